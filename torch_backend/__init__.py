@@ -1,0 +1,16 @@
+"""Gauss sums of PyTorch tensors by one call of a stock flash-attention kernel.
+
+    s_m = Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n
+
+Tensors in, tensors out; needs torch alone. `jaxgauss` puts the same functions behind JAX.
+"""
+
+from .attention import KERNELS as KERNELS
+from .attention import Kernel as Kernel
+from .attention import select_kernel as select_kernel
+from .gauss_sum import METHODS as METHODS
+from .gauss_sum import gauss_sum as gauss_sum
+from .gauss_sum import gauss_sum_pullback as gauss_sum_pullback
+from .prescale import prescale as prescale
+from .rescale import rescale as rescale
+from .reweight import reweight as reweight

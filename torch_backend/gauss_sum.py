@@ -1,0 +1,159 @@
+"""Gauss sums of tensors, and their pullback: from any leading axes to one attention call and back."""
+
+import torch
+from torch import Tensor
+
+from .attention import Kernel, attention, attention_pullback, select_kernel
+from .layout import Fold, accumulation_dtype, half_squared_norms, in_blocks, normalized, pack, scaled_points
+from .prescale import prescale
+from .rescale import rescale, with_norms
+from .reweight import reweight
+
+METHODS = {"reweight": reweight, "prescale": prescale, "rescale": rescale}
+
+
+def gauss_sum(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    tau: Tensor | float = 1.0,
+    *,
+    method: str = "rescale",
+    precision: str = "auto",
+    backend: str = "auto",
+) -> Tensor:
+    """Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n by one call of a flash-attention kernel (a block of channels).
+
+    Args:
+        queries: points (…, M, D), floating.
+        keys: points (…, N, D).
+        values: (…, N, C). Leading axes broadcast.
+        tau: 1/σ², positive: a number, or a tensor that broadcasts against the leading axes. Its value is not checked.
+        method: reweight, prescale or rescale; only reweight is differentiable by autograd.
+        precision: auto, float16, bfloat16, float32 or float64; see `select_kernel`.
+        backend: auto, cpu, flash, efficient or cudnn.
+
+    Returns:
+        (…, M, C) in the promoted dtype of queries, keys and values.
+
+    Raises:
+        ValueError: shapes do not match, or no such kernel can run there.
+        TypeError: an operand is not of a floating dtype.
+    """
+    reduction = METHODS.get(method)
+    if reduction is None:
+        raise ValueError(f"`torch_backend.gauss_sum`: method must be one of {', '.join(METHODS)}; got {method!r}.")
+    queries, keys, values, tau, kernel, dtype = _prepare(queries, keys, values, tau, precision, backend)
+    fold = Fold(queries, keys, values, tau)
+    shape = torch.Size((*fold.batch, queries.shape[-2], values.shape[-1]))
+    if 0 in shape or 0 in keys.shape[-2:]:
+        return torch.zeros(shape, dtype=dtype, device=queries.device)  # the raw CPU kernel dies on these
+
+    a, b = scaled_points(fold.fold(queries), fold.fold(keys), fold.fold(tau))
+    v = fold.fold(values, of_values=True)
+    block = v.shape[-1] if kernel.max_width is None else kernel.max_width - (method == "reweight")
+    sums = in_blocks(lambda values: reduction(a, b, values, kernel), v, block)
+    return fold.unfold(sums, shape, of_values=True).to(dtype)
+
+
+def gauss_sum_pullback(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    tau: Tensor | float,
+    cotangent: Tensor,
+    *,
+    precision: str = "auto",
+    backend: str = "auto",
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of Σ_m ⟨g_m, s_m⟩ with respect to queries, keys and values, by the kernel's fused backward pass.
+
+    With Φ = exp(-½|a - b|²) at scaled points, P_mn = Φ and S_mn = Φ ⟨g_m, v_n⟩,
+
+        dv = Pᵀ g      da = S b - (S 1) a      db = Sᵀ a - (Sᵀ 1) b      dq = √τ da      dk = √τ db.
+
+    In half precision Φ may underflow in a whole row: there P is the softmax, and g carries the row sums of Φ.
+
+    Args:
+        queries, keys, values, tau, precision, backend: as for `gauss_sum`.
+        cotangent: g (…, M, C).
+
+    Returns:
+        Tensors of the shapes of queries, keys and values: axes along which one is shared are summed.
+    """
+    queries, keys, values, tau, kernel, dtype = _prepare(queries, keys, values, tau, precision, backend)
+    fold = Fold(queries, keys, values, tau)
+    shapes = (queries.shape, keys.shape, values.shape)
+    if 0 in (*fold.batch, queries.shape[-2], *keys.shape[-2:], values.shape[-1]):
+        return tuple(torch.zeros(shape, dtype=dtype, device=queries.device) for shape in shapes)  # type: ignore
+
+    tau = fold.fold(tau)
+    a, b = scaled_points(fold.fold(queries), fold.fold(keys), tau)
+    v, g = fold.fold(values, of_values=True), fold.fold(cotangent.to(values.dtype), of_values=True)
+
+    block = v.shape[-1] if kernel.max_width is None else kernel.max_width
+    da, db, dv = 0.0, 0.0, []
+    for v_block, g_block in zip(v.split(block, -1), g.split(block, -1), strict=True):
+        da_block, db_block, dv_block = _pullback(a, b, v_block, g_block, kernel)
+        da, db = da + da_block, db + db_block
+        dv.append(dv_block)
+    scale = tau.sqrt()
+    gradients = (scale * da, scale * db, torch.cat(dv, -1))
+    return tuple(  # type: ignore
+        fold.unfold(gradient, shape, of_values=i == 2).to(dtype)
+        for i, (gradient, shape) in enumerate(zip(gradients, shapes, strict=True))
+    )
+
+
+def _pullback(a: Tensor, b: Tensor, v: Tensor, g: Tensor, kernel: Kernel) -> tuple[Tensor, Tensor, Tensor]:
+    dim, channels = a.shape[-1], v.shape[-1]
+    a, b = a.to(kernel.dtype), b.to(kernel.dtype)
+    v, v_scale = normalized(v, kernel.dtype)
+    # One column more, 0 against 1, adds nothing to the inner products and leaves S 1 in the pullback of the queries;
+    # the column that multiplies the norms, 1, leaves Sᵀ 1 in that of the keys.
+    probe = dim + kernel.norm_columns
+    width = kernel.width(max(probe + 1, channels))
+    padded_a, padded_b = with_norms(a, b, width, kernel, 1)
+    padded_v = pack(v, width=width)
+
+    half_norms = half_squared_norms(a)
+    lse = half_norms  # P = Φ
+    if kernel.dtype.itemsize == 2:  # P = softmax
+        _, lse = attention(padded_a, padded_b, padded_v, kernel)
+        g = g * (lse - half_norms).exp()
+    # The channels of v were divided by v_scale: g takes it for S, and dv gives it back.
+    g, g_scale = normalized(g * v_scale, kernel.dtype, axes=(-2, -1))
+    gradients = attention_pullback(pack(g, width=width), padded_a, padded_b, padded_v, lse, kernel)
+
+    sb, sa, pg = (gradient.to(half_norms.dtype) for gradient in gradients)
+    da = g_scale * (sb[..., :dim] - sb[..., probe : probe + 1] * a)
+    db = g_scale * (sa[..., :dim] - sa[..., dim : dim + 1] * b)
+    dv = g_scale * pg[..., :channels] / v_scale
+    return da, db, dv
+
+
+def _prepare(queries: Tensor, keys: Tensor, values: Tensor, tau: Tensor | float, precision: str, backend: str):
+    """Checked operands in the dtype that the layout computes in, tau as (…, 1, 1), the kernel, the result's dtype."""
+    name, operands = "`torch_backend.gauss_sum`", {"queries": queries, "keys": keys, "values": values}
+    for label, x in operands.items():
+        if not x.dtype.is_floating_point:
+            raise TypeError(f"{name}: {label} must be floating; got {x.dtype}. Convert with .to(torch.float32).")
+        if x.ndim < 2:
+            raise ValueError(f"{name}: {label} must have at least two axes; got {tuple(x.shape)}. Add one axis.")
+        if x.device != queries.device:
+            raise ValueError(f"{name}: {label} must be on the queries' device; got {x.device}, {queries.device}. Move it.")
+    shapes = ", ".join(f"{label} {tuple(x.shape)}" for label, x in operands.items())
+    if queries.shape[-1] != keys.shape[-1]:
+        raise ValueError(f"{name}: queries and keys must be points of the same dimension; got {shapes}.")
+    if keys.shape[-2] != values.shape[-2]:
+        raise ValueError(f"{name}: every key must have one value; got {shapes}.")
+
+    dtype = torch.promote_types(torch.promote_types(queries.dtype, keys.dtype), values.dtype)
+    kernel = select_kernel(backend, precision, queries.device.type, dtype, queries.shape[-1])
+    work = torch.promote_types(accumulation_dtype(kernel.dtype), accumulation_dtype(dtype))
+    tau = torch.as_tensor(tau, dtype=work, device=queries.device)[..., None, None]
+    try:
+        torch.broadcast_shapes(*(x.shape[:-2] for x in (queries, keys, values, tau)))
+    except RuntimeError as error:
+        raise ValueError(f"{name}: leading axes must broadcast; got {shapes}, tau {tuple(tau.shape[:-2])}.") from error
+    return queries.to(work), keys.to(work), values.to(work), tau, kernel, dtype

@@ -1,0 +1,106 @@
+"""Points and values in the form that one attention call takes: batch axes folded, centered, scaled, padded."""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+
+def half_squared_norms(points: Tensor) -> Tensor:
+    """½|x|² of every point (…, N, D) -> (…, N, 1), in float32 or better."""
+    points = points.to(accumulation_dtype(points.dtype))
+    return points.square().sum(-1, keepdim=True) / 2
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype for everything that is not a kernel's operand: float32, or float64 for float64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def scaled_points(queries: Tensor, keys: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
+    """a = √τ (q - c), b = √τ (k - c): the sum does not depend on the center c, the rounding of its exponents does.
+
+    c is the mean of the points that are shared (else of the keys), so that shared points stay shared. NaN is left out
+    of the mean: a NaN spoils its own row, not every row.
+    """
+    shared = queries if queries[..., 0, 0].numel() < keys[..., 0, 0].numel() else keys
+    center = torch.nan_to_num(shared.nanmean(-2, keepdim=True), 0.0, 0.0, 0.0)
+    scale = tau.sqrt()
+    return (queries - center) * scale, (keys - center) * scale
+
+
+def normalized(
+    values: Tensor, dtype: torch.dtype, axes: tuple[int, ...] = (-2,)
+) -> tuple[Tensor, Tensor | float]:
+    """Values in `dtype`, and the factor that undoes their scaling: for half precision, the largest |v| over `axes`."""
+    if dtype.itemsize > 2:
+        return values.to(dtype), 1.0
+    largest = values.abs().amax(axes, keepdim=True)
+    scale = torch.where(largest > 0, largest, torch.ones_like(largest))
+    return (values / scale).to(dtype), scale
+
+
+def pack(points: Tensor, *columns: Tensor | float, width: int, dummy: tuple[int, float] | None = None) -> Tensor:
+    """[points, *columns, 0, …]: (…, N, D) -> (…, N, width); `dummy` = (i, x) adds the point x e_i at the end."""
+    *batch, num, dim = points.shape
+    if not columns and dummy is None and dim == width:
+        return points.contiguous()
+    padded = points.new_empty(*batch, num + (dummy is not None), width)
+    padded[..., :num, :dim] = points
+    for i, column in enumerate(columns, start=dim):
+        padded[..., :num, i : i + 1] = column
+    padded[..., :num, dim + len(columns) :] = 0
+    if dummy is not None:
+        padded[..., num, :] = 0
+        padded[..., num, dummy[0]] = dummy[1]
+    return padded
+
+
+class Fold:
+    """How leading axes become the kernel's two, (batch, heads), with nothing copied that is shared.
+
+    Shared keys and values: the queries' batch becomes rows. Shared points: the values' batch becomes channels, so that
+    all of it shares the exponentials. Otherwise two axes, of length 1 where an operand is shared.
+    """
+
+    def __init__(self, queries: Tensor, keys: Tensor, values: Tensor, tau: Tensor):
+        leading = [queries.shape[:-2], keys.shape[:-2], values.shape[:-2], tau.shape[:-2]]
+        self.batch = tuple(torch.broadcast_shapes(*leading))
+        varies = [math.prod(axes) > 1 for axes in leading]
+        self.rows = not any(varies[1:])
+        self.channels = not self.rows and not (varies[0] or varies[1] or varies[3])
+
+    def fold(self, operand: Tensor, *, of_values: bool = False) -> Tensor:
+        """(…, N, W) -> (batch, heads, N, W). `of_values`: the last axis is the values' channels."""
+        if self.rows:
+            return operand.reshape(1, 1, -1, operand.shape[-1])
+        if self.channels:
+            operand = operand.flatten(0, -3)  # (B or 1, N, W)
+            return (operand.movedim(0, 1).flatten(1) if of_values else operand[0])[None, None]
+        operand = operand[(None,) * (len(self.batch) + 2 - operand.ndim)]
+        axes = [i for i, size in enumerate(self.batch) if size != 1]
+        matrix = operand.shape[-2:]
+        if len(axes) > 2:  # more than two axes: the rest is merged, and copied where shared
+            rest = [self.batch[i] for i in axes[1:]]
+            sizes = [operand.shape[i] for i in axes]
+            operand = operand.reshape(*sizes, *matrix).expand(sizes[0], *rest, *matrix)
+            return operand.reshape(sizes[0], math.prod(rest), *matrix)
+        sizes = [operand.shape[i] for i in axes]
+        return operand.reshape(*[1] * (2 - len(axes)), *sizes, *matrix)
+
+    def unfold(self, result: Tensor, shape: torch.Size, *, of_values: bool = False) -> Tensor:
+        """The inverse of `fold`; axes along which an operand of this shape is shared are summed."""
+        if self.channels and of_values:
+            return result[0, 0].unflatten(1, (-1, shape[-1])).movedim(1, 0).reshape(shape)
+        if self.rows or self.channels:
+            return result.reshape(shape)
+        full = result.reshape(*self.batch, *shape[-2:])
+        return full.sum_to_size(shape)
+
+
+def in_blocks(function: Callable[[Tensor], Tensor], values: Tensor, size: int) -> Tensor:
+    """`function` over blocks of at most `size` channels."""
+    if values.shape[-1] <= size:
+        return function(values)
+    return torch.cat([function(block) for block in values.split(size, -1)], -1)
