@@ -1,0 +1,10 @@
+"""Gauss sums for JAX in linear memory, by stock flash-attention kernels, with every gradient.
+
+    s_m = Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n
+"""
+
+from ._dense import gauss_sum_blocked as gauss_sum_blocked
+from ._dense import gauss_sum_dense as gauss_sum_dense
+from ._gauss_sum import gauss_sum as gauss_sum
+from ._plan import Plan as Plan
+from ._plan import explain as explain

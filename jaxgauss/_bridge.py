@@ -1,0 +1,127 @@
+"""The one door to PyTorch: `buffer_callback` with DLPack inside. Nothing else knows both libraries.
+
+Buffers become tensors without a copy and are valid during the callback alone. On CUDA the callback only enqueues work,
+on the stream that XLA runs on, and never waits for it. No input is written, no JAX function is called.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.experimental.buffer_callback as jax_buffer_callback
+
+from ._shards import vary_like
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ._plan import Plan
+
+DLPACK_CUDA = 2
+
+
+def serves(platform: str) -> bool:
+    """Whether the PyTorch that is installed runs on a platform of JAX."""
+    if platform == "cpu":
+        return True
+    return platform == "cuda" and _torch().cuda.is_available()
+
+
+def kernel_names(backend: str, precision: str, platform: str, dtype: str, dim: int) -> tuple[str, str]:
+    """The backend and the precision that "auto" stands for there; ValueError if the named ones cannot run."""
+    torch_backend = _torch_backend()
+    try:
+        kernel = torch_backend.select_kernel(backend, precision, platform, getattr(_torch(), dtype), dim)
+    except ValueError as error:
+        raise ValueError(str(error).replace("`torch_backend`", "`jaxgauss.gauss_sum`")) from None
+    return kernel.name, str(kernel.dtype).removeprefix("torch.")
+
+
+def torch_sum(plan: "Plan", queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array) -> jax.Array:
+    """The Gauss sum of operands of equal rank and one dtype, by `torch_backend.gauss_sum`."""
+    operands = queries, keys, values, tau
+    batch = jax.numpy.broadcast_shapes(queries.shape[:-2], keys.shape[:-2], values.shape[:-2], tau.shape)
+    shape = (*batch, queries.shape[-2], values.shape[-1])
+    (total,) = _call(_sum_callback(plan.method, plan.precision, plan.backend), [shape], operands)
+    return total
+
+
+def torch_pullback(plan: "Plan", *operands: jax.Array) -> Sequence[jax.Array]:
+    """The pullback at queries, keys, values, tau and a cotangent, by `torch_backend.gauss_sum_pullback`."""
+    shapes = [x.shape for x in operands[:3]]
+    return _call(_pullback_callback(plan.precision, plan.backend), shapes, operands)
+
+
+def _call(callback: Callable, shapes: Sequence[tuple[int, ...]], operands: Sequence[jax.Array]) -> list[jax.Array]:
+    dtype = operands[0].dtype
+    results = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
+    return [vary_like(x, operands) for x in jax_buffer_callback.buffer_callback(callback, results)(*operands)]
+
+
+# A fresh closure would be compiled afresh: one callback for each setting.
+
+
+@functools.cache
+def _sum_callback(method: str, precision: str, backend: str) -> Callable:
+    gauss_sum = _torch_backend().gauss_sum
+    options = {"method": method, "precision": precision, "backend": backend}
+    return _callback(lambda *operands: [gauss_sum(*operands, **options)], options)
+
+
+@functools.cache
+def _pullback_callback(precision: str, backend: str) -> Callable:
+    options = {"precision": precision, "backend": backend}
+    return _callback(functools.partial(_torch_backend().gauss_sum_pullback, **options), options)
+
+
+def _callback(function: "Callable[..., Sequence[Tensor]]", options: dict[str, str]) -> Callable:
+    """A buffer callback that writes function(*inputs) into the outputs."""
+    torch = _torch()
+
+    def run(outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
+        tensors = [torch.from_dlpack(x) for x in inputs]
+        for output, result in zip(outputs, function(*tensors), strict=True):
+            torch.from_dlpack(output).copy_(result)
+
+    def callback(context: Any, outputs: Sequence[Any], *inputs: Any) -> None:
+        device_type, index = inputs[0].__dlpack_device__()
+        try:
+            with torch.inference_mode():
+                if device_type == DLPACK_CUDA:
+                    device = torch.device("cuda", index)
+                    with torch.cuda.stream(torch.cuda.ExternalStream(context.stream, device=device)):
+                        run(outputs, inputs)
+                else:
+                    run(outputs, inputs)
+        except Exception as error:
+            shapes = ", ".join(f"{x.dtype}{list(x.shape)}" for x in inputs)
+            raise RuntimeError(_failure(error, f"{shapes} on {'cuda' if device_type == DLPACK_CUDA else 'cpu'}, {options}")) from error
+
+    return callback
+
+
+def _failure(error: Exception, call: str) -> str:
+    hint = ""
+    if isinstance(error, _torch().OutOfMemoryError):
+        hint = (
+            " XLA reserves 75 % of the card for itself, and PyTorch allocates beside it: set"
+            " XLA_PYTHON_CLIENT_PREALLOCATE=false or XLA_PYTHON_CLIENT_MEM_FRACTION=.5 before JAX starts."
+        )
+    return f"`jaxgauss`: PyTorch failed on {call}: {error}{hint}"
+
+
+def _torch() -> Any:
+    # Imported at the first use: importing jaxgauss stays cheap, and a CPU sum that XLA serves never loads PyTorch.
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError("`jaxgauss` needs PyTorch: pip install 'torch>=2.11,<2.14'.") from error
+    return torch
+
+
+def _torch_backend() -> Any:
+    _torch()
+    import torch_backend
+
+    return torch_backend

@@ -1,0 +1,111 @@
+"""Every argument check and its message, before any work is done."""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+METHODS = ("auto", "reweight", "prescale", "rescale", "blocked", "dense")
+PRECISIONS = ("auto", "float16", "bfloat16", "float32", "float64")
+BACKENDS = ("auto", "flash", "efficient", "cudnn", "cpu")
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+Points = Float[Array | np.ndarray, "*batch n d"]
+Values = Float[Array | np.ndarray, "*batch n c"] | Float[Array | np.ndarray, " n"]
+Bandwidth = Float[Array | np.ndarray, "*batch"] | float
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the caller asked for, and the dtype that was promoted from the arguments. Static under transformations."""
+
+    method: str = "auto"
+    precision: str = "auto"
+    backend: str = "auto"
+    dtype: str = "float32"
+
+    @property
+    def automatic(self) -> bool:
+        """Whether everything is left to us."""
+        return self.method == self.precision == self.backend == "auto"
+
+
+def check_names(function: str, method: str, precision: str, backend: str) -> None:
+    """Raise ValueError unless the three options are among their names."""
+    options = {"method": (method, METHODS), "precision": (precision, PRECISIONS), "backend": (backend, BACKENDS)}
+    for name, (given, allowed) in options.items():
+        if given not in allowed:
+            raise ValueError(f"`jaxgauss.{function}`: `{name}` must be one of {', '.join(allowed)}; got {given!r}.")
+
+
+def check_operands(function: str, queries: Any, keys: Any, values: Any, tau: Any) -> str:
+    """Raise TypeError or ValueError unless the arguments fit together; return the name of the promoted dtype."""
+    where = f"`jaxgauss.{function}`"
+    operands = {"queries": queries, "keys": keys, "values": values}
+    dtypes = []
+    for name, x in operands.items():
+        if not (hasattr(x, "shape") and hasattr(x, "dtype")):
+            raise TypeError(
+                f"{where}: `{name}` must be a JAX or NumPy array; got {type(x).__name__}. Convert with jnp.asarray."
+            )
+        dtype = jax.dtypes.canonicalize_dtype(x.dtype)
+        if dtype.name not in DTYPES:
+            raise TypeError(
+                f"{where}: `{name}` must be of dtype {', '.join(DTYPES)}; got {name} {x.dtype}."
+                f" Convert with {name}.astype(jnp.float32)."
+            )
+        dtypes.append(dtype)
+
+    shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in operands.items())
+    for name in ("queries", "keys"):
+        if len(operands[name].shape) < 2:
+            raise ValueError(
+                f"{where}: `{name}` must be points (…, number, dimension); got {shapes}."
+                f" One-dimensional points are {name}[:, None]."
+            )
+    if len(values.shape) < 1:
+        raise ValueError(f"{where}: `values` must be weights (N,) or values (…, N, C); got {shapes}. Pass one a key.")
+    if queries.shape[-1] != keys.shape[-1]:
+        raise ValueError(
+            f"{where}: `queries` and `keys` must be points of the same dimension; got {shapes}."
+            " Their last axes must be equal."
+        )
+    num_values = values.shape[0] if len(values.shape) == 1 else values.shape[-2]
+    if num_values != keys.shape[-2]:
+        raise ValueError(
+            f"{where}: `values` must hold one row for each key; got {shapes}."
+            " Weights in batches need a channel axis: values[..., None]."
+        )
+    tau_shape = _check_tau(where, tau)
+    leading = [x.shape[:-2] for x in operands.values()]
+    try:
+        np.broadcast_shapes(*leading, tau_shape)
+    except ValueError:
+        raise ValueError(
+            f"{where}: leading axes must broadcast as in jnp.matmul, and `tau` against them; got {shapes},"
+            f" tau {tau_shape}. Add axes of length 1."
+        ) from None
+    return jnp.result_type(*dtypes).name
+
+
+def _check_tau(where: str, tau: Any) -> tuple[int, ...]:
+    """The shape of tau. Its value is checked where that is free: not in a trace, and not on another device."""
+    if isinstance(tau, jax.Array):
+        if not jnp.issubdtype(tau.dtype, jnp.floating) and not jnp.issubdtype(tau.dtype, jnp.integer):
+            raise TypeError(f"{where}: `tau` must be real; got tau {tau.dtype}. Pass 1 / sigma**2.")
+        if isinstance(tau, jax.core.Tracer) or any(device.platform != "cpu" for device in tau.devices()):
+            return tau.shape
+    try:
+        value = np.asarray(tau)
+    except (TypeError, ValueError):
+        value = np.asarray(None)
+    if value.dtype.kind not in "fiuV":  # V: bfloat16
+        raise TypeError(f"{where}: `tau` must be a real number or array; got tau {tau!r}. Pass 1 / sigma**2.")
+    value = value.astype(np.float64)
+    if not np.all((value > 0) & (value < math.inf)):
+        raise ValueError(f"{where}: `tau` must be positive and finite; got tau {tau}. Pass 1 / sigma**2.")
+    return value.shape

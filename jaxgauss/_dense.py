@@ -1,0 +1,214 @@
+"""The same sum in plain JAX, dense and in blocks: the tests' oracle, the comparison, and the fallback.
+
+`gauss_sum_dense` and `gauss_sum_blocked` are ordinary JAX functions, under all transformations. `blocked_sum` and
+`blocked_pullback` do the work of `gauss_sum` where no attention kernel can, or where XLA is faster; they are called
+beneath its derivative rule.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from ._checks import Bandwidth, Points, Values, check_operands
+from ._shards import vary_alike, vary_like
+
+TILE = 2**21  # entries of the kernel matrix held at a time (8 MiB in float32): measured best on CPUs, forward and back
+ROWS = 256
+
+
+def gauss_sum_dense(
+    queries: Points, keys: Points, values: Values, tau: Bandwidth = 1.0
+) -> Float[Array, "*batch m c"] | Float[Array, " m"]:
+    """Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n with the M×N kernel matrix in memory.
+
+    Arguments, result and errors are those of `gauss_sum`. Every JAX transformation works, forward mode included.
+    O(MN) memory. Computed in float32, or in float64 for float64 arguments.
+    """
+    return _native("gauss_sum_dense", _tile_sum, queries, keys, values, tau)
+
+
+def gauss_sum_blocked(
+    queries: Points, keys: Points, values: Values, tau: Bandwidth = 1.0
+) -> Float[Array, "*batch m c"] | Float[Array, " m"]:
+    """Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n, a block of the kernel matrix at a time.
+
+    Arguments, result and errors are those of `gauss_sum`. Every JAX transformation works, forward mode included.
+    Linear memory, forward and backward: blocks are recomputed by `jax.checkpoint` when they are differentiated.
+    """
+    return _native("gauss_sum_blocked", functools.partial(_blocked, jax.checkpoint(_tile_sum)), queries, keys, values, tau)
+
+
+def blocked_sum(
+    queries: Float[Array, "*batch m d"],
+    keys: Float[Array, "*batch n d"],
+    values: Float[Array, "*batch n c"],
+    tau: Float[Array, "*batch"],
+) -> Float[Array, "*batch m c"]:
+    """The Gauss sum of operands of equal rank. One tile is the dense sum."""
+    batch = jnp.broadcast_shapes(queries.shape[:-2], keys.shape[:-2], values.shape[:-2], tau.shape)
+    a, b = _scaled_points(queries, keys, tau)
+    if _shared(keys, values, tau[..., None, None]):  # the batch of the queries is more rows
+        total = _blocked(_tile_sum, _as_rows(a), _as_rows(b), _as_rows(values))
+        return total.reshape(*batch, queries.shape[-2], values.shape[-1])
+    return _blocked(_tile_sum, a, b, values)
+
+
+def blocked_pullback(
+    queries: Float[Array, "*batch m d"],
+    keys: Float[Array, "*batch n d"],
+    values: Float[Array, "*batch n c"],
+    tau: Float[Array, "*batch"],
+    cotangent: Float[Array, "*batch m c"],
+) -> tuple[Float[Array, "*batch m d"], Float[Array, "*batch n d"], Float[Array, "*batch n c"]]:
+    """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of queries, keys and values, each tile of Φ computed once.
+
+    With S_mn = Φ ⟨g_m, v_n⟩: dv = Φᵀ g, da = S b - (S 1) a, db = Sᵀ a - (Sᵀ 1) b at scaled points. The transposed
+    products are formed as (gᵀ Φ)ᵀ and (aᵀ S)ᵀ: no tile is transposed, which on a CPU costs more than the tile.
+    """
+    shapes = queries.shape, keys.shape, values.shape
+    a, b = _scaled_points(queries, keys, tau)
+    scale = jnp.sqrt(tau)[..., None, None]
+    v, g = values, cotangent
+    if _shared(keys, values, scale):
+        a, b, v, g, scale = _as_rows(a), _as_rows(b), _as_rows(v), _as_rows(g), scale.reshape(1, 1)
+    batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (a, b, v, g)))
+    (num_queries, dim), num_keys = a.shape[-2:], b.shape[-2]
+    rows, columns = _block_sizes(math.prod(batch), num_queries, num_keys)
+
+    def with_ones(points: Array) -> Array:  # [x, 1]: S [b, 1] is S b and the row sums of S
+        return jnp.concatenate([points, jnp.ones_like(points[..., :1])], -1)
+
+    key_blocks = _blocks(b, columns), _blocks(with_ones(b), columns), _blocks(v, columns)
+
+    def add_rows(total: tuple[Array, Array], block: tuple[Array, Array, Array]):
+        a, a1, g = block
+
+        def add_columns(sb: Array, block: tuple[Array, Array, Array]):
+            b, b1, v = block
+            phi = jnp.exp(_logits(a, b))  # (*batch, rows, columns)
+            s = phi * _dot(g, v.mT)
+            return sb + _dot(s, b1), (_dot(a1.mT, s), _dot(g.mT, phi))
+
+        zero = vary_like(jnp.zeros((*batch, rows, dim + 1), a.dtype), [a, b, v, g])
+        sb, parts = _scan(add_columns, zero, key_blocks)
+        return jax.tree.map(jnp.add, total, parts), sb[..., :dim] - sb[..., dim:] * a
+
+    num_blocks = -(-num_keys // columns)
+    zeros = tuple(
+        vary_like(jnp.zeros((num_blocks, *batch, width, columns), a.dtype), [a, b, v, g])
+        for width in (dim + 1, v.shape[-1])
+    )
+    (sa, pg), da = _scan(add_rows, zeros, (_blocks(a, rows), _blocks(with_ones(a), rows), _blocks(g, rows)))
+    sa, dv = _unblocks(sa.mT, num_keys), _unblocks(pg.mT, num_keys)  # (*batch, N, D+1), (*batch, N, C)
+    db = sa[..., :dim] - sa[..., dim:] * b
+    gradients = scale * _unblocks(da, num_queries), scale * db, dv
+    return tuple(  # type: ignore[return-value]
+        unbroadcast(gradient, shape) if gradient.size != math.prod(shape) else gradient.reshape(shape)
+        for gradient, shape in zip(gradients, shapes, strict=True)
+    )
+
+
+def unbroadcast(array: Array, shape: tuple[int, ...]) -> Array:
+    """The sum over the axes that broadcasting `shape` to the array's shape has stretched."""
+    extra = array.ndim - len(shape)
+    stretched = [i + extra for i, n in enumerate(shape) if n == 1 and array.shape[i + extra] != 1]
+    return array.sum((*range(extra), *stretched)).reshape(shape) if array.shape != shape else array
+
+
+def center(points: Float[Array, "*batch n d"]) -> Float[Array, "*batch 1 d"]:
+    """The mean of the points that are finite; no gradient flows through it."""
+    points = lax.stop_gradient(points)
+    finite = jnp.isfinite(points)
+    count = jnp.maximum(finite.sum(-2, keepdims=True), 1).astype(points.dtype)
+    return jnp.where(finite, points, 0).sum(-2, keepdims=True) / count
+
+
+def _native(function: str, reduction: Callable, queries: Array, keys: Array, values: Array, tau: Array | float) -> Array:
+    """Check and promote the public arguments, reduce, and return what was promoted."""
+    dtype = jnp.dtype(check_operands(function, queries, keys, values, tau))
+    work = jnp.promote_types(dtype, jnp.float32)
+    queries, keys, values, tau = (jnp.asarray(x, work) for x in (queries, keys, values, tau))
+    weights = values.ndim == 1
+    operands = vary_alike(queries, keys, values[:, None] if weights else values, tau)
+    queries, keys, values, tau = align(*operands)
+    total = reduction(*_scaled_points(queries, keys, tau), values).astype(dtype)
+    return total[..., 0] if weights else total
+
+
+def align(queries: Array, keys: Array, values: Array, tau: Array) -> tuple[Array, Array, Array, Array]:
+    """The operands with the same number of leading axes."""
+    rank = max(queries.ndim - 2, keys.ndim - 2, values.ndim - 2, tau.ndim)
+    queries, keys, values = (lax.expand_dims(x, range(rank + 2 - x.ndim)) for x in (queries, keys, values))
+    return queries, keys, values, lax.expand_dims(tau, range(rank - tau.ndim))
+
+
+def _scaled_points(queries: Array, keys: Array, tau: Array) -> tuple[Array, Array]:
+    """√τ (q - c), √τ (k - c): small norms keep the digits of the exponents."""
+    c, scale = center(keys), jnp.sqrt(tau)[..., None, None]
+    return (queries - c) * scale, (keys - c) * scale
+
+
+def _tile_sum(a: Array, b: Array, v: Array) -> Array:
+    return _dot(jnp.exp(_logits(a, b)), v)
+
+
+def _logits(a: Array, b: Array) -> Array:
+    """-½‖a_m - b_n‖²."""
+    return _dot(a, b.mT) - jnp.square(a).sum(-1)[..., :, None] / 2 - jnp.square(b).sum(-1)[..., None, :] / 2
+
+
+_dot = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+
+
+def _shared(*operands: Array) -> bool:
+    return all(math.prod(x.shape[:-2]) == 1 for x in operands)
+
+
+def _as_rows(x: Array) -> Array:
+    return x.reshape(-1, x.shape[-1])
+
+
+def _block_sizes(batch: int, num_queries: int, num_keys: int) -> tuple[int, int]:
+    """Rows and columns of a tile of at most TILE entries, batch included."""
+    rows = max(1, min(num_queries, ROWS))
+    columns = max(1, min(num_keys, max(ROWS, TILE // max(1, batch * rows))))
+    return max(1, min(rows, TILE // max(1, batch * columns))), columns
+
+
+def _blocks(x: Array, size: int) -> Array:
+    """(*batch, N, W) -> (blocks, *batch, size, W), zeros at the end."""
+    num_blocks = -(-x.shape[-2] // size)
+    padding = [(0, 0)] * (x.ndim - 2) + [(0, num_blocks * size - x.shape[-2]), (0, 0)]
+    return jnp.moveaxis(jnp.pad(x, padding).reshape(*x.shape[:-2], num_blocks, size, x.shape[-1]), -3, 0)
+
+
+def _unblocks(x: Array, num: int) -> Array:
+    """The inverse of `_blocks`."""
+    x = jnp.moveaxis(x, 0, -3)
+    return x.reshape(*x.shape[:-3], -1, x.shape[-1])[..., :num, :]
+
+
+def _scan(body: Callable, carry, blocks):
+    """`lax.scan`, without a loop for a single block."""
+    if jax.tree.leaves(blocks)[0].shape[0] != 1:
+        return lax.scan(body, carry, blocks)
+    carry, out = body(carry, jax.tree.map(lambda x: x[0], blocks))
+    return carry, jax.tree.map(lambda x: x[None], out)
+
+
+def _blocked(tile_sum: Callable, a: Array, b: Array, v: Array) -> Array:
+    """Σ over blocks of queries and of keys. Keys that fill the last block have value 0."""
+    batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (a, b, v)))
+    rows, columns = _block_sizes(math.prod(batch), a.shape[-2], b.shape[-2])
+    key_blocks = _blocks(b, columns), _blocks(v, columns)
+
+    def add_rows(_: None, a: Array):
+        zero = vary_like(jnp.zeros((*batch, rows, v.shape[-1]), a.dtype), [a, b, v])
+        return None, _scan(lambda total, block: (total + tile_sum(a, *block), None), zero, key_blocks)[0]
+
+    return _unblocks(_scan(add_rows, None, _blocks(a, rows))[1], a.shape[-2])

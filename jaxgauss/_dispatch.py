@@ -1,0 +1,95 @@
+"""Where a sum is computed: PyTorch's attention kernel or XLA, by platform. Beneath the derivative rules.
+
+Mapped axes of `vmap` become leading axes here, of length 1 where an operand is not mapped: the reductions see the
+whole batch, and share what is shared.
+"""
+
+import functools
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_batching import custom_vmap
+
+from . import _bridge
+from ._checks import Settings
+from ._dense import blocked_pullback, blocked_sum
+from ._plan import Plan, plan, platforms, sizes
+
+OF_POINTS_AND_VALUES = 3  # the pullback's results have the shapes of its first three operands
+
+
+def kernel_sum(
+    settings: Settings, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array
+) -> jax.Array:
+    """Σ_n Φ_τ(q_m, k_n) v_n of operands of equal rank in float32 or float64."""
+    return _kernel_sum(settings)(queries, keys, values, tau)
+
+
+def kernel_pullback(settings: Settings, *operands: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of queries, keys and values; operands and g of equal rank."""
+    return tuple(_kernel_pullback(settings)(*operands))  # type: ignore[return-value]
+
+
+@functools.cache
+def _kernel_sum(settings: Settings) -> Callable:
+    @custom_vmap
+    def function(*operands: jax.Array) -> jax.Array:
+        return _by_platform(settings, blocked_sum, _bridge.torch_sum, operands)
+
+    @function.def_vmap
+    def _(axis_size: int, mapped: Sequence[bool], *operands: jax.Array):
+        operands = tuple(x if is_mapped else x[None] for x, is_mapped in zip(operands, mapped, strict=True))
+        return function(*operands), True
+
+    return function
+
+
+@functools.cache
+def _kernel_pullback(settings: Settings) -> Callable:
+    @custom_vmap
+    def function(*operands: jax.Array) -> Sequence[jax.Array]:
+        return tuple(_by_platform(settings, blocked_pullback, _bridge.torch_pullback, operands))
+
+    @function.def_vmap
+    def _(axis_size: int, mapped: Sequence[bool], *operands: jax.Array):
+        def batched(i: int, x: jax.Array) -> jax.Array:
+            if mapped[i]:
+                return x
+            # every element of the batch has a gradient of its own, shared operand or not
+            return jnp.broadcast_to(x, (axis_size, *x.shape)) if i < OF_POINTS_AND_VALUES else x[None]
+
+        return function(*(batched(i, x) for i, x in enumerate(operands))), (True,) * OF_POINTS_AND_VALUES
+
+    return function
+
+
+def _by_platform(settings: Settings, native: Callable, torch: Callable, operands: tuple[jax.Array, ...]):
+    """Run on the platform that the computation is lowered for, as `plan` says for it."""
+    dtype = operands[0].dtype
+    if any(0 in x.shape for x in operands):
+        native_only: Callable = functools.partial(_zeros, native)
+        return native_only(*operands)
+
+    def compute(platform: str) -> Callable:
+        try:
+            chosen = plan(settings, platform, *sizes(*operands[:4]))
+        except ValueError:  # not the platform that was checked: let PyTorch refuse if it is run there after all
+            names = (settings.method, settings.precision, settings.backend)
+            chosen = Plan(platform, *("rescale" if i == 0 and n == "auto" else n for i, n in enumerate(names)), "")
+        if not chosen.native:
+            return functools.partial(torch, chosen)
+        work = jnp.dtype(chosen.precision)
+        return lambda *xs: jax.tree.map(lambda y: y.astype(dtype), native(*(x.astype(work) for x in xs)))
+
+    known = platforms()
+    if len(known) == 1:
+        return compute(known[0])(*operands)
+    return lax.platform_dependent(*operands, **{name: compute(name) for name in known}, default=native)
+
+
+def _zeros(native: Callable, *operands: jax.Array):
+    """The result where there is nothing to sum, or nothing to sum it for."""
+    results = jax.eval_shape(native, *operands)
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), results)

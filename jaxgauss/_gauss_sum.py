@@ -1,0 +1,247 @@
+"""gauss_sum: the public function, and the derivative rules that make its gradients Gauss sums again."""
+
+import functools
+import math
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float
+
+from ._checks import Bandwidth, Points, Settings, Values, check_names, check_operands
+from ._dense import align, center, unbroadcast
+from ._dispatch import kernel_pullback, kernel_sum
+from ._plan import expected_platform, plan, sizes, warn_once
+from ._shards import vary_alike, vary_like
+
+CHANNELS_IN_A_SUM = 64  # width up to which gradient channels share one sum: narrower sums waste exponentials
+
+
+def gauss_sum(
+    queries: Points,
+    keys: Points,
+    values: Values,
+    tau: Bandwidth = 1.0,
+    *,
+    method: str = "auto",
+    precision: str = "auto",
+    backend: str = "auto",
+) -> Float[Array, "*batch m c"] | Float[Array, "*batch m"]:
+    """Sum Gaussian kernels: s_m = Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n, without the M×N kernel matrix.
+
+    O(MN(D + C)) operations and O((M + N)(D + C)) memory, by one call of a stock flash-attention kernel of PyTorch, or
+    by XLA a block at a time where that is faster; `explain` tells which. Mixed floating dtypes promote, and leading
+    axes broadcast, as in `jnp.matmul`; what is shared by a batch is not copied.
+
+    Args:
+        queries: points q, (…, M, D).
+        keys: points k, (…, N, D).
+        values: v, (…, N, C); or one weight a key, (N,).
+        tau: τ = 1/σ², positive: a number, or an array that broadcasts against the leading axes. For one bandwidth in
+            each dimension scale the points.
+        method: "auto"; "rescale" (ours), "prescale" or "reweight" (the paper's Algorithms 1 and 2) for the attention
+            kernel; "blocked" or "dense" for XLA.
+        precision: of the products: "float16", "bfloat16", "float32", "float64"; "auto" is the arguments' own on a CPU
+            (float32 for half-precision arguments), on CUDA float16 for float16 and float32 arguments and bfloat16 for
+            bfloat16 ones. Sums, exponents and the result's scale are float32 or better in all of them.
+        backend: the attention kernel, "cpu", "flash", "efficient" (memory-efficient) or "cudnn"; or "auto".
+
+    Returns:
+        s, (…, M, C), or (…, M) for values (N,), in the promoted dtype of queries, keys and values. No keys give zeros.
+
+    Raises:
+        ValueError: shapes do not fit, tau is not positive, or what was asked for by name cannot run there.
+        TypeError: an argument is not a floating array.
+
+    Derivatives:
+        Reverse mode of any order with respect to queries, keys, values and tau, in linear memory. The rules are Gauss
+        sums themselves: for C = 1, value and all gradients cost two of them. Gradients run in the same precision, and
+        by the kernel's fused backward pass where there are many channels (this is `rescale` whatever the method).
+        Forward mode (`jax.jvp`, `jax.jacfwd`, `jax.hessian`) is refused, as `jax.custom_vjp` does: use
+        `gauss_sum_blocked` there.
+
+    Precision:
+        Relative L2 error near 1e-6 in float32, 5e-4 in float16 and 4e-3 in bfloat16, after centering. In half
+        precision it grows with τ‖x‖²; "prescale" and "reweight" lose all digits there, and "prescale" may overflow.
+        NaN in a query spoils its row alone.
+
+    Example:
+        >>> import jax.numpy as jnp, jaxgauss
+        >>> points = jnp.array([[0.0], [1.0]])
+        >>> jaxgauss.gauss_sum(points, points, jnp.array([1.0, 1.0]), tau=2.0).round(4).tolist()
+        [1.3679, 1.3679]
+
+    References:
+        Rux & Neumayer, "Fast Gauss Sums via Flash Attention", 2026, arXiv:2609.04910.
+    """
+    check_names("gauss_sum", method, precision, backend)
+    settings = Settings(method, precision, backend, check_operands("gauss_sum", queries, keys, values, tau))
+    chosen = plan(settings, expected_platform(queries, keys, values), *sizes(queries, keys, values, tau))
+    if chosen.native and chosen.platform != "cpu" and settings.automatic:
+        warn_once(chosen.reason)
+    return _checked_sum(settings, queries, keys, values, tau)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _checked_sum(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array) -> Array:
+    """Everything between the checks and the custom rule: one dtype, one rank, one way of varying over a mesh."""
+    work = jnp.promote_types(settings.dtype, jnp.float32)
+    queries, keys, values, tau = (jnp.asarray(x, work) for x in (queries, keys, values, tau))
+    weights = values.ndim == 1
+    operands = align(queries, keys, values[:, None] if weights else values, tau)
+    total = _gauss_sum(settings, *vary_alike(*operands)).astype(settings.dtype)
+    return total[..., 0] if weights else total
+
+
+# Derivatives. For a cotangent g and w_mn = Φ(q_m, k_n) ⟨g_m, v_n⟩, from ∂Φ/∂q = τ Φ (k - q):
+#
+#     dv_n = Σ_m Φ g_m        dq_m = τ Σ_n w_mn (k_n - q_m)        dk_n = τ Σ_m w_mn (q_m - k_n)
+#     dτ   = -½ Σ_mn w_mn ‖q_m - k_n‖² = (Σ_m q_m·dq_m + Σ_n k_n·dk_n) / 2τ, at any origin, since Σ dq + Σ dk = 0
+#
+# By channels: W = K [v_c k, v_c] holds the sum s and Σ_n Φ v_c k, so that dq = τ Σ_c g_c (W_k,c - q s_c), and
+# U = Kᵀ [g_c q, g_c] likewise holds dv and dk: C(D + 1) channels each. For C = 1 (MMD, flows, densities) W comes with
+# the value: two sums in all. For many channels: the fused backward pass (`kernel_pullback`), whose own rule is written
+# by channels. Everything here is made of these two functions, so the rules hold for every order.
+# Moments are taken about the mean, c: Σ Φ v (k - c) - (q - c) s loses fewer digits.
+# Source: Rux & Neumayer 2026, section 3, for the sum as attention; the rules are the product rule.
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _gauss_sum(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array) -> Array:
+    """Operands of equal rank and one dtype -> (…, M, C)."""
+    return kernel_sum(settings, queries, keys, values, tau)
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class _Wanted:
+    """Which gradients are asked for."""
+
+    queries: bool
+    keys: bool
+    values: bool
+    tau: bool
+
+
+def _forward(settings: Settings, queries, keys, values, tau):
+    wanted = _Wanted(queries.perturbed, keys.perturbed, values.perturbed, tau.perturbed)
+    operands = queries, keys, values, tau = tuple(x.value for x in (queries, keys, values, tau))
+    if not _cheaper_by_channels(queries, values) or not (wanted.queries or wanted.tau):
+        return _gauss_sum(settings, *operands), (operands, None, wanted)
+    total, slopes = _sum_and_slopes(settings, queries, keys, values, tau)
+    return total, (operands, slopes, wanted)
+
+
+def _backward(settings: Settings, residuals, g):
+    (queries, keys, values, tau), slopes, wanted = residuals
+    if isinstance(g, jax.custom_derivatives.SymbolicZero):
+        return None, None, None, None
+    d_queries = d_keys = d_values = d_tau = None
+    want_keys = wanted.keys or wanted.tau
+    if not (wanted.queries or want_keys):
+        d_values = _gauss_sum(settings, keys, queries, g, tau)
+    elif _cheaper_by_channels(queries, values):
+        scale = tau[..., None, None]
+        if slopes is not None:
+            d_queries = scale * (slopes * g[..., None]).sum(-2)
+        if want_keys:
+            d_values, key_slopes = _sum_and_slopes(settings, keys, queries, g, tau)
+            d_keys = scale * (key_slopes * values[..., None]).sum(-2)
+        elif wanted.values:
+            d_values = _gauss_sum(settings, keys, queries, g, tau)
+    else:
+        batch = tau.shape if wanted.tau else ()  # each τ needs the gradients of its own sum
+        points = (jnp.broadcast_to(x, (*jnp.broadcast_shapes(x.shape[:-2], batch), *x.shape[-2:])) for x in (queries, keys))
+        d_queries, d_keys, d_values = _pullback(settings, *points, values, tau, g)
+    if wanted.tau:
+        c = center(keys)
+        moment = _batch_dot(queries - c, d_queries) + _batch_dot(keys - c, d_keys)
+        d_tau = unbroadcast(moment / (2 * tau), tau.shape)
+    shapes = queries.shape, keys.shape, values.shape
+    gradients = (
+        None if gradient is None else unbroadcast(gradient, shape)
+        for gradient, shape in zip((d_queries, d_keys, d_values), shapes, strict=True)
+    )
+    return *gradients, d_tau
+
+
+_gauss_sum.defvjp(_forward, _backward, symbolic_zeros=True)
+
+
+def _cheaper_by_channels(points: Array, values: Array) -> bool:
+    """Whether C(D + 1) channels in two sums cost less than a sum and the fused backward pass, about 2.5 sums."""
+    dim, channels = points.shape[-1], values.shape[-1]
+    return channels == 1 or channels * (dim + 1) <= 2 * max(16, dim, channels)
+
+
+def _sum_and_slopes(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array) -> tuple[Array, Array]:
+    """s = Σ Φ v (…, M, C) and Σ Φ v (k - q) (…, M, C, D), from one sum of C(D + 1) channels."""
+    c = center(keys)
+    moments = values[..., :, None] * (keys - c)[..., None, :]  # (…, N, C, D)
+    total = _gauss_sum(settings, queries, keys, jnp.concatenate([_flat(moments), _full(values, moments)], -1), tau)
+    channels, dim = moments.shape[-2:]
+    first, s = total[..., : channels * dim], total[..., channels * dim :]
+    first = first.reshape(*first.shape[:-1], channels, dim)
+    return s, first - s[..., None] * (queries - c)[..., None, :]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _pullback(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array, g: Array):
+    """(dq, dk, dv) in the shapes of queries, keys and values, by the fused backward pass."""
+    return kernel_pullback(settings, queries, keys, values, tau, g)
+
+
+def _pullback_forward(settings: Settings, *operands: Array):
+    return _pullback(settings, *operands), operands
+
+
+def _pullback_backward(settings: Settings, operands: tuple[Array, ...], cotangents):
+    return jax.vjp(functools.partial(_pullback_by_channels, settings), *operands)[1](cotangents)
+
+
+_pullback.defvjp(_pullback_forward, _pullback_backward)
+
+
+def _pullback_by_channels(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array, g: Array):
+    """The same function as `_pullback`, written as Gauss sums: a few channels at a time, in linear memory."""
+    scale = tau[..., None, None]
+
+    @jax.checkpoint
+    def gradients(v: Array, g: Array) -> tuple[Array, Array, Array]:
+        _, slopes = _sum_and_slopes(settings, queries, keys, v, tau)
+        d_values, key_slopes = _sum_and_slopes(settings, keys, queries, g, tau)
+        d_queries = scale * (slopes * g[..., None]).sum(-2)
+        d_keys = scale * (key_slopes * v[..., None]).sum(-2)
+        return unbroadcast(d_queries, queries.shape), unbroadcast(d_keys, keys.shape), unbroadcast(d_values, v.shape)
+
+    def add(total: tuple[Array, Array], block: tuple[Array, Array]):
+        d_queries, d_keys, d_values = gradients(*block)
+        return (total[0] + d_queries, total[1] + d_keys), d_values
+
+    channels = values.shape[-1]
+    size = max(1, min(channels, CHANNELS_IN_A_SUM // (queries.shape[-1] + 1)))
+    zeros = tuple(vary_like(jnp.zeros(x.shape, x.dtype), [queries, keys]) for x in (queries, keys))
+    (d_queries, d_keys), d_values = lax.scan(add, zeros, (_channel_blocks(values, size), _channel_blocks(g, size)))
+    d_values = jnp.moveaxis(d_values, 0, -2)  # (…, N, blocks, size)
+    return d_queries, d_keys, _flat(d_values)[..., :channels]
+
+
+def _channel_blocks(x: Array, size: int) -> Array:
+    """(…, N, C) -> (blocks, …, N, size), zeros at the end."""
+    blocks = -(-x.shape[-1] // size)
+    padded = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, blocks * size - x.shape[-1])])
+    return jnp.moveaxis(padded.reshape(*x.shape[:-1], blocks, size), -2, 0)
+
+
+def _flat(x: Array) -> Array:
+    return x.reshape(*x.shape[:-2], math.prod(x.shape[-2:]))
+
+
+def _full(values: Array, moments: Array) -> Array:
+    return jnp.broadcast_to(values, (*moments.shape[:-2], values.shape[-1]))
+
+
+def _batch_dot(x: Array, y: Array) -> Array:
+    """Σ x·y over points and dimensions."""
+    return (x * y).sum((-2, -1))

@@ -1,0 +1,183 @@
+"""What `method`, `precision` and `backend` = "auto" stand for, on each platform."""
+
+import functools
+import math
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.extend
+import jax.numpy as jnp
+
+from . import _bridge
+from ._checks import Bandwidth, Points, Settings, Values, check_names, check_operands
+from ._dense import TILE
+
+NATIVE = ("dense", "blocked")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a Gauss sum is computed on one platform, and why.
+
+    Attributes:
+        platform: cpu, cuda, …
+        method: reweight, prescale or rescale (PyTorch's attention kernel), dense or blocked (XLA).
+        precision: the dtype of the products: float16, bfloat16, float32 or float64.
+        backend: the attention kernel (cpu, flash, efficient, cudnn), or xla.
+        reason: one sentence.
+    """
+
+    platform: str
+    method: str
+    precision: str
+    backend: str
+    reason: str
+
+    @property
+    def native(self) -> bool:
+        """Whether XLA computes it, without PyTorch."""
+        return self.method in NATIVE
+
+
+def explain(
+    queries: Points,
+    keys: Points,
+    values: Values,
+    tau: Bandwidth = 1.0,
+    *,
+    method: str = "auto",
+    precision: str = "auto",
+    backend: str = "auto",
+) -> Plan:
+    """What `gauss_sum` does with these arguments: method, precision, kernel, and the reason.
+
+    Computes nothing; `jax.ShapeDtypeStruct` will do for the arrays.
+
+    Args:
+        queries, keys, values, tau, method, precision, backend: as for `gauss_sum`.
+
+    Returns:
+        The `Plan` on the platform of the arrays (of JAX's default device if they do not tell).
+
+    Raises:
+        ValueError, TypeError: as `gauss_sum` does.
+
+    Example:
+        >>> import jax, jaxgauss
+        >>> points = jax.ShapeDtypeStruct((8192, 16), "float32")
+        >>> weights = jax.ShapeDtypeStruct((8192,), "float32")
+        >>> jaxgauss.explain(points, points, weights, method="rescale").backend
+        'cpu'
+    """
+    check_names("explain", method, precision, backend)
+    dtype = check_operands("explain", queries, keys, values, tau)
+    settings = Settings(method, precision, backend, dtype)
+    return plan(settings, expected_platform(queries, keys, values), *sizes(queries, keys, values, tau))
+
+
+def sizes(queries: Any, keys: Any, values: Any, tau: Any) -> tuple[int, int, int]:
+    """Kernel evaluations (batch · M · N), dimension and channels of a sum."""
+    leading = (x.shape[:-2] for x in (queries, keys, values))
+    batch = math.prod(jnp.broadcast_shapes(*leading, jnp.shape(tau)))
+    channels = values.shape[-1] if len(values.shape) > 1 else 1
+    return batch * queries.shape[-2] * keys.shape[-2], queries.shape[-1], channels
+
+
+def plan(settings: Settings, platform: str, pairs: int, dim: int, channels: int) -> Plan:
+    """Resolve "auto". ValueError if what was asked for by name cannot run on the platform."""
+    where = "`jaxgauss.gauss_sum`"
+    wide = "float64" if "float64" in (settings.dtype, settings.precision) else "float32"
+    if settings.method in NATIVE:
+        if settings.backend != "auto" or settings.precision not in ("auto", "float32", "float64"):
+            raise ValueError(
+                f"{where}: method {settings.method!r} runs in XLA, in float32 or float64; got precision"
+                f" {settings.precision!r}, backend {settings.backend!r}. Use method='rescale'."
+            )
+        precision = wide if settings.precision == "auto" else settings.precision
+        if precision == "float64" and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+            raise ValueError(
+                f"{where}: method {settings.method!r} in precision 'float64' needs JAX's 64-bit mode; got it switched"
+                " off. Use method='rescale', or jax.config.update('jax_enable_x64', True)."
+            )
+        return Plan(platform, settings.method, precision, "xla", "asked for by name")
+
+    obstacle = None
+    if not _bridge.serves(platform):
+        obstacle = f"the PyTorch installed here does not run on JAX's platform {platform!r}"
+    elif platform == "cuda" and "float64" in (settings.precision, settings.dtype if settings.precision == "auto" else ""):
+        obstacle = "PyTorch has no fused attention in float64 on CUDA"
+    if obstacle is not None:
+        if not settings.automatic:
+            raise ValueError(
+                f"{where}: {obstacle}; got method {settings.method!r}, precision {settings.precision!r}, backend"
+                f" {settings.backend!r}. Leave them on 'auto', or use method='blocked'."
+            )
+        return Plan(platform, "blocked", wide, "xla", obstacle)
+
+    if platform == "cpu" and settings.method == settings.backend == "auto":
+        faster = _faster_in_xla(settings, pairs, dim, channels)
+        if faster is not None:
+            return Plan(platform, *faster)
+    backend, precision = _bridge.kernel_names(
+        settings.backend, settings.precision, platform, settings.dtype, dim
+    )
+    if settings.method == "auto":
+        return Plan(platform, "rescale", precision, backend, "the attention kernel is the fastest here")
+    return Plan(platform, settings.method, precision, backend, "asked for by name")
+
+
+def _faster_in_xla(settings: Settings, pairs: int, dim: int, channels: int) -> tuple[str, str, str, str] | None:
+    """Method, precision, backend and reason where XLA beats PyTorch's CPU kernel; measured, see the README."""
+    wide = "float64" if settings.dtype == "float64" else "float32"
+    if settings.precision not in ("auto", wide):
+        return None  # half precision was asked for: that is the attention kernel's
+    if pairs <= TILE:
+        return "dense", wide, "xla", f"{pairs} kernel evaluations fit in one tile, and XLA starts sooner"
+    if not intel_cpu():
+        return "blocked", wide, "xla", "PyTorch's matrix products (MKL) run at half speed on CPUs that are not Intel's"
+    if dim >= 64 and channels < dim // 2:
+        return "blocked", wide, "xla", "few channels of wide points: the attention kernel would pad the values"
+    return None
+
+
+@functools.cache
+def intel_cpu() -> bool:
+    """Whether MKL, which PyTorch's CPU kernel multiplies with, takes its fast path here."""
+    try:
+        return "GenuineIntel" in Path("/proc/cpuinfo").read_text()
+    except OSError:
+        import platform
+
+        return "Intel" in platform.processor()
+
+
+def platforms() -> list[str]:
+    """The platforms that JAX runs on in this process, by the names that it lowers for."""
+    backends = jax.extend.backend.backends()
+    return sorted({_lowering_name(client.devices()[0]) for client in backends.values() if client.device_count()})
+
+
+def expected_platform(*arrays: Any) -> str:
+    """The platform of the arrays, or JAX's default one where they do not tell (tracers, NumPy arrays)."""
+    for x in arrays:
+        if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer):
+            return _lowering_name(next(iter(x.devices())))
+    default = jax.config.jax_default_device  # type: ignore[attr-defined]
+    if isinstance(default, jax.Device):
+        return _lowering_name(default)
+    return _lowering_name(jax.devices(default)[0])
+
+
+def _lowering_name(device: jax.Device) -> str:
+    if device.platform != "gpu":
+        return device.platform
+    return "rocm" if "rocm" in device.client.platform_version.lower() else "cuda"
+
+
+@functools.cache
+def warn_once(reason: str) -> None:
+    """Say once that the blocked JAX sum stands in."""
+    warnings.warn(f"jaxgauss: {reason}; the blocked JAX sum stands in (method='blocked').", stacklevel=4)
