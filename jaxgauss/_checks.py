@@ -34,6 +34,11 @@ class Settings:
         return self.method == self.precision == self.backend == "auto"
 
 
+def working_dtype(dtype: Any) -> np.dtype:
+    """The dtype for everything that is not a kernel's operand: float32, or float64 for float64."""
+    return np.dtype("float64" if jnp.dtype(dtype) == np.float64 else "float32")
+
+
 def check_names(function: str, method: str, precision: str, backend: str) -> None:
     """Raise ValueError unless the three options are among their names."""
     options = {"method": (method, METHODS), "precision": (precision, PRECISIONS), "backend": (backend, BACKENDS)}
@@ -74,6 +79,8 @@ def check_operands(function: str, queries: Any, keys: Any, values: Any, tau: Any
             f"{where}: `queries` and `keys` must be points of the same dimension; got {shapes}."
             " Their last axes must be equal."
         )
+    if keys.shape[-1] == 0:
+        raise ValueError(f"{where}: points must have at least one dimension; got {shapes}. Add a column of zeros.")
     num_values = values.shape[0] if len(values.shape) == 1 else values.shape[-2]
     if num_values != keys.shape[-2]:
         raise ValueError(

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from ._checks import Bandwidth, Points, Values, check_operands
+from ._checks import Bandwidth, Points, Values, check_operands, working_dtype
 from ._shards import vary_alike, vary_like
 
 TILE = 2**21  # entries of the kernel matrix held at a time (8 MiB in float32): measured best on CPUs, forward and back
@@ -130,9 +130,8 @@ def center(points: Float[Array, "*batch n d"]) -> Float[Array, "*batch 1 d"]:
 
 def _native(function: str, reduction: Callable, queries: Array, keys: Array, values: Array, tau: Array | float) -> Array:
     """Check and promote the public arguments, reduce, and return what was promoted."""
-    dtype = jnp.dtype(check_operands(function, queries, keys, values, tau))
-    work = jnp.promote_types(dtype, jnp.float32)
-    queries, keys, values, tau = (jnp.asarray(x, work) for x in (queries, keys, values, tau))
+    dtype = check_operands(function, queries, keys, values, tau)
+    queries, keys, values, tau = (jnp.asarray(x, working_dtype(dtype)) for x in (queries, keys, values, tau))
     weights = values.ndim == 1
     operands = vary_alike(queries, keys, values[:, None] if weights else values, tau)
     queries, keys, values, tau = align(*operands)
@@ -170,7 +169,7 @@ def _shared(*operands: Array) -> bool:
 
 
 def _as_rows(x: Array) -> Array:
-    return x.reshape(-1, x.shape[-1])
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
 def _block_sizes(batch: int, num_queries: int, num_keys: int) -> tuple[int, int]:
@@ -190,7 +189,7 @@ def _blocks(x: Array, size: int) -> Array:
 def _unblocks(x: Array, num: int) -> Array:
     """The inverse of `_blocks`."""
     x = jnp.moveaxis(x, 0, -3)
-    return x.reshape(*x.shape[:-3], -1, x.shape[-1])[..., :num, :]
+    return x.reshape(*x.shape[:-3], x.shape[-3] * x.shape[-2], x.shape[-1])[..., :num, :]
 
 
 def _scan(body: Callable, carry, blocks):

@@ -16,6 +16,7 @@ from . import _bridge
 from ._checks import Settings
 from ._dense import blocked_pullback, blocked_sum
 from ._plan import Plan, plan, platforms, sizes
+from ._shards import vary_like
 
 OF_POINTS_AND_VALUES = 3  # the pullback's results have the shapes of its first three operands
 
@@ -68,9 +69,9 @@ def _kernel_pullback(settings: Settings) -> Callable:
 def _by_platform(settings: Settings, native: Callable, torch: Callable, operands: tuple[jax.Array, ...]):
     """Run on the platform that the computation is lowered for, as `plan` says for it."""
     dtype = operands[0].dtype
-    if any(0 in x.shape for x in operands):
-        native_only: Callable = functools.partial(_zeros, native)
-        return native_only(*operands)
+    if any(0 in x.shape for x in operands):  # nothing to sum, or nothing to sum it for
+        results = jax.eval_shape(native, *operands)
+        return jax.tree.map(lambda x: vary_like(jnp.zeros(x.shape, x.dtype), operands), results)
 
     def compute(platform: str) -> Callable:
         try:
@@ -88,8 +89,3 @@ def _by_platform(settings: Settings, native: Callable, torch: Callable, operands
         return compute(known[0])(*operands)
     return lax.platform_dependent(*operands, **{name: compute(name) for name in known}, default=native)
 
-
-def _zeros(native: Callable, *operands: jax.Array):
-    """The result where there is nothing to sum, or nothing to sum it for."""
-    results = jax.eval_shape(native, *operands)
-    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), results)

@@ -2,14 +2,14 @@
 
 import functools
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from ._checks import Bandwidth, Points, Settings, Values, check_names, check_operands
+from ._checks import Bandwidth, Points, Settings, Values, check_names, check_operands, working_dtype
 from ._dense import align, center, unbroadcast
 from ._dispatch import kernel_pullback, kernel_sum
 from ._plan import expected_platform, plan, sizes, warn_once
@@ -86,8 +86,8 @@ def gauss_sum(
 @functools.partial(jax.jit, static_argnums=0)
 def _checked_sum(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array) -> Array:
     """Everything between the checks and the custom rule: one dtype, one rank, one way of varying over a mesh."""
-    work = jnp.promote_types(settings.dtype, jnp.float32)
-    queries, keys, values, tau = (jnp.asarray(x, work) for x in (queries, keys, values, tau))
+    dtype = working_dtype(settings.dtype)
+    queries, keys, values, tau = (jnp.asarray(x, dtype) for x in (queries, keys, values, tau))
     weights = values.ndim == 1
     operands = align(queries, keys, values[:, None] if weights else values, tau)
     total = _gauss_sum(settings, *vary_alike(*operands)).astype(settings.dtype)
@@ -113,9 +113,7 @@ def _gauss_sum(settings: Settings, queries: Array, keys: Array, values: Array, t
     return kernel_sum(settings, queries, keys, values, tau)
 
 
-@jax.tree_util.register_static
-@dataclass(frozen=True)
-class _Wanted:
+class _Wanted(NamedTuple):
     """Which gradients are asked for."""
 
     queries: bool
@@ -125,16 +123,20 @@ class _Wanted:
 
 
 def _forward(settings: Settings, queries, keys, values, tau):
-    wanted = _Wanted(queries.perturbed, keys.perturbed, values.perturbed, tau.perturbed)
+    wanted = _Wanted(*(x.perturbed for x in (queries, keys, values, tau)))
     operands = queries, keys, values, tau = tuple(x.value for x in (queries, keys, values, tau))
-    if not _cheaper_by_channels(queries, values) or not (wanted.queries or wanted.tau):
-        return _gauss_sum(settings, *operands), (operands, None, wanted)
-    total, slopes = _sum_and_slopes(settings, queries, keys, values, tau)
-    return total, (operands, slopes, wanted)
+    if _cheaper_by_channels(queries, values) and (wanted.queries or wanted.tau):
+        total, slopes = _sum_and_slopes(settings, queries, keys, values, tau)
+    else:
+        total, slopes = _gauss_sum(settings, *operands), jnp.zeros(0)
+    # JAX keeps one tree of residuals for all patterns of wanted gradients (that of its last trace): the tree must not
+    # depend on the pattern, so the pattern travels as the shape of an array.
+    return total, (operands, slopes, jnp.zeros([1 + x for x in wanted], bool))
 
 
 def _backward(settings: Settings, residuals, g):
-    (queries, keys, values, tau), slopes, wanted = residuals
+    (queries, keys, values, tau), slopes, pattern = residuals
+    wanted = _Wanted(*(size == 2 for size in pattern.shape))
     if isinstance(g, jax.custom_derivatives.SymbolicZero):
         return None, None, None, None
     d_queries = d_keys = d_values = d_tau = None
@@ -143,7 +145,7 @@ def _backward(settings: Settings, residuals, g):
         d_values = _gauss_sum(settings, keys, queries, g, tau)
     elif _cheaper_by_channels(queries, values):
         scale = tau[..., None, None]
-        if slopes is not None:
+        if wanted.queries or wanted.tau:
             d_queries = scale * (slopes * g[..., None]).sum(-2)
         if want_keys:
             d_values, key_slopes = _sum_and_slopes(settings, keys, queries, g, tau)
@@ -151,13 +153,12 @@ def _backward(settings: Settings, residuals, g):
         elif wanted.values:
             d_values = _gauss_sum(settings, keys, queries, g, tau)
     else:
-        batch = tau.shape if wanted.tau else ()  # each τ needs the gradients of its own sum
-        points = (jnp.broadcast_to(x, (*jnp.broadcast_shapes(x.shape[:-2], batch), *x.shape[-2:])) for x in (queries, keys))
+        points = _own_points(queries, keys, tau) if wanted.tau else (queries, keys)
         d_queries, d_keys, d_values = _pullback(settings, *points, values, tau, g)
     if wanted.tau:
-        c = center(keys)
-        moment = _batch_dot(queries - c, d_queries) + _batch_dot(keys - c, d_keys)
-        d_tau = unbroadcast(moment / (2 * tau), tau.shape)
+        c = center(queries if _is_shared(queries) else keys)
+        moments = (((x - c) * d_x).sum((-2, -1)) for x, d_x in ((queries, d_queries), (keys, d_keys)))
+        d_tau = sum(unbroadcast(x, tau.shape) for x in moments) / (2 * tau)
     shapes = queries.shape, keys.shape, values.shape
     gradients = (
         None if gradient is None else unbroadcast(gradient, shape)
@@ -242,6 +243,16 @@ def _full(values: Array, moments: Array) -> Array:
     return jnp.broadcast_to(values, (*moments.shape[:-2], values.shape[-1]))
 
 
-def _batch_dot(x: Array, y: Array) -> Array:
-    """Σ x·y over points and dimensions."""
-    return (x * y).sum((-2, -1))
+def _own_points(queries: Array, keys: Array, tau: Array) -> tuple[Array, Array]:
+    """Points whose gradients are summed over no more of the batch than τ's gradient and its origin c can bear."""
+    batch = tau.shape
+    if not (_is_shared(queries) or _is_shared(keys)):
+        batch = jnp.broadcast_shapes(queries.shape[:-2], keys.shape[:-2], tau.shape)
+    queries, keys = (
+        jnp.broadcast_to(x, (*jnp.broadcast_shapes(x.shape[:-2], batch), *x.shape[-2:])) for x in (queries, keys)
+    )
+    return queries, keys
+
+
+def _is_shared(points: Array) -> bool:
+    return math.prod(points.shape[:-2]) == 1

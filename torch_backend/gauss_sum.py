@@ -145,6 +145,8 @@ def _prepare(queries: Tensor, keys: Tensor, values: Tensor, tau: Tensor | float,
     shapes = ", ".join(f"{label} {tuple(x.shape)}" for label, x in operands.items())
     if queries.shape[-1] != keys.shape[-1]:
         raise ValueError(f"{name}: queries and keys must be points of the same dimension; got {shapes}.")
+    if keys.shape[-1] == 0:
+        raise ValueError(f"{name}: points must have at least one dimension; got {shapes}. Add a column of zeros.")
     if keys.shape[-2] != values.shape[-2]:
         raise ValueError(f"{name}: every key must have one value; got {shapes}.")
 

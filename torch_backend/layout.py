@@ -76,7 +76,7 @@ class Fold:
         if self.rows:
             return operand.reshape(1, 1, -1, operand.shape[-1])
         if self.channels:
-            operand = operand.flatten(0, -3)  # (B or 1, N, W)
+            operand = operand.reshape(-1, *operand.shape[-2:])  # (B or 1, N, W)
             return (operand.movedim(0, 1).flatten(1) if of_values else operand[0])[None, None]
         operand = operand[(None,) * (len(self.batch) + 2 - operand.ndim)]
         axes = [i for i, size in enumerate(self.batch) if size != 1]

@@ -1,0 +1,28 @@
+"""Strict JAX: 64-bit mode, no silent promotion of dtypes or ranks; warnings are errors (pyproject)."""
+
+import jax
+import matplotlib
+import numpy as np
+import pytest
+
+matplotlib.use("Agg")
+jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> np.random.Generator:
+    """Random numbers whose seed pytest shows when the test fails."""
+    seed = getattr(request, "param", 0)
+    print(f"rng seed {seed}")
+    return np.random.default_rng(seed)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests marked gpu are skipped where JAX has no CUDA device."""
+    if any(device.platform == "gpu" for device in jax.devices()):
+        return
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="JAX has no CUDA device"))

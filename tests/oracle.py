@@ -1,0 +1,50 @@
+"""What the sum is, in NumPy float64 and by differences: independent of everything under test."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+SIZES = [(1, 1, 1, 1), (7, 5, 3, 2), (113, 203, 59, 1), (64, 33, 8, 9)]  # M, N, D, C
+
+
+class Problem(NamedTuple):
+    """A Gauss sum to compute, and the cotangent of its result."""
+
+    queries: np.ndarray
+    keys: np.ndarray
+    values: np.ndarray
+    tau: np.ndarray
+    cotangent: np.ndarray
+
+    @property
+    def operands(self) -> tuple[np.ndarray, ...]:
+        return self[:4]
+
+
+def problem(rng: np.random.Generator, m=13, n=17, d=3, c=2, *, tau=0.7, dtype="float64", positive=False) -> Problem:
+    """Gaussian points scaled by D^-1/2."""
+    queries, keys = rng.normal(size=(m, d)) / d**0.5, rng.normal(size=(n, d)) / d**0.5
+    values, g = rng.normal(size=(n, c)), rng.normal(size=(m, c))
+    values = np.abs(values) if positive else values
+    return Problem(*(x.astype(dtype) for x in (queries, keys, values, np.asarray(tau), g)))
+
+
+def gauss_sum64(queries, keys, values, tau) -> np.ndarray:
+    """Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n in float64, from differences."""
+    queries, keys, values, tau = (np.asarray(x, np.float64) for x in (queries, keys, values, tau))
+    differences = queries[..., :, None, :] - keys[..., None, :, :]
+    return np.exp(-tau[..., None, None] / 2 * np.square(differences).sum(-1)) @ values
+
+
+def relative_error(result, exact) -> float:
+    """‖result - exact‖₂ / ‖exact‖₂."""
+    result, exact = np.asarray(result, np.float64), np.asarray(exact, np.float64)
+    assert result.shape == exact.shape, (result.shape, exact.shape)
+    return float(np.linalg.norm(result - exact) / max(np.linalg.norm(exact), 1e-300))
+
+
+def assert_close(results, exact, tolerance: float) -> None:
+    """Every result within a relative L2 error of its exact counterpart, and of its shape."""
+    assert len(results) == len(exact)
+    errors = [relative_error(x, y) for x, y in zip(results, exact, strict=True)]
+    assert max(errors) <= tolerance, errors

@@ -1,0 +1,172 @@
+"""gauss_sum against float64: values, dtypes, leading axes, and what it does with nothing and with NaN."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxgauss
+from jaxgauss import gauss_sum, gauss_sum_blocked, gauss_sum_dense
+from oracle import SIZES, gauss_sum64, problem, relative_error
+
+METHODS = ("auto", "reweight", "prescale", "rescale", "blocked", "dense")
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("dtype, tolerance", [("float64", 1e-13), ("float32", 2e-6)])
+def test_sum_matches_float64(rng, method, size, dtype, tolerance):
+    case = problem(rng, *size, tau=1.0, dtype=dtype)
+    result = gauss_sum(*case.operands, method=method)
+    assert isinstance(result, jax.Array) and result.dtype == dtype
+    assert relative_error(result, gauss_sum64(*case.operands)) <= tolerance
+
+
+@pytest.mark.parametrize("function", [gauss_sum_dense, gauss_sum_blocked])
+@pytest.mark.parametrize("size", SIZES)
+def test_native_sums_match_float64(rng, function, size):
+    case = problem(rng, *size)
+    assert relative_error(function(*case.operands), gauss_sum64(*case.operands)) <= 1e-13
+
+
+@pytest.mark.parametrize("method", ["rescale", "blocked"])
+@pytest.mark.parametrize("dim", [1, 3, 8, 16, 64, 128, 300])
+@pytest.mark.parametrize("channels", [1, 7, 64])
+@pytest.mark.parametrize("offset, tolerance", [(0, 2e-6), (100, 1e-5)])
+def test_float32_holds_its_figure(rng, method, dim, channels, offset, tolerance):
+    case = problem(rng, 700, 900, dim, channels, tau=1.0, dtype="float32")
+    case = case._replace(queries=case.queries + np.float32(offset), keys=case.keys + np.float32(offset))
+    result = gauss_sum(*case.operands, method=method)
+    assert relative_error(result, gauss_sum64(*case.operands)) <= tolerance
+
+
+@pytest.mark.parametrize("dim", [3, 16, 64])
+@pytest.mark.parametrize("tau", [1.0, 10.0])
+@pytest.mark.parametrize("positive, tolerance", [(True, 5e-4), (False, 1.5e-3)])
+def test_float16_holds_its_figure(rng, dim, tau, positive, tolerance):
+    case = problem(rng, 700, 2000, dim, 1, tau=tau, dtype="float32", positive=positive)
+    result = gauss_sum(*case.operands, precision="float16")
+    assert relative_error(result, gauss_sum64(*case.operands)) <= tolerance
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("dtype, tolerance", [("float16", 1e-3), ("bfloat16", 8e-3)])
+def test_half_precision_arguments_are_summed_in_float32(rng, method, dtype, tolerance):
+    case = problem(rng, 40, 50, 5, 3)
+    operands = [jnp.asarray(x).astype(dtype) for x in case[:3]]
+    result = gauss_sum(*operands, 0.7, method=method)
+    assert result.dtype == dtype
+    assert relative_error(result.astype(float), gauss_sum64(*(x.astype(float) for x in operands), 0.7)) <= tolerance
+
+
+@pytest.mark.parametrize("precision", ["float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("method", ["auto", "reweight", "prescale", "rescale"])
+def test_precision_is_what_was_asked_for(rng, method, precision):
+    case = problem(rng, 40, 50, 5, 3, tau=1.0)
+    error = relative_error(gauss_sum(*case.operands, method=method, precision=precision), gauss_sum64(*case.operands))
+    low, high = {"float16": (3e-5, 3e-3), "bfloat16": (3e-4, 3e-2), "float32": (1e-9, 3e-6), "float64": (0, 1e-13)}[precision]
+    assert low <= error <= high
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "shapes",
+    [
+        ((4,), (), (), ()),
+        ((), (4,), (), ()),
+        ((), (), (4,), ()),
+        ((), (), (), (4,)),
+        ((3, 1), (4,), (3, 4), (4,)),
+        ((2, 1, 1), (3, 1), (4,), (2, 3, 1)),
+    ],
+)
+def test_leading_axes_broadcast_as_in_matmul(rng, method, shapes):
+    q, k, v = rng.normal(size=(*shapes[0], 5, 2)), rng.normal(size=(*shapes[1], 7, 2)), rng.normal(size=(*shapes[2], 7, 3))
+    tau = rng.uniform(0.5, 2, size=shapes[3])
+    assert relative_error(gauss_sum(q, k, v, tau, method=method), gauss_sum64(q, k, v, tau)) <= 1e-13
+    for function in (gauss_sum_dense, gauss_sum_blocked):
+        assert relative_error(function(q, k, v, tau), gauss_sum64(q, k, v, tau)) <= 1e-13
+
+
+@pytest.mark.parametrize("function", [gauss_sum, gauss_sum_dense, gauss_sum_blocked])
+def test_one_dimensional_values_are_weights(rng, function):
+    case = problem(rng, c=1)
+    weights = case.values[:, 0]
+    assert relative_error(function(case.queries, case.keys, weights), gauss_sum64(*case[:3], 1.0)[:, 0]) <= 1e-13
+    batched = function(np.stack([case.queries] * 2), case.keys, weights)
+    assert batched.shape == (2, 13)
+
+
+def test_mixed_dtypes_promote(rng):
+    case = problem(rng)
+    with jax.numpy_dtype_promotion("standard"):
+        result = gauss_sum(case.queries.astype("float32"), case.keys, jnp.asarray(case.values, jnp.bfloat16))
+    assert result.dtype == jnp.float64
+    with jax.enable_x64(False):
+        assert gauss_sum(*case.operands).dtype == jnp.float32
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("shape", [(0, 5, 2, 3), (4, 0, 2, 3), (4, 5, 2, 0), (0, 0, 1, 1)])
+def test_empty_sums_are_zeros_with_zero_gradients(method, shape):
+    m, n, d, c = shape
+    operands = jnp.ones((m, d)), jnp.ones((n, d)), jnp.ones((n, c)), jnp.asarray(1.0)
+
+    def total(*operands):
+        return gauss_sum(*operands, method=method).sum()
+
+    result = gauss_sum(*operands, method=method)
+    assert result.shape == (m, c) and not result.any()
+    gradients = jax.grad(total, argnums=(0, 1, 2, 3))(*operands)
+    assert [x.shape for x in gradients] == [x.shape for x in operands]
+    assert not any(x.any() for x in gradients)
+    assert gauss_sum(jnp.ones((0, 4, d)), jnp.ones((n, d)), jnp.ones((n, c)), method=method).shape == (0, 4, c)
+    assert jax.vmap(lambda q: gauss_sum(q, *operands[1:], method=method))(jnp.ones((2, m, d))).shape == (2, m, c)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_nan_spoils_only_the_rows_it_touches(rng, method):
+    case = problem(rng, 60, 40, 3, 2)
+    queries, values = case.queries + 1000.0, case.values.copy()
+    queries[7, 1], values[5, 0] = np.nan, np.nan
+    result = np.asarray(gauss_sum(queries, case.keys + 1000.0, case.values, 1.0, method=method))
+    assert np.isnan(result[7]).all()
+    exact = gauss_sum64(case.queries + 1000.0, case.keys + 1000.0, case.values, 1.0)
+    others = np.arange(60) != 7
+    assert relative_error(result[others], exact[others]) <= 1e-9
+    assert np.isnan(np.asarray(gauss_sum(case.queries, case.keys, values, 1.0, method=method)[:, 0])).all()
+    assert np.isfinite(np.asarray(gauss_sum(case.queries, case.keys, values, 1.0, method=method)[:, 1])).all()
+
+
+def test_nan_in_half_precision_spoils_only_its_row(rng):
+    case = problem(rng, 60, 40, 3, 2)
+    queries = case.queries.copy()
+    queries[7, 1] = np.nan
+    result = np.asarray(gauss_sum(queries, *case[1:3], 1.0, precision="float16"))
+    exact = gauss_sum64(*case[:3], 1.0)
+    others = np.arange(60) != 7
+    assert np.isnan(result[7]).all() and relative_error(result[others], exact[others]) <= 2e-3
+
+
+@pytest.mark.parametrize("method", ["rescale", "reweight", "blocked"])
+@pytest.mark.parametrize("precision", ["float32", "auto"])
+def test_a_query_far_from_everything_sums_to_zero(method, precision):
+    result = gauss_sum(jnp.array([[1e4], [0.0]]), jnp.array([[0.0], [1.0]]), jnp.ones((2, 1)), method=method, precision=precision)
+    assert result[0, 0] == 0 and abs(float(result[1, 0]) - 1 - np.exp(-0.5)) < 1e-6
+
+
+def test_results_do_not_depend_on_the_size_of_the_blocks(rng, monkeypatch):
+    case = problem(rng, 300, 1000, 4, 3)
+    exact = gauss_sum64(*case.operands)
+    monkeypatch.setattr(jaxgauss._dense, "TILE", 4096)  # many blocks of rows and of columns, the last ones padded
+    monkeypatch.setattr(jaxgauss._dense, "ROWS", 7)
+    jax.clear_caches()
+    assert relative_error(gauss_sum_blocked(*case.operands), exact) <= 1e-13
+    batched = gauss_sum_blocked(np.stack([case.queries] * 3), *case.operands[1:])
+    assert relative_error(batched, np.stack([exact] * 3)) <= 1e-13
+    ours = jax.vjp(lambda *x: gauss_sum(*x, method="blocked"), *case.operands)[1](case.cotangent)
+    monkeypatch.undo()
+    dense = jax.vjp(gauss_sum_dense, *map(jnp.asarray, case.operands))[1](jnp.asarray(case.cotangent))
+    for x, y in zip(ours, dense, strict=True):
+        assert relative_error(x, y) <= 1e-12
+    jax.clear_caches()

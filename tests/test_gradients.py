@@ -1,0 +1,227 @@
+"""The derivative rules against automatic differentiation of the dense sum, in float64 and float32."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.test_util import check_grads
+
+import torch_backend
+from jaxgauss import _dispatch, gauss_sum, gauss_sum_blocked, gauss_sum_dense
+from oracle import assert_close, problem, relative_error
+
+ALL = (0, 1, 2, 3)
+METHODS = ("reweight", "prescale", "rescale", "blocked")
+
+
+def arrays(case) -> list[jax.Array]:
+    return [jnp.asarray(x) for x in case]
+
+
+def pullback(function, *operands):
+    *operands, g = operands
+    return jax.jit(lambda g, *x: jax.vjp(function, *x)[1](g))(g, *operands)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("size", [(1, 1, 1, 1), (7, 5, 3, 2), (29, 31, 59, 1), (23, 20, 8, 9), (11, 13, 2, 40)])
+@pytest.mark.parametrize("rng", [0, 1], indirect=True)
+def test_gradients_match_dense(rng, method, size):
+    case = arrays(problem(rng, *size))
+    ours = pullback(lambda *x: gauss_sum(*x, method=method), *case)
+    assert_close(ours, pullback(gauss_sum_dense, *case), 1e-11)
+
+
+@pytest.mark.parametrize("method", ["rescale", "blocked"])
+@pytest.mark.parametrize("size", [(400, 300, 16, 1), (400, 300, 32, 32), (400, 300, 3, 7), (400, 300, 64, 64)])
+@pytest.mark.parametrize("offset", [0, 30])
+def test_float32_gradients_hold_their_figure(rng, method, size, offset):
+    case = problem(rng, *size, tau=1.0, dtype="float32")
+    case = case._replace(queries=case.queries + np.float32(offset), keys=case.keys + np.float32(offset))
+    ours = pullback(lambda *x: gauss_sum(*x, method=method), *arrays(case))
+    exact = pullback(gauss_sum_dense, *(x.astype(jnp.float64) for x in arrays(case)))
+    assert_close(ours, exact, 1e-5)
+
+
+@pytest.mark.parametrize("size", [(300, 400, 8, 1), (300, 400, 8, 8)])
+@pytest.mark.parametrize("precision, tolerance", [("float16", 3e-3), ("bfloat16", 3e-2)])
+def test_half_precision_gradients(rng, size, precision, tolerance):
+    case = problem(rng, *size, tau=1.0, dtype="float32")
+    ours = pullback(lambda *x: gauss_sum(*x, precision=precision), *arrays(case))
+    exact = pullback(gauss_sum_dense, *(x.astype(jnp.float64) for x in arrays(case)))
+    assert_close(ours, exact, tolerance)
+
+
+@pytest.mark.parametrize("method", ["rescale", "blocked"])
+@pytest.mark.parametrize("size", [(5, 6, 3, 1), (5, 6, 2, 5), (4, 5, 20, 4)])
+def test_hessian_vector_products_match_dense(rng, method, size):
+    *operands, _ = arrays(problem(rng, *size))
+    directions = [jnp.asarray(rng.normal(size=x.shape)) for x in operands]
+
+    def curvature(function):
+        def slope(*x):
+            gradients = jax.grad(lambda *x: jnp.sin(function(*x)).sum(), ALL)(*x)
+            return sum(jnp.vdot(d, g) for d, g in zip(directions, gradients, strict=True))
+
+        return jax.jit(jax.grad(slope, ALL))(*operands)
+
+    assert_close(curvature(lambda *x: gauss_sum(*x, method=method)), curvature(gauss_sum_dense), 1e-9)
+
+
+@pytest.mark.parametrize("channels", [1, 6])
+def test_third_derivatives_match_dense(rng, channels):
+    q, k, v, tau, _ = arrays(problem(rng, 3, 4, 4, channels))
+
+    def third(function):
+        def along(t):
+            return jnp.sin(function(q + t, k, v * (1 - t), tau + t)).sum()
+
+        return jax.jit(jax.grad(jax.grad(jax.grad(along))))(jnp.asarray(0.1))
+
+    ours = third(lambda *x: gauss_sum(*x, method="rescale"))
+    assert relative_error(ours, third(gauss_sum_dense)) <= 1e-9
+
+
+@pytest.mark.parametrize("channels", [1, 5])
+def test_check_grads(rng, channels):
+    *operands, _ = arrays(problem(rng, 4, 5, 2, channels))
+    check_grads(lambda *x: gauss_sum(*x, method="rescale"), operands, order=2, modes=["rev"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("channels", [1, 30])
+def test_coincident_points_have_finite_gradients(channels):
+    points = jnp.zeros((4, 3))
+    gradients = jax.grad(lambda q, k: gauss_sum(q, k, jnp.ones((4, channels)), method="rescale").sum(), (0, 1))(points, points)
+    assert not any(x.any() for x in gradients)
+
+
+@pytest.mark.parametrize("channels", [1, 30])
+def test_adjoint_identity(rng, channels):
+    """⟨g, K v⟩ = ⟨Kᵀ g, v⟩."""
+    q, k, v, tau, g = arrays(problem(rng, 20, 30, 4, channels))
+    d_values = jax.grad(lambda v: jnp.vdot(g, gauss_sum(q, k, v, tau, method="rescale")))(v)
+    assert abs(jnp.vdot(d_values, v) - jnp.vdot(g, gauss_sum_dense(q, k, v, tau))) < 1e-12
+
+
+@pytest.mark.parametrize("method", ["rescale", "blocked"])
+@pytest.mark.parametrize("channels", [1, 20])
+@pytest.mark.parametrize(
+    "shapes",
+    [((4,), (), (), ()), ((), (4,), (), ()), ((), (), (4,), ()), ((), (), (), (4,)), ((3, 1), (4,), (3, 4), (4,))],
+)
+def test_gradients_of_shared_operands_are_summed(rng, method, channels, shapes):
+    q, k = rng.normal(size=(*shapes[0], 5, 2)), rng.normal(size=(*shapes[1], 7, 2))
+    v, tau = rng.normal(size=(*shapes[2], 7, channels)), rng.uniform(0.5, 2, size=shapes[3])
+    g = rng.normal(size=(*np.broadcast_shapes(*shapes), 5, channels))
+    case = arrays((q, k, v, np.asarray(tau), g))
+    ours = pullback(lambda *x: gauss_sum(*x, method=method), *case)
+    assert_close(ours, pullback(gauss_sum_dense, *case), 1e-11)
+
+
+@pytest.mark.parametrize("function", [gauss_sum_dense, gauss_sum_blocked])
+def test_native_sums_have_forward_mode_too(rng, function):
+    *operands, _ = arrays(problem(rng, 4, 5, 2, 3))
+    check_grads(function, operands, order=2, modes=["fwd", "rev"], rtol=1e-5)
+
+
+def test_forward_mode_is_refused(rng):
+    *operands, _ = arrays(problem(rng))
+    with pytest.raises(TypeError, match="forward-mode"):
+        jax.jvp(gauss_sum, operands, operands)
+
+
+def test_bandwidth_is_learnable(rng):
+    """An Optax loop that recovers the τ that made the data."""
+    q, k, v, _, _ = arrays(problem(rng, 60, 50, 2, 1))
+    target = gauss_sum_dense(q, k, v, 3.0)
+    optimizer = optax.adam(0.1)
+
+    @jax.jit
+    def step(log_tau, state):
+        def loss(log_tau):
+            return jnp.square(gauss_sum(q, k, v, jnp.exp(log_tau), method="rescale") - target).mean()
+
+        updates, state = optimizer.update(jax.grad(loss)(log_tau), state)
+        return optax.apply_updates(log_tau, updates), state
+
+    log_tau = jnp.asarray(0.0)
+    state = optimizer.init(log_tau)
+    with jax.numpy_dtype_promotion("standard"):  # for Optax
+        for _ in range(150):
+            log_tau, state = step(log_tau, state)
+    assert abs(float(jnp.exp(log_tau)) - 3.0) < 0.03
+
+
+@pytest.fixture
+def kernel_calls(monkeypatch) -> list[str]:
+    """The names of the sums and pullbacks that run, in order."""
+    calls = []
+
+    def record(name, function):
+        def recorded(*args):
+            jax.debug.callback(lambda: calls.append(name))
+            return function(*args)
+
+        return recorded
+
+    monkeypatch.setattr(_dispatch, "blocked_sum", record("sum", _dispatch.blocked_sum))
+    monkeypatch.setattr(_dispatch, "blocked_pullback", record("pullback", _dispatch.blocked_pullback))
+    for cache in (_dispatch._kernel_sum, _dispatch._kernel_pullback):
+        cache.cache_clear()
+    jax.clear_caches()
+    yield calls
+    for cache in (_dispatch._kernel_sum, _dispatch._kernel_pullback):
+        cache.cache_clear()
+    jax.clear_caches()
+
+
+@pytest.mark.parametrize(
+    "channels, wanted, expected",
+    [
+        (1, (0, 1, 2, 3), ["sum", "sum"]),  # one channel: value and all gradients
+        (1, (0,), ["sum"]),  # only the queries move: nothing but the value's own sum
+        (1, (1,), ["sum", "sum"]),
+        (1, (2,), ["sum", "sum"]),
+        (40, (0, 1, 2, 3), ["pullback", "sum"]),
+        (40, (2,), ["sum", "sum"]),
+    ],
+)
+def test_number_of_kernel_calls(rng, kernel_calls, channels, wanted, expected):
+    *operands, g = arrays(problem(rng, 6, 5, 3, channels))
+
+    def value_and_gradients(*x):
+        value, vjp = jax.vjp(lambda *y: gauss_sum(*(y[wanted.index(i)] if i in wanted else x[i] for i in ALL), method="blocked"), *(x[i] for i in wanted))
+        return value, vjp(g)
+
+    value, gradients = jax.block_until_ready(jax.jit(value_and_gradients)(*operands))
+    jax.effects_barrier()
+    assert sorted(kernel_calls) == expected
+    exact = pullback(gauss_sum_dense, *operands, g)
+    assert_close([value, *gradients], [gauss_sum_dense(*operands), *(exact[i] for i in wanted)], 1e-12)
+
+
+def test_bridge_and_blocks_share_one_rule(rng):
+    """Attention's backward pass and the blocks' agree where both are exact."""
+    case = arrays(problem(rng, 21, 22, 3, 30))
+    assert_close(
+        pullback(lambda *x: gauss_sum(*x, method="rescale"), *case),
+        pullback(lambda *x: gauss_sum(*x, method="blocked"), *case),
+        1e-13,
+    )
+    assert torch_backend.METHODS.keys() == {"reweight", "prescale", "rescale"}
+
+
+@pytest.mark.parametrize("channels", [1, 24])
+def test_wanted_gradients_may_change_between_calls(rng, channels):
+    """JAX caches the forward rule for each pattern of wanted gradients, but one tree of residuals for all."""
+    *operands, _ = arrays(problem(rng, 6, 5, 3, channels))
+
+    def loss(function):
+        return lambda *x: jnp.sin(function(*x)).sum()
+
+    exact = jax.grad(loss(gauss_sum_dense), ALL)(*operands)
+    for transform in (lambda f: f, jax.checkpoint, jax.jit):
+        for wanted in ((0, 2), (2,), (1,), (3,), ALL, (0,)):
+            ours = jax.grad(loss(transform(lambda *x: gauss_sum(*x, method="blocked"))), wanted)(*operands)
+            assert_close(ours, [exact[i] for i in wanted], 1e-12)

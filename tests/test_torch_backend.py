@@ -1,0 +1,277 @@
+"""torch_backend by itself: three reductions, every dtype, any leading axes, and the fused pullback."""
+
+import itertools
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import torch_backend
+from oracle import SIZES, assert_close, gauss_sum64, problem, relative_error
+from torch_backend import METHODS, attention, gauss_sum, gauss_sum_pullback, layout, select_kernel
+
+EPS = {"float64": 2e-16, "float32": 1e-7, "float16": 1e-3, "bfloat16": 8e-3}
+
+
+def tensors(case) -> list[torch.Tensor]:
+    return [torch.from_numpy(x) for x in case]
+
+
+def dense(queries, keys, values, tau):
+    """The formula in PyTorch, for its autograd."""
+    differences = queries[..., :, None, :] - keys[..., None, :, :]
+    return torch.exp(-tau[..., None, None] / 2 * differences.square().sum(-1)) @ values
+
+
+def naive(queries, keys, values, tau, dtype):
+    """Attention logits and weights of the same dtype, as the kernel rounds them: what the tolerance is relative to."""
+    q, k, v = (torch.from_numpy(np.asarray(x)).to(dtype) for x in (queries, keys, values))
+    scaled = (tau**0.5 * q.float()).to(dtype).float(), (tau**0.5 * k.float()).to(dtype).float()
+    weights = torch.exp(-torch.cdist(*scaled).square() / 2).to(dtype).float()
+    return (weights @ v.float()).to(dtype)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("precision", EPS)
+@pytest.mark.parametrize("size", SIZES)
+def test_reduction_is_as_exact_as_its_dtype(rng, method, precision, size):
+    case = problem(rng, *size, tau=1.0)
+    exact = gauss_sum64(*case.operands)
+    bound = np.exp(-0.5 * np.square(case.queries[:, None] - case.keys).sum(-1)) @ np.abs(case.values)
+    result = gauss_sum(*tensors(case.operands), method=method, precision=precision)
+    same = naive(*case[:3], 1.0, getattr(torch, precision)).double().numpy()
+    assert result.dtype == torch.float64
+    error = np.abs(result.numpy() - exact).max()
+    assert error <= 4 * np.abs(same - exact).max() + 8 * EPS[precision] * bound.max()
+
+
+@pytest.mark.parametrize("tau", [0.05, 1.0, 10.0, 100.0])
+@pytest.mark.parametrize("offset", [0.0, 100.0])
+def test_rescale_keeps_its_digits_where_the_norms_are_large(rng, tau, offset):
+    case = problem(rng, 200, 300, 8, 1, tau=tau, positive=True)
+    moved = case._replace(queries=case.queries + offset, keys=case.keys + offset)
+    result = gauss_sum(*tensors(moved.operands), precision="float16")
+    assert relative_error(result, gauss_sum64(*moved.operands)) <= 5e-4 * max(1, tau / 10)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_leading_axes_broadcast(rng, method):
+    axes = [(), (1,), (3,), (2, 1), (2, 3), (4, 2, 3), (4, 2, 1), (2, 1, 1, 3), (2, 1, 2, 3)]
+    checked = 0
+    for count, shapes in enumerate(itertools.product(axes, axes, axes, [(), (3,), (2, 1)])):
+        try:
+            batch = np.broadcast_shapes(*shapes)
+        except ValueError:
+            continue
+        if count % 7:  # a seventh of the combinations, of every kind
+            continue
+        checked += 1
+        q, k, v = rng.normal(size=(*shapes[0], 5, 2)), rng.normal(size=(*shapes[1], 7, 2)), rng.normal(size=(*shapes[2], 7, 3))
+        tau, g = rng.uniform(0.5, 1.5, size=shapes[3]), rng.normal(size=(*batch, 5, 3))
+        q, k, v, tau, g = tensors((q, k, v, np.asarray(tau), g))
+        assert_close([gauss_sum(q, k, v, tau, method=method)], [gauss_sum64(q, k, v, tau)], 1e-13)
+        points = [x.clone().requires_grad_() for x in (q, k, v)]
+        exact = torch.autograd.grad((dense(*points, tau) * g).sum(), points)
+        assert_close(gauss_sum_pullback(q, k, v, tau, g), exact, 1e-12)
+    assert checked > 100
+
+
+@pytest.mark.parametrize(
+    "shapes, folded",
+    [
+        (((4, 5, 2), (7, 2), (7, 3)), [(1, 1, 20, 2), (1, 1, 7, 2), (1, 1, 7, 3)]),  # batch of queries: rows
+        (((5, 2), (7, 2), (4, 7, 3)), [(1, 1, 5, 2), (1, 1, 7, 2), (1, 1, 7, 12)]),  # batch of values: channels
+        (((4, 5, 2), (4, 7, 2), (7, 3)), [(1, 4, 5, 2), (1, 4, 7, 2), (1, 1, 7, 3)]),
+        (((4, 1, 5, 2), (1, 3, 7, 2), (7, 3)), [(4, 1, 5, 2), (1, 3, 7, 2), (1, 1, 7, 3)]),
+    ],
+)
+def test_shared_operands_are_not_copied(shapes, folded):
+    q, k, v = (torch.randn(shape) for shape in shapes)
+    fold = layout.Fold(q, k, v, torch.ones(1, 1))
+    operands = [fold.fold(q), fold.fold(k), fold.fold(v, of_values=True)]
+    assert [tuple(x.shape) for x in operands] == folded
+    assert [x.data_ptr() for x in operands[:2]] == [q.data_ptr(), k.data_ptr()]
+
+
+@pytest.mark.parametrize("precision", EPS)
+@pytest.mark.parametrize("size", [*SIZES, (300, 200, 16, 32)])
+def test_pullback_is_as_exact_as_its_dtype(rng, precision, size):
+    case = problem(rng, *size, tau=2.0)
+    q, k, v, tau, g = tensors(case)
+    points = [x.clone().requires_grad_() for x in (q, k, v)]
+    exact = torch.autograd.grad((dense(*points, tau) * g).sum(), points)
+    tolerance = {"float64": 1e-13, "float32": 2e-6, "float16": 3e-3, "bfloat16": 3e-2}[precision]
+    assert_close(gauss_sum_pullback(q, k, v, tau, g, precision=precision), exact, tolerance)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_pullback_does_not_depend_on_the_number_of_threads(rng, threads):
+    case = problem(rng, 50, 21, 3, 2)
+    exact = gauss_sum_pullback(*tensors(case))
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(threads)
+        assert_close(gauss_sum_pullback(*tensors(case)), exact, 1e-14)
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_half_precision_pullback_reaches_rows_far_below_its_range(rng):
+    case = problem(rng, 40, 60, 4, 2, tau=1.0)
+    case = case._replace(queries=case.queries + 5.0)  # Φ near exp(-50): zero in float16
+    q, k, v, tau, g = tensors(case)
+    points = [x.clone().requires_grad_() for x in (q, k, v)]
+    exact = torch.autograd.grad((dense(*points, tau) * g).sum(), points)
+    assert_close(gauss_sum_pullback(q, k, v, tau, g, precision="float16"), exact, 2e-2)
+
+
+def test_autograd_differentiates_reweight(rng):
+    q, k, v, tau, g = (x.requires_grad_() for x in tensors(problem(rng, 20, 30, 5, 3)))
+    ours = torch.autograd.grad((gauss_sum(q, k, v, tau, method="reweight") * g).sum(), (q, k, v, tau))
+    assert_close(ours, torch.autograd.grad((dense(q, k, v, tau) * g).sum(), (q, k, v, tau)), 1e-12)
+
+
+@pytest.mark.parametrize("method", ["rescale", "prescale"])
+def test_autograd_is_refused_where_it_would_be_wrong(rng, method):
+    q, k, v, tau, _ = tensors(problem(rng))
+    with pytest.raises(ValueError, match="got tensors that require a gradient"):
+        gauss_sum(q.requires_grad_(), k, v, tau, method=method)
+    with torch.no_grad():
+        gauss_sum(q, k, v, tau, method=method)
+
+
+def test_reweight_is_the_public_function(rng):
+    """Proposition 1 of the paper: κ/(N+1) ≤ β ≤ κ, on what the public function returns."""
+    a, b, v = (torch.from_numpy(x)[None, None] for x in problem(rng, 50, 70, 4, 2)[:3])
+    seen = []
+    original = attention.scaled_dot_product_attention
+    attention.scaled_dot_product_attention = lambda *args, **kwargs: seen.append(original(*args, **kwargs)) or seen[-1]
+    try:
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            METHODS["reweight"](a, b, v, select_kernel("cpu", "float64", "cpu", torch.float64, 4))
+    finally:
+        attention.scaled_dot_product_attention = original
+    beta, kappa = seen[0][..., 2], 71**0.5
+    assert len(seen) == 1
+    assert torch.all((kappa / 71 <= beta) & (beta <= kappa))
+    assert torch.all(seen[0][..., :2].abs() <= v.abs().max())
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("shape", [(0, 5, 2, 3), (4, 0, 2, 3), (4, 5, 2, 0), (0, 0, 2, 3)])
+def test_empty_operands_give_zeros_and_never_reach_the_kernel(method, shape):
+    m, n, d, c = shape
+    q, k, v = torch.ones(m, d), torch.ones(n, d), torch.ones(n, c)
+    result = gauss_sum(q, k, v, method=method)
+    assert result.shape == (m, c) and not result.any()
+    assert [x.shape for x in gauss_sum_pullback(q, k, v, 1.0, torch.ones(m, c))] == [q.shape, k.shape, v.shape]
+    assert gauss_sum(q.expand(0, m, d), k, v, method=method).shape == (0, m, c)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_strided_operands_are_packed(rng, method):
+    q, k, v, tau, _ = tensors(problem(rng, 20, 30, 16, 16))
+    exact = gauss_sum64(q, k, v, tau)
+    strided = [x.T.contiguous().T for x in (q, k, v)]
+    assert not strided[0].is_contiguous()
+    assert relative_error(gauss_sum(*strided, tau, method=method), exact) < 1e-13
+    every_second = [torch.stack([x, -x], -1).flatten(-2)[:, ::2] for x in (q, k, v)]
+    assert relative_error(gauss_sum(*every_second, tau, method=method), exact) < 1e-13
+
+
+@pytest.mark.parametrize("channels", [1, 40, 300])
+def test_channels_are_summed_in_blocks_where_the_kernel_is_narrow(rng, channels, monkeypatch):
+    case = problem(rng, 9, 11, 4, channels)
+    import torch_backend.gauss_sum  # the module: the package exports the function of its name
+
+    module = sys.modules["torch_backend.gauss_sum"]
+
+    def narrow(*args):
+        from dataclasses import replace
+
+        return replace(select_kernel(*args), max_width=16)
+
+    monkeypatch.setattr(module, "select_kernel", narrow)
+    exact = gauss_sum64(*case.operands)
+    for method in METHODS:
+        assert relative_error(gauss_sum(*tensors(case.operands), method=method), exact) < 1e-13
+    monkeypatch.undo()
+    whole = gauss_sum_pullback(*tensors(case))
+    monkeypatch.setattr(module, "select_kernel", narrow)
+    assert_close(gauss_sum_pullback(*tensors(case)), whole, 1e-13)
+
+
+def test_padding_costs_nothing_beside_the_rounding_of_the_width():
+    """The widths that the reductions run at for D = 3, 16, 30, 64 and one channel."""
+    half = select_kernel("cpu", "float16", "cpu", torch.float32, 3)
+    flash = torch_backend.KERNELS["flash"]
+    assert [half.width(d + half.norm_columns) for d in (3, 16, 30, 64)] == [16, 18, 32, 66]
+    assert [flash.width(d + 2) for d in (3, 16, 30, 64)] == [8, 24, 32, 72]
+    assert [half.width(w) for w in (1, 2, 15, 16, 17)] == [1, 16, 16, 16, 17]
+
+
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        ({"method": "softmax"}, ValueError, "got 'softmax'"),
+        ({"precision": "float8"}, ValueError, "got 'float8'"),
+        ({"backend": "triton"}, ValueError, "got 'triton'"),
+        ({"backend": "flash"}, ValueError, "got points on cpu"),
+        ({"queries": torch.ones(4, 2, dtype=torch.int32)}, TypeError, "got torch.int32"),
+        ({"queries": torch.ones(2)}, ValueError, r"got \(2,\)"),
+        ({"queries": torch.ones(4, 3)}, ValueError, r"got queries \(4, 3\), keys \(5, 2\)"),
+        ({"queries": torch.ones(4, 0), "keys": torch.ones(5, 0)}, ValueError, r"got queries \(4, 0\)"),
+        ({"values": torch.ones(4, 1)}, ValueError, r"got queries .*, values \(4, 1\)"),
+        ({"tau": torch.ones(3), "keys": torch.ones(2, 5, 2)}, ValueError, r"tau \(3,\)"),
+        ({"queries": torch.ones(4, 2, device="meta")}, ValueError, "got cpu, meta"),
+    ],
+)
+def test_wrong_arguments_are_named(change, error, message):
+    call = {"queries": torch.ones(4, 2), "keys": torch.ones(5, 2), "values": torch.ones(5, 1), "tau": 1.0} | change
+    with pytest.raises(error, match=message):
+        gauss_sum(**call)
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (("auto", "auto", "meta", torch.float32, 3), "got device meta"),
+        (("cpu", "auto", "cuda", torch.float32, 3), "got points on cuda"),
+        (("flash", "float32", "cuda", torch.float32, 3), "got torch.float32"),
+        (("auto", "auto", "cuda", torch.float64, 3), "got torch.float64"),
+        (("cudnn", "auto", "cuda", torch.float16, 200), "got 200"),
+    ],
+)
+def test_kernels_that_cannot_run_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        select_kernel(*arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments, name, dtype",
+    [
+        (("auto", "auto", "cpu", torch.float16, 3), "cpu", torch.float32),
+        (("auto", "auto", "cpu", torch.float64, 3), "cpu", torch.float64),
+        (("auto", "auto", "cuda", torch.float32, 254), "flash", torch.float16),
+        (("auto", "auto", "cuda", torch.bfloat16, 3), "flash", torch.bfloat16),
+        (("auto", "auto", "cuda", torch.float32, 255), "efficient", torch.float16),
+        (("auto", "float32", "cuda", torch.float16, 3), "efficient", torch.float32),
+    ],
+)
+def test_auto_selects_a_kernel_that_fits(arguments, name, dtype):
+    kernel = select_kernel(*arguments)
+    assert (kernel.name, kernel.dtype) == (name, dtype)
+
+
+def test_a_missing_operator_names_the_versions_that_have_it():
+    with pytest.raises(ImportError, match=r"Install torch>=2\.11"):
+        attention._aten("flash_attention_of_the_future")
+
+
+def test_torch_backend_does_not_import_jax():
+    code = "import sys, torch_backend; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    assert subprocess.run([sys.executable, "-c", code.replace("backend;", "backend, jax;")], check=False).returncode == 1
