@@ -47,10 +47,10 @@ def torch_sum(plan: "Plan", queries: jax.Array, keys: jax.Array, values: jax.Arr
     return total
 
 
-def torch_pullback(plan: "Plan", *operands: jax.Array) -> Sequence[jax.Array]:
+def torch_pullback(plan: "Plan", *operands: jax.Array) -> tuple[jax.Array, ...]:
     """The pullback at queries, keys, values, tau and a cotangent, by `torch_backend.gauss_sum_pullback`."""
     shapes = [x.shape for x in operands[:3]]
-    return _call(_pullback_callback(plan.precision, plan.backend), shapes, operands)
+    return tuple(_call(_pullback_callback(plan.precision, plan.backend), shapes, operands))
 
 
 def _call(callback: Callable, shapes: Sequence[tuple[int, ...]], operands: Sequence[jax.Array]) -> list[jax.Array]:

@@ -13,6 +13,7 @@ METHODS = ("auto", "reweight", "prescale", "rescale", "blocked", "dense")
 PRECISIONS = ("auto", "float16", "bfloat16", "float32", "float64")
 BACKENDS = ("auto", "flash", "efficient", "cudnn", "cpu")
 DTYPES = ("float16", "bfloat16", "float32", "float64")
+_FLOATING = frozenset(jnp.dtype(name) for name in DTYPES)
 
 Points = Float[Array | np.ndarray, "*batch n d"]
 Values = Float[Array | np.ndarray, "*batch n c"] | Float[Array | np.ndarray, " n"]
@@ -58,7 +59,7 @@ def check_operands(function: str, queries: Any, keys: Any, values: Any, tau: Any
                 f"{where}: `{name}` must be a JAX or NumPy array; got {type(x).__name__}. Convert with jnp.asarray."
             )
         dtype = jax.dtypes.canonicalize_dtype(x.dtype)
-        if dtype.name not in DTYPES:
+        if dtype not in _FLOATING:
             raise TypeError(
                 f"{where}: `{name}` must be of dtype {', '.join(DTYPES)}; got {name} {x.dtype}."
                 f" Convert with {name}.astype(jnp.float32)."
@@ -88,15 +89,15 @@ def check_operands(function: str, queries: Any, keys: Any, values: Any, tau: Any
             " Weights in batches need a channel axis: values[..., None]."
         )
     tau_shape = _check_tau(where, tau)
-    leading = [x.shape[:-2] for x in operands.values()]
+    leading = {tau_shape, *(tuple(x.shape[:-2]) for x in operands.values())}
     try:
-        np.broadcast_shapes(*leading, tau_shape)
+        np.broadcast_shapes(*leading)
     except ValueError:
         raise ValueError(
             f"{where}: leading axes must broadcast as in jnp.matmul, and `tau` against them; got {shapes},"
             f" tau {tau_shape}. Add axes of length 1."
         ) from None
-    return jnp.result_type(*dtypes).name
+    return (dtypes[0] if len(set(dtypes)) == 1 else jnp.result_type(*dtypes)).name
 
 
 def _check_tau(where: str, tau: Any) -> tuple[int, ...]:
@@ -106,6 +107,8 @@ def _check_tau(where: str, tau: Any) -> tuple[int, ...]:
             raise TypeError(f"{where}: `tau` must be real; got tau {tau.dtype}. Pass 1 / sigma**2.")
         if isinstance(tau, jax.core.Tracer) or any(device.platform != "cpu" for device in tau.devices()):
             return tau.shape
+    if type(tau) is float and 0 < tau < math.inf:
+        return ()
     try:
         value = np.asarray(tau)
     except (TypeError, ValueError):

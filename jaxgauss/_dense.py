@@ -48,14 +48,16 @@ def blocked_sum(
     keys: Float[Array, "*batch n d"],
     values: Float[Array, "*batch n c"],
     tau: Float[Array, "*batch"],
+    *,
+    whole: bool = False,
 ) -> Float[Array, "*batch m c"]:
-    """The Gauss sum of operands of equal rank. One tile is the dense sum."""
+    """The Gauss sum of operands of equal rank; with `whole`, of one tile, which is the dense sum."""
     batch = jnp.broadcast_shapes(queries.shape[:-2], keys.shape[:-2], values.shape[:-2], tau.shape)
     a, b = _scaled_points(queries, keys, tau)
     if _shared(keys, values, tau[..., None, None]):  # the batch of the queries is more rows
-        total = _blocked(_tile_sum, _as_rows(a), _as_rows(b), _as_rows(values))
+        total = _blocked(_tile_sum, _as_rows(a), _as_rows(b), _as_rows(values), whole=whole)
         return total.reshape(*batch, queries.shape[-2], values.shape[-1])
-    return _blocked(_tile_sum, a, b, values)
+    return _blocked(_tile_sum, a, b, values, whole=whole)
 
 
 def blocked_pullback(
@@ -64,6 +66,8 @@ def blocked_pullback(
     values: Float[Array, "*batch n c"],
     tau: Float[Array, "*batch"],
     cotangent: Float[Array, "*batch m c"],
+    *,
+    whole: bool = False,
 ) -> tuple[Float[Array, "*batch m d"], Float[Array, "*batch n d"], Float[Array, "*batch n c"]]:
     """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of queries, keys and values, each tile of Φ computed once.
 
@@ -78,7 +82,7 @@ def blocked_pullback(
         a, b, v, g, scale = _as_rows(a), _as_rows(b), _as_rows(v), _as_rows(g), scale.reshape(1, 1)
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (a, b, v, g)))
     (num_queries, dim), num_keys = a.shape[-2:], b.shape[-2]
-    rows, columns = _block_sizes(math.prod(batch), num_queries, num_keys)
+    rows, columns = (num_queries, num_keys) if whole else _block_sizes(math.prod(batch), num_queries, num_keys)
 
     def with_ones(points: Array) -> Array:  # [x, 1]: S [b, 1] is S b and the row sums of S
         return jnp.concatenate([points, jnp.ones_like(points[..., :1])], -1)
@@ -200,10 +204,11 @@ def _scan(body: Callable, carry, blocks):
     return carry, jax.tree.map(lambda x: x[None], out)
 
 
-def _blocked(tile_sum: Callable, a: Array, b: Array, v: Array) -> Array:
+def _blocked(tile_sum: Callable, a: Array, b: Array, v: Array, whole: bool = False) -> Array:
     """Σ over blocks of queries and of keys. Keys that fill the last block have value 0."""
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (a, b, v)))
-    rows, columns = _block_sizes(math.prod(batch), a.shape[-2], b.shape[-2])
+    sizes = a.shape[-2], b.shape[-2]
+    rows, columns = sizes if whole else _block_sizes(math.prod(batch), *sizes)
     key_blocks = _blocks(b, columns), _blocks(v, columns)
 
     def add_rows(_: None, a: Array):

@@ -81,8 +81,8 @@ def _by_platform(settings: Settings, native: Callable, torch: Callable, operands
             chosen = Plan(platform, *("rescale" if i == 0 and n == "auto" else n for i, n in enumerate(names)), "")
         if not chosen.native:
             return functools.partial(torch, chosen)
-        work = jnp.dtype(chosen.precision)
-        return lambda *xs: jax.tree.map(lambda y: y.astype(dtype), native(*(x.astype(work) for x in xs)))
+        work, whole = jnp.dtype(chosen.precision), chosen.method == "dense"
+        return lambda *xs: jax.tree.map(lambda y: y.astype(dtype), native(*(x.astype(work) for x in xs), whole=whole))
 
     known = platforms()
     if len(known) == 1:

@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import jax.extend
-import jax.numpy as jnp
+import numpy as np
 
 from . import _bridge
 from ._checks import Bandwidth, Points, Settings, Values, check_names, check_operands
@@ -80,8 +80,8 @@ def explain(
 
 def sizes(queries: Any, keys: Any, values: Any, tau: Any) -> tuple[int, int, int]:
     """Kernel evaluations (batch · M · N), dimension and channels of a sum."""
-    leading = (x.shape[:-2] for x in (queries, keys, values))
-    batch = math.prod(jnp.broadcast_shapes(*leading, jnp.shape(tau)))
+    leading = {np.shape(tau), *(tuple(x.shape[:-2]) for x in (queries, keys, values))}
+    batch = math.prod(np.broadcast_shapes(*leading))
     channels = values.shape[-1] if len(values.shape) > 1 else 1
     return batch * queries.shape[-2] * keys.shape[-2], queries.shape[-1], channels
 

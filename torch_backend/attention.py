@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from .layout import accumulation_dtype
+from .layout import accumulation_dtype, broadcast_shapes
 
 HALF = (torch.float16, torch.bfloat16)
 PRECISIONS = {
@@ -172,7 +172,7 @@ def attention_pullback(
 
 def _broadcast(*operands: Tensor) -> list[Tensor]:
     """Operands with a common batch and number of heads, as views."""
-    axes = torch.broadcast_shapes(*(x.shape[:2] for x in operands))
+    axes = broadcast_shapes(*(x.shape[:2] for x in operands))
     return [x.expand(*axes, -1, -1) for x in operands]
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from .attention import Kernel, attention, attention_pullback, select_kernel
-from .layout import Fold, accumulation_dtype, half_squared_norms, in_blocks, normalized, pack, scaled_points
+from .layout import Fold, accumulation_dtype, broadcast_shapes, half_squared_norms, in_blocks, normalized, pack, scaled_points
 from .prescale import prescale
 from .rescale import rescale, with_norms
 from .reweight import reweight
@@ -155,7 +155,7 @@ def _prepare(queries: Tensor, keys: Tensor, values: Tensor, tau: Tensor | float,
     work = torch.promote_types(accumulation_dtype(kernel.dtype), accumulation_dtype(dtype))
     tau = torch.as_tensor(tau, dtype=work, device=queries.device)[..., None, None]
     try:
-        torch.broadcast_shapes(*(x.shape[:-2] for x in (queries, keys, values, tau)))
+        broadcast_shapes(*(x.shape[:-2] for x in (queries, keys, values, tau)))
     except RuntimeError as error:
         raise ValueError(f"{name}: leading axes must broadcast; got {shapes}, tau {tuple(tau.shape[:-2])}.") from error
     return queries.to(work), keys.to(work), values.to(work), tau, kernel, dtype

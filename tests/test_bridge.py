@@ -1,0 +1,178 @@
+"""The door to PyTorch: no copies, one callback a setting, one readable error, and a process that lives on."""
+
+import subprocess
+import sys
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import torch_backend
+from jaxgauss import _bridge, _dispatch, _plan, explain, gauss_sum, gauss_sum_dense
+from oracle import assert_close, gauss_sum64, problem, relative_error
+
+CACHES = (_bridge._sum_callback, _bridge._pullback_callback, _dispatch._kernel_sum, _dispatch._kernel_pullback)
+
+
+@pytest.fixture
+def fresh():
+    """Nothing compiled, before and after: what the test patches is traced, and does not outlive it."""
+
+    def clear():
+        for cache in (*CACHES, _plan.warn_once):
+            cache.cache_clear()
+        jax.clear_caches()
+
+    clear()
+    yield
+    clear()
+
+
+@pytest.fixture
+def seen(monkeypatch, fresh) -> list[tuple[torch.Tensor, ...]]:
+    """Addresses, dtypes and devices of the tensors that reach torch_backend."""
+    calls = []
+
+    def record(*operands, **options):
+        calls.append([(x.data_ptr(), x.dtype, x.device.type) for x in operands])
+        return original(*operands, **options)
+
+    original = torch_backend.gauss_sum
+    monkeypatch.setattr(torch_backend, "gauss_sum", record)
+    return calls
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, jax.jit])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_inputs_are_not_copied(rng, seen, transform, dtype):
+    operands = [jnp.asarray(x) for x in problem(rng, 300, 200, 16, 8, dtype=dtype).operands]
+    jax.block_until_ready(transform(lambda *x: gauss_sum(*x, method="rescale"))(*operands))
+    (pointers,) = seen
+    assert [p for p, *_ in pointers] == [x.unsafe_buffer_pointer() for x in operands]
+
+
+def test_weights_are_not_copied_either(rng, seen):
+    q, k, v, _ = (jnp.asarray(x) for x in problem(rng, 30, 20, 16, 1).operands)
+    weights = v[:, 0] + 0.0
+    jax.block_until_ready(gauss_sum(q, k, weights, method="rescale"))
+    assert seen[0][2][0] == weights.unsafe_buffer_pointer()
+
+
+def test_shared_keys_reach_pytorch_once(rng, monkeypatch, fresh):
+    shapes = []
+    original = torch_backend.gauss_sum
+    monkeypatch.setattr(
+        torch_backend, "gauss_sum", lambda *x, **options: shapes.append([tuple(y.shape) for y in x]) or original(*x, **options)
+    )
+    q, k, v = jnp.ones((4, 3, 6, 2)), jnp.ones((3, 5, 2)), jnp.ones((5, 1))
+    over = jax.vmap(jax.vmap(lambda q, k: gauss_sum(q, k, v, method="rescale")), (0, None))
+    jax.block_until_ready(jax.jit(over)(q, k))
+    assert shapes == [[(4, 3, 6, 2), (1, 3, 5, 2), (1, 1, 5, 1), (1, 1)]]
+
+
+def test_inputs_are_never_written(rng):
+    case = problem(rng, 30, 20, 4, 3)
+    operands = [jnp.asarray(x) for x in case]
+    jax.block_until_ready(jax.vjp(lambda *x: gauss_sum(*x, method="rescale"), *operands[:4])[1](operands[4]))
+    assert all(np.array_equal(x, y) for x, y in zip(operands, case, strict=True))
+
+
+def test_a_setting_has_one_callback_and_a_shape_is_compiled_once(rng):
+    q, k, v, tau = (jnp.asarray(x) for x in problem(rng).operands)
+    assert _bridge._sum_callback("rescale", "float32", "cpu") is _bridge._sum_callback("rescale", "float32", "cpu")
+    count = []
+    f = jax.jit(lambda *x: (count.append(1), gauss_sum(*x, method="rescale"))[1])
+    for i in range(3):
+        f(q + i, k, v, tau)
+    assert len(count) == 1
+
+
+@pytest.mark.parametrize("transform", [lambda f: f, jax.jit, lambda f: jax.jit(jax.vmap(f))])
+def test_a_failure_in_pytorch_surfaces_once_and_the_process_lives_on(rng, monkeypatch, fresh, transform):
+    def fail(*operands, **options):
+        raise ArithmeticError("the kernel is on strike")
+
+    operands = [jnp.asarray(x)[None] for x in problem(rng).operands]
+    monkeypatch.setattr(torch_backend, "gauss_sum", fail)
+    message = r"`jaxgauss`: PyTorch failed on float64\[.*\] on cpu, .*rescale.*: the kernel is on strike"
+    with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+        jax.block_until_ready(transform(lambda *x: gauss_sum(*x, method="rescale"))(*operands))
+    monkeypatch.undo()
+    for cache in CACHES:
+        cache.cache_clear()
+    jax.clear_caches()
+    result = gauss_sum(*operands, method="rescale")
+    assert relative_error(result, gauss_sum64(*operands)) < 1e-13
+
+
+def test_memory_errors_on_a_gpu_name_the_setting():
+    message = _bridge._failure(torch.OutOfMemoryError("CUDA out of memory"), "float32[8, 3] on cuda")
+    assert "XLA_PYTHON_CLIENT_PREALLOCATE=false" in message and "float32[8, 3]" in message
+    assert "XLA" not in _bridge._failure(ValueError("x"), "")
+
+
+def test_several_platforms_share_one_program(rng, monkeypatch, fresh):
+    """As on a GPU machine: the branch is chosen when the program is lowered."""
+    monkeypatch.setattr(_dispatch, "platforms", lambda: ["cpu", "cuda"])
+    monkeypatch.setattr(_bridge, "serves", lambda platform: True)
+    *operands, g = (jnp.asarray(x) for x in problem(rng, c=30))
+    for method in ("auto", "rescale", "blocked"):
+        value, vjp = jax.vjp(jax.jit(lambda *x: gauss_sum(*x, method=method)), *operands)  # noqa: B023
+        exact, exact_vjp = jax.vjp(gauss_sum_dense, *operands)
+        assert_close([value, *vjp(g)], [exact, *exact_vjp(g)], 1e-12)
+        mapped = jax.jit(jax.vmap(jax.grad(lambda *x: gauss_sum(*x, method=method).sum())))  # noqa: B023
+        mapped(*(x[None] for x in operands))
+
+
+def test_a_kernel_of_another_platform_is_refused_when_it_runs(rng, monkeypatch, fresh):
+    """Under jit a program may be lowered for a platform other than the one that was checked."""
+    monkeypatch.setattr("jaxgauss._gauss_sum.expected_platform", lambda *x: "cuda")
+    monkeypatch.setattr(_bridge, "serves", lambda platform: True)
+    operands = problem(rng, dtype="float32").operands
+    with pytest.raises(jax.errors.JaxRuntimeError, match="backend 'flash' runs on cuda; got points on cpu"):
+        jax.block_until_ready(jax.jit(lambda *x: gauss_sum(*x, backend="flash"))(*operands))
+
+
+@pytest.mark.parametrize("platform, dtype", [("tpu", "float32"), ("cuda", "float32"), ("cuda", "float64"), ("rocm", "float32")])
+def test_auto_falls_back_to_blocks_and_says_so_once(rng, monkeypatch, fresh, platform, dtype):
+    monkeypatch.setattr("jaxgauss._gauss_sum.expected_platform", lambda *x: platform)
+    monkeypatch.setattr("jaxgauss._plan.expected_platform", lambda *x: platform)
+    if dtype == "float64":
+        monkeypatch.setattr(_bridge, "serves", lambda platform: True)
+    operands = problem(rng, dtype=dtype).operands
+    assert explain(*operands).method == "blocked"
+    with pytest.warns(UserWarning, match=r"jaxgauss: .*the blocked JAX sum stands in") as caught:
+        result = gauss_sum(*operands)
+    assert len(caught) == 1 and relative_error(result, gauss_sum64(*operands)) < 1e-5
+    with warnings.catch_warnings(action="error"):
+        gauss_sum(*operands)  # once
+        gauss_sum(*operands, method="blocked")  # asked for
+    with pytest.raises(ValueError, match=r"got method 'rescale'.*method='blocked'"):
+        gauss_sum(*operands, method="rescale")
+
+
+def test_importing_changes_nothing_and_loads_no_pytorch():
+    code = """
+import jax, sys, warnings
+before = dict(jax.config.values)
+import jaxgauss
+assert dict(jax.config.values) == before
+assert "torch" not in sys.modules
+import torch
+threads = torch.get_num_threads()
+jaxgauss.gauss_sum(jax.numpy.ones((3, 2)), jax.numpy.ones((3, 2)), jax.numpy.ones((3,)), method="rescale")
+assert torch.get_num_threads() == threads and dict(jax.config.values) == before
+assert torch.is_grad_enabled()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_only_the_bridge_names_pytorch():
+    from pathlib import Path
+
+    package = Path(_bridge.__file__).parent
+    named = {path.name for path in package.glob("*.py") if "import torch" in path.read_text()}
+    assert named == {"_bridge.py"}

@@ -1,0 +1,65 @@
+"""What "auto" chooses, and that it is what runs."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxgauss import _bridge, _plan, explain
+from jaxgauss._checks import Settings
+
+
+def shapes(m, n, d, c, dtype="float32"):
+    return [jax.ShapeDtypeStruct(shape, dtype) for shape in ((m, d), (n, d), (n, c))]
+
+
+@pytest.mark.parametrize(
+    "size, intel, options, expected",
+    [
+        ((64, 64, 3, 1), True, {}, ("dense", "float32", "xla")),
+        ((8192, 8192, 3, 1), True, {}, ("rescale", "float32", "cpu")),
+        ((8192, 8192, 128, 1), True, {}, ("blocked", "float32", "xla")),
+        ((8192, 8192, 128, 128), True, {}, ("rescale", "float32", "cpu")),
+        ((8192, 8192, 3, 1), False, {}, ("blocked", "float32", "xla")),
+        ((8192, 8192, 3, 1), False, {"method": "rescale"}, ("rescale", "float32", "cpu")),
+        ((8192, 8192, 3, 1), False, {"backend": "cpu"}, ("rescale", "float32", "cpu")),
+        ((64, 64, 3, 1), False, {"precision": "float16"}, ("rescale", "float16", "cpu")),
+        ((64, 64, 3, 1), False, {"precision": "float64"}, ("rescale", "float64", "cpu")),
+        ((64, 64, 3, 1), False, {"method": "reweight", "precision": "bfloat16"}, ("reweight", "bfloat16", "cpu")),
+        ((8192, 8192, 3, 1), False, {"method": "dense"}, ("dense", "float32", "xla")),
+    ],
+)
+def test_auto_on_a_cpu(monkeypatch, size, intel, options, expected):
+    monkeypatch.setattr(_plan, "intel_cpu", lambda: intel)
+    plan = explain(*shapes(*size), **options)
+    assert (plan.method, plan.precision, plan.backend) == expected
+    assert plan.platform == "cpu" and plan.reason
+
+
+@pytest.mark.parametrize(
+    "dtype, dim, options, expected",
+    [
+        ("float32", 16, {}, ("rescale", "float16", "flash")),
+        ("bfloat16", 16, {}, ("rescale", "bfloat16", "flash")),
+        ("float32", 300, {}, ("rescale", "float16", "efficient")),
+        ("float32", 16, {"precision": "float32"}, ("rescale", "float32", "efficient")),
+        ("float64", 16, {}, ("blocked", "float64", "xla")),
+        ("float64", 16, {"precision": "float16"}, ("rescale", "float16", "flash")),
+    ],
+)
+def test_auto_on_cuda(monkeypatch, dtype, dim, options, expected):
+    monkeypatch.setattr(_bridge, "serves", lambda platform: True)
+    plan = _plan.plan(Settings(**options, dtype=dtype), "cuda", 10**8, dim, 1)
+    assert (plan.method, plan.precision, plan.backend) == expected
+
+
+def test_the_platform_is_that_of_the_arrays():
+    assert _plan.expected_platform(jnp.ones(1)) == "cpu"
+    assert _plan.expected_platform() == jax.default_backend()
+    with jax.default_device(jax.devices("cpu")[0]):
+        assert _plan.expected_platform() == "cpu"
+    assert _plan.platforms() == ["cpu"]
+
+
+def test_batches_count_as_work():
+    plan = explain(jax.ShapeDtypeStruct((1000, 64, 3), "float32"), *shapes(1, 64, 3, 1)[1:])
+    assert plan.method != "dense"
