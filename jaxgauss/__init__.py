@@ -1,6 +1,6 @@
 """Gauss sums for JAX in linear memory, by stock flash-attention kernels, with every gradient.
 
-    s_m = Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n
+s_m = Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n
 """
 
 from ._dense import gauss_sum_blocked as gauss_sum_blocked

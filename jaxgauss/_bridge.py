@@ -96,7 +96,9 @@ def _callback(function: "Callable[..., Sequence[Tensor]]", options: dict[str, st
                     run(outputs, inputs)
         except Exception as error:
             shapes = ", ".join(f"{x.dtype}{list(x.shape)}" for x in inputs)
-            raise RuntimeError(_failure(error, f"{shapes} on {'cuda' if device_type == DLPACK_CUDA else 'cpu'}, {options}")) from error
+            raise RuntimeError(
+                _failure(error, f"{shapes} on {'cuda' if device_type == DLPACK_CUDA else 'cpu'}, {options}")
+            ) from error
 
     return callback
 

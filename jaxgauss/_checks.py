@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -15,9 +16,11 @@ BACKENDS = ("auto", "flash", "efficient", "cudnn", "cpu")
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 _FLOATING = frozenset(jnp.dtype(name) for name in DTYPES)
 
-Points = Float[Array | np.ndarray, "*batch n d"]
-Values = Float[Array | np.ndarray, "*batch n c"] | Float[Array | np.ndarray, " n"]
-Bandwidth = Float[Array | np.ndarray, "*batch"] | float
+Queries = Float[Array | np.ndarray, "*#batch m d"]
+Keys = Float[Array | np.ndarray, "*#batch n d"]
+Values = Float[Array | np.ndarray, "*#batch n c"] | Float[Array | np.ndarray, " n"]
+Bandwidth = Float[Array | np.ndarray, "*#batch"] | float | int
+Sums = Float[Array, "*result m c"] | Float[Array, "*result m"]
 
 
 @dataclass(frozen=True)

@@ -14,16 +14,14 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from ._checks import Bandwidth, Points, Values, check_operands, working_dtype
+from ._checks import Bandwidth, Keys, Queries, Sums, Values, check_operands, working_dtype
 from ._shards import vary_alike, vary_like
 
 TILE = 2**21  # entries of the kernel matrix held at a time (8 MiB in float32): measured best on CPUs, forward and back
 ROWS = 256
 
 
-def gauss_sum_dense(
-    queries: Points, keys: Points, values: Values, tau: Bandwidth = 1.0
-) -> Float[Array, "*batch m c"] | Float[Array, " m"]:
+def gauss_sum_dense(queries: Queries, keys: Keys, values: Values, tau: Bandwidth = 1.0) -> Sums:
     """Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n with the M×N kernel matrix in memory.
 
     Arguments, result and errors are those of `gauss_sum`. Every JAX transformation works, forward mode included.
@@ -32,25 +30,25 @@ def gauss_sum_dense(
     return _native("gauss_sum_dense", _tile_sum, queries, keys, values, tau)
 
 
-def gauss_sum_blocked(
-    queries: Points, keys: Points, values: Values, tau: Bandwidth = 1.0
-) -> Float[Array, "*batch m c"] | Float[Array, " m"]:
+def gauss_sum_blocked(queries: Queries, keys: Keys, values: Values, tau: Bandwidth = 1.0) -> Sums:
     """Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n, a block of the kernel matrix at a time.
 
     Arguments, result and errors are those of `gauss_sum`. Every JAX transformation works, forward mode included.
     Linear memory, forward and backward: blocks are recomputed by `jax.checkpoint` when they are differentiated.
     """
-    return _native("gauss_sum_blocked", functools.partial(_blocked, jax.checkpoint(_tile_sum)), queries, keys, values, tau)
+    return _native(
+        "gauss_sum_blocked", functools.partial(_blocked, jax.checkpoint(_tile_sum)), queries, keys, values, tau
+    )
 
 
 def blocked_sum(
-    queries: Float[Array, "*batch m d"],
-    keys: Float[Array, "*batch n d"],
-    values: Float[Array, "*batch n c"],
-    tau: Float[Array, "*batch"],
+    queries: Float[Array, "*#batch m d"],
+    keys: Float[Array, "*#batch n d"],
+    values: Float[Array, "*#batch n c"],
+    tau: Float[Array, "*#batch"],
     *,
     whole: bool = False,
-) -> Float[Array, "*batch m c"]:
+) -> Float[Array, "*result m c"]:
     """The Gauss sum of operands of equal rank; with `whole`, of one tile, which is the dense sum."""
     batch = jnp.broadcast_shapes(queries.shape[:-2], keys.shape[:-2], values.shape[:-2], tau.shape)
     a, b = _scaled_points(queries, keys, tau)
@@ -61,14 +59,14 @@ def blocked_sum(
 
 
 def blocked_pullback(
-    queries: Float[Array, "*batch m d"],
-    keys: Float[Array, "*batch n d"],
-    values: Float[Array, "*batch n c"],
-    tau: Float[Array, "*batch"],
-    cotangent: Float[Array, "*batch m c"],
+    queries: Float[Array, "*#batch m d"],
+    keys: Float[Array, "*#batch n d"],
+    values: Float[Array, "*#batch n c"],
+    tau: Float[Array, "*#batch"],
+    cotangent: Float[Array, "*#batch m c"],
     *,
     whole: bool = False,
-) -> tuple[Float[Array, "*batch m d"], Float[Array, "*batch n d"], Float[Array, "*batch n c"]]:
+) -> tuple[Float[Array, "*#batch m d"], Float[Array, "*#batch n d"], Float[Array, "*#batch n c"]]:
     """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of queries, keys and values, each tile of Φ computed once.
 
     With S_mn = Φ ⟨g_m, v_n⟩: dv = Φᵀ g, da = S b - (S 1) a, db = Sᵀ a - (Sᵀ 1) b at scaled points. The transposed
@@ -124,7 +122,7 @@ def unbroadcast(array: Array, shape: tuple[int, ...]) -> Array:
     return array.sum((*range(extra), *stretched)).reshape(shape) if array.shape != shape else array
 
 
-def center(points: Float[Array, "*batch n d"]) -> Float[Array, "*batch 1 d"]:
+def center(points: Float[Array, "*#batch n d"]) -> Float[Array, "*#batch 1 d"]:
     """The mean of the points that are finite; no gradient flows through it."""
     points = lax.stop_gradient(points)
     finite = jnp.isfinite(points)
@@ -132,14 +130,13 @@ def center(points: Float[Array, "*batch n d"]) -> Float[Array, "*batch 1 d"]:
     return jnp.where(finite, points, 0).sum(-2, keepdims=True) / count
 
 
-def _native(function: str, reduction: Callable, queries: Array, keys: Array, values: Array, tau: Array | float) -> Array:
+def _native(function: str, reduction: Callable, queries: Queries, keys: Keys, values: Values, tau: Bandwidth) -> Array:
     """Check and promote the public arguments, reduce, and return what was promoted."""
     dtype = check_operands(function, queries, keys, values, tau)
-    queries, keys, values, tau = (jnp.asarray(x, working_dtype(dtype)) for x in (queries, keys, values, tau))
-    weights = values.ndim == 1
-    operands = vary_alike(queries, keys, values[:, None] if weights else values, tau)
-    queries, keys, values, tau = align(*operands)
-    total = reduction(*_scaled_points(queries, keys, tau), values).astype(dtype)
+    q, k, v, t = (jnp.asarray(x, working_dtype(dtype)) for x in (queries, keys, values, tau))
+    weights = v.ndim == 1
+    q, k, v, t = align(*vary_alike(q, k, v[:, None] if weights else v, t))
+    total = reduction(*_scaled_points(q, k, t), v).astype(dtype)
     return total[..., 0] if weights else total
 
 

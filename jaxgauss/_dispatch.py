@@ -21,9 +21,7 @@ from ._shards import vary_like
 OF_POINTS_AND_VALUES = 3  # the pullback's results have the shapes of its first three operands
 
 
-def kernel_sum(
-    settings: Settings, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array
-) -> jax.Array:
+def kernel_sum(settings: Settings, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array) -> jax.Array:
     """Σ_n Φ_τ(q_m, k_n) v_n of operands of equal rank in float32 or float64."""
     return _kernel_sum(settings)(queries, keys, values, tau)
 
@@ -77,8 +75,8 @@ def _by_platform(settings: Settings, native: Callable, torch: Callable, operands
         try:
             chosen = plan(settings, platform, *sizes(*operands[:4]))
         except ValueError:  # not the platform that was checked: let PyTorch refuse if it is run there after all
-            names = (settings.method, settings.precision, settings.backend)
-            chosen = Plan(platform, *("rescale" if i == 0 and n == "auto" else n for i, n in enumerate(names)), "")
+            method = "rescale" if settings.method == "auto" else settings.method
+            chosen = Plan(platform, method, settings.precision, settings.backend, "asked for by name")
         if not chosen.native:
             return functools.partial(torch, chosen)
         work, whole = jnp.dtype(chosen.precision), chosen.method == "dense"
@@ -88,4 +86,3 @@ def _by_platform(settings: Settings, native: Callable, torch: Callable, operands
     if len(known) == 1:
         return compute(known[0])(*operands)
     return lax.platform_dependent(*operands, **{name: compute(name) for name in known}, default=native)
-

@@ -7,9 +7,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
-from ._checks import Bandwidth, Points, Settings, Values, check_names, check_operands, working_dtype
+from ._checks import Bandwidth, Keys, Queries, Settings, Sums, Values, check_names, check_operands, working_dtype
 from ._dense import align, center, unbroadcast
 from ._dispatch import kernel_pullback, kernel_sum
 from ._plan import expected_platform, plan, sizes, warn_once
@@ -19,15 +19,15 @@ CHANNELS_IN_A_SUM = 64  # width up to which gradient channels share one sum: nar
 
 
 def gauss_sum(
-    queries: Points,
-    keys: Points,
+    queries: Queries,
+    keys: Keys,
     values: Values,
     tau: Bandwidth = 1.0,
     *,
     method: str = "auto",
     precision: str = "auto",
     backend: str = "auto",
-) -> Float[Array, "*batch m c"] | Float[Array, "*batch m"]:
+) -> Sums:
     """Sum Gaussian kernels: s_m = Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n, without the M×N kernel matrix.
 
     O(MN(D + C)) operations and O((M + N)(D + C)) memory, by one call of a stock flash-attention kernel of PyTorch, or
@@ -107,10 +107,8 @@ def _checked_sum(settings: Settings, queries: Array, keys: Array, values: Array,
 # Source: Rux & Neumayer 2026, section 3, for the sum as attention; the rules are the product rule.
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _gauss_sum(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array) -> Array:
-    """Operands of equal rank and one dtype -> (…, M, C)."""
-    return kernel_sum(settings, queries, keys, values, tau)
+_gauss_sum = jax.custom_vjp(kernel_sum, nondiff_argnums=(0,))
+_pullback = jax.custom_vjp(kernel_pullback, nondiff_argnums=(0,))
 
 
 class _Wanted(NamedTuple):
@@ -187,12 +185,6 @@ def _sum_and_slopes(settings: Settings, queries: Array, keys: Array, values: Arr
     return s, first - s[..., None] * (queries - c)[..., None, :]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _pullback(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array, g: Array):
-    """(dq, dk, dv) in the shapes of queries, keys and values, by the fused backward pass."""
-    return kernel_pullback(settings, queries, keys, values, tau, g)
-
-
 def _pullback_forward(settings: Settings, *operands: Array):
     return _pullback(settings, *operands), operands
 
@@ -216,13 +208,13 @@ def _pullback_by_channels(settings: Settings, queries: Array, keys: Array, value
         d_keys = scale * (key_slopes * v[..., None]).sum(-2)
         return unbroadcast(d_queries, queries.shape), unbroadcast(d_keys, keys.shape), unbroadcast(d_values, v.shape)
 
-    def add(total: tuple[Array, Array], block: tuple[Array, Array]):
+    def add(total: tuple[Array, ...], block: tuple[Array, Array]):
         d_queries, d_keys, d_values = gradients(*block)
         return (total[0] + d_queries, total[1] + d_keys), d_values
 
     channels = values.shape[-1]
     size = max(1, min(channels, CHANNELS_IN_A_SUM // (queries.shape[-1] + 1)))
-    zeros = tuple(vary_like(jnp.zeros(x.shape, x.dtype), [queries, keys]) for x in (queries, keys))
+    zeros = tuple(vary_like(jnp.zeros_like(x), [x]) for x in (queries, keys))
     (d_queries, d_keys), d_values = lax.scan(add, zeros, (_channel_blocks(values, size), _channel_blocks(g, size)))
     d_values = jnp.moveaxis(d_values, 0, -2)  # (…, N, blocks, size)
     return d_queries, d_keys, _flat(d_values)[..., :channels]

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.core
 import jax.extend
 import numpy as np
 
 from . import _bridge
-from ._checks import Bandwidth, Points, Settings, Values, check_names, check_operands
+from ._checks import Bandwidth, Keys, Queries, Settings, Values, check_names, check_operands
 from ._dense import TILE
 
 NATIVE = ("dense", "blocked")
@@ -43,9 +44,9 @@ class Plan:
 
 
 def explain(
-    queries: Points,
-    keys: Points,
-    values: Values,
+    queries: Queries | jax.ShapeDtypeStruct,
+    keys: Keys | jax.ShapeDtypeStruct,
+    values: Values | jax.ShapeDtypeStruct,
     tau: Bandwidth = 1.0,
     *,
     method: str = "auto",
@@ -107,7 +108,10 @@ def plan(settings: Settings, platform: str, pairs: int, dim: int, channels: int)
     obstacle = None
     if not _bridge.serves(platform):
         obstacle = f"the PyTorch installed here does not run on JAX's platform {platform!r}"
-    elif platform == "cuda" and "float64" in (settings.precision, settings.dtype if settings.precision == "auto" else ""):
+    elif platform == "cuda" and "float64" in (
+        settings.precision,
+        settings.dtype if settings.precision == "auto" else "",
+    ):
         obstacle = "PyTorch has no fused attention in float64 on CUDA"
     if obstacle is not None:
         if not settings.automatic:
@@ -121,9 +125,7 @@ def plan(settings: Settings, platform: str, pairs: int, dim: int, channels: int)
         faster = _faster_in_xla(settings, pairs, dim, channels)
         if faster is not None:
             return Plan(platform, *faster)
-    backend, precision = _bridge.kernel_names(
-        settings.backend, settings.precision, platform, settings.dtype, dim
-    )
+    backend, precision = _bridge.kernel_names(settings.backend, settings.precision, platform, settings.dtype, dim)
     if settings.method == "auto":
         return Plan(platform, "rescale", precision, backend, "the attention kernel is the fastest here")
     return Plan(platform, settings.method, precision, backend, "asked for by name")
@@ -171,7 +173,7 @@ def expected_platform(*arrays: Any) -> str:
     return _lowering_name(jax.devices(default)[0])
 
 
-def _lowering_name(device: jax.Device) -> str:
+def _lowering_name(device: Any) -> str:
     if device.platform != "gpu":
         return device.platform
     return "rocm" if "rocm" in device.client.platform_version.lower() else "cuda"

@@ -65,7 +65,9 @@ def test_shared_keys_reach_pytorch_once(rng, monkeypatch, fresh):
     shapes = []
     original = torch_backend.gauss_sum
     monkeypatch.setattr(
-        torch_backend, "gauss_sum", lambda *x, **options: shapes.append([tuple(y.shape) for y in x]) or original(*x, **options)
+        torch_backend,
+        "gauss_sum",
+        lambda *x, **options: shapes.append([tuple(y.shape) for y in x]) or original(*x, **options),
     )
     q, k, v = jnp.ones((4, 3, 6, 2)), jnp.ones((3, 5, 2)), jnp.ones((5, 1))
     over = jax.vmap(jax.vmap(lambda q, k: gauss_sum(q, k, v, method="rescale")), (0, None))
@@ -136,7 +138,9 @@ def test_a_kernel_of_another_platform_is_refused_when_it_runs(rng, monkeypatch, 
         jax.block_until_ready(jax.jit(lambda *x: gauss_sum(*x, backend="flash"))(*operands))
 
 
-@pytest.mark.parametrize("platform, dtype", [("tpu", "float32"), ("cuda", "float32"), ("cuda", "float64"), ("rocm", "float32")])
+@pytest.mark.parametrize(
+    "platform, dtype", [("tpu", "float32"), ("cuda", "float32"), ("cuda", "float64"), ("rocm", "float32")]
+)
 def test_auto_falls_back_to_blocks_and_says_so_once(rng, monkeypatch, fresh, platform, dtype):
     monkeypatch.setattr("jaxgauss._gauss_sum.expected_platform", lambda *x: platform)
     monkeypatch.setattr("jaxgauss._plan.expected_platform", lambda *x: platform)

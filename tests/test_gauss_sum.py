@@ -64,7 +64,9 @@ def test_half_precision_arguments_are_summed_in_float32(rng, method, dtype, tole
 def test_precision_is_what_was_asked_for(rng, method, precision):
     case = problem(rng, 40, 50, 5, 3, tau=1.0)
     error = relative_error(gauss_sum(*case.operands, method=method, precision=precision), gauss_sum64(*case.operands))
-    low, high = {"float16": (3e-5, 3e-3), "bfloat16": (3e-4, 3e-2), "float32": (1e-9, 3e-6), "float64": (0, 1e-13)}[precision]
+    low, high = {"float16": (3e-5, 3e-3), "bfloat16": (3e-4, 3e-2), "float32": (1e-9, 3e-6), "float64": (0, 1e-13)}[
+        precision
+    ]
     assert low <= error <= high
 
 
@@ -81,7 +83,11 @@ def test_precision_is_what_was_asked_for(rng, method, precision):
     ],
 )
 def test_leading_axes_broadcast_as_in_matmul(rng, method, shapes):
-    q, k, v = rng.normal(size=(*shapes[0], 5, 2)), rng.normal(size=(*shapes[1], 7, 2)), rng.normal(size=(*shapes[2], 7, 3))
+    q, k, v = (
+        rng.normal(size=(*shapes[0], 5, 2)),
+        rng.normal(size=(*shapes[1], 7, 2)),
+        rng.normal(size=(*shapes[2], 7, 3)),
+    )
     tau = rng.uniform(0.5, 2, size=shapes[3])
     assert relative_error(gauss_sum(q, k, v, tau, method=method), gauss_sum64(q, k, v, tau)) <= 1e-13
     for function in (gauss_sum_dense, gauss_sum_blocked):
@@ -151,7 +157,9 @@ def test_nan_in_half_precision_spoils_only_its_row(rng):
 @pytest.mark.parametrize("method", ["rescale", "reweight", "blocked"])
 @pytest.mark.parametrize("precision", ["float32", "auto"])
 def test_a_query_far_from_everything_sums_to_zero(method, precision):
-    result = gauss_sum(jnp.array([[1e4], [0.0]]), jnp.array([[0.0], [1.0]]), jnp.ones((2, 1)), method=method, precision=precision)
+    result = gauss_sum(
+        jnp.array([[1e4], [0.0]]), jnp.array([[0.0], [1.0]]), jnp.ones((2, 1)), method=method, precision=precision
+    )
     assert result[0, 0] == 0 and abs(float(result[1, 0]) - 1 - np.exp(-0.5)) < 1e-6
 
 

@@ -92,7 +92,9 @@ def test_check_grads(rng, channels):
 @pytest.mark.parametrize("channels", [1, 30])
 def test_coincident_points_have_finite_gradients(channels):
     points = jnp.zeros((4, 3))
-    gradients = jax.grad(lambda q, k: gauss_sum(q, k, jnp.ones((4, channels)), method="rescale").sum(), (0, 1))(points, points)
+    gradients = jax.grad(lambda q, k: gauss_sum(q, k, jnp.ones((4, channels)), method="rescale").sum(), (0, 1))(
+        points, points
+    )
     assert not any(x.any() for x in gradients)
 
 
@@ -191,7 +193,10 @@ def test_number_of_kernel_calls(rng, kernel_calls, channels, wanted, expected):
     *operands, g = arrays(problem(rng, 6, 5, 3, channels))
 
     def value_and_gradients(*x):
-        value, vjp = jax.vjp(lambda *y: gauss_sum(*(y[wanted.index(i)] if i in wanted else x[i] for i in ALL), method="blocked"), *(x[i] for i in wanted))
+        value, vjp = jax.vjp(
+            lambda *y: gauss_sum(*(y[wanted.index(i)] if i in wanted else x[i] for i in ALL), method="blocked"),
+            *(x[i] for i in wanted),
+        )
         return value, vjp(g)
 
     value, gradients = jax.block_until_ready(jax.jit(value_and_gradients)(*operands))

@@ -69,7 +69,11 @@ def test_leading_axes_broadcast(rng, method):
         if count % 7:  # a seventh of the combinations, of every kind
             continue
         checked += 1
-        q, k, v = rng.normal(size=(*shapes[0], 5, 2)), rng.normal(size=(*shapes[1], 7, 2)), rng.normal(size=(*shapes[2], 7, 3))
+        q, k, v = (
+            rng.normal(size=(*shapes[0], 5, 2)),
+            rng.normal(size=(*shapes[1], 7, 2)),
+            rng.normal(size=(*shapes[2], 7, 3)),
+        )
         tau, g = rng.uniform(0.5, 1.5, size=shapes[3]), rng.normal(size=(*batch, 5, 3))
         q, k, v, tau, g = tensors((q, k, v, np.asarray(tau), g))
         assert_close([gauss_sum(q, k, v, tau, method=method)], [gauss_sum64(q, k, v, tau)], 1e-13)
@@ -185,9 +189,7 @@ def test_strided_operands_are_packed(rng, method):
 @pytest.mark.parametrize("channels", [1, 40, 300])
 def test_channels_are_summed_in_blocks_where_the_kernel_is_narrow(rng, channels, monkeypatch):
     case = problem(rng, 9, 11, 4, channels)
-    import torch_backend.gauss_sum  # the module: the package exports the function of its name
-
-    module = sys.modules["torch_backend.gauss_sum"]
+    module = sys.modules["torch_backend.gauss_sum"]  # the package exports the function of its name
 
     def narrow(*args):
         from dataclasses import replace
@@ -274,4 +276,6 @@ def test_a_missing_operator_names_the_versions_that_have_it():
 def test_torch_backend_does_not_import_jax():
     code = "import sys, torch_backend; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
-    assert subprocess.run([sys.executable, "-c", code.replace("backend;", "backend, jax;")], check=False).returncode == 1
+    assert (
+        subprocess.run([sys.executable, "-c", code.replace("backend;", "backend, jax;")], check=False).returncode == 1
+    )

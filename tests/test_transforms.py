@@ -97,7 +97,11 @@ def test_vmap_on_every_subset_of_arguments(rng, method, channels):
 @pytest.mark.parametrize("method", ["rescale", "blocked"])
 @pytest.mark.parametrize(
     "outer, inner",
-    [((0, None, 0, None), (0, None, None, 0)), ((None, 0, None, None), (0, None, None, None)), ((0, 0, None, 0), (1, 0, 0, None))],
+    [
+        ((0, None, 0, None), (0, None, None, 0)),
+        ((None, 0, None, None), (0, None, None, None)),
+        ((0, 0, None, 0), (1, 0, 0, None)),
+    ],
 )
 def test_nested_vmap(rng, method, outer, inner):
     *operands, _ = problem(rng, 6, 5, 2, 3)

@@ -107,7 +107,7 @@ def select_kernel(backend: str, precision: str, device: str, dtype: torch.dtype,
         raise ValueError(f"`torch_backend`: backend {backend!r} computes in {has}; got {dtype}. Choose one of these.")
     if not kernel.fits(dim + 2):
         raise ValueError(
-            f"`torch_backend`: backend {backend!r} takes points of at most {kernel.max_width} - 2 dimensions; got {dim}."
+            f"`torch_backend`: backend {backend!r} takes at most {kernel.max_width} - 2 dimensions; got {dim}."
             " Use backend='efficient'."
         )
     return kernel
@@ -131,9 +131,9 @@ def attention(
 def public_attention(queries: Tensor, keys: Tensor, values: Tensor, kernel: Kernel) -> Tensor:
     """softmax(q·k) v by the public, differentiable function, restricted to the kernel; float32 or better."""
 
-    def forward(*operands: Tensor) -> tuple[Tensor]:
+    def forward(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor]:
         with sdpa_kernel(kernel.public):
-            return (scaled_dot_product_attention(*operands, scale=1.0),)
+            return (scaled_dot_product_attention(q, k, v, scale=1.0),)
 
     (out,) = _over_grid(forward, _broadcast(queries, keys, values), kernel)
     return out.to(accumulation_dtype(kernel.dtype))
@@ -141,7 +141,7 @@ def public_attention(queries: Tensor, keys: Tensor, values: Tensor, kernel: Kern
 
 def attention_pullback(
     cotangent: Tensor, queries: Tensor, keys: Tensor, values: Tensor, lse: Tensor, kernel: Kernel
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, ...]:
     """(S k, Sᵀ q, Pᵀ g) for P = exp(q·k - lse) and S = P ∘ (g vᵀ), by the kernel's backward pass.
 
     A backward pass computes S = P ∘ (g vᵀ - δ) with δ = Σ g·out, the derivative of the normalization. We hand it

@@ -4,7 +4,16 @@ import torch
 from torch import Tensor
 
 from .attention import Kernel, attention, attention_pullback, select_kernel
-from .layout import Fold, accumulation_dtype, broadcast_shapes, half_squared_norms, in_blocks, normalized, pack, scaled_points
+from .layout import (
+    Fold,
+    accumulation_dtype,
+    broadcast_shapes,
+    half_squared_norms,
+    in_blocks,
+    normalized,
+    pack,
+    scaled_points,
+)
 from .prescale import prescale
 from .rescale import rescale, with_norms
 from .reweight import reweight
@@ -141,7 +150,9 @@ def _prepare(queries: Tensor, keys: Tensor, values: Tensor, tau: Tensor | float,
         if x.ndim < 2:
             raise ValueError(f"{name}: {label} must have at least two axes; got {tuple(x.shape)}. Add one axis.")
         if x.device != queries.device:
-            raise ValueError(f"{name}: {label} must be on the queries' device; got {x.device}, {queries.device}. Move it.")
+            raise ValueError(
+                f"{name}: {label} must be on the queries' device; got {x.device}, {queries.device}. Move it."
+            )
     shapes = ", ".join(f"{label} {tuple(x.shape)}" for label, x in operands.items())
     if queries.shape[-1] != keys.shape[-1]:
         raise ValueError(f"{name}: queries and keys must be points of the same dimension; got {shapes}.")

@@ -35,9 +35,7 @@ def scaled_points(queries: Tensor, keys: Tensor, tau: Tensor) -> tuple[Tensor, T
     return (queries - center) * scale, (keys - center) * scale
 
 
-def normalized(
-    values: Tensor, dtype: torch.dtype, axes: tuple[int, ...] = (-2,)
-) -> tuple[Tensor, Tensor | float]:
+def normalized(values: Tensor, dtype: torch.dtype, axes: tuple[int, ...] = (-2,)) -> tuple[Tensor, Tensor | float]:
     """Values in `dtype`, and the factor that undoes their scaling: for half precision, the largest |v| over `axes`."""
     if dtype.itemsize > 2:
         return values.to(dtype), 1.0

@@ -23,7 +23,11 @@ def rescale(queries: Tensor, keys: Tensor, values: Tensor, kernel: Kernel) -> Te
 
     if kernel.takes_bias:
         width = kernel.width(max(dim, channels))
-        padded_queries, padded_keys, bias = pack(queries, width=width), pack(keys, width=width), -half_squared_norms(keys).mT
+        padded_queries, padded_keys, bias = (
+            pack(queries, width=width),
+            pack(keys, width=width),
+            -half_squared_norms(keys).mT,
+        )
     else:
         width = kernel.width(max(dim + kernel.norm_columns, channels))
         padded_queries, padded_keys, bias = *with_norms(queries, keys, width, kernel), None

@@ -31,5 +31,3 @@ def reweight(queries: Tensor, keys: Tensor, values: Tensor, kernel: Kernel) -> T
     out = public_attention(padded_queries, padded_keys, padded_values, kernel)
     alpha, beta = out[..., :channels], out[..., channels : channels + 1]
     return kappa * scale * (alpha / beta)
-
-

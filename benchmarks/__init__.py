@@ -1,0 +1,1 @@
+"""Measurements: `python -m benchmarks`. They write JSON to benchmarks/results."""

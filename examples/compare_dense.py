@@ -1,0 +1,89 @@
+"""Time, memory and error of gauss_sum against dense and blocked JAX over N: `python examples/compare_dense.py`."""
+
+import argparse
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+from tqdm import tqdm
+
+from jaxgauss import gauss_sum, gauss_sum_blocked, gauss_sum_dense
+
+METHODS = {"gauss_sum": gauss_sum, "blocked JAX": gauss_sum_blocked, "dense JAX": gauss_sum_dense}
+COLUMNS = {"ms": "value and gradients, ms", "mib": "peak memory, MiB", "error": "relative L2 error"}
+
+
+def measure(method, num, dim, runs):
+    """One cell, in this process: median time, memory above the start, error of the sum against float64."""
+    rng = np.random.default_rng(0)
+    q, k = (jnp.asarray(rng.normal(size=(num, dim)) / dim**0.5, jnp.float32) for _ in range(2))
+    v = jnp.asarray(rng.normal(size=num), jnp.float32)
+    step = jax.jit(jax.value_and_grad(lambda q, k, v: jnp.square(METHODS[method](q, k, v)).mean(), argnums=(0, 1, 2)))
+    jax.block_until_ready(step(q[:2], k[:2], v[:2]))
+    device = jax.devices()[0]
+
+    def peak():
+        stats = device.memory_stats() or {}  # none on a CPU: there it is the process's
+        return stats.get("peak_bytes_in_use", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+
+    before, times = peak(), []
+    jax.block_until_ready(step(q, k, v))
+    memory = (peak() - before) / 2**20
+    for _ in range(runs):
+        start = time.perf_counter()
+        jax.block_until_ready(step(q, k, v))
+        times.append(1e3 * (time.perf_counter() - start))
+    rows = slice(0, 256)
+    d2 = np.square(np.asarray(q, float)[rows, None] - np.asarray(k, float)).sum(-1)
+    exact = np.exp(-d2 / 2) @ np.asarray(v, float)
+    error = np.linalg.norm(METHODS[method](q, k, v)[rows] - exact) / np.linalg.norm(exact)
+    return {"method": method, "n": num, "ms": statistics.median(times), "mib": memory, "error": float(error)}
+
+
+def main(dim=16, largest=32768, runs=10, picture="outputs/compare_dense.png"):
+    """Measure every cell in a process of its own, print the table, and draw it."""
+    sizes = [n for n in (256, 1024, 2048, 4096, 8192, 16384, 32768, 65536) if n <= largest]
+    cells = []
+    for method, n in tqdm([(m, n) for n in sizes for m in METHODS if m != "dense JAX" or n <= 16384], unit="cell"):
+        code = f"import json, compare_dense as c; print(json.dumps(c.measure({method!r}, {n}, {dim}, {runs})))"
+        run = subprocess.run(
+            [sys.executable, "-c", code], cwd=Path(__file__).parent, stdout=subprocess.PIPE, check=True
+        )
+        cells.append(json.loads(run.stdout))
+    print(f"{jax.devices()[0].device_kind}, float32, D = {dim}, one channel; dense JAX stops at N = 16384")
+    print(f"{'N':>7}  {'method':<12}{'ms':>10}{'MiB':>10}{'rel. error':>12}")
+    for c in cells:
+        print(f"{c['n']:>7}  {c['method']:<12}{c['ms']:>10.2f}{c['mib']:>10.1f}{c['error']:>12.1e}")
+    fig, axes = plt.subplots(1, 3, figsize=(13, 3.8), layout="constrained")
+    for (column, title), ax in zip(COLUMNS.items(), axes, strict=True):
+        for method, marker in zip(METHODS, "os^", strict=True):
+            ax.loglog(
+                *zip(*[(c["n"], max(c[column], 1e-9)) for c in cells if c["method"] == method], strict=True),
+                marker=marker,
+                label=method,
+            )
+        ax.set(xlabel="N = M", title=title, xscale="log")
+        ax.grid(alpha=0.3, which="both")
+    axes[0].legend()
+    axes[2].set_ylim(1e-8, 1e-4)
+    Path(picture).parent.mkdir(parents=True, exist_ok=True)
+    fig.savefig(picture, dpi=150)
+    print(f"picture: {picture}")
+    return cells
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+    parser.add_argument("--dim", type=int, default=16, help="dimensions")
+    parser.add_argument("--largest", type=int, default=32768, help="largest N")
+    parser.add_argument("--runs", type=int, default=10, help="timed runs a cell")
+    parser.add_argument("--picture", default="outputs/compare_dense.png", help="where to save it")
+    main(**vars(parser.parse_args()))

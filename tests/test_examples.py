@@ -1,0 +1,54 @@
+"""The examples run, and show what they claim, with few steps."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def run(*arguments: str) -> str:
+    """The output of a script or module, in a process of its own with JAX as it comes."""
+    command = [sys.executable, "-W", "error", *arguments]
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stdout + process.stderr
+    return process.stdout
+
+
+def test_quickstart_agrees_with_dense():
+    lines = run("examples/quickstart.py", "--num", "2048").splitlines()
+    errors = [float(line.split()[-1]) for line in lines if "×" in line]
+    assert len(errors) == 3 and max(errors) < 1e-5
+
+
+@pytest.mark.parametrize("options", [[], ["--dense"]])
+def test_mmd_digits_learns(tmp_path, options):
+    picture = tmp_path / "digits.png"
+    output = run("examples/mmd_digits.py", "--steps", "60", "--batch", "256", "--picture", str(picture), *options)
+    before, after = (float(output.split("held-out MMD: ")[1].split()[i]) for i in (0, 2))
+    assert after < before / 3
+    assert picture.stat().st_size > 10_000
+
+
+def test_compare_dense_measures_and_draws(tmp_path):
+    picture = tmp_path / "compare.png"
+    output = run("examples/compare_dense.py", "--largest", "1024", "--runs", "2", "--picture", str(picture))
+    rows = [line.split() for line in output.splitlines() if line.endswith(tuple("0123456789")) and "e-" in line]
+    assert len(rows) == 6 and all(float(row[-1]) < 1e-5 for row in rows)
+    assert picture.stat().st_size > 10_000
+
+
+def test_benchmark_writes_what_it_measured(tmp_path):
+    path = tmp_path / "result.json"
+    code = (
+        "import benchmarks.__main__ as b, pathlib; b.SIZES = [(3, 1)]; b.memories = lambda device: [];"
+        f"b.main('cpu', 300, 2, pathlib.Path({str(path)!r}))"
+    )
+    assert "| 3, 1 | gradients |" in run("-c", code)
+    result = json.loads(path.read_text())
+    cells = [c for c in result["cells"] if c["suite"] == "jax"]
+    assert {c["method"] for c in cells} >= {"auto", "rescale", "dense JAX", "blocked JAX", "bare attention kernel"}
+    assert all(len(c["seconds"]) == 2 for c in cells) and result["device_name"]

@@ -1,0 +1,41 @@
+"""Peak memory is linear: measured in a process of its own, above what the process needs for a small problem."""
+
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import resource, sys
+import jax, jax.numpy as jnp
+from jaxgauss import gauss_sum, gauss_sum_blocked
+
+name, num = sys.argv[1], int(sys.argv[2])
+function = gauss_sum_blocked if name == "gauss_sum_blocked" else lambda *x: gauss_sum(*x, method=name)
+
+def run(num):
+    q, k = (jax.random.normal(jax.random.key(i), (num, 16)) / 4 for i in range(2))
+    v = jax.random.normal(jax.random.key(2), (num, 1))
+    value, vjp = jax.vjp(function, q, k, v)
+    jax.block_until_ready((value, vjp(value)))
+
+run(64)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+run(num)
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+"""
+
+
+def peak_mebibytes(name: str, num: int) -> float:
+    command = [sys.executable, "-c", SCRIPT, name, str(num)]
+    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+
+
+@pytest.mark.parametrize("name", ["auto", "rescale", "gauss_sum_blocked"])
+def test_forward_and_gradient_need_linear_memory(name):
+    """The kernel matrix of 32768 points has 4 GiB."""
+    assert peak_mebibytes(name, 32768) < 300
+
+
+def test_the_measurement_sees_a_kernel_matrix():
+    assert peak_mebibytes("dense", 8192) > 250

@@ -1,0 +1,49 @@
+"""What the documentation says is true: the README's example, the docstrings' examples, and the numbers' sources."""
+
+import doctest
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import jax
+import pytest
+
+import jaxgauss
+
+README = (Path(__file__).parent.parent / "README.md").read_text()
+MODULES = [f"jaxgauss.{module.name}" for module in pkgutil.iter_modules(jaxgauss.__path__)]
+
+
+def test_readme_example_runs(capsys):
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.S)
+    with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        exec(compile(code, "README.md", "exec"), {})
+    printed = capsys.readouterr().out.split()
+    expected = re.findall(r"# -> (.*)", code)
+    assert len(printed) == len(expected) > 0
+    for got, said in zip(printed, expected, strict=True):
+        assert float(got) == pytest.approx(float(said), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_docstring_examples(name):
+    with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
+        assert doctest.testmod(importlib.import_module(name)).failed == 0
+
+
+def test_some_docstrings_have_examples():
+    finder = doctest.DocTestFinder()
+    assert finder.find(jaxgauss.gauss_sum)[0].examples and finder.find(jaxgauss.explain)[0].examples
+
+
+def test_readme_names_files_that_exist():
+    root = Path(__file__).parent.parent
+    named = set(re.findall(r"(?:examples|benchmarks|docs)/[\w./-]+\.(?:py|json|png)", README))
+    assert named and all((root / path).exists() for path in named), named
+
+
+def test_public_functions_are_documented():
+    for name in ("gauss_sum", "gauss_sum_dense", "gauss_sum_blocked", "explain"):
+        assert len(getattr(jaxgauss, name).__doc__) > 200
+        assert f"`{name}`" in README
