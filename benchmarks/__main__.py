@@ -147,15 +147,20 @@ def memory(method: str, num: int) -> float:
     jax.block_until_ready(step(*problem(64, 16, 1)))
     arguments = jax.block_until_ready(problem(num, 16, 1))
 
-    def peak() -> int:
-        stats = jax.devices()[0].memory_stats() or {}  # none on a CPU: there it is the process's
-        if "peak_bytes_in_use" in stats:
-            return stats["peak_bytes_in_use"] + torch.cuda.max_memory_allocated()
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-    before = peak()
+    before = peak_bytes()
     jax.block_until_ready(step(*arguments))
-    return (peak() - before) / 2**20
+    return (peak_bytes() - before) / 2**20
+
+
+def peak_bytes() -> int:
+    """The most memory that has been in use: on the device by both libraries, or on a CPU by the process."""
+    stats = jax.devices()[0].memory_stats() or {}
+    if "peak_bytes_in_use" in stats:
+        return stats["peak_bytes_in_use"] + torch.cuda.max_memory_allocated()
+    status = Path("/proc/self/status")  # on Linux getrusage would count the parent process's peak
+    if status.exists():
+        return 1024 * int(status.read_text().split("VmHWM:")[1].split()[0])
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def memories(device: str) -> list[dict]:

@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 SCRIPT = """
-import resource, sys
+import sys
 import jax, jax.numpy as jnp
+from compare_dense import peak_bytes
 from jaxgauss import gauss_sum, gauss_sum_blocked
 
 name, num = sys.argv[1], int(sys.argv[2])
@@ -20,15 +22,16 @@ def run(num):
     jax.block_until_ready((value, vjp(value)))
 
 run(64)
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak_bytes()
 run(num)
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024)
+print((peak_bytes() - before) / 2**20)
 """
 
 
 def peak_mebibytes(name: str, num: int) -> float:
     command = [sys.executable, "-c", SCRIPT, name, str(num)]
-    return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    examples = Path(__file__).parent.parent / "examples"
+    return float(subprocess.run(command, cwd=examples, capture_output=True, text=True, check=True).stdout)
 
 
 @pytest.mark.parametrize("name", ["auto", "rescale", "gauss_sum_blocked"])

@@ -173,7 +173,7 @@ def attention_pullback(
 def _broadcast(*operands: Tensor) -> list[Tensor]:
     """Operands with a common batch and number of heads, as views."""
     axes = broadcast_shapes(*(x.shape[:2] for x in operands))
-    return [x.expand(*axes, -1, -1) for x in operands]
+    return [x if x.shape[:2] == axes else x.expand(*axes, -1, -1) for x in operands]
 
 
 def _over_grid(function: Callable[..., tuple], operands: list[Tensor], kernel: Kernel) -> tuple[Tensor, ...]:

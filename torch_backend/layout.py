@@ -5,12 +5,13 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 
 def half_squared_norms(points: Tensor) -> Tensor:
     """½|x|² of every point (…, N, D) -> (…, N, 1), in float32 or better."""
     points = points.to(accumulation_dtype(points.dtype))
-    return points.square().sum(-1, keepdim=True) / 2
+    return torch.linalg.vecdot(points, points)[..., None] / 2
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -47,15 +48,13 @@ def normalized(values: Tensor, dtype: torch.dtype, axes: tuple[int, ...] = (-2,)
 def pack(points: Tensor, *columns: Tensor | float, width: int, dummy: tuple[int, float] | None = None) -> Tensor:
     """[points, *columns, 0, …]: (…, N, D) -> (…, N, width); `dummy` = (i, x) adds the point x e_i at the end."""
     *batch, num, dim = points.shape
-    if not columns and dummy is None and dim == width:
-        return points.contiguous()
-    padded = points.new_empty(*batch, num + (dummy is not None), width)
+    if not columns and dummy is None:
+        return points.contiguous() if dim == width else pad(points, (0, width - dim))
+    padded = points.new_zeros(*batch, num + (dummy is not None), width)
     padded[..., :num, :dim] = points
     for i, column in enumerate(columns, start=dim):
         padded[..., :num, i : i + 1] = column
-    padded[..., :num, dim + len(columns) :] = 0
     if dummy is not None:
-        padded[..., num, :] = 0
         padded[..., num, dummy[0]] = dummy[1]
     return padded
 

@@ -22,15 +22,11 @@ def rescale(queries: Tensor, keys: Tensor, values: Tensor, kernel: Kernel) -> Te
     values, scale = normalized(values, kernel.dtype)
 
     if kernel.takes_bias:
-        width = kernel.width(max(dim, channels))
-        padded_queries, padded_keys, bias = (
-            pack(queries, width=width),
-            pack(keys, width=width),
-            -half_squared_norms(keys).mT,
-        )
+        width, bias = kernel.width(max(dim, channels)), -half_squared_norms(keys).mT
+        padded_queries, padded_keys = pack(queries, width=width), pack(keys, width=width)
     else:
-        width = kernel.width(max(dim + kernel.norm_columns, channels))
-        padded_queries, padded_keys, bias = *with_norms(queries, keys, width, kernel), None
+        width, bias = kernel.width(max(dim + kernel.norm_columns, channels)), None
+        padded_queries, padded_keys = with_norms(queries, keys, width, kernel)
     out, lse = attention(padded_queries, padded_keys, pack(values, width=width), kernel, bias=bias)
     log_sum = (lse - half_squared_norms(queries)).clamp(max=math.log(keys.shape[-2]))  # log Σ_n Φ(q_m, k_n) ≤ log N
     return out[..., :channels] * (scale * log_sum.exp())
