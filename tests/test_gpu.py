@@ -1,0 +1,120 @@
+"""The CUDA path, on a machine that has one: `python -m pytest -m gpu`. The same code as on a CPU."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import torch_backend
+from jaxgauss import _bridge, _dispatch, explain, gauss_sum, gauss_sum_dense
+from oracle import assert_close, gauss_sum64, problem, relative_error
+
+pytestmark = pytest.mark.gpu
+
+KERNELS = [("flash", "float16"), ("flash", "bfloat16"), ("cudnn", "float16"), ("cudnn", "bfloat16")] + [
+    ("efficient", dtype) for dtype in ("float16", "bfloat16", "float32")
+]
+TOLERANCE = {"float16": 3e-3, "bfloat16": 3e-2, "float32": 1e-5}
+
+
+def on_gpu(case) -> list[jax.Array]:
+    return [jax.device_put(jnp.asarray(x, jnp.float32), jax.devices("gpu")[0]) for x in case]
+
+
+@pytest.mark.parametrize("backend, precision", KERNELS)
+@pytest.mark.parametrize("method", ["rescale", "prescale", "reweight"])
+@pytest.mark.parametrize("size", [(1, 1, 1, 1), (113, 203, 59, 1), (1000, 777, 16, 33), (300, 400, 100, 300)])
+def test_every_kernel_sums(rng, backend, precision, method, size):
+    case = problem(rng, *size, tau=1.0)
+    result = gauss_sum(*on_gpu(case.operands), method=method, backend=backend, precision=precision)
+    assert relative_error(result, gauss_sum64(*case.operands)) <= TOLERANCE[precision]
+
+
+@pytest.mark.parametrize("backend, precision", KERNELS)
+@pytest.mark.parametrize("size", [(113, 203, 16, 1), (300, 400, 16, 33)])
+def test_every_kernel_has_gradients(rng, backend, precision, size):
+    case = problem(rng, *size, tau=1.0)
+    *operands, g = on_gpu(case)
+    ours = jax.vjp(lambda *x: gauss_sum(*x, backend=backend, precision=precision), *operands)[1](g)
+    with jax.default_device(jax.devices("cpu")[0]):
+        exact = jax.vjp(gauss_sum_dense, *(jnp.asarray(x) for x in case.operands))[1](jnp.asarray(case.cotangent))
+    assert_close(ours, exact, 2 * TOLERANCE[precision])
+
+
+def test_inputs_are_not_copied(rng, monkeypatch):
+    pointers = []
+    original = torch_backend.gauss_sum
+    monkeypatch.setattr(
+        torch_backend, "gauss_sum", lambda *x, **o: pointers.append([y.data_ptr() for y in x]) or original(*x, **o)
+    )
+    for cache in (_bridge._sum_callback, _dispatch._kernel_sum):
+        cache.cache_clear()
+    jax.clear_caches()
+    operands = on_gpu(problem(rng, 300, 200, 16, 8).operands)
+    jax.block_until_ready(gauss_sum(*operands))
+    assert pointers[0] == [x.unsafe_buffer_pointer() for x in operands]
+    for cache in (_bridge._sum_callback, _dispatch._kernel_sum):
+        cache.cache_clear()
+    jax.clear_caches()
+
+
+def test_results_are_right_under_load_without_synchronizing(rng):
+    """A long chain of sums and products, on one stream: nothing is read before it is written, or reused too soon."""
+    q, k, v, _ = on_gpu(problem(rng, 4096, 4096, 16, 16).operands)
+
+    @jax.jit
+    def chain(q):
+        for _ in range(50):
+            q = jnp.tanh(gauss_sum(q, k, v, precision="float32") @ jnp.eye(16, dtype=jnp.float32) + q)
+        return q
+
+    results = [chain(q) for _ in range(5)]
+    torch.cuda.synchronize()
+    assert all(np.array_equal(results[0], x) or relative_error(x, results[0]) < 1e-5 for x in results)
+    step = jax.jit(lambda q: jnp.tanh(gauss_sum_dense(q, k, v) + q))
+    exact = q
+    for _ in range(50):
+        exact = jax.block_until_ready(step(exact))
+    assert relative_error(results[-1], exact) < 1e-3
+
+
+@pytest.mark.parametrize(
+    "transform", [jax.jit, lambda f: jax.jit(jax.grad(lambda *x: jnp.sin(f(*x)).sum(), (0, 1, 2, 3)))]
+)
+def test_transformations(rng, transform):
+    operands = on_gpu(problem(rng, 60, 70, 8, 5).operands)
+    stacked = [jnp.stack([x, x * 0.9]) for x in operands]
+    ours, exact = (jax.vmap(transform(f))(*stacked) for f in (gauss_sum, gauss_sum_dense))
+    assert_close(jax.tree.leaves(ours), jax.tree.leaves(exact), 1e-2)
+
+
+def test_float64_falls_back_to_blocks(rng):
+    operands = [jax.device_put(jnp.asarray(x), jax.devices("gpu")[0]) for x in problem(rng).operands]
+    assert explain(*operands).method == "blocked"
+    with pytest.warns(UserWarning, match="no fused attention in float64"):
+        assert relative_error(gauss_sum(*operands), gauss_sum64(*operands)) < 1e-12
+
+
+def test_wrong_devices_are_refused(rng):
+    operands = on_gpu(problem(rng).operands)
+    with pytest.raises(ValueError, match="backend 'cpu' runs on cpu"):
+        gauss_sum(*operands, backend="cpu")
+    with jax.default_device(jax.devices("cpu")[0]), pytest.raises(ValueError, match="got points on cpu"):
+        gauss_sum(*(jnp.asarray(x) for x in problem(rng).operands), backend="flash")
+
+
+def test_arrays_on_the_cpu_of_a_gpu_machine_stay_there(rng):
+    case = problem(rng)
+    operands = [jax.device_put(jnp.asarray(x), jax.devices("cpu")[0]) for x in case.operands]
+    assert relative_error(jax.jit(gauss_sum)(*operands), gauss_sum64(*case.operands)) < 1e-12
+
+
+def test_memory_is_linear(rng):
+    q, k, v, _ = on_gpu(problem(rng, 131072, 131072, 16, 1).operands)
+    torch.cuda.reset_peak_memory_stats()
+    before = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
+    step = jax.jit(jax.value_and_grad(lambda *x: gauss_sum(*x).sum(), (0, 1, 2)))
+    jax.block_until_ready(step(q, k, v))
+    after = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
+    assert after - before + torch.cuda.max_memory_allocated() < 500 * 2**20  # the kernel matrix has 64 GiB
