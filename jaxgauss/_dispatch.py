@@ -18,50 +18,49 @@ from ._dense import blocked_pullback, blocked_sum
 from ._plan import Plan, plan, platforms, sizes
 from ._shards import vary_like
 
-OF_POINTS_AND_VALUES = 3  # the pullback's results have the shapes of its first three operands
-
 
 def kernel_sum(settings: Settings, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array) -> jax.Array:
     """Σ_n Φ_τ(q_m, k_n) v_n of operands of equal rank in float32 or float64."""
-    return _kernel_sum(settings)(queries, keys, values, tau)
+    (total,) = _kernel_sum(settings)(queries, keys, values, tau)
+    return total
 
 
-def kernel_pullback(settings: Settings, *operands: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of queries, keys and values; operands and g of equal rank."""
-    return tuple(_kernel_pullback(settings)(*operands))  # type: ignore[return-value]
+def kernel_pullback(settings: Settings, *operands: jax.Array) -> tuple[jax.Array, ...]:
+    """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of queries, keys and values, at these, tau and g; all of equal rank."""
+    return _kernel_pullback(settings)(*operands)
 
 
 @functools.cache
 def _kernel_sum(settings: Settings) -> Callable:
-    @custom_vmap
-    def function(*operands: jax.Array) -> jax.Array:
-        return _by_platform(settings, blocked_sum, _bridge.torch_sum, operands)
-
-    @function.def_vmap
-    def _(axis_size: int, mapped: Sequence[bool], *operands: jax.Array):
-        operands = tuple(x if is_mapped else x[None] for x, is_mapped in zip(operands, mapped, strict=True))
-        return function(*operands), True
-
-    return function
+    return _mapped(lambda *operands: (_by_platform(settings, blocked_sum, _bridge.torch_sum, operands),), 0)
 
 
 @functools.cache
 def _kernel_pullback(settings: Settings) -> Callable:
+    return _mapped(lambda *operands: _by_platform(settings, blocked_pullback, _bridge.torch_pullback, operands), 3)
+
+
+def _mapped(function: Callable, num_own: int) -> Callable:
+    """`function`, vmapped by one more leading axis, of length 1 where an operand is not mapped.
+
+    The first `num_own` operands, in whose shapes the results are, get the whole axis: each element has its own result.
+    """
+
     @custom_vmap
-    def function(*operands: jax.Array) -> Sequence[jax.Array]:
-        return tuple(_by_platform(settings, blocked_pullback, _bridge.torch_pullback, operands))
+    def mapped(*operands: jax.Array) -> tuple[jax.Array, ...]:
+        return tuple(function(*operands))
 
-    @function.def_vmap
-    def _(axis_size: int, mapped: Sequence[bool], *operands: jax.Array):
-        def batched(i: int, x: jax.Array) -> jax.Array:
-            if mapped[i]:
-                return x
-            # every element of the batch has a gradient of its own, shared operand or not
-            return jnp.broadcast_to(x, (axis_size, *x.shape)) if i < OF_POINTS_AND_VALUES else x[None]
+    @mapped.def_vmap
+    def _(axis_size: int, is_mapped: Sequence[bool], *operands: jax.Array):
+        sizes = (axis_size if i < num_own else 1 for i in range(len(operands)))
+        batched = (
+            x if has_axis else jnp.broadcast_to(x, (size, *x.shape))
+            for x, has_axis, size in zip(operands, is_mapped, sizes, strict=True)
+        )
+        results = mapped(*batched)
+        return results, (True,) * len(results)
 
-        return function(*(batched(i, x) for i, x in enumerate(operands))), (True,) * OF_POINTS_AND_VALUES
-
-    return function
+    return mapped
 
 
 def _by_platform(settings: Settings, native: Callable, torch: Callable, operands: tuple[jax.Array, ...]):
