@@ -50,9 +50,7 @@ def problem(num: int, dim: int, channels: int, seed: int = 0) -> tuple[jax.Array
 
 def error(function: Callable, q: jax.Array, k: jax.Array, v: jax.Array, rows: int = 512) -> float:
     """Relative L2 error over the first queries, against float64."""
-    q64, k64, v64 = (np.asarray(x, np.float64) for x in (q[:rows], k, v))
-    logits = q64 @ k64.T - np.square(q64).sum(1)[:, None] / 2 - np.square(k64).sum(1) / 2
-    exact = np.exp(logits) @ v64
+    exact = exact_sum(np.asarray(q[:rows]), np.asarray(k), np.asarray(v))
     return float(np.linalg.norm(np.asarray(function(q, k, v), np.float64)[:rows] - exact) / np.linalg.norm(exact))
 
 
@@ -139,6 +137,52 @@ def fixed_cost(runs: int) -> list[dict]:
         }
         for (name, what), seconds in in_turns(functions, 100 * runs).items()
     ]
+
+
+def digits_step(runs: int) -> list[dict]:
+    """Loss and gradient of a step of examples/mmd_digits.py: 1024 generated images against 1437, three bandwidths."""
+    from examples.mmd_digits import mean_kernel
+
+    x, y = (jax.random.uniform(jax.random.key(i), (n, 64)) for i, n in enumerate((1024, 1437)))
+
+    def step(method: Callable) -> Callable:
+        return jax.jit(jax.value_and_grad(lambda x, y: mean_kernel(x, x, method) - 2 * mean_kernel(x, y, method)))
+
+    steps = {name: step(METHODS[name]) for name in ("auto", "blocked JAX", "dense JAX")}
+    functions: Functions = {(m, "gradients"): lambda f=f: jax.block_until_ready(f(x, y)) for m, f in steps.items()}
+    size = {"suite": "digits step", "n": 1024, "d": 64, "c": 1}
+    times = in_turns(functions, runs)
+    return [size | {"method": m, "what": w, "seconds": s, "median": float(np.median(s))} for (m, w), s in times.items()]
+
+
+def errors(num: int = 4096) -> list[dict]:
+    """Relative L2 errors of the sum against float64, all rows."""
+    grid = [("float32", "auto", c, tau, offset) for c in (1, 7, 64) for tau, offset in ((1.0, 0.0), (1.0, 100.0))]
+    grid += [("float64", "auto", c, 1.0, 0.0) for c in (1, 64)]
+    grid += [("float32", "float16", 1, tau, 0.0) for tau in (1.0, 10.0)]
+    cells = []
+    with jax.enable_x64(True):
+        for dim in tqdm((1, 3, 8, 16, 64, 128, 300), unit="dimension", desc="errors"):
+            for dtype, precision, channels, tau, offset in grid:
+                q, k, v, _ = (np.asarray(x, np.float64) for x in problem(num, dim, channels))
+                q, k, signed = (q + offset).astype(dtype), (k + offset).astype(dtype), v.astype(dtype)
+                for sign, values in (("signed", signed), ("positive", np.abs(signed))):
+                    exact = exact_sum(q, k, values, tau)
+                    for method in ("rescale", "blocked") if precision == "auto" else ("rescale",):
+                        ours = np.asarray(gauss_sum(q, k, values, tau, method=method, precision=precision), np.float64)
+                        cells.append(
+                            {"suite": "errors", "n": num, "d": dim, "c": channels, "tau": tau, "offset": offset}
+                            | {"method": method, "dtype": dtype, "precision": precision, "values": sign}
+                            | {"error": float(np.linalg.norm(ours - exact) / np.linalg.norm(exact))}
+                        )
+    return cells
+
+
+def exact_sum(q: np.ndarray, k: np.ndarray, v: np.ndarray, tau: float = 1.0) -> np.ndarray:
+    """The sum in float64, about the mean of the points."""
+    q, k, v = (x.astype(np.float64) for x in (q, k, v))
+    q, k = q - k.mean(0), k - k.mean(0)
+    return np.exp(tau * (q @ k.T - np.square(q).sum(1)[:, None] / 2 - np.square(k).sum(1) / 2)) @ v
 
 
 def memory(method: str, num: int) -> float:
@@ -228,7 +272,7 @@ def main(device: str, num: int, runs: int, out: Path | None) -> None:
     if jax.default_backend() != {"cpu": "cpu", "cuda": "gpu"}[device]:
         raise SystemExit(f"JAX runs on {jax.default_backend()}, not on {device}: set JAX_PLATFORMS={device}.")
     info = environment(device)
-    cells = fixed_cost(runs) + against_jax(device, num, runs) + memories(device)
+    cells = fixed_cost(runs) + digits_step(runs) + against_jax(device, num, runs) + memories(device) + errors()
     path = out or RESULTS / f"{info['date']}_{device}_{info['commit']}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(info | {"cells": cells}, indent=1) + "\n")
@@ -236,8 +280,15 @@ def main(device: str, num: int, runs: int, out: Path | None) -> None:
     for c in cells:
         if c["suite"] == "fixed cost":
             print(f"N = 16, {c['method']}, {c['what']}: {1e6 * c['median']:.0f} µs")
+        if c["suite"] == "digits step":
+            print(f"a step of mmd_digits.py, {c['method']}: {1e3 * c['median']:.1f} ms")
         if c["suite"] == "memory":
             print(f"N = {c['n']}, {c['method']}, value and gradients: {c['mib']:.0f} MiB")
+    for dtype, precision in (("float32", "auto"), ("float64", "auto"), ("float32", "float16")):
+        of_kind = [c for c in cells if c["suite"] == "errors" and (c["dtype"], c["precision"]) == (dtype, precision)]
+        for offset, sign in sorted({(c["offset"], c["values"]) for c in of_kind}):
+            worst = max(c["error"] for c in of_kind if (c["offset"], c["values"]) == (offset, sign))
+            print(f"{dtype}, precision {precision}, points moved by {offset:.0f}, {sign} values: error ≤ {worst:.1e}")
     print(f"raw data: {path}")
 
 
