@@ -14,6 +14,7 @@ METHODS = ("auto", "reweight", "prescale", "rescale", "blocked", "dense")
 PRECISIONS = ("auto", "float16", "bfloat16", "float32", "float64")
 BACKENDS = ("auto", "flash", "efficient", "cudnn", "cpu")
 DTYPES = ("float16", "bfloat16", "float32", "float64")
+TAU_RANGE = (1e-37, 1e38)  # normal in float32 and float64
 _FLOATING = frozenset(jnp.dtype(name) for name in DTYPES)
 
 Queries = Float[Array | np.ndarray, "*#batch m d"]
@@ -61,7 +62,10 @@ def check_operands(function: str, queries: Any, keys: Any, values: Any, tau: Any
             raise TypeError(
                 f"{where}: `{name}` must be a JAX or NumPy array; got {type(x).__name__}. Convert with jnp.asarray."
             )
-        dtype = jax.dtypes.canonicalize_dtype(x.dtype)
+        try:
+            dtype = jax.dtypes.canonicalize_dtype(x.dtype)
+        except (TypeError, ValueError):  # of another library, or not of numbers
+            dtype = None
         if dtype not in _FLOATING:
             raise TypeError(
                 f"{where}: `{name}` must be of dtype {', '.join(DTYPES)}; got {name} {x.dtype}."
@@ -91,7 +95,8 @@ def check_operands(function: str, queries: Any, keys: Any, values: Any, tau: Any
             f"{where}: `values` must hold one row for each key; got {shapes}."
             " Weights in batches need a channel axis: values[..., None]."
         )
-    tau_shape = _check_tau(where, tau)
+    dtype = dtypes[0] if len(set(dtypes)) == 1 else jnp.result_type(*dtypes)
+    tau_shape = _check_tau(where, tau, working_dtype(dtype))
     leading = {tau_shape, *(tuple(x.shape[:-2]) for x in operands.values())}
     try:
         np.broadcast_shapes(*leading)
@@ -100,25 +105,34 @@ def check_operands(function: str, queries: Any, keys: Any, values: Any, tau: Any
             f"{where}: leading axes must broadcast as in jnp.matmul, and `tau` against them; got {shapes},"
             f" tau {tau_shape}. Add axes of length 1."
         ) from None
-    return (dtypes[0] if len(set(dtypes)) == 1 else jnp.result_type(*dtypes)).name
+    return dtype.name
 
 
-def _check_tau(where: str, tau: Any) -> tuple[int, ...]:
+def _check_tau(where: str, tau: Any, dtype: np.dtype) -> tuple[int, ...]:
     """The shape of tau. Its value is checked where that is free: not in a trace, and not on another device."""
-    if isinstance(tau, jax.Array):
-        if not jnp.issubdtype(tau.dtype, jnp.floating) and not jnp.issubdtype(tau.dtype, jnp.integer):
-            raise TypeError(f"{where}: `tau` must be real; got tau {tau.dtype}. Pass 1 / sigma**2.")
-        if isinstance(tau, jax.core.Tracer) or any(device.platform != "cpu" for device in tau.devices()):
-            return tau.shape
-    if type(tau) is float and 0 < tau < math.inf:
+    if type(tau) is float and TAU_RANGE[0] < tau < TAU_RANGE[1]:
         return ()
+    if isinstance(tau, jax.Array):
+        kind = tau.dtype
+        if isinstance(tau, jax.core.Tracer) or any(device.platform != "cpu" for device in tau.devices()):
+            if not _is_real(kind):
+                raise TypeError(f"{where}: `tau` must be a real number or array; got tau {kind}. Pass 1 / sigma**2.")
+            return tau.shape
     try:
         value = np.asarray(tau)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, RuntimeError):
         value = np.asarray(None)
-    if value.dtype.kind not in "fiuV":  # V: bfloat16
+    if not _is_real(value.dtype) and not isinstance(tau, int):
         raise TypeError(f"{where}: `tau` must be a real number or array; got tau {tau!r}. Pass 1 / sigma**2.")
-    value = value.astype(np.float64)
-    if not np.all((value > 0) & (value < math.inf)):
-        raise ValueError(f"{where}: `tau` must be positive and finite; got tau {tau}. Pass 1 / sigma**2.")
+    with np.errstate(over="ignore"):
+        try:
+            value = value.astype(dtype)
+        except OverflowError:  # an integer beyond every floating number
+            value = np.asarray(math.inf)
+    if not np.all((value >= np.finfo(dtype).tiny) & (value < math.inf)):
+        raise ValueError(f"{where}: `tau` must be positive and finite in {dtype}; got tau {tau}. Pass 1 / sigma**2.")
     return value.shape
+
+
+def _is_real(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)

@@ -158,8 +158,9 @@ def _tile_sum(a: Array, b: Array, v: Array) -> Array:
 
 
 def _logits(a: Array, b: Array) -> Array:
-    """-½‖a_m - b_n‖²."""
-    return _dot(a, b.mT) - jnp.square(a).sum(-1)[..., :, None] / 2 - jnp.square(b).sum(-1)[..., None, :] / 2
+    """-½‖a_m - b_n‖². Rounding may leave it above zero, which would be multiplied without bound: cut off there."""
+    logits = _dot(a, b.mT) - jnp.square(a).sum(-1)[..., :, None] / 2 - jnp.square(b).sum(-1)[..., None, :] / 2
+    return logits - lax.stop_gradient(jnp.maximum(logits, 0))
 
 
 _dot = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)

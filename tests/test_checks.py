@@ -4,8 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 
 from jaxgauss import explain, gauss_sum, gauss_sum_blocked, gauss_sum_dense
+from oracle import gauss_sum64, relative_error
 
 GOOD = {"queries": jnp.ones((5, 3)), "keys": jnp.ones((7, 3)), "values": jnp.ones((7, 2)), "tau": 1.0}
 
@@ -32,15 +34,20 @@ WRONG = [
     ({"keys": jnp.ones((7, 3), bool)}, TypeError, "got keys bool"),
     ({"keys": jnp.ones((7, 3), jnp.float8_e4m3fn)}, TypeError, "got keys float8_e4m3fn"),
     ({"queries": [[1.0, 2.0, 3.0]]}, TypeError, "got list.*jnp.asarray"),
-    ({"tau": 0.0}, ValueError, r"positive and finite; got tau 0\.0"),
-    ({"tau": -1}, ValueError, "positive and finite; got tau -1"),
-    ({"tau": float("nan")}, ValueError, "positive and finite; got tau nan"),
-    ({"tau": float("inf")}, ValueError, "positive and finite; got tau inf"),
-    ({"tau": np.array([1.0, -2.0])}, ValueError, r"positive and finite; got tau \[ 1\. -2\.\]"),
-    ({"tau": jnp.asarray(-1.0)}, ValueError, r"positive and finite; got tau -1\.0"),
+    ({"tau": 0.0}, ValueError, r"positive and finite in float\d\d; got tau 0\.0"),
+    ({"tau": -1}, ValueError, r"positive and finite in float\d\d; got tau -1"),
+    ({"tau": float("nan")}, ValueError, r"positive and finite in float\d\d; got tau nan"),
+    ({"tau": float("inf")}, ValueError, r"positive and finite in float\d\d; got tau inf"),
+    ({"tau": np.array([1.0, -2.0])}, ValueError, r"positive and finite in float\d\d; got tau \[ 1\. -2\.\]"),
+    ({"tau": jnp.asarray(-1.0)}, ValueError, r"positive and finite in float\d\d; got tau -1\.0"),
+    ({"tau": 1e309}, ValueError, r"positive and finite in float\d\d; got tau inf"),
+    ({"tau": 10**400}, ValueError, r"positive and finite in float\d\d; got tau 1000"),
+    ({"tau": np.zeros((), [("a", "f4")])}, TypeError, "real number or array; got tau array"),
+    ({"queries": torch.ones(5, 3)}, TypeError, "got queries torch.float32.*astype"),
+    ({"queries": jax.random.key(0)}, TypeError, "got queries key"),
     ({"tau": "wide"}, TypeError, "real number or array; got tau 'wide'"),
     ({"tau": None}, TypeError, "real number or array; got tau None"),
-    ({"tau": jnp.asarray(1j)}, TypeError, "must be real; got tau complex128"),
+    ({"tau": jnp.asarray(1j)}, TypeError, "real number or array; got tau Array"),
 ]
 
 
@@ -83,6 +90,21 @@ def test_float64_by_blocks_needs_the_64_bit_mode():
         with pytest.raises(ValueError, match="64-bit mode; got it switched off"):
             gauss_sum(*operands, method="blocked", precision="float64")
         assert gauss_sum(*operands, method="rescale", precision="float64").dtype == jnp.float32
+
+
+@pytest.mark.parametrize("tau", [1e39, 1e-46, 2**200, np.float64(1e300)])
+def test_tau_is_checked_in_the_dtype_that_it_is_used_in(tau):
+    with jax.enable_x64(False), pytest.raises(ValueError, match="positive and finite in float32; got tau"):
+        gauss_sum(np.ones((5, 3), np.float32), np.ones((7, 3), np.float32), np.ones((7, 2), np.float32), tau)
+
+
+@pytest.mark.parametrize("tau", [2, np.int64(2**32 + 4), 2**40, np.uint8(3), np.array([1, 2**33])])
+def test_integers_of_any_size_are_bandwidths(tau):
+    points = np.linspace(0, 1e-5, 8, dtype=np.float32).reshape(4, 2)
+    with jax.enable_x64(False):
+        result = gauss_sum(points, points, np.ones((4, 1), np.float32), tau)
+    exact = gauss_sum64(points, points, np.ones((4, 1)), np.asarray(tau, float))
+    assert relative_error(result, exact) < 1e-5
 
 
 def test_a_traced_tau_is_not_read():

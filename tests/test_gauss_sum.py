@@ -163,6 +163,23 @@ def test_a_query_far_from_everything_sums_to_zero(method, precision):
     assert result[0, 0] == 0 and abs(float(result[1, 0]) - 1 - np.exp(-0.5)) < 1e-6
 
 
+@pytest.mark.parametrize("method", ["auto", "rescale", "reweight", "blocked", "dense"])
+@pytest.mark.parametrize("spread, tau", [(1e4, 1.0), (1.0, 2.0**32), (1e9, 1.0), (1e3, 1e6)])
+@pytest.mark.parametrize("channels", [1, 20])
+def test_rounded_exponents_never_overflow(rng, method, spread, tau, channels):
+    """Float32 has no right digits here, but |s| ≤ N max |v| and every gradient is finite."""
+    case = problem(rng, 60, 60, 3, channels, tau=tau, dtype="float32")
+    points = jnp.asarray(case.queries * np.float32(spread))
+
+    def total(q, k, v, tau):
+        return gauss_sum(q, k, v, tau, method=method).sum()
+
+    operands = points, points, jnp.asarray(case.values), jnp.asarray(case.tau)
+    result = np.asarray(gauss_sum(*operands, method=method))
+    assert np.all(np.abs(result) <= 62 * np.abs(case.values).max())
+    assert all(np.isfinite(x).all() for x in jax.grad(total, (0, 1, 2, 3))(*operands))
+
+
 def test_results_do_not_depend_on_the_size_of_the_blocks(rng, monkeypatch):
     case = problem(rng, 300, 1000, 4, 3)
     exact = gauss_sum64(*case.operands)

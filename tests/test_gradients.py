@@ -161,9 +161,9 @@ def kernel_calls(monkeypatch) -> list[str]:
     calls = []
 
     def record(name, function):
-        def recorded(*args):
+        def recorded(*args, **options):
             jax.debug.callback(lambda: calls.append(name))
-            return function(*args)
+            return function(*args, **options)
 
         return recorded
 

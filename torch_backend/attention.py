@@ -24,6 +24,7 @@ PRECISIONS = {
     "float32": torch.float32,
     "float64": torch.float64,
 }
+PROBED = 4  # columns beside the points in the widest layout, that of the pullback
 MAX_GRID = 65535  # CUDA's limit on batch and on heads in one launch
 
 
@@ -95,7 +96,7 @@ def select_kernel(backend: str, precision: str, device: str, dtype: torch.dtype,
         if device == "cpu":
             backend = "cpu"
         else:
-            backend = "flash" if dtype in HALF and KERNELS["flash"].fits(dim + 2) else "efficient"
+            backend = "flash" if dtype in HALF and KERNELS["flash"].fits(dim + PROBED) else "efficient"
 
     kernel = replace(KERNELS[backend], dtype=dtype)
     if kernel.device != device:
@@ -105,10 +106,10 @@ def select_kernel(backend: str, precision: str, device: str, dtype: torch.dtype,
     if dtype not in kernel.dtypes:
         has = ", ".join(name for name, its in PRECISIONS.items() if its in kernel.dtypes)
         raise ValueError(f"`torch_backend`: backend {backend!r} computes in {has}; got {dtype}. Choose one of these.")
-    if not kernel.fits(dim + 2):
+    if not kernel.fits(dim + PROBED):
         raise ValueError(
-            f"`torch_backend`: backend {backend!r} takes at most {kernel.max_width} - 2 dimensions; got {dim}."
-            " Use backend='efficient'."
+            f"`torch_backend`: backend {backend!r} takes at most {(kernel.max_width or 0) - PROBED} dimensions; got"
+            f" {dim}. Use backend='efficient'."
         )
     return kernel
 

@@ -1,9 +1,13 @@
 """Gauss sums of tensors, and their pullback: from any leading axes to one attention call and back."""
 
+import functools
+import math
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
-from .attention import Kernel, attention, attention_pullback, select_kernel
+from .attention import PRECISIONS, Kernel, attention, attention_pullback, select_kernel
 from .layout import (
     Fold,
     accumulation_dtype,
@@ -11,16 +15,34 @@ from .layout import (
     half_squared_norms,
     in_blocks,
     normalized,
+    normalized_for_sums,
     pack,
+    rounded,
     scaled_points,
 )
 from .prescale import prescale
 from .rescale import rescale, with_norms
 from .reweight import reweight
 
+EXACT = 1e-2  # exponents with a rounding error below this are taken for exact in the pullback
 METHODS = {"reweight": reweight, "prescale": prescale, "rescale": rescale}
 
 
+def without_autocast(function: Callable) -> Callable:
+    """`function` in the precision that it was asked for, whatever the caller's `torch.autocast` says."""
+
+    @functools.wraps(function)
+    def wrapped(queries: Tensor, *args, **options):
+        device = queries.device.type if isinstance(queries, Tensor) else ""
+        if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
+            return function(queries, *args, **options)
+        with torch.autocast(device, enabled=False):
+            return function(queries, *args, **options)
+
+    return wrapped
+
+
+@without_autocast
 def gauss_sum(
     queries: Tensor,
     keys: Tensor,
@@ -65,6 +87,7 @@ def gauss_sum(
     return fold.unfold(sums, shape, of_values=True).to(dtype)
 
 
+@without_autocast
 def gauss_sum_pullback(
     queries: Tensor,
     keys: Tensor,
@@ -81,7 +104,8 @@ def gauss_sum_pullback(
 
         dv = Pᵀ g      da = S b - (S 1) a      db = Sᵀ a - (Sᵀ 1) b      dq = √τ da      dk = √τ db.
 
-    In half precision Φ may underflow in a whole row: there P is the softmax, and g carries the row sums of Φ.
+    Where rounded exponents or half precision would over- or underflow in a whole row, P is the softmax instead, and g
+    carries the row sums of Φ.
 
     Args:
         queries, keys, values, tau, precision, backend: as for `gauss_sum`.
@@ -92,6 +116,12 @@ def gauss_sum_pullback(
     """
     queries, keys, values, tau, kernel, dtype = _prepare(queries, keys, values, tau, precision, backend)
     fold = Fold(queries, keys, values, tau)
+    expected = (*fold.batch, queries.shape[-2], values.shape[-1])
+    if cotangent.shape != expected or not cotangent.dtype.is_floating_point or cotangent.device != queries.device:
+        raise ValueError(
+            f"`torch_backend.gauss_sum_pullback`: cotangent must be like the sum, floating {expected} on"
+            f" {queries.device}; got {cotangent.dtype} {tuple(cotangent.shape)} on {cotangent.device}."
+        )
     shapes = (queries.shape, keys.shape, values.shape)
     if 0 in (*fold.batch, queries.shape[-2], *keys.shape[-2:], values.shape[-1]):
         return tuple(torch.zeros(shape, dtype=dtype, device=queries.device) for shape in shapes)  # type: ignore
@@ -116,27 +146,28 @@ def gauss_sum_pullback(
 
 def _pullback(a: Tensor, b: Tensor, v: Tensor, g: Tensor, kernel: Kernel) -> tuple[Tensor, Tensor, Tensor]:
     dim, channels = a.shape[-1], v.shape[-1]
-    a, b = a.to(kernel.dtype), b.to(kernel.dtype)
+    a, b = rounded(a, kernel.dtype), rounded(b, kernel.dtype)
     v, v_scale = normalized(v, kernel.dtype)
-    # One column more, 0 against 1, adds nothing to the inner products and leaves S 1 in the pullback of the queries;
-    # the column that multiplies the norms, 1, leaves Sᵀ 1 in that of the keys.
-    probe = dim + kernel.norm_columns
-    width = kernel.width(max(probe + 1, channels))
-    padded_a, padded_b = with_norms(a, b, width, kernel, 1)
+    # Two columns more, [0, 1] against [1, 0], add nothing to the inner products and leave S 1 and Sᵀ 1 in the pullback.
+    ones = dim + kernel.norm_columns
+    width = kernel.width(max(ones + 2, channels))
+    padded_a, padded_b = with_norms(a, b, width, kernel, (0, 1), (1, 0))
     padded_v = pack(v, width=width)
 
     half_norms = half_squared_norms(a)
-    lse = half_norms  # P = Φ
-    if kernel.dtype.itemsize == 2:  # P = softmax
+    is_half = kernel.dtype.itemsize == 2
+    if kernel.device == "cpu" and not is_half and half_norms.amax() * torch.finfo(kernel.dtype).eps < EXACT:
+        lse = half_norms  # P = Φ
+    else:  # P = softmax, which is never above 1
         _, lse = attention(padded_a, padded_b, padded_v, kernel)
-        g = g * (lse - half_norms).exp()
+        g = g * (lse - half_norms).clamp(max=math.log(b.shape[-2])).exp()
     # The channels of v were divided by v_scale: g takes it for S, and dv gives it back.
-    g, g_scale = normalized(g * v_scale, kernel.dtype, axes=(-2, -1))
+    g, g_scale = normalized_for_sums(g * v_scale, (a, b), kernel.dtype)
     gradients = attention_pullback(pack(g, width=width), padded_a, padded_b, padded_v, lse, kernel)
 
     sb, sa, pg = (gradient.to(half_norms.dtype) for gradient in gradients)
-    da = g_scale * (sb[..., :dim] - sb[..., probe : probe + 1] * a)
-    db = g_scale * (sa[..., :dim] - sa[..., dim : dim + 1] * b)
+    da = g_scale * (sb[..., :dim] - sb[..., ones : ones + 1] * a)
+    db = g_scale * (sa[..., :dim] - sa[..., ones + 1 : ones + 2] * b)
     dv = g_scale * pg[..., :channels] / v_scale
     return da, db, dv
 
@@ -145,8 +176,11 @@ def _prepare(queries: Tensor, keys: Tensor, values: Tensor, tau: Tensor | float,
     """Checked operands in the dtype that the layout computes in, tau as (…, 1, 1), the kernel, the result's dtype."""
     name, operands = "`torch_backend.gauss_sum`", {"queries": queries, "keys": keys, "values": values}
     for label, x in operands.items():
-        if not x.dtype.is_floating_point:
-            raise TypeError(f"{name}: {label} must be floating; got {x.dtype}. Convert with .to(torch.float32).")
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name}: {label} must be a tensor; got {type(x).__name__}. Convert with torch.as_tensor.")
+        if x.dtype not in PRECISIONS.values():
+            has = ", ".join(PRECISIONS)
+            raise TypeError(f"{name}: {label} must be {has}; got {x.dtype}. Convert with .to(torch.float32).")
         if x.ndim < 2:
             raise ValueError(f"{name}: {label} must have at least two axes; got {tuple(x.shape)}. Add one axis.")
         if x.device != queries.device:

@@ -36,13 +36,34 @@ def scaled_points(queries: Tensor, keys: Tensor, tau: Tensor) -> tuple[Tensor, T
     return (queries - center) * scale, (keys - center) * scale
 
 
-def normalized(values: Tensor, dtype: torch.dtype, axes: tuple[int, ...] = (-2,)) -> tuple[Tensor, Tensor | float]:
-    """Values in `dtype`, and the factor that undoes their scaling: for half precision, the largest |v| over `axes`."""
+def normalized(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | float]:
+    """Values in `dtype`, and the factor that undoes their scaling: for half precision, the largest |v| of a channel."""
     if dtype.itemsize > 2:
         return values.to(dtype), 1.0
-    largest = values.abs().amax(axes, keepdim=True)
-    scale = torch.where(largest > 0, largest, torch.ones_like(largest))
-    return (values / scale).to(dtype), scale
+    return _divided(values, values.abs().amax(-2, keepdim=True), dtype)
+
+
+def normalized_for_sums(
+    cotangent: Tensor, points: tuple[Tensor, ...], dtype: torch.dtype
+) -> tuple[Tensor, Tensor | float]:
+    """The same for what is summed over queries, times these points, into a result in half precision."""
+    if dtype.itemsize > 2:
+        return cotangent.to(dtype), 1.0
+    sizes = torch.nan_to_num(cotangent.abs(), 0.0, 0.0, 0.0)  # NaN spoils its own row alone
+    reach = sum(torch.nan_to_num(x.float(), 0.0).abs().amax() for x in points) + 1
+    bound = sizes.sum((-2, -1), keepdim=True) * reach * (2 / torch.finfo(dtype).max)
+    return _divided(cotangent, torch.maximum(sizes.amax((-2, -1), keepdim=True), bound), dtype)
+
+
+def _divided(x: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    scale = torch.where(scale == 0, torch.ones_like(scale), scale)
+    return (x / scale).to(dtype), scale
+
+
+def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The tensor in `dtype`, without infinities: beyond the range of half precision it is cut off."""
+    limit = torch.finfo(dtype).max
+    return x.to(dtype) if dtype.itemsize > 2 else x.clamp(-limit, limit).to(dtype)
 
 
 def pack(points: Tensor, *columns: Tensor | float, width: int, dummy: tuple[int, float] | None = None) -> Tensor:

@@ -3,10 +3,13 @@
 Source: Rux & Neumayer, "Fast Gauss Sums via Flash Attention", 2026, arXiv:2609.04910.
 """
 
+import torch
 from torch import Tensor
 
 from .attention import Kernel, attention
-from .layout import half_squared_norms, normalized, pack
+from .layout import half_squared_norms, normalized, pack, rounded
+
+LARGEST = {torch.float32: 80.0, torch.float64: 700.0}  # exponents beyond this overflow; the values are zero there
 
 
 def prescale(queries: Tensor, keys: Tensor, values: Tensor, kernel: Kernel) -> Tensor:
@@ -16,9 +19,10 @@ def prescale(queries: Tensor, keys: Tensor, values: Tensor, kernel: Kernel) -> T
     scaled values underflow once |b|² passes twice the logarithm of the range of the dtype.
     """
     dim, channels = keys.shape[-1], values.shape[-1]
-    queries, keys = queries.to(kernel.dtype), keys.to(kernel.dtype)
+    queries, keys = rounded(queries, kernel.dtype), rounded(keys, kernel.dtype)
     values, scale = normalized(values * (-half_squared_norms(keys)).exp(), kernel.dtype)
 
     width = kernel.width(max(dim, channels))
     out, lse = attention(pack(queries, width=width), pack(keys, width=width), pack(values, width=width), kernel)
-    return out[..., :channels] * (scale * (lse - half_squared_norms(queries)).exp())
+    factor = (lse - half_squared_norms(queries)).clamp(max=LARGEST[lse.dtype]).exp()
+    return out[..., :channels] * (scale * factor)
