@@ -45,7 +45,7 @@ def test_benchmark_writes_what_it_measured(tmp_path):
     path = tmp_path / "result.json"
     code = (
         "import benchmarks.__main__ as b, pathlib; b.SIZES = [(3, 1)];"
-        "b.memories = lambda device: []; errors = b.errors; b.errors = lambda: errors(200);"
+        "b.memories = lambda device: []; errors = b.errors; b.errors = lambda device: errors(device, 200);"
         f"b.main('cpu', 300, 2, pathlib.Path({str(path)!r}))"
     )
     assert "| 3, 1 | gradients |" in run("-c", code)
