@@ -144,6 +144,33 @@ def test_nan_spoils_only_the_rows_it_touches(rng, method):
     assert np.isfinite(np.asarray(gauss_sum(case.queries, case.keys, values, 1.0, method=method)[:, 1])).all()
 
 
+@pytest.mark.parametrize("precision", ["auto", "float16"])
+def test_nan_among_shared_queries_leaves_the_center_alone(rng, precision):
+    """Queries that a batch of keys shares are what the points are centered on."""
+    queries, keys = rng.normal(size=(60, 3)) + 1000.0, rng.normal(size=(2, 40, 3)) + 1000.0
+    queries[7, 1] = np.nan
+    result = np.asarray(gauss_sum(queries, keys, np.ones((40, 1)), 1.0, method="rescale", precision=precision))
+    others = np.arange(60) != 7
+    exact = gauss_sum64(queries[others], keys, np.ones((40, 1)), 1.0)
+    assert np.isnan(result[:, 7]).all()
+    assert relative_error(result[:, others], exact) <= (2e-3 if precision == "float16" else 1e-9)
+
+
+@pytest.mark.parametrize("precision", ["float16", "bfloat16", "float32"])
+@pytest.mark.parametrize("channels", [1, 24])
+def test_nan_in_a_query_spoils_only_its_row_of_the_gradient(rng, precision, channels):
+    case = problem(rng, 30, 40, 3, channels)
+    queries = jnp.asarray(case.queries).at[7, 1].set(jnp.nan)
+    slope = jax.grad(lambda q: gauss_sum(q, *case.operands[1:], method="rescale", precision=precision).sum())
+    spoiled, clean = np.asarray(slope(queries)), np.asarray(slope(jnp.asarray(case.queries)))
+    others = np.arange(30) != 7
+    assert np.isnan(spoiled[7]).all()
+    assert (
+        relative_error(spoiled[others], clean[others])
+        <= {"float16": 3e-3, "bfloat16": 3e-2, "float32": 1e-5}[precision]
+    )
+
+
 def test_nan_in_half_precision_spoils_only_its_row(rng):
     case = problem(rng, 60, 40, 3, 2)
     queries = case.queries.copy()

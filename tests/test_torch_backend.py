@@ -166,11 +166,12 @@ def test_an_outlier_makes_nothing_infinite(rng, precision, method, far):
 
 @pytest.mark.parametrize("keys", [1, 3])
 def test_half_precision_sums_over_many_queries_do_not_overflow(rng, keys):
-    """dv and dk sum 20000 terms of one sign, in a kernel whose results end at 65504."""
-    q, k, v, tau, g = tensors(problem(rng, 20000, keys, 2, 3, positive=True))
-    q, g = q + 3.0, g.abs() * 1e4
+    """dv and dk sum 100000 terms of one sign, in a kernel whose results end at 65504."""
+    q, k, v, tau, g = tensors(problem(rng, 100_000, keys, 2, 3, positive=True))
+    q, g = 0.1 * q + 1.0, torch.full_like(g, 1e4)
     exact = gauss_sum_pullback(q, k, v, tau, g)
-    assert_close(gauss_sum_pullback(q, k, v, tau, g, precision="float16"), exact, 3e-3)
+    # the CPU kernel adds up blocks of queries in half precision: a hundredth is its own error here, infinity would be ours
+    assert_close(gauss_sum_pullback(q, k, v, tau, g, precision="float16"), exact, 2e-2)
 
 
 def test_autograd_differentiates_reweight(rng):
