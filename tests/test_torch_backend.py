@@ -170,7 +170,7 @@ def test_half_precision_sums_over_many_queries_do_not_overflow(rng, keys):
     q, k, v, tau, g = tensors(problem(rng, 100_000, keys, 2, 3, positive=True))
     q, g = 0.1 * q + 1.0, torch.full_like(g, 1e4)
     exact = gauss_sum_pullback(q, k, v, tau, g)
-    # the CPU kernel adds up blocks of queries in half precision: a hundredth is its own error here, infinity would be ours
+    # the CPU kernel adds up blocks of queries in half precision: a hundredth is its own error, infinity would be ours
     assert_close(gauss_sum_pullback(q, k, v, tau, g, precision="float16"), exact, 2e-2)
 
 
