@@ -39,7 +39,7 @@ def test_some_docstrings_have_examples():
 
 def test_readme_names_files_that_exist():
     root = Path(__file__).parent.parent
-    named = set(re.findall(r"(?:examples|benchmarks|docs)/[\w./-]+\.(?:py|json|png)", README))
+    named = set(re.findall(r"(?:examples|benchmarks)/[\w./-]+\.(?:py|json|png)", README))
     assert named and all((root / path).exists() for path in named), named
 
 

@@ -30,7 +30,7 @@ def scaled_points(queries: Tensor, keys: Tensor, tau: Tensor) -> tuple[Tensor, T
     c is the mean of the points that are shared (else of the keys), so that shared points stay shared. NaN is left out
     of the mean: a NaN spoils its own row, not every row.
     """
-    shared = queries if queries[..., 0, 0].numel() < keys[..., 0, 0].numel() else keys
+    shared = queries if queries.shape[:-2].numel() < keys.shape[:-2].numel() else keys
     center = torch.nan_to_num(shared.nanmean(-2, keepdim=True), 0.0, 0.0, 0.0)
     scale = tau.sqrt()
     return (queries - center) * scale, (keys - center) * scale
