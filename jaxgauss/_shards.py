@@ -22,5 +22,4 @@ def vary_like(array: jax.Array, others: Sequence[jax.Array]) -> jax.Array:
 
 
 def _varying_axes(array: jax.Array) -> frozenset[str]:
-    aval = jax.typeof(array)
-    return aval.manual_axis_type.varying if hasattr(aval, "manual_axis_type") else aval.vma  # jax < 0.10
+    return jax.typeof(array).manual_axis_type.varying
