@@ -52,7 +52,7 @@ def blocked_sum(
     """The Gauss sum of operands of equal rank; with `whole`, of one tile, which is the dense sum."""
     batch = jnp.broadcast_shapes(queries.shape[:-2], keys.shape[:-2], values.shape[:-2], tau.shape)
     a, b = _scaled_points(queries, keys, tau)
-    if _shared(keys, values, tau[..., None, None]):  # the batch of the queries is more rows
+    if shared(keys, values, tau[..., None, None]):  # the batch of the queries is more rows
         total = _blocked(_tile_sum, _as_rows(a), _as_rows(b), _as_rows(values), whole=whole)
         return total.reshape(*batch, queries.shape[-2], values.shape[-1])
     return _blocked(_tile_sum, a, b, values, whole=whole)
@@ -76,7 +76,7 @@ def blocked_pullback(
     a, b = _scaled_points(queries, keys, tau)
     scale = jnp.sqrt(tau)[..., None, None]
     v, g = values, cotangent
-    if _shared(keys, values, scale):
+    if shared(keys, values, scale):
         a, b, v, g, scale = _as_rows(a), _as_rows(b), _as_rows(v), _as_rows(g), scale.reshape(1, 1)
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (a, b, v, g)))
     (num_queries, dim), num_keys = a.shape[-2:], b.shape[-2]
@@ -166,7 +166,8 @@ def _logits(a: Array, b: Array) -> Array:
 _dot = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 
 
-def _shared(*operands: Array) -> bool:
+def shared(*operands: Array) -> bool:
+    """Whether every operand is the same for all of the batch."""
     return all(math.prod(x.shape[:-2]) == 1 for x in operands)
 
 

@@ -11,7 +11,7 @@ from jax import lax
 from jaxtyping import Array
 
 from ._checks import Bandwidth, Keys, Queries, Settings, Sums, Values, check_names, check_operands, working_dtype
-from ._dense import align, center, unbroadcast
+from ._dense import align, center, shared, unbroadcast
 from ._dispatch import kernel_pullback, kernel_sum
 from ._plan import expected_platform, plan, sizes, warn_once
 from ._shards import vary_alike, vary_like
@@ -148,19 +148,18 @@ def _backward(settings: Settings, residuals, g):
     if not (wanted.queries or want_keys):
         d_values = _gauss_sum(settings, keys, queries, g, tau)
     elif _cheaper_by_channels(queries, values):
-        scale = tau[..., None, None]
         if wanted.queries or wanted.tau:
-            d_queries = scale * (slopes * g[..., None]).sum(-2)
+            d_queries = _along(slopes, g, tau)
         if want_keys:
             d_values, key_slopes = _sum_and_slopes(settings, keys, queries, g, tau)
-            d_keys = scale * (key_slopes * values[..., None]).sum(-2)
+            d_keys = _along(key_slopes, values, tau)
         elif wanted.values:
             d_values = _gauss_sum(settings, keys, queries, g, tau)
     else:
         points = _own_points(queries, keys, tau) if wanted.tau else (queries, keys)
         d_queries, d_keys, d_values = _pullback(settings, *points, values, tau, g)
     if wanted.tau:
-        c = center(queries if _is_shared(queries) else keys)
+        c = center(queries if shared(queries) else keys)
         moments = (((x - c) * d_x).sum((-2, -1)) for x, d_x in ((queries, d_queries), (keys, d_keys)))
         d_tau = sum(unbroadcast(x, tau.shape) for x in moments) / (2 * tau)
     shapes = queries.shape, keys.shape, values.shape
@@ -191,6 +190,11 @@ def _sum_and_slopes(settings: Settings, queries: Array, keys: Array, values: Arr
     return s, first - s[..., None] * (queries - c)[..., None, :]
 
 
+def _along(slopes: Array, weights: Array, tau: Array) -> Array:
+    """τ Σ_c g_c (W_k,c - q s_c): the gradient (…, M, D) from slopes (…, M, C, D) and weights (…, M, C)."""
+    return tau[..., None, None] * (slopes * weights[..., None]).sum(-2)
+
+
 def _pullback_forward(settings: Settings, *operands: Array):
     return _pullback(settings, *operands), operands
 
@@ -204,14 +208,12 @@ _pullback.defvjp(_pullback_forward, _pullback_backward)
 
 def _pullback_by_channels(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array, g: Array):
     """The same function as `_pullback`, written as Gauss sums: a few channels at a time, in linear memory."""
-    scale = tau[..., None, None]
 
     @jax.checkpoint
     def gradients(v: Array, g: Array) -> tuple[Array, Array, Array]:
         _, slopes = _sum_and_slopes(settings, queries, keys, v, tau)
         d_values, key_slopes = _sum_and_slopes(settings, keys, queries, g, tau)
-        d_queries = scale * (slopes * g[..., None]).sum(-2)
-        d_keys = scale * (key_slopes * v[..., None]).sum(-2)
+        d_queries, d_keys = _along(slopes, g, tau), _along(key_slopes, v, tau)
         return unbroadcast(d_queries, queries.shape), unbroadcast(d_keys, keys.shape), unbroadcast(d_values, v.shape)
 
     def add(total: tuple[Array, ...], block: tuple[Array, Array]):
@@ -244,13 +246,9 @@ def _full(values: Array, moments: Array) -> Array:
 def _own_points(queries: Array, keys: Array, tau: Array) -> tuple[Array, Array]:
     """Points whose gradients are summed over no more of the batch than τ's gradient and its origin c can bear."""
     batch = tau.shape
-    if not (_is_shared(queries) or _is_shared(keys)):
+    if not (shared(queries) or shared(keys)):
         batch = jnp.broadcast_shapes(queries.shape[:-2], keys.shape[:-2], tau.shape)
     queries, keys = (
         jnp.broadcast_to(x, (*jnp.broadcast_shapes(x.shape[:-2], batch), *x.shape[-2:])) for x in (queries, keys)
     )
     return queries, keys
-
-
-def _is_shared(points: Array) -> bool:
-    return math.prod(points.shape[:-2]) == 1

@@ -108,10 +108,7 @@ def plan(settings: Settings, platform: str, pairs: int, dim: int, channels: int)
     obstacle = None
     if not _bridge.serves(platform):
         obstacle = f"the PyTorch installed here does not run on JAX's platform {platform!r}"
-    elif platform == "cuda" and "float64" in (
-        settings.precision,
-        settings.dtype if settings.precision == "auto" else "",
-    ):
+    elif platform == "cuda" and (settings.dtype if settings.precision == "auto" else settings.precision) == "float64":
         obstacle = "PyTorch has no fused attention in float64 on CUDA"
     if obstacle is not None:
         if not settings.automatic:
