@@ -7,22 +7,23 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .attention import PRECISIONS, Kernel, attention, attention_pullback, select_kernel
+from .attention import DTYPES, HALF, PROBES, Kernel, attention, attention_pullback, select_kernel
 from .layout import (
     Fold,
     accumulation_dtype,
     broadcast_shapes,
-    half_squared_norms,
+    from_columns,
     in_blocks,
     normalized,
     normalized_for_sums,
     pack,
-    rounded,
+    point_columns,
     scaled_points,
 )
 from .prescale import prescale
-from .rescale import rescale, with_norms
+from .rescale import bias_columns, rescale
 from .reweight import reweight
+from .trust import guarded
 
 EXACT = 1e-2  # exponents with a rounding error below this are taken for exact in the pullback
 METHODS = {"reweight": reweight, "prescale": prescale, "rescale": rescale}
@@ -52,6 +53,7 @@ def gauss_sum(
     method: str = "rescale",
     precision: str = "auto",
     backend: str = "auto",
+    guard: bool = True,
 ) -> Tensor:
     """Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n by one call of a flash-attention kernel (a block of channels).
 
@@ -61,8 +63,10 @@ def gauss_sum(
         values: (…, N, C). Leading axes broadcast.
         tau: 1/σ², positive: a number, or a tensor that broadcasts against the leading axes. Its value is not checked.
         method: reweight, prescale or rescale; only reweight is differentiable by autograd.
-        precision: auto, float16, bfloat16, float32 or float64; see `select_kernel`.
+        precision: auto, float16, bfloat16, float16x2, bfloat16x2, float32 or float64; see `select_kernel`.
         backend: auto, cpu, flash, efficient or cudnn.
+        guard: compute again what the precision does not hold; see `trust`. False: take what comes, as where autograd
+            records `reweight`.
 
     Returns:
         (…, M, C) in the promoted dtype of queries, keys and values.
@@ -80,10 +84,19 @@ def gauss_sum(
     if 0 in shape or 0 in keys.shape[-2:]:
         return torch.zeros(shape, dtype=dtype, device=queries.device)  # the raw CPU kernel dies on these
 
-    a, b = scaled_points(fold.fold(queries), fold.fold(keys), fold.fold(tau))
-    v = fold.fold(values, of_values=True)
-    block = v.shape[-1] if kernel.max_width is None else kernel.max_width - (method == "reweight")
-    sums = in_blocks(lambda values: reduction(a, b, values, kernel), v, block)
+    points = [fold.fold(x) for x in (queries, keys, tau)]
+    scaled, v = scaled_points(*points), fold.fold(values, of_values=True)
+
+    def compute(kernel: Kernel, reduction: Callable[..., Tensor] = rescale) -> tuple[Tensor]:
+        a, b = _in_dtype_of(kernel, scaled, points)
+        block = v.shape[-1] if kernel.max_width is None else kernel.max_width - (reduction is reweight)
+        return (in_blocks(lambda values: reduction(a, b, values, kernel), v, block).to(v.dtype),)
+
+    (sums,) = compute(kernel, reduction)
+    if guard and not (torch.is_grad_enabled() and sums.requires_grad):
+        sizes = v.abs().amax((0, 1, 2)), sums.abs().amax((0, 1, 2))
+        largest = (sizes[1] / torch.where(sizes[0] == 0, torch.ones_like(sizes[0]), sizes[0])).amax()
+        (sums,) = guarded(method, kernel, scaled, largest, (sums,), compute)
     return fold.unfold(sums, shape, of_values=True).to(dtype)
 
 
@@ -97,6 +110,7 @@ def gauss_sum_pullback(
     *,
     precision: str = "auto",
     backend: str = "auto",
+    guard: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of Σ_m ⟨g_m, s_m⟩ with respect to queries, keys and values, by the kernel's fused backward pass.
 
@@ -108,7 +122,7 @@ def gauss_sum_pullback(
     carries the row sums of Φ.
 
     Args:
-        queries, keys, values, tau, precision, backend: as for `gauss_sum`.
+        queries, keys, values, tau, precision, backend, guard: as for `gauss_sum`.
         cotangent: g (…, M, C).
 
     Returns:
@@ -126,50 +140,68 @@ def gauss_sum_pullback(
     if 0 in (*fold.batch, queries.shape[-2], *keys.shape[-2:], values.shape[-1]):
         return tuple(torch.zeros(shape, dtype=dtype, device=queries.device) for shape in shapes)  # type: ignore
 
-    tau = fold.fold(tau)
-    a, b = scaled_points(fold.fold(queries), fold.fold(keys), tau)
+    points = [fold.fold(x) for x in (queries, keys, tau)]
+    scaled = scaled_points(*points)
     v, g = fold.fold(values, of_values=True), fold.fold(cotangent.to(values.dtype), of_values=True)
 
-    block = v.shape[-1] if kernel.max_width is None else kernel.max_width
-    da, db, dv = 0.0, 0.0, []
-    for v_block, g_block in zip(v.split(block, -1), g.split(block, -1), strict=True):
-        da_block, db_block, dv_block = _pullback(a, b, v_block, g_block, kernel)
-        da, db = da + da_block, db + db_block
-        dv.append(dv_block)
-    scale = tau.sqrt()
-    gradients = (scale * da, scale * db, torch.cat(dv, -1))
+    def compute(kernel: Kernel) -> tuple[Tensor, ...]:
+        a, b = _in_dtype_of(kernel, scaled, points)
+        block = v.shape[-1] if kernel.max_width is None else kernel.max_width
+        da, db, dv, largest = torch.zeros_like(a), torch.zeros_like(b), [], a.new_ones(())
+        for v_block, g_block in zip(v.split(block, -1), g.split(block, -1), strict=True):
+            da_block, db_block, dv_block, largest = _pullback(a, b, v_block, g_block, kernel)
+            da, db = da + da_block, db + db_block
+            dv.append(dv_block)
+        return da, db, torch.cat(dv, -1), largest
+
+    *gradients, largest = results = compute(kernel)
+    if guard:
+        *gradients, _ = guarded("rescale", kernel, scaled, largest, results, compute)
+    scale = points[2].sqrt()
+    gradients = (scale * gradients[0], scale * gradients[1], gradients[2])
     return tuple(  # type: ignore
         fold.unfold(gradient, shape, of_values=i == 2).to(dtype)
         for i, (gradient, shape) in enumerate(zip(gradients, shapes, strict=True))
     )
 
 
-def _pullback(a: Tensor, b: Tensor, v: Tensor, g: Tensor, kernel: Kernel) -> tuple[Tensor, Tensor, Tensor]:
+def _in_dtype_of(kernel: Kernel, scaled: tuple[Tensor, Tensor], points: list[Tensor]) -> tuple[Tensor, Tensor]:
+    """The scaled points, centered anew where the kernel holds more digits than they have."""
+    if kernel.dtype != torch.float64 or scaled[0].dtype == torch.float64:
+        return scaled
+    return scaled_points(*(x.double() for x in points))
+
+
+def _pullback(a: Tensor, b: Tensor, v: Tensor, g: Tensor, kernel: Kernel) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """da, db, dv, and the largest Σ_n Φ (1 where it is not known)."""
     dim, channels = a.shape[-1], v.shape[-1]
-    a, b = rounded(a, kernel.dtype), rounded(b, kernel.dtype)
+    query_columns, half_norms = point_columns(a, kernel)
+    key_columns, key_norms = point_columns(b, kernel, of_keys=True)
+    scale, norm_columns = bias_columns(-key_norms, kernel)
     v, v_scale = normalized(v, kernel.dtype)
     # Two columns more, [0, 1] against [1, 0], add nothing to the inner products and leave S 1 and Sᵀ 1 in the pullback.
-    ones = dim + kernel.norm_columns
-    width = kernel.width(max(ones + 2, channels))
-    padded_a, padded_b = with_norms(a, b, width, kernel, (0, 1), (1, 0))
+    ones = kernel.columns(dim)
+    width = kernel.width(max(ones + PROBES, channels))
+    padded_a = pack(*query_columns, *(scale for _ in norm_columns), 0.0, 1.0, width=width)
+    padded_b = pack(*key_columns, *norm_columns, 1.0, 0.0, width=width)
     padded_v = pack(v, width=width)
 
-    half_norms = half_squared_norms(a)
-    is_half = kernel.dtype.itemsize == 2
+    is_half = kernel.dtype in HALF
     if kernel.device == "cpu" and not is_half and half_norms.amax() * torch.finfo(kernel.dtype).eps < EXACT:
-        lse = half_norms  # P = Φ
+        lse, largest = half_norms, torch.ones_like(half_norms.amax())  # P = Φ
     else:  # P = softmax, which is never above 1
         _, lse = attention(padded_a, padded_b, padded_v, kernel)
-        g = g * (lse - half_norms).clamp(max=math.log(b.shape[-2])).exp()
+        sums = (lse - half_norms).clamp(max=math.log(b.shape[-2])).exp()
+        g, largest = g * sums, sums.amax()
     # The channels of v were divided by v_scale: g takes it for S, and dv gives it back.
     g, g_scale = normalized_for_sums(g * v_scale, (a, b), kernel.dtype)
     gradients = attention_pullback(pack(g, width=width), padded_a, padded_b, padded_v, lse, kernel)
 
     sb, sa, pg = (gradient.to(half_norms.dtype) for gradient in gradients)
-    da = g_scale * (sb[..., :dim] - sb[..., ones : ones + 1] * a)
-    db = g_scale * (sa[..., :dim] - sa[..., ones + 1 : ones + 2] * b)
+    da = g_scale * (from_columns(sb, dim, kernel, of_keys=True) - sb[..., ones : ones + 1] * a)
+    db = g_scale * (from_columns(sa, dim, kernel) - sa[..., ones + 1 : ones + 2] * b)
     dv = g_scale * pg[..., :channels] / v_scale
-    return da, db, dv
+    return da, db, dv, largest
 
 
 def _prepare(queries: Tensor, keys: Tensor, values: Tensor, tau: Tensor | float, precision: str, backend: str):
@@ -178,8 +210,8 @@ def _prepare(queries: Tensor, keys: Tensor, values: Tensor, tau: Tensor | float,
     for label, x in operands.items():
         if not isinstance(x, Tensor):
             raise TypeError(f"{name}: {label} must be a tensor; got {type(x).__name__}. Convert with torch.as_tensor.")
-        if x.dtype not in PRECISIONS.values():
-            has = ", ".join(PRECISIONS)
+        if x.dtype not in DTYPES.values():
+            has = ", ".join(DTYPES)
             raise TypeError(f"{name}: {label} must be {has}; got {x.dtype}. Convert with .to(torch.float32).")
         if x.ndim < 2:
             raise ValueError(f"{name}: {label} must have at least two axes; got {tuple(x.shape)}. Add one axis.")

@@ -2,10 +2,16 @@
 
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
+
+if TYPE_CHECKING:
+    from .attention import Kernel
+
+LOG_ZERO = -1e4  # the logarithm of a weight of zero: its exponential is zero in every dtype, its product with S finite
 
 
 def half_squared_norms(points: Tensor) -> Tensor:
@@ -43,6 +49,19 @@ def normalized(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | flo
     return _divided(values, values.abs().amax(-2, keepdim=True), dtype)
 
 
+def signs_and_log_rows(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """v = scale · exp(log_rows) · x, with |x| ≤ 1 in half precision: (B, H, N, C), (B, H, 1, C) and (B, H, N, 1).
+
+    Half precision holds no sizes below 1e-7 of the largest. Sizes of channels are factored out; sizes of rows become
+    weights that enter the logits, where 1e-30 is as good as 1.
+    """
+    scale = values.abs().amax(-2, keepdim=True)
+    scale = torch.where(scale == 0, torch.ones_like(scale), scale)
+    logs = values.abs().log() - scale.log()
+    log_rows = logs.amax(-1, keepdim=True).clamp(min=LOG_ZERO)
+    return (logs - log_rows).exp().copysign(values).to(dtype), log_rows, scale
+
+
 def normalized_for_sums(
     cotangent: Tensor, points: tuple[Tensor, ...], dtype: torch.dtype
 ) -> tuple[Tensor, Tensor | float]:
@@ -66,17 +85,55 @@ def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
     return x.to(dtype) if dtype.itemsize > 2 else x.clamp(-limit, limit).to(dtype)
 
 
-def pack(points: Tensor, *columns: Tensor | float, width: int, dummy: tuple[int, float] | None = None) -> Tensor:
-    """[points, *columns, 0, …]: (…, N, D) -> (…, N, width); `dummy` = (i, x) adds the point x e_i at the end."""
-    *batch, num, dim = points.shape
-    if not columns and dummy is None:
-        return points.contiguous() if dim == width else pad(points, (0, width - dim))
-    padded = points.new_zeros(*batch, num + (dummy is not None), width)
-    padded[..., :num, :dim] = points
-    for i, column in enumerate(columns, start=dim):
-        padded[..., :num, i : i + 1] = column
-    if dummy is not None:
-        padded[..., num, dummy[0]] = dummy[1]
+def split(x: Tensor, dtype: torch.dtype, parts: int) -> list[Tensor]:
+    """Tensors of `dtype` whose sum is x: each is the rounding of what those before it leave."""
+    found = []
+    for _ in range(parts):
+        found.append(rounded(x, dtype))
+        x = x - found[-1]
+    return found
+
+
+def point_columns(points: Tensor, kernel: "Kernel", *, of_keys: bool = False) -> tuple[list[Tensor], Tensor]:
+    """Columns of the points as the kernel's dtype holds them, and ½|x|² of what it holds.
+
+    Columns of queries times columns of keys is a·b. Split points take three: a = a_h + a_l meets b as
+    a_h·b_h + a_l·b_h + a_h·b_l; what is left out, a_l·b_l, is below the rounding of the split itself.
+    """
+    parts = split(points, kernel.dtype, kernel.parts)
+    if len(parts) == 1:
+        return parts, half_squared_norms(parts[0])
+    high, low = parts
+    columns = [high, high, low] if of_keys else [high, low, high]
+    return columns, half_squared_norms(high.to(points.dtype) + low)
+
+
+def from_columns(x: Tensor, dim: int, kernel: "Kernel", *, of_keys: bool = False) -> Tensor:
+    """The points (…, N, D) whose columns x has: what the high parts carry, and the low."""
+    if kernel.parts == 1:
+        return x[..., :dim]
+    low = 2 * dim if of_keys else dim
+    return x[..., :dim] + x[..., low : low + dim]
+
+
+def pack(*columns: Tensor | float, width: int, dummy: dict[int, float] | None = None) -> Tensor:
+    """[*columns, 0, …]: (…, N, D), (…, N, 1), numbers, … -> (…, N, width), in the dtype of the first.
+
+    `dummy` = {i: x, …} adds the point Σ x e_i at the end.
+    """
+    first = columns[0]
+    assert isinstance(first, Tensor)
+    *batch, num, dim = first.shape
+    if len(columns) == 1 and dummy is None:
+        return first.contiguous() if dim == width else pad(first, (0, width - dim))
+    padded = first.new_zeros(*batch, num + (dummy is not None), width)
+    start = 0
+    for column in columns:
+        end = start + (column.shape[-1] if isinstance(column, Tensor) else 1)
+        padded[..., :num, start:end] = column
+        start = end
+    for i, x in (dummy or {}).items():
+        padded[..., num, i] = x
     return padded
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from .attention import Kernel, attention
-from .layout import half_squared_norms, normalized, pack, rounded
+from .layout import normalized, pack, point_columns
 
 LARGEST = {torch.float32: 80.0, torch.float64: 700.0}  # exponents beyond this overflow; the values are zero there
 
@@ -18,11 +18,15 @@ def prescale(queries: Tensor, keys: Tensor, values: Tensor, kernel: Kernel) -> T
     attention(a, b, v exp(-½|b|²)) · exp(lse - ½|a|²). The narrowest of the three, and the first to lose digits: the
     scaled values underflow once |b|² passes twice the logarithm of the range of the dtype.
     """
-    dim, channels = keys.shape[-1], values.shape[-1]
-    queries, keys = rounded(queries, kernel.dtype), rounded(keys, kernel.dtype)
-    values, scale = normalized(values * (-half_squared_norms(keys)).exp(), kernel.dtype)
+    (query_columns, query_norms), (key_columns, key_norms) = (
+        point_columns(queries, kernel),
+        point_columns(keys, kernel, of_keys=True),
+    )
+    channels, dim = values.shape[-1], sum(x.shape[-1] for x in key_columns)
+    values, scale = normalized(values * (-key_norms).exp(), kernel.dtype)
 
     width = kernel.width(max(dim, channels))
-    out, lse = attention(pack(queries, width=width), pack(keys, width=width), pack(values, width=width), kernel)
-    factor = (lse - half_squared_norms(queries)).clamp(max=LARGEST[lse.dtype]).exp()
+    padded = pack(*query_columns, width=width), pack(*key_columns, width=width), pack(values, width=width)
+    out, lse = attention(*padded, kernel)
+    factor = (lse - query_norms).clamp(max=LARGEST[lse.dtype]).exp()
     return out[..., :channels] * (scale * factor)

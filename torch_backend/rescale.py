@@ -8,46 +8,71 @@ import math
 import torch
 from torch import Tensor
 
-from .attention import Kernel, attention
-from .layout import half_squared_norms, normalized, pack, rounded
+from .attention import HALF, Kernel, attention
+from .layout import pack, point_columns, signs_and_log_rows, split
 
-# S: float16 ends at 65504, which ½|b|² passes 362 bandwidths from the center; so it is stored divided by S. The price
-# is an absolute error of S · 2⁻²⁵ in the exponent, far below that of float16 weights.
+# S: float16 ends at 65504, which ½|b|² passes 362 bandwidths from the center; so it is stored divided by S.
 SCALE = {torch.float16: 1024.0}
 
 
 def rescale(queries: Tensor, keys: Tensor, values: Tensor, kernel: Kernel) -> Tensor:
     """Σ_n exp(-½‖a_m - b_n‖²) v_n for scaled points a (B, H, M, D), b (B, H, N, D) and v (B, H, N, C).
 
-    attention([a, S, S], [b, -h, -l], v) · exp(lse - ½|a|²), where S (h + l) = ½|b|² in two columns of its dtype.
-    A kernel that takes a bias in float32 or better gets -½|b|² as the bias and needs no column.
+    attention([a, S, S], [b, -h, -l], v) · exp(lse - ½|a|²), where S (h + l) = ½|b|² in two columns of its dtype: the
+    norms of the rounded points, so that this is the exact sum of the rounded points. In half precision the size of a
+    row of v is a weight in the logits as well, and one channel is the difference of its positive and negative part.
     """
-    dim, channels = keys.shape[-1], values.shape[-1]
-    queries, keys = (
-        rounded(queries, kernel.dtype),
-        rounded(keys, kernel.dtype),
-    )  # what follows is exact for these
-    values, scale = normalized(values, kernel.dtype)
+    if kernel.dtype not in HALF:
+        mean, log_sum = softmax_mean(queries, keys, values.to(kernel.dtype), kernel)
+        return _product(mean, log_sum.clamp(max=math.log(keys.shape[-2])))  # log Σ_n Φ ≤ log N
 
-    if kernel.takes_bias:
-        width, bias = kernel.width(max(dim, channels)), -half_squared_norms(keys).mT
-        padded_queries, padded_keys = pack(queries, width=width), pack(keys, width=width)
-    else:
-        width, bias = kernel.width(max(dim + kernel.norm_columns, channels)), None
-        padded_queries, padded_keys = with_norms(queries, keys, width, kernel)
-    out, lse = attention(padded_queries, padded_keys, pack(values, width=width), kernel, bias=bias)
-    log_sum = (lse - half_squared_norms(queries)).clamp(max=math.log(keys.shape[-2]))  # log Σ_n Φ(q_m, k_n) ≤ log N
-    return out[..., :channels] * (scale * log_sum.exp())
+    x, log_rows, scale = signs_and_log_rows(values, kernel.dtype)
+    channels = x.shape[-1]
+    if channels == 1:
+        x = torch.cat([x.clamp(min=0), -x.clamp(max=0)], -1)
+    mean, log_sum = softmax_mean(queries, keys, x, kernel, log_rows)
+    if channels == 1:  # the two parts sum to one: exact where all values have the same sign
+        positive, negative = mean[..., :1], mean[..., 1:]
+        mean = (positive - negative) / (positive + negative).clamp(min=torch.finfo(mean.dtype).tiny)
+    return _product(mean * scale, torch.minimum(log_sum, log_rows.logsumexp(-2, keepdim=True)))
 
 
-def with_norms(
-    queries: Tensor, keys: Tensor, width: int, kernel: Kernel, *probes: tuple[int, int]
+def _product(mean: Tensor, log_sum: Tensor) -> Tensor:
+    """mean · exp(log_sum), where the exponential alone might underflow."""
+    factor = (log_sum / 2).exp()
+    return mean * factor * factor
+
+
+def softmax_mean(
+    queries: Tensor, keys: Tensor, values: Tensor, kernel: Kernel, log_weights: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """[a, S, S] and [b, -h, -l], of inner products a·b - ½|b|²; each probe (x, y) adds a column x and a column y."""
+    """Σ_n w_n Φ v_n / Σ_n w_n Φ (B, H, M, C) and log Σ_n w_n Φ (B, H, M, 1), for values that the dtype holds."""
+    query_columns, query_norms = point_columns(queries, kernel)
+    key_columns, key_norms = point_columns(keys, kernel, of_keys=True)
+    bias = -key_norms if log_weights is None else log_weights - key_norms
+    mean, lse = biased_attention(query_columns, key_columns, values, bias, kernel)
+    return mean, lse - query_norms
+
+
+def biased_attention(
+    query_columns: list[Tensor], key_columns: list[Tensor], values: Tensor, bias: Tensor, kernel: Kernel
+) -> tuple[Tensor, Tensor]:
+    """Attention with logits a·b + bias, bias (B, H, N, 1): as the kernel's own bias, or in columns."""
+    dim, channels = sum(x.shape[-1] for x in query_columns), values.shape[-1]
+    if kernel.takes_bias:
+        width, bias = kernel.width(max(dim, channels)), bias.mT
+        padded_queries, padded_keys = pack(*query_columns, width=width), pack(*key_columns, width=width)
+        out, lse = attention(padded_queries, padded_keys, pack(values, width=width), kernel, bias=bias)
+    else:
+        width = kernel.width(max(dim + kernel.norm_columns, channels))
+        scale, columns = bias_columns(bias, kernel)
+        padded_queries = pack(*query_columns, *(scale for _ in columns), width=width)
+        padded_keys = pack(*key_columns, *columns, width=width)
+        out, lse = attention(padded_queries, padded_keys, pack(values, width=width), kernel)
+    return out[..., :channels], lse
+
+
+def bias_columns(bias: Tensor, kernel: Kernel) -> tuple[float, list[Tensor]]:
+    """S, and columns of the kernel's dtype that sum to bias / S."""
     scale = SCALE.get(kernel.dtype, 1.0)
-    norms = half_squared_norms(keys) / -scale  # (B, H, N, 1)
-    high = rounded(norms, kernel.dtype)
-    columns = (high, rounded(norms - high, kernel.dtype))[: kernel.norm_columns]
-    query_probes, key_probes = ([probe[i] for probe in probes] for i in (0, 1))
-    padded_queries = pack(queries, *(scale for _ in columns), *query_probes, width=width)
-    return padded_queries, pack(keys, *columns, *key_probes, width=width)
+    return scale, split(bias / scale, kernel.dtype, kernel.norm_columns)

@@ -1,0 +1,127 @@
+"""What a precision holds, and what is done with points that it does not: decided here, from the data.
+
+An exponent -½|a - b|² is formed as a·b - ½|a|² - ½|b|², about the center of the points. Of its error
+
+    rounding of the points, u each:  u R r,      rounding of the three terms to float32:  2⁻²⁴ R²,
+
+R is how far the points that meet lie from the center and r how far from each other, in bandwidths. Both are read off
+cheaply: R² bounds what can be lost, and how small the largest sum is tells r.
+"""
+
+import math
+import warnings
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from .attention import HALF, Kernel, wide_kernel
+from .layout import half_squared_norms
+
+# The largest R² at which a reduction has the digits that its precision promises.
+REACH = {
+    "rescale": {
+        "float16": 2**10,
+        "bfloat16": 2**8,
+        "float16x2": 2**12,
+        "bfloat16x2": 2**12,
+        "float32": 2**12,
+        "float64": 2**24,
+    },
+    "reweight": {  # norms in one column of half precision, or in two
+        "float16": 2**5,
+        "bfloat16": 2**5,
+        "float16x2": 2**10,
+        "bfloat16x2": 2**10,
+        "float32": 2**12,
+        "float64": 2**24,
+    },
+    "prescale": {  # exp(-½|b|²) in the range of the dtype
+        "float16": 2**4,
+        "bfloat16": 2**6,
+        "float16x2": 2**4,
+        "bfloat16x2": 2**6,
+        "float32": 2**7,
+        "float64": 2**9,
+    },
+}
+REACH_AGAIN = {"cuda": 2**16, "cpu": 2**36}  # of float32 that stands in for half precision, of float64 for float32
+DOUBT = 5e-3  # a possible error in float16 beyond which a sum is computed again; eight times as much in bfloat16
+
+
+def squared_reach(a: Tensor, b: Tensor) -> Tensor:
+    """R²: the larger |a|² or |b|² of the side that lies closer to the center, for only points that are close meet."""
+    sides = (2 * torch.nan_to_num(half_squared_norms(x), 0.0, math.inf).amax() for x in (a, b))
+    return torch.minimum(*sides)
+
+
+def guarded(
+    method: str,
+    kernel: Kernel,
+    points: tuple[Tensor, Tensor],
+    largest: Tensor,
+    result: tuple[Tensor, ...],
+    compute: Callable[[Kernel], tuple[Tensor, ...]],
+) -> tuple[Tensor, ...]:
+    """The result, or `compute(kernel)` by `rescale` in float32 or float64 where the precision does not hold the points.
+
+    `largest` is the largest sum, of values of at most one. On a CPU the finding is read. On CUDA nothing waits for it:
+    the second kernel is launched behind a gate that the device opens, and what float32 does not hold is reported later.
+    """
+    reach, on_cpu = squared_reach(*points), kernel.device == "cpu"
+    flag = reach > REACH[method][kernel.precision]
+    if kernel.dtype in HALF:
+        flag = flag | doubtful(method, kernel, reach, largest, points[0].shape[-1])
+    elif method == "rescale" and (kernel.dtype == torch.float64 or not on_cpu):  # there is nothing better
+        report(flag)
+        return result
+    if on_cpu and not flag:
+        return result
+    report(reach > REACH_AGAIN[kernel.device])
+    if on_cpu:
+        holds = kernel.dtype != torch.float64 and reach <= REACH["rescale"]["float32"]
+        return compute(wide_kernel("cpu", torch.float32 if holds else torch.float64))
+    again = compute(replace(wide_kernel("cuda", torch.float32), gate=flag))
+    return tuple(torch.where(flag, x, y) for x, y in zip(again, result, strict=True))
+
+
+def doubtful(method: str, kernel: Kernel, reach: Tensor, largest: Tensor, dim: int) -> Tensor:
+    """Whether half precision has lost digits, by the largest of the sums (of values of at most one).
+
+    Where all of them are small, all that meets is far apart, r² ≥ -2 log(largest), and rounding has moved it by about
+    u R r / √D. In `reweight` a sum also stands beside a dummy of weight one, in float16.
+    """
+    doubt = torch.zeros_like(largest, dtype=torch.bool)
+    if kernel.parts == 1:
+        apart = (-2 * largest.clamp(1e-37, 1.0).log()).sqrt()
+        doubt = reach.sqrt() * apart / math.sqrt(dim) > DOUBT * 2**11
+    return doubt | (largest < 2**-12) if method == "reweight" and kernel.dtype == torch.float16 else doubt
+
+
+_pending: deque = deque()
+
+
+def report(flag: Tensor) -> None:
+    """Warn if the flag is true: on CUDA at a later call, when the device has said so, for nothing waits here."""
+    if flag.device.type == "cpu":
+        if flag:
+            _warn()
+        return
+    on_host = torch.empty((), dtype=torch.bool, pin_memory=True)
+    on_host.copy_(flag, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record()
+    _pending.append((event, on_host))
+    while _pending and _pending[0][0].query():
+        if _pending.popleft()[1]:
+            _warn()
+
+
+def _warn() -> None:
+    warnings.warn(
+        "torch_backend: points of a Gauss sum lie farther from their center, in bandwidths, than its precision reaches;"
+        " its result is bounded but has few right digits. Use a smaller tau, or points in one place.",
+        stacklevel=2,
+    )
