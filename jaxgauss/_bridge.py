@@ -35,7 +35,7 @@ def kernel_names(backend: str, precision: str, platform: str, dtype: str, dim: i
         kernel = torch_backend.select_kernel(backend, precision, platform, getattr(_torch(), dtype), dim)
     except ValueError as error:
         raise ValueError(str(error).replace("`torch_backend`", "`jaxgauss.gauss_sum`")) from None
-    return kernel.name, str(kernel.dtype).removeprefix("torch.")
+    return kernel.name, kernel.precision
 
 
 def torch_sum(plan: "Plan", queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array) -> jax.Array:
@@ -66,13 +66,19 @@ def _call(callback: Callable, shapes: Sequence[tuple[int, ...]], operands: Seque
 def _sum_callback(method: str, precision: str, backend: str) -> Callable:
     gauss_sum = _torch_backend().gauss_sum
     options = {"method": method, "precision": precision, "backend": backend}
-    return _callback(lambda *operands: [gauss_sum(*operands, **options)], options)
+    guard = method != "rescale" or _is_guarded(precision, backend)
+    return _callback(lambda *operands: [gauss_sum(*operands, **options, guard=guard)], options)
 
 
 @functools.cache
 def _pullback_callback(precision: str, backend: str) -> Callable:
-    options = {"precision": precision, "backend": backend}
-    return _callback(functools.partial(_torch_backend().gauss_sum_pullback, **options), options)
+    options, guard = {"precision": precision, "backend": backend}, _is_guarded(precision, backend)
+    return _callback(functools.partial(_torch_backend().gauss_sum_pullback, **options, guard=guard), options)
+
+
+def _is_guarded(precision: str, backend: str) -> bool:
+    """Whether PyTorch looks after the reach of the precision: on a CPU, XLA has done so for float32 and float64."""
+    return backend != "cpu" or precision not in ("float32", "float64")
 
 
 def _callback(function: "Callable[..., Sequence[Tensor]]", options: dict[str, str]) -> Callable:

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-METHODS = ("auto", "reweight", "prescale", "rescale", "blocked", "dense")
-PRECISIONS = ("auto", "float16", "bfloat16", "float32", "float64")
+METHODS = ("auto", "reweight", "prescale", "rescale", "blocked", "dense", "differences")
+PRECISIONS = ("auto", "float16", "bfloat16", "float16x2", "bfloat16x2", "float32", "float64")
 BACKENDS = ("auto", "flash", "efficient", "cudnn", "cpu")
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 TAU_RANGE = (1e-37, 1e38)  # normal in float32 and float64

@@ -19,6 +19,7 @@ from ._shards import vary_alike, vary_like
 
 TILE = 2**21  # entries of the kernel matrix held at a time (8 MiB in float32): measured best on CPUs, forward and back
 ROWS = 256
+DIMENSIONS = 8  # coordinates whose differences are added up in one pass over a tile
 
 
 def gauss_sum_dense(queries: Queries, keys: Keys, values: Values, tau: Bandwidth = 1.0) -> Sums:
@@ -115,6 +116,29 @@ def blocked_pullback(
     )
 
 
+def squared_reach(
+    queries: Float[Array, "*#batch m d"], keys: Float[Array, "*#batch n d"], tau: Float[Array, "*#batch"]
+) -> Float[Array, ""]:
+    """How far, in squared bandwidths, the points that meet lie from their center at most: R².
+
+    That is the reach of the side that lies closer to it, for only points that are close to each other meet. Rounding
+    moves the exponents of everything but `differences_sum` by its unit times R².
+    """
+    a, b = (jnp.square(x).sum(-1) for x in _scaled_points(queries, keys, tau))
+    return jnp.minimum(jnp.where(jnp.isnan(a), 0, a).max(initial=0), jnp.where(jnp.isnan(b), 0, b).max(initial=0))
+
+
+def differences_sum(
+    queries: Float[Array, "*#batch m d"],
+    keys: Float[Array, "*#batch n d"],
+    values: Float[Array, "*#batch n c"],
+    tau: Float[Array, "*#batch"],
+) -> Float[Array, "*result m c"]:
+    """The Gauss sum of operands of equal rank from the differences of coordinates, at any distance from any center."""
+    tile_sum = jax.checkpoint(functools.partial(_difference_tile, jnp.sqrt(tau)[..., None, None]))
+    return _blocked(tile_sum, queries, keys, values)
+
+
 def unbroadcast(array: Array, shape: tuple[int, ...]) -> Array:
     """The sum over the axes that broadcasting `shape` to the array's shape has stretched."""
     extra = array.ndim - len(shape)
@@ -155,6 +179,31 @@ def _scaled_points(queries: Array, keys: Array, tau: Array) -> tuple[Array, Arra
 
 def _tile_sum(a: Array, b: Array, v: Array) -> Array:
     return _dot(jnp.exp(_logits(a, b)), v)
+
+
+def _difference_tile(scale: Array, queries: Array, keys: Array, v: Array) -> Array:
+    return _dot(jnp.exp(difference_logits(scale, queries, keys)), v)
+
+
+def difference_logits(scale: Array, queries: Array, keys: Array) -> Array:
+    """-½ Σ_d (scale (q_md - k_nd))², eight dimensions at a time; cut off where its square would overflow."""
+    dim, far = queries.shape[-1], jnp.sqrt(jnp.finfo(queries.dtype).max) / 1e6
+
+    @jax.checkpoint
+    def add(total: Array, columns: tuple[Array, Array]) -> tuple[Array, None]:
+        q, k = columns
+        for i in range(q.shape[0]):
+            x = scale * (q[i][..., :, None] - k[i][..., None, :])
+            total = total + jnp.square(jnp.clip(x, -far, far))
+        return total, None
+
+    step = min(dim, DIMENSIONS)
+    padding = [(0, 0)] * (queries.ndim - 1) + [(0, -dim % step)]
+    q, k = (jnp.moveaxis(jnp.pad(x, padding), -1, 0) for x in (queries, keys))
+    q, k = (x.reshape(-1, step, *x.shape[1:]) for x in (q, k))
+    batch = jnp.broadcast_shapes(scale.shape[:-2], queries.shape[:-2], keys.shape[:-2])
+    zero = jnp.zeros((*batch, queries.shape[-2], keys.shape[-2]), queries.dtype)
+    return _scan(add, vary_like(zero, [queries, keys, scale]), (q, k))[0] / -2
 
 
 def _logits(a: Array, b: Array) -> Array:

@@ -5,6 +5,7 @@ whole batch, and share what is shared.
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 
 import jax
@@ -14,7 +15,7 @@ from jax.custom_batching import custom_vmap
 
 from . import _bridge
 from ._checks import Settings
-from ._dense import blocked_pullback, blocked_sum
+from ._dense import blocked_pullback, blocked_sum, differences_sum, squared_reach
 from ._plan import Plan, plan, platforms, sizes
 from ._shards import vary_like
 
@@ -30,14 +31,53 @@ def kernel_pullback(settings: Settings, *operands: jax.Array) -> tuple[jax.Array
     return _kernel_pullback(settings)(*operands)
 
 
+def within_reach(settings: Settings, *operands: jax.Array) -> jax.Array:
+    """Whether all of a batch lies close enough to its center for the exponents to have their digits: one boolean.
+
+    On CUDA it is simply true, for there nothing may wait for the device: what half precision does not hold, PyTorch
+    computes again behind a gate.
+    """
+    operands = tuple(lax.stop_gradient(x) for x in operands)
+    return _within_reach(settings)(*operands)
+
+
 @functools.cache
 def _kernel_sum(settings: Settings) -> Callable:
-    return _mapped(lambda *operands: (_by_platform(settings, blocked_sum, _bridge.torch_sum, operands),), 0)
+    def compute(platform: str, *operands: jax.Array) -> jax.Array:
+        chosen = _plan_there(settings, platform, operands)
+        run = _engine(chosen, blocked_sum, _bridge.torch_sum)
+        if chosen.method == "differences":
+            return differences_sum(*operands)
+        if chosen.reach == math.inf:
+            return run(*operands)
+        return lax.cond(_is_within(chosen, operands), run, differences_sum, *operands)
+
+    return _mapped(lambda *operands: (_by_platform(compute, operands),), 0)
 
 
 @functools.cache
 def _kernel_pullback(settings: Settings) -> Callable:
-    return _mapped(lambda *operands: _by_platform(settings, blocked_pullback, _bridge.torch_pullback, operands), 3)
+    def compute(platform: str, *operands: jax.Array) -> tuple[jax.Array, ...]:
+        return _engine(_plan_there(settings, platform, operands), blocked_pullback, _bridge.torch_pullback)(*operands)
+
+    return _mapped(lambda *operands: _by_platform(compute, operands), 3)
+
+
+@functools.cache
+def _within_reach(settings: Settings) -> Callable:
+    def compute(platform: str, *operands: jax.Array) -> jax.Array:
+        return _is_within(_plan_there(settings, platform, operands), operands)
+
+    @custom_vmap
+    def within(*operands: jax.Array) -> jax.Array:
+        return _by_platform(compute, operands)
+
+    @within.def_vmap
+    def _(axis_size: int, is_mapped: Sequence[bool], *operands: jax.Array):
+        # unbatched, so that what depends on it stays one conditional
+        return within(*(x if has_axis else x[None] for x, has_axis in zip(operands, is_mapped, strict=True))), False
+
+    return within
 
 
 def _mapped(function: Callable, num_own: int) -> Callable:
@@ -63,25 +103,40 @@ def _mapped(function: Callable, num_own: int) -> Callable:
     return mapped
 
 
-def _by_platform(settings: Settings, native: Callable, torch: Callable, operands: tuple[jax.Array, ...]):
-    """Run on the platform that the computation is lowered for, as `plan` says for it."""
-    dtype = operands[0].dtype
-    if any(0 in x.shape for x in operands):  # nothing to sum, or nothing to sum it for
-        results = jax.eval_shape(native, *operands)
-        return jax.tree.map(lambda x: vary_like(jnp.zeros(x.shape, x.dtype), operands), results)
-
-    def compute(platform: str) -> Callable:
-        try:
-            chosen = plan(settings, platform, *sizes(*operands[:4]))
-        except ValueError:  # not the platform that was checked: let PyTorch refuse if it is run there after all
-            method = "rescale" if settings.method == "auto" else settings.method
-            chosen = Plan(platform, method, settings.precision, settings.backend, "asked for by name")
-        if not chosen.native:
-            return functools.partial(torch, chosen)
-        work, whole = jnp.dtype(chosen.precision), chosen.method == "dense"
-        return lambda *xs: jax.tree.map(lambda y: y.astype(dtype), native(*(x.astype(work) for x in xs), whole=whole))
-
+def _by_platform(compute: Callable, operands: tuple[jax.Array, ...]):
+    """`compute(platform, *operands)` on the platform that the computation is lowered for."""
     known = platforms()
+    if any(0 in x.shape for x in operands):  # nothing to sum, or nothing to sum it for
+        results = jax.eval_shape(functools.partial(compute, known[0]), *operands)
+        return jax.tree.map(lambda x: vary_like(jnp.zeros(x.shape, x.dtype), operands), results)
     if len(known) == 1:
-        return compute(known[0])(*operands)
-    return lax.platform_dependent(*operands, **{name: compute(name) for name in known}, default=native)
+        return compute(known[0], *operands)
+    branches = {name: functools.partial(compute, name) for name in known}
+    return lax.platform_dependent(*operands, **branches, default=branches["cpu"])
+
+
+def _plan_there(settings: Settings, platform: str, operands: tuple[jax.Array, ...]) -> Plan:
+    try:
+        return plan(settings, platform, *sizes(*operands[:4]))
+    except ValueError:  # not the platform that was checked: let PyTorch refuse if it is run there after all
+        method = "rescale" if settings.method == "auto" else settings.method
+        return Plan(platform, method, settings.precision, settings.backend, "asked for by name")
+
+
+def _engine(chosen: Plan, blocks: Callable, kernel: Callable) -> Callable:
+    if not chosen.native:
+        return functools.partial(kernel, chosen)
+
+    def run(*operands: jax.Array):
+        work, dtype = jnp.dtype(chosen.precision), operands[0].dtype
+        results = blocks(*(x.astype(work) for x in operands), whole=chosen.method == "dense")
+        return jax.tree.map(lambda x: x.astype(dtype), results)
+
+    return run
+
+
+def _is_within(chosen: Plan, operands: tuple[jax.Array, ...]) -> jax.Array:
+    queries, keys, _, tau, *_ = operands
+    if chosen.reach == math.inf:
+        return vary_like(jnp.ones((), bool), operands)
+    return squared_reach(queries, keys, tau) <= chosen.reach

@@ -11,8 +11,8 @@ from jax import lax
 from jaxtyping import Array
 
 from ._checks import Bandwidth, Keys, Queries, Settings, Sums, Values, check_names, check_operands, working_dtype
-from ._dense import align, center, shared, unbroadcast
-from ._dispatch import kernel_pullback, kernel_sum
+from ._dense import align, center, differences_sum, shared, unbroadcast
+from ._dispatch import kernel_pullback, kernel_sum, within_reach
 from ._plan import expected_platform, plan, sizes, warn_once
 from ._shards import vary_alike, vary_like
 
@@ -139,15 +139,25 @@ def _forward(settings: Settings, queries, keys, values, tau):
 
 
 def _backward(settings: Settings, residuals, g):
-    (queries, keys, values, tau), slopes, pattern = residuals
+    operands, slopes, pattern = residuals
     wanted = _Wanted(*(size == 2 for size in pattern.shape))
     if isinstance(g, jax.custom_derivatives.SymbolicZero):
         return None, None, None, None
+    if not any(wanted[i] for i in (0, 1, 3)):
+        queries, keys, values, tau = operands
+        return None, None, unbroadcast(_gauss_sum(settings, keys, queries, g, tau), values.shape), None
+    rules = functools.partial(_gradients, settings, wanted)
+    return _merge(
+        wanted, lax.cond(within_reach(settings, *operands), rules, _by_differences(wanted), operands, slopes, g)
+    )
+
+
+def _gradients(settings: Settings, wanted: _Wanted, operands: tuple[Array, ...], slopes: Array, g: Array):
+    """The wanted gradients by the rules above."""
+    queries, keys, values, tau = operands
     d_queries = d_keys = d_values = d_tau = None
     want_keys = wanted.keys or wanted.tau
-    if not (wanted.queries or want_keys):
-        d_values = _gauss_sum(settings, keys, queries, g, tau)
-    elif _cheaper_by_channels(queries, values):
+    if _cheaper_by_channels(queries, values):
         if wanted.queries or wanted.tau:
             d_queries = _along(slopes, g, tau)
         if want_keys:
@@ -162,12 +172,24 @@ def _backward(settings: Settings, residuals, g):
         c = center(queries if shared(queries) else keys)
         moments = (((x - c) * d_x).sum((-2, -1)) for x, d_x in ((queries, d_queries), (keys, d_keys)))
         d_tau = sum(unbroadcast(x, tau.shape) for x in moments) / (2 * tau)
-    shapes = queries.shape, keys.shape, values.shape
-    gradients = (
-        None if gradient is None else unbroadcast(gradient, shape)
-        for gradient, shape in zip((d_queries, d_keys, d_values), shapes, strict=True)
-    )
-    return *gradients, d_tau
+    gradients = zip((d_queries, d_keys, d_values, d_tau), wanted, operands, strict=True)
+    return tuple(unbroadcast(gradient, x.shape) for gradient, is_wanted, x in gradients if is_wanted)
+
+
+def _by_differences(wanted: _Wanted):
+    """The same where points lie so far from their center that the rules would subtract large numbers."""
+
+    def gradients(operands: tuple[Array, ...], slopes: Array, g: Array):
+        d_operands = jax.vjp(differences_sum, *operands)[1](g)
+        return tuple(gradient for gradient, is_wanted in zip(d_operands, wanted, strict=True) if is_wanted)
+
+    return gradients
+
+
+def _merge(wanted: _Wanted, gradients: tuple[Array, ...]):
+    """Those gradients in their places, and None for the others."""
+    rest = iter(gradients)
+    return tuple(next(rest) if is_wanted else None for is_wanted in wanted)
 
 
 _gauss_sum.defvjp(_forward, _backward, symbolic_zeros=True)

@@ -20,7 +20,7 @@ def rescale(queries: Tensor, keys: Tensor, values: Tensor, kernel: Kernel) -> Te
 
     attention([a, S, S], [b, -h, -l], v) · exp(lse - ½|a|²), where S (h + l) = ½|b|² in two columns of its dtype: the
     norms of the rounded points, so that this is the exact sum of the rounded points. In half precision the size of a
-    row of v is a weight in the logits as well, and one channel is the difference of its positive and negative part.
+    row of v is a weight in the logits as well, and of one channel only the signs are left to be averaged.
     """
     if kernel.dtype not in HALF:
         mean, log_sum = softmax_mean(queries, keys, values.to(kernel.dtype), kernel)
@@ -28,12 +28,11 @@ def rescale(queries: Tensor, keys: Tensor, values: Tensor, kernel: Kernel) -> Te
 
     x, log_rows, scale = signs_and_log_rows(values, kernel.dtype)
     channels = x.shape[-1]
-    if channels == 1:
-        x = torch.cat([x.clamp(min=0), -x.clamp(max=0)], -1)
+    if channels == 1:  # signs, and their sizes as a second channel that meets the same rounded weights
+        x = torch.cat([x, x.abs()], -1)
     mean, log_sum = softmax_mean(queries, keys, x, kernel, log_rows)
-    if channels == 1:  # the two parts sum to one: exact where all values have the same sign
-        positive, negative = mean[..., :1], mean[..., 1:]
-        mean = (positive - negative) / (positive + negative).clamp(min=torch.finfo(mean.dtype).tiny)
+    if channels == 1:  # exactly one where all signs are the same
+        mean = mean[..., :1] / mean[..., 1:].clamp(min=torch.finfo(mean.dtype).tiny)
     return _product(mean * scale, torch.minimum(log_sum, log_rows.logsumexp(-2, keepdim=True)))
 
 
