@@ -32,6 +32,7 @@ class Settings:
     precision: str = "auto"
     backend: str = "auto"
     dtype: str = "float32"
+    guarded: bool = True  # False where the points are known to lie within reach
 
     @property
     def automatic(self) -> bool:

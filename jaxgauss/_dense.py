@@ -119,13 +119,12 @@ def blocked_pullback(
 def squared_reach(
     queries: Float[Array, "*#batch m d"], keys: Float[Array, "*#batch n d"], tau: Float[Array, "*#batch"]
 ) -> Float[Array, ""]:
-    """How far, in squared bandwidths, the points that meet lie from their center at most: R².
+    """R², how far in squared bandwidths the farthest point lies from the center.
 
-    That is the reach of the side that lies closer to it, for only points that are close to each other meet. Rounding
-    moves the exponents of everything but `differences_sum` by its unit times R².
+    Rounding moves the exponents of everything but `differences_sum` by its unit times R².
     """
     a, b = (jnp.square(x).sum(-1) for x in _scaled_points(queries, keys, tau))
-    return jnp.minimum(jnp.where(jnp.isnan(a), 0, a).max(initial=0), jnp.where(jnp.isnan(b), 0, b).max(initial=0))
+    return jnp.maximum(jnp.where(jnp.isnan(a), 0, a).max(initial=0), jnp.where(jnp.isnan(b), 0, b).max(initial=0))
 
 
 def differences_sum(

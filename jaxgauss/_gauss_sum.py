@@ -1,5 +1,6 @@
 """gauss_sum: the public function, and the derivative rules that make its gradients Gauss sums again."""
 
+import dataclasses
 import functools
 import math
 from typing import NamedTuple
@@ -146,16 +147,20 @@ def _backward(settings: Settings, residuals, g):
     if not any(wanted[i] for i in (0, 1, 3)):
         queries, keys, values, tau = operands
         return None, None, unbroadcast(_gauss_sum(settings, keys, queries, g, tau), values.shape), None
-    rules = functools.partial(_gradients, settings, wanted)
-    return _merge(
-        wanted, lax.cond(within_reach(settings, *operands), rules, _by_differences(wanted), operands, slopes, g)
-    )
+    rules = functools.partial(_gradients, dataclasses.replace(settings, guarded=False), wanted)
+    if not settings.guarded or any(0 in x.shape for x in operands):
+        gradients = rules(operands, slopes, g)
+    else:
+        differences = functools.partial(_by_differences, wanted)
+        gradients = lax.cond(within_reach(settings, *operands), rules, differences, operands, slopes, g)
+    rest = iter(gradients)
+    return tuple(next(rest) if is_wanted else None for is_wanted in wanted)
 
 
 def _gradients(settings: Settings, wanted: _Wanted, operands: tuple[Array, ...], slopes: Array, g: Array):
     """The wanted gradients by the rules above."""
     queries, keys, values, tau = operands
-    d_queries = d_keys = d_values = d_tau = None
+    d_queries = d_keys = d_values = d_tau = jnp.zeros(0)
     want_keys = wanted.keys or wanted.tau
     if _cheaper_by_channels(queries, values):
         if wanted.queries or wanted.tau:
@@ -176,20 +181,10 @@ def _gradients(settings: Settings, wanted: _Wanted, operands: tuple[Array, ...],
     return tuple(unbroadcast(gradient, x.shape) for gradient, is_wanted, x in gradients if is_wanted)
 
 
-def _by_differences(wanted: _Wanted):
+def _by_differences(wanted: _Wanted, operands: tuple[Array, ...], slopes: Array, g: Array):
     """The same where points lie so far from their center that the rules would subtract large numbers."""
-
-    def gradients(operands: tuple[Array, ...], slopes: Array, g: Array):
-        d_operands = jax.vjp(differences_sum, *operands)[1](g)
-        return tuple(gradient for gradient, is_wanted in zip(d_operands, wanted, strict=True) if is_wanted)
-
-    return gradients
-
-
-def _merge(wanted: _Wanted, gradients: tuple[Array, ...]):
-    """Those gradients in their places, and None for the others."""
-    rest = iter(gradients)
-    return tuple(next(rest) if is_wanted else None for is_wanted in wanted)
+    gradients = jax.vjp(differences_sum, *operands)[1](g)
+    return tuple(gradient for gradient, is_wanted in zip(gradients, wanted, strict=True) if is_wanted)
 
 
 _gauss_sum.defvjp(_forward, _backward, symbolic_zeros=True)

@@ -1,5 +1,10 @@
 """Strict JAX: 64-bit mode, no silent promotion of dtypes or ranks; warnings are errors (pyproject)."""
 
+import os
+
+# Most of the time here goes into compiling functions that run once: compile them without optimizing.
+os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
+
 import jax
 import matplotlib
 import numpy as np

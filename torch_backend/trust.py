@@ -4,8 +4,8 @@ An exponent -½|a - b|² is formed as a·b - ½|a|² - ½|b|², about the center
 
     rounding of the points, u each:  u R r,      rounding of the three terms to float32:  2⁻²⁴ R²,
 
-R is how far the points that meet lie from the center and r how far from each other, in bandwidths. Both are read off
-cheaply: R² bounds what can be lost, and how small the largest sum is tells r.
+R is how far points lie from the center and r how far from each other, in bandwidths. Both are read off cheaply: R²
+bounds what can be lost, and how small the largest sum is tells r.
 """
 
 import math
@@ -51,10 +51,10 @@ REACH_AGAIN = {"cuda": 2**16, "cpu": 2**36}  # of float32 that stands in for hal
 DOUBT = 5e-3  # a possible error in float16 beyond which a sum is computed again; eight times as much in bfloat16
 
 
-def squared_reach(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
-    """The largest |a|² and |b|², the smaller first. It is R²: only points that are close to each other meet."""
+def squared_reach(a: Tensor, b: Tensor) -> Tensor:
+    """R²: the largest |a|² or |b|²."""
     a, b = (2 * torch.nan_to_num(half_squared_norms(x), 0.0, math.inf).amax() for x in (a, b))
-    return torch.minimum(a, b), torch.maximum(a, b)
+    return torch.maximum(a, b)
 
 
 def guarded(
@@ -70,8 +70,8 @@ def guarded(
     `largest` is the largest sum, of values of at most one. On a CPU the finding is read. On CUDA nothing waits for it:
     the second kernel is launched behind a gate that the device opens, and what float32 does not hold is reported later.
     """
-    (reach, farthest), on_cpu = squared_reach(*points), kernel.device == "cpu"
-    flag = (farthest if method == "reweight" else reach) > REACH[method][kernel.precision]  # it puts both norms in
+    reach, on_cpu = squared_reach(*points), kernel.device == "cpu"
+    flag = reach > REACH[method][kernel.precision]
     if kernel.dtype in HALF:
         flag = flag | doubtful(method, kernel, reach, largest, points[0].shape[-1])
     elif method == "rescale" and (kernel.dtype == torch.float64 or not on_cpu):  # there is nothing better
