@@ -81,7 +81,7 @@ def blocked_pullback(
         a, b, v, g, scale = _as_rows(a), _as_rows(b), _as_rows(v), _as_rows(g), scale.reshape(1, 1)
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (a, b, v, g)))
     (num_queries, dim), num_keys = a.shape[-2:], b.shape[-2]
-    rows, columns = (num_queries, num_keys) if whole else _block_sizes(math.prod(batch), num_queries, num_keys)
+    rows, columns = _block_sizes(math.prod(batch), num_queries, num_keys, whole)
 
     def with_ones(points: Array) -> Array:  # [x, 1]: S [b, 1] is S b and the row sums of S
         return jnp.concatenate([points, jnp.ones_like(points[..., :1])], -1)
@@ -223,8 +223,10 @@ def _as_rows(x: Array) -> Array:
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
-def _block_sizes(batch: int, num_queries: int, num_keys: int) -> tuple[int, int]:
-    """Rows and columns of a tile of at most TILE entries, batch included."""
+def _block_sizes(batch: int, num_queries: int, num_keys: int, whole: bool = False) -> tuple[int, int]:
+    """Rows and columns of a tile of at most TILE entries, batch included; or of one tile for all."""
+    if whole:
+        return max(1, num_queries), max(1, num_keys)
     rows = max(1, min(num_queries, ROWS))
     columns = max(1, min(num_keys, max(ROWS, TILE // max(1, batch * rows))))
     return max(1, min(rows, TILE // max(1, batch * columns))), columns
@@ -255,7 +257,7 @@ def _blocked(tile_sum: Callable, a: Array, b: Array, v: Array, whole: bool = Fal
     """Σ over blocks of queries and of keys. Keys that fill the last block have value 0."""
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (a, b, v)))
     sizes = a.shape[-2], b.shape[-2]
-    rows, columns = sizes if whole else _block_sizes(math.prod(batch), *sizes)
+    rows, columns = _block_sizes(math.prod(batch), *sizes, whole)
     key_blocks = _blocks(b, columns), _blocks(v, columns)
 
     def add_rows(_: None, a: Array):
