@@ -199,7 +199,7 @@ def difference_logits(scale: Array, queries: Array, keys: Array) -> Array:
     step = min(dim, DIMENSIONS)
     padding = [(0, 0)] * (queries.ndim - 1) + [(0, -dim % step)]
     q, k = (jnp.moveaxis(jnp.pad(x, padding), -1, 0) for x in (queries, keys))
-    q, k = (x.reshape(-1, step, *x.shape[1:]) for x in (q, k))
+    q, k = (x.reshape(x.shape[0] // step, step, *x.shape[1:]) for x in (q, k))
     batch = jnp.broadcast_shapes(scale.shape[:-2], queries.shape[:-2], keys.shape[:-2])
     zero = jnp.zeros((*batch, queries.shape[-2], keys.shape[-2]), queries.dtype)
     return _scan(add, vary_like(zero, [queries, keys, scale]), (q, k))[0] / -2
