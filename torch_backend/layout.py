@@ -49,8 +49,8 @@ def normalized(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | flo
     return _divided(values, values.abs().amax(-2, keepdim=True), dtype)
 
 
-def signs_and_log_rows(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """v = scale · exp(log_rows) · x, with |x| ≤ 1 in half precision: (B, H, N, C), (B, H, 1, C) and (B, H, N, 1).
+def signs_and_log_rows(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """v = scale · exp(log_rows) · x, with |x| ≤ 1: x (B, H, N, C), log_rows (B, H, N, 1) and scale (B, H, 1, C).
 
     Half precision holds no sizes below 1e-7 of the largest. Sizes of channels are factored out; sizes of rows become
     weights that enter the logits, where 1e-30 is as good as 1.
@@ -59,7 +59,7 @@ def signs_and_log_rows(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tens
     scale = torch.where(scale == 0, torch.ones_like(scale), scale)
     logs = values.abs().log() - scale.log()
     log_rows = logs.amax(-1, keepdim=True).clamp(min=LOG_ZERO)
-    return (logs - log_rows).exp().copysign(values).to(dtype), log_rows, scale
+    return (logs - log_rows).exp().copysign(values), log_rows, scale
 
 
 def normalized_for_sums(

@@ -26,13 +26,15 @@ def rescale(queries: Tensor, keys: Tensor, values: Tensor, kernel: Kernel) -> Te
         mean, log_sum = softmax_mean(queries, keys, values.to(kernel.dtype), kernel)
         return _product(mean, log_sum.clamp(max=math.log(keys.shape[-2])))  # log Σ_n Φ ≤ log N
 
-    x, log_rows, scale = signs_and_log_rows(values, kernel.dtype)
+    x, log_rows, scale = signs_and_log_rows(values)
     channels = x.shape[-1]
     if channels == 1:  # signs, and their sizes as a second channel that meets the same rounded weights
-        x = torch.cat([x, x.abs()], -1)
-    mean, log_sum = softmax_mean(queries, keys, x, kernel, log_rows)
-    if channels == 1:  # exactly one where all signs are the same
-        mean = mean[..., :1] / mean[..., 1:].clamp(min=torch.finfo(mean.dtype).tiny)
+        mean, log_sum = softmax_mean(queries, keys, torch.cat([x, x.abs()], -1).to(kernel.dtype), kernel, log_rows)
+        mean = mean[..., :1] / mean[..., 1:].clamp(min=torch.finfo(mean.dtype).tiny)  # 1 where all signs are the same
+    else:  # values are split like points where there is width for it
+        parts = kernel.parts if 2 * channels <= kernel.width(kernel.columns(keys.shape[-1])) else 1
+        mean, log_sum = softmax_mean(queries, keys, torch.cat(split(x, kernel.dtype, parts), -1), kernel, log_rows)
+        mean = mean.unflatten(-1, (parts, channels)).sum(-2)
     return _product(mean * scale, torch.minimum(log_sum, log_rows.logsumexp(-2, keepdim=True)))
 
 
