@@ -5,6 +5,9 @@ s_m = Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n
 
 from ._dense import gauss_sum_blocked as gauss_sum_blocked
 from ._dense import gauss_sum_dense as gauss_sum_dense
+from ._estimate_error import ErrorEstimate as ErrorEstimate
+from ._estimate_error import estimate_error as estimate_error
 from ._gauss_sum import gauss_sum as gauss_sum
+from ._log_gauss_sum import log_gauss_sum as log_gauss_sum
 from ._plan import Plan as Plan
 from ._plan import explain as explain

@@ -53,6 +53,20 @@ def torch_pullback(plan: "Plan", *operands: jax.Array) -> tuple[jax.Array, ...]:
     return tuple(_call(_pullback_callback(plan.precision, plan.backend), shapes, operands))
 
 
+def torch_means(plan: "Plan", *operands: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Means and logarithms of sums at queries, keys, values, tau and log-weights, by `torch_backend.log_gauss_sum`."""
+    queries, _, values, tau, *_ = operands
+    batch = jax.numpy.broadcast_shapes(tau.shape, *(x.shape[:-2] for x in operands if x is not tau))
+    shapes = [(*batch, queries.shape[-2], width) for width in (values.shape[-1], 1)]
+    means, logs = _call(_means_callback(plan.precision, plan.backend), shapes, operands)
+    return means, logs
+
+
+def torch_errors(*operands: jax.Array) -> list[jax.Array]:
+    """Squared errors, squared sizes and largest ratios (M,) at queries, keys, values, tau and the sums, in float64."""
+    return _call(_errors_callback(), [operands[0].shape[-2:-1]] * 3, operands)
+
+
 def _call(callback: Callable, shapes: Sequence[tuple[int, ...]], operands: Sequence[jax.Array]) -> list[jax.Array]:
     dtype = operands[0].dtype
     results = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
@@ -74,6 +88,17 @@ def _sum_callback(method: str, precision: str, backend: str) -> Callable:
 def _pullback_callback(precision: str, backend: str) -> Callable:
     options, guard = {"precision": precision, "backend": backend}, _is_guarded(precision, backend)
     return _callback(functools.partial(_torch_backend().gauss_sum_pullback, **options, guard=guard), options)
+
+
+@functools.cache
+def _means_callback(precision: str, backend: str) -> Callable:
+    options = {"precision": precision, "backend": backend}
+    return _callback(functools.partial(_torch_backend().log_gauss_sum, **options), options)
+
+
+@functools.cache
+def _errors_callback() -> Callable:
+    return _callback(_torch_backend().squared_errors, {"reference": "float64"})
 
 
 def _is_guarded(precision: str, backend: str) -> bool:

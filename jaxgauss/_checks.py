@@ -32,6 +32,7 @@ class Settings:
     precision: str = "auto"
     backend: str = "auto"
     dtype: str = "float32"
+    grade: str = "default"  # of jax.default_matmul_precision: default, high or highest
     guarded: bool = True  # False where the points are known to lie within reach
 
     @property
@@ -45,9 +46,17 @@ def working_dtype(dtype: Any) -> np.dtype:
     return np.dtype("float64" if jnp.dtype(dtype) == np.float64 else "float32")
 
 
-def check_names(function: str, method: str, precision: str, backend: str) -> None:
+def matmul_grade() -> str:
+    """What `jax.default_matmul_precision` asks for: "default" (one product), "high" (three) or "highest" (float32)."""
+    asked = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    if asked in ("highest", "float32", "F32_F32_F32", "F64_F64_F64", "BF16_BF16_F32_X6", "BF16_BF16_F32_X9"):
+        return "highest"
+    return "high" if asked in ("high", "tensorfloat32", "bfloat16_3x") or "_X3" in str(asked) else "default"
+
+
+def check_names(function: str, method: str, precision: str, backend: str, methods: tuple[str, ...] = METHODS) -> None:
     """Raise ValueError unless the three options are among their names."""
-    options = {"method": (method, METHODS), "precision": (precision, PRECISIONS), "backend": (backend, BACKENDS)}
+    options = {"method": (method, methods), "precision": (precision, PRECISIONS), "backend": (backend, BACKENDS)}
     for name, (given, allowed) in options.items():
         if given not in allowed:
             raise ValueError(f"`jaxgauss.{function}`: `{name}` must be one of {', '.join(allowed)}; got {given!r}.")
@@ -107,6 +116,25 @@ def check_operands(function: str, queries: Any, keys: Any, values: Any, tau: Any
             f" tau {tau_shape}. Add axes of length 1."
         ) from None
     return dtype.name
+
+
+def check_weights(function: str, name: str, weights: Any, keys: Any) -> Any:
+    """Raise unless there is one weight (…, N) for every key, or None; return what has the shape of values (…, N, 1)."""
+    where = f"`jaxgauss.{function}`"
+    if not hasattr(keys, "shape") or len(keys.shape) < 2:
+        return keys  # which is refused
+    if weights is None:
+        return jax.ShapeDtypeStruct((keys.shape[-2], 1), keys.dtype)
+    if not (hasattr(weights, "shape") and hasattr(weights, "dtype")):
+        raise TypeError(
+            f"{where}: `{name}` must be a JAX or NumPy array; got {type(weights).__name__}. Convert with jnp.asarray."
+        )
+    if len(weights.shape) < 1 or weights.shape[-1] != keys.shape[-2]:
+        raise ValueError(
+            f"{where}: `{name}` must hold one weight for each key; got {name} {tuple(weights.shape)}, keys"
+            f" {tuple(keys.shape)}. Its last axis must be that of the keys."
+        )
+    return jax.ShapeDtypeStruct((*weights.shape, 1), weights.dtype)
 
 
 def _check_tau(where: str, tau: Any, dtype: np.dtype) -> tuple[int, ...]:

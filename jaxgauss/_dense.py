@@ -19,6 +19,7 @@ from ._shards import vary_alike, vary_like
 
 TILE = 2**21  # entries of the kernel matrix held at a time (8 MiB in float32): measured best on CPUs, forward and back
 ROWS = 256
+LOG_ZERO = -1e27  # the logarithm of a weight of zero: finite in float32, and below every exponent
 DIMENSIONS = 8  # coordinates whose differences are added up in one pass over a tile
 
 
@@ -138,6 +139,32 @@ def differences_sum(
     return _blocked(tile_sum, queries, keys, values)
 
 
+def blocked_means(
+    queries: Float[Array, "*#batch m d"],
+    keys: Float[Array, "*#batch n d"],
+    values: Float[Array, "*#batch n c"],
+    tau: Float[Array, "*#batch"],
+    log_weights: Float[Array, "*#batch n 1"],
+    *,
+    whole: bool = False,
+) -> tuple[Float[Array, "*result m c"], Float[Array, "*result m 1"]]:
+    """Σ_n w Φ v / Σ_n w Φ and log Σ_n w Φ, with the largest term so far taken out."""
+    a, b = _scaled_points(queries, keys, tau)
+    return _log_blocked(_logits, a, b, values, log_weights, whole=whole)
+
+
+def differences_log_sum(
+    queries: Float[Array, "*#batch m d"],
+    keys: Float[Array, "*#batch n d"],
+    tau: Float[Array, "*#batch"],
+    log_weights: Float[Array, "*#batch n 1"],
+) -> Float[Array, "*result m 1"]:
+    """log Σ_n w Φ of operands of equal rank from the differences of coordinates, under all transformations."""
+    logits = functools.partial(difference_logits, jnp.sqrt(tau)[..., None, None])
+    nothing = jnp.zeros_like(log_weights)
+    return _log_blocked(logits, queries, keys, nothing, log_weights)[1]
+
+
 def unbroadcast(array: Array, shape: tuple[int, ...]) -> Array:
     """The sum over the axes that broadcasting `shape` to the array's shape has stretched."""
     extra = array.ndim - len(shape)
@@ -232,11 +259,13 @@ def _block_sizes(batch: int, num_queries: int, num_keys: int, whole: bool = Fals
     return max(1, min(rows, TILE // max(1, batch * columns))), columns
 
 
-def _blocks(x: Array, size: int) -> Array:
-    """(*batch, N, W) -> (blocks, *batch, size, W), zeros at the end."""
+def _blocks(x: Array, size: int, fill: float = 0.0) -> Array:
+    """(*batch, N, W) -> (blocks, *batch, size, W), zeros (or `fill`) at the end."""
     num_blocks = -(-x.shape[-2] // size)
     padding = [(0, 0)] * (x.ndim - 2) + [(0, num_blocks * size - x.shape[-2]), (0, 0)]
-    return jnp.moveaxis(jnp.pad(x, padding).reshape(*x.shape[:-2], num_blocks, size, x.shape[-1]), -3, 0)
+    return jnp.moveaxis(
+        jnp.pad(x, padding, constant_values=fill).reshape(*x.shape[:-2], num_blocks, size, x.shape[-1]), -3, 0
+    )
 
 
 def _unblocks(x: Array, num: int) -> Array:
@@ -265,3 +294,34 @@ def _blocked(tile_sum: Callable, a: Array, b: Array, v: Array, whole: bool = Fal
         return None, _scan(lambda total, block: (total + tile_sum(a, *block), None), zero, key_blocks)[0]
 
     return _unblocks(_scan(add_rows, None, _blocks(a, rows))[1], a.shape[-2])
+
+
+def _log_blocked(
+    tile_logits: Callable, a: Array, b: Array, v: Array, log_weights: Array, whole: bool = False
+) -> tuple[Array, Array]:
+    """Means and logarithm of the sum over blocks of queries and of keys."""
+    batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (a, b, v, log_weights)))
+    rows, columns = _block_sizes(math.prod(batch), a.shape[-2], b.shape[-2], whole)
+    key_blocks = _blocks(b, columns), _blocks(v, columns), _blocks(log_weights, columns, LOG_ZERO)
+    operands = [a, b, v, log_weights]
+
+    def add_rows(_: None, a: Array):
+        @jax.checkpoint
+        def add_columns(carry: tuple[Array, Array, Array], block: tuple[Array, Array, Array]):
+            largest, total, sums = carry
+            b, v, log_weights = block
+            logits = tile_logits(a, b) + log_weights.mT
+            new = lax.stop_gradient(jnp.maximum(largest, logits.max(-1, keepdims=True)))
+            weights, before = jnp.exp(logits - new), jnp.exp(largest - new)
+            total = total * before + weights.sum(-1, keepdims=True)
+            return (new, total, sums * before + _dot(weights, v)), None
+
+        def full(width: int, value: float) -> Array:
+            return vary_like(jnp.full((*batch, rows, width), value, a.dtype), operands)
+
+        carry = full(1, LOG_ZERO), full(1, 0.0), full(v.shape[-1], 0.0)
+        largest, total, sums = _scan(add_columns, carry, key_blocks)[0]
+        return None, (sums / total, largest + jnp.log(total))
+
+    means, logs = _scan(add_rows, None, _blocks(a, rows))[1]
+    return _unblocks(means, a.shape[-2]), _unblocks(logs, a.shape[-2])

@@ -15,7 +15,7 @@ from jax.custom_batching import custom_vmap
 
 from . import _bridge
 from ._checks import Settings
-from ._dense import blocked_pullback, blocked_sum, differences_sum, squared_reach
+from ._dense import blocked_means, blocked_pullback, blocked_sum, differences_sum, squared_reach
 from ._plan import Plan, plan, platforms, sizes
 from ._shards import vary_like
 
@@ -29,6 +29,11 @@ def kernel_sum(settings: Settings, queries: jax.Array, keys: jax.Array, values: 
 def kernel_pullback(settings: Settings, *operands: jax.Array) -> tuple[jax.Array, ...]:
     """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of queries, keys and values, at these, tau and g; all of equal rank."""
     return _kernel_pullback(settings)(*operands)
+
+
+def kernel_means(settings: Settings, *operands: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Σ_n w Φ v / Σ_n w Φ and log Σ_n w Φ at queries, keys, values, tau and log-weights (…, N, 1), of equal rank."""
+    return _kernel_means(settings)(*operands)
 
 
 def within_reach(settings: Settings, *operands: jax.Array) -> jax.Array:
@@ -61,6 +66,14 @@ def _kernel_pullback(settings: Settings) -> Callable:
         return _engine(_plan_there(settings, platform, operands), blocked_pullback, _bridge.torch_pullback)(*operands)
 
     return _mapped(lambda *operands: _by_platform(compute, operands), 3)
+
+
+@functools.cache
+def _kernel_means(settings: Settings) -> Callable:
+    def compute(platform: str, *operands: jax.Array) -> tuple[jax.Array, ...]:
+        return _engine(_plan_there(settings, platform, operands), blocked_means, _bridge.torch_means)(*operands)
+
+    return _mapped(lambda *operands: _by_platform(compute, operands), 0)
 
 
 @functools.cache

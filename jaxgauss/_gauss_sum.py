@@ -11,7 +11,18 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
-from ._checks import Bandwidth, Keys, Queries, Settings, Sums, Values, check_names, check_operands, working_dtype
+from ._checks import (
+    Bandwidth,
+    Keys,
+    Queries,
+    Settings,
+    Sums,
+    Values,
+    check_names,
+    check_operands,
+    matmul_grade,
+    working_dtype,
+)
 from ._dense import align, center, differences_sum, shared, unbroadcast
 from ._dispatch import kernel_pullback, kernel_sum, within_reach
 from ._plan import expected_platform, plan, sizes, warn_once
@@ -81,7 +92,8 @@ def gauss_sum(
         Rux & Neumayer, "Fast Gauss Sums via Flash Attention", 2026, arXiv:2609.04910.
     """
     check_names("gauss_sum", method, precision, backend)
-    settings = Settings(method, precision, backend, check_operands("gauss_sum", queries, keys, values, tau))
+    dtype = check_operands("gauss_sum", queries, keys, values, tau)
+    settings = Settings(method, precision, backend, dtype, matmul_grade())
     chosen = plan(settings, expected_platform(queries, keys, values), *sizes(queries, keys, values, tau))
     if chosen.native and chosen.platform != "cpu" and settings.automatic:
         warn_once(chosen.reason)

@@ -13,7 +13,7 @@ import jax.extend
 import numpy as np
 
 from . import _bridge
-from ._checks import Bandwidth, Keys, Queries, Settings, Values, check_names, check_operands
+from ._checks import Bandwidth, Keys, Queries, Settings, Values, check_names, check_operands, matmul_grade
 from ._dense import TILE
 
 NATIVE = ("dense", "blocked", "differences")
@@ -88,7 +88,7 @@ def explain(
     """
     check_names("explain", method, precision, backend)
     dtype = check_operands("explain", queries, keys, values, tau)
-    settings = Settings(method, precision, backend, dtype)
+    settings = Settings(method, precision, backend, dtype, matmul_grade())
     return plan(settings, expected_platform(queries, keys, values), *sizes(queries, keys, values, tau))
 
 
@@ -135,7 +135,11 @@ def plan(settings: Settings, platform: str, pairs: int, dim: int, channels: int)
         faster = _faster_in_xla(settings, pairs, dim, channels)
         if faster is not None:
             return Plan(platform, *faster)
-    backend, precision = _bridge.kernel_names(settings.backend, settings.precision, platform, settings.dtype, dim)
+    precision = settings.precision
+    if platform == "cuda" and precision == "auto" and settings.grade != "default":
+        split = "bfloat16x2" if settings.dtype == "bfloat16" else "float16x2"
+        precision = split if settings.grade == "high" else "float32"
+    backend, precision = _bridge.kernel_names(settings.backend, precision, platform, settings.dtype, dim)
     if settings.method == "auto":
         return Plan(platform, "rescale", precision, backend, "the attention kernel is the fastest here")
     return Plan(platform, settings.method, precision, backend, "asked for by name")

@@ -328,7 +328,7 @@ def test_auto_selects_a_kernel_that_fits(arguments, name, dtype):
 def test_cuda_operators_accept_our_arguments(name):
     """Schemas and shapes alone, on the meta device: this says nothing about the kernels."""
     q, k = (torch.empty(2, 3, n, 16, dtype=torch.float16, device="meta") for n in (70, 50))
-    out, lse = attention._FORWARD[name](q, k, k, bias=None)
+    out, lse = attention._FORWARD[name](q, k, k)
     assert out.shape == q.shape and lse.shape == q.shape[:-1]
     gradients = attention._BACKWARD[name](q, q, k, k, lse[..., None])
     assert [x.shape for x in gradients] == [q.shape, k.shape, k.shape]

@@ -11,6 +11,8 @@ from .attention import select_kernel as select_kernel
 from .gauss_sum import METHODS as METHODS
 from .gauss_sum import gauss_sum as gauss_sum
 from .gauss_sum import gauss_sum_pullback as gauss_sum_pullback
+from .log_gauss_sum import log_gauss_sum as log_gauss_sum
 from .prescale import prescale as prescale
+from .reference import squared_errors as squared_errors
 from .rescale import rescale as rescale
 from .reweight import reweight as reweight

@@ -147,11 +147,11 @@ def attention(
             "`torch_backend`: the log-sum-exp of a fused kernel has no derivative in PyTorch; got tensors that require"
             " a gradient. Use method='reweight', `gauss_sum_pullback`, or torch.no_grad()."
         )
-    if kernel.gate is None:
-        forward = functools.partial(_FORWARD[kernel.name], bias=bias)
-    else:
-        forward = functools.partial(_efficient_gated, gate=kernel.gate)
-    out, lse = _over_grid(forward, _broadcast(queries, keys, values), kernel)
+    operands = _broadcast(queries, keys, values, *([] if bias is None else [bias]))
+    forward = (
+        functools.partial(_efficient_gated, gate=kernel.gate) if kernel.gate is not None else _FORWARD[kernel.name]
+    )
+    out, lse = _over_grid(forward, operands, kernel)
     dtype = accumulation_dtype(kernel.dtype)
     return out.to(dtype), lse.to(dtype)[..., None]
 
@@ -240,15 +240,15 @@ def _aten(name: str) -> Callable[..., tuple]:
         ) from error
 
 
-def _cpu(q: Tensor, k: Tensor, v: Tensor, *, bias: Tensor | None) -> tuple[Tensor, Tensor]:
+def _cpu(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     return _aten("flash_attention_for_cpu")(q, k, v, 0.0, False, attn_mask=bias, scale=1.0)
 
 
-def _flash(q: Tensor, k: Tensor, v: Tensor, *, bias: None) -> tuple[Tensor, Tensor]:
+def _flash(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return _aten("flash_attention")(q, k, v, 0.0, False, False, scale=1.0)[:2]
 
 
-def _efficient(q: Tensor, k: Tensor, v: Tensor, *, bias: None) -> tuple[Tensor, Tensor]:
+def _efficient(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     out, lse = _aten("efficient_attention")(q, k, v, None, True, 0.0, False, scale=1.0)[:2]
     return out, lse[..., : q.shape[-2]]  # the kernel rounds M up to 32
 
@@ -304,7 +304,7 @@ def _padded_lse(lse: Tensor) -> Tensor:
     return torch.nn.functional.pad(lse[..., 0], (0, -lse.shape[2] % 32), value=math.inf)
 
 
-def _cudnn(q: Tensor, k: Tensor, v: Tensor, *, bias: None) -> tuple[Tensor, Tensor]:
+def _cudnn(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     q, k, v = q.contiguous(), k.contiguous(), v.contiguous()  # cuDNN refuses strides of zero
     out, lse = _aten("cudnn_attention")(q, k, v, None, True, 0.0, False, False, scale=1.0)[:2]
     return out, lse.reshape(q.shape[:-1])

@@ -78,7 +78,7 @@ def gauss_sum(
     reduction = METHODS.get(method)
     if reduction is None:
         raise ValueError(f"`torch_backend.gauss_sum`: method must be one of {', '.join(METHODS)}; got {method!r}.")
-    queries, keys, values, tau, kernel, dtype = _prepare(queries, keys, values, tau, precision, backend)
+    queries, keys, values, tau, kernel, dtype = prepare(queries, keys, values, tau, precision, backend)
     fold = Fold(queries, keys, values, tau)
     shape = torch.Size((*fold.batch, queries.shape[-2], values.shape[-1]))
     if 0 in shape or 0 in keys.shape[-2:]:
@@ -88,7 +88,7 @@ def gauss_sum(
     scaled, v = scaled_points(*points), fold.fold(values, of_values=True)
 
     def compute(kernel: Kernel, reduction: Callable[..., Tensor] = rescale) -> tuple[Tensor]:
-        a, b = _in_dtype_of(kernel, scaled, points)
+        a, b = in_dtype_of(kernel, scaled, points)
         block = v.shape[-1] if kernel.max_width is None else kernel.max_width - (reduction is reweight)
         return (in_blocks(lambda values: reduction(a, b, values, kernel), v, block).to(v.dtype),)
 
@@ -128,7 +128,7 @@ def gauss_sum_pullback(
     Returns:
         Tensors of the shapes of queries, keys and values: axes along which one is shared are summed.
     """
-    queries, keys, values, tau, kernel, dtype = _prepare(queries, keys, values, tau, precision, backend)
+    queries, keys, values, tau, kernel, dtype = prepare(queries, keys, values, tau, precision, backend)
     fold = Fold(queries, keys, values, tau)
     expected = (*fold.batch, queries.shape[-2], values.shape[-1])
     if cotangent.shape != expected or not cotangent.dtype.is_floating_point or cotangent.device != queries.device:
@@ -145,7 +145,7 @@ def gauss_sum_pullback(
     v, g = fold.fold(values, of_values=True), fold.fold(cotangent.to(values.dtype), of_values=True)
 
     def compute(kernel: Kernel) -> tuple[Tensor, ...]:
-        a, b = _in_dtype_of(kernel, scaled, points)
+        a, b = in_dtype_of(kernel, scaled, points)
         block = v.shape[-1] if kernel.max_width is None else kernel.max_width
         da, db, dv, largest = torch.zeros_like(a), torch.zeros_like(b), [], a.new_ones(())
         for v_block, g_block in zip(v.split(block, -1), g.split(block, -1), strict=True):
@@ -165,7 +165,7 @@ def gauss_sum_pullback(
     )
 
 
-def _in_dtype_of(kernel: Kernel, scaled: tuple[Tensor, Tensor], points: list[Tensor]) -> tuple[Tensor, Tensor]:
+def in_dtype_of(kernel: Kernel, scaled: tuple[Tensor, Tensor], points: list[Tensor]) -> tuple[Tensor, Tensor]:
     """The scaled points, centered anew where the kernel holds more digits than they have."""
     if kernel.dtype != torch.float64 or scaled[0].dtype == torch.float64:
         return scaled
@@ -204,7 +204,7 @@ def _pullback(a: Tensor, b: Tensor, v: Tensor, g: Tensor, kernel: Kernel) -> tup
     return da, db, dv, largest
 
 
-def _prepare(queries: Tensor, keys: Tensor, values: Tensor, tau: Tensor | float, precision: str, backend: str):
+def prepare(queries: Tensor, keys: Tensor, values: Tensor, tau: Tensor | float, precision: str, backend: str):
     """Checked operands in the dtype that the layout computes in, tau as (…, 1, 1), the kernel, the result's dtype."""
     name, operands = "`torch_backend.gauss_sum`", {"queries": queries, "keys": keys, "values": values}
     for label, x in operands.items():

@@ -124,6 +124,8 @@ def pack(*columns: Tensor | float, width: int, dummy: dict[int, float] | None = 
     first = columns[0]
     assert isinstance(first, Tensor)
     *batch, num, dim = first.shape
+    if len(columns) > 1:
+        batch = broadcast_shapes(*(x.shape[:-2] for x in columns if isinstance(x, Tensor)))
     if len(columns) == 1 and dummy is None:
         return first.contiguous() if dim == width else pad(first, (0, width - dim))
     padded = first.new_zeros(*batch, num + (dummy is not None), width)
@@ -144,12 +146,12 @@ class Fold:
     all of it shares the exponentials. Otherwise two axes, of length 1 where an operand is shared.
     """
 
-    def __init__(self, queries: Tensor, keys: Tensor, values: Tensor, tau: Tensor):
-        leading = [queries.shape[:-2], keys.shape[:-2], values.shape[:-2], tau.shape[:-2]]
+    def __init__(self, queries: Tensor, keys: Tensor, values: Tensor, *others: Tensor):
+        leading = [x.shape[:-2] for x in (queries, keys, values, *others)]
         self.batch = tuple(broadcast_shapes(*leading))
         varies = [math.prod(axes) > 1 for axes in leading]
         self.rows = not any(varies[1:])
-        self.channels = not self.rows and not (varies[0] or varies[1] or varies[3])
+        self.channels = not self.rows and not (varies[0] or varies[1] or any(varies[3:]))
 
     def fold(self, operand: Tensor, *, of_values: bool = False) -> Tensor:
         """(…, N, W) -> (batch, heads, N, W). `of_values`: the last axis is the values' channels."""
