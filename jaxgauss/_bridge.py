@@ -38,6 +38,11 @@ def kernel_names(backend: str, precision: str, platform: str, dtype: str, dim: i
     return kernel.name, kernel.precision
 
 
+def reach(method: str, precision: str) -> float:
+    """R², squared bandwidths from the center, up to which a reduction has the digits that its precision promises."""
+    return _torch_backend().REACH[method][precision]
+
+
 def torch_sum(plan: "Plan", queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array) -> jax.Array:
     """The Gauss sum of operands of equal rank and one dtype, by `torch_backend.gauss_sum`."""
     operands = queries, keys, values, tau

@@ -54,10 +54,12 @@ def gauss_sum(
         tau: τ = 1/σ², positive: a number, or an array that broadcasts against the leading axes. For one bandwidth in
             each dimension scale the points.
         method: "auto"; "rescale" (ours), "prescale" or "reweight" (the paper's Algorithms 1 and 2) for the attention
-            kernel; "blocked" or "dense" for XLA.
-        precision: of the products: "float16", "bfloat16", "float32", "float64"; "auto" is the arguments' own on a CPU
-            (float32 for half-precision arguments), on CUDA float16 for float16 and float32 arguments and bfloat16 for
-            bfloat16 ones. Sums, exponents and the result's scale are float32 or better in all of them.
+            kernel; "blocked", "dense" or "differences" (of coordinates: slow, and right anywhere) for XLA.
+        precision: of the products: "float16", "bfloat16", "float32", "float64", or with points split into two numbers
+            "float16x2", "bfloat16x2". "auto" is the arguments' own on a CPU (float32 for half-precision arguments); on
+            CUDA float16 for float16 and float32 arguments and bfloat16 for bfloat16 ones, and under
+            `jax.default_matmul_precision` "high" split points, "highest" float32. Sums, exponents and the result's
+            scale are float32 or better in all of them.
         backend: the attention kernel, "cpu", "flash", "efficient" (memory-efficient) or "cudnn"; or "auto".
 
     Returns:
@@ -75,11 +77,26 @@ def gauss_sum(
         `gauss_sum_blocked` there.
 
     Precision:
-        Relative L2 error near 1e-6 in float32, 5e-4 in float16 and 4e-3 in bfloat16, after centering. Exponents carry
-        an error of the dtype's rounding times τ‖x‖², x measured from the center: sums stay within Σ|v|, but have no
-        right digits where that passes one. "prescale" and "reweight" lose them much earlier. The gradient of τ is
-        formed from those of the points: it has fewer digits where most points lie many bandwidths from the center.
-        NaN in a query spoils its row alone.
+        Error relative to Σ Φ|v|, in L2 over the queries. R = √τ‖x‖ is the distance of the farthest point from the
+        center, in bandwidths:
+
+        =====================  ========================  ======================================================
+        float32                2e-6, 3e-5 at R = 64      beyond, from differences of coordinates: 1e-6 anywhere
+        float16x2, bfloat16x2  4e-4, 4e-3                beyond R = 64, in float32
+        float16, bfloat16      5e-4, 4e-3 at R² τ-free   grows as R to 5e-3, 4e-2; beyond R = 32, 16 in float32
+        =====================  ========================  ======================================================
+
+        What a precision does not hold is found from the points and, in half precision, from the sums, and computed
+        again in one that does; `explain` says where limits are passed, `estimate_error` measures. On a CPU the program
+        branches on the finding. On CUDA nothing waits for it: a second, float32 kernel is launched behind a gate that
+        the device opens, and points beyond its reach (256 bandwidths; 64 where float32 was asked for) are reported by a
+        warning at a later call. Terms below 2⁻²⁵ of the largest of a row are lost in float16: N·2⁻²⁵ in all, and N
+        duplicates of them do not add up. Values of any size may meet in one channel; in half precision, channels whose
+        sizes differ from key to key share the range of the largest. "prescale" and "reweight" leave their precision
+        earlier and are then replaced by "rescale".
+        Gradients of the queries, C = 1: 2e-3 in float16 up to R ≈ 9, 7e-3 up to 27. The gradient of τ is formed from
+        those of the points: its error is about R times theirs. Second derivatives as well. A sum beyond the range of
+        the dtype is infinite. NaN in a query spoils its row alone.
 
     Example:
         >>> import jax.numpy as jnp, jaxgauss

@@ -3,18 +3,29 @@
 import functools
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.core
 import jax.extend
+import jax.numpy as jnp
 import numpy as np
 
 from . import _bridge
-from ._checks import Bandwidth, Keys, Queries, Settings, Values, check_names, check_operands, matmul_grade
-from ._dense import TILE
+from ._checks import (
+    Bandwidth,
+    Keys,
+    Queries,
+    Settings,
+    Values,
+    check_names,
+    check_operands,
+    matmul_grade,
+    working_dtype,
+)
+from ._dense import TILE, align, squared_reach
 
 NATIVE = ("dense", "blocked", "differences")
 # R² (`squared_reach`) up to which exponents formed as a·b - ½|a|² - ½|b|² have their digits: the unit of the dtype
@@ -29,8 +40,8 @@ class Plan:
 
     Attributes:
         platform: cpu, cuda, …
-        method: reweight, prescale or rescale (PyTorch's attention kernel), dense or blocked (XLA).
-        precision: the dtype of the products: float16, bfloat16, float32 or float64.
+        method: reweight, prescale or rescale (PyTorch's attention kernel); dense, blocked or differences (XLA).
+        precision: of the products: float16, bfloat16, float16x2, bfloat16x2, float32 or float64.
         backend: the attention kernel (cpu, flash, efficient, cudnn), or xla.
         reason: one sentence.
     """
@@ -68,7 +79,9 @@ def explain(
 ) -> Plan:
     """What `gauss_sum` does with these arguments: method, precision, kernel, and the reason.
 
-    Computes nothing; `jax.ShapeDtypeStruct` will do for the arrays.
+    Sums nothing; `jax.ShapeDtypeStruct` will do for the arrays. Of arrays with values it also says what becomes of
+    points that lie too far from their center, in bandwidths, for the precision. (One thing is known only when the sum
+    is there: half precision is also left where all sums are so small that rounding has moved them.)
 
     Args:
         queries, keys, values, tau, method, precision, backend: as for `gauss_sum`.
@@ -89,7 +102,24 @@ def explain(
     check_names("explain", method, precision, backend)
     dtype = check_operands("explain", queries, keys, values, tau)
     settings = Settings(method, precision, backend, dtype, matmul_grade())
-    return plan(settings, expected_platform(queries, keys, values), *sizes(queries, keys, values, tau))
+    chosen = plan(settings, expected_platform(queries, keys, values), *sizes(queries, keys, values, tau))
+    if any(isinstance(x, (jax.ShapeDtypeStruct, jax.core.Tracer)) for x in (queries, keys, tau)):
+        return chosen
+    work = working_dtype(dtype)
+    q, k, _, t = align(*(jnp.asarray(x, work) for x in (queries, keys, keys, tau)))
+    return _of_points(chosen, float(squared_reach(q, k, t)))
+
+
+def _of_points(chosen: Plan, reach: float) -> Plan:
+    """The plan for points whose farthest lies √reach bandwidths from their center."""
+    far = f"points lie {math.sqrt(reach):.0f} bandwidths from their center, farther than {chosen.precision} reaches"
+    if reach > chosen.reach:
+        wide = "float64" if chosen.precision == "float64" else "float32"
+        return replace(chosen, method="differences", precision=wide, backend="xla", reason=far)
+    if not chosen.native and reach > _bridge.reach(chosen.method, chosen.precision):
+        again = {"cuda": ("efficient", "float32")}.get(chosen.platform, ("cpu", "float32 or float64"))
+        return replace(chosen, method="rescale", backend=again[0], precision=again[1], reason=far)
+    return chosen
 
 
 def sizes(queries: Any, keys: Any, values: Any, tau: Any) -> tuple[int, int, int]:

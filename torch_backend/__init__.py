@@ -16,3 +16,4 @@ from .prescale import prescale as prescale
 from .reference import squared_errors as squared_errors
 from .rescale import rescale as rescale
 from .reweight import reweight as reweight
+from .trust import REACH as REACH
