@@ -48,7 +48,7 @@ REACH = {
     },
 }
 REACH_AGAIN = {"cuda": 2**16, "cpu": 2**36}  # of float32 that stands in for half precision, of float64 for float32
-DOUBT = 5e-3  # a possible error in float16 beyond which a sum is computed again; eight times as much in bfloat16
+DOUBT = 0.04  # a bound on the error of exponents in float16 beyond which a sum is computed again; bfloat16: 8 times it
 
 
 def squared_reach(a: Tensor, b: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ def guarded(
     reach, on_cpu = squared_reach(*points), kernel.device == "cpu"
     flag = reach > REACH[method][kernel.precision]
     if kernel.dtype in HALF:
-        flag = flag | doubtful(method, kernel, reach, largest, points[0].shape[-1])
+        flag = flag | doubtful(method, kernel, reach, largest)
     elif method == "rescale" and (kernel.dtype == torch.float64 or not on_cpu):  # there is nothing better
         report(flag)
         return result
@@ -87,16 +87,16 @@ def guarded(
     return tuple(torch.where(flag, x, y) for x, y in zip(again, result, strict=True))
 
 
-def doubtful(method: str, kernel: Kernel, reach: Tensor, largest: Tensor, dim: int) -> Tensor:
+def doubtful(method: str, kernel: Kernel, reach: Tensor, largest: Tensor) -> Tensor:
     """Whether half precision has lost digits, by the largest of the sums (of values of at most one).
 
-    Where all of them are small, all that meets is far apart, r² ≥ -2 log(largest), and rounding has moved it by about
-    u R r / √D. In `reweight` a sum also stands beside a dummy of weight one, in float16.
+    Where all of them are small, all that meets is far apart, r² ≥ -2 log(largest), and u R r bounds the errors of
+    exponents. In `reweight` a sum also stands beside a dummy of weight one, in float16.
     """
     doubt = torch.zeros_like(largest, dtype=torch.bool)
     if kernel.parts == 1:
         apart = (-2 * largest.clamp(1e-37, 1.0).log()).sqrt()
-        doubt = reach.sqrt() * apart / math.sqrt(dim) > DOUBT * 2**11
+        doubt = reach.sqrt() * apart > DOUBT * 2**11
     return doubt | (largest < 2**-12) if method == "reweight" and kernel.dtype == torch.float16 else doubt
 
 
