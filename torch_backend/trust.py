@@ -48,7 +48,7 @@ REACH = {
     },
 }
 REACH_AGAIN = {"cuda": 2**16, "cpu": 2**36}  # of float32 that stands in for half precision, of float64 for float32
-DOUBT = 0.04  # a bound on the error of exponents in float16 beyond which a sum is computed again; bfloat16: 8 times it
+DOUBT = 0.01  # a bound on the error of exponents in float16 beyond which a sum is computed again; bfloat16: 8 times it
 
 
 def squared_reach(a: Tensor, b: Tensor) -> Tensor:

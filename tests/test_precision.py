@@ -1,0 +1,273 @@
+"""What half precision promises, what it does with points that it does not hold, and that nothing is wrong silently."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax.test_util import check_grads
+
+import torch_backend
+from jaxgauss import explain, gauss_sum
+from oracle import gauss_sum64, problem, relative_error
+from torch_backend import attention, trust
+
+GRADES = {"float16": 5e-3, "bfloat16": 4e-2, "float16x2": 1e-3, "bfloat16x2": 4e-3, "float32": 1e-4, "auto": 1e-4}
+
+
+def bound64(queries, keys, values, tau):
+    """Σ Φ|v|, which bounds the sum and is not shrunk by cancellation."""
+    with np.errstate(over="ignore"):
+        return gauss_sum64(queries, keys, np.abs(values), tau)
+
+
+def error_of(result, case) -> float:
+    """‖s - ŝ‖₂ / ‖Σ Φ|v|‖₂, apart from terms that float32 does not hold."""
+    with np.errstate(over="ignore"):
+        exact = gauss_sum64(*case.operands)
+    bound = bound64(*case.operands)
+    result = np.asarray(result, np.float64)
+    assert np.isfinite(result).all()
+    scale = max(float(np.abs(case.values).max()), 1e-30)
+    # terms with Φ, and sums, below the smallest normal number
+    lost = 2e-38 * result.size * (len(case.keys) + 1 / scale)
+    error, size = np.linalg.norm((result - exact) / scale), np.linalg.norm(bound / scale)
+    return float(max(error - lost, 0.0) / max(size, 1e-300))
+
+
+@pytest.mark.parametrize("precision, promised", [("float16", 5e-4), ("float16x2", 4e-4), ("bfloat16x2", 4e-3)])
+@pytest.mark.parametrize("dim", [3, 16, 64])
+@pytest.mark.parametrize("tau", [0.01, 1.0, 10.0, 100.0])
+@pytest.mark.parametrize("positive", [True, False])
+def test_sums_hold_their_grade(rng, precision, promised, dim, tau, positive):
+    case = problem(rng, 800, 1000, dim, 1, tau=tau, dtype="float32", positive=positive)
+    case = case._replace(queries=case.queries + np.float32(1000), keys=case.keys + np.float32(1000))
+    promised = 5e-3 if (precision, tau) == ("float16", 100.0) else promised
+    assert error_of(gauss_sum(*case.operands, precision=precision), case) <= promised
+
+
+@pytest.mark.parametrize("precision", ["float16", "float16x2"])
+@pytest.mark.parametrize("dim", [3, 64])
+@pytest.mark.parametrize("tau, promised", [(1.0, 2e-3), (10.0, 2e-3), (100.0, 7e-3)])
+def test_gradients_of_queries_hold_their_grade(rng, precision, dim, tau, promised):
+    case = problem(rng, 800, 1000, dim, 1, tau=tau, dtype="float32")
+    q, k, v, _ = (jnp.asarray(x) for x in case.operands)
+    ours = jax.grad(lambda q: gauss_sum(q, k, v, tau, precision=precision).sum())(q)
+    wide = [x.astype(np.float64) for x in case.operands]
+    weights = np.exp(-tau / 2 * np.square(wide[0][:, None] - wide[1]).sum(-1)) * wide[2][:, 0]
+    assert relative_error(ours, tau * (weights @ wide[1] - weights.sum(1)[:, None] * wide[0])) <= promised
+
+
+@pytest.mark.parametrize("precision", ["float16", "float16x2", "float32"])
+@pytest.mark.parametrize("method", ["rescale", "reweight", "prescale"])
+@pytest.mark.parametrize("apart, tau", [(1e3, 1.0), (1e4, 1e6), (40.0, 1.0)])
+def test_clusters_far_apart_are_summed_elsewhere(rng, precision, method, apart, tau):
+    case = problem(rng, 40, 60, 3, 1, tau=tau, dtype="float32")
+    case.queries[::2] += apart
+    case.keys[::2] += apart
+    case.keys[:40] = case.queries * np.float32(1 + 1e-7)
+    result = gauss_sum(*case.operands, method=method, precision=precision)
+    assert error_of(result, case) <= 1e-4
+    if apart * tau > 1e3:
+        assert explain(*case.operands, method=method, precision=precision).method in ("differences", "rescale")
+
+
+@pytest.mark.parametrize("wanted", [(0,), (0, 1, 2, 3)])
+@pytest.mark.parametrize("channels", [1, 9])
+@pytest.mark.parametrize("method", ["rescale", "blocked", "differences"])
+def test_gradients_far_from_the_center_are_right(rng, method, channels, wanted):
+    """By the rules, moments about a center 1e5 bandwidths away would leave no digit."""
+    case = problem(rng, 20, 30, 3, channels, tau=1.0, dtype="float32")
+    for points in (case.queries, case.keys):
+        points[::2] += 1e5
+    case.keys[:20] = case.queries + np.float32(0.5)
+
+    def gradients(dtype, **options):
+        q, k, v, tau = (jnp.asarray(x, dtype) for x in case.operands)
+        return jax.grad(lambda *x: jnp.sin(gauss_sum(*x, **options)).sum(), wanted)(q, k, v, tau)
+
+    ours, exact = gradients("float32", method=method), gradients("float64", method="differences")
+    for x, y in zip(ours, exact, strict=True):
+        assert relative_error(x, y) < 1e-4
+
+
+def test_gradients_by_differences_match_finite_differences(rng):
+    q, k, v, tau, _ = (jnp.asarray(x) for x in problem(rng, 4, 5, 2, 2))
+    f = lambda *x: jnp.sin(gauss_sum(*x, method="differences")).sum()  # noqa: E731
+    check_grads(f, (q, k, v, tau), order=2, modes=["rev"], rtol=1e-5)
+
+
+@pytest.mark.parametrize("precision", ["float16", "float16x2", "float32"])
+def test_values_of_all_sizes_meet_in_one_channel(rng, precision):
+    case = problem(rng, 50, 80, 3, 1, tau=4.0, dtype="float32")
+    case = case._replace(values=(10.0 ** rng.uniform(-30, 30, size=(80, 1))).astype("float32"))
+    case.keys[:40] += 5.0  # 10 bandwidths away: sums there are of small values
+    case.values[:40] *= 1e-15
+    case.queries[::2] += 5.0
+    result = gauss_sum(*case.operands, precision=precision)
+    allowed = 2e-2 if precision == "float16" else 1e-3  # in every row, also where the terms are 10 bandwidths away
+    assert (np.abs(np.asarray(result) - gauss_sum64(*case.operands)) <= allowed * bound64(*case.operands)).all()
+
+
+@pytest.mark.parametrize("precision", GRADES)
+def test_one_key_duplicates_and_far_queries(precision):
+    far = jnp.asarray([[0.0, 0.0], [3.0, 4.0], [10.0, 0.0], [1e10, 0.0]], jnp.float32)
+    one = gauss_sum(far, jnp.zeros((1, 2), jnp.float32), jnp.full(1, 2.0, jnp.float32), precision=precision)
+    assert np.allclose(one, 2 * np.exp([0, -12.5, -50, -np.inf]), rtol=1e-3, atol=0)
+    many = gauss_sum(far, jnp.zeros((3000, 2), jnp.float32), jnp.ones(3000, jnp.float32), precision=precision)
+    assert np.allclose(many, 3000 * np.exp([0, -12.5, -50, -np.inf]), rtol=1e-3, atol=0)
+
+
+CALLS = [("auto", "auto"), ("blocked", "auto"), ("differences", "auto"), ("rescale", "float32"), ("rescale", "float16")]
+CALLS += [("rescale", "bfloat16"), ("rescale", "float16x2"), ("rescale", "bfloat16x2")]
+CALLS += [("reweight", "float32"), ("reweight", "float16"), ("prescale", "float32"), ("prescale", "float16x2")]
+jitted = jax.jit(gauss_sum, static_argnames=("method", "precision"))
+
+
+@st.composite
+def hostile(draw):
+    """Clusters anywhere, of any spread, duplicates, values of any size, any bandwidth."""
+    rng = np.random.default_rng(draw(st.integers(0, 2**31)))
+    m, n, d, c = draw(st.sampled_from([(1, 1, 1, 1), (6, 9, 3, 1), (7, 5, 2, 3)]))
+    tau = 10.0 ** draw(st.floats(-6, 6))
+    spread, apart, offset = (10.0 ** draw(st.floats(-4, 4)) for _ in range(3))
+    centers = apart * rng.normal(size=(draw(st.integers(1, 3)), d))
+    points = offset + centers[rng.integers(len(centers), size=m + n)] + spread * rng.normal(size=(m + n, d))
+    if draw(st.booleans()):
+        points[rng.integers(m + n, size=3)] = points[0]
+    if draw(st.booleans()):
+        points[0] += 10.0 ** draw(st.floats(0, 30))
+    low, high = draw(st.floats(-30, 30)), draw(st.floats(-30, 30))
+    sizes = 10.0 ** (low + (high - low) * rng.random((n, 1)))
+    values = sizes * rng.normal(size=(n, c))
+    arrays = points[:m], points[m:], np.abs(values) if draw(st.booleans()) else values, np.asarray(tau)
+    return type(problem(rng))(*(x.astype("float32") for x in (*arrays, rng.normal(size=(m, c)))))
+
+
+@settings(max_examples=2000, deadline=None, derandomize=True)
+@given(hostile(), st.sampled_from(CALLS))
+def test_never_wrong_silently(case, call):
+    method, precision = call
+    result = jitted(*case.operands, method=method, precision=precision)
+    assert error_of(result, case) <= GRADES[precision]
+    if (case.values >= 0).all():
+        assert (np.asarray(result) >= 0).all()
+    assert (np.abs(result) <= 1.01 * np.abs(case.values.astype(np.float64)).sum(0)).all()  # Φ ≤ 1
+
+
+gradients = jax.jit(
+    lambda g, *x, method, precision: jax.vjp(lambda *y: gauss_sum(*y, method=method, precision=precision), *x)[1](g),
+    static_argnames=("method", "precision"),
+)
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(hostile(), st.sampled_from(CALLS[:6]))
+def test_gradients_are_finite(case, call):
+    *operands, g = case
+    operands[2] = operands[2] / max(np.abs(operands[2]).max(), np.float32(1e-30))
+    for x in gradients(g, *operands, method=call[0], precision=call[1]):
+        assert np.isfinite(x).all()
+
+
+@pytest.mark.parametrize("precision", ["float16", "bfloat16", "float64"])
+@pytest.mark.parametrize("tau", [0.1, 1.0, 5.0])
+def test_proposition_1(rng, monkeypatch, precision, tau):
+    """κ/(N + 1) ≤ β ≤ κ and |α| ≤ max|v|, for what the public attention function returns."""
+    q, k, v, *_ = (torch.from_numpy(x) for x in problem(rng, 50, 70, 4, 2))
+    seen, original = [], attention.scaled_dot_product_attention
+    monkeypatch.setattr(
+        attention, "scaled_dot_product_attention", lambda *x, **o: seen.append(original(*x, **o)) or seen[-1]
+    )
+    torch_backend.gauss_sum(q, k, v, tau, method="reweight", precision=precision)
+    alpha, beta, kappa = seen[0][..., :2].double(), seen[0][..., 2].double(), 71**0.5
+    unit = torch.finfo(seen[0].dtype).eps
+    assert len(seen) == 1
+    assert torch.all((kappa / 71 * (1 - unit) <= beta) & (beta <= kappa * (1 + unit)))
+    assert torch.all(alpha.abs() <= (1 if unit > 1e-6 else v.abs().max()))  # half precision: of values divided by it
+
+
+@pytest.mark.parametrize("method", ["rescale", "reweight", "prescale"])
+def test_what_half_precision_does_not_hold_is_computed_again(rng, monkeypatch, method):
+    again = []
+    original = trust.wide_kernel
+    monkeypatch.setattr(trust, "wide_kernel", lambda *x: again.append(x) or original(*x))
+    case = [torch.from_numpy(x) for x in problem(rng, 30, 40, 3, 2, tau=1.0, dtype="float32").operands]
+    torch_backend.gauss_sum(*case, method=method, precision="float16")
+    assert again == []
+    case[3] = torch.tensor(900.0)
+    torch_backend.gauss_sum(*case, method=method, precision="float16")
+    assert again == [("cpu", torch.float32)]
+    case[3] = torch.tensor(1e6)
+    torch_backend.gauss_sum(*case, method=method, precision="float16")
+    assert again[1:] == [("cpu", torch.float64)]
+    del again[:]
+    torch_backend.gauss_sum(*case, method=method, precision="float16", guard=False)
+    torch_backend.gauss_sum_pullback(*case, torch.ones(30, 2), precision="float16", guard=False)
+    assert again == []
+    torch_backend.gauss_sum_pullback(*case, torch.ones(30, 2), precision="float16")
+    assert again == [("cpu", torch.float64)]
+
+
+def test_small_sums_in_half_precision_are_computed_again(rng):
+    """All that meets is far apart: within reach, but rounding moves exponents of 50."""
+    case = problem(rng, 100, 120, 64, 1, tau=100.0, dtype="float32", positive=True)
+    operands = [torch.from_numpy(x) for x in case.operands]
+    raw = torch_backend.gauss_sum(*operands, precision="float16", guard=False)
+    assert relative_error(raw, gauss_sum64(*case.operands)) > 2e-3
+    assert relative_error(torch_backend.gauss_sum(*operands, precision="float16"), gauss_sum64(*case.operands)) < 1e-4
+
+
+def test_the_gated_kernel_accepts_our_arguments():
+    """Schema and shapes alone, on the meta device: this says nothing about the kernel."""
+    q, k = (torch.empty(2, 3, n, 16, device="meta") for n in (70, 50))
+    out, lse = attention._efficient_gated(q, k, k, gate=torch.empty((), dtype=torch.bool, device="meta"))
+    assert out.shape == q.shape and lse.shape == q.shape[:-1]
+
+
+def test_sequences_behind_a_closed_gate_are_empty():
+    q = torch.ones(2, 3, 70, 16)
+    assert attention._starts(q, torch.tensor(True)).tolist() == [0, 70, 140]
+    assert attention._starts(q, torch.tensor(False)).tolist() == [0, 0, 0]
+    assert torch.equal(attention._unpacked(attention._packed(q), q), q)
+
+
+@pytest.mark.parametrize("precision, parts", [("float16", 1), ("float16x2", 2), ("bfloat16x2", 2), ("float32", 1)])
+def test_split_points_hold_their_digits(rng, precision, parts):
+    kernel = torch_backend.select_kernel("cpu", precision, "cpu", torch.float32, 3)
+    x = torch.from_numpy(rng.normal(size=(50, 3)))
+    (a, norms), (b, _) = (torch_backend.layout.point_columns(x, kernel, of_keys=of_keys) for of_keys in (False, True))
+    assert kernel.parts == parts and len(a) == (3 if parts == 2 else 1)
+    product = sum(y.double() @ z.double().T for y, z in zip(a, b, strict=True))
+    unit = (torch.finfo(kernel.dtype).eps / 2) ** parts
+    assert (product - x @ x.T).abs().max() < 20 * unit
+    assert (2 * norms[:, 0] - x.square().sum(-1)).abs().max() < 20 * max(unit, 1e-7)
+
+
+@pytest.mark.parametrize(
+    "precision, dim, expected",
+    [
+        ("float16x2", 83, ("flash", "float16x2")),
+        ("float16x2", 84, ("efficient", "float32")),  # three products there too
+        ("bfloat16x2", 300, ("efficient", "float32")),
+    ],
+)
+def test_wide_points_are_split_only_where_they_fit(precision, dim, expected):
+    kernel = torch_backend.select_kernel("auto", precision, "cuda", torch.float32, dim)
+    assert (kernel.name, kernel.precision) == expected
+    with pytest.raises(ValueError, match=r"got points of dimension 84, which take 257 in float16x2"):
+        torch_backend.select_kernel("flash", "float16x2", "cuda", torch.float32, 84)
+
+
+def test_explain_says_what_becomes_of_far_points(rng):
+    case = problem(rng, 30, 40, 3, 1, tau=1.0, dtype="float32")
+    assert explain(*case.operands, precision="float16").precision == "float16"
+    moved = case._replace(tau=np.float32(1e4))
+    plan = explain(*moved.operands, precision="float16")
+    assert (plan.method, plan.precision) == ("rescale", "float32 or float64") and "bandwidths" in plan.reason
+    plan = explain(*moved.operands)
+    assert (plan.method, plan.backend) == ("differences", "xla") and "farther than float32 reaches" in plan.reason
+    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in moved.operands[:3]]
+    assert explain(*shapes, 1e4).method != "differences"
