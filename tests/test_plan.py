@@ -44,12 +44,37 @@ def test_auto_on_a_cpu(monkeypatch, size, intel, options, expected):
         ("float32", 16, {"precision": "float32"}, ("rescale", "float32", "efficient")),
         ("float64", 16, {}, ("blocked", "float64", "xla")),
         ("float64", 16, {"precision": "float16"}, ("rescale", "float16", "flash")),
+        ("float32", 16, {"grade": "high"}, ("rescale", "float16x2", "flash")),
+        ("bfloat16", 16, {"grade": "high"}, ("rescale", "bfloat16x2", "flash")),
+        ("float32", 100, {"grade": "high"}, ("rescale", "float32", "efficient")),
+        ("float32", 16, {"grade": "highest"}, ("rescale", "float32", "efficient")),
+        ("float32", 16, {"grade": "highest", "precision": "float16"}, ("rescale", "float16", "flash")),
     ],
 )
 def test_auto_on_cuda(monkeypatch, dtype, dim, options, expected):
     monkeypatch.setattr(_bridge, "serves", lambda platform: True)
     plan = _plan.plan(Settings(**options, dtype=dtype), "cuda", 10**8, dim, 1)
     assert (plan.method, plan.precision, plan.backend) == expected
+
+
+@pytest.mark.parametrize(
+    "asked, grade",
+    [
+        (None, "default"),
+        ("bfloat16", "default"),
+        ("high", "high"),
+        ("tensorfloat32", "high"),
+        ("BF16_BF16_F32_X3", "high"),
+        ("highest", "highest"),
+        ("float32", "highest"),
+    ],
+)
+def test_auto_precision_reads_the_default_of_matrix_products(monkeypatch, asked, grade):
+    seen = []
+    monkeypatch.setattr(_plan, "plan", lambda settings, *_: seen.append(settings.grade))
+    with jax.default_matmul_precision(asked):
+        explain(*shapes(5, 6, 2, 1))
+    assert seen == [grade]
 
 
 def test_the_platform_is_that_of_the_arrays():

@@ -1,0 +1,84 @@
+"""estimate_error: its interval covers the error that is there."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxgauss import _estimate_error, estimate_error, gauss_sum
+from oracle import gauss_sum64, problem, relative_error
+
+
+def test_interval_covers_the_error_in_nine_of_ten_problems():
+    """200 problems of two shapes, in four precisions, over bandwidths, signs and tails."""
+    judge = jax.jit(lambda *x: estimate_error(*x[:4], rng_key=x[4], sums=x[5], num_queries=64))
+    covered = 0
+    for seed in range(200):
+        rng = np.random.default_rng(seed)
+        dim, channels = [(2, 1), (8, 3)][seed % 2]
+        case = problem(
+            rng, 400, 300, dim, channels, tau=rng.choice([0.1, 1, 10, 30]), dtype="float32", positive=seed % 3 == 0
+        )
+        sums = gauss_sum(*case.operands, precision=["float16", "bfloat16", "float16x2", "float32"][seed // 2 % 4])
+        estimate = judge(*case.operands, jax.random.key(seed), sums)
+        low, high = estimate.interval
+        covered += bool(low <= relative_error(sums, gauss_sum64(*case.operands)) <= high)
+    assert covered >= 180
+
+
+def test_all_queries_leave_no_doubt(rng):
+    case = problem(rng, 100, 80, 3, 2, dtype="float32")
+    sums = gauss_sum(*case.operands, precision="float16")
+    estimate = estimate_error(*case.operands, rng_key=jax.random.key(0), sums=sums)
+    exact, bound = gauss_sum64(*case.operands), gauss_sum64(*case[:2], np.abs(case.values), case.tau)
+    ratio = (np.abs(np.asarray(sums) - exact) / bound).max()
+    assert np.allclose(estimate, (relative_error(sums, exact), 0, ratio), rtol=1e-5)
+
+
+def test_it_sees_an_error_that_is_put_there(rng):
+    case = problem(rng, 300, 80, 3, 2, dtype="float32")
+    wrong = 1.01 * gauss_sum(*case.operands)
+    estimate = estimate_error(*case.operands, rng_key=jax.random.key(0), sums=wrong)
+    assert abs(estimate.relative_error - 0.01) < 1e-5 and estimate.largest_ratio > 1e-3
+
+
+def test_weights_batches_and_options(rng):
+    q, k, tau = rng.normal(size=(3, 40, 2)), rng.normal(size=(50, 2)), rng.uniform(0.5, 1, size=3)
+    for values in (rng.normal(size=50), rng.normal(size=(50, 4))):
+        for precision, low, high in (("float16", 1e-6, 3e-3), ("float64", 0, 1e-13)):
+            x = [jnp.asarray(y) for y in (q, k, values, tau)]
+            estimate = estimate_error(*x, rng_key=jax.random.key(0), num_queries=20, precision=precision)
+            assert low <= estimate.relative_error <= high
+
+
+def test_without_pytorch_the_working_precision_judges(rng, monkeypatch):
+    case = problem(rng, 60, 80, 3, 2)
+    sums = gauss_sum(*case.operands, precision="float16")
+    by_torch = estimate_error(*case.operands, rng_key=jax.random.key(0), sums=sums)
+    monkeypatch.setattr(_estimate_error._bridge, "serves", lambda platform: False)
+    jax.clear_caches()
+    by_differences = estimate_error(*case.operands, rng_key=jax.random.key(0), sums=sums)
+    jax.clear_caches()
+    assert np.allclose(by_torch, by_differences, rtol=1e-9)
+
+
+def test_zero_against_zero_is_no_error():
+    far = jnp.full((5, 2), 1e3, jnp.float32)
+    estimate = estimate_error(far, jnp.zeros((4, 2), jnp.float32), jnp.ones(4, jnp.float32), rng_key=jax.random.key(0))
+    assert estimate == (0, 0, 0)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"num_queries": 1}, "got 1"),
+        ({"num_queries": 2.5}, "got 2.5"),
+        ({"sums": jnp.ones((4, 2))}, r"must be of shape \(5, 2\); got sums \(4, 2\)"),
+        ({"queries": jnp.ones((0, 3))}, r"got a sum of shape \(0, 2\)"),
+        ({"values": jnp.ones((6, 2))}, r"got queries \(5, 3\)"),
+    ],
+)
+def test_wrong_arguments_are_named(change, message):
+    call = {"queries": jnp.ones((5, 3)), "keys": jnp.ones((7, 3)), "values": jnp.ones((7, 2))} | change
+    with pytest.raises(ValueError, match=message):
+        estimate_error(**call, rng_key=jax.random.key(0))

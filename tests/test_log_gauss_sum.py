@@ -1,0 +1,170 @@
+"""log_gauss_sum and its gradients against jax.nn.logsumexp in float64, in the tails, under transformations."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from jaxgauss import gauss_sum, log_gauss_sum
+from jaxgauss._dispatch import kernel_means
+from oracle import SIZES, assert_close, problem
+
+METHODS = ("auto", "rescale", "blocked", "dense", "differences")
+ALL = (0, 1, 2, 3)
+
+
+def dense(queries, keys, log_weights, tau):
+    """The formula, for JAX's own differentiation."""
+    squared = jnp.square(queries[..., :, None, :] - keys[..., None, :, :]).sum(-1)
+    return jax.nn.logsumexp(log_weights[..., None, :] - tau[..., None, None] / 2 * squared, axis=-1)
+
+
+def arguments(rng, m=7, n=5, d=3, tau=0.7, dtype="float64"):
+    case = problem(rng, m, n, d, 1, tau=tau)
+    return [jnp.asarray(x, dtype) for x in (case.queries, case.keys, rng.normal(size=n), case.tau)]
+
+
+def slope(function):
+    return jax.grad(lambda *x: jnp.sin(function(*x)).sum(), ALL)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("size", SIZES)
+def test_value_and_gradients_match_dense(rng, method, size):
+    x = arguments(rng, *size[:3])
+    ours = jax.jit(
+        lambda *x: (log_gauss_sum(*x, method=method), slope(lambda *y: log_gauss_sum(*y, method=method))(*x))
+    )
+    value, gradients = ours(*x)
+    assert_close([value, *gradients], [dense(*x), *slope(dense)(*x)], 1e-12)
+
+
+@pytest.mark.parametrize("method", ["rescale", "blocked"])
+def test_second_derivatives_match_dense(rng, method):
+    x = arguments(rng, 4, 5, 2)
+    ours = lambda *y: log_gauss_sum(*y, method=method)  # noqa: E731
+    twice = lambda f: jax.jit(jax.grad(lambda *y: sum(jnp.sin(z).sum() for z in slope(f)(*y)), ALL))  # noqa: E731
+    assert_close(twice(ours)(*x), twice(dense)(*x), 1e-10)
+
+
+@pytest.mark.parametrize("method", ["rescale", "blocked"])
+@pytest.mark.parametrize("axes", [(0, None, None, None), (None, 0, None, None), (None, None, 0, None), (0, None, 0, 0)])
+def test_vmap(rng, method, axes):
+    stacked = [jnp.stack([x, 1.5 * x]) if axis == 0 else x for x, axis in zip(arguments(rng), axes, strict=True)]
+    ours, exact = (jax.vmap(slope(f), axes)(*stacked) for f in (lambda *x: log_gauss_sum(*x, method=method), dense))
+    assert_close(ours, exact, 1e-12)
+
+
+def test_a_conditional_stays_one_under_vmap(rng):
+    """Not a selection between two computed branches."""
+    q, k, w, tau = arguments(rng, dtype="float32")
+    text = jax.jit(jax.vmap(lambda q: log_gauss_sum(q, k, w, tau))).lower(jnp.stack([q, q])).as_text()
+    assert "stablehlo.case" in text or "stablehlo.if" in text
+
+
+def test_leading_axes_broadcast(rng):
+    q, k, tau = rng.normal(size=(3, 1, 4, 2)), rng.normal(size=(2, 5, 2)), rng.uniform(0.5, 1, size=(3, 1))
+    w = rng.normal(size=(2, 5))
+    x = [jnp.asarray(y) for y in (q, k, w, tau)]
+    with jax.numpy_rank_promotion("allow"):
+        exact = dense(*x)
+    assert_close([log_gauss_sum(*x, method=m) for m in ("rescale", "blocked")], [exact, exact], 1e-13)
+
+
+def test_other_transformations(rng):
+    q, k, w, tau = arguments(rng)
+    f = lambda q: log_gauss_sum(q, k, w, tau, method="rescale").sum()  # noqa: E731
+    exact = jax.grad(lambda q: dense(q, k, w, tau).sum())(q)
+    scanned = jax.lax.scan(lambda total, q: (total + f(q[None]), jax.grad(f)(q[None])[0]), jnp.zeros(()), q)[1]
+    mesh = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
+    rows = jax.shard_map(jax.grad(f), mesh=mesh, in_specs=P("i"), out_specs=P("i"))
+    assert_close([jax.grad(jax.checkpoint(f))(q), scanned, jax.jit(rows)(q)], [exact] * 3, 1e-12)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("far", [30.0, 1e3, 1e4])
+@pytest.mark.parametrize("both", [False, True])
+def test_tails_in_float32(rng, method, far, both):
+    """The sum itself is zero there: exp(-5e7)."""
+    q, k, w, tau = arguments(rng, 40, 50, 3, tau=1.0, dtype="float32")
+    q = q + far
+    k = jnp.concatenate([k, k + far]) if both else k
+    w = jnp.concatenate([w, w]) if both else w
+    wide = [x.astype(jnp.float64) for x in (q, k, w, tau)]
+    exact = dense(*wide)
+    error = jnp.abs(log_gauss_sum(q, k, w, tau, method=method).astype(jnp.float64) - exact)
+    assert jnp.all(error <= 1e-5 * jnp.maximum(1, jnp.abs(exact)))
+    ours, exact = slope_of_sum(lambda *x: log_gauss_sum(*x, method=method))(q, k, w, tau), slope_of_sum(dense)(*wide)
+    for x, y in zip(ours, exact, strict=True):
+        assert jnp.isfinite(x).all()
+        assert jnp.linalg.norm(x.astype(jnp.float64) - y) <= 1e-4 * jnp.linalg.norm(y) + 1e-4
+
+
+def slope_of_sum(function):
+    return jax.grad(lambda *x: function(*x).sum(), ALL)
+
+
+@pytest.mark.parametrize("precision, tolerance", [("float16", 2e-3), ("bfloat16", 2e-2), ("float16x2", 1e-4)])
+def test_half_precision(rng, precision, tolerance):
+    x = arguments(rng, 100, 120, 8, dtype="float32")
+    wide = [y.astype(jnp.float64) for y in x]
+    ours = lambda *y: log_gauss_sum(*y, precision=precision)  # noqa: E731
+    assert jnp.abs(ours(*x).astype(jnp.float64) - dense(*wide)).max() < tolerance
+    assert_close(slope(ours)(*x), slope(dense)(*wide), 2 * max(tolerance, 2e-3))
+
+
+def test_it_is_the_logarithm_of_the_sum(rng):
+    q, k, w, tau = arguments(rng)
+    assert_close([jnp.exp(log_gauss_sum(q, k, w, tau))], [gauss_sum(q, k, jnp.exp(w), tau)], 1e-13)
+    assert_close([log_gauss_sum(q, k)], [dense(q, k, jnp.zeros(5), jnp.ones(()))], 1e-13)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_weights_of_zero(rng, method):
+    q, k, w, tau = arguments(rng)
+    w = w.at[1:3].set(-jnp.inf)
+    exact = dense(q, jnp.delete(k, jnp.array([1, 2]), axis=0), jnp.delete(w, jnp.array([1, 2])), tau)
+    assert_close([log_gauss_sum(q, k, w, tau, method=method)], [exact], 1e-13)
+    gradients = slope(lambda *x: log_gauss_sum(*x, method=method))(q, k, w, tau)
+    assert all(jnp.isfinite(x).all() for x in gradients) and not gradients[1][1:3].any()
+    assert jnp.all(log_gauss_sum(q, k, jnp.full(5, -jnp.inf), tau, method=method) == -jnp.inf)
+
+
+def test_empty_sums():
+    assert jnp.all(log_gauss_sum(jnp.ones((3, 2)), jnp.ones((0, 2))) == -jnp.inf)
+    assert log_gauss_sum(jnp.ones((0, 2)), jnp.ones((3, 2)), method="rescale").shape == (0,)
+    assert log_gauss_sum(jnp.ones((4, 3, 2)), jnp.ones((0, 2))).shape == (4, 3)
+
+
+def test_score_and_value_cost_one_call(rng, monkeypatch):
+    calls = []
+    q, k, w, tau = arguments(rng)
+    from jaxgauss import _log_gauss_sum
+
+    counted = jax.custom_vjp(lambda *x: calls.append(1) or kernel_means(*x), nondiff_argnums=(0,))
+    counted.defvjp(_log_gauss_sum._means_forward, _log_gauss_sum._means_backward)
+    monkeypatch.setattr(_log_gauss_sum, "_means", counted)
+    jax.clear_caches()
+    compiled = jax.jit(jax.value_and_grad(lambda q: log_gauss_sum(q, k, w, tau, method="rescale").sum())).lower(q)
+    assert calls and compiled.compile().as_text().count("custom_call_target") == 1
+    jax.clear_caches()
+
+
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        ({"method": "prescale"}, ValueError, "got 'prescale'"),
+        ({"log_weights": jnp.ones(4)}, ValueError, r"got log_weights \(4,\), keys \(5, 2\)"),
+        ({"log_weights": jnp.ones(())}, ValueError, r"got log_weights \(\)"),
+        ({"log_weights": [1.0] * 5}, TypeError, "got list"),
+        ({"log_weights": jnp.ones(5, int)}, TypeError, "got values int64"),
+        ({"keys": jnp.ones(5)}, ValueError, r"got queries \(3, 2\), keys \(5,\)"),
+        ({"keys": None}, TypeError, "got NoneType"),
+        ({"tau": -1.0}, ValueError, "got tau -1.0"),
+        ({"backend": "flash"}, ValueError, "got points on cpu"),
+    ],
+)
+def test_wrong_arguments_are_named(change, error, message):
+    call = {"queries": jnp.ones((3, 2)), "keys": jnp.ones((5, 2)), "log_weights": None, "tau": 1.0} | change
+    with pytest.raises(error, match=message):
+        log_gauss_sum(**call)
