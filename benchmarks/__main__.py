@@ -29,6 +29,7 @@ from jaxgauss import gauss_sum, gauss_sum_blocked, gauss_sum_dense
 from torch_backend import attention, select_kernel
 
 RESULTS = Path(__file__).parent / "results"
+DIMS = (1, 3, 8, 16, 64, 128, 300)  # of the errors
 SIZES = [(3, 1), (16, 1), (32, 1), (32, 32), (64, 64), (128, 1)]  # D, C
 METHODS = {
     "auto": gauss_sum,
@@ -162,7 +163,7 @@ def errors(device: str, num: int = 4096) -> list[dict]:
     grid += [("float32", "float16", 1, tau, 0.0) for tau in (1.0, 10.0)]
     cells = []
     with jax.enable_x64(True):
-        for dim in tqdm((1, 3, 8, 16, 64, 128, 300), unit="dimension", desc="errors"):
+        for dim in tqdm(DIMS, unit="dimension", desc="errors"):
             for dtype, precision, channels, tau, offset in grid:
                 q, k, v, _ = (np.asarray(x, np.float64) for x in problem(num, dim, channels))
                 q, k, signed = (q + offset).astype(dtype), (k + offset).astype(dtype), v.astype(dtype)

@@ -122,7 +122,7 @@ def plot(data: dict, path: Path) -> None:
     axes[0].set_ylabel("error (10: infinite or NaN)")
     axes[0].legend()
     versions = data["versions"]
-    figure.suptitle(f"N = {NUM}, {data['device_name']}, torch {versions['torch']}, commit {data['commit']}", fontsize=9)
+    figure.suptitle(f"N = {data['num']}, {data['device_name']}, torch {versions['torch']}, commit {data['commit']}", fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     plt.close(figure)
@@ -130,7 +130,7 @@ def plot(data: dict, path: Path) -> None:
 
 def main(device: str, out: Path | None) -> None:
     """Measure, write the JSON, print the worst cases, draw."""
-    data = environment(device) | {"cells": measure(device), "widths": widths()}
+    data = environment(device) | {"num": NUM, "cells": measure(device), "widths": widths()}
     path = out or RESULTS / f"{data['date']}_{device}_{data['commit']}_precision.json"
     path.write_text(json.dumps(data, indent=1) + "\n")
     for precision, bounds in BOUNDS.items():

@@ -62,7 +62,7 @@ def log_gauss_sum(
 
     Example:
         >>> import jax.numpy as jnp, jaxgauss
-        >>> float(jaxgauss.log_gauss_sum(jnp.array([[100.0]]), jnp.array([[0.0]])))[0]
+        >>> float(jaxgauss.log_gauss_sum(jnp.array([[100.0]]), jnp.array([[0.0]]))[0])
         -5000.0
 
     References:

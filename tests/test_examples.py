@@ -1,6 +1,7 @@
 """The examples run, and show what they claim, with few steps."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,8 @@ ROOT = Path(__file__).parent.parent
 def run(*arguments: str) -> str:
     """The output of a script or module, in a process of its own with JAX as it comes."""
     command = [sys.executable, "-W", "error", *arguments]
-    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    environment = {name: x for name, x in os.environ.items() if name != "XLA_FLAGS"}  # optimized, unlike the tests
+    process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
     assert process.returncode == 0, process.stdout + process.stderr
     return process.stdout
 
@@ -44,7 +46,7 @@ def test_compare_dense_measures_and_draws(tmp_path):
 def test_benchmark_writes_what_it_measured(tmp_path):
     path = tmp_path / "result.json"
     code = (
-        "import benchmarks.__main__ as b, pathlib; b.SIZES = [(3, 1)];"
+        "import benchmarks.__main__ as b, pathlib; b.SIZES, b.DIMS = [(3, 1)], (3, 16);"
         "b.memories = lambda device: []; errors = b.errors; b.errors = lambda device: errors(device, 200);"
         f"b.main('cpu', 300, 2, pathlib.Path({str(path)!r}))"
     )
@@ -53,3 +55,21 @@ def test_benchmark_writes_what_it_measured(tmp_path):
     cells = [c for c in result["cells"] if c["suite"] == "jax"]
     assert {c["method"] for c in cells} >= {"auto", "rescale", "dense JAX", "blocked JAX", "bare attention kernel"}
     assert all(len(c["seconds"]) == 2 for c in cells) and result["device_name"]
+
+
+def test_precision_benchmark_measures_and_draws(tmp_path):
+    path = tmp_path / "precision.json"
+    code = (
+        "import benchmarks.precision as p, pathlib; p.NUM, p.DIMS, p.OFFSETS = 300, (3,), (10.0, 0.0);"
+        f"p.main('cpu', pathlib.Path({str(path)!r}))"
+    )
+    output = run("-c", code)
+    assert "sum, float16x2, τ = 100" in output and "flash, float16, D = 3: points 3 -> 8, with norms 5 -> 8" in output
+    assert path.with_suffix(".png").stat().st_size > 10_000
+    before = path.with_suffix(".png").read_bytes()
+    path.with_suffix(".png").unlink()
+    run("-m", "benchmarks.precision", "--plot", str(path))
+    assert path.with_suffix(".png").read_bytes() == before
+    cells = json.loads(path.read_text())["cells"]
+    raw = {c["method"] for c in cells if not c["guard"]}
+    assert raw == {"reweight", "prescale", "rescale"} and {c["what"] for c in cells} == {"sum", "gradient"}

@@ -190,21 +190,17 @@ def test_a_query_far_from_everything_sums_to_zero(method, precision):
     assert result[0, 0] == 0 and abs(float(result[1, 0]) - 1 - np.exp(-0.5)) < 1e-6
 
 
-@pytest.mark.parametrize("method", ["auto", "rescale", "reweight", "blocked", "dense"])
-@pytest.mark.parametrize("spread, tau", [(1e4, 1.0), (1.0, 2.0**32), (1e9, 1.0), (1e3, 1e6)])
-@pytest.mark.parametrize("channels", [1, 20])
-def test_rounded_exponents_never_overflow(rng, method, spread, tau, channels):
-    """Float32 has no right digits here, but |s| ≤ N max |v| and every gradient is finite."""
-    case = problem(rng, 60, 60, 3, channels, tau=tau, dtype="float32")
+@pytest.mark.parametrize("method", ["auto", "rescale", "reweight"])
+@pytest.mark.parametrize("spread, tau", [(1e4, 1.0), (1.0, 2.0**32), (1e9, 1.0)])
+def test_points_out_of_reach_are_summed_by_differences(rng, method, spread, tau):
+    """Formed as a·b - ½|a|² - ½|b|², exponents would have no right digits here."""
+    case = problem(rng, 60, 60, 3, 2, tau=tau, dtype="float32")
     points = jnp.asarray(case.queries * np.float32(spread))
-
-    def total(q, k, v, tau):
-        return gauss_sum(q, k, v, tau, method=method).sum()
-
     operands = points, points, jnp.asarray(case.values), jnp.asarray(case.tau)
-    result = np.asarray(gauss_sum(*operands, method=method))
-    assert np.all(np.abs(result) <= 62 * np.abs(case.values).max())
-    assert all(np.isfinite(x).all() for x in jax.grad(total, (0, 1, 2, 3))(*operands))
+    result = gauss_sum(*operands, method=method)
+    assert relative_error(result, gauss_sum64(*operands)) < 1e-6
+    gradients = jax.grad(lambda *x: gauss_sum(*x, method=method).sum(), (0, 1, 2, 3))(*operands)
+    assert all(np.isfinite(x).all() for x in gradients)
 
 
 def test_results_do_not_depend_on_the_size_of_the_blocks(rng, monkeypatch):

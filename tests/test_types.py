@@ -3,8 +3,6 @@
 import subprocess
 import sys
 
-import pytest
-
 SCRIPT = """
 from jaxtyping import install_import_hook
 
@@ -20,14 +18,17 @@ for method in ("rescale", "blocked"):
         vjp(value)
     jaxgauss.gauss_sum(q, k, v, jnp.ones(2), method=method)
 jaxgauss.gauss_sum_blocked(q, k, v)
-{wrong}
+print("right shapes pass")
+for wrong in (lambda: _dense.center(jnp.ones(3)), lambda: _dense.unbroadcast(3, ())):
+    try:
+        wrong()
+    except Exception as error:
+        print(type(error).__module__)
 """
 
 
-@pytest.mark.parametrize("wrong, code", [("", 0), ("_dense.center(jnp.ones(3))", 1), ("_dense.unbroadcast(3, ())", 1)])
-def test_shapes_are_what_they_say(wrong, code):
-    run = subprocess.run(
-        [sys.executable, "-c", SCRIPT.replace("{wrong}", wrong)], capture_output=True, text=True, check=False
-    )
-    assert run.returncode == code, run.stderr
-    assert ("beartype" in run.stderr or "jaxtyping" in run.stderr) == bool(code), run.stderr
+def test_shapes_are_what_they_say():
+    run = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
+    assert run.stdout.startswith("right shapes pass\n") and run.returncode == 0, run.stderr
+    refused = run.stdout.split("\n")[1:-1]
+    assert len(refused) == 2 and all("jaxtyping" in x or "beartype" in x for x in refused), run.stdout
