@@ -121,8 +121,8 @@ def plot(data: dict, path: Path) -> None:
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("error (10: infinite or NaN)")
     axes[0].legend()
-    versions = data["versions"]
-    figure.suptitle(f"N = {data['num']}, {data['device_name']}, torch {versions['torch']}, commit {data['commit']}", fontsize=9)
+    title = f"N = {data['num']}, {data['device_name']}, torch {data['versions']['torch']}, commit {data['commit']}"
+    figure.suptitle(title, fontsize=9)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     plt.close(figure)

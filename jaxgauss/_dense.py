@@ -38,9 +38,7 @@ def gauss_sum_blocked(queries: Queries, keys: Keys, values: Values, tau: Bandwid
     Arguments, result and errors are those of `gauss_sum`. Every JAX transformation works, forward mode included.
     Linear memory, forward and backward: blocks are recomputed by `jax.checkpoint` when they are differentiated.
     """
-    return _native(
-        "gauss_sum_blocked", functools.partial(_blocked, jax.checkpoint(_tile_sum)), queries, keys, values, tau
-    )
+    return _native("gauss_sum_blocked", functools.partial(_blocked, _tile_sum), queries, keys, values, tau)
 
 
 def blocked_sum(
@@ -135,7 +133,7 @@ def differences_sum(
     tau: Float[Array, "*#batch"],
 ) -> Float[Array, "*result m c"]:
     """The Gauss sum of operands of equal rank from the differences of coordinates, at any distance from any center."""
-    tile_sum = jax.checkpoint(functools.partial(_difference_tile, jnp.sqrt(tau)[..., None, None]))
+    tile_sum = functools.partial(_difference_tile, jnp.sqrt(tau)[..., None, None])
     return _blocked(tile_sum, queries, keys, values)
 
 
@@ -215,7 +213,6 @@ def difference_logits(scale: Array, queries: Array, keys: Array) -> Array:
     """-½ Σ_d (scale (q_md - k_nd))², eight dimensions at a time; cut off where its square would overflow."""
     dim, far = queries.shape[-1], jnp.sqrt(jnp.finfo(queries.dtype).max) / 1e6
 
-    @jax.checkpoint
     def add(total: Array, columns: tuple[Array, Array]) -> tuple[Array, None]:
         q, k = columns
         for i in range(q.shape[0]):
@@ -229,7 +226,7 @@ def difference_logits(scale: Array, queries: Array, keys: Array) -> Array:
     q, k = (x.reshape(x.shape[0] // step, step, *x.shape[1:]) for x in (q, k))
     batch = jnp.broadcast_shapes(scale.shape[:-2], queries.shape[:-2], keys.shape[:-2])
     zero = jnp.zeros((*batch, queries.shape[-2], keys.shape[-2]), queries.dtype)
-    return _scan(add, vary_like(zero, [queries, keys, scale]), (q, k))[0] / -2
+    return _scan(jax.checkpoint(add) if len(q) > 1 else add, vary_like(zero, [queries, keys, scale]), (q, k))[0] / -2
 
 
 def _logits(a: Array, b: Array) -> Array:
@@ -288,6 +285,7 @@ def _blocked(tile_sum: Callable, a: Array, b: Array, v: Array, whole: bool = Fal
     sizes = a.shape[-2], b.shape[-2]
     rows, columns = _block_sizes(math.prod(batch), *sizes, whole)
     key_blocks = _blocks(b, columns), _blocks(v, columns)
+    tile_sum = tile_sum if (rows, columns) == sizes else jax.checkpoint(tile_sum)  # derivatives keep one tile at most
 
     def add_rows(_: None, a: Array):
         zero = vary_like(jnp.zeros((*batch, rows, v.shape[-1]), a.dtype), [a, b, v])
@@ -301,12 +299,12 @@ def _log_blocked(
 ) -> tuple[Array, Array]:
     """Means and logarithm of the sum over blocks of queries and of keys."""
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (a, b, v, log_weights)))
-    rows, columns = _block_sizes(math.prod(batch), a.shape[-2], b.shape[-2], whole)
+    num_queries, _ = sizes = a.shape[-2], b.shape[-2]
+    rows, columns = _block_sizes(math.prod(batch), *sizes, whole)
     key_blocks = _blocks(b, columns), _blocks(v, columns), _blocks(log_weights, columns, LOG_ZERO)
     operands = [a, b, v, log_weights]
 
     def add_rows(_: None, a: Array):
-        @jax.checkpoint
         def add_columns(carry: tuple[Array, Array, Array], block: tuple[Array, Array, Array]):
             largest, total, sums = carry
             b, v, log_weights = block
@@ -320,8 +318,9 @@ def _log_blocked(
             return vary_like(jnp.full((*batch, rows, width), value, a.dtype), operands)
 
         carry = full(1, LOG_ZERO), full(1, 0.0), full(v.shape[-1], 0.0)
-        largest, total, sums = _scan(add_columns, carry, key_blocks)[0]
+        many = (rows, columns) != sizes
+        largest, total, sums = _scan(jax.checkpoint(add_columns) if many else add_columns, carry, key_blocks)[0]
         return None, (sums / total, largest + jnp.log(total))
 
     means, logs = _scan(add_rows, None, _blocks(a, rows))[1]
-    return _unblocks(means, a.shape[-2]), _unblocks(logs, a.shape[-2])
+    return _unblocks(means, num_queries), _unblocks(logs, num_queries)

