@@ -80,23 +80,22 @@ def gauss_sum(
         Error relative to Σ Φ|v|, in L2 over the queries. R = √τ‖x‖ is the distance of the farthest point from the
         center, in bandwidths:
 
-        =====================  ========================  ======================================================
-        float32                2e-6, 3e-5 at R = 64      beyond, from differences of coordinates: 1e-6 anywhere
-        float16x2, bfloat16x2  4e-4, 4e-3                beyond R = 64, in float32
-        float16, bfloat16      5e-4, 4e-3 at R² τ-free   grows as R to 5e-3, 4e-2; beyond R = 32, 16 in float32
-        =====================  ========================  ======================================================
+        - float32: 2e-6, growing as R² to 3e-5 at R = 64; beyond that from differences of coordinates, 1e-6.
+        - float16x2, bfloat16x2: 4e-4, 4e-3; beyond R = 64 in float32 or better.
+        - float16, bfloat16: 5e-4, 4e-3, growing as R to 5e-3, 4e-2; beyond R = 32, 16 in float32 or better. One row
+          whose terms all lie r bandwidths away has an error of up to 2⁻¹⁰ R r, 2⁻⁷ R r.
 
         What a precision does not hold is found from the points and, in half precision, from the sums, and computed
         again in one that does; `explain` says where limits are passed, `estimate_error` measures. On a CPU the program
         branches on the finding. On CUDA nothing waits for it: a second, float32 kernel is launched behind a gate that
-        the device opens, and points beyond its reach (256 bandwidths; 64 where float32 was asked for) are reported by a
-        warning at a later call. Terms below 2⁻²⁵ of the largest of a row are lost in float16: N·2⁻²⁵ in all, and N
-        duplicates of them do not add up. Values of any size may meet in one channel; in half precision, channels whose
-        sizes differ from key to key share the range of the largest. "prescale" and "reweight" leave their precision
-        earlier and are then replaced by "rescale".
+        the device opens, and points beyond its reach (256 bandwidths; 64 where float32 was asked for) are reported by
+        a warning at a later call. "prescale" and "reweight" leave their precision earlier and are then replaced by
+        "rescale". Terms below 2⁻²⁵ of the largest of a row are lost in float16: N·2⁻²⁵ of it at most. Values of any
+        size may meet in one channel; in half precision, channels whose sizes differ from key to key share the range
+        of the largest. Terms with Φ below the smallest number of float32 are zero (see `log_gauss_sum`), a sum beyond
+        its range is infinite. NaN in a query spoils its row alone.
         Gradients of the queries, C = 1: 2e-3 in float16 up to R ≈ 9, 7e-3 up to 27. The gradient of τ is formed from
-        those of the points: its error is about R times theirs. Second derivatives as well. A sum beyond the range of
-        the dtype is infinite. NaN in a query spoils its row alone.
+        those of the points: its error is about R times theirs; so are second derivatives.
 
     Example:
         >>> import jax.numpy as jnp, jaxgauss

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import torch_backend
-from jaxgauss import _bridge, _dispatch, explain, gauss_sum, gauss_sum_dense
+from jaxgauss import _bridge, _dispatch, estimate_error, explain, gauss_sum, gauss_sum_dense, log_gauss_sum
 from oracle import assert_close, gauss_sum64, problem, relative_error
 
 pytestmark = pytest.mark.gpu
@@ -40,6 +40,70 @@ def test_every_kernel_has_gradients(rng, backend, precision, size):
     with jax.default_device(jax.devices("cpu")[0]):
         exact = jax.vjp(gauss_sum_dense, *(jnp.asarray(x) for x in case.operands))[1](jnp.asarray(case.cotangent))
     assert_close(ours, exact, 2 * TOLERANCE[precision])
+
+
+@pytest.mark.parametrize("backend", ["flash", "efficient"])
+@pytest.mark.parametrize("precision, tolerance", [("float16x2", 1e-3), ("bfloat16x2", 8e-3)])
+@pytest.mark.parametrize("channels", [1, 33])
+def test_split_points(rng, backend, precision, tolerance, channels):
+    case = problem(rng, 700, 800, 16, channels, tau=30.0)
+    *operands, g = on_gpu(case)
+    ours, vjp = jax.vjp(lambda *x: gauss_sum(*x, backend=backend, precision=precision), *operands)
+    with jax.default_device(jax.devices("cpu")[0]):
+        exact = jax.vjp(gauss_sum_dense, *(jnp.asarray(x) for x in case.operands))[1](jnp.asarray(case.cotangent))
+    bound = gauss_sum64(*case[:2], np.abs(case.values), case.tau)
+    error = np.asarray(ours, np.float64) - gauss_sum64(*case.operands)
+    assert np.linalg.norm(error) <= tolerance * np.linalg.norm(bound)
+    assert_close(vjp(g), exact, 8 * tolerance)
+
+
+@pytest.mark.parametrize("method", ["rescale", "reweight", "prescale"])
+@pytest.mark.parametrize("channels", [1, 33])
+@pytest.mark.parametrize("tau", [1.0, 3000.0])  # the gate stays closed, and opens
+def test_what_half_precision_does_not_hold_is_computed_again(rng, method, channels, tau):
+    case = problem(rng, 300, 400, 3, channels, tau=tau)
+    *operands, g = on_gpu(case)
+    ours, vjp = jax.vjp(lambda *x: gauss_sum(*x, method=method, precision="float16"), *operands)
+    with jax.default_device(jax.devices("cpu")[0]):
+        exact = jax.vjp(gauss_sum_dense, *(jnp.asarray(x) for x in case.operands))[1](jnp.asarray(case.cotangent))
+    assert relative_error(ours, gauss_sum64(*case.operands)) <= (3e-3 if tau == 1 else 1e-3)
+    assert_close(vjp(g), exact, 6e-3)
+
+
+def test_points_out_of_reach_are_reported_by_a_later_call(rng):
+    operands = on_gpu(problem(rng, 300, 400, 3, 1, tau=1e8).operands)
+    assert np.isfinite(jax.block_until_ready(gauss_sum(*operands))).all()
+    torch.cuda.synchronize()
+    with pytest.warns(UserWarning, match="lie farther from their center"):
+        jax.block_until_ready(gauss_sum(*on_gpu(problem(rng).operands)))
+
+
+def test_no_conditional_waits_for_the_host(rng):
+    operands = on_gpu(problem(rng, 300, 400, 3, 1).operands)
+    step = jax.jit(jax.value_and_grad(lambda *x: gauss_sum(*x).sum() + log_gauss_sum(x[0], x[1]).sum(), (0, 1, 2, 3)))
+    assert " conditional(" not in step.lower(*operands).compile().as_text()
+
+
+def test_default_matmul_precision(rng):
+    operands = on_gpu(problem(rng, 300, 400, 16, 1).operands)
+    seen = []
+    for grade in ("default", "high", "highest"):
+        with jax.default_matmul_precision(grade):
+            seen.append((explain(*operands).precision, relative_error(gauss_sum(*operands), gauss_sum64(*operands))))
+    assert [precision for precision, _ in seen] == ["float16", "float16x2", "float32"]
+    assert seen[2][1] < 1e-5
+
+
+def test_log_gauss_sum_and_estimate_error(rng):
+    case = problem(rng, 300, 400, 8, 1, positive=True)
+    q, k, v, tau = on_gpu(case.operands)
+    logs = log_gauss_sum(q, k, jnp.log(v[:, 0]), tau)
+    assert np.abs(np.asarray(logs) - np.log(gauss_sum64(*case.operands)[:, 0])).max() < 1e-4
+    slopes = jax.grad(lambda *x: log_gauss_sum(*x).sum(), (0, 1, 2, 3))(q, k, jnp.log(v[:, 0]), tau)
+    assert all(jnp.isfinite(x).all() for x in slopes)
+    sums = gauss_sum(q, k, v, tau)
+    estimate = estimate_error(q, k, v, tau, rng_key=jax.random.key(0), sums=sums, num_queries=300)
+    assert abs(float(estimate.relative_error) - relative_error(sums, gauss_sum64(*case.operands))) < 1e-5
 
 
 def test_inputs_are_not_copied(rng, monkeypatch):
