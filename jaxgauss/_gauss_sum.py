@@ -80,15 +80,16 @@ def gauss_sum(
         Error relative to Σ Φ|v|, in L2 over the queries. R = √τ‖x‖ is the distance of the farthest point from the
         center, in bandwidths:
 
-        - float32: 2e-6, growing as R² to 3e-5 at R = 64; beyond that from differences of coordinates, 1e-6.
+        - float32: 2e-6, growing as 2⁻²⁴ R² at most (at R = 45 to 2e-5 over many terms, 2e-4 for a handful); beyond that
+          from differences of coordinates, 1e-6.
         - float16x2, bfloat16x2: 4e-4, 4e-3; beyond R = 64 in float32 or better.
-        - float16, bfloat16: 5e-4, 4e-3, growing as R to 5e-3, 4e-2; beyond R = 32, 16 in float32 or better. One row
-          whose terms all lie r bandwidths away has an error of up to 2⁻¹⁰ R r, 2⁻⁷ R r.
+        - float16, bfloat16: 5e-4, 4e-3, growing as R to 5e-3, 4e-2; beyond R = 32, 16 in float32 or better. A row whose
+          terms all lie r bandwidths away: up to 2⁻¹⁰ R r, 2⁻⁷ R r.
 
-        What a precision does not hold is found from the points and, in half precision, from the sums, and computed
-        again in one that does; `explain` says where limits are passed, `estimate_error` measures. On a CPU the program
-        branches on the finding. On CUDA nothing waits for it: a second, float32 kernel is launched behind a gate that
-        the device opens, and points beyond its reach (256 bandwidths; 64 where float32 was asked for) are reported by
+        In half precision a handful of terms may have twice these errors. What a precision does not hold is found
+        from the points and, in half precision, from the sums, and computed again in one that does; `explain` says where
+        limits are passed, `estimate_error` measures. On a CPU the program branches on the finding. On CUDA nothing waits for it: a second, float32 kernel is launched behind a gate that
+        the device opens, and points beyond its reach (256 bandwidths; 45 where float32 was asked for) are reported by
         a warning at a later call. "prescale" and "reweight" leave their precision earlier and are then replaced by
         "rescale". Terms below 2⁻²⁵ of the largest of a row are lost in float16: N·2⁻²⁵ of it at most. Values of any
         size may meet in one channel; in half precision, channels whose sizes differ from key to key share the range

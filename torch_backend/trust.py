@@ -27,7 +27,7 @@ REACH = {
         "bfloat16": 2**8,
         "float16x2": 2**12,
         "bfloat16x2": 2**12,
-        "float32": 2**12,
+        "float32": 2**11,
         "float64": 2**24,
     },
     "reweight": {  # norms in one column of half precision, or in two
@@ -35,7 +35,7 @@ REACH = {
         "bfloat16": 2**5,
         "float16x2": 2**10,
         "bfloat16x2": 2**10,
-        "float32": 2**12,
+        "float32": 2**11,
         "float64": 2**24,
     },
     "prescale": {  # exp(-½|b|²) in the range of the dtype
@@ -48,7 +48,8 @@ REACH = {
     },
 }
 REACH_AGAIN = {"cuda": 2**16, "cpu": 2**36}  # of float32 that stands in for half precision, of float64 for float32
-DOUBT = 0.01  # a bound on the error of exponents in float16 beyond which a sum is computed again; bfloat16: 8 times it
+# Bounds u R r on the error of exponents beyond which a sum is computed again.
+DOUBT = {"float16": 0.01, "bfloat16": 0.08, "float16x2": 4e-4, "bfloat16x2": 2e-3}
 
 
 def squared_reach(a: Tensor, b: Tensor) -> Tensor:
@@ -93,10 +94,9 @@ def doubtful(method: str, kernel: Kernel, reach: Tensor, largest: Tensor) -> Ten
     Where all of them are small, all that meets is far apart, r² ≥ -2 log(largest), and u R r bounds the errors of
     exponents. In `reweight` a sum also stands beside a dummy of weight one, in float16.
     """
-    doubt = torch.zeros_like(largest, dtype=torch.bool)
-    if kernel.parts == 1:
-        apart = (-2 * largest.clamp(1e-37, 1.0).log()).sqrt()
-        doubt = reach.sqrt() * apart > DOUBT * 2**11
+    apart = (-2 * largest.clamp(1e-37, 1.0).log()).sqrt()
+    unit = (torch.finfo(kernel.dtype).eps / 2) ** kernel.parts
+    doubt = unit * reach.sqrt() * apart > DOUBT[kernel.precision]
     return doubt | (largest < 2**-12) if method == "reweight" and kernel.dtype == torch.float16 else doubt
 
 
