@@ -86,15 +86,16 @@ def gauss_sum(
         - float16, bfloat16: 5e-4, 4e-3, growing as R to 5e-3, 4e-2; beyond R = 32, 16 in float32 or better. A row whose
           terms all lie r bandwidths away: up to 2⁻¹⁰ R r, 2⁻⁷ R r.
 
-        In half precision a handful of terms may have twice these errors. What a precision does not hold is found
-        from the points and, in half precision, from the sums, and computed again in one that does; `explain` says where
-        limits are passed, `estimate_error` measures. On a CPU the program branches on the finding. On CUDA nothing waits for it: a second, float32 kernel is launched behind a gate that
-        the device opens, and points beyond its reach (256 bandwidths; 45 where float32 was asked for) are reported by
-        a warning at a later call. "prescale" and "reweight" leave their precision earlier and are then replaced by
-        "rescale". Terms below 2⁻²⁵ of the largest of a row are lost in float16: N·2⁻²⁵ of it at most. Values of any
-        size may meet in one channel; in half precision, channels whose sizes differ from key to key share the range
-        of the largest. Terms with Φ below the smallest number of float32 are zero (see `log_gauss_sum`), a sum beyond
-        its range is infinite. NaN in a query spoils its row alone.
+        In half precision a handful of terms may have twice these errors. What a precision does not hold is found from
+        the points and, in half precision, from the sums, and computed again in one that does; `explain` says where
+        limits are passed, `estimate_error` measures. On a CPU the program branches on the finding. On CUDA nothing
+        waits for it: a second, float32 kernel is launched behind a gate that the device opens, and points beyond its
+        reach (256 bandwidths; 45 where float32 was asked for) are reported by a warning at a later call. "prescale" and
+        "reweight" leave their precision earlier and are then replaced by "rescale". Terms below 2⁻²⁵ of the largest of
+        a row are lost in float16: N·2⁻²⁵ of it at most. Values of any size may meet in one channel; in half precision,
+        channels whose sizes differ from key to key share the range of the largest. Terms with Φ below the smallest
+        number of float32 are zero (see `log_gauss_sum`), a sum beyond its range is infinite. NaN in a query spoils its
+        row alone.
         Gradients of the queries, C = 1: 2e-3 in float16 up to R ≈ 9, 7e-3 up to 27. The gradient of τ is formed from
         those of the points: its error is about R times theirs; so are second derivatives.
 
