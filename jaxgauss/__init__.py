@@ -9,5 +9,9 @@ from ._estimate_error import ErrorEstimate as ErrorEstimate
 from ._estimate_error import estimate_error as estimate_error
 from ._gauss_sum import gauss_sum as gauss_sum
 from ._log_gauss_sum import log_gauss_sum as log_gauss_sum
+from ._mmd import embedding_norm_squared as embedding_norm_squared
+from ._mmd import mmd_flow_velocity as mmd_flow_velocity
+from ._mmd import mmd_squared as mmd_squared
+from ._mmd import mmd_witness as mmd_witness
 from ._plan import Plan as Plan
 from ._plan import explain as explain

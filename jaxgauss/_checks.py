@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
 
 import jax
 import jax.core
@@ -22,6 +22,19 @@ Keys = Float[Array | np.ndarray, "*#batch n d"]
 Values = Float[Array | np.ndarray, "*#batch n c"] | Float[Array | np.ndarray, " n"]
 Bandwidth = Float[Array | np.ndarray, "*#batch"] | float | int
 Sums = Float[Array, "*result m c"] | Float[Array, "*result m"]
+
+
+Points = Float[Array | np.ndarray, "n d"]
+Weights = Float[Array | np.ndarray, " n"]
+Taus = Float[Array | np.ndarray, "*#bandwidths"] | float | int
+
+
+class Options(TypedDict, total=False):
+    """How the Gauss sums of a kernel method are computed: as for `gauss_sum`."""
+
+    method: str
+    precision: str
+    backend: str
 
 
 @dataclass(frozen=True)
@@ -66,23 +79,7 @@ def check_operands(function: str, queries: Any, keys: Any, values: Any, tau: Any
     """Raise TypeError or ValueError unless the arguments fit together; return the name of the promoted dtype."""
     where = f"`jaxgauss.{function}`"
     operands = {"queries": queries, "keys": keys, "values": values}
-    dtypes = []
-    for name, x in operands.items():
-        if not (hasattr(x, "shape") and hasattr(x, "dtype")):
-            raise TypeError(
-                f"{where}: `{name}` must be a JAX or NumPy array; got {type(x).__name__}. Convert with jnp.asarray."
-            )
-        try:
-            dtype = jax.dtypes.canonicalize_dtype(x.dtype)
-        except (TypeError, ValueError):  # of another library, or not of numbers
-            dtype = None
-        if dtype not in _FLOATING:
-            raise TypeError(
-                f"{where}: `{name}` must be of dtype {', '.join(DTYPES)}; got {name} {x.dtype}."
-                f" Convert with {name}.astype(jnp.float32)."
-            )
-        dtypes.append(dtype)
-
+    dtypes = [_floating_dtype(where, name, x) for name, x in operands.items()]
     shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in operands.items())
     for name in ("queries", "keys"):
         if len(operands[name].shape) < 2:
@@ -125,16 +122,83 @@ def check_weights(function: str, name: str, weights: Any, keys: Any) -> Any:
         return keys  # which is refused
     if weights is None:
         return jax.ShapeDtypeStruct((keys.shape[-2], 1), keys.dtype)
-    if not (hasattr(weights, "shape") and hasattr(weights, "dtype")):
-        raise TypeError(
-            f"{where}: `{name}` must be a JAX or NumPy array; got {type(weights).__name__}. Convert with jnp.asarray."
-        )
+    _floating_dtype(where, name, weights)
     if len(weights.shape) < 1 or weights.shape[-1] != keys.shape[-2]:
         raise ValueError(
             f"{where}: `{name}` must hold one weight for each key; got {name} {tuple(weights.shape)}, keys"
             f" {tuple(keys.shape)}. Its last axis must be that of the keys."
         )
     return jax.ShapeDtypeStruct((*weights.shape, 1), weights.dtype)
+
+
+def check_samples(
+    function: str,
+    samples: dict[str, Any],
+    tau: Any,
+    options: Options,
+    *,
+    weights: dict[str, Any] | None = None,
+    min_points: int = 1,
+) -> Settings:
+    """Raise unless the samples are points (number, D) of one dimension, and each weight belongs to one of them.
+
+    `weights`: what goes with each of the samples in turn, one number a point, or None.
+    """
+    where = f"`jaxgauss.{function}`"
+    unknown = sorted(set(options) - {"method", "precision", "backend"})
+    if unknown:
+        raise TypeError(f"{where}: options must be method, precision or backend; got {', '.join(unknown)}.")
+    check_names(function, **{"method": "auto", "precision": "auto", "backend": "auto", **options})
+    given = {**samples, **{name: x for name, x in (weights or {}).items() if x is not None}}
+    dtypes = {_floating_dtype(where, name, x) for name, x in given.items()}
+    shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in given.items())
+    for name, x in samples.items():
+        if len(x.shape) != 2 or x.shape[1] == 0:
+            raise ValueError(
+                f"{where}: `{name}` must be points (number, dimension); got {shapes}. One-dimensional points are"
+                f" {name}[:, None]; batches go by jax.vmap."
+            )
+    if len({x.shape[1] for x in samples.values()}) > 1:
+        raise ValueError(f"{where}: {_all(samples)} must be points of the same dimension; got {shapes}.")
+    for name, x in samples.items():
+        if x.shape[0] < min_points:
+            raise ValueError(f"{where}: `{name}` must hold at least {min_points} points; got {shapes}.")
+    for (name, x), points in zip((weights or {}).items(), samples, strict=False):
+        if x is not None and x.shape != samples[points].shape[:1]:
+            raise ValueError(f"{where}: `{name}` must hold one weight for each point of `{points}`; got {shapes}.")
+    dtype = dtypes.pop() if len(dtypes) == 1 else jnp.result_type(*dtypes)
+    tau_shape = _check_tau(where, tau, working_dtype(dtype))
+    if len(tau_shape) > 1 or tau_shape == (0,):
+        raise ValueError(f"{where}: `tau` must be a number or one-dimensional, for a mixture; got tau {tau_shape}.")
+    return Settings(dtype=dtype.name, grade=matmul_grade(), **options)
+
+
+def check_estimator(function: str, estimator: str) -> None:
+    """Raise ValueError unless the estimator is one of two."""
+    if estimator not in ("biased", "unbiased"):
+        raise ValueError(f"`jaxgauss.{function}`: `estimator` must be 'biased' or 'unbiased'; got {estimator!r}.")
+
+
+def _all(names: Any) -> str:
+    return " and ".join(f"`{name}`" for name in names)
+
+
+def _floating_dtype(where: str, name: str, x: Any) -> np.dtype:
+    """The dtype of an array of floating numbers; TypeError for anything else."""
+    if not (hasattr(x, "shape") and hasattr(x, "dtype")):
+        raise TypeError(
+            f"{where}: `{name}` must be a JAX or NumPy array; got {type(x).__name__}. Convert with jnp.asarray."
+        )
+    try:
+        dtype = jax.dtypes.canonicalize_dtype(x.dtype)
+    except (TypeError, ValueError):  # of another library, or not of numbers
+        dtype = None
+    if dtype not in _FLOATING:
+        raise TypeError(
+            f"{where}: `{name}` must be of dtype {', '.join(DTYPES)}; got {name} {x.dtype}."
+            f" Convert with {name}.astype(jnp.float32)."
+        )
+    return np.dtype(dtype)
 
 
 def _check_tau(where: str, tau: Any, dtype: np.dtype) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from ._checks import Bandwidth, Keys, Queries, Sums, Values, check_operands, wor
 from ._shards import vary_alike, vary_like
 
 TILE = 2**21  # entries of the kernel matrix held at a time (8 MiB in float32): measured best on CPUs, forward and back
+DIFFERENCES_TILE = 2**19  # the same, from differences: what a program may need, it gets at every call
 ROWS = 256
 LOG_ZERO = -1e27  # the logarithm of a weight of zero: finite in float32, and below every exponent
 DIMENSIONS = 8  # coordinates whose differences are added up in one pass over a tile
@@ -134,7 +135,7 @@ def differences_sum(
 ) -> Float[Array, "*result m c"]:
     """The Gauss sum of operands of equal rank from the differences of coordinates, at any distance from any center."""
     tile_sum = functools.partial(_difference_tile, jnp.sqrt(tau)[..., None, None])
-    return _blocked(tile_sum, queries, keys, values)
+    return _blocked(tile_sum, queries, keys, values, tile=DIFFERENCES_TILE)
 
 
 def blocked_means(
@@ -209,24 +210,59 @@ def _difference_tile(scale: Array, queries: Array, keys: Array, v: Array) -> Arr
     return _dot(jnp.exp(difference_logits(scale, queries, keys)), v)
 
 
+@jax.custom_vjp
 def difference_logits(scale: Array, queries: Array, keys: Array) -> Array:
     """-½ Σ_d (scale (q_md - k_nd))², eight dimensions at a time; cut off where its square would overflow."""
-    dim, far = queries.shape[-1], jnp.sqrt(jnp.finfo(queries.dtype).max) / 1e6
 
     def add(total: Array, columns: tuple[Array, Array]) -> tuple[Array, None]:
-        q, k = columns
-        for i in range(q.shape[0]):
-            x = scale * (q[i][..., :, None] - k[i][..., None, :])
-            total = total + jnp.square(jnp.clip(x, -far, far))
+        for q, k in zip(*columns, strict=True):
+            total = total + jnp.square(_scaled_difference(scale, q, k))
         return total, None
 
-    step = min(dim, DIMENSIONS)
-    padding = [(0, 0)] * (queries.ndim - 1) + [(0, -dim % step)]
-    q, k = (jnp.moveaxis(jnp.pad(x, padding), -1, 0) for x in (queries, keys))
-    q, k = (x.reshape(x.shape[0] // step, step, *x.shape[1:]) for x in (q, k))
     batch = jnp.broadcast_shapes(scale.shape[:-2], queries.shape[:-2], keys.shape[:-2])
     zero = jnp.zeros((*batch, queries.shape[-2], keys.shape[-2]), queries.dtype)
-    return _scan(jax.checkpoint(add) if len(q) > 1 else add, vary_like(zero, [queries, keys, scale]), (q, k))[0] / -2
+    columns = _dimensions(queries), _dimensions(keys)
+    return _scan(add, vary_like(zero, [queries, keys, scale]), columns)[0] / -2
+
+
+# With x = scale (q_d - k_d): d logits = -x dx. Automatic differentiation would hold x for every dimension of a tile.
+
+
+def _difference_logits_backward(operands: tuple[Array, Array, Array], g: Array) -> tuple[Array, Array, Array]:
+    scale, queries, keys = operands
+
+    def add(d_scale: Array, columns: tuple[Array, Array]):
+        parts = []
+        for q, k in zip(*columns, strict=True):
+            x = _scaled_difference(scale, q, k)
+            parts.append((-(g * x).sum(-1), (g * x).sum(-2)))
+            d_scale = d_scale - (g * x * (x / scale)).sum((-2, -1), keepdims=True)
+        return d_scale, jax.tree.map(lambda *x: jnp.stack(x), *parts)
+
+    zero = vary_like(jnp.zeros((*g.shape[:-2], 1, 1), g.dtype), [g, scale, queries, keys])
+    d_scale, gradients = _scan(add, zero, (_dimensions(queries), _dimensions(keys)))
+    d_queries, d_keys = (  # (steps, step, *batch, number) -> (*batch, number, D)
+        scale * jnp.moveaxis(x.reshape(-1, *x.shape[2:]), 0, -1)[..., : queries.shape[-1]] for x in gradients
+    )
+    gradients = (d_scale, scale), (d_queries, queries), (d_keys, keys)
+    return tuple(unbroadcast(d_x, x.shape) for d_x, x in gradients)  # type: ignore[return-value]
+
+
+difference_logits.defvjp(lambda *operands: (difference_logits(*operands), operands), _difference_logits_backward)
+
+
+def _scaled_difference(scale: Array, q: Array, k: Array) -> Array:
+    """scale (q_m - k_n) of one coordinate (*batch, number)."""
+    far = math.sqrt(float(jnp.finfo(q.dtype).max)) / 1e6
+    return jnp.clip(scale * (q[..., :, None] - k[..., None, :]), -far, far)
+
+
+def _dimensions(points: Array) -> Array:
+    """(*batch, N, D) -> (steps, 8 or D, *batch, N), zeros at the end."""
+    step = min(points.shape[-1], DIMENSIONS)
+    padding = [(0, 0)] * (points.ndim - 1) + [(0, -points.shape[-1] % step)]
+    x = jnp.moveaxis(jnp.pad(points, padding), -1, 0)
+    return x.reshape(x.shape[0] // step, step, *x.shape[1:])
 
 
 def _logits(a: Array, b: Array) -> Array:
@@ -247,13 +283,13 @@ def _as_rows(x: Array) -> Array:
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
-def _block_sizes(batch: int, num_queries: int, num_keys: int, whole: bool = False) -> tuple[int, int]:
-    """Rows and columns of a tile of at most TILE entries, batch included; or of one tile for all."""
+def _block_sizes(batch: int, num_queries: int, num_keys: int, whole: bool = False, tile: int = TILE) -> tuple[int, int]:
+    """Rows and columns of a tile of that many entries at most, batch included; or of one tile for all."""
     if whole:
         return max(1, num_queries), max(1, num_keys)
     rows = max(1, min(num_queries, ROWS))
-    columns = max(1, min(num_keys, max(ROWS, TILE // max(1, batch * rows))))
-    return max(1, min(rows, TILE // max(1, batch * columns))), columns
+    columns = max(1, min(num_keys, max(ROWS, tile // max(1, batch * rows))))
+    return max(1, min(rows, tile // max(1, batch * columns))), columns
 
 
 def _blocks(x: Array, size: int, fill: float = 0.0) -> Array:
@@ -279,11 +315,11 @@ def _scan(body: Callable, carry, blocks):
     return carry, jax.tree.map(lambda x: x[None], out)
 
 
-def _blocked(tile_sum: Callable, a: Array, b: Array, v: Array, whole: bool = False) -> Array:
+def _blocked(tile_sum: Callable, a: Array, b: Array, v: Array, whole: bool = False, tile: int = TILE) -> Array:
     """Σ over blocks of queries and of keys. Keys that fill the last block have value 0."""
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (a, b, v)))
     sizes = a.shape[-2], b.shape[-2]
-    rows, columns = _block_sizes(math.prod(batch), *sizes, whole)
+    rows, columns = _block_sizes(math.prod(batch), *sizes, whole, tile)
     key_blocks = _blocks(b, columns), _blocks(v, columns)
     tile_sum = tile_sum if (rows, columns) == sizes else jax.checkpoint(tile_sum)  # derivatives keep one tile at most
 

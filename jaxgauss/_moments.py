@@ -1,0 +1,114 @@
+"""What the kernel methods are made of: sums and slopes from one call, and the way out where points lie too far."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float
+
+from ._checks import Settings, working_dtype
+from ._dense import center, differences_sum
+from ._dispatch import within_reach
+from ._gauss_sum import _gauss_sum
+from ._plan import expected_platform, plan
+from ._shards import vary_alike
+
+
+class Moments(NamedTuple):
+    """Gauss sums at M queries over N keys.
+
+    Attributes:
+        mass: Σ_n Φ w_n.
+        slopes: Σ_n Φ (u_n + w_n (k_n - q_m)): with u = 0, the gradient of the mass at the query over τ.
+        sums: Σ_n Φ v_n.
+    """
+
+    mass: Float[Array, "*batch m 1"]
+    slopes: Float[Array, "*batch m d"]
+    sums: Float[Array, "*batch m c"]
+
+
+class Reduction(Protocol):
+    """`Moments` from weights w (…, N, 1), values v (…, N, C) and shifts u (…, N, D), in one call.
+
+    C = 0 without values. Without `slopes` they have no columns.
+    """
+
+    def __call__(  # noqa: D102
+        self,
+        queries: Array,
+        keys: Array,
+        weights: Array,
+        tau: Array,
+        values: Array | None = None,
+        *,
+        shifts: Array | None = None,
+        slopes: bool = True,
+    ) -> Moments: ...
+
+
+def prepare(settings: Settings, tau: Any, *arrays: Any) -> tuple[Array, ...]:
+    """τ (*bandwidths) and the arrays in the working dtype, varying alike; with an axis for the bandwidths, if any."""
+    dtype = working_dtype(settings.dtype)
+    tau = jnp.asarray(tau, dtype)
+    tau, *arrays = vary_alike(tau, *(jnp.asarray(x, dtype) for x in arrays))
+    return tau, *(jnp.expand_dims(x, range(tau.ndim)) for x in arrays)
+
+
+def check_plan(settings: Settings, tau: Any, pairs: int, dim: int, channels: int, *arrays: Any) -> Any:
+    """Raise ValueError if what was asked for by name cannot run there; return τ as JAX may take it."""
+    plan(settings, expected_platform(*arrays), pairs, dim, channels)
+    return tau if isinstance(tau, (jax.Array, float)) else np.asarray(tau, working_dtype(settings.dtype))
+
+
+def by_reach(settings: Settings, function: Callable, points: Array, tau: Array, *operands: Any) -> Any:
+    """function(reduction, *operands) with the reduction that reaches the points: together, or by differences."""
+    by_differences = functools.partial(function, _by_differences)
+    if settings.method == "differences":
+        return by_differences(*operands)
+    together = functools.partial(function, functools.partial(_together, replace(settings, guarded=False)))
+    within = within_reach(settings, points[..., :1, :], points, points, tau)
+    return lax.cond(within, together, by_differences, *operands)
+
+
+def _together(settings: Settings, queries, keys, weights, tau, values=None, *, shifts=None, slopes=True) -> Moments:
+    """One sum of D + 1 + C channels: Σ Φ (u + w (k - c)) - (q - c) Σ Φ w, c the mean of the keys."""
+    c = center(keys)
+    q, k = queries - c, keys - c
+    firsts = weights * k if shifts is None else shifts + weights * k
+    channels = _side_by_side([firsts[..., : k.shape[-1] if slopes else 0], weights, values])
+    total = _gauss_sum(settings, q, k, channels, tau)
+    dim = k.shape[-1] if slopes else 0
+    first, mass, sums = total[..., :dim], total[..., dim : dim + 1], total[..., dim + 1 :]
+    return Moments(mass, first - q[..., :dim] * mass, sums)
+
+
+def _by_differences(queries, keys, weights, tau, values=None, *, shifts=None, slopes=True) -> Moments:
+    """The same from the differences of coordinates, at any distance; the slopes by automatic differentiation."""
+    batch = jnp.broadcast_shapes(queries.shape[:-2], keys.shape[:-2], tau.shape)
+    queries = jnp.broadcast_to(queries, (*batch, *queries.shape[-2:]))
+
+    def masses(queries: Array) -> Array:
+        return differences_sum(queries, keys, weights, tau)
+
+    if not slopes:
+        both = differences_sum(queries, keys, _side_by_side([weights, values]), tau)
+        return Moments(both[..., :1], queries[..., :0], both[..., 1:])
+    mass, pullback = jax.vjp(masses, queries)
+    (gradient,) = pullback(jnp.ones_like(mass))
+    slope = gradient / tau[..., None, None]
+    others = differences_sum(queries, keys, _side_by_side([shifts, values, weights[..., :0]]), tau)
+    dim = 0 if shifts is None else queries.shape[-1]
+    return Moments(mass, slope + others[..., :dim] if dim else slope, others[..., dim:])
+
+
+def _side_by_side(columns: list[Array | None]) -> Array:
+    """One array of all that is there."""
+    there = [x for x in columns if x is not None]
+    batch = jnp.broadcast_shapes(*(x.shape[:-1] for x in there))
+    return jnp.concatenate([jnp.broadcast_to(x, (*batch, x.shape[-1])) for x in there], -1)
