@@ -47,6 +47,7 @@ class Settings:
     dtype: str = "float32"
     grade: str = "default"  # of jax.default_matmul_precision: default, high or highest
     guarded: bool = True  # False where the points are known to lie within reach
+    centered: bool = False  # True where the points are known to lie about the origin
 
     @property
     def automatic(self) -> bool:

@@ -49,10 +49,14 @@ def blocked_sum(
     tau: Float[Array, "*#batch"],
     *,
     whole: bool = False,
+    centered: bool = False,
 ) -> Float[Array, "*result m c"]:
-    """The Gauss sum of operands of equal rank; with `whole`, of one tile, which is the dense sum."""
+    """The Gauss sum of operands of equal rank; with `whole`, of one tile, which is the dense sum.
+
+    `centered` points lie about the origin, and their mean is not taken once more.
+    """
     batch = jnp.broadcast_shapes(queries.shape[:-2], keys.shape[:-2], values.shape[:-2], tau.shape)
-    a, b = _scaled_points(queries, keys, tau)
+    a, b = _scaled_points(queries, keys, tau, centered)
     if shared(keys, values, tau[..., None, None]):  # the batch of the queries is more rows
         total = _blocked(_tile_sum, _as_rows(a), _as_rows(b), _as_rows(values), whole=whole)
         return total.reshape(*batch, queries.shape[-2], values.shape[-1])
@@ -196,9 +200,9 @@ def align(queries: Array, keys: Array, values: Array, tau: Array) -> tuple[Array
     return queries, keys, values, lax.expand_dims(tau, range(rank - tau.ndim))
 
 
-def _scaled_points(queries: Array, keys: Array, tau: Array) -> tuple[Array, Array]:
+def _scaled_points(queries: Array, keys: Array, tau: Array, centered: bool = False) -> tuple[Array, Array]:
     """√τ (q - c), √τ (k - c): small norms keep the digits of the exponents."""
-    c, scale = center(keys), jnp.sqrt(tau)[..., None, None]
+    c, scale = 0 if centered else center(keys), jnp.sqrt(tau)[..., None, None]
     return (queries - c) * scale, (keys - c) * scale
 
 

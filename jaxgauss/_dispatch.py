@@ -50,7 +50,7 @@ def within_reach(settings: Settings, *operands: jax.Array) -> jax.Array:
 def _kernel_sum(settings: Settings) -> Callable:
     def compute(platform: str, *operands: jax.Array) -> jax.Array:
         chosen = _plan_there(settings, platform, operands)
-        run = _engine(chosen, blocked_sum, _bridge.torch_sum)
+        run = _engine(chosen, functools.partial(blocked_sum, centered=settings.centered), _bridge.torch_sum)
         if chosen.method == "differences":
             return differences_sum(*operands)
         if chosen.reach == math.inf or not settings.guarded:

@@ -71,14 +71,16 @@ def by_reach(settings: Settings, function: Callable, points: Array, tau: Array, 
     by_differences = functools.partial(function, _by_differences)
     if settings.method == "differences":
         return by_differences(*operands)
-    together = functools.partial(function, functools.partial(_together, replace(settings, guarded=False)))
+    inside = replace(settings, guarded=False, centered=True)
+    together = functools.partial(function, functools.partial(_together, inside, center(points)))
     within = within_reach(settings, points[..., :1, :], points, points, tau)
     return lax.cond(within, together, by_differences, *operands)
 
 
-def _together(settings: Settings, queries, keys, weights, tau, values=None, *, shifts=None, slopes=True) -> Moments:
-    """One sum of D + 1 + C channels: Σ Φ (u + w (k - c)) - (q - c) Σ Φ w, c the mean of the keys."""
-    c = center(keys)
+def _together(
+    settings: Settings, c: Array, queries, keys, weights, tau, values=None, *, shifts=None, slopes=True
+) -> Moments:
+    """One sum of D + 1 + C channels: Σ Φ (u + w (k - c)) - (q - c) Σ Φ w, c the mean of all points."""
     q, k = queries - c, keys - c
     firsts = weights * k if shifts is None else shifts + weights * k
     channels = _side_by_side([firsts[..., : k.shape[-1] if slopes else 0], weights, values])
