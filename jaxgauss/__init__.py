@@ -13,5 +13,7 @@ from ._mmd import embedding_norm_squared as embedding_norm_squared
 from ._mmd import mmd_flow_velocity as mmd_flow_velocity
 from ._mmd import mmd_squared as mmd_squared
 from ._mmd import mmd_witness as mmd_witness
+from ._mmd_test import MMDTest as MMDTest
+from ._mmd_test import mmd_test as mmd_test
 from ._plan import Plan as Plan
 from ._plan import explain as explain

@@ -8,6 +8,7 @@ beneath its derivative rule.
 import functools
 import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +18,18 @@ from jaxtyping import Array, Float
 from ._checks import Bandwidth, Keys, Queries, Sums, Values, check_operands, working_dtype
 from ._shards import vary_alike, vary_like
 
-TILE = 2**21  # entries of the kernel matrix held at a time (8 MiB in float32): measured best on CPUs, forward and back
-DIFFERENCES_TILE = 2**19  # the same, from differences: what a program may need, it gets at every call
-ROWS = 256
+
+class Tile(NamedTuple):
+    """The part of the kernel matrix that is held at a time: as many entries at most, in as many rows."""
+
+    entries: int
+    rows: int
+
+
+# Measured best on CPUs, forward and back. 8 MiB in float32, nearly square: wide values are read again for every row of
+# tiles. From differences there are more arrays of a tile's size, and what a program may need it is given at every call.
+TILE = Tile(2**21, 1024)
+DIFFERENCES_TILE = Tile(2**19, 256)
 LOG_ZERO = -1e27  # the logarithm of a weight of zero: finite in float32, and below every exponent
 DIMENSIONS = 8  # coordinates whose differences are added up in one pass over a tile
 
@@ -165,7 +175,7 @@ def differences_log_sum(
     """log Σ_n w Φ of operands of equal rank from the differences of coordinates, under all transformations."""
     logits = functools.partial(difference_logits, jnp.sqrt(tau)[..., None, None])
     nothing = jnp.zeros_like(log_weights)
-    return _log_blocked(logits, queries, keys, nothing, log_weights)[1]
+    return _log_blocked(logits, queries, keys, nothing, log_weights, tile=DIFFERENCES_TILE)[1]
 
 
 def unbroadcast(array: Array, shape: tuple[int, ...]) -> Array:
@@ -287,13 +297,22 @@ def _as_rows(x: Array) -> Array:
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
-def _block_sizes(batch: int, num_queries: int, num_keys: int, whole: bool = False, tile: int = TILE) -> tuple[int, int]:
-    """Rows and columns of a tile of that many entries at most, batch included; or of one tile for all."""
+def _block_sizes(
+    batch: int, num_queries: int, num_keys: int, whole: bool = False, tile: Tile | None = None
+) -> tuple[int, int]:
+    """Rows and columns of a tile, for the whole batch at once; or of one tile for all."""
     if whole:
         return max(1, num_queries), max(1, num_keys)
-    rows = max(1, min(num_queries, ROWS))
-    columns = max(1, min(num_keys, max(ROWS, tile // max(1, batch * rows))))
-    return max(1, min(rows, tile // max(1, batch * columns))), columns
+    tile = tile or TILE
+    rows = max(1, min(num_queries, tile.rows))
+    columns = max(1, min(num_keys, max(tile.rows, tile.entries // max(1, batch * rows))))
+    rows = max(1, min(rows, tile.entries // max(1, batch * columns)))
+    return _evened(num_queries, rows), _evened(num_keys, columns)
+
+
+def _evened(num: int, largest: int) -> int:
+    """The size of the fewest blocks of nearly equal size, so that the last one is full."""
+    return -(-max(1, num) // -(-max(1, num) // largest))
 
 
 def _blocks(x: Array, size: int, fill: float = 0.0) -> Array:
@@ -319,7 +338,7 @@ def _scan(body: Callable, carry, blocks):
     return carry, jax.tree.map(lambda x: x[None], out)
 
 
-def _blocked(tile_sum: Callable, a: Array, b: Array, v: Array, whole: bool = False, tile: int = TILE) -> Array:
+def _blocked(tile_sum: Callable, a: Array, b: Array, v: Array, whole: bool = False, tile: Tile | None = None) -> Array:
     """Σ over blocks of queries and of keys. Keys that fill the last block have value 0."""
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (a, b, v)))
     sizes = a.shape[-2], b.shape[-2]
@@ -335,12 +354,12 @@ def _blocked(tile_sum: Callable, a: Array, b: Array, v: Array, whole: bool = Fal
 
 
 def _log_blocked(
-    tile_logits: Callable, a: Array, b: Array, v: Array, log_weights: Array, whole: bool = False
+    tile_logits: Callable, a: Array, b: Array, v: Array, log_weights: Array, whole=False, tile: Tile | None = None
 ) -> tuple[Array, Array]:
     """Means and logarithm of the sum over blocks of queries and of keys."""
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (a, b, v, log_weights)))
     num_queries, _ = sizes = a.shape[-2], b.shape[-2]
-    rows, columns = _block_sizes(math.prod(batch), *sizes, whole)
+    rows, columns = _block_sizes(math.prod(batch), *sizes, whole, tile)
     key_blocks = _blocks(b, columns), _blocks(v, columns), _blocks(log_weights, columns, LOG_ZERO)
     operands = [a, b, v, log_weights]
 

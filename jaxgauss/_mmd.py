@@ -322,7 +322,7 @@ def _form_forward(settings: Settings, with_y: bool, tau, x, y):
 
 
 def _form_backward(settings: Settings, with_y: bool, residuals, g):
-    tau, x, y, (d_tau, d_x, d_y) = residuals
+    _, x, y, (d_tau, d_x, d_y) = residuals
     if isinstance(g, jax.custom_derivatives.SymbolicZero):
         return None, None, None
     return g * d_tau if d_tau.size else None, _times(d_x, g, x), _times(d_y, g, y)

@@ -39,7 +39,7 @@ class Reduction(Protocol):
     C = 0 without values. Without `slopes` they have no columns.
     """
 
-    def __call__(  # noqa: D102
+    def __call__(
         self,
         queries: Array,
         keys: Array,

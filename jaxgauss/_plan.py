@@ -180,7 +180,7 @@ def _faster_in_xla(settings: Settings, pairs: int, dim: int, channels: int) -> t
     wide = "float64" if settings.dtype == "float64" else "float32"
     if settings.precision not in ("auto", wide):
         return None  # half precision was asked for: that is the attention kernel's
-    if pairs <= TILE:
+    if pairs <= TILE.entries:
         return "dense", wide, "xla", f"{pairs} kernel evaluations fit in one tile, and XLA starts sooner"
     if not intel_cpu():
         return "blocked", wide, "xla", "PyTorch's matrix products (MKL) run at half speed on CPUs that are not Intel's"

@@ -206,8 +206,8 @@ def test_points_out_of_reach_are_summed_by_differences(rng, method, spread, tau)
 def test_results_do_not_depend_on_the_size_of_the_blocks(rng, monkeypatch):
     case = problem(rng, 300, 1000, 4, 3)
     exact = gauss_sum64(*case.operands)
-    monkeypatch.setattr(jaxgauss._dense, "TILE", 4096)  # many blocks of rows and of columns, the last ones padded
-    monkeypatch.setattr(jaxgauss._dense, "ROWS", 7)
+    tile = jaxgauss._dense.Tile(4096, 7)  # many blocks of rows and of columns, the last ones padded
+    monkeypatch.setattr(jaxgauss._dense, "TILE", tile)
     jax.clear_caches()
     assert relative_error(gauss_sum_blocked(*case.operands), exact) <= 1e-13
     batched = gauss_sum_blocked(np.stack([case.queries] * 3), *case.operands[1:])

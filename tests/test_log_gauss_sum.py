@@ -157,7 +157,7 @@ def test_score_and_value_cost_one_call(rng, monkeypatch):
         ({"log_weights": jnp.ones(4)}, ValueError, r"got log_weights \(4,\), keys \(5, 2\)"),
         ({"log_weights": jnp.ones(())}, ValueError, r"got log_weights \(\)"),
         ({"log_weights": [1.0] * 5}, TypeError, "got list"),
-        ({"log_weights": jnp.ones(5, int)}, TypeError, "got values int64"),
+        ({"log_weights": jnp.ones(5, int)}, TypeError, "got log_weights int64"),
         ({"keys": jnp.ones(5)}, ValueError, r"got queries \(3, 2\), keys \(5,\)"),
         ({"keys": None}, TypeError, "got NoneType"),
         ({"tau": -1.0}, ValueError, "got tau -1.0"),
