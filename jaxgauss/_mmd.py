@@ -245,7 +245,7 @@ def _mmd_squared(settings: Settings, estimator: str, x, y, tau, x_weights, y_wei
     x_factor, x_diagonal = _own_pairs(estimator, a)
     y_factor, y_diagonal = (jnp.zeros_like(x_factor),) * 2 if given else _own_pairs(estimator, b)
     value = _form(settings, not given, tau, _Side(x, a, x_factor), _Side(y, b, y_factor))
-    value = bandwidth_mean(value, tau) - (x_diagonal + y_diagonal).reshape(())
+    value = bandwidth_mean(jnp.asarray(value), tau) - (x_diagonal + y_diagonal).reshape(())
     if given:
         value = value + jnp.asarray(y_norm_squared, value.dtype)
     return value.astype(settings.dtype)
@@ -283,9 +283,9 @@ class _Side(NamedTuple):
 class _Gradient(NamedTuple):
     """Of the form, with respect to a side; without elements where it is not asked for."""
 
-    points: Array
-    weights: Array
-    factor: Array
+    points: Array | np.ndarray
+    weights: Array | np.ndarray
+    factor: Array | np.ndarray
 
 
 _NOTHING = np.zeros(0, np.float32)  # of a size that no gradient has

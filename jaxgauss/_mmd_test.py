@@ -5,6 +5,7 @@ import math
 from typing import NamedTuple, Unpack
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -114,9 +115,9 @@ def mmd_test(
     num_blocks = -(-(num_permutations + 2) // largest)
     design = _Design(len(x), len(y), resampling, num_blocks, columns=-(-(num_permutations + 2) // num_blocks))
     tau = check_plan(settings, tau, num * num * bandwidths, x.shape[1], design.columns, x, y)
-    points, tau = _pooled(settings, x, y, tau)
-    squares, sums = (_forms_shown if progress else _forms)(settings, design, points, tau, rng_key)
-    return _test(settings, design, estimator, num_permutations, squares, sums, points, tau)
+    points, taus = _pooled(settings, x, y, tau)
+    forms = (_forms_shown if progress else _forms)(settings, design, points, taus, rng_key)
+    return _test(settings, design, estimator, num_permutations, *forms, points, taus)
 
 
 class _Design(NamedTuple):

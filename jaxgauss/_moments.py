@@ -56,8 +56,8 @@ def prepare(settings: Settings, tau: Any, *arrays: Any) -> tuple[Array, ...]:
     """τ (*bandwidths) and the arrays in the working dtype, varying alike; with an axis for the bandwidths, if any."""
     dtype = working_dtype(settings.dtype)
     tau = jnp.asarray(tau, dtype)
-    tau, *arrays = vary_alike(tau, *(jnp.asarray(x, dtype) for x in arrays))
-    return tau, *(jnp.expand_dims(x, range(tau.ndim)) for x in arrays)
+    tau, *given = vary_alike(tau, *(jnp.asarray(x, dtype) for x in arrays))
+    return tau, *(jnp.expand_dims(x, range(tau.ndim)) for x in given)
 
 
 def check_plan(settings: Settings, tau: Any, pairs: int, dim: int, channels: int, *arrays: Any) -> Any:
