@@ -108,9 +108,9 @@ def median_heuristic(
 
 @jax.jit
 def _median_tau(x: Array) -> Array:
-    scale = jnp.maximum(jnp.abs(x - x[0]).max(), jnp.finfo(x.dtype).tiny)  # squares neither overflow nor vanish
-    x = (x - x[0]) / scale
-    squared = jnp.square(x[:, None] - x).sum(-1)[np.triu_indices(len(x), 1)]
+    scale = jnp.maximum(jnp.abs(x - x[:1]).max(), jnp.finfo(x.dtype).tiny)  # squares neither overflow nor vanish
+    x = (x - x[:1]) / scale
+    squared = jnp.square(x[:, None] - x[None]).sum(-1)[np.triu_indices(len(x), 1)]
     median, others = jnp.median(squared), jnp.nanmedian(jnp.where(squared > 0, squared, jnp.nan))
     tau = 1 / jnp.where(median == 0, others, median) / scale / scale  # NaN where all coincide
     limits = jnp.finfo(x.dtype)

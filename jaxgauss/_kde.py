@@ -221,9 +221,9 @@ def _sums_over_others(settings: Settings, points: Array, log_weights: Array, tau
 
     def within(group: tuple[Array, Array]) -> Array:  # (T, size)
         x, w = group
-        squared = jnp.square(x[:, None] - x).sum(-1)
+        squared = jnp.square(x[:, None] - x[None]).sum(-1)
         themselves = jnp.where(jnp.eye(size, dtype=bool), LOG_ZERO, 0)
-        return lax.map(jax.checkpoint(lambda tau: jax.nn.logsumexp(-tau / 2 * squared + w + themselves, -1)), taus)
+        return lax.map(jax.checkpoint(lambda tau: jax.nn.logsumexp(-tau / 2 * squared + w[None] + themselves, -1)), taus)
 
     def add(logs: Array, turn: Array):
         others = jnp.roll(x, turn, 0), jnp.roll(w, turn, 0)

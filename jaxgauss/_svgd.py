@@ -109,13 +109,13 @@ def svgd(
     unconstrained positions from `numpyro.infer.util.initialize_model`.
 
     Args:
-        grad_logdensity_fn: the score of one particle (a pytree), and of further arguments of `step`.
+        grad_logdensity_fn: the score of one particle (a pytree), and of the keyword arguments of `step`.
         optimizer: an Optax `GradientTransformation`, given minus the direction.
         tau: τ, or several; None: 2 log N / med² at every step, med the median distance, the rule of Liu & Wang.
         **options: `method`, `precision` and `backend`, as for `gauss_sum`.
 
     Returns:
-        An `SVGD`: `init(particles)` of a pytree of arrays (N, …), and `step(state, *arguments)`.
+        An `SVGD`: `init(particles)` of a pytree of arrays (N, …), and `step(state, **grad_params)`.
 
     Raises:
         ValueError, TypeError: at a step, as `svgd_direction` does.
@@ -139,9 +139,9 @@ def svgd(
         return SVGDState(particles, parameters, optimizer.init(particles))
 
     @jax.jit
-    def step(state: SVGDState, *arguments: Any) -> SVGDState:
+    def step(state: SVGDState, **grad_params: Any) -> SVGDState:
         particles = state.particles
-        scores = jax.vmap(lambda x: grad_logdensity_fn(x, *arguments))(particles)
+        scores = jax.vmap(lambda x: grad_logdensity_fn(x, **grad_params))(particles)
         direction = svgd_direction(_flat(particles), _flat(scores), state.kernel_parameters["tau"], **options)
         one = ravel_pytree(jax.tree.map(lambda x: x[0], particles))[1]
         descent = jax.vmap(one)(-direction)

@@ -1,0 +1,146 @@
+"""Other libraries' conventions: their numbers from ours. Libraries that are not installed are skipped."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from scipy.stats import gaussian_kde
+from sklearn.metrics.pairwise import rbf_kernel
+from sklearn.neighbors import KernelDensity
+
+from jaxgauss import gauss_sum, kde_logpdf, ksd_squared, mmd_squared, svgd, svgd_direction, tau_from_bandwidth
+from oracle import relative_error
+
+
+@pytest.fixture(autouse=True)
+def promotion():
+    """What JAX allows by default: other libraries rely on it."""
+    with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.fixture
+def samples(rng):
+    return rng.normal(size=(60, 3)), rng.normal(size=(45, 3)) + 0.4
+
+
+def test_scikit_learn_gamma(samples):
+    x, y = samples
+    ours = gauss_sum(x, y, np.ones(45), tau_from_bandwidth(0.3, "scikit-learn"))
+    assert relative_error(ours, rbf_kernel(x, y, gamma=0.3).sum(1)) < 1e-12
+
+
+def test_scikit_learn_kernel_density(samples, rng):
+    x, y = samples
+    weights = rng.uniform(size=45)
+    theirs = KernelDensity(bandwidth=0.7).fit(y, sample_weight=weights).score_samples(x)
+    assert relative_error(kde_logpdf(x, y, tau_from_bandwidth(0.7), weights=weights), theirs) < 1e-12
+
+
+def test_scipy_gaussian_kde(samples):
+    x, y = (z[:, :1] for z in samples)
+    theirs = gaussian_kde(y[:, 0])
+    tau = tau_from_bandwidth(theirs.factor * y.std(ddof=1), "scipy")
+    assert relative_error(kde_logpdf(x, y, tau), theirs.logpdf(x[:, 0])) < 1e-12
+
+
+def test_coreax(samples):
+    pytest.importorskip("coreax")
+    from coreax import Data
+    from coreax.kernels import SquaredExponentialKernel
+    from coreax.metrics import KSD, MMD
+    from coreax.score_matching import ScoreMatching
+
+    x, y = (jnp.asarray(z) for z in samples)
+    kernel = SquaredExponentialKernel(length_scale=0.8)
+    ours = mmd_squared(x, y, tau_from_bandwidth(0.8, "coreax"))
+    assert float(jnp.sqrt(ours)) == pytest.approx(float(MMD(kernel).compute(Data(x), Data(y))), rel=1e-6)
+
+    class Normal(ScoreMatching):
+        def match(self, x):
+            return lambda points: -points
+
+    theirs = KSD(kernel, score_matching=Normal()).compute(Data(x), Data(y))
+    ours = ksd_squared(y, -y, tau_from_bandwidth(0.8, "coreax"))
+    assert float(jnp.sqrt(ours)) == pytest.approx(float(theirs), rel=1e-6)
+
+
+def test_geomloss(samples):
+    geomloss, torch = pytest.importorskip("geomloss"), pytest.importorskip("torch")
+    x, y = samples
+    theirs = geomloss.SamplesLoss("gaussian", blur=0.8, backend="tensorized")(*map(torch.as_tensor, (x, y)))
+    assert float(mmd_squared(x, y, tau_from_bandwidth(0.8, "geomloss"))) / 2 == pytest.approx(float(theirs), rel=1e-6)
+
+
+def test_hyppo(samples):
+    tools = pytest.importorskip("hyppo.tools")
+    x, _ = samples
+    theirs, _ = tools.compute_kern(x, x, metric="rbf", gamma=0.3)
+    assert relative_error(gauss_sum(x, x, np.ones(60), tau_from_bandwidth(0.3, "hyppo")), theirs.sum(1)) < 1e-12
+
+
+def log_density(position):
+    return -jnp.square(position["a"] - 1).sum() / 2 - jnp.square(position["b"]) / 8
+
+
+def test_blackjax_takes_the_same_step(rng):
+    blackjax = pytest.importorskip("blackjax")
+    particles = {"a": jnp.asarray(rng.normal(size=(30, 2))), "b": jnp.asarray(rng.normal(size=30))}
+    optimizer = optax.adam(0.1)
+    theirs = blackjax.svgd(jax.grad(log_density), optimizer)
+    ours = svgd(jax.grad(log_density), optimizer)
+    state = ours.init(particles)
+    reference = theirs.init(particles, {"length_scale": 2 / state.kernel_parameters["tau"]})
+    for _ in range(3):
+        state, reference = ours.step(state), theirs.step(reference)
+        for name in particles:
+            assert relative_error(state.particles[name], reference.particles[name]) < 1e-10
+        theirs_tau = tau_from_bandwidth(reference.kernel_parameters["length_scale"], "blackjax")
+        assert float(state.kernel_parameters["tau"]) == pytest.approx(float(theirs_tau), rel=1e-10)
+
+
+def test_a_numpyro_model_plugs_in(rng):
+    numpyro = pytest.importorskip("numpyro")
+    from numpyro.contrib.einstein.stein_kernels import RBFKernel
+    from numpyro.infer.util import initialize_model
+
+    data = jnp.asarray(rng.normal(size=20) + 2)
+
+    def model():
+        mean = numpyro.sample("mean", numpyro.distributions.Normal(0.0, 10.0))
+        scale = numpyro.sample("scale", numpyro.distributions.LogNormal(0.0, 1.0))
+        numpyro.sample("data", numpyro.distributions.Normal(mean, scale), obs=data)
+
+    _, potential_fn, *_ = initialize_model(jax.random.key(0), model)
+    particles = {"mean": jnp.asarray(rng.normal(size=100) + 2), "scale": jnp.asarray(rng.normal(size=100))}
+    sampler = svgd(jax.grad(lambda position: -potential_fn(position)), optax.adam(0.05))
+    state = sampler.init(particles)
+    for _ in range(300):
+        state = sampler.step(state)
+    assert float(state.particles["mean"].mean()) == pytest.approx(float(data.mean()), abs=0.1)
+
+    flat = jnp.stack([particles["mean"], particles["scale"]], -1)  # the direction, with NumPyro's own kernel
+    kernel = RBFKernel().compute(None, flat, None, None)
+    h = -1 / jnp.log(kernel(flat[0], flat[1])) * jnp.square(flat[0] - flat[1]).sum()
+    scores = jax.vmap(jax.grad(lambda x: -potential_fn({"mean": x[0], "scale": x[1]})))(flat)
+    each = jax.vmap(lambda x: jax.vmap(lambda y, s: kernel(y, x) * s + jax.grad(kernel)(y, x))(flat, scores).mean(0))
+    ours = svgd_direction(flat, scores, tau_from_bandwidth(h, "numpyro"))
+    assert relative_error(ours, each(flat)) < 1e-6
+
+
+@pytest.mark.parametrize("convention", ["epsilon", "ott"])
+def test_ott_epsilon(samples, convention):
+    pointcloud = pytest.importorskip("ott.geometry.pointcloud")
+    x, y = samples
+    theirs = pointcloud.PointCloud(x, y, epsilon=0.9).kernel_matrix.sum(1)
+    assert relative_error(gauss_sum(x, y, np.ones(45), tau_from_bandwidth(0.9, convention)), theirs) < 1e-5
+
+
+def test_conversions_and_their_errors():
+    assert [tau_from_bandwidth(2.0, c) for c in ("sigma", "gamma", "h", "keops")] == [0.25, 4.0, 1.0, 0.5]
+    assert jax.jit(tau_from_bandwidth)(jnp.asarray([1.0, 2.0])).tolist() == [1.0, 0.25]
+    with pytest.raises(ValueError, match="`convention` must be one of sigma.*got 'foo'"):
+        tau_from_bandwidth(1.0, "foo")
+    with pytest.raises(ValueError, match="`bandwidth` must be positive; got -1"):
+        tau_from_bandwidth(-1.0)
