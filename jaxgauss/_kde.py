@@ -206,8 +206,8 @@ def _search(settings: Settings, points, taus, weights) -> BandwidthSearch:
     w = jnp.asarray(weights_or_mean(weights, x), x.dtype)
     w = w / w.sum()
     logs = _sums_over_others(settings, x, _log(w), taus)  # (T, N)
-    logs = logs + _log_factor(taus, x.shape[1])[:, None] - jnp.log1p(-jnp.minimum(w, 1 - jnp.finfo(w.dtype).eps))
-    likelihoods = (w * logs).sum(-1)
+    logs = logs + _log_factor(taus, x.shape[1])[:, None] - jnp.log1p(-jnp.minimum(w, 1 - jnp.finfo(w.dtype).eps))[None]
+    likelihoods = (w[None] * logs).sum(-1)
     return BandwidthSearch(*(z.astype(settings.dtype) for z in (taus[likelihoods.argmax()], taus, likelihoods)))
 
 
@@ -223,7 +223,9 @@ def _sums_over_others(settings: Settings, points: Array, log_weights: Array, tau
         x, w = group
         squared = jnp.square(x[:, None] - x[None]).sum(-1)
         themselves = jnp.where(jnp.eye(size, dtype=bool), LOG_ZERO, 0)
-        return lax.map(jax.checkpoint(lambda tau: jax.nn.logsumexp(-tau / 2 * squared + w[None] + themselves, -1)), taus)
+        return lax.map(
+            jax.checkpoint(lambda tau: jax.nn.logsumexp(-tau / 2 * squared + w[None] + themselves, -1)), taus
+        )
 
     def add(logs: Array, turn: Array):
         others = jnp.roll(x, turn, 0), jnp.roll(w, turn, 0)

@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from ._checks import Options, Points, Settings, Taus, Weights, check_estimator, check_samples
-from ._dense import center, unbroadcast
+from ._dense import unbroadcast
 from ._moments import Reduction, by_reach, check_plan, prepare
 
 
@@ -265,7 +265,8 @@ def _own_pairs(estimator: str, a: Array) -> tuple[Array, Array]:
 #
 #     F = f aᵀK_xx a - 2 aᵀK_xy b + h bᵀK_yy b = aᵀW + bᵀV,    W = f K_xx a - K_xy b,    V = h K_yy b - K_yx a
 #     dx_i = 2 a_i τ Σ_z Φ(x_i, z) w_z (z - x_i),  w = (f a, -b);      dy_j likewise from (-a, h b)
-#     da = 2W,  db = 2V,  df = aᵀK_xx a,  dh = bᵀK_yy b;               dτ = (Σ x·dx + Σ y·dy) / 2τ, at any origin
+#     da = 2W,  db = 2V,  df = aᵀK_xx a,  dh = bᵀK_yy b
+#     dτ = -½ (Σ a_i w_z Φ ‖z - x_i‖² + likewise of y) = (Σ x·dx + Σ y·dy) / 2τ, at any origin
 #
 # A cotangent only scales them, so the pass that gives W gives the slopes of x as well (channels [w z, w]), and one
 # channel more, r = K_xy b, tells the terms apart. Where only x moves V is not needed: F = aᵀW - aᵀr + h bᵀK_yy b.
@@ -312,10 +313,9 @@ def _form_forward(settings: Settings, with_y: bool, tau, x, y):
         if not (tau_moves or x_moves):
             value, d_y = _by_x(reduction, tau, y, x, True)
             return value, (_NOTHING, _Gradient(*[_NOTHING] * 3), d_y)
-        (x_value, _, d_x), (y_value, _, d_y) = _row(reduction, tau, x, y), _row(reduction, tau, y, x)
-        c = center(x.points)
-        moments = (((z.points - c) * d_z.points).sum((-2, -1)) for z, d_z in ((x, d_x), (y, d_y)))
-        return x_value + y_value, (sum(moments) / (2 * tau), d_x, d_y)
+        x_value, _, d_x, x_spread = _row(reduction, tau, x, y, spread=True)
+        y_value, _, d_y, y_spread = _row(reduction, tau, y, x, spread=True)
+        return x_value + y_value, ((x_spread + y_spread) / -2, d_x, d_y)
 
     value, gradients = by_reach(settings, value_and_gradients, _points(x, y), tau, tau, x, y)
     return value, (tau, x, y, gradients)
@@ -333,7 +333,7 @@ _form.defvjp(_form_forward, _form_backward, symbolic_zeros=True)
 
 def _by_x(reduction: Reduction, tau: Array, x: _Side, y: _Side, with_y: bool, slopes: bool = True):
     """F and its gradient with respect to x."""
-    total, cross, gradient = _row(reduction, tau, x, y, slopes)
+    total, cross, gradient, _ = _row(reduction, tau, x, y, slopes=slopes)
     value = total - cross
     if with_y:
         own = reduction(y.points, y.points, y.weights, tau, slopes=False).mass
@@ -341,15 +341,15 @@ def _by_x(reduction: Reduction, tau: Array, x: _Side, y: _Side, with_y: bool, sl
     return value, gradient
 
 
-def _row(reduction: Reduction, tau: Array, x: _Side, y: _Side, slopes: bool = True) -> tuple[Array, Array, _Gradient]:
-    """aᵀW, aᵀr and the gradient of F with respect to x; of y, when called with x and y in each other's place."""
+def _row(reduction: Reduction, tau: Array, x: _Side, y: _Side, slopes: bool = True, spread: bool = False):
+    """aᵀW, aᵀr, the gradient of F with respect to x, and Σ a_i w_z Φ ‖z - x_i‖²; of y, when called with (y, x)."""
     a, b = x.weights, y.weights
     weights = jnp.concatenate([x.factor[..., None] * a, -b], -2)
     only_y = jnp.concatenate([jnp.zeros_like(a), b], -2)
-    sums = reduction(x.points, _points(x, y), weights, tau, only_y, slopes=slopes)
+    sums = reduction(x.points, _points(x, y), weights, tau, only_y, slopes=slopes, spread=a if spread else None)
     total, cross = _paired(a, sums.mass), _paired(a, sums.sums)
     own_pairs = (total + cross) / jnp.where(x.factor == 0, 1, x.factor)[..., 0]
-    return total, cross, _Gradient(2 * tau[..., None, None] * a * sums.slopes, 2 * sums.mass, own_pairs)
+    return total, cross, _Gradient(2 * tau[..., None, None] * a * sums.slopes, 2 * sums.mass, own_pairs), sums.spread
 
 
 def _points(x: _Side, y: _Side) -> Array:

@@ -26,17 +26,19 @@ class Moments(NamedTuple):
         mass: Σ_n Φ w_n.
         slopes: Σ_n Φ (u_n + w_n (k_n - q_m)): with u = 0, the gradient of the mass at the query over τ.
         sums: Σ_n Φ v_n.
+        spread: Σ_mn c_m w_n Φ ‖k_n - q_m‖², but for terms that vanish when the rows of a symmetric form are added up.
     """
 
     mass: Float[Array, "*batch m 1"]
     slopes: Float[Array, "*batch m d"]
     sums: Float[Array, "*batch m c"]
+    spread: Float[Array, "*batch"] | float = 0.0
 
 
 class Reduction(Protocol):
-    """`Moments` from weights w (…, N, 1), values v (…, N, C) and shifts u (…, N, D), in one call.
+    """`Moments` from weights w (…, N, 1), values v (…, N, C), shifts u (…, N, D) and c (…, M, 1), in one call.
 
-    C = 0 without values. Without `slopes` they have no columns.
+    C = 0 without values. Without `slopes` they have no columns; without c, `spread`, there is none.
     """
 
     def __call__(
@@ -49,6 +51,7 @@ class Reduction(Protocol):
         *,
         shifts: Array | None = None,
         slopes: bool = True,
+        spread: Array | None = None,
     ) -> Moments: ...
 
 
@@ -78,35 +81,59 @@ def by_reach(settings: Settings, function: Callable, points: Array, tau: Array, 
 
 
 def _together(
-    settings: Settings, c: Array, queries, keys, weights, tau, values=None, *, shifts=None, slopes=True
+    settings: Settings,
+    c: Array,
+    queries: Array,
+    keys: Array,
+    weights: Array,
+    tau: Array,
+    values: Array | None = None,
+    *,
+    shifts: Array | None = None,
+    slopes: bool = True,
+    spread: Array | None = None,
 ) -> Moments:
     """One sum of D + 1 + C channels: Σ Φ (u + w (k - c)) - (q - c) Σ Φ w, c the mean of all points."""
     q, k = queries - c, keys - c
-    firsts = weights * k if shifts is None else shifts + weights * k
-    channels = _side_by_side([firsts[..., : k.shape[-1] if slopes else 0], weights, values])
-    total = _gauss_sum(settings, q, k, channels, tau)
     dim = k.shape[-1] if slopes else 0
+    firsts = weights * k if shifts is None else shifts + weights * k
+    total = _gauss_sum(settings, q, k, _side_by_side([firsts[..., :dim], weights, values]), tau)
     first, mass, sums = total[..., :dim], total[..., dim : dim + 1], total[..., dim + 1 :]
-    return Moments(mass, first - q[..., :dim] * mass, sums)
+    found = Moments(mass, first - q[..., :dim] * mass, sums)
+    if spread is None:
+        return found
+    return found._replace(spread=-2 * (spread * q * found.slopes).sum((-2, -1)))  # as Σ_mn c_m w_n Φ (k_n - q_m) = 0
 
 
-def _by_differences(queries, keys, weights, tau, values=None, *, shifts=None, slopes=True) -> Moments:
-    """The same from the differences of coordinates, at any distance; the slopes by automatic differentiation."""
+def _by_differences(
+    queries: Array,
+    keys: Array,
+    weights: Array,
+    tau: Array,
+    values: Array | None = None,
+    *,
+    shifts: Array | None = None,
+    slopes: bool = True,
+    spread: Array | None = None,
+) -> Moments:
+    """The same from the differences of coordinates, at any distance; slopes and spread by automatic differentiation."""
     batch = jnp.broadcast_shapes(queries.shape[:-2], keys.shape[:-2], tau.shape)
     queries = jnp.broadcast_to(queries, (*batch, *queries.shape[-2:]))
 
-    def masses(queries: Array) -> Array:
+    def masses(queries: Array, tau: Array) -> Array:
         return differences_sum(queries, keys, weights, tau)
 
     if not slopes:
         both = differences_sum(queries, keys, _side_by_side([weights, values]), tau)
         return Moments(both[..., :1], queries[..., :0], both[..., 1:])
-    mass, pullback = jax.vjp(masses, queries)
-    (gradient,) = pullback(jnp.ones_like(mass))
-    slope = gradient / tau[..., None, None]
+    mass, pullback = jax.vjp(masses, queries, tau)
+    slope = pullback(jnp.ones_like(mass))[0] / tau[..., None, None]
     others = differences_sum(queries, keys, _side_by_side([shifts, values, weights[..., :0]]), tau)
     dim = 0 if shifts is None else queries.shape[-1]
-    return Moments(mass, slope + others[..., :dim] if dim else slope, others[..., dim:])
+    found = Moments(mass, slope + others[..., :dim] if dim else slope, others[..., dim:])
+    if spread is None:
+        return found
+    return found._replace(spread=-2 * pullback(jnp.broadcast_to(spread, mass.shape))[1])
 
 
 def _side_by_side(columns: list[Array | None]) -> Array:

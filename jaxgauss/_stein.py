@@ -8,7 +8,6 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from ._checks import Options, Points, Settings, Taus, Weights, check_estimator, check_samples
-from ._dense import center
 from ._mmd import bandwidth_mean, weights_or_mean
 from ._moments import Reduction, by_reach, check_plan, prepare
 
@@ -79,9 +78,9 @@ def ksd_squared(
 # With S_i = Σ_j Φ a_j s_j, m_i = Σ_j Φ a_j and g_i = Σ_j Φ a_j (x_j - x_i), by the symmetry of i and j
 #
 #     Σ_ij a_i a_j Φ τ ⟨s_i - s_j, x_i - x_j⟩ = -2τ Σ_i a_i ⟨s_i, g_i⟩
-#     Σ_ij a_i a_j Φ ‖x_i - x_j‖² = -2 Σ_i a_i ⟨x_i - c, g_i⟩ for any c, as Σ_i a_i g_i = 0
+#     r = Σ_ij a_i a_j Φ ‖x_i - x_j‖² = -2 Σ_i a_i ⟨x_i - c, g_i⟩ for any c, as Σ_i a_i g_i = 0
 #
-# so KSD² = Σ_i a_i [⟨s_i, S_i⟩ + τ D m_i + 2τ ⟨τ (x_i - c) - s_i, g_i⟩], and u(x, x) = ‖s‖² + τ D.
+# so KSD² = Σ_i a_i [⟨s_i, S_i⟩ + τ D m_i - 2τ ⟨s_i, g_i⟩] - τ² r, and u(x, x) = ‖s‖² + τ D.
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -91,10 +90,9 @@ def _ksd_squared(settings: Settings, estimator: str, points, scores, tau, weight
 
     def function(reduction: Reduction, x: Array, s: Array, a: Array, tau: Array) -> Array:
         scale, dim = tau[..., None, None], x.shape[-1]
-        sums = reduction(x, x, a, tau, a * s)
-        stein = (s * sums.sums).sum(-1, keepdims=True) + scale * dim * sums.mass
-        stein = stein + 2 * scale * ((scale * (x - center(x)) - s) * sums.slopes).sum(-1, keepdims=True)
-        return (a * stein).sum((-2, -1))
+        sums = reduction(x, x, a, tau, a * s, spread=a)
+        stein = (s * (sums.sums - 2 * scale * sums.slopes)).sum(-1, keepdims=True) + scale * dim * sums.mass
+        return (a * stein).sum((-2, -1)) - jnp.square(tau) * sums.spread
 
     value = by_reach(settings, function, x, tau, x, s, a, tau)
     if estimator == "unbiased":

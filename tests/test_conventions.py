@@ -140,7 +140,7 @@ def test_ott_epsilon(samples, convention):
 def test_conversions_and_their_errors():
     assert [tau_from_bandwidth(2.0, c) for c in ("sigma", "gamma", "h", "keops")] == [0.25, 4.0, 1.0, 0.5]
     assert jax.jit(tau_from_bandwidth)(jnp.asarray([1.0, 2.0])).tolist() == [1.0, 0.25]
-    with pytest.raises(ValueError, match="`convention` must be one of sigma.*got 'foo'"):
+    with pytest.raises(ValueError, match=r"`convention` must be one of sigma.*got 'foo'"):
         tau_from_bandwidth(1.0, "foo")
     with pytest.raises(ValueError, match="`bandwidth` must be positive; got -1"):
         tau_from_bandwidth(-1.0)
