@@ -160,7 +160,7 @@ def labels(design: _Design, rng_key: Key[Array, ""], block: Array | int) -> Bool
         in_x = jnp.concatenate([~swapped, swapped])
     else:
         in_x = _random_subsets(rng_key, design.num, design.num_x, design.columns)
-    column = block * design.columns + jnp.arange(design.columns)
+    column = block * design.columns + jnp.arange(design.columns)[None]
     observed = (jnp.arange(design.num) < design.num_x)[:, None]
     return (column == 0) | jnp.where(column == 1, observed, in_x)
 
@@ -174,7 +174,7 @@ def _random_subsets(rng_key: Key[Array, ""], num: int, size: int, columns: int) 
     def select(missing: Array, point: tuple[Array, Array]) -> tuple[Array, Array]:
         uniform, left = point
         taken = uniform * left < missing
-        return missing - taken, taken
+        return missing - taken.astype(missing.dtype), taken
 
     uniform = jax.random.uniform(rng_key, (num, columns), jnp.float32)
     left = jnp.arange(num, 0, -1, dtype=jnp.float32)
@@ -231,8 +231,10 @@ def _chunk(settings: Settings, design: _Design, points: Array, tau: Array, signs
     padded = jnp.pad(points, ((0, len(signs) - len(points)), (0, 0)))
     rows = lax.dynamic_slice_in_dim(padded, start, num_rows)
     options = {"method": settings.method, "precision": settings.precision, "backend": settings.backend}
-    products = gauss_sum(rows, points, signs[: len(points)], tau, **options) - own  # (*bandwidths, rows, columns)
+    products = gauss_sum(rows, points, signs[: len(points)], tau, **options)  # (*bandwidths, rows, columns)
     there = (start + jnp.arange(num_rows) < len(points))[:, None]
+    own, there = (jnp.expand_dims(x, range(tau.ndim)) for x in (own, there))
+    products = products - own
     return (own * products).sum(-2), jnp.where(there, products, 0).sum(-2)
 
 

@@ -1,0 +1,139 @@
+"""The permutation test: its labelings, its statistics against a naive loop, and its level."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.stats import chisquare, kstest
+
+from jaxgauss import _mmd_test, mmd_test
+from oracle import relative_error
+
+KEY = jax.random.key(7)
+
+
+def naive(x, y, tau, labels, estimator):
+    """MMD² of every labeling (a column), by indexing the kernel matrix."""
+    z = np.concatenate([x, y]).astype(np.float64)
+    matrix = np.exp(-tau / 2 * np.square(z[:, None] - z).sum(-1))
+
+    def within(k):
+        return k.mean() if estimator == "biased" else (k.sum() - np.trace(k)) / (len(k) * (len(k) - 1))
+
+    return np.array(
+        [within(matrix[h][:, h]) + within(matrix[~h][:, ~h]) - 2 * matrix[h][:, ~h].mean() for h in labels.T]
+    )
+
+
+def labels_of(m, n, num, resampling="permutation"):
+    design = _mmd_test._Design(m, n, resampling, 1, num + 2)
+    return np.asarray(_mmd_test.labels(design, KEY, 0))[:, 1:]  # the samples' own first
+
+
+@pytest.mark.parametrize("m, n", [(23, 17), (20, 20)])
+@pytest.mark.parametrize("estimator", ["biased", "unbiased"])
+@pytest.mark.parametrize("resampling", ["permutation", "wild"])
+def test_statistics_are_those_of_a_naive_loop(rng, m, n, estimator, resampling):
+    if resampling == "wild" and m != n:
+        m = n
+    x, y = (jnp.asarray(rng.normal(size=(k, 3)) + 0.3 * i, jnp.float32) for i, k in enumerate((m, n)))
+    result = mmd_test(x, y, 0.7, rng_key=KEY, num_permutations=99, estimator=estimator, resampling=resampling)
+    exact = naive(x, y, 0.7, labels_of(m, n, 99, resampling), estimator)
+    found = np.append(result.statistic, result.null_statistics)
+    assert found.shape == (100,) and np.abs(found - exact).max() < 1e-6
+    assert float(result.p_value) == pytest.approx((1 + (exact[1:] >= exact[0] - 1e-12).sum()) / 100, abs=1e-6)
+    assert result.p_value.dtype == jnp.float32
+
+
+def test_bandwidths_are_aggregated(rng):
+    x, y, taus = rng.normal(size=(15, 2)), rng.normal(size=(19, 2)) + 0.4, np.array([0.3, 1.0, 4.0])
+    result = mmd_test(x, y, taus, rng_key=KEY, num_permutations=50)
+    labels, z, each = labels_of(15, 19, 50), np.concatenate([x, y]), []
+    for tau in taus:
+        matrix = np.exp(-tau / 2 * np.square(z[:, None] - z).sum(-1))
+        norm = np.sqrt((np.square(matrix).sum() - 34) / (34 * 33))
+        each.append(np.exp(np.sqrt(15 * 14) * naive(x, y, tau, labels, "unbiased") / norm))
+    exact = np.log(np.mean(each, 0)) / np.sqrt(15 * 14)
+    assert relative_error(np.append(result.statistic, result.null_statistics), exact) < 1e-12
+
+
+def test_blocks_and_the_bar_change_nothing(rng, monkeypatch, capsys):
+    x, y = rng.normal(size=(40, 2)), rng.normal(size=(33, 2))
+    options = {"rng_key": KEY, "num_permutations": 60}
+    monkeypatch.setattr(_mmd_test, "ENTRIES", 73 * 20)
+    monkeypatch.setattr(_mmd_test, "ROWS", 30)
+    blocks = mmd_test(x, y, 0.5, **options)
+    shown = mmd_test(x, y, 0.5, progress=True, **options)
+    assert relative_error(shown.null_statistics, blocks.null_statistics) < 1e-12
+    assert "100%" in capsys.readouterr().err
+    design = _mmd_test._Design(40, 33, "permutation", 4, 16)  # 62 columns in blocks of at most 20
+    labels = np.concatenate([_mmd_test.labels(design, KEY, i) for i in range(4)], 1)
+    assert relative_error(blocks.null_statistics, naive(x, y, 0.5, labels[:, 2:62], "unbiased")) < 1e-11
+    monkeypatch.undo()
+    whole = mmd_test(x, y, 0.5, **options)
+    assert float(whole.statistic) == pytest.approx(float(blocks.statistic), rel=1e-10)
+
+
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+def test_signs_are_exact_in_half_precision(rng, precision):
+    x, y = (jnp.asarray(rng.normal(size=(300, 4)) + 0.2 * i, jnp.float32) for i in range(2))
+    half, single = (mmd_test(x, y, 0.5, rng_key=KEY, num_permutations=99, precision=p) for p in (precision, "auto"))
+    spread = single.null_statistics.std()
+    assert jnp.abs(half.null_statistics - single.null_statistics).max() < 0.1 * spread
+    assert float(half.p_value) == float(single.p_value) == pytest.approx(0.01)
+
+
+def test_labelings_are_uniform():
+    """All 35 ways to choose 3 of 7, equally often."""
+    labels = labels_of(3, 4, 21000)[:, 1:]
+    assert (labels.sum(0) == 3).all()
+    counts = np.unique(labels.T @ 2 ** np.arange(7), return_counts=True)[1]
+    assert len(counts) == 35 and chisquare(counts).pvalue > 1e-6
+    swaps = labels_of(5, 5, 2000, "wild")[:, 1:]
+    assert (swaps[:5] != swaps[5:]).all()  # of each pair one is in x
+    assert chisquare(np.unique(swaps[:5].T @ 2 ** np.arange(5), return_counts=True)[1]).pvalue > 1e-6
+
+
+@pytest.mark.parametrize(
+    "tau, resampling", [(0.5, "permutation"), (np.array([0.2, 2.0]), "permutation"), (0.5, "wild")]
+)
+def test_p_values_are_uniform_under_the_null(tau, resampling):
+    """400 pairs of samples from one distribution; a level that was off by a fifth would be seen."""
+
+    def p_value(key):
+        data, labels = jax.random.split(key)
+        x, y = jax.random.normal(data, (2, 15, 2), jnp.float32)
+        return mmd_test(x, y, tau, rng_key=labels, num_permutations=99, resampling=resampling).p_value
+
+    p_values = np.asarray(jax.jit(jax.vmap(p_value))(jax.random.split(KEY, 400)), np.float64)
+    jittered = p_values - np.random.default_rng(0).uniform(size=400) / 100  # uniform on (0, 1), not on its hundredths
+    assert kstest(jittered, "uniform").pvalue > 1e-4
+    assert (p_values <= 0.05).mean() < 0.05 + 5 * np.sqrt(0.05 * 0.95 / 400)
+
+
+def test_ties_count_against_rejection():
+    """Whichever way equal points are labeled, the statistic is the same: no evidence."""
+    result = mmd_test(jnp.ones((6, 2)), jnp.ones((5, 2)), 1.0, rng_key=KEY, num_permutations=19)
+    assert float(result.p_value) == 1.0
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"num_permutations": 0}, r"`num_permutations` must be a positive integer; got 0"),
+        ({"resampling": "bootstrap"}, r"`resampling` must be 'permutation' or 'wild'; got 'bootstrap'"),
+        ({"resampling": "wild"}, r".*must be of one size; got x \(5, 3\), y \(4, 3\)"),
+        ({"y": jnp.ones((1, 3))}, r"`y` must hold at least 2 points; got x \(5, 3\), y \(1, 3\)"),
+        ({"estimator": "median"}, r"`estimator` must be 'biased' or 'unbiased'; got 'median'"),
+    ],
+)
+def test_wrong_arguments_are_named(change, message):
+    good = {"x": jnp.ones((5, 3)), "y": jnp.ones((4, 3)), "tau": 1.0, "rng_key": KEY}
+    with pytest.raises(ValueError, match="`jaxgauss.mmd_test`: " + message):
+        mmd_test(**{**good, **change})
+
+
+def test_no_bar_under_jit():
+    x = jnp.ones((5, 3))
+    with pytest.raises(ValueError, match="`progress` must be False under a transformation such as jit; got True"):
+        jax.jit(lambda x: mmd_test(x, x, 1.0, rng_key=KEY, progress=True))(x)
