@@ -7,24 +7,24 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
+import numpy as np
 import optax
 from sklearn.datasets import load_digits
 from tqdm import trange
 
-from jaxgauss import gauss_sum, gauss_sum_dense
+from jaxgauss import embedding_norm_squared, gauss_sum_dense, mmd_squared
 
-TAUS = jnp.array([0.1, 0.3, 1.0])  # 1/σ², a mixture of bandwidths: pixels are in [0, 1], digits about 3 apart
+TAUS = (0.1, 0.3, 1.0)  # 1/σ², a mixture of bandwidths: pixels are in [0, 1], digits about 3 apart
 WIDTHS = (32, 512, 512, 64)  # latent, hidden, hidden, 8 × 8 pixels
 
 
-def mean_kernel(x, y, kernel_sum=gauss_sum):
-    """The mean of exp(-τ/2 ‖x_i - y_j‖²) over all pairs and all of TAUS."""
-    return kernel_sum(x, y, jnp.full(len(y), 1 / len(y)), TAUS).mean()
+def mmd_squared_dense(x, y, tau, y_norm_squared=None):
+    """The same with kernel matrices."""
 
+    def mean(x, y):
+        return gauss_sum_dense(x, y, jnp.full(len(y), 1 / len(y)), tau).mean()
 
-def mmd(x, y):
-    """Maximum mean discrepancy of two samples (the biased estimate)."""
-    return float(jnp.sqrt(mean_kernel(x, x) - 2 * mean_kernel(x, y) + mean_kernel(y, y)))
+    return mean(x, x) - 2 * mean(x, y) + (mean(y, y) if y_norm_squared is None else y_norm_squared)
 
 
 def generate(params, rng_key, num):
@@ -35,49 +35,91 @@ def generate(params, rng_key, num):
     return jax.nn.sigmoid(x @ params[-1][0] + params[-1][1])
 
 
-def main(steps=4000, batch=1024, dense=False, picture="outputs/mmd_digits.png"):
-    """Train, report the held-out MMD before and after, and draw samples beside real digits."""
-    kernel_sum = gauss_sum_dense if dense else gauss_sum
-    images = jnp.asarray(load_digits(return_X_y=True)[0] / 16, jnp.float32)
-    train, held_out = jnp.split(jax.random.permutation(jax.random.key(1), images), [1437])
+def initial():
+    """Weights and biases."""
     init = jax.nn.initializers.he_normal()
-    params = [(init(jax.random.key(m), (m, n)), jnp.zeros(n)) for m, n in pairwise(WIDTHS)]
-    optimizer = optax.adam(optax.cosine_decay_schedule(1e-3, steps))
-    state = optimizer.init(params)
-    constant = mean_kernel(train, train)  # of MMD²: no gradient flows through it
+    return [(init(jax.random.key(m), (m, n)), jnp.zeros(n)) for m, n in pairwise(WIDTHS)]
+
+
+def save(params, path):
+    """Write the weights and biases to a file that NumPy reads."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez(path, *jax.tree.leaves(params))
+
+
+def train_step(loss_function, optimizer, images, constant, batch):
+    """One step of the generator down MMD², and of the bandwidths, if they are learned, up."""
+
+    def loss(variables, rng_key):
+        known = None if "log_taus" in variables else constant
+        taus = jnp.exp(variables["log_taus"]) if known is None else jnp.array(TAUS)
+        return loss_function(generate(variables["params"], rng_key, batch), images, taus, y_norm_squared=known)
 
     @jax.jit
-    def step(params, state, rng_key):
-        def mmd_squared(params):
-            x = generate(params, rng_key, batch)
-            return mean_kernel(x, x, kernel_sum) - 2 * mean_kernel(x, train, kernel_sum) + constant
-
-        loss, gradients = jax.value_and_grad(mmd_squared)(params)
+    def step(variables, state, rng_key):
+        value, gradients = jax.value_and_grad(loss)(variables, rng_key)
         updates, state = optimizer.update(gradients, state)
-        return optax.apply_updates(params, updates), state, loss
+        return optax.apply_updates(variables, updates), state, value
 
-    before, losses = mmd(generate(params, jax.random.key(2), 5000), held_out), []
-    for i in (bar := trange(steps, unit="step", mininterval=0.5)):
-        params, state, loss = step(params, state, jax.random.fold_in(jax.random.key(0), i))
-        if i % 25 == 0 or i == steps - 1:
-            losses.append((i, float(loss)))
-            bar.set_postfix_str(f"MMD² {losses[-1][1]:.5f}")
-    after = mmd(generate(params, jax.random.key(2), 5000), held_out)
-    print(f"held-out MMD: {before:.4f} before, {after:.4f} after ({mmd(train, held_out):.4f} between real digits)")
-    draw(generate(params, jax.random.key(3), 60), held_out[:60], losses, Path(picture))
+    return step
+
+
+def main(steps=4000, batch=1024, dense=False, learn_tau=False, picture="outputs/mmd_digits.png"):
+    """Train, keep the state that is best on validation images, report the held-out MMD, and draw samples."""
+    images = jax.random.permutation(jax.random.key(1), jnp.asarray(load_digits(return_X_y=True)[0] / 16, jnp.float32))
+    train, validation, held_out = jnp.split(images, [1257, 1527])
+    variables = {"params": initial()} | ({"log_taus": jnp.log(jnp.array(TAUS))} if learn_tau else {})
+    schedule = optax.warmup_cosine_decay_schedule(0, 1e-3, steps // 20, steps)
+    ascent = optax.chain(optax.scale(-1), optax.adam(1e-3))  # bandwidths that tell the samples apart
+    optimizer = optax.partition({"params": optax.adam(schedule), "log_taus": ascent}, {k: k for k in variables})
+    state = optimizer.init(variables)
+    constant = embedding_norm_squared(train, jnp.array(TAUS))  # of MMD²: it need not be summed at every step
+    step = train_step(mmd_squared_dense if dense else mmd_squared, optimizer, train, constant, batch)
+    sample = jax.jit(generate, static_argnums=2)
+
+    @jax.jit
+    def mmd(params, real):
+        return jnp.sqrt(mmd_squared(generate(params, jax.random.key(2), 5000), real, jnp.array(TAUS)))
+
+    before, losses, shown = float(mmd(variables["params"], held_out)), [], []
+    checks = sorted({*np.geomspace(1, steps, 6).astype(int), *range(0, steps, max(1, steps // 20)), steps})
+    best, best_params = np.inf, variables["params"]
+    for i in (bar := trange(1, steps + 1, unit="step", mininterval=0.5)):
+        variables, state, loss = step(variables, state, jax.random.fold_in(jax.random.key(0), i))
+        if i in checks:  # for a moment the best so far is that which is seen and kept
+            current = float(mmd(variables["params"], validation))
+            losses.append((i, float(loss), current))
+            bar.set_postfix_str(f"MMD² {loss:.5f}, validation MMD {current:.4f}")
+            if current < best:
+                best, best_params = current, variables["params"]
+                save(best_params, Path(picture).with_suffix(".npz"))
+        if i in np.geomspace(1, steps, 6).astype(int)[1:-1]:
+            shown.append((f"step {i}", sample(variables["params"], jax.random.key(3), 30)))
+    after = float(mmd(best_params, held_out))
+    between = float(jnp.sqrt(mmd_squared(train, held_out, jnp.array(TAUS))))
+    print(f"held-out MMD: {before:.4f} before, {after:.4f} after ({between:.4f} between real digits)")
+    if learn_tau:
+        print(f"learned bandwidths: tau = {', '.join(f'{x:.3f}' for x in jnp.exp(variables['log_taus']))}")
+    print(f"best state: {Path(picture).with_suffix('.npz')}")
+    shown += [("best", sample(best_params, jax.random.key(3), 30)), ("real, held out", held_out[:30])]
+    draw(shown, losses, Path(picture))
     return before, after, losses
 
 
-def draw(samples, real, losses, path):
-    """Samples, real digits and the loss, side by side."""
-    fig, axes = plt.subplots(1, 3, figsize=(13, 3.2), width_ratios=[1, 1, 1.1], layout="constrained")
-    for ax, images, title in ((axes[0], samples, "generated"), (axes[1], real, "real, held out")):
-        grid = jnp.pad(images.reshape(6, 10, 8, 8), ((0, 0), (0, 0), (1, 1), (1, 1))).transpose(0, 2, 1, 3)
-        ax.imshow(grid.reshape(60, 100), cmap="gray_r", vmin=0, vmax=1)
+def draw(shown, losses, path):
+    """Samples from the same noise at several steps beside real digits, and the loss."""
+    fig, axes = plt.subplots(1, len(shown) + 1, figsize=(14, 2.9), width_ratios=[1] * len(shown) + [1.9])
+    for ax, (title, images) in zip(axes, shown, strict=False):
+        grid = jnp.pad(images.reshape(6, 5, 8, 8), ((0, 0), (0, 0), (1, 1), (1, 1))).transpose(0, 2, 1, 3)
+        ax.imshow(grid.reshape(60, 50), cmap="gray_r", vmin=0, vmax=1)
         ax.set(title=title, xticks=[], yticks=[])
-    axes[2].semilogy(*zip(*losses, strict=True))
-    axes[2].set(title="loss", xlabel="step", ylabel="MMD² (training, biased)")
-    axes[2].grid(alpha=0.3, which="both")
+    steps, loss, validation = zip(*losses, strict=True)
+    axes[-1].loglog(steps, loss, ".-", label="training MMD² (biased)")
+    axes[-1].loglog(steps, np.square(validation), ".-", label="validation MMD² (biased)")
+    axes[-1].set(title="loss", xlabel="step")
+    axes[-1].legend(frameon=False, fontsize=8)
+    axes[-1].grid(alpha=0.3)
+    fig.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     fig.savefig(path, dpi=150)
     print(f"picture: {path}")
@@ -85,8 +127,11 @@ def draw(samples, real, losses, path):
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--steps", type=int, default=4000, help="Adam steps")
+    parser.add_argument("--steps", type=int, default=4000, help="optimizer steps")
     parser.add_argument("--batch", type=int, default=1024, help="generated images a step")
-    parser.add_argument("--dense", action="store_true", help="the kernel matrix in memory, to compare times")
-    parser.add_argument("--picture", default="outputs/mmd_digits.png", help="where to save it")
+    parser.add_argument("--dense", action="store_true", help="train with kernel matrices instead")
+    parser.add_argument("--learn-tau", action="store_true", help="adapt the bandwidths, against the generator")
+    parser.add_argument(
+        "--picture", default="outputs/mmd_digits.png", help="where to save it; the best state beside it"
+    )
     main(**vars(parser.parse_args()))
