@@ -26,13 +26,13 @@ def test_quickstart_agrees_with_dense():
     assert len(errors) == 3 and max(errors) < 1e-5
 
 
-@pytest.mark.parametrize("options", [[], ["--dense"]])
+@pytest.mark.parametrize("options", [[], ["--dense"], ["--learn-tau"]])
 def test_mmd_digits_learns(tmp_path, options):
     picture = tmp_path / "digits.png"
     output = run("examples/mmd_digits.py", "--steps", "60", "--batch", "256", "--picture", str(picture), *options)
     before, after = (float(output.split("held-out MMD: ")[1].split()[i]) for i in (0, 2))
     assert after < before / 3
-    assert picture.stat().st_size > 10_000
+    assert picture.stat().st_size > 10_000 and picture.with_suffix(".npz").exists()
 
 
 def test_compare_dense_measures_and_draws(tmp_path):
