@@ -60,8 +60,8 @@ def mmd_squared(
         >>> import jax, jaxgauss
         >>> x, y = jax.random.normal(jax.random.key(0), (2, 500, 3))
         >>> value, gradient = jax.value_and_grad(jaxgauss.mmd_squared)(x, y + 1, 0.5)
-        >>> 0.3 < value < 0.4, gradient.shape
-        (Array(True, dtype=bool), (500, 3))
+        >>> bool(0.2 < value < 0.25), gradient.shape
+        (True, (500, 3))
 
     References:
         Gretton, Borgwardt, Rasch, Schölkopf & Smola, "A Kernel Two-Sample Test", JMLR 13, 2012.
@@ -197,8 +197,9 @@ def mmd_flow_velocity(
 
     Example:
         >>> import jax.numpy as jnp, jaxgauss
-        >>> jaxgauss.mmd_flow_velocity(jnp.array([[1.0]]), jnp.array([[0.0]]), 1.0).round(4).tolist()
-        [[-0.6065]]
+        >>> velocity = jaxgauss.mmd_flow_velocity(jnp.array([[1.0]]), jnp.array([[0.0]]), 1.0)
+        >>> round(float(velocity[0, 0]), 4)
+        -0.6065
 
     References:
         Arbel, Korba, Salim & Gretton, "Maximum Mean Discrepancy Gradient Flow", 2019, arXiv:1906.04370.

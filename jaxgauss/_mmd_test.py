@@ -85,8 +85,8 @@ def mmd_test(
         >>> import jax, jaxgauss
         >>> x, y = jax.random.normal(jax.random.key(0), (2, 200, 3))
         >>> test = jaxgauss.mmd_test(x, y + 0.5, 0.5, rng_key=jax.random.key(1), num_permutations=99)
-        >>> float(test.p_value) == 0.01
-        True
+        >>> round(float(test.p_value), 4)
+        0.01
 
     References:
         Gretton, Borgwardt, Rasch, Schölkopf & Smola, "A Kernel Two-Sample Test", JMLR 13, 2012.

@@ -46,8 +46,9 @@ def svgd_direction(
     Example:
         >>> import jax.numpy as jnp, jaxgauss
         >>> particles = jnp.array([[0.0], [1.0]])
-        >>> jaxgauss.svgd_direction(particles, -particles, 1.0).round(4).tolist()
-        [[-0.6065], [-0.1967]]
+        >>> direction = jaxgauss.svgd_direction(particles, -particles, 1.0)
+        >>> [round(float(x), 4) for x in direction[:, 0]]
+        [-0.6065, -0.1967]
 
     References:
         Liu & Wang, "Stein Variational Gradient Descent", 2016, arXiv:1608.04471.
