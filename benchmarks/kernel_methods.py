@@ -80,8 +80,8 @@ def mmd_cells(runs: int) -> list[dict]:
             name: lambda step=step, x=x, y=y, tau=tau: jax.block_until_ready(step(x, y, tau))
             for name, step in steps.items()
         }
-        for cell in timed({"suite": "mmd", "n": num, "d": dim}, functions, runs):
-            cells.append(cell | {"errors": errors[cell["method"]]})
+        measured = timed({"suite": "mmd", "n": num, "d": dim}, functions, runs)
+        cells += [cell | {"errors": errors[cell["method"]]} for cell in measured]
     return cells
 
 

@@ -3,6 +3,7 @@
 import argparse
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -68,7 +69,7 @@ def main(steps=4000, batch=1024, dense=False, learn_tau=False, picture="outputs/
     """Train, keep the state that is best on validation images, report the held-out MMD, and draw samples."""
     images = jax.random.permutation(jax.random.key(1), jnp.asarray(load_digits(return_X_y=True)[0] / 16, jnp.float32))
     train, validation, held_out = jnp.split(images, [1257, 1527])
-    variables = {"params": initial()} | ({"log_taus": jnp.log(jnp.array(TAUS))} if learn_tau else {})
+    variables: dict[str, Any] = {"params": initial()} | ({"log_taus": jnp.log(jnp.array(TAUS))} if learn_tau else {})
     schedule = optax.warmup_cosine_decay_schedule(0, 1e-3, steps // 20, steps)
     ascent = optax.chain(optax.scale(-1), optax.adam(1e-3))  # bandwidths that tell the samples apart
     optimizer = optax.partition({"params": optax.adam(schedule), "log_taus": ascent}, {k: k for k in variables})

@@ -60,7 +60,7 @@ def mmd_test(
         tau: τ = 1/σ², positive. Several, (T,), are aggregated as MMD-FUSE does it: the statistic is the soft maximum
             (1/λ) log mean_t exp(λ u_t) of u_t = MMD²_t / ‖K_t‖, ‖K_t‖² the mean of k² over pairs of pooled points and
             λ = √(s(s - 1)), s the smaller number of points. Labelings do not change ‖K_t‖, so the level is kept.
-        rng_key: for the labelings.
+        rng_key: for the labelings, the same on every device and in every precision.
         num_permutations: P. A p-value is at least 1/(P + 1).
         estimator: "unbiased" or "biased", as for `mmd_squared`.
         resampling: "permutation" of all labels; or "wild", a wild bootstrap that swaps x_i and y_i or not: for samples
@@ -154,18 +154,18 @@ def _pooled(settings: Settings, x, y, tau) -> tuple[Array, Array]:
 
 def labels(design: _Design, rng_key: Key[Array, ""], block: Array | int) -> Bool[Array, "n columns"]:
     """Which points are in x, for every labeling of a block."""
-    rng_key = jax.random.fold_in(rng_key, block)
+    column = block * design.columns + jnp.arange(design.columns)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(rng_key, column)  # the same labelings, whatever the blocks
     if design.resampling == "wild":
-        swapped = jax.random.bernoulli(rng_key, shape=(design.num_x, design.columns))
+        swapped = jax.vmap(lambda key: jax.random.bernoulli(key, shape=(design.num_x,)), out_axes=1)(keys)
         in_x = jnp.concatenate([~swapped, swapped])
     else:
-        in_x = _random_subsets(rng_key, design.num, design.num_x, design.columns)
-    column = block * design.columns + jnp.arange(design.columns)[None]
+        in_x = _random_subsets(keys, design.num, design.num_x)
     observed = (jnp.arange(design.num) < design.num_x)[:, None]
-    return (column == 0) | jnp.where(column == 1, observed, in_x)
+    return (column == 0)[None] | jnp.where((column == 1)[None], observed, in_x)
 
 
-def _random_subsets(rng_key: Key[Array, ""], num: int, size: int, columns: int) -> Bool[Array, "num columns"]:
+def _random_subsets(keys: Key[Array, " columns"], num: int, size: int) -> Bool[Array, "num columns"]:
     """Uniform subsets of a size, one in each column, by selection sampling: point by point, all columns at once.
 
     Knuth, "The Art of Computer Programming", volume 2, section 3.4.2, algorithm S; ten times as fast here as sorting.
@@ -176,9 +176,9 @@ def _random_subsets(rng_key: Key[Array, ""], num: int, size: int, columns: int) 
         taken = uniform * left < missing
         return missing - taken.astype(missing.dtype), taken
 
-    uniform = jax.random.uniform(rng_key, (num, columns), jnp.float32)
+    uniform = jax.vmap(lambda key: jax.random.uniform(key, (num,), jnp.float32), out_axes=1)(keys)
     left = jnp.arange(num, 0, -1, dtype=jnp.float32)
-    return lax.scan(select, jnp.full(columns, size, jnp.float32), (uniform, left))[1]
+    return lax.scan(select, jnp.full(len(keys), size, jnp.float32), (uniform, left))[1]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -1,5 +1,7 @@
 """The CUDA path, on a machine that has one: `python -m pytest -m gpu`. The same code as on a CPU."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,22 @@ import pytest
 import torch
 
 import torch_backend
-from jaxgauss import _bridge, _dispatch, estimate_error, explain, gauss_sum, gauss_sum_dense, log_gauss_sum
+from jaxgauss import (
+    _bridge,
+    _dispatch,
+    estimate_error,
+    explain,
+    gauss_sum,
+    gauss_sum_dense,
+    kde_logpdf,
+    kde_score,
+    ksd_squared,
+    log_gauss_sum,
+    mmd_flow_velocity,
+    mmd_squared,
+    mmd_test,
+    svgd_direction,
+)
 from oracle import assert_close, gauss_sum64, problem, relative_error
 
 pytestmark = pytest.mark.gpu
@@ -182,3 +199,24 @@ def test_memory_is_linear(rng):
     jax.block_until_ready(step(q, k, v))
     after = (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
     assert after - before + torch.cuda.max_memory_allocated() < 500 * 2**20  # the kernel matrix has 64 GiB
+
+
+METHODS = {
+    "mmd": lambda x, y, **o: jax.value_and_grad(mmd_squared)(x, y, 0.5, **o),
+    "unbiased": lambda x, y, **o: mmd_squared(x, y, np.array([0.3, 1.0]), estimator="unbiased", **o),
+    "flow": lambda x, y, **o: mmd_flow_velocity(x, y, 0.5, **o),
+    "svgd": lambda x, y, **o: svgd_direction(x, -x, 0.5, **o),
+    "ksd": lambda x, y, **o: ksd_squared(x, -x - 0.5, 0.5, **o),
+    "kde": lambda x, y, **o: (kde_logpdf(x, y, 4.0, **o), kde_score(x, y, 4.0, **o)),
+    "test": lambda x, y, **o: mmd_test(x, y, 0.5, rng_key=jax.random.key(0), num_permutations=300, **o)[1:],
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+@pytest.mark.parametrize("precision, tolerance", [("auto", 5e-3), ("float32", 1e-4)])
+def test_kernel_methods(rng, name, precision, tolerance):
+    points = rng.normal(size=(500, 8)) / 2, rng.normal(size=(600, 8)) / 2 + 0.3
+    results = jax.jit(functools.partial(METHODS[name], precision=precision))(*on_gpu(points))
+    with jax.default_device(jax.devices("cpu")[0]):
+        exact = METHODS[name](*(jnp.asarray(x) for x in points))
+    assert_close(jax.tree.leaves(results), jax.tree.leaves(exact), tolerance)

@@ -66,12 +66,9 @@ def test_blocks_and_the_bar_change_nothing(rng, monkeypatch, capsys):
     shown = mmd_test(x, y, 0.5, progress=True, **options)
     assert relative_error(shown.null_statistics, blocks.null_statistics) < 1e-12
     assert "100%" in capsys.readouterr().err
-    design = _mmd_test._Design(40, 33, "permutation", 4, 16)  # 62 columns in blocks of at most 20
-    labels = np.concatenate([_mmd_test.labels(design, KEY, i) for i in range(4)], 1)
-    assert relative_error(blocks.null_statistics, naive(x, y, 0.5, labels[:, 2:62], "unbiased")) < 1e-11
     monkeypatch.undo()
     whole = mmd_test(x, y, 0.5, **options)
-    assert float(whole.statistic) == pytest.approx(float(blocks.statistic), rel=1e-10)
+    assert relative_error(whole.null_statistics, blocks.null_statistics) < 1e-11
 
 
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
