@@ -110,8 +110,12 @@ def median_heuristic(
 def _median_tau(x: Array) -> Array:
     scale = jnp.maximum(jnp.abs(x - x[:1]).max(), jnp.finfo(x.dtype).tiny)  # squares neither overflow nor vanish
     x = (x - x[:1]) / scale
-    squared = jnp.square(x[:, None] - x[None]).sum(-1)[np.triu_indices(len(x), 1)]
-    median, others = jnp.median(squared), jnp.nanmedian(jnp.where(squared > 0, squared, jnp.nan))
-    tau = 1 / jnp.where(median == 0, others, median) / scale / scale  # NaN where all coincide
+    squared = jnp.sort(jnp.square(x[:, None] - x[None]).sum(-1)[np.triu_indices(len(x), 1)])
+
+    def median(first: Array | int) -> Array:  # of those from the first on
+        middle = first + len(squared) - 1
+        return (squared[middle // 2] + squared[(middle + 1) // 2]) / 2
+
+    half = jnp.where(median(0) > 0, median(0), median(jnp.searchsorted(squared, 0, side="right")))
     limits = jnp.finfo(x.dtype)
-    return jnp.clip(jnp.where(squared.max() == 0, 1, tau), limits.tiny, limits.max)
+    return jnp.where(squared[-1] > 0, jnp.clip(1 / half / scale / scale, limits.tiny, limits.max), 1)

@@ -149,7 +149,13 @@ def differences_sum(
 ) -> Float[Array, "*result m c"]:
     """The Gauss sum of operands of equal rank from the differences of coordinates, at any distance from any center."""
     tile_sum = functools.partial(_difference_tile, jnp.sqrt(tau)[..., None, None])
+    queries = _with_axes_of(tau, queries)
     return _blocked(tile_sum, queries, keys, values, tile=DIFFERENCES_TILE)
+
+
+def _with_axes_of(tau: Array, points: Array) -> Array:
+    """The points, stretched along the batch of τ, which is not in them where nothing is scaled."""
+    return jnp.broadcast_to(points, (*jnp.broadcast_shapes(points.shape[:-2], tau.shape), *points.shape[-2:]))
 
 
 def blocked_means(
@@ -175,7 +181,7 @@ def differences_log_sum(
     """log Σ_n w Φ of operands of equal rank from the differences of coordinates, under all transformations."""
     logits = functools.partial(difference_logits, jnp.sqrt(tau)[..., None, None])
     nothing = jnp.zeros_like(log_weights)
-    return _log_blocked(logits, queries, keys, nothing, log_weights, tile=DIFFERENCES_TILE)[1]
+    return _log_blocked(logits, _with_axes_of(tau, queries), keys, nothing, log_weights, tile=DIFFERENCES_TILE)[1]
 
 
 def unbroadcast(array: Array, shape: tuple[int, ...]) -> Array:

@@ -11,13 +11,16 @@ import pytest
 
 from jaxgauss import (
     embedding_norm_squared,
+    gauss_sum,
     kde_logpdf,
     kde_score,
     ksd_squared,
     leave_one_out_tau,
+    log_gauss_sum,
     median_heuristic,
     mmd_flow_velocity,
     mmd_squared,
+    mmd_test,
     mmd_witness,
     svgd_direction,
 )
@@ -269,6 +272,23 @@ def test_number_of_attention_calls(name):
         assert len(re.findall(r'custom_call_target="xla_\w*buffer\w*"', compiled)) == expected, compiled.count(
             "custom-call"
         )
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x, tau: gauss_sum(x, x, x, tau),
+        lambda x, tau: jax.grad(lambda x: gauss_sum(x, x, x, tau).sum())(x),
+        lambda x, tau: jax.grad(lambda x: log_gauss_sum(x, x, None, tau).sum())(x),
+        lambda x, tau: jax.grad(mmd_squared)(x, x, tau),
+        lambda x, tau: ksd_squared(x, x, tau),
+        lambda x, tau: leave_one_out_tau(x, tau).log_likelihoods,
+        lambda x, tau: mmd_test(x, x, tau, rng_key=jax.random.key(0)).p_value,
+    ],
+)
+def test_several_bandwidths_in_many_blocks(function):
+    """Traced only: every way out, differences too, must add up its blocks in the shape of all bandwidths."""
+    jax.eval_shape(function, jax.ShapeDtypeStruct((9000, 3), "float32"), jax.ShapeDtypeStruct((2,), "float32"))
 
 
 def test_closed_forms(rng):
