@@ -109,7 +109,8 @@ def main(steps=4000, batch=1024, dense=False, learn_tau=False, picture="outputs/
 
 def draw(shown, losses, path):
     """Samples from the same noise at several steps beside real digits, and the loss."""
-    fig, axes = plt.subplots(1, len(shown) + 1, figsize=(14, 2.9), width_ratios=[1] * len(shown) + [1.9])
+    widths = [1] * len(shown) + [1.7]
+    fig, axes = plt.subplots(1, len(shown) + 1, figsize=(15, 2.6), width_ratios=widths, layout="constrained")
     for ax, (title, images) in zip(axes, shown, strict=False):
         grid = jnp.pad(images.reshape(6, 5, 8, 8), ((0, 0), (0, 0), (1, 1), (1, 1))).transpose(0, 2, 1, 3)
         ax.imshow(grid.reshape(60, 50), cmap="gray_r", vmin=0, vmax=1)
@@ -118,9 +119,8 @@ def draw(shown, losses, path):
     axes[-1].loglog(steps, loss, ".-", label="training MMD² (biased)")
     axes[-1].loglog(steps, np.square(validation), ".-", label="validation MMD² (biased)")
     axes[-1].set(title="loss", xlabel="step")
-    axes[-1].legend(frameon=False, fontsize=8)
+    axes[-1].legend(loc="lower left", fontsize=8)
     axes[-1].grid(alpha=0.3)
-    fig.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     fig.savefig(path, dpi=150)
     print(f"picture: {path}")

@@ -73,3 +73,37 @@ def test_precision_benchmark_measures_and_draws(tmp_path):
     cells = json.loads(path.read_text())["cells"]
     raw = {c["method"] for c in cells if not c["guard"]}
     assert raw == {"reweight", "prescale", "rescale"} and {c["what"] for c in cells} == {"sum", "gradient"}
+
+
+def test_mmd_flow_reaches_the_letters(tmp_path):
+    picture = tmp_path / "flow.png"
+    output = run("examples/mmd_flow.py", "--num", "300", "--targets", "400", "--steps", "40", "--picture", str(picture))
+    before, after = (float(output.split("MMD²: ")[1].split()[i]) for i in (0, 2))
+    assert after < before / 3
+    assert picture.stat().st_size > 10_000
+
+
+def test_svgd_posterior_predicts(tmp_path):
+    picture = tmp_path / "svgd.png"
+    options = ["--particles", "200", "--steps", "40", "--samples", "50", "--picture", str(picture)]
+    output = run("examples/svgd_posterior.py", *options)
+    accuracies = [float(output.split(name)[1].split()[0]) for name in ("\nMAP", "\nMCMC", "\nSVGD")]
+    assert min(accuracies) > 0.93
+    assert float(output.split("SVGD - MCMC: ")[1].split()[0]) < 0.5  # posterior sd, on average
+    assert picture.stat().st_size > 10_000
+
+
+def test_two_sample_test_sees_the_blur(tmp_path):
+    picture = tmp_path / "test.png"
+    options = ["--num", "1000", "--repetitions", "20", "--permutations", "99", "--picture", str(picture)]
+    output = run("examples/two_sample_test.py", *options)
+    p_values = [float(line.split("p-value ")[1].split(",")[0]) for line in output.splitlines() if "p-value" in line]
+    assert len(p_values) == 2 and p_values[1] == 0.01  # several bandwidths see it
+    assert picture.stat().st_size > 10_000
+
+
+def test_kde_agrees_with_scikit_learn(tmp_path):
+    picture = tmp_path / "kde.png"
+    output = run("examples/kde.py", "--num", "300", "--steps", "20", "--picture", str(picture))
+    assert float(output.split("difference ")[1].split()[0]) < 1e-5
+    assert picture.stat().st_size > 10_000
