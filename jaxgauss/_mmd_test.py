@@ -79,7 +79,7 @@ def mmd_test(
 
     Precision:
         The labelings of an x of M points are uniform up to the rounding of a float32 random number. Statistics are
-        within 1e-6 of those of the dense matrix in float32. (Many tests: `jax.lax.map` is faster than `jax.vmap` on CPUs.)
+        within 1e-6 of those of the dense matrix in float32. (For many tests `jax.lax.map` beats `jax.vmap` on a CPU.)
 
     Example:
         >>> import jax, jaxgauss

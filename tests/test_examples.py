@@ -6,7 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import optax
 import pytest
+
+from jaxgauss import mmd_squared
 
 ROOT = Path(__file__).parent.parent
 
@@ -20,19 +26,42 @@ def run(*arguments: str) -> str:
     return process.stdout
 
 
+@pytest.fixture
+def as_it_comes(monkeypatch):
+    """JAX with its defaults, and the examples to import."""
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+    plt.close("all")
+
+
 def test_quickstart_agrees_with_dense():
     lines = run("examples/quickstart.py", "--num", "2048").splitlines()
     errors = [float(line.split()[-1]) for line in lines if "×" in line]
     assert len(errors) == 3 and max(errors) < 1e-5
 
 
-@pytest.mark.parametrize("options", [[], ["--dense"], ["--learn-tau"]])
-def test_mmd_digits_learns(tmp_path, options):
+def test_mmd_digits_learns(tmp_path):
     picture = tmp_path / "digits.png"
-    output = run("examples/mmd_digits.py", "--steps", "60", "--batch", "256", "--picture", str(picture), *options)
+    output = run("examples/mmd_digits.py", "--steps", "60", "--batch", "256", "--picture", str(picture))
     before, after = (float(output.split("held-out MMD: ")[1].split()[i]) for i in (0, 2))
     assert after < before / 3
     assert picture.stat().st_size > 10_000 and picture.with_suffix(".npz").exists()
+
+
+def test_mmd_digits_learns_bandwidths_as_with_matrices(as_it_comes):
+    from mmd_digits import TAUS, initial, mmd_squared_dense, train_step
+
+    images, log_taus = jax.random.uniform(jax.random.key(0), (80, 64)), jnp.log(jnp.array(TAUS))
+    results = []
+    for loss in (mmd_squared, mmd_squared_dense):
+        variables, optimizer = {"params": initial(), "log_taus": log_taus}, optax.sgd(1.0)
+        step = train_step(loss, optimizer, images, None, 50)
+        results.append(step(variables, optimizer.init(variables), jax.random.key(1)))
+    (ours, _, value), (dense, _, expected) = results
+    assert float(value) == pytest.approx(float(expected), rel=1e-4)
+    assert jnp.abs(ours["log_taus"] - log_taus).min() > 1e-4
+    assert jnp.allclose(ours["log_taus"], dense["log_taus"], rtol=1e-4)
 
 
 def test_compare_dense_measures_and_draws(tmp_path):
@@ -75,35 +104,53 @@ def test_precision_benchmark_measures_and_draws(tmp_path):
     assert raw == {"reweight", "prescale", "rescale"} and {c["what"] for c in cells} == {"sum", "gradient"}
 
 
-def test_mmd_flow_reaches_the_letters(tmp_path):
-    picture = tmp_path / "flow.png"
-    output = run("examples/mmd_flow.py", "--num", "300", "--targets", "400", "--steps", "40", "--picture", str(picture))
-    before, after = (float(output.split("MMD²: ")[1].split()[i]) for i in (0, 2))
+def test_mmd_flow_reaches_the_letters(as_it_comes, tmp_path):
+    from mmd_flow import main
+
+    before, after, _ = main(num=300, targets=400, steps=40, picture=tmp_path / "flow.png")
     assert after < before / 3
-    assert picture.stat().st_size > 10_000
+    assert (tmp_path / "flow.png").stat().st_size > 10_000
 
 
-def test_svgd_posterior_predicts(tmp_path):
-    picture = tmp_path / "svgd.png"
-    options = ["--particles", "200", "--steps", "40", "--samples", "50", "--picture", str(picture)]
-    output = run("examples/svgd_posterior.py", *options)
-    accuracies = [float(output.split(name)[1].split()[0]) for name in ("\nMAP", "\nMCMC", "\nSVGD")]
-    assert min(accuracies) > 0.93
-    assert float(output.split("SVGD - MCMC: ")[1].split()[0]) < 0.5  # posterior sd, on average
-    assert picture.stat().st_size > 10_000
+def test_svgd_posterior_predicts(as_it_comes, tmp_path, capsys):
+    from svgd_posterior import main
+
+    shift, *_ = main(particles=200, steps=100, samples=50, picture=tmp_path / "svgd.png")
+    output = capsys.readouterr().out
+    assert min(float(output.split(name)[1].split()[0]) for name in ("\nMAP", "\nMCMC", "\nSVGD")) > 0.93
+    assert shift.mean() < 0.5  # posterior standard deviations
+    assert (tmp_path / "svgd.png").stat().st_size > 10_000
 
 
-def test_two_sample_test_sees_the_blur(tmp_path):
-    picture = tmp_path / "test.png"
-    options = ["--num", "1000", "--repetitions", "20", "--permutations", "99", "--picture", str(picture)]
-    output = run("examples/two_sample_test.py", *options)
-    p_values = [float(line.split("p-value ")[1].split(",")[0]) for line in output.splitlines() if "p-value" in line]
-    assert len(p_values) == 2 and p_values[1] == 0.01  # several bandwidths see it
-    assert picture.stat().st_size > 10_000
+def test_two_sample_test_sees_the_blur(as_it_comes, tmp_path, monkeypatch):
+    import two_sample_test
+
+    monkeypatch.setattr(two_sample_test, "SIZES", (20, 40))
+    monkeypatch.setattr(two_sample_test, "BLURS", (0.0, 0.5, 1.0))
+    monkeypatch.setattr(two_sample_test, "SLIGHT", 1.0)
+    big, level, _ = two_sample_test.main(num=500, repetitions=4, permutations=99, picture=tmp_path / "test.png")
+    p_values = [float(test.p_value) for test in big.values()]
+    assert len(p_values) == 2 and p_values[1] == pytest.approx(0.01) < p_values[0]  # several bandwidths see it best
+    assert all(p.shape == (2, 4) for p in level.values())
+    assert (tmp_path / "test.png").stat().st_size > 10_000
 
 
-def test_kde_agrees_with_scikit_learn(tmp_path):
-    picture = tmp_path / "kde.png"
-    output = run("examples/kde.py", "--num", "300", "--steps", "20", "--picture", str(picture))
-    assert float(output.split("difference ")[1].split()[0]) < 1e-5
-    assert picture.stat().st_size > 10_000
+def test_kde_agrees_with_scikit_learn(as_it_comes, tmp_path):
+    from kde import main
+
+    _, ours, theirs, *_ = main(num=300, steps=20, picture=tmp_path / "kde.png")
+    assert ours == pytest.approx(theirs, abs=1e-5)
+    assert (tmp_path / "kde.png").stat().st_size > 10_000
+
+
+def test_kernel_methods_benchmark_measures(as_it_comes, tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(ROOT)
+    from benchmarks import kernel_methods as b
+
+    monkeypatch.setattr(b, "SIZES", (64,))
+    monkeypatch.setattr(b, "TEST_SIZE", 100)
+    monkeypatch.setattr(b, "large_cells", lambda device: [])
+    b.main(jax.default_backend().replace("gpu", "cuda"), 2, tmp_path / "result.json")
+    assert "| 64, 16 |" in capsys.readouterr().out
+    cells = json.loads((tmp_path / "result.json").read_text())["cells"]
+    assert {c["suite"] for c in cells} == {"mmd", "permutation test"} and all(len(c["seconds"]) > 1 for c in cells)
