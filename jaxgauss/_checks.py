@@ -50,6 +50,11 @@ class Settings:
     centered: bool = False  # True where the points are known to lie about the origin
 
     @property
+    def options(self) -> Options:
+        """What was asked for by name."""
+        return {"method": self.method, "precision": self.precision, "backend": self.backend}
+
+    @property
     def automatic(self) -> bool:
         """Whether everything is left to us."""
         return self.method == self.precision == self.backend == "auto"
@@ -172,6 +177,15 @@ def check_samples(
     if len(tau_shape) > 1 or tau_shape == (0,):
         raise ValueError(f"{where}: `tau` must be a number or one-dimensional, for a mixture; got tau {tau_shape}.")
     return Settings(dtype=dtype.name, grade=matmul_grade(), **options)
+
+
+def check_scores(function: str, name: str, points: Any, scores: Any) -> None:
+    """Raise ValueError unless there is one score for each of the points."""
+    if scores.shape != points.shape:
+        raise ValueError(
+            f"`jaxgauss.{function}`: `scores` must be of the shape of `{name}`; got {name} {points.shape}, scores"
+            f" {scores.shape}. One for each: jax.vmap(jax.grad(log_density))({name})."
+        )
 
 
 def check_estimator(function: str, estimator: str) -> None:

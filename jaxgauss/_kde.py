@@ -184,7 +184,7 @@ def _check_signs(function: str, weights: Weights | None) -> None:
 def _logpdf(settings: Settings, points, samples, tau, weights) -> Array:
     dtype = working_dtype(settings.dtype)
     points, samples, tau = (jnp.asarray(x, dtype) for x in (points, samples, tau))
-    logs = log_gauss_sum(points, samples, _log_weights(weights, samples), tau, **_options(settings))
+    logs = log_gauss_sum(points, samples, _log_weights(weights, samples), tau, **settings.options)
     logs = logs + _log_factor(tau, points.shape[-1])[..., None]
     if tau.ndim:
         logs = jax.nn.logsumexp(logs, 0) - math.log(len(tau))
@@ -231,7 +231,7 @@ def _sums_over_others(settings: Settings, points: Array, log_weights: Array, tau
 
     def add(logs: Array, turn: Array):
         others = jnp.roll(x, turn, 0), jnp.roll(w, turn, 0)
-        more = log_gauss_sum(x, *others, taus[:, None], **_options(settings))
+        more = log_gauss_sum(x, *others, taus[:, None], **settings.options)
         return jnp.logaddexp(logs, jnp.maximum(more, LOG_ZERO)), None
 
     logs = jnp.moveaxis(lax.map(within, (x, w)), 0, 1)  # (T, groups, size)
@@ -256,7 +256,3 @@ def _log(weights: Array) -> Array:
 def _log_factor(tau: Array, dim: int) -> Array:
     """log (τ/2π)^{D/2}, of a normalized kernel."""
     return dim / 2 * (jnp.log(tau) - math.log(2 * math.pi))
-
-
-def _options(settings: Settings) -> Options:
-    return {"method": settings.method, "precision": settings.precision, "backend": settings.backend}

@@ -219,6 +219,12 @@ def weights_or_mean(weights: Array | None, points: Array) -> Array:
     return weights
 
 
+def distinct_pairs_factor(a: Array) -> Array:
+    """(Σa)² / Σ_{i ≠ j} a_i a_j, which makes a sum over i ≠ j one over all pairs; of weights (…, N, 1)."""
+    total = jnp.square(a.sum((-2, -1)))
+    return total / (total - jnp.square(a).sum((-2, -1)))
+
+
 def bandwidth_mean(x: Array, tau: Array) -> Array:
     """The mean over the axis of the bandwidths, if there is one."""
     return x.mean(0) if tau.ndim else x
@@ -258,9 +264,8 @@ def _own_pairs(estimator: str, a: Array) -> tuple[Array, Array]:
     """The factor of aᵀ K a, and what to subtract for the pairs i = i, whose kernel is one."""
     if estimator == "biased":
         return jnp.ones_like(a[..., :1, 0]), jnp.zeros_like(a[..., :1, 0])
-    total, squares = jnp.square(a.sum((-2, -1))), jnp.square(a).sum((-2, -1))
-    factor = (total / (total - squares))[..., None]
-    return factor, factor * squares[..., None]
+    factor = distinct_pairs_factor(a)[..., None]
+    return factor, factor * jnp.square(a).sum((-2, -1))[..., None]
 
 
 # Derivatives. With factors f, h (one for the biased estimate) and z = (x, y), the form and the sums it is made of, each

@@ -230,8 +230,7 @@ def _chunk(settings: Settings, design: _Design, points: Array, tau: Array, signs
     own = lax.dynamic_slice_in_dim(signs, start, num_rows)  # (rows, columns)
     padded = jnp.pad(points, ((0, len(signs) - len(points)), (0, 0)))
     rows = lax.dynamic_slice_in_dim(padded, start, num_rows)
-    options = {"method": settings.method, "precision": settings.precision, "backend": settings.backend}
-    products = gauss_sum(rows, points, signs[: len(points)], tau, **options)  # (*bandwidths, rows, columns)
+    products = gauss_sum(rows, points, signs[: len(points)], tau, **settings.options)  # (*bandwidths, rows, columns)
     there = (start + jnp.arange(num_rows) < len(points))[:, None]
     own, there = (jnp.expand_dims(x, range(tau.ndim)) for x in (own, there))
     products = products - own
@@ -256,8 +255,8 @@ def _test(settings: Settings, design: _Design, estimator: str, num_permutations:
         statistics = statistics + (1 / m + 1 / n)
     rounding = 16 * float(jnp.finfo(statistics.dtype).eps) * (1 / m + 1 / n)
     if tau.ndim:
-        options = {"method": settings.method, "precision": settings.precision, "backend": settings.backend}
-        squares = gauss_sum(points, points, jnp.full(num, 1 / num, points.dtype), 2 * tau, **options).mean(-1)
+        means = jnp.full(num, 1 / num, points.dtype)
+        squares = gauss_sum(points, points, means, 2 * tau, **settings.options).mean(-1)
         norms = jnp.sqrt((num * squares - 1) / (num - 1))  # (T,)
         sharpness = math.sqrt(min(m, n) * (min(m, n) - 1))
         weights = sharpness / jnp.maximum(norms, jnp.finfo(norms.dtype).tiny)[:, None]

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ._checks import Options, Points, Settings, Taus, Weights, check_estimator, check_samples
-from ._mmd import bandwidth_mean, weights_or_mean
+from ._checks import Options, Points, Settings, Taus, Weights, check_estimator, check_samples, check_scores
+from ._mmd import bandwidth_mean, distinct_pairs_factor, weights_or_mean
 from ._moments import Reduction, by_reach, check_plan, prepare
 
 
@@ -65,11 +65,7 @@ def ksd_squared(
     smallest = 2 if estimator == "unbiased" else 1
     samples, given = {"points": points, "scores": scores}, {"weights": weights}
     settings = check_samples("ksd_squared", samples, tau, options, weights=given, min_points=smallest)
-    if scores.shape != points.shape:
-        raise ValueError(
-            "`jaxgauss.ksd_squared`: `scores` must be of the shape of `points`;"
-            f" got points {points.shape}, scores {scores.shape}."
-        )
+    check_scores("ksd_squared", "points", points, scores)
     num, dim = points.shape
     tau = check_plan(settings, tau, num * num, dim, 2 * dim + 1, points)
     return _ksd_squared(settings, estimator, points, scores, tau, weights)
@@ -97,6 +93,5 @@ def _ksd_squared(settings: Settings, estimator: str, points, scores, tau, weight
     value = by_reach(settings, function, x, tau, x, s, a, tau)
     if estimator == "unbiased":
         own = jnp.square(a) * (jnp.square(s).sum(-1, keepdims=True) + tau[..., None, None] * x.shape[-1])
-        total, squares = jnp.square(a.sum((-2, -1))), jnp.square(a).sum((-2, -1))
-        value = (value - own.sum((-2, -1))) * (total / (total - squares))
+        value = distinct_pairs_factor(a) * (value - own.sum((-2, -1)))
     return bandwidth_mean(value, tau).astype(settings.dtype)

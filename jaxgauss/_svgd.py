@@ -10,7 +10,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from ._bandwidth import median_heuristic
-from ._checks import Options, Points, Settings, Taus, check_samples
+from ._checks import Options, Points, Settings, Taus, check_samples, check_scores
 from ._mmd import bandwidth_mean
 from ._moments import Reduction, by_reach, check_plan, prepare
 
@@ -54,11 +54,7 @@ def svgd_direction(
         Liu & Wang, "Stein Variational Gradient Descent", 2016, arXiv:1608.04471.
     """
     settings = check_samples("svgd_direction", {"particles": particles, "scores": scores}, tau, options)
-    if scores.shape != particles.shape:
-        raise ValueError(
-            "`jaxgauss.svgd_direction`: `scores` must be of the shape of `particles`;"
-            f" got particles {particles.shape}, scores {scores.shape}."
-        )
+    check_scores("svgd_direction", "particles", particles, scores)
     num, dim = particles.shape
     tau = check_plan(settings, tau, num * num, dim, dim + 1, particles)
     return _direction(settings, particles, scores, tau)

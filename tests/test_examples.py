@@ -130,7 +130,7 @@ def test_two_sample_test_sees_the_blur(as_it_comes, tmp_path, monkeypatch):
     monkeypatch.setattr(two_sample_test, "SLIGHT", 1.0)
     big, level, _ = two_sample_test.main(num=500, repetitions=4, permutations=99, picture=tmp_path / "test.png")
     p_values = [float(test.p_value) for test in big.values()]
-    assert len(p_values) == 2 and p_values[1] == pytest.approx(0.01) < p_values[0]  # several bandwidths see it best
+    assert len(p_values) == 2 and p_values[1] < 0.011 < p_values[0]  # several bandwidths see it, one does not
     assert all(p.shape == (2, 4) for p in level.values())
     assert (tmp_path / "test.png").stat().st_size > 10_000
 

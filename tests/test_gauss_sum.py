@@ -30,7 +30,7 @@ def test_native_sums_match_float64(rng, function, size):
 
 
 @pytest.mark.parametrize("method", ["rescale", "blocked"])
-@pytest.mark.parametrize("dim", [1, 3, 8, 16, 64, 128, 300])
+@pytest.mark.parametrize("dim", [1, 3, 16, 64, 300])
 @pytest.mark.parametrize("channels", [1, 7, 64])
 @pytest.mark.parametrize("offset, tolerance", [(0, 2e-6), (100, 1e-5)])
 def test_float32_holds_its_figure(rng, method, dim, channels, offset, tolerance):
