@@ -228,7 +228,7 @@ def _chunk(settings: Settings, design: _Design, points: Array, tau: Array, signs
     """What a chunk of the rows of K' contributes to the two forms (*bandwidths, columns)."""
     start, num_rows = j * design.rows, design.rows
     own = lax.dynamic_slice_in_dim(signs, start, num_rows)  # (rows, columns)
-    padded = jnp.pad(points, ((0, len(signs) - len(points)), (0, 0)))
+    padded = jnp.pad(points, ((0, len(signs) - len(points)), (0, 0)), mode="edge")  # no farther than the others
     rows = lax.dynamic_slice_in_dim(padded, start, num_rows)
     products = gauss_sum(rows, points, signs[: len(points)], tau, **settings.options)  # (*bandwidths, rows, columns)
     there = (start + jnp.arange(num_rows) < len(points))[:, None]
@@ -264,4 +264,5 @@ def _test(settings: Settings, design: _Design, estimator: str, num_permutations:
         rounding = rounding / jnp.min(norms)
     observed, null = statistics[0], statistics[1:]
     p_value = (1 + (null >= observed - rounding).sum()) / (1 + num_permutations)
+    p_value = jnp.where(jnp.isnan(observed), jnp.nan, p_value)  # of points that are not numbers: no evidence
     return MMDTest(*(x.astype(settings.dtype) for x in (p_value, observed, null)))

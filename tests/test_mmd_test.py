@@ -114,6 +114,11 @@ def test_ties_count_against_rejection():
     assert float(result.p_value) == 1.0
 
 
+def test_what_is_not_a_number_is_no_evidence():
+    x = jnp.ones((6, 2)).at[0, 0].set(jnp.nan)
+    assert np.isnan(mmd_test(x, jnp.zeros((5, 2)), 1.0, rng_key=KEY, num_permutations=19).p_value)
+
+
 @pytest.mark.parametrize(
     "change, message",
     [
