@@ -121,6 +121,11 @@ def check_operands(function: str, queries: Any, keys: Any, values: Any, tau: Any
     return dtype.name
 
 
+def as_operand(tau: Any, dtype: Any) -> Any:
+    """What was checked as τ, so that `jax.jit` takes it: an integer of any size goes by way of the working dtype."""
+    return tau if isinstance(tau, (jax.Array, float)) else np.asarray(tau, working_dtype(dtype))
+
+
 def check_weights(function: str, name: str, weights: Any, keys: Any) -> Any:
     """Raise unless there is one weight (…, N) for every key, or None; return what has the shape of values (…, N, 1)."""
     where = f"`jaxgauss.{function}`"
@@ -165,7 +170,8 @@ def check_samples(
                 f" {name}[:, None]; batches go by jax.vmap."
             )
     if len({x.shape[1] for x in samples.values()}) > 1:
-        raise ValueError(f"{where}: {_all(samples)} must be points of the same dimension; got {shapes}.")
+        names = " and ".join(f"`{name}`" for name in samples)
+        raise ValueError(f"{where}: {names} must be points of the same dimension; got {shapes}.")
     for name, x in samples.items():
         if x.shape[0] < min_points:
             raise ValueError(f"{where}: `{name}` must hold at least {min_points} points; got {shapes}.")
@@ -192,10 +198,6 @@ def check_estimator(function: str, estimator: str) -> None:
     """Raise ValueError unless the estimator is one of two."""
     if estimator not in ("biased", "unbiased"):
         raise ValueError(f"`jaxgauss.{function}`: `estimator` must be 'biased' or 'unbiased'; got {estimator!r}.")
-
-
-def _all(names: Any) -> str:
-    return " and ".join(f"`{name}`" for name in names)
 
 
 def _floating_dtype(where: str, name: str, x: Any) -> np.dtype:

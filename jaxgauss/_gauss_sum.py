@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array
 
@@ -18,6 +17,7 @@ from ._checks import (
     Settings,
     Sums,
     Values,
+    as_operand,
     check_names,
     check_operands,
     matmul_grade,
@@ -115,9 +115,7 @@ def gauss_sum(
     chosen = plan(settings, expected_platform(queries, keys, values), *sizes(queries, keys, values, tau))
     if chosen.native and chosen.platform != "cpu" and settings.automatic:
         warn_once(chosen.reason)
-    if not isinstance(tau, (jax.Array, float)):  # an integer of any size, by way of the working dtype
-        tau = np.asarray(tau, working_dtype(settings.dtype))
-    return _checked_sum(settings, queries, keys, values, tau)
+    return _checked_sum(settings, queries, keys, values, as_operand(tau, dtype))
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -184,7 +184,7 @@ def _check_signs(function: str, weights: Weights | None) -> None:
 def _logpdf(settings: Settings, points, samples, tau, weights) -> Array:
     dtype = working_dtype(settings.dtype)
     points, samples, tau = (jnp.asarray(x, dtype) for x in (points, samples, tau))
-    logs = log_gauss_sum(points, samples, _log_weights(weights, samples), tau, **settings.options)
+    logs = log_gauss_sum(points, samples, _log(_shares(weights, samples)), tau, **settings.options)
     logs = logs + _log_factor(tau, points.shape[-1])[..., None]
     if tau.ndim:
         logs = jax.nn.logsumexp(logs, 0) - math.log(len(tau))
@@ -205,8 +205,7 @@ def _search(settings: Settings, points, taus, weights) -> BandwidthSearch:
         variance = jnp.maximum(lax.stop_gradient(x).var(0).mean(), jnp.finfo(x.dtype).tiny)
         taus = len(x) ** (2 / (x.shape[1] + 4)) / variance * 2 ** jnp.linspace(-4, 12, 25, dtype=x.dtype)
     taus = jnp.asarray(taus, x.dtype)
-    w = jnp.asarray(weights_or_mean(weights, x), x.dtype)
-    w = w / w.sum()
+    w = _shares(weights, x)
     logs = _sums_over_others(settings, x, _log(w), taus)  # (T, N)
     logs = logs + _log_factor(taus, x.shape[1])[:, None] - jnp.log1p(-jnp.minimum(w, 1 - jnp.finfo(w.dtype).eps))[None]
     likelihoods = (w[None] * logs).sum(-1)
@@ -218,8 +217,9 @@ def _sums_over_others(settings: Settings, points: Array, log_weights: Array, tau
     num, dim = points.shape
     num_groups = -(-num // GROUP)
     size = -(-num // num_groups)
-    x = jnp.pad(points, ((0, num_groups * size - num), (0, 0))).reshape(num_groups, size, dim)
-    w = jnp.pad(log_weights, (0, num_groups * size - num), constant_values=LOG_ZERO).reshape(num_groups, size)
+    padding = (0, num_groups * size - num)
+    x = jnp.pad(points, (padding, (0, 0)), mode="edge").reshape(num_groups, size, dim)  # no farther than the others
+    w = jnp.pad(log_weights, padding, constant_values=LOG_ZERO).reshape(num_groups, size)
 
     def within(group: tuple[Array, Array]) -> Array:  # (T, size)
         x, w = group
@@ -240,12 +240,10 @@ def _sums_over_others(settings: Settings, points: Array, log_weights: Array, tau
     return logs.reshape(len(taus), -1)[:, :num]
 
 
-def _log_weights(weights: Array | None, samples: Array) -> Array:
-    """Logarithms (N,) of weights that sum to one."""
-    if weights is None:
-        return jnp.full(len(samples), -math.log(len(samples)), samples.dtype)
-    weights = jnp.asarray(weights, samples.dtype)
-    return _log(weights / weights.sum())
+def _shares(weights: Array | None, points: Array) -> Array:
+    """The weights (N,), divided by their sum."""
+    w = jnp.asarray(weights_or_mean(weights, points), points.dtype)
+    return w / w.sum()
 
 
 def _log(weights: Array) -> Array:

@@ -9,7 +9,17 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from ._checks import Bandwidth, Keys, Queries, Settings, check_names, check_operands, check_weights, working_dtype
+from ._checks import (
+    Bandwidth,
+    Keys,
+    Queries,
+    Settings,
+    as_operand,
+    check_names,
+    check_operands,
+    check_weights,
+    working_dtype,
+)
 from ._dense import LOG_ZERO, align, center, differences_log_sum, unbroadcast
 from ._dispatch import kernel_means, within_reach
 from ._plan import REACH, expected_platform, plan, sizes
@@ -75,9 +85,7 @@ def log_gauss_sum(
     plan(settings, expected_platform(queries, keys), *sizes(queries, keys, values, tau))
     if log_weights is None:
         log_weights = np.zeros(keys.shape[-2:-1], working_dtype(dtype))
-    if not isinstance(tau, (jax.Array, float)):
-        tau = np.asarray(tau, working_dtype(dtype))
-    return _checked_log_sum(settings, queries, keys, log_weights, tau)
+    return _checked_log_sum(settings, queries, keys, log_weights, as_operand(tau, dtype))
 
 
 @functools.partial(jax.jit, static_argnums=0)

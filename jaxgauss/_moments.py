@@ -7,11 +7,10 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from ._checks import Settings, working_dtype
+from ._checks import Settings, as_operand, working_dtype
 from ._dense import center, differences_sum
 from ._dispatch import within_reach
 from ._gauss_sum import _gauss_sum
@@ -66,7 +65,7 @@ def prepare(settings: Settings, tau: Any, *arrays: Any) -> tuple[Array, ...]:
 def check_plan(settings: Settings, tau: Any, pairs: int, dim: int, channels: int, *arrays: Any) -> Any:
     """Raise ValueError if what was asked for by name cannot run there; return τ as JAX may take it."""
     plan(settings, expected_platform(*arrays), pairs, dim, channels)
-    return tau if isinstance(tau, (jax.Array, float)) else np.asarray(tau, working_dtype(settings.dtype))
+    return as_operand(tau, settings.dtype)
 
 
 def by_reach(settings: Settings, function: Callable, points: Array, tau: Array, *operands: Any) -> Any:
