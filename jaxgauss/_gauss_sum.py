@@ -119,13 +119,20 @@ def gauss_sum(
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _checked_sum(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array) -> Array:
-    """Everything between the checks and the custom rule: one dtype, one rank, one way of varying over a mesh."""
+def _checked_sum(settings: Settings, *operands: Array) -> Array:
+    return wide_sum(settings, *operands).astype(settings.dtype)
+
+
+def wide_sum(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array) -> Array:
+    """Everything between the checks and the custom rule: one dtype, one rank, one way of varying over a mesh.
+
+    The sum is in the working dtype: partial sums may be added to it.
+    """
     dtype = working_dtype(settings.dtype)
     queries, keys, values, tau = (jnp.asarray(x, dtype) for x in (queries, keys, values, tau))
     weights = values.ndim == 1
     operands = align(queries, keys, values[:, None] if weights else values, tau)
-    total = _gauss_sum(settings, *vary_alike(*operands)).astype(settings.dtype)
+    total = _gauss_sum(settings, *vary_alike(*operands))
     return total[..., 0] if weights else total
 
 
