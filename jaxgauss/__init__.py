@@ -23,6 +23,7 @@ from ._mmd_test import MMDTest as MMDTest
 from ._mmd_test import mmd_test as mmd_test
 from ._plan import Plan as Plan
 from ._plan import explain as explain
+from ._sharded import gauss_sum_sharded as gauss_sum_sharded
 from ._stein import ksd_squared as ksd_squared
 from ._svgd import SVGD as SVGD
 from ._svgd import SVGDState as SVGDState

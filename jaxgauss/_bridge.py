@@ -4,14 +4,17 @@ Buffers become tensors without a copy and are valid during the callback alone. O
 on the stream that XLA runs on, and never waits for it. No input is written, no JAX function is called.
 """
 
+import atexit
+import contextlib
 import functools
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.experimental.buffer_callback as jax_buffer_callback
 
-from ._shards import vary_like
+from ._varying import vary_like
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,6 +29,22 @@ def serves(platform: str) -> bool:
     if platform == "cpu":
         return True
     return platform == "cuda" and _torch().cuda.is_available()
+
+
+def refuse_fork() -> None:
+    """Raise RuntimeError in a process forked after the first sum: it would wait forever for threads it has not got."""
+    if os.getpid() != _first_process():
+        raise RuntimeError(
+            "`jaxgauss`: a process must not be forked after the first sum, for the threads of JAX and PyTorch stay"
+            f" behind; got process {os.getpid()}, first sum in {_first_process()}. Use"
+            " multiprocessing.get_context('spawn')."
+        )
+
+
+@functools.cache
+def _first_process() -> int:
+    """The process that computed first."""
+    return os.getpid()
 
 
 def kernel_names(backend: str, precision: str, platform: str, dtype: str, dim: int) -> tuple[str, str]:
@@ -114,6 +133,7 @@ def _is_guarded(precision: str, backend: str) -> bool:
 def _callback(function: "Callable[..., Sequence[Tensor]]", options: dict[str, str]) -> Callable:
     """A buffer callback that writes function(*inputs) into the outputs."""
     torch = _torch()
+    _finish_before_exit()
 
     def run(outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
         tensors = [torch.from_dlpack(x) for x in inputs]
@@ -121,6 +141,7 @@ def _callback(function: "Callable[..., Sequence[Tensor]]", options: dict[str, st
             torch.from_dlpack(output).copy_(result)
 
     def callback(context: Any, outputs: Sequence[Any], *inputs: Any) -> None:
+        refuse_fork()
         device_type, index = inputs[0].__dlpack_device__()
         try:
             with torch.inference_mode():
@@ -137,6 +158,18 @@ def _callback(function: "Callable[..., Sequence[Tensor]]", options: dict[str, st
             ) from error
 
     return callback
+
+
+@functools.cache
+def _finish_before_exit() -> None:
+    """When the process ends, wait for sums under way: a callback that finds no interpreter would abort it."""
+
+    @atexit.register
+    def finish() -> None:
+        last = jax.numpy.zeros(()) + 1  # XLA takes the programs of a thread in turn
+        for x in (last, *jax.live_arrays()):
+            with contextlib.suppress(Exception):  # a failure that nobody has asked for
+                x.block_until_ready()
 
 
 def _failure(error: Exception, call: str) -> str:

@@ -8,6 +8,7 @@ import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import Array, Float
 
 METHODS = ("auto", "reweight", "prescale", "rescale", "blocked", "dense", "differences")
@@ -29,12 +30,23 @@ Weights = Float[Array | np.ndarray, " n"]
 Taus = Float[Array | np.ndarray, "*#bandwidths"] | float | int
 
 
+MeshAxis = str | tuple[str, ...] | None
+
+
 class Options(TypedDict, total=False):
     """How the Gauss sums of a kernel method are computed: as for `gauss_sum`."""
 
     method: str
     precision: str
     backend: str
+
+
+class MeshOptions(Options, total=False):
+    """And on which devices: as for `gauss_sum_sharded`."""
+
+    mesh: Mesh | AbstractMesh
+    query_axis: MeshAxis
+    key_axis: MeshAxis
 
 
 @dataclass(frozen=True)
@@ -48,6 +60,9 @@ class Settings:
     grade: str = "default"  # of jax.default_matmul_precision: default, high or highest
     guarded: bool = True  # False where the points are known to lie within reach
     centered: bool = False  # True where the points are known to lie about the origin
+    mesh: Mesh | AbstractMesh | None = None  # whose axes queries and keys are shared out over
+    query_axis: MeshAxis = None
+    key_axis: MeshAxis = None
 
     @property
     def options(self) -> Options:
@@ -73,7 +88,7 @@ def matmul_grade() -> str:
     return "high" if asked in ("high", "tensorfloat32", "bfloat16_3x") or "_X3" in str(asked) else "default"
 
 
-def check_names(function: str, method: str, precision: str, backend: str, methods: tuple[str, ...] = METHODS) -> None:
+def check_names(function: str, method: Any, precision: Any, backend: Any, methods: tuple[str, ...] = METHODS) -> None:
     """Raise ValueError unless the three options are among their names."""
     options = {"method": (method, methods), "precision": (precision, PRECISIONS), "backend": (backend, BACKENDS)}
     for name, (given, allowed) in options.items():
@@ -146,20 +161,25 @@ def check_samples(
     function: str,
     samples: dict[str, Any],
     tau: Any,
-    options: Options,
+    options: MeshOptions,
     *,
     weights: dict[str, Any] | None = None,
     min_points: int = 1,
+    allowed: type = MeshOptions,
 ) -> Settings:
     """Raise unless the samples are points (number, D) of one dimension, and each weight belongs to one of them.
 
     `weights`: what goes with each of the samples in turn, one number a point, or None.
     """
     where = f"`jaxgauss.{function}`"
-    unknown = sorted(set(options) - {"method", "precision", "backend"})
+    names = allowed.__annotations__
+    unknown = sorted(set(options) - set(names))
     if unknown:
-        raise TypeError(f"{where}: options must be method, precision or backend; got {', '.join(unknown)}.")
-    check_names(function, **{"method": "auto", "precision": "auto", "backend": "auto", **options})
+        raise TypeError(f"{where}: options must be among {', '.join(names)}; got {', '.join(unknown)}.")
+    check_names(
+        function, options.get("method", "auto"), options.get("precision", "auto"), options.get("backend", "auto")
+    )
+    check_mesh(function, options.get("mesh"), options.get("query_axis"), options.get("key_axis"))
     given = {**samples, **{name: x for name, x in (weights or {}).items() if x is not None}}
     dtypes = {_floating_dtype(where, name, x) for name, x in given.items()}
     shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in given.items())
@@ -183,6 +203,27 @@ def check_samples(
     if len(tau_shape) > 1 or tau_shape == (0,):
         raise ValueError(f"{where}: `tau` must be a number or one-dimensional, for a mixture; got tau {tau_shape}.")
     return Settings(dtype=dtype.name, grade=matmul_grade(), **options)
+
+
+def check_mesh(function: str, mesh: Any, query_axis: Any, key_axis: Any) -> None:
+    """Raise unless the axes are some of the mesh's, each for one purpose; there may be neither mesh nor axes."""
+    where = f"`jaxgauss.{function}`"
+    if mesh is not None and not isinstance(mesh, (Mesh, AbstractMesh)):
+        raise TypeError(f"{where}: `mesh` must be a jax.sharding.Mesh; got {type(mesh).__name__}. See jax.make_mesh.")
+    axes = [*axis_names(query_axis), *axis_names(key_axis)]
+    names = () if mesh is None else mesh.axis_names
+    if (mesh is not None) != bool(axes) or not set(axes) <= set(names) or len(set(axes)) < len(axes):
+        raise ValueError(
+            f"{where}: `query_axis` and `key_axis` must name axes of `mesh`, at least one, and no axis twice; got"
+            f" query_axis {query_axis!r}, key_axis {key_axis!r}, axes of the mesh {names}."
+        )
+
+
+def axis_names(axis: MeshAxis) -> tuple[str, ...]:
+    """The axes of a mesh that one axis of an array is shared out over."""
+    if axis is None:
+        return ()
+    return (axis,) if isinstance(axis, str) else tuple(axis)
 
 
 def check_scores(function: str, name: str, points: Any, scores: Any) -> None:

@@ -16,7 +16,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from ._checks import Bandwidth, Keys, Queries, Sums, Values, check_operands, working_dtype
-from ._shards import vary_alike, vary_like
+from ._varying import vary_alike, vary_like
 
 
 class Tile(NamedTuple):

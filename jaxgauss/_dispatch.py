@@ -17,7 +17,7 @@ from . import _bridge
 from ._checks import Settings
 from ._dense import blocked_means, blocked_pullback, blocked_sum, differences_sum, squared_reach
 from ._plan import Plan, plan, platforms, sizes
-from ._shards import vary_like
+from ._varying import vary_like
 
 
 def kernel_sum(settings: Settings, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array) -> jax.Array:

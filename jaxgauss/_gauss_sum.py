@@ -26,7 +26,7 @@ from ._checks import (
 from ._dense import align, center, differences_sum, shared, unbroadcast
 from ._dispatch import kernel_pullback, kernel_sum, within_reach
 from ._plan import expected_platform, plan, sizes, warn_once
-from ._shards import vary_alike, vary_like
+from ._varying import vary_alike, vary_like
 
 CHANNELS_IN_A_SUM = 64  # width up to which gradient channels share one sum: narrower sums waste exponentials
 

@@ -2,7 +2,8 @@
 
 import functools
 import math
-from typing import NamedTuple, Unpack
+from dataclasses import replace
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.core
@@ -11,10 +12,12 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from ._checks import Options, Points, Settings, Taus, Weights, check_samples, working_dtype
+from ._checks import MeshOptions, Options, Points, Settings, Taus, Weights, check_names, check_samples, working_dtype
 from ._dense import LOG_ZERO
-from ._log_gauss_sum import log_gauss_sum
+from ._log_gauss_sum import METHODS, log_gauss_sum
 from ._mmd import weights_or_mean
+from ._moments import check_plan
+from ._sharded import log_sum_over_mesh
 
 GROUP = 1024  # points that see one another in a dense matrix, for the sake of leaving themselves out
 
@@ -25,7 +28,7 @@ def kde_logpdf(
     tau: Taus,
     *,
     weights: Weights | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[MeshOptions],
 ) -> Float[Array, " p"]:
     """Log-density of a Gaussian kernel density estimate: log Σ_n w_n (τ/2π)^{D/2} exp(-τ/2 ‖x - k_n‖²).
 
@@ -36,7 +39,8 @@ def kde_logpdf(
         samples: k, (N, D).
         tau: τ = 1/σ², positive; or several, (T,): the density is then the mean of theirs.
         weights: w, (N,), not negative. None: all the same. They are divided by their sum.
-        **options: `method`, `precision` and `backend`, as for `log_gauss_sum` (float32 on CUDA unless asked otherwise).
+        **options: `method`, `precision` and `backend`, as for `log_gauss_sum` (float32 on CUDA unless asked otherwise);
+            and `mesh`, `query_axis` and `key_axis`, as for `mmd_squared`.
 
     Returns:
         (P,), in the promoted dtype.
@@ -57,9 +61,7 @@ def kde_logpdf(
     References:
         Silverman, "Density Estimation for Statistics and Data Analysis", 1986.
     """
-    given = {"weights": weights}
-    settings = check_samples("kde_logpdf", {"samples": samples, "points": points}, tau, options, weights=given)
-    _check_signs("kde_logpdf", weights)
+    settings, tau = _check("kde_logpdf", points, samples, tau, weights, options)
     return _logpdf(settings, points, samples, tau, weights)
 
 
@@ -69,7 +71,7 @@ def kde_score(
     tau: Taus,
     *,
     weights: Weights | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[MeshOptions],
 ) -> Float[Array, "p d"]:
     """Score of a Gaussian kernel density estimate, ∇ log p(x) = τ (Σ_n P_n(x) k_n - x), P the softmax weights.
 
@@ -96,9 +98,7 @@ def kde_score(
     References:
         Fukunaga & Hostetler, "The Estimation of the Gradient of a Density Function", 1975.
     """
-    given = {"weights": weights}
-    settings = check_samples("kde_score", {"samples": samples, "points": points}, tau, options, weights=given)
-    _check_signs("kde_score", weights)
+    settings, tau = _check("kde_score", points, samples, tau, weights, options)
     return _score(settings, points, samples, tau, weights)
 
 
@@ -159,11 +159,25 @@ def leave_one_out_tau(
     """
     given = {"weights": weights}
     checked = 1.0 if taus is None else taus
-    settings = check_samples("leave_one_out_tau", {"points": points}, checked, options, weights=given, min_points=2)
+    asked = MeshOptions(**options)
+    settings = check_samples(
+        "leave_one_out_tau", {"points": points}, checked, asked, weights=given, min_points=2, allowed=Options
+    )
     _check_signs("leave_one_out_tau", weights)
     if taus is not None and np.ndim(taus) != 1:
         raise ValueError(f"`jaxgauss.leave_one_out_tau`: `taus` must be one-dimensional; got taus {np.shape(taus)}.")
     return _search(settings, points, taus, weights)
+
+
+def _check(function: str, points, samples, tau, weights, options: MeshOptions) -> tuple[Settings, Any]:
+    """The settings, and τ as JAX may take it; or what is wrong."""
+    given = {"weights": weights}
+    settings = check_samples(function, {"samples": samples, "points": points}, tau, options, weights=given)
+    check_names(function, settings.method, settings.precision, settings.backend, METHODS)
+    _check_signs(function, weights)
+    settings = replace(settings, grade="highest", guarded=False)
+    pairs = len(points) * len(samples) * math.prod(np.shape(tau))
+    return settings, check_plan(settings, tau, pairs, points.shape[1], 1, points, samples)
 
 
 def _check_signs(function: str, weights: Weights | None) -> None:
@@ -172,6 +186,8 @@ def _check_signs(function: str, weights: Weights | None) -> None:
         return
     if isinstance(weights, jax.Array) and any(device.platform != "cpu" for device in weights.devices()):
         return  # nothing waits for another device
+    if isinstance(weights, jax.Array) and not weights.is_fully_addressable:
+        return  # nor for another process
     seen = np.asarray(weights, np.float64)
     if not (seen.min() >= 0 and seen.sum() > 0):
         raise ValueError(
@@ -184,7 +200,7 @@ def _check_signs(function: str, weights: Weights | None) -> None:
 def _logpdf(settings: Settings, points, samples, tau, weights) -> Array:
     dtype = working_dtype(settings.dtype)
     points, samples, tau = (jnp.asarray(x, dtype) for x in (points, samples, tau))
-    logs = log_gauss_sum(points, samples, _log(_shares(weights, samples)), tau, **settings.options)
+    logs = log_sum_over_mesh(settings, points, samples, _log(_shares(weights, samples))[:, None], tau)[..., 0]
     logs = logs + _log_factor(tau, points.shape[-1])[..., None]
     if tau.ndim:
         logs = jax.nn.logsumexp(logs, 0) - math.log(len(tau))

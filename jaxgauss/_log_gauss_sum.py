@@ -23,7 +23,7 @@ from ._checks import (
 from ._dense import LOG_ZERO, align, center, differences_log_sum, unbroadcast
 from ._dispatch import kernel_means, within_reach
 from ._plan import REACH, expected_platform, plan, sizes
-from ._shards import vary_alike, vary_like
+from ._varying import vary_alike, vary_like
 
 LogWeights = Float[Array | np.ndarray, "*#batch n"] | None
 LOG_REACH = 2.0**9  # R² up to which a logarithm, which may be near zero, has its digits without differences
@@ -90,12 +90,17 @@ def log_gauss_sum(
 
 @functools.partial(jax.jit, static_argnums=0)
 def _checked_log_sum(settings: Settings, queries: Array, keys: Array, log_weights: Array, tau: Array) -> Array:
+    return wide_log_sum(settings, queries, keys, log_weights[..., None], tau)[..., 0].astype(settings.dtype)
+
+
+def wide_log_sum(settings: Settings, queries: Array, keys: Array, log_weights: Array, tau: Array) -> Array:
+    """Everything between the checks and the rules: log Σ_n w_n Φ (…, M, 1) in the working dtype, log w (…, N, 1)."""
     dtype = working_dtype(settings.dtype)
     queries, keys, log_weights, tau = (jnp.asarray(x, dtype) for x in (queries, keys, log_weights, tau))
-    queries, keys, log_weights, tau = vary_alike(*align(queries, keys, log_weights[..., None], tau))
+    queries, keys, log_weights, tau = vary_alike(*align(queries, keys, log_weights, tau))
     if keys.shape[-2] == 0:
         batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (queries, keys, log_weights)), tau.shape)
-        return jnp.full((*batch, queries.shape[-2]), -math.inf, settings.dtype)
+        return jnp.full((*batch, queries.shape[-2], 1), -math.inf, dtype)
     operands = queries, keys, tau, jnp.maximum(log_weights, LOG_ZERO)
     if settings.method == "differences":
         logs = differences_log_sum(*operands)
@@ -103,7 +108,7 @@ def _checked_log_sum(settings: Settings, queries: Array, keys: Array, log_weight
         stricter = REACH["float32"] / min(max(LOG_REACH, 4 * keys.shape[-1]), REACH["float32"])
         within = within_reach(settings, queries, keys, log_weights, tau * stricter)
         logs = lax.cond(within, functools.partial(_log_sum, settings), differences_log_sum, *operands)
-    return jnp.where(logs <= LOG_ZERO / 2, -math.inf, logs)[..., 0].astype(settings.dtype)
+    return jnp.where(logs <= LOG_ZERO / 2, -math.inf, logs)
 
 
 # Derivatives. For L_m = log Σ_n w_n Φ_mn, weights P_mn = w_n Φ_mn exp(-L_m) and means V_m = Σ_n P_mn v_n,

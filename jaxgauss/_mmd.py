@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ._checks import Options, Points, Settings, Taus, Weights, check_estimator, check_samples
+from ._checks import MeshOptions, Points, Settings, Taus, Weights, check_estimator, check_samples
 from ._dense import unbroadcast
 from ._moments import Reduction, by_reach, check_plan, prepare
 
@@ -22,7 +22,7 @@ def mmd_squared(
     y_weights: Weights | None = None,
     estimator: str = "biased",
     y_norm_squared: Float[Array, ""] | float | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[MeshOptions],
 ) -> Float[Array, ""]:
     """Squared maximum mean discrepancy of two samples, with its gradient from the same pass over the pairs.
 
@@ -41,7 +41,8 @@ def mmd_squared(
             x and within y (U-statistic; for weights, with the factor (Σa)² / ((Σa)² - Σa²)), at least 2 points each.
         y_norm_squared: the last term, if it is known (`embedding_norm_squared(y, …)`): constant while only x moves, it
             need not be summed at every step. No gradient flows from it to y, its weights and tau.
-        **options: `method`, `precision` and `backend`, as for `gauss_sum`.
+        **options: `method`, `precision` and `backend`, as for `gauss_sum`; and `mesh`, `query_axis` and `key_axis`, as
+            for `gauss_sum_sharded`, but the mesh need not divide the numbers of points.
 
     Returns:
         A scalar in the promoted dtype of the samples and weights.
@@ -84,7 +85,7 @@ def embedding_norm_squared(
     *,
     weights: Weights | None = None,
     estimator: str = "biased",
-    **options: Unpack[Options],
+    **options: Unpack[MeshOptions],
 ) -> Float[Array, ""]:
     """Squared norm of a kernel mean embedding, Σ_ij a_i a_j exp(-τ/2 ‖x_i - x_j‖²), with its gradient.
 
@@ -133,7 +134,7 @@ def mmd_witness(
     *,
     x_weights: Weights | None = None,
     y_weights: Weights | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[MeshOptions],
 ) -> Float[Array, " p"]:
     """Witness function of the MMD, f(t) = Σ_i a_i k(x_i, t) - Σ_j b_j k(y_j, t): positive where x is denser than y.
 
@@ -175,7 +176,7 @@ def mmd_flow_velocity(
     *,
     x_weights: Weights | None = None,
     y_weights: Weights | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[MeshOptions],
 ) -> Float[Array, "m d"]:
     """Velocity of the MMD flow that carries x to y: -∇f(x_i), f the witness function.
 

@@ -11,10 +11,10 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Key
 
-from ._checks import Options, Points, Settings, Taus, check_estimator, check_samples, working_dtype
-from ._gauss_sum import gauss_sum
+from ._checks import MeshOptions, Points, Settings, Taus, check_estimator, check_samples, working_dtype
 from ._moments import check_plan
 from ._plan import expected_platform
+from ._sharded import sum_over_mesh
 
 ENTRIES = 2**24  # signs held at a time (64 MiB in float32)
 ROWS = 8192  # of the kernel matrix summed for at a time
@@ -46,7 +46,7 @@ def mmd_test(
     estimator: str = "unbiased",
     resampling: str = "permutation",
     progress: bool = False,
-    **options: Unpack[Options],
+    **options: Unpack[MeshOptions],
 ) -> MMDTest:
     """Two-sample test: do x and y come from one distribution? By MMD² and random labelings of the pooled points.
 
@@ -66,7 +66,8 @@ def mmd_test(
         resampling: "permutation" of all labels; or "wild", a wild bootstrap that swaps x_i and y_i or not: for samples
             of one size, also where they are in pairs.
         progress: show a bar (needs tqdm). Not under `jit`.
-        **options: `method`, `precision` and `backend`, as for `gauss_sum`. Signs are exact in every precision.
+        **options: `method`, `precision` and `backend`, as for `gauss_sum` (signs are exact in every precision); and
+            `mesh`, `query_axis` and `key_axis`, as for `mmd_squared`.
 
     Returns:
         An `MMDTest`: p-value, statistic and the statistics of the labelings.
@@ -230,7 +231,7 @@ def _chunk(settings: Settings, design: _Design, points: Array, tau: Array, signs
     own = lax.dynamic_slice_in_dim(signs, start, num_rows)  # (rows, columns)
     padded = jnp.pad(points, ((0, len(signs) - len(points)), (0, 0)), mode="edge")  # no farther than the others
     rows = lax.dynamic_slice_in_dim(padded, start, num_rows)
-    products = gauss_sum(rows, points, signs[: len(points)], tau, **settings.options)  # (*bandwidths, rows, columns)
+    products = sum_over_mesh(settings, rows, points, signs[: len(points)], tau)  # (*bandwidths, rows, columns)
     there = (start + jnp.arange(num_rows) < len(points))[:, None]
     own, there = (jnp.expand_dims(x, range(tau.ndim)) for x in (own, there))
     products = products - own
@@ -255,8 +256,8 @@ def _test(settings: Settings, design: _Design, estimator: str, num_permutations:
         statistics = statistics + (1 / m + 1 / n)
     rounding = 16 * float(jnp.finfo(statistics.dtype).eps) * (1 / m + 1 / n)
     if tau.ndim:
-        means = jnp.full(num, 1 / num, points.dtype)
-        squares = gauss_sum(points, points, means, 2 * tau, **settings.options).mean(-1)
+        means = jnp.full((num, 1), 1 / num, points.dtype)
+        squares = sum_over_mesh(settings, points, points, means, 2 * tau).mean((-2, -1))
         norms = jnp.sqrt((num * squares - 1) / (num - 1))  # (T,)
         sharpness = math.sqrt(min(m, n) * (min(m, n) - 1))
         weights = sharpness / jnp.maximum(norms, jnp.finfo(norms.dtype).tiny)[:, None]

@@ -15,7 +15,8 @@ from ._dense import center, differences_sum
 from ._dispatch import within_reach
 from ._gauss_sum import _gauss_sum
 from ._plan import expected_platform, plan
-from ._shards import vary_alike
+from ._sharded import added, alone, over_mesh
+from ._varying import vary_alike
 
 
 class Moments(NamedTuple):
@@ -70,13 +71,42 @@ def check_plan(settings: Settings, tau: Any, pairs: int, dim: int, channels: int
 
 def by_reach(settings: Settings, function: Callable, points: Array, tau: Array, *operands: Any) -> Any:
     """function(reduction, *operands) with the reduction that reaches the points: together, or by differences."""
-    by_differences = functools.partial(function, _by_differences)
+    inside, c = replace(alone(settings), guarded=False, centered=True), center(points)
+    by_differences = functools.partial(function, _over_mesh(settings, _by_differences, c))
     if settings.method == "differences":
         return by_differences(*operands)
-    inside = replace(settings, guarded=False, centered=True)
-    together = functools.partial(function, functools.partial(_together, inside, center(points)))
-    within = within_reach(settings, points[..., :1, :], points, points, tau)
+    together = functools.partial(function, _over_mesh(settings, functools.partial(_together, inside), c))
+    within = within_reach(alone(settings), points[..., :1, :], points, points, tau)
     return lax.cond(within, together, by_differences, *operands)
+
+
+def _over_mesh(settings: Settings, reduction: Callable, c: Array) -> Reduction:
+    """The reduction about the mean c of all points, over the mesh of the settings if there is one."""
+    if settings.mesh is None:
+        return functools.partial(reduction, c)
+
+    def sharded(
+        queries: Array,
+        keys: Array,
+        weights: Array,
+        tau: Array,
+        values: Array | None = None,
+        *,
+        shifts: Array | None = None,
+        slopes: bool = True,
+        spread: Array | None = None,
+    ) -> Moments:
+        def local(c: Array, tau: Array, queries: Array, spread: Array | None, keys: Array, *columns: Array | None):
+            weights, values, shifts = columns
+            found = reduction(c, queries, keys, weights, tau, values, shifts=shifts, slopes=slopes, spread=spread)
+            own = None if spread is None else jnp.asarray(found.spread)[..., None, None]
+            return added(settings, [*found[:3], own])
+
+        *sums, own = over_mesh(settings, local, (c, tau), (queries, spread), (keys, weights, values, shifts))
+        mass, slope, others = (x[..., : queries.shape[-2], :] for x in sums)
+        return Moments(mass, slope, others, 0.0 if own is None else own.sum((-2, -1)))
+
+    return sharded
 
 
 def _together(
@@ -105,6 +135,7 @@ def _together(
 
 
 def _by_differences(
+    c: Array,
     queries: Array,
     keys: Array,
     weights: Array,

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ._checks import Options, Points, Settings, Taus, Weights, check_estimator, check_samples, check_scores
+from ._checks import MeshOptions, Points, Settings, Taus, Weights, check_estimator, check_samples, check_scores
 from ._mmd import bandwidth_mean, distinct_pairs_factor, weights_or_mean
 from ._moments import Reduction, by_reach, check_plan, prepare
 
@@ -19,7 +19,7 @@ def ksd_squared(
     *,
     weights: Weights | None = None,
     estimator: str = "biased",
-    **options: Unpack[Options],
+    **options: Unpack[MeshOptions],
 ) -> Float[Array, ""]:
     """Squared kernel Stein discrepancy of weighted points from the density whose scores are given.
 
@@ -36,7 +36,8 @@ def ksd_squared(
         weights: a, (N,), of either sign. None: 1/N. They are taken as they are, not normalized.
         estimator: "biased", all pairs (V-statistic, at least 0); "unbiased", without the pairs i = i (U-statistic; for
             weights, with the factor (Σa)² / ((Σa)² - Σa²)), at least 2 points.
-        **options: `method`, `precision` and `backend`, as for `gauss_sum`.
+        **options: `method`, `precision` and `backend`, as for `gauss_sum`; and `mesh`, `query_axis` and `key_axis`, as
+            for `gauss_sum_sharded`, but the mesh need not divide the numbers of points.
 
     Returns:
         A scalar in the promoted dtype.

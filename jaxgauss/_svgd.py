@@ -10,7 +10,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from ._bandwidth import median_heuristic
-from ._checks import Options, Points, Settings, Taus, check_samples, check_scores
+from ._checks import MeshOptions, Points, Settings, Taus, check_samples, check_scores
 from ._mmd import bandwidth_mean
 from ._moments import Reduction, by_reach, check_plan, prepare
 
@@ -19,7 +19,7 @@ def svgd_direction(
     particles: Points,
     scores: Points,
     tau: Taus,
-    **options: Unpack[Options],
+    **options: Unpack[MeshOptions],
 ) -> Float[Array, "n d"]:
     """Direction of Stein variational gradient descent, φ(x_i) = (1/N) Σ_j [k(x_j, x_i) s_j + ∇_{x_j} k(x_j, x_i)].
 
@@ -30,7 +30,8 @@ def svgd_direction(
         particles: x, (N, D).
         scores: s_j = ∇ log p(x_j), (N, D): `jax.vmap(jax.grad(log_density))(particles)`.
         tau: τ = 1/σ², positive; or several, (T,): k is then the mean of their kernels.
-        **options: `method`, `precision` and `backend`, as for `gauss_sum`.
+        **options: `method`, `precision` and `backend`, as for `gauss_sum`; and `mesh`, `query_axis` and `key_axis`, as
+            for `gauss_sum_sharded`, but the mesh need not divide the numbers of points.
 
     Returns:
         φ, (N, D): where the particles go, x + step_size · φ. An Optax optimizer descends, so it takes the negative:
@@ -97,7 +98,7 @@ def svgd(
     grad_logdensity_fn: Callable[..., Any],
     optimizer: Any,
     tau: Taus | None = None,
-    **options: Unpack[Options],
+    **options: Unpack[MeshOptions],
 ) -> SVGD:
     """Stein variational gradient descent over pytrees of particles: `blackjax.svgd` in linear memory.
 
@@ -109,7 +110,8 @@ def svgd(
         grad_logdensity_fn: the score of one particle (a pytree), and of the keyword arguments of `step`.
         optimizer: an Optax `GradientTransformation`, given minus the direction.
         tau: τ, or several; None: 2 log N / med² at every step, med the median distance, the rule of Liu & Wang.
-        **options: `method`, `precision` and `backend`, as for `gauss_sum`.
+        **options: `method`, `precision` and `backend`, as for `gauss_sum`; and `mesh`, `query_axis` and `key_axis`, as
+            for `gauss_sum_sharded`, but the mesh need not divide the numbers of points.
 
     Returns:
         An `SVGD`: `init(particles)` of a pytree of arrays (N, …), and `step(state, **grad_params)`.

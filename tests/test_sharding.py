@@ -1,43 +1,110 @@
-"""shard_map over several devices of the host: partial sums add, gradients of replicated operands too."""
+"""Sums over a mesh of devices, of one process or of several: partial sums add, and nothing else is sent."""
 
+import functools
+import json
+import os
+import socket
 import subprocess
 import sys
+from pathlib import Path
 
-SCRIPT = """
-import jax, jax.numpy as jnp, numpy as np
-from jax.sharding import AxisType, PartitionSpec as P
-from jaxgauss import gauss_sum, gauss_sum_blocked, gauss_sum_dense
+import jax
+import numpy as np
+import pytest
+import sharded
 
-jax.config.update("jax_enable_x64", True)
-assert jax.device_count() == 4
-mesh = jax.make_mesh((2, 2), ("q", "k"), axis_types=(AxisType.Auto,) * 2)
-rng = np.random.default_rng(0)
+from jaxgauss import gauss_sum_sharded, leave_one_out_tau, mmd_squared
+from oracle import gauss_sum64, relative_error
 
-def norm_error(xs, ys):
-    return max(float(jnp.abs(x - y).max() / jnp.abs(y).max()) for x, y in zip(xs, ys, strict=True))
-
-for channels in (1, 24):
-    shapes = ((8, 3), (6, 3), (6, channels))
-    operands = [jnp.asarray(rng.normal(size=s)) for s in shapes] + [jnp.asarray(0.7)]
-    exact = jax.value_and_grad(lambda *x: jnp.sin(gauss_sum_dense(*x)).sum(), (0, 1, 2, 3))(*operands)
-    ours = [lambda *x, m=m: gauss_sum(*x, method=m) for m in ("rescale", "blocked")]
-    for function in (*ours, gauss_sum_blocked):
-        for check_vma in (True, False):
-            sharded = jax.shard_map(
-                lambda *x: jax.lax.psum(function(*x), "k"), mesh=mesh, check_vma=check_vma,
-                in_specs=(P("q"), P("k"), P("k"), P()), out_specs=P("q"),
-            )
-            ours = jax.jit(jax.value_and_grad(lambda *x: jnp.sin(sharded(*x)).sum(), (0, 1, 2, 3)))(*operands)
-            error = norm_error(jax.tree.leaves(ours), jax.tree.leaves(exact))
-            assert error < 1e-12, (channels, check_vma, error)
-    placed = jax.device_put(operands[0], jax.sharding.NamedSharding(mesh, P("q")))
-    plain = jax.jit(lambda *x: gauss_sum(*x, method="rescale"))(placed, *operands[1:])
-    assert norm_error([plain], [gauss_sum_dense(*operands)]) < 1e-13
-print("agrees")
-"""
+FOLDER = Path(__file__).parent
 
 
-def test_partial_sums_add_over_a_mesh(monkeypatch):
-    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=4 --xla_backend_optimization_level=0")
-    run = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
-    assert run.stdout == "agrees\n", run.stderr
+@functools.cache
+def exact(name: str) -> list[np.ndarray]:
+    """What one device gives, by the dense sum where it is one."""
+    function, case, *_ = *name.split(", "), ""
+    if function in ("forward", "gradients"):
+        result = getattr(sharded, function)(*sharded.OPERANDS)
+    elif function == "half":
+        result = gauss_sum64(*sharded.HALF[:2], sharded.HALF[2][:, None], sharded.HALF[3])[:, 0]
+    else:
+        result = getattr(sharded, function)(sharded.FAR if case == "keys" else sharded.X, sharded.Y)
+    return [np.asarray(x) for x in jax.tree.leaves(result)]
+
+
+def run_processes(num: int, num_devices: int) -> list[dict]:
+    """What each of several processes prints that talk to each other over the loopback address."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    flags = f"--xla_force_host_platform_device_count={num_devices} --xla_backend_optimization_level=0"
+    environment = {**os.environ, "XLA_FLAGS": flags, "OMP_NUM_THREADS": "1"}
+    programs = []
+    for i in range(num):
+        command = [sys.executable, "sharded.py", *([] if num == 1 else [address, str(num), str(i)])]
+        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        programs.append(subprocess.Popen(command, cwd=FOLDER, env=environment, text=True, **streams))
+    try:
+        outputs = [program.communicate(timeout=120) for program in programs]
+    finally:
+        for program in programs:
+            program.kill()
+    assert [program.returncode for program in programs] == [0] * num, [error for _, error in outputs]
+    return [json.loads(out.splitlines()[-1]) for out, _ in outputs]
+
+
+@pytest.mark.parametrize("num_processes", [1, 4])
+def test_eight_devices_of_one_or_more_processes_give_what_one_device_gives(num_processes):
+    for found in run_processes(num_processes, 8 // num_processes):
+        for name, result in found.items():
+            if name.startswith("collectives"):
+                assert result == ({} if name.split(", ")[1] == "queries" else {"all-reduce": 1}), (name, result)
+                continue
+            tolerance = 1e-3 if name == "half" else 1e-9
+            for ours, expected in zip(result, exact(name), strict=True):
+                assert relative_error(ours, expected) < tolerance, (name, ours, expected)
+
+
+MESH = jax.sharding.AbstractMesh((4, 2), ("data", "model"))
+
+
+@pytest.mark.parametrize(
+    ("shares", "error", "message"),
+    [
+        (
+            {"mesh": MESH, "key_axis": "data"},
+            ValueError,
+            r"number of keys; got keys \(6, 3\).*with 2 more, of value",
+        ),
+        ({"mesh": MESH, "query_axis": ("data", "model")}, ValueError, r"queries; got queries \(4, 3\).*with 4 more\."),
+        (
+            {"mesh": MESH, "key_axis": "batch"},
+            ValueError,
+            "got .* key_axis 'batch', axes of the mesh .*data",
+        ),
+        ({"mesh": MESH, "query_axis": "data", "key_axis": "data"}, ValueError, "no axis twice; got query_axis 'data'"),
+        ({"mesh": MESH}, ValueError, "at least one.*got query_axis None, key_axis None"),
+        ({"mesh": "data", "key_axis": "data"}, TypeError, "`mesh` must be a jax.sharding.Mesh; got str"),
+    ],
+)
+def test_a_mesh_that_does_not_fit_is_refused(shares, error, message):
+    queries, keys = np.zeros((4, 3)), np.zeros((6, 3))
+    with pytest.raises(error, match=message):
+        gauss_sum_sharded(queries, keys, np.zeros(6), **shares)
+
+
+def test_kernel_methods_refuse_a_mesh_that_does_not_fit():
+    x = np.zeros((4, 3))
+    with pytest.raises(ValueError, match=r"`jaxgauss.mmd_squared`.*got query_axis None, key_axis 'rows'"):
+        mmd_squared(x, x, 1.0, mesh=MESH, key_axis="rows")
+    with pytest.raises(ValueError, match=r"`jaxgauss.mmd_squared`.*key_axis 'rows', axes of the mesh \(\)"):
+        mmd_squared(x, x, 1.0, key_axis="rows")
+    with pytest.raises(TypeError, match=r"`jaxgauss.leave_one_out_tau`.*got mesh"):
+        leave_one_out_tau(x, mesh=MESH)
+
+
+def test_a_mesh_of_one_device_is_a_mesh(rng):
+    mesh = jax.make_mesh((1,), ("data",), devices=jax.devices()[:1], axis_types=(jax.sharding.AxisType.Auto,))
+    queries, keys, values = rng.normal(size=(5, 2)), rng.normal(size=(7, 2)), rng.normal(size=(2, 7, 1))
+    sums = gauss_sum_sharded(queries, keys, values, np.array([[0.5], [2.0]]), mesh=mesh, key_axis="data")
+    np.testing.assert_allclose(sums, gauss_sum64(queries, keys, values, np.array([[0.5], [2.0]])), rtol=1e-12)

@@ -1,0 +1,123 @@
+"""A program, not a test: sums and kernel methods over a mesh of eight devices, of one process or of several.
+
+    python sharded.py [ADDRESS NUM_PROCESSES PROCESS_ID]
+
+Prints as JSON what comes out, and which collectives a sum needs. What should come out, the functions tell that are
+called without a mesh.
+"""
+
+import itertools
+import json
+import re
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+import jaxgauss
+
+COLLECTIVES = ("all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter")
+SHARES = {"queries and keys": ("rows", "columns"), "keys": (None, ("columns", "rows")), "queries": ("columns", None)}
+RNG = np.random.default_rng(0)
+QUERIES, KEYS, VALUES, TAU = RNG.normal(size=(16, 3)), RNG.normal(size=(24, 3)), RNG.normal(size=(24, 2)), np.array(0.7)
+OPERANDS = QUERIES, KEYS, VALUES, TAU
+# Partial sums of these are beyond float16's range, all of them together are not.
+HALF = [QUERIES.astype("float16"), KEYS.astype("float16"), np.repeat([6e4, -6e4], 12).astype("float16"), np.array(0.1)]
+X, Y, TAUS = RNG.normal(size=(19, 3)), RNG.normal(size=(22, 3)) + 0.3, np.array([0.5, 2.0])  # 19 and 41: not divided
+FAR = np.concatenate([[[300.0, 0, 0]], X[1:]])  # out of reach: by differences
+WEIGHTS = RNG.uniform(size=22)
+
+
+def forward(*operands, mesh=None, **shares):
+    if mesh is None:
+        return jaxgauss.gauss_sum_dense(*operands)
+    return jaxgauss.gauss_sum_sharded(*operands, mesh=mesh, method="rescale", **shares)
+
+
+def gradients(*operands, **shares):
+    return jax.grad(lambda *x: jnp.sin(forward(*x, **shares)).sum(), (0, 1, 2, 3))(*operands)
+
+
+def mmd(x, y, **shares):
+    return jax.value_and_grad(jaxgauss.mmd_squared, (0, 1))(x, y, TAUS, **shares)
+
+
+def second_derivative(x, y, **shares):
+    return jax.grad(lambda x: jnp.square(jax.grad(jaxgauss.mmd_squared)(x, y, 1.0, **shares)).sum())(x)
+
+
+def svgd(x, y, **shares):
+    return jaxgauss.svgd_direction(x, -x, TAUS, **shares)
+
+
+def ksd(x, y, **shares):
+    return jax.value_and_grad(jaxgauss.ksd_squared)(x, -x, 1.0, estimator="unbiased", **shares)
+
+
+def others(x, y, **shares):
+    test = jaxgauss.mmd_test(x, y, TAUS, rng_key=jax.random.key(0), num_permutations=20, **shares)
+    score = jaxgauss.kde_score(x, y, TAUS, weights=WEIGHTS, **shares)
+    return jaxgauss.mmd_flow_velocity(x, y, TAUS, **shares), score, tuple(test)
+
+
+def make_mesh(axis_type: AxisType = AxisType.Auto):
+    return jax.make_mesh((2, 4), ("rows", "columns"), axis_types=(axis_type,) * 2)
+
+
+def place(mesh, operands, query_axis, key_axis):
+    """Where `gauss_sum_sharded` needs them."""
+    specs = P(query_axis), P(key_axis), P(key_axis), P()
+    return [jax.device_put(x, NamedSharding(mesh, spec)) for x, spec in zip(operands, specs, strict=True)]
+
+
+def collectives(compiled) -> dict[str, int]:
+    text = compiled.as_text()
+    found = {name: len(re.findall(rf"= [^=\n]*\b{name}(?:-start)?\(", text)) for name in COLLECTIVES}
+    return {name: count for name, count in found.items() if count}
+
+
+def numbers(mesh, tree) -> list:
+    """What every process may look at."""
+    leaves = jax.tree.leaves(jax.jit(lambda x: x, out_shardings=NamedSharding(mesh, P()))(tree))
+    return [np.asarray(x, np.float64).tolist() for x in leaves]
+
+
+def results(num_processes: int) -> dict:
+    found = {}
+    cases = list(itertools.product((AxisType.Auto, AxisType.Explicit), SHARES.items()))
+    for axis_type, (name, (query_axis, key_axis)) in cases[: 4 if num_processes == 1 else 1]:
+        mesh = make_mesh(axis_type)
+        shares = {"mesh": mesh, "query_axis": query_axis, "key_axis": key_axis}
+        placed = place(mesh, OPERANDS, query_axis, key_axis)
+        compiled = jax.jit(lambda *x, shares=shares: forward(*x, **shares)).lower(*placed).compile()
+        found[f"collectives, {name}, {axis_type.name}"] = collectives(compiled)
+        found[f"forward, {name}, {axis_type.name}"] = numbers(mesh, compiled(*placed))
+        found[f"gradients, {name}, {axis_type.name}"] = numbers(
+            mesh, jax.jit(lambda *x, shares=shares: gradients(*x, **shares))(*placed)
+        )
+    mesh = make_mesh()
+    for function in (mmd, svgd) if num_processes > 1 else (mmd, svgd, ksd, second_derivative, others):
+        for points, case in ((X, "queries and keys"), (FAR, "keys"))[: 2 if function is mmd else 1]:
+            query_axis, key_axis = SHARES[case]
+            run = jax.jit(lambda x, y, f=function, o=(mesh, query_axis, key_axis): f(
+                x, y, mesh=o[0], query_axis=o[1], key_axis=o[2]
+            ))  # fmt: skip
+            found[f"{function.__name__}, {case}"] = numbers(mesh, run(points, Y))
+    if num_processes == 1:
+        placed = place(mesh, OPERANDS, "rows", None)
+        for method in ("rescale", "blocked"):
+            plain = jax.jit(lambda *x, m=method: jaxgauss.gauss_sum(*x, method=m))(*placed)
+            found[f"forward, by gauss_sum, {method}"] = numbers(mesh, plain)
+        found["half"] = numbers(mesh, forward(*HALF, mesh=mesh, key_axis=("columns", "rows")))
+    return found
+
+
+if __name__ == "__main__":
+    jax.config.update("jax_enable_x64", True)
+    if len(sys.argv) > 1:
+        jax.distributed.initialize(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), heartbeat_timeout_seconds=10)
+    assert jax.device_count() == 8
+    print(json.dumps(results(jax.process_count())))
