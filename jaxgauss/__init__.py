@@ -25,6 +25,8 @@ from ._plan import Plan as Plan
 from ._plan import explain as explain
 from ._sharded import gauss_sum_sharded as gauss_sum_sharded
 from ._stein import ksd_squared as ksd_squared
+from ._streamed import KeyChunks as KeyChunks
+from ._streamed import gauss_sum_streamed as gauss_sum_streamed
 from ._svgd import SVGD as SVGD
 from ._svgd import SVGDState as SVGDState
 from ._svgd import svgd as svgd

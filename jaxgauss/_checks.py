@@ -60,6 +60,7 @@ class Settings:
     grade: str = "default"  # of jax.default_matmul_precision: default, high or highest
     guarded: bool = True  # False where the points are known to lie within reach
     centered: bool = False  # True where the points are known to lie about the origin
+    forward_mode: bool = False  # whether the sum must have tangents
     mesh: Mesh | AbstractMesh | None = None  # whose axes queries and keys are shared out over
     query_axis: MeshAxis = None
     key_axis: MeshAxis = None

@@ -230,10 +230,10 @@ def _difference_tile(scale: Array, queries: Array, keys: Array, v: Array) -> Arr
     return _dot(jnp.exp(difference_logits(scale, queries, keys)), v)
 
 
-@jax.custom_vjp
 def difference_logits(scale: Array, queries: Array, keys: Array) -> Array:
     """-½ Σ_d (scale (q_md - k_nd))², eight dimensions at a time; cut off where its square would overflow."""
 
+    @jax.checkpoint  # or derivatives would hold the differences of every dimension, each of a tile's size
     def add(total: Array, columns: tuple[Array, Array]) -> tuple[Array, None]:
         for q, k in zip(*columns, strict=True):
             total = total + jnp.square(_scaled_difference(scale, q, k))
@@ -243,32 +243,6 @@ def difference_logits(scale: Array, queries: Array, keys: Array) -> Array:
     zero = jnp.zeros((*batch, queries.shape[-2], keys.shape[-2]), queries.dtype)
     columns = _dimensions(queries), _dimensions(keys)
     return _scan(add, vary_like(zero, [queries, keys, scale]), columns)[0] / -2
-
-
-# With x = scale (q_d - k_d): d logits = -x dx. Automatic differentiation would hold x for every dimension of a tile.
-
-
-def _difference_logits_backward(operands: tuple[Array, Array, Array], g: Array) -> tuple[Array, Array, Array]:
-    scale, queries, keys = operands
-
-    def add(d_scale: Array, columns: tuple[Array, Array]):
-        parts = []
-        for q, k in zip(*columns, strict=True):
-            x = _scaled_difference(scale, q, k)
-            parts.append((-(g * x).sum(-1), (g * x).sum(-2)))
-            d_scale = d_scale - (g * x * (x / scale)).sum((-2, -1), keepdims=True)
-        return d_scale, jax.tree.map(lambda *x: jnp.stack(x), *parts)
-
-    zero = vary_like(jnp.zeros((*g.shape[:-2], 1, 1), g.dtype), [g, scale, queries, keys])
-    d_scale, gradients = _scan(add, zero, (_dimensions(queries), _dimensions(keys)))
-    d_queries, d_keys = (  # (steps, step, *batch, number) -> (*batch, number, D)
-        scale * jnp.moveaxis(x.reshape(-1, *x.shape[2:]), 0, -1)[..., : queries.shape[-1]] for x in gradients
-    )
-    gradients = (d_scale, scale), (d_queries, queries), (d_keys, keys)
-    return tuple(unbroadcast(d_x, x.shape) for d_x, x in gradients)  # type: ignore[return-value]
-
-
-difference_logits.defvjp(lambda *operands: (difference_logits(*operands), operands), _difference_logits_backward)
 
 
 def _scaled_difference(scale: Array, q: Array, k: Array) -> Array:

@@ -106,8 +106,7 @@ def estimate_error(
     work = working_dtype(dtype)
     queries = jnp.take(jnp.asarray(queries), chosen, axis=-2)
     if sums is None:
-        options = {"method": method, "precision": precision, "backend": backend}
-        found = gauss_sum(queries, keys, values, tau, **options)
+        found = gauss_sum(queries, keys, values, tau, method=method, precision=precision, backend=backend)
     else:
         found = jnp.take(jnp.asarray(sums), chosen, axis=-1 if weights else -2)
     q, k, v, t = (jnp.asarray(x, work) for x in (queries, keys, values, tau))

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from typing import NamedTuple
 
 import jax
@@ -10,6 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
+from ._both_modes import sum_in_both_modes
+from ._channels import CHANNELS_IN_A_SUM, channel_blocks, cheaper_by_channels, flat_channels, unblock_channels
 from ._checks import (
     Bandwidth,
     Keys,
@@ -28,8 +29,6 @@ from ._dispatch import kernel_pullback, kernel_sum, within_reach
 from ._plan import expected_platform, plan, sizes, warn_once
 from ._varying import vary_alike, vary_like
 
-CHANNELS_IN_A_SUM = 64  # width up to which gradient channels share one sum: narrower sums waste exponentials
-
 
 def gauss_sum(
     queries: Queries,
@@ -40,6 +39,7 @@ def gauss_sum(
     method: str = "auto",
     precision: str = "auto",
     backend: str = "auto",
+    forward_mode: bool = False,
 ) -> Sums:
     """Sum Gaussian kernels: s_m = Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n, without the M×N kernel matrix.
 
@@ -61,6 +61,7 @@ def gauss_sum(
             `jax.default_matmul_precision` "high" split points, "highest" float32. Sums, exponents and the result's
             scale are float32 or better in all of them.
         backend: the attention kernel, "cpu", "flash", "efficient" (memory-efficient) or "cudnn"; or "auto".
+        forward_mode: whether `jax.jvp`, `jax.jacfwd`, `jax.linearize` and `jax.hessian` must work, too.
 
     Returns:
         s, (…, M, C), or (…, M) for values (N,), in the promoted dtype of queries, keys and values. No keys give zeros.
@@ -73,8 +74,11 @@ def gauss_sum(
         Reverse mode of any order with respect to queries, keys, values and tau, in linear memory. The rules are Gauss
         sums themselves: for C = 1, value and all gradients cost two of them. Gradients run in the same precision, and
         by the kernel's fused backward pass where there are many channels (this is `rescale` whatever the method).
-        Forward mode (`jax.jvp`, `jax.jacfwd`, `jax.hessian`) is refused, as `jax.custom_vjp` does: use
-        `gauss_sum_blocked` there.
+        Forward mode is refused, as `jax.custom_vjp` does, unless asked for by `forward_mode`: the sum is then a primitive
+        with a tangent and a transpose, forward over reverse and reverse over forward included. The tangent for C = 1
+        is two Gauss sums; for many channels, as in a Hessian, it is formed in XLA's blocks. Gradients cost the same as
+        by default for C = 1, up to three times as much for many channels. Points out of reach are summed by
+        differences, as everywhere.
 
     Precision:
         Error relative to Σ Φ|v|, in L2 over the queries. R = √τ‖x‖ is the distance of the farthest point from the
@@ -111,7 +115,7 @@ def gauss_sum(
     """
     check_names("gauss_sum", method, precision, backend)
     dtype = check_operands("gauss_sum", queries, keys, values, tau)
-    settings = Settings(method, precision, backend, dtype, matmul_grade())
+    settings = Settings(method, precision, backend, dtype, matmul_grade(), forward_mode=bool(forward_mode))
     chosen = plan(settings, expected_platform(queries, keys, values), *sizes(queries, keys, values, tau))
     if chosen.native and chosen.platform != "cpu" and settings.automatic:
         warn_once(chosen.reason)
@@ -132,7 +136,7 @@ def wide_sum(settings: Settings, queries: Array, keys: Array, values: Array, tau
     queries, keys, values, tau = (jnp.asarray(x, dtype) for x in (queries, keys, values, tau))
     weights = values.ndim == 1
     operands = align(queries, keys, values[:, None] if weights else values, tau)
-    total = _gauss_sum(settings, *vary_alike(*operands))
+    total = (sum_in_both_modes if settings.forward_mode else _gauss_sum)(settings, *vary_alike(*operands))
     return total[..., 0] if weights else total
 
 
@@ -165,7 +169,7 @@ class _Wanted(NamedTuple):
 def _forward(settings: Settings, queries, keys, values, tau):
     wanted = _Wanted(*(x.perturbed for x in (queries, keys, values, tau)))
     operands = queries, keys, values, tau = tuple(x.value for x in (queries, keys, values, tau))
-    if _cheaper_by_channels(queries, values) and (wanted.queries or wanted.tau):
+    if cheaper_by_channels(queries, values) and (wanted.queries or wanted.tau):
         total, slopes = _sum_and_slopes(settings, queries, keys, values, tau)
     else:
         total, slopes = _gauss_sum(settings, *operands), jnp.zeros(0)
@@ -197,7 +201,7 @@ def _gradients(settings: Settings, wanted: _Wanted, operands: tuple[Array, ...],
     queries, keys, values, tau = operands
     d_queries = d_keys = d_values = d_tau = jnp.zeros(0)
     want_keys = wanted.keys or wanted.tau
-    if _cheaper_by_channels(queries, values):
+    if cheaper_by_channels(queries, values):
         if wanted.queries or wanted.tau:
             d_queries = _along(slopes, g, tau)
         if want_keys:
@@ -225,17 +229,13 @@ def _by_differences(wanted: _Wanted, operands: tuple[Array, ...], slopes: Array,
 _gauss_sum.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
-def _cheaper_by_channels(points: Array, values: Array) -> bool:
-    """Whether C(D + 1) channels in two sums cost less than a sum and the fused backward pass, about 2.5 sums."""
-    dim, channels = points.shape[-1], values.shape[-1]
-    return channels == 1 or channels * (dim + 1) <= 2 * max(16, dim, channels)
-
-
 def _sum_and_slopes(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array) -> tuple[Array, Array]:
     """s = Σ Φ v (…, M, C) and Σ Φ v (k - q) (…, M, C, D), from one sum of C(D + 1) channels."""
     c = center(keys)
     moments = values[..., :, None] * (keys - c)[..., None, :]  # (…, N, C, D)
-    total = _gauss_sum(settings, queries, keys, jnp.concatenate([_flat(moments), _full(values, moments)], -1), tau)
+    total = _gauss_sum(
+        settings, queries, keys, jnp.concatenate([flat_channels(moments), _full(values, moments)], -1), tau
+    )
     channels, dim = moments.shape[-2:]
     first, s = total[..., : channels * dim], total[..., channels * dim :]
     first = first.reshape(*first.shape[:-1], channels, dim)
@@ -275,20 +275,8 @@ def _pullback_by_channels(settings: Settings, queries: Array, keys: Array, value
     channels = values.shape[-1]
     size = max(1, min(channels, CHANNELS_IN_A_SUM // (queries.shape[-1] + 1)))
     zeros = tuple(vary_like(jnp.zeros_like(x), [x]) for x in (queries, keys))
-    (d_queries, d_keys), d_values = lax.scan(add, zeros, (_channel_blocks(values, size), _channel_blocks(g, size)))
-    d_values = jnp.moveaxis(d_values, 0, -2)  # (…, N, blocks, size)
-    return d_queries, d_keys, _flat(d_values)[..., :channels]
-
-
-def _channel_blocks(x: Array, size: int) -> Array:
-    """(…, N, C) -> (blocks, …, N, size), zeros at the end."""
-    blocks = -(-x.shape[-1] // size)
-    padded = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, blocks * size - x.shape[-1])])
-    return jnp.moveaxis(padded.reshape(*x.shape[:-1], blocks, size), -2, 0)
-
-
-def _flat(x: Array) -> Array:
-    return x.reshape(*x.shape[:-2], math.prod(x.shape[-2:]))
+    (d_queries, d_keys), d_values = lax.scan(add, zeros, (channel_blocks(values, size), channel_blocks(g, size)))
+    return d_queries, d_keys, unblock_channels(d_values, channels)
 
 
 def _full(values: Array, moments: Array) -> Array:

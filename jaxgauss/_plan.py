@@ -208,6 +208,7 @@ def platforms() -> list[str]:
 
 def expected_platform(*arrays: Any) -> str:
     """The platform of the arrays, or JAX's default one where they do not tell (tracers, NumPy arrays)."""
+    _bridge.refuse_fork()
     for x in arrays:
         if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer):
             return _lowering_name(next(iter(x.devices())))

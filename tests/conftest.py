@@ -4,6 +4,7 @@ import os
 
 # Most of the time here goes into compiling functions that run once: compile them without optimizing.
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # several processes share the cores
 
 import jax
 import matplotlib

@@ -402,7 +402,7 @@ WRONG = [
     ({"x_weights": jnp.ones(4)}, ValueError, r"`x_weights` must hold one weight for each point of `x`; got .*\(4,\)"),
     ({"y_weights": [1.0]}, TypeError, "`y_weights` must be a JAX or NumPy array; got list"),
     ({"precision": "half"}, ValueError, "`precision` must be one of.*got 'half'"),
-    ({"speed": "fast"}, TypeError, "options must be method, precision or backend; got speed"),
+    ({"speed": "fast"}, TypeError, "options must be among method, .*, key_axis; got speed"),
 ]
 
 

@@ -1,0 +1,119 @@
+"""Forward mode, reverse mode, and one over the other, against the dense sum under the same transformations."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxgauss import gauss_sum, gauss_sum_dense
+from oracle import assert_close, problem, relative_error
+
+POINTS = (0, 1, 3)  # the arguments in which the sum is not linear
+
+
+def leaves(result) -> list[np.ndarray]:
+    return [np.asarray(x) for x in jax.tree.leaves(result)]
+
+
+def loss(function):
+    return lambda *operands: jnp.sin(function(*operands)).sum()
+
+
+def jvp_of_gradient(function, *operands):
+    gradient = jax.grad(loss(function), (0, 1, 2, 3))
+    return jax.jvp(gradient, operands, tuple(jnp.cos(x) for x in operands))
+
+
+TRANSFORMS = {
+    "jvp": lambda f, *x: jax.jvp(f, x, tuple(jnp.cos(y) for y in x)),
+    "linearize of jit": lambda f, *x: jax.linearize(jax.jit(f), *x)[1](*(jnp.cos(y) for y in x)),
+    "jacfwd": lambda f, *x: jax.jacfwd(f, (0, 1, 2, 3))(*x),
+    "hessian": lambda f, *x: jax.hessian(loss(f), POINTS)(*x),
+    "reverse over forward": lambda f, *x: jax.jacrev(jax.jacfwd(loss(f), 3), 0)(*x),
+    "forward over forward": lambda f, *x: jax.jacfwd(jax.jacfwd(loss(f), 3), (0, 1))(*x),
+    "vmap of jvp": lambda f, q, *x: jax.vmap(lambda q: jax.jvp(lambda q: f(q, *x), (q,), (jnp.cos(q),)))(
+        jnp.stack([q, 2 * q])
+    ),
+    "vmap of hessian": lambda f, q, k, v, t: jax.vmap(lambda q, v: jax.hessian(loss(f))(q, k, v, t))(
+        jnp.stack([q, 2 * q]), jnp.stack([v, v + 1])
+    ),
+    "jvp of gradient": jvp_of_gradient,
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+def test_transforms_agree_with_dense(rng, transform):
+    operands = [jnp.asarray(x) for x in problem(rng, 4, 5, 2, 1).operands]
+    ours = functools.partial(gauss_sum, method="rescale", forward_mode=True)
+    results, exact = (leaves(TRANSFORMS[transform](f, *operands)) for f in (ours, gauss_sum_dense))
+    assert_close(results, exact, 1e-10)
+
+
+@pytest.mark.parametrize(("method", "channels"), [("rescale", 3), ("blocked", 40)])
+def test_several_channels_by_moments_or_in_blocks(rng, method, channels):
+    operands = [jnp.asarray(x) for x in problem(rng, 23, 31, 3, channels).operands]
+    ours = functools.partial(gauss_sum, method=method, forward_mode=True)
+    for transform in (TRANSFORMS["jvp"], lambda f, *x: jax.grad(loss(f), (0, 1, 2, 3))(*x)):
+        results, exact = (leaves(transform(f, *operands)) for f in (ours, gauss_sum_dense))
+        assert_close(results, exact, 1e-12)
+
+
+def in_float64(operands):
+    """The tangent in the same direction, to the last bit."""
+    wide, directions = (tuple(y.astype(jnp.float64) for y in x) for x in (operands, map(jnp.cos, operands)))
+    return jax.jvp(gauss_sum_dense, wide, directions)
+
+
+def test_tangents_of_points_far_from_their_center(rng):
+    """In float32, where a tangent of moments about the center would be lost."""
+    near = problem(rng, 6, 7, 3, 1, dtype="float32")
+    shift = np.array([3e4, 0, 0], np.float32)  # two clusters
+    queries, keys = np.concatenate([near.queries, near.queries + shift]), np.concatenate([near.keys, near.keys + shift])
+    operands = [jnp.asarray(x) for x in (queries, keys, np.concatenate([near.values] * 2), near.tau)]
+    results = leaves(TRANSFORMS["jvp"](functools.partial(gauss_sum, forward_mode=True), *operands))
+    assert_close(results, leaves(in_float64(operands)), 1e-5)
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float16", 4e-3)])
+def test_tangents_in_lower_precision(rng, dtype, tolerance):
+    operands = [jnp.asarray(x, dtype) for x in problem(rng, 203, 113, 5, 1, positive=True).operands]
+    ours = functools.partial(gauss_sum, method="rescale", precision=dtype, forward_mode=True)
+    results = leaves(TRANSFORMS["jvp"](ours, *operands))
+    assert_close(results, leaves(in_float64(operands)), tolerance)
+
+
+def test_value_and_tangent_take_two_calls_and_so_do_all_gradients(rng):
+    operands = [jnp.asarray(x, jnp.float32) for x in problem(rng).operands]
+    operands[2] = operands[2][:, :1]
+    ours = functools.partial(gauss_sum, method="rescale", forward_mode=True)
+    for transform in (TRANSFORMS["jvp"], lambda f, *x: jax.grad(loss(f), (0, 1, 2, 3))(*x)):
+        text = jax.jit(functools.partial(transform, ours)).lower(*operands).compile().as_text()
+        assert text.count('custom_call_target="xla_buffer_python_cpu_callback"') == 2
+
+
+def test_tangents_under_shard_map(rng):
+    mesh = jax.make_mesh((1,), ("data",), devices=jax.devices()[:1], axis_types=(jax.sharding.AxisType.Auto,))
+    rows, nowhere = jax.sharding.PartitionSpec("data"), jax.sharding.PartitionSpec()
+    operands = [jnp.asarray(x) for x in problem(rng).operands]
+
+    def local(*operands):
+        return jax.lax.psum(gauss_sum(*operands, method="rescale", forward_mode=True), "data")
+
+    sharded = jax.shard_map(local, mesh=mesh, in_specs=(nowhere, rows, rows, nowhere), out_specs=nowhere)
+    results, exact = (leaves(TRANSFORMS["jvp of gradient"](f, *operands)) for f in (sharded, gauss_sum_dense))
+    assert_close(results, exact, 1e-12)
+
+
+def test_nothing_to_sum_has_no_tangent():
+    operands = jnp.ones((3, 2)), jnp.ones((0, 2)), jnp.ones((0, 1))
+    primal, tangent = jax.jvp(functools.partial(gauss_sum, forward_mode=True), operands, operands)
+    assert primal.shape == tangent.shape == (3, 1) and not (primal.any() or tangent.any())
+
+
+def test_the_default_refuses_and_says_what_to_do(rng):
+    operands = [jnp.asarray(x) for x in problem(rng).operands]
+    with pytest.raises(TypeError, match="custom_vjp"):
+        jax.jvp(gauss_sum, operands, operands)
+    assert relative_error(gauss_sum(*operands, forward_mode=True), gauss_sum_dense(*operands)) < 1e-14

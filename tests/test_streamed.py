@@ -1,0 +1,321 @@
+"""Streamed sums: the sum of all chunks at once, in bounded memory, and the same bits after an interruption."""
+
+import builtins
+import gc
+import itertools
+import signal
+import subprocess
+import sys
+import weakref
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxgauss import KeyChunks, gauss_sum, gauss_sum_streamed
+from oracle import gauss_sum64, problem, relative_error
+
+
+def interrupted(chunks, stop, error=KeyboardInterrupt):
+    """The chunks up to one that is not to be had."""
+    for i, chunk in enumerate(chunks):
+        if i == stop:
+            raise error(f"at chunk {stop}")
+        yield chunk
+
+
+@pytest.mark.parametrize("method, dtype, tolerance", [("auto", "float64", 1e-13), ("rescale", "float32", 3e-6)])
+def test_sum_is_that_of_all_chunks_at_once(rng, method, dtype, tolerance):
+    p = problem(rng, 31, 203, 5, 2, dtype=dtype)
+    result = gauss_sum_streamed(p.queries, KeyChunks(p.keys, p.values, 50), p.tau, method=method)
+    assert result.dtype == dtype and relative_error(result, gauss_sum64(*p.operands)) < tolerance
+
+
+def test_one_chunk_is_one_sum(rng):
+    p = problem(rng, dtype="float32")
+    assert np.array_equal(gauss_sum_streamed(*p.operands[:1], [p.operands[1:3]], p.tau), gauss_sum(*p.operands))
+
+
+def test_chunks_may_be_ragged_and_empty(rng):
+    p = problem(rng, 9, 203, 4, 1, tau=2.0)
+    bounds = [0, 0, 40, 40, 43, 203]
+    chunks = ((p.keys[i:j], p.values[i:j]) for i, j in itertools.pairwise(bounds))
+    assert relative_error(gauss_sum_streamed(p.queries, chunks, 2), gauss_sum64(*p.operands)) < 1e-13
+    assert not gauss_sum_streamed(p.queries, [(p.keys[:0], p.values[:0])]).any()
+
+
+def test_weights_batches_and_several_bandwidths(rng):
+    p = problem(rng, 12, 50, 3, 1)
+    queries, tau = p.queries.reshape(2, 6, 3), np.array([0.5, 3.0])
+    result = gauss_sum_streamed(jnp.asarray(queries), KeyChunks(p.keys, p.values[:, 0], 20), jnp.asarray(tau))
+    assert relative_error(result, gauss_sum64(queries, p.keys, p.values, tau)[..., 0]) < 1e-13
+
+
+def test_half_precision_accumulates_in_float32():
+    point = np.ones((1, 2), np.float16)
+    chunks = ((point, np.ones((1, 1), dtype)) for dtype in [np.float16] * 2500)
+    result = gauss_sum_streamed(point, chunks)  # by ones, float16 counts to 2048
+    assert result.dtype == jnp.float16 and float(result[0, 0]) == 2500
+
+
+def test_the_number_of_chunks_adds_no_error(rng):
+    """At coincident points a chunk's sum is its value; large ones cancel at the end."""
+    point = np.ones((1, 2), np.float32)
+    values = rng.uniform(size=(1000, 1)).astype(np.float32)
+    values[0], values[-1] = 2**20, -(2**20)
+    exact = values.astype(np.float64).sum()
+    result = gauss_sum_streamed(point, KeyChunks(point.repeat(1000, 0), values, 1))
+    assert abs(float(result[0, 0]) - exact) < 1e-6 * exact
+    assert abs(float(np.cumsum(values)[-1]) - exact) > 1e-4 * exact
+
+
+def test_a_sum_beyond_the_range_is_infinite():
+    point, huge = np.ones((1, 2), np.float32), np.full(1, 3e38, np.float32)
+    assert gauss_sum_streamed(point, [(point, huge), (point, huge), (point, -huge)])[0] == np.inf
+
+
+def test_64_bit_arrays_outside_of_the_64_bit_mode(rng):
+    p = problem(rng)
+    with jax.enable_x64(False):
+        result = gauss_sum_streamed(p.queries, KeyChunks(p.keys, p.values, 7), p.tau)
+    assert result.dtype == jnp.float32 and relative_error(result, gauss_sum64(*p.operands)) < 1e-5
+
+
+@pytest.mark.parametrize("as_chunks", [lambda chunks: chunks, iter], ids=["sequence", "iterator"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_an_interrupted_sum_resumes_to_the_same_bits(rng, tmp_path, as_chunks, error):
+    p = problem(rng, 20, 500, 3, 2, dtype="float32")
+    bounds = [0, 90, 190, 200, 290, 390, 430, 500]
+    chunks = [(p.keys[i:j], p.values[i:j]) for i, j in itertools.pairwise(bounds)]
+    whole = gauss_sum_streamed(p.queries, chunks, p.tau)
+    for stop in (0, 1, 4, 5):
+        with pytest.raises(error, match=f"at chunk {stop}"):
+            gauss_sum_streamed(p.queries, interrupted(chunks, stop, error), p.tau, saved=tmp_path / "sum.npz")
+        if stop:
+            assert np.load(tmp_path / "sum.npz")["num_chunks"] == stop
+    for _ in range(2):  # to the end, and from there
+        resumed = gauss_sum_streamed(p.queries, as_chunks(chunks), p.tau, saved=tmp_path / "sum.npz")
+        assert np.array_equal(resumed, whole)
+    assert [x.name for x in tmp_path.iterdir()] == ["sum.npz"]
+
+
+def test_a_finished_sum_goes_on_with_new_chunks_and_reads_no_old_ones(rng, tmp_path):
+    p = problem(rng, 20, 500, 3, 2)
+    read = []
+
+    class Recorded(KeyChunks):
+        def __getitem__(self, index):
+            read.append(index)
+            return super().__getitem__(index)
+
+    for num in (300, 500):
+        chunks = Recorded(p.keys[:num], p.values[:num], 100)
+        result = gauss_sum_streamed(p.queries, chunks, p.tau, saved=str(tmp_path / "sum"))
+    assert np.array_equal(result, gauss_sum_streamed(p.queries, list(chunks), p.tau))
+    assert read[:5] == [0, 1, 2, 2, 3]
+
+
+def test_it_is_saved_on_the_way(rng, tmp_path):
+    p = problem(rng)
+    found = []
+
+    def chunks():
+        for i in range(4):
+            found.append((tmp_path / "sum.npz").exists())
+            yield p.keys, p.values + i
+
+    gauss_sum_streamed(p.queries, chunks(), p.tau, saved=tmp_path / "sum.npz")
+    assert not found[0] and found[-1]
+
+
+SCRIPT = """
+import sys, time, numpy as np, jaxgauss
+def chunks():
+    for i in range(100):
+        if i == 3:
+            print("reading", flush=True)
+            time.sleep(1)
+        yield np.ones((5, 2)), np.ones(5)
+jaxgauss.gauss_sum_streamed(np.ones((1, 2)), chunks(), saved=sys.argv[1])
+"""
+
+
+def test_ctrl_c_saves_what_has_been_summed(tmp_path):
+    run = subprocess.Popen([sys.executable, "-c", SCRIPT, tmp_path / "sum.npz"], stdout=-1, stderr=-1, text=True)
+    assert run.stdout is not None and run.stdout.readline() == "reading\n"
+    run.send_signal(signal.SIGINT)
+    assert run.communicate()[1].endswith("KeyboardInterrupt\n") and run.returncode != 0
+    assert np.load(tmp_path / "sum.npz")["num_chunks"] in (2, 3)
+
+
+def test_a_generator_may_use_its_memory_again(rng):
+    p = problem(rng, 20, 500, 3, 2)
+
+    def chunks():
+        keys, values = np.empty((100, 3)), np.empty((100, 2))
+        for i in range(0, 500, 100):
+            keys[:], values[:] = p.keys[i : i + 100], p.values[i : i + 100]
+            yield keys, values
+            keys[:], values[:] = np.nan, np.nan
+
+    assert relative_error(gauss_sum_streamed(p.queries, chunks(), p.tau), gauss_sum64(*p.operands)) < 1e-13
+
+
+@pytest.mark.parametrize("method", ["auto", "rescale"])
+def test_two_chunks_are_alive_at_most(method):
+    alive, most = [], []
+
+    class Watched(np.ndarray):
+        pass
+
+    def chunks():
+        for _ in range(6):
+            keys = np.ones((50, 3)).view(Watched)
+            alive.append(weakref.ref(keys))
+            on_device = sum(x.shape == (50, 3) for x in jax.live_arrays())
+            most.append((sum(x() is not None for x in alive), on_device))
+            yield keys, np.ones(50)
+            del keys
+
+    gc.collect()
+    gauss_sum_streamed(np.ones((2, 3)), chunks(), method=method)
+    assert max(host for host, _ in most) <= 2 and max(device for _, device in most) <= 2
+
+
+def rss_file():
+    return int(Path("/proc/self/status").read_text().split("RssFile:")[1].split()[0]) / 1024
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no /proc")
+@pytest.mark.parametrize("mode", ["r", "r+", "c"])
+def test_pages_of_a_memory_map_are_given_back(tmp_path, mode):
+    """32 MiB; a private copy keeps its pages, which may have been written to."""
+    np.save(tmp_path / "keys.npy", np.ones((2**17, 64), np.float32))
+    keys = np.load(tmp_path / "keys.npy", mmap_mode=mode)
+    if mode != "r":
+        keys[5] = 2
+    point, chunks = np.ones((1, 64), np.float32), KeyChunks(keys, np.ones(2**17, np.float32))
+    assert len(chunks) == 9
+    gauss_sum_streamed(point, [chunks[0]])
+    before = rss_file()
+    result = gauss_sum_streamed(point, chunks, 100.0)
+    assert (rss_file() - before < 8) == (mode != "c")
+    assert float(result[0]) == 2**17 - (mode != "r") and keys[5, 0] == 1 + (mode != "r")
+
+
+def test_lengths_are_compiled_once(rng):
+    p = problem(rng, 9, 100, 4, 1)
+    chunks = [(p.keys[:n], p.values[:n]) for n in (64, 63, 50, 33, 64, 34, 32, 31, 17)]
+    from jaxgauss._streamed import _added
+
+    before = _added._cache_size()
+    gauss_sum_streamed(p.queries, chunks)
+    assert _added._cache_size() - before == 2  # 64 and 32
+
+
+def test_the_bar_starts_where_the_sum_was(rng, tmp_path, capsys):
+    p = problem(rng, 9, 100, 4, 1)
+    chunks, saved = KeyChunks(p.keys, p.values, 10), tmp_path / "sum.npz"
+    gauss_sum_streamed(p.queries, [chunks[i] for i in range(3)], saved=saved, progress=True)
+    shown = capsys.readouterr().err
+    assert " 3/3 " in shown
+    gauss_sum_streamed(p.queries, chunks, saved=saved, progress=True)
+    shown = capsys.readouterr().err
+    assert " 3/10 " in shown and " 10/10 " in shown and " 2/10 " not in shown
+
+
+def test_a_bar_needs_tqdm(monkeypatch):
+    found = builtins.__import__
+
+    def without_tqdm(name, *args, **kwargs):
+        if name == "tqdm":
+            raise ImportError(name)
+        return found(name, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "__import__", without_tqdm)
+    with pytest.raises(ImportError, match="needs tqdm: pip install tqdm"):
+        gauss_sum_streamed(np.ones((2, 3)), [(np.ones((4, 3)), np.ones(4))], progress=True)
+
+
+Q, K, V = np.ones((5, 3)), np.ones((7, 3)), np.ones((7, 2))
+
+
+@pytest.mark.parametrize(
+    "chunks, error, message",
+    [
+        (None, TypeError, "`chunks` must be an iterable of pairs; got NoneType"),
+        ([], ValueError, "`chunks` must hold at least one chunk; got none"),
+        ((K, V), TypeError, r"chunk 0 must be a pair of arrays \(keys, values\); got \(ndarray\)"),
+        ([(K, V), None], TypeError, r"chunk 1 must be a pair of arrays .*; got \(NoneType\)"),
+        ([(K, [1.0] * 7)], TypeError, r"chunk 0 must be a pair of arrays .*; got \(ndarray, list\)"),
+        ([(K[:, :2], V)], ValueError, r".* same dimension; got queries \(5, 3\), keys \(7, 2\)"),
+        ([(K, V[:5])], ValueError, r".* one row for each key; got .* values \(5, 2\)"),
+        ([(K.astype(int), V)], TypeError, ".* got keys int64"),
+        ([(K[None], V)], ValueError, r"a chunk must be keys \(n, D\) .*; got keys \(1, 7, 3\), values \(7, 2\)"),
+        ([(K, V), (K[:, :2], V)], ValueError, r"chunk 1 .* with keys \(n, 3\) .*; got keys \(7, 2\) float64"),
+        ([(K, V), (K, V[:, 0])], ValueError, r"chunk 1 .* values \(n, 2\) .*; got .* values \(7,\) float64"),
+        ([(K, V), (K, V[:5])], ValueError, r"chunk 1 .*; got keys \(7, 3\) float64, values \(5, 2\) float64"),
+        ([(K, V)] * 2 + [(K, V.astype("f4"))], ValueError, r"chunk 2 .*float64; got .* values \(7, 2\) float32"),
+    ],
+)
+def test_wrong_chunks_are_named(chunks, error, message):
+    with pytest.raises(error, match="`jaxgauss.gauss_sum_streamed`: " + message):
+        gauss_sum_streamed(Q, chunks)
+
+
+def test_options_and_tau_are_checked():
+    with pytest.raises(ValueError, match=r"`jaxgauss.gauss_sum_streamed`: `method` must be .*; got 'softmax'"):
+        gauss_sum_streamed(Q, [(K, V)], method="softmax")
+    with pytest.raises(ValueError, match=r"`tau` must be positive .*; got tau -1"):
+        gauss_sum_streamed(Q, [(K, V)], -1)
+    with pytest.raises(ValueError, match="backend 'flash' runs on cuda; got points on cpu"):
+        gauss_sum_streamed(Q, [(K, V)], backend="flash")
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: jax.jit(lambda q: gauss_sum_streamed(q, [(K, V)]))(Q),
+        lambda: jax.jit(lambda: gauss_sum_streamed(Q, [(K, V)]))(),
+        lambda: jax.grad(lambda v: gauss_sum_streamed(Q, [(K, v)]).sum())(V),
+    ],
+)
+def test_transformations_are_refused(call):
+    with pytest.raises(
+        TypeError, match=r"not under a transformation such as jit or grad; got a tracer. Use `gauss_sum`"
+    ):
+        call()
+
+
+def test_the_file_of_another_sum_is_refused(tmp_path):
+    saved = tmp_path / "sum.npz"
+    gauss_sum_streamed(Q, [(K, V)] * 3, saved=saved)
+    for other in ({"queries": Q + 1}, {"tau": 2.0}, {"method": "blocked"}):
+        with pytest.raises(ValueError, match=rf"same queries, tau and options; got {saved}. Delete it"):
+            gauss_sum_streamed(**({"queries": Q, "chunks": [(K, V)]} | other), saved=saved)
+    with jax.enable_x64(False), pytest.raises(ValueError, match="same queries, tau and options; got"):
+        gauss_sum_streamed(Q, [(K, V)] * 3, saved=saved)
+    for chunk in ((K[:5], V[:5]), (K + 1, V), (K, V + 1), (K, V[:, 0])):
+        with pytest.raises(ValueError, match=rf"chunk 2 must be the last one in {saved}; got another"):
+            gauss_sum_streamed(Q, [(K, V), (K, V), chunk], saved=saved)
+    with pytest.raises(ValueError, match=r"chunk 2 must be the last one in .*; got fewer chunks"):
+        gauss_sum_streamed(Q, [(K, V)], saved=saved)
+    for content in (b"", b"text", saved.read_bytes()[:200]):
+        saved.write_bytes(content)
+        with pytest.raises(ValueError, match=r"`saved` must be a new file, .*; got"):
+            gauss_sum_streamed(Q, [(K, V)], saved=saved)
+
+
+def test_key_chunks_are_a_sequence():
+    chunks = KeyChunks(K, V, size=3)
+    assert len(chunks) == 3 and [len(keys) for keys, _ in chunks] == [3, 3, 1]
+    assert [len(x) for x in chunks[-1]] == [1, 1]
+    assert len(KeyChunks(np.ones((2**20, 3), np.float32), np.ones(2**20, np.float32))) == 4
+    with pytest.raises(IndexError):
+        chunks[3]
+    with pytest.raises(ValueError, match=r"one row for each key; got keys \(7, 3\), values \(5, 2\)"):
+        KeyChunks(K, V[:5])
+    with pytest.raises(ValueError, match="`size` must be a positive integer; got 0"):
+        KeyChunks(K, V, 0)
