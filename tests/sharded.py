@@ -1,9 +1,9 @@
 """A program, not a test: sums and kernel methods over a mesh of eight devices, of one process or of several.
 
-    python sharded.py [ADDRESS NUM_PROCESSES PROCESS_ID]
+    python sharded.py [ADDRESS NUM_PROCESSES PROCESS_ID [forever]]
 
 Prints as JSON what comes out, and which collectives a sum needs. What should come out, the functions tell that are
-called without a mesh.
+called without a mesh. With "forever", one sum is computed again and again.
 """
 
 import itertools
@@ -119,5 +119,11 @@ if __name__ == "__main__":
     jax.config.update("jax_enable_x64", True)
     if len(sys.argv) > 1:
         jax.distributed.initialize(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), heartbeat_timeout_seconds=10)
+    if sys.argv[4:] == ["forever"]:
+        whole = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+        for i in itertools.count():
+            jax.block_until_ready(forward(*OPERANDS, mesh=whole, key_axis="data"))
+            if i == 0:
+                print("running", flush=True)
     assert jax.device_count() == 8
     print(json.dumps(results(jax.process_count())))

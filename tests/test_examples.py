@@ -9,6 +9,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import matplotlib.pyplot as plt
+import numpy as np
 import optax
 import pytest
 
@@ -39,6 +40,20 @@ def test_quickstart_agrees_with_dense():
     lines = run("examples/quickstart.py", "--num", "2048").splitlines()
     errors = [float(line.split()[-1]) for line in lines if "×" in line]
     assert len(errors) == 3 and max(errors) < 1e-5
+
+
+def test_two_processes_train_like_one(tmp_path, as_it_comes):
+    from multi_process import train
+
+    (tmp_path / "two").mkdir()
+    size = ["--steps", "3", "--points", "1000", "--latents", "101"]
+    output = run("examples/multi_process.py", "--processes", "2", *size, "--folder", str(tmp_path / "two"))
+    assert "1000 points on 2 devices of 2 processes: MMD" in output
+    train(3, 1000, 101, tmp_path)
+    with np.load(tmp_path / "multi_process.npz") as one, np.load(tmp_path / "two" / "multi_process.npz") as two:
+        assert len(one.files) == 6
+        for name in one.files:
+            np.testing.assert_allclose(two[name], one[name], rtol=0, atol=1e-6)
 
 
 def test_mmd_digits_learns(tmp_path):

@@ -1,11 +1,14 @@
 """Sums over a mesh of devices, of one process or of several: partial sums add, and nothing else is sent."""
 
+import contextlib
 import functools
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -32,30 +35,32 @@ def exact(name: str) -> list[np.ndarray]:
     return [np.asarray(x) for x in jax.tree.leaves(result)]
 
 
-def run_processes(num: int, num_devices: int) -> list[dict]:
-    """What each of several processes prints that talk to each other over the loopback address."""
+@contextlib.contextmanager
+def processes(num: int, num_devices: int, *arguments: str) -> Iterator[list[subprocess.Popen]]:
+    """Programs that talk to each other over the loopback address, each with its devices; killed in the end."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     flags = f"--xla_force_host_platform_device_count={num_devices} --xla_backend_optimization_level=0"
     environment = {**os.environ, "XLA_FLAGS": flags, "OMP_NUM_THREADS": "1"}
-    programs = []
-    for i in range(num):
-        command = [sys.executable, "sharded.py", *([] if num == 1 else [address, str(num), str(i)])]
-        streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        programs.append(subprocess.Popen(command, cwd=FOLDER, env=environment, text=True, **streams))
-    try:
-        outputs = [program.communicate(timeout=120) for program in programs]
-    finally:
+    command = [sys.executable, "sharded.py"]
+    commands = [command if num == 1 else [*command, address, str(num), str(i), *arguments] for i in range(num)]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with contextlib.ExitStack() as stack:
+        popen = functools.partial(subprocess.Popen, cwd=FOLDER, env=environment, text=True, **pipes)
+        programs = [stack.enter_context(popen(x)) for x in commands]
         for program in programs:
-            program.kill()
-    assert [program.returncode for program in programs] == [0] * num, [error for _, error in outputs]
-    return [json.loads(out.splitlines()[-1]) for out, _ in outputs]
+            stack.callback(program.kill)
+        yield programs
 
 
 @pytest.mark.parametrize("num_processes", [1, 4])
 def test_eight_devices_of_one_or_more_processes_give_what_one_device_gives(num_processes):
-    for found in run_processes(num_processes, 8 // num_processes):
+    with processes(num_processes, 8 // num_processes) as programs:
+        outputs = [program.communicate(timeout=120) for program in programs]
+        assert [program.returncode for program in programs] == [0] * num_processes, [error for _, error in outputs]
+    for out, _ in outputs:
+        found = json.loads(out.splitlines()[-1])
         for name, result in found.items():
             if name.startswith("collectives"):
                 assert result == ({} if name.split(", ")[1] == "queries" else {"all-reduce": 1}), (name, result)
@@ -63,6 +68,19 @@ def test_eight_devices_of_one_or_more_processes_give_what_one_device_gives(num_p
             tolerance = 1e-3 if name == "half" else 1e-9
             for ours, expected in zip(result, exact(name), strict=True):
                 assert relative_error(ours, expected) < tolerance, (name, ours, expected)
+
+
+def test_a_killed_process_is_an_error_in_the_others():
+    with processes(2, 1, "forever") as programs:
+        for program in programs:
+            assert program.stdout is not None
+            while program.stdout.readline() not in ("running\n", ""):
+                pass
+        survivor, victim = programs
+        victim.kill()
+        _, error = survivor.communicate(timeout=60)
+    assert survivor.returncode not in (0, -signal.SIGKILL)
+    assert "Connection closed by peer" in error or "heartbeat timeout" in error, error
 
 
 MESH = jax.sharding.AbstractMesh((4, 2), ("data", "model"))

@@ -1,0 +1,154 @@
+"""Train a generator on MMD² in several processes, each with its part of the data.
+
+Two processes of this machine, which talk to each other over the loopback address (half a minute):
+
+    python examples/multi_process.py
+
+On a cluster every process runs the same program, and JAX finds the others (docs/clusters.md). A process may have one
+device or many:
+
+    srun python examples/multi_process.py --cluster
+"""
+
+import argparse
+import itertools
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
+import optax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+from tqdm import trange
+
+from jaxgauss import embedding_norm_squared, mmd_squared, tau_from_bandwidth
+
+OUTPUTS = Path(__file__).parent.parent / "outputs"
+TAUS = tau_from_bandwidth(np.array([0.1, 0.4, 1.6], np.float32))
+LAYERS = (2, 64, 64, 2)
+
+
+def spirals(start: int, stop: int) -> np.ndarray:
+    """Points of two spirals, those from `start` to `stop`: every process makes its own, in blocks of 256."""
+    blocks = [np.random.default_rng(i).uniform(-1, 1, (256, 3)) for i in range(start // 256, -(-stop // 256))]
+    position, *noise = np.concatenate(blocks)[start % 256 :][: stop - start].T
+    angle = 3 * np.pi * np.sqrt(0.05 + 0.95 * np.abs(position))
+    points = np.sign(position) * angle * np.array([np.cos(angle), np.sin(angle)]) / 6
+    return (points + 0.07 * np.array(noise)).T.astype(np.float32)
+
+
+def initial(rng_key: jax.Array) -> list:
+    """Weights and biases."""
+    shapes = itertools.pairwise(LAYERS)
+    keys = jax.random.split(rng_key, len(LAYERS) - 1)
+    return [(jax.random.normal(key, (m, n)) / m**0.5, jnp.zeros(n)) for key, (m, n) in zip(keys, shapes, strict=True)]
+
+
+def generate(params: list, x: jax.Array) -> jax.Array:
+    """From normal points to those of the generator, (N, 2)."""
+    *hidden, (last, shift) = params
+    for weights, bias in hidden:
+        x = jax.nn.silu(x @ weights + bias)
+    return x @ last + shift
+
+
+def train(steps: int, num_points: int, num_latents: int, folder: Path) -> None:
+    """The same program in every process: what is not shared out, all of them compute alike."""
+    mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+    shared_out, everywhere = NamedSharding(mesh, PartitionSpec("data")), NamedSharding(mesh, PartitionSpec())
+
+    def own_part(index: Any) -> np.ndarray:
+        start, stop, _ = index[0].indices(num_points)
+        return spirals(start, stop)
+
+    data = jax.make_array_from_callback((num_points, 2), shared_out, own_part)
+    shares = {"mesh": mesh, "key_axis": "data"}
+    norm_squared = jax.jit(lambda data: embedding_norm_squared(data, TAUS, **shares))(data)
+    optimizer = optax.adam(optax.cosine_decay_schedule(5e-3, steps))
+
+    @jax.jit
+    def step(params, state, rng_key, data, norm_squared):
+        latents = jax.random.normal(rng_key, (num_latents, LAYERS[0]))
+
+        def loss(params):
+            return mmd_squared(generate(params, latents), data, TAUS, y_norm_squared=norm_squared, **shares)
+
+        value, gradient = jax.value_and_grad(loss)(params)
+        updates, state = optimizer.update(gradient, state)
+        return optax.apply_updates(params, updates), state, value
+
+    params, losses = initial(jax.random.key(0)), []
+    params, state = jax.device_put((params, optimizer.init(params)), everywhere)
+    first = jax.process_index() == 0
+    for i in (bar := trange(steps, desc=f"{jax.process_count()} processes", unit="step", disable=not first)):
+        params, state, value = step(params, state, jax.random.key(i + 1), data, norm_squared)
+        losses.append(float(value))  # waits for the step: an error of another process is raised here
+        bar.set_postfix(mmd=f"{max(losses[-1], 0) ** 0.5:.4f}")
+    if not first:
+        return
+    places = f"{jax.device_count()} devices of {jax.process_count()} processes"
+    print(f"{num_points} points on {places}: MMD {max(losses[0], 0) ** 0.5:.4f} -> {max(losses[-1], 0) ** 0.5:.4f}")
+    folder.mkdir(exist_ok=True)
+    np.savez(folder / "multi_process.npz", *map(np.asarray, jax.tree.leaves(params)))
+    own_data = np.concatenate([np.asarray(x.data) for x in data.addressable_shards])
+    plot(jax.tree.map(np.asarray, params), own_data, losses, places, folder / "multi_process.png")
+
+
+def plot(params: list, own_data: np.ndarray, losses: list[float], places: str, path: Path) -> None:
+    """What process 0 has of the data, what the generator makes, and the loss."""
+    figure, axes = plt.subplots(1, 3, figsize=(12, 4), layout="constrained")
+    points = generate(params, jax.random.normal(jax.random.key(0), (4000, LAYERS[0])))
+    for axis, title, x in ((axes[0], "data of process 0", own_data), (axes[1], "generated", points)):
+        axis.scatter(*np.asarray(x)[:4000].T, s=1, alpha=0.5)
+        axis.set(title=title, xlim=(-1.9, 1.9), ylim=(-1.9, 1.9), aspect="equal", xlabel="$x_1$", ylabel="$x_2$")
+    axes[2].semilogy(np.sqrt(np.maximum(losses, 1e-8)))
+    axes[2].set(title=f"training on {places}", xlabel="step", ylabel="MMD")
+    figure.savefig(path, dpi=120)
+    print(f"picture: {path}")
+
+
+def start_all(num_processes: int, arguments: list[str]) -> int:
+    """Start the processes on this machine, and end all of them when one has failed."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // num_processes)), **os.environ}
+    programs = [
+        subprocess.Popen(
+            [sys.executable, __file__, *arguments, "--join", address, str(num_processes), str(i)], env=environment
+        )
+        for i in range(num_processes)
+    ]
+    try:
+        return max(abs(program.wait()) for program in programs)
+    finally:
+        for program in programs:
+            program.kill()
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--processes", type=int, default=2, help="how many to start on this machine (default: 2)")
+    parser.add_argument(
+        "--cluster", action="store_true", help="this is one process of a cluster's: JAX finds the others"
+    )
+    parser.add_argument("--join", nargs=3, metavar=("ADDRESS", "NUMBER", "INDEX"), help=argparse.SUPPRESS)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--points", type=int, default=8192, help="of all processes together (default: 8192)")
+    parser.add_argument("--latents", type=int, default=1024, help="generated in a step (default: 1024)")
+    parser.add_argument("--folder", type=Path, default=OUTPUTS, help="for the picture (default: outputs)")
+    options = parser.parse_args()
+    if options.cluster:
+        jax.distributed.initialize()
+    elif options.join:
+        address, number, index = options.join
+        jax.distributed.initialize(address, int(number), int(index), heartbeat_timeout_seconds=10)
+    elif options.processes > 1:
+        sys.exit(start_all(options.processes, sys.argv[1:]))
+    train(options.steps, options.points, options.latents, options.folder)
