@@ -74,11 +74,10 @@ def gauss_sum(
         Reverse mode of any order with respect to queries, keys, values and tau, in linear memory. The rules are Gauss
         sums themselves: for C = 1, value and all gradients cost two of them. Gradients run in the same precision, and
         by the kernel's fused backward pass where there are many channels (this is `rescale` whatever the method).
-        Forward mode is refused, as `jax.custom_vjp` does, unless asked for by `forward_mode`: the sum is then a primitive
-        with a tangent and a transpose, forward over reverse and reverse over forward included. The tangent for C = 1
-        is two Gauss sums; for many channels, as in a Hessian, it is formed in XLA's blocks. Gradients cost the same as
-        by default for C = 1, up to three times as much for many channels. Points out of reach are summed by
-        differences, as everywhere.
+        Forward mode is refused, as `jax.custom_vjp` does, unless asked for by `forward_mode`: the sum is then a
+        primitive with a tangent and a transpose, and forward over reverse and reverse over forward work, too. The
+        tangent for C = 1 is two Gauss sums; for many channels, as in a Hessian, it is formed in XLA's blocks. Gradients
+        cost the same as by default for C = 1, up to three times as much for many channels.
 
     Precision:
         Error relative to Σ Φ|v|, in L2 over the queries. R = √τ‖x‖ is the distance of the farthest point from the

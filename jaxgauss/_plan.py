@@ -184,8 +184,14 @@ def _faster_in_xla(settings: Settings, pairs: int, dim: int, channels: int) -> t
         return "dense", wide, "xla", f"{pairs} kernel evaluations fit in one tile, and XLA starts sooner"
     if not intel_cpu():
         return "blocked", wide, "xla", "PyTorch's matrix products (MKL) run at half speed on CPUs that are not Intel's"
-    if dim >= 64 and channels < dim // 2:
-        return "blocked", wide, "xla", "few channels of wide points: the attention kernel would pad the values"
+    if max(dim, channels) >= 64 and min(dim, channels) < max(dim, channels) // 2:
+        narrow = "values" if channels < dim else "points"
+        return (
+            "blocked",
+            wide,
+            "xla",
+            f"dimension {dim}, {channels} channels: the attention kernel would pad the {narrow}",
+        )
     return None
 
 

@@ -7,7 +7,7 @@ import pytest
 
 import jaxgauss
 from jaxgauss import gauss_sum, gauss_sum_blocked, gauss_sum_dense
-from oracle import SIZES, gauss_sum64, problem, relative_error
+from oracle import SIZES, assert_close, gauss_sum64, problem, relative_error
 
 METHODS = ("auto", "reweight", "prescale", "rescale", "blocked", "dense")
 
@@ -218,3 +218,11 @@ def test_results_do_not_depend_on_the_size_of_the_blocks(rng, monkeypatch):
     for x, y in zip(ours, dense, strict=True):
         assert relative_error(x, y) <= 1e-12
     jax.clear_caches()
+
+
+@pytest.mark.parametrize(("dim", "channels"), [(1024, 1), (300, 700), (3, 4096)])
+def test_wide_points_and_values_with_gradients(rng, dim, channels):
+    case = problem(rng, 40, 30, dim, channels, dtype="float32")
+    wide = [x.astype("float64") for x in case]
+    results = [[*jax.vjp(f, *x[:4])[1](x[4])] for f, x in ((gauss_sum, case), (gauss_sum_dense, wide))]
+    assert_close(*results, 5e-6)

@@ -260,6 +260,58 @@ def test_channels_are_summed_in_blocks_where_the_kernel_is_narrow(rng, channels,
     assert_close(gauss_sum_pullback(*tensors(case)), whole, 1e-13)
 
 
+@pytest.mark.parametrize("precision", ["float64", "float16"])
+def test_many_points_take_several_calls(rng, precision, monkeypatch):
+    """Chunks of 16 queries and of 16 keys of 40 and 50; keys and queries are shared by a batch of values."""
+    queries, keys, values, tau, _ = tensors(problem(rng, 40, 50, 3, 2))
+    values, g = torch.stack([values, 2 * values]), torch.from_numpy(rng.normal(size=(2, 40, 2)))
+    operands, tolerance = (queries, keys, values, tau), 1e-12 if precision == "float64" else 5e-3
+    log_weights = values[0].abs().log()[..., :1]
+    whole_pullback = gauss_sum_pullback(*operands, g)
+    whole_means = torch_backend.log_gauss_sum(*operands, log_weights)
+    calls = []
+    attend = attention.attention
+    monkeypatch.setattr(
+        sys.modules["torch_backend.rescale"], "attention", lambda *x, **o: (calls.append(1), attend(*x, **o))[1]
+    )
+    monkeypatch.setattr(attention, "MAX_POINTS", 16)
+    for method in METHODS:
+        assert (
+            relative_error(gauss_sum(*operands, method=method, precision=precision), gauss_sum64(*operands)) < tolerance
+        )
+    assert len(calls) >= 3 * 4
+    assert_close(gauss_sum_pullback(*operands, g, precision=precision), whole_pullback, tolerance)
+    assert_close(torch_backend.log_gauss_sum(*operands, log_weights, precision=precision), whole_means, tolerance)
+
+
+@pytest.mark.parametrize(("dim", "channels"), [(257, 1), (300, 700), (1024, 257), (16, 4096)])
+def test_wide_points_and_values(rng, dim, channels):
+    case = problem(rng, 70, 50, dim, channels, dtype="float32")
+    exact = gauss_sum_pullback(*tensors(x.astype("float64") for x in case))
+    assert relative_error(gauss_sum(*tensors(case.operands)), gauss_sum64(*case.operands)) < 5e-6
+    assert_close(gauss_sum_pullback(*tensors(case)), exact, 5e-6)
+
+
+def test_no_operand_has_more_elements_than_32_bits_count():
+    for name, dim, channels in (("flash", 254, 1), ("flash", 3, 4096), ("efficient", 2000, 1), ("efficient", 3, 5000)):
+        kernel = torch_backend.KERNELS[name]
+        points, at_once = kernel.limits(dim, channels)
+        width = kernel.width(max(kernel.columns(dim), min(channels, at_once)))
+        assert points * width < 2**31 and at_once == (256 if name == "flash" else channels)
+    assert select_kernel("cpu", "float16", "cpu", torch.float32, 3).limits(3, 1)[0] < 2**28  # κ of Algorithm 2
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_large_batches(rng, method):
+    """More than CUDA's grid holds; heads likewise."""
+    case = problem(rng, 70_000, 3, 2, 1)
+    queries, keys = case.queries.reshape(70_000, 1, 2), rng.normal(size=(70_000, 3, 2))
+    exact = gauss_sum64(queries, keys, case.values, case.tau)
+    for batch in ((70_000,), (1, 70_000)):
+        operands = tensors((queries.reshape(*batch, 1, 2), keys.reshape(*batch, 3, 2), case.values, case.tau))
+        assert relative_error(gauss_sum(*operands, method=method), exact.reshape(*batch, 1, 1)) < 1e-13
+
+
 def test_padding_costs_nothing_beside_the_rounding_of_the_width():
     """The widths that the reductions run at for D = 3, 16, 30, 64 and one channel."""
     half = select_kernel("cpu", "float16", "cpu", torch.float32, 3)

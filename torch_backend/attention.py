@@ -25,6 +25,8 @@ PRECISIONS = DTYPES | SPLIT
 PROBES = 2  # columns that the pullback adds to those of the points and of their norms
 SHORT = 512  # queries or keys over which half precision adds up
 MAX_GRID = 65535  # CUDA's limit on batch and on heads in one launch
+MAX_POINTS = 2**22  # in one call: more would lose digits as a kernel adds them up, and have no dummy key in float16
+MAX_ELEMENTS = 2**31 - 1  # of a matrix: some kernels count in 32 bits
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,12 @@ class Kernel:
         if self.name == "cpu":  # no limits, but narrow matrix products are slow: 16 columns cost less than 2 to 15
             return columns if columns <= 1 or columns >= 16 else 16
         return -(-columns // self.multiple) * self.multiple
+
+    def limits(self, dim: int, channels: int) -> tuple[int, int]:
+        """How many queries, and how many keys, one call may have; and how many channels."""
+        most = channels if self.max_width is None else self.max_width
+        width = self.width(max(self.columns(dim) + PROBES, min(channels, most) + 1))
+        return min(MAX_POINTS, max(1, MAX_ELEMENTS // width)), most
 
     def fits(self, columns: int) -> bool:
         """Whether this many columns can be reduced in one call."""

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import Tensor
@@ -13,7 +13,6 @@ from .layout import (
     accumulation_dtype,
     broadcast_shapes,
     from_columns,
-    in_blocks,
     normalized,
     normalized_for_sums,
     pack,
@@ -88,9 +87,7 @@ def gauss_sum(
     scaled, v = scaled_points(*points), fold.fold(values, of_values=True)
 
     def compute(kernel: Kernel, reduction: Callable[..., Tensor] = rescale) -> tuple[Tensor]:
-        a, b = in_dtype_of(kernel, scaled, points)
-        block = v.shape[-1] if kernel.max_width is None else kernel.max_width - (reduction is reweight)
-        return (in_blocks(lambda values: reduction(a, b, values, kernel), v, block).to(v.dtype),)
+        return (_sum_in_parts(reduction, *in_dtype_of(kernel, scaled, points), v, kernel).to(v.dtype),)
 
     (sums,) = compute(kernel, reduction)
     if guard and not (torch.is_grad_enabled() and sums.requires_grad):
@@ -145,14 +142,7 @@ def gauss_sum_pullback(
     v, g = fold.fold(values, of_values=True), fold.fold(cotangent.to(values.dtype), of_values=True)
 
     def compute(kernel: Kernel) -> tuple[Tensor, ...]:
-        a, b = in_dtype_of(kernel, scaled, points)
-        block = v.shape[-1] if kernel.max_width is None else kernel.max_width
-        da, db, dv, largest = torch.zeros_like(a), torch.zeros_like(b), [], a.new_ones(())
-        for v_block, g_block in zip(v.split(block, -1), g.split(block, -1), strict=True):
-            da_block, db_block, dv_block, largest = _pullback(a, b, v_block, g_block, kernel)
-            da, db = da + da_block, db + db_block
-            dv.append(dv_block)
-        return da, db, torch.cat(dv, -1), largest
+        return _pullback_in_parts(*in_dtype_of(kernel, scaled, points), v, g, kernel)
 
     *gradients, largest = results = compute(kernel)
     if guard:
@@ -170,6 +160,42 @@ def in_dtype_of(kernel: Kernel, scaled: tuple[Tensor, Tensor], points: list[Tens
     if kernel.dtype != torch.float64 or scaled[0].dtype == torch.float64:
         return scaled
     return scaled_points(*(x.double() for x in points))
+
+
+def _sum_in_parts(reduction: Callable[..., Tensor], a: Tensor, b: Tensor, v: Tensor, kernel: Kernel) -> Tensor:
+    """The sums by as few calls as the kernel can do them in."""
+    points, channels = kernel.limits(a.shape[-1], v.shape[-1])
+    channels -= reduction is reweight and channels == kernel.max_width  # which has one of its own
+    again = functools.partial(_sum_in_parts, reduction)
+    if v.shape[-1] > channels:
+        return torch.cat([again(a, b, x, kernel) for x in v.split(channels, -1)], -1)
+    if a.shape[-2] > points:
+        return torch.cat([again(x, b, v, kernel) for x in a.split(points, -2)], -2)
+    if b.shape[-2] > points:
+        return _total(again(a, *part, kernel) for part in zip(b.split(points, -2), v.split(points, -2), strict=True))
+    return reduction(a, b, v, kernel)
+
+
+def _pullback_in_parts(a: Tensor, b: Tensor, v: Tensor, g: Tensor, kernel: Kernel) -> tuple[Tensor, ...]:
+    """`_pullback`, likewise."""
+    points, channels = kernel.limits(a.shape[-1], v.shape[-1])
+    if v.shape[-1] > channels:
+        parts = zip(v.split(channels, -1), g.split(channels, -1), strict=True)
+        da, db, dv, largest = zip(*(_pullback_in_parts(a, b, *part, kernel) for part in parts), strict=True)
+        return _total(da), _total(db), torch.cat(dv, -1), torch.stack(largest).amax()
+    if a.shape[-2] > points:
+        parts = zip(a.split(points, -2), g.split(points, -2), strict=True)
+        da, db, dv, largest = zip(*(_pullback_in_parts(x, b, v, g, kernel) for x, g in parts), strict=True)
+        return torch.cat(da, -2), _total(db), _total(dv), torch.stack(largest).amax()
+    if b.shape[-2] > points:
+        parts = zip(b.split(points, -2), v.split(points, -2), strict=True)
+        da, db, dv, largest = zip(*(_pullback_in_parts(a, *part, g, kernel) for part in parts), strict=True)
+        return _total(da), torch.cat(db, -2), torch.cat(dv, -2), torch.stack(largest).amax()
+    return _pullback(a, b, v, g, kernel)
+
+
+def _total(parts: Iterable[Tensor]) -> Tensor:
+    return functools.reduce(torch.add, parts)
 
 
 def _pullback(a: Tensor, b: Tensor, v: Tensor, g: Tensor, kernel: Kernel) -> tuple[Tensor, Tensor, Tensor, Tensor]:

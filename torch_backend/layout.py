@@ -1,7 +1,6 @@
 """Points and values in the form that one attention call takes: batch axes folded, centered, scaled, padded."""
 
 import math
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
@@ -179,10 +178,3 @@ class Fold:
             return result.reshape(shape)
         full = result.reshape(*self.batch, *shape[-2:])
         return full.sum_to_size(shape)
-
-
-def in_blocks(function: Callable[[Tensor], Tensor], values: Tensor, size: int) -> Tensor:
-    """`function` over blocks of at most `size` channels."""
-    if values.shape[-1] <= size:
-        return function(values)
-    return torch.cat([function(block) for block in values.split(size, -1)], -1)

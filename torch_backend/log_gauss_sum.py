@@ -5,7 +5,7 @@ from torch import Tensor
 
 from .attention import Kernel
 from .gauss_sum import in_dtype_of, prepare, without_autocast
-from .layout import Fold, in_blocks, normalized, scaled_points
+from .layout import Fold, normalized, scaled_points
 from .rescale import softmax_mean
 from .trust import guarded
 
@@ -48,17 +48,9 @@ def log_gauss_sum(
     log_weights = fold.fold(log_weights.to(v.dtype))
 
     def compute(kernel: Kernel) -> tuple[Tensor, ...]:
-        a, b = in_dtype_of(kernel, scaled, points)
         x, scale = normalized(v, kernel.dtype)
-        log_sums = []
-
-        def means(x: Tensor) -> Tensor:
-            mean, log_sum = softmax_mean(a, b, x, kernel, log_weights)
-            log_sums.append(log_sum)
-            return mean
-
-        mean = in_blocks(means, x, kernel.max_width or v.shape[-1]) * scale
-        return mean.to(v.dtype), log_sums[0].to(v.dtype)
+        mean, log_sum = _means_in_parts(*in_dtype_of(kernel, scaled, points), x, log_weights, kernel)
+        return (mean * scale).to(v.dtype), log_sum.to(v.dtype)
 
     result = compute(kernel)
     if kernel.dtype.itemsize == 2:
@@ -67,3 +59,22 @@ def log_gauss_sum(
     log_sum = log_sum.expand(*mean.shape[:2], -1, -1) if not fold.channels else log_sum
     log_sum = log_sum.reshape(shape if not fold.channels else shape[-1:]).expand(shape)[..., None]
     return fold.unfold(mean, torch.Size((*shape, values.shape[-1])), of_values=True).to(dtype), log_sum.to(dtype)
+
+
+def _means_in_parts(a: Tensor, b: Tensor, x: Tensor, log_weights: Tensor, kernel: Kernel) -> tuple[Tensor, Tensor]:
+    """`softmax_mean`, by as few calls as the kernel can do it in."""
+    points, channels = kernel.limits(a.shape[-1], x.shape[-1])
+    if x.shape[-1] > channels:
+        means, logs = zip(*(_means_in_parts(a, b, y, log_weights, kernel) for y in x.split(channels, -1)), strict=True)
+        return torch.cat(means, -1), logs[0]
+    if a.shape[-2] > points:
+        parts = (_means_in_parts(y, b, x, log_weights, kernel) for y in a.split(points, -2))
+        means, logs = zip(*parts, strict=True)
+        return torch.cat(means, -2), torch.cat(logs, -2)
+    if b.shape[-2] > points:
+        keys = [slice(start, start + points) for start in range(0, b.shape[-2], points)]
+        parts = [_means_in_parts(a, b[..., n, :], x[..., n, :], log_weights[..., n, :], kernel) for n in keys]
+        means, logs = (torch.stack(y) for y in zip(*parts, strict=True))
+        log_sum = logs.logsumexp(0)
+        return (means * (logs - log_sum).exp()).sum(0), log_sum
+    return softmax_mean(a, b, x, kernel, log_weights)
