@@ -292,6 +292,14 @@ def test_wide_points_and_values(rng, dim, channels):
     assert_close(gauss_sum_pullback(*tensors(case)), exact, 5e-6)
 
 
+def test_a_million_keys_keep_their_digits(rng):
+    """Where one call would lose three: all terms alike."""
+    keys, values = torch.from_numpy(rng.uniform(-1, 1, size=(2**20, 1))), torch.from_numpy(rng.uniform(size=(2**20, 3)))
+    exact = gauss_sum(keys[:2], keys, values)
+    result = gauss_sum(*(x.float() for x in (keys[:2], keys, values)))
+    assert relative_error(result, exact) < 2e-6
+
+
 def test_no_operand_has_more_elements_than_32_bits_count():
     for name, dim, channels in (("flash", 254, 1), ("flash", 3, 4096), ("efficient", 2000, 1), ("efficient", 3, 5000)):
         kernel = torch_backend.KERNELS[name]

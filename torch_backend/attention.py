@@ -25,7 +25,7 @@ PRECISIONS = DTYPES | SPLIT
 PROBES = 2  # columns that the pullback adds to those of the points and of their norms
 SHORT = 512  # queries or keys over which half precision adds up
 MAX_GRID = 65535  # CUDA's limit on batch and on heads in one launch
-MAX_POINTS = 2**22  # in one call: more would lose digits as a kernel adds them up, and have no dummy key in float16
+MAX_POINTS = 2**16  # in one call: kernels add block after block, and millions of terms would cost them digits
 MAX_ELEMENTS = 2**31 - 1  # of a matrix: some kernels count in 32 bits
 
 
