@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
@@ -49,7 +50,7 @@ def problem(num: int, dim: int, channels: int, seed: int = 0) -> tuple[jax.Array
     return tuple(jnp.asarray(rng.normal(size=s) * c, jnp.float32) for s, c in zip(shapes, scales, strict=True))
 
 
-def error(function: Callable, q: jax.Array, k: jax.Array, v: jax.Array, rows: int = 512) -> float:
+def error(function: Callable, q: Any, k: Any, v: Any, rows: int = 512) -> float:
     """Relative L2 error over the first queries, against float64."""
     exact = exact_sum(np.asarray(q[:rows]), np.asarray(k), np.asarray(v))
     return float(np.linalg.norm(np.asarray(function(q, k, v), np.float64)[:rows] - exact) / np.linalg.norm(exact))
@@ -96,7 +97,7 @@ def against_jax(device: str, num: int, runs: int) -> list[dict]:
         for name, method in METHODS.items():
             forward, gradients = (
                 jax.jit(method),
-                jax.jit(lambda q, k, v, g, f=method: _value_and_pullback(f, q, k, v, g)),
+                jax.jit(lambda q, k, v, g, f=method: value_and_pullback(f, q, k, v, g)),
             )
             errors[name] = error(forward, q, k, v)
             if not errors[name] < TOLERANCE:
@@ -113,7 +114,8 @@ def against_jax(device: str, num: int, runs: int) -> list[dict]:
     return cells
 
 
-def _value_and_pullback(function: Callable, q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array):
+def value_and_pullback(function: Callable, q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array):
+    """The sum, and its gradients for the cotangent g."""
     value, pullback = jax.vjp(function, q, k, v)
     return value, pullback(g)
 
@@ -188,7 +190,7 @@ def exact_sum(q: np.ndarray, k: np.ndarray, v: np.ndarray, tau: float = 1.0) -> 
 
 def memory(method: str, num: int) -> float:
     """MiB above the start of this process (a fresh one) for value and gradients at D = 16, C = 1."""
-    step = jax.jit(lambda q, k, v, g: _value_and_pullback(METHODS[method], q, k, v, g))
+    step = jax.jit(lambda q, k, v, g: value_and_pullback(METHODS[method], q, k, v, g))
     jax.block_until_ready(step(*problem(64, 16, 1)))
     arguments = jax.block_until_ready(problem(num, 16, 1))
 
