@@ -45,7 +45,8 @@ def gauss_sum(
 
     O(MN(D + C)) operations and O((M + N)(D + C)) memory, by one call of a stock flash-attention kernel of PyTorch, or
     by XLA a block at a time where that is faster; `explain` tells which. Mixed floating dtypes promote, and leading
-    axes broadcast, as in `jnp.matmul`; what is shared by a batch is not copied.
+    axes broadcast, as in `jnp.matmul`; what is shared by a batch is not copied. Arrays that are shared out over devices
+    give the right sum, but XLA gathers them on every device, and each computes all of it: `gauss_sum_sharded` does not.
 
     Args:
         queries: points q, (…, M, D).

@@ -21,7 +21,8 @@ ROOT = Path(__file__).parent.parent
 def run(*arguments: str) -> str:
     """The output of a script or module, in a process of its own with JAX as it comes."""
     command = [sys.executable, "-W", "error", *arguments]
-    environment = {name: x for name, x in os.environ.items() if name != "XLA_FLAGS"}  # optimized, unlike the tests
+    flags = os.environ["XLA_FLAGS"].replace("--xla_backend_optimization_level=0", "")  # optimized, unlike the tests
+    environment = {**os.environ, "XLA_FLAGS": flags}
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
     assert process.returncode == 0, process.stdout + process.stderr
     return process.stdout

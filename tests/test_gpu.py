@@ -10,12 +10,15 @@ import torch
 
 import torch_backend
 from jaxgauss import (
+    KeyChunks,
     _bridge,
     _dispatch,
     estimate_error,
     explain,
     gauss_sum,
     gauss_sum_dense,
+    gauss_sum_sharded,
+    gauss_sum_streamed,
     kde_logpdf,
     kde_score,
     ksd_squared,
@@ -220,3 +223,49 @@ def test_kernel_methods(rng, name, precision, tolerance):
     with jax.default_device(jax.devices("cpu")[0]):
         exact = METHODS[name](*(jnp.asarray(x) for x in points))
     assert_close(jax.tree.leaves(results), jax.tree.leaves(exact), tolerance)
+
+
+@pytest.mark.parametrize(("dim", "channels"), [(257, 1), (1024, 257), (16, 700), (3, 4096)])
+def test_wide_points_and_values(rng, dim, channels):
+    case = problem(rng, 300, 200, dim, channels)
+    *operands, g = on_gpu(case)
+    ours, vjp = jax.vjp(lambda *x: gauss_sum(*x, precision="float32"), *operands)
+    with jax.default_device(jax.devices("cpu")[0]):
+        exact = jax.vjp(gauss_sum_dense, *(jnp.asarray(x) for x in case.operands))[1](jnp.asarray(case.cotangent))
+    assert relative_error(ours, gauss_sum64(*case.operands)) < 1e-5
+    assert_close(vjp(g), exact, 2e-5)
+
+
+def test_more_points_and_batches_than_one_launch_holds(rng):
+    many = problem(rng, 70_000, 70_000, 2, 1, positive=True)
+    queries, keys, values, tau = on_gpu(many.operands)
+    result = gauss_sum(queries, keys, values, tau, backend="flash", precision="float16")[::7000]
+    assert relative_error(result, gauss_sum64(many.queries[::7000], *many.operands[1:])) < 3e-3
+    batch = gauss_sum(queries[:, None], keys[:, None], values[:, None], tau, backend="flash", precision="float16")
+    exact = np.exp(-many.tau / 2 * np.square(many.queries - many.keys).sum(-1)) * many.values[:, 0]
+    assert relative_error(batch[:, 0, 0], exact) < 3e-3
+
+
+def test_forward_mode(rng):
+    case = problem(rng, 300, 200, 5, 1, positive=True)
+    operands = on_gpu(case.operands)
+
+    def tangent(function, operands):
+        return jax.jvp(function, tuple(operands), tuple(jnp.cos(x) for x in operands))
+
+    ours = tangent(functools.partial(gauss_sum, precision="float32", forward_mode=True), operands)
+    with jax.default_device(jax.devices("cpu")[0]):
+        exact = tangent(gauss_sum_dense, [jnp.asarray(x) for x in case.operands])
+    assert_close(ours, exact, 2e-5)
+
+
+def test_sharded_and_streamed(rng):
+    case = problem(rng, 256, 512, 5, 1, positive=True)
+    operands, exact = on_gpu(case.operands), gauss_sum64(*case.operands)
+    devices = jax.devices("gpu")
+    mesh = jax.make_mesh((len(devices),), ("data",), devices=devices, axis_types=(jax.sharding.AxisType.Auto,))
+    for share in ({"query_axis": "data"}, {"key_axis": "data"}):
+        assert relative_error(gauss_sum_sharded(*operands, mesh=mesh, **share), exact) < 3e-3
+    chunks = KeyChunks(case.keys.astype("float32"), case.values.astype("float32"), 100)
+    with jax.default_device(devices[0]):
+        assert relative_error(gauss_sum_streamed(operands[0], chunks, case.tau), exact) < 3e-3

@@ -41,7 +41,7 @@ def processes(num: int, num_devices: int, *arguments: str) -> Iterator[list[subp
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
-    flags = f"--xla_force_host_platform_device_count={num_devices} --xla_backend_optimization_level=0"
+    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={num_devices}"
     environment = {**os.environ, "XLA_FLAGS": flags, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "sharded.py"]
     commands = [command if num == 1 else [*command, address, str(num), str(i), *arguments] for i in range(num)]
