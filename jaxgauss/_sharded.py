@@ -51,8 +51,8 @@ def gauss_sum_sharded(
     """Sum Gaussian kernels over a mesh of devices, of one process or many: s_m = Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n.
 
     Queries are shared out over `query_axis`, without communication. Keys and values are shared out over `key_axis`, and
-    the partial sums are added by one all-reduce of M (C + 1) numbers at most; with both axes of a two-dimensional mesh,
-    each device sums its block of the kernel matrix. Nothing else is sent. An argument that lives elsewhere is first
+    the partial sums are added by one all-reduce of M C numbers; with both axes of a two-dimensional mesh, each device
+    sums its block of the kernel matrix. Nothing else is sent. An argument that lives elsewhere is first
     brought to where it is needed.
 
     Args:
@@ -70,7 +70,7 @@ def gauss_sum_sharded(
         added in float32.
 
     Raises:
-        ValueError: as for `gauss_sum`; the mesh has no such axis, or its size divides not the number of points.
+        ValueError: as for `gauss_sum`; the mesh has no such axis, or does not divide the number of points.
         TypeError: as for `gauss_sum`; mesh is not a mesh.
 
     Derivatives:
