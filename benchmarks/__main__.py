@@ -224,7 +224,9 @@ def memories(device: str) -> list[dict]:
 
 
 def environment(device: str) -> dict:
-    """Where and with what this was measured."""
+    """Where and with what this was measured; the end if that is not where JAX runs."""
+    if jax.default_backend() != {"cpu": "cpu", "cuda": "gpu"}[device]:
+        raise SystemExit(f"JAX runs on {jax.default_backend()}, not on {device}: set JAX_PLATFORMS={device}.")
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     name = torch.cuda.get_device_name() if device == "cuda" else _cpu_name()
     return {
@@ -241,6 +243,15 @@ def environment(device: str) -> dict:
         },
         "plan": {f"D={d} C={c}": str(jaxgauss.explain(*problem(8192, d, c)[:3])) for d, c in SIZES},
     }
+
+
+def save(data: dict, out: Path | None, suffix: str = "") -> Path:
+    """Write the JSON, by date, device and commit if no file is named."""
+    path = out or RESULTS / f"{data['date']}_{data['device']}_{data['commit']}{suffix}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(data, indent=1) + "\n")
+    print(f"raw data: {path}")
+    return path
 
 
 def _cpu_name() -> str:
@@ -272,13 +283,9 @@ def table(cells: list[dict]) -> str:
 
 def main(device: str, num: int, runs: int, out: Path | None) -> None:
     """Measure, write the JSON, print the tables."""
-    if jax.default_backend() != {"cpu": "cpu", "cuda": "gpu"}[device]:
-        raise SystemExit(f"JAX runs on {jax.default_backend()}, not on {device}: set JAX_PLATFORMS={device}.")
     info = environment(device)
     cells = fixed_cost(runs) + digits_step(runs) + against_jax(device, num, runs) + memories(device) + errors(device)
-    path = out or RESULTS / f"{info['date']}_{device}_{info['commit']}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(info | {"cells": cells}, indent=1) + "\n")
+    save(info | {"cells": cells}, out)
     print(table(cells))
     for c in cells:
         if c["suite"] == "fixed cost":
@@ -292,7 +299,6 @@ def main(device: str, num: int, runs: int, out: Path | None) -> None:
         for offset, sign in sorted({(c["offset"], c["values"]) for c in of_kind}):
             worst = max(c["error"] for c in of_kind if (c["offset"], c["values"]) == (offset, sign))
             print(f"{dtype}, precision {precision}, points moved by {offset:.0f}, {sign} values: error ≤ {worst:.1e}")
-    print(f"raw data: {path}")
 
 
 if __name__ == "__main__":

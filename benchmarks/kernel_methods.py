@@ -23,7 +23,7 @@ from tqdm import tqdm
 from jaxgauss import gauss_sum, mmd_squared, mmd_test, svgd_direction
 from jaxgauss._mmd_test import _Design, labels
 
-from .__main__ import RESULTS, environment, in_turns, peak_bytes
+from .__main__ import environment, in_turns, peak_bytes, save
 
 SIZES, DIMS = (256, 1024, 4096, 8192), (16, 64)
 PERMUTATIONS, TEST_SIZE, TEST_DIM = 999, 5000, 16
@@ -167,15 +167,10 @@ def report(cells: list[dict]) -> None:
 
 def main(device: str, runs: int, out: Path | None) -> None:
     """Measure, write the JSON, print the tables."""
-    if jax.default_backend() != {"cpu": "cpu", "cuda": "gpu"}[device]:
-        raise SystemExit(f"JAX runs on {jax.default_backend()}, not on {device}: set JAX_PLATFORMS={device}.")
     info = environment(device)
     cells = mmd_cells(runs) + permutation_cells(runs) + large_cells(device)
-    path = out or RESULTS / f"{info['date']}_{device}_{info['commit']}_kernel_methods.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(info | {"cells": cells}, indent=1) + "\n")
+    save(info | {"cells": cells}, out, "_kernel_methods")
     report(cells)
-    print(f"raw data: {path}")
 
 
 if __name__ == "__main__":

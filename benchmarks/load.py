@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from jaxgauss import gauss_sum
 
-from .__main__ import RESULTS, environment, error, problem
+from .__main__ import environment, error, problem, save
 
 NUM, DIM, CALLS = 4096, 16, 16
 CALLERS, METHODS = (1, 2, 8), ("rescale", "blocked")
@@ -88,11 +88,8 @@ def main(runs: int, out: Path | None) -> None:
             [sys.executable, "-c", code], stdout=subprocess.PIPE, check=True, env=os.environ | {"JAX_PLATFORMS": "cpu"}
         )
         cells += json.loads(run.stdout)
-    path = out or RESULTS / f"{info['date']}_cpu_{info['commit']}_load.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(info | {"cells": cells}, indent=1) + "\n")
+    save(info | {"cells": cells}, out, "_load")
     report(cells)
-    print(f"raw data: {path}")
 
 
 if __name__ == "__main__":

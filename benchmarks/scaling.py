@@ -6,7 +6,6 @@ untimed one of the same function, except for streamed sums of seconds. Memory is
 
 import argparse
 import functools
-import json
 import os
 import subprocess
 import sys
@@ -21,13 +20,13 @@ from tqdm import tqdm, trange
 
 from jaxgauss import KeyChunks, gauss_sum, gauss_sum_blocked, gauss_sum_dense, gauss_sum_streamed
 
-from .__main__ import RESULTS, environment, error, exact_sum, peak_bytes, problem, value_and_pullback
+from .__main__ import environment, error, exact_sum, peak_bytes, problem, save, value_and_pullback
 from .kernel_methods import timed
 
 WIDE = [(257, 1), (1024, 1), (16, 257), (300, 257), (16, 700), (300, 700), (16, 4096), (1024, 4096)]  # D, C
-WIDE_NUM, NUM = 2048, 8192
+WIDE_NUM, NUM, DIMS = 2048, 8192, (3, 16, 64)
 KEYS, QUERIES, DIM = 5_000_000, 2000, 16  # of the streamed sum
-STEPS = 10_000
+STEPS, CHUNK = 10_000, None
 
 
 def relative_error(results: object, exact: object, tolerance: float = 5e-6) -> float:
@@ -87,7 +86,7 @@ def forward_mode_cells(runs: int) -> list[dict]:
         return jax.grad(lambda q: (jax.grad(loss(gauss_sum))(q, *x) * jnp.cos(jax.lax.stop_gradient(q))).sum())(q)
 
     cells = []
-    for dim in tqdm((3, 16, 64), desc="forward mode", unit="size"):
+    for dim in tqdm(DIMS, desc="forward mode", unit="size"):
         operands = [*problem(NUM, dim, 1)[:3]]
         small = [x[:500] for x in operands]
         for what, of, more in (
@@ -110,8 +109,9 @@ def write_keys(folder: Path) -> None:
     keys = np.lib.format.open_memmap(folder / "keys.npy", "w+", np.float32, (KEYS, DIM))
     weights = np.lib.format.open_memmap(folder / "weights.npy", "w+", np.float32, (KEYS,))
     for start in range(0, KEYS, 500_000):
-        rows = slice(start, start + 500_000)
-        keys[rows], weights[rows] = rng.normal(size=(500_000, DIM)) / DIM**0.5, rng.normal(size=500_000)
+        rows = slice(start, min(start + 500_000, KEYS))
+        keys[rows] = rng.normal(size=keys[rows].shape) / DIM**0.5
+        weights[rows] = rng.normal(size=weights[rows].shape)
 
 
 def opened(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -130,23 +130,29 @@ def streamed_memory(folder: str) -> None:
     print((peak_bytes() - before) / 2**20)
 
 
+def streamed_mebibytes(device: str, folder: str) -> float:
+    """The same, measured in a process of its own."""
+    code = f"import benchmarks.scaling as b; b.streamed_memory({folder!r})"
+    command, variables = [sys.executable, "-c", code], os.environ | {"JAX_PLATFORMS": device}
+    return float(subprocess.run(command, stdout=subprocess.PIPE, check=True, env=variables).stdout)
+
+
 def streamed_cells(device: str, runs: int) -> list[dict]:
     """From memory-mapped files, beside one sum in memory; and interrupted, then resumed."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_keys(folder)
-        code = f"import benchmarks.scaling as b; b.streamed_memory({name!r})"
-        run = subprocess.run(
-            [sys.executable, "-c", code], stdout=subprocess.PIPE, check=True, env=os.environ | {"JAX_PLATFORMS": device}
-        )
         queries, keys, weights = opened(folder)
-        chunks, in_memory = KeyChunks(keys, weights), [jnp.asarray(np.array(x)) for x in (queries, keys, weights)]
+        chunks, in_memory = (
+            KeyChunks(keys, weights, CHUNK),
+            [jnp.asarray(np.array(x)) for x in (queries, keys, weights)],
+        )
         calls = {
             "streamed": lambda: gauss_sum_streamed(queries, chunks).block_until_ready(),
             "in memory": lambda: gauss_sum(*in_memory).block_until_ready(),
         }
         cells = timed({"suite": "streamed", "m": QUERIES, "n": KEYS, "d": DIM}, calls, runs)
-        cells[0]["mib"] = float(run.stdout)
+        cells[0]["mib"] = streamed_mebibytes(device, name)
         cells[0]["error"] = error(lambda q, k, v: gauss_sum_streamed(q, chunks), queries, keys, weights, rows=4)
 
         def interrupted():
@@ -203,15 +209,10 @@ def report(cells: list[dict]) -> None:
 
 def main(device: str, runs: int, out: Path | None) -> None:
     """Measure, write the JSON, print the tables."""
-    if jax.default_backend() != {"cpu": "cpu", "cuda": "gpu"}[device]:
-        raise SystemExit(f"JAX runs on {jax.default_backend()}, not on {device}: set JAX_PLATFORMS={device}.")
     info = environment(device)
     cells = training_cells() + wide_cells(runs) + forward_mode_cells(runs) + streamed_cells(device, runs)
-    path = out or RESULTS / f"{info['date']}_{device}_{info['commit']}_scaling.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(info | {"cells": cells}, indent=1) + "\n")
+    save(info | {"cells": cells}, out, "_scaling")
     report(cells)
-    print(f"raw data: {path}")
 
 
 if __name__ == "__main__":

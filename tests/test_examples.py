@@ -170,3 +170,19 @@ def test_kernel_methods_benchmark_measures(as_it_comes, tmp_path, monkeypatch, c
     assert "| 64, 16 |" in capsys.readouterr().out
     cells = json.loads((tmp_path / "result.json").read_text())["cells"]
     assert {c["suite"] for c in cells} == {"mmd", "permutation test"} and all(len(c["seconds"]) > 1 for c in cells)
+
+
+def test_scaling_benchmark_measures(as_it_comes, tmp_path, monkeypatch, capsys):
+    monkeypatch.syspath_prepend(ROOT)
+    from benchmarks import scaling as b
+
+    sizes = {"WIDE": [(20, 3)], "WIDE_NUM": 50, "NUM": 40, "DIMS": (3,), "KEYS": 3000, "QUERIES": 20, "STEPS": 502}
+    for name, size in sizes.items():
+        monkeypatch.setattr(b, name, size)
+    monkeypatch.setattr(b, "streamed_mebibytes", lambda device, folder: 1.0)
+    monkeypatch.setattr(b, "CHUNK", 1000)
+    b.main(jax.default_backend().replace("gpu", "cuda"), 2, tmp_path / "result.json")
+    assert "wide, D = 20, C = 3, gradients: " in capsys.readouterr().out
+    cells = json.loads((tmp_path / "result.json").read_text())["cells"]
+    assert {c["suite"] for c in cells} == {"training", "wide", "forward mode", "streamed"}
+    assert [c["same_bits_when_resumed"] for c in cells if "mib" in c] == [True]
