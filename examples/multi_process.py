@@ -31,16 +31,16 @@ from jaxgauss import embedding_norm_squared, mmd_squared, tau_from_bandwidth
 
 OUTPUTS = Path(__file__).parent.parent / "outputs"
 TAUS = tau_from_bandwidth(np.array([0.1, 0.4, 1.6], np.float32))
-LAYERS = (2, 64, 64, 2)
+LAYERS = (2, 64, 64, 64, 2)
 
 
-def spirals(start: int, stop: int) -> np.ndarray:
-    """Points of two spirals, those from `start` to `stop`: every process makes its own, in blocks of 256."""
-    blocks = [np.random.default_rng(i).uniform(-1, 1, (256, 3)) for i in range(start // 256, -(-stop // 256))]
-    position, *noise = np.concatenate(blocks)[start % 256 :][: stop - start].T
-    angle = 3 * np.pi * np.sqrt(0.05 + 0.95 * np.abs(position))
-    points = np.sign(position) * angle * np.array([np.cos(angle), np.sin(angle)]) / 6
-    return (points + 0.07 * np.array(noise)).T.astype(np.float32)
+def moons(start: int, stop: int) -> np.ndarray:
+    """Points of two crescents, those from `start` to `stop`: every process makes its own, in blocks of 256."""
+    blocks = [np.random.default_rng(i).normal(size=(256, 3)) for i in range(start // 256, -(-stop // 256))]
+    which, *noise = np.concatenate(blocks)[start % 256 :][: stop - start].T
+    angle, side = np.pi * np.abs(which) % np.pi, np.sign(which)
+    points = np.array([side * (np.cos(angle) - 0.5), side * (np.sin(angle) - 0.25)])
+    return (points + 0.05 * np.array(noise)).T.astype(np.float32)
 
 
 def initial(rng_key: jax.Array) -> list:
@@ -65,7 +65,7 @@ def train(steps: int, num_points: int, num_latents: int, folder: Path) -> None:
 
     def own_part(index: Any) -> np.ndarray:
         start, stop, _ = index[0].indices(num_points)
-        return spirals(start, stop)
+        return moons(start, stop)
 
     data = jax.make_array_from_callback((num_points, 2), shared_out, own_part)
     shares = {"mesh": mesh, "key_axis": "data"}
@@ -139,7 +139,7 @@ if __name__ == "__main__":
         "--cluster", action="store_true", help="this is one process of a cluster's: JAX finds the others"
     )
     parser.add_argument("--join", nargs=3, metavar=("ADDRESS", "NUMBER", "INDEX"), help=argparse.SUPPRESS)
-    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--points", type=int, default=8192, help="of all processes together (default: 8192)")
     parser.add_argument("--latents", type=int, default=1024, help="generated in a step (default: 1024)")
     parser.add_argument("--folder", type=Path, default=OUTPUTS, help="for the picture (default: outputs)")

@@ -166,6 +166,8 @@ def _finish_before_exit() -> None:
 
     @atexit.register
     def finish() -> None:
+        if os.getpid() != _first_process():
+            return  # a child that was forked has none of their threads
         last = jax.numpy.zeros(()) + 1  # XLA takes the programs of a thread in turn
         for x in (last, *jax.live_arrays()):
             with contextlib.suppress(Exception):  # a failure that nobody has asked for

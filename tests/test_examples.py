@@ -52,7 +52,7 @@ def test_two_processes_train_like_one(tmp_path, as_it_comes):
     assert "1000 points on 2 devices of 2 processes: MMD" in output
     train(3, 1000, 101, tmp_path)
     with np.load(tmp_path / "multi_process.npz") as one, np.load(tmp_path / "two" / "multi_process.npz") as two:
-        assert len(one.files) == 6
+        assert len(one.files) == 8
         for name in one.files:
             np.testing.assert_allclose(two[name], one[name], rtol=0, atol=1e-6)
 
