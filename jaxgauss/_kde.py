@@ -200,7 +200,7 @@ def _check_signs(function: str, weights: Weights | None) -> None:
 def _logpdf(settings: Settings, points, samples, tau, weights) -> Array:
     dtype = working_dtype(settings.dtype)
     points, samples, tau = (jnp.asarray(x, dtype) for x in (points, samples, tau))
-    logs = log_sum_over_mesh(settings, points, samples, _log(_shares(weights, samples))[:, None], tau)[..., 0]
+    logs = log_sum_over_mesh(settings, points, samples, _log(_shares(settings, weights, samples))[:, None], tau)[..., 0]
     logs = logs + _log_factor(tau, points.shape[-1])[..., None]
     if tau.ndim:
         logs = jax.nn.logsumexp(logs, 0) - math.log(len(tau))
@@ -221,7 +221,7 @@ def _search(settings: Settings, points, taus, weights) -> BandwidthSearch:
         variance = jnp.maximum(lax.stop_gradient(x).var(0).mean(), jnp.finfo(x.dtype).tiny)
         taus = len(x) ** (2 / (x.shape[1] + 4)) / variance * 2 ** jnp.linspace(-4, 12, 25, dtype=x.dtype)
     taus = jnp.asarray(taus, x.dtype)
-    w = _shares(weights, x)
+    w = _shares(settings, weights, x)
     logs = _sums_over_others(settings, x, _log(w), taus)  # (T, N)
     logs = logs + _log_factor(taus, x.shape[1])[:, None] - jnp.log1p(-jnp.minimum(w, 1 - jnp.finfo(w.dtype).eps))[None]
     likelihoods = (w[None] * logs).sum(-1)
@@ -256,9 +256,9 @@ def _sums_over_others(settings: Settings, points: Array, log_weights: Array, tau
     return logs.reshape(len(taus), -1)[:, :num]
 
 
-def _shares(weights: Array | None, points: Array) -> Array:
+def _shares(settings: Settings, weights: Array | None, points: Array) -> Array:
     """The weights (N,), divided by their sum."""
-    w = jnp.asarray(weights_or_mean(weights, points), points.dtype)
+    w = jnp.asarray(weights_or_mean(weights, points, settings), points.dtype)
     return w / w.sum()
 
 

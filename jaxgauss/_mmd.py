@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ._checks import MeshOptions, Points, Settings, Taus, Weights, check_estimator, check_samples
+from ._checks import MeshOptions, Points, Settings, Taus, Weights, check_estimator, check_samples, working_dtype
 from ._dense import unbroadcast
 from ._moments import Reduction, by_reach, check_plan, prepare
 
@@ -213,10 +213,10 @@ def mmd_flow_velocity(
     return _witness(settings, True, x, x, y, tau, x_weights, y_weights)[1]
 
 
-def weights_or_mean(weights: Array | None, points: Array) -> Array:
-    """The weights of the points, 1/N each if there are none given."""
+def weights_or_mean(weights: Array | None, points: Array, settings: Settings) -> Array:
+    """The weights of the points, 1/N each if there are none given; not in half precision, where that may be zero."""
     if weights is None:
-        return jnp.full(points.shape[0], 1 / max(1, points.shape[0]), points.dtype)
+        return jnp.full(points.shape[0], 1 / max(1, points.shape[0]), working_dtype(settings.dtype))
     return weights
 
 
@@ -234,7 +234,7 @@ def bandwidth_mean(x: Array, tau: Array) -> Array:
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _witness(settings: Settings, slopes: bool, points, x, y, tau, x_weights, y_weights) -> tuple[Array, Array]:
     """The witness function (P,) and, with `slopes`, minus its gradient (P, D)."""
-    a, b = weights_or_mean(x_weights, x), weights_or_mean(y_weights, y)
+    a, b = weights_or_mean(x_weights, x, settings), weights_or_mean(y_weights, y, settings)
     tau, points, x, y, a, b = prepare(settings, tau, points, x, y, a[:, None], b[:, None])
 
     def function(reduction: Reduction, points: Array, x: Array, y: Array, a: Array, b: Array, tau: Array):
@@ -249,7 +249,7 @@ def _witness(settings: Settings, slopes: bool, points, x, y, tau, x_weights, y_w
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _mmd_squared(settings: Settings, estimator: str, x, y, tau, x_weights, y_weights, y_norm_squared) -> Array:
-    a, b = weights_or_mean(x_weights, x), weights_or_mean(y_weights, y)
+    a, b = weights_or_mean(x_weights, x, settings), weights_or_mean(y_weights, y, settings)
     given = y_norm_squared is not None
     tau, x, y, a, b = prepare(settings, tau, x, y, a[:, None], b[:, None])
     x_factor, x_diagonal = _own_pairs(estimator, a)

@@ -15,7 +15,7 @@ from ._dense import center, differences_sum
 from ._dispatch import within_reach
 from ._gauss_sum import _gauss_sum
 from ._plan import expected_platform, plan
-from ._sharded import added, alone, over_mesh
+from ._sharded import added, alone, everywhere, first_rows, over_mesh
 from ._varying import vary_alike
 
 
@@ -60,6 +60,7 @@ def prepare(settings: Settings, tau: Any, *arrays: Any) -> tuple[Array, ...]:
     dtype = working_dtype(settings.dtype)
     tau = jnp.asarray(tau, dtype)
     tau, *given = vary_alike(tau, *(jnp.asarray(x, dtype) for x in arrays))
+    given = everywhere(settings, *given)
     return tau, *(jnp.expand_dims(x, range(tau.ndim)) for x in given)
 
 
@@ -103,7 +104,7 @@ def _over_mesh(settings: Settings, reduction: Callable, c: Array) -> Reduction:
             return added(settings, [*found[:3], own])
 
         *sums, own = over_mesh(settings, local, (c, tau), (queries, spread), (keys, weights, values, shifts))
-        mass, slope, others = (x[..., : queries.shape[-2], :] for x in sums)
+        mass, slope, others = (first_rows(settings, x, queries.shape[-2]) for x in sums)
         return Moments(mass, slope, others, 0.0 if own is None else own.sum((-2, -1)))
 
     return sharded

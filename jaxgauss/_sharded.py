@@ -120,7 +120,8 @@ def sum_over_mesh(settings: Settings, queries: Array, keys: Array, values: Array
     def local(tau: Array, queries: Array, keys: Array, values: Array) -> Array:
         return added(settings, wide_sum(alone(settings), queries, keys, values, tau))
 
-    return over_mesh(settings, local, (tau,), (queries,), (keys, values))[..., : queries.shape[-2], :]
+    total = over_mesh(settings, local, (tau,), (queries,), (keys, values))
+    return first_rows(settings, total, queries.shape[-2])
 
 
 def log_sum_over_mesh(settings: Settings, queries: Array, keys: Array, log_weights: Array, tau: Array) -> Array:
@@ -137,7 +138,7 @@ def log_sum_over_mesh(settings: Settings, queries: Array, keys: Array, log_weigh
         return largest + jnp.log(added(settings, jnp.exp(logs - largest)))
 
     logs = over_mesh(settings, local, (tau,), (queries,), (keys, log_weights), fill=LOG_ZERO)
-    return logs[..., : queries.shape[-2], :]
+    return first_rows(settings, logs, queries.shape[-2])
 
 
 def over_mesh(
@@ -160,8 +161,7 @@ def over_mesh(
     row, column = P(*leading, settings.query_axis), P(*leading, settings.key_axis)
     rows = _padded(rows, _parts(mesh, settings.query_axis), 0.0)
     columns = _padded(columns, _parts(mesh, settings.key_axis), fill)
-    if AxisType.Explicit in mesh.axis_types:  # where types tell where arrays live, nothing is moved unasked
-        rows, columns = jax.reshard((rows, columns), (NamedSharding(mesh, row), NamedSharding(mesh, column)))
+    rows, columns = _placed(settings, rows, settings.query_axis), _placed(settings, columns, settings.key_axis)
 
     def run(*operands: Any) -> Any:
         arrays, structure = jax.tree.flatten(operands)
@@ -170,6 +170,30 @@ def over_mesh(
 
     shared_out = jax.shard_map(run, mesh=mesh, in_specs=(P(), row, column), out_specs=row)
     return shared_out(tuple(everywhere), rows, columns)
+
+
+def first_rows(settings: Settings, x: Array, num_rows: int) -> Array:
+    """The rows of `over_mesh` that are not padding."""
+    return x if x.shape[-2] == num_rows else everywhere(settings, x)[0][..., :num_rows, :]
+
+
+def everywhere(settings: Settings, *arrays: Array) -> list[Any]:
+    """The arrays, whole on every device where their types tell where they live: so that they can be cut and joined."""
+    return _placed(settings, arrays, None)
+
+
+def _placed(settings: Settings, arrays: Sequence[Array | None], axis: MeshAxis) -> list[Any]:
+    """Arrays (…, N, W) shared out over the explicit axes among these, along which JAX moves nothing unasked."""
+    mesh = settings.mesh
+    kinds = {} if mesh is None else dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    if mesh is None or AxisType.Explicit not in kinds.values():
+        return list(arrays)
+    names = tuple(x for x in axis_names(axis) if kinds[x] == AxisType.Explicit)
+
+    def place(x: Array) -> Array:
+        return jax.reshard(x, NamedSharding(mesh, P(*[None] * (x.ndim - 2), names) if names else P()))
+
+    return [None if x is None else place(x) for x in arrays]
 
 
 def added(settings: Settings, partial_sums: Any) -> Any:

@@ -82,7 +82,7 @@ def ksd_squared(
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _ksd_squared(settings: Settings, estimator: str, points, scores, tau, weights) -> Array:
-    a = weights_or_mean(weights, points)
+    a = weights_or_mean(weights, points, settings)
     tau, x, s, a = prepare(settings, tau, points, scores, a[:, None])
 
     def function(reduction: Reduction, x: Array, s: Array, a: Array, tau: Array) -> Array:

@@ -54,6 +54,7 @@ class KeyChunks(Sequence):
 
     Raises:
         ValueError: keys and values are not of one number, or size is not a positive integer.
+        TypeError: keys or values are not an array.
 
     Example:
         >>> import numpy as np, jaxgauss
@@ -63,21 +64,26 @@ class KeyChunks(Sequence):
     """
 
     def __init__(self, keys: Any, values: Any, size: int | None = None):
-        shapes = f"keys {tuple(keys.shape)}, values {tuple(values.shape)}"
-        if keys.shape[:1] != values.shape[:1] or len(keys.shape) == 0:
+        if not all(hasattr(x, "shape") and hasattr(x, "dtype") and len(x.shape) > 0 for x in (keys, values)):
+            given = ", ".join(type(x).__name__ for x in (keys, values))
+            raise TypeError(f"`jaxgauss.KeyChunks`: `keys` and `values` must be arrays; got {given}. Use np.asarray.")
+        if keys.shape[0] != values.shape[0]:
+            shapes = f"keys {tuple(keys.shape)}, values {tuple(values.shape)}"
             raise ValueError(f"`jaxgauss.KeyChunks`: `values` must hold one row for each key; got {shapes}.")
         if size is None:
             rows = (int(np.prod(x.shape[1:])) * x.dtype.itemsize for x in (keys, values))
             size = max(1, CHUNK_BYTES // max(1, sum(rows)))
-        if not isinstance(size, int | np.integer) or size < 1:
+        if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
             raise ValueError(f"`jaxgauss.KeyChunks`: `size` must be a positive integer; got {size!r}.")
         self.keys, self.values, self.size = keys, values, size
 
     def __len__(self) -> int:
-        return -(-self.keys.shape[0] // self.size)
+        return max(1, -(-self.keys.shape[0] // self.size))
 
     def __getitem__(self, index: Any) -> Any:
-        start = range(0, self.keys.shape[0], self.size)[index]
+        if isinstance(index, slice):
+            return [self[i] for i in range(len(self))[index]]
+        start = self.size * range(len(self))[index]
         return self.keys[start : start + self.size], self.values[start : start + self.size]
 
 
@@ -293,6 +299,8 @@ class _File:
 
     def __init__(self, path: str | os.PathLike[str] | None, of: tuple[Any, ...]):
         self.path = None if path is None else Path(path)
+        if self.path is not None and (self.path.is_dir() or not self.path.parent.is_dir()):
+            raise ValueError(f"{WHERE}: `saved` must be a file in a folder that exists; got {str(path)!r}. Create it.")
         self.of = "" if path is None else _digest(*of)
         self.saved_at, self.seconds = time.monotonic(), 0.0  # when last, and how long it took
 

@@ -45,6 +45,10 @@ def mmd(x, y, **shares):
     return jax.value_and_grad(jaxgauss.mmd_squared, (0, 1))(x, y, TAUS, **shares)
 
 
+def velocity(x, y):
+    return jaxgauss.mmd_flow_velocity(x[:18], y, TAUS)
+
+
 def second_derivative(x, y, **shares):
     return jax.grad(lambda x: jnp.square(jax.grad(jaxgauss.mmd_squared)(x, y, 1.0, **shares)).sum())(x)
 
@@ -103,6 +107,13 @@ def results(num_processes: int) -> dict:
             ))  # fmt: skip
             found[f"{function.__name__}, {case}"] = numbers(mesh, run(points, Y))
     if num_processes == 1:
+        for kinds in itertools.product((AxisType.Auto, AxisType.Explicit), repeat=2):
+            mixed = jax.make_mesh((2, 4), ("rows", "columns"), axis_types=kinds)
+            shares = {"mesh": mixed, "query_axis": "columns", "key_axis": "rows"}
+            placed = [jax.device_put(x, NamedSharding(mixed, P("rows"))) for x in (X[:18], Y)]
+            with jax.set_mesh(mixed):
+                flow = jaxgauss.mmd_flow_velocity(*placed, TAUS, **shares)
+                found[f"velocity, {kinds[0].name}, {kinds[1].name}"] = numbers(mixed, flow)
         placed = place(mesh, OPERANDS, "rows", None)
         for method in ("rescale", "blocked"):
             plain = jax.jit(lambda *x, m=method: jaxgauss.gauss_sum(*x, method=m))(*placed)

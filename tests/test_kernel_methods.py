@@ -445,3 +445,9 @@ def test_public_methods_keep_working_under_a_mesh(case):
     value, gradient = jax.jit(sharded)(x, y)
     expected, expected_gradient = function(x, y)
     assert float(value[0]) == pytest.approx(float(expected)) and relative_error(gradient[0], expected_gradient) < 1e-12
+
+
+def test_a_millionth_is_a_weight_in_half_precision():
+    """1/N of a million points, which float16 would round by 1.4 %."""
+    x = jnp.zeros((10**6, 1), jnp.float16)
+    assert float(mmd_witness(x[:1], x, x[:1] + 1000, 1.0)[0]) == pytest.approx(1, rel=1e-3)

@@ -319,3 +319,17 @@ def test_key_chunks_are_a_sequence():
         KeyChunks(K, V[:5])
     with pytest.raises(ValueError, match="`size` must be a positive integer; got 0"):
         KeyChunks(K, V, 0)
+
+
+def test_key_chunks_are_a_sequence_of_arrays(tmp_path):
+    keys, values = np.ones((10, 2)), np.arange(10.0)
+    chunks = KeyChunks(keys, values, 4)
+    assert [len(v) for _, v in chunks[1:]] == [4, 2] and chunks[-1][1].tolist() == [8, 9]
+    assert not gauss_sum_streamed(keys, KeyChunks(keys[:0], values[:0])).any()
+    with pytest.raises(TypeError, match="got list, list"):
+        KeyChunks([[1.0]], [1.0])
+    with pytest.raises(ValueError, match="got True"):
+        KeyChunks(keys, values, True)
+    for path in (tmp_path, tmp_path / "missing" / "sum.npz"):
+        with pytest.raises(ValueError, match=rf"in a folder that exists; got '{path}'"):
+            gauss_sum_streamed(keys, chunks, saved=path)
