@@ -75,7 +75,8 @@ def gauss_sum_sharded(
 
     Derivatives:
         As for `gauss_sum`, in linear memory on every device. The gradient of what every device has, or all along an
-        axis have, is added up by an all-reduce; that of what is shared out stays where it is.
+        axis have, is added up by an all-reduce; that of what is shared out stays where it is. On a mesh with explicit
+        axes JAX wants gradients to be taken under `jax.set_mesh(mesh)`.
 
     Precision:
         As for `gauss_sum`; every device finds out for its own points what reaches them.
