@@ -218,13 +218,8 @@ def _padded(arrays: Sequence[Array | None], parts: int, fill: float) -> list[Arr
     points, *others = arrays
     assert points is not None
     missing = -points.shape[-2] % parts
-    if not missing:
-        return list(arrays)
 
-    def pad(x: Array | None, more: float) -> Array | None:
-        if x is None:
-            return None
-        return jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, missing), (0, 0)], constant_values=more)
+    def pad(x: Array | None, **filling: Any) -> Array | None:
+        return None if x is None else jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, missing), (0, 0)], **filling)
 
-    edge = jnp.pad(points, [(0, 0)] * (points.ndim - 2) + [(0, missing), (0, 0)], mode="edge")
-    return [edge, *(pad(x, fill) for x in others)]
+    return [pad(points, mode="edge"), *(pad(x, constant_values=fill) for x in others)] if missing else list(arrays)

@@ -42,7 +42,7 @@ def gradients(*operands, **shares):
 
 
 def mmd(x, y, **shares):
-    return jax.value_and_grad(jaxgauss.mmd_squared, (0, 1))(x, y, TAUS, **shares)
+    return jax.value_and_grad(jaxgauss.mmd_squared, (0, 1, 2))(x, y, TAUS, **shares)
 
 
 def velocity(x, y):
