@@ -115,6 +115,11 @@ def plot(params: list, own_data: np.ndarray, losses: list[float], places: str, p
 
 def start_all(num_processes: int, arguments: list[str]) -> int:
     """Start the processes on this machine, and end all of them when one has failed."""
+    try:
+        socket.getaddrinfo(socket.gethostname(), None)
+    except OSError:
+        name = socket.gethostname()
+        sys.exit(f"Gloo looks this machine up by its name, {name!r}, which does not resolve: add it to /etc/hosts.")
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"

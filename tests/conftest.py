@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import os
+import socket
 
 # Most of the time here goes into compiling functions that run once: compile them without optimizing.
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
@@ -27,6 +28,15 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     seed = getattr(request, "param", 0)
     print(f"rng seed {seed}")
     return np.random.default_rng(seed)
+
+
+@pytest.fixture
+def gloo() -> None:
+    """What connects JAX's processes on CPUs: it looks the machine up by its name."""
+    try:
+        socket.getaddrinfo(socket.gethostname(), None)
+    except OSError:
+        pytest.skip(f"the machine's name, {socket.gethostname()!r}, does not resolve")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

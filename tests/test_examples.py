@@ -43,7 +43,7 @@ def test_quickstart_agrees_with_dense():
     assert len(errors) == 3 and max(errors) < 1e-5
 
 
-def test_two_processes_train_like_one(tmp_path, as_it_comes):
+def test_two_processes_train_like_one(tmp_path, as_it_comes, gloo):
     from multi_process import train
 
     (tmp_path / "two").mkdir()

@@ -55,7 +55,9 @@ def processes(num: int, num_devices: int, *arguments: str) -> Iterator[list[subp
 
 
 @pytest.mark.parametrize("num_processes", [1, 4])
-def test_eight_devices_of_one_or_more_processes_give_what_one_device_gives(num_processes):
+def test_eight_devices_of_one_or_more_processes_give_what_one_device_gives(num_processes, request):
+    if num_processes > 1:
+        request.getfixturevalue("gloo")
     with processes(num_processes, 8 // num_processes) as programs:
         outputs = [program.communicate(timeout=120) for program in programs]
         assert [program.returncode for program in programs] == [0] * num_processes, [error for _, error in outputs]
@@ -70,7 +72,7 @@ def test_eight_devices_of_one_or_more_processes_give_what_one_device_gives(num_p
                 assert relative_error(ours, expected) < tolerance, (name, ours, expected)
 
 
-def test_a_killed_process_is_an_error_in_the_others():
+def test_a_killed_process_is_an_error_in_the_others(gloo):
     with processes(2, 1, "forever") as programs:
         for program in programs:
             assert program.stdout is not None
