@@ -31,6 +31,7 @@ class Tile(NamedTuple):
 TILE = Tile(2**21, 1024)
 DIFFERENCES_TILE = Tile(2**19, 256)
 LOG_ZERO = -1e27  # the logarithm of a weight of zero: finite in float32, and below every exponent
+BASE_2 = math.log2(math.e)  # exponents are formed for 2^x, which is computed faster than e^x
 DIMENSIONS = 8  # coordinates whose differences are added up in one pass over a tile
 
 
@@ -40,7 +41,7 @@ def gauss_sum_dense(queries: Queries, keys: Keys, values: Values, tau: Bandwidth
     Arguments, result and errors are those of `gauss_sum`. Every JAX transformation works, forward mode included.
     O(MN) memory. Computed in float32, or in float64 for float64 arguments.
     """
-    return _native("gauss_sum_dense", _tile_sum, queries, keys, values, tau)
+    return _native("gauss_sum_dense", _formula, queries, keys, values, tau)
 
 
 def gauss_sum_blocked(queries: Queries, keys: Keys, values: Values, tau: Bandwidth = 1.0) -> Sums:
@@ -49,7 +50,7 @@ def gauss_sum_blocked(queries: Queries, keys: Keys, values: Values, tau: Bandwid
     Arguments, result and errors are those of `gauss_sum`. Every JAX transformation works, forward mode included.
     Linear memory, forward and backward: blocks are recomputed by `jax.checkpoint` when they are differentiated.
     """
-    return _native("gauss_sum_blocked", functools.partial(_blocked, _tile_sum), queries, keys, values, tau)
+    return _native("gauss_sum_blocked", functools.partial(_blocked, _formula), queries, keys, values, tau)
 
 
 def blocked_sum(
@@ -65,11 +66,53 @@ def blocked_sum(
 
     `centered` points lie about the origin, and their mean is not taken once more.
     """
-    batch = jnp.broadcast_shapes(queries.shape[:-2], keys.shape[:-2], values.shape[:-2], tau.shape)
-    a, b = _scaled_points(queries, keys, tau, centered)
-    if shared(keys, values, tau[..., None, None]):  # the batch of the queries is more rows
+    return logits_sum(logit_factors(queries, keys, tau, BASE_2, centered), values, whole=whole)
+
+
+class LogitFactors(NamedTuple):
+    """Two arrays whose product Q Kᵀ is the logarithm of Φ: [a, 1, -½‖a‖²] and [b, -½‖b‖², 1] of scaled points.
+
+    One matrix product makes the logits, and nothing is left to be added to them.
+    """
+
+    queries: Float[Array, "*#batch m d_plus_2"]
+    keys: Float[Array, "*#batch n d_plus_2"]
+
+    @property
+    def squared_reach(self) -> Float[Array, ""]:
+        """R², how far in squared bandwidths the farthest point lies from the center, of factors to the base of 2.
+
+        Rounding moves the exponents of everything but `differences_sum` by its unit times R².
+        """
+        halves = -self.queries[..., -1], -self.keys[..., -2]
+        largest = functools.reduce(jnp.maximum, (jnp.where(jnp.isnan(x), 0, x).max(initial=0) for x in halves))
+        return largest * (2 / BASE_2)
+
+
+def logit_factors(
+    queries: Float[Array, "*#batch m d"],
+    keys: Float[Array, "*#batch n d"],
+    tau: Float[Array, "*#batch"],
+    unit: float = 1.0,
+    centered: bool = False,
+) -> LogitFactors:
+    """The factors of log Φ times `unit`."""
+    a, b = _scaled_points(queries, keys, tau * unit, centered)
+    a_half, b_half = (-jnp.square(x).sum(-1, keepdims=True) / 2 for x in (a, b))
+    a_one, b_one = (jnp.ones_like(x) for x in (a_half, b_half))
+    return LogitFactors(jnp.concatenate([a, a_one, a_half], -1), jnp.concatenate([b, b_half, b_one], -1))
+
+
+def logits_sum(
+    factors: LogitFactors, values: Float[Array, "*#batch n c"], *, whole: bool = False
+) -> Float[Array, "*result m c"]:
+    """Σ_n 2^(Q Kᵀ) v."""
+    a, b = factors
+    batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (a, b, values)))
+    if shared(b, values):  # the batch of the queries is more rows
         total = _blocked(_tile_sum, _as_rows(a), _as_rows(b), _as_rows(values), whole=whole)
-        return total.reshape(*batch, queries.shape[-2], values.shape[-1])
+        total = total.reshape(*a.shape[:-1], values.shape[-1])
+        return jnp.broadcast_to(total, (*batch, *total.shape[-2:]))
     return _blocked(_tile_sum, a, b, values, whole=whole)
 
 
@@ -81,48 +124,47 @@ def blocked_pullback(
     cotangent: Float[Array, "*#batch m c"],
     *,
     whole: bool = False,
+    tile: Float[Array, "m n"] | None = None,
 ) -> tuple[Float[Array, "*#batch m d"], Float[Array, "*#batch n d"], Float[Array, "*#batch n c"]]:
-    """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of queries, keys and values, each tile of Φ computed once.
+    """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of queries, keys and values, each tile of Φ computed once or given.
 
     With S_mn = Φ ⟨g_m, v_n⟩: dv = Φᵀ g, da = S b - (S 1) a, db = Sᵀ a - (Sᵀ 1) b at scaled points. The transposed
     products are formed as (gᵀ Φ)ᵀ and (aᵀ S)ᵀ: no tile is transposed, which on a CPU costs more than the tile.
     """
     shapes = queries.shape, keys.shape, values.shape
-    a, b = _scaled_points(queries, keys, tau)
-    scale = jnp.sqrt(tau)[..., None, None]
+    a, b = logit_factors(queries, keys, tau, BASE_2)
+    scale = jnp.sqrt(tau / BASE_2)[..., None, None]
     v, g = values, cotangent
     if shared(keys, values, scale):
         a, b, v, g, scale = _as_rows(a), _as_rows(b), _as_rows(v), _as_rows(g), scale.reshape(1, 1)
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (a, b, v, g)))
-    (num_queries, dim), num_keys = a.shape[-2:], b.shape[-2]
+    num_queries, num_keys, dim = a.shape[-2], b.shape[-2], queries.shape[-1]
     rows, columns = _block_sizes(math.prod(batch), num_queries, num_keys, whole)
 
-    def with_ones(points: Array) -> Array:  # [x, 1]: S [b, 1] is S b and the row sums of S
-        return jnp.concatenate([points, jnp.ones_like(points[..., :1])], -1)
-
-    key_blocks = _blocks(b, columns), _blocks(with_ones(b), columns), _blocks(v, columns)
+    b1 = jnp.concatenate([b[..., :dim], b[..., -1:]], -1)  # [b, 1]: S [b, 1] is S b and the row sums of S
+    key_blocks = _blocks(b, columns), _blocks(b1, columns), _blocks(v, columns)
 
     def add_rows(total: tuple[Array, Array], block: tuple[Array, Array, Array]):
-        a, a1, g = block
+        a, g = block
 
         def add_columns(sb: Array, block: tuple[Array, Array, Array]):
             b, b1, v = block
-            phi = jnp.exp(_logits(a, b))  # (*batch, rows, columns)
+            phi = jnp.exp2(_logits(a, b)) if tile is None else tile  # (*batch, rows, columns)
             s = phi * _dot(g, v.mT)
-            return sb + _dot(s, b1), (_dot(a1.mT, s), _dot(g.mT, phi))
+            return sb + _dot(s, b1), (_dot(a[..., : dim + 1].mT, s), _dot(g.mT, phi))
 
         zero = vary_like(jnp.zeros((*batch, rows, dim + 1), a.dtype), [a, b, v, g])
         sb, parts = _scan(add_columns, zero, key_blocks)
-        return jax.tree.map(jnp.add, total, parts), sb[..., :dim] - sb[..., dim:] * a
+        return jax.tree.map(jnp.add, total, parts), sb[..., :dim] - sb[..., dim:] * a[..., :dim]
 
     num_blocks = -(-num_keys // columns)
     zeros = tuple(
         vary_like(jnp.zeros((num_blocks, *batch, width, columns), a.dtype), [a, b, v, g])
         for width in (dim + 1, v.shape[-1])
     )
-    (sa, pg), da = _scan(add_rows, zeros, (_blocks(a, rows), _blocks(with_ones(a), rows), _blocks(g, rows)))
+    (sa, pg), da = _scan(add_rows, zeros, (_blocks(a, rows), _blocks(g, rows)))
     sa, dv = _unblocks(sa.mT, num_keys), _unblocks(pg.mT, num_keys)  # (*batch, N, D+1), (*batch, N, C)
-    db = sa[..., :dim] - sa[..., dim:] * b
+    db = sa[..., :dim] - sa[..., dim:] * b[..., :dim]
     gradients = scale * _unblocks(da, num_queries), scale * db, dv
     return tuple(  # type: ignore[return-value]
         unbroadcast(gradient, shape) if gradient.size != math.prod(shape) else gradient.reshape(shape)
@@ -130,15 +172,19 @@ def blocked_pullback(
     )
 
 
+def sum_and_tile(
+    queries: Float[Array, "m d"], keys: Float[Array, "n d"], values: Float[Array, "n c"], tau: Float[Array, ""]
+) -> tuple[Float[Array, "m c"], Float[Array, "m n"]]:
+    """The Gauss sum and Φ, for `blocked_pullback`; of ordinary JAX functions."""
+    phi = jnp.exp2(_logits(*logit_factors(queries, keys, tau, BASE_2)))
+    return _dot(phi, values), phi
+
+
 def squared_reach(
     queries: Float[Array, "*#batch m d"], keys: Float[Array, "*#batch n d"], tau: Float[Array, "*#batch"]
 ) -> Float[Array, ""]:
-    """R², how far in squared bandwidths the farthest point lies from the center.
-
-    Rounding moves the exponents of everything but `differences_sum` by its unit times R².
-    """
-    a, b = (jnp.square(x).sum(-1) for x in _scaled_points(queries, keys, tau))
-    return jnp.maximum(jnp.where(jnp.isnan(a), 0, a).max(initial=0), jnp.where(jnp.isnan(b), 0, b).max(initial=0))
+    """That of `LogitFactors`, of points."""
+    return logit_factors(queries, keys, tau, BASE_2).squared_reach
 
 
 def differences_sum(
@@ -168,7 +214,7 @@ def blocked_means(
     whole: bool = False,
 ) -> tuple[Float[Array, "*result m c"], Float[Array, "*result m 1"]]:
     """Σ_n w Φ v / Σ_n w Φ and log Σ_n w Φ, with the largest term so far taken out."""
-    a, b = _scaled_points(queries, keys, tau)
+    a, b = logit_factors(queries, keys, tau)
     return _log_blocked(_logits, a, b, values, log_weights, whole=whole)
 
 
@@ -192,11 +238,9 @@ def unbroadcast(array: Array, shape: tuple[int, ...]) -> Array:
 
 
 def center(points: Float[Array, "*#batch n d"]) -> Float[Array, "*#batch 1 d"]:
-    """The mean of the points that are finite; no gradient flows through it."""
-    points = lax.stop_gradient(points)
-    finite = jnp.isfinite(points)
-    count = jnp.maximum(finite.sum(-2, keepdims=True), 1).astype(points.dtype)
-    return jnp.where(finite, points, 0).sum(-2, keepdims=True) / count
+    """The mean of the points, or zero where that is not finite; no gradient flows through it."""
+    mean = lax.stop_gradient(points).sum(-2, keepdims=True) / max(1, points.shape[-2])
+    return jnp.where(jnp.isfinite(mean), mean, 0)
 
 
 def _native(function: str, reduction: Callable, queries: Queries, keys: Keys, values: Values, tau: Bandwidth) -> Array:
@@ -223,7 +267,13 @@ def _scaled_points(queries: Array, keys: Array, tau: Array, centered: bool = Fal
 
 
 def _tile_sum(a: Array, b: Array, v: Array) -> Array:
-    return _dot(jnp.exp(_logits(a, b)), v)
+    return _dot(jnp.exp2(_logits(a, b)), v)
+
+
+def _formula(a: Array, b: Array, v: Array) -> Array:
+    """The sum as one writes it."""
+    squared = jnp.square(a).sum(-1)[..., :, None] + jnp.square(b).sum(-1)[..., None, :] - 2 * _dot(a, b.mT)
+    return _dot(jnp.exp((lax.stop_gradient(jnp.minimum(squared, 0)) - squared) / 2), v)
 
 
 def _difference_tile(scale: Array, queries: Array, keys: Array, v: Array) -> Array:
@@ -260,8 +310,8 @@ def _dimensions(points: Array) -> Array:
 
 
 def _logits(a: Array, b: Array) -> Array:
-    """-½‖a_m - b_n‖². Rounding may leave it above zero, which would be multiplied without bound: cut off there."""
-    logits = _dot(a, b.mT) - jnp.square(a).sum(-1)[..., :, None] / 2 - jnp.square(b).sum(-1)[..., None, :] / 2
+    """Q Kᵀ. Rounding may leave it above zero, which would be multiplied without bound: cut off there."""
+    logits = _dot(a, b.mT)
     return logits - lax.stop_gradient(jnp.maximum(logits, 0))
 
 

@@ -15,9 +15,11 @@ from jax.custom_batching import custom_vmap
 
 from . import _bridge
 from ._checks import Settings
-from ._dense import blocked_means, blocked_pullback, blocked_sum, differences_sum, squared_reach
+from ._dense import BASE_2, blocked_means, blocked_pullback, differences_sum, logit_factors, logits_sum, squared_reach
 from ._plan import Plan, plan, platforms, sizes
 from ._varying import vary_like
+
+KEPT = 8  # times as many numbers as the operands have: memory stays linear, under vmap as well
 
 
 def kernel_sum(settings: Settings, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array) -> jax.Array:
@@ -46,16 +48,36 @@ def within_reach(settings: Settings, *operands: jax.Array) -> jax.Array:
     return _within_reach(settings)(*operands)
 
 
+def keeps_tile(settings: Settings, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array) -> bool:
+    """Whether Φ is kept from the sum for its gradients: where it is dense, and not much larger than the operands."""
+    operands = queries, keys, values, tau
+    pairs = queries.shape[0] * keys.shape[0]
+    if tau.ndim or not 0 < pairs <= KEPT * (queries.size + keys.size + values.size):
+        return False
+    plans = [_plan_there(settings, platform, operands) for platform in platforms()]
+    return all((x.method, x.precision) == ("dense", queries.dtype.name) for x in plans)
+
+
 @functools.cache
 def _kernel_sum(settings: Settings) -> Callable:
     def compute(platform: str, *operands: jax.Array) -> jax.Array:
         chosen = _plan_there(settings, platform, operands)
-        run = _engine(chosen, functools.partial(blocked_sum, centered=settings.centered), _bridge.torch_sum)
         if chosen.method == "differences":
             return differences_sum(*operands)
+        if chosen.native:
+            work, (queries, keys, values, tau) = jnp.dtype(chosen.precision), operands
+            queries, keys, values, tau = (x.astype(work) for x in operands)
+            factors = logit_factors(queries, keys, tau, BASE_2, settings.centered)
+            within = factors.squared_reach <= chosen.reach
+
+            def run(*operands):
+                return logits_sum(factors, values, whole=chosen.method == "dense").astype(operands[0].dtype)
+        else:
+            run = functools.partial(_bridge.torch_sum, chosen)
+            within = _is_within(chosen, operands)
         if chosen.reach == math.inf or not settings.guarded:
             return run(*operands)
-        return lax.cond(_is_within(chosen, operands), run, differences_sum, *operands)
+        return lax.cond(within, run, differences_sum, *operands)
 
     return _mapped(lambda *operands: (_by_platform(compute, operands),), 0)
 

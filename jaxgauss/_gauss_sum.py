@@ -24,8 +24,8 @@ from ._checks import (
     matmul_grade,
     working_dtype,
 )
-from ._dense import align, center, differences_sum, shared, unbroadcast
-from ._dispatch import kernel_pullback, kernel_sum, within_reach
+from ._dense import align, blocked_pullback, center, differences_sum, shared, sum_and_tile, unbroadcast
+from ._dispatch import keeps_tile, kernel_pullback, kernel_sum, within_reach
 from ._plan import expected_platform, plan, sizes, warn_once
 from ._varying import vary_alike, vary_like
 
@@ -148,7 +148,8 @@ def wide_sum(settings: Settings, queries: Array, keys: Array, values: Array, tau
 # By channels: W = K [v_c k, v_c] holds the sum s and Σ_n Φ v_c k, so that dq = τ Σ_c g_c (W_k,c - q s_c), and
 # U = Kᵀ [g_c q, g_c] likewise holds dv and dk: C(D + 1) channels each. For C = 1 (MMD, flows, densities) W comes with
 # the value: two sums in all. For many channels: the fused backward pass (`kernel_pullback`), whose own rule is written
-# by channels. Everything here is made of these two functions, so the rules hold for every order.
+# by channels. Where Φ is dense and hardly larger than the operands (few points of many dimensions) it is kept from the
+# sum. Everything here is made of these two functions, or else of ordinary ones of JAX: the rules hold for every order.
 # Moments are taken about the mean, c: Σ Φ v (k - c) - (q - c) s loses fewer digits.
 # Source: Rux & Neumayer 2026, section 3, for the sum as attention; the rules are the product rule.
 
@@ -169,41 +170,47 @@ class _Wanted(NamedTuple):
 def _forward(settings: Settings, queries, keys, values, tau):
     wanted = _Wanted(*(x.perturbed for x in (queries, keys, values, tau)))
     operands = queries, keys, values, tau = tuple(x.value for x in (queries, keys, values, tau))
-    if cheaper_by_channels(queries, values) and (wanted.queries or wanted.tau):
-        total, slopes = _sum_and_slopes(settings, queries, keys, values, tau)
+    if keeps_tile(settings, *operands):
+        total, saved = sum_and_tile(*operands)
+        if settings.guarded:
+            total = lax.cond(within_reach(settings, *operands), lambda *_: total, differences_sum, *operands)
+    elif cheaper_by_channels(queries, values) and (wanted.queries or wanted.tau):
+        total, saved = _sum_and_slopes(settings, queries, keys, values, tau)
     else:
-        total, slopes = _gauss_sum(settings, *operands), jnp.zeros(0)
+        total, saved = _gauss_sum(settings, *operands), jnp.zeros(0)
     # JAX keeps one tree of residuals for all patterns of wanted gradients (that of its last trace): the tree must not
     # depend on the pattern, so the pattern travels as the shape of an array.
-    return total, (operands, slopes, jnp.zeros([1 + x for x in wanted], bool))
+    return total, (operands, saved, jnp.zeros([1 + x for x in wanted], bool))
 
 
 def _backward(settings: Settings, residuals, g):
-    operands, slopes, pattern = residuals
+    operands, saved, pattern = residuals
     wanted = _Wanted(*(size == 2 for size in pattern.shape))
     if isinstance(g, jax.custom_derivatives.SymbolicZero):
         return None, None, None, None
-    if not any(wanted[i] for i in (0, 1, 3)):
+    if not any(wanted[i] for i in (0, 1, 3)) and not keeps_tile(settings, *operands):
         queries, keys, values, tau = operands
         return None, None, unbroadcast(_gauss_sum(settings, keys, queries, g, tau), values.shape), None
     rules = functools.partial(_gradients, dataclasses.replace(settings, guarded=False), wanted)
     if not settings.guarded or any(0 in x.shape for x in operands):
-        gradients = rules(operands, slopes, g)
+        gradients = rules(operands, saved, g)
     else:
         differences = functools.partial(_by_differences, wanted)
-        gradients = lax.cond(within_reach(settings, *operands), rules, differences, operands, slopes, g)
+        gradients = lax.cond(within_reach(settings, *operands), rules, differences, operands, saved, g)
     rest = iter(gradients)
     return tuple(next(rest) if is_wanted else None for is_wanted in wanted)
 
 
-def _gradients(settings: Settings, wanted: _Wanted, operands: tuple[Array, ...], slopes: Array, g: Array):
-    """The wanted gradients by the rules above."""
+def _gradients(settings: Settings, wanted: _Wanted, operands: tuple[Array, ...], saved: Array, g: Array):
+    """The wanted gradients by the rules above; `saved` is Φ, or the slopes, or nothing."""
     queries, keys, values, tau = operands
     d_queries = d_keys = d_values = d_tau = jnp.zeros(0)
     want_keys = wanted.keys or wanted.tau
-    if cheaper_by_channels(queries, values):
+    if keeps_tile(settings, *operands):
+        d_queries, d_keys, d_values = blocked_pullback(queries, keys, values, tau, g, whole=True, tile=saved)
+    elif cheaper_by_channels(queries, values):
         if wanted.queries or wanted.tau:
-            d_queries = _along(slopes, g, tau)
+            d_queries = _along(saved, g, tau)
         if want_keys:
             d_values, key_slopes = _sum_and_slopes(settings, keys, queries, g, tau)
             d_keys = _along(key_slopes, values, tau)
@@ -220,7 +227,7 @@ def _gradients(settings: Settings, wanted: _Wanted, operands: tuple[Array, ...],
     return tuple(unbroadcast(gradient, x.shape) for gradient, is_wanted, x in gradients if is_wanted)
 
 
-def _by_differences(wanted: _Wanted, operands: tuple[Array, ...], slopes: Array, g: Array):
+def _by_differences(wanted: _Wanted, operands: tuple[Array, ...], saved: Array, g: Array):
     """The same where points lie so far from their center that the rules would subtract large numbers."""
     gradients = jax.vjp(differences_sum, *operands)[1](g)
     return tuple(gradient for gradient, is_wanted in zip(gradients, wanted, strict=True) if is_wanted)

@@ -171,7 +171,7 @@ def kernel_calls(monkeypatch) -> list[str]:
 
         return recorded
 
-    monkeypatch.setattr(_dispatch, "blocked_sum", record("sum", _dispatch.blocked_sum))
+    monkeypatch.setattr(_dispatch, "logits_sum", record("sum", _dispatch.logits_sum))
     monkeypatch.setattr(_dispatch, "blocked_pullback", record("pullback", _dispatch.blocked_pullback))
     for cache in (_dispatch._kernel_sum, _dispatch._kernel_pullback):
         cache.cache_clear()
@@ -208,6 +208,22 @@ def test_number_of_kernel_calls(rng, kernel_calls, channels, wanted, expected):
     assert sorted(kernel_calls) == expected
     exact = pullback(gauss_sum_dense, *operands, g)
     assert_close([value, *gradients], [gauss_sum_dense(*operands), *(exact[i] for i in wanted)], 1e-12)
+
+
+@pytest.mark.parametrize("num, dim, exponentials", [(30, 16, 1), (400, 16, 2)])
+def test_small_matrix_is_kept_for_the_gradients(rng, num, dim, exponentials):
+    """One matrix Φ for value and gradients, unless it is larger than eight times the operands; under vmap as well."""
+    operands = arrays(problem(rng, num, num, dim, 1))[:3]
+    points = [jnp.stack([x, x + 1]) for x in operands]
+    for function, arguments in ((gauss_sum, operands), (jax.vmap(gauss_sum), points)):
+
+        def gradients(*x, function=function):
+            return jax.vjp(function, *x)[1](jnp.ones((*x[0].shape[:-1], 1)))
+
+        inside = str(jax.make_jaxpr(gradients)(*arguments)).count("exp2 ")
+        saved = jax.tree.leaves(jax.eval_shape(lambda *x, function=function: jax.vjp(function, *x)[1], *arguments))
+        assert inside == exponentials
+        assert sum(x.size for x in saved) <= (1 + 8) * sum(x.size for x in arguments) + 100
 
 
 def test_bridge_and_blocks_share_one_rule(rng):
