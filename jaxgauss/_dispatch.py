@@ -65,16 +65,9 @@ def _kernel_sum(settings: Settings) -> Callable:
         if chosen.method == "differences":
             return differences_sum(*operands)
         if chosen.native:
-            work, (queries, keys, values, tau) = jnp.dtype(chosen.precision), operands
-            queries, keys, values, tau = (x.astype(work) for x in operands)
-            factors = logit_factors(queries, keys, tau, BASE_2, settings.centered)
-            within = factors.squared_reach <= chosen.reach
-
-            def run(*operands):
-                return logits_sum(factors, values, whole=chosen.method == "dense").astype(operands[0].dtype)
+            run, within = _prepared(chosen, settings.centered, *operands)
         else:
-            run = functools.partial(_bridge.torch_sum, chosen)
-            within = _is_within(chosen, operands)
+            run, within = functools.partial(_bridge.torch_sum, chosen), _is_within(chosen, operands)
         if chosen.reach == math.inf or not settings.guarded:
             return run(*operands)
         return lax.cond(within, run, differences_sum, *operands)
@@ -168,6 +161,18 @@ def _engine(chosen: Plan, blocks: Callable, kernel: Callable) -> Callable:
         return jax.tree.map(lambda x: x.astype(dtype), results)
 
     return run
+
+
+def _prepared(chosen: Plan, centered: bool, *operands: jax.Array) -> tuple[Callable, jax.Array]:
+    """XLA's sum, and whether the points are within its reach; both from the same factors of the exponents."""
+    dtype = operands[0].dtype
+    queries, keys, values, tau = (x.astype(chosen.precision) for x in operands)
+    factors = logit_factors(queries, keys, tau, BASE_2, centered)
+
+    def run(*_: jax.Array) -> jax.Array:
+        return logits_sum(factors, values, whole=chosen.method == "dense").astype(dtype)
+
+    return run, factors.squared_reach <= chosen.reach
 
 
 def _is_within(chosen: Plan, operands: tuple[jax.Array, ...]) -> jax.Array:
