@@ -113,7 +113,7 @@ def logits_sum(
         total = _blocked(_tile_sum, _as_rows(a), _as_rows(b), _as_rows(values), whole=whole)
         total = total.reshape(*a.shape[:-1], values.shape[-1])
         return jnp.broadcast_to(total, (*batch, *total.shape[-2:]))
-    return _blocked(_tile_sum, a, b, values, whole=whole)
+    return _in_groups(functools.partial(_blocked, _tile_sum, whole=whole), a, b, values)
 
 
 def blocked_pullback(
@@ -137,14 +137,26 @@ def blocked_pullback(
     v, g = values, cotangent
     if shared(keys, values, scale):
         a, b, v, g, scale = _as_rows(a), _as_rows(b), _as_rows(v), _as_rows(g), scale.reshape(1, 1)
+    da, db, dv = _in_groups(functools.partial(_pullback_at_factors, whole=whole, tile=tile), a, b, v, g)
+    gradients = scale * da, scale * db, dv
+    return tuple(  # type: ignore[return-value]
+        unbroadcast(gradient, shape) if gradient.size != math.prod(shape) else gradient.reshape(shape)
+        for gradient, shape in zip(gradients, shapes, strict=True)
+    )
+
+
+def _pullback_at_factors(
+    a: Array, b: Array, v: Array, g: Array, *, whole: bool, tile: Array | None
+) -> tuple[Array, Array, Array]:
+    """`blocked_pullback` with respect to the scaled points in two factors, and the values; of the whole batch."""
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (a, b, v, g)))
-    num_queries, num_keys, dim = a.shape[-2], b.shape[-2], queries.shape[-1]
+    num_queries, num_keys, dim = a.shape[-2], b.shape[-2], a.shape[-1] - 2
     rows, columns = _block_sizes(math.prod(batch), num_queries, num_keys, whole)
 
     b1 = jnp.concatenate([b[..., :dim], b[..., -1:]], -1)  # [b, 1]: S [b, 1] is S b and the row sums of S
     key_blocks = _blocks(b, columns), _blocks(b1, columns), _blocks(v, columns)
 
-    def add_rows(total: tuple[Array, Array], block: tuple[Array, Array, Array]):
+    def add_rows(total: tuple[Array, Array], block: tuple[Array, Array]):
         a, g = block
 
         def add_columns(sb: Array, block: tuple[Array, Array, Array]):
@@ -165,11 +177,7 @@ def blocked_pullback(
     (sa, pg), da = _scan(add_rows, zeros, (_blocks(a, rows), _blocks(g, rows)))
     sa, dv = _unblocks(sa.mT, num_keys), _unblocks(pg.mT, num_keys)  # (*batch, N, D+1), (*batch, N, C)
     db = sa[..., :dim] - sa[..., dim:] * b[..., :dim]
-    gradients = scale * _unblocks(da, num_queries), scale * db, dv
-    return tuple(  # type: ignore[return-value]
-        unbroadcast(gradient, shape) if gradient.size != math.prod(shape) else gradient.reshape(shape)
-        for gradient, shape in zip(gradients, shapes, strict=True)
-    )
+    return _unblocks(da, num_queries), db, dv
 
 
 def sum_and_tile(
@@ -215,7 +223,7 @@ def blocked_means(
 ) -> tuple[Float[Array, "*result m c"], Float[Array, "*result m 1"]]:
     """Σ_n w Φ v / Σ_n w Φ and log Σ_n w Φ, with the largest term so far taken out."""
     a, b = logit_factors(queries, keys, tau)
-    return _log_blocked(_logits, a, b, values, log_weights, whole=whole)
+    return _in_groups(functools.partial(_log_blocked, _logits, whole=whole), a, b, values, log_weights)
 
 
 def differences_log_sum(
@@ -366,6 +374,28 @@ def _scan(body: Callable, carry, blocks):
         return lax.scan(body, carry, blocks)
     carry, out = body(carry, jax.tree.map(lambda x: x[0], blocks))
     return carry, jax.tree.map(lambda x: x[None], out)
+
+
+def _in_groups(function: Callable, a: Array, b: Array, *rest: Array):
+    """`function` of operands that share a batch, by as many of its elements at a time as fill a tile together.
+
+    A tile of all elements would take too little of each: products of many small tiles are slow on a CPU. Operands have
+    all of the batch or nothing of it; those that have a part are not repeated, and go in such tiles.
+    """
+    operands = a, b, *rest
+    batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in operands))
+    size, group = math.prod(batch), max(1, TILE.entries // max(1, a.shape[-2] * b.shape[-2]))
+    is_mapped = [x.shape[:-2] == batch for x in operands]
+    if size <= group or not all(has_batch or shared(x) for has_batch, x in zip(is_mapped, operands, strict=True)):
+        return function(*operands)
+
+    def of_element(elements: list[Array]):
+        own = iter(elements)
+        return function(*(next(own) if m else _as_rows(x) for m, x in zip(is_mapped, operands, strict=True)))
+
+    elements = [x.reshape(size, *x.shape[-2:]) for m, x in zip(is_mapped, operands, strict=True) if m]
+    results = lax.map(of_element, elements, batch_size=group if group > 1 else None)
+    return jax.tree.map(lambda x: x.reshape(*batch, *x.shape[1:]), results)
 
 
 def _blocked(tile_sum: Callable, a: Array, b: Array, v: Array, whole: bool = False, tile: Tile | None = None) -> Array:
