@@ -29,7 +29,7 @@ class Tile(NamedTuple):
 # Measured best on CPUs, forward and back. 8 MiB in float32, nearly square: wide values are read again for every row of
 # tiles. From differences there are more arrays of a tile's size, and what a program may need it is given at every call.
 TILE = Tile(2**21, 1024)
-DIFFERENCES_TILE = Tile(2**19, 256)
+DIFFERENCES_TILE = Tile(2**17, 64)
 LOG_ZERO = -1e27  # the logarithm of a weight of zero: finite in float32, and below every exponent
 BASE_2 = math.log2(math.e)  # exponents are formed for 2^x, which is computed faster than e^x
 DIMENSIONS = 8  # coordinates whose differences are added up in one pass over a tile
