@@ -20,7 +20,7 @@ from tqdm import tqdm
 
 from jaxgauss import gauss_sum
 
-from .__main__ import environment, error, problem, save
+from .measure import default_path, environment, error, problem, save
 
 NUM, DIM, CALLS = 4096, 16, 16
 CALLERS, METHODS = (1, 2, 8), ("rescale", "blocked")
@@ -88,7 +88,7 @@ def main(runs: int, out: Path | None) -> None:
             [sys.executable, "-c", code], stdout=subprocess.PIPE, check=True, env=os.environ | {"JAX_PLATFORMS": "cpu"}
         )
         cells += json.loads(run.stdout)
-    save(info | {"cells": cells}, out, "_load")
+    save(info | {"cells": cells}, out or default_path(info, "load"))
     report(cells)
 
 

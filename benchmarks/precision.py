@@ -23,7 +23,7 @@ from tqdm import tqdm
 import torch_backend
 from jaxgauss import gauss_sum
 
-from .__main__ import environment, save
+from .measure import default_path, environment, save
 
 NUM = 4096
 DIMS, TAUS, OFFSETS = (3, 8, 16, 32, 64), (0.01, 1.0, 10.0, 100.0, 1000.0), (0.0, 10.0, 1000.0)
@@ -131,7 +131,8 @@ def plot(data: dict, path: Path) -> None:
 def main(device: str, out: Path | None) -> None:
     """Measure, write the JSON, print the worst cases, draw."""
     data = environment(device) | {"num": NUM, "cells": measure(device), "widths": widths()}
-    path = save(data, out, "_precision")
+    path = out or default_path(data, "precision")
+    save(data, path)
     for precision, bounds in BOUNDS.items():
         for i, (what, taus) in enumerate(itertools.product(("sum", "gradient"), (TAUS[:3], TAUS[3:4]))):
             limit = f"(promised: {bounds[i]:.0e})" if i < len(bounds) else ""

@@ -20,8 +20,7 @@ from tqdm import tqdm, trange
 
 from jaxgauss import KeyChunks, gauss_sum, gauss_sum_blocked, gauss_sum_dense, gauss_sum_streamed
 
-from .__main__ import environment, error, exact_sum, peak_bytes, problem, save, value_and_pullback
-from .kernel_methods import timed
+from .measure import default_path, environment, error, exact_sum, peak_bytes, problem, save, timed, value_and_pullback
 
 WIDE = [(257, 1), (1024, 1), (16, 257), (300, 257), (16, 700), (300, 700), (16, 4096), (1024, 4096)]  # D, C
 WIDE_NUM, NUM, DIMS = 2048, 8192, (3, 16, 64)
@@ -211,7 +210,7 @@ def main(device: str, runs: int, out: Path | None) -> None:
     """Measure, write the JSON, print the tables."""
     info = environment(device)
     cells = training_cells() + wide_cells(runs) + forward_mode_cells(runs) + streamed_cells(device, runs)
-    save(info | {"cells": cells}, out, "_scaling")
+    save(info | {"cells": cells}, out or default_path(info, "scaling"))
     report(cells)
 
 

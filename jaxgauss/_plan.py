@@ -4,7 +4,6 @@ import functools
 import math
 import warnings
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -25,6 +24,7 @@ from ._checks import (
     matmul_grade,
     working_dtype,
 )
+from ._costs import estimates
 from ._dense import TILE, align, squared_reach
 
 NATIVE = ("dense", "blocked", "differences")
@@ -161,49 +161,21 @@ def plan(settings: Settings, platform: str, pairs: int, dim: int, channels: int)
             )
         return Plan(platform, "blocked", wide, "xla", obstacle)
 
-    if platform == "cpu" and settings.method == settings.backend == "auto":
-        faster = _faster_in_xla(settings, pairs, dim, channels)
-        if faster is not None:
-            return Plan(platform, *faster)
+    reason = "PyTorch's fused attention, which has not been measured against XLA there yet"
+    own = "float64" if settings.dtype == "float64" else "float32"
+    if platform == "cpu" and settings.method == settings.backend == "auto" and settings.precision in ("auto", own):
+        in_xla, by_kernel = (x / 1e6 for x in estimates(own, pairs, dim, channels))
+        reason = f"an estimated {in_xla:.3g} ms in XLA, {by_kernel:.3g} ms by PyTorch's kernel"
+        if in_xla <= by_kernel:
+            return Plan(platform, "dense" if pairs <= TILE.entries else "blocked", own, "xla", reason)
     precision = settings.precision
     if platform == "cuda" and precision == "auto" and settings.grade != "default":
         split = "bfloat16x2" if settings.dtype == "bfloat16" else "float16x2"
         precision = split if settings.grade == "high" else "float32"
     backend, precision = _bridge.kernel_names(settings.backend, precision, platform, settings.dtype, dim)
     if settings.method == "auto":
-        return Plan(platform, "rescale", precision, backend, "the attention kernel is the fastest here")
+        return Plan(platform, "rescale", precision, backend, reason)
     return Plan(platform, settings.method, precision, backend, "asked for by name")
-
-
-def _faster_in_xla(settings: Settings, pairs: int, dim: int, channels: int) -> tuple[str, str, str, str] | None:
-    """Method, precision, backend and reason where XLA beats PyTorch's CPU kernel; measured, see the README."""
-    wide = "float64" if settings.dtype == "float64" else "float32"
-    if settings.precision not in ("auto", wide):
-        return None  # half precision was asked for: that is the attention kernel's
-    if pairs <= TILE.entries:
-        return "dense", wide, "xla", f"{pairs} kernel evaluations fit in one tile, and XLA starts sooner"
-    if not intel_cpu():
-        return "blocked", wide, "xla", "PyTorch's matrix products (MKL) run at half speed on CPUs that are not Intel's"
-    if max(dim, channels) >= 64 and min(dim, channels) < max(dim, channels) // 2:
-        narrow = "values" if channels < dim else "points"
-        return (
-            "blocked",
-            wide,
-            "xla",
-            f"dimension {dim}, {channels} channels: the attention kernel would pad the {narrow}",
-        )
-    return None
-
-
-@functools.cache
-def intel_cpu() -> bool:
-    """Whether MKL, which PyTorch's CPU kernel multiplies with, takes its fast path here."""
-    try:
-        return "GenuineIntel" in Path("/proc/cpuinfo").read_text()
-    except OSError:
-        import platform
-
-        return "Intel" in platform.processor()
 
 
 def platforms() -> list[str]:

@@ -3,6 +3,8 @@
 import importlib.metadata
 import os
 import socket
+from collections.abc import Iterator
+from pathlib import Path
 
 # Most of the time here goes into compiling functions that run once: compile them without optimizing.
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
@@ -17,6 +19,9 @@ import numpy as np
 import pytest
 
 matplotlib.use("Agg")
+import matplotlib.pyplot as plt
+
+ROOT = Path(__file__).parents[1]
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -28,6 +33,16 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     seed = getattr(request, "param", 0)
     print(f"rng seed {seed}")
     return np.random.default_rng(seed)
+
+
+@pytest.fixture
+def as_it_comes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """JAX with its defaults, and the examples and benchmarks to import."""
+    for folder in (ROOT, ROOT / "examples"):
+        monkeypatch.syspath_prepend(folder)
+    with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        yield
+    plt.close("all")
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxgauss import _bridge, _plan, explain
+from jaxgauss import _bridge, _costs, _plan, explain
 from jaxgauss._checks import Settings
 
 
@@ -29,7 +29,7 @@ def shapes(m, n, d, c, dtype="float32"):
     ],
 )
 def test_auto_on_a_cpu(monkeypatch, size, intel, options, expected):
-    monkeypatch.setattr(_plan, "intel_cpu", lambda: intel)
+    monkeypatch.setattr(_costs, "vendor", lambda: "GenuineIntel" if intel else "HygonGenuine")
     plan = explain(*shapes(*size), **options)
     assert (plan.method, plan.precision, plan.backend) == expected
     assert plan.platform == "cpu" and plan.reason
@@ -88,3 +88,23 @@ def test_the_platform_is_that_of_the_arrays():
 def test_batches_count_as_work():
     plan = explain(jax.ShapeDtypeStruct((1000, 64, 3), "float32"), *shapes(1, 64, 3, 1)[1:])
     assert plan.method != "dense"
+
+
+def test_auto_takes_what_the_table_says_is_cheaper(monkeypatch):
+    """And says so, with both estimates; a call's own cost decides for few pairs, columns for many."""
+    kernel, xla = {"call": 10.0, "pair": 1.0, "column": 0.0}, {"call": 0.0, "pair": 1.0, "column": 1.0}
+    costs = {"xla": _costs.Cost(**xla), "kernel": _costs.Cost(**kernel)}
+    monkeypatch.setattr(_costs, "cpu_costs", lambda vendor: {"float32": costs, "float64": costs})
+    assert explain(*shapes(1, 1, 3, 1)).method == "dense"
+    many = explain(*shapes(100, 100, 3, 1))
+    assert many.method == "rescale"
+    assert many.reason == "an estimated 0.07 ms in XLA, 0.01 ms by PyTorch's kernel"
+
+
+@pytest.mark.parametrize("vendor", ["GenuineIntel", "AuthenticAMD"])
+def test_costs_grow_with_everything(vendor):
+    """The table's rows are whole; half the width of the numbers does not cost more."""
+    for engine in ("xla", "kernel"):
+        single, double = (_costs.cpu_costs(vendor)[dtype][engine] for dtype in ("float32", "float64"))
+        assert all(0 < x <= y for x, y in zip(single, double, strict=True))
+        assert single.nanoseconds(10**6, 10) < single.nanoseconds(10**6, 20) < single.nanoseconds(10**7, 20)

@@ -1,0 +1,218 @@
+"""What Gauss sums are for, beside what people use today: a training step, a permutation test, SVGD, densities."""
+
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxgauss import gauss_sum, kde_logpdf, mmd_squared, mmd_test, svgd_direction, tau_from_bandwidth
+from jaxgauss._mmd_test import _Design, labels
+
+from .measure import Call, Cell, JaxCall, exact_matrix, relative
+
+ROWS = 256  # whose results are compared with float64
+PERMUTATIONS = 999
+LARGEST = {"cpu": 8192, "cuda": 65536}  # points in a sample of dense methods
+OURS = ("mmd_squared", "mmd_test", "svgd_direction", "kde_logpdf")
+Calls = dict[str, Callable[[], Call | str]]
+
+
+def mmd(device: str) -> Iterator[Cell]:
+    """All of them."""
+    for dim in (16, 64):
+        for num in (256, 1024, 4096, 8192, 65536):
+            yield mmd_step(num, dim, device)
+    yield digits_step()
+    for num in (1000, 5000):
+        yield permutation_test(num, 16)
+    for num in (500, 2000, 10000):
+        yield svgd_step(num, 30)
+    for dim in (3, 16):
+        for num in (1000, 20000):
+            yield density(num, dim, device)
+
+
+def samples(num: int, dim: int, shift: float = 0.1) -> tuple[jax.Array, jax.Array]:
+    """Two samples of Gaussian points scaled by D^-1/2, the second one moved."""
+    rng = np.random.default_rng(0)
+    x, y = (jnp.asarray(rng.normal(size=(num, dim)) / dim**0.5 + shift * i, jnp.float32) for i in range(2))
+    return x, y
+
+
+def mmd_dense(x: jax.Array, y: jax.Array, tau: float) -> jax.Array:
+    """The formula, as one writes it."""
+
+    def mean(x: jax.Array, y: jax.Array) -> jax.Array:
+        squared = jnp.square(x).sum(-1)[:, None] + jnp.square(y).sum(-1) - 2 * x @ y.T
+        return jnp.exp(-tau / 2 * squared).mean()
+
+    return mean(x, x) - 2 * mean(x, y) + mean(y, y)
+
+
+def mmd_step(num: int, dim: int, device: str) -> Cell:
+    """Loss, gradient and Adam's update of a sample that moves onto another of the same size."""
+    x, y = samples(num, dim)
+    optimizer = optax.adam(1e-2)
+
+    def step(loss: Callable, x: jax.Array, state: Any, y: jax.Array):
+        value, gradient = jax.value_and_grad(loss)(x, y, 1.0)
+        updates, state = optimizer.update(gradient, state)
+        return optax.apply_updates(x, updates), state, value, gradient
+
+    def call(loss: Callable) -> Call:
+        return JaxCall(functools.partial(step, loss), x, optimizer.init(x), y)
+
+    @functools.cache
+    def exact() -> np.ndarray:
+        a, b = (np.asarray(z, np.float64) for z in (x, y))
+        total = np.zeros((min(ROWS, num), dim))
+        for points, sign in ((a, 2), (b, -2)):
+            phi = exact_matrix(a[:ROWS], points)
+            total += sign * (phi @ points - phi.sum(1)[:, None] * a[:ROWS]) / num**2
+        return total
+
+    methods: Calls = {"mmd_squared": lambda: call(mmd_squared)}
+    methods["dense JAX"] = lambda: call(mmd_dense) if num <= LARGEST[device] else "matrices too large"
+    about = {"suite": "mmd", "figure": "MMD step", "n": num, "d": dim}
+    work = 3 + num**2 * (5e-7 if num <= LARGEST[device] else 5e-9)
+    return Cell(about, methods, lambda r: relative(r[3][:ROWS], exact()), 1e-3, work, f"MMD step, D = {dim}")
+
+
+def digits_step() -> Cell:
+    """Loss and gradient of a step of examples/mmd_digits.py: 1024 generated images, 1257 real ones, three τ."""
+    from examples.mmd_digits import TAUS, mmd_squared_dense
+
+    x, y = (jax.random.uniform(jax.random.key(i), (n, 64)) for i, n in enumerate((1024, 1257)))
+
+    def call(loss: Callable, x: jax.Array, y: jax.Array) -> Call:
+        taus = jnp.asarray(TAUS, x.dtype)
+        return JaxCall(jax.value_and_grad(lambda x, y: loss(x, y, taus, y_norm_squared=0.1)), x, y)
+
+    @functools.cache
+    def exact() -> np.ndarray:
+        with jax.enable_x64(True):
+            return np.asarray(call(mmd_squared_dense, *(jnp.asarray(z, jnp.float64) for z in (x, y)))()[1])
+
+    losses = {"mmd_squared": mmd_squared, "dense JAX": mmd_squared_dense}
+    methods: Calls = {name: functools.partial(call, loss, x, y) for name, loss in losses.items()}
+    about = {"suite": "mmd", "figure": "digits step", "n": 1024, "d": 64}
+    return Cell(about, methods, lambda r: relative(r[1], exact()), 1e-3, 5, "digits")
+
+
+def permutation_test(num: int, dim: int) -> Cell:
+    """999 permutations of two samples of one distribution; with the kernel matrix kept for all of them; and one sum.
+
+    The matrix knows the same labelings, so the p-values agree but for ties; of one sum of all points a test that sums
+    anew for every permutation would take a thousand.
+    """
+    x, y = samples(num, dim, shift=0.0)
+    rng_key, z = jax.random.key(0), jnp.concatenate([x, y])
+
+    def with_matrix(x: jax.Array, y: jax.Array) -> jax.Array:
+        z = jnp.concatenate([x, y])
+        squares = jnp.square(z).sum(-1)
+        matrix = jnp.exp(jnp.minimum(z @ z.T - squares[:, None] / 2 - squares / 2, 0))
+        design = _Design(len(x), len(y), "permutation", 1, PERMUTATIONS + 2)
+        signs = jnp.where(labels(design, rng_key, 0), 1.0, -1.0)
+        forms = (signs * (matrix @ signs - signs)).sum(0)  # MMD² but for a factor and a constant, as M = N
+        return (1 + (forms[2:] >= forms[1] - 2e-6 * num).sum()) / (PERMUTATIONS + 1)
+
+    def ours(x: jax.Array, y: jax.Array) -> jax.Array:
+        return mmd_test(x, y, 1.0, rng_key=rng_key, num_permutations=PERMUTATIONS).p_value
+
+    def error(result: Any) -> float:
+        return abs(float(result) - float(jax.jit(with_matrix)(x, y))) if result.ndim == 0 else 0.0
+
+    methods: Calls = {
+        "mmd_test": lambda: JaxCall(ours, x, y),
+        "kernel matrix": lambda: JaxCall(with_matrix, x, y),
+        "one gauss_sum": lambda: JaxCall(gauss_sum, z, z, jnp.ones(2 * num)),
+    }
+    about = {"suite": "mmd", "figure": "permutation test", "n": num, "d": dim}
+    return Cell(about, methods, error, 2e-3, 3 + num**2 * 1e-6, "permutation test")
+
+
+def svgd_step(num: int, dim: int) -> Cell:
+    """A step of 10⁴ particles, say, towards the standard normal distribution, τ = 1/D."""
+    x = jnp.asarray(np.random.default_rng(0).normal(size=(num, dim)), jnp.float32)
+    tau, optimizer = 1 / dim, optax.sgd(1.0)
+
+    def log_density(x: jax.Array) -> jax.Array:
+        return -jnp.square(x).sum() / 2
+
+    def ours(x: jax.Array, state: Any):
+        direction = svgd_direction(x, jax.vmap(jax.grad(log_density))(x), tau)
+        updates, state = optimizer.update(-direction, state)
+        return optax.apply_updates(x, updates), state
+
+    def blackjax() -> Call | str:
+        if num**2 * dim > 2**28:
+            return "an array of N² D numbers"
+        from blackjax.vi import svgd  # pyright: ignore[reportMissingImports]
+
+        kernel = svgd.build_kernel(optimizer)
+        state = svgd.init(x, {"length_scale": 2 / tau}, optimizer)
+        return JaxCall(lambda state: kernel(state, jax.grad(log_density), svgd.rbf_kernel), state)
+
+    @functools.cache
+    def exact() -> np.ndarray:
+        a = np.asarray(x, np.float64)
+        phi = exact_matrix(a[:ROWS], a, tau)
+        return (phi @ (-a - tau * a) + tau * phi.sum(1)[:, None] * a[:ROWS]) / num
+
+    methods: Calls = {"svgd_direction": lambda: JaxCall(ours, x, optimizer.init(x)), "blackjax": blackjax}
+    about = {"suite": "mmd", "figure": "SVGD step", "n": num, "d": dim}
+    return Cell(about, methods, lambda r: relative((r[0] - x)[:ROWS], exact()), 1e-3, 3 + num**2 * 3e-8, "SVGD")
+
+
+def density(num: int, dim: int, device: str) -> Cell:
+    """Logarithms of a density of N points at 2000 others, at the bandwidth 0.5, by a white sample for SciPy's sake."""
+    rng = np.random.default_rng(0)
+    points = rng.normal(size=(num, dim))
+    points = np.linalg.solve(np.linalg.cholesky(np.cov(points.T)), (points - points.mean(0)).T).T
+    queries, bandwidth = rng.normal(size=(2000, dim)), 0.5
+    tau = tau_from_bandwidth(bandwidth)
+    x, y = (jnp.asarray(z, jnp.float32) for z in (queries, points))
+
+    def dense(x: jax.Array, y: jax.Array) -> jax.Array:
+        squared = jnp.square(x).sum(-1)[:, None] + jnp.square(y).sum(-1) - 2 * x @ y.T
+        constant = dim / 2 * math.log(2 * math.pi * bandwidth**2) + math.log(num)
+        return jax.nn.logsumexp(-squared / (2 * bandwidth**2), axis=1) - constant
+
+    def scipy() -> Call | str:
+        if device != "cpu":
+            return "runs on the host"
+        from scipy.stats import gaussian_kde
+
+        estimate = gaussian_kde(points.T, bandwidth)
+        return lambda: estimate.logpdf(queries.T)
+
+    def scikit_learn() -> Call | str:
+        if device != "cpu":
+            return "runs on the host"
+        from sklearn.neighbors import KernelDensity
+
+        estimate = KernelDensity(bandwidth=bandwidth).fit(points)
+        return lambda: estimate.score_samples(queries)
+
+    @functools.cache
+    def exact() -> np.ndarray:
+        squared = (np.square(queries[:ROWS, None] - points)).sum(-1)
+        constant = dim / 2 * math.log(2 * math.pi * bandwidth**2) + math.log(num)
+        exponents = -squared / (2 * bandwidth**2)
+        largest = exponents.max(1)
+        return np.log(np.exp(exponents - largest[:, None]).sum(1)) + largest - constant
+
+    methods: Calls = {
+        "kde_logpdf": lambda: JaxCall(lambda x, y: kde_logpdf(x, y, tau), x, y),
+        "dense JAX": lambda: JaxCall(dense, x, y),
+        "SciPy": scipy,
+        "scikit-learn": scikit_learn,
+    }
+    about = {"suite": "mmd", "figure": "density", "n": num, "d": dim}
+    return Cell(about, methods, lambda r: relative(r[:ROWS], exact()), 1e-3, 8, f"density, D = {dim}")

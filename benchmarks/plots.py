@@ -1,0 +1,245 @@
+"""Pictures and tables from the JSON files alone."""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+
+from .rivals import BARE, JAX_NATIVE, OTHERS, OURS, Problem, limit
+
+LIMIT = "physical limit"
+COLORS = {
+    **dict(zip(OURS, ("#b2182b", "#ef8a62", "#fdb863", "#c994c7", "#8c510a"), strict=True)),
+    **dict(zip(JAX_NATIVE, ("#2166ac", "#67a9cf"), strict=True)),
+    **dict(zip(OTHERS, ("#762a83", "#9970ab", "#1b7837", "#666666", "#999999", "#b8a100"), strict=True)),
+    BARE: "#000000",
+    LIMIT: "#000000",
+    **dict.fromkeys(("mmd_squared", "mmd_test", "svgd_direction", "kde_logpdf"), "#b2182b"),
+    **{"kernel matrix": "#2166ac", "one gauss_sum": "#ef8a62", "blackjax": "#1b7837", "SciPy": "#1b7837"},
+}
+UNITS = {"median": "seconds", "mib": "MiB beyond the inputs", "error": "relative L2 error"}
+Cells = list[dict[str, Any]]
+
+
+def draw(path: Path) -> None:
+    """The pictures and tables of one file; pictures go beside it."""
+    data = json.loads(path.read_text())
+    if "cells" not in data or data.get("suite") not in ("quick", "paper", "jax", "mmd"):
+        print(f"{path}: not of this command")
+        return
+    if not data["complete"]:
+        print(f"{path}: not complete; the same command goes on with it")
+    if data["suite"] == "mmd":
+        _pages(path, data, "", [("median", _figures(data["cells"]))])
+        print(applications_table(data))
+    elif data["suite"] == "jax":
+        _ratios(path, data)
+        print(jax_report(data))
+    else:
+        for dtype in dict.fromkeys(c["dtype"] for c in data["cells"]):
+            figures = _figures([c for c in data["cells"] if c["dtype"] == dtype])
+            _pages(path, data, f"_{dtype}_time", [("median", figures)])
+            chosen = dict(list(figures.items())[-3:])
+            _pages(path, data, f"_{dtype}_memory", [("mib", chosen), ("error", chosen)])
+            print(headline_table(data, dtype))
+        print(memory_report(data))
+
+
+def headline_table(data: dict, dtype: str) -> str:
+    """Milliseconds at the largest sizes, and how many times the least of them the others take."""
+    cells = [c for c in data["cells"] if c["figure"] == "headline" and c["dtype"] == dtype and "median" in c]
+    names = list(dict.fromkeys(c["method"] for c in cells))
+    found = {(c["d"], c["c"], c["what"], c["method"]): c for c in cells}
+    if not cells:
+        return ""
+    lines = [f"| D, C | {dtype} | " + " | ".join(names) + " |", "|---" * (len(names) + 2) + "|"]
+    for d, c, what in dict.fromkeys(key[:3] for key in found):
+        row = (found.get((d, c, what, name)) for name in names)
+        lines.append(f"| {d}, {c} | {what} | " + " | ".join(_milliseconds(x) for x in row) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def applications_table(data: dict) -> str:
+    """Milliseconds and MiB of every method."""
+    cells = [c for c in data["cells"] if "median" in c]
+    groups = dict.fromkeys((c["figure"], c["n"], c["d"]) for c in cells)
+    lines = ["| | N | D | | |", "|---|---|---|---|---|"]
+    ratios = []
+    for figure, n, d in groups:
+        same = [c for c in cells if (c["figure"], c["n"], c["d"]) == (figure, n, d)]
+        texts = [f"{c['method']} {_milliseconds(c)} ({c['mib']:.0f} MiB)" for c in same]
+        lines.append(f"| {figure} | {n} | {d} | {texts[0]} | {', '.join(texts[1:])} |")
+        if figure == "MMD step" and len(same) == 2:
+            ratios.append(same[1]["median"] / same[0]["median"])
+    if ratios:
+        lines.append(f"\nMMD step, dense / ours: {_geometric_mean(ratios):.2f}x in the geometric mean")
+    return "\n".join(lines) + "\n"
+
+
+def jax_report(data: dict) -> str:
+    """How `auto` compares with the best of JAX's own, and of ours, over the grid."""
+    lines = []
+    for what in ("forward", "gradients"):
+        against = {
+            "dense or blocked JAX": list(_ratio_table(data, what, tuple(JAX_NATIVE)).values()),
+            "the best of ours": list(_ratio_table(data, what, ("auto", "rescale")).values()),
+        }
+        for name, ratios in against.items():
+            least, mean = min(ratios), _geometric_mean(ratios)
+            lines.append(f"{what}, {name} / auto: {least:.2f} at least, {mean:.2f} in the geometric mean")
+    both = [x for what in ("forward", "gradients") for x in _ratio_table(data, what, tuple(JAX_NATIVE)).values()]
+    lines.append(f"all of it, dense or blocked JAX / auto: {_geometric_mean(both):.2f} in the geometric mean")
+    lines += [
+        f"N = 16, {c['what']}, {c['method']}: {1e6 * c['median']:.0f} µs"
+        for c in data["cells"]
+        if c["figure"] == "fixed cost" and c["method"] in OURS
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def memory_report(data: dict) -> str:
+    """The exponents of N in the memory beyond the inputs."""
+    lines = []
+    cells = [c for c in data["cells"] if c["figure"] == "memory" and c.get("mib")]
+    for name in dict.fromkeys(c["method"] for c in cells):
+        sizes, mib = zip(*((c["n"], c["mib"]) for c in cells if c["method"] == name), strict=True)
+        slope = float(np.polyfit(np.log(sizes), np.log(mib), 1)[0]) if len(sizes) > 1 else math.nan
+        lines.append(f"memory, {name}: {', '.join(f'{x:.0f}' for x in mib)} MiB, N^{slope:.2f}")
+    return "\n".join(lines) + "\n"
+
+
+def _ratio_table(data: dict, what: str, rivals: Sequence[str]) -> dict[tuple[int, int, int], float]:
+    """How many times `auto` the fastest of the rivals takes, by D, C and N."""
+    found: dict[tuple[int, int, int], dict[str, float]] = {}
+    for c in data["cells"]:
+        if c["figure"] == "grid" and c["what"] == what and "median" in c:
+            found.setdefault((c["d"], c["c"], c["n"]), {})[c["method"]] = c["median"]
+    return {key: min(x[name] for name in rivals if name in x) / x["auto"] for key, x in found.items()}
+
+
+def _ratios(path: Path, data: dict) -> None:
+    figure, axes = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
+    image: Any = None
+    for axis, what in zip(axes, ("forward", "gradients"), strict=True):
+        table = _ratio_table(data, what, tuple(JAX_NATIVE))
+        sizes = sorted({key[:2] for key in table})
+        nums = sorted({key[2] for key in table})
+        values = np.array([[table.get((*size, num), np.nan) for num in nums] for size in sizes])
+        image = axis.imshow(values, norm=LogNorm(0.4, 1 / 0.4), cmap="RdYlGn", aspect="auto")
+        for (i, j), x in np.ndenumerate(values):
+            axis.text(j, i, f"{x:.2f}", ha="center", va="center", fontsize=9)
+        axis.set_xticks(range(len(nums)), [str(n) for n in nums])
+        axis.set_yticks(range(len(sizes)), [f"D = {d}, C = {c}" for d, c in sizes])
+        axis.set_xlabel("N = M")
+        mean = _geometric_mean(values[np.isfinite(values)])
+        axis.set_title(f"{what}: {mean:.2f}× in the geometric mean", fontsize=10)
+    figure.colorbar(image, ax=axes, label="time of the best / time of auto", ticks=[0.5, 1, 2])
+    figure.axes[-1].set_yticklabels(["0.5", "1", "2"])
+    figure.suptitle(f"The faster of dense and blocked JAX, over method=“auto”: {_where(data)}, float32", fontsize=10)
+    _write(figure, path, "")
+
+
+def _figures(cells: Cells) -> dict[str, Cells]:
+    """The cells of every curve plot, by its title."""
+    found: dict[str, Cells] = {}
+    for c in cells:
+        if c["figure"] in ("headline", "memory"):
+            continue
+        if "what" not in c:
+            title = (
+                c["figure"] if c["figure"] in ("permutation test", "digits step") else f"{c['figure']}, D = {c['d']}"
+            )
+        elif c["figure"] == "D":
+            title = f"{c['what']}: N = {c['n']}, C = {c['c']}, batch {c['batch']}"
+        else:
+            batch = f", batch {c['batch']}" if c["batch"] > 1 else ""
+            title = f"{c['what']}: D = {c['d']}, C = {c['c']}{batch}"
+        found.setdefault(title, []).append(c)
+    return {
+        title: cells for title, cells in found.items() if len({c["n"] for c in cells} | {c["d"] for c in cells}) > 2
+    }
+
+
+def _pages(path: Path, data: dict, suffix: str, rows: list[tuple[str, dict[str, Cells]]]) -> None:
+    """One picture: the panels of every quantity, and one legend for all."""
+    panels = [(quantity, title, cells) for quantity, figures in rows for title, cells in figures.items()]
+    if not panels:
+        return
+    width = 2 if len(panels) in (2, 4) else min(3, len(panels))
+    height = -(-len(panels) // width)
+    figure, axes = plt.subplots(height, width, figsize=(4.2 * width, 3.3 * height), layout="constrained", squeeze=False)
+    for axis in axes.flat[len(panels) :]:
+        axis.set_visible(False)
+    names: dict[str, Any] = {}
+    for axis, (quantity, title, cells) in zip(axes.flat, panels, strict=False):
+        names |= _curves(axis, cells, quantity, data.get("rates", {}))
+        axis.set_title(title, fontsize=10)
+    figure.legend(names.values(), names, loc="outside lower center", ncols=6, fontsize=9, frameon=False)
+    kinds = {c["dtype"] for _, _, cells in panels for c in cells if "dtype" in c}
+    smaller = (
+        "; sizes below the paper's, which are a GPU's" if data["device"] == "cpu" and data["suite"] == "paper" else ""
+    )
+    figure.suptitle(", ".join([_where(data), *kinds]) + smaller, fontsize=10)
+    _write(figure, path, suffix)
+
+
+def _curves(axis: Axes, cells: Cells, quantity: str, rates: dict) -> dict[str, Any]:
+    """One line a method; the quartiles of times as a band."""
+    along = "d" if len({c["d"] for c in cells}) > 1 else "n"
+    lines = {}
+    for name in dict.fromkeys(c["method"] for c in cells):
+        points = sorted((c for c in cells if c["method"] == name and c.get(quantity)), key=lambda c: c[along])
+        if not points:
+            continue
+        x, y = ([c[key] for c in points] for key in (along, quantity))
+        style: dict[str, Any] = {"color": COLORS[name], "marker": ".", "lw": 1.4, "alpha": 0.9}
+        if name in ("auto", "mmd_squared", "mmd_test", "svgd_direction", "kde_logpdf"):
+            style |= {"lw": 2.8, "zorder": 3}
+        elif name == BARE:
+            style |= {"ls": ":", "marker": ""}
+        (lines[name],) = axis.plot(x, y, **style)
+        if quantity == "median":
+            axis.fill_between(
+                x, [c["q1"] for c in points], [c["q3"] for c in points], color=COLORS[name], alpha=0.15, lw=0
+            )
+    if quantity == "median" and rates:
+        sizes = sorted({(c[along], c["n"], c["d"], c["c"], c["batch"], c["what"], c["dtype"]) for c in cells})
+        y = [limit(Problem(n, d, c, b, dtype), what, rates[dtype]) for _, n, d, c, b, what, dtype in sizes]
+        (lines[LIMIT],) = axis.plot([s[0] for s in sizes], y, color=COLORS[LIMIT], ls="--", lw=1)
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    axis.set_xlabel({"n": "number of points, N = M", "d": "dimension D"}[along])
+    axis.set_ylabel(UNITS[quantity])
+    axis.grid(alpha=0.25)
+    return lines
+
+
+def _where(data: dict) -> str:
+    return f"{data['device_name']}, {data['cores']} cores" if data["device"] == "cpu" else data["device_name"]
+
+
+def _write(figure: Any, path: Path, suffix: str) -> None:
+    picture = path.with_name(path.stem + suffix + ".png")
+    figure.savefig(picture, dpi=100)
+    plt.close(figure)
+    print(f"picture: {picture}")
+
+
+def _milliseconds(cell: dict | None) -> str:
+    if cell is None:
+        return ""
+    value = 1e3 * cell["median"]
+    return (f"{value:.0f}" if value >= 100 else f"{value:.3g}") + ("*" if len(cell["seconds"]) == 1 else "")
+
+
+def _geometric_mean(ratios: Sequence[float] | np.ndarray) -> float:
+    return float(np.exp(np.log(ratios).mean()))

@@ -1,0 +1,285 @@
+"""The Gauss sum by everything that one could use for it, each in its best usual form, as calls to be timed.
+
+A method is a function of a `Problem` and of what is wanted, "forward" or "gradients" (the sum, and the gradients of
+queries, keys and values for a cotangent). It prepares a call, or returns the reason why there is none.
+"""
+
+import functools
+import importlib.util
+import timeit
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import torch
+
+from jaxgauss import gauss_sum, gauss_sum_blocked
+from torch_backend import attention, select_kernel
+
+from .measure import Call, JaxCall, exact_matrix, relative, value_and_pullback
+
+LARGEST_MATRIX = {"cpu": 2**31, "cuda": 2**35}  # bytes: dense methods are left out beyond
+ROWS = 256  # of the first problem of a batch, which are compared with float64
+
+
+@dataclass(frozen=True)
+class Problem:
+    """`batch` problems of `num` queries and keys, N(0, I/D), `channels` normal values, τ = 1."""
+
+    num: int
+    dim: int
+    channels: int
+    batch: int = 1
+    dtype: str = "float32"
+    device: str = "cpu"
+
+    @functools.cached_property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """Queries, keys, values and a cotangent, (batch, num, ·), or without the batch if it is one."""
+        rng = np.random.default_rng(0)
+        widths = [self.dim, self.dim, self.channels, self.channels]
+        scales = [self.dim**-0.5, self.dim**-0.5, 1.0, 1.0]
+        batch = (self.batch,) if self.batch > 1 else ()
+        return tuple(
+            (rng.standard_normal((*batch, self.num, width), np.float32) * np.float32(scale))
+            for width, scale in zip(widths, scales, strict=True)
+        )
+
+    @functools.cached_property
+    def jax(self) -> tuple[jax.Array, ...]:
+        """The same in JAX."""
+        return tuple(jnp.asarray(x).astype(self.dtype) for x in self.arrays)
+
+    @functools.cached_property
+    def torch(self) -> tuple[torch.Tensor, ...]:
+        """The same in PyTorch."""
+        return tuple(torch.tensor(x, device=self.device, dtype=getattr(torch, self.dtype)) for x in self.arrays)
+
+    @property
+    def matrix_bytes(self) -> int:
+        """Of all kernel matrices."""
+        return self.batch * self.num**2 * np.dtype(np.float16 if self.dtype == "float16" else np.float32).itemsize
+
+    @functools.cached_property
+    def exact(self) -> dict[str, list[np.ndarray]]:
+        """The first rows of the sum, and of it and the gradients of queries, keys and values, in float64."""
+        rounded = (np.asarray(x, np.float64) for x in self.jax)
+        q, k, v, g = (x if self.batch == 1 else x[0] for x in rounded)
+        rows = exact_matrix(q[:ROWS], k)  # (rows, N)
+        columns = exact_matrix(k[:ROWS], q)  # (rows, M): those of Φᵀ
+        s = rows @ v
+        by_queries, by_keys = rows * (g[:ROWS] @ v.T), columns * (v[:ROWS] @ g.T)
+        d_queries = by_queries @ k - by_queries.sum(1)[:, None] * q[:ROWS]
+        d_keys = by_keys @ q - by_keys.sum(1)[:, None] * k[:ROWS]
+        return {"forward": [s], "gradients": [s, d_queries, d_keys, columns @ g]}
+
+    def error(self, what: str, results: Any) -> float:
+        """The largest relative L2 error of the results."""
+        results = [results] if what == "forward" else results
+        first = (np.asarray(x.cpu() if isinstance(x, torch.Tensor) else x) for x in results)
+        first = ((x if self.batch == 1 else x[0])[:ROWS] for x in first)
+        return max(relative(x, y) for x, y in zip(first, self.exact[what], strict=True))
+
+
+Method = Callable[[Problem, str], Call | str]
+
+
+def in_jax(function: Callable) -> Callable[[Problem, str], Call]:
+    """A method under jit, with JAX's derivatives."""
+
+    def method(problem: Problem, what: str) -> Call:
+        q, k, v, g = problem.jax
+        if what == "forward":
+            return JaxCall(function, q, k, v)
+        return JaxCall(functools.partial(value_and_pullback, function), q, k, v, g)
+
+    return method
+
+
+def in_torch(function: Callable) -> Callable[[Problem, str], Call]:
+    """A method of PyTorch with its derivatives."""
+
+    def method(problem: Problem, what: str) -> Call:
+        q, k, v, g = problem.torch
+
+        def forward():
+            with torch.no_grad():
+                return function(q, k, v)
+
+        def gradients():
+            operands = [x.detach().requires_grad_() for x in (q, k, v)]
+            value = function(*operands)
+            return value.detach(), *torch.autograd.grad(value, operands, g)
+
+        return _waiting(forward if what == "forward" else gradients, problem.device)
+
+    return method
+
+
+def dense(method: Method, arrays: int = 1) -> Method:
+    """A method that holds so many kernel matrices, where memory holds them."""
+
+    def limited(problem: Problem, what: str) -> Call | str:
+        needed = problem.matrix_bytes * arrays * (1 if what == "forward" else 3)
+        return "matrix too large" if needed > LARGEST_MATRIX[problem.device] else method(problem, what)
+
+    return limited
+
+
+def dense_jax(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """The formula with the square multiplied out."""
+    dot = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST if q.dtype == jnp.float32 else None)
+    squared = jnp.square(q).sum(-1)[..., :, None] + jnp.square(k).sum(-1)[..., None, :] - 2 * dot(q, k.mT)
+    return dot(jnp.exp(-squared / 2), v)
+
+
+def dense_torch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """The same in PyTorch."""
+    squared = q.square().sum(-1)[..., :, None] + k.square().sum(-1)[..., None, :] - 2 * q @ k.mT
+    return torch.exp(-squared / 2) @ v
+
+
+def by_torch_compile(problem: Problem, what: str) -> Call:
+    """The same compiled for the problem's shapes."""
+    torch.compiler.reset()  # there is a limit to the shapes that one function is compiled for
+    return in_torch(torch.compile(dense_torch, dynamic=False))(problem, what)
+
+
+def by_jax_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+    """JAX's own attention and its log-sum-exp, by hand: the paper's Algorithm 1 without PyTorch."""
+    width = -(-max(q.shape[-1], v.shape[-1]) // 8) * 8
+    values = v * jnp.exp(-jnp.square(k).sum(-1, keepdims=True) / 2)
+
+    def padded(x: jax.Array) -> jax.Array:  # (batch, N, heads, width)
+        x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])])
+        return x[..., None, :]
+
+    means, log_sums = jax.nn.dot_product_attention(
+        padded(q), padded(k), padded(values), scale=1.0, return_residual=True
+    )
+    factor = jnp.exp(log_sums - jnp.square(q).sum(-1)[..., None] / 2)  # (batch, N, heads)
+    return means[..., 0, : v.shape[-1]] * factor
+
+
+def by_ott(problem: Problem, what: str) -> Call | str:
+    """OTT's PointCloud with `batch_size`, which forms blocks of its cost matrix as it goes."""
+    if problem.channels != 1 or problem.batch != 1:
+        return "one vector, one problem"
+    from jax.interpreters import batching
+
+    if not hasattr(batching, "is_vmappable"):  # which OTT 0.6 asks for, and JAX has since removed
+        batching.is_vmappable = lambda _: False  # type: ignore[attr-defined]
+    from ott.geometry.pointcloud import PointCloud  # pyright: ignore[reportMissingImports]
+
+    def apply(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+        return PointCloud(q, k, epsilon=2.0, batch_size=1024).apply_kernel(v[:, 0], axis=1)[:, None]
+
+    return dense(in_jax(apply))(problem, what)
+
+
+def by_keops(problem: Problem, what: str) -> Call | str:
+    """PyKeOps' compiled reduction of the formula, and of its derivatives."""
+    from pykeops.torch import Genred  # pyright: ignore[reportMissingImports]
+
+    aliases = [f"x=Vi({problem.dim})", f"y=Vj({problem.dim})", f"b=Vj({problem.channels})", "p=Pm(1)"]
+    reduction = Genred("Exp(-p*SqDist(x,y))*b", aliases, reduction_op="Sum", axis=1)
+    half = torch.tensor([0.5], device=problem.device, dtype=getattr(torch, problem.dtype))
+    backend = {"cpu": "CPU", "cuda": "GPU_1D"}[problem.device]
+    return in_torch(lambda q, k, v: reduction(q, k, v, half, backend=backend))(problem, what)
+
+
+def by_scikit_learn(problem: Problem, what: str) -> Call | str:
+    """`rbf_kernel`, a matrix, times the values."""
+    if what != "forward" or problem.batch != 1 or problem.device != "cpu":
+        return "no gradients, no batch, no GPU"
+    from sklearn.metrics.pairwise import rbf_kernel
+
+    q, k, v, _ = problem.arrays
+    return lambda: rbf_kernel(q, k, gamma=0.5) @ v
+
+
+def bare_attention(problem: Problem, what: str) -> Call | str:
+    """The attention call alone, on ready-made tensors at the width that `rescale` runs at. Not a Gauss sum."""
+    if what != "forward":
+        return "the sum only"
+    kernel = select_kernel("auto", "auto", problem.device, getattr(torch, problem.dtype), problem.dim)
+    width = kernel.width(max(problem.dim + (0 if kernel.takes_bias else kernel.norm_columns), problem.channels))
+    shape = (problem.batch, 1, problem.num, width)
+    q, k, v = ((torch.randn(shape, device=problem.device) / width**0.5).to(kernel.dtype) for _ in range(3))
+
+    def call() -> None:
+        with torch.inference_mode():
+            attention.attention(q, k, v, kernel)
+
+    return _waiting(call, problem.device)
+
+
+OURS = {
+    "auto": in_jax(gauss_sum),
+    "rescale": in_jax(functools.partial(gauss_sum, method="rescale")),
+    "prescale": in_jax(functools.partial(gauss_sum, method="prescale")),
+    "reweight": in_jax(functools.partial(gauss_sum, method="reweight")),
+    "float16x2": in_jax(functools.partial(gauss_sum, method="rescale", precision="float16x2")),
+}
+JAX_NATIVE = {"dense JAX": dense(in_jax(dense_jax)), "blocked JAX": in_jax(gauss_sum_blocked)}
+OTHERS = {
+    "jax.nn attention": dense(in_jax(by_jax_attention)),
+    "OTT online": by_ott,
+    "PyKeOps": by_keops,
+    "torch eager": dense(in_torch(dense_torch), 2),
+    "torch.compile": dense(by_torch_compile),
+    "scikit-learn": dense(by_scikit_learn, 2),
+}
+BARE = "bare attention"  # whose results are not a Gauss sum, and are not compared with one
+YARDSTICKS = {BARE: bare_attention}
+NEEDS = {"OTT online": "ott", "PyKeOps": "pykeops", "scikit-learn": "sklearn"}
+
+
+def calls(names: Iterable[str], problem: Problem, what: str) -> dict[str, Callable[[], Call | str]]:
+    """What prepares the calls of those methods that are installed here."""
+    known = OURS | JAX_NATIVE | OTHERS | YARDSTICKS
+    installed = (name for name in names if name not in NEEDS or importlib.util.find_spec(NEEDS[name]))
+    return {name: functools.partial(known[name], problem, what) for name in installed}
+
+
+def _waiting(call: Call, device: str) -> Call:
+    if device == "cpu":
+        return call
+
+    def waiting() -> Any:
+        results = call()
+        torch.cuda.synchronize()
+        return results
+
+    return waiting
+
+
+def rates(device: str, dtype: str, size: int = 2048) -> dict[str, float]:
+    """Multiply-adds and exponentials a second that the device reaches in PyTorch or JAX: the physical limit."""
+    found: dict[str, float] = {}
+    size = 4 * size if device == "cuda" else size
+    work = {"matmul": size**3, "exp": size * 256}
+    x = torch.rand(size, size, device=device).to(getattr(torch, dtype))
+    y = jnp.asarray(np.random.default_rng(0).random((size, size)), dtype)
+    u, w = x[:256].contiguous(), y[:256]
+    calls = {
+        "matmul": [_waiting(lambda: x @ x, device), JaxCall(lambda y: y @ y, y)],
+        "exp": [_waiting(lambda: torch.exp(u), device), JaxCall(jnp.exp2, w), JaxCall(jnp.exp, w)],
+    }
+    for what, both in calls.items():
+        fastest = min(min(timeit.repeat(call, number=5, repeat=20)) / 5 for call in both)
+        found[what] = work[what] / fastest
+    return found
+
+
+def limit(problem: Problem, what: str, rates: dict[str, float]) -> float:
+    """Seconds that the exponentials, or the products, of the fewest sums take at the device's rates."""
+    d, c = problem.dim, problem.channels
+    products, exponentials = d + c, 1
+    if what == "gradients":  # by two sums of C (D + 1) channels; or a sum, and a backward pass that forms Φ again
+        products, exponentials = min(2 * (d + c * (d + 1)), (d + c) + (d + c + c + 2 * d)), 2
+    pairs = problem.batch * problem.num**2
+    return max(pairs * products / rates["matmul"], pairs * exponentials / rates["exp"])
