@@ -68,7 +68,7 @@ def paper(device: str) -> Iterator[Cell]:
 
 def jax(device: str) -> Iterator[Cell]:
     """`auto` and its parts beside JAX's own sums, small and large."""
-    names = ["auto", "rescale", *JAX_NATIVE, BARE]
+    names = ["auto", "rescale", *JAX_NATIVE]
     for num in (16, 64, 256, 1024, 4096, 16384):
         for dim in (3, 16, 64, 128) if num > 16 else (8,):
             for channels in (1, dim) if num > 16 else (1,):

@@ -1,7 +1,8 @@
 """How everything here is measured: checked against float64, in turns, with its memory, and saved as it goes.
 
 A method's first call, with its compilation, is timed apart. Then come three calls to warm up, and repetitions in which
-the methods take turns, in changing order: an untimed call, then as many as last two milliseconds.
+the methods take turns, in changing order: an untimed call (of what takes less than a tenth of a second), then as many
+as last two milliseconds.
 """
 
 import contextlib
@@ -31,6 +32,7 @@ from tqdm import tqdm
 
 RESULTS = Path(__file__).parent / "results"
 WARM_UPS, SHORTEST = 3, 2e-3  # calls; seconds that a repetition lasts
+LONG = 0.1  # seconds from which on it does not matter what ran before
 TOO_SLOW = 3.0  # seconds: a method that takes them is timed once, and not at all at larger sizes
 LIBRARIES = ("jax", "jaxlib", "torch", "numpy", "pykeops", "ott-jax", "blackjax", "scikit-learn", "scipy", "optax")
 
@@ -135,17 +137,19 @@ def quartiles(result: dict) -> dict[str, float]:
 
 def in_turns(calls: dict[Any, Call], runs: int) -> dict[Any, list[float]]:
     """Seconds a call in every repetition."""
-    repeats = {}
+    once, repeats = {}, {}
     for name, call in calls.items():
         start = time.perf_counter()
         for _ in range(WARM_UPS):
             call()
-        repeats[name] = 1 + int(SHORTEST * WARM_UPS / (time.perf_counter() - start))
+        once[name] = (time.perf_counter() - start) / WARM_UPS
+        repeats[name] = 1 + int(SHORTEST / once[name])
     times: dict[Any, list[float]] = {name: [] for name in calls}
     orders = itertools.cycle([list(calls), list(calls)[::-1]])
     for _, order in zip(range(runs), orders, strict=False):
         for name in order:
-            calls[name]()
+            if once[name] < LONG:
+                calls[name]()
             start = time.perf_counter()
             for _ in range(repeats[name]):
                 calls[name]()
