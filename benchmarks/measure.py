@@ -1,8 +1,8 @@
 """How everything here is measured: checked against float64, in turns, with its memory, and saved as it goes.
 
 A method's first call, with its compilation, is timed apart. Then come three calls to warm up, and repetitions in which
-the methods take turns, in changing order: an untimed call (of what takes less than a tenth of a second), then as many
-as last two milliseconds.
+the methods take turns, in changing order: untimed calls for 20 ms, for as long the idle threads of what ran before may
+keep a core busy (of what takes longer than that itself, none), then as many as last five milliseconds.
 """
 
 import contextlib
@@ -31,9 +31,9 @@ import torch
 from tqdm import tqdm
 
 RESULTS = Path(__file__).parent / "results"
-WARM_UPS, SHORTEST = 3, 2e-3  # calls; seconds that a repetition lasts
-LONG = 0.1  # seconds from which on it does not matter what ran before
-TOO_SLOW = 3.0  # seconds: a method that takes them is timed once, and not at all at larger sizes
+WARM_UPS, SHORTEST = 3, 5e-3  # calls; seconds that a repetition lasts
+SETTLED = 0.02  # seconds of untimed calls before it: until then the idle threads of another library may spin
+TOO_SLOW = 2.0  # seconds: a method that takes them is timed once, and not at all at larger sizes
 LIBRARIES = ("jax", "jaxlib", "torch", "numpy", "pykeops", "ott-jax", "blackjax", "scikit-learn", "scipy", "optax")
 
 Call = Callable[[], Any]  # computes, waits for the results, and returns them
@@ -148,7 +148,7 @@ def in_turns(calls: dict[Any, Call], runs: int) -> dict[Any, list[float]]:
     orders = itertools.cycle([list(calls), list(calls)[::-1]])
     for _, order in zip(range(runs), orders, strict=False):
         for name in order:
-            if once[name] < LONG:
+            for _ in range(int(SETTLED / once[name])):
                 calls[name]()
             start = time.perf_counter()
             for _ in range(repeats[name]):

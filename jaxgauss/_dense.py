@@ -58,62 +58,48 @@ def blocked_sum(
     keys: Float[Array, "*#batch n d"],
     values: Float[Array, "*#batch n c"],
     tau: Float[Array, "*#batch"],
-    *,
-    whole: bool = False,
-    centered: bool = False,
 ) -> Float[Array, "*result m c"]:
-    """The Gauss sum of operands of equal rank; with `whole`, of one tile, which is the dense sum.
-
-    `centered` points lie about the origin, and their mean is not taken once more.
-    """
-    return logits_sum(logit_factors(queries, keys, tau, BASE_2, centered), values, whole=whole)
+    """The Gauss sum of operands of equal rank, a tile of the kernel matrix at a time."""
+    return scaled_sum(*scaled_points(queries, keys, tau), values, whole=False)
 
 
-class LogitFactors(NamedTuple):
-    """Two arrays whose product Q Kᵀ is the logarithm of Φ: [a, 1, -½‖a‖²] and [b, -½‖b‖², 1] of scaled points.
-
-    One matrix product makes the logits, and nothing is left to be added to them.
-    """
-
-    queries: Float[Array, "*#batch m d_plus_2"]
-    keys: Float[Array, "*#batch n d_plus_2"]
-
-    @property
-    def squared_reach(self) -> Float[Array, ""]:
-        """R², how far in squared bandwidths the farthest point lies from the center, of factors to the base of 2.
-
-        Rounding moves the exponents of everything but `differences_sum` by its unit times R².
-        """
-        halves = -self.queries[..., -1], -self.keys[..., -2]
-        largest = functools.reduce(jnp.maximum, (jnp.where(jnp.isnan(x), 0, x).max(initial=0) for x in halves))
-        return largest * (2 / BASE_2)
-
-
-def logit_factors(
+def scaled_points(
     queries: Float[Array, "*#batch m d"],
     keys: Float[Array, "*#batch n d"],
     tau: Float[Array, "*#batch"],
-    unit: float = 1.0,
     centered: bool = False,
-) -> LogitFactors:
-    """The factors of log Φ times `unit`."""
-    a, b = _scaled_points(queries, keys, tau * unit, centered)
-    a_half, b_half = (-jnp.square(x).sum(-1, keepdims=True) / 2 for x in (a, b))
-    a_one, b_one = (jnp.ones_like(x) for x in (a_half, b_half))
-    return LogitFactors(jnp.concatenate([a, a_one, a_half], -1), jnp.concatenate([b, b_half, b_one], -1))
+    base_2: bool = True,
+) -> tuple[Float[Array, "*#batch m d"], Float[Array, "*#batch n d"]]:
+    """a, b about the mean of the keys, with Φ = 2^(-½‖a - b‖²), or e to that power: small norms keep the digits.
+
+    `centered` points lie about the origin, and their mean is not taken once more.
+    """
+    c, scale = 0 if centered else center(keys), jnp.sqrt(tau * (BASE_2 if base_2 else 1))[..., None, None]
+    return (queries - c) * scale, (keys - c) * scale
 
 
-def logits_sum(
-    factors: LogitFactors, values: Float[Array, "*#batch n c"], *, whole: bool = False
+def squared_reach(a: Float[Array, "*#batch m d"], b: Float[Array, "*#batch n d"]) -> Float[Array, ""]:
+    """R², how far in squared bandwidths the farthest of the scaled points lies from the center, to the base of 2.
+
+    Rounding moves the exponents of everything but `differences_sum` by its unit times R².
+    """
+    norms = (jnp.square(x).sum(-1) for x in (a, b))
+    return functools.reduce(jnp.maximum, (jnp.where(jnp.isnan(x), 0, x).max(initial=0) for x in norms)) / BASE_2
+
+
+def scaled_sum(
+    a: Float[Array, "*#batch m d"], b: Float[Array, "*#batch n d"], values: Float[Array, "*#batch n c"], *, whole: bool
 ) -> Float[Array, "*result m c"]:
-    """Σ_n 2^(Q Kᵀ) v."""
-    a, b = factors
-    batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (a, b, values)))
+    """Σ_n 2^(-½‖a - b‖²) v of points within reach; with `whole`, in one tile, which is the dense sum."""
+    batch, rows = jnp.broadcast_shapes(*(x.shape[:-2] for x in (a, b, values))), a.shape[:-1]
+    tile_sum, operands = (_whole_sum, (a, b)) if whole else (_tile_sum, _logit_factors(a, b))
+    blocked = functools.partial(_blocked, tile_sum, whole=whole)
     if shared(b, values):  # the batch of the queries is more rows
-        total = _blocked(_tile_sum, _as_rows(a), _as_rows(b), _as_rows(values), whole=whole)
-        total = total.reshape(*a.shape[:-1], values.shape[-1])
+        a, b, values = (_as_rows(x) for x in (*operands, values))
+        total = blocked(a, b, values)
+        total = total.reshape(*rows, values.shape[-1])
         return jnp.broadcast_to(total, (*batch, *total.shape[-2:]))
-    return _in_groups(functools.partial(_blocked, _tile_sum, whole=whole), a, b, values)
+    return _in_groups(blocked, *operands, values)
 
 
 def blocked_pullback(
@@ -132,12 +118,12 @@ def blocked_pullback(
     products are formed as (gᵀ Φ)ᵀ and (aᵀ S)ᵀ: no tile is transposed, which on a CPU costs more than the tile.
     """
     shapes = queries.shape, keys.shape, values.shape
-    a, b = logit_factors(queries, keys, tau, BASE_2)
+    a, b = scaled_points(queries, keys, tau)
     scale = jnp.sqrt(tau / BASE_2)[..., None, None]
     v, g = values, cotangent
     if shared(keys, values, scale):
         a, b, v, g, scale = _as_rows(a), _as_rows(b), _as_rows(v), _as_rows(g), scale.reshape(1, 1)
-    da, db, dv = _in_groups(functools.partial(_pullback_at_factors, whole=whole, tile=tile), a, b, v, g)
+    da, db, dv = _in_groups(functools.partial(_scaled_pullback, whole=whole, tile=tile), a, b, v, g)
     gradients = scale * da, scale * db, dv
     return tuple(  # type: ignore[return-value]
         unbroadcast(gradient, shape) if gradient.size != math.prod(shape) else gradient.reshape(shape)
@@ -145,38 +131,40 @@ def blocked_pullback(
     )
 
 
-def _pullback_at_factors(
+def _scaled_pullback(
     a: Array, b: Array, v: Array, g: Array, *, whole: bool, tile: Array | None
 ) -> tuple[Array, Array, Array]:
-    """`blocked_pullback` with respect to the scaled points in two factors, and the values; of the whole batch."""
+    """`blocked_pullback` with respect to the scaled points and the values, for all of a batch."""
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (a, b, v, g)))
-    num_queries, num_keys, dim = a.shape[-2], b.shape[-2], a.shape[-1] - 2
+    num_queries, num_keys, dim = a.shape[-2], b.shape[-2], a.shape[-1]
     rows, columns = _block_sizes(math.prod(batch), num_queries, num_keys, whole)
 
-    b1 = jnp.concatenate([b[..., :dim], b[..., -1:]], -1)  # [b, 1]: S [b, 1] is S b and the row sums of S
-    key_blocks = _blocks(b, columns), _blocks(b1, columns), _blocks(v, columns)
+    kernel = _kernel if whole else lambda a, b: jnp.exp2(_logits(a, b))
+    a1, b1 = (jnp.concatenate([x, jnp.ones_like(x[..., :1])], -1) for x in (a, b))  # S [b, 1]: S b and its row sums
+    a0, b0 = (a, b) if whole else _logit_factors(a, b)
+    key_blocks = _blocks(b0, columns), _blocks(b1, columns), _blocks(v, columns)
 
-    def add_rows(total: tuple[Array, Array], block: tuple[Array, Array]):
-        a, g = block
+    def add_rows(total: tuple[Array, Array], block: tuple[Array, Array, Array]):
+        a0, a1, g = block
 
         def add_columns(sb: Array, block: tuple[Array, Array, Array]):
-            b, b1, v = block
-            phi = jnp.exp2(_logits(a, b)) if tile is None else tile  # (*batch, rows, columns)
+            b0, b1, v = block
+            phi = kernel(a0, b0) if tile is None else tile  # (*batch, rows, columns)
             s = phi * _dot(g, v.mT)
-            return sb + _dot(s, b1), (_dot(a[..., : dim + 1].mT, s), _dot(g.mT, phi))
+            return sb + _dot(s, b1), (_dot(a1.mT, s), _dot(g.mT, phi))
 
         zero = vary_like(jnp.zeros((*batch, rows, dim + 1), a.dtype), [a, b, v, g])
         sb, parts = _scan(add_columns, zero, key_blocks)
-        return jax.tree.map(jnp.add, total, parts), sb[..., :dim] - sb[..., dim:] * a[..., :dim]
+        return jax.tree.map(jnp.add, total, parts), sb[..., :dim] - sb[..., dim:] * a1[..., :dim]
 
     num_blocks = -(-num_keys // columns)
     zeros = tuple(
         vary_like(jnp.zeros((num_blocks, *batch, width, columns), a.dtype), [a, b, v, g])
         for width in (dim + 1, v.shape[-1])
     )
-    (sa, pg), da = _scan(add_rows, zeros, (_blocks(a, rows), _blocks(g, rows)))
+    (sa, pg), da = _scan(add_rows, zeros, (_blocks(a0, rows), _blocks(a1, rows), _blocks(g, rows)))
     sa, dv = _unblocks(sa.mT, num_keys), _unblocks(pg.mT, num_keys)  # (*batch, N, D+1), (*batch, N, C)
-    db = sa[..., :dim] - sa[..., dim:] * b[..., :dim]
+    db = sa[..., :dim] - sa[..., dim:] * b
     return _unblocks(da, num_queries), db, dv
 
 
@@ -184,15 +172,8 @@ def sum_and_tile(
     queries: Float[Array, "m d"], keys: Float[Array, "n d"], values: Float[Array, "n c"], tau: Float[Array, ""]
 ) -> tuple[Float[Array, "m c"], Float[Array, "m n"]]:
     """The Gauss sum and Φ, for `blocked_pullback`; of ordinary JAX functions."""
-    phi = jnp.exp2(_logits(*logit_factors(queries, keys, tau, BASE_2)))
+    phi = _kernel(*scaled_points(queries, keys, tau))
     return _dot(phi, values), phi
-
-
-def squared_reach(
-    queries: Float[Array, "*#batch m d"], keys: Float[Array, "*#batch n d"], tau: Float[Array, "*#batch"]
-) -> Float[Array, ""]:
-    """That of `LogitFactors`, of points."""
-    return logit_factors(queries, keys, tau, BASE_2).squared_reach
 
 
 def differences_sum(
@@ -222,7 +203,7 @@ def blocked_means(
     whole: bool = False,
 ) -> tuple[Float[Array, "*result m c"], Float[Array, "*result m 1"]]:
     """Σ_n w Φ v / Σ_n w Φ and log Σ_n w Φ, with the largest term so far taken out."""
-    a, b = logit_factors(queries, keys, tau)
+    a, b = _logit_factors(*scaled_points(queries, keys, tau, base_2=False))
     return _in_groups(functools.partial(_log_blocked, _logits, whole=whole), a, b, values, log_weights)
 
 
@@ -257,7 +238,7 @@ def _native(function: str, reduction: Callable, queries: Queries, keys: Keys, va
     q, k, v, t = (jnp.asarray(x, working_dtype(dtype)) for x in (queries, keys, values, tau))
     weights = v.ndim == 1
     q, k, v, t = align(*vary_alike(q, k, v[:, None] if weights else v, t))
-    total = reduction(*_scaled_points(q, k, t), v).astype(dtype)
+    total = reduction(*scaled_points(q, k, t, base_2=False), v).astype(dtype)
     return total[..., 0] if weights else total
 
 
@@ -268,24 +249,38 @@ def align(queries: Array, keys: Array, values: Array, tau: Array) -> tuple[Array
     return queries, keys, values, lax.expand_dims(tau, range(rank - tau.ndim))
 
 
-def _scaled_points(queries: Array, keys: Array, tau: Array, centered: bool = False) -> tuple[Array, Array]:
-    """√τ (q - c), √τ (k - c): small norms keep the digits of the exponents."""
-    c, scale = 0 if centered else center(keys), jnp.sqrt(tau)[..., None, None]
-    return (queries - c) * scale, (keys - c) * scale
+def _logit_factors(a: Array, b: Array) -> tuple[Array, Array]:
+    """[a, 1, -½‖a‖²] and [b, -½‖b‖², 1]: one product makes the logits, nothing is left to be added to them."""
+    a_half, b_half = (-jnp.square(x).sum(-1, keepdims=True) / 2 for x in (a, b))
+    one_a, one_b = (jnp.ones_like(x) for x in (a_half, b_half))
+    return jnp.concatenate([a, one_a, a_half], -1), jnp.concatenate([b, b_half, one_b], -1)
 
 
 def _tile_sum(a: Array, b: Array, v: Array) -> Array:
     return _dot(jnp.exp2(_logits(a, b)), v)
 
 
+def _whole_sum(a: Array, b: Array, v: Array) -> Array:
+    return _dot(_kernel(a, b), v)
+
+
+def _kernel(a: Array, b: Array) -> Array:
+    """Φ of points scaled to the base of 2, all of it: there, the factors are not worth putting together."""
+    return jnp.exp2(-_squared_distances(a, b) / 2)
+
+
 def _formula(a: Array, b: Array, v: Array) -> Array:
-    """The sum as one writes it."""
-    squared = jnp.square(a).sum(-1)[..., :, None] + jnp.square(b).sum(-1)[..., None, :] - 2 * _dot(a, b.mT)
+    """The sum as one writes it. Rounding may leave squares below zero, which would be multiplied without bound."""
+    squared = _squared_distances(a, b)
     return _dot(jnp.exp((lax.stop_gradient(jnp.minimum(squared, 0)) - squared) / 2), v)
 
 
 def _difference_tile(scale: Array, queries: Array, keys: Array, v: Array) -> Array:
     return _dot(jnp.exp(difference_logits(scale, queries, keys)), v)
+
+
+def _squared_distances(a: Array, b: Array) -> Array:
+    return jnp.square(a).sum(-1)[..., :, None] + jnp.square(b).sum(-1)[..., None, :] - 2 * _dot(a, b.mT)
 
 
 def difference_logits(scale: Array, queries: Array, keys: Array) -> Array:
@@ -318,9 +313,8 @@ def _dimensions(points: Array) -> Array:
 
 
 def _logits(a: Array, b: Array) -> Array:
-    """Q Kᵀ. Rounding may leave it above zero, which would be multiplied without bound: cut off there."""
-    logits = _dot(a, b.mT)
-    return logits - lax.stop_gradient(jnp.maximum(logits, 0))
+    """Q Kᵀ. Rounding may leave it above zero, by no more than it moves it anywhere: points are within reach."""
+    return _dot(a, b.mT)
 
 
 _dot = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)

@@ -15,7 +15,7 @@ from jax.custom_batching import custom_vmap
 
 from . import _bridge
 from ._checks import Settings
-from ._dense import BASE_2, blocked_means, blocked_pullback, differences_sum, logit_factors, logits_sum, squared_reach
+from ._dense import blocked_means, blocked_pullback, differences_sum, scaled_points, scaled_sum, squared_reach
 from ._plan import Plan, plan, platforms, sizes
 from ._varying import vary_like
 
@@ -164,19 +164,19 @@ def _engine(chosen: Plan, blocks: Callable, kernel: Callable) -> Callable:
 
 
 def _prepared(chosen: Plan, centered: bool, *operands: jax.Array) -> tuple[Callable, jax.Array]:
-    """XLA's sum, and whether the points are within its reach; both from the same factors of the exponents."""
+    """XLA's sum, and whether the points are within its reach; both from the same scaled points."""
     dtype = operands[0].dtype
     queries, keys, values, tau = (x.astype(chosen.precision) for x in operands)
-    factors = logit_factors(queries, keys, tau, BASE_2, centered)
+    a, b = scaled_points(queries, keys, tau, centered)
 
     def run(*_: jax.Array) -> jax.Array:
-        return logits_sum(factors, values, whole=chosen.method == "dense").astype(dtype)
+        return scaled_sum(a, b, values, whole=chosen.method == "dense").astype(dtype)
 
-    return run, factors.squared_reach <= chosen.reach
+    return run, squared_reach(a, b) <= chosen.reach
 
 
 def _is_within(chosen: Plan, operands: tuple[jax.Array, ...]) -> jax.Array:
     queries, keys, _, tau, *_ = operands
     if chosen.reach == math.inf:
         return vary_like(jnp.ones((), bool), operands)
-    return squared_reach(queries, keys, tau) <= chosen.reach
+    return squared_reach(*scaled_points(queries, keys, tau)) <= chosen.reach

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import jaxgauss
-from jaxgauss import gauss_sum, gauss_sum_blocked, gauss_sum_dense
+from jaxgauss import gauss_sum, gauss_sum_blocked, gauss_sum_dense, log_gauss_sum
 from oracle import SIZES, assert_close, gauss_sum64, problem, relative_error
 
 METHODS = ("auto", "reweight", "prescale", "rescale", "blocked", "dense")
@@ -218,6 +218,24 @@ def test_results_do_not_depend_on_the_size_of_the_blocks(rng, monkeypatch):
     for x, y in zip(ours, dense, strict=True):
         assert relative_error(x, y) <= 1e-12
     jax.clear_caches()
+
+
+@pytest.mark.parametrize(
+    "batches, entries", [(((7,), (7,), (7,)), 100), (((7,), (), (7,)), 16), (((2, 1), (7,), (7,)), 100)]
+)
+def test_batches_go_by_groups_that_fill_a_tile(rng, monkeypatch, batches, entries):
+    """Three elements of 30 entries fit, and the seventh is left over; or not even one does."""
+    shapes = ((*batches[0], 6, 3), (*batches[1], 5, 3), (*batches[2], 5, 2))
+    operands = [jnp.asarray(rng.normal(size=shape)) for shape in shapes]
+    dense, pullback = jax.vjp(gauss_sum_dense, *operands)
+    g = jnp.asarray(rng.normal(size=dense.shape))
+    monkeypatch.setattr(jaxgauss._dense, "TILE", jaxgauss._dense.Tile(entries, 4))
+    jax.clear_caches()
+    ours, our_pullback = jax.vjp(lambda *x: gauss_sum(*x, method="blocked"), *operands)
+    logs = log_gauss_sum(*operands[:2], jnp.log(jnp.abs(operands[2][..., 0])), method="blocked")
+    jax.clear_caches()
+    assert_close([ours, *our_pullback(g)], [dense, *pullback(g)], 1e-12)
+    assert_close([jnp.exp(logs)], [gauss_sum_dense(*operands[:2], jnp.abs(operands[2][..., :1]))[..., 0]], 1e-12)
 
 
 @pytest.mark.parametrize(("dim", "channels"), [(1024, 1), (300, 700), (3, 4096)])

@@ -171,7 +171,7 @@ def kernel_calls(monkeypatch) -> list[str]:
 
         return recorded
 
-    monkeypatch.setattr(_dispatch, "logits_sum", record("sum", _dispatch.logits_sum))
+    monkeypatch.setattr(_dispatch, "scaled_sum", record("sum", _dispatch.scaled_sum))
     monkeypatch.setattr(_dispatch, "blocked_pullback", record("pullback", _dispatch.blocked_pullback))
     for cache in (_dispatch._kernel_sum, _dispatch._kernel_pullback):
         cache.cache_clear()
