@@ -74,7 +74,9 @@ def gauss_sum(
     Derivatives:
         Reverse mode of any order with respect to queries, keys, values and tau, in linear memory. The rules are Gauss
         sums themselves: for C = 1, value and all gradients cost two of them. Gradients run in the same precision, and
-        by the kernel's fused backward pass where there are many channels (this is `rescale` whatever the method).
+        by the kernel's fused backward pass where there are many channels (this is `rescale` whatever the method). Where
+        XLA forms the kernel matrix of a few points, and it has at most eight times the numbers of the arguments, it is
+        kept for the gradients.
         Forward mode is refused, as `jax.custom_vjp` does, unless asked for by `forward_mode`: the sum is then a
         primitive with a tangent and a transpose, and forward over reverse and reverse over forward work, too. The
         tangent for C = 1 is two Gauss sums; for many channels, as in a Hessian, it is formed in XLA's blocks. Gradients
@@ -171,9 +173,11 @@ def _forward(settings: Settings, queries, keys, values, tau):
     wanted = _Wanted(*(x.perturbed for x in (queries, keys, values, tau)))
     operands = queries, keys, values, tau = tuple(x.value for x in (queries, keys, values, tau))
     if keeps_tile(settings, *operands):
-        total, saved = sum_and_tile(*operands)
+        within = within_reach(settings, *operands) if settings.guarded else True
+        # Points out of reach would make numbers that are not finite, and their derivatives NaN even where not used.
+        total, saved = sum_and_tile(*(jnp.where(within, x, 0) for x in (queries, keys)), values, tau)
         if settings.guarded:
-            total = lax.cond(within_reach(settings, *operands), lambda *_: total, differences_sum, *operands)
+            total = lax.cond(within, lambda *_: total, differences_sum, *operands)
     elif cheaper_by_channels(queries, values) and (wanted.queries or wanted.tau):
         total, saved = _sum_and_slopes(settings, queries, keys, values, tau)
     else:

@@ -226,6 +226,22 @@ def test_small_matrix_is_kept_for_the_gradients(rng, num, dim, exponentials):
         assert sum(x.size for x in saved) <= (1 + 8) * sum(x.size for x in arguments) + 100
 
 
+@pytest.mark.parametrize("spread", [1e4, 1e9, 1e25])
+def test_second_derivatives_out_of_reach_are_finite(rng, spread):
+    """Where the kept matrix is not what the gradients come from, nothing of it shows."""
+    points = jnp.asarray(rng.normal(size=(6, 3)) * spread, "float32")
+    weights = jnp.asarray(rng.normal(size=(6, 1)), "float32")
+
+    def hessian_times_itself(function):
+        slope = jax.grad(lambda x: jnp.square(function(x, x + 1, weights)).sum())
+        return jax.grad(lambda x: (slope(x) * weights).sum())(points)
+
+    exact = hessian_times_itself(lambda *x: gauss_sum(*x, method="differences"))
+    ours = hessian_times_itself(gauss_sum)
+    assert np.isfinite(ours).all()
+    np.testing.assert_allclose(ours, exact, rtol=1e-5, atol=1e-6)
+
+
 def test_bridge_and_blocks_share_one_rule(rng):
     """Attention's backward pass and the blocks' agree where both are exact."""
     case = arrays(problem(rng, 21, 22, 3, 30))
