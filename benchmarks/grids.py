@@ -60,7 +60,8 @@ def paper(device: str) -> Iterator[Cell]:
         for dim, channels in HEADLINE:
             for what in WHAT:
                 problem = Problem(65536 if gpu else 8192, dim, channels, 1, dtype, device)
-                yield cell("paper", "headline", problem, what, EVERYTHING, d=dim, c=channels)
+                names = EVERYTHING if what == "forward" else [*_curves(device), "prescale", "reweight"]
+                yield cell("paper", "headline", problem, what, names, d=dim, c=channels)
     for num in (4096, 8192, 16384, 32768):
         problem = Problem(num, 16, 1, 1, dtypes(device)[0], device)
         yield cell("paper", "memory", problem, "gradients", ["auto", "rescale", "prescale", "reweight"], about="memory")

@@ -33,7 +33,7 @@ from tqdm import tqdm
 RESULTS = Path(__file__).parent / "results"
 WARM_UPS, SHORTEST = 3, 5e-3  # calls; seconds that a repetition lasts
 SETTLED = 0.02  # seconds of untimed calls before it: until then the idle threads of another library may spin
-TOO_SLOW = 2.0  # seconds: a method that takes them is timed once, and not at all at larger sizes
+TOO_SLOW = 1.0  # seconds: a method that takes them is timed once, and not at all at larger sizes
 LIBRARIES = ("jax", "jaxlib", "torch", "numpy", "pykeops", "ott-jax", "blackjax", "scikit-learn", "scipy", "optax")
 
 Call = Callable[[], Any]  # computes, waits for the results, and returns them

@@ -266,21 +266,18 @@ def _whole_sum(a: Array, b: Array, v: Array) -> Array:
 
 def _kernel(a: Array, b: Array) -> Array:
     """Φ of points scaled to the base of 2, all of it: there, the factors are not worth putting together."""
-    return jnp.exp2(-_squared_distances(a, b) / 2)
+    squared = jnp.square(a).sum(-1)[..., :, None] + jnp.square(b).sum(-1)[..., None, :] - 2 * _dot(a, b.mT)
+    return jnp.exp2(-squared / 2)
 
 
 def _formula(a: Array, b: Array, v: Array) -> Array:
-    """The sum as one writes it. Rounding may leave squares below zero, which would be multiplied without bound."""
-    squared = _squared_distances(a, b)
-    return _dot(jnp.exp((lax.stop_gradient(jnp.minimum(squared, 0)) - squared) / 2), v)
+    """The sum as one writes it. Rounding may leave exponents above zero, which would be multiplied without bound."""
+    logits = _dot(a, b.mT) - jnp.square(a).sum(-1)[..., :, None] / 2 - jnp.square(b).sum(-1)[..., None, :] / 2
+    return _dot(jnp.exp(logits - lax.stop_gradient(jnp.maximum(logits, 0))), v)
 
 
 def _difference_tile(scale: Array, queries: Array, keys: Array, v: Array) -> Array:
     return _dot(jnp.exp(difference_logits(scale, queries, keys)), v)
-
-
-def _squared_distances(a: Array, b: Array) -> Array:
-    return jnp.square(a).sum(-1)[..., :, None] + jnp.square(b).sum(-1)[..., None, :] - 2 * _dot(a, b.mT)
 
 
 def difference_logits(scale: Array, queries: Array, keys: Array) -> Array:
