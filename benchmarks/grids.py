@@ -25,7 +25,7 @@ def cell(suite: str, figure: str, problem: Problem, what: str, names: list[str],
         methods=calls(names, problem, what),
         error=lambda results: problem.error(what, results),
         tolerance=TOLERANCE,
-        work=3 + problem.batch * problem.num**2 * columns / 2e8,
+        work=3 + problem.batch * problem.num**2 * columns / 1e9,
         series=f"{figure}, {what}, {problem.dtype}, {series}",
     )
 
@@ -46,6 +46,15 @@ def paper(device: str) -> Iterator[Cell]:
     nums = [2**i for i in range(8, 18 if gpu else 13)]
     dims = (1, 3, 8, 16, 32, 64, 128, 256) if gpu else (1, 3, 8, 16, 32, 64, 128)
     for dtype in dtypes(device):
+        for dim, channels in HEADLINE:
+            for what in WHAT:
+                problem = Problem(65536 if gpu else 8192, dim, channels, 1, dtype, device)
+                names = EVERYTHING if what == "forward" else [*curves, "prescale", "reweight"]
+                yield cell("paper", "headline", problem, what, names, d=dim, c=channels)
+    for num in (4096, 8192, 16384, 32768):
+        problem = Problem(num, 16, 1, 1, dtypes(device)[0], device)
+        yield cell("paper", "memory", problem, "gradients", ["auto", "rescale", "prescale", "reweight"], about="memory")
+    for dtype in dtypes(device):
         for dim, channels, whats in ((3, 1, WHAT[:1]), (32, 32, WHAT[:1]), (32, 1, WHAT)):
             if dtype != dtypes(device)[0] and len(whats) == 1:
                 continue
@@ -57,14 +66,6 @@ def paper(device: str) -> Iterator[Cell]:
         for what in WHAT:
             for dim in dims:
                 yield cell("paper", "D", Problem(num, dim, 1, batch, dtype, device), what, curves)
-        for dim, channels in HEADLINE:
-            for what in WHAT:
-                problem = Problem(65536 if gpu else 8192, dim, channels, 1, dtype, device)
-                names = EVERYTHING if what == "forward" else [*_curves(device), "prescale", "reweight"]
-                yield cell("paper", "headline", problem, what, names, d=dim, c=channels)
-    for num in (4096, 8192, 16384, 32768):
-        problem = Problem(num, 16, 1, 1, dtypes(device)[0], device)
-        yield cell("paper", "memory", problem, "gradients", ["auto", "rescale", "prescale", "reweight"], about="memory")
 
 
 def jax(device: str) -> Iterator[Cell]:
