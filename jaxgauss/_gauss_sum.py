@@ -175,7 +175,8 @@ def _forward(settings: Settings, queries, keys, values, tau):
     if keeps_tile(settings, *operands):
         within = within_reach(settings, *operands) if settings.guarded else True
         # Points out of reach would make numbers that are not finite, and their derivatives NaN even where not used.
-        total, saved = sum_and_tile(*(jnp.where(within, x, 0) for x in (queries, keys)), values, tau)
+        safe_queries, safe_keys = (jnp.where(within, x, 0) for x in (queries, keys))
+        total, saved = sum_and_tile(safe_queries, safe_keys, values, tau)
         if settings.guarded:
             total = lax.cond(within, lambda *_: total, differences_sum, *operands)
     elif cheaper_by_channels(queries, values) and (wanted.queries or wanted.tau):
