@@ -14,6 +14,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 
+from . import applications
 from .rivals import BARE, JAX_NATIVE, OTHERS, OURS, Problem, limit
 
 LIMIT = "physical limit"
@@ -23,7 +24,7 @@ COLORS = {
     **dict(zip(OTHERS, ("#762a83", "#9970ab", "#1b7837", "#666666", "#999999", "#b8a100"), strict=True)),
     BARE: "#000000",
     LIMIT: "#000000",
-    **dict.fromkeys(("mmd_squared", "mmd_test", "svgd_direction", "kde_logpdf"), "#b2182b"),
+    **dict.fromkeys(applications.OURS, "#b2182b"),
     **{"kernel matrix": "#2166ac", "one gauss_sum": "#ef8a62", "blackjax": "#1b7837", "SciPy": "#1b7837"},
 }
 UNITS = {"median": "seconds", "mib": "MiB beyond the inputs", "error": "relative L2 error"}
@@ -203,7 +204,7 @@ def _curves(axis: Axes, cells: Cells, quantity: str, rates: dict) -> dict[str, A
             continue
         x, y = ([c[key] for c in points] for key in (along, quantity))
         style: dict[str, Any] = {"color": COLORS[name], "marker": ".", "lw": 1.4, "alpha": 0.9}
-        if name in ("auto", "mmd_squared", "mmd_test", "svgd_direction", "kde_logpdf"):
+        if name in ("auto", *applications.OURS):
             style |= {"lw": 2.8, "zorder": 3}
         elif name == BARE:
             style |= {"ls": ":", "marker": ""}

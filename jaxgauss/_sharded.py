@@ -145,13 +145,13 @@ def log_sum_over_mesh(settings: Settings, queries: Array, keys: Array, log_weigh
 def over_mesh(
     settings: Settings,
     local: Callable[..., Any],
-    everywhere: Sequence[Array],
+    whole: Sequence[Array],
     rows: Sequence[Array | None],
     columns: Sequence[Array | None],
     *,
     fill: float = 0.0,
 ) -> Any:
-    """local(*everywhere, *rows, *columns) on each device of the mesh, with its part of the rows and of the columns.
+    """local(*whole, *rows, *columns) on each device of the mesh, with its part of the rows and of the columns.
 
     The first of the rows (…, M, W) and of the columns (…, N, W) are points: where the mesh does not divide them they
     are padded with one of them, and the others with zeros and with `fill`. Results are rows, padded, of equal rank.
@@ -166,11 +166,11 @@ def over_mesh(
 
     def run(*operands: Any) -> Any:
         arrays, structure = jax.tree.flatten(operands)
-        everywhere, rows, columns = jax.tree.unflatten(structure, vary_alike(*arrays))
-        return local(*everywhere, *rows, *columns)
+        whole, rows, columns = jax.tree.unflatten(structure, vary_alike(*arrays))
+        return local(*whole, *rows, *columns)
 
     shared_out = jax.shard_map(run, mesh=mesh, in_specs=(P(), row, column), out_specs=row)
-    return shared_out(tuple(everywhere), rows, columns)
+    return shared_out(tuple(whole), rows, columns)
 
 
 def first_rows(settings: Settings, x: Array, num_rows: int) -> Array:
