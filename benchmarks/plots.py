@@ -1,7 +1,6 @@
 """Pictures and tables from the JSON files alone."""
 
 import json
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -77,7 +76,7 @@ def applications_table(data: dict) -> str:
     ratios = []
     for figure, n, d in groups:
         same = [c for c in cells if (c["figure"], c["n"], c["d"]) == (figure, n, d)]
-        texts = [f"{c['method']} {_milliseconds(c)} ({c['mib']:.0f} MiB)" for c in same]
+        texts = [f"{c['method']} {_milliseconds(c)} ({_mebibytes(c)})" for c in same]
         lines.append(f"| {figure} | {n} | {d} | {texts[0]} | {', '.join(texts[1:])} |")
         if figure == "MMD step" and len(same) == 2:
             ratios.append(same[1]["median"] / same[0]["median"])
@@ -108,13 +107,15 @@ def jax_report(data: dict) -> str:
 
 
 def memory_report(data: dict) -> str:
-    """The exponents of N in the memory beyond the inputs."""
+    """The exponents of N in the memory beyond the inputs: of sizes that need any, where the system tells it at all."""
     lines = []
-    cells = [c for c in data["cells"] if c["figure"] == "memory" and c.get("mib")]
+    cells = [c for c in data["cells"] if c["figure"] == "memory"]
     for name in dict.fromkeys(c["method"] for c in cells):
-        sizes, mib = zip(*((c["n"], c["mib"]) for c in cells if c["method"] == name), strict=True)
-        slope = float(np.polyfit(np.log(sizes), np.log(mib), 1)[0]) if len(sizes) > 1 else math.nan
-        lines.append(f"memory, {name}: {', '.join(f'{x:.0f}' for x in mib)} MiB, N^{slope:.2f}")
+        of_method = [c for c in cells if c["method"] == name]
+        needed = [c for c in of_method if c.get("mib")]
+        sizes, mib = (np.log([c[key] for c in needed]) for key in ("n", "mib"))
+        slope = f", N^{np.polyfit(sizes, mib, 1)[0]:.2f}" if len(needed) > 1 else ""
+        lines.append(f"memory, {name}: {', '.join(_mebibytes(c) for c in of_method)}{slope}")
     return "\n".join(lines) + "\n"
 
 
@@ -241,6 +242,10 @@ def _milliseconds(cell: dict | None) -> str:
         return ""
     value = 1e3 * cell["median"]
     return (f"{value:.0f}" if value >= 100 else f"{value:.3g}") + ("*" if len(cell["seconds"]) == 1 else "")
+
+
+def _mebibytes(cell: dict) -> str:
+    return "memory unknown" if cell.get("mib") is None else f"{cell['mib']:.0f} MiB"
 
 
 def _geometric_mean(ratios: Sequence[float] | np.ndarray) -> float:
