@@ -7,29 +7,47 @@ beneath its derivative rule.
 
 import functools
 import math
+import platform
+import sys
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import jaxlib.version
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from ._checks import Bandwidth, Keys, Queries, Sums, Values, check_operands, working_dtype
 from ._varying import vary_alike, vary_like
 
 
 class Tile(NamedTuple):
-    """The part of the kernel matrix that is held at a time: as many entries at most, in as many rows."""
+    """The part of the kernel matrix that is held at a time.
+
+    Attributes:
+        entries, rows: at most.
+        columns: where there are so many; more until a tile has `worth` entries.
+        worth: entries that are worth a step of a loop.
+    """
 
     entries: int
     rows: int
+    columns: int
+    worth: int
 
 
 # Measured best on CPUs, forward and back. 8 MiB in float32, nearly square: wide values are read again for every row of
 # tiles. From differences there are more arrays of a tile's size, and what a program may need it is given at every call.
-TILE = Tile(2**21, 1024)
-DIFFERENCES_TILE = Tile(2**17, 64)
+TILE = Tile(2**21, 1024, 1024, 2**21)
+DIFFERENCES_TILE = Tile(2**17, 64, 64, 2**17)
+# A product, what is done to its entries, and a reduction of them: XLA hands all of it to one pass of YNNPACK, if the
+# second product is written as a reduction. Nothing of a tile's size is then read or written in between. So it is on
+# Linux with x86-64, in float32, from this version on: there it was measured, and a test looks at the program.
+_MEASURED = (sys.platform, platform.machine()) == ("linux", "x86_64")
+FUSES = _MEASURED and jaxlib.version.__version_info__ >= (0, 10, 2)
+FUSED_CHANNELS = 256  # up to which that is faster
+WIDE = 64  # channels beyond which tiles are narrower, so that the values stay in the cache
 LOG_ZERO = -1e27  # the logarithm of a weight of zero: finite in float32, and below every exponent
 BASE_2 = math.log2(math.e)  # exponents are formed for 2^x, which is computed faster than e^x
 DIMENSIONS = 8  # coordinates whose differences are added up in one pass over a tile
@@ -60,7 +78,8 @@ def blocked_sum(
     tau: Float[Array, "*#batch"],
 ) -> Float[Array, "*result m c"]:
     """The Gauss sum of operands of equal rank, a tile of the kernel matrix at a time."""
-    return scaled_sum(*scaled_points(queries, keys, tau), values, whole=False)
+    a, b = with_norms(*scaled_points(queries, keys, tau))
+    return scaled_sum(a, b, values)
 
 
 def scaled_points(
@@ -78,26 +97,52 @@ def scaled_points(
     return (queries - c) * scale, (keys - c) * scale
 
 
-def squared_reach(a: Float[Array, "*#batch m d"], b: Float[Array, "*#batch n d"]) -> Float[Array, ""]:
-    """R², how far in squared bandwidths the farthest of the scaled points lies from the center, to the base of 2.
+class Points(NamedTuple):
+    """Scaled points (…, N, D), and their squared norms (…, N, 1)."""
+
+    points: Array
+    norms: Array
+
+
+def with_norms(*points: Array) -> tuple[Points, ...]:
+    """Both of each."""
+    return tuple(Points(x, jnp.square(x).sum(-1, keepdims=True)) for x in points)
+
+
+def squared_reach(a: Points, b: Points) -> Float[Array, ""]:
+    """R², how far in squared bandwidths the farthest of the points lies from the center; points to the base of 2.
 
     Rounding moves the exponents of everything but `differences_sum` by its unit times R².
     """
-    norms = (jnp.square(x).sum(-1) for x in (a, b))
-    return functools.reduce(jnp.maximum, (jnp.where(jnp.isnan(x), 0, x).max(initial=0) for x in norms)) / BASE_2
+    norms = jnp.concatenate([a.norms.ravel(), b.norms.ravel()])
+    return jnp.where(jnp.isnan(norms), 0, norms).max(initial=0) / BASE_2
+
+
+def are_within(reach: float, a: Points, b: Points) -> Bool[Array, ""]:
+    """Whether R² is at most `reach`; NaN, which spoils a row whatever is done, does not count."""
+    norms = jnp.concatenate([a.norms.ravel(), b.norms.ravel()])
+    return ~(norms > reach * BASE_2).any()
 
 
 def scaled_sum(
-    a: Float[Array, "*#batch m d"], b: Float[Array, "*#batch n d"], values: Float[Array, "*#batch n c"], *, whole: bool
+    a: Points, b: Points, values: Float[Array, "*#batch n c"], *, whole: bool = False, fused: bool = False
 ) -> Float[Array, "*result m c"]:
-    """Σ_n 2^(-½‖a - b‖²) v of points within reach; with `whole`, in one tile, which is the dense sum."""
-    batch, rows = jnp.broadcast_shapes(*(x.shape[:-2] for x in (a, b, values))), a.shape[:-1]
-    tile_sum, operands = (_whole_sum, (a, b)) if whole else (_tile_sum, _logit_factors(a, b))
-    blocked = functools.partial(_blocked, tile_sum, whole=whole)
-    if shared(b, values):  # the batch of the queries is more rows
-        a, b, values = (_as_rows(x) for x in (*operands, values))
-        total = blocked(a, b, values)
-        total = total.reshape(*rows, values.shape[-1])
+    """Σ_n 2^(-½‖a - b‖²) v of points within reach.
+
+    `whole` takes one tile, which is the dense sum. `fused` writes products as XLA on a CPU can put them together.
+    """
+    channels = values.shape[-1]
+    if fused and channels <= (WIDE if whole else FUSED_CHANNELS):
+        operands, tile_sum, tile = _logit_factors(a, b), _fused_tile_sum, fused_tile(channels)
+    elif whole:
+        operands, tile_sum, tile = (a.points, b.points), _whole_sum, TILE
+    else:
+        operands, tile_sum, tile = _logit_factors(a, b), _tile_sum, TILE
+    blocked = functools.partial(_blocked, tile_sum, whole=whole, tile=tile)
+    batch, rows = jnp.broadcast_shapes(*(x.shape[:-2] for x in (*operands, values))), a.points.shape[:-1]
+    if shared(operands[1], values):  # the batch of the queries is more rows
+        total = blocked(*(_as_rows(x) for x in (*operands, values)))
+        total = total.reshape(*rows, channels)
         return jnp.broadcast_to(total, (*batch, *total.shape[-2:]))
     return _in_groups(blocked, *operands, values)
 
@@ -137,11 +182,11 @@ def _scaled_pullback(
     """`blocked_pullback` with respect to the scaled points and the values, for all of a batch."""
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (a, b, v, g)))
     num_queries, num_keys, dim = a.shape[-2], b.shape[-2], a.shape[-1]
-    rows, columns = _block_sizes(math.prod(batch), num_queries, num_keys, whole)
+    rows, columns = _block_sizes(math.prod(batch), num_queries, num_keys, whole, TILE)
 
     kernel = _kernel if whole else lambda a, b: jnp.exp2(_logits(a, b))
     a1, b1 = (jnp.concatenate([x, jnp.ones_like(x[..., :1])], -1) for x in (a, b))  # S [b, 1]: S b and its row sums
-    a0, b0 = (a, b) if whole else _logit_factors(a, b)
+    a0, b0 = (a, b) if whole else _logit_factors(*with_norms(a, b))
     key_blocks = _blocks(b0, columns), _blocks(b1, columns), _blocks(v, columns)
 
     def add_rows(total: tuple[Array, Array], block: tuple[Array, Array, Array]):
@@ -203,7 +248,7 @@ def blocked_means(
     whole: bool = False,
 ) -> tuple[Float[Array, "*result m c"], Float[Array, "*result m 1"]]:
     """Σ_n w Φ v / Σ_n w Φ and log Σ_n w Φ, with the largest term so far taken out."""
-    a, b = _logit_factors(*scaled_points(queries, keys, tau, base_2=False))
+    a, b = _logit_factors(*with_norms(*scaled_points(queries, keys, tau, base_2=False)))
     return _in_groups(functools.partial(_log_blocked, _logits, whole=whole), a, b, values, log_weights)
 
 
@@ -249,15 +294,30 @@ def align(queries: Array, keys: Array, values: Array, tau: Array) -> tuple[Array
     return queries, keys, values, lax.expand_dims(tau, range(rank - tau.ndim))
 
 
-def _logit_factors(a: Array, b: Array) -> tuple[Array, Array]:
+def _logit_factors(a: Points, b: Points) -> tuple[Array, Array]:
     """[a, 1, -½‖a‖²] and [b, -½‖b‖², 1]: one product makes the logits, nothing is left to be added to them."""
-    a_half, b_half = (-jnp.square(x).sum(-1, keepdims=True) / 2 for x in (a, b))
-    one_a, one_b = (jnp.ones_like(x) for x in (a_half, b_half))
-    return jnp.concatenate([a, one_a, a_half], -1), jnp.concatenate([b, b_half, one_b], -1)
+    one_a, one_b = (jnp.ones_like(x.norms) for x in (a, b))
+    factors = (a.points, one_a, a.norms / -2), (b.points, b.norms / -2, one_b)
+    return tuple(jnp.concatenate(x, -1) for x in factors)  # type: ignore[return-value]
 
 
 def _tile_sum(a: Array, b: Array, v: Array) -> Array:
     return _dot(jnp.exp2(_logits(a, b)), v)
+
+
+def _fused_tile_sum(a: Array, b: Array, v: Array) -> Array:
+    """The same with the second product as a reduction; for `FUSES`, and not to be differentiated."""
+    phi = jnp.exp2(_logits(a, b))
+    if v.shape[-1] == 1:
+        return (phi * v.mT).sum(-1, keepdims=True)
+    return (phi[..., None] * v[..., None, :, :]).sum(-2)
+
+
+def fused_tile(channels: int) -> Tile:
+    """The tile of fused products."""
+    if channels == 1:
+        return Tile(2**21, 2048, 512, 2**20)
+    return Tile(2**21, 8192, 256, 2**20) if channels <= WIDE else Tile(2**21, 8192, 128, 2**17)
 
 
 def _whole_sum(a: Array, b: Array, v: Array) -> Array:
@@ -326,15 +386,12 @@ def _as_rows(x: Array) -> Array:
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 
 
-def _block_sizes(
-    batch: int, num_queries: int, num_keys: int, whole: bool = False, tile: Tile | None = None
-) -> tuple[int, int]:
+def _block_sizes(batch: int, num_queries: int, num_keys: int, whole: bool, tile: Tile) -> tuple[int, int]:
     """Rows and columns of a tile, for the whole batch at once; or of one tile for all."""
     if whole:
         return max(1, num_queries), max(1, num_keys)
-    tile = tile or TILE
     rows = max(1, min(num_queries, tile.rows))
-    columns = max(1, min(num_keys, max(tile.rows, tile.entries // max(1, batch * rows))))
+    columns = max(1, min(num_keys, max(tile.columns, tile.worth // max(1, batch * rows))))
     rows = max(1, min(rows, tile.entries // max(1, batch * columns)))
     return _evened(num_queries, rows), _evened(num_keys, columns)
 
@@ -389,11 +446,13 @@ def _in_groups(function: Callable, a: Array, b: Array, *rest: Array):
     return jax.tree.map(lambda x: x.reshape(*batch, *x.shape[1:]), results)
 
 
-def _blocked(tile_sum: Callable, a: Array, b: Array, v: Array, whole: bool = False, tile: Tile | None = None) -> Array:
+def _blocked(
+    tile_sum: Callable, a: Array, b: Array, v: Array, *, whole: bool = False, tile: Tile | None = None
+) -> Array:
     """Σ over blocks of queries and of keys. Keys that fill the last block have value 0."""
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (a, b, v)))
     sizes = a.shape[-2], b.shape[-2]
-    rows, columns = _block_sizes(math.prod(batch), *sizes, whole, tile)
+    rows, columns = _block_sizes(math.prod(batch), *sizes, whole, tile or TILE)
     key_blocks = _blocks(b, columns), _blocks(v, columns)
     tile_sum = tile_sum if (rows, columns) == sizes else jax.checkpoint(tile_sum)  # derivatives keep one tile at most
 
@@ -410,7 +469,7 @@ def _log_blocked(
     """Means and logarithm of the sum over blocks of queries and of keys."""
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (a, b, v, log_weights)))
     num_queries, _ = sizes = a.shape[-2], b.shape[-2]
-    rows, columns = _block_sizes(math.prod(batch), *sizes, whole, tile)
+    rows, columns = _block_sizes(math.prod(batch), *sizes, whole, tile or TILE)
     key_blocks = _blocks(b, columns), _blocks(v, columns), _blocks(log_weights, columns, LOG_ZERO)
     operands = [a, b, v, log_weights]
 

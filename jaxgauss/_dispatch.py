@@ -15,7 +15,16 @@ from jax.custom_batching import custom_vmap
 
 from . import _bridge
 from ._checks import Settings
-from ._dense import blocked_means, blocked_pullback, differences_sum, scaled_points, scaled_sum, squared_reach
+from ._dense import (
+    FUSES,
+    are_within,
+    blocked_means,
+    blocked_pullback,
+    differences_sum,
+    scaled_points,
+    scaled_sum,
+    with_norms,
+)
 from ._plan import Plan, plan, platforms, sizes
 from ._varying import vary_like
 
@@ -167,16 +176,17 @@ def _prepared(chosen: Plan, centered: bool, *operands: jax.Array) -> tuple[Calla
     """XLA's sum, and whether the points are within its reach; both from the same scaled points."""
     dtype = operands[0].dtype
     queries, keys, values, tau = (x.astype(chosen.precision) for x in operands)
-    a, b = scaled_points(queries, keys, tau, centered)
+    a, b = with_norms(*scaled_points(queries, keys, tau, centered))
+    fused = FUSES and (chosen.platform, chosen.precision) == ("cpu", "float32")
 
     def run(*_: jax.Array) -> jax.Array:
-        return scaled_sum(a, b, values, whole=chosen.method == "dense").astype(dtype)
+        return scaled_sum(a, b, values, whole=chosen.method == "dense", fused=fused).astype(dtype)
 
-    return run, squared_reach(a, b) <= chosen.reach
+    return run, are_within(chosen.reach, a, b)
 
 
 def _is_within(chosen: Plan, operands: tuple[jax.Array, ...]) -> jax.Array:
     queries, keys, _, tau, *_ = operands
     if chosen.reach == math.inf:
         return vary_like(jnp.ones((), bool), operands)
-    return squared_reach(*scaled_points(queries, keys, tau)) <= chosen.reach
+    return are_within(chosen.reach, *with_norms(*scaled_points(queries, keys, tau)))

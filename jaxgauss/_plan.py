@@ -25,7 +25,7 @@ from ._checks import (
     working_dtype,
 )
 from ._costs import estimates
-from ._dense import TILE, align, scaled_points, squared_reach
+from ._dense import TILE, align, scaled_points, squared_reach, with_norms
 
 NATIVE = ("dense", "blocked", "differences")
 # R² (`squared_reach`) up to which exponents formed as a·b - ½|a|² - ½|b|² have their digits: the unit of the dtype
@@ -107,7 +107,7 @@ def explain(
         return chosen
     work = working_dtype(dtype)
     q, k, _, t = align(*(jnp.asarray(x, work) for x in (queries, keys, keys, tau)))
-    return _of_points(chosen, float(squared_reach(*scaled_points(q, k, t))))
+    return _of_points(chosen, float(squared_reach(*with_norms(*scaled_points(q, k, t)))))
 
 
 def _of_points(chosen: Plan, reach: float) -> Plan:

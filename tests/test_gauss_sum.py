@@ -206,7 +206,7 @@ def test_points_out_of_reach_are_summed_by_differences(rng, method, spread, tau)
 def test_results_do_not_depend_on_the_size_of_the_blocks(rng, monkeypatch):
     case = problem(rng, 300, 1000, 4, 3)
     exact = gauss_sum64(*case.operands)
-    tile = jaxgauss._dense.Tile(4096, 7)  # many blocks of rows and of columns, the last ones padded
+    tile = jaxgauss._dense.Tile(4096, 7, 7, 4096)  # many blocks of rows and of columns, the last ones padded
     monkeypatch.setattr(jaxgauss._dense, "TILE", tile)
     jax.clear_caches()
     assert relative_error(gauss_sum_blocked(*case.operands), exact) <= 1e-13
@@ -229,13 +229,43 @@ def test_batches_go_by_groups_that_fill_a_tile(rng, monkeypatch, batches, entrie
     operands = [jnp.asarray(rng.normal(size=shape)) for shape in shapes]
     dense, pullback = jax.vjp(gauss_sum_dense, *operands)
     g = jnp.asarray(rng.normal(size=dense.shape))
-    monkeypatch.setattr(jaxgauss._dense, "TILE", jaxgauss._dense.Tile(entries, 4))
+    monkeypatch.setattr(jaxgauss._dense, "TILE", jaxgauss._dense.Tile(entries, 4, 4, entries))
     jax.clear_caches()
     ours, our_pullback = jax.vjp(lambda *x: gauss_sum(*x, method="blocked"), *operands)
     logs = log_gauss_sum(*operands[:2], jnp.log(jnp.abs(operands[2][..., 0])), method="blocked")
     jax.clear_caches()
     assert_close([ours, *our_pullback(g)], [dense, *pullback(g)], 1e-12)
     assert_close([jnp.exp(logs)], [gauss_sum_dense(*operands[:2], jnp.abs(operands[2][..., :1]))[..., 0]], 1e-12)
+
+
+@pytest.mark.parametrize(
+    ("batch", "num_queries", "num_keys", "channels"),
+    [
+        ((), 2100, 600, 1),  # several tiles in both directions
+        ((), 8200, 300, 5),
+        ((), 8200, 140, 70),
+        ((5,), 200, 150, 3),  # elements of a batch side by side
+        ((5,), 200, 150, 1),
+        ((), 500, 400, 300),  # too many channels
+    ],
+)
+def test_products_are_fused_where_xla_can(rng, monkeypatch, batch, num_queries, num_keys, channels):
+    """The program has the sum's digits, and no array of a tile's size."""
+    shapes = ((*batch, num_queries, 3), (*batch, num_keys, 3), (*batch, num_keys, channels))
+    operands = [rng.normal(size=shape) for shape in shapes]
+
+    def compiled(fuses):
+        monkeypatch.setattr(jaxgauss._dispatch, "FUSES", fuses)
+        jax.clear_caches()
+        narrow = [jnp.asarray(x, jnp.float32) for x in operands]
+        program = jax.jit(lambda *x: gauss_sum(*x, method="blocked")).lower(*narrow).compile()
+        assert relative_error(program(*narrow), gauss_sum64(*operands, 1.0)) < 5e-7
+        return program.memory_analysis().temp_size_in_bytes
+
+    saved = compiled(False) - compiled(jaxgauss._dense.FUSES)
+    jax.clear_caches()
+    if jaxgauss._dense.FUSES:
+        assert (saved > 3e5) == (channels <= jaxgauss._dense.FUSED_CHANNELS)  # bytes: the least of the tiles has 6e5
 
 
 @pytest.mark.parametrize(("dim", "channels"), [(1024, 1), (300, 700), (3, 4096)])
