@@ -47,7 +47,7 @@ DIFFERENCES_TILE = Tile(2**17, 64, 64, 2**17)
 _MEASURED = (sys.platform, platform.machine()) == ("linux", "x86_64")
 FUSES = _MEASURED and jaxlib.version.__version_info__ >= (0, 10, 2)
 FUSED_CHANNELS = 256  # up to which that is faster
-WIDE = 64  # channels beyond which tiles are narrower, so that the values stay in the cache
+WIDE = 64  # channels from which tiles are narrower, so that values stay in the cache, and a single tile is not fused
 LOG_ZERO = -1e27  # the logarithm of a weight of zero: finite in float32, and below every exponent
 BASE_2 = math.log2(math.e)  # exponents are formed for 2^x, which is computed faster than e^x
 DIMENSIONS = 8  # coordinates whose differences are added up in one pass over a tile
@@ -132,7 +132,7 @@ def scaled_sum(
     `whole` takes one tile, which is the dense sum. `fused` writes products as XLA on a CPU can put them together.
     """
     channels = values.shape[-1]
-    if fused and channels <= (WIDE if whole else FUSED_CHANNELS):
+    if fused and (channels < WIDE or (not whole and channels <= FUSED_CHANNELS)):
         operands, tile_sum, tile = _logit_factors(a, b), _fused_tile_sum, fused_tile(channels)
     elif whole:
         operands, tile_sum, tile = (a.points, b.points), _whole_sum, TILE
@@ -317,7 +317,7 @@ def fused_tile(channels: int) -> Tile:
     """The tile of fused products."""
     if channels == 1:
         return Tile(2**21, 2048, 512, 2**20)
-    return Tile(2**21, 8192, 256, 2**20) if channels <= WIDE else Tile(2**21, 8192, 128, 2**17)
+    return Tile(2**21, 8192, 256, 2**20) if channels < WIDE else Tile(2**21, 8192, 128, 2**17)
 
 
 def _whole_sum(a: Array, b: Array, v: Array) -> Array:
