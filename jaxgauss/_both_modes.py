@@ -31,7 +31,7 @@ def sum_in_both_modes(settings: Settings, queries: Array, keys: Array, values: A
 #     ds_m = Σ_n Φ dv_n - τ Σ_n Φ v_n ⟨x, dk_n⟩ + τ ⟨Σ_n Φ v_n x, dq_m⟩ - ½ dτ Σ_n Φ v_n ‖x‖²
 #
 # The first two are a Gauss sum of values that are linear in the tangents, [dv - τ v ⟨k, dk⟩, τ v dk], the others are
-# linear in the tangents outside of one, of [v k, v, v ‖k‖²]; about the mean of the keys. The sum is linear in its
+# linear in the tangents outside of one, of [v k, v, v ‖k‖²]; about a center of the keys. The sum is linear in its
 # values, so its transpose is the sum over the queries. All of it is made of the primitive itself: any order, any mode.
 # C(D + 1) channels: where they are many, XLA's blocks are differentiated instead.
 # Source: the product rule; compare `_gauss_sum`, whose rules are the transpose.

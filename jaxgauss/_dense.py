@@ -46,7 +46,7 @@ DIFFERENCES_TILE = Tile(2**17, 64, 64, 2**17)
 # Linux with x86-64, in float32, from this version on: there it was measured, and a test looks at the program.
 _MEASURED = (sys.platform, platform.machine()) == ("linux", "x86_64")
 FUSES = _MEASURED and jaxlib.version.__version_info__ >= (0, 10, 2)
-FUSED_CHANNELS = 256  # up to which that is faster
+FUSED_WIDTH = 256  # D and C up to which that is faster
 WIDE = 64  # channels from which tiles are narrower, so that values stay in the cache, and a single tile is not fused
 LOG_ZERO = -1e27  # the logarithm of a weight of zero: finite in float32, and below every exponent
 BASE_2 = math.log2(math.e)  # exponents are formed for 2^x, which is computed faster than e^x
@@ -89,9 +89,9 @@ def scaled_points(
     centered: bool = False,
     base_2: bool = True,
 ) -> tuple[Float[Array, "*#batch m d"], Float[Array, "*#batch n d"]]:
-    """a, b about the mean of the keys, with Φ = 2^(-½‖a - b‖²), or e to that power: small norms keep the digits.
+    """a, b about a center of the keys, with Φ = 2^(-½‖a - b‖²), or e to that power: small norms keep the digits.
 
-    `centered` points lie about the origin, and their mean is not taken once more.
+    `centered` points lie about the origin, and none is taken once more.
     """
     c, scale = 0 if centered else center(keys), jnp.sqrt(tau * (BASE_2 if base_2 else 1))[..., None, None]
     return (queries - c) * scale, (keys - c) * scale
@@ -132,7 +132,8 @@ def scaled_sum(
     `whole` takes one tile, which is the dense sum. `fused` writes products as XLA on a CPU can put them together.
     """
     channels = values.shape[-1]
-    if fused and (channels < WIDE or (not whole and channels <= FUSED_CHANNELS)):
+    fused = fused and max(a.points.shape[-1], channels) <= FUSED_WIDTH
+    if fused and not (whole and channels >= WIDE):
         operands, tile_sum, tile = _logit_factors(a, b), _fused_tile_sum, fused_tile(channels)
     elif whole:
         operands, tile_sum, tile = (a.points, b.points), _whole_sum, TILE
@@ -272,8 +273,16 @@ def unbroadcast(array: Array, shape: tuple[int, ...]) -> Array:
 
 
 def center(points: Float[Array, "*#batch n d"]) -> Float[Array, "*#batch 1 d"]:
-    """The mean of the points, or zero where that is not finite; no gradient flows through it."""
-    mean = lax.stop_gradient(points).sum(-2, keepdims=True) / max(1, points.shape[-2])
+    """The mean of eight of the points, or zero where that is not finite; no gradient flows through it.
+
+    Any place among the points keeps the digits. A reduction over all of them would be a ninth step of the program for a
+    few points, and XLA runs eight at most on one thread: a call of 64 points would wait for others.
+    """
+    num, points = points.shape[-2], lax.stop_gradient(points)
+    if num == 0:
+        return jnp.zeros((*points.shape[:-2], 1, points.shape[-1]), points.dtype)
+    chosen = [points[..., i : i + 1, :] for i in range(0, num, -(-num // 8))]
+    mean = functools.reduce(jnp.add, chosen) / len(chosen)
     return jnp.where(jnp.isfinite(mean), mean, 0)
 
 

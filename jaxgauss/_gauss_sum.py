@@ -152,7 +152,7 @@ def wide_sum(settings: Settings, queries: Array, keys: Array, values: Array, tau
 # the value: two sums in all. For many channels: the fused backward pass (`kernel_pullback`), whose own rule is written
 # by channels. Where Φ is dense and hardly larger than the operands (few points of many dimensions) it is kept from the
 # sum. Everything here is made of these two functions, or else of ordinary ones of JAX: the rules hold for every order.
-# Moments are taken about the mean, c: Σ Φ v (k - c) - (q - c) s loses fewer digits.
+# Moments are taken about a center, c: Σ Φ v (k - c) - (q - c) s loses fewer digits.
 # Source: Rux & Neumayer 2026, section 3, for the sum as attention; the rules are the product rule.
 
 

@@ -82,7 +82,7 @@ def by_reach(settings: Settings, function: Callable, points: Array, tau: Array, 
 
 
 def _over_mesh(settings: Settings, reduction: Callable, c: Array) -> Reduction:
-    """The reduction about the mean c of all points, over the mesh of the settings if there is one."""
+    """The reduction about the center c of all points, over the mesh of the settings if there is one."""
     if settings.mesh is None:
         return functools.partial(reduction, c)
 

@@ -239,33 +239,36 @@ def test_batches_go_by_groups_that_fill_a_tile(rng, monkeypatch, batches, entrie
 
 
 @pytest.mark.parametrize(
-    ("batch", "num_queries", "num_keys", "channels"),
+    ("batch", "num_queries", "num_keys", "dim", "channels"),
     [
-        ((), 2100, 600, 1),  # several tiles in both directions
-        ((), 8200, 300, 5),
-        ((), 8200, 140, 70),
-        ((5,), 200, 150, 3),  # elements of a batch side by side
-        ((5,), 200, 150, 1),
-        ((), 500, 400, 300),  # too many channels
+        ((), 2100, 600, 3, 1),  # several tiles in both directions
+        ((), 8200, 300, 3, 5),
+        ((), 8200, 140, 3, 70),
+        ((5,), 200, 150, 3, 3),  # elements of a batch side by side
+        ((5,), 200, 150, 3, 1),
+        ((), 500, 400, 3, 300),  # too many channels, or too many dimensions
+        ((), 500, 400, 300, 3),
     ],
 )
-def test_products_are_fused_where_xla_can(rng, monkeypatch, batch, num_queries, num_keys, channels):
+def test_products_are_fused_where_xla_can(rng, monkeypatch, batch, num_queries, num_keys, dim, channels):
     """The program has the sum's digits, and no array of a tile's size."""
-    shapes = ((*batch, num_queries, 3), (*batch, num_keys, 3), (*batch, num_keys, channels))
+    shapes = ((*batch, num_queries, dim), (*batch, num_keys, dim), (*batch, num_keys, channels))
     operands = [rng.normal(size=shape) for shape in shapes]
 
     def compiled(fuses):
         monkeypatch.setattr(jaxgauss._dispatch, "FUSES", fuses)
         jax.clear_caches()
         narrow = [jnp.asarray(x, jnp.float32) for x in operands]
-        program = jax.jit(lambda *x: gauss_sum(*x, method="blocked")).lower(*narrow).compile()
-        assert relative_error(program(*narrow), gauss_sum64(*operands, 1.0)) < 5e-7
+        program = jax.jit(lambda *x: gauss_sum(*x, 3 / dim, method="blocked")).lower(*narrow).compile()
+        assert relative_error(program(*narrow), gauss_sum64(*operands, 3 / dim)) < 5e-7
         return program.memory_analysis().temp_size_in_bytes
 
     saved = compiled(False) - compiled(jaxgauss._dense.FUSES)
     jax.clear_caches()
     if jaxgauss._dense.FUSES:
-        assert (saved > 3e5) == (channels <= jaxgauss._dense.FUSED_CHANNELS)  # bytes: the least of the tiles has 6e5
+        assert (saved > 3e5) == (
+            max(dim, channels) <= jaxgauss._dense.FUSED_WIDTH
+        )  # bytes: the least of the tiles has 6e5
 
 
 @pytest.mark.parametrize(("dim", "channels"), [(1024, 1), (300, 700), (3, 4096)])
@@ -274,3 +277,14 @@ def test_wide_points_and_values_with_gradients(rng, dim, channels):
     wide = [x.astype("float64") for x in case]
     results = [[*jax.vjp(f, *x[:4])[1](x[4])] for f, x in ((gauss_sum, case), (gauss_sum_dense, wide))]
     assert_close(*results, 5e-6)
+
+
+@pytest.mark.skipif(not jaxgauss._dense.FUSES, reason="written for XLA on a CPU since jaxlib 0.10.2")
+@pytest.mark.parametrize(("num", "dim", "channels"), [(64, 3, 1), (64, 64, 64), (256, 128, 1)])
+def test_few_points_take_few_steps(rng, num, dim, channels):
+    """XLA runs a program of up to eight steps on one thread; with more of them, few points wait for other threads."""
+    operands = [jnp.asarray(rng.normal(size=(num, width)), jnp.float32) for width in (dim, dim, channels)]
+    program = jax.jit(gauss_sum).lower(*operands).compile().as_text()
+    entry = program[program.index("ENTRY") :].splitlines()[1:]
+    nothing = re.compile(r" (parameter|constant|tuple|get-tuple-element|bitcast)\(")
+    assert 4 <= sum(" = " in line and not nothing.search(line) for line in entry) <= 8
