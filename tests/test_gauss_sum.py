@@ -1,5 +1,7 @@
 """gauss_sum against float64: values, dtypes, leading axes, and what it does with nothing and with NaN."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
