@@ -137,24 +137,29 @@ def quartiles(result: dict) -> dict[str, float]:
 
 def in_turns(calls: dict[Any, Call], runs: int) -> dict[Any, list[float]]:
     """Seconds a call in every repetition."""
-    once, repeats = {}, {}
-    for name, call in calls.items():
-        start = time.perf_counter()
+    for call in calls.values():
         for _ in range(WARM_UPS):
             call()
-        once[name] = (time.perf_counter() - start) / WARM_UPS
-        repeats[name] = 1 + int(SHORTEST / once[name])
     times: dict[Any, list[float]] = {name: [] for name in calls}
     orders = itertools.cycle([list(calls), list(calls)[::-1]])
     for _, order in zip(range(runs), orders, strict=False):
         for name in order:
-            for _ in range(int(SETTLED / once[name])):
-                calls[name]()
+            is_long = times[name] and min(times[name]) > SETTLED
+            repeats = 1 + int(0 if is_long else untimed(calls[name]) * SHORTEST / SETTLED)
             start = time.perf_counter()
-            for _ in range(repeats[name]):
+            for _ in range(repeats):
                 calls[name]()
-            times[name].append((time.perf_counter() - start) / repeats[name])
+            times[name].append((time.perf_counter() - start) / repeats)
     return times
+
+
+def untimed(call: Call) -> int:
+    """Call until it has settled; how often that was."""
+    number, start = 0, time.perf_counter()
+    while time.perf_counter() - start < SETTLED:
+        call()
+        number += 1
+    return number
 
 
 def timed(about: dict, calls: dict[str, Call], runs: int) -> list[dict]:
