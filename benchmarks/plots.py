@@ -138,7 +138,8 @@ def _ratios(path: Path, data: dict) -> None:
         values = np.array([[table.get((*size, num), np.nan) for num in nums] for size in sizes])
         image = axis.imshow(values, norm=LogNorm(0.4, 1 / 0.4), cmap="RdYlGn", aspect="auto")
         for (i, j), x in np.ndenumerate(values):
-            axis.text(j, i, f"{x:.2f}", ha="center", va="center", fontsize=9)
+            color = "black" if 0.5 < x < 2 else "white"
+            axis.text(j, i, f"{x:.2f}", ha="center", va="center", fontsize=9, color=color)
         axis.set_xticks(range(len(nums)), [str(n) for n in nums])
         axis.set_yticks(range(len(sizes)), [f"D = {d}, C = {c}" for d, c in sizes])
         axis.set_xlabel("N = M")
