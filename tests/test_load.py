@@ -43,6 +43,7 @@ assert np.max(errors) < 1e-5, np.max(errors)
 """
 
 INTERRUPTS = """
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have what runs in the background ignore it
 f = jax.jit(rescale)
 operands = [jnp.asarray(x) for x in case.operands]
 f(*operands)

@@ -131,7 +131,8 @@ def test_it_is_saved_on_the_way(rng, tmp_path):
 
 
 SCRIPT = """
-import sys, time, numpy as np, jaxgauss
+import signal, sys, time, numpy as np, jaxgauss
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have what runs in the background ignore it
 def chunks():
     for i in range(100):
         if i == 3:
