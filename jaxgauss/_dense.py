@@ -119,7 +119,10 @@ def squared_reach(a: Points, b: Points) -> Float[Array, ""]:
 
 
 def are_within(reach: float, a: Points, b: Points) -> Bool[Array, ""]:
-    """Whether R² is at most `reach`; NaN, which spoils a row whatever is done, does not count."""
+    """Whether R² is at most `reach`, in a step less than by R² itself: see `center`.
+
+    NaN, which spoils a row whatever is done, does not count.
+    """
     norms = jnp.concatenate([a.norms.ravel(), b.norms.ravel()])
     return ~(norms > reach * BASE_2).any()
 

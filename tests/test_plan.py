@@ -107,5 +107,5 @@ def test_costs_grow_with_everything(vendor):
     """The table's rows are whole; half the width of the numbers does not cost more."""
     for engine in ("xla", "kernel"):
         single, double = (_costs.cpu_costs(vendor)[dtype][engine] for dtype in ("float32", "float64"))
-        assert min(*single, *double) > 0 and single.nanoseconds(10**6, 10) < double.nanoseconds(10**6, 10)
+        assert min(*single, *double) > 0 and single.pair <= double.pair and single.column <= double.column
         assert single.nanoseconds(10**6, 10) < single.nanoseconds(10**6, 20) < single.nanoseconds(10**7, 20)
