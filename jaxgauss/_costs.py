@@ -5,11 +5,12 @@
 `columns` are those of both products: D + 2 and C in XLA, twice the larger of D + 1 and C in the attention kernel, which
 pads one to the width of the other. The numbers, nanoseconds, are in cpu_costs.json by the CPU's vendor, for PyTorch's
 matrix products (MKL) run at half speed on CPUs that are not Intel's. `python -m benchmarks.fit_costs` measures this
-machine and replaces the row of its vendor.
+machine and replaces the row of its vendor. The environment variable JAXGAUSS_CPU_VENDOR names another row to go by.
 """
 
 import functools
 import json
+import os
 import platform
 from pathlib import Path
 from typing import NamedTuple
@@ -51,7 +52,9 @@ def cpu_costs(vendor: str) -> dict[str, dict[str, Cost]]:
 
 @functools.cache
 def vendor() -> str:
-    """The CPU's vendor by its own name, such as GenuineIntel."""
+    """The CPU's vendor by its own name, such as GenuineIntel; or JAXGAUSS_CPU_VENDOR, if that is set."""
+    if named := os.environ.get("JAXGAUSS_CPU_VENDOR"):
+        return named
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

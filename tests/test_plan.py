@@ -109,3 +109,10 @@ def test_costs_grow_with_everything(vendor):
         single, double = (_costs.cpu_costs(vendor)[dtype][engine] for dtype in ("float32", "float64"))
         assert min(*single, *double) > 0 and single.pair <= double.pair and single.column <= double.column
         assert single.nanoseconds(10**6, 10) < single.nanoseconds(10**6, 20) < single.nanoseconds(10**7, 20)
+
+
+def test_a_vendor_can_be_named(monkeypatch):
+    monkeypatch.setenv("JAXGAUSS_CPU_VENDOR", "GenuineIntel")
+    assert _costs.vendor.__wrapped__() == "GenuineIntel"
+    monkeypatch.delenv("JAXGAUSS_CPU_VENDOR")
+    assert _costs.vendor.__wrapped__()
