@@ -57,6 +57,7 @@ class Settings:
     precision: str = "auto"
     backend: str = "auto"
     dtype: str = "float32"
+    function: str = "gauss_sum"  # that was called
     grade: str = "default"  # of jax.default_matmul_precision: default, high or highest
     guarded: bool = True  # False where the points are known to lie within reach
     centered: bool = False  # True where the points are known to lie about the origin
@@ -203,7 +204,7 @@ def check_samples(
     tau_shape = _check_tau(where, tau, working_dtype(dtype))
     if len(tau_shape) > 1 or tau_shape == (0,):
         raise ValueError(f"{where}: `tau` must be a number or one-dimensional, for a mixture; got tau {tau_shape}.")
-    return Settings(dtype=dtype.name, grade=matmul_grade(), **options)
+    return Settings(dtype=dtype.name, function=function, grade=matmul_grade(), **options)
 
 
 def check_mesh(function: str, mesh: Any, query_axis: Any, key_axis: Any) -> None:

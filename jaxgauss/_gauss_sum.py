@@ -27,6 +27,7 @@ from ._checks import (
 from ._dense import align, blocked_pullback, center, differences_sum, shared, sum_and_tile, unbroadcast
 from ._dispatch import keeps_tile, kernel_pullback, kernel_sum, within_reach
 from ._plan import expected_platform, plan, sizes, warn_once
+from ._reverse_only import reverse_only
 from ._varying import vary_alike, vary_like
 
 
@@ -77,9 +78,9 @@ def gauss_sum(
         by the kernel's fused backward pass where there are many channels (this is `rescale` whatever the method). Where
         XLA forms the kernel matrix of a few points, and it has at most eight times the numbers of the arguments, it is
         kept for the gradients.
-        Forward mode is refused, as `jax.custom_vjp` does, unless asked for by `forward_mode`: the sum is then a
-        primitive with a tangent and a transpose, and forward over reverse and reverse over forward work, too. The
-        tangent for C = 1 is two Gauss sums; for many channels, as in a Hessian, it is formed in XLA's blocks. Gradients
+        Forward mode is refused, with an error that names the ways around it (a Hessian is `jax.jacrev(jax.grad(f))`),
+        unless asked for by `forward_mode`: the sum is then a primitive with a tangent and a transpose, and forward over
+        reverse and reverse over forward work, too. The tangent for C = 1 is two Gauss sums; for many channels, as in a Hessian, it is formed in XLA's blocks. Gradients
         cost the same as by default for C = 1, up to three times as much for many channels.
 
     Precision:
@@ -117,7 +118,7 @@ def gauss_sum(
     """
     check_names("gauss_sum", method, precision, backend)
     dtype = check_operands("gauss_sum", queries, keys, values, tau)
-    settings = Settings(method, precision, backend, dtype, matmul_grade(), forward_mode=bool(forward_mode))
+    settings = Settings(method, precision, backend, dtype, grade=matmul_grade(), forward_mode=bool(forward_mode))
     chosen = plan(settings, expected_platform(queries, keys, values), *sizes(queries, keys, values, tau))
     if chosen.native and chosen.platform != "cpu" and settings.automatic:
         warn_once(chosen.reason)
@@ -137,8 +138,11 @@ def wide_sum(settings: Settings, queries: Array, keys: Array, values: Array, tau
     dtype = working_dtype(settings.dtype)
     queries, keys, values, tau = (jnp.asarray(x, dtype) for x in (queries, keys, values, tau))
     weights = values.ndim == 1
-    operands = align(queries, keys, values[:, None] if weights else values, tau)
-    total = (sum_in_both_modes if settings.forward_mode else _gauss_sum)(settings, *vary_alike(*operands))
+    operands = vary_alike(*align(queries, keys, values[:, None] if weights else values, tau))
+    if settings.forward_mode:
+        total = sum_in_both_modes(settings, *operands)
+    else:
+        total = _gauss_sum(settings, *reverse_only(settings.function, *operands))
     return total[..., 0] if weights else total
 
 

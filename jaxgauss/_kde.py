@@ -17,6 +17,7 @@ from ._dense import LOG_ZERO
 from ._log_gauss_sum import METHODS, log_gauss_sum
 from ._mmd import weights_or_mean
 from ._moments import check_plan
+from ._reverse_only import reverse_only
 from ._sharded import log_sum_over_mesh
 
 GROUP = 1024  # points that see one another in a dense matrix, for the sake of leaving themselves out
@@ -220,8 +221,7 @@ def _search(settings: Settings, points, taus, weights) -> BandwidthSearch:
     if taus is None:
         variance = jnp.maximum(lax.stop_gradient(x).var(0).mean(), jnp.finfo(x.dtype).tiny)
         taus = len(x) ** (2 / (x.shape[1] + 4)) / variance * 2 ** jnp.linspace(-4, 12, 25, dtype=x.dtype)
-    taus = jnp.asarray(taus, x.dtype)
-    w = _shares(settings, weights, x)
+    x, taus, w = reverse_only(settings.function, x, jnp.asarray(taus, x.dtype), _shares(settings, weights, x))
     logs = _sums_over_others(settings, x, _log(w), taus)  # (T, N)
     logs = logs + _log_factor(taus, x.shape[1])[:, None] - jnp.log1p(-jnp.minimum(w, 1 - jnp.finfo(w.dtype).eps))[None]
     likelihoods = (w[None] * logs).sum(-1)

@@ -23,6 +23,7 @@ from ._checks import (
 from ._dense import LOG_ZERO, align, center, differences_log_sum, unbroadcast
 from ._dispatch import kernel_means, within_reach
 from ._plan import REACH, expected_platform, plan, sizes
+from ._reverse_only import reverse_only
 from ._varying import vary_alike, vary_like
 
 LogWeights = Float[Array | np.ndarray, "*#batch n"] | None
@@ -62,7 +63,8 @@ def log_gauss_sum(
 
     Derivatives:
         Reverse mode of any order. With P_mn = w_n Φ_mn / Σ_n w_n Φ_mn: ∂q = τ (Σ_n P k - q), the score of a mixture,
-        from the sum's own call; ∂log w and ∂k are one sum over the queries. Forward mode is refused.
+        from the sum's own call; ∂log w and ∂k are one sum over the queries. Forward mode is refused: a Hessian is
+        `jax.jacrev(jax.grad(f))`.
 
     Precision:
         In float32 within 1e-5 · max(1, |log|), at any distance: where points lie more than 22 bandwidths (or 2 √D)
@@ -81,7 +83,7 @@ def log_gauss_sum(
     check_names("log_gauss_sum", method, precision, backend, METHODS)
     values = check_weights("log_gauss_sum", "log_weights", log_weights, keys)
     dtype = check_operands("log_gauss_sum", queries, keys, values, tau)
-    settings = Settings(method, precision, backend, dtype, "highest", guarded=False)
+    settings = Settings(method, precision, backend, dtype, "log_gauss_sum", "highest", guarded=False)
     plan(settings, expected_platform(queries, keys), *sizes(queries, keys, values, tau))
     if log_weights is None:
         log_weights = np.zeros(keys.shape[-2:-1], working_dtype(dtype))
@@ -97,7 +99,8 @@ def wide_log_sum(settings: Settings, queries: Array, keys: Array, log_weights: A
     """Everything between the checks and the rules: log Σ_n w_n Φ (…, M, 1) in the working dtype, log w (…, N, 1)."""
     dtype = working_dtype(settings.dtype)
     queries, keys, log_weights, tau = (jnp.asarray(x, dtype) for x in (queries, keys, log_weights, tau))
-    queries, keys, log_weights, tau = vary_alike(*align(queries, keys, log_weights, tau))
+    operands = vary_alike(*align(queries, keys, log_weights, tau))
+    queries, keys, log_weights, tau = reverse_only(settings.function, *operands)
     if keys.shape[-2] == 0:
         batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (queries, keys, log_weights)), tau.shape)
         return jnp.full((*batch, queries.shape[-2], 1), -math.inf, dtype)

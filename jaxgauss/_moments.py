@@ -15,6 +15,7 @@ from ._dense import center, differences_sum
 from ._dispatch import within_reach
 from ._gauss_sum import _gauss_sum
 from ._plan import expected_platform, plan
+from ._reverse_only import reverse_only
 from ._sharded import added, alone, everywhere, first_rows, over_mesh
 from ._varying import vary_alike
 
@@ -59,7 +60,8 @@ def prepare(settings: Settings, tau: Any, *arrays: Any) -> tuple[Array, ...]:
     """τ (*bandwidths) and the arrays in the working dtype, varying alike; with an axis for the bandwidths, if any."""
     dtype = working_dtype(settings.dtype)
     tau = jnp.asarray(tau, dtype)
-    tau, *given = vary_alike(tau, *(jnp.asarray(x, dtype) for x in arrays))
+    operands = vary_alike(tau, *(jnp.asarray(x, dtype) for x in arrays))
+    tau, *given = reverse_only(settings.function, *operands)
     given = everywhere(settings, *given)
     return tau, *(jnp.expand_dims(x, range(tau.ndim)) for x in given)
 

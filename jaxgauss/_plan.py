@@ -101,7 +101,7 @@ def explain(
     """
     check_names("explain", method, precision, backend)
     dtype = check_operands("explain", queries, keys, values, tau)
-    settings = Settings(method, precision, backend, dtype, matmul_grade())
+    settings = Settings(method, precision, backend, dtype, grade=matmul_grade())
     chosen = plan(settings, expected_platform(queries, keys, values), *sizes(queries, keys, values, tau))
     if any(isinstance(x, (jax.ShapeDtypeStruct, jax.core.Tracer)) for x in (queries, keys, tau)):
         return chosen

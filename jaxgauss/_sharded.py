@@ -98,7 +98,7 @@ def gauss_sum_sharded(
         if x.shape[-2] % parts:
             fix = f"Pad with {-x.shape[-2] % parts} more" + (", of value zero." if name == "keys" else ".")
             raise ValueError(f"`jaxgauss.{function}`: `mesh` must divide the number of {name}; got {given}. {fix}")
-    settings = Settings(method, precision, backend, dtype, matmul_grade(), mesh=mesh, query_axis=query_axis,
+    settings = Settings(method, precision, backend, dtype, function, matmul_grade(), mesh=mesh, query_axis=query_axis,
                         key_axis=key_axis)  # fmt: skip
     plan(settings, expected_platform(queries, keys, values), *sizes(queries, keys, values, tau))
     return _checked_sum(settings, queries, keys, values, as_operand(tau, dtype))

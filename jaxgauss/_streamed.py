@@ -244,7 +244,7 @@ def _begun(
             f"{WHERE}: a chunk must be keys (n, D) and values (n, C) or (n,); got keys {keys.shape}, values"
             f" {values.shape}. Leading axes are for queries and tau."
         )
-    settings = Settings(method, precision, backend, dtype, grade)
+    settings = Settings(method, precision, backend, dtype, "gauss_sum_streamed", grade)
     chosen = plan(settings, expected_platform(queries), *sizes(queries, keys, values, tau))
     if chosen.native and chosen.platform != "cpu" and settings.automatic:
         warn_once(chosen.reason)

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxgauss
 from jaxgauss import gauss_sum, gauss_sum_dense
 from oracle import assert_close, problem, relative_error
 
@@ -112,8 +113,52 @@ def test_nothing_to_sum_has_no_tangent():
     assert primal.shape == tangent.shape == (3, 1) and not (primal.any() or tangent.any())
 
 
-def test_the_default_refuses_and_says_what_to_do(rng):
-    operands = [jnp.asarray(x) for x in problem(rng).operands]
-    with pytest.raises(TypeError, match="custom_vjp"):
-        jax.jvp(gauss_sum, operands, operands)
-    assert relative_error(gauss_sum(*operands, forward_mode=True), gauss_sum_dense(*operands)) < 1e-14
+REVERSE_ONLY = {
+    "gauss_sum": lambda x: jaxgauss.gauss_sum(x, x, x),
+    "log_gauss_sum": lambda x: jaxgauss.log_gauss_sum(x, x),
+    "mmd_squared": lambda x: jaxgauss.mmd_squared(x, x + 1, 1.0),
+    "embedding_norm_squared": lambda x: jaxgauss.embedding_norm_squared(x, 1.0),
+    "mmd_witness": lambda x: jaxgauss.mmd_witness(x, x, x + 1, 1.0),
+    "mmd_flow_velocity": lambda x: jaxgauss.mmd_flow_velocity(x, x + 1, 1.0),
+    "svgd_direction": lambda x: jaxgauss.svgd_direction(x, -x, 1.0),
+    "ksd_squared": lambda x: jaxgauss.ksd_squared(x, -x, 1.0),
+    "kde_logpdf": lambda x: jaxgauss.kde_logpdf(x, x, 1.0),
+    "kde_score": lambda x: jaxgauss.kde_score(x, x, 1.0),
+    "leave_one_out_tau": lambda x: jaxgauss.leave_one_out_tau(x, np.ones(1)).log_likelihoods,
+}
+
+
+@pytest.mark.parametrize("num", [5, 1100])  # one kernel matrix, which is kept; blocks of it
+@pytest.mark.parametrize("name", REVERSE_ONLY)
+def test_the_default_refuses_at_any_size_and_says_what_to_do(name, num):
+    x = jax.ShapeDtypeStruct((num, 2), "float32")
+    tangent = jax.jit(lambda x: jax.jvp(REVERSE_ONLY[name], (x,), (x,))[1])
+    with pytest.raises(
+        TypeError, match=rf"`jaxgauss.{name}`: .* got a tangent float32\[{num},2\] by .*jacrev"
+    ) as error:
+        tangent.lower(x)
+    assert ("forward_mode=True" in str(error.value)) == (name == "gauss_sum")
+
+
+@pytest.mark.parametrize("num", [5, 500])
+@pytest.mark.parametrize("transform", [jax.hessian, jax.jacfwd, lambda f: lambda x: jax.linearize(f, x)[1](x)])
+def test_the_default_refuses_without_jit_too(transform, num):
+    x = jnp.ones((num, 2), jnp.float32)
+    with pytest.raises(TypeError, match="forward_mode=True"):
+        transform(lambda x: jaxgauss.gauss_sum(x, x, x[:, 0]).sum())(x)
+
+
+def test_hessian_in_reverse_mode(rng):
+    """As the error says."""
+    x, y = (jnp.asarray(rng.normal(size=(n, 2))) for n in (4, 5))
+
+    def dense(x):
+        return sum(s * gauss_sum_dense(a, b, jnp.ones(len(b)) / len(b)).mean() for a, b, s in ((x, x, 1), (x, y, -2)))
+
+    def ours(x):
+        return jaxgauss.mmd_squared(x, y, 1.0)
+
+    expected = jax.hessian(dense)(x)
+    assert relative_error(jax.jacrev(jax.grad(ours))(x), expected) < 1e-11
+    product = jax.grad(lambda x: jnp.vdot(jax.grad(ours)(x), jnp.cos(y[:4])))(x)
+    assert relative_error(product, jnp.einsum("ijkl,kl->ij", expected, jnp.cos(y[:4]))) < 1e-11

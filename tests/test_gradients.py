@@ -131,12 +131,6 @@ def test_native_sums_have_forward_mode_too(rng, function, order):
     check_grads(function, operands, order=order, modes=["fwd", "rev"], rtol=1e-5)
 
 
-def test_forward_mode_is_refused(rng):
-    *operands, _ = arrays(problem(rng))
-    with pytest.raises(TypeError, match="forward-mode"):
-        jax.jvp(gauss_sum, operands, operands)
-
-
 def test_bandwidth_is_learnable(rng):
     """An Optax loop that recovers the τ that made the data."""
     q, k, v, _, _ = arrays(problem(rng, 60, 50, 2, 1))
