@@ -1,5 +1,6 @@
 """Bandwidths: conversions between conventions, and the median heuristic."""
 
+import functools
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ from jax import lax
 from jaxtyping import Array, Float, Key
 
 from ._checks import Points, check_samples, working_dtype
+from ._varying import whole
 
 # τ of exp(-τ/2 d²) from the parameter p of a library's own formula.
 CONVENTIONS = {
@@ -102,12 +104,13 @@ def median_heuristic(
         chosen = np.linspace(0, num - 1, max_points).astype(int)
     else:
         chosen = jax.random.choice(rng_key, num, (max_points,), replace=False)
-    x = jnp.asarray(points, working_dtype(settings.dtype))[chosen]
-    return _median_tau(lax.stop_gradient(x)).astype(settings.dtype)
+    return _median_tau(settings.dtype, lax.stop_gradient(points), chosen)
 
 
-@jax.jit
-def _median_tau(x: Array) -> Array:
+@functools.partial(jax.jit, static_argnums=0)
+def _median_tau(dtype: str, points: Array, chosen: Array) -> Array:
+    (points,) = whole(jnp.asarray(points, working_dtype(dtype)))
+    x = points[chosen]
     scale = jnp.maximum(jnp.abs(x - x[:1]).max(), jnp.finfo(x.dtype).tiny)  # squares neither overflow nor vanish
     x = (x - x[:1]) / scale
     squared = jnp.sort(jnp.square(x[:, None] - x[None]).sum(-1)[np.triu_indices(len(x), 1)])
@@ -118,4 +121,4 @@ def _median_tau(x: Array) -> Array:
 
     half = jnp.where(median(0) > 0, median(0), median(jnp.searchsorted(squared, 0, side="right")))
     limits = jnp.finfo(x.dtype)
-    return jnp.where(squared[-1] > 0, jnp.clip(1 / half / scale / scale, limits.tiny, limits.max), 1)
+    return jnp.where(squared[-1] > 0, jnp.clip(1 / half / scale / scale, limits.tiny, limits.max), 1).astype(dtype)

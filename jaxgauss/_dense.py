@@ -18,8 +18,8 @@ import jaxlib.version
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from ._checks import Bandwidth, Keys, Queries, Sums, Values, check_operands, working_dtype
-from ._varying import vary_alike, vary_like
+from ._checks import Bandwidth, Keys, Queries, Sums, Values, as_operand, check_operands, working_dtype
+from ._varying import vary_alike, vary_like, whole
 
 
 class Tile(NamedTuple):
@@ -68,7 +68,7 @@ def gauss_sum_blocked(queries: Queries, keys: Keys, values: Values, tau: Bandwid
     Arguments, result and errors are those of `gauss_sum`. Every JAX transformation works, forward mode included.
     Linear memory, forward and backward: blocks are recomputed by `jax.checkpoint` when they are differentiated.
     """
-    return _native("gauss_sum_blocked", functools.partial(_blocked, _formula), queries, keys, values, tau)
+    return _native("gauss_sum_blocked", _formula_by_blocks, queries, keys, values, tau)
 
 
 def blocked_sum(
@@ -292,7 +292,12 @@ def center(points: Float[Array, "*#batch n d"]) -> Float[Array, "*#batch 1 d"]:
 def _native(function: str, reduction: Callable, queries: Queries, keys: Keys, values: Values, tau: Bandwidth) -> Array:
     """Check and promote the public arguments, reduce, and return what was promoted."""
     dtype = check_operands(function, queries, keys, values, tau)
-    q, k, v, t = (jnp.asarray(x, working_dtype(dtype)) for x in (queries, keys, values, tau))
+    return _checked_native(reduction, dtype, queries, keys, values, as_operand(tau, dtype))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _checked_native(reduction: Callable, dtype: str, *operands: Array) -> Array:
+    q, k, v, t = whole(*(jnp.asarray(x, working_dtype(dtype)) for x in operands))
     weights = v.ndim == 1
     q, k, v, t = align(*vary_alike(q, k, v[:, None] if weights else v, t))
     total = reduction(*scaled_points(q, k, t, base_2=False), v).astype(dtype)
@@ -346,6 +351,10 @@ def _formula(a: Array, b: Array, v: Array) -> Array:
     """The sum as one writes it. Rounding may leave exponents above zero, which would be multiplied without bound."""
     logits = _dot(a, b.mT) - jnp.square(a).sum(-1)[..., :, None] / 2 - jnp.square(b).sum(-1)[..., None, :] / 2
     return _dot(jnp.exp(logits - lax.stop_gradient(jnp.maximum(logits, 0))), v)
+
+
+def _formula_by_blocks(a: Array, b: Array, v: Array) -> Array:
+    return _blocked(_formula, a, b, v)
 
 
 def _difference_tile(scale: Array, queries: Array, keys: Array, v: Array) -> Array:

@@ -14,6 +14,7 @@ from ._checks import Bandwidth, Keys, Queries, Values, check_operands, working_d
 from ._dense import align, differences_sum
 from ._gauss_sum import gauss_sum
 from ._plan import platforms
+from ._varying import whole
 
 
 class ErrorEstimate(NamedTuple):
@@ -104,16 +105,17 @@ def estimate_error(
     if num_queries < total:
         chosen = jax.random.choice(rng_key, total, (num_queries,), replace=False)
     work = working_dtype(dtype)
-    queries = jnp.take(jnp.asarray(queries), chosen, axis=-2)
+    queries, keys, values = whole(*(lax.stop_gradient(jnp.asarray(x)) for x in (queries, keys, values)))
+    queries, tau = jnp.take(queries, chosen, axis=-2), lax.stop_gradient(tau)
     if sums is None:
         found = gauss_sum(queries, keys, values, tau, method=method, precision=precision, backend=backend)
     else:
-        found = jnp.take(jnp.asarray(sums), chosen, axis=-1 if weights else -2)
-    q, k, v, t = (jnp.asarray(x, work) for x in (queries, keys, values, tau))
-    s = jnp.asarray(found, work)
+        (sums,) = whole(lax.stop_gradient(jnp.asarray(sums)))
+        found = jnp.take(sums, chosen, axis=-1 if weights else -2)
+    q, k, v, t, s = whole(*(jnp.asarray(x, work) for x in (queries, keys, values, tau, found)))
     if weights:
         v, s = v[:, None], s[..., None]
-    return _estimate(total, *(lax.stop_gradient(x) for x in (*align(q, k, v, t), s)))
+    return _estimate(total, *align(q, k, v, t), s)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -28,7 +28,7 @@ from ._dense import align, blocked_pullback, center, differences_sum, shared, su
 from ._dispatch import keeps_tile, kernel_pullback, kernel_sum, within_reach
 from ._plan import expected_platform, plan, sizes, warn_once
 from ._reverse_only import reverse_only
-from ._varying import vary_alike, vary_like
+from ._varying import vary_alike, vary_like, whole
 
 
 def gauss_sum(
@@ -80,8 +80,9 @@ def gauss_sum(
         kept for the gradients.
         Forward mode is refused, with an error that names the ways around it (a Hessian is `jax.jacrev(jax.grad(f))`),
         unless asked for by `forward_mode`: the sum is then a primitive with a tangent and a transpose, and forward over
-        reverse and reverse over forward work, too. The tangent for C = 1 is two Gauss sums; for many channels, as in a Hessian, it is formed in XLA's blocks. Gradients
-        cost the same as by default for C = 1, up to three times as much for many channels.
+        reverse and reverse over forward work, too. The tangent for C = 1 is two Gauss sums; for many channels, as in a
+        Hessian, it is formed in XLA's blocks. Gradients cost the same as by default for C = 1, up to three times as
+        much for many channels.
 
     Precision:
         Error relative to Σ Φ|v|, in L2 over the queries. R = √τ‖x‖ is the distance of the farthest point from the
@@ -136,7 +137,7 @@ def wide_sum(settings: Settings, queries: Array, keys: Array, values: Array, tau
     The sum is in the working dtype: partial sums may be added to it.
     """
     dtype = working_dtype(settings.dtype)
-    queries, keys, values, tau = (jnp.asarray(x, dtype) for x in (queries, keys, values, tau))
+    queries, keys, values, tau = whole(*(jnp.asarray(x, dtype) for x in (queries, keys, values, tau)))
     weights = values.ndim == 1
     operands = vary_alike(*align(queries, keys, values[:, None] if weights else values, tau))
     if settings.forward_mode:

@@ -19,6 +19,7 @@ from ._mmd import weights_or_mean
 from ._moments import check_plan
 from ._reverse_only import reverse_only
 from ._sharded import log_sum_over_mesh
+from ._varying import whole
 
 GROUP = 1024  # points that see one another in a dense matrix, for the sake of leaving themselves out
 
@@ -217,11 +218,12 @@ def _score(settings: Settings, points, samples, tau, weights) -> Array:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _search(settings: Settings, points, taus, weights) -> BandwidthSearch:
-    x = jnp.asarray(points, working_dtype(settings.dtype))
+    (x,) = whole(jnp.asarray(points, working_dtype(settings.dtype)))
     if taus is None:
         variance = jnp.maximum(lax.stop_gradient(x).var(0).mean(), jnp.finfo(x.dtype).tiny)
         taus = len(x) ** (2 / (x.shape[1] + 4)) / variance * 2 ** jnp.linspace(-4, 12, 25, dtype=x.dtype)
-    x, taus, w = reverse_only(settings.function, x, jnp.asarray(taus, x.dtype), _shares(settings, weights, x))
+    operands = whole(x, jnp.asarray(taus, x.dtype), _shares(settings, weights, x))
+    x, taus, w = reverse_only(settings.function, *operands)
     logs = _sums_over_others(settings, x, _log(w), taus)  # (T, N)
     logs = logs + _log_factor(taus, x.shape[1])[:, None] - jnp.log1p(-jnp.minimum(w, 1 - jnp.finfo(w.dtype).eps))[None]
     likelihoods = (w[None] * logs).sum(-1)

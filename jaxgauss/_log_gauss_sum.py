@@ -24,7 +24,7 @@ from ._dense import LOG_ZERO, align, center, differences_log_sum, unbroadcast
 from ._dispatch import kernel_means, within_reach
 from ._plan import REACH, expected_platform, plan, sizes
 from ._reverse_only import reverse_only
-from ._varying import vary_alike, vary_like
+from ._varying import vary_alike, vary_like, whole
 
 LogWeights = Float[Array | np.ndarray, "*#batch n"] | None
 LOG_REACH = 2.0**9  # R² up to which a logarithm, which may be near zero, has its digits without differences
@@ -98,7 +98,7 @@ def _checked_log_sum(settings: Settings, queries: Array, keys: Array, log_weight
 def wide_log_sum(settings: Settings, queries: Array, keys: Array, log_weights: Array, tau: Array) -> Array:
     """Everything between the checks and the rules: log Σ_n w_n Φ (…, M, 1) in the working dtype, log w (…, N, 1)."""
     dtype = working_dtype(settings.dtype)
-    queries, keys, log_weights, tau = (jnp.asarray(x, dtype) for x in (queries, keys, log_weights, tau))
+    queries, keys, log_weights, tau = whole(*(jnp.asarray(x, dtype) for x in (queries, keys, log_weights, tau)))
     operands = vary_alike(*align(queries, keys, log_weights, tau))
     queries, keys, log_weights, tau = reverse_only(settings.function, *operands)
     if keys.shape[-2] == 0:

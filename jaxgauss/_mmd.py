@@ -123,7 +123,8 @@ def embedding_norm_squared(
         min_points=smallest,
     )
     tau = check_plan(settings, tau, len(points) ** 2, points.shape[1], points.shape[1] + 2, points)
-    return _mmd_squared(settings, estimator, points, points[:0], tau, weights, None, 0.0)
+    nobody = np.zeros((0, points.shape[1]), points.dtype)
+    return _mmd_squared(settings, estimator, points, nobody, tau, weights, None, 0.0)
 
 
 def mmd_witness(

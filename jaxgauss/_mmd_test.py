@@ -15,6 +15,7 @@ from ._checks import MeshOptions, Points, Settings, Taus, check_estimator, check
 from ._moments import check_plan
 from ._plan import expected_platform
 from ._sharded import sum_over_mesh
+from ._varying import whole
 
 ENTRIES = 2**24  # signs held at a time (64 MiB in float32)
 ROWS = 8192  # of the kernel matrix summed for at a time
@@ -149,7 +150,7 @@ class _Design(NamedTuple):
 @functools.partial(jax.jit, static_argnums=0)
 def _pooled(settings: Settings, x, y, tau) -> tuple[Array, Array]:
     dtype = working_dtype(settings.dtype)
-    x, y, tau = (lax.stop_gradient(jnp.asarray(z, dtype)) for z in (x, y, tau))
+    x, y, tau = whole(*(lax.stop_gradient(jnp.asarray(z, dtype)) for z in (x, y, tau)))
     return jnp.concatenate([x, y]), tau
 
 

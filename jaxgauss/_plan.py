@@ -26,6 +26,7 @@ from ._checks import (
 )
 from ._costs import estimates
 from ._dense import TILE, align, scaled_points, squared_reach, with_norms
+from ._varying import whole
 
 NATIVE = ("dense", "blocked", "differences")
 # R² (`squared_reach`) up to which exponents formed as a·b - ½|a|² - ½|b|² have their digits: the unit of the dtype
@@ -106,7 +107,7 @@ def explain(
     if any(isinstance(x, (jax.ShapeDtypeStruct, jax.core.Tracer)) for x in (queries, keys, tau)):
         return chosen
     work = working_dtype(dtype)
-    q, k, _, t = align(*(jnp.asarray(x, work) for x in (queries, keys, keys, tau)))
+    q, k, _, t = align(*whole(*(jnp.asarray(x, work) for x in (queries, keys, keys, tau))))
     return _of_points(chosen, float(squared_reach(*with_norms(*scaled_points(q, k, t)))))
 
 

@@ -32,7 +32,7 @@ from ._dense import LOG_ZERO, align
 from ._gauss_sum import wide_sum
 from ._log_gauss_sum import wide_log_sum
 from ._plan import expected_platform, plan, sizes
-from ._varying import vary_alike
+from ._varying import vary_alike, whole
 
 
 def gauss_sum_sharded(
@@ -180,7 +180,7 @@ def first_rows(settings: Settings, x: Array, num_rows: int) -> Array:
 
 def everywhere(settings: Settings, *arrays: Array) -> list[Any]:
     """The arrays, whole on every device where their types tell where they live: so that they can be cut and joined."""
-    return _placed(settings, arrays, None)
+    return list(whole(*arrays)) if settings.mesh is None else _placed(settings, arrays, None)
 
 
 def _placed(settings: Settings, arrays: Sequence[Array | None], axis: MeshAxis) -> list[Any]:

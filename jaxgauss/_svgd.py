@@ -142,7 +142,7 @@ def svgd(
         particles = state.particles
         scores = jax.vmap(lambda x: grad_logdensity_fn(x, **grad_params))(particles)
         direction = svgd_direction(_flat(particles), _flat(scores), state.kernel_parameters["tau"], **options)
-        one = ravel_pytree(jax.tree.map(lambda x: x[0], particles))[1]
+        one = ravel_pytree(jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), particles))[1]
         descent = jax.vmap(one)(-direction)
         updates, opt_state = optimizer.update(descent, state.opt_state, particles)
         particles = jax.tree.map(lambda x, update: x + update.astype(x.dtype), particles, updates)

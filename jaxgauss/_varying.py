@@ -1,9 +1,14 @@
-"""Varying axes under `jax.shard_map(…, check_vma=True)`: operands that meet in one callback must vary alike."""
+"""Where arrays live, as their types tell: operands that meet in one callback must live alike.
+
+Under `jax.shard_map(…, check_vma=True)` types have the axes of the mesh that an array varies over, on a mesh with
+explicit axes those that it is shared out over.
+"""
 
 from collections.abc import Sequence
 
 import jax
 from jax import lax
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 
 def vary_alike(*arrays: jax.Array) -> tuple[jax.Array, ...]:
@@ -19,6 +24,18 @@ def vary_like(array: jax.Array, others: Sequence[jax.Array]) -> jax.Array:
     """The array, varying also over the mesh axes that the others vary over."""
     axes = frozenset().union(*(_varying_axes(x) for x in others)) - _varying_axes(array)
     return lax.pcast(array, tuple(sorted(axes)), to="varying") if axes else array
+
+
+def whole(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+    """The arrays, each whole on every device where its type says that it is shared out: so that it can be cut."""
+    return tuple(_whole(x) for x in arrays)
+
+
+def _whole(array: jax.Array) -> jax.Array:
+    sharding = jax.typeof(array).sharding
+    if not any(sharding.spec) or AxisType.Explicit not in sharding.mesh.axis_types:
+        return array
+    return jax.reshard(array, NamedSharding(sharding.mesh, PartitionSpec()))
 
 
 def _varying_axes(array: jax.Array) -> frozenset[str]:

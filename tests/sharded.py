@@ -14,6 +14,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -61,6 +62,45 @@ def others(x, y, **shares):
     test = jaxgauss.mmd_test(x, y, TAUS, rng_key=jax.random.key(0), num_permutations=20, **shares)
     score = jaxgauss.kde_score(x, y, TAUS, weights=WEIGHTS, **shares)
     return jaxgauss.mmd_flow_velocity(x, y, TAUS, **shares), score, tuple(test)
+
+
+def plain(_x, _y, queries=QUERIES, keys=KEYS, values=VALUES, weights=VALUES[:, 0] ** 2):
+    """Every public function that knows nothing of meshes, and gradients by all four rules."""
+    rng_key, both, many = jax.random.key(0), (queries, keys, 0.7), (queries, keys, TAUS)
+    gauss_sum, options = jaxgauss.gauss_sum, {"y_weights": weights}
+    sampler = jaxgauss.svgd(lambda x: -x, optax.sgd(0.1))
+    return (
+        [gauss_sum(*both[:2], values, 0.7, method=m) for m in ("rescale", "blocked", "dense", "differences")],
+        gauss_sum(*both[:2], weights, 0.7, forward_mode=True),
+        [f(*both[:2], weights, TAUS) for f in (jaxgauss.gauss_sum_dense, jaxgauss.gauss_sum_blocked)],
+        jaxgauss.log_gauss_sum(*both[:2], jnp.log(weights), 0.7),
+        jaxgauss.mmd_squared(*many, estimator="unbiased", **options),
+        jaxgauss.embedding_norm_squared(keys, TAUS, weights=weights),
+        jaxgauss.mmd_witness(queries, *many, **options),
+        jaxgauss.mmd_flow_velocity(*many, **options),
+        jaxgauss.svgd_direction(queries, -queries, TAUS),
+        sampler.step(jaxgauss.SVGDState(queries, {"tau": 0.7}, optax.sgd(0.1).init(0))).particles,
+        jaxgauss.ksd_squared(keys, -keys, TAUS, weights=weights),
+        [f(*many, weights=weights) for f in (jaxgauss.kde_logpdf, jaxgauss.kde_score)],
+        jaxgauss.leave_one_out_tau(keys, weights=weights),
+        [jaxgauss.median_heuristic(queries, max_points=n, rng_key=rng_key) for n in (5, 50)],
+        jaxgauss.mmd_test(*many, rng_key=rng_key, num_permutations=20),
+        jaxgauss.estimate_error(*both[:2], weights, 0.7, rng_key=rng_key, num_queries=5, precision="float16"),
+        jax.grad(lambda *x: jnp.sin(gauss_sum(*x)).sum(), (0, 1, 2))(*both[:2], values),
+        jax.grad(jaxgauss.mmd_squared, (0, 1))(*many),
+        jax.grad(lambda x: jaxgauss.log_gauss_sum(queries, x).sum())(keys),
+    )  # fmt: skip
+
+
+def eager(_x, _y, queries=QUERIES, keys=KEYS, values=VALUES, weights=VALUES[:, 0] ** 2):
+    """Without jit."""
+    assert jaxgauss.explain(queries, keys, values).method == "dense"
+    return (
+        jaxgauss.gauss_sum(queries, keys, weights, 1.0),
+        jaxgauss.mmd_squared(queries, keys, 1.0),
+        jaxgauss.kde_logpdf(queries, keys, 1.0),
+        jaxgauss.gauss_sum_streamed(queries, [(KEYS, VALUES)], 1.0),
+    )
 
 
 def make_mesh(axis_type: AxisType = AxisType.Auto):
@@ -114,10 +154,20 @@ def results(num_processes: int) -> dict:
             with jax.set_mesh(mixed):
                 flow = jaxgauss.mmd_flow_velocity(*placed, TAUS, **shares)
                 found[f"velocity, {kinds[0].name}, {kinds[1].name}"] = numbers(mixed, flow)
+            axes = ("columns",), ("rows",), ("rows", None), ("rows",)
+            placed = [
+                jax.device_put(x, NamedSharding(mixed, P(*axis)))
+                for x, axis in zip((QUERIES, KEYS, VALUES, VALUES[:, 0] ** 2), axes, strict=True)
+            ]
+            if kinds == (AxisType.Explicit, AxisType.Auto):
+                continue  # like the other mixed one
+            found[f"eager, {kinds[0].name}, {kinds[1].name}"] = numbers(mixed, eager(X, Y, *placed))
+            with jax.set_mesh(mixed):
+                found[f"plain, {kinds[0].name}, {kinds[1].name}"] = numbers(mixed, jax.jit(plain)(X, Y, *placed))
         placed = place(mesh, OPERANDS, "rows", None)
         for method in ("rescale", "blocked"):
-            plain = jax.jit(lambda *x, m=method: jaxgauss.gauss_sum(*x, method=m))(*placed)
-            found[f"forward, by gauss_sum, {method}"] = numbers(mesh, plain)
+            total = jax.jit(lambda *x, m=method: jaxgauss.gauss_sum(*x, method=m))(*placed)
+            found[f"forward, by gauss_sum, {method}"] = numbers(mesh, total)
         found["half"] = numbers(mesh, forward(*HALF, mesh=mesh, key_axis=("columns", "rows")))
     return found
 

@@ -59,7 +59,7 @@ def test_eight_devices_of_one_or_more_processes_give_what_one_device_gives(num_p
     if num_processes > 1:
         request.getfixturevalue("gloo")
     with processes(num_processes, 8 // num_processes) as programs:
-        outputs = [program.communicate(timeout=120) for program in programs]
+        outputs = [program.communicate(timeout=400) for program in programs]
         assert [program.returncode for program in programs] == [0] * num_processes, [error for _, error in outputs]
     for out, _ in outputs:
         found = json.loads(out.splitlines()[-1])
