@@ -1,1 +1,1 @@
-"""Measurements: `python -m benchmarks`. They write JSON to benchmarks/results."""
+"""Measurements: `python -m benchmarks`. They write JSON to outputs/benchmarks, with `--keep` to benchmarks/results."""

@@ -6,27 +6,27 @@
     python -m benchmarks --device cpu --suite mmd          a training step, a permutation test, SVGD, densities
     python -m benchmarks --plot benchmarks/results/*.json  pictures and tables, from such files alone
 
-Results go to benchmarks/results/<date>_<device>_<commit>_<suite>.json after every cell; a run that was interrupted goes
-on where it was. `benchmarks/measure.py` says how things are measured.
+Results go to outputs/benchmarks/<date>_<device>_<commit>_<suite>.json, or with `--keep` to benchmarks/results, after
+every cell; a run that was interrupted goes on where it was. `benchmarks/measure.py` says how things are measured.
 """
 
 import argparse
 from pathlib import Path
 
 from . import applications, grids, plots, rivals
-from .measure import default_path, environment, measure
+from .measure import add_destination, destination, environment, measure
 
 SUITES = {"quick": grids.quick, "paper": grids.paper, "jax": grids.jax, "mmd": applications.mmd}
 
 
-def main(device: str, suite: str, runs: int, out: Path | None, plot: list[Path] | None) -> None:
+def main(device: str, suite: str, runs: int, plot: list[Path] | None, out: Path | None, keep: bool) -> None:
     """Measure, or only draw."""
     if plot:
         for path in plot:
             plots.draw(path)
         return
     info = environment(device) | {"suite": suite}
-    path = out or default_path(info, suite)
+    path = destination(info, suite, out, keep)
     if suite != "mmd":
         info["rates"] = {dtype: rivals.rates(device, dtype) for dtype in grids.dtypes(device)}
     measure(SUITES[suite](device), info, [*rivals.OURS, *applications.OURS], runs, path)
@@ -38,6 +38,6 @@ if __name__ == "__main__":
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--suite", choices=SUITES, default="quick")
     parser.add_argument("--runs", type=int, default=10, help="timed repetitions of each method (default: 10)")
-    parser.add_argument("--out", type=Path, help="JSON file (default: by date, device, commit and suite)")
     parser.add_argument("--plot", type=Path, nargs="+", help="draw these files, measure nothing")
+    add_destination(parser)
     main(**vars(parser.parse_args()))

@@ -2,6 +2,7 @@
 
 Each setting has a process of its own. Its calls, N = M = 4096, D = 16, C = 1 under `jit`, are checked against float64
 and shared out among 1, 2 and 8 Python threads; the time of a call is that of all of them over their number.
+Results go to outputs/benchmarks, with `--keep` to benchmarks/results.
 """
 
 import argparse
@@ -20,7 +21,7 @@ from tqdm import tqdm
 
 from jaxgauss import gauss_sum
 
-from .measure import default_path, environment, error, problem, save
+from .measure import add_destination, destination, environment, error, problem, save, shown
 
 NUM, DIM, CALLS = 4096, 16, 16
 CALLERS, METHODS = (1, 2, 8), ("rescale", "blocked")
@@ -78,7 +79,7 @@ def report(cells: list[dict]) -> None:
         print(f"| {setting} | " + " | ".join(f"{1e3 * c['median']:.1f} ({c['os_threads']})" for c in row) + " |")
 
 
-def main(runs: int, out: Path | None) -> None:
+def main(runs: int, out: Path | None, keep: bool = False) -> None:
     """Measure, write the JSON, print the table."""
     info = environment("cpu") | {"n": NUM, "d": DIM, "c": 1, "calls": CALLS}
     cells = []
@@ -88,14 +89,14 @@ def main(runs: int, out: Path | None) -> None:
             [sys.executable, "-c", code], stdout=subprocess.PIPE, check=True, env=os.environ | {"JAX_PLATFORMS": "cpu"}
         )
         cells += json.loads(run.stdout)
-    save(info | {"cells": cells}, out or default_path(info, "load"))
+    path = destination(info, "load", out, keep)
+    save(info | {"cells": cells}, path)
     report(cells)
+    print(f"raw data: {shown(path)}")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=10, help="timed runs of each cell (default: 10)")
-    parser.add_argument(
-        "--out", type=Path, help="JSON file (default: benchmarks/results/<date>_cpu_<commit>_load.json)"
-    )
+    add_destination(parser)
     main(**vars(parser.parse_args()))

@@ -5,6 +5,7 @@ the methods take turns, in changing order: untimed calls for 20 ms, for as long 
 keep a core busy (of what takes longer than that itself, none), then as many as last five milliseconds.
 """
 
+import argparse
 import contextlib
 import ctypes
 import datetime
@@ -30,7 +31,8 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-RESULTS = Path(__file__).parent / "results"
+OUTPUTS = Path(__file__).parents[1] / "outputs" / "benchmarks"  # which git ignores
+RESULTS = Path(__file__).parent / "results"  # which it keeps
 WARM_UPS, SHORTEST = 3, 5e-3  # calls; seconds that a repetition lasts
 SETTLED = 0.02  # seconds of untimed calls before it: until then the idle threads of another library may spin
 TOO_SLOW = 1.0  # seconds: a method that takes them is timed once, and not at all at larger sizes
@@ -84,7 +86,7 @@ def measure(cells: Iterable[Cell], info: dict, ours: Sequence[str], runs: int, o
             bar.update(cell.work)
     data["complete"] = True
     save(data, out)
-    print(f"raw data: {out}")
+    print(f"{'raw data' if todo else 'measured before (delete it to measure again)'}: {shown(out)}")
     return data
 
 
@@ -256,14 +258,13 @@ def environment(device: str) -> dict:
     """Where and with what this is measured; the end if that is not where JAX runs."""
     if jax.default_backend() != {"cpu": "cpu", "cuda": "gpu"}[device]:
         raise SystemExit(f"JAX runs on {jax.default_backend()}, not on {device}: set JAX_PLATFORMS={device}.")
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     versions = {"python": platform.python_version()}
     for name in ("jaxgauss", *LIBRARIES):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     return {
         "date": datetime.date.today().isoformat(),
-        "commit": commit.stdout.strip(),
+        "commit": _commit(),
         "device": device,
         "device_name": torch.cuda.get_device_name() if device == "cuda" else _cpu_name(),
         "cores": os.cpu_count(),
@@ -271,9 +272,16 @@ def environment(device: str) -> dict:
     }
 
 
-def default_path(info: dict, suffix: str) -> Path:
-    """By date, device and commit."""
-    return RESULTS / f"{info['date']}_{info['device']}_{info['commit']}_{suffix}.json"
+def add_destination(parser: argparse.ArgumentParser) -> None:
+    """The arguments that say where results go."""
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--keep", action="store_true", help="write to benchmarks/results, not to outputs/benchmarks")
+    group.add_argument("--out", type=Path, help="write to this JSON file, and pictures beside it")
+
+
+def destination(info: dict, suffix: str, out: Path | None, keep: bool) -> Path:
+    """The file asked for; else one named by date, device and commit, in a folder that git ignores, or to be kept."""
+    return out or (RESULTS if keep else OUTPUTS) / f"{info['date']}_{info['device']}_{info['commit']}_{suffix}.json"
 
 
 def save(data: dict, out: Path) -> None:
@@ -282,6 +290,19 @@ def save(data: dict, out: Path) -> None:
     part = out.with_suffix(".part")
     part.write_text(json.dumps(data, indent=1) + "\n")
     part.replace(out)
+
+
+def shown(path: Path) -> Path:
+    """The path, from here if it lies below."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def _commit() -> str:
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):  # no git, or no repository: an unpacked sdist, say
+        return "unknown"
 
 
 def _cpu_name() -> str:

@@ -12,8 +12,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
+from matplotlib.ticker import NullFormatter
 
 from . import applications
+from .measure import shown
 from .rivals import BARE, JAX_NATIVE, OTHERS, OURS, Problem, limit
 
 LIMIT = "physical limit"
@@ -27,6 +29,7 @@ COLORS = {
     **{"kernel matrix": "#2166ac", "one gauss_sum": "#ef8a62", "blackjax": "#1b7837", "SciPy": "#1b7837"},
 }
 UNITS = {"median": "seconds", "mib": "MiB beyond the inputs", "error": "relative L2 error"}
+PAGE = 2**-8  # MiB, in which the system counts memory: none is drawn as one page
 Cells = list[dict[str, Any]]
 
 
@@ -48,24 +51,47 @@ def draw(path: Path) -> None:
         for dtype in dict.fromkeys(c["dtype"] for c in data["cells"]):
             figures = _figures([c for c in data["cells"] if c["dtype"] == dtype])
             _pages(path, data, f"_{dtype}_time", [("median", figures)])
-            chosen = dict(list(figures.items())[-3:])
-            _pages(path, data, f"_{dtype}_memory", [("mib", chosen), ("error", chosen)])
-            print(headline_table(data, dtype))
-        print(memory_report(data))
+            _pages(path, data, f"_{dtype}_memory", [("mib", figures), ("error", figures)])
+            print(headline_table(data, dtype), end="")
+        print(memory_report(data), end="")
 
 
 def headline_table(data: dict, dtype: str) -> str:
-    """Milliseconds at the largest sizes, and how many times the least of them the others take."""
-    cells = [c for c in data["cells"] if c["figure"] == "headline" and c["dtype"] == dtype and "median" in c]
-    names = list(dict.fromkeys(c["method"] for c in cells))
-    found = {(c["d"], c["c"], c["what"], c["method"]): c for c in cells}
-    if not cells:
-        return ""
-    lines = [f"| D, C | {dtype} | " + " | ".join(names) + " |", "|---" * (len(names) + 2) + "|"]
-    for d, c, what in dict.fromkeys(key[:3] for key in found):
-        row = (found.get((d, c, what, name)) for name in names)
-        lines.append(f"| {d}, {c} | {what} | " + " | ".join(_milliseconds(x) for x in row) + " |")
-    return "\n".join(lines) + "\n"
+    """Milliseconds at the largest sizes, and how many times `auto`'s they are: a row a method, 120 characters wide."""
+    cells = [c for c in data["cells"] if c["dtype"] == dtype]
+    cells = [c for c in cells if c["figure"] == "headline"] or cells
+    largest = {(c["what"], c["d"], c["c"]): c["n"] for c in sorted(cells, key=lambda c: c["n"])}
+    columns = sorted((*key, num) for key, num in largest.items())  # forward, then gradients
+    found = {(c["what"], c["d"], c["c"], c["n"], c["method"]): c for c in cells}
+    names = sorted(dict.fromkeys(c["method"] for c in cells), key=lambda name: name != "auto")  # which is the first
+    text = f"\nMilliseconds, {dtype}, and how many times those of `auto` (*: timed once; –: cannot, or too slow)\n\n"
+    for part in (columns[i : i + 5] for i in range(0, len(columns), 5)):
+        heads = [["D, C", *(f"{d}, {c}" for _, d, c, _ in part)], ["", *(what for what, *_ in part)]]
+        heads.append(["N = M", *(str(num) for *_, num in part)])
+        rows = [
+            [name, *(_beside(found.get((*column, name)), found.get((*column, "auto"))) for column in part)]
+            for name in names
+        ]
+        text += _table(heads + [row for row in rows if set(row[1:]) != {"–"}]) + "\n"
+    return text if cells else ""
+
+
+def _beside(cell: dict | None, auto: dict | None) -> str:
+    if cell is None:
+        return "–"
+    if "median" not in cell:
+        return "failed" if "failed" in cell else "wrong"
+    if auto is None or cell is auto:
+        return _milliseconds(cell)
+    ratio = cell["median"] / auto["median"]
+    return f"{_milliseconds(cell)} ({ratio:.{0 if ratio >= 10 else 1}f}x)"
+
+
+def _table(rows: list[list[str]]) -> str:
+    """In Markdown, with the columns aligned; the first row is the head."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["| " + " | ".join(x.ljust(w) for x, w in zip(row, widths, strict=True)) + " |" for row in rows]
+    return "\n".join([lines[0], "|" + "|".join("-" * (w + 2) for w in widths) + "|", *lines[1:]]) + "\n"
 
 
 def applications_table(data: dict) -> str:
@@ -115,8 +141,8 @@ def memory_report(data: dict) -> str:
         needed = [c for c in of_method if c.get("mib")]
         sizes, mib = (np.log([c[key] for c in needed]) for key in ("n", "mib"))
         slope = f", N^{np.polyfit(sizes, mib, 1)[0]:.2f}" if len(needed) > 1 else ""
-        lines.append(f"memory, {name}: {', '.join(_mebibytes(c) for c in of_method)}{slope}")
-    return "\n".join(lines) + "\n"
+        lines.append(f"memory, {name}: {', '.join(_mebibytes(c) for c in of_method)}{slope}\n")
+    return "".join(lines)
 
 
 def _ratio_table(data: dict, what: str, rivals: Sequence[str]) -> dict[tuple[int, int, int], float]:
@@ -174,21 +200,27 @@ def _figures(cells: Cells) -> dict[str, Cells]:
 
 
 def _pages(path: Path, data: dict, suffix: str, rows: list[tuple[str, dict[str, Cells]]]) -> None:
-    """One picture: the panels of every quantity, and one legend for all."""
-    panels = [(quantity, title, cells) for quantity, figures in rows for title, cells in figures.items()]
-    if not panels:
+    """One picture: the panels of every quantity, which begins a row, and one legend for all."""
+    number = max(len(figures) for _, figures in rows)
+    if not number:
         return
-    width = 2 if len(panels) in (2, 4) else min(3, len(panels))
-    height = -(-len(panels) // width)
+    width = 2 if number in (2, 4) else min(3, number)
+    height = -(-number // width) * len(rows)
     figure, axes = plt.subplots(height, width, figsize=(4.2 * width, 3.3 * height), layout="constrained", squeeze=False)
-    for axis in axes.flat[len(panels) :]:
-        axis.set_visible(False)
     names: dict[str, Any] = {}
-    for axis, (quantity, title, cells) in zip(axes.flat, panels, strict=False):
-        names |= _curves(axis, cells, quantity, data.get("rates", {}))
-        axis.set_title(title, fontsize=10)
-    figure.legend(names.values(), names, loc="outside lower center", ncols=6, fontsize=9, frameon=False)
-    kinds = {c["dtype"] for _, _, cells in panels for c in cells if "dtype" in c}
+    for (quantity, figures), part in zip(rows, np.split(axes, len(rows)), strict=True):
+        for axis in part.flat[len(figures) :]:
+            axis.set_visible(False)
+        for axis, (title, cells) in zip(part.flat, figures.items(), strict=False):
+            names |= _curves(axis, cells, quantity, data.get("rates", {}))
+            axis.set_title(title, fontsize=10)
+        if quantity == "error":  # the same half decades everywhere: labels between whole ones would crowd
+            ends = 2 * np.log10([axis.get_ylim() for axis in part.flat[: len(figures)]])
+            for axis in part.flat:
+                axis.set_ylim(10 ** (np.floor(ends.min()) / 2), 10 ** (np.ceil(ends.max()) / 2))
+                axis.yaxis.set_minor_formatter(NullFormatter())
+    figure.legend(names.values(), names, loc="outside lower center", ncols=2 * width, fontsize=9, frameon=False)
+    kinds = {c["dtype"] for _, figures in rows for cells in figures.values() for c in cells if "dtype" in c}
     smaller = (
         "; sizes below the paper's, which are a GPU's" if data["device"] == "cpu" and data["suite"] == "paper" else ""
     )
@@ -201,10 +233,12 @@ def _curves(axis: Axes, cells: Cells, quantity: str, rates: dict) -> dict[str, A
     along = "d" if len({c["d"] for c in cells}) > 1 else "n"
     lines = {}
     for name in dict.fromkeys(c["method"] for c in cells):
-        points = sorted((c for c in cells if c["method"] == name and c.get(quantity)), key=lambda c: c[along])
+        points = [c for c in cells if c["method"] == name and c.get(quantity) is not None]
         if not points:
             continue
+        points.sort(key=lambda c: c[along])
         x, y = ([c[key] for c in points] for key in (along, quantity))
+        y = np.maximum(y, PAGE) if quantity == "mib" else y
         style: dict[str, Any] = {"color": COLORS[name], "marker": ".", "lw": 1.4, "alpha": 0.9}
         if name in ("auto", *applications.OURS):
             style |= {"lw": 2.8, "zorder": 3}
@@ -235,7 +269,7 @@ def _write(figure: Any, path: Path, suffix: str) -> None:
     picture = path.with_name(path.stem + suffix + ".png")
     figure.savefig(picture, dpi=100)
     plt.close(figure)
-    print(f"picture: {picture}")
+    print(f"picture: {shown(picture)}")
 
 
 def _milliseconds(cell: dict | None) -> str:

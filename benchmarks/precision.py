@@ -3,6 +3,8 @@
     python -m benchmarks.precision --device cpu          measure, write the JSON and the picture
     python -m benchmarks.precision --plot FILE           draw the picture again from a JSON
 
+They go to outputs/benchmarks, with `--keep` to benchmarks/results.
+
 N = M = 4096 points N(0, I/D), moved by an offset. Values are positive (|N(0, 1)|) or signed. Errors are relative L2
 for positive values and ‖s - ŝ‖₂ / ‖Σ Φ|v|‖₂ for signed ones, which cancellation does not shrink.
 """
@@ -23,7 +25,7 @@ from tqdm import tqdm
 import torch_backend
 from jaxgauss import gauss_sum
 
-from .measure import default_path, environment, save
+from .measure import add_destination, destination, environment, save, shown
 
 NUM = 4096
 DIMS, TAUS, OFFSETS = (3, 8, 16, 32, 64), (0.01, 1.0, 10.0, 100.0, 1000.0), (0.0, 10.0, 1000.0)
@@ -128,10 +130,10 @@ def plot(data: dict, path: Path) -> None:
     plt.close(figure)
 
 
-def main(device: str, out: Path | None) -> None:
+def main(device: str, out: Path | None, keep: bool = False) -> None:
     """Measure, write the JSON, print the worst cases, draw."""
     data = environment(device) | {"num": NUM, "cells": measure(device), "widths": widths()}
-    path = out or default_path(data, "precision")
+    path = destination(data, "precision", out, keep)
     save(data, path)
     for precision, bounds in BOUNDS.items():
         for i, (what, taus) in enumerate(itertools.product(("sum", "gradient"), (TAUS[:3], TAUS[3:4]))):
@@ -142,16 +144,16 @@ def main(device: str, out: Path | None) -> None:
     for row in data["widths"]:
         print(text.format(**row))
     plot(data, path.with_suffix(".png"))
-    print(f"picture: {path.with_suffix('.png')}")
+    print(f"raw data: {shown(path)}\npicture: {shown(path.with_suffix('.png'))}")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--out", type=Path, help="JSON file (default: in benchmarks/results, by date and commit)")
     parser.add_argument("--plot", type=Path, help="draw this JSON again, measure nothing")
+    add_destination(parser)
     arguments = parser.parse_args()
     if arguments.plot:
         plot(json.loads(arguments.plot.read_text()), arguments.plot.with_suffix(".png"))
     else:
-        main(arguments.device, arguments.out)
+        main(arguments.device, arguments.out, arguments.keep)

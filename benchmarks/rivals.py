@@ -6,6 +6,7 @@ queries, keys and values for a cotangent). It prepares a call, or returns the re
 
 import functools
 import importlib.util
+import os
 import timeit
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -20,6 +21,9 @@ from jaxgauss import gauss_sum, gauss_sum_blocked
 from torch_backend import attention, select_kernel
 
 from .measure import Call, JaxCall, exact_matrix, relative, value_and_pullback
+
+for variable in ("PYKEOPS_VERBOSE", "KEOPS_VERBOSE"):  # before its import: it would write into the progress bar
+    os.environ.setdefault(variable, "0")
 
 LARGEST_MATRIX = {"cpu": 2**31, "cuda": 2**35}  # bytes: dense methods are left out beyond
 ROWS = 256  # of the first problem of a batch, which are compared with float64

@@ -2,6 +2,7 @@
 
 Results are checked against float64 before they are timed. Functions take turns in one process; a timed call follows an
 untimed one of the same function, except for streamed sums of seconds. Memory is measured in a process of its own.
+Results go to outputs/benchmarks, with `--keep` to benchmarks/results.
 """
 
 import argparse
@@ -20,7 +21,19 @@ from tqdm import tqdm, trange
 
 from jaxgauss import KeyChunks, gauss_sum, gauss_sum_blocked, gauss_sum_dense, gauss_sum_streamed
 
-from .measure import default_path, environment, error, exact_sum, peak_bytes, problem, save, timed, value_and_pullback
+from .measure import (
+    add_destination,
+    destination,
+    environment,
+    error,
+    exact_sum,
+    peak_bytes,
+    problem,
+    save,
+    shown,
+    timed,
+    value_and_pullback,
+)
 
 WIDE = [(257, 1), (1024, 1), (16, 257), (300, 257), (16, 700), (300, 700), (16, 4096), (1024, 4096)]  # D, C
 WIDE_NUM, NUM, DIMS = 2048, 8192, (3, 16, 64)
@@ -206,19 +219,19 @@ def report(cells: list[dict]) -> None:
             print({name: value for name, value in c.items() if name != "seconds"})
 
 
-def main(device: str, runs: int, out: Path | None) -> None:
+def main(device: str, runs: int, out: Path | None, keep: bool = False) -> None:
     """Measure, write the JSON, print the tables."""
     info = environment(device)
     cells = training_cells() + wide_cells(runs) + forward_mode_cells(runs) + streamed_cells(device, runs)
-    save(info | {"cells": cells}, out or default_path(info, "scaling"))
+    path = destination(info, "scaling", out, keep)
+    save(info | {"cells": cells}, path)
     report(cells)
+    print(f"raw data: {shown(path)}")
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--runs", type=int, default=10, help="timed runs of each function (default: 10)")
-    parser.add_argument(
-        "--out", type=Path, help="JSON file (default: benchmarks/results/<date>_<device>_<commit>_scaling.json)"
-    )
+    add_destination(parser)
     main(**vars(parser.parse_args()))
