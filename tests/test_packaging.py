@@ -1,0 +1,55 @@
+"""The sdist holds what the README's test command needs, and nothing that lies about in the source tree."""
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = (".ci", "benchmarks", "examples", "jaxgauss", "tests", "torch_backend")
+FILES = ("MANIFEST.in", "README.md", "pyproject.toml")
+STRAY = (".venv/lib/a.py", ".git/config", "outputs/benchmarks/a.json", "tests/__pycache__/a.pyc", "examples/a.pyc")
+
+
+def files(folder):
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def sdist(tmp_path_factory):
+    """The files of a copy of the source tree, and the folder of the sdist that is built of them among stray files."""
+    tree, built = tmp_path_factory.mktemp("tree"), tmp_path_factory.mktemp("built")
+    for name in FOLDERS:
+        shutil.copytree(ROOT / name, tree / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in FILES:
+        shutil.copy(ROOT / name, tree / name)
+    needed = files(tree)
+    for name in STRAY:
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).touch()
+    code = f"from setuptools import build_meta; build_meta.build_sdist({str(built)!r})"
+    subprocess.run([sys.executable, "-c", code], cwd=tree, stdout=subprocess.DEVNULL, check=True)
+    (archive,) = built.glob("*.tar.gz")
+    with tarfile.open(archive) as file:
+        file.extractall(built, filter="data")
+    return needed, built / archive.name.removesuffix(".tar.gz")
+
+
+def test_sdist_holds_the_source_tree_and_nothing_stray(sdist):
+    needed, folder = sdist
+    assert {"tests/oracle.py", "tests/sharded.py", "benchmarks/grids.py", "examples/kde.py", ".ci/run"} <= needed
+    made = {name for name in files(folder) if ".egg-info/" in name} | {"PKG-INFO", "setup.cfg"}
+    assert files(folder) - made == needed - made
+
+
+def test_sdist_tests_are_collected(sdist):
+    names = [f"tests/test_{name}.py" for name in ("sharding", "examples", "benchmarks")]
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *names]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PY")}
+    result = subprocess.run(command, cwd=sdist[1], capture_output=True, text=True, check=False, env=environment)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert all(f"{name}::test_" in result.stdout for name in names)
