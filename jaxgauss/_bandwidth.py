@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Key
 
-from ._checks import Points, check_samples, working_dtype
+from ._checks import Points, check_rng_key, check_samples, working_dtype
 from ._varying import whole
 
 # τ of exp(-τ/2 d²) from the parameter p of a library's own formula.
@@ -97,6 +97,8 @@ def median_heuristic(
         raise ValueError(
             f"`jaxgauss.median_heuristic`: `max_points` must be an integer of at least 2; got {max_points!r}."
         )
+    if rng_key is not None:
+        check_rng_key("median_heuristic", rng_key)
     num = len(points)
     if num <= max_points:
         chosen = jnp.arange(num)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.experimental.buffer_callback as jax_buffer_callback
+from jax._src.xla_bridge import backends_are_initialized  # JAX has no public way to ask
 
 from ._varying import vary_like
 
@@ -32,19 +33,24 @@ def serves(platform: str) -> bool:
 
 
 def refuse_fork() -> None:
-    """Raise RuntimeError in a process forked after the first sum: it would wait forever for threads it has not got."""
-    if os.getpid() != _first_process():
+    """Raise RuntimeError in a process forked after JAX was used: it would wait forever for threads it has not got."""
+    if os.getpid() in _FORKED_LATE:
         raise RuntimeError(
-            "`jaxgauss`: a process must not be forked after the first sum, for the threads of JAX and PyTorch stay"
-            f" behind; got process {os.getpid()}, first sum in {_first_process()}. Use"
-            " multiprocessing.get_context('spawn')."
+            "`jaxgauss`: a process must not be forked after JAX was used, for the threads of JAX and PyTorch stay"
+            f" behind; got process {os.getpid()}, forked late. Use multiprocessing.get_context('spawn')."
         )
 
 
-@functools.cache
-def _first_process() -> int:
-    """The process that computed first."""
-    return os.getpid()
+_FORKED_LATE: set[int] = set()  # this process, if it was forked after JAX had made its threads
+
+
+def _remember_fork() -> None:
+    if backends_are_initialized():
+        _FORKED_LATE.add(os.getpid())
+
+
+if hasattr(os, "register_at_fork"):  # there is no fork on Windows
+    os.register_at_fork(after_in_child=_remember_fork)
 
 
 def kernel_names(backend: str, precision: str, platform: str, dtype: str, dim: int) -> tuple[str, str]:
@@ -166,7 +172,7 @@ def _finish_before_exit() -> None:
 
     @atexit.register
     def finish() -> None:
-        if os.getpid() != _first_process():
+        if os.getpid() in _FORKED_LATE:
             return  # a child that was forked has none of their threads
         last = jax.numpy.zeros(()) + 1  # XLA takes the programs of a thread in turn
         for x in (last, *jax.live_arrays()):

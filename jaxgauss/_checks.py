@@ -1,8 +1,10 @@
 """Every argument check and its message, before any work is done."""
 
+import functools
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypedDict
+from typing import Any, ParamSpec, TypedDict, TypeVar
 
 import jax
 import jax.core
@@ -17,6 +19,9 @@ BACKENDS = ("auto", "flash", "efficient", "cudnn", "cpu")
 DTYPES = ("float16", "bfloat16", "float32", "float64")
 TAU_RANGE = (1e-37, 1e38)  # normal in float32 and float64
 _FLOATING = frozenset(jnp.dtype(name) for name in DTYPES)
+_BANDWIDTHS = {"sigma": "", "bandwidth": "", "lengthscale": "", "length_scale": ""} | {
+    name: f", {name!r}" for name in ("gamma", "h", "epsilon")
+}  # other names of what τ says, and their conventions for `tau_from_bandwidth`
 
 Queries = Float[Array | np.ndarray, "*#batch m d"]
 Keys = Float[Array | np.ndarray, "*#batch n d"]
@@ -77,6 +82,11 @@ class Settings:
         return self.method == self.precision == self.backend == "auto"
 
 
+def are_known(*sizes: Any) -> bool:
+    """Whether sizes are numbers, and not symbols of `jax.export`."""
+    return all(isinstance(size, int | np.integer) for size in sizes)
+
+
 def working_dtype(dtype: Any) -> np.dtype:
     """The dtype for everything that is not a kernel's operand: float32, or float64 for float64."""
     return np.dtype("float64" if jnp.dtype(dtype) == np.float64 else "float32")
@@ -88,6 +98,24 @@ def matmul_grade() -> str:
     if asked in ("highest", "float32", "F32_F32_F32", "F64_F64_F64", "BF16_BF16_F32_X6", "BF16_BF16_F32_X9"):
         return "highest"
     return "high" if asked in ("high", "tensorfloat32", "bfloat16_3x") or "_X3" in str(asked) else "default"
+
+
+_Arguments, _Result = ParamSpec("_Arguments"), TypeVar("_Result")
+
+
+def takes_tau(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """The public function, which refuses a bandwidth by another name and says how to convert it."""
+
+    @functools.wraps(function)
+    def checked(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        for name in () if _BANDWIDTHS.keys().isdisjoint(kwargs) else sorted(_BANDWIDTHS.keys() & kwargs):
+            raise TypeError(
+                f"`jaxgauss.{function.__name__}`: the bandwidth must be given as `tau`, 1/σ²; got {name}"
+                f" {kwargs[name]}. Pass tau=jaxgauss.tau_from_bandwidth({name}{_BANDWIDTHS[name]})."
+            )
+        return function(*args, **kwargs)
+
+    return checked
 
 
 def check_names(function: str, method: Any, precision: Any, backend: Any, methods: tuple[str, ...] = METHODS) -> None:
@@ -121,19 +149,24 @@ def check_operands(function: str, queries: Any, keys: Any, values: Any, tau: Any
         raise ValueError(f"{where}: points must have at least one dimension; got {shapes}. Add a column of zeros.")
     num_values = values.shape[0] if len(values.shape) == 1 else values.shape[-2]
     if num_values != keys.shape[-2]:
-        raise ValueError(
-            f"{where}: `values` must hold one row for each key; got {shapes}."
-            " Weights in batches need a channel axis: values[..., None]."
-        )
+        fix = f"Weights are one for each key, ({keys.shape[-2]},)."
+        if len(values.shape) > 1:
+            fix = "The last two axes of values are keys and channels, (…, N, C)."
+            if values.shape[-1] == keys.shape[-2]:
+                fix += " Weights in batches need a channel axis, values[..., None]; other values are transposed."
+        raise ValueError(f"{where}: `values` must hold one row for each key; got {shapes}. {fix}")
     dtype = dtypes[0] if len(set(dtypes)) == 1 else jnp.result_type(*dtypes)
     tau_shape = _check_tau(where, tau, working_dtype(dtype))
     leading = {tau_shape, *(tuple(x.shape[:-2]) for x in operands.values())}
     try:
-        np.broadcast_shapes(*leading)
+        jnp.broadcast_shapes(*leading)
     except ValueError:
+        fix = "Add axes of length 1."
+        if tau_shape and tau_shape[-1] == keys.shape[-1]:
+            fix += " For one bandwidth in each dimension scale the points: queries * jnp.sqrt(tau)."
         raise ValueError(
             f"{where}: leading axes must broadcast as in jnp.matmul, and `tau` against them; got {shapes},"
-            f" tau {tau_shape}. Add axes of length 1."
+            f" tau {tau_shape}. {fix}"
         ) from None
     return dtype.name
 
@@ -168,10 +201,12 @@ def check_samples(
     weights: dict[str, Any] | None = None,
     min_points: int = 1,
     allowed: type = MeshOptions,
+    may_be_empty: str = "",
 ) -> Settings:
     """Raise unless the samples are points (number, D) of one dimension, and each weight belongs to one of them.
 
     `weights`: what goes with each of the samples in turn, one number a point, or None.
+    `may_be_empty`: the one of the samples that need not have any points.
     """
     where = f"`jaxgauss.{function}`"
     names = allowed.__annotations__
@@ -195,7 +230,7 @@ def check_samples(
         names = " and ".join(f"`{name}`" for name in samples)
         raise ValueError(f"{where}: {names} must be points of the same dimension; got {shapes}.")
     for name, x in samples.items():
-        if x.shape[0] < min_points:
+        if name != may_be_empty and x.shape[0] < min_points:
             raise ValueError(f"{where}: `{name}` must hold at least {min_points} points; got {shapes}.")
     for (name, x), points in zip((weights or {}).items(), samples, strict=False):
         if x is not None and x.shape != samples[points].shape[:1]:
@@ -205,6 +240,43 @@ def check_samples(
     if len(tau_shape) > 1 or tau_shape == (0,):
         raise ValueError(f"{where}: `tau` must be a number or one-dimensional, for a mixture; got tau {tau_shape}.")
     return Settings(dtype=dtype.name, function=function, grade=matmul_grade(), **options)
+
+
+def visible(array: Any) -> np.ndarray | None:
+    """The numbers of an array where nothing waits for them: not in a trace, on another device, in another process."""
+    if isinstance(array, jax.core.Tracer):
+        return None
+    if isinstance(array, jax.Array) and not (
+        array.is_fully_addressable and all(device.platform == "cpu" for device in array.devices())
+    ):
+        return None
+    return np.asarray(array, np.float64)
+
+
+def check_distinct_pairs(function: str, estimator: str, weights: dict[str, Any]) -> None:
+    """Raise ValueError where an unbiased estimate of weighted points is 0/0, and it can be seen."""
+    for name, a in weights.items():
+        seen = None if a is None or estimator == "biased" else visible(a)
+        if seen is not None and np.square(seen.sum()) - np.square(seen).sum() == 0:
+            raise ValueError(
+                f"`jaxgauss.{function}`: `{name}` must weigh pairs of distinct points for the unbiased estimator; got"
+                f" {np.count_nonzero(seen)} of {len(seen)} points with weight. Use estimator='biased'."
+            )
+
+
+def check_rng_key(function: str, rng_key: Any) -> None:
+    """Raise TypeError unless it is one random key, typed or of integers."""
+    if isinstance(rng_key, jax.Array | np.ndarray):
+        if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key):
+            if rng_key.shape == ():
+                return
+        elif rng_key.dtype == np.uint32 and rng_key.ndim == 1:
+            return
+    given = f"{rng_key.dtype} {rng_key.shape}" if hasattr(rng_key, "dtype") else repr(rng_key)
+    raise TypeError(
+        f"`jaxgauss.{function}`: `rng_key` must be one random key; got {given}. Make one with jax.random.key(0),"
+        " several with jax.random.split."
+    )
 
 
 def check_mesh(function: str, mesh: Any, query_axis: Any, key_axis: Any) -> None:
@@ -246,18 +318,27 @@ def check_estimator(function: str, estimator: str) -> None:
 def _floating_dtype(where: str, name: str, x: Any) -> np.dtype:
     """The dtype of an array of floating numbers; TypeError for anything else."""
     if not (hasattr(x, "shape") and hasattr(x, "dtype")):
-        raise TypeError(
-            f"{where}: `{name}` must be a JAX or NumPy array; got {type(x).__name__}. Convert with jnp.asarray."
-        )
+        fix = f"Convert with jnp.asarray({name}, jnp.float32): only `tau` may be a list."
+        if isinstance(x, int | float | complex):
+            fix = f"For all alike jnp.full(number, {x})."
+        raise TypeError(f"{where}: `{name}` must be a JAX or NumPy array; got {type(x).__name__}. {fix}")
     try:
         dtype = jax.dtypes.canonicalize_dtype(x.dtype)
     except (TypeError, ValueError):  # of another library, or not of numbers
         dtype = None
     if dtype not in _FLOATING:
-        raise TypeError(
-            f"{where}: `{name}` must be of dtype {', '.join(DTYPES)}; got {name} {x.dtype}."
-            f" Convert with {name}.astype(jnp.float32)."
-        )
+        fix = f"Convert with {name}.astype(jnp.float32)."
+        if hasattr(x, "__dlpack__") and not isinstance(x, jax.Array | np.ndarray):
+            fix = f"Convert with jnp.from_dlpack({name})."
+            if type(x).__module__.split(".")[0] == "torch":
+                fix += " For tensors there is torch_backend.gauss_sum, too."
+        elif jnp.issubdtype(x.dtype, jnp.complexfloating):
+            fix = f"Sum the parts by themselves, {name}.real and {name}.imag."
+            if name not in ("values", "weights", "x_weights", "y_weights", "log_weights"):
+                fix = f"Complex coordinates are two real ones each: jnp.concatenate([{name}.real, {name}.imag], -1)."
+        elif jnp.issubdtype(x.dtype, jax.dtypes.extended):
+            fix = "Random keys go by `rng_key`, where there is one."
+        raise TypeError(f"{where}: `{name}` must be of dtype {', '.join(DTYPES)}; got {name} {x.dtype}. {fix}")
     return np.dtype(dtype)
 
 

@@ -18,7 +18,18 @@ import jaxlib.version
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from ._checks import Bandwidth, Keys, Queries, Sums, Values, as_operand, check_operands, working_dtype
+from ._checks import (
+    Bandwidth,
+    Keys,
+    Queries,
+    Sums,
+    Values,
+    are_known,
+    as_operand,
+    check_operands,
+    takes_tau,
+    working_dtype,
+)
 from ._varying import vary_alike, vary_like, whole
 
 
@@ -53,6 +64,7 @@ BASE_2 = math.log2(math.e)  # exponents are formed for 2^x, which is computed fa
 DIMENSIONS = 8  # coordinates whose differences are added up in one pass over a tile
 
 
+@takes_tau
 def gauss_sum_dense(queries: Queries, keys: Keys, values: Values, tau: Bandwidth = 1.0) -> Sums:
     """Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n with the M×N kernel matrix in memory.
 
@@ -62,6 +74,7 @@ def gauss_sum_dense(queries: Queries, keys: Keys, values: Values, tau: Bandwidth
     return _native("gauss_sum_dense", _formula, queries, keys, values, tau)
 
 
+@takes_tau
 def gauss_sum_blocked(queries: Queries, keys: Keys, values: Values, tau: Bandwidth = 1.0) -> Sums:
     """Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n, a block of the kernel matrix at a time.
 
@@ -284,7 +297,8 @@ def center(points: Float[Array, "*#batch n d"]) -> Float[Array, "*#batch 1 d"]:
     num, points = points.shape[-2], lax.stop_gradient(points)
     if num == 0:
         return jnp.zeros((*points.shape[:-2], 1, points.shape[-1]), points.dtype)
-    chosen = [points[..., i : i + 1, :] for i in range(0, num, -(-num // 8))]
+    places = range(0, num, -(-num // 8)) if are_known(num) else [i * num // 8 for i in range(8)]
+    chosen = [points[..., i : i + 1, :] for i in places]
     mean = functools.reduce(jnp.add, chosen) / len(chosen)
     return jnp.where(jnp.isfinite(mean), mean, 0)
 
@@ -408,7 +422,9 @@ def _as_rows(x: Array) -> Array:
 
 
 def _block_sizes(batch: int, num_queries: int, num_keys: int, whole: bool, tile: Tile) -> tuple[int, int]:
-    """Rows and columns of a tile, for the whole batch at once; or of one tile for all."""
+    """Rows and columns of a tile, for the whole batch at once; or of one tile for all. Full ones of symbolic sizes."""
+    if not are_known(batch, num_queries, num_keys):
+        return (num_queries, num_keys) if whole else (tile.rows, tile.columns)
     if whole:
         return max(1, num_queries), max(1, num_keys)
     rows = max(1, min(num_queries, tile.rows))
@@ -453,9 +469,12 @@ def _in_groups(function: Callable, a: Array, b: Array, *rest: Array):
     """
     operands = a, b, *rest
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in operands))
-    size, group = math.prod(batch), max(1, TILE.entries // max(1, a.shape[-2] * b.shape[-2]))
+    size, entries = math.prod(batch), a.shape[-2] * b.shape[-2]
+    group = max(1, TILE.entries // max(1, entries)) if are_known(size, entries) else 1
     is_mapped = [x.shape[:-2] == batch for x in operands]
-    if size <= group or not all(has_batch or shared(x) for has_batch, x in zip(is_mapped, operands, strict=True)):
+    if (size == 1 if group == 1 else size <= group) or not all(
+        has_batch or shared(x) for has_batch, x in zip(is_mapped, operands, strict=True)
+    ):
         return function(*operands)
 
     def of_element(elements: list[Array]):

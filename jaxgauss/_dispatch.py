@@ -14,7 +14,7 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 
 from . import _bridge
-from ._checks import Settings
+from ._checks import Settings, are_known
 from ._dense import (
     FUSES,
     are_within,
@@ -61,7 +61,7 @@ def keeps_tile(settings: Settings, queries: jax.Array, keys: jax.Array, values: 
     """Whether Φ is kept from the sum for its gradients: where it is dense, and not much larger than the operands."""
     operands = queries, keys, values, tau
     pairs = queries.shape[0] * keys.shape[0]
-    if tau.ndim or not 0 < pairs <= KEPT * (queries.size + keys.size + values.size):
+    if tau.ndim or not are_known(pairs) or not 0 < pairs <= KEPT * (queries.size + keys.size + values.size):
         return False
     plans = [_plan_there(settings, platform, operands) for platform in platforms()]
     return all((x.method, x.precision) == ("dense", queries.dtype.name) for x in plans)

@@ -10,10 +10,11 @@ from jax import lax
 from jaxtyping import Array, Float, Key
 
 from . import _bridge
-from ._checks import Bandwidth, Keys, Queries, Values, check_operands, working_dtype
+from ._checks import Bandwidth, Keys, Queries, Values, check_operands, check_rng_key, takes_tau, working_dtype
 from ._dense import align, differences_sum
 from ._gauss_sum import gauss_sum
 from ._plan import platforms
+from ._repr import short_repr
 from ._varying import whole
 
 
@@ -30,6 +31,7 @@ class ErrorEstimate(NamedTuple):
     relative_error: Float[Array, ""]
     standard_error: Float[Array, ""]
     largest_ratio: Float[Array, ""]
+    __repr__ = short_repr
 
     @property
     def interval(self) -> tuple[Array, Array]:
@@ -38,6 +40,7 @@ class ErrorEstimate(NamedTuple):
         return jnp.maximum(self.relative_error - reach, 0), self.relative_error + reach
 
 
+@takes_tau
 def estimate_error(
     queries: Queries,
     keys: Keys,
@@ -88,6 +91,7 @@ def estimate_error(
     """
     where = "`jaxgauss.estimate_error`"
     dtype = check_operands("estimate_error", queries, keys, values, tau)
+    check_rng_key("estimate_error", rng_key)
     if not isinstance(num_queries, int) or num_queries < 2:
         raise ValueError(f"{where}: `num_queries` must be an integer of at least 2; got {num_queries!r}.")
     weights = len(values.shape) == 1

@@ -22,6 +22,7 @@ from ._checks import (
     check_names,
     check_operands,
     matmul_grade,
+    takes_tau,
     working_dtype,
 )
 from ._dense import align, blocked_pullback, center, differences_sum, shared, sum_and_tile, unbroadcast
@@ -31,6 +32,7 @@ from ._reverse_only import reverse_only
 from ._varying import vary_alike, vary_like, whole
 
 
+@takes_tau
 def gauss_sum(
     queries: Queries,
     keys: Keys,
@@ -48,13 +50,17 @@ def gauss_sum(
     by XLA a block at a time where that is faster; `explain` tells which. Mixed floating dtypes promote, and leading
     axes broadcast, as in `jnp.matmul`; what is shared by a batch is not copied. Arrays that are shared out over devices
     give the right sum, but XLA gathers them on every device, and each computes all of it: `gauss_sum_sharded` does not.
+    `jax.export` takes XLA's methods, "blocked" always, with symbolic shapes too, for which "auto" is "blocked"; but no
+    program that calls PyTorch, as "auto" does where `explain` says so: by platform, CPU, sizes and precision.
 
     Args:
         queries: points q, (…, M, D).
         keys: points k, (…, N, D).
         values: v, (…, N, C); or one weight a key, (N,).
-        tau: τ = 1/σ², positive: a number, or an array that broadcasts against the leading axes. For one bandwidth in
-            each dimension scale the points.
+        tau: τ = 1/σ², positive: a number, or an array that broadcasts against the leading axes, and only against them:
+            τ (T,) is a batch of T bandwidths, the sum (T, M, C), also where T happens to be D or N. (In `mmd_squared`
+            and its like, which have no batches, it is a mixture.) For one bandwidth in each dimension scale the points.
+            To learn it, learn log τ: under `jit` it cannot be looked at, and a negative one gives NaN.
         method: "auto"; "rescale" (ours), "prescale" or "reweight" (the paper's Algorithms 1 and 2) for the attention
             kernel; "blocked", "dense" or "differences" (of coordinates: slow, and right anywhere) for XLA.
         precision: of the products: "float16", "bfloat16", "float32", "float64", or with points split into two numbers

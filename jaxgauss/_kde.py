@@ -12,11 +12,25 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from ._checks import MeshOptions, Options, Points, Settings, Taus, Weights, check_names, check_samples, working_dtype
+from ._checks import (
+    MeshOptions,
+    Options,
+    Points,
+    Settings,
+    Taus,
+    Weights,
+    check_names,
+    check_samples,
+    takes_tau,
+    visible,
+    working_dtype,
+)
 from ._dense import LOG_ZERO
 from ._log_gauss_sum import METHODS, log_gauss_sum
 from ._mmd import weights_or_mean
 from ._moments import check_plan
+from ._progress import progress_bar, refuse_progress_in_a_trace
+from ._repr import short_repr
 from ._reverse_only import reverse_only
 from ._sharded import log_sum_over_mesh
 from ._varying import whole
@@ -24,6 +38,7 @@ from ._varying import whole
 GROUP = 1024  # points that see one another in a dense matrix, for the sake of leaving themselves out
 
 
+@takes_tau
 def kde_logpdf(
     points: Points,
     samples: Points,
@@ -67,6 +82,7 @@ def kde_logpdf(
     return _logpdf(settings, points, samples, tau, weights)
 
 
+@takes_tau
 def kde_score(
     points: Points,
     samples: Points,
@@ -116,6 +132,7 @@ class BandwidthSearch(NamedTuple):
     tau: Float[Array, ""]
     taus: Float[Array, " t"]
     log_likelihoods: Float[Array, " t"]
+    __repr__ = short_repr
 
 
 def leave_one_out_tau(
@@ -123,6 +140,7 @@ def leave_one_out_tau(
     taus: Float[Array | np.ndarray, " t"] | None = None,
     *,
     weights: Weights | None = None,
+    progress: bool = False,
     **options: Unpack[Options],
 ) -> BandwidthSearch:
     """Bandwidth of a kernel density estimate by leave-one-out likelihood, all candidates in one batch.
@@ -136,14 +154,17 @@ def leave_one_out_tau(
         taus: candidates for τ, (T,). None: 25 from a sixteenth to 4096 times Scott's, (N^{1/(D + 4)} / s)², s² the
             mean variance of a coordinate.
         weights: (N,), not negative, divided by their sum. None: all the same.
+        progress: show a bar (needs tqdm): the candidates then go one by one. Not under `jit`.
         **options: `method`, `precision` and `backend`, as for `log_gauss_sum`.
 
     Returns:
         A `BandwidthSearch`: the best τ, the candidates, and their log-likelihoods.
 
     Raises:
-        ValueError: shapes do not fit, there are less than two points, taus or weights are not positive.
+        ValueError: shapes do not fit, there are less than two points, taus or weights are not positive, `progress`
+            under `jit`.
         TypeError: points or weights are not a floating array.
+        ImportError: `progress` without tqdm.
 
     Derivatives:
         Of the log-likelihoods: reverse mode of any order with respect to points, taus and weights. Of `tau`: none.
@@ -168,30 +189,35 @@ def leave_one_out_tau(
     _check_signs("leave_one_out_tau", weights)
     if taus is not None and np.ndim(taus) != 1:
         raise ValueError(f"`jaxgauss.leave_one_out_tau`: `taus` must be one-dimensional; got taus {np.shape(taus)}.")
-    return _search(settings, points, taus, weights)
+    if not progress:
+        return _search(settings, points, taus, weights)
+    refuse_progress_in_a_trace("leave_one_out_tau", points, taus, weights)
+    taus = _candidates(settings, points) if taus is None else taus
+    with progress_bar("leave_one_out_tau", len(taus), "bandwidth") as bar:
+        found = []
+        for i in range(len(taus)):
+            found.append(jax.block_until_ready(_search(settings, points, taus[i : i + 1], weights)))
+            bar.update()
+    _, taus, likelihoods = (jnp.concatenate([jnp.atleast_1d(x) for x in field]) for field in zip(*found, strict=True))
+    return BandwidthSearch(taus[likelihoods.argmax()], taus, likelihoods)
 
 
 def _check(function: str, points, samples, tau, weights, options: MeshOptions) -> tuple[Settings, Any]:
     """The settings, and τ as JAX may take it; or what is wrong."""
     given = {"weights": weights}
-    settings = check_samples(function, {"samples": samples, "points": points}, tau, options, weights=given)
+    both = {"samples": samples, "points": points}
+    settings = check_samples(function, both, tau, options, weights=given, may_be_empty="points")
     check_names(function, settings.method, settings.precision, settings.backend, METHODS)
     _check_signs(function, weights)
     settings = replace(settings, grade="highest", guarded=False)
-    pairs = len(points) * len(samples) * math.prod(np.shape(tau))
+    pairs = points.shape[0] * samples.shape[0] * math.prod(np.shape(tau))
     return settings, check_plan(settings, tau, pairs, points.shape[1], 1, points, samples)
 
 
 def _check_signs(function: str, weights: Weights | None) -> None:
     """Raise ValueError where weights that can be seen are negative or all zero."""
-    if weights is None or isinstance(weights, jax.core.Tracer):
-        return
-    if isinstance(weights, jax.Array) and any(device.platform != "cpu" for device in weights.devices()):
-        return  # nothing waits for another device
-    if isinstance(weights, jax.Array) and not weights.is_fully_addressable:
-        return  # nor for another process
-    seen = np.asarray(weights, np.float64)
-    if not (seen.min() >= 0 and seen.sum() > 0):
+    seen = None if weights is None else visible(weights)
+    if seen is not None and not (seen.min() >= 0 and seen.sum() > 0):
         raise ValueError(
             f"`jaxgauss.{function}`: `weights` must not be negative, nor all zero; got weights from {seen.min()}"
             f" to {seen.max()}. Take their absolute values."
@@ -219,15 +245,20 @@ def _score(settings: Settings, points, samples, tau, weights) -> Array:
 @functools.partial(jax.jit, static_argnums=0)
 def _search(settings: Settings, points, taus, weights) -> BandwidthSearch:
     (x,) = whole(jnp.asarray(points, working_dtype(settings.dtype)))
-    if taus is None:
-        variance = jnp.maximum(lax.stop_gradient(x).var(0).mean(), jnp.finfo(x.dtype).tiny)
-        taus = len(x) ** (2 / (x.shape[1] + 4)) / variance * 2 ** jnp.linspace(-4, 12, 25, dtype=x.dtype)
+    taus = _candidates(settings, x) if taus is None else taus
     operands = whole(x, jnp.asarray(taus, x.dtype), _shares(settings, weights, x))
     x, taus, w = reverse_only(settings.function, *operands)
     logs = _sums_over_others(settings, x, _log(w), taus)  # (T, N)
     logs = logs + _log_factor(taus, x.shape[1])[:, None] - jnp.log1p(-jnp.minimum(w, 1 - jnp.finfo(w.dtype).eps))[None]
     likelihoods = (w[None] * logs).sum(-1)
     return BandwidthSearch(*(z.astype(settings.dtype) for z in (taus[likelihoods.argmax()], taus, likelihoods)))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _candidates(settings: Settings, points) -> Array:
+    (x,) = whole(lax.stop_gradient(jnp.asarray(points, working_dtype(settings.dtype))))
+    variance = jnp.maximum(x.var(0).mean(), jnp.finfo(x.dtype).tiny)
+    return len(x) ** (2 / (x.shape[1] + 4)) / variance * 2 ** jnp.linspace(-4, 12, 25, dtype=x.dtype)
 
 
 def _sums_over_others(settings: Settings, points: Array, log_weights: Array, taus: Array) -> Array:

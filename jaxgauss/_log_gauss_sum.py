@@ -18,6 +18,7 @@ from ._checks import (
     check_names,
     check_operands,
     check_weights,
+    takes_tau,
     working_dtype,
 )
 from ._dense import LOG_ZERO, align, center, differences_log_sum, unbroadcast
@@ -31,6 +32,7 @@ LOG_REACH = 2.0**9  # R² up to which a logarithm, which may be near zero, has i
 METHODS = ("auto", "rescale", "blocked", "dense", "differences")
 
 
+@takes_tau
 def log_gauss_sum(
     queries: Queries,
     keys: Keys,
@@ -49,7 +51,7 @@ def log_gauss_sum(
         queries: points q, (…, M, D).
         keys: points k, (…, N, D).
         log_weights: log w, (…, N), or None for weights of one; -inf is a weight of zero. Leading axes broadcast.
-        tau: τ = 1/σ², positive: a number, or an array that broadcasts against the leading axes.
+        tau: τ = 1/σ², positive: a number, or an array that broadcasts against the leading axes, as for `gauss_sum`.
         method: "auto"; "rescale" for the attention kernel; "blocked", "dense" or "differences" for XLA.
         precision: as for `gauss_sum`, but "auto" is float32 on CUDA: logarithms are asked for where digits matter.
         backend: as for `gauss_sum`.
@@ -86,7 +88,7 @@ def log_gauss_sum(
     settings = Settings(method, precision, backend, dtype, "log_gauss_sum", "highest", guarded=False)
     plan(settings, expected_platform(queries, keys), *sizes(queries, keys, values, tau))
     if log_weights is None:
-        log_weights = np.zeros(keys.shape[-2:-1], working_dtype(dtype))
+        log_weights = jnp.zeros(keys.shape[-2:-1], working_dtype(dtype))
     return _checked_log_sum(settings, queries, keys, log_weights, as_operand(tau, dtype))
 
 

@@ -8,11 +8,23 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from ._checks import MeshOptions, Points, Settings, Taus, Weights, check_estimator, check_samples, working_dtype
+from ._checks import (
+    MeshOptions,
+    Points,
+    Settings,
+    Taus,
+    Weights,
+    check_distinct_pairs,
+    check_estimator,
+    check_samples,
+    takes_tau,
+    working_dtype,
+)
 from ._dense import unbroadcast
 from ._moments import Reduction, by_reach, check_plan, prepare
 
 
+@takes_tau
 def mmd_squared(
     x: Points,
     y: Points,
@@ -34,13 +46,19 @@ def mmd_squared(
     Args:
         x: points, (M, D).
         y: points, (N, D).
-        tau: τ = 1/σ², positive; or several, (T,): k is then the mean of their kernels.
-        x_weights: a, (M,), of either sign. None: 1/M. They are taken as they are, not normalized.
+        tau: τ = 1/σ², positive; or several, (T,): k is then the mean of their kernels (in `gauss_sum`, which returns
+            each, a batch). To learn it, learn log τ: under `jit` a negative one gives NaN.
+        x_weights: a, (M,), of either sign. None: 1/M. They are taken as they are, not normalized: with Σa ≠ Σb, as of
+            importance weights or a mask of ones, it is no distance of distributions. Divide them by their sum.
         y_weights: b, (N,), likewise.
         estimator: "biased", the formula above (V-statistic), at least 0; or "unbiased", without the pairs i = i within
-            x and within y (U-statistic; for weights, with the factor (Σa)² / ((Σa)² - Σa²)), at least 2 points each.
-        y_norm_squared: the last term, if it is known (`embedding_norm_squared(y, …)`): constant while only x moves, it
-            need not be summed at every step. No gradient flows from it to y, its weights and tau.
+            x and within y (U-statistic; for weights, with the factor (Σa)² / ((Σa)² - Σa²)), at least 2 points each. A
+            mask that leaves one point has no such pairs: it is refused, or NaN under `jit`. (`mmd_test` is unbiased by
+            default.)
+        y_norm_squared: the last term, if it is known (`embedding_norm_squared(y, …)` with the same tau, weights and
+            estimator: a biased one is not the unbiased estimate's): constant while only x moves, it need not be summed
+            at every step. A number has no gradient: where y or tau move as well leave it out, or compute it within
+            the function that is differentiated.
         **options: `method`, `precision` and `backend`, as for `gauss_sum`; and `mesh`, `query_axis` and `key_axis`, as
             for `gauss_sum_sharded`, but the mesh need not divide the numbers of points.
 
@@ -53,6 +71,7 @@ def mmd_squared(
 
     Derivatives:
         Reverse mode of any order with respect to x, y, both weights and tau. The value's own pass yields the first.
+        Forward mode is refused: a Hessian is `jax.jacrev(jax.grad(f))`.
 
     Precision:
         That of `gauss_sum`, relative to the three terms: within 1e-6 of their size in float32 (so near zero the biased
@@ -74,11 +93,13 @@ def mmd_squared(
     smallest = 2 if estimator == "unbiased" else 1
     weights = {"x_weights": x_weights, "y_weights": y_weights}
     settings = check_samples("mmd_squared", {"x": x, "y": y}, tau, options, weights=weights, min_points=smallest)
-    num = len(x) + len(y)
-    tau = check_plan(settings, tau, len(x) * num, x.shape[1], x.shape[1] + 2, x, y)
+    check_distinct_pairs("mmd_squared", estimator, weights)
+    num = x.shape[0] + y.shape[0]
+    tau = check_plan(settings, tau, x.shape[0] * num, x.shape[1], x.shape[1] + 2, x, y)
     return _mmd_squared(settings, estimator, x, y, tau, x_weights, y_weights, y_norm_squared)
 
 
+@takes_tau
 def embedding_norm_squared(
     points: Points,
     tau: Taus,
@@ -122,11 +143,13 @@ def embedding_norm_squared(
         weights={"weights": weights},
         min_points=smallest,
     )
-    tau = check_plan(settings, tau, len(points) ** 2, points.shape[1], points.shape[1] + 2, points)
+    tau = check_plan(settings, tau, points.shape[0] ** 2, points.shape[1], points.shape[1] + 2, points)
+    check_distinct_pairs("embedding_norm_squared", estimator, {"weights": weights})
     nobody = np.zeros((0, points.shape[1]), points.dtype)
     return _mmd_squared(settings, estimator, points, nobody, tau, weights, None, 0.0)
 
 
+@takes_tau
 def mmd_witness(
     points: Points,
     x: Points,
@@ -165,11 +188,13 @@ def mmd_witness(
     """
     samples = {"x": x, "y": y, "points": points}
     weights = {"x_weights": x_weights, "y_weights": y_weights}
-    settings = check_samples("mmd_witness", samples, tau, options, weights=weights)
-    tau = check_plan(settings, tau, len(points) * (len(x) + len(y)), x.shape[1], x.shape[1] + 1, x, y)
+    settings = check_samples("mmd_witness", samples, tau, options, weights=weights, may_be_empty="points")
+    num = x.shape[0] + y.shape[0]
+    tau = check_plan(settings, tau, points.shape[0] * num, x.shape[1], x.shape[1] + 1, x, y)
     return _witness(settings, False, points, x, y, tau, x_weights, y_weights)[0]
 
 
+@takes_tau
 def mmd_flow_velocity(
     x: Points,
     y: Points,
@@ -210,14 +235,16 @@ def mmd_flow_velocity(
     """
     weights = {"x_weights": x_weights, "y_weights": y_weights}
     settings = check_samples("mmd_flow_velocity", {"x": x, "y": y}, tau, options, weights=weights)
-    tau = check_plan(settings, tau, len(x) * (len(x) + len(y)), x.shape[1], x.shape[1] + 1, x, y)
+    num = x.shape[0] + y.shape[0]
+    tau = check_plan(settings, tau, x.shape[0] * num, x.shape[1], x.shape[1] + 1, x, y)
     return _witness(settings, True, x, x, y, tau, x_weights, y_weights)[1]
 
 
 def weights_or_mean(weights: Array | None, points: Array, settings: Settings) -> Array:
     """The weights of the points, 1/N each if there are none given; not in half precision, where that may be zero."""
     if weights is None:
-        return jnp.full(points.shape[0], 1 / max(1, points.shape[0]), working_dtype(settings.dtype))
+        num, dtype = points.shape[0], working_dtype(settings.dtype)
+        return jnp.full(num, 1 / num if num != 0 else 0, dtype)
     return weights
 
 

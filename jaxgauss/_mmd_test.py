@@ -11,9 +11,21 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Key
 
-from ._checks import MeshOptions, Points, Settings, Taus, check_estimator, check_samples, working_dtype
+from ._checks import (
+    MeshOptions,
+    Points,
+    Settings,
+    Taus,
+    check_estimator,
+    check_rng_key,
+    check_samples,
+    takes_tau,
+    working_dtype,
+)
 from ._moments import check_plan
 from ._plan import expected_platform
+from ._progress import progress_bar, refuse_progress_in_a_trace
+from ._repr import short_repr
 from ._sharded import sum_over_mesh
 from ._varying import whole
 
@@ -26,8 +38,8 @@ class MMDTest(NamedTuple):
     """A two-sample test.
 
     Attributes:
-        p_value: the share (1 + #{null ≥ observed}) / (1 + P) of the labelings: below α with probability at most α where
-            the samples do not differ.
+        p_value: the share (1 + #{null ≥ observed}) / (1 + P) of the labelings: at most α with probability at most α
+            where the samples do not differ. In float32 or better, rounded down: `float(p_value) <= 0.05` at 0.05.
         statistic: of the samples.
         null_statistics: of the P random labelings, in no order.
     """
@@ -35,8 +47,10 @@ class MMDTest(NamedTuple):
     p_value: Float[Array, ""]
     statistic: Float[Array, ""]
     null_statistics: Float[Array, " p"]
+    __repr__ = short_repr
 
 
+@takes_tau
 def mmd_test(
     x: Points,
     y: Points,
@@ -63,7 +77,8 @@ def mmd_test(
             λ = √(s(s - 1)), s the smaller number of points. Labelings do not change ‖K_t‖, so the level is kept.
         rng_key: for the labelings, the same on every device and in every precision.
         num_permutations: P. A p-value is at least 1/(P + 1).
-        estimator: "unbiased" or "biased", as for `mmd_squared`.
+        estimator: "unbiased" or "biased", as for `mmd_squared`, whose default is "biased": name it in both to compare a
+            statistic with a loss.
         resampling: "permutation" of all labels; or "wild", a wild bootstrap that swaps x_i and y_i or not: for samples
             of one size, also where they are in pairs.
         progress: show a bar (needs tqdm). Not under `jit`.
@@ -99,6 +114,7 @@ def mmd_test(
     where = "`jaxgauss.mmd_test`"
     check_estimator("mmd_test", estimator)
     settings = check_samples("mmd_test", {"x": x, "y": y}, tau, options, min_points=2)
+    check_rng_key("mmd_test", rng_key)
     if not isinstance(num_permutations, int | np.integer) or num_permutations < 1:
         raise ValueError(f"{where}: `num_permutations` must be a positive integer; got {num_permutations!r}.")
     if resampling not in ("permutation", "wild"):
@@ -108,8 +124,8 @@ def mmd_test(
             f"{where}: resampling 'wild' swaps x_i and y_i, so the samples must be of one size; got x {x.shape},"
             f" y {y.shape}. Use resampling='permutation'."
         )
-    if progress and any(isinstance(z, jax.core.Tracer) for z in (x, y, tau, rng_key)):
-        raise ValueError(f"{where}: `progress` must be False under a transformation such as jit; got True.")
+    if progress:
+        refuse_progress_in_a_trace("mmd_test", x, y, tau, rng_key)
 
     num, bandwidths = len(x) + len(y), max(1, math.prod(np.shape(tau)))
     by_xla = expected_platform(x, y) == "cpu" and settings.automatic
@@ -202,12 +218,8 @@ def _forms(settings: Settings, design: _Design, points: Array, tau: Array, rng_k
 
 def _forms_shown(settings: Settings, design: _Design, points: Array, tau: Array, rng_key: Array):
     """The same, a chunk at a time from Python, with a bar."""
-    try:
-        from tqdm import tqdm
-    except ImportError as error:
-        raise ImportError("`jaxgauss.mmd_test`: a progress bar needs tqdm: pip install tqdm.") from error
     blocks = []
-    with tqdm(total=design.num_blocks * design.num_chunks, desc="mmd_test", unit="block") as bar:
+    with progress_bar("mmd_test", design.num_blocks * design.num_chunks, "block") as bar:
         for i in range(design.num_blocks):
             signs, total = _signs(design, points.dtype, rng_key, i), None
             for j in range(design.num_chunks):
@@ -265,6 +277,13 @@ def _test(settings: Settings, design: _Design, estimator: str, num_permutations:
         statistics = jax.nn.logsumexp(weights * statistics, 0, b=1 / len(tau)) / sharpness
         rounding = rounding / jnp.min(norms)
     observed, null = statistics[0], statistics[1:]
-    p_value = (1 + (null >= observed - rounding).sum()) / (1 + num_permutations)
+    p_value = _shares(num_permutations, statistics.dtype)[(null >= observed - rounding).sum()]
     p_value = jnp.where(jnp.isnan(observed), jnp.nan, p_value)  # of points that are not numbers: no evidence
-    return MMDTest(*(x.astype(settings.dtype) for x in (p_value, observed, null)))
+    return MMDTest(p_value, *(x.astype(settings.dtype) for x in (observed, null)))
+
+
+def _shares(num_permutations: int, dtype: np.dtype) -> Array:
+    """(1 + i) / (1 + P) for i from 0 to P, rounded down."""
+    exact = np.arange(1, num_permutations + 2) / (num_permutations + 1)
+    rounded = exact.astype(dtype)
+    return jnp.asarray(np.where(rounded > exact, np.nextafter(rounded, np.zeros((), dtype)), rounded))

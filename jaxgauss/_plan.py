@@ -19,9 +19,11 @@ from ._checks import (
     Queries,
     Settings,
     Values,
+    are_known,
     check_names,
     check_operands,
     matmul_grade,
+    takes_tau,
     working_dtype,
 )
 from ._costs import estimates
@@ -68,6 +70,7 @@ class Plan:
         return self.method in NATIVE
 
 
+@takes_tau
 def explain(
     queries: Queries | jax.ShapeDtypeStruct,
     keys: Keys | jax.ShapeDtypeStruct,
@@ -126,7 +129,7 @@ def _of_points(chosen: Plan, reach: float) -> Plan:
 def sizes(queries: Any, keys: Any, values: Any, tau: Any) -> tuple[int, int, int]:
     """Kernel evaluations (batch · M · N), dimension and channels of a sum."""
     leading = {np.shape(tau), *(tuple(x.shape[:-2]) for x in (queries, keys, values))}
-    batch = math.prod(np.broadcast_shapes(*leading))
+    batch = math.prod(jnp.broadcast_shapes(*leading))
     channels = values.shape[-1] if len(values.shape) > 1 else 1
     return batch * queries.shape[-2] * keys.shape[-2], queries.shape[-1], channels
 
@@ -150,7 +153,9 @@ def plan(settings: Settings, platform: str, pairs: int, dim: int, channels: int)
         return Plan(platform, settings.method, precision, "xla", "asked for by name")
 
     obstacle = None
-    if not _bridge.serves(platform):
+    if not are_known(pairs):
+        obstacle = "PyTorch's kernels take no symbolic shapes"
+    elif not _bridge.serves(platform):
         obstacle = f"the PyTorch installed here does not run on JAX's platform {platform!r}"
     elif platform == "cuda" and (settings.dtype if settings.precision == "auto" else settings.precision) == "float64":
         obstacle = "PyTorch has no fused attention in float64 on CUDA"

@@ -27,6 +27,7 @@ from ._checks import (
     check_names,
     check_operands,
     matmul_grade,
+    takes_tau,
 )
 from ._dense import LOG_ZERO, align
 from ._gauss_sum import wide_sum
@@ -35,6 +36,7 @@ from ._plan import expected_platform, plan, sizes
 from ._varying import vary_alike, whole
 
 
+@takes_tau
 def gauss_sum_sharded(
     queries: Queries,
     keys: Keys,

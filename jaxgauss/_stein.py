@@ -7,11 +7,23 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ._checks import MeshOptions, Points, Settings, Taus, Weights, check_estimator, check_samples, check_scores
+from ._checks import (
+    MeshOptions,
+    Points,
+    Settings,
+    Taus,
+    Weights,
+    check_distinct_pairs,
+    check_estimator,
+    check_samples,
+    check_scores,
+    takes_tau,
+)
 from ._mmd import bandwidth_mean, distinct_pairs_factor, weights_or_mean
 from ._moments import Reduction, by_reach, check_plan, prepare
 
 
+@takes_tau
 def ksd_squared(
     points: Points,
     scores: Points,
@@ -35,7 +47,7 @@ def ksd_squared(
         tau: τ = 1/σ², positive; or several, (T,): k is then the mean of their kernels.
         weights: a, (N,), of either sign. None: 1/N. They are taken as they are, not normalized.
         estimator: "biased", all pairs (V-statistic, at least 0); "unbiased", without the pairs i = i (U-statistic; for
-            weights, with the factor (Σa)² / ((Σa)² - Σa²)), at least 2 points.
+            weights, with the factor (Σa)² / ((Σa)² - Σa²)), at least 2 points, and as many with weight.
         **options: `method`, `precision` and `backend`, as for `gauss_sum`; and `mesh`, `query_axis` and `key_axis`, as
             for `gauss_sum_sharded`, but the mesh need not divide the numbers of points.
 
@@ -67,6 +79,7 @@ def ksd_squared(
     samples, given = {"points": points, "scores": scores}, {"weights": weights}
     settings = check_samples("ksd_squared", samples, tau, options, weights=given, min_points=smallest)
     check_scores("ksd_squared", "points", points, scores)
+    check_distinct_pairs("ksd_squared", estimator, given)
     num, dim = points.shape
     tau = check_plan(settings, tau, num * num, dim, 2 * dim + 1, points)
     return _ksd_squared(settings, estimator, points, scores, tau, weights)

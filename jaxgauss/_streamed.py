@@ -31,10 +31,12 @@ from ._checks import (
     check_names,
     check_operands,
     matmul_grade,
+    takes_tau,
     working_dtype,
 )
 from ._gauss_sum import wide_sum
 from ._plan import expected_platform, plan, sizes, warn_once
+from ._progress import progress_bar
 
 WHERE = "`jaxgauss.gauss_sum_streamed`"
 CHUNK_BYTES = 2**22  # of keys and values in a chunk: measured best on CPUs, for ten queries and for thousands
@@ -77,6 +79,10 @@ class KeyChunks(Sequence):
             raise ValueError(f"`jaxgauss.KeyChunks`: `size` must be a positive integer; got {size!r}.")
         self.keys, self.values, self.size = keys, values, size
 
+    def __repr__(self) -> str:
+        given = (f"{name} {x.dtype}[{','.join(map(str, x.shape))}]" for name, x in vars(self).items() if name != "size")
+        return f"KeyChunks({', '.join(given)}, size={self.size})"
+
     def __len__(self) -> int:
         return max(1, -(-self.keys.shape[0] // self.size))
 
@@ -87,6 +93,7 @@ class KeyChunks(Sequence):
         return self.keys[start : start + self.size], self.values[start : start + self.size]
 
 
+@takes_tau
 def gauss_sum_streamed(
     queries: Queries,
     chunks: Iterable[tuple[Keys, Values]],
@@ -336,12 +343,8 @@ class _File:
 def _bar(progress: bool, chunks: Any, num_chunks: int) -> contextlib.AbstractContextManager[Any]:
     if not progress:
         return contextlib.nullcontext()
-    try:
-        from tqdm import tqdm
-    except ImportError as error:
-        raise ImportError(f"{WHERE}: a progress bar needs tqdm: pip install tqdm.") from error
     total = len(chunks) if isinstance(chunks, Sized) else None
-    return tqdm(total=total, initial=num_chunks, desc="gauss_sum_streamed", unit="chunk")
+    return progress_bar("gauss_sum_streamed", total, "chunk", initial=num_chunks)
 
 
 def _pair(chunk: Any, number: int) -> tuple[Any, Any]:

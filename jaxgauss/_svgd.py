@@ -10,11 +10,13 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from ._bandwidth import median_heuristic
-from ._checks import MeshOptions, Points, Settings, Taus, check_samples, check_scores
+from ._checks import MeshOptions, Points, Settings, Taus, check_samples, check_scores, takes_tau
 from ._mmd import bandwidth_mean
 from ._moments import Reduction, by_reach, check_plan, prepare
+from ._repr import short_repr
 
 
+@takes_tau
 def svgd_direction(
     particles: Points,
     scores: Points,
@@ -85,6 +87,7 @@ class SVGDState(NamedTuple):
     particles: Any
     kernel_parameters: dict[str, Any]
     opt_state: Any
+    __repr__ = short_repr
 
 
 class SVGD(NamedTuple):
@@ -94,6 +97,7 @@ class SVGD(NamedTuple):
     step: Callable[..., SVGDState]
 
 
+@takes_tau
 def svgd(
     grad_logdensity_fn: Callable[..., Any],
     optimizer: Any,
@@ -109,7 +113,8 @@ def svgd(
     Args:
         grad_logdensity_fn: the score of one particle (a pytree), and of the keyword arguments of `step`.
         optimizer: an Optax `GradientTransformation`, given minus the direction.
-        tau: τ, or several; None: 2 log N / med² at every step, med the median distance, the rule of Liu & Wang.
+        tau: τ, or several; None: 2 log N / med² at every step, med the median distance, the rule of Liu & Wang (1 for a
+            single particle).
         **options: `method`, `precision` and `backend`, as for `gauss_sum`; and `mesh`, `query_axis` and `key_axis`, as
             for `gauss_sum_sharded`, but the mesh need not divide the numbers of points.
 
@@ -157,4 +162,6 @@ def _flat(particles: Any) -> Float[Array, "n d"]:
 
 
 def _liu_wang(points: Array) -> Array:
-    return 2 * jnp.log(jnp.maximum(len(points), 2)).astype(points.dtype) * median_heuristic(points)
+    if len(points) < 2:
+        return jnp.ones((), points.dtype)  # one particle climbs, whatever τ is
+    return 2 * jnp.log(len(points)).astype(points.dtype) * median_heuristic(points)

@@ -1,11 +1,14 @@
 """Bad input: one test a message, before anything runs."""
 
+import inspect
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
 
+import jaxgauss
 from jaxgauss import explain, gauss_sum, gauss_sum_blocked, gauss_sum_dense
 from oracle import gauss_sum64, relative_error
 
@@ -21,19 +24,47 @@ WRONG = [
         ValueError,
         r"at least one dimension; got queries \(5, 0\)",
     ),
-    ({"values": jnp.ones((5, 2))}, ValueError, r"one row for each key; got .*values \(5, 2\)"),
-    ({"values": jnp.ones(5)}, ValueError, r"one row for each key; got .*values \(5,\)"),
+    (
+        {"values": jnp.ones((5, 2))},
+        ValueError,
+        r"one row for each key; got .*values \(5, 2\)\. The last two axes of values are .* \(…, N, C\)\.(?! Weights)",
+    ),
+    (
+        {"values": jnp.ones(5)},
+        ValueError,
+        r"one row for each key; got .*values \(5,\)\. Weights are one for each key, \(7,\)",
+    ),
+    (
+        {"values": jnp.ones((2, 7))},
+        ValueError,
+        r"got .*values \(2, 7\).*Weights in batches need .*values\[\.\.\., None\]",
+    ),
     (
         {"queries": jnp.ones((2, 5, 3)), "keys": jnp.ones((4, 7, 3))},
         ValueError,
         r"must broadcast .*got queries \(2, 5, 3\)",
     ),
-    ({"queries": jnp.ones((2, 5, 3)), "tau": jnp.ones(3)}, ValueError, r"`tau` against them; got .*tau \(3,\)"),
-    ({"queries": jnp.ones((5, 3), int)}, TypeError, "got queries int64"),
-    ({"values": jnp.ones((7, 2), complex)}, TypeError, "got values complex128"),
+    (
+        {"queries": jnp.ones((2, 5, 3)), "tau": jnp.ones(3)},
+        ValueError,
+        r"`tau` against them; got .*tau \(3,\).*in each dimension scale the points: queries \* jnp.sqrt\(tau\)",
+    ),
+    (
+        {"queries": jnp.ones((2, 5, 3)), "tau": jnp.ones(4)},
+        ValueError,
+        r"got .*tau \(4,\)\. Add axes of length 1\.(?! For)",
+    ),
+    ({"queries": jnp.ones((5, 3), int)}, TypeError, r"got queries int64.*queries.astype\(jnp.float32\)"),
+    ({"values": jnp.ones((7, 2), complex)}, TypeError, r"got values complex128.*values\.real and values\.imag"),
+    ({"keys": np.ones((7, 3), complex)}, TypeError, r"got keys complex128.*\[keys\.real, keys\.imag\]"),
     ({"keys": jnp.ones((7, 3), bool)}, TypeError, "got keys bool"),
     ({"keys": jnp.ones((7, 3), jnp.float8_e4m3fn)}, TypeError, "got keys float8_e4m3fn"),
-    ({"queries": [[1.0, 2.0, 3.0]]}, TypeError, "got list.*jnp.asarray"),
+    (
+        {"queries": [[1.0, 2.0, 3.0]]},
+        TypeError,
+        r"got list\. Convert with jnp.asarray\(queries, jnp.float32\): only `tau`",
+    ),
+    ({"values": 1}, TypeError, r"got int\. For all alike jnp.full\(number, 1\)"),
     ({"tau": 0.0}, ValueError, r"positive and finite in float\d\d; got tau 0\.0"),
     ({"tau": -1}, ValueError, r"positive and finite in float\d\d; got tau -1"),
     ({"tau": float("nan")}, ValueError, r"positive and finite in float\d\d; got tau nan"),
@@ -43,8 +74,8 @@ WRONG = [
     ({"tau": 1e309}, ValueError, r"positive and finite in float\d\d; got tau inf"),
     ({"tau": 10**400}, ValueError, r"positive and finite in float\d\d; got tau 1000"),
     ({"tau": np.zeros((), [("a", "f4")])}, TypeError, "real number or array; got tau array"),
-    ({"queries": torch.ones(5, 3)}, TypeError, "got queries torch.float32.*astype"),
-    ({"queries": jax.random.key(0)}, TypeError, "got queries key"),
+    ({"queries": torch.ones(5, 3)}, TypeError, r"got queries torch.float32.*jnp.from_dlpack\(queries\).*torch_backend"),
+    ({"queries": jax.random.key(0)}, TypeError, "got queries key<fry>.*`rng_key`"),
     ({"tau": "wide"}, TypeError, "real number or array; got tau 'wide'"),
     ({"tau": None}, TypeError, "real number or array; got tau None"),
     ({"tau": jnp.asarray(1j)}, TypeError, "real number or array; got tau Array"),
@@ -114,3 +145,79 @@ def test_a_traced_tau_is_not_read():
 def test_options_are_keywords():
     with pytest.raises(TypeError, match="positional"):
         gauss_sum(*GOOD.values(), "rescale")
+
+
+TAKE_TAU = sorted(
+    name
+    for name, function in vars(jaxgauss).items()
+    if inspect.isfunction(function) and "tau" in inspect.signature(function).parameters
+)
+
+
+@pytest.mark.parametrize("name", TAKE_TAU)
+def test_another_name_of_the_bandwidth_is_told_how_to_convert(name):
+    message = rf"`jaxgauss.{name}`: .* `tau`, 1/σ²; got {{}}\. Pass tau=jaxgauss.tau_from_bandwidth\({{}}\)"
+    for option, convention in (("sigma", "sigma"), ("gamma", "gamma, 'gamma'")):
+        with pytest.raises(TypeError, match=message.format(f"{option} 2.0", convention)):
+            getattr(jaxgauss, name)(**{option: 2.0})
+
+
+def test_many_functions_take_tau():
+    assert {"gauss_sum", "mmd_squared", "mmd_test", "svgd", "kde_logpdf"} <= set(TAKE_TAU)
+
+
+@pytest.mark.parametrize("rng_key", [0, None, jnp.ones(2), np.uint32(3), jax.random.split(jax.random.key(0))])
+def test_what_is_no_random_key_is_refused(rng_key):
+    x = jnp.ones((4, 2))
+    functions = {
+        "mmd_test": lambda: jaxgauss.mmd_test(x, x, 1.0, rng_key=rng_key),
+        "estimate_error": lambda: jaxgauss.estimate_error(x, x, x, rng_key=rng_key),
+    }
+    if rng_key is not None:
+        functions["median_heuristic"] = lambda: jaxgauss.median_heuristic(x, rng_key=rng_key)
+    for name, function in functions.items():
+        with pytest.raises(
+            TypeError, match=rf"`jaxgauss.{name}`: `rng_key` must be one random key; got .*random.key\(0\)"
+        ):
+            function()
+
+
+@pytest.mark.parametrize("rng_key", [jax.random.key(0), jax.random.PRNGKey(0), np.asarray(jax.random.PRNGKey(0))])
+def test_random_keys_of_either_kind_are_taken(rng_key):
+    assert jaxgauss.median_heuristic(jnp.ones((4, 2)), rng_key=rng_key, max_points=2) == 1
+
+
+@pytest.mark.parametrize("weights", [np.eye(5)[0], jnp.eye(5)[1] / 3, np.zeros(5)])
+def test_a_mask_without_pairs_has_no_unbiased_estimate(weights):
+    """It would be 0/0: refused where it can be seen; under jit it is NaN, not a number that looks like one."""
+    x = jnp.arange(10.0).reshape(5, 2)
+    functions = {
+        "mmd_squared": lambda a, **o: jaxgauss.mmd_squared(x, x + 1, 1.0, y_weights=a, **o),
+        "embedding_norm_squared": lambda a, **o: jaxgauss.embedding_norm_squared(x, 1.0, weights=a, **o),
+        "ksd_squared": lambda a, **o: jaxgauss.ksd_squared(x, -x, 1.0, weights=a, **o),
+    }
+    for name, function in functions.items():
+        number = np.count_nonzero(weights)
+        with pytest.raises(ValueError, match=rf"`jaxgauss.{name}`: .*weights` must weigh pairs .* got {number} of 5"):
+            function(weights, estimator="unbiased")
+        assert jnp.isnan(jax.jit(lambda a, f=function: f(a, estimator="unbiased"))(weights))
+        assert jnp.isfinite(function(weights))
+
+
+def test_results_print_in_a_line():
+    x, rng_key = jnp.linspace(0, 1, 40, dtype="float32").reshape(20, 2), jax.random.key(0)
+    test = jaxgauss.mmd_test(x, x + 9, 1.0, rng_key=rng_key, num_permutations=99)
+    assert repr(test) == f"MMDTest(p_value=0.01, statistic={float(test.statistic):.4g}, null_statistics=float32[99])"
+    both = jax.vmap(lambda x: jaxgauss.mmd_test(x, x, 1.0, rng_key=rng_key, num_permutations=99))(jnp.stack([x, x]))
+    assert repr(both) == "MMDTest(p_value=float32[2], statistic=float32[2], null_statistics=float32[2,99])"
+    search = repr(jaxgauss.leave_one_out_tau(x, np.ones(3)))
+    assert search == "BandwidthSearch(tau=1, taus=float32[3], log_likelihoods=float32[3])"
+    state = jaxgauss.SVGDState({"a": x}, {"tau": 2.0}, ())
+    assert repr(state) == "SVGDState(particles={'a': float32[20,2]}, kernel_parameters={'tau': 2.0}, opt_state=())"
+    estimate = jaxgauss.ErrorEstimate(jnp.float32(1e-6), jnp.float32(0), jnp.float32(0.5))
+    assert repr(estimate) == "ErrorEstimate(relative_error=1e-06, standard_error=0, largest_ratio=0.5)"
+    seen = []
+    jax.jit(lambda *fields: seen.append(repr(jaxgauss.MMDTest(*fields))))(1.0, 2.0, x)
+    assert seen == ["MMDTest(p_value=float64[], statistic=float64[], null_statistics=float32[20,2])"]
+    chunks = jaxgauss.KeyChunks(np.ones((10, 3)), np.ones(10, "float32"), size=4)
+    assert repr(chunks) == "KeyChunks(keys float64[10,3], values float32[10], size=4)"

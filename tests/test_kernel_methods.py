@@ -22,6 +22,7 @@ from jaxgauss import (
     mmd_squared,
     mmd_test,
     mmd_witness,
+    svgd,
     svgd_direction,
 )
 from oracle import assert_close, relative_error
@@ -286,6 +287,37 @@ def test_number_of_attention_calls(name):
 def test_several_bandwidths_in_many_blocks(function):
     """Traced only: every way out, differences too, must add up its blocks in the shape of all bandwidths."""
     jax.eval_shape(function, jax.ShapeDtypeStruct((9000, 3), "float32"), jax.ShapeDtypeStruct((2,), "float32"))
+
+
+@pytest.mark.parametrize("method", ["rescale", "blocked"])
+def test_nowhere_to_look(method):
+    """No points give nothing, as in `gauss_sum`, and gradients of zero."""
+    none, x, taus = jnp.ones((0, 2)), jnp.ones((3, 2)), jnp.ones(2)
+    assert kde_logpdf(none, x, taus, method=method).shape == (0,)
+    assert kde_score(none, x, taus, method=method).shape == (0, 2)
+    assert mmd_witness(none, x, x, taus, method=method).shape == (0,)
+    gradient = jax.grad(lambda x: kde_logpdf(none, x, 1.0, method=method).sum() + mmd_witness(none, x, x, 1.0).sum())
+    assert not gradient(x).any()
+    with pytest.raises(ValueError, match="`samples` must hold at least 1 points"):
+        kde_logpdf(x, none, 1.0)
+
+
+def test_a_single_particle_climbs_without_a_bandwidth():
+    sampler = svgd(lambda x: 3 - x, optax.sgd(0.5))
+    state = sampler.init(jnp.zeros((1, 2)))
+    for _ in range(20):
+        state = sampler.step(state)
+    assert jnp.abs(state.particles - 3).max() < 1e-4 and state.kernel_parameters["tau"] == 1
+
+
+def test_candidates_one_by_one_give_the_same(rng, capsys):
+    x = jnp.asarray(rng.normal(size=(40, 2)))
+    for taus in (None, jnp.asarray([0.5, 2.0, 8.0])):
+        shown, expected = leave_one_out_tau(x, taus, progress=True), leave_one_out_tau(x, taus)
+        assert_close(shown, expected, 1e-12)
+    assert "leave_one_out_tau: 100%" in capsys.readouterr().err
+    with pytest.raises(ValueError, match=r"`jaxgauss.leave_one_out_tau`: `progress` must be False .* got True"):
+        jax.jit(lambda x: leave_one_out_tau(x, progress=True))(x)
 
 
 def test_closed_forms(rng):

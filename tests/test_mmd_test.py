@@ -108,6 +108,19 @@ def test_p_values_are_uniform_under_the_null(tau, resampling):
     assert (p_values <= 0.05).mean() < 0.05 + 5 * np.sqrt(0.05 * 0.95 / 400)
 
 
+@pytest.mark.parametrize("num_permutations", [19, 99, 999])
+def test_p_values_compare_as_python_numbers_do(num_permutations):
+    """In float32 0.05 lies above 0.05: a p-value of exactly α is at most α, the next one is not."""
+    table = np.asarray(_mmd_test._shares(num_permutations, np.dtype("float32")))
+    numbers = [(1 + i) / (1 + num_permutations) for i in range(num_permutations + 1)]
+    assert table.dtype == np.float32 and table[-1] == 1
+    for alpha in numbers:
+        assert [float(p) <= alpha for p in table] == [p <= alpha for p in numbers]
+        assert [bool(p <= np.float32(alpha)) for p in table] == [p <= alpha for p in numbers]
+    x = jnp.arange(12.0, dtype="float16").reshape(6, 2)
+    assert mmd_test(x, x + 1, 1.0, rng_key=KEY, num_permutations=19).p_value.dtype == np.float32
+
+
 def test_ties_count_against_rejection():
     """Whichever way equal points are labeled, the statistic is the same: no evidence."""
     result = mmd_test(jnp.ones((6, 2)), jnp.ones((5, 2)), 1.0, rng_key=KEY, num_permutations=19)
