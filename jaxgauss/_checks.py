@@ -100,7 +100,8 @@ def matmul_grade() -> str:
     return "high" if asked in ("high", "tensorfloat32", "bfloat16_3x") or "_X3" in str(asked) else "default"
 
 
-_Arguments, _Result = ParamSpec("_Arguments"), TypeVar("_Result")
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
 
 
 def takes_tau(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
