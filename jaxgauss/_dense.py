@@ -127,7 +127,7 @@ def squared_reach(a: Points, b: Points) -> Float[Array, ""]:
 
     Rounding moves the exponents of everything but `differences_sum` by its unit times R².
     """
-    norms = jnp.concatenate([a.norms.ravel(), b.norms.ravel()])
+    norms = jnp.concatenate(whole(a.norms.ravel(), b.norms.ravel()))
     return jnp.where(jnp.isnan(norms), 0, norms).max(initial=0) / BASE_2
 
 
@@ -136,7 +136,7 @@ def are_within(reach: float, a: Points, b: Points) -> Bool[Array, ""]:
 
     NaN, which spoils a row whatever is done, does not count.
     """
-    norms = jnp.concatenate([a.norms.ravel(), b.norms.ravel()])
+    norms = jnp.concatenate(whole(a.norms.ravel(), b.norms.ravel()))
     return ~(norms > reach * BASE_2).any()
 
 

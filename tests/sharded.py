@@ -30,6 +30,7 @@ HALF = [QUERIES.astype("float16"), KEYS.astype("float16"), np.repeat([6e4, -6e4]
 X, Y, TAUS = RNG.normal(size=(19, 3)), RNG.normal(size=(22, 3)) + 0.3, np.array([0.5, 2.0])  # 19 and 41: not divided
 FAR = np.concatenate([[[300.0, 0, 0]], X[1:]])  # out of reach: by differences
 WEIGHTS = RNG.uniform(size=22)
+BATCHES = RNG.normal(size=(4, 5, 3))
 
 
 def forward(*operands, mesh=None, **shares):
@@ -64,7 +65,7 @@ def others(x, y, **shares):
     return jaxgauss.mmd_flow_velocity(x, y, TAUS, **shares), score, tuple(test)
 
 
-def plain(_x, _y, queries=QUERIES, keys=KEYS, values=VALUES, weights=VALUES[:, 0] ** 2):
+def plain(_x, _y, queries=QUERIES, keys=KEYS, values=VALUES, weights=VALUES[:, 0] ** 2, batches=BATCHES):
     """Every public function that knows nothing of meshes, and gradients by all four rules."""
     rng_key, both, many = jax.random.key(0), (queries, keys, 0.7), (queries, keys, TAUS)
     gauss_sum, options = jaxgauss.gauss_sum, {"y_weights": weights}
@@ -88,11 +89,13 @@ def plain(_x, _y, queries=QUERIES, keys=KEYS, values=VALUES, weights=VALUES[:, 0
         jaxgauss.estimate_error(*both[:2], weights, 0.7, rng_key=rng_key, num_queries=5, precision="float16"),
         jax.grad(lambda *x: jnp.sin(gauss_sum(*x)).sum(), (0, 1, 2))(*both[:2], values),
         jax.grad(jaxgauss.mmd_squared, (0, 1))(*many),
+        jax.vmap(lambda x: gauss_sum(x, keys, values))(batches),
+        jax.vmap(jax.grad(lambda x: jaxgauss.mmd_squared(x, keys, 0.7)))(batches),
         jax.grad(lambda x: jaxgauss.log_gauss_sum(queries, x).sum())(keys),
     )  # fmt: skip
 
 
-def eager(_x, _y, queries=QUERIES, keys=KEYS, values=VALUES, weights=VALUES[:, 0] ** 2):
+def eager(_x, _y, queries=QUERIES, keys=KEYS, values=VALUES, weights=VALUES[:, 0] ** 2, _batches=None):
     """Without jit."""
     assert jaxgauss.explain(queries, keys, values).method == "dense"
     return (
@@ -154,11 +157,9 @@ def results(num_processes: int) -> dict:
             with jax.set_mesh(mixed):
                 flow = jaxgauss.mmd_flow_velocity(*placed, TAUS, **shares)
                 found[f"velocity, {kinds[0].name}, {kinds[1].name}"] = numbers(mixed, flow)
-            axes = ("columns",), ("rows",), ("rows", None), ("rows",)
-            placed = [
-                jax.device_put(x, NamedSharding(mixed, P(*axis)))
-                for x, axis in zip((QUERIES, KEYS, VALUES, VALUES[:, 0] ** 2), axes, strict=True)
-            ]
+            arrays = QUERIES, KEYS, VALUES, VALUES[:, 0] ** 2, BATCHES
+            axes = "columns", "rows", "rows", "rows", "columns"
+            placed = [jax.device_put(x, NamedSharding(mixed, P(y))) for x, y in zip(arrays, axes, strict=True)]
             if kinds == (AxisType.Explicit, AxisType.Auto):
                 continue  # like the other mixed one
             found[f"eager, {kinds[0].name}, {kinds[1].name}"] = numbers(mixed, eager(X, Y, *placed))
