@@ -290,3 +290,11 @@ def test_few_points_take_few_steps(rng, num, dim, channels):
     entry = program[program.index("ENTRY") :].splitlines()[1:]
     nothing = re.compile(r" (parameter|constant|tuple|get-tuple-element|bitcast)\(")
     assert 4 <= sum(" = " in line and not nothing.search(line) for line in entry) <= 8
+
+
+@pytest.mark.parametrize("function", [gauss_sum, gauss_sum_dense, gauss_sum_blocked])
+def test_an_eager_call_is_one_program(rng, function):
+    """Each operation by itself would be dispatched by itself, and take its time."""
+    operands = problem(rng).operands
+    (call,) = jax.make_jaxpr(function)(*operands).eqns
+    assert call.primitive.name in ("jit", "pjit")
