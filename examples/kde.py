@@ -63,20 +63,22 @@ def main(num=10000, steps=200, picture="outputs/kde.png"):
     image, chroma, rgb = load_colors(num)
     train, held_out = jnp.split(chroma, 2)
     start = time.perf_counter()
-    search = jax.block_until_ready(leave_one_out_tau(train))
+    search = jax.block_until_ready(leave_one_out_tau(train, progress=True))
     seconds = time.perf_counter() - start
     print(f"leave-one-out: {len(search.taus)} bandwidths, {num} points, {seconds:.1f} s with compiling")
     rules = {"leave-one-out": search.tau, "Scott's rule": scott_tau(train), "median heuristic": median_heuristic(train)}
-    curve = [kde_logpdf(held_out, train, tau).mean() for tau in tqdm(search.taus, desc="held out", unit="bandwidth")]
+    bar = tqdm(search.taus, desc="held out", unit="bandwidth")
+    curve = [float(kde_logpdf(held_out, train, tau).mean()) for tau in bar]
     for name, tau in rules.items():
         print(f"{name}: σ = {tau**-0.5:.4f}, held-out log-likelihood {kde_logpdf(held_out, train, tau).mean():.4f}")
+    print("the same by scikit-learn")
     ours, theirs, seconds, their_seconds = compare_scikit_learn(train, held_out, search.tau)
     print(f"jaxgauss {ours:.6f} in {seconds:.2f} s, scikit-learn {theirs:.6f} in {their_seconds:.2f} s", end="")
     print(f", difference {abs(ours - theirs):.1e}")
     tau = rules["Scott's rule"]
     paths = mean_shift(train[:STARTS], train, tau, steps)
     modes = find_modes(paths[-1], tau)
-    print(f"{len(np.unique(modes))} modes at σ = {tau**-0.5:.4f}")
+    print(f"{len(np.unique(modes))} modes at σ = {tau**-0.5:.4f}; drawing densities at {GRID} × {GRID} points")
     draw(image, train, rgb, search, curve, rules, paths, modes, Path(picture))
     return search, ours, theirs, paths, modes
 
@@ -104,7 +106,7 @@ def draw(image, train, rgb, search, curve, rules, paths, modes, path):
     top, best = float(search.log_likelihoods.max()), float(search.tau**-0.5)
     axes[1].set(title="bandwidth", xlabel="σ", ylabel="mean log-likelihood")
     axes[1].set(xlim=(best / 8, None), ylim=(top - 3, top + 0.2))
-    axes[1].legend(fontsize="small", loc="lower center")
+    axes[1].legend(fontsize="small", loc="lower center", framealpha=1)
     contours(axes[2], train, search.tau)
     axes[2].scatter(*train[:3000].T, c=rgb[: len(train)][:3000], s=2)
     axes[2].set_title(f"log-density of chroma, σ = {best:.3f}")

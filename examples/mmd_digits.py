@@ -65,10 +65,16 @@ def train_step(loss_function, optimizer, images, constant, batch):
     return step
 
 
+def shown_steps(steps):
+    """Where samples are shown: of 4000 steps 15 (noise), 62 (first strokes), 250 and 1000."""
+    return sorted({steps // 4**i for i in range(1, 5)} - {0})
+
+
 def main(steps=4000, batch=1024, dense=False, learn_tau=False, picture="outputs/mmd_digits.png"):
     """Train, keep the state that is best on validation images, report the held-out MMD, and draw samples."""
     images = jax.random.permutation(jax.random.key(1), jnp.asarray(load_digits(return_X_y=True)[0] / 16, jnp.float32))
     train, validation, held_out = jnp.split(images, [1257, 1527])
+    print(f"{steps} steps of {batch} images towards {len(train)} real ones")
     variables: dict[str, Any] = {"params": initial()} | ({"log_taus": jnp.log(jnp.array(TAUS))} if learn_tau else {})
     schedule = optax.warmup_cosine_decay_schedule(0, 1e-3, steps // 20, steps)
     ascent = optax.chain(optax.scale(-1), optax.adam(1e-3))  # bandwidths that tell the samples apart
@@ -83,7 +89,7 @@ def main(steps=4000, batch=1024, dense=False, learn_tau=False, picture="outputs/
         return jnp.sqrt(mmd_squared(generate(params, jax.random.key(2), 5000), real, jnp.array(TAUS)))
 
     before, losses, shown = float(mmd(variables["params"], held_out)), [], []
-    checks = sorted({*np.geomspace(1, steps, 6).astype(int), *range(0, steps, max(1, steps // 20)), steps})
+    checks = sorted({1, *shown_steps(steps), *range(0, steps, max(1, steps // 20)), steps})
     best, best_params = np.inf, variables["params"]
     for i in (bar := trange(1, steps + 1, unit="step", mininterval=0.5)):
         variables, state, loss = step(variables, state, jax.random.fold_in(jax.random.key(0), i))
@@ -94,7 +100,7 @@ def main(steps=4000, batch=1024, dense=False, learn_tau=False, picture="outputs/
             if current < best:
                 best, best_params = current, variables["params"]
                 save(best_params, Path(picture).with_suffix(".npz"))
-        if i in np.geomspace(1, steps, 6).astype(int)[1:-1]:
+        if i in shown_steps(steps):
             shown.append((f"step {i}", sample(variables["params"], jax.random.key(3), 30)))
     after = float(mmd(best_params, held_out))
     between = float(jnp.sqrt(mmd_squared(train, held_out, jnp.array(TAUS))))
@@ -116,9 +122,9 @@ def draw(shown, losses, path):
         ax.imshow(grid.reshape(60, 50), cmap="gray_r", vmin=0, vmax=1)
         ax.set(title=title, xticks=[], yticks=[])
     steps, loss, validation = zip(*losses, strict=True)
-    axes[-1].loglog(steps, loss, ".-", label="training MMD² (biased)")
-    axes[-1].loglog(steps, np.square(validation), ".-", label="validation MMD² (biased)")
-    axes[-1].set(title="loss", xlabel="step")
+    axes[-1].loglog(steps, loss, ".-", label="training")
+    axes[-1].loglog(steps, np.square(validation), ".-", label="validation")
+    axes[-1].set(title="loss", xlabel="step", ylabel="MMD² (biased)")
     axes[-1].legend(loc="lower left", fontsize=8)
     axes[-1].grid(alpha=0.3)
     path.parent.mkdir(parents=True, exist_ok=True)

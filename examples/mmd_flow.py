@@ -75,14 +75,19 @@ def draw(frames, y, path):
     """The particles at some steps, colored by where they started, over the target."""
     start = np.asarray(frames[0][1])[:, 0]
     colors = plt.get_cmap("turbo")(np.clip(0.5 + start / (4 * BLOB), 0.03, 0.97))
-    fig, axes = plt.subplots(2, FRAMES // 2, figsize=(13, 6.9), layout="constrained", squeeze=False)
+    everything = np.concatenate([y, *(x for _, x, _ in frames)])
+    low, high = everything.min(0) - 0.05, everything.max(0) + 0.05  # nobody leaves the picture
+    width, columns = 13, FRAMES // 2
+    height = 2 * (width / columns * np.divide(*(high - low)[::-1]) + 0.4)
+    fig, axes = plt.subplots(2, columns, figsize=(width, height), layout="constrained", squeeze=False)
     for ax in axes.flat:
-        ax.set(xlim=(-1.15, 1.15), ylim=(-0.9, 0.9), aspect="equal")
-        ax.axis("off")
+        ax.set(xlim=(low[0], high[0]), ylim=(low[1], high[1]), aspect="equal", xticks=[], yticks=[])
+        ax.spines[:].set_color("0.8")
     for ax, (step, x, value) in zip(axes.flat, frames, strict=False):
         ax.scatter(*y.T, s=7, color="0.9", linewidths=0)
         ax.scatter(*x.T, s=4, c=colors, linewidths=0)
         ax.set_title(f"step {step}, MMD² = {value:.1e}")
+    fig.supxlabel("color: where a particle started, from left to right; gray: the target", fontsize="medium")
     path.parent.mkdir(parents=True, exist_ok=True)
     fig.savefig(path, dpi=150)
     print(f"picture: {path}")

@@ -32,6 +32,7 @@ from jaxgauss import embedding_norm_squared, mmd_squared, tau_from_bandwidth
 OUTPUTS = Path(__file__).parent.parent / "outputs"
 TAUS = tau_from_bandwidth(np.array([0.1, 0.4, 1.6], np.float32))
 LAYERS = (2, 64, 64, 64, 2)
+DRAWN = 4000  # points of a panel, at most
 
 
 def moons(start: int, stop: int) -> np.ndarray:
@@ -56,6 +57,15 @@ def generate(params: list, x: jax.Array) -> jax.Array:
     for weights, bias in hidden:
         x = jax.nn.silu(x @ weights + bias)
     return x @ last + shift
+
+
+def gather(data: jax.Array, everywhere: NamedSharding) -> tuple[np.ndarray, np.ndarray]:
+    """Every so many points of all processes' data, and the process that has each: all processes take part."""
+    process = np.empty(len(data), int)
+    for device, (rows, _) in data.sharding.devices_indices_map(data.shape).items():
+        process[rows] = device.process_index
+    stride = -(-len(data) // DRAWN)
+    return np.asarray(jax.jit(lambda x: x[::stride], out_shardings=everywhere)(data)), process[::stride]
 
 
 def train(steps: int, num_points: int, num_latents: int, folder: Path) -> None:
@@ -90,24 +100,30 @@ def train(steps: int, num_points: int, num_latents: int, folder: Path) -> None:
         params, state, value = step(params, state, jax.random.key(i + 1), data, norm_squared)
         losses.append(float(value))  # waits for the step: an error of another process is raised here
         bar.set_postfix(mmd=f"{max(losses[-1], 0) ** 0.5:.4f}")
+    shown, process = gather(data, everywhere)
     if not first:
         return
     places = f"{jax.device_count()} devices of {jax.process_count()} processes"
     print(f"{num_points} points on {places}: MMD {max(losses[0], 0) ** 0.5:.4f} -> {max(losses[-1], 0) ** 0.5:.4f}")
     folder.mkdir(exist_ok=True)
-    np.savez(folder / "multi_process.npz", *map(np.asarray, jax.tree.leaves(params)))
-    own_data = np.concatenate([np.asarray(x.data) for x in data.addressable_shards])
-    plot(jax.tree.map(np.asarray, params), own_data, losses, places, folder / "multi_process.png")
+    params = jax.tree.map(np.asarray, params)
+    np.savez(folder / "multi_process.npz", *jax.tree.leaves(params), shown=shown, process=process)
+    plot(params, shown, process, losses, places, folder / "multi_process.png")
 
 
-def plot(params: list, own_data: np.ndarray, losses: list[float], places: str, path: Path) -> None:
-    """What process 0 has of the data, what the generator makes, and the loss."""
+def plot(params: list, shown: np.ndarray, process: np.ndarray, losses: list[float], places: str, path: Path) -> None:
+    """The data by process, what the generator makes, and the loss."""
     figure, axes = plt.subplots(1, 3, figsize=(12, 4), layout="constrained")
-    points = generate(params, jax.random.normal(jax.random.key(0), (4000, LAYERS[0])))
-    for axis, title, x in ((axes[0], "data of process 0", own_data), (axes[1], "generated", points)):
-        axis.scatter(*np.asarray(x)[:4000].T, s=1, alpha=0.5)
+    mixed = np.random.default_rng(0).permutation(len(shown))  # no process covers another
+    points = generate(params, jax.random.normal(jax.random.key(0), (DRAWN, LAYERS[0])))
+    dots = axes[0].scatter(
+        *shown[mixed].T, s=4, c=process[mixed], cmap="tab10", vmin=0, vmax=max(9, process.max()), linewidths=0
+    )
+    axes[0].legend(*dots.legend_elements(), title="process", loc="upper right", fontsize=8)
+    axes[1].scatter(*np.asarray(points).T, s=4, color="0.3", linewidths=0)
+    for axis, title in ((axes[0], "data, by process"), (axes[1], "generated")):
         axis.set(title=title, xlim=(-1.9, 1.9), ylim=(-1.9, 1.9), aspect="equal", xlabel="$x_1$", ylabel="$x_2$")
-    axes[2].semilogy(np.sqrt(np.maximum(losses, 1e-8)))
+    axes[2].semilogy(np.sqrt(np.maximum(losses, 1e-8)), color="0.3")
     axes[2].set(title=f"training on {places}", xlabel="step", ylabel="MMD")
     figure.savefig(path, dpi=120)
     print(f"picture: {path}")
@@ -123,6 +139,7 @@ def start_all(num_processes: int, arguments: list[str]) -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
+    print(f"starting {num_processes} processes", flush=True)
     environment = {"OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // num_processes)), **os.environ}
     programs = [
         subprocess.Popen(

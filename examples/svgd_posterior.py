@@ -72,6 +72,7 @@ def main(particles=10_000, steps=300, samples=1000, picture="outputs/svgd_poster
     scores = jax.vmap(jax.grad(log_posterior))
     model = LogisticRegression(C=PRIOR, fit_intercept=False, max_iter=1000).fit(inputs, labels)
     mode = jnp.asarray(model.coef_[0], jnp.float32)
+    print(f"Hamiltonian Monte Carlo: {samples} samples of each of 100 chains")
     chains = hamiltonian_chains(log_posterior, mode, jax.random.key(2), samples)
     mcmc = chains[::5].reshape(-1, len(mode))  # every fifth: they are correlated
     mean, sd = chains.mean((0, 1)), chains.std((0, 1))
@@ -114,29 +115,30 @@ def main(particles=10_000, steps=300, samples=1000, picture="outputs/svgd_poster
 
 def draw(x, mcmc, mode, history, inputs, labels, path):
     """Weights by SVGD and MCMC, convergence, and predictions on held-out data."""
-    fig, axes = plt.subplots(1, 3, figsize=(14, 4.2), width_ratios=[1.5, 1, 1], layout="constrained")
+    fig, axes = plt.subplot_mosaic("wkp;wsp", figsize=(14, 4.6), width_ratios=[1.5, 1, 1], layout="constrained")
     order = jnp.argsort(mcmc.mean(0))
     for points, name, offset, color in ((mcmc, "MCMC", -0.18, "0.45"), (x, "SVGD", 0.18, "C0")):
         at = np.arange(len(order)) + offset
         style = {"fmt": "o", "ms": 3, "lw": 1.4, "color": color, "label": name}
-        axes[0].errorbar(at, points.mean(0)[order], points.std(0)[order], **style)
-    axes[0].set(title="weights: posterior mean ± sd", xlabel="weight, in the order of its mean", ylabel="weight")
+        axes["w"].errorbar(at, points.mean(0)[order], points.std(0)[order], **style)
+    axes["w"].set(title="weights: posterior mean ± sd", xlabel="weight, in the order of its mean", ylabel="weight")
     at, ksd, ratios = zip(*history, strict=True)
-    axes[1].semilogy(at, ksd, color="C0")
-    axes[1].set(title="convergence", xlabel="step")
-    axes[1].set_ylabel("KSD² of 2000 particles (unbiased)", color="C0")
-    right = axes[1].twinx()
-    right.plot(at, ratios, color="C1")
-    right.axhline(1, color="C1", lw=0.8, ls=":")
-    right.set_ylabel("sd, SVGD / MCMC (mean of the weights)", color="C1")
+    axes["k"].semilogy(at, ksd, color="C0")
+    axes["k"].set(title="convergence", ylabel="KSD² of 2000 particles\n(unbiased)")
+    axes["k"].tick_params(labelbottom=False)
+    axes["s"].plot(at, ratios, color="C0", label="mean over the weights")
+    axes["s"].axhline(1, color="0.45", lw=1, ls="--", label="as MCMC")
+    axes["s"].set(xlabel="step", ylabel="sd, SVGD / MCMC")
+    axes["s"].sharex(axes["k"])
     by_mcmc, by_map, by_svgd = (jax.scipy.special.logit(predict(w, inputs)) for w in (mcmc, mode[None], x))
     for other, name, marker, color in ((by_map, "MAP", "x", "C3"), (by_svgd, "SVGD", "o", "C0")):
-        axes[2].scatter(by_mcmc, other, s=14, lw=0.8, marker=marker, color=color, alpha=0.7, label=name)
-    axes[2].axline((0, 0), slope=1, color="0.6", lw=0.8, zorder=0)
-    axes[2].set(title="held-out predictions", xlabel="log-odds by MCMC", ylabel="log-odds")
-    for ax in (axes[0], axes[2]):
-        ax.legend(loc="upper left")
+        axes["p"].scatter(by_mcmc, other, s=14, lw=0.8, marker=marker, color=color, alpha=0.7, label=name)
+    axes["p"].axline((0, 0), slope=1, color="0.6", lw=0.8, zorder=0)
+    axes["p"].set(title="held-out predictions", xlabel="log-odds by MCMC", ylabel="log-odds")
+    for key, ax in axes.items():
         ax.grid(alpha=0.3)
+        if key != "k":
+            ax.legend(loc="upper right" if key == "s" else "upper left")
     path.parent.mkdir(parents=True, exist_ok=True)
     fig.savefig(path, dpi=150)
     print(f"picture: {path}")

@@ -8,9 +8,11 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
 import optax
 import pytest
+from scipy.ndimage import gaussian_filter
 
 from jaxgauss import mmd_squared
 
@@ -34,7 +36,7 @@ def test_quickstart_agrees_with_dense():
 
 
 def test_two_processes_train_like_one(tmp_path, as_it_comes, gloo):
-    from multi_process import train
+    from multi_process import moons, train
 
     (tmp_path / "two").mkdir()
     size = ["--steps", "3", "--points", "1000", "--latents", "101"]
@@ -42,9 +44,11 @@ def test_two_processes_train_like_one(tmp_path, as_it_comes, gloo):
     assert "1000 points on 2 devices of 2 processes: MMD" in output
     train(3, 1000, 101, tmp_path)
     with np.load(tmp_path / "multi_process.npz") as one, np.load(tmp_path / "two" / "multi_process.npz") as two:
-        assert len(one.files) == 8
-        for name in one.files:
+        assert len(one.files) == 8 + 2  # weights and biases, and what is drawn of the data
+        for name in set(one.files) - {"process"}:
             np.testing.assert_allclose(two[name], one[name], rtol=0, atol=1e-6)
+        np.testing.assert_array_equal(two["shown"], moons(0, 1000))
+        assert np.bincount(two["process"]).tolist() == [500, 500] and np.bincount(one["process"]).tolist() == [1000]
 
 
 def test_mmd_digits_learns(tmp_path):
@@ -53,6 +57,14 @@ def test_mmd_digits_learns(tmp_path):
     before, after = (float(output.split("held-out MMD: ")[1].split()[i]) for i in (0, 2))
     assert after < before / 3
     assert picture.stat().st_size > 10_000 and picture.with_suffix(".npz").exists()
+
+
+def test_mmd_digits_shows_noise_once(as_it_comes):
+    from mmd_digits import shown_steps
+
+    assert len(shown_steps(4000)) == 4 and [s for s in shown_steps(4000) if 40 <= s <= 100]
+    assert sum(s < 40 for s in shown_steps(4000)) <= 1
+    assert all(0 < s <= steps for steps in range(1, 100) for s in shown_steps(steps))
 
 
 def test_mmd_digits_learns_bandwidths_as_with_matrices(as_it_comes):
@@ -102,6 +114,13 @@ def test_mmd_flow_reaches_the_letters(as_it_comes, tmp_path):
     before, after, _ = main(num=300, targets=400, steps=40, picture=tmp_path / "flow.png")
     assert after < before / 3
     assert (tmp_path / "flow.png").stat().st_size > 10_000
+    axes = plt.gcf().axes
+    assert len(axes) == 6
+    for ax in axes:
+        low, high = np.transpose([ax.get_xlim(), ax.get_ylim()])
+        particles = np.asarray(ax.collections[1].get_offsets())
+        assert len(particles) == 300 and ax.get_aspect() == 1
+        assert ((low < particles) & (particles < high)).all()
 
 
 def test_svgd_posterior_predicts(as_it_comes, tmp_path, capsys):
@@ -112,26 +131,39 @@ def test_svgd_posterior_predicts(as_it_comes, tmp_path, capsys):
     assert min(float(output.split(name)[1].split()[0]) for name in ("\nMAP", "\nMCMC", "\nSVGD")) > 0.93
     assert shift.mean() < 0.5  # posterior standard deviations
     assert (tmp_path / "svgd.png").stat().st_size > 10_000
+    axes = plt.gcf().axes
+    assert len({ax.get_position().bounds for ax in axes}) == len(axes) == 4  # none on another
+    assert all(ax.get_ylabel() for ax in axes)
 
 
-def test_two_sample_test_sees_the_blur(as_it_comes, tmp_path, monkeypatch):
+def test_two_sample_test_sees_the_blur(as_it_comes, tmp_path, monkeypatch, capsys):
     import two_sample_test
 
+    assert two_sample_test.SLIGHT in two_sample_test.BLURS
     monkeypatch.setattr(two_sample_test, "SIZES", (20, 40))
-    monkeypatch.setattr(two_sample_test, "BLURS", (0.0, 0.5, 1.0))
+    monkeypatch.setattr(two_sample_test, "BLURS", (0.0, 1.0, 1.5))
     monkeypatch.setattr(two_sample_test, "SLIGHT", 1.0)
     big, level, _ = two_sample_test.main(num=500, repetitions=4, permutations=99, picture=tmp_path / "test.png")
     p_values = [float(test.p_value) for test in big.values()]
     assert len(p_values) == 2 and p_values[1] < 0.011 < p_values[0]  # several bandwidths see it, one does not
     assert all(p.shape == (2, 4) for p in level.values())
     assert (tmp_path / "test.png").stat().st_size > 10_000
+    assert float(capsys.readouterr().out.split("apart patches are; ")[1].split("%")[0]) > 90  # brightness
+    axes = plt.gcf().axes
+    sharp, blurred = (ax.images[0].get_array() for ax in axes if ax.images)
+    photo = two_sample_test.load_sample_image("china.jpg").mean(-1) / 255
+    np.testing.assert_array_equal(sharp, photo[two_sample_test.CROP])
+    np.testing.assert_array_equal(blurred, gaussian_filter(photo, 1.0)[two_sample_test.CROP])  # the one that is tested
+    (legend,) = (ax.get_legend() for ax in axes if "MMD" in ax.get_xlabel())
+    assert len(legend.get_texts()) == 2 * len(big)  # the labelings and the statistic of each test
 
 
-def test_kde_agrees_with_scikit_learn(as_it_comes, tmp_path):
+def test_kde_agrees_with_scikit_learn(as_it_comes, tmp_path, capsys):
     from kde import main
 
     _, ours, theirs, *_ = main(num=300, steps=20, picture=tmp_path / "kde.png")
     assert ours == pytest.approx(theirs, abs=1e-5)
+    assert "leave_one_out_tau: 100%" in capsys.readouterr().err
     assert (tmp_path / "kde.png").stat().st_size > 10_000
 
 
