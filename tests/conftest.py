@@ -1,5 +1,6 @@
 """Strict JAX: 64-bit mode, no silent promotion of dtypes or ranks; warnings are errors (pyproject)."""
 
+import gc
 import importlib.metadata
 import os
 import socket
@@ -20,6 +21,8 @@ import pytest
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+
+gc.set_threshold(100_000, 20, 50)  # what JAX keeps is large and stays: looking through it takes a tenth of the time
 
 ROOT = Path(__file__).parents[1]
 jax.config.update("jax_enable_x64", True)
