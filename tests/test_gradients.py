@@ -39,13 +39,13 @@ def test_gradients_match_dense(rng, method, size):
 
 @pytest.mark.parametrize("method", ["rescale", "blocked"])
 @pytest.mark.parametrize("size", [(400, 300, 16, 1), (400, 300, 32, 32), (400, 300, 3, 7), (400, 300, 64, 64)])
-@pytest.mark.parametrize("offset", [0, 30])
-def test_float32_gradients_hold_their_figure(rng, method, size, offset):
+def test_float32_gradients_hold_their_figure(rng, method, size):
+    ours = jax.jit(functools.partial(pullback, lambda *x: gauss_sum(*x, method=method)))
+    exact = jax.jit(functools.partial(pullback, gauss_sum_dense))
     case = problem(rng, *size, tau=1.0, dtype="float32")
-    case = case._replace(queries=case.queries + np.float32(offset), keys=case.keys + np.float32(offset))
-    ours = pullback(lambda *x: gauss_sum(*x, method=method), *arrays(case))
-    exact = pullback(gauss_sum_dense, *(x.astype(jnp.float64) for x in arrays(case)))
-    assert_close(ours, exact, 1e-5)
+    for offset in np.float32([0, 30]):  # compiled once
+        moved = arrays(case._replace(queries=case.queries + offset, keys=case.keys + offset))
+        assert_close(ours(*moved), exact(*(x.astype(jnp.float64) for x in moved)), 1e-5)
 
 
 @pytest.mark.parametrize("size", [(300, 400, 8, 1), (300, 400, 8, 8)])
