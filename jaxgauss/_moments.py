@@ -17,7 +17,7 @@ from ._gauss_sum import _gauss_sum
 from ._plan import expected_platform, plan
 from ._reverse_only import reverse_only
 from ._sharded import added, alone, everywhere, first_rows, over_mesh
-from ._varying import vary_alike
+from ._varying import vary_alike, whole
 
 
 class Moments(NamedTuple):
@@ -62,6 +62,7 @@ def prepare(settings: Settings, tau: Any, *arrays: Any) -> tuple[Array, ...]:
     tau = jnp.asarray(tau, dtype)
     operands = vary_alike(tau, *(jnp.asarray(x, dtype) for x in arrays))
     tau, *given = reverse_only(settings.function, *operands)
+    (tau,) = whole(tau)
     given = everywhere(settings, *given)
     return tau, *(jnp.expand_dims(x, range(tau.ndim)) for x in given)
 
