@@ -22,7 +22,7 @@ import pytest
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-gc.set_threshold(100_000, 20, 50)  # what JAX keeps is large and stays: looking through it takes a tenth of the time
+gc.set_threshold(100_000, 20, 50)  # what JAX keeps is large and stays: looking through it takes time
 
 ROOT = Path(__file__).parents[1]
 jax.config.update("jax_enable_x64", True)
