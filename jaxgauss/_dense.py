@@ -470,11 +470,11 @@ def _in_groups(function: Callable, a: Array, b: Array, *rest: Array):
     operands = a, b, *rest
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in operands))
     size, entries = math.prod(batch), a.shape[-2] * b.shape[-2]
-    group = max(1, TILE.entries // max(1, entries)) if are_known(size, entries) else 1
+    known = are_known(size, entries)
+    group = max(1, TILE.entries // max(1, entries)) if known else 1
+    together = size <= group if known else size == 1
     is_mapped = [x.shape[:-2] == batch for x in operands]
-    if (size == 1 if group == 1 else size <= group) or not all(
-        has_batch or shared(x) for has_batch, x in zip(is_mapped, operands, strict=True)
-    ):
+    if together or not all(has_batch or shared(x) for has_batch, x in zip(is_mapped, operands, strict=True)):
         return function(*operands)
 
     def of_element(elements: list[Array]):

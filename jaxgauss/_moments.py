@@ -59,10 +59,9 @@ class Reduction(Protocol):
 def prepare(settings: Settings, tau: Any, *arrays: Any) -> tuple[Array, ...]:
     """τ (*bandwidths) and the arrays in the working dtype, varying alike; with an axis for the bandwidths, if any."""
     dtype = working_dtype(settings.dtype)
-    tau = jnp.asarray(tau, dtype)
+    (tau,) = whole(jnp.asarray(tau, dtype))
     operands = vary_alike(tau, *(jnp.asarray(x, dtype) for x in arrays))
     tau, *given = reverse_only(settings.function, *operands)
-    (tau,) = whole(tau)
     given = everywhere(settings, *given)
     return tau, *(jnp.expand_dims(x, range(tau.ndim)) for x in given)
 

@@ -18,9 +18,9 @@ def reverse_only(function: str, *operands: jax.Array) -> tuple[jax.Array, ...]:
 _primal_p, _tangent_p = Primitive("jaxgauss_reverse_only"), Primitive("jaxgauss_tangent")
 
 
-def _refuse(*operands, function: str, **_):
+def _refuse(tangent, function: str):
     raise TypeError(
-        f"`jaxgauss.{function}`: derivatives must be taken in reverse mode; got a tangent {operands[-1]} by jax.jvp,"
+        f"`jaxgauss.{function}`: derivatives must be taken in reverse mode; got a tangent {tangent} by jax.jvp,"
         " jax.jacfwd, jax.linearize or jax.hessian. Use jax.jacrev(jax.grad(f)) for a Hessian, jax.grad(lambda x:"
         f" jnp.vdot(jax.grad(f)(x), v)) for its product with v.{_WAYS.get(function, '')}"
     )
@@ -35,10 +35,10 @@ def _primal_and_tangent(primals, tangents, *, function: str):
 for _primitive in (_primal_p, _tangent_p):
     _primitive.def_abstract_eval(lambda x, *, function: x)
 _primal_p.def_impl(lambda x, *, function: x)
-_tangent_p.def_impl(lambda x, *, function: _refuse(jax.typeof(x), function=function))
+_tangent_p.def_impl(lambda x, *, function: _refuse(jax.typeof(x), function))
 ad.primitive_jvps[_primal_p] = _primal_and_tangent
 ad.deflinear2(_tangent_p, lambda g, _, *, function: [g])
 batching.primitive_batchers[_primal_p] = lambda x, axes, *, function: (_primal_p.bind(*x, function=function), *axes)
-batching.primitive_batchers[_tangent_p] = lambda x, _, *, function: _refuse(jax.typeof(*x), function=function)
+batching.primitive_batchers[_tangent_p] = lambda x, _, *, function: _refuse(jax.typeof(*x), function)
 mlir.register_lowering(_primal_p, lambda _, x, *, function: [x])
-mlir.register_lowering(_tangent_p, lambda context, _, *, function: _refuse(*context.avals_in, function=function))
+mlir.register_lowering(_tangent_p, lambda context, _, *, function: _refuse(*context.avals_in, function))
