@@ -71,8 +71,7 @@ def reach(method: str, precision: str) -> float:
 def torch_sum(plan: "Plan", queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array) -> jax.Array:
     """The Gauss sum of operands of equal rank and one dtype, by `torch_backend.gauss_sum`."""
     operands = queries, keys, values, tau
-    batch = jax.numpy.broadcast_shapes(queries.shape[:-2], keys.shape[:-2], values.shape[:-2], tau.shape)
-    shape = (*batch, queries.shape[-2], values.shape[-1])
+    shape = (*_batch(*operands), queries.shape[-2], values.shape[-1])
     (total,) = _call(_sum_callback(plan.method, plan.precision, plan.backend), [shape], operands)
     return total
 
@@ -85,16 +84,38 @@ def torch_pullback(plan: "Plan", *operands: jax.Array) -> tuple[jax.Array, ...]:
 
 def torch_means(plan: "Plan", *operands: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Means and logarithms of sums at queries, keys, values, tau and log-weights, by `torch_backend.log_gauss_sum`."""
-    queries, _, values, tau, *_ = operands
-    batch = jax.numpy.broadcast_shapes(tau.shape, *(x.shape[:-2] for x in operands if x is not tau))
-    shapes = [(*batch, queries.shape[-2], width) for width in (values.shape[-1], 1)]
+    queries, _, values, *_ = operands
+    shapes = [(*_batch(*operands), queries.shape[-2], width) for width in (values.shape[-1], 1)]
     means, logs = _call(_means_callback(plan.precision, plan.backend), shapes, operands)
     return means, logs
+
+
+def torch_wide_sum(dtype: str, *operands: jax.Array) -> jax.Array:
+    """The Gauss sum of operands in float64, with the digits of a dtype, by `torch_backend.wide_sum`."""
+    queries, _, values, *_ = operands
+    shape = (*_batch(*operands), queries.shape[-2], values.shape[-1])
+    return _call(_wide_callback("wide_sum", dtype), [shape], operands)[0]
+
+
+def torch_wide_pullback(dtype: str, *operands: jax.Array) -> tuple[jax.Array, ...]:
+    """The pullback likewise, by `torch_backend.wide_pullback`."""
+    return tuple(_call(_wide_callback("wide_pullback", dtype), [x.shape for x in operands[:3]], operands))
+
+
+def torch_wide_means(dtype: str, *operands: jax.Array) -> tuple[jax.Array, ...]:
+    """Means and logarithms likewise, by `torch_backend.wide_means`."""
+    queries, _, values, *_ = operands
+    shapes = [(*_batch(*operands), queries.shape[-2], width) for width in (values.shape[-1], 1)]
+    return tuple(_call(_wide_callback("wide_means", dtype), shapes, operands))
 
 
 def torch_errors(*operands: jax.Array) -> list[jax.Array]:
     """Squared errors, squared sizes and largest ratios (M,) at queries, keys, values, tau and the sums, in float64."""
     return _call(_errors_callback(), [operands[0].shape[-2:-1]] * 3, operands)
+
+
+def _batch(queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array, *others: jax.Array):
+    return jax.numpy.broadcast_shapes(tau.shape, *(x.shape[:-2] for x in (queries, keys, values, *others)))
 
 
 def _call(callback: Callable, shapes: Sequence[tuple[int, ...]], operands: Sequence[jax.Array]) -> list[jax.Array]:
@@ -124,6 +145,18 @@ def _pullback_callback(precision: str, backend: str) -> Callable:
 def _means_callback(precision: str, backend: str) -> Callable:
     options = {"precision": precision, "backend": backend}
     return _callback(functools.partial(_torch_backend().log_gauss_sum, **options), options)
+
+
+@functools.cache
+def _wide_callback(function: str, dtype: str) -> Callable:
+    digits = "float64" if dtype == "float64" else "float32"
+    by_torch = functools.partial(getattr(_torch_backend(), function), digits=digits)
+
+    def run(*operands: "Tensor") -> "Sequence[Tensor]":
+        results = by_torch(*operands)
+        return results if isinstance(results, tuple) else [results]
+
+    return _callback(run, {"function": function, "precision": "float64"})
 
 
 @functools.cache

@@ -14,12 +14,13 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 
 from . import _bridge
-from ._checks import Settings, are_known
+from ._checks import Settings, are_known, working_dtype
 from ._dense import (
     FUSES,
     are_within,
     blocked_means,
     blocked_pullback,
+    blocked_sum,
     differences_sum,
     scaled_points,
     scaled_sum,
@@ -27,6 +28,7 @@ from ._dense import (
 )
 from ._plan import Plan, plan, platforms, sizes
 from ._varying import vary_like
+from ._wide import in_float64, width
 
 KEPT = 8  # times as many numbers as the operands have: memory stays linear, under vmap as well
 
@@ -64,40 +66,52 @@ def keeps_tile(settings: Settings, queries: jax.Array, keys: jax.Array, values: 
     if tau.ndim or not are_known(pairs) or not 0 < pairs <= KEPT * (queries.size + keys.size + values.size):
         return False
     plans = [_plan_there(settings, platform, operands) for platform in platforms()]
-    return all((x.method, x.precision) == ("dense", queries.dtype.name) for x in plans)
+    return all((x.method, x.precision) == ("dense", working_dtype(settings.dtype).name) for x in plans)
 
 
 @functools.cache
 def _kernel_sum(settings: Settings) -> Callable:
+    def in_tiles(platform: str, settings: Settings, *operands: jax.Array) -> jax.Array:
+        return _in_tiles(settings, platform, operands, _bridge.torch_wide_sum, blocked_sum)
+
     def compute(platform: str, *operands: jax.Array) -> jax.Array:
-        chosen = _plan_there(settings, platform, operands)
-        if chosen.method == "differences":
+        if settings.method == "differences":
             return differences_sum(*operands)
+        if settings.wide:
+            return in_tiles(platform, settings, *operands)
+        chosen = _plan_there(settings, platform, operands)
         if chosen.native:
             run, within = _prepared(chosen, settings.centered, *operands)
         else:
             run, within = functools.partial(_bridge.torch_sum, chosen), _is_within(chosen, operands)
         if chosen.reach == math.inf or not settings.guarded:
             return run(*operands)
-        return lax.cond(within, run, differences_sum, *operands)
+        return lax.cond(within, run, functools.partial(in_float64, settings, functools.partial(in_tiles, platform)), *operands)
 
-    return _mapped(lambda *operands: (_by_platform(compute, operands),), 0)
+    return _mapped(settings, lambda *operands: (_by_platform(compute, operands),), 0)
 
 
 @functools.cache
 def _kernel_pullback(settings: Settings) -> Callable:
     def compute(platform: str, *operands: jax.Array) -> tuple[jax.Array, ...]:
+        if settings.method == "differences":
+            queries, keys, values, tau, g = operands
+            return jax.vjp(lambda *x: differences_sum(*x, tau), queries, keys, values)[1](g)
+        if settings.wide:
+            return _in_tiles(settings, platform, operands, _bridge.torch_wide_pullback, blocked_pullback)
         return _engine(_plan_there(settings, platform, operands), blocked_pullback, _bridge.torch_pullback)(*operands)
 
-    return _mapped(lambda *operands: _by_platform(compute, operands), 3)
+    return _mapped(settings, lambda *operands: _by_platform(compute, operands), 3)
 
 
 @functools.cache
 def _kernel_means(settings: Settings) -> Callable:
     def compute(platform: str, *operands: jax.Array) -> tuple[jax.Array, ...]:
+        if settings.wide:
+            return _in_tiles(settings, platform, operands, _bridge.torch_wide_means, blocked_means)
         return _engine(_plan_there(settings, platform, operands), blocked_means, _bridge.torch_means)(*operands)
 
-    return _mapped(lambda *operands: _by_platform(compute, operands), 0)
+    return _mapped(settings, lambda *operands: _by_platform(compute, operands), 0)
 
 
 @functools.cache
@@ -117,7 +131,13 @@ def _within_reach(settings: Settings) -> Callable:
     return within
 
 
-def _mapped(function: Callable, num_own: int) -> Callable:
+def _in_tiles(settings: Settings, platform: str, operands: tuple[jax.Array, ...], by_torch: Callable, by_xla: Callable):
+    """In float64: by PyTorch, to which any distance is the same; by XLA's blocks, which compile slowly, elsewhere."""
+    known = are_known(*(size for x in operands for size in x.shape))
+    return by_torch(settings.dtype, *operands) if platform == "cpu" and known else by_xla(*operands)
+
+
+def _mapped(settings: Settings, function: Callable, num_own: int) -> Callable:
     """`function`, vmapped by one more leading axis, of length 1 where an operand is not mapped.
 
     The first `num_own` operands, in whose shapes the results are, get the whole axis: each element has its own result.
@@ -125,16 +145,17 @@ def _mapped(function: Callable, num_own: int) -> Callable:
 
     @custom_vmap
     def mapped(*operands: jax.Array) -> tuple[jax.Array, ...]:
-        return tuple(function(*operands))
+        with width(settings):
+            return tuple(function(*operands))
 
     @mapped.def_vmap
     def _(axis_size: int, is_mapped: Sequence[bool], *operands: jax.Array):
         sizes = (axis_size if i < num_own else 1 for i in range(len(operands)))
-        batched = (
-            x if has_axis else jnp.broadcast_to(x, (size, *x.shape))
-            for x, has_axis, size in zip(operands, is_mapped, sizes, strict=True)
-        )
-        results = mapped(*batched)
+        with width(settings):
+            results = mapped(*(
+                x if has_axis else jnp.broadcast_to(x, (size, *x.shape))
+                for x, has_axis, size in zip(operands, is_mapped, sizes, strict=True)
+            ))
         return results, (True,) * len(results)
 
     return mapped

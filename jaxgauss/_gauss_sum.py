@@ -1,7 +1,7 @@
 """gauss_sum: the public function, and the derivative rules that make its gradients Gauss sums again."""
 
-import dataclasses
 import functools
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax
@@ -25,11 +25,12 @@ from ._checks import (
     takes_tau,
     working_dtype,
 )
-from ._dense import align, blocked_pullback, center, differences_sum, shared, sum_and_tile, unbroadcast
+from ._dense import align, blocked_pullback, center, shared, sum_and_tile, unbroadcast
 from ._dispatch import keeps_tile, kernel_pullback, kernel_sum, within_reach
 from ._plan import expected_platform, plan, sizes, warn_once
 from ._reverse_only import reverse_only
 from ._varying import vary_alike, vary_like, whole
+from ._wide import STRICTER, reaching
 
 
 @takes_tau
@@ -183,17 +184,8 @@ class _Wanted(NamedTuple):
 def _forward(settings: Settings, queries, keys, values, tau):
     wanted = _Wanted(*(x.perturbed for x in (queries, keys, values, tau)))
     operands = queries, keys, values, tau = tuple(x.value for x in (queries, keys, values, tau))
-    if keeps_tile(settings, *operands):
-        within = within_reach(settings, *operands) if settings.guarded else True
-        # Points out of reach would make numbers that are not finite, and their derivatives NaN even where not used.
-        safe_queries, safe_keys = (jnp.where(within, x, 0) for x in (queries, keys))
-        total, saved = sum_and_tile(safe_queries, safe_keys, values, tau)
-        if settings.guarded:
-            total = lax.cond(within, lambda *_: total, differences_sum, *operands)
-    elif cheaper_by_channels(queries, values) and (wanted.queries or wanted.tau):
-        total, saved = _sum_and_slopes(settings, queries, keys, values, tau)
-    else:
-        total, saved = _gauss_sum(settings, *operands), jnp.zeros(0)
+    function = functools.partial(_value_and_saved, wanted.queries or wanted.tau)
+    total, saved = reaching(settings, function, _within(settings, operands), (queries, keys), tau, values)
     # JAX keeps one tree of residuals for all patterns of wanted gradients (that of its last trace): the tree must not
     # depend on the pattern, so the pattern travels as the shape of an array.
     return total, (operands, saved, jnp.zeros([1 + x for x in wanted], bool))
@@ -204,28 +196,54 @@ def _backward(settings: Settings, residuals, g):
     wanted = _Wanted(*(size == 2 for size in pattern.shape))
     if isinstance(g, jax.custom_derivatives.SymbolicZero):
         return None, None, None, None
+    queries, keys, values, tau = operands
     if not any(wanted[i] for i in (0, 1, 3)) and not keeps_tile(settings, *operands):
-        queries, keys, values, tau = operands
         return None, None, unbroadcast(_gauss_sum(settings, keys, queries, g, tau), values.shape), None
-    rules = functools.partial(_gradients, dataclasses.replace(settings, guarded=False), wanted)
-    if not settings.guarded or any(0 in x.shape for x in operands):
-        gradients = rules(operands, saved, g)
-    else:
-        differences = functools.partial(_by_differences, wanted)
-        gradients = lax.cond(within_reach(settings, *operands), rules, differences, operands, saved, g)
-    rest = iter(gradients)
+    function, within = functools.partial(_gradients, wanted), _within(settings, operands)
+    rest = iter(reaching(settings, function, within, (queries, keys), tau, values, saved, g))
     return tuple(next(rest) if is_wanted else None for is_wanted in wanted)
 
 
-def _gradients(settings: Settings, wanted: _Wanted, operands: tuple[Array, ...], saved: Array, g: Array):
-    """The wanted gradients by the rules above; `saved` is Φ, or the slopes, or nothing."""
+def _within(settings: Settings, operands: tuple[Array, ...]) -> Array | bool:
     queries, keys, values, tau = operands
+    return within_reach(settings, queries, keys, values, tau * STRICTER) if settings.guarded else True
+
+
+def _value_and_saved(with_slopes: bool, settings: Settings, points: tuple[Array, Array], tau: Array, values: Array):
+    """The sum, and what is kept of it for the gradients: Φ, or the slopes, or nothing, which in float64 is left zero."""
+    queries, keys = points
+    if settings.wide:
+        near = functools.partial(_value_and_saved, with_slopes, replace(settings, wide=False))
+        saved = jax.eval_shape(near, points, tau, values)[1]
+        total = _gauss_sum(settings, queries, keys, values, tau)
+        return total, vary_like(jnp.zeros(saved.shape, saved.dtype), [total])
+    if keeps_tile(settings, queries, keys, values, tau):
+        return sum_and_tile(queries, keys, values, tau)
+    if with_slopes and cheaper_by_channels(queries, values):
+        return _sum_and_slopes(settings, queries, keys, values, tau)
+    return _gauss_sum(settings, queries, keys, values, tau), jnp.zeros(0, values.dtype)
+
+
+def _gradients(
+    wanted: _Wanted,
+    settings: Settings,
+    points: tuple[Array, Array],
+    tau: Array,
+    values: Array,
+    saved: Array,
+    g: Array,
+):
+    """The wanted gradients by the rules above."""
+    queries, keys = points
+    operands = queries, keys, values, tau
     d_queries = d_keys = d_values = d_tau = jnp.zeros(0)
     want_keys = wanted.keys or wanted.tau
-    if keeps_tile(settings, *operands):
+    if keeps_tile(settings, *operands) and not settings.wide:
         d_queries, d_keys, d_values = blocked_pullback(queries, keys, values, tau, g, whole=True, tile=saved)
     elif cheaper_by_channels(queries, values):
         if wanted.queries or wanted.tau:
+            if settings.wide:
+                saved = _sum_and_slopes(settings, queries, keys, values, tau)[1]
             d_queries = _along(saved, g, tau)
         if want_keys:
             d_values, key_slopes = _sum_and_slopes(settings, keys, queries, g, tau)
@@ -241,12 +259,6 @@ def _gradients(settings: Settings, wanted: _Wanted, operands: tuple[Array, ...],
         d_tau = sum(unbroadcast(x, tau.shape) for x in moments) / (2 * tau)
     gradients = zip((d_queries, d_keys, d_values, d_tau), wanted, operands, strict=True)
     return tuple(unbroadcast(gradient, x.shape) for gradient, is_wanted, x in gradients if is_wanted)
-
-
-def _by_differences(wanted: _Wanted, operands: tuple[Array, ...], saved: Array, g: Array):
-    """The same where points lie so far from their center that the rules would subtract large numbers."""
-    gradients = jax.vjp(differences_sum, *operands)[1](g)
-    return tuple(gradient for gradient, is_wanted in zip(gradients, wanted, strict=True) if is_wanted)
 
 
 _gauss_sum.defvjp(_forward, _backward, symbolic_zeros=True)

@@ -26,6 +26,7 @@ from ._dispatch import kernel_means, within_reach
 from ._plan import REACH, expected_platform, plan, sizes
 from ._reverse_only import reverse_only
 from ._varying import vary_alike, vary_like, whole
+from ._wide import wide
 
 LogWeights = Float[Array | np.ndarray, "*#batch n"] | None
 LOG_REACH = 2.0**9  # R² up to which a logarithm, which may be near zero, has its digits without differences
@@ -112,7 +113,7 @@ def wide_log_sum(settings: Settings, queries: Array, keys: Array, log_weights: A
     else:  # the predicate is one for a whole batch, so that `vmap` leaves this a conditional
         stricter = REACH["float32"] / min(max(LOG_REACH, 4 * keys.shape[-1]), REACH["float32"])
         within = within_reach(settings, queries, keys, log_weights, tau * stricter)
-        logs = lax.cond(within, functools.partial(_log_sum, settings), differences_log_sum, *operands)
+        logs = lax.cond(within, functools.partial(_log_sum, settings), functools.partial(wide, settings, _log_sum), *operands)
     return jnp.where(logs <= LOG_ZERO / 2, -math.inf, logs)
 
 

@@ -265,13 +265,13 @@ def _witness(settings: Settings, slopes: bool, points, x, y, tau, x_weights, y_w
     a, b = weights_or_mean(x_weights, x, settings), weights_or_mean(y_weights, y, settings)
     tau, points, x, y, a, b = prepare(settings, tau, points, x, y, a[:, None], b[:, None])
 
-    def function(reduction: Reduction, points: Array, x: Array, y: Array, a: Array, b: Array, tau: Array):
+    def function(reduction: Reduction, every: tuple[Array, ...], tau: Array, a: Array, b: Array):
+        points, x, y = every
         keys, weights = jnp.concatenate([x, y], -2), jnp.concatenate([a, -b], -2)
         at = reduction(points, keys, weights, tau, slopes=slopes)
         return at.mass[..., 0], -tau[..., None, None] * at.slopes
 
-    every = jnp.concatenate([points, x, y], -2)
-    found = by_reach(settings, function, every, tau, points, x, y, a, b, tau)
+    found = by_reach(settings, function, (points, x, y), tau, a, b)
     return tuple(bandwidth_mean(result, tau).astype(settings.dtype) for result in found)  # type: ignore[return-value]
 
 
@@ -321,40 +321,39 @@ class _Side(NamedTuple):
 class _Gradient(NamedTuple):
     """Of the form, with respect to a side; without elements where it is not asked for."""
 
-    points: Array | np.ndarray
-    weights: Array | np.ndarray
-    factor: Array | np.ndarray
-
-
-_NOTHING = np.zeros(0, np.float32)  # of a size that no gradient has
+    points: Array
+    weights: Array
+    factor: Array
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _form(settings: Settings, with_y: bool, tau: Array, x: _Side, y: _Side) -> Array:
     """F of each bandwidth; `with_y` False leaves out the term of y alone, whose factor is then zero."""
 
-    def value(reduction: Reduction, tau: Array, x: _Side, y: _Side) -> Array:
-        return _by_x(reduction, tau, x, y, with_y, slopes=False)[0]
+    def value(reduction: Reduction, points: tuple[Array, Array], tau: Array, *others: Array) -> Array:
+        return _by_x(reduction, tau, *_sides(points, *others), with_y, slopes=False)[0]
 
-    return by_reach(settings, value, _points(x, y), tau, tau, x, y)
+    return by_reach(settings, value, (x.points, y.points), tau, *x[1:], *y[1:])
 
 
 def _form_forward(settings: Settings, with_y: bool, tau, x, y):
     tau_moves, x_moves, y_moves = (any(z.perturbed for z in side) for side in ((tau,), x, y))
     tau, x, y = tau.value, _Side(*(z.value for z in x)), _Side(*(z.value for z in y))
 
-    def value_and_gradients(reduction: Reduction, tau: Array, x: _Side, y: _Side):
+    def value_and_gradients(reduction: Reduction, points: tuple[Array, Array], tau: Array, *others: Array):
+        x, y = _sides(points, *others)
+        nothing = jnp.zeros(0, tau.dtype)  # of a size that no gradient has
         if not (tau_moves or y_moves):
             value, d_x = _by_x(reduction, tau, x, y, with_y)
-            return value, (_NOTHING, d_x, _Gradient(*[_NOTHING] * 3))
+            return value, (nothing, d_x, _Gradient(*[nothing] * 3))
         if not (tau_moves or x_moves):
             value, d_y = _by_x(reduction, tau, y, x, True)
-            return value, (_NOTHING, _Gradient(*[_NOTHING] * 3), d_y)
+            return value, (nothing, _Gradient(*[nothing] * 3), d_y)
         x_value, _, d_x, x_spread = _row(reduction, tau, x, y, spread=True)
         y_value, _, d_y, y_spread = _row(reduction, tau, y, x, spread=True)
         return x_value + y_value, ((x_spread + y_spread) / -2, d_x, d_y)
 
-    value, gradients = by_reach(settings, value_and_gradients, _points(x, y), tau, tau, x, y)
+    value, gradients = by_reach(settings, value_and_gradients, (x.points, y.points), tau, *x[1:], *y[1:])
     return value, (tau, x, y, gradients)
 
 
@@ -387,6 +386,10 @@ def _row(reduction: Reduction, tau: Array, x: _Side, y: _Side, slopes: bool = Tr
     total, cross = _paired(a, sums.mass), _paired(a, sums.sums)
     own_pairs = (total + cross) / jnp.where(x.factor == 0, 1, x.factor)[..., 0]
     return total, cross, _Gradient(2 * tau[..., None, None] * a * sums.slopes, 2 * sums.mass, own_pairs), sums.spread
+
+
+def _sides(points: tuple[Array, Array], a: Array, f: Array, b: Array, h: Array) -> tuple[_Side, _Side]:
+    return _Side(points[0], a, f), _Side(points[1], b, h)
 
 
 def _points(x: _Side, y: _Side) -> Array:

@@ -7,17 +7,17 @@ from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float
 
 from ._checks import Settings, as_operand, working_dtype
-from ._dense import center, differences_sum
+from ._dense import center
 from ._dispatch import within_reach
 from ._gauss_sum import _gauss_sum
 from ._plan import expected_platform, plan
 from ._reverse_only import reverse_only
 from ._sharded import added, alone, everywhere, first_rows, over_mesh
 from ._varying import vary_alike, whole
+from ._wide import STRICTER, reaching
 
 
 class Moments(NamedTuple):
@@ -72,15 +72,17 @@ def check_plan(settings: Settings, tau: Any, pairs: int, dim: int, channels: int
     return as_operand(tau, settings.dtype)
 
 
-def by_reach(settings: Settings, function: Callable, points: Array, tau: Array, *operands: Any) -> Any:
-    """function(reduction, *operands) with the reduction that reaches the points: together, or by differences."""
-    inside, c = replace(alone(settings), guarded=False, centered=True), center(points)
-    by_differences = functools.partial(function, _over_mesh(settings, _by_differences, c))
-    if settings.method == "differences":
-        return by_differences(*operands)
-    together = functools.partial(function, _over_mesh(settings, functools.partial(_together, inside), c))
-    within = within_reach(alone(settings), points[..., :1, :], points, points, tau)
-    return lax.cond(within, together, by_differences, *operands)
+def by_reach(settings: Settings, function: Callable, points: tuple[Array, ...], tau: Array, *others: Any) -> Any:
+    """function(reduction, points, tau, *others), in the precision that reaches the points: see `reaching`."""
+
+    def about_center(inside: Settings, points: tuple[Array, ...], tau: Array, *others: Any) -> Any:
+        c = center(jnp.concatenate(points, -2))
+        reduction = functools.partial(_together, replace(alone(inside), guarded=False, centered=True))
+        return function(_over_mesh(settings, reduction, c), points, tau, *others)
+
+    every = jnp.concatenate(points, -2)
+    within = within_reach(alone(settings), every[..., :1, :], every, every, tau * STRICTER)
+    return reaching(settings, about_center, within, points, tau, *others)
 
 
 def _over_mesh(settings: Settings, reduction: Callable, c: Array) -> Reduction:
@@ -135,38 +137,6 @@ def _together(
     if spread is None:
         return found
     return found._replace(spread=-2 * (spread * q * found.slopes).sum((-2, -1)))  # as Σ_mn c_m w_n Φ (k_n - q_m) = 0
-
-
-def _by_differences(
-    c: Array,
-    queries: Array,
-    keys: Array,
-    weights: Array,
-    tau: Array,
-    values: Array | None = None,
-    *,
-    shifts: Array | None = None,
-    slopes: bool = True,
-    spread: Array | None = None,
-) -> Moments:
-    """The same from the differences of coordinates, at any distance; slopes and spread by automatic differentiation."""
-    batch = jnp.broadcast_shapes(queries.shape[:-2], keys.shape[:-2], tau.shape)
-    queries = jnp.broadcast_to(queries, (*batch, *queries.shape[-2:]))
-
-    def masses(queries: Array, tau: Array) -> Array:
-        return differences_sum(queries, keys, weights, tau)
-
-    if not slopes:
-        both = differences_sum(queries, keys, _side_by_side([weights, values]), tau)
-        return Moments(both[..., :1], queries[..., :0], both[..., 1:])
-    mass, pullback = jax.vjp(masses, queries, tau)
-    slope = pullback(jnp.ones_like(mass))[0] / tau[..., None, None]
-    others = differences_sum(queries, keys, _side_by_side([shifts, values, weights[..., :0]]), tau)
-    dim = 0 if shifts is None else queries.shape[-1]
-    found = Moments(mass, slope + others[..., :dim] if dim else slope, others[..., dim:])
-    if spread is None:
-        return found
-    return found._replace(spread=-2 * pullback(jnp.broadcast_to(spread, mass.shape))[1])
 
 
 def _side_by_side(columns: list[Array | None]) -> Array:

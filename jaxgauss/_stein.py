@@ -98,13 +98,14 @@ def _ksd_squared(settings: Settings, estimator: str, points, scores, tau, weight
     a = weights_or_mean(weights, points, settings)
     tau, x, s, a = prepare(settings, tau, points, scores, a[:, None])
 
-    def function(reduction: Reduction, x: Array, s: Array, a: Array, tau: Array) -> Array:
+    def function(reduction: Reduction, points: tuple[Array], tau: Array, s: Array, a: Array) -> Array:
+        (x,) = points
         scale, dim = tau[..., None, None], x.shape[-1]
         sums = reduction(x, x, a, tau, a * s, spread=a)
         stein = (s * (sums.sums - 2 * scale * sums.slopes)).sum(-1, keepdims=True) + scale * dim * sums.mass
         return (a * stein).sum((-2, -1)) - jnp.square(tau) * sums.spread
 
-    value = by_reach(settings, function, x, tau, x, s, a, tau)
+    value = by_reach(settings, function, (x,), tau, s, a)
     if estimator == "unbiased":
         own = jnp.square(a) * (jnp.square(s).sum(-1, keepdims=True) + tau[..., None, None] * x.shape[-1])
         value = distinct_pairs_factor(a) * (value - own.sum((-2, -1)))

@@ -67,12 +67,13 @@ def svgd_direction(
 def _direction(settings: Settings, particles: Array, scores: Array, tau: Array) -> Array:
     tau, x, s = prepare(settings, tau, particles, scores)
 
-    def function(reduction: Reduction, x: Array, s: Array, tau: Array) -> Array:
+    def function(reduction: Reduction, points: tuple[Array], tau: Array, s: Array) -> Array:
+        (x,) = points
         num = x.shape[-2]
         weights = jnp.full((*x.shape[:-1], 1), -1 / num, x.dtype) * tau[..., None, None]
         return reduction(x, x, weights, tau, shifts=s / num).slopes  # Σ Φ (s_j - τ (x_j - x_i)) / N
 
-    return bandwidth_mean(by_reach(settings, function, x, tau, x, s, tau), tau).astype(settings.dtype)
+    return bandwidth_mean(by_reach(settings, function, (x,), tau, s), tau).astype(settings.dtype)
 
 
 class SVGDState(NamedTuple):

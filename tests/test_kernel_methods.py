@@ -271,8 +271,8 @@ def test_number_of_attention_calls(name):
     function, expected = CALLS[name]
     x, y = jnp.ones((32, 4), jnp.float32), jnp.ones((24, 4), jnp.float32)
     compiled = jax.jit(functools.partial(function, method="rescale")).lower(x, y, jnp.ones(3, jnp.float32)).compile()
-    targets = re.findall(r'custom_call_target="(xla_\w*buffer\w*)"', compiled.as_text())
-    assert len(targets) == expected
+    calls = [x for x in compiled.as_text().splitlines() if re.search(r'custom_call_target="xla_\w*buffer', x)]
+    assert sum("f64[" not in x for x in calls) == expected  # the others are those of points out of reach
 
 
 @pytest.mark.parametrize(
