@@ -1,0 +1,135 @@
+"""Gauss sums in float64, a tile of the kernel matrix at a time: for points that no attention kernel's precision holds.
+
+Exponents are formed by one product in float64, and where even that has not the digits, from differences of coordinates.
+CPU tensors of float64 and of equal rank in, the same out.
+"""
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from .layout import half_squared_norms
+from .trust import squared_reach
+
+ROWS, COLUMNS = 128, 2048  # of a tile, which stays in the cache
+LARGEST = 1e26  # an exponent, in size
+# R² (see `trust`) up to which a product has the digits of results in float32 and in float64.
+REACH = {"float32": 2.0**33, "float64": 2.0**24}
+
+
+def wide_sum(queries: Tensor, keys: Tensor, values: Tensor, tau: Tensor, *, digits: str) -> Tensor:
+    """Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n.
+
+    Args:
+        queries: points (…, M, D).
+        keys: points (…, N, D).
+        values: (…, N, C).
+        tau: (…). Leading axes broadcast.
+        digits: float32 or float64, those that the result needs.
+
+    Returns:
+        (…, M, C).
+    """
+    (a, b, v), batch = _scaled(queries, keys, values, tau)
+    total = queries.new_zeros(*batch, v.shape[-1], a.shape[-2])  # products of few columns are slow, of few rows fast
+    for i in _elements(a, b):
+        for rows, columns, logits in _tiles(a[i], b[i], digits):
+            total[i][..., rows] += v[i][..., columns, :].mT @ logits.exp_().mT
+    return total.mT
+
+
+def wide_pullback(
+    queries: Tensor, keys: Tensor, values: Tensor, tau: Tensor, cotangent: Tensor, *, digits: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of queries, keys and values; see `gauss_sum_pullback`."""
+    (a, b, v, g), batch = _scaled(queries, keys, values, tau, cotangent)
+    a1, b1 = (torch.cat([x, torch.ones_like(x[..., :1])], -1) for x in (a, b))
+    sb, sa, dv = (queries.new_zeros(*batch, *x.shape[-2:]) for x in (a1, b1, v))
+    products = _Buffers(a)
+    for i in _elements(a, b):
+        for rows, columns, logits in _tiles(a[i], b[i], digits):
+            phi, gradient = logits.exp_(), g[i][..., rows, :]
+            s = products.of(gradient, v[i][..., columns, :]).mul_(phi)
+            sb[i][..., rows, :] += s @ b1[i][..., columns, :]
+            sa[i][..., columns, :] += s.mT @ a1[i][..., rows, :]
+            dv[i][..., columns, :] += phi.mT @ gradient
+    scale = tau.sqrt()[..., None, None]
+    dq, dk = (scale * (s[..., :-1] - s[..., -1:] * x) for s, x in ((sb, a), (sa, b)))
+    return dq.sum_to_size(queries.shape), dk.sum_to_size(keys.shape), dv.sum_to_size(values.shape)
+
+
+def wide_means(
+    queries: Tensor, keys: Tensor, values: Tensor, tau: Tensor, log_weights: Tensor, *, digits: str
+) -> tuple[Tensor, Tensor]:
+    """Σ_n w_n Φ v_n / Σ_n w_n Φ (…, M, C) and log Σ_n w_n Φ (…, M, 1), of finite log-weights (…, N, 1)."""
+    (a, b, v, log_w), batch = _scaled(queries, keys, values, tau, log_weights)
+    v1 = torch.cat([v, torch.ones_like(log_w)], -1).mT  # means, and the sum of the weights
+    sums = queries.new_zeros(*batch, v1.shape[-2], a.shape[-2])
+    logs = queries.new_zeros(*batch, a.shape[-2], 1)
+    for i in _elements(a, b):
+        for rows, tiles in itertools.groupby(_tiles(a[i], b[i], digits), lambda tile: tile[0]):
+            largest = torch.full_like(logs[i][..., rows, :], -math.inf)
+            for _, columns, logits in tiles:
+                logits += log_w[i][..., columns, :].mT
+                before, largest = largest, torch.maximum(largest, logits.amax(-1, keepdim=True))
+                weights = logits.sub_(largest).exp_()
+                sums[i][..., rows] *= (before - largest).exp_().mT
+                sums[i][..., rows] += v1[i][..., columns] @ weights.mT
+            logs[i][..., rows, :] = largest + sums[i][..., -1:, rows].mT.log()
+    return (sums[..., :-1, :] / sums[..., -1:, :]).mT, logs
+
+
+def _scaled(queries: Tensor, keys: Tensor, values: Tensor, tau: Tensor, *others: Tensor):
+    """a, b about one center, with Φ = exp(-½|a - b|²), the values and the others, all of the whole batch; and that."""
+    center = torch.nan_to_num(keys.nanmean(tuple(range(keys.ndim - 1))), 0.0, 0.0, 0.0)
+    scale = tau.sqrt()[..., None, None]
+    operands = (queries - center) * scale, (keys - center) * scale, values, *others
+    batch = torch.broadcast_shapes(*(x.shape[:-2] for x in operands))
+    return [x.expand(*batch, *x.shape[-2:]) for x in operands], batch
+
+
+def _elements(a: Tensor, b: Tensor) -> Iterator[tuple[int | slice, ...]]:
+    """Indices of a batch: one element at a time, or as many in a row as fill a tile."""
+    if a.ndim == 2:
+        yield ()
+        return
+    *outer, last = a.shape[:-2]
+    group = max(1, ROWS * COLUMNS // (a.shape[-2] * b.shape[-2]))
+    for index in itertools.product(*(range(size) for size in outer), range(0, last, group)):
+        yield *index[:-1], slice(index[-1], index[-1] + group)
+
+
+def _tiles(a: Tensor, b: Tensor, digits: str) -> Iterator[tuple[slice, slice, Tensor]]:
+    """Rows, columns, and -½|a - b|² of each tile, in memory that the next one takes over."""
+    norms = [half_squared_norms(x).neg_() for x in (a, b)]
+    ones = [torch.ones_like(x) for x in norms]
+    a1, b1 = torch.cat([a, ones[0], norms[0]], -1), torch.cat([b, norms[1], ones[1]], -1)
+    by_product, products = squared_reach(a, b) <= REACH[digits], _Buffers(a)
+    for rows, columns in itertools.product(_slices(a, ROWS), _slices(b, COLUMNS)):
+        if by_product:
+            logits = products.of(a1[..., rows, :], b1[..., columns, :])
+        else:
+            apart = torch.cdist(a[..., rows, :], b[..., columns, :], compute_mode="donot_use_mm_for_euclid_dist")
+            logits = apart.square_().mul_(-0.5).clamp_(min=-LARGEST)
+        yield rows, columns, logits
+
+
+class _Buffers:
+    """Memory for products of tiles: what is new to the process costs more than the product."""
+
+    def __init__(self, like: Tensor):
+        self._like, self._buffers = like, {}
+
+    def of(self, x: Tensor, y: Tensor) -> Tensor:
+        """X Yᵀ."""
+        shape = (*x.shape[:-1], y.shape[-2])
+        if shape not in self._buffers:
+            self._buffers[shape] = self._like.new_empty(shape)
+        return torch.matmul(x, y.mT, out=self._buffers[shape])
+
+
+def _slices(x: Tensor, size: int) -> list[slice]:
+    return [slice(start, start + size) for start in range(0, x.shape[-2], size)]
