@@ -109,6 +109,11 @@ def torch_wide_means(dtype: str, *operands: jax.Array) -> tuple[jax.Array, ...]:
     return tuple(_call(_wide_callback("wide_means", dtype), shapes, operands))
 
 
+def torch_closer(points: jax.Array, tau: jax.Array) -> jax.Array:
+    """The points (…, P, D) of one sum, or one set of sums, closer together, by `torch_backend.closer`."""
+    return _call(_closer_callback(), [points.shape], [points, tau])[0]
+
+
 def torch_errors(*operands: jax.Array) -> list[jax.Array]:
     """Squared errors, squared sizes and largest ratios (M,) at queries, keys, values, tau and the sums, in float64."""
     return _call(_errors_callback(), [operands[0].shape[-2:-1]] * 3, operands)
@@ -157,6 +162,12 @@ def _wide_callback(function: str, dtype: str) -> Callable:
         return results if isinstance(results, tuple) else [results]
 
     return _callback(run, {"function": function, "precision": "float64"})
+
+
+@functools.cache
+def _closer_callback() -> Callable:
+    closer = _torch_backend().closer
+    return _callback(lambda *operands: [closer(*operands)], {"function": "closer"})
 
 
 @functools.cache

@@ -250,6 +250,18 @@ def differences_sum(
     return _blocked(tile_sum, queries, keys, values, tile=DIFFERENCES_TILE)
 
 
+def differences_pullback(
+    queries: Float[Array, "*#batch m d"],
+    keys: Float[Array, "*#batch n d"],
+    values: Float[Array, "*#batch n c"],
+    tau: Float[Array, "*#batch"],
+    cotangent: Float[Array, "*#batch m c"],
+) -> tuple[Float[Array, "*#batch m d"], Float[Array, "*#batch n d"], Float[Array, "*#batch n c"]]:
+    """`blocked_pullback` likewise."""
+    pullback = jax.vjp(lambda *x: differences_sum(*x, tau), queries, keys, values)[1]
+    return pullback(jnp.broadcast_to(cotangent, jax.eval_shape(differences_sum, queries, keys, values, tau).shape))
+
+
 def _with_axes_of(tau: Array, points: Array) -> Array:
     """The points, stretched along the batch of τ, which is not in them where nothing is scaled."""
     return jnp.broadcast_to(points, (*jnp.broadcast_shapes(points.shape[:-2], tau.shape), *points.shape[-2:]))

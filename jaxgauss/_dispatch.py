@@ -4,9 +4,12 @@ Mapped axes of `vmap` become leading axes here, of length 1 where an operand is 
 whole batch, and share what is shared.
 """
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,14 +24,14 @@ from ._dense import (
     blocked_means,
     blocked_pullback,
     blocked_sum,
+    differences_pullback,
     differences_sum,
     scaled_points,
     scaled_sum,
     with_norms,
 )
-from ._plan import Plan, plan, platforms, sizes
-from ._varying import vary_like
-from ._wide import in_float64, width
+from ._plan import NATIVE, Plan, plan, platforms, sizes
+from ._varying import share_out_like, vary_like, whole
 
 KEPT = 8  # times as many numbers as the operands have: memory stays linear, under vmap as well
 
@@ -47,6 +50,21 @@ def kernel_pullback(settings: Settings, *operands: jax.Array) -> tuple[jax.Array
 def kernel_means(settings: Settings, *operands: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Σ_n w Φ v / Σ_n w Φ and log Σ_n w Φ at queries, keys, values, tau and log-weights (…, N, 1), of equal rank."""
     return _kernel_means(settings)(*operands)
+
+
+def kernel_closer(settings: Settings, points: jax.Array, tau: jax.Array) -> jax.Array:
+    """All points (P, D) there are, closer together where `torch_backend.closer` is: on CPUs."""
+    (moved,) = _kernel_closer(settings)(points, tau)
+    return moved
+
+
+def in_float64(settings: Settings, function: Callable, *operands: Any) -> Any:
+    """function(settings, *operands) in float64, whatever JAX's mode; the results in the working dtype."""
+    dtype = working_dtype(settings.dtype)
+    with jax.enable_x64(True):
+        operands = jax.tree.map(lambda x: x.astype("float64"), operands)
+        results = function(replace(settings, wide=True, guarded=False), *operands)
+        return jax.tree.map(lambda x: x.astype(dtype), results)
 
 
 def within_reach(settings: Settings, *operands: jax.Array) -> jax.Array:
@@ -72,7 +90,7 @@ def keeps_tile(settings: Settings, queries: jax.Array, keys: jax.Array, values: 
 @functools.cache
 def _kernel_sum(settings: Settings) -> Callable:
     def in_tiles(platform: str, settings: Settings, *operands: jax.Array) -> jax.Array:
-        return _in_tiles(settings, platform, operands, _bridge.torch_wide_sum, blocked_sum)
+        return _in_tiles(settings, platform, operands, _bridge.torch_wide_sum, differences_sum, blocked_sum)
 
     def compute(platform: str, *operands: jax.Array) -> jax.Array:
         if settings.method == "differences":
@@ -86,7 +104,9 @@ def _kernel_sum(settings: Settings) -> Callable:
             run, within = functools.partial(_bridge.torch_sum, chosen), _is_within(chosen, operands)
         if chosen.reach == math.inf or not settings.guarded:
             return run(*operands)
-        return lax.cond(within, run, functools.partial(in_float64, settings, functools.partial(in_tiles, platform)), *operands)
+        return lax.cond(
+            within, run, functools.partial(in_float64, settings, functools.partial(in_tiles, platform)), *operands
+        )
 
     return _mapped(settings, lambda *operands: (_by_platform(compute, operands),), 0)
 
@@ -94,11 +114,9 @@ def _kernel_sum(settings: Settings) -> Callable:
 @functools.cache
 def _kernel_pullback(settings: Settings) -> Callable:
     def compute(platform: str, *operands: jax.Array) -> tuple[jax.Array, ...]:
-        if settings.method == "differences":
-            queries, keys, values, tau, g = operands
-            return jax.vjp(lambda *x: differences_sum(*x, tau), queries, keys, values)[1](g)
         if settings.wide:
-            return _in_tiles(settings, platform, operands, _bridge.torch_wide_pullback, blocked_pullback)
+            ways = _bridge.torch_wide_pullback, differences_pullback, blocked_pullback
+            return _in_tiles(settings, platform, operands, *ways)
         return _engine(_plan_there(settings, platform, operands), blocked_pullback, _bridge.torch_pullback)(*operands)
 
     return _mapped(settings, lambda *operands: _by_platform(compute, operands), 3)
@@ -108,7 +126,7 @@ def _kernel_pullback(settings: Settings) -> Callable:
 def _kernel_means(settings: Settings) -> Callable:
     def compute(platform: str, *operands: jax.Array) -> tuple[jax.Array, ...]:
         if settings.wide:
-            return _in_tiles(settings, platform, operands, _bridge.torch_wide_means, blocked_means)
+            return _in_tiles(settings, platform, operands, _bridge.torch_wide_means, blocked_means, blocked_means)
         return _engine(_plan_there(settings, platform, operands), blocked_means, _bridge.torch_means)(*operands)
 
     return _mapped(settings, lambda *operands: _by_platform(compute, operands), 0)
@@ -131,10 +149,30 @@ def _within_reach(settings: Settings) -> Callable:
     return within
 
 
-def _in_tiles(settings: Settings, platform: str, operands: tuple[jax.Array, ...], by_torch: Callable, by_xla: Callable):
-    """In float64: by PyTorch, to which any distance is the same; by XLA's blocks, which compile slowly, elsewhere."""
+def _in_tiles(settings: Settings, platform: str, operands: tuple[jax.Array, ...], *ways: Callable):
+    """In float64: by PyTorch; where XLA is to do without it, by differences; and on other platforms in XLA's blocks."""
+    by_torch, by_differences, in_blocks = ways
+    if platform != "cpu":
+        return in_blocks(*operands)
     known = are_known(*(size for x in operands for size in x.shape))
-    return by_torch(settings.dtype, *operands) if platform == "cpu" and known else by_xla(*operands)
+    return by_torch(settings.dtype, *operands) if known and settings.method not in NATIVE else by_differences(*operands)
+
+
+@functools.cache
+def _kernel_closer(settings: Settings) -> Callable:
+    def compute(platform: str, points: jax.Array, tau: jax.Array) -> tuple[jax.Array]:
+        def as_they_are(points: jax.Array, tau: jax.Array) -> jax.Array:
+            return points
+
+        by_torch = lambda dtype, *operands: _bridge.torch_closer(*operands)  # noqa: E731
+        return (_in_tiles(settings, platform, (points, tau), by_torch, as_they_are, as_they_are),)
+
+    return _mapped(settings, lambda *operands: _by_platform(compute, operands), 1)
+
+
+def _width(settings: Settings) -> contextlib.AbstractContextManager:
+    """The mode that the settings' operands need, for what JAX traces later than it was called."""
+    return jax.enable_x64(True) if settings.wide else contextlib.nullcontext()
 
 
 def _mapped(settings: Settings, function: Callable, num_own: int) -> Callable:
@@ -145,18 +183,19 @@ def _mapped(settings: Settings, function: Callable, num_own: int) -> Callable:
 
     @custom_vmap
     def mapped(*operands: jax.Array) -> tuple[jax.Array, ...]:
-        with width(settings):
+        with _width(settings):
             return tuple(function(*operands))
 
     @mapped.def_vmap
     def _(axis_size: int, is_mapped: Sequence[bool], *operands: jax.Array):
         sizes = (axis_size if i < num_own else 1 for i in range(len(operands)))
-        with width(settings):
-            results = mapped(*(
+        with _width(settings):
+            batched = [
                 x if has_axis else jnp.broadcast_to(x, (size, *x.shape))
                 for x, has_axis, size in zip(operands, is_mapped, sizes, strict=True)
-            ))
-        return results, (True,) * len(results)
+            ]
+            results = mapped(*whole(*batched)) if settings.wide else mapped(*batched)
+            return tuple(share_out_like(x, batched) for x in results), (True,) * len(results)
 
     return mapped
 

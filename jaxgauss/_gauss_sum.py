@@ -221,7 +221,8 @@ def _value_and_saved(with_slopes: bool, settings: Settings, points: tuple[Array,
         return sum_and_tile(queries, keys, values, tau)
     if with_slopes and cheaper_by_channels(queries, values):
         return _sum_and_slopes(settings, queries, keys, values, tau)
-    return _gauss_sum(settings, queries, keys, values, tau), jnp.zeros(0, values.dtype)
+    total = _gauss_sum(settings, queries, keys, values, tau)
+    return total, vary_like(jnp.zeros(0, total.dtype), [total])
 
 
 def _gradients(

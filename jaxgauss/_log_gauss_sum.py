@@ -23,7 +23,7 @@ from ._checks import (
 )
 from ._dense import LOG_ZERO, align, center, differences_log_sum, unbroadcast
 from ._dispatch import kernel_means, within_reach
-from ._plan import REACH, expected_platform, plan, sizes
+from ._plan import NATIVE, REACH, expected_platform, plan, sizes
 from ._reverse_only import reverse_only
 from ._varying import vary_alike, vary_like, whole
 from ._wide import wide
@@ -108,12 +108,14 @@ def wide_log_sum(settings: Settings, queries: Array, keys: Array, log_weights: A
         batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (queries, keys, log_weights)), tau.shape)
         return jnp.full((*batch, queries.shape[-2], 1), -math.inf, dtype)
     operands = queries, keys, tau, jnp.maximum(log_weights, LOG_ZERO)
+    by_differences = settings.method in NATIVE  # without PyTorch, as it was asked for
     if settings.method == "differences":
         logs = differences_log_sum(*operands)
     else:  # the predicate is one for a whole batch, so that `vmap` leaves this a conditional
         stricter = REACH["float32"] / min(max(LOG_REACH, 4 * keys.shape[-1]), REACH["float32"])
         within = within_reach(settings, queries, keys, log_weights, tau * stricter)
-        logs = lax.cond(within, functools.partial(_log_sum, settings), functools.partial(wide, settings, _log_sum), *operands)
+        far = differences_log_sum if by_differences else functools.partial(wide, settings, _log_sum)
+        logs = lax.cond(within, functools.partial(_log_sum, settings), far, *operands)
     return jnp.where(logs <= LOG_ZERO / 2, -math.inf, logs)
 
 

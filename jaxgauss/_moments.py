@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 

@@ -31,6 +31,16 @@ def whole(*arrays: jax.Array) -> tuple[jax.Array, ...]:
     return tuple(_whole(x) for x in arrays)
 
 
+def share_out_like(array: jax.Array, others: Sequence[jax.Array]) -> jax.Array:
+    """The array, its first axis shared out as that of the others is whose type says that it is."""
+    shardings = (jax.typeof(x).sharding for x in others)
+    shared = [x for x in shardings if x.spec and x.spec[0] is not None and AxisType.Explicit in x.mesh.axis_types]
+    if not shared or jax.typeof(array).sharding.spec[0] is not None:
+        return array
+    spec = PartitionSpec(shared[0].spec[0], *[None] * (array.ndim - 1))
+    return jax.reshard(array, NamedSharding(shared[0].mesh, spec))
+
+
 def _whole(array: jax.Array) -> jax.Array:
     sharding = jax.typeof(array).sharding
     if not any(sharding.spec) or AxisType.Explicit not in sharding.mesh.axis_types:

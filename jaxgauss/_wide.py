@@ -5,7 +5,6 @@ they are made of second moments, Σ Φ v (k - q)(k - q)ᵀ, whose terms about a 
 on, whatever it is outside; arguments and results are of the working dtype.
 """
 
-import contextlib
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -13,14 +12,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array
 
-from ._checks import Settings, working_dtype
+from ._checks import Settings
+from ._dispatch import in_float64, kernel_closer
 
 STRICTER = 16  # times in R² than sums: moments about a center, from which derivatives are made, lose R times the digits
-GAP = 40.0  # bandwidths; a pair this far apart has a kernel of zero, in float64 too
-SPREAD = 64.0  # bandwidths: float64 has digits for more, but fourth moments, in derivatives of τ, take many of them
 
 
 def reaching(
@@ -71,20 +70,6 @@ def _wide_backward(settings: Settings, function: Callable, operands: tuple[Any, 
 wide.defvjp(lambda *args: (wide(*args), args[2:]), _wide_backward)
 
 
-def in_float64(settings: Settings, function: Callable, *operands: Any) -> Any:
-    """The same, without derivatives."""
-    dtype = working_dtype(settings.dtype)
-    with jax.enable_x64(True):
-        operands = jax.tree.map(lambda x: x.astype("float64"), operands)
-        results = function(replace(settings, wide=True, guarded=False), *operands)
-        return jax.tree.map(lambda x: x.astype(dtype), results)
-
-
-def width(settings: Settings) -> contextlib.AbstractContextManager:
-    """The mode that the settings' operands need, for what JAX traces later than it was called."""
-    return jax.enable_x64(True) if settings.wide else contextlib.nullcontext()
-
-
 @dataclass(frozen=True)
 class _Pullback:
     """The gradients of a function at its operands, times cotangents; a value, so that it is traced once."""
@@ -102,33 +87,13 @@ class _OfCloser:
     function: Callable
 
     def __call__(self, settings: Settings, points: tuple[Array, ...], tau: Array, *others: Any) -> Any:
-        return self.function(settings, closer(points, tau), tau, *others)
+        return self.function(settings, _closer(settings, points, tau), tau, *others)
 
 
-def closer(points: tuple[Array, ...], tau: Array) -> tuple[Array, ...]:
-    """The points (…, N, D), with wide gaps between their coordinates made narrow where that is needed for digits.
-
-    Who is on one side of a gap does not see who is on the other, before or after; all other differences are kept, and
-    gradients are those of the points as they were.
-    """
-    if any(x.size == 0 for x in points):
-        return points
-    flat = jnp.concatenate([lax.stop_gradient(x).reshape(-1, x.shape[-1]) for x in points])
-    tau = lax.stop_gradient(tau)
-
-    def close(flat: Array) -> Array:
-        order = jnp.argsort(flat, axis=0)
-        steps = jnp.diff(jnp.take_along_axis(flat, order, 0), axis=0, prepend=flat.min(0, keepdims=True))
-        moved = jnp.minimum(steps, GAP / jnp.sqrt(tau.min())).cumsum(0)
-        return jnp.take_along_axis(moved, jnp.argsort(order, axis=0), 0)
-
-    far = (flat.max(0) - flat.min(0)).max() * jnp.sqrt(tau.max()) > SPREAD
-    moved = iter(jnp.split(lax.cond(far, close, lambda x: x, flat), _ends(points)))
-    return tuple(next(moved).reshape(x.shape) + (x - lax.stop_gradient(x)) for x in points)
-
-
-def _ends(points: tuple[Array, ...]) -> list[int]:
-    ends = [0]
-    for x in points[:-1]:
-        ends.append(ends[-1] + x.size // x.shape[-1])
-    return ends[1:]
+def _closer(settings: Settings, points: tuple[Array, ...], tau: Array) -> tuple[Array, ...]:
+    """The points (…, N, D), with wide gaps between their coordinates made narrow: gradients are those of the others."""
+    flat = jnp.concatenate([x.reshape(-1, x.shape[-1]) for x in points])
+    moved = kernel_closer(settings, lax.stop_gradient(flat), lax.stop_gradient(tau))
+    ends = np.cumsum([x.size // max(1, x.shape[-1]) for x in points])[:-1]
+    parts = zip(jnp.split(moved, ends), points, strict=True)
+    return tuple(part.reshape(x.shape) + (x - lax.stop_gradient(x)) for part, x in parts)

@@ -15,7 +15,10 @@ from .layout import half_squared_norms
 from .trust import squared_reach
 
 ROWS, COLUMNS = 128, 2048  # of a tile, which stays in the cache
+GAP = 40.0  # bandwidths; a pair this far apart has a kernel of zero, in float64 too
+SPREAD = 64.0  # bandwidths
 LARGEST = 1e26  # an exponent, in size
+BASE_2 = math.log2(math.e)  # exponents are formed for 2^x: e^x is forty times slower here where it vanishes
 # R² (see `trust`) up to which a product has the digits of results in float32 and in float64.
 REACH = {"float32": 2.0**33, "float64": 2.0**24}
 
@@ -37,7 +40,7 @@ def wide_sum(queries: Tensor, keys: Tensor, values: Tensor, tau: Tensor, *, digi
     total = queries.new_zeros(*batch, v.shape[-1], a.shape[-2])  # products of few columns are slow, of few rows fast
     for i in _elements(a, b):
         for rows, columns, logits in _tiles(a[i], b[i], digits):
-            total[i][..., rows] += v[i][..., columns, :].mT @ logits.exp_().mT
+            total[i][..., rows] += v[i][..., columns, :].mT @ logits.exp2_().mT
     return total.mT
 
 
@@ -51,12 +54,12 @@ def wide_pullback(
     products = _Buffers(a)
     for i in _elements(a, b):
         for rows, columns, logits in _tiles(a[i], b[i], digits):
-            phi, gradient = logits.exp_(), g[i][..., rows, :]
+            phi, gradient = logits.exp2_(), g[i][..., rows, :]
             s = products.of(gradient, v[i][..., columns, :]).mul_(phi)
             sb[i][..., rows, :] += s @ b1[i][..., columns, :]
             sa[i][..., columns, :] += s.mT @ a1[i][..., rows, :]
             dv[i][..., columns, :] += phi.mT @ gradient
-    scale = tau.sqrt()[..., None, None]
+    scale = (tau / BASE_2).sqrt()[..., None, None]
     dq, dk = (scale * (s[..., :-1] - s[..., -1:] * x) for s, x in ((sb, a), (sa, b)))
     return dq.sum_to_size(queries.shape), dk.sum_to_size(keys.shape), dv.sum_to_size(values.shape)
 
@@ -73,19 +76,33 @@ def wide_means(
         for rows, tiles in itertools.groupby(_tiles(a[i], b[i], digits), lambda tile: tile[0]):
             largest = torch.full_like(logs[i][..., rows, :], -math.inf)
             for _, columns, logits in tiles:
-                logits += log_w[i][..., columns, :].mT
+                logits += BASE_2 * log_w[i][..., columns, :].mT
                 before, largest = largest, torch.maximum(largest, logits.amax(-1, keepdim=True))
-                weights = logits.sub_(largest).exp_()
-                sums[i][..., rows] *= (before - largest).exp_().mT
+                weights = logits.sub_(largest).exp2_()
+                sums[i][..., rows] *= (before - largest).exp2_().mT
                 sums[i][..., rows] += v1[i][..., columns] @ weights.mT
-            logs[i][..., rows, :] = largest + sums[i][..., -1:, rows].mT.log()
+            logs[i][..., rows, :] = (largest + sums[i][..., -1:, rows].mT.log2()) / BASE_2
     return (sums[..., :-1, :] / sums[..., -1:, :]).mT, logs
 
 
+def closer(points: Tensor, tau: Tensor) -> Tensor:
+    """The points (…, P, D) with wide gaps between their coordinates made narrow, if they are far from one another.
+
+    Who is on one side of a gap does not see who is on the other, before or after; all other differences stay. Moments
+    of the points then have their digits, up to those of fourth order that second derivatives in τ are made of.
+    """
+    x = points.reshape(-1, points.shape[-1])
+    if not (x.amax(0) - x.amin(0)).amax() * tau.amax().sqrt() > SPREAD:
+        return points
+    x, order = x.sort(0)
+    steps = x.diff(dim=0, prepend=x[:1]).clamp_(max=(GAP / tau.amin().sqrt()).item())
+    return torch.empty_like(x).scatter_(0, order, steps.cumsum(0)).reshape(points.shape)
+
+
 def _scaled(queries: Tensor, keys: Tensor, values: Tensor, tau: Tensor, *others: Tensor):
-    """a, b about one center, with Φ = exp(-½|a - b|²), the values and the others, all of the whole batch; and that."""
+    """a, b about one center, with Φ = 2^(-½|a - b|²), the values and the others, all of the whole batch; and that."""
     center = torch.nan_to_num(keys.nanmean(tuple(range(keys.ndim - 1))), 0.0, 0.0, 0.0)
-    scale = tau.sqrt()[..., None, None]
+    scale = (tau * BASE_2).sqrt()[..., None, None]
     operands = (queries - center) * scale, (keys - center) * scale, values, *others
     batch = torch.broadcast_shapes(*(x.shape[:-2] for x in operands))
     return [x.expand(*batch, *x.shape[-2:]) for x in operands], batch
@@ -107,7 +124,7 @@ def _tiles(a: Tensor, b: Tensor, digits: str) -> Iterator[tuple[slice, slice, Te
     norms = [half_squared_norms(x).neg_() for x in (a, b)]
     ones = [torch.ones_like(x) for x in norms]
     a1, b1 = torch.cat([a, ones[0], norms[0]], -1), torch.cat([b, norms[1], ones[1]], -1)
-    by_product, products = squared_reach(a, b) <= REACH[digits], _Buffers(a)
+    by_product, products = squared_reach(a, b) / BASE_2 <= REACH[digits], _Buffers(a)
     for rows, columns in itertools.product(_slices(a, ROWS), _slices(b, COLUMNS)):
         if by_product:
             logits = products.of(a1[..., rows, :], b1[..., columns, :])
