@@ -155,10 +155,9 @@ def _means_callback(precision: str, backend: str) -> Callable:
 @functools.cache
 def _wide_callback(function: str, dtype: str) -> Callable:
     digits = "float64" if dtype == "float64" else "float32"
-    by_torch = functools.partial(getattr(_torch_backend(), function), digits=digits)
 
-    def run(*operands: "Tensor") -> "Sequence[Tensor]":
-        results = by_torch(*operands)
+    def run(*operands: "Tensor") -> "Sequence[Tensor]":  # PyTorch is loaded when points are found out of reach
+        results = getattr(_torch_backend(), function)(*operands, digits=digits)
         return results if isinstance(results, tuple) else [results]
 
     return _callback(run, {"function": function, "precision": "float64"})
@@ -166,8 +165,7 @@ def _wide_callback(function: str, dtype: str) -> Callable:
 
 @functools.cache
 def _closer_callback() -> Callable:
-    closer = _torch_backend().closer
-    return _callback(lambda *operands: [closer(*operands)], {"function": "closer"})
+    return _callback(lambda *operands: [_torch_backend().closer(*operands)], {"function": "closer"})
 
 
 @functools.cache
@@ -182,16 +180,17 @@ def _is_guarded(precision: str, backend: str) -> bool:
 
 def _callback(function: "Callable[..., Sequence[Tensor]]", options: dict[str, str]) -> Callable:
     """A buffer callback that writes function(*inputs) into the outputs."""
-    torch = _torch()
     _finish_before_exit()
 
     def run(outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
+        torch = _torch()
         tensors = [torch.from_dlpack(x) for x in inputs]
         for output, result in zip(outputs, function(*tensors), strict=True):
             torch.from_dlpack(output).copy_(result)
 
     def callback(context: Any, outputs: Sequence[Any], *inputs: Any) -> None:
         refuse_fork()
+        torch = _torch()
         device_type, index = inputs[0].__dlpack_device__()
         try:
             with torch.inference_mode():

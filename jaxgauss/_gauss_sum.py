@@ -96,7 +96,7 @@ def gauss_sum(
         center, in bandwidths:
 
         - float32: 2e-6, growing as 2⁻²⁴ R² at most (at R = 45 to 2e-5 over many terms, 2e-4 for a handful); beyond that
-          from differences of coordinates, 1e-6.
+          in float64, to the last digits of float32, which takes two to five times as long.
         - float16x2, bfloat16x2: 4e-4, 4e-3; beyond R = 64 in float32 or better.
         - float16, bfloat16: 5e-4, 4e-3, growing as R to 5e-3, 4e-2; beyond R = 32, 16 in float32 or better. A row whose
           terms all lie r bandwidths away: up to 2⁻¹⁰ R r, 2⁻⁷ R r.
@@ -111,8 +111,9 @@ def gauss_sum(
         channels whose sizes differ from key to key share the range of the largest. Terms with Φ below the smallest
         number of float32 are zero (see `log_gauss_sum`), a sum beyond its range is infinite. NaN in a query spoils its
         row alone.
-        Gradients of the queries, C = 1: 2e-3 in float16 up to R ≈ 9, 7e-3 up to 27. The gradient of τ is formed from
-        those of the points: its error is about R times theirs; so are second derivatives.
+        Gradients, in float32 on a CPU: 1e-5 up to R = 11, that of τ about R times as much; beyond, and in second and
+        higher derivatives everywhere, formed in float64: 1e-6. Of the queries, C = 1: 2e-3 in float16 up to R ≈ 9, 7e-3
+        up to 27.
 
     Example:
         >>> import jax.numpy as jnp, jaxgauss
@@ -210,7 +211,7 @@ def _within(settings: Settings, operands: tuple[Array, ...]) -> Array | bool:
 
 
 def _value_and_saved(with_slopes: bool, settings: Settings, points: tuple[Array, Array], tau: Array, values: Array):
-    """The sum, and what is kept of it for the gradients: Φ, or the slopes, or nothing, which in float64 is left zero."""
+    """The sum, and what is kept of it for the gradients: Φ, or the slopes, or nothing; in float64 zeros like it."""
     queries, keys = points
     if settings.wide:
         near = functools.partial(_value_and_saved, with_slopes, replace(settings, wide=False))

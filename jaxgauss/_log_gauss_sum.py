@@ -29,7 +29,7 @@ from ._varying import vary_alike, vary_like, whole
 from ._wide import wide
 
 LogWeights = Float[Array | np.ndarray, "*#batch n"] | None
-LOG_REACH = 2.0**9  # R² up to which a logarithm, which may be near zero, has its digits without differences
+LOG_REACH = 2.0**9  # R² up to which a logarithm, which may be near zero, has its digits in float32
 METHODS = ("auto", "rescale", "blocked", "dense", "differences")
 
 
@@ -71,7 +71,7 @@ def log_gauss_sum(
 
     Precision:
         In float32 within 1e-5 · max(1, |log|), at any distance: where points lie more than 22 bandwidths (or 2 √D)
-        from their center, the differences of coordinates are summed, as in `gauss_sum`. (On CUDA they are not: there
+        from their center, in float64, as `gauss_sum`. (On CUDA they are not: there
         the error is 2⁻²⁴ τ‖x‖², x from the center, and the weights P in ∂k and ∂log w are lost where that passes one.)
         Logarithms below -1e26 saturate.
 

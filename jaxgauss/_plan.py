@@ -43,9 +43,9 @@ class Plan:
 
     Attributes:
         platform: cpu, cuda, …
-        method: reweight, prescale or rescale (PyTorch's attention kernel); dense, blocked or differences (XLA).
+        method: reweight, prescale or rescale (PyTorch's attention kernel); dense, blocked or differences (of coordinates).
         precision: of the products: float16, bfloat16, float16x2, bfloat16x2, float32 or float64.
-        backend: the attention kernel (cpu, flash, efficient, cudnn), or xla.
+        backend: the attention kernel (cpu, flash, efficient, cudnn); or xla; or torch, for points out of reach.
         reason: one sentence.
     """
 
@@ -57,7 +57,7 @@ class Plan:
 
     @property
     def reach(self) -> float:
-        """The largest R², squared bandwidths from the center, that is computed so; by differences beyond."""
+        """The largest R², squared bandwidths from the center, that is computed so; in float64 beyond."""
         if self.method == "differences":
             return -1.0
         if self.platform == "cuda" and not self.native:
@@ -111,15 +111,16 @@ def explain(
         return chosen
     work = working_dtype(dtype)
     q, k, _, t = align(*whole(*(jnp.asarray(x, work) for x in (queries, keys, keys, tau))))
-    return _of_points(chosen, float(squared_reach(*with_norms(*scaled_points(q, k, t)))))
+    reach = float(squared_reach(*with_norms(*scaled_points(q, k, t))))
+    return _of_points(chosen, reach, by_name=method in NATIVE)
 
 
-def _of_points(chosen: Plan, reach: float) -> Plan:
-    """The plan for points whose farthest lies √reach bandwidths from their center."""
+def _of_points(chosen: Plan, reach: float, by_name: bool) -> Plan:
+    """The plan for points whose farthest lies √reach bandwidths from their center; XLA's may be asked for by name."""
     far = f"points lie {math.sqrt(reach):.0f} bandwidths from their center, farther than {chosen.precision} reaches"
     if reach > chosen.reach:
-        wide = "float64" if chosen.precision == "float64" else "float32"
-        return replace(chosen, method="differences", precision=wide, backend="xla", reason=far)
+        way, backend = ("differences", "xla") if by_name else ("blocked", "torch")
+        return replace(chosen, method=way, precision="float64", backend=backend, reason=far)
     if not chosen.native and reach > _bridge.reach(chosen.method, chosen.precision):
         again = {"cuda": ("efficient", "float32")}.get(chosen.platform, ("cpu", "float32 or float64"))
         return replace(chosen, method="rescale", backend=again[0], precision=again[1], reason=far)

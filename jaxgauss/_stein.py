@@ -60,7 +60,12 @@ def ksd_squared(
 
     Derivatives:
         Reverse mode of any order with respect to points, scores, weights and tau (the scores are taken as given: for a
-        derivative through them, compute them inside the function that is differentiated).
+        derivative through them, compute them inside the function that is differentiated). They are formed in float64,
+        which takes twice as long as float32 would, for their terms cancel: 1e-6, on a CPU at any distance.
+
+    Precision:
+        Of the value, relative to the sum of the sizes of its terms: 1e-6, growing as 2⁻²⁴ R² to 1e-5 where the farthest
+        point lies R = 11 bandwidths from the center; beyond that in float64.
 
     Example:
         >>> import jax, jaxgauss

@@ -44,7 +44,10 @@ def svgd_direction(
         TypeError: particles or scores are not a floating array.
 
     Derivatives:
-        Reverse mode of any order with respect to particles, scores and tau.
+        Reverse mode of any order with respect to particles, scores and tau; formed in float64.
+
+    Precision:
+        That of a gradient of `gauss_sum`.
 
     Example:
         >>> import jax.numpy as jnp, jaxgauss

@@ -65,7 +65,7 @@ def test_the_measurement_sees_a_kernel_matrix():
     assert peak_mebibytes("dense", 8192) > 250
 
 
-def test_way_out_by_differences_takes_little_memory():
+def test_the_way_out_takes_little_memory():
     """XLA allocates at every call what the branch not taken would need; from 32 MiB on, that is most of the time."""
     x = jax.ShapeDtypeStruct((1024, 16), "float32")
     step = jax.jit(jax.value_and_grad(lambda x, y: mmd_squared(x, y, 1.0)))

@@ -72,7 +72,7 @@ def test_clusters_far_apart_are_summed_elsewhere(rng, precision, method, apart, 
     result = gauss_sum(*case.operands, method=method, precision=precision)
     assert error_of(result, case) <= 1e-4
     if apart * tau > 1e3:
-        assert explain(*case.operands, method=method, precision=precision).method in ("differences", "rescale")
+        assert explain(*case.operands, method=method, precision=precision).precision in ("float64", "float32 or float64")
 
 
 @pytest.mark.parametrize("wanted", [(0,), (0, 1, 2, 3)])
@@ -269,6 +269,8 @@ def test_explain_says_what_becomes_of_far_points(rng):
     plan = explain(*moved.operands, precision="float16")
     assert (plan.method, plan.precision) == ("rescale", "float32 or float64") and "bandwidths" in plan.reason
     plan = explain(*moved.operands)
-    assert (plan.method, plan.backend) == ("differences", "xla") and "farther than float32 reaches" in plan.reason
+    assert (plan.precision, plan.backend) == ("float64", "torch") and "farther than float32 reaches" in plan.reason
+    plan = explain(*moved.operands, method="blocked")
+    assert (plan.precision, plan.backend) == ("float64", "xla")  # as it was asked for
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in moved.operands[:3]]
-    assert explain(*shapes, 1e4).method != "differences"
+    assert explain(*shapes, 1e4).precision == "float32"
