@@ -258,8 +258,8 @@ def differences_pullback(
     cotangent: Float[Array, "*#batch m c"],
 ) -> tuple[Float[Array, "*#batch m d"], Float[Array, "*#batch n d"], Float[Array, "*#batch n c"]]:
     """`blocked_pullback` likewise."""
-    pullback = jax.vjp(lambda *x: differences_sum(*x, tau), queries, keys, values)[1]
-    return pullback(jnp.broadcast_to(cotangent, jax.eval_shape(differences_sum, queries, keys, values, tau).shape))
+    total, pullback = jax.vjp(lambda q, k, v: differences_sum(q, k, v, tau), queries, keys, values)
+    return pullback(jnp.broadcast_to(cotangent, total.shape))
 
 
 def _with_axes_of(tau: Array, points: Array) -> Array:

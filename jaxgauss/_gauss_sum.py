@@ -30,7 +30,7 @@ from ._dispatch import keeps_tile, kernel_pullback, kernel_sum, within_reach
 from ._plan import expected_platform, plan, sizes, warn_once
 from ._reverse_only import reverse_only
 from ._varying import vary_alike, vary_like, whole
-from ._wide import STRICTER, reaching
+from ._wide import STRICTER, STRICTER_IN_TAU, reaching
 
 
 @takes_tau
@@ -111,9 +111,9 @@ def gauss_sum(
         channels whose sizes differ from key to key share the range of the largest. Terms with Φ below the smallest
         number of float32 are zero (see `log_gauss_sum`), a sum beyond its range is infinite. NaN in a query spoils its
         row alone.
-        Gradients, in float32 on a CPU: 1e-5 up to R = 11, that of τ about R times as much; beyond, and in second and
-        higher derivatives everywhere, formed in float64: 1e-6. Of the queries, C = 1: 2e-3 in float16 up to R ≈ 9, 7e-3
-        up to 27.
+        Gradients, in float32 on a CPU: 1e-5 up to R = 11, with that of τ up to R = 3; beyond, and in second and higher
+        derivatives everywhere, they are formed in float64: 1e-6. Of the queries, C = 1: 2e-3 in float16 up to R ≈ 9,
+        7e-3 up to 27.
 
     Example:
         >>> import jax.numpy as jnp, jaxgauss
@@ -200,14 +200,15 @@ def _backward(settings: Settings, residuals, g):
     queries, keys, values, tau = operands
     if not any(wanted[i] for i in (0, 1, 3)) and not keeps_tile(settings, *operands):
         return None, None, unbroadcast(_gauss_sum(settings, keys, queries, g, tau), values.shape), None
-    function, within = functools.partial(_gradients, wanted), _within(settings, operands)
+    function = functools.partial(_gradients, wanted)
+    within = _within(settings, operands, STRICTER_IN_TAU if wanted.tau else STRICTER)
     rest = iter(reaching(settings, function, within, (queries, keys), tau, values, saved, g))
     return tuple(next(rest) if is_wanted else None for is_wanted in wanted)
 
 
-def _within(settings: Settings, operands: tuple[Array, ...]) -> Array | bool:
+def _within(settings: Settings, operands: tuple[Array, ...], stricter: int = STRICTER) -> Array | bool:
     queries, keys, values, tau = operands
-    return within_reach(settings, queries, keys, values, tau * STRICTER) if settings.guarded else True
+    return within_reach(settings, queries, keys, values, tau * stricter) if settings.guarded else True
 
 
 def _value_and_saved(with_slopes: bool, settings: Settings, points: tuple[Array, Array], tau: Array, values: Array):

@@ -43,7 +43,7 @@ class Plan:
 
     Attributes:
         platform: cpu, cuda, …
-        method: reweight, prescale or rescale (PyTorch's attention kernel); dense, blocked or differences (of coordinates).
+        method: reweight, prescale or rescale (PyTorch's attention kernel); dense, blocked or differences.
         precision: of the products: float16, bfloat16, float16x2, bfloat16x2, float32 or float64.
         backend: the attention kernel (cpu, flash, efficient, cudnn); or xla; or torch, for points out of reach.
         reason: one sentence.

@@ -19,11 +19,12 @@ from jaxtyping import Array
 from ._checks import Settings
 from ._dispatch import in_float64, kernel_closer
 
-STRICTER = 16  # times in R² than sums: moments about a center, from which derivatives are made, lose R times the digits
+# Times in R² than sums: derivatives are made of moments about a center, which lose digits with R, that of τ as R².
+STRICTER, STRICTER_IN_TAU = 16, 256
 
 
 def reaching(
-    settings: Settings, function: Callable, within: Array, points: tuple[Array, ...], tau: Array, *others: Any
+    settings: Settings, function: Callable, within: Array | bool, points: tuple[Array, ...], tau: Array, *others: Any
 ) -> Any:
     """function(settings, points, tau, *others) where the points are `within` reach of the settings; else in float64.
 
@@ -38,7 +39,7 @@ def reaching(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _near_or_wide(settings: Settings, function: Callable, within: Array, *operands: Any) -> Any:
+def _near_or_wide(settings: Settings, function: Callable, within: Array | bool, *operands: Any) -> Any:
     near = functools.partial(function, replace(settings, guarded=False))
     return lax.cond(within, near, functools.partial(wide, settings, _OfCloser(function)), *operands)
 
@@ -48,7 +49,8 @@ def _near_or_wide_forward(settings: Settings, function: Callable, within: Array,
 
 
 def _near_or_wide_backward(settings: Settings, function: Callable, operands: tuple[Any, ...], cotangents: Any):
-    return None, *wide(settings, _Pullback(_OfCloser(function)), operands, cotangents)
+    gradients: Any = wide(settings, _Pullback(_OfCloser(function)), operands, cotangents)
+    return None, *gradients
 
 
 _near_or_wide.defvjp(_near_or_wide_forward, _near_or_wide_backward)
@@ -63,7 +65,7 @@ def wide(settings: Settings, function: Callable, *operands: Any) -> Any:
     return in_float64(settings, function, *operands)
 
 
-def _wide_backward(settings: Settings, function: Callable, operands: tuple[Any, ...], cotangents: Any):
+def _wide_backward(settings: Settings, function: Callable, operands: tuple[Any, ...], cotangents: Any) -> Any:
     return wide(settings, _Pullback(function), operands, cotangents)
 
 

@@ -1,0 +1,162 @@
+"""Wherever the points lie: derivatives of first and second order have the digits of the plain formula in float32."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import torch_backend
+from jaxgauss import gauss_sum, ksd_squared, log_gauss_sum, mmd_squared, svgd_direction
+from oracle import gauss_sum64, relative_error
+
+NUM = 150
+WEIGHTS = np.random.default_rng(1).normal(size=(NUM, 1))
+
+
+def differences(x, y):
+    return x[:, None] - y[None]
+
+
+def kernel(x, y, tau):
+    return jnp.exp(-tau / 2 * jnp.square(differences(x, y)).sum(-1))
+
+
+def sum_formula(x, y, tau):
+    return kernel(x, y, tau) @ WEIGHTS.astype(x.dtype)
+
+
+def mmd_formula(x, y, tau):
+    return kernel(x, x, tau).mean() - 2 * kernel(x, y, tau).mean() + kernel(y, y, tau).mean()
+
+
+def ksd_formula(x, s, tau):
+    apart = differences(x, x)
+    squared, along = jnp.square(apart).sum(-1), (differences(s, s) * apart).sum(-1)
+    return (kernel(x, x, tau) * (s @ s.T + tau * (along + x.shape[1]) - tau**2 * squared)).mean()
+
+
+def svgd_formula(x, s, tau):
+    phi = kernel(x, x, tau)
+    return (phi @ s + tau * (phi[..., None] * differences(x, x)).sum(1)) / len(x)
+
+
+FUNCTIONS = {
+    "gauss_sum": (lambda x, y, tau: gauss_sum(x, y, WEIGHTS.astype(x.dtype), tau), sum_formula),
+    "mmd_squared": (mmd_squared, mmd_formula),
+    "ksd_squared": (ksd_squared, ksd_formula),
+    "svgd_direction": (svgd_direction, svgd_formula),
+}
+
+
+def weighted(x):
+    """A number that depends on every entry."""
+    return (x * jnp.cos(jnp.arange(x.size, dtype=x.dtype)).reshape(x.shape)).sum()
+
+
+def derivatives(function):
+    """Gradients in all arguments, and those of a number made of the gradients."""
+
+    def first(*operands):
+        return jax.grad(lambda *x: weighted(function(*x)), (0, 1, 2))(*operands)
+
+    second = jax.grad(lambda *x: sum(weighted(g) for g in first(*x)), (0, 1, 2))
+    return jax.jit(lambda *operands: (*first(*operands), *second(*operands)))
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_derivatives_have_their_digits(rng, name):
+    """On clusters at ±5, ±20, ±100 and 1e6 bandwidths, and at τ from .01 to 100 on N(0, I)."""
+    ours, plain = map(derivatives, FUNCTIONS[name])
+    for apart, tau in ((5, 1), (20, 1), (100, 1), (1e6, 1), (0, 0.01), (0, 1), (0, 100)):
+        x, y = rng.normal(size=(2, NUM, 3))
+        scores, signs = -x, np.where(np.arange(NUM) % 2, 1, -1)[:, None]
+        others = scores if name in ("ksd_squared", "svgd_direction") else y + apart * signs
+        case = [np.asarray(z, np.float32) for z in (x + apart * signs, others, tau)]
+        exact = plain(*(z.astype(np.float64) for z in case))
+        for i, (found, rough, expected) in enumerate(zip(ours(*case), plain(*case), exact, strict=True)):
+            bound = max(1e-5, 20 * relative_error(rough, expected))
+            assert relative_error(found, expected) <= bound, (apart, tau, i)
+
+
+@pytest.mark.parametrize("spread", [1.0, 1e6])
+def test_tiles_are_the_sum(rng, spread, monkeypatch):
+    """Of several rows and columns, of batches that are broadcast, near one another and far apart."""
+    import torch
+
+    from torch_backend import wide
+
+    monkeypatch.setattr(wide, "ROWS", 7)
+    monkeypatch.setattr(wide, "COLUMNS", 9)
+    q, k, v = (rng.normal(size=s) for s in ((2, 3, 20, 4), (1, 3, 30, 4), (1, 1, 30, 2)))
+    tau, g, log_w = rng.uniform(0.5, 2, (2, 3)), rng.normal(size=(2, 3, 20, 2)), rng.normal(size=(1, 3, 30, 1))
+    q[..., 0, :] *= spread
+    k[..., 0, :] = q[0, :, 0] + 0.5
+    tensors = [torch.as_tensor(x) for x in (q, k, v, tau)]
+    exact = gauss_sum64(q, k, v, tau)
+    for digits in ("float32", "float64"):
+        total = torch_backend.wide_sum(*tensors, digits=digits)
+        assert relative_error(total.numpy(), exact) < (1e-13 if spread == 1 else 1e-5 if digits == "float32" else 1e-10)
+    moved = [torch.as_tensor(x).requires_grad_() for x in (q, k, v)]
+    apart = (moved[0][..., :, None, :] - moved[1][..., None, :, :]).square().sum(-1)
+    logits = -tensors[3][..., None, None] / 2 * apart
+    ((logits.exp() @ moved[2]) * torch.as_tensor(g)).sum().backward()
+    gradients = torch_backend.wide_pullback(*tensors, torch.as_tensor(g), digits="float64")
+    for found, x in zip(gradients, moved, strict=True):
+        assert relative_error(found.numpy(), x.grad.numpy()) < (1e-12 if spread == 1 else 1e-8)
+    logits = (logits + torch.as_tensor(log_w).mT).detach()
+    means, logs = torch_backend.wide_means(*tensors, torch.as_tensor(log_w), digits="float64")
+    assert relative_error(logs.numpy(), logits.logsumexp(-1, keepdim=True).numpy()) < 1e-13
+    assert relative_error(means.numpy(), (logits.softmax(-1) @ tensors[2]).numpy()) < 1e-9
+
+
+def test_points_come_closer_and_see_the_same(rng):
+    import torch
+
+    centers = rng.choice([0.0, 300.0, -1e9, 1e25], size=(60, 2))
+    points, tau = torch.as_tensor(rng.normal(size=(60, 2)) + centers), torch.tensor(2.0, dtype=torch.float64)
+    moved = torch_backend.closer(points, tau)
+    assert moved.amax() - moved.amin() < 200
+    before, after = (differences(x.numpy(), x.numpy()) for x in (points, moved))
+    near = np.abs(before) * np.sqrt(2) < torch_backend.wide.GAP
+    np.testing.assert_allclose(after[near], before[near], rtol=1e-6, atol=1e-6)
+    assert (np.abs(after[~near]) * np.sqrt(2) > torch_backend.wide.GAP - 1e-6).all()
+    near_ones = points[(points.abs() < 10).all(-1)]
+    assert torch_backend.closer(near_ones, tau) is near_ones
+
+
+@pytest.mark.parametrize("x64", [False, True])
+def test_of_any_order_in_either_mode(rng, x64):
+    """Batches, third derivatives and Hessians of what is formed in float64, with JAX's 64-bit mode on and off."""
+    x, y = (rng.normal(size=(n, 2)).astype(np.float32) for n in (6, 5))
+
+    def both(function):
+        def along(t, x):
+            return weighted(jnp.sin(function(x * (1 + t), jnp.asarray(y), 1 + t)))
+
+        third = jax.vmap(jax.grad(jax.grad(jax.grad(along))), (None, 0))(jnp.asarray(0.1, x.dtype), jnp.stack([x, -x]))
+        return *third, jax.jit(jax.jacrev(jax.grad(along, 1), 1))(jnp.asarray(0.1, x.dtype), x)
+
+    def formula(x, y, tau):
+        return kernel(x, y, tau).sum(1, keepdims=True)
+
+    def ours(x, y, tau):
+        return gauss_sum(x, y, jnp.ones((len(y), 1), x.dtype), tau)
+
+    with jax.enable_x64(x64):
+        found = both(ours)
+        assert found[0].dtype == np.float32
+    y = y.astype(np.float64)
+    x = x.astype(np.float64)
+    for one, other in zip(found, both(formula), strict=True):
+        assert relative_error(one, other) < 1e-5
+
+
+def test_logarithms_beyond_any_reach(rng):
+    """Values, and the score, ten thousand bandwidths from all keys, at a vertical distance that two keys share."""
+    keys = np.array([[1e4, 0.0], [1e4, 3.0]], np.float32)
+    queries = np.array([[0.0, 1.0], [1e4, 1.0]], np.float32)
+    exact = [float(jax.nn.logsumexp(-np.square(q.astype(float) - keys).sum(-1) / 2)) for q in queries]
+    np.testing.assert_allclose(log_gauss_sum(queries, keys), exact, rtol=1e-6)
+    scores = jax.grad(lambda q: log_gauss_sum(q, keys).sum())(queries)
+    share = 1 / (1 + np.exp(-1.5))  # of the key at 0, for the vertical distances 1 and 2
+    np.testing.assert_allclose(scores[:, 1], 3 * (1 - share) - 1, rtol=1e-5)
