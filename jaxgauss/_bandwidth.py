@@ -77,8 +77,9 @@ def median_heuristic(
         max_points: how many, at least 2; pairs are `max_points`² / 2.
 
     Returns:
-        τ, a scalar in the dtype of the points; no gradient flows through it. Where half of the pairs coincide, the
-        median of the others; where all do, 1.
+        τ, a scalar in float32, or float64 for points in float64: half precision holds few of the values it can have. No
+        gradient flows through it. Where half of the pairs coincide, the median of the others; where all do, 1. NaN
+        where a point is not finite.
 
     Raises:
         ValueError: shapes do not fit, or there are less than two points.
@@ -123,4 +124,5 @@ def _median_tau(dtype: str, points: Array, chosen: Array) -> Array:
 
     half = jnp.where(median(0) > 0, median(0), median(jnp.searchsorted(squared, 0, side="right")))
     limits = jnp.finfo(x.dtype)
-    return jnp.where(squared[-1] > 0, jnp.clip(1 / half / scale / scale, limits.tiny, limits.max), 1).astype(dtype)
+    tau = jnp.where(squared[-1] > 0, jnp.clip(1 / half / scale / scale, limits.tiny, limits.max), 1)
+    return jnp.where(jnp.isfinite(points[chosen]).all(), tau, jnp.nan)

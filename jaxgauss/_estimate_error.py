@@ -137,7 +137,7 @@ def _estimate(total: int, queries: Array, keys: Array, values: Array, tau: Array
     scale = jnp.maximum(sizes.mean(), jnp.finfo(sizes.dtype).tiny)
     squared = errors.mean() / scale
     residuals = (errors - squared * sizes) / scale
-    variance = (1 - num / total) * jnp.square(residuals).sum() / (num * (num - 1))
+    variance = (1 - num / total) * jnp.square(residuals).sum() / (num * max(1, num - 1))
     relative = jnp.sqrt(squared)
     slope = 1 / jnp.maximum(2 * relative, jnp.finfo(sizes.dtype).tiny)
     return ErrorEstimate(relative, slope * jnp.sqrt(variance), ratios.max())

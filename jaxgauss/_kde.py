@@ -152,13 +152,13 @@ def leave_one_out_tau(
     Args:
         points: x, (N, D), N ≥ 2.
         taus: candidates for τ, (T,). None: 25 from a sixteenth to 4096 times Scott's, (N^{1/(D + 4)} / s)², s² the
-            mean variance of a coordinate.
+            mean variance of a coordinate, or 1 where the points are equal.
         weights: (N,), not negative, divided by their sum. None: all the same.
         progress: show a bar (needs tqdm): the candidates then go one by one. Not under `jit`.
         **options: `method`, `precision` and `backend`, as for `log_gauss_sum`.
 
     Returns:
-        A `BandwidthSearch`: the best τ, the candidates, and their log-likelihoods.
+        A `BandwidthSearch`: the best τ, the candidates, and their log-likelihoods, in float32 or float64.
 
     Raises:
         ValueError: shapes do not fit, there are less than two points, taus or weights are not positive, `progress`
@@ -251,13 +251,14 @@ def _search(settings: Settings, points, taus, weights) -> BandwidthSearch:
     logs = _sums_over_others(settings, x, _log(w), taus)  # (T, N)
     logs = logs + _log_factor(taus, x.shape[1])[:, None] - jnp.log1p(-jnp.minimum(w, 1 - jnp.finfo(w.dtype).eps))[None]
     likelihoods = (w[None] * logs).sum(-1)
-    return BandwidthSearch(*(z.astype(settings.dtype) for z in (taus[likelihoods.argmax()], taus, likelihoods)))
+    return BandwidthSearch(taus[likelihoods.argmax()], taus, likelihoods)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _candidates(settings: Settings, points) -> Array:
     (x,) = whole(lax.stop_gradient(jnp.asarray(points, working_dtype(settings.dtype))))
-    variance = jnp.maximum(x.var(0).mean(), jnp.finfo(x.dtype).tiny)
+    variance = x.var(0).mean()
+    variance = jnp.where(variance > 1e-30, variance, 1)  # of equal points: any bandwidth will do, if it is finite
     return len(x) ** (2 / (x.shape[1] + 4)) / variance * 2 ** jnp.linspace(-4, 12, 25, dtype=x.dtype)
 
 

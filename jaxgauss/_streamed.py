@@ -120,8 +120,8 @@ def gauss_sum_streamed(
         saved: path of a file (.npz) for what has been summed. It is written at the end, on any exception, Ctrl-C
             included (the chunk under way may be left out), and in between for less than a twentieth of the time. Called
             again with that file, the same queries, tau and options and all chunks from the first, the sum goes on:
-            chunks in the file are passed over (in a sequence all but the last unread), those at the end may be new. The
-            result has the bits of an uninterrupted run.
+            chunks in the file are read again, compared by a digest of all their numbers, and not summed; those at the
+            end may be new. The result has the bits of an uninterrupted run.
         progress: show a bar (needs tqdm).
         method, precision, backend: as for `gauss_sum`.
 
@@ -173,15 +173,15 @@ def gauss_sum_streamed(
                 bar.update(summed.num_chunks - bar.n)
 
         try:
-            ahead = reader.submit(_read, source, kind, state.num_chunks, state.largest)
+            ahead = reader.submit(_read, source, kind, state, file)
             while (chunk := ahead.result()) is not None:
                 operands = jax.device_put((chunk.keys, chunk.values))
                 wait()
-                ahead = reader.submit(_read, source, kind, state.num_chunks + 1, chunk.largest)
-                sums, compensation = state.sums, state.compensation
+                state = state._replace(num_chunks=state.num_chunks + 1, largest=chunk.largest, mark=chunk.mark)
+                ahead = reader.submit(_read, source, kind, state, file)
                 if len(chunk.keys):
-                    sums, compensation = _added(settings, sums, compensation, queries, *operands, tau)
-                state = _State(sums, compensation, state.num_chunks + 1, chunk.largest, chunk.mark)
+                    sums = _added(settings, state.sums, state.compensation, queries, *operands, tau)
+                    state = state._replace(sums=sums[0], compensation=sums[1])
                 file.save(summed, share=SAVING_SHARE)  # while the chunk is being summed
         finally:
             try:
@@ -198,7 +198,7 @@ class _State(NamedTuple):
     compensation: Any
     num_chunks: int
     largest: int  # number of keys in a chunk
-    mark: str  # of the last chunk
+    mark: str  # a digest of all chunks, where they are saved
 
 
 class _Chunk(NamedTuple):
@@ -228,21 +228,15 @@ def _begun(
     queries: Any, chunks: Iterable, tau: Any, options: tuple[str, ...], file: "_File"
 ) -> tuple[Settings, str, _State, Iterator]:
     """Everything is checked: settings, what chunks are like, what has been summed, and the chunks still to sum."""
-    state = file.load()
-    start = state.num_chunks - 1 if state else 0  # the last one that was summed is looked at again
-    if isinstance(chunks, Sequence):
-        source = map(chunks.__getitem__, range(start, len(chunks)))
+    state, source = file.load(), iter(chunks)
+    if state is None:
+        first = list(itertools.islice(source, 1))
+        if not first:
+            raise ValueError(f"{WHERE}: `chunks` must hold at least one chunk; got none. Pass an empty one for zeros.")
+        keys, values = _pair(first[0], 0)
     else:
-        source = itertools.islice(chunks, start, None)
-    first = list(itertools.islice(source, 1))
-    if not first and state is None:
-        raise ValueError(f"{WHERE}: `chunks` must hold at least one chunk; got none. Pass an empty one for zeros.")
-    if state is not None and (not first or state.mark != _mark(*_pair(first[0], start))):
-        raise ValueError(
-            f"{WHERE}: chunk {start} must be the last one in {file.path}; got {'another' if first else 'fewer chunks'}."
-            " Pass all chunks as they were, or delete the file."
-        )
-    keys, values = _pair(first[0], start)
+        keys, values = _passed_over(source, state, file)
+        first = []
     _refuse_tracers(keys, values)
     method, precision, backend, grade = options
     dtype = check_operands("gauss_sum_streamed", queries, keys, values, tau)
@@ -262,8 +256,25 @@ def _begun(
     return settings, _kind(keys, values), state, source
 
 
-def _read(source: Iterator, kind: str, number: int, largest: int) -> _Chunk | None:
+def _passed_over(source: Iterator, state: _State, file: "_File") -> tuple[Any, Any]:
+    """The last of the chunks that were summed; ValueError if they are not those in the file."""
+    mark, keys, values = "", None, None
+    for number, chunk in enumerate(itertools.islice(source, state.num_chunks)):
+        keys, values = _pair(chunk, number)
+        mark = file.mark(mark, keys, values)
+        for x in (keys, values):
+            _give_back(x)
+    if mark != state.mark:
+        raise ValueError(
+            f"{WHERE}: the first {state.num_chunks} chunks must be those summed in {file.path}; got others, or fewer."
+            " Pass all chunks as they were, or delete the file."
+        )
+    return keys, values
+
+
+def _read(source: Iterator, kind: str, state: _State, file: "_File") -> _Chunk | None:
     """A padded copy of the next chunk: of `largest` rows if more than half of them are filled, else a power of two."""
+    number, largest = state.num_chunks, state.largest
     for chunk in source:
         keys, values = _pair(chunk, number)
         num = keys.shape[0]
@@ -274,7 +285,9 @@ def _read(source: Iterator, kind: str, number: int, largest: int) -> _Chunk | No
             )
         largest = max(largest, num)
         size = largest if 2 * num > largest else num and 2 ** (num - 1).bit_length()
-        read = _Chunk(_padded(keys, size, keys[:1]), _padded(values, size, 0), largest, _mark(keys, values))
+        read = _Chunk(
+            _padded(keys, size, keys[:1]), _padded(values, size, 0), largest, file.mark(state.mark, keys, values)
+        )
         for x in (keys, values):
             _give_back(x)
         return read
@@ -310,6 +323,10 @@ class _File:
             raise ValueError(f"{WHERE}: `saved` must be a file in a folder that exists; got {str(path)!r}. Create it.")
         self.of = "" if path is None else _digest(*of)
         self.saved_at, self.seconds = time.monotonic(), 0.0  # when last, and how long it took
+
+    def mark(self, before: str, keys: Any, values: Any) -> str:
+        """A digest of a chunk and of all before it; of nothing, where nothing is saved."""
+        return "" if self.path is None else _digest(before, keys, values)
 
     def load(self) -> _State | None:
         """What was saved; ValueError if that is of another sum."""
@@ -362,11 +379,6 @@ def _kind(keys: Any, values: Any) -> str:
     """What all chunks have in common."""
     keys_shape, values_shape = (", ".join(("n", *map(str, x.shape[1:]))) for x in (keys, values))
     return f"keys ({keys_shape}) {keys.dtype}, values ({values_shape}) {values.dtype}"
-
-
-def _mark(keys: Any, values: Any) -> str:
-    """What a chunk is known by: number, dtypes, shapes, and last key and value."""
-    return _digest(keys.shape[0], keys[-1:], values[-1:])
 
 
 def _digest(*parts: Any) -> str:

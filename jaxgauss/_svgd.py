@@ -10,7 +10,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from ._bandwidth import median_heuristic
-from ._checks import MeshOptions, Points, Settings, Taus, check_samples, check_scores, takes_tau
+from ._checks import MeshOptions, Points, Settings, Taus, check_samples, check_scores, takes_tau, working_dtype
 from ._mmd import bandwidth_mean
 from ._moments import Reduction, by_reach, check_plan, prepare
 from ._repr import short_repr
@@ -167,5 +167,6 @@ def _flat(particles: Any) -> Float[Array, "n d"]:
 
 def _liu_wang(points: Array) -> Array:
     if len(points) < 2:
-        return jnp.ones((), points.dtype)  # one particle climbs, whatever τ is
-    return 2 * jnp.log(len(points)).astype(points.dtype) * median_heuristic(points)
+        return jnp.ones((), working_dtype(points.dtype))  # one particle climbs, whatever τ is
+    tau = median_heuristic(points)
+    return 2 * jnp.log(len(points)).astype(tau.dtype) * tau

@@ -35,6 +35,12 @@ def test_all_queries_leave_no_doubt(rng):
     assert np.allclose(estimate, (relative_error(sums, exact), 0, ratio), rtol=1e-5)
 
 
+def test_one_query_leaves_no_doubt_either(rng):
+    case = problem(rng, 1, 30, 2, 1, dtype="float32")
+    estimate = estimate_error(*case.operands, rng_key=jax.random.key(0), precision="float16")
+    assert 0 < estimate.relative_error < 1e-2 and estimate.standard_error == 0
+
+
 def test_it_sees_an_error_that_is_put_there(rng):
     case = problem(rng, 300, 80, 3, 2, dtype="float32")
     wrong = 1.01 * gauss_sum(*case.operands)

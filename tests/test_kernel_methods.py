@@ -390,6 +390,12 @@ def test_median_heuristic(rng):
     assert float(median_heuristic(jnp.asarray([[0.0], [0.0], [0.0], [0.0], [2.0]]))) == 0.25
     assert np.isfinite(median_heuristic(1e30 * points.astype(np.float32)))
     assert not np.any(jax.grad(lambda x: median_heuristic(x))(points))
+    for scale in (1e-4, 1.0, 1e4):  # in float16 τ would be infinite, or zero
+        half = jnp.asarray(scale * points, "float16")
+        expected = float(median_heuristic(half.astype(jnp.float64)))
+        assert float(median_heuristic(half)) == pytest.approx(expected, rel=1e-5)
+    for value in (np.nan, np.inf):
+        assert np.isnan(median_heuristic(np.where(np.arange(40)[:, None] == 7, value, points)))
 
 
 @pytest.mark.parametrize("group", [1024, 6])
@@ -420,6 +426,9 @@ def test_leave_one_out_finds_the_bandwidth(rng):
     assert scott / 4 < search.tau < 4 * scott and len(search.taus) == 25
     gradient = jax.grad(lambda x: leave_one_out_tau(x, search.taus[:2]).log_likelihoods.sum())(points)
     assert np.isfinite(gradient).all() and np.any(gradient)
+    for same in (jnp.ones((5, 2), "float16"), jnp.full((5, 2), 1e30, "float32")):
+        search = leave_one_out_tau(same)
+        assert all(x.dtype == np.float32 and np.isfinite(x).all() for x in search)
 
 
 GOOD = {"x": jnp.ones((5, 3)), "y": jnp.ones((4, 3)), "tau": 1.0}

@@ -75,6 +75,7 @@ def train(x, tau, steps):
     return x, tau
 
 x, y, weights, tau, _ = map(jnp.asarray, problem(np.random.default_rng(0), 32, 32, 128, 1, dtype="float32"))
+step(100 * x, tau)  # out of reach, where some later steps are, too
 x, tau = train(x, tau, 300)
 if sys.platform == "linux":
     before, arrays = resident_mebibytes(), len(jax.live_arrays())
