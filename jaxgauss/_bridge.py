@@ -234,7 +234,8 @@ def _failure(error: Exception, call: str) -> str:
 
 
 def _torch() -> Any:
-    # Imported at the first use: importing jaxgauss stays cheap, and a CPU sum that XLA serves never loads PyTorch.
+    # Imported at the first use: importing jaxgauss stays cheap, and what XLA serves on a CPU loads PyTorch only when
+    # points are found to be out of reach.
     try:
         import torch
     except ImportError as error:

@@ -74,7 +74,7 @@ wide.defvjp(lambda *args: (wide(*args), args[2:]), _wide_backward)
 
 @dataclass(frozen=True)
 class _Pullback:
-    """The gradients of a function at its operands, times cotangents; a value, so that it is traced once."""
+    """The gradients of a function at its operands, times cotangents."""
 
     function: Callable
 
