@@ -71,8 +71,9 @@ def reach(method: str, precision: str) -> float:
 def torch_sum(plan: "Plan", queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array) -> jax.Array:
     """The Gauss sum of operands of equal rank and one dtype, by `torch_backend.gauss_sum`."""
     operands = queries, keys, values, tau
-    shape = (*_batch(*operands), queries.shape[-2], values.shape[-1])
-    (total,) = _call(_sum_callback(plan.method, plan.precision, plan.backend), [shape], operands)
+    (total,) = _call(
+        _sum_callback(plan.method, plan.precision, plan.backend), _shapes_of_means(*operands)[:1], operands
+    )
     return total
 
 
@@ -84,17 +85,13 @@ def torch_pullback(plan: "Plan", *operands: jax.Array) -> tuple[jax.Array, ...]:
 
 def torch_means(plan: "Plan", *operands: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Means and logarithms of sums at queries, keys, values, tau and log-weights, by `torch_backend.log_gauss_sum`."""
-    queries, _, values, *_ = operands
-    shapes = [(*_batch(*operands), queries.shape[-2], width) for width in (values.shape[-1], 1)]
-    means, logs = _call(_means_callback(plan.precision, plan.backend), shapes, operands)
+    means, logs = _call(_means_callback(plan.precision, plan.backend), _shapes_of_means(*operands), operands)
     return means, logs
 
 
 def torch_wide_sum(dtype: str, *operands: jax.Array) -> jax.Array:
     """The Gauss sum of operands in float64, with the digits of a dtype, by `torch_backend.wide_sum`."""
-    queries, _, values, *_ = operands
-    shape = (*_batch(*operands), queries.shape[-2], values.shape[-1])
-    return _call(_wide_callback("wide_sum", dtype), [shape], operands)[0]
+    return _call(_wide_callback("wide_sum", dtype), _shapes_of_means(*operands)[:1], operands)[0]
 
 
 def torch_wide_pullback(dtype: str, *operands: jax.Array) -> tuple[jax.Array, ...]:
@@ -104,9 +101,7 @@ def torch_wide_pullback(dtype: str, *operands: jax.Array) -> tuple[jax.Array, ..
 
 def torch_wide_means(dtype: str, *operands: jax.Array) -> tuple[jax.Array, ...]:
     """Means and logarithms likewise, by `torch_backend.wide_means`."""
-    queries, _, values, *_ = operands
-    shapes = [(*_batch(*operands), queries.shape[-2], width) for width in (values.shape[-1], 1)]
-    return tuple(_call(_wide_callback("wide_means", dtype), shapes, operands))
+    return tuple(_call(_wide_callback("wide_means", dtype), _shapes_of_means(*operands), operands))
 
 
 def torch_closer(points: jax.Array, tau: jax.Array) -> jax.Array:
@@ -119,8 +114,10 @@ def torch_errors(*operands: jax.Array) -> list[jax.Array]:
     return _call(_errors_callback(), [operands[0].shape[-2:-1]] * 3, operands)
 
 
-def _batch(queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array, *others: jax.Array):
-    return jax.numpy.broadcast_shapes(tau.shape, *(x.shape[:-2] for x in (queries, keys, values, *others)))
+def _shapes_of_means(queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array, *others: jax.Array):
+    """Of sums or means (…, M, C), and of their logarithms (…, M, 1)."""
+    batch = jax.numpy.broadcast_shapes(tau.shape, *(x.shape[:-2] for x in (queries, keys, values, *others)))
+    return [(*batch, queries.shape[-2], width) for width in (values.shape[-1], 1)]
 
 
 def _call(callback: Callable, shapes: Sequence[tuple[int, ...]], operands: Sequence[jax.Array]) -> list[jax.Array]:
@@ -182,8 +179,7 @@ def _callback(function: "Callable[..., Sequence[Tensor]]", options: dict[str, st
     """A buffer callback that writes function(*inputs) into the outputs."""
     _finish_before_exit()
 
-    def run(outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
-        torch = _torch()
+    def run(torch: Any, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
         tensors = [torch.from_dlpack(x) for x in inputs]
         for output, result in zip(outputs, function(*tensors), strict=True):
             torch.from_dlpack(output).copy_(result)
@@ -197,9 +193,9 @@ def _callback(function: "Callable[..., Sequence[Tensor]]", options: dict[str, st
                 if device_type == DLPACK_CUDA:
                     device = torch.device("cuda", index)
                     with torch.cuda.stream(torch.cuda.ExternalStream(context.stream, device=device)):
-                        run(outputs, inputs)
+                        run(torch, outputs, inputs)
                 else:
-                    run(outputs, inputs)
+                    run(torch, outputs, inputs)
         except Exception as error:
             shapes = ", ".join(f"{x.dtype}{list(x.shape)}" for x in inputs)
             raise RuntimeError(
