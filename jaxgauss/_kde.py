@@ -32,7 +32,7 @@ from ._moments import check_plan
 from ._progress import progress_bar, refuse_progress_in_a_trace
 from ._repr import short_repr
 from ._reverse_only import reverse_only
-from ._sharded import log_sum_over_mesh
+from ._sharded import log_sum_over_mesh, relative_sum_over_mesh
 from ._varying import whole
 
 GROUP = 1024  # points that see one another in a dense matrix, for the sake of leaving themselves out
@@ -68,7 +68,8 @@ def kde_logpdf(
         TypeError: points, samples or weights are not a floating array.
 
     Derivatives:
-        Reverse mode of any order with respect to points, samples, tau and weights.
+        Reverse mode of any order with respect to points, samples, tau and weights, also to those that are zero (at most
+        1e26 there).
 
     Example:
         >>> import jax.numpy as jnp, jaxgauss
@@ -106,7 +107,7 @@ def kde_score(
         ValueError, TypeError: as `kde_logpdf` does.
 
     Derivatives:
-        Reverse mode of any order with respect to points, samples, tau and weights.
+        Reverse mode of any order with respect to points, samples, tau and weights, as for `kde_logpdf`.
 
     Example:
         >>> import jax.numpy as jnp, jaxgauss
@@ -167,7 +168,8 @@ def leave_one_out_tau(
         ImportError: `progress` without tqdm.
 
     Derivatives:
-        Of the log-likelihoods: reverse mode of any order with respect to points, taus and weights. Of `tau`: none.
+        Of the log-likelihoods: reverse mode of any order with respect to points, taus and weights above zero (of a
+        weight of zero, only what its own point would count for). Of `tau`: none.
 
     Example:
         >>> import jax, jaxgauss
@@ -228,8 +230,11 @@ def _check_signs(function: str, weights: Weights | None) -> None:
 def _logpdf(settings: Settings, points, samples, tau, weights) -> Array:
     dtype = working_dtype(settings.dtype)
     points, samples, tau = (jnp.asarray(x, dtype) for x in (points, samples, tau))
-    logs = log_sum_over_mesh(settings, points, samples, _log(_shares(settings, weights, samples))[:, None], tau)[..., 0]
-    logs = logs + _log_factor(tau, points.shape[-1])[..., None]
+    shares = _shares(settings, weights, samples)[:, None]
+    logs = log_sum_over_mesh(settings, points, samples, _log(shares), tau)
+    if weights is not None:
+        logs = logs + jnp.log1p(_of_zero_weights(settings, points, samples, shares, tau, logs))
+    logs = logs[..., 0] + _log_factor(tau, points.shape[-1])[..., None]
     if tau.ndim:
         logs = jax.nn.logsumexp(logs, 0) - math.log(len(tau))
     return logs.astype(settings.dtype)
@@ -299,6 +304,36 @@ def _shares(settings: Settings, weights: Array | None, points: Array) -> Array:
 def _log(weights: Array) -> Array:
     """The logarithm, of zero a number below every other; its gradient there is zero."""
     return jnp.where(weights > 0, jnp.log(jnp.where(weights > 0, weights, 1)), LOG_ZERO)
+
+
+# With S the sum over the weights above zero, and Z the set of the others,
+#
+#     log Σ_n w_n Φ = log S + log(1 + Σ_{n in Z} w_n Φ / S)
+#
+# The last sum is zero. Its derivatives are not: they are those with respect to the weights, which a mask has, too.
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _of_zero_weights(settings: Settings, points: Array, samples: Array, weights: Array, tau: Array, logs: Array):
+    """Σ_{n in Z} w_n Φ exp(-logs_m) (…, M, 1), of weights (N, 1)."""
+    return jnp.zeros_like(logs)
+
+
+def _of_zero_weights_backward(settings: Settings, operands: tuple[Array, ...], cotangent: Array):
+    are_zero = operands[2] == 0
+
+    def relative(points: Array, samples: Array, weights: Array, tau: Array, logs: Array) -> Array:
+        values = jnp.where(are_zero, weights, 0)
+        return relative_sum_over_mesh(settings, points, samples, values, are_zero.astype(values.dtype), tau, logs)
+
+    def pullback(*operands: Array) -> tuple[Array, ...]:
+        return jax.vjp(relative, *operands)[1](cotangent)
+
+    return lax.cond(are_zero.any(), pullback, lambda *operands: jax.tree.map(jnp.zeros_like, operands), *operands)
+
+
+_of_zero_weights.defvjp(lambda settings, *operands: (_of_zero_weights(settings, *operands), operands),
+                        _of_zero_weights_backward)  # fmt: skip
 
 
 def _log_factor(tau: Array, dim: int) -> Array:

@@ -30,6 +30,7 @@ from ._wide import wide
 
 LogWeights = Float[Array | np.ndarray, "*#batch n"] | None
 LOG_REACH = 2.0**9  # R² up to which a logarithm, which may be near zero, has its digits in float32
+LARGEST = 60.0  # the logarithm of one sum over another
 METHODS = ("auto", "rescale", "blocked", "dense", "differences")
 
 
@@ -119,6 +120,17 @@ def wide_log_sum(settings: Settings, queries: Array, keys: Array, log_weights: A
     return jnp.where(logs <= LOG_ZERO / 2, -math.inf, logs)
 
 
+def relative_sum(
+    settings: Settings, queries: Array, keys: Array, values: Array, log_weights: Array, tau: Array, logs: Array
+) -> Array:
+    """Σ_n w_n Φ v_n exp(-logs_m) (…, M, C) of operands of equal rank, w ≥ 0 and any v; at most 1e26 times the mean.
+
+    In float64: it is asked for rarely, and a second way would be compiled for everybody.
+    """
+    operands = whole(queries, keys, tau, log_weights, values, logs)
+    return wide(settings, _relative_sum, *vary_alike(*operands))
+
+
 # Derivatives. For L_m = log Σ_n w_n Φ_mn, weights P_mn = w_n Φ_mn exp(-L_m) and means V_m = Σ_n P_mn v_n,
 #
 #     dL_m = Σ_n P_mn d(log w_n + log Φ_mn)        dV_m = Σ_n P_mn (dv_n + (v_n - V_m) d(log w_n + log Φ_mn))
@@ -158,6 +170,11 @@ def _log_sum_backward(settings: Settings, residuals, h: Array):
 
 
 _log_sum.defvjp(_log_sum_forward, _log_sum_backward)
+
+
+def _relative_sum(settings: Settings, queries, keys, tau, log_weights, values, logs):
+    means, own_logs = _means(settings, queries, keys, values, tau, log_weights)
+    return means * jnp.exp(jnp.minimum(own_logs - logs, LARGEST))
 
 
 def _means_forward(settings: Settings, *operands):

@@ -1,5 +1,6 @@
 """The two-sample permutation test by MMD: labelings are columns of signs, and all of them share the exponentials."""
 
+import contextlib
 import functools
 import math
 from typing import NamedTuple, Unpack
@@ -23,15 +24,18 @@ from ._checks import (
     working_dtype,
 )
 from ._moments import check_plan
+from ._pair_forms import GROUP, Forms, Groups, forms_over_mesh, group_pairs, grouped, smallest_distance
 from ._plan import expected_platform
 from ._progress import progress_bar, refuse_progress_in_a_trace
 from ._repr import short_repr
 from ._sharded import sum_over_mesh
 from ._varying import whole
 
-ENTRIES = 2**24  # signs held at a time (64 MiB in float32)
-ROWS = 8192  # of the kernel matrix summed for at a time
-KERNEL_CHANNELS = 240  # at a time where an attention kernel computes them
+BYTES = 2**26  # of signs held at a time
+FEW = 4096  # pooled points whose forms any platform computes in float64 in no time
+ROWS = 8192  # of the kernel matrix summed for at a time by an attention kernel
+KERNEL_CHANNELS = 240  # at a time there
+LEAST_NORM = 1024  # units of the dtype: ‖K‖ below which sums that hold the diagonal know nothing of a bandwidth
 
 
 class MMDTest(NamedTuple):
@@ -68,13 +72,16 @@ def mmd_test(
     With K the kernel matrix of the pooled points and σ a labeling (1 in x, -1 in y), MMD² is a combination of σᵀKσ,
     σᵀK1 and 1ᵀK1. The labelings are columns of one Gauss sum, KΣ, so the exponentials are computed once for hundreds of
     them: O((M + N)² (D + P)) operations and O((M + N) (D + P)) memory at most, in blocks of columns beyond 64 MiB.
+    Left to itself ("auto"), it sums in float64, each pair once and none of a point with itself: on CPUs, and elsewhere
+    for several bandwidths or up to 4096 points. Otherwise `gauss_sum` takes the columns.
 
     Args:
         x: points, (M, D).
         y: points, (N, D).
         tau: τ = 1/σ², positive. Several, (T,), are aggregated as MMD-FUSE does it: the statistic is the soft maximum
             (1/λ) log mean_t exp(λ u_t) of u_t = MMD²_t / ‖K_t‖, ‖K_t‖² the mean of k² over pairs of pooled points and
-            λ = √(s(s - 1)), s the smaller number of points. Labelings do not change ‖K_t‖, so the level is kept.
+            λ = √(s(s - 1)), s the smaller number of points. Labelings do not change ‖K_t‖, so the level is kept. (Nor
+            what points are to themselves, which is left out of a biased MMD²_t here: it would hide the others.)
         rng_key: for the labelings, the same on every device and in every precision.
         num_permutations: P. A p-value is at least 1/(P + 1).
         estimator: "unbiased" or "biased", as for `mmd_squared`, whose default is "biased": name it in both to compare a
@@ -95,8 +102,10 @@ def mmd_test(
         ImportError: `progress` without tqdm.
 
     Precision:
-        The labelings of an x of M points are uniform up to the rounding of a float32 random number. Statistics are
-        within 1e-6 of those of the dense matrix in float32. (For many tests `jax.lax.map` beats `jax.vmap` on a CPU.)
+        The labelings of an x of M points are uniform up to the rounding of a float32 random number. P-values are those
+        of float64, for bandwidths however narrow: where all k of one underflow, u_t is the limit, which the closest
+        pair decides. By `gauss_sum`, statistics are within 1e-6 of those of the dense matrix in float32; a bandwidth
+        with ‖K_t‖ < 1.2e-4 then has u_t = 0. (For many tests `jax.lax.map` beats `jax.vmap` on a CPU.)
 
     Example:
         >>> import jax, jaxgauss
@@ -128,14 +137,17 @@ def mmd_test(
         refuse_progress_in_a_trace("mmd_test", x, y, tau, rng_key)
 
     num, bandwidths = len(x) + len(y), max(1, math.prod(np.shape(tau)))
-    by_xla = expected_platform(x, y) == "cpu" and settings.automatic
-    largest = max(1, ENTRIES // (num * bandwidths) if by_xla else KERNEL_CHANNELS)
+    on_cpu = expected_platform(x, y) == "cpu"
+    exact = settings.automatic and (on_cpu or bandwidths > 1 or num <= FEW)
+    largest = max(1, BYTES // (8 * num)) if exact else KERNEL_CHANNELS
     num_blocks = -(-(num_permutations + 2) // largest)
-    design = _Design(len(x), len(y), resampling, num_blocks, columns=-(-(num_permutations + 2) // num_blocks))
-    tau = check_plan(settings, tau, num * num * bandwidths, x.shape[1], design.columns, x, y)
-    points, taus = _pooled(settings, x, y, tau)
-    forms = (_forms_shown if progress else _forms)(settings, design, points, taus, rng_key)
-    return _test(settings, design, estimator, num_permutations, *forms, points, taus)
+    columns = -(-(num_permutations + 2) // num_blocks)
+    design = _Design(len(x), len(y), resampling, num_blocks, columns, estimator, exact)
+    tau = check_plan(settings, tau, num * num * bandwidths, x.shape[1], columns, x, y)
+    with jax.enable_x64(True) if exact else contextlib.nullcontext():
+        pool = _pooled(settings, design, x, y, tau)
+        forms = (_forms_shown if progress else _forms)(settings, design, pool, rng_key)
+        return _test(settings, design, num_permutations, pool, forms)
 
 
 class _Design(NamedTuple):
@@ -146,6 +158,8 @@ class _Design(NamedTuple):
     resampling: str
     num_blocks: int
     columns: int
+    estimator: str = "unbiased"
+    exact: bool = True
 
     @property
     def num(self) -> int:
@@ -155,7 +169,7 @@ class _Design(NamedTuple):
     @property
     def rows(self) -> int:
         """How many of them are summed for at a time."""
-        return -(-self.num // -(-self.num // ROWS))
+        return -(-self.num // -(-self.num // (GROUP if self.exact else ROWS)))
 
     @property
     def num_chunks(self) -> int:
@@ -163,11 +177,25 @@ class _Design(NamedTuple):
         return -(-self.num // self.rows)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _pooled(settings: Settings, x, y, tau) -> tuple[Array, Array]:
-    dtype = working_dtype(settings.dtype)
-    x, y, tau = whole(*(lax.stop_gradient(jnp.asarray(z, dtype)) for z in (x, y, tau)))
-    return jnp.concatenate([x, y]), tau
+class _Pool(NamedTuple):
+    """The pooled points, and τ; and of an exact test the groups of them, and what all squared distances are less."""
+
+    points: Array
+    tau: Array
+    groups: Groups | None
+    least: Array | None
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _pooled(settings: Settings, design: _Design, x, y, tau) -> _Pool:
+    dtype = np.dtype("float64") if design.exact else working_dtype(settings.dtype)
+    x, y, tau = whole(*(jnp.asarray(lax.stop_gradient(jnp.asarray(z)), dtype) for z in (x, y, tau)))
+    points = jnp.concatenate([x, y])
+    if not design.exact:
+        return _Pool(points, tau, None, None)
+    groups = grouped(points, tau)
+    # ratios of MMD² and ‖K‖ do not change if all kernels are multiplied by a number: then none is too small for it
+    return _Pool(points, tau, groups, smallest_distance(groups) if tau.ndim else jnp.zeros(()))
 
 
 def labels(design: _Design, rng_key: Key[Array, ""], block: Array | int) -> Bool[Array, "n columns"]:
@@ -175,7 +203,8 @@ def labels(design: _Design, rng_key: Key[Array, ""], block: Array | int) -> Bool
     column = block * design.columns + jnp.arange(design.columns)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(rng_key, column)  # the same labelings, whatever the blocks
     if design.resampling == "wild":
-        swapped = jax.vmap(lambda key: jax.random.bernoulli(key, shape=(design.num_x,)), out_axes=1)(keys)
+        half = jnp.float32(0.5)  # whose dtype is that of the random numbers
+        swapped = jax.vmap(lambda key: jax.random.bernoulli(key, half, (design.num_x,)), out_axes=1)(keys)
         in_x = jnp.concatenate([~swapped, swapped])
     else:
         in_x = _random_subsets(keys, design.num, design.num_x)
@@ -200,46 +229,56 @@ def _random_subsets(keys: Key[Array, " columns"], num: int, size: int) -> Bool[A
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _forms(settings: Settings, design: _Design, points: Array, tau: Array, rng_key: Array) -> tuple[Array, Array]:
-    """σᵀK'σ and σᵀK'1 of all labelings (*bandwidths, blocks · columns), K' the kernel matrix without its diagonal."""
+def _forms(settings: Settings, design: _Design, pool: _Pool, rng_key: Array) -> Forms:
+    """The forms of all labelings, (*bandwidths, blocks · columns)."""
 
     def block(_: None, i: Array):
-        signs = _signs(design, points.dtype, rng_key, i)
+        signs = _signs(design, pool, rng_key, i)
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(chunk_forms, signs, 0))
+        add = lambda total, j: (jax.tree.map(jnp.add, total, chunk_forms(signs, j)), None)  # noqa: E731
+        return None, lax.scan(add, zeros, jnp.arange(design.num_chunks))[0]
 
-        def chunk(total: tuple[Array, Array], j: Array):
-            return jax.tree.map(jnp.add, total, _chunk(settings, design, points, tau, signs, j)), None
-
-        zeros = (jnp.zeros((*tau.shape, design.columns), points.dtype),) * 2
-        return None, lax.scan(chunk, zeros, jnp.arange(design.num_chunks))[0]
-
-    forms = lax.scan(block, None, jnp.arange(design.num_blocks))[1]
-    return tuple(jnp.moveaxis(x, 0, -2).reshape(*tau.shape, -1) for x in forms)  # type: ignore[return-value]
+    chunk_forms = functools.partial(_chunk, settings, design, pool)
+    return _joined(lax.scan(block, None, jnp.arange(design.num_blocks))[1])
 
 
-def _forms_shown(settings: Settings, design: _Design, points: Array, tau: Array, rng_key: Array):
+def _forms_shown(settings: Settings, design: _Design, pool: _Pool, rng_key: Array) -> Forms:
     """The same, a chunk at a time from Python, with a bar."""
     blocks = []
     with progress_bar("mmd_test", design.num_blocks * design.num_chunks, "block") as bar:
         for i in range(design.num_blocks):
-            signs, total = _signs(design, points.dtype, rng_key, i), None
+            signs, total = _signs(design, pool, rng_key, i), None
             for j in range(design.num_chunks):
-                part = _chunk(settings, design, points, tau, signs, j)
+                part = _chunk(settings, design, pool, signs, j)
                 total = jax.block_until_ready(part if total is None else jax.tree.map(jnp.add, total, part))
                 bar.update()
             blocks.append(total)
-    return tuple(jnp.concatenate(x, -1) for x in zip(*blocks, strict=True))
+    return _joined(jax.tree.map(lambda *x: jnp.stack(x), *blocks))
+
+
+def _joined(blocks: Forms) -> Forms:
+    """The forms of all blocks side by side; the squares are those of each."""
+    quadratic, linear = (jnp.moveaxis(x, 0, -2).reshape(*x.shape[1:-1], -1) for x in blocks[:2])
+    return Forms(quadratic, linear, blocks.squares[0])
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _signs(design: _Design, pool: _Pool, rng_key: Array, block: Array | int) -> Array:
+    """The labelings of a block as ±1, with rows of zeros up to whole chunks; in groups if the points are."""
+    signs = jnp.where(labels(design, rng_key, block), 1, -1).astype(pool.points.dtype)
+    groups = pool.groups
+    num_rows = design.num_chunks * design.rows if groups is None else groups.there.size
+    signs = jnp.pad(signs, ((0, num_rows - design.num), (0, 0)))
+    return signs if groups is None else signs.reshape(*groups.there.shape, -1)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _signs(design: _Design, dtype: np.dtype, rng_key: Array, block: Array | int) -> Array:
-    """The labelings of a block as ±1, with rows of zeros up to whole chunks."""
-    signs = jnp.where(labels(design, rng_key, block), 1, -1).astype(dtype)
-    return jnp.pad(signs, ((0, design.num_chunks * design.rows - design.num), (0, 0)))
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _chunk(settings: Settings, design: _Design, points: Array, tau: Array, signs: Array, j: Array | int):
-    """What a chunk of the rows of K' contributes to the two forms (*bandwidths, columns)."""
+def _chunk(settings: Settings, design: _Design, pool: _Pool, signs: Array, j: Array | int) -> Forms:
+    """What a part of the rows, or of the pairs of groups, contributes to the forms (*bandwidths, columns)."""
+    points, tau, groups, least = pool
+    if groups is not None and least is not None:
+        pairs = jnp.asarray(group_pairs(len(groups.points), design.num_chunks))[j]
+        return forms_over_mesh(settings, groups, tau, signs, least, pairs)
     start, num_rows = j * design.rows, design.rows
     own = lax.dynamic_slice_in_dim(signs, start, num_rows)  # (rows, columns)
     padded = jnp.pad(points, ((0, len(signs) - len(points)), (0, 0)), mode="edge")  # no farther than the others
@@ -248,7 +287,7 @@ def _chunk(settings: Settings, design: _Design, points: Array, tau: Array, signs
     there = (start + jnp.arange(num_rows) < len(points))[:, None]
     own, there = (jnp.expand_dims(x, range(tau.ndim)) for x in (own, there))
     products = products - own
-    return (own * products).sum(-2), jnp.where(there, products, 0).sum(-2)
+    return Forms((own * products).sum(-2), jnp.where(there, products, 0).sum(-2), jnp.zeros(tau.shape))
 
 
 # With h = (1 + σ)/2 the labels of x and e = 1 - h those of y, s = σᵀK'σ, r = σᵀK'1 and t = 1ᵀK'1:
@@ -258,28 +297,43 @@ def _chunk(settings: Settings, design: _Design, points: Array, tau: Array, signs
 # and the diagonal, which is one, adds M and N to the first two: nothing in the unbiased statistic.
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
-def _test(settings: Settings, design: _Design, estimator: str, num_permutations: int, s, r, points, tau) -> MMDTest:
-    m, n, num = design.num_x, design.num_y, design.num
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _test(settings: Settings, design: _Design, num_permutations: int, pool: _Pool, forms: Forms) -> MMDTest:
+    m, n, biased = design.num_x, design.num_y, design.estimator == "biased"
+    s, r, squares = forms
     t, s, r = s[..., :1], s[..., 1 : num_permutations + 2], r[..., 1 : num_permutations + 2]
-    in_x, in_y = (1 / m**2, 1 / n**2) if estimator == "biased" else (1 / (m * (m - 1)), 1 / (n * (n - 1)))
-    cross = 1 / (m * n)
-    statistics = ((in_x + in_y - 2 * cross) * t + 2 * (in_x - in_y) * r + (in_x + in_y + 2 * cross) * s) / 4
-    if estimator == "biased":
-        statistics = statistics + (1 / m + 1 / n)
-    rounding = 16 * float(jnp.finfo(statistics.dtype).eps) * (1 / m + 1 / n)
-    if tau.ndim:
-        means = jnp.full((num, 1), 1 / num, points.dtype)
-        squares = sum_over_mesh(settings, points, points, means, 2 * tau).mean((-2, -1))
-        norms = jnp.sqrt((num * squares - 1) / (num - 1))  # (T,)
-        sharpness = math.sqrt(min(m, n) * (min(m, n) - 1))
-        weights = sharpness / jnp.maximum(norms, jnp.finfo(norms.dtype).tiny)[:, None]
-        statistics = jax.nn.logsumexp(weights * statistics, 0, b=1 / len(tau)) / sharpness
-        rounding = rounding / jnp.min(norms)
+    in_x, in_y = (1 / m**2, 1 / n**2) if biased else (1 / (m * (m - 1)), 1 / (n * (n - 1)))
+    cross, diagonal = 1 / (m * n), 1 / m + 1 / n if biased and not pool.tau.ndim else 0.0
+    statistics = ((in_x + in_y - 2 * cross) * t + 2 * (in_x - in_y) * r + (in_x + in_y + 2 * cross) * s) / 4 + diagonal
+    sizes = (in_x + in_y + 2 * cross) / 4 * t[..., 0] + diagonal if design.exact else 1 / m + 1 / n
+    rounding = 16 * float(jnp.finfo(statistics.dtype).eps) * jnp.broadcast_to(sizes, pool.tau.shape)
+    if pool.tau.ndim:
+        statistics, rounding = _aggregated(design, _norms(settings, design, pool, squares), statistics, rounding)
     observed, null = statistics[0], statistics[1:]
-    p_value = _shares(num_permutations, statistics.dtype)[(null >= observed - rounding).sum()]
+    p_value = _shares(num_permutations, working_dtype(settings.dtype))[(null >= observed - rounding).sum()]
     p_value = jnp.where(jnp.isnan(observed), jnp.nan, p_value)  # of points that are not numbers: no evidence
     return MMDTest(p_value, *(x.astype(settings.dtype) for x in (observed, null)))
+
+
+def _norms(settings: Settings, design: _Design, pool: _Pool, squares: Array) -> Array:
+    """‖K‖ of every bandwidth (T,), times a number if kernels are; infinite where sums do not know it."""
+    num, dtype = design.num, pool.points.dtype
+    if not design.exact:
+        with jax.enable_x64(True):
+            points, tau = pool.points.astype("float64"), pool.tau.astype("float64")
+            groups = grouped(points, tau)
+            none, pairs = jnp.zeros((*groups.there.shape, 0)), jnp.asarray(group_pairs(len(groups.points))[0])
+            squares = forms_over_mesh(settings, groups, tau, none, jnp.zeros(()), pairs).squares.astype(dtype)
+    norms = jnp.sqrt(squares / (num * (num - 1)))
+    return jnp.where(norms > (0 if design.exact else LEAST_NORM * jnp.finfo(dtype).eps), norms, jnp.inf)
+
+
+def _aggregated(design: _Design, norms: Array, statistics: Array, rounding: Array) -> tuple[Array, Array]:
+    """The soft maximum of MMD²/‖K‖ of the bandwidths, for every labeling, and what rounding may have moved it."""
+    smaller = min(design.num_x, design.num_y)
+    sharpness = math.sqrt(smaller * (smaller - 1))
+    statistics = jax.nn.logsumexp(sharpness * statistics / norms[:, None], 0, b=1 / len(norms)) / sharpness
+    return statistics, (rounding / norms).max()
 
 
 def _shares(num_permutations: int, dtype: np.dtype) -> Array:

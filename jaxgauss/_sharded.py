@@ -31,7 +31,7 @@ from ._checks import (
 )
 from ._dense import LOG_ZERO, align
 from ._gauss_sum import wide_sum
-from ._log_gauss_sum import wide_log_sum
+from ._log_gauss_sum import relative_sum, wide_log_sum
 from ._plan import expected_platform, plan, sizes
 from ._varying import vary_alike, whole
 
@@ -142,6 +142,23 @@ def log_sum_over_mesh(settings: Settings, queries: Array, keys: Array, log_weigh
 
     logs = over_mesh(settings, local, (tau,), (queries,), (keys, log_weights), fill=LOG_ZERO)
     return first_rows(settings, logs, queries.shape[-2])
+
+
+def relative_sum_over_mesh(
+    settings: Settings, queries: Array, keys: Array, values: Array, counts: Array, tau: Array, logs: Array
+) -> Array:
+    """`relative_sum` over the keys that count (…, N, 1), of which the others have no value; logs are (…, M, 1)."""
+    queries, keys, values, tau = align(queries, keys, values, tau)
+    counts = counts.reshape(values.shape)
+
+    def local(tau: Array, queries: Array, logs: Array, keys: Array, values: Array, counts: Array) -> Array:
+        log_weights = jnp.where(counts > 0, 0, LOG_ZERO).astype(values.dtype)
+        return added(settings, relative_sum(alone(settings), queries, keys, values, log_weights, tau, logs))
+
+    if settings.mesh is None:
+        return local(tau, queries, logs, keys, values, counts)
+    sums = over_mesh(settings, local, (tau,), (queries, logs), (keys, values, counts))
+    return first_rows(settings, sums, queries.shape[-2])
 
 
 def over_mesh(

@@ -9,9 +9,8 @@ from pathlib import Path
 
 # Most of the time here goes into compiling functions that run once: compile them without optimizing.
 os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
-os.environ["XLA_FLAGS"] += (  # a flag that XLA does not know would end the process
-    " --xla_cpu_use_fusion_emitters=false" if importlib.metadata.version("jaxlib").startswith("0.10.") else ""
-)
+if importlib.metadata.version("jaxlib").startswith("0.10."):  # a flag that XLA does not know would end the process
+    os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # several processes share the cores
 
 import jax

@@ -2,8 +2,10 @@
 
 import json
 import os
+import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -20,13 +22,30 @@ ROOT = Path(__file__).parent.parent
 
 
 def run(*arguments: str, optimized: bool = False) -> str:
-    """The output of a script or module, in a process of its own with JAX as it comes."""
+    """The output of a script, in a process of its own."""
     command = [sys.executable, "-W", "error", *arguments]
     flags = os.environ["XLA_FLAGS"].replace("--xla_backend_optimization_level=0", "")
     environment = {**os.environ, "XLA_FLAGS": flags if optimized else os.environ["XLA_FLAGS"]}
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
     assert process.returncode == 0, process.stdout + process.stderr
     return process.stdout
+
+
+@pytest.fixture
+def run_here(as_it_comes, monkeypatch, capsys) -> Callable[..., str]:
+    """The same in this one, where everything is imported already: of the arguments of `python`."""
+
+    def run_here(*arguments: str) -> str:
+        is_module = arguments[0] == "-m"
+        monkeypatch.setattr(sys, "argv", list(arguments[1:] if is_module else arguments))
+        if is_module:
+            monkeypatch.delitem(sys.modules, arguments[1])  # which Python warns of
+            runpy.run_module(arguments[1], run_name="__main__")
+        else:
+            runpy.run_path(str(ROOT / arguments[0]), run_name="__main__")
+        return capsys.readouterr().out
+
+    return run_here
 
 
 def test_quickstart_agrees_with_dense():
@@ -51,9 +70,9 @@ def test_two_processes_train_like_one(tmp_path, as_it_comes, gloo):
         assert np.bincount(two["process"]).tolist() == [500, 500] and np.bincount(one["process"]).tolist() == [1000]
 
 
-def test_mmd_digits_learns(tmp_path):
+def test_mmd_digits_learns(tmp_path, run_here):
     picture = tmp_path / "digits.png"
-    output = run("examples/mmd_digits.py", "--steps", "60", "--batch", "256", "--picture", str(picture))
+    output = run_here("examples/mmd_digits.py", "--steps", "40", "--batch", "128", "--picture", str(picture))
     before, after = (float(output.split("held-out MMD: ")[1].split()[i]) for i in (0, 2))
     assert after < before / 3
     assert picture.stat().st_size > 10_000 and picture.with_suffix(".npz").exists()
@@ -82,26 +101,27 @@ def test_mmd_digits_learns_bandwidths_as_with_matrices(as_it_comes):
     assert jnp.allclose(ours["log_taus"], dense["log_taus"], rtol=1e-4)
 
 
-def test_compare_dense_measures_and_draws(tmp_path):
+def test_compare_dense_measures_and_draws(tmp_path, run_here):
     picture = tmp_path / "compare.png"
-    output = run("examples/compare_dense.py", "--largest", "256", "--runs", "2", "--picture", str(picture))
+    output = run_here("examples/compare_dense.py", "--largest", "256", "--runs", "2", "--picture", str(picture))
     rows = [line.split() for line in output.splitlines() if line.endswith(tuple("0123456789")) and "e-" in line]
     assert len(rows) == 3 and all(float(row[-1]) < 1e-5 for row in rows)
     assert picture.stat().st_size > 10_000
 
 
-def test_precision_benchmark_measures_and_draws(tmp_path):
+def test_precision_benchmark_measures_and_draws(tmp_path, run_here, monkeypatch, capsys):
+    from benchmarks import precision
+
     path = tmp_path / "precision.json"
-    code = (
-        "import benchmarks.precision as p, pathlib; p.NUM, p.DIMS, p.OFFSETS = 300, (3,), (10.0, 0.0);"
-        f"p.main('cpu', pathlib.Path({str(path)!r}))"
-    )
-    output = run("-c", code)
+    for name, size in {"NUM": 300, "DIMS": (3,), "OFFSETS": (10.0, 0.0)}.items():
+        monkeypatch.setattr(precision, name, size)
+    precision.main("cpu", path)
+    output = capsys.readouterr().out
     assert "sum, float16x2, τ = 100" in output and "flash, float16, D = 3: points 3 -> 8, with norms 5 -> 8" in output
     assert path.with_suffix(".png").stat().st_size > 10_000
     before = path.with_suffix(".png").read_bytes()
     path.with_suffix(".png").unlink()
-    run("-m", "benchmarks.precision", "--plot", str(path))
+    run_here("-m", "benchmarks.precision", "--plot", str(path))
     assert path.with_suffix(".png").read_bytes() == before
     cells = json.loads(path.read_text())["cells"]
     raw = {c["method"] for c in cells if not c["guard"]}

@@ -418,6 +418,30 @@ def test_leave_one_out(rng, monkeypatch, group):
     jax.clear_caches()
 
 
+def test_weights_of_zero_have_derivatives(rng):
+    """A mask, or a projection onto the simplex: a sample without weight still says what a weight would do."""
+
+    def density(x, k, tau, w):
+        squared = jnp.square(x[:, None] - k[None]).sum(-1)
+        return jnp.log(
+            (jnp.exp(-tau[:, None, None] / 2 * squared[None]) * tau[:, None, None]).mean(0) @ w / w.sum() / 2 / np.pi
+        )
+
+    def score(x, *others):
+        return jax.grad(lambda x: density(x, *others).sum())(x)
+
+    x, k, taus = rng.normal(size=(6, 2)), rng.normal(size=(8, 2)), np.array([0.5, 2.0])
+    k[2] = x[0] + 0.1
+    w = rng.uniform(size=8) * (np.arange(8) % 3 != 2)
+    for ours, formula in ((kde_logpdf, density), (kde_score, score)):
+        slopes = lambda f: jax.jit(jax.grad(lambda *x: jnp.square(f(*x)).sum(), (0, 1, 2, 3)))  # noqa: E731
+        weighted = lambda x, k, tau, w, f=ours: f(x, k, tau, weights=w)  # noqa: E731
+        assert_close(slopes(weighted)(x, k, taus, w), slopes(formula)(x, k, taus, w), 1e-12)
+    far = k + 30 * (w > 0)[:, None]  # where a weight would be all that is seen
+    gradient = jax.grad(lambda w: kde_logpdf(x[:1], far, 1.0, weights=w)[0])(w)
+    assert np.isfinite(gradient).all() and gradient[2] > 1e20
+
+
 def test_leave_one_out_finds_the_bandwidth(rng):
     """For a normal sample the optimum is near Scott's rule."""
     points = jnp.asarray(rng.normal(size=(1500, 2)), jnp.float32)

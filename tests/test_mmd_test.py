@@ -1,12 +1,15 @@
 """The permutation test: its labelings, its statistics against a naive loop, and its level."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.special import logsumexp
 from scipy.stats import chisquare, kstest
 
-from jaxgauss import _mmd_test, mmd_test
+from jaxgauss import _mmd_test, _pair_forms, mmd_test
 from oracle import relative_error
 
 KEY = jax.random.key(7)
@@ -45,23 +48,72 @@ def test_statistics_are_those_of_a_naive_loop(rng, m, n, estimator, resampling):
     assert result.p_value.dtype == jnp.float32
 
 
-def test_bandwidths_are_aggregated(rng):
+def aggregated(x, y, taus, labels, estimator="unbiased"):
+    """The soft maximum for every labeling; each kernel over its largest entry, which nothing depends on."""
+    z = np.concatenate([x, y]).astype(np.float64)
+    squared, others = np.square(z[:, None] - z).sum(-1), ~np.eye(len(z), dtype=bool)
+    (m, n), each = (len(x), len(y)), []
+    in_x, in_y = (1 / m**2, 1 / n**2) if estimator == "biased" else (1 / (m * (m - 1)), 1 / (n * (n - 1)))
+    for tau in np.asarray(taus, np.float64):
+        matrix = np.where(others, np.exp(-tau / 2 * (squared - squared[others].min()) * others), 0)
+        h, e = labels.astype(float), 1.0 - labels
+        within = in_x * (h * (matrix @ h)).sum(0) + in_y * (e * (matrix @ e)).sum(0)
+        statistic = within - 2 / (m * n) * (h * (matrix @ e)).sum(0)
+        each.append(statistic / np.sqrt(np.square(matrix[others]).mean()))
+    sharpness = np.sqrt(min(m, n) * (min(m, n) - 1))
+    return logsumexp(sharpness * np.array(each), axis=0, b=1 / len(each)) / sharpness
+
+
+@pytest.mark.parametrize("estimator", ["biased", "unbiased"])
+def test_bandwidths_are_aggregated(rng, estimator):
     x, y, taus = rng.normal(size=(15, 2)), rng.normal(size=(19, 2)) + 0.4, np.array([0.3, 1.0, 4.0])
-    result = mmd_test(x, y, taus, rng_key=KEY, num_permutations=50)
-    labels, z, each = labels_of(15, 19, 50), np.concatenate([x, y]), []
-    for tau in taus:
-        matrix = np.exp(-tau / 2 * np.square(z[:, None] - z).sum(-1))
-        norm = np.sqrt((np.square(matrix).sum() - 34) / (34 * 33))
-        each.append(np.exp(np.sqrt(15 * 14) * naive(x, y, tau, labels, "unbiased") / norm))
-    exact = np.log(np.mean(each, 0)) / np.sqrt(15 * 14)
-    assert relative_error(np.append(result.statistic, result.null_statistics), exact) < 1e-12
+    exact = aggregated(x, y, taus, labels_of(15, 19, 50), estimator)
+    for method in ("auto", "blocked"):  # each pair once; and by Gauss sums that hold the diagonal
+        result = mmd_test(x, y, taus, rng_key=KEY, num_permutations=50, estimator=estimator, method=method)
+        assert relative_error(np.append(result.statistic, result.null_statistics), exact) < 1e-12
+
+
+@pytest.mark.parametrize("m, n, dim", [(200, 200, 30), (3, 3, 1), (3, 40, 100), (60, 7, 5)])
+def test_narrow_bandwidths_do_not_hide_in_the_diagonal(m, n, dim):
+    """Bandwidths over six decades: the p-values are those of float64 on the same labelings."""
+    labels = labels_of(m, n, 99)
+    for seed in range(15):
+        rng = np.random.default_rng(seed)
+        x, y = rng.normal(size=(m, dim)).astype("float32"), (rng.normal(size=(n, dim)) + 0.1).astype("float32")
+        taus = (10 ** rng.uniform(-3, 3, 4) / dim).astype("float32")
+        taus[0] = 1e5 if seed % 2 == 0 else taus[0]
+        estimator = "biased" if seed % 5 == 0 else "unbiased"
+        result = mmd_test(x, y, taus, rng_key=KEY, num_permutations=99, estimator=estimator)
+        exact = aggregated(x, y, taus, labels, estimator)
+        found = np.append(result.statistic, result.null_statistics)
+        assert np.abs(found - exact).max() <= 1e-6 * np.abs(exact).max()
+        ties = 1e-13 * np.abs(exact).max()
+        assert float(result.p_value) == pytest.approx((1 + (exact[1:] >= exact[0] - ties).sum()) / 100, abs=1e-6)
+
+
+def test_what_gauss_sums_do_not_see_is_left_out(rng):
+    """Asked for by name they hold the diagonal, so of a bandwidth far too narrow they know nothing."""
+    x, y = (rng.normal(size=(100, 10)).astype("float32") for _ in range(2))
+    test = functools.partial(mmd_test, x, y, rng_key=KEY, num_permutations=19, method="blocked")
+    alone, with_narrow = (test(np.asarray(taus, "float32")) for taus in ([0.1, 0.1], [0.1, 1e5]))
+    assert float(alone.p_value) == float(with_narrow.p_value)
+    assert np.isfinite(with_narrow.null_statistics).all() and np.any(with_narrow.null_statistics)
+
+
+def test_points_far_apart(rng):
+    """Where products have lost the distances, differences have not: two clusters, 1e7 bandwidths apart."""
+    x, y = (rng.normal(size=(20, 2)) + np.where(np.arange(20) % 2, 1e7, 0)[:, None] for _ in range(2))
+    result = mmd_test(x, y, np.array([0.5, 5.0]), rng_key=KEY, num_permutations=50)
+    exact = aggregated(x, y, [0.5, 5.0], labels_of(20, 20, 50))
+    assert relative_error(np.append(result.statistic, result.null_statistics), exact) < 1e-7
 
 
 def test_blocks_and_the_bar_change_nothing(rng, monkeypatch, capsys):
     x, y = rng.normal(size=(40, 2)), rng.normal(size=(33, 2))
     options = {"rng_key": KEY, "num_permutations": 60}
-    monkeypatch.setattr(_mmd_test, "ENTRIES", 73 * 20)
-    monkeypatch.setattr(_mmd_test, "ROWS", 30)
+    monkeypatch.setattr(_mmd_test, "BYTES", 8 * 73 * 20)
+    monkeypatch.setattr(_mmd_test, "GROUP", 30)
+    monkeypatch.setattr(_pair_forms, "GROUP", 30)
     blocks = mmd_test(x, y, 0.5, **options)
     shown = mmd_test(x, y, 0.5, progress=True, **options)
     assert relative_error(shown.null_statistics, blocks.null_statistics) < 1e-12
