@@ -8,6 +8,7 @@ import atexit
 import contextlib
 import functools
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ import jax
 import jax.experimental.buffer_callback as jax_buffer_callback
 from jax._src.xla_bridge import backends_are_initialized  # JAX has no public way to ask
 
+from ._checks import Settings
 from ._varying import vary_like
 
 if TYPE_CHECKING:
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from ._plan import Plan
 
 DLPACK_CUDA = 2
+MANY = 2**22  # pairs of points whose sum takes long enough to be spoken of
 
 
 def serves(platform: str) -> bool:
@@ -89,22 +92,24 @@ def torch_means(plan: "Plan", *operands: jax.Array) -> tuple[jax.Array, jax.Arra
     return means, logs
 
 
-def torch_wide_sum(dtype: str, *operands: jax.Array) -> jax.Array:
+def torch_wide_sum(settings: Settings, *operands: jax.Array) -> jax.Array:
     """The Gauss sum of operands in float64, with the digits of a dtype, by `torch_backend.wide_sum`."""
-    return _call(_wide_callback("wide_sum", dtype), _shapes_of_means(*operands)[:1], operands)[0]
+    return _call(_wide_callback("wide_sum", settings.dtype, settings.far), _shapes_of_means(*operands)[:1], operands)[0]
 
 
-def torch_wide_pullback(dtype: str, *operands: jax.Array) -> tuple[jax.Array, ...]:
+def torch_wide_pullback(settings: Settings, *operands: jax.Array) -> tuple[jax.Array, ...]:
     """The pullback likewise, by `torch_backend.wide_pullback`."""
-    return tuple(_call(_wide_callback("wide_pullback", dtype), [x.shape for x in operands[:3]], operands))
+    callback = _wide_callback("wide_pullback", settings.dtype, settings.far)
+    return tuple(_call(callback, [x.shape for x in operands[:3]], operands))
 
 
-def torch_wide_means(dtype: str, *operands: jax.Array) -> tuple[jax.Array, ...]:
+def torch_wide_means(settings: Settings, *operands: jax.Array) -> tuple[jax.Array, ...]:
     """Means and logarithms likewise, by `torch_backend.wide_means`."""
-    return tuple(_call(_wide_callback("wide_means", dtype), _shapes_of_means(*operands), operands))
+    callback = _wide_callback("wide_means", settings.dtype, settings.far)
+    return tuple(_call(callback, _shapes_of_means(*operands), operands))
 
 
-def torch_closer(points: jax.Array, tau: jax.Array) -> jax.Array:
+def torch_closer(_: Settings, points: jax.Array, tau: jax.Array) -> jax.Array:
     """The points (…, P, D) of one sum, or one set of sums, closer together, by `torch_backend.closer`."""
     return _call(_closer_callback(), [points.shape], [points, tau])[0]
 
@@ -150,14 +155,27 @@ def _means_callback(precision: str, backend: str) -> Callable:
 
 
 @functools.cache
-def _wide_callback(function: str, dtype: str) -> Callable:
+def _wide_callback(function: str, dtype: str, far: bool) -> Callable:
     digits = "float64" if dtype == "float64" else "float32"
 
     def run(*operands: "Tensor") -> "Sequence[Tensor]":  # PyTorch is loaded when points are found out of reach
+        if far and operands[0].shape[-2] * operands[1].shape[-2] >= MANY:
+            _say_far()
         results = getattr(_torch_backend(), function)(*operands, digits=digits)
         return results if isinstance(results, tuple) else [results]
 
     return _callback(run, {"function": function, "precision": "float64"})
+
+
+@functools.cache
+def _say_far() -> None:
+    """Warn once that sums are slow."""
+    with contextlib.suppress(UserWarning):  # made an error by a filter, it would end the sum
+        warnings.warn(
+            "jaxgauss: points lie farther from their center, in bandwidths, than float32 has digits for (see"
+            " `jaxgauss.explain`): they are summed in float64, which takes two to five times as long.",
+            stacklevel=2,
+        )
 
 
 @functools.cache

@@ -66,6 +66,7 @@ class Settings:
     grade: str = "default"  # of jax.default_matmul_precision: default, high or highest
     guarded: bool = True  # False where the points are known to lie within reach
     wide: bool = False  # in float64, at any distance: see `_wide`
+    far: bool = False  # which is so because points lie far away
     centered: bool = False  # True where the points are known to lie about the origin
     forward_mode: bool = False  # whether the sum must have tangents
     mesh: Mesh | AbstractMesh | None = None  # whose axes queries and keys are shared out over

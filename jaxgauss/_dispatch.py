@@ -104,9 +104,8 @@ def _kernel_sum(settings: Settings) -> Callable:
             run, within = functools.partial(_bridge.torch_sum, chosen), _is_within(chosen, operands)
         if chosen.reach == math.inf or not settings.guarded:
             return run(*operands)
-        return lax.cond(
-            within, run, functools.partial(in_float64, settings, functools.partial(in_tiles, platform)), *operands
-        )
+        far = functools.partial(in_float64, replace(settings, far=True), functools.partial(in_tiles, platform))
+        return lax.cond(within, run, far, *operands)
 
     return _mapped(settings, lambda *operands: (_by_platform(compute, operands),), 0)
 
@@ -155,7 +154,7 @@ def _in_tiles(settings: Settings, platform: str, operands: tuple[jax.Array, ...]
     if platform != "cpu":
         return in_blocks(*operands)
     known = are_known(*(size for x in operands for size in x.shape))
-    return by_torch(settings.dtype, *operands) if known and settings.method not in NATIVE else by_differences(*operands)
+    return by_torch(settings, *operands) if known and settings.method not in NATIVE else by_differences(*operands)
 
 
 @functools.cache
@@ -164,8 +163,7 @@ def _kernel_closer(settings: Settings) -> Callable:
         def as_they_are(points: jax.Array, tau: jax.Array) -> jax.Array:
             return points
 
-        by_torch = lambda dtype, *operands: _bridge.torch_closer(*operands)  # noqa: E731
-        return (_in_tiles(settings, platform, (points, tau), by_torch, as_they_are, as_they_are),)
+        return (_in_tiles(settings, platform, (points, tau), _bridge.torch_closer, as_they_are, as_they_are),)
 
     return _mapped(settings, lambda *operands: _by_platform(compute, operands), 1)
 

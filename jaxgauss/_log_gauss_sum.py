@@ -2,6 +2,7 @@
 
 import functools
 import math
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -115,7 +116,7 @@ def wide_log_sum(settings: Settings, queries: Array, keys: Array, log_weights: A
     else:  # the predicate is one for a whole batch, so that `vmap` leaves this a conditional
         stricter = REACH["float32"] / min(max(LOG_REACH, 4 * keys.shape[-1]), REACH["float32"])
         within = within_reach(settings, queries, keys, log_weights, tau * stricter)
-        far = differences_log_sum if by_differences else functools.partial(wide, settings, _log_sum)
+        far = differences_log_sum if by_differences else functools.partial(wide, replace(settings, far=True), _log_sum)
         logs = lax.cond(within, functools.partial(_log_sum, settings), far, *operands)
     return jnp.where(logs <= LOG_ZERO / 2, -math.inf, logs)
 

@@ -85,7 +85,9 @@ def explain(
 
     Sums nothing; `jax.ShapeDtypeStruct` will do for the arrays. Of arrays with values it also says what becomes of
     points that lie too far from their center, in bandwidths, for the precision. (One thing is known only when the sum
-    is there: half precision is also left where all sums are so small that rounding has moved them.)
+    is there: half precision is also left where all sums are so small that rounding has moved them.) The kernel methods
+    do the same with all of their points together, and reach less far, for the sake of their slopes: R = 11 bandwidths
+    in float32, `log_gauss_sum` and densities 22 (or 2 √D). Float64 takes two to five times as long.
 
     Args:
         queries, keys, values, tau, method, precision, backend: as for `gauss_sum`.

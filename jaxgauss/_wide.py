@@ -41,7 +41,8 @@ def reaching(
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _near_or_wide(settings: Settings, function: Callable, within: Array | bool, *operands: Any) -> Any:
     near = functools.partial(function, replace(settings, guarded=False))
-    return lax.cond(within, near, functools.partial(wide, settings, _OfCloser(function)), *operands)
+    far = functools.partial(wide, replace(settings, far=True), _OfCloser(function))
+    return lax.cond(within, near, far, *operands)
 
 
 def _near_or_wide_forward(settings: Settings, function: Callable, within: Array, *operands: Any):

@@ -1,12 +1,23 @@
 """Wherever the points lie: derivatives of first and second order have the digits of the plain formula in float32."""
 
+import warnings
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import torch_backend
-from jaxgauss import gauss_sum, ksd_squared, log_gauss_sum, mmd_squared, svgd_direction
+from jaxgauss import (
+    _bridge,
+    gauss_sum,
+    gauss_sum_blocked,
+    gauss_sum_dense,
+    ksd_squared,
+    log_gauss_sum,
+    mmd_squared,
+    svgd_direction,
+)
 from oracle import gauss_sum64, relative_error
 
 NUM = 150
@@ -160,3 +171,50 @@ def test_logarithms_beyond_any_reach(rng):
     scores = jax.grad(lambda q: log_gauss_sum(q, keys).sum())(queries)
     share = 1 / (1 + np.exp(-1.5))  # of the key at 0, for the vertical distances 1 and 2
     np.testing.assert_allclose(scores[:, 1], 3 * (1 - share) - 1, rtol=1e-5)
+
+
+def squares(x, y):
+    return np.square(x.astype(np.float64)[:, None] - y.astype(np.float64)[None]).sum(-1)
+
+
+@pytest.mark.parametrize("dtype, unit, far", [("float32", 2**-24, 45.0), ("float64", 2**-53, 4096.0)])
+def test_the_dense_formulas_say_where_they_stop(rng, dtype, unit, far):
+    """Two clusters R bandwidths from their center: the error is the unit times R²; `differences` has none of it."""
+    for apart in (3.0, far / 4, far):
+        signs = np.where(np.arange(300) % 2, 1, -1)[:, None]
+        points = (rng.normal(size=(300, 2)) + apart / 2**0.5 * signs).astype(dtype)
+        exact = np.exp(-squares(points, points) / 2).sum(1)
+        for function in (gauss_sum_dense, gauss_sum_blocked):
+            assert relative_error(function(points, points, np.ones(300, dtype)), exact) < 4 * unit * (apart + 3) ** 2
+        differences = gauss_sum(points, points, np.ones(300, dtype), method="differences")
+        assert relative_error(differences, exact) < 20 * unit
+
+
+@pytest.mark.parametrize("dim", [2, 256, 1000])
+def test_logarithms_hold_their_statement(rng, dim):
+    """3e-5, or 5e-7 D, of the larger of one and the logarithm, near zero and where terms are 22 bandwidths away."""
+    for scale in (dim**-0.5, 1.0, 15 * dim**-0.5):
+        x, y = (scale * rng.normal(size=(n, dim)).astype(np.float32) for n in (60, 50))
+        logits = -squares(x, y) / 2
+        exact = np.asarray(jax.nn.logsumexp(logits, axis=1))
+        for method in ("auto", "rescale"):
+            error = np.abs(np.asarray(log_gauss_sum(x, y, method=method), np.float64) - exact)
+            assert np.all(error <= max(3e-5, 5e-7 * dim) * np.maximum(1, np.abs(exact)))
+
+
+def test_that_it_is_slow_is_said_once(rng):
+    """Of sums that take long, and where points are the reason."""
+    x = rng.normal(size=(2048, 1)).astype(np.float32)
+    x[0] = 1e4
+    _bridge._say_far.cache_clear()
+    for function in (lambda x: gauss_sum(x, x, x), lambda x: mmd_squared(x, x[:3], 1.0)):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            jax.block_until_ready([function(x[:100]), ksd_squared(x[1:], x[1:], 1.0)])
+            assert not caught
+            jax.block_until_ready([function(x), function(x)])
+        assert [str(w.message) for w in caught if "float64" in str(w.message)] == [str(caught[0].message)]
+        _bridge._say_far.cache_clear()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert np.isfinite(mmd_squared(x, x[:3], 1.0))
