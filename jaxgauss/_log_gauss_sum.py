@@ -27,7 +27,7 @@ from ._dispatch import kernel_means, within_reach
 from ._plan import NATIVE, REACH, expected_platform, plan, sizes
 from ._reverse_only import reverse_only
 from ._varying import vary_alike, vary_like, whole
-from ._wide import wide
+from ._wide import Pullback, wide
 
 LogWeights = Float[Array | np.ndarray, "*#batch n"] | None
 LOG_REACH = 2.0**9  # R² up to which a logarithm, which may be near zero, has its digits in float32
@@ -116,7 +116,7 @@ def wide_log_sum(settings: Settings, queries: Array, keys: Array, log_weights: A
     else:  # the predicate is one for a whole batch, so that `vmap` leaves this a conditional
         stricter = REACH["float32"] / min(max(LOG_REACH, 4 * keys.shape[-1]), REACH["float32"])
         within = within_reach(settings, queries, keys, log_weights, tau * stricter)
-        far = differences_log_sum if by_differences else functools.partial(wide, replace(settings, far=True), _log_sum)
+        far = differences_log_sum if by_differences else functools.partial(_far_log_sum, replace(settings, far=True))
         logs = lax.cond(within, functools.partial(_log_sum, settings), far, *operands)
     return jnp.where(logs <= LOG_ZERO / 2, -math.inf, logs)
 
@@ -171,6 +171,34 @@ def _log_sum_backward(settings: Settings, residuals, h: Array):
 
 
 _log_sum.defvjp(_log_sum_forward, _log_sum_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _far_log_sum(settings: Settings, *operands: Array) -> Array:
+    """The same in float64, where a score and its logarithm are one call as well."""
+    return wide(settings, _log_sum, *operands)
+
+
+def _shifts_and_logs(settings: Settings, queries, keys, tau, log_weights):
+    """Σ_n P_mn (k_n - q_m), and the logarithms."""
+    c = center(keys)
+    mean_keys, logs = _means(settings, queries, keys, keys - c, tau, log_weights)
+    return mean_keys - (queries - c), logs
+
+
+def _far_log_sum_forward(settings: Settings, *operands: Array):
+    shifts, logs = wide(settings, _shifts_and_logs, *operands)
+    return logs, (operands, shifts)
+
+
+def _far_log_sum_backward(settings: Settings, residuals, h: Array):
+    operands, shifts = residuals
+    queries, _, tau, _ = operands
+    _, *others = wide(settings, Pullback(_log_sum), operands, h)
+    return unbroadcast(tau[..., None, None] * h * shifts, queries.shape), *others
+
+
+_far_log_sum.defvjp(_far_log_sum_forward, _far_log_sum_backward)
 
 
 def _relative_sum(settings: Settings, queries, keys, tau, log_weights, values, logs):

@@ -50,7 +50,7 @@ def _near_or_wide_forward(settings: Settings, function: Callable, within: Array,
 
 
 def _near_or_wide_backward(settings: Settings, function: Callable, operands: tuple[Any, ...], cotangents: Any):
-    gradients: Any = wide(settings, _Pullback(_OfCloser(function)), operands, cotangents)
+    gradients: Any = wide(settings, Pullback(_OfCloser(function)), operands, cotangents)
     return None, *gradients
 
 
@@ -67,14 +67,14 @@ def wide(settings: Settings, function: Callable, *operands: Any) -> Any:
 
 
 def _wide_backward(settings: Settings, function: Callable, operands: tuple[Any, ...], cotangents: Any) -> Any:
-    return wide(settings, _Pullback(function), operands, cotangents)
+    return wide(settings, Pullback(function), operands, cotangents)
 
 
 wide.defvjp(lambda *args: (wide(*args), args[2:]), _wide_backward)
 
 
 @dataclass(frozen=True)
-class _Pullback:
+class Pullback:
     """The gradients of a function at its operands, times cotangents."""
 
     function: Callable

@@ -14,11 +14,11 @@ from torch import Tensor
 from .layout import half_squared_norms
 from .trust import squared_reach
 
-ROWS, COLUMNS = 128, 2048  # of a tile, which stays in the cache
+ROWS, COLUMNS = 512, 1024  # of a tile, which stays in the cache
 GAP = 40.0  # bandwidths; a pair this far apart has a kernel of zero, in float64 too
 SPREAD = 64.0  # bandwidths
 LARGEST = 1e26  # an exponent, in size
-BASE_2 = math.log2(math.e)  # exponents are formed for 2^x: e^x is forty times slower here where it vanishes
+LEAST = -700.0  # an exponent; where e^x is no normal number, PyTorch takes forty times as long for it
 # R² (see `trust`) up to which a product has the digits of results in float32 and in float64.
 REACH = {"float32": 2.0**33, "float64": 2.0**24}
 
@@ -37,11 +37,11 @@ def wide_sum(queries: Tensor, keys: Tensor, values: Tensor, tau: Tensor, *, digi
         (…, M, C).
     """
     (a, b, v), batch = _scaled(queries, keys, values, tau)
-    total = queries.new_zeros(*batch, v.shape[-1], a.shape[-2])  # products of few columns are slow, of few rows fast
+    total = queries.new_zeros(*batch, a.shape[-2], v.shape[-1])
     for i in _elements(a, b):
         for rows, columns, logits in _tiles(a[i], b[i], digits):
-            total[i][..., rows] += v[i][..., columns, :].mT @ logits.exp2_().mT
-    return total.mT
+            total[i][..., rows, :] += logits.exp_() @ v[i][..., columns, :]
+    return total
 
 
 def wide_pullback(
@@ -54,12 +54,12 @@ def wide_pullback(
     products = _Buffers(a)
     for i in _elements(a, b):
         for rows, columns, logits in _tiles(a[i], b[i], digits):
-            phi, gradient = logits.exp2_(), g[i][..., rows, :]
+            phi, gradient = logits.exp_(), g[i][..., rows, :]
             s = products.of(gradient, v[i][..., columns, :]).mul_(phi)
             sb[i][..., rows, :] += s @ b1[i][..., columns, :]
             sa[i][..., columns, :] += s.mT @ a1[i][..., rows, :]
             dv[i][..., columns, :] += phi.mT @ gradient
-    scale = (tau / BASE_2).sqrt()[..., None, None]
+    scale = tau.sqrt()[..., None, None]
     dq, dk = (scale * (s[..., :-1] - s[..., -1:] * x) for s, x in ((sb, a), (sa, b)))
     return dq.sum_to_size(queries.shape), dk.sum_to_size(keys.shape), dv.sum_to_size(values.shape)
 
@@ -69,20 +69,20 @@ def wide_means(
 ) -> tuple[Tensor, Tensor]:
     """Σ_n w_n Φ v_n / Σ_n w_n Φ (…, M, C) and log Σ_n w_n Φ (…, M, 1), of finite log-weights (…, N, 1)."""
     (a, b, v, log_w), batch = _scaled(queries, keys, values, tau, log_weights)
-    v1 = torch.cat([v, torch.ones_like(log_w)], -1).mT  # means, and the sum of the weights
-    sums = queries.new_zeros(*batch, v1.shape[-2], a.shape[-2])
+    v1 = torch.cat([v, torch.ones_like(log_w)], -1)  # means, and the sum of the weights
+    sums = queries.new_zeros(*batch, a.shape[-2], v1.shape[-1])
     logs = queries.new_zeros(*batch, a.shape[-2], 1)
     for i in _elements(a, b):
-        for rows, tiles in itertools.groupby(_tiles(a[i], b[i], digits), lambda tile: tile[0]):
+        for rows, tiles in itertools.groupby(_tiles(a[i], b[i], digits, least=-math.inf), lambda tile: tile[0]):
             largest = torch.full_like(logs[i][..., rows, :], -math.inf)
             for _, columns, logits in tiles:
-                logits += BASE_2 * log_w[i][..., columns, :].mT
+                logits += log_w[i][..., columns, :].mT
                 before, largest = largest, torch.maximum(largest, logits.amax(-1, keepdim=True))
-                weights = logits.sub_(largest).exp2_()
-                sums[i][..., rows] *= (before - largest).exp2_().mT
-                sums[i][..., rows] += v1[i][..., columns] @ weights.mT
-            logs[i][..., rows, :] = (largest + sums[i][..., -1:, rows].mT.log2()) / BASE_2
-    return (sums[..., :-1, :] / sums[..., -1:, :]).mT, logs
+                weights = logits.sub_(largest).clamp_(min=LEAST).exp_()
+                sums[i][..., rows, :] *= (before - largest).clamp_(min=LEAST).exp_()
+                sums[i][..., rows, :] += weights @ v1[i][..., columns, :]
+            logs[i][..., rows, :] = largest + sums[i][..., rows, -1:].log()
+    return sums[..., :-1] / sums[..., -1:], logs
 
 
 def closer(points: Tensor, tau: Tensor) -> Tensor:
@@ -100,9 +100,9 @@ def closer(points: Tensor, tau: Tensor) -> Tensor:
 
 
 def _scaled(queries: Tensor, keys: Tensor, values: Tensor, tau: Tensor, *others: Tensor):
-    """a, b about one center, with Φ = 2^(-½|a - b|²), the values and the others, all of the whole batch; and that."""
+    """a, b about one center, with Φ = exp(-½|a - b|²), the values and the others, all of the whole batch; and that."""
     center = torch.nan_to_num(keys.nanmean(tuple(range(keys.ndim - 1))), 0.0, 0.0, 0.0)
-    scale = (tau * BASE_2).sqrt()[..., None, None]
+    scale = tau.sqrt()[..., None, None]
     operands = (queries - center) * scale, (keys - center) * scale, values, *others
     batch = torch.broadcast_shapes(*(x.shape[:-2] for x in operands))
     return [x.expand(*batch, *x.shape[-2:]) for x in operands], batch
@@ -119,19 +119,21 @@ def _elements(a: Tensor, b: Tensor) -> Iterator[tuple[int | slice, ...]]:
         yield *index[:-1], slice(index[-1], index[-1] + group)
 
 
-def _tiles(a: Tensor, b: Tensor, digits: str) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Rows, columns, and -½|a - b|² of each tile, in memory that the next one takes over."""
-    norms = [half_squared_norms(x).neg_() for x in (a, b)]
-    ones = [torch.ones_like(x) for x in norms]
-    a1, b1 = torch.cat([a, ones[0], norms[0]], -1), torch.cat([b, norms[1], ones[1]], -1)
-    by_product, products = squared_reach(a, b) / BASE_2 <= REACH[digits], _Buffers(a)
+def _tiles(a: Tensor, b: Tensor, digits: str, least: float = LEAST) -> Iterator[tuple[slice, slice, Tensor]]:
+    """Rows, columns, and -½|a - b|² of each tile, but not below `least`, in memory that the next one takes over."""
+    reach, products = squared_reach(a, b), _Buffers(a)
+    by_product, may_be_less = reach <= REACH[digits], bool(-2 * reach < least)
+    if by_product:
+        norms = [half_squared_norms(x).neg_() for x in (a, b)]
+        ones = [torch.ones_like(x) for x in norms]
+        a1, b1 = torch.cat([a, ones[0], norms[0]], -1), torch.cat([b, norms[1], ones[1]], -1)
     for rows, columns in itertools.product(_slices(a, ROWS), _slices(b, COLUMNS)):
         if by_product:
             logits = products.of(a1[..., rows, :], b1[..., columns, :])
         else:
             apart = torch.cdist(a[..., rows, :], b[..., columns, :], compute_mode="donot_use_mm_for_euclid_dist")
             logits = apart.square_().mul_(-0.5).clamp_(min=-LARGEST)
-        yield rows, columns, logits
+        yield rows, columns, logits.clamp_(min=least) if may_be_less else logits
 
 
 class _Buffers:
