@@ -3,6 +3,7 @@
 import functools
 import math
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -187,15 +188,16 @@ def _shifts_and_logs(settings: Settings, queries, keys, tau, log_weights):
 
 
 def _far_log_sum_forward(settings: Settings, *operands: Array):
-    shifts, logs = wide(settings, _shifts_and_logs, *operands)
+    found: Any = wide(settings, _shifts_and_logs, *operands)
+    shifts, logs = found
     return logs, (operands, shifts)
 
 
 def _far_log_sum_backward(settings: Settings, residuals, h: Array):
     operands, shifts = residuals
     queries, _, tau, _ = operands
-    _, *others = wide(settings, Pullback(_log_sum), operands, h)
-    return unbroadcast(tau[..., None, None] * h * shifts, queries.shape), *others
+    gradients: Any = wide(settings, Pullback(_log_sum), operands, h)
+    return unbroadcast(tau[..., None, None] * h * shifts, queries.shape), *gradients[1:]
 
 
 _far_log_sum.defvjp(_far_log_sum_forward, _far_log_sum_backward)

@@ -32,7 +32,8 @@ from ._sharded import sum_over_mesh
 from ._varying import whole
 
 BYTES = 2**26  # of signs held at a time
-FEW = 4096  # pooled points whose forms any platform computes in float64 in no time
+FEW = 1024  # pooled points whose kernels are rounded to nothing less than float64; of more, errors average out
+SMALL = 4096  # pooled points whose forms any platform computes in no time
 ROWS = 8192  # of the kernel matrix summed for at a time by an attention kernel
 KERNEL_CHANNELS = 240  # at a time there
 LEAST_NORM = 1024  # units of the dtype: ‖K‖ below which sums that hold the diagonal know nothing of a bandwidth
@@ -72,8 +73,8 @@ def mmd_test(
     With K the kernel matrix of the pooled points and σ a labeling (1 in x, -1 in y), MMD² is a combination of σᵀKσ,
     σᵀK1 and 1ᵀK1. The labelings are columns of one Gauss sum, KΣ, so the exponentials are computed once for hundreds of
     them: O((M + N)² (D + P)) operations and O((M + N) (D + P)) memory at most, in blocks of columns beyond 64 MiB.
-    Left to itself ("auto"), it sums in float64, each pair once and none of a point with itself: on CPUs, and elsewhere
-    for several bandwidths or up to 4096 points. Otherwise `gauss_sum` takes the columns.
+    Left to itself ("auto"), it takes each pair once, none of a point with itself, and sums in float64: on CPUs, and
+    elsewhere for several bandwidths or up to 4096 points. Otherwise `gauss_sum` takes the columns.
 
     Args:
         x: points, (M, D).
@@ -104,8 +105,9 @@ def mmd_test(
     Precision:
         The labelings of an x of M points are uniform up to the rounding of a float32 random number. P-values are those
         of float64, for bandwidths however narrow: where all k of one underflow, u_t is the limit, which the closest
-        pair decides. By `gauss_sum`, statistics are within 1e-6 of those of the dense matrix in float32; a bandwidth
-        with ‖K_t‖ < 1.2e-4 then has u_t = 0. (For many tests `jax.lax.map` beats `jax.vmap` on a CPU.)
+        pair decides. (Of more than 1024 pooled points, k are float32 within groups of 512, and statistics within 1e-7.)
+        By `gauss_sum`, statistics are within 1e-6 of those of the dense matrix in float32; a bandwidth with
+        ‖K_t‖ < 1.2e-4 then has u_t = 0. (For many tests `jax.lax.map` beats `jax.vmap` on a CPU.)
 
     Example:
         >>> import jax, jaxgauss
@@ -138,8 +140,8 @@ def mmd_test(
 
     num, bandwidths = len(x) + len(y), max(1, math.prod(np.shape(tau)))
     on_cpu = expected_platform(x, y) == "cpu"
-    exact = settings.automatic and (on_cpu or bandwidths > 1 or num <= FEW)
-    largest = max(1, BYTES // (8 * num)) if exact else KERNEL_CHANNELS
+    exact = settings.automatic and (on_cpu or bandwidths > 1 or num <= SMALL)
+    largest = max(1, BYTES // ((8 if num <= FEW else 4) * num)) if exact else KERNEL_CHANNELS
     num_blocks = -(-(num_permutations + 2) // largest)
     columns = -(-(num_permutations + 2) // num_blocks)
     design = _Design(len(x), len(y), resampling, num_blocks, columns, estimator, exact)
@@ -265,8 +267,9 @@ def _joined(blocks: Forms) -> Forms:
 @functools.partial(jax.jit, static_argnums=0)
 def _signs(design: _Design, pool: _Pool, rng_key: Array, block: Array | int) -> Array:
     """The labelings of a block as ±1, with rows of zeros up to whole chunks; in groups if the points are."""
-    signs = jnp.where(labels(design, rng_key, block), 1, -1).astype(pool.points.dtype)
     groups = pool.groups
+    rounded = groups is not None and design.num > FEW
+    signs = jnp.where(labels(design, rng_key, block), 1, -1).astype("float32" if rounded else pool.points.dtype)
     num_rows = design.num_chunks * design.rows if groups is None else groups.there.size
     signs = jnp.pad(signs, ((0, num_rows - design.num), (0, 0)))
     return signs if groups is None else signs.reshape(*groups.there.shape, -1)
@@ -306,7 +309,10 @@ def _test(settings: Settings, design: _Design, num_permutations: int, pool: _Poo
     cross, diagonal = 1 / (m * n), 1 / m + 1 / n if biased and not pool.tau.ndim else 0.0
     statistics = ((in_x + in_y - 2 * cross) * t + 2 * (in_x - in_y) * r + (in_x + in_y + 2 * cross) * s) / 4 + diagonal
     sizes = (in_x + in_y + 2 * cross) / 4 * t[..., 0] + diagonal if design.exact else 1 / m + 1 / n
-    rounding = 16 * float(jnp.finfo(statistics.dtype).eps) * jnp.broadcast_to(sizes, pool.tau.shape)
+    unit = float(jnp.finfo(statistics.dtype).eps)
+    if design.exact and design.num > FEW:
+        unit = 4 / design.num * float(jnp.finfo("float32").eps)
+    rounding = 16 * unit * jnp.broadcast_to(sizes, pool.tau.shape)
     if pool.tau.ndim:
         statistics, rounding = _aggregated(design, _norms(settings, design, pool, squares), statistics, rounding)
     observed, null = statistics[0], statistics[1:]

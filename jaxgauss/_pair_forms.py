@@ -18,7 +18,7 @@ from ._checks import Settings, axis_names
 from ._dense import BASE_2, center, difference_logits
 from ._varying import vary_alike, vary_like
 
-GROUP = 1024  # points; a tile of the kernel matrix is that of two groups
+GROUP = 512  # points; a tile of the kernel matrix is that of two groups
 PRODUCT_REACH = 2.0**22  # R² up to which a product makes exponents with ten digits after the point; differences beyond
 
 
@@ -72,21 +72,26 @@ def smallest_distance(groups: Groups) -> Float[Array, ""]:
 
 
 def forms_of(groups: Groups, tau: Array, signs: Float[Array, "groups size p"], least: Array, pairs: Array) -> Forms:
-    """What the pairs of groups contribute to the forms of exp(-τ/2 (‖x_i - x_j‖² - least))."""
+    """What the pairs of groups contribute to the forms of exp(-τ/2 (‖x_i - x_j‖² - least)).
+
+    The kernels are rounded to the dtype of the signs, and sums of more than a group are float64.
+    """
 
     def add(total: Forms, pair: Array):
         squared, counts = _squared_distances(groups, pair)
-        first, second = signs[pair[0]], signs[pair[1]]
+        first, second = signs[pair[0]].astype(tau.dtype), signs[pair[1]]
         twice = jnp.where(pair[0] == pair[1], 1, 2)  # (i, j) stands for (j, i), too
 
         def of_tau(tau: Array) -> Forms:
             phi = jnp.where(counts, jnp.exp2(-tau / 2 * BASE_2 * (squared - least)), 0)
-            products = phi @ second
-            quadratic, linear = (first * products).sum(0), phi.sum(1) @ first + products.sum(0)
+            rounded = phi.astype(signs.dtype)
+            products, rows = (jnp.matmul(rounded, x, precision="highest").astype(tau.dtype) for x in (second, ones))
+            quadratic, linear = (first * products).sum(0), rows[:, 0] @ first + products.sum(0)
             return Forms(twice * quadratic, twice / 2 * linear, twice * jnp.square(phi).sum())
 
         return jax.tree.map(jnp.add, total, lax.map(of_tau, tau) if tau.ndim else of_tau(tau)), None
 
+    ones = jnp.ones((signs.shape[1], 1), signs.dtype)
     columns = (*tau.shape, signs.shape[-1])
     zeros = Forms(jnp.zeros(columns), jnp.zeros(columns), jnp.zeros(tau.shape))
     return lax.scan(add, jax.tree.map(lambda x: vary_like(x, [pairs]), zeros), pairs)[0]

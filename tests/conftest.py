@@ -57,7 +57,8 @@ def gloo() -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests marked gpu are skipped where JAX has no CUDA device."""
+    """The longest test first, for the sake of several workers. Those marked gpu are skipped without a CUDA device."""
+    items.sort(key=lambda item: item.path.name != "test_sharding.py")
     if any(device.platform == "gpu" for device in jax.devices()):
         return
     for item in items:

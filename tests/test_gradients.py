@@ -267,6 +267,6 @@ def test_wanted_gradients_may_change_between_calls(rng, channels):
 
     exact = jax.grad(loss(gauss_sum_dense), ALL)(*operands)
     for transform in (lambda f: f, jax.checkpoint) if channels == 1 else (lambda f: f,):
-        for wanted in ((0, 2), (2,), (1,), (3,), ALL, (0,)):
+        for wanted in ((0, 2), (2,), (1,), (3,), ALL, (0,)) if channels == 1 else ((0, 2), (1,), ALL):
             ours = jax.grad(loss(transform(lambda *x: gauss_sum(*x, method="blocked"))), wanted)(*operands)
             assert_close(ours, [exact[i] for i in wanted], 1e-12)

@@ -73,11 +73,11 @@ def test_bandwidths_are_aggregated(rng, estimator):
         assert relative_error(np.append(result.statistic, result.null_statistics), exact) < 1e-12
 
 
-@pytest.mark.parametrize("m, n, dim", [(200, 200, 30), (3, 3, 1), (3, 40, 100), (60, 7, 5)])
+@pytest.mark.parametrize("m, n, dim", [(200, 200, 30), (3, 3, 1), (3, 40, 100), (60, 7, 5), (700, 500, 3)])
 def test_narrow_bandwidths_do_not_hide_in_the_diagonal(m, n, dim):
     """Bandwidths over six decades: the p-values are those of float64 on the same labelings."""
     labels = labels_of(m, n, 99)
-    for seed in range(15):
+    for seed in range(15 if m < 500 else 3):
         rng = np.random.default_rng(seed)
         x, y = rng.normal(size=(m, dim)).astype("float32"), (rng.normal(size=(n, dim)) + 0.1).astype("float32")
         taus = (10 ** rng.uniform(-3, 3, 4) / dim).astype("float32")
@@ -86,7 +86,7 @@ def test_narrow_bandwidths_do_not_hide_in_the_diagonal(m, n, dim):
         result = mmd_test(x, y, taus, rng_key=KEY, num_permutations=99, estimator=estimator)
         exact = aggregated(x, y, taus, labels, estimator)
         found = np.append(result.statistic, result.null_statistics)
-        assert np.abs(found - exact).max() <= 1e-6 * np.abs(exact).max()
+        assert np.abs(found - exact).max() <= 1e-6 * np.abs(exact).max() + (1e-7 if m + n > _mmd_test.FEW else 0)
         ties = 1e-13 * np.abs(exact).max()
         assert float(result.p_value) == pytest.approx((1 + (exact[1:] >= exact[0] - ties).sum()) / 100, abs=1e-6)
 

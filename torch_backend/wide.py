@@ -123,10 +123,9 @@ def _tiles(a: Tensor, b: Tensor, digits: str, least: float = LEAST) -> Iterator[
     """Rows, columns, and -½|a - b|² of each tile, but not below `least`, in memory that the next one takes over."""
     reach, products = squared_reach(a, b), _Buffers(a)
     by_product, may_be_less = reach <= REACH[digits], bool(-2 * reach < least)
-    if by_product:
-        norms = [half_squared_norms(x).neg_() for x in (a, b)]
-        ones = [torch.ones_like(x) for x in norms]
-        a1, b1 = torch.cat([a, ones[0], norms[0]], -1), torch.cat([b, norms[1], ones[1]], -1)
+    norms = [half_squared_norms(x).neg_() for x in (a, b)]
+    ones = [torch.ones_like(x) for x in norms]
+    a1, b1 = torch.cat([a, ones[0], norms[0]], -1), torch.cat([b, norms[1], ones[1]], -1)
     for rows, columns in itertools.product(_slices(a, ROWS), _slices(b, COLUMNS)):
         if by_product:
             logits = products.of(a1[..., rows, :], b1[..., columns, :])
