@@ -39,8 +39,8 @@ def wide_sum(queries: Tensor, keys: Tensor, values: Tensor, tau: Tensor, *, digi
     (a, b, v), batch = _scaled(queries, keys, values, tau)
     total = queries.new_zeros(*batch, a.shape[-2], v.shape[-1])
     for i in _elements(a, b):
-        for rows, columns, logits in _tiles(a[i], b[i], digits):
-            total[i][..., rows, :] += logits.exp_() @ v[i][..., columns, :]
+        for rows, columns, phi in _kernel_tiles(a[i], b[i], digits):
+            total[i][..., rows, :] += phi @ v[i][..., columns, :]
     return total
 
 
@@ -53,8 +53,8 @@ def wide_pullback(
     sb, sa, dv = (queries.new_zeros(*batch, *x.shape[-2:]) for x in (a1, b1, v))
     products = _Buffers(a)
     for i in _elements(a, b):
-        for rows, columns, logits in _tiles(a[i], b[i], digits):
-            phi, gradient = logits.exp_(), g[i][..., rows, :]
+        for rows, columns, phi in _kernel_tiles(a[i], b[i], digits):
+            gradient = g[i][..., rows, :]
             s = products.of(gradient, v[i][..., columns, :]).mul_(phi)
             sb[i][..., rows, :] += s @ b1[i][..., columns, :]
             sa[i][..., columns, :] += s.mT @ a1[i][..., rows, :]
@@ -119,7 +119,14 @@ def _elements(a: Tensor, b: Tensor) -> Iterator[tuple[int | slice, ...]]:
         yield *index[:-1], slice(index[-1], index[-1] + group)
 
 
-def _tiles(a: Tensor, b: Tensor, digits: str, least: float = LEAST) -> Iterator[tuple[slice, slice, Tensor]]:
+def _kernel_tiles(a: Tensor, b: Tensor, digits: str) -> Iterator[tuple[slice, slice, Tensor]]:
+    """Rows, columns, and Φ of each tile."""
+    for rows, columns, logits in _tiles(a, b, digits, least=LEAST):
+        phi = logits.exp_()
+        yield rows, columns, torch.threshold_(phi, 2 * math.exp(LEAST), 0.0) if digits == "float64" else phi
+
+
+def _tiles(a: Tensor, b: Tensor, digits: str, *, least: float) -> Iterator[tuple[slice, slice, Tensor]]:
     """Rows, columns, and -½|a - b|² of each tile, but not below `least`, in memory that the next one takes over."""
     reach, products = squared_reach(a, b), _Buffers(a)
     by_product, may_be_less = reach <= REACH[digits], bool(-2 * reach < least)
