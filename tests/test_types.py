@@ -13,7 +13,7 @@ from jaxgauss import _dense
 
 q, k, v = jnp.ones((2, 5, 3)), jnp.ones((7, 3)), jnp.ones((7, 2))
 for method in ("rescale", "blocked"):
-    for values in (v, v[:, :1], v[:, 0]):
+    for values in (v, v[:, 0]):
         value, vjp = jax.vjp(lambda *x: jaxgauss.gauss_sum(*x, method=method), q, k, values, 1.0)
         vjp(value)
     jaxgauss.gauss_sum(q, k, v, jnp.ones(2), method=method)
