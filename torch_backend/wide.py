@@ -18,7 +18,9 @@ ROWS, COLUMNS = 512, 1024  # of a tile, which stays in the cache
 GAP = 40.0  # bandwidths; a pair this far apart has a kernel of zero, in float64 too
 SPREAD = 64.0  # bandwidths
 LARGEST = 1e26  # an exponent, in size
-LEAST = -700.0  # an exponent; where e^x is no normal number, PyTorch takes forty times as long for it
+# The least exponent, by the digits of results: of smaller ones PyTorch takes forty times as long for e^x, and products
+# of e^x with values are no normal numbers, which is as slow.
+LEAST = {"float32": -230.0, "float64": -690.0}
 # R² (see `trust`) up to which a product has the digits of results in float32 and in float64.
 REACH = {"float32": 2.0**33, "float64": 2.0**24}
 
@@ -78,8 +80,8 @@ def wide_means(
             for _, columns, logits in tiles:
                 logits += log_w[i][..., columns, :].mT
                 before, largest = largest, torch.maximum(largest, logits.amax(-1, keepdim=True))
-                weights = logits.sub_(largest).clamp_(min=LEAST).exp_()
-                sums[i][..., rows, :] *= (before - largest).clamp_(min=LEAST).exp_()
+                weights = logits.sub_(largest).clamp_(min=LEAST["float32"]).exp_()
+                sums[i][..., rows, :] *= (before - largest).clamp_(min=LEAST["float32"]).exp_()
                 sums[i][..., rows, :] += weights @ v1[i][..., columns, :]
             logs[i][..., rows, :] = largest + sums[i][..., rows, -1:].log()
     return sums[..., :-1] / sums[..., -1:], logs
@@ -121,9 +123,9 @@ def _elements(a: Tensor, b: Tensor) -> Iterator[tuple[int | slice, ...]]:
 
 def _kernel_tiles(a: Tensor, b: Tensor, digits: str) -> Iterator[tuple[slice, slice, Tensor]]:
     """Rows, columns, and Φ of each tile."""
-    for rows, columns, logits in _tiles(a, b, digits, least=LEAST):
+    for rows, columns, logits in _tiles(a, b, digits, least=LEAST[digits]):
         phi = logits.exp_()
-        yield rows, columns, torch.threshold_(phi, 2 * math.exp(LEAST), 0.0) if digits == "float64" else phi
+        yield rows, columns, torch.threshold_(phi, 2 * math.exp(LEAST["float64"]), 0.0) if digits == "float64" else phi
 
 
 def _tiles(a: Tensor, b: Tensor, digits: str, *, least: float) -> Iterator[tuple[slice, slice, Tensor]]:
