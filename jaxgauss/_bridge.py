@@ -173,7 +173,7 @@ def _say_far() -> None:
     with contextlib.suppress(UserWarning):  # made an error by a filter, it would end the sum
         warnings.warn(
             "jaxgauss: points lie farther from their center, in bandwidths, than float32 has digits for (see"
-            " `jaxgauss.explain`): they are summed in float64, which takes two to five times as long.",
+            " `jaxgauss.explain`): they are summed in float64, which takes three to eight times as long.",
             stacklevel=2,
         )
 

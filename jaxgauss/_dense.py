@@ -139,11 +139,14 @@ def squared_reach(a: Points, b: Points) -> Float[Array, ""]:
     return jnp.where(jnp.isnan(norms), 0, norms).max(initial=0) / BASE_2
 
 
-def are_within(reach: float, a: Points, b: Points) -> Bool[Array, ""]:
-    """Whether R² is at most `reach`, in a step less than by R² itself: see `center`.
+def are_within(reach: float, a: Points, b: Points, each_tau: bool = False) -> Bool[Array, "*taus"]:
+    """Whether R² is at most `reach`, in a step less than by R² itself: see `center`; or so for each τ of the last axis.
 
     NaN, which spoils a row whatever is done, does not count.
     """
+    if each_tau:
+        beyond = [(x > reach * BASE_2).any((*range(x.ndim - 3), -2, -1)) for x in whole(a.norms, b.norms)]
+        return ~(beyond[0] | beyond[1])
     norms = jnp.concatenate(whole(a.norms.ravel(), b.norms.ravel()))
     return ~(norms > reach * BASE_2).any()
 

@@ -67,14 +67,14 @@ def in_float64(settings: Settings, function: Callable, *operands: Any) -> Any:
         return jax.tree.map(lambda x: x.astype(dtype), results)
 
 
-def within_reach(settings: Settings, *operands: jax.Array) -> jax.Array:
+def within_reach(settings: Settings, *operands: jax.Array, each_tau: bool = False) -> jax.Array:
     """Whether all of a batch lies close enough to its center for the exponents to have their digits: one boolean.
 
-    On CUDA it is simply true, for there nothing may wait for the device: what half precision does not hold, PyTorch
-    computes again behind a gate.
+    Or one for `each_tau` of τ (T,). On CUDA it is simply true, for there nothing may wait for the device: what half
+    precision does not hold, PyTorch computes again behind a gate.
     """
     operands = tuple(lax.stop_gradient(x) for x in operands)
-    return _within_reach(settings)(*operands)
+    return _within_reach(settings, each_tau)(*operands)
 
 
 def keeps_tile(settings: Settings, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array) -> bool:
@@ -132,9 +132,9 @@ def _kernel_means(settings: Settings) -> Callable:
 
 
 @functools.cache
-def _within_reach(settings: Settings) -> Callable:
+def _within_reach(settings: Settings, each_tau: bool) -> Callable:
     def compute(platform: str, *operands: jax.Array) -> jax.Array:
-        return _is_within(_plan_there(settings, platform, operands), operands)
+        return _is_within(_plan_there(settings, platform, operands), operands, each_tau)
 
     @custom_vmap
     def within(*operands: jax.Array) -> jax.Array:
@@ -243,8 +243,9 @@ def _prepared(chosen: Plan, centered: bool, *operands: jax.Array) -> tuple[Calla
     return run, are_within(chosen.reach, a, b)
 
 
-def _is_within(chosen: Plan, operands: tuple[jax.Array, ...]) -> jax.Array:
+def _is_within(chosen: Plan, operands: tuple[jax.Array, ...], each_tau: bool = False) -> jax.Array:
     queries, keys, _, tau, *_ = operands
     if chosen.reach == math.inf:
-        return vary_like(jnp.ones((), bool), operands)
-    return are_within(chosen.reach, *with_norms(*scaled_points(queries, keys, tau)))
+        return vary_like(jnp.ones(tau.shape[-1:] if each_tau else (), bool), operands)
+    a, b = with_norms(*scaled_points(queries, keys, tau))
+    return are_within(chosen.reach, a, b, each_tau)

@@ -96,7 +96,7 @@ def gauss_sum(
         center, in bandwidths:
 
         - float32: 2e-6, growing as 2⁻²⁴ R² at most (at R = 45 to 2e-5 over many terms, 2e-4 for a handful); beyond that
-          in float64, to the last digits of float32, which takes two to five times as long.
+          in float64, to the last digits of float32, which takes three to eight times as long.
         - float16x2, bfloat16x2: 4e-4, 4e-3; beyond R = 64 in float32 or better.
         - float16, bfloat16: 5e-4, 4e-3, growing as R to 5e-3, 4e-2; beyond R = 32, 16 in float32 or better. A row whose
           terms all lie r bandwidths away: up to 2⁻¹⁰ R r, 2⁻⁷ R r.
@@ -243,10 +243,8 @@ def _gradients(
     want_keys = wanted.keys or wanted.tau
     if keeps_tile(settings, *operands) and not settings.wide:
         d_queries, d_keys, d_values = blocked_pullback(queries, keys, values, tau, g, whole=True, tile=saved)
-    elif cheaper_by_channels(queries, values):
+    elif cheaper_by_channels(queries, values) and not settings.wide:
         if wanted.queries or wanted.tau:
-            if settings.wide:
-                saved = _sum_and_slopes(settings, queries, keys, values, tau)[1]
             d_queries = _along(saved, g, tau)
         if want_keys:
             d_values, key_slopes = _sum_and_slopes(settings, keys, queries, g, tau)

@@ -80,7 +80,9 @@ def by_reach(settings: Settings, function: Callable, points: tuple[Array, ...], 
         return function(_over_mesh(settings, reduction, c), points, tau, *others)
 
     every = jnp.concatenate(points, -2)
-    within = within_reach(alone(settings), every[..., :1, :], every, every, tau * STRICTER)
+    within = within_reach(
+        alone(settings), every[..., :1, :], every, every, tau * STRICTER, each_tau=tau.ndim == 1 and tau.size > 1
+    )
     return reaching(settings, about_center, within, points, tau, *others)
 
 

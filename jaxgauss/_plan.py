@@ -87,7 +87,7 @@ def explain(
     points that lie too far from their center, in bandwidths, for the precision. (One thing is known only when the sum
     is there: half precision is also left where all sums are so small that rounding has moved them.) The kernel methods
     do the same with all of their points together, and reach less far, for the sake of their slopes: R = 11 bandwidths
-    in float32, `log_gauss_sum` and densities 22 (or 2 √D). Float64 takes two to five times as long.
+    in float32, `log_gauss_sum` and densities 22 (or 2 √D). Float64 takes three to eight times as long.
 
     Args:
         queries, keys, values, tau, method, precision, backend: as for `gauss_sum`.

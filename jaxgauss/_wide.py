@@ -28,6 +28,8 @@ def reaching(
 ) -> Any:
     """function(settings, points, tau, *others) where the points are `within` reach of the settings; else in float64.
 
+    Where `within` is one boolean for each τ of (T,), and not all are true, each τ goes its own way; results then have
+    the axis of τ first, or no elements.
     The function must depend on differences of points alone, and on those of pairs that see one another. Its derivatives
     are formed in float64 in any case: here they are derivatives of derivatives, or of moments.
     """
@@ -39,10 +41,23 @@ def reaching(
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _near_or_wide(settings: Settings, function: Callable, within: Array | bool, *operands: Any) -> Any:
+def _near_or_wide(
+    settings: Settings, function: Callable, within: Array | bool, points: Any, tau: Array, *others: Any
+) -> Any:
     near = functools.partial(function, replace(settings, guarded=False))
     far = functools.partial(wide, replace(settings, far=True), _OfCloser(function))
-    return lax.cond(within, near, far, *operands)
+    if not jnp.ndim(within):
+        return lax.cond(within, near, far, points, tau, *others)
+
+    def of_one(one: tuple[Array, Array]) -> Any:
+        is_within, tau = one
+        return lax.cond(is_within, near, far, points, tau[None], *others)
+
+    def of_each(points: Any, tau: Array, *others: Any) -> Any:
+        together = jax.eval_shape(near, points, tau, *others)
+        return jax.tree.map(lambda x, y: x.reshape(y.shape), lax.map(of_one, (within, tau)), together)
+
+    return lax.cond(jnp.all(within), near, of_each, points, tau, *others)
 
 
 def _near_or_wide_forward(settings: Settings, function: Callable, within: Array, *operands: Any):
