@@ -75,8 +75,8 @@ def mmd_squared(
 
     Precision:
         That of `gauss_sum`, relative to the three terms: within 1e-6 of their size in float32 (so near zero the biased
-        estimate may be negative). Where points lie more than 11 of the narrowest bandwidths from their center, all
-        bandwidths are summed in float64, which takes three to eight times as long; second derivatives are everywhere.
+        estimate may be negative). A bandwidth of which points lie more than 11 from their center is summed in float64,
+        which takes three to eight times as long; second derivatives are everywhere.
 
     Example:
         >>> import jax, jaxgauss
