@@ -224,7 +224,9 @@ def bare_attention(problem: Problem, what: str) -> Call | str:
     kernel = select_kernel("auto", "auto", problem.device, getattr(torch, problem.dtype), problem.dim)
     width = kernel.width(max(problem.dim + (0 if kernel.takes_bias else kernel.norm_columns), problem.channels))
     shape = (problem.batch, 1, problem.num, width)
-    q, k, v = ((torch.randn(shape, device=problem.device) / width**0.5).to(kernel.dtype) for _ in range(3))
+    q, k, v = (
+        (torch.randn(shape, device=problem.device) / width**0.5).to(getattr(torch, kernel.dtype)) for _ in range(3)
+    )
 
     def call() -> None:
         with torch.inference_mode():

@@ -5,13 +5,18 @@
 Tensors in, tensors out; needs torch alone. `jaxgauss` puts the same functions behind JAX.
 """
 
-from .attention import KERNELS as KERNELS
-from .attention import Kernel as Kernel
-from .attention import select_kernel as select_kernel
-from .gauss_sum import METHODS as METHODS
+from .attention import ENGINE as ENGINE
+from .fused import METHODS as METHODS
+from .fused import fused_means as fused_means
+from .fused import fused_pullback as fused_pullback
+from .fused import fused_sum as fused_sum
 from .gauss_sum import gauss_sum as gauss_sum
 from .gauss_sum import gauss_sum_pullback as gauss_sum_pullback
-from .log_gauss_sum import log_gauss_sum as log_gauss_sum
+from .gauss_sum import log_gauss_sum as log_gauss_sum
+from .kernels import KERNELS as KERNELS
+from .kernels import Engine as Engine
+from .kernels import Kernel as Kernel
+from .kernels import select_kernel as select_kernel
 from .prescale import prescale as prescale
 from .reference import squared_errors as squared_errors
 from .rescale import rescale as rescale

@@ -1,113 +1,100 @@
 """Points and values in the form that one attention call takes: batch axes folded, centered, scaled, padded."""
 
 import math
-from typing import TYPE_CHECKING
 
-import torch
-from torch import Tensor
-from torch.nn.functional import pad
+from array_api_compat import array_namespace
+from torch import broadcast_shapes as _broadcast_shapes
 
-if TYPE_CHECKING:
-    from .attention import Kernel
+from .arrays import HALF, MAX, Array, cast, dtype_of, held, nonzero, unbroadcast, without_nan
+from .kernels import Kernel
 
 LOG_ZERO = -1e4  # the logarithm of a weight of zero: its exponential is zero in every dtype, its product with S finite
 
 
-def half_squared_norms(points: Tensor) -> Tensor:
-    """½|x|² of every point (…, N, D) -> (…, N, 1), in float32 or better."""
-    points = points.to(accumulation_dtype(points.dtype))
-    return torch.linalg.vecdot(points, points)[..., None] / 2
+def half_squared_norms(points: Array) -> Array:
+    """½|x|² of every point (…, N, D) -> (…, N, 1)."""
+    return array_namespace(points).sum(points * points, axis=-1, keepdims=True) / 2
 
 
-def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The dtype for everything that is not a kernel's operand: float32, or float64 for float64."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def broadcast_shapes(*shapes: torch.Size) -> torch.Size:
+def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
     """`torch.broadcast_shapes`, at once where all are equal: PyTorch's own takes as long as a small kernel."""
-    return shapes[0] if all(shape == shapes[0] for shape in shapes) else torch.broadcast_shapes(*shapes)
+    return tuple(shapes[0] if all(shape == shapes[0] for shape in shapes) else _broadcast_shapes(*shapes))
 
 
-def scaled_points(queries: Tensor, keys: Tensor, tau: Tensor) -> tuple[Tensor, Tensor]:
+def scaled_points(queries: Array, keys: Array, tau: Array) -> tuple[Array, Array]:
     """a = √τ (q - c), b = √τ (k - c): the sum does not depend on the center c, the rounding of its exponents does.
 
     c is the mean of the points that are shared (else of the keys), so that shared points stay shared. NaN is left out
     of the mean: a NaN spoils its own row, not every row.
     """
-    shared = queries if queries.shape[:-2].numel() < keys.shape[:-2].numel() else keys
-    center = torch.nan_to_num(shared.nanmean(-2, keepdim=True), 0.0, 0.0, 0.0)
-    scale = tau.sqrt()
+    xp = array_namespace(queries, keys)
+    shared = queries if math.prod(queries.shape[:-2]) < math.prod(keys.shape[:-2]) else keys
+    number = shared.shape[-2] - xp.sum(cast(xp.isnan(shared), dtype_of(shared)), axis=-2, keepdims=True)
+    mean = xp.sum(without_nan(shared), axis=-2, keepdims=True) / nonzero(number)
+    center = xp.where(xp.isfinite(mean), mean, xp.zeros_like(mean))
+    scale = xp.sqrt(tau)
     return (queries - center) * scale, (keys - center) * scale
 
 
-def normalized(values: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor | float]:
-    """Values in `dtype`, and the factor that undoes their scaling: for half precision, the largest |v| of a channel."""
-    if dtype.itemsize > 2:
-        return values.to(dtype), 1.0
-    return _divided(values, values.abs().amax(-2, keepdim=True), dtype)
+def normalized(values: Array, dtype: str) -> tuple[Array, Array | float]:
+    """Values that `dtype` holds, and the factor that undoes their scaling: in half precision a channel's largest."""
+    if dtype not in HALF:
+        return values, 1.0
+    xp = array_namespace(values)
+    scale = nonzero(xp.max(xp.abs(values), axis=-2, keepdims=True))
+    return values / scale, scale
 
 
-def signs_and_log_rows(values: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def signs_and_log_rows(values: Array) -> tuple[Array, Array, Array]:
     """v = scale · exp(log_rows) · x, with |x| ≤ 1: x (B, H, N, C), log_rows (B, H, N, 1) and scale (B, H, 1, C).
 
     Half precision holds no sizes below 1e-7 of the largest. Sizes of channels are factored out; sizes of rows become
     weights that enter the logits, where 1e-30 is as good as 1.
     """
-    scale = values.abs().amax(-2, keepdim=True)
-    scale = torch.where(scale == 0, torch.ones_like(scale), scale)
-    logs = values.abs().log() - scale.log()
-    log_rows = logs.amax(-1, keepdim=True).clamp(min=LOG_ZERO)
-    return (logs - log_rows).exp().copysign(values), log_rows, scale
+    xp = array_namespace(values)
+    scale = nonzero(xp.max(xp.abs(values), axis=-2, keepdims=True))
+    logs = xp.log(xp.abs(values)) - xp.log(scale)
+    log_rows = xp.clip(xp.max(logs, axis=-1, keepdims=True), LOG_ZERO, None)
+    return xp.copysign(xp.exp(logs - log_rows), values), log_rows, scale
 
 
-def normalized_for_sums(
-    cotangent: Tensor, points: tuple[Tensor, ...], dtype: torch.dtype
-) -> tuple[Tensor, Tensor | float]:
+def normalized_for_sums(cotangent: Array, points: tuple[Array, ...], dtype: str) -> tuple[Array, Array | float]:
     """The same for what is summed over queries, times these points, into a result in half precision."""
-    if dtype.itemsize > 2:
-        return cotangent.to(dtype), 1.0
-    sizes = torch.nan_to_num(cotangent.abs(), 0.0, 0.0, 0.0)  # NaN spoils its own row alone
-    reach = sum(torch.nan_to_num(x.float(), 0.0).abs().amax() for x in points) + 1
-    bound = sizes.sum((-2, -1), keepdim=True) * reach * (2 / torch.finfo(dtype).max)
-    return _divided(cotangent, torch.maximum(sizes.amax((-2, -1), keepdim=True), bound), dtype)
+    if dtype not in HALF:
+        return cotangent, 1.0
+    xp = array_namespace(cotangent)
+    sizes = xp.abs(cotangent)
+    sizes = xp.where(xp.isfinite(sizes), sizes, xp.zeros_like(sizes))  # NaN spoils its own row alone
+    reach = sum(xp.max(xp.abs(without_nan(cast(x, "float32")))) for x in points) + 1
+    bound = xp.sum(sizes, axis=(-2, -1), keepdims=True) * reach * (2 / MAX[dtype])
+    scale = nonzero(xp.maximum(xp.max(sizes, axis=(-2, -1), keepdims=True), bound))
+    return cotangent / scale, scale
 
 
-def _divided(x: Tensor, scale: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    scale = torch.where(scale == 0, torch.ones_like(scale), scale)
-    return (x / scale).to(dtype), scale
-
-
-def rounded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """The tensor in `dtype`, without infinities: beyond the range of half precision it is cut off."""
-    limit = torch.finfo(dtype).max
-    return x.to(dtype) if dtype.itemsize > 2 else x.clamp(-limit, limit).to(dtype)
-
-
-def split(x: Tensor, dtype: torch.dtype, parts: int) -> list[Tensor]:
-    """Tensors of `dtype` whose sum is x: each is the rounding of what those before it leave."""
+def split(x: Array, dtype: str, parts: int) -> list[Array]:
+    """Numbers that `dtype` holds, whose sum is x: each is the rounding of what those before it leave."""
     found = []
     for _ in range(parts):
-        found.append(rounded(x, dtype))
+        found.append(held(x, dtype))
         x = x - found[-1]
     return found
 
 
-def point_columns(points: Tensor, kernel: "Kernel", *, of_keys: bool = False) -> tuple[list[Tensor], Tensor]:
+def point_columns(points: Array, kernel: Kernel, *, of_keys: bool = False) -> tuple[list[Array], Array]:
     """Columns of the points as the kernel's dtype holds them, and ½|x|² of what it holds.
 
     Columns of queries times columns of keys is a·b. Split points take three: a = a_h + a_l meets b as
     a_h·b_h + a_l·b_h + a_h·b_l; what is left out, a_l·b_l, is below the rounding of the split itself.
     """
     parts = split(points, kernel.dtype, kernel.parts)
+    norms = half_squared_norms(sum(parts[1:], start=parts[0]))
     if len(parts) == 1:
-        return parts, half_squared_norms(parts[0])
+        return parts, norms
     high, low = parts
-    columns = [high, high, low] if of_keys else [high, low, high]
-    return columns, half_squared_norms(high.to(points.dtype) + low)
+    return [high, high, low] if of_keys else [high, low, high], norms
 
 
-def from_columns(x: Tensor, dim: int, kernel: "Kernel", *, of_keys: bool = False) -> Tensor:
+def from_columns(x: Array, dim: int, kernel: Kernel, *, of_keys: bool = False) -> Array:
     """The points (…, N, D) whose columns x has: what the high parts carry, and the low."""
     if kernel.parts == 1:
         return x[..., :dim]
@@ -115,27 +102,32 @@ def from_columns(x: Tensor, dim: int, kernel: "Kernel", *, of_keys: bool = False
     return x[..., :dim] + x[..., low : low + dim]
 
 
-def pack(*columns: Tensor | float, width: int, dummy: dict[int, float] | None = None) -> Tensor:
-    """[*columns, 0, …]: (…, N, D), (…, N, 1), numbers, … -> (…, N, width), in the dtype of the first.
+def pack(*columns: Array | float, width: int, dtype: str, last: tuple[float, ...] | None = None) -> Array:
+    """[*columns, 0, …]: (…, N, D), (…, N, 1), numbers, … -> (…, N, width), in a dtype.
 
-    `dummy` = {i: x, …} adds the point Σ x e_i at the end.
+    `last`, one number for each of the columns, is one more row at the end.
     """
-    first = columns[0]
-    assert isinstance(first, Tensor)
-    *batch, num, dim = first.shape
-    if len(columns) > 1:
-        batch = broadcast_shapes(*(x.shape[:-2] for x in columns if isinstance(x, Tensor)))
-    if len(columns) == 1 and dummy is None:
-        return first.contiguous() if dim == width else pad(first, (0, width - dim))
-    padded = first.new_zeros(*batch, num + (dummy is not None), width)
-    start = 0
-    for column in columns:
-        end = start + (column.shape[-1] if isinstance(column, Tensor) else 1)
-        padded[..., :num, start:end] = column
-        start = end
-    for i, x in (dummy or {}).items():
-        padded[..., num, i] = x
-    return padded
+    first: Array = columns[0]
+    xp = array_namespace(first)
+    arrays: list[Array] = [xp.full_like(first[..., :1], x) if isinstance(x, float) else x for x in columns]
+    batch = broadcast_shapes(*(x.shape[:-2] for x in arrays))
+    missing = width - sum(x.shape[-1] for x in arrays)
+    if missing:
+        arrays.append(xp.zeros_like(first[..., :1]))
+
+    def joined(arrays: list[Array]) -> Array:
+        shapes = [(*batch, *x.shape[-2:]) for x in arrays]
+        if missing:
+            shapes[-1] = (*shapes[-1][:-1], missing)
+        stretched = [xp.broadcast_to(x, shape) for x, shape in zip(arrays, shapes, strict=True)]
+        return stretched[0] if len(stretched) == 1 else xp.concat(stretched, axis=-1)
+
+    rows = joined(arrays)
+    if last is not None:
+        numbers = (*last, 0.0)[: len(arrays)]
+        row = joined([xp.full_like(x[..., :1, :], number) for x, number in zip(arrays, numbers, strict=True)])
+        rows = xp.concat([rows, row], axis=-2)
+    return cast(rows, dtype)
 
 
 class Fold:
@@ -145,36 +137,40 @@ class Fold:
     all of it shares the exponentials. Otherwise two axes, of length 1 where an operand is shared.
     """
 
-    def __init__(self, queries: Tensor, keys: Tensor, values: Tensor, *others: Tensor):
-        leading = [x.shape[:-2] for x in (queries, keys, values, *others)]
-        self.batch = tuple(broadcast_shapes(*leading))
+    def __init__(self, queries: Array, keys: Array, values: Array, *others: Array):
+        leading = [tuple(x.shape[:-2]) for x in (queries, keys, values, *others)]
+        self.batch = broadcast_shapes(*leading)
         varies = [math.prod(axes) > 1 for axes in leading]
         self.rows = not any(varies[1:])
         self.channels = not self.rows and not (varies[0] or varies[1] or any(varies[3:]))
 
-    def fold(self, operand: Tensor, *, of_values: bool = False) -> Tensor:
+    def fold(self, operand: Array, *, of_values: bool = False) -> Array:
         """(…, N, W) -> (batch, heads, N, W). `of_values`: the last axis is the values' channels."""
+        xp = array_namespace(operand)
         if self.rows:
-            return operand.reshape(1, 1, -1, operand.shape[-1])
+            return xp.reshape(operand, (1, 1, -1, operand.shape[-1]))
+        matrix = tuple(operand.shape[-2:])
         if self.channels:
-            operand = operand.reshape(-1, *operand.shape[-2:])  # (B or 1, N, W)
-            return (operand.movedim(0, 1).flatten(1) if of_values else operand[0])[None, None]
+            operand = xp.reshape(operand, (-1, *matrix))  # (B or 1, N, W)
+            if of_values:
+                operand = xp.reshape(xp.moveaxis(operand, 0, 1), (1, matrix[0], -1))
+            return operand[None, :1]
         operand = operand[(None,) * (len(self.batch) + 2 - operand.ndim)]
         axes = [i for i, size in enumerate(self.batch) if size != 1]
-        matrix = operand.shape[-2:]
         if len(axes) > 2:  # more than two axes: the rest is merged, and copied where shared
             rest = [self.batch[i] for i in axes[1:]]
             sizes = [operand.shape[i] for i in axes]
-            operand = operand.reshape(*sizes, *matrix).expand(sizes[0], *rest, *matrix)
-            return operand.reshape(sizes[0], math.prod(rest), *matrix)
+            operand = xp.broadcast_to(xp.reshape(operand, (*sizes, *matrix)), (sizes[0], *rest, *matrix))
+            return xp.reshape(operand, (sizes[0], math.prod(rest), *matrix))
         sizes = [operand.shape[i] for i in axes]
-        return operand.reshape(*[1] * (2 - len(axes)), *sizes, *matrix)
+        return xp.reshape(operand, (*[1] * (2 - len(axes)), *sizes, *matrix))
 
-    def unfold(self, result: Tensor, shape: torch.Size, *, of_values: bool = False) -> Tensor:
+    def unfold(self, result: Array, shape: tuple[int, ...], *, of_values: bool = False) -> Array:
         """The inverse of `fold`; axes along which an operand of this shape is shared are summed."""
+        xp = array_namespace(result)
         if self.channels and of_values:
-            return result[0, 0].unflatten(1, (-1, shape[-1])).movedim(1, 0).reshape(shape)
+            result = xp.moveaxis(xp.reshape(result[0, 0], (result.shape[-2], -1, shape[-1])), 1, 0)
+            return xp.reshape(result, shape)
         if self.rows or self.channels:
-            return result.reshape(shape)
-        full = result.reshape(*self.batch, *shape[-2:])
-        return full.sum_to_size(shape)
+            return xp.reshape(result, shape)
+        return unbroadcast(xp.reshape(result, (*self.batch, *shape[-2:])), shape)

@@ -8,16 +8,17 @@ R is how far points lie from the center and r how far from each other, in bandwi
 bounds what can be lost, and how small the largest sum is tells r.
 """
 
-import math
 import warnings
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
 import torch
+from array_api_compat import array_namespace
 from torch import Tensor
 
-from .attention import HALF, Kernel, wide_kernel
+from .arrays import EPS, Array, without_nan
+from .kernels import Kernel, wide_kernel
 from .layout import half_squared_norms
 
 # The largest R² at which a reduction has the digits that its precision promises.
@@ -52,10 +53,11 @@ REACH_AGAIN = {"cuda": 2**16, "cpu": 2**36}  # of float32 that stands in for hal
 DOUBT = {"float16": 0.01, "bfloat16": 0.08, "float16x2": 4e-4, "bfloat16x2": 2e-3}
 
 
-def squared_reach(a: Tensor, b: Tensor) -> Tensor:
+def squared_reach(a: Array, b: Array) -> Array:
     """R²: the largest |a|² or |b|²."""
-    a, b = (2 * torch.nan_to_num(half_squared_norms(x), 0.0, math.inf).amax() for x in (a, b))
-    return torch.maximum(a, b)
+    xp = array_namespace(a, b)
+    a, b = (2 * xp.max(without_nan(half_squared_norms(x))) for x in (a, b))
+    return xp.maximum(a, b)
 
 
 def guarded(
@@ -73,31 +75,32 @@ def guarded(
     """
     reach, on_cpu = squared_reach(*points), kernel.device == "cpu"
     flag = reach > REACH[method][kernel.precision]
-    if kernel.dtype in HALF:
+    if kernel.half:
         flag = flag | doubtful(method, kernel, reach, largest)
-    elif method == "rescale" and (kernel.dtype == torch.float64 or not on_cpu):  # there is nothing better
+    elif method == "rescale" and (kernel.dtype == "float64" or not on_cpu):  # there is nothing better
         report(flag)
         return result
     if on_cpu and not flag:
         return result
     report(reach > REACH_AGAIN[kernel.device])
     if on_cpu:
-        holds = kernel.dtype != torch.float64 and reach <= REACH["rescale"]["float32"]
-        return compute(wide_kernel("cpu", torch.float32 if holds else torch.float64))
-    again = compute(replace(wide_kernel("cuda", torch.float32), gate=flag))
+        holds = kernel.dtype != "float64" and reach <= REACH["rescale"]["float32"]
+        return compute(wide_kernel("cpu", "float32" if holds else "float64"))
+    again = compute(replace(wide_kernel("cuda", "float32"), gate=flag))
     return tuple(torch.where(flag, x, y) for x, y in zip(again, result, strict=True))
 
 
-def doubtful(method: str, kernel: Kernel, reach: Tensor, largest: Tensor) -> Tensor:
+def doubtful(method: str, kernel: Kernel, reach: Array, largest: Array) -> Array:
     """Whether half precision has lost digits, by the largest of the sums (of values of at most one).
 
     Where all of them are small, all that meets is far apart, r² ≥ -2 log(largest), and u R r bounds the errors of
     exponents. In `reweight` a sum also stands beside a dummy of weight one, in float16.
     """
-    apart = (-2 * largest.clamp(1e-37, 1.0).log()).sqrt()
-    unit = (torch.finfo(kernel.dtype).eps / 2) ** kernel.parts
-    doubt = unit * reach.sqrt() * apart > DOUBT[kernel.precision]
-    return doubt | (largest < 2**-12) if method == "reweight" and kernel.dtype == torch.float16 else doubt
+    xp = array_namespace(reach, largest)
+    apart = xp.sqrt(-2 * xp.log(xp.clip(largest, 1e-37, 1.0)))
+    unit = (EPS[kernel.dtype] / 2) ** kernel.parts
+    doubt = unit * xp.sqrt(reach) * apart > DOUBT[kernel.precision]
+    return doubt | (largest < 2**-12) if method == "reweight" and kernel.dtype == "float16" else doubt
 
 
 _pending: deque = deque()

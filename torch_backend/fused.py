@@ -1,0 +1,135 @@
+"""Gauss sums, their pullback and their logarithms at scaled points: from any leading axes to attention and back.
+
+Written once for any array library, and for any engine: see `arrays` and `kernels`. Operands have equal rank, a and b
+are scaled and centered (Φ = exp(-½|a - b|²)), nothing is empty.
+"""
+
+import math
+
+from array_api_compat import array_namespace
+
+from .arrays import EPS, HALF, Array, accumulation_dtype, cast, dtype_of, nonzero
+from .kernels import PROBES, Attend, Engine, Kernel
+from .layout import (
+    Fold,
+    from_columns,
+    half_squared_norms,
+    normalized,
+    normalized_for_sums,
+    pack,
+    point_columns,
+)
+from .prescale import prescale
+from .rescale import bias_columns, rescale, softmax_mean
+from .reweight import reweight
+
+METHODS = {"reweight": reweight, "prescale": prescale, "rescale": rescale}
+EXACT = 1e-2  # exponents with a rounding error below this are taken for exact in the pullback
+
+
+def fused_sum(method: str, a: Array, b: Array, values: Array, kernel: Kernel, attend: Attend) -> tuple[Array, Array]:
+    """Σ_n Φ v_n (…, M, C), and the largest of the sums, of values of at most one."""
+    fold, reduction, num_queries = Fold(a, b, values), METHODS[method], a.shape[-2]
+    a, b, v = fold.fold(a), fold.fold(b), fold.fold(values, of_values=True)
+    most = kernel.channels(v.shape[-1])
+    most -= method == "reweight" and most == kernel.max_width  # which has one of its own
+    xp = array_namespace(v)
+    blocks = [reduction(a, b, x, kernel, attend) for x in _channel_blocks(v, most)]
+    sums = cast(blocks[0] if len(blocks) == 1 else xp.concat(blocks, axis=-1), dtype_of(v))
+    largest = xp.max(xp.abs(sums)) / nonzero(xp.max(xp.abs(v)))
+    return fold.unfold(sums, (*fold.batch, num_queries, values.shape[-1]), of_values=True), largest
+
+
+def fused_pullback(
+    a: Array, b: Array, values: Array, cotangent: Array, kernel: Kernel, engine: Engine, *, exact: bool
+) -> tuple[Array, Array, Array, Array]:
+    """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of a, b and values, and the largest Σ_n Φ (1 where it is not known).
+
+    With P_mn = Φ and S_mn = Φ ⟨g_m, v_n⟩,
+
+        dv = Pᵀ g      da = S b - (S 1) a      db = Sᵀ a - (Sᵀ 1) b.
+
+    Where exponents are not `exact` to a hundredth, P is the softmax instead, which is never above one and never below
+    the range of half precision in a whole row, and g carries the row sums of Φ.
+    """
+    fold, shapes = Fold(a, b, values), [x.shape for x in (a, b, values)]
+    a, b = fold.fold(a), fold.fold(b)
+    v, g = fold.fold(values, of_values=True), fold.fold(cotangent, of_values=True)
+    most = kernel.channels(v.shape[-1])
+    blocks = zip(_channel_blocks(v, most), _channel_blocks(g, most), strict=True)
+    da, db, dv, largest = zip(*(_pullback(a, b, x, y, kernel, engine, exact) for x, y in blocks), strict=True)
+    xp = array_namespace(v)
+    dv = dv[0] if len(dv) == 1 else xp.concat(dv, axis=-1)
+    return (
+        fold.unfold(sum(da[1:], start=da[0]), shapes[0]),
+        fold.unfold(sum(db[1:], start=db[0]), shapes[1]),
+        fold.unfold(dv, shapes[2], of_values=True),
+        xp.max(xp.stack(largest)),
+    )
+
+
+def fused_means(
+    a: Array, b: Array, values: Array, log_weights: Array, kernel: Kernel, attend: Attend
+) -> tuple[Array, Array]:
+    """Σ_n w_n Φ v_n / Σ_n w_n Φ (…, M, C) and log Σ_n w_n Φ (…, M, 1)."""
+    fold = Fold(a, b, values, log_weights)
+    shape = *fold.batch, a.shape[-2]
+    a, b, log_weights, v = *(fold.fold(x) for x in (a, b, log_weights)), fold.fold(values, of_values=True)
+    xp, dtype = array_namespace(v), dtype_of(v)
+    x, scale = normalized(v, kernel.dtype)
+    blocks = _channel_blocks(x, kernel.channels(x.shape[-1]))
+    means, logs = zip(*(softmax_mean(a, b, block, kernel, attend, log_weights) for block in blocks), strict=True)
+    mean = cast((means[0] if len(means) == 1 else xp.concat(means, axis=-1)) * scale, dtype)
+    log_sum = cast(logs[0], dtype)
+    if fold.channels:
+        log_sum = xp.reshape(log_sum, shape[-1:])
+    else:
+        log_sum = xp.reshape(xp.broadcast_to(log_sum, (*mean.shape[:2], *log_sum.shape[2:])), shape)
+    log_sum = xp.broadcast_to(log_sum, shape)[..., None]
+    return fold.unfold(mean, (*shape, values.shape[-1]), of_values=True), log_sum
+
+
+def _pullback(
+    a: Array, b: Array, v: Array, g: Array, kernel: Kernel, engine: Engine, exact: bool
+) -> tuple[Array, Array, Array, Array]:
+    """da, db, dv, and the largest Σ_n Φ."""
+    xp, dtype, dim, channels = array_namespace(v), dtype_of(v), a.shape[-1], v.shape[-1]
+    wide = accumulation_dtype(kernel.dtype)
+    query_columns, half_norms = point_columns(a, kernel)
+    key_columns, key_norms = point_columns(b, kernel, of_keys=True)
+    scale, norm_columns = bias_columns(-key_norms, kernel)
+    v, v_scale = normalized(v, kernel.dtype)
+    # Two columns more, [0, 1] against [1, 0], add nothing to the inner products and leave S 1 and Sᵀ 1 in the pullback.
+    ones = kernel.columns(dim)
+    layout = {"width": kernel.width(max(ones + PROBES, channels)), "dtype": kernel.dtype}
+    padded_a = pack(*query_columns, *(scale for _ in norm_columns), 0.0, 1.0, **layout)
+    padded_b = pack(*key_columns, *norm_columns, 1.0, 0.0, **layout)
+    padded_v = pack(v, **layout)
+
+    if exact:
+        lse, largest = half_norms, xp.ones_like(xp.max(half_norms))  # P = Φ
+    else:
+        _, lse = engine.attend(padded_a, padded_b, padded_v, kernel)  # P = softmax
+        sums = xp.exp(xp.clip(lse - half_norms, None, math.log(b.shape[-2])))
+        g, largest = g * sums, xp.max(sums)
+    # The channels of v were divided by v_scale: g takes it for S, and dv gives it back.
+    g, g_scale = normalized_for_sums(g * v_scale, (a, b), kernel.dtype)
+    gradients = engine.pullback(pack(g, **layout), padded_a, padded_b, padded_v, cast(lse, wide), kernel)
+
+    sb, sa, pg = (cast(gradient, dtype) for gradient in gradients)
+    da = g_scale * (from_columns(sb, dim, kernel, of_keys=True) - sb[..., ones : ones + 1] * a)
+    db = g_scale * (from_columns(sa, dim, kernel) - sa[..., ones + 1 : ones + 2] * b)
+    dv = g_scale * pg[..., :channels] / v_scale
+    return da, db, dv, largest
+
+
+def are_exact(a: Array, b: Array, kernel: Kernel) -> Array | bool:
+    """Whether exponents have no more error than `EXACT`: on a CPU, in float32 or better, of points within its reach."""
+    if kernel.device != "cpu" or kernel.dtype in HALF:
+        return False
+    xp = array_namespace(a, b)
+    return xp.max(half_squared_norms(a)) * EPS[kernel.dtype] < EXACT
+
+
+def _channel_blocks(x: Array, size: int) -> list[Array]:
+    return [x[..., start : start + size] for start in range(0, x.shape[-1], size)]

@@ -1,0 +1,158 @@
+"""The fused attention kernels there are, what each of them takes, and which of them "auto" stands for.
+
+An engine runs them: a function of operands (B, H, M, W), (B, H, N, W), (B, H, N, W) of one dtype and one width, and a
+bias (B, H, 1, N) or none, that gives softmax(q·k + bias) v and the log-sum-exp of the logits (B, H, M, 1), in float32
+or better; and its pullback. B and H of 1 are broadcast where another operand has more. PyTorch's is in `attention`.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeAlias
+
+from .arrays import BITS, HALF, Array, accumulation_dtype
+
+DTYPES = tuple(BITS)
+SPLIT = {"float16x2": "float16", "bfloat16x2": "bfloat16"}  # points as the sum of two half-precision numbers
+PRECISIONS = {name: name for name in DTYPES} | SPLIT
+PROBES = 2  # columns that the pullback adds to those of the points and of their norms
+
+
+Attend: TypeAlias = Callable[..., tuple[Array, Array]]
+
+
+class Engine(NamedTuple):
+    """What runs a kernel.
+
+    Attributes:
+        attend: (queries, keys, values, kernel, *, bias=None, needs_lse=True) -> (out, lse); without `needs_lse` the
+            log-sum-exp may be anything.
+        pullback: (cotangent, queries, keys, values, lse, kernel) -> (S k, Sᵀ q, Pᵀ g), P = exp(q·k - lse),
+            S = P ∘ (g vᵀ).
+    """
+
+    attend: Attend
+    pullback: Callable[..., tuple[Array, ...]]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A fused attention kernel and the dtype it runs in, by name.
+
+    Attributes:
+        name, device: cpu; flash, efficient or cudnn on cuda.
+        dtypes: those it computes in.
+        multiple, max_width: of the operands' widths.
+        dtype, parts: of the numbers that make up a coordinate, and how many of them.
+        gate: a boolean on the device: the memory-efficient kernel computes nothing where it is false.
+    """
+
+    name: str
+    device: str
+    dtypes: tuple[str, ...]
+    multiple: int
+    max_width: int | None
+    dtype: str = "float32"
+    parts: int = 1
+    gate: Array | None = None
+
+    @property
+    def precision(self) -> str:
+        """The name of its precision."""
+        return self.dtype + ("x2" if self.parts == 2 else "")
+
+    @property
+    def half(self) -> bool:
+        """Whether it computes in half precision."""
+        return self.dtype in HALF
+
+    @property
+    def takes_bias(self) -> bool:
+        """Whether norms can enter the logits as a bias that is not rounded to half precision."""
+        return self.name == "cpu" and not self.half
+
+    @property
+    def norm_columns(self) -> int:
+        """Columns that hold the norms of the keys where they are no bias: one more than those of a coordinate."""
+        return 1 + self.parts if self.half else 1
+
+    def columns(self, dim: int) -> int:
+        """Columns of the points and of the norms of the keys."""
+        return dim * (3 if self.parts == 2 else 1) + self.norm_columns
+
+    def width(self, columns: int) -> int:
+        """The width that the kernel runs at for this many columns."""
+        if self.name == "cpu":  # no limits, but narrow matrix products are slow: 16 columns cost less than 2 to 15
+            return columns if columns <= 1 or columns >= 16 else 16
+        return -(-columns // self.multiple) * self.multiple
+
+    def channels(self, channels: int) -> int:
+        """How many of the channels one call takes."""
+        return channels if self.max_width is None else min(channels, self.max_width)
+
+    def fits(self, columns: int) -> bool:
+        """Whether this many columns can be reduced in one call."""
+        return self.max_width is None or self.width(columns) <= self.max_width
+
+
+KERNELS = {
+    "cpu": Kernel("cpu", "cpu", DTYPES, 1, None),
+    "flash": Kernel("flash", "cuda", HALF, 8, 256),
+    "efficient": Kernel("efficient", "cuda", (*HALF, "float32"), 8, None),
+    "cudnn": Kernel("cudnn", "cuda", HALF, 8, 128),
+}
+
+
+@functools.cache
+def select_kernel(backend: str, precision: str, device: str, dtype: Any, dim: int) -> Kernel:
+    """The kernel for points of this dtype (or its name) and dimension on "cpu" or "cuda"; "auto" leaves it to us.
+
+    Precision "auto" is the points' own dtype on a CPU (float32 for half-precision points) and half precision on CUDA.
+    Backend "auto" on CUDA is flash where dtype and width allow it and the memory-efficient kernel elsewhere. Points
+    that are too wide to be split in the flash kernel get float32 in the memory-efficient one: it multiplies three times
+    too, and keeps more.
+
+    Raises:
+        ValueError: the kernel or precision does not exist, or cannot run there.
+    """
+    dtype = str(dtype).removeprefix("torch.")
+    if precision not in ("auto", *PRECISIONS):
+        raise ValueError(f"`torch_backend`: precision must be one of auto, {', '.join(PRECISIONS)}; got {precision!r}.")
+    if backend not in ("auto", *KERNELS):
+        raise ValueError(f"`torch_backend`: backend must be one of auto, {', '.join(KERNELS)}; got {backend!r}.")
+    if device not in ("cpu", "cuda"):
+        raise ValueError(f"`torch_backend`: tensors must be on a CPU or CUDA device; got device {device}.")
+
+    if precision == "auto":
+        precision = accumulation_dtype(dtype) if device == "cpu" else dtype
+        if device == "cuda" and precision == "float32":
+            precision = "float16"
+    dtype, parts = PRECISIONS[precision], 2 if precision in SPLIT else 1
+    if backend == "auto":
+        flash = replace(KERNELS["flash"], dtype=dtype, parts=parts)
+        if device == "cpu":
+            backend = "cpu"
+        elif dtype in HALF and flash.fits(flash.columns(dim) + PROBES):
+            backend = "flash"
+        else:
+            backend, dtype, parts = "efficient", "float32" if parts == 2 else dtype, 1
+
+    kernel = replace(KERNELS[backend], dtype=dtype, parts=parts)
+    if kernel.device != device:
+        raise ValueError(
+            f"`torch_backend`: backend {backend!r} runs on {kernel.device}; got points on {device}. Use backend='auto'."
+        )
+    if dtype not in kernel.dtypes:
+        has = ", ".join(kernel.dtypes)
+        raise ValueError(f"`torch_backend`: backend {backend!r} computes in {has}; got {dtype}. Choose one of these.")
+    if not kernel.fits(kernel.columns(dim) + PROBES):
+        raise ValueError(
+            f"`torch_backend`: backend {backend!r} takes at most {kernel.max_width} columns; got points of dimension"
+            f" {dim}, which take {kernel.columns(dim) + PROBES} in {precision}. Use backend='efficient'."
+        )
+    return kernel
+
+
+def wide_kernel(device: str, dtype: str) -> Kernel:
+    """The kernel that holds the most digits on "cpu" or "cuda", for points of any width."""
+    return replace(KERNELS["efficient"] if device == "cuda" else KERNELS["cpu"], dtype=dtype)
