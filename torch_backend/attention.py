@@ -16,6 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from .arrays import HALF, accumulation_dtype
 from .kernels import Engine, Kernel
 from .layout import broadcast_shapes
+from .trust import report
 
 SHORT = 512  # queries or keys over which half precision adds up
 MAX_GRID = 65535  # CUDA's limit on batch and on heads in one launch
@@ -37,6 +38,8 @@ def attention(
     Without `needs_lse` it is the public, differentiable function, restricted to the kernel, and no log-sum-exp. With a
     `kernel.gate` that is false nothing is computed, and what is returned is arbitrary.
     """
+    if kernel.alarm is not None:
+        report(kernel.alarm)
     recorded = torch.is_grad_enabled() and any(x.requires_grad for x in (queries, keys, values))
     operands = _broadcast(queries, keys, values, *([] if bias is None else [bias]))
     if not needs_lse and (recorded or max(queries.shape[2], keys.shape[2]) <= _most_points(queries)):

@@ -36,7 +36,8 @@ def fused_sum(method: str, a: Array, b: Array, values: Array, kernel: Kernel, at
     xp = array_namespace(v)
     blocks = [reduction(a, b, x, kernel, attend) for x in _channel_blocks(v, most)]
     sums = cast(blocks[0] if len(blocks) == 1 else xp.concat(blocks, axis=-1), dtype_of(v))
-    largest = xp.max(xp.abs(sums)) / nonzero(xp.max(xp.abs(v)))
+    of_channels = (xp.max(xp.abs(x), axis=(0, 1, 2)) for x in (sums, v))
+    largest = xp.max(next(of_channels) / nonzero(next(of_channels)))
     return fold.unfold(sums, (*fold.batch, num_queries, values.shape[-1]), of_values=True), largest
 
 
@@ -70,8 +71,8 @@ def fused_pullback(
 
 def fused_means(
     a: Array, b: Array, values: Array, log_weights: Array, kernel: Kernel, attend: Attend
-) -> tuple[Array, Array]:
-    """Σ_n w_n Φ v_n / Σ_n w_n Φ (…, M, C) and log Σ_n w_n Φ (…, M, 1)."""
+) -> tuple[Array, Array, Array]:
+    """Σ_n w_n Φ v_n / Σ_n w_n Φ (…, M, C) and log Σ_n w_n Φ (…, M, 1), and the largest Σ_n w_n Φ."""
     fold = Fold(a, b, values, log_weights)
     shape = *fold.batch, a.shape[-2]
     a, b, log_weights, v = *(fold.fold(x) for x in (a, b, log_weights)), fold.fold(values, of_values=True)
@@ -81,12 +82,13 @@ def fused_means(
     means, logs = zip(*(softmax_mean(a, b, block, kernel, attend, log_weights) for block in blocks), strict=True)
     mean = cast((means[0] if len(means) == 1 else xp.concat(means, axis=-1)) * scale, dtype)
     log_sum = cast(logs[0], dtype)
+    largest = xp.exp(xp.max(log_sum))
     if fold.channels:
         log_sum = xp.reshape(log_sum, shape[-1:])
     else:
         log_sum = xp.reshape(xp.broadcast_to(log_sum, (*mean.shape[:2], *log_sum.shape[2:])), shape)
     log_sum = xp.broadcast_to(log_sum, shape)[..., None]
-    return fold.unfold(mean, (*shape, values.shape[-1]), of_values=True), log_sum
+    return fold.unfold(mean, (*shape, values.shape[-1]), of_values=True), log_sum, largest
 
 
 def _pullback(

@@ -68,12 +68,11 @@ def gauss_sum(
         return torch.zeros(shape, dtype=dtype, device=queries.device)  # the raw CPU kernel dies on these
     scaled = scaled_points(*points)
 
-    def compute(kernel: Kernel, method: str = "rescale") -> tuple[Tensor, Tensor]:
+    def compute(kernel: Kernel, method: str) -> tuple[Tensor, Tensor]:
         return fused_sum(method, *_in_dtype_of(kernel, scaled, points), values, kernel, ENGINE.attend)
 
-    sums, largest = compute(kernel, method)
-    if guard and not (torch.is_grad_enabled() and sums.requires_grad):
-        (sums, _) = guarded(method, kernel, scaled, largest, (sums, largest), compute)
+    recorded = torch.is_grad_enabled() and any(x.requires_grad for x in (*points, values))
+    sums, _ = guarded(method, kernel, scaled, compute) if guard and not recorded else compute(kernel, method)
     return sums.to(dtype)
 
 
@@ -111,15 +110,13 @@ def gauss_sum_pullback(
         return tuple(torch.zeros(shape, dtype=dtype, device=queries.device) for shape in shapes)  # type: ignore
     scaled, g = scaled_points(*points), cotangent.to(values.dtype)
 
-    def compute(kernel: Kernel) -> tuple[Tensor, ...]:
+    def compute(kernel: Kernel, _: str = "rescale") -> tuple[Tensor, ...]:
         a, b = _in_dtype_of(kernel, scaled, points)
         return fused_pullback(a, b, values, g, kernel, ENGINE, exact=bool(are_exact(a, b, kernel)))
 
-    results = compute(kernel)
-    if guard:
-        results = guarded("rescale", kernel, scaled, results[-1], results, compute)
+    da, db, dv, _ = guarded("rescale", kernel, scaled, compute) if guard else compute(kernel)
     scale = points[2].sqrt()
-    gradients = (scale * results[0], scale * results[1], results[2])
+    gradients = (scale * da, scale * db, dv)
     return tuple(x.sum_to_size(shape).to(dtype) for x, shape in zip(gradients, shapes, strict=True))  # type: ignore
 
 
@@ -158,13 +155,11 @@ def log_gauss_sum(
         return tuple(torch.zeros(*shape, n, dtype=dtype, device=queries.device) for n in (values.shape[-1], 1))  # type: ignore
     scaled = scaled_points(*points)
 
-    def compute(kernel: Kernel) -> tuple[Tensor, ...]:
+    def compute(kernel: Kernel, _: str = "rescale") -> tuple[Tensor, ...]:
         return fused_means(*_in_dtype_of(kernel, scaled, points), values, log_weights, kernel, ENGINE.attend)
 
-    result = compute(kernel)
-    if kernel.half:
-        result = guarded("rescale", kernel, scaled, result[1].amax().exp(), result, compute)
-    return tuple(x.to(dtype) for x in result)  # type: ignore
+    means, logs, _ = guarded("rescale", kernel, scaled, compute) if kernel.half else compute(kernel)
+    return means.to(dtype), logs.to(dtype)
 
 
 def _in_dtype_of(kernel: Kernel, scaled: tuple[Tensor, Tensor], points: list[Tensor]) -> tuple[Tensor, Tensor]:

@@ -45,6 +45,7 @@ class Kernel:
         multiple, max_width: of the operands' widths.
         dtype, parts: of the numbers that make up a coordinate, and how many of them.
         gate: a boolean on the device: the memory-efficient kernel computes nothing where it is false.
+        alarm: likewise; whether something is to be reported, see `trust`.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Kernel:
     dtype: str = "float32"
     parts: int = 1
     gate: Array | None = None
+    alarm: Array | None = None
 
     @property
     def precision(self) -> str:

@@ -12,6 +12,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TypeAlias
 
 import torch
 from array_api_compat import array_namespace
@@ -53,6 +54,9 @@ REACH_AGAIN = {"cuda": 2**16, "cpu": 2**36}  # of float32 that stands in for hal
 DOUBT = {"float16": 0.01, "bfloat16": 0.08, "float16x2": 4e-4, "bfloat16x2": 2e-3}
 
 
+Compute: TypeAlias = Callable[[Kernel, str], tuple[Array, ...]]  # its last result: the largest sum, of values ≤ 1
+
+
 def squared_reach(a: Array, b: Array) -> Array:
     """R²: the largest |a|² or |b|²."""
     xp = array_namespace(a, b)
@@ -60,34 +64,40 @@ def squared_reach(a: Array, b: Array) -> Array:
     return xp.maximum(a, b)
 
 
-def guarded(
-    method: str,
-    kernel: Kernel,
-    points: tuple[Tensor, Tensor],
-    largest: Tensor,
-    result: tuple[Tensor, ...],
-    compute: Callable[[Kernel], tuple[Tensor, ...]],
-) -> tuple[Tensor, ...]:
-    """The result, or `compute(kernel)` by `rescale` in float32 or float64 where the precision does not hold the points.
+def guarded(method: str, kernel: Kernel, points: tuple[Tensor, Tensor], compute: Compute) -> tuple[Tensor, ...]:
+    """`compute(kernel, method)`, or `compute(kernel)` by `rescale` where the precision does not hold the points."""
+    if kernel.device == "cuda":
+        return gated(method, kernel, points, compute)
+    result, reach = compute(kernel, method), squared_reach(*points)
+    if method == "rescale" and kernel.dtype == "float64":  # there is nothing better
+        report(reach > REACH[method][kernel.precision])
+        return result
+    if not is_doubted(method, kernel, reach, result[-1]):
+        return result
+    report(reach > REACH_AGAIN["cpu"])
+    holds = kernel.dtype != "float64" and reach <= REACH["rescale"]["float32"]
+    return compute(wide_kernel("cpu", "float32" if holds else "float64"), "rescale")
 
-    `largest` is the largest sum, of values of at most one. On a CPU the finding is read. On CUDA nothing waits for it:
-    the second kernel is launched behind a gate that the device opens, and what float32 does not hold is reported later.
+
+def gated(method: str, kernel: Kernel, points: tuple[Array, Array], compute: Compute) -> tuple[Array, ...]:
+    """The same on CUDA, where nothing waits: a second kernel, in float32, is launched behind a gate.
+
+    The device opens the gate. What float32 does not hold is reported later.
     """
-    reach, on_cpu = squared_reach(*points), kernel.device == "cpu"
-    flag = reach > REACH[method][kernel.precision]
-    if kernel.half:
-        flag = flag | doubtful(method, kernel, reach, largest)
-    elif method == "rescale" and (kernel.dtype == "float64" or not on_cpu):  # there is nothing better
-        report(flag)
-        return result
-    if on_cpu and not flag:
-        return result
-    report(reach > REACH_AGAIN[kernel.device])
-    if on_cpu:
-        holds = kernel.dtype != "float64" and reach <= REACH["rescale"]["float32"]
-        return compute(wide_kernel("cpu", "float32" if holds else "float64"))
-    again = compute(replace(wide_kernel("cuda", "float32"), gate=flag))
-    return tuple(torch.where(flag, x, y) for x, y in zip(again, result, strict=True))
+    reach = squared_reach(*points)
+    if method == "rescale" and not kernel.half:  # there is nothing better
+        return compute(replace(kernel, alarm=reach > REACH[method][kernel.precision]), method)
+    result = compute(kernel, method)
+    gate = is_doubted(method, kernel, reach, result[-1])
+    again = compute(replace(wide_kernel("cuda", "float32"), gate=gate, alarm=reach > REACH_AGAIN["cuda"]), "rescale")
+    xp = array_namespace(reach)
+    return tuple(xp.where(gate, x, y) for x, y in zip(again, result, strict=True))
+
+
+def is_doubted(method: str, kernel: Kernel, reach: Array, largest: Array) -> Array:
+    """Whether points at R² lie beyond the kernel's precision, or half precision has lost digits."""
+    beyond = reach > REACH[method][kernel.precision]
+    return beyond | doubtful(method, kernel, reach, largest) if kernel.half else beyond
 
 
 def doubtful(method: str, kernel: Kernel, reach: Array, largest: Array) -> Array:
