@@ -10,6 +10,7 @@ import functools
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -21,6 +22,8 @@ from ._varying import vary_like
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from torch_backend import Engine, Kernel
 
     from ._plan import Plan
 
@@ -56,11 +59,10 @@ if hasattr(os, "register_at_fork"):  # there is no fork on Windows
     os.register_at_fork(after_in_child=_remember_fork)
 
 
-def kernel_names(backend: str, precision: str, platform: str, dtype: str, dim: int) -> tuple[str, str]:
+def kernel_names(name: str, precision: str, platform: str, dtype: str, dim: int) -> tuple[str, str]:
     """The backend and the precision that "auto" stands for there; ValueError if the named ones cannot run."""
-    torch_backend = _torch_backend()
     try:
-        kernel = torch_backend.select_kernel(backend, precision, platform, getattr(_torch(), dtype), dim)
+        kernel = backend().select_kernel(name, precision, platform, dtype, dim)
     except ValueError as error:
         raise ValueError(str(error).replace("`torch_backend`", "`jaxgauss.gauss_sum`")) from None
     return kernel.name, kernel.precision
@@ -68,28 +70,53 @@ def kernel_names(backend: str, precision: str, platform: str, dtype: str, dim: i
 
 def reach(method: str, precision: str) -> float:
     """R², squared bandwidths from the center, up to which a reduction has the digits that its precision promises."""
-    return _torch_backend().REACH[method][precision]
+    return backend().REACH[method][precision]
 
 
-def torch_sum(plan: "Plan", queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array) -> jax.Array:
-    """The Gauss sum of operands of equal rank and one dtype, by `torch_backend.gauss_sum`."""
-    operands = queries, keys, values, tau
-    (total,) = _call(
-        _sum_callback(plan.method, plan.precision, plan.backend), _shapes_of_means(*operands)[:1], operands
-    )
-    return total
+def kernel(plan: "Plan", like: jax.Array) -> "Kernel | str":
+    """The kernel of a plan for such points (…, N, D); or why there is none, where nobody could ask before."""
+    try:
+        dim, dtype = like.shape[-1], like.dtype.name
+        return backend().select_kernel(plan.backend, plan.precision, plan.platform, dtype, dim)
+    except ValueError as error:
+        return str(error)
 
 
-def torch_pullback(plan: "Plan", *operands: jax.Array) -> tuple[jax.Array, ...]:
-    """The pullback at queries, keys, values, tau and a cotangent, by `torch_backend.gauss_sum_pullback`."""
-    shapes = [x.shape for x in operands[:3]]
-    return tuple(_call(_pullback_callback(plan.precision, plan.backend), shapes, operands))
+def engine() -> "Engine":
+    """PyTorch's attention as an engine for arrays of JAX: one operator in one callback, forward and back."""
+    return backend().Engine(_attend, _pull_back)
 
 
-def torch_means(plan: "Plan", *operands: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Means and logarithms of sums at queries, keys, values, tau and log-weights, by `torch_backend.log_gauss_sum`."""
-    means, logs = _call(_means_callback(plan.precision, plan.backend), _shapes_of_means(*operands), operands)
-    return means, logs
+def _attend(
+    queries: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    kernel: "Kernel",
+    *,
+    bias: jax.Array | None = None,
+    needs_lse: bool = True,
+) -> list[jax.Array]:
+    given = {"bias": bias, "gate": kernel.gate, "alarm": kernel.alarm}
+    options = {name: x for name, x in given.items() if x is not None}
+    callback = _attend_callback(replace(kernel, gate=None, alarm=None), tuple(options))
+    operands = queries, keys, values, *options.values()
+    batch = jax.numpy.broadcast_shapes(*(x.shape[:2] for x in operands if x.ndim))
+    shapes = [(*batch, queries.shape[2], width) for width in (values.shape[3], 1)]
+    return _call(callback, shapes, operands, backend().arrays.accumulation_dtype(kernel.dtype))
+
+
+def _pull_back(*operands: Any) -> list[jax.Array]:
+    *tensors, kernel = operands
+    gates = [x for x in (kernel.gate,) if x is not None]
+    callback = _pull_back_callback(replace(kernel, gate=None, alarm=None), bool(gates))
+    batch = jax.numpy.broadcast_shapes(*(x.shape[:2] for x in tensors))
+    shapes: Any = [(*batch, *x.shape[2:]) for x in tensors[1:4]]
+    return _call(callback, shapes, [*tensors, *gates], backend().arrays.accumulation_dtype(kernel.dtype))
+
+
+def torch_refusal(message: str, shapes: Sequence[tuple[int, ...]], operands: Sequence[jax.Array]) -> list[jax.Array]:
+    """Results that are never there: the message, as an error, when they are asked for."""
+    return _call(_refusal_callback(message), shapes, operands)
 
 
 def torch_wide_sum(settings: Settings, *operands: jax.Array) -> jax.Array:
@@ -125,9 +152,11 @@ def _shapes_of_means(queries: jax.Array, keys: jax.Array, values: jax.Array, tau
     return [(*batch, queries.shape[-2], width) for width in (values.shape[-1], 1)]
 
 
-def _call(callback: Callable, shapes: Sequence[tuple[int, ...]], operands: Sequence[jax.Array]) -> list[jax.Array]:
-    dtype = operands[0].dtype
-    results = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
+def _call(
+    callback: Callable, shapes: Sequence[tuple[int, ...]], operands: Sequence[jax.Array], dtype: Any = None
+) -> list[jax.Array]:
+    """The callback's results, in the first operand's dtype if in no other."""
+    results = [jax.ShapeDtypeStruct(shape, dtype or operands[0].dtype) for shape in shapes]
     return [vary_like(x, operands) for x in jax_buffer_callback.buffer_callback(callback, results)(*operands)]
 
 
@@ -135,23 +164,37 @@ def _call(callback: Callable, shapes: Sequence[tuple[int, ...]], operands: Seque
 
 
 @functools.cache
-def _sum_callback(method: str, precision: str, backend: str) -> Callable:
-    gauss_sum = _torch_backend().gauss_sum
-    options = {"method": method, "precision": precision, "backend": backend}
-    guard = method != "rescale" or _is_guarded(precision, backend)
-    return _callback(lambda *operands: [gauss_sum(*operands, **options, guard=guard)], options)
+def _attend_callback(kernel: "Kernel", names: tuple[str, ...]) -> Callable:
+    attend, label = backend().ENGINE.attend, {"backend": kernel.name, "precision": kernel.precision}
+
+    if names in ((), ("bias",)):
+        return _callback(lambda *operands: attend(*operands[:3], kernel, bias=operands[3] if names else None), label)
+
+    def run(queries: "Tensor", keys: "Tensor", values: "Tensor", *given: "Tensor") -> "Sequence[Tensor]":
+        options = dict(zip(names, given, strict=True))
+        its = replace(kernel, gate=options.get("gate"), alarm=options.get("alarm"))
+        return attend(queries, keys, values, its, bias=options.get("bias"))
+
+    return _callback(run, label)
 
 
 @functools.cache
-def _pullback_callback(precision: str, backend: str) -> Callable:
-    options, guard = {"precision": precision, "backend": backend}, _is_guarded(precision, backend)
-    return _callback(functools.partial(_torch_backend().gauss_sum_pullback, **options, guard=guard), options)
+def _pull_back_callback(kernel: "Kernel", is_gated: bool) -> Callable:
+    pullback = backend().ENGINE.pullback
+
+    def run(*operands: "Tensor") -> "Sequence[Tensor]":
+        tensors, gates = operands[:5], operands[5:]
+        return pullback(*tensors, replace(kernel, gate=gates[0]) if is_gated else kernel)
+
+    return _callback(run, {"backend": kernel.name, "precision": kernel.precision, "pullback": "True"})
 
 
 @functools.cache
-def _means_callback(precision: str, backend: str) -> Callable:
-    options = {"precision": precision, "backend": backend}
-    return _callback(functools.partial(_torch_backend().log_gauss_sum, **options), options)
+def _refusal_callback(message: str) -> Callable:
+    def run(*operands: "Tensor") -> "Sequence[Tensor]":
+        raise ValueError(message.replace("`torch_backend`: ", ""))
+
+    return _callback(run, {})
 
 
 @functools.cache
@@ -161,7 +204,7 @@ def _wide_callback(function: str, dtype: str, far: bool) -> Callable:
     def run(*operands: "Tensor") -> "Sequence[Tensor]":  # PyTorch is loaded when points are found out of reach
         if far and operands[0].shape[-2] * operands[1].shape[-2] >= MANY:
             _say_far()
-        results = getattr(_torch_backend(), function)(*operands, digits=digits)
+        results = getattr(backend(), function)(*operands, digits=digits)
         return results if isinstance(results, tuple) else [results]
 
     return _callback(run, {"function": function, "precision": "float64"})
@@ -180,17 +223,12 @@ def _say_far() -> None:
 
 @functools.cache
 def _closer_callback() -> Callable:
-    return _callback(lambda *operands: [_torch_backend().closer(*operands)], {"function": "closer"})
+    return _callback(lambda *operands: [backend().closer(*operands)], {"function": "closer"})
 
 
 @functools.cache
 def _errors_callback() -> Callable:
-    return _callback(_torch_backend().squared_errors, {"reference": "float64"})
-
-
-def _is_guarded(precision: str, backend: str) -> bool:
-    """Whether PyTorch looks after the reach of the precision: on a CPU, XLA has done so for float32 and float64."""
-    return backend != "cpu" or precision not in ("float32", "float64")
+    return _callback(backend().squared_errors, {"reference": "float64"})
 
 
 def _callback(function: "Callable[..., Sequence[Tensor]]", options: dict[str, str]) -> Callable:
@@ -257,7 +295,8 @@ def _torch() -> Any:
     return torch
 
 
-def _torch_backend() -> Any:
+def backend() -> Any:
+    """`torch_backend`, which is imported at the first use."""
     _torch()
     import torch_backend
 

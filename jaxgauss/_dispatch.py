@@ -16,7 +16,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from . import _bridge
+from . import _bridge, _dense
+from ._attended import attended_means, attended_pullback, attended_sum, scaled_points
 from ._checks import Settings, are_known, working_dtype
 from ._dense import (
     FUSES,
@@ -26,7 +27,6 @@ from ._dense import (
     blocked_sum,
     differences_pullback,
     differences_sum,
-    scaled_points,
     scaled_sum,
     with_norms,
 )
@@ -89,44 +89,55 @@ def keeps_tile(settings: Settings, queries: jax.Array, keys: jax.Array, values: 
 
 @functools.cache
 def _kernel_sum(settings: Settings) -> Callable:
-    def in_tiles(platform: str, settings: Settings, *operands: jax.Array) -> jax.Array:
-        return _in_tiles(settings, platform, operands, _bridge.torch_wide_sum, differences_sum, blocked_sum)
+    def in_tiles(platform: str, settings: Settings, *operands: jax.Array) -> tuple[jax.Array]:
+        return (_in_tiles(settings, platform, operands, _bridge.torch_wide_sum, differences_sum, blocked_sum),)
 
-    def compute(platform: str, *operands: jax.Array) -> jax.Array:
+    def compute(platform: str, *operands: jax.Array) -> tuple[jax.Array, ...]:
         if settings.method == "differences":
-            return differences_sum(*operands)
+            return (differences_sum(*operands),)
         if settings.wide:
             return in_tiles(platform, settings, *operands)
         chosen = _plan_there(settings, platform, operands)
-        if chosen.native:
-            run, within = _prepared(chosen, settings.centered, *operands)
-        else:
-            run, within = functools.partial(_bridge.torch_sum, chosen), _is_within(chosen, operands)
-        if chosen.reach == math.inf or not settings.guarded:
-            return run(*operands)
-        far = functools.partial(in_float64, replace(settings, far=True), functools.partial(in_tiles, platform))
-        return lax.cond(within, run, far, *operands)
+        if not chosen.native:
+            return _by_kernel(settings, chosen, attended_sum, in_tiles, operands)
+        run, within = _prepared(chosen, settings.centered, *operands)
+        return lax.cond(within, run, _far(settings, platform, in_tiles), *operands) if settings.guarded else run()
 
-    return _mapped(settings, lambda *operands: (_by_platform(compute, operands),), 0)
+    return _mapped(settings, lambda *operands: _by_platform(compute, operands), 0)
 
 
 @functools.cache
 def _kernel_pullback(settings: Settings) -> Callable:
+    ways = _bridge.torch_wide_pullback, differences_pullback, blocked_pullback
+
+    def in_tiles(platform: str, settings: Settings, *operands: jax.Array) -> tuple[jax.Array, ...]:
+        return _in_tiles(settings, platform, operands, *ways)
+
     def compute(platform: str, *operands: jax.Array) -> tuple[jax.Array, ...]:
         if settings.wide:
-            ways = _bridge.torch_wide_pullback, differences_pullback, blocked_pullback
-            return _in_tiles(settings, platform, operands, *ways)
-        return _engine(_plan_there(settings, platform, operands), blocked_pullback, _bridge.torch_pullback)(*operands)
+            return in_tiles(platform, settings, *operands)
+        chosen = _plan_there(settings, platform, operands)
+        if chosen.native:
+            return _in_precision(chosen, blocked_pullback, operands)
+        reached = replace(settings, guarded=False)  # float32, see `_wide`
+        return _by_kernel(reached, chosen, attended_pullback, in_tiles, operands)
 
     return _mapped(settings, lambda *operands: _by_platform(compute, operands), 3)
 
 
 @functools.cache
 def _kernel_means(settings: Settings) -> Callable:
+    def in_tiles(platform: str, settings: Settings, *operands: jax.Array) -> tuple[jax.Array, ...]:
+        return _in_tiles(settings, platform, operands, _bridge.torch_wide_means, blocked_means, blocked_means)
+
     def compute(platform: str, *operands: jax.Array) -> tuple[jax.Array, ...]:
         if settings.wide:
-            return _in_tiles(settings, platform, operands, _bridge.torch_wide_means, blocked_means, blocked_means)
-        return _engine(_plan_there(settings, platform, operands), blocked_means, _bridge.torch_means)(*operands)
+            return in_tiles(platform, settings, *operands)
+        chosen = _plan_there(settings, platform, operands)
+        if chosen.native:
+            return _in_precision(chosen, blocked_means, operands)
+        reached = replace(settings, guarded=False)
+        return _by_kernel(reached, chosen, attended_means, in_tiles, operands)
 
     return _mapped(settings, lambda *operands: _by_platform(compute, operands), 0)
 
@@ -218,27 +229,74 @@ def _plan_there(settings: Settings, platform: str, operands: tuple[jax.Array, ..
         return Plan(platform, method, settings.precision, settings.backend, "asked for by name")
 
 
-def _engine(chosen: Plan, blocks: Callable, kernel: Callable) -> Callable:
-    if not chosen.native:
-        return functools.partial(kernel, chosen)
+def _far(settings: Settings, platform: str, in_tiles: Callable) -> Callable:
+    """What is done in tiles, in float64, with points out of reach."""
+    return functools.partial(in_float64, replace(settings, far=True), functools.partial(in_tiles, platform))
 
-    def run(*operands: jax.Array):
-        work, dtype = jnp.dtype(chosen.precision), operands[0].dtype
-        results = blocks(*(x.astype(work) for x in operands), whole=chosen.method == "dense")
-        return jax.tree.map(lambda x: x.astype(dtype), results)
 
-    return run
+def _by_kernel(
+    settings: Settings, chosen: Plan, attended: Callable, in_tiles: Callable, operands: tuple[jax.Array, ...]
+) -> tuple[jax.Array, ...]:
+    """What an attention kernel makes of the operands; where its precision does not hold them, `rescale` in their own.
+
+    And where that does not, tiles in float64; but it is asked only if the settings are guarded.
+    """
+    kernel, dtype = _bridge.kernel(chosen, operands[0]), operands[0].dtype
+    settings = replace(settings, dtype=dtype.name)
+    far = _far(settings, chosen.platform, in_tiles)
+    if any(0 in x.shape for x in operands):
+        return far(*operands)  # for its shapes
+    if isinstance(kernel, str):
+        shapes = [x.shape for x in jax.eval_shape(far, *operands)]
+        return tuple(_bridge.torch_refusal(kernel, shapes, operands))
+    if kernel.dtype == "float64" and dtype != jnp.float64:
+        with jax.enable_x64(True):
+            results = _by_kernel(settings, chosen, attended, in_tiles, tuple(x.astype("float64") for x in operands))
+            return tuple(x.astype(dtype) for x in results)
+
+    queries, keys, _, tau, *_ = operands
+    points = scaled_points(queries, keys, tau, settings.centered and attended is attended_sum)
+
+    def run(*_: jax.Array) -> tuple[jax.Array, ...]:
+        return attended(chosen, kernel, points, operands)[:-1]
+
+    is_last = chosen.method == "rescale" and not kernel.half
+    if chosen.platform != "cpu" or (is_last and not settings.guarded):
+        return run()
+    trust = _bridge.backend().trust
+    reach = trust.squared_reach(*points)
+    within = reach <= trust.REACH[chosen.method][kernel.precision]
+    if is_last:
+        return lax.cond(within, run, far, *operands)
+    own = replace(chosen, method="rescale", precision=dtype.name)
+
+    def again(*operands: jax.Array) -> tuple[jax.Array, ...]:
+        return _by_kernel(replace(settings, guarded=True), own, attended, in_tiles, operands)
+
+    def unless_doubted(*operands: jax.Array) -> tuple[jax.Array, ...]:
+        *results, largest = attended(chosen, kernel, points, operands)
+        doubted = trust.doubtful(chosen.method, kernel, reach, largest)
+        return lax.cond(doubted, again, lambda *_: tuple(results), *operands)
+
+    return lax.cond(within, unless_doubted if kernel.half else run, again, *operands)
+
+
+def _in_precision(chosen: Plan, blocks: Callable, operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    """What XLA makes of the operands in the plan's precision."""
+    dtype = operands[0].dtype
+    results = blocks(*(x.astype(chosen.precision) for x in operands), whole=chosen.method == "dense")
+    return jax.tree.map(lambda x: x.astype(dtype), results)
 
 
 def _prepared(chosen: Plan, centered: bool, *operands: jax.Array) -> tuple[Callable, jax.Array]:
     """XLA's sum, and whether the points are within its reach; both from the same scaled points."""
     dtype = operands[0].dtype
     queries, keys, values, tau = (x.astype(chosen.precision) for x in operands)
-    a, b = with_norms(*scaled_points(queries, keys, tau, centered))
+    a, b = with_norms(*_dense.scaled_points(queries, keys, tau, centered))
     fused = FUSES and (chosen.platform, chosen.precision) == ("cpu", "float32")
 
-    def run(*_: jax.Array) -> jax.Array:
-        return scaled_sum(a, b, values, whole=chosen.method == "dense", fused=fused).astype(dtype)
+    def run(*_: jax.Array) -> tuple[jax.Array]:
+        return (scaled_sum(a, b, values, whole=chosen.method == "dense", fused=fused).astype(dtype),)
 
     return run, are_within(chosen.reach, a, b)
 
@@ -247,5 +305,5 @@ def _is_within(chosen: Plan, operands: tuple[jax.Array, ...], each_tau: bool = F
     queries, keys, _, tau, *_ = operands
     if chosen.reach == math.inf:
         return vary_like(jnp.ones(tau.shape[-1:] if each_tau else (), bool), operands)
-    a, b = with_norms(*scaled_points(queries, keys, tau))
+    a, b = with_norms(*_dense.scaled_points(queries, keys, tau))
     return are_within(chosen.reach, a, b, each_tau)

@@ -272,7 +272,7 @@ def test_number_of_attention_calls(name):
     x, y = jnp.ones((32, 4), jnp.float32), jnp.ones((24, 4), jnp.float32)
     compiled = jax.jit(functools.partial(function, method="rescale")).lower(x, y, jnp.ones(3, jnp.float32)).compile()
     calls = [x for x in compiled.as_text().splitlines() if re.search(r'custom_call_target="xla_\w*buffer', x)]
-    together = [x for x in calls if "f32[3," in x]  # others are for points out of reach: float64, or one τ each
+    together = [x for x in calls if "f32[1,3," in x]  # others are for points out of reach: float64, or one τ each
     assert len(together) == expected
 
 

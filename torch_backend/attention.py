@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from .arrays import HALF, accumulation_dtype
+from .arrays import HALF
 from .kernels import Engine, Kernel
 from .layout import broadcast_shapes
 from .trust import report
@@ -33,7 +33,7 @@ PUBLIC = {  # the kernels' names for the public function
 def attention(
     queries: Tensor, keys: Tensor, values: Tensor, kernel: Kernel, *, bias: Tensor | None = None, needs_lse: bool = True
 ) -> tuple[Tensor, Tensor]:
-    """softmax(q·k + bias) v, (B, H, M, W), and the log-sum-exp of the logits, (B, H, M, 1), float32 or better.
+    """softmax(q·k + bias) v, (B, H, M, W), and the log-sum-exp of the logits, (B, H, M, 1), as the operator gives them.
 
     Without `needs_lse` it is the public, differentiable function, restricted to the kernel, and no log-sum-exp. With a
     `kernel.gate` that is false nothing is computed, and what is returned is arbitrary.
@@ -45,7 +45,7 @@ def attention(
     if not needs_lse and (recorded or max(queries.shape[2], keys.shape[2]) <= _most_points(queries)):
         forward = functools.partial(_public, PUBLIC[kernel.name])
         (out,) = _over_grid(forward, operands, kernel=kernel)
-        return out.to(_wide(kernel)), out.new_empty(0)
+        return out, out.new_empty(0)
     if recorded:
         raise ValueError(
             "`torch_backend`: the log-sum-exp of a fused kernel has no derivative in PyTorch; got tensors that require"
@@ -55,7 +55,7 @@ def attention(
     if kernel.gate is not None:
         forward = functools.partial(_efficient_gated, gate=kernel.gate)
     out, lse = _forward_in_parts(functools.partial(_over_grid, forward, kernel=kernel), _most_points(queries), operands)
-    return out.to(_wide(kernel)), lse.to(_wide(kernel))[..., None]
+    return out, lse[..., None]
 
 
 def attention_pullback(
@@ -72,17 +72,10 @@ def attention_pullback(
         backward = functools.partial(_efficient_gated_backward, gate=kernel.gate)
     elif kernel.name == "cpu" and kernel.dtype in HALF:
         backward = _in_short_sums
-    gradients = _backward_in_parts(
-        functools.partial(_over_grid, backward, kernel=kernel), _most_points(queries), operands
-    )
-    return tuple(x.to(_wide(kernel)) for x in gradients)
+    return _backward_in_parts(functools.partial(_over_grid, backward, kernel=kernel), _most_points(queries), operands)
 
 
 ENGINE = Engine(attention, attention_pullback)
-
-
-def _wide(kernel: Kernel) -> torch.dtype:
-    return getattr(torch, accumulation_dtype(kernel.dtype))
 
 
 def _most_points(operand: Tensor) -> int:
@@ -143,7 +136,9 @@ def _cpu_backward_on_threads(*operands: Tensor) -> tuple[Tensor, ...]:
     g, q, k, v, lse = (x.reshape(batch * heads, 1, *x.shape[2:]) for x in operands)
 
     def split(x: Tensor) -> Tensor:  # zero rows of g change nothing
-        return torch.nn.functional.pad(x, (0, 0, 0, size * parts - num_queries)).unflatten(2, (parts, size))[:, 0]
+        missing = size * parts - num_queries
+        x = torch.nn.functional.pad(x, (0, 0, 0, missing)) if missing else x
+        return x.unflatten(2, (parts, size))[:, 0]
 
     def share(x: Tensor) -> Tensor:
         return x.expand(-1, parts, -1, -1)
@@ -182,6 +177,7 @@ def _over_grid(function: Callable[..., tuple], operands: list[Tensor], *, kernel
     return function(*operands)
 
 
+@functools.cache
 def _aten(name: str) -> Callable[..., tuple]:
     try:
         return getattr(torch.ops.aten, "_scaled_dot_product_" + name).default

@@ -95,7 +95,7 @@ def _pullback(
     a: Array, b: Array, v: Array, g: Array, kernel: Kernel, engine: Engine, exact: bool
 ) -> tuple[Array, Array, Array, Array]:
     """da, db, dv, and the largest Σ_n Φ."""
-    xp, dtype, dim, channels = array_namespace(v), dtype_of(v), a.shape[-1], v.shape[-1]
+    xp, dtype, dim, channels = array_namespace(v), dtype_of(a), a.shape[-1], v.shape[-1]
     wide = accumulation_dtype(kernel.dtype)
     query_columns, half_norms = point_columns(a, kernel)
     key_columns, key_norms = point_columns(b, kernel, of_keys=True)
@@ -112,6 +112,7 @@ def _pullback(
         lse, largest = half_norms, xp.ones_like(xp.max(half_norms))  # P = Φ
     else:
         _, lse = engine.attend(padded_a, padded_b, padded_v, kernel)  # P = softmax
+        lse = cast(lse, dtype)
         sums = xp.exp(xp.clip(lse - half_norms, None, math.log(b.shape[-2])))
         g, largest = g * sums, xp.max(sums)
     # The channels of v were divided by v_scale: g takes it for S, and dv gives it back.

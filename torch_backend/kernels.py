@@ -1,8 +1,9 @@
 """The fused attention kernels there are, what each of them takes, and which of them "auto" stands for.
 
 An engine runs them: a function of operands (B, H, M, W), (B, H, N, W), (B, H, N, W) of one dtype and one width, and a
-bias (B, H, 1, N) or none, that gives softmax(q·k + bias) v and the log-sum-exp of the logits (B, H, M, 1), in float32
-or better; and its pullback. B and H of 1 are broadcast where another operand has more. PyTorch's is in `attention`.
+bias (B, H, 1, N) or none, that gives softmax(q·k + bias) v in any floating dtype and the log-sum-exp of the logits
+(B, H, M, 1) in float32 or better; and its pullback. B and H of 1 are broadcast where another operand has more.
+PyTorch's is in `attention`.
 """
 
 import functools

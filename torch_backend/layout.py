@@ -65,7 +65,7 @@ def normalized_for_sums(cotangent: Array, points: tuple[Array, ...], dtype: str)
     xp = array_namespace(cotangent)
     sizes = xp.abs(cotangent)
     sizes = xp.where(xp.isfinite(sizes), sizes, xp.zeros_like(sizes))  # NaN spoils its own row alone
-    reach = sum(xp.max(xp.abs(without_nan(cast(x, "float32")))) for x in points) + 1
+    reach = sum(xp.max(xp.abs(without_nan(x))) for x in points) + 1
     bound = xp.sum(sizes, axis=(-2, -1), keepdims=True) * reach * (2 / MAX[dtype])
     scale = nonzero(xp.maximum(xp.max(sizes, axis=(-2, -1), keepdims=True), bound))
     return cotangent / scale, scale

@@ -5,7 +5,7 @@ Source: Rux & Neumayer, "Fast Gauss Sums via Flash Attention", 2026, arXiv:2609.
 
 from array_api_compat import array_namespace
 
-from .arrays import Array, dtype_of
+from .arrays import Array, cast, dtype_of
 from .kernels import Attend, Kernel
 from .layout import normalized, pack, point_columns
 
@@ -22,10 +22,10 @@ def prescale(queries: Array, keys: Array, values: Array, kernel: Kernel, attend:
     query_columns, query_norms = point_columns(queries, kernel)
     key_columns, key_norms = point_columns(keys, kernel, of_keys=True)
     channels, dim = values.shape[-1], sum(x.shape[-1] for x in key_columns)
-    values, scale = normalized(values * xp.exp(-key_norms), kernel.dtype)
+    scaled, scale = normalized(values * xp.exp(-key_norms), kernel.dtype)
 
     layout = {"width": kernel.width(max(dim, channels)), "dtype": kernel.dtype}
-    packed = pack(*query_columns, **layout), pack(*key_columns, **layout), pack(values, **layout)
+    packed = pack(*query_columns, **layout), pack(*key_columns, **layout), pack(scaled, **layout)
     out, lse = attend(*packed, kernel)
-    factor = xp.exp(xp.clip(lse - query_norms, None, LARGEST[dtype_of(lse)]))
-    return out[..., :channels] * (scale * factor)
+    out, exponents = cast(out[..., :channels], dtype_of(scaled)), cast(lse, dtype_of(scaled)) - query_norms
+    return out * scale * xp.exp(xp.clip(exponents, None, LARGEST[dtype_of(lse)]))

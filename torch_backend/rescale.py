@@ -7,7 +7,7 @@ import math
 
 from array_api_compat import array_namespace
 
-from .arrays import HALF, Array, log_sum_exp
+from .arrays import HALF, Array, cast, dtype_of, log_sum_exp
 from .kernels import Attend, Kernel
 from .layout import pack, point_columns, signs_and_log_rows, split
 
@@ -66,14 +66,14 @@ def biased_attention(
     dim, channels, columns, dtype = sum(x.shape[-1] for x in query_columns), values.shape[-1], [], kernel.dtype
     scale, own_bias = 0.0, None
     if kernel.takes_bias:
-        own_bias = pack(bias.mT, width=bias.shape[-2], dtype=dtype)
+        own_bias = cast(bias.mT, dtype)
     else:
         scale, columns = bias_columns(bias, kernel)
     width = kernel.width(max(dim + len(columns), channels))
     padded_queries = pack(*query_columns, *(scale for _ in columns), width=width, dtype=dtype)
     padded_keys = pack(*key_columns, *columns, width=width, dtype=dtype)
     out, lse = attend(padded_queries, padded_keys, pack(values, width=width, dtype=dtype), kernel, bias=own_bias)
-    return out[..., :channels], lse
+    return cast(out[..., :channels], dtype_of(bias)), cast(lse, dtype_of(bias))
 
 
 def bias_columns(bias: Array, kernel: Kernel) -> tuple[float, list[Array]]:

@@ -7,7 +7,7 @@ import math
 
 from array_api_compat import array_namespace
 
-from .arrays import Array
+from .arrays import Array, cast, dtype_of
 from .kernels import Attend, Kernel
 from .layout import normalized, pack, point_columns, split
 
@@ -37,5 +37,6 @@ def reweight(queries: Array, keys: Array, values: Array, kernel: Kernel, attend:
     padded_values = pack(values, 0.0, **layout, last=(0.0, kappa))  # (B, H, N+1, C+1)
 
     out, _ = attend(padded_queries, padded_keys, padded_values, kernel, needs_lse=False)
+    out = cast(out, dtype_of(values))
     alpha, beta = out[..., :channels], xp.clip(out[..., channels : channels + 1], kappa / (num_keys + 1), None)
     return kappa * scale * (alpha / beta)
