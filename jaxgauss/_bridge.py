@@ -96,22 +96,30 @@ def _attend(
     bias: jax.Array | None = None,
     needs_lse: bool = True,
 ) -> list[jax.Array]:
-    given = {"bias": bias, "gate": kernel.gate, "alarm": kernel.alarm}
-    options = {name: x for name, x in given.items() if x is not None}
-    callback = _attend_callback(replace(kernel, gate=None, alarm=None), tuple(options))
-    operands = queries, keys, values, *options.values()
-    batch = jax.numpy.broadcast_shapes(*(x.shape[:2] for x in operands if x.ndim))
-    shapes = [(*batch, queries.shape[2], width) for width in (values.shape[3], 1)]
+    tensors = queries, keys, values, *([] if bias is None else [bias])
+    batch = jax.numpy.broadcast_shapes(*(x.shape[:2] for x in tensors))
+    options = {"alarm": () if kernel.alarm is None else (kernel.alarm,), "gate": _gate(kernel, batch, queries, keys)}
+    names = tuple(name for name, arrays in options.items() for _ in arrays)
+    callback = _attend_callback(replace(kernel, gate=None, alarm=None), bias is not None, names)
+    operands = *tensors, *options["alarm"], *options["gate"]
+    shapes: Any = [(*batch, queries.shape[2], width) for width in (values.shape[3], 1)]
     return _call(callback, shapes, operands, backend().arrays.accumulation_dtype(kernel.dtype))
 
 
 def _pull_back(*operands: Any) -> list[jax.Array]:
     *tensors, kernel = operands
-    gates = [x for x in (kernel.gate,) if x is not None]
-    callback = _pull_back_callback(replace(kernel, gate=None, alarm=None), bool(gates))
     batch = jax.numpy.broadcast_shapes(*(x.shape[:2] for x in tensors))
+    gate = _gate(kernel, batch, *tensors[1:3])
+    callback = _pull_back_callback(replace(kernel, gate=None, alarm=None), bool(gate))
     shapes: Any = [(*batch, *x.shape[2:]) for x in tensors[1:4]]
-    return _call(callback, shapes, [*tensors, *gates], backend().arrays.accumulation_dtype(kernel.dtype))
+    return _call(callback, shapes, [*tensors, *gate], backend().arrays.accumulation_dtype(kernel.dtype))
+
+
+def _gate(kernel: "Kernel", batch: Sequence[Any], queries: jax.Array, keys: jax.Array) -> tuple[jax.Array, ...]:
+    """The operands that a gate is for the operator."""
+    if kernel.gate is None:
+        return ()
+    return backend().kernels.gate_starts(kernel.gate, batch[0], queries.shape[2], keys.shape[2])
 
 
 def torch_refusal(message: str, shapes: Sequence[tuple[int, ...]], operands: Sequence[jax.Array]) -> list[jax.Array]:
@@ -164,18 +172,15 @@ def _call(
 
 
 @functools.cache
-def _attend_callback(kernel: "Kernel", names: tuple[str, ...]) -> Callable:
-    attend, label = backend().ENGINE.attend, {"backend": kernel.name, "precision": kernel.precision}
-
-    if names in ((), ("bias",)):
-        return _callback(lambda *operands: attend(*operands[:3], kernel, bias=operands[3] if names else None), label)
+def _attend_callback(kernel: "Kernel", has_bias: bool, names: tuple[str, ...]) -> Callable:
+    attend = backend().ENGINE.attend
 
     def run(queries: "Tensor", keys: "Tensor", values: "Tensor", *given: "Tensor") -> "Sequence[Tensor]":
-        options = dict(zip(names, given, strict=True))
-        its = replace(kernel, gate=options.get("gate"), alarm=options.get("alarm"))
-        return attend(queries, keys, values, its, bias=options.get("bias"))
+        bias, options = given[0] if has_bias else None, given[has_bias:]
+        its = _with_options(kernel, names, options) if names else kernel
+        return attend(queries, keys, values, its, bias=bias)
 
-    return _callback(run, label)
+    return _callback(run, {"backend": kernel.name, "precision": kernel.precision})
 
 
 @functools.cache
@@ -183,10 +188,16 @@ def _pull_back_callback(kernel: "Kernel", is_gated: bool) -> Callable:
     pullback = backend().ENGINE.pullback
 
     def run(*operands: "Tensor") -> "Sequence[Tensor]":
-        tensors, gates = operands[:5], operands[5:]
-        return pullback(*tensors, replace(kernel, gate=gates[0]) if is_gated else kernel)
+        tensors, gate = operands[:5], operands[5:]
+        return pullback(*tensors, replace(kernel, gate=gate) if is_gated else kernel)
 
     return _callback(run, {"backend": kernel.name, "precision": kernel.precision, "pullback": "True"})
+
+
+def _with_options(kernel: "Kernel", names: tuple[str, ...], options: "tuple[Tensor, ...]") -> "Kernel":
+    """The kernel with its alarm, and with the two tensors of its gate."""
+    alarm, gate = options[: names.count("alarm")], options[names.count("alarm") :]
+    return replace(kernel, alarm=alarm[0] if alarm else None, gate=gate or None)
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from jax.test_util import check_grads
 import torch_backend
 from jaxgauss import explain, gauss_sum
 from oracle import gauss_sum64, problem, relative_error
-from torch_backend import attention, trust
+from torch_backend import attention, kernels, trust
 
 # what the docstring of gauss_sum promises for a handful of terms within reach
 GRADES = {"float16": 1e-2, "bfloat16": 8e-2, "float16x2": 1e-3, "bfloat16x2": 8e-3, "float32": 2.4e-4, "auto": 2.4e-4}
@@ -234,8 +234,9 @@ def test_the_gated_kernel_accepts_our_arguments():
 
 def test_sequences_behind_a_closed_gate_are_empty():
     q = torch.ones(2, 3, 70, 16)
-    assert attention._starts(q, torch.tensor(True)).tolist() == [0, 70, 140]
-    assert attention._starts(q, torch.tensor(False)).tolist() == [0, 0, 0]
+    starts = [kernels.gate_starts(torch.tensor(is_open), 2, 70, 50) for is_open in (True, False)]
+    assert [[x.tolist() for x in pair] for pair in starts] == [[[0, 70, 140], [0, 50, 100]], [[0, 0, 0]] * 2]
+    assert all(x.dtype == torch.int32 for pair in starts for x in pair)
     assert torch.equal(attention._unpacked(attention._packed(q), q), q)
 
 

@@ -7,6 +7,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterable
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,7 +15,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
 from .arrays import HALF
-from .kernels import Engine, Kernel
+from .kernels import Engine, Kernel, gate_starts
 from .layout import broadcast_shapes
 from .trust import report
 
@@ -22,6 +23,7 @@ SHORT = 512  # queries or keys over which half precision adds up
 MAX_GRID = 65535  # CUDA's limit on batch and on heads in one launch
 MAX_POINTS = 2**16  # in one call: kernels add block after block, and millions of terms would cost them digits
 MAX_ELEMENTS = 2**31 - 1  # of a matrix: some kernels count in 32 bits
+Gate: TypeAlias = Tensor | tuple[Tensor, Tensor]
 PUBLIC = {  # the kernels' names for the public function
     "cpu": SDPBackend.FLASH_ATTENTION,
     "flash": SDPBackend.FLASH_ATTENTION,
@@ -53,7 +55,7 @@ def attention(
         )
     forward = _FORWARD[kernel.name]
     if kernel.gate is not None:
-        forward = functools.partial(_efficient_gated, gate=kernel.gate)
+        forward = functools.partial(_efficient_gated, gate=_gate(kernel.gate, *operands[:2]))
     out, lse = _forward_in_parts(functools.partial(_over_grid, forward, kernel=kernel), _most_points(queries), operands)
     return out, lse[..., None]
 
@@ -69,7 +71,7 @@ def attention_pullback(
     operands = _broadcast(cotangent, queries, keys, values, lse)
     backward = _BACKWARD[kernel.name]
     if kernel.gate is not None:
-        backward = functools.partial(_efficient_gated_backward, gate=kernel.gate)
+        backward = functools.partial(_efficient_gated_backward, gate=_gate(kernel.gate, *operands[1:3]))
     elif kernel.name == "cpu" and kernel.dtype in HALF:
         backward = _in_short_sums
     return _backward_in_parts(functools.partial(_over_grid, backward, kernel=kernel), _most_points(queries), operands)
@@ -206,18 +208,18 @@ def _efficient(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 # of queries beyond them at once. Its operands are packed: (1, B·M, H, W), and the B + 1 places where sequences start.
 
 
-def _efficient_gated(q: Tensor, k: Tensor, v: Tensor, *, gate: Tensor) -> tuple[Tensor, Tensor]:
-    starts = [_starts(x, gate) for x in (q, k)]
+def _efficient_gated(q: Tensor, k: Tensor, v: Tensor, *, gate: Gate) -> tuple[Tensor, Tensor]:
+    starts = _starts(q, k, gate)
     packed, sizes = [_packed(x) for x in (q, k, v)], (q.shape[2], k.shape[2])
     forward = torch.ops.aten._efficient_attention_forward.default
     out, lse = forward(*packed, None, *starts, *sizes, 0.0, 0, True, scale=1.0)[:2]
     return _unpacked(out, q), lse[..., : q.shape[2]]
 
 
-def _efficient_gated_backward(g: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, *, gate: Tensor) -> tuple:
-    starts = [_starts(x, gate) for x in (q, k)]
+def _efficient_gated_backward(g: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, *, gate: Gate) -> tuple:
+    starts = _starts(q, k, gate)
     packed, sizes = [_packed(x) for x in (g, q, k, v)], (q.shape[2], k.shape[2])
-    backward, seed = torch.ops.aten._efficient_attention_backward.default, torch.zeros((), dtype=torch.int64)
+    backward, seed = torch.ops.aten._efficient_attention_backward.default, torch.empty((), dtype=torch.int64)
     gradients = backward(
         *packed,
         None,
@@ -241,8 +243,15 @@ def _no_out(g: Tensor) -> Tensor:
     return g.new_zeros(batch, num, heads, width).transpose(1, 2)
 
 
-def _starts(x: Tensor, gate: Tensor) -> Tensor:
-    return torch.arange(x.shape[0] + 1, dtype=torch.int32, device=x.device) * (x.shape[2] * gate).to(torch.int32)
+def _gate(gate: Gate, q: Tensor, k: Tensor) -> Gate:
+    """The gate, as one boolean if the operands are more than one launch holds: then its starts do not fit the parts."""
+    is_whole = max(q.shape[2], k.shape[2]) <= _most_points(q) and q.shape[0] <= MAX_GRID
+    return gate if is_whole or isinstance(gate, Tensor) else gate[0][1] > 0
+
+
+def _starts(q: Tensor, k: Tensor, gate: Gate) -> tuple[Tensor, Tensor]:
+    """Where the sequences of queries and of keys start, given as they are or made of one boolean."""
+    return gate if isinstance(gate, tuple) else gate_starts(gate, q.shape[0], q.shape[2], k.shape[2])
 
 
 def _packed(x: Tensor) -> Tensor:
@@ -255,7 +264,8 @@ def _unpacked(x: Tensor, like: Tensor) -> Tensor:
 
 def _padded_lse(lse: Tensor) -> Tensor:
     """(B, H, M, 1) -> (B, H, M rounded up to 32), as the memory-efficient kernel leaves it."""
-    return torch.nn.functional.pad(lse[..., 0], (0, -lse.shape[2] % 32), value=math.inf)
+    missing = -lse.shape[2] % 32
+    return torch.nn.functional.pad(lse[..., 0], (0, missing), value=math.inf) if missing else lse[..., 0].contiguous()
 
 
 def _cudnn(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -271,15 +281,15 @@ def _cpu_backward(g: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor) -> tu
 
 
 def _flash_backward(g: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor) -> tuple:
-    seed = torch.zeros(2, dtype=torch.uint64, device=q.device)  # of the dropout that we do not use
+    seed = torch.empty(2, dtype=torch.uint64, device=q.device)  # of the dropout that we do not use: it is not read
     return _aten("flash_attention_backward")(
         g, q, k, v, torch.zeros_like(g), lse[..., 0].contiguous(), None, None, q.shape[2], k.shape[2], 0.0, False, seed,
-        torch.zeros((), dtype=torch.uint64, device=q.device), scale=1.0,
+        torch.empty((), dtype=torch.uint64, device=q.device), scale=1.0,
     )  # fmt: skip
 
 
 def _efficient_backward(g: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor) -> tuple:
-    seed, wanted = torch.zeros((), dtype=torch.int64), [True, True, True, False]
+    seed, wanted = torch.empty((), dtype=torch.int64), [True, True, True, False]
     return _aten("efficient_attention_backward")(
         g, q, k, v, None, _no_out(g), _padded_lse(lse), seed, seed, 0.0, wanted, False, scale=1.0
     )[:3]

@@ -11,7 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
-from .arrays import BITS, HALF, Array, accumulation_dtype
+from array_api_compat import array_namespace
+
+from .arrays import BITS, HALF, Array, accumulation_dtype, cast
 
 DTYPES = tuple(BITS)
 SPLIT = {"float16x2": "float16", "bfloat16x2": "bfloat16"}  # points as the sum of two half-precision numbers
@@ -45,7 +47,8 @@ class Kernel:
         dtypes: those it computes in.
         multiple, max_width: of the operands' widths.
         dtype, parts: of the numbers that make up a coordinate, and how many of them.
-        gate: a boolean on the device: the memory-efficient kernel computes nothing where it is false.
+        gate: a boolean on the device, the memory-efficient kernel computes nothing where it is false; or its
+            `gate_starts`.
         alarm: likewise; whether something is to be reported, see `trust`.
     """
 
@@ -159,3 +162,10 @@ def select_kernel(backend: str, precision: str, device: str, dtype: Any, dim: in
 def wide_kernel(device: str, dtype: str) -> Kernel:
     """The kernel that holds the most digits on "cpu" or "cuda", for points of any width."""
     return replace(KERNELS["efficient"] if device == "cuda" else KERNELS["cpu"], dtype=dtype)
+
+
+def gate_starts(gate: Array, batch: int, num_queries: int, num_keys: int) -> tuple[Array, Array]:
+    """Where the sequences of queries and of keys of a batch start: all at 0, without elements, at a shut gate."""
+    xp = array_namespace(gate)
+    places = xp.cumulative_sum(xp.broadcast_to(cast(gate, "int32"), (batch,)), dtype=xp.int32, include_initial=True)
+    return places * num_queries, places * num_keys
