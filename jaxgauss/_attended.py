@@ -27,24 +27,33 @@ def scaled_points(queries: Array, keys: Array, tau: Array, centered: bool = Fals
     return (queries - c) * scale, (keys - c) * scale
 
 
-def attended_sum(chosen: Plan, kernel: "Kernel", points: Points, operands: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Σ_n Φ v_n, of queries, keys, values and τ; and the largest of the sums, of values of at most one."""
+def attended_sum(
+    chosen: Plan, kernel: "Kernel", points: Points, operands: tuple[Array, ...], *, with_log: bool = False
+) -> tuple[Array, ...]:
+    """Σ_n Φ v_n, of queries, keys, values and τ; `with_log` what the pullback needs of it; the largest of the sums.
+
+    Of values of at most one, that is.
+    """
     fused_sum, attend = _bridge.backend().fused_sum, _bridge.engine().attend
 
     def compute(kernel: "Kernel", method: str) -> tuple[Array, ...]:
-        return fused_sum(method, *points, operands[2], kernel, attend)
+        return fused_sum(method, *points, operands[2], kernel, attend, with_log=with_log)
 
     return _computed(chosen, kernel, points, compute)
 
 
 def attended_pullback(chosen: Plan, kernel: "Kernel", points: Points, operands: tuple[Array, ...]) -> tuple[Array, ...]:
-    """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of queries, keys and values, at these, τ and g; the largest Σ_n Φ."""
+    """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of queries, keys and values, at these, τ and g; the largest Σ_n Φ.
+
+    A sixth operand is what the sum's own pass has left.
+    """
     fused_pullback, engine = _bridge.backend().fused_pullback, _bridge.engine()
-    *originals, tau, cotangent = operands
+    *originals, tau, cotangent = operands[:5]
+    saved = operands[5] if len(operands) > 5 else None
 
     def compute(kernel: "Kernel", _: str) -> tuple[Array, ...]:
         exact = kernel.device == "cpu" and not kernel.half  # within reach, as points here are
-        return fused_pullback(*points, originals[2], cotangent, kernel, engine, exact=exact)
+        return fused_pullback(*points, originals[2], cotangent, kernel, engine, exact=exact, log_sum=saved)
 
     da, db, dv, largest = _computed(chosen, kernel, points, compute)
     scale = jnp.sqrt(tau)[..., None, None]

@@ -38,12 +38,21 @@ KEPT = 8  # times as many numbers as the operands have: memory stays linear, und
 
 def kernel_sum(settings: Settings, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array) -> jax.Array:
     """Σ_n Φ_τ(q_m, k_n) v_n of operands of equal rank in float32 or float64."""
-    (total,) = _kernel_sum(settings)(queries, keys, values, tau)
+    (total,) = _kernel_sum(settings, False)(queries, keys, values, tau)
     return total
 
 
+def kernel_sum_and_log(settings: Settings, *operands: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The sum, and what spares its pullback a pass (…, M, 1), where `saves_log`."""
+    total, log_sum = _kernel_sum(settings, True)(*operands)
+    return total, log_sum
+
+
 def kernel_pullback(settings: Settings, *operands: jax.Array) -> tuple[jax.Array, ...]:
-    """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of queries, keys and values, at these, tau and g; all of equal rank."""
+    """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of queries, keys and values, at these, tau and g; all of equal rank.
+
+    A sixth operand is what the sum has left for it.
+    """
     return _kernel_pullback(settings)(*operands)
 
 
@@ -87,8 +96,19 @@ def keeps_tile(settings: Settings, queries: jax.Array, keys: jax.Array, values: 
     return all((x.method, x.precision) == ("dense", working_dtype(settings.dtype).name) for x in plans)
 
 
+def saves_log(settings: Settings, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array) -> bool:
+    """Whether a sum leaves something for its pullback: on CUDA, by `rescale`, in one call."""
+    operands = queries, keys, values, tau
+    if settings.wide or 0 in (*queries.shape, *keys.shape, *values.shape) or "cuda" not in platforms():
+        return False
+    chosen, batch = _plan_there(settings, "cuda", operands), math.prod(values.shape[:-2])
+    kernel = None if chosen.native or chosen.method != "rescale" else _bridge.kernel(chosen, queries)
+    channels = values.shape[-1] * batch
+    return kernel is not None and not isinstance(kernel, str) and kernel.channels(channels) == channels
+
+
 @functools.cache
-def _kernel_sum(settings: Settings) -> Callable:
+def _kernel_sum(settings: Settings, with_log: bool) -> Callable:
     def in_tiles(platform: str, settings: Settings, *operands: jax.Array) -> tuple[jax.Array]:
         return (_in_tiles(settings, platform, operands, _bridge.torch_wide_sum, differences_sum, blocked_sum),)
 
@@ -98,12 +118,20 @@ def _kernel_sum(settings: Settings) -> Callable:
         if settings.wide:
             return in_tiles(platform, settings, *operands)
         chosen = _plan_there(settings, platform, operands)
+        if with_log and platform == "cuda":
+            return _by_kernel(settings, chosen, functools.partial(attended_sum, with_log=True), in_tiles, operands)
         if not chosen.native:
             return _by_kernel(settings, chosen, attended_sum, in_tiles, operands)
         run, within = _prepared(chosen, settings.centered, *operands)
         return lax.cond(within, run, _far(settings, platform, in_tiles), *operands) if settings.guarded else run()
 
-    return _mapped(settings, lambda *operands: _by_platform(compute, operands), 0)
+    def compute_all(platform: str, *operands: jax.Array) -> tuple[jax.Array, ...]:
+        results = compute(platform, *operands)
+        if not with_log or len(results) == 2:
+            return results
+        return *results, jnp.zeros_like(results[0][..., :1])  # which nobody reads
+
+    return _mapped(settings, lambda *operands: _by_platform(compute_all, operands), 0)
 
 
 @functools.cache
@@ -111,15 +139,15 @@ def _kernel_pullback(settings: Settings) -> Callable:
     ways = _bridge.torch_wide_pullback, differences_pullback, blocked_pullback
 
     def in_tiles(platform: str, settings: Settings, *operands: jax.Array) -> tuple[jax.Array, ...]:
-        return _in_tiles(settings, platform, operands, *ways)
+        return _in_tiles(settings, platform, operands[:5], *ways)
 
     def compute(platform: str, *operands: jax.Array) -> tuple[jax.Array, ...]:
         if settings.wide:
             return in_tiles(platform, settings, *operands)
         chosen = _plan_there(settings, platform, operands)
         if chosen.native:
-            return _in_precision(chosen, blocked_pullback, operands)
-        reached = replace(settings, guarded=False)  # float32, see `_wide`
+            return _in_precision(chosen, blocked_pullback, operands[:5])
+        reached = replace(settings, guarded=False, centered=False)  # float32, see `_wide`
         return _by_kernel(reached, chosen, attended_pullback, in_tiles, operands)
 
     return _mapped(settings, lambda *operands: _by_platform(compute, operands), 3)
@@ -136,7 +164,7 @@ def _kernel_means(settings: Settings) -> Callable:
         chosen = _plan_there(settings, platform, operands)
         if chosen.native:
             return _in_precision(chosen, blocked_means, operands)
-        reached = replace(settings, guarded=False)
+        reached = replace(settings, guarded=False, centered=False)
         return _by_kernel(reached, chosen, attended_means, in_tiles, operands)
 
     return _mapped(settings, lambda *operands: _by_platform(compute, operands), 0)
@@ -255,7 +283,7 @@ def _by_kernel(
             return tuple(x.astype(dtype) for x in results)
 
     queries, keys, _, tau, *_ = operands
-    points = scaled_points(queries, keys, tau, settings.centered and attended is attended_sum)
+    points = scaled_points(queries, keys, tau, settings.centered)
 
     def run(*_: jax.Array) -> tuple[jax.Array, ...]:
         return attended(chosen, kernel, points, operands)[:-1]

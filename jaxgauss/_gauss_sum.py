@@ -26,7 +26,7 @@ from ._checks import (
     working_dtype,
 )
 from ._dense import align, blocked_pullback, center, shared, sum_and_tile, unbroadcast
-from ._dispatch import keeps_tile, kernel_pullback, kernel_sum, within_reach
+from ._dispatch import keeps_tile, kernel_pullback, kernel_sum, kernel_sum_and_log, saves_log, within_reach
 from ._plan import expected_platform, plan, sizes, warn_once
 from ._reverse_only import reverse_only
 from ._varying import vary_alike, vary_like, whole
@@ -223,6 +223,8 @@ def _value_and_saved(with_slopes: bool, settings: Settings, points: tuple[Array,
         return sum_and_tile(queries, keys, values, tau)
     if with_slopes and cheaper_by_channels(queries, values):
         return _sum_and_slopes(settings, queries, keys, values, tau)
+    if with_slopes and saves_log(settings, queries, keys, values, tau):
+        return kernel_sum_and_log(settings, queries, keys, values, tau)  # derivatives of this are not formed here
     total = _gauss_sum(settings, queries, keys, values, tau)
     return total, vary_like(jnp.zeros(0, total.dtype), [total])
 
@@ -253,7 +255,8 @@ def _gradients(
             d_values = _gauss_sum(settings, keys, queries, g, tau)
     else:
         points = _own_points(queries, keys, tau) if wanted.tau else (queries, keys)
-        d_queries, d_keys, d_values = _pullback(settings, *points, values, tau, g)
+        of_sum = [saved] if not settings.wide and saves_log(settings, *operands) and saved.size else []
+        d_queries, d_keys, d_values = _pullback(settings, *points, values, tau, g, *of_sum)
     if wanted.tau:
         c = center(queries if shared(queries) else keys)
         moments = (((x - c) * d_x).sum((-2, -1)) for x, d_x in ((queries, d_queries), (keys, d_keys)))
@@ -288,7 +291,8 @@ def _pullback_forward(settings: Settings, *operands: Array):
 
 
 def _pullback_backward(settings: Settings, operands: tuple[Array, ...], cotangents):
-    return jax.vjp(functools.partial(_pullback_by_channels, settings), *operands)[1](cotangents)
+    gradients = jax.vjp(functools.partial(_pullback_by_channels, settings), *operands[:5])[1](cotangents)
+    return *gradients, *(None for _ in operands[5:])
 
 
 _pullback.defvjp(_pullback_forward, _pullback_backward)

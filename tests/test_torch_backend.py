@@ -401,3 +401,27 @@ def test_a_missing_operator_names_the_versions_that_have_it():
 def test_torch_backend_does_not_import_jax():
     code = "import sys, torch_backend; before = 'jax' in sys.modules; import jax; print(before, 'jax' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False True\n"
+
+
+@pytest.mark.parametrize("precision", ["float16", "float16x2", "float32"])
+@pytest.mark.parametrize("rows", [1.0, 0.0, 1e-20])
+def test_the_pullback_takes_what_the_sum_has_left(rng, precision, rows):
+    """Without a pass of its own; or knows that it cannot, where half precision has left rows out of it."""
+    q, k, v, _, g = (x.float() for x in tensors(problem(rng, 50, 60, 4, 3)))
+    v[:20] *= rows
+    kernel, shape = select_kernel("cpu", precision, "cpu", "float32", 4), (50, 3)
+    total, log_sum, _ = torch_backend.fused_sum("rescale", q, k, v, kernel, attention.attention, with_log=True)
+    assert relative_error(total, dense(q, k, v, torch.tensor(1.0))) < 1e-3 and total.shape == shape
+    passes = []
+
+    def attend(*operands, **options):
+        passes.append(1)
+        return attention.attention(*operands, **options)
+
+    engine = torch_backend.ENGINE._replace(attend=attend)
+    own = torch_backend.fused_pullback(q, k, v, g, kernel, engine, exact=False)
+    assert len(passes) == 1
+    *ours, largest = torch_backend.fused_pullback(q, k, v, g, kernel, engine, exact=False, log_sum=log_sum)
+    assert len(passes) == 1
+    assert_close(ours, own[:3], 1e-5 if precision == "float32" else 5e-3)
+    assert (largest == 0) == (precision != "float32" and rows == 1e-20)

@@ -20,29 +20,46 @@ from .layout import (
     point_columns,
 )
 from .prescale import prescale
-from .rescale import bias_columns, rescale, softmax_mean
+from .rescale import bias_columns, rescale, rescale_and_log, softmax_mean
 from .reweight import reweight
 
 METHODS = {"reweight": reweight, "prescale": prescale, "rescale": rescale}
 EXACT = 1e-2  # exponents with a rounding error below this are taken for exact in the pullback
 
 
-def fused_sum(method: str, a: Array, b: Array, values: Array, kernel: Kernel, attend: Attend) -> tuple[Array, Array]:
-    """Σ_n Φ v_n (…, M, C), and the largest of the sums, of values of at most one."""
+def fused_sum(
+    method: str, a: Array, b: Array, values: Array, kernel: Kernel, attend: Attend, *, with_log: bool = False
+) -> tuple[Array, ...]:
+    """Σ_n Φ v_n (…, M, C), and the largest of the sums, of values of at most one.
+
+    In between `with_log`, for `rescale` by one call: what its pullback needs not compute again, (…, M, 1).
+    """
     fold, reduction, num_queries = Fold(a, b, values), METHODS[method], a.shape[-2]
     a, b, v = fold.fold(a), fold.fold(b), fold.fold(values, of_values=True)
     most = kernel.channels(v.shape[-1])
     most -= method == "reweight" and most == kernel.max_width  # which has one of its own
-    xp = array_namespace(v)
-    blocks = [reduction(a, b, x, kernel, attend) for x in _channel_blocks(v, most)]
+    xp, logs = array_namespace(v), []
+    if with_log:
+        block, log_sum = rescale_and_log(a, b, v, kernel, attend)
+        blocks, logs = [block], [_in_batch(fold, log_sum, num_queries)]
+    else:
+        blocks = [reduction(a, b, x, kernel, attend) for x in _channel_blocks(v, most)]
     sums = cast(blocks[0] if len(blocks) == 1 else xp.concat(blocks, axis=-1), dtype_of(v))
     of_channels = (xp.max(xp.abs(x), axis=(0, 1, 2)) for x in (sums, v))
     largest = xp.max(next(of_channels) / nonzero(next(of_channels)))
-    return fold.unfold(sums, (*fold.batch, num_queries, values.shape[-1]), of_values=True), largest
+    return fold.unfold(sums, (*fold.batch, num_queries, values.shape[-1]), of_values=True), *logs, largest
 
 
 def fused_pullback(
-    a: Array, b: Array, values: Array, cotangent: Array, kernel: Kernel, engine: Engine, *, exact: bool
+    a: Array,
+    b: Array,
+    values: Array,
+    cotangent: Array,
+    kernel: Kernel,
+    engine: Engine,
+    *,
+    exact: bool,
+    log_sum: Array | None = None,
 ) -> tuple[Array, Array, Array, Array]:
     """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of a, b and values, and the largest Σ_n Φ (1 where it is not known).
 
@@ -51,14 +68,16 @@ def fused_pullback(
         dv = Pᵀ g      da = S b - (S 1) a      db = Sᵀ a - (Sᵀ 1) b.
 
     Where exponents are not `exact` to a hundredth, P is the softmax instead, which is never above one and never below
-    the range of half precision in a whole row, and g carries the row sums of Φ.
+    the range of half precision in a whole row, and g carries the row sums of Φ. They are given by `log_sum`, if the
+    sum's own pass has left it, up to a factor that half precision can bear; where it has not, in a pass of their own.
     """
     fold, shapes = Fold(a, b, values), [x.shape for x in (a, b, values)]
     a, b = fold.fold(a), fold.fold(b)
     v, g = fold.fold(values, of_values=True), fold.fold(cotangent, of_values=True)
+    log_sum = log_sum if log_sum is None else fold.fold(log_sum)
     most = kernel.channels(v.shape[-1])
     blocks = zip(_channel_blocks(v, most), _channel_blocks(g, most), strict=True)
-    da, db, dv, largest = zip(*(_pullback(a, b, x, y, kernel, engine, exact) for x, y in blocks), strict=True)
+    da, db, dv, largest = zip(*(_pullback(a, b, x, y, kernel, engine, exact, log_sum) for x, y in blocks), strict=True)
     xp = array_namespace(v)
     dv = dv[0] if len(dv) == 1 else xp.concat(dv, axis=-1)
     return (
@@ -81,18 +100,13 @@ def fused_means(
     blocks = _channel_blocks(x, kernel.channels(x.shape[-1]))
     means, logs = zip(*(softmax_mean(a, b, block, kernel, attend, log_weights) for block in blocks), strict=True)
     mean = cast((means[0] if len(means) == 1 else xp.concat(means, axis=-1)) * scale, dtype)
-    log_sum = cast(logs[0], dtype)
+    log_sum = _in_batch(fold, cast(logs[0], dtype), shape[-1])
     largest = xp.exp(xp.max(log_sum))
-    if fold.channels:
-        log_sum = xp.reshape(log_sum, shape[-1:])
-    else:
-        log_sum = xp.reshape(xp.broadcast_to(log_sum, (*mean.shape[:2], *log_sum.shape[2:])), shape)
-    log_sum = xp.broadcast_to(log_sum, shape)[..., None]
     return fold.unfold(mean, (*shape, values.shape[-1]), of_values=True), log_sum, largest
 
 
 def _pullback(
-    a: Array, b: Array, v: Array, g: Array, kernel: Kernel, engine: Engine, exact: bool
+    a: Array, b: Array, v: Array, g: Array, kernel: Kernel, engine: Engine, exact: bool, log_sum: Array | None
 ) -> tuple[Array, Array, Array, Array]:
     """da, db, dv, and the largest Σ_n Φ."""
     xp, dtype, dim, channels = array_namespace(v), dtype_of(a), a.shape[-1], v.shape[-1]
@@ -110,11 +124,17 @@ def _pullback(
 
     if exact:
         lse, largest = half_norms, xp.ones_like(xp.max(half_norms))  # P = Φ
-    else:
+    elif log_sum is None:
         _, lse = engine.attend(padded_a, padded_b, padded_v, kernel)  # P = softmax
         lse = cast(lse, dtype)
         sums = xp.exp(xp.clip(lse - half_norms, None, math.log(b.shape[-2])))
         g, largest = g * sums, xp.max(sums)
+    else:  # the same, from the sum's own pass
+        is_unknown = log_sum == math.inf
+        log_sum = xp.where(is_unknown, 0.0, log_sum)
+        sums = xp.exp(xp.clip(log_sum, None, math.log(b.shape[-2])))
+        g, lse = g * sums, half_norms + log_sum
+        largest = xp.where(xp.any(is_unknown), 0.0, xp.max(sums))  # zero is always doubted
     # The channels of v were divided by v_scale: g takes it for S, and dv gives it back.
     g, g_scale = normalized_for_sums(g * v_scale, (a, b), kernel.dtype)
     gradients = engine.pullback(pack(g, **layout), padded_a, padded_b, padded_v, cast(lse, wide), kernel)
@@ -124,6 +144,18 @@ def _pullback(
     db = g_scale * (from_columns(sa, dim, kernel) - sa[..., ones + 1 : ones + 2] * b)
     dv = g_scale * pg[..., :channels] / v_scale
     return da, db, dv, largest
+
+
+def _in_batch(fold: Fold, log_sum: Array, num_queries: int) -> Array:
+    """Logarithms, which channels share, in all of the batch: (…, M, 1)."""
+    xp, shape = array_namespace(log_sum), (*fold.batch, num_queries, 1)
+    if fold.channels:
+        return xp.broadcast_to(log_sum[0, 0], shape)
+    if not fold.rows:
+        kept = [size for size in fold.batch if size != 1]
+        merged = kept if len(kept) <= 2 else [kept[0], math.prod(kept[1:])]
+        log_sum = xp.broadcast_to(log_sum, (*[1] * (2 - len(merged)), *merged, *log_sum.shape[2:]))
+    return xp.reshape(log_sum, shape)
 
 
 def are_exact(a: Array, b: Array, kernel: Kernel) -> Array | bool:

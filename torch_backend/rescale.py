@@ -9,10 +9,11 @@ from array_api_compat import array_namespace
 
 from .arrays import HALF, Array, cast, dtype_of, log_sum_exp
 from .kernels import Attend, Kernel
-from .layout import pack, point_columns, signs_and_log_rows, split
+from .layout import LOG_ZERO, pack, point_columns, signs_and_log_rows, split
 
 # S: float16 ends at 65504, which ½|b|² passes 362 bandwidths from the center; so it is stored divided by S.
 SCALE = {"float16": 1024.0}
+SMALL_ROWS = -12 * math.log(2)  # sizes of rows that half precision holds, as weights as well as beside one another
 SMALLEST = 2.0**-126  # normal number of float32
 
 
@@ -23,10 +24,15 @@ def rescale(queries: Array, keys: Array, values: Array, kernel: Kernel, attend: 
     norms of the rounded points, so that this is the exact sum of the rounded points. In half precision the size of a
     row of v is a weight in the logits as well, and of one channel only the signs are left to be averaged.
     """
+    return rescale_and_log(queries, keys, values, kernel, attend)[0]
+
+
+def rescale_and_log(queries: Array, keys: Array, values: Array, kernel: Kernel, attend: Attend) -> tuple[Array, Array]:
+    """The same, and log Σ_n w_n Φ (B, H, M, 1) for the pullback, w = 1 or from 2⁻¹² to 1; +∞ where w was smaller."""
     xp = array_namespace(values)
     if kernel.dtype not in HALF:
         mean, log_sum = softmax_mean(queries, keys, values, kernel, attend)
-        return _product(mean, xp.clip(log_sum, None, math.log(keys.shape[-2])))  # log Σ_n Φ ≤ log N
+        return _product(mean, xp.clip(log_sum, None, math.log(keys.shape[-2]))), log_sum  # log Σ_n Φ ≤ log N
 
     x, log_rows, scale = signs_and_log_rows(values)
     channels = x.shape[-1]
@@ -34,12 +40,16 @@ def rescale(queries: Array, keys: Array, values: Array, kernel: Kernel, attend: 
         both = xp.concat([x, xp.abs(x)], axis=-1)
         mean, log_sum = softmax_mean(queries, keys, both, kernel, attend, log_rows)
         mean = mean[..., :1] / xp.clip(mean[..., 1:], SMALLEST, None)  # 1 where all signs are the same
+        is_small = xp.ones_like(log_rows[..., :1, :], dtype=xp.bool)  # signs have no use for the pullback's weights
     else:  # values are split like points where there is width for it
+        is_small = xp.any((log_rows > LOG_ZERO) & (log_rows < SMALL_ROWS), axis=-2, keepdims=True)
+        log_rows = xp.where(is_small, log_rows, xp.clip(log_rows, SMALL_ROWS, None))  # rows of zeros
         parts = kernel.parts if 2 * channels <= kernel.width(kernel.columns(keys.shape[-1])) else 1
         columns = xp.concat(split(x, kernel.dtype, parts), axis=-1)
         mean, log_sum = softmax_mean(queries, keys, columns, kernel, attend, log_rows)
         mean = sum(mean[..., i * channels : (i + 1) * channels] for i in range(parts))
-    return _product(mean * scale, xp.minimum(log_sum, log_sum_exp(log_rows, -2)))
+    total = _product(mean * scale, xp.minimum(log_sum, log_sum_exp(log_rows, -2)))
+    return total, xp.where(is_small, math.inf, log_sum)
 
 
 def _product(mean: Array, log_sum: Array) -> Array:

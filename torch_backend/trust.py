@@ -109,7 +109,7 @@ def doubtful(method: str, kernel: Kernel, reach: Array, largest: Array) -> Array
     xp = array_namespace(reach, largest)
     apart = xp.sqrt(-2 * xp.log(xp.clip(largest, 1e-37, 1.0)))
     unit = (EPS[kernel.dtype] / 2) ** kernel.parts
-    doubt = unit * xp.sqrt(reach) * apart > DOUBT[kernel.precision]
+    doubt = (unit * xp.sqrt(reach) * apart > DOUBT[kernel.precision]) | (largest == 0)
     return doubt | (largest < 2**-12) if method == "reweight" and kernel.dtype == "float16" else doubt
 
 
