@@ -45,11 +45,11 @@ def attended_sum(
 def attended_pullback(chosen: Plan, kernel: "Kernel", points: Points, operands: tuple[Array, ...]) -> tuple[Array, ...]:
     """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of queries, keys and values, at these, τ and g; the largest Σ_n Φ.
 
-    A sixth operand is what the sum's own pass has left.
+    A sixth operand is what the sum's own pass has left, on CUDA.
     """
     fused_pullback, engine = _bridge.backend().fused_pullback, _bridge.engine()
     *originals, tau, cotangent = operands[:5]
-    saved = operands[5] if len(operands) > 5 else None
+    saved = operands[5] if chosen.platform == "cuda" and len(operands) > 5 else None
 
     def compute(kernel: "Kernel", _: str) -> tuple[Array, ...]:
         exact = kernel.device == "cpu" and not kernel.half  # within reach, as points here are

@@ -147,7 +147,7 @@ def _kernel_pullback(settings: Settings) -> Callable:
         chosen = _plan_there(settings, platform, operands)
         if chosen.native:
             return _in_precision(chosen, blocked_pullback, operands[:5])
-        reached = replace(settings, guarded=False, centered=False)  # float32, see `_wide`
+        reached = replace(settings, guarded=False, centered=False)  # whoever asks has seen to it: see `_wide`
         return _by_kernel(reached, chosen, attended_pullback, in_tiles, operands)
 
     return _mapped(settings, lambda *operands: _by_platform(compute, operands), 3)
