@@ -11,20 +11,13 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from . import _bridge
-from ._dense import center, shared, unbroadcast
+from ._dense import unbroadcast
 from ._plan import Plan
 
 if TYPE_CHECKING:
     from torch_backend import Kernel
 
 Points = tuple[Array, Array]
-
-
-def scaled_points(queries: Array, keys: Array, tau: Array, centered: bool = False) -> Points:
-    """a, b with Φ = exp(-½|a - b|²), about a center of the points that are shared, so that they stay shared."""
-    of_queries = shared(queries) and not shared(keys)
-    c, scale = 0 if centered else center(queries if of_queries else keys), jnp.sqrt(tau)[..., None, None]
-    return (queries - c) * scale, (keys - c) * scale
 
 
 def attended_sum(

@@ -98,10 +98,9 @@ def _attend(
 ) -> list[jax.Array]:
     tensors = queries, keys, values, *([] if bias is None else [bias])
     batch = jax.numpy.broadcast_shapes(*(x.shape[:2] for x in tensors))
-    options = {"alarm": () if kernel.alarm is None else (kernel.alarm,), "gate": _gate(kernel, batch, queries, keys)}
-    names = tuple(name for name, arrays in options.items() for _ in arrays)
-    callback = _attend_callback(replace(kernel, gate=None, alarm=None), bias is not None, names)
-    operands = *tensors, *options["alarm"], *options["gate"]
+    alarm = [] if kernel.alarm is None else [kernel.alarm]
+    callback = _attend_callback(replace(kernel, gate=None, alarm=None), bias is not None, bool(alarm))
+    operands = *tensors, *alarm, *_gate(kernel, batch, queries, keys)
     shapes: Any = [(*batch, queries.shape[2], width) for width in (values.shape[3], 1)]
     return _call(callback, shapes, operands, backend().arrays.accumulation_dtype(kernel.dtype))
 
@@ -172,12 +171,13 @@ def _call(
 
 
 @functools.cache
-def _attend_callback(kernel: "Kernel", has_bias: bool, names: tuple[str, ...]) -> Callable:
+def _attend_callback(kernel: "Kernel", has_bias: bool, has_alarm: bool) -> Callable:
     attend = backend().ENGINE.attend
 
     def run(queries: "Tensor", keys: "Tensor", values: "Tensor", *given: "Tensor") -> "Sequence[Tensor]":
         bias, options = given[0] if has_bias else None, given[has_bias:]
-        its = _with_options(kernel, names, options) if names else kernel
+        alarm, gate = options[0] if has_alarm else None, options[has_alarm:]
+        its = replace(kernel, alarm=alarm, gate=gate or None) if options else kernel
         return attend(queries, keys, values, its, bias=bias)
 
     return _callback(run, {"backend": kernel.name, "precision": kernel.precision})
@@ -192,12 +192,6 @@ def _pull_back_callback(kernel: "Kernel", is_gated: bool) -> Callable:
         return pullback(*tensors, replace(kernel, gate=gate) if is_gated else kernel)
 
     return _callback(run, {"backend": kernel.name, "precision": kernel.precision, "pullback": "True"})
-
-
-def _with_options(kernel: "Kernel", names: tuple[str, ...], options: "tuple[Tensor, ...]") -> "Kernel":
-    """The kernel with its alarm, and with the two tensors of its gate."""
-    alarm, gate = options[: names.count("alarm")], options[names.count("alarm") :]
-    return replace(kernel, alarm=alarm[0] if alarm else None, gate=gate or None)
 
 
 @functools.cache

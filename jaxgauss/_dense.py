@@ -110,11 +110,16 @@ def scaled_points(
     centered: bool = False,
     base_2: bool = True,
 ) -> tuple[Float[Array, "*#batch m d"], Float[Array, "*#batch n d"]]:
-    """a, b about a center of the keys, with Φ = 2^(-½‖a - b‖²), or e to that power: small norms keep the digits.
+    """a, b about a center, with Φ = 2^(-½‖a - b‖²), or e to that power: small norms keep the digits.
 
-    `centered` points lie about the origin, and none is taken once more.
+    It is that of the keys, or of queries that are shared where keys are not: so they stay shared. `centered` points lie
+    about the origin, and none is taken once more.
     """
-    c, scale = 0 if centered else center(keys), jnp.sqrt(tau * (BASE_2 if base_2 else 1))[..., None, None]
+    of_queries = shared(queries) and not shared(keys)
+    c, scale = (
+        0 if centered else center(queries if of_queries else keys),
+        jnp.sqrt(tau * (BASE_2 if base_2 else 1))[..., None, None],
+    )
     return (queries - c) * scale, (keys - c) * scale
 
 

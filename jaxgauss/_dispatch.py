@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from . import _bridge, _dense
-from ._attended import attended_means, attended_pullback, attended_sum, scaled_points
+from . import _bridge
+from ._attended import attended_means, attended_pullback, attended_sum
 from ._checks import Settings, are_known, working_dtype
 from ._dense import (
     FUSES,
@@ -27,6 +27,7 @@ from ._dense import (
     blocked_sum,
     differences_pullback,
     differences_sum,
+    scaled_points,
     scaled_sum,
     with_norms,
 )
@@ -118,10 +119,9 @@ def _kernel_sum(settings: Settings, with_log: bool) -> Callable:
         if settings.wide:
             return in_tiles(platform, settings, *operands)
         chosen = _plan_there(settings, platform, operands)
-        if with_log and platform == "cuda":
-            return _by_kernel(settings, chosen, functools.partial(attended_sum, with_log=True), in_tiles, operands)
         if not chosen.native:
-            return _by_kernel(settings, chosen, attended_sum, in_tiles, operands)
+            attended = functools.partial(attended_sum, with_log=with_log and platform == "cuda")
+            return _by_kernel(settings, chosen, attended, in_tiles, operands)
         run, within = _prepared(chosen, settings.centered, *operands)
         return lax.cond(within, run, _far(settings, platform, in_tiles), *operands) if settings.guarded else run()
 
@@ -283,7 +283,7 @@ def _by_kernel(
             return tuple(x.astype(dtype) for x in results)
 
     queries, keys, _, tau, *_ = operands
-    points = scaled_points(queries, keys, tau, settings.centered)
+    points = scaled_points(queries, keys, tau, settings.centered, base_2=False)
 
     def run(*_: jax.Array) -> tuple[jax.Array, ...]:
         return attended(chosen, kernel, points, operands)[:-1]
@@ -293,7 +293,7 @@ def _by_kernel(
         return run()
     trust = _bridge.backend().trust
     reach = trust.squared_reach(*points)
-    within = reach <= trust.REACH[chosen.method][kernel.precision]
+    within = reach <= _bridge.reach(chosen.method, kernel.precision)
     if is_last:
         return lax.cond(within, run, far, *operands)
     own = replace(chosen, method="rescale", precision=dtype.name)
@@ -320,7 +320,7 @@ def _prepared(chosen: Plan, centered: bool, *operands: jax.Array) -> tuple[Calla
     """XLA's sum, and whether the points are within its reach; both from the same scaled points."""
     dtype = operands[0].dtype
     queries, keys, values, tau = (x.astype(chosen.precision) for x in operands)
-    a, b = with_norms(*_dense.scaled_points(queries, keys, tau, centered))
+    a, b = with_norms(*scaled_points(queries, keys, tau, centered))
     fused = FUSES and (chosen.platform, chosen.precision) == ("cpu", "float32")
 
     def run(*_: jax.Array) -> tuple[jax.Array]:
@@ -333,5 +333,5 @@ def _is_within(chosen: Plan, operands: tuple[jax.Array, ...], each_tau: bool = F
     queries, keys, _, tau, *_ = operands
     if chosen.reach == math.inf:
         return vary_like(jnp.ones(tau.shape[-1:] if each_tau else (), bool), operands)
-    a, b = with_norms(*_dense.scaled_points(queries, keys, tau))
+    a, b = with_norms(*scaled_points(queries, keys, tau))
     return are_within(chosen.reach, a, b, each_tau)

@@ -14,7 +14,6 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 
-from .arrays import HALF
 from .kernels import Engine, Kernel, gate_starts
 from .layout import broadcast_shapes
 from .trust import report
@@ -72,7 +71,7 @@ def attention_pullback(
     backward = _BACKWARD[kernel.name]
     if kernel.gate is not None:
         backward = functools.partial(_efficient_gated_backward, gate=_gate(kernel.gate, *operands[1:3]))
-    elif kernel.name == "cpu" and kernel.dtype in HALF:
+    elif kernel.name == "cpu" and kernel.half:
         backward = _in_short_sums
     return _backward_in_parts(functools.partial(_over_grid, backward, kernel=kernel), _most_points(queries), operands)
 

@@ -8,7 +8,7 @@ import math
 
 from array_api_compat import array_namespace
 
-from .arrays import EPS, HALF, Array, accumulation_dtype, cast, dtype_of, nonzero
+from .arrays import EPS, Array, accumulation_dtype, cast, dtype_of, nonzero
 from .kernels import PROBES, Attend, Engine, Kernel
 from .layout import (
     Fold,
@@ -148,19 +148,13 @@ def _pullback(
 
 def _in_batch(fold: Fold, log_sum: Array, num_queries: int) -> Array:
     """Logarithms, which channels share, in all of the batch: (…, M, 1)."""
-    xp, shape = array_namespace(log_sum), (*fold.batch, num_queries, 1)
-    if fold.channels:
-        return xp.broadcast_to(log_sum[0, 0], shape)
-    if not fold.rows:
-        kept = [size for size in fold.batch if size != 1]
-        merged = kept if len(kept) <= 2 else [kept[0], math.prod(kept[1:])]
-        log_sum = xp.broadcast_to(log_sum, (*[1] * (2 - len(merged)), *merged, *log_sum.shape[2:]))
-    return xp.reshape(log_sum, shape)
+    shape = (*fold.batch, num_queries, 1)
+    return array_namespace(log_sum).broadcast_to(log_sum[0, 0], shape) if fold.channels else fold.unfold(log_sum, shape)
 
 
 def are_exact(a: Array, b: Array, kernel: Kernel) -> Array | bool:
     """Whether exponents have no more error than `EXACT`: on a CPU, in float32 or better, of points within its reach."""
-    if kernel.device != "cpu" or kernel.dtype in HALF:
+    if kernel.device != "cpu" or kernel.half:
         return False
     xp = array_namespace(a, b)
     return xp.max(half_squared_norms(a)) * EPS[kernel.dtype] < EXACT

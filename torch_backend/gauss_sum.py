@@ -6,7 +6,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .arrays import accumulation_dtype, dtype_of
+from .arrays import dtype_of
 from .attention import ENGINE
 from .fused import METHODS, are_exact, fused_means, fused_pullback, fused_sum
 from .kernels import DTYPES, Kernel, select_kernel
@@ -197,8 +197,7 @@ def _prepared(queries: Tensor, keys: Tensor, values: Tensor, tau: Tensor | float
 
     dtype = torch.promote_types(torch.promote_types(queries.dtype, keys.dtype), values.dtype)
     kernel = select_kernel(backend, precision, queries.device.type, dtype, queries.shape[-1])
-    double = "float64" in (dtype_of(values.new_empty(0, dtype=dtype)), accumulation_dtype(kernel.dtype))
-    work = torch.float64 if double else torch.float32
+    work = torch.float64 if dtype == torch.float64 or kernel.dtype == "float64" else torch.float32
     if not isinstance(tau, Tensor):  # a number would be copied to a GPU from memory for which the host waits
         tau = torch.full((), tau, dtype=work, device=queries.device)
     tau = tau.to(queries.device, work)[..., None, None]

@@ -7,7 +7,7 @@ import math
 
 from array_api_compat import array_namespace
 
-from .arrays import HALF, Array, cast, dtype_of, log_sum_exp
+from .arrays import Array, cast, dtype_of, log_sum_exp
 from .kernels import Attend, Kernel
 from .layout import LOG_ZERO, pack, point_columns, signs_and_log_rows, split
 
@@ -30,7 +30,7 @@ def rescale(queries: Array, keys: Array, values: Array, kernel: Kernel, attend: 
 def rescale_and_log(queries: Array, keys: Array, values: Array, kernel: Kernel, attend: Attend) -> tuple[Array, Array]:
     """The same, and log Σ_n w_n Φ (B, H, M, 1) for the pullback, w = 1 or from 2⁻¹² to 1; +∞ where w was smaller."""
     xp = array_namespace(values)
-    if kernel.dtype not in HALF:
+    if not kernel.half:
         mean, log_sum = softmax_mean(queries, keys, values, kernel, attend)
         return _product(mean, xp.clip(log_sum, None, math.log(keys.shape[-2]))), log_sum  # log Σ_n Φ ≤ log N
 

@@ -53,7 +53,7 @@ def wide_pullback(
     (a, b, v, g), batch = _scaled(queries, keys, values, tau, cotangent)
     a1, b1 = (torch.cat([x, torch.ones_like(x[..., :1])], -1) for x in (a, b))
     sb, sa, dv = (queries.new_zeros(*batch, *x.shape[-2:]) for x in (a1, b1, v))
-    products, one_channel = _Buffers(a), v.shape[-1] == 1
+    products, one_channel = _Buffers(a.dtype), v.shape[-1] == 1
     if one_channel:  # S = g Φ v is not formed
         a1, b1 = g * a1, v * b1
     for i in _elements(a, b):
@@ -61,7 +61,7 @@ def wide_pullback(
             if not one_channel:
                 gradient = g[i][..., rows, :]
                 dv[i][..., columns, :] += _thin_product(s.mT, gradient)
-                s = products.of(gradient, v[i][..., columns, :]).mul_(s)
+                s = products.product(gradient, v[i][..., columns, :]).mul_(s)
             sb[i][..., rows, :] += _thin_product(s, b1[i][..., columns, :])
             sa[i][..., columns, :] += _thin_product(s.mT, a1[i][..., rows, :])
     if one_channel:
@@ -135,13 +135,13 @@ def _kernel_tiles(a: Tensor, b: Tensor, digits: str) -> Iterator[tuple[slice, sl
 
 def _tiles(a: Tensor, b: Tensor, digits: str) -> Iterator[tuple[slice, slice, Tensor]]:
     """Rows, columns, and -½|a - b|² of each tile, in memory that the next one takes over."""
-    by_product, products = squared_reach(a, b) <= REACH[digits], _Buffers(a)
+    by_product, products = squared_reach(a, b) <= REACH[digits], _Buffers(a.dtype)
     norms = [half_squared_norms(x).neg_() for x in (a, b)]
     ones = [torch.ones_like(x) for x in norms]
     a1, b1 = torch.cat([a, ones[0], norms[0]], -1), torch.cat([b, norms[1], ones[1]], -1)
     for rows, columns in itertools.product(_slices(a, ROWS), _slices(b, COLUMNS)):
         if by_product:
-            logits = products.of(a1[..., rows, :], b1[..., columns, :])
+            logits = products.product(a1[..., rows, :], b1[..., columns, :])
         else:
             apart = torch.cdist(a[..., rows, :], b[..., columns, :], compute_mode="donot_use_mm_for_euclid_dist")
             logits = apart.square_().mul_(-0.5).clamp_(min=-LARGEST)
@@ -157,30 +157,31 @@ class _Exponential:
     """e^x in place of x: from float32 and in it, in half the time, where results need no more digits."""
 
     def __init__(self, digits: str):
-        self._digits, self._low = digits, torch.empty(0)
+        self._digits, self._low = digits, _Buffers(torch.float32)
 
     def __call__(self, logits: Tensor) -> Tensor:
         least = LEAST[self._digits]
         if self._digits == "float64":
             return torch.threshold_(logits.clamp_(min=least).exp_(), 2 * math.exp(least), 0.0)
-        if self._low.shape != logits.shape:
-            self._low = torch.empty_like(logits, dtype=torch.float32)
-        low = self._low.copy_(logits).clamp_(min=least).exp_()
+        low = self._low.empty(logits.shape).copy_(logits).clamp_(min=least).exp_()
         return logits.copy_(torch.threshold_(low, 2 * math.exp(least), 0.0))
 
 
 class _Buffers:
-    """Memory for products of tiles: what is new to the process costs more than the product."""
+    """Memory for tiles: what is new to the process costs more than a product."""
 
-    def __init__(self, like: Tensor):
-        self._like, self._buffers = like, {}
+    def __init__(self, dtype: torch.dtype):
+        self._dtype, self._buffers = dtype, {}
 
-    def of(self, x: Tensor, y: Tensor) -> Tensor:
-        """X Yᵀ."""
-        shape = (*x.shape[:-1], y.shape[-2])
+    def empty(self, shape: tuple[int, ...]) -> Tensor:
+        """The tensor of a shape, with whatever it was left with."""
         if shape not in self._buffers:
-            self._buffers[shape] = self._like.new_empty(shape)
-        return torch.matmul(x, y.mT, out=self._buffers[shape])
+            self._buffers[shape] = torch.empty(shape, dtype=self._dtype)
+        return self._buffers[shape]
+
+    def product(self, x: Tensor, y: Tensor) -> Tensor:
+        """X Yᵀ."""
+        return torch.matmul(x, y.mT, out=self.empty((*x.shape[:-1], y.shape[-2])))
 
 
 def _slices(x: Tensor, size: int) -> list[slice]:
