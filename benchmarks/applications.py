@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from jaxgauss import gauss_sum, kde_logpdf, mmd_squared, mmd_test, svgd_direction, tau_from_bandwidth
-from jaxgauss._mmd_test import _Design, labels
+from jaxgauss._methods.mmd_test import Design, labels
 
 from .measure import Call, Cell, JaxCall, exact_matrix, relative
 
@@ -117,7 +117,7 @@ def permutation_test(num: int, dim: int) -> Cell:
         z = jnp.concatenate([x, y])
         squares = jnp.square(z).sum(-1)
         matrix = jnp.exp(jnp.minimum(z @ z.T - squares[:, None] / 2 - squares / 2, 0))
-        design = _Design(len(x), len(y), "permutation", 1, PERMUTATIONS + 2)
+        design = Design(len(x), len(y), "permutation", 1, PERMUTATIONS + 2)
         signs = jnp.where(labels(design, rng_key, 0), 1.0, -1.0)
         forms = (signs * (matrix @ signs - signs)).sum(0)  # MMD² but for a factor and a constant, as M = N
         return (1 + (forms[2:] >= forms[1] - 2e-6 * num).sum()) / (PERMUTATIONS + 1)

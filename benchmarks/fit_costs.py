@@ -1,7 +1,7 @@
 """Fit the cost model by which `auto` chooses on a CPU to this machine: `python -m benchmarks.fit_costs`.
 
 Measures both engines over a grid (two minutes), fits the three numbers of each by least squares of the relative errors,
-none of them negative, and writes them into the row of this CPU's vendor in jaxgauss/cpu_costs.json.
+none of them negative, and writes them into the row of this CPU's vendor in jaxgauss/_engines/cpu_costs.json.
 """
 
 import argparse
@@ -15,7 +15,8 @@ import numpy as np
 from scipy.optimize import nnls
 from tqdm import tqdm
 
-from jaxgauss import _costs, gauss_sum
+from jaxgauss import gauss_sum
+from jaxgauss._engines import costs
 
 from .measure import JaxCall, environment, error, in_turns, problem
 
@@ -35,16 +36,16 @@ def measured(dtype: str, runs: int) -> dict[str, list[Row]]:
                 raise AssertionError(f"{name} at N={num}, D={dim}, C={channels}")
         times = in_turns({engine: JaxCall(function, q, k, v) for engine, function in functions.items()}, runs)
         for engine, seconds in times.items():
-            columns = _costs.columns(engine, dim, channels)
+            columns = costs.columns(engine, dim, channels)
             rows[engine].append((1, num**2, num**2 * columns, 1e9 * float(np.median(seconds))))
     return rows
 
 
-def fitted(rows: list[Row]) -> tuple[_costs.Cost, float]:
+def fitted(rows: list[Row]) -> tuple[costs.Cost, float]:
     """The costs, and the largest factor by which they are off."""
     table = np.array(rows)
     design, nanoseconds = table[:, :3], table[:, 3]
-    cost = _costs.Cost(*(float(f"{x:.3g}") for x in nnls(design / nanoseconds[:, None], np.ones(len(rows)))[0]))
+    cost = costs.Cost(*(float(f"{x:.3g}") for x in nnls(design / nanoseconds[:, None], np.ones(len(rows)))[0]))
     return cost, float(np.exp(np.abs(np.log(design @ np.array(cost) / nanoseconds)).max()))
 
 
@@ -58,8 +59,8 @@ def main(runs: int) -> None:
             row[dtype] = {engine: cost._asdict() for engine, (cost, _) in fits.items()}
             for engine, (cost, factor) in fits.items():
                 print(f"{dtype}, {engine}: {cost}, off by a factor of {factor:.2f} at most")
-    table = json.loads(_costs.TABLE.read_text())
-    _costs.TABLE.write_text(json.dumps(table | {_costs.vendor(): row}, indent=1) + "\n")
+    table = json.loads(costs.TABLE.read_text())
+    costs.TABLE.write_text(json.dumps(table | {costs.vendor(): row}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

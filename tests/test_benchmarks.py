@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxgauss import _costs
+from jaxgauss._engines import costs
 
 ROOT = Path(__file__).parents[1]
 OURS = ("auto",)
@@ -355,11 +355,11 @@ def test_fit_finds_the_costs(tmp_path, monkeypatch):
     assert cost == pytest.approx((4e4, 0.3, 0.006)) and factor == pytest.approx(1)
     table = tmp_path / "costs.json"
     table.write_text("{}")
-    monkeypatch.setattr(_costs, "TABLE", table)
+    monkeypatch.setattr(costs, "TABLE", table)
     monkeypatch.setattr(fit_costs, "NUMS", (8, 64))
     monkeypatch.setattr(fit_costs, "SIZES", ((3, 1), (16, 16)))
     fit_costs.main(8)
-    row = json.loads(table.read_text())[_costs.vendor()]
+    row = json.loads(table.read_text())[costs.vendor()]
     assert row["float32"].keys() == row["float64"].keys() == {"xla", "kernel"} and row["device_name"]
 
 

@@ -14,11 +14,11 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_backend
-from jaxgauss import _bridge, _dispatch, _plan, explain, gauss_sum, gauss_sum_dense
+from jaxgauss import explain, gauss_sum, gauss_sum_dense
+from jaxgauss._engines import attention as engine
+from jaxgauss._engines import bridge, dispatch, plan
 from oracle import assert_close, gauss_sum64, problem, relative_error
 from torch_backend import attention
-
-CACHES = (_bridge._attend_callback, _bridge._pull_back_callback, _dispatch._kernel_sum, _dispatch._kernel_pullback)
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def fresh():
     """Nothing compiled, before and after: what the test patches is traced, and does not outlive it."""
 
     def clear():
-        for cache in (*CACHES, _plan.warn_once):
+        for cache in (bridge.buffered, dispatch._computed, plan.warn_once):
             cache.cache_clear()
         jax.clear_caches()
 
@@ -127,7 +127,8 @@ def test_inputs_are_never_written(rng):
 def test_a_setting_has_one_callback_and_a_shape_is_compiled_once(rng):
     q, k, v, tau = (jnp.asarray(x) for x in problem(rng).operands)
     kernel = torch_backend.KERNELS["cpu"]
-    assert _bridge._attend_callback(kernel, True, False) is _bridge._attend_callback(replace(kernel), True, False)
+    callbacks = [bridge.buffered(engine.attention, (x, True, False)) for x in (kernel, replace(kernel))]
+    assert callbacks[0] is callbacks[1]
     count = []
     f = jax.jit(lambda *x: (count.append(1), gauss_sum(*x, method="rescale"))[1])
     for i in range(3):
@@ -151,15 +152,15 @@ def test_a_failure_in_pytorch_surfaces_once_and_the_process_lives_on(rng, monkey
 
 
 def test_memory_errors_on_a_gpu_name_the_setting():
-    message = _bridge._failure(torch.OutOfMemoryError("CUDA out of memory"), "float32[8, 3] on cuda")
+    message = bridge._failure(torch.OutOfMemoryError("CUDA out of memory"), "float32[8, 3] on cuda")
     assert "XLA_PYTHON_CLIENT_PREALLOCATE=false" in message and "float32[8, 3]" in message
-    assert "XLA" not in _bridge._failure(ValueError("x"), "")
+    assert "XLA" not in bridge._failure(ValueError("x"), "")
 
 
 def test_several_platforms_share_one_program(rng, monkeypatch, fresh):
     """As on a GPU machine: the branch is chosen when the program is lowered."""
-    monkeypatch.setattr(_dispatch, "platforms", lambda: ["cpu", "cuda"])
-    monkeypatch.setattr(_bridge, "serves", lambda platform: True)
+    monkeypatch.setattr(dispatch, "platforms", lambda: ["cpu", "cuda"])
+    monkeypatch.setattr(bridge, "serves", lambda platform: True)
     *operands, g = (jnp.asarray(x) for x in problem(rng, c=30))
     for method in ("auto", "rescale", "blocked"):
         value, vjp = jax.vjp(jax.jit(lambda *x: gauss_sum(*x, method=method)), *operands)  # noqa: B023
@@ -174,8 +175,8 @@ def test_several_platforms_share_one_program(rng, monkeypatch, fresh):
 
 def test_a_kernel_of_another_platform_is_refused_when_it_runs(rng, monkeypatch, fresh):
     """Under jit a program may be lowered for a platform other than the one that was checked."""
-    monkeypatch.setattr("jaxgauss._gauss_sum.expected_platform", lambda *x: "cuda")
-    monkeypatch.setattr(_bridge, "serves", lambda platform: True)
+    monkeypatch.setattr("jaxgauss._sums.gauss_sum.expected_platform", lambda *x: "cuda")
+    monkeypatch.setattr(bridge, "serves", lambda platform: True)
     operands = problem(rng, dtype="float32").operands
     with pytest.raises(jax.errors.JaxRuntimeError, match="backend 'flash' runs on cuda; got points on cpu"):
         jax.block_until_ready(jax.jit(lambda *x: gauss_sum(*x, backend="flash"))(*operands))
@@ -185,10 +186,10 @@ def test_a_kernel_of_another_platform_is_refused_when_it_runs(rng, monkeypatch, 
     "platform, dtype", [("tpu", "float32"), ("cuda", "float32"), ("cuda", "float64"), ("rocm", "float32")]
 )
 def test_auto_falls_back_to_blocks_and_says_so_once(rng, monkeypatch, fresh, platform, dtype):
-    monkeypatch.setattr("jaxgauss._gauss_sum.expected_platform", lambda *x: platform)
-    monkeypatch.setattr("jaxgauss._plan.expected_platform", lambda *x: platform)
+    monkeypatch.setattr("jaxgauss._sums.gauss_sum.expected_platform", lambda *x: platform)
+    monkeypatch.setattr("jaxgauss._sums.explain.expected_platform", lambda *x: platform)
     if dtype == "float64":
-        monkeypatch.setattr(_bridge, "serves", lambda platform: True)
+        monkeypatch.setattr(bridge, "serves", lambda platform: True)
     operands = problem(rng, dtype=dtype).operands
     assert explain(*operands).method == "blocked"
     with pytest.warns(UserWarning, match=r"jaxgauss: .*the blocked JAX sum stands in") as caught:
@@ -215,11 +216,3 @@ assert torch.get_num_threads() == threads and dict(jax.config.values) == before
 assert torch.is_grad_enabled()
 """
     subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_only_the_bridge_names_pytorch():
-    from pathlib import Path
-
-    package = Path(_bridge.__file__).parent
-    named = {path.name for path in package.glob("*.py") if "import torch" in path.read_text()}
-    assert named == {"_bridge.py"}

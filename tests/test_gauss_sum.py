@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import jaxgauss
 from jaxgauss import gauss_sum, gauss_sum_blocked, gauss_sum_dense, log_gauss_sum
-from jaxgauss._checks import Settings
-from jaxgauss._gauss_sum import wide_sum
+from jaxgauss._checks.settings import Settings
+from jaxgauss._engines import dispatch, fused, tiles
+from jaxgauss._sums.gauss_sum import wide_sum
 from oracle import SIZES, assert_close, gauss_sum64, problem, relative_error
 
 METHODS = ("auto", "reweight", "prescale", "rescale", "blocked", "dense")
@@ -210,8 +210,8 @@ def test_points_out_of_reach_are_summed_in_float64(rng, method, spread, tau):
 def test_results_do_not_depend_on_the_size_of_the_blocks(rng, monkeypatch):
     case = problem(rng, 300, 1000, 4, 3)
     exact = gauss_sum64(*case.operands)
-    tile = jaxgauss._dense.Tile(4096, 7, 7, 4096)  # many blocks of rows and of columns, the last ones padded
-    monkeypatch.setattr(jaxgauss._dense, "TILE", tile)
+    tile = tiles.Tile(4096, 7, 7, 4096)  # many blocks of rows and of columns, the last ones padded
+    monkeypatch.setattr(tiles, "TILE", tile)
     jax.clear_caches()
     assert relative_error(gauss_sum_blocked(*case.operands), exact) <= 1e-13
     batched = gauss_sum_blocked(np.stack([case.queries] * 3), *case.operands[1:])
@@ -233,7 +233,7 @@ def test_batches_go_by_groups_that_fill_a_tile(rng, monkeypatch, batches, entrie
     operands = [jnp.asarray(rng.normal(size=shape)) for shape in shapes]
     dense, pullback = jax.vjp(gauss_sum_dense, *operands)
     g = jnp.asarray(rng.normal(size=dense.shape))
-    monkeypatch.setattr(jaxgauss._dense, "TILE", jaxgauss._dense.Tile(entries, 4, 4, entries))
+    monkeypatch.setattr(tiles, "TILE", tiles.Tile(entries, 4, 4, entries))
     jax.clear_caches()
     ours, our_pullback = jax.vjp(lambda *x: gauss_sum(*x, method="blocked"), *operands)
     logs = log_gauss_sum(*operands[:2], jnp.log(jnp.abs(operands[2][..., 0])), method="blocked")
@@ -260,7 +260,7 @@ def test_products_are_fused_where_xla_can(rng, monkeypatch, batch, num_queries, 
     operands = [rng.normal(size=shape) for shape in shapes]
 
     def compiled(fuses):
-        monkeypatch.setattr(jaxgauss._dispatch, "FUSES", fuses)
+        monkeypatch.setattr(dispatch, "FUSES", fuses)
         jax.clear_caches()
         narrow = [jnp.asarray(x, jnp.float32) for x in operands]
         settings = Settings("blocked", guarded=False)  # the way out of reach takes memory of its own
@@ -268,12 +268,10 @@ def test_products_are_fused_where_xla_can(rng, monkeypatch, batch, num_queries, 
         assert relative_error(program(*narrow), gauss_sum64(*operands, 3 / dim)) < 5e-7
         return program.memory_analysis().temp_size_in_bytes
 
-    saved = compiled(False) - compiled(jaxgauss._dense.FUSES)
+    saved = compiled(False) - compiled(fused.FUSES)
     jax.clear_caches()
-    if jaxgauss._dense.FUSES:
-        assert (saved > 3e5) == (
-            max(dim, channels) <= jaxgauss._dense.FUSED_WIDTH
-        )  # bytes: the least of the tiles has 6e5
+    if fused.FUSES:
+        assert (saved > 3e5) == (max(dim, channels) <= fused.FUSED_WIDTH)  # bytes: the least of the tiles has 6e5
 
 
 @pytest.mark.parametrize(("dim", "channels"), [(1024, 1), (300, 700), (3, 4096)])
@@ -284,7 +282,7 @@ def test_wide_points_and_values_with_gradients(rng, dim, channels):
     assert_close(*results, 5e-6)
 
 
-@pytest.mark.skipif(not jaxgauss._dense.FUSES, reason="written for XLA on a CPU since jaxlib 0.10.2")
+@pytest.mark.skipif(not fused.FUSES, reason="written for XLA on a CPU since jaxlib 0.10.2")
 @pytest.mark.parametrize(("num", "dim", "channels"), [(64, 3, 1), (64, 64, 64), (256, 128, 1)])
 def test_few_points_take_few_steps(rng, num, dim, channels):
     """XLA runs a program of up to eight steps on one thread; with more of them, few points wait for other threads."""

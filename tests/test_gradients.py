@@ -11,7 +11,7 @@ import pytest
 from jax.test_util import check_grads
 
 import torch_backend
-from jaxgauss import _dispatch, gauss_sum, gauss_sum_blocked, gauss_sum_dense
+from jaxgauss import gauss_sum, gauss_sum_blocked, gauss_sum_dense
 from oracle import assert_close, problem, relative_error
 
 ALL = (0, 1, 2, 3)
@@ -175,14 +175,12 @@ def kernel_calls(monkeypatch) -> list[str]:
 
         return recorded
 
-    monkeypatch.setattr(_dispatch, "scaled_sum", record("sum", _dispatch.scaled_sum))
-    monkeypatch.setattr(_dispatch, "blocked_pullback", record("pullback", _dispatch.blocked_pullback))
-    for cache in (_dispatch._kernel_sum, _dispatch._kernel_pullback):
-        cache.cache_clear()
+    monkeypatch.setattr(dispatch, "scaled_sum", record("sum", dispatch.scaled_sum))
+    monkeypatch.setattr(dispatch, "blocked_pullback", record("pullback", dispatch.blocked_pullback))
+    dispatch._computed.cache_clear()
     jax.clear_caches()
     yield calls
-    for cache in (_dispatch._kernel_sum, _dispatch._kernel_pullback):
-        cache.cache_clear()
+    dispatch._computed.cache_clear()
     jax.clear_caches()
 
 

@@ -9,7 +9,9 @@ import pytest
 from scipy.special import logsumexp
 from scipy.stats import chisquare, kstest
 
-from jaxgauss import _mmd_test, _pair_forms, mmd_test
+from jaxgauss import mmd_test
+from jaxgauss._methods import mmd_test as module
+from jaxgauss._methods import pair_forms
 from oracle import relative_error
 
 KEY = jax.random.key(7)
@@ -29,8 +31,8 @@ def naive(x, y, tau, labels, estimator):
 
 
 def labels_of(m, n, num, resampling="permutation"):
-    design = _mmd_test._Design(m, n, resampling, 1, num + 2)
-    return np.asarray(_mmd_test.labels(design, KEY, 0))[:, 1:]  # the samples' own first
+    design = module.Design(m, n, resampling, 1, num + 2)
+    return np.asarray(module.labels(design, KEY, 0))[:, 1:]  # the samples' own first
 
 
 @pytest.mark.parametrize("m, n", [(23, 17), (20, 20)])
@@ -86,7 +88,7 @@ def test_narrow_bandwidths_do_not_hide_in_the_diagonal(m, n, dim):
         result = mmd_test(x, y, taus, rng_key=KEY, num_permutations=99, estimator=estimator)
         exact = aggregated(x, y, taus, labels, estimator)
         found = np.append(result.statistic, result.null_statistics)
-        assert np.abs(found - exact).max() <= 1e-6 * np.abs(exact).max() + (1e-7 if m + n > _mmd_test.FEW else 0)
+        assert np.abs(found - exact).max() <= 1e-6 * np.abs(exact).max() + (1e-7 if m + n > module.FEW else 0)
         ties = 1e-13 * np.abs(exact).max()
         assert float(result.p_value) == pytest.approx((1 + (exact[1:] >= exact[0] - ties).sum()) / 100, abs=1e-6)
 
@@ -111,9 +113,9 @@ def test_points_far_apart(rng):
 def test_blocks_and_the_bar_change_nothing(rng, monkeypatch, capsys):
     x, y = rng.normal(size=(40, 2)), rng.normal(size=(33, 2))
     options = {"rng_key": KEY, "num_permutations": 60}
-    monkeypatch.setattr(_mmd_test, "BYTES", 8 * 73 * 20)
-    monkeypatch.setattr(_mmd_test, "GROUP", 30)
-    monkeypatch.setattr(_pair_forms, "GROUP", 30)
+    monkeypatch.setattr(module, "BYTES", 8 * 73 * 20)
+    monkeypatch.setattr(module, "GROUP", 30)
+    monkeypatch.setattr(pair_forms, "GROUP", 30)
     blocks = mmd_test(x, y, 0.5, **options)
     shown = mmd_test(x, y, 0.5, progress=True, **options)
     assert relative_error(shown.null_statistics, blocks.null_statistics) < 1e-12
@@ -163,7 +165,7 @@ def test_p_values_are_uniform_under_the_null(tau, resampling):
 @pytest.mark.parametrize("num_permutations", [19, 99, 999])
 def test_p_values_compare_as_python_numbers_do(num_permutations):
     """In float32 0.05 lies above 0.05: a p-value of exactly α is at most α, the next one is not."""
-    table = np.asarray(_mmd_test._shares(num_permutations, np.dtype("float32")))
+    table = np.asarray(module._shares(num_permutations, np.dtype("float32")))
     numbers = [(1 + i) / (1 + num_permutations) for i in range(num_permutations + 1)]
     assert table.dtype == np.float32 and table[-1] == 1
     for alpha in numbers:

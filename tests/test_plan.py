@@ -4,8 +4,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxgauss import _bridge, _costs, _plan, explain
-from jaxgauss._checks import Settings
+from jaxgauss import explain
+from jaxgauss._checks.settings import Settings
+from jaxgauss._engines import bridge
+from jaxgauss._engines import costs as models
+from jaxgauss._engines import plan as plans
+from jaxgauss._sums import explain as explaining
 
 
 def shapes(m, n, d, c, dtype="float32"):
@@ -30,7 +34,7 @@ def shapes(m, n, d, c, dtype="float32"):
     ],
 )
 def test_auto_on_a_cpu(monkeypatch, size, intel, options, expected):
-    monkeypatch.setattr(_costs, "vendor", lambda: "GenuineIntel" if intel else "HygonGenuine")
+    monkeypatch.setattr(models, "vendor", lambda: "GenuineIntel" if intel else "HygonGenuine")
     plan = explain(*shapes(*size), **options)
     assert (plan.method, plan.precision, plan.backend) == expected
     assert plan.platform == "cpu" and plan.reason
@@ -53,8 +57,8 @@ def test_auto_on_a_cpu(monkeypatch, size, intel, options, expected):
     ],
 )
 def test_auto_on_cuda(monkeypatch, dtype, dim, options, expected):
-    monkeypatch.setattr(_bridge, "serves", lambda platform: True)
-    plan = _plan.plan(Settings(**options, dtype=dtype), "cuda", 10**8, dim, 1)
+    monkeypatch.setattr(bridge, "serves", lambda platform: True)
+    plan = plans.plan(Settings(**options, dtype=dtype), "cuda", 10**8, dim, 1)
     assert (plan.method, plan.precision, plan.backend) == expected
 
 
@@ -72,18 +76,18 @@ def test_auto_on_cuda(monkeypatch, dtype, dim, options, expected):
 )
 def test_auto_precision_reads_the_default_of_matrix_products(monkeypatch, asked, grade):
     seen = []
-    monkeypatch.setattr(_plan, "plan", lambda settings, *_: seen.append(settings.grade))
+    monkeypatch.setattr(explaining, "plan", lambda settings, *_: seen.append(settings.grade))
     with jax.default_matmul_precision(asked):
         explain(*shapes(5, 6, 2, 1))
     assert seen == [grade]
 
 
 def test_the_platform_is_that_of_the_arrays():
-    assert _plan.expected_platform(jnp.ones(1)) == "cpu"
-    assert _plan.expected_platform() == jax.default_backend()
+    assert plans.expected_platform(jnp.ones(1)) == "cpu"
+    assert plans.expected_platform() == jax.default_backend()
     with jax.default_device(jax.devices("cpu")[0]):
-        assert _plan.expected_platform() == "cpu"
-    assert _plan.platforms() == ["cpu"]
+        assert plans.expected_platform() == "cpu"
+    assert plans.platforms() == ["cpu"]
 
 
 def test_batches_count_as_work():
@@ -94,8 +98,8 @@ def test_batches_count_as_work():
 def test_auto_takes_what_the_table_says_is_cheaper(monkeypatch):
     """And says so, with both estimates; a call's own cost decides for few pairs, columns for many."""
     kernel, xla = {"call": 10.0, "pair": 1.0, "column": 0.0}, {"call": 0.0, "pair": 1.0, "column": 1.0}
-    costs = {"xla": _costs.Cost(**xla), "kernel": _costs.Cost(**kernel)}
-    monkeypatch.setattr(_costs, "cpu_costs", lambda vendor: {"float32": costs, "float64": costs})
+    costs = {"xla": models.Cost(**xla), "kernel": models.Cost(**kernel)}
+    monkeypatch.setattr(models, "cpu_costs", lambda vendor: {"float32": costs, "float64": costs})
     assert explain(*shapes(1, 1, 3, 1)).method == "dense"
     many = explain(*shapes(100, 100, 3, 1))
     assert many.method == "rescale"
@@ -106,13 +110,13 @@ def test_auto_takes_what_the_table_says_is_cheaper(monkeypatch):
 def test_costs_grow_with_everything(vendor):
     """The table's rows are whole; half the width of the numbers does not cost more."""
     for engine in ("xla", "kernel"):
-        single, double = (_costs.cpu_costs(vendor)[dtype][engine] for dtype in ("float32", "float64"))
+        single, double = (models.cpu_costs(vendor)[dtype][engine] for dtype in ("float32", "float64"))
         assert min(*single, *double) > 0 and single.pair <= double.pair and single.column <= double.column
         assert single.nanoseconds(10**6, 10) < single.nanoseconds(10**6, 20) < single.nanoseconds(10**7, 20)
 
 
 def test_a_vendor_can_be_named(monkeypatch):
     monkeypatch.setenv("JAXGAUSS_CPU_VENDOR", "GenuineIntel")
-    assert _costs.vendor.__wrapped__() == "GenuineIntel"
+    assert models.vendor.__wrapped__() == "GenuineIntel"
     monkeypatch.delenv("JAXGAUSS_CPU_VENDOR")
-    assert _costs.vendor.__wrapped__()
+    assert models.vendor.__wrapped__()

@@ -12,7 +12,7 @@ import pytest
 import jaxgauss
 
 README = (Path(__file__).parent.parent / "README.md").read_text()
-MODULES = [f"jaxgauss.{module.name}" for module in pkgutil.iter_modules(jaxgauss.__path__)]
+MODULES = [module.name for module in pkgutil.walk_packages(jaxgauss.__path__, "jaxgauss.") if not module.ispkg]
 
 
 def test_readme_example_runs(capsys):

@@ -6,10 +6,11 @@ import sys
 SCRIPT = """
 from jaxtyping import install_import_hook
 
-with install_import_hook(["jaxgauss._dense", "jaxgauss._gauss_sum"], "beartype.beartype"):
+checked = ["jaxgauss._arrays.points", "jaxgauss._engines.blocked", "jaxgauss._sums.gauss_sum"]
+with install_import_hook(checked, "beartype.beartype"):
     import jaxgauss
 import jax, jax.numpy as jnp
-from jaxgauss import _dense
+from jaxgauss._arrays import points
 
 q, k, v = jnp.ones((2, 5, 3)), jnp.ones((7, 3)), jnp.ones((7, 2))
 for method in ("rescale", "blocked"):
@@ -19,7 +20,7 @@ for method in ("rescale", "blocked"):
     jaxgauss.gauss_sum(q, k, v, jnp.ones(2), method=method)
 jaxgauss.gauss_sum_blocked(q, k, v)
 print("right shapes pass")
-for wrong in (lambda: _dense.center(jnp.ones(3)), lambda: _dense.unbroadcast(3, ())):
+for wrong in (lambda: points.center(jnp.ones(3)), lambda: points.unbroadcast(3, ())):
     try:
         wrong()
     except Exception as error:

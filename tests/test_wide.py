@@ -9,7 +9,6 @@ import pytest
 
 import torch_backend
 from jaxgauss import (
-    _bridge,
     gauss_sum,
     gauss_sum_blocked,
     gauss_sum_dense,
@@ -18,6 +17,7 @@ from jaxgauss import (
     mmd_squared,
     svgd_direction,
 )
+from jaxgauss._engines import float64
 from oracle import gauss_sum64, relative_error
 
 NUM = 150
@@ -230,7 +230,7 @@ def test_that_it_is_slow_is_said_once(rng):
     near = x.copy()
     x[0] = 1e4
     slope = jax.grad(lambda x: ksd_squared(x, x, 1.0))  # in float64 wherever points lie
-    _bridge._say_far.cache_clear()
+    float64._say_far.cache_clear()
     for function in (lambda x: gauss_sum(x, x, x), lambda x: mmd_squared(x, x[:3], 1.0)):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
@@ -238,7 +238,7 @@ def test_that_it_is_slow_is_said_once(rng):
             assert not caught
             jax.block_until_ready([function(x), function(x)])
         assert [str(w.message) for w in caught if "float64" in str(w.message)] == [str(caught[0].message)]
-        _bridge._say_far.cache_clear()
+        float64._say_far.cache_clear()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert np.isfinite(mmd_squared(x, x[:3], 1.0))

@@ -62,6 +62,9 @@ class Kernel:
     gate: Array | None = None
     alarm: Array | None = None
 
+    def __str__(self) -> str:
+        return f"{self.name} in {self.precision}"
+
     @property
     def precision(self) -> str:
         """The name of its precision."""

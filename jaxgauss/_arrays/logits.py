@@ -1,0 +1,59 @@
+"""Exponents -½‖a - b‖² of all pairs of points: by one product, or from the differences of coordinates."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array
+
+from .blocks import scan
+from .points import Scaled
+from .varying import vary_like
+
+DIMENSIONS = 8  # coordinates whose differences are added up in one pass over a tile
+
+
+def logit_factors(a: Scaled, b: Scaled) -> tuple[Array, Array]:
+    """[a, 1, -½‖a‖²] and [b, -½‖b‖², 1]: one product makes the logits, nothing is left to be added to them."""
+    one_a, one_b = (jnp.ones_like(x.norms) for x in (a, b))
+    factors = (a.points, one_a, a.norms / -2), (b.points, b.norms / -2, one_b)
+    return tuple(jnp.concatenate(x, -1) for x in factors)  # type: ignore[return-value]
+
+
+def difference_logits(scale: Array, queries: Array, keys: Array) -> Array:
+    """-½ Σ_d (scale (q_md - k_nd))², eight dimensions at a time; cut off where its square would overflow."""
+
+    @jax.checkpoint  # or derivatives would hold the differences of every dimension, each of a tile's size
+    def add(total: Array, columns: tuple[Array, Array]) -> tuple[Array, None]:
+        for q, k in zip(*columns, strict=True):
+            total = total + jnp.square(_scaled_difference(scale, q, k))
+        return total, None
+
+    batch = jnp.broadcast_shapes(scale.shape[:-2], queries.shape[:-2], keys.shape[:-2])
+    zero = jnp.zeros((*batch, queries.shape[-2], keys.shape[-2]), queries.dtype)
+    columns = _dimensions(queries), _dimensions(keys)
+    return scan(add, vary_like(zero, [queries, keys, scale]), columns)[0] / -2
+
+
+def _scaled_difference(scale: Array, q: Array, k: Array) -> Array:
+    """scale (q_m - k_n) of one coordinate (*batch, number)."""
+    far = math.sqrt(float(jnp.finfo(q.dtype).max)) / 1e6
+    return jnp.clip(scale * (q[..., :, None] - k[..., None, :]), -far, far)
+
+
+def _dimensions(points: Array) -> Array:
+    """(*batch, N, D) -> (steps, 8 or D, *batch, N), zeros at the end."""
+    step = min(points.shape[-1], DIMENSIONS)
+    padding = [(0, 0)] * (points.ndim - 1) + [(0, -points.shape[-1] % step)]
+    x = jnp.moveaxis(jnp.pad(points, padding), -1, 0)
+    return x.reshape(x.shape[0] // step, step, *x.shape[1:])
+
+
+def logits(a: Array, b: Array) -> Array:
+    """Q Kᵀ. Rounding may leave it above zero, by no more than it moves it anywhere: points are within reach."""
+    return dot(a, b.mT)
+
+
+dot = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)

@@ -1,0 +1,182 @@
+"""Checks of what a sum is given, before any work: points, values, weights, τ, options and meshes; and the messages."""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh
+
+from .settings import BACKENDS, DTYPES, METHODS, PRECISIONS, axis_names, working_dtype
+
+TAU_RANGE = (1e-37, 1e38)  # normal in float32 and float64
+_FLOATING = frozenset(jnp.dtype(name) for name in DTYPES)
+_BANDWIDTHS = {"sigma": "", "bandwidth": "", "lengthscale": "", "length_scale": ""} | {
+    name: f", {name!r}" for name in ("gamma", "h", "epsilon")
+}  # other names of what τ says, and their conventions for `tau_from_bandwidth`
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+def takes_tau(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """The public function, which refuses a bandwidth by another name and says how to convert it."""
+
+    @functools.wraps(function)
+    def checked(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        for name in () if _BANDWIDTHS.keys().isdisjoint(kwargs) else sorted(_BANDWIDTHS.keys() & kwargs):
+            raise TypeError(
+                f"`jaxgauss.{function.__name__}`: the bandwidth must be given as `tau`, 1/σ²; got {name}"
+                f" {kwargs[name]}. Pass tau=jaxgauss.tau_from_bandwidth({name}{_BANDWIDTHS[name]})."
+            )
+        return function(*args, **kwargs)
+
+    return checked
+
+
+def check_names(function: str, method: Any, precision: Any, backend: Any, methods: tuple[str, ...] = METHODS) -> None:
+    """Raise ValueError unless the three options are among their names."""
+    options = {"method": (method, methods), "precision": (precision, PRECISIONS), "backend": (backend, BACKENDS)}
+    for name, (given, allowed) in options.items():
+        if given not in allowed:
+            raise ValueError(f"`jaxgauss.{function}`: `{name}` must be one of {', '.join(allowed)}; got {given!r}.")
+
+
+def check_operands(function: str, queries: Any, keys: Any, values: Any, tau: Any) -> str:
+    """Raise TypeError or ValueError unless the arguments fit together; return the name of the promoted dtype."""
+    where = f"`jaxgauss.{function}`"
+    operands = {"queries": queries, "keys": keys, "values": values}
+    dtypes = [floating_dtype(where, name, x) for name, x in operands.items()]
+    shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in operands.items())
+    for name in ("queries", "keys"):
+        if len(operands[name].shape) < 2:
+            raise ValueError(
+                f"{where}: `{name}` must be points (…, number, dimension); got {shapes}."
+                f" One-dimensional points are {name}[:, None]."
+            )
+    if len(values.shape) < 1:
+        raise ValueError(f"{where}: `values` must be weights (N,) or values (…, N, C); got {shapes}. Pass one a key.")
+    if queries.shape[-1] != keys.shape[-1]:
+        raise ValueError(
+            f"{where}: `queries` and `keys` must be points of the same dimension; got {shapes}."
+            " Their last axes must be equal."
+        )
+    if keys.shape[-1] == 0:
+        raise ValueError(f"{where}: points must have at least one dimension; got {shapes}. Add a column of zeros.")
+    num_values = values.shape[0] if len(values.shape) == 1 else values.shape[-2]
+    if num_values != keys.shape[-2]:
+        fix = f"Weights are one for each key, ({keys.shape[-2]},)."
+        if len(values.shape) > 1:
+            fix = "The last two axes of values are keys and channels, (…, N, C)."
+            if values.shape[-1] == keys.shape[-2]:
+                fix += " Weights in batches need a channel axis, values[..., None]; other values are transposed."
+        raise ValueError(f"{where}: `values` must hold one row for each key; got {shapes}. {fix}")
+    dtype = dtypes[0] if len(set(dtypes)) == 1 else jnp.result_type(*dtypes)
+    tau_shape = check_tau(where, tau, working_dtype(dtype))
+    leading = {tau_shape, *(tuple(x.shape[:-2]) for x in operands.values())}
+    try:
+        jnp.broadcast_shapes(*leading)
+    except ValueError:
+        fix = "Add axes of length 1."
+        if tau_shape and tau_shape[-1] == keys.shape[-1]:
+            fix += " For one bandwidth in each dimension scale the points: queries * jnp.sqrt(tau)."
+        raise ValueError(
+            f"{where}: leading axes must broadcast as in jnp.matmul, and `tau` against them; got {shapes},"
+            f" tau {tau_shape}. {fix}"
+        ) from None
+    return dtype.name
+
+
+def as_operand(tau: Any, dtype: Any) -> Any:
+    """What was checked as τ, so that `jax.jit` takes it: an integer of any size goes by way of the working dtype."""
+    return tau if isinstance(tau, (jax.Array, float)) else np.asarray(tau, working_dtype(dtype))
+
+
+def check_weights(function: str, name: str, weights: Any, keys: Any) -> Any:
+    """Raise unless there is one weight (…, N) for every key, or None; return what has the shape of values (…, N, 1)."""
+    where = f"`jaxgauss.{function}`"
+    if not hasattr(keys, "shape") or len(keys.shape) < 2:
+        return keys  # which is refused
+    if weights is None:
+        return jax.ShapeDtypeStruct((keys.shape[-2], 1), keys.dtype)
+    floating_dtype(where, name, weights)
+    if len(weights.shape) < 1 or weights.shape[-1] != keys.shape[-2]:
+        raise ValueError(
+            f"{where}: `{name}` must hold one weight for each key; got {name} {tuple(weights.shape)}, keys"
+            f" {tuple(keys.shape)}. Its last axis must be that of the keys."
+        )
+    return jax.ShapeDtypeStruct((*weights.shape, 1), weights.dtype)
+
+
+def check_mesh(function: str, mesh: Any, query_axis: Any, key_axis: Any) -> None:
+    """Raise unless the axes are some of the mesh's, each for one purpose; there may be neither mesh nor axes."""
+    where = f"`jaxgauss.{function}`"
+    if mesh is not None and not isinstance(mesh, (Mesh, AbstractMesh)):
+        raise TypeError(f"{where}: `mesh` must be a jax.sharding.Mesh; got {type(mesh).__name__}. See jax.make_mesh.")
+    axes = [*axis_names(query_axis), *axis_names(key_axis)]
+    names = () if mesh is None else mesh.axis_names
+    if (mesh is not None) != bool(axes) or not set(axes) <= set(names) or len(set(axes)) < len(axes):
+        raise ValueError(
+            f"{where}: `query_axis` and `key_axis` must name axes of `mesh`, at least one, and no axis twice; got"
+            f" query_axis {query_axis!r}, key_axis {key_axis!r}, axes of the mesh {names}."
+        )
+
+
+def floating_dtype(where: str, name: str, x: Any) -> np.dtype:
+    """The dtype of an array of floating numbers; TypeError for anything else."""
+    if not (hasattr(x, "shape") and hasattr(x, "dtype")):
+        fix = f"Convert with jnp.asarray({name}, jnp.float32): only `tau` may be a list."
+        if isinstance(x, int | float | complex):
+            fix = f"For all alike jnp.full(number, {x})."
+        raise TypeError(f"{where}: `{name}` must be a JAX or NumPy array; got {type(x).__name__}. {fix}")
+    try:
+        dtype = jax.dtypes.canonicalize_dtype(x.dtype)
+    except (TypeError, ValueError):  # of another library, or not of numbers
+        dtype = None
+    if dtype not in _FLOATING:
+        fix = f"Convert with {name}.astype(jnp.float32)."
+        if hasattr(x, "__dlpack__") and not isinstance(x, jax.Array | np.ndarray):
+            fix = f"Convert with jnp.from_dlpack({name})."
+            if type(x).__module__.split(".")[0] == "torch":
+                fix += " For tensors there is torch_backend.gauss_sum, too."
+        elif jnp.issubdtype(x.dtype, jnp.complexfloating):
+            fix = f"Sum the parts by themselves, {name}.real and {name}.imag."
+            if name not in ("values", "weights", "x_weights", "y_weights", "log_weights"):
+                fix = f"Complex coordinates are two real ones each: jnp.concatenate([{name}.real, {name}.imag], -1)."
+        elif jnp.issubdtype(x.dtype, jax.dtypes.extended):
+            fix = "Random keys go by `rng_key`, where there is one."
+        raise TypeError(f"{where}: `{name}` must be of dtype {', '.join(DTYPES)}; got {name} {x.dtype}. {fix}")
+    return np.dtype(dtype)
+
+
+def check_tau(where: str, tau: Any, dtype: np.dtype) -> tuple[int, ...]:
+    """The shape of tau. Its value is checked where that is free: not in a trace, and not on another device."""
+    if type(tau) is float and TAU_RANGE[0] < tau < TAU_RANGE[1]:
+        return ()
+    if isinstance(tau, jax.Array):
+        kind = tau.dtype
+        if isinstance(tau, jax.core.Tracer) or any(device.platform != "cpu" for device in tau.devices()):
+            if not _is_real(kind):
+                raise TypeError(f"{where}: `tau` must be a real number or array; got tau {kind}. Pass 1 / sigma**2.")
+            return tau.shape
+    try:
+        value = np.asarray(tau)
+    except (TypeError, ValueError, RuntimeError):
+        value = np.asarray(None)
+    if not _is_real(value.dtype) and not isinstance(tau, int):
+        raise TypeError(f"{where}: `tau` must be a real number or array; got tau {tau!r}. Pass 1 / sigma**2.")
+    with np.errstate(over="ignore"):
+        try:
+            value = value.astype(dtype)
+        except OverflowError:  # an integer beyond every floating number
+            value = np.asarray(math.inf)
+    if not np.all((value >= np.finfo(dtype).tiny) & (value < math.inf)):
+        raise ValueError(f"{where}: `tau` must be positive and finite in {dtype}; got tau {tau}. Pass 1 / sigma**2.")
+    return value.shape
+
+
+def _is_real(dtype: Any) -> bool:
+    return jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)

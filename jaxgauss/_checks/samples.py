@@ -1,0 +1,113 @@
+"""Checks of what a kernel method is given: samples, weights, scores, estimators, random keys."""
+
+from typing import Any
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+
+from .operands import check_mesh, check_names, check_tau, floating_dtype
+from .settings import MeshOptions, Settings, matmul_grade, working_dtype
+
+
+def check_samples(
+    function: str,
+    samples: dict[str, Any],
+    tau: Any,
+    options: MeshOptions,
+    *,
+    weights: dict[str, Any] | None = None,
+    min_points: int = 1,
+    allowed: type = MeshOptions,
+    may_be_empty: str = "",
+) -> Settings:
+    """Raise unless the samples are points (number, D) of one dimension, and each weight belongs to one of them.
+
+    `weights`: what goes with each of the samples in turn, one number a point, or None.
+    `may_be_empty`: the one of the samples that need not have any points.
+    """
+    where = f"`jaxgauss.{function}`"
+    names = allowed.__annotations__
+    unknown = sorted(set(options) - set(names))
+    if unknown:
+        raise TypeError(f"{where}: options must be among {', '.join(names)}; got {', '.join(unknown)}.")
+    check_names(
+        function, options.get("method", "auto"), options.get("precision", "auto"), options.get("backend", "auto")
+    )
+    check_mesh(function, options.get("mesh"), options.get("query_axis"), options.get("key_axis"))
+    given = {**samples, **{name: x for name, x in (weights or {}).items() if x is not None}}
+    dtypes = {floating_dtype(where, name, x) for name, x in given.items()}
+    shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in given.items())
+    for name, x in samples.items():
+        if len(x.shape) != 2 or x.shape[1] == 0:
+            raise ValueError(
+                f"{where}: `{name}` must be points (number, dimension); got {shapes}. One-dimensional points are"
+                f" {name}[:, None]; batches go by jax.vmap."
+            )
+    if len({x.shape[1] for x in samples.values()}) > 1:
+        names = " and ".join(f"`{name}`" for name in samples)
+        raise ValueError(f"{where}: {names} must be points of the same dimension; got {shapes}.")
+    for name, x in samples.items():
+        if name != may_be_empty and x.shape[0] < min_points:
+            raise ValueError(f"{where}: `{name}` must hold at least {min_points} points; got {shapes}.")
+    for (name, x), points in zip((weights or {}).items(), samples, strict=False):
+        if x is not None and x.shape != samples[points].shape[:1]:
+            raise ValueError(f"{where}: `{name}` must hold one weight for each point of `{points}`; got {shapes}.")
+    dtype = dtypes.pop() if len(dtypes) == 1 else jnp.result_type(*dtypes)
+    tau_shape = check_tau(where, tau, working_dtype(dtype))
+    if len(tau_shape) > 1 or tau_shape == (0,):
+        raise ValueError(f"{where}: `tau` must be a number or one-dimensional, for a mixture; got tau {tau_shape}.")
+    return Settings(dtype=dtype.name, function=function, grade=matmul_grade(), **options)
+
+
+def visible(array: Any) -> np.ndarray | None:
+    """The numbers of an array where nothing waits for them: not in a trace, on another device, in another process."""
+    if isinstance(array, jax.core.Tracer):
+        return None
+    if isinstance(array, jax.Array) and not (
+        array.is_fully_addressable and all(device.platform == "cpu" for device in array.devices())
+    ):
+        return None
+    return np.asarray(array, np.float64)
+
+
+def check_distinct_pairs(function: str, estimator: str, weights: dict[str, Any]) -> None:
+    """Raise ValueError where an unbiased estimate of weighted points is 0/0, and it can be seen."""
+    for name, a in weights.items():
+        seen = None if a is None or estimator == "biased" else visible(a)
+        if seen is not None and np.square(seen.sum()) - np.square(seen).sum() == 0:
+            raise ValueError(
+                f"`jaxgauss.{function}`: `{name}` must weigh pairs of distinct points for the unbiased estimator; got"
+                f" {np.count_nonzero(seen)} of {len(seen)} points with weight. Use estimator='biased'."
+            )
+
+
+def check_rng_key(function: str, rng_key: Any) -> None:
+    """Raise TypeError unless it is one random key, typed or of integers."""
+    if isinstance(rng_key, jax.Array | np.ndarray):
+        if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key):
+            if rng_key.shape == ():
+                return
+        elif rng_key.dtype == np.uint32 and rng_key.ndim == 1:
+            return
+    given = f"{rng_key.dtype} {rng_key.shape}" if hasattr(rng_key, "dtype") else repr(rng_key)
+    raise TypeError(
+        f"`jaxgauss.{function}`: `rng_key` must be one random key; got {given}. Make one with jax.random.key(0),"
+        " several with jax.random.split."
+    )
+
+
+def check_scores(function: str, name: str, points: Any, scores: Any) -> None:
+    """Raise ValueError unless there is one score for each of the points."""
+    if scores.shape != points.shape:
+        raise ValueError(
+            f"`jaxgauss.{function}`: `scores` must be of the shape of `{name}`; got {name} {points.shape}, scores"
+            f" {scores.shape}. One for each: jax.vmap(jax.grad(log_density))({name})."
+        )
+
+
+def check_estimator(function: str, estimator: str) -> None:
+    """Raise ValueError unless the estimator is one of two."""
+    if estimator not in ("biased", "unbiased"):
+        raise ValueError(f"`jaxgauss.{function}`: `estimator` must be 'biased' or 'unbiased'; got {estimator!r}.")

@@ -1,0 +1,95 @@
+"""What callers may say: the types of arguments, the names of options, and the settings that are made of them."""
+
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh
+from jaxtyping import Array, Float
+
+METHODS = ("auto", "reweight", "prescale", "rescale", "blocked", "dense", "differences")
+PRECISIONS = ("auto", "float16", "bfloat16", "float16x2", "bfloat16x2", "float32", "float64")
+BACKENDS = ("auto", "flash", "efficient", "cudnn", "cpu")
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+Queries = Float[Array | np.ndarray, "*#batch m d"]
+Keys = Float[Array | np.ndarray, "*#batch n d"]
+Values = Float[Array | np.ndarray, "*#batch n c"] | Float[Array | np.ndarray, " n"]
+Bandwidth = Float[Array | np.ndarray, "*#batch"] | float | int
+Sums = Float[Array, "*result m c"] | Float[Array, "*result m"]
+Points = Float[Array | np.ndarray, "n d"]
+Weights = Float[Array | np.ndarray, " n"]
+Taus = Float[Array | np.ndarray, "*#bandwidths"] | float | int
+MeshAxis = str | tuple[str, ...] | None
+
+
+class Options(TypedDict, total=False):
+    """How the Gauss sums of a kernel method are computed: as for `gauss_sum`."""
+
+    method: str
+    precision: str
+    backend: str
+
+
+class MeshOptions(Options, total=False):
+    """And on which devices: as for `gauss_sum_sharded`."""
+
+    mesh: Mesh | AbstractMesh
+    query_axis: MeshAxis
+    key_axis: MeshAxis
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the caller asked for, and the dtype that was promoted from the arguments. Static under transformations."""
+
+    method: str = "auto"
+    precision: str = "auto"
+    backend: str = "auto"
+    dtype: str = "float32"
+    function: str = "gauss_sum"  # that was called
+    grade: str = "default"  # of jax.default_matmul_precision: default, high or highest
+    guarded: bool = True  # False where the points are known to lie within reach
+    wide: bool = False  # in float64, at any distance: see `float64`
+    far: bool = False  # which is so because points lie far away
+    centered: bool = False  # True where the points are known to lie about the origin
+    forward_mode: bool = False  # whether the sum must have tangents
+    mesh: Mesh | AbstractMesh | None = None  # whose axes queries and keys are shared out over
+    query_axis: MeshAxis = None
+    key_axis: MeshAxis = None
+
+    @property
+    def options(self) -> Options:
+        """What was asked for by name."""
+        return {"method": self.method, "precision": self.precision, "backend": self.backend}
+
+    @property
+    def automatic(self) -> bool:
+        """Whether everything is left to us."""
+        return self.method == self.precision == self.backend == "auto"
+
+
+def are_known(*sizes: Any) -> bool:
+    """Whether sizes are numbers, and not symbols of `jax.export`."""
+    return all(isinstance(size, int | np.integer) for size in sizes)
+
+
+def working_dtype(dtype: Any) -> np.dtype:
+    """The dtype for everything that is not a kernel's operand: float32, or float64 for float64."""
+    return np.dtype("float64" if jnp.dtype(dtype) == np.float64 else "float32")
+
+
+def matmul_grade() -> str:
+    """What `jax.default_matmul_precision` asks for: "default" (one product), "high" (three) or "highest" (float32)."""
+    asked = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    if asked in ("highest", "float32", "F32_F32_F32", "F64_F64_F64", "BF16_BF16_F32_X6", "BF16_BF16_F32_X9"):
+        return "highest"
+    return "high" if asked in ("high", "tensorfloat32", "bfloat16_3x") or "_X3" in str(asked) else "default"
+
+
+def axis_names(axis: MeshAxis) -> tuple[str, ...]:
+    """The axes of a mesh that one axis of an array is shared out over."""
+    if axis is None:
+        return ()
+    return (axis,) if isinstance(axis, str) else tuple(axis)

@@ -1,0 +1,200 @@
+"""The engine of attention kernels: reductions of `torch_backend`, traced by JAX around one operator in one callback.
+
+XLA centers, scales, rounds and packs the points, and makes a sum of what comes back. What is attended is a function of
+a plan, its kernel, the scaled points a and b, and operands of equal rank; last among its results, the largest sum.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array
+
+from .._arrays.points import scaled_points, unbroadcast
+from .._checks.settings import Settings
+from .bridge import backend, call
+from .float64 import Wide, out_of_reach
+from .plan import Plan
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from torch_backend import Engine, Kernel
+
+Points = tuple[Array, Array]
+
+
+def by_attention(
+    settings: Settings, chosen: Plan, attended: Callable, wide: Wide, operands: tuple[Array, ...]
+) -> tuple[Array, ...]:
+    """What an attention kernel makes of the operands; where its precision does not hold them, `rescale` in their own.
+
+    And where that does not, tiles in float64; but it is asked only if the settings are guarded.
+    """
+    kernel, dtype = kernel_of(chosen, operands[0]), operands[0].dtype
+    settings = replace(settings, dtype=dtype.name)
+    far = out_of_reach(settings, wide, chosen.platform)
+    if any(0 in x.shape for x in operands):
+        return far(*operands)  # for its shapes
+    if isinstance(kernel, str):
+        shapes = [x.shape for x in jax.eval_shape(far, *operands)]
+        return tuple(call(refusal, (kernel,), shapes, operands))
+    if kernel.dtype == "float64" and dtype != jnp.float64:
+        with jax.enable_x64(True):
+            results = by_attention(settings, chosen, attended, wide, tuple(x.astype("float64") for x in operands))
+            return tuple(x.astype(dtype) for x in results)
+
+    queries, keys, _, tau, *_ = operands
+    points = scaled_points(queries, keys, tau, settings.centered, base_2=False)
+
+    def run(*_: Array) -> tuple[Array, ...]:
+        return attended(chosen, kernel, points, operands)[:-1]
+
+    is_last = chosen.method == "rescale" and not kernel.half
+    if chosen.platform != "cpu" or (is_last and not settings.guarded):
+        return run()
+    trust = backend().trust
+    reach = trust.squared_reach(*points)
+    within = reach <= backend().REACH[chosen.method][kernel.precision]
+    if is_last:
+        return lax.cond(within, run, far, *operands)
+    own = replace(chosen, method="rescale", precision=dtype.name)
+
+    def again(*operands: Array) -> tuple[Array, ...]:
+        return by_attention(replace(settings, guarded=True), own, attended, wide, operands)
+
+    def unless_doubted(*operands: Array) -> tuple[Array, ...]:
+        *results, largest = attended(chosen, kernel, points, operands)
+        doubted = trust.doubtful(chosen.method, kernel, reach, largest)
+        return lax.cond(doubted, again, lambda *_: tuple(results), *operands)
+
+    return lax.cond(within, unless_doubted if kernel.half else run, again, *operands)
+
+
+def attended_sum(
+    chosen: Plan, kernel: "Kernel", points: Points, operands: tuple[Array, ...], *, with_log: bool = False
+) -> tuple[Array, ...]:
+    """Σ_n Φ v_n, of queries, keys, values and τ; `with_log`, on CUDA, what the pullback needs; the largest of the sums.
+
+    Of values of at most one, that is.
+    """
+    fused_sum, attend = backend().fused_sum, engine().attend
+
+    def compute(kernel: "Kernel", method: str) -> tuple[Array, ...]:
+        return fused_sum(method, *points, operands[2], kernel, attend, with_log=with_log and chosen.platform == "cuda")
+
+    return _computed(chosen, kernel, points, compute)
+
+
+def attended_pullback(chosen: Plan, kernel: "Kernel", points: Points, operands: tuple[Array, ...]) -> tuple[Array, ...]:
+    """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of queries, keys and values, at these, τ and g; the largest Σ_n Φ.
+
+    A sixth operand is what the sum's own pass has left, on CUDA.
+    """
+    fused_pullback, by_torch = backend().fused_pullback, engine()
+    *originals, tau, cotangent = operands[:5]
+    saved = operands[5] if chosen.platform == "cuda" and len(operands) > 5 else None
+
+    def compute(kernel: "Kernel", _: str) -> tuple[Array, ...]:
+        exact = kernel.device == "cpu" and not kernel.half  # within reach, as points here are
+        return fused_pullback(*points, originals[2], cotangent, kernel, by_torch, exact=exact, log_sum=saved)
+
+    da, db, dv, largest = _computed(chosen, kernel, points, compute)
+    scale = jnp.sqrt(tau)[..., None, None]
+    gradients = zip((scale * da, scale * db, dv), originals, strict=True)
+    return *(unbroadcast(gradient, x.shape) for gradient, x in gradients), largest
+
+
+def attended_means(chosen: Plan, kernel: "Kernel", points: Points, operands: tuple[Array, ...]) -> tuple[Array, ...]:
+    """Σ_n w Φ v / Σ_n w Φ and log Σ_n w Φ, of queries, keys, values, τ and log-weights; the largest Σ_n w Φ."""
+    fused_means, attend = backend().fused_means, engine().attend
+
+    def compute(kernel: "Kernel", _: str) -> tuple[Array, ...]:
+        return fused_means(*points, operands[2], operands[4], kernel, attend)
+
+    return _computed(chosen, kernel, points, compute)
+
+
+def _computed(chosen: Plan, kernel: "Kernel", points: Points, compute: Callable) -> tuple[Array, ...]:
+    """On CUDA with what half precision does not hold computed again, behind a gate."""
+    if chosen.platform == "cuda":
+        return backend().trust.gated(chosen.method, kernel, points, compute)
+    return compute(kernel, chosen.method)
+
+
+def kernel_of(plan: Plan, like: Array) -> "Kernel | str":
+    """The kernel of a plan for such points (…, N, D); or why there is none, where nobody could ask before."""
+    try:
+        return backend().select_kernel(plan.backend, plan.precision, plan.platform, like.dtype.name, like.shape[-1])
+    except ValueError as error:
+        return str(error).replace("`torch_backend`: ", "")
+
+
+def engine() -> "Engine":
+    """PyTorch's attention as an engine for arrays of JAX: one operator in one callback, forward and back."""
+    return backend().Engine(_attend, _pull_back)
+
+
+def _attend(
+    queries: Array, keys: Array, values: Array, kernel: "Kernel", *, bias: Array | None = None, needs_lse: bool = True
+) -> list[Array]:
+    tensors = queries, keys, values, *([] if bias is None else [bias])
+    batch = jnp.broadcast_shapes(*(x.shape[:2] for x in tensors))
+    alarm = [] if kernel.alarm is None else [kernel.alarm]
+    options = replace(kernel, gate=None, alarm=None), bias is not None, bool(alarm)
+    operands = *tensors, *alarm, *_gate(kernel, batch, queries, keys)
+    shapes = [(*batch, queries.shape[2], width) for width in (values.shape[3], 1)]
+    return call(attention, options, shapes, operands, backend().arrays.accumulation_dtype(kernel.dtype))
+
+
+def _pull_back(*operands: Any) -> list[Array]:
+    *tensors, kernel = operands
+    batch = jnp.broadcast_shapes(*(x.shape[:2] for x in tensors))
+    gate = _gate(kernel, batch, *tensors[1:3])
+    options = replace(kernel, gate=None, alarm=None), bool(gate)
+    shapes: Any = [(*batch, *x.shape[2:]) for x in tensors[1:4]]
+    dtype = backend().arrays.accumulation_dtype(kernel.dtype)
+    return call(attention_pullback, options, shapes, [*tensors, *gate], dtype)
+
+
+def _gate(kernel: "Kernel", batch: Sequence[Any], queries: Array, keys: Array) -> tuple[Array, ...]:
+    """The operands that a gate is for the operator."""
+    if kernel.gate is None:
+        return ()
+    return backend().kernels.gate_starts(kernel.gate, batch[0], queries.shape[2], keys.shape[2])
+
+
+def attention(kernel: "Kernel", has_bias: bool, has_alarm: bool) -> Callable:
+    """What the callback of a sum does with tensors."""
+    attend = backend().ENGINE.attend
+
+    def run(queries: "Tensor", keys: "Tensor", values: "Tensor", *given: "Tensor") -> "Sequence[Tensor]":
+        bias, options = given[0] if has_bias else None, given[has_bias:]
+        alarm, gate = options[0] if has_alarm else None, options[has_alarm:]
+        its = replace(kernel, alarm=alarm, gate=gate or None) if options else kernel
+        return attend(queries, keys, values, its, bias=bias)
+
+    return run
+
+
+def attention_pullback(kernel: "Kernel", is_gated: bool) -> Callable:
+    """What that of a pullback does."""
+    pullback = backend().ENGINE.pullback
+
+    def run(*operands: "Tensor") -> "Sequence[Tensor]":
+        tensors, gate = operands[:5], operands[5:]
+        return pullback(*tensors, replace(kernel, gate=gate) if is_gated else kernel)
+
+    return run
+
+
+def refusal(message: str) -> Callable:
+    """What fails with a message if it is asked for."""
+
+    def run(*operands: "Tensor") -> "Sequence[Tensor]":
+        raise ValueError(message)
+
+    return run

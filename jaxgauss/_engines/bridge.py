@@ -1,0 +1,135 @@
+"""The one door to PyTorch: `buffer_callback` with DLPack inside. Nothing else knows both libraries.
+
+Buffers become tensors without a copy and are valid during the callback alone. On CUDA the callback only enqueues work,
+on the stream that XLA runs on, and never waits for it. No input is written, no JAX function is called.
+"""
+
+import atexit
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import jax
+from jax._src.xla_bridge import backends_are_initialized  # JAX has no public way to ask
+from jax.experimental import buffer_callback
+
+from .._arrays.varying import vary_like
+
+DLPACK_CUDA = 2
+Shapes: TypeAlias = Sequence[tuple[int, ...]]
+
+
+def serves(platform: str) -> bool:
+    """Whether the PyTorch that is installed runs on a platform of JAX."""
+    if platform == "cpu":
+        return True
+    return platform == "cuda" and _torch().cuda.is_available()
+
+
+def refuse_fork() -> None:
+    """Raise RuntimeError in a process forked after JAX was used: it would wait forever for threads it has not got."""
+    if os.getpid() in _FORKED_LATE:
+        raise RuntimeError(
+            "`jaxgauss`: a process must not be forked after JAX was used, for the threads of JAX and PyTorch stay"
+            f" behind; got process {os.getpid()}, forked late. Use multiprocessing.get_context('spawn')."
+        )
+
+
+_FORKED_LATE: set[int] = set()  # this process, if it was forked after JAX had made its threads
+
+
+def _remember_fork() -> None:
+    if backends_are_initialized():
+        _FORKED_LATE.add(os.getpid())
+
+
+if hasattr(os, "register_at_fork"):  # there is no fork on Windows
+    os.register_at_fork(after_in_child=_remember_fork)
+
+
+def call(
+    make: Callable, options: tuple[Any, ...], shapes: Shapes, operands: Sequence[jax.Array], dtype: Any = None
+) -> list[jax.Array]:
+    """Arrays of these shapes that make(*options), a function of tensors, makes of operands, in their dtype or another.
+
+    It is made once for the same options: a fresh one would be compiled afresh.
+    """
+    results = [jax.ShapeDtypeStruct(shape, dtype or operands[0].dtype) for shape in shapes]
+    callback = buffer_callback.buffer_callback(buffered(make, options), results)
+    return [vary_like(x, operands) for x in callback(*operands)]
+
+
+@functools.cache
+def buffered(make: Callable, options: tuple[Any, ...]) -> Callable:
+    """A buffer callback that writes make(*options)(*inputs) into the outputs."""
+    function, made = make(*options), f"{make.__name__}({', '.join(map(str, options))})"
+    _finish_before_exit()
+
+    def run(torch: Any, outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
+        tensors = [torch.from_dlpack(x) for x in inputs]
+        for output, result in zip(outputs, function(*tensors), strict=True):
+            torch.from_dlpack(output).copy_(result)
+
+    def callback(context: Any, outputs: Sequence[Any], *inputs: Any) -> None:
+        refuse_fork()
+        torch = _torch()
+        device_type, index = inputs[0].__dlpack_device__()
+        try:
+            with torch.inference_mode():
+                if device_type == DLPACK_CUDA:
+                    device = torch.device("cuda", index)
+                    with torch.cuda.stream(torch.cuda.ExternalStream(context.stream, device=device)):
+                        run(torch, outputs, inputs)
+                else:
+                    run(torch, outputs, inputs)
+        except Exception as error:
+            shapes = ", ".join(f"{x.dtype}{list(x.shape)}" for x in inputs)
+            raise RuntimeError(
+                _failure(error, f"{shapes} on {'cuda' if device_type == DLPACK_CUDA else 'cpu'}, {made}")
+            ) from error
+
+    return callback
+
+
+@functools.cache
+def _finish_before_exit() -> None:
+    """When the process ends, wait for sums under way: a callback that finds no interpreter would abort it."""
+
+    @atexit.register
+    def finish() -> None:
+        if os.getpid() in _FORKED_LATE:
+            return  # a child that was forked has none of their threads
+        last = jax.numpy.zeros(()) + 1  # XLA takes the programs of a thread in turn
+        for x in (last, *jax.live_arrays()):
+            with contextlib.suppress(Exception):  # a failure that nobody has asked for
+                x.block_until_ready()
+
+
+def _failure(error: Exception, call: str) -> str:
+    hint = ""
+    if isinstance(error, _torch().OutOfMemoryError):
+        hint = (
+            " XLA reserves 75 % of the card for itself, and PyTorch allocates beside it: set"
+            " XLA_PYTHON_CLIENT_PREALLOCATE=false or XLA_PYTHON_CLIENT_MEM_FRACTION=.5 before JAX starts."
+        )
+    return f"`jaxgauss`: PyTorch failed on {call}: {error}{hint}"
+
+
+def _torch() -> Any:
+    # Imported at the first use: importing jaxgauss stays cheap, and what XLA serves on a CPU loads PyTorch only when
+    # points are found to be out of reach.
+    try:
+        import torch
+    except ImportError as error:
+        raise ImportError("`jaxgauss` needs PyTorch: pip install 'torch>=2.11,<2.14'.") from error
+    return torch
+
+
+def backend() -> Any:
+    """`torch_backend`, which is imported at the first use."""
+    _torch()
+    import torch_backend
+
+    return torch_backend

@@ -1,0 +1,57 @@
+"""The sum from differences of coordinates, a tile at a time: slow for wide points, and right at any distance."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from .._arrays.logits import difference_logits, dot
+from .tiles import Tile, tiled_means, tiled_sum
+
+DIFFERENCES_TILE = Tile(2**17, 64, 64, 2**17)
+
+
+def differences_sum(
+    queries: Float[Array, "*#batch m d"],
+    keys: Float[Array, "*#batch n d"],
+    values: Float[Array, "*#batch n c"],
+    tau: Float[Array, "*#batch"],
+) -> Float[Array, "*result m c"]:
+    """The Gauss sum of operands of equal rank from the differences of coordinates, at any distance from any center."""
+    tile_sum = functools.partial(_difference_tile, jnp.sqrt(tau)[..., None, None])
+    queries = _with_axes_of(tau, queries)
+    return tiled_sum(tile_sum, queries, keys, values, tile=DIFFERENCES_TILE)
+
+
+def differences_pullback(
+    queries: Float[Array, "*#batch m d"],
+    keys: Float[Array, "*#batch n d"],
+    values: Float[Array, "*#batch n c"],
+    tau: Float[Array, "*#batch"],
+    cotangent: Float[Array, "*#batch m c"],
+) -> tuple[Float[Array, "*#batch m d"], Float[Array, "*#batch n d"], Float[Array, "*#batch n c"]]:
+    """`blocked_pullback` likewise."""
+    total, pullback = jax.vjp(lambda q, k, v: differences_sum(q, k, v, tau), queries, keys, values)
+    return pullback(jnp.broadcast_to(cotangent, total.shape))
+
+
+def _with_axes_of(tau: Array, points: Array) -> Array:
+    """The points, stretched along the batch of τ, which is not in them where nothing is scaled."""
+    return jnp.broadcast_to(points, (*jnp.broadcast_shapes(points.shape[:-2], tau.shape), *points.shape[-2:]))
+
+
+def differences_log_sum(
+    queries: Float[Array, "*#batch m d"],
+    keys: Float[Array, "*#batch n d"],
+    tau: Float[Array, "*#batch"],
+    log_weights: Float[Array, "*#batch n 1"],
+) -> Float[Array, "*result m 1"]:
+    """log Σ_n w Φ of operands of equal rank from the differences of coordinates, under all transformations."""
+    logits = functools.partial(difference_logits, jnp.sqrt(tau)[..., None, None])
+    nothing = jnp.zeros_like(log_weights)
+    return tiled_means(logits, _with_axes_of(tau, queries), keys, nothing, log_weights, tile=DIFFERENCES_TILE)[1]
+
+
+def _difference_tile(scale: Array, queries: Array, keys: Array, v: Array) -> Array:
+    return dot(jnp.exp(difference_logits(scale, queries, keys)), v)

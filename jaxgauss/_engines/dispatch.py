@@ -1,0 +1,247 @@
+"""Where a sum is computed: PyTorch's attention kernel or XLA, by platform. Beneath the derivative rules.
+
+Mapped axes of `vmap` become leading axes here, of length 1 where an operand is not mapped: the reductions see the
+whole batch, and share what is shared.
+"""
+
+import contextlib
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.custom_batching import custom_vmap
+
+from .._arrays.points import are_within, scaled_points, with_norms
+from .._arrays.varying import share_out_like, vary_like, whole
+from .._checks.settings import Settings, are_known, working_dtype
+from . import float64
+from .attention import attended_means, attended_pullback, attended_sum, by_attention, kernel_of
+from .blocked import blocked_means, blocked_pullback, scaled_sum
+from .differences import differences_sum
+from .fused import FUSES
+from .plan import Plan, plan, platforms, sizes
+
+KEPT = 8  # times as many numbers as the operands have: memory stays linear, under vmap as well
+
+
+class Reduction(NamedTuple):
+    """What is computed from operands of equal rank, queries, keys, values, τ, …, by every engine.
+
+    Attributes:
+        wide: in float64.
+        attended: by an attention kernel; of plan, kernel, scaled points and operands.
+        in_xla: of settings, plan and operands.
+        num_own: the first operands, in whose shapes the results are.
+        leaves_log: whether the last result is what a pullback needs of it, on CUDA.
+    """
+
+    wide: float64.Wide
+    attended: Callable[..., Any]
+    in_xla: Callable[..., tuple[jax.Array, ...]]
+    num_own: int = 0
+    leaves_log: bool = False
+
+
+def kernel_sum(settings: Settings, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array) -> jax.Array:
+    """Σ_n Φ_τ(q_m, k_n) v_n of operands of equal rank in float32 or float64."""
+    return _computed(SUM, settings)(queries, keys, values, tau)[0]
+
+
+def kernel_sum_and_log(settings: Settings, *operands: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The sum, and what spares its pullback a pass (…, M, 1), where `saves_log`."""
+    return _computed(SUM_AND_LOG, settings)(*operands)
+
+
+def kernel_pullback(settings: Settings, *operands: jax.Array) -> tuple[jax.Array, ...]:
+    """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of queries, keys and values, at these, tau and g; all of equal rank.
+
+    A sixth operand is what the sum has left for it. Points are within reach: whoever asks has seen to it.
+    """
+    return _computed(PULLBACK, replace(settings, guarded=False, centered=False))(*operands)
+
+
+def kernel_means(settings: Settings, *operands: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Σ_n w Φ v / Σ_n w Φ and log Σ_n w Φ at queries, keys, values, tau and log-weights (…, N, 1), of equal rank."""
+    return _computed(MEANS, replace(settings, guarded=False, centered=False))(*operands)
+
+
+def kernel_closer(settings: Settings, points: jax.Array, tau: jax.Array) -> jax.Array:
+    """All points (P, D) there are, in float64, closer together where `torch_backend.closer` is: on CPUs."""
+    return _closer(settings)(points, tau)[0]
+
+
+def within_reach(settings: Settings, *operands: jax.Array, each_tau: bool = False) -> jax.Array:
+    """Whether all of a batch lies close enough to its center for the exponents to have their digits: one boolean.
+
+    Or one for `each_tau` of τ (T,). On CUDA it is simply true, for there nothing may wait for the device: what half
+    precision does not hold, PyTorch computes again behind a gate.
+    """
+    operands = tuple(lax.stop_gradient(x) for x in operands)
+    return _within_reach(settings, each_tau)(*operands)
+
+
+def keeps_tile(settings: Settings, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array) -> bool:
+    """Whether Φ is kept from the sum for its gradients: where it is dense, and not much larger than the operands."""
+    operands = queries, keys, values, tau
+    pairs = queries.shape[0] * keys.shape[0]
+    if tau.ndim or not are_known(pairs) or not 0 < pairs <= KEPT * (queries.size + keys.size + values.size):
+        return False
+    plans = [_plan_there(settings, platform, operands) for platform in platforms()]
+    return all((x.method, x.precision) == ("dense", working_dtype(settings.dtype).name) for x in plans)
+
+
+def saves_log(settings: Settings, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array) -> bool:
+    """Whether a sum leaves something for its pullback: on CUDA, by `rescale`, in one call."""
+    operands = queries, keys, values, tau
+    if settings.wide or 0 in (*queries.shape, *keys.shape, *values.shape) or "cuda" not in platforms():
+        return False
+    chosen, batch = _plan_there(settings, "cuda", operands), math.prod(values.shape[:-2])
+    kernel = None if chosen.native or chosen.method != "rescale" else kernel_of(chosen, queries)
+    channels = values.shape[-1] * batch
+    return kernel is not None and not isinstance(kernel, str) and kernel.channels(channels) == channels
+
+
+@functools.cache
+def _computed(reduction: Reduction, settings: Settings) -> Callable[..., Any]:
+    def compute(platform: str, *operands: jax.Array) -> tuple[jax.Array, ...]:
+        if settings.wide:
+            return float64.in_tiles(reduction.wide, platform, settings, *operands)
+        chosen = _plan_there(settings, platform, operands)
+        if chosen.native:
+            return reduction.in_xla(settings, chosen, operands)
+        return by_attention(settings, chosen, reduction.attended, reduction.wide, operands)
+
+    def compute_all(platform: str, *operands: jax.Array) -> tuple[jax.Array, ...]:
+        results = compute(platform, *operands)
+        if reduction.leaves_log and len(results) == 1:
+            return *results, jnp.zeros_like(results[0][..., :1])  # which nobody reads
+        return results
+
+    return _mapped(settings, functools.partial(_by_platform, compute_all), reduction.num_own)
+
+
+def _sum_in_xla(settings: Settings, chosen: Plan, operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    """The sum, and a look whether points are within its reach; both from the same scaled points."""
+    if chosen.method == "differences":
+        return (differences_sum(*operands),)
+    dtype = operands[0].dtype
+    queries, keys, values, tau = (x.astype(chosen.precision) for x in operands)
+    a, b = with_norms(*scaled_points(queries, keys, tau, settings.centered))
+    fused = FUSES and (chosen.platform, chosen.precision) == ("cpu", "float32")
+
+    def run(*_: jax.Array) -> tuple[jax.Array]:
+        return (scaled_sum(a, b, values, whole=chosen.method == "dense", fused=fused).astype(dtype),)
+
+    if not settings.guarded:
+        return run()
+    far = float64.out_of_reach(settings, float64.SUM, chosen.platform)
+    return lax.cond(are_within(chosen.reach, a, b), run, far, *operands)
+
+
+def _pullback_in_xla(_: Settings, chosen: Plan, operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    return _in_precision(chosen, blocked_pullback, operands[:5])
+
+
+def _means_in_xla(_: Settings, chosen: Plan, operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    return _in_precision(chosen, blocked_means, operands)
+
+
+SUM = Reduction(float64.SUM, attended_sum, _sum_in_xla)
+SUM_AND_LOG = SUM._replace(attended=functools.partial(attended_sum, with_log=True), leaves_log=True)
+PULLBACK = Reduction(float64.PULLBACK, attended_pullback, _pullback_in_xla, num_own=3)
+MEANS = Reduction(float64.MEANS, attended_means, _means_in_xla)
+
+
+@functools.cache
+def _closer(settings: Settings) -> Callable[..., Any]:
+    def compute(platform: str, *operands: jax.Array) -> tuple[jax.Array, ...]:
+        return float64.closer(platform, settings, *operands)
+
+    return _mapped(settings, functools.partial(_by_platform, compute), 1)
+
+
+@functools.cache
+def _within_reach(settings: Settings, each_tau: bool) -> Callable:
+    def compute(platform: str, *operands: jax.Array) -> jax.Array:
+        return _is_within(_plan_there(settings, platform, operands), operands, each_tau)
+
+    @custom_vmap
+    def within(*operands: jax.Array) -> jax.Array:
+        return _by_platform(compute, *operands)
+
+    @within.def_vmap
+    def _(axis_size: int, is_mapped: Sequence[bool], *operands: jax.Array):
+        # unbatched, so that what depends on it stays one conditional
+        return within(*(x if has_axis else x[None] for x, has_axis in zip(operands, is_mapped, strict=True))), False
+
+    return within
+
+
+def _width(settings: Settings) -> contextlib.AbstractContextManager:
+    """The mode that the settings' operands need, for what JAX traces later than it was called."""
+    return jax.enable_x64(True) if settings.wide else contextlib.nullcontext()
+
+
+def _mapped(settings: Settings, function: Callable, num_own: int) -> Callable:
+    """`function`, vmapped by one more leading axis, of length 1 where an operand is not mapped.
+
+    The first `num_own` operands, in whose shapes the results are, get the whole axis: each element has its own result.
+    """
+
+    @custom_vmap
+    def mapped(*operands: jax.Array) -> tuple[jax.Array, ...]:
+        with _width(settings):
+            return tuple(function(*operands))
+
+    @mapped.def_vmap
+    def _(axis_size: int, is_mapped: Sequence[bool], *operands: jax.Array):
+        sizes = (axis_size if i < num_own else 1 for i in range(len(operands)))
+        with _width(settings):
+            batched = [
+                x if has_axis else jnp.broadcast_to(x, (size, *x.shape))
+                for x, has_axis, size in zip(operands, is_mapped, sizes, strict=True)
+            ]
+            results = mapped(*whole(*batched)) if settings.wide else mapped(*batched)
+            return tuple(share_out_like(x, batched) for x in results), (True,) * len(results)
+
+    return mapped
+
+
+def _by_platform(compute: Callable, *operands: jax.Array):
+    """`compute(platform, *operands)` on the platform that the computation is lowered for."""
+    known = platforms()
+    if any(0 in x.shape for x in operands):  # nothing to sum, or nothing to sum it for
+        results = jax.eval_shape(functools.partial(compute, known[0]), *operands)
+        return jax.tree.map(lambda x: vary_like(jnp.zeros(x.shape, x.dtype), operands), results)
+    if len(known) == 1:
+        return compute(known[0], *operands)
+    branches = {name: functools.partial(compute, name) for name in known}
+    return lax.platform_dependent(*operands, **branches, default=branches["cpu"])
+
+
+def _plan_there(settings: Settings, platform: str, operands: tuple[jax.Array, ...]) -> Plan:
+    try:
+        return plan(settings, platform, *sizes(*operands[:4]))
+    except ValueError:  # not the platform that was checked: let PyTorch refuse if it is run there after all
+        method = "rescale" if settings.method == "auto" else settings.method
+        return Plan(platform, method, settings.precision, settings.backend, "asked for by name")
+
+
+def _in_precision(chosen: Plan, blocks: Callable, operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    """What XLA makes of the operands in the plan's precision."""
+    dtype = operands[0].dtype
+    results = blocks(*(x.astype(chosen.precision) for x in operands), whole=chosen.method == "dense")
+    return jax.tree.map(lambda x: x.astype(dtype), results)
+
+
+def _is_within(chosen: Plan, operands: tuple[jax.Array, ...], each_tau: bool = False) -> jax.Array:
+    queries, keys, _, tau, *_ = operands
+    if chosen.reach == math.inf:
+        return vary_like(jnp.ones(tau.shape[-1:] if each_tau else (), bool), operands)
+    a, b = with_norms(*scaled_points(queries, keys, tau))
+    return are_within(chosen.reach, a, b, each_tau)

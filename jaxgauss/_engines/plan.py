@@ -1,0 +1,154 @@
+"""What `method`, `precision` and `backend` = "auto" stand for, on each platform."""
+
+import functools
+import math
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.core
+import jax.extend
+import jax.numpy as jnp
+import numpy as np
+
+from .._checks.settings import Settings, are_known
+from . import bridge
+from .costs import estimates
+from .tiles import TILE
+
+NATIVE = ("dense", "blocked", "differences")
+# R² (`squared_reach`) up to which exponents formed as a·b - ½|a|² - ½|b|² have their digits: the unit of the dtype
+# times R² stays below 2e-4, of which a tenth is seen in sums of many terms. Half precision beyond its own reach is
+# computed again in float32 or float64 by `torch_backend.trust`.
+REACH = {"float32": 2.0**11, "float64": 2.0**24}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a Gauss sum is computed on one platform, and why.
+
+    Attributes:
+        platform: cpu, cuda, …
+        method: reweight, prescale or rescale (PyTorch's attention kernel); dense, blocked or differences.
+        precision: of the products: float16, bfloat16, float16x2, bfloat16x2, float32 or float64.
+        backend: the attention kernel (cpu, flash, efficient, cudnn); or xla; or torch, for points out of reach.
+        reason: one sentence.
+    """
+
+    platform: str
+    method: str
+    precision: str
+    backend: str
+    reason: str
+
+    @property
+    def reach(self) -> float:
+        """The largest R², squared bandwidths from the center, that is computed so; in float64 beyond."""
+        if self.method == "differences":
+            return -1.0
+        if self.platform == "cuda" and not self.native:
+            return math.inf  # nothing waits for the device: torch_backend sees to it there
+        return REACH.get(self.precision, REACH["float64"])
+
+    @property
+    def native(self) -> bool:
+        """Whether XLA computes it, without PyTorch."""
+        return self.method in NATIVE
+
+
+def sizes(queries: Any, keys: Any, values: Any, tau: Any) -> tuple[int, int, int]:
+    """Kernel evaluations (batch · M · N), dimension and channels of a sum."""
+    leading = {np.shape(tau), *(tuple(x.shape[:-2]) for x in (queries, keys, values))}
+    batch = math.prod(jnp.broadcast_shapes(*leading))
+    channels = values.shape[-1] if len(values.shape) > 1 else 1
+    return batch * queries.shape[-2] * keys.shape[-2], queries.shape[-1], channels
+
+
+def plan(settings: Settings, platform: str, pairs: int, dim: int, channels: int) -> Plan:
+    """Resolve "auto". ValueError if what was asked for by name cannot run on the platform."""
+    where = "`jaxgauss.gauss_sum`"
+    wide = "float64" if "float64" in (settings.dtype, settings.precision) else "float32"
+    if settings.method in NATIVE:
+        if settings.backend != "auto" or settings.precision not in ("auto", "float32", "float64"):
+            raise ValueError(
+                f"{where}: method {settings.method!r} runs in XLA, in float32 or float64; got precision"
+                f" {settings.precision!r}, backend {settings.backend!r}. Use method='rescale'."
+            )
+        precision = wide if settings.precision == "auto" else settings.precision
+        if precision == "float64" and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+            raise ValueError(
+                f"{where}: method {settings.method!r} in precision 'float64' needs JAX's 64-bit mode; got it switched"
+                " off. Use method='rescale', or jax.config.update('jax_enable_x64', True)."
+            )
+        return Plan(platform, settings.method, precision, "xla", "asked for by name")
+
+    obstacle = None
+    if not are_known(pairs):
+        obstacle = "PyTorch's kernels take no symbolic shapes"
+    elif not bridge.serves(platform):
+        obstacle = f"the PyTorch installed here does not run on JAX's platform {platform!r}"
+    elif platform == "cuda" and (settings.dtype if settings.precision == "auto" else settings.precision) == "float64":
+        obstacle = "PyTorch has no fused attention in float64 on CUDA"
+    if obstacle is not None:
+        if not settings.automatic:
+            raise ValueError(
+                f"{where}: {obstacle}; got method {settings.method!r}, precision {settings.precision!r}, backend"
+                f" {settings.backend!r}. Leave them on 'auto', or use method='blocked'."
+            )
+        return Plan(platform, "blocked", wide, "xla", obstacle)
+
+    reason = "PyTorch's fused attention, which has not been measured against XLA there yet"
+    own = "float64" if settings.dtype == "float64" else "float32"
+    if platform == "cpu" and settings.method == settings.backend == "auto" and settings.precision in ("auto", own):
+        in_xla, by_kernel = (x / 1e6 for x in estimates(own, pairs, dim, channels))
+        reason = f"an estimated {in_xla:.3g} ms in XLA, {by_kernel:.3g} ms by PyTorch's kernel"
+        if in_xla <= by_kernel:
+            return Plan(platform, "dense" if pairs <= TILE.entries else "blocked", own, "xla", reason)
+    precision = settings.precision
+    if platform == "cuda" and precision == "auto" and settings.grade != "default":
+        split = "bfloat16x2" if settings.dtype == "bfloat16" else "float16x2"
+        precision = split if settings.grade == "high" else "float32"
+    backend, precision = _kernel_names(settings.backend, precision, platform, settings.dtype, dim)
+    if settings.method == "auto":
+        return Plan(platform, "rescale", precision, backend, reason)
+    return Plan(platform, settings.method, precision, backend, "asked for by name")
+
+
+def _kernel_names(name: str, precision: str, platform: str, dtype: str, dim: int) -> tuple[str, str]:
+    """The backend and the precision that "auto" stands for there; ValueError if the named ones cannot run."""
+    try:
+        kernel = bridge.backend().select_kernel(name, precision, platform, dtype, dim)
+    except ValueError as error:
+        raise ValueError(str(error).replace("`torch_backend`", "`jaxgauss.gauss_sum`")) from None
+    return kernel.name, kernel.precision
+
+
+def platforms() -> list[str]:
+    """The platforms that JAX runs on in this process, by the names that it lowers for."""
+    backends = jax.extend.backend.backends()
+    return sorted({_lowering_name(client.devices()[0]) for client in backends.values() if client.device_count()})
+
+
+def expected_platform(*arrays: Any) -> str:
+    """The platform of the arrays, or JAX's default one where they do not tell (tracers, NumPy arrays)."""
+    bridge.refuse_fork()
+    for x in arrays:
+        if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer):
+            return _lowering_name(next(iter(x.devices())))
+    default = jax.config.jax_default_device  # type: ignore[attr-defined]
+    if isinstance(default, jax.Device):
+        return _lowering_name(default)
+    return _lowering_name(jax.devices(default)[0])
+
+
+def _lowering_name(device: Any) -> str:
+    if device.platform != "gpu":
+        return device.platform
+    return "rocm" if "rocm" in device.client.platform_version.lower() else "cuda"
+
+
+@functools.cache
+def warn_once(reason: str) -> None:
+    """Say once that the blocked JAX sum stands in."""
+    warnings.warn(f"jaxgauss: {reason}; the blocked JAX sum stands in (method='blocked').", stacklevel=4)

@@ -1,0 +1,127 @@
+"""Sums over tiles of the kernel matrix: how large a tile is, and the loops over rows, columns and batches of tiles."""
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array
+
+from .._arrays.blocks import blocks, scan, unblocks
+from .._arrays.logits import dot
+from .._arrays.points import LOG_ZERO, as_rows, shared
+from .._arrays.varying import vary_like
+from .._checks.settings import are_known
+
+
+class Tile(NamedTuple):
+    """The part of the kernel matrix that is held at a time.
+
+    Attributes:
+        entries, rows: at most.
+        columns: where there are so many; more until a tile has `worth` entries.
+        worth: entries that are worth a step of a loop.
+    """
+
+    entries: int
+    rows: int
+    columns: int
+    worth: int
+
+
+# Measured best on CPUs, forward and back. 8 MiB in float32, nearly square: wide values are read again for every row of
+# tiles. From differences there are more arrays of a tile's size, and what a program may need it is given at every call.
+TILE = Tile(2**21, 1024, 1024, 2**21)
+
+
+def block_sizes(batch: int, num_queries: int, num_keys: int, whole: bool, tile: Tile) -> tuple[int, int]:
+    """Rows and columns of a tile, for the whole batch at once; or of one tile for all. Full ones of symbolic sizes."""
+    if not are_known(batch, num_queries, num_keys):
+        return (num_queries, num_keys) if whole else (tile.rows, tile.columns)
+    if whole:
+        return max(1, num_queries), max(1, num_keys)
+    rows = max(1, min(num_queries, tile.rows))
+    columns = max(1, min(num_keys, max(tile.columns, tile.worth // max(1, batch * rows))))
+    rows = max(1, min(rows, tile.entries // max(1, batch * columns)))
+    return _evened(num_queries, rows), _evened(num_keys, columns)
+
+
+def _evened(num: int, largest: int) -> int:
+    """The size of the fewest blocks of nearly equal size, so that the last one is full."""
+    return -(-max(1, num) // -(-max(1, num) // largest))
+
+
+def in_groups(function: Callable, a: Array, b: Array, *rest: Array):
+    """`function` of operands that share a batch, by as many of its elements at a time as fill a tile together.
+
+    A tile of all elements would take too little of each: products of many small tiles are slow on a CPU. Operands have
+    all of the batch or nothing of it; those that have a part are not repeated, and go in such tiles.
+    """
+    operands = a, b, *rest
+    batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in operands))
+    size, entries = math.prod(batch), a.shape[-2] * b.shape[-2]
+    known = are_known(size, entries)
+    group = max(1, TILE.entries // max(1, entries)) if known else 1
+    together = size <= group if known else size == 1
+    is_mapped = [x.shape[:-2] == batch for x in operands]
+    if together or not all(has_batch or shared(x) for has_batch, x in zip(is_mapped, operands, strict=True)):
+        return function(*operands)
+
+    def of_element(elements: list[Array]):
+        own = iter(elements)
+        return function(*(next(own) if m else as_rows(x) for m, x in zip(is_mapped, operands, strict=True)))
+
+    elements = [x.reshape(size, *x.shape[-2:]) for m, x in zip(is_mapped, operands, strict=True) if m]
+    results = lax.map(of_element, elements, batch_size=group if group > 1 else None)
+    return jax.tree.map(lambda x: x.reshape(*batch, *x.shape[1:]), results)
+
+
+def tiled_sum(
+    tile_sum: Callable, a: Array, b: Array, v: Array, *, whole: bool = False, tile: Tile | None = None
+) -> Array:
+    """Σ over blocks of queries and of keys. Keys that fill the last block have value 0."""
+    batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (a, b, v)))
+    sizes = a.shape[-2], b.shape[-2]
+    rows, columns = block_sizes(math.prod(batch), *sizes, whole, tile or TILE)
+    key_blocks = blocks(b, columns), blocks(v, columns)
+    tile_sum = tile_sum if (rows, columns) == sizes else jax.checkpoint(tile_sum)  # derivatives keep one tile at most
+
+    def add_rows(_: None, a: Array):
+        zero = vary_like(jnp.zeros((*batch, rows, v.shape[-1]), a.dtype), [a, b, v])
+        return None, scan(lambda total, block: (total + tile_sum(a, *block), None), zero, key_blocks)[0]
+
+    return unblocks(scan(add_rows, None, blocks(a, rows))[1], a.shape[-2])
+
+
+def tiled_means(
+    tile_logits: Callable, a: Array, b: Array, v: Array, log_weights: Array, whole=False, tile: Tile | None = None
+) -> tuple[Array, Array]:
+    """Means and logarithm of the sum over blocks of queries and of keys."""
+    batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (a, b, v, log_weights)))
+    num_queries, _ = sizes = a.shape[-2], b.shape[-2]
+    rows, columns = block_sizes(math.prod(batch), *sizes, whole, tile or TILE)
+    key_blocks = blocks(b, columns), blocks(v, columns), blocks(log_weights, columns, LOG_ZERO)
+    operands = [a, b, v, log_weights]
+
+    def add_rows(_: None, a: Array):
+        def add_columns(carry: tuple[Array, Array, Array], block: tuple[Array, Array, Array]):
+            largest, total, sums = carry
+            b, v, log_weights = block
+            logits = tile_logits(a, b) + log_weights.mT
+            new = lax.stop_gradient(jnp.maximum(largest, logits.max(-1, keepdims=True)))
+            weights, before = jnp.exp(logits - new), jnp.exp(largest - new)
+            total = total * before + weights.sum(-1, keepdims=True)
+            return (new, total, sums * before + dot(weights, v)), None
+
+        def full(width: int, value: float) -> Array:
+            return vary_like(jnp.full((*batch, rows, width), value, a.dtype), operands)
+
+        carry = full(1, LOG_ZERO), full(1, 0.0), full(v.shape[-1], 0.0)
+        many = (rows, columns) != sizes
+        largest, total, sums = scan(jax.checkpoint(add_columns) if many else add_columns, carry, key_blocks)[0]
+        return None, (sums / total, largest + jnp.log(total))
+
+    means, logs = scan(add_rows, None, blocks(a, rows))[1]
+    return unblocks(means, num_queries), unblocks(logs, num_queries)

@@ -1,0 +1,129 @@
+"""Bandwidths: conversions between conventions, and the median heuristic."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Key
+
+from .._arrays.varying import whole
+from .._checks.samples import check_rng_key, check_samples
+from .._checks.settings import Points, working_dtype
+
+# τ of exp(-τ/2 d²) from the parameter p of a library's own formula.
+CONVENTIONS = {
+    "exp(-d²/2p²)": (
+        lambda p: 1 / p**2,
+        ("sigma", "coreax", "geomloss", "alibi-detect", "torchdrift", "mmdfuse", "gpjax", "scipy"),
+    ),
+    "exp(-pd²)": (lambda p: 2 * p, ("gamma", "scikit-learn", "sklearn", "hyppo")),
+    "exp(-d²/p)": (lambda p: 2 / p, ("h", "blackjax", "numpyro", "epsilon", "ott")),
+    "exp(-d²/p²)": (lambda p: 2 / p**2, ("keops",)),
+}
+_FORMULAS = {name: formula for formula, (_, names) in CONVENTIONS.items() for name in names}
+
+
+def tau_from_bandwidth(bandwidth: Float[Array | np.ndarray, "*shape"] | float, convention: str = "sigma") -> Any:
+    """τ of exp(-τ/2 ‖x - y‖²) from a bandwidth σ, τ = 1/σ², or from another library's parameter p.
+
+    | convention | kernel | τ |
+    |---|---|---|
+    | sigma, coreax, geomloss, alibi-detect, torchdrift, mmdfuse, gpjax, scipy | exp(-d²/2p²) | 1/p² |
+    | gamma, scikit-learn (sklearn), hyppo | exp(-p d²) | 2p |
+    | h, blackjax, numpyro, epsilon, ott | exp(-d²/p) | 2/p |
+    | keops | exp(-d²/p²) | 2/p² |
+
+    geomloss's "gaussian" loss is ½ MMD². `scipy` and scikit-learn's `KernelDensity` call σ a bandwidth; for SciPy's
+    `gaussian_kde` σ is `factor` times the standard deviation.
+
+    Args:
+        bandwidth: p, positive: a number or an array of any shape.
+        convention: a name from the table.
+
+    Returns:
+        τ, of the same shape.
+
+    Raises:
+        ValueError: the convention is not in the table, or a bandwidth that can be seen is not positive.
+
+    Example:
+        >>> import jaxgauss
+        >>> jaxgauss.tau_from_bandwidth(0.5), jaxgauss.tau_from_bandwidth(0.5, "scikit-learn")
+        (4.0, 1.0)
+    """
+    where = "`jaxgauss.tau_from_bandwidth`"
+    if convention not in _FORMULAS:
+        raise ValueError(f"{where}: `convention` must be one of {', '.join(_FORMULAS)}; got {convention!r}.")
+    if not isinstance(bandwidth, jax.core.Tracer) and not np.all(np.asarray(bandwidth) > 0):
+        raise ValueError(f"{where}: `bandwidth` must be positive; got {bandwidth}.")
+    return CONVENTIONS[_FORMULAS[convention]][0](bandwidth)
+
+
+def median_heuristic(
+    points: Points, *, rng_key: Key[Array, ""] | None = None, max_points: int = 1000
+) -> Float[Array, ""]:
+    """Median heuristic: τ = 1/σ² with σ² the median of ‖x_i - x_j‖² over i < j.
+
+    Of at most `max_points` of the points, so no N×N matrix is formed. For a two-sample test pool the samples first:
+    `median_heuristic(jnp.concatenate([x, y]))`. (Where authors divide, differently: Liu & Wang's rule for SVGD is
+    2 log N times this τ; Gretton's σ is the median distance, as here.)
+
+    Args:
+        points: x, (N, D), N ≥ 2.
+        rng_key: chooses the points where there are more than `max_points`. None: evenly spaced ones.
+        max_points: how many, at least 2; pairs are `max_points`² / 2.
+
+    Returns:
+        τ, a scalar in float32, or float64 for points in float64: half precision holds few of the values it can have. No
+        gradient flows through it. Where half of the pairs coincide, the median of the others; where all do, 1. NaN
+        where a point is not finite.
+
+    Raises:
+        ValueError: shapes do not fit, or there are less than two points.
+        TypeError: the points are not a floating array.
+
+    Example:
+        >>> import jax.numpy as jnp, jaxgauss
+        >>> float(jaxgauss.median_heuristic(jnp.array([[0.0], [2.0]])))
+        0.25
+
+    References:
+        Garreau, Jitkrittum & Kanagawa, "Large sample analysis of the median heuristic", 2017, arXiv:1707.07269.
+    """
+    settings = check_samples("median_heuristic", {"points": points}, 1.0, {}, min_points=2)
+    if not isinstance(max_points, int) or max_points < 2:
+        raise ValueError(
+            f"`jaxgauss.median_heuristic`: `max_points` must be an integer of at least 2; got {max_points!r}."
+        )
+    if rng_key is not None:
+        check_rng_key("median_heuristic", rng_key)
+    num = len(points)
+    if num <= max_points:
+        chosen = jnp.arange(num)
+    elif rng_key is None:
+        chosen = np.linspace(0, num - 1, max_points).astype(int)
+    else:
+        chosen = jax.random.choice(rng_key, num, (max_points,), replace=False)
+    return _median_tau(settings.dtype, lax.stop_gradient(points), chosen)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _median_tau(dtype: str, points: Array, chosen: Array) -> Array:
+    (points,) = whole(jnp.asarray(points, working_dtype(dtype)))
+    x = points[chosen]
+    scale = jnp.maximum(jnp.abs(x - x[:1]).max(), jnp.finfo(x.dtype).tiny)  # squares neither overflow nor vanish
+    x = (x - x[:1]) / scale
+    squared = jnp.sort(jnp.square(x[:, None] - x[None]).sum(-1)[np.triu_indices(len(x), 1)])
+
+    def median(first: Array | int) -> Array:  # of those from the first on
+        middle = first + len(squared) - 1
+        return (squared[middle // 2] + squared[(middle + 1) // 2]) / 2
+
+    half = jnp.where(median(0) > 0, median(0), median(jnp.searchsorted(squared, 0, side="right")))
+    limits = jnp.finfo(x.dtype)
+    tau = jnp.where(squared[-1] > 0, jnp.clip(1 / half / scale / scale, limits.tiny, limits.max), 1)
+    return jnp.where(jnp.isfinite(points[chosen]).all(), tau, jnp.nan)

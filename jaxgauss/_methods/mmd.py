@@ -1,0 +1,400 @@
+"""Maximum mean discrepancy: value and gradient from one pass over the pairs; its witness and its flow."""
+
+import functools
+from typing import NamedTuple, Unpack
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from .._arrays.points import unbroadcast
+from .._checks.operands import takes_tau
+from .._checks.samples import check_distinct_pairs, check_estimator, check_samples
+from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights, working_dtype
+from .._sums.moments import Reduction, by_reach, check_plan, prepare
+
+
+@takes_tau
+def mmd_squared(
+    x: Points,
+    y: Points,
+    tau: Taus,
+    *,
+    x_weights: Weights | None = None,
+    y_weights: Weights | None = None,
+    estimator: str = "biased",
+    y_norm_squared: Float[Array, ""] | float | None = None,
+    **options: Unpack[MeshOptions],
+) -> Float[Array, ""]:
+    """Squared maximum mean discrepancy of two samples, with its gradient from the same pass over the pairs.
+
+    MMD² = Σ_ij a_i a_j k(x_i, x_j) - 2 Σ_ij a_i b_j k(x_i, y_j) + Σ_ij b_i b_j k(y_i, y_j), k = exp(-τ/2 ‖x - y‖²).
+
+    Two Gauss sums, with and without the gradient: x against both samples with the channels [w z, w], and y against y
+    (or, where y or τ moves as well, y against both). O((M + N)(M + ½N) D) operations and O((M + N) D) memory.
+
+    Args:
+        x: points, (M, D).
+        y: points, (N, D).
+        tau: τ = 1/σ², positive; or several, (T,): k is then the mean of their kernels (in `gauss_sum`, which returns
+            each, a batch). To learn it, learn log τ: under `jit` a negative one gives NaN.
+        x_weights: a, (M,), of either sign. None: 1/M. They are taken as they are, not normalized: with Σa ≠ Σb, as of
+            importance weights or a mask of ones, it is no distance of distributions. Divide them by their sum.
+        y_weights: b, (N,), likewise.
+        estimator: "biased", the formula above (V-statistic), at least 0; or "unbiased", without the pairs i = i within
+            x and within y (U-statistic; for weights, with the factor (Σa)² / ((Σa)² - Σa²)), at least 2 points each. A
+            mask that leaves one point has no such pairs: it is refused, or NaN under `jit`. (`mmd_test` is unbiased by
+            default.)
+        y_norm_squared: the last term, if it is known (`embedding_norm_squared(y, …)` with the same tau, weights and
+            estimator: a biased one is not the unbiased estimate's): constant while only x moves, it need not be summed
+            at every step. A number has no gradient: where y or tau move as well leave it out, or compute it within
+            the function that is differentiated.
+        **options: `method`, `precision` and `backend`, as for `gauss_sum`; and `mesh`, `query_axis` and `key_axis`, as
+            for `gauss_sum_sharded`, but the mesh need not divide the numbers of points.
+
+    Returns:
+        A scalar in the promoted dtype of the samples and weights.
+
+    Raises:
+        ValueError: shapes do not fit, a sample is empty, tau is not positive, or an option is not one of its names.
+        TypeError: a sample or its weights are not a floating array.
+
+    Derivatives:
+        Reverse mode of any order with respect to x, y, both weights and tau. The value's own pass yields the first.
+        Forward mode is refused: a Hessian is `jax.jacrev(jax.grad(f))`.
+
+    Precision:
+        That of `gauss_sum`, relative to the three terms: within 1e-6 of their size in float32 (so near zero the biased
+        estimate may be negative). A bandwidth of which points lie more than 11 from their center is summed in float64,
+        which takes three to eight times as long; second derivatives are everywhere.
+
+    Example:
+        >>> import jax, jaxgauss
+        >>> x, y = jax.random.normal(jax.random.key(0), (2, 500, 3))
+        >>> value, gradient = jax.value_and_grad(jaxgauss.mmd_squared)(x, y + 1, 0.5)
+        >>> bool(0.2 < value < 0.25), gradient.shape
+        (True, (500, 3))
+
+    References:
+        Gretton, Borgwardt, Rasch, Schölkopf & Smola, "A Kernel Two-Sample Test", JMLR 13, 2012.
+        Rux & Neumayer, "Fast Gauss Sums via Flash Attention", 2026, arXiv:2609.04910, section 3.
+    """
+    check_estimator("mmd_squared", estimator)
+    smallest = 2 if estimator == "unbiased" else 1
+    weights = {"x_weights": x_weights, "y_weights": y_weights}
+    settings = check_samples("mmd_squared", {"x": x, "y": y}, tau, options, weights=weights, min_points=smallest)
+    check_distinct_pairs("mmd_squared", estimator, weights)
+    num = x.shape[0] + y.shape[0]
+    tau = check_plan(settings, tau, x.shape[0] * num, x.shape[1], x.shape[1] + 2, x, y)
+    return _mmd_squared(settings, estimator, x, y, tau, x_weights, y_weights, y_norm_squared)
+
+
+@takes_tau
+def embedding_norm_squared(
+    points: Points,
+    tau: Taus,
+    *,
+    weights: Weights | None = None,
+    estimator: str = "biased",
+    **options: Unpack[MeshOptions],
+) -> Float[Array, ""]:
+    """Squared norm of a kernel mean embedding, Σ_ij a_i a_j exp(-τ/2 ‖x_i - x_j‖²), with its gradient.
+
+    One Gauss sum, with and without the gradient.
+
+    Args:
+        points: x, (N, D).
+        tau, weights, estimator, **options: as for `mmd_squared`, whose first and last term this is.
+
+    Returns:
+        A scalar.
+
+    Raises:
+        ValueError, TypeError: as `mmd_squared` does.
+
+    Derivatives:
+        Reverse mode of any order with respect to points, weights and tau.
+
+    Example:
+        >>> import jax.numpy as jnp, jaxgauss
+        >>> float(jaxgauss.embedding_norm_squared(jnp.array([[0.0], [100.0]]), 1.0))
+        0.5
+
+    References:
+        Muandet, Fukumizu, Sriperumbudur & Schölkopf, "Kernel Mean Embedding of Distributions", 2017.
+    """
+    check_estimator("embedding_norm_squared", estimator)
+    smallest = 2 if estimator == "unbiased" else 1
+    settings = check_samples(
+        "embedding_norm_squared",
+        {"points": points},
+        tau,
+        options,
+        weights={"weights": weights},
+        min_points=smallest,
+    )
+    tau = check_plan(settings, tau, points.shape[0] ** 2, points.shape[1], points.shape[1] + 2, points)
+    check_distinct_pairs("embedding_norm_squared", estimator, {"weights": weights})
+    nobody = np.zeros((0, points.shape[1]), points.dtype)
+    return _mmd_squared(settings, estimator, points, nobody, tau, weights, None, 0.0)
+
+
+@takes_tau
+def mmd_witness(
+    points: Points,
+    x: Points,
+    y: Points,
+    tau: Taus,
+    *,
+    x_weights: Weights | None = None,
+    y_weights: Weights | None = None,
+    **options: Unpack[MeshOptions],
+) -> Float[Array, " p"]:
+    """Witness function of the MMD, f(t) = Σ_i a_i k(x_i, t) - Σ_j b_j k(y_j, t): positive where x is denser than y.
+
+    One Gauss sum of one channel.
+
+    Args:
+        points: t, (P, D).
+        x, y, tau, x_weights, y_weights, **options: as for `mmd_squared`.
+
+    Returns:
+        (P,). Not normalized: divided by the MMD it is the witness of unit norm.
+
+    Raises:
+        ValueError, TypeError: as `mmd_squared` does.
+
+    Derivatives:
+        Reverse mode of any order with respect to points, x, y, weights and tau; -∇f at x is `mmd_flow_velocity`.
+
+    Example:
+        >>> import jax.numpy as jnp, jaxgauss
+        >>> x, y = jnp.array([[0.0]]), jnp.array([[100.0]])
+        >>> jaxgauss.mmd_witness(jnp.array([[0.0], [50.0], [100.0]]), x, y, 1.0).tolist()
+        [1.0, 0.0, -1.0]
+
+    References:
+        Gretton, Borgwardt, Rasch, Schölkopf & Smola, "A Kernel Two-Sample Test", JMLR 13, 2012, section 2.3.
+    """
+    samples = {"x": x, "y": y, "points": points}
+    weights = {"x_weights": x_weights, "y_weights": y_weights}
+    settings = check_samples("mmd_witness", samples, tau, options, weights=weights, may_be_empty="points")
+    num = x.shape[0] + y.shape[0]
+    tau = check_plan(settings, tau, points.shape[0] * num, x.shape[1], x.shape[1] + 1, x, y)
+    return _witness(settings, False, points, x, y, tau, x_weights, y_weights)[0]
+
+
+@takes_tau
+def mmd_flow_velocity(
+    x: Points,
+    y: Points,
+    tau: Taus,
+    *,
+    x_weights: Weights | None = None,
+    y_weights: Weights | None = None,
+    **options: Unpack[MeshOptions],
+) -> Float[Array, "m d"]:
+    """Velocity of the MMD flow that carries x to y: -∇f(x_i), f the witness function.
+
+    v_i = τ Σ_j a_j k(x_i, x_j) (x_i - x_j) - τ Σ_j b_j k(x_i, y_j) (x_i - y_j): repelled by one another, drawn to y.
+    One Gauss sum of D + 1 channels.
+
+    Args:
+        x: the particles, (M, D).
+        y: what they flow to, (N, D).
+        tau, x_weights, y_weights, **options: as for `mmd_squared`.
+
+    Returns:
+        (M, D): where the particles go, x + step_size · velocity. It is -1/(2 a_i) times the gradient of the biased
+        `mmd_squared`. An Optax optimizer descends, so it takes the negative: `optimizer.update(-velocity, state)`.
+
+    Raises:
+        ValueError, TypeError: as `mmd_squared` does.
+
+    Derivatives:
+        Reverse mode of any order with respect to x, y, weights and tau.
+
+    Example:
+        >>> import jax.numpy as jnp, jaxgauss
+        >>> velocity = jaxgauss.mmd_flow_velocity(jnp.array([[1.0]]), jnp.array([[0.0]]), 1.0)
+        >>> round(float(velocity[0, 0]), 4)
+        -0.6065
+
+    References:
+        Arbel, Korba, Salim & Gretton, "Maximum Mean Discrepancy Gradient Flow", 2019, arXiv:1906.04370.
+    """
+    weights = {"x_weights": x_weights, "y_weights": y_weights}
+    settings = check_samples("mmd_flow_velocity", {"x": x, "y": y}, tau, options, weights=weights)
+    num = x.shape[0] + y.shape[0]
+    tau = check_plan(settings, tau, x.shape[0] * num, x.shape[1], x.shape[1] + 1, x, y)
+    return _witness(settings, True, x, x, y, tau, x_weights, y_weights)[1]
+
+
+def weights_or_mean(weights: Array | None, points: Array, settings: Settings) -> Array:
+    """The weights of the points, 1/N each if there are none given; not in half precision, where that may be zero."""
+    if weights is None:
+        num, dtype = points.shape[0], working_dtype(settings.dtype)
+        return jnp.full(num, 1 / num if num != 0 else 0, dtype)
+    return weights
+
+
+def distinct_pairs_factor(a: Array) -> Array:
+    """(Σa)² / Σ_{i ≠ j} a_i a_j, which makes a sum over i ≠ j one over all pairs; of weights (…, N, 1)."""
+    total = jnp.square(a.sum((-2, -1)))
+    return total / (total - jnp.square(a).sum((-2, -1)))
+
+
+def bandwidth_mean(x: Array, tau: Array) -> Array:
+    """The mean over the axis of the bandwidths, if there is one."""
+    return x.mean(0) if tau.ndim else x
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _witness(settings: Settings, slopes: bool, points, x, y, tau, x_weights, y_weights) -> tuple[Array, Array]:
+    """The witness function (P,) and, with `slopes`, minus its gradient (P, D)."""
+    a, b = weights_or_mean(x_weights, x, settings), weights_or_mean(y_weights, y, settings)
+    tau, points, x, y, a, b = prepare(settings, tau, points, x, y, a[:, None], b[:, None])
+
+    def function(reduction: Reduction, every: tuple[Array, ...], tau: Array, a: Array, b: Array):
+        points, x, y = every
+        keys, weights = jnp.concatenate([x, y], -2), jnp.concatenate([a, -b], -2)
+        at = reduction(points, keys, weights, tau, slopes=slopes)
+        return at.mass[..., 0], -tau[..., None, None] * at.slopes
+
+    found = by_reach(settings, function, (points, x, y), tau, a, b)
+    return tuple(bandwidth_mean(result, tau).astype(settings.dtype) for result in found)  # type: ignore[return-value]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _mmd_squared(settings: Settings, estimator: str, x, y, tau, x_weights, y_weights, y_norm_squared) -> Array:
+    a, b = weights_or_mean(x_weights, x, settings), weights_or_mean(y_weights, y, settings)
+    given = y_norm_squared is not None
+    tau, x, y, a, b = prepare(settings, tau, x, y, a[:, None], b[:, None])
+    x_factor, x_diagonal = _own_pairs(estimator, a)
+    y_factor, y_diagonal = (jnp.zeros_like(x_factor),) * 2 if given else _own_pairs(estimator, b)
+    value = _form(settings, not given, tau, _Side(x, a, x_factor), _Side(y, b, y_factor))
+    value = bandwidth_mean(jnp.asarray(value), tau) - (x_diagonal + y_diagonal).reshape(())
+    if given:
+        value = value + jnp.asarray(y_norm_squared, value.dtype)
+    return value.astype(settings.dtype)
+
+
+def _own_pairs(estimator: str, a: Array) -> tuple[Array, Array]:
+    """The factor of aᵀ K a, and what to subtract for the pairs i = i, whose kernel is one."""
+    if estimator == "biased":
+        return jnp.ones_like(a[..., :1, 0]), jnp.zeros_like(a[..., :1, 0])
+    factor = distinct_pairs_factor(a)[..., None]
+    return factor, factor * jnp.square(a).sum((-2, -1))[..., None]
+
+
+# Derivatives. With factors f, h (one for the biased estimate) and z = (x, y), the form and the sums it is made of, each
+# over all of z, are
+#
+#     F = f aᵀK_xx a - 2 aᵀK_xy b + h bᵀK_yy b = aᵀW + bᵀV,    W = f K_xx a - K_xy b,    V = h K_yy b - K_yx a
+#     dx_i = 2 a_i τ Σ_z Φ(x_i, z) w_z (z - x_i),  w = (f a, -b);      dy_j likewise from (-a, h b)
+#     da = 2W,  db = 2V,  df = aᵀK_xx a,  dh = bᵀK_yy b
+#     dτ = -½ (Σ a_i w_z Φ ‖z - x_i‖² + likewise of y) = (Σ x·dx + Σ y·dy) / 2τ, at any origin
+#
+# A cotangent only scales them, so the pass that gives W gives the slopes of x as well (channels [w z, w]), and one
+# channel more, r = K_xy b, tells the terms apart. Where only x moves V is not needed: F = aᵀW - aᵀr + h bᵀK_yy b.
+# All of it is made of Gauss sums with rules of their own, so it can be differentiated again.
+
+
+class _Side(NamedTuple):
+    """One sample of the form: its points, weights, and the factor of its own pairs."""
+
+    points: Array
+    weights: Array
+    factor: Array
+
+
+class _Gradient(NamedTuple):
+    """Of the form, with respect to a side; without elements where it is not asked for."""
+
+    points: Array
+    weights: Array
+    factor: Array
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _form(settings: Settings, with_y: bool, tau: Array, x: _Side, y: _Side) -> Array:
+    """F of each bandwidth; `with_y` False leaves out the term of y alone, whose factor is then zero."""
+
+    def value(reduction: Reduction, points: tuple[Array, Array], tau: Array, *others: Array) -> Array:
+        return _by_x(reduction, tau, *_sides(points, *others), with_y, slopes=False)[0]
+
+    return by_reach(settings, value, (x.points, y.points), tau, *x[1:], *y[1:])
+
+
+def _form_forward(settings: Settings, with_y: bool, tau, x, y):
+    tau_moves, x_moves, y_moves = (any(z.perturbed for z in side) for side in ((tau,), x, y))
+    tau, x, y = tau.value, _Side(*(z.value for z in x)), _Side(*(z.value for z in y))
+
+    def value_and_gradients(reduction: Reduction, points: tuple[Array, Array], tau: Array, *others: Array):
+        x, y = _sides(points, *others)
+        nothing = jnp.zeros(0, tau.dtype)  # of a size that no gradient has
+        if not (tau_moves or y_moves):
+            value, d_x = _by_x(reduction, tau, x, y, with_y)
+            return value, (nothing, d_x, _Gradient(*[nothing] * 3))
+        if not (tau_moves or x_moves):
+            value, d_y = _by_x(reduction, tau, y, x, True)
+            return value, (nothing, _Gradient(*[nothing] * 3), d_y)
+        x_value, _, d_x, x_spread = _row(reduction, tau, x, y, spread=True)
+        y_value, _, d_y, y_spread = _row(reduction, tau, y, x, spread=True)
+        return x_value + y_value, ((x_spread + y_spread) / -2, d_x, d_y)
+
+    value, gradients = by_reach(settings, value_and_gradients, (x.points, y.points), tau, *x[1:], *y[1:])
+    return value, (tau, x, y, gradients)
+
+
+def _form_backward(settings: Settings, with_y: bool, residuals, g):
+    _, x, y, (d_tau, d_x, d_y) = residuals
+    if isinstance(g, jax.custom_derivatives.SymbolicZero):
+        return None, None, None
+    return g * d_tau if d_tau.size else None, _times(d_x, g, x), _times(d_y, g, y)
+
+
+_form.defvjp(_form_forward, _form_backward, symbolic_zeros=True)
+
+
+def _by_x(reduction: Reduction, tau: Array, x: _Side, y: _Side, with_y: bool, slopes: bool = True):
+    """F and its gradient with respect to x."""
+    total, cross, gradient, _ = _row(reduction, tau, x, y, slopes=slopes)
+    value = total - cross
+    if with_y:
+        own = reduction(y.points, y.points, y.weights, tau, slopes=False).mass
+        value = value + y.factor[..., 0] * _paired(y.weights, own)
+    return value, gradient
+
+
+def _row(reduction: Reduction, tau: Array, x: _Side, y: _Side, slopes: bool = True, spread: bool = False):
+    """aᵀW, aᵀr, the gradient of F with respect to x, and Σ a_i w_z Φ ‖z - x_i‖²; of y, when called with (y, x)."""
+    a, b = x.weights, y.weights
+    weights = jnp.concatenate([x.factor[..., None] * a, -b], -2)
+    only_y = jnp.concatenate([jnp.zeros_like(a), b], -2)
+    sums = reduction(x.points, _points(x, y), weights, tau, only_y, slopes=slopes, spread=a if spread else None)
+    total, cross = _paired(a, sums.mass), _paired(a, sums.sums)
+    own_pairs = (total + cross) / jnp.where(x.factor == 0, 1, x.factor)[..., 0]
+    return total, cross, _Gradient(2 * tau[..., None, None] * a * sums.slopes, 2 * sums.mass, own_pairs), sums.spread
+
+
+def _sides(points: tuple[Array, Array], a: Array, f: Array, b: Array, h: Array) -> tuple[_Side, _Side]:
+    return _Side(points[0], a, f), _Side(points[1], b, h)
+
+
+def _points(x: _Side, y: _Side) -> Array:
+    return jnp.concatenate([x.points, y.points], -2)
+
+
+def _paired(a: Array, sums: Array) -> Array:
+    return (a * sums).sum((-2, -1))
+
+
+def _times(gradient: _Gradient, g: Array, side: _Side) -> _Side | None:
+    """The gradient times the cotangent of F, in the shapes of a side."""
+    if gradient.points.size == 0:
+        return None
+    columns = g[..., None, None]
+    scaled = columns * gradient.points, columns * gradient.weights, (g * gradient.factor)[..., None]
+    return _Side(*(unbroadcast(d, z.shape) for d, z in zip(scaled, side, strict=True)))

@@ -1,0 +1,339 @@
+"""The two-sample permutation test by MMD: labelings are columns of signs, and all of them share the exponentials."""
+
+import contextlib
+import functools
+import math
+from typing import NamedTuple, Unpack
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Float, Key
+
+from .._arrays.varying import whole
+from .._checks.operands import takes_tau
+from .._checks.samples import check_estimator, check_rng_key, check_samples
+from .._checks.settings import MeshOptions, Points, Settings, Taus, working_dtype
+from .._engines.plan import expected_platform
+from .._sums.display import progress_bar, refuse_progress_in_a_trace, short_repr
+from .._sums.moments import check_plan
+from .._sums.sharded import sum_over_mesh
+from .pair_forms import GROUP, Forms, Groups, forms_over_mesh, group_pairs, grouped, smallest_distance
+
+BYTES = 2**26  # of signs held at a time
+FEW = 1024  # pooled points whose kernels are rounded to nothing less than float64; of more, errors average out
+SMALL = 4096  # pooled points whose forms any platform computes in no time
+ROWS = 8192  # of the kernel matrix summed for at a time by an attention kernel
+KERNEL_CHANNELS = 240  # at a time there
+LEAST_NORM = 1024  # units of the dtype: ‖K‖ below which sums that hold the diagonal know nothing of a bandwidth
+
+
+class MMDTest(NamedTuple):
+    """A two-sample test.
+
+    Attributes:
+        p_value: the share (1 + #{null ≥ observed}) / (1 + P) of the labelings: at most α with probability at most α
+            where the samples do not differ. In float32 or better, rounded down: `float(p_value) <= 0.05` at 0.05.
+        statistic: of the samples.
+        null_statistics: of the P random labelings, in no order.
+    """
+
+    p_value: Float[Array, ""]
+    statistic: Float[Array, ""]
+    null_statistics: Float[Array, " p"]
+    __repr__ = short_repr
+
+
+@takes_tau
+def mmd_test(
+    x: Points,
+    y: Points,
+    tau: Taus,
+    *,
+    rng_key: Key[Array, ""],
+    num_permutations: int = 999,
+    estimator: str = "unbiased",
+    resampling: str = "permutation",
+    progress: bool = False,
+    **options: Unpack[MeshOptions],
+) -> MMDTest:
+    """Two-sample test: do x and y come from one distribution? By MMD² and random labelings of the pooled points.
+
+    With K the kernel matrix of the pooled points and σ a labeling (1 in x, -1 in y), MMD² is a combination of σᵀKσ,
+    σᵀK1 and 1ᵀK1. The labelings are columns of one Gauss sum, KΣ, so the exponentials are computed once for hundreds of
+    them: O((M + N)² (D + P)) operations and O((M + N) (D + P)) memory at most, in blocks of columns beyond 64 MiB.
+    Left to itself ("auto"), it takes each pair once, none of a point with itself, and sums in float64: on CPUs, and
+    elsewhere for several bandwidths or up to 4096 points. Otherwise `gauss_sum` takes the columns.
+
+    Args:
+        x: points, (M, D).
+        y: points, (N, D).
+        tau: τ = 1/σ², positive. Several, (T,), are aggregated as MMD-FUSE does it: the statistic is the soft maximum
+            (1/λ) log mean_t exp(λ u_t) of u_t = MMD²_t / ‖K_t‖, ‖K_t‖² the mean of k² over pairs of pooled points and
+            λ = √(s(s - 1)), s the smaller number of points. Labelings do not change ‖K_t‖, so the level is kept. (Nor
+            what points are to themselves, which is left out of a biased MMD²_t here: it would hide the others.)
+        rng_key: for the labelings, the same on every device and in every precision.
+        num_permutations: P. A p-value is at least 1/(P + 1).
+        estimator: "unbiased" or "biased", as for `mmd_squared`, whose default is "biased": name it in both to compare a
+            statistic with a loss.
+        resampling: "permutation" of all labels; or "wild", a wild bootstrap that swaps x_i and y_i or not: for samples
+            of one size, also where they are in pairs.
+        progress: show a bar (needs tqdm). Not under `jit`.
+        **options: `method`, `precision` and `backend`, as for `gauss_sum` (signs are exact in every precision); and
+            `mesh`, `query_axis` and `key_axis`, as for `mmd_squared`.
+
+    Returns:
+        An `MMDTest`: p-value, statistic and the statistics of the labelings.
+
+    Raises:
+        ValueError: shapes do not fit, a sample has fewer than two points, tau is not positive, P is not positive,
+            "wild" is asked for samples of different sizes, an option is not one of its names, `progress` under `jit`.
+        TypeError: a sample is not a floating array.
+        ImportError: `progress` without tqdm.
+
+    Precision:
+        The labelings of an x of M points are uniform up to the rounding of a float32 random number. P-values are those
+        of float64, for bandwidths however narrow: where all k of one underflow, u_t is the limit, which the closest
+        pair decides. (Of more than 1024 pooled points, k are float32 within groups of 512, and statistics within 1e-7.)
+        By `gauss_sum`, statistics are within 1e-6 of those of the dense matrix in float32; a bandwidth with
+        ‖K_t‖ < 1.2e-4 then has u_t = 0. (For many tests `jax.lax.map` beats `jax.vmap` on a CPU.)
+
+    Example:
+        >>> import jax, jaxgauss
+        >>> x, y = jax.random.normal(jax.random.key(0), (2, 200, 3))
+        >>> test = jaxgauss.mmd_test(x, y + 0.5, 0.5, rng_key=jax.random.key(1), num_permutations=99)
+        >>> round(float(test.p_value), 4)
+        0.01
+
+    References:
+        Gretton, Borgwardt, Rasch, Schölkopf & Smola, "A Kernel Two-Sample Test", JMLR 13, 2012.
+        Phipson & Smyth, "Permutation P-values Should Never Be Zero", 2010, arXiv:1603.05766.
+        Biggs, Schrab & Gretton, "MMD-FUSE", 2023, arXiv:2306.08777.
+        Schrab et al., "MMD Aggregated Two-Sample Test", 2023, arXiv:2110.15073 (MMDAgg; the wild bootstrap).
+    """
+    where = "`jaxgauss.mmd_test`"
+    check_estimator("mmd_test", estimator)
+    settings = check_samples("mmd_test", {"x": x, "y": y}, tau, options, min_points=2)
+    check_rng_key("mmd_test", rng_key)
+    if not isinstance(num_permutations, int | np.integer) or num_permutations < 1:
+        raise ValueError(f"{where}: `num_permutations` must be a positive integer; got {num_permutations!r}.")
+    if resampling not in ("permutation", "wild"):
+        raise ValueError(f"{where}: `resampling` must be 'permutation' or 'wild'; got {resampling!r}.")
+    if resampling == "wild" and len(x) != len(y):
+        raise ValueError(
+            f"{where}: resampling 'wild' swaps x_i and y_i, so the samples must be of one size; got x {x.shape},"
+            f" y {y.shape}. Use resampling='permutation'."
+        )
+    if progress:
+        refuse_progress_in_a_trace("mmd_test", x, y, tau, rng_key)
+
+    num, bandwidths = len(x) + len(y), max(1, math.prod(np.shape(tau)))
+    on_cpu = expected_platform(x, y) == "cpu"
+    exact = settings.automatic and (on_cpu or bandwidths > 1 or num <= SMALL)
+    largest = max(1, BYTES // ((8 if num <= FEW else 4) * num)) if exact else KERNEL_CHANNELS
+    num_blocks = -(-(num_permutations + 2) // largest)
+    columns = -(-(num_permutations + 2) // num_blocks)
+    design = Design(len(x), len(y), resampling, num_blocks, columns, estimator, exact)
+    tau = check_plan(settings, tau, num * num * bandwidths, x.shape[1], columns, x, y)
+    with jax.enable_x64(True) if exact else contextlib.nullcontext():
+        pool = _pooled(settings, design, x, y, tau)
+        forms = (_forms_shown if progress else _forms)(settings, design, pool, rng_key)
+        return _test(settings, design, num_permutations, pool, forms)
+
+
+class Design(NamedTuple):
+    """How many points, and how many labelings in how many blocks: all ones first, then the samples', then random."""
+
+    num_x: int
+    num_y: int
+    resampling: str
+    num_blocks: int
+    columns: int
+    estimator: str = "unbiased"
+    exact: bool = True
+
+    @property
+    def num(self) -> int:
+        """How many points there are."""
+        return self.num_x + self.num_y
+
+    @property
+    def rows(self) -> int:
+        """How many of them are summed for at a time."""
+        return -(-self.num // -(-self.num // (GROUP if self.exact else ROWS)))
+
+    @property
+    def num_chunks(self) -> int:
+        """How many times that is."""
+        return -(-self.num // self.rows)
+
+
+class _Pool(NamedTuple):
+    """The pooled points, and τ; and of an exact test the groups of them, and what all squared distances are less."""
+
+    points: Array
+    tau: Array
+    groups: Groups | None
+    least: Array | None
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _pooled(settings: Settings, design: Design, x, y, tau) -> _Pool:
+    dtype = np.dtype("float64") if design.exact else working_dtype(settings.dtype)
+    x, y, tau = whole(*(jnp.asarray(lax.stop_gradient(jnp.asarray(z)), dtype) for z in (x, y, tau)))
+    points = jnp.concatenate([x, y])
+    if not design.exact:
+        return _Pool(points, tau, None, None)
+    groups = grouped(points, tau)
+    # ratios of MMD² and ‖K‖ do not change if all kernels are multiplied by a number: then none is too small for it
+    return _Pool(points, tau, groups, smallest_distance(groups) if tau.ndim else jnp.zeros(()))
+
+
+def labels(design: Design, rng_key: Key[Array, ""], block: Array | int) -> Bool[Array, "n columns"]:
+    """Which points are in x, for every labeling of a block."""
+    column = block * design.columns + jnp.arange(design.columns)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(rng_key, column)  # the same labelings, whatever the blocks
+    if design.resampling == "wild":
+        half = jnp.float32(0.5)  # whose dtype is that of the random numbers
+        swapped = jax.vmap(lambda key: jax.random.bernoulli(key, half, (design.num_x,)), out_axes=1)(keys)
+        in_x = jnp.concatenate([~swapped, swapped])
+    else:
+        in_x = _random_subsets(keys, design.num, design.num_x)
+    observed = (jnp.arange(design.num) < design.num_x)[:, None]
+    return (column == 0)[None] | jnp.where((column == 1)[None], observed, in_x)
+
+
+def _random_subsets(keys: Key[Array, " columns"], num: int, size: int) -> Bool[Array, "num columns"]:
+    """Uniform subsets of a size, one in each column, by selection sampling: point by point, all columns at once.
+
+    Knuth, "The Art of Computer Programming", volume 2, section 3.4.2, algorithm S; ten times as fast here as sorting.
+    """
+
+    def select(missing: Array, point: tuple[Array, Array]) -> tuple[Array, Array]:
+        uniform, left = point
+        taken = uniform * left < missing
+        return missing - taken.astype(missing.dtype), taken
+
+    uniform = jax.vmap(lambda key: jax.random.uniform(key, (num,), jnp.float32), out_axes=1)(keys)
+    left = jnp.arange(num, 0, -1, dtype=jnp.float32)
+    return lax.scan(select, jnp.full(len(keys), size, jnp.float32), (uniform, left))[1]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _forms(settings: Settings, design: Design, pool: _Pool, rng_key: Array) -> Forms:
+    """The forms of all labelings, (*bandwidths, blocks · columns)."""
+
+    def block(_: None, i: Array):
+        signs = _signs(design, pool, rng_key, i)
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(chunk_forms, signs, 0))
+        add = lambda total, j: (jax.tree.map(jnp.add, total, chunk_forms(signs, j)), None)  # noqa: E731
+        return None, lax.scan(add, zeros, jnp.arange(design.num_chunks))[0]
+
+    chunk_forms = functools.partial(_chunk, settings, design, pool)
+    return _joined(lax.scan(block, None, jnp.arange(design.num_blocks))[1])
+
+
+def _forms_shown(settings: Settings, design: Design, pool: _Pool, rng_key: Array) -> Forms:
+    """The same, a chunk at a time from Python, with a bar."""
+    blocks = []
+    with progress_bar("mmd_test", design.num_blocks * design.num_chunks, "block") as bar:
+        for i in range(design.num_blocks):
+            signs, total = _signs(design, pool, rng_key, i), None
+            for j in range(design.num_chunks):
+                part = _chunk(settings, design, pool, signs, j)
+                total = jax.block_until_ready(part if total is None else jax.tree.map(jnp.add, total, part))
+                bar.update()
+            blocks.append(total)
+    return _joined(jax.tree.map(lambda *x: jnp.stack(x), *blocks))
+
+
+def _joined(blocks: Forms) -> Forms:
+    """The forms of all blocks side by side; the squares are those of each."""
+    quadratic, linear = (jnp.moveaxis(x, 0, -2).reshape(*x.shape[1:-1], -1) for x in blocks[:2])
+    return Forms(quadratic, linear, blocks.squares[0])
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _signs(design: Design, pool: _Pool, rng_key: Array, block: Array | int) -> Array:
+    """The labelings of a block as ±1, with rows of zeros up to whole chunks; in groups if the points are."""
+    groups = pool.groups
+    rounded = groups is not None and design.num > FEW
+    signs = jnp.where(labels(design, rng_key, block), 1, -1).astype("float32" if rounded else pool.points.dtype)
+    num_rows = design.num_chunks * design.rows if groups is None else groups.there.size
+    signs = jnp.pad(signs, ((0, num_rows - design.num), (0, 0)))
+    return signs if groups is None else signs.reshape(*groups.there.shape, -1)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _chunk(settings: Settings, design: Design, pool: _Pool, signs: Array, j: Array | int) -> Forms:
+    """What a part of the rows, or of the pairs of groups, contributes to the forms (*bandwidths, columns)."""
+    points, tau, groups, least = pool
+    if groups is not None and least is not None:
+        pairs = jnp.asarray(group_pairs(len(groups.points), design.num_chunks))[j]
+        return forms_over_mesh(settings, groups, tau, signs, least, pairs)
+    start, num_rows = j * design.rows, design.rows
+    own = lax.dynamic_slice_in_dim(signs, start, num_rows)  # (rows, columns)
+    padded = jnp.pad(points, ((0, len(signs) - len(points)), (0, 0)), mode="edge")  # no farther than the others
+    rows = lax.dynamic_slice_in_dim(padded, start, num_rows)
+    products = sum_over_mesh(settings, rows, points, signs[: len(points)], tau)  # (*bandwidths, rows, columns)
+    there = (start + jnp.arange(num_rows) < len(points))[:, None]
+    own, there = (jnp.expand_dims(x, range(tau.ndim)) for x in (own, there))
+    products = products - own
+    return Forms((own * products).sum(-2), jnp.where(there, products, 0).sum(-2), jnp.zeros(tau.shape))
+
+
+# With h = (1 + σ)/2 the labels of x and e = 1 - h those of y, s = σᵀK'σ, r = σᵀK'1 and t = 1ᵀK'1:
+#
+#     hᵀK'h = (t + 2r + s)/4      eᵀK'e = (t - 2r + s)/4      hᵀK'e = (t - s)/4
+#
+# and the diagonal, which is one, adds M and N to the first two: nothing in the unbiased statistic.
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _test(settings: Settings, design: Design, num_permutations: int, pool: _Pool, forms: Forms) -> MMDTest:
+    m, n, biased = design.num_x, design.num_y, design.estimator == "biased"
+    s, r, squares = forms
+    t, s, r = s[..., :1], s[..., 1 : num_permutations + 2], r[..., 1 : num_permutations + 2]
+    in_x, in_y = (1 / m**2, 1 / n**2) if biased else (1 / (m * (m - 1)), 1 / (n * (n - 1)))
+    cross, diagonal = 1 / (m * n), 1 / m + 1 / n if biased and not pool.tau.ndim else 0.0
+    statistics = ((in_x + in_y - 2 * cross) * t + 2 * (in_x - in_y) * r + (in_x + in_y + 2 * cross) * s) / 4 + diagonal
+    sizes = (in_x + in_y + 2 * cross) / 4 * t[..., 0] + diagonal if design.exact else 1 / m + 1 / n
+    unit = float(jnp.finfo(statistics.dtype).eps)
+    if design.exact and design.num > FEW:
+        unit = 4 / design.num * float(jnp.finfo("float32").eps)
+    rounding = 16 * unit * jnp.broadcast_to(sizes, pool.tau.shape)
+    if pool.tau.ndim:
+        statistics, rounding = _aggregated(design, _norms(settings, design, pool, squares), statistics, rounding)
+    observed, null = statistics[0], statistics[1:]
+    p_value = _shares(num_permutations, working_dtype(settings.dtype))[(null >= observed - rounding).sum()]
+    p_value = jnp.where(jnp.isnan(observed), jnp.nan, p_value)  # of points that are not numbers: no evidence
+    return MMDTest(p_value, *(x.astype(settings.dtype) for x in (observed, null)))
+
+
+def _norms(settings: Settings, design: Design, pool: _Pool, squares: Array) -> Array:
+    """‖K‖ of every bandwidth (T,), times a number if kernels are; infinite where sums do not know it."""
+    num, dtype = design.num, pool.points.dtype
+    if not design.exact:
+        with jax.enable_x64(True):
+            points, tau = pool.points.astype("float64"), pool.tau.astype("float64")
+            groups = grouped(points, tau)
+            none, pairs = jnp.zeros((*groups.there.shape, 0)), jnp.asarray(group_pairs(len(groups.points))[0])
+            squares = forms_over_mesh(settings, groups, tau, none, jnp.zeros(()), pairs).squares.astype(dtype)
+    norms = jnp.sqrt(squares / (num * (num - 1)))
+    return jnp.where(norms > (0 if design.exact else LEAST_NORM * jnp.finfo(dtype).eps), norms, jnp.inf)
+
+
+def _aggregated(design: Design, norms: Array, statistics: Array, rounding: Array) -> tuple[Array, Array]:
+    """The soft maximum of MMD²/‖K‖ of the bandwidths, for every labeling, and what rounding may have moved it."""
+    smaller = min(design.num_x, design.num_y)
+    sharpness = math.sqrt(smaller * (smaller - 1))
+    statistics = jax.nn.logsumexp(sharpness * statistics / norms[:, None], 0, b=1 / len(norms)) / sharpness
+    return statistics, (rounding / norms).max()
+
+
+def _shares(num_permutations: int, dtype: np.dtype) -> Array:
+    """(1 + i) / (1 + P) for i from 0 to P, rounded down."""
+    exact = np.arange(1, num_permutations + 2) / (num_permutations + 1)
+    rounded = exact.astype(dtype)
+    return jnp.asarray(np.where(rounded > exact, np.nextafter(rounded, np.zeros((), dtype)), rounded))

@@ -1,0 +1,130 @@
+"""Forms of the kernel matrix without its diagonal, in float64: what a permutation test is made of.
+
+A narrow bandwidth sees few pairs. The diagonal, of ones, would then hide them, so no term of it is ever formed; and
+each pair is taken once, which pays for the digits.
+"""
+
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array, Bool, Float, Int
+
+from .._arrays.logits import difference_logits
+from .._arrays.points import BASE_2, center
+from .._arrays.varying import vary_alike, vary_like
+from .._checks.settings import Settings, axis_names
+
+GROUP = 512  # points; a tile of the kernel matrix is that of two groups
+PRODUCT_REACH = 2.0**22  # R² up to which a product makes exponents with ten digits after the point; differences beyond
+
+
+class Forms(NamedTuple):
+    """Of K', the kernel matrix without its diagonal, and P columns σ.
+
+    Attributes:
+        quadratic: σᵀK'σ.
+        linear: σᵀK'1.
+        squares: 1ᵀ(K' ∘ K')1.
+    """
+
+    quadratic: Float[Array, "*bandwidths p"]
+    linear: Float[Array, "*bandwidths p"]
+    squares: Float[Array, "*bandwidths"]
+
+
+class Groups(NamedTuple):
+    """Points about their center in groups of one size, and which of them are there."""
+
+    points: Float[Array, "groups size d"]
+    there: Bool[Array, "groups size"]
+    by_product: Bool[Array, ""]  # whether their distances may come from products
+
+
+def grouped(points: Float[Array, "n d"], tau: Float[Array, "*bandwidths"]) -> Groups:
+    """The points in groups."""
+    num_groups = -(-len(points) // GROUP)
+    size = -(-len(points) // num_groups)
+    x = points - center(points)
+    by_product = ~(tau.max() * jnp.square(x).sum(-1).max() > PRODUCT_REACH)
+    x = jnp.pad(x, ((0, num_groups * size - len(x)), (0, 0))).reshape(num_groups, size, -1)
+    return Groups(x, (jnp.arange(num_groups * size) < len(points)).reshape(num_groups, size), by_product)
+
+
+def group_pairs(num_groups: int, num_chunks: int = 1) -> Int[np.ndarray, "chunks each 2"]:
+    """All (i, j) with i ≤ j, in chunks of one size; (-1, -1) is none."""
+    pairs = np.stack(np.triu_indices(num_groups), -1)
+    each = -(-len(pairs) // num_chunks)
+    return np.pad(pairs, ((0, num_chunks * each - len(pairs)), (0, 0)), constant_values=-1).reshape(-1, each, 2)
+
+
+def smallest_distance(groups: Groups) -> Float[Array, ""]:
+    """The least ‖x_i - x_j‖² of two points."""
+
+    def least(so_far: Array, pair: Array):
+        squared, counts = _squared_distances(groups, pair)
+        return jnp.minimum(so_far, jnp.where(counts, squared, jnp.inf).min()), None
+
+    return lax.scan(least, jnp.asarray(jnp.inf), group_pairs(len(groups.points))[0])[0]
+
+
+def forms_of(groups: Groups, tau: Array, signs: Float[Array, "groups size p"], least: Array, pairs: Array) -> Forms:
+    """What the pairs of groups contribute to the forms of exp(-τ/2 (‖x_i - x_j‖² - least)).
+
+    The kernels are rounded to the dtype of the signs, and sums of more than a group are float64.
+    """
+
+    def add(total: Forms, pair: Array):
+        squared, counts = _squared_distances(groups, pair)
+        first, second = signs[pair[0]].astype(tau.dtype), signs[pair[1]]
+        twice = jnp.where(pair[0] == pair[1], 1, 2)  # (i, j) stands for (j, i), too
+
+        def of_tau(tau: Array) -> Forms:
+            phi = jnp.where(counts, jnp.exp2(-tau / 2 * BASE_2 * (squared - least)), 0)
+            rounded = phi.astype(signs.dtype)
+            products, rows = (jnp.matmul(rounded, x, precision="highest").astype(tau.dtype) for x in (second, ones))
+            quadratic, linear = (first * products).sum(0), rows[:, 0] @ first + products.sum(0)
+            return Forms(twice * quadratic, twice / 2 * linear, twice * jnp.square(phi).sum())
+
+        return jax.tree.map(jnp.add, total, lax.map(of_tau, tau) if tau.ndim else of_tau(tau)), None
+
+    ones = jnp.ones((signs.shape[1], 1), signs.dtype)
+    columns = (*tau.shape, signs.shape[-1])
+    zeros = Forms(jnp.zeros(columns), jnp.zeros(columns), jnp.zeros(tau.shape))
+    return lax.scan(add, jax.tree.map(lambda x: vary_like(x, [pairs]), zeros), pairs)[0]
+
+
+def forms_over_mesh(settings: Settings, groups: Groups, tau: Array, signs: Array, least: Array, pairs: Array) -> Forms:
+    """The same, with the pairs shared out over the axes of the mesh if there is one: every device has all points."""
+    if settings.mesh is None:
+        return forms_of(groups, tau, signs, least, pairs)
+    axes = tuple(dict.fromkeys(axis_names(settings.query_axis) + axis_names(settings.key_axis)))
+    parts = math.prod(settings.mesh.shape[name] for name in axes)
+    pairs = jnp.pad(pairs, ((0, -len(pairs) % parts), (0, 0)), constant_values=-1)
+
+    def local(pairs: Array, *operands: Array) -> Forms:
+        pairs, *groups, tau, signs, least = vary_alike(pairs, *operands)
+        return lax.psum(forms_of(Groups(*groups), tau, signs, least, pairs), axes)
+
+    shared_out = jax.shard_map(local, mesh=settings.mesh, in_specs=(P(axes), *[P()] * 6), out_specs=P())
+    return shared_out(pairs, *groups, tau, signs, least)
+
+
+def _squared_distances(groups: Groups, pair: Int[Array, " 2"]) -> tuple[Float[Array, "m n"], Bool[Array, "m n"]]:
+    """‖x_i - x_j‖² of two groups, and whether it is of two points."""
+    x, y = groups.points[pair[0]], groups.points[pair[1]]
+    index = jnp.arange(len(x))
+    counts = groups.there[pair[0]][:, None] & groups.there[pair[1]][None] & (pair[0] >= 0)
+    counts &= (pair[0] != pair[1]) | (index[:, None] != index[None])
+
+    def by_product(x: Array, y: Array) -> Array:
+        return jnp.square(x).sum(-1)[:, None] + jnp.square(y).sum(-1)[None] - 2 * x @ y.T
+
+    def by_differences(x: Array, y: Array) -> Array:
+        return -2 * difference_logits(jnp.ones((1, 1)), x, y)
+
+    return jnp.maximum(lax.cond(groups.by_product, by_product, by_differences, x, y), 0), counts

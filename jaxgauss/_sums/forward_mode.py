@@ -1,0 +1,148 @@
+"""The sum as a primitive of JAX with a tangent and a transpose: forward mode, reverse mode, and one over the other.
+
+`jax.custom_vjp` (the default, in `gauss_sum`) refuses forward mode.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
+from jaxtyping import Array
+
+from .._arrays.points import center, unbroadcast
+from .._checks.settings import Settings
+from .._engines.blocked import blocked_sum
+from .._engines.differences import differences_sum
+from .._engines.dispatch import kernel_sum, within_reach
+from .channels import cheaper_by_channels, flat_channels
+
+
+def sum_in_both_modes(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array) -> Array:
+    """Σ_n Φ_τ(q_m, k_n) v_n of operands of equal rank and one dtype, under all transformations."""
+    return gauss_sum_p.bind(queries, keys, values, tau, settings=settings)
+
+
+# Derivatives. With x = k_n - q_m and Φ = exp(-τ/2 ‖x‖²), the tangent of s_m = Σ_n Φ v_n is
+#
+#     ds_m = Σ_n Φ dv_n - τ Σ_n Φ v_n ⟨x, dk_n⟩ + τ ⟨Σ_n Φ v_n x, dq_m⟩ - ½ dτ Σ_n Φ v_n ‖x‖²
+#
+# The first two are a Gauss sum of values that are linear in the tangents, [dv - τ v ⟨k, dk⟩, τ v dk], the others are
+# linear in the tangents outside of one, of [v k, v, v ‖k‖²]; about a center of the keys. The sum is linear in its
+# values, so its transpose is the sum over the queries. All of it is made of the primitive itself: any order, any mode.
+# C(D + 1) channels: where they are many, XLA's blocks are differentiated instead.
+# Source: the product rule; compare `gauss_sum`, whose rules are the transpose.
+
+
+gauss_sum_p = Primitive("gauss_sum")
+
+
+@functools.partial(jax.jit, static_argnames="settings")
+def _sum(*operands: Array, settings: Settings) -> Array:
+    return kernel_sum(settings, *operands)
+
+
+def _abstract_sum(queries, keys, values, tau, *, settings: Settings):
+    batch = jnp.broadcast_shapes(queries.shape[:-2], keys.shape[:-2], values.shape[:-2], tau.shape)
+    return queries.update(shape=(*batch, queries.shape[-2], values.shape[-1]), weak_type=False)
+
+
+def _primal_and_tangent(primals: tuple[Array, ...], tangents: tuple[Array | ad.Zero, ...], *, settings: Settings):
+    given = [None if isinstance(x, ad.Zero) else x for x in tangents]
+    by_moments = functools.partial(_by_moments, dataclasses.replace(settings, guarded=False))
+    if not settings.guarded or any(0 in x.shape for x in primals):
+        return by_moments(primals, given)
+    return lax.cond(within_reach(settings, *primals), by_moments, _by_differences, primals, given)
+
+
+def _by_differences(primals: tuple[Array, ...], tangents: list[Array | None]) -> tuple[Array, Array]:
+    return _automatic(differences_sum, primals, tangents)
+
+
+def _by_moments(settings: Settings, primals: tuple[Array, ...], tangents: list[Array | None]) -> tuple[Array, Array]:
+    """The sum and its tangent by the rule above; of many channels, which would become very many, by XLA's blocks."""
+    (queries, keys, values, tau), (d_queries, d_keys, d_values, d_tau) = primals, tangents
+    if d_queries is d_keys is d_tau is None or cheaper_by_channels(keys, values):
+        points, d_points = (queries, keys, tau), (d_queries, d_keys, d_tau)
+        return _of_channels(settings, points, d_points, values, d_values)
+    return _automatic(blocked_sum, primals, tangents)
+
+
+def _automatic(function: Callable, primals: tuple[Array, ...], tangents: list[Array | None]) -> tuple[Array, Array]:
+    directions = tuple(jnp.zeros_like(x) if d_x is None else d_x for x, d_x in zip(primals, tangents, strict=True))
+    return jax.jvp(function, primals, directions)
+
+
+def _of_channels(
+    settings: Settings,
+    points: tuple[Array, Array, Array],
+    d_points: tuple[Array | None, Array | None, Array | None],
+    values: Array,
+    d_values: Array | None,
+) -> tuple[Array, Array]:
+    (queries, keys, tau), (d_queries, d_keys, d_tau) = points, d_points
+    channels = values.shape[-1]
+    c, scale = center(keys), tau[..., None, None]
+    q, k = (queries - c)[..., None, :], (keys - c)[..., None, :]  # (…, M or N, 1, D)
+
+    def sums(*columns: Array) -> list[Array]:
+        """Gauss sums of (…, N, C, W), each (…, M, C, W)."""
+        widths = [x.shape[-1] for x in columns]
+        batch = jnp.broadcast_shapes(*(x.shape[:-1] for x in columns))
+        side_by_side = jnp.concatenate([jnp.broadcast_to(x, (*batch, x.shape[-1])) for x in columns], -1)
+        total = gauss_sum_p.bind(queries, keys, flat_channels(side_by_side), tau, settings=settings)
+        total = total.reshape(*total.shape[:-1], channels, sum(widths))
+        return jnp.split(total, np.cumsum(widths)[:-1], -1)
+
+    v = values[..., None]  # (…, N, C, 1)
+    firsts = [v * k] if d_queries is not None or d_tau is not None else []
+    seconds = [v * jnp.square(k).sum(-1, keepdims=True)] if d_tau is not None else []
+    total, *moments = sums(v, *firsts, *seconds)
+    tangent = jnp.zeros_like(total)
+    if d_queries is not None:
+        slopes = moments[0] - q * total
+        tangent += scale[..., None] * (slopes * d_queries[..., None, :]).sum(-1, keepdims=True)
+    if d_tau is not None:
+        spread = moments[1] - 2 * (q * moments[0]).sum(-1, keepdims=True) + jnp.square(q).sum(-1, keepdims=True) * total
+        tangent -= d_tau[..., None, None, None] / 2 * spread
+    if d_keys is not None:
+        move = scale[..., None] * v * d_keys[..., None, :]  # (…, N, C, D)
+        along = -(k * move).sum(-1, keepdims=True)
+        first, moved = sums(along if d_values is None else along + d_values[..., None], move)
+        tangent += first + (q * moved).sum(-1, keepdims=True)
+    elif d_values is not None:
+        tangent += sums(d_values[..., None])[0]
+    return total[..., 0], tangent[..., 0]
+
+
+def _transpose(g, queries: Array, keys: Array, values: ad.UndefinedPrimal, tau: Array, *, settings: Settings):
+    if type(g) is ad.Zero:
+        return None, None, ad.Zero(values.aval), None
+    d_values = gauss_sum_p.bind(keys, queries, g, tau, settings=settings)
+    return None, None, unbroadcast(d_values, values.aval.shape), None
+
+
+def _batched(operands, axes, *, settings: Settings):
+    operands = [x[None] if axis is None else jnp.moveaxis(x, axis, 0) for x, axis in zip(operands, axes, strict=True)]
+    return gauss_sum_p.bind(*operands, settings=settings), 0
+
+
+gauss_sum_p.def_impl(_sum)
+
+
+gauss_sum_p.def_abstract_eval(_abstract_sum)
+
+
+ad.primitive_jvps[gauss_sum_p] = _primal_and_tangent
+ad.primitive_transposes[gauss_sum_p] = _transpose
+batching.primitive_batchers[gauss_sum_p] = _batched
+
+
+mlir.register_lowering(
+    gauss_sum_p, mlir.lower_fun(lambda *operands, settings: kernel_sum(settings, *operands), multiple_results=False)
+)

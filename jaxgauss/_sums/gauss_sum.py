@@ -1,0 +1,323 @@
+"""gauss_sum: the public function, and the derivative rules that make its gradients Gauss sums again."""
+
+import functools
+from dataclasses import replace
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array
+
+from .._arrays.points import align, center, shared, unbroadcast
+from .._arrays.varying import vary_alike, vary_like, whole
+from .._checks.operands import as_operand, check_names, check_operands, takes_tau
+from .._checks.settings import Bandwidth, Keys, Queries, Settings, Sums, Values, matmul_grade, working_dtype
+from .._engines.blocked import blocked_pullback, sum_and_tile
+from .._engines.dispatch import keeps_tile, kernel_pullback, kernel_sum, kernel_sum_and_log, saves_log, within_reach
+from .._engines.plan import expected_platform, plan, sizes, warn_once
+from .channels import CHANNELS_IN_A_SUM, channel_blocks, cheaper_by_channels, flat_channels, unblock_channels
+from .forward_mode import sum_in_both_modes
+from .reverse_only import reverse_only
+from .wide import STRICTER, STRICTER_IN_TAU, reaching
+
+
+@takes_tau
+def gauss_sum(
+    queries: Queries,
+    keys: Keys,
+    values: Values,
+    tau: Bandwidth = 1.0,
+    *,
+    method: str = "auto",
+    precision: str = "auto",
+    backend: str = "auto",
+    forward_mode: bool = False,
+) -> Sums:
+    """Sum Gaussian kernels: s_m = Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n, without the M×N kernel matrix.
+
+    O(MN(D + C)) operations and O((M + N)(D + C)) memory, by one call of a stock flash-attention kernel of PyTorch, or
+    by XLA a block at a time where that is faster; `explain` tells which. Mixed floating dtypes promote, and leading
+    axes broadcast, as in `jnp.matmul`; what is shared by a batch is not copied. Arrays that are shared out over devices
+    give the right sum, but XLA gathers them on every device, and each computes all of it: `gauss_sum_sharded` does not.
+    `jax.export` takes XLA's methods, "blocked" always, with symbolic shapes too, for which "auto" is "blocked"; but no
+    program that calls PyTorch, as "auto" does where `explain` says so: by platform, CPU, sizes and precision.
+
+    Args:
+        queries: points q, (…, M, D).
+        keys: points k, (…, N, D).
+        values: v, (…, N, C); or one weight a key, (N,).
+        tau: τ = 1/σ², positive: a number, or an array that broadcasts against the leading axes, and only against them:
+            τ (T,) is a batch of T bandwidths, the sum (T, M, C), also where T happens to be D or N. (In `mmd_squared`
+            and its like, which have no batches, it is a mixture.) For one bandwidth in each dimension scale the points.
+            To learn it, learn log τ: under `jit` it cannot be looked at, and a negative one gives NaN.
+        method: "auto"; "rescale" (ours), "prescale" or "reweight" (the paper's Algorithms 1 and 2) for the attention
+            kernel; "blocked", "dense" or "differences" (of coordinates: slow, and right anywhere) for XLA.
+        precision: of the products: "float16", "bfloat16", "float32", "float64", or with points split into two numbers
+            "float16x2", "bfloat16x2". "auto" is the arguments' own on a CPU (float32 for half-precision arguments); on
+            CUDA float16 for float16 and float32 arguments and bfloat16 for bfloat16 ones, and under
+            `jax.default_matmul_precision` "high" split points, "highest" float32. Sums, exponents and the result's
+            scale are float32 or better in all of them.
+        backend: the attention kernel, "cpu", "flash", "efficient" (memory-efficient) or "cudnn"; or "auto".
+        forward_mode: whether `jax.jvp`, `jax.jacfwd`, `jax.linearize` and `jax.hessian` must work, too.
+
+    Returns:
+        s, (…, M, C), or (…, M) for values (N,), in the promoted dtype of queries, keys and values. No keys give zeros.
+
+    Raises:
+        ValueError: shapes do not fit, tau is not positive, or what was asked for by name cannot run there.
+        TypeError: an argument is not a floating array.
+
+    Derivatives:
+        Reverse mode of any order with respect to queries, keys, values and tau, in linear memory. The rules are Gauss
+        sums themselves: for C = 1, value and all gradients cost two of them. Gradients run in the same precision, and
+        by the kernel's fused backward pass where there are many channels (this is `rescale` whatever the method). Where
+        XLA forms the kernel matrix of a few points, and it has at most eight times the numbers of the arguments, it is
+        kept for the gradients.
+        Forward mode is refused, with an error that names the ways around it (a Hessian is `jax.jacrev(jax.grad(f))`),
+        unless asked for by `forward_mode`: the sum is then a primitive with a tangent and a transpose, and forward over
+        reverse and reverse over forward work, too. The tangent for C = 1 is two Gauss sums; for many channels, as in a
+        Hessian, it is formed in XLA's blocks. Gradients cost the same as by default for C = 1, up to three times as
+        much for many channels.
+
+    Precision:
+        Error relative to Σ Φ|v|, in L2 over the queries. R = √τ‖x‖ is the distance of the farthest point from the
+        center, in bandwidths:
+
+        - float32: 2e-6, growing as 2⁻²⁴ R² at most (at R = 45 to 2e-5 over many terms, 2e-4 for a handful); beyond that
+          in float64, to the last digits of float32, which takes three to eight times as long.
+        - float16x2, bfloat16x2: 4e-4, 4e-3; beyond R = 64 in float32 or better.
+        - float16, bfloat16: 5e-4, 4e-3, growing as R to 5e-3, 4e-2; beyond R = 32, 16 in float32 or better. A row whose
+          terms all lie r bandwidths away: up to 2⁻¹⁰ R r, 2⁻⁷ R r.
+
+        In half precision a handful of terms may have twice these errors. What a precision does not hold is found from
+        the points and, in half precision, from the sums, and computed again in one that does; `explain` says where
+        limits are passed, `estimate_error` measures. On a CPU the program branches on the finding. On CUDA nothing
+        waits for it: a second, float32 kernel is launched behind a gate that the device opens, and points beyond its
+        reach (256 bandwidths; 45 where float32 was asked for) are reported by a warning at a later call. "prescale" and
+        "reweight" leave their precision earlier and are then replaced by "rescale". Terms below 2⁻²⁵ of the largest of
+        a row are lost in float16: N·2⁻²⁵ of it at most. Values of any size may meet in one channel; in half precision,
+        channels whose sizes differ from key to key share the range of the largest. Terms with Φ below the smallest
+        number of float32 are zero (see `log_gauss_sum`), a sum beyond its range is infinite. NaN in a query spoils its
+        row alone.
+        Gradients, in float32 on a CPU: 1e-5 up to R = 11, with that of τ up to R = 3; beyond, and in second and higher
+        derivatives everywhere, they are formed in float64: 1e-6. Of the queries, C = 1: 2e-3 in float16 up to R ≈ 9,
+        7e-3 up to 27.
+
+    Example:
+        >>> import jax.numpy as jnp, jaxgauss
+        >>> points = jnp.array([[0.0], [1.0]])
+        >>> sums = jaxgauss.gauss_sum(points, points, jnp.array([1.0, 1.0]), tau=2.0)
+        >>> bool(jnp.allclose(sums, 1 + jnp.exp(-1)))
+        True
+
+    References:
+        Rux & Neumayer, "Fast Gauss Sums via Flash Attention", 2026, arXiv:2609.04910.
+    """
+    check_names("gauss_sum", method, precision, backend)
+    dtype = check_operands("gauss_sum", queries, keys, values, tau)
+    settings = Settings(method, precision, backend, dtype, grade=matmul_grade(), forward_mode=bool(forward_mode))
+    chosen = plan(settings, expected_platform(queries, keys, values), *sizes(queries, keys, values, tau))
+    if chosen.native and chosen.platform != "cpu" and settings.automatic:
+        warn_once(chosen.reason)
+    return _checked_sum(settings, queries, keys, values, as_operand(tau, dtype))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _checked_sum(settings: Settings, *operands: Array) -> Array:
+    return wide_sum(settings, *operands).astype(settings.dtype)
+
+
+def wide_sum(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array) -> Array:
+    """Everything between the checks and the custom rule: one dtype, one rank, one way of varying over a mesh.
+
+    The sum is in the working dtype: partial sums may be added to it.
+    """
+    dtype = working_dtype(settings.dtype)
+    queries, keys, values, tau = whole(*(jnp.asarray(x, dtype) for x in (queries, keys, values, tau)))
+    weights = values.ndim == 1
+    operands = vary_alike(*align(queries, keys, values[:, None] if weights else values, tau))
+    if settings.forward_mode:
+        total = sum_in_both_modes(settings, *operands)
+    else:
+        total = _gauss_sum(settings, *reverse_only(settings.function, *operands))
+    return total[..., 0] if weights else total
+
+
+# Derivatives. For a cotangent g and w_mn = Φ(q_m, k_n) ⟨g_m, v_n⟩, from ∂Φ/∂q = τ Φ (k - q):
+#
+#     dv_n = Σ_m Φ g_m        dq_m = τ Σ_n w_mn (k_n - q_m)        dk_n = τ Σ_m w_mn (q_m - k_n)
+#     dτ   = -½ Σ_mn w_mn ‖q_m - k_n‖² = (Σ_m q_m·dq_m + Σ_n k_n·dk_n) / 2τ, at any origin, since Σ dq + Σ dk = 0
+#
+# By channels: W = K [v_c k, v_c] holds the sum s and Σ_n Φ v_c k, so that dq = τ Σ_c g_c (W_k,c - q s_c), and
+# U = Kᵀ [g_c q, g_c] likewise holds dv and dk: C(D + 1) channels each. For C = 1 (MMD, flows, densities) W comes with
+# the value: two sums in all. For many channels: the fused backward pass (`kernel_pullback`), whose own rule is written
+# by channels. Where Φ is dense and hardly larger than the operands (few points of many dimensions) it is kept from the
+# sum. Everything here is made of these two functions, or else of ordinary ones of JAX: the rules hold for every order.
+# Moments are taken about a center, c: Σ Φ v (k - c) - (q - c) s loses fewer digits.
+# Source: Rux & Neumayer 2026, section 3, for the sum as attention; the rules are the product rule.
+
+
+_gauss_sum = jax.custom_vjp(kernel_sum, nondiff_argnums=(0,))
+_pullback = jax.custom_vjp(kernel_pullback, nondiff_argnums=(0,))
+
+
+class _Wanted(NamedTuple):
+    """Which gradients are asked for."""
+
+    queries: bool
+    keys: bool
+    values: bool
+    tau: bool
+
+
+def _forward(settings: Settings, queries, keys, values, tau):
+    wanted = _Wanted(*(x.perturbed for x in (queries, keys, values, tau)))
+    operands = queries, keys, values, tau = tuple(x.value for x in (queries, keys, values, tau))
+    function = functools.partial(_value_and_saved, wanted.queries or wanted.tau)
+    total, saved = reaching(settings, function, _within(settings, operands), (queries, keys), tau, values)
+    # JAX keeps one tree of residuals for all patterns of wanted gradients (that of its last trace): the tree must not
+    # depend on the pattern, so the pattern travels as the shape of an array.
+    return total, (operands, saved, jnp.zeros([1 + x for x in wanted], bool))
+
+
+def _backward(settings: Settings, residuals, g):
+    operands, saved, pattern = residuals
+    wanted = _Wanted(*(size == 2 for size in pattern.shape))
+    if isinstance(g, jax.custom_derivatives.SymbolicZero):
+        return None, None, None, None
+    queries, keys, values, tau = operands
+    if not any(wanted[i] for i in (0, 1, 3)) and not keeps_tile(settings, *operands):
+        return None, None, unbroadcast(_gauss_sum(settings, keys, queries, g, tau), values.shape), None
+    function = functools.partial(_gradients, wanted)
+    within = _within(settings, operands, STRICTER_IN_TAU if wanted.tau else STRICTER)
+    rest = iter(reaching(settings, function, within, (queries, keys), tau, values, saved, g))
+    return tuple(next(rest) if is_wanted else None for is_wanted in wanted)
+
+
+def _within(settings: Settings, operands: tuple[Array, ...], stricter: int = STRICTER) -> Array | bool:
+    queries, keys, values, tau = operands
+    return within_reach(settings, queries, keys, values, tau * stricter) if settings.guarded else True
+
+
+def _value_and_saved(with_slopes: bool, settings: Settings, points: tuple[Array, Array], tau: Array, values: Array):
+    """The sum, and what is kept of it for the gradients: Φ, or the slopes, or nothing; in float64 zeros like it."""
+    queries, keys = points
+    if settings.wide:
+        near = functools.partial(_value_and_saved, with_slopes, replace(settings, wide=False))
+        saved = jax.eval_shape(near, points, tau, values)[1]
+        total = _gauss_sum(settings, queries, keys, values, tau)
+        return total, vary_like(jnp.zeros(saved.shape, saved.dtype), [total])
+    if keeps_tile(settings, queries, keys, values, tau):
+        return sum_and_tile(queries, keys, values, tau)
+    if with_slopes and cheaper_by_channels(queries, values):
+        return _sum_and_slopes(settings, queries, keys, values, tau)
+    if with_slopes and saves_log(settings, queries, keys, values, tau):
+        return kernel_sum_and_log(settings, queries, keys, values, tau)  # derivatives of this are not formed here
+    total = _gauss_sum(settings, queries, keys, values, tau)
+    return total, vary_like(jnp.zeros(0, total.dtype), [total])
+
+
+def _gradients(
+    wanted: _Wanted,
+    settings: Settings,
+    points: tuple[Array, Array],
+    tau: Array,
+    values: Array,
+    saved: Array,
+    g: Array,
+):
+    """The wanted gradients by the rules above."""
+    queries, keys = points
+    operands = queries, keys, values, tau
+    d_queries = d_keys = d_values = d_tau = jnp.zeros(0)
+    want_keys = wanted.keys or wanted.tau
+    if keeps_tile(settings, *operands) and not settings.wide:
+        d_queries, d_keys, d_values = blocked_pullback(queries, keys, values, tau, g, whole=True, tile=saved)
+    elif cheaper_by_channels(queries, values) and not settings.wide:
+        if wanted.queries or wanted.tau:
+            d_queries = _along(saved, g, tau)
+        if want_keys:
+            d_values, key_slopes = _sum_and_slopes(settings, keys, queries, g, tau)
+            d_keys = _along(key_slopes, values, tau)
+        elif wanted.values:
+            d_values = _gauss_sum(settings, keys, queries, g, tau)
+    else:
+        points = _own_points(queries, keys, tau) if wanted.tau else (queries, keys)
+        of_sum = [saved] if not settings.wide and saves_log(settings, *operands) and saved.size else []
+        d_queries, d_keys, d_values = _pullback(settings, *points, values, tau, g, *of_sum)
+    if wanted.tau:
+        c = center(queries if shared(queries) else keys)
+        moments = (((x - c) * d_x).sum((-2, -1)) for x, d_x in ((queries, d_queries), (keys, d_keys)))
+        d_tau = sum(unbroadcast(x, tau.shape) for x in moments) / (2 * tau)
+    gradients = zip((d_queries, d_keys, d_values, d_tau), wanted, operands, strict=True)
+    return tuple(unbroadcast(gradient, x.shape) for gradient, is_wanted, x in gradients if is_wanted)
+
+
+_gauss_sum.defvjp(_forward, _backward, symbolic_zeros=True)
+
+
+def _sum_and_slopes(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array) -> tuple[Array, Array]:
+    """s = Σ Φ v (…, M, C) and Σ Φ v (k - q) (…, M, C, D), from one sum of C(D + 1) channels."""
+    c = center(keys)
+    moments = values[..., :, None] * (keys - c)[..., None, :]  # (…, N, C, D)
+    total = _gauss_sum(
+        settings, queries, keys, jnp.concatenate([flat_channels(moments), _full(values, moments)], -1), tau
+    )
+    channels, dim = moments.shape[-2:]
+    first, s = total[..., : channels * dim], total[..., channels * dim :]
+    first = first.reshape(*first.shape[:-1], channels, dim)
+    return s, first - s[..., None] * (queries - c)[..., None, :]
+
+
+def _along(slopes: Array, weights: Array, tau: Array) -> Array:
+    """τ Σ_c g_c (W_k,c - q s_c): the gradient (…, M, D) from slopes (…, M, C, D) and weights (…, M, C)."""
+    return tau[..., None, None] * (slopes * weights[..., None]).sum(-2)
+
+
+def _pullback_forward(settings: Settings, *operands: Array):
+    return _pullback(settings, *operands), operands
+
+
+def _pullback_backward(settings: Settings, operands: tuple[Array, ...], cotangents):
+    gradients = jax.vjp(functools.partial(_pullback_by_channels, settings), *operands[:5])[1](cotangents)
+    return *gradients, *(None for _ in operands[5:])
+
+
+_pullback.defvjp(_pullback_forward, _pullback_backward)
+
+
+def _pullback_by_channels(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array, g: Array):
+    """The same function as `_pullback`, written as Gauss sums: a few channels at a time, in linear memory."""
+
+    @jax.checkpoint
+    def gradients(v: Array, g: Array) -> tuple[Array, Array, Array]:
+        _, slopes = _sum_and_slopes(settings, queries, keys, v, tau)
+        d_values, key_slopes = _sum_and_slopes(settings, keys, queries, g, tau)
+        d_queries, d_keys = _along(slopes, g, tau), _along(key_slopes, v, tau)
+        return unbroadcast(d_queries, queries.shape), unbroadcast(d_keys, keys.shape), unbroadcast(d_values, v.shape)
+
+    def add(total: tuple[Array, ...], block: tuple[Array, Array]):
+        d_queries, d_keys, d_values = gradients(*block)
+        return (total[0] + d_queries, total[1] + d_keys), d_values
+
+    channels = values.shape[-1]
+    size = max(1, min(channels, CHANNELS_IN_A_SUM // (queries.shape[-1] + 1)))
+    zeros = tuple(vary_like(jnp.zeros_like(x), [x]) for x in (queries, keys))
+    (d_queries, d_keys), d_values = lax.scan(add, zeros, (channel_blocks(values, size), channel_blocks(g, size)))
+    return d_queries, d_keys, unblock_channels(d_values, channels)
+
+
+def _full(values: Array, moments: Array) -> Array:
+    return jnp.broadcast_to(values, (*moments.shape[:-2], values.shape[-1]))
+
+
+def _own_points(queries: Array, keys: Array, tau: Array) -> tuple[Array, Array]:
+    """Points whose gradients are summed over no more of the batch than τ's gradient and its origin c can bear."""
+    batch = tau.shape
+    if not (shared(queries) or shared(keys)):
+        batch = jnp.broadcast_shapes(queries.shape[:-2], keys.shape[:-2], tau.shape)
+    queries, keys = (
+        jnp.broadcast_to(x, (*jnp.broadcast_shapes(x.shape[:-2], batch), *x.shape[-2:])) for x in (queries, keys)
+    )
+    return queries, keys

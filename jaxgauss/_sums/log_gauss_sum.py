@@ -1,0 +1,255 @@
+"""log_gauss_sum: the logarithm of a Gauss sum of positive weights, and its derivative rules: softmax means."""
+
+import functools
+import math
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float
+
+from .._arrays.points import LOG_ZERO, align, center, unbroadcast
+from .._arrays.varying import vary_alike, vary_like, whole
+from .._checks.operands import as_operand, check_names, check_operands, check_weights, takes_tau
+from .._checks.settings import Bandwidth, Keys, Queries, Settings, working_dtype
+from .._engines.differences import differences_log_sum
+from .._engines.dispatch import kernel_means, within_reach
+from .._engines.plan import NATIVE, REACH, expected_platform, plan, sizes
+from .reverse_only import reverse_only
+from .wide import Pullback, wide
+
+LogWeights = Float[Array | np.ndarray, "*#batch n"] | None
+LOG_REACH = 2.0**9  # R² up to which a logarithm, which may be near zero, has its digits in float32
+LARGEST = 60.0  # the logarithm of one sum over another
+METHODS = ("auto", "rescale", "blocked", "dense", "differences")
+
+
+@takes_tau
+def log_gauss_sum(
+    queries: Queries,
+    keys: Keys,
+    log_weights: LogWeights = None,
+    tau: Bandwidth = 1.0,
+    *,
+    method: str = "auto",
+    precision: str = "auto",
+    backend: str = "auto",
+) -> Float[Array, "*result m"]:
+    """Logarithm of a sum of Gaussian kernels: log Σ_n w_n exp(-τ/2 ‖q_m - k_n‖²), where the sum itself underflows.
+
+    Straight from the log-sum-exp of one attention call. O(MND) operations and O((M + N) D) memory.
+
+    Args:
+        queries: points q, (…, M, D).
+        keys: points k, (…, N, D).
+        log_weights: log w, (…, N), or None for weights of one; -inf is a weight of zero. Leading axes broadcast.
+        tau: τ = 1/σ², positive: a number, or an array that broadcasts against the leading axes, as for `gauss_sum`.
+        method: "auto"; "rescale" for the attention kernel; "blocked", "dense" or "differences" for XLA.
+        precision: as for `gauss_sum`, but "auto" is float32 on CUDA: logarithms are asked for where digits matter.
+        backend: as for `gauss_sum`.
+
+    Returns:
+        (…, M) in the promoted dtype of queries, keys and log-weights. No keys, or no weights, give -inf.
+
+    Raises:
+        ValueError: shapes do not fit, tau is not positive, or what was asked for by name cannot run there.
+        TypeError: an argument is not a floating array.
+
+    Derivatives:
+        Reverse mode of any order. With P_mn = w_n Φ_mn / Σ_n w_n Φ_mn: ∂q = τ (Σ_n P k - q), the score of a mixture,
+        from the sum's own call; ∂log w and ∂k are one sum over the queries. Forward mode is refused: a Hessian is
+        `jax.jacrev(jax.grad(f))`.
+
+    Precision:
+        In float32 within 3e-5 · max(1, |log|), in more than 60 dimensions 5e-7 D · max(1, |log|), at any distance:
+        where points lie more than 22 bandwidths (or 2 √D) from their center, they are summed in float64, as in
+        `gauss_sum`. (On CUDA they are not: there the error is 2⁻²⁴ τ‖x‖², x from the center, and the weights P in ∂k
+        and ∂log w are lost where that passes one.) Logarithms below -1e26 saturate.
+
+    Example:
+        >>> import jax.numpy as jnp, jaxgauss
+        >>> float(jaxgauss.log_gauss_sum(jnp.array([[100.0]]), jnp.array([[0.0]]))[0])
+        -5000.0
+
+    References:
+        Rux & Neumayer, "Fast Gauss Sums via Flash Attention", 2026, arXiv:2609.04910.
+    """
+    check_names("log_gauss_sum", method, precision, backend, METHODS)
+    values = check_weights("log_gauss_sum", "log_weights", log_weights, keys)
+    dtype = check_operands("log_gauss_sum", queries, keys, values, tau)
+    settings = Settings(method, precision, backend, dtype, "log_gauss_sum", "highest", guarded=False)
+    plan(settings, expected_platform(queries, keys), *sizes(queries, keys, values, tau))
+    if log_weights is None:
+        log_weights = jnp.zeros(keys.shape[-2:-1], working_dtype(dtype))
+    return _checked_log_sum(settings, queries, keys, log_weights, as_operand(tau, dtype))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _checked_log_sum(settings: Settings, queries: Array, keys: Array, log_weights: Array, tau: Array) -> Array:
+    return wide_log_sum(settings, queries, keys, log_weights[..., None], tau)[..., 0].astype(settings.dtype)
+
+
+def wide_log_sum(settings: Settings, queries: Array, keys: Array, log_weights: Array, tau: Array) -> Array:
+    """Everything between the checks and the rules: log Σ_n w_n Φ (…, M, 1) in the working dtype, log w (…, N, 1)."""
+    dtype = working_dtype(settings.dtype)
+    queries, keys, log_weights, tau = whole(*(jnp.asarray(x, dtype) for x in (queries, keys, log_weights, tau)))
+    operands = vary_alike(*align(queries, keys, log_weights, tau))
+    queries, keys, log_weights, tau = reverse_only(settings.function, *operands)
+    if keys.shape[-2] == 0:
+        batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (queries, keys, log_weights)), tau.shape)
+        return jnp.full((*batch, queries.shape[-2], 1), -math.inf, dtype)
+    operands = queries, keys, tau, jnp.maximum(log_weights, LOG_ZERO)
+    by_differences = settings.method in NATIVE  # without PyTorch, as it was asked for
+    if settings.method == "differences":
+        logs = differences_log_sum(*operands)
+    else:  # the predicate is one for a whole batch, so that `vmap` leaves this a conditional
+        stricter = REACH["float32"] / min(max(LOG_REACH, 4 * keys.shape[-1]), REACH["float32"])
+        within = within_reach(settings, queries, keys, log_weights, tau * stricter)
+        far = differences_log_sum if by_differences else functools.partial(_far_log_sum, replace(settings, far=True))
+        logs = lax.cond(within, functools.partial(_log_sum, settings), far, *operands)
+    return jnp.where(logs <= LOG_ZERO / 2, -math.inf, logs)
+
+
+def relative_sum(
+    settings: Settings, queries: Array, keys: Array, values: Array, log_weights: Array, tau: Array, logs: Array
+) -> Array:
+    """Σ_n w_n Φ v_n exp(-logs_m) (…, M, C) of operands of equal rank, w ≥ 0 and any v; at most 1e26 times the mean.
+
+    In float64: it is asked for rarely, and a second way would be compiled for everybody.
+    """
+    operands = whole(queries, keys, tau, log_weights, values, logs)
+    return wide(settings, _relative_sum, *vary_alike(*operands))
+
+
+# Derivatives. For L_m = log Σ_n w_n Φ_mn, weights P_mn = w_n Φ_mn exp(-L_m) and means V_m = Σ_n P_mn v_n,
+#
+#     dL_m = Σ_n P_mn d(log w_n + log Φ_mn)        dV_m = Σ_n P_mn (dv_n + (v_n - V_m) d(log w_n + log Φ_mn))
+#
+# so with cotangents g of V and h of L every derivative is a sum over t_mn = P_mn (h_m + ⟨g_m, v_n - V_m⟩):
+#
+#     dq_m = τ Σ_n t_mn (k_n - q_m)     dk_n = τ Σ_m t_mn (q_m - k_n)     d log w_n = Σ_m t_mn     dv_n = Σ_m P_mn g_m
+#
+# Sums over n are means again. So are those over m, of keys and queries in each other's place, with weights exp(-L_m):
+# Σ_m P_mn x_m = exp(log w_n + L'_n) V'_n, where the exponential is never above M. And dτ comes from dq and dk, as in
+# `gauss_sum`. Rules made of `kernel_means` alone hold for every order.
+
+
+_means = jax.custom_vjp(kernel_means, nondiff_argnums=(0,))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _log_sum(settings: Settings, queries: Array, keys: Array, tau: Array, log_weights: Array) -> Array:
+    """log Σ_n w_n Φ (…, M, 1)."""
+    nothing = vary_like(jnp.zeros_like(log_weights), [log_weights])
+    return _means(settings, queries, keys, nothing, tau, log_weights)[1]
+
+
+def _log_sum_forward(settings: Settings, queries, keys, tau, log_weights):
+    c = center(keys)
+    mean_keys, logs = _means(settings, queries, keys, keys - c, tau, log_weights)
+    return logs, (queries, keys, tau, log_weights, mean_keys, logs)
+
+
+def _log_sum_backward(settings: Settings, residuals, h: Array):
+    queries, keys, tau, log_weights, mean_keys, logs = residuals
+    c = center(keys)
+    d_queries = tau[..., None, None] * h * (mean_keys - (queries - c))
+    (weight,), (first,) = _transposed(settings, queries - c, keys - c, tau, log_weights, logs, h)
+    d_keys = tau[..., None, None] * (first - (keys - c) * weight)
+    return _collected((queries, keys, tau, log_weights), c, d_queries, d_keys, weight)
+
+
+_log_sum.defvjp(_log_sum_forward, _log_sum_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _far_log_sum(settings: Settings, *operands: Array) -> Array:
+    """The same in float64, where a score and its logarithm are one call as well."""
+    return wide(settings, _log_sum, *operands)
+
+
+def _shifts_and_logs(settings: Settings, queries, keys, tau, log_weights):
+    """Σ_n P_mn (k_n - q_m), and the logarithms."""
+    c = center(keys)
+    mean_keys, logs = _means(settings, queries, keys, keys - c, tau, log_weights)
+    return mean_keys - (queries - c), logs
+
+
+def _far_log_sum_forward(settings: Settings, *operands: Array):
+    found: Any = wide(settings, _shifts_and_logs, *operands)
+    shifts, logs = found
+    return logs, (operands, shifts)
+
+
+def _far_log_sum_backward(settings: Settings, residuals, h: Array):
+    operands, shifts = residuals
+    queries, _, tau, _ = operands
+    gradients: Any = wide(settings, Pullback(_log_sum), operands, h)
+    return unbroadcast(tau[..., None, None] * h * shifts, queries.shape), *gradients[1:]
+
+
+_far_log_sum.defvjp(_far_log_sum_forward, _far_log_sum_backward)
+
+
+def _relative_sum(settings: Settings, queries, keys, tau, log_weights, values, logs):
+    means, own_logs = _means(settings, queries, keys, values, tau, log_weights)
+    return means * jnp.exp(jnp.minimum(own_logs - logs, LARGEST))
+
+
+def _means_forward(settings: Settings, *operands):
+    means, logs = _means(settings, *operands)
+    return (means, logs), (*operands, means, logs)
+
+
+def _means_backward(settings: Settings, residuals, cotangents):
+    queries, keys, values, tau, log_weights, means, logs = residuals
+    g, h = cotangents
+    c = center(keys)
+    q, k = queries - c, keys - c
+    products = values[..., :, None] * k[..., None, :]  # (…, N, C, D)
+    batch = jnp.broadcast_shapes(products.shape[:-3], k.shape[:-2])
+    flat = jnp.broadcast_to(products, (*batch, *products.shape[-3:])).reshape(*batch, k.shape[-2], -1)
+    moments, _ = _means(
+        settings, q, k, jnp.concatenate([flat, jnp.broadcast_to(k, (*batch, *k.shape[-2:]))], -1), tau, log_weights
+    )
+    dim = k.shape[-1]
+    mean_keys = moments[..., -dim:]
+    mean_products = moments[..., :-dim].reshape(*moments.shape[:-1], -1, dim)  # (…, M, C, D)
+    slopes = (g[..., None] * (mean_products - means[..., None] * mean_keys[..., None, :])).sum(-2)
+    d_queries = tau[..., None, None] * (slopes + h * (mean_keys - q))
+
+    remainder = h - (g * means).sum(-1, keepdims=True)
+    weights, firsts = _transposed(settings, q, k, tau, log_weights, logs, jnp.concatenate([remainder, g], -1))
+    d_values = jnp.concatenate(weights[1:], -1)
+    total = weights[0] + (values * d_values).sum(-1, keepdims=True)
+    first = firsts[0] + sum(values[..., i : i + 1] * x for i, x in enumerate(firsts[1:]))
+    d_keys = tau[..., None, None] * (first - k * total)
+    d_queries, d_keys, d_tau, d_log_weights = _collected((queries, keys, tau, log_weights), c, d_queries, d_keys, total)
+    return d_queries, d_keys, unbroadcast(d_values, values.shape), d_tau, d_log_weights
+
+
+_means.defvjp(_means_forward, _means_backward)
+
+
+def _transposed(settings: Settings, q: Array, k: Array, tau: Array, log_weights: Array, logs: Array, g: Array):
+    """Σ_m P_mn g_mc, (…, N, 1) for each channel c, and Σ_m P_mn g_mc q_m, (…, N, D)."""
+    num_queries, dim = q.shape[-2:]
+    batch = jnp.broadcast_shapes(q.shape[:-2], g.shape[:-2])
+    q1 = jnp.concatenate([q, jnp.ones_like(q[..., :1])], -1)
+    products = jnp.broadcast_to(g[..., :, None] * q1[..., None, :], (*batch, num_queries, g.shape[-1], dim + 1))
+    means, log_sums = _means(settings, k, q, products.reshape(*batch, num_queries, -1), tau, -logs)
+    sums = means * jnp.exp(jnp.minimum(log_weights + log_sums, math.log(num_queries)))
+    parts = [sums[..., i * (dim + 1) : (i + 1) * (dim + 1)] for i in range(g.shape[-1])]
+    return [x[..., dim:] for x in parts], [x[..., :dim] for x in parts]
+
+
+def _collected(operands: tuple[Array, ...], c: Array, d_queries: Array, d_keys: Array, d_log_weights: Array):
+    """Gradients in the shapes of queries, keys, tau and log-weights."""
+    queries, keys, tau, log_weights = operands
+    moments = (((x - c) * d_x).sum((-2, -1)) for x, d_x in ((queries, d_queries), (keys, d_keys)))
+    d_tau = sum(unbroadcast(x, tau.shape) for x in moments) / (2 * tau)
+    gradients = (d_queries, queries), (d_keys, keys), (d_tau, tau), (d_log_weights, log_weights)
+    return tuple(unbroadcast(gradient, x.shape) for gradient, x in gradients)

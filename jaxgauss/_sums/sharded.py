@@ -1,0 +1,230 @@
+"""Gauss sums over a mesh of devices. They are not normalized: partial sums add, and nothing has to be gathered."""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+from jaxtyping import Array
+
+from .._arrays.points import LOG_ZERO, align
+from .._arrays.varying import vary_alike, whole
+from .._checks.operands import as_operand, check_mesh, check_names, check_operands, takes_tau
+from .._checks.settings import Bandwidth, Keys, MeshAxis, Queries, Settings, Sums, Values, axis_names, matmul_grade
+from .._engines.plan import expected_platform, plan, sizes
+from .gauss_sum import wide_sum
+from .log_gauss_sum import relative_sum, wide_log_sum
+
+
+@takes_tau
+def gauss_sum_sharded(
+    queries: Queries,
+    keys: Keys,
+    values: Values,
+    tau: Bandwidth = 1.0,
+    *,
+    mesh: Mesh | AbstractMesh,
+    query_axis: MeshAxis = None,
+    key_axis: MeshAxis = None,
+    method: str = "auto",
+    precision: str = "auto",
+    backend: str = "auto",
+) -> Sums:
+    """Sum Gaussian kernels over a mesh of devices, of one process or many: s_m = Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n.
+
+    Queries are shared out over `query_axis`, without communication. Keys and values are shared out over `key_axis`, and
+    the partial sums are added by one all-reduce of M C numbers; with both axes of a two-dimensional mesh, each device
+    sums its block of the kernel matrix. Nothing else is sent. An argument that lives elsewhere is first
+    brought to where it is needed.
+
+    Args:
+        queries: points q, (…, M, D).
+        keys: points k, (…, N, D).
+        values: v, (…, N, C); or one weight a key, (N,).
+        tau: τ = 1/σ², as for `gauss_sum`.
+        mesh: of devices, as made by `jax.make_mesh`.
+        query_axis: the axis of the mesh, or several, that M is divided among. None: every device has all queries.
+        key_axis: likewise for N.
+        method, precision, backend: as for `gauss_sum`, on every device.
+
+    Returns:
+        s, (…, M, C), or (…, M) for values (N,), shared out over `query_axis`. In half precision partial sums are
+        added in float32.
+
+    Raises:
+        ValueError: as for `gauss_sum`; the mesh has no such axis, or does not divide the number of points.
+        TypeError: as for `gauss_sum`; mesh is not a mesh.
+
+    Derivatives:
+        As for `gauss_sum`, in linear memory on every device. The gradient of what every device has, or all along an
+        axis have, is added up by an all-reduce; that of what is shared out stays where it is. On a mesh with explicit
+        axes JAX wants gradients to be taken under `jax.set_mesh(mesh)`.
+
+    Precision:
+        As for `gauss_sum`; every device finds out for its own points what reaches them.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jaxgauss
+        >>> mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+        >>> points = jnp.arange(4.0 * jax.device_count())[:, None]
+        >>> sums = jaxgauss.gauss_sum_sharded(points, points, points, 1.0, mesh=mesh, key_axis="data")
+        >>> bool(jnp.allclose(sums, jaxgauss.gauss_sum(points, points, points)))
+        True
+    """
+    function = "gauss_sum_sharded"
+    check_names(function, method, precision, backend)
+    check_mesh(function, mesh, query_axis, key_axis)
+    dtype = check_operands(function, queries, keys, values, tau)
+    for name, x, axis in (("queries", queries, query_axis), ("keys", keys, key_axis)):
+        parts, given = _parts(mesh, axis), f"{name} {tuple(x.shape)} over {axis!r} of {dict(mesh.shape)}"
+        if x.shape[-2] % parts:
+            fix = f"Pad with {-x.shape[-2] % parts} more" + (", of value zero." if name == "keys" else ".")
+            raise ValueError(f"`jaxgauss.{function}`: `mesh` must divide the number of {name}; got {given}. {fix}")
+    settings = Settings(method, precision, backend, dtype, function, matmul_grade(), mesh=mesh, query_axis=query_axis,
+                        key_axis=key_axis)  # fmt: skip
+    plan(settings, expected_platform(queries, keys, values), *sizes(queries, keys, values, tau))
+    return _checked_sum(settings, queries, keys, values, as_operand(tau, dtype))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _checked_sum(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array) -> Array:
+    weights = values.ndim == 1
+    values = values[:, None] if weights else values
+    total = sum_over_mesh(settings, queries, keys, values, tau).astype(settings.dtype)
+    return total[..., 0] if weights else total
+
+
+def sum_over_mesh(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array) -> Array:
+    """`wide_sum`, of values with channels, over the mesh of the settings if there is one."""
+    if settings.mesh is None:
+        return wide_sum(settings, queries, keys, values, tau)
+    queries, keys, values, tau = align(queries, keys, values, jnp.asarray(tau))
+
+    def local(tau: Array, queries: Array, keys: Array, values: Array) -> Array:
+        return added(settings, wide_sum(alone(settings), queries, keys, values, tau))
+
+    total = over_mesh(settings, local, (tau,), (queries,), (keys, values))
+    return first_rows(settings, total, queries.shape[-2])
+
+
+def log_sum_over_mesh(settings: Settings, queries: Array, keys: Array, log_weights: Array, tau: Array) -> Array:
+    """`wide_log_sum` (…, M, 1), of log-weights (…, N, 1), over the mesh of the settings if there is one."""
+    if settings.mesh is None:
+        return wide_log_sum(settings, queries, keys, log_weights, tau)
+    queries, keys, log_weights, tau = align(queries, keys, log_weights, jnp.asarray(tau))
+    axes = axis_names(settings.key_axis)
+
+    def local(tau: Array, queries: Array, keys: Array, log_weights: Array) -> Array:
+        logs = wide_log_sum(alone(settings), queries, keys, log_weights, tau)
+        largest = jnp.maximum(lax.stop_gradient(logs), LOG_ZERO)
+        largest = lax.pmax(largest, axes) if axes else largest
+        return largest + jnp.log(added(settings, jnp.exp(logs - largest)))
+
+    logs = over_mesh(settings, local, (tau,), (queries,), (keys, log_weights), fill=LOG_ZERO)
+    return first_rows(settings, logs, queries.shape[-2])
+
+
+def relative_sum_over_mesh(
+    settings: Settings, queries: Array, keys: Array, values: Array, counts: Array, tau: Array, logs: Array
+) -> Array:
+    """`relative_sum` over the keys that count (…, N, 1), of which the others have no value; logs are (…, M, 1)."""
+    queries, keys, values, tau = align(queries, keys, values, tau)
+    counts = counts.reshape(values.shape)
+
+    def local(tau: Array, queries: Array, logs: Array, keys: Array, values: Array, counts: Array) -> Array:
+        log_weights = jnp.where(counts > 0, 0, LOG_ZERO).astype(values.dtype)
+        return added(settings, relative_sum(alone(settings), queries, keys, values, log_weights, tau, logs))
+
+    if settings.mesh is None:
+        return local(tau, queries, logs, keys, values, counts)
+    sums = over_mesh(settings, local, (tau,), (queries, logs), (keys, values, counts))
+    return first_rows(settings, sums, queries.shape[-2])
+
+
+def over_mesh(
+    settings: Settings,
+    local: Callable[..., Any],
+    whole: Sequence[Array],
+    rows: Sequence[Array | None],
+    columns: Sequence[Array | None],
+    *,
+    fill: float = 0.0,
+) -> Any:
+    """local(*whole, *rows, *columns) on each device of the mesh, with its part of the rows and of the columns.
+
+    The first of the rows (…, M, W) and of the columns (…, N, W) are points: where the mesh does not divide them they
+    are padded with one of them, and the others with zeros and with `fill`. Results are rows, padded, of equal rank.
+    """
+    mesh, queries = settings.mesh, rows[0]
+    assert mesh is not None and queries is not None
+    leading = [None] * (queries.ndim - 2)
+    row, column = P(*leading, settings.query_axis), P(*leading, settings.key_axis)
+    rows = _padded(rows, _parts(mesh, settings.query_axis), 0.0)
+    columns = _padded(columns, _parts(mesh, settings.key_axis), fill)
+    rows, columns = _placed(settings, rows, settings.query_axis), _placed(settings, columns, settings.key_axis)
+
+    def run(*operands: Any) -> Any:
+        arrays, structure = jax.tree.flatten(operands)
+        whole, rows, columns = jax.tree.unflatten(structure, vary_alike(*arrays))
+        return local(*whole, *rows, *columns)
+
+    shared_out = jax.shard_map(run, mesh=mesh, in_specs=(P(), row, column), out_specs=row)
+    return shared_out(tuple(whole), rows, columns)
+
+
+def first_rows(settings: Settings, x: Array, num_rows: int) -> Array:
+    """The rows of `over_mesh` that are not padding."""
+    return x if x.shape[-2] == num_rows else everywhere(settings, x)[0][..., :num_rows, :]
+
+
+def everywhere(settings: Settings, *arrays: Array) -> list[Any]:
+    """The arrays, whole on every device where their types tell where they live: so that they can be cut and joined."""
+    return list(whole(*arrays)) if settings.mesh is None else _placed(settings, arrays, None)
+
+
+def _placed(settings: Settings, arrays: Sequence[Array | None], axis: MeshAxis) -> list[Any]:
+    """Arrays (…, N, W) shared out over the explicit axes among these, along which JAX moves nothing unasked."""
+    mesh = settings.mesh
+    kinds = {} if mesh is None else dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+    if mesh is None or AxisType.Explicit not in kinds.values():
+        return list(arrays)
+    names = tuple(x for x in axis_names(axis) if kinds[x] == AxisType.Explicit)
+
+    def place(x: Array) -> Array:
+        return jax.reshard(x, NamedSharding(mesh, P(*[None] * (x.ndim - 2), names) if names else P()))
+
+    return [None if x is None else place(x) for x in arrays]
+
+
+def added(settings: Settings, partial_sums: Any) -> Any:
+    """The sums over all keys: the one place where devices communicate."""
+    axes = axis_names(settings.key_axis)
+    return lax.psum(partial_sums, axes) if axes else partial_sums
+
+
+def alone(settings: Settings) -> Settings:
+    """The settings on each device."""
+    return replace(settings, mesh=None, query_axis=None, key_axis=None)
+
+
+def _parts(mesh: Mesh | AbstractMesh, axis: MeshAxis) -> int:
+    """How many parts an axis of an array is divided into."""
+    return math.prod(mesh.shape[name] for name in axis_names(axis))
+
+
+def _padded(arrays: Sequence[Array | None], parts: int, fill: float) -> list[Array | None]:
+    """Points, and what goes with each of them if anything, with as many more as make a multiple of `parts`."""
+    points, *others = arrays
+    assert points is not None
+    missing = -points.shape[-2] % parts
+
+    def pad(x: Array | None, **filling: Any) -> Array | None:
+        return None if x is None else jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, missing), (0, 0)], **filling)
+
+    return [pad(points, mode="edge"), *(pad(x, constant_values=fill) for x in others)] if missing else list(arrays)

@@ -1,0 +1,200 @@
+"""gauss_sum_streamed: over more keys than memory holds, a chunk at a time, in a run that can be interrupted."""
+
+import contextlib
+import functools
+import itertools
+import os
+from collections.abc import Iterable, Iterator, Sized
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from .._checks.operands import as_operand, check_names, check_operands, takes_tau
+from .._checks.settings import Bandwidth, Keys, Queries, Settings, Sums, Values, matmul_grade, working_dtype
+from .._engines.plan import expected_platform, plan, sizes, warn_once
+from .chunks import WHERE, State, as_pair, give_back, kind_of, read_chunk
+from .display import progress_bar
+from .gauss_sum import wide_sum
+from .saved import SavedSum
+
+SAVING_SHARE = 1 / 20  # of the time, at most
+
+
+@takes_tau
+def gauss_sum_streamed(
+    queries: Queries,
+    chunks: Iterable[tuple[Keys, Values]],
+    tau: Bandwidth = 1.0,
+    *,
+    saved: str | os.PathLike[str] | None = None,
+    progress: bool = False,
+    method: str = "auto",
+    precision: str = "auto",
+    backend: str = "auto",
+) -> Sums:
+    """Sum Gaussian kernels over chunks of keys: s_m = Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n, for more keys than memory holds.
+
+    One `gauss_sum` for each chunk, added up with compensation. The next chunk is read, by a second thread, and sent to
+    the device while this one is summed: O(MN(D + C)) operations in all, O(M(D + C)) memory and that of two chunks, on
+    the device and on the host. (Pages of memory-mapped arrays are given back once copied.) Chunks are padded to few
+    lengths, for each of which the sum is compiled.
+
+    Args:
+        queries: points q, (…, M, D).
+        chunks: pairs of keys (n, D) and values (n, C) or (n,): `KeyChunks` of arrays, another sequence, or any iterable
+            of NumPy arrays, whose memory may be used again for the next. n may differ; chunks of a few MiB are best.
+        tau: τ = 1/σ², positive: a number, or an array that broadcasts against the leading axes of the queries.
+        saved: path of a file (.npz) for what has been summed. It is written at the end, on any exception, Ctrl-C
+            included (the chunk under way may be left out), and in between for less than a twentieth of the time. Called
+            again with that file, the same queries, tau and options and all chunks from the first, the sum goes on:
+            chunks in the file are read again, compared by a digest of all their numbers, and not summed; those at the
+            end may be new. The result has the bits of an uninterrupted run.
+        progress: show a bar (needs tqdm).
+        method, precision, backend: as for `gauss_sum`.
+
+    Returns:
+        s, (…, M, C), or (…, M) for values (n,), in the promoted dtype of queries, keys and values.
+
+    Raises:
+        ValueError: there is no chunk, shapes do not fit, a chunk is not like the first, tau is not positive, what was
+            asked for by name cannot run there, or `saved` is the file of another sum.
+        TypeError: an argument is not a floating array, a chunk is not a pair of them, or the call is under a
+            transformation such as jit.
+        ImportError: `progress` without tqdm.
+
+    Derivatives:
+        None. Those of one channel with respect to the queries are a streamed sum of D + 1: values [v k, v] (n, D + 1)
+        give [a, s], and ∂s/∂q = τ (a - q s). Subtract one center from queries and keys, to keep the digits.
+
+    Precision:
+        That of `gauss_sum` for one chunk, each about its own center. Chunks are added up in float32, or in float64 for
+        float64 arguments, by Knuth's TwoSum: their number adds no error.
+
+    Example:
+        >>> import numpy as np, jaxgauss
+        >>> keys = np.linspace(0, 1, 1000, dtype="float32")[:, None]
+        >>> chunks = jaxgauss.KeyChunks(keys, np.ones(1000, "float32"), size=300)
+        >>> jaxgauss.gauss_sum_streamed(keys[:2], chunks, 0.5).round().tolist()
+        [923.0, 923.0]
+
+    References:
+        Knuth, "The Art of Computer Programming", volume 2, section 4.2.2, theorem B.
+    """
+    check_names("gauss_sum_streamed", method, precision, backend)
+    _refuse_tracers(queries, tau, jnp.zeros(()))
+    if not isinstance(chunks, Iterable):
+        raise TypeError(f"{WHERE}: `chunks` must be an iterable of pairs; got {type(chunks).__name__}. Use KeyChunks.")
+    options = method, precision, backend, matmul_grade()
+    file = SavedSum(saved, (queries, tau, *options, jax.config.jax_enable_x64))  # type: ignore[attr-defined]
+    settings, kind, state, source = _begun(queries, chunks, tau, options, file)
+    queries, tau = jnp.asarray(queries), as_operand(tau, settings.dtype)
+
+    summed = state  # complete; `state` has the chunk that is being summed
+    with _bar(progress, chunks, summed.num_chunks) as bar, ThreadPoolExecutor(1) as reader:
+
+        def wait() -> None:
+            nonlocal summed
+            jax.block_until_ready(state.sums)
+            summed = state
+            if bar is not None:
+                bar.update(summed.num_chunks - bar.n)
+
+        try:
+            ahead = reader.submit(read_chunk, source, kind, state, file)
+            while (chunk := ahead.result()) is not None:
+                operands = jax.device_put((chunk.keys, chunk.values))
+                wait()
+                state = state._replace(num_chunks=state.num_chunks + 1, largest=chunk.largest, mark=chunk.mark)
+                ahead = reader.submit(read_chunk, source, kind, state, file)
+                if len(chunk.keys):
+                    sums = _added(settings, state.sums, state.compensation, queries, *operands, tau)
+                    state = state._replace(sums=sums[0], compensation=sums[1])
+                file.save(summed, share=SAVING_SHARE)  # while the chunk is being summed
+        finally:
+            try:
+                wait()
+            finally:
+                file.save(summed)
+    return _total(settings.dtype, summed.sums, summed.compensation)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _added(settings: Settings, sums: Array, compensation: Array, *operands: Array) -> tuple[Array, Array]:
+    """The sums with another chunk's, and what rounding has taken from them: Knuth's TwoSum."""
+    part = wide_sum(settings, *operands)
+    total = sums + part
+    added = total - sums
+    return total, compensation + ((sums - (total - added)) + (part - added))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _total(dtype: str, sums: Array, compensation: Array) -> Array:
+    return jnp.where(jnp.isfinite(compensation), sums + compensation, sums).astype(dtype)  # a sum may be infinite
+
+
+def _begun(
+    queries: Any, chunks: Iterable, tau: Any, options: tuple[str, ...], file: "SavedSum"
+) -> tuple[Settings, str, State, Iterator]:
+    """Everything is checked: settings, what chunks are like, what has been summed, and the chunks still to sum."""
+    state, source = file.load(), iter(chunks)
+    if state is None:
+        first = list(itertools.islice(source, 1))
+        if not first:
+            raise ValueError(f"{WHERE}: `chunks` must hold at least one chunk; got none. Pass an empty one for zeros.")
+        keys, values = as_pair(first[0], 0)
+    else:
+        keys, values = _passed_over(source, state, file)
+        first = []
+    _refuse_tracers(keys, values)
+    method, precision, backend, grade = options
+    dtype = check_operands("gauss_sum_streamed", queries, keys, values, tau)
+    if len(keys.shape) != 2 or len(values.shape) > 2:
+        raise ValueError(
+            f"{WHERE}: a chunk must be keys (n, D) and values (n, C) or (n,); got keys {keys.shape}, values"
+            f" {values.shape}. Leading axes are for queries and tau."
+        )
+    settings = Settings(method, precision, backend, dtype, "gauss_sum_streamed", grade)
+    chosen = plan(settings, expected_platform(queries), *sizes(queries, keys, values, tau))
+    if chosen.native and chosen.platform != "cpu" and settings.automatic:
+        warn_once(chosen.reason)
+    if state is None:
+        batch = np.broadcast_shapes(queries.shape[:-2], np.shape(tau))
+        zeros = jnp.zeros((*batch, queries.shape[-2], *values.shape[1:]), working_dtype(dtype))
+        state, source = State(zeros, zeros, 0, 0, ""), itertools.chain(first, source)
+    return settings, kind_of(keys, values), state, source
+
+
+def _passed_over(source: Iterator, state: State, file: "SavedSum") -> tuple[Any, Any]:
+    """The last of the chunks that were summed; ValueError if they are not those in the file."""
+    mark, keys, values = "", None, None
+    for number, chunk in enumerate(itertools.islice(source, state.num_chunks)):
+        keys, values = as_pair(chunk, number)
+        mark = file.mark(mark, keys, values)
+        for x in (keys, values):
+            give_back(x)
+    if mark != state.mark:
+        raise ValueError(
+            f"{WHERE}: the first {state.num_chunks} chunks must be those summed in {file.path}; got others, or fewer."
+            " Pass all chunks as they were, or delete the file."
+        )
+    return keys, values
+
+
+def _bar(progress: bool, chunks: Any, num_chunks: int) -> contextlib.AbstractContextManager[Any]:
+    if not progress:
+        return contextlib.nullcontext()
+    total = len(chunks) if isinstance(chunks, Sized) else None
+    return progress_bar("gauss_sum_streamed", total, "chunk", initial=num_chunks)
+
+
+def _refuse_tracers(*arrays: Any) -> None:
+    if any(isinstance(x, jax.core.Tracer) for x in arrays):
+        raise TypeError(
+            f"{WHERE}: chunks are summed from Python, not under a transformation such as jit or grad; got a tracer."
+            " Use `gauss_sum`, or `gauss_sum_sharded` over several devices."
+        )

@@ -1,0 +1,60 @@
+"""The house has storeys: who may import whom, that nobody imports in a circle, and that files are pages."""
+
+import ast
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import jaxgauss
+import torch_backend
+
+PACKAGES = [Path(package.__file__).parent for package in (jaxgauss, torch_backend)]
+FILES = {path.relative_to(package.parent): path for package in PACKAGES for path in package.rglob("*.py")}
+STOREYS = ("_checks", "_arrays", "_engines", "_sums", "_methods")  # from the ground up
+DOWNSTAIRS = {"_methods": {"_sums", "_arrays", "_checks"}}  # and not what sums are made by
+LONGEST = 250  # lines that are no docstring
+
+
+def module(path):
+    return ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+
+
+def imports(path):
+    """The modules of its own package that a file imports, outside of functions or inside."""
+    found, parts, known = set(), path.parts[:-1], {module(x) for x in FILES}
+    for node in ast.walk(ast.parse(FILES[path].read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level:
+            base = ".".join((*parts[: len(parts) - node.level + 1], *([node.module] if node.module else [])))
+            found |= {x if (x := f"{base}.{alias.name}") in known else base for alias in node.names}
+    return found
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if len(path.parts) == 3], ids=str)
+def test_imports_lead_downstairs(path):
+    own = path.parts[1]
+    below = DOWNSTAIRS.get(own, set(STOREYS[: STOREYS.index(own)])) | {own}
+    assert {name.split(".")[1] for name in imports(path)} <= below
+
+
+def test_nobody_imports_in_a_circle():
+    order = list(TopologicalSorter({module(path): imports(path) for path in FILES}).static_order())
+    assert order.index("jaxgauss._engines.bridge") < order.index("jaxgauss._sums.gauss_sum")
+
+
+def test_only_the_bridge_names_pytorch():
+    named = {
+        path.name for path in FILES.values() if path.is_relative_to(PACKAGES[0]) if "import torch" in path.read_text()
+    }
+    assert named == {"bridge.py"}
+
+
+@pytest.mark.parametrize("path", FILES, ids=str)
+def test_a_file_says_whose_room_it_is_and_is_no_longer_than_some_pages(path):
+    source = FILES[path].read_text()
+    tree, lines = ast.parse(source), set(range(1, 1 + len(source.splitlines())))
+    assert ast.get_docstring(tree)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
+            lines -= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+    assert len(lines) <= LONGEST
