@@ -11,7 +11,7 @@ import numpy as np
 import optax
 
 from jaxgauss import gauss_sum, kde_logpdf, mmd_squared, mmd_test, svgd_direction, tau_from_bandwidth
-from jaxgauss._methods.mmd_test import Design, labels
+from jaxgauss._methods.labelings import Design, labels
 
 from .measure import Call, Cell, JaxCall, exact_matrix, relative
 

@@ -18,7 +18,7 @@ from jaxgauss import explain, gauss_sum, gauss_sum_dense
 from jaxgauss._engines import attention as engine
 from jaxgauss._engines import bridge, dispatch, plan
 from oracle import assert_close, gauss_sum64, problem, relative_error
-from torch_backend import attention
+from torch_backend import operators
 
 
 @pytest.fixture
@@ -107,9 +107,9 @@ def test_operators_of_an_engine_on_cuda(name, dtype):
 
 
 def test_shared_keys_reach_pytorch_once(monkeypatch, fresh):
-    shapes, original = [], attention._FORWARD["cpu"]
+    shapes, original = [], operators.FORWARD["cpu"]
     monkeypatch.setitem(
-        attention._FORWARD, "cpu", lambda *x: shapes.append([y.stride()[:2] for y in x[:3]]) or original(*x)
+        operators.FORWARD, "cpu", lambda *x: shapes.append([y.stride()[:2] for y in x[:3]]) or original(*x)
     )
     q, k, v = jnp.ones((4, 3, 6, 2)), jnp.ones((3, 5, 2)), jnp.ones((5, 1))
     over = jax.vmap(jax.vmap(lambda q, k: gauss_sum(q, k, v, method="rescale")), (0, None))
@@ -142,7 +142,7 @@ def test_a_failure_in_pytorch_surfaces_once_and_the_process_lives_on(rng, monkey
         raise ArithmeticError("the kernel is on strike")
 
     operands = [jnp.asarray(x)[None] for x in problem(rng).operands]
-    monkeypatch.setitem(attention._FORWARD, "cpu", fail)
+    monkeypatch.setitem(operators.FORWARD, "cpu", fail)
     message = r"`jaxgauss`: PyTorch failed on float64\[.*\] on cpu, .*float64.*: the kernel is on strike"
     with pytest.raises(jax.errors.JaxRuntimeError, match=message):
         jax.block_until_ready(transform(lambda *x: gauss_sum(*x, method="rescale"))(*operands))
@@ -175,7 +175,7 @@ def test_several_platforms_share_one_program(rng, monkeypatch, fresh):
 
 def test_a_kernel_of_another_platform_is_refused_when_it_runs(rng, monkeypatch, fresh):
     """Under jit a program may be lowered for a platform other than the one that was checked."""
-    monkeypatch.setattr("jaxgauss._sums.gauss_sum.expected_platform", lambda *x: "cuda")
+    monkeypatch.setattr("jaxgauss._sums.checked.expected_platform", lambda *x: "cuda")
     monkeypatch.setattr(bridge, "serves", lambda platform: True)
     operands = problem(rng, dtype="float32").operands
     with pytest.raises(jax.errors.JaxRuntimeError, match="backend 'flash' runs on cuda; got points on cpu"):
@@ -186,8 +186,7 @@ def test_a_kernel_of_another_platform_is_refused_when_it_runs(rng, monkeypatch, 
     "platform, dtype", [("tpu", "float32"), ("cuda", "float32"), ("cuda", "float64"), ("rocm", "float32")]
 )
 def test_auto_falls_back_to_blocks_and_says_so_once(rng, monkeypatch, fresh, platform, dtype):
-    monkeypatch.setattr("jaxgauss._sums.gauss_sum.expected_platform", lambda *x: platform)
-    monkeypatch.setattr("jaxgauss._sums.explain.expected_platform", lambda *x: platform)
+    monkeypatch.setattr("jaxgauss._sums.checked.expected_platform", lambda *x: platform)
     if dtype == "float64":
         monkeypatch.setattr(bridge, "serves", lambda platform: True)
     operands = problem(rng, dtype=dtype).operands

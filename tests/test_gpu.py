@@ -26,7 +26,7 @@ from jaxgauss import (
     svgd_direction,
 )
 from oracle import assert_close, gauss_sum64, problem, relative_error
-from torch_backend import attention
+from torch_backend import operators
 
 pytestmark = pytest.mark.gpu
 
@@ -126,8 +126,8 @@ def test_log_gauss_sum_and_estimate_error(rng):
 
 def test_inputs_are_not_copied(rng, monkeypatch):
     """What XLA has packed reaches the operator where it lies: on the device, at addresses of its own memory."""
-    seen, original = [], attention._FORWARD["flash"]
-    monkeypatch.setitem(attention._FORWARD, "flash", lambda *x: seen.append(x) or original(*x))
+    seen, original = [], operators.FORWARD["flash"]
+    monkeypatch.setitem(operators.FORWARD, "flash", lambda *x: seen.append(x) or original(*x))
     operands = on_gpu(problem(rng, 300, 200, 16, 8).operands)
     before = torch.cuda.memory_stats().get("allocation.all.allocated", 0)
     jax.block_until_ready(gauss_sum(*operands, backend="flash"))

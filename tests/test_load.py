@@ -13,7 +13,7 @@ from test_bridge import fresh  # noqa: F401
 
 from jaxgauss import gauss_sum
 from oracle import gauss_sum64, problem, relative_error
-from torch_backend import attention
+from torch_backend import operators
 
 START = """
 import multiprocessing, os, signal, sys, threading, warnings
@@ -147,7 +147,7 @@ def test_child_processes_compute_or_say_why_not():
 @pytest.mark.parametrize("in_threads", [False, True])
 def test_failures_are_told_once_under_jit_and_scan(rng, monkeypatch, capfd, fresh, in_threads):  # noqa: F811
     *operands, _ = (jnp.asarray(x) for x in problem(rng, 60, 60, 8, 1))
-    original, is_broken = attention._FORWARD["cpu"], False
+    original, is_broken = operators.FORWARD["cpu"], False
 
     def sometimes(*operands, **options):
         if is_broken:
@@ -162,7 +162,7 @@ def test_failures_are_told_once_under_jit_and_scan(rng, monkeypatch, capfd, fres
     def scanned(q, k, v, tau):
         return jax.lax.scan(lambda c, _: (gauss_sum(q, k, c, tau, method="rescale"), None), v, None, length=3)[0]
 
-    monkeypatch.setitem(attention._FORWARD, "cpu", sometimes)
+    monkeypatch.setitem(operators.FORWARD, "cpu", sometimes)
     functions = [lambda *x: gauss_sum(*x, method="rescale"), jax.jit(scanned)]
     functions.insert(1, jax.jit(functions[0]))
     good = [function(*operands) for function in functions]

@@ -10,8 +10,8 @@ from scipy.special import logsumexp
 from scipy.stats import chisquare, kstest
 
 from jaxgauss import mmd_test
+from jaxgauss._methods import labelings, pair_forms
 from jaxgauss._methods import mmd_test as module
-from jaxgauss._methods import pair_forms
 from oracle import relative_error
 
 KEY = jax.random.key(7)
@@ -31,8 +31,8 @@ def naive(x, y, tau, labels, estimator):
 
 
 def labels_of(m, n, num, resampling="permutation"):
-    design = module.Design(m, n, resampling, 1, num + 2)
-    return np.asarray(module.labels(design, KEY, 0))[:, 1:]  # the samples' own first
+    design = labelings.Design(m, n, resampling, 1, num + 2)
+    return np.asarray(labelings.labels(design, KEY, 0))[:, 1:]  # the samples' own first
 
 
 @pytest.mark.parametrize("m, n", [(23, 17), (20, 20)])
@@ -114,7 +114,7 @@ def test_blocks_and_the_bar_change_nothing(rng, monkeypatch, capsys):
     x, y = rng.normal(size=(40, 2)), rng.normal(size=(33, 2))
     options = {"rng_key": KEY, "num_permutations": 60}
     monkeypatch.setattr(module, "BYTES", 8 * 73 * 20)
-    monkeypatch.setattr(module, "GROUP", 30)
+    monkeypatch.setattr(labelings, "GROUP", 30)
     monkeypatch.setattr(pair_forms, "GROUP", 30)
     blocks = mmd_test(x, y, 0.5, **options)
     shown = mmd_test(x, y, 0.5, progress=True, **options)

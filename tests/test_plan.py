@@ -5,11 +5,12 @@ import jax.numpy as jnp
 import pytest
 
 from jaxgauss import explain
+from jaxgauss._arrays import places
 from jaxgauss._checks.settings import Settings
 from jaxgauss._engines import bridge
 from jaxgauss._engines import costs as models
 from jaxgauss._engines import plan as plans
-from jaxgauss._sums import explain as explaining
+from jaxgauss._sums import checked
 
 
 def shapes(m, n, d, c, dtype="float32"):
@@ -76,18 +77,18 @@ def test_auto_on_cuda(monkeypatch, dtype, dim, options, expected):
 )
 def test_auto_precision_reads_the_default_of_matrix_products(monkeypatch, asked, grade):
     seen = []
-    monkeypatch.setattr(explaining, "plan", lambda settings, *_: seen.append(settings.grade))
+    monkeypatch.setattr(checked, "plan", lambda settings, *_: seen.append(settings.grade))
     with jax.default_matmul_precision(asked):
         explain(*shapes(5, 6, 2, 1))
     assert seen == [grade]
 
 
 def test_the_platform_is_that_of_the_arrays():
-    assert plans.expected_platform(jnp.ones(1)) == "cpu"
-    assert plans.expected_platform() == jax.default_backend()
+    assert places.expected_platform(jnp.ones(1)) == "cpu"
+    assert places.expected_platform() == jax.default_backend()
     with jax.default_device(jax.devices("cpu")[0]):
-        assert plans.expected_platform() == "cpu"
-    assert plans.platforms() == ["cpu"]
+        assert places.expected_platform() == "cpu"
+    assert places.platforms() == ["cpu"]
 
 
 def test_batches_count_as_work():

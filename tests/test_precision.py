@@ -12,7 +12,7 @@ from jax.test_util import check_grads
 import torch_backend
 from jaxgauss import explain, gauss_sum
 from oracle import gauss_sum64, problem, relative_error
-from torch_backend import attention, kernels, trust
+from torch_backend import kernels, operators, trust
 
 # what the docstring of gauss_sum promises for a handful of terms within reach
 GRADES = {"float16": 1e-2, "bfloat16": 8e-2, "float16x2": 1e-3, "bfloat16x2": 8e-3, "float32": 2.4e-4, "auto": 2.4e-4}
@@ -182,9 +182,9 @@ def test_gradients_are_finite(case, call):
 def test_proposition_1(rng, monkeypatch, precision, tau):
     """κ/(N + 1) ≤ β ≤ κ and |α| ≤ max|v|, for what the public attention function returns."""
     q, k, v, *_ = (torch.from_numpy(x) for x in problem(rng, 50, 70, 4, 2))
-    seen, original = [], attention.scaled_dot_product_attention
+    seen, original = [], operators.scaled_dot_product_attention
     monkeypatch.setattr(
-        attention, "scaled_dot_product_attention", lambda *x, **o: seen.append(original(*x, **o)) or seen[-1]
+        operators, "scaled_dot_product_attention", lambda *x, **o: seen.append(original(*x, **o)) or seen[-1]
     )
     torch_backend.gauss_sum(q, k, v, tau, method="reweight", precision=precision)
     alpha, beta, kappa = seen[0][..., :2].double(), seen[0][..., 2].double(), 71**0.5
@@ -228,7 +228,7 @@ def test_small_sums_in_half_precision_are_computed_again(rng):
 def test_the_gated_kernel_accepts_our_arguments():
     """Schema and shapes alone, on the meta device: this says nothing about the kernel."""
     q, k = (torch.empty(2, 3, n, 16, device="meta") for n in (70, 50))
-    out, lse = attention._efficient_gated(q, k, k, gate=torch.empty((), dtype=torch.bool, device="meta"))
+    out, lse = operators.efficient_gated(q, k, k, gate=torch.empty((), dtype=torch.bool, device="meta"))
     assert out.shape == q.shape and lse.shape == q.shape[:-1]
 
 
@@ -237,7 +237,7 @@ def test_sequences_behind_a_closed_gate_are_empty():
     starts = [kernels.gate_starts(torch.tensor(is_open), 2, 70, 50) for is_open in (True, False)]
     assert [[x.tolist() for x in pair] for pair in starts] == [[[0, 70, 140], [0, 50, 100]], [[0, 0, 0]] * 2]
     assert all(x.dtype == torch.int32 for pair in starts for x in pair)
-    assert torch.equal(attention._unpacked(attention._packed(q), q), q)
+    assert torch.equal(operators._unpacked(operators._packed(q), q), q)
 
 
 @pytest.mark.parametrize("precision, parts", [("float16", 1), ("float16x2", 2), ("bfloat16x2", 2), ("float32", 1)])

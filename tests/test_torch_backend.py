@@ -11,7 +11,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import torch_backend
 from oracle import SIZES, assert_close, gauss_sum64, problem, relative_error
-from torch_backend import METHODS, attention, gauss_sum, gauss_sum_pullback, kernels, layout, select_kernel
+from torch_backend import METHODS, attention, gauss_sum, gauss_sum_pullback, kernels, layout, operators, select_kernel
 
 EPS = {"float64": 2e-16, "float32": 1e-7, "float16": 1e-3, "bfloat16": 8e-3, "float16x2": 1e-3, "bfloat16x2": 8e-3}
 
@@ -205,13 +205,13 @@ def test_reweight_is_the_public_function(rng):
     """Proposition 1 of the paper: κ/(N+1) ≤ β ≤ κ, on what the public function returns."""
     a, b, v = (torch.from_numpy(x)[None, None] for x in problem(rng, 50, 70, 4, 2)[:3])
     seen = []
-    original = attention.scaled_dot_product_attention
-    attention.scaled_dot_product_attention = lambda *args, **kwargs: seen.append(original(*args, **kwargs)) or seen[-1]
+    original = operators.scaled_dot_product_attention
+    operators.scaled_dot_product_attention = lambda *args, **kwargs: seen.append(original(*args, **kwargs)) or seen[-1]
     try:
         with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
             METHODS["reweight"](a, b, v, select_kernel("cpu", "float64", "cpu", torch.float64, 4), attention.attention)
     finally:
-        attention.scaled_dot_product_attention = original
+        operators.scaled_dot_product_attention = original
     beta, kappa = seen[0][..., 2], 71**0.5
     assert len(seen) == 1
     assert torch.all((kappa / 71 <= beta) & (beta <= kappa))
@@ -270,8 +270,8 @@ def test_many_points_take_several_calls(rng, precision, monkeypatch):
     whole_pullback = gauss_sum_pullback(*operands, g)
     whole_means = torch_backend.log_gauss_sum(*operands, log_weights)
     calls = []
-    attend = attention._cpu
-    monkeypatch.setitem(attention._FORWARD, "cpu", lambda *x: (calls.append(1), attend(*x))[1])
+    attend = operators._cpu
+    monkeypatch.setitem(operators.FORWARD, "cpu", lambda *x: (calls.append(1), attend(*x))[1])
     monkeypatch.setattr(attention, "MAX_POINTS", 16)
     for method in METHODS:
         assert (
@@ -387,15 +387,15 @@ def test_auto_selects_a_kernel_that_fits(arguments, name, dtype):
 def test_cuda_operators_accept_our_arguments(name):
     """Schemas and shapes alone, on the meta device: this says nothing about the kernels."""
     q, k = (torch.empty(2, 3, n, 16, dtype=torch.float16, device="meta") for n in (70, 50))
-    out, lse = attention._FORWARD[name](q, k, k)
+    out, lse = operators.FORWARD[name](q, k, k)
     assert out.shape == q.shape and lse.shape == q.shape[:-1]
-    gradients = attention._BACKWARD[name](q, q, k, k, lse[..., None])
+    gradients = operators.BACKWARD[name](q, q, k, k, lse[..., None])
     assert [x.shape for x in gradients] == [q.shape, k.shape, k.shape]
 
 
 def test_a_missing_operator_names_the_versions_that_have_it():
     with pytest.raises(ImportError, match=r"Install torch>=2\.11"):
-        attention._aten("flash_attention_of_the_future")
+        operators._aten("flash_attention_of_the_future")
 
 
 def test_torch_backend_does_not_import_jax():

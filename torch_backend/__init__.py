@@ -18,7 +18,6 @@ from .kernels import Engine as Engine
 from .kernels import Kernel as Kernel
 from .kernels import select_kernel as select_kernel
 from .prescale import prescale as prescale
-from .reference import squared_errors as squared_errors
 from .rescale import rescale as rescale
 from .reweight import reweight as reweight
 from .trust import REACH as REACH

@@ -9,8 +9,8 @@ from jax import lax
 from jaxtyping import Array
 
 from .blocks import scan
+from .places import vary_like
 from .points import Scaled
-from .varying import vary_like
 
 DIMENSIONS = 8  # coordinates whose differences are added up in one pass over a tile
 

@@ -9,19 +9,14 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from .._checks.settings import are_known
-from .varying import whole
+from .places import whole
+from .shapes import K, Q, T
 
 LOG_ZERO = -1e27  # the logarithm of a weight of zero: finite in float32, and below every exponent
 BASE_2 = math.log2(math.e)  # exponents are formed for 2^x, which is computed faster than e^x
 
 
-def scaled_points(
-    queries: Float[Array, "*#batch m d"],
-    keys: Float[Array, "*#batch n d"],
-    tau: Float[Array, "*#batch"],
-    centered: bool = False,
-    base_2: bool = True,
-) -> tuple[Float[Array, "*#batch m d"], Float[Array, "*#batch n d"]]:
+def scaled_points(queries: Q, keys: K, tau: T, centered: bool = False, base_2: bool = True) -> tuple[Q, K]:
     """a, b about a center, with Φ = 2^(-½‖a - b‖²), or e to that power: small norms keep the digits.
 
     It is that of the keys, or of queries that are shared where keys are not: so they stay shared. `centered` points lie
@@ -75,7 +70,7 @@ def unbroadcast(array: Array, shape: tuple[int, ...]) -> Array:
     return array.sum((*range(extra), *stretched)).reshape(shape) if array.shape != shape else array
 
 
-def center(points: Float[Array, "*#batch n d"]) -> Float[Array, "*#batch 1 d"]:
+def center(points: K) -> Float[Array, "*#batch 1 d"]:
     """The mean of eight of the points, or zero where that is not finite; no gradient flows through it.
 
     Any place among the points keeps the digits. A reduction over all of them would be a ninth step of the program for a

@@ -49,7 +49,7 @@ class Settings:
     backend: str = "auto"
     dtype: str = "float32"
     function: str = "gauss_sum"  # that was called
-    grade: str = "default"  # of jax.default_matmul_precision: default, high or highest
+    grade: str = ""  # of jax.default_matmul_precision: default, high or highest
     guarded: bool = True  # False where the points are known to lie within reach
     wide: bool = False  # in float64, at any distance: see `float64`
     far: bool = False  # which is so because points lie far away

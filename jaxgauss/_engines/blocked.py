@@ -9,26 +9,20 @@ from jaxtyping import Array, Float
 
 from .._arrays.blocks import blocks, scan, unblocks
 from .._arrays.logits import dot, logit_factors, logits
+from .._arrays.places import vary_like
 from .._arrays.points import BASE_2, Scaled, as_rows, scaled_points, shared, unbroadcast, with_norms
-from .._arrays.varying import vary_like
+from .._arrays.shapes import G, K, L, Q, S, T, V, W
 from .fused import FUSED_WIDTH, WIDE, fused_tile, fused_tile_sum
-from .tiles import TILE, block_sizes, in_groups, tiled_means, tiled_sum
+from .tiles import block_sizes, in_groups, tiled_means, tiled_sum
 
 
-def blocked_sum(
-    queries: Float[Array, "*#batch m d"],
-    keys: Float[Array, "*#batch n d"],
-    values: Float[Array, "*#batch n c"],
-    tau: Float[Array, "*#batch"],
-) -> Float[Array, "*result m c"]:
+def blocked_sum(queries: Q, keys: K, values: V, tau: T) -> S:
     """The Gauss sum of operands of equal rank, a tile of the kernel matrix at a time."""
     a, b = with_norms(*scaled_points(queries, keys, tau))
     return scaled_sum(a, b, values)
 
 
-def scaled_sum(
-    a: Scaled, b: Scaled, values: Float[Array, "*#batch n c"], *, whole: bool = False, fused: bool = False
-) -> Float[Array, "*result m c"]:
+def scaled_sum(a: Scaled, b: Scaled, values: V, *, whole: bool = False, fused: bool = False) -> S:
     """Σ_n 2^(-½‖a - b‖²) v of points within reach.
 
     `whole` takes one tile, which is the dense sum. `fused` writes products as XLA on a CPU can put them together.
@@ -38,9 +32,9 @@ def scaled_sum(
     if fused and not (whole and channels >= WIDE):
         operands, tile_sum, tile = logit_factors(a, b), fused_tile_sum, fused_tile(channels)
     elif whole:
-        operands, tile_sum, tile = (a.points, b.points), _whole_sum, TILE
+        operands, tile_sum, tile = (a.points, b.points), _whole_sum, None
     else:
-        operands, tile_sum, tile = logit_factors(a, b), _tile_sum, TILE
+        operands, tile_sum, tile = logit_factors(a, b), _tile_sum, None
     blocked = functools.partial(tiled_sum, tile_sum, whole=whole, tile=tile)
     batch, rows = jnp.broadcast_shapes(*(x.shape[:-2] for x in (*operands, values))), a.points.shape[:-1]
     if shared(operands[1], values):  # the batch of the queries is more rows
@@ -51,16 +45,9 @@ def scaled_sum(
 
 
 def blocked_pullback(
-    queries: Float[Array, "*#batch m d"],
-    keys: Float[Array, "*#batch n d"],
-    values: Float[Array, "*#batch n c"],
-    tau: Float[Array, "*#batch"],
-    cotangent: Float[Array, "*#batch m c"],
-    *,
-    whole: bool = False,
-    tile: Float[Array, "m n"] | None = None,
-) -> tuple[Float[Array, "*#batch m d"], Float[Array, "*#batch n d"], Float[Array, "*#batch n c"]]:
-    """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of queries, keys and values, each tile of Φ computed once or given.
+    queries: Q, keys: K, values: V, tau: T, cotangent: G, *, whole: bool = False, phi: Float[Array, "m n"] | None = None
+) -> tuple[Q, K, V]:
+    """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of queries, keys and values, Φ computed once, or given.
 
     With S_mn = Φ ⟨g_m, v_n⟩: dv = Φᵀ g, da = S b - (S 1) a, db = Sᵀ a - (Sᵀ 1) b at scaled points. The transposed
     products are formed as (gᵀ Φ)ᵀ and (aᵀ S)ᵀ: no tile is transposed, which on a CPU costs more than the tile.
@@ -71,7 +58,7 @@ def blocked_pullback(
     v, g = values, cotangent
     if shared(keys, values, scale):
         a, b, v, g, scale = as_rows(a), as_rows(b), as_rows(v), as_rows(g), scale.reshape(1, 1)
-    da, db, dv = in_groups(functools.partial(_scaled_pullback, whole=whole, tile=tile), a, b, v, g)
+    da, db, dv = in_groups(functools.partial(_scaled_pullback, whole=whole, phi=phi), a, b, v, g)
     gradients = scale * da, scale * db, dv
     return tuple(  # type: ignore[return-value]
         unbroadcast(gradient, shape) if gradient.size != math.prod(shape) else gradient.reshape(shape)
@@ -80,12 +67,12 @@ def blocked_pullback(
 
 
 def _scaled_pullback(
-    a: Array, b: Array, v: Array, g: Array, *, whole: bool, tile: Array | None
+    a: Array, b: Array, v: Array, g: Array, *, whole: bool, phi: Array | None
 ) -> tuple[Array, Array, Array]:
     """`blocked_pullback` with respect to the scaled points and the values, for all of a batch."""
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (a, b, v, g)))
     num_queries, num_keys, dim = a.shape[-2], b.shape[-2], a.shape[-1]
-    rows, columns = block_sizes(math.prod(batch), num_queries, num_keys, whole, TILE)
+    rows, columns = block_sizes(math.prod(batch), num_queries, num_keys, whole)
 
     kernel = _kernel if whole else lambda a, b: jnp.exp2(logits(a, b))
     a1, b1 = (jnp.concatenate([x, jnp.ones_like(x[..., :1])], -1) for x in (a, b))  # S [b, 1]: S b and its row sums
@@ -97,9 +84,9 @@ def _scaled_pullback(
 
         def add_columns(sb: Array, block: tuple[Array, Array, Array]):
             b0, b1, v = block
-            phi = kernel(a0, b0) if tile is None else tile  # (*batch, rows, columns)
-            s = phi * dot(g, v.mT)
-            return sb + dot(s, b1), (dot(a1.mT, s), dot(g.mT, phi))
+            tile = kernel(a0, b0) if phi is None else phi  # (*batch, rows, columns)
+            s = tile * dot(g, v.mT)
+            return sb + dot(s, b1), (dot(a1.mT, s), dot(g.mT, tile))
 
         zero = vary_like(jnp.zeros((*batch, rows, dim + 1), a.dtype), [a, b, v, g])
         sb, parts = scan(add_columns, zero, key_blocks)
@@ -124,15 +111,7 @@ def sum_and_tile(
     return dot(phi, values), phi
 
 
-def blocked_means(
-    queries: Float[Array, "*#batch m d"],
-    keys: Float[Array, "*#batch n d"],
-    values: Float[Array, "*#batch n c"],
-    tau: Float[Array, "*#batch"],
-    log_weights: Float[Array, "*#batch n 1"],
-    *,
-    whole: bool = False,
-) -> tuple[Float[Array, "*result m c"], Float[Array, "*result m 1"]]:
+def blocked_means(queries: Q, keys: K, values: V, tau: T, log_weights: W, *, whole: bool = False) -> tuple[S, L]:
     """Σ_n w Φ v / Σ_n w Φ and log Σ_n w Φ, with the largest term so far taken out."""
     a, b = logit_factors(*with_norms(*scaled_points(queries, keys, tau, base_2=False)))
     return in_groups(functools.partial(tiled_means, logits, whole=whole), a, b, values, log_weights)

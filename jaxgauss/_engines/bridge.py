@@ -7,15 +7,14 @@ on the stream that XLA runs on, and never waits for it. No input is written, no 
 import atexit
 import contextlib
 import functools
-import os
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import jax
-from jax._src.xla_bridge import backends_are_initialized  # JAX has no public way to ask
 from jax.experimental import buffer_callback
 
-from .._arrays.varying import vary_like
+from .._arrays.places import vary_like
+from .._checks.process import is_forked_late, refuse_fork
 
 DLPACK_CUDA = 2
 Shapes: TypeAlias = Sequence[tuple[int, ...]]
@@ -26,27 +25,6 @@ def serves(platform: str) -> bool:
     if platform == "cpu":
         return True
     return platform == "cuda" and _torch().cuda.is_available()
-
-
-def refuse_fork() -> None:
-    """Raise RuntimeError in a process forked after JAX was used: it would wait forever for threads it has not got."""
-    if os.getpid() in _FORKED_LATE:
-        raise RuntimeError(
-            "`jaxgauss`: a process must not be forked after JAX was used, for the threads of JAX and PyTorch stay"
-            f" behind; got process {os.getpid()}, forked late. Use multiprocessing.get_context('spawn')."
-        )
-
-
-_FORKED_LATE: set[int] = set()  # this process, if it was forked after JAX had made its threads
-
-
-def _remember_fork() -> None:
-    if backends_are_initialized():
-        _FORKED_LATE.add(os.getpid())
-
-
-if hasattr(os, "register_at_fork"):  # there is no fork on Windows
-    os.register_at_fork(after_in_child=_remember_fork)
 
 
 def call(
@@ -99,7 +77,7 @@ def _finish_before_exit() -> None:
 
     @atexit.register
     def finish() -> None:
-        if os.getpid() in _FORKED_LATE:
+        if is_forked_late():
             return  # a child that was forked has none of their threads
         last = jax.numpy.zeros(()) + 1  # XLA takes the programs of a thread in turn
         for x in (last, *jax.live_arrays()):

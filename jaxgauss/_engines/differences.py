@@ -4,33 +4,23 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from .._arrays.logits import difference_logits, dot
+from .._arrays.shapes import G, K, L, Q, S, T, V, W
 from .tiles import Tile, tiled_means, tiled_sum
 
 DIFFERENCES_TILE = Tile(2**17, 64, 64, 2**17)
 
 
-def differences_sum(
-    queries: Float[Array, "*#batch m d"],
-    keys: Float[Array, "*#batch n d"],
-    values: Float[Array, "*#batch n c"],
-    tau: Float[Array, "*#batch"],
-) -> Float[Array, "*result m c"]:
+def differences_sum(queries: Q, keys: K, values: V, tau: T) -> S:
     """The Gauss sum of operands of equal rank from the differences of coordinates, at any distance from any center."""
     tile_sum = functools.partial(_difference_tile, jnp.sqrt(tau)[..., None, None])
     queries = _with_axes_of(tau, queries)
     return tiled_sum(tile_sum, queries, keys, values, tile=DIFFERENCES_TILE)
 
 
-def differences_pullback(
-    queries: Float[Array, "*#batch m d"],
-    keys: Float[Array, "*#batch n d"],
-    values: Float[Array, "*#batch n c"],
-    tau: Float[Array, "*#batch"],
-    cotangent: Float[Array, "*#batch m c"],
-) -> tuple[Float[Array, "*#batch m d"], Float[Array, "*#batch n d"], Float[Array, "*#batch n c"]]:
+def differences_pullback(queries: Q, keys: K, values: V, tau: T, cotangent: G) -> tuple[Q, K, V]:
     """`blocked_pullback` likewise."""
     total, pullback = jax.vjp(lambda q, k, v: differences_sum(q, k, v, tau), queries, keys, values)
     return pullback(jnp.broadcast_to(cotangent, total.shape))
@@ -41,12 +31,7 @@ def _with_axes_of(tau: Array, points: Array) -> Array:
     return jnp.broadcast_to(points, (*jnp.broadcast_shapes(points.shape[:-2], tau.shape), *points.shape[-2:]))
 
 
-def differences_log_sum(
-    queries: Float[Array, "*#batch m d"],
-    keys: Float[Array, "*#batch n d"],
-    tau: Float[Array, "*#batch"],
-    log_weights: Float[Array, "*#batch n 1"],
-) -> Float[Array, "*result m 1"]:
+def differences_log_sum(queries: Q, keys: K, tau: T, log_weights: W) -> L:
     """log Σ_n w Φ of operands of equal rank from the differences of coordinates, under all transformations."""
     logits = functools.partial(difference_logits, jnp.sqrt(tau)[..., None, None])
     nothing = jnp.zeros_like(log_weights)

@@ -16,15 +16,15 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
+from .._arrays.places import platforms, share_out_like, vary_like, whole
 from .._arrays.points import are_within, scaled_points, with_norms
-from .._arrays.varying import share_out_like, vary_like, whole
 from .._checks.settings import Settings, are_known, working_dtype
 from . import float64
 from .attention import attended_means, attended_pullback, attended_sum, by_attention, kernel_of
 from .blocked import blocked_means, blocked_pullback, scaled_sum
 from .differences import differences_sum
 from .fused import FUSES
-from .plan import Plan, plan, platforms, sizes
+from .plan import Plan, plan, sizes
 
 KEPT = 8  # times as many numbers as the operands have: memory stays linear, under vmap as well
 

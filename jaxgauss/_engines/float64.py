@@ -71,11 +71,6 @@ def closer(platform: str, settings: Settings, points: jax.Array, tau: jax.Array)
     return (moved,)
 
 
-def squared_errors(*operands: jax.Array) -> list[jax.Array]:
-    """Squared errors, squared sizes and largest ratios (M,) at queries, keys, values, tau and the sums, by PyTorch."""
-    return bridge.call(_squared_errors, (), [operands[0].shape[-2:-1]] * 3, operands)
-
-
 def _serves(platform: str, settings: Settings, operands: tuple[jax.Array, ...]) -> bool:
     """Whether PyTorch does it."""
     known = are_known(*(size for x in operands for size in x.shape))
@@ -105,10 +100,6 @@ def _by_torch(function: str, digits: str, far: bool) -> Callable:
 
 def _closer() -> Callable:
     return lambda *operands: [bridge.backend().closer(*operands)]
-
-
-def _squared_errors() -> Callable:
-    return bridge.backend().squared_errors
 
 
 @functools.cache

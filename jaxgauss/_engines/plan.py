@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.core
-import jax.extend
 import jax.numpy as jnp
 import numpy as np
 
@@ -106,7 +104,7 @@ def plan(settings: Settings, platform: str, pairs: int, dim: int, channels: int)
         if in_xla <= by_kernel:
             return Plan(platform, "dense" if pairs <= TILE.entries else "blocked", own, "xla", reason)
     precision = settings.precision
-    if platform == "cuda" and precision == "auto" and settings.grade != "default":
+    if platform == "cuda" and precision == "auto" and settings.grade in ("high", "highest"):
         split = "bfloat16x2" if settings.dtype == "bfloat16" else "float16x2"
         precision = split if settings.grade == "high" else "float32"
     backend, precision = _kernel_names(settings.backend, precision, platform, settings.dtype, dim)
@@ -122,30 +120,6 @@ def _kernel_names(name: str, precision: str, platform: str, dtype: str, dim: int
     except ValueError as error:
         raise ValueError(str(error).replace("`torch_backend`", "`jaxgauss.gauss_sum`")) from None
     return kernel.name, kernel.precision
-
-
-def platforms() -> list[str]:
-    """The platforms that JAX runs on in this process, by the names that it lowers for."""
-    backends = jax.extend.backend.backends()
-    return sorted({_lowering_name(client.devices()[0]) for client in backends.values() if client.device_count()})
-
-
-def expected_platform(*arrays: Any) -> str:
-    """The platform of the arrays, or JAX's default one where they do not tell (tracers, NumPy arrays)."""
-    bridge.refuse_fork()
-    for x in arrays:
-        if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer):
-            return _lowering_name(next(iter(x.devices())))
-    default = jax.config.jax_default_device  # type: ignore[attr-defined]
-    if isinstance(default, jax.Device):
-        return _lowering_name(default)
-    return _lowering_name(jax.devices(default)[0])
-
-
-def _lowering_name(device: Any) -> str:
-    if device.platform != "gpu":
-        return device.platform
-    return "rocm" if "rocm" in device.client.platform_version.lower() else "cuda"
 
 
 @functools.cache

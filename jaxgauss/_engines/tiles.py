@@ -11,8 +11,8 @@ from jaxtyping import Array
 
 from .._arrays.blocks import blocks, scan, unblocks
 from .._arrays.logits import dot
+from .._arrays.places import vary_like
 from .._arrays.points import LOG_ZERO, as_rows, shared
-from .._arrays.varying import vary_like
 from .._checks.settings import are_known
 
 
@@ -36,8 +36,9 @@ class Tile(NamedTuple):
 TILE = Tile(2**21, 1024, 1024, 2**21)
 
 
-def block_sizes(batch: int, num_queries: int, num_keys: int, whole: bool, tile: Tile) -> tuple[int, int]:
+def block_sizes(batch: int, num_queries: int, num_keys: int, whole: bool, tile: Tile | None = None) -> tuple[int, int]:
     """Rows and columns of a tile, for the whole batch at once; or of one tile for all. Full ones of symbolic sizes."""
+    tile = tile or TILE
     if not are_known(batch, num_queries, num_keys):
         return (num_queries, num_keys) if whole else (tile.rows, tile.columns)
     if whole:
@@ -84,7 +85,7 @@ def tiled_sum(
     """Σ over blocks of queries and of keys. Keys that fill the last block have value 0."""
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (a, b, v)))
     sizes = a.shape[-2], b.shape[-2]
-    rows, columns = block_sizes(math.prod(batch), *sizes, whole, tile or TILE)
+    rows, columns = block_sizes(math.prod(batch), *sizes, whole, tile)
     key_blocks = blocks(b, columns), blocks(v, columns)
     tile_sum = tile_sum if (rows, columns) == sizes else jax.checkpoint(tile_sum)  # derivatives keep one tile at most
 
@@ -101,7 +102,7 @@ def tiled_means(
     """Means and logarithm of the sum over blocks of queries and of keys."""
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (a, b, v, log_weights)))
     num_queries, _ = sizes = a.shape[-2], b.shape[-2]
-    rows, columns = block_sizes(math.prod(batch), *sizes, whole, tile or TILE)
+    rows, columns = block_sizes(math.prod(batch), *sizes, whole, tile)
     key_blocks = blocks(b, columns), blocks(v, columns), blocks(log_weights, columns, LOG_ZERO)
     operands = [a, b, v, log_weights]
 

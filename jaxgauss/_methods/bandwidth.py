@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Key
 
-from .._arrays.varying import whole
+from .._arrays.places import whole
 from .._checks.samples import check_rng_key, check_samples
 from .._checks.settings import Points, working_dtype
 

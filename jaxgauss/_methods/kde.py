@@ -11,14 +11,14 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
+from .._arrays.places import whole
 from .._arrays.points import LOG_ZERO
-from .._arrays.varying import whole
 from .._checks.operands import check_names, takes_tau
 from .._checks.samples import check_samples, visible
 from .._checks.settings import MeshOptions, Options, Points, Settings, Taus, Weights, working_dtype
+from .._sums.checked import check_plan
 from .._sums.display import progress_bar, refuse_progress_in_a_trace, short_repr
 from .._sums.log_gauss_sum import METHODS, log_gauss_sum
-from .._sums.moments import check_plan
 from .._sums.reverse_only import reverse_only
 from .._sums.sharded import log_sum_over_mesh, relative_sum_over_mesh
 from .mmd import weights_or_mean

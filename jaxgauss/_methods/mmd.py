@@ -12,7 +12,8 @@ from .._arrays.points import unbroadcast
 from .._checks.operands import takes_tau
 from .._checks.samples import check_distinct_pairs, check_estimator, check_samples
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights, working_dtype
-from .._sums.moments import Reduction, by_reach, check_plan, prepare
+from .._sums.checked import check_plan
+from .._sums.moments import Reduction, by_reach, prepare
 
 
 @takes_tau
@@ -302,15 +303,10 @@ def _own_pairs(estimator: str, a: Array) -> tuple[Array, Array]:
 
 
 class _Side(NamedTuple):
-    """One sample of the form: its points, weights, and the factor of its own pairs."""
+    """One sample of the form: its points, weights, and the factor of its own pairs.
 
-    points: Array
-    weights: Array
-    factor: Array
-
-
-class _Gradient(NamedTuple):
-    """Of the form, with respect to a side; without elements where it is not asked for."""
+    Or the gradient with respect to them, without elements where it is not asked for.
+    """
 
     points: Array
     weights: Array
@@ -336,10 +332,10 @@ def _form_forward(settings: Settings, with_y: bool, tau, x, y):
         nothing = jnp.zeros(0, tau.dtype)  # of a size that no gradient has
         if not (tau_moves or y_moves):
             value, d_x = _by_x(reduction, tau, x, y, with_y)
-            return value, (nothing, d_x, _Gradient(*[nothing] * 3))
+            return value, (nothing, d_x, _Side(*[nothing] * 3))
         if not (tau_moves or x_moves):
             value, d_y = _by_x(reduction, tau, y, x, True)
-            return value, (nothing, _Gradient(*[nothing] * 3), d_y)
+            return value, (nothing, _Side(*[nothing] * 3), d_y)
         x_value, _, d_x, x_spread = _row(reduction, tau, x, y, spread=True)
         y_value, _, d_y, y_spread = _row(reduction, tau, y, x, spread=True)
         return x_value + y_value, ((x_spread + y_spread) / -2, d_x, d_y)
@@ -376,7 +372,7 @@ def _row(reduction: Reduction, tau: Array, x: _Side, y: _Side, slopes: bool = Tr
     sums = reduction(x.points, _points(x, y), weights, tau, only_y, slopes=slopes, spread=a if spread else None)
     total, cross = _paired(a, sums.mass), _paired(a, sums.sums)
     own_pairs = (total + cross) / jnp.where(x.factor == 0, 1, x.factor)[..., 0]
-    return total, cross, _Gradient(2 * tau[..., None, None] * a * sums.slopes, 2 * sums.mass, own_pairs), sums.spread
+    return total, cross, _Side(2 * tau[..., None, None] * a * sums.slopes, 2 * sums.mass, own_pairs), sums.spread
 
 
 def _sides(points: tuple[Array, Array], a: Array, f: Array, b: Array, h: Array) -> tuple[_Side, _Side]:
@@ -391,7 +387,7 @@ def _paired(a: Array, sums: Array) -> Array:
     return (a * sums).sum((-2, -1))
 
 
-def _times(gradient: _Gradient, g: Array, side: _Side) -> _Side | None:
+def _times(gradient: _Side, g: Array, side: _Side) -> _Side | None:
     """The gradient times the cotangent of F, in the shapes of a side."""
     if gradient.points.size == 0:
         return None

@@ -9,22 +9,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, Key
+from jaxtyping import Array, Float, Key
 
-from .._arrays.varying import whole
+from .._arrays.places import expected_platform, whole
 from .._checks.operands import takes_tau
 from .._checks.samples import check_estimator, check_rng_key, check_samples
 from .._checks.settings import MeshOptions, Points, Settings, Taus, working_dtype
-from .._engines.plan import expected_platform
+from .._sums.checked import check_plan
 from .._sums.display import progress_bar, refuse_progress_in_a_trace, short_repr
-from .._sums.moments import check_plan
 from .._sums.sharded import sum_over_mesh
-from .pair_forms import GROUP, Forms, Groups, forms_over_mesh, group_pairs, grouped, smallest_distance
+from .labelings import Design, labels
+from .pair_forms import Forms, Groups, forms_over_mesh, group_pairs, grouped, smallest_distance
 
 BYTES = 2**26  # of signs held at a time
 FEW = 1024  # pooled points whose kernels are rounded to nothing less than float64; of more, errors average out
 SMALL = 4096  # pooled points whose forms any platform computes in no time
-ROWS = 8192  # of the kernel matrix summed for at a time by an attention kernel
 KERNEL_CHANNELS = 240  # at a time there
 LEAST_NORM = 1024  # units of the dtype: ‖K‖ below which sums that hold the diagonal know nothing of a bandwidth
 
@@ -142,33 +141,6 @@ def mmd_test(
         return _test(settings, design, num_permutations, pool, forms)
 
 
-class Design(NamedTuple):
-    """How many points, and how many labelings in how many blocks: all ones first, then the samples', then random."""
-
-    num_x: int
-    num_y: int
-    resampling: str
-    num_blocks: int
-    columns: int
-    estimator: str = "unbiased"
-    exact: bool = True
-
-    @property
-    def num(self) -> int:
-        """How many points there are."""
-        return self.num_x + self.num_y
-
-    @property
-    def rows(self) -> int:
-        """How many of them are summed for at a time."""
-        return -(-self.num // -(-self.num // (GROUP if self.exact else ROWS)))
-
-    @property
-    def num_chunks(self) -> int:
-        """How many times that is."""
-        return -(-self.num // self.rows)
-
-
 class _Pool(NamedTuple):
     """The pooled points, and τ; and of an exact test the groups of them, and what all squared distances are less."""
 
@@ -188,36 +160,6 @@ def _pooled(settings: Settings, design: Design, x, y, tau) -> _Pool:
     groups = grouped(points, tau)
     # ratios of MMD² and ‖K‖ do not change if all kernels are multiplied by a number: then none is too small for it
     return _Pool(points, tau, groups, smallest_distance(groups) if tau.ndim else jnp.zeros(()))
-
-
-def labels(design: Design, rng_key: Key[Array, ""], block: Array | int) -> Bool[Array, "n columns"]:
-    """Which points are in x, for every labeling of a block."""
-    column = block * design.columns + jnp.arange(design.columns)
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(rng_key, column)  # the same labelings, whatever the blocks
-    if design.resampling == "wild":
-        half = jnp.float32(0.5)  # whose dtype is that of the random numbers
-        swapped = jax.vmap(lambda key: jax.random.bernoulli(key, half, (design.num_x,)), out_axes=1)(keys)
-        in_x = jnp.concatenate([~swapped, swapped])
-    else:
-        in_x = _random_subsets(keys, design.num, design.num_x)
-    observed = (jnp.arange(design.num) < design.num_x)[:, None]
-    return (column == 0)[None] | jnp.where((column == 1)[None], observed, in_x)
-
-
-def _random_subsets(keys: Key[Array, " columns"], num: int, size: int) -> Bool[Array, "num columns"]:
-    """Uniform subsets of a size, one in each column, by selection sampling: point by point, all columns at once.
-
-    Knuth, "The Art of Computer Programming", volume 2, section 3.4.2, algorithm S; ten times as fast here as sorting.
-    """
-
-    def select(missing: Array, point: tuple[Array, Array]) -> tuple[Array, Array]:
-        uniform, left = point
-        taken = uniform * left < missing
-        return missing - taken.astype(missing.dtype), taken
-
-    uniform = jax.vmap(lambda key: jax.random.uniform(key, (num,), jnp.float32), out_axes=1)(keys)
-    left = jnp.arange(num, 0, -1, dtype=jnp.float32)
-    return lax.scan(select, jnp.full(len(keys), size, jnp.float32), (uniform, left))[1]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -10,7 +10,8 @@ from jaxtyping import Array, Float
 from .._checks.operands import takes_tau
 from .._checks.samples import check_distinct_pairs, check_estimator, check_samples, check_scores
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights
-from .._sums.moments import Reduction, by_reach, check_plan, prepare
+from .._sums.checked import check_plan
+from .._sums.moments import Reduction, by_reach, prepare
 from .mmd import bandwidth_mean, distinct_pairs_factor, weights_or_mean
 
 

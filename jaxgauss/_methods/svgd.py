@@ -12,8 +12,9 @@ from jaxtyping import Array, Float
 from .._checks.operands import takes_tau
 from .._checks.samples import check_samples, check_scores
 from .._checks.settings import MeshOptions, Points, Settings, Taus, working_dtype
+from .._sums.checked import check_plan
 from .._sums.display import short_repr
-from .._sums.moments import Reduction, by_reach, check_plan, prepare
+from .._sums.moments import Reduction, by_reach, prepare
 from .bandwidth import median_heuristic
 from .mmd import bandwidth_mean
 

@@ -7,12 +7,13 @@ import jax
 import jax.core
 import jax.numpy as jnp
 
+from .._arrays.places import whole
 from .._arrays.points import align, scaled_points, squared_reach, with_norms
-from .._arrays.varying import whole
-from .._checks.operands import check_names, check_operands, takes_tau
-from .._checks.settings import Bandwidth, Keys, Queries, Settings, Values, matmul_grade, working_dtype
+from .._checks.operands import takes_tau
+from .._checks.settings import Bandwidth, Keys, Queries, Settings, Values, working_dtype
 from .._engines import bridge
-from .._engines.plan import NATIVE, Plan, expected_platform, plan, sizes
+from .._engines.plan import NATIVE, Plan
+from .checked import checked
 
 
 @takes_tau
@@ -50,13 +51,10 @@ def explain(
         >>> jaxgauss.explain(points, points, weights, method="rescale").backend
         'cpu'
     """
-    check_names("explain", method, precision, backend)
-    dtype = check_operands("explain", queries, keys, values, tau)
-    settings = Settings(method, precision, backend, dtype, grade=matmul_grade())
-    chosen = plan(settings, expected_platform(queries, keys, values), *sizes(queries, keys, values, tau))
+    settings, chosen = checked(Settings(method, precision, backend, function="explain"), queries, keys, values, tau)
     if any(isinstance(x, (jax.ShapeDtypeStruct, jax.core.Tracer)) for x in (queries, keys, tau)):
         return chosen
-    work = working_dtype(dtype)
+    work = working_dtype(settings.dtype)
     q, k, _, t = align(*whole(*(jnp.asarray(x, work) for x in (queries, keys, keys, tau))))
     reach = float(squared_reach(*with_norms(*scaled_points(q, k, t))))
     return _of_points(chosen, reach, by_name=method in NATIVE)

@@ -9,14 +9,15 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
+from .._arrays.places import vary_alike, vary_like, whole
 from .._arrays.points import align, center, shared, unbroadcast
-from .._arrays.varying import vary_alike, vary_like, whole
-from .._checks.operands import as_operand, check_names, check_operands, takes_tau
-from .._checks.settings import Bandwidth, Keys, Queries, Settings, Sums, Values, matmul_grade, working_dtype
+from .._checks.operands import as_operand, takes_tau
+from .._checks.settings import Bandwidth, Keys, Queries, Settings, Sums, Values, working_dtype
 from .._engines.blocked import blocked_pullback, sum_and_tile
 from .._engines.dispatch import keeps_tile, kernel_pullback, kernel_sum, kernel_sum_and_log, saves_log, within_reach
-from .._engines.plan import expected_platform, plan, sizes, warn_once
+from .._engines.plan import warn_once
 from .channels import CHANNELS_IN_A_SUM, channel_blocks, cheaper_by_channels, flat_channels, unblock_channels
+from .checked import checked
 from .forward_mode import sum_in_both_modes
 from .reverse_only import reverse_only
 from .wide import STRICTER, STRICTER_IN_TAU, reaching
@@ -114,13 +115,11 @@ def gauss_sum(
     References:
         Rux & Neumayer, "Fast Gauss Sums via Flash Attention", 2026, arXiv:2609.04910.
     """
-    check_names("gauss_sum", method, precision, backend)
-    dtype = check_operands("gauss_sum", queries, keys, values, tau)
-    settings = Settings(method, precision, backend, dtype, grade=matmul_grade(), forward_mode=bool(forward_mode))
-    chosen = plan(settings, expected_platform(queries, keys, values), *sizes(queries, keys, values, tau))
+    asked = Settings(method, precision, backend, forward_mode=bool(forward_mode))
+    settings, chosen = checked(asked, queries, keys, values, tau)
     if chosen.native and chosen.platform != "cpu" and settings.automatic:
         warn_once(chosen.reason)
-    return _checked_sum(settings, queries, keys, values, as_operand(tau, dtype))
+    return _checked_sum(settings, queries, keys, values, as_operand(tau, settings.dtype))
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -233,7 +232,7 @@ def _gradients(
     d_queries = d_keys = d_values = d_tau = jnp.zeros(0)
     want_keys = wanted.keys or wanted.tau
     if keeps_tile(settings, *operands) and not settings.wide:
-        d_queries, d_keys, d_values = blocked_pullback(queries, keys, values, tau, g, whole=True, tile=saved)
+        d_queries, d_keys, d_values = blocked_pullback(queries, keys, values, tau, g, whole=True, phi=saved)
     elif cheaper_by_channels(queries, values) and not settings.wide:
         if wanted.queries or wanted.tau:
             d_queries = _along(saved, g, tau)

@@ -11,13 +11,14 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
+from .._arrays.places import vary_alike, vary_like, whole
 from .._arrays.points import LOG_ZERO, align, center, unbroadcast
-from .._arrays.varying import vary_alike, vary_like, whole
-from .._checks.operands import as_operand, check_names, check_operands, check_weights, takes_tau
+from .._checks.operands import as_operand, check_weights, takes_tau
 from .._checks.settings import Bandwidth, Keys, Queries, Settings, working_dtype
 from .._engines.differences import differences_log_sum
 from .._engines.dispatch import kernel_means, within_reach
-from .._engines.plan import NATIVE, REACH, expected_platform, plan, sizes
+from .._engines.plan import NATIVE, REACH
+from .checked import checked
 from .reverse_only import reverse_only
 from .wide import Pullback, wide
 
@@ -77,14 +78,12 @@ def log_gauss_sum(
     References:
         Rux & Neumayer, "Fast Gauss Sums via Flash Attention", 2026, arXiv:2609.04910.
     """
-    check_names("log_gauss_sum", method, precision, backend, METHODS)
     values = check_weights("log_gauss_sum", "log_weights", log_weights, keys)
-    dtype = check_operands("log_gauss_sum", queries, keys, values, tau)
-    settings = Settings(method, precision, backend, dtype, "log_gauss_sum", "highest", guarded=False)
-    plan(settings, expected_platform(queries, keys), *sizes(queries, keys, values, tau))
+    asked = Settings(method, precision, backend, "", "log_gauss_sum", "highest", guarded=False)
+    settings, _ = checked(asked, queries, keys, values, tau, methods=METHODS)
     if log_weights is None:
-        log_weights = jnp.zeros(keys.shape[-2:-1], working_dtype(dtype))
-    return _checked_log_sum(settings, queries, keys, log_weights, as_operand(tau, dtype))
+        log_weights = jnp.zeros(keys.shape[-2:-1], working_dtype(settings.dtype))
+    return _checked_log_sum(settings, queries, keys, log_weights, as_operand(tau, settings.dtype))
 
 
 @functools.partial(jax.jit, static_argnums=0)

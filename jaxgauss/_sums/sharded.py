@@ -13,11 +13,11 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
+from .._arrays.places import vary_alike, whole
 from .._arrays.points import LOG_ZERO, align
-from .._arrays.varying import vary_alike, whole
-from .._checks.operands import as_operand, check_mesh, check_names, check_operands, takes_tau
-from .._checks.settings import Bandwidth, Keys, MeshAxis, Queries, Settings, Sums, Values, axis_names, matmul_grade
-from .._engines.plan import expected_platform, plan, sizes
+from .._checks.operands import as_operand, check_mesh, takes_tau
+from .._checks.settings import Bandwidth, Keys, MeshAxis, Queries, Settings, Sums, Values, axis_names
+from .checked import checked
 from .gauss_sum import wide_sum
 from .log_gauss_sum import relative_sum, wide_log_sum
 
@@ -78,18 +78,15 @@ def gauss_sum_sharded(
         True
     """
     function = "gauss_sum_sharded"
-    check_names(function, method, precision, backend)
     check_mesh(function, mesh, query_axis, key_axis)
-    dtype = check_operands(function, queries, keys, values, tau)
+    asked = Settings(method, precision, backend, "", function, mesh=mesh, query_axis=query_axis, key_axis=key_axis)
+    settings, _ = checked(asked, queries, keys, values, tau)
     for name, x, axis in (("queries", queries, query_axis), ("keys", keys, key_axis)):
         parts, given = _parts(mesh, axis), f"{name} {tuple(x.shape)} over {axis!r} of {dict(mesh.shape)}"
         if x.shape[-2] % parts:
             fix = f"Pad with {-x.shape[-2] % parts} more" + (", of value zero." if name == "keys" else ".")
             raise ValueError(f"`jaxgauss.{function}`: `mesh` must divide the number of {name}; got {given}. {fix}")
-    settings = Settings(method, precision, backend, dtype, function, matmul_grade(), mesh=mesh, query_axis=query_axis,
-                        key_axis=key_axis)  # fmt: skip
-    plan(settings, expected_platform(queries, keys, values), *sizes(queries, keys, values, tau))
-    return _checked_sum(settings, queries, keys, values, as_operand(tau, dtype))
+    return _checked_sum(settings, queries, keys, values, as_operand(tau, settings.dtype))
 
 
 @functools.partial(jax.jit, static_argnums=0)

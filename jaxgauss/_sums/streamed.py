@@ -16,7 +16,8 @@ from jaxtyping import Array
 
 from .._checks.operands import as_operand, check_names, check_operands, takes_tau
 from .._checks.settings import Bandwidth, Keys, Queries, Settings, Sums, Values, matmul_grade, working_dtype
-from .._engines.plan import expected_platform, plan, sizes, warn_once
+from .._engines.plan import warn_once
+from .checked import checked
 from .chunks import WHERE, State, as_pair, give_back, kind_of, read_chunk
 from .display import progress_bar
 from .gauss_sum import wide_sum
@@ -89,9 +90,10 @@ def gauss_sum_streamed(
     _refuse_tracers(queries, tau, jnp.zeros(()))
     if not isinstance(chunks, Iterable):
         raise TypeError(f"{WHERE}: `chunks` must be an iterable of pairs; got {type(chunks).__name__}. Use KeyChunks.")
-    options = method, precision, backend, matmul_grade()
-    file = SavedSum(saved, (queries, tau, *options, jax.config.jax_enable_x64))  # type: ignore[attr-defined]
-    settings, kind, state, source = _begun(queries, chunks, tau, options, file)
+    asked = Settings(method, precision, backend, "", "gauss_sum_streamed", matmul_grade())
+    options = method, precision, backend, asked.grade, jax.config.jax_enable_x64  # type: ignore[attr-defined]
+    file = SavedSum(saved, (queries, tau, *options))
+    settings, kind, state, source = _begun(asked, queries, chunks, tau, file)
     queries, tau = jnp.asarray(queries), as_operand(tau, settings.dtype)
 
     summed = state  # complete; `state` has the chunk that is being summed
@@ -138,7 +140,7 @@ def _total(dtype: str, sums: Array, compensation: Array) -> Array:
 
 
 def _begun(
-    queries: Any, chunks: Iterable, tau: Any, options: tuple[str, ...], file: "SavedSum"
+    asked: Settings, queries: Any, chunks: Iterable, tau: Any, file: SavedSum
 ) -> tuple[Settings, str, State, Iterator]:
     """Everything is checked: settings, what chunks are like, what has been summed, and the chunks still to sum."""
     state, source = file.load(), iter(chunks)
@@ -151,25 +153,23 @@ def _begun(
         keys, values = _passed_over(source, state, file)
         first = []
     _refuse_tracers(keys, values)
-    method, precision, backend, grade = options
-    dtype = check_operands("gauss_sum_streamed", queries, keys, values, tau)
+    check_operands(asked.function, queries, keys, values, tau)
     if len(keys.shape) != 2 or len(values.shape) > 2:
         raise ValueError(
             f"{WHERE}: a chunk must be keys (n, D) and values (n, C) or (n,); got keys {keys.shape}, values"
             f" {values.shape}. Leading axes are for queries and tau."
         )
-    settings = Settings(method, precision, backend, dtype, "gauss_sum_streamed", grade)
-    chosen = plan(settings, expected_platform(queries), *sizes(queries, keys, values, tau))
+    settings, chosen = checked(asked, queries, keys, values, tau)
     if chosen.native and chosen.platform != "cpu" and settings.automatic:
         warn_once(chosen.reason)
     if state is None:
         batch = np.broadcast_shapes(queries.shape[:-2], np.shape(tau))
-        zeros = jnp.zeros((*batch, queries.shape[-2], *values.shape[1:]), working_dtype(dtype))
+        zeros = jnp.zeros((*batch, queries.shape[-2], *values.shape[1:]), working_dtype(settings.dtype))
         state, source = State(zeros, zeros, 0, 0, ""), itertools.chain(first, source)
     return settings, kind_of(keys, values), state, source
 
 
-def _passed_over(source: Iterator, state: State, file: "SavedSum") -> tuple[Any, Any]:
+def _passed_over(source: Iterator, state: State, file: SavedSum) -> tuple[Any, Any]:
     """The last of the chunks that were summed; ValueError if they are not those in the file."""
     mark, keys, values = "", None, None
     for number, chunk in enumerate(itertools.islice(source, state.num_chunks)):

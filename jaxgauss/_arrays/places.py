@@ -1,14 +1,43 @@
-"""Where arrays live, as their types tell: operands that meet in one callback must live alike.
+"""Where arrays live: the platform, and what their types tell, for operands that meet in one callback must live alike.
 
 Under `jax.shard_map(…, check_vma=True)` types have the axes of the mesh that an array varies over, on a mesh with
 explicit axes those that it is shared out over.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
+import jax.core
+import jax.extend
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from .._checks.process import refuse_fork
+
+
+def platforms() -> list[str]:
+    """The platforms that JAX runs on in this process, by the names that it lowers for."""
+    backends = jax.extend.backend.backends()
+    return sorted({_lowering_name(client.devices()[0]) for client in backends.values() if client.device_count()})
+
+
+def expected_platform(*arrays: Any) -> str:
+    """The platform of the arrays, or JAX's default one where they do not tell (tracers, NumPy arrays)."""
+    refuse_fork()
+    for x in arrays:
+        if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer):
+            return _lowering_name(next(iter(x.devices())))
+    default = jax.config.jax_default_device  # type: ignore[attr-defined]
+    if isinstance(default, jax.Device):
+        return _lowering_name(default)
+    return _lowering_name(jax.devices(default)[0])
+
+
+def _lowering_name(device: Any) -> str:
+    if device.platform != "gpu":
+        return device.platform
+    return "rocm" if "rocm" in device.client.platform_version.lower() else "cuda"
 
 
 def vary_alike(*arrays: jax.Array) -> tuple[jax.Array, ...]:

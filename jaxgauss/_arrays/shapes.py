@@ -1,0 +1,12 @@
+"""The shapes of operands of equal rank, whose batches broadcast: what engines are given."""
+
+from jaxtyping import Array, Float
+
+Q = Float[Array, "*#batch m d"]  # queries
+K = Float[Array, "*#batch n d"]  # keys
+V = Float[Array, "*#batch n c"]  # values
+T = Float[Array, "*#batch"]  # τ
+S = Float[Array, "*result m c"]  # sums
+G = Float[Array, "*#batch m c"]  # a cotangent of sums
+W = Float[Array, "*#batch n 1"]  # weights
+L = Float[Array, "*result m 1"]  # logarithms

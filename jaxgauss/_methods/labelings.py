@@ -1,0 +1,69 @@
+"""Random labelings of pooled points, a block of columns at a time: which of them are in the first sample."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Key
+
+from .pair_forms import GROUP
+
+ROWS = 8192  # of the kernel matrix summed for at a time by an attention kernel
+
+
+class Design(NamedTuple):
+    """How many points, and how many labelings in how many blocks: all ones first, then the samples', then random."""
+
+    num_x: int
+    num_y: int
+    resampling: str
+    num_blocks: int
+    columns: int
+    estimator: str = "unbiased"
+    exact: bool = True
+
+    @property
+    def num(self) -> int:
+        """How many points there are."""
+        return self.num_x + self.num_y
+
+    @property
+    def rows(self) -> int:
+        """How many of them are summed for at a time."""
+        return -(-self.num // -(-self.num // (GROUP if self.exact else ROWS)))
+
+    @property
+    def num_chunks(self) -> int:
+        """How many times that is."""
+        return -(-self.num // self.rows)
+
+
+def labels(design: Design, rng_key: Key[Array, ""], block: Array | int) -> Bool[Array, "n columns"]:
+    """Which points are in x, for every labeling of a block."""
+    column = block * design.columns + jnp.arange(design.columns)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(rng_key, column)  # the same labelings, whatever the blocks
+    if design.resampling == "wild":
+        half = jnp.float32(0.5)  # whose dtype is that of the random numbers
+        swapped = jax.vmap(lambda key: jax.random.bernoulli(key, half, (design.num_x,)), out_axes=1)(keys)
+        in_x = jnp.concatenate([~swapped, swapped])
+    else:
+        in_x = _random_subsets(keys, design.num, design.num_x)
+    observed = (jnp.arange(design.num) < design.num_x)[:, None]
+    return (column == 0)[None] | jnp.where((column == 1)[None], observed, in_x)
+
+
+def _random_subsets(keys: Key[Array, " columns"], num: int, size: int) -> Bool[Array, "num columns"]:
+    """Uniform subsets of a size, one in each column, by selection sampling: point by point, all columns at once.
+
+    Knuth, "The Art of Computer Programming", volume 2, section 3.4.2, algorithm S; ten times as fast here as sorting.
+    """
+
+    def select(missing: Array, point: tuple[Array, Array]) -> tuple[Array, Array]:
+        uniform, left = point
+        taken = uniform * left < missing
+        return missing - taken.astype(missing.dtype), taken
+
+    uniform = jax.vmap(lambda key: jax.random.uniform(key, (num,), jnp.float32), out_axes=1)(keys)
+    left = jnp.arange(num, 0, -1, dtype=jnp.float32)
+    return lax.scan(select, jnp.full(len(keys), size, jnp.float32), (uniform, left))[1]

@@ -1,0 +1,187 @@
+"""PyTorch's attention operators: every kernel, forward and back, and what each of them wants to be given.
+
+The only file that names an aten operator. Operands are (B, H, N, W); (out, lse) are as the operator gives them.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from .kernels import gate_starts
+
+SHORT = 512  # queries or keys over which half precision adds up
+Gate: TypeAlias = Tensor | tuple[Tensor, Tensor]
+PUBLIC = {  # the kernels' names for the public function
+    "cpu": SDPBackend.FLASH_ATTENTION,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+}
+
+
+def public(name: str, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor]:
+    """The public function, which autograd differentiates, by this kernel alone."""
+    with sdpa_kernel(PUBLIC[name]):
+        return (scaled_dot_product_attention(q, k, v, scale=1.0),)
+
+
+@functools.cache
+def _aten(name: str) -> Callable[..., tuple]:
+    try:
+        return getattr(torch.ops.aten, "_scaled_dot_product_" + name).default
+    except AttributeError as error:
+        raise ImportError(
+            f"torch {torch.__version__} has no _scaled_dot_product_{name}. Install torch>=2.11,<2.14, or use"
+            " method='reweight'."
+        ) from error
+
+
+def _cpu(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    return _aten("flash_attention_for_cpu")(q, k, v, 0.0, False, attn_mask=bias, scale=1.0)
+
+
+def _flash(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    return _aten("flash_attention")(q, k, v, 0.0, False, False, scale=1.0)[:2]
+
+
+def _efficient(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    out, lse = _aten("efficient_attention")(q, k, v, None, True, 0.0, False, scale=1.0)[:2]
+    return out, lse[..., : q.shape[-2]]  # the kernel rounds M up to 32
+
+
+def _cudnn(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    q, k, v = q.contiguous(), k.contiguous(), v.contiguous()  # cuDNN refuses strides of zero
+    out, lse = _aten("cudnn_attention")(q, k, v, None, True, 0.0, False, False, scale=1.0)[:2]
+    return out, lse.reshape(q.shape[:-1])
+
+
+# What half precision does not hold is computed again in float32, if the device finds that there is any; the host does
+# not wait to hear. The memory-efficient kernel reads the lengths of its sequences from the device, and leaves a block
+# of queries beyond them at once. Its operands are packed: (1, B·M, H, W), and the B + 1 places where sequences start.
+
+
+def efficient_gated(q: Tensor, k: Tensor, v: Tensor, *, gate: Gate) -> tuple[Tensor, Tensor]:
+    """The memory-efficient kernel behind a gate: what it returns where that is shut is arbitrary."""
+    starts = _starts(q, k, gate)
+    packed, sizes = [_packed(x) for x in (q, k, v)], (q.shape[2], k.shape[2])
+    forward = torch.ops.aten._efficient_attention_forward.default
+    out, lse = forward(*packed, None, *starts, *sizes, 0.0, 0, True, scale=1.0)[:2]
+    return _unpacked(out, q), lse[..., : q.shape[2]]
+
+
+def _cpu_backward(g: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor) -> tuple:
+    return _aten("flash_attention_for_cpu_backward")(
+        g, q, k, v, torch.zeros_like(g), lse[..., 0].contiguous(), 0.0, False, scale=1.0
+    )
+
+
+def _flash_backward(g: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor) -> tuple:
+    seed = torch.empty(2, dtype=torch.uint64, device=q.device)  # of the dropout that we do not use: it is not read
+    return _aten("flash_attention_backward")(
+        g, q, k, v, torch.zeros_like(g), lse[..., 0].contiguous(), None, None, q.shape[2], k.shape[2], 0.0, False, seed,
+        torch.empty((), dtype=torch.uint64, device=q.device), scale=1.0,
+    )  # fmt: skip
+
+
+def _efficient_backward(g: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor) -> tuple:
+    seed, wanted = torch.empty((), dtype=torch.int64), [True, True, True, False]
+    return _aten("efficient_attention_backward")(
+        g, q, k, v, None, _no_out(g), _padded_lse(lse), seed, seed, 0.0, wanted, False, scale=1.0
+    )[:3]
+
+
+def efficient_gated_backward(g: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, *, gate: Gate) -> tuple:
+    """Its backward pass, likewise."""
+    starts = _starts(q, k, gate)
+    packed, sizes = [_packed(x) for x in (g, q, k, v)], (q.shape[2], k.shape[2])
+    backward, seed = torch.ops.aten._efficient_attention_backward.default, torch.empty((), dtype=torch.int64)
+    gradients = backward(
+        *packed,
+        None,
+        packed[0].new_zeros(packed[0].shape),
+        *starts,
+        *sizes,
+        _padded_lse(lse),
+        0.0,
+        seed,
+        seed,
+        0,
+        False,
+        scale=1.0,
+    )
+    return tuple(_unpacked(x, like) for x, like in zip(gradients, (q, k, v), strict=False))
+
+
+def _cpu_backward_on_threads(*operands: Tensor) -> tuple[Tensor, ...]:
+    """The CPU kernel shares out batch and heads alone: give every thread some of the queries, as heads."""
+    batch, heads, num_queries, width = operands[1].shape
+    parts = torch.get_num_threads() // (batch * heads)
+    if parts < 2 or num_queries < 2 * parts:
+        return _cpu_backward(*operands)
+    size = -(-num_queries // parts)
+    g, q, k, v, lse = (x.reshape(batch * heads, 1, *x.shape[2:]) for x in operands)
+
+    def split(x: Tensor) -> Tensor:  # zero rows of g change nothing
+        missing = size * parts - num_queries
+        x = torch.nn.functional.pad(x, (0, 0, 0, missing)) if missing else x
+        return x.unflatten(2, (parts, size))[:, 0]
+
+    def share(x: Tensor) -> Tensor:
+        return x.expand(-1, parts, -1, -1)
+
+    sk, sq, pg = _cpu_backward(split(g), split(q), share(k), share(v), split(lse))
+    sk = sk.reshape(batch, heads, parts * size, width)[..., :num_queries, :]
+    return sk, sq.sum(1).reshape(batch, heads, -1, width), pg.sum(1).reshape(batch, heads, -1, width)
+
+
+def in_short_sums(g: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor) -> tuple[Tensor, ...]:
+    """The CPU kernel's backward pass adds blocks up in half precision: here, few at a time, and the rest in float32."""
+    totals = tuple(torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (q, k, v))
+    rows, columns = (range(0, x.shape[2], SHORT) for x in (q, k))
+    for i, j in itertools.product(rows, columns):
+        queries, keys = slice(i, i + SHORT), slice(j, j + SHORT)
+        parts = _cpu_backward(g[:, :, queries], q[:, :, queries], k[:, :, keys], v[:, :, keys], lse[:, :, queries])
+        for total, part, part_of in zip(totals, parts, (queries, keys, keys), strict=True):
+            total[:, :, part_of] += part
+    return totals
+
+
+def _starts(q: Tensor, k: Tensor, gate: Gate) -> tuple[Tensor, Tensor]:
+    """Where the sequences of queries and of keys start, given as they are or made of one boolean."""
+    return gate if isinstance(gate, tuple) else gate_starts(gate, q.shape[0], q.shape[2], k.shape[2])
+
+
+def _packed(x: Tensor) -> Tensor:
+    return x.transpose(1, 2).reshape(1, -1, x.shape[1], x.shape[3])
+
+
+def _unpacked(x: Tensor, like: Tensor) -> Tensor:
+    return x.reshape(like.shape[0], like.shape[2], like.shape[1], -1).transpose(1, 2)
+
+
+def _no_out(g: Tensor) -> Tensor:
+    """Zeros (B, H, M, W) in memory ordered as (B, M, H, W): the kernel reads it so, whatever its strides are."""
+    batch, heads, num, width = g.shape
+    return g.new_zeros(batch, num, heads, width).transpose(1, 2)
+
+
+def _padded_lse(lse: Tensor) -> Tensor:
+    """(B, H, M, 1) -> (B, H, M rounded up to 32), as the memory-efficient kernel leaves it."""
+    missing = -lse.shape[2] % 32
+    return torch.nn.functional.pad(lse[..., 0], (0, missing), value=math.inf) if missing else lse[..., 0].contiguous()
+
+
+FORWARD = {"cpu": _cpu, "flash": _flash, "efficient": _efficient, "cudnn": _cudnn}
+BACKWARD = {
+    "cpu": _cpu_backward_on_threads,
+    "flash": _flash_backward,
+    "efficient": _efficient_backward,
+    "cudnn": _flash_backward,  # serves the same dtypes and widths
+}
