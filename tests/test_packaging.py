@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FOLDERS = (".ci", "benchmarks", "examples", "jaxgauss", "tests", "torch_backend")
+FOLDERS = (".ci", "benchmarks", "docs", "examples", "jaxgauss", "tests", "torch_backend")
 FILES = ("MANIFEST.in", "README.md", "pyproject.toml")
 STRAY = (".venv/lib/a.py", ".git/config", "outputs/benchmarks/a.json", "tests/__pycache__/a.pyc", "examples/a.pyc")
 

@@ -11,16 +11,21 @@ import pytest
 
 import jaxgauss
 
-README = (Path(__file__).parent.parent / "README.md").read_text()
+ROOT = Path(__file__).parent.parent
+PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "README.md", *ROOT.glob("docs/*.md"))}
+README = PAGES["README.md"]
 MODULES = [module.name for module in pkgutil.walk_packages(jaxgauss.__path__, "jaxgauss.") if not module.ispkg]
 
 
-def test_readme_example_runs(capsys):
-    code = "".join(re.findall(r"```python\n(.*?)```", README, re.S))
+@pytest.mark.parametrize("page", PAGES)
+def test_examples_of_a_page_run(capsys, page):
+    code = "".join(re.findall(r"```python\n(.*?)```", PAGES[page], re.S))
     with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        exec(compile(code, "README.md", "exec"), {})
+        exec(compile(code, page, "exec"), {})
     printed = capsys.readouterr().out.splitlines()
     expected = re.findall(r"# -> (.*)", code)
+    if page != "README.md":
+        expected *= len(printed)  # of a loop
     assert len(printed) == len(expected) > 2
     for got, said in zip(printed, expected, strict=True):
         assert got == said or float(got) == pytest.approx(float(said), rel=1e-4)
@@ -38,10 +43,13 @@ def test_docstring_examples(name):
     assert runner.failures == 0 and runner.tries >= len(public - without)
 
 
-def test_readme_names_files_that_exist():
-    root = Path(__file__).parent.parent
-    named = set(re.findall(r"(?:examples|benchmarks)/[\w./-]+\.(?:py|json|png)", README))
-    assert named and all((root / path).exists() for path in named), named
+@pytest.mark.parametrize("page", PAGES)
+def test_pages_name_files_that_exist(page):
+    named = set(re.findall(r"(?:examples|benchmarks)/[\w./-]+\.(?:py|json|png)", PAGES[page]))
+    linked = {target for target in re.findall(r"\]\(([^)#]+)\)", PAGES[page]) if "://" not in target}
+    missing = [path for path in named if not (ROOT / path).exists()]
+    missing += [path for path in linked if not (ROOT / page).parent.joinpath(path).exists()]
+    assert linked and not missing
 
 
 def test_public_functions_are_documented():
