@@ -12,6 +12,7 @@ from jax.test_util import check_grads
 
 import torch_backend
 from jaxgauss import gauss_sum, gauss_sum_blocked, gauss_sum_dense
+from jaxgauss._engines import dispatch
 from oracle import assert_close, problem, relative_error
 
 ALL = (0, 1, 2, 3)
