@@ -17,6 +17,7 @@ import torch_backend
 from jaxgauss import explain, gauss_sum, gauss_sum_dense
 from jaxgauss._engines import attention as engine
 from jaxgauss._engines import bridge, dispatch, plan
+from jaxgauss._sums import checked
 from oracle import assert_close, gauss_sum64, problem, relative_error
 from torch_backend import operators
 
@@ -26,7 +27,7 @@ def fresh():
     """Nothing compiled, before and after: what the test patches is traced, and does not outlive it."""
 
     def clear():
-        for cache in (bridge.buffered, dispatch._computed, plan.warn_once):
+        for cache in (bridge.buffered, dispatch._computed, plan.warn_once, checked._remembered):
             cache.cache_clear()
         jax.clear_caches()
 

@@ -10,6 +10,7 @@ import torch
 
 import jaxgauss
 from jaxgauss import explain, gauss_sum, gauss_sum_blocked, gauss_sum_dense
+from jaxgauss._sums import checked
 from oracle import gauss_sum64, relative_error
 
 GOOD = {"queries": jnp.ones((5, 3)), "keys": jnp.ones((7, 3)), "values": jnp.ones((7, 2)), "tau": 1.0}
@@ -221,3 +222,27 @@ def test_results_print_in_a_line():
     assert seen == ["MMDTest(p_value=float64[], statistic=float64[], null_statistics=float32[20,2])"]
     chunks = jaxgauss.KeyChunks(np.ones((10, 3)), np.ones(10, "float32"), size=4)
     assert repr(chunks) == "KeyChunks(keys float64[10,3], values float32[10], size=4)"
+
+
+def test_what_shapes_tell_is_found_once_and_values_are_looked_at_every_time(monkeypatch):
+    q, v = jnp.ones((12, 3)), jnp.ones(12)
+    calls, original = [], checked._checked
+    monkeypatch.setattr(checked, "_checked", lambda *x: (calls.append(x[0].method), original(*x))[1])
+    checked._remembered.cache_clear()
+    for tau in (1.0, 2, jnp.asarray(3.0), np.float32(4)):
+        gauss_sum(q, q, v, tau)
+    assert calls == ["auto"]
+    for tau in (-1.0, 0, jnp.asarray(-1.0), np.asarray(np.nan), True * -1):
+        with pytest.raises(ValueError, match="must be positive"):
+            gauss_sum(q, q, v, tau)
+    assert calls == ["auto"]
+    gauss_sum(q, q, v, method="dense")
+    with jax.numpy_dtype_promotion("standard"):
+        gauss_sum(q, q, v.astype("float32"))
+    with pytest.raises(Exception, match="promotion=strict"):
+        gauss_sum(q, q, v.astype("float32"))
+    with jax.default_matmul_precision("high"):
+        gauss_sum(q, q, v)
+    with jax.enable_x64(False):
+        gauss_sum(*(x.astype("float32") for x in (q, q, v)))
+    assert calls == ["auto", "dense", "auto", "auto", "auto", "auto"]

@@ -1,22 +1,55 @@
 """What every public function begins with: its arguments checked, and what was asked for by name planned."""
 
+import functools
 from dataclasses import replace
 from typing import Any
 
+import jax
+import jax.core
+import numpy as np
+
 from .._arrays.places import expected_platform
-from .._checks.operands import as_operand, check_names, check_operands
-from .._checks.settings import METHODS, Settings, matmul_grade
+from .._checks.operands import as_operand, check_names, check_operands, check_tau
+from .._checks.settings import METHODS, Settings, matmul_grade, working_dtype
 from .._engines.plan import Plan, plan, sizes
+
+TAUS = float | int | jax.Array | np.ndarray | np.generic
 
 
 def checked(
     asked: Settings, queries: Any, keys: Any, values: Any, tau: Any, *, methods: tuple[str, ...] = METHODS
 ) -> tuple[Settings, Plan]:
-    """What was asked for, with the promoted dtype, and the plan of it; ValueError or TypeError if it cannot be done."""
+    """What was asked for, with the promoted dtype, and the plan of it; ValueError or TypeError if it cannot be done.
+
+    All of it depends on shapes, dtypes and options, and is found once for these; but for the value of τ.
+    """
+    platform, operands = expected_platform(queries, keys, values), (queries, keys, values)
+    are_arrays = all(isinstance(x, jax.Array | np.ndarray) for x in operands)
+    if not are_arrays or not isinstance(tau, TAUS) or isinstance(tau, jax.core.Tracer):
+        return _checked(asked, methods, platform, *operands, tau)
+    config: Any = jax.config
+    modes = matmul_grade(), config.jax_enable_x64, config.jax_numpy_dtype_promotion
+    shapes = ((x.shape, x.dtype) for x in operands)
+    settings, chosen = _remembered(asked, methods, platform, modes, getattr(tau, "shape", ()), *shapes)
+    check_tau(f"`jaxgauss.{asked.function}`", tau, working_dtype(settings.dtype))
+    return settings, chosen
+
+
+@functools.lru_cache(4096)
+def _remembered(
+    asked: Settings, methods: tuple[str, ...], platform: str, modes: Any, tau_shape: Any, *operands: Any
+) -> tuple[Settings, Plan]:
+    queries, keys, values = (jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in operands)
+    return _checked(asked, methods, platform, queries, keys, values, np.ones(tau_shape, "float32"))
+
+
+def _checked(
+    asked: Settings, methods: tuple[str, ...], platform: str, queries: Any, keys: Any, values: Any, tau: Any
+) -> tuple[Settings, Plan]:
     check_names(asked.function, asked.method, asked.precision, asked.backend, methods)
     dtype = check_operands(asked.function, queries, keys, values, tau)
     settings = replace(asked, dtype=dtype, grade=asked.grade or matmul_grade())
-    return settings, plan(settings, expected_platform(queries, keys, values), *sizes(queries, keys, values, tau))
+    return settings, plan(settings, platform, *sizes(queries, keys, values, tau))
 
 
 def check_plan(settings: Settings, tau: Any, pairs: int, dim: int, channels: int, *arrays: Any) -> Any:
