@@ -44,7 +44,7 @@ def attention(
     if kernel.gate is not None:
         forward = functools.partial(efficient_gated, gate=_gate(kernel.gate, *operands[:2]))
     out, lse = _forward_in_parts(functools.partial(_over_grid, forward, kernel=kernel), _most_points(queries), operands)
-    return out, lse[..., None]
+    return out, lse.unsqueeze(-1)
 
 
 def attention_pullback(
@@ -112,6 +112,9 @@ def _total(parts: Iterable[Tensor]) -> Tensor:
 
 def _broadcast(*operands: Tensor) -> list[Tensor]:
     """Operands with a common batch and number of heads, as views, and with rows in one piece."""
+    axes = operands[0].shape[:2]
+    if all(x.shape[:2] == axes and x.stride(-1) == 1 for x in operands):
+        return list(operands)
     operands = tuple(x if x.stride(-1) == 1 else x.contiguous() for x in operands)
     axes = broadcast_shapes(*(x.shape[:2] for x in operands))
     return [x if x.shape[:2] == axes else x.expand(*axes, -1, -1) for x in operands]
