@@ -243,6 +243,8 @@ def test_what_shapes_tell_is_found_once_and_values_are_looked_at_every_time(monk
         gauss_sum(q, q, v.astype("float32"))
     with jax.default_matmul_precision("high"):
         gauss_sum(q, q, v)
+    numbers = np.ones((12, 3))
+    assert gauss_sum(numbers, numbers, numbers).dtype == np.float64
     with jax.enable_x64(False):
-        gauss_sum(*(x.astype("float32") for x in (q, q, v)))
-    assert calls == ["auto", "dense", "auto", "auto", "auto", "auto"]
+        assert gauss_sum(numbers, numbers, numbers).dtype == np.float32
+    assert calls == ["auto", "dense", "auto", "auto", "auto", "auto", "auto"]

@@ -17,6 +17,7 @@ from jaxgauss import (
     mmd_squared,
     svgd_direction,
 )
+from jaxgauss._checks.settings import Settings
 from jaxgauss._engines import float64
 from oracle import gauss_sum64, relative_error
 
@@ -242,3 +243,15 @@ def test_that_it_is_slow_is_said_once(rng):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert np.isfinite(mmd_squared(x, x[:3], 1.0))
+
+
+@pytest.mark.parametrize("platform", ["cpu", "tpu"])
+def test_differences_are_taken_wherever_they_are_asked_for(rng, platform):
+    """In float64, too, and where PyTorch does not run."""
+    near = [rng.normal(size=shape) for shape in ((20, 3), (30, 3), (30, 2))]
+    far = [jnp.asarray(x) for x in (near[0] + 2e7, near[1] + 2e7, near[2], 1.0)]
+    far[1] = far[1].at[0].set(0.0)  # not to be centered about the others
+    (sums,) = float64.in_tiles(float64.SUM, platform, Settings("differences", dtype="float64"), *far)
+    assert relative_error(sums, gauss_sum64(*far)) < 1e-12
+    (in_blocks,) = float64.in_tiles(float64.SUM, "tpu", Settings(dtype="float64"), *far)
+    assert relative_error(in_blocks, gauss_sum64(*far)) > 1e-3  # products have lost their digits there
