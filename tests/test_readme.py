@@ -34,7 +34,7 @@ def test_examples_of_a_page_run(capsys, page):
 @pytest.mark.parametrize("name", MODULES)
 def test_docstring_examples(name):
     module, finder, runner = importlib.import_module(name), doctest.DocTestFinder(), doctest.DocTestRunner()
-    own = {x for x, value in vars(module).items() if getattr(value, "__module__", "") == name}
+    own = {x for x, value in vars(module).items() if callable(value) and getattr(value, "__module__", "") == name}
     with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
         for test in (test for x in sorted(own) for test in finder.find(getattr(module, x), x, globs={})):
             runner.run(test)
