@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent
 def run(*arguments: str, optimized: bool = False) -> str:
     """The output of a script, in a process of its own."""
     command = [sys.executable, "-W", "error", *arguments]
-    flags = os.environ["XLA_FLAGS"].replace("--xla_backend_optimization_level=0", "")
+    flags = os.environ["XLA_FLAGS"].replace("--xla_backend_optimization_level=0", "").strip()
     environment = {**os.environ, "XLA_FLAGS": flags if optimized else os.environ["XLA_FLAGS"]}
     process = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
     assert process.returncode == 0, process.stdout + process.stderr
