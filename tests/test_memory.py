@@ -45,7 +45,7 @@ print((peak_bytes() - before) / 2**20)
 def peak_mebibytes(name: str, num: int) -> float:
     command = [sys.executable, "-c", SCRIPT, name, str(num)]
     examples = Path(__file__).parent.parent / "examples"
-    flags = os.environ["XLA_FLAGS"].replace("--xla_backend_optimization_level=0", "").strip()  # optimized, unlike the tests
+    flags = os.environ["XLA_FLAGS"].replace("--xla_backend_optimization_level=0", "").strip()  # optimized, as users are
     environment = {**os.environ, "XLA_FLAGS": flags}
     run = subprocess.run(command, cwd=examples, capture_output=True, text=True, check=True, env=environment)
     return float(run.stdout)
