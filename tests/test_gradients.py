@@ -177,7 +177,8 @@ def kernel_calls(monkeypatch) -> list[str]:
         return recorded
 
     monkeypatch.setattr(dispatch, "scaled_sum", record("sum", dispatch.scaled_sum))
-    monkeypatch.setattr(dispatch, "blocked_pullback", record("pullback", dispatch.blocked_pullback))
+    pullback = dispatch.PULLBACK._replace(in_xla=record("pullback", dispatch.PULLBACK.in_xla))
+    monkeypatch.setattr(dispatch, "PULLBACK", pullback)
     dispatch._computed.cache_clear()
     jax.clear_caches()
     yield calls

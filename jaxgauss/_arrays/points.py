@@ -23,10 +23,8 @@ def scaled_points(queries: Q, keys: K, tau: T, centered: bool = False, base_2: b
     about the origin, and none is taken once more.
     """
     of_queries = shared(queries) and not shared(keys)
-    c, scale = (
-        0 if centered else center(queries if of_queries else keys),
-        jnp.sqrt(tau * (BASE_2 if base_2 else 1))[..., None, None],
-    )
+    c = 0 if centered else center(queries if of_queries else keys)
+    scale = jnp.sqrt(tau * (BASE_2 if base_2 else 1))[..., None, None]
     return (queries - c) * scale, (keys - c) * scale
 
 

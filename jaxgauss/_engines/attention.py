@@ -58,7 +58,7 @@ def by_attention(
         return run()
     trust = backend().trust
     reach = trust.squared_reach(*points)
-    within = reach <= backend().REACH[chosen.method][kernel.precision]
+    within = reach <= trust.REACH[chosen.method][kernel.precision]
     if is_last:
         return lax.cond(within, run, far, *operands)
     own = replace(chosen, method="rescale", precision=dtype.name)

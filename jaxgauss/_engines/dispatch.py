@@ -21,7 +21,7 @@ from .._arrays.points import are_within, scaled_points, with_norms
 from .._checks.settings import Settings, are_known, working_dtype
 from . import float64
 from .attention import attended_means, attended_pullback, attended_sum, by_attention, kernel_of
-from .blocked import blocked_means, blocked_pullback, scaled_sum
+from .blocked import scaled_sum
 from .differences import differences_sum
 from .fused import FUSES
 from .plan import Plan, plan, sizes
@@ -29,7 +29,7 @@ from .plan import Plan, plan, sizes
 KEPT = 8  # times as many numbers as the operands have: memory stays linear, under vmap as well
 
 
-class Reduction(NamedTuple):
+class Operation(NamedTuple):
     """What is computed from operands of equal rank, queries, keys, values, τ, …, by every engine.
 
     Attributes:
@@ -107,22 +107,22 @@ def saves_log(settings: Settings, queries: jax.Array, keys: jax.Array, values: j
 
 
 @functools.cache
-def _computed(reduction: Reduction, settings: Settings) -> Callable[..., Any]:
+def _computed(operation: Operation, settings: Settings) -> Callable[..., Any]:
     def compute(platform: str, *operands: jax.Array) -> tuple[jax.Array, ...]:
         if settings.wide:
-            return float64.in_tiles(reduction.wide, platform, settings, *operands)
+            return float64.in_tiles(operation.wide, platform, settings, *operands)
         chosen = _plan_there(settings, platform, operands)
         if chosen.native:
-            return reduction.in_xla(settings, chosen, operands)
-        return by_attention(settings, chosen, reduction.attended, reduction.wide, operands)
+            return operation.in_xla(settings, chosen, operands)
+        return by_attention(settings, chosen, operation.attended, operation.wide, operands)
 
     def compute_all(platform: str, *operands: jax.Array) -> tuple[jax.Array, ...]:
         results = compute(platform, *operands)
-        if reduction.leaves_log and len(results) == 1:
+        if operation.leaves_log and len(results) == 1:
             return *results, jnp.zeros_like(results[0][..., :1])  # which nobody reads
         return results
 
-    return _mapped(settings, functools.partial(_by_platform, compute_all), reduction.num_own)
+    return _mapped(settings, functools.partial(_by_platform, compute_all), operation.num_own)
 
 
 def _sum_in_xla(settings: Settings, chosen: Plan, operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
@@ -143,18 +143,17 @@ def _sum_in_xla(settings: Settings, chosen: Plan, operands: tuple[jax.Array, ...
     return lax.cond(are_within(chosen.reach, a, b), run, far, *operands)
 
 
-def _pullback_in_xla(_: Settings, chosen: Plan, operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    return _in_precision(chosen, blocked_pullback, operands[:5])
+def _in_blocks(wide: float64.Wide, _: Settings, chosen: Plan, operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    """XLA's blocks, which serve in float64 as well, in the plan's precision."""
+    dtype = operands[0].dtype
+    cast = (x.astype(chosen.precision) for x in operands[: wide.num_operands])
+    return jax.tree.map(lambda x: x.astype(dtype), wide.in_blocks(*cast, whole=chosen.method == "dense"))
 
 
-def _means_in_xla(_: Settings, chosen: Plan, operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    return _in_precision(chosen, blocked_means, operands)
-
-
-SUM = Reduction(float64.SUM, attended_sum, _sum_in_xla)
+SUM = Operation(float64.SUM, attended_sum, _sum_in_xla)
 SUM_AND_LOG = SUM._replace(attended=functools.partial(attended_sum, with_log=True), leaves_log=True)
-PULLBACK = Reduction(float64.PULLBACK, attended_pullback, _pullback_in_xla, num_own=3)
-MEANS = Reduction(float64.MEANS, attended_means, _means_in_xla)
+PULLBACK = Operation(float64.PULLBACK, attended_pullback, functools.partial(_in_blocks, float64.PULLBACK), num_own=3)
+MEANS = Operation(float64.MEANS, attended_means, functools.partial(_in_blocks, float64.MEANS))
 
 
 @functools.cache
@@ -230,13 +229,6 @@ def _plan_there(settings: Settings, platform: str, operands: tuple[jax.Array, ..
     except ValueError:  # not the platform that was checked: let PyTorch refuse if it is run there after all
         method = "rescale" if settings.method == "auto" else settings.method
         return Plan(platform, method, settings.precision, settings.backend, "asked for by name")
-
-
-def _in_precision(chosen: Plan, blocks: Callable, operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    """What XLA makes of the operands in the plan's precision."""
-    dtype = operands[0].dtype
-    results = blocks(*(x.astype(chosen.precision) for x in operands), whole=chosen.method == "dense")
-    return jax.tree.map(lambda x: x.astype(dtype), results)
 
 
 def _is_within(chosen: Plan, operands: tuple[jax.Array, ...], each_tau: bool = False) -> jax.Array:

@@ -69,7 +69,7 @@ class SavedSum:
 
 def digest(*parts: Any) -> str:
     """Of numbers, dtypes and shapes."""
-    digest = hashlib.sha256()
+    found = hashlib.sha256()
     for x in map(np.asarray, parts):
-        digest.update(f"{x.dtype} {x.shape} ".encode() + x.tobytes())
-    return digest.hexdigest()
+        found.update(f"{x.dtype} {x.shape} ".encode() + x.tobytes())
+    return found.hexdigest()

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from .._checks.operands import as_operand, check_names, check_operands, takes_tau
+from .._checks.operands import as_operand, check_names, takes_tau
 from .._checks.settings import Bandwidth, Keys, Queries, Settings, Sums, Values, matmul_grade, working_dtype
 from .._engines.plan import warn_once
 from .checked import checked
@@ -153,13 +153,12 @@ def _begun(
         keys, values = _passed_over(source, state, file)
         first = []
     _refuse_tracers(keys, values)
-    check_operands(asked.function, queries, keys, values, tau)
+    settings, chosen = checked(asked, queries, keys, values, tau)
     if len(keys.shape) != 2 or len(values.shape) > 2:
         raise ValueError(
             f"{WHERE}: a chunk must be keys (n, D) and values (n, C) or (n,); got keys {keys.shape}, values"
             f" {values.shape}. Leading axes are for queries and tau."
         )
-    settings, chosen = checked(asked, queries, keys, values, tau)
     if chosen.native and chosen.platform != "cpu" and settings.automatic:
         warn_once(chosen.reason)
     if state is None:
