@@ -279,3 +279,16 @@ def test_explain_says_what_becomes_of_far_points(rng):
     assert (plan.precision, plan.backend) == ("float64", "xla")  # as it was asked for
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in moved.operands[:3]]
     assert explain(*shapes, 1e4).precision == "float32"
+
+
+@pytest.mark.parametrize(
+    "tau, bounds", [(10.0, (1.4e-3, 1e-3, 7e-3)), (100.0, (6.3e-3, 4.4e-3, 3.5e-2))], ids=["near", "far"]
+)
+def test_gradients_have_the_digits_of_the_readme(tau, bounds):
+    """Of the queries. Points lie about their mean: about that of eight of them, errors are half as large again."""
+    from benchmarks.precision import problem as measured
+    from benchmarks.precision import slope
+
+    arrays, _, _, gradient, _ = measured(3, tau, 0.0, "positive")
+    for precision, bound in zip(("float16", "float16x2", "bfloat16x2"), bounds, strict=True):
+        assert relative_error(slope(precision, *map(jnp.asarray, arrays), tau), gradient) < bound

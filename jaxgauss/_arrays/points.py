@@ -16,14 +16,16 @@ LOG_ZERO = -1e27  # the logarithm of a weight of zero: finite in float32, and be
 BASE_2 = math.log2(math.e)  # exponents are formed for 2^x, which is computed faster than e^x
 
 
-def scaled_points(queries: Q, keys: K, tau: T, centered: bool = False, base_2: bool = True) -> tuple[Q, K]:
+def scaled_points(
+    queries: Q, keys: K, tau: T, centered: bool = False, base_2: bool = True, every: bool = False
+) -> tuple[Q, K]:
     """a, b about a center, with Φ = 2^(-½‖a - b‖²), or e to that power: small norms keep the digits.
 
     It is that of the keys, or of queries that are shared where keys are not: so they stay shared. `centered` points lie
     about the origin, and none is taken once more.
     """
     of_queries = shared(queries) and not shared(keys)
-    c = 0 if centered else center(queries if of_queries else keys)
+    c = 0 if centered else center(queries if of_queries else keys, every)
     scale = jnp.sqrt(tau * (BASE_2 if base_2 else 1))[..., None, None]
     return (queries - c) * scale, (keys - c) * scale
 
@@ -68,15 +70,19 @@ def unbroadcast(array: Array, shape: tuple[int, ...]) -> Array:
     return array.sum((*range(extra), *stretched)).reshape(shape) if array.shape != shape else array
 
 
-def center(points: K) -> Float[Array, "*#batch 1 d"]:
-    """The mean of eight of the points, or zero where that is not finite; no gradient flows through it.
+def center(points: K, every: bool = False) -> Float[Array, "*#batch 1 d"]:
+    """The mean of eight of the points, or of `every` one; zero where that is not finite; no gradient flows through it.
 
-    Any place among the points keeps the digits. A reduction over all of them would be a ninth step of the program for a
-    few points, and XLA runs eight at most on one thread: a call of 64 points would wait for others.
+    Any place among the points keeps the digits of float32. A reduction over all of them would be a ninth step of the
+    program for a few points, and XLA runs eight at most on one thread: a call of 64 points would wait for others. In
+    half precision the very mean, of what is no NaN, saves up to a third of a gradient's error.
     """
     num, points = points.shape[-2], lax.stop_gradient(points)
     if num == 0:
         return jnp.zeros((*points.shape[:-2], 1, points.shape[-1]), points.dtype)
+    if every:
+        mean = jnp.nanmean(points, -2, keepdims=True)
+        return jnp.where(jnp.isfinite(mean), mean, 0)
     places = range(0, num, -(-num // 8)) if are_known(num) else [i * num // 8 for i in range(8)]
     chosen = [points[..., i : i + 1, :] for i in places]
     mean = functools.reduce(jnp.add, chosen) / len(chosen)

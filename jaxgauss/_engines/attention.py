@@ -48,7 +48,7 @@ def by_attention(
             return tuple(x.astype(dtype) for x in results)
 
     queries, keys, _, tau, *_ = operands
-    points = scaled_points(queries, keys, tau, settings.centered, base_2=False)
+    points = scaled_points(queries, keys, tau, settings.centered, base_2=False, every=kernel.half)
 
     def run(*_: Array) -> tuple[Array, ...]:
         return attended(chosen, kernel, points, operands)[:-1]

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from .._arrays.places import platforms
 from .._checks.settings import Settings, are_known
 from . import bridge
 from .costs import estimates
@@ -111,6 +112,13 @@ def plan(settings: Settings, platform: str, pairs: int, dim: int, channels: int)
     if settings.method == "auto":
         return Plan(platform, "rescale", precision, backend, reason)
     return Plan(platform, settings.method, precision, backend, "asked for by name")
+
+
+def takes_half(settings: Settings) -> bool:
+    """Whether half precision may compute it: `center` is then that of every point."""
+    if settings.precision == "auto":
+        return not settings.wide and settings.method not in NATIVE and "cuda" in platforms()
+    return not settings.wide and settings.precision not in ("float32", "float64")
 
 
 def _kernel_names(name: str, precision: str, platform: str, dtype: str, dim: int) -> tuple[str, str]:

@@ -20,6 +20,7 @@ from .._checks.settings import Settings
 from .._engines.blocked import blocked_sum
 from .._engines.differences import differences_sum
 from .._engines.dispatch import kernel_sum, within_reach
+from .._engines.plan import takes_half
 from .channels import cheaper_by_channels, flat_channels
 
 
@@ -87,7 +88,7 @@ def _of_channels(
 ) -> tuple[Array, Array]:
     (queries, keys, tau), (d_queries, d_keys, d_tau) = points, d_points
     channels = values.shape[-1]
-    c, scale = center(keys), tau[..., None, None]
+    c, scale = center(keys, takes_half(settings)), tau[..., None, None]
     q, k = (queries - c)[..., None, :], (keys - c)[..., None, :]  # (…, M or N, 1, D)
 
     def sums(*columns: Array) -> list[Array]:

@@ -15,7 +15,7 @@ from .._checks.operands import as_operand, takes_tau
 from .._checks.settings import Bandwidth, Keys, Queries, Settings, Sums, Values, working_dtype
 from .._engines.blocked import blocked_pullback, sum_and_tile
 from .._engines.dispatch import keeps_tile, kernel_pullback, kernel_sum, kernel_sum_and_log, saves_log, within_reach
-from .._engines.plan import warn_once
+from .._engines.plan import takes_half, warn_once
 from .channels import CHANNELS_IN_A_SUM, channel_blocks, cheaper_by_channels, flat_channels, unblock_channels
 from .checked import checked
 from .forward_mode import sum_in_both_modes
@@ -246,7 +246,7 @@ def _gradients(
         of_sum = [saved] if not settings.wide and saves_log(settings, *operands) and saved.size else []
         d_queries, d_keys, d_values = _pullback(settings, *points, values, tau, g, *of_sum)
     if wanted.tau:
-        c = center(queries if shared(queries) else keys)
+        c = center(queries if shared(queries) else keys, takes_half(settings))
         moments = (((x - c) * d_x).sum((-2, -1)) for x, d_x in ((queries, d_queries), (keys, d_keys)))
         d_tau = sum(unbroadcast(x, tau.shape) for x in moments) / (2 * tau)
     gradients = zip((d_queries, d_keys, d_values, d_tau), wanted, operands, strict=True)
@@ -258,7 +258,7 @@ _gauss_sum.defvjp(_forward, _backward, symbolic_zeros=True)
 
 def _sum_and_slopes(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array) -> tuple[Array, Array]:
     """s = Σ Φ v (…, M, C) and Σ Φ v (k - q) (…, M, C, D), from one sum of C(D + 1) channels."""
-    c = center(keys)
+    c = center(keys, takes_half(settings))
     moments = values[..., :, None] * (keys - c)[..., None, :]  # (…, N, C, D)
     total = _gauss_sum(
         settings, queries, keys, jnp.concatenate([flat_channels(moments), _full(values, moments)], -1), tau

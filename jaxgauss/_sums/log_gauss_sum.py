@@ -17,7 +17,7 @@ from .._checks.operands import as_operand, check_weights, takes_tau
 from .._checks.settings import Bandwidth, Keys, Queries, Settings, working_dtype
 from .._engines.differences import differences_log_sum
 from .._engines.dispatch import kernel_means, within_reach
-from .._engines.plan import NATIVE, REACH
+from .._engines.plan import NATIVE, REACH, takes_half
 from .checked import checked
 from .reverse_only import reverse_only
 from .wide import Pullback, wide
@@ -147,14 +147,14 @@ def _log_sum(settings: Settings, queries: Array, keys: Array, tau: Array, log_we
 
 
 def _log_sum_forward(settings: Settings, queries, keys, tau, log_weights):
-    c = center(keys)
+    c = center(keys, takes_half(settings))
     mean_keys, logs = _means(settings, queries, keys, keys - c, tau, log_weights)
     return logs, (queries, keys, tau, log_weights, mean_keys, logs)
 
 
 def _log_sum_backward(settings: Settings, residuals, h: Array):
     queries, keys, tau, log_weights, mean_keys, logs = residuals
-    c = center(keys)
+    c = center(keys, takes_half(settings))
     d_queries = tau[..., None, None] * h * (mean_keys - (queries - c))
     (weight,), (first,) = _transposed(settings, queries - c, keys - c, tau, log_weights, logs, h)
     d_keys = tau[..., None, None] * (first - (keys - c) * weight)
@@ -172,7 +172,7 @@ def _far_log_sum(settings: Settings, *operands: Array) -> Array:
 
 def _shifts_and_logs(settings: Settings, queries, keys, tau, log_weights):
     """Σ_n P_mn (k_n - q_m), and the logarithms."""
-    c = center(keys)
+    c = center(keys, takes_half(settings))
     mean_keys, logs = _means(settings, queries, keys, keys - c, tau, log_weights)
     return mean_keys - (queries - c), logs
 
@@ -206,7 +206,7 @@ def _means_forward(settings: Settings, *operands):
 def _means_backward(settings: Settings, residuals, cotangents):
     queries, keys, values, tau, log_weights, means, logs = residuals
     g, h = cotangents
-    c = center(keys)
+    c = center(keys, takes_half(settings))
     q, k = queries - c, keys - c
     products = values[..., :, None] * k[..., None, :]  # (…, N, C, D)
     batch = jnp.broadcast_shapes(products.shape[:-3], k.shape[:-2])

@@ -11,6 +11,7 @@ from .._arrays.places import vary_alike, whole
 from .._arrays.points import center
 from .._checks.settings import Settings, working_dtype
 from .._engines.dispatch import within_reach
+from .._engines.plan import takes_half
 from .gauss_sum import _gauss_sum
 from .reverse_only import reverse_only
 from .sharded import added, alone, everywhere, first_rows, over_mesh
@@ -101,7 +102,8 @@ def by_reach(settings: Settings, function: Callable, points: tuple[Array, ...], 
     """function(reduction, points, tau, *others), in the precision that reaches the points: see `reaching`."""
 
     def about_center(inside: Settings, points: tuple[Array, ...], tau: Array, *others: Any) -> Any:
-        reduction = Reduction(replace(inside, guarded=False, centered=True), center(jnp.concatenate(points, -2)))
+        c = center(jnp.concatenate(points, -2), takes_half(inside))
+        reduction = Reduction(replace(inside, guarded=False, centered=True), c)
         return function(reduction, points, tau, *others)
 
     every = jnp.concatenate(points, -2)
