@@ -1,5 +1,6 @@
 """Strict JAX: 64-bit mode, no silent promotion of dtypes or ranks; warnings are errors (pyproject)."""
 
+import contextlib
 import gc
 import importlib.metadata
 import os
@@ -20,6 +21,9 @@ import pytest
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+
+import emulated_cuda
+from emulated_cuda import HAS_CUDA
 
 gc.set_threshold(100_000, 20, 50)  # what JAX keeps is large and stays: looking through it takes time
 
@@ -56,11 +60,25 @@ def gloo() -> None:
         pytest.skip(f"the machine's name, {socket.gethostname()!r}, does not resolve")
 
 
+@pytest.fixture(scope="module")
+def cuda() -> Iterator[None]:
+    """JAX with a CUDA device: the real one, or stand-ins for it on the CPU."""
+    with contextlib.nullcontext() if HAS_CUDA else emulated_cuda.emulated():
+        yield
+
+
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """The longest test first, for the sake of several workers. Those marked gpu are skipped without a CUDA device."""
-    items.sort(key=lambda item: item.path.name != "test_sharding.py")
-    if any(device.platform == "gpu" for device in jax.devices()):
-        return
+    """The longest test first, for the sake of several workers, and those that emulate CUDA last, one after another.
+
+    Without a CUDA device tests of CUDA are emulated, but for those marked gpu, which are skipped; with one it is the
+    other way round.
+    """
+    items.sort(key=lambda item: (item.path.name != "test_sharding.py", "cuda" in item.fixturenames, item.path.name))
     for item in items:
-        if "gpu" in item.keywords:
+        if "cuda" in item.fixturenames and not HAS_CUDA and "gpu" not in item.keywords:
+            item.add_marker(pytest.mark.emulated)
+        if "gpu" in item.keywords and not HAS_CUDA:
             item.add_marker(pytest.mark.skip(reason="JAX has no CUDA device"))
+        if "emulated" in item.keywords and HAS_CUDA:
+            item.add_marker(pytest.mark.skip(reason="there is a CUDA device"))

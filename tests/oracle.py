@@ -47,6 +47,18 @@ def relative_error(result, exact) -> float:
     return float(np.linalg.norm(result - exact) / max(np.linalg.norm(exact), 1e-300))
 
 
+def assert_gradients_close(ours, exact, case, tolerance: float) -> None:
+    """The same of the gradients of queries, keys, values and τ; of the last one relative to the terms that it sums.
+
+    dτ = (Σ q·dq + Σ k·dk) / 2τ, about a center: signed numbers, which cancel.
+    """
+    assert_close(ours[:3], exact[:3], tolerance)
+    center = case.keys.mean(-2, keepdims=True)
+    slopes = ((x - center) * np.asarray(dx) for x, dx in zip(case[:2], exact[:2], strict=True))
+    terms = sum(np.abs(x.sum(-1)).sum(-1) for x in slopes) / (2 * case.tau)
+    assert np.all(np.abs(np.asarray(ours[3]) - np.asarray(exact[3])) <= tolerance * terms)
+
+
 def assert_close(results, exact, tolerance: float) -> None:
     """Every result within a relative L2 error of its exact counterpart, and of its shape."""
     assert len(results) == len(exact)

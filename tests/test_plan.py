@@ -1,5 +1,7 @@
 """What "auto" chooses, and that it is what runs."""
 
+import json
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -11,6 +13,10 @@ from jaxgauss._engines import bridge
 from jaxgauss._engines import costs as models
 from jaxgauss._engines import plan as plans
 from jaxgauss._sums import checked
+from torch_backend import devices, kernels
+
+
+HOPPER = devices.Card("a card", (9, 0), 91900)
 
 
 def shapes(m, n, d, c, dtype="float32"):
@@ -45,6 +51,7 @@ def test_auto_on_a_cpu(monkeypatch, size, intel, options, expected):
     "dtype, dim, options, expected",
     [
         ("float32", 16, {}, ("rescale", "float16", "flash")),
+        ("float32", 16, {"method": "reweight"}, ("reweight", "float16", "flash")),
         ("bfloat16", 16, {}, ("rescale", "bfloat16", "flash")),
         ("float32", 300, {}, ("rescale", "float16", "efficient")),
         ("float32", 16, {"precision": "float32"}, ("rescale", "float32", "efficient")),
@@ -52,15 +59,64 @@ def test_auto_on_a_cpu(monkeypatch, size, intel, options, expected):
         ("float64", 16, {"precision": "float16"}, ("rescale", "float16", "flash")),
         ("float32", 16, {"grade": "high"}, ("rescale", "float16x2", "flash")),
         ("bfloat16", 16, {"grade": "high"}, ("rescale", "bfloat16x2", "flash")),
-        ("float32", 100, {"grade": "high"}, ("rescale", "float32", "efficient")),
+        ("float32", 100, {"grade": "high"}, ("blocked", "float32", "xla")),
         ("float32", 16, {"grade": "highest"}, ("rescale", "float32", "efficient")),
         ("float32", 16, {"grade": "highest", "precision": "float16"}, ("rescale", "float16", "flash")),
     ],
 )
 def test_auto_on_cuda(monkeypatch, dtype, dim, options, expected):
     monkeypatch.setattr(bridge, "serves", lambda platform: True)
-    plan = plans.plan(Settings(**options, dtype=dtype), "cuda", 10**8, dim, 1)
+    plan = plans.plan(Settings(**options, dtype=dtype), "cuda", 10**10, dim, 1)
     assert (plan.method, plan.precision, plan.backend) == expected
+
+
+@pytest.mark.parametrize(
+    "num, dim, options, card, expected",
+    [
+        (100, 64, {}, HOPPER, ("dense", "float32", "xla")),
+        (100, 64, {"dtype": "bfloat16"}, HOPPER, ("dense", "float32", "xla")),
+        (100, 64, {"precision": "float16"}, HOPPER, ("rescale", "float16", "cudnn")),
+        (100, 16, {"precision": "bfloat16x2"}, HOPPER, ("rescale", "bfloat16x2", "cudnn")),
+        (100, 64, {"method": "rescale"}, HOPPER, ("rescale", "float16", "flash")),
+        (100_000, 64, {}, HOPPER, ("rescale", "float16", "cudnn")),
+        (100_000, 16, {}, HOPPER, ("rescale", "float16", "flash")),  # it is compiled for the width of 32, cuDNN for 64
+        (100_000, 200, {}, HOPPER, ("rescale", "float16", "flash")),
+        (100_000, 64, {}, HOPPER._replace(cudnn=91500), ("rescale", "float16", "flash")),
+        (100_000, 64, {}, HOPPER._replace(capability=(8, 0)), ("rescale", "float16", "flash")),
+        (100_000, 64, {}, HOPPER._replace(capability=(7, 5)), ("rescale", "float16", "efficient")),
+        (100_000, 16, {"grade": "highest"}, HOPPER, ("rescale", "float32", "efficient")),
+        (100_000, 64, {"dtype": "float64"}, HOPPER, ("blocked", "float64", "xla")),
+    ],
+)
+def test_auto_on_cuda_by_size_and_card(monkeypatch, num, dim, options, card, expected):
+    monkeypatch.setattr(bridge, "serves", lambda platform: True)
+    monkeypatch.setattr(devices, "card", lambda: card)
+    kernels.select_kernel.cache_clear()
+    plan = plans.plan(Settings(**{"dtype": "float32"} | options), "cuda", num**2, dim, 1)
+    kernels.select_kernel.cache_clear()
+    assert (plan.method, plan.precision, plan.backend) == expected
+    assert plan.stands_in == ("float64" in options.values())
+    if options in ({}, {"grade": "highest"}):
+        assert f"(estimated, not measured on this device: {card})" in plan.reason
+    assert plan.reach == (plan.reach if plan.stands_in else float("inf"))
+
+
+def test_costs_of_a_cuda_device_replace_the_estimates(monkeypatch, tmp_path):
+    """Where they say that XLA is cheaper it is what runs; widths cost as those that are compiled."""
+    monkeypatch.setattr(bridge, "serves", lambda platform: True)
+    monkeypatch.setattr(devices, "card", lambda: HOPPER)
+    table = json.loads(models.CUDA_TABLE.read_text())
+    table[HOPPER.name] = {"blocked": {"call": 1.0, "pair": 0.0, "column": 0.0}, "commit": "abc"}
+    monkeypatch.setattr(models, "CUDA_TABLE", tmp_path / "costs.json")
+    models.CUDA_TABLE.write_text(json.dumps(table))
+    models.cuda_costs.cache_clear()
+    plan = plans.plan(Settings(dtype="float32"), "cuda", 10**10, 16, 1)
+    models.cuda_costs.cache_clear()
+    assert plan.method == "blocked" and f"(measured: {HOPPER})" in plan.reason and plan.reach < float("inf")
+    flash, cudnn = (kernels.replace(kernels.KERNELS[name], dtype="float16") for name in ("flash", "cudnn"))
+    assert [models.kernel_columns(flash, dim, 1) for dim in (3, 30, 31, 62, 63, 200)] == [64, 64, 128, 128, 192, 448]
+    assert [models.kernel_columns(flash, 3, channels) for channels in (64, 256, 300)] == [128, 512, 1024]
+    assert [models.kernel_columns(cudnn, dim, 1) for dim in (3, 62, 64)] == [128, 128, 256]
 
 
 @pytest.mark.parametrize(

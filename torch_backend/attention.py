@@ -11,7 +11,7 @@ from torch import Tensor
 
 from .kernels import Engine, Kernel
 from .layout import broadcast_shapes
-from .operators import BACKWARD, FORWARD, Gate, efficient_gated, efficient_gated_backward, in_short_sums, public
+from .operators import BACKWARD, FORWARD, Gate, efficient_gated, efficient_gated_backward, in_short_sums
 from .trust import report
 
 MAX_GRID = 65535  # CUDA's limit on batch and on heads in one launch
@@ -24,18 +24,14 @@ def attention(
 ) -> tuple[Tensor, Tensor]:
     """softmax(q·k + bias) v, (B, H, M, W), and the log-sum-exp of the logits, (B, H, M, 1), as the operator gives them.
 
-    Without `needs_lse` it is the public, differentiable function, restricted to the kernel, and no log-sum-exp. With a
-    `kernel.gate` that is false nothing is computed, and what is returned is arbitrary.
+    Where autograd records, it is refused but without `needs_lse`: the derivative of the means alone is PyTorch's. With
+    a `kernel.gate` that is false nothing is computed, and what is returned is arbitrary.
     """
     if kernel.alarm is not None:
         report(kernel.alarm)
     recorded = torch.is_grad_enabled() and any(x.requires_grad for x in (queries, keys, values))
     operands = _broadcast(queries, keys, values, *([] if bias is None else [bias]))
-    if not needs_lse and (recorded or max(queries.shape[2], keys.shape[2]) <= _most_points(queries)):
-        forward = functools.partial(public, kernel.name)
-        (out,) = _over_grid(forward, operands, kernel=kernel)
-        return out, out.new_empty(0)
-    if recorded:
+    if recorded and needs_lse:
         raise ValueError(
             "`torch_backend`: the log-sum-exp of a fused kernel has no derivative in PyTorch; got tensors that require"
             " a gradient. Use method='reweight', `gauss_sum_pullback`, or torch.no_grad()."
@@ -43,7 +39,8 @@ def attention(
     forward = FORWARD[kernel.name]
     if kernel.gate is not None:
         forward = functools.partial(efficient_gated, gate=_gate(kernel.gate, *operands[:2]))
-    out, lse = _forward_in_parts(functools.partial(_over_grid, forward, kernel=kernel), _most_points(queries), operands)
+    over_grid = functools.partial(_over_grid, forward, kernel=kernel)
+    out, lse = over_grid(operands) if recorded else _forward_in_parts(over_grid, _most_points(queries), operands)
     return out, lse.unsqueeze(-1)
 
 

@@ -13,11 +13,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 from array_api_compat import array_namespace
 
+from . import devices
 from .arrays import BITS, HALF, Array, accumulation_dtype, cast
 
 DTYPES = tuple(BITS)
 SPLIT = {"float16x2": "float16", "bfloat16x2": "bfloat16"}  # points as the sum of two half-precision numbers
 PRECISIONS = {name: name for name in DTYPES} | SPLIT
+GAP = 193, 224  # of flash attention's backward pass on cards of little shared memory, see `devices`
 PROBES = 2  # columns that the pullback adds to those of the points and of their norms
 
 
@@ -46,6 +48,7 @@ class Kernel:
         name, device: cpu; flash, efficient or cudnn on cuda.
         dtypes: those it computes in.
         multiple, max_width: of the operands' widths.
+        gap: widths that the device has no backward pass for, first and last; it runs at the next one instead.
         dtype, parts: of the numbers that make up a coordinate, and how many of them.
         gate: a boolean on the device, the memory-efficient kernel computes nothing where it is false; or its
             `gate_starts`.
@@ -57,6 +60,7 @@ class Kernel:
     dtypes: tuple[str, ...]
     multiple: int
     max_width: int | None
+    gap: tuple[int, int] = (0, 0)
     dtype: str = "float32"
     parts: int = 1
     gate: Array | None = None
@@ -93,7 +97,8 @@ class Kernel:
         """The width that the kernel runs at for this many columns."""
         if self.name == "cpu":  # no limits, but narrow matrix products are slow: 16 columns cost less than 2 to 15
             return columns if columns <= 1 or columns >= 16 else 16
-        return -(-columns // self.multiple) * self.multiple
+        width = -(-columns // self.multiple) * self.multiple
+        return self.gap[1] + self.multiple if self.gap[0] <= width <= self.gap[1] else width
 
     def channels(self, channels: int) -> int:
         """How many of the channels one call takes."""
@@ -117,9 +122,9 @@ def select_kernel(backend: str, precision: str, device: str, dtype: Any, dim: in
     """The kernel for points of this dtype (or its name) and dimension on "cpu" or "cuda"; "auto" leaves it to us.
 
     Precision "auto" is the points' own dtype on a CPU (float32 for half-precision points) and half precision on CUDA.
-    Backend "auto" on CUDA is flash where dtype and width allow it and the memory-efficient kernel elsewhere. Points
-    that are too wide to be split in the flash kernel get float32 in the memory-efficient one: it multiplies three times
-    too, and keeps more.
+    Backend "auto" on CUDA is flash where dtype, width and compute capability (8.0) allow it and the memory-efficient
+    kernel elsewhere. Points that are too wide to be split in the flash kernel get float32 in the memory-efficient one:
+    it multiplies three times too, and keeps more. Below 8.0 bfloat16, which no kernel takes there, is float16.
 
     Raises:
         ValueError: the kernel or precision does not exist, or cannot run there.
@@ -137,19 +142,28 @@ def select_kernel(backend: str, precision: str, device: str, dtype: Any, dim: in
         if device == "cuda" and precision == "float32":
             precision = "float16"
     dtype, parts = PRECISIONS[precision], 2 if precision in SPLIT else 1
+    card = devices.card() if device == "cuda" else None
     if backend == "auto":
         flash = replace(KERNELS["flash"], dtype=dtype, parts=parts)
-        if device == "cpu":
+        if card is None:
             backend = "cpu"
-        elif dtype in HALF and flash.fits(flash.columns(dim) + PROBES):
+        elif dtype in HALF and card.has_flash and flash.fits(flash.columns(dim) + PROBES):
             backend = "flash"
         else:
             backend, dtype, parts = "efficient", "float32" if parts == 2 else dtype, 1
+            dtype = "float16" if dtype == "bfloat16" and not card.has_flash else dtype
 
     kernel = replace(KERNELS[backend], dtype=dtype, parts=parts)
+    if backend == "flash" and card is not None and card.is_small:
+        kernel = replace(kernel, gap=GAP)
     if kernel.device != device:
         raise ValueError(
             f"`torch_backend`: backend {backend!r} runs on {kernel.device}; got points on {device}. Use backend='auto'."
+        )
+    if card is not None and not card.has_flash and (backend in ("flash", "cudnn") or dtype == "bfloat16"):
+        raise ValueError(
+            f"`torch_backend`: backend {backend!r} in {dtype} needs compute capability 8.0; got {card}. Use"
+            " backend='efficient', in float16 or float32."
         )
     if dtype not in kernel.dtypes:
         has = ", ".join(kernel.dtypes)

@@ -11,25 +11,12 @@ from typing import TypeAlias
 
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
 
+from . import devices
 from .kernels import gate_starts
 
 SHORT = 512  # queries or keys over which half precision adds up
 Gate: TypeAlias = Tensor | tuple[Tensor, Tensor]
-PUBLIC = {  # the kernels' names for the public function
-    "cpu": SDPBackend.FLASH_ATTENTION,
-    "flash": SDPBackend.FLASH_ATTENTION,
-    "efficient": SDPBackend.EFFICIENT_ATTENTION,
-    "cudnn": SDPBackend.CUDNN_ATTENTION,
-}
-
-
-def public(name: str, q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor]:
-    """The public function, which autograd differentiates, by this kernel alone."""
-    with sdpa_kernel(PUBLIC[name]):
-        return (scaled_dot_product_attention(q, k, v, scale=1.0),)
 
 
 @functools.cache
@@ -38,8 +25,7 @@ def _aten(name: str) -> Callable[..., tuple]:
         return getattr(torch.ops.aten, "_scaled_dot_product_" + name).default
     except AttributeError as error:
         raise ImportError(
-            f"torch {torch.__version__} has no _scaled_dot_product_{name}. Install torch>=2.11,<2.14, or use"
-            " method='reweight'."
+            f"torch {torch.__version__} has no _scaled_dot_product_{name}. Install torch>=2.11,<2.14."
         ) from error
 
 
@@ -57,6 +43,8 @@ def _efficient(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _cudnn(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    if not devices.card().cudnn_takes(q.shape[2], k.shape[2]):
+        return _flash(q, k, v)  # of the same dtypes and widths, and more
     q, k, v = q.contiguous(), k.contiguous(), v.contiguous()  # cuDNN refuses strides of zero
     out, lse = _aten("cudnn_attention")(q, k, v, None, True, 0.0, False, False, scale=1.0)[:2]
     return out, lse.reshape(q.shape[:-1])

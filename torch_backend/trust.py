@@ -5,9 +5,11 @@ An exponent -½|a - b|² is formed as a·b - ½|a|² - ½|b|², about the center
     rounding of the points, u each:  u R r,      rounding of the three terms to float32:  2⁻²⁴ R²,
 
 R is how far points lie from the center and r how far from each other, in bandwidths. Both are read off cheaply: R²
-bounds what can be lost, and how small the largest sum is tells r.
+bounds what can be lost, and how small the largest sum is tells r. Errors of coordinates are independent of one another
+and of the direction of a - b: of D coordinates alike, each has R/√D, and so much of u R r is what is lost.
 """
 
+import threading
 import warnings
 from collections import deque
 from collections.abc import Callable
@@ -18,7 +20,7 @@ import torch
 from array_api_compat import array_namespace
 from torch import Tensor
 
-from .arrays import EPS, Array, without_nan
+from .arrays import EPS, Array, nonzero, without_nan
 from .kernels import Kernel, wide_kernel
 from .layout import half_squared_norms
 
@@ -50,8 +52,10 @@ REACH = {
     },
 }
 REACH_AGAIN = {"cuda": 2**16, "cpu": 2**36}  # of float32 that stands in for half precision, of float64 for float32
-# Bounds u R r on the error of exponents beyond which a sum is computed again.
+# Errors of exponents beyond which a sum is computed again.
 DOUBT = {"float16": 0.01, "bfloat16": 0.08, "float16x2": 4e-4, "bfloat16x2": 2e-3}
+ROUNDINGS = 0.6  # the root mean square of two roundings, in units of the largest
+SMALLEST = 1e-37  # sums that are smaller have no digits in float32
 
 
 Compute: TypeAlias = Callable[[Kernel, str], tuple[Array, ...]]  # its last result: the largest sum, of values ≤ 1
@@ -64,6 +68,14 @@ def squared_reach(a: Array, b: Array) -> Array:
     return xp.maximum(a, b)
 
 
+def largest_share(a: Array, b: Array) -> Array:
+    """Of the sum of all squares, that of one coordinate: 1/D, if they are alike, to 1."""
+    xp = array_namespace(a, b)
+    squares = [without_nan(x) ** 2 for x in (a, b)]
+    means = sum(xp.mean(xp.reshape(x, (-1, x.shape[-1])), axis=0) for x in squares)
+    return xp.max(means) / nonzero(xp.sum(means))
+
+
 def guarded(method: str, kernel: Kernel, points: tuple[Tensor, Tensor], compute: Compute) -> tuple[Tensor, ...]:
     """`compute(kernel, method)`, or `compute(kernel)` by `rescale` where the precision does not hold the points."""
     if kernel.device == "cuda":
@@ -72,7 +84,7 @@ def guarded(method: str, kernel: Kernel, points: tuple[Tensor, Tensor], compute:
     if method == "rescale" and kernel.dtype == "float64":  # there is nothing better
         report(reach > REACH[method][kernel.precision])
         return result
-    if not is_doubted(method, kernel, reach, result[-1]):
+    if not is_doubted(method, kernel, points, reach, result[-1]):
         return result
     report(reach > REACH_AGAIN["cpu"])
     holds = kernel.dtype != "float64" and reach <= REACH["rescale"]["float32"]
@@ -88,48 +100,55 @@ def gated(method: str, kernel: Kernel, points: tuple[Array, Array], compute: Com
     if method == "rescale" and not kernel.half:  # there is nothing better
         return compute(replace(kernel, alarm=reach > REACH[method][kernel.precision]), method)
     result = compute(kernel, method)
-    gate = is_doubted(method, kernel, reach, result[-1])
+    gate = is_doubted(method, kernel, points, reach, result[-1])
     again = compute(replace(wide_kernel("cuda", "float32"), gate=gate, alarm=reach > REACH_AGAIN["cuda"]), "rescale")
     xp = array_namespace(reach)
     return tuple(xp.where(gate, x, y) for x, y in zip(again, result, strict=True))
 
 
-def is_doubted(method: str, kernel: Kernel, reach: Array, largest: Array) -> Array:
+def is_doubted(method: str, kernel: Kernel, points: tuple[Array, Array], reach: Array, largest: Array) -> Array:
     """Whether points at R² lie beyond the kernel's precision, or half precision has lost digits."""
     beyond = reach > REACH[method][kernel.precision]
-    return beyond | doubtful(method, kernel, reach, largest) if kernel.half else beyond
+    return beyond | doubtful(method, kernel, points, reach, largest) if kernel.half else beyond
 
 
-def doubtful(method: str, kernel: Kernel, reach: Array, largest: Array) -> Array:
+def doubtful(method: str, kernel: Kernel, points: tuple[Array, Array], reach: Array, largest: Array) -> Array:
     """Whether half precision has lost digits, by the largest of the sums (of values of at most one).
 
-    Where all of them are small, all that meets is far apart, r² ≥ -2 log(largest), and u R r bounds the errors of
-    exponents. In `reweight` a sum also stands beside a dummy of weight one, in float16.
+    Where all of them are small, all that meets is far apart, r² ≥ -2 log(largest). The coordinate that has most of the
+    points' squares has a share of R², and two of its roundings move an exponent by `ROUNDINGS` u R √share r. In
+    `reweight` a sum also stands beside a dummy of weight one, in float16.
     """
     xp = array_namespace(reach, largest)
-    apart = xp.sqrt(-2 * xp.log(xp.clip(largest, 1e-37, 1.0)))
-    unit = (EPS[kernel.dtype] / 2) ** kernel.parts
-    doubt = (unit * xp.sqrt(reach) * apart > DOUBT[kernel.precision]) | (largest == 0)
+    apart = xp.sqrt(-2 * xp.log(xp.clip(largest, SMALLEST, 1.0)))
+    unit = ROUNDINGS * (EPS[kernel.dtype] / 2) ** kernel.parts
+    lost = unit * xp.sqrt(reach * largest_share(*points)) * apart
+    doubt = (lost > DOUBT[kernel.precision]) | (largest <= SMALLEST)
     return doubt | (largest < 2**-12) if method == "reweight" and kernel.dtype == "float16" else doubt
 
 
-_pending: deque = deque()
-
-
 def report(flag: Tensor) -> None:
-    """Warn if the flag is true: on CUDA at a later call, when the device has said so, for nothing waits here."""
-    if flag.device.type == "cpu":
-        if flag:
-            _warn()
-        return
-    on_host = torch.empty((), dtype=torch.bool, pin_memory=True)
-    on_host.copy_(flag, non_blocking=True)
-    event = torch.cuda.Event()
-    event.record()
-    _pending.append((event, on_host))
-    while _pending and _pending[0][0].query():
-        if _pending.popleft()[1]:
-            _warn()
+    """Warn if the flag is true; where it is on a device, see `report_later`."""
+    if flag.device.type != "cpu":
+        report_later(flag)
+    elif flag:
+        _warn()
+
+
+_pending: deque = deque()
+_one_at_a_time = threading.Lock()  # every device has a thread of its own
+
+
+def report_later(flag: Tensor) -> None:
+    """Warn of flags of calls before that have reached the host, and send this one on its way: nothing waits."""
+    with _one_at_a_time:
+        arrived = [_pending.popleft()[1] for _ in range(len(_pending)) if _pending[0][0].query()]
+        event = torch.cuda.Event()
+        on_host = flag.to("cpu", non_blocking=True, copy=True)  # into memory that PyTorch has pinned for it
+        event.record()
+        _pending.append((event, on_host))
+    if any(arrived):
+        _warn()
 
 
 def _warn() -> None:

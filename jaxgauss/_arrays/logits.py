@@ -9,9 +9,10 @@ from jax import lax
 from jaxtyping import Array
 
 from .blocks import scan
-from .places import vary_like
+from .places import has_cuda, vary_like
 from .points import Scaled
 
+FAR = 1e15  # bandwidths, whose squares float32 adds up
 DIMENSIONS = 8  # coordinates whose differences are added up in one pass over a tile
 
 
@@ -35,6 +36,22 @@ def difference_logits(scale: Array, queries: Array, keys: Array) -> Array:
     zero = jnp.zeros((*batch, queries.shape[-2], keys.shape[-2]), queries.dtype)
     columns = _dimensions(queries), _dimensions(keys)
     return scan(add, vary_like(zero, [queries, keys, scale]), columns)[0] / -2
+
+
+def squared_distances(a: Array, b: Array) -> Array:
+    """‖a - b‖² of all pairs of few points.
+
+    On CUDA from differences, of which XLA makes one pass without an array of them all: what is lost grows as R r, not
+    as R², so that no host need look how far points lie. Elsewhere by a product, which is faster, of points within reach.
+    """
+    if has_cuda():
+        return _squared_differences(a, b)
+    return jnp.square(a).sum(-1)[..., :, None] + jnp.square(b).sum(-1)[..., None, :] - 2 * dot(a, b.mT)
+
+
+@jax.checkpoint  # or derivatives would hold all differences
+def _squared_differences(a: Array, b: Array) -> Array:
+    return jnp.square(jnp.clip(a[..., :, None, :] - b[..., None, :, :], -FAR, FAR)).sum(-1)
 
 
 def _scaled_difference(scale: Array, q: Array, k: Array) -> Array:

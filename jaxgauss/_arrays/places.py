@@ -22,6 +22,11 @@ def platforms() -> list[str]:
     return sorted({_lowering_name(client.devices()[0]) for client in backends.values() if client.device_count()})
 
 
+def has_cuda() -> bool:
+    """Whether one of them is CUDA."""
+    return "cuda" in platforms()
+
+
 def expected_platform(*arrays: Any) -> str:
     """The platform of the arrays, or JAX's default one where they do not tell (tracers, NumPy arrays)."""
     refuse_fork()

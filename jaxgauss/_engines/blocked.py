@@ -8,8 +8,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from .._arrays.blocks import blocks, scan, unblocks
-from .._arrays.logits import dot, logit_factors, logits
-from .._arrays.places import vary_like
+from .._arrays.logits import dot, logit_factors, logits, squared_distances
+from .._arrays.places import has_cuda, vary_like
 from .._arrays.points import BASE_2, Scaled, as_rows, scaled_points, shared, unbroadcast, with_norms
 from .._arrays.shapes import G, K, L, Q, S, T, V, W
 from .fused import FUSED_WIDTH, WIDE, fused_tile, fused_tile_sum
@@ -113,8 +113,15 @@ def sum_and_tile(
 
 def blocked_means(queries: Q, keys: K, values: V, tau: T, log_weights: W, *, whole: bool = False) -> tuple[S, L]:
     """Σ_n w Φ v / Σ_n w Φ and log Σ_n w Φ, with the largest term so far taken out."""
-    a, b = logit_factors(*with_norms(*scaled_points(queries, keys, tau, base_2=False)))
+    a, b = scaled_points(queries, keys, tau, base_2=False)
+    if whole and has_cuda():
+        return in_groups(functools.partial(tiled_means, _distant_logits, whole=True), a, b, values, log_weights)
+    a, b = logit_factors(*with_norms(a, b))
     return in_groups(functools.partial(tiled_means, logits, whole=whole), a, b, values, log_weights)
+
+
+def _distant_logits(a: Array, b: Array) -> Array:
+    return squared_distances(a, b) / -2
 
 
 def _tile_sum(a: Array, b: Array, v: Array) -> Array:
@@ -127,5 +134,4 @@ def _whole_sum(a: Array, b: Array, v: Array) -> Array:
 
 def _kernel(a: Array, b: Array) -> Array:
     """Φ of points scaled to the base of 2, all of it: there, the factors are not worth putting together."""
-    squared = jnp.square(a).sum(-1)[..., :, None] + jnp.square(b).sum(-1)[..., None, :] - 2 * dot(a, b.mT)
-    return jnp.exp2(-squared / 2)
+    return jnp.exp2(squared_distances(a, b) / -2)

@@ -137,7 +137,7 @@ def _sum_in_xla(settings: Settings, chosen: Plan, operands: tuple[jax.Array, ...
     def run(*_: jax.Array) -> tuple[jax.Array]:
         return (scaled_sum(a, b, values, whole=chosen.method == "dense", fused=fused).astype(dtype),)
 
-    if not settings.guarded:
+    if not settings.guarded or chosen.reach == math.inf:
         return run()
     far = float64.out_of_reach(settings, float64.SUM, chosen.platform)
     return lax.cond(are_within(chosen.reach, a, b), run, far, *operands)

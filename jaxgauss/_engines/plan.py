@@ -1,20 +1,24 @@
 """What `method`, `precision` and `backend` = "auto" stand for, on each platform."""
 
+import contextlib
 import functools
 import math
 import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._arrays.places import platforms
+from .._arrays.places import has_cuda
 from .._checks.settings import Settings, are_known
 from . import bridge
-from .costs import estimates
-from .tiles import TILE
+from .costs import columns, cuda_costs, estimates, kernel_columns, kernel_engine
+from .tiles import CUDA_TILE, TILE
+
+if TYPE_CHECKING:
+    from torch_backend import Kernel
 
 NATIVE = ("dense", "blocked", "differences")
 # R² (`squared_reach`) up to which exponents formed as a·b - ½|a|² - ½|b|² have their digits: the unit of the dtype
@@ -33,6 +37,7 @@ class Plan:
         precision: of the products: float16, bfloat16, float16x2, bfloat16x2, float32 or float64.
         backend: the attention kernel (cpu, flash, efficient, cudnn); or xla; or torch, for points out of reach.
         reason: one sentence.
+        stands_in: whether XLA does it because PyTorch's kernels cannot.
     """
 
     platform: str
@@ -40,14 +45,15 @@ class Plan:
     precision: str
     backend: str
     reason: str
+    stands_in: bool = False
 
     @property
     def reach(self) -> float:
         """The largest R², squared bandwidths from the center, that is computed so; in float64 beyond."""
         if self.method == "differences":
             return -1.0
-        if self.platform == "cuda" and not self.native:
-            return math.inf  # nothing waits for the device: torch_backend sees to it there
+        if self.platform == "cuda" and (not self.native or self.method == "dense"):
+            return math.inf  # nothing waits for the device: torch_backend, or `squared_distances`, sees to it there
         return REACH.get(self.precision, REACH["float64"])
 
     @property
@@ -95,39 +101,62 @@ def plan(settings: Settings, platform: str, pairs: int, dim: int, channels: int)
                 f"{where}: {obstacle}; got method {settings.method!r}, precision {settings.precision!r}, backend"
                 f" {settings.backend!r}. Leave them on 'auto', or use method='blocked'."
             )
-        return Plan(platform, "blocked", wide, "xla", obstacle)
+        return Plan(platform, "blocked", wide, "xla", obstacle, stands_in=True)
+    if platform == "cuda":
+        return _on_cuda(settings, wide, pairs, dim, channels)
 
-    reason = "PyTorch's fused attention, which has not been measured against XLA there yet"
+    reason = "PyTorch's fused attention"
     own = "float64" if settings.dtype == "float64" else "float32"
-    if platform == "cpu" and settings.method == settings.backend == "auto" and settings.precision in ("auto", own):
+    if settings.method == settings.backend == "auto" and settings.precision in ("auto", own):
         in_xla, by_kernel = (x / 1e6 for x in estimates(own, pairs, dim, channels))
         reason = f"an estimated {in_xla:.3g} ms in XLA, {by_kernel:.3g} ms by PyTorch's kernel"
         if in_xla <= by_kernel:
             return Plan(platform, "dense" if pairs <= TILE.entries else "blocked", own, "xla", reason)
-    precision = settings.precision
-    if platform == "cuda" and precision == "auto" and settings.grade in ("high", "highest"):
+    kernel = _kernel(settings.backend, settings.precision, platform, settings.dtype, dim)
+    if settings.method == "auto":
+        return Plan(platform, "rescale", kernel.precision, kernel.name, reason)
+    return Plan(platform, settings.method, kernel.precision, kernel.name, "asked for by name")
+
+
+def _on_cuda(settings: Settings, wide: str, pairs: int, dim: int, channels: int) -> Plan:
+    """By an attention kernel, or in XLA where that is estimated to be cheaper."""
+    precision, card = settings.precision, bridge.backend().devices.card()
+    if precision == "auto" and settings.grade in ("high", "highest"):
         split = "bfloat16x2" if settings.dtype == "bfloat16" else "float16x2"
         precision = split if settings.grade == "high" else "float32"
-    backend, precision = _kernel_names(settings.backend, precision, platform, settings.dtype, dim)
-    if settings.method == "auto":
-        return Plan(platform, "rescale", precision, backend, reason)
-    return Plan(platform, settings.method, precision, backend, "asked for by name")
+    kernel = _kernel(settings.backend, precision, "cuda", settings.dtype, dim)
+    if settings.method != "auto" or settings.backend != "auto":
+        method = "rescale" if settings.method == "auto" else settings.method
+        return Plan("cuda", method, kernel.precision, kernel.name, f"asked for by name, on {card}")
+
+    costs, are_measured = cuda_costs(card.name)
+    kernels = [kernel]
+    with contextlib.suppress(ValueError):  # too wide for it, or of another dtype
+        if kernel.half and card.prefers_cudnn:
+            kernels.append(_kernel("cudnn", kernel.precision, "cuda", settings.dtype, dim))
+    times = {x: costs[kernel_engine(x)].nanoseconds(pairs, kernel_columns(x, dim, channels)) for x in kernels}
+    kernel, native = min(times, key=times.__getitem__), "dense" if pairs <= CUDA_TILE.entries else "blocked"
+    in_xla = costs[native].nanoseconds(pairs, columns(native, dim, channels))
+    basis = "measured" if are_measured else "estimated, not measured on this device"
+    reason = f"{in_xla / 1e6:.3g} ms in XLA, {times[kernel] / 1e6:.3g} ms by {kernel} ({basis}: {card})"
+    if in_xla <= times[kernel] and settings.precision in ("auto", "float32"):
+        return Plan("cuda", native, wide, "xla", reason)
+    return Plan("cuda", "rescale", kernel.precision, kernel.name, reason)
 
 
 def takes_half(settings: Settings) -> bool:
     """Whether half precision may compute it: `center` is then that of every point."""
     if settings.precision == "auto":
-        return not settings.wide and settings.method not in NATIVE and "cuda" in platforms()
+        return not settings.wide and settings.method not in NATIVE and has_cuda()
     return not settings.wide and settings.precision not in ("float32", "float64")
 
 
-def _kernel_names(name: str, precision: str, platform: str, dtype: str, dim: int) -> tuple[str, str]:
-    """The backend and the precision that "auto" stands for there; ValueError if the named ones cannot run."""
+def _kernel(name: str, precision: str, platform: str, dtype: str, dim: int) -> "Kernel":
+    """The kernel that "auto" stands for there; ValueError if a named one cannot run."""
     try:
-        kernel = bridge.backend().select_kernel(name, precision, platform, dtype, dim)
+        return bridge.backend().select_kernel(name, precision, platform, dtype, dim)
     except ValueError as error:
         raise ValueError(str(error).replace("`torch_backend`", "`jaxgauss.gauss_sum`")) from None
-    return kernel.name, kernel.precision
 
 
 @functools.cache

@@ -117,7 +117,7 @@ def gauss_sum(
     """
     asked = Settings(method, precision, backend, forward_mode=bool(forward_mode))
     settings, chosen = checked(asked, queries, keys, values, tau)
-    if chosen.native and chosen.platform != "cpu" and settings.automatic:
+    if chosen.stands_in and chosen.platform != "cpu":
         warn_once(chosen.reason)
     return _checked_sum(settings, queries, keys, values, as_operand(tau, settings.dtype))
 

@@ -1,0 +1,238 @@
+"""The emulation of CUDA is right where it is right, and wrong where CUDA is: see `emulated_cuda`."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import torch
+
+import emulated_cuda
+import torch_backend
+from emulated_cuda import Card, RefusedError
+from jaxgauss import explain, gauss_sum, gauss_sum_dense
+from oracle import assert_close, gauss_sum64, problem, relative_error
+from torch_backend import operators, select_kernel
+
+pytestmark = [pytest.mark.usefixtures("cuda"), pytest.mark.emulated]
+
+TURING, AMPERE, ADA, HOPPER = (7, 5), (8, 0), (8, 9), (9, 0)
+EPS = {"float16": 1e-3, "bfloat16": 8e-3, "float32": 1e-6}
+
+
+def operands(dtype, width=24, num_queries=70, num_keys=50):
+    rng = np.random.default_rng(0)
+    shapes = [(2, 3, n, width) for n in (num_queries, num_queries, num_keys, num_keys)]
+    return [torch.from_numpy(rng.normal(size=shape) / width**0.5).to(getattr(torch, dtype)) for shape in shapes]
+
+
+@pytest.mark.parametrize("name", ["flash", "efficient", "cudnn"])
+@pytest.mark.parametrize("dtype", EPS)
+def test_stand_ins_are_attention_and_its_slopes(name, dtype):
+    """Against PyTorch's autograd of the formula in float64."""
+    if dtype == "float32" and name != "efficient":
+        return
+    g, *tensors = operands(dtype)
+    out, lse = operators.FORWARD[name](*tensors)
+    q, k, v = (x.double().requires_grad_() for x in tensors)
+    logits = q @ k.mT
+    exact = logits.softmax(-1) @ v
+    assert_close([out.double(), lse], [exact.detach(), logits.logsumexp(-1).detach()], EPS[dtype])
+    unnormalized = (logits - lse[..., None].double()).exp() @ v
+    slopes = torch.autograd.grad((unnormalized * g.double()).sum(), (q, k, v))
+    gradients = operators.BACKWARD[name](g, *tensors, lse[..., None])
+    assert_close([x.double() for x in gradients], slopes, 2 * EPS[dtype])
+
+
+@pytest.mark.parametrize("is_open", [True, False])
+def test_a_gate_lets_the_memory_efficient_kernel_run_or_not(is_open):
+    g, q, k, v = operands("float32")
+    gate = torch.tensor(is_open)
+    out, lse = operators.efficient_gated(q, k, v, gate=gate)
+    gradients = operators.efficient_gated_backward(
+        g, q, k, v, operators.FORWARD["efficient"](q, k, v)[1][..., None], gate=gate
+    )
+    if not is_open:
+        assert all(torch.isnan(x).all() for x in (out, *gradients))
+        return
+    exact = operators.FORWARD["efficient"](q, k, v)
+    assert_close([out, lse], exact, 1e-6)
+    assert_close(gradients, operators.BACKWARD["efficient"](g, q, k, v, exact[1][..., None]), 1e-6)
+
+
+def off_by(name, index, change):
+    """The stand-in with one of its results changed."""
+    right = emulated_cuda.STAND_INS[name]
+
+    def wrong(*operands, **options):
+        results = list(right(*operands, **options))
+        results[index] = change(results[index])
+        return tuple(results)
+
+    return wrong
+
+
+def larger(x):
+    return 1.02 * x
+
+
+WRONG = [
+    ("_scaled_dot_product_flash_attention", 0, larger, {"backend": "flash"}),
+    ("_scaled_dot_product_flash_attention", 1, lambda x: x + 0.02, {"backend": "flash"}),
+    ("_scaled_dot_product_flash_attention_backward", 0, larger, {"backend": "flash"}),
+    ("_scaled_dot_product_flash_attention_backward", 1, larger, {"backend": "flash"}),
+    ("_scaled_dot_product_flash_attention_backward", 2, larger, {"backend": "flash"}),
+    ("_scaled_dot_product_efficient_attention", 0, larger, {"backend": "efficient"}),
+    ("_scaled_dot_product_efficient_attention", 1, lambda x: x.roll(1, -1), {"backend": "efficient"}),
+    ("_scaled_dot_product_efficient_attention_backward", 2, larger, {"backend": "efficient"}),
+    ("_scaled_dot_product_cudnn_attention", 1, lambda x: x + 0.02, {"backend": "cudnn"}),
+    ("_efficient_attention_forward", 0, larger, {"backend": "flash", "far": 60.0}),
+    ("_efficient_attention_backward", 0, larger, {"backend": "flash", "far": 60.0}),
+]
+
+
+@pytest.mark.parametrize("name, index, change, options", WRONG)
+def test_a_stand_in_that_is_wrong_is_noticed(rng, monkeypatch, name, index, change, options):
+    """By the comparison that every test of CUDA makes; and so it is the operator that ran."""
+    case = problem(rng, 90, 70, 8, 33, tau=1.0)
+    case.queries[0] = case.keys[0] = options.get("far", 0.0)  # which opens the gate
+    function = functools.partial(gauss_sum, backend=options["backend"], precision="float16")
+
+    def check():
+        value, vjp = jax.vjp(function, *(jnp.asarray(x, jnp.float32) for x in case.operands))
+        exact, exact_vjp = jax.vjp(gauss_sum_dense, *(jnp.asarray(x) for x in case.operands))
+        gradients, expected = vjp(jnp.asarray(case.cotangent, jnp.float32)), exact_vjp(jnp.asarray(case.cotangent))
+        assert_close([value, *gradients[:3]], [exact, *expected[:3]], 6e-3)
+
+    check()
+    monkeypatch.setitem(emulated_cuda.STAND_INS, name, off_by(name, index, change))
+    with pytest.raises(AssertionError):
+        check()
+
+
+def test_the_memory_that_a_kernel_reads_is_there(rng, monkeypatch):
+    """Rows of zeros W·H apart for the memory-efficient backward pass: `zeros_like`, ordered otherwise, ends too soon."""
+    g, q, k, v = operands("float16")
+    lse = operators.FORWARD["efficient"](q, k, v)[1][..., None]
+    assert all(torch.isfinite(x).all() for x in operators.BACKWARD["efficient"](g, q, k, v, lse))
+    monkeypatch.setattr(operators, "_no_out", torch.zeros_like)
+    assert any(torch.isnan(x).any() for x in operators.BACKWARD["efficient"](g, q, k, v, lse))
+
+
+@pytest.mark.parametrize(
+    "capability, precision, dim, expected",
+    [
+        (TURING, "auto", 16, ("efficient", "float16", 24)),
+        (TURING, "float16x2", 16, ("efficient", "float32", 24)),
+        (TURING, "bfloat16", 16, ("efficient", "float16", 24)),
+        (AMPERE, "auto", 16, ("flash", "float16", 24)),
+        (AMPERE, "auto", 200, ("flash", "float16", 208)),
+        (ADA, "auto", 16, ("flash", "float16", 24)),
+        (ADA, "auto", 200, ("flash", "float16", 232)),
+        (ADA, "float16x2", 64, ("flash", "float16x2", 232)),
+        ((12, 0), "float16x2", 64, ("flash", "float16x2", 232)),
+        (HOPPER, "float16x2", 64, ("flash", "float16x2", 200)),
+    ],
+)
+def test_every_card_has_a_kernel_that_it_runs(rng, capability, precision, dim, expected):
+    case = problem(rng, 60, 50, dim, 9, tau=1.0)
+    with emulated_cuda.on(Card(capability)):
+        kernel = select_kernel("auto", precision, "cuda", "float32", dim)
+        assert (kernel.name, kernel.precision, kernel.width(kernel.columns(dim) + 2)) == expected
+        ours, vjp = jax.vjp(
+            functools.partial(gauss_sum, precision=precision, method="rescale"), *map(jnp.float32, case.operands)
+        )
+        gradients = vjp(jnp.float32(case.cotangent))
+    exact, exact_vjp = jax.vjp(gauss_sum_dense, *(jnp.asarray(x) for x in case.operands))
+    assert relative_error(ours, exact) < 3e-3
+    assert_close(gradients[:3], exact_vjp(jnp.asarray(case.cotangent))[:3], 5e-3)
+
+
+@pytest.mark.parametrize(
+    "options", [{"backend": "flash"}, {"backend": "cudnn"}, {"backend": "efficient", "precision": "bfloat16"}]
+)
+def test_what_a_card_cannot_run_is_refused_by_name(rng, options):
+    operands = [jnp.float32(x) for x in problem(rng).operands]
+    with (
+        emulated_cuda.on(Card(TURING)),
+        pytest.raises(ValueError, match=r"needs compute capability 8\.0; got emulated, co"),
+    ):
+        gauss_sum(*operands, **options)
+
+
+@pytest.mark.parametrize("cudnn", [91002, 91500, 91900])
+@pytest.mark.parametrize("sizes", [(128, 256), (130, 256), (128, 250), (5, 1)])
+@pytest.mark.parametrize("method", ["rescale", "reweight"])
+def test_cudnn_gets_what_it_takes(rng, cudnn, sizes, method):
+    case = problem(rng, *sizes, 16, 3, tau=1.0)
+    with emulated_cuda.on(Card(cudnn=cudnn)):
+        ours = gauss_sum(*map(jnp.float32, case.operands), backend="cudnn", method=method)
+        assert relative_error(ours, gauss_sum64(*case.operands)) < 3e-3
+
+
+REFUSED = [
+    (TURING, "flash", {"dtype": "float16"}),
+    (TURING, "cudnn", {"dtype": "float16"}),
+    (TURING, "efficient", {"dtype": "bfloat16"}),
+    (AMPERE, "flash", {"dtype": "float32"}),
+    (AMPERE, "flash", {"dtype": "float16", "width": 20}),
+    (AMPERE, "flash", {"dtype": "float16", "width": 264}),
+    (AMPERE, "cudnn", {"dtype": "float16", "width": 136}),
+    (AMPERE, "efficient", {"dtype": "float64"}),
+    (AMPERE, "efficient", {"dtype": "float16", "width": 12}),
+]
+
+
+@pytest.mark.parametrize("capability, name, options", REFUSED)
+def test_operators_refuse_what_their_source_refuses(capability, name, options):
+    _, *tensors = operands(**options)
+    with emulated_cuda.on(Card(capability)), pytest.raises(RefusedError):
+        operators.FORWARD[name](*tensors)
+
+
+@pytest.mark.parametrize("capability", [(8, 6), (8, 9), (12, 0), (8, 0), (9, 0)])
+def test_widths_of_flash_backward(capability):
+    g, q, k, v = operands("float16", width=208)
+    lse = torch.zeros(*q.shape[:3], 1)
+    with emulated_cuda.on(Card(capability)):
+        if capability in ((8, 0), (9, 0)):
+            operators.BACKWARD["flash"](g, q, k, v, lse)
+            return
+        with pytest.raises(RefusedError, match="invalid argument"):
+            operators.BACKWARD["flash"](g, q, k, v, lse)
+
+
+def test_tensors_take_the_same_kernels(rng, monkeypatch):
+    """`torch_backend` by itself, its gate in PyTorch."""
+    module = __import__("importlib").import_module("torch_backend.gauss_sum")
+    monkeypatch.setattr(module, "select_kernel", lambda b, p, _, *rest: select_kernel(b, p, "cuda", *rest))
+    for tau in (1.0, 3000.0):
+        case = problem(rng, 60, 50, 3, 2, tau=tau, dtype="float32")
+        q, k, v, t, g = (torch.from_numpy(np.asarray(x)) for x in case)
+        assert relative_error(torch_backend.gauss_sum(q, k, v, t), gauss_sum64(*case.operands)) < 3e-3
+        exact = jax.vjp(gauss_sum_dense, *(jnp.asarray(x, float) for x in case[:4]))[1](
+            jnp.asarray(case.cotangent, float)
+        )
+        assert_close(torch_backend.gauss_sum_pullback(q, k, v, t, g), exact[:3], 5e-3)
+
+
+def test_launches_of_a_call(rng):
+    """Few around the one kernel, and those of the second one behind its gate."""
+    case = [jnp.float32(x) for x in problem(rng, 300, 400, 32, 32)]
+    counted = {}
+    for precision in ("float16", "float32"):
+        function = functools.partial(gauss_sum, method="rescale", precision=precision)
+        with emulated_cuda.counting() as forward:
+            jax.block_until_ready(function(*case[:4]))
+        with emulated_cuda.counting() as both:
+            jax.block_until_ready(jax.jit(lambda g, *x: jax.vjp(function, *x)[1](g))(case[4], *case[:4]))
+        counted[precision] = [sum(map(emulated_cuda.count, x)) for x in (forward, both)]
+    print(counted)
+    assert counted["float16"][0] <= 8 and counted["float32"][0] <= 5
+    assert counted["float16"][1] <= 30 and counted["float32"][1] <= 15
+
+
+def test_explain_names_the_card():
+    points = jax.ShapeDtypeStruct((70_000, 16), "float32")
+    assert "compute capability 9.0, cuDNN 9.19.0" in explain(points, points, points).reason
