@@ -17,8 +17,9 @@ import os
 import platform
 import resource
 import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -270,6 +271,21 @@ def environment(device: str) -> dict:
         "cores": os.cpu_count(),
         "versions": versions,
     }
+
+
+@contextlib.contextmanager
+def emulated_if(wanted: bool) -> Iterator[None]:
+    """If so, CUDA is JAX's platform within it, on a CPU: every line of its way runs, and no time means anything."""
+    if not wanted:
+        yield
+        return
+    tests = str(Path(__file__).parents[1] / "tests")
+    if tests not in sys.path:
+        sys.path.append(tests)
+    import emulated_cuda  # pyright: ignore[reportMissingImports]
+
+    with emulated_cuda.emulated():
+        yield
 
 
 def add_destination(parser: argparse.ArgumentParser) -> None:

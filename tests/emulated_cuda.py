@@ -1,9 +1,9 @@
 """A CUDA device on a CPU: stand-ins for PyTorch's attention operators, and CUDA as the platform that JAX names.
 
-Each stand-in does what the C++ named with it does, read in PyTorch 2.13 (paths below aten/src/ATen/native/transformers):
-the strides that a kernel assumes whatever it is given, how its log-sum-exp is laid out and padded, what it rounds to
-half precision, memory that it leaves unwritten (NaN here), and what it refuses, by dtype, width, alignment, lengths
-and compute capability. Nothing here tells how fast anything is; `launches` tells how much is launched.
+Each stand-in does what the C++ named with it does (PyTorch 2.13, below aten/src/ATen/native/transformers): the strides
+that a kernel assumes whatever it is given, how its log-sum-exp is laid out and padded, what it rounds to half
+precision, memory that it leaves unwritten (NaN here), and what it refuses, by dtype, width, alignment, lengths and
+compute capability. Nothing here tells how fast anything is; `counting` tells how much is launched.
 """
 
 import contextlib
@@ -110,7 +110,7 @@ def flash(q, k, v, dropout=0.0, causal=False, debug=False, *, scale):
 
 
 def flash_backward(g, q, k, v, out, lse, cu_q, cu_k, max_q, max_k, dropout, causal, seed, offset, *, scale):
-    """Reads lse as (B, H, M) float32 without gaps. Widths of 193 to 224 want more shared memory than sm_86, 89, 120 have.
+    """Reads lse as (B, H, M) without gaps. Widths of 193 to 224 want more shared memory than sm_86, 89, 120 have.
 
     Their public function refuses these (cuda/sdp_utils.cpp, check_requires_grad_and_head_dim_gt192_constraints_on_
     sm86_89_or_sm120); here the launch fails.
@@ -161,7 +161,9 @@ def sequences(starts_q: Tensor | None, starts_k: Tensor | None, q: Tensor, k: Te
             yield slice(i, i + 1), slice(None), rows, columns
 
 
-def efficient(q, k, v, bias, starts_q, starts_k, max_q, max_k, dropout, mask, wants_lse, *, scale, seqlen_k=None, window_size=None):  # fmt: skip
+def efficient(
+    q, k, v, bias, starts_q, starts_k, max_q, max_k, dropout, mask, wants_lse, *, scale, seqlen_k=None, window_size=None
+):
     """The lse is (B, H, M rounded up to 32), +inf beyond M; what no sequence reaches is not written."""
     check_efficient(q, k, v)
     batch, heads = (q.shape[0] if starts_q is None else len(starts_q) - 1), q.shape[2]
@@ -177,7 +179,10 @@ def efficient(q, k, v, bias, starts_q, starts_k, max_q, max_k, dropout, mask, wa
     return out.to(q.dtype), lse, seed, seed, q.shape[1], k.shape[1]
 
 
-def efficient_backward(g, q, k, v, bias, out, starts_q, starts_k, max_q, max_k, lse, dropout, seed, offset, mask, bias_grad, *, scale, num_splits_key=None, window_size=None, shared_storage_dqdkdv=False):  # fmt: skip
+def efficient_backward(
+    g, q, k, v, bias, out, starts_q, starts_k, max_q, max_k, lse, dropout, seed, offset, mask, bias_grad, *, scale,
+    num_splits_key=None, window_size=None, shared_storage_dqdkdv=False,
+):  # fmt: skip
     """Reads the rows of `out` W·H apart in half precision, whatever its strides are; what lies beyond it is NaN here.
 
     kernel_backward.h: where kKernelComputesDelta (half precision), o_strideM is head_dim_value · num_heads;
@@ -227,7 +232,7 @@ def sdpa_efficient_backward(g, q, k, v, bias, out, lse, seed, offset, dropout, m
 def cudnn(q, k, v, bias, wants_lse, dropout=0.0, causal=False, debug=False, *, scale):
     """cuda/attention.cu, _cudnn_attention_forward; ../cudnn/MHA.cpp; cuda/sdp_utils.cpp, check_cudnn_*.
 
-    The lse is (B, H, M, 1). A single key is refused, and cuDNN up to 9.15.0 is wrong for lengths that 128 does not divide.
+    The lse is (B, H, M, 1). A single key is refused; cuDNN up to 9.15.0 is wrong for lengths that 128 does not divide.
     """
     check(card.capability >= (8, 0), "cuDNN MHA only supports Ampere GPUs or newer.")
     check(all(x.dtype == q.dtype and is_half(x) for x in (q, k, v)), "cuDNN SDPA takes fp16 and bf16")
@@ -279,7 +284,7 @@ launched: list[list[str]] | None = None  # by every callback, while somebody cou
 
 @functools.cache
 def on_a_stream(callback: Callable) -> Callable:
-    """A buffer callback that JAX's CPU client can call, which has no streams; and what it launches, if that is counted."""
+    """A buffer callback that JAX's CPU client can call, which has no streams; counting what it launches."""
 
     def run(context: Any, outputs: Any, *inputs: Any) -> None:
         with Launches() if launched is not None else contextlib.nullcontext() as log:
@@ -361,13 +366,14 @@ def on(other: Card) -> Iterator[None]:
 
 VIEWS = {
     "_reshape_alias", "_unsafe_view", "alias", "as_strided", "detach", "empty", "empty_like", "empty_strided", "expand",
-    "is_nonzero", "lift_fresh", "new_empty", "new_empty_strided", "permute", "promote_types", "select", "slice", "split",
-    "split_with_sizes", "squeeze", "t", "transpose", "unbind", "unsafe_split", "unsqueeze", "view",
+    "is_nonzero", "lift_fresh", "new_empty", "new_empty_strided", "permute", "promote_types", "select", "slice",
+    "split", "split_with_sizes", "squeeze", "t", "transpose", "unbind", "unsafe_split", "unsqueeze", "view",
 }  # fmt: skip
 # Operators that launch more than one kernel on CUDA, and how many more.
 MORE = {
     "logsumexp": 8,
     "constant_pad_nd": 1,
+    "pad": 1,
     "_scaled_dot_product_flash_attention_backward": 2,
     "_efficient_attention_backward": 5,
 }

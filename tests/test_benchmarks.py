@@ -337,7 +337,7 @@ def test_applications_are_measured_and_drawn(tmp_path, capsys):
     from benchmarks.measure import measure
 
     cells = [applications.mmd_step(n, 3, "cpu") for n in (32, 64)]
-    cells += [applications.permutation_test(50, 3), applications.svgd_step(40, 3), applications.density(60, 3, "cpu")]
+    cells += [f(40, 3, "cpu") for f in (applications.permutation_test, applications.svgd_step, applications.density)]
     device = {"device_name": "this machine", "cores": 2}
     measure(cells, info() | device | {"suite": "mmd"}, applications.OURS, 8, tmp_path / "mmd.json")
     plots.draw(tmp_path / "mmd.json")
@@ -358,9 +358,24 @@ def test_fit_finds_the_costs(tmp_path, monkeypatch):
     monkeypatch.setattr(costs, "TABLE", table)
     monkeypatch.setattr(fit_costs, "NUMS", (8, 64))
     monkeypatch.setattr(fit_costs, "SIZES", ((3, 1), (16, 16)))
-    fit_costs.main(8)
+    fit_costs.main("cpu", 8)
     row = json.loads(table.read_text())[costs.vendor()]
     assert row["float32"].keys() == row["float64"].keys() == {"xla", "kernel"} and row["device_name"]
+
+
+@pytest.mark.emulated
+def test_costs_are_fitted_for_cuda(tmp_path, monkeypatch):
+    """Every engine there, each by its own columns; with `--out`, the table stays as it is."""
+    from benchmarks import fit_costs
+
+    monkeypatch.setattr(fit_costs, "CUDA_NUMS", (8, 64))
+    monkeypatch.setattr(fit_costs, "SIZES", ((3, 1), (16, 16), (140, 2)))
+    before, out = costs.CUDA_TABLE.read_text(), tmp_path / "row.json"
+    fit_costs.main("cuda", 3, out, emulate=True)
+    row = json.loads(out.read_text())["emulated"]
+    assert costs.CUDA_TABLE.read_text() == before
+    assert row.keys() > json.loads(before)["estimate"].keys() - {"source"}
+    assert sum(row["flash"].values()) > 0
 
 
 def test_limits_count_products_and_exponentials():

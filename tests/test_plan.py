@@ -15,7 +15,6 @@ from jaxgauss._engines import plan as plans
 from jaxgauss._sums import checked
 from torch_backend import devices, kernels
 
-
 HOPPER = devices.Card("a card", (9, 0), 91900)
 
 

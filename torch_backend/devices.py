@@ -27,7 +27,7 @@ class Card(NamedTuple):
 
     @property
     def prefers_cudnn(self) -> bool:
-        """Whether cuDNN's attention is written for it, where FlashAttention-2 is for Ampere; and right for all lengths."""
+        """Whether cuDNN's attention is written for it, FlashAttention-2 being for Ampere; and right for all lengths."""
         return self.capability[0] in (9, 10) and self.cudnn > FAULTY_CUDNN
 
     def cudnn_takes(self, num_queries: int, num_keys: int) -> bool:

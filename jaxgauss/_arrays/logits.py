@@ -42,7 +42,7 @@ def squared_distances(a: Array, b: Array) -> Array:
     """‖a - b‖² of all pairs of few points.
 
     On CUDA from differences, of which XLA makes one pass without an array of them all: what is lost grows as R r, not
-    as R², so that no host need look how far points lie. Elsewhere by a product, which is faster, of points within reach.
+    as R², and no host need look how far points lie. Elsewhere by a product, which is faster, of points within reach.
     """
     if has_cuda():
         return _squared_differences(a, b)

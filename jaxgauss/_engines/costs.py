@@ -77,7 +77,7 @@ def cpu_costs(vendor: str) -> dict[str, dict[str, Cost]]:
 
 @functools.cache
 def cuda_costs(device: str) -> tuple[dict[str, Cost], bool]:
-    """The costs on a CUDA device by engine, "dense", "blocked" or `kernel_engine`, and whether they were measured on it."""
+    """The costs on a CUDA device by engine, "dense", "blocked" or `kernel_engine`, and whether they were measured."""
     table = json.loads(CUDA_TABLE.read_text())
     engines = table[ESTIMATE].keys() - {"source"}
     rows = {name: {key: Cost(**x) for key, x in row.items() if key in engines} for name, row in table.items()}

@@ -129,19 +129,27 @@ def _on_cuda(settings: Settings, wide: str, pairs: int, dim: int, channels: int)
         method = "rescale" if settings.method == "auto" else settings.method
         return Plan("cuda", method, kernel.precision, kernel.name, f"asked for by name, on {card}")
 
-    costs, are_measured = cuda_costs(card.name)
     kernels = [kernel]
     with contextlib.suppress(ValueError):  # too wide for it, or of another dtype
         if kernel.half and card.prefers_cudnn:
             kernels.append(_kernel("cudnn", kernel.precision, "cuda", settings.dtype, dim))
-    times = {x: costs[kernel_engine(x)].nanoseconds(pairs, kernel_columns(x, dim, channels)) for x in kernels}
+    times = {x: time_on_cuda(x, pairs, dim, channels)[0] for x in kernels}
     kernel, native = min(times, key=times.__getitem__), "dense" if pairs <= CUDA_TILE.entries else "blocked"
-    in_xla = costs[native].nanoseconds(pairs, columns(native, dim, channels))
-    basis = "measured" if are_measured else "estimated, not measured on this device"
-    reason = f"{in_xla / 1e6:.3g} ms in XLA, {times[kernel] / 1e6:.3g} ms by {kernel} ({basis}: {card})"
+    in_xla, basis = time_on_cuda(native, pairs, dim, channels)
+    reason = f"{in_xla:.3g} ms in XLA, {times[kernel]:.3g} ms by {kernel} ({basis}: {card})"
     if in_xla <= times[kernel] and settings.precision in ("auto", "float32"):
         return Plan("cuda", native, wide, "xla", reason)
     return Plan("cuda", "rescale", kernel.precision, kernel.name, reason)
+
+
+def time_on_cuda(engine: "Kernel | str", pairs: int, dim: int, channels: int) -> tuple[float, str]:
+    """Milliseconds of a sum by a kernel, or in XLA "dense" or "blocked"; and what they are known from."""
+    costs, are_measured = cuda_costs(bridge.backend().devices.card().name)
+    if isinstance(engine, str):
+        nanoseconds = costs[engine].nanoseconds(pairs, columns(engine, dim, channels))
+    else:
+        nanoseconds = costs[kernel_engine(engine)].nanoseconds(pairs, kernel_columns(engine, dim, channels))
+    return nanoseconds / 1e6, "measured" if are_measured else "estimated, not measured on this device"
 
 
 def takes_half(settings: Settings) -> bool:

@@ -6,13 +6,17 @@ from dataclasses import replace
 import jax
 import jax.core
 import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
 
 from .._arrays.places import whole
 from .._arrays.points import align, scaled_points, squared_reach, with_norms
 from .._checks.operands import takes_tau
 from .._checks.settings import Bandwidth, Keys, Queries, Settings, Values, working_dtype
 from .._engines import bridge
-from .._engines.plan import NATIVE, Plan
+from .._engines.attention import kernel_of
+from .._engines.blocked import blocked_sum
+from .._engines.plan import NATIVE, Plan, sizes, time_on_cuda
 from .checked import checked
 
 
@@ -30,10 +34,11 @@ def explain(
     """What `gauss_sum` does with these arguments: method, precision, kernel, and the reason.
 
     Sums nothing; `jax.ShapeDtypeStruct` will do for the arrays. Of arrays with values it also says what becomes of
-    points that lie too far from their center, in bandwidths, for the precision. (One thing is known only when the sum
-    is there: half precision is also left where all sums are so small that rounding has moved them.) The kernel methods
-    do the same with all of their points together, and reach less far, for the sake of their slopes: R = 11 bandwidths
-    in float32, `log_gauss_sum` and densities 22 (or 2 √D). Float64 takes three to eight times as long.
+    points that lie too far from their center, in bandwidths, for the precision; in half precision also whether sums,
+    those of 256 queries, are so small that rounding has moved them; and on CUDA what the second kernel costs that then
+    runs, too. The kernel methods do the same with all of their points together, and reach less far, for the sake of
+    their slopes: R = 11 bandwidths in float32, `log_gauss_sum` and densities 22 (or 2 √D). Float64 takes three to eight
+    times as long.
 
     Args:
         queries, keys, values, tau, method, precision, backend: as for `gauss_sum`.
@@ -55,18 +60,42 @@ def explain(
     if any(isinstance(x, (jax.ShapeDtypeStruct, jax.core.Tracer)) for x in (queries, keys, tau)):
         return chosen
     work = working_dtype(settings.dtype)
-    q, k, _, t = align(*whole(*(jnp.asarray(x, work) for x in (queries, keys, keys, tau))))
+    given = isinstance(values, jax.Array | np.ndarray) and not isinstance(values, jax.core.Tracer)
+    v = jnp.asarray(values, work) if given else jnp.ones(keys.shape[-2], work)
+    q, k, v, t = align(*whole(*(jnp.asarray(x, work) for x in (queries, keys, v[:, None] if v.ndim == 1 else v, tau))))
+    if 0 in (*q.shape, *k.shape, *v.shape):
+        return chosen
     reach = float(squared_reach(*with_norms(*scaled_points(q, k, t))))
-    return _of_points(chosen, reach, by_name=method in NATIVE)
-
-
-def _of_points(chosen: Plan, reach: float, by_name: bool) -> Plan:
-    """The plan for points whose farthest lies √reach bandwidths from their center; XLA's may be asked for by name."""
     far = f"points lie {math.sqrt(reach):.0f} bandwidths from their center, farther than {chosen.precision} reaches"
     if reach > chosen.reach:
-        way, backend = ("differences", "xla") if by_name else ("blocked", "torch")
-        return replace(chosen, method=way, precision="float64", backend=backend, reason=far)
-    if not chosen.native and reach > bridge.backend().REACH[chosen.method][chosen.precision]:
-        again = {"cuda": ("efficient", "float32")}.get(chosen.platform, ("cpu", "float32 or float64"))
-        return replace(chosen, method="rescale", backend=again[0], precision=again[1], reason=far)
-    return chosen
+        way, engine = ("differences", "xla") if method in NATIVE else ("blocked", "torch")
+        return replace(chosen, method=way, precision="float64", backend=engine, reason=far)
+    return chosen if chosen.native else _by_attention(chosen, far, q, k, v, t, sizes(queries, keys, values, tau))
+
+
+def _by_attention(chosen: Plan, far: str, q: Array, k: Array, v: Array, tau: Array, size: tuple[int, int, int]) -> Plan:
+    """The plan of an attention kernel, or of what computes again what its precision does not hold."""
+    kernel, trust = kernel_of(chosen, q), bridge.backend().trust
+    if isinstance(kernel, str):
+        return chosen
+    points = scaled_points(q, k, tau, base_2=False, every=kernel.half)
+    reach = trust.squared_reach(*points)
+    is_far = reach > trust.REACH[chosen.method][chosen.precision]
+    if not is_far and not (
+        kernel.half and trust.doubtful(chosen.method, kernel, points, reach, _largest(q, k, v, tau))
+    ):
+        return chosen
+    reason = far if is_far else f"all sums are so small that {chosen.precision} has lost their digits"
+    if chosen.platform != "cuda":
+        return replace(chosen, method="rescale", backend="cpu", precision="float32 or float64", reason=reason)
+    if kernel.half:
+        milliseconds, basis = time_on_cuda(bridge.backend().kernels.wide_kernel("cuda", "float32"), *size)
+        reason += f": a second kernel computes them again, in {milliseconds:.3g} ms more ({basis})"
+    return replace(chosen, method="rescale", backend="efficient", precision="float32", reason=reason)
+
+
+def _largest(q: Array, k: Array, v: Array, tau: Array) -> Array:
+    """The largest sum of 256 queries, of values of at most one."""
+    sums = blocked_sum(q[..., :: -(-q.shape[-2] // 256), :], k, v, tau)
+    largest = [jnp.abs(x).max((*range(x.ndim - 1),)) for x in (sums, v)]
+    return (largest[0] / jnp.where(largest[1] == 0, 1, largest[1])).max()
