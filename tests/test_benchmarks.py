@@ -364,12 +364,10 @@ def test_fit_finds_the_costs(tmp_path, monkeypatch):
 
 
 @pytest.mark.emulated
-def test_costs_are_fitted_for_cuda(tmp_path, monkeypatch):
+def test_costs_are_fitted_for_cuda(tmp_path):
     """Every engine there, each by its own columns; with `--out`, the table stays as it is."""
     from benchmarks import fit_costs
 
-    monkeypatch.setattr(fit_costs, "CUDA_NUMS", (8, 64))
-    monkeypatch.setattr(fit_costs, "SIZES", ((3, 1), (16, 16), (140, 2)))
     before, out = costs.CUDA_TABLE.read_text(), tmp_path / "row.json"
     fit_costs.main("cuda", 3, out, emulate=True)
     row = json.loads(out.read_text())["emulated"]

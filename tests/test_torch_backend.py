@@ -4,6 +4,7 @@ import itertools
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import torch_backend
 from oracle import SIZES, assert_close, gauss_sum64, problem, relative_error
-from torch_backend import METHODS, attention, gauss_sum, gauss_sum_pullback, kernels, layout, operators, select_kernel
+from torch_backend import (
+    METHODS,
+    attention,
+    devices,
+    gauss_sum,
+    gauss_sum_pullback,
+    kernels,
+    layout,
+    operators,
+    select_kernel,
+)
 
 EPS = {"float64": 2e-16, "float32": 1e-7, "float16": 1e-3, "bfloat16": 8e-3, "float16x2": 1e-3, "bfloat16x2": 8e-3}
 
@@ -392,6 +403,25 @@ def test_cuda_operators_accept_our_arguments(name):
     assert out.shape == q.shape and lse.shape == q.shape[:-1]
     gradients = operators.BACKWARD[name](q, q, k, k, lse[..., None])
     assert [x.shape for x in gradients] == [q.shape, k.shape, k.shape]
+
+
+@pytest.mark.parametrize("cudnn, version", [(lambda: 91900, 91900), (lambda: None, 0), (lambda: 1 / 0, 0)])
+def test_the_card_is_the_least_of_several(monkeypatch, cudnn, version):
+    found = [SimpleNamespace(name=name, major=major, minor=0) for name, major in (("H", 9), ("A", 8), ("B", 10))]
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: len(found))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", found.__getitem__)
+
+    def asked():
+        try:
+            return cudnn()
+        except ZeroDivisionError as error:
+            raise RuntimeError("cuDNN version incompatibility") from error
+
+    monkeypatch.setattr(torch.backends.cudnn, "version", asked)
+    assert devices.card.__wrapped__() == ("A", (8, 0), version)
+    found.clear()
+    assert devices.card.__wrapped__() == ("no CUDA device", (8, 0), 0)
+    assert str(devices.Card("A", (8, 0), 91504)) == "A, compute capability 8.0, cuDNN 9.15.4"
 
 
 def test_a_missing_operator_names_the_versions_that_have_it():

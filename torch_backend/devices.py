@@ -9,7 +9,7 @@ FAULTY_CUDNN = 91500  # the last version that is wrong for lengths that 128 does
 
 
 class Card(NamedTuple):
-    """A CUDA device, and the version of cuDNN (9.15.0 is 91500)."""
+    """A CUDA device, and the version of cuDNN (9.15.0 is 91500, none is 0)."""
 
     name: str
     capability: tuple[int, int]
@@ -48,4 +48,8 @@ def card() -> Card:
     if not found:
         return Card("no CUDA device", FLASH, 0)
     least = min(found, key=lambda x: (x.major, x.minor))
-    return Card(least.name, (least.major, least.minor), torch.backends.cudnn.version() or 0)
+    try:
+        cudnn = torch.backends.cudnn.version() or 0
+    except RuntimeError:  # another one is loaded than PyTorch was built for
+        cudnn = 0
+    return Card(least.name, (least.major, least.minor), cudnn)

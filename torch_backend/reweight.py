@@ -1,4 +1,4 @@
-"""Algorithm 2 of the paper: a Gauss sum from the public attention function alone.
+"""Algorithm 2 of the paper: a Gauss sum from attention alone, without its log-sum-exp.
 
 Source: Rux & Neumayer, "Fast Gauss Sums via Flash Attention", 2026, arXiv:2609.04910.
 """

@@ -57,7 +57,8 @@ def gauss_sum(
         precision: of the products: "float16", "bfloat16", "float32", "float64", or with points split into two numbers
             "float16x2", "bfloat16x2". "auto" is the arguments' own on a CPU (float32 for half-precision arguments); on
             CUDA float16 for float16 and float32 arguments and bfloat16 for bfloat16 ones, and under
-            `jax.default_matmul_precision` "high" split points, "highest" float32. Sums, exponents and the result's
+            `jax.default_matmul_precision` "high" split points, "highest" float32; but float32 of few points, which XLA
+            sums there. Sums, exponents and the result's
             scale are float32 or better in all of them.
         backend: the attention kernel, "cpu", "flash", "efficient" (memory-efficient) or "cudnn"; or "auto".
         forward_mode: whether `jax.jvp`, `jax.jacfwd`, `jax.linearize` and `jax.hessian` must work, too.
@@ -95,7 +96,8 @@ def gauss_sum(
         the points and, in half precision, from the sums, and computed again in one that does; `explain` says where
         limits are passed, `estimate_error` measures. On a CPU the program branches on the finding. On CUDA nothing
         waits for it: a second, float32 kernel is launched behind a gate that the device opens, and points beyond its
-        reach (256 bandwidths; 45 where float32 was asked for) are reported by a warning at a later call. "prescale" and
+        reach (256 bandwidths; 45 where float32 was asked for) are reported by a warning at a later call; what XLA sums
+        of few points errs by 2⁻²⁴ R r. "prescale" and
         "reweight" leave their precision earlier and are then replaced by "rescale". Terms below 2⁻²⁵ of the largest of
         a row are lost in float16: N·2⁻²⁵ of it at most. Values of any size may meet in one channel; in half precision,
         channels whose sizes differ from key to key share the range of the largest. Terms with Φ below the smallest
