@@ -317,8 +317,9 @@ def lowering_name(device: Any) -> str:
 
 
 def forget() -> None:
-    """What JAX and we have found out about the platform."""
+    """What JAX and we have found out about the platform, and what was still to be reported."""
     jax.clear_caches()
+    torch_backend.trust._pending.clear()
     for cached in (checked._remembered, bridge.buffered, plan.warn_once, torch_backend.select_kernel):
         cached.cache_clear()
 

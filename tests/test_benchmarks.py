@@ -342,7 +342,7 @@ def test_applications_are_measured_and_drawn(tmp_path, capsys):
     measure(cells, info() | device | {"suite": "mmd"}, applications.OURS, 8, tmp_path / "mmd.json")
     plots.draw(tmp_path / "mmd.json")
     output = capsys.readouterr().out
-    assert "MMD step, dense / ours: " in output and "| density | 60 | 3 | kde_logpdf " in output
+    assert "MMD step, dense / ours: " in output and "| density | 40 | 3 | kde_logpdf " in output
     assert (tmp_path / "mmd.png").stat().st_size > 10_000
 
 

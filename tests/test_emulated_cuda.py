@@ -217,6 +217,15 @@ def test_tensors_take_the_same_kernels(rng, monkeypatch):
         assert_close(torch_backend.gauss_sum_pullback(q, k, v, t, g), exact[:3], 5e-3)
 
 
+def test_a_warning_that_is_an_error_ends_no_other_sum(rng, caplog):
+    """It arrives while a sum is computed that it does not speak of, and goes to the log."""
+    far, near = ([jnp.float32(x) for x in problem(rng, tau=tau).operands] for tau in (1e8, 1.0))
+    for operands in (far, near):
+        sums = jax.block_until_ready(gauss_sum(*operands, method="rescale"))
+    assert relative_error(sums, gauss_sum64(*near)) < 3e-3
+    assert "lie farther from their center" in caplog.text
+
+
 @pytest.mark.parametrize(
     "precision, forward, gradients",
     [("float16", [3, 4], [3, 4, 12, 7]), ("float16x2", [3, 4], [3, 4, 12, 7]), ("float32", [4], [4, 7])],

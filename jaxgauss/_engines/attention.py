@@ -68,7 +68,7 @@ def by_attention(
 
     def unless_doubted(*operands: Array) -> tuple[Array, ...]:
         *results, largest = attended(chosen, kernel, points, operands)
-        doubted = trust.doubtful(chosen.method, kernel, points, reach, largest)
+        doubted = trust.doubtful(chosen.method, kernel, points, largest)
         return lax.cond(doubted, again, lambda *_: tuple(results), *operands)
 
     return lax.cond(within, unless_doubted if kernel.half else run, again, *operands)

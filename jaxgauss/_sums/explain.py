@@ -81,9 +81,7 @@ def _by_attention(chosen: Plan, far: str, q: Array, k: Array, v: Array, tau: Arr
     points = scaled_points(q, k, tau, base_2=False, every=kernel.half)
     reach = trust.squared_reach(*points)
     is_far = reach > trust.REACH[chosen.method][chosen.precision]
-    if not is_far and not (
-        kernel.half and trust.doubtful(chosen.method, kernel, points, reach, _largest(q, k, v, tau))
-    ):
+    if not is_far and not (kernel.half and trust.doubtful(chosen.method, kernel, points, _largest(q, k, v, tau))):
         return chosen
     reason = far if is_far else f"all sums are so small that {chosen.precision} has lost their digits"
     if chosen.platform != "cuda":
