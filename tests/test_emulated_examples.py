@@ -2,12 +2,11 @@
 
 import jax
 import jax.numpy as jnp
-import optax
 import pytest
 
 import emulated_cuda
-from jaxgauss import mmd_squared
 from jaxgauss._engines import costs, plan
+from test_examples import digits_steps
 
 pytestmark = [pytest.mark.usefixtures("cuda", "as_it_comes"), pytest.mark.emulated]
 
@@ -33,15 +32,9 @@ def check_way(way):
 
 
 def test_mmd_digits_takes_the_step_of_the_dense_loss(way):
-    from mmd_digits import TAUS, initial, mmd_squared_dense, train_step
+    from mmd_digits import initial
 
-    images, log_taus = jax.random.uniform(jax.random.key(0), (80, 64)), jnp.log(jnp.array(TAUS))
-    results = []
-    for loss in (mmd_squared, mmd_squared_dense):
-        variables, optimizer = {"params": initial(), "log_taus": log_taus}, optax.sgd(1.0)
-        step = train_step(loss, optimizer, images, None, 50)
-        results.append(step(variables, optimizer.init(variables), jax.random.key(1)))
-    (ours, _, value), (dense, _, expected) = results
+    (ours, _, value), (dense, _, expected) = digits_steps()
     assert float(value) == pytest.approx(float(expected), rel=5e-3)
     moved = [jax.tree.map(lambda x, y: x - y, x["params"], initial()) for x in (ours, dense)]
     for x, y in zip(*map(jax.tree.leaves, moved), strict=True):
