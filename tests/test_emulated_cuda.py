@@ -12,6 +12,7 @@ import emulated_cuda
 import torch_backend
 from emulated_cuda import Card, RefusedError
 from jaxgauss import explain, gauss_sum, gauss_sum_dense
+from jaxgauss._engines import tiles
 from oracle import assert_close, gauss_sum64, problem, relative_error
 from torch_backend import operators, select_kernel
 
@@ -243,6 +244,11 @@ def test_launches_of_a_call(rng, precision, forward, gradients):
         jax.block_until_ready(jax.jit(lambda *x: jax.vjp(function, *x)[1](g))(*operands))
     assert list(map(emulated_cuda.count, of_sum)) == forward
     assert sorted(map(emulated_cuda.count, of_both)) == sorted(gradients)
+
+
+def test_tiles_are_those_of_the_device():
+    assert tiles.block_sizes(1, 8192, 10_000, False) == (4096, 3334)
+    assert tiles.block_sizes(1, 8192, 10_000, False, tiles.TILE) == (1024, 2000)
 
 
 def test_explain_names_the_card():

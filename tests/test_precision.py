@@ -224,6 +224,26 @@ def test_small_sums_in_half_precision_are_computed_again(rng):
     assert relative_error(torch_backend.gauss_sum(*operands, precision="float16"), gauss_sum64(*case.operands)) < 1e-4
 
 
+@pytest.mark.parametrize("precision", ["float16", "bfloat16"])
+@pytest.mark.parametrize("kind", ["normal", "of two values", "of one coordinate", "far from the origin"])
+def test_what_exponents_lose_is_seen_from_a_few_pairs(rng, precision, kind):
+    """As over all pairs, whether errors of coordinates are independent or one and the same; some points coincide."""
+    points = rng.normal(size=(2, 300, 32))
+    if kind == "of two values":
+        points = np.sign(points) * 1.27
+    if kind == "of one coordinate":
+        points *= np.eye(32)[0]
+    if kind == "far from the origin":
+        points = (points + 1000).astype("float32").astype(float) - 1000
+    a, b = (torch.from_numpy(x) for x in points)
+    b[::8] = a[::8]
+    rounded = [x.to(getattr(torch, precision)).double() for x in (a, b)]
+    squared, moved = (torch.cdist(x, y).square() for x, y in ((a, b), rounded))
+    errors = torch.where(squared > 0, (moved - squared) / 2 / squared.sqrt(), 0.0)
+    found = trust.relative_loss(a, b, kernels.select_kernel("cpu", precision, "cpu", "float64", 32))
+    assert 0.5 < found / errors.square().mean().sqrt() < 2
+
+
 def test_the_gated_kernel_accepts_our_arguments():
     """Schema and shapes alone, on the meta device: this says nothing about the kernel."""
     q, k = (torch.empty(2, 3, n, 16, device="meta") for n in (70, 50))

@@ -5,8 +5,8 @@ An exponent -½|a - b|² is formed as a·b - ½|a|² - ½|b|², about the center
     rounding of the points, u each:  u R r,      rounding of the three terms to float32:  2⁻²⁴ R²,
 
 R is how far points lie from the center and r how far from each other, in bandwidths. Both are read off cheaply: R²
-bounds what can be lost, and how small the largest sum is tells r. Errors of coordinates are independent of one another
-and of the direction of a - b: of D coordinates alike, about 1/√D of u R r is what is lost.
+bounds what can be lost, and how small the largest sum is tells r. That is less than the bound by up to √D, where errors
+of coordinates are independent, and by nothing where coordinates have few values: so a few pairs are looked at.
 """
 
 import logging
@@ -21,7 +21,7 @@ import torch
 from array_api_compat import array_namespace
 from torch import Tensor
 
-from .arrays import EPS, Array, without_nan
+from .arrays import EPS, Array, held, nonzero, without_nan
 from .kernels import Kernel, wide_kernel
 from .layout import half_squared_norms
 
@@ -54,8 +54,8 @@ REACH = {
 }
 REACH_AGAIN = {"cuda": 2**16, "cpu": 2**36}  # of float32 that stands in for half precision, of float64 for float32
 # Errors of exponents, in the root mean square, beyond which a sum is computed again.
-DOUBT = {"float16": 4e-3, "bfloat16": 3.2e-2, "float16x2": 4e-4, "bfloat16x2": 2e-3}
-ROUNDING = 0.42  # the root mean square of a rounding, in units of the largest
+DOUBT = {"float16": 5e-3, "bfloat16": 4e-2, "float16x2": 4e-4, "bfloat16x2": 2e-3}
+LOOKED_AT = 8  # queries and keys, each
 SMALLEST = 1e-37  # sums that are smaller have no digits in float32
 
 
@@ -84,6 +84,22 @@ def guarded(method: str, kernel: Kernel, points: tuple[Tensor, Tensor], compute:
     return compute(wide_kernel("cpu", "float32" if holds else "float64"), "rescale")
 
 
+def relative_loss(a: Array, b: Array, kernel: Kernel) -> Array:
+    """What half precision moves an exponent by, over how far its points lie apart: the root mean square of 64 pairs.
+
+    Of split points its bound, u² R.
+    """
+    xp = array_namespace(a, b)
+    if kernel.parts == 2:
+        return (EPS[kernel.dtype] / 2) ** 2 * xp.sqrt(squared_reach(a, b))
+    a, b = (without_nan(x[..., :: max(1, x.shape[-2] // LOOKED_AT), :][..., :LOOKED_AT, :]) for x in (a, b))
+    apart = a[..., :, None, :] - b[..., None, :, :]
+    moved = (held(a, kernel.dtype) - a)[..., :, None, :] - (held(b, kernel.dtype) - b)[..., None, :, :]
+    squared = nonzero(xp.sum(apart * apart, axis=-1))
+    exponents = xp.sum(moved * (apart + moved / 2), axis=-1)
+    return xp.sqrt(xp.max(xp.mean(exponents * exponents / squared, axis=(-2, -1))))
+
+
 def gated(method: str, kernel: Kernel, points: tuple[Array, Array], compute: Compute) -> tuple[Array, ...]:
     """The same on CUDA, where nothing waits: a second kernel, in float32, is launched behind a gate.
 
@@ -108,15 +124,13 @@ def is_doubted(method: str, kernel: Kernel, points: tuple[Array, Array], reach: 
 def doubtful(method: str, kernel: Kernel, points: tuple[Array, Array], largest: Array) -> Array:
     """Whether half precision has lost digits, by the largest of the sums (of values of at most one).
 
-    Where all of them are small, all that meets is far apart, r² ≥ -2 log(largest). By the coordinate with the largest
-    squares, an exponent is moved by `ROUNDING` u √(a² + b²) r at most, in the root mean square over points. In
-    `reweight` a sum also stands beside a dummy of weight one, in float16.
+    Where all of them are small, all that meets is far apart, r² ≥ -2 log(largest), and what exponents of other pairs
+    have lost, in proportion to how far apart these are, is lost there. In `reweight` a sum also stands beside a dummy
+    of weight one, in float16.
     """
     xp = array_namespace(largest)
     apart = xp.sqrt(-2 * xp.log(xp.clip(largest, SMALLEST, 1.0)))
-    unit = ROUNDING * (EPS[kernel.dtype] / 2) ** kernel.parts
-    squares = sum(xp.mean(without_nan(x) ** 2, axis=-2, keepdims=True) for x in points)
-    lost = unit * xp.sqrt(xp.max(squares)) * apart
+    lost = relative_loss(*points, kernel) * apart
     doubt = (lost > DOUBT[kernel.precision]) | (largest <= SMALLEST)
     return doubt | (largest < 2**-12) if method == "reweight" and kernel.dtype == "float16" else doubt
 

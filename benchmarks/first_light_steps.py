@@ -1,0 +1,321 @@
+"""The steps of `first_light`, each a function of the `Part` that it writes to: the CUDA path's tests, then figures."""
+
+import collections
+import contextlib
+import dataclasses
+import faulthandler
+import functools
+import importlib.util
+import io
+import itertools
+import json
+import math
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import jax
+import numpy as np
+import torch
+from torch.profiler import ProfilerActivity
+
+from jaxgauss import gauss_sum, kde_logpdf, kde_score, tau_from_bandwidth
+
+from . import applications, fit_costs, grids, measure, rivals
+from .first_light import Part, failure
+from .measure import Call, Cell, JaxCall, exact_matrix, relative
+from .rivals import BARE, Problem
+
+TESTS = "test_wrong_devices or test_float64_falls_back"  # that are quick to emulate
+ROWS = 64  # of densities, which are compared with float64
+BANDWIDTH = 0.5  # Scott's for a million points N(0, I) of 16 dimensions
+VARIANTS: dict[str, dict] = {
+    **{f"rescale, {p}": {"method": "rescale", "precision": p} for p in ("float16", "float16x2", "float32")},
+    "auto": {},
+}
+PRECISIONS = ("float16", "auto", "float16x2")  # of densities, whose "auto" is float32
+OWN_WIDTH = f"{BARE}, own width"
+GROUPS = {  # in cells of their own: what others may be broken by, or have to wait for
+    "ours": [*rivals.OURS, "float32", BARE, OWN_WIDTH, *rivals.JAX_NATIVE, "torch eager"],
+    "cuDNN": ["cudnn", "jax.nn attention"],
+    "PyKeOps": ["PyKeOps"],
+    "torch.compile": ["torch.compile"],
+}
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of what is measured, and where PyTorch's tensors are."""
+
+    device: str
+    nums: tuple[int, ...]
+    pairs: tuple[tuple[int, int], ...]  # D, C
+    mmd: tuple[int, ...]
+    memory: tuple[int, ...]
+    samples: int
+    queries: int
+    square: int  # of the matrices that tell the device's rates
+    every: int = 1  # cell of the longer steps
+
+
+GPU = Sizes(
+    device="cuda",
+    nums=(16384, 65536),
+    pairs=tuple(grids.HEADLINE),
+    mmd=(1024, 4096, 16384, 256, 65536),
+    memory=tuple(2**i for i in range(14, 19)),
+    samples=2**20,
+    queries=2**17,
+    square=2048,
+)
+EMULATED = Sizes("cpu", (64, 128), ((3, 1), (16, 16)), (64,), (64, 128), 256, 128, 64, every=11)
+
+
+@contextlib.contextmanager
+def device_of(sizes: Sizes, step: str) -> Iterator[None]:
+    """CUDA, if need be emulated, where figures mean nothing and are taken quickly; two steps do that by themselves."""
+    if sizes is GPU or step in ("tests", "costs"):
+        yield
+        return
+    with measure.emulated_if(True), mock.patch.multiple(measure, SETTLED=1e-4, SHORTEST=1e-4, WARM_UPS=1):
+        yield
+
+
+class Recorder:
+    """A plugin of pytest that writes what becomes of each test."""
+
+    def __init__(self, part: Part):
+        self.part, self.found = part, {}
+
+    def pytest_collection_modifyitems(self, items: list) -> None:
+        """Leave out what is done."""
+        items[:] = [item for item in items if {"test": item.nodeid} not in self.part.data["done"]]
+
+    def pytest_collectreport(self, report: Any) -> None:
+        """A file that cannot be imported."""
+        if report.failed:
+            self.part.do({"test": report.nodeid}, lambda: [{"failed": _end(report)}])
+
+    def pytest_runtest_logstart(self, nodeid: str) -> None:
+        """A test begins."""
+        self.part.begin({"test": nodeid})
+        self.found = {"outcome": "passed"}
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        """Of its fixtures, and of the test itself."""
+        if report.failed:
+            self.found = {"failed": _end(report)}
+        elif report.skipped:
+            self.found = {"outcome": "skipped"}
+
+    def pytest_runtest_logfinish(self) -> None:
+        """It has ended."""
+        self.part.end([self.found])
+
+
+def _end(report: Any) -> str:
+    return "\n".join(report.longreprtext.strip().splitlines()[-8:])[-800:]
+
+
+def tests(part: Part, sizes: Sizes, runs: int) -> None:
+    """The tests of the CUDA path."""
+    import pytest
+
+    arguments = ["tests/test_gpu.py", "-q", "--tb=short", "-p", "no:cacheprovider"]
+    arguments += ["-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning"]  # jaxtyping, a plugin
+    arguments += ["-n", "0"] if importlib.util.find_spec("xdist") else []
+    arguments += ["-m", "emulated", "-k", TESTS] if sizes is EMULATED else []
+    code = pytest.main(arguments, plugins=[Recorder(part)])
+    if code not in (0, 1) and not (code == 5 and part.data["done"]):
+        raise SystemExit(f"pytest ended with {code!r}")
+
+
+def launches(part: Part, sizes: Sizes, runs: int) -> None:
+    """How much one call launches, and how long the host is busy with it."""
+    cells = itertools.product(VARIANTS, (32, 1), grids.WHAT)
+    for name, channels, what in list(cells)[:: sizes.every]:
+        problem = Problem(sizes.nums[0], 32, channels, 1, "float32", sizes.device)
+        prepare = functools.partial(rivals.in_jax(functools.partial(gauss_sum, **VARIANTS[name])), problem, what)
+        about = {"figure": "launches", "n": problem.num, "d": 32, "c": channels, "what": what, "method": name}
+        part.do(about, lambda prepare=prepare: [launched(prepare(), sizes.device, runs)])
+
+
+def launched(call: Any, device: str, runs: int) -> dict:
+    """Seconds until a call of JAX returns, which does not wait for its results; and what it launches."""
+    seconds = []
+    for _ in range(measure.WARM_UPS + runs):
+        start = time.perf_counter()
+        results = call.function(*call.arguments)
+        seconds.append(time.perf_counter() - start)
+        jax.block_until_ready(results)
+    found = {"host": float(np.median(seconds[measure.WARM_UPS :]))}
+    try:
+        return found | (profiled(call) if device == "cuda" else counted(call))
+    except Exception as reason:
+        return found | failure(reason)
+
+
+def profiled(call: Call) -> dict:
+    """What runs on the device: seconds from the start of the first to the end of the last, and the sum of theirs."""
+
+    def events() -> list:
+        with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as profile:
+            call()
+            torch.cuda.synchronize()
+        return [x for x in profile.events() or () if x.device_type.name == "CUDA"]
+
+    events()  # which loads the profiler, too
+    found = events()
+    starts, ends = ([getattr(x.time_range, end) for x in found] for end in ("start", "end"))  # microseconds
+    return {
+        "launches": len(found),
+        "names": collections.Counter(x.name[:120] for x in found),
+        "span": (max(ends) - min(starts)) / 1e6,
+        "busy": (sum(ends) - sum(starts)) / 1e6,
+    }
+
+
+def counted(call: Call) -> dict:
+    """What would run there, but for XLA's own."""
+    import emulated_cuda  # pyright: ignore[reportMissingImports]
+
+    with emulated_cuda.counting() as log:
+        call()
+    names = collections.Counter(itertools.chain(*log))
+    return {"launches": sum(map(emulated_cuda.count, log)), "names": names}
+
+
+def by_cudnn(problem: Problem, what: str) -> Call | str:
+    """`rescale` by cuDNN's kernel, as wide as that is."""
+    if max(problem.dim + 4, problem.channels) > 128:  # with columns for norms, and for those of the pullback
+        return "too wide"
+    return rivals.in_jax(functools.partial(gauss_sum, method="rescale", backend="cudnn"))(problem, what)
+
+
+def in_float32(problem: Problem, what: str) -> Call | str:
+    """`rescale` in float32, where the points are."""
+    if problem.dtype != "float32":
+        return "half-precision points"
+    return rivals.in_jax(functools.partial(gauss_sum, method="rescale", precision="float32"))(problem, what)
+
+
+def bare_at_own_width(problem: Problem, what: str) -> Call | str:
+    """The attention call alone, as wide as points and values are, without columns for norms."""
+    width = -(-max(problem.dim, problem.channels) // 8) * 8
+    return rivals.bare_attention(dataclasses.replace(problem, dim=width - 2, channels=width), what)
+
+
+MORE = {"float32": in_float32, OWN_WIDTH: bare_at_own_width, "cudnn": by_cudnn}
+
+
+def headline_cells(sizes: Sizes) -> Iterator[Cell]:
+    """In order of worth."""
+
+    def worth(cell: tuple) -> tuple:
+        group, num, dtype, what, (dim, channels) = cell
+        is_first = group in ("ours", "cuDNN") and dtype == "float16" and what == "forward" and dim == channels
+        return not is_first, group == "torch.compile", num, dtype, list(GROUPS).index(group), what
+
+    groups = ("ours", "cuDNN") if sizes is EMULATED else GROUPS
+    cells = itertools.product(groups, sizes.nums, ("float16", "float32"), grids.WHAT, sizes.pairs)
+    for group, num, dtype, what, (dim, channels) in sorted(cells, key=worth)[:: sizes.every]:
+        problem = Problem(num, dim, channels, 1, dtype, sizes.device)
+        known = [name for name in GROUPS[group] if name not in MORE]
+        cell = grids.cell("first light", "headline", problem, what, known, d=dim, c=channels)
+        more = {name: functools.partial(MORE[name], problem, what) for name in GROUPS[group] if name in MORE}
+        if cell.methods:
+            yield dataclasses.replace(cell, about=cell.about | {"group": group}, methods=cell.methods | more)
+
+
+def headline(part: Part, sizes: Sizes, runs: int) -> None:
+    """The paper's D and C by everything."""
+    with mock.patch.object(measure, "peak_mebibytes", lambda call: None):  # which compiles once more
+        part.measure(headline_cells(sizes), runs)
+
+
+def mmd(part: Part, sizes: Sizes, runs: int) -> None:
+    """A training step, ours in half precision, and dense."""
+    cells = (applications.mmd_step(num, dim, sizes.device) for num in sizes.mmd for dim in (16, 64))
+    part.measure((dataclasses.replace(cell, tolerance=grids.TOLERANCE) for cell in cells), runs)
+
+
+def memory(part: Part, sizes: Sizes, runs: int) -> None:
+    """The most memory in use on the device so far, in order of N, as JAX's peak cannot be set back."""
+
+    def cells() -> Iterator[Cell]:
+        for num, name in itertools.product(sizes.memory, ("auto", "rescale")):
+            problem = Problem(num, 16, 1, 1, "float32", sizes.device)
+            cell = grids.cell("first light", "memory", problem, "gradients", [name], method=name)
+            yield dataclasses.replace(cell, about=cell.about | {"method": name})
+
+    part.measure(cells(), runs, lambda: {"peak": measure.peak_bytes() / 2**20})
+
+
+def density_cells(sizes: Sizes) -> Iterator[Cell]:
+    """Flash-SD-KDE's point (arXiv:2602.10378): sums, densities, and densities of samples moved along their scores."""
+    tau, dim, step = float(tau_from_bandwidth(BANDWIDTH)), 16, BANDWIDTH**2 / 2
+    points, data, values, _ = measure.problem(sizes.samples, dim, 1)
+    keys, weights = data[: sizes.queries], values[: sizes.queries]
+    queries, samples = points[: sizes.queries] * dim**0.5, data * dim**0.5  # N(0, I)
+
+    def logpdf(queries: jax.Array, samples: jax.Array, **options: Any) -> jax.Array:
+        return kde_logpdf(queries, samples, tau, **options)
+
+    def sd_kde(queries: jax.Array, samples: jax.Array, **options: Any) -> tuple[jax.Array, jax.Array]:
+        moved = samples + step * kde_score(samples, samples, tau, **options)
+        return logpdf(queries, moved, **options), moved
+
+    def logpdf_error(found: Any, samples: jax.Array = samples) -> float:
+        sums = exact_matrix(np.asarray(queries[:ROWS]), np.asarray(samples), tau).sum(1)
+        constant = dim / 2 * math.log(2 * math.pi / tau) + math.log(len(samples))
+        return relative(found[:ROWS], np.log(sums) - constant)
+
+    def sd_kde_error(found: Any) -> float:
+        x = np.asarray(samples, np.float64)
+        phi = exact_matrix(x[:ROWS], x, tau)
+        score = tau * (phi @ x / phi.sum(1)[:, None] - x[:ROWS])
+        return max(relative(found[1][:ROWS], x[:ROWS] + step * score), logpdf_error(*found))
+
+    def sum_error(found: Any) -> float:
+        return relative(found[:ROWS], exact_matrix(np.asarray(points[:ROWS]), np.asarray(keys)) @ np.asarray(weights))
+
+    figures: dict[str, tuple[Callable, tuple, Callable]] = {
+        "SD-KDE": (sd_kde, (queries, samples), sd_kde_error),
+        "gauss_sum": (gauss_sum, (points, keys, weights), sum_error),
+        "kde_logpdf": (logpdf, (queries, samples), logpdf_error),
+    }
+    cells = itertools.product(PRECISIONS[:: sizes.every], figures.items())
+    for precision, (figure, (function, operands, error)) in cells:
+        call = functools.partial(JaxCall, functools.partial(function, precision=precision), *operands)
+        about = {"suite": "first light", "figure": figure, "n": sizes.samples, "m": sizes.queries, "d": dim, "c": 1}
+        yield Cell(about | {"method": precision}, {precision: call}, error, grids.TOLERANCE, 1.0, figure)
+
+
+def densities(part: Part, sizes: Sizes, runs: int) -> None:
+    """A million points."""
+    with mock.patch.object(measure, "peak_mebibytes", lambda call: None):
+        part.measure(density_cells(sizes), runs)
+
+
+def costs(part: Part, sizes: Sizes, runs: int) -> None:
+    """The numbers by which `auto` chooses."""
+
+    def find() -> list[dict]:
+        faulthandler.cancel_dump_traceback_later()  # it has all the time there is
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()) as printed:
+            table = Path(folder) / "costs.json"
+            fit_costs.main("cuda", runs, table, emulate=sizes is EMULATED)
+            return [{"printed": printed.getvalue().splitlines(), "table": json.loads(table.read_text())}]
+
+    part.do({"figure": "costs"}, find)
+
+
+def limit(part: Part, sizes: Sizes, runs: int) -> None:
+    """The device's rates."""
+    for dtype in ("float16", "float32"):
+        rates = functools.partial(rivals.rates, sizes.device, dtype, sizes.square)
+        part.do({"figure": "limit", "dtype": dtype}, lambda rates=rates: [rates()])
