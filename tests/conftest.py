@@ -76,8 +76,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     items.sort(key=lambda item: (item.path.name != "test_sharding.py", "cuda" in item.fixturenames, item.path.name))
     for item in items:
-        if "cuda" in item.fixturenames and not HAS_CUDA and "gpu" not in item.keywords:
-            item.add_marker(pytest.mark.emulated)
+        if "cuda" in item.fixturenames and not {"emulated", "gpu"} & set(item.keywords):
+            item.add_marker(pytest.mark.gpu if HAS_CUDA else pytest.mark.emulated)
         if "gpu" in item.keywords and not HAS_CUDA:
             item.add_marker(pytest.mark.skip(reason="JAX has no CUDA device"))
         if "emulated" in item.keywords and HAS_CUDA:

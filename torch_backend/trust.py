@@ -55,7 +55,7 @@ REACH = {
 REACH_AGAIN = {"cuda": 2**16, "cpu": 2**36}  # of float32 that stands in for half precision, of float64 for float32
 # Errors of exponents, in the root mean square, beyond which a sum is computed again.
 DOUBT = {"float16": 5e-3, "bfloat16": 4e-2, "float16x2": 4e-4, "bfloat16x2": 2e-3}
-LOOKED_AT = 8  # queries and keys, each
+LOOKED_AT = 16  # queries and keys, each
 SMALLEST = 1e-37  # sums that are smaller have no digits in float32
 
 
@@ -85,7 +85,7 @@ def guarded(method: str, kernel: Kernel, points: tuple[Tensor, Tensor], compute:
 
 
 def relative_loss(a: Array, b: Array, kernel: Kernel) -> Array:
-    """What half precision moves an exponent by, over how far its points lie apart: the root mean square of 64 pairs.
+    """What half precision moves an exponent by, over how far its points lie apart: the root mean square of 256 pairs.
 
     Of split points its bound, u² R.
     """
