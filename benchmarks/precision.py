@@ -31,8 +31,8 @@ NUM = 4096
 DIMS, TAUS, OFFSETS = (3, 8, 16, 32, 64), (0.01, 1.0, 10.0, 100.0, 1000.0), (0.0, 10.0, 1000.0)
 PRECISIONS = ("float16", "bfloat16", "float16x2", "bfloat16x2", "float32")
 METHODS = ("reweight", "prescale", "rescale")
-# What is promised: the error of a sum at τ ≤ 10 and at τ = 100, and of the gradient. At τ = 100 and D = 64 one pair may be
-# all of the sums: half precision promises a handful of terms twice as much as many, which is 5e-3.
+# What is promised: the error of a sum at τ ≤ 10 and at τ = 100, and of the gradient. At τ = 100 and D = 64 one pair may
+# be all of the sums: half precision promises a handful of terms twice as much as many, which is 5e-3.
 BOUNDS = {
     "float16": (5e-4, 1e-2, 2e-3, 7e-3),
     "float16x2": (4e-4, 4e-4, 2e-3, 7e-3),
