@@ -58,6 +58,7 @@ def test_mmd_flow_moves(way, tmp_path):
     check_way(way)
 
 
+@pytest.mark.parametrize("way", ["by kernels"], indirect=True)
 def test_svgd_predicts(way, tmp_path, capsys):
     from svgd_posterior import main
 
