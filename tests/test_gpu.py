@@ -122,7 +122,8 @@ def test_few_points_are_summed_by_xla_at_any_distance(rng):
     assert relative_error(ours, gauss_sum64(*case.operands)) < 2e-3
     assert_close(vjp(g)[:3], exact[:3], 4e-3)
     logs = log_gauss_sum(*operands[:2], tau=operands[3])
-    assert np.abs(np.exp(np.asarray(logs)) - gauss_sum64(*case[:2], np.ones((400, 1)), case.tau)[:, 0]).max() < 1e-5
+    exact = np.log(gauss_sum64(*case[:2], np.ones((400, 1)), case.tau)[:, 0])
+    assert np.abs(np.asarray(logs) - exact).max() < 2**-24 * 11_000 * 8  # exponents of up to r²/2 = 32
 
 
 def test_default_matmul_precision(rng):
