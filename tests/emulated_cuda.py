@@ -10,7 +10,6 @@ import contextlib
 import functools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -30,16 +29,7 @@ NAN = float("nan")
 MAX_GRID = 65535
 
 
-@dataclass(frozen=True)
-class Card:
-    """What kernels ask of a device and of its libraries."""
-
-    capability: tuple[int, int] = (9, 0)
-    cudnn: int = 91900
-    name: str = "emulated"
-
-
-card = Card()
+card = devices.Card("emulated", (9, 0), 91900)
 HAS_CUDA = any(device.platform == "gpu" for device in jax.devices())
 
 
@@ -328,35 +318,40 @@ def forget() -> None:
 def emulated() -> Iterator[None]:
     """CUDA is JAX's platform, and its operators are `STAND_INS`."""
     library = torch.library.Library("aten", "IMPL")
-    for name in STAND_INS:
-        library.impl(name, functools.partial(stand_in, name), "CPU")
-    real_devices, real_callback = jax.devices, bridge.buffer_callback.buffer_callback
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(places, "_lowering_name", lowering_name)
-        patch.setattr(bridge, "serves", lambda platform: True)
-        patch.setattr(bridge, "DLPACK_CUDA", 1)  # DLPack's number of the CPU
-        patch.setattr(
-            bridge.buffer_callback, "buffer_callback", lambda f, *shapes: real_callback(on_a_stream(f), *shapes)
-        )
-        patch.setattr(jax, "devices", lambda name=None: real_devices())
-        patch.setattr(devices, "card", lambda: devices.Card(card.name, card.capability, card.cudnn))
-        patch.setattr(torch_backend.attention, "report", torch_backend.trust.report_later)
-        patch.setattr(torch.cuda, "Event", Event)
-        patch.setattr(torch.cuda, "ExternalStream", lambda stream, device: stream)
-        patch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
-        patch.setattr(torch.cuda, "synchronize", lambda: None)
+    try:
+        for name in STAND_INS:
+            library.impl(name, functools.partial(stand_in, name), "CPU")
+        with pytest.MonkeyPatch.context() as patch:
+            replace_platform(patch)
+            forget()
+            yield
+            jax.effects_barrier()
+    finally:
+        library._destroy()
         forget()
-        yield
-        jax.effects_barrier()
-    library._destroy()
-    forget()
+
+
+def replace_platform(patch: pytest.MonkeyPatch) -> None:
+    """By CUDA, with a card, streams, events and reports, of this process."""
+    real_devices, real_callback = jax.devices, bridge.buffer_callback.buffer_callback
+    patch.setattr(places, "_lowering_name", lowering_name)
+    patch.setattr(bridge, "serves", lambda platform: True)
+    patch.setattr(bridge, "DLPACK_CUDA", 1)  # DLPack's number of the CPU
+    patch.setattr(bridge.buffer_callback, "buffer_callback", lambda f, *shapes: real_callback(on_a_stream(f), *shapes))
+    patch.setattr(jax, "devices", lambda name=None: real_devices())
+    patch.setattr(devices, "card", lambda: card)
+    patch.setattr(torch_backend.attention, "report", torch_backend.trust.report_later)
+    patch.setattr(torch.cuda, "Event", Event)
+    patch.setattr(torch.cuda, "ExternalStream", lambda stream, device: stream)
+    patch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    patch.setattr(torch.cuda, "synchronize", lambda: None)
 
 
 @contextlib.contextmanager
-def on(other: Card) -> Iterator[None]:
-    """Another card."""
+def on(**properties: Any) -> Iterator[None]:
+    """Another card, of which these are not as they were: `capability`, `cudnn`."""
     global card
-    before, card = card, other
+    before, card = card, card._replace(**properties)
     forget()
     try:
         yield

@@ -1,6 +1,7 @@
 """What "auto" chooses, and that it is what runs."""
 
 import json
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -97,7 +98,7 @@ def test_auto_on_cuda_by_size_and_card(monkeypatch, num, dim, options, card, exp
     assert plan.stands_in == ("float64" in options.values())
     if options in ({}, {"grade": "highest"}):
         assert f"(estimated, not measured on this device: {card})" in plan.reason
-    assert plan.reach == (plan.reach if plan.stands_in else float("inf"))
+    assert plan.stands_in or plan.reach == float("inf")
 
 
 def test_costs_of_a_cuda_device_replace_the_estimates(monkeypatch, tmp_path):
@@ -112,7 +113,7 @@ def test_costs_of_a_cuda_device_replace_the_estimates(monkeypatch, tmp_path):
     plan = plans.plan(Settings(dtype="float32"), "cuda", 10**10, 16, 1)
     models.cuda_costs.cache_clear()
     assert plan.method == "blocked" and f"(measured: {HOPPER})" in plan.reason and plan.reach < float("inf")
-    flash, cudnn = (kernels.replace(kernels.KERNELS[name], dtype="float16") for name in ("flash", "cudnn"))
+    flash, cudnn = (replace(kernels.KERNELS[name], dtype="float16") for name in ("flash", "cudnn"))
     assert [models.kernel_columns(flash, dim, 1) for dim in (3, 30, 31, 62, 63, 200)] == [64, 64, 128, 128, 192, 448]
     assert [models.kernel_columns(flash, 3, channels) for channels in (64, 256, 300)] == [128, 512, 1024]
     assert [models.kernel_columns(cudnn, dim, 1) for dim in (3, 62, 64)] == [128, 128, 256]

@@ -84,22 +84,6 @@ def guarded(method: str, kernel: Kernel, points: tuple[Tensor, Tensor], compute:
     return compute(wide_kernel("cpu", "float32" if holds else "float64"), "rescale")
 
 
-def relative_loss(a: Array, b: Array, kernel: Kernel) -> Array:
-    """What half precision moves an exponent by, over how far its points lie apart: the root mean square of 256 pairs.
-
-    Of split points its bound, u² R.
-    """
-    xp = array_namespace(a, b)
-    if kernel.parts == 2:
-        return (EPS[kernel.dtype] / 2) ** 2 * xp.sqrt(squared_reach(a, b))
-    a, b = (without_nan(x[..., :: max(1, x.shape[-2] // LOOKED_AT), :][..., :LOOKED_AT, :]) for x in (a, b))
-    apart = a[..., :, None, :] - b[..., None, :, :]
-    moved = (held(a, kernel.dtype) - a)[..., :, None, :] - (held(b, kernel.dtype) - b)[..., None, :, :]
-    squared = nonzero(xp.sum(apart * apart, axis=-1))
-    exponents = xp.sum(moved * (apart + moved / 2), axis=-1)
-    return xp.sqrt(xp.max(xp.mean(exponents * exponents / squared, axis=(-2, -1))))
-
-
 def gated(method: str, kernel: Kernel, points: tuple[Array, Array], compute: Compute) -> tuple[Array, ...]:
     """The same on CUDA, where nothing waits: a second kernel, in float32, is launched behind a gate.
 
@@ -133,6 +117,22 @@ def doubtful(method: str, kernel: Kernel, points: tuple[Array, Array], largest: 
     lost = relative_loss(*points, kernel) * apart
     doubt = (lost > DOUBT[kernel.precision]) | (largest <= SMALLEST)
     return doubt | (largest < 2**-12) if method == "reweight" and kernel.dtype == "float16" else doubt
+
+
+def relative_loss(a: Array, b: Array, kernel: Kernel) -> Array:
+    """What half precision moves an exponent by, over how far its points lie apart: the root mean square of 256 pairs.
+
+    Of split points its bound, u² R.
+    """
+    xp = array_namespace(a, b)
+    if kernel.parts == 2:
+        return (EPS[kernel.dtype] / 2) ** 2 * xp.sqrt(squared_reach(a, b))
+    a, b = (without_nan(x[..., :: max(1, x.shape[-2] // LOOKED_AT), :][..., :LOOKED_AT, :]) for x in (a, b))
+    apart = a[..., :, None, :] - b[..., None, :, :]
+    moved = (held(a, kernel.dtype) - a)[..., :, None, :] - (held(b, kernel.dtype) - b)[..., None, :, :]
+    squared = nonzero(xp.sum(apart * apart, axis=-1))
+    exponents = xp.sum(moved * (apart + moved / 2), axis=-1)
+    return xp.sqrt(xp.max(xp.mean(exponents * exponents / squared, axis=(-2, -1))))
 
 
 def report(flag: Tensor) -> None:

@@ -12,7 +12,6 @@ from .blocks import scan
 from .places import has_cuda, vary_like
 from .points import Scaled
 
-FAR = 1e15  # bandwidths, whose squares float32 adds up
 DIMENSIONS = 8  # coordinates whose differences are added up in one pass over a tile
 
 
@@ -51,13 +50,18 @@ def squared_distances(a: Array, b: Array) -> Array:
 
 @jax.checkpoint  # or derivatives would hold all differences
 def _squared_differences(a: Array, b: Array) -> Array:
-    return jnp.square(jnp.clip(a[..., :, None, :] - b[..., None, :, :], -FAR, FAR)).sum(-1)
+    return jnp.square(_cut_off(a[..., :, None, :] - b[..., None, :, :])).sum(-1)
 
 
 def _scaled_difference(scale: Array, q: Array, k: Array) -> Array:
     """scale (q_m - k_n) of one coordinate (*batch, number)."""
-    far = math.sqrt(float(jnp.finfo(q.dtype).max)) / 1e6
-    return jnp.clip(scale * (q[..., :, None] - k[..., None, :]), -far, far)
+    return _cut_off(scale * (q[..., :, None] - k[..., None, :]))
+
+
+def _cut_off(differences: Array) -> Array:
+    """Differences in bandwidths, at most so large that sums of their squares are finite."""
+    far = math.sqrt(float(jnp.finfo(differences.dtype).max)) / 1e6
+    return jnp.clip(differences, -far, far)
 
 
 def _dimensions(points: Array) -> Array:

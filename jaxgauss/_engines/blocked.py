@@ -115,13 +115,9 @@ def blocked_means(queries: Q, keys: K, values: V, tau: T, log_weights: W, *, who
     """Σ_n w Φ v / Σ_n w Φ and log Σ_n w Φ, with the largest term so far taken out."""
     a, b = scaled_points(queries, keys, tau, base_2=False)
     if whole and has_cuda():
-        return in_groups(functools.partial(tiled_means, _distant_logits, whole=True), a, b, values, log_weights)
+        return in_groups(functools.partial(tiled_means, _whole_logits, whole=True), a, b, values, log_weights)
     a, b = logit_factors(*with_norms(a, b))
     return in_groups(functools.partial(tiled_means, logits, whole=whole), a, b, values, log_weights)
-
-
-def _distant_logits(a: Array, b: Array) -> Array:
-    return squared_distances(a, b) / -2
 
 
 def _tile_sum(a: Array, b: Array, v: Array) -> Array:
@@ -134,4 +130,8 @@ def _whole_sum(a: Array, b: Array, v: Array) -> Array:
 
 def _kernel(a: Array, b: Array) -> Array:
     """Φ of points scaled to the base of 2, all of it: there, the factors are not worth putting together."""
-    return jnp.exp2(squared_distances(a, b) / -2)
+    return jnp.exp2(_whole_logits(a, b))
+
+
+def _whole_logits(a: Array, b: Array) -> Array:
+    return squared_distances(a, b) / -2

@@ -37,7 +37,7 @@ class Plan:
         precision: of the products: float16, bfloat16, float16x2, bfloat16x2, float32 or float64.
         backend: the attention kernel (cpu, flash, efficient, cudnn); or xla; or torch, for points out of reach.
         reason: one sentence.
-        stands_in: whether XLA does it because PyTorch's kernels cannot.
+        stands_in: whether XLA does it, elsewhere than on a CPU, because PyTorch's kernels cannot.
     """
 
     platform: str
@@ -101,7 +101,7 @@ def plan(settings: Settings, platform: str, pairs: int, dim: int, channels: int)
                 f"{where}: {obstacle}; got method {settings.method!r}, precision {settings.precision!r}, backend"
                 f" {settings.backend!r}. Leave them on 'auto', or use method='blocked'."
             )
-        return Plan(platform, "blocked", wide, "xla", obstacle, stands_in=True)
+        return Plan(platform, "blocked", wide, "xla", obstacle, stands_in=platform != "cpu")
     if platform == "cuda":
         return _on_cuda(settings, wide, pairs, dim, channels)
 

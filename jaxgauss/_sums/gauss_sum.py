@@ -119,7 +119,7 @@ def gauss_sum(
     """
     asked = Settings(method, precision, backend, forward_mode=bool(forward_mode))
     settings, chosen = checked(asked, queries, keys, values, tau)
-    if chosen.stands_in and chosen.platform != "cpu":
+    if chosen.stands_in:
         warn_once(chosen.reason)
     return _checked_sum(settings, queries, keys, values, as_operand(tau, settings.dtype))
 

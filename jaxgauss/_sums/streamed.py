@@ -159,7 +159,7 @@ def _begun(
             f"{WHERE}: a chunk must be keys (n, D) and values (n, C) or (n,); got keys {keys.shape}, values"
             f" {values.shape}. Leading axes are for queries and tau."
         )
-    if chosen.stands_in and chosen.platform != "cpu":
+    if chosen.stands_in:
         warn_once(chosen.reason)
     if state is None:
         batch = np.broadcast_shapes(queries.shape[:-2], np.shape(tau))
