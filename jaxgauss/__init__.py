@@ -31,3 +31,5 @@ from ._sums.plain import gauss_sum_blocked as gauss_sum_blocked
 from ._sums.plain import gauss_sum_dense as gauss_sum_dense
 from ._sums.sharded import gauss_sum_sharded as gauss_sum_sharded
 from ._sums.streamed import gauss_sum_streamed as gauss_sum_streamed
+
+__version__ = "0.1.0"

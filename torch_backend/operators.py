@@ -25,7 +25,8 @@ def _aten(name: str) -> Callable[..., tuple]:
         return getattr(torch.ops.aten, "_scaled_dot_product_" + name).default
     except AttributeError as error:
         raise ImportError(
-            f"torch {torch.__version__} has no _scaled_dot_product_{name}. Install torch>=2.11,<2.14."
+            f"torch {torch.__version__} has no _scaled_dot_product_{name}, or not as this version of jaxgauss knows it:"
+            " pip install --upgrade jaxgauss, which brings a torch that fits."
         ) from error
 
 

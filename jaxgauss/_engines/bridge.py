@@ -101,7 +101,7 @@ def _torch() -> Any:
     try:
         import torch
     except ImportError as error:
-        raise ImportError("`jaxgauss` needs PyTorch: pip install 'torch>=2.11,<2.14'.") from error
+        raise ImportError("`jaxgauss` needs PyTorch: pip install --upgrade jaxgauss torch") from error
     return torch
 
 
