@@ -1,7 +1,8 @@
-"""What pip installs to test the oldest, the default or the newest versions: from the bounds in pyproject.toml, and no others.
+"""What pip installs to test the oldest, the default or the newest versions: from the bounds in pyproject.toml.
 
-Usage: `python .ci/requirements.py oldest|default|newest`. “default” is what README's test command installs; “oldest” turns
-every lower bound into that version; “newest” leaves out the bound on torch that keeps README's commands at a small wheel.
+Usage: `python .ci/requirements.py oldest|default|newest`. “default” is what README's test command installs; “oldest”
+turns every lower bound into that version; “newest” leaves out the bound on torch that keeps README's commands at a
+small wheel.
 """
 
 import re

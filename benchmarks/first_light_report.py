@@ -40,8 +40,8 @@ def report(data: dict) -> str:
     texts = [
         f"# First light: {_title(data)}",
         f"{_all(infos, 'date')}, commit {_all(infos, 'commit')}; {', '.join(versions)}",
-        plots._table(rows),
-        f"## Steps\n\n{plots._table(steps)}",
+        plots.table(rows),
+        f"## Steps\n\n{plots.table(steps)}",
         _headline(data),
         _section("Of the physical limit: by `auto`, and by the fastest of ours", _limits(data)),
         _section("Launches", _of_launches(cells(data, "launches"))),
@@ -90,7 +90,7 @@ def _limits(data: dict) -> str:
             both = [x for x in (fastest(methods, ["auto"]), fastest(methods, OURS)) if x]
             texts.append(", ".join(f"{least / x['median']:.2f} {x['method']}" for x in both))
         rows.append([str(num), dtype, what, *texts])
-    return plots._table(rows) if table else ""
+    return plots.table(rows) if table else ""
 
 
 def _launches(found: Cells) -> str:
@@ -106,7 +106,7 @@ def _of_launches(found: Cells) -> str:
         rows.append([c["method"], str(c["c"]), c["what"], str(c["launches"]), *times])
         counts = ", ".join(f"{count} {name[:60]}" for name, count in c["names"].items())
         names.append(f"- {c['method']}, C = {c['c']}, {c['what']}: {counts}\n")
-    return plots._table(rows) + "\n" + "".join(names) if names else ""
+    return plots.table(rows) + "\n" + "".join(names) if names else ""
 
 
 def _mmd(found: Cells) -> str:
@@ -118,14 +118,14 @@ def _memory(found: Cells) -> str:
     rows = [["method", "N", "MiB at most so far", "MiB beyond the inputs", "ms"]]
     for c in (c for c in found if "peak" in c and "median" in c):
         mib = "" if c["mib"] is None else f"{c['mib']:.0f}"
-        rows.append([c["method"], str(c["n"]), f"{c['peak']:.0f}", mib, plots._milliseconds(c)])
-    return plots._table(rows) + "\n" + plots.memory_report({"cells": found}) if len(rows) > 1 else ""
+        rows.append([c["method"], str(c["n"]), f"{c['peak']:.0f}", mib, plots.milliseconds(c)])
+    return plots.table(rows) + "\n" + plots.memory_report({"cells": found}) if len(rows) > 1 else ""
 
 
 def _densities(found: Cells) -> str:
     rows = [["", "precision", "s", "error"]]
     rows += [[c["figure"], c["method"], f"{c['median']:.3f}", f"{c['error']:.1e}"] for c in found if "median" in c]
-    return plots._table(rows) if len(rows) > 1 else ""
+    return plots.table(rows) if len(rows) > 1 else ""
 
 
 def _failures(data: dict) -> str:

@@ -142,7 +142,7 @@ def mmd_row(found: Cells) -> Row:
         return Row(target)
     if any("median" not in x["mmd_squared"] for x in both):
         return Row(target, "ours did not run", False)
-    mean = plots._geometric_mean([x["dense JAX"]["median"] / x["mmd_squared"]["median"] for x in both])
+    mean = plots.geometric_mean([x["dense JAX"]["median"] / x["mmd_squared"]["median"] for x in both])
     of = 2 * sum(num in MMD_SIZES for num in GPU.mmd)
     return Row(target, f"{mean:.2f}x; {len(both)} of {of} cells", mean >= MMD, len(by_size) >= of)
 
@@ -191,4 +191,4 @@ def where(size: Size) -> str:
 
 def milliseconds(cell: dict) -> str:
     """Of a cell."""
-    return plots._milliseconds(cell) + " ms"
+    return plots.milliseconds(cell) + " ms"

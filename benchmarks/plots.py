@@ -72,7 +72,7 @@ def headline_table(data: dict, dtype: str) -> str:
             [name, *(_beside(found.get((*column, name)), found.get((*column, "auto"))) for column in part)]
             for name in names
         ]
-        text += _table(heads + [row for row in rows if set(row[1:]) != {"–"}]) + "\n"
+        text += table(heads + [row for row in rows if set(row[1:]) != {"–"}]) + "\n"
     return text if cells else ""
 
 
@@ -82,12 +82,12 @@ def _beside(cell: dict | None, auto: dict | None) -> str:
     if "median" not in cell:
         return "failed" if "failed" in cell else "wrong"
     if auto is None or cell is auto:
-        return _milliseconds(cell)
+        return milliseconds(cell)
     ratio = cell["median"] / auto["median"]
-    return f"{_milliseconds(cell)} ({ratio:.{0 if ratio >= 10 else 1}f}x)"
+    return f"{milliseconds(cell)} ({ratio:.{0 if ratio >= 10 else 1}f}x)"
 
 
-def _table(rows: list[list[str]]) -> str:
+def table(rows: list[list[str]]) -> str:
     """In Markdown, with the columns aligned; the first row is the head."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     lines = ["| " + " | ".join(x.ljust(w) for x, w in zip(row, widths, strict=True)) + " |" for row in rows]
@@ -102,12 +102,12 @@ def applications_table(data: dict) -> str:
     ratios = []
     for figure, n, d in groups:
         same = [c for c in cells if (c["figure"], c["n"], c["d"]) == (figure, n, d)]
-        texts = [f"{c['method']} {_milliseconds(c)} ({_mebibytes(c)})" for c in same]
+        texts = [f"{c['method']} {milliseconds(c)} ({mebibytes(c)})" for c in same]
         lines.append(f"| {figure} | {n} | {d} | {texts[0]} | {', '.join(texts[1:])} |")
         if figure == "MMD step" and len(same) == 2:
             ratios.append(same[1]["median"] / same[0]["median"])
     if ratios:
-        lines.append(f"\nMMD step, dense / ours: {_geometric_mean(ratios):.2f}x in the geometric mean")
+        lines.append(f"\nMMD step, dense / ours: {geometric_mean(ratios):.2f}x in the geometric mean")
     return "\n".join(lines) + "\n"
 
 
@@ -116,14 +116,14 @@ def jax_report(data: dict) -> str:
     lines = []
     for what in ("forward", "gradients"):
         against = {
-            "dense or blocked JAX": list(_ratio_table(data, what, tuple(JAX_NATIVE)).values()),
-            "the best of ours": list(_ratio_table(data, what, ("auto", "rescale")).values()),
+            "dense or blocked JAX": list(ratio_table(data, what, tuple(JAX_NATIVE)).values()),
+            "the best of ours": list(ratio_table(data, what, ("auto", "rescale")).values()),
         }
         for name, ratios in against.items():
-            least, mean = min(ratios), _geometric_mean(ratios)
+            least, mean = min(ratios), geometric_mean(ratios)
             lines.append(f"{what}, {name} / auto: {least:.2f} at least, {mean:.2f} in the geometric mean")
-    both = [x for what in ("forward", "gradients") for x in _ratio_table(data, what, tuple(JAX_NATIVE)).values()]
-    lines.append(f"all of it, dense or blocked JAX / auto: {_geometric_mean(both):.2f} in the geometric mean")
+    both = [x for what in ("forward", "gradients") for x in ratio_table(data, what, tuple(JAX_NATIVE)).values()]
+    lines.append(f"all of it, dense or blocked JAX / auto: {geometric_mean(both):.2f} in the geometric mean")
     lines += [
         f"N = 16, {c['what']}, {c['method']}: {1e6 * c['median']:.0f} µs"
         for c in data["cells"]
@@ -141,11 +141,11 @@ def memory_report(data: dict) -> str:
         needed = [c for c in of_method if c.get("mib")]
         sizes, mib = (np.log([c[key] for c in needed]) for key in ("n", "mib"))
         slope = f", N^{np.polyfit(sizes, mib, 1)[0]:.2f}" if len(needed) > 1 else ""
-        lines.append(f"memory, {name}: {', '.join(_mebibytes(c) for c in of_method)}{slope}\n")
+        lines.append(f"memory, {name}: {', '.join(mebibytes(c) for c in of_method)}{slope}\n")
     return "".join(lines)
 
 
-def _ratio_table(data: dict, what: str, rivals: Sequence[str]) -> dict[tuple[int, int, int], float]:
+def ratio_table(data: dict, what: str, rivals: Sequence[str]) -> dict[tuple[int, int, int], float]:
     """How many times `auto` the fastest of the rivals takes, by D, C and N."""
     found: dict[tuple[int, int, int], dict[str, float]] = {}
     for c in data["cells"]:
@@ -158,7 +158,7 @@ def _ratios(path: Path, data: dict) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
     image: Any = None
     for axis, what in zip(axes, ("forward", "gradients"), strict=True):
-        table = _ratio_table(data, what, tuple(JAX_NATIVE))
+        table = ratio_table(data, what, tuple(JAX_NATIVE))
         sizes = sorted({key[:2] for key in table})
         nums = sorted({key[2] for key in table})
         values = np.array([[table.get((*size, num), np.nan) for num in nums] for size in sizes])
@@ -169,7 +169,7 @@ def _ratios(path: Path, data: dict) -> None:
         axis.set_xticks(range(len(nums)), [str(n) for n in nums])
         axis.set_yticks(range(len(sizes)), [f"D = {d}, C = {c}" for d, c in sizes])
         axis.set_xlabel("N = M")
-        mean = _geometric_mean(values[np.isfinite(values)])
+        mean = geometric_mean(values[np.isfinite(values)])
         axis.set_title(f"{what}: {mean:.2f}× in the geometric mean", fontsize=10)
     bar = figure.colorbar(image, ax=axes, label="time of the best / time of auto")
     bar.set_ticks([0.5, 1, 2], labels=["0.5", "1", "2"])
@@ -272,16 +272,19 @@ def _write(figure: Any, path: Path, suffix: str) -> None:
     print(f"picture: {shown(picture)}")
 
 
-def _milliseconds(cell: dict | None) -> str:
+def milliseconds(cell: dict | None) -> str:
+    """Three digits; `*`: timed once."""
     if cell is None:
         return ""
     value = 1e3 * cell["median"]
     return (f"{value:.0f}" if value >= 100 else f"{value:.3g}") + ("*" if len(cell["seconds"]) == 1 else "")
 
 
-def _mebibytes(cell: dict) -> str:
+def mebibytes(cell: dict) -> str:
+    """The memory beyond the arguments."""
     return "memory unknown" if cell.get("mib") is None else f"{cell['mib']:.0f} MiB"
 
 
-def _geometric_mean(ratios: Sequence[float] | np.ndarray) -> float:
+def geometric_mean(ratios: Sequence[float] | np.ndarray) -> float:
+    """Of what is positive."""
     return float(np.exp(np.log(ratios).mean()))

@@ -1,0 +1,258 @@
+"""The measured figures of README and docs, from the JSON files alone: `python -m benchmarks.pages` writes them anew.
+
+A page marks where a block of figures stands: `<!-- figures: everything -->` … `<!-- end -->`. What is between is made
+by the function of that name below, so that no number is typed. The tests compare the pages with what it gives.
+"""
+
+import json
+import re
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from .plots import COLORS, LIMIT, applications_table, geometric_mean, mebibytes, milliseconds, ratio_table, table
+from .precision import TAUS, worst
+from .rivals import BARE, JAX_NATIVE, Problem, limit
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+RESULTS = ROOT / "benchmarks" / "results"
+PAPER = "2026-11-21_cpu_229ce26_paper"
+GRID = "2026-11-21_cpu_b8dfe9d_jax"
+APPLICATIONS = "2026-11-21_cpu_b8dfe9d_mmd"
+SCALING = "2026-11-21_cpu_5523495_scaling"
+LOAD = "2026-11-21_cpu_5523495_load"
+PRECISION = "2026-11-22_cpu_6353f0c_precision"
+BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n)(.*?)(<!-- end -->)", re.S)
+WHAT = ("forward", "gradients")
+
+
+def everything() -> str:
+    """All methods at the largest size, forward and with gradients."""
+    found, text = _headline(), ""
+    for what in WHAT:
+        columns = {key[1:]: cells for key, cells in sorted(found.items()) if key[0] == what}
+        rows = [[f"{what}: D, C", *(f"{d}, {c}" for d, c in columns)]]
+        for name in COLORS:
+            times = [milliseconds(cells.get(name)) or "–" for cells in columns.values()]
+            rows += [[name, *times]] if set(times) != {"–"} else []
+        text += table(rows) + "\n"
+    cells = _read(PAPER)["cells"]
+    ours, dense = (
+        _power(max(c["error"] for c in cells if c["method"] in names))
+        for names in (("auto", "rescale"), ("dense JAX",))
+    )
+    memory = {c["method"]: c for c in cells if _is(c, figure="memory", n=32768)}
+    return text + _prose(
+        "The physical limit is the time that the exponentials or the products alone take, at the rates that the same",
+        f"run measured: {_ratios(LIMIT)['both']} times that of `auto`. The worst relative error in float32 is {ours} for",
+        f"`auto` and `rescale`, and {dense} for the dense formula. A value with all gradients at D = 16, N = 32768",
+        "needs",
+        f"{mebibytes(memory['auto'])} by `auto`, at most {max(c['mib'] for c in memory.values()):.0f} MiB by another",
+        "method of ours.",
+    )
+
+
+def rivals() -> str:
+    """How many times the time of `auto` the others take."""
+    names = {
+        "dense or blocked JAX, the faster": JAX_NATIVE,
+        "`torch.compile`": ["torch.compile"],
+        "PyKeOps": ["PyKeOps"],
+        "PyTorch, eager": ["torch eager"],
+        "OTT-JAX, online": ["OTT online"],
+        "scikit-learn": ["scikit-learn"],
+        "PyTorch's bare attention call": [BARE],
+    }
+    ratios = {shown: _ratios(*methods) for shown, methods in names.items()}
+    rows = [[shown, *(x[what] for what in WHAT)] for shown, x in ratios.items()]
+    return table([["time ÷ time of `gauss_sum`", "forward", "with gradients"], *rows])
+
+
+def grid() -> str:
+    """`auto` beside the faster of dense and blocked JAX."""
+    data = _read(GRID)
+    ratios = [ratio_table(data, what, tuple(JAX_NATIVE)) for what in WHAT]
+    every = [list(x.values()) for x in ratios]
+    large = [[r for (_, _, num), r in x.items() if num >= 4096] for x in ratios]
+    means = [f"{geometric_mean(x):.2f}" for x in (every[0] + every[1], *every, *large)]
+    fixed = {c["method"]: 1e6 * c["median"] for c in data["cells"] if _is(c, figure="fixed cost", what="forward")}
+    return _prose(
+        f"Over the whole grid `auto` is {means[0]} times as fast in the geometric mean: {means[1]} forward, {means[2]}",
+        f"with gradients. From N = 4096 on these are {means[3]} and {means[4]}, and the smallest ratio there is",
+        f"{min(large[0] + large[1]):.2f}. A call at N = 16 under `jit` takes {fixed['auto']:.0f} µs, and",
+        f"{fixed['rescale']:.0f} µs by way of PyTorch.",
+    )
+
+
+def applications() -> str:
+    """What the sums are for."""
+    return applications_table(_read(APPLICATIONS))
+
+
+def losses() -> str:
+    """Where others are faster."""
+    ratios = [ratio_table(_read(GRID), what, tuple(JAX_NATIVE)) for what in WHAT]
+    few = [[r for (_, _, num), r in x.items() if num == 64] for x in ratios]
+    more = [r for (_, _, num), r in ratios[0].items() if num == 256]
+    wide = max(1 / r for x in ratios for (dim, _, num), r in x.items() if num == 1024 and dim >= 64)
+    densities = {c["method"]: c for c in _read(APPLICATIONS)["cells"] if _is(c, figure="density", n=1000, d=3)}
+    ours, dense = (milliseconds(densities[name]) for name in ("kde_logpdf", "dense JAX"))
+    points = _prose(
+        f"- **Sums of few points.** At N = 64 the faster of JAX's own forms takes {geometric_mean(few[0]):.2f} of our",
+        f"time forward and {geometric_mean(few[1]):.2f} with gradients, in the geometric mean;",
+        f"{min(few[0] + few[1]):.2f} in the worst case. At N = 256 it takes {geometric_mean(more):.2f} forward. At N = 1024",
+        f"it is up to {wide:.2f} times as fast for points of 64 and 128 dimensions.",
+    )
+    density = _prose(
+        f"- **Few densities.** A log density of 1000 points at 2000 takes {ours} ms; densely it takes {dense} ms."
+    )
+    half = _prose(
+        "- **Half precision on a CPU.** It is made for tensor cores. Here `float16x2` takes",
+        f"{_ratios('float16x2')['forward']} times as long as `auto`.",
+    )
+    return points + density + half
+
+
+def precision() -> str:
+    """The worst errors."""
+    cells, names = _read(PRECISION)["cells"], ("float16", "float16x2", "bfloat16", "bfloat16x2")
+    rows = [["worst error", *(f"`{name}`" for name in names)]]
+    measured = {(c["what"], c["precision"]) for c in cells}
+
+    def guarded(text: str, what: str, taus: tuple[float, ...]) -> None:
+        errors = [_power(worst(cells, what, name, taus)) if (what, name) in measured else "" for name in names]
+        rows.append([text, *errors])
+
+    def by_itself(text: str, method: str) -> None:
+        chosen = [c for c in cells if _is(c, what="sum", method=method, guard=False, offset=0.0, tau=TAUS[3])]
+        errors = [np.max([c["error"] for c in chosen if c["precision"] == name]) for name in names]
+        rows.append([text, *(_power(error) if error < 0.9 else "all lost" for error in errors)])  # NaN: lost, too
+
+    guarded("`gauss_sum`, τ ≤ 10", "sum", TAUS[:3])
+    guarded("`gauss_sum`, τ = 100", "sum", TAUS[3:4])
+    by_itself("`rescale` by itself, τ = 100", "rescale")
+    by_itself("`reweight` (Algorithm 2), τ = 100", "reweight")
+    by_itself("`prescale` (Algorithm 1), τ = 100", "prescale")
+    guarded("gradient of the queries, τ ≤ 10", "gradient", TAUS[:3])
+    guarded("gradient of the queries, τ = 100", "gradient", TAUS[3:4])
+    return table(rows)
+
+
+def wide() -> str:
+    """Wide points and many channels beside the blocked JAX sum."""
+    cells = [c for c in _read(SCALING)["cells"] if c["suite"] == "wide"]
+    times = {(c["d"], c["c"], c["what"], c["method"]): c["median"] for c in cells}
+    ratios = {what: [times[d, c, w, "blocked JAX"] / t for (d, c, w, m), t in times.items() if (w, m) == (what, "auto")]
+              for what in WHAT}  # fmt: skip
+    ends = [f"{min(x):.2f} to {max(x):.2f}" for x in ratios.values()]
+    dims, channels = (", ".join(str(x) for x in sorted({c[key] for c in cells})) for key in "dc")
+    return _prose(
+        f"Beside the blocked JAX sum at N = M = {cells[0]['n']}, D among {dims} and C among {channels},",
+        f"it is {ends[0]} times as fast forward and {ends[1]} times with gradients. It is the same sum, and looks first",
+        "whether the points are within reach.",
+    )
+
+
+def streamed() -> str:
+    """Keys from a file."""
+    found = {c["method"]: c for c in _read(SCALING)["cells"] if c["suite"] == "streamed"}
+    file = found["streamed"]
+    return _prose(
+        f"{file['n'] // 10**6} million keys of {file['d']} dimensions from a file, for {file['m']} queries, take",
+        f"{file['median']:.1f} s and {file['mib']:.0f} MiB above the start. As one sum in memory they take",
+        f"{found['in memory']['median']:.1f} s.",
+    )
+
+
+def forward_mode() -> str:
+    """Tangents."""
+    cells = [c for c in _read(SCALING)["cells"] if c["suite"] == "forward mode"]
+    methods = ("forward mode", "blocked JAX", "reverse")
+    times = {(c["d"], c["what"], c["method"]): f"{1e3 * c['median']:.1f}" for c in cells}
+    keys = dict.fromkeys((c["d"], c["what"]) for c in cells)
+    rows = [[str(d), what, *(times.get((d, what, method), "") for method in methods)] for d, what in keys]
+    return table([["D", "", "`forward_mode=True`", "blocked JAX", "reverse over reverse"], *rows])
+
+
+def threads() -> str:
+    """Sums from several Python threads."""
+    settings = {"default": "as it comes", "one CPU": "one CPU"}
+    settings |= {name: f"`{name}`" for name in ("OMP_WAIT_POLICY=passive", "OMP_NUM_THREADS=1")}
+    cells = {(c["setting"], c["method"], c["callers"]): c for c in _read(LOAD)["cells"]}
+    columns = [(method, num) for method in ("rescale", "blocked") for num in (1, 2, 8)]
+    rows = [["", *(f"{method}, from {num}" for method, num in columns)]]
+    for setting, shown in settings.items():
+        found = [cells[setting, *column] for column in columns]
+        rows.append([shown, *(f"{1e3 * c['median']:.1f} ({c['os_threads']})" for c in found)])
+    grown = {c["method"]: c for c in _read(SCALING)["cells"] if c["suite"] == "training"}
+    return f"{table(rows)}\n" + _prose(
+        f"In {grown['rescale']['steps']} jitted training steps by way of PyTorch, resident memory grows by",
+        f"{grown['rescale']['grown_mib']:.1f} MiB after the first 500; in XLA by {grown['auto']['grown_mib']:.1f} MiB.",
+    )
+
+
+FIGURES = (everything, rivals, grid, applications, losses, precision, wide, streamed, forward_mode, threads)
+BLOCKS: dict[str, Callable[[], str]] = {make.__name__: make for make in FIGURES}
+
+
+def filled(text: str) -> str:
+    """A page with its blocks made anew."""
+    return BLOCK.sub(lambda match: f"{match[1]}\n{BLOCKS[match[2]]()}\n{match[4]}", text)
+
+
+def main() -> None:
+    """Write the pages."""
+    for page in PAGES:
+        page.write_text(filled(page.read_text()))
+
+
+def _read(name: str) -> dict:
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def _is(cell: dict, **about: object) -> bool:
+    return all(cell.get(key) == value for key, value in about.items())
+
+
+def _headline() -> dict[tuple[str, int, int], dict[str, dict]]:
+    """The cells of the largest size by what is computed, D and C; and by method."""
+    found: dict[tuple[str, int, int], dict[str, dict]] = {}
+    for c in _read(PAPER)["cells"]:
+        if c["figure"] == "headline" and "median" in c:
+            found.setdefault((c["what"], c["d"], c["c"]), {})[c["method"]] = c
+    return found
+
+
+def _ratios(*methods: str) -> dict[str, str]:
+    """From the least to the largest of how many times the time of `auto` the fastest of these takes."""
+    rates = _read(PAPER)["rates"]["float32"]
+    ratios: dict[str, list[float]] = {what: [] for what in WHAT}
+    for (what, d, c), found in _headline().items():
+        times = {name: cell["median"] for name, cell in found.items()}
+        times[LIMIT] = limit(Problem(found["auto"]["n"], d, c), what, rates)
+        ratios[what] += [min(times[name] for name in methods) / times["auto"]] if times.keys() >= set(methods) else []
+    ratios["both"] = ratios["forward"] + ratios["gradients"]
+    return {what: f"{_two(min(x))} to {_two(max(x))}" if x else "–" for what, x in ratios.items()}
+
+
+def _two(x: float) -> str:
+    """Two digits."""
+    return f"{x:.0f}" if x >= 9.95 else f"{x:.1f}" if x >= 0.995 else f"{x:.2f}"
+
+
+def _power(x: float) -> str:
+    """Two digits, as in 1.2e-3."""
+    return f"{x:.1e}".replace("e-0", "e-")
+
+
+def _prose(*parts: str) -> str:
+    """One paragraph, or item of a list, of the pages' width."""
+    text = " ".join(parts)
+    return textwrap.fill(text, 120, subsequent_indent="  " * text.startswith("- "), break_on_hyphens=False) + "\n"
+
+
+if __name__ == "__main__":
+    main()
