@@ -47,11 +47,10 @@ def everything() -> str:
     memory = {c["method"]: c for c in cells if _is(c, figure="memory", n=32768)}
     return text + _prose(
         "The physical limit is the time that the exponentials or the products alone take, at the rates that the same",
-        f"run measured: {_ratios(LIMIT)['both']} times that of `auto`. The worst relative error in float32 is {ours} for",
-        f"`auto` and `rescale`, and {dense} for the dense formula. A value with all gradients at D = 16, N = 32768",
-        "needs",
-        f"{mebibytes(memory['auto'])} by `auto`, at most {max(c['mib'] for c in memory.values()):.0f} MiB by another",
-        "method of ours.",
+        f"run measured: {_ratios(LIMIT)['both']} times that of `auto`. The worst relative error in float32 is {ours}",
+        f"for `auto` and `rescale`, and {dense} for the dense formula. A value with all gradients at D = 16,",
+        f"N = 32768 needs {mebibytes(memory['auto'])} by `auto`,",
+        f"at most {max(c['mib'] for c in memory.values()):.0f} MiB by another method of ours.",
     )
 
 
@@ -103,8 +102,8 @@ def losses() -> str:
     points = _prose(
         f"- **Sums of few points.** At N = 64 the faster of JAX's own forms takes {geometric_mean(few[0]):.2f} of our",
         f"time forward and {geometric_mean(few[1]):.2f} with gradients, in the geometric mean;",
-        f"{min(few[0] + few[1]):.2f} in the worst case. At N = 256 it takes {geometric_mean(more):.2f} forward. At N = 1024",
-        f"it is up to {wide:.2f} times as fast for points of 64 and 128 dimensions.",
+        f"{min(few[0] + few[1]):.2f} in the worst case. At N = 256 it takes {geometric_mean(more):.2f} forward.",
+        f"At N = 1024 it is up to {wide:.2f} times as fast for points of 64 and 128 dimensions.",
     )
     density = _prose(
         f"- **Few densities.** A log density of 1000 points at 2000 takes {ours} ms; densely it takes {dense} ms."
@@ -151,8 +150,8 @@ def wide() -> str:
     dims, channels = (", ".join(str(x) for x in sorted({c[key] for c in cells})) for key in "dc")
     return _prose(
         f"Beside the blocked JAX sum at N = M = {cells[0]['n']}, D among {dims} and C among {channels},",
-        f"it is {ends[0]} times as fast forward and {ends[1]} times with gradients. It is the same sum, and looks first",
-        "whether the points are within reach.",
+        f"it is {ends[0]} times as fast forward and {ends[1]} times with gradients. It is the same sum, and",
+        "looks first whether the points are within reach.",
     )
 
 
