@@ -4,7 +4,7 @@ Two processes of this machine, which talk to each other over the loopback addres
 
     python examples/multi_process.py
 
-On a cluster every process runs the same program, and JAX finds the others (see the README). A process may have one
+On a cluster every process runs the same program, and JAX finds the others (see docs/scale.md). A process may have one
 device or many:
 
     srun python examples/multi_process.py --cluster
