@@ -163,7 +163,7 @@ def profiled(call: Call) -> dict:
     """What runs on the device: seconds from the start of the first to the end of the last, and the sum of theirs."""
 
     def events() -> list:
-        with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as profile:
+        with torch.profiler.profile(activities=[ProfilerActivity.CUDA], acc_events=True) as profile:
             call()
             torch.cuda.synchronize()
         return [x for x in profile.events() or () if x.device_type.name == "CUDA"]

@@ -1,0 +1,28 @@
+# The commands that people need; `just` lists them.
+
+python := ".venv/bin/python"
+
+_default:
+    @just --list
+
+# The tests; `just test -k mmd` for a part of them.
+test *arguments:
+    {{python}} -m pytest -q -n auto {{arguments}}
+
+# Style, format, types.
+lint:
+    .venv/bin/ruff check .
+    .venv/bin/ruff format --check .
+    .venv/bin/pyright --pythonpath {{python}}
+
+# The site, as you write it.
+docs:
+    .venv/bin/mkdocs serve
+
+# How we compare with everything else on this machine: five minutes.
+bench *arguments="--device cpu --suite quick":
+    {{python}} -m benchmarks {{arguments}}
+
+# What to run first on a machine with a GPU.
+first-light minutes="25":
+    {{python}} -m benchmarks.first_light --device cuda --minutes {{minutes}}
