@@ -3,7 +3,6 @@
 import argparse
 import json
 import os
-import re
 import runpy
 import sys
 import time
@@ -295,12 +294,6 @@ def test_results_are_kept_or_named_not_both():
     assert vars(parser.parse_args(["--keep"])) == {"keep": True, "out": None}
     with pytest.raises(SystemExit):
         parser.parse_args(["--keep", "--out", "a.json"])
-
-
-def test_readme_commands_keep_what_they_made():
-    commands = re.findall(r"made by\s+`([^`]+)`", (ROOT / "README.md").read_text())
-    assert len(commands) == len(list((ROOT / "benchmarks" / "results").glob("*.json")))
-    assert all("-m benchmarks" in command and command.endswith("--keep") for command in commands)
 
 
 def test_a_commit_may_be_unknown(monkeypatch):

@@ -1,6 +1,8 @@
-"""The sdist holds what the README's test command needs, and nothing that lies about in the source tree."""
+"""The sdist holds what the README's test command needs, and nothing stray; versions and bounds stand in one place."""
 
+import importlib.metadata
 import os
+import runpy
 import shutil
 import subprocess
 import sys
@@ -9,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
+import jaxgauss
+
 ROOT = Path(__file__).parents[1]
-FOLDERS = (".ci", "benchmarks", "docs", "examples", "jaxgauss", "tests", "torch_backend")
-FILES = ("MANIFEST.in", "README.md", "pyproject.toml")
+FOLDERS = (".ci", ".github", "benchmarks", "docs", "examples", "jaxgauss", "tests", "torch_backend")
+FILES = (".pre-commit-config.yaml", "CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in")
+FILES += ("README.md", "justfile", "mkdocs.yml", "pyproject.toml")
 STRAY = (".venv/lib/a.py", ".git/config", "outputs/benchmarks/a.json", "tests/__pycache__/a.pyc", "examples/a.pyc")
 
 
@@ -53,3 +58,17 @@ def test_sdist_tests_are_collected(sdist):
     result = subprocess.run(command, cwd=sdist[1], capture_output=True, text=True, check=False, env=environment)
     assert result.returncode == 0, result.stdout + result.stderr
     assert all(f"{name}::test_" in result.stdout for name in names)
+
+
+def test_version_is_said_once():
+    assert jaxgauss.__version__ == importlib.metadata.version("jaxgauss")
+    said = [name for name in FILES if name != "CHANGELOG.md" and jaxgauss.__version__ in (ROOT / name).read_text()]
+    assert not said
+
+
+def test_versions_follow_the_bounds():
+    requirements = runpy.run_path(str(ROOT / ".ci" / "requirements.py"))["requirements"]
+    oldest, default, newest = (requirements(versions) for versions in ("oldest", "default", "newest"))
+    assert all("==" in x for x in oldest) and len(oldest) == len(newest) == len(default) - 1
+    assert set(default) - set(newest) == {"torch<2.14"}  # by which README's commands take a small wheel
+    assert "torch==2.11" in oldest and "torch>=2.11,<2.16" in newest

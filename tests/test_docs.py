@@ -1,0 +1,118 @@
+"""What the documentation says is true: its examples run, its numbers come from files, its links lead somewhere."""
+
+import doctest
+import hashlib
+import importlib
+import pkgutil
+import re
+from pathlib import Path
+
+import jax
+import pytest
+
+import jaxgauss
+import torch_backend
+from benchmarks import pages
+
+ROOT = Path(__file__).parent.parent
+PATHS = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *sorted(ROOT.glob("docs/**/*.md")),
+]
+PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in PATHS}
+WITH_CODE = [page for page, text in PAGES.items() if "```python\n" in text]
+MODULES = [module.name for module in pkgutil.walk_packages(jaxgauss.__path__, "jaxgauss.") if not module.ispkg]
+
+
+@pytest.mark.parametrize("page", WITH_CODE)
+def test_examples_of_a_page_run(capsys, page):
+    code = "".join(re.findall(r"```python\n(.*?)```", PAGES[page], re.S))
+    with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        exec(compile(code, page, "exec"), {})
+    printed = capsys.readouterr().out.splitlines()
+    expected = re.findall(r"# -> (.*)", code)
+    if len(expected) == 1:
+        expected *= len(printed)  # of a loop
+    assert len(printed) == len(expected) > 0
+    for got, said in zip(printed, expected, strict=True):
+        assert got == said or float(got) == pytest.approx(float(said), rel=1e-4)
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_docstring_examples(name):
+    module, finder, runner = importlib.import_module(name), doctest.DocTestFinder(), doctest.DocTestRunner()
+    own = {x for x, value in vars(module).items() if callable(value) and getattr(value, "__module__", "") == name}
+    with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"):
+        for test in (test for x in sorted(own) for test in finder.find(getattr(module, x), x, globs={})):
+            runner.run(test)
+    public = {x for x in own & vars(jaxgauss).keys() if x.islower()}
+    without = {"gauss_sum_dense", "gauss_sum_blocked"}
+    assert runner.failures == 0 and runner.tries >= len(public - without)
+
+
+def slug(heading):
+    """As GitHub and Python-Markdown make it."""
+    return re.sub(r"[\s-]+", "-", re.sub(r"[^\w\s-]", "", heading.lower()).strip())
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_to_files_and_headings(page):
+    named = set(re.findall(r"(?:examples|benchmarks|docs)/[\w./-]+\.(?:py|json|png|md)", PAGES[page]))
+    missing = [path for path in named if not (ROOT / path).exists() and not (ROOT / "docs" / path).exists()]
+    for target in re.findall(r"\]\(([^)\s]+)\)", PAGES[page]):
+        if "://" not in target:
+            path, _, anchor = target.partition("#")
+            there = (ROOT / page).parent.joinpath(path) if path else ROOT / page
+            headings = re.findall(r"^#+ (.*)$", there.read_text(), re.M) if anchor and there.exists() else []
+            if not there.exists() or (anchor and anchor not in map(slug, headings)):
+                missing.append(target)
+    assert not missing
+
+
+@pytest.mark.parametrize("path", pages.PAGES, ids=lambda path: path.name)
+def test_figures_are_those_of_the_measurements(path):
+    assert pages.filled(path.read_text()) == path.read_text(), "python -m benchmarks.pages writes them anew"
+
+
+def test_every_block_of_figures_is_shown_and_every_measurement_has_its_command():
+    text = "".join(PAGES.values())
+    assert {name for _, name, _, _ in pages.BLOCK.findall(text)} == pages.BLOCKS.keys()
+    made = set(re.findall(r"\.venv/bin/python (-m benchmarks[^`\n]*--keep)", text))
+    results = [path.name for path in pages.RESULTS.glob("*.json")]
+    assert len(made) == len(results) == sum(name in text for name in results)
+
+
+def test_a_figure_that_was_typed_is_noticed():
+    page = (ROOT / "docs" / "precision.md").read_text()
+    assert "| 3.3e-4 " in page and pages.filled(page.replace("| 3.3e-4 ", "| 3.2e-4 ")) == page
+
+
+def test_readme_is_short():
+    assert len((ROOT / "README.md").read_bytes()) <= 9000
+
+
+@pytest.mark.parametrize("package", [jaxgauss, torch_backend], ids=lambda package: package.__name__)
+def test_public_names_have_a_place_in_the_api(package):
+    shown = [x for page, text in PAGES.items() if "docs/api/" in page for x in re.findall(r"^::: (\S+)$", text, re.M)]
+    assert len(shown) == len(set(shown))
+    shown = {name.removeprefix(f"{package.__name__}.") for name in shown if name.startswith(package.__name__)}
+    exported = set(re.findall(r"^from \S+ import \w+ as (\w+)$", Path(package.__file__).read_text(), re.M))
+    assert shown == exported and len(shown) > 15
+
+
+def test_public_functions_are_documented():
+    functions = [name for name in vars(jaxgauss) if name.islower() and not name.startswith("_")]
+    assert len(functions) > 15
+    for name in functions:
+        assert len(getattr(jaxgauss, name).__doc__) > 200
+        assert f"`{name}`" in PAGES["README.md"] and f"`{name}`" in PAGES["docs/api/index.md"], name
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("examples/*.py")), ids=lambda path: path.stem)
+def test_the_gallery_shows_what_an_example_prints_today(path):
+    page = PAGES[f"docs/gallery/{path.stem}.md"]
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+    assert f"the code's digest is {digest}" in page, f"python docs/site/gallery.py {path.stem} writes it anew"
+    assert f"$ python examples/{path.name}\n" in page and f'--8<-- "examples/{path.name}"' in page
+    assert path.stem == "quickstart" or f"](../../examples/pictures/{path.stem}.png)" in page
+    assert f"({path.stem}.md)" in PAGES["docs/gallery/index.md"]
