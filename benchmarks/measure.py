@@ -15,7 +15,6 @@ import itertools
 import json
 import os
 import platform
-import resource
 import subprocess
 import sys
 import time
@@ -233,7 +232,7 @@ def peak_mebibytes(call: Call) -> float | None:
         by_jax = call.bytes_in_jax() if isinstance(call, JaxCall) else 0  # its peak cannot be set back
         return (torch.cuda.max_memory_allocated() - before + by_jax) / 2**20
     gc.collect()
-    with contextlib.suppress(OSError, AttributeError):
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # as there may be none
         ctypes.CDLL(None).malloc_trim(0)  # what is free goes back to the system, or it would be used unseen
     try:
         Path("/proc/self/clear_refs").write_text("5")  # the peak is now what there is
@@ -252,6 +251,8 @@ def peak_bytes() -> int:
     status = Path("/proc/self/status")  # on Linux getrusage would count the parent process's peak
     if status.exists():
         return 1024 * int(status.read_text().split("VmHWM:")[1].split()[0])
+    import resource  # which Windows has not
+
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 

@@ -98,7 +98,7 @@ def applications_table(data: dict) -> str:
     """Milliseconds and MiB of every method."""
     cells = [c for c in data["cells"] if "median" in c]
     groups = dict.fromkeys((c["figure"], c["n"], c["d"]) for c in cells)
-    lines = ["| | N | D | | |", "|---|---|---|---|---|"]
+    lines = ["| | N | D | ours | others |", "|---|---|---|---|---|"]
     ratios = []
     for figure, n, d in groups:
         same = [c for c in cells if (c["figure"], c["n"], c["d"]) == (figure, n, d)]

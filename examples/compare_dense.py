@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import resource
 import statistics
 import subprocess
 import sys
@@ -25,9 +24,13 @@ def peak_bytes():
     """The most memory that has been in use: the device's, or on a CPU the process's."""
     stats = jax.devices()[0].memory_stats() or {}
     status = Path("/proc/self/status")  # on Linux getrusage would count the parent process's peak
-    if "peak_bytes_in_use" in stats or not status.exists():
-        return stats.get("peak_bytes_in_use", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
-    return 1024 * int(status.read_text().split("VmHWM:")[1].split()[0])
+    if "peak_bytes_in_use" in stats:
+        return stats["peak_bytes_in_use"]
+    if status.exists():
+        return 1024 * int(status.read_text().split("VmHWM:")[1].split()[0])
+    import resource  # which Windows has not
+
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def measure(method, num, dim, runs):

@@ -1,7 +1,8 @@
 """What MkDocs does beyond its plugins: files of the repository that a page links to, and formulas, come into the site.
 
 Pages in `docs/` link to files outside as a reader of the files needs it, `../tests/oracle.py`. In the site such a file
-is a page of its own, code as code, or a copy for pictures and data. Formulas become MathML, which browsers draw.
+is a page of its own, code as code, or a copy for pictures and data. `mmd_squared` becomes a link to that function, and
+formulas become MathML, which browsers draw.
 """
 
 import html
@@ -15,9 +16,13 @@ from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
+import jaxgauss
+
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"(\]\()((?:\.\./)+[^)#\s]+)")
 MATH = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.S)
+NAME = re.compile(rf"(?<![`\[])`({'|'.join(name for name in vars(jaxgauss) if not name.startswith('_'))})`(?!`)")
+FENCE = re.compile(r"^```.*?^```$", re.S | re.M)
 LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json", ".yml": "yaml", ".cff": "yaml", "": "text"}
 PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
 
@@ -44,13 +49,17 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Let links lead to where the site has their files."""
+    """Let links lead to where the site has their files, and public names to the API."""
     here = page.file.src_uri
 
     def inside(match: re.Match) -> str:
         return match[1] + posixpath.relpath(_place(_path(here, match[2])), posixpath.dirname(here))
 
-    return LINK.sub(inside, markdown)
+    if here.startswith("source/"):
+        return markdown
+    markdown = LINK.sub(inside, markdown)
+    texts = [NAME.sub(r"[`\1`][jaxgauss.\1]", text) for text in FENCE.split(markdown)]
+    return "".join(text + code for text, code in zip(texts, [*FENCE.findall(markdown), ""], strict=True))
 
 
 def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files) -> str:
