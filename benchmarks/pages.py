@@ -112,7 +112,7 @@ def losses() -> str:
         ),
         _prose(
             f"- **Few points.** At N = 64 the faster of dense and blocked JAX needs {few[0]} of our time",
-            f"forward and {few[1]} with gradients, in the geometric mean; {min(at[0][0] + at[0][1]):.2f} in the worst case.",
+            f"forward and {few[1]} with gradients, in the geometric mean; at worst {min(at[0][0] + at[0][1]):.2f}.",
             f"At N = 256 it needs {more[0]} forward. At N = 1024, and D = 64 or 128, it needs as little as {wide:.2f}.",
         ),
         _prose(
@@ -162,8 +162,8 @@ def wide() -> str:
     return _prose(
         f"At N = M = {cells[0]['n']}, over {len(times) // 4} pairs of D up to {max(c['d'] for c in cells)} and C up to",
         f"{max(c['c'] for c in cells)}, `auto` runs at {ends[0]} times the speed of the blocked JAX sum",
-        f"forward, and at {ends[1]} times with gradients. It runs the same sum, after checking that the points are within",
-        "[reach](precision.md#the-promise).",
+        f"forward, and at {ends[1]} times with gradients. It runs the same sum, after checking that the points",
+        "are within [reach](precision.md#the-promise).",
     )
 
 

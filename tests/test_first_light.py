@@ -205,9 +205,9 @@ def test_launches_are_read_off_the_profile(monkeypatch):
         return types.SimpleNamespace(name=name, time_range=times, device_type=device_type)
 
     class Profile(torch.profiler.profile):
-        def __init__(self, activities):
+        def __init__(self, activities, **options):
             assert activities == [torch.profiler.ProfilerActivity.CUDA]
-            super().__init__(activities=[torch.profiler.ProfilerActivity.CPU])
+            super().__init__(activities=[torch.profiler.ProfilerActivity.CPU], **options)
 
         def events(self):
             seen = super().events()  # of a CPU
