@@ -68,15 +68,17 @@ def measure(setting: str, runs: int) -> None:
     print(json.dumps(cells))
 
 
-def report(cells: list[dict]) -> None:
-    """Milliseconds a call, and in brackets the threads of the process."""
+def report(cells: list[dict]) -> str:
+    """Milliseconds per call, and in brackets the threads of the process; a row for each setting."""
+    from .plots import table  # not where it is measured: Matplotlib is no part of that
+
     found = {(c["setting"], c["method"], c["callers"]): c for c in cells}
     columns = [(method, callers) for method in METHODS for callers in CALLERS]
-    print("| | " + " | ".join(f"{method}, from {callers}" for method, callers in columns) + " |")
-    print("|---" * (len(columns) + 1) + "|")
-    for setting in SETTINGS:
+    rows = [["", *(f"`{method}`, {callers} thread{'s' * (callers > 1)}" for method, callers in columns)]]
+    for setting in dict.fromkeys(c["setting"] for c in cells):
         row = (found[setting, *column] for column in columns)
-        print(f"| {setting} | " + " | ".join(f"{1e3 * c['median']:.1f} ({c['os_threads']})" for c in row) + " |")
+        rows.append([setting, *(f"{1e3 * c['median']:.1f} ({c['os_threads']})" for c in row)])
+    return table(rows)
 
 
 def main(runs: int, out: Path | None, keep: bool = False) -> None:
@@ -91,7 +93,7 @@ def main(runs: int, out: Path | None, keep: bool = False) -> None:
         cells += json.loads(run.stdout)
     path = destination(info, "load", out, keep)
     save(info | {"cells": cells}, path)
-    report(cells)
+    print(report(cells))
     print(f"raw data: {shown(path)}")
 
 

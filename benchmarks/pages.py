@@ -4,6 +4,7 @@ A page marks where a block of figures stands: `<!-- figures: everything -->` …
 by the function of that name below, so that no number is typed. The tests compare the pages with what it gives.
 """
 
+import functools
 import json
 import re
 import textwrap
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from . import load
 from .plots import COLORS, LIMIT, applications_table, geometric_mean, mebibytes, milliseconds, ratio_table, table
 from .precision import TAUS, worst
 from .rivals import BARE, JAX_NATIVE, Problem, limit
@@ -190,19 +192,12 @@ def forward_mode() -> str:
 
 def threads() -> str:
     """Sums from several Python threads."""
-    settings = {"default": "default", "one CPU": "pinned to one CPU"}
-    settings |= {name: f"`{name}`" for name in ("OMP_WAIT_POLICY=passive", "OMP_NUM_THREADS=1")}
-    cells = {(c["setting"], c["method"], c["callers"]): c for c in _read(LOAD)["cells"]}
-    columns = [(method, num) for method in ("rescale", "blocked") for num in (1, 2, 8)]
-    rows = [["", *(f"`{method}`, {num} thread{'s' * (num > 1)}" for method, num in columns)]]
-    for setting, shown in settings.items():
-        found = [cells[setting, *column] for column in columns]
-        rows.append([shown, *(f"{1e3 * c['median']:.1f} ({c['os_threads']})" for c in found)])
     grown = {c["method"]: c for c in _read(SCALING)["cells"] if c["suite"] == "training"}
-    return f"{table(rows)}\n" + _prose(
+    text = _prose(
         f"In {grown['rescale']['steps']} jitted training steps by way of PyTorch, resident memory grows by",
         f"{grown['rescale']['grown_mib']:.1f} MiB after the first 500; in XLA by {grown['auto']['grown_mib']:.1f} MiB.",
     )
+    return f"{load.report(_read(LOAD)['cells'])}\n{text}"
 
 
 FIGURES = (everything, rivals, grid, applications, losses, precision, wide, streamed, forward_mode, threads)
@@ -220,6 +215,7 @@ def main() -> None:
         page.write_text(filled(page.read_text()))
 
 
+@functools.cache
 def _read(name: str) -> dict:
     return json.loads((RESULTS / f"{name}.json").read_text())
 

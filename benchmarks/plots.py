@@ -158,10 +158,10 @@ def _ratios(path: Path, data: dict) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(11, 4.6), layout="constrained")
     image: Any = None
     for axis, what in zip(axes, ("forward", "gradients"), strict=True):
-        table = ratio_table(data, what, tuple(JAX_NATIVE))
-        sizes = sorted({key[:2] for key in table})
-        nums = sorted({key[2] for key in table})
-        values = np.array([[table.get((*size, num), np.nan) for num in nums] for size in sizes])
+        ratios = ratio_table(data, what, tuple(JAX_NATIVE))
+        sizes = sorted({key[:2] for key in ratios})
+        nums = sorted({key[2] for key in ratios})
+        values = np.array([[ratios.get((*size, num), np.nan) for num in nums] for size in sizes])
         image = axis.imshow(values, norm=LogNorm(0.4, 1 / 0.4), cmap="RdYlGn", aspect="auto")
         for (i, j), x in np.ndenumerate(values):
             color = "black" if 0.5 < x < 2 else "white"

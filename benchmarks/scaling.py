@@ -206,7 +206,7 @@ def training_cells() -> list[dict]:
 
 
 def report(cells: list[dict]) -> None:
-    """The tables of the README."""
+    """What was found, a line for each; `benchmarks.pages` makes the tables of the docs."""
     for suite, ours in (("wide", "auto"), ("forward mode", "forward mode")):
         found = [c for c in cells if c["suite"] == suite]
         for c in (c for c in found if c["method"] == ours):

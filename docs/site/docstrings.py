@@ -6,7 +6,12 @@ import griffe
 
 import jaxgauss
 
-NAMES = "|".join(name for name in vars(jaxgauss) if not name.startswith("_"))
+NAME = re.compile(rf"(?<![`\[])`({'|'.join(name for name in vars(jaxgauss) if not name.startswith('_'))})`(?!`)")
+
+
+def linked(text: str) -> str:
+    """With public names as links to the API."""
+    return NAME.sub(r"[`\1`][jaxgauss.\1]", text)
 
 
 class Docstrings(griffe.Extension):
@@ -16,6 +21,4 @@ class Docstrings(griffe.Extension):
         """Of every module, class and function."""
         if obj.docstring:
             text = re.sub(r"^(\s*)Example:$", r"\1Examples:", obj.docstring.value, flags=re.M)
-            if obj.path.startswith("jaxgauss."):
-                text = re.sub(rf"(?<!`)`({NAMES})`(?!`)", r"[`\1`][jaxgauss.\1]", text)
-            obj.docstring.value = text
+            obj.docstring.value = linked(text) if obj.path.startswith("jaxgauss.") else text

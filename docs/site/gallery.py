@@ -28,21 +28,21 @@ def digest(name: str) -> str:
 
 def run(name: str) -> str:
     """The block of a page; the picture is put where the page looks for it."""
-    sys.path.insert(0, str(ROOT))
     from benchmarks.measure import environment
 
+    drawn, picture = (ROOT / folder / f"{name}.png" for folder in ("outputs", "examples/pictures"))
+    drawn.unlink(missing_ok=True)
     start = time.perf_counter()
     command = [sys.executable, f"examples/{name}.py"]
     output = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout
     seconds = time.perf_counter() - start
     info = environment("cpu")
     versions = ", ".join(f"{library} {info['versions'][library]}" for library in ("jax", "torch", "numpy"))
-    drawn, picture = (ROOT / folder / f"{name}.png" for folder in ("outputs", "examples/pictures"))
-    if has_picture := drawn.exists() and drawn.stat().st_mtime > time.time() - seconds - 1:
+    if drawn.exists():
         shutil.copy(drawn, picture)
     return (
         "<!-- run -->\n\n"
-        + (f"![What it draws](../../examples/pictures/{name}.png)\n\n" if has_picture else "")
+        + (f"![What it draws](../../examples/pictures/{name}.png)\n\n" if drawn.exists() else "")
         + f"```console\n$ python examples/{name}.py\n{output.strip()}\n```\n\n"
         + f"{seconds:.0f} seconds on {info['cores']} cores of an {info['device_name']}, {info['date']}; {versions};"
         + f" the code's digest is {digest(name)}.\n\n<!-- end -->"
@@ -51,6 +51,7 @@ def run(name: str) -> str:
 
 def main(names: list[str]) -> None:
     """Run them, one after the other."""
+    sys.path.insert(0, str(ROOT))
     for name in tqdm(names or NAMES, unit="example"):
         page, block = PAGES / f"{name}.md", run(name)
         page.write_text(BLOCK.sub(lambda _, block=block: block, page.read_text()))

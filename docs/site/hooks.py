@@ -10,18 +10,16 @@ import posixpath
 import re
 from pathlib import Path
 
+from docstrings import linked
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-import jaxgauss
-
 ROOT = Path(__file__).parents[2]
 LINK = re.compile(r"(\]\()((?:\.\./)+[^)#\s]+)")
 MATH = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.S)
-NAME = re.compile(rf"(?<![`\[])`({'|'.join(name for name in vars(jaxgauss) if not name.startswith('_'))})`(?!`)")
 FENCE = re.compile(r"^```.*?^```$", re.S | re.M)
 LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json", ".yml": "yaml", ".cff": "yaml", "": "text"}
 PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
@@ -58,7 +56,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if here.startswith("source/"):
         return markdown
     markdown = LINK.sub(inside, markdown)
-    texts = [NAME.sub(r"[`\1`][jaxgauss.\1]", text) for text in FENCE.split(markdown)]
+    texts = [linked(text) for text in FENCE.split(markdown)]
     return "".join(text + code for text, code in zip(texts, [*FENCE.findall(markdown), ""], strict=True))
 
 
