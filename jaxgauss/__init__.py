@@ -4,6 +4,8 @@ s_m = Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n
 """
 
 from ._engines.plan import Plan as Plan
+from ._kernels.kernels import Kernel as Kernel
+from ._kernels.kernels import rational_quadratic as rational_quadratic
 from ._methods.bandwidth import median_heuristic as median_heuristic
 from ._methods.bandwidth import tau_from_bandwidth as tau_from_bandwidth
 from ._methods.kde import BandwidthSearch as BandwidthSearch
@@ -26,6 +28,7 @@ from ._sums.estimate_error import ErrorEstimate as ErrorEstimate
 from ._sums.estimate_error import estimate_error as estimate_error
 from ._sums.explain import explain as explain
 from ._sums.gauss_sum import gauss_sum as gauss_sum
+from ._sums.kernel_sum import kernel_sum as kernel_sum
 from ._sums.log_gauss_sum import log_gauss_sum as log_gauss_sum
 from ._sums.plain import gauss_sum_blocked as gauss_sum_blocked
 from ._sums.plain import gauss_sum_dense as gauss_sum_dense

@@ -7,8 +7,9 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+from .._kernels.kernels import GAUSS, Kernel, as_kernel
 from .operands import check_mesh, check_names, check_tau, floating_dtype
-from .settings import MeshOptions, Settings, matmul_grade, working_dtype
+from .settings import MeshOptions, Settings, matmul_grade, methods_of, working_dtype
 
 
 def check_samples(
@@ -21,6 +22,7 @@ def check_samples(
     min_points: int = 1,
     allowed: type = MeshOptions,
     may_be_empty: str = "",
+    kernel: Kernel = GAUSS,
 ) -> Settings:
     """Raise unless the samples are points (number, D) of one dimension, and each weight belongs to one of them.
 
@@ -32,9 +34,8 @@ def check_samples(
     unknown = sorted(set(options) - set(names))
     if unknown:
         raise TypeError(f"{where}: options must be among {', '.join(names)}; got {', '.join(unknown)}.")
-    check_names(
-        function, options.get("method", "auto"), options.get("precision", "auto"), options.get("backend", "auto")
-    )
+    method, precision, backend = (options.get(name, "auto") for name in ("method", "precision", "backend"))
+    check_names(function, method, precision, backend, methods_of(kernel))
     check_mesh(function, options.get("mesh"), options.get("query_axis"), options.get("key_axis"))
     given = {**samples, **{name: x for name, x in (weights or {}).items() if x is not None}}
     dtypes = {floating_dtype(where, name, x) for name, x in given.items()}
@@ -58,7 +59,35 @@ def check_samples(
     tau_shape = check_tau(where, tau, working_dtype(dtype))
     if len(tau_shape) > 1 or tau_shape == (0,):
         raise ValueError(f"{where}: `tau` must be a number or one-dimensional, for a mixture; got tau {tau_shape}.")
-    return Settings(dtype=dtype.name, function=function, grade=matmul_grade(), **options)
+    return Settings(dtype=dtype.name, function=function, grade=matmul_grade(), kernel=kernel, **options)
+
+
+def check_kernel(function: str, kernel: Any, *, positive: bool = False, smooth: bool = False) -> Kernel:
+    """The kernel; ValueError unless it is positive definite, and has second derivatives, where it must."""
+    where, found = f"`jaxgauss.{function}`: `kernel` must", as_kernel(function, kernel)
+    if positive and found.conditional:
+        raise ValueError(
+            f"{where} be positive definite; got {found!r}, which is so only for weights that add up to zero. Use"
+            " kernel='matern12', or 'imq'."
+        )
+    if smooth and found.kinked:
+        raise ValueError(
+            f"{where} have second derivatives; got {found!r}, which has a kink where points coincide. Use"
+            " kernel='imq', or 'matern52'."
+        )
+    return found
+
+
+def check_balance(function: str, kernel: Kernel, **weights: Any) -> None:
+    """Raise ValueError where a conditionally positive definite kernel is seen to meet weights of unequal sums."""
+    seen = [np.ones(1) if a is None else visible(a) for a in weights.values()]
+    sums, sizes = ([f(a) for a in seen if a is not None] for f in (np.sum, lambda a: np.abs(a).sum()))
+    if kernel.conditional and sums and max(sums) - min(sums) > 1e-3 * max(sizes):
+        names, given = (" and ".join(x) for x in ((f"`{name}`" for name in weights), (f"{x:.6g}" for x in sums)))
+        raise ValueError(
+            f"`jaxgauss.{function}`: {names} must have one sum for {kernel!r}, which is only conditionally positive"
+            f" definite; got sums {given}. Divide each by its sum."
+        )
 
 
 def visible(array: Any) -> np.ndarray | None:

@@ -9,7 +9,10 @@ import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 from jaxtyping import Array, Float
 
+from .._kernels.kernels import GAUSS, Kernel
+
 METHODS = ("auto", "reweight", "prescale", "rescale", "blocked", "dense", "differences")
+KERNEL_METHODS = ("auto", "mixture", "blocked", "dense", "differences")  # of other kernels than the Gaussian
 PRECISIONS = ("auto", "float16", "bfloat16", "float16x2", "bfloat16x2", "float32", "float64")
 BACKENDS = ("auto", "flash", "efficient", "cudnn", "cpu")
 DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -58,6 +61,7 @@ class Settings:
     mesh: Mesh | AbstractMesh | None = None  # whose axes queries and keys are shared out over
     query_axis: MeshAxis = None
     key_axis: MeshAxis = None
+    kernel: Kernel = GAUSS
 
     @property
     def options(self) -> Options:
@@ -68,6 +72,11 @@ class Settings:
     def automatic(self) -> bool:
         """Whether everything is left to us."""
         return self.method == self.precision == self.backend == "auto"
+
+
+def methods_of(kernel: Kernel) -> tuple[str, ...]:
+    """Those that may be asked for."""
+    return METHODS if kernel == GAUSS else KERNEL_METHODS
 
 
 def are_known(*sizes: Any) -> bool:

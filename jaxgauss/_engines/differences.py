@@ -16,7 +16,7 @@ DIFFERENCES_TILE = Tile(2**17, 64, 64, 2**17)
 def differences_sum(queries: Q, keys: K, values: V, tau: T) -> S:
     """The Gauss sum of operands of equal rank from the differences of coordinates, at any distance from any center."""
     tile_sum = functools.partial(_difference_tile, jnp.sqrt(tau)[..., None, None])
-    queries = _with_axes_of(tau, queries)
+    queries = with_axes_of(tau, queries)
     return tiled_sum(tile_sum, queries, keys, values, tile=DIFFERENCES_TILE)
 
 
@@ -26,7 +26,7 @@ def differences_pullback(queries: Q, keys: K, values: V, tau: T, cotangent: G) -
     return pullback(jnp.broadcast_to(cotangent, total.shape))
 
 
-def _with_axes_of(tau: Array, points: Array) -> Array:
+def with_axes_of(tau: Array, points: Array) -> Array:
     """The points, stretched along the batch of τ, which is not in them where nothing is scaled."""
     return jnp.broadcast_to(points, (*jnp.broadcast_shapes(points.shape[:-2], tau.shape), *points.shape[-2:]))
 
@@ -35,7 +35,7 @@ def differences_log_sum(queries: Q, keys: K, tau: T, log_weights: W) -> L:
     """log Σ_n w Φ of operands of equal rank from the differences of coordinates, under all transformations."""
     logits = functools.partial(difference_logits, jnp.sqrt(tau)[..., None, None])
     nothing = jnp.zeros_like(log_weights)
-    return tiled_means(logits, _with_axes_of(tau, queries), keys, nothing, log_weights, tile=DIFFERENCES_TILE)[1]
+    return tiled_means(logits, with_axes_of(tau, queries), keys, nothing, log_weights, tile=DIFFERENCES_TILE)[1]
 
 
 def _difference_tile(scale: Array, queries: Array, keys: Array, v: Array) -> Array:

@@ -19,12 +19,15 @@ from jax.custom_batching import custom_vmap
 from .._arrays.places import platforms, share_out_like, vary_like, whole
 from .._arrays.points import are_within, scaled_points, with_norms
 from .._checks.settings import Settings, are_known, working_dtype
-from . import float64
+from .._kernels.mixtures import Mixture
+from . import float64, radial
 from .attention import attended_means, attended_pullback, attended_sum, by_attention, kernel_of
 from .blocked import scaled_sum
+from .channels import Channels
 from .differences import differences_sum
 from .fused import FUSES
-from .plan import Plan, plan, sizes
+from .kernel_plan import exact_plan, kernel_plan, mixture_of
+from .plan import Plan, sizes
 
 KEPT = 8  # times as many numbers as the operands have: memory stays linear, under vmap as well
 
@@ -75,6 +78,18 @@ def kernel_closer(settings: Settings, points: jax.Array, tau: jax.Array) -> jax.
     return _closer(settings)(points, tau)[0]
 
 
+def radial_sum(settings: Settings, channels: Channels, *operands: jax.Array) -> jax.Array:
+    """Σ_n κ(u) v_n of queries, keys, values and τ of equal rank, κ evaluated in XLA, each channel with its own."""
+    return _radial(radial.radial_sums, settings, channels)(*operands)[0]
+
+
+def radial_pullback(
+    settings: Settings, channels: Channels, with_tau: bool, *operands: jax.Array
+) -> tuple[jax.Array, ...]:
+    """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of queries, keys, values and τ, at these and g; all of equal rank."""
+    return _radial(_RADIAL_PULLBACK[with_tau], settings, channels)(*operands)
+
+
 def within_reach(settings: Settings, *operands: jax.Array, each_tau: bool = False) -> jax.Array:
     """Whether all of a batch lies close enough to its center for the exponents to have their digits: one boolean.
 
@@ -93,6 +108,13 @@ def keeps_tile(settings: Settings, queries: jax.Array, keys: jax.Array, values: 
         return False
     plans = [_plan_there(settings, platform, operands) for platform in platforms()]
     return all((x.method, x.precision) == ("dense", working_dtype(settings.dtype).name) for x in plans)
+
+
+def uses_mixture(settings: Settings, *operands: jax.Array) -> Mixture | None:
+    """The mixture that the settings' kernel is summed by where JAX runs, if it is; of operands of equal rank."""
+    plans = [_plan_there(settings, platform, operands) for platform in platforms()]
+    chosen = next((x for x in plans if x.method == "mixture"), None)
+    return None if chosen is None else mixture_of(settings, chosen.precision)
 
 
 def saves_log(settings: Settings, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array) -> bool:
@@ -154,6 +176,20 @@ SUM = Operation(float64.SUM, attended_sum, _sum_in_xla)
 SUM_AND_LOG = SUM._replace(attended=functools.partial(attended_sum, with_log=True), leaves_log=True)
 PULLBACK = Operation(float64.PULLBACK, attended_pullback, functools.partial(_in_blocks, float64.PULLBACK), num_own=3)
 MEANS = Operation(float64.MEANS, attended_means, functools.partial(_in_blocks, float64.MEANS))
+
+
+_RADIAL_PULLBACK = {x: functools.partial(radial.radial_pullback, with_tau=x) for x in (False, True)}
+
+
+@functools.cache
+def _radial(function: Callable[..., Any], settings: Settings, channels: Channels) -> Callable[..., Any]:
+    def compute(platform: str, *operands: jax.Array) -> tuple[jax.Array, ...]:
+        chosen, dtype = exact_plan(settings, platform, sizes(*operands[:4])[0]), operands[0].dtype
+        results = function(channels, chosen, *(x.astype(chosen.precision) for x in operands))
+        return tuple(x.astype(dtype) for x in (results if isinstance(results, tuple) else (results,)))
+
+    num_own = 0 if function is radial.radial_sums else 4
+    return _mapped(settings, functools.partial(_by_platform, compute), num_own)
 
 
 @functools.cache
@@ -225,7 +261,7 @@ def _by_platform(compute: Callable, *operands: jax.Array):
 
 def _plan_there(settings: Settings, platform: str, operands: tuple[jax.Array, ...]) -> Plan:
     try:
-        return plan(settings, platform, *sizes(*operands[:4]))
+        return kernel_plan(settings, platform, *sizes(*operands[:4]))
     except ValueError:  # not the platform that was checked: let PyTorch refuse if it is run there after all
         method = "rescale" if settings.method == "auto" else settings.method
         return Plan(platform, method, settings.precision, settings.backend, "asked for by name")

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -86,21 +86,57 @@ def in_groups(function: Callable, a: Array, b: Array, *rest: Array):
     return jax.tree.map(lambda x: x.reshape(*batch, *x.shape[1:]), results)
 
 
-def tiled_sum(
-    tile_sum: Callable, a: Array, b: Array, v: Array, *, whole: bool = False, tile: Tile | None = None
-) -> Array:
-    """Σ over blocks of queries and of keys. Keys that fill the last block have value 0."""
-    batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (a, b, v)))
-    sizes = a.shape[-2], b.shape[-2]
+def tiled_sum(tile_sum: Callable, a: Any, b: Any, v: Array, *, whole: bool = False, tile: Tile | None = None) -> Array:
+    """Σ over blocks of queries and of keys, arrays or several of them. Keys that fill the last block have value 0."""
+    operands: list[Array] = jax.tree.leaves((a, b, v))
+    batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in operands))
+    sizes = operands[0].shape[-2], v.shape[-2]
     rows, columns = block_sizes(math.prod(batch), *sizes, whole, tile)
-    key_blocks = blocks(b, columns), blocks(v, columns)
+    key_blocks = _blocks((b, v), columns)
     tile_sum = tile_sum if (rows, columns) == sizes else jax.checkpoint(tile_sum)  # derivatives keep one tile at most
 
-    def add_rows(_: None, a: Array):
-        zero = vary_like(jnp.zeros((*batch, rows, v.shape[-1]), a.dtype), [a, b, v])
+    def add_rows(_: None, a: Any):
+        zero = vary_like(jnp.zeros((*batch, rows, v.shape[-1]), v.dtype), operands)
         return None, scan(lambda total, block: (total + tile_sum(a, *block), None), zero, key_blocks)[0]
 
-    return unblocks(scan(add_rows, None, blocks(a, rows))[1], a.shape[-2])
+    return unblocks(scan(add_rows, None, _blocks(a, rows))[1], sizes[0])
+
+
+def tiled_pullback(
+    tile_pullback: Callable, dim: int, a: Any, b: Any, v: Array, g: Array, *, whole: bool = False
+) -> tuple[Array, Array, Array, Array]:
+    """Gradients with respect to queries, keys and values, and to one number (*batch,), over blocks of both.
+
+    Of tiles they are (…, rows, D), (…, D, columns), (…, C, columns) and (…): no tile need be transposed.
+    """
+    operands: list[Array] = jax.tree.leaves((a, b, v, g))
+    batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in operands))
+    num_queries, num_keys = g.shape[-2], v.shape[-2]
+    rows, columns = block_sizes(math.prod(batch), num_queries, num_keys, whole)
+    key_blocks = _blocks((b, v), columns)
+
+    def zeros(*shape: int) -> Array:
+        return vary_like(jnp.zeros(shape, v.dtype), operands)
+
+    def add_rows(total: tuple[Array, ...], block: tuple[Any, Array]):
+        a, g = block
+
+        def add_columns(carry: tuple[Array, Array], block: tuple[Any, Array]):
+            b, v = block
+            da, db, dv, d_number = tile_pullback(a, b, v, g)
+            return (carry[0] + da, carry[1] + d_number), (db, dv)
+
+        (da, d_number), parts = scan(add_columns, (zeros(*batch, rows, dim), zeros(*batch)), key_blocks)
+        return jax.tree.map(jnp.add, total, (*parts, d_number)), da
+
+    num_blocks = -(-num_keys // columns)
+    sums = *(zeros(num_blocks, *batch, width, columns) for width in (dim, v.shape[-1])), zeros(*batch)
+    (db, dv, d_number), da = scan(add_rows, sums, _blocks((a, g), rows))
+    return unblocks(da, num_queries), unblocks(db.mT, num_keys), unblocks(dv.mT, num_keys), d_number
+
+
+def _blocks(arrays: Any, size: int) -> Any:
+    return jax.tree.map(lambda x: blocks(x, size), arrays)
 
 
 def tiled_means(

@@ -10,10 +10,11 @@ from jaxtyping import Array, Float
 
 from .._arrays.points import unbroadcast
 from .._checks.operands import takes_tau
-from .._checks.samples import check_distinct_pairs, check_estimator, check_samples
+from .._checks.samples import check_balance, check_distinct_pairs, check_estimator, check_kernel, check_samples
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights, working_dtype
+from .._kernels.kernels import Kernel
 from .._sums.checked import check_plan
-from .._sums.moments import Reduction, by_reach, prepare
+from .._sums.moments import Reduction, as_gaussians, bandwidth_mean, by_reach, prepare
 
 
 @takes_tau
@@ -22,6 +23,7 @@ def mmd_squared(
     y: Points,
     tau: Taus,
     *,
+    kernel: str | Kernel = "gauss",
     x_weights: Weights | None = None,
     y_weights: Weights | None = None,
     estimator: str = "biased",
@@ -30,7 +32,8 @@ def mmd_squared(
 ) -> Float[Array, ""]:
     """Squared maximum mean discrepancy of two samples, with its gradient from the same pass over the pairs.
 
-    MMD² = Σ_ij a_i a_j k(x_i, x_j) - 2 Σ_ij a_i b_j k(x_i, y_j) + Σ_ij b_i b_j k(y_i, y_j), k = exp(-τ/2 ‖x - y‖²).
+    MMD² = Σ_ij a_i a_j k(x_i, x_j) - 2 Σ_ij a_i b_j k(x_i, y_j) + Σ_ij b_i b_j k(y_i, y_j), k = exp(-τ/2 ‖x - y‖²) or
+    another kernel.
 
     Two Gauss sums, with and without the gradient: x against both samples with the channels [w z, w], and y against y
     (or, where y or τ moves as well, y against both). O((M + N)(M + ½N) D) operations and O((M + N) D) memory.
@@ -40,6 +43,9 @@ def mmd_squared(
         y: points, (N, D).
         tau: τ = 1/σ², positive; or several, (T,): k is then the mean of their kernels (in `gauss_sum`, which returns
             each, a batch). To learn it, learn log τ: under `jit` a negative one gives NaN.
+        kernel: a name or a `Kernel`, as for `kernel_sum`: "gauss", "matern12" ("laplace"), "matern32", "matern52",
+            "imq", "cauchy", `rational_quadratic(alpha)`; "energy", whose MMD² is the energy distance times √τ, for
+            weights of one sum.
         x_weights: a, (M,), of either sign. None: 1/M. They are taken as they are, not normalized: with Σa ≠ Σb, as of
             importance weights or a mask of ones, it is no distance of distributions. Divide them by their sum.
         y_weights: b, (N,), likewise.
@@ -84,7 +90,11 @@ def mmd_squared(
     check_estimator("mmd_squared", estimator)
     smallest = 2 if estimator == "unbiased" else 1
     weights = {"x_weights": x_weights, "y_weights": y_weights}
-    settings = check_samples("mmd_squared", {"x": x, "y": y}, tau, options, weights=weights, min_points=smallest)
+    kernel = check_kernel("mmd_squared", kernel)
+    check_balance("mmd_squared", kernel, x_weights=x_weights, y_weights=y_weights)
+    settings = check_samples(
+        "mmd_squared", {"x": x, "y": y}, tau, options, weights=weights, min_points=smallest, kernel=kernel
+    )
     check_distinct_pairs("mmd_squared", estimator, weights)
     num = x.shape[0] + y.shape[0]
     tau = check_plan(settings, tau, x.shape[0] * num, x.shape[1], x.shape[1] + 2, x, y)
@@ -96,17 +106,19 @@ def embedding_norm_squared(
     points: Points,
     tau: Taus,
     *,
+    kernel: str | Kernel = "gauss",
     weights: Weights | None = None,
     estimator: str = "biased",
     **options: Unpack[MeshOptions],
 ) -> Float[Array, ""]:
-    """Squared norm of a kernel mean embedding, Σ_ij a_i a_j exp(-τ/2 ‖x_i - x_j‖²), with its gradient.
+    """Squared norm of a kernel mean embedding, Σ_ij a_i a_j k(x_i, x_j), with its gradient.
 
     One Gauss sum, with and without the gradient.
 
     Args:
         points: x, (N, D).
-        tau, weights, estimator, **options: as for `mmd_squared`, whose first and last term this is.
+        tau, kernel, weights, estimator, **options: as for `mmd_squared`, whose first and last term this is. (Of
+            "energy" it is that term, negative, and no norm.)
 
     Returns:
         A scalar.
@@ -134,6 +146,7 @@ def embedding_norm_squared(
         options,
         weights={"weights": weights},
         min_points=smallest,
+        kernel=check_kernel("embedding_norm_squared", kernel),
     )
     tau = check_plan(settings, tau, points.shape[0] ** 2, points.shape[1], points.shape[1] + 2, points)
     check_distinct_pairs("embedding_norm_squared", estimator, {"weights": weights})
@@ -148,6 +161,7 @@ def mmd_witness(
     y: Points,
     tau: Taus,
     *,
+    kernel: str | Kernel = "gauss",
     x_weights: Weights | None = None,
     y_weights: Weights | None = None,
     **options: Unpack[MeshOptions],
@@ -158,7 +172,7 @@ def mmd_witness(
 
     Args:
         points: t, (P, D).
-        x, y, tau, x_weights, y_weights, **options: as for `mmd_squared`.
+        x, y, tau, kernel, x_weights, y_weights, **options: as for `mmd_squared`.
 
     Returns:
         (P,). Not normalized: divided by the MMD it is the witness of unit norm.
@@ -180,7 +194,11 @@ def mmd_witness(
     """
     samples = {"x": x, "y": y, "points": points}
     weights = {"x_weights": x_weights, "y_weights": y_weights}
-    settings = check_samples("mmd_witness", samples, tau, options, weights=weights, may_be_empty="points")
+    kernel = check_kernel("mmd_witness", kernel)
+    check_balance("mmd_witness", kernel, x_weights=x_weights, y_weights=y_weights)
+    settings = check_samples(
+        "mmd_witness", samples, tau, options, weights=weights, may_be_empty="points", kernel=kernel
+    )
     num = x.shape[0] + y.shape[0]
     tau = check_plan(settings, tau, points.shape[0] * num, x.shape[1], x.shape[1] + 1, x, y)
     return _witness(settings, False, points, x, y, tau, x_weights, y_weights)[0]
@@ -192,6 +210,7 @@ def mmd_flow_velocity(
     y: Points,
     tau: Taus,
     *,
+    kernel: str | Kernel = "gauss",
     x_weights: Weights | None = None,
     y_weights: Weights | None = None,
     **options: Unpack[MeshOptions],
@@ -199,12 +218,13 @@ def mmd_flow_velocity(
     """Velocity of the MMD flow that carries x to y: -∇f(x_i), f the witness function.
 
     v_i = τ Σ_j a_j k(x_i, x_j) (x_i - x_j) - τ Σ_j b_j k(x_i, y_j) (x_i - y_j): repelled by one another, drawn to y.
-    One Gauss sum of D + 1 channels.
+    One Gauss sum of D + 1 channels. (Of another kernel κ(u), -2κ' takes the place of k.) A Gaussian does not feel what
+    lies many bandwidths away; "imq" and "energy" do.
 
     Args:
         x: the particles, (M, D).
         y: what they flow to, (N, D).
-        tau, x_weights, y_weights, **options: as for `mmd_squared`.
+        tau, kernel, x_weights, y_weights, **options: as for `mmd_squared`.
 
     Returns:
         (M, D): where the particles go, x + step_size · velocity. It is -1/(2 a_i) times the gradient of the biased
@@ -226,7 +246,9 @@ def mmd_flow_velocity(
         Arbel, Korba, Salim & Gretton, "Maximum Mean Discrepancy Gradient Flow", 2019, arXiv:1906.04370.
     """
     weights = {"x_weights": x_weights, "y_weights": y_weights}
-    settings = check_samples("mmd_flow_velocity", {"x": x, "y": y}, tau, options, weights=weights)
+    kernel = check_kernel("mmd_flow_velocity", kernel)
+    check_balance("mmd_flow_velocity", kernel, x_weights=x_weights, y_weights=y_weights)
+    settings = check_samples("mmd_flow_velocity", {"x": x, "y": y}, tau, options, weights=weights, kernel=kernel)
     num = x.shape[0] + y.shape[0]
     tau = check_plan(settings, tau, x.shape[0] * num, x.shape[1], x.shape[1] + 1, x, y)
     return _witness(settings, True, x, x, y, tau, x_weights, y_weights)[1]
@@ -246,15 +268,11 @@ def distinct_pairs_factor(a: Array) -> Array:
     return total / (total - jnp.square(a).sum((-2, -1)))
 
 
-def bandwidth_mean(x: Array, tau: Array) -> Array:
-    """The mean over the axis of the bandwidths, if there is one."""
-    return x.mean(0) if tau.ndim else x
-
-
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _witness(settings: Settings, slopes: bool, points, x, y, tau, x_weights, y_weights) -> tuple[Array, Array]:
     """The witness function (P,) and, with `slopes`, minus its gradient (P, D)."""
     a, b = weights_or_mean(x_weights, x, settings), weights_or_mean(y_weights, y, settings)
+    settings, tau, shares = as_gaussians(settings, tau, x, y)
     tau, points, x, y, a, b = prepare(settings, tau, points, x, y, a[:, None], b[:, None])
 
     def function(reduction: Reduction, every: tuple[Array, ...], tau: Array, a: Array, b: Array):
@@ -264,25 +282,26 @@ def _witness(settings: Settings, slopes: bool, points, x, y, tau, x_weights, y_w
         return at.mass[..., 0], -tau[..., None, None] * at.slopes
 
     found = by_reach(settings, function, (points, x, y), tau, a, b)
-    return tuple(bandwidth_mean(result, tau).astype(settings.dtype) for result in found)  # type: ignore[return-value]
+    return tuple(bandwidth_mean(z, tau, shares).astype(settings.dtype) for z in found)  # type: ignore[return-value]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _mmd_squared(settings: Settings, estimator: str, x, y, tau, x_weights, y_weights, y_norm_squared) -> Array:
     a, b = weights_or_mean(x_weights, x, settings), weights_or_mean(y_weights, y, settings)
     given = y_norm_squared is not None
+    settings, tau, shares = as_gaussians(settings, tau, x, y)
     tau, x, y, a, b = prepare(settings, tau, x, y, a[:, None], b[:, None])
     x_factor, x_diagonal = _own_pairs(estimator, a)
     y_factor, y_diagonal = (jnp.zeros_like(x_factor),) * 2 if given else _own_pairs(estimator, b)
-    value = _form(settings, not given, tau, _Side(x, a, x_factor), _Side(y, b, y_factor))
-    value = bandwidth_mean(jnp.asarray(value), tau) - (x_diagonal + y_diagonal).reshape(())
+    value = jnp.asarray(_form(settings, not given, tau, _Side(x, a, x_factor), _Side(y, b, y_factor)))
+    value = bandwidth_mean(value - settings.kernel.at_zero * (x_diagonal + y_diagonal).reshape(()), tau, shares)
     if given:
         value = value + jnp.asarray(y_norm_squared, value.dtype)
     return value.astype(settings.dtype)
 
 
 def _own_pairs(estimator: str, a: Array) -> tuple[Array, Array]:
-    """The factor of aᵀ K a, and what to subtract for the pairs i = i, whose kernel is one."""
+    """The factor of aᵀ K a, and what to subtract for the pairs i = i, times κ(0)."""
     if estimator == "biased":
         return jnp.ones_like(a[..., :1, 0]), jnp.zeros_like(a[..., :1, 0])
     factor = distinct_pairs_factor(a)[..., None]

@@ -13,8 +13,9 @@ from jaxtyping import Array, Float, Key
 
 from .._arrays.places import expected_platform, whole
 from .._checks.operands import takes_tau
-from .._checks.samples import check_estimator, check_rng_key, check_samples
+from .._checks.samples import check_estimator, check_kernel, check_rng_key, check_samples
 from .._checks.settings import MeshOptions, Points, Settings, Taus, working_dtype
+from .._kernels.kernels import GAUSS, Kernel
 from .._sums.checked import check_plan
 from .._sums.display import progress_bar, refuse_progress_in_a_trace, short_repr
 from .._sums.sharded import sum_over_mesh
@@ -51,6 +52,7 @@ def mmd_test(
     tau: Taus,
     *,
     rng_key: Key[Array, ""],
+    kernel: str | Kernel = "gauss",
     num_permutations: int = 999,
     estimator: str = "unbiased",
     resampling: str = "permutation",
@@ -73,6 +75,7 @@ def mmd_test(
             λ = √(s(s - 1)), s the smaller number of points. Labelings do not change ‖K_t‖, so the level is kept. (Nor
             what points are to themselves, which is left out of a biased MMD²_t here: it would hide the others.)
         rng_key: for the labelings, the same on every device and in every precision.
+        kernel: a name or a `Kernel`, as for `mmd_squared`. "energy" is the energy test, and needs no τ: any will do.
         num_permutations: P. A p-value is at least 1/(P + 1).
         estimator: "unbiased" or "biased", as for `mmd_squared`, whose default is "biased": name it in both to compare a
             statistic with a loss.
@@ -113,7 +116,8 @@ def mmd_test(
     """
     where = "`jaxgauss.mmd_test`"
     check_estimator("mmd_test", estimator)
-    settings = check_samples("mmd_test", {"x": x, "y": y}, tau, options, min_points=2)
+    kernel = check_kernel("mmd_test", kernel)
+    settings = check_samples("mmd_test", {"x": x, "y": y}, tau, options, min_points=2, kernel=kernel)
     check_rng_key("mmd_test", rng_key)
     if not isinstance(num_permutations, int | np.integer) or num_permutations < 1:
         raise ValueError(f"{where}: `num_permutations` must be a positive integer; got {num_permutations!r}.")
@@ -159,7 +163,8 @@ def _pooled(settings: Settings, design: Design, x, y, tau) -> _Pool:
         return _Pool(points, tau, None, None)
     groups = grouped(points, tau)
     # ratios of MMD² and ‖K‖ do not change if all kernels are multiplied by a number: then none is too small for it
-    return _Pool(points, tau, groups, smallest_distance(groups) if tau.ndim else jnp.zeros(()))
+    can_vanish = tau.ndim and settings.kernel == GAUSS
+    return _Pool(points, tau, groups, smallest_distance(groups) if can_vanish else jnp.zeros(()))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -221,7 +226,7 @@ def _chunk(settings: Settings, design: Design, pool: _Pool, signs: Array, j: Arr
     products = sum_over_mesh(settings, rows, points, signs[: len(points)], tau)  # (*bandwidths, rows, columns)
     there = (start + jnp.arange(num_rows) < len(points))[:, None]
     own, there = (jnp.expand_dims(x, range(tau.ndim)) for x in (own, there))
-    products = products - own
+    products = products - settings.kernel.at_zero * own
     return Forms((own * products).sum(-2), jnp.where(there, products, 0).sum(-2), jnp.zeros(tau.shape))
 
 
@@ -229,7 +234,7 @@ def _chunk(settings: Settings, design: Design, pool: _Pool, signs: Array, j: Arr
 #
 #     hᵀK'h = (t + 2r + s)/4      eᵀK'e = (t - 2r + s)/4      hᵀK'e = (t - s)/4
 #
-# and the diagonal, which is one, adds M and N to the first two: nothing in the unbiased statistic.
+# and the diagonal, κ(0), adds M and N times that to the first two: nothing in the unbiased statistic.
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -238,9 +243,9 @@ def _test(settings: Settings, design: Design, num_permutations: int, pool: _Pool
     s, r, squares = forms
     t, s, r = s[..., :1], s[..., 1 : num_permutations + 2], r[..., 1 : num_permutations + 2]
     in_x, in_y = (1 / m**2, 1 / n**2) if biased else (1 / (m * (m - 1)), 1 / (n * (n - 1)))
-    cross, diagonal = 1 / (m * n), 1 / m + 1 / n if biased and not pool.tau.ndim else 0.0
+    cross, diagonal = 1 / (m * n), (1 / m + 1 / n) * settings.kernel.at_zero if biased and not pool.tau.ndim else 0.0
     statistics = ((in_x + in_y - 2 * cross) * t + 2 * (in_x - in_y) * r + (in_x + in_y + 2 * cross) * s) / 4 + diagonal
-    sizes = (in_x + in_y + 2 * cross) / 4 * t[..., 0] + diagonal if design.exact else 1 / m + 1 / n
+    sizes = jnp.abs((in_x + in_y + 2 * cross) / 4 * t[..., 0] + diagonal) if design.exact else 1 / m + 1 / n
     unit = float(jnp.finfo(statistics.dtype).eps)
     if design.exact and design.num > FEW:
         unit = 4 / design.num * float(jnp.finfo("float32").eps)

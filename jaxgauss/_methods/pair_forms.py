@@ -16,8 +16,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from .._arrays.logits import difference_logits
 from .._arrays.places import vary_alike, vary_like
-from .._arrays.points import BASE_2, center
+from .._arrays.points import center
 from .._checks.settings import Settings, axis_names
+from .._kernels.kernels import Kernel
 
 GROUP = 512  # points; a tile of the kernel matrix is that of two groups
 PRODUCT_REACH = 2.0**22  # R² up to which a product makes exponents with ten digits after the point; differences beyond
@@ -72,8 +73,10 @@ def smallest_distance(groups: Groups) -> Float[Array, ""]:
     return lax.scan(least, jnp.asarray(jnp.inf), group_pairs(len(groups.points))[0])[0]
 
 
-def forms_of(groups: Groups, tau: Array, signs: Float[Array, "groups size p"], least: Array, pairs: Array) -> Forms:
-    """What the pairs of groups contribute to the forms of exp(-τ/2 (‖x_i - x_j‖² - least)).
+def forms_of(
+    kernel: Kernel, groups: Groups, tau: Array, signs: Float[Array, "groups size p"], least: Array, pairs: Array
+) -> Forms:
+    """What the pairs of groups contribute to the forms of κ(τ (‖x_i - x_j‖² - least)).
 
     The kernels are rounded to the dtype of the signs, and sums of more than a group are float64.
     """
@@ -84,7 +87,7 @@ def forms_of(groups: Groups, tau: Array, signs: Float[Array, "groups size p"], l
         twice = jnp.where(pair[0] == pair[1], 1, 2)  # (i, j) stands for (j, i), too
 
         def of_tau(tau: Array) -> Forms:
-            phi = jnp.where(counts, jnp.exp2(-tau / 2 * BASE_2 * (squared - least)), 0)
+            phi = jnp.where(counts, kernel(tau * (squared - least)), 0)
             rounded = phi.astype(signs.dtype)
             products, rows = (jnp.matmul(rounded, x, precision="highest").astype(tau.dtype) for x in (second, ones))
             quadratic, linear = (first * products).sum(0), rows[:, 0] @ first + products.sum(0)
@@ -101,14 +104,14 @@ def forms_of(groups: Groups, tau: Array, signs: Float[Array, "groups size p"], l
 def forms_over_mesh(settings: Settings, groups: Groups, tau: Array, signs: Array, least: Array, pairs: Array) -> Forms:
     """The same, with the pairs shared out over the axes of the mesh if there is one: every device has all points."""
     if settings.mesh is None:
-        return forms_of(groups, tau, signs, least, pairs)
+        return forms_of(settings.kernel, groups, tau, signs, least, pairs)
     axes = tuple(dict.fromkeys(axis_names(settings.query_axis) + axis_names(settings.key_axis)))
     parts = math.prod(settings.mesh.shape[name] for name in axes)
     pairs = jnp.pad(pairs, ((0, -len(pairs) % parts), (0, 0)), constant_values=-1)
 
     def local(pairs: Array, *operands: Array) -> Forms:
         pairs, *groups, tau, signs, least = vary_alike(pairs, *operands)
-        return lax.psum(forms_of(Groups(*groups), tau, signs, least, pairs), axes)
+        return lax.psum(forms_of(settings.kernel, Groups(*groups), tau, signs, least, pairs), axes)
 
     shared_out = jax.shard_map(local, mesh=settings.mesh, in_specs=(P(axes), *[P()] * 6), out_specs=P())
     return shared_out(pairs, *groups, tau, signs, least)

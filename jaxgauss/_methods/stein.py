@@ -1,6 +1,7 @@
 """Kernel Stein discrepancy: how far points are from a density known by its scores."""
 
 import functools
+from dataclasses import replace
 from typing import Unpack
 
 import jax
@@ -8,11 +9,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from .._checks.operands import takes_tau
-from .._checks.samples import check_distinct_pairs, check_estimator, check_samples, check_scores
+from .._checks.samples import check_distinct_pairs, check_estimator, check_kernel, check_samples, check_scores
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights
+from .._kernels.kernels import GAUSS, Kernel
 from .._sums.checked import check_plan
-from .._sums.moments import Reduction, by_reach, prepare
-from .mmd import bandwidth_mean, distinct_pairs_factor, weights_or_mean
+from .._sums.moments import Reduction, as_gaussians, bandwidth_mean, by_reach, prepare
+from .mmd import distinct_pairs_factor, weights_or_mean
 
 
 @takes_tau
@@ -21,22 +23,29 @@ def ksd_squared(
     scores: Points,
     tau: Taus,
     *,
+    kernel: str | Kernel = "gauss",
     weights: Weights | None = None,
     estimator: str = "biased",
     **options: Unpack[MeshOptions],
 ) -> Float[Array, ""]:
     """Squared kernel Stein discrepancy of weighted points from the density whose scores are given.
 
-    KSD² = Σ_ij a_i a_j u(x_i, x_j) with the Langevin Stein kernel of k = exp(-τ/2 ‖x - y‖²),
+    KSD² = Σ_ij a_i a_j h(x_i, x_j) with the Langevin Stein kernel of k = exp(-τ/2 ‖x - y‖²),
 
-        u(x_i, x_j) = k · [⟨s_i, s_j⟩ + τ ⟨s_i - s_j, x_i - x_j⟩ + τ D - τ² ‖x_i - x_j‖²].
+        h(x_i, x_j) = k · [⟨s_i, s_j⟩ + τ ⟨s_i - s_j, x_i - x_j⟩ + τ D - τ² ‖x_i - x_j‖²],
 
-    One Gauss sum of 2D + 1 channels, in O(N² D) operations and O(N D) memory.
+    or of another kernel κ(u), u = τ ‖x - y‖², with ψ = -2κ' and χ = -2ψ',
+
+        h(x_i, x_j) = κ ⟨s_i, s_j⟩ + τ ψ ⟨s_i - s_j, x_i - x_j⟩ + τ (D ψ - u χ).
+
+    One sum of 2D + 1 channels (of another kernel 2D + 2), in O(N² D) operations and O(N D) memory.
 
     Args:
         points: x, (N, D).
         scores: s_i = ∇ log p(x_i), (N, D).
         tau: τ = 1/σ², positive; or several, (T,): k is then the mean of their kernels.
+        kernel: a name or a `Kernel`, as for `mmd_squared`, with second derivatives: not "matern12" and "energy". The
+            discrepancy of "imq" tells convergence; that of a Gaussian may vanish for samples that do not converge.
         weights: a, (N,), of either sign. None: 1/N. They are taken as they are, not normalized.
         estimator: "biased", all pairs (V-statistic, at least 0); "unbiased", without the pairs i = i (U-statistic; for
             weights, with the factor (Σa)² / ((Σa)² - Σa²)), at least 2 points, and as many with weight.
@@ -70,11 +79,15 @@ def ksd_squared(
     References:
         Liu, Lee & Jordan, "A Kernelized Stein Discrepancy for Goodness-of-fit Tests", 2016, arXiv:1602.03253.
         Chwialkowski, Strathmann & Gretton, "A Kernel Test of Goodness of Fit", 2016, arXiv:1602.02964.
+        Gorham & Mackey, "Measuring Sample Quality with Kernels", 2017, arXiv:1703.01717 (the inverse multiquadric).
     """
     check_estimator("ksd_squared", estimator)
     smallest = 2 if estimator == "unbiased" else 1
     samples, given = {"points": points, "scores": scores}, {"weights": weights}
-    settings = check_samples("ksd_squared", samples, tau, options, weights=given, min_points=smallest)
+    kernel = check_kernel("ksd_squared", kernel, positive=True, smooth=True)
+    settings = check_samples("ksd_squared", samples, tau, options, weights=given, min_points=smallest, kernel=kernel)
+    if kernel != GAUSS and settings.method == "auto":
+        settings = replace(settings, method="blocked")  # second derivatives of a mixture are not near enough to κ's
     check_scores("ksd_squared", "points", points, scores)
     check_distinct_pairs("ksd_squared", estimator, given)
     num, dim = points.shape
@@ -82,28 +95,29 @@ def ksd_squared(
     return _ksd_squared(settings, estimator, points, scores, tau, weights)
 
 
-# With S_i = Σ_j Φ a_j s_j, m_i = Σ_j Φ a_j and g_i = Σ_j Φ a_j (x_j - x_i), by the symmetry of i and j
+# With S_i = Σ_j κ a_j s_j, g_i = Σ_j ψ a_j (x_j - x_i) and t = Σ_ij a_i a_j (D ψ - u χ), by the symmetry of i and j
 #
-#     Σ_ij a_i a_j Φ τ ⟨s_i - s_j, x_i - x_j⟩ = -2τ Σ_i a_i ⟨s_i, g_i⟩
-#     r = Σ_ij a_i a_j Φ ‖x_i - x_j‖² = -2 Σ_i a_i ⟨x_i - c, g_i⟩ for any c, as Σ_i a_i g_i = 0
+#     Σ_ij a_i a_j ψ τ ⟨s_i - s_j, x_i - x_j⟩ = -2τ Σ_i a_i ⟨s_i, g_i⟩
 #
-# so KSD² = Σ_i a_i [⟨s_i, S_i⟩ + τ D m_i - 2τ ⟨s_i, g_i⟩] - τ² r, and u(x, x) = ‖s‖² + τ D.
+# so KSD² = Σ_i a_i ⟨s_i, S_i - 2τ g_i⟩ + τ t, and h(x, x) = κ(0) ‖s‖² + τ D ψ(0). Of a Gaussian u χ comes from the same
+# sums: Σ_ij a_i a_j Φ ‖x_i - x_j‖² = -2 Σ_i a_i ⟨x_i - c, g_i⟩ for any c, as Σ_i a_i g_i = 0.
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _ksd_squared(settings: Settings, estimator: str, points, scores, tau, weights) -> Array:
     a = weights_or_mean(weights, points, settings)
+    settings, tau, shares = as_gaussians(settings, tau, points)
     tau, x, s, a = prepare(settings, tau, points, scores, a[:, None])
 
     def function(reduction: Reduction, points: tuple[Array], tau: Array, s: Array, a: Array) -> Array:
         (x,) = points
-        scale, dim = tau[..., None, None], x.shape[-1]
-        sums = reduction(x, x, a, tau, a * s, spread=a)
-        stein = (s * (sums.sums - 2 * scale * sums.slopes)).sum(-1, keepdims=True) + scale * dim * sums.mass
-        return (a * stein).sum((-2, -1)) - jnp.square(tau) * sums.spread
+        sums = reduction(x, x, a, tau, a * s, trace=a)
+        stein = s * (sums.sums - 2 * tau[..., None, None] * sums.slopes)
+        return (a * stein).sum((-2, -1)) + tau * sums.trace
 
     value = by_reach(settings, function, (x,), tau, s, a)
     if estimator == "unbiased":
-        own = jnp.square(a) * (jnp.square(s).sum(-1, keepdims=True) + tau[..., None, None] * x.shape[-1])
+        own = settings.kernel.at_zero * jnp.square(s).sum(-1, keepdims=True)
+        own = jnp.square(a) * (own + settings.kernel.slope.at_zero * tau[..., None, None] * x.shape[-1])
         value = distinct_pairs_factor(a) * (value - own.sum((-2, -1)))
-    return bandwidth_mean(value, tau).astype(settings.dtype)
+    return bandwidth_mean(value, tau, shares).astype(settings.dtype)

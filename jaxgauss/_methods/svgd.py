@@ -10,13 +10,13 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from .._checks.operands import takes_tau
-from .._checks.samples import check_samples, check_scores
+from .._checks.samples import check_kernel, check_samples, check_scores
 from .._checks.settings import MeshOptions, Points, Settings, Taus, working_dtype
+from .._kernels.kernels import Kernel
 from .._sums.checked import check_plan
 from .._sums.display import short_repr
-from .._sums.moments import Reduction, by_reach, prepare
+from .._sums.moments import Reduction, as_gaussians, bandwidth_mean, by_reach, prepare
 from .bandwidth import median_heuristic
-from .mmd import bandwidth_mean
 
 
 @takes_tau
@@ -24,6 +24,8 @@ def svgd_direction(
     particles: Points,
     scores: Points,
     tau: Taus,
+    *,
+    kernel: str | Kernel = "gauss",
     **options: Unpack[MeshOptions],
 ) -> Float[Array, "n d"]:
     """Direction of Stein variational gradient descent, φ(x_i) = (1/N) Σ_j [k(x_j, x_i) s_j + ∇_{x_j} k(x_j, x_i)].
@@ -35,6 +37,7 @@ def svgd_direction(
         particles: x, (N, D).
         scores: s_j = ∇ log p(x_j), (N, D): `jax.vmap(jax.grad(log_density))(particles)`.
         tau: τ = 1/σ², positive; or several, (T,): k is then the mean of their kernels.
+        kernel: a name or a `Kernel`, as for `mmd_squared`, positive definite: not "energy".
         **options: `method`, `precision` and `backend`, as for `gauss_sum`; and `mesh`, `query_axis` and `key_axis`, as
             for `gauss_sum_sharded`, but the mesh need not divide the numbers of points.
 
@@ -62,7 +65,9 @@ def svgd_direction(
     References:
         Liu & Wang, "Stein Variational Gradient Descent", 2016, arXiv:1608.04471.
     """
-    settings = check_samples("svgd_direction", {"particles": particles, "scores": scores}, tau, options)
+    kernel = check_kernel("svgd_direction", kernel, positive=True)
+    samples = {"particles": particles, "scores": scores}
+    settings = check_samples("svgd_direction", samples, tau, options, kernel=kernel)
     check_scores("svgd_direction", "particles", particles, scores)
     num, dim = particles.shape
     tau = check_plan(settings, tau, num * num, dim, dim + 1, particles)
@@ -71,6 +76,7 @@ def svgd_direction(
 
 @functools.partial(jax.jit, static_argnums=0)
 def _direction(settings: Settings, particles: Array, scores: Array, tau: Array) -> Array:
+    settings, tau, shares = as_gaussians(settings, tau, particles)
     tau, x, s = prepare(settings, tau, particles, scores)
 
     def function(reduction: Reduction, points: tuple[Array], tau: Array, s: Array) -> Array:
@@ -79,7 +85,7 @@ def _direction(settings: Settings, particles: Array, scores: Array, tau: Array) 
         weights = jnp.full((*x.shape[:-1], 1), -1 / num, x.dtype) * tau[..., None, None]
         return reduction(x, x, weights, tau, shifts=s / num).slopes  # Σ Φ (s_j - τ (x_j - x_i)) / N
 
-    return bandwidth_mean(by_reach(settings, function, (x,), tau, s), tau).astype(settings.dtype)
+    return bandwidth_mean(by_reach(settings, function, (x,), tau, s), tau, shares).astype(settings.dtype)
 
 
 class SVGDState(NamedTuple):
@@ -109,6 +115,8 @@ def svgd(
     grad_logdensity_fn: Callable[..., Any],
     optimizer: Any,
     tau: Taus | None = None,
+    *,
+    kernel: str | Kernel = "gauss",
     **options: Unpack[MeshOptions],
 ) -> SVGD:
     """Stein variational gradient descent over pytrees of particles: `blackjax.svgd` in linear memory.
@@ -120,8 +128,9 @@ def svgd(
     Args:
         grad_logdensity_fn: the score of one particle (a pytree), and of the keyword arguments of `step`.
         optimizer: an Optax `GradientTransformation`, given minus the direction.
-        tau: τ, or several; None: 2 log N / med² at every step, med the median distance, the rule of Liu & Wang (1 for a
-            single particle).
+        tau: τ, or several; None: 2 log N / med² at every step, med the median distance, the rule of Liu & Wang for the
+            Gaussian (1 for a single particle).
+        kernel: as for `svgd_direction`.
         **options: `method`, `precision` and `backend`, as for `gauss_sum`; and `mesh`, `query_axis` and `key_axis`, as
             for `gauss_sum_sharded`, but the mesh need not divide the numbers of points.
 
@@ -129,7 +138,7 @@ def svgd(
         An `SVGD`: `init(particles)` of a pytree of arrays (N, …), and `step(state, **grad_params)`.
 
     Raises:
-        ValueError, TypeError: at a step, as `svgd_direction` does.
+        ValueError, TypeError: of the kernel; and at a step, as `svgd_direction` does.
 
     Example:
         >>> import jax, jax.numpy as jnp, jaxgauss, optax
@@ -143,6 +152,7 @@ def svgd(
     References:
         Liu & Wang, "Stein Variational Gradient Descent", 2016, arXiv:1608.04471.
     """
+    kernel = check_kernel("svgd", kernel, positive=True)
 
     def init(particles: Any, kernel_parameters: dict[str, Any] | None = None) -> SVGDState:
         flat = _flat(particles)
@@ -153,7 +163,8 @@ def svgd(
     def step(state: SVGDState, **grad_params: Any) -> SVGDState:
         particles = state.particles
         scores = jax.vmap(lambda x: grad_logdensity_fn(x, **grad_params))(particles)
-        direction = svgd_direction(_flat(particles), _flat(scores), state.kernel_parameters["tau"], **options)
+        tau_now = state.kernel_parameters["tau"]
+        direction = svgd_direction(_flat(particles), _flat(scores), tau_now, kernel=kernel, **options)
         one = ravel_pytree(jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), particles))[1]
         descent = jax.vmap(one)(-direction)
         updates, opt_state = optimizer.update(descent, state.opt_state, particles)

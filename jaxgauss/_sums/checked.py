@@ -10,19 +10,21 @@ import numpy as np
 
 from .._arrays.places import expected_platform
 from .._checks.operands import as_operand, check_names, check_operands, check_tau
-from .._checks.settings import METHODS, Settings, matmul_grade, working_dtype
-from .._engines.plan import Plan, plan, sizes
+from .._checks.settings import Settings, matmul_grade, methods_of, working_dtype
+from .._engines.kernel_plan import kernel_plan
+from .._engines.plan import Plan, sizes
 
 TAUS = float | int | jax.Array | np.ndarray | np.generic
 
 
 def checked(
-    asked: Settings, queries: Any, keys: Any, values: Any, tau: Any, *, methods: tuple[str, ...] = METHODS
+    asked: Settings, queries: Any, keys: Any, values: Any, tau: Any, *, methods: tuple[str, ...] = ()
 ) -> tuple[Settings, Plan]:
     """What was asked for, with the promoted dtype, and the plan of it; ValueError or TypeError if it cannot be done.
 
     All of it depends on shapes, dtypes and options, and is found once for these; but for the value of τ.
     """
+    methods = methods or methods_of(asked.kernel)
     platform, operands = expected_platform(queries, keys, values), (queries, keys, values)
     are_arrays = all(isinstance(x, jax.Array | np.ndarray) for x in operands)
     if not are_arrays or not isinstance(tau, TAUS) or isinstance(tau, jax.core.Tracer):
@@ -49,10 +51,10 @@ def _checked(
     check_names(asked.function, asked.method, asked.precision, asked.backend, methods)
     dtype = check_operands(asked.function, queries, keys, values, tau)
     settings = replace(asked, dtype=dtype, grade=asked.grade or matmul_grade())
-    return settings, plan(settings, platform, *sizes(queries, keys, values, tau))
+    return settings, kernel_plan(settings, platform, *sizes(queries, keys, values, tau))
 
 
 def check_plan(settings: Settings, tau: Any, pairs: int, dim: int, channels: int, *arrays: Any) -> Any:
     """Raise ValueError if what was asked for by name cannot run there; return τ as JAX may take it."""
-    plan(settings, expected_platform(*arrays), pairs, dim, channels)
+    kernel_plan(settings, expected_platform(*arrays), pairs, dim, channels)
     return as_operand(tau, settings.dtype)

@@ -16,7 +16,8 @@ from .._checks.settings import Bandwidth, Keys, Queries, Settings, Values, worki
 from .._engines import bridge
 from .._engines.attention import kernel_of
 from .._engines.blocked import blocked_sum
-from .._engines.plan import NATIVE, Plan, sizes, time_on_cuda
+from .._engines.plan import NATIVE, REACH, Plan, sizes, time_on_cuda
+from .._kernels.kernels import GAUSS, Kernel, as_kernel
 from .checked import checked
 
 
@@ -27,11 +28,15 @@ def explain(
     values: Values | jax.ShapeDtypeStruct,
     tau: Bandwidth = 1.0,
     *,
+    kernel: str | Kernel = "gauss",
     method: str = "auto",
     precision: str = "auto",
     backend: str = "auto",
 ) -> Plan:
-    """What `gauss_sum` does with these arguments: method, precision, kernel, and the reason.
+    """What `gauss_sum` or `kernel_sum` does with these arguments: method, precision, GPU kernel, and the reason.
+
+    Of another kernel than the Gaussian: whether XLA evaluates it, or how many Gaussians stand for it, and with what
+    maximal error.
 
     Sums nothing; `jax.ShapeDtypeStruct` will do for the arrays. Of arrays with values it also says what becomes of
     points that lie too far from their center, in bandwidths, for the precision; in half precision also whether sums,
@@ -41,7 +46,7 @@ def explain(
     times as long.
 
     Args:
-        queries, keys, values, tau, method, precision, backend: as for `gauss_sum`.
+        queries, keys, values, tau, kernel, method, precision, backend: as for `kernel_sum`.
 
     Returns:
         The `Plan` on the platform of the arrays (of JAX's default device if they do not tell).
@@ -56,7 +61,9 @@ def explain(
         >>> jaxgauss.explain(points, points, weights, method="rescale").backend
         'cpu'
     """
-    settings, chosen = checked(Settings(method, precision, backend, function="explain"), queries, keys, values, tau)
+    kernel = as_kernel("explain", kernel)
+    asked = Settings(method, precision, backend, function="explain", kernel=kernel)
+    settings, chosen = checked(asked, queries, keys, values, tau)
     if any(isinstance(x, (jax.ShapeDtypeStruct, jax.core.Tracer)) for x in (queries, keys, tau)):
         return chosen
     work = working_dtype(settings.dtype)
@@ -67,6 +74,9 @@ def explain(
         return chosen
     reach = float(squared_reach(*with_norms(*scaled_points(q, k, t))))
     far = f"points lie {math.sqrt(reach):.0f} bandwidths from their center, farther than {chosen.precision} reaches"
+    if kernel != GAUSS:
+        is_far = chosen.native and not kernel.kinked and reach > REACH[chosen.precision]
+        return replace(chosen, method="differences", reason=far) if is_far else chosen
     if reach > chosen.reach:
         way, engine = ("differences", "xla") if method in NATIVE else ("blocked", "torch")
         return replace(chosen, method=way, precision="float64", backend=engine, reason=far)

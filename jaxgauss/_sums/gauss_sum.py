@@ -15,7 +15,7 @@ from .._checks.operands import as_operand, takes_tau
 from .._checks.settings import Bandwidth, Keys, Queries, Settings, Sums, Values, working_dtype
 from .._engines.blocked import blocked_pullback, sum_and_tile
 from .._engines.dispatch import keeps_tile, kernel_pullback, kernel_sum, kernel_sum_and_log, saves_log, within_reach
-from .._engines.plan import takes_half, warn_once
+from .._engines.plan import Plan, takes_half, warn_once
 from .channels import CHANNELS_IN_A_SUM, channel_blocks, cheaper_by_channels, flat_channels, unblock_channels
 from .checked import checked
 from .forward_mode import sum_in_both_modes
@@ -119,6 +119,11 @@ def gauss_sum(
     """
     asked = Settings(method, precision, backend, forward_mode=bool(forward_mode))
     settings, chosen = checked(asked, queries, keys, values, tau)
+    return checked_gauss_sum(settings, chosen, queries, keys, values, tau)
+
+
+def checked_gauss_sum(settings: Settings, chosen: Plan, queries, keys, values, tau) -> Array:
+    """The sum of checked arguments."""
     if chosen.stands_in:
         warn_once(chosen.reason)
     return _checked_sum(settings, queries, keys, values, as_operand(tau, settings.dtype))

@@ -1,5 +1,6 @@
 """What the kernel methods are made of: sums and slopes from one call, and the way out where points lie too far."""
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
@@ -10,35 +11,42 @@ from jaxtyping import Array, Float
 from .._arrays.places import vary_alike, whole
 from .._arrays.points import center
 from .._checks.settings import Settings, working_dtype
-from .._engines.dispatch import within_reach
+from .._engines.channels import Channels
+from .._engines.dispatch import uses_mixture, within_reach
+from .._engines.kernel_plan import of_gaussians
 from .._engines.plan import takes_half
+from .._kernels.kernels import GAUSS
 from .gauss_sum import _gauss_sum
+from .kernel_sum import as_bandwidths
+from .radial import radial_slopes, radial_sum
 from .reverse_only import reverse_only
 from .sharded import added, alone, everywhere, first_rows, over_mesh
 from .wide import STRICTER, reaching
 
 
 class Moments(NamedTuple):
-    """Gauss sums at M queries over N keys.
+    """Sums of a kernel κ at M queries over N keys, with ψ = -2κ' and χ = -2ψ': of a Gaussian all three are Φ.
 
     Attributes:
-        mass: Σ_n Φ w_n.
-        slopes: Σ_n Φ (u_n + w_n (k_n - q_m)): with u = 0, the gradient of the mass at the query over τ.
-        sums: Σ_n Φ v_n.
-        spread: Σ_mn c_m w_n Φ ‖k_n - q_m‖², but for terms that vanish when the rows of a symmetric form are added up.
+        mass: Σ_n κ w_n.
+        slopes: Σ_n κ u_n + ψ w_n (k_n - q_m): with u = 0, the gradient of the mass at the query over τ.
+        sums: Σ_n κ v_n.
+        spread: Σ_mn c_m w_n ψ ‖k_n - q_m‖², but for terms that vanish when the rows of a symmetric form are added up.
+        trace: Σ_mn c_m w_n (D ψ - τ χ ‖k_n - q_m‖²), likewise.
     """
 
     mass: Float[Array, "*batch m 1"]
     slopes: Float[Array, "*batch m d"]
     sums: Float[Array, "*batch m c"]
     spread: Float[Array, "*batch"] | float = 0.0
+    trace: Float[Array, "*batch"] | float = 0.0
 
 
 @dataclass(frozen=True)
 class Reduction:
     """`Moments` from weights w (…, N, 1), values v (…, N, C), shifts u (…, N, D) and c (…, M, 1), in one call.
 
-    C = 0 without values. Without `slopes` they have no columns; without c, `spread`, there is none.
+    C = 0 without values. Without `slopes` they have no columns; c is given as `spread` or as `trace`, for the one.
     All about one center of the points, over the mesh of the settings if there is one.
     """
 
@@ -56,36 +64,70 @@ class Reduction:
         shifts: Array | None = None,
         slopes: bool = True,
         spread: Array | None = None,
+        trace: Array | None = None,
     ) -> Moments:
         """All of them."""
-        whole, rows, columns = (self.center, tau), (queries, spread), (keys, weights, values, shifts)
+        form, c = ("trace", trace) if spread is None else ("spread", spread)
+        whole, rows, columns = (self.center, tau), (queries, c), (keys, weights, values, shifts)
+        of_kernel = self._of_gaussian if self.settings.kernel == GAUSS else self._of_any
+        moments = functools.partial(of_kernel, slopes, form)
         if self.settings.mesh is None:
-            return self._moments(slopes, *whole, *rows, *columns)
+            return moments(*whole, *rows, *columns)
 
         def local(*operands: Any) -> list[Any]:
-            found = self._moments(slopes, *operands)
-            own = None if spread is None else jnp.asarray(found.spread)[..., None, None]
+            found = moments(*operands)
+            own = None if c is None else jnp.asarray(getattr(found, form))[..., None, None]
             return added(self.settings, [*found[:3], own])
 
         *sums, own = over_mesh(self.settings, local, whole, rows, columns)
-        mass, slope, others = (first_rows(self.settings, x, queries.shape[-2]) for x in sums)
-        return Moments(mass, slope, others, 0.0 if own is None else own.sum((-2, -1)))
+        found = Moments(*(first_rows(self.settings, x, queries.shape[-2]) for x in sums))
+        return found if own is None else found._replace(**{form: own.sum((-2, -1))})
 
-    def _moments(
-        self, with_slopes: bool, c: Array, tau: Array, queries: Array, spread: Array | None, keys: Array, *columns: Any
-    ) -> Moments:
+    def _of_gaussian(self, with_slopes: bool, form: str, *operands: Any) -> Moments:
         """One sum of D + 1 + C channels on each device: Σ Φ (u + w (k - c)) - (q - c) Σ Φ w."""
-        weights, values, shifts = columns
+        c, tau, queries, rows, keys, weights, values, shifts = operands
         q, k = queries - c, keys - c
         dim = k.shape[-1] if with_slopes else 0
         firsts = weights * k if shifts is None else shifts + weights * k
         total = _gauss_sum(alone(self.settings), q, k, _side_by_side([firsts[..., :dim], weights, values]), tau)
         first, mass, sums = total[..., :dim], total[..., dim : dim + 1], total[..., dim + 1 :]
         found = Moments(mass, first - q[..., :dim] * mass, sums)
-        if spread is None:
+        if rows is None:
             return found
         # as Σ_mn c_m w_n Φ (k_n - q_m) = 0
-        return found._replace(spread=-2 * (spread * q * found.slopes).sum((-2, -1)))
+        spread = -2 * (rows * q * found.slopes).sum((-2, -1))
+        if form == "spread":
+            return found._replace(spread=spread)
+        return found._replace(trace=queries.shape[-1] * (rows * mass).sum((-2, -1)) - tau * spread)
+
+    def _of_any(self, with_slopes: bool, form: str, *operands: Any) -> Moments:
+        """One pass on each device with channels of κ, ψ and the form; of κ with a kink, slopes from differences."""
+        c, tau, queries, rows, keys, weights, values, shifts = operands
+        kernel, settings = self.settings.kernel, alone(self.settings)
+        parts = [(kernel, [weights, values, shifts if with_slopes else None])]
+        by_moments = with_slopes and not kernel.kinked
+        if by_moments:
+            parts.append((kernel.slope, [weights, weights * (keys - c)]))
+        if rows is not None:
+            parts.append((kernel.spread if form == "spread" else kernel.trace(queries.shape[-1]), [weights]))
+        columns = [_side_by_side(x) for _, x in parts]
+        channels = Channels(tuple(own for own, _ in parts), tuple(x.shape[-1] for x in columns))
+        total = radial_sum(settings, channels, queries, keys, _side_by_side(list(columns)), tau)
+        of_kappa, *others = (sums for _, sums in channels.split(total))
+        num = 0 if values is None else values.shape[-1]
+        mass, sums, slopes = of_kappa[..., :1], of_kappa[..., 1 : 1 + num], of_kappa[..., 1 + num :]
+        if by_moments:
+            own, *others = others
+            own = own[..., 1:] - (queries - c) * own[..., :1]
+            slopes = slopes + own if slopes.size else own
+        elif with_slopes:
+            own = radial_slopes(settings, kernel, queries, keys, weights, tau)
+            slopes = slopes + own if slopes.size else own
+        found = Moments(mass, slopes, sums)
+        if rows is None:
+            return found
+        total = (rows * others[0]).sum((-2, -1))
+        return found._replace(spread=total / tau) if form == "spread" else found._replace(trace=total)
 
 
 def prepare(settings: Settings, tau: Any, *arrays: Any) -> tuple[Array, ...]:
@@ -98,14 +140,42 @@ def prepare(settings: Settings, tau: Any, *arrays: Any) -> tuple[Array, ...]:
     return tau, *(jnp.expand_dims(x, range(tau.ndim)) for x in given)
 
 
+def as_gaussians(settings: Settings, tau: Array, *points: Array) -> tuple[Settings, Array, Array | None]:
+    """Settings, bandwidths and their shares of a mixture, of one bandwidth or several (T,), by Gaussians.
+
+    Where the kernel is one of these or evaluated itself, what was given, and None. What is linear in the kernel may be
+    computed so; of "energy" but for a constant, which weights that add up to zero do not see.
+    """
+    every = jnp.concatenate(points)
+    found = uses_mixture(settings, every[:, :], every, jnp.zeros_like(every[:, :1]), jnp.asarray(tau))
+    if found is None:
+        return settings, tau, None
+    tau = jnp.asarray(tau, working_dtype(settings.dtype))
+    taus, weights, factor, _ = as_bandwidths(found, tau, every.astype(tau.dtype))
+    shares = jnp.expand_dims(weights, range(1, taus.ndim)) * factor[None] / max(1, tau.size)
+    return of_gaussians(settings), taus.ravel(), jnp.broadcast_to(shares, taus.shape).ravel()
+
+
+def bandwidth_mean(x: Array, tau: Array, shares: Array | None = None) -> Array:
+    """The mean over the axis of the bandwidths, if there is one; or the sum of their shares."""
+    if shares is not None:
+        return jnp.tensordot(shares.astype(x.dtype), x, 1)
+    return x.mean(0) if tau.ndim else x
+
+
 def by_reach(settings: Settings, function: Callable, points: tuple[Array, ...], tau: Array, *others: Any) -> Any:
-    """function(reduction, points, tau, *others), in the precision that reaches the points: see `reaching`."""
+    """function(reduction, points, tau, *others), in the precision that reaches the points: see `reaching`.
+
+    Sums of other kernels than the Gaussian see to that themselves.
+    """
 
     def about_center(inside: Settings, points: tuple[Array, ...], tau: Array, *others: Any) -> Any:
         c = center(jnp.concatenate(points, -2), takes_half(inside))
         reduction = Reduction(replace(inside, guarded=False, centered=True), c)
         return function(reduction, points, tau, *others)
 
+    if settings.kernel != GAUSS:
+        return about_center(settings, points, tau, *others)
     every = jnp.concatenate(points, -2)
     within = within_reach(
         alone(settings), every[..., :1, :], every, every, tau * STRICTER, each_tau=tau.ndim == 1 and tau.size > 1

@@ -17,8 +17,9 @@ from .._arrays.places import vary_alike, whole
 from .._arrays.points import LOG_ZERO, align
 from .._checks.operands import as_operand, check_mesh, takes_tau
 from .._checks.settings import Bandwidth, Keys, MeshAxis, Queries, Settings, Sums, Values, axis_names
+from .._kernels.kernels import Kernel, as_kernel
 from .checked import checked
-from .gauss_sum import wide_sum
+from .kernel_sum import wide_kernel_sum
 from .log_gauss_sum import relative_sum, wide_log_sum
 
 
@@ -32,6 +33,7 @@ def gauss_sum_sharded(
     mesh: Mesh | AbstractMesh,
     query_axis: MeshAxis = None,
     key_axis: MeshAxis = None,
+    kernel: str | Kernel = "gauss",
     method: str = "auto",
     precision: str = "auto",
     backend: str = "auto",
@@ -51,7 +53,7 @@ def gauss_sum_sharded(
         mesh: of devices, as made by `jax.make_mesh`.
         query_axis: the axis of the mesh, or several, that M is divided among. None: every device has all queries.
         key_axis: likewise for N.
-        method, precision, backend: as for `gauss_sum`, on every device.
+        kernel, method, precision, backend: as for `kernel_sum`, on every device.
 
     Returns:
         s, (…, M, C), or (…, M) for values (N,), shared out over `query_axis`. In half precision partial sums are
@@ -79,7 +81,10 @@ def gauss_sum_sharded(
     """
     function = "gauss_sum_sharded"
     check_mesh(function, mesh, query_axis, key_axis)
-    asked = Settings(method, precision, backend, "", function, mesh=mesh, query_axis=query_axis, key_axis=key_axis)
+    kernel = as_kernel(function, kernel)
+    asked = Settings(
+        method, precision, backend, "", function, mesh=mesh, query_axis=query_axis, key_axis=key_axis, kernel=kernel
+    )
     settings, _ = checked(asked, queries, keys, values, tau)
     for name, x, axis in (("queries", queries, query_axis), ("keys", keys, key_axis)):
         parts, given = _parts(mesh, axis), f"{name} {tuple(x.shape)} over {axis!r} of {dict(mesh.shape)}"
@@ -98,13 +103,13 @@ def _checked_sum(settings: Settings, queries: Array, keys: Array, values: Array,
 
 
 def sum_over_mesh(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array) -> Array:
-    """`wide_sum`, of values with channels, over the mesh of the settings if there is one."""
+    """`wide_kernel_sum`, of values with channels, over the mesh of the settings if there is one."""
     if settings.mesh is None:
-        return wide_sum(settings, queries, keys, values, tau)
+        return wide_kernel_sum(settings, queries, keys, values, tau)
     queries, keys, values, tau = align(queries, keys, values, jnp.asarray(tau))
 
     def local(tau: Array, queries: Array, keys: Array, values: Array) -> Array:
-        return added(settings, wide_sum(alone(settings), queries, keys, values, tau))
+        return added(settings, wide_kernel_sum(alone(settings), queries, keys, values, tau))
 
     total = over_mesh(settings, local, (tau,), (queries,), (keys, values))
     return first_rows(settings, total, queries.shape[-2])

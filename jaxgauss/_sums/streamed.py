@@ -15,12 +15,13 @@ import numpy as np
 from jaxtyping import Array
 
 from .._checks.operands import as_operand, check_names, takes_tau
-from .._checks.settings import Bandwidth, Keys, Queries, Settings, Sums, Values, matmul_grade, working_dtype
+from .._checks.settings import Bandwidth, Keys, Queries, Settings, Sums, Values, matmul_grade, methods_of, working_dtype
 from .._engines.plan import warn_once
+from .._kernels.kernels import GAUSS, Kernel, as_kernel
 from .checked import checked
 from .chunks import WHERE, State, as_pair, give_back, kind_of, read_chunk
 from .display import progress_bar
-from .gauss_sum import wide_sum
+from .kernel_sum import wide_kernel_sum
 from .saved import SavedSum
 
 SAVING_SHARE = 1 / 20  # of the time, at most
@@ -34,6 +35,7 @@ def gauss_sum_streamed(
     *,
     saved: str | os.PathLike[str] | None = None,
     progress: bool = False,
+    kernel: str | Kernel = "gauss",
     method: str = "auto",
     precision: str = "auto",
     backend: str = "auto",
@@ -56,7 +58,7 @@ def gauss_sum_streamed(
             chunks in the file are read again, compared by a digest of all their numbers, and not summed; those at the
             end may be new. The result has the bits of an uninterrupted run.
         progress: show a bar (needs tqdm).
-        method, precision, backend: as for `gauss_sum`.
+        kernel, method, precision, backend: as for `kernel_sum`.
 
     Returns:
         s, (…, M, C), or (…, M) for values (n,), in the promoted dtype of queries, keys and values.
@@ -86,13 +88,14 @@ def gauss_sum_streamed(
     References:
         Knuth, "The Art of Computer Programming", volume 2, section 4.2.2, theorem B.
     """
-    check_names("gauss_sum_streamed", method, precision, backend)
+    kernel = as_kernel("gauss_sum_streamed", kernel)
+    check_names("gauss_sum_streamed", method, precision, backend, methods_of(kernel))
     _refuse_tracers(queries, tau, jnp.zeros(()))
     if not isinstance(chunks, Iterable):
         raise TypeError(f"{WHERE}: `chunks` must be an iterable of pairs; got {type(chunks).__name__}. Use KeyChunks.")
-    asked = Settings(method, precision, backend, "", "gauss_sum_streamed", matmul_grade())
+    asked = Settings(method, precision, backend, "", "gauss_sum_streamed", matmul_grade(), kernel=kernel)
     options = method, precision, backend, asked.grade, jax.config.jax_enable_x64  # type: ignore[attr-defined]
-    file = SavedSum(saved, (queries, tau, *options))
+    file = SavedSum(saved, (queries, tau, *options, *([] if kernel == GAUSS else [repr(kernel)])))
     settings, kind, state, source = _begun(asked, queries, chunks, tau, file)
     queries, tau = jnp.asarray(queries), as_operand(tau, settings.dtype)
 
@@ -128,7 +131,7 @@ def gauss_sum_streamed(
 @functools.partial(jax.jit, static_argnums=0)
 def _added(settings: Settings, sums: Array, compensation: Array, *operands: Array) -> tuple[Array, Array]:
     """The sums with another chunk's, and what rounding has taken from them: Knuth's TwoSum."""
-    part = wide_sum(settings, *operands)
+    part = wide_kernel_sum(settings, *operands)
     total = sums + part
     added = total - sums
     return total, compensation + ((sums - (total - added)) + (part - added))

@@ -1,0 +1,57 @@
+"""What a pass over the pairs sums: kernels of u, and for each of them its own channels of the values."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from .._arrays.logits import dot
+from .._arrays.shapes import G, S, V
+from .._kernels.kernels import Kernel
+
+
+class Channels(NamedTuple):
+    """Kernels, and how many channels each of them sums, side by side in one array of values.
+
+    Static, as kernels are: what is summed is a function of both.
+    """
+
+    kernels: tuple[Kernel, ...]
+    widths: tuple[int, ...]
+
+    @property
+    def kinked(self) -> bool:
+        """Whether a kernel needs distances, and not only their squares."""
+        return any(kernel.kinked for kernel in self.kernels)
+
+    def split(self, *values: Array) -> zip:
+        """The kernels with their own channels of each array."""
+        ends = [sum(self.widths[: i + 1]) for i in range(len(self.widths) - 1)]
+        return zip(self.kernels, *(jnp.split(x, ends, -1) for x in values), strict=True)
+
+    def sum(self, u: Float[Array, "*batch m n"], values: V, fused: bool = False) -> S:
+        """Σ_n κ(u_mn) v_n; `fused` is written as XLA on a CPU can put it together with the product that makes u."""
+        sums = []
+        for kernel, v in self.split(values):
+            phi = kernel(u)
+            if not fused:
+                sums.append(dot(phi, v))
+            elif v.shape[-1] == 1:
+                sums.append((phi * v.mT).sum(-1, keepdims=True))
+            else:
+                sums.append((phi[..., None] * v[..., None, :, :]).sum(-2))
+        return jnp.concatenate(sums, -1)
+
+    def pull(self, u: Array, values: V, g: G) -> tuple[list[tuple[Array, Array, Array]], Array]:
+        """ψ(u) and the g and v of which S = ψ ⟨g, v⟩, for every kernel; and Σ_m κ g_m, transposed (…, C, N).
+
+        Of one channel they are those; of more, their product is in ψ already, and they are one.
+        """
+        parts, d_values, one = [], [], jnp.ones((1,) * u.ndim, u.dtype)
+        for kernel, v, g_own in self.split(values, g):
+            kappa, psi = kernel.with_slope(u)
+            d_values.append(dot(g_own.mT, kappa))
+            single = v.shape[-1] == 1
+            parts.append((psi, g_own, v) if single else (psi * dot(g_own, v.mT), one, one))
+        batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in d_values))
+        return parts, jnp.concatenate([jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in d_values], -2)

@@ -1,0 +1,108 @@
+"""XLA's engine of all radial kernels: κ itself, of u = ‖a - b‖², which products make, or differences of coordinates.
+
+Several kernels share one pass over the pairs, each with channels of its own.
+"""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array
+
+from .._arrays.logits import difference_logits
+from .._arrays.points import are_within, scaled_points, unbroadcast, with_norms
+from .._arrays.shapes import G, K, Q, S, T, V
+from .._checks.settings import are_known
+from .channels import Channels
+from .coordinates import FEW_DIMENSIONS, coordinate_pullback, coordinate_sums
+from .differences import DIFFERENCES_TILE, with_axes_of
+from .fused import FUSES
+from .plan import REACH, Plan
+from .products import Products
+from .tiles import tiled_sum
+
+FEW = 2**18  # pairs times dimensions that differences take no time for
+STRICTER = 4  # times in R² than sums: derivatives are made of moments about a center
+
+
+def radial_sums(channels: Channels, chosen: Plan, queries: Q, keys: K, values: V, tau: T) -> S:
+    """Σ_n κ(τ‖q_m - k_n‖²) v_n of operands of equal rank, for every channel with its own κ."""
+    whole, operands = chosen.method == "dense", (queries, keys, values, tau)
+    fused = FUSES and (chosen.platform, values.dtype.name) == ("cpu", "float32") and len(channels.kernels) == 1
+    if _by_differences(channels, chosen, queries, keys):
+        return difference_sums(channels, *operands)
+    if _by_coordinates(channels, queries):
+        return coordinate_sums(channels, *operands, whole=whole, fused=fused)
+    a, b = with_norms(*scaled_points(queries, keys, tau, base_2=False))
+
+    def by_products(*_: Array) -> Array:
+        return Products.of(a, b, channels.kinked).sums(channels, values, whole=whole, fused=fused)
+
+    if channels.kinked:
+        return by_products()
+    return lax.cond(_are_within(chosen, 1, a, b), by_products, functools.partial(difference_sums, channels), *operands)
+
+
+def radial_pullback(
+    channels: Channels, chosen: Plan, queries: Q, keys: K, values: V, tau: T, cotangent: G, *, with_tau: bool = True
+) -> tuple[Q, K, V, T]:
+    """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of the operands; unless `with_tau`, that of τ is of no use.
+
+    With S_mn = Σ_κ ψ(u) ⟨g_m, v_n⟩, ψ = -2κ': dq = τ Σ_n S (k - q), dk = τ Σ_m S (q - k), dτ = -½ Σ S ‖q - k‖², and
+    dv = Σ_m κ g_m, all from one pass.
+    """
+    whole, operands = chosen.method == "dense", (queries, keys, values, tau, cotangent)
+    if _by_differences(channels, chosen, queries, keys):
+        return difference_pullback(channels, *operands)
+    if _by_coordinates(channels, queries):
+        *gradients, d_scale = coordinate_pullback(channels, *operands, whole=whole, with_tau=with_tau)
+        return _in_shapes((*gradients, d_scale / (2 * tau)), operands)
+    a, b = with_norms(*scaled_points(queries, keys, tau, base_2=False))
+
+    def by_products(*_: Array) -> Any:
+        points, scale = Products.of(a, b, channels.kinked), jnp.sqrt(tau)[..., None, None]
+        da, db, dv, d_scale = points.pullback(channels, values, cotangent, whole=whole, with_tau=with_tau)
+        return _in_shapes((scale * da, scale * db, dv, d_scale / (2 * tau)), operands)
+
+    if channels.kinked:
+        return by_products()
+    far = functools.partial(difference_pullback, channels)
+    return lax.cond(_are_within(chosen, STRICTER, a, b), by_products, far, *operands)
+
+
+def difference_sums(channels: Channels, queries: Q, keys: K, values: V, tau: T) -> S:
+    """The same sums from differences of coordinates: of ordinary functions of JAX, which every transformation takes."""
+    scale = jnp.sqrt(tau)[..., None, None]
+
+    def tile_sum(queries: Array, keys: Array, values: Array) -> Array:
+        return channels.sum(-2 * difference_logits(scale, queries, keys), values)
+
+    return tiled_sum(tile_sum, with_axes_of(tau, queries), keys, values, tile=DIFFERENCES_TILE)
+
+
+def difference_pullback(channels: Channels, queries: Q, keys: K, values: V, tau: T, g: G) -> tuple[Q, K, V, T]:
+    """Their gradients, likewise."""
+    total, pullback = jax.vjp(functools.partial(difference_sums, channels), queries, keys, values, tau)
+    return pullback(jnp.broadcast_to(g, total.shape))
+
+
+def _by_differences(channels: Channels, chosen: Plan, queries: Array, keys: Array) -> bool:
+    sizes = *queries.shape, keys.shape[-2]
+    few = are_known(*sizes) and math.prod(sizes) <= FEW and queries.shape[-1] > FEW_DIMENSIONS
+    return chosen.method == "differences" or (channels.kinked and (few or chosen.platform == "cuda"))
+
+
+def _by_coordinates(channels: Channels, queries: Array) -> bool:
+    return channels.kinked and queries.shape[-1] <= FEW_DIMENSIONS
+
+
+def _are_within(chosen: Plan, stricter: int, *points) -> Array:
+    """Whether products do, of points scaled to the base of e."""
+    return are_within(REACH[chosen.precision] / stricter / math.log2(math.e), *points)
+
+
+def _in_shapes(gradients: tuple[Array, ...], operands: tuple[Array, ...]) -> Any:
+    return tuple(unbroadcast(d, x.shape) for d, x in zip(gradients, operands, strict=False))

@@ -1,0 +1,352 @@
+"""Radial kernels κ(u) of u = τ‖x - y‖² by name, and their derivatives, which are radial again."""
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float
+
+# u up to which points coincide for the derivatives of a kernel with a kink: powers of 1/√u stay finite in float32.
+COINCIDENT = 2.0**-80
+STEEP = 1e6  # slope at u = 1e-20 from which it is one
+Profile = Callable[[Float[Array, "..."]], Float[Array, "..."]]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A radial kernel, k(x, y) = κ(u) of u = τ‖x - y‖², for `kernel_sum` and the kernel methods.
+
+    ∂k/∂x = 2τ κ'(u) (x - y). Where κ has a kink at u = 0, as exp(-√u), the gradient at points that coincide is zero.
+    Define a kernel once, not in a loop: every new function is compiled anew.
+
+    Args:
+        profile: κ, a function of JAX that takes u ≥ 0, an array of any shape, number by number.
+        name: shown in print.
+        conditional: whether it is only conditionally positive definite, as -√u is: weights must then add up to zero.
+            That it is positive definite otherwise is not checked; a sum does not need it, most kernel methods do.
+
+    Raises:
+        TypeError: profile does not return an array of the dtype that it is given.
+        ValueError: profile does not keep the shape, or κ(0) is not finite.
+
+    Derivatives:
+        Of any order, by those of the profile. Numbers in the profile are constants: they have no gradient.
+
+    Example:
+        >>> import jax.numpy as jnp, jaxgauss
+        >>> student = jaxgauss.Kernel(lambda u: (1 + u / 3) ** -2)
+        >>> points = jnp.array([[0.0], [3.0]])
+        >>> jaxgauss.kernel_sum(points, points, jnp.array([1.0, 0.0]), kernel=student).tolist()
+        [1.0, 0.0625]
+    """
+
+    profile: Profile
+    name: str = ""
+    conditional: bool = False
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.profile, Own | Slope | Spread | Trace):
+            _check(self.profile)
+
+    def __repr__(self) -> str:
+        return f"Kernel({self.name or getattr(self.profile, '__name__', self.profile)})"
+
+    def __call__(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
+        """κ(u), of which all derivatives are finite."""
+        if isinstance(self.profile, Own) or not self.kinked:
+            return self.profile(u)
+        apart = u > COINCIDENT
+        return jnp.where(apart, self.profile(jnp.where(apart, u, 1)), self.at_zero)
+
+    def with_slope(self, u: Float[Array, "..."]) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+        """κ(u) and ψ(u), which need not be differentiated again."""
+        if isinstance(self.profile, Own):
+            return self.profile.with_slope(u)
+        kappa, tangent = jax.jvp(self, (u,), (jnp.ones_like(u),))
+        return kappa, -2 * tangent
+
+    @property
+    def slope(self) -> "Kernel":
+        """ψ = -2κ': the gradient of k with respect to x is τ ψ(u) (y - x). That of a Gaussian is itself."""
+        return self if self == GAUSS else Kernel(Slope(self), f"slope of {self.name}", self.conditional)
+
+    @property
+    def spread(self) -> "Kernel":
+        """U ψ(u)."""
+        return Kernel(Spread(self), f"spread of {self.name}")
+
+    def trace(self, dim: int) -> "Kernel":
+        """D ψ(u) - u χ(u), χ the slope of ψ."""
+        return Kernel(Trace(self, dim), f"trace of {self.name}")
+
+    @property
+    def kinked(self) -> bool:
+        """Whether κ' is infinite at u = 0: κ is then a function of the distance, not of its square."""
+        return _kinked(self.profile)
+
+    @property
+    def at_zero(self) -> float:
+        """κ(0)."""
+        return _at_zero(self.profile)
+
+
+@dataclass(frozen=True)
+class Spread:
+    """u ψ(u) as a profile: τ ψ ‖x - y‖², which derivatives with respect to τ are made of."""
+
+    kernel: Kernel
+
+    def __call__(self, u: Array) -> Array:
+        """Zero where points coincide."""
+        return u * self.kernel.slope(u)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """D ψ - u χ as a profile, χ the slope of ψ: 1/τ times the trace of ∂²k/∂x∂y in D dimensions."""
+
+    kernel: Kernel
+    dim: int
+
+    def __call__(self, u: Array) -> Array:
+        """D ψ(0) where points coincide."""
+        slope = self.kernel.slope
+        return self.dim * slope(u) - u * slope.slope(u)
+
+
+class Own:
+    """A profile whose derivatives are finite everywhere, by its own rules."""
+
+    def __call__(self, u: Array) -> Array:
+        """κ."""
+        raise NotImplementedError
+
+    def with_slope(self, u: Array) -> tuple[Array, Array]:
+        """κ and -2κ', of which neither is to be differentiated: what both are made of is computed once."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Slope:
+    """-2κ' as a profile."""
+
+    kernel: Kernel
+
+    def __call__(self, u: Array) -> Array:
+        """By the kernel's own rule where it has one."""
+        return -2 * jax.jvp(self.kernel, (u,), (jnp.ones_like(u),))[1]
+
+
+@dataclass(frozen=True)
+class Gauss(Own):
+    """exp(-u/2)."""
+
+    def __call__(self, u: Array) -> Array:
+        """κ."""
+        return jnp.exp2(-math.log2(math.e) / 2 * u)
+
+    def with_slope(self, u: Array) -> tuple[Array, Array]:
+        """Twice the same."""
+        return (phi := self(u)), phi
+
+
+@dataclass(frozen=True)
+class RationalQuadratic(Own):
+    """(1 + u rate / 2α)^-α."""
+
+    alpha: float
+    rate: float = 1.0
+
+    def __call__(self, u: Array) -> Array:
+        """By a logarithm, but for the most used α."""
+        t = 1 + self.rate / (2 * self.alpha) * u
+        if self.alpha in (0.5, 1.0):
+            return lax.rsqrt(t) if self.alpha == 0.5 else 1 / t
+        return jnp.exp(-self.alpha * jnp.log(t))
+
+    def with_slope(self, u: Array) -> tuple[Array, Array]:
+        """The slope is (1 + u rate / 2α)^-(α + 1) rate."""
+        kappa = self(u)
+        return kappa, self.rate * kappa / (1 + self.rate / (2 * self.alpha) * u)
+
+
+@dataclass(frozen=True)
+class Matern(Own):
+    """The Matérn kernel of smoothness ν = n + ½."""
+
+    n: int
+
+    def __call__(self, u: Array) -> Array:
+        """By the rule below."""
+        return _matern(self.n, 2 * self.n + 1.0, u)
+
+    def with_slope(self, u: Array) -> tuple[Array, Array]:
+        """The exponential is computed once; XLA would do it for each."""
+        rate = 2 * self.n + 1.0
+        z = jnp.sqrt(rate * u)
+        decay = lax.optimization_barrier(_decay(z))
+        if self.n == 0:
+            return decay, jnp.where(u > COINCIDENT, decay / z, 0)
+        slope = rate * decay if self.n == 1 else rate / 3 * (1 + z) * decay
+        return _polynomial(self.n, rate, z, u) * decay, slope
+
+
+@dataclass(frozen=True)
+class Energy(Own):
+    """-√u."""
+
+    def __call__(self, u: Array) -> Array:
+        """By the rule below."""
+        return _negative_distance(u)
+
+    def with_slope(self, u: Array) -> tuple[Array, Array]:
+        """By one root."""
+        distance = jnp.sqrt(u)
+        return -distance, jnp.where(u > COINCIDENT, 1 / distance, 0)
+
+
+# Matérn kernels of ν = n + ½ are polynomials times a decay, with z = √(2ν u):
+#
+#     n = 0: e^-z    n = 1: (1 + z) e^-z    n = 2: (1 + z + z²/3) e^-z
+#
+# and the slope -2 d/du of n is 2ν times n - 1, for n = 2 a third of it; of n = 0 it is e^-z / z, here zero at z = 0.
+# So no derivative subtracts what it has added.
+# Source: Rasmussen & Williams, "Gaussian Processes for Machine Learning", 2006, section 4.2.
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _matern(n: int, rate: float, u: Array) -> Array:
+    z = jnp.sqrt(rate * u)
+    return _polynomial(n, rate, z, u) * _decay(z) if n else _decay(z)
+
+
+def _polynomial(n: int, rate: float, z: Array, u: Array) -> Array:
+    return 1 + z if n == 1 else 1 + z + rate / 3 * u
+
+
+def _decay(z: Array) -> Array:
+    """e^-z as a power of two, which is computed faster."""
+    return jnp.exp2(-math.log2(math.e) * z)
+
+
+@_matern.defjvp
+def _matern_tangent(n: int, rate: float, primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    (u,), (d_u,) = primals, tangents
+    if n:
+        return _matern(n, rate, u), -rate / (6 if n == 2 else 2) * _matern(n - 1, rate, u) * d_u
+    apart, distance = _apart(u)
+    z = math.sqrt(rate) * distance
+    return _matern(n, rate, u), -rate / 2 * jnp.where(apart, _decay(z) / z, 0) * d_u
+
+
+@jax.custom_jvp
+def _negative_distance(u: Array) -> Array:
+    return -jnp.sqrt(u)
+
+
+@_negative_distance.defjvp
+def _negative_distance_tangent(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    (u,), (d_u,) = primals, tangents
+    apart, distance = _apart(u)
+    return _negative_distance(u), jnp.where(apart, -0.5 / distance, 0) * d_u
+
+
+def _apart(u: Array) -> tuple[Array, Array]:
+    """Whether points do not coincide, and their distance, or one."""
+    apart = u > COINCIDENT
+    return apart, jnp.sqrt(jnp.where(apart, u, 1))
+
+
+GAUSS = Kernel(Gauss(), "gauss")
+KERNELS = {
+    "gauss": GAUSS,
+    "laplace": Kernel(Matern(0), "matern12"),
+    "matern12": Kernel(Matern(0), "matern12"),
+    "matern32": Kernel(Matern(1), "matern32"),
+    "matern52": Kernel(Matern(2), "matern52"),
+    "imq": Kernel(RationalQuadratic(0.5), "imq"),
+    "cauchy": Kernel(RationalQuadratic(1.0, 2.0), "cauchy"),
+    "energy": Kernel(Energy(), "energy", conditional=True),
+}
+
+
+def rational_quadratic(alpha: float) -> Kernel:
+    """The rational quadratic kernel (1 + u/2α)^-α, u = τ‖x - y‖²: scikit-learn's, with τ = 1/length_scale².
+
+    A mixture of Gaussians of all bandwidths. Towards α = ∞ it is the Gaussian; α = ½ is "imq", and α = 1 is "cauchy" of
+    τ/2.
+
+    Args:
+        alpha: α, a positive number.
+
+    Returns:
+        A `Kernel`; those of equal α are equal.
+
+    Raises:
+        ValueError: alpha is not a positive finite number.
+
+    Example:
+        >>> import jax.numpy as jnp, jaxgauss
+        >>> points = jnp.array([[0.0], [2.0]])
+        >>> kernel = jaxgauss.rational_quadratic(1.0)
+        >>> jaxgauss.kernel_sum(points, points, jnp.array([3.0, 0.0]), kernel=kernel).tolist()
+        [3.0, 1.0]
+
+    References:
+        Rasmussen & Williams, "Gaussian Processes for Machine Learning", 2006, section 4.2.
+    """
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float | np.integer | np.floating):
+        raise ValueError(f"`jaxgauss.rational_quadratic`: `alpha` must be a positive number; got {alpha!r}.")
+    if not 0 < alpha < math.inf:
+        raise ValueError(f"`jaxgauss.rational_quadratic`: `alpha` must be positive and finite; got alpha {alpha}.")
+    return Kernel(RationalQuadratic(float(alpha)), f"rational_quadratic({float(alpha)})")
+
+
+def as_kernel(function: str, kernel: Any) -> Kernel:
+    """The kernel of a name; TypeError or ValueError, in the name of a public function, for anything else."""
+    if isinstance(kernel, Kernel):
+        return kernel
+    where = f"`jaxgauss.{function}`: `kernel` must be"
+    if not isinstance(kernel, str):
+        fix = "Wrap a function of u = τ‖x - y‖²: jaxgauss.Kernel(function)."
+        raise TypeError(f"{where} a name or a jaxgauss.Kernel; got {type(kernel).__name__}. {fix}")
+    if kernel not in KERNELS:
+        fix = "Others are a jaxgauss.Kernel, such as jaxgauss.rational_quadratic(2.0)."
+        raise ValueError(f"{where} one of {', '.join(KERNELS)}; got {kernel!r}. {fix}")
+    return KERNELS[kernel]
+
+
+def _check(profile: Any) -> None:
+    where = "`jaxgauss.Kernel`: `profile` must"
+    if not callable(profile):
+        raise TypeError(f"{where} be a function of u = τ‖x - y‖²; got {type(profile).__name__}. Pass lambda u: ….")
+    u = jax.ShapeDtypeStruct((2, 3), jnp.float32)
+    found = jax.eval_shape(profile, u)
+    if getattr(found, "dtype", None) != u.dtype:
+        raise TypeError(
+            f"{where} return an array of the dtype of u; got {found} for u {u}. Use functions of jax.numpy."
+        )
+    if found.shape != u.shape:
+        raise ValueError(f"{where} keep the shape of u; got {found.shape} for u {u.shape}. It takes all pairs at once.")
+    if not math.isfinite(value := _at_zero(profile)):
+        raise ValueError(f"{where} be finite at u = 0; got {value}. Add a positive number to u.")
+
+
+@functools.lru_cache(1024)
+def _at_zero(profile: Profile) -> float:
+    with jax.ensure_compile_time_eval(), jax.enable_x64(True):
+        return float(profile(jnp.zeros((1,), jnp.float64))[0])
+
+
+@functools.lru_cache(1024)
+def _kinked(profile: Profile) -> bool:
+    with jax.ensure_compile_time_eval():
+        u = jnp.full((1,), 1e-20, jnp.float32)
+        slope = float(jax.jvp(profile, (u,), (jnp.ones_like(u),))[1][0])
+    return not abs(slope) < STEEP

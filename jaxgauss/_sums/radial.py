@@ -1,0 +1,83 @@
+"""Sums of radial kernels that XLA evaluates, and the derivative rules that make their gradients radial sums again."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from .._arrays.points import unbroadcast
+from .._checks.settings import Settings
+from .._engines import dispatch
+from .._engines.channels import Channels
+from .._engines.radial import difference_pullback, difference_sums
+from .._kernels.kernels import Kernel
+
+# Derivatives. With u = τ‖q_m - k_n‖², κ' the derivative of κ, ψ = -2κ', a cotangent g and w_mn = ψ(u) ⟨g_m, v_n⟩, from
+# ∂κ/∂q = 2τ κ' (q - k) = τ ψ (k - q):
+#
+#     dv_n = Σ_m κ g_m        dq_m = τ Σ_n w_mn (k_n - q_m)        dk_n = τ Σ_m w_mn (q_m - k_n)
+#     dτ   = -½ Σ_mn w_mn ‖q_m - k_n‖²
+#
+# These are the rules of `gauss_sum`, where ψ = κ. Here κ and ψ are two kernels, so that the sum itself has no use for
+# the gradients: one pass over the pairs makes all of them. Second derivatives are those of the sum from differences of
+# coordinates, which JAX differentiates: products would lose their digits.
+# Source: the chain rule.
+
+
+radial_sum = jax.custom_vjp(dispatch.radial_sum, nondiff_argnums=(0, 1))
+_pullback = jax.custom_vjp(dispatch.radial_pullback, nondiff_argnums=(0, 1, 2))
+
+
+def _forward(settings: Settings, channels: Channels, queries, keys, values, tau):
+    wanted = queries.perturbed or keys.perturbed, tau.perturbed
+    operands = tuple(x.value for x in (queries, keys, values, tau))
+    # which gradients are wanted travels as the shape of an array: see `gauss_sum`
+    return radial_sum(settings, channels, *operands), (operands, jnp.zeros([1 + x for x in wanted], bool))
+
+
+def _backward(settings: Settings, channels: Channels, residuals: Any, g: Any):
+    (queries, keys, values, tau), pattern = residuals
+    if isinstance(g, jax.custom_derivatives.SymbolicZero):
+        return None, None, None, None
+    of_points, of_tau = (size == 2 for size in pattern.shape)
+    if not (of_points or of_tau):
+        d_values = radial_sum(settings, channels, keys, queries, g, tau)
+        return None, None, unbroadcast(d_values, values.shape), None
+    return _pullback(settings, channels, of_tau, queries, keys, values, tau, g)
+
+
+radial_sum.defvjp(_forward, _backward, symbolic_zeros=True)
+
+
+def _pullback_forward(settings: Settings, channels: Channels, with_tau: bool, *operands: Array):
+    return _pullback(settings, channels, with_tau, *operands), operands
+
+
+def _pullback_backward(settings: Settings, channels: Channels, _: bool, operands: tuple[Array, ...], cotangents: Any):
+    return jax.vjp(functools.partial(difference_pullback, channels), *operands)[1](cotangents)
+
+
+_pullback.defvjp(_pullback_forward, _pullback_backward)
+
+
+def radial_slopes(settings: Settings, kernel: Kernel, queries: Array, keys: Array, weights: Array, tau: Array) -> Array:
+    """Σ_n ψ w_n (k_n - q_m) (…, M, D), of weights (…, N, 1): the gradient of the sum at the queries, over τ."""
+    batch = jnp.broadcast_shapes(tau.shape, *(x.shape[:-2] for x in (queries, keys, weights)))
+    own = jnp.broadcast_to(queries, (*batch, *queries.shape[-2:]))
+    ones = jnp.ones_like(own[..., :1])
+    slopes = _pullback(settings, Channels((kernel,), (1,)), False, own, keys, weights, tau, ones)[0]
+    return slopes / tau[..., None, None]
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def radial_sum_in_both_modes(settings: Settings, channels: Channels, *operands: Array) -> Array:
+    """The same sum under all transformations: its derivatives are those of the sum from differences."""
+    return dispatch.radial_sum(settings, channels, *operands)
+
+
+@radial_sum_in_both_modes.defjvp
+def _tangent(settings: Settings, channels: Channels, primals: tuple[Array, ...], tangents: tuple[Array, ...]):
+    _, tangent = jax.jvp(functools.partial(difference_sums, channels), primals, tangents)
+    return radial_sum_in_both_modes(settings, channels, *primals), tangent
