@@ -8,6 +8,7 @@ from ._kernels.kernels import Kernel as Kernel
 from ._kernels.kernels import rational_quadratic as rational_quadratic
 from ._methods.bandwidth import median_heuristic as median_heuristic
 from ._methods.bandwidth import tau_from_bandwidth as tau_from_bandwidth
+from ._methods.energy import energy_distance as energy_distance
 from ._methods.kde import BandwidthSearch as BandwidthSearch
 from ._methods.kde import kde_logpdf as kde_logpdf
 from ._methods.kde import kde_score as kde_score

@@ -14,7 +14,7 @@ from .._arrays.places import whole
 from .._checks.samples import check_rng_key, check_samples
 from .._checks.settings import Points, working_dtype
 
-# τ of exp(-τ/2 d²) from the parameter p of a library's own formula.
+# τ from the parameter p of a library's own formula.
 CONVENTIONS = {
     "exp(-d²/2p²)": (
         lambda p: 1 / p**2,
@@ -23,12 +23,17 @@ CONVENTIONS = {
     "exp(-pd²)": (lambda p: 2 * p, ("gamma", "scikit-learn", "sklearn", "hyppo")),
     "exp(-d²/p)": (lambda p: 2 / p, ("h", "blackjax", "numpyro", "epsilon", "ott")),
     "exp(-d²/p²)": (lambda p: 2 / p**2, ("keops",)),
+    "κ(d²/p²)": (
+        lambda p: 1 / p**2,
+        ("Matern", "RationalQuadratic", "laplacian", "imq", "coreax RationalQuadraticKernel", "ott Euclidean"),
+    ),
+    "(1 + d²/2p²)^(-1/2)": (lambda p: 1 / (2 * p**2), ("coreax PCIMQKernel",)),
 }
 _FORMULAS = {name: formula for formula, (_, names) in CONVENTIONS.items() for name in names}
 
 
 def tau_from_bandwidth(bandwidth: Float[Array | np.ndarray, "*shape"] | float, convention: str = "sigma") -> Any:
-    """τ of exp(-τ/2 ‖x - y‖²) from a bandwidth σ, τ = 1/σ², or from another library's parameter p.
+    """τ of exp(-τ/2 ‖x - y‖²), or of κ(τ ‖x - y‖²), from a bandwidth σ, τ = 1/σ², or another library's parameter p.
 
     | convention | kernel | τ |
     |---|---|---|
@@ -36,7 +41,13 @@ def tau_from_bandwidth(bandwidth: Float[Array | np.ndarray, "*shape"] | float, c
     | gamma, scikit-learn (sklearn), hyppo | exp(-p d²) | 2p |
     | h, blackjax, numpyro, epsilon, ott | exp(-d²/p) | 2/p |
     | keops | exp(-d²/p²) | 2/p² |
+    | Matern, RationalQuadratic (scikit-learn's, gpjax's) | of d/p: matern12 …, `rational_quadratic` | 1/p² |
+    | laplacian (geomloss, pykeops), ott Euclidean (p = ε) | exp(-d/p): matern12 | 1/p² |
+    | imq (p = c) | (p² + d²)^(-½) = "imq" / p | 1/p² |
+    | coreax RationalQuadraticKernel | (1 + d²/2αp²)^-α | 1/p² |
+    | coreax PCIMQKernel | (1 + d²/2p²)^(-½): imq | 1/2p² |
 
+    scikit-learn's `laplacian_kernel` and coreax's are of the distance |·|₁, which is none of these kernels.
     geomloss's "gaussian" loss is ½ MMD². `scipy` and scikit-learn's `KernelDensity` call σ a bandwidth; for SciPy's
     `gaussian_kde` σ is `factor` times the standard deviation.
 

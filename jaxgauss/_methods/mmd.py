@@ -87,18 +87,23 @@ def mmd_squared(
         Gretton, Borgwardt, Rasch, Schölkopf & Smola, "A Kernel Two-Sample Test", JMLR 13, 2012.
         Rux & Neumayer, "Fast Gauss Sums via Flash Attention", 2026, arXiv:2609.04910, section 3.
     """
-    check_estimator("mmd_squared", estimator)
-    smallest = 2 if estimator == "unbiased" else 1
     weights = {"x_weights": x_weights, "y_weights": y_weights}
-    kernel = check_kernel("mmd_squared", kernel)
-    check_balance("mmd_squared", kernel, x_weights=x_weights, y_weights=y_weights)
+    return checked_mmd("mmd_squared", kernel, x, y, tau, weights, estimator, y_norm_squared, options)
+
+
+def checked_mmd(function, kernel, x, y, tau, weights, estimator, y_norm_squared, options) -> Array:
+    """It, in the name of a public function."""
+    check_estimator(function, estimator)
+    smallest = 2 if estimator == "unbiased" else 1
+    kernel = check_kernel(function, kernel)
     settings = check_samples(
-        "mmd_squared", {"x": x, "y": y}, tau, options, weights=weights, min_points=smallest, kernel=kernel
+        function, {"x": x, "y": y}, tau, options, weights=weights, min_points=smallest, kernel=kernel
     )
-    check_distinct_pairs("mmd_squared", estimator, weights)
+    check_balance(function, kernel, **weights)
+    check_distinct_pairs(function, estimator, weights)
     num = x.shape[0] + y.shape[0]
     tau = check_plan(settings, tau, x.shape[0] * num, x.shape[1], x.shape[1] + 2, x, y)
-    return _mmd_squared(settings, estimator, x, y, tau, x_weights, y_weights, y_norm_squared)
+    return _mmd_squared(settings, estimator, x, y, tau, *weights.values(), y_norm_squared)
 
 
 @takes_tau

@@ -7,7 +7,10 @@ import jax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-_WAYS = {"gauss_sum": " `gauss_sum` with forward_mode=True has tangents, and works under jax.hessian."}
+_WAYS = {
+    name: f" `{name}` with forward_mode=True has tangents, and works under jax.hessian."
+    for name in ("gauss_sum", "kernel_sum")
+}
 
 
 def reverse_only(function: str, *operands: jax.Array) -> tuple[jax.Array, ...]:

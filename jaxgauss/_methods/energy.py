@@ -1,0 +1,51 @@
+"""Energy distance: the MMD² of minus the distance, by its usual name."""
+
+from typing import Unpack
+
+from jaxtyping import Array, Float
+
+from .._checks.settings import MeshOptions, Points, Weights
+from .mmd import checked_mmd
+
+
+def energy_distance(
+    x: Points,
+    y: Points,
+    *,
+    x_weights: Weights | None = None,
+    y_weights: Weights | None = None,
+    estimator: str = "biased",
+    **options: Unpack[MeshOptions],
+) -> Float[Array, ""]:
+    """Energy distance of two samples, 2 E‖X - Y‖ - E‖X - X'‖ - E‖Y - Y'‖, with its gradient from the same sums.
+
+    It is `mmd_squared` with kernel="energy" and τ = 1, in linear memory, and needs no bandwidth.
+
+    Args:
+        x: points, (M, D).
+        y: points, (N, D).
+        x_weights, y_weights, estimator, **options: as for `mmd_squared`. Both weights must have one sum; with sums of
+            one the expectations are those above.
+
+    Returns:
+        A scalar, at least zero for the biased estimator: `dcor.energy_distance`, the square of
+        `scipy.stats.energy_distance`, and twice the "energy" loss of geomloss. Its root has no gradient at zero.
+
+    Raises:
+        ValueError, TypeError: as `mmd_squared` does.
+
+    Derivatives:
+        Reverse mode of any order with respect to x, y and both weights. Points that coincide do not move one another.
+
+    Example:
+        >>> import jax.numpy as jnp, jaxgauss
+        >>> float(jaxgauss.energy_distance(jnp.array([[0.0]]), jnp.array([[3.0]])))
+        6.0
+
+    References:
+        Székely & Rizzo, "Energy Statistics: A Class of Statistics Based on Distances", 2013.
+        Sejdinovic, Sriperumbudur, Gretton & Fukumizu, "Equivalence of Distance-based and RKHS-based Statistics in
+        Hypothesis Testing", 2013, arXiv:1207.6076.
+    """
+    weights = {"x_weights": x_weights, "y_weights": y_weights}
+    return checked_mmd("energy_distance", "energy", x, y, 1.0, weights, estimator, None, options)

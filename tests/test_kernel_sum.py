@@ -1,0 +1,306 @@
+"""Sums of every radial kernel, against scikit-learn and SciPy in float64, with derivatives of all orders and modes."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.spatial.distance import cdist
+from sklearn.gaussian_process import kernels as theirs
+
+import jaxgauss
+from jaxgauss import Kernel, KeyChunks, explain, gauss_sum, gauss_sum_streamed, kernel_sum, rational_quadratic
+from jaxgauss._kernels.kernels import KERNELS
+from jaxgauss._kernels.mixtures import mixture
+from oracle import assert_close, relative_error
+
+LAPLACE = Kernel(lambda u: jnp.exp(-jnp.sqrt(u)), "own laplace")  # of which only the profile is known
+STUDENT = Kernel(lambda u: (1 + u / 3) ** -2)
+EXACT = {
+    "matern12": theirs.Matern(nu=0.5),
+    "matern32": theirs.Matern(nu=1.5),
+    "matern52": theirs.Matern(nu=2.5),
+    "imq": lambda x, y: (1 + cdist(x, y, "sqeuclidean")) ** -0.5,
+    "cauchy": lambda x, y: 1 / (1 + cdist(x, y, "sqeuclidean")),
+    "energy": lambda x, y: -cdist(x, y),
+    rational_quadratic(2.5): theirs.RationalQuadratic(alpha=2.5),
+    rational_quadratic(1.0): theirs.RationalQuadratic(alpha=1.0),
+    LAPLACE: lambda x, y: np.exp(-cdist(x, y)),
+    STUDENT: lambda x, y: (1 + cdist(x, y, "sqeuclidean") / 3) ** -2,
+}
+NAMED = ["matern12", "matern32", "matern52", "imq", "cauchy", "energy"]
+KINKED = ["matern12", "energy", LAPLACE]
+EVERY = (0, 1, 2, 3)
+
+
+def points(rng, num_queries, num_keys, dim, channels):
+    """Points of which some are among both: on the diagonal, beside it, and twice."""
+    queries = rng.normal(size=(num_queries, dim))
+    new = rng.normal(size=(num_keys - num_queries // 2 - 10, dim))
+    keys = np.concatenate([queries[: num_queries // 2], queries[3:8], queries[3:8], new])
+    return queries, keys, rng.normal(size=(num_keys, channels))
+
+
+def dense(kernel, queries, keys, values, tau):
+    """The formula, which JAX differentiates; coincident points have no slope."""
+    squared = tau[..., None, None] * jnp.square(queries[..., :, None, :] - keys[..., None, :, :]).sum(-1)
+    kernel = KERNELS.get(kernel, kernel)
+    return kernel(squared) @ values
+
+
+@pytest.mark.parametrize("channels", [1, 7])
+@pytest.mark.parametrize("dim", [1, 3, 16, 64, 300])
+@pytest.mark.parametrize("kernel", EXACT, ids=str)
+def test_sum_is_scikit_learns(rng, kernel, dim, channels):
+    """Also where points coincide; N is large enough for products, where there are any."""
+    q, k, v = points(rng, 130, 170, dim, channels)
+    tau = 0.9 / dim
+    for dtype in ("float64", "float32"):
+        a, b, w = (x.astype(dtype) for x in (q, k, v))
+        wide = [np.sqrt(tau) * x.astype("float64") for x in (a, b)]
+        phi = EXACT[kernel](*wide)
+        error = np.linalg.norm(np.asarray(kernel_sum(a, b, w, tau, kernel=kernel), np.float64) - phi @ w)
+        limit = {"float64": 1e-13, "float32": 2e-5 if kernel in KINKED else 3e-6}[dtype]
+        assert error <= limit * np.linalg.norm(np.abs(phi) @ np.abs(w))
+
+
+@pytest.mark.parametrize("dim, channels", [(3, 2), (20, 1), (70, 3)])
+@pytest.mark.parametrize("kernel", [*NAMED, rational_quadratic(2.5), LAPLACE], ids=str)
+def test_gradients_are_those_of_the_formula(rng, kernel, dim, channels):
+    operands = [jnp.asarray(x) for x in (*points(rng, 70, 90, dim, channels), 0.7 / dim)]
+    g = rng.normal(size=(70, channels))
+    ours, exact = (
+        jax.grad(lambda *x: (f(*x) * g).sum(), EVERY)(*operands)  # noqa: B023
+        for f in (functools.partial(kernel_sum, kernel=kernel), functools.partial(dense, kernel))
+    )
+    assert_close(ours, exact, 1e-10)
+
+
+@pytest.mark.parametrize("kernel", [*NAMED, LAPLACE], ids=str)
+def test_second_derivatives_and_tangents(rng, kernel):
+    """Away from kinks; reverse over reverse, forward mode, and forward over reverse."""
+    *operands, g = (jnp.asarray(rng.normal(size=s)) for s in ((6, 2), (7, 2), (7, 2), (), (6, 2)))
+    operands[3] = jnp.asarray(0.7)
+    directions = [jnp.asarray(rng.normal(size=x.shape)) for x in operands]
+
+    def loss(f, **options):
+        return lambda *x: (jnp.sin(f(*x, **options)) * g).sum()
+
+    ours, exact = loss(functools.partial(kernel_sum, kernel=kernel)), loss(functools.partial(dense, kernel))
+    in_both = loss(functools.partial(kernel_sum, kernel=kernel, forward_mode=True))
+
+    def slope(f):
+        return lambda *x: sum((d * s).sum() for d, s in zip(directions, jax.grad(f, EVERY)(*x), strict=True))
+
+    assert_close(jax.grad(slope(ours), EVERY)(*operands), jax.grad(slope(exact), EVERY)(*operands), 1e-10)
+    results = [jax.jvp(f, operands, directions) for f in (in_both, exact)]
+    assert_close(*results, 1e-10)
+    products = [jax.jvp(jax.grad(f, EVERY), operands, directions)[1] for f in (in_both, exact)]
+    assert_close(*products, 1e-10)
+
+
+@pytest.mark.parametrize(
+    "kernel, dtype",
+    [*((x, "float32") for x in ("matern12", "matern32", "imq", "energy", LAPLACE)), ("matern12", "float64")],
+    ids=str,
+)
+def test_points_that_coincide_have_finite_derivatives(kernel, dtype):
+    """All equal: gradients are zero, those of the values count, and nothing is NaN in any order."""
+    x, v = jnp.ones((40, 9), dtype) * 0.3, jnp.ones((40, 1), dtype)
+
+    def total(q, k, v):
+        return kernel_sum(q, k, v, 0.5, kernel=kernel).sum()
+
+    d_queries, d_keys, d_values = jax.grad(total, (0, 1, 2))(x, x, v)
+    for slopes in (d_queries, d_keys):  # of a kink exactly, for there is nothing else to say
+        assert jnp.abs(slopes).max() <= (0 if kernel in KINKED else 1e-10)
+    np.testing.assert_allclose(d_values, 40 * KERNELS.get(kernel, kernel).at_zero, rtol=1e-6)
+    second = jax.grad(lambda q: (jax.grad(total)(q, x, v) * x).sum())(x)
+    assert jnp.isfinite(second).all()
+
+
+@pytest.mark.parametrize("dim", [2, 5, 40])
+@pytest.mark.parametrize("kernel", ["matern12", "energy"])
+def test_pairs_that_are_near_keep_their_digits_in_float32(rng, kernel, dim):
+    """Each key lies 1e-3 from a query, in no order; kernels with a kink see the root of what a product rounds."""
+    q = rng.normal(size=(600, dim)).astype("float32") / dim**0.5
+    k = rng.permutation(q + 1e-3 * rng.normal(size=q.shape).astype("float32"))
+    v, g = rng.normal(size=(2, 600, 1)).astype("float32")
+
+    def both(q, k, v, g):
+        total, pullback = jax.vjp(lambda *x: kernel_sum(*x, 4.0, kernel=kernel), q, k, v)
+        return total, *pullback(g)
+
+    exact = both(*(x.astype("float64") for x in (q, k, v, g)))
+    assert_close(both(q, k, v, jnp.asarray(g)), exact, 2e-5)
+
+
+def test_smooth_kernels_reach_far_in_float32(rng):
+    """200 length scales from the center, by differences."""
+    x = (200 * rng.choice([-1, 1], size=(80, 1)) + rng.normal(size=(80, 4))).astype("float32")
+    v = rng.normal(size=(80, 1)).astype("float32")
+    for kernel in ("matern52", "imq"):
+        exact = EXACT[kernel](*2 * [x.astype("float64")]) @ v
+        assert relative_error(kernel_sum(x, x, v, kernel=kernel), exact) < 1e-6
+        assert explain(x, x, v, kernel=kernel).method == "differences"
+        slopes = [
+            jax.grad(lambda x, v: kernel_sum(x, x, v, kernel=kernel).sum())(x.astype(t), v.astype(t))  # noqa: B023
+            for t in ("float32", "float64")
+        ]
+        assert relative_error(*slopes) < 1e-5
+
+
+def test_gauss_is_gauss_sum_to_the_last_bit(rng):
+    q, k, v = (rng.normal(size=(50, 3)) for _ in range(3))
+    for options in ({}, {"method": "rescale"}, {"precision": "float16"}, {"forward_mode": True}):
+        assert (kernel_sum(q, k, v, 0.7, **options) == gauss_sum(q, k, v, 0.7, **options)).all()
+    own = Kernel(lambda u: jnp.exp(-u / 2))
+    assert relative_error(kernel_sum(q, k, v, 0.7, kernel=own), gauss_sum(q, k, v, 0.7)) < 1e-13
+
+
+@pytest.mark.parametrize("method", ["blocked", "dense", "differences", "mixture"])
+def test_methods_agree(rng, method):
+    q, k, v = points(rng, 40, 60, 5, 2)
+    for kernel in NAMED:
+        exact = EXACT[kernel](0.5 * q, 0.5 * k)
+        found = kernel_sum(q, k, v, 0.25, kernel=kernel, method=method)
+        scale = 1 if kernel != "energy" else 2 * np.abs(0.5 * q).max() * 5**0.5
+        limit = 1e-13 if method != "mixture" else 1e-6 * scale * np.abs(v).sum(0).max() / np.abs(exact @ v).max()
+        assert np.abs(found - exact @ v).max() <= 2 * limit * np.abs(exact @ v).max()
+
+
+@pytest.mark.parametrize("kernel", ["matern12", "imq"])
+def test_batches_and_vmap(rng, kernel):
+    q, k, v, tau = (rng.normal(size=s) for s in ((3, 1, 20, 2), (30, 2), (2, 30, 1), (2,)))
+    tau = np.abs(tau)
+    exact = np.zeros((3, 2, 20, 1))
+    for i, j in np.ndindex(3, 2):
+        exact[i, j] = EXACT[kernel](tau[j] ** 0.5 * q[i, 0], tau[j] ** 0.5 * k) @ v[j]
+    assert relative_error(kernel_sum(q, k, v, tau, kernel=kernel), exact) < 1e-13
+    run = functools.partial(kernel_sum, kernel=kernel)
+    mapped = jax.jit(jax.vmap(jax.vmap(run, (None, None, 0, 0)), (0, None, None, None)))
+    assert relative_error(mapped(q[:, 0], k, v, tau), exact) < 1e-13
+
+    def loss(f):
+        return lambda *x: jnp.sin(f(*x)).sum()
+
+    ours = jax.vmap(jax.grad(loss(run), EVERY), (0, None, None, None))(q[:, 0], k, v[0], jnp.asarray(tau[0]))
+    exact = [jax.grad(loss(functools.partial(dense, kernel)), EVERY)(x, k, v[0], jnp.asarray(tau[0])) for x in q[:, 0]]
+    assert_close(ours, [np.stack(x) for x in zip(*exact, strict=True)], 1e-10)
+
+
+def test_empty_and_single_points():
+    none, one = np.zeros((0, 3)), np.ones((1, 3))
+    assert kernel_sum(one, none, np.zeros((0, 2)), kernel="imq").tolist() == [[0.0, 0.0]]
+    assert kernel_sum(none, one, np.ones(1), kernel="matern12").shape == (0,)
+    assert kernel_sum(one, one, np.ones(1), kernel="energy").tolist() == [0.0]
+
+
+def test_streamed_sums_take_a_kernel(rng, tmp_path):
+    q, k, v = points(rng, 40, 90, 4, 2)
+    chunks = KeyChunks(k, v, size=25)
+    for kernel in ("matern32", "energy"):
+        found = gauss_sum_streamed(q, chunks, 1.0, kernel=kernel, saved=tmp_path / f"{kernel}.npz")
+        assert relative_error(found, EXACT[kernel](q, k) @ v) < 1e-13
+    with pytest.raises(ValueError, match=r"`saved` must be a new file"):
+        gauss_sum_streamed(q, chunks, 1.0, saved=tmp_path / "energy.npz")
+
+
+@pytest.mark.parametrize("tolerance", [1e-3, 1e-4, 1e-6])
+@pytest.mark.parametrize("kernel", [*NAMED, *(rational_quadratic(a) for a in (0.3, 1.0, 2.0, 7.0))], ids=str)
+def test_mixtures_are_as_near_as_they_claim(kernel, tolerance):
+    """On a grid ten times as fine as that of the fit; in few terms, all positive, so that each is a kernel."""
+    found = mixture(KERNELS.get(kernel, kernel), tolerance)
+    r = np.concatenate([[0.0], np.geomspace(1e-3, 1 if kernel == "energy" else 1e2, 20001)])
+    approximate = np.exp(-np.outer(r**2, found.scales) / 2) @ found.weights - found.constant
+    exact = EXACT.get(kernel, kernel)
+    exact = exact(np.zeros((1, 1)), r[:, None])[0] if kernel in EXACT else np.asarray(exact(jnp.asarray(r**2)))
+    assert np.abs(approximate - exact).max() <= found.maximal_error <= tolerance
+    assert min(found.weights) > 0 and list(found.scales) == sorted(found.scales)
+
+
+TERMS = {
+    "matern12": (7, 11, 20),
+    "matern32": (4, 6, 11),
+    "matern52": (3, 5, 8),
+    "imq": (7, 9, 14),
+    "cauchy": (5, 8, 13),
+    "energy": (5, 9, 18),
+}
+
+
+@pytest.mark.parametrize("kernel", TERMS)
+def test_mixtures_are_short(kernel):
+    found = [mixture(KERNELS[kernel], tolerance).terms for tolerance in (1e-3, 1e-4, 1e-6)]
+    assert all(ours <= known for ours, known in zip(found, TERMS[kernel], strict=True))
+
+
+def test_a_mixture_is_explained_and_its_precision_chooses_its_terms():
+    x, v = jax.ShapeDtypeStruct((5000, 3), "float32"), jax.ShapeDtypeStruct((5000,), "float32")
+    terms = {p: mixture(KERNELS["imq"], t).terms for p, t in (("bfloat16", 1e-3), ("float16", 1e-4), ("float32", 1e-6))}
+    for precision, num in terms.items():
+        found = explain(x, x, v, kernel="imq", method="mixture", precision=precision)
+        assert found.method == "mixture" and found.reason.startswith(f"{num} Gaussians, maximal error")
+    assert explain(x, x, v, kernel="imq").method == "blocked"
+    assert explain(x, x, v, kernel="imq", precision="float16").method == "mixture"
+
+
+def test_gradients_of_a_mixture_are_its_own(rng):
+    """Of κ with an error that is larger than the sum's."""
+    x, v, g = (jnp.asarray(rng.normal(size=s)) for s in ((60, 2), (60, 1), (60, 1)))
+    ours, exact = (
+        jax.grad(lambda x: (kernel_sum(x, x, v, kernel="matern52", method=m) * g).sum())(x)  # noqa: B023
+        for m in ("mixture", "auto")
+    )
+    assert relative_error(ours, exact) < 1e-4
+
+
+def test_wrong_kernels_are_refused():
+    x, v = np.ones((3, 2)), np.ones(3)
+    with pytest.raises(ValueError, match=r"`jaxgauss.kernel_sum`: `kernel` must be one of gauss, .*; got 'rbf'"):
+        kernel_sum(x, x, v, kernel="rbf")
+    with pytest.raises(TypeError, match=r"`kernel` must be a name or a jaxgauss.Kernel; got PjitFunction"):
+        kernel_sum(x, x, v, kernel=jnp.exp)
+    with pytest.raises(ValueError, match=r"`method` must be one of auto, mixture, .*; got 'rescale'"):
+        kernel_sum(x, x, v, kernel="imq", method="rescale")
+    with pytest.raises(ValueError, match=r"`method` must be one of auto, reweight, .*; got 'mixture'"):
+        kernel_sum(x, x, v, method="mixture")
+    with pytest.raises(ValueError, match=r"a kernel without a mixture of Gaussians; got kernel Kernel\(<lambda>\)"):
+        kernel_sum(x, x, v, kernel=STUDENT, method="mixture")
+    with pytest.raises(TypeError, match=r"`jaxgauss.kernel_sum`: `values` must be a JAX or NumPy array; got list"):
+        kernel_sum(x, x, [1.0, 1.0, 1.0], kernel="imq")
+    with pytest.raises(TypeError, match=r"`jaxgauss.kernel_sum`: derivatives must be taken in reverse mode"):
+        jax.jvp(lambda x: kernel_sum(x, x, v, kernel="imq"), (x,), (x,))
+    with pytest.raises(TypeError, match=r"`jaxgauss.Kernel`: `profile` must be a function of u .*; got float"):
+        Kernel(1.0)
+    with pytest.raises(TypeError, match=r"`profile` must return an array of the dtype of u; got float64"):
+        Kernel(lambda u: jnp.exp(u.astype("float64")))
+    with pytest.raises(ValueError, match=r"`profile` must keep the shape of u; got \(\)"):
+        Kernel(jnp.sum)
+    with pytest.raises(ValueError, match=r"`profile` must be finite at u = 0; got inf"):
+        Kernel(lambda u: 1 / u)
+    for alpha in (0, -1.0, np.inf, "a", True):
+        with pytest.raises(ValueError, match=r"`jaxgauss.rational_quadratic`: `alpha` must be (a )?positive"):
+            rational_quadratic(alpha)
+
+
+def test_kernels_are_values():
+    """They are compared by what they are, so that equal ones are compiled once; and may carry any name."""
+    assert rational_quadratic(2) == rational_quadratic(2.0) != rational_quadratic(3.0)
+    assert repr(rational_quadratic(2)) == "Kernel(rational_quadratic(2.0))"
+    impostor = Kernel(lambda u: 1 / (1 + u), "imq")
+    assert impostor != KERNELS["imq"] and mixture(impostor, 1e-3) is None
+    assert [KERNELS[name].at_zero for name in NAMED] == [1, 1, 1, 1, 1, 0]
+    assert [KERNELS[name].kinked for name in NAMED] == [True, False, False, False, False, True]
+    assert jaxgauss.Kernel(jnp.exp).slope.at_zero == -2
+
+
+def test_export_takes_symbolic_sizes():
+    m, n = jax.export.symbolic_shape("m, n")
+    struct = functools.partial(jax.ShapeDtypeStruct, dtype="float64")
+    for kernel in ("matern12", "imq"):
+        run = jax.jit(functools.partial(kernel_sum, kernel=kernel))
+        exported = jax.export.export(run)(struct((m, 6)), struct((n, 6)), struct((n, 1)))
+        x, y, v = np.ones((3, 6)), np.zeros((4, 6)), np.ones((4, 1))
+        assert relative_error(exported.call(x, y, v), EXACT[kernel](x, y) @ v) < 1e-13
