@@ -55,6 +55,29 @@ def second_derivative(x, y, **shares):
     return jax.grad(lambda x: jnp.square(jax.grad(jaxgauss.mmd_squared)(x, y, 1.0, **shares)).sum())(x)
 
 
+def kernels(x, y, **shares):
+    """Of every kind: smooth and with a kink, from products and by differences, evaluated and by a mixture."""
+    wide = [jnp.concatenate([z, jnp.sin(z), jnp.cos(z)], -1) for z in (x, y)]
+    many = [(pair, kernel) for pair in ([x, y], wide) for kernel in ("matern12", "imq")]
+    losses = [
+        jax.value_and_grad(jaxgauss.mmd_squared, (0, 1, 2))(*pair, TAUS, kernel=kernel, **shares)
+        for pair, kernel in many
+    ]
+    ksd = jaxgauss.ksd_squared(x, -x, TAUS, kernel="imq", **shares)
+    flow = jaxgauss.mmd_flow_velocity(x, y, 1.0, kernel="energy", **shares)
+    test = jaxgauss.mmd_test(x, y, TAUS, kernel="matern52", rng_key=jax.random.key(0), num_permutations=20, **shares)
+    mixed = jaxgauss.mmd_squared(x, y, 1.0, kernel="matern32", method="mixture", **shares)
+    return losses, ksd, flow, tuple(test), mixed
+
+
+def kernel(x, y, **shares):
+    if not shares:
+        return [jaxgauss.kernel_sum(x[:16], y[:16], Y[:16], 0.5, kernel=name) for name in ("imq", "energy")]
+    return [
+        jaxgauss.gauss_sum_sharded(x[:16], y[:16], Y[:16], 0.5, kernel=name, **shares) for name in ("imq", "energy")
+    ]
+
+
 def svgd(x, y, **shares):
     return jaxgauss.svgd_direction(x, -x, TAUS, **shares)
 
@@ -143,7 +166,7 @@ def results(num_processes: int) -> dict:
             pulled_back = jax.jit(lambda *x, shares=shares: gradients(*x, **shares))(*placed)
             found[f"gradients, {name}, {axis_type.name}"] = numbers(mesh, pulled_back)
     mesh = make_mesh()
-    for function in (mmd, svgd) if num_processes > 1 else (mmd, svgd, second_derivative, others):
+    for function in (mmd, svgd) if num_processes > 1 else (mmd, svgd, second_derivative, others, kernels, kernel):
         for points, case in ((X, "queries and keys"), (FAR, "keys"))[: 2 if function is mmd else 1]:
             query_axis, key_axis = SHARES[case]
             run = jax.jit(lambda x, y, f=function, o=(mesh, query_axis, key_axis): f(

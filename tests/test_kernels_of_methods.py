@@ -78,10 +78,8 @@ def test_mmd_and_what_belongs_to_it(samples, kernel):
     witness = mmd_witness(y, x, y, tau, **options)
     assert relative_error(witness, matrix(kernel, y, x, tau) @ a - matrix(kernel, y, y, tau) @ b) < 1e-12
     known = embedding_norm_squared(y, tau, kernel=kernel, weights=b)
-    assert (
-        relative_error(mmd_squared(x, y, tau, y_norm_squared=known, **options), exact(x, y, tau, a, b, "biased"))
-        < 1e-11
-    )
+    whole = mmd_squared(x, y, tau, y_norm_squared=known, **options)
+    assert relative_error(whole, exact(x, y, tau, a, b, "biased")) < 1e-11
 
 
 @pytest.mark.parametrize("kernel", ["matern52", "imq", "matern12"])
@@ -217,9 +215,7 @@ def test_mmd_test_has_the_statistic_of_the_loss(samples, kernel):
 
 def test_kernels_that_do_not_fit_are_refused():
     x, w = np.ones((4, 2)), np.ones(4)
-    with pytest.raises(
-        ValueError, match=r"`jaxgauss.svgd_direction`: `kernel` must be positive definite; got .*energy"
-    ):
+    with pytest.raises(ValueError, match=r"`jaxgauss.svgd_direction`: `kernel` must be positive .*; got .*energy"):
         svgd_direction(x, x, 1.0, kernel="energy")
     with pytest.raises(ValueError, match=r"`jaxgauss.svgd`: `kernel` must be positive definite; got .*energy"):
         jaxgauss.svgd(lambda x: x, None, kernel="energy")

@@ -6,7 +6,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from jaxgauss import gauss_sum, log_gauss_sum
-from jaxgauss._engines.dispatch import kernel_means
+from jaxgauss._engines.dispatch import gaussian_means
 from jaxgauss._sums import log_gauss_sum as rules
 from oracle import SIZES, assert_close, problem
 
@@ -143,7 +143,7 @@ def test_score_and_value_cost_one_call(rng, monkeypatch):
     calls = []
     q, k, w, tau = (x.astype(jnp.float32) for x in arguments(rng))
 
-    counted = jax.custom_vjp(lambda *x: calls.append(1) or kernel_means(*x), nondiff_argnums=(0,))
+    counted = jax.custom_vjp(lambda *x: calls.append(1) or gaussian_means(*x), nondiff_argnums=(0,))
     counted.defvjp(rules._means_forward, rules._means_backward)
     monkeypatch.setattr(rules, "_means", counted)
     jax.clear_caches()

@@ -133,7 +133,7 @@ def test_costs_of_a_cuda_device_replace_the_estimates(monkeypatch, tmp_path):
 )
 def test_auto_precision_reads_the_default_of_matrix_products(monkeypatch, asked, grade):
     seen = []
-    monkeypatch.setattr(checked, "plan", lambda settings, *_: seen.append(settings.grade))
+    monkeypatch.setattr(checked, "kernel_plan", lambda settings, *_: seen.append(settings.grade))
     with jax.default_matmul_precision(asked):
         explain(*shapes(5, 6, 2, 1))
     assert seen == [grade]

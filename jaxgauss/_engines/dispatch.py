@@ -50,17 +50,19 @@ class Operation(NamedTuple):
     leaves_log: bool = False
 
 
-def kernel_sum(settings: Settings, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array) -> jax.Array:
+def gaussian_sum(
+    settings: Settings, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array
+) -> jax.Array:
     """Σ_n Φ_τ(q_m, k_n) v_n of operands of equal rank in float32 or float64."""
     return _computed(SUM, settings)(queries, keys, values, tau)[0]
 
 
-def kernel_sum_and_log(settings: Settings, *operands: jax.Array) -> tuple[jax.Array, jax.Array]:
+def gaussian_sum_and_log(settings: Settings, *operands: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The sum, and what spares its pullback a pass (…, M, 1), where `saves_log`."""
     return _computed(SUM_AND_LOG, settings)(*operands)
 
 
-def kernel_pullback(settings: Settings, *operands: jax.Array) -> tuple[jax.Array, ...]:
+def gaussian_pullback(settings: Settings, *operands: jax.Array) -> tuple[jax.Array, ...]:
     """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of queries, keys and values, at these, tau and g; all of equal rank.
 
     A sixth operand is what the sum has left for it. Points are within reach: whoever asks has seen to it.
@@ -68,12 +70,12 @@ def kernel_pullback(settings: Settings, *operands: jax.Array) -> tuple[jax.Array
     return _computed(PULLBACK, replace(settings, guarded=False, centered=False))(*operands)
 
 
-def kernel_means(settings: Settings, *operands: jax.Array) -> tuple[jax.Array, jax.Array]:
+def gaussian_means(settings: Settings, *operands: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Σ_n w Φ v / Σ_n w Φ and log Σ_n w Φ at queries, keys, values, tau and log-weights (…, N, 1), of equal rank."""
     return _computed(MEANS, replace(settings, guarded=False, centered=False))(*operands)
 
 
-def kernel_closer(settings: Settings, points: jax.Array, tau: jax.Array) -> jax.Array:
+def closer_points(settings: Settings, points: jax.Array, tau: jax.Array) -> jax.Array:
     """All points (P, D) there are, in float64, closer together where `torch_backend.closer` is: on CPUs."""
     return _closer(settings)(points, tau)[0]
 
@@ -110,8 +112,8 @@ def keeps_tile(settings: Settings, queries: jax.Array, keys: jax.Array, values: 
     return all((x.method, x.precision) == ("dense", working_dtype(settings.dtype).name) for x in plans)
 
 
-def uses_mixture(settings: Settings, *operands: jax.Array) -> Mixture | None:
-    """The mixture that the settings' kernel is summed by where JAX runs, if it is; of operands of equal rank."""
+def uses_mixture(settings: Settings, *operands: Any) -> Mixture | None:
+    """The mixture that the settings' kernel is summed by where JAX runs, if it is, of operands of such shapes."""
     plans = [_plan_there(settings, platform, operands) for platform in platforms()]
     chosen = next((x for x in plans if x.method == "mixture"), None)
     return None if chosen is None else mixture_of(settings, chosen.precision)

@@ -9,11 +9,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, Float
 
-# u up to which points coincide for the derivatives of a kernel with a kink: powers of 1/√u stay finite in float32.
-COINCIDENT = 2.0**-80
+from .profiles import COINCIDENT, Energy, Gauss, Matern, Own, RationalQuadratic
+
 STEEP = 1e6  # slope at u = 1e-20 from which it is one
 Profile = Callable[[Float[Array, "..."]], Float[Array, "..."]]
 
@@ -97,6 +96,17 @@ class Kernel:
 
 
 @dataclass(frozen=True)
+class Slope:
+    """-2κ' as a profile."""
+
+    kernel: Kernel
+
+    def __call__(self, u: Array) -> Array:
+        """By the kernel's own rule where it has one."""
+        return -2 * jax.jvp(self.kernel, (u,), (jnp.ones_like(u),))[1]
+
+
+@dataclass(frozen=True)
 class Spread:
     """u ψ(u) as a profile: τ ψ ‖x - y‖², which derivatives with respect to τ are made of."""
 
@@ -118,149 +128,6 @@ class Trace:
         """D ψ(0) where points coincide."""
         slope = self.kernel.slope
         return self.dim * slope(u) - u * slope.slope(u)
-
-
-class Own:
-    """A profile whose derivatives are finite everywhere, by its own rules."""
-
-    def __call__(self, u: Array) -> Array:
-        """κ."""
-        raise NotImplementedError
-
-    def with_slope(self, u: Array) -> tuple[Array, Array]:
-        """κ and -2κ', of which neither is to be differentiated: what both are made of is computed once."""
-        raise NotImplementedError
-
-
-@dataclass(frozen=True)
-class Slope:
-    """-2κ' as a profile."""
-
-    kernel: Kernel
-
-    def __call__(self, u: Array) -> Array:
-        """By the kernel's own rule where it has one."""
-        return -2 * jax.jvp(self.kernel, (u,), (jnp.ones_like(u),))[1]
-
-
-@dataclass(frozen=True)
-class Gauss(Own):
-    """exp(-u/2)."""
-
-    def __call__(self, u: Array) -> Array:
-        """κ."""
-        return jnp.exp2(-math.log2(math.e) / 2 * u)
-
-    def with_slope(self, u: Array) -> tuple[Array, Array]:
-        """Twice the same."""
-        return (phi := self(u)), phi
-
-
-@dataclass(frozen=True)
-class RationalQuadratic(Own):
-    """(1 + u rate / 2α)^-α."""
-
-    alpha: float
-    rate: float = 1.0
-
-    def __call__(self, u: Array) -> Array:
-        """By a logarithm, but for the most used α."""
-        t = 1 + self.rate / (2 * self.alpha) * u
-        if self.alpha in (0.5, 1.0):
-            return lax.rsqrt(t) if self.alpha == 0.5 else 1 / t
-        return jnp.exp(-self.alpha * jnp.log(t))
-
-    def with_slope(self, u: Array) -> tuple[Array, Array]:
-        """The slope is (1 + u rate / 2α)^-(α + 1) rate."""
-        kappa = self(u)
-        return kappa, self.rate * kappa / (1 + self.rate / (2 * self.alpha) * u)
-
-
-@dataclass(frozen=True)
-class Matern(Own):
-    """The Matérn kernel of smoothness ν = n + ½."""
-
-    n: int
-
-    def __call__(self, u: Array) -> Array:
-        """By the rule below."""
-        return _matern(self.n, 2 * self.n + 1.0, u)
-
-    def with_slope(self, u: Array) -> tuple[Array, Array]:
-        """The exponential is computed once; XLA would do it for each."""
-        rate = 2 * self.n + 1.0
-        z = jnp.sqrt(rate * u)
-        decay = lax.optimization_barrier(_decay(z))
-        if self.n == 0:
-            return decay, jnp.where(u > COINCIDENT, decay / z, 0)
-        slope = rate * decay if self.n == 1 else rate / 3 * (1 + z) * decay
-        return _polynomial(self.n, rate, z, u) * decay, slope
-
-
-@dataclass(frozen=True)
-class Energy(Own):
-    """-√u."""
-
-    def __call__(self, u: Array) -> Array:
-        """By the rule below."""
-        return _negative_distance(u)
-
-    def with_slope(self, u: Array) -> tuple[Array, Array]:
-        """By one root."""
-        distance = jnp.sqrt(u)
-        return -distance, jnp.where(u > COINCIDENT, 1 / distance, 0)
-
-
-# Matérn kernels of ν = n + ½ are polynomials times a decay, with z = √(2ν u):
-#
-#     n = 0: e^-z    n = 1: (1 + z) e^-z    n = 2: (1 + z + z²/3) e^-z
-#
-# and the slope -2 d/du of n is 2ν times n - 1, for n = 2 a third of it; of n = 0 it is e^-z / z, here zero at z = 0.
-# So no derivative subtracts what it has added.
-# Source: Rasmussen & Williams, "Gaussian Processes for Machine Learning", 2006, section 4.2.
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _matern(n: int, rate: float, u: Array) -> Array:
-    z = jnp.sqrt(rate * u)
-    return _polynomial(n, rate, z, u) * _decay(z) if n else _decay(z)
-
-
-def _polynomial(n: int, rate: float, z: Array, u: Array) -> Array:
-    return 1 + z if n == 1 else 1 + z + rate / 3 * u
-
-
-def _decay(z: Array) -> Array:
-    """e^-z as a power of two, which is computed faster."""
-    return jnp.exp2(-math.log2(math.e) * z)
-
-
-@_matern.defjvp
-def _matern_tangent(n: int, rate: float, primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    (u,), (d_u,) = primals, tangents
-    if n:
-        return _matern(n, rate, u), -rate / (6 if n == 2 else 2) * _matern(n - 1, rate, u) * d_u
-    apart, distance = _apart(u)
-    z = math.sqrt(rate) * distance
-    return _matern(n, rate, u), -rate / 2 * jnp.where(apart, _decay(z) / z, 0) * d_u
-
-
-@jax.custom_jvp
-def _negative_distance(u: Array) -> Array:
-    return -jnp.sqrt(u)
-
-
-@_negative_distance.defjvp
-def _negative_distance_tangent(primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
-    (u,), (d_u,) = primals, tangents
-    apart, distance = _apart(u)
-    return _negative_distance(u), jnp.where(apart, -0.5 / distance, 0) * d_u
-
-
-def _apart(u: Array) -> tuple[Array, Array]:
-    """Whether points do not coincide, and their distance, or one."""
-    apart = u > COINCIDENT
-    return apart, jnp.sqrt(jnp.where(apart, u, 1))
 
 
 GAUSS = Kernel(Gauss(), "gauss")

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .kernels import KERNELS, Kernel, Profile, RationalQuadratic
+from .kernels import KERNELS, Kernel, Profile
+from .profiles import RationalQuadratic
 
 TABLE = Path(__file__).with_name("mixtures.json")
 FARTHEST = 100.0  # distance in length scales up to which the errors hold; beyond, those of κ at that distance do

@@ -21,7 +21,7 @@ from .._sums.display import progress_bar, refuse_progress_in_a_trace, short_repr
 from .._sums.log_gauss_sum import METHODS, log_gauss_sum
 from .._sums.reverse_only import reverse_only
 from .._sums.sharded import log_sum_over_mesh, relative_sum_over_mesh
-from .mmd import weights_or_mean
+from .weights import weights_or_mean
 
 GROUP = 1024  # points that see one another in a dense matrix, for the sake of leaving themselves out
 

@@ -11,10 +11,11 @@ from jaxtyping import Array, Float
 from .._arrays.points import unbroadcast
 from .._checks.operands import takes_tau
 from .._checks.samples import check_balance, check_distinct_pairs, check_estimator, check_kernel, check_samples
-from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights, working_dtype
+from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights
 from .._kernels.kernels import Kernel
 from .._sums.checked import check_plan
 from .._sums.moments import Reduction, as_gaussians, bandwidth_mean, by_reach, prepare
+from .weights import distinct_pairs_factor, weights_or_mean
 
 
 @takes_tau
@@ -257,20 +258,6 @@ def mmd_flow_velocity(
     num = x.shape[0] + y.shape[0]
     tau = check_plan(settings, tau, x.shape[0] * num, x.shape[1], x.shape[1] + 1, x, y)
     return _witness(settings, True, x, x, y, tau, x_weights, y_weights)[1]
-
-
-def weights_or_mean(weights: Array | None, points: Array, settings: Settings) -> Array:
-    """The weights of the points, 1/N each if there are none given; not in half precision, where that may be zero."""
-    if weights is None:
-        num, dtype = points.shape[0], working_dtype(settings.dtype)
-        return jnp.full(num, 1 / num if num != 0 else 0, dtype)
-    return weights
-
-
-def distinct_pairs_factor(a: Array) -> Array:
-    """(Σa)² / Σ_{i ≠ j} a_i a_j, which makes a sum over i ≠ j one over all pairs; of weights (…, N, 1)."""
-    total = jnp.square(a.sum((-2, -1)))
-    return total / (total - jnp.square(a).sum((-2, -1)))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

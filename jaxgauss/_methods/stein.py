@@ -14,7 +14,7 @@ from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights
 from .._kernels.kernels import GAUSS, Kernel
 from .._sums.checked import check_plan
 from .._sums.moments import Reduction, as_gaussians, bandwidth_mean, by_reach, prepare
-from .mmd import distinct_pairs_factor, weights_or_mean
+from .weights import distinct_pairs_factor, weights_or_mean
 
 
 @takes_tau

@@ -19,7 +19,7 @@ from .._arrays.points import center, unbroadcast
 from .._checks.settings import Settings
 from .._engines.blocked import blocked_sum
 from .._engines.differences import differences_sum
-from .._engines.dispatch import kernel_sum, within_reach
+from .._engines.dispatch import gaussian_sum, within_reach
 from .._engines.plan import takes_half
 from .channels import cheaper_by_channels, flat_channels
 
@@ -45,7 +45,7 @@ gauss_sum_p = Primitive("gauss_sum")
 
 @functools.partial(jax.jit, static_argnames="settings")
 def _sum(*operands: Array, settings: Settings) -> Array:
-    return kernel_sum(settings, *operands)
+    return gaussian_sum(settings, *operands)
 
 
 def _abstract_sum(queries, keys, values, tau, *, settings: Settings):
@@ -145,5 +145,5 @@ batching.primitive_batchers[gauss_sum_p] = _batched
 
 
 mlir.register_lowering(
-    gauss_sum_p, mlir.lower_fun(lambda *operands, settings: kernel_sum(settings, *operands), multiple_results=False)
+    gauss_sum_p, mlir.lower_fun(lambda *operands, settings: gaussian_sum(settings, *operands), multiple_results=False)
 )

@@ -14,7 +14,14 @@ from .._arrays.points import align, center, shared, unbroadcast
 from .._checks.operands import as_operand, takes_tau
 from .._checks.settings import Bandwidth, Keys, Queries, Settings, Sums, Values, working_dtype
 from .._engines.blocked import blocked_pullback, sum_and_tile
-from .._engines.dispatch import keeps_tile, kernel_pullback, kernel_sum, kernel_sum_and_log, saves_log, within_reach
+from .._engines.dispatch import (
+    gaussian_pullback,
+    gaussian_sum,
+    gaussian_sum_and_log,
+    keeps_tile,
+    saves_log,
+    within_reach,
+)
 from .._engines.plan import Plan, takes_half, warn_once
 from .channels import CHANNELS_IN_A_SUM, channel_blocks, cheaper_by_channels, flat_channels, unblock_channels
 from .checked import checked
@@ -157,15 +164,16 @@ def wide_sum(settings: Settings, queries: Array, keys: Array, values: Array, tau
 #
 # By channels: W = K [v_c k, v_c] holds the sum s and Σ_n Φ v_c k, so that dq = τ Σ_c g_c (W_k,c - q s_c), and
 # U = Kᵀ [g_c q, g_c] likewise holds dv and dk: C(D + 1) channels each. For C = 1 (MMD, flows, densities) W comes with
-# the value: two sums in all. For many channels: the fused backward pass (`kernel_pullback`), whose own rule is written
-# by channels. Where Φ is dense and hardly larger than the operands (few points of many dimensions) it is kept from the
-# sum. Everything here is made of these two functions, or else of ordinary ones of JAX: the rules hold for every order.
+# the value: two sums in all. For many channels: the fused backward pass (`gaussian_pullback`), whose own rule is
+# written by channels. Where Φ is dense and hardly larger than the operands (few points of many dimensions) it is kept
+# from the sum. Everything here is made of these two functions, or else of ordinary ones of JAX: the rules hold for
+# every order.
 # Moments are taken about a center, c: Σ Φ v (k - c) - (q - c) s loses fewer digits.
 # Source: Rux & Neumayer 2026, section 3, for the sum as attention; the rules are the product rule.
 
 
-_gauss_sum = jax.custom_vjp(kernel_sum, nondiff_argnums=(0,))
-_pullback = jax.custom_vjp(kernel_pullback, nondiff_argnums=(0,))
+_gauss_sum = jax.custom_vjp(gaussian_sum, nondiff_argnums=(0,))
+_pullback = jax.custom_vjp(gaussian_pullback, nondiff_argnums=(0,))
 
 
 class _Wanted(NamedTuple):
@@ -219,7 +227,7 @@ def _value_and_saved(with_slopes: bool, settings: Settings, points: tuple[Array,
     if with_slopes and cheaper_by_channels(queries, values):
         return _sum_and_slopes(settings, queries, keys, values, tau)
     if with_slopes and saves_log(settings, queries, keys, values, tau):
-        return kernel_sum_and_log(settings, queries, keys, values, tau)  # derivatives of this are not formed here
+        return gaussian_sum_and_log(settings, queries, keys, values, tau)  # derivatives of this are not formed here
     total = _gauss_sum(settings, queries, keys, values, tau)
     return total, vary_like(jnp.zeros(0, total.dtype), [total])
 

@@ -16,7 +16,7 @@ from .._arrays.points import LOG_ZERO, align, center, unbroadcast
 from .._checks.operands import as_operand, check_weights, takes_tau
 from .._checks.settings import Bandwidth, Keys, Queries, Settings, working_dtype
 from .._engines.differences import differences_log_sum
-from .._engines.dispatch import kernel_means, within_reach
+from .._engines.dispatch import gaussian_means, within_reach
 from .._engines.plan import NATIVE, REACH, takes_half
 from .checked import checked
 from .reverse_only import reverse_only
@@ -133,10 +133,10 @@ def relative_sum(
 #
 # Sums over n are means again. So are those over m, of keys and queries in each other's place, with weights exp(-L_m):
 # Σ_m P_mn x_m = exp(log w_n + L'_n) V'_n, where the exponential is never above M. And dτ comes from dq and dk, as in
-# `gauss_sum`. Rules made of `kernel_means` alone hold for every order.
+# `gauss_sum`. Rules made of `gaussian_means` alone hold for every order.
 
 
-_means = jax.custom_vjp(kernel_means, nondiff_argnums=(0,))
+_means = jax.custom_vjp(gaussian_means, nondiff_argnums=(0,))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -146,12 +147,12 @@ def as_gaussians(settings: Settings, tau: Array, *points: Array) -> tuple[Settin
     Where the kernel is one of these or evaluated itself, what was given, and None. What is linear in the kernel may be
     computed so; of "energy" but for a constant, which weights that add up to zero do not see.
     """
-    every = jnp.concatenate(points)
-    found = uses_mixture(settings, every[:, :], every, jnp.zeros_like(every[:, :1]), jnp.asarray(tau))
+    num, dtype = sum(len(x) for x in points), working_dtype(settings.dtype)
+    every, tau = jax.ShapeDtypeStruct((num, points[0].shape[1]), dtype), jnp.asarray(tau, dtype)
+    found = uses_mixture(settings, every, every, jax.ShapeDtypeStruct((num, 1), dtype), tau)
     if found is None:
         return settings, tau, None
-    tau = jnp.asarray(tau, working_dtype(settings.dtype))
-    taus, weights, factor, _ = as_bandwidths(found, tau, every.astype(tau.dtype))
+    taus, weights, factor, _ = as_bandwidths(found, tau, *whole(*(jnp.asarray(x, dtype) for x in points)))
     shares = jnp.expand_dims(weights, range(1, taus.ndim)) * factor[None] / max(1, tau.size)
     return of_gaussians(settings), taus.ravel(), jnp.broadcast_to(shares, taus.shape).ravel()
 

@@ -17,7 +17,7 @@ from jax import lax
 from jaxtyping import Array
 
 from .._checks.settings import Settings
-from .._engines.dispatch import kernel_closer
+from .._engines.dispatch import closer_points
 from .._engines.float64 import in_float64
 
 # Times in R² than sums: derivatives are made of moments about a center, which lose digits with R, that of τ as R².
@@ -113,7 +113,7 @@ class _OfCloser:
 def _closer(settings: Settings, points: tuple[Array, ...], tau: Array) -> tuple[Array, ...]:
     """The points (…, N, D), with wide gaps between their coordinates made narrow: gradients are those of the others."""
     flat = jnp.concatenate([x.reshape(-1, x.shape[-1]) for x in points])
-    moved = kernel_closer(settings, lax.stop_gradient(flat), lax.stop_gradient(tau))
+    moved = closer_points(settings, lax.stop_gradient(flat), lax.stop_gradient(tau))
     ends = np.cumsum([x.size // max(1, x.shape[-1]) for x in points])[:-1]
     parts = zip(jnp.split(moved, ends), points, strict=True)
     return tuple(part.reshape(x.shape) + (x - lax.stop_gradient(x)) for part, x in parts)
