@@ -14,9 +14,7 @@ from ._methods.kde import kde_logpdf as kde_logpdf
 from ._methods.kde import kde_score as kde_score
 from ._methods.kde import leave_one_out_tau as leave_one_out_tau
 from ._methods.mmd import embedding_norm_squared as embedding_norm_squared
-from ._methods.mmd import mmd_flow_velocity as mmd_flow_velocity
 from ._methods.mmd import mmd_squared as mmd_squared
-from ._methods.mmd import mmd_witness as mmd_witness
 from ._methods.mmd_test import MMDTest as MMDTest
 from ._methods.mmd_test import mmd_test as mmd_test
 from ._methods.stein import ksd_squared as ksd_squared
@@ -24,6 +22,8 @@ from ._methods.svgd import SVGD as SVGD
 from ._methods.svgd import SVGDState as SVGDState
 from ._methods.svgd import svgd as svgd
 from ._methods.svgd import svgd_direction as svgd_direction
+from ._methods.witness import mmd_flow_velocity as mmd_flow_velocity
+from ._methods.witness import mmd_witness as mmd_witness
 from ._sums.chunks import KeyChunks as KeyChunks
 from ._sums.estimate_error import ErrorEstimate as ErrorEstimate
 from ._sums.estimate_error import estimate_error as estimate_error

@@ -195,10 +195,9 @@ def _check(profile: Any) -> None:
         raise TypeError(f"{where} be a function of u = τ‖x - y‖²; got {type(profile).__name__}. Pass lambda u: ….")
     u = jax.ShapeDtypeStruct((2, 3), jnp.float32)
     found = jax.eval_shape(profile, u)
-    if getattr(found, "dtype", None) != u.dtype:
-        raise TypeError(
-            f"{where} return an array of the dtype of u; got {found} for u {u}. Use functions of jax.numpy."
-        )
+    dtype = getattr(found, "dtype", type(found).__name__)
+    if dtype != u.dtype:
+        raise TypeError(f"{where} return an array of the dtype of u; got {dtype} for {u.dtype}. Use jax.numpy.")
     if found.shape != u.shape:
         raise ValueError(f"{where} keep the shape of u; got {found.shape} for u {u.shape}. It takes all pairs at once.")
     if not math.isfinite(value := _at_zero(profile)):

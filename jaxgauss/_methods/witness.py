@@ -1,0 +1,133 @@
+"""The witness function of the MMD, and the flow along its slope."""
+
+import functools
+from typing import Unpack
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from .._checks.operands import takes_tau
+from .._checks.samples import check_balance, check_kernel, check_samples
+from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights
+from .._kernels.kernels import Kernel
+from .._sums.checked import check_plan
+from .._sums.moments import Reduction, as_gaussians, bandwidth_mean, by_reach, prepare
+from .weights import weights_or_mean
+
+
+@takes_tau
+def mmd_witness(
+    points: Points,
+    x: Points,
+    y: Points,
+    tau: Taus,
+    *,
+    kernel: str | Kernel = "gauss",
+    x_weights: Weights | None = None,
+    y_weights: Weights | None = None,
+    **options: Unpack[MeshOptions],
+) -> Float[Array, " p"]:
+    """Witness function of the MMD, f(t) = Σ_i a_i k(x_i, t) - Σ_j b_j k(y_j, t): positive where x is denser than y.
+
+    One Gauss sum of one channel.
+
+    Args:
+        points: t, (P, D).
+        x, y, tau, kernel, x_weights, y_weights, **options: as for `mmd_squared`.
+
+    Returns:
+        (P,). Not normalized: divided by the MMD it is the witness of unit norm.
+
+    Raises:
+        ValueError, TypeError: as `mmd_squared` does.
+
+    Derivatives:
+        Reverse mode of any order with respect to points, x, y, weights and tau; -∇f at x is `mmd_flow_velocity`.
+
+    Example:
+        >>> import jax.numpy as jnp, jaxgauss
+        >>> x, y = jnp.array([[0.0]]), jnp.array([[100.0]])
+        >>> jaxgauss.mmd_witness(jnp.array([[0.0], [50.0], [100.0]]), x, y, 1.0).tolist()
+        [1.0, 0.0, -1.0]
+
+    References:
+        Gretton, Borgwardt, Rasch, Schölkopf & Smola, "A Kernel Two-Sample Test", JMLR 13, 2012, section 2.3.
+    """
+    samples = {"x": x, "y": y, "points": points}
+    weights = {"x_weights": x_weights, "y_weights": y_weights}
+    kernel = check_kernel("mmd_witness", kernel)
+    check_balance("mmd_witness", kernel, x_weights=x_weights, y_weights=y_weights)
+    settings = check_samples(
+        "mmd_witness", samples, tau, options, weights=weights, may_be_empty="points", kernel=kernel
+    )
+    num = x.shape[0] + y.shape[0]
+    tau = check_plan(settings, tau, points.shape[0] * num, x.shape[1], x.shape[1] + 1, x, y)
+    return _witness(settings, False, points, x, y, tau, x_weights, y_weights)[0]
+
+
+@takes_tau
+def mmd_flow_velocity(
+    x: Points,
+    y: Points,
+    tau: Taus,
+    *,
+    kernel: str | Kernel = "gauss",
+    x_weights: Weights | None = None,
+    y_weights: Weights | None = None,
+    **options: Unpack[MeshOptions],
+) -> Float[Array, "m d"]:
+    """Velocity of the MMD flow that carries x to y: -∇f(x_i), f the witness function.
+
+    v_i = τ Σ_j a_j k(x_i, x_j) (x_i - x_j) - τ Σ_j b_j k(x_i, y_j) (x_i - y_j): repelled by one another, drawn to y.
+    One Gauss sum of D + 1 channels. (Of another kernel κ(u), -2κ' takes the place of k.) A Gaussian does not feel what
+    lies many bandwidths away; "imq" and "energy" do.
+
+    Args:
+        x: the particles, (M, D).
+        y: what they flow to, (N, D).
+        tau, kernel, x_weights, y_weights, **options: as for `mmd_squared`.
+
+    Returns:
+        (M, D): where the particles go, x + step_size · velocity. It is -1/(2 a_i) times the gradient of the biased
+        `mmd_squared`. An Optax optimizer descends, so it takes the negative: `optimizer.update(-velocity, state)`.
+
+    Raises:
+        ValueError, TypeError: as `mmd_squared` does.
+
+    Derivatives:
+        Reverse mode of any order with respect to x, y, weights and tau.
+
+    Example:
+        >>> import jax.numpy as jnp, jaxgauss
+        >>> velocity = jaxgauss.mmd_flow_velocity(jnp.array([[1.0]]), jnp.array([[0.0]]), 1.0)
+        >>> round(float(velocity[0, 0]), 4)
+        -0.6065
+
+    References:
+        Arbel, Korba, Salim & Gretton, "Maximum Mean Discrepancy Gradient Flow", 2019, arXiv:1906.04370.
+    """
+    weights = {"x_weights": x_weights, "y_weights": y_weights}
+    kernel = check_kernel("mmd_flow_velocity", kernel)
+    check_balance("mmd_flow_velocity", kernel, x_weights=x_weights, y_weights=y_weights)
+    settings = check_samples("mmd_flow_velocity", {"x": x, "y": y}, tau, options, weights=weights, kernel=kernel)
+    num = x.shape[0] + y.shape[0]
+    tau = check_plan(settings, tau, x.shape[0] * num, x.shape[1], x.shape[1] + 1, x, y)
+    return _witness(settings, True, x, x, y, tau, x_weights, y_weights)[1]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _witness(settings: Settings, slopes: bool, points, x, y, tau, x_weights, y_weights) -> tuple[Array, Array]:
+    """The witness function (P,) and, with `slopes`, minus its gradient (P, D)."""
+    a, b = weights_or_mean(x_weights, x, settings), weights_or_mean(y_weights, y, settings)
+    settings, tau, shares = as_gaussians(settings, tau, x, y)
+    tau, points, x, y, a, b = prepare(settings, tau, points, x, y, a[:, None], b[:, None])
+
+    def function(reduction: Reduction, every: tuple[Array, ...], tau: Array, a: Array, b: Array):
+        points, x, y = every
+        keys, weights = jnp.concatenate([x, y], -2), jnp.concatenate([a, -b], -2)
+        at = reduction(points, keys, weights, tau, slopes=slopes)
+        return at.mass[..., 0], -tau[..., None, None] * at.slopes
+
+    found = by_reach(settings, function, (points, x, y), tau, a, b)
+    return tuple(bandwidth_mean(z, tau, shares).astype(settings.dtype) for z in found)  # type: ignore[return-value]
