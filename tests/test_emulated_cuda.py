@@ -12,7 +12,7 @@ import torch
 import emulated_cuda
 import torch_backend
 from emulated_cuda import RefusedError
-from jaxgauss import explain, gauss_sum, gauss_sum_dense
+from jaxgauss import explain, gauss_sum, gauss_sum_dense, kernel_sum
 from jaxgauss._engines import tiles
 from oracle import assert_close, gauss_sum64, problem, relative_error
 from torch_backend import KERNELS, operators, select_kernel
@@ -248,6 +248,32 @@ def test_launches_of_a_call(rng, precision, forward, gradients):
 def test_tiles_are_those_of_the_device():
     assert tiles.block_sizes(1, 8192, 10_000, False) == (4096, 3334)
     assert tiles.block_sizes(1, 8192, 10_000, False, tiles.TILE) == (1024, 2000)
+
+
+def test_kernels_are_mixtures_or_evaluated(rng):
+    """By the cheaper of both, and by XLA where a kink needs all digits; each right by its own measure."""
+    many, few = (jax.ShapeDtypeStruct((n, 16), "float32") for n in (50000, 100))
+    weights = [jax.ShapeDtypeStruct(x.shape[:1], "float32") for x in (many, few)]
+    chosen = explain(many, many, weights[0], kernel="matern52")
+    assert (chosen.method, chosen.precision, chosen.backend) == ("mixture", "float16", "flash")
+    assert chosen.reason.startswith("5 Gaussians, maximal error 9.7e-05, each by rescale")
+    assert explain(few, few, weights[1], kernel="matern52").method == "dense"
+    assert explain(many, many, weights[0], kernel="energy").method == "blocked"
+    assert explain(many, many, weights[0], kernel="imq", precision="bfloat16x2").reason.startswith("7 Gaussians")
+
+    q, k, v, g = (rng.normal(size=s).astype("float32") for s in ((90, 6), (80, 6), (80, 1), (90, 1)))
+    squared = np.square(q[:, None].astype("float64") - k[None]).sum(-1)
+    for kernel, phi, tolerance in (
+        ("imq", (1 + squared) ** -0.5, 1e-3),
+        ("matern12", np.exp(-np.sqrt(squared)), 1e-6),
+        ("energy", -np.sqrt(squared), 1e-6),
+    ):
+        options = {"method": "mixture", "precision": "float16"} if kernel == "imq" else {"method": "blocked"}
+        error = np.asarray(kernel_sum(q, k, v, kernel=kernel, **options), np.float64) - phi @ v
+        assert np.linalg.norm(error) < tolerance * np.linalg.norm(np.abs(phi) @ np.abs(v))
+        on_cuda = jax.grad(lambda q: (kernel_sum(q, k, v, kernel=kernel, **options) * g).sum())(q)  # noqa: B023
+        exact = jax.grad(lambda q: (kernel_sum(q, k, v, kernel=kernel, method="differences") * g).sum())(q)  # noqa: B023
+        assert relative_error(on_cuda, exact) < 3 * tolerance
 
 
 def test_explain_names_the_card():

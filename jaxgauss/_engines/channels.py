@@ -29,18 +29,9 @@ class Channels(NamedTuple):
         ends = [sum(self.widths[: i + 1]) for i in range(len(self.widths) - 1)]
         return zip(self.kernels, *(jnp.split(x, ends, -1) for x in values), strict=True)
 
-    def sum(self, u: Float[Array, "*batch m n"], values: V, fused: bool = False) -> S:
-        """Σ_n κ(u_mn) v_n; `fused` is written as XLA on a CPU can put it together with the product that makes u."""
-        sums = []
-        for kernel, v in self.split(values):
-            phi = kernel(u)
-            if not fused:
-                sums.append(dot(phi, v))
-            elif v.shape[-1] == 1:
-                sums.append((phi * v.mT).sum(-1, keepdims=True))
-            else:
-                sums.append((phi[..., None] * v[..., None, :, :]).sum(-2))
-        return jnp.concatenate(sums, -1)
+    def sum(self, u: Float[Array, "*batch m n"], values: V) -> S:
+        """Σ_n κ(u_mn) v_n. (Not as `fused` products: with more than an exponential of u, those are slower.)"""
+        return jnp.concatenate([dot(kernel(u), v) for kernel, v in self.split(values)], -1)
 
     def pull(self, u: Array, values: V, g: G) -> tuple[list[tuple[Array, Array, Array]], Array]:
         """ψ(u) and the g and v of which S = ψ ⟨g, v⟩, for every kernel; and Σ_m κ g_m, transposed (…, C, N).

@@ -11,13 +11,12 @@ from jaxtyping import Array
 
 from .._arrays.shapes import G, K, Q, S, T, V
 from .channels import Channels
-from .tiles import Tile, in_groups, tiled_pullback, tiled_sum
+from .tiles import in_groups, tiled_pullback, tiled_sum
 
 FEW_DIMENSIONS = 3
-COORDINATES_TILE = Tile(2**21, 2048, 512, 2**20)
 
 
-def coordinate_sums(channels: Channels, queries: Q, keys: K, values: V, tau: T, *, whole: bool, fused: bool) -> S:
+def coordinate_sums(channels: Channels, queries: Q, keys: K, values: V, tau: T, *, whole: bool) -> S:
     """Σ_n κ(u) v_n of operands of equal rank."""
     dim = queries.shape[-1]
 
@@ -25,9 +24,9 @@ def coordinate_sums(channels: Channels, queries: Q, keys: K, values: V, tau: T, 
         *columns, scale, values = operands
 
         def tile_sum(a: list[Array], b: list[Array], v: Array) -> Array:
-            return channels.sum(_squares(_differences(scale, a, b)), v, fused)
+            return channels.sum(_squares(_differences(scale, a, b)), v)
 
-        return tiled_sum(tile_sum, columns[:dim], columns[dim:], values, whole=whole, tile=COORDINATES_TILE)
+        return tiled_sum(tile_sum, columns[:dim], columns[dim:], values, whole=whole)
 
     return in_groups(sums, *_columns(queries), *_columns(keys), jnp.sqrt(tau)[..., None, None], values)
 

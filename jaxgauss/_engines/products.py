@@ -21,7 +21,7 @@ from .._arrays.points import Scaled, as_rows, shared
 from .._arrays.shapes import G, S, V
 from .._checks.settings import are_known
 from .channels import Channels
-from .fused import FUSED_WIDTH, WIDE, fused_tile
+from .plan import Plan
 from .tiles import in_groups, tiled_pullback, tiled_sum
 
 NEAR = 2.0**-7  # u over R² below which the root of one product has lost digits
@@ -34,37 +34,38 @@ class Products(NamedTuple):
         a, b: (…, M, W) and (…, N, W): the factors; for kernels with a kink also the number of the row, -1 where the
             column of that number is another point.
         reach: R² of all points, for kernels with a kink; or None.
+        looks: whether tiles take the second product only where they must; not on CUDA, where a look waits for the host.
     """
 
     a: Array
     b: Array
     reach: Array | None
+    looks: bool = True
 
     @classmethod
-    def of(cls, a: Scaled, b: Scaled, kinked: bool) -> "Products":
+    def of(cls, a: Scaled, b: Scaled, channels: Channels, chosen: Plan) -> "Products":
         """Of scaled points."""
         factors = _factors(a.points, b.points, a.norms, b.norms)
-        if not kinked:
+        if not channels.kinked:
             return cls(*factors, None)
         norms = jnp.concatenate(whole_there(a.norms.ravel(), b.norms.ravel()))
         reach = jnp.where(jnp.isfinite(norms), norms, 0).max()
         numbered = (jnp.concatenate(x, -1) for x in zip(factors, _numbers(a.points, b.points), strict=True))
-        return cls(*numbered, reach=reach)
+        return cls(*numbered, reach=reach, looks=chosen.platform != "cuda")
 
-    def sums(self, channels: Channels, values: V, *, whole: bool, fused: bool) -> S:
+    def sums(self, channels: Channels, values: V, *, whole: bool) -> S:
         """Σ_n κ(u) v_n, by tiles."""
         a, b, width = self.a, self.b, values.shape[-1]
-        fused = fused and max(a.shape[-1], width) <= FUSED_WIDTH and not (whole and width >= WIDE)
 
         def tile_sum(a: Array, b: Array, v: Array) -> Array:
             def of(u: Array) -> Array:
-                return channels.sum(u, v, fused)
+                return channels.sum(u, v)
 
             tile = self._replace(a=a, b=b)
             return tile.apply(of, lambda: of(_split_squares(tile.reach, *tile.points)))
 
         def summed(a: Array, b: Array, v: Array) -> Array:
-            return tiled_sum(tile_sum, a, b, v, whole=whole, tile=fused_tile(width) if fused else None)
+            return tiled_sum(tile_sum, a, b, v, whole=whole)
 
         batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (a, b, values)))
         if shared(b, values):  # the batch of the queries is more rows
@@ -98,6 +99,8 @@ class Products(NamedTuple):
         """
         if self.reach is None:
             return function(jnp.maximum(dot(self.a, self.b.mT), 0))
+        if not self.looks:
+            return function(_split_squares(self.reach, *self.points))
         i, j, near = self.a[..., -1:], self.b[..., -1:].mT, NEAR * self.reach
 
         def marked() -> Array:

@@ -19,7 +19,6 @@ from .._checks.settings import are_known
 from .channels import Channels
 from .coordinates import FEW_DIMENSIONS, coordinate_pullback, coordinate_sums
 from .differences import DIFFERENCES_TILE, with_axes_of
-from .fused import FUSES
 from .plan import REACH, Plan
 from .products import Products
 from .tiles import tiled_sum
@@ -31,15 +30,14 @@ STRICTER = 4  # times in R² than sums: derivatives are made of moments about a 
 def radial_sums(channels: Channels, chosen: Plan, queries: Q, keys: K, values: V, tau: T) -> S:
     """Σ_n κ(τ‖q_m - k_n‖²) v_n of operands of equal rank, for every channel with its own κ."""
     whole, operands = chosen.method == "dense", (queries, keys, values, tau)
-    fused = FUSES and (chosen.platform, values.dtype.name) == ("cpu", "float32") and len(channels.kernels) == 1
     if _by_differences(channels, chosen, queries, keys):
         return difference_sums(channels, *operands)
     if _by_coordinates(channels, queries):
-        return coordinate_sums(channels, *operands, whole=whole, fused=fused)
+        return coordinate_sums(channels, *operands, whole=whole)
     a, b = with_norms(*scaled_points(queries, keys, tau, base_2=False))
 
     def by_products(*_: Array) -> Array:
-        return Products.of(a, b, channels.kinked).sums(channels, values, whole=whole, fused=fused)
+        return Products.of(a, b, channels, chosen).sums(channels, values, whole=whole)
 
     if channels.kinked:
         return by_products()
@@ -63,7 +61,7 @@ def radial_pullback(
     a, b = with_norms(*scaled_points(queries, keys, tau, base_2=False))
 
     def by_products(*_: Array) -> Any:
-        points, scale = Products.of(a, b, channels.kinked), jnp.sqrt(tau)[..., None, None]
+        points, scale = Products.of(a, b, channels, chosen), jnp.sqrt(tau)[..., None, None]
         da, db, dv, d_scale = points.pullback(channels, values, cotangent, whole=whole, with_tau=with_tau)
         return _in_shapes((scale * da, scale * db, dv, d_scale / (2 * tau)), operands)
 
@@ -92,7 +90,7 @@ def difference_pullback(channels: Channels, queries: Q, keys: K, values: V, tau:
 def _by_differences(channels: Channels, chosen: Plan, queries: Array, keys: Array) -> bool:
     sizes = *queries.shape, keys.shape[-2]
     few = are_known(*sizes) and math.prod(sizes) <= FEW and queries.shape[-1] > FEW_DIMENSIONS
-    return chosen.method == "differences" or (channels.kinked and (few or chosen.platform == "cuda"))
+    return chosen.method == "differences" or (channels.kinked and few)
 
 
 def _by_coordinates(channels: Channels, queries: Array) -> bool:
