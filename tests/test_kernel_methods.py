@@ -403,7 +403,7 @@ def test_median_heuristic(rng):
 def test_leave_one_out(rng, monkeypatch, group):
     points, w, taus = rng.normal(size=(20, 2)), rng.uniform(size=20), np.asarray([0.3, 3.0, 1000.0])
     points[0] += 30  # alone: its density must not be lost in rounding
-    monkeypatch.setattr("jaxgauss._methods.kde.GROUP", group)
+    monkeypatch.setattr("jaxgauss._methods.leave_one_out.GROUP", group)
     jax.clear_caches()
     search = leave_one_out_tau(points, taus, weights=w)
     others = ~np.eye(20, dtype=bool)

@@ -240,3 +240,66 @@ def test_kernels_agree_with_the_sum_they_are_made_of(samples):
                ((1, a, x, x, a), (-2, a, x, y, b), (1, b, y, y, b)))  # fmt: skip
     ours = mmd_squared(x, y, 0.7, kernel="cauchy", x_weights=a, y_weights=b)
     assert relative_error(ours, form) < 1e-12
+
+
+DENSITIES = ["matern12", "matern32", "matern52", rational_quadratic(4.0)]
+
+
+@pytest.mark.parametrize("kernel", DENSITIES, ids=str)
+def test_densities_integrate_to_one(kernel):
+    """In one and two dimensions, on a grid; the tails beyond it are worked out for none, and small for all."""
+    grid = np.linspace(-60, 60, 6001)[:, None]
+    density = np.exp(jaxgauss.kde_logpdf(grid, np.array([[0.3], [-0.5]]), 2.0, kernel=kernel))
+    assert density.sum() * (grid[1, 0] - grid[0, 0]) == pytest.approx(1, abs=1e-3)
+    axis = np.linspace(-12, 12, 241)
+    grid = np.stack(np.meshgrid(axis, axis), -1).reshape(-1, 2)
+    density = np.exp(jaxgauss.kde_logpdf(grid, np.zeros((1, 2)), 2.0, kernel=kernel))
+    assert density.sum() * 0.1**2 == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize("kernel", DENSITIES, ids=str)
+def test_densities_are_those_of_the_formula(samples, kernel):
+    """With weights, some of them zero, several bandwidths, scores and all gradients; and far away."""
+    x, y, _, b = samples
+    b, taus, dim = b.at[3].set(0.0), jnp.asarray([0.3, 2.0]), x.shape[1]
+    volume = KERNELS.get(kernel, kernel).log_integral(dim)
+
+    def exact(x, y, taus, b):
+        phis = jnp.stack([t ** (dim / 2) * matrix(kernel, x, y, t) for t in taus]).mean(0)
+        return jnp.log(phis @ (b / b.sum())) - volume
+
+    def ours(x, y, taus, b):
+        return jaxgauss.kde_logpdf(x, y, taus, weights=b, kernel=kernel)
+
+    results = [
+        jax.jit(jax.value_and_grad(lambda *z, f=f: f(*z).sum(), (0, 1, 2, 3)))(x, y, taus, b) for f in (ours, exact)
+    ]
+    assert_close(*(jax.tree.leaves(z) for z in results), 1e-9)
+    assert relative_error(jaxgauss.kde_score(x, y, taus, weights=b, kernel=kernel), results[1][1][0]) < 1e-9
+    far = jaxgauss.kde_logpdf(1e4 + x.astype("float32"), y.astype("float32"), 1.0, kernel=kernel)
+    assert jnp.isfinite(far).all()
+
+
+def test_leave_one_out_takes_a_kernel(rng):
+    x, taus = rng.normal(size=(40, 2)), np.asarray([0.5, 4.0])
+    search = jaxgauss.leave_one_out_tau(x, taus, kernel="matern32")
+    for tau, found in zip(taus, search.log_likelihoods, strict=True):
+        phi = tau * np.asarray(matrix("matern32", x, x, tau)) * (1 - np.eye(40)) / 39
+        exact = np.log(phi.sum(1)).mean() - KERNELS["matern32"].log_integral(2)
+        assert float(found) == pytest.approx(exact, rel=1e-10)
+
+
+def test_logarithms_of_kernels(rng):
+    """Where κ underflows, they do not; a mesh of one device makes no difference."""
+    x, y = rng.normal(size=(5, 3)), rng.normal(size=(7, 3)) + 3000
+    logs = jaxgauss.log_gauss_sum(x, y, kernel="matern12")
+    r = np.linalg.norm(x[:, None] - y[None], axis=-1)
+    assert relative_error(logs, -r.min(1) + np.log(np.exp(r.min(1, keepdims=True) - r).sum(1))) < 1e-13
+    with pytest.raises(ValueError, match=r"`jaxgauss.log_gauss_sum`: `kernel` must be positive definite; got .*energy"):
+        jaxgauss.log_gauss_sum(x, y, kernel="energy")
+    with pytest.raises(ValueError, match=r"`method` must be one of auto, differences; got 'rescale'"):
+        jaxgauss.log_gauss_sum(x, y, kernel="imq", method="rescale")
+    with pytest.raises(ValueError, match=r"`jaxgauss.kde_logpdf`: `kernel` must have an integral .*imq\) in 3 dim"):
+        jaxgauss.kde_logpdf(x, y, 1.0, kernel="imq")
+    with pytest.raises(ValueError, match=r"`jaxgauss.leave_one_out_tau`: .* integral .*Kernel\(<lambda>\) in 3 dim"):
+        jaxgauss.leave_one_out_tau(x, kernel=jaxgauss.Kernel(lambda u: jnp.exp(-u)))

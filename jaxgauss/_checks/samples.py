@@ -23,6 +23,7 @@ def check_samples(
     allowed: type = MeshOptions,
     may_be_empty: str = "",
     kernel: Kernel = GAUSS,
+    methods: tuple[str, ...] = (),
 ) -> Settings:
     """Raise unless the samples are points (number, D) of one dimension, and each weight belongs to one of them.
 
@@ -35,7 +36,7 @@ def check_samples(
     if unknown:
         raise TypeError(f"{where}: options must be among {', '.join(names)}; got {', '.join(unknown)}.")
     method, precision, backend = (options.get(name, "auto") for name in ("method", "precision", "backend"))
-    check_names(function, method, precision, backend, methods_of(kernel))
+    check_names(function, method, precision, backend, methods or methods_of(kernel))
     check_mesh(function, options.get("mesh"), options.get("query_axis"), options.get("key_axis"))
     given = {**samples, **{name: x for name, x in (weights or {}).items() if x is not None}}
     dtypes = {floating_dtype(where, name, x) for name, x in given.items()}

@@ -30,7 +30,7 @@ class Channels(NamedTuple):
         return zip(self.kernels, *(jnp.split(x, ends, -1) for x in values), strict=True)
 
     def sum(self, u: Float[Array, "*batch m n"], values: V) -> S:
-        """Σ_n κ(u_mn) v_n. (Not as `fused` products: with more than an exponential of u, those are slower.)"""
+        """Σ_n κ(u_mn) v_n; not as `fused` products: with more than an exponential of u, those are slower."""
         return jnp.concatenate([dot(kernel(u), v) for kernel, v in self.split(values)], -1)
 
     def pull(self, u: Array, values: V, g: G) -> tuple[list[tuple[Array, Array, Array]], Array]:

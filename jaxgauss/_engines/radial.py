@@ -14,14 +14,15 @@ from jaxtyping import Array
 
 from .._arrays.logits import difference_logits
 from .._arrays.points import are_within, scaled_points, unbroadcast, with_norms
-from .._arrays.shapes import G, K, Q, S, T, V
+from .._arrays.shapes import G, K, L, Q, S, T, V, W
 from .._checks.settings import are_known
+from .._kernels.kernels import Kernel
 from .channels import Channels
 from .coordinates import FEW_DIMENSIONS, coordinate_pullback, coordinate_sums
 from .differences import DIFFERENCES_TILE, with_axes_of
 from .plan import REACH, Plan
 from .products import Products
-from .tiles import tiled_sum
+from .tiles import tiled_means, tiled_sum
 
 FEW = 2**18  # pairs times dimensions that differences take no time for
 STRICTER = 4  # times in R² than sums: derivatives are made of moments about a center
@@ -85,6 +86,16 @@ def difference_pullback(channels: Channels, queries: Q, keys: K, values: V, tau:
     """Their gradients, likewise."""
     total, pullback = jax.vjp(functools.partial(difference_sums, channels), queries, keys, values, tau)
     return pullback(jnp.broadcast_to(g, total.shape))
+
+
+def difference_means(kernel: Kernel, queries: Q, keys: K, values: V, tau: T, log_weights: W) -> tuple[S, L]:
+    """Σ_n w κ v / Σ_n w κ and log Σ_n w κ of operands of equal rank, κ ≥ 0; by ordinary functions of JAX."""
+    scale = jnp.sqrt(tau)[..., None, None]
+
+    def logits(queries: Array, keys: Array) -> Array:
+        return kernel.log(-2 * difference_logits(scale, queries, keys))
+
+    return tiled_means(logits, with_axes_of(tau, queries), keys, values, log_weights, tile=DIFFERENCES_TILE)
 
 
 def _by_differences(channels: Channels, chosen: Plan, queries: Array, keys: Array) -> bool:

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 
 from .profiles import COINCIDENT, Energy, Gauss, Matern, Own, RationalQuadratic
 
+LOG_ZERO = -1e27  # what stands for the logarithm of zero: see `points`
 STEEP = 1e6  # slope at u = 1e-20 from which it is one
 Profile = Callable[[Float[Array, "..."]], Float[Array, "..."]]
 
@@ -69,6 +70,19 @@ class Kernel:
             return self.profile.with_slope(u)
         kappa, tangent = jax.jvp(self, (u,), (jnp.ones_like(u),))
         return kappa, -2 * tangent
+
+    def log(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
+        """log κ(u); of a kernel that is not ours, that of what has not underflowed."""
+        if isinstance(self.profile, Own):
+            return self.profile.log(u)
+        kappa = self(u)
+        return jnp.where(kappa > 0, jnp.log(jnp.where(kappa > 0, kappa, 1)), LOG_ZERO)
+
+    def log_integral(self, dim: int) -> float:
+        """log ∫ κ(‖x‖²) dx in so many dimensions; infinite where there is none, NaN where it is not known."""
+        if not isinstance(self.profile, Own) or self.conditional:
+            return math.nan
+        return self.profile.log_integral(dim)
 
     @property
     def slope(self) -> "Kernel":

@@ -24,6 +24,14 @@ class Own:
         """κ and -2κ', of which neither is to be differentiated: what both are made of is computed once."""
         raise NotImplementedError
 
+    def log(self, u: Array) -> Array:
+        """log κ, finite where κ underflows."""
+        raise NotImplementedError
+
+    def log_integral(self, dim: int) -> float:
+        """log ∫ κ(‖x‖²) dx in so many dimensions; infinite where there is none."""
+        raise NotImplementedError
+
 
 @dataclass(frozen=True)
 class Gauss(Own):
@@ -36,6 +44,14 @@ class Gauss(Own):
     def with_slope(self, u: Array) -> tuple[Array, Array]:
         """Twice the same."""
         return (phi := self(u)), phi
+
+    def log(self, u: Array) -> Array:
+        """-u/2."""
+        return u / -2
+
+    def log_integral(self, dim: int) -> float:
+        """Of the normal density."""
+        return dim / 2 * math.log(2 * math.pi)
 
 
 @dataclass(frozen=True)
@@ -57,6 +73,17 @@ class RationalQuadratic(Own):
         kappa = self(u)
         return kappa, self.rate * kappa / (1 + self.rate / (2 * self.alpha) * u)
 
+    def log(self, u: Array) -> Array:
+        """That of the power."""
+        return -self.alpha * jnp.log1p(self.rate / (2 * self.alpha) * u)
+
+    def log_integral(self, dim: int) -> float:
+        """Of Student's density of 2α - D degrees of freedom: there is one for 2α > D."""
+        if 2 * self.alpha <= dim:
+            return math.inf
+        gammas = math.lgamma(self.alpha - dim / 2) - math.lgamma(self.alpha)
+        return dim / 2 * math.log(2 * math.pi * self.alpha / self.rate) + gammas
+
 
 @dataclass(frozen=True)
 class Matern(Own):
@@ -77,6 +104,16 @@ class Matern(Own):
             return decay, jnp.where(u > COINCIDENT, decay / z, 0)
         slope = rate * decay if self.n == 1 else rate / 3 * (1 + z) * decay
         return _polynomial(self.n, rate, z, u) * decay, slope
+
+    def log(self, u: Array) -> Array:
+        """By a rule of its own."""
+        return _log_matern(self.n, 2 * self.n + 1.0, u)
+
+    def log_integral(self, dim: int) -> float:
+        """The spectral density at zero: Rasmussen & Williams, equation 4.15."""
+        nu = self.n + 0.5
+        gammas = math.lgamma(nu + dim / 2) - math.lgamma(nu)
+        return dim / 2 * math.log(4 * math.pi / (2 * nu)) + gammas
 
 
 @dataclass(frozen=True)
@@ -125,6 +162,24 @@ def _matern_tangent(n: int, rate: float, primals: tuple[Array], tangents: tuple[
     apart, distance = _apart(u)
     z = math.sqrt(rate) * distance
     return _matern(n, rate, u), -rate / 2 * jnp.where(apart, _decay(z) / z, 0) * d_u
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _log_matern(n: int, rate: float, u: Array) -> Array:
+    z = jnp.sqrt(rate * u)
+    return jnp.log(_polynomial(n, rate, z, u)) - z if n else -z
+
+
+@_log_matern.defjvp
+def _log_matern_tangent(n: int, rate: float, primals: tuple[Array], tangents: tuple[Array]) -> tuple[Array, Array]:
+    (u,), (d_u,) = primals, tangents
+    apart, distance = _apart(u)
+    z = math.sqrt(rate) * jnp.where(apart, distance, 0)
+    if n == 0:
+        slope = jnp.where(apart, 1 / (math.sqrt(rate) * distance), 0)
+    else:
+        slope = 1 / (1 + z) if n == 1 else (1 + z) / (3 + z * (3 + z))
+    return _log_matern(n, rate, u), -rate / 2 * slope * d_u
 
 
 @jax.custom_jvp

@@ -13,11 +13,14 @@ from jaxtyping import Array, Float
 
 from .._arrays.places import vary_alike, vary_like, whole
 from .._arrays.points import LOG_ZERO, align, center, unbroadcast
-from .._checks.operands import as_operand, check_weights, takes_tau
+from .._checks.operands import as_operand, check_names, check_weights, takes_tau
+from .._checks.samples import check_kernel
 from .._checks.settings import Bandwidth, Keys, Queries, Settings, working_dtype
 from .._engines.differences import differences_log_sum
 from .._engines.dispatch import gaussian_means, within_reach
 from .._engines.plan import NATIVE, REACH, takes_half
+from .._engines.radial import difference_means
+from .._kernels.kernels import GAUSS, Kernel
 from .checked import checked
 from .reverse_only import reverse_only
 from .wide import Pullback, wide
@@ -35,6 +38,7 @@ def log_gauss_sum(
     log_weights: LogWeights = None,
     tau: Bandwidth = 1.0,
     *,
+    kernel: str | Kernel = "gauss",
     method: str = "auto",
     precision: str = "auto",
     backend: str = "auto",
@@ -48,7 +52,11 @@ def log_gauss_sum(
         keys: points k, (…, N, D).
         log_weights: log w, (…, N), or None for weights of one; -inf is a weight of zero. Leading axes broadcast.
         tau: τ = 1/σ², positive: a number, or an array that broadcasts against the leading axes, as for `gauss_sum`.
-        method: "auto"; "rescale" for the attention kernel; "blocked", "dense" or "differences" for XLA.
+        kernel: a name or a `Kernel`, as for `kernel_sum`, which is nowhere negative: not "energy". Logarithms of others
+            than the Gaussian are formed in XLA from differences of coordinates: slow for wide points, and right where κ
+            underflows (of a `Kernel(profile)` only where it does not).
+        method: "auto"; "rescale" for the attention kernel; "blocked", "dense" or "differences" for XLA. For another
+            kernel than the Gaussian, "auto" or "differences".
         precision: as for `gauss_sum`, but "auto" is float32 on CUDA: logarithms are asked for where digits matter.
         backend: as for `gauss_sum`.
 
@@ -79,11 +87,19 @@ def log_gauss_sum(
         Rux & Neumayer, "Fast Gauss Sums via Flash Attention", 2026, arXiv:2609.04910.
     """
     values = check_weights("log_gauss_sum", "log_weights", log_weights, keys)
-    asked = Settings(method, precision, backend, "", "log_gauss_sum", "highest", guarded=False)
+    kernel = check_kernel("log_gauss_sum", kernel, positive=True)
+    check_names("log_gauss_sum", method, precision, backend, methods_of_logs(kernel))
+    method = method if kernel == GAUSS else "differences"
+    asked = Settings(method, precision, backend, "", "log_gauss_sum", "highest", guarded=False, kernel=kernel)
     settings, _ = checked(asked, queries, keys, values, tau, methods=METHODS)
     if log_weights is None:
         log_weights = jnp.zeros(keys.shape[-2:-1], working_dtype(settings.dtype))
     return _checked_log_sum(settings, queries, keys, log_weights, as_operand(tau, settings.dtype))
+
+
+def methods_of_logs(kernel: Kernel) -> tuple[str, ...]:
+    """Those that may be asked for."""
+    return METHODS if kernel == GAUSS else ("auto", "differences")
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -102,7 +118,9 @@ def wide_log_sum(settings: Settings, queries: Array, keys: Array, log_weights: A
         return jnp.full((*batch, queries.shape[-2], 1), -math.inf, dtype)
     operands = queries, keys, tau, jnp.maximum(log_weights, LOG_ZERO)
     by_differences = settings.method in NATIVE  # without PyTorch, as it was asked for
-    if settings.method == "differences":
+    if settings.kernel != GAUSS:
+        logs = difference_means(settings.kernel, queries, keys, jnp.zeros_like(log_weights), tau, operands[3])[1]
+    elif settings.method == "differences":
         logs = differences_log_sum(*operands)
     else:  # the predicate is one for a whole batch, so that `vmap` leaves this a conditional
         stricter = REACH["float32"] / min(max(LOG_REACH, 4 * keys.shape[-1]), REACH["float32"])
@@ -120,6 +138,10 @@ def relative_sum(
     In float64: it is asked for rarely, and a second way would be compiled for everybody.
     """
     operands = whole(queries, keys, tau, log_weights, values, logs)
+    if settings.kernel != GAUSS:
+        queries, keys, tau, log_weights, values, logs = vary_alike(*operands)
+        means, own_logs = difference_means(settings.kernel, queries, keys, values, tau, log_weights)
+        return means * jnp.exp(jnp.minimum(own_logs - logs, LARGEST))
     return wide(settings, _relative_sum, *vary_alike(*operands))
 
 
