@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from . import load
+from .kernels import ratios as kernel_ratios
+from .kernels import report as kernel_table
 from .plots import COLORS, LIMIT, applications_table, geometric_mean, mebibytes, milliseconds, ratio_table, table
 from .precision import TAUS, worst
 from .rivals import BARE, JAX_NATIVE, Problem, limit
@@ -27,6 +29,7 @@ APPLICATIONS = "2026-11-21_cpu_b8dfe9d_mmd"
 SCALING = "2026-11-21_cpu_5523495_scaling"
 LOAD = "2026-11-21_cpu_5523495_load"
 PRECISION = "2026-11-22_cpu_6353f0c_precision"
+KERNELS = "2026-11-22_cpu_COMMIT_kernels"
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n)(.*?)(<!-- end -->)", re.S)
 WHAT = ("forward", "gradients")
 
@@ -91,6 +94,25 @@ def grid() -> str:
 def applications() -> str:
     """What the sums are for."""
     return applications_table(_read(APPLICATIONS))
+
+
+def kernels() -> str:
+    """Other kernels beside the Gaussian, and PyKeOps."""
+    cells = _read(KERNELS)["cells"]
+    memory = {(c["kernel"], c["n"]): c["mib"] for c in cells if c["figure"] == "memory"}
+    (few, many), names = sorted({n for _, n in memory}), sorted({name for name, _ in memory})
+    spans = [" and ".join(f"{memory[name, n]:.0f}" for name in names) for n in (few, many)]
+    ours, keops = kernel_ratios(cells, "kernel_sum", "gauss_sum"), kernel_ratios(cells, "PyKeOps", "kernel_sum")
+    within = sum(x <= 1.6 for x in ours.values())
+    return (
+        kernel_table(cells)
+        + "\n"
+        + _prose(
+            f"{within} of these {len(ours)} figures are at most 1.6, and PyKeOps takes {_two(min(keops.values()))} to",
+            f"{_two(max(keops.values()))} times as long as `kernel_sum`. A value with all gradients at D = 16",
+            f"needs {spans[0]} MiB at N = {few} and {spans[1]} MiB at N = {many} ({' and '.join(names)}).",
+        )
+    )
 
 
 def losses() -> str:
@@ -200,7 +222,7 @@ def threads() -> str:
     return f"{load.report(_read(LOAD)['cells'])}\n{text}"
 
 
-FIGURES = (everything, rivals, grid, applications, losses, precision, wide, streamed, forward_mode, threads)
+FIGURES = (everything, rivals, grid, applications, losses, kernels, precision, wide, streamed, forward_mode, threads)
 BLOCKS: dict[str, Callable[[], str]] = {make.__name__: make for make in FIGURES}
 
 

@@ -5,11 +5,23 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from scipy.spatial.distance import cdist
 from scipy.stats import gaussian_kde
+from sklearn.gaussian_process.kernels import Matern, RationalQuadratic
 from sklearn.metrics.pairwise import rbf_kernel
 from sklearn.neighbors import KernelDensity
 
-from jaxgauss import gauss_sum, kde_logpdf, ksd_squared, mmd_squared, svgd, svgd_direction, tau_from_bandwidth
+from jaxgauss import (
+    gauss_sum,
+    kde_logpdf,
+    kernel_sum,
+    ksd_squared,
+    mmd_squared,
+    rational_quadratic,
+    svgd,
+    svgd_direction,
+    tau_from_bandwidth,
+)
 from oracle import relative_error
 
 
@@ -29,6 +41,48 @@ def test_scikit_learn_gamma(samples):
     x, y = samples
     ours = gauss_sum(x, y, np.ones(45), tau_from_bandwidth(0.3, "scikit-learn"))
     assert relative_error(ours, rbf_kernel(x, y, gamma=0.3).sum(1)) < 1e-12
+
+
+def test_scikit_learn_matern_and_rational_quadratic(samples):
+    x, y = samples
+    for name, kernel, theirs in (
+        ("Matern", "matern32", Matern(0.7, nu=1.5)),
+        ("RationalQuadratic", rational_quadratic(1.7), RationalQuadratic(0.7, alpha=1.7)),
+    ):
+        ours = kernel_sum(x, y, np.ones(45), tau_from_bandwidth(0.7, name), kernel=kernel)
+        assert relative_error(ours, theirs(x, y).sum(1)) < 1e-12
+
+
+def test_inverse_multiquadric(samples):
+    """Of Stein discrepancies, (c² + d²)^(-1/2)."""
+    x, y = samples
+    ours = kernel_sum(x, y, np.ones(45), tau_from_bandwidth(0.7, "imq"), kernel="imq") / 0.7
+    assert relative_error(ours, (0.7**2 + cdist(x, y, "sqeuclidean")) ** -0.5 @ np.ones(45)) < 1e-12
+
+
+def test_coreax_kernels(samples):
+    pytest.importorskip("coreax")
+    from coreax.kernels import PCIMQKernel, RationalQuadraticKernel
+
+    x, y = samples
+    for theirs, kernel in (
+        (PCIMQKernel(0.7), "imq"),
+        (RationalQuadraticKernel(0.7, relative_weighting=1.7), rational_quadratic(1.7)),
+    ):
+        tau = tau_from_bandwidth(0.7, f"coreax {type(theirs).__name__}")
+        assert relative_error(kernel_sum(x, y, np.ones(45), tau, kernel=kernel), theirs.compute(x, y).sum(1)) < 1e-6
+
+
+def test_geomloss_laplacian(samples):
+    pytest.importorskip("geomloss")
+    import torch
+    from geomloss import SamplesLoss
+
+    x, y = samples
+    for loss, kernel in (("laplacian", "laplace"), ("energy", "energy")):
+        tau = tau_from_bandwidth(0.7, "laplacian") if loss == "laplacian" else 1.0
+        theirs = SamplesLoss(loss, blur=0.7, backend="tensorized")(torch.tensor(x), torch.tensor(y))
+        assert float(mmd_squared(x, y, tau, kernel=kernel)) / 2 == pytest.approx(float(theirs), rel=1e-6)
 
 
 def test_scikit_learn_kernel_density(samples, rng):
