@@ -121,7 +121,7 @@ def test_points_that_coincide_have_finite_derivatives(kernel, dtype):
 
 
 @pytest.mark.parametrize("dim", [2, 5, 40])
-@pytest.mark.parametrize("kernel", ["matern12", "energy"])
+@pytest.mark.parametrize("kernel", KINKED, ids=str)
 def test_pairs_that_are_near_keep_their_digits_in_float32(rng, kernel, dim):
     """Each key lies 1e-3 from a query, in no order; kernels with a kink see the root of what a product rounds."""
     q = rng.normal(size=(600, dim)).astype("float32") / dim**0.5
@@ -134,6 +134,22 @@ def test_pairs_that_are_near_keep_their_digits_in_float32(rng, kernel, dim):
 
     exact = both(*(x.astype("float64") for x in (q, k, v, g)))
     assert_close(both(q, k, v, jnp.asarray(g)), exact, 2e-5)
+
+
+@pytest.mark.parametrize("dim", [2, 6])
+@pytest.mark.parametrize("kernel", ["matern12", "energy", "imq", LAPLACE], ids=str)
+def test_nan_spoils_its_row_alone_and_finite_points_give_finite_sums(rng, kernel, dim):
+    x, v = rng.normal(size=(400, dim)).astype("float32"), np.ones((400, 1), "float32")
+    exact, queries = kernel_sum(x, x, v, kernel=kernel), x.copy()
+    queries[3] = np.nan
+    found = kernel_sum(queries, x, v, kernel=kernel)
+    assert jnp.isnan(found[3]).all() and relative_error(np.delete(found, 3, 0), np.delete(exact, 3, 0)) < 1e-6
+    x[0] = 1e25  # whose square is beyond float32
+    found, slopes = jax.value_and_grad(lambda x: kernel_sum(x, x, v, kernel=kernel)[1:].sum())(x)
+    assert jnp.isfinite(found) and jnp.isfinite(slopes).all()
+    if kernel != "energy":
+        few = kernel_sum(x[1:], x[1:], v[1:], kernel=kernel)
+        assert relative_error(kernel_sum(x, x, v, kernel=kernel)[1:], few) < 1e-5
 
 
 def test_smooth_kernels_reach_far_in_float32(rng):

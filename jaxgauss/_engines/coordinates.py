@@ -68,4 +68,6 @@ def _differences(scale: Array, a: list[Array], b: list[Array]) -> list[Array]:
 
 
 def _squares(differences: list[Array]) -> Array:
-    return functools.reduce(jnp.add, map(jnp.square, differences))
+    """Their sum, cut off where it would overflow."""
+    total = functools.reduce(jnp.add, map(jnp.square, differences))
+    return jnp.minimum(total, float(jnp.finfo(total.dtype).max) / 1e12)

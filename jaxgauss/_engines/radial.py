@@ -13,7 +13,7 @@ from jax import lax
 from jaxtyping import Array
 
 from .._arrays.logits import difference_logits
-from .._arrays.points import are_within, scaled_points, unbroadcast, with_norms
+from .._arrays.points import Scaled, are_within, scaled_points, unbroadcast, with_norms
 from .._arrays.shapes import G, K, L, Q, S, T, V, W
 from .._checks.settings import are_known
 from .._kernels.kernels import Kernel
@@ -40,9 +40,8 @@ def radial_sums(channels: Channels, chosen: Plan, queries: Q, keys: K, values: V
     def by_products(*_: Array) -> Array:
         return Products.of(a, b, channels, chosen).sums(channels, values, whole=whole)
 
-    if channels.kinked:
-        return by_products()
-    return lax.cond(_are_within(chosen, 1, a, b), by_products, functools.partial(difference_sums, channels), *operands)
+    within = _are_within(channels, chosen, 1, a, b)
+    return lax.cond(within, by_products, functools.partial(difference_sums, channels), *operands)
 
 
 def radial_pullback(
@@ -66,10 +65,8 @@ def radial_pullback(
         da, db, dv, d_scale = points.pullback(channels, values, cotangent, whole=whole, with_tau=with_tau)
         return _in_shapes((scale * da, scale * db, dv, d_scale / (2 * tau)), operands)
 
-    if channels.kinked:
-        return by_products()
-    far = functools.partial(difference_pullback, channels)
-    return lax.cond(_are_within(chosen, STRICTER, a, b), by_products, far, *operands)
+    within = _are_within(channels, chosen, STRICTER, a, b)
+    return lax.cond(within, by_products, functools.partial(difference_pullback, channels), *operands)
 
 
 def difference_sums(channels: Channels, queries: Q, keys: K, values: V, tau: T) -> S:
@@ -108,9 +105,11 @@ def _by_coordinates(channels: Channels, queries: Array) -> bool:
     return channels.kinked and queries.shape[-1] <= FEW_DIMENSIONS
 
 
-def _are_within(chosen: Plan, stricter: int, *points) -> Array:
-    """Whether products do, of points scaled to the base of e."""
-    return are_within(REACH[chosen.precision] / stricter / math.log2(math.e), *points)
+def _are_within(channels: Channels, chosen: Plan, stricter: int, a: Scaled, b: Scaled) -> Array:
+    """Whether products do, of points scaled to the base of e; of kernels with a kink, wherever they are finite."""
+    if channels.kinked:
+        return are_within(float(jnp.finfo(a.norms.dtype).max) / 8, a, b)
+    return are_within(REACH[chosen.precision] / stricter / math.log2(math.e), a, b)
 
 
 def _in_shapes(gradients: tuple[Array, ...], operands: tuple[Array, ...]) -> Any:

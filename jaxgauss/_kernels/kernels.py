@@ -61,7 +61,7 @@ class Kernel:
         """κ(u), of which all derivatives are finite."""
         if isinstance(self.profile, Own) or not self.kinked:
             return self.profile(u)
-        apart = u > COINCIDENT
+        apart = ~(u <= COINCIDENT)  # NaN is to be seen
         return jnp.where(apart, self.profile(jnp.where(apart, u, 1)), self.at_zero)
 
     def with_slope(self, u: Float[Array, "..."]) -> tuple[Float[Array, "..."], Float[Array, "..."]]:

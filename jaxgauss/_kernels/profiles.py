@@ -101,7 +101,7 @@ class Matern(Own):
         z = jnp.sqrt(rate * u)
         decay = lax.optimization_barrier(_decay(z))
         if self.n == 0:
-            return decay, jnp.where(u > COINCIDENT, decay / z, 0)
+            return decay, jnp.where(u <= COINCIDENT, 0, decay / z)
         slope = rate * decay if self.n == 1 else rate / 3 * (1 + z) * decay
         return _polynomial(self.n, rate, z, u) * decay, slope
 
@@ -127,7 +127,7 @@ class Energy(Own):
     def with_slope(self, u: Array) -> tuple[Array, Array]:
         """By one root."""
         distance = jnp.sqrt(u)
-        return -distance, jnp.where(u > COINCIDENT, 1 / distance, 0)
+        return -distance, jnp.where(u <= COINCIDENT, 0, 1 / distance)
 
 
 # Matérn kernels of ν = n + ½ are polynomials times a decay, with z = √(2ν u):
@@ -196,5 +196,5 @@ def _negative_distance_tangent(primals: tuple[Array], tangents: tuple[Array]) ->
 
 def _apart(u: Array) -> tuple[Array, Array]:
     """Whether points do not coincide, and their distance, or one."""
-    apart = u > COINCIDENT
+    apart = ~(u <= COINCIDENT)  # NaN is to be seen
     return apart, jnp.sqrt(jnp.where(apart, u, 1))

@@ -82,11 +82,12 @@ def kernel_sum(
     Precision:
         Error relative to Σ |κ||v|, in L2 over the queries, R = √τ‖x‖ the distance of the farthest point from the center
         in length scales. Of κ itself in float32: 3e-6, growing as 2⁻²⁴ R² at most; beyond R = 45 (gradients 22) from
-        differences, in all digits. matern12 and energy depend on √u: pairs nearer than R/11 are formed from
-        differences, so that they err no more, nor duplicates; where there are such pairs in many places and D is large,
-        that takes several times as long. Float64: 1e-13. Of a mixture on top of that of `gauss_sum`: 1e-3 for bfloat16,
-        1e-4 for float16, 1e-6 for float32, relative to κ(0) (for energy to the diameter of the points), at r = 0 and
-        from 1e-3 to 1e2 length scales; imq and cauchy err by up to their value there beyond 1e2.
+        differences, in all digits. matern12 and energy depend on √u: pairs nearer than R/11 are formed with more
+        digits, so that they err no more, nor do duplicates; where there are such pairs in many places and D is large,
+        that takes several times as long. Distances count up to 1e13 length scales (1e147 in float64). Float64: 1e-13.
+        Of a mixture on top of the error of `gauss_sum`: 1e-3 for bfloat16, 1e-4 for float16, 1e-6 for float32, relative
+        to κ(0) (for energy to the diameter of the points), at r = 0 and from 1e-3 to 1e2 length scales; imq and cauchy
+        err by up to their value there beyond 1e2.
 
     Example:
         >>> import jax.numpy as jnp, jaxgauss
