@@ -6,6 +6,7 @@ import runpy
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -78,6 +79,21 @@ def test_mmd_digits_learns(tmp_path, run_here):
     assert picture.stat().st_size > 10_000 and picture.with_suffix(".npz").exists()
 
 
+@pytest.mark.parametrize("kernel", ["imq", "energy"])
+def test_mmd_digits_learns_by_other_kernels(as_it_comes, tmp_path, monkeypatch, kernel):
+    import mmd_digits
+
+    monkeypatch.setattr(mmd_digits, "SAMPLES", 300)
+    before, after, _ = mmd_digits.main(steps=40, batch=128, kernel=kernel, picture=tmp_path / "digits.png")
+    assert after < before / 2
+
+
+def test_mmd_digits_refuses_to_learn_a_bandwidth_that_is_none(run_here, capsys):
+    with pytest.raises(SystemExit):
+        run_here("examples/mmd_digits.py", "--kernel", "energy", "--learn-tau")
+    assert "has no bandwidth to learn" in capsys.readouterr().err
+
+
 def test_mmd_digits_shows_noise_once(as_it_comes):
     from mmd_digits import shown_steps
 
@@ -86,7 +102,7 @@ def test_mmd_digits_shows_noise_once(as_it_comes):
     assert all(0 < s <= steps for steps in range(1, 100) for s in shown_steps(steps))
 
 
-def digits_steps():
+def digits_steps(kernel="gauss"):
     """A step of the training that learns bandwidths, too: by `mmd_squared`, and by the dense formula."""
     from mmd_digits import TAUS, initial, mmd_squared_dense, train_step
 
@@ -94,16 +110,17 @@ def digits_steps():
     results = []
     for loss in (mmd_squared, mmd_squared_dense):
         variables, optimizer = {"params": initial(), "log_taus": log_taus}, optax.sgd(1.0)
-        step = train_step(loss, optimizer, images, None, 50)
+        step = train_step(partial(loss, kernel=kernel), optimizer, images, None, 50)
         results.append(step(variables, optimizer.init(variables), jax.random.key(1)))
     return results
 
 
-def test_mmd_digits_learns_bandwidths_as_with_matrices(as_it_comes):
+@pytest.mark.parametrize("kernel", ["gauss", "matern12"])
+def test_mmd_digits_learns_bandwidths_as_with_matrices(as_it_comes, kernel):
     from mmd_digits import TAUS
 
     log_taus = jnp.log(jnp.array(TAUS))
-    (ours, _, value), (dense, _, expected) = digits_steps()
+    (ours, _, value), (dense, _, expected) = digits_steps(kernel)
     assert float(value) == pytest.approx(float(expected), rel=1e-4)
     assert jnp.abs(ours["log_taus"] - log_taus).min() > 1e-4
     assert jnp.allclose(ours["log_taus"], dense["log_taus"], rtol=1e-4)
@@ -136,19 +153,35 @@ def test_precision_benchmark_measures_and_draws(tmp_path, run_here, monkeypatch,
     assert raw == {"reweight", "prescale", "rescale"} and {c["what"] for c in cells} == {"sum", "gradient"}
 
 
-def test_mmd_flow_reaches_the_letters(as_it_comes, tmp_path):
+def test_mmd_flow_reaches_the_letters_by_kernels_that_see_far(as_it_comes, tmp_path):
     from mmd_flow import main
 
-    before, after, _ = main(num=300, targets=400, steps=40, picture=tmp_path / "flow.png")
-    assert after < before / 3
+    flows, scale = main(num=200, targets=250, steps=40, picture=tmp_path / "flow.png")
+    assert {curve[-1][0] for curve in flows.values()} == {40}
+    after = {kernel: curve[-1][1] for kernel, curve in flows.items()}
+    assert after["gauss"] > 1.5 * after["imq"] and after["imq"] > after["energy"] and after["energy"] < 10 * scale
     assert (tmp_path / "flow.png").stat().st_size > 10_000
-    axes = plt.gcf().axes
-    assert len(axes) == 6
-    for ax in axes:
+    *panels, curves = plt.gcf().axes
+    assert len(panels) == 12 and len(curves.lines) == 4 and len({ax.get_position().bounds for ax in panels}) == 12
+    for i, ax in enumerate(panels):
         low, high = np.transpose([ax.get_xlim(), ax.get_ylim()])
         particles = np.asarray(ax.collections[1].get_offsets())
-        assert len(particles) == 300 and ax.get_aspect() == 1
-        assert ((low < particles) & (particles < high)).all()
+        assert len(particles) == 200 and ax.get_aspect() == 1
+        assert i % 4 == 3 or ((low < particles) & (particles < high)).all()  # nobody leaves a picture that is whole
+
+
+def test_kernels_are_within_the_tolerances(as_it_comes, tmp_path, capsys):
+    from kernels import NAMES, SHOWN, TOLERANCES, main
+
+    cells, differences = main(num=101, picture=tmp_path / "kernels.png")
+    assert len(cells) == len(NAMES) * len(TOLERANCES) and "rational_quadratic(2)" in NAMES
+    for (_, tolerance), (_, errors, _) in cells.items():
+        assert TOLERANCES[tolerance] / 3 < errors.max() < TOLERANCES[tolerance]
+    assert differences.keys() == set(SHOWN) and 0 < max(differences.values()) < 1e-5
+    assert capsys.readouterr().out.count("\n") == len(NAMES) + 3
+    assert (tmp_path / "kernels.png").stat().st_size > 10_000
+    legend = [x.get_text() for x in plt.gcf().axes[2].get_legend().get_texts()]
+    assert len(legend) == len(SHOWN) * len(TOLERANCES) and "imq, 1e-3: 7 terms" in legend
 
 
 def test_svgd_posterior_predicts(as_it_comes, tmp_path, capsys):
