@@ -29,7 +29,7 @@ APPLICATIONS = "2026-11-21_cpu_b8dfe9d_mmd"
 SCALING = "2026-11-21_cpu_5523495_scaling"
 LOAD = "2026-11-21_cpu_5523495_load"
 PRECISION = "2026-11-22_cpu_6353f0c_precision"
-KERNELS = "2026-11-22_cpu_COMMIT_kernels"
+KERNELS = "2026-11-22_cpu_1a6a991_kernels"
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n)(.*?)(<!-- end -->)", re.S)
 WHAT = ("forward", "gradients")
 

@@ -19,6 +19,7 @@ from jaxgauss import (
     gauss_sum_streamed,
     kde_logpdf,
     kde_score,
+    kernel_sum,
     ksd_squared,
     log_gauss_sum,
     mmd_flow_velocity,
@@ -250,6 +251,29 @@ def test_kernel_methods(rng, name, options, tolerance):
     with jax.default_device(jax.devices("cpu")[0]):
         exact = METHODS[name](*(jnp.asarray(x) for x in points))
     assert_close(jax.tree.leaves(results), jax.tree.leaves(exact), tolerance)
+
+
+@pytest.mark.parametrize(
+    "kernel, method, tolerance",
+    [("imq", "mixture", 5e-3), ("matern52", "mixture", 5e-3), ("imq", "blocked", 1e-5), ("energy", "blocked", 1e-5)],
+)
+@pytest.mark.parametrize("dim", [2, 8])
+def test_other_kernels(rng, kernel, method, tolerance, dim):
+    """A sum, and MMD² with its gradient: by mixtures in half precision, and evaluated in XLA."""
+    q, k = rng.normal(size=(500, dim)) / 2, rng.normal(size=(600, dim)) / 2 + 0.3
+
+    def both(q, k, method):
+        loss = functools.partial(mmd_squared, tau=1.0, kernel=kernel, method=method)
+        return kernel_sum(q, k, k[:, :1], kernel=kernel, method=method), *jax.value_and_grad(loss)(q, k)
+
+    precision = {"precision": "float16"} if method == "mixture" else {}
+    results = jax.jit(functools.partial(both, method=method))(*on_gpu((q, k)))
+    if precision:
+        half = kernel_sum(*on_gpu((q, k)), on_gpu((k[:, :1],))[0], kernel=kernel, method=method, **precision)
+        assert relative_error(half, results[0]) < 1e-2
+    with jax.default_device(jax.devices("cpu")[0]):
+        exact = both(jnp.asarray(q), jnp.asarray(k), "differences")
+    assert_close(results, exact, tolerance)
 
 
 @pytest.mark.parametrize(("dim", "channels"), [(257, 1), (1024, 257), (16, 700), (3, 4096)])
