@@ -102,15 +102,27 @@ class Products(NamedTuple):
         if not self.looks:
             return function(_split_squares(self.reach, *self.points))
         i, j, near = self.a[..., -1:], self.b[..., -1:].mT, NEAR * self.reach
+        a, b = self._with_far_filling()
 
         def marked() -> Array:
-            u = dot(self.a[..., :-1], self.b[..., :-1].mT)
+            u = dot(a, b.mT)
             return jnp.where(u < near, jnp.nan, u)
 
-        on_diagonal = jnp.any((i >= j.min(-1, keepdims=True)) & (i <= j.max(-1, keepdims=True)))
+        on_diagonal = jnp.any((i >= j[..., :1]) & (i <= j.max(-1, keepdims=True)))  # numbers rise; filling has none
         found = lax.cond(on_diagonal, lambda: function(jnp.where(i == j, 0, marked())), lambda: function(marked()))
         any_near = jnp.stack([jnp.isnan(x).any() for x in jax.tree.leaves(found)]).any()
         return lax.cond(any_near, exactly, lambda: found)
+
+    def _with_far_filling(self) -> tuple[Array, Array]:
+        """The factors, with zeros that fill a tile made points that are far from all: they are no near pair."""
+        dim = self.a.shape[-1] - 3
+        far = 4 * jnp.asarray(self.reach, self.a.dtype)
+        (ones_a, norms_a), (norms_b, ones_b) = (
+            (x[..., dim : dim + 1], x[..., dim + 1 : dim + 2]) for x in (self.a, self.b)
+        )
+        a = jnp.concatenate([self.a[..., : dim + 1], jnp.where(ones_a == 0, far, norms_a)], -1)
+        columns = jnp.where(ones_b == 0, far, norms_b), jnp.ones_like(ones_b)
+        return a, jnp.concatenate([self.b[..., :dim], *columns], -1)
 
 
 def _pull(channels: Channels, x: Array, y: Array, u: Array, v: Array, g: Array, with_tau: bool) -> tuple[Array, ...]:

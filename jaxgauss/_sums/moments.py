@@ -147,7 +147,9 @@ def as_gaussians(settings: Settings, tau: Array, *points: Array) -> tuple[Settin
     Where the kernel is one of these or evaluated itself, what was given, and None. What is linear in the kernel may be
     computed so; of "energy" but for a constant, which weights that add up to zero do not see.
     """
-    num, dtype = sum(len(x) for x in points), working_dtype(settings.dtype)
+    if settings.kernel == GAUSS:
+        return settings, tau, None
+    num, dtype = sum(x.shape[0] for x in points), working_dtype(settings.dtype)
     every, tau = jax.ShapeDtypeStruct((num, points[0].shape[1]), dtype), jnp.asarray(tau, dtype)
     found = uses_mixture(settings, every, every, jax.ShapeDtypeStruct((num, 1), dtype), tau)
     if found is None:
