@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from .._arrays.logits import dot
+from .._arrays.logits import difference_logits, dot
 from .._arrays.shapes import G, S, V
 from .._kernels.kernels import Kernel
 
@@ -32,6 +32,10 @@ class Channels(NamedTuple):
     def sum(self, u: Float[Array, "*batch m n"], values: V) -> S:
         """Σ_n κ(u_mn) v_n; not as `fused` products: with more than an exponential of u, those are slower."""
         return jnp.concatenate([dot(kernel(u), v) for kernel, v in self.split(values)], -1)
+
+    def sum_of_differences(self, scale: Array, queries: Array, keys: Array, values: V) -> S:
+        """The same of a tile of points, with u = ‖scale (q - k)‖² from the differences of coordinates."""
+        return self.sum(-2 * difference_logits(scale, queries, keys), values)
 
     def pull(self, u: Array, values: V, g: G) -> tuple[list[tuple[Array, Array, Array]], Array]:
         """ψ(u) and the g and v of which S = ψ ⟨g, v⟩, for every kernel; and Σ_m κ g_m, transposed (…, C, N).

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from .._arrays.logits import difference_logits, dot
-from .._arrays.shapes import G, K, L, Q, S, T, V, W
-from .tiles import Tile, tiled_means, tiled_sum
+from .._arrays.shapes import G, K, Q, S, T, V
+from .tiles import Tile, tiled_sum
 
 DIFFERENCES_TILE = Tile(2**17, 64, 64, 2**17)
 
@@ -29,13 +29,6 @@ def differences_pullback(queries: Q, keys: K, values: V, tau: T, cotangent: G) -
 def with_axes_of(tau: Array, points: Array) -> Array:
     """The points, stretched along the batch of τ, which is not in them where nothing is scaled."""
     return jnp.broadcast_to(points, (*jnp.broadcast_shapes(points.shape[:-2], tau.shape), *points.shape[-2:]))
-
-
-def differences_log_sum(queries: Q, keys: K, tau: T, log_weights: W) -> L:
-    """log Σ_n w Φ of operands of equal rank from the differences of coordinates, under all transformations."""
-    logits = functools.partial(difference_logits, jnp.sqrt(tau)[..., None, None])
-    nothing = jnp.zeros_like(log_weights)
-    return tiled_means(logits, with_axes_of(tau, queries), keys, nothing, log_weights, tile=DIFFERENCES_TILE)[1]
 
 
 def _difference_tile(scale: Array, queries: Array, keys: Array, v: Array) -> Array:

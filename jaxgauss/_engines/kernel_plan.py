@@ -18,29 +18,25 @@ FINEST = 1e-6  # of float32 and float64
 def kernel_plan(settings: Settings, platform: str, pairs: int, dim: int, channels: int) -> Plan:
     """`plan`, of a sum of the settings' kernel. ValueError if what was asked for by name cannot run."""
     size = pairs, dim, channels
-    if settings.kernel == GAUSS:
-        return plan(settings, platform, *size)
-    if settings.method in NATIVE:
+    if settings.kernel == GAUSS or settings.method in NATIVE:
         return plan(settings, platform, *size)
     in_xla = settings.precision in ("auto", "float32", "float64") and settings.backend == "auto"
     if settings.method == "auto" and in_xla:
         exact = replace(exact_plan(settings, platform, pairs), reason="XLA evaluates the kernel itself")
         if platform != "cuda" or not are_known(pairs) or exact.precision == "float64":
-            return _checked(settings, exact, *size)
+            return exact
         if settings.kernel.kinked:
-            return _checked(settings, replace(exact, reason=f"{exact.reason}: distances need all digits"), *size)
+            return replace(exact, reason=f"{exact.reason}: distances need all digits")
         return _cheaper(settings, exact, *size)
     return _of_mixture(settings, platform, *size)
 
 
 def exact_plan(settings: Settings, platform: str, pairs: int) -> Plan:
-    """That of κ itself, in XLA, whatever the kernel."""
-    wide = "float64" if "float64" in (settings.dtype, settings.precision) else "float32"
-    if settings.method in NATIVE:
-        return Plan(platform, settings.method, wide, "xla", "asked for by name")
+    """That of κ itself, in XLA, whatever the kernel. ValueError if its precision cannot run."""
     tile = CUDA_TILE if platform == "cuda" else TILE
-    is_small = are_known(pairs) and pairs <= tile.entries
-    return Plan(platform, "dense" if is_small else "blocked", wide, "xla", "")
+    native = "dense" if are_known(pairs) and pairs <= tile.entries else "blocked"
+    method = settings.method if settings.method in NATIVE else native
+    return plan(replace(settings, method=method), platform, pairs, 0, 0)  # in XLA no matter how wide
 
 
 def mixture_of(settings: Settings, precision: str) -> Mixture:
@@ -58,12 +54,6 @@ def mixture_of(settings: Settings, precision: str) -> Mixture:
 def of_gaussians(settings: Settings) -> Settings:
     """The settings of the Gauss sums that a mixture is made of."""
     return replace(settings, kernel=GAUSS, method="auto")
-
-
-def _checked(settings: Settings, exact: Plan, pairs: int, dim: int, channels: int) -> Plan:
-    """The plan, if its precision can run."""
-    plan(replace(settings, method=exact.method), exact.platform, pairs, dim, channels)
-    return exact
 
 
 def _of_mixture(settings: Settings, platform: str, pairs: int, dim: int, channels: int) -> Plan:

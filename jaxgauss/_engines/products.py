@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from .._arrays.logits import difference_logits, dot
+from .._arrays.logits import dot
 from .._arrays.places import whole as whole_there
 from .._arrays.points import Scaled, as_rows, shared
 from .._arrays.shapes import G, S, V
@@ -144,14 +144,10 @@ def _pull(channels: Channels, x: Array, y: Array, u: Array, v: Array, g: Array, 
 
 def _pull_exactly(channels: Channels, x: Array, y: Array, v: Array, g: Array) -> tuple[Array, ...]:
     """The same from differences of coordinates."""
-
-    def tile_sum(x: Array, y: Array, v: Array, scale: Array) -> Array:
-        return channels.sum(-2 * difference_logits(scale, x, y), v)
-
     batch = jnp.broadcast_shapes(*(z.shape[:-2] for z in (x, y, v, g)))
     full = (jnp.broadcast_to(z, (*batch, *z.shape[-2:])) for z in (x, y, v))
-    total, pullback = jax.vjp(tile_sum, *full, jnp.ones((*batch, 1, 1), x.dtype))
-    da, db, dv, d_scale = pullback(jnp.broadcast_to(g, total.shape))
+    total, pullback = jax.vjp(channels.sum_of_differences, jnp.ones((*batch, 1, 1), x.dtype), *full)
+    d_scale, da, db, dv = pullback(jnp.broadcast_to(g, total.shape))
     return da, db.mT, dv.mT, d_scale[..., 0, 0]
 
 

@@ -71,11 +71,7 @@ def radial_pullback(
 
 def difference_sums(channels: Channels, queries: Q, keys: K, values: V, tau: T) -> S:
     """The same sums from differences of coordinates: of ordinary functions of JAX, which every transformation takes."""
-    scale = jnp.sqrt(tau)[..., None, None]
-
-    def tile_sum(queries: Array, keys: Array, values: Array) -> Array:
-        return channels.sum(-2 * difference_logits(scale, queries, keys), values)
-
+    tile_sum = functools.partial(channels.sum_of_differences, jnp.sqrt(tau)[..., None, None])
     return tiled_sum(tile_sum, with_axes_of(tau, queries), keys, values, tile=DIFFERENCES_TILE)
 
 

@@ -16,7 +16,6 @@ from .._arrays.points import LOG_ZERO, align, center, unbroadcast
 from .._checks.operands import as_operand, check_names, check_weights, takes_tau
 from .._checks.samples import check_kernel
 from .._checks.settings import Bandwidth, Keys, Queries, Settings, working_dtype
-from .._engines.differences import differences_log_sum
 from .._engines.dispatch import gaussian_means, within_reach
 from .._engines.plan import NATIVE, REACH, takes_half
 from .._engines.radial import difference_means
@@ -118,16 +117,19 @@ def wide_log_sum(settings: Settings, queries: Array, keys: Array, log_weights: A
         return jnp.full((*batch, queries.shape[-2], 1), -math.inf, dtype)
     operands = queries, keys, tau, jnp.maximum(log_weights, LOG_ZERO)
     by_differences = settings.method in NATIVE  # without PyTorch, as it was asked for
-    if settings.kernel != GAUSS:
-        logs = difference_means(settings.kernel, queries, keys, jnp.zeros_like(log_weights), tau, operands[3])[1]
-    elif settings.method == "differences":
-        logs = differences_log_sum(*operands)
+    if settings.method == "differences":
+        logs = _log_sum_of_differences(settings.kernel, *operands)
     else:  # the predicate is one for a whole batch, so that `vmap` leaves this a conditional
         stricter = REACH["float32"] / min(max(LOG_REACH, 4 * keys.shape[-1]), REACH["float32"])
         within = within_reach(settings, queries, keys, log_weights, tau * stricter)
-        far = differences_log_sum if by_differences else functools.partial(_far_log_sum, replace(settings, far=True))
+        far = functools.partial(_far_log_sum, replace(settings, far=True))
+        far = functools.partial(_log_sum_of_differences, GAUSS) if by_differences else far
         logs = lax.cond(within, functools.partial(_log_sum, settings), far, *operands)
     return jnp.where(logs <= LOG_ZERO / 2, -math.inf, logs)
+
+
+def _log_sum_of_differences(kernel: Kernel, queries: Array, keys: Array, tau: Array, log_weights: Array) -> Array:
+    return difference_means(kernel, queries, keys, jnp.zeros_like(log_weights), tau, log_weights)[1]
 
 
 def relative_sum(

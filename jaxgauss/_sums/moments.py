@@ -120,10 +120,11 @@ class Reduction:
         if by_moments:
             own, *others = others
             own = own[..., 1:] - (queries - c) * own[..., :1]
-            slopes = slopes + own if slopes.size else own
         elif with_slopes:
             own = radial_slopes(settings, kernel, queries, keys, weights, tau)
-            slopes = slopes + own if slopes.size else own
+        else:
+            own = slopes
+        slopes = slopes + own if slopes.size else own
         found = Moments(mass, slopes, sums)
         if rows is None:
             return found
