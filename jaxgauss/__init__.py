@@ -9,14 +9,15 @@ from ._kernels.kernels import rational_quadratic as rational_quadratic
 from ._methods.bandwidth import median_heuristic as median_heuristic
 from ._methods.bandwidth import tau_from_bandwidth as tau_from_bandwidth
 from ._methods.energy import energy_distance as energy_distance
+from ._methods.hsic import hsic as hsic
 from ._methods.kde import kde_logpdf as kde_logpdf
 from ._methods.kde import kde_score as kde_score
 from ._methods.leave_one_out import BandwidthSearch as BandwidthSearch
 from ._methods.leave_one_out import leave_one_out_tau as leave_one_out_tau
 from ._methods.mmd import embedding_norm_squared as embedding_norm_squared
 from ._methods.mmd import mmd_squared as mmd_squared
-from ._methods.mmd_test import MMDTest as MMDTest
 from ._methods.mmd_test import mmd_test as mmd_test
+from ._methods.resampling import KernelTest as KernelTest
 from ._methods.stein import ksd_squared as ksd_squared
 from ._methods.svgd import SVGD as SVGD
 from ._methods.svgd import SVGDState as SVGDState

@@ -152,29 +152,30 @@ def floating_dtype(where: str, name: str, x: Any) -> np.dtype:
     return np.dtype(dtype)
 
 
-def check_tau(where: str, tau: Any, dtype: np.dtype) -> tuple[int, ...]:
+def check_tau(where: str, tau: Any, dtype: np.dtype, name: str = "tau") -> tuple[int, ...]:
     """The shape of tau. Its value is checked where that is free: not in a trace, and not on another device."""
     if type(tau) is float and TAU_RANGE[0] < tau < TAU_RANGE[1]:
         return ()
+    fix = "Pass 1 / sigma**2."
     if isinstance(tau, jax.Array):
         kind = tau.dtype
         if isinstance(tau, jax.core.Tracer) or any(device.platform != "cpu" for device in tau.devices()):
             if not _is_real(kind):
-                raise TypeError(f"{where}: `tau` must be a real number or array; got tau {kind}. Pass 1 / sigma**2.")
+                raise TypeError(f"{where}: `{name}` must be a real number or array; got {name} {kind}. {fix}")
             return tau.shape
     try:
         value = np.asarray(tau)
     except (TypeError, ValueError, RuntimeError):
         value = np.asarray(None)
     if not _is_real(value.dtype) and not isinstance(tau, int):
-        raise TypeError(f"{where}: `tau` must be a real number or array; got tau {tau!r}. Pass 1 / sigma**2.")
+        raise TypeError(f"{where}: `{name}` must be a real number or array; got {name} {tau!r}. {fix}")
     with np.errstate(over="ignore"):
         try:
             value = value.astype(dtype)
         except OverflowError:  # an integer beyond every floating number
             value = np.asarray(math.inf)
     if not np.all((value >= np.finfo(dtype).tiny) & (value < math.inf)):
-        raise ValueError(f"{where}: `tau` must be positive and finite in {dtype}; got tau {tau}. Pass 1 / sigma**2.")
+        raise ValueError(f"{where}: `{name}` must be positive and finite in {dtype}; got {name} {tau}. {fix}")
     return value.shape
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from .._kernels.kernels import GAUSS, Kernel, as_kernel
 from .operands import check_mesh, check_names, check_tau, floating_dtype
-from .settings import MeshOptions, Settings, matmul_grade, methods_of, working_dtype
+from .settings import MeshOptions, Settings, Weights, matmul_grade, methods_of, working_dtype
 
 
 def check_samples(
@@ -24,11 +24,14 @@ def check_samples(
     may_be_empty: str = "",
     kernel: Kernel = GAUSS,
     methods: tuple[str, ...] = (),
+    paired: bool = False,
 ) -> Settings:
     """Raise unless the samples are points (number, D) of one dimension, and each weight belongs to one of them.
 
+    `tau`: or several by their names.
     `weights`: what goes with each of the samples in turn, one number a point, or None.
     `may_be_empty`: the one of the samples that need not have any points.
+    `paired`: whether the samples belong together point by point: of one number, and any dimension each.
     """
     where = f"`jaxgauss.{function}`"
     names = allowed.__annotations__
@@ -47,9 +50,10 @@ def check_samples(
                 f"{where}: `{name}` must be points (number, dimension); got {shapes}. One-dimensional points are"
                 f" {name}[:, None]; batches go by jax.vmap."
             )
-    if len({x.shape[1] for x in samples.values()}) > 1:
+    alike = "number" if paired else "dimension"
+    if len({x.shape[0 if paired else 1] for x in samples.values()}) > 1:
         names = " and ".join(f"`{name}`" for name in samples)
-        raise ValueError(f"{where}: {names} must be points of the same dimension; got {shapes}.")
+        raise ValueError(f"{where}: {names} must be points of the same {alike}; got {shapes}.")
     for name, x in samples.items():
         if name != may_be_empty and x.shape[0] < min_points:
             raise ValueError(f"{where}: `{name}` must hold at least {min_points} points; got {shapes}.")
@@ -57,9 +61,12 @@ def check_samples(
         if x is not None and x.shape != samples[points].shape[:1]:
             raise ValueError(f"{where}: `{name}` must hold one weight for each point of `{points}`; got {shapes}.")
     dtype = dtypes.pop() if len(dtypes) == 1 else jnp.result_type(*dtypes)
-    tau_shape = check_tau(where, tau, working_dtype(dtype))
-    if len(tau_shape) > 1 or tau_shape == (0,):
-        raise ValueError(f"{where}: `tau` must be a number or one-dimensional, for a mixture; got tau {tau_shape}.")
+    for name, x in (tau if isinstance(tau, dict) else {"tau": tau}).items():
+        shape = check_tau(where, x, working_dtype(dtype), name)
+        if len(shape) > 1 or shape == (0,):
+            raise ValueError(
+                f"{where}: `{name}` must be a number or one-dimensional, for a mixture; got {name} {shape}."
+            )
     return Settings(dtype=dtype.name, function=function, grade=matmul_grade(), kernel=kernel, **options)
 
 
@@ -100,6 +107,16 @@ def visible(array: Any) -> np.ndarray | None:
     ):
         return None
     return np.asarray(array, np.float64)
+
+
+def check_signs(function: str, weights: Weights | None) -> None:
+    """Raise ValueError where weights that can be seen are negative or all zero."""
+    seen = None if weights is None else visible(weights)
+    if seen is not None and not (seen.min() >= 0 and seen.sum() > 0):
+        raise ValueError(
+            f"`jaxgauss.{function}`: `weights` must not be negative, nor all zero; got weights from {seen.min()}"
+            f" to {seen.max()}. Take their absolute values."
+        )
 
 
 def check_distinct_pairs(function: str, estimator: str, weights: dict[str, Any]) -> None:

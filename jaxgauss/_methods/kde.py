@@ -13,13 +13,13 @@ from jaxtyping import Array, Float
 
 from .._arrays.points import LOG_ZERO
 from .._checks.operands import takes_tau
-from .._checks.samples import check_kernel, check_samples, visible
+from .._checks.samples import check_kernel, check_samples, check_signs
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights, working_dtype
 from .._kernels.kernels import GAUSS, Kernel
 from .._sums.checked import check_plan
 from .._sums.log_gauss_sum import methods_of_logs
 from .._sums.sharded import log_sum_over_mesh, relative_sum_over_mesh
-from .weights import weights_or_mean
+from .weights import normalized
 
 
 @takes_tau
@@ -135,21 +135,11 @@ def check_integral(function: str, kernel: Kernel, dim: int) -> None:
         )
 
 
-def check_signs(function: str, weights: Weights | None) -> None:
-    """Raise ValueError where weights that can be seen are negative or all zero."""
-    seen = None if weights is None else visible(weights)
-    if seen is not None and not (seen.min() >= 0 and seen.sum() > 0):
-        raise ValueError(
-            f"`jaxgauss.{function}`: `weights` must not be negative, nor all zero; got weights from {seen.min()}"
-            f" to {seen.max()}. Take their absolute values."
-        )
-
-
 @functools.partial(jax.jit, static_argnums=0)
 def _logpdf(settings: Settings, points, samples, tau, weights) -> Array:
     dtype = working_dtype(settings.dtype)
     points, samples, tau = (jnp.asarray(x, dtype) for x in (points, samples, tau))
-    w = shares(settings, weights, samples)[:, None]
+    w = normalized(settings, weights, samples)[:, None]
     logs = log_sum_over_mesh(settings, points, samples, log_or_zero(w), tau)
     if weights is not None:
         logs = logs + jnp.log1p(_of_zero_weights(settings, points, samples, w, tau, logs))
@@ -164,12 +154,6 @@ def _score(settings: Settings, points, samples, tau, weights) -> Array:
     points = jnp.asarray(points, working_dtype(settings.dtype))
     # the rule of log_gauss_sum: means from the same call; what else it would give, XLA leaves out
     return jax.grad(lambda x: _logpdf(settings, x, samples, tau, weights).sum())(points).astype(settings.dtype)
-
-
-def shares(settings: Settings, weights: Array | None, points: Array) -> Array:
-    """The weights (N,), divided by their sum."""
-    w = jnp.asarray(weights_or_mean(weights, points, settings), points.dtype)
-    return w / w.sum()
 
 
 def log_or_zero(weights: Array) -> Array:

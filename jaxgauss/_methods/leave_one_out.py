@@ -11,13 +11,14 @@ from jaxtyping import Array, Float
 
 from .._arrays.places import whole
 from .._arrays.points import LOG_ZERO
-from .._checks.samples import check_kernel, check_samples
+from .._checks.samples import check_kernel, check_samples, check_signs
 from .._checks.settings import MeshOptions, Options, Points, Settings, Weights, working_dtype
 from .._kernels.kernels import Kernel
 from .._sums.display import progress_bar, refuse_progress_in_a_trace, short_repr
 from .._sums.log_gauss_sum import log_gauss_sum
 from .._sums.reverse_only import reverse_only
-from .kde import check_integral, check_signs, log_factor, log_or_zero, shares
+from .kde import check_integral, log_factor, log_or_zero
+from .weights import normalized
 
 GROUP = 1024  # points that see one another in a dense matrix, for the sake of leaving themselves out
 
@@ -120,7 +121,7 @@ def leave_one_out_tau(
 def _search(settings: Settings, points, taus, weights) -> BandwidthSearch:
     (x,) = whole(jnp.asarray(points, working_dtype(settings.dtype)))
     taus = _candidates(settings, x) if taus is None else taus
-    operands = whole(x, jnp.asarray(taus, x.dtype), shares(settings, weights, x))
+    operands = whole(x, jnp.asarray(taus, x.dtype), normalized(settings, weights, x))
     x, taus, w = reverse_only(settings.function, *operands)
     logs = _sums_over_others(settings, x, log_or_zero(w), taus)  # (T, N)
     others = jnp.log1p(-jnp.minimum(w, 1 - jnp.finfo(w.dtype).eps))

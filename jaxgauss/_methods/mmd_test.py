@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Key
 
 from .._arrays.places import expected_platform, whole
 from .._checks.operands import takes_tau
@@ -17,32 +17,17 @@ from .._checks.samples import check_estimator, check_kernel, check_rng_key, chec
 from .._checks.settings import MeshOptions, Points, Settings, Taus, working_dtype
 from .._kernels.kernels import GAUSS, Kernel
 from .._sums.checked import check_plan
-from .._sums.display import progress_bar, refuse_progress_in_a_trace, short_repr
+from .._sums.display import refuse_progress_in_a_trace
 from .._sums.sharded import sum_over_mesh
 from .labelings import Design, labels
-from .pair_forms import Forms, Groups, forms_over_mesh, group_pairs, grouped, smallest_distance
+from .pair_forms import Forms, Groups, forms_of_pairs, group_pairs, grouped, smallest_distance
+from .resampling import KernelTest, check_number, in_blocks, soft_maximum, test_of
 
 BYTES = 2**26  # of signs held at a time
 FEW = 1024  # pooled points whose kernels are rounded to nothing less than float64; of more, errors average out
 SMALL = 4096  # pooled points whose forms any platform computes in no time
 KERNEL_CHANNELS = 240  # at a time there
 LEAST_NORM = 1024  # units of the dtype: ‖K‖ below which sums that hold the diagonal know nothing of a bandwidth
-
-
-class MMDTest(NamedTuple):
-    """A two-sample test.
-
-    Attributes:
-        p_value: the share (1 + #{null ≥ observed}) / (1 + P) of the labelings: at most α with probability at most α
-            where the samples do not differ. In float32 or better, rounded down: `float(p_value) <= 0.05` at 0.05.
-        statistic: of the samples.
-        null_statistics: of the P random labelings, in no order.
-    """
-
-    p_value: Float[Array, ""]
-    statistic: Float[Array, ""]
-    null_statistics: Float[Array, " p"]
-    __repr__ = short_repr
 
 
 @takes_tau
@@ -58,7 +43,7 @@ def mmd_test(
     resampling: str = "permutation",
     progress: bool = False,
     **options: Unpack[MeshOptions],
-) -> MMDTest:
+) -> KernelTest:
     """Two-sample test: do x and y come from one distribution? By MMD² and random labelings of the pooled points.
 
     With K the kernel matrix of the pooled points and σ a labeling (1 in x, -1 in y), MMD² is a combination of σᵀKσ,
@@ -86,7 +71,7 @@ def mmd_test(
             `mesh`, `query_axis` and `key_axis`, as for `mmd_squared`.
 
     Returns:
-        An `MMDTest`: p-value, statistic and the statistics of the labelings.
+        A `KernelTest`: p-value, statistic and the statistics of the labelings.
 
     Raises:
         ValueError: shapes do not fit, a sample has fewer than two points, tau is not positive, P is not positive,
@@ -119,8 +104,7 @@ def mmd_test(
     kernel = check_kernel("mmd_test", kernel)
     settings = check_samples("mmd_test", {"x": x, "y": y}, tau, options, min_points=2, kernel=kernel)
     check_rng_key("mmd_test", rng_key)
-    if not isinstance(num_permutations, int | np.integer) or num_permutations < 1:
-        raise ValueError(f"{where}: `num_permutations` must be a positive integer; got {num_permutations!r}.")
+    check_number("mmd_test", "num_permutations", num_permutations)
     if resampling not in ("permutation", "wild"):
         raise ValueError(f"{where}: `resampling` must be 'permutation' or 'wild'; got {resampling!r}.")
     if resampling == "wild" and len(x) != len(y):
@@ -141,7 +125,7 @@ def mmd_test(
     tau = check_plan(settings, tau, num * num * bandwidths, x.shape[1], columns, x, y)
     with jax.enable_x64(True) if exact else contextlib.nullcontext():
         pool = _pooled(settings, design, x, y, tau)
-        forms = (_forms_shown if progress else _forms)(settings, design, pool, rng_key)
+        forms = (_forms if progress else _forms_at_once)(settings, design, progress, pool, rng_key)
         return _test(settings, design, num_permutations, pool, forms)
 
 
@@ -167,32 +151,14 @@ def _pooled(settings: Settings, design: Design, x, y, tau) -> _Pool:
     return _Pool(points, tau, groups, smallest_distance(groups) if can_vanish else jnp.zeros(()))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _forms(settings: Settings, design: Design, pool: _Pool, rng_key: Array) -> Forms:
+def _forms(settings: Settings, design: Design, progress: bool, pool: _Pool, rng_key: Array) -> Forms:
     """The forms of all labelings, (*bandwidths, blocks · columns)."""
-
-    def block(_: None, i: Array):
-        signs = _signs(design, pool, rng_key, i)
-        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(chunk_forms, signs, 0))
-        add = lambda total, j: (jax.tree.map(jnp.add, total, chunk_forms(signs, j)), None)  # noqa: E731
-        return None, lax.scan(add, zeros, jnp.arange(design.num_chunks))[0]
-
-    chunk_forms = functools.partial(_chunk, settings, design, pool)
-    return _joined(lax.scan(block, None, jnp.arange(design.num_blocks))[1])
+    make = functools.partial(_signs, design, pool, rng_key)
+    part = functools.partial(_chunk, settings, design, pool)
+    return _joined(in_blocks(settings.function, design.num_blocks, design.num_chunks, make, part, progress))
 
 
-def _forms_shown(settings: Settings, design: Design, pool: _Pool, rng_key: Array) -> Forms:
-    """The same, a chunk at a time from Python, with a bar."""
-    blocks = []
-    with progress_bar("mmd_test", design.num_blocks * design.num_chunks, "block") as bar:
-        for i in range(design.num_blocks):
-            signs, total = _signs(design, pool, rng_key, i), None
-            for j in range(design.num_chunks):
-                part = _chunk(settings, design, pool, signs, j)
-                total = jax.block_until_ready(part if total is None else jax.tree.map(jnp.add, total, part))
-                bar.update()
-            blocks.append(total)
-    return _joined(jax.tree.map(lambda *x: jnp.stack(x), *blocks))
+_forms_at_once = jax.jit(_forms, static_argnums=(0, 1, 2))
 
 
 def _joined(blocks: Forms) -> Forms:
@@ -218,7 +184,7 @@ def _chunk(settings: Settings, design: Design, pool: _Pool, signs: Array, j: Arr
     points, tau, groups, least = pool
     if groups is not None and least is not None:
         pairs = jnp.asarray(group_pairs(len(groups.points), design.num_chunks))[j]
-        return forms_over_mesh(settings, groups, tau, signs, least, pairs)
+        return forms_of_pairs(settings, groups, tau, signs, least, pairs)
     start, num_rows = j * design.rows, design.rows
     own = lax.dynamic_slice_in_dim(signs, start, num_rows)  # (rows, columns)
     padded = jnp.pad(points, ((0, len(signs) - len(points)), (0, 0)), mode="edge")  # no farther than the others
@@ -238,7 +204,7 @@ def _chunk(settings: Settings, design: Design, pool: _Pool, signs: Array, j: Arr
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _test(settings: Settings, design: Design, num_permutations: int, pool: _Pool, forms: Forms) -> MMDTest:
+def _test(settings: Settings, design: Design, num_permutations: int, pool: _Pool, forms: Forms) -> KernelTest:
     m, n, biased = design.num_x, design.num_y, design.estimator == "biased"
     s, r, squares = forms
     t, s, r = s[..., :1], s[..., 1 : num_permutations + 2], r[..., 1 : num_permutations + 2]
@@ -252,10 +218,7 @@ def _test(settings: Settings, design: Design, num_permutations: int, pool: _Pool
     rounding = 16 * unit * jnp.broadcast_to(sizes, pool.tau.shape)
     if pool.tau.ndim:
         statistics, rounding = _aggregated(design, _norms(settings, design, pool, squares), statistics, rounding)
-    observed, null = statistics[0], statistics[1:]
-    p_value = _shares(num_permutations, working_dtype(settings.dtype))[(null >= observed - rounding).sum()]
-    p_value = jnp.where(jnp.isnan(observed), jnp.nan, p_value)  # of points that are not numbers: no evidence
-    return MMDTest(p_value, *(x.astype(settings.dtype) for x in (observed, null)))
+    return test_of(statistics, rounding, settings.dtype, working_dtype(settings.dtype))
 
 
 def _norms(settings: Settings, design: Design, pool: _Pool, squares: Array) -> Array:
@@ -266,21 +229,12 @@ def _norms(settings: Settings, design: Design, pool: _Pool, squares: Array) -> A
             points, tau = pool.points.astype("float64"), pool.tau.astype("float64")
             groups = grouped(points, tau)
             none, pairs = jnp.zeros((*groups.there.shape, 0)), jnp.asarray(group_pairs(len(groups.points))[0])
-            squares = forms_over_mesh(settings, groups, tau, none, jnp.zeros(()), pairs).squares.astype(dtype)
+            squares = forms_of_pairs(settings, groups, tau, none, jnp.zeros(()), pairs).squares.astype(dtype)
     norms = jnp.sqrt(squares / (num * (num - 1)))
     return jnp.where(norms > (0 if design.exact else LEAST_NORM * jnp.finfo(dtype).eps), norms, jnp.inf)
 
 
 def _aggregated(design: Design, norms: Array, statistics: Array, rounding: Array) -> tuple[Array, Array]:
     """The soft maximum of MMD²/‖K‖ of the bandwidths, for every labeling, and what rounding may have moved it."""
-    smaller = min(design.num_x, design.num_y)
-    sharpness = math.sqrt(smaller * (smaller - 1))
-    statistics = jax.nn.logsumexp(sharpness * statistics / norms[:, None], 0, b=1 / len(norms)) / sharpness
+    statistics = soft_maximum(min(design.num_x, design.num_y), statistics / norms[:, None])
     return statistics, (rounding / norms).max()
-
-
-def _shares(num_permutations: int, dtype: np.dtype) -> Array:
-    """(1 + i) / (1 + P) for i from 0 to P, rounded down."""
-    exact = np.arange(1, num_permutations + 2) / (num_permutations + 1)
-    rounded = exact.astype(dtype)
-    return jnp.asarray(np.where(rounded > exact, np.nextafter(rounded, np.zeros((), dtype)), rounded))

@@ -5,7 +5,8 @@ each pair is taken once, which pays for the digits.
 """
 
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +19,6 @@ from .._arrays.logits import difference_logits
 from .._arrays.places import vary_alike, vary_like
 from .._arrays.points import center
 from .._checks.settings import Settings, axis_names
-from .._kernels.kernels import Kernel
 
 GROUP = 512  # points; a tile of the kernel matrix is that of two groups
 PRODUCT_REACH = 2.0**22  # R² up to which a product makes exponents with ten digits after the point; differences beyond
@@ -67,62 +67,75 @@ def smallest_distance(groups: Groups) -> Float[Array, ""]:
     """The least ‖x_i - x_j‖² of two points."""
 
     def least(so_far: Array, pair: Array):
-        squared, counts = _squared_distances(groups, pair)
+        squared, counts = squared_distances(groups, pair)
         return jnp.minimum(so_far, jnp.where(counts, squared, jnp.inf).min()), None
 
     return lax.scan(least, jnp.asarray(jnp.inf), group_pairs(len(groups.points))[0])[0]
 
 
-def forms_of(
-    kernel: Kernel, groups: Groups, tau: Array, signs: Float[Array, "groups size p"], least: Array, pairs: Array
-) -> Forms:
-    """What the pairs of groups contribute to the forms of κ(τ (‖x_i - x_j‖² - least)).
+def scan_pairs(settings: Settings, add: Callable, zeros: Any, pairs: Array, *operands: Any) -> Any:
+    """The total that add(total, pair, *operands) makes of zeros, pair by pair of groups.
+
+    They are shared out over the axes of the mesh if there is one: every device has all operands.
+    """
+
+    def local(pairs: Array, *operands: Any) -> Any:
+        arrays, structure = jax.tree.flatten(operands)
+        pairs, *arrays = vary_alike(pairs, *arrays)
+        given = jax.tree.unflatten(structure, arrays)
+        total = jax.tree.map(lambda x: vary_like(x, [pairs]), zeros)
+        return lax.scan(lambda total, pair: (add(total, pair, *given), None), total, pairs)[0]
+
+    if settings.mesh is None:
+        return local(pairs, *operands)
+    axes = tuple(dict.fromkeys(axis_names(settings.query_axis) + axis_names(settings.key_axis)))
+    parts = math.prod(settings.mesh.shape[name] for name in axes)
+    pairs = jnp.pad(pairs, ((0, -len(pairs) % parts), (0, 0)), constant_values=-1)
+    specs = P(axes), *[P()] * len(operands)
+    shared_out = jax.shard_map(lambda *x: lax.psum(local(*x), axes), mesh=settings.mesh, in_specs=specs, out_specs=P())
+    return shared_out(pairs, *operands)
+
+
+def forms_of_pairs(settings: Settings, groups: Groups, tau: Array, signs: Array, least: Array, pairs: Array) -> Forms:
+    """What the pairs of groups contribute to the forms of κ(τ (‖x_i - x_j‖² - least)), of signs (groups, size, P).
 
     The kernels are rounded to the dtype of the signs, and sums of more than a group are float64.
     """
 
-    def add(total: Forms, pair: Array):
-        squared, counts = _squared_distances(groups, pair)
+    def add(total: Forms, pair: Array, groups: Groups, tau: Array, signs: Array, least: Array) -> Forms:
+        squared, counts = squared_distances(groups, pair)
         first, second = signs[pair[0]].astype(tau.dtype), signs[pair[1]]
-        twice = jnp.where(pair[0] == pair[1], 1, 2)  # (i, j) stands for (j, i), too
+        ones = jnp.ones((signs.shape[1], 1), signs.dtype)
+        twice = times(pair)
 
         def of_tau(tau: Array) -> Forms:
-            phi = jnp.where(counts, kernel(tau * (squared - least)), 0)
+            phi = jnp.where(counts, settings.kernel(tau * (squared - least)), 0)
             rounded = phi.astype(signs.dtype)
             products, rows = (jnp.matmul(rounded, x, precision="highest").astype(tau.dtype) for x in (second, ones))
             quadratic, linear = (first * products).sum(0), rows[:, 0] @ first + products.sum(0)
             return Forms(twice * quadratic, twice / 2 * linear, twice * jnp.square(phi).sum())
 
-        return jax.tree.map(jnp.add, total, lax.map(of_tau, tau) if tau.ndim else of_tau(tau)), None
+        return jax.tree.map(jnp.add, total, lax.map(of_tau, tau) if tau.ndim else of_tau(tau))
 
-    ones = jnp.ones((signs.shape[1], 1), signs.dtype)
     columns = (*tau.shape, signs.shape[-1])
     zeros = Forms(jnp.zeros(columns), jnp.zeros(columns), jnp.zeros(tau.shape))
-    return lax.scan(add, jax.tree.map(lambda x: vary_like(x, [pairs]), zeros), pairs)[0]
+    return scan_pairs(settings, add, zeros, pairs, groups, tau, signs, least)
 
 
-def forms_over_mesh(settings: Settings, groups: Groups, tau: Array, signs: Array, least: Array, pairs: Array) -> Forms:
-    """The same, with the pairs shared out over the axes of the mesh if there is one: every device has all points."""
-    if settings.mesh is None:
-        return forms_of(settings.kernel, groups, tau, signs, least, pairs)
-    axes = tuple(dict.fromkeys(axis_names(settings.query_axis) + axis_names(settings.key_axis)))
-    parts = math.prod(settings.mesh.shape[name] for name in axes)
-    pairs = jnp.pad(pairs, ((0, -len(pairs) % parts), (0, 0)), constant_values=-1)
-
-    def local(pairs: Array, *operands: Array) -> Forms:
-        pairs, *groups, tau, signs, least = vary_alike(pairs, *operands)
-        return lax.psum(forms_of(settings.kernel, Groups(*groups), tau, signs, least, pairs), axes)
-
-    shared_out = jax.shard_map(local, mesh=settings.mesh, in_specs=(P(axes), *[P()] * 6), out_specs=P())
-    return shared_out(pairs, *groups, tau, signs, least)
+def times(pair: Int[Array, " 2"]) -> Array:
+    """How often a pair of groups counts: (i, j) stands for (j, i), too."""
+    return jnp.where(pair[0] == pair[1], 1, 2)
 
 
-def _squared_distances(groups: Groups, pair: Int[Array, " 2"]) -> tuple[Float[Array, "m n"], Bool[Array, "m n"]]:
-    """‖x_i - x_j‖² of two groups, and whether it is of two points."""
+def squared_distances(
+    groups: Groups, pair: Int[Array, " 2"], diagonal: bool = False
+) -> tuple[Float[Array, "m n"], Bool[Array, "m n"]]:
+    """‖x_i - x_j‖² of two groups, and whether it is of two points, or with the diagonal of one and itself."""
     x, y = groups.points[pair[0]], groups.points[pair[1]]
     index = jnp.arange(len(x))
     counts = groups.there[pair[0]][:, None] & groups.there[pair[1]][None] & (pair[0] >= 0)
-    counts &= (pair[0] != pair[1]) | (index[:, None] != index[None])
+    if not diagonal:
+        counts &= (pair[0] != pair[1]) | (index[:, None] != index[None])
 
     def by_product(x: Array, y: Array) -> Array:
         return jnp.square(x).sum(-1)[:, None] + jnp.square(y).sum(-1)[None] - 2 * x @ y.T

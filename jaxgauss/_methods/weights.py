@@ -14,6 +14,12 @@ def weights_or_mean(weights: Array | None, points: Array, settings: Settings) ->
     return weights
 
 
+def normalized(settings: Settings, weights: Array | None, points: Array) -> Array:
+    """The weights (N,), divided by their sum."""
+    w = jnp.asarray(weights_or_mean(weights, points, settings), points.dtype)
+    return w / w.sum()
+
+
 def distinct_pairs_factor(a: Array) -> Array:
     """(Σa)² / Σ_{i ≠ j} a_i a_j, which makes a sum over i ≠ j one over all pairs; of weights (…, N, 1)."""
     total = jnp.square(a.sum((-2, -1)))

@@ -1,0 +1,173 @@
+"""Hilbert-Schmidt independence criterion: how much two variables depend on one another, in three Gauss sums."""
+
+import functools
+import math
+from dataclasses import replace
+from typing import Any, Unpack
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from .._arrays.places import vary_alike, whole
+from .._arrays.points import center
+from .._checks.operands import as_operand
+from .._checks.samples import check_estimator, check_samples, check_signs, visible
+from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights, working_dtype
+from .._sums.checked import check_plan
+from .._sums.reverse_only import reverse_only
+from .._sums.sharded import everywhere, sum_over_mesh
+from .weights import normalized
+
+FEWEST = {"biased": 1, "unbiased": 4}  # points: the unbiased estimate is a mean over quadruples
+
+
+def hsic(
+    x: Points,
+    y: Points,
+    tau_x: Taus,
+    tau_y: Taus,
+    *,
+    estimator: str = "biased",
+    weights: Weights | None = None,
+    **options: Unpack[MeshOptions],
+) -> Float[Array, ""]:
+    """Hilbert-Schmidt independence criterion of pairs (x_i, y_i): zero where x and y are independent, in the limit.
+
+    The MMD² between the pairs and what they would be if they were independent. With K_ij = exp(-τ_x/2 ‖x_i - x_j‖²), L
+    likewise of y, and weights a of sum one,
+
+        HSIC = Σ_ij a_i a_j K_ij L_ij - 2 Σ_i a_i (K a)_i (L a)_i + (aᵀK a)(aᵀL a) = tr(K H L H) / N² for a = 1/N.
+
+    Three Gauss sums, of x, of y, and of the concatenated (√τ_x x, √τ_y y), whose kernel is the product of both; with
+    all gradients six. O(N² (D_x + D_y)) operations and O(N (D_x + D_y)) memory.
+
+    Args:
+        x: points, (N, D_x).
+        y: what goes with each of them, (N, D_y).
+        tau_x: τ = 1/σ² of x, positive; or several, (T,): the kernel is then the mean of theirs.
+        tau_y: that of y, likewise, (S,): all T S pairs of them are summed.
+        estimator: "biased", the formula above (V-statistic), at least 0; or "unbiased", means over pairs, triples and
+            quadruples of distinct points (U-statistic; weighted by the products of their weights), at least 4 points.
+        weights: a, (N,), not negative: of importance, or a mask. They are divided by their sum. None: all the same.
+        **options: `method`, `precision` and `backend`, as for `gauss_sum`, but "auto" is float32 on CUDA: the three
+            terms nearly cancel; and `mesh`, `query_axis` and `key_axis`, as for `mmd_squared`.
+
+    Returns:
+        A scalar in the promoted dtype.
+
+    Raises:
+        ValueError: shapes do not fit, there are too few points, tau or weights are not positive, an option is not one
+            of its names.
+        TypeError: points or weights are not a floating array.
+
+    Derivatives:
+        Reverse mode of any order with respect to x, y, both τ and weights: as a loss it makes features independent.
+
+    Precision:
+        That of `gauss_sum`, relative to the three terms, each of the size of (aᵀK a)(aᵀL a): 2e-6 of it in float32. So
+        near zero the biased estimate may be negative.
+
+    Example:
+        >>> import jax, jaxgauss
+        >>> x, z = jax.random.normal(jax.random.key(0), (2, 500, 1))
+        >>> dependent = jaxgauss.hsic(x, x**2 + z, 1.0, 1.0, estimator="unbiased")
+        >>> independent = jaxgauss.hsic(x, z, 1.0, 1.0, estimator="unbiased")
+        >>> bool(dependent > 0.01 > abs(independent))
+        True
+
+    References:
+        Gretton, Bousquet, Smola & Schölkopf, "Measuring Statistical Dependence with Hilbert-Schmidt Norms", 2005.
+        Song, Smola, Gretton, Bedo & Borgwardt, "Feature Selection via Dependence Maximization", JMLR 13, 2012
+        (the unbiased estimate).
+    """
+    function = "hsic"
+    check_estimator(function, estimator)
+    settings, taus = check_pairs(function, x, y, tau_x, tau_y, options, FEWEST[estimator], weights)
+    check_signs(function, weights)
+    check_quadruples(function, estimator, weights)
+    dim = x.shape[1] + y.shape[1]
+    check_plan(settings, 1.0, len(x) ** 2 * math.prod(np.size(tau) for tau in taus), dim, 1, x, y)
+    return _hsic(replace(settings, grade="highest"), estimator, x, y, *taus, weights)
+
+
+def check_pairs(
+    function: str,
+    x: Any,
+    y: Any,
+    tau_x: Any,
+    tau_y: Any,
+    options: Any,
+    min_points: int,
+    weights: Any = None,
+    **how: Any,
+) -> tuple[Settings, list[Any]]:
+    """The settings, and both τ as JAX may take them; or what is wrong."""
+    taus, given = {"tau_x": tau_x, "tau_y": tau_y}, {"weights": weights}
+    settings = check_samples(
+        function, {"x": x, "y": y}, taus, options, weights=given, min_points=min_points, paired=True, **how
+    )
+    return settings, [as_operand(tau, settings.dtype) for tau in taus.values()]
+
+
+def check_quadruples(function: str, estimator: str, weights: Any) -> None:
+    """Raise ValueError where an unbiased estimate of weighted points is 0/0, and it can be seen."""
+    seen = None if weights is None or estimator == "biased" else visible(weights)
+    if seen is not None and np.count_nonzero(seen) < FEWEST[estimator]:
+        raise ValueError(
+            f"`jaxgauss.{function}`: `weights` must weigh four points for the unbiased estimator; got"
+            f" {np.count_nonzero(seen)} of {len(seen)} points with weight. Use estimator='biased'."
+        )
+
+
+# With κ = K a and λ = L a, which have the means κ̄ = aᵀκ and λ̄ = aᵀλ, the biased estimate is
+#
+#     Σ_ij a_i a_j K_ij L_ij - κ̄ λ̄ - 2 Σ_i a_i (κ_i - κ̄)(λ_i - λ̄)
+#
+# The unbiased one is U₂ - 2 U₃ + U₄ of means over distinct points: with K' and L' without their diagonals, κ = K' a and
+# λ = L' a, and p_k = Σ a^k,
+#
+#     U₂ = Σ_ij a_i a_j K'_ij L'_ij / (p₁² - p₂)
+#     U₃ = [Σ_i a_i κ_i λ_i - Σ_ij a_i a_j² K'_ij L'_ij] / (p₁³ - 3 p₁ p₂ + 2 p₃)
+#     U₄ = [(aᵀκ)(aᵀλ) - 4 Σ_i a_i² κ_i λ_i + 2 Σ_ij a_i² a_j² K'_ij L'_ij] / (p₁⁴ - 6 p₁² p₂ + 3 p₂² + 8 p₁ p₃ - 6 p₄)
+#
+# as each of the sums over all i, j, q, r counts those that share a point. A weight of every point makes a² a second
+# channel of the joint sum; equal weights do not need it. All of it is made of Gauss sums, which have their own rules.
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _hsic(settings: Settings, estimator: str, x, y, tau_x, tau_y, weights) -> Array:
+    dtype, num = working_dtype(settings.dtype), len(x)
+    x, y, tau_x, tau_y = whole(*(jnp.asarray(z, dtype) for z in (x, y, tau_x, tau_y)))
+    a = normalized(settings, weights, x)
+    x, y, tau_x, tau_y, a = reverse_only(settings.function, *vary_alike(x, y, tau_x, tau_y, a))
+    x, y, a = everywhere(settings, x, y, a[:, None])
+    z_x, z_y = (jnp.sqrt(tau).reshape(-1, 1, 1) * (z - center(z))[None] for tau, z in ((tau_x, x), (tau_y, y)))
+    together = len(z_x), len(z_y)
+    joint = [jnp.broadcast_to(z, (*together, *z.shape[-2:])) for z in (z_x[:, None], z_y[None])]
+
+    def sums(points: Array, *values: Array) -> list[Array]:
+        """Of the channels, each (N, 1), as the mean over the bandwidths."""
+        total = sum_over_mesh(settings, points, points, jnp.concatenate(values, -1)[None], jnp.ones((1,), dtype))
+        return jnp.split(total.mean(0), len(values), -1)
+
+    (of_x,), (of_y,) = sums(z_x, a), sums(z_y, a)
+    pairs = jnp.concatenate(joint, -1).reshape(-1, num, x.shape[1] + y.shape[1])
+    if estimator == "biased":
+        (of_both,) = sums(pairs, a)
+        mean_x, mean_y = (a * of_x).sum(), (a * of_y).sum()
+        found = (a * of_both).sum() - mean_x * mean_y - 2 * (a * (of_x - mean_x) * (of_y - mean_y)).sum()
+        return found.astype(settings.dtype)
+    squares = jnp.square(a)
+    of_both, again = sums(pairs, a, squares) if weights is not None else (sums(pairs, a)[0], None)
+    again = of_both / num if again is None else again
+    p1, p2, p3, p4 = (jnp.power(a, k).sum() for k in (1, 2, 3, 4))
+    product = (of_x - a) * (of_y - a)
+    twos = (a * of_both).sum() - p2
+    threes = (a * product).sum() - ((a * again).sum() - p3)
+    means = (a * (of_x - a)).sum() * (a * (of_y - a)).sum()
+    fours = means - 4 * (squares * product).sum() + 2 * ((squares * again).sum() - p4)
+    twos, threes = twos / (p1**2 - p2), threes / (p1**3 - 3 * p1 * p2 + 2 * p3)
+    fours = fours / (p1**4 - 6 * p1**2 * p2 + 3 * p2**2 + 8 * p1 * p3 - 6 * p4)
+    return (twos - 2 * threes + fours).astype(settings.dtype)

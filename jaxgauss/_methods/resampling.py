@@ -1,0 +1,94 @@
+"""What tests by resampling have in common: the result, p-values, bandwidths aggregated, and columns in blocks."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float
+
+from .._sums.display import progress_bar, short_repr
+
+
+class KernelTest(NamedTuple):
+    """A test by resampling: `mmd_test`, `hsic_test` or `ksd_test`.
+
+    Attributes:
+        p_value: the share (1 + #{null ≥ observed}) / (1 + P) of the resamplings: at most α with probability at most α
+            where the hypothesis holds (of a wild bootstrap, for many points). In float32 or better, rounded down:
+            `float(p_value) <= 0.05` at 0.05.
+        statistic: of the samples.
+        null_statistics: of the P resamplings, in no order.
+    """
+
+    p_value: Float[Array, ""]
+    statistic: Float[Array, ""]
+    null_statistics: Float[Array, " p"]
+    __repr__ = short_repr
+
+
+def check_number(function: str, name: str, number: Any) -> None:
+    """Raise ValueError unless it is a positive integer."""
+    if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 1:
+        raise ValueError(f"`jaxgauss.{function}`: `{name}` must be a positive integer; got {number!r}.")
+
+
+def test_of(statistics: Float[Array, " p1"], rounding: Array, dtype: Any, working: Any) -> KernelTest:
+    """The test of the statistics, of which the first is observed; ties within rounding count against rejection."""
+    observed, null = statistics[0], statistics[1:]
+    p_value = _shares(len(null), working)[(null >= observed - rounding).sum()]
+    p_value = jnp.where(jnp.isnan(observed), jnp.nan, p_value)  # of points that are not numbers: no evidence
+    return KernelTest(p_value, *(x.astype(dtype) for x in (observed, null)))
+
+
+def _shares(num: int, dtype: np.dtype) -> Array:
+    """(1 + i) / (1 + P) for i from 0 to P, rounded down."""
+    exact = np.arange(1, num + 2) / (num + 1)
+    rounded = exact.astype(dtype)
+    return jnp.asarray(np.where(rounded > exact, np.nextafter(rounded, np.zeros((), dtype)), rounded))
+
+
+def soft_maximum(num: int, statistics: Float[Array, "t p"]) -> Float[Array, " p"]:
+    """(1/λ) log mean_t exp(λ u_t) of normalized statistics, λ = √(n(n - 1)): the sharpest that n points allow."""
+    sharpness = math.sqrt(num * (num - 1))
+    return jax.nn.logsumexp(sharpness * statistics, 0, b=1 / len(statistics)) / sharpness
+
+
+def in_blocks(
+    function: str, blocks: int, chunks: int, make: Callable, part: Callable, progress: bool, unit: str = "block"
+) -> Any:
+    """Σ_j part(make(i), j) for every block i, stacked; with `progress` from Python, a chunk at a time, with a bar."""
+    if not progress:
+
+        def block(_: None, i: Array):
+            columns = make(i)
+            zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(part, columns, 0))
+            add = lambda total, j: (jax.tree.map(jnp.add, total, part(columns, j)), None)  # noqa: E731
+            return None, lax.scan(add, zeros, jnp.arange(chunks))[0]
+
+        return lax.scan(block, None, jnp.arange(blocks))[1]
+    found = []
+    with progress_bar(function, blocks * chunks, unit) as bar:
+        for i in range(blocks):
+            columns, total = make(i), None
+            for j in range(chunks):
+                more = part(columns, j)
+                total = jax.block_until_ready(more if total is None else jax.tree.map(jnp.add, total, more))
+                bar.update()
+            found.append(total)
+    return jax.tree.map(lambda *x: jnp.stack(x), *found)
+
+
+def random_signs(rng_key: Array, columns: Array, num: int, flip_probability: float = 0.5) -> Array:
+    """Signs (num, columns) as booleans, True for plus: all plus in column 0, the samples' own.
+
+    Each column is a chain that changes its sign with a probability: at ½ all signs are independent.
+    """
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(rng_key, columns)  # the same signs, whatever the blocks
+    chance = jnp.float32(flip_probability)  # whose dtype is that of the random numbers
+    flips = jax.vmap(lambda key: jax.random.bernoulli(key, chance, (num,)), out_axes=1)(keys)
+    minus = flips if flip_probability == 0.5 else jnp.cumsum(flips, 0, dtype="int32") % 2 == 1
+    return (columns == 0)[None] | ~minus
