@@ -35,12 +35,16 @@ class Options(TypedDict, total=False):
     backend: str
 
 
-class MeshOptions(Options, total=False):
-    """And on which devices: as for `gauss_sum_sharded`."""
+class MeshOnly(TypedDict, total=False):
+    """On which devices: as for `gauss_sum_sharded`."""
 
     mesh: Mesh | AbstractMesh
     query_axis: MeshAxis
     key_axis: MeshAxis
+
+
+class MeshOptions(Options, MeshOnly, total=False):
+    """Both."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,9 @@ from jaxtyping import Array, Float
 
 from .._sums.display import progress_bar, short_repr
 
+BYTES = 2**26  # of signs or places held at a time
+FEW = 1024  # points whose terms are rounded to nothing less than float64; of more, errors average out
+
 
 class KernelTest(NamedTuple):
     """A test by resampling: `mmd_test`, `hsic_test` or `ksd_test`.
@@ -28,6 +31,45 @@ class KernelTest(NamedTuple):
     statistic: Float[Array, ""]
     null_statistics: Float[Array, " p"]
     __repr__ = short_repr
+
+
+class Resamplings(NamedTuple):
+    """How many points, and how many resamplings in how many blocks, of which the very first is the points' own.
+
+    `dtype`: that signs, and what they multiply, are rounded to.
+    """
+
+    num: int
+    number: int
+    estimator: str
+    dtype: str
+    flip_probability: float
+    num_blocks: int
+    columns: int
+
+    @classmethod
+    def of(cls, num: int, number: int, estimator: str, dtype: Any, *, flip_probability=0.5, largest=BYTES):
+        """Of so many points of a dtype, in blocks of `largest` columns, or what fits."""
+        rounded = np.dtype("float64" if num <= FEW else dtype)
+        largest = min(largest, max(1, BYTES // (rounded.itemsize * num)))
+        num_blocks = -(-(number + 1) // largest)
+        return cls(num, number, estimator, rounded.name, flip_probability, num_blocks, -(-(number + 1) // num_blocks))
+
+    @property
+    def biased(self) -> bool:
+        """Whether points are compared with themselves."""
+        return self.estimator == "biased"
+
+    @property
+    def rounding(self) -> float:
+        """By how much two equal statistics may differ, relative to the root of a mean square of N² terms."""
+        return 16 * (
+            float(jnp.finfo("float64").eps) if self.num <= FEW else 4 / self.num * float(jnp.finfo("float32").eps)
+        )
+
+    def places(self, block: Array | int) -> Array:
+        """Of the columns of a block among all."""
+        return block * self.columns + jnp.arange(self.columns)
 
 
 def check_number(function: str, name: str, number: Any) -> None:

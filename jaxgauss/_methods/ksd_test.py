@@ -1,0 +1,200 @@
+"""The goodness-of-fit test by KSD: a wild bootstrap, whose resamplings share the Stein kernel."""
+
+import functools
+from typing import NamedTuple, Unpack
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Key
+
+from .._arrays.places import whole
+from .._checks.operands import as_operand, takes_tau
+from .._checks.samples import check_estimator, check_kernel, check_rng_key, check_samples, check_scores
+from .._checks.settings import MeshOnly, Points, Settings, Taus, working_dtype
+from .._kernels.kernels import Kernel
+from .._sums.display import refuse_progress_in_a_trace
+from .pair_forms import Groups, group_pairs, grouped, scan_pairs, squared_distances, times
+from .resampling import KernelTest, Resamplings, check_number, in_blocks, random_signs, soft_maximum, test_of
+
+
+@takes_tau
+def ksd_test(
+    points: Points,
+    scores: Points,
+    tau: Taus,
+    *,
+    rng_key: Key[Array, ""],
+    kernel: str | Kernel = "imq",
+    num_bootstrap: int = 999,
+    estimator: str = "unbiased",
+    flip_probability: float = 0.5,
+    progress: bool = False,
+    **options: Unpack[MeshOnly],
+) -> KernelTest:
+    """Goodness-of-fit test: are the points a sample of the density whose scores are given? By KSD² and random signs.
+
+    The wild bootstrap multiplies the Stein kernel of `ksd_squared` by signs w of mean zero: Σ_ij w_i w_j h(x_i, x_j).
+    All resamplings share one pass, in which XLA forms h a tile at a time, each pair once, in float64, and multiplies it
+    by the columns of signs; no attention call. O(N² (D + P)) operations and O(N (D + P)) memory at most, in blocks of
+    columns beyond 64 MiB. The density need not be normalized: only its scores are asked for.
+
+    Args:
+        points: x, (N, D), N ≥ 2.
+        scores: s_i = ∇ log p(x_i), (N, D).
+        tau: τ = 1/σ², positive. Several, (T,), are aggregated: the statistic is the soft maximum (1/λ) log mean_t
+            exp(λ u_t) of u_t = KSD²_t / ‖h_t‖, ‖h_t‖² the mean of h² over pairs of points and λ = √(N(N - 1)).
+        rng_key: for the signs, the same on every device and in every precision.
+        kernel: a name or a `Kernel` with second derivatives, as for `ksd_squared`, whose default is "gauss".
+        num_bootstrap: P. A p-value is at least 1/(P + 1).
+        estimator: "unbiased" or "biased", as for `ksd_squared`. Of one bandwidth both have the same p-value. Several
+            want the unbiased one.
+        flip_probability: that a sign differs from the one before. ½: independent points. Smaller for the states of a
+            Markov chain in their order, which are correlated: 1/ℓ where that lasts ℓ steps.
+        progress: show a bar (needs tqdm). Not under `jit`.
+        **options: `mesh`, `query_axis` and `key_axis`, as for `mmd_squared`: tiles are shared out over both axes.
+
+    Returns:
+        A `KernelTest`: p-value, statistic and the statistics of the bootstrap.
+
+    Raises:
+        ValueError: shapes do not fit, there are less than two points, tau or P is not positive, the probability is not
+            in (0, 1), several bandwidths are asked for with "biased", an option is not one of its names, `progress`
+            under `jit`.
+        TypeError: points or scores are not a floating array.
+        ImportError: `progress` without tqdm.
+
+    Precision:
+        That of float64. (Of more than 1024 points in float32, h is float32 within groups of 512, and statistics within
+        1e-7 of ‖h‖.)
+
+    Derivatives:
+        None: `ksd_squared` has them.
+
+    Example:
+        >>> import jax, jaxgauss
+        >>> points = jax.random.normal(jax.random.key(0), (200, 2)) + 0.5
+        >>> test = jaxgauss.ksd_test(points, -points, 1.0, rng_key=jax.random.key(1), num_bootstrap=99)
+        >>> round(float(test.p_value), 4)  # they are not from the standard normal density
+        0.01
+
+    References:
+        Liu, Lee & Jordan, "A Kernelized Stein Discrepancy for Goodness-of-fit Tests", 2016, arXiv:1602.03253.
+        Chwialkowski, Strathmann & Gretton, "A Kernel Test of Goodness of Fit", 2016, arXiv:1602.02964.
+        Schrab, Guedj & Gretton, "KSD Aggregated Goodness-of-fit Test", 2022, arXiv:2202.00824.
+    """
+    function = "ksd_test"
+    check_estimator(function, estimator)
+    kernel = check_kernel(function, kernel, positive=True, smooth=True)
+    samples = {"points": points, "scores": scores}
+    settings = check_samples(function, samples, tau, options, min_points=2, allowed=MeshOnly, kernel=kernel)
+    check_scores(function, "points", points, scores)
+    check_rng_key(function, rng_key)
+    check_number(function, "num_bootstrap", num_bootstrap)
+    if not 0 < flip_probability < 1:
+        raise ValueError(
+            f"`jaxgauss.{function}`: `flip_probability` must lie between 0 and 1; got {flip_probability}. Independent"
+            " points take 0.5."
+        )
+    if estimator == "biased" and np.ndim(tau):
+        raise ValueError(
+            f"`jaxgauss.{function}`: several bandwidths must go with estimator 'unbiased'; got {estimator!r}, tau"
+            f" {np.shape(tau)}. What points are to themselves would hide the narrow ones."
+        )
+    if progress:
+        refuse_progress_in_a_trace(function, points, scores, tau, rng_key)
+    design = Resamplings.of(
+        len(points), num_bootstrap, estimator, working_dtype(settings.dtype), flip_probability=float(flip_probability)
+    )
+    with jax.enable_x64(True):
+        sample = _sample(points, scores, as_operand(tau, settings.dtype))
+        forms = (_forms if progress else _forms_at_once)(settings, design, progress, sample, rng_key)
+        return _test(settings, design, np.ndim(tau) > 0, forms)
+
+
+class _Sample(NamedTuple):
+    """Points and their scores in groups, and bandwidths (T,)."""
+
+    groups: Groups
+    scores: Array
+    tau: Array
+
+
+class _Forms(NamedTuple):
+    """Σ_ij w_i w_j h_ij of all resamplings, and Σ h²."""
+
+    products: Array  # (T, columns)
+    squares: Array  # (T,)
+
+
+@jax.jit
+def _sample(points, scores, tau) -> _Sample:
+    operands = (jnp.asarray(lax.stop_gradient(jnp.asarray(z)), "float64") for z in (points, scores, tau))
+    points, scores, tau = whole(*operands)
+    groups = grouped(points, tau.reshape(-1))
+    scores = jnp.pad(scores, ((0, groups.there.size - len(scores)), (0, 0)))
+    return _Sample(groups, scores.reshape(groups.points.shape), tau.reshape(-1))
+
+
+def _forms(settings: Settings, design: Resamplings, progress: bool, sample: _Sample, rng_key: Array) -> _Forms:
+    make = functools.partial(_signs, design, sample.groups.there, rng_key)
+    part, chunks = functools.partial(_chunk, settings, design, sample), len(sample.groups.points)
+    blocks: _Forms = in_blocks(settings.function, design.num_blocks, chunks, make, part, progress)
+    products = jnp.moveaxis(blocks.products, 0, -2)
+    return _Forms(products.reshape(len(products), -1), blocks.squares[0])
+
+
+_forms_at_once = jax.jit(_forms, static_argnums=(0, 1, 2))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _signs(design: Resamplings, there: Array, rng_key: Array, block: Array | int) -> Array:
+    """A block of signs (groups, size, columns)."""
+    signs = jnp.where(random_signs(rng_key, design.places(block), design.num, design.flip_probability), 1, -1)
+    signs = jnp.pad(signs.astype(design.dtype), ((0, there.size - design.num), (0, 0)))
+    return signs.reshape(*there.shape, -1)
+
+
+# h(x, y) = κ ⟨s, t⟩ + τ ψ ⟨s - t, x - y⟩ + τ (D ψ - u χ) of scores s at x and t at y: four products of two groups.
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _chunk(settings: Settings, design: Resamplings, sample: _Sample, signs: Array, j: Array | int) -> _Forms:
+    """What a part of the pairs of groups contributes."""
+
+    def add(total: _Forms, pair: Array, sample: _Sample, signs: Array) -> _Forms:
+        squared, counts = squared_distances(sample.groups, pair, diagonal=design.biased)
+        (x, y), (s, t) = (z[pair] for z in (sample.groups.points, sample.scores))
+        slopes = (s * x).sum(-1)[:, None] + (t * y).sum(-1)[None] - s @ y.T - x @ t.T
+        between, trace, twice = s @ t.T, settings.kernel.trace(x.shape[-1]), times(pair)
+        first, second = signs[pair[0]], signs[pair[1]]
+
+        def of_tau(tau: Array) -> tuple[Array, Array]:
+            u = tau * squared
+            kappa, psi = settings.kernel.with_slope(u)
+            h = jnp.where(counts, kappa * between + tau * (psi * slopes + trace(u)), 0)
+            products = jnp.matmul(h.astype(signs.dtype), second, precision="highest")
+            return (first * products).sum(0, dtype=h.dtype), jnp.square(h).sum()
+
+        more = _Forms(*lax.map(of_tau, sample.tau))
+        return jax.tree.map(lambda x, y: x + twice * y, total, more)
+
+    num = len(sample.tau)
+    zeros = _Forms(jnp.zeros((num, signs.shape[-1])), jnp.zeros(num))
+    num_groups = len(sample.groups.points)
+    pairs = jnp.asarray(group_pairs(num_groups, num_groups))[j]
+    return scan_pairs(settings, add, zeros, pairs, sample, signs)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _test(settings: Settings, design: Resamplings, aggregated: bool, forms: _Forms) -> KernelTest:
+    num = design.num
+    products, pairs = forms.products[:, : design.number + 1], num**2 if design.biased else num * (num - 1)
+    sizes = jnp.sqrt(forms.squares / pairs)
+    if aggregated:
+        statistics = soft_maximum(num, products / pairs / jnp.where(sizes > 0, sizes, jnp.inf)[:, None])
+        rounding = jnp.asarray(design.rounding)
+    else:
+        statistics, rounding = products[0] / pairs, design.rounding * sizes[0]
+    return test_of(statistics, rounding, settings.dtype, working_dtype(settings.dtype))
