@@ -34,13 +34,9 @@ def check_samples(
     `paired`: whether the samples belong together point by point: of one number, and any dimension each.
     """
     where = f"`jaxgauss.{function}`"
-    names = allowed.__annotations__
-    unknown = sorted(set(options) - set(names))
-    if unknown:
-        raise TypeError(f"{where}: options must be among {', '.join(names)}; got {', '.join(unknown)}.")
+    check_options(function, options, allowed)
     method, precision, backend = (options.get(name, "auto") for name in ("method", "precision", "backend"))
     check_names(function, method, precision, backend, methods or methods_of(kernel))
-    check_mesh(function, options.get("mesh"), options.get("query_axis"), options.get("key_axis"))
     given = {**samples, **{name: x for name, x in (weights or {}).items() if x is not None}}
     dtypes = {floating_dtype(where, name, x) for name, x in given.items()}
     shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in given.items())
@@ -68,6 +64,15 @@ def check_samples(
                 f"{where}: `{name}` must be a number or one-dimensional, for a mixture; got {name} {shape}."
             )
     return Settings(dtype=dtype.name, function=function, grade=matmul_grade(), kernel=kernel, **options)
+
+
+def check_options(function: str, options: MeshOptions, allowed: type = MeshOptions) -> None:
+    """Raise TypeError for an option that the function does not take; look at the axes of a mesh."""
+    names = allowed.__annotations__
+    unknown = sorted(set(options) - set(names))
+    if unknown:
+        raise TypeError(f"`jaxgauss.{function}`: options must be among {', '.join(names)}; got {', '.join(unknown)}.")
+    check_mesh(function, options.get("mesh"), options.get("query_axis"), options.get("key_axis"))
 
 
 def check_kernel(function: str, kernel: Any, *, positive: bool = False, smooth: bool = False) -> Kernel:

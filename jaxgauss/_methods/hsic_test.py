@@ -15,7 +15,7 @@ from .._checks.settings import MeshOnly, Points, Settings, Taus, working_dtype
 from .._sums.display import refuse_progress_in_a_trace
 from .hsic import FEWEST, check_pairs
 from .pair_forms import Groups, group_pairs, grouped, scan_pairs, squared_distances, times
-from .resampling import KernelTest, Resamplings, check_number, in_blocks, random_signs, soft_maximum, test_of
+from .resampling import KernelTest, Resamplings, as_test, check_number, in_blocks, random_signs, soft_maximum
 
 PERMUTATIONS = 64  # at a time
 
@@ -259,4 +259,4 @@ def _test(settings: Settings, design: Resamplings, aggregated: bool, forms: _For
     else:
         factor = 1 / num**2 if design.biased else 1 / (num * (num - 3))
         statistics, rounding = factor * products[0, 0], design.rounding * factor * sizes[0, 0]
-    return test_of(statistics, rounding, settings.dtype, working_dtype(settings.dtype))
+    return as_test(statistics, rounding, settings.dtype, working_dtype(settings.dtype))

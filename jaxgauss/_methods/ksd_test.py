@@ -16,7 +16,7 @@ from .._checks.settings import MeshOnly, Points, Settings, Taus, working_dtype
 from .._kernels.kernels import Kernel
 from .._sums.display import refuse_progress_in_a_trace
 from .pair_forms import Groups, group_pairs, grouped, scan_pairs, squared_distances, times
-from .resampling import KernelTest, Resamplings, check_number, in_blocks, random_signs, soft_maximum, test_of
+from .resampling import KernelTest, Resamplings, as_test, check_number, in_blocks, random_signs, soft_maximum
 
 
 @takes_tau
@@ -197,4 +197,4 @@ def _test(settings: Settings, design: Resamplings, aggregated: bool, forms: _For
         rounding = jnp.asarray(design.rounding)
     else:
         statistics, rounding = products[0] / pairs, design.rounding * sizes[0]
-    return test_of(statistics, rounding, settings.dtype, working_dtype(settings.dtype))
+    return as_test(statistics, rounding, settings.dtype, working_dtype(settings.dtype))

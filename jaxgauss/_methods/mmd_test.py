@@ -21,7 +21,7 @@ from .._sums.display import refuse_progress_in_a_trace
 from .._sums.sharded import sum_over_mesh
 from .labelings import Design, labels
 from .pair_forms import Forms, Groups, forms_of_pairs, group_pairs, grouped, smallest_distance
-from .resampling import KernelTest, check_number, in_blocks, soft_maximum, test_of
+from .resampling import KernelTest, as_test, check_number, in_blocks, soft_maximum
 
 BYTES = 2**26  # of signs held at a time
 FEW = 1024  # pooled points whose kernels are rounded to nothing less than float64; of more, errors average out
@@ -218,7 +218,7 @@ def _test(settings: Settings, design: Design, num_permutations: int, pool: _Pool
     rounding = 16 * unit * jnp.broadcast_to(sizes, pool.tau.shape)
     if pool.tau.ndim:
         statistics, rounding = _aggregated(design, _norms(settings, design, pool, squares), statistics, rounding)
-    return test_of(statistics, rounding, settings.dtype, working_dtype(settings.dtype))
+    return as_test(statistics, rounding, settings.dtype, working_dtype(settings.dtype))
 
 
 def _norms(settings: Settings, design: Design, pool: _Pool, squares: Array) -> Array:

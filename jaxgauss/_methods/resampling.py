@@ -78,7 +78,7 @@ def check_number(function: str, name: str, number: Any) -> None:
         raise ValueError(f"`jaxgauss.{function}`: `{name}` must be a positive integer; got {number!r}.")
 
 
-def test_of(statistics: Float[Array, " p1"], rounding: Array, dtype: Any, working: Any) -> KernelTest:
+def as_test(statistics: Float[Array, " p1"], rounding: Array, dtype: Any, working: Any) -> KernelTest:
     """The test of the statistics, of which the first is observed; ties within rounding count against rejection."""
     observed, null = statistics[0], statistics[1:]
     p_value = _shares(len(null), working)[(null >= observed - rounding).sum()]

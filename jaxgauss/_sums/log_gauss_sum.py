@@ -120,12 +120,17 @@ def wide_log_sum(settings: Settings, queries: Array, keys: Array, log_weights: A
     if settings.method == "differences":
         logs = _log_sum_of_differences(settings.kernel, *operands)
     else:  # the predicate is one for a whole batch, so that `vmap` leaves this a conditional
-        stricter = REACH["float32"] / min(max(LOG_REACH, 4 * keys.shape[-1]), REACH["float32"])
-        within = within_reach(settings, queries, keys, log_weights, tau * stricter)
+        within = within_logs(settings, queries, keys, log_weights, tau)
         far = functools.partial(_far_log_sum, replace(settings, far=True))
         far = functools.partial(_log_sum_of_differences, GAUSS) if by_differences else far
         logs = lax.cond(within, functools.partial(_log_sum, settings), far, *operands)
     return jnp.where(logs <= LOG_ZERO / 2, -math.inf, logs)
+
+
+def within_logs(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array) -> Array:
+    """Whether logarithms, and means, have their digits without float64."""
+    stricter = REACH["float32"] / min(max(LOG_REACH, 4 * keys.shape[-1]), REACH["float32"])
+    return within_reach(settings, queries, keys, values, tau * stricter)
 
 
 def _log_sum_of_differences(kernel: Kernel, queries: Array, keys: Array, tau: Array, log_weights: Array) -> Array:

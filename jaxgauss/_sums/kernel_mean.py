@@ -1,0 +1,151 @@
+"""kernel_mean: the ratio of two Gauss sums, which is what attention computes."""
+
+import functools
+from dataclasses import replace
+from typing import Unpack
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array
+
+from .._arrays.places import vary_alike, whole
+from .._arrays.points import LOG_ZERO, align
+from .._checks.operands import as_operand, check_weights, takes_tau
+from .._checks.samples import check_kernel, check_options
+from .._checks.settings import (
+    Bandwidth,
+    Keys,
+    MeshOptions,
+    Queries,
+    Settings,
+    Sums,
+    Values,
+    axis_names,
+    working_dtype,
+)
+from .._engines.plan import NATIVE
+from .._engines.radial import difference_means
+from .._kernels.kernels import GAUSS, Kernel
+from .checked import checked
+from .log_gauss_sum import LogWeights, methods_of_logs, within_logs
+from .log_gauss_sum import _means as softmax_means
+from .reverse_only import reverse_only
+from .sharded import added, alone, first_rows, over_mesh
+from .wide import wide
+
+
+@takes_tau
+def kernel_mean(
+    queries: Queries,
+    keys: Keys,
+    values: Values,
+    tau: Bandwidth = 1.0,
+    *,
+    kernel: str | Kernel = "gauss",
+    log_weights: LogWeights = None,
+    **options: Unpack[MeshOptions],
+) -> Sums:
+    """Mean of values by a kernel, Σ_n w_n Φ_mn v_n / Σ_n w_n Φ_mn: kernel regression (Nadaraya-Watson).
+
+    One attention call, whose softmax it is: right where all Φ underflow, and the mean is that of the nearest keys.
+    O(MN(D + C)) operations and O((M + N)(D + C)) memory.
+
+    Args:
+        queries: where to predict, q, (…, M, D).
+        keys: where values are known, k, (…, N, D), N ≥ 1.
+        values: v, (…, N, C); or one number a key, (N,).
+        tau: τ = 1/σ², as for `gauss_sum`; `leave_one_out_tau(keys, values=values)` finds one.
+        kernel: a name or a `Kernel`, as for `log_gauss_sum`: not "energy".
+        log_weights: log w, (…, N), of the keys; None: all the same. -inf leaves a key out.
+        **options: `method`, `precision` and `backend`, as for `log_gauss_sum` (float32 on CUDA unless asked otherwise);
+            and `mesh`, `query_axis` and `key_axis`, as for `gauss_sum_sharded`, but the mesh need not divide the
+            numbers of points.
+
+    Returns:
+        (…, M, C), or (…, M) for values (N,), in the promoted dtype: within the range of the values.
+
+    Raises:
+        ValueError: shapes do not fit, there are no keys, tau is not positive, an option is not one of its names.
+        TypeError: an argument is not a floating array.
+
+    Derivatives:
+        Reverse mode of any order with respect to queries, keys, values, tau and log-weights. Forward mode is refused.
+
+    Precision:
+        1e-6 of the largest |v|, at any distance from the keys: where points lie more than 22 bandwidths (or 2 √D) from
+        their center, means are formed in float64. (On CUDA they are not: exponents err by 2⁻²⁴ τ ‖q‖ ‖k‖, from the
+        center.) Other kernels are evaluated from differences of coordinates: slow for wide points, right at any
+        distance.
+
+    Example:
+        >>> import jax.numpy as jnp, jaxgauss
+        >>> keys, values = jnp.array([[0.0], [1.0]]), jnp.array([3.0, 5.0])
+        >>> jaxgauss.kernel_mean(jnp.array([[-100.0], [0.5], [100.0]]), keys, values).tolist()
+        [3.0, 4.0, 5.0]
+
+    References:
+        Nadaraya, "On Estimating Regression", 1964; Watson, "Smooth Regression Analysis", 1964.
+    """
+    function = "kernel_mean"
+    check_options(function, options)
+    of_weights = check_weights(function, "log_weights", log_weights, keys)
+    kernel = check_kernel(function, kernel, positive=True)
+    asked = Settings(function=function, grade="highest", guarded=False, kernel=kernel, **options)
+    settings, _ = checked(asked, queries, keys, values, tau, methods=methods_of_logs(kernel))
+    checked(settings, queries, keys, of_weights, tau, methods=methods_of_logs(kernel))
+    if keys.shape[-2] == 0:
+        raise ValueError(
+            f"`jaxgauss.{function}`: `keys` must hold at least one point; got queries {queries.shape}, keys"
+            f" {keys.shape}. There is no mean of nothing."
+        )
+    settings = replace(settings, method=settings.method if kernel == GAUSS else "differences")
+    if log_weights is None:
+        log_weights = jnp.zeros(keys.shape[-2:-1], working_dtype(settings.dtype))
+    return _checked_mean(settings, queries, keys, values, log_weights, as_operand(tau, settings.dtype))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _checked_mean(settings: Settings, queries, keys, values, log_weights, tau) -> Array:
+    of_one = values.ndim == 1
+    found, _ = means_over_mesh(settings, queries, keys, values[:, None] if of_one else values, log_weights, tau)
+    return (found[..., 0] if of_one else found).astype(settings.dtype)
+
+
+def means_over_mesh(
+    settings: Settings, queries: Array, keys: Array, values: Array, log_weights: Array, tau: Array
+) -> tuple[Array, Array]:
+    """Σ_n P_mn v_n (…, M, C) and log Σ_n w_n Φ (…, M, 1) in the working dtype, over the mesh if there is one."""
+    dtype = working_dtype(settings.dtype)
+    operands = whole(*(jnp.asarray(x, dtype) for x in (queries, keys, values, log_weights[..., None], tau)))
+    queries, keys, values, log_weights, tau = reverse_only(settings.function, *vary_alike(*operands))
+    rank = max(queries.ndim, keys.ndim, values.ndim, log_weights.ndim, tau.ndim + 2)
+    log_weights = jnp.maximum(lax.expand_dims(log_weights, range(rank - log_weights.ndim)), LOG_ZERO)
+    queries, keys, values, tau = align(queries, keys, lax.expand_dims(values, range(rank - values.ndim)), tau)
+    if settings.mesh is None:
+        return _means(settings, queries, keys, values, tau, log_weights)
+    axes = axis_names(settings.key_axis)
+
+    def local(tau: Array, queries: Array, keys: Array, values: Array, log_weights: Array) -> Array:
+        found, logs = _means(alone(settings), queries, keys, values, tau, log_weights)
+        largest = lax.stop_gradient(logs)
+        largest = lax.pmax(largest, axes) if axes else largest
+        shares = jnp.exp(logs - largest)
+        parts = added(settings, jnp.concatenate([shares * found, shares], -1))
+        return jnp.concatenate([parts[..., :-1] / parts[..., -1:], largest + jnp.log(parts[..., -1:])], -1)
+
+    both = over_mesh(settings, local, (tau,), (queries,), (keys, values, log_weights), fill=LOG_ZERO)
+    both = first_rows(settings, both, queries.shape[-2])
+    return both[..., :-1], both[..., -1:]
+
+
+def _means(settings: Settings, queries, keys, values, tau, log_weights) -> tuple[Array, Array]:
+    """Of operands of equal rank, in a precision that reaches the points."""
+    operands = queries, keys, values, tau, log_weights
+    differences = functools.partial(difference_means, settings.kernel)
+    if settings.method == "differences":
+        return differences(*operands)
+    near = functools.partial(softmax_means, settings)
+    far = functools.partial(wide, replace(settings, far=True), softmax_means)
+    within = within_logs(settings, queries, keys, values, tau)
+    return lax.cond(within, near, differences if settings.method in NATIVE else far, *operands)
