@@ -99,11 +99,11 @@ def draw(image, train, rgb, search, curve, rules, paths, modes, path):
     fig, axes = plt.subplots(1, 4, figsize=(16, 3.9), width_ratios=[1.25, 1.25, 1, 1], layout="constrained")
     axes[0].imshow(image)
     axes[0].set(title="the photo", xticks=[], yticks=[])
-    axes[1].semilogx(search.taus**-0.5, search.log_likelihoods, "o-", markersize=4, label="leave-one-out")
+    axes[1].semilogx(search.taus**-0.5, search.scores, "o-", markersize=4, label="leave-one-out")
     axes[1].semilogx(search.taus**-0.5, curve, "--", label="held-out pixels")
     for color, (name, tau) in zip(("tab:green", "tab:red", "tab:purple"), rules.items(), strict=True):
         axes[1].axvline(float(tau**-0.5), color=color, label=f"{name}: σ = {tau**-0.5:.3f}")
-    top, best = float(search.log_likelihoods.max()), float(search.tau**-0.5)
+    top, best = float(search.scores.max()), float(search.tau**-0.5)
     axes[1].set(title="bandwidth", xlabel="σ", ylabel="mean log-likelihood")
     axes[1].set(xlim=(best / 8, None), ylim=(top - 3, top + 0.2))
     axes[1].legend(fontsize="small", loc="lower center", framealpha=1)

@@ -9,6 +9,8 @@ from ._kernels.kernels import rational_quadratic as rational_quadratic
 from ._methods.bandwidth import median_heuristic as median_heuristic
 from ._methods.bandwidth import tau_from_bandwidth as tau_from_bandwidth
 from ._methods.energy import energy_distance as energy_distance
+from ._methods.herding import Herding as Herding
+from ._methods.herding import kernel_herding as kernel_herding
 from ._methods.hsic import hsic as hsic
 from ._methods.hsic_test import hsic_test as hsic_test
 from ._methods.kde import kde_logpdf as kde_logpdf
@@ -16,6 +18,8 @@ from ._methods.kde import kde_score as kde_score
 from ._methods.ksd_test import ksd_test as ksd_test
 from ._methods.leave_one_out import BandwidthSearch as BandwidthSearch
 from ._methods.leave_one_out import leave_one_out_tau as leave_one_out_tau
+from ._methods.mean_shift import MeanShift as MeanShift
+from ._methods.mean_shift import mean_shift as mean_shift
 from ._methods.mmd import embedding_norm_squared as embedding_norm_squared
 from ._methods.mmd import mmd_squared as mmd_squared
 from ._methods.mmd_test import mmd_test as mmd_test

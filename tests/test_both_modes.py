@@ -124,7 +124,7 @@ REVERSE_ONLY = {
     "ksd_squared": lambda x: jaxgauss.ksd_squared(x, -x, 1.0),
     "kde_logpdf": lambda x: jaxgauss.kde_logpdf(x, x, 1.0),
     "kde_score": lambda x: jaxgauss.kde_score(x, x, 1.0),
-    "leave_one_out_tau": lambda x: jaxgauss.leave_one_out_tau(x, np.ones(1)).log_likelihoods,
+    "leave_one_out_tau": lambda x: jaxgauss.leave_one_out_tau(x, np.ones(1)).scores,
 }
 
 

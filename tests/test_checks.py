@@ -212,7 +212,7 @@ def test_results_print_in_a_line():
     both = jax.vmap(lambda x: jaxgauss.mmd_test(x, x, 1.0, rng_key=rng_key, num_permutations=99))(jnp.stack([x, x]))
     assert repr(both) == "KernelTest(p_value=float32[2], statistic=float32[2], null_statistics=float32[2,99])"
     search = repr(jaxgauss.leave_one_out_tau(x, np.ones(3)))
-    assert search == "BandwidthSearch(tau=1, taus=float32[3], log_likelihoods=float32[3])"
+    assert search == "BandwidthSearch(tau=1, taus=float32[3], scores=float32[3])"
     state = jaxgauss.SVGDState({"a": x}, {"tau": 2.0}, ())
     assert repr(state) == "SVGDState(particles={'a': float32[20,2]}, kernel_parameters={'tau': 2.0}, opt_state=())"
     estimate = jaxgauss.ErrorEstimate(jnp.float32(1e-6), jnp.float32(0), jnp.float32(0.5))

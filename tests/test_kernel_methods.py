@@ -284,7 +284,7 @@ def test_number_of_attention_calls(name):
         lambda x, tau: jax.grad(lambda x: log_gauss_sum(x, x, None, tau).sum())(x),
         lambda x, tau: jax.grad(mmd_squared)(x, x, tau),
         lambda x, tau: ksd_squared(x, x, tau),
-        lambda x, tau: leave_one_out_tau(x, tau).log_likelihoods,
+        lambda x, tau: leave_one_out_tau(x, tau).scores,
         lambda x, tau: mmd_test(x, x, tau, rng_key=jax.random.key(0)).p_value,
     ],
 )
@@ -414,7 +414,7 @@ def test_leave_one_out(rng, monkeypatch, group):
         largest = logs.max(1)
         sums = largest + np.log(np.exp(logs - largest[:, None]).sum(1))
         expected.append((w / w.sum()) @ (sums - np.log(1 - w / w.sum()) + np.log(tau / 2 / np.pi)))
-    assert relative_error(search.log_likelihoods, expected) < 1e-11
+    assert relative_error(search.scores, expected) < 1e-11
     assert float(search.tau) == taus[np.argmax(expected)]
     jax.clear_caches()
 
@@ -449,7 +449,7 @@ def test_leave_one_out_finds_the_bandwidth(rng):
     search = jax.jit(leave_one_out_tau)(points)
     scott = 1500 ** (2 / 6)
     assert scott / 4 < search.tau < 4 * scott and len(search.taus) == 25
-    gradient = jax.grad(lambda x: leave_one_out_tau(x, search.taus[:2]).log_likelihoods.sum())(points)
+    gradient = jax.grad(lambda x: leave_one_out_tau(x, search.taus[:2]).scores.sum())(points)
     assert np.isfinite(gradient).all() and np.any(gradient)
     for same in (jnp.ones((5, 2), "float16"), jnp.full((5, 2), 1e30, "float32")):
         search = leave_one_out_tau(same)

@@ -2,7 +2,6 @@
 
 import functools
 import math
-from dataclasses import replace
 from typing import Any, Unpack
 
 import jax
@@ -15,8 +14,9 @@ from .._arrays.points import LOG_ZERO
 from .._checks.operands import takes_tau
 from .._checks.samples import check_kernel, check_samples, check_signs
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights, working_dtype
-from .._kernels.kernels import GAUSS, Kernel
+from .._kernels.kernels import Kernel
 from .._sums.checked import check_plan
+from .._sums.kernel_mean import as_logs
 from .._sums.log_gauss_sum import methods_of_logs
 from .._sums.sharded import log_sum_over_mesh, relative_sum_over_mesh
 from .weights import normalized
@@ -120,8 +120,7 @@ def _check(function: str, points, samples, tau, kernel, weights, options: MeshOp
     settings = check_samples(function, both, tau, options, weights=given, may_be_empty="points", **how)
     check_integral(function, kernel, points.shape[1])
     check_signs(function, weights)
-    method = settings.method if kernel == GAUSS else "differences"
-    settings = replace(settings, grade="highest", guarded=False, method=method)
+    settings = as_logs(settings)
     pairs = points.shape[0] * samples.shape[0] * math.prod(np.shape(tau))
     return settings, check_plan(settings, tau, pairs, points.shape[1], 1, points, samples)
 

@@ -11,10 +11,12 @@ from jaxtyping import Array, Float
 
 from .._arrays.places import whole
 from .._arrays.points import LOG_ZERO
+from .._checks.operands import check_operands
 from .._checks.samples import check_kernel, check_samples, check_signs
-from .._checks.settings import MeshOptions, Options, Points, Settings, Weights, working_dtype
+from .._checks.settings import MeshOptions, Options, Points, Settings, Values, Weights, working_dtype
 from .._kernels.kernels import Kernel
 from .._sums.display import progress_bar, refuse_progress_in_a_trace, short_repr
+from .._sums.kernel_mean import as_logs, means_over_mesh
 from .._sums.log_gauss_sum import log_gauss_sum
 from .._sums.reverse_only import reverse_only
 from .kde import check_integral, log_factor, log_or_zero
@@ -24,17 +26,17 @@ GROUP = 1024  # points that see one another in a dense matrix, for the sake of l
 
 
 class BandwidthSearch(NamedTuple):
-    """Leave-one-out likelihoods of several bandwidths.
+    """Leave-one-out scores of several bandwidths: larger ones are better.
 
     Attributes:
         tau: the τ of the largest.
         taus: all that were tried, (T,).
-        log_likelihoods: the mean of log p_{-i}(x_i) over the points, for each, (T,).
+        scores: for each, (T,), the mean over the points of log p_{-i}(x_i); of values, of -‖v_i - m_{-i}(x_i)‖².
     """
 
     tau: Float[Array, ""]
     taus: Float[Array, " t"]
-    log_likelihoods: Float[Array, " t"]
+    scores: Float[Array, " t"]
     __repr__ = short_repr
 
 
@@ -42,14 +44,16 @@ def leave_one_out_tau(
     points: Points,
     taus: Float[Array | np.ndarray, " t"] | None = None,
     *,
+    values: Values | None = None,
     kernel: str | Kernel = "gauss",
     weights: Weights | None = None,
     progress: bool = False,
     **options: Unpack[Options],
 ) -> BandwidthSearch:
-    """Bandwidth of a kernel density estimate by leave-one-out likelihood, all candidates in one batch.
+    """Bandwidth of a kernel density estimate or regression by leaving one point out, all candidates in one batch.
 
-    The mean of log p_{-i}(x_i), where p_{-i} is the estimate from all points but x_i. No point is subtracted from a sum
+    The mean of log p_{-i}(x_i), where p_{-i} is the estimate from all points but x_i; or with values the mean of
+    -‖v_i - m_{-i}(x_i)‖², where m_{-i} is the `kernel_mean` of all others. No point is subtracted from a sum
     that holds it: groups of 1024 see one another by turns, and themselves in a matrix without its diagonal, so isolated
     points keep their digits. O(T N² D) operations and O(N (D + T)) memory.
 
@@ -57,22 +61,23 @@ def leave_one_out_tau(
         points: x, (N, D), N ≥ 2.
         taus: candidates for τ, (T,). None: 25 from a sixteenth to 4096 times Scott's, (N^{1/(D + 4)} / s)², s² the
             mean variance of a coordinate, or 1 where the points are equal.
-        kernel: as for `kde_logpdf`.
+        values: v, (N, C) or (N,), which are predicted; None: the density is estimated.
+        kernel: as for `kde_logpdf`; of values as for `kernel_mean`.
         weights: (N,), not negative, divided by their sum. None: all the same.
         progress: show a bar (needs tqdm): the candidates then go one by one. Not under `jit`.
         **options: `method`, `precision` and `backend`, as for `log_gauss_sum`.
 
     Returns:
-        A `BandwidthSearch`: the best τ, the candidates, and their log-likelihoods, in float32 or float64.
+        A `BandwidthSearch`: the best τ, the candidates, and their scores, in float32 or float64.
 
     Raises:
         ValueError: shapes do not fit, there are less than two points, taus or weights are not positive, `progress`
             under `jit`.
-        TypeError: points or weights are not a floating array.
+        TypeError: points, values or weights are not a floating array.
         ImportError: `progress` without tqdm.
 
     Derivatives:
-        Of the log-likelihoods: reverse mode of any order with respect to points, taus and weights above zero (of a
+        Of the scores: reverse mode of any order with respect to points, values, taus and weights above zero (of a
         weight of zero, only what its own point would count for). Of `tau`: none.
 
     Example:
@@ -84,6 +89,7 @@ def leave_one_out_tau(
 
     References:
         Habbema, Hermans & van den Broek, "A stepwise discriminant analysis program using density estimation", 1974.
+        Stone, "Cross-Validatory Choice and Assessment of Statistical Predictions", 1974.
         Scott, "Multivariate Density Estimation", 1992.
     """
     given = {"weights": weights}
@@ -100,34 +106,42 @@ def leave_one_out_tau(
         allowed=Options,
         kernel=kernel,
     )
-    check_integral("leave_one_out_tau", kernel, points.shape[1])
+    if values is None:
+        check_integral("leave_one_out_tau", kernel, points.shape[1])
+    else:
+        check_operands("leave_one_out_tau", points, points, values, 1.0)
     check_signs("leave_one_out_tau", weights)
     if taus is not None and np.ndim(taus) != 1:
         raise ValueError(f"`jaxgauss.leave_one_out_tau`: `taus` must be one-dimensional; got taus {np.shape(taus)}.")
     if not progress:
-        return _search(settings, points, taus, weights)
-    refuse_progress_in_a_trace("leave_one_out_tau", points, taus, weights)
+        return _search(settings, points, taus, weights, values)
+    refuse_progress_in_a_trace("leave_one_out_tau", points, taus, weights, values)
     taus = _candidates(settings, points) if taus is None else taus
     with progress_bar("leave_one_out_tau", len(taus), "bandwidth") as bar:
         found = []
         for i in range(len(taus)):
-            found.append(jax.block_until_ready(_search(settings, points, taus[i : i + 1], weights)))
+            found.append(jax.block_until_ready(_search(settings, points, taus[i : i + 1], weights, values)))
             bar.update()
-    _, taus, likelihoods = (jnp.concatenate([jnp.atleast_1d(x) for x in field]) for field in zip(*found, strict=True))
-    return BandwidthSearch(taus[likelihoods.argmax()], taus, likelihoods)
+    _, taus, scores = (jnp.concatenate([jnp.atleast_1d(x) for x in field]) for field in zip(*found, strict=True))
+    return BandwidthSearch(taus[scores.argmax()], taus, scores)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _search(settings: Settings, points, taus, weights) -> BandwidthSearch:
+def _search(settings: Settings, points, taus, weights, values) -> BandwidthSearch:
     (x,) = whole(jnp.asarray(points, working_dtype(settings.dtype)))
     taus = _candidates(settings, x) if taus is None else taus
     operands = whole(x, jnp.asarray(taus, x.dtype), normalized(settings, weights, x))
     x, taus, w = reverse_only(settings.function, *operands)
-    logs = _sums_over_others(settings, x, log_or_zero(w), taus)  # (T, N)
-    others = jnp.log1p(-jnp.minimum(w, 1 - jnp.finfo(w.dtype).eps))
-    logs = logs + log_factor(settings.kernel, taus, x.shape[1])[:, None] - others[None]
-    likelihoods = (w[None] * logs).sum(-1)
-    return BandwidthSearch(taus[likelihoods.argmax()], taus, likelihoods)
+    if values is None:
+        logs, _ = _sums_over_others(settings, x, log_or_zero(w), taus, None)  # (T, N)
+        others = jnp.log1p(-jnp.minimum(w, 1 - jnp.finfo(w.dtype).eps))
+        each = logs + log_factor(settings.kernel, taus, x.shape[1])[:, None] - others[None]
+    else:
+        (v,) = reverse_only(settings.function, *whole(jnp.asarray(values, x.dtype).reshape(len(x), -1)))
+        _, means = _sums_over_others(settings, x, log_or_zero(w), taus, v)  # (T, N, C)
+        each = -jnp.square(v[None] - means).sum(-1)
+    scores = (w[None] * each).sum(-1)
+    return BandwidthSearch(taus[scores.argmax()], taus, scores)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -138,30 +152,42 @@ def _candidates(settings: Settings, points) -> Array:
     return len(x) ** (2 / (x.shape[1] + 4)) / variance * 2 ** jnp.linspace(-4, 12, 25, dtype=x.dtype)
 
 
-def _sums_over_others(settings: Settings, points: Array, log_weights: Array, taus: Array) -> Array:
-    """log Σ_{j ≠ i} w_j exp(-τ/2 ‖x_i - x_j‖²), (T, N)."""
+def _sums_over_others(
+    settings: Settings, points: Array, log_weights: Array, taus: Array, values: Array | None
+) -> tuple[Array, Array | None]:
+    """log Σ_{j ≠ i} w_j Φ(x_i, x_j), (T, N), and the means of the values if there are any, (T, N, C)."""
     num, dim = points.shape
     num_groups = -(-num // GROUP)
     size = -(-num // num_groups)
     padding = (0, num_groups * size - num)
     x = jnp.pad(points, (padding, (0, 0)), mode="edge").reshape(num_groups, size, dim)  # no farther than the others
     w = jnp.pad(log_weights, padding, constant_values=LOG_ZERO).reshape(num_groups, size)
+    v = None if values is None else jnp.pad(values, (padding, (0, 0))).reshape(num_groups, size, -1)
 
-    def within(group: tuple[Array, Array]) -> Array:  # (T, size)
-        x, w = group
+    def within(group: tuple[Array, Array, Array | None]) -> tuple[Array, Array | None]:  # (T, size), (T, size, C)
+        x, w, v = group
         squared = jnp.square(x[:, None] - x[None]).sum(-1)
         themselves = jnp.where(jnp.eye(size, dtype=bool), LOG_ZERO, 0)
-        return lax.map(
-            jax.checkpoint(lambda tau: jax.nn.logsumexp(settings.kernel.log(tau * squared) + w[None] + themselves, -1)),
-            taus,
-        )
 
-    def add(logs: Array, turn: Array):
+        @jax.checkpoint
+        def of_tau(tau: Array) -> tuple[Array, Array | None]:
+            logits = settings.kernel.log(tau * squared) + w[None] + themselves
+            return jax.nn.logsumexp(logits, -1), None if v is None else jax.nn.softmax(logits, -1) @ v
+
+        return lax.map(of_tau, taus)
+
+    def add(found: tuple[Array, Array | None], turn: Array):
+        logs, means = found
         others = jnp.roll(x, turn, 0), jnp.roll(w, turn, 0)
-        more = log_gauss_sum(x, *others, taus[:, None], kernel=settings.kernel, **settings.options)
-        return jnp.logaddexp(logs, jnp.maximum(more, LOG_ZERO)), None
+        if v is None or means is None:
+            more = log_gauss_sum(x, *others, taus[:, None], kernel=settings.kernel, **settings.options)
+            return (jnp.logaddexp(logs, jnp.maximum(more, LOG_ZERO)), None), None
+        theirs, more = means_over_mesh(as_logs(settings), x, others[0], jnp.roll(v, turn, 0), others[1], taus[:, None])
+        total = jnp.logaddexp(logs, more[..., 0])
+        means = means * jnp.exp(logs - total)[..., None] + theirs * jnp.exp(more - total[..., None])
+        return (total, means), None
 
-    logs = jnp.moveaxis(lax.map(within, (x, w)), 0, 1)  # (T, groups, size)
+    found = jax.tree.map(lambda z: jnp.moveaxis(z, 0, 1), lax.map(within, (x, w, v)))  # (T, groups, size, …)
     if num_groups > 1:
-        logs = lax.scan(jax.checkpoint(add), logs, jnp.arange(1, num_groups))[0]
-    return logs.reshape(len(taus), -1)[:, :num]
+        found = lax.scan(jax.checkpoint(add), found, jnp.arange(1, num_groups))[0]
+    return jax.tree.map(lambda z: z.reshape(len(taus), -1, *z.shape[3:])[:, :num], found)

@@ -91,7 +91,7 @@ def kernel_mean(
     check_options(function, options)
     of_weights = check_weights(function, "log_weights", log_weights, keys)
     kernel = check_kernel(function, kernel, positive=True)
-    asked = Settings(function=function, grade="highest", guarded=False, kernel=kernel, **options)
+    asked = Settings(function=function, kernel=kernel, **options)
     settings, _ = checked(asked, queries, keys, values, tau, methods=methods_of_logs(kernel))
     checked(settings, queries, keys, of_weights, tau, methods=methods_of_logs(kernel))
     if keys.shape[-2] == 0:
@@ -99,10 +99,16 @@ def kernel_mean(
             f"`jaxgauss.{function}`: `keys` must hold at least one point; got queries {queries.shape}, keys"
             f" {keys.shape}. There is no mean of nothing."
         )
-    settings = replace(settings, method=settings.method if kernel == GAUSS else "differences")
+    settings = as_logs(settings)
     if log_weights is None:
         log_weights = jnp.zeros(keys.shape[-2:-1], working_dtype(settings.dtype))
     return _checked_mean(settings, queries, keys, values, log_weights, as_operand(tau, settings.dtype))
+
+
+def as_logs(settings: Settings) -> Settings:
+    """The settings of what is made of logarithms: float32 unless asked otherwise."""
+    method = settings.method if settings.kernel == GAUSS else "differences"
+    return replace(settings, grade="highest", guarded=False, method=method)
 
 
 @functools.partial(jax.jit, static_argnums=0)

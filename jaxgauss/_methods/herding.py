@@ -1,0 +1,159 @@
+"""Kernel herding: few points whose mean embedding follows that of many."""
+
+import functools
+import math
+from dataclasses import replace
+from typing import NamedTuple, Unpack
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from .._arrays.logits import difference_logits
+from .._arrays.places import vary_alike, whole
+from .._checks.operands import takes_tau
+from .._checks.samples import check_kernel, check_samples, check_signs
+from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights, working_dtype
+from .._kernels.kernels import Kernel
+from .._sums.checked import check_plan
+from .._sums.display import short_repr
+from .._sums.sharded import sum_over_mesh
+from .resampling import check_number
+from .weights import normalized
+
+RIDGE = 64  # units of float64 per chosen point: what is added to the diagonal of the matrix that is solved
+
+
+class Herding(NamedTuple):
+    """Chosen points.
+
+    Attributes:
+        indices: of the points, in the order in which they were chosen, (num,).
+        mmd: of the first 1, 2, … of them, equally weighted, from all points, (num,).
+        weights: of the chosen points that minimize the MMD, (num,), of either sign: they need not add up to one.
+        weighted_mmd: the MMD with these.
+    """
+
+    indices: Int[Array, " num"]
+    mmd: Float[Array, " num"]
+    weights: Float[Array, " num"]
+    weighted_mmd: Float[Array, ""]
+    __repr__ = short_repr
+
+
+@takes_tau
+def kernel_herding(
+    points: Points,
+    tau: Taus,
+    num: int,
+    *,
+    kernel: str | Kernel = "gauss",
+    weights: Weights | None = None,
+    unique: bool = True,
+    **options: Unpack[MeshOptions],
+) -> Herding:
+    """Kernel herding: choose points, one by one, so that their mean embedding follows that of all points.
+
+    With μ_i = Σ_j w_j k(x_i, x_j), point t + 1 is the largest of μ_i - Σ_s k(x_i, x_s) / (t + 1), s the t points before
+    it. The MMD falls like 1/t at best, where that of random points falls like 1/√t. One Gauss sum for μ, O(N² D)
+    operations, then O(N D) per point; O(N D) memory. Optimal weights are solved for in O(num³).
+
+    Args:
+        points: x, (N, D).
+        tau: τ = 1/σ², positive; or several, (T,): k is then the mean of their kernels.
+        num: how many to choose.
+        kernel: a name or a `Kernel`, as for `mmd_squared`: not "energy".
+        weights: w, (N,), not negative, divided by their sum. None: all the same.
+        unique: whether a point is chosen once at most; num is then at most N.
+        **options: `method`, `precision` and `backend`, as for `gauss_sum`, but "auto" is float32 on CUDA; and `mesh`,
+            `query_axis` and `key_axis`, as for `mmd_squared`. All are those of the sum.
+
+    Returns:
+        A `Herding`: indices, the MMD after each step, and optimal weights with theirs.
+
+    Raises:
+        ValueError: shapes do not fit, tau, weights or num is not positive, there are fewer points, an option is not one
+            of its names.
+        TypeError: points or weights are not a floating array.
+
+    Derivatives:
+        None: indices are whole numbers. `mmd_squared(points[indices], points, …)` has them.
+
+    Precision:
+        Rows, the MMD and the weights are float64, the sum that of `gauss_sum`, with errors of 1e-7 in float32: so MMDs
+        below 1e-3 have their digits by precision="float64". Those that round below zero are zero.
+
+    Example:
+        >>> import jax.numpy as jnp, jaxgauss
+        >>> points = jnp.array([[0.0], [0.1], [0.2], [9.0]])
+        >>> chosen = jaxgauss.kernel_herding(points, 1.0, 2)
+        >>> chosen.indices.tolist()
+        [1, 3]
+
+    References:
+        Chen, Welling & Smola, "Super-Samples from Kernel Herding", 2010, arXiv:1203.3472.
+        Bach, Lacoste-Julien & Obozinski, "On the Equivalence between Herding and Conditional Gradient Algorithms",
+        2012, arXiv:1203.4523 (and optimal weights, which are those of Bayesian quadrature).
+    """
+    function = "kernel_herding"
+    kernel = check_kernel(function, kernel, positive=True)
+    settings = check_samples(function, {"points": points}, tau, options, weights={"weights": weights}, kernel=kernel)
+    check_signs(function, weights)
+    check_number(function, "num", num)
+    if unique and num > len(points):
+        raise ValueError(
+            f"`jaxgauss.{function}`: `num` must be at most the number of points; got num {num}, points {points.shape}."
+            " With unique=False a point may be chosen again."
+        )
+    pairs, dim = len(points) ** 2 * max(1, math.prod(np.shape(tau))), points.shape[1]
+    tau = check_plan(settings, tau, pairs, dim, 1, points)
+    embedding, w = _embedding(replace(settings, grade="highest"), points, tau, weights)
+    with jax.enable_x64(True):
+        return _herding(settings, int(num), bool(unique), points, tau, w, embedding)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _embedding(settings: Settings, points, tau, weights) -> tuple[Array, Array]:
+    """Μ at the points, (N,), and the weights."""
+    dtype = working_dtype(settings.dtype)
+    x, tau = whole(*(lax.stop_gradient(jnp.asarray(z, dtype)) for z in (points, tau)))
+    w = lax.stop_gradient(normalized(settings, weights, x))
+    x, tau, w = vary_alike(x, tau, w)
+    sums = sum_over_mesh(settings, x, x, w[:, None], tau)
+    return sums.reshape(-1, len(x)).mean(0), w
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _herding(settings: Settings, num: int, unique: bool, points, tau, w, embedding) -> Herding:
+    operands = (lax.stop_gradient(jnp.asarray(z).astype("float64")) for z in (points, tau, w, embedding))
+    x, tau, w, embedding = vary_alike(*whole(*operands))
+    norm = w @ embedding
+
+    def kernel(x: Array, y: Array) -> Array:
+        squared = -2 * difference_logits(jnp.ones((1, 1)), x, y)
+        return settings.kernel(tau.reshape(-1, 1, 1) * squared[None]).mean(0)
+
+    def choose(state: tuple[Array, ...], step: Array):
+        penalty, taken, cross, own = state
+        scores = jnp.where(taken, -jnp.inf, embedding - penalty / (step + 1))
+        i = jnp.argmax(scores)
+        row = kernel(x, x[i][None])[:, 0]
+        own = own + 2 * penalty[i] + row[i]  # Σ k of the chosen points
+        cross = cross + embedding[i]
+        count = step + 1.0
+        mmd = norm - 2 * cross / count + own / count**2
+        taken = taken.at[i].set(True) if unique else taken
+        return (penalty + row, taken, cross, own), (i, mmd)
+
+    zero = jnp.zeros_like(norm)
+    state = jnp.zeros_like(embedding), jnp.zeros_like(embedding, bool), zero, zero
+    _, (indices, squared) = lax.scan(choose, state, jnp.arange(num, dtype="float64"))
+    chosen, target = x[indices], embedding[indices]
+    ridge = RIDGE * num * float(jnp.finfo("float64").eps)
+    matrix, dtype = kernel(chosen, chosen), settings.dtype
+    weights = jax.scipy.linalg.solve(matrix + ridge * jnp.eye(num), target, assume_a="pos")
+    best = norm - 2 * weights @ target + weights @ matrix @ weights
+    mmd, weighted_mmd = (jnp.sqrt(jnp.maximum(z, 0)).astype(dtype) for z in (squared, best))
+    return Herding(indices.astype("int32"), mmd, weights.astype(dtype), weighted_mmd)

@@ -1,0 +1,222 @@
+"""Mean shift: points climb to the modes of a kernel density estimate, each step one attention call."""
+
+import functools
+import math
+from typing import NamedTuple, Unpack
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.scipy.sparse.linalg import cg
+from jaxtyping import Array, Float, Int
+
+from .._arrays.places import vary_alike, whole
+from .._checks.operands import takes_tau
+from .._checks.samples import check_samples, check_signs
+from .._checks.settings import MeshOptions, Points, Settings, Weights, working_dtype
+from .._sums.checked import check_plan
+from .._sums.display import progress_bar, refuse_progress_in_a_trace, short_repr
+from .._sums.kernel_mean import as_logs, means_over_mesh
+from .._sums.log_gauss_sum import METHODS
+from .._sums.reverse_only import reverse_only
+from .kde import log_or_zero
+from .resampling import check_number
+from .weights import normalized
+
+MERGED = 0.5  # bandwidths: points that come to rest nearer than this are at one mode
+
+
+class MeanShift(NamedTuple):
+    """Where points came to rest.
+
+    Attributes:
+        points: where each of them did, (P, D): at a mode of the density, within a few times the tolerance.
+        labels: the number of its mode, (P,), in the order in which the points meet them: from 0.
+        num_steps: how many were taken.
+    """
+
+    points: Float[Array, "p d"]
+    labels: Int[Array, " p"]
+    num_steps: Int[Array, ""]
+    __repr__ = short_repr
+
+
+@takes_tau
+def mean_shift(
+    points: Points,
+    data: Points,
+    tau: Float[Array | np.ndarray, ""] | float,
+    *,
+    tol: float = 1e-3,
+    max_steps: int = 500,
+    weights: Weights | None = None,
+    progress: bool = False,
+    **options: Unpack[MeshOptions],
+) -> MeanShift:
+    """Mean shift with a Gaussian kernel: each point moves to the mean of the data around it until all rest at modes.
+
+    x ← Σ_n w_n Φ(x, k_n) k_n / Σ_n w_n Φ(x, k_n) is an ascent of the density estimate (`kde_logpdf`) that never
+    overshoots. One attention call per step, O(P N D) operations and O((P + N) D) memory; then O(P D) per mode.
+
+    Args:
+        points: from where they climb, x, (P, D): the data themselves to cluster them, or some of them.
+        data: k, (N, D), N ≥ 1.
+        tau: τ = 1/σ², positive, one number: a larger one has more modes.
+        tol: a step of all points below this number of bandwidths σ is the last one.
+        max_steps: how many there are at most.
+        weights: w, (N,), of the data, not negative. None: all the same.
+        progress: show a bar (needs tqdm). Not under `jit`.
+        **options: `method`, `precision` and `backend`, as for `log_gauss_sum` (float32 on CUDA unless asked otherwise);
+            and `mesh`, `query_axis` and `key_axis`, as for `mmd_squared`.
+
+    Returns:
+        A `MeanShift`: the points at rest, the labels of their modes, and the number of steps. Points that rest within
+        half a bandwidth of the first one at a mode share its label. Where the density is flat steps are short: take a
+        smaller `tol` if there are more labels than modes.
+
+    Raises:
+        ValueError: shapes do not fit, there are no data, tau, tol or max_steps is not positive, tau is not one number,
+            weights are negative, an option is not one of its names, `progress` under `jit`.
+        TypeError: points, data or weights are not a floating array.
+        ImportError: `progress` without tqdm.
+
+    Derivatives:
+        Reverse mode, first order, of the points at rest with respect to data, tau and weights, by the implicit function
+        theorem: modes do not depend on where the points came from, whose gradient is zero. Where points have not come
+        to rest, or rest where there is no maximum, it means nothing.
+
+    Precision:
+        That of `kernel_mean`. In float32 a step cannot be shorter than some 1e-7 of the distance from the center.
+
+    Example:
+        >>> import jax.numpy as jnp, jaxgauss
+        >>> data = jnp.array([[0.0], [1.0], [8.0], [9.0]])
+        >>> modes = jaxgauss.mean_shift(data, data, 1.0, tol=1e-5)
+        >>> modes.labels.tolist(), round(float(modes.points[0, 0]), 2)
+        ([0, 0, 1, 1], 0.5)
+
+    References:
+        Fukunaga & Hostetler, "The Estimation of the Gradient of a Density Function", 1975.
+        Comaniciu & Meer, "Mean Shift: A Robust Approach Toward Feature Space Analysis", 2002.
+        Carreira-Perpiñán, "Gaussian Mean-Shift Is an EM Algorithm", 2007.
+    """
+    function, given = "mean_shift", {"weights": weights}
+    samples = {"data": data, "points": points}
+    settings = check_samples(function, samples, tau, options, weights=given, may_be_empty="points", methods=METHODS)
+    settings = as_logs(settings)
+    if np.ndim(tau):
+        raise ValueError(
+            f"`jaxgauss.{function}`: `tau` must be one number; got tau {np.shape(tau)}. Try each by itself."
+        )
+    check_signs(function, weights)
+    check_number(function, "max_steps", max_steps)
+    if not 0 < tol < math.inf:
+        raise ValueError(f"`jaxgauss.{function}`: `tol` must be positive; got {tol}. It is a part of a bandwidth.")
+    tau = check_plan(settings, tau, points.shape[0] * data.shape[0], data.shape[1], data.shape[1], points, data)
+    if not progress:
+        return _mean_shift(settings, float(tol), int(max_steps), points, data, tau, weights)
+    refuse_progress_in_a_trace(function, points, data, tau, weights)
+    state = _begun(settings, points, data, tau, weights)
+    with progress_bar(function, max_steps, "step") as bar:
+        while int(state.num_steps) < max_steps and float(state.shift) > tol:
+            state = jax.block_until_ready(_step_at_once(settings, state))
+            bar.update()
+            bar.set_postfix(shift=f"{float(state.shift):.1e}")
+    return _result(settings, state)
+
+
+class _State(NamedTuple):
+    """Points on their way, the length of the longest of the last steps in bandwidths, and their number."""
+
+    points: Array
+    shift: Array
+    num_steps: Array
+    data: Array
+    tau: Array
+    log_weights: Array
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _begun(settings: Settings, points, data, tau, weights) -> _State:
+    operands = (jnp.asarray(x, working_dtype(settings.dtype)) for x in (points, data, tau))
+    points, data, tau = whole(*operands)
+    log_weights = log_or_zero(normalized(settings, weights, data))
+    points, data, tau, log_weights = vary_alike(points, data, tau, log_weights)
+    shift = jnp.full_like(tau, jnp.inf)
+    return _State(points, shift, jnp.zeros_like(tau, "int32"), data, tau, log_weights)
+
+
+def _moved(settings: Settings, points: Array, data: Array, tau: Array, log_weights: Array) -> Array:
+    return means_over_mesh(settings, points, data, data, log_weights, tau)[0]
+
+
+def _step(settings: Settings, state: _State) -> _State:
+    moved = _moved(settings, state.points, state.data, state.tau, state.log_weights)
+    shift = jnp.sqrt(state.tau * jnp.square(moved - state.points).sum(-1).max(initial=0))
+    return state._replace(points=moved, shift=shift, num_steps=state.num_steps + 1)
+
+
+_step_at_once = jax.jit(_step, static_argnums=0)
+
+
+# At rest x = m(x, θ), θ the data, τ and the weights, so dx = (I - J)⁻¹ ∂m/∂θ dθ with J = ∂m/∂x = τ Cov_P(k), which is
+# symmetric and, at a maximum of the density, smaller than the identity: conjugate gradients solve for the cotangent, of
+# all points at once.
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _at_rest(settings: Settings, tol: float, max_steps: int, state: _State) -> _State:
+    def goes_on(state: _State) -> Array:
+        return (state.num_steps < max_steps) & (state.shift > tol)
+
+    return lax.while_loop(goes_on, functools.partial(_step, settings), state)
+
+
+def _at_rest_forward(settings: Settings, tol: float, max_steps: int, state: _State):
+    state = _at_rest(settings, tol, max_steps, state)
+    return state, state
+
+
+def _at_rest_backward(settings: Settings, tol: float, max_steps: int, state: _State, cotangent: _State):
+    operands = state.points, state.data, state.tau, state.log_weights
+    pullback = jax.vjp(functools.partial(_moved, settings), *operands)[1]
+    solved, _ = cg(lambda g: g - pullback(g)[0], cotangent.points, tol=float(jnp.finfo(state.points.dtype).eps))
+    _, *gradients = pullback(solved)
+    nothing = jax.tree.map(jnp.zeros_like, cotangent)
+    return (nothing._replace(data=gradients[0], tau=gradients[1], log_weights=gradients[2]),)
+
+
+_at_rest.defvjp(_at_rest_forward, _at_rest_backward)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _mean_shift(settings: Settings, tol: float, max_steps: int, points, data, tau, weights) -> MeanShift:
+    state = _begun(settings, points, data, tau, weights)
+    operands = reverse_only(settings.function, state.points, state.data, state.tau, state.log_weights)
+    points, data, tau, log_weights = operands
+    begun = state._replace(points=points, data=data, tau=tau, log_weights=log_weights)
+    return _result(settings, _at_rest(settings, tol, max_steps, begun))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _result(settings: Settings, state: _State) -> MeanShift:
+    labels = _labels(lax.stop_gradient(state.points), lax.stop_gradient(state.tau))
+    return MeanShift(state.points.astype(settings.dtype), labels, state.num_steps)
+
+
+def _labels(points: Array, tau: Array) -> Array:
+    """The first point without a label begins a mode, which takes in all that are near: until none is left."""
+
+    def goes_on(state: tuple[Array, Array]) -> Array:
+        return (state[0] < 0).any()
+
+    def label(state: tuple[Array, Array]) -> tuple[Array, Array]:
+        labels, number = state
+        first = jnp.argmax(labels < 0)
+        near = tau * jnp.square(points - points[first]).sum(-1) <= MERGED**2
+        near |= jnp.arange(len(points)) == first  # also a point that is no number
+        return jnp.where((labels < 0) & near, number, labels), number + 1
+
+    none = jnp.zeros_like(points[:, 0], "int32") - 1
+    return lax.while_loop(goes_on, label, (none, jnp.zeros_like(tau, "int32")))[0]
