@@ -170,4 +170,5 @@ def _hsic(settings: Settings, estimator: str, x, y, tau_x, tau_y, weights) -> Ar
     fours = means - 4 * (squares * product).sum() + 2 * ((squares * again).sum() - p4)
     twos, threes = twos / (p1**2 - p2), threes / (p1**3 - 3 * p1 * p2 + 2 * p3)
     fours = fours / (p1**4 - 6 * p1**2 * p2 + 3 * p2**2 + 8 * p1 * p3 - 6 * p4)
-    return (twos - 2 * threes + fours).astype(settings.dtype)
+    enough = jnp.count_nonzero(a) >= FEWEST[estimator]  # or all of these are 0/0, up to rounding
+    return jnp.where(enough, twos - 2 * threes + fours, jnp.nan).astype(settings.dtype)

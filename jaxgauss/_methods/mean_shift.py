@@ -214,9 +214,11 @@ def _labels(points: Array, tau: Array) -> Array:
     def label(state: tuple[Array, Array]) -> tuple[Array, Array]:
         labels, number = state
         first = jnp.argmax(labels < 0)
-        near = tau * jnp.square(points - points[first]).sum(-1) <= MERGED**2
+        near = tau * jnp.square(points - points[first][None]).sum(-1) <= MERGED**2
         near |= jnp.arange(len(points)) == first  # also a point that is no number
         return jnp.where((labels < 0) & near, number, labels), number + 1
 
+    if len(points) == 0:
+        return jnp.zeros(0, "int32")
     none = jnp.zeros_like(points[:, 0], "int32") - 1
     return lax.while_loop(goes_on, label, (none, jnp.zeros_like(tau, "int32")))[0]

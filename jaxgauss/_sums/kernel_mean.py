@@ -75,8 +75,7 @@ def kernel_mean(
     Precision:
         1e-6 of the largest |v|, at any distance from the keys: where points lie more than 22 bandwidths (or 2 √D) from
         their center, means are formed in float64. (On CUDA they are not: exponents err by 2⁻²⁴ τ ‖q‖ ‖k‖, from the
-        center.) Other kernels are evaluated from differences of coordinates: slow for wide points, right at any
-        distance.
+        center.) Other kernels are evaluated in float64 from differences of coordinates: slow for wide points.
 
     Example:
         >>> import jax.numpy as jnp, jaxgauss
@@ -148,10 +147,15 @@ def means_over_mesh(
 def _means(settings: Settings, queries, keys, values, tau, log_weights) -> tuple[Array, Array]:
     """Of operands of equal rank, in a precision that reaches the points."""
     operands = queries, keys, values, tau, log_weights
-    differences = functools.partial(difference_means, settings.kernel)
+    differences = functools.partial(wide, settings, _of_differences)
     if settings.method == "differences":
         return differences(*operands)
     near = functools.partial(softmax_means, settings)
     far = functools.partial(wide, replace(settings, far=True), softmax_means)
     within = within_logs(settings, queries, keys, values, tau)
     return lax.cond(within, near, differences if settings.method in NATIVE else far, *operands)
+
+
+def _of_differences(settings: Settings, *operands: Array) -> tuple[Array, Array]:
+    """In float64: what counts far away are differences of large exponents."""
+    return difference_means(settings.kernel, *operands)

@@ -1,0 +1,199 @@
+"""Kernel regression and mean shift: against dense softmax, in the far tail, and at rest."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from sklearn.datasets import make_blobs
+
+from jaxgauss import kde_logpdf, kde_score, kernel_mean, leave_one_out_tau, mean_shift
+from jaxgauss._kernels.kernels import KERNELS
+from jaxgauss._methods import leave_one_out
+from oracle import assert_close, relative_error
+
+
+def dense(queries, keys, values, tau, log_weights, kernel="gauss"):
+    with jax.numpy_rank_promotion("allow"):
+        u = jnp.asarray(tau)[..., None, None] * jnp.square(queries[..., :, None, :] - keys[..., None, :, :]).sum(-1)
+        return jax.nn.softmax(KERNELS[kernel].log(u) + log_weights[..., None, :], -1) @ values
+
+
+@pytest.fixture
+def case(rng):
+    shapes = (2, 9, 3), (7, 3), (7, 4), (2,), (7,)
+    queries, keys, values, taus, log_weights = (rng.normal(size=shape) for shape in shapes)
+    return [jnp.asarray(x) for x in (queries, keys, values, np.exp(taus), log_weights)]
+
+
+@pytest.mark.parametrize("method", ["rescale", "blocked", "differences"])
+def test_value_and_gradients(case, method):
+    def ours(*operands):
+        return jnp.sin(kernel_mean(*operands[:4], log_weights=operands[4], method=method)).sum()
+
+    def exact(*operands):
+        return jnp.sin(dense(*operands)).sum()
+
+    assert_close(*([kernel_mean(*case[:4], log_weights=case[4])], [dense(*case)]), 1e-13)
+    every = tuple(range(5))
+    assert_close(jax.jit(jax.grad(ours, every))(*case), jax.jit(jax.grad(exact, every))(*case), 1e-10)
+    if method == "rescale":
+        again = [
+            jax.grad(lambda *z, f=f: sum(jnp.cos(g).sum() for g in jax.grad(f, every)(*z)), every)
+            for f in (ours, exact)
+        ]
+        assert_close(*(jax.jit(f)(*case) for f in again), 1e-10)
+
+
+@pytest.mark.parametrize("kernel", ["imq", "matern32", "laplace"])
+def test_other_kernels(case, kernel):
+    ours = kernel_mean(*case[:4], log_weights=case[4], kernel=kernel)
+    assert relative_error(ours, dense(*case, kernel)) < 1e-12
+
+
+def test_the_far_tail_is_that_of_more_digits(rng):
+    """All Φ below 1e-300: the weights of the nearest keys, in twice float32's digits and more."""
+    directions, keys, values = rng.normal(size=(50, 3)), rng.normal(size=(400, 3)), rng.uniform(1, 2, size=400)
+    queries = np.linspace(60, 1000, 50)[:, None] * directions / np.linalg.norm(directions, axis=1, keepdims=True)
+    queries, keys, values = (x.astype("float32") for x in (queries, keys, values))
+    wide = [x.astype(np.longdouble) for x in (queries, keys, values)]
+    exponents = -np.longdouble(np.float32(0.7)) / 2 * np.square(wide[0][:, None] - wide[1]).sum(-1)
+    assert exponents.max() < -691  # Φ < 1e-300
+    weights = np.exp(exponents - exponents.max(1, keepdims=True))
+    exact = (weights @ wide[2] / weights.sum(1)).astype(np.float64)
+    for method in ("auto", "rescale", "blocked"):
+        ours = np.asarray(kernel_mean(queries, keys, values, np.float32(0.7), method=method), np.float64)
+        assert np.abs(ours / exact - 1).max() < 1e-6
+
+
+def test_keys_without_weight_are_left_out(case):
+    queries, keys, values, tau, _ = case
+    mask = jnp.where(jnp.arange(7) < 5, 0, -jnp.inf)
+    ours = kernel_mean(queries, keys, values, tau, log_weights=mask)
+    assert relative_error(ours, kernel_mean(queries, keys[:5], values[:5], tau)) < 1e-13
+
+
+@pytest.mark.parametrize("precision, tolerance", [("float16", 5e-3), ("float32", 1e-6)])
+def test_precisions(rng, precision, tolerance):
+    queries, keys, values = (jnp.asarray(rng.normal(size=(200, d)), jnp.float32) for d in (3, 3, 2))
+    exact = dense(*(x.astype(jnp.float64) for x in (queries, keys, values)), 1.0, jnp.zeros(200))
+    assert relative_error(kernel_mean(queries, keys, values, 1.0, precision=precision), exact) < tolerance
+
+
+def test_number_of_attention_calls():
+    x = jax.ShapeDtypeStruct((32, 4), "float32")
+    text = jax.jit(functools.partial(kernel_mean, method="rescale")).lower(x, x, x, 1.0).compile().as_text()
+    found = [line for line in text.splitlines() if re.search(r'custom_call_target="xla_\w*buffer', line)]
+    assert len([line for line in found if "f64[" not in line]) == 1
+
+
+def test_wrong_arguments_are_named():
+    x = jnp.ones((5, 2))
+    with pytest.raises(ValueError, match=r"`keys` must hold at least one point; got queries \(5, 2\), keys \(0, 2\)"):
+        kernel_mean(x, x[:0], x[:0, 0])
+    with pytest.raises(ValueError, match=r"`log_weights` must hold one weight for each key; got log_weights \(4,\)"):
+        kernel_mean(x, x, x, log_weights=jnp.ones(4))
+    with pytest.raises(ValueError, match=r"`kernel` must be positive definite; got Kernel\(energy\)"):
+        kernel_mean(x, x, x, kernel="energy")
+    with pytest.raises(ValueError, match=r"values.*got queries \(5, 2\), keys \(5, 2\), values \(4, 2\)"):
+        kernel_mean(x, x, x[:4])
+    with pytest.raises(TypeError, match=r"options must be among method, .*; got speed"):
+        kernel_mean(x, x, x, speed=1)  # type: ignore[call-arg]
+    with pytest.raises(ValueError, match=r"`method` must be one of auto, rescale.*got 'prescale'"):
+        kernel_mean(x, x, x, method="prescale")
+
+
+@pytest.mark.parametrize("group", [1024, 37])
+@pytest.mark.parametrize("kernel", ["gauss", "imq"])
+def test_leaving_one_out_of_a_regression(rng, monkeypatch, group, kernel):
+    monkeypatch.setattr(leave_one_out, "GROUP", group)
+    x, w, taus = rng.uniform(size=(90, 2)), rng.uniform(size=90), np.array([1.0, 30.0, 3000.0])
+    x[0] += 50  # alone: nothing else is left of a sum that it was subtracted from
+    y = np.stack([np.sin(5 * x[:, 0]), x[:, 1]], -1) + 0.1 * rng.normal(size=(90, 2))
+
+    def exact(x, y, taus):
+        u = taus[:, None, None] * jnp.square(x[:, None] - x[None]).sum(-1)[None]
+        logits = KERNELS[kernel].log(u) + jnp.log(w)[None, None]
+        logits = jnp.where(jnp.eye(90, dtype=bool)[None], -jnp.inf, logits)
+        return -jnp.square(y[None] - jax.nn.softmax(logits, -1) @ y).sum(-1) @ (w / w.sum())
+
+    def ours(x, y, taus):
+        return leave_one_out_tau(x, taus, values=y, weights=w, kernel=kernel).scores
+
+    operands = [jnp.asarray(z) for z in (x, y, taus)]
+    assert relative_error(ours(*operands), exact(*operands)) < 1e-11
+    grads = (jax.jit(jax.grad(lambda *z, f=f: jnp.sin(f(*z)).sum(), (0, 1, 2)))(*operands) for f in (ours, exact))
+    assert_close(*grads, 1e-9)
+    search = leave_one_out_tau(x, taus, values=y[:, 0], weights=w, kernel=kernel)
+    assert float(search.tau) == taus[np.argmax(search.scores)]
+
+
+def test_leaving_one_out_finds_the_noise(rng):
+    """The best bandwidth of a smooth function is wider than that of a wiggly one; the bar changes nothing."""
+    x = rng.uniform(size=(400, 1))
+    found = [
+        leave_one_out_tau(x, values=np.sin(f * x[:, 0]) + 0.2 * rng.normal(size=400), progress=bool(f > 5))
+        for f in (3, 30)
+    ]
+    assert found[1].tau > 4 * found[0].tau
+    with pytest.raises(ValueError, match=r"values.*\(399,\)"):
+        leave_one_out_tau(x, values=np.ones(399))
+
+
+BLOBS, _ = make_blobs(120, centers=[[0, 0], [6, 0], [0, 6]], random_state=0, shuffle=False)
+
+
+def test_points_rest_at_modes():
+    modes = jax.jit(lambda x: mean_shift(x, x, 0.5, tol=1e-8))(BLOBS)
+    assert np.bincount(modes.labels).tolist() == [40, 40, 40] and (np.diff(modes.labels) >= 0).all()
+    assert np.abs(kde_score(modes.points, BLOBS, 0.5)).max() < 1e-7
+    assert (kde_logpdf(modes.points, BLOBS, 0.5) >= kde_logpdf(BLOBS, BLOBS, 0.5)).all()
+    assert 5 < int(modes.num_steps) < 500
+    assert int(mean_shift(BLOBS, BLOBS, 0.5, tol=1e-8, max_steps=3).num_steps) == 3
+
+
+def test_mean_shift_with_weights_and_from_elsewhere():
+    """Masked data have no modes; the bar changes nothing; none is fine."""
+    mask = (np.arange(120) < 80).astype(float)
+    starts = np.array([[0.5, 0.5], [5.0, 1.0], [1.0, 4.9]])
+    modes = mean_shift(starts, BLOBS, 0.5, weights=mask)
+    few = mean_shift(starts, BLOBS[:80], 0.5, progress=True)
+    assert relative_error(modes.points, few.points) < 1e-12 and modes.labels.tolist() == [0, 1, 0]
+    assert mean_shift(starts[:0], BLOBS, 0.5).points.shape == (0, 2)
+    each = [mean_shift(x[None], BLOBS, 0.5, tol=1e-9).points for x in starts]
+    together = jax.vmap(lambda x: mean_shift(x[None], BLOBS, 0.5, tol=1e-9).points)(starts)
+    assert np.abs(together - np.stack(each)).max() < 1e-7
+
+
+def test_gradients_of_modes_are_those_of_differences(rng):
+    """By the implicit function theorem; where a point begins does not matter."""
+    starts, w = jnp.asarray(BLOBS[::40]), jnp.asarray(rng.uniform(0.5, 1.5, size=120))
+
+    def modes(starts, data, tau, w):
+        return jnp.sin(mean_shift(starts, data, tau, weights=w, tol=1e-12).points).sum()
+
+    operands = starts, jnp.asarray(BLOBS), jnp.asarray(0.5), w
+    gradients = jax.jit(jax.grad(modes, (0, 1, 2, 3)))(*operands)
+    assert not gradients[0].any()
+    for i in (1, 2, 3):
+        along = jnp.asarray(rng.normal(size=operands[i].shape))
+        ends = [modes(*(x + sign * 1e-5 * along if j == i else x for j, x in enumerate(operands))) for sign in (1, -1)]
+        slope = float((ends[0] - ends[1]) / 2e-5)
+        assert float((gradients[i] * along).sum()) == pytest.approx(slope, rel=1e-5, abs=1e-8)
+
+
+def test_wrong_arguments_of_mean_shift_are_named():
+    x = jnp.ones((5, 2))
+    for change, message in (
+        ({"tau": jnp.ones(2)}, r"`tau` must be one number; got tau \(2,\)"),
+        ({"tol": 0.0}, "`tol` must be positive; got 0.0"),
+        ({"max_steps": 0}, "`max_steps` must be a positive integer; got 0"),
+        ({"weights": -jnp.ones(5)}, "`weights` must not be negative"),
+        ({"data": x[:0]}, "`data` must hold at least 1 points"),
+    ):
+        with pytest.raises(ValueError, match="`jaxgauss.mean_shift`: " + message):
+            mean_shift(**{"points": x, "data": x, "tau": 1.0, **change})
+    with pytest.raises(ValueError, match="`progress` must be False under a transformation"):
+        jax.jit(lambda x: mean_shift(x, x, 1.0, progress=True))(x)
