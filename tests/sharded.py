@@ -6,6 +6,7 @@ Prints as JSON what comes out, and which collectives a sum needs. What should co
 called without a mesh. With "forever", one sum is computed again and again.
 """
 
+import functools
 import itertools
 import json
 import re
@@ -89,6 +90,23 @@ def others(x, y, **shares):
     return jaxgauss.mmd_flow_velocity(x, y, TAUS, **shares), score, by_weight, tuple(test)
 
 
+def dependence(x, y, **shares):
+    """HSIC and its gradients, regression, modes and herding; the tests of independence and of fit."""
+    loss = functools.partial(jaxgauss.hsic, tau_x=0.7, tau_y=TAUS, **shares)
+    regression = jax.grad(lambda *z: jnp.sin(jaxgauss.kernel_mean(*z, 0.7, **shares)).sum(), (0, 1, 2))(x, y, y[:, :2])
+    modes = jaxgauss.mean_shift(x, y, 0.7, weights=WEIGHTS, max_steps=20, **shares)
+    herding = jaxgauss.kernel_herding(y, TAUS, 5, weights=WEIGHTS, **shares)
+    options = {"rng_key": jax.random.key(0), **shares}
+    tests = [
+        *(
+            jaxgauss.hsic_test(x, jnp.sin(x), TAUS, 0.7, num_permutations=10, resampling=kind, **options)
+            for kind in ("permutation", "wild")
+        ),
+        jaxgauss.ksd_test(y, -y, TAUS, num_bootstrap=10, **options),
+    ]
+    return jax.value_and_grad(loss, (0, 1))(x, jnp.cos(x)), regression, tuple(modes), tuple(herding), tests
+
+
 def plain(_x, _y, queries=QUERIES, keys=KEYS, values=VALUES, weights=VALUES[:, 0] ** 2, batches=BATCHES):
     """Every public function that knows nothing of meshes, and gradients by all four rules."""
     rng_key, both, many = jax.random.key(0), (queries, keys, 0.7), (queries, keys, TAUS)
@@ -110,6 +128,12 @@ def plain(_x, _y, queries=QUERIES, keys=KEYS, values=VALUES, weights=VALUES[:, 0
         jaxgauss.leave_one_out_tau(keys, weights=weights),
         [jaxgauss.median_heuristic(queries, max_points=n, rng_key=rng_key) for n in (5, 50)],
         jaxgauss.mmd_test(*many, rng_key=rng_key, num_permutations=20),
+        jaxgauss.hsic(keys, values, 0.7, TAUS, weights=weights),
+        jaxgauss.hsic_test(keys, values, 0.7, TAUS, rng_key=rng_key, num_permutations=20),
+        jaxgauss.ksd_test(keys, -keys, TAUS, rng_key=rng_key, num_bootstrap=20),
+        jaxgauss.kernel_mean(*both[:2], values, 0.7, log_weights=jnp.log(weights)),
+        jaxgauss.mean_shift(*both, weights=weights, max_steps=20),
+        jaxgauss.kernel_herding(keys, TAUS, 5, weights=weights),
         jaxgauss.estimate_error(*both[:2], weights, 0.7, rng_key=rng_key, num_queries=5, precision="float16"),
         jax.grad(lambda *x: jnp.sin(gauss_sum(*x)).sum(), (0, 1, 2))(*both[:2], values),
         jax.grad(jaxgauss.mmd_squared, (0, 1))(*many),
@@ -166,7 +190,8 @@ def results(num_processes: int) -> dict:
             pulled_back = jax.jit(lambda *x, shares=shares: gradients(*x, **shares))(*placed)
             found[f"gradients, {name}, {axis_type.name}"] = numbers(mesh, pulled_back)
     mesh = make_mesh()
-    for function in (mmd, svgd) if num_processes > 1 else (mmd, svgd, second_derivative, others, kernels, kernel):
+    every = mmd, svgd, second_derivative, others, kernels, kernel, dependence
+    for function in every[:2] if num_processes > 1 else every:
         for points, case in ((X, "queries and keys"), (FAR, "keys"))[: 2 if function is mmd else 1]:
             query_axis, key_axis = SHARES[case]
             run = jax.jit(lambda x, y, f=function, o=(mesh, query_axis, key_axis): f(
