@@ -124,6 +124,9 @@ REVERSE_ONLY = {
     "ksd_squared": lambda x: jaxgauss.ksd_squared(x, -x, 1.0),
     "kde_logpdf": lambda x: jaxgauss.kde_logpdf(x, x, 1.0),
     "kde_score": lambda x: jaxgauss.kde_score(x, x, 1.0),
+    "hsic": lambda x: jaxgauss.hsic(x, jnp.sin(x), 1.0, 1.0),
+    "kernel_mean": lambda x: jaxgauss.kernel_mean(x, x, x),
+    "mean_shift": lambda x: jaxgauss.mean_shift(x, x, 1.0).points,
     "leave_one_out_tau": lambda x: jaxgauss.leave_one_out_tau(x, np.ones(1)).scores,
 }
 

@@ -12,11 +12,15 @@ from sklearn.metrics.pairwise import rbf_kernel
 from sklearn.neighbors import KernelDensity
 
 from jaxgauss import (
+    energy_distance,
     gauss_sum,
+    hsic,
     kde_logpdf,
     kernel_sum,
     ksd_squared,
+    ksd_test,
     mmd_squared,
+    mmd_test,
     rational_quadratic,
     svgd,
     svgd_direction,
@@ -134,6 +138,77 @@ def test_hyppo(samples):
     x, _ = samples
     theirs, _ = tools.compute_kern(x, x, metric="rbf", gamma=0.3)
     assert relative_error(gauss_sum(x, x, np.ones(60), tau_from_bandwidth(0.3, "hyppo")), theirs.sum(1)) < 1e-12
+
+
+@pytest.mark.parametrize(("estimator", "power"), [("unbiased", 1), ("biased", 2)])
+def test_hyppo_hsic(samples, rng, estimator, power):
+    """A correlation, biased its root, and γ of x is that of y, too."""
+    independence = pytest.importorskip("hyppo.independence")
+    x, _ = samples
+    y, tau = x[:, :2] ** 2 + rng.normal(size=(60, 2)), tau_from_bandwidth(0.3, "hyppo")
+    both, of_x, of_y = (float(hsic(*z, tau, tau, estimator=estimator)) for z in ((x, y), (x, x), (y, y)))
+    theirs = independence.Hsic(bias=estimator == "biased", gamma=0.3).statistic(x, y) ** power
+    assert both / np.sqrt(of_x * of_y) == pytest.approx(theirs, rel=1e-9)
+
+
+def test_hyppo_mmd(samples, rng):
+    """HSIC of the pooled points with their labels, as a correlation: of samples of one size a multiple of MMD²."""
+    ksample = pytest.importorskip("hyppo.ksample")
+    x, _ = samples
+    y, tau, n = rng.normal(size=(60, 3)) + 0.3, tau_from_bandwidth(0.3, "hyppo"), 60
+    pooled, labels = np.concatenate([x, y]), np.repeat([0.0, 1.0], n)[:, None]
+    of_pooled, of_labels = (float(hsic(z, z, tau, tau, estimator="unbiased")) for z in (pooled, labels))
+    covariance = (1 - np.exp(-0.3)) * n * (n - 1) / (2 * (2 * n - 1) * (2 * n - 3))  # per MMD²
+    covariance *= float(mmd_squared(x, y, tau, estimator="unbiased"))
+    theirs = ksample.MMD(gamma=0.3).statistic(x, y) * 8  # (2n)⁴ / (2 n² n²)
+    assert covariance / np.sqrt(of_pooled * of_labels) == pytest.approx(theirs, rel=1e-9)
+
+
+def test_dcor_products_of_kernels(samples, rng):
+    dcor = pytest.importorskip("dcor")
+    x, y = samples
+    z = x[:, :2] ** 2 + rng.normal(size=(60, 2))
+    first, second = (np.exp(-0.3 * cdist(w, w, "sqeuclidean")) for w in (x, z))
+    theirs = dcor.mean_product(dcor.double_centered(first), dcor.double_centered(second))
+    assert float(hsic(x, z, 0.6, 0.6)) == pytest.approx(theirs, rel=1e-9)
+    theirs = dcor.u_product(*(dcor.u_centered(w - np.eye(60)) for w in (first, second)))
+    assert float(hsic(x, z, 0.6, 0.6, estimator="unbiased")) == pytest.approx(theirs, rel=1e-9)
+    assert float(energy_distance(x, y)) == pytest.approx(dcor.energy_distance(x, y), rel=1e-9)
+
+
+def test_kerneltests_mmdagg(samples):
+    """k = exp(-d²/b²)."""
+    theirs = pytest.importorskip("kt.mmdagg")
+    _, found = theirs.mmdagg(*samples, kernel="gaussian", number_bandwidths=3, B1=9, B2=9, return_details=True)
+    for bandwidth, mmd in zip(found["bandwidth"], found["mmd"], strict=True):
+        ours = mmd_squared(*samples, tau_from_bandwidth(bandwidth**2, "epsilon"), estimator="unbiased")
+        assert float(ours) == pytest.approx(mmd, rel=1e-9)
+
+
+def test_kerneltests_mmd_fuse(samples):
+    """Its sharpness is n(n - 1)/√(N(N - 1)) times that of `mmd_test`, N the pooled points."""
+    theirs = pytest.importorskip("kt.mmdfuse")
+    pairs, pooled = 45 * 44, 105 * 104
+    how = {"number_permutations": 9, "lambda_multiplier": pooled**0.5 / pairs, "return_details": True}
+    _, found = theirs.mmdfuse(*samples, kernels="gaussian", **how)
+    taus = tau_from_bandwidth(jnp.asarray(found["bandwidth"]))
+    ours = mmd_test(*samples, taus, rng_key=jax.random.key(0), num_permutations=9)
+    assert float(ours.statistic) == pytest.approx(found["statistic"] / pairs**0.5, rel=1e-9)
+
+
+def test_kerneltests_ksd(samples):
+    """KSDAgg has our "imq"; the incomplete sum, complete, has (b² + d²)^(-1/2)."""
+    ksdagg, agginc = pytest.importorskip("kt.ksdagg"), pytest.importorskip("kt.agginc")
+    x, _ = samples
+    _, found = ksdagg.ksdagg(x, -x, number_bandwidths=3, B1=9, B2=9, return_details=True)
+    for bandwidth, ksd in zip(found["bandwidth"], found["ksd"], strict=True):
+        tau = tau_from_bandwidth(bandwidth, "imq")
+        ours = ksd_squared(x, -x, tau, kernel="imq", estimator="unbiased")
+        test = ksd_test(x, -x, tau, rng_key=jax.random.key(0), num_bootstrap=9)
+        assert float(ours) == pytest.approx(ksd, rel=1e-9) and float(test.statistic) == pytest.approx(ksd, rel=1e-9)
+    _, found = agginc.inc("ksd", x, -x, R=59, B=9, bandwidth=0.7, return_details=True)
+    ours = ksd_squared(x, -x, tau_from_bandwidth(0.7, "imq"), kernel="imq", estimator="unbiased") / 0.7
+    assert float(ours) == pytest.approx(found["statistic"], rel=1e-9)
 
 
 def log_density(position):

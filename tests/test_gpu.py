@@ -17,11 +17,17 @@ from jaxgauss import (
     gauss_sum_dense,
     gauss_sum_sharded,
     gauss_sum_streamed,
+    hsic,
+    hsic_test,
     kde_logpdf,
     kde_score,
+    kernel_herding,
+    kernel_mean,
     kernel_sum,
     ksd_squared,
+    ksd_test,
     log_gauss_sum,
+    mean_shift,
     mmd_flow_velocity,
     mmd_squared,
     mmd_test,
@@ -229,6 +235,7 @@ def test_memory_is_linear(rng):
     assert after - before + torch.cuda.max_memory_allocated() < 500 * 2**20  # the kernel matrix has 64 GiB
 
 
+KINDS = "permutation", "wild"
 METHODS = {
     "mmd": lambda x, y, **o: jax.value_and_grad(mmd_squared)(x, y, 0.5, **o),
     "unbiased": lambda x, y, **o: mmd_squared(x, y, np.array([0.3, 1.0]), estimator="unbiased", **o),
@@ -236,6 +243,10 @@ METHODS = {
     "svgd": lambda x, y, **o: svgd_direction(x, -x, 0.5, **o),
     "ksd": lambda x, y, **o: ksd_squared(x, -x - 0.5, 0.5, **o),
     "kde": lambda x, y, **o: (kde_logpdf(x, y, 4.0, **o), kde_score(x, y, 4.0, **o)),
+    "hsic": lambda x, y, **o: jax.value_and_grad(hsic)(x, x + jnp.sin(3 * x[:, ::-1]), 0.5, 0.5, **o),
+    "mean": lambda x, y, **o: kernel_mean(x, y, y, 2.0, **o),
+    "modes": lambda x, y, **o: mean_shift(x[:50], y, 4.0, max_steps=5, **o).points,
+    "herding": lambda x, y, **o: kernel_herding(x, 0.5, 4, **o).mmd,
     "test": lambda x, y, **o: mmd_test(x, y, 0.5, rng_key=jax.random.key(0), num_permutations=300, **o)[1:],
 }
 
@@ -251,6 +262,21 @@ def test_kernel_methods(rng, name, options, tolerance):
     with jax.default_device(jax.devices("cpu")[0]):
         exact = METHODS[name](*(jnp.asarray(x) for x in points))
     assert_close(jax.tree.leaves(results), jax.tree.leaves(exact), tolerance)
+
+
+def test_tests_of_independence_and_of_fit(rng):
+    """In XLA's tiles, in float64, as on a CPU."""
+    points = rng.normal(size=(1100, 3)), rng.normal(size=(1100, 2))
+
+    def tests(x, y):
+        options = {"rng_key": jax.random.key(0)}
+        independence = (hsic_test(x, y, 1.0, 1.0, num_permutations=3, resampling=k, **options) for k in KINDS)
+        return *independence, ksd_test(x, -x, 1.0, num_bootstrap=20, **options)
+
+    results = tests(*on_gpu(points))
+    with jax.default_device(jax.devices("cpu")[0]):
+        exact = tests(*(jnp.asarray(x, jnp.float32) for x in points))
+    assert_close([x.null_statistics for x in results], [x.null_statistics for x in exact], 1e-4)
 
 
 @pytest.mark.parametrize(

@@ -183,7 +183,7 @@ def _columns(design: Resamplings, wild: bool, there: Array, rng_key: Array, bloc
     """A block of resamplings (groups, size, columns): signs; or permutations, the places of other points."""
     column = design.places(block)
     if wild:
-        found = jnp.where(random_signs(rng_key, column, design.num), 1, -1).astype(design.dtype)
+        found = random_signs(rng_key, column, design.num)
     else:
         keys = jax.vmap(jax.random.fold_in, (None, 0))(rng_key, column)
         orders = jax.vmap(lambda key: jax.random.permutation(key, jnp.arange(design.num, dtype="int32")))(keys).T
@@ -197,7 +197,7 @@ def _chunk(
     settings: Settings, design: Resamplings, sides: tuple[_Side, _Side], columns: Array, j: Array | int
 ) -> _Forms:
     """What a part of the pairs of groups contributes."""
-    wild, rounded = jnp.issubdtype(columns.dtype, jnp.floating), design.dtype
+    wild, rounded = columns.dtype == "int8", design.dtype
 
     def tiles(side: _Side, pair: Array) -> Array:
         """The entries of the centered kernels (T, size, size)."""
@@ -213,8 +213,8 @@ def _chunk(
 
         def by_signs(a: Array) -> Array:
             def of_y_too(b: Array) -> Array:
-                products = jnp.matmul((a * b).astype(rounded), second, precision="highest")
-                return (first * products).sum(0, dtype="float64")
+                products = jnp.matmul((a * b).astype(rounded), second.astype(rounded), precision="highest")
+                return (first.astype(rounded) * products).sum(0, dtype="float64")
 
             return lax.map(of_y_too, of_y)
 

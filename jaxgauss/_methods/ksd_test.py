@@ -151,8 +151,8 @@ _forms_at_once = jax.jit(_forms, static_argnums=(0, 1, 2))
 @functools.partial(jax.jit, static_argnums=0)
 def _signs(design: Resamplings, there: Array, rng_key: Array, block: Array | int) -> Array:
     """A block of signs (groups, size, columns)."""
-    signs = jnp.where(random_signs(rng_key, design.places(block), design.num, design.flip_probability), 1, -1)
-    signs = jnp.pad(signs.astype(design.dtype), ((0, there.size - design.num), (0, 0)))
+    signs = random_signs(rng_key, design.places(block), design.num, design.flip_probability)
+    signs = jnp.pad(signs, ((0, there.size - design.num), (0, 0)))
     return signs.reshape(*there.shape, -1)
 
 
@@ -168,13 +168,13 @@ def _chunk(settings: Settings, design: Resamplings, sample: _Sample, signs: Arra
         (x, y), (s, t) = (z[pair] for z in (sample.groups.points, sample.scores))
         slopes = (s * x).sum(-1)[:, None] + (t * y).sum(-1)[None] - s @ y.T - x @ t.T
         between, trace, twice = s @ t.T, settings.kernel.trace(x.shape[-1]), times(pair)
-        first, second = signs[pair[0]], signs[pair[1]]
+        first, second = (signs[i].astype(design.dtype) for i in pair)
 
         def of_tau(tau: Array) -> tuple[Array, Array]:
             u = tau * squared
             kappa, psi = settings.kernel.with_slope(u)
             h = jnp.where(counts, kappa * between + tau * (psi * slopes + trace(u)), 0)
-            products = jnp.matmul(h.astype(signs.dtype), second, precision="highest")
+            products = jnp.matmul(h.astype(design.dtype), second, precision="highest")
             return (first * products).sum(0, dtype=h.dtype), jnp.square(h).sum()
 
         more = _Forms(*lax.map(of_tau, sample.tau))

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int8
 
 from .._sums.display import progress_bar, short_repr
 
@@ -124,13 +124,21 @@ def in_blocks(
     return jax.tree.map(lambda *x: jnp.stack(x), *found)
 
 
-def random_signs(rng_key: Array, columns: Array, num: int, flip_probability: float = 0.5) -> Array:
-    """Signs (num, columns) as booleans, True for plus: all plus in column 0, the samples' own.
+def random_signs(rng_key: Array, columns: Array, num: int, flip_probability: float = 0.5) -> Int8[Array, "n columns"]:
+    """Random signs, all plus in column 0, the samples' own.
 
     Each column is a chain that changes its sign with a probability: at ½ all signs are independent.
     """
     keys = jax.vmap(jax.random.fold_in, (None, 0))(rng_key, columns)  # the same signs, whatever the blocks
-    chance = jnp.float32(flip_probability)  # whose dtype is that of the random numbers
-    flips = jax.vmap(lambda key: jax.random.bernoulli(key, chance, (num,)), out_axes=1)(keys)
-    minus = flips if flip_probability == 0.5 else jnp.cumsum(flips, 0, dtype="int32") % 2 == 1
-    return (columns == 0)[None] | ~minus
+    if flip_probability == 0.5:
+        words = jax.vmap(lambda key: jax.random.bits(key, (-(-num // 32),), "uint32"), out_axes=1)(keys)
+        bits = (words[:, None] >> jnp.arange(32, dtype="uint32")[None, :, None]) & 1
+        minus = bits.reshape(-1, len(columns))[:num]
+    else:
+        chance = jnp.float32(flip_probability)  # whose dtype is that of the random numbers
+
+        def chain(key: Array) -> Array:
+            return jnp.cumsum(jax.random.bernoulli(key, chance, (num,)), dtype="uint8") & 1
+
+        minus = lax.map(chain, keys, batch_size=32).T
+    return jnp.where((columns == 0)[None], 1, 1 - 2 * minus.astype("int8"))
