@@ -142,7 +142,7 @@ class _Forms(NamedTuple):
 def _centered(settings: Settings, design: Resamplings, x, y, tau_x, tau_y) -> tuple[_Side, _Side]:
     operands = (jnp.asarray(lax.stop_gradient(jnp.asarray(z)), "float64") for z in (x, y, tau_x, tau_y))
     x, y, tau_x, tau_y = whole(*operands)
-    return tuple(_side(settings, design, z, tau) for z, tau in ((x, tau_x.reshape(-1)), (y, tau_y.reshape(-1))))
+    return _side(settings, design, x, tau_x.reshape(-1)), _side(settings, design, y, tau_y.reshape(-1))
 
 
 def _side(settings: Settings, design: Resamplings, points: Array, tau: Array) -> _Side:

@@ -12,7 +12,7 @@ from jaxtyping import Array, Key
 from .._arrays.places import whole
 from .._checks.operands import as_operand, takes_tau
 from .._checks.samples import check_estimator, check_kernel, check_rng_key, check_samples, check_scores
-from .._checks.settings import MeshOnly, Points, Settings, Taus, working_dtype
+from .._checks.settings import MeshOnly, MeshOptions, Points, Settings, Taus, working_dtype
 from .._kernels.kernels import Kernel
 from .._sums.display import refuse_progress_in_a_trace
 from .pair_forms import Groups, group_pairs, grouped, scan_pairs, squared_distances, times
@@ -88,7 +88,8 @@ def ksd_test(
     check_estimator(function, estimator)
     kernel = check_kernel(function, kernel, positive=True, smooth=True)
     samples = {"points": points, "scores": scores}
-    settings = check_samples(function, samples, tau, options, min_points=2, allowed=MeshOnly, kernel=kernel)
+    asked = MeshOptions(**options)
+    settings = check_samples(function, samples, tau, asked, min_points=2, allowed=MeshOnly, kernel=kernel)
     check_scores(function, "points", points, scores)
     check_rng_key(function, rng_key)
     check_number(function, "num_bootstrap", num_bootstrap)

@@ -1,7 +1,7 @@
 """The bandwidth of a kernel density estimate that leave-one-out likelihood prefers."""
 
 import functools
-from typing import NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -138,7 +138,7 @@ def _search(settings: Settings, points, taus, weights, values) -> BandwidthSearc
         each = logs + log_factor(settings.kernel, taus, x.shape[1])[:, None] - others[None]
     else:
         (v,) = reverse_only(settings.function, *whole(jnp.asarray(values, x.dtype).reshape(len(x), -1)))
-        _, means = _sums_over_others(settings, x, log_or_zero(w), taus, v)  # (T, N, C)
+        means: Any = _sums_over_others(settings, x, log_or_zero(w), taus, v)[1]  # (T, N, C)
         each = -jnp.square(v[None] - means).sum(-1)
     scores = (w[None] * each).sum(-1)
     return BandwidthSearch(taus[scores.argmax()], taus, scores)
