@@ -229,7 +229,7 @@ def p_values(num, draws, kind, taus, strength):
 
 
 @pytest.mark.parametrize("num", [50, 200])
-@pytest.mark.parametrize("kind, taus", [("permutation", (0.5,)), ("wild", (0.5,)), ("wild", (0.2, 2.0, 20.0))])
+@pytest.mark.parametrize("kind, taus", [("permutation", (0.5,)), ("wild", (0.5,)), ("wild", (0.5, 5.0))])
 def test_p_values_are_uniform_without_dependence(num, kind, taus):
     """300 nulls; the shares of rejections at six levels lie in binomial intervals that hold 99.99 % each."""
     found = np.asarray(p_values(num, 300, kind, taus, 0.0), np.float64)
