@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from . import load
+from . import resampling as tests
 from .kernels import ratios as kernel_ratios
 from .kernels import report as kernel_table
 from .plots import COLORS, LIMIT, applications_table, geometric_mean, mebibytes, milliseconds, ratio_table, table
@@ -30,6 +31,7 @@ SCALING = "2026-11-21_cpu_5523495_scaling"
 LOAD = "2026-11-21_cpu_5523495_load"
 PRECISION = "2026-11-22_cpu_6353f0c_precision"
 KERNELS = "2026-11-22_cpu_1a6a991_kernels"
+RESAMPLING = "2026-11-23_cpu_89e551b_resampling"
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n)(.*?)(<!-- end -->)", re.S)
 WHAT = ("forward", "gradients")
 
@@ -111,6 +113,28 @@ def kernels() -> str:
             f"{within} of these {len(ours)} figures are at most 1.6, and PyKeOps takes {_two(min(keops.values()))} to",
             f"{_two(max(keops.values()))} times as long as `kernel_sum`. A value with all gradients at D = 16",
             f"needs {spans[0]} MiB at N = {few} and {spans[1]} MiB at N = {many} ({' and '.join(names)}).",
+        )
+    )
+
+
+def resampling() -> str:
+    """Tests by resampling beside those of other libraries."""
+    cells = _read(RESAMPLING)["cells"]
+    said: dict[bool, list[str]] = {True: [], False: []}
+    for (rival, own), (n, ratio) in tests.ratios(cells).items():
+        said[ratio >= 1].append(f"{rival} takes {_two(ratio)} times the time of {own} at n = {n}")
+    faster, slower = ("; ".join(said[x]) or "nowhere" for x in (True, False))
+    pairs = [c for c in cells if c["figure"] == "p-values"]
+    apart = max(abs(c["ours"] - c["theirs"]) for c in pairs)
+    return (
+        tests.power_table(cells)
+        + tests.time_table(cells)
+        + tests.others_table(cells)
+        + "\n"
+        + _prose(
+            f"Where we are faster: {faster}. Where we are slower: {slower}. By one statistic, with",
+            f"{pairs[0]['resamplings']} resamplings each, {len(pairs)} p-values of ours and theirs are at most",
+            f"{apart:.3f} apart.",
         )
     )
 
@@ -222,7 +246,20 @@ def threads() -> str:
     return f"{load.report(_read(LOAD)['cells'])}\n{text}"
 
 
-FIGURES = (everything, rivals, grid, applications, losses, kernels, precision, wide, streamed, forward_mode, threads)
+FIGURES = (
+    everything,
+    rivals,
+    grid,
+    applications,
+    losses,
+    kernels,
+    resampling,
+    precision,
+    wide,
+    streamed,
+    forward_mode,
+    threads,
+)
 BLOCKS: dict[str, Callable[[], str]] = {make.__name__: make for make in FIGURES}
 
 

@@ -16,6 +16,7 @@ from jaxgauss import (
     gauss_sum,
     hsic,
     kde_logpdf,
+    kernel_herding,
     kernel_sum,
     ksd_squared,
     ksd_test,
@@ -103,6 +104,19 @@ def test_scipy_gaussian_kde(samples):
     theirs = gaussian_kde(y[:, 0])
     tau = tau_from_bandwidth(theirs.factor * y.std(ddof=1), "scipy")
     assert relative_error(kde_logpdf(x, y, tau), theirs.logpdf(x[:, 0])) < 1e-12
+
+
+@pytest.mark.parametrize("unique", [True, False])
+def test_coreax_herding(samples, unique):
+    pytest.importorskip("coreax")
+    from coreax import Data
+    from coreax.kernels import SquaredExponentialKernel
+    from coreax.solvers import KernelHerding
+
+    x, _ = samples
+    theirs, _ = KernelHerding(15, SquaredExponentialKernel(0.8), unique=unique).reduce(Data(x))
+    ours = kernel_herding(x, tau_from_bandwidth(0.8, "coreax"), 15, unique=unique)
+    assert ours.indices.tolist() == np.ravel(theirs.unweighted_indices).tolist()
 
 
 def test_coreax(samples):

@@ -7,6 +7,7 @@ import pytest
 
 from jaxgauss import kernel_herding, mmd_squared
 from jaxgauss._kernels.kernels import KERNELS
+from oracle import attention_calls
 
 
 def naive(x, w, num, unique, tau, kernel):
@@ -58,6 +59,11 @@ def test_equal_points_and_vmap(rng):
     x = jnp.asarray(rng.normal(size=(3, 30, 2)))
     together = jax.vmap(lambda x: kernel_herding(x, 1.0, 5).indices)(x)
     assert together.tolist() == [kernel_herding(z, 1.0, 5).indices.tolist() for z in x]
+
+
+def test_number_of_attention_calls():
+    x = jax.ShapeDtypeStruct((32, 4), "float32")
+    assert attention_calls(lambda x: kernel_herding(x, 1.0, 5, method="rescale"), x) == 1
 
 
 def test_wrong_arguments_are_named():

@@ -10,7 +10,7 @@ from scipy.stats import binom, kstest
 
 from jaxgauss import ksd_squared, ksd_test
 from jaxgauss._methods import pair_forms, resampling
-from oracle import relative_error
+from oracle import attention_calls, relative_error
 
 KEY = jax.random.key(7)
 
@@ -126,6 +126,11 @@ def test_signs_of_a_chain():
     signs = signs_of(4000, 8, flip_probability=0.1)[:, 1:]
     flips = (signs[1:] != signs[:-1]).mean()
     assert abs(flips - 0.1) < 5 * np.sqrt(0.1 * 0.9 / 32000) and (signs_of(50, 3)[:, 0] == 1).all()
+
+
+def test_number_of_attention_calls():
+    x = jax.ShapeDtypeStruct((32, 4), "float32")
+    assert attention_calls(lambda x: ksd_test(x, x, 1.0, rng_key=KEY), x) == 0
 
 
 def test_what_is_no_number_is_no_evidence():

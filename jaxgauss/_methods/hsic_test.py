@@ -67,7 +67,7 @@ def hsic_test(
         ImportError: `progress` without tqdm.
 
     Precision:
-        That of float64. (Of more than 1024 points in float32, centered kernels are float32 within groups of 512, and
+        That of float64. (Of more than 512 points in float32, centered kernels are float32 within groups of 512, and
         statistics within 1e-7 of √(V_x V_y).)
 
     Derivatives:
@@ -252,11 +252,14 @@ def _entries(settings: Settings, side: _Side, squared: Array, counts: Array, fir
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _test(settings: Settings, design: Resamplings, aggregated: bool, forms: _Forms) -> KernelTest:
     num, products = design.num, forms.products[..., : design.number + 1]
-    sizes = jnp.sqrt(forms.squares_x[:, None] * forms.squares_y[None])
+    of_x, of_y = jnp.sqrt(forms.squares_x)[:, None], jnp.sqrt(forms.squares_y)[None]
+    sizes, unit = of_x * of_y, 16 * float(jnp.finfo(design.dtype).eps)
+    rounding = design.rounding * sizes + unit * (of_x + of_y)  # of sums, and of entries: differences of ones
     if aggregated:
-        statistics = products / jnp.where(sizes > 0, sizes, jnp.inf)[..., None]
-        statistics, rounding = soft_maximum(num, statistics.reshape(sizes.size, -1)), jnp.asarray(design.rounding)
+        inverse = jnp.where(sizes > 0, 1 / jnp.where(sizes > 0, sizes, 1), 0)
+        statistics = soft_maximum(num, (products * inverse[..., None]).reshape(sizes.size, -1))
+        rounding = (rounding * inverse).max()
     else:
         factor = 1 / num**2 if design.biased else 1 / (num * (num - 3))
-        statistics, rounding = factor * products[0, 0], design.rounding * factor * sizes[0, 0]
+        statistics, rounding = factor * products[0, 0], factor * rounding[0, 0]
     return as_test(statistics, rounding, settings.dtype, working_dtype(settings.dtype))

@@ -66,7 +66,7 @@ def ksd_test(
         ImportError: `progress` without tqdm.
 
     Precision:
-        That of float64. (Of more than 1024 points in float32, h is float32 within groups of 512, and statistics within
+        That of float64. (Of more than 512 points in float32, h is float32 within groups of 512, and statistics within
         1e-7 of ‖h‖.)
 
     Derivatives:

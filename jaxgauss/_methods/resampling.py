@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int8
 from .._sums.display import progress_bar, short_repr
 
 BYTES = 2**26  # of signs or places held at a time
-FEW = 1024  # points whose terms are rounded to nothing less than float64; of more, errors average out
+FEW = 512  # points whose terms are rounded to nothing less than float64; of more, errors average out
 
 
 class KernelTest(NamedTuple):
