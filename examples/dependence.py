@@ -111,8 +111,8 @@ def draw(images, by_hsic, by_correlation, level, power, repetitions, path):
             rows, across = np.divmod(np.flatnonzero((dependent & shown)[PIXEL]), 8)
             ax.plot(across, rows, "o", color=color, markersize=5)
         ax.plot(*np.divmod(PIXEL, 8)[::-1], "s", color="black", markersize=16, fillstyle="none", mew=2)
-        title = f"by {name} {dependent[PIXEL].sum()} pixels depend on □"
-        ax.set(title=title, xlabel="red: only by this, blue: by both", xticks=[], yticks=[])
+        ax.set(title=f"{name}: {dependent[PIXEL].sum()} depend on □", xticks=[], yticks=[])
+        ax.set_xlabel("red: only by this, blue: by both")
     shares = np.arange(101) / 100  # the values that p takes
     bound = 2 * np.sqrt(shares * (1 - shares) / repetitions)
     axes[2].fill_between(shares, -bound, bound, color="0.88", label="uniform, ± 2 standard errors")

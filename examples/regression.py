@@ -105,7 +105,7 @@ def draw(search, curve, errors, losses, pictures, num, path):
     fig, axes = plt.subplots(2, 4, figsize=(16, 5.6), layout="constrained")
     for ax, (name, image) in zip(axes[:, :3].flat, pictures.items(), strict=True):
         ax.imshow(np.clip(image, 0, 1))
-        title = f"colored {name}: {num} colors known" if name.startswith("by") else name
+        title = {"known": "the pixels that are known", "gray": f"gray; {num} colors are known"}.get(name, name)
         ax.set(title=title, xlabel=f"held-out error {errors[name]:.4f}" if name in errors else "", xticks=[], yticks=[])
     left_out = np.sqrt(-np.asarray(search.scores) / 3)  # scores add up three colors
     axes[0, 3].semilogx(search.taus**-0.5, left_out, "o-", markersize=4, label="leave-one-out")

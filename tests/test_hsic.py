@@ -150,8 +150,7 @@ def columns_of(n, number, wild):
     return np.asarray(module._columns(design, wild, jnp.ones((1, n), bool), KEY, 0))[0]
 
 
-@pytest.mark.parametrize("num", [4, 45])
-@pytest.mark.parametrize("estimator", ESTIMATORS)
+@pytest.mark.parametrize("num, estimator", [(45, "biased"), (45, "unbiased"), (4, "unbiased")])
 @pytest.mark.parametrize("kind", ["permutation", "wild"])
 def test_statistics_are_those_of_full_matrices(rng, num, estimator, kind):
     x, y = rng.normal(size=(num, 3)), rng.normal(size=(num, 2))
@@ -226,8 +225,10 @@ def p_values(num, draws, kind, taus, strength):
     return jax.lax.map(p_value, jax.random.split(KEY, draws))
 
 
-@pytest.mark.parametrize("num", [50, 200])
-@pytest.mark.parametrize("kind, taus", [("permutation", (0.5,)), ("wild", (0.5,)), ("wild", (0.5, 5.0))])
+@pytest.mark.parametrize(
+    "num, kind, taus",
+    [(num, kind, (0.5,)) for num in (50, 200) for kind in ("permutation", "wild")] + [(50, "wild", (0.5, 5.0))],
+)
 def test_p_values_are_uniform_without_dependence(num, kind, taus):
     """300 nulls; the shares of rejections at six levels lie in binomial intervals that hold 99.99 % each."""
     found = np.asarray(p_values(num, 300, kind, taus, 0.0), np.float64)
@@ -241,7 +242,7 @@ def test_p_values_are_uniform_without_dependence(num, kind, taus):
 @pytest.mark.parametrize("kind", ["permutation", "wild"])
 def test_power_rises_with_points_and_with_dependence(kind):
     power = {
-        (num, strength): float((p_values(num, 60, kind, (1.0,), strength) <= 0.05).mean())
+        (num, strength): float((p_values(num, 40, kind, (1.0,), strength) <= 0.05).mean())
         for num, strength in ((30, 0.3), (100, 0.3), (100, 0.6))
     }
     assert power[30, 0.3] < 0.5 < power[100, 0.3] + 0.3 and power[100, 0.3] + 0.1 < power[100, 0.6]

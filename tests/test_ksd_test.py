@@ -19,12 +19,10 @@ def stein(x, s, tau, kernel):
     """h(x_i, x_j) of all pairs."""
     apart = x[:, None] - x
     u, dim = tau * np.square(apart).sum(-1), x.shape[1]
-    power = {"imq": 0.5, "cauchy": 1.0}.get(kernel, 0)
     if kernel == "gauss":
         kappa = psi = chi = np.exp(-u / 2)
-    else:  # (1 + u)^-p, whose slope -2κ' is 2p (1 + u)^(-p - 1)
-        kappa, psi = (1 + u) ** -power, 2 * power * (1 + u) ** (-power - 1)
-        chi = 4 * power * (power + 1) * (1 + u) ** (-power - 2)
+    else:
+        kappa, psi, chi = (1 + u) ** -0.5, (1 + u) ** -1.5, 3 * (1 + u) ** -2.5
     scores = ((s[:, None] - s) * apart).sum(-1)
     return kappa * (s @ s.T) + tau * psi * scores + tau * (dim * psi - u * chi)
 
@@ -33,8 +31,7 @@ def signs_of(num, number, **options):
     return np.asarray(resampling.random_signs(KEY, jnp.arange(number + 1), num, **options))
 
 
-@pytest.mark.parametrize("kernel", ["imq", "gauss", "cauchy"])
-@pytest.mark.parametrize("estimator", ["biased", "unbiased"])
+@pytest.mark.parametrize("kernel, estimator", [("imq", "biased"), ("imq", "unbiased"), ("gauss", "unbiased")])
 def test_statistics_are_those_of_full_matrices(rng, kernel, estimator):
     x = rng.normal(size=(45, 3)) + 0.2
     s = -x + 0.1 * np.sin(x)
@@ -96,8 +93,7 @@ def p_values(num, draws, taus, correlation=0.0, flip_probability=0.5, shift=0.0)
     return np.asarray(jax.jit(functools.partial(jax.lax.map, p_value))(jax.random.split(KEY, draws)), np.float64)
 
 
-@pytest.mark.parametrize("num", [50, 200])
-@pytest.mark.parametrize("taus", [(1.0,), (0.1, 1.0, 10.0)])
+@pytest.mark.parametrize("num, taus", [(50, (1.0,)), (200, (1.0,)), (50, (0.1, 1.0, 10.0))])
 def test_p_values_are_uniform_for_samples_of_the_density(num, taus):
     """300 nulls; the shares of rejections at six levels lie in binomial intervals that hold 99.99 % each."""
     found = p_values(num, 300, taus)

@@ -222,9 +222,9 @@ def _chunk(
             flat = y.groups.points.reshape(-1, y.groups.points.shape[-1])
             moved = Groups(flat[jnp.stack(places)], y.groups.there[pair], y.groups.by_product)
             rows = y.rows.reshape(len(y.rows), -1)
-            own = jnp.where(pair[0] == pair[1], 0, 1)
-            pair_here = jnp.where(pair[0] < 0, -1, jnp.stack([jnp.zeros_like(own), own]))
-            squared, counts = squared_distances(moved, pair_here, diagonal=design.biased)
+            second_of_two = jnp.where(pair[0] == pair[1], 0, 1)  # of the groups at hand; (-1, -1) is none
+            here = jnp.where(pair[0] < 0, -1, jnp.stack([jnp.zeros_like(second_of_two), second_of_two]))
+            squared, counts = squared_distances(moved, here, diagonal=design.biased)
             y_rounded = _Side(y.groups, *(z.astype(rounded) for z in y[1:]))
             means = (rows[:, p].astype(rounded) for p in places)
             b = _entries(settings, y_rounded, squared.astype(rounded), counts, *means)

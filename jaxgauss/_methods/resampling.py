@@ -63,9 +63,8 @@ class Resamplings(NamedTuple):
     @property
     def rounding(self) -> float:
         """By how much two equal statistics may differ, relative to the root of a mean square of N² terms."""
-        return 16 * (
-            float(jnp.finfo("float64").eps) if self.num <= FEW else 4 / self.num * float(jnp.finfo("float32").eps)
-        )
+        unit = float(jnp.finfo(self.dtype).eps)
+        return 16 * (unit if self.dtype == "float64" else 4 / self.num * unit)
 
     def places(self, block: Array | int) -> Array:
         """Of the columns of a block among all."""
