@@ -233,7 +233,6 @@ def test_memory_is_linear(rng):
     assert after - before + torch.cuda.max_memory_allocated() < 500 * 2**20  # the kernel matrix has 64 GiB
 
 
-KINDS = "permutation", "wild"
 METHODS = {
     "mmd": lambda x, y, **o: jax.value_and_grad(mmd_squared)(x, y, 0.5, **o),
     "unbiased": lambda x, y, **o: mmd_squared(x, y, np.array([0.3, 1.0]), estimator="unbiased", **o),
@@ -266,8 +265,8 @@ def test_tests_of_independence_and_of_fit(rng):
 
     def tests(x, y):
         options = {"rng_key": jax.random.key(0)}
-        independence = (hsic_test(x, y, 1.0, 1.0, num_permutations=3, resampling=k, **options) for k in KINDS)
-        return *independence, ksd_test(x, -x, 1.0, num_bootstrap=20, **options)
+        independence = hsic_test(x, y, 1.0, 1.0, num_permutations=20, resampling="wild", **options)
+        return independence, ksd_test(x, -x, 1.0, num_bootstrap=20, **options)
 
     results = tests(*on_gpu(points))
     with jax.default_device(jax.devices("cpu")[0]):
