@@ -106,6 +106,7 @@ def test_scipy_gaussian_kde(samples):
     assert relative_error(kde_logpdf(x, y, tau), theirs.logpdf(x[:, 0])) < 1e-12
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of coreax's
 @pytest.mark.parametrize("unique", [True, False])
 def test_coreax_herding(samples, unique):
     pytest.importorskip("coreax")
