@@ -44,7 +44,7 @@ class MeshOnly(TypedDict, total=False):
 
 
 class MeshOptions(Options, MeshOnly, total=False):
-    """Both."""
+    """How the Gauss sums of a kernel method are computed, and on which devices."""
 
 
 @dataclass(frozen=True)

@@ -160,8 +160,11 @@ def _hsic(settings: Settings, estimator: str, x, y, tau_x, tau_y, weights) -> Ar
         found = (a * of_both).sum() - mean_x * mean_y - 2 * (a * (of_x - mean_x) * (of_y - mean_y)).sum()
         return found.astype(settings.dtype)
     squares = jnp.square(a)
-    of_both, again = sums(pairs, a, squares) if weights is not None else (sums(pairs, a)[0], None)
-    again = of_both / num if again is None else again
+    if weights is None:
+        (of_both,) = sums(pairs, a)
+        again = of_both / num
+    else:
+        of_both, again = sums(pairs, a, squares)
     p1, p2, p3, p4 = (jnp.power(a, k).sum() for k in (1, 2, 3, 4))
     product = (of_x - a) * (of_y - a)
     twos = (a * of_both).sum() - p2

@@ -14,8 +14,18 @@ from .._checks.samples import check_estimator, check_rng_key
 from .._checks.settings import MeshOnly, Points, Settings, Taus, working_dtype
 from .._sums.display import refuse_progress_in_a_trace
 from .hsic import FEWEST, check_pairs
-from .pair_forms import Groups, group_pairs, grouped, scan_pairs, squared_distances, times
-from .resampling import KernelTest, Resamplings, as_test, check_number, in_blocks, random_signs, soft_maximum
+from .pair_forms import Groups, group_pairs, grouped, in_groups, scan_pairs, squared_distances, times
+from .resampling import (
+    KernelTest,
+    Resamplings,
+    as_test,
+    check_number,
+    check_one_bandwidth,
+    in_blocks,
+    random_signs,
+    side_by_side,
+    soft_maximum,
+)
 
 PERMUTATIONS = 64  # at a time
 
@@ -95,11 +105,7 @@ def hsic_test(
     if resampling not in ("permutation", "wild"):
         raise ValueError(f"`jaxgauss.{function}`: `resampling` must be 'permutation' or 'wild'; got {resampling!r}.")
     aggregated = np.ndim(tau_x) + np.ndim(tau_y) > 0
-    if estimator == "biased" and aggregated:
-        raise ValueError(
-            f"`jaxgauss.{function}`: several bandwidths must go with estimator 'unbiased'; got {estimator!r}, tau_x"
-            f" {np.shape(tau_x)}, tau_y {np.shape(tau_y)}. What points are to themselves would hide the narrow ones."
-        )
+    check_one_bandwidth(function, estimator, tau_x=tau_x, tau_y=tau_y)
     if progress:
         refuse_progress_in_a_trace(function, x, y, tau_x, tau_y, rng_key)
     largest = PERMUTATIONS if resampling == "permutation" else num_permutations + 1
@@ -171,8 +177,7 @@ def _forms(
     make = functools.partial(_columns, design, wild, sides[0].groups.there, rng_key)
     part, chunks = functools.partial(_chunk, settings, design, sides), len(sides[0].groups.points)
     blocks: _Forms = in_blocks(settings.function, design.num_blocks, chunks, make, part, progress)
-    products = jnp.moveaxis(blocks.products, 0, -2)
-    return _Forms(products.reshape(*products.shape[:-2], -1), blocks.squares_x[0], blocks.squares_y[0])
+    return _Forms(side_by_side(blocks.products), blocks.squares_x[0], blocks.squares_y[0])
 
 
 _forms_at_once = jax.jit(_forms, static_argnums=(0, 1, 2, 3))
@@ -188,8 +193,7 @@ def _columns(design: Resamplings, wild: bool, there: Array, rng_key: Array, bloc
         keys = jax.vmap(jax.random.fold_in, (None, 0))(rng_key, column)
         orders = jax.vmap(lambda key: jax.random.permutation(key, jnp.arange(design.num, dtype="int32")))(keys).T
         found = jnp.where((column == 0)[None], jnp.arange(design.num, dtype="int32")[:, None], orders)
-    found = jnp.pad(found, ((0, there.size - design.num), (0, 0)))
-    return found.reshape(*there.shape, -1)
+    return in_groups(found, there)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

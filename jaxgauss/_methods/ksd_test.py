@@ -15,8 +15,18 @@ from .._checks.samples import check_estimator, check_kernel, check_rng_key, chec
 from .._checks.settings import MeshOnly, MeshOptions, Points, Settings, Taus, working_dtype
 from .._kernels.kernels import Kernel
 from .._sums.display import refuse_progress_in_a_trace
-from .pair_forms import Groups, group_pairs, grouped, scan_pairs, squared_distances, times
-from .resampling import KernelTest, Resamplings, as_test, check_number, in_blocks, random_signs, soft_maximum
+from .pair_forms import Groups, group_pairs, grouped, in_groups, scan_pairs, squared_distances, times
+from .resampling import (
+    KernelTest,
+    Resamplings,
+    as_test,
+    check_number,
+    check_one_bandwidth,
+    in_blocks,
+    random_signs,
+    side_by_side,
+    soft_maximum,
+)
 
 
 @takes_tau
@@ -98,11 +108,7 @@ def ksd_test(
             f"`jaxgauss.{function}`: `flip_probability` must lie between 0 and 1; got {flip_probability}. Independent"
             " points take 0.5."
         )
-    if estimator == "biased" and np.ndim(tau):
-        raise ValueError(
-            f"`jaxgauss.{function}`: several bandwidths must go with estimator 'unbiased'; got {estimator!r}, tau"
-            f" {np.shape(tau)}. What points are to themselves would hide the narrow ones."
-        )
+    check_one_bandwidth(function, estimator, tau=tau)
     if progress:
         refuse_progress_in_a_trace(function, points, scores, tau, rng_key)
     design = Resamplings.of(
@@ -134,16 +140,14 @@ def _sample(points, scores, tau) -> _Sample:
     operands = (jnp.asarray(lax.stop_gradient(jnp.asarray(z)), "float64") for z in (points, scores, tau))
     points, scores, tau = whole(*operands)
     groups = grouped(points, tau.reshape(-1))
-    scores = jnp.pad(scores, ((0, groups.there.size - len(scores)), (0, 0)))
-    return _Sample(groups, scores.reshape(groups.points.shape), tau.reshape(-1))
+    return _Sample(groups, in_groups(scores, groups.there), tau.reshape(-1))
 
 
 def _forms(settings: Settings, design: Resamplings, progress: bool, sample: _Sample, rng_key: Array) -> _Forms:
     make = functools.partial(_signs, design, sample.groups.there, rng_key)
     part, chunks = functools.partial(_chunk, settings, design, sample), len(sample.groups.points)
     blocks: _Forms = in_blocks(settings.function, design.num_blocks, chunks, make, part, progress)
-    products = jnp.moveaxis(blocks.products, 0, -2)
-    return _Forms(products.reshape(len(products), -1), blocks.squares[0])
+    return _Forms(side_by_side(blocks.products), blocks.squares[0])
 
 
 _forms_at_once = jax.jit(_forms, static_argnums=(0, 1, 2))
@@ -153,8 +157,7 @@ _forms_at_once = jax.jit(_forms, static_argnums=(0, 1, 2))
 def _signs(design: Resamplings, there: Array, rng_key: Array, block: Array | int) -> Array:
     """A block of signs (groups, size, columns)."""
     signs = random_signs(rng_key, design.places(block), design.num, design.flip_probability)
-    signs = jnp.pad(signs, ((0, there.size - design.num), (0, 0)))
-    return signs.reshape(*there.shape, -1)
+    return in_groups(signs, there)
 
 
 # h(x, y) = κ ⟨s, t⟩ + τ ψ ⟨s - t, x - y⟩ + τ (D ψ - u χ) of scores s at x and t at y: four products of two groups.

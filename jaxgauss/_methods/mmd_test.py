@@ -21,7 +21,7 @@ from .._sums.display import refuse_progress_in_a_trace
 from .._sums.sharded import sum_over_mesh
 from .labelings import Design, labels
 from .pair_forms import Forms, Groups, forms_of_pairs, group_pairs, grouped, smallest_distance
-from .resampling import KernelTest, as_test, check_number, in_blocks, soft_maximum
+from .resampling import KernelTest, as_test, check_number, in_blocks, side_by_side, soft_maximum
 
 BYTES = 2**26  # of signs held at a time
 FEW = 1024  # pooled points whose kernels are rounded to nothing less than float64; of more, errors average out
@@ -163,8 +163,7 @@ _forms_at_once = jax.jit(_forms, static_argnums=(0, 1, 2))
 
 def _joined(blocks: Forms) -> Forms:
     """The forms of all blocks side by side; the squares are those of each."""
-    quadratic, linear = (jnp.moveaxis(x, 0, -2).reshape(*x.shape[1:-1], -1) for x in blocks[:2])
-    return Forms(quadratic, linear, blocks.squares[0])
+    return Forms(side_by_side(blocks.quadratic), side_by_side(blocks.linear), blocks.squares[0])
 
 
 @functools.partial(jax.jit, static_argnums=0)

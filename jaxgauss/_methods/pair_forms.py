@@ -52,8 +52,14 @@ def grouped(points: Float[Array, "n d"], tau: Float[Array, "*bandwidths"]) -> Gr
     size = -(-len(points) // num_groups)
     x = points - center(points)
     by_product = ~(tau.max() * jnp.square(x).sum(-1).max() > PRODUCT_REACH)
-    x = jnp.pad(x, ((0, num_groups * size - len(x)), (0, 0))).reshape(num_groups, size, -1)
-    return Groups(x, (jnp.arange(num_groups * size) < len(points)).reshape(num_groups, size), by_product)
+    there = (jnp.arange(num_groups * size) < len(points)).reshape(num_groups, size)
+    return Groups(in_groups(x, there), there, by_product)
+
+
+def in_groups(x: Array, there: Bool[Array, "groups size"]) -> Array:
+    """Rows (n, …) as those of groups (groups, size, …), with zeros for what is not there."""
+    padding = (0, there.size - len(x)), *[(0, 0)] * (x.ndim - 1)
+    return jnp.pad(x, padding).reshape(*there.shape, *x.shape[1:])
 
 
 def group_pairs(num_groups: int, num_chunks: int = 1) -> Int[np.ndarray, "chunks each 2"]:

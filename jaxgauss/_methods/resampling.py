@@ -77,6 +77,16 @@ def check_number(function: str, name: str, number: Any) -> None:
         raise ValueError(f"`jaxgauss.{function}`: `{name}` must be a positive integer; got {number!r}.")
 
 
+def check_one_bandwidth(function: str, estimator: str, **taus: Any) -> None:
+    """Raise ValueError where a biased estimate is asked for of several bandwidths, which would be aggregated."""
+    if estimator == "biased" and any(np.ndim(tau) for tau in taus.values()):
+        given = ", ".join(f"{name} {np.shape(tau)}" for name, tau in taus.items())
+        raise ValueError(
+            f"`jaxgauss.{function}`: several bandwidths must go with estimator 'unbiased'; got {estimator!r}, {given}."
+            " What points are to themselves would hide the narrow ones."
+        )
+
+
 def as_test(statistics: Float[Array, " p1"], rounding: Array, dtype: Any, working: Any) -> KernelTest:
     """The test of the statistics, of which the first is observed; ties within rounding count against rejection."""
     observed, null = statistics[0], statistics[1:]
@@ -98,9 +108,7 @@ def soft_maximum(num: int, statistics: Float[Array, "t p"]) -> Float[Array, " p"
     return jax.nn.logsumexp(sharpness * statistics, 0, b=1 / len(statistics)) / sharpness
 
 
-def in_blocks(
-    function: str, blocks: int, chunks: int, make: Callable, part: Callable, progress: bool, unit: str = "block"
-) -> Any:
+def in_blocks(function: str, blocks: int, chunks: int, make: Callable, part: Callable, progress: bool) -> Any:
     """Σ_j part(make(i), j) for every block i, stacked; with `progress` from Python, a chunk at a time, with a bar."""
     if not progress:
 
@@ -112,7 +120,7 @@ def in_blocks(
 
         return lax.scan(block, None, jnp.arange(blocks))[1]
     found = []
-    with progress_bar(function, blocks * chunks, unit) as bar:
+    with progress_bar(function, blocks * chunks, "block") as bar:
         for i in range(blocks):
             columns, total = make(i), None
             for j in range(chunks):
@@ -121,6 +129,12 @@ def in_blocks(
                 bar.update()
             found.append(total)
     return jax.tree.map(lambda *x: jnp.stack(x), *found)
+
+
+def side_by_side(blocks: Float[Array, "blocks *leading columns"]) -> Float[Array, "*leading p"]:
+    """The columns of all blocks."""
+    columns = jnp.moveaxis(blocks, 0, -2)
+    return columns.reshape(*columns.shape[:-2], -1)
 
 
 def random_signs(rng_key: Array, columns: Array, num: int, flip_probability: float = 0.5) -> Int8[Array, "n columns"]:
