@@ -52,9 +52,15 @@ def test_other_kernels(case, kernel):
     assert relative_error(ours, dense(*case, kernel)) < 1e-12
 
 
-def test_the_far_tail_is_that_of_more_digits(rng):
-    """All Φ below 1e-300: the weights of the nearest keys, in twice float32's digits and more."""
+@pytest.mark.parametrize("spread", [1, 400])
+def test_the_far_tail_is_that_of_more_digits(rng, spread):
+    """All Φ below 1e-300: the weights of the nearest keys, in twice float32's digits and more.
+
+    Of keys that are far from one another as well, in pairs that a query weighs against each other.
+    """
     directions, keys, values = rng.normal(size=(50, 3)), rng.normal(size=(400, 3)), rng.uniform(1, 2, size=400)
+    keys[200:] = spread * keys[:200] + 0.01 * rng.normal(size=(200, 3)) if spread > 1 else keys[200:]
+    keys[:200] *= spread
     queries = np.linspace(60, 1000, 50)[:, None] * directions / np.linalg.norm(directions, axis=1, keepdims=True)
     queries, keys, values = (x.astype("float32") for x in (queries, keys, values))
     wide = [x.astype(np.longdouble) for x in (queries, keys, values)]
