@@ -8,6 +8,7 @@ import functools
 import importlib.util
 import os
 import timeit
+import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -180,18 +181,25 @@ def by_jax_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     return means[..., 0, : v.shape[-1]] * factor
 
 
-def by_ott(problem: Problem, what: str) -> Call | str:
-    """OTT's PointCloud with `batch_size`, which forms blocks of its cost matrix as it goes."""
-    if problem.channels != 1 or problem.batch != 1:
-        return "one vector, one problem"
+def otts_point_cloud() -> type:
+    """Of OTT-JAX, which forms blocks of its cost matrix as it goes if it has a `batch_size`."""
     from jax.interpreters import batching
 
     if not hasattr(batching, "is_vmappable"):  # which OTT 0.6 asks for, and JAX has since removed
         batching.is_vmappable = lambda _: False  # type: ignore[attr-defined]
-    from ott.geometry.pointcloud import PointCloud  # pyright: ignore[reportMissingImports]
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "JAXopt is no longer maintained")
+        from ott.geometry.pointcloud import PointCloud
+    return PointCloud
+
+
+def by_ott(problem: Problem, what: str) -> Call | str:
+    """OTT's PointCloud with `batch_size`, which forms blocks of its cost matrix as it goes."""
+    if problem.channels != 1 or problem.batch != 1:
+        return "one vector, one problem"
 
     def apply(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return PointCloud(q, k, epsilon=2.0, batch_size=1024).apply_kernel(v[:, 0], axis=1)[:, None]
+        return otts_point_cloud()(q, k, epsilon=2.0, batch_size=1024).apply_kernel(v[:, 0], axis=1)[:, None]
 
     return dense(in_jax(apply))(problem, what)
 

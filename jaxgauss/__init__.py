@@ -3,6 +3,9 @@
 s_m = Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n
 """
 
+from importlib import import_module as _import_module
+from types import ModuleType as _ModuleType
+
 from ._engines.plan import Plan as Plan
 from ._kernels.kernels import Kernel as Kernel
 from ._kernels.kernels import rational_quadratic as rational_quadratic
@@ -45,3 +48,12 @@ from ._sums.sharded import gauss_sum_sharded as gauss_sum_sharded
 from ._sums.streamed import gauss_sum_streamed as gauss_sum_streamed
 
 __version__ = "0.1.0"
+
+_NEIGHBOURS = ("lineax", "optax", "ott", "sklearn")  # modules that need other libraries
+
+
+def __getattr__(name: str) -> _ModuleType:
+    """`jaxgauss.ott` and its like, imported where somebody asks for them."""
+    if name in _NEIGHBOURS:
+        return _import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -129,6 +129,11 @@ def _transpose(g, queries: Array, keys: Array, values: ad.UndefinedPrimal, tau: 
 
 
 def _batched(operands, axes, *, settings: Settings):
+    queries, keys, values, tau = operands
+    if all(axis is None for axis in (axes[0], axes[1], axes[3])):  # of one kernel matrix: more channels
+        values = jnp.moveaxis(values, axes[2], -1)  # (…, N, C, B)
+        total = gauss_sum_p.bind(queries, keys, flat_channels(values), tau, settings=settings)
+        return total.reshape(*total.shape[:-1], *values.shape[-2:]), total.ndim
     operands = [x[None] if axis is None else jnp.moveaxis(x, axis, 0) for x, axis in zip(operands, axes, strict=True)]
     return gauss_sum_p.bind(*operands, settings=settings), 0
 

@@ -2,7 +2,7 @@
 
 import functools
 from dataclasses import replace
-from typing import Unpack
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -86,7 +86,20 @@ def kernel_mean(
     References:
         Nadaraya, "On Estimating Regression", 1964; Watson, "Smooth Regression Analysis", 1964.
     """
-    function = "kernel_mean"
+    return means_and_logs("kernel_mean", queries, keys, values, log_weights, tau, kernel, options)[0]
+
+
+def means_and_logs(
+    function: str,
+    queries: Any,
+    keys: Any,
+    values: Any,
+    log_weights: Any,
+    tau: Any,
+    kernel: str | Kernel,
+    options: MeshOptions,
+) -> tuple[Array, Array]:
+    """`kernel_mean`, and the logarithms of its denominators (…, M), by one sum."""
     check_options(function, options)
     of_weights = check_weights(function, "log_weights", log_weights, keys)
     kernel = check_kernel(function, kernel, positive=True)
@@ -111,10 +124,10 @@ def as_logs(settings: Settings) -> Settings:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _checked_mean(settings: Settings, queries, keys, values, log_weights, tau) -> Array:
+def _checked_mean(settings: Settings, queries, keys, values, log_weights, tau) -> tuple[Array, Array]:
     of_one = values.ndim == 1
-    found, _ = means_over_mesh(settings, queries, keys, values[:, None] if of_one else values, log_weights, tau)
-    return (found[..., 0] if of_one else found).astype(settings.dtype)
+    found, logs = means_over_mesh(settings, queries, keys, values[:, None] if of_one else values, log_weights, tau)
+    return (found[..., 0] if of_one else found).astype(settings.dtype), logs[..., 0].astype(settings.dtype)
 
 
 def means_over_mesh(

@@ -1,0 +1,173 @@
+"""Kernel matrices as lineax's operators: solutions, their preconditioner, log-determinants, and gradients."""
+
+import functools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import lineax as lx
+import numpy as np
+import pytest
+
+import jaxgauss
+from jaxgauss.lineax import gauss_operator, log_determinant, nystrom_preconditioner
+from oracle import relative_error
+
+CG = lx.CG(rtol=1e-10, atol=1e-10, stabilise_every=None)
+
+
+def matrix(points, tau, noise):
+    kernel = jnp.exp(-tau / 2 * jnp.square(points[:, None] - points[None]).sum(-1))
+    return kernel + jnp.diag(jnp.broadcast_to(noise, len(points)))
+
+
+def problem(num=300, dtype="float64"):
+    rng = np.random.default_rng(0)
+    points = rng.uniform(-1, 1, (num, 3))
+    values = np.sin(3 * points[:, 0]) + points[:, 2] + 0.1 * rng.standard_normal(num)
+    return jnp.asarray(points, dtype), jnp.asarray(values, dtype)
+
+
+def solve(operator, values, rank=0, solver=CG):
+    options = {"preconditioner": nystrom_preconditioner(operator, rank, rng_key=jax.random.key(0))} if rank else {}
+    return lx.linear_solve(operator, values, solver, options=options)
+
+
+@pytest.mark.parametrize("noise", [0.3, "for each point"])
+def test_an_operator_is_its_matrix(noise):
+    points, values = problem(30)
+    noise = jnp.linspace(0.1, 1, 30) if noise == "for each point" else noise
+    operator, dense = gauss_operator(points, 2.0, noise=noise), matrix(points, 2.0, noise)
+    for found in (operator.as_matrix(), operator.T.as_matrix(), lx.materialise(operator).as_matrix()):
+        assert relative_error(found, dense) < 1e-12
+    assert relative_error(lx.diagonal(operator), jnp.diag(dense)) < 1e-12
+    assert relative_error(operator.mv(values), dense @ values) < 1e-12
+    assert relative_error((2.0 * operator).mv(values), 2 * dense @ values) < 1e-12
+    assert lx.is_symmetric(operator) and lx.is_positive_semidefinite(operator) and not lx.is_diagonal(operator)
+    assert operator.in_structure() == operator.out_structure() == jax.eval_shape(lambda: values)
+    inverse = nystrom_preconditioner(operator, 30, rng_key=jax.random.key(0))
+    assert relative_error(inverse.as_matrix() @ dense, jnp.eye(30)) < 1e-6
+    assert relative_error(lx.diagonal(inverse), jnp.diag(inverse.as_matrix())) < 1e-12
+    assert relative_error(inverse.log_determinant(), jnp.linalg.slogdet(dense)[1]) < 1e-9
+
+
+@pytest.mark.parametrize("kernel", ["matern32", "imq"])
+def test_other_kernels(kernel):
+    points, values = problem(40)
+    operator = gauss_operator(points, 2.0, noise=0.1, kernel=kernel)
+    dense = jaxgauss.kernel_sum(points, points, jnp.eye(40), 2.0, kernel=kernel) + 0.1 * jnp.eye(40)
+    assert relative_error(solve(operator, values, 20).value, jnp.linalg.solve(dense, values)) < 1e-8
+
+
+def test_a_preconditioner_makes_steps_few():
+    points, values = problem(2000, "float32")
+    operator = gauss_operator(points, 5.0, noise=1e-2)
+    solver = lx.CG(rtol=1e-5, atol=1e-5, stabilise_every=None)
+    plain, preconditioned = (eqx.filter_jit(solve)(operator, values, r, solver) for r in (0, 200))
+    exact = np.linalg.solve(np.asarray(matrix(points.astype("float64"), 5.0, 1e-2)), np.asarray(values, "float64"))
+    assert plain.stats["num_steps"] > 200 > 5 * preconditioned.stats["num_steps"]
+    wide = gauss_operator(points.astype("float64"), 5.0, noise=1e-2)
+    rest = values.astype("float64") - wide.mv(preconditioned.value.astype("float64"))
+    assert 1e-6 < np.linalg.norm(rest) / np.linalg.norm(values) < 1e-4  # what float32 leaves
+    options = {"preconditioner": nystrom_preconditioner(operator, 200, rng_key=jax.random.key(0))}
+    size = np.abs(rest).max()
+    correction = lx.linear_solve(operator, (rest / size).astype("float32"), solver, options=options).value
+    refined = preconditioned.value.astype("float64") + size * correction.astype("float64")
+    assert np.linalg.norm(values.astype("float64") - wide.mv(refined)) / np.linalg.norm(values) < 1e-7
+    assert relative_error(refined, exact) < 1e-4
+
+
+def test_gradients_of_a_solution(rng):
+    points, values = problem(60)
+    cotangent = jnp.asarray(rng.standard_normal(60))
+
+    def by_operator(rank, points, tau, noise, values):
+        return cotangent @ solve(gauss_operator(points, tau, noise=noise), values, rank).value
+
+    def by_matrix(points, tau, noise, values):
+        return cotangent @ jnp.linalg.solve(matrix(points, tau, noise), values)
+
+    operands = points, jnp.asarray(2.0), jnp.asarray(0.1), values
+    exact = jax.grad(by_matrix, (0, 1, 2, 3))(*operands)
+    for rank in (0, 30):
+        for a, b in zip(jax.grad(by_operator, (1, 2, 3, 4))(rank, *operands), exact, strict=True):
+            assert relative_error(a, b) < 1e-7
+
+
+def test_columns_share_their_sums(rng):
+    points, _ = problem(50)
+    many = jnp.asarray(rng.standard_normal((7, 50)))
+    operator = gauss_operator(points, 2.0, noise=0.1)
+    assert relative_error(jax.vmap(operator.mv)(many), many @ matrix(points, 2.0, 0.1)) < 1e-12
+    program = str(jax.make_jaxpr(jax.vmap(operator.mv))(many))
+    assert "f64[50,7] = gauss_sum" in program
+    together = jax.vmap(lambda values: lx.linear_solve(operator, values, CG).value)(many)
+    assert relative_error(together.T, jnp.linalg.solve(matrix(points, 2.0, 0.1), many.T)) < 1e-8
+
+
+@pytest.mark.parametrize(("rank", "steps"), [(0, 60), (30, 20), (100, 10)])
+def test_log_determinants_are_within_their_standard_errors(rank, steps):
+    points, _ = problem(200)
+    exact = jnp.linalg.slogdet(matrix(points, 2.0, 0.1))[1]
+    operator = gauss_operator(points, 2.0, noise=0.1)
+    inverse = nystrom_preconditioner(operator, rank, rng_key=jax.random.key(0)) if rank else None
+    estimate = jax.jit(
+        lambda key: log_determinant(operator, rng_key=key, preconditioner=inverse, num_samples=8, num_matvecs=steps)
+    )
+    found = [estimate(key) for key in jax.random.split(jax.random.key(1), 20)]
+    deviations = np.array([(x.value - exact) / x.standard_error for x in found])
+    assert abs(deviations.mean()) < 5 / np.sqrt(20)
+    assert 0.5 < deviations.std() < 2
+    assert max(x.standard_error for x in found) < {0: 20, 30: 5, 100: 0.1}[rank]
+
+
+def test_gradients_of_a_log_determinant():
+    points, _ = problem(100)
+
+    def estimate(tau, noise, key):
+        operator = gauss_operator(points, tau, noise=noise)
+        inverse = nystrom_preconditioner(operator, 40, rng_key=jax.random.key(0))
+        return log_determinant(operator, rng_key=key, preconditioner=inverse, num_samples=16, num_matvecs=15).value
+
+    exact = jax.grad(lambda tau, noise: jnp.linalg.slogdet(matrix(points, tau, noise))[1], (0, 1))(2.0, 0.1)
+    gradient = jax.jit(jax.grad(estimate, (0, 1)))
+    found = np.array([gradient(2.0, 0.1, key) for key in jax.random.split(jax.random.key(1), 20)])
+    for mean, deviation, b in zip(found.mean(0), found.std(0), exact, strict=True):
+        assert abs(mean - b) < 5 * deviation / np.sqrt(20) and deviation < 0.2 * abs(b)
+
+
+def test_bad_arguments_are_named():
+    points, values = problem(5)
+    operator = gauss_operator(points, 1.0, noise=0.1)
+    bad = [
+        (ValueError, r"`precision` must be .*got 'float16'. Conjugate gradients", (points,), {"precision": "float16"}),
+        (TypeError, r"`points` must be float32 or float64; got points float16", (points.astype("float16"),), {}),
+        (ValueError, r"`points` must be \(N, D\); got points \(1, 5, 3\)", (points[None],), {}),
+        (ValueError, r"`tau` must be one number; got tau \(2,\)", (points, jnp.ones(2)), {}),
+        (ValueError, r"`tau` must be positive.*got tau -1", (points, -1.0), {}),
+        (ValueError, r"`noise` must not be negative.*got noise from -1", (points,), {"noise": -1.0}),
+        (
+            ValueError,
+            r"`noise` must be a number or one for each point; got noise \(3,\)",
+            (points,),
+            {"noise": values[:3]},
+        ),
+        (ValueError, r"`kernel` must be positive definite; got .*energy", (points,), {"kernel": "energy"}),
+        (TypeError, r"the bandwidth must be given as `tau`", (points,), {"gamma": 1.0}),
+    ]
+    for kind, message, arguments, options in bad:
+        with pytest.raises(kind, match=message):
+            gauss_operator(*arguments, **options)
+    precondition = functools.partial(nystrom_preconditioner, rng_key=jax.random.key(0))
+    with pytest.raises(ValueError, match=r"`rank` must be a number from 1 to that of points, 5; got 6"):
+        precondition(operator, 6)
+    with pytest.raises(ValueError, match=r"`operator` must have positive noise; got noise 0"):
+        precondition(gauss_operator(points), 2)
+    with pytest.raises(TypeError, match=r"`operator` must be of gauss_operator; got IdentityLinearOperator"):
+        precondition(lx.IdentityLinearOperator(operator.in_structure()), 2)
+    with pytest.raises(ValueError, match=r"got num_samples 1, num_matvecs 20"):
+        log_determinant(operator, rng_key=jax.random.key(0), num_samples=1)
+    with pytest.raises(TypeError, match=r"`rng_key` must be one random key; got 0"):
+        log_determinant(operator, rng_key=0)
+    with pytest.raises(TypeError, match=r"`operator` must be of gauss_operator; got ArrayImpl"):
+        log_determinant(values, rng_key=jax.random.key(0))

@@ -1,0 +1,130 @@
+"""OTT-JAX's solvers on our geometry find what they find on their own, dense and in float64."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from ott.geometry import costs, epsilon_scheduler, pointcloud
+from ott.problems.linear import linear_problem
+from ott.solvers.linear import acceleration, sinkhorn
+from ott.tools import sinkhorn_divergence
+
+import jaxgauss.ott
+from oracle import relative_error
+
+pytestmark = pytest.mark.usefixtures("as_it_comes")
+
+
+OURS, THEIRS = jaxgauss.ott.PointCloud, pointcloud.PointCloud
+
+
+def clouds(num=100, other=80, dim=3):
+    rng = np.random.default_rng(0)
+    return rng.standard_normal((num, dim)), 0.8 * rng.standard_normal((other, dim)) + 0.3
+
+
+def both(function, *arrays):
+    """Leaves of a function of a geometry and arrays: by ours in float32, by theirs in float64."""
+    ours = jax.jit(functools.partial(function, OURS))(*(jnp.asarray(x, jnp.float32) for x in arrays))
+    with jax.enable_x64(True):
+        theirs = jax.jit(functools.partial(function, THEIRS))(*(jnp.asarray(x) for x in arrays))
+    return ([np.asarray(x) for x in jax.tree.leaves(y)] for y in (ours, theirs))
+
+
+def solved(geometry, x, y, epsilon=0.3, problem=None, **options):
+    problem = {name: z if isinstance(z, float) else jnp.asarray(z, x.dtype) for name, z in (problem or {}).items()}
+    solver = sinkhorn.Sinkhorn(**{"min_iterations": 60, "max_iterations": 60, **options})
+    return solver(linear_problem.LinearProblem(geometry(x, y, epsilon=epsilon), **problem))
+
+
+def test_potentials_and_costs_are_those_of_the_dense_geometry():
+    def found(geometry, x, y):
+        out = solved(geometry, x, y)
+        return out.f, out.g, out.reg_ot_cost, out.primal_cost
+
+    ours, exact = both(found, *clouds(2000, 2000))
+    for a, b in zip(ours, exact, strict=True):
+        assert relative_error(a, b) < 1e-5
+
+
+SOLVERS = {
+    "scalings": {"lse_mode": False},
+    "momentum": {"momentum": acceleration.Momentum(value=1.3)},
+    "unbalanced": {"problem": {"tau_a": 0.9, "tau_b": 0.95}},
+    "masses, some of them zero": {"problem": {"a": np.r_[np.zeros(10), np.full(90, 1 / 90)]}},
+    "a schedule": {"epsilon": epsilon_scheduler.Epsilon(target=0.3, init=10.0, decay=0.8)},
+}
+
+
+@pytest.mark.parametrize("options", SOLVERS.values(), ids=SOLVERS.keys())
+def test_variants_of_the_solver(options):
+    def found(geometry, x, y):
+        out = solved(geometry, x, y, **options)
+        return out.reg_ot_cost, out.marginal(0), out.marginal(1), jnp.where(jnp.isfinite(out.f), out.f, 0), out.g
+
+    ours, exact = both(found, *clouds())
+    for a, b in zip(ours, exact, strict=True):
+        assert relative_error(a, b) < 1e-5
+
+
+def test_gradients_of_the_divergence():
+    def divergence(geometry, x, y):
+        options = {"min_iterations": 20, "max_iterations": 20}
+        return sinkhorn_divergence.sinkhorn_divergence(geometry, x, y, epsilon=0.5, solve_kwargs=options)[0]
+
+    ours, exact = both(lambda geometry, *x: jax.value_and_grad(divergence, (1, 2))(geometry, *x), *clouds(2000, 2000))
+    for a, b in zip(ours, exact, strict=True):
+        assert relative_error(a, b) < 1e-4
+
+
+@pytest.mark.filterwarnings("ignore:`NormalCG:DeprecationWarning")  # of OTT's
+@pytest.mark.parametrize("implicit", [True, False])
+def test_gradients_of_the_potentials(implicit):
+    def loss(geometry, x, y):
+        options = {} if implicit else {"implicit_diff": None}
+        f = solved(geometry, x, y, epsilon=1.0, **options).f
+        return (f * jnp.cos(jnp.arange(f.size))).sum()
+
+    ours, exact = both(lambda geometry, *x: jax.grad(loss, (1, 2))(geometry, *x), *clouds(50, 40))
+    for a, b in zip(ours, exact, strict=True):
+        assert relative_error(a, b) < 1e-4
+
+
+COSTS = ({}, {"scale_cost": "max_cost"}, {"scale_cost": "mean"}, {"relative_epsilon": "std", "epsilon": 0.1})
+
+
+@pytest.mark.parametrize("options", COSTS, ids=str)
+def test_what_a_geometry_can_be_asked(options):
+    def found(geometry, x, y, u, v):
+        g = geometry(x, y, **options)
+        products = [g.apply_square_cost(v, axis=1), g.apply_cost(u), g.apply_kernel(v, axis=1), g.apply_kernel(u, 0.7)]
+        logs = *g.apply_lse_kernel(u, v, 0.7, vec=u, axis=0), g.apply_lse_kernel(u, v, 0.7, axis=1)[0]
+        transports = [g.apply_transport_from_potentials(u / 9, v / 9, *z) for z in ((jnp.stack([u, u + 1]), 0), (v, 1))]
+        return g.epsilon, g.inv_scale_cost, g.std_cost_matrix, products, logs, transports, g.subset(jnp.arange(3)).x
+
+    ours, exact = both(found, *clouds(), np.sin(np.arange(100)), np.cos(np.arange(80)))
+    for a, b in zip(ours, exact, strict=True):
+        assert relative_error(a, b) < 1e-5
+
+
+def test_options_survive_transformations():
+    x, y = (jnp.asarray(z, jnp.float32) for z in clouds())
+    geometry = jax.jit(lambda x: OURS(x, y, epsilon=0.3, method="blocked", precision="float64"))(x)
+    assert geometry._options == {"method": "blocked", "precision": "float64", "backend": "auto"}
+    assert geometry.set_scale_cost(2.0)._options == geometry._options
+
+
+def test_no_matrix_is_formed():
+    x = jax.ShapeDtypeStruct((50_000, 64), jnp.float32)
+    program = str(jax.make_jaxpr(jax.grad(lambda x, y: solved(OURS, x, y).reg_ot_cost))(x, x))
+    assert "50000,64" in program and "50000,50000" not in program
+
+
+def test_bad_arguments_are_named():
+    x = jnp.ones((5, 2))
+    with pytest.raises(ValueError, match=r"`cost_fn` must be the squared Euclidean.*got .*PNormP"):
+        OURS(x, x, cost_fn=costs.PNormP(1.5))
+    with pytest.raises(ValueError, match=r"`method` must be one of .*; got 'prescale'"):
+        OURS(x, x, method="prescale")
