@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from . import load
+from . import neighbours as solvers
 from . import resampling as tests
 from .kernels import ratios as kernel_ratios
 from .kernels import report as kernel_table
@@ -32,6 +33,7 @@ LOAD = "2026-11-21_cpu_5523495_load"
 PRECISION = "2026-11-22_cpu_6353f0c_precision"
 KERNELS = "2026-11-22_cpu_1a6a991_kernels"
 RESAMPLING = "2026-11-23_cpu_89e551b_resampling"
+NEIGHBOURS = "NEIGHBOURS_RESULT"
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n)(.*?)(<!-- end -->)", re.S)
 WHAT = ("forward", "gradients")
 
@@ -246,7 +248,28 @@ def threads() -> str:
     return f"{load.report(_read(LOAD)['cells'])}\n{text}"
 
 
+def neighbours() -> str:
+    """OTT's and lineax's solvers on these sums."""
+    data = _read(NEIGHBOURS)
+    cells = data["cells"]
+    (large,) = (c for c in cells if c["figure"] == "large")
+    errors = {c["what"]: c["error"] for c in cells if c["figure"] == "agreement"}
+    small, many = (c for c in cells if c["figure"] == "log-determinant")
+    potentials, agreeing = max(errors["f"], errors["g"]), next(c["n"] for c in cells if c["figure"] == "agreement")
+    text = _prose(
+        f"{data['device_name']}, {data['cores']} cores. {large['n']:,} points in {large['d']} dimensions: ten",
+        f"iterations in {large['seconds'][0]:.0f} s with compiling, {large['mib']:.0f} MiB above the start. At",
+        f"{agreeing:,} points in 3-D potentials, cost and the divergence's gradient differ from OTT's dense",
+        f"geometry in float64 by {_power(potentials)}, {_power(errors['cost'])} and {_power(errors['gradient'])}.",
+        f"log det(K + σ²I) with rank {small['rank']}: {small['value']:.2f} ± {small['standard_error']:.2f} at",
+        f"N = {small['n']:,}, where it is {small['exact']:.2f}; {many['value']:.2f} ± {many['standard_error']:.2f} at",
+        f"{many['n']:,}, in {many['seconds'][0]:.0f} s.",
+    )
+    return f"{solvers.report(cells)}\n\n{text}"
+
+
 FIGURES = (
+    neighbours,
     everything,
     rivals,
     grid,

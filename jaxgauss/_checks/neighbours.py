@@ -10,8 +10,8 @@ def needed(asked: str, distribution: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        missing = error.name or str(error)
-        if missing.partition(".")[0] == "jaxgauss":
+        missing = (error.name or str(error)).partition(".")[0]
+        if missing == "jaxgauss":
             raise
         raise ImportError(
             f"`{asked}` needs {distribution}, which is not among what jaxgauss installs; got no module named"

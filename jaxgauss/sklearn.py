@@ -1,0 +1,381 @@
+"""Estimators for scikit-learn, NumPy in and NumPy out: densities and regressions without the kernel matrix."""
+
+import functools
+import math
+import numbers
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from ._checks.neighbours import needed
+from ._checks.operands import check_tau
+from ._checks.samples import check_kernel
+from ._kernels.kernels import GAUSS, Kernel
+from ._methods.kde import check_integral, kde_logpdf
+from ._methods.leave_one_out import leave_one_out_tau
+from ._sums.kernel_mean import kernel_mean
+from ._sums.kernel_sum import kernel_sum
+
+with needed("jaxgauss.sklearn", "scikit-learn"):
+    from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.utils import check_array, check_random_state
+    from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
+
+DTYPES = (np.float64, np.float32)  # that data are kept and summed in; others become the first
+LEAVE_ONE_OUT = "leave_one_out"
+BLOCK = 64  # numbers of points that sums are compiled for are its multiples
+
+
+class _KernelEstimator(BaseEstimator):
+    """What the three have in common: τ and a kernel, training points with weights, and sums over them."""
+
+    tau: Any
+    kernel: Any
+    X_fit_: np.ndarray
+    weights_: np.ndarray | None
+    tau_: float
+    _searches = True  # whether τ may be left to leave-one-out
+
+    @property
+    def _name(self) -> str:
+        return f"sklearn.{type(self).__name__}"
+
+    def _check_kernel(self) -> Kernel:
+        """The kernel; ValueError or TypeError unless it and τ can be used."""
+        where, tau = f"`jaxgauss.{self._name}`", self.tau
+        if not (self._searches and isinstance(tau, str) and tau == LEAVE_ONE_OUT):
+            if isinstance(tau, bool) or not isinstance(tau, numbers.Real):
+                names = f" or {LEAVE_ONE_OUT!r}" if self._searches else ""
+                raise ValueError(
+                    f"{where}: `tau` must be a positive number{names}; got tau {tau!r}. Pass 1 / sigma**2."
+                )
+            check_tau(where, float(tau), np.dtype(np.float64))
+        return check_kernel(self._name, self.kernel, positive=True)
+
+    def _check_positive(self, name: str, value: Any, kind: type = numbers.Real) -> None:
+        if isinstance(value, bool) or not isinstance(value, kind) or not 0 < value < math.inf:
+            what = "number" if kind is numbers.Real else "integer"
+            raise ValueError(
+                f"`jaxgauss.{self._name}`: `{name}` must be a positive finite {what}; got {name} {value!r}. Pass"
+                f" {name}=1."
+            )
+
+    def _validated(self, X: Any, *y: Any) -> tuple[np.ndarray, np.ndarray]:
+        """Points, and values in their dtype if there are any; ValueError if they are none or do not fit together."""
+        found: Any = validate_data(
+            self, X, *y, dtype=DTYPES, **({"multi_output": True, "y_numeric": True} if y else {})
+        )
+        return (found[0], found[1].astype(found[0].dtype)) if y else (found, found)
+
+    def _keep(self, X: np.ndarray, sample_weight: Any, values: np.ndarray | None = None) -> None:
+        """Training points, their weights and τ."""
+        self.X_fit_ = X
+        self.weights_ = None if sample_weight is None else self._checked_weights(sample_weight)
+        if self.tau == LEAVE_ONE_OUT:
+            search = functools.partial(leave_one_out_tau, kernel=self.kernel)
+            found = _computed(lambda *x, **more: search(*x, **more).tau, X, values=values, weights=self.weights_)
+            self.tau_ = float(found)
+        else:
+            self.tau_ = float(self.tau)
+
+    def _checked_weights(self, sample_weight: Any) -> np.ndarray:
+        X = self.X_fit_
+        if isinstance(sample_weight, numbers.Real):
+            sample_weight = np.full(len(X), sample_weight)
+        weights = check_array(sample_weight, ensure_2d=False, input_name="sample_weight").astype(X.dtype)
+        check_consistent_length(X, weights)
+        if weights.ndim != 1:
+            raise ValueError(
+                f"`jaxgauss.{self._name}`: `sample_weight` must be one-dimensional; got sample_weight {weights.shape}."
+                " Pass one weight for each row of X."
+            )
+        if not (weights.min() >= 0 and weights.max() > 0):
+            raise ValueError(
+                f"`jaxgauss.{self._name}`: `sample_weight` must not be negative, nor all zero; got weights from"
+                f" {weights.min()} to {weights.max()}. Leave out points of no weight."
+            )
+        return weights
+
+    def _summed(self, function: Callable[..., Array], X: Any, *operands: np.ndarray, **more: np.ndarray) -> np.ndarray:
+        """A function of points and training points; of operands that go with these, zero leaves a point out."""
+        X = validate_data(self, X, dtype=self.X_fit_.dtype, reset=False)
+        others = (_padded(x, "constant") for x in operands)
+        function = functools.partial(function, tau=self.tau_, kernel=self.kernel)
+        return _computed(function, _padded(X), _padded(self.X_fit_), *others, **more)[: len(X)]
+
+    def _padded_weights(self) -> np.ndarray:
+        weights = np.ones(len(self.X_fit_), self.X_fit_.dtype) if self.weights_ is None else self.weights_
+        return _padded(weights, "constant")
+
+
+class KernelDensity(_KernelEstimator):
+    """Kernel density estimate, p(x) = Σ_n w_n (τ/2π)^{D/2} exp(-τ/2 ‖x - x_n‖²), or of another kernel: `kde_logpdf`.
+
+    `sklearn.neighbors.KernelDensity` with bandwidth = τ^-½ and no tolerances (rtol = atol = 0): every pair counts.
+    O(P N D) operations and O((P + N) D) memory for P points.
+
+    Args:
+        tau: τ = 1/σ², positive; or "leave_one_out", which maximizes the likelihood of every point under the others.
+        kernel: a name or a `Kernel` that has an integral, as for `kde_logpdf`.
+
+    Attributes:
+        X_fit_: the points, (N, D).
+        weights_: w, (N,), or None where all are the same.
+        tau_: the τ in use.
+        n_features_in_: D.
+
+    Raises:
+        ValueError: by `fit`, where τ, the kernel, the points or their weights are wrong.
+
+    Precision:
+        Float32 points are summed in float32, all others in float64, whether or not `jax_enable_x64` is set.
+        Log-densities have the dtype of the points.
+
+    Example:
+        >>> import numpy as np
+        >>> from sklearn.model_selection import GridSearchCV
+        >>> from jaxgauss.sklearn import KernelDensity
+        >>> points = np.random.default_rng(0).normal(size=(200, 1))
+        >>> search = GridSearchCV(KernelDensity(), {"tau": [0.1, 10.0, 1000.0]}).fit(points)
+        >>> search.best_params_
+        {'tau': 10.0}
+
+    References:
+        Silverman, "Density Estimation for Statistics and Data Analysis", 1986.
+    """
+
+    def __init__(self, tau: float | str = 1.0, kernel: str | Kernel = "gauss"):
+        self.tau = tau
+        self.kernel = kernel
+
+    def fit(self, X, y=None, sample_weight=None):
+        """Keep the points X (N, D), and weights of theirs, not negative, (N,); y is ignored."""
+        kernel = self._check_kernel()
+        X, _ = self._validated(X)
+        check_integral(self._name, kernel, X.shape[1])
+        self._keep(X, sample_weight)
+        return self
+
+    def score_samples(self, X) -> np.ndarray:
+        """Log-density of every row of X, (P,)."""
+        check_is_fitted(self)
+        return self._summed(kde_logpdf, X, weights=self._padded_weights())
+
+    def score(self, X, y=None) -> float:
+        """Log-likelihood of X: the sum of `score_samples`; y is ignored."""
+        return float(self.score_samples(X).sum(dtype=np.float64))
+
+    def sample(self, n_samples=1, random_state=None) -> np.ndarray:
+        """Points drawn from the density, (n_samples, D): of the Gaussian kernel only."""
+        check_is_fitted(self)
+        if check_kernel(self._name, self.kernel) != GAUSS:
+            raise ValueError(
+                f"`jaxgauss.{self._name}`: `kernel` must be 'gauss' for points to be drawn; got {self.kernel!r}."
+                " Add noise of the kernel's density to X_fit_."
+            )
+        rng = check_random_state(random_state)
+        shares = None if self.weights_ is None else (w := self.weights_.astype(np.float64)) / w.sum()
+        centers = self.X_fit_[rng.choice(len(self.X_fit_), n_samples, p=shares)]
+        return rng.normal(centers, self.tau_**-0.5).astype(centers.dtype)
+
+
+class KernelMean(MultiOutputMixin, RegressorMixin, _KernelEstimator):
+    """Kernel regression (Nadaraya-Watson), f(x) = Σ_n w_n Φ(x, x_n) y_n / Σ_n w_n Φ(x, x_n): `kernel_mean`.
+
+    Nothing is solved: `fit` keeps the points. Within the range of y, and at any distance from the points: far from
+    them it is the value of the nearest.
+
+    Args:
+        tau: τ = 1/σ², positive; or "leave_one_out", which minimizes the error at every point of the mean of the others.
+        kernel: a name or a `Kernel`, as for `kernel_mean`.
+
+    Attributes:
+        X_fit_: the points, (N, D).
+        y_fit_: their values, (N,) or (N, C).
+        weights_: w, (N,), or None where all are the same.
+        tau_: the τ in use.
+        n_features_in_: D.
+
+    Raises:
+        ValueError: by `fit`, where τ, the kernel, the points, their values or weights are wrong.
+
+    Precision:
+        As for `KernelDensity`.
+
+    Example:
+        >>> import numpy as np
+        >>> from jaxgauss.sklearn import KernelMean
+        >>> X = np.linspace(0, 6, 300)[:, None]
+        >>> model = KernelMean(tau="leave_one_out").fit(X, np.sin(X))
+        >>> bool(model.score(X, np.sin(X)) > 0.999)
+        True
+
+    References:
+        Nadaraya, "On Estimating Regression", 1964; Watson, "Smooth Regression Analysis", 1964.
+    """
+
+    def __init__(self, tau: float | str = 1.0, kernel: str | Kernel = "gauss"):
+        self.tau = tau
+        self.kernel = kernel
+
+    def fit(self, X, y, sample_weight=None):
+        """Keep the points X (N, D), their values y, (N,) or (N, C), and weights of theirs, not negative, (N,)."""
+        self._check_kernel()
+        X, y = self._validated(X, y)
+        self.y_fit_ = y
+        self._keep(X, sample_weight, y)
+        return self
+
+    def predict(self, X) -> np.ndarray:
+        """The mean at every row of X, (P,) or (P, C)."""
+        check_is_fitted(self)
+        with np.errstate(divide="ignore"):
+            log_weights = np.log(self._padded_weights())
+        return self._summed(kernel_mean, X, self.y_fit_, log_weights=log_weights)
+
+
+class KernelRidge(MultiOutputMixin, RegressorMixin, _KernelEstimator):
+    """Kernel ridge regression, f(x) = Σ_n Φ(x, x_n) c_n with (K + αI) c = y, by conjugate gradients without K.
+
+    `sklearn.kernel_ridge.KernelRidge(kernel="rbf")` with gamma = τ/2; and the mean of a Gaussian process whose noise
+    has variance α. A step is one sum, in O(N²D) operations and O(ND) memory. A Nyström preconditioner, of O(N rank)
+    memory, makes the steps few: where the eigenvalues of K beyond `rank` are below α, there are about twenty.
+
+    Args:
+        alpha: α, positive.
+        tau: τ = 1/σ², positive.
+        kernel: a name or a `Kernel`, positive definite, as for `kernel_sum`.
+        rank: of the preconditioner, or N where that is less: conjugate gradients then only polish a direct solution.
+        tol: where to stop: entries of the residual relative to the root mean square of y. None: 1e-8, for float32
+            points 1e-4.
+        max_iter: steps at most.
+
+    Attributes:
+        X_fit_: the points, (N, D).
+        dual_coef_: c, (N,) or (N, C).
+        weights_: of the squared errors, (N,), or None where all are the same: α is divided by them.
+        residual_: the largest ‖y - (K + αI) c‖ / ‖y‖ of a column of y, computed anew from the solution.
+        n_iter_: steps that were taken.
+        tau_: τ.
+        n_features_in_: D.
+
+    Raises:
+        ImportError: by `fit`, where lineax is not installed.
+        ValueError: by `fit`, where a parameter, the points, their values or weights are wrong.
+
+    Warns:
+        ConvergenceWarning: by `fit`, where the residual is larger than ten times `tol`: α is too small for the steps,
+            for the rank, or for the dtype.
+
+    Precision:
+        As for `KernelDensity`. In float32 residuals do not fall below about 1e-7 λ/α, λ the root mean square of the
+        eigenvalues of K, up to N: see `jaxgauss.lineax.gauss_operator`.
+
+    Example:
+        >>> import numpy as np
+        >>> from jaxgauss.sklearn import KernelRidge
+        >>> X = np.linspace(0, 6, 300)[:, None]
+        >>> model = KernelRidge(alpha=1e-3).fit(X, np.sin(X[:, 0]))
+        >>> bool(model.score(X, np.sin(X[:, 0])) > 0.99999)
+        True
+
+    References:
+        Saunders, Gammerman & Vovk, "Ridge Regression Learning Algorithm in Dual Variables", 1998.
+        Frangella, Tropp & Udell, "Randomized Nyström Preconditioning", 2021, arXiv:2110.02820.
+    """
+
+    _searches = False
+
+    def __init__(
+        self,
+        alpha: float = 1.0,
+        tau: float = 1.0,
+        kernel: str | Kernel = "gauss",
+        rank: int = 400,
+        tol: float | None = None,
+        max_iter: int = 1000,
+    ):
+        self.alpha = alpha
+        self.tau = tau
+        self.kernel = kernel
+        self.rank = rank
+        self.tol = tol
+        self.max_iter = max_iter
+
+    def fit(self, X, y, sample_weight=None):
+        """Solve for points X (N, D), their values y, (N,) or (N, C), and weights of the squared errors, (N,)."""
+        self._check_kernel()
+        self._check_positive("alpha", self.alpha)
+        for name in ("rank", "max_iter"):
+            self._check_positive(name, getattr(self, name), numbers.Integral)
+        if self.tol is not None:
+            self._check_positive("tol", self.tol)
+        X, y = self._validated(X, y)
+        self._keep(X, sample_weight)
+        kept, noise = np.arange(len(X)), np.asarray(self.alpha, X.dtype)
+        if self.weights_ is not None:
+            (kept,) = self.weights_.nonzero()
+            noise = (self.alpha / self.weights_[kept]).astype(X.dtype)
+        values = y.reshape(len(X), -1)[kept]
+        size = np.sqrt(np.square(values).mean(0))
+        scale = np.where(size > 0, size, np.ones_like(size))
+        tol = (1e-4 if X.dtype == np.float32 else 1e-8) if self.tol is None else float(self.tol)
+        solve = functools.partial(_solution, kernel=self.kernel, rank=int(self.rank), tol=tol, steps=int(self.max_iter))
+        found = _computed(solve, X[kept], values / scale, np.asarray(self.tau_, X.dtype), noise)
+        coefficients, self.n_iter_, self.residual_ = found[0], int(found[1]), float(found[2])
+        self.dual_coef_ = np.zeros((len(X), values.shape[1]), X.dtype)
+        self.dual_coef_[kept] = coefficients * scale
+        self.dual_coef_ = self.dual_coef_.reshape(y.shape)
+        if not self.residual_ <= 10 * tol:
+            warnings.warn(
+                f"`jaxgauss.{self._name}`: conjugate gradients must come to a residual of tol {tol:.1e}; got"
+                f" {self.residual_:.1e} after {self.n_iter_} steps. Pass a larger alpha, rank or tol, or float64 in X.",
+                ConvergenceWarning,
+                stacklevel=2,
+            )
+        return self
+
+    def predict(self, X) -> np.ndarray:
+        """f at every row of X, (P,) or (P, C)."""
+        check_is_fitted(self)
+        return self._summed(kernel_sum, X, self.dual_coef_)
+
+
+@functools.partial(jax.jit, static_argnames=("kernel", "rank", "tol", "steps"))
+def _solution(points: Array, values: Array, tau: Array, noise: Array, *, kernel, rank: int, tol: float, steps: int):
+    """Of (K + diag(noise)) c = v: c, v (N, C), the steps, and the largest relative residual."""
+    with needed("jaxgauss.sklearn.KernelRidge", "lineax"):
+        import lineax
+    from .lineax import gauss_operator, nystrom_preconditioner
+
+    operator = gauss_operator(points, tau, noise=noise, kernel=kernel)
+    near = nystrom_preconditioner(operator, min(rank, len(points)), rng_key=jax.random.key(0))
+    solver = lineax.CG(tol, tol, max_steps=steps, stabilise_every=None)
+
+    def of_column(v: Array) -> tuple[Array, Array]:
+        found = lineax.linear_solve(operator, v, solver, options={"preconditioner": near}, throw=False)
+        return found.value, found.stats["num_steps"]
+
+    c, taken = jax.vmap(of_column, -1, (-1, 0))(values)
+    residuals = values - jax.vmap(operator.mv, -1, -1)(c)
+    norms = jnp.linalg.norm(residuals, axis=0) / jnp.maximum(jnp.linalg.norm(values, axis=0), 1)
+    return c, taken.max(), norms.max()
+
+
+def _padded(x: np.ndarray, mode: Any = "edge") -> np.ndarray:
+    """More rows, so that few sums are compiled for many numbers of points: at most an eighth more than 512 and up."""
+    block = max(BLOCK, 1 << max(len(x).bit_length() - 4, 0))
+    return np.pad(x, ((0, -len(x) % block), *[(0, 0)] * (x.ndim - 1)), mode=mode)
+
+
+def _computed(function: Callable[..., Any], *arrays: np.ndarray, **more: np.ndarray | None) -> Any:
+    """In the dtype of the arrays, with promotion as JAX has it by default; NumPy arrays of one's own."""
+    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
+        given = {name: None if x is None else jnp.asarray(x) for name, x in more.items()}
+        return jax.tree.map(np.array, function(*map(jnp.asarray, arrays), **given))

@@ -1,0 +1,238 @@
+"""MMD² with a standard error: dense formulas, the spread of many samples, chunks, and bad input."""
+
+import gc
+import itertools
+import weakref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.spatial.distance import cdist
+
+from jaxgauss import KeyChunks, mmd_estimate, mmd_squared
+from oracle import relative_error
+
+KERNELS = {"gauss": lambda u: np.exp(-u / 2), "imq": lambda u: (1 + u) ** -0.5, "energy": lambda u: -np.sqrt(u)}
+REPETITIONS = 1000
+SIZES = 60, 90  # of x and y
+
+
+@pytest.fixture
+def samples(rng):
+    return rng.normal(size=(23, 3)), 0.6 * rng.normal(size=(31, 3)) + 0.4
+
+
+def dense(x, y, taus, estimator, kernel="gauss"):
+    """MMD² and its standard error from matrices in float64."""
+    x, y = np.asarray(x, np.float64), np.asarray(y, np.float64)
+
+    def matrix(a, b):
+        return np.mean([KERNELS[kernel](tau * cdist(a, b, "sqeuclidean")) for tau in np.atleast_1d(taus)], 0)
+
+    def rows(a, b):
+        others = ~np.eye(len(a), dtype=bool) if estimator == "unbiased" else np.ones((len(a), len(a)), bool)
+        return np.where(others, matrix(a, a), 0).sum(1) / others.sum(1) - matrix(a, b).mean(1)
+
+    f, g = rows(x, y), rows(y, x)
+    return f.mean() + g.mean(), np.sqrt(4 * f.var(ddof=1) / len(f) + 4 * g.var(ddof=1) / len(g))
+
+
+SEVERAL = np.array([0.2, 3.0])
+CASES = [
+    ("gauss", 0.7, "unbiased"),
+    ("gauss", SEVERAL, "biased"),
+    ("imq", SEVERAL, "unbiased"),
+    ("energy", 0.7, "biased"),
+]
+
+
+@pytest.mark.parametrize("kernel, taus, estimator", CASES, ids=lambda x: str(x))
+def test_the_estimate_is_that_of_matrices_in_memory_and_in_chunks(samples, kernel, taus, estimator):
+    x, y = samples
+    exact = dense(x, y, taus, estimator, kernel)
+    options = {"kernel": kernel, "estimator": estimator}
+    assert exact[0] == pytest.approx(float(mmd_squared(x, y, taus, **options)), rel=1e-10)
+    for given in ((x, y), ([x[:12], x[:0], x[12:]], lambda: iter(np.array_split(y, 2)))):
+        result = mmd_estimate(*given, taus, **options)
+        assert result.standard_error.dtype == jnp.float64
+        assert relative_error(result, exact) < 1e-12
+
+
+def test_float32_in_memory_and_in_chunks(samples):
+    x, y = (z.astype("float32") for z in samples)
+    exact = dense(x, y, 0.7, "unbiased")
+    for given in ((x, y), ([x[:9], x[9:21], x[21:]], y)):  # ragged, and an array that is one chunk
+        result = mmd_estimate(*given, 0.7)
+        assert result.mmd_squared.dtype == jnp.float32
+        assert np.abs(np.array(result, np.float64) - exact).max() < 1e-6
+    with jax.enable_x64(False):
+        result = mmd_estimate([samples[0]], [samples[1]], 0.7)  # of float64, which there is none of
+    assert result.mmd_squared.dtype == jnp.float32 and float(result.mmd_squared) == pytest.approx(exact[0], abs=1e-6)
+
+
+def test_cmmd_keeps_its_digits(rng):
+    """Of points of unit length, σ = 10: kernels are between 0.98 and 1, and MMD² is a small difference."""
+    x, y = (rng.normal(size=(300, 64)) + 0.2 * i for i in range(2))
+    x, y = (z / np.linalg.norm(z, axis=1, keepdims=True) for z in (x, y))
+    x, y = x.astype("float32"), y.astype("float32")
+    exact = dense(x, y, 0.01, "biased")
+    for given in ((x, y), ([x[:150], x[150:]], [y])):
+        assert np.abs(np.array(mmd_estimate(*given, 0.01, estimator="biased"), np.float64) - exact).max() < 1e-7
+    assert 1e-5 < exact[1] < exact[0] < 1e-2
+
+
+def test_half_precision_gives_float32(samples):
+    x, y = (z.astype("float16") for z in samples)
+    exact = dense(x, y, 0.7, "unbiased")
+    for given in ((x, y), ([x[:9], x[9:]], [y])):
+        result = mmd_estimate(*given, 0.7)
+        assert result.standard_error.dtype == jnp.float32
+        assert np.abs(np.array(result, np.float64) - exact).max() < 2e-3
+
+
+def test_points_far_from_one_another(rng):
+    """Where float32 has lost the distances within a cluster, the estimate has not."""
+    x, y = (rng.normal(size=(20, 2)) + 3000 * (np.arange(20) % 2)[:, None] + 0.5 * i for i in range(2))
+    x, y = x.astype("float32"), y.astype("float32")
+    for given in ((x, y), ([x[:10], x[10:]], np.array_split(y, 2))):
+        assert relative_error(mmd_estimate(*given, 1.0), dense(x, y, 1.0, "unbiased")) < 1e-5
+
+
+def spread(shift, estimator):
+    """Estimates and standard errors of many pairs of samples, in float64."""
+
+    def estimate(rng_key):
+        keys = jax.random.split(rng_key)
+        x, y = (jax.random.normal(key, (num, 2)) for key, num in zip(keys, SIZES, strict=True))
+        return mmd_estimate(x, y + shift, 0.5, estimator=estimator)
+
+    return jax.jit(jax.vmap(estimate))(jax.random.split(jax.random.key(0), REPETITIONS))
+
+
+@pytest.mark.parametrize("estimator", ["unbiased", "biased"])
+def test_the_standard_error_is_how_far_estimates_spread(estimator):
+    """Within five standard errors of each side, and so is the share of 95 % intervals that hold the exact value."""
+    shift = 1.0
+    found = spread(shift, estimator)
+    deviations = np.square(found.mmd_squared - found.mmd_squared.mean())  # whose mean is the variance of an estimate
+    claimed = np.square(found.standard_error)
+    error = np.hypot(deviations.std(), claimed.std()) / REPETITIONS**0.5
+    assert abs(deviations.mean() - claimed.mean()) < 5 * error < deviations.mean() / 2
+    exact = 1 - np.exp(-(shift**2) / 4)  # E k(X, X') = 1/(1 + 2τ) = ½, E k(X, Y) = ½ exp(-τ/2 ‖shift‖² / (1 + 2τ))
+    bias = (1 - 0.5) * (1 / SIZES[0] + 1 / SIZES[1]) if estimator == "biased" else 0.0
+    assert abs(found.mmd_squared.mean() - exact - bias) < 5 * found.mmd_squared.std() / REPETITIONS**0.5
+    covered = np.abs(found.mmd_squared - exact - bias) < 1.96 * found.standard_error
+    assert abs(covered.mean() - 0.95) < 5 * (0.95 * 0.05 / REPETITIONS) ** 0.5
+
+
+def test_of_one_distribution_it_is_too_large_by_the_root_of_two():
+    """As the docstring says: f vanishes, and twice the variance is what estimates of it spread by."""
+    found = spread(0.0, "unbiased")
+    ratios = np.square(found.standard_error).mean() / found.mmd_squared.var()
+    squares = np.square(found.mmd_squared - found.mmd_squared.mean())
+    assert abs(ratios - 2) < 5 * 2 * squares.std() / squares.mean() / REPETITIONS**0.5 < 1  # so it is not 1
+
+
+def test_gradient_is_that_of_mmd_squared(samples):
+    x, y = samples
+    ours, theirs = (
+        jax.grad(lambda x, f=f: f(x, y, 0.7, estimator="unbiased"))(x)
+        for f in (lambda *args, **options: mmd_estimate(*args, **options).mmd_squared, mmd_squared)
+    )
+    assert relative_error(ours, theirs) < 1e-12
+
+
+def test_a_mesh_changes_nothing(samples):
+    mesh = jax.make_mesh((1, 1), ("rows", "columns"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    shared = mmd_estimate(*samples, 0.7, mesh=mesh, query_axis="rows", key_axis="columns")
+    assert relative_error(shared, mmd_estimate(*samples, 0.7)) < 1e-12
+
+
+class Watched(np.ndarray):
+    """An array that can be pointed at weakly."""
+
+
+def test_few_chunks_are_in_memory_at_a_time(rng):
+    """The one whose rows are summed, and two at most that are read: of eight and of four."""
+    alive, most = [], []
+    parts = rng.normal(size=(8, 50, 3))
+
+    def chunks(num):
+        for part in parts[:num]:
+            chunk = part.copy().view(Watched)
+            alive.append(weakref.ref(chunk))
+            on_device = sum(z.shape == (50, 3) for z in jax.live_arrays())
+            most.append((sum(z() is not None for z in alive), on_device))
+            yield chunk
+            del chunk
+
+    gc.collect()
+    mmd_estimate(lambda: chunks(8), lambda: chunks(4), 0.5)
+    assert len(alive) == 12 + 12 + 12 * 12  # read once to look at them, once as rows, and once for each of these
+    assert max(host for host, _ in most) <= 4 and max(device for _, device in most) <= 2
+
+
+def test_the_bar_counts_the_chunks(samples, capsys):
+    x, y = samples
+    mmd_estimate([x[:9], x[:0], x[9:]], [y], 0.7, progress=True)
+    assert "mmd_estimate: 100%" in (shown := capsys.readouterr().err) and "9/9" in shown
+
+
+def test_it_prints_numbers(samples):
+    assert repr(mmd_estimate(*samples, 0.7)).startswith("MMDEstimate(mmd_squared=0.")
+
+
+GOOD = np.ones((4, 3))
+WRONG = [
+    ({"x": GOOD[:, :2]}, ValueError, r"points of the same dimension; got x \(4, 2\), y \(4, 3\)"),
+    ({"x": GOOD[0]}, ValueError, r"`x` must be points.*got x \(3,\)"),
+    ({"x": GOOD[:1]}, ValueError, r"`x` must hold at least 2 points; got x \(1, 3\)"),
+    ({"x": [GOOD[:1]]}, ValueError, r"`x` must hold at least 2 points; got x \(1, 3\)"),
+    ({"x": [GOOD[:, :2]]}, ValueError, r"points of the same dimension; got x \(4, 2\), y \(4, 3\)"),
+    ({"x": [GOOD, GOOD[:, :2]]}, ValueError, r"chunks of one dimension, at least one; got dimensions \[2, 3\]"),
+    ({"x": []}, ValueError, r"chunks of one dimension, at least one; got dimensions \[\]"),
+    ({"x": GOOD.tolist()}, TypeError, r"`x\[0\]` must be a JAX or NumPy array; got list"),
+    ({"x": [GOOD[0]]}, ValueError, r"`x\[0\]` must be points \(number, dimension\); got x\[0\] \(3,\)"),
+    ({"y": [GOOD, GOOD.astype(int)]}, TypeError, r"`y\[1\]` must be of dtype .*got y\[1\] int64"),
+    ({"y": KeyChunks(GOOD, GOOD)}, TypeError, r"`y\[0\]` must be an array .*got a tuple\. Pass the points alone"),
+    ({"x": iter([GOOD])}, TypeError, r"`x` must be .*read again and again; got list_iterator\. Pass a list, or a fun"),
+    ({"x": 3.0}, TypeError, r"`x` must be .*read again and again; got float"),
+    ({"x": lambda: None}, TypeError, r"`x` must be .*read again and again; got function"),
+    ({"tau": -1.0}, ValueError, r"`tau` must be positive and finite.*got tau -1.0"),
+    ({"tau": np.ones((2, 2))}, ValueError, r"`tau` must be a number or one-dimensional.*got tau \(2, 2\)"),
+    ({"x": [GOOD], "tau": 0.0}, ValueError, r"`tau` must be positive and finite.*got tau 0.0"),
+    ({"estimator": "best"}, ValueError, r"`estimator` must be 'biased' or 'unbiased'; got 'best'"),
+    ({"kernel": "cubic"}, ValueError, r"`kernel` must be one of .*got 'cubic'"),
+    ({"progress": True}, ValueError, r"`progress` must be False for arrays.*got True\. Pass chunks"),
+    ({"mesh": None, "saved": 1}, TypeError, r"options must be among .*got saved"),
+    ({"x": [GOOD], "mesh": None}, TypeError, r"options must be among method, precision, backend; got mesh"),
+    ({"method": "slow"}, ValueError, r"`method` must be one of .*got 'slow'"),
+]
+
+
+@pytest.mark.parametrize("wrong, error, message", WRONG, ids=[message[:40] for *_, message in WRONG])
+def test_bad_input_is_refused(wrong, error, message):
+    with pytest.raises(error, match=r"`jaxgauss\.mmd_estimate`: .*" + message):
+        mmd_estimate(**({"x": GOOD, "y": GOOD, "tau": 1.0} | wrong))
+
+
+@pytest.mark.parametrize("later", [[], [GOOD], [GOOD, GOOD[:2]], [GOOD, GOOD, GOOD]], ids=len)
+def test_chunks_that_change_are_refused(later):
+    passes = itertools.chain([[GOOD, GOOD]], itertools.repeat(later))
+    with pytest.raises(
+        ValueError,
+        match=r"`jaxgauss.mmd_estimate`: chunks of `x` must be the same each time; got others, or fewer, from chunk ",
+    ):
+        mmd_estimate(lambda: next(passes), GOOD, 1.0)
+
+
+def test_chunks_are_not_for_transformations(samples):
+    x, y = samples
+    for function, argument in (
+        (lambda x: mmd_estimate([x], y, 0.7), x),
+        (lambda tau: mmd_estimate([x], y, tau), 0.7),
+        (lambda _: mmd_estimate([x], y, 0.7), 0.0),
+    ):
+        with pytest.raises(TypeError, match=r"`jaxgauss.mmd_estimate`: chunks are summed from Python.*got a tracer"):
+            jax.jit(function)(argument)

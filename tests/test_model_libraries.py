@@ -1,0 +1,88 @@
+"""The generators in Flax and in Equinox learn, and several devices take the step of one."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib.pyplot as plt
+import pytest
+
+LIBRARIES = {"flax": "mmd_flax", "equinox": "mmd_equinox"}
+SCRIPT = """
+import functools, importlib, json, sys
+import jax
+import numpy as np
+from jax.sharding import AxisType
+from jaxgauss import embedding_norm_squared
+
+def flax(mesh):
+    import mmd_flax
+    from flax import nnx
+
+    generator, optimizer, rngs, images, _ = mmd_flax.begin(mesh, 10)
+    norm = embedding_norm_squared(images, mmd_flax.TAUS, mesh=mesh, query_axis="data")
+    loss = mmd_flax.train_step(generator, optimizer, rngs, images, norm, mesh=mesh, batch=512)
+    return loss, jax.tree.leaves(optimizer.opt_state[0].mu), nnx.state(generator), images
+
+def equinox(mesh):
+    import mmd_equinox
+
+    model, optimizer, state, images, _ = mmd_equinox.begin(mesh, 10)
+    norm = embedding_norm_squared(images, mmd_equinox.TAUS, mesh=mesh, query_axis="data")
+    given = model, state, images, norm, jax.random.key(1), optimizer, mesh, 512
+    model, state, loss = mmd_equinox.train_step(*given)
+    return loss, jax.tree.leaves(state[0].mu), [x for x in jax.tree.leaves(model) if isinstance(x, jax.Array)], images
+
+def run(devices):
+    mesh = jax.make_mesh((len(devices),), ("data",), axis_types=(AxisType.Auto,), devices=devices)
+    loss, moments, model, images = globals()[sys.argv[1]](mesh)
+    return {
+        "loss": float(loss),
+        "gradient": np.concatenate([np.ravel(x) for x in moments]),  # a tenth of it, after the first step
+        "images": [len(x.data) for x in images.addressable_shards],
+        "devices": sorted({len(x.devices()) for x in jax.tree.leaves(model)}),
+    }
+
+found = [run(jax.devices()[:1]), run(jax.devices())]
+module = importlib.import_module("mmd_" + sys.argv[1])
+module.mmd_squared = functools.partial(module.mmd_squared, precision="float64")
+one, four, exact = (each.pop("gradient") for each in (*found, run(jax.devices()[1:2])))
+print(json.dumps([*found, len(one), *(float(np.linalg.norm(x - exact) / np.linalg.norm(exact)) for x in (one, four))]))
+"""
+
+
+def needs(library):
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"{library} is not installed")
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_generators_learn(as_it_comes, tmp_path, capsys, library):
+    needs(library)
+    example = importlib.import_module(LIBRARIES[library])
+    losses, held = example.main(steps=40, batch=128, picture=tmp_path / "picture.png")
+    assert len(losses) == 40 and losses[-1] < losses[0] / 3
+    assert held[-1][1] < held[0][1] / 2 and held[-1][0] == 40
+    output = capsys.readouterr()
+    assert "between real digits" in output.out and "100%" in output.err
+    assert (tmp_path / "picture.png").stat().st_size > 10_000
+    *panels, curves = plt.gcf().axes
+    assert sum(len(ax.images) for ax in panels) == 3 and len(curves.lines) == 2
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_several_devices_take_the_step_of_one(library):
+    needs(library)
+    flags = os.environ["XLA_FLAGS"] + " --xla_force_host_platform_device_count=4"
+    environment = {**os.environ, "XLA_FLAGS": flags, "PYTHONPATH": str(Path(__file__).parent.parent / "examples")}
+    command = [sys.executable, "-W", "error", "-c", SCRIPT, library]
+    run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert run.returncode == 0, run.stderr
+    one, four, num, of_one, of_four = json.loads(run.stdout)
+    assert one["images"] == [1280] and four["images"] == [320] * 4  # shared out
+    assert one["devices"] == [1] and four["devices"] == [4]  # which all have the generator
+    assert four["loss"] == pytest.approx(one["loss"], rel=0, abs=3e-6)  # each within 1e-6 of its terms
+    assert num > 1e5 and of_four < 4 * of_one + 1e-6 < 1e-3  # errors of gradients, to that of sums in float64

@@ -1,0 +1,236 @@
+"""Estimators pass scikit-learn's own checks, agree with its densities and regressions, and work in its tools."""
+
+import pickle
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import sklearn.kernel_ridge
+import sklearn.neighbors
+from sklearn.base import clone
+from sklearn.exceptions import ConvergenceWarning, NotFittedError
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import StandardScaler
+from sklearn.utils.estimator_checks import check_estimator
+from threadpoolctl import threadpool_limits
+
+import jaxgauss
+from jaxgauss.sklearn import KernelDensity, KernelMean, KernelRidge
+
+ESTIMATORS = [KernelDensity, KernelMean, KernelRidge]
+SKIPPED = {"check_sample_weights_pandas_series", "check_array_api_input", "check_regressor_data_not_an_array"}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """For matrices as small as these, threads of LAPACK that share cores with other processes only wait."""
+    with threadpool_limits(1):
+        yield
+
+
+@pytest.fixture
+def data(rng):
+    """Points, two values each, weights of which some are zero, and points elsewhere."""
+    points = rng.normal(size=(307, 3))
+    values = np.stack([np.sin(points[:, 0]), points[:, 1] ** 2], 1) + 0.1 * rng.normal(size=(307, 2))
+    return points, values, rng.integers(0, 4, 307).astype(float), 2 * rng.normal(size=(71, 3))
+
+
+@pytest.mark.parametrize("estimator", ESTIMATORS)
+def test_scikit_learn_finds_nothing_wrong(estimator):
+    found = check_estimator(estimator(), on_fail="raise", on_skip=None)
+    statuses = {one["check_name"]: one["status"] for one in found}
+    assert {name for name, status in statuses.items() if status != "passed"} <= SKIPPED and len(statuses) > 40
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(("dtype", "error"), [(np.float64, 1e-12), (np.float32, 3e-5)], ids=["float64", "float32"])
+def test_densities_are_scikit_learns(as_it_comes, data, dtype, error, weighted):
+    points, _, weights, queries = data
+    weights = weights + 0.5 if weighted else None  # scikit-learn refuses zero
+    ours = KernelDensity(tau=4.0).fit(points.astype(dtype), sample_weight=weights)
+    # of one leaf: a tree's bounds lose digits far from the points, 1e-4 of a log-density here
+    theirs = sklearn.neighbors.KernelDensity(bandwidth=0.5, rtol=0, atol=0, leaf_size=len(points))
+    theirs.fit(points, sample_weight=weights)
+    expected = theirs.score_samples(queries)
+    found = ours.score_samples(queries)
+    assert found.dtype == dtype and found.flags.writeable
+    np.testing.assert_allclose(found, expected, rtol=error, atol=error)
+    assert ours.score(queries) == pytest.approx(expected.sum(), rel=error)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(("dtype", "error"), [(np.float64, 1e-8), (np.float32, 2e-4)], ids=["float64", "float32"])
+def test_ridge_regression_is_scikit_learns(as_it_comes, data, dtype, error, weighted):
+    points, values, weights, queries = data
+    weights = weights if weighted else None
+    ours = KernelRidge(alpha=0.1, tau=1.4, rank=50).fit(points.astype(dtype), values, sample_weight=weights)
+    theirs = sklearn.kernel_ridge.KernelRidge(alpha=0.1, kernel="rbf", gamma=0.7)
+    theirs.fit(points, values, sample_weight=weights)
+    for found, expected in (
+        (ours.predict(queries), theirs.predict(queries)),
+        (0.1 * ours.dual_coef_, 0.1 * theirs.dual_coef_),
+    ):
+        assert found.dtype == dtype and found.shape == expected.shape
+        np.testing.assert_allclose(found, expected, rtol=0, atol=error)
+    assert 1 < ours.n_iter_ < 100 and ours.score(points, values) > 0.9
+
+
+def test_means_are_those_of_the_formula(as_it_comes, data):
+    points, values, weights, queries = data
+    products = weights[None] * np.exp(-np.square(queries[:, None] - points[None]).sum(-1))
+    model = KernelMean(tau=2.0).fit(points, values, sample_weight=weights)
+    np.testing.assert_allclose(model.predict(queries), products @ values / products.sum(1, keepdims=True), rtol=1e-11)
+    of_one = clone(model).fit(points, values[:, 0], sample_weight=weights)
+    np.testing.assert_allclose(of_one.predict(queries), model.predict(queries)[:, 0], rtol=1e-13)
+
+
+@pytest.mark.parametrize("kernel", ["matern32", jaxgauss.rational_quadratic(3.0)], ids=str)
+def test_other_kernels(data, kernel):
+    points, values, weights, queries = (x[:67] for x in data)
+    density = KernelDensity(0.5, kernel).fit(points, sample_weight=weights)
+    mean, ridge = (
+        model.fit(points, values[:, 0]) for model in (KernelMean(0.5, kernel), KernelRidge(1.0, 0.5, kernel))
+    )
+    log_density = jaxgauss.kde_logpdf(queries, points, 0.5, kernel=kernel, weights=weights)
+    np.testing.assert_allclose(density.score_samples(queries), log_density, rtol=1e-12)
+    np.testing.assert_allclose(
+        mean.predict(queries), jaxgauss.kernel_mean(queries, points, values[:, 0], 0.5, kernel=kernel), rtol=1e-10
+    )
+    cross = jaxgauss.kernel_sum(queries, points, np.eye(len(points)), 0.5, kernel=kernel)
+    gram = jaxgauss.kernel_sum(points, points, np.eye(len(points)), 0.5, kernel=kernel)
+    expected = cross @ np.linalg.solve(gram + np.eye(len(points)), values[:, 0])
+    np.testing.assert_allclose(ridge.predict(queries), expected, atol=1e-8)
+
+
+def test_bandwidths_are_chosen_by_leaving_one_out(data):
+    points, values, weights, _ = data
+    density = KernelDensity("leave_one_out").fit(points, sample_weight=weights)
+    assert density.tau_ == float(jaxgauss.leave_one_out_tau(points, weights=weights).tau)
+    mean = KernelMean("leave_one_out").fit(points, values)
+    assert mean.tau_ == float(jaxgauss.leave_one_out_tau(points, values=values).tau) != density.tau_
+
+
+@pytest.mark.parametrize(
+    ("model", "grid"),
+    [
+        (KernelDensity(), {"tau": [0.1, 4.0, 1e3]}),
+        (KernelMean(), {"tau": [0.1, 4.0, 1e3]}),
+        (KernelRidge(), {"alpha": [1e-2, 1e3], "tau": [0.5, 1e3]}),
+    ],
+    ids=str,
+)
+def test_grid_search_in_a_pipeline_and_pickles(data, model, grid):
+    points, values, _, queries = data
+    step = type(model).__name__.lower()
+    search = GridSearchCV(
+        make_pipeline(StandardScaler(), model), {f"{step}__{name}": x for name, x in grid.items()}, cv=2
+    )
+    search.fit(10 * points[1:], values[1:, 0])  # in halves of one size
+    assert search.best_params_[f"{step}__tau"] == (0.5 if step == "kernelridge" else 4.0)
+    assert search.best_params_.get(f"{step}__alpha", 0.01) == 0.01
+    ask = "score_samples" if step == "kerneldensity" else "predict"
+    found, again = (getattr(x, ask)(10 * queries) for x in (search, pickle.loads(pickle.dumps(search))))
+    np.testing.assert_array_equal(found, again)
+
+
+def test_clones_keep_a_kernel_of_ones_own(data):
+    points, _, _, queries = data
+    model = KernelMean(kernel=jaxgauss.Kernel(lambda u: 1 / jnp.square(1 + u))).fit(points, points[:, 0])
+    again = clone(model).fit(points, points[:, 0])
+    np.testing.assert_array_equal(model.predict(queries), again.predict(queries))
+
+
+def test_an_unfinished_solution_is_warned_of(data):
+    points, values, _, _ = data
+    for given in ({"alpha": 1e-6, "rank": 1, "max_iter": 5}, {"alpha": 1e-12, "tau": 0.1, "rank": 1}):
+        model = KernelRidge(**given)
+        with pytest.warns(
+            ConvergenceWarning, match=r"must come to a residual.*got \d.* after \d+ steps. Pass a larger"
+        ):
+            model.fit(points, values)
+        squared = np.square(points[:, None] - points[None]).sum(-1)
+        residual = values - (np.exp(-model.tau / 2 * squared) + given["alpha"] * np.eye(len(points))) @ model.dual_coef_
+        relative = np.linalg.norm(residual, axis=0) / np.linalg.norm(values, axis=0)
+        assert model.residual_ == pytest.approx(relative.max(), rel=1e-3) and model.residual_ > 1e-7
+
+
+def test_a_missing_lineax_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "lineax", None)
+    with pytest.raises(ImportError, match=r"`jaxgauss.sklearn.KernelRidge` needs lineax.*Run: pip install lineax"):
+        KernelRidge().fit(np.zeros((17, 1)), np.zeros(17))
+
+
+def test_samples_follow_the_density(rng):
+    model = KernelDensity(4.0).fit([[0.0, 5.0], [9.0, 9.0], [2.0, 5.0]], sample_weight=[1.0, 0.0, 3.0])
+    drawn = model.sample(20_000, random_state=0)
+    mean, variance = np.array([1.5, 5.0]), np.array([0.75 + 0.25, 0.25])
+    assert (np.abs(drawn.mean(0) - mean) < 5 * np.sqrt(variance / 20_000)).all()
+    np.testing.assert_allclose(drawn.var(0), variance, rtol=0.05)
+    np.testing.assert_array_equal(drawn[:3], model.sample(20_000, random_state=0)[:3])
+    assert model.sample().shape == (1, 2) and model.sample(7, np.random.RandomState(1)).shape == (7, 2)
+
+
+X = np.arange(6.0).reshape(3, 2)
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "match"),
+    [
+        (lambda: KernelDensity(-1.0).fit(X), ValueError, "`jaxgauss.sklearn.KernelDensity`: `tau` must.*got tau -1.0."),
+        (lambda: KernelDensity(True).fit(X), ValueError, "a positive number or 'leave_one_out'; got tau True. Pass"),
+        (lambda: KernelDensity("scott").fit(X), ValueError, "number or 'leave_one_out'; got tau 'scott'. Pass 1 /"),
+        (lambda: KernelRidge(tau="leave_one_out").fit(X, X), ValueError, "a positive number; got tau 'leave_one_out'"),
+        (lambda: KernelMean(tau=np.inf).fit(X, X), ValueError, "`jaxgauss.sklearn.KernelMean`: `tau`.*got tau inf"),
+        (lambda: KernelMean(kernel="rbf").fit(X, X), ValueError, "`jaxgauss.sklearn.KernelMean`.*got 'rbf'"),
+        (lambda: KernelRidge(kernel="energy").fit(X, X), ValueError, "positive definite; got Kernel"),
+        (
+            lambda: KernelDensity(kernel="imq").fit(X),
+            ValueError,
+            "`jaxgauss.sklearn.KernelDensity`.*must have an integ",
+        ),
+        (
+            lambda: KernelRidge(alpha=0).fit(X, X),
+            ValueError,
+            "`alpha` must be a positive finite number; got alpha 0.",
+        ),
+        (
+            lambda: KernelRidge(rank=2.5).fit(X, X),
+            ValueError,
+            "`rank` must be a positive finite integer; got rank 2.5",
+        ),
+        (
+            lambda: KernelRidge(max_iter=0).fit(X, X),
+            ValueError,
+            "`max_iter` must be .* integer; got max_iter 0. Pass",
+        ),
+        (
+            lambda: KernelRidge(tol=-1e-3).fit(X, X),
+            ValueError,
+            "`tol` must be a positive finite number; got tol -0.001",
+        ),
+        (
+            lambda: KernelMean().fit(X, X, [1, -1, 1]),
+            ValueError,
+            "`sample_weight` must not.*got weights from -1.0 to 1.0",
+        ),
+        (lambda: KernelMean().fit(X, X, X), ValueError, r"must be one-dimensional; got sample_weight \(3, 2\). Pass"),
+        (lambda: KernelMean().fit(X, X, [1, 2]), ValueError, "inconsistent numbers of samples"),
+        (lambda: KernelDensity("leave_one_out").fit(X[:1]), ValueError, "at least 2 points; got"),
+        (lambda: KernelDensity(kernel="matern12").fit(X).sample(), ValueError, "must be 'gauss'.*got 'matern12'. Add"),
+        (lambda: KernelDensity().sample(), NotFittedError, "not fitted"),
+    ],
+)
+def test_what_is_wrong_is_said(call, error, match):
+    with pytest.raises(error, match=match):
+        call()
+
+
+def test_sums_are_compiled_for_few_numbers_of_points():
+    from jaxgauss.sklearn import _padded
+
+    sizes = {num: len(_padded(np.zeros(num), "constant")) for num in range(1, 5000)}
+    assert all(num <= size <= max(num + 63, 1.125 * num) for num, size in sizes.items())
+    assert len(set(sizes.values())) < 40
