@@ -102,7 +102,8 @@ class PointCloud(pointcloud.PointCloud):
             "ott.PointCloud", to, points, vec.T, log_weights, self._tau(self.epsilon), kernel="gauss",
             options={**self._options},
         )  # fmt: skip
-        return jnp.exp((f if axis == 1 else g) / self.epsilon + logs) * means.T
+        scales = jnp.exp((f if axis == 1 else g) / self.epsilon + logs)
+        return (lax.expand_dims(scales, range(1, means.ndim)) * means).T
 
     def apply_kernel(self, vec: Array, eps: float | Array | None = None, axis: int = 0) -> Array:  # noqa: D102
         to, points = (self.x, self.y) if axis == 1 else (self.y, self.x)
@@ -121,7 +122,7 @@ class PointCloud(pointcloud.PointCloud):
         return lax.map(lambda z: fn(scale * self._costs(z, points)) @ vec, to, batch_size=self.batch_size)
 
     def _costs(self, point: Array, points: Array) -> Array:
-        return jnp.square(points - point).sum(-1)
+        return jnp.square(points - point[None]).sum(-1)
 
     @property
     def inv_scale_cost(self) -> Array:
@@ -134,23 +135,18 @@ class PointCloud(pointcloud.PointCloud):
     @property
     def std_cost_matrix(self) -> Array:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Standard deviation of all costs, from moments of the points: in linear time."""
-        c = lax.stop_gradient(self.x.mean(0))
-        squares = [jnp.square(z - c).sum(1) for z in (self.x, self.y)]  # (n,), (m,)
-        means = [(z - c).mean(0) for z in (self.x, self.y)]
-        # C = r + s - 2⟨x, y⟩ with r = ‖x‖², s = ‖y‖²; x and y are independent
-        covariances = [
-            (z - c - mean).T @ (z - c - mean) / len(z) for z, mean in zip((self.x, self.y), means, strict=True)
-        ]
-        with_square = [
-            ((r - r.mean()) @ (z - c - mean)) / len(z)
-            for r, z, mean in zip(squares, (self.x, self.y), means, strict=True)
-        ]
-        variance = sum(jnp.var(r) for r in squares) - 4 * (with_square[0] @ means[1] + with_square[1] @ means[0])
-        variance += 4 * (
-            (covariances[0] * covariances[1]).sum()
-            + means[1] @ covariances[0] @ means[1]
-            + means[0] @ covariances[1] @ means[0]
-        )
+        # C = r + s - 2⟨x, y⟩ with r = ‖x‖² and s = ‖y‖² of independent x and y, about any center
+        center = lax.stop_gradient(self.x.mean(0, keepdims=True))
+        variance, means, covariances, with_squares = 0.0, [], [], []
+        for z in (self.x - center, self.y - center):
+            mean, square = z.mean(0, keepdims=True), jnp.square(z).sum(1)
+            variance += jnp.var(square)
+            means.append(mean[0])
+            covariances.append((z - mean).T @ (z - mean) / len(z))
+            with_squares.append(square @ (z - mean) / len(z))
+        variance += 4 * (covariances[0] * covariances[1]).sum()
+        for one, other in ((0, 1), (1, 0)):
+            variance += 4 * means[other] @ (covariances[one] @ means[other] - with_squares[one])
         return self.inv_scale_cost * jnp.sqrt(jnp.maximum(variance, 0))
 
     def _sides(self, f: Array, g: Array, eps: Any, axis: int) -> tuple[Array, Array, Array]:

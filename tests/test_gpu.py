@@ -346,3 +346,39 @@ def test_sharded_and_streamed(rng):
     chunks = KeyChunks(case.keys.astype("float32"), case.values.astype("float32"), 100)
     with jax.default_device(devices[0]):
         assert relative_error(gauss_sum_streamed(operands[0], chunks, case.tau), exact) < 3e-3
+
+
+def test_solvers_of_other_libraries(rng):
+    lineax = pytest.importorskip("lineax")
+    from jaxgauss.lineax import gauss_operator, nystrom_preconditioner
+
+    points, values = on_gpu([rng.normal(size=(300, 3)), rng.normal(size=300)])
+    operator = gauss_operator(points, 2.0, noise=0.1)
+    assert operator.precision == "float32"
+    options = {"preconditioner": nystrom_preconditioner(operator, 100, rng_key=jax.random.key(0))}
+    solver = lineax.CG(1e-5, 1e-5, stabilise_every=None, max_steps=300)
+    solved = jax.jit(lambda y: lineax.linear_solve(operator, y, solver, options=options).value)(values)
+    x, y = (np.asarray(z, np.float64) for z in (points, values))
+    exact = np.linalg.solve(np.exp(-np.square(x[:, None] - x).sum(-1)) + 0.1 * np.eye(300), y)
+    assert relative_error(solved, exact) < 1e-4
+
+
+def test_optimal_transport(rng):
+    pytest.importorskip("ott")
+    from ott.geometry.pointcloud import PointCloud
+
+    from jaxgauss import ott
+
+    x, y = rng.normal(size=(2, 200, 3))
+    f, g = 0.1 * np.sin(np.arange(200)), 0.1 * np.cos(np.arange(200))
+
+    def found(geometry, x, y, f, g):
+        geometry = geometry(x, y, epsilon=0.5)
+        logs = geometry.apply_lse_kernel(f, g, 0.5, axis=1)[0]
+        return logs, geometry.apply_transport_from_potentials(f, g, jnp.stack([f, g]), axis=0)
+
+    ours = jax.jit(functools.partial(found, ott.PointCloud))(*on_gpu([x, y, f, g]))
+    with jax.default_device(jax.devices("cpu")[0]), jax.numpy_rank_promotion("allow"):
+        exact = found(PointCloud, *(jnp.asarray(z) for z in (x, y, f, g)))
+    for a, b in zip(ours, exact, strict=True):
+        assert relative_error(a, b) < 1e-5
