@@ -219,7 +219,7 @@ def report(cells: list[dict]) -> str:
         numbers = [f"{c['seconds'][0]:.1f}", f"{c['residual']:.1e}"]
         numbers += [f"{c['more steps']}", f"{c['refined']:.1e}"] if c["rank"] else ["–", "–"]
         systems.append([f"{c['n']:,}", f"{c['rank'] or 'none'}", str(c["steps"]), *numbers])
-    return f"{table(rows)}\n\n{table(systems)}"
+    return f"{table(rows)}\n{table(systems)}"
 
 
 def main(runs: int, out: Path | None, keep: bool = False) -> None:

@@ -33,7 +33,7 @@ LOAD = "2026-11-21_cpu_5523495_load"
 PRECISION = "2026-11-22_cpu_6353f0c_precision"
 KERNELS = "2026-11-22_cpu_1a6a991_kernels"
 RESAMPLING = "2026-11-23_cpu_89e551b_resampling"
-NEIGHBOURS = "NEIGHBOURS_RESULT"
+NEIGHBOURS = "2026-11-23_cpu_060fc2f_neighbours"
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n)(.*?)(<!-- end -->)", re.S)
 WHAT = ("forward", "gradients")
 
@@ -265,7 +265,7 @@ def neighbours() -> str:
         f"N = {small['n']:,}, where it is {small['exact']:.2f}; {many['value']:.2f} ± {many['standard_error']:.2f} at",
         f"{many['n']:,}, in {many['seconds'][0]:.0f} s.",
     )
-    return f"{solvers.report(cells)}\n\n{text}"
+    return f"{solvers.report(cells)}\n{text}"
 
 
 FIGURES = (

@@ -24,7 +24,24 @@ with needed("jaxgauss.lineax", "lineax"):
 HALF = ("float16", "bfloat16", "float16x2", "bfloat16x2")
 
 
-class GaussOperator(lx.AbstractLinearOperator):
+class _Symmetric(lx.AbstractLinearOperator):
+    """What lineax asks of an operator that is symmetric and positive semidefinite, and not diagonal."""
+
+    def as_matrix(self) -> Float[Array, "n n"]:
+        """The matrix, (N, N): for few points."""
+        vector = self.in_structure()
+        return jax.vmap(self.mv)(jnp.eye(*vector.shape, dtype=vector.dtype))
+
+    def transpose(self) -> "_Symmetric":
+        """Itself."""
+        return self
+
+    def out_structure(self) -> jax.ShapeDtypeStruct:
+        """As `in_structure`."""
+        return self.in_structure()
+
+
+class GaussOperator(_Symmetric):
     """K + diag(noise) of points, as `gauss_operator` makes it: symmetric and positive semidefinite, never formed.
 
     Attributes:
@@ -56,19 +73,9 @@ class GaussOperator(lx.AbstractLinearOperator):
         """κ(0) + noise, (N,)."""
         return jnp.broadcast_to(self.noise + self.kernel.at_zero, self.points.shape[:1]).astype(self.points.dtype)
 
-    def as_matrix(self) -> Float[Array, "n n"]:
-        """The matrix, (N, N): for few points."""
-        return jax.vmap(self.mv)(jnp.eye(self.points.shape[0], dtype=self.points.dtype))
-
-    def transpose(self) -> "GaussOperator":
-        """Itself."""
-        return self
-
     def in_structure(self) -> jax.ShapeDtypeStruct:
         """Of a vector, (N,)."""
         return jax.ShapeDtypeStruct(self.points.shape[:1], self.points.dtype)
-
-    out_structure = in_structure
 
 
 @takes_tau
@@ -164,7 +171,7 @@ def gauss_operator(
     return GaussOperator(points, jnp.asarray(tau, points.dtype), noise, kernel, method, precision, backend)
 
 
-class NystromPreconditioner(lx.AbstractLinearOperator):
+class NystromPreconditioner(_Symmetric):
     """An approximate inverse of an operator, as `nystrom_preconditioner` makes it: P⁻¹, P = S⁻¹(U Λ Uᵀ + I)S⁻¹.
 
     Attributes:
@@ -197,19 +204,9 @@ class NystromPreconditioner(lx.AbstractLinearOperator):
         """Of P⁻¹, (N,)."""
         return jnp.square(self.scale) * (1 - jnp.square(self.vectors) @ (self.eigenvalues / (1 + self.eigenvalues)))
 
-    def as_matrix(self) -> Float[Array, "n n"]:
-        """P⁻¹, (N, N): for few points."""
-        return jax.vmap(self.mv)(jnp.eye(self.vectors.shape[0], dtype=self.vectors.dtype))
-
-    def transpose(self) -> "NystromPreconditioner":
-        """Itself."""
-        return self
-
     def in_structure(self) -> jax.ShapeDtypeStruct:
         """Of a vector, (N,)."""
         return jax.ShapeDtypeStruct(self.vectors.shape[:1], self.vectors.dtype)
-
-    out_structure = in_structure
 
 
 def nystrom_preconditioner(operator: GaussOperator, rank: int, *, rng_key: jax.Array) -> NystromPreconditioner:
@@ -340,24 +337,21 @@ def log_determinant(
     return LogDeterminant(value + known, standard_error)
 
 
-for _operator in (GaussOperator, NystromPreconditioner):
-    for _yes in (lx.is_symmetric, lx.is_positive_semidefinite):
-        _yes.register(_operator, lambda _: True)
-    for _no in (
-        lx.is_diagonal,
-        lx.is_tridiagonal,
-        lx.is_lower_triangular,
-        lx.is_upper_triangular,
-        lx.is_negative_semidefinite,
-        lx.has_unit_diagonal,
-    ):
-        _no.register(_operator, lambda _: False)
-    for _same in (lx.linearise, lx.conj):
-        _same.register(_operator, lambda operator: operator)
-    lx.diagonal.register(_operator, lambda operator: operator.diagonal())
-    lx.materialise.register(
-        _operator,
-        lambda operator: lx.MatrixLinearOperator(
-            operator.as_matrix(), (lx.symmetric_tag, lx.positive_semidefinite_tag)
-        ),
-    )
+for _yes in (lx.is_symmetric, lx.is_positive_semidefinite):
+    _yes.register(_Symmetric, lambda _: True)
+for _no in (
+    lx.is_diagonal,
+    lx.is_tridiagonal,
+    lx.is_lower_triangular,
+    lx.is_upper_triangular,
+    lx.is_negative_semidefinite,
+    lx.has_unit_diagonal,
+):
+    _no.register(_Symmetric, lambda _: False)
+for _same in (lx.linearise, lx.conj):
+    _same.register(_Symmetric, lambda operator: operator)
+lx.diagonal.register(_Symmetric, lambda operator: operator.diagonal())
+lx.materialise.register(
+    _Symmetric,
+    lambda operator: lx.MatrixLinearOperator(operator.as_matrix(), (lx.symmetric_tag, lx.positive_semidefinite_tag)),
+)
