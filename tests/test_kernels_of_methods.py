@@ -25,6 +25,7 @@ from jaxgauss._kernels.kernels import KERNELS
 from oracle import assert_close, relative_error
 
 NAMED = ["matern12", "matern32", "matern52", "imq", "cauchy", "energy", rational_quadratic(2.5)]
+FEW = ["matern12", "imq", "energy", rational_quadratic(2.5)]  # with a kink, without, of weights alike, of one's own
 SMOOTH = [kernel for kernel in NAMED if kernel not in ("matern12", "energy")]
 
 
@@ -60,7 +61,7 @@ def samples(rng, dim):
     return [jnp.asarray(z) for z in (x, y, a / a.sum(), b / b.sum())]
 
 
-@pytest.mark.parametrize("kernel, dim", [*((x, 2) for x in NAMED), ("matern12", 6), ("imq", 6)], ids=str)
+@pytest.mark.parametrize("kernel, dim", [*((x, 2) for x in FEW), ("matern12", 6), ("imq", 6)], ids=str)
 def test_mmd_and_what_belongs_to_it(samples, kernel):
     """Value and all gradients, second derivatives, the witness, its flow, and the term of y alone."""
     x, y, a, b = samples
@@ -206,7 +207,7 @@ def test_mmd_test_holds_its_level(kernel):
     assert 0.4 < float(p_values.mean()) < 0.65
 
 
-@pytest.mark.parametrize("kernel", NAMED, ids=str)
+@pytest.mark.parametrize("kernel", FEW, ids=str)
 def test_mmd_test_has_the_statistic_of_the_loss(samples, kernel):
     x, y, *_ = samples
     for estimator in ("biased", "unbiased"):

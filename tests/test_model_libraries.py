@@ -12,7 +12,7 @@ import pytest
 
 LIBRARIES = {"flax": "mmd_flax", "equinox": "mmd_equinox"}
 SCRIPT = """
-import functools, importlib, json, sys
+import json, sys
 import jax
 import numpy as np
 from jax.sharding import AxisType
@@ -48,11 +48,8 @@ def run(library, devices):
 
 for library in sys.argv[1:]:
     found = [run(library, jax.devices()[:1]), run(library, jax.devices())]
-    module = importlib.import_module("mmd_" + library)
-    module.mmd_squared = functools.partial(module.mmd_squared, precision="float64")
-    one, four, exact = (each.pop("gradient") for each in (*found, run(library, jax.devices()[1:2])))
-    errors = [float(np.linalg.norm(x - exact) / np.linalg.norm(exact)) for x in (one, four)]
-    print(json.dumps([*found, len(one), *errors]))
+    one, four = (each.pop("gradient") for each in found)
+    print(json.dumps([*found, len(one), float(np.linalg.norm(four - one) / np.linalg.norm(one))]))
 """
 
 
@@ -83,8 +80,8 @@ def test_several_devices_take_the_step_of_one():
     run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert run.returncode == 0, run.stderr
     for line in run.stdout.splitlines()[-len(libraries) :]:
-        one, four, num, of_one, of_four = json.loads(line)
+        one, four, num, difference = json.loads(line)
         assert one["images"] == [1280] and four["images"] == [320] * 4  # shared out
         assert one["devices"] == [1] and four["devices"] == [4]  # which all have the generator
         assert four["loss"] == pytest.approx(one["loss"], rel=0, abs=3e-6)  # each within 1e-6 of its terms
-        assert num > 1e5 and of_four < 4 * of_one + 1e-6 < 1e-3  # errors of gradients, to that of sums in float64
+        assert num > 1e5 and difference < 2e-5  # of gradients in float32; it is 4e-6
