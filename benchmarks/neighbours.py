@@ -15,14 +15,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import lineax as lx
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 from scipy.special import logsumexp
 from tqdm import tqdm
 
-import jaxgauss.ott
-from jaxgauss.lineax import gauss_operator, log_determinant, nystrom_preconditioner
+import jaxgauss
 
 from .measure import (
     JaxCall,
@@ -135,6 +133,10 @@ def system(num: int) -> tuple[jax.Array, jax.Array]:
 @functools.partial(jax.jit, static_argnames=("rank", "tolerance"))
 def solution(points: jax.Array, values: jax.Array, rank: int, tolerance: float = 1e-5) -> tuple[jax.Array, jax.Array]:
     """By conjugate gradients in float32, and the steps."""
+    import lineax as lx
+
+    from jaxgauss.lineax import gauss_operator, nystrom_preconditioner
+
     operator = gauss_operator(points, TAU, noise=NOISE)
     options = {"preconditioner": nystrom_preconditioner(operator, rank, rng_key=jax.random.key(0))} if rank else {}
     solver = lx.CG(tolerance, tolerance, stabilise_every=None, max_steps=5000)
@@ -147,7 +149,7 @@ def systems(num: int) -> list[dict]:
     points, values = system(num)
     cells = []
     with jax.enable_x64(True):
-        wide = gauss_operator(points.astype(jnp.float64), TAU, noise=NOISE)
+        wide = jaxgauss.lineax.gauss_operator(points.astype(jnp.float64), TAU, noise=NOISE)
         product = jax.jit(lambda x: wide.mv(x))
         y = np.asarray(values, np.float64)
     exact = None
@@ -180,6 +182,8 @@ def systems(num: int) -> list[dict]:
 
 def determinants(num: int) -> dict:
     """The estimate, its standard error, and the exact value where a matrix can be had."""
+    from jaxgauss.lineax import gauss_operator, log_determinant, nystrom_preconditioner
+
     points, _ = system(num)
 
     @jax.jit

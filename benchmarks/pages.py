@@ -259,7 +259,7 @@ def neighbours() -> str:
     text = _prose(
         f"{data['device_name']}, {data['cores']} cores. {large['n']:,} points in {large['d']} dimensions: ten",
         f"iterations in {large['seconds'][0]:.0f} s with compiling, {large['mib']:.0f} MiB above the start. At",
-        f"{agreeing:,} points in 3-D potentials, cost and the divergence's gradient differ from OTT's dense",
+        f"{agreeing:,} points in 3-D, potentials, cost and the divergence's gradient differ from OTT's dense",
         f"geometry in float64 by {_power(potentials)}, {_power(errors['cost'])} and {_power(errors['gradient'])}.",
         f"log det(K + σ²I) with rank {small['rank']}: {small['value']:.2f} ± {small['standard_error']:.2f} at",
         f"N = {small['n']:,}, where it is {small['exact']:.2f}; {many['value']:.2f} ± {many['standard_error']:.2f} at",

@@ -279,7 +279,7 @@ def log_determinant(
 ) -> LogDeterminant:
     """log det(K + diag(noise)) by matfree's stochastic Lanczos quadrature, without the matrix.
 
-    With a preconditioner P it is log det P, which is known, plus that of R(K + diag(noise))Rᵀ, P⁻¹ = RᵀR, whose
+    With a preconditioner P it is log det P, which is known, plus that of Rᵀ(K + diag(noise))R, P⁻¹ = R Rᵀ, whose
     eigenvalues are near one: fewer samples, and fewer steps. All samples share a sum: `num_matvecs` sums of
     `num_samples` channels, and O(N num_samples num_matvecs) memory.
 

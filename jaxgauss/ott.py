@@ -17,6 +17,8 @@ from ._sums.log_gauss_sum import METHODS, log_gauss_sum
 with needed("jaxgauss.ott", "ott-jax"):
     from ott.geometry import costs, pointcloud
 
+NAME = "ott.PointCloud"  # in errors
+
 
 @jtu.register_pytree_node_class
 class PointCloud(pointcloud.PointCloud):
@@ -72,11 +74,10 @@ class PointCloud(pointcloud.PointCloud):
         backend: str = "auto",
         **kwargs: Any,
     ):
-        where = "jaxgauss.ott.PointCloud"
-        check_names(where.removeprefix("jaxgauss."), method, precision, backend, METHODS)
+        check_names(NAME, method, precision, backend, METHODS)
         if cost_fn is not None and type(cost_fn) is not costs.SqEuclidean:
             raise ValueError(
-                f"`{where}`: `cost_fn` must be the squared Euclidean distance, whose kernel is Gaussian; got"
+                f"`jaxgauss.{NAME}`: `cost_fn` must be the squared Euclidean distance, whose kernel is Gaussian; got"
                 f" {cost_fn!r}. Leave it out, or use OTT's own PointCloud with a batch_size."
             )
         super().__init__(x, y, cost_fn, batch_size, **kwargs)
@@ -85,24 +86,18 @@ class PointCloud(pointcloud.PointCloud):
     def apply_lse_kernel(  # noqa: D102
         self, f: Array, g: Array, eps: float | Array, vec: Array | None = None, axis: int = 0
     ) -> tuple[Array, Array]:
-        to, points, log_weights = self._sides(f, g, eps, axis)
-        tau = self._tau(eps)
         if vec is None:
-            return eps * log_gauss_sum(to, points, log_weights, tau, **self._options), jnp.ones(1, to.dtype)
-        means, logs = means_and_logs(
-            "ott.PointCloud", to, points, vec, log_weights, tau, kernel="gauss", options={**self._options}
-        )
+            to, points, log_weights = self._sides(f, g, eps, axis)
+            return eps * log_gauss_sum(to, points, log_weights, self._tau(eps), **self._options), jnp.ones(1, to.dtype)
+        means, logs = self._means_and_logs(f, g, eps, vec, axis)
         return eps * (logs + jnp.log(jnp.abs(means))), jnp.sign(means)
 
     def apply_transport_from_potentials(  # noqa: D102
         self, f: Array, g: Array, vec: Array, axis: int = 0
     ) -> Array:
-        to, points, log_weights = self._sides(f, g, self.epsilon, axis)
-        means, logs = means_and_logs(
-            "ott.PointCloud", to, points, vec.T, log_weights, self._tau(self.epsilon), kernel="gauss",
-            options={**self._options},
-        )  # fmt: skip
-        scales = jnp.exp((f if axis == 1 else g) / self.epsilon + logs)
+        epsilon = self.epsilon
+        means, logs = self._means_and_logs(f, g, epsilon, vec.T, axis)
+        scales = jnp.exp((f if axis == 1 else g) / epsilon + logs)
         return (lax.expand_dims(scales, range(1, means.ndim)) * means).T
 
     def apply_kernel(self, vec: Array, eps: float | Array | None = None, axis: int = 0) -> Array:  # noqa: D102
@@ -152,6 +147,11 @@ class PointCloud(pointcloud.PointCloud):
     def _sides(self, f: Array, g: Array, eps: Any, axis: int) -> tuple[Array, Array, Array]:
         """Where sums are taken, what they are of, and its log-weights."""
         return (self.x, self.y, g / eps) if axis == 1 else (self.y, self.x, f / eps)
+
+    def _means_and_logs(self, f: Array, g: Array, eps: Any, vec: Array, axis: int) -> tuple[Array, Array]:
+        """Means of values by the kernel with weights exp(g/ε), or exp(f/ε), and the logarithms of their weights."""
+        to, points, log_weights = self._sides(f, g, eps, axis)
+        return means_and_logs(NAME, to, points, vec, log_weights, self._tau(eps), "gauss", {**self._options})
 
     def _tau(self, eps: Any) -> Array:
         return jnp.asarray(2 * self.inv_scale_cost / eps, self.dtype)
