@@ -24,6 +24,7 @@ import torch
 from torch.profiler import ProfilerActivity
 
 from jaxgauss import gauss_sum, kde_logpdf, kde_score, tau_from_bandwidth
+from jaxgauss._engines import timing
 
 from . import applications, fit_costs, grids, measure, rivals
 from .first_light import Part, failure
@@ -81,7 +82,7 @@ def device_of(sizes: Sizes, step: str) -> Iterator[None]:
     if sizes is GPU or step in ("tests", "costs"):
         yield
         return
-    with measure.emulated_if(True), mock.patch.multiple(measure, SETTLED=1e-4, SHORTEST=1e-4, WARM_UPS=1):
+    with measure.emulated_if(True), mock.patch.multiple(timing, SETTLED=1e-4, SHORTEST=1e-4, WARM_UPS=1):
         yield
 
 
@@ -147,12 +148,12 @@ def launches(part: Part, sizes: Sizes, runs: int) -> None:
 def launched(call: Any, device: str, runs: int) -> dict:
     """Seconds until a call of JAX returns, which does not wait for its results; and what it launches."""
     seconds = []
-    for _ in range(measure.WARM_UPS + runs):
+    for _ in range(timing.WARM_UPS + runs):
         start = time.perf_counter()
         results = call.function(*call.arguments)
         seconds.append(time.perf_counter() - start)
         jax.block_until_ready(results)
-    found = {"host": float(np.median(seconds[measure.WARM_UPS :]))}
+    found = {"host": float(np.median(seconds[timing.WARM_UPS :]))}
     try:
         return found | (profiled(call) if device == "cuda" else counted(call))
     except Exception as reason:

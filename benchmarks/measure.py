@@ -11,7 +11,6 @@ import ctypes
 import datetime
 import gc
 import importlib.metadata
-import itertools
 import json
 import os
 import platform
@@ -31,10 +30,11 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
+from jaxgauss._engines.costs import cpu_name
+from jaxgauss._engines.timing import in_turns as in_turns
+
 OUTPUTS = Path(__file__).parents[1] / "outputs" / "benchmarks"  # which git ignores
 RESULTS = Path(__file__).parent / "results"  # which it keeps
-WARM_UPS, SHORTEST = 3, 5e-3  # calls; seconds that a repetition lasts
-SETTLED = 0.02  # seconds of untimed calls before it: until then the idle threads of another library may spin
 TOO_SLOW = 1.0  # seconds: a method that takes them is timed once, and not at all at larger sizes
 LIBRARIES = ("jax", "jaxlib", "torch", "numpy", "pykeops", "ott-jax", "blackjax", "scikit-learn", "scipy", "optax")
 
@@ -135,33 +135,6 @@ def quartiles(result: dict) -> dict[str, float]:
     if "seconds" not in result:
         return {}
     return dict(zip(("q1", "median", "q3"), np.quantile(result["seconds"], [0.25, 0.5, 0.75]).tolist(), strict=True))
-
-
-def in_turns(calls: dict[Any, Call], runs: int) -> dict[Any, list[float]]:
-    """Seconds a call in every repetition."""
-    for call in calls.values():
-        for _ in range(WARM_UPS):
-            call()
-    times: dict[Any, list[float]] = {name: [] for name in calls}
-    orders = itertools.cycle([list(calls), list(calls)[::-1]])
-    for _, order in zip(range(runs), orders, strict=False):
-        for name in order:
-            is_long = times[name] and min(times[name]) > SETTLED
-            repeats = 1 + int(0 if is_long else untimed(calls[name]) * SHORTEST / SETTLED)
-            start = time.perf_counter()
-            for _ in range(repeats):
-                calls[name]()
-            times[name].append((time.perf_counter() - start) / repeats)
-    return times
-
-
-def untimed(call: Call) -> int:
-    """Call until it has settled; how often that was."""
-    number, start = 0, time.perf_counter()
-    while time.perf_counter() - start < SETTLED:
-        call()
-        number += 1
-    return number
 
 
 def timed(about: dict, calls: dict[str, Call], runs: int) -> list[dict]:
@@ -268,7 +241,7 @@ def environment(device: str) -> dict:
         "date": datetime.date.today().isoformat(),
         "commit": _commit(),
         "device": device,
-        "device_name": torch.cuda.get_device_name() if device == "cuda" else _cpu_name(),
+        "device_name": torch.cuda.get_device_name() if device == "cuda" else cpu_name(),
         "cores": os.cpu_count(),
         "versions": versions,
     }
@@ -320,11 +293,3 @@ def _commit() -> str:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):  # no git, or no repository: an unpacked sdist, say
         return "unknown"
-
-
-def _cpu_name() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next(line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor()

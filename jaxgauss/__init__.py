@@ -36,6 +36,8 @@ from ._methods.svgd import svgd as svgd
 from ._methods.svgd import svgd_direction as svgd_direction
 from ._methods.witness import mmd_flow_velocity as mmd_flow_velocity
 from ._methods.witness import mmd_witness as mmd_witness
+from ._sums.calibrate import Calibration as Calibration
+from ._sums.calibrate import calibrate as calibrate
 from ._sums.chunks import KeyChunks as KeyChunks
 from ._sums.estimate_error import ErrorEstimate as ErrorEstimate
 from ._sums.estimate_error import estimate_error as estimate_error

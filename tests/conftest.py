@@ -41,6 +41,15 @@ def rng(request: pytest.FixtureRequest) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def uncalibrated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The costs that come with jaxgauss, whatever was measured on this machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        path = tmp_path_factory.mktemp("cache") / "costs.json"
+        patch.setattr("jaxgauss._engines.costs.calibrated_path", lambda: path)
+        yield
+
+
 @pytest.fixture
 def as_it_comes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """JAX with its defaults, and the examples and benchmarks to import."""

@@ -14,7 +14,7 @@ import numpy as np
 from .._arrays.places import has_cuda
 from .._checks.settings import Settings, are_known
 from . import bridge
-from .costs import columns, cuda_costs, estimates, kernel_columns, kernel_engine
+from .costs import WORTH, columns, cuda_costs, estimates, kernel_columns, kernel_engine
 from .tiles import CUDA_TILE, TILE
 
 if TYPE_CHECKING:
@@ -105,17 +105,22 @@ def plan(settings: Settings, platform: str, pairs: int, dim: int, channels: int)
     if platform == "cuda":
         return _on_cuda(settings, wide, pairs, dim, channels)
 
-    reason = "PyTorch's fused attention"
     own = "float64" if settings.dtype == "float64" else "float32"
+    (in_xla, by_kernel), row = estimates((f"xla in {own}", f"kernel in {own}"), pairs, dim, channels)
     if settings.method == settings.backend == "auto" and settings.precision in ("auto", own):
-        in_xla, by_kernel = (x / 1e6 for x in estimates(own, pairs, dim, channels))
-        reason = f"an estimated {in_xla:.3g} ms in XLA, {by_kernel:.3g} ms by PyTorch's kernel"
-        if in_xla <= by_kernel:
+        reason = f"an estimated {in_xla:.3g} ms in XLA, {by_kernel:.3g} ms by PyTorch's kernel ({row})"
+        if in_xla <= WORTH * by_kernel:
+            in_half, _ = estimates(("kernel in bfloat16",), pairs, dim, channels)
+            reason += "".join(f"; {x:.3g} ms in bfloat16" for x in in_half if own == "float32" and WORTH * x < in_xla)
             return Plan(platform, "dense" if pairs <= TILE.entries else "blocked", own, "xla", reason)
+    else:
+        asked, _ = estimates((f"kernel in {settings.precision}",), pairs, dim, channels)
+        reason = "asked for by name" + "".join(f", an estimated {x:.3g} ms" for x in asked)
+        reason += f"; {own} takes an estimated {min(in_xla, by_kernel):.3g} ms ({row})"
     kernel = _kernel(settings.backend, settings.precision, platform, settings.dtype, dim)
     if settings.method == "auto":
         return Plan(platform, "rescale", kernel.precision, kernel.name, reason)
-    return Plan(platform, settings.method, kernel.precision, kernel.name, "asked for by name")
+    return Plan(platform, settings.method, kernel.precision, kernel.name, reason)
 
 
 def _on_cuda(settings: Settings, wide: str, pairs: int, dim: int, channels: int) -> Plan:

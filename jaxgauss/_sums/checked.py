@@ -11,6 +11,7 @@ import numpy as np
 from .._arrays.places import expected_platform
 from .._checks.operands import as_operand, check_names, check_operands, check_tau
 from .._checks.settings import Settings, matmul_grade, methods_of, working_dtype
+from .._engines import costs
 from .._engines.kernel_plan import kernel_plan
 from .._engines.plan import Plan, sizes
 
@@ -58,3 +59,10 @@ def check_plan(settings: Settings, tau: Any, pairs: int, dim: int, channels: int
     """Raise ValueError if what was asked for by name cannot run there; return τ as JAX may take it."""
     kernel_plan(settings, expected_platform(*arrays), pairs, dim, channels)
     return as_operand(tau, settings.dtype)
+
+
+def forget() -> None:
+    """Plan all sums afresh, by the costs that there are now: those that JAX has compiled, as well."""
+    costs.forget()
+    _remembered.cache_clear()
+    jax.clear_caches()

@@ -1,0 +1,182 @@
+"""calibrate: the costs by which `auto` chooses, measured on this machine."""
+
+import datetime
+import functools
+import itertools
+import json
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .._arrays.places import has_cuda
+from .._engines import bridge, costs
+from .._engines.tiles import CUDA_TILE
+from .._engines.timing import in_turns
+from .checked import forget
+from .display import progress_bar
+from .gauss_sum import gauss_sum
+
+NUMS, CUDA_NUMS = (64, 2048), (512, 4096, 16384)
+SIZES = ((3, 1), (16, 16), (64, 1), (64, 64), (128, 128))  # dimension, channels
+RUNS = 5
+ROWS = 64  # of a sum that are compared with float64
+CPU_DTYPES = ("float32", "float64")
+KERNELS = (("flash", "float16"), ("cudnn", "float16"), ("efficient", "float16"), ("efficient", "float32"))  # on CUDA
+TOLERANCES = {"float16": 2e-2, "bfloat16": 5e-2}  # others: 1e-5
+Engine = tuple[Callable[..., jax.Array], int, str]  # what computes a sum, the columns of its products, their precision
+Row = tuple[float, float, float, float]  # 1, pairs, pairs · columns and nanoseconds
+
+
+class Calibration(NamedTuple):
+    """What was measured.
+
+    Attributes:
+        machine: for which the costs hold: the CPU or the CUDA device, and the versions of jaxlib and PyTorch.
+        costs: of each engine: nanoseconds of a call, of a pair of points, and of a pair and a column of the products.
+        off_by: the largest factor between a measured time and the one that these tell.
+        path: the file that holds them. To go back to the table that comes with jaxgauss, delete it.
+    """
+
+    machine: str
+    costs: costs.Costs
+    off_by: float
+    path: Path
+
+
+def calibrate(*, progress: bool = False) -> Calibration:
+    """Measure the engines on this machine, so that `auto` chooses by what they cost here. Takes half a minute.
+
+    Times `gauss_sum` in XLA and by PyTorch's kernel on problems of up to 2048 points (on CUDA 16384, by every kernel),
+    each checked against float64 first, and fits call, pair and column of the cost model. The result is kept in the
+    user's cache directory, by machine and versions, and used by every process from then on; `explain` says so. Nothing
+    else should compute meanwhile. All programs that JAX has compiled in this process are dropped, for `auto` may decide
+    otherwise for them.
+
+    Args:
+        progress: show a bar (needs tqdm).
+
+    Returns:
+        A `Calibration`.
+
+    Raises:
+        RuntimeError: an engine's result is wrong.
+        OSError: the cache directory cannot be written.
+        ImportError: `progress` without tqdm.
+
+    Example:
+        >>> import jaxgauss
+        >>> found = jaxgauss.calibrate()  # doctest: +SKIP
+        >>> jaxgauss.explain(points, points, weights).reason  # doctest: +SKIP
+        'an estimated 11.7 ms in XLA, 51.4 ms by PyTorch's kernel (measured here on 2026-11-23)'
+    """
+    path = costs.calibrated_path()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    name = costs.machine(bridge.backend().devices.card().name if has_cuda() else None)
+    found, off_by = measured_costs(RUNS, progress=progress)
+    row = {"date": datetime.date.today().isoformat()} | {engine: cost._asdict() for engine, cost in found.items()}
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(costs.calibrated_rows() | {name: row}, indent=1) + "\n")
+    part.replace(path)
+    forget()
+    return Calibration(name, found, max(off_by.values()), path)
+
+
+def measured_costs(
+    runs: int,
+    nums: Sequence[int] | None = None,
+    sizes: Sequence[tuple[int, int]] | None = None,
+    *,
+    progress: bool = False,
+) -> tuple[costs.Costs, dict[str, float]]:
+    """The costs of every engine on JAX's platform, and the largest factor by which each is off."""
+    cuda = has_cuda()
+    nums = nums or (CUDA_NUMS if cuda else NUMS)
+    passes = [("float32", engines_of_cuda)] if cuda else [(dtype, engines_of_cpu) for dtype in CPU_DTYPES]
+    problems = list(itertools.product(passes, nums, sizes or SIZES))
+    rows: dict[str, list[Row]] = {}
+    with progress_bar("calibrate", len(problems), "size") if progress else nullcontext() as bar:
+        for (dtype, engines), num, size in problems:
+            with jax.enable_x64(True) if dtype == "float64" else nullcontext():
+                for name, row in _measured(engines, dtype, num, *size, runs).items():
+                    rows.setdefault(name, []).append(row)
+            if bar is not None:
+                bar.update()
+    fits = {name: fitted(x) for name, x in rows.items()}
+    return {name: cost for name, (cost, _) in fits.items()}, {name: factor for name, (_, factor) in fits.items()}
+
+
+def engines_of_cpu(dtype: str, num: int, dim: int, channels: int) -> dict[str, Engine]:
+    """XLA's blocks and PyTorch's kernel; for points in float32 also in bfloat16, which is fast on CPUs with AMX."""
+    asked = {f"xla in {dtype}": ("blocked", dtype), f"kernel in {dtype}": ("rescale", dtype)}
+    if dtype == "float32":
+        asked["kernel in bfloat16"] = "rescale", "bfloat16"
+    return {
+        name: (
+            functools.partial(gauss_sum, method=method, precision=precision),
+            costs.columns(name, dim, channels),
+            precision,
+        )
+        for name, (method, precision) in asked.items()
+    }
+
+
+def engines_of_cuda(dtype: str, num: int, dim: int, channels: int) -> dict[str, Engine]:
+    """XLA, whole where that is what `auto` takes and in blocks, and every kernel that takes such points."""
+    names = ["dense"] if num**2 <= CUDA_TILE.entries else []
+    found: dict[str, Engine] = {
+        name: (functools.partial(gauss_sum, method=name), costs.columns(name, dim, channels), "float32")
+        for name in (*names, "blocked")
+    }
+    for backend, precision in KERNELS:
+        try:
+            kernel = bridge.backend().select_kernel(backend, precision, "cuda", dtype, dim)
+        except ValueError:  # too wide, or not on this card
+            continue
+        function = functools.partial(gauss_sum, method="rescale", backend=backend, precision=precision)
+        found[costs.kernel_engine(kernel)] = function, costs.kernel_columns(kernel, dim, channels), precision
+    return found
+
+
+def fitted(rows: list[Row]) -> tuple[costs.Cost, float]:
+    """The costs by least squares of the relative errors, none of them negative; the largest factor they are off by."""
+    from scipy.optimize import nnls  # which JAX needs as well
+
+    table = np.array(rows)
+    design, nanoseconds = table[:, :3], table[:, 3]
+    cost = costs.Cost(*(float(f"{x:.3g}") for x in nnls(design / nanoseconds[:, None], np.ones(len(rows)))[0]))
+    return cost, float(np.exp(np.abs(np.log(design @ np.array(cost) / nanoseconds)).max()))
+
+
+def _measured(
+    engines: Callable[..., dict[str, Engine]], dtype: str, num: int, dim: int, channels: int, runs: int
+) -> dict[str, Row]:
+    """A row of the least-squares problem of each engine; RuntimeError if its sum is wrong."""
+    rng = np.random.default_rng(0)
+    scaled = ((dim, dim**-0.5), (dim, dim**-0.5), (channels, 1.0))
+    q, k, v = operands = [jnp.asarray(rng.normal(size=(num, width)) * scale, dtype) for width, scale in scaled]
+    exact = _exact(*(np.asarray(x, np.float64) for x in (q[:ROWS], k, v)))
+    found, calls = engines(dtype, num, dim, channels), {}
+    for name, (function, _, precision) in found.items():
+        calls[name] = functools.partial(_waiting, jax.jit(function), *operands)
+        error = np.linalg.norm(np.asarray(calls[name](), np.float64)[:ROWS] - exact) / np.linalg.norm(exact)
+        if not error < TOLERANCES.get(precision, 1e-5):
+            sizes = f"N={num}, D={dim}, C={channels}"
+            raise RuntimeError(f"`jaxgauss.calibrate`: {name} is wrong on this machine: error {error:.1e} at {sizes}.")
+    times = in_turns(calls, runs)
+    return {
+        name: (1, num**2, num**2 * found[name][1], 1e9 * float(np.median(seconds))) for name, seconds in times.items()
+    }
+
+
+def _exact(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+    squared = np.square(q).sum(1)[:, None] + np.square(k).sum(1) - 2 * q @ k.T
+    return np.exp(-squared / 2) @ v
+
+
+def _waiting(function: Callable[..., Any], *operands: Any) -> Any:
+    return jax.block_until_ready(function(*operands))

@@ -1,0 +1,135 @@
+"""calibrate: the costs of this machine, kept and used; and how much a table that is wrong can lose."""
+
+import itertools
+import json
+import math
+
+import jax
+import numpy as np
+import pytest
+
+import jaxgauss
+from jaxgauss._engines import costs, timing
+from jaxgauss._sums import calibrate as module
+from jaxgauss._sums.checked import forget
+
+CHEAP, DEAR = costs.Cost(1.0, 1e-3, 1e-4), costs.Cost(1e6, 10.0, 1.0)
+FITS = {"xla in float32": DEAR, "kernel in float32": CHEAP, "xla in float64": DEAR, "kernel in float64": CHEAP}
+
+
+@pytest.fixture
+def here(monkeypatch, tmp_path):
+    """A cache directory of this test's own, forgotten afterwards."""
+    monkeypatch.setattr(costs, "calibrated_path", lambda: tmp_path / "new" / "costs.json")
+    monkeypatch.delenv("JAXGAUSS_CPU_VENDOR", raising=False)
+    forget()
+    yield tmp_path / "new" / "costs.json"
+    monkeypatch.undo()
+    forget()
+
+
+def plan(num=300, dim=3):
+    points, column = (jax.ShapeDtypeStruct((num, width), "float32") for width in (dim, 1))
+    return jaxgauss.explain(points, points, column)
+
+
+def test_what_was_measured_is_kept_and_used(here, monkeypatch, capsys):
+    monkeypatch.setattr(module, "NUMS", (8,))
+    monkeypatch.setattr(module, "SIZES", ((3, 1), (16, 2)))
+    for name in ("SETTLED", "SHORTEST"):
+        monkeypatch.setattr(timing, name, 1e-4)
+    assert "(row " in plan().reason
+    found = jaxgauss.calibrate(progress=True)
+    assert "calibrate: 100%" in capsys.readouterr().err
+    assert found.path == here and set(json.loads(here.read_text())) == {found.machine} and found.off_by >= 1
+    engines = {f"{engine} in {dtype}" for engine in ("xla", "kernel") for dtype in ("float32", "float64")}
+    assert found.costs.keys() == {*engines, "kernel in bfloat16"}
+    assert all(max(cost) > 0 <= min(cost) for cost in found.costs.values())
+    assert costs.cpu_costs()[0] == found.costs and "(measured here on 2" in plan().reason
+    for versions in ("jaxlib", "torch"):
+        assert versions in found.machine
+    assert costs.cpu_name() in found.machine
+
+
+def test_programs_compiled_before_are_dropped(here, monkeypatch, rng):
+    """`auto` takes what is cheap by the new costs, though the sum of such arrays was compiled."""
+    points = np.asarray(rng.standard_normal((40, 3)), "float32")
+    arguments = points, points, points[:, :1]
+    before, seen = np.asarray(jaxgauss.gauss_sum(*arguments)), []
+    monkeypatch.setattr(module, "measured_costs", lambda *_, **__: (FITS, {"xla in float32": 1.5}))
+    jaxgauss.calibrate()
+    attended = jaxgauss._engines.dispatch.by_attention
+    monkeypatch.setattr(jaxgauss._engines.dispatch, "by_attention", lambda *x: (seen.append(1), attended(*x))[1])
+    assert plan().method == "rescale"
+    np.testing.assert_allclose(jaxgauss.gauss_sum(*arguments), before, rtol=1e-5)
+    assert seen
+    here.unlink()
+    forget()
+    assert plan().method == "dense"
+
+
+def test_rows_of_other_machines_stay(here, monkeypatch):
+    monkeypatch.setattr(module, "measured_costs", lambda *_, **__: (FITS, {"xla in float32": 1.5}))
+    here.parent.mkdir()
+    here.write_text(json.dumps({"another": {"date": "2026-01-01", "xla in float32": DEAR._asdict()}}))
+    assert "(row " in plan().reason
+    machine = jaxgauss.calibrate().machine
+    assert json.loads(here.read_text()).keys() == {"another", machine}
+
+
+@pytest.mark.parametrize("text", ["not JSON", "[]", '{"a": {}}', '{"a": {"xla in float32": {}}}'])
+def test_a_file_that_cannot_be_read_is_left_out(here, text):
+    here.parent.mkdir()
+    here.write_text(text)
+    with pytest.warns(UserWarning, match="costs.json cannot be read, and is left out"):
+        assert "(row " in plan().reason
+    assert plan(301).method == "dense"
+
+
+def test_a_named_vendor_counts_more(here, monkeypatch):
+    monkeypatch.setattr(module, "measured_costs", lambda *_, **__: (FITS, {"xla in float32": 1.5}))
+    jaxgauss.calibrate()
+    monkeypatch.setenv("JAXGAUSS_CPU_VENDOR", "GenuineIntel")
+    costs.vendor.cache_clear()
+    forget()
+    assert "(row GenuineIntel)" in plan().reason
+    monkeypatch.setenv("JAXGAUSS_CPU_VENDOR", "Elbrus")
+    costs.vendor.cache_clear()
+    forget()
+    assert "(row AuthenticAMD, for there is none of Elbrus: jaxgauss.calibrate() makes one)" in plan().reason
+    monkeypatch.undo()
+    costs.vendor.cache_clear()
+
+
+def test_costs_of_a_device_are_those_measured_there(here, monkeypatch):
+    key = costs.machine("a card")
+    here.parent.mkdir()
+    here.write_text(json.dumps({key: {"date": "2026-01-01", "flash": CHEAP._asdict()}}))
+    table, are_measured = costs.cuda_costs("a card")
+    assert are_measured and table["flash"] == CHEAP and table["cudnn"] == costs.cuda_costs("another")[0]["cudnn"]
+    assert not costs.cuda_costs("another")[1]
+
+
+def test_a_wrong_result_is_an_error(here, monkeypatch):
+    monkeypatch.setattr(module, "_exact", lambda q, k, v: np.ones((len(q), v.shape[1])))
+    monkeypatch.setattr(module, "NUMS", (8,))
+    with pytest.raises(RuntimeError, match=r"`jaxgauss.calibrate`: xla in float32 is wrong on this machine: error"):
+        jaxgauss.calibrate()
+    assert not here.exists()
+
+
+@pytest.mark.parametrize("vendor", ["AuthenticAMD", "GenuineIntel"])
+def test_a_table_that_is_wrong_by_half_loses_less_than_a_fifth(vendor):
+    """In float32, where the rows were measured: whichever engine they favor, and whether both agree or not."""
+    true = costs._costs(json.loads(costs.TABLE.read_text())[vendor])
+    losses = []
+    for num, dim, channels, wrong in itertools.product(
+        (16, 64, 256, 1024, 8192, 65536), (1, 3, 16, 64, 128, 256), (1, 3, 16, 64, 128, 256), (1 / 1.5, 1, 1.5)
+    ):
+        in_xla, by_kernel = (
+            true[x].nanoseconds(num**2, costs.columns(x, dim, channels))
+            for x in ("xla in float32", "kernel in float32")
+        )
+        chosen = in_xla if in_xla <= costs.WORTH * by_kernel * wrong else by_kernel
+        losses.append(chosen / min(in_xla, by_kernel))
+    assert math.isfinite(sum(losses)) and max(losses) < 1.2
