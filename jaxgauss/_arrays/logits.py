@@ -37,19 +37,20 @@ def difference_logits(scale: Array, queries: Array, keys: Array) -> Array:
     return scan(add, vary_like(zero, [queries, keys, scale]), columns)[0] / -2
 
 
-def squared_distances(a: Array, b: Array) -> Array:
+def squared_distances(a: Scaled, b: Scaled) -> Array:
     """‖a - b‖² of all pairs of few points.
 
     On CUDA from differences, of which XLA makes one pass without an array of them all: what is lost grows as R r, not
     as R², and no host need look how far points lie. Elsewhere by a product, which is faster, of points within reach.
     """
     if has_cuda():
-        return _squared_differences(a, b)
-    return jnp.square(a).sum(-1)[..., :, None] + jnp.square(b).sum(-1)[..., None, :] - 2 * dot(a, b.mT)
+        return squared_differences(a.points, b.points)
+    return a.norms + b.norms.mT - 2 * dot(a.points, b.points.mT)
 
 
 @jax.checkpoint  # or derivatives would hold all differences
-def _squared_differences(a: Array, b: Array) -> Array:
+def squared_differences(a: Array, b: Array) -> Array:
+    """‖a - b‖² of all pairs, from differences."""
     return jnp.square(_cut_off(a[..., :, None, :] - b[..., None, :, :])).sum(-1)
 
 

@@ -22,10 +22,10 @@ from .._checks.settings import Settings, are_known, working_dtype
 from .._kernels.mixtures import Mixture
 from . import float64, radial
 from .attention import attended_means, attended_pullback, attended_sum, by_attention, kernel_of
-from .blocked import scaled_sum
+from .blocked import fused_means, scaled_sum
 from .channels import Channels
 from .differences import differences_sum
-from .fused import FUSES
+from .fused import FUSED_MEANS, FUSED_WIDTH, FUSES
 from .kernel_plan import exact_plan, kernel_plan, mixture_of
 from .plan import Plan, sizes
 
@@ -156,7 +156,7 @@ def _sum_in_xla(settings: Settings, chosen: Plan, operands: tuple[jax.Array, ...
     dtype = operands[0].dtype
     queries, keys, values, tau = (x.astype(chosen.precision) for x in operands)
     a, b = with_norms(*scaled_points(queries, keys, tau, settings.centered))
-    fused = FUSES and (chosen.platform, chosen.precision) == ("cpu", "float32")
+    fused = _fuses(chosen)
 
     def run(*_: jax.Array) -> tuple[jax.Array]:
         return (scaled_sum(a, b, values, whole=chosen.method == "dense", fused=fused).astype(dtype),)
@@ -167,6 +167,10 @@ def _sum_in_xla(settings: Settings, chosen: Plan, operands: tuple[jax.Array, ...
     return lax.cond(are_within(chosen.reach, a, b), run, far, *operands)
 
 
+def _fuses(chosen: Plan) -> bool:
+    return FUSES and (chosen.platform, chosen.precision) == ("cpu", "float32")
+
+
 def _in_blocks(wide: float64.Wide, _: Settings, chosen: Plan, operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
     """XLA's blocks, which serve in float64 as well, in the plan's precision."""
     dtype = operands[0].dtype
@@ -174,10 +178,19 @@ def _in_blocks(wide: float64.Wide, _: Settings, chosen: Plan, operands: tuple[ja
     return jax.tree.map(lambda x: x.astype(dtype), wide.in_blocks(*cast, whole=chosen.method == "dense"))
 
 
+def _means_in_xla(settings: Settings, chosen: Plan, operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    """By `fused_means` where XLA fuses, of so many pairs that it is worth two programs; else in blocks."""
+    pairs, dim, channels = sizes(*operands[:4])
+    fused = _fuses(chosen) and max(dim, channels + 1) <= FUSED_WIDTH and are_known(pairs) and pairs >= FUSED_MEANS
+    if not fused:
+        return _in_blocks(float64.MEANS, settings, chosen, operands)
+    return tuple(x.astype(operands[0].dtype) for x in fused_means(*(x.astype(chosen.precision) for x in operands)))
+
+
 SUM = Operation(float64.SUM, attended_sum, _sum_in_xla)
 SUM_AND_LOG = SUM._replace(attended=functools.partial(attended_sum, with_log=True), leaves_log=True)
 PULLBACK = Operation(float64.PULLBACK, attended_pullback, functools.partial(_in_blocks, float64.PULLBACK), num_own=3)
-MEANS = Operation(float64.MEANS, attended_means, functools.partial(_in_blocks, float64.MEANS))
+MEANS = Operation(float64.MEANS, attended_means, _means_in_xla)
 
 
 _RADIAL_PULLBACK = {x: functools.partial(radial.radial_pullback, with_tau=x) for x in (False, True)}

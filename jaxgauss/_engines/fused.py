@@ -16,7 +16,10 @@ from .tiles import Tile
 _MEASURED = (sys.platform, platform.machine()) == ("linux", "x86_64")
 FUSES = _MEASURED and jaxlib.version.__version_info__ >= (0, 10, 2)
 FUSED_WIDTH = 256  # D and C up to which that is faster
-WIDE = 64  # channels from which tiles are narrower, so that values stay in the cache, and a single tile is not fused
+FUSED_MEANS = 2**18  # pairs from which means are fused sums
+# Channels from which tiles are narrower, so that values stay in the cache; and D or C from which a single tile is not
+# fused: its two products of few points are faster without columns for the norms, and without the reduction.
+WIDE = 64
 
 
 def fused_tile_sum(a: Array, b: Array, v: Array) -> Array:

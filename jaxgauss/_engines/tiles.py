@@ -61,27 +61,30 @@ def _evened(num: int, largest: int) -> int:
     return -(-max(1, num) // -(-max(1, num) // largest))
 
 
-def in_groups(function: Callable, a: Array, b: Array, *rest: Array):
+def in_groups(function: Callable, *operands: Any):
     """`function` of operands that share a batch, by as many of its elements at a time as fill a tile together.
 
     A tile of all elements would take too little of each: products of many small tiles are slow on a CPU. Operands have
-    all of the batch or nothing of it; those that have a part are not repeated, and go in such tiles.
+    all of the batch or nothing of it; those that have a part are not repeated, and go in such tiles. The first two are
+    queries and keys; each may be several arrays.
     """
-    operands = a, b, *rest
-    batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in operands))
+    arrays, tree = jax.tree.flatten(operands)
+    a, b = (jax.tree.leaves(x)[0] for x in operands[:2])
+    batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in arrays))
     size, entries = math.prod(batch), a.shape[-2] * b.shape[-2]
     known = are_known(size, entries)
     group = max(1, own_tile().entries // max(1, entries)) if known else 1
     together = size <= group if known else size == 1
-    is_mapped = [x.shape[:-2] == batch for x in operands]
-    if together or not all(has_batch or shared(x) for has_batch, x in zip(is_mapped, operands, strict=True)):
+    is_mapped = [x.shape[:-2] == batch for x in arrays]
+    if together or not all(has_batch or shared(x) for has_batch, x in zip(is_mapped, arrays, strict=True)):
         return function(*operands)
 
     def of_element(elements: list[Array]):
         own = iter(elements)
-        return function(*(next(own) if m else as_rows(x) for m, x in zip(is_mapped, operands, strict=True)))
+        every = [next(own) if m else as_rows(x) for m, x in zip(is_mapped, arrays, strict=True)]
+        return function(*tree.unflatten(every))
 
-    elements = [x.reshape(size, *x.shape[-2:]) for m, x in zip(is_mapped, operands, strict=True) if m]
+    elements = [x.reshape(size, *x.shape[-2:]) for m, x in zip(is_mapped, arrays, strict=True) if m]
     results = lax.map(of_element, elements, batch_size=group if group > 1 else None)
     return jax.tree.map(lambda x: x.reshape(*batch, *x.shape[1:]), results)
 

@@ -13,7 +13,7 @@ from .._arrays.places import vary_alike, vary_like, whole
 from .._arrays.points import align, center, shared, unbroadcast
 from .._checks.operands import as_operand, takes_tau
 from .._checks.settings import Bandwidth, Keys, Queries, Settings, Sums, Values, working_dtype
-from .._engines.blocked import blocked_pullback, sum_and_tile
+from .._engines.blocked import sum_and_tile, tile_pullback
 from .._engines.dispatch import (
     gaussian_pullback,
     gaussian_sum,
@@ -247,7 +247,7 @@ def _gradients(
     d_queries = d_keys = d_values = d_tau = jnp.zeros(0)
     want_keys = wanted.keys or wanted.tau
     if keeps_tile(settings, *operands) and not settings.wide:
-        d_queries, d_keys, d_values = blocked_pullback(queries, keys, values, tau, g, whole=True, phi=saved)
+        d_queries, d_keys, d_values = tile_pullback(saved, queries, keys, values, tau, g)
     elif cheaper_by_channels(queries, values) and not settings.wide:
         if wanted.queries or wanted.tau:
             d_queries = _along(saved, g, tau)
