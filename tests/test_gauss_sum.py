@@ -1,5 +1,6 @@
 """gauss_sum against float64: values, dtypes, leading axes, and what it does with nothing and with NaN."""
 
+import functools
 import re
 
 import jax
@@ -304,3 +305,27 @@ def test_an_eager_call_is_one_program(rng, function):
     operands = problem(rng).operands
     (call,) = jax.make_jaxpr(function)(*operands).eqns
     assert call.primitive.name in ("jit", "pjit")
+
+
+def test_eager_calls_of_known_shapes_compile_nothing(rng):
+    """A thousand calls outside of jit, and a hundred gradients, of ten shapes: all is compiled by the first ten."""
+    compiled = []
+    listener = lambda event, *_, **__: compiled.append(event) if event.endswith("compile_duration") else None  # noqa: E731
+    cases = [problem(rng, 31 + i, 47 + i, 2, 1, dtype="float32").operands[:3] for i in range(10)]
+    cases = [tuple(map(jnp.asarray, case)) if i % 2 else case for i, case in enumerate(cases)]
+    slope = jax.grad(lambda *x: gauss_sum(*x, 0.3).sum())
+
+    def call(num: int, function) -> None:
+        for i in range(num):
+            function(*cases[i % 10])
+
+    jax.monitoring.register_event_duration_secs_listener(listener)
+    try:
+        call(10, functools.partial(gauss_sum, tau=0.7))
+        call(10, slope)
+        before = len(compiled)
+        call(1000, functools.partial(gauss_sum, tau=0.8))
+        call(100, slope)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listener)
+    assert 0 < before == len(compiled)

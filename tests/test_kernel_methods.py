@@ -26,6 +26,7 @@ from jaxgauss import (
     svgd,
     svgd_direction,
 )
+from jaxgauss._methods import mmd as module
 from oracle import assert_close, relative_error
 
 TAUS = [np.asarray(0.7), np.asarray([0.2, 0.7, 3.0])]
@@ -174,6 +175,22 @@ def test_mmd_gradients_of_what_moves(case, moving, estimator):
     ours, dense = (scalar(function, estimator) for function in TABLE["mmd"])
     operands = (*case, jnp.asarray(TAUS[0]))
     assert_close(jax.jit(jax.grad(ours, moving))(*operands), jax.jit(jax.grad(dense, moving))(*operands), 1e-11)
+
+
+@pytest.mark.parametrize("estimator, kernel_name", [("biased", "gauss"), ("unbiased", "imq")])
+def test_a_form_in_blocks_is_the_form(case, monkeypatch, estimator, kernel_name):
+    """That of y with itself, from three quarters of its pairs: value, and gradients of any order."""
+    x, y, a, b = case
+    ours = lambda x, y: mmd(x, y, a[: len(x)], b, 0.7, kernel=kernel_name, estimator=estimator)  # noqa: E731
+    results = []
+    for blocks in (1, 4):
+        monkeypatch.setattr(module, "BLOCKS", blocks)
+        monkeypatch.setattr(module, "WORTH_BLOCKS", 2)
+        jax.clear_caches()
+        twice = jax.grad(lambda x: jax.grad(ours)(x, y)[0, 0])
+        results.append((ours(x, y), jax.grad(ours)(x, y), jax.grad(ours, 1)(x, y), twice(x)))
+    jax.clear_caches()
+    assert_close(*results, 1e-12)
 
 
 def test_mmd_is_differentiable_again(case):

@@ -2,10 +2,12 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
 from jaxgauss import gauss_sum, log_gauss_sum
+from jaxgauss._engines import blocked, dispatch, fused
 from jaxgauss._engines.dispatch import gaussian_means
 from jaxgauss._sums import log_gauss_sum as rules
 from oracle import SIZES, assert_close, problem
@@ -171,3 +173,60 @@ def test_wrong_arguments_are_named(change, error, message):
     call = {"queries": jnp.ones((3, 2)), "keys": jnp.ones((5, 2)), "log_weights": None, "tau": 1.0} | change
     with pytest.raises(error, match=message):
         log_gauss_sum(**call)
+
+
+@pytest.fixture
+def fusing(monkeypatch):
+    """Means of the fewest pairs as fused sums; how often it took two passes after all."""
+    passes, in_two_passes = [], blocked.blocked_means
+
+    def counted(*operands, **options):
+        jax.debug.callback(lambda: passes.append(1))
+        return in_two_passes(*operands, **options)
+
+    monkeypatch.setattr(dispatch, "FUSED_MEANS", 1)
+    monkeypatch.setattr(blocked, "blocked_means", counted)
+    return passes
+
+
+@pytest.mark.skipif(not fused.FUSES, reason="written for XLA on a CPU since jaxlib 0.10.2")
+@pytest.mark.parametrize("case", ["ordinary", "same points", "a near key", "no weight where one looks", "NaN"])
+def test_fused_means_look_at_some_keys_first(rng, fusing, case):
+    """They take two passes only where a term is 2¹²⁷ times as large as those that were looked at; right in any case."""
+    m, n = 70, 200 + len(case)  # sizes that nobody else has
+    queries, keys = (jnp.asarray(rng.uniform(-4, 4, (num, 2)), jnp.float32) for num in (m, n))
+    log_weights = jnp.asarray(rng.normal(size=n), jnp.float32)
+    if case == "same points":
+        queries, keys = 3 * keys[:m], 3 * keys
+    if case == "a near key":
+        queries, keys = queries.at[69].set(np.float32(14)), keys.at[199].set(np.float32(14.1))
+    if case == "no weight where one looks":
+        log_weights = jnp.full(n, -jnp.inf, "float32").at[199].set(np.float32(0.5))
+    if case == "NaN":
+        queries = queries.at[3].set(jnp.nan)
+    operands = queries, keys, log_weights, jnp.float32(1.0)
+    found = np.asarray(log_gauss_sum(*operands), np.float64)
+    jax.effects_barrier()
+    assert bool(fusing) == (case in ("a near key", "no weight where one looks"))
+    exact = np.asarray(dense(*(x.astype("float64") for x in operands)))
+    assert bool(np.isnan(found[3])) == (case == "NaN")
+    seen = ~np.isnan(exact)
+    assert np.all(np.abs(found - exact)[seen] <= 3e-5 * np.maximum(1, np.abs(exact))[seen])
+
+
+@pytest.mark.skipif(not fused.FUSES, reason="written for XLA on a CPU since jaxlib 0.10.2")
+@pytest.mark.parametrize(
+    "axes", [None, (0, None, None, None), (None, 0, None, None), (None, None, 0, None), (0, 0, 0, 0)]
+)
+def test_fused_means_have_gradients_and_batches(rng, fusing, axes):
+    x = arguments(rng, 83, 91, 5, dtype="float32")
+    wide = [z.astype("float64") for z in x]
+    ours, exact = slope(log_gauss_sum), slope(dense)
+    if axes is not None:
+        x, wide = (
+            [jnp.stack([z, 1.5 * z]) if axis == 0 else z for z, axis in zip(y, axes, strict=True)] for y in (x, wide)
+        )
+        ours, exact = jax.vmap(ours, axes), jax.vmap(exact, axes)
+    assert_close(jax.jit(ours)(*x), jax.jit(exact)(*wide), 1e-5)
+    jax.effects_barrier()
+    assert not fusing
