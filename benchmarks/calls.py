@@ -27,15 +27,15 @@ def microseconds(runs: int) -> list[dict]:
 
     from jaxgauss import gauss_sum
 
+    def slopes(function: Callable) -> Callable:
+        return jax.grad(lambda *x: function(*x).sum(), (0, 1, 2))
+
     timing = _timing()
     found = []
     for num in NUMS:
         rng = np.random.default_rng(0)
         arrays = [rng.normal(size=(num, width)).astype("float32") / width**0.5 for width in (DIM, DIM, 1)]
         operands, jitted = [jax.numpy.asarray(x) for x in arrays], jax.jit(gauss_sum)
-
-        def slopes(function: Callable) -> Callable:
-            return jax.grad(lambda *x: function(*x).sum(), (0, 1, 2))
 
         functions: dict[str, tuple[Callable, list]] = {
             "sum, under jit": (jitted, operands),

@@ -1,8 +1,8 @@
 """Where the time of a sum goes, beside what the device could do: `python -m benchmarks.limits --keep`.
 
-Of each cell of the paper's table, N = 8192, float32: what the exponentials take and what the product of the points takes,
-each by the same program without it; and the rest, the other products, what goes through memory, and the loop. Beside
-them, all exponentials and all products at the device's own rates, the larger of which is the physical limit.
+Of each cell of the paper's table, N = 8192, float32: what the exponentials take and what the product of the points
+takes, each by the same program without it; and the rest, the other products, what goes through memory, and the loop.
+Beside them, all exponentials and all products at the device's own rates, the larger of which is the physical limit.
 """
 
 import argparse

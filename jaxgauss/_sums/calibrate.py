@@ -143,13 +143,18 @@ def engines_of_cuda(dtype: str, num: int, dim: int, channels: int) -> dict[str, 
 
 
 def fitted(rows: list[Row]) -> tuple[costs.Cost, float]:
-    """The costs by least squares of the relative errors, none of them negative; the largest factor they are off by."""
-    from scipy.optimize import nnls  # which JAX needs as well
+    """The positive costs by least squares of logarithms: too much counts as too little. The largest factor off."""
+    from scipy.optimize import least_squares  # which JAX needs as well
 
     table = np.array(rows)
-    design, nanoseconds = table[:, :3], table[:, 3]
-    cost = costs.Cost(*(float(f"{x:.3g}") for x in nnls(design / nanoseconds[:, None], np.ones(len(rows)))[0]))
-    return cost, float(np.exp(np.abs(np.log(design @ np.array(cost) / nanoseconds)).max()))
+    design, nanoseconds = table[:, :3], np.log(table[:, 3])
+
+    def off(logs: np.ndarray) -> np.ndarray:
+        return np.log(design @ np.exp(logs)) - nanoseconds
+
+    start = [nanoseconds.min(), *np.log(np.exp(nanoseconds.max()) / design[:, 1:].max(0))]
+    cost = costs.Cost(*(float(f"{x:.3g}") for x in np.exp(least_squares(off, start).x)))
+    return cost, float(np.exp(np.abs(off(np.log(cost))).max()))
 
 
 def _measured(
