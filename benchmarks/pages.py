@@ -143,38 +143,37 @@ def resampling() -> str:
 
 def losses() -> str:
     """Where others are faster."""
-    ratios = [ratio_table(_read(GRID), what, tuple(JAX_NATIVE)) for what in WHAT]
-    at = [[[r for (_, _, n), r in x.items() if n == num] for x in ratios] for num in (64, 256)]
-    few, more = ([f"{geometric_mean(x):.2f}" for x in sizes] for sizes in at)
-    wide = min(r for x in ratios for (dim, _, num), r in x.items() if num == 1024 and dim >= 64)
     kernels = {
         what: [x["rescale"]["median"] / x["blocked JAX"]["median"] for key, x in _headline().items() if key[0] == what]
         for what in WHAT
     }
     spans = [f"{_two(min(x))} to {_two(max(x))}" for x in kernels.values()]
+    text = _prose(
+        "- **The attention kernel on AMD's CPUs.** PyTorch's kernel, `rescale`, takes",
+        f"{spans[0]} times as long as our blocked JAX sum forward, and {spans[1]} times with gradients. `auto`",
+        "therefore avoids it there.",
+    )
+    ratios = {what: ratio_table(_read(GRID), what, tuple(JAX_NATIVE)) for what in WHAT}
+    slower = sorted((r, n, d, what) for what, x in ratios.items() for (d, _, n), r in x.items() if r < 1)
+    if slower:
+        least, num, dim, what = slower[0]
+        nums, dims = (sorted({x[i] for x in slower}) for i in (1, 2))
+        text += _prose(
+            f"- **Few wide points.** In {len(slower)} of {sum(map(len, ratios.values()))} cells of the grid, N from",
+            f"{nums[0]} to {nums[-1]} and D from {dims[0]} to {dims[-1]}, dense or blocked JAX needs less time than",
+            f"`auto`; the least is {least:.2f} of it, at N = {num} and D = {dim}, {what}.",
+        )
     densities = {c["method"]: c for c in _read(APPLICATIONS)["cells"] if _is(c, figure="density", n=1000, d=3)}
-    ours, dense = (milliseconds(densities[name]) for name in ("kde_logpdf", "dense JAX"))
-    items = (
-        _prose(
-            "- **The attention kernel on AMD's CPUs.** PyTorch's kernel, `rescale`, takes",
-            f"{spans[0]} times as long as our blocked JAX sum forward, and {spans[1]} times with gradients. `auto`",
-            "therefore avoids it there.",
-        ),
-        _prose(
-            f"- **Few points.** At N = 64 the faster of dense and blocked JAX needs {few[0]} of our time",
-            f"forward and {few[1]} with gradients, in the geometric mean; at worst {min(at[0][0] + at[0][1]):.2f}.",
-            f"At N = 256 it needs {more[0]} forward. At N = 1024, and D = 64 or 128, it needs as little as {wide:.2f}.",
-        ),
-        _prose(
+    if densities["kde_logpdf"]["median"] > densities["dense JAX"]["median"]:
+        ours, dense = (milliseconds(densities[name]) for name in ("kde_logpdf", "dense JAX"))
+        text += _prose(
             f"- **Few densities.** The log-density of 1000 samples at 2000 points takes {ours} ms;",
             f"dense JAX takes {dense} ms.",
-        ),
-        _prose(
-            "- **Half precision on a CPU.** It is made for tensor cores. Here `float16x2` takes",
-            f"{_ratios('float16x2')['forward']} times as long as `auto`.",
-        ),
+        )
+    return text + _prose(
+        "- **Half precision on a CPU.** It is made for tensor cores. Here `float16x2` takes",
+        f"{_ratios('float16x2')['forward']} times as long as `auto`.",
     )
-    return "".join(items)
 
 
 def precision() -> str:
@@ -248,6 +247,29 @@ def threads() -> str:
     return f"{load.report(_read(LOAD)['cells'])}\n{text}"
 
 
+def calls() -> str:
+    """What a call costs outside of jit."""
+    data = _read(CALLS)
+    times = {(c["checkout"], c["n"], c["call"]): f"{1e6 * c['median']:.0f}" for c in data["cells"]}
+    columns = list(dict.fromkeys((checkout, n) for checkout, n, _ in times))
+    shown = {"before": data["before"], "now": data["commit"]}
+    rows = [["µs", *(f"{shown[checkout]}, N = {n}" for checkout, n in columns)]]
+    names = dict.fromkeys(name for _, _, name in times)
+    return table([*rows, *([name, *(times[x, n, name] for x, n in columns)] for name in names)])
+
+
+def limits() -> str:
+    """Where the time of a sum goes."""
+    parts = ("ms", "exponentials", "product of the points", "rest")
+    rates = "exponentials, products at the device's rates"
+    rows = [["D, C", *parts, rates, "limit ÷ ms"]]
+    for c in _read(LIMITS)["cells"]:
+        at_rates = ", ".join(f"{x:.1f}" for x in c["at the device's rates"].values())
+        name = f"{c['what']}: {c['d']}, {c['c']}"
+        rows.append([name, *(f"{c[part]:.1f}" for part in parts), at_rates, f"{c['of the limit']:.2f}"])
+    return table(rows)
+
+
 def neighbours() -> str:
     """OTT's and lineax's solvers on these sums."""
     data = _read(NEIGHBOURS)
@@ -269,6 +291,8 @@ def neighbours() -> str:
 
 
 FIGURES = (
+    calls,
+    limits,
     neighbours,
     everything,
     rivals,

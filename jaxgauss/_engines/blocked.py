@@ -2,7 +2,7 @@
 
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -106,30 +106,34 @@ def _scaled_pullback(a: Array, b: Array, v: Array, g: Array, *, whole: bool) -> 
     return unblocks(da, num_queries), sa - (v * dv).sum(-1, keepdims=True) * b, dv
 
 
+class KeptTile(NamedTuple):
+    """Φ of a few points, and the scaled points that it is of."""
+
+    phi: Float[Array, "m n"]
+    a: Float[Array, "m d"]
+    b: Float[Array, "n d"]
+
+
 def sum_and_tile(
     queries: Float[Array, "m d"], keys: Float[Array, "n d"], values: Float[Array, "n c"], tau: Float[Array, ""]
-) -> tuple[Float[Array, "m c"], Float[Array, "m n"]]:
+) -> tuple[Float[Array, "m c"], KeptTile]:
     """The Gauss sum and Φ, for `tile_pullback`; of ordinary JAX functions."""
-    phi = _kernel(*with_norms(*scaled_points(queries, keys, tau)))
-    return dot(phi, values), phi
+    a, b = scaled_points(queries, keys, tau)
+    phi = _kernel(*with_norms(a, b))
+    return dot(phi, values), KeptTile(phi, a, b)
 
 
 def tile_pullback(
-    phi: Float[Array, "m n"],
-    queries: Float[Array, "m d"],
-    keys: Float[Array, "n d"],
-    values: Float[Array, "n c"],
-    tau: Float[Array, ""],
-    g: Float[Array, "m c"],
+    kept: KeptTile, values: Float[Array, "n c"], tau: Float[Array, ""], g: Float[Array, "m c"]
 ) -> tuple[Array, Array, Array]:
     """What `blocked_pullback` is, from Φ. Of one channel, g and v go with the points, and S is not formed."""
-    a, b = scaled_points(queries, keys, tau)
+    phi, a, b = kept
+    dv = _transposed_dot(g, phi)
     if values.shape[-1] == 1:
-        sb = dot(phi, jnp.concatenate([values * b, values], -1))
-        sa = _transposed_dot(jnp.concatenate([g * a, g], -1), phi)
-        da, db, dv = g * (sb[:, :-1] - sb[:, -1:] * a), values * (sa[:, :-1] - sa[:, -1:] * b), sa[:, -1:]
+        da = g * (dot(phi, values * b) - dot(phi, values) * a)
+        db = values * (_transposed_dot(g * a, phi) - dv * b)
     else:
-        s, dv = phi * dot(g, values.mT), _transposed_dot(g, phi)
+        s = phi * dot(g, values.mT)
         da = dot(s, b) - s.sum(-1, keepdims=True) * a
         db = _transposed_dot(a, s) - (values * dv).sum(-1, keepdims=True) * b
     scale = jnp.sqrt(tau / BASE_2)

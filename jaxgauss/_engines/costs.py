@@ -96,13 +96,14 @@ def cpu_costs() -> tuple[Costs, str]:
 
 @functools.cache
 def _cpu_costs(name: str) -> tuple[Costs, str]:
-    own = None if os.environ.get("JAXGAUSS_CPU_VENDOR") else calibrated_rows().get(machine())
-    if own is not None:
-        return _costs(own), f"measured here on {own['date']}"
     table = json.loads(TABLE.read_text())
     if name in table:
-        return _costs(table[name]), f"row {name}"
-    return _costs(table[DEFAULT]), f"row {DEFAULT}, for there is none of {name}: jaxgauss.calibrate() makes one"
+        found, source = _costs(table[name]), f"row {name}"
+    else:
+        found = _costs(table[DEFAULT])
+        source = f"row {DEFAULT}, for there is none of {name}: jaxgauss.calibrate() makes one"
+    own = None if os.environ.get("JAXGAUSS_CPU_VENDOR") else calibrated_rows().get(machine())
+    return (found, source) if own is None else (found | _costs(own), f"measured here on {own['date']}")
 
 
 @functools.cache
@@ -134,8 +135,9 @@ def calibrated_rows() -> dict[str, Any]:
     try:
         rows = json.loads(path.read_text()) if path.exists() else {}
         for row in rows.values():
-            assert all(_costs(row)) and row["date"]
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, AssertionError):
+            if not (_costs(row) and row["date"]):
+                raise ValueError("no costs")
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         message = f"jaxgauss: {path} cannot be read, and is left out: jaxgauss.calibrate() writes it anew."
         warnings.warn(message, stacklevel=2)
         return {}

@@ -4,6 +4,7 @@ import datetime
 import functools
 import itertools
 import json
+import os
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from pathlib import Path
@@ -79,7 +80,7 @@ def calibrate(*, progress: bool = False) -> Calibration:
     name = costs.machine(bridge.backend().devices.card().name if has_cuda() else None)
     found, off_by = measured_costs(RUNS, progress=progress)
     row = {"date": datetime.date.today().isoformat()} | {engine: cost._asdict() for engine, cost in found.items()}
-    part = path.with_suffix(".part")
+    part = path.with_suffix(f".{os.getpid()}")
     part.write_text(json.dumps(costs.calibrated_rows() | {name: row}, indent=1) + "\n")
     part.replace(path)
     forget()

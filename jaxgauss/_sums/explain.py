@@ -36,7 +36,8 @@ def explain(
     """What `gauss_sum` or `kernel_sum` does with these arguments: method, precision, GPU kernel, and the reason.
 
     Of another kernel than the Gaussian: whether XLA evaluates it, or how many Gaussians stand for it, and with what
-    maximal error.
+    maximal error. On a CPU the reason holds the estimates by which "auto" chose, and the row of costs that they come
+    from (see `calibrate`); for a precision that was asked for, what float32 is estimated to take.
 
     Sums nothing; `jax.ShapeDtypeStruct` will do for the arrays. Of arrays with values it also says what becomes of
     points that lie too far from their center, in bandwidths, for the precision; in half precision also whether sums,

@@ -2,7 +2,7 @@
 
 import functools
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -215,13 +215,13 @@ def _within(settings: Settings, operands: tuple[Array, ...], stricter: int = STR
 
 
 def _value_and_saved(with_slopes: bool, settings: Settings, points: tuple[Array, Array], tau: Array, values: Array):
-    """The sum, and what is kept of it for the gradients: Φ, or the slopes, or nothing; in float64 zeros like it."""
+    """The sum, and what is kept of it for the gradients: a tile, the slopes, or nothing; in float64 zeros like it."""
     queries, keys = points
     if settings.wide:
         near = functools.partial(_value_and_saved, with_slopes, replace(settings, wide=False))
         saved = jax.eval_shape(near, points, tau, values)[1]
         total = _gauss_sum(settings, queries, keys, values, tau)
-        return total, vary_like(jnp.zeros(saved.shape, saved.dtype), [total])
+        return total, jax.tree.map(lambda x: vary_like(jnp.zeros(x.shape, x.dtype), [total]), saved)
     if keeps_tile(settings, queries, keys, values, tau):
         return sum_and_tile(queries, keys, values, tau)
     if with_slopes and cheaper_by_channels(queries, values):
@@ -238,7 +238,7 @@ def _gradients(
     points: tuple[Array, Array],
     tau: Array,
     values: Array,
-    saved: Array,
+    saved: Any,
     g: Array,
 ):
     """The wanted gradients by the rules above."""
@@ -247,7 +247,7 @@ def _gradients(
     d_queries = d_keys = d_values = d_tau = jnp.zeros(0)
     want_keys = wanted.keys or wanted.tau
     if keeps_tile(settings, *operands) and not settings.wide:
-        d_queries, d_keys, d_values = tile_pullback(saved, queries, keys, values, tau, g)
+        d_queries, d_keys, d_values = tile_pullback(saved, values, tau, g)
     elif cheaper_by_channels(queries, values) and not settings.wide:
         if wanted.queries or wanted.tau:
             d_queries = _along(saved, g, tau)

@@ -72,7 +72,7 @@ def log_gauss_sum(
         `jax.jacrev(jax.grad(f))`.
 
     Precision:
-        In float32 within 3e-5 · max(1, |log|), in more than 60 dimensions 5e-7 D · max(1, |log|), at any distance:
+        In float32 within 3e-5 · max(1, |log|), in more than 25 dimensions 1.2e-6 D · max(1, |log|), at any distance:
         where points lie more than 22 bandwidths (or 2 √D) from their center, they are summed in float64, as in
         `gauss_sum`. (On CUDA they are not: there the error is 2⁻²⁴ τ‖x‖², x from the center, and the weights P in ∂k
         and ∂log w are lost where that passes one.) Logarithms below -1e26 saturate.
