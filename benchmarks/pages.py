@@ -34,6 +34,8 @@ PRECISION = "2026-11-22_cpu_6353f0c_precision"
 KERNELS = "2026-11-22_cpu_1a6a991_kernels"
 RESAMPLING = "2026-11-23_cpu_89e551b_resampling"
 NEIGHBOURS = "2026-11-23_cpu_060fc2f_neighbours"
+CALLS = "2026-11-23_cpu_af68f1d_calls"
+LIMITS = "2026-11-23_cpu_af68f1d_limits"
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n)(.*?)(<!-- end -->)", re.S)
 WHAT = ("forward", "gradients")
 
