@@ -13,7 +13,7 @@ from .._arrays.points import unbroadcast
 from .._checks.operands import takes_tau
 from .._checks.samples import check_balance, check_distinct_pairs, check_estimator, check_kernel, check_samples
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights, are_known
-from .._kernels.kernels import Kernel
+from .._kernels.kernels import GAUSS, Kernel
 from .._sums.checked import check_plan
 from .._sums.moments import Reduction, as_gaussians, bandwidth_mean, by_reach, prepare
 from .weights import distinct_pairs_factor, weights_or_mean
@@ -261,9 +261,13 @@ def _by_x(reduction: Reduction, tau: Array, x: _Side, y: _Side, with_y: bool, sl
 
 
 def _of_itself(reduction: Reduction, tau: Array, y: _Side) -> Array:
-    """bᵀK_yy b: of blocks of rows, each with itself and, twice, with what comes after; three quarters of the pairs."""
-    b, num = y.weights, y.points.shape[-2]
-    if not are_known(num) or num < WORTH_BLOCKS or reduction.settings.mesh is not None or has_cuda():
+    """bᵀK_yy b: of blocks of rows, each with itself and, twice, with what comes after; three quarters of the pairs.
+
+    Of a Gaussian: passes of other kernels take longer to compile.
+    """
+    b, num, settings = y.weights, y.points.shape[-2], reduction.settings
+    in_blocks = settings.kernel == GAUSS and settings.mesh is None and not has_cuda()
+    if not are_known(num) or num < WORTH_BLOCKS or not in_blocks:
         return _paired(b, reduction(y.points, y.points, b, tau, slopes=False).mass)
     forms, size = [], -(-num // BLOCKS)
     for i in range(0, num, size):
