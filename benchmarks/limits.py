@@ -20,7 +20,7 @@ from jaxgauss import explain, gauss_sum
 from jaxgauss._engines import blocked, fused
 
 from .grids import HEADLINE, WHAT
-from .measure import JaxCall, add_destination, destination, environment, in_turns, save, shown, value_and_pullback
+from .measure import Call, add_destination, destination, environment, in_turns, save, shown, value_and_pullback
 from .rivals import Problem, rates
 
 NUM = 8192
@@ -62,14 +62,11 @@ def cell(num: int, dim: int, channels: int, what: str, speed: dict[str, float], 
     }
 
 
-def traced(function: Callable, *operands: jax.Array) -> JaxCall:
+def traced(function: Callable, *operands: jax.Array) -> Call:
     """A call that is compiled now, by what is patched now."""
     jax.clear_caches()
-    q, k, *rest = operands
-    compiled = jax.jit(lambda *x: function(*x)).lower(q, k, *rest).compile()
-    call = JaxCall(lambda: None)
-    call.function, call.arguments = compiled, operands
-    return call
+    compiled = jax.jit(lambda *x: function(*x)).lower(*operands).compile()
+    return lambda: jax.block_until_ready(compiled(*operands))
 
 
 def first_columns(a: jax.Array, b: jax.Array) -> jax.Array:
