@@ -25,9 +25,9 @@ from .rivals import BARE, JAX_NATIVE, Problem, limit
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
 RESULTS = ROOT / "benchmarks" / "results"
-PAPER = "2026-11-21_cpu_229ce26_paper"
-GRID = "2026-11-21_cpu_b8dfe9d_jax"
-APPLICATIONS = "2026-11-21_cpu_b8dfe9d_mmd"
+PAPER = "2026-11-23_cpu_0b2a4a7_paper"
+GRID = "2026-11-23_cpu_0b2a4a7_jax"
+APPLICATIONS = "2026-11-23_cpu_0b2a4a7_mmd"
 SCALING = "2026-11-21_cpu_5523495_scaling"
 LOAD = "2026-11-21_cpu_5523495_load"
 PRECISION = "2026-11-22_cpu_6353f0c_precision"

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxgauss
-from jaxgauss._engines import costs, timing
+from jaxgauss._engines import bridge, costs, timing
 from jaxgauss._sums import calibrate as module
 from jaxgauss._sums.checked import forget
 
@@ -108,6 +108,14 @@ def test_costs_of_a_device_are_those_measured_there(here, monkeypatch):
     table, are_measured = costs.cuda_costs("a card")
     assert are_measured and table["flash"] == CHEAP and table["cudnn"] == costs.cuda_costs("another")[0]["cudnn"]
     assert not costs.cuda_costs("another")[1]
+
+
+def test_on_cuda_the_device_is_measured(cuda, here, monkeypatch):
+    monkeypatch.setattr(module, "measured_costs", lambda *_, **__: ({"flash": CHEAP}, {"flash": 1.5}))
+    name = bridge.backend().devices.card().name
+    assert jaxgauss.calibrate().machine.startswith(f"{name}, jaxlib ")
+    table, are_measured = costs.cuda_costs(name)
+    assert are_measured and table["flash"] == CHEAP
 
 
 def test_a_wrong_result_is_an_error(here, monkeypatch):
