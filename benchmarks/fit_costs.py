@@ -1,8 +1,8 @@
 """Fit the cost model by which `auto` chooses to this machine: `python -m benchmarks.fit_costs`, with `--device cuda`.
 
-Measures as `jaxgauss.calibrate` does, with more sizes and repetitions (two minutes), and writes the costs into the row
-of this CPU's vendor, or of this CUDA device, in jaxgauss/_engines/cpu_costs.json or cuda_costs.json, for everybody; or
-with `--out` into a file of that row alone.
+Measures as `jaxgauss.calibrate` does, on CPUs with more sizes and repetitions (two minutes), and writes the costs into
+the row of this CPU's vendor, or of this CUDA device, in jaxgauss/_engines/cpu_costs.json or cuda_costs.json, for
+everybody; or with `--out` into a file of that row alone.
 """
 
 import argparse
@@ -15,16 +15,15 @@ from torch_backend import devices
 
 from .measure import emulated_if, environment, save
 
-NUMS, CUDA_NUMS = (16, 256, 1024, 4096), (512, 4096, 16384)
+NUMS = (16, 256, 1024, 4096)  # on CPUs
 SIZES = ((3, 1), (16, 1), (16, 16), (64, 1), (64, 64), (128, 1), (128, 128))
-CUDA_SIZES = ((3, 1), (16, 16), (64, 1), (64, 64), (128, 128))
 
 
 def main(device: str, runs: int, out: Path | None = None, emulate: bool = False) -> None:
     """Measure, fit, write the table."""
     with emulated_if(emulate):
         info = environment("cpu" if emulate else device)
-        nums, sizes = (CUDA_NUMS, CUDA_SIZES) if device == "cuda" else (NUMS, SIZES)
+        nums, sizes = (NUMS, SIZES) if device == "cpu" else (None, None)
         if emulate:
             nums, sizes = (8, 64), ((3, 1), (16, 16), (140, 2))
         found, factors = measured_costs(runs, nums, sizes, progress=True)

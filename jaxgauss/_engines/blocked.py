@@ -34,15 +34,10 @@ def scaled_sum(a: Scaled, b: Scaled, values: V, *, whole: bool = False, fused: b
     channels, rows = values.shape[-1], a.points.shape[:-1]
     width = max(a.points.shape[-1], channels)
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (a.points, b.points, values)))
-    tile_sum, tile = _tile_sum, None
-    operands: tuple[Any, ...] = a, b, values
-    if fused and width <= FUSED_WIDTH and not (whole and width >= WIDE):
-        tile_sum, tile = fused_tile_sum, fused_tile(channels)
-    elif whole:
-        tile_sum = _whole_sum
-    if tile_sum is not _whole_sum:
-        operands = *logit_factors(a, b), values
-    blocked = functools.partial(tiled_sum, tile_sum, whole=whole, tile=tile)
+    fused = fused and width <= FUSED_WIDTH and not (whole and width >= WIDE)
+    tile_sum = fused_tile_sum if fused else _whole_sum if whole else _tile_sum
+    operands: tuple[Any, ...] = *((a, b) if tile_sum is _whole_sum else logit_factors(a, b)), values
+    blocked = functools.partial(tiled_sum, tile_sum, whole=whole, tile=fused_tile(channels) if fused else None)
     if shared(b.points, values):  # the batch of the queries is more rows
         total = blocked(*jax.tree.map(as_rows, operands))
         total = total.reshape(*rows, channels)
