@@ -193,11 +193,11 @@ def fusing(monkeypatch):
 @pytest.mark.parametrize("case", ["ordinary", "same points", "a near key", "no weight where one looks", "NaN"])
 def test_fused_means_look_at_some_keys_first(rng, fusing, case):
     """They take two passes only where a term is 2¹²⁷ times as large as those that were looked at; right in any case."""
-    m, n = 70, 200 + len(case)  # sizes that nobody else has
-    queries, keys = (jnp.asarray(rng.uniform(-4, 4, (num, 2)), jnp.float32) for num in (m, n))
+    m, n, dim = 70, 200 + len(case), 32 if case == "same points" else 2  # sizes that nobody else has
+    queries, keys = (jnp.asarray(rng.uniform(-4, 4, (num, dim)), jnp.float32) for num in (m, n))
     log_weights = jnp.asarray(rng.normal(size=n), jnp.float32)
     if case == "same points":
-        queries, keys = 3 * keys[:m], 3 * keys
+        queries, keys = 0.8 * keys[:m], 0.8 * keys  # some 10 bandwidths from their center, 15 from one another
     if case == "a near key":
         queries, keys = queries.at[69].set(np.float32(14)), keys.at[199].set(np.float32(14.1))
     if case == "no weight where one looks":
