@@ -46,8 +46,9 @@ class PointCloud(pointcloud.PointCloud):
         Reverse mode of any order with respect to x, y, ε and the potentials.
 
     Precision:
-        That of `log_gauss_sum`, at any ε: where points lie more than 22 bandwidths √(ε/2) from their center, sums are
-        formed in float64, which takes several times as long. OTT's own cost matrix errs by 6e-8 ‖x‖²/ε in exponents.
+        That of `log_gauss_sum`, at any ε: where points lie more than 22 bandwidths √(ε/2) from their center, sums of
+        2²² pairs or more are formed of points in two parts, others, and beyond 128, in float64. OTT's own cost matrix
+        errs by 6e-8 ‖x‖²/ε in exponents.
 
     Example:
         >>> import jax, jaxgauss

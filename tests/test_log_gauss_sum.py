@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from jaxgauss import gauss_sum, log_gauss_sum
-from jaxgauss._engines import blocked, dispatch, fused
+from jaxgauss._engines import dispatch, fused, means
 from jaxgauss._engines.dispatch import gaussian_means
 from jaxgauss._sums import log_gauss_sum as rules
 from oracle import SIZES, assert_close, problem
@@ -178,14 +178,14 @@ def test_wrong_arguments_are_named(change, error, message):
 @pytest.fixture
 def fusing(monkeypatch):
     """Means of the fewest pairs as fused sums; how often it took two passes after all."""
-    passes, in_two_passes = [], blocked.blocked_means
+    passes, in_two_passes = [], means.blocked_means
 
     def counted(*operands, **options):
         jax.debug.callback(lambda: passes.append(1))
         return in_two_passes(*operands, **options)
 
     monkeypatch.setattr(dispatch, "FUSED_MEANS", 1)
-    monkeypatch.setattr(blocked, "blocked_means", counted)
+    monkeypatch.setattr(means, "blocked_means", counted)
     return passes
 
 

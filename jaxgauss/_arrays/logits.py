@@ -2,6 +2,7 @@
 
 import functools
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -73,9 +74,10 @@ def _dimensions(points: Array) -> Array:
     return x.reshape(x.shape[0] // step, step, *x.shape[1:])
 
 
-def logits(a: Array, b: Array) -> Array:
-    """Q Kᵀ. Rounding may leave it above zero, by no more than it moves it anywhere: points are within reach."""
-    return dot(a, b.mT)
+def logits(a: Any, b: Any) -> Array:
+    """A Bᵀ of factors, or of pairs of them the sum. Rounding may leave it above zero, by no more than anywhere."""
+    products = (dot(x, y.mT) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+    return functools.reduce(jnp.add, products)
 
 
 dot = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)

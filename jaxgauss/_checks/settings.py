@@ -60,6 +60,7 @@ class Settings:
     guarded: bool = True  # False where the points are known to lie within reach
     wide: bool = False  # in float64, at any distance: see `float64`
     far: bool = False  # which is so because points lie far away
+    split: bool = False  # in float32, of points in two parts, which reach farther: see `split`
     centered: bool = False  # True where the points are known to lie about the origin
     forward_mode: bool = False  # whether the sum must have tangents
     mesh: Mesh | AbstractMesh | None = None  # whose axes queries and keys are shared out over

@@ -1,7 +1,8 @@
-"""XLA's own engine: the sum, its pullback and its softmax means from products, dense or a tile at a time."""
+"""XLA's own engine: the sum and its pullback from products, dense or a tile at a time."""
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -10,14 +11,13 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from .._arrays.blocks import blocks, scan, unblocks
-from .._arrays.logits import dot, logit_factors, logits, squared_differences, squared_distances
-from .._arrays.places import has_cuda, vary_like
-from .._arrays.points import BASE_2, LOG_ZERO, Scaled, as_rows, scaled_points, shared, unbroadcast, with_norms
-from .._arrays.shapes import G, K, L, Q, S, T, V, W
+from .._arrays.logits import dot, logit_factors, logits, squared_distances
+from .._arrays.places import vary_like
+from .._arrays.points import BASE_2, Scaled, as_rows, scaled_points, shared, unbroadcast, with_norms
+from .._arrays.shapes import G, K, Q, S, T, V
+from .._arrays.split import SPLIT, split_factors, split_points
 from .fused import FUSED_WIDTH, WIDE, fused_tile, fused_tile_sum
-from .tiles import TILE, block_sizes, in_groups, tiled_means, tiled_sum
-
-SOME_KEYS = 64  # whose exponents are looked at first: a percent of a pass over thousands
+from .tiles import Tile, block_sizes, in_groups, tiled_sum
 
 
 def blocked_sum(queries: Q, keys: K, values: V, tau: T) -> S:
@@ -31,34 +31,53 @@ def scaled_sum(a: Scaled, b: Scaled, values: V, *, whole: bool = False, fused: b
 
     `whole` takes one tile, which is the dense sum. `fused` writes products as XLA on a CPU can put them together.
     """
-    channels, rows = values.shape[-1], a.points.shape[:-1]
-    width = max(a.points.shape[-1], channels)
-    batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (a.points, b.points, values)))
+    width = max(a.points.shape[-1], values.shape[-1])
     fused = fused and width <= FUSED_WIDTH and not (whole and width >= WIDE)
-    tile_sum = fused_tile_sum if fused else _whole_sum if whole else _tile_sum
-    operands: tuple[Any, ...] = *((a, b) if tile_sum is _whole_sum else logit_factors(a, b)), values
-    blocked = functools.partial(tiled_sum, tile_sum, whole=whole, tile=fused_tile(channels) if fused else None)
-    if shared(b.points, values):  # the batch of the queries is more rows
-        total = blocked(*jax.tree.map(as_rows, operands))
-        total = total.reshape(*rows, channels)
+    if whole and not fused:
+        return _sum_of_tiles(_whole_sum, a, b, values, whole=True)
+    return sum_of_factors(*logit_factors(a, b), values, whole=whole, fused=fused)
+
+
+def split_sum(queries: Q, keys: K, values: V, tau: T, centered: bool = False, *, fused: bool = False) -> S:
+    """`blocked_sum` of points in two parts, out of reach of whole ones."""
+    a, b = split_points(queries, keys, tau, centered)
+    fused = fused and max(SPLIT * queries.shape[-1], values.shape[-1]) <= FUSED_WIDTH
+    return sum_of_factors(*split_factors(a, b), values, fused=fused)
+
+
+def sum_of_factors(a: Any, b: Any, values: V, *, whole: bool = False, fused: bool = False) -> S:
+    """Σ_n 2^logits v of factors, or pairs of them."""
+    tile = fused_tile(values.shape[-1]) if fused else None
+    return _sum_of_tiles(fused_tile_sum if fused else _tile_sum, a, b, values, whole=whole, tile=tile)
+
+
+def _sum_of_tiles(tile_sum: Callable, a: Any, b: Any, values: V, *, whole: bool, tile: Tile | None = None) -> S:
+    """Of what the tile's sum takes for queries and for keys: arrays, or several."""
+    first, second = (jax.tree.leaves(x)[0] for x in (a, b))
+    blocked = functools.partial(tiled_sum, tile_sum, whole=whole, tile=tile)
+    if shared(second, values):  # the batch of the queries is more rows
+        total = blocked(*jax.tree.map(as_rows, (a, b, values)))
+        total = total.reshape(*first.shape[:-1], values.shape[-1])
+        batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (first, second, values)))
         return jnp.broadcast_to(total, (*batch, *total.shape[-2:]))
-    return in_groups(blocked, *operands)
+    return in_groups(blocked, a, b, values)
 
 
-def blocked_pullback(queries: Q, keys: K, values: V, tau: T, cotangent: G, *, whole: bool = False) -> tuple[Q, K, V]:
+def blocked_pullback(
+    queries: Q, keys: K, values: V, tau: T, cotangent: G, *, whole: bool = False, split: bool = False
+) -> tuple[Q, K, V]:
     """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of queries, keys and values, Φ computed once.
 
     With S_mn = Φ ⟨g_m, v_n⟩: dv = Φᵀ g, da = S b - (S 1) a, db = Sᵀ a - (Sᵀ 1) b at scaled points, where Sᵀ 1 is
     Σ_c v dv. The transposed products are formed as (gᵀ Φ)ᵀ and (aᵀ S)ᵀ: no tile is transposed, which on a CPU costs
-    more than the tile.
+    more than the tile. `split` takes points in two parts.
     """
     shapes = queries.shape, keys.shape, values.shape
-    a, b = scaled_points(queries, keys, tau)
+    operands = *_points_and_factors(queries, keys, tau, whole=whole, split=split), values, cotangent
     scale = jnp.sqrt(tau / BASE_2)[..., None, None]
-    v, g = values, cotangent
     if shared(keys, values, scale):
-        a, b, v, g, scale = as_rows(a), as_rows(b), as_rows(v), as_rows(g), scale.reshape(1, 1)
-    da, db, dv = in_groups(functools.partial(_scaled_pullback, whole=whole), a, b, v, g)
+        operands, scale = jax.tree.map(as_rows, operands), scale.reshape(1, 1)
+    da, db, dv = in_groups(functools.partial(_scaled_pullback, whole=whole), *operands)
     gradients = scale * da, scale * db, dv
     return tuple(  # type: ignore[return-value]
         unbroadcast(gradient, shape) if gradient.size != math.prod(shape) else gradient.reshape(shape)
@@ -66,15 +85,27 @@ def blocked_pullback(queries: Q, keys: K, values: V, tau: T, cotangent: G, *, wh
     )
 
 
-def _scaled_pullback(a: Array, b: Array, v: Array, g: Array, *, whole: bool) -> tuple[Array, Array, Array]:
+def _points_and_factors(queries: Q, keys: K, tau: T, *, whole: bool, split: bool) -> tuple[tuple[Array, Any], ...]:
+    """Scaled points of queries and of keys, each with what a tile is made of."""
+    if split:
+        a, b = split_points(queries, keys, tau)
+        made_of = split_factors(a, b)
+    else:
+        a, b = with_norms(*scaled_points(queries, keys, tau))
+        made_of = (a, b) if whole else logit_factors(a, b)
+    return (a.points, made_of[0]), (b.points, made_of[1])
+
+
+def _scaled_pullback(
+    queries: tuple[Array, Any], keys: tuple[Array, Any], v: Array, g: Array, *, whole: bool
+) -> tuple[Array, Array, Array]:
     """`blocked_pullback` with respect to the scaled points and the values, for all of a batch."""
+    (a, a0), (b, b0) = queries, keys
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (a, b, v, g)))
     num_queries, num_keys, dim = a.shape[-2], b.shape[-2], a.shape[-1]
     rows, columns = block_sizes(math.prod(batch), num_queries, num_keys, whole)
 
-    scaled = with_norms(a, b)
     kernel = _kernel if whole else lambda a, b: jnp.exp2(logits(a, b))
-    a0, b0 = scaled if whole else logit_factors(*scaled)
     key_blocks = jax.tree.map(lambda x: blocks(x, columns), (b0, b, v))
 
     def add_rows(total: tuple[Array, Array], block: tuple[Any, Array, Array]):
@@ -140,50 +171,7 @@ def _transposed_dot(x: Array, tile: Array) -> Array:
     return lax.optimization_barrier(dot(x.mT, tile)).mT
 
 
-def blocked_means(queries: Q, keys: K, values: V, tau: T, log_weights: W, *, whole: bool = False) -> tuple[S, L]:
-    """Σ_n w Φ v / Σ_n w Φ and log Σ_n w Φ, with the largest term so far taken out."""
-    a, b = scaled_points(queries, keys, tau, base_2=False)
-    if whole and has_cuda():
-        return in_groups(functools.partial(tiled_means, _near_logits, whole=True), a, b, values, log_weights)
-    a, b = logit_factors(*with_norms(a, b))
-    return in_groups(functools.partial(tiled_means, logits, whole=whole), a, b, values, log_weights)
-
-
-def fused_means(queries: Q, keys: K, values: V, tau: T, log_weights: W) -> tuple[S, L]:
-    """`blocked_means` as one fused sum, of terms over a large one of their row; in two passes where that overflows.
-
-    The large one is that of the key of the row's own number, which may be the same point, or of 64 others. So no sum
-    is below one, and what is twice as far from it as float32 reaches, 2¹²⁷ times as large, is found by its sum.
-    """
-    a, b = with_norms(*scaled_points(queries, keys, tau))
-    b = _of_one_batch(b.points, b.norms - 2 * BASE_2 * log_weights)
-    large = _large_logit(*logit_factors(a, b))
-    columns = jnp.concatenate([values, jnp.ones_like(values[..., :1])], -1)
-    sums = scaled_sum(_of_one_batch(a.points, a.norms + 2 * large), b, columns, fused=True)
-    total = sums[..., -1:]
-    found = sums[..., :-1] / total, (large + jnp.log2(total)) / BASE_2
-    in_two_passes = functools.partial(blocked_means, queries, keys, values, tau, log_weights)
-    return lax.cond((jnp.isfinite(sums) | jnp.isnan(large)).all(), lambda: found, in_two_passes)
-
-
-def _large_logit(a: Array, b: Array) -> Float[Array, "*batch m 1"]:
-    """A large exponent of each row, of factors: of the key of its own number, or of some others."""
-    num_queries, num_keys = a.shape[-2], b.shape[-2]
-    some, num = b[..., :: -(-num_keys // SOME_KEYS), :], min(num_queries, num_keys)
-    largest = scan(
-        lambda _, rows: (None, logits(rows, some).max(-1, keepdims=True)), None, blocks(a, min(num_queries, TILE.rows))
-    )[1]
-    own = (a[..., :num, :] * b[..., :num, :]).sum(-1, keepdims=True)
-    padding = [(0, 0)] * (own.ndim - 2) + [(0, num_queries - num), (0, 0)]
-    return jnp.maximum(unblocks(largest, num_queries), jnp.pad(own, padding, constant_values=LOG_ZERO))
-
-
-def _of_one_batch(points: Array, norms: Array) -> Scaled:
-    """Points, and norms that may have more of the batch."""
-    return Scaled(jnp.broadcast_to(points, (*norms.shape[:-1], points.shape[-1])), norms)
-
-
-def _tile_sum(a: Array, b: Array, v: Array) -> Array:
+def _tile_sum(a: Any, b: Any, v: Array) -> Array:
     return dot(jnp.exp2(logits(a, b)), v)
 
 
@@ -194,7 +182,3 @@ def _whole_sum(a: Scaled, b: Scaled, v: Array) -> Array:
 def _kernel(a: Scaled, b: Scaled) -> Array:
     """Φ of points scaled to the base of 2, all of it: there, the factors are not worth putting together."""
     return jnp.exp2(squared_distances(a, b) / -2)
-
-
-def _near_logits(a: Array, b: Array) -> Array:
-    return squared_differences(a, b) / -2

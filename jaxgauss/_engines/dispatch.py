@@ -18,17 +18,22 @@ from jax.custom_batching import custom_vmap
 
 from .._arrays.places import platforms, share_out_like, vary_like, whole
 from .._arrays.points import are_within, scaled_points, with_norms
+from .._arrays.split import SPLIT_REACH
 from .._checks.settings import Settings, are_known, working_dtype
 from .._kernels.mixtures import Mixture
 from . import float64, radial
 from .attention import attended_means, attended_pullback, attended_sum, by_attention, kernel_of
-from .blocked import fused_means, scaled_sum
+from .blocked import scaled_sum, split_sum
 from .channels import Channels
 from .differences import differences_sum
 from .fused import FUSED_MEANS, FUSED_WIDTH, FUSES
 from .kernel_plan import exact_plan, kernel_plan, mixture_of
-from .plan import Plan, sizes
+from .means import fused_means, split_means
+from .plan import REACH, Plan, sizes
 
+# Pairs from which a program for points in two parts is compiled; fewer are summed in float64 in some milliseconds.
+SPLIT_PAIRS = 2**22
+NEAR, SPLIT, FAR = range(3)  # ways of a sum: as it was planned, of points in two parts, in float64
 KEPT = 8  # times as many numbers as the operands have: memory stays linear, under vmap as well
 
 
@@ -102,6 +107,34 @@ def within_reach(settings: Settings, *operands: jax.Array, each_tau: bool = Fals
     return _within_reach(settings, each_tau)(*operands)
 
 
+def splits(settings: Settings, *operands: Any) -> bool:
+    """Whether float32 takes points in two parts, beyond the reach of whole ones, before float64 has to."""
+    pairs, *_ = sizes(*operands[:4])
+    if settings.wide or platforms() != ["cpu"] or not are_known(pairs) or pairs < SPLIT_PAIRS:
+        return False
+    chosen = _plan_there(settings, "cpu", operands)
+    return (chosen.method, chosen.precision) == ("blocked", "float32")
+
+
+def way_there(settings: Settings, *operands: jax.Array, split: bool, each_tau: bool = False) -> jax.Array:
+    """`within_reach`, a boolean; or, where it may `split` points, NEAR, SPLIT or FAR."""
+    within = within_reach(settings, *operands, each_tau=each_tau)
+    if not split:
+        return within
+    return jnp.where(within, NEAR, jnp.where(within_split(settings, *operands, each_tau=each_tau), SPLIT, FAR))
+
+
+def in_two_parts(settings: Settings) -> Settings:
+    """The settings of what is known to lie within the reach of points in two parts."""
+    return replace(settings, split=True, guarded=False)
+
+
+def within_split(settings: Settings, *operands: jax.Array, each_tau: bool = False) -> jax.Array:
+    """`within_reach` of points in two parts, which reach farther."""
+    *others, tau = operands
+    return within_reach(settings, *others, tau * (REACH["float32"] / SPLIT_REACH), each_tau=each_tau)
+
+
 def keeps_tile(settings: Settings, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array) -> bool:
     """Whether Φ is kept from the sum for its gradients: where it is dense, and not much larger than the operands."""
     operands = queries, keys, values, tau
@@ -161,35 +194,57 @@ def _sum_in_xla(settings: Settings, chosen: Plan, operands: tuple[jax.Array, ...
     def run(*_: jax.Array) -> tuple[jax.Array]:
         return (scaled_sum(a, b, values, whole=chosen.method == "dense", fused=fused).astype(dtype),)
 
+    def run_split(*_: jax.Array) -> tuple[jax.Array]:
+        return (split_sum(queries, keys, values, tau, settings.centered, fused=fused).astype(dtype),)
+
+    if settings.split:
+        return run_split()
     if not settings.guarded or chosen.reach == math.inf:
         return run()
     far = float64.out_of_reach(settings, float64.SUM, chosen.platform)
-    return lax.cond(are_within(chosen.reach, a, b), run, far, *operands)
+    within = are_within(chosen.reach, a, b)
+    if not splits(settings, *operands):
+        return lax.cond(within, run, far, *operands)
+    way = jnp.where(within, NEAR, jnp.where(are_within(SPLIT_REACH, a, b), SPLIT, FAR))
+    return lax.switch(way, (run, run_split, far), *operands)
 
 
 def _fuses(chosen: Plan) -> bool:
     return FUSES and (chosen.platform, chosen.precision) == ("cpu", "float32")
 
 
-def _in_blocks(wide: float64.Wide, _: Settings, chosen: Plan, operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+def _pullback_in_xla(settings: Settings, chosen: Plan, operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    """In blocks."""
+    return _in_blocks(float64.PULLBACK, chosen, operands, split=settings.split)
+
+
+def _in_blocks(
+    wide: float64.Wide, chosen: Plan, operands: tuple[jax.Array, ...], **options: bool
+) -> tuple[jax.Array, ...]:
     """XLA's blocks, which serve in float64 as well, in the plan's precision."""
     dtype = operands[0].dtype
     cast = (x.astype(chosen.precision) for x in operands[: wide.num_operands])
-    return jax.tree.map(lambda x: x.astype(dtype), wide.in_blocks(*cast, whole=chosen.method == "dense"))
+    return jax.tree.map(lambda x: x.astype(dtype), wide.in_blocks(*cast, whole=chosen.method == "dense", **options))
 
 
 def _means_in_xla(settings: Settings, chosen: Plan, operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
     """By `fused_means` where XLA fuses, of so many pairs that it is worth two programs; else in blocks."""
     pairs, dim, channels = sizes(*operands[:4])
     fused = _fuses(chosen) and max(dim, channels + 1) <= FUSED_WIDTH and are_known(pairs) and pairs >= FUSED_MEANS
-    if not fused:
-        return _in_blocks(float64.MEANS, settings, chosen, operands)
-    return tuple(x.astype(operands[0].dtype) for x in fused_means(*(x.astype(chosen.precision) for x in operands)))
+    if not fused and not settings.split:
+        return _in_blocks(float64.MEANS, chosen, operands)
+    cast = [x.astype(chosen.precision) for x in operands]
+    if settings.split:
+        far = float64.out_of_reach(replace(settings, split=False), float64.MEANS, chosen.platform)
+        found = split_means(*cast, otherwise=lambda: far(*operands), fused=_fuses(chosen))
+    else:
+        found = fused_means(*cast)
+    return tuple(x.astype(operands[0].dtype) for x in found)
 
 
 SUM = Operation(float64.SUM, attended_sum, _sum_in_xla)
 SUM_AND_LOG = SUM._replace(attended=functools.partial(attended_sum, with_log=True), leaves_log=True)
-PULLBACK = Operation(float64.PULLBACK, attended_pullback, functools.partial(_in_blocks, float64.PULLBACK), num_own=3)
+PULLBACK = Operation(float64.PULLBACK, attended_pullback, _pullback_in_xla, num_own=3)
 MEANS = Operation(float64.MEANS, attended_means, _means_in_xla)
 
 
@@ -275,6 +330,8 @@ def _by_platform(compute: Callable, *operands: jax.Array):
 
 
 def _plan_there(settings: Settings, platform: str, operands: tuple[jax.Array, ...]) -> Plan:
+    if settings.split:
+        return Plan(platform, "blocked", "float32", "xla", "of points in two parts")
     try:
         return kernel_plan(settings, platform, *sizes(*operands[:4]))
     except ValueError:  # not the platform that was checked: let PyTorch refuse if it is run there after all

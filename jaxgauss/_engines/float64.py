@@ -11,8 +11,9 @@ import jax
 
 from .._checks.settings import Settings, are_known, working_dtype
 from . import bridge
-from .blocked import blocked_means, blocked_pullback, blocked_sum
+from .blocked import blocked_pullback, blocked_sum
 from .differences import differences_pullback, differences_sum
+from .means import blocked_means
 from .plan import NATIVE
 
 if TYPE_CHECKING:
@@ -108,6 +109,6 @@ def _say_far() -> None:
     with contextlib.suppress(UserWarning):  # made an error by a filter, it would end the sum
         warnings.warn(
             "jaxgauss: points lie farther from their center, in bandwidths, than float32 has digits for (see"
-            " `jaxgauss.explain`): they are summed in float64, which takes three to eight times as long.",
+            " `jaxgauss.explain`): they are summed in float64, which takes three to ten times as long.",
             stacklevel=2,
         )

@@ -2,6 +2,7 @@
 
 import platform
 import sys
+from typing import Any
 
 import jax.numpy as jnp
 import jaxlib.version
@@ -22,7 +23,7 @@ FUSED_MEANS = 2**18  # pairs from which means are fused sums
 WIDE = 64
 
 
-def fused_tile_sum(a: Array, b: Array, v: Array) -> Array:
+def fused_tile_sum(a: Any, b: Any, v: Array) -> Array:
     """The same with the second product as a reduction; for `FUSES`, and not to be differentiated."""
     phi = jnp.exp2(logits(a, b))
     if v.shape[-1] == 1:

@@ -10,7 +10,7 @@ from jax import lax
 from jaxtyping import Array
 
 from .._arrays.blocks import blocks, scan, unblocks
-from .._arrays.logits import dot
+from .._arrays.logits import dot, logits
 from .._arrays.places import has_cuda, vary_like
 from .._arrays.points import LOG_ZERO, as_rows, shared
 from .._checks.settings import are_known
@@ -103,6 +103,23 @@ def tiled_sum(tile_sum: Callable, a: Any, b: Any, v: Array, *, whole: bool = Fal
         return None, scan(lambda total, block: (total + tile_sum(a, *block), None), zero, key_blocks)[0]
 
     return unblocks(scan(add_rows, None, _blocks(a, rows))[1], sizes[0])
+
+
+def tiled_max(a: Array, b: Array, *, tile: Tile | None = None) -> Array:
+    """The largest logit of each row (*batch, M, 1), of factors, over blocks of both."""
+    batch = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])
+    rows, columns = block_sizes(math.prod(batch), a.shape[-2], b.shape[-2], False, tile)
+    padding = [(0, 0)] * (b.ndim - 2) + [(0, -b.shape[-2] % columns), (0, 0)]
+    key_blocks = blocks(jnp.pad(b, padding, mode="edge"), columns)  # the last key once more
+
+    def add_rows(_: None, a: Array):
+        def add_columns(largest: Array, b: Array):
+            return jnp.maximum(largest, logits(a, b).max(-1, keepdims=True)), None
+
+        least = vary_like(jnp.full((*batch, rows, 1), -jnp.inf, a.dtype), [a, b])
+        return None, scan(add_columns, least, key_blocks)[0]
+
+    return unblocks(scan(add_rows, None, blocks(a, rows))[1], a.shape[-2])
 
 
 def tiled_pullback(

@@ -77,8 +77,9 @@ def mmd_squared(
 
     Precision:
         That of `gauss_sum`, relative to the three terms: within 1e-6 of their size in float32 (so near zero the biased
-        estimate may be negative). A bandwidth of which points lie more than 11 from their center is summed in float64,
-        which takes three to eight times as long; second derivatives are everywhere.
+        estimate may be negative). A bandwidth of which points lie more than 11 from their center is summed of points
+        in two parts (2²² pairs or more, up to 64, on a CPU; not with gradients of both samples) or in float64: see
+        `gauss_sum`. Second derivatives are in float64 everywhere.
 
     Example:
         >>> import jax, jaxgauss
@@ -237,7 +238,9 @@ def _form_forward(settings: Settings, with_y: bool, tau, x, y):
         y_value, _, d_y, y_spread = _row(reduction, tau, y, x, spread=True)
         return x_value + y_value, ((x_spread + y_spread) / -2, d_x, d_y)
 
-    value, gradients = by_reach(settings, value_and_gradients, (x.points, y.points), tau, *x[1:], *y[1:])
+    one_moves = not ((tau_moves or x_moves) and (tau_moves or y_moves))
+    operands = (x.points, y.points), tau, *x[1:], *y[1:]
+    value, gradients = by_reach(settings, value_and_gradients, *operands, first_order=one_moves)
     return value, (tau, x, y, gradients)
 
 

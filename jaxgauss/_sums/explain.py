@@ -11,11 +11,13 @@ from jaxtyping import Array
 
 from .._arrays.places import whole
 from .._arrays.points import align, scaled_points, squared_reach, with_norms
+from .._arrays.split import SPLIT_REACH
 from .._checks.operands import takes_tau
 from .._checks.settings import Bandwidth, Keys, Queries, Settings, Values, working_dtype
 from .._engines import bridge
 from .._engines.attention import kernel_of
 from .._engines.blocked import blocked_sum
+from .._engines.dispatch import splits
 from .._engines.plan import NATIVE, REACH, Plan, sizes, time_on_cuda
 from .._kernels.kernels import GAUSS, Kernel, as_kernel
 from .checked import checked
@@ -43,8 +45,8 @@ def explain(
     points that lie too far from their center, in bandwidths, for the precision; in half precision also whether sums,
     those of 256 queries, are so small that rounding has moved them; and on CUDA what the second kernel costs that then
     runs, too. The kernel methods do the same with all of their points together, and reach less far, for the sake of
-    their slopes: R = 11 bandwidths in float32, `log_gauss_sum` and densities 22 (or 2 √D). Float64 takes three to eight
-    times as long.
+    their slopes: R = 11 bandwidths in float32, `log_gauss_sum` and densities 22 (or 2 √D). Of 2²² pairs or more, points
+    in two parts reach six times as far and take one to three times as long, float64 three to ten times.
 
     Args:
         queries, keys, values, tau, kernel, method, precision, backend: as for `kernel_sum`.
@@ -78,6 +80,8 @@ def explain(
     if kernel != GAUSS:
         is_far = chosen.native and not kernel.kinked and reach > REACH[chosen.precision]
         return replace(chosen, method="differences", reason=far) if is_far else chosen
+    if chosen.reach < reach <= SPLIT_REACH and splits(settings, q, k, v, t):
+        return replace(chosen, method="blocked", reason=f"{far}: each is taken as a sum of two parts")
     if reach > chosen.reach:
         way, engine = ("differences", "xla") if method in NATIVE else ("blocked", "torch")
         return replace(chosen, method=way, precision="float64", backend=engine, reason=far)

@@ -20,6 +20,8 @@ from .._engines.dispatch import (
     gaussian_sum_and_log,
     keeps_tile,
     saves_log,
+    splits,
+    way_there,
     within_reach,
 )
 from .._engines.plan import Plan, takes_half, warn_once
@@ -94,7 +96,9 @@ def gauss_sum(
         center, in bandwidths:
 
         - float32: 2e-6, growing as 2⁻²⁴ R² at most (at R = 45 to 2e-5 over many terms, 2e-4 for a handful); beyond that
-          in float64, to the last digits of float32, which takes three to eight times as long.
+          in float64, to the last digits of float32, which takes three to ten times as long. Sums of 2²² pairs or more
+          that XLA forms on a CPU take points in two float32 parts before, up to R = 256: within 1e-5, one to three
+          times as long.
         - float16x2, bfloat16x2: 4e-4, 4e-3; beyond R = 64 in float32 or better.
         - float16, bfloat16: 5e-4, 4e-3, growing as R to 5e-3, 4e-2; beyond R = 32, 16 in float32 or better. A row whose
           terms all lie r bandwidths away: up to 2⁻¹⁰ R r, 2⁻⁷ R r.
@@ -110,9 +114,9 @@ def gauss_sum(
         channels whose sizes differ from key to key share the range of the largest. Terms with Φ below the smallest
         number of float32 are zero (see `log_gauss_sum`), a sum beyond its range is infinite. NaN in a query spoils its
         row alone.
-        Gradients, in float32 on a CPU: 1e-5 up to R = 11, with that of τ up to R = 3; beyond, and in second and higher
-        derivatives everywhere, they are formed in float64: 1e-6. Of the queries, C = 1: 2e-3 in float16 up to R ≈ 9,
-        7e-3 up to 27.
+        Gradients, in float32 on a CPU: 1e-5 up to R = 11, with that of τ up to R = 3, without it in two parts up to R =
+        64; beyond, and in second and higher derivatives everywhere, they are formed in float64: 1e-6. Of the queries, C
+        = 1: 2e-3 in float16 up to R ≈ 9, 7e-3 up to 27.
 
     Example:
         >>> import jax.numpy as jnp, jaxgauss
@@ -189,7 +193,7 @@ def _forward(settings: Settings, queries, keys, values, tau):
     wanted = _Wanted(*(x.perturbed for x in (queries, keys, values, tau)))
     operands = queries, keys, values, tau = tuple(x.value for x in (queries, keys, values, tau))
     function = functools.partial(_value_and_saved, wanted.queries or wanted.tau)
-    total, saved = reaching(settings, function, _within(settings, operands), (queries, keys), tau, values)
+    total, saved = reaching(settings, function, _way_there(settings, operands), (queries, keys), tau, values)
     # JAX keeps one tree of residuals for all patterns of wanted gradients (that of its last trace): the tree must not
     # depend on the pattern, so the pattern travels as the shape of an array.
     return total, (operands, saved, jnp.zeros([1 + x for x in wanted], bool))
@@ -204,14 +208,21 @@ def _backward(settings: Settings, residuals, g):
     if not any(wanted[i] for i in (0, 1, 3)) and not keeps_tile(settings, *operands):
         return None, None, unbroadcast(_gauss_sum(settings, keys, queries, g, tau), values.shape), None
     function = functools.partial(_gradients, wanted)
-    within = _within(settings, operands, STRICTER_IN_TAU if wanted.tau else STRICTER)
+    within = _within(settings, operands, STRICTER_IN_TAU) if wanted.tau else _way_there(settings, operands)
     rest = iter(reaching(settings, function, within, (queries, keys), tau, values, saved, g))
     return tuple(next(rest) if is_wanted else None for is_wanted in wanted)
 
 
-def _within(settings: Settings, operands: tuple[Array, ...], stricter: int = STRICTER) -> Array | bool:
-    queries, keys, values, tau = operands
-    return within_reach(settings, queries, keys, values, tau * stricter) if settings.guarded else True
+def _within(settings: Settings, operands: tuple[Array, ...], stricter: int) -> Array | bool:
+    *others, tau = operands
+    return within_reach(settings, *others, tau * stricter) if settings.guarded else True
+
+
+def _way_there(settings: Settings, operands: tuple[Array, ...]) -> Array | bool:
+    """Of a sum with its slopes, or of gradients but that of τ, which is made of moments of second order."""
+    *others, tau = operands
+    split = splits(settings, *operands)
+    return way_there(settings, *others, tau * STRICTER, split=split) if settings.guarded else True
 
 
 def _value_and_saved(with_slopes: bool, settings: Settings, points: tuple[Array, Array], tau: Array, values: Array):

@@ -28,11 +28,11 @@ from .._engines.plan import NATIVE
 from .._engines.radial import difference_means
 from .._kernels.kernels import GAUSS, Kernel
 from .checked import checked
-from .log_gauss_sum import LogWeights, methods_of_logs, within_logs
+from .log_gauss_sum import LogWeights, methods_of_logs, within_logs, within_split_logs
 from .log_gauss_sum import _means as softmax_means
 from .reverse_only import reverse_only
 from .sharded import added, alone, first_rows, over_mesh
-from .wide import wide
+from .wide import split_or_wide, wide
 
 
 @takes_tau
@@ -73,9 +73,10 @@ def kernel_mean(
         Reverse mode of any order with respect to queries, keys, values, tau and log-weights. Forward mode is refused.
 
     Precision:
-        1e-6 of the largest |v|, at any distance from the keys: where points lie more than 22 bandwidths (or 2 √D) from
-        their center, means are formed in float64. (On CUDA they are not: exponents err by 2⁻²⁴ τ ‖q‖ ‖k‖, from the
-        center.) Other kernels are evaluated in float64 from differences of coordinates: slow for wide points.
+        Of the largest |v|, at any distance from the keys, where the farthest point lies R bandwidths from the center:
+        1e-6, for means of a handful of keys growing as 3e-7 R². Beyond R = 22 (or 2 √D) means are formed of points in
+        two parts, 1e-5, or in float64, 1e-6, as logarithms are. (On CUDA they are not: exponents err by 2⁻²⁴ τ ‖q‖ ‖k‖,
+        from the center.) Other kernels are evaluated in float64 from differences of coordinates: slow for wide points.
 
     Example:
         >>> import jax.numpy as jnp, jaxgauss
@@ -164,7 +165,8 @@ def _means(settings: Settings, queries, keys, values, tau, log_weights) -> tuple
     if settings.method == "differences":
         return differences(*operands)
     near = functools.partial(softmax_means, settings)
-    far = functools.partial(wide, replace(settings, far=True), softmax_means)
+    within_split = within_split_logs(settings, queries, keys, values, tau)
+    far = functools.partial(split_or_wide, replace(settings, far=True), softmax_means, within_split)
     within = within_logs(settings, queries, keys, values, tau)
     return lax.cond(within, near, differences if settings.method in NATIVE else far, *operands)
 

@@ -16,16 +16,16 @@ from .._arrays.points import LOG_ZERO, align, center, unbroadcast
 from .._checks.operands import as_operand, check_names, check_weights, takes_tau
 from .._checks.samples import check_kernel
 from .._checks.settings import Bandwidth, Keys, Queries, Settings, working_dtype
-from .._engines.dispatch import gaussian_means, within_reach
+from .._engines.dispatch import gaussian_means, splits, within_reach, within_split
 from .._engines.plan import NATIVE, REACH, takes_half
 from .._engines.radial import difference_means
 from .._kernels.kernels import GAUSS, Kernel
 from .checked import checked
 from .reverse_only import reverse_only
-from .wide import Pullback, wide
+from .wide import Pullback, split_or_wide, wide
 
 LogWeights = Float[Array | np.ndarray, "*#batch n"] | None
-LOG_REACH = 2.0**9  # R² up to which a logarithm, which may be near zero, has its digits in float32
+LOG_REACH = 2.0**9  # R² up to which a logarithm, which may be near zero, is formed of whole points in float32
 LARGEST = 60.0  # the logarithm of one sum over another
 METHODS = ("auto", "rescale", "blocked", "dense", "differences")
 
@@ -72,10 +72,11 @@ def log_gauss_sum(
         `jax.jacrev(jax.grad(f))`.
 
     Precision:
-        In float32 within 3e-5 · max(1, |log|), in more than 25 dimensions 1.2e-6 D · max(1, |log|), at any distance:
-        where points lie more than 22 bandwidths (or 2 √D) from their center, they are summed in float64, as in
-        `gauss_sum`. (On CUDA they are not: there the error is 2⁻²⁴ τ‖x‖², x from the center, and the weights P in ∂k
-        and ∂log w are lost where that passes one.) Logarithms below -1e26 saturate.
+        In float32, where the farthest point lies R bandwidths from the center: within (1e-6 + 3e-7 R²) · max(1, |log|),
+        by "rescale" twice that, most of it only for a handful of terms. Beyond R = 22 (or 2 √D), as in `gauss_sum`, of
+        points in two parts, within 1e-5 · max(1, |log|), or in float64, within 1e-6 · max(1, |log|); there, derivatives
+        but the score are formed in float64. (On CUDA they are not: there the error is 2⁻²⁴ τ‖x‖², x from the center,
+        and the weights P in ∂k and ∂log w are lost where that passes one.) Logarithms below -1e26 saturate.
 
     Example:
         >>> import jax.numpy as jnp, jaxgauss
@@ -129,8 +130,19 @@ def wide_log_sum(settings: Settings, queries: Array, keys: Array, log_weights: A
 
 def within_logs(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array) -> Array:
     """Whether logarithms, and means, have their digits without float64."""
-    stricter = REACH["float32"] / min(max(LOG_REACH, 4 * keys.shape[-1]), REACH["float32"])
-    return within_reach(settings, queries, keys, values, tau * stricter)
+    return within_reach(settings, queries, keys, values, tau * _stricter(keys))
+
+
+def within_split_logs(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array) -> Array | None:
+    """Whether points in two parts have them; None where there are none such."""
+    if not splits(settings, queries, keys, values, tau):
+        return None
+    return within_split(settings, queries, keys, values, tau * _stricter(keys))
+
+
+def _stricter(keys: Array) -> float:
+    """Times in R² than sums."""
+    return REACH["float32"] / min(max(LOG_REACH, 4 * keys.shape[-1]), REACH["float32"])
 
 
 def _log_sum_of_differences(kernel: Kernel, queries: Array, keys: Array, tau: Array, log_weights: Array) -> Array:
@@ -195,8 +207,12 @@ _log_sum.defvjp(_log_sum_forward, _log_sum_backward)
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _far_log_sum(settings: Settings, *operands: Array) -> Array:
-    """The same in float64, where a score and its logarithm are one call as well."""
-    return wide(settings, _log_sum, *operands)
+    """The same out of reach, where a score and its logarithm are one call as well."""
+    return split_or_wide(settings, _log_sum, _within_split(settings, *operands), *operands)
+
+
+def _within_split(settings: Settings, queries: Array, keys: Array, tau: Array, log_weights: Array) -> Array | None:
+    return within_split_logs(settings, queries, keys, log_weights, tau)
 
 
 def _shifts_and_logs(settings: Settings, queries, keys, tau, log_weights):
@@ -207,7 +223,7 @@ def _shifts_and_logs(settings: Settings, queries, keys, tau, log_weights):
 
 
 def _far_log_sum_forward(settings: Settings, *operands: Array):
-    found: Any = wide(settings, _shifts_and_logs, *operands)
+    found: Any = split_or_wide(settings, _shifts_and_logs, _within_split(settings, *operands), *operands)
     shifts, logs = found
     return logs, (operands, shifts)
 

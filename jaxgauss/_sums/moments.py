@@ -13,7 +13,7 @@ from .._arrays.places import vary_alike, whole
 from .._arrays.points import center
 from .._checks.settings import Settings, working_dtype
 from .._engines.channels import Channels
-from .._engines.dispatch import uses_mixture, within_reach
+from .._engines.dispatch import splits, uses_mixture, way_there
 from .._engines.kernel_plan import of_gaussians
 from .._engines.plan import takes_half
 from .._kernels.kernels import GAUSS
@@ -90,7 +90,10 @@ class Reduction:
         q, k = queries - c, keys - c
         dim = k.shape[-1] if with_slopes else 0
         firsts = weights * k if shifts is None else shifts + weights * k
-        total = _gauss_sum(alone(self.settings), q, k, _side_by_side([firsts[..., :dim], weights, values]), tau)
+        settings, points = alone(self.settings), (q, k)
+        if settings.split:  # from a center found in float64: differences have lost digits that exponents need
+            settings, points = replace(settings, centered=False), (queries, keys)
+        total = _gauss_sum(settings, *points, _side_by_side([firsts[..., :dim], weights, values]), tau)
         first, mass, sums = total[..., :dim], total[..., dim : dim + 1], total[..., dim + 1 :]
         found = Moments(mass, first - q[..., :dim] * mass, sums)
         if rows is None:
@@ -167,10 +170,18 @@ def bandwidth_mean(x: Array, tau: Array, shares: Array | None = None) -> Array:
     return x.mean(0) if tau.ndim else x
 
 
-def by_reach(settings: Settings, function: Callable, points: tuple[Array, ...], tau: Array, *others: Any) -> Any:
+def by_reach(
+    settings: Settings,
+    function: Callable,
+    points: tuple[Array, ...],
+    tau: Array,
+    *others: Any,
+    first_order: bool = True,
+) -> Any:
     """function(reduction, points, tau, *others), in the precision that reaches the points: see `reaching`.
 
-    Sums of other kernels than the Gaussian see to that themselves.
+    What is of second order in the points, beside the kernel, loses digits as R², whatever those of exponents: float32
+    then has no farther way. Sums of other kernels than the Gaussian see to that themselves.
     """
 
     def about_center(inside: Settings, points: tuple[Array, ...], tau: Array, *others: Any) -> Any:
@@ -181,9 +192,9 @@ def by_reach(settings: Settings, function: Callable, points: tuple[Array, ...], 
     if settings.kernel != GAUSS:
         return about_center(settings, points, tau, *others)
     every = jnp.concatenate(points, -2)
-    within = within_reach(
-        alone(settings), every[..., :1, :], every, every, tau * STRICTER, each_tau=tau.ndim == 1 and tau.size > 1
-    )
+    own, is_each = alone(settings), tau.ndim == 1 and tau.size > 1
+    split = first_order and splits(own, every, every, every, tau)
+    within = way_there(own, every[..., :1, :], every, every, tau * STRICTER, split=split, each_tau=is_each)
     return reaching(settings, about_center, within, points, tau, *others)
 
 

@@ -17,7 +17,7 @@ from jax import lax
 from jaxtyping import Array
 
 from .._checks.settings import Settings
-from .._engines.dispatch import closer_points
+from .._engines.dispatch import NEAR, closer_points, in_two_parts
 from .._engines.float64 import in_float64
 
 # Times in R² than sums: derivatives are made of moments about a center, which lose digits with R, that of τ as R².
@@ -29,8 +29,8 @@ def reaching(
 ) -> Any:
     """function(settings, points, tau, *others) where the points are `within` reach of the settings; else in float64.
 
-    Where `within` is one boolean for each τ of (T,), and not all are true, each τ goes its own way; results then have
-    the axis of τ first, or no elements.
+    `within` is a boolean, or a number of `way_there`: then there is a way between. Where it is one for each τ of (T,),
+    and not all are within, each τ goes its own way; results then have the axis of τ first, or no elements.
     The function must depend on differences of points alone, and on those of pairs that see one another. Its derivatives
     are formed in float64 in any case: here they are derivatives of derivatives, or of moments.
     """
@@ -46,19 +46,31 @@ def _near_or_wide(
     settings: Settings, function: Callable, within: Array | bool, points: Any, tau: Array, *others: Any
 ) -> Any:
     near = functools.partial(function, replace(settings, guarded=False))
+    split = functools.partial(function, in_two_parts(settings))
     far = functools.partial(wide, replace(settings, far=True), _OfCloser(function))
+
+    def go(within: Array | bool, *operands: Any) -> Any:
+        if _is_boolean(within):
+            return lax.cond(within, near, far, *operands)
+        return lax.switch(within, (near, split, far), *operands)
+
     if not jnp.ndim(within):
-        return lax.cond(within, near, far, points, tau, *others)
+        return go(within, points, tau, *others)
 
     def of_one(one: tuple[Array, Array]) -> Any:
-        is_within, tau = one
-        return lax.cond(is_within, near, far, points, tau[None], *others)
+        own, tau = one
+        return go(own, points, tau[None], *others)
 
     def of_each(points: Any, tau: Array, *others: Any) -> Any:
         together = jax.eval_shape(near, points, tau, *others)
         return jax.tree.map(lambda x, y: x.reshape(y.shape), lax.map(of_one, (within, tau)), together)
 
-    return lax.cond(jnp.all(within), near, of_each, points, tau, *others)
+    are_near = within if _is_boolean(within) else within == NEAR
+    return lax.cond(jnp.all(are_near), near, of_each, points, tau, *others)
+
+
+def _is_boolean(x: Array | bool) -> bool:
+    return jnp.issubdtype(jnp.result_type(x), jnp.bool_)
 
 
 def _near_or_wide_forward(settings: Settings, function: Callable, within: Array, *operands: Any):
@@ -87,6 +99,30 @@ def _wide_backward(settings: Settings, function: Callable, operands: tuple[Any, 
 
 
 wide.defvjp(lambda *args: (wide(*args), args[2:]), _wide_backward)
+
+
+def split_or_wide(settings: Settings, function: Callable, within: Array | None, *operands: Any) -> Any:
+    """function(settings, *operands) of points in two parts where they are `within` their reach; else in float64.
+
+    So are its derivatives wherever points lie. Without a look at the reach there is no program for two parts.
+    """
+    if within is None:
+        return wide(settings, function, *operands)
+    return _split_or_wide(settings, function, within, *operands)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _split_or_wide(settings: Settings, function: Callable, within: Array, *operands: Any) -> Any:
+    split = functools.partial(function, in_two_parts(settings))
+    return lax.cond(within, split, functools.partial(wide, settings, function), *operands)
+
+
+def _split_or_wide_backward(settings: Settings, function: Callable, operands: tuple[Any, ...], cotangents: Any) -> Any:
+    gradients: Any = wide(settings, Pullback(function), operands, cotangents)
+    return None, *gradients
+
+
+_split_or_wide.defvjp(lambda *args: (_split_or_wide(*args), args[3:]), _split_or_wide_backward)
 
 
 @dataclass(frozen=True)
