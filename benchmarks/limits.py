@@ -10,6 +10,7 @@ import functools
 import statistics
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import jax
@@ -69,9 +70,10 @@ def traced(function: Callable, *operands: jax.Array) -> Call:
     return lambda: jax.block_until_ready(compiled(*operands))
 
 
-def first_columns(a: jax.Array, b: jax.Array) -> jax.Array:
+def first_columns(a: Any, b: Any) -> jax.Array:
     """In the place of the product of the points."""
-    return a[..., :1] * b[..., :1].mT
+    first, second = (jax.tree.leaves(x)[0] for x in (a, b))
+    return first[..., :1] * second[..., :1].mT
 
 
 def work(dim: int, channels: int, what: str) -> tuple[int, int]:

@@ -35,6 +35,7 @@ KERNELS = "2026-11-22_cpu_1a6a991_kernels"
 RESAMPLING = "2026-11-23_cpu_89e551b_resampling"
 NEIGHBOURS = "2026-11-23_cpu_060fc2f_neighbours"
 CALLS = "2026-11-23_cpu_af68f1d_calls"
+DISTANCE = "DISTANCE"
 LIMITS = "2026-11-23_cpu_af68f1d_limits"
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n)(.*?)(<!-- end -->)", re.S)
 WHAT = ("forward", "gradients")
@@ -272,6 +273,16 @@ def limits() -> str:
     return table(rows)
 
 
+def distance() -> str:
+    """What distances cost."""
+    data = _read(DISTANCE)
+    radii = list(dict.fromkeys(c["r"] for c in data["cells"]))
+    times = {(c["function"], c["d"], c["r"]): f"{c['ms']:.1f}" for c in data["cells"]}
+    names = dict.fromkeys((name, dim) for name, dim, _ in times)
+    rows = [[f"{name}, D = {dim}", *(times[name, dim, r] for r in radii)] for name, dim in names]
+    return table([["", *(f"R = {r}" for r in radii)], *rows])
+
+
 def neighbours() -> str:
     """OTT's and lineax's solvers on these sums."""
     data = _read(NEIGHBOURS)
@@ -295,6 +306,7 @@ def neighbours() -> str:
 FIGURES = (
     calls,
     limits,
+    distance,
     neighbours,
     everything,
     rivals,

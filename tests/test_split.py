@@ -11,7 +11,7 @@ from scipy.spatial.distance import cdist
 import torch_backend
 from jaxgauss import explain, gauss_sum, kernel_mean, log_gauss_sum, mmd_squared
 from jaxgauss._arrays.split import SPLIT_REACH, split_factors, split_points
-from jaxgauss._engines import dispatch, plan, tiles
+from jaxgauss._engines import plan, reach, tiles
 from oracle import gauss_sum64, relative_error
 
 M, N = 97, 131
@@ -21,7 +21,7 @@ M, N = 97, 131
 def in_float64(monkeypatch):
     """Two parts of the fewest pairs; what is summed in float64 after all."""
     called = []
-    monkeypatch.setattr(dispatch, "SPLIT_PAIRS", 1)
+    monkeypatch.setattr(reach, "SPLIT_PAIRS", 1)
     monkeypatch.setattr(plan, "TILE", plan.TILE._replace(entries=0))  # so many are summed in blocks
     for name in ("wide_sum", "wide_pullback", "wide_means"):
         function = getattr(torch_backend, name)

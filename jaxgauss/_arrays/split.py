@@ -19,7 +19,7 @@ from .points import BASE_2, center, shared
 from .shapes import K, Q, T
 
 GRID = 2.0**-2  # of high parts; norms are multiples of half its square
-SPLIT = 3  # times as many columns as of whole points
+WIDER = 3  # times as many columns as whole points have
 # R² up to which they are exact: terms, with what `split_means` takes out, add up to no more than 4 R² log2(e), which is
 # below 2²⁴ · GRID²/2.
 SPLIT_REACH = 2.0**16

@@ -15,7 +15,7 @@ from .._arrays.logits import dot, logit_factors, logits, squared_distances
 from .._arrays.places import vary_like
 from .._arrays.points import BASE_2, Scaled, as_rows, scaled_points, shared, unbroadcast, with_norms
 from .._arrays.shapes import G, K, Q, S, T, V
-from .._arrays.split import SPLIT, split_factors, split_points
+from .._arrays.split import WIDER, split_factors, split_points
 from .fused import FUSED_WIDTH, WIDE, fused_tile, fused_tile_sum
 from .tiles import Tile, block_sizes, in_groups, tiled_sum
 
@@ -41,7 +41,7 @@ def scaled_sum(a: Scaled, b: Scaled, values: V, *, whole: bool = False, fused: b
 def split_sum(queries: Q, keys: K, values: V, tau: T, centered: bool = False, *, fused: bool = False) -> S:
     """`blocked_sum` of points in two parts, out of reach of whole ones."""
     a, b = split_points(queries, keys, tau, centered)
-    fused = fused and max(SPLIT * queries.shape[-1], values.shape[-1]) <= FUSED_WIDTH
+    fused = fused and max(WIDER * queries.shape[-1], values.shape[-1]) <= FUSED_WIDTH
     return sum_of_factors(*split_factors(a, b), values, fused=fused)
 
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from .._arrays.places import platforms, share_out_like, vary_like, whole
+from .._arrays.places import platforms, share_out_like, whole
 from .._arrays.points import are_within, scaled_points, with_norms
 from .._arrays.split import SPLIT_REACH
 from .._checks.settings import Settings, are_known, working_dtype
@@ -24,16 +24,15 @@ from .._kernels.mixtures import Mixture
 from . import float64, radial
 from .attention import attended_means, attended_pullback, attended_sum, by_attention, kernel_of
 from .blocked import scaled_sum, split_sum
+from .by_platform import by_platform, plan_there
 from .channels import Channels
 from .differences import differences_sum
 from .fused import FUSED_MEANS, FUSED_WIDTH, FUSES
-from .kernel_plan import exact_plan, kernel_plan, mixture_of
+from .kernel_plan import exact_plan, mixture_of
 from .means import fused_means, split_means
-from .plan import REACH, Plan, sizes
+from .plan import Plan, sizes
+from .reach import FAR, NEAR, SPLIT, splits
 
-# Pairs from which a program for points in two parts is compiled; fewer are summed in float64 in some milliseconds.
-SPLIT_PAIRS = 2**22
-NEAR, SPLIT, FAR = range(3)  # ways of a sum: as it was planned, of points in two parts, in float64
 KEPT = 8  # times as many numbers as the operands have: memory stays linear, under vmap as well
 
 
@@ -97,57 +96,19 @@ def radial_pullback(
     return _radial(_RADIAL_PULLBACK[with_tau], settings, channels)(*operands)
 
 
-def within_reach(settings: Settings, *operands: jax.Array, each_tau: bool = False) -> jax.Array:
-    """Whether all of a batch lies close enough to its center for the exponents to have their digits: one boolean.
-
-    Or one for `each_tau` of τ (T,). On CUDA it is simply true, for there nothing may wait for the device: what half
-    precision does not hold, PyTorch computes again behind a gate.
-    """
-    operands = tuple(lax.stop_gradient(x) for x in operands)
-    return _within_reach(settings, each_tau)(*operands)
-
-
-def splits(settings: Settings, *operands: Any) -> bool:
-    """Whether float32 takes points in two parts, beyond the reach of whole ones, before float64 has to."""
-    pairs, *_ = sizes(*operands[:4])
-    if settings.wide or platforms() != ["cpu"] or not are_known(pairs) or pairs < SPLIT_PAIRS:
-        return False
-    chosen = _plan_there(settings, "cpu", operands)
-    return (chosen.method, chosen.precision) == ("blocked", "float32")
-
-
-def way_there(settings: Settings, *operands: jax.Array, split: bool, each_tau: bool = False) -> jax.Array:
-    """`within_reach`, a boolean; or, where it may `split` points, NEAR, SPLIT or FAR."""
-    within = within_reach(settings, *operands, each_tau=each_tau)
-    if not split:
-        return within
-    return jnp.where(within, NEAR, jnp.where(within_split(settings, *operands, each_tau=each_tau), SPLIT, FAR))
-
-
-def in_two_parts(settings: Settings) -> Settings:
-    """The settings of what is known to lie within the reach of points in two parts."""
-    return replace(settings, split=True, guarded=False)
-
-
-def within_split(settings: Settings, *operands: jax.Array, each_tau: bool = False) -> jax.Array:
-    """`within_reach` of points in two parts, which reach farther."""
-    *others, tau = operands
-    return within_reach(settings, *others, tau * (REACH["float32"] / SPLIT_REACH), each_tau=each_tau)
-
-
 def keeps_tile(settings: Settings, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array) -> bool:
     """Whether Φ is kept from the sum for its gradients: where it is dense, and not much larger than the operands."""
     operands = queries, keys, values, tau
     pairs = queries.shape[0] * keys.shape[0]
     if tau.ndim or not are_known(pairs) or not 0 < pairs <= KEPT * (queries.size + keys.size + values.size):
         return False
-    plans = [_plan_there(settings, platform, operands) for platform in platforms()]
+    plans = [plan_there(settings, platform, operands) for platform in platforms()]
     return all((x.method, x.precision) == ("dense", working_dtype(settings.dtype).name) for x in plans)
 
 
 def uses_mixture(settings: Settings, *operands: Any) -> Mixture | None:
     """The mixture that the settings' kernel is summed by where JAX runs, if it is, of operands of such shapes."""
-    plans = [_plan_there(settings, platform, operands) for platform in platforms()]
+    plans = [plan_there(settings, platform, operands) for platform in platforms()]
     chosen = next((x for x in plans if x.method == "mixture"), None)
     return None if chosen is None else mixture_of(settings, chosen.precision)
 
@@ -157,7 +118,7 @@ def saves_log(settings: Settings, queries: jax.Array, keys: jax.Array, values: j
     operands = queries, keys, values, tau
     if settings.wide or 0 in (*queries.shape, *keys.shape, *values.shape) or "cuda" not in platforms():
         return False
-    chosen, batch = _plan_there(settings, "cuda", operands), math.prod(values.shape[:-2])
+    chosen, batch = plan_there(settings, "cuda", operands), math.prod(values.shape[:-2])
     kernel = None if chosen.native or chosen.method != "rescale" else kernel_of(chosen, queries)
     channels = values.shape[-1] * batch
     return kernel is not None and not isinstance(kernel, str) and kernel.channels(channels) == channels
@@ -168,7 +129,7 @@ def _computed(operation: Operation, settings: Settings) -> Callable[..., Any]:
     def compute(platform: str, *operands: jax.Array) -> tuple[jax.Array, ...]:
         if settings.wide:
             return float64.in_tiles(operation.wide, platform, settings, *operands)
-        chosen = _plan_there(settings, platform, operands)
+        chosen = plan_there(settings, platform, operands)
         if chosen.native:
             return operation.in_xla(settings, chosen, operands)
         return by_attention(settings, chosen, operation.attended, operation.wide, operands)
@@ -179,7 +140,7 @@ def _computed(operation: Operation, settings: Settings) -> Callable[..., Any]:
             return *results, jnp.zeros_like(results[0][..., :1])  # which nobody reads
         return results
 
-    return _mapped(settings, functools.partial(_by_platform, compute_all), operation.num_own)
+    return _mapped(settings, functools.partial(by_platform, compute_all), operation.num_own)
 
 
 def _sum_in_xla(settings: Settings, chosen: Plan, operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
@@ -259,7 +220,7 @@ def _radial(function: Callable[..., Any], settings: Settings, channels: Channels
         return tuple(x.astype(dtype) for x in (results if isinstance(results, tuple) else (results,)))
 
     num_own = 0 if function is radial.radial_sums else 4
-    return _mapped(settings, functools.partial(_by_platform, compute), num_own)
+    return _mapped(settings, functools.partial(by_platform, compute), num_own)
 
 
 @functools.cache
@@ -267,24 +228,7 @@ def _closer(settings: Settings) -> Callable[..., Any]:
     def compute(platform: str, *operands: jax.Array) -> tuple[jax.Array, ...]:
         return float64.closer(platform, settings, *operands)
 
-    return _mapped(settings, functools.partial(_by_platform, compute), 1)
-
-
-@functools.cache
-def _within_reach(settings: Settings, each_tau: bool) -> Callable:
-    def compute(platform: str, *operands: jax.Array) -> jax.Array:
-        return _is_within(_plan_there(settings, platform, operands), operands, each_tau)
-
-    @custom_vmap
-    def within(*operands: jax.Array) -> jax.Array:
-        return _by_platform(compute, *operands)
-
-    @within.def_vmap
-    def _(axis_size: int, is_mapped: Sequence[bool], *operands: jax.Array):
-        # unbatched, so that what depends on it stays one conditional
-        return within(*(x if has_axis else x[None] for x, has_axis in zip(operands, is_mapped, strict=True))), False
-
-    return within
+    return _mapped(settings, functools.partial(by_platform, compute), 1)
 
 
 def _width(settings: Settings) -> contextlib.AbstractContextManager:
@@ -315,33 +259,3 @@ def _mapped(settings: Settings, function: Callable, num_own: int) -> Callable:
             return tuple(share_out_like(x, batched) for x in results), (True,) * len(results)
 
     return mapped
-
-
-def _by_platform(compute: Callable, *operands: jax.Array):
-    """`compute(platform, *operands)` on the platform that the computation is lowered for."""
-    known = platforms()
-    if any(0 in x.shape for x in operands):  # nothing to sum, or nothing to sum it for
-        results = jax.eval_shape(functools.partial(compute, known[0]), *operands)
-        return jax.tree.map(lambda x: vary_like(jnp.zeros(x.shape, x.dtype), operands), results)
-    if len(known) == 1:
-        return compute(known[0], *operands)
-    branches = {name: functools.partial(compute, name) for name in known}
-    return lax.platform_dependent(*operands, **branches, default=branches["cpu"])
-
-
-def _plan_there(settings: Settings, platform: str, operands: tuple[jax.Array, ...]) -> Plan:
-    if settings.split:
-        return Plan(platform, "blocked", "float32", "xla", "of points in two parts")
-    try:
-        return kernel_plan(settings, platform, *sizes(*operands[:4]))
-    except ValueError:  # not the platform that was checked: let PyTorch refuse if it is run there after all
-        method = "rescale" if settings.method == "auto" else settings.method
-        return Plan(platform, method, settings.precision, settings.backend, "asked for by name")
-
-
-def _is_within(chosen: Plan, operands: tuple[jax.Array, ...], each_tau: bool = False) -> jax.Array:
-    queries, keys, _, tau, *_ = operands
-    if chosen.reach == math.inf:
-        return vary_like(jnp.ones(tau.shape[-1:] if each_tau else (), bool), operands)
-    a, b = with_norms(*scaled_points(queries, keys, tau))
-    return are_within(chosen.reach, a, b, each_tau)

@@ -14,7 +14,7 @@ from .._arrays.logits import logit_factors, logits, squared_differences
 from .._arrays.places import has_cuda
 from .._arrays.points import BASE_2, LOG_ZERO, Scaled, scaled_points, with_norms
 from .._arrays.shapes import K, L, Q, S, T, V, W
-from .._arrays.split import SPLIT, Split, on_grid, split_factors, split_points
+from .._arrays.split import WIDER, Split, on_grid, split_factors, split_points
 from .blocked import scaled_sum, sum_of_factors
 from .fused import FUSED_WIDTH, fused_tile
 from .tiles import TILE, in_groups, tiled_max, tiled_means
@@ -56,7 +56,7 @@ def split_means(
     a term by tens; rows that it leaves too small or too large, or without any weight, are found `otherwise`.
     """
     a, b = split_points(queries, keys, tau)
-    fused = fused and max(SPLIT * queries.shape[-1], values.shape[-1] + 1) <= FUSED_WIDTH
+    fused = fused and max(WIDER * queries.shape[-1], values.shape[-1] + 1) <= FUSED_WIDTH
     (first, _), (second, _) = split_factors(a, _weighted(b, square=b.square - BASE_2 * log_weights))
     largest = functools.partial(tiled_max, tile=fused_tile(1) if fused else None)
     large = on_grid(in_groups(largest, first, second))

@@ -17,8 +17,8 @@ from .._checks.settings import Bandwidth, Keys, Queries, Settings, Values, worki
 from .._engines import bridge
 from .._engines.attention import kernel_of
 from .._engines.blocked import blocked_sum
-from .._engines.dispatch import splits
 from .._engines.plan import NATIVE, REACH, Plan, sizes, time_on_cuda
+from .._engines.reach import splits
 from .._kernels.kernels import GAUSS, Kernel, as_kernel
 from .checked import checked
 

@@ -19,8 +19,9 @@ from .._arrays.points import center, unbroadcast
 from .._checks.settings import Settings
 from .._engines.blocked import blocked_sum
 from .._engines.differences import differences_sum
-from .._engines.dispatch import gaussian_sum, within_reach
+from .._engines.dispatch import gaussian_sum
 from .._engines.plan import takes_half
+from .._engines.reach import within_reach
 from .channels import cheaper_by_channels, flat_channels
 
 

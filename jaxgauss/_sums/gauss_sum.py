@@ -20,11 +20,9 @@ from .._engines.dispatch import (
     gaussian_sum_and_log,
     keeps_tile,
     saves_log,
-    splits,
-    way_there,
-    within_reach,
 )
 from .._engines.plan import Plan, takes_half, warn_once
+from .._engines.reach import splits, way_there, within_reach
 from .channels import CHANNELS_IN_A_SUM, channel_blocks, cheaper_by_channels, flat_channels, unblock_channels
 from .checked import checked
 from .forward_mode import sum_in_both_modes

@@ -16,9 +16,10 @@ from .._arrays.points import LOG_ZERO, align, center, unbroadcast
 from .._checks.operands import as_operand, check_names, check_weights, takes_tau
 from .._checks.samples import check_kernel
 from .._checks.settings import Bandwidth, Keys, Queries, Settings, working_dtype
-from .._engines.dispatch import gaussian_means, splits, within_reach, within_split
+from .._engines.dispatch import gaussian_means
 from .._engines.plan import NATIVE, REACH, takes_half
 from .._engines.radial import difference_means
+from .._engines.reach import splits, within_reach, within_split
 from .._kernels.kernels import GAUSS, Kernel
 from .checked import checked
 from .reverse_only import reverse_only

@@ -13,9 +13,10 @@ from .._arrays.places import vary_alike, whole
 from .._arrays.points import center
 from .._checks.settings import Settings, working_dtype
 from .._engines.channels import Channels
-from .._engines.dispatch import splits, uses_mixture, way_there
+from .._engines.dispatch import uses_mixture
 from .._engines.kernel_plan import of_gaussians
 from .._engines.plan import takes_half
+from .._engines.reach import splits, way_there
 from .._kernels.kernels import GAUSS
 from .gauss_sum import _gauss_sum
 from .kernel_sum import as_bandwidths

@@ -17,8 +17,9 @@ from jax import lax
 from jaxtyping import Array
 
 from .._checks.settings import Settings
-from .._engines.dispatch import NEAR, closer_points, in_two_parts
+from .._engines.dispatch import closer_points
 from .._engines.float64 import in_float64
+from .._engines.reach import NEAR, in_two_parts
 
 # Times in R² than sums: derivatives are made of moments about a center, which lose digits with R, that of τ as R².
 STRICTER, STRICTER_IN_TAU = 16, 256
