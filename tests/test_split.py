@@ -9,7 +9,7 @@ import pytest
 from scipy.spatial.distance import cdist
 
 import torch_backend
-from jaxgauss import explain, gauss_sum, kernel_mean, log_gauss_sum, mmd_squared
+from jaxgauss import explain, gauss_sum, kernel_mean, ksd_squared, log_gauss_sum, mmd_squared
 from jaxgauss._arrays.split import SPLIT_REACH, split_factors, split_points
 from jaxgauss._engines import plan, reach, tiles
 from oracle import gauss_sum64, relative_error
@@ -104,8 +104,9 @@ def test_logarithms_and_means(rng, in_float64, case):
     """As far from all keys as one likes: the large exponent is taken out of the exact product."""
     queries, keys, values = samples(rng, 3, 180.0 if case == "beyond" else 100.0)
     log_weights = np.zeros(N, "float32")
-    if case == "far queries":
-        queries[::2] *= -0.5
+    if case == "far queries":  # a hundred bandwidths from keys, of which each has a near neighbour
+        keys[1::2] = keys[:-1:2] + np.float32(0.01) * keys[1::2] / 100
+        queries *= -0.5
     if case == "weights":
         log_weights = rng.normal(size=N).astype("float32") * 20
     if case == "one weight":
@@ -127,14 +128,22 @@ def test_logarithms_and_means(rng, in_float64, case):
     means = np.asarray(kernel_mean(queries, keys, values, log_weights=log_weights))
     assert np.max(np.abs(means - shares @ values)[seen]) < (2e-5 if case == "weights" else 1e-5) * np.abs(values).max()
     assert bool(in_float64) == (case == "beyond")
-    assert np.all(log_gauss_sum(queries[:3], keys, np.full(N, -np.inf, "float32")) == -np.inf)
+
+
+@pytest.mark.parametrize("weight", [-np.inf, -3e5])
+def test_hardly_any_weight(rng, in_float64, weight):
+    """More than can be taken out."""
+    queries, keys, _ = samples(rng, 3, 100.0)
+    exact = jax.nn.logsumexp(-cdist(queries, keys, "sqeuclidean") / 2 + weight, axis=1)
+    np.testing.assert_allclose(log_gauss_sum(queries, keys, np.full(N, weight, "float32")), exact, rtol=1e-6)
+    assert in_float64
 
 
 def test_the_largest_logit_over_blocks(rng):
     """The last ones padded."""
     a, b = rng.normal(size=(2, 97, 3)), rng.normal(size=(131, 3)) - 9
     a = np.abs(a)
-    found = tiles.tiled_max(jnp.asarray(a), jnp.asarray(b)[None], tile=tiles.Tile(4096, 7, 7, 4096))
+    found = tiles.tiled_max(jnp.asarray(a), jnp.asarray(b)[None], tile=tiles.Tile(64, 7, 7, 1))
     np.testing.assert_allclose(found, (a @ b.T).max(-1, keepdims=True), rtol=1e-12)
     assert np.max(found) < 0
 
@@ -162,7 +171,7 @@ def test_derivatives_of_logarithms(rng, in_float64):
 
 
 def test_methods_of_one_and_of_several_bandwidths(rng, in_float64):
-    """Each goes its own way: near, of two parts, in float64. With both samples' gradients there are no two parts."""
+    """Each goes its own way: near, of two parts, in float64. What is of second order in points has no two parts."""
     x, y = (z.astype("float32") for z in rng.normal(size=(2, 150, 2)))
     squares = np.square(np.concatenate([x, y])).sum(1).max()
 
@@ -179,6 +188,7 @@ def test_methods_of_one_and_of_several_bandwidths(rng, in_float64):
         assert abs(float(value) - np.mean([e[0] for e in exact])) < 2e-6
         assert relative_error(slope, np.mean([e[1] for e in exact], 0)) < 1e-5
         assert bool(in_float64) == (2 in ways)
-    in_float64.clear()
-    jax.grad(mmd_squared, (0, 1))(x, y, taus[1])
-    assert in_float64
+    for second_order in (lambda: jax.grad(mmd_squared, (0, 1))(x, y, taus[1]), lambda: ksd_squared(x, -x, taus[1])):
+        in_float64.clear()
+        jax.block_until_ready(second_order())
+        assert in_float64
