@@ -1,8 +1,9 @@
 """How everything here is measured: checked against float64, in turns, with its memory, and saved as it goes.
 
 A method's first call, with its compilation, is timed apart. Then come three calls to warm up, and repetitions in which
-the methods take turns, in changing order: untimed calls for 20 ms, for as long the idle threads of what ran before may
-keep a core busy (of what takes longer than that itself, none), then as many as last five milliseconds.
+the methods take turns, in changing order: untimed calls for 20 ms and at least one, then as many as last five
+milliseconds. For so long the idle threads of what ran before may keep a core busy; and the call after one that has
+freed a gigabyte takes up to 1.6 times as long as the next, which is not its own time, nor that of a loop.
 """
 
 import argparse

@@ -6,11 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 WARM_UPS, SHORTEST = 3, 5e-3  # calls; seconds that a repetition lasts
-SETTLED = 0.02  # seconds of untimed calls before it: until then the idle threads of another library may spin
+SETTLED = 0.02  # seconds of untimed calls before it, one at least: threads of another library spin until then
 
 
 def in_turns(calls: dict[Any, Callable[[], Any]], runs: int) -> dict[Any, list[float]]:
-    """Seconds a call in every repetition, of calls that wait for what they compute."""
+    """Seconds a call in every repetition, of calls that wait for what they compute.
+
+    What is timed comes after itself, as in a loop, and not after another call's gigabyte.
+    """
     for call in calls.values():
         for _ in range(WARM_UPS):
             call()
@@ -18,8 +21,7 @@ def in_turns(calls: dict[Any, Callable[[], Any]], runs: int) -> dict[Any, list[f
     orders = itertools.cycle([list(calls), list(calls)[::-1]])
     for _, order in zip(range(runs), orders, strict=False):
         for name in order:
-            is_long = times[name] and min(times[name]) > SETTLED
-            repeats = 1 + int(0 if is_long else untimed(calls[name]) * SHORTEST / SETTLED)
+            repeats = 1 + int(untimed(calls[name]) * SHORTEST / SETTLED)
             start = time.perf_counter()
             for _ in range(repeats):
                 calls[name]()
