@@ -10,7 +10,7 @@ from scipy.spatial.distance import cdist
 
 import torch_backend
 from jaxgauss import explain, gauss_sum, kernel_mean, ksd_squared, log_gauss_sum, mmd_squared
-from jaxgauss._arrays.split import SPLIT_REACH, split_factors, split_points
+from jaxgauss._arrays.split import SPLIT_REACH, key_factors, query_factors, split_points
 from jaxgauss._engines import plan, reach, tiles
 from oracle import gauss_sum64, relative_error
 
@@ -48,7 +48,7 @@ def test_the_first_product_is_exact(rng, dim):
     """In any order of its terms; and both together are the exponents."""
     queries, keys, _ = samples(rng, dim, 0.98 * SPLIT_REACH**0.5)
     a, b = split_points(*(jnp.asarray(x) for x in (queries, keys)), jnp.float32(1))
-    (a1, a2), (b1, b2) = ([np.asarray(x) for x in y] for y in split_factors(a, b))
+    (a1, a2), (b1, b2) = ([np.asarray(x) for x in y] for y in (query_factors(a), key_factors(b)))
     product = a1 @ b1.T
     np.testing.assert_array_equal(product, a1.astype(np.float64) @ b1.T)
     np.testing.assert_array_equal(product, (a1[:, ::-1].copy() @ b1[:, ::-1].T))
@@ -146,6 +146,19 @@ def test_the_largest_logit_over_blocks(rng):
     found = tiles.tiled_max(jnp.asarray(a), jnp.asarray(b)[None], tile=tiles.Tile(64, 7, 7, 1))
     np.testing.assert_allclose(found, (a @ b.T).max(-1, keepdims=True), rtol=1e-12)
     assert np.max(found) < 0
+
+
+def test_memory(monkeypatch):
+    """What any branch may need is given at every call, so two parts must not need much more than float64 does."""
+    points, values = np.zeros((4096, 128), "float32"), np.zeros((4096, 1), "float32")
+
+    def needed() -> int:
+        jax.clear_caches()
+        return jax.jit(gauss_sum).lower(points, points, values).compile().memory_analysis().temp_size_in_bytes
+
+    in_two_parts = needed()
+    monkeypatch.setattr(reach, "SPLIT_PAIRS", 2**62)
+    assert needed() < in_two_parts < 2 * needed() < 32 * 2**20  # beyond which malloc has new pages for every call
 
 
 def test_derivatives_of_logarithms(rng, in_float64):

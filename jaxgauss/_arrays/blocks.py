@@ -8,13 +8,12 @@ from jax import lax
 from jaxtyping import Array
 
 
-def blocks(x: Array, size: int, fill: float = 0.0) -> Array:
-    """(*batch, N, W) -> (blocks, *batch, size, W), zeros (or `fill`) at the end."""
+def blocks(x: Array, size: int, fill: float | None = 0.0) -> Array:
+    """(*batch, N, W) -> (blocks, *batch, size, W), zeros (or `fill`; None: the last row) at the end."""
     num_blocks = -(-x.shape[-2] // size)
     padding = [(0, 0)] * (x.ndim - 2) + [(0, num_blocks * size - x.shape[-2]), (0, 0)]
-    return jnp.moveaxis(
-        jnp.pad(x, padding, constant_values=fill).reshape(*x.shape[:-2], num_blocks, size, x.shape[-1]), -3, 0
-    )
+    padded = jnp.pad(x, padding, mode="edge") if fill is None else jnp.pad(x, padding, constant_values=fill)
+    return jnp.moveaxis(padded.reshape(*x.shape[:-2], num_blocks, size, x.shape[-1]), -3, 0)
 
 
 def unblocks(x: Array, num: int) -> Array:

@@ -29,16 +29,19 @@ class Split(NamedTuple):
     """Points scaled to the base of 2, in two parts.
 
     Attributes:
-        points: both of them (…, N, D), rounded to float32.
-        high, low: h and l.
+        high, low: h and l (…, N, D).
         square, rest: ½‖h‖² and r (…, N, 1).
     """
 
-    points: Float[Array, "*batch n d"]
     high: Float[Array, "*batch n d"]
     low: Float[Array, "*batch n d"]
     square: Float[Array, "*batch n 1"]
     rest: Float[Array, "*batch n 1"]
+
+    @property
+    def points(self) -> Float[Array, "*batch n d"]:
+        """Both parts of them, rounded."""
+        return self.high + self.low
 
 
 def split_points(queries: Q, keys: K, tau: T, centered: bool = False) -> tuple[Split, Split]:
@@ -53,18 +56,24 @@ def split_points(queries: Q, keys: K, tau: T, centered: bool = False) -> tuple[S
 
 def _split(x: Array) -> Split:
     high = jnp.round(x / GRID) * GRID
-    low = x - high
+    high, low = (y.astype("float32") for y in (high, x - high))
     square, rest = (y.sum(-1, keepdims=True) for y in (high * high / 2, low * (high + low / 2)))
-    return Split(*(y.astype("float32") for y in (x, high, low, square, rest)))
+    return Split(high, low, square, rest)
 
 
-def split_factors(a: Split, b: Split) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
-    """Those of two products, which are the logits together: the first is exact."""
-    one_a, one_b = jnp.ones_like(a.rest), jnp.ones_like(b.rest)
-    exact = (a.high, one_a, -a.square), (b.high, -b.square, one_b)
-    rounded = (a.high, a.low, one_a, -a.rest), (b.low, b.points, -b.rest, one_b)
-    of_a, of_b = zip(*((jnp.concatenate(x, -1), jnp.concatenate(y, -1)) for x, y in (exact, rounded)), strict=True)
-    return of_a, of_b
+def query_factors(a: Split) -> tuple[Array, Array]:
+    """Those of two products with `key_factors`, which are the logits together: the first is exact.
+
+    They take three times the memory of points, so they are made of a block at a time.
+    """
+    one = jnp.ones_like(a.rest)
+    return jnp.concatenate([a.high, one, -a.square], -1), jnp.concatenate([a.high, a.low, one, -a.rest], -1)
+
+
+def key_factors(b: Split) -> tuple[Array, Array]:
+    """Those of keys."""
+    one = jnp.ones_like(b.rest)
+    return jnp.concatenate([b.high, -b.square, one], -1), jnp.concatenate([b.low, b.points, -b.rest, one], -1)
 
 
 def on_grid(logits: Array) -> Array:

@@ -15,9 +15,11 @@ from .._arrays.logits import dot, logit_factors, logits, squared_distances
 from .._arrays.places import vary_like
 from .._arrays.points import BASE_2, Scaled, as_rows, scaled_points, shared, unbroadcast, with_norms
 from .._arrays.shapes import G, K, Q, S, T, V
-from .._arrays.split import WIDER, split_factors, split_points
+from .._arrays.split import WIDER, key_factors, query_factors, split_points
 from .fused import FUSED_WIDTH, WIDE, fused_tile, fused_tile_sum
-from .tiles import Tile, block_sizes, in_groups, tiled_sum
+from .tiles import ITSELF, PAIR_TILE, Tile, block_sizes, in_groups, tiled_sum
+
+SPLIT_FACTORS = query_factors, key_factors
 
 
 def blocked_sum(queries: Q, keys: K, values: V, tau: T) -> S:
@@ -34,7 +36,7 @@ def scaled_sum(a: Scaled, b: Scaled, values: V, *, whole: bool = False, fused: b
     width = max(a.points.shape[-1], values.shape[-1])
     fused = fused and width <= FUSED_WIDTH and not (whole and width >= WIDE)
     if whole and not fused:
-        return _sum_of_tiles(_whole_sum, a, b, values, whole=True)
+        return _sum_of_tiles(functools.partial(tiled_sum, _whole_sum, whole=True), a, b, values)
     return sum_of_factors(*logit_factors(a, b), values, whole=whole, fused=fused)
 
 
@@ -42,19 +44,18 @@ def split_sum(queries: Q, keys: K, values: V, tau: T, centered: bool = False, *,
     """`blocked_sum` of points in two parts, out of reach of whole ones."""
     a, b = split_points(queries, keys, tau, centered)
     fused = fused and max(WIDER * queries.shape[-1], values.shape[-1]) <= FUSED_WIDTH
-    return sum_of_factors(*split_factors(a, b), values, fused=fused)
+    return sum_of_factors(a, b, values, SPLIT_FACTORS, fused=fused)
 
 
-def sum_of_factors(a: Any, b: Any, values: V, *, whole: bool = False, fused: bool = False) -> S:
-    """Σ_n 2^logits v of factors, or pairs of them."""
-    tile = fused_tile(values.shape[-1]) if fused else None
-    return _sum_of_tiles(fused_tile_sum if fused else _tile_sum, a, b, values, whole=whole, tile=tile)
+def sum_of_factors(a: Any, b: Any, values: V, factors=ITSELF, *, whole: bool = False, fused: bool = False) -> S:
+    """Σ_n 2^logits v of factors, or pairs of them; or of what `factors` make them of, a block at a time."""
+    tile_sum, tile = (fused_tile_sum, fused_tile(values.shape[-1])) if fused else (_tile_sum, _tile(factors))
+    return _sum_of_tiles(functools.partial(tiled_sum, tile_sum, factors=factors, whole=whole, tile=tile), a, b, values)
 
 
-def _sum_of_tiles(tile_sum: Callable, a: Any, b: Any, values: V, *, whole: bool, tile: Tile | None = None) -> S:
-    """Of what the tile's sum takes for queries and for keys: arrays, or several."""
+def _sum_of_tiles(blocked: Callable, a: Any, b: Any, values: V) -> S:
+    """Of what there is of queries and of keys: arrays, or several."""
     first, second = (jax.tree.leaves(x)[0] for x in (a, b))
-    blocked = functools.partial(tiled_sum, tile_sum, whole=whole, tile=tile)
     if shared(second, values):  # the batch of the queries is more rows
         total = blocked(*jax.tree.map(as_rows, (a, b, values)))
         total = total.reshape(*first.shape[:-1], values.shape[-1])
@@ -77,7 +78,8 @@ def blocked_pullback(
     scale = jnp.sqrt(tau / BASE_2)[..., None, None]
     if shared(keys, values, scale):
         operands, scale = jax.tree.map(as_rows, operands), scale.reshape(1, 1)
-    da, db, dv = in_groups(functools.partial(_scaled_pullback, whole=whole), *operands)
+    factors = SPLIT_FACTORS if split else ITSELF
+    da, db, dv = in_groups(functools.partial(_scaled_pullback, factors=factors, whole=whole), *operands)
     gradients = scale * da, scale * db, dv
     return tuple(  # type: ignore[return-value]
         unbroadcast(gradient, shape) if gradient.size != math.prod(shape) else gradient.reshape(shape)
@@ -88,8 +90,7 @@ def blocked_pullback(
 def _points_and_factors(queries: Q, keys: K, tau: T, *, whole: bool, split: bool) -> tuple[tuple[Array, Any], ...]:
     """Scaled points of queries and of keys, each with what a tile is made of."""
     if split:
-        a, b = split_points(queries, keys, tau)
-        made_of = split_factors(a, b)
+        a, b = made_of = split_points(queries, keys, tau)
     else:
         a, b = with_norms(*scaled_points(queries, keys, tau))
         made_of = (a, b) if whole else logit_factors(a, b)
@@ -97,23 +98,24 @@ def _points_and_factors(queries: Q, keys: K, tau: T, *, whole: bool, split: bool
 
 
 def _scaled_pullback(
-    queries: tuple[Array, Any], keys: tuple[Array, Any], v: Array, g: Array, *, whole: bool
+    queries: tuple[Array, Any], keys: tuple[Array, Any], v: Array, g: Array, *, factors=ITSELF, whole: bool
 ) -> tuple[Array, Array, Array]:
     """`blocked_pullback` with respect to the scaled points and the values, for all of a batch."""
     (a, a0), (b, b0) = queries, keys
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (a, b, v, g)))
     num_queries, num_keys, dim = a.shape[-2], b.shape[-2], a.shape[-1]
-    rows, columns = block_sizes(math.prod(batch), num_queries, num_keys, whole)
+    rows, columns = block_sizes(math.prod(batch), num_queries, num_keys, whole, _tile(factors))
 
     kernel = _kernel if whole else lambda a, b: jnp.exp2(logits(a, b))
     key_blocks = jax.tree.map(lambda x: blocks(x, columns), (b0, b, v))
 
     def add_rows(total: tuple[Array, Array], block: tuple[Any, Array, Array]):
         a0, a, g = block
+        a0 = factors[0](a0)
 
         def add_columns(sums: tuple[Array, Array], block: tuple[Any, Array, Array]):
             b0, b, v = block
-            tile = kernel(a0, b0)  # (*batch, rows, columns)
+            tile = kernel(a0, factors[1](b0))  # (*batch, rows, columns)
             s = tile * dot(g, v.mT)
             sums = sums[0] + dot(s, b), sums[1] + s.sum(-1, keepdims=True)
             return sums, (dot(a.mT, s), dot(g.mT, tile))
@@ -169,6 +171,10 @@ def tile_pullback(
 def _transposed_dot(x: Array, tile: Array) -> Array:
     """Tileᵀ x as (xᵀ tile)ᵀ, which XLA must not turn back."""
     return lax.optimization_barrier(dot(x.mT, tile)).mT
+
+
+def _tile(factors) -> Tile | None:
+    return PAIR_TILE if factors == SPLIT_FACTORS else None
 
 
 def _tile_sum(a: Any, b: Any, v: Array) -> Array:

@@ -14,14 +14,15 @@ from .._arrays.logits import logit_factors, logits, squared_differences
 from .._arrays.places import has_cuda
 from .._arrays.points import BASE_2, LOG_ZERO, Scaled, scaled_points, with_norms
 from .._arrays.shapes import K, L, Q, S, T, V, W
-from .._arrays.split import WIDER, Split, on_grid, split_factors, split_points
-from .blocked import scaled_sum, sum_of_factors
+from .._arrays.split import WIDER, Split, key_factors, on_grid, query_factors, split_points
+from .blocked import SPLIT_FACTORS, scaled_sum, sum_of_factors
 from .fused import FUSED_WIDTH, fused_tile
-from .tiles import TILE, in_groups, tiled_max, tiled_means
+from .tiles import PAIR_TILE, TILE, in_groups, tiled_max, tiled_means
 
 LEAST = 2.0**-100  # a sum whose terms that are lost do not count
 SOME_KEYS = 64  # whose exponents are looked at first: a percent of a pass over thousands
 Points = TypeVar("Points", Scaled, Split)
+EXACT_FACTORS = (lambda a: query_factors(a)[0]), (lambda b: key_factors(b)[0])
 
 
 def blocked_means(queries: Q, keys: K, values: V, tau: T, log_weights: W, *, whole: bool = False) -> tuple[S, L]:
@@ -57,11 +58,10 @@ def split_means(
     """
     a, b = split_points(queries, keys, tau)
     fused = fused and max(WIDER * queries.shape[-1], values.shape[-1] + 1) <= FUSED_WIDTH
-    (first, _), (second, _) = split_factors(a, _weighted(b, square=b.square - BASE_2 * log_weights))
-    largest = functools.partial(tiled_max, tile=fused_tile(1) if fused else None)
-    large = on_grid(in_groups(largest, first, second))
+    largest = functools.partial(tiled_max, factors=EXACT_FACTORS, tile=fused_tile(1) if fused else PAIR_TILE)
+    large = on_grid(in_groups(largest, a, _weighted(b, square=b.square - BASE_2 * log_weights)))
     a, b = _weighted(a, square=a.square + large), _weighted(b, rest=b.rest - BASE_2 * log_weights)
-    return _means_of(sum_of_factors(*split_factors(a, b), _with_ones(values), fused=fused), large, otherwise)
+    return _means_of(sum_of_factors(a, b, _with_ones(values), SPLIT_FACTORS, fused=fused), large, otherwise)
 
 
 def _with_ones(values: V) -> V:

@@ -34,8 +34,16 @@ class Tile(NamedTuple):
 # Measured best on CPUs, forward and back. 8 MiB in float32, nearly square: wide values are read again for every row of
 # tiles. From differences there are more arrays of a tile's size, and what a program may need it is given at every call.
 TILE = Tile(2**21, 1024, 1024, 2**21)
+PAIR_TILE = Tile(2**20, 1024, 1024, 2**20)  # of two products, each of which is written
 # 64 MiB in float32: some 70 µs of work, an estimate, on a card that takes 20 µs to launch a step.
 CUDA_TILE = Tile(2**24, 4096, 4096, 2**24)
+
+
+def _itself(x: Any) -> Any:
+    return x
+
+
+ITSELF = _itself, _itself  # what a tile's sum takes
 
 
 def own_tile() -> Tile:
@@ -89,37 +97,51 @@ def in_groups(function: Callable, *operands: Any):
     return jax.tree.map(lambda x: x.reshape(*batch, *x.shape[1:]), results)
 
 
-def tiled_sum(tile_sum: Callable, a: Any, b: Any, v: Array, *, whole: bool = False, tile: Tile | None = None) -> Array:
-    """Σ over blocks of queries and of keys, arrays or several of them. Keys that fill the last block have value 0."""
+def tiled_sum(
+    tile_sum: Callable, a: Any, b: Any, v: Array, factors=ITSELF, *, whole=False, tile: Tile | None = None
+) -> Array:
+    """Σ over blocks of queries and of keys, arrays or several of them. Keys that fill the last block have value 0.
+
+    `factors` make of a block of queries, and of one of keys, what the tile's sum takes.
+    """
     operands: list[Array] = jax.tree.leaves((a, b, v))
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in operands))
     sizes = operands[0].shape[-2], v.shape[-2]
     rows, columns = block_sizes(math.prod(batch), *sizes, whole, tile)
-    key_blocks = _blocks((b, v), columns)
+    key_blocks = _blocks(b, columns, None if factors != ITSELF else 0.0), blocks(v, columns)
     tile_sum = tile_sum if (rows, columns) == sizes else jax.checkpoint(tile_sum)  # derivatives keep one tile at most
 
     def add_rows(_: None, a: Any):
+        a = factors[0](a)
+
+        def add_columns(total: Array, block: tuple[Any, Array]):
+            b, v = block
+            return total + tile_sum(a, factors[1](b), v), None
+
         zero = vary_like(jnp.zeros((*batch, rows, v.shape[-1]), v.dtype), operands)
-        return None, scan(lambda total, block: (total + tile_sum(a, *block), None), zero, key_blocks)[0]
+        return None, scan(add_columns, zero, key_blocks)[0]
 
     return unblocks(scan(add_rows, None, _blocks(a, rows))[1], sizes[0])
 
 
-def tiled_max(a: Array, b: Array, *, tile: Tile | None = None) -> Array:
-    """The largest logit of each row (*batch, M, 1), of factors, over blocks of both."""
-    batch = jnp.broadcast_shapes(a.shape[:-2], b.shape[:-2])
-    rows, columns = block_sizes(math.prod(batch), a.shape[-2], b.shape[-2], False, tile)
-    padding = [(0, 0)] * (b.ndim - 2) + [(0, -b.shape[-2] % columns), (0, 0)]
-    key_blocks = blocks(jnp.pad(b, padding, mode="edge"), columns)  # the last key once more
+def tiled_max(a: Any, b: Any, factors=ITSELF, *, tile: Tile | None = None) -> Array:
+    """The largest logit of each row (*batch, M, 1), over blocks of queries and of keys."""
+    operands: list[Array] = jax.tree.leaves((a, b))
+    batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in operands))
+    sizes = operands[0].shape[-2], jax.tree.leaves(b)[0].shape[-2]
+    rows, columns = block_sizes(math.prod(batch), *sizes, False, tile)
+    key_blocks = _blocks(b, columns, None)
 
-    def add_rows(_: None, a: Array):
-        def add_columns(largest: Array, b: Array):
-            return jnp.maximum(largest, logits(a, b).max(-1, keepdims=True)), None
+    def add_rows(_: None, a: Any):
+        a = factors[0](a)
 
-        least = vary_like(jnp.full((*batch, rows, 1), -jnp.inf, a.dtype), [a, b])
+        def add_columns(largest: Array, b: Any):
+            return jnp.maximum(largest, logits(a, factors[1](b)).max(-1, keepdims=True)), None
+
+        least = vary_like(jnp.full((*batch, rows, 1), -jnp.inf, operands[0].dtype), operands)
         return None, scan(add_columns, least, key_blocks)[0]
 
-    return unblocks(scan(add_rows, None, blocks(a, rows))[1], a.shape[-2])
+    return unblocks(scan(add_rows, None, _blocks(a, rows))[1], sizes[0])
 
 
 def tiled_pullback(
@@ -155,8 +177,8 @@ def tiled_pullback(
     return unblocks(da, num_queries), unblocks(db.mT, num_keys), unblocks(dv.mT, num_keys), d_number
 
 
-def _blocks(arrays: Any, size: int) -> Any:
-    return jax.tree.map(lambda x: blocks(x, size), arrays)
+def _blocks(arrays: Any, size: int, fill: float | None = 0.0) -> Any:
+    return jax.tree.map(lambda x: blocks(x, size, fill), arrays)
 
 
 def tiled_means(
