@@ -318,5 +318,5 @@ def costs(part: Part, sizes: Sizes, runs: int) -> None:
 def limit(part: Part, sizes: Sizes, runs: int) -> None:
     """The device's rates."""
     for dtype in ("float16", "float32"):
-        rates = functools.partial(rivals.rates, sizes.device, dtype, sizes.square)
+        rates = functools.partial(rivals.rates, sizes.device, dtype, sizes.square, runs)
         part.do({"figure": "limit", "dtype": dtype}, lambda rates=rates: [rates()])

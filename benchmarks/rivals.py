@@ -7,7 +7,6 @@ queries, keys and values for a cotangent). It prepares a call, or returns the re
 import functools
 import importlib.util
 import os
-import timeit
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ import torch
 from jaxgauss import gauss_sum, gauss_sum_blocked
 from torch_backend import attention, select_kernel
 
-from .measure import Call, JaxCall, exact_matrix, relative, value_and_pullback
+from .measure import Call, JaxCall, exact_matrix, in_turns, relative, value_and_pullback
 
 for variable in ("PYKEOPS_VERBOSE", "KEOPS_VERBOSE"):  # before its import: it would write into the progress bar
     os.environ.setdefault(variable, "0")
@@ -283,26 +282,22 @@ def _waiting(call: Call, device: str) -> Call:
     return waiting
 
 
-def rates(device: str, dtype: str, size: int = 2048) -> dict[str, float]:
+def rates(device: str, dtype: str, size: int = 2048, runs: int = 30) -> dict[str, float]:
     """Multiply-adds and exponentials a second that the device reaches in PyTorch or JAX: the physical limit."""
-    found: dict[str, float] = {}
     size = 4 * size if device == "cuda" else size
-    work = {"matmul": size**3, "exp": size * (size // 4)}
     x = torch.rand(size, size, device=device).to(getattr(torch, dtype))
     y = jnp.asarray(np.random.default_rng(0).random((size, size)), dtype)
-    u, w = x[: size // 4].contiguous(), y[: size // 4]
-    calls = {
-        "matmul": [_waiting(lambda: x @ x, device), JaxCall(lambda y: y @ y, y)],
-        "exp": [_waiting(lambda: torch.exp(u), device), *(JaxCall(f, w) for f in (jnp.exp, jnp.exp2, _sum_of_exp))],
+    products = {"in PyTorch": _waiting(lambda: x @ x, device), "in JAX": JaxCall(lambda y: y @ y, y)}
+    # sums, which need not be written to memory, of a matrix, and of one that is not read from memory either
+    exponentials = {
+        f"{exp.__name__} of {name}": JaxCall(lambda *z, exp=exp: exp(sum(z)).sum(-1), *z)
+        for exp in (jnp.exp, jnp.exp2)
+        for name, z in {"a matrix": (y,), "an outer sum": (y[:, :1], y[:1])}.items()
     }
-    for what, both in calls.items():
-        fastest = min(min(timeit.repeat(call, number=5, repeat=20)) / 5 for call in both)
-        found[what] = work[what] / fastest
-    return found
-
-
-def _sum_of_exp(x: jax.Array) -> jax.Array:  # which need not be written to memory
-    return jnp.exp(x).sum(-1)
+    times = in_turns(products | exponentials, runs)  # for seconds: less may be one busy moment
+    least = {"matmul": products, "exp": exponentials}
+    work = {"matmul": size**3, "exp": size**2}
+    return {what: work[what] / min(min(times[name]) for name in least[what]) for what in work}
 
 
 def limit(problem: Problem, what: str, rates: dict[str, float]) -> float:

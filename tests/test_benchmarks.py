@@ -145,7 +145,7 @@ def test_gauss_sums_are_measured_and_drawn(tmp_path, capsys, monkeypatch):
     from benchmarks.rivals import Problem, rates
 
     monkeypatch.setattr(m, "peak_mebibytes", lambda call: None)  # as where the system does not tell
-    measured = environment("cpu") | {"rates": {"float32": rates("cpu", "float32", 256)}}
+    measured = environment("cpu") | {"rates": {"float32": rates("cpu", "float32", 256, runs=2)}}
     names = ["auto", "dense JAX", "bare attention"]
     problems = [Problem(n, 3, 1) for n in (32, 64)]
     figures = {
