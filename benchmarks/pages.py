@@ -25,7 +25,7 @@ from .rivals import BARE, JAX_NATIVE, Problem, limit
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
 RESULTS = ROOT / "benchmarks" / "results"
-PAPER = "2026-11-23_cpu_0f68cbe_paper"
+PAPER = "2026-11-23_cpu_7d067b8_paper"
 GRID = "2026-11-23_cpu_0f68cbe_jax"
 APPLICATIONS = "2026-11-23_cpu_0f68cbe_mmd"
 SCALING = "2026-11-21_cpu_5523495_scaling"
