@@ -61,6 +61,13 @@ def test_equal_points_and_vmap(rng):
     assert together.tolist() == [kernel_herding(z, 1.0, 5).indices.tolist() for z in x]
 
 
+def test_in_jit_of_float32(rng, as_it_comes):
+    """Where JAX has no float64 but what herding asks for."""
+    x = rng.normal(size=(60, 2))
+    found = jax.jit(lambda x: kernel_herding(x, 2.0, 20))(x.astype("float32"))
+    assert found.indices.tolist() == naive(x, np.full(60, 1 / 60), 20, True, 2.0, "gauss")[0]
+
+
 def test_number_of_attention_calls():
     x = jax.ShapeDtypeStruct((32, 4), "float32")
     assert attention_calls(lambda x: kernel_herding(x, 1.0, 5, method="rescale"), x) == 1

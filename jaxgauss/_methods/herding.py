@@ -129,7 +129,7 @@ def _embedding(settings: Settings, points, tau, weights) -> tuple[Array, Array]:
 def _herding(settings: Settings, num: int, unique: bool, points, tau, w, embedding) -> Herding:
     operands = (lax.stop_gradient(jnp.asarray(z).astype("float64")) for z in (points, tau, w, embedding))
     x, tau, w, embedding = vary_alike(*whole(*operands))
-    norm = w @ embedding
+    norm, places = w @ embedding, jnp.arange(len(x), dtype="int32")
 
     def kernel(x: Array, y: Array) -> Array:
         squared = -2 * difference_logits(jnp.ones((1, 1)), x, y)
@@ -138,7 +138,7 @@ def _herding(settings: Settings, num: int, unique: bool, points, tau, w, embeddi
     def choose(state: tuple[Array, ...], step: Array):
         penalty, taken, cross, own = state
         scores = jnp.where(taken, -jnp.inf, embedding - penalty / (step + 1))
-        i = jnp.argmax(scores)
+        i = jnp.where(scores == scores.max(), places, len(places)).min()  # `argmax` has no float64 in a float32 `jit`
         row = kernel(x, x[i][None])[:, 0]
         own = own + 2 * penalty[i] + row[i]  # Σ k of the chosen points
         cross = cross + embedding[i]
