@@ -158,7 +158,8 @@ def test_memory(monkeypatch):
 
     in_two_parts = needed()
     monkeypatch.setattr(reach, "SPLIT_PAIRS", 2**62)
-    assert needed() < in_two_parts < 2 * needed() < 32 * 2**20  # beyond which malloc has new pages for every call
+    in_float64 = needed()
+    assert in_float64 < in_two_parts < 2 * in_float64 < 32 * 2**20  # beyond which malloc has new pages for every call
 
 
 def test_derivatives_of_logarithms(rng, in_float64):

@@ -30,12 +30,12 @@ class Split(NamedTuple):
 
     Attributes:
         high, low: h and l (…, N, D).
-        square, rest: ½‖h‖² and r (…, N, 1).
+        exact, rest: numbers (…, N, 1) that are added to their logits, in the first sum, on its grid, and in the second.
     """
 
     high: Float[Array, "*batch n d"]
     low: Float[Array, "*batch n d"]
-    square: Float[Array, "*batch n 1"]
+    exact: Float[Array, "*batch n 1"]
     rest: Float[Array, "*batch n 1"]
 
     @property
@@ -57,8 +57,8 @@ def split_points(queries: Q, keys: K, tau: T, centered: bool = False) -> tuple[S
 def _split(x: Array) -> Split:
     high = jnp.round(x / GRID) * GRID
     high, low = (y.astype("float32") for y in (high, x - high))
-    square, rest = (y.sum(-1, keepdims=True) for y in (high * high / 2, low * (high + low / 2)))
-    return Split(high, low, square, rest)
+    zero = jnp.zeros((*x.shape[:-1], 1), "float32")
+    return Split(high, low, zero, zero)
 
 
 def query_factors(a: Split) -> tuple[Array, Array]:
@@ -66,14 +66,20 @@ def query_factors(a: Split) -> tuple[Array, Array]:
 
     They take three times the memory of points, so they are made of a block at a time.
     """
-    one = jnp.ones_like(a.rest)
-    return jnp.concatenate([a.high, one, -a.square], -1), jnp.concatenate([a.high, a.low, one, -a.rest], -1)
+    one, (exact, rest) = jnp.ones_like(a.rest), _norms(a)
+    return jnp.concatenate([a.high, one, exact], -1), jnp.concatenate([a.high, a.low, one, rest], -1)
 
 
 def key_factors(b: Split) -> tuple[Array, Array]:
     """Those of keys."""
-    one = jnp.ones_like(b.rest)
-    return jnp.concatenate([b.high, -b.square, one], -1), jnp.concatenate([b.low, b.points, -b.rest, one], -1)
+    one, (exact, rest) = jnp.ones_like(b.rest), _norms(b)
+    return jnp.concatenate([b.high, exact, one], -1), jnp.concatenate([b.low, b.points, rest, one], -1)
+
+
+def _norms(x: Split) -> tuple[Array, Array]:
+    """-½‖h‖² and -r (…, N, 1), with what is added to the logits."""
+    square, rest = x.high * x.high / 2, x.low * (x.high + x.low / 2)
+    return x.exact - square.sum(-1, keepdims=True), x.rest - rest.sum(-1, keepdims=True)
 
 
 def on_grid(logits: Array) -> Array:

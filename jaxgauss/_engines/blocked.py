@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from .._arrays.blocks import blocks, scan, unblocks
 from .._arrays.logits import dot, logit_factors, logits, squared_distances
-from .._arrays.places import vary_like
+from .._arrays.places import has_cuda, vary_like
 from .._arrays.points import BASE_2, Scaled, as_rows, scaled_points, shared, unbroadcast, with_norms
 from .._arrays.shapes import G, K, Q, S, T, V
 from .._arrays.split import WIDER, key_factors, query_factors, split_points
@@ -87,51 +87,56 @@ def blocked_pullback(
     )
 
 
-def _points_and_factors(queries: Q, keys: K, tau: T, *, whole: bool, split: bool) -> tuple[tuple[Array, Any], ...]:
-    """Scaled points of queries and of keys, each with what a tile is made of."""
+def _points_and_factors(queries: Q, keys: K, tau: T, *, whole: bool, split: bool) -> tuple[tuple[Any, Any], ...]:
+    """What a tile is made of, of queries and of keys, each with its scaled points; or with None, where it has them."""
     if split:
-        a, b = made_of = split_points(queries, keys, tau)
-    else:
-        a, b = with_norms(*scaled_points(queries, keys, tau))
-        made_of = (a, b) if whole else logit_factors(a, b)
-    return (a.points, made_of[0]), (b.points, made_of[1])
+        return tuple((x, None) for x in split_points(queries, keys, tau))
+    a, b = with_norms(*scaled_points(queries, keys, tau))
+    return ((a, None), (b, None)) if whole else tuple(zip(logit_factors(a, b), (a.points, b.points), strict=True))
 
 
 def _scaled_pullback(
-    queries: tuple[Array, Any], keys: tuple[Array, Any], v: Array, g: Array, *, factors=ITSELF, whole: bool
+    queries: tuple[Any, Any], keys: tuple[Any, Any], v: Array, g: Array, *, factors=ITSELF, whole: bool
 ) -> tuple[Array, Array, Array]:
     """`blocked_pullback` with respect to the scaled points and the values, for all of a batch."""
-    (a, a0), (b, b0) = queries, keys
-    batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (a, b, v, g)))
-    num_queries, num_keys, dim = a.shape[-2], b.shape[-2], a.shape[-1]
-    rows, columns = block_sizes(math.prod(batch), num_queries, num_keys, whole, _tile(factors))
+    num_queries, num_keys, dim = g.shape[-2], v.shape[-2], _points(*queries).shape[-1]
+    operands: list[Array] = jax.tree.leaves((queries, keys, v, g))
+    batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in operands))
+    wide = max(dim, v.shape[-1]) >= WIDE and not has_cuda()
+    tile = PAIR_TILE if wide else _tile(factors)
+    rows, columns = block_sizes(math.prod(batch), num_queries, num_keys, whole, tile)
 
     kernel = _kernel if whole else lambda a, b: jnp.exp2(logits(a, b))
-    key_blocks = jax.tree.map(lambda x: blocks(x, columns), (b0, b, v))
+    key_blocks = jax.tree.map(lambda x: blocks(x, columns), (*keys, v))
 
-    def add_rows(total: tuple[Array, Array], block: tuple[Any, Array, Array]):
+    def add_rows(total: tuple[Array, Array], block: tuple[Any, Any, Array]):
         a0, a, g = block
-        a0 = factors[0](a0)
+        a, a0 = _points(a0, a), factors[0](a0)
 
-        def add_columns(sums: tuple[Array, Array], block: tuple[Any, Array, Array]):
+        def add_columns(sums: tuple[Array, Array], block: tuple[Any, Any, Array]):
             b0, b, v = block
             tile = kernel(a0, factors[1](b0))  # (*batch, rows, columns)
             s = tile * dot(g, v.mT)
-            sums = sums[0] + dot(s, b), sums[1] + s.sum(-1, keepdims=True)
+            sums = sums[0] + dot(s, _points(b0, b)), sums[1] + s.sum(-1, keepdims=True)
             return sums, (dot(a.mT, s), dot(g.mT, tile))
 
-        zeros = (vary_like(jnp.zeros((*batch, rows, width), a.dtype), [a, b, v, g]) for width in (dim, 1))
+        zeros = (vary_like(jnp.zeros((*batch, rows, width), v.dtype), operands) for width in (dim, 1))
         (sb, s1), parts = scan(add_columns, tuple(zeros), key_blocks)
         return jax.tree.map(jnp.add, total, parts), sb - s1 * a
 
     num_blocks = -(-num_keys // columns)
     zeros = tuple(
-        vary_like(jnp.zeros((num_blocks, *batch, width, columns), a.dtype), [a, b, v, g])
-        for width in (dim, v.shape[-1])
+        vary_like(jnp.zeros((num_blocks, *batch, width, columns), v.dtype), operands) for width in (dim, v.shape[-1])
     )
-    (sa, pg), da = scan(add_rows, zeros, jax.tree.map(lambda x: blocks(x, rows), (a0, a, g)))
-    sa, dv = unblocks(sa.mT, num_keys), unblocks(pg.mT, num_keys)  # (*batch, N, D), (*batch, N, C)
-    return unblocks(da, num_queries), sa - (v * dv).sum(-1, keepdims=True) * b, dv
+    (sa, pg), da = scan(add_rows, zeros, jax.tree.map(lambda x: blocks(x, rows), (*queries, g)))
+    b0, b, v = key_blocks
+    sa, dv = sa.mT, pg.mT  # (blocks, *batch, columns, D or C)
+    db = sa - (v * dv).sum(-1, keepdims=True) * _points(b0, b)
+    return unblocks(da, num_queries), unblocks(db, num_keys), unblocks(dv, num_keys)
+
+
+def _points(made_of: Any, points: Array | None) -> Array:
+    return made_of.points if points is None else points
 
 
 class KeptTile(NamedTuple):

@@ -17,7 +17,7 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 
 from .._arrays.places import platforms, share_out_like, whole
-from .._arrays.points import are_within, scaled_points, with_norms
+from .._arrays.points import Scaled, are_within, scaled_points, with_norms
 from .._arrays.split import SPLIT_REACH
 from .._checks.settings import Settings, are_known, working_dtype
 from .._kernels.mixtures import Mixture
@@ -149,10 +149,18 @@ def _sum_in_xla(settings: Settings, chosen: Plan, operands: tuple[jax.Array, ...
         return (differences_sum(*operands),)
     dtype = operands[0].dtype
     queries, keys, values, tau = (x.astype(chosen.precision) for x in operands)
-    a, b = with_norms(*scaled_points(queries, keys, tau, settings.centered))
     fused = _fuses(chosen)
 
+    def scaled() -> tuple[Scaled, ...]:
+        return with_norms(*scaled_points(queries, keys, tau, settings.centered))
+
+    a, b = scaled()
+
     def run(*_: jax.Array) -> tuple[jax.Array]:
+        return (scaled_sum(a, b, values, whole=chosen.method == "dense", fused=fused).astype(dtype),)
+
+    def run_again(*_: jax.Array) -> tuple[jax.Array]:  # with points scaled again, not held beside other branches
+        a, b = scaled()
         return (scaled_sum(a, b, values, whole=chosen.method == "dense", fused=fused).astype(dtype),)
 
     def run_split(*_: jax.Array) -> tuple[jax.Array]:
@@ -167,7 +175,7 @@ def _sum_in_xla(settings: Settings, chosen: Plan, operands: tuple[jax.Array, ...
     if not splits(settings, *operands):
         return lax.cond(within, run, far, *operands)
     way = jnp.where(within, NEAR, jnp.where(are_within(SPLIT_REACH, a, b), SPLIT, FAR))
-    return lax.switch(way, (run, run_split, far), *operands)
+    return lax.switch(way, (run_again, run_split, far), *operands)
 
 
 def _fuses(chosen: Plan) -> bool:

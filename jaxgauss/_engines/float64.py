@@ -49,19 +49,35 @@ def in_float64(settings: Settings, function: Callable, *operands: Any) -> Any:
 
 
 def out_of_reach(settings: Settings, wide: Wide, platform: str) -> Callable[..., tuple[jax.Array, ...]]:
-    """What computes it in float64, of points out of reach."""
-    return functools.partial(in_float64, replace(settings, far=True), functools.partial(in_tiles, wide, platform))
+    """What computes it in float64, of points out of reach.
+
+    PyTorch takes operands as they are: what XLA holds for a branch that is seldom taken, it is given at every call.
+    """
+    settings = replace(settings, far=True)
+
+    def compute(*operands: jax.Array) -> tuple[jax.Array, ...]:
+        operands = operands[: wide.num_operands]
+        if _serves(platform, settings, operands):
+            return _in_pytorch(wide, settings, operands)
+        return in_float64(settings, functools.partial(in_tiles, wide, platform), *operands)
+
+    return compute
 
 
 def in_tiles(wide: Wide, platform: str, settings: Settings, *operands: jax.Array) -> tuple[jax.Array, ...]:
     """It, of operands in float64, with the digits of the settings' dtype."""
     operands = operands[: wide.num_operands]
     if _serves(platform, settings, operands):
-        options = wide.by_torch, str(working_dtype(settings.dtype)), settings.far
-        return tuple(bridge.call(_by_torch, options, wide.shapes(*operands), operands))
+        return _in_pytorch(wide, settings, operands)
     by_xla = wide.by_differences if platform == "cpu" or settings.method == "differences" else wide.in_blocks
     results = by_xla(*operands)
     return results if isinstance(results, tuple) else (results,)
+
+
+def _in_pytorch(wide: Wide, settings: Settings, operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+    options = wide.by_torch, str(working_dtype(settings.dtype)), settings.far
+    with jax.named_scope("float64"):
+        return tuple(bridge.call(_by_torch, options, wide.shapes(*operands), operands))
 
 
 def closer(platform: str, settings: Settings, points: jax.Array, tau: jax.Array) -> tuple[jax.Array]:
@@ -93,7 +109,7 @@ def _by_torch(function: str, digits: str, far: bool) -> Callable:
     def run(*operands: "Tensor") -> "Sequence[Tensor]":  # PyTorch is loaded when points are found out of reach
         if far and operands[0].shape[-2] * operands[1].shape[-2] >= MANY:
             _say_far()
-        results = getattr(bridge.backend(), function)(*operands, digits=digits)
+        results = getattr(bridge.backend(), function)(*(x.double() for x in operands), digits=digits)
         return results if isinstance(results, tuple) else [results]
 
     return run

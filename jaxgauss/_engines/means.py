@@ -59,8 +59,8 @@ def split_means(
     a, b = split_points(queries, keys, tau)
     fused = fused and max(WIDER * queries.shape[-1], values.shape[-1] + 1) <= FUSED_WIDTH
     largest = functools.partial(tiled_max, factors=EXACT_FACTORS, tile=fused_tile(1) if fused else PAIR_TILE)
-    large = on_grid(in_groups(largest, a, _weighted(b, square=b.square - BASE_2 * log_weights)))
-    a, b = _weighted(a, square=a.square + large), _weighted(b, rest=b.rest - BASE_2 * log_weights)
+    large = on_grid(in_groups(largest, a, _weighted(b, exact=BASE_2 * log_weights)))
+    a, b = _weighted(a, exact=-large), _weighted(b, rest=BASE_2 * log_weights)
     return _means_of(sum_of_factors(a, b, _with_ones(values), SPLIT_FACTORS, fused=fused), large, otherwise)
 
 
@@ -90,9 +90,10 @@ def _large_logit(a: Any, b: Any) -> Float[Array, "*batch m 1"]:
 
 
 def _weighted(x: Points, **norms: Array) -> Points:
-    """The points with other norms, and the batch of these, which may have more of it."""
-    (batch,) = (y.shape[:-2] for y in norms.values())
-    return type(x)(*(jnp.broadcast_to(y, (*batch, *y.shape[-2:])) for y in x))._replace(**norms)
+    """The points with other norms, in the batch of both."""
+    weighted = x._replace(**norms)
+    batch = jnp.broadcast_shapes(*(y.shape[:-2] for y in weighted))
+    return type(x)(*(jnp.broadcast_to(y, (*batch, *y.shape[-2:])) for y in weighted))
 
 
 def _near_logits(a: Array, b: Array) -> Array:
