@@ -74,6 +74,18 @@ def test_sums(rng, in_float64, dim, radius, way):
     assert ("two parts" in chosen.reason) == (way == "two parts")
 
 
+@pytest.mark.parametrize("shared", ["keys", "queries"])
+def test_parts_are_of_points_about_their_center(rng, in_float64, shared):
+    """Wherever that is: of points that are not centered the norms would have no digits left."""
+    queries, keys, values = samples(rng, 3, 60.0)
+    queries, keys = queries + np.float32(3000), keys + np.float32(3000)
+    exact, size = (gauss_sum64(queries, keys, v, 1.0) for v in (values, np.abs(values)))
+    batch = np.stack([queries, queries]), np.stack([keys, keys])
+    found = gauss_sum(batch[0], keys, values) if shared == "keys" else gauss_sum(queries, batch[1], values)
+    assert np.linalg.norm(np.asarray(found, np.float64) - exact, axis=(1, 2)).max() < 1e-5 * np.linalg.norm(size)
+    assert not in_float64
+
+
 @pytest.mark.parametrize(("radius", "channels"), [(55.0, 1), (55.0, 2), (80.0, 2)])
 def test_gradients(rng, in_float64, radius, channels):
     """Of queries, keys and values, by channels and by the pullback; that of τ is formed in float64."""
