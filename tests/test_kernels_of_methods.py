@@ -309,3 +309,23 @@ def test_logarithms_of_kernels(rng):
         jaxgauss.kde_logpdf(x, y, 1.0, kernel="imq")
     with pytest.raises(ValueError, match=r"`jaxgauss.leave_one_out_tau`: .* integral .*Kernel\(<lambda>\) in 3 dim"):
         jaxgauss.leave_one_out_tau(x, kernel=jaxgauss.Kernel(lambda u: jnp.exp(-u)))
+
+
+@pytest.mark.parametrize("kernel", SMOOTH, ids=str)
+@pytest.mark.parametrize("dim", [2, 17])
+def test_gradients_have_their_digits_far_out(rng, kernel, dim):
+    """In float32, relative to the terms' sizes, of clusters, an outlier and a wide cloud: moments would lose them."""
+    z = rng.normal(size=(60, dim))
+    clusters, number = rng.integers(0, 2, (60, 1)), np.arange(60)[:, None]
+    for cloud in (z + 10 * clusters, z + 1e4 * clusters, np.where(number == 7, 1000, z), 100 * z):
+        x, y = np.split(cloud.astype(np.float32), 2)
+        terms = []
+        for other in (x, y):
+            z = np.float64(x)[:, None] - np.float64(other)[None]
+            terms.append(np.asarray(KERNELS.get(kernel, kernel).slope(jnp.square(z).sum(-1)))[..., None] * z / 30)
+        velocity, size = terms[0].sum(1) - terms[1].sum(1), sum(np.abs(x).sum(1) for x in terms)
+        for ours in (
+            mmd_flow_velocity(x, y, 1.0, kernel=kernel),
+            jax.grad(lambda x: mmd_squared(x, y, 1.0, kernel=kernel))(x) * -15,  # noqa: B023
+        ):
+            assert np.linalg.norm(np.asarray(ours) - velocity) <= 2e-5 * np.linalg.norm(size) + 1e-30

@@ -25,7 +25,7 @@ from .products import Products
 from .tiles import tiled_means, tiled_sum
 
 FEW = 2**18  # pairs times dimensions that differences take no time for
-STRICTER = 4  # times in R² than sums: derivatives are made of moments about a center
+STRICTER = 16  # times in R² than sums: derivatives are made of moments about a center
 
 
 def radial_sums(channels: Channels, chosen: Plan, queries: Q, keys: K, values: V, tau: T) -> S:

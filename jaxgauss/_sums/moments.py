@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float
 
 from .._arrays.places import vary_alike, whole
@@ -24,6 +25,8 @@ from .radial import radial_slopes, radial_sum
 from .reverse_only import reverse_only
 from .sharded import added, alone, everywhere, first_rows, over_mesh
 from .wide import STRICTER, reaching
+
+MOMENTS_REACH = 32.0  # R² up to which slopes of other kernels than the Gaussian are formed as moments
 
 
 class Moments(NamedTuple):
@@ -106,11 +109,25 @@ class Reduction:
         return found._replace(trace=queries.shape[-1] * (rows * mass).sum((-2, -1)) - tau * spread)
 
     def _of_any(self, with_slopes: bool, form: str, *operands: Any) -> Moments:
-        """One pass on each device with channels of κ, ψ and the form; of κ with a kink, slopes from differences."""
+        """One pass on each device with channels of κ, ψ and the form.
+
+        Slopes are the sum's own gradient where moments lose their digits: far from the center, and of κ with a kink.
+        """
+        c, tau, queries, _, keys, *_ = operands
+        found = functools.partial(self._of_channels, form=form)
+        if not with_slopes or self.settings.kernel.kinked:
+            return found(with_slopes, False, *operands)
+        scale = tau[..., None, None]
+        norms = jnp.concatenate(
+            whole(*((scale * jnp.square(x - c).sum(-1, keepdims=True)).ravel() for x in (queries, keys)))
+        )
+        near = ~(lax.stop_gradient(norms) > MOMENTS_REACH).any()
+        return lax.cond(near, functools.partial(found, True, True), functools.partial(found, True, False), *operands)
+
+    def _of_channels(self, with_slopes: bool, by_moments: bool, *operands: Any, form: str) -> Moments:
         c, tau, queries, rows, keys, weights, values, shifts = operands
         kernel, settings = self.settings.kernel, alone(self.settings)
         parts = [(kernel, [weights, values, shifts if with_slopes else None])]
-        by_moments = with_slopes and not kernel.kinked
         if by_moments:
             parts.append((kernel.slope, [weights, weights * (keys - c)]))
         if rows is not None:
