@@ -11,10 +11,6 @@ from sklearn.gaussian_process import kernels as theirs
 
 import jaxgauss
 from jaxgauss import Kernel, KeyChunks, explain, gauss_sum, gauss_sum_streamed, kernel_sum, rational_quadratic
-from jaxgauss._arrays.points import Scaled, with_norms
-from jaxgauss._engines.channels import Channels
-from jaxgauss._engines.plan import Plan
-from jaxgauss._engines.products import Products
 from jaxgauss._kernels.kernels import KERNELS
 from jaxgauss._kernels.mixtures import mixture
 from oracle import assert_close, relative_error
@@ -140,18 +136,6 @@ def test_pairs_that_are_near_keep_their_digits_in_float32(rng, kernel, dim):
 
     exact = both(*(x.astype("float64") for x in (q, k, v, g)))
     assert_close(both(q, k, v, jnp.asarray(g)), exact, 2e-5)
-
-
-def test_zeros_that_fill_a_tile_are_no_near_pairs(rng):
-    """Or every tile that is not full would take the long way; points that are near do take it."""
-    x, y = (with_norms(jnp.asarray(rng.normal(size=(n, 8))))[0] for n in (30, 40))
-    plan = Plan("cpu", "blocked", "float64", "xla", "")
-    beside = Scaled(y.points.at[7].set(x.points[4] + 1e-3), y.norms.at[7].set(x.norms[4]))
-    for other, is_near in ((y, False), (beside, True)):
-        factors = Products.of(x, other, Channels((KERNELS["energy"],), (1,)), plan)
-        tile = factors._replace(**{name: jnp.pad(getattr(factors, name), ((0, 9), (0, 0))) for name in ("a", "b")})
-        found = tile.apply(lambda u: u, lambda: jnp.full((39, 49), -1.0))  # the long way
-        assert (found == -1).all() == is_near
 
 
 @pytest.mark.parametrize("kernel, dim", [("energy", 2), ("matern12", 6), ("imq", 6), (LAPLACE, 6)], ids=str)

@@ -3,10 +3,10 @@
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
-from .._arrays.logits import difference_logits, dot
-from .._arrays.shapes import G, S, V
+from .._arrays.logits import dot
+from .._arrays.shapes import G, V
 from .._kernels.kernels import Kernel
 
 
@@ -19,23 +19,14 @@ class Channels(NamedTuple):
     kernels: tuple[Kernel, ...]
     widths: tuple[int, ...]
 
-    @property
-    def kinked(self) -> bool:
-        """Whether a kernel needs distances, and not only their squares."""
-        return any(kernel.kinked for kernel in self.kernels)
-
     def split(self, *values: Array) -> zip:
         """The kernels with their own channels of each array."""
+        return zip(self.kernels, *map(self.parts, values), strict=True)
+
+    def parts(self, values: Array) -> list[Array]:
+        """The channels of each kernel."""
         ends = [sum(self.widths[: i + 1]) for i in range(len(self.widths) - 1)]
-        return zip(self.kernels, *(jnp.split(x, ends, -1) for x in values), strict=True)
-
-    def sum(self, u: Float[Array, "*batch m n"], values: V) -> S:
-        """Σ_n κ(u_mn) v_n; not as `fused` products: with more than an exponential of u, those are slower."""
-        return jnp.concatenate([dot(kernel(u), v) for kernel, v in self.split(values)], -1)
-
-    def sum_of_differences(self, scale: Array, queries: Array, keys: Array, values: V) -> S:
-        """The same of a tile of points, with u = ‖scale (q - k)‖² from the differences of coordinates."""
-        return self.sum(-2 * difference_logits(scale, queries, keys), values)
+        return jnp.split(values, ends, -1) if self.kernels else []
 
     def pull(self, u: Array, values: V, g: G) -> tuple[list[tuple[Array, Array, Array]], Array]:
         """ψ(u) and the g and v of which S = ψ ⟨g, v⟩, for every kernel; and Σ_m κ g_m, transposed (…, C, N).
@@ -50,3 +41,6 @@ class Channels(NamedTuple):
             parts.append((psi, g_own, v) if single else (psi * dot(g_own, v.mT), one, one))
         batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in d_values))
         return parts, jnp.concatenate([jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in d_values], -2)
+
+
+NOTHING = Channels((), ())

@@ -25,11 +25,12 @@ from . import float64, radial
 from .attention import attended_means, attended_pullback, attended_sum, by_attention, kernel_of
 from .blocked import scaled_sum, split_sum
 from .by_platform import by_platform, plan_there
-from .channels import Channels
+from .channels import NOTHING, Channels
 from .differences import differences_sum
 from .fused import FUSED_MEANS, FUSED_WIDTH, FUSES
 from .kernel_plan import exact_plan, mixture_of
 from .means import fused_means, split_means
+from .pairs import Sums, Wanted
 from .plan import Plan, sizes
 from .reach import FAR, NEAR, SPLIT, splits
 
@@ -86,7 +87,31 @@ def closer_points(settings: Settings, points: jax.Array, tau: jax.Array) -> jax.
 
 def radial_sum(settings: Settings, channels: Channels, *operands: jax.Array) -> jax.Array:
     """Σ_n κ(u) v_n of queries, keys, values and τ of equal rank, κ evaluated in XLA, each channel with its own."""
-    return _radial(radial.radial_sums, settings, channels)(*operands)[0]
+    queries, keys, *_ = operands
+    return pair_sums(settings, Wanted(channels, NOTHING), *operands, queries[..., :0], keys[..., :0]).sums
+
+
+def pair_sums(
+    settings: Settings,
+    wanted: Wanted,
+    queries: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    tau: jax.Array,
+    row_weights: jax.Array,
+    weights: jax.Array,
+) -> Sums:
+    """`radial.pair_sums`, of operands of equal rank, evaluated in XLA; without what is not wanted."""
+    given = [queries, keys, tau]
+    given += [values] if wanted.sums.kernels else []
+    given += [row_weights, weights] if wanted.pulls.kernels else []
+    return Sums(*_radial(_pair_sums, settings, wanted)(*given))
+
+
+def _pair_sums(wanted: Wanted, chosen: Plan, queries: jax.Array, keys: jax.Array, tau: jax.Array, *given: jax.Array):
+    values, given = (given[0], given[1:]) if wanted.sums.kernels else (keys[..., :0], given)
+    weights = given or (queries[..., :0], keys[..., :0])
+    return tuple(radial.pair_sums(wanted, chosen, queries, keys, values, tau, *weights))
 
 
 def radial_pullback(
@@ -221,14 +246,14 @@ _RADIAL_PULLBACK = {x: functools.partial(radial.radial_pullback, with_tau=x) for
 
 
 @functools.cache
-def _radial(function: Callable[..., Any], settings: Settings, channels: Channels) -> Callable[..., Any]:
+def _radial(function: Callable[..., Any], settings: Settings, what: Any) -> Callable[..., Any]:
     def compute(platform: str, *operands: jax.Array) -> tuple[jax.Array, ...]:
-        chosen, dtype = exact_plan(settings, platform, sizes(*operands[:4])[0]), operands[0].dtype
-        results = function(channels, chosen, *(x.astype(chosen.precision) for x in operands))
-        return tuple(x.astype(dtype) for x in (results if isinstance(results, tuple) else (results,)))
+        queries, keys, tau = operands[0], operands[1], operands[2 if function is _pair_sums else 3]
+        chosen, dtype = exact_plan(settings, platform, sizes(queries, keys, keys, tau)[0]), queries.dtype
+        results = function(what, chosen, *(x.astype(chosen.precision) for x in operands))
+        return tuple(x.astype(dtype) for x in results)
 
-    num_own = 0 if function is radial.radial_sums else 4
-    return _mapped(settings, functools.partial(by_platform, compute), num_own)
+    return _mapped(settings, functools.partial(by_platform, compute), 0 if function is _pair_sums else 4)
 
 
 @functools.cache

@@ -25,6 +25,10 @@ NATIVE = ("dense", "blocked", "differences")
 # times R² stays below 2e-4, of which a tenth is seen in sums of many terms. Half precision beyond its own reach is
 # computed again in float32 or float64 by `torch_backend.trust`.
 REACH = {"float32": 2.0**11, "float64": 2.0**24}
+# R² up to which points are near one another: products about one center then make sums, and the moments that slopes are
+# made of, within 1e-5 of the terms' sizes. Moments are as large as R times what they leave.
+NEAR = {"float32": 2.0**7, "float64": 2.0**24}
+NEAR_SLOPES = {"float32": 2.0**5, "float64": 2.0**20}
 
 
 @dataclass(frozen=True)

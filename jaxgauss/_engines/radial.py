@@ -1,10 +1,12 @@
-"""XLA's engine of all radial kernels: κ itself, of u = ‖a - b‖², which products make, or differences of coordinates.
+"""XLA's engine of radial kernels: κ itself, of u = τ‖q - k‖², and what slopes pull, of several kernels at once.
 
-Several kernels share one pass over the pairs, each with channels of its own.
+Of points that lie near one another, products about one center make u, a tile at a time. Of all others, and of kernels
+with a kink, which are functions of √u, each tile looks after its own digits.
 """
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,35 +15,25 @@ from jax import lax
 from jaxtyping import Array
 
 from .._arrays.logits import difference_logits
-from .._arrays.points import Scaled, are_within, scaled_points, unbroadcast, with_norms
+from .._arrays.points import BASE_2, are_within, as_rows, scaled_points, shared, unbroadcast, with_norms
 from .._arrays.shapes import G, K, L, Q, S, T, V, W
 from .._checks.settings import are_known
 from .._kernels.kernels import Kernel
-from .channels import Channels
-from .coordinates import FEW_DIMENSIONS, coordinate_pullback, coordinate_sums
+from .anywhere import anywhere_sums
+from .channels import NOTHING, Channels
 from .differences import DIFFERENCES_TILE, with_axes_of
-from .plan import REACH, Plan
-from .products import Products
-from .tiles import tiled_means, tiled_sum
+from .pairs import Columns, Rows, Sums, Wanted, by_products, difference_tile
+from .plan import NEAR, NEAR_SLOPES, Plan
+from .products import product_pullback, squared_distances_of, squares_factors
+from .tiles import in_groups, tiled_means, tiled_sum
 
-FEW = 2**18  # pairs times dimensions that differences take no time for
-STRICTER = 16  # times in R² than sums: derivatives are made of moments about a center
+FEW = 2**18  # pairs times dimensions whose differences take less time than sorting
 
 
-def radial_sums(channels: Channels, chosen: Plan, queries: Q, keys: K, values: V, tau: T) -> S:
-    """Σ_n κ(τ‖q_m - k_n‖²) v_n of operands of equal rank, for every channel with its own κ."""
-    whole, operands = chosen.method == "dense", (queries, keys, values, tau)
-    if _by_differences(channels, chosen, queries, keys):
-        return difference_sums(channels, *operands)
-    if _by_coordinates(channels, queries):
-        return coordinate_sums(channels, *operands, whole=whole)
-    a, b = with_norms(*scaled_points(queries, keys, tau, base_2=False))
-
-    def by_products(*_: Array) -> Array:
-        return Products.of(a, b, channels, chosen).sums(channels, values, whole=whole)
-
-    within = _are_within(channels, chosen, 1, a, b)
-    return lax.cond(within, by_products, functools.partial(difference_sums, channels), *operands)
+def pair_sums(wanted: Wanted, chosen: Plan, *operands: Array) -> Sums:
+    """`Sums` of queries, keys, values, τ, and the weights of rows and of columns, all of equal rank."""
+    near = functools.partial(sums_by_products, wanted, whole=chosen.method == "dense")
+    return _near_or_anywhere(wanted, chosen, near, functools.partial(sums_anywhere, wanted, chosen), *operands)
 
 
 def radial_pullback(
@@ -50,35 +42,120 @@ def radial_pullback(
     """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of the operands; unless `with_tau`, that of τ is of no use.
 
     With S_mn = Σ_κ ψ(u) ⟨g_m, v_n⟩, ψ = -2κ': dq = τ Σ_n S (k - q), dk = τ Σ_m S (q - k), dτ = -½ Σ S ‖q - k‖², and
-    dv = Σ_m κ g_m, all from one pass.
+    dv = Σ_m κ g_m: near one another all from one pass, anywhere from one about the queries and one about the keys.
     """
-    whole, operands = chosen.method == "dense", (queries, keys, values, tau, cotangent)
-    if _by_differences(channels, chosen, queries, keys):
-        return difference_pullback(channels, *operands)
-    if _by_coordinates(channels, queries):
-        *gradients, d_scale = coordinate_pullback(channels, *operands, whole=whole, with_tau=with_tau)
-        return _in_shapes((*gradients, d_scale / (2 * tau)), operands)
-    a, b = with_norms(*scaled_points(queries, keys, tau, base_2=False))
+    operands = queries, keys, values, tau, cotangent
+    wanted = Wanted(channels, channels, with_tau)
 
-    def by_products(*_: Array) -> Any:
-        points, scale = Products.of(a, b, channels, chosen), jnp.sqrt(tau)[..., None, None]
-        da, db, dv, d_scale = points.pullback(channels, values, cotangent, whole=whole, with_tau=with_tau)
+    def near(*_: Array) -> Any:
+        a, b = with_norms(*scaled_points(queries, keys, tau, base_2=False))
+        da, db, dv, d_scale = product_pullback(
+            channels, a, b, values, cotangent, whole=chosen.method == "dense", with_tau=with_tau
+        )
+        scale = jnp.sqrt(tau)[..., None, None]
         return _in_shapes((scale * da, scale * db, dv, d_scale / (2 * tau)), operands)
 
-    within = _are_within(channels, chosen, STRICTER, a, b)
-    return lax.cond(within, by_products, functools.partial(difference_pullback, channels), *operands)
+    anywhere = functools.partial(pullback_anywhere, channels, chosen, with_tau=with_tau)
+    return _near_or_anywhere(wanted, chosen, near, anywhere, *operands)
+
+
+def _near_or_anywhere(wanted: Wanted, chosen: Plan, near: Callable, anywhere: Callable, *operands: Array) -> Any:
+    queries, keys, _, tau, *_ = operands
+    if wanted.kinked or chosen.method == "differences":
+        return anywhere(*operands)
+    limit = (NEAR_SLOPES if wanted.pulls.kernels else NEAR)[chosen.precision]
+    within = are_within(limit / BASE_2, *with_norms(*scaled_points(queries, keys, tau, base_2=False)))
+    return lax.cond(within, near, anywhere, *operands)
+
+
+def pullback_anywhere(
+    channels: Channels, chosen: Plan, queries: Q, keys: K, values: V, tau: T, g: G, *, with_tau: bool = True
+) -> tuple[Q, K, V, T]:
+    """`radial_pullback` of points that lie anywhere."""
+    about_queries, about_keys = Wanted(NOTHING, channels, with_tau), Wanted(channels, channels)
+    of_rows = sums_anywhere(about_queries, chosen, queries, keys, keys[..., :0], tau, g, values)
+    of_columns = sums_anywhere(about_keys, chosen, keys, queries, g, tau, values, g)
+    scale = tau[..., None, None]
+    d_tau = of_rows.spread.sum((-2, -1)) / (-2 * tau) if with_tau else jnp.zeros_like(tau)
+    found = scale * of_rows.pulls, scale * of_columns.pulls, of_columns.sums, d_tau
+    return _in_shapes(found, (queries, keys, values, tau))
+
+
+def sums_anywhere(wanted: Wanted, chosen: Plan, *operands: Array) -> Sums:
+    """`pair_sums` of points that lie anywhere."""
+    queries, keys, values, tau, row_weights, weights = operands
+    sizes = queries.size, keys.shape[-2]
+    asked = chosen.method == "differences" or chosen.platform != "cpu"
+    if asked or not are_known(*sizes) or math.prod(sizes) <= FEW:
+        return sums_by_differences(wanted, *operands)
+    tau = tau[..., None, None]
+    if shared(keys, values, tau, weights):  # the batch of the queries is more rows
+        batch = jnp.broadcast_shapes(queries.shape[:-2], row_weights.shape[:-2])
+        rows = (jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (queries, row_weights))
+        q, k, v, t, g, w = map(as_rows, (next(rows), keys, values, tau, next(rows), weights))
+        found = anywhere_sums(wanted, q, k, v, t[0, 0], g, w)
+        return jax.tree.map(lambda x: x.reshape(*batch, queries.shape[-2], x.shape[-1]), found)
+
+    def of_element(queries: Array, keys: Array, values: Array, tau: Array, g: Array, w: Array) -> Sums:
+        q, k, v, t, g, w = map(as_rows, (queries, keys, values, tau, g, w))
+        return anywhere_sums(wanted, q, k, v, t[0, 0], g, w)
+
+    return _each(of_element, queries, keys, values, tau, row_weights, weights)
+
+
+def _each(function: Callable, *operands: Array) -> Any:
+    """`function` of each element of a batch, one after the other; what is shared is not repeated."""
+    batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in operands))
+    is_mapped = [not shared(x) for x in operands]
+    every = [
+        jnp.broadcast_to(x, (*batch, *x.shape[-2:])).reshape(-1, *x.shape[-2:])
+        for x, m in zip(operands, is_mapped, strict=True)
+        if m
+    ]
+
+    def of_element(elements: list[Array]) -> Any:
+        own = iter(elements)
+        return function(*(next(own) if m else x for x, m in zip(operands, is_mapped, strict=True)))
+
+    found = lax.map(of_element, every)
+    return jax.tree.map(lambda x: x.reshape(*batch, *x.shape[1:]), found)
+
+
+def sums_by_products(wanted: Wanted, *operands: Array, whole: bool = False) -> Sums:
+    """`pair_sums` of points near one another; ordinary functions of JAX, which every transformation takes."""
+    queries, keys, values, tau, row_weights, weights = operands
+    a, b = with_norms(*scaled_points(queries, keys, tau, base_2=False))
+
+    def tile_sum(rows: tuple[Array, Array, Array], columns: tuple[Array, Array, Array], values: Array) -> Sums:
+        (a, factors, g), (b, others, w) = rows, columns
+        u = squared_distances_of(factors, others)
+        return by_products(wanted, Rows(a, g), Columns(b, values, w), u)
+
+    def summed(*operands: Array) -> Sums:
+        a, first, g, b, second, w, values = operands
+        return tiled_sum(tile_sum, (a, first, g), (b, second, w), values, whole=whole)
+
+    first, second = squares_factors(a, b)
+    found = in_groups(summed, a.points, first, row_weights, b.points, second, weights, values)
+    return found._replace(pulls=found.pulls / jnp.sqrt(tau)[..., None, None])
+
+
+def sums_by_differences(wanted: Wanted, *operands: Array) -> Sums:
+    """`pair_sums` from differences of coordinates, all of them; likewise."""
+    queries, keys, values, tau, row_weights, weights = operands
+    scale = jnp.sqrt(tau)[..., None, None]
+
+    def tile_sum(rows: Rows, columns: tuple[Array, Array], values: Array) -> Sums:
+        return difference_tile(wanted, scale, rows, Columns(columns[0], values, columns[1]))
+
+    rows = Rows(with_axes_of(tau, queries), row_weights)
+    return tiled_sum(tile_sum, rows, (keys, weights), values, tile=DIFFERENCES_TILE)
 
 
 def difference_sums(channels: Channels, queries: Q, keys: K, values: V, tau: T) -> S:
-    """The same sums from differences of coordinates: of ordinary functions of JAX, which every transformation takes."""
-    tile_sum = functools.partial(channels.sum_of_differences, jnp.sqrt(tau)[..., None, None])
-    return tiled_sum(tile_sum, with_axes_of(tau, queries), keys, values, tile=DIFFERENCES_TILE)
-
-
-def difference_pullback(channels: Channels, queries: Q, keys: K, values: V, tau: T, g: G) -> tuple[Q, K, V, T]:
-    """Their gradients, likewise."""
-    total, pullback = jax.vjp(functools.partial(difference_sums, channels), queries, keys, values, tau)
-    return pullback(jnp.broadcast_to(g, total.shape))
+    """The sums alone, likewise."""
+    nothing = queries[..., :0], keys[..., :0]
+    return sums_by_differences(Wanted(channels, NOTHING), queries, keys, values, tau, *nothing).sums
 
 
 def difference_means(kernel: Kernel, queries: Q, keys: K, values: V, tau: T, log_weights: W) -> tuple[S, L]:
@@ -89,23 +166,6 @@ def difference_means(kernel: Kernel, queries: Q, keys: K, values: V, tau: T, log
         return kernel.log(-2 * difference_logits(scale, queries, keys))
 
     return tiled_means(logits, with_axes_of(tau, queries), keys, values, log_weights, tile=DIFFERENCES_TILE)
-
-
-def _by_differences(channels: Channels, chosen: Plan, queries: Array, keys: Array) -> bool:
-    sizes = *queries.shape, keys.shape[-2]
-    few = are_known(*sizes) and math.prod(sizes) <= FEW and queries.shape[-1] > FEW_DIMENSIONS
-    return chosen.method == "differences" or (channels.kinked and few)
-
-
-def _by_coordinates(channels: Channels, queries: Array) -> bool:
-    return channels.kinked and queries.shape[-1] <= FEW_DIMENSIONS
-
-
-def _are_within(channels: Channels, chosen: Plan, stricter: int, a: Scaled, b: Scaled) -> Array:
-    """Whether products do, of points scaled to the base of e; of kernels with a kink, wherever they are finite."""
-    if channels.kinked:
-        return are_within(float(jnp.finfo(a.norms.dtype).max) / 8, a, b)
-    return are_within(REACH[chosen.precision] / stricter / math.log2(math.e), a, b)
 
 
 def _in_shapes(gradients: tuple[Array, ...], operands: tuple[Array, ...]) -> Any:

@@ -12,11 +12,11 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 
 from .._arrays.places import platforms, vary_like
-from .._arrays.points import are_within, scaled_points, with_norms
+from .._arrays.points import BASE_2, are_within, scaled_points, with_norms
 from .._arrays.split import SPLIT_REACH
 from .._checks.settings import Settings, are_known
 from .by_platform import by_platform, plan_there
-from .plan import REACH, Plan, sizes
+from .plan import NEAR_SLOPES, REACH, Plan, sizes
 
 # Pairs from which a program for points in two parts is compiled; fewer are summed in float64 in some milliseconds.
 SPLIT_PAIRS = 2**22
@@ -31,6 +31,19 @@ def within_reach(settings: Settings, *operands: jax.Array, each_tau: bool = Fals
     """
     operands = tuple(lax.stop_gradient(x) for x in operands)
     return _within_reach(settings, each_tau)(*operands)
+
+
+@custom_vmap
+def are_near(queries: jax.Array, keys: jax.Array, tau: jax.Array) -> jax.Array:
+    """Whether the points of a batch lie so near one another that slopes keep their digits as moments: one boolean."""
+    a, b = with_norms(*scaled_points(*(lax.stop_gradient(x) for x in (queries, keys, tau)), base_2=False))
+    return are_within(NEAR_SLOPES[queries.dtype.name] / BASE_2, a, b)
+
+
+@are_near.def_vmap
+def _(axis_size: int, is_mapped: Sequence[bool], *operands: jax.Array):
+    # unbatched, so that what depends on it stays one conditional
+    return are_near(*(x if has_axis else x[None] for x, has_axis in zip(operands, is_mapped, strict=True))), False
 
 
 def splits(settings: Settings, *operands: Any) -> bool:

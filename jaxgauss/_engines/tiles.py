@@ -99,10 +99,11 @@ def in_groups(function: Callable, *operands: Any):
 
 def tiled_sum(
     tile_sum: Callable, a: Any, b: Any, v: Array, factors=ITSELF, *, whole=False, tile: Tile | None = None
-) -> Array:
+) -> Any:
     """Σ over blocks of queries and of keys, arrays or several of them. Keys that fill the last block have value 0.
 
-    `factors` make of a block of queries, and of one of keys, what the tile's sum takes.
+    `factors` make of a block of queries, and of one of keys, what the tile's sum takes; it returns one array or several
+    (…, rows, ·).
     """
     operands: list[Array] = jax.tree.leaves((a, b, v))
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in operands))
@@ -116,12 +117,14 @@ def tiled_sum(
 
         def add_columns(total: Array, block: tuple[Any, Array]):
             b, v = block
-            return total + tile_sum(a, factors[1](b), v), None
+            return jax.tree.map(jnp.add, total, tile_sum(a, factors[1](b), v)), None
 
-        zero = vary_like(jnp.zeros((*batch, rows, v.shape[-1]), v.dtype), operands)
-        return None, scan(add_columns, zero, key_blocks)[0]
+        block = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), key_blocks)
+        shapes = jax.eval_shape(lambda a, b, v: tile_sum(a, factors[1](b), v), a, *block)
+        zeros = jax.tree.map(lambda x: vary_like(jnp.zeros((*batch, *x.shape[-2:]), x.dtype), operands), shapes)
+        return None, scan(add_columns, zeros, key_blocks)[0]
 
-    return unblocks(scan(add_rows, None, _blocks(a, rows))[1], sizes[0])
+    return jax.tree.map(lambda x: unblocks(x, sizes[0]), scan(add_rows, None, _blocks(a, rows))[1])
 
 
 def tiled_max(a: Any, b: Any, factors=ITSELF, *, tile: Tile | None = None) -> Array:

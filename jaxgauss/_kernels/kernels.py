@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 from .profiles import COINCIDENT, Energy, Gauss, Matern, Own, RationalQuadratic
 
 LOG_ZERO = -1e27  # what stands for the logarithm of zero: see `points`
-STEEP = 1e6  # slope at u = 1e-20 from which it is one
+STEEP = 1e6  # slope at u = 0 or 1e-20 from which it is one
 Profile = Callable[[Float[Array, "..."]], Float[Array, "..."]]
 
 
@@ -65,11 +65,8 @@ class Kernel:
         return jnp.where(apart, self.profile(jnp.where(apart, u, 1)), self.at_zero)
 
     def with_slope(self, u: Float[Array, "..."]) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
-        """κ(u) and ψ(u), which need not be differentiated again."""
-        if isinstance(self.profile, Own):
-            return self.profile.with_slope(u)
-        kappa, tangent = jax.jvp(self, (u,), (jnp.ones_like(u),))
-        return kappa, -2 * tangent
+        """κ(u) and ψ(u): what both are made of is computed once."""
+        return _with_slope(self, u)
 
     def log(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
         """log κ(u); of a kernel that is not ours, that of what has not underflowed."""
@@ -100,8 +97,13 @@ class Kernel:
 
     @property
     def kinked(self) -> bool:
-        """Whether κ' is infinite at u = 0: κ is then a function of the distance, not of its square."""
+        """Whether κ' is not finite at u = 0: κ is then a function of the distance, not of its square."""
         return _kinked(self.profile)
+
+    @property
+    def end(self) -> float:
+        """The u from which κ and its derivatives are zero in float32; infinite where none is known."""
+        return self.profile.end if isinstance(self.profile, Own | Slope | Spread | Trace) else math.inf
 
     @property
     def at_zero(self) -> float:
@@ -109,11 +111,32 @@ class Kernel:
         return _at_zero(self.profile)
 
 
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
+def _with_slope(kernel: Kernel, u: Array) -> tuple[Array, Array]:
+    if isinstance(kernel.profile, Own):
+        return kernel.profile.with_slope(u)
+    kappa, tangent = jax.jvp(kernel, (u,), (jnp.ones_like(u),))
+    return kappa, -2 * tangent
+
+
+@_with_slope.defjvp
+def _with_slope_tangent(kernel: Kernel, primals: tuple[Array], tangents: tuple[Array]):
+    """By the rules of κ and of ψ, which are finite everywhere."""
+    (u,), (d_u,) = primals, tangents
+    (kappa, d_kappa), (psi, d_psi) = (jax.jvp(x, (u,), (d_u,)) for x in (kernel, kernel.slope))
+    return (kappa, psi), (d_kappa, d_psi)
+
+
 @dataclass(frozen=True)
 class Slope:
     """-2κ' as a profile."""
 
     kernel: Kernel
+
+    @property
+    def end(self) -> float:
+        """That of the kernel."""
+        return self.kernel.end
 
     def __call__(self, u: Array) -> Array:
         """By the kernel's own rule where it has one."""
@@ -126,6 +149,11 @@ class Spread:
 
     kernel: Kernel
 
+    @property
+    def end(self) -> float:
+        """That of the kernel."""
+        return self.kernel.end
+
     def __call__(self, u: Array) -> Array:
         """Zero where points coincide."""
         return u * self.kernel.slope(u)
@@ -137,6 +165,11 @@ class Trace:
 
     kernel: Kernel
     dim: int
+
+    @property
+    def end(self) -> float:
+        """That of the kernel."""
+        return self.kernel.end
 
     def __call__(self, u: Array) -> Array:
         """D ψ(0) where points coincide."""
@@ -227,6 +260,6 @@ def _at_zero(profile: Profile) -> float:
 @functools.lru_cache(1024)
 def _kinked(profile: Profile) -> bool:
     with jax.ensure_compile_time_eval():
-        u = jnp.full((1,), 1e-20, jnp.float32)
-        slope = float(jax.jvp(profile, (u,), (jnp.ones_like(u),))[1][0])
-    return not abs(slope) < STEEP
+        u = jnp.asarray([0, 1e-20], jnp.float32)
+        slopes = np.asarray(jax.jvp(profile, (u,), (jnp.ones_like(u),))[1])
+    return not (np.abs(slopes) < STEEP).all()

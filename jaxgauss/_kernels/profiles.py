@@ -11,6 +11,7 @@ from jaxtyping import Array
 
 # u up to which points coincide for the derivatives of a kernel with a kink: powers of 1/√u stay finite in float32.
 COINCIDENT = 2.0**-80
+DECAYED = 88.0  # e^-x is below the smallest normal number of float32 from here on
 
 
 class Own:
@@ -32,6 +33,11 @@ class Own:
         """log ∫ κ(‖x‖²) dx in so many dimensions; infinite where there is none."""
         raise NotImplementedError
 
+    @property
+    def end(self) -> float:
+        """The u from which κ and its derivatives are zero in float32."""
+        return math.inf
+
 
 @dataclass(frozen=True)
 class Gauss(Own):
@@ -48,6 +54,11 @@ class Gauss(Own):
     def log(self, u: Array) -> Array:
         """-u/2."""
         return u / -2
+
+    @property
+    def end(self) -> float:
+        """Twice the exponent."""
+        return 2 * DECAYED
 
     def log_integral(self, dim: int) -> float:
         """Of the normal density."""
@@ -108,6 +119,11 @@ class Matern(Own):
     def log(self, u: Array) -> Array:
         """By a rule of its own."""
         return _log_matern(self.n, 2 * self.n + 1.0, u)
+
+    @property
+    def end(self) -> float:
+        """Where the exponential has decayed, with room for the polynomial."""
+        return (DECAYED + 10) ** 2 / (2 * self.n + 1)
 
     def log_integral(self, dim: int) -> float:
         """The spectral density at zero: Rasmussen & Williams, equation 4.15."""

@@ -7,26 +7,24 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array, Float
 
 from .._arrays.places import vary_alike, whole
 from .._arrays.points import center
 from .._checks.settings import Settings, working_dtype
-from .._engines.channels import Channels
+from .._engines.channels import NOTHING, Channels
 from .._engines.dispatch import uses_mixture
 from .._engines.kernel_plan import of_gaussians
+from .._engines.pairs import Wanted
 from .._engines.plan import takes_half
 from .._engines.reach import splits, way_there
 from .._kernels.kernels import GAUSS
 from .gauss_sum import _gauss_sum
 from .kernel_sum import as_bandwidths
-from .radial import radial_slopes, radial_sum
+from .radial import pair_sums
 from .reverse_only import reverse_only
 from .sharded import added, alone, everywhere, first_rows, over_mesh
 from .wide import STRICTER, reaching
-
-MOMENTS_REACH = 32.0  # R² up to which slopes of other kernels than the Gaussian are formed as moments
 
 
 class Moments(NamedTuple):
@@ -109,48 +107,28 @@ class Reduction:
         return found._replace(trace=queries.shape[-1] * (rows * mass).sum((-2, -1)) - tau * spread)
 
     def _of_any(self, with_slopes: bool, form: str, *operands: Any) -> Moments:
-        """One pass on each device with channels of κ, ψ and the form.
-
-        Slopes are the sum's own gradient where moments lose their digits: far from the center, and of κ with a kink.
-        """
-        c, tau, queries, _, keys, *_ = operands
-        found = functools.partial(self._of_channels, form=form)
-        if not with_slopes or self.settings.kernel.kinked:
-            return found(with_slopes, False, *operands)
-        scale = tau[..., None, None]
-        norms = jnp.concatenate(
-            whole(*((scale * jnp.square(x - c).sum(-1, keepdims=True)).ravel() for x in (queries, keys)))
-        )
-        near = ~(lax.stop_gradient(norms) > MOMENTS_REACH).any()
-        return lax.cond(near, functools.partial(found, True, True), functools.partial(found, True, False), *operands)
-
-    def _of_channels(self, with_slopes: bool, by_moments: bool, *operands: Any, form: str) -> Moments:
-        c, tau, queries, rows, keys, weights, values, shifts = operands
+        """One pass on each device: channels of κ and of the form, and what ψ pulls."""
+        _, tau, queries, rows, keys, weights, values, shifts = operands
         kernel, settings = self.settings.kernel, alone(self.settings)
-        parts = [(kernel, [weights, values, shifts if with_slopes else None])]
-        if by_moments:
-            parts.append((kernel.slope, [weights, weights * (keys - c)]))
+        columns = [_side_by_side([weights, values, shifts if with_slopes else None])]
+        kernels = [kernel]
         if rows is not None:
-            parts.append((kernel.spread if form == "spread" else kernel.trace(queries.shape[-1]), [weights]))
-        columns = [_side_by_side(x) for _, x in parts]
-        channels = Channels(tuple(own for own, _ in parts), tuple(x.shape[-1] for x in columns))
-        total = radial_sum(settings, channels, queries, keys, _side_by_side(list(columns)), tau)
-        of_kappa, *others = (sums for _, sums in channels.split(total))
+            kernels.append(kernel.spread if form == "spread" else kernel.trace(queries.shape[-1]))
+            columns.append(weights)
+        channels = Channels(tuple(kernels), tuple(x.shape[-1] for x in columns))
+        pulls, ones = Channels((kernel,), (1,)) if with_slopes else NOTHING, jnp.ones_like(queries[..., :1])
+        found = pair_sums(
+            settings, Wanted(channels, pulls), queries, keys, _side_by_side(list(columns)), tau, ones, weights
+        )
+        of_kappa, *others = channels.parts(found.sums)
         num = 0 if values is None else values.shape[-1]
-        mass, sums, slopes = of_kappa[..., :1], of_kappa[..., 1 : 1 + num], of_kappa[..., 1 + num :]
-        if by_moments:
-            own, *others = others
-            own = own[..., 1:] - (queries - c) * own[..., :1]
-        elif with_slopes:
-            own = radial_slopes(settings, kernel, queries, keys, weights, tau)
-        else:
-            own = slopes
-        slopes = slopes + own if slopes.size else own
-        found = Moments(mass, slopes, sums)
+        mass, sums, moved = of_kappa[..., :1], of_kappa[..., 1 : 1 + num], of_kappa[..., 1 + num :]
+        slopes = found.pulls + moved if moved.size else found.pulls
+        moments = Moments(mass, slopes, sums)
         if rows is None:
-            return found
+            return moments
         total = (rows * others[0]).sum((-2, -1))
-        return found._replace(spread=total / tau) if form == "spread" else found._replace(trace=total)
+        return moments._replace(spread=total / tau) if form == "spread" else moments._replace(trace=total)
 
 
 def prepare(settings: Settings, tau: Any, *arrays: Any) -> tuple[Array, ...]:

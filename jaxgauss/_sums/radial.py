@@ -5,14 +5,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array
 
 from .._arrays.points import unbroadcast
 from .._checks.settings import Settings
 from .._engines import dispatch
-from .._engines.channels import Channels
-from .._engines.radial import difference_pullback, difference_sums
-from .._kernels.kernels import Kernel
+from .._engines.channels import NOTHING, Channels
+from .._engines.pairs import Sums, Wanted
+from .._engines.radial import difference_sums, sums_by_differences, sums_by_products
+from .._engines.reach import are_near
 
 # Derivatives. With u = τ‖q_m - k_n‖², κ' the derivative of κ, ψ = -2κ', a cotangent g and w_mn = ψ(u) ⟨g_m, v_n⟩, from
 # ∂κ/∂q = 2τ κ' (q - k) = τ ψ (k - q):
@@ -21,12 +23,13 @@ from .._kernels.kernels import Kernel
 #     dτ   = -½ Σ_mn w_mn ‖q_m - k_n‖²
 #
 # These are the rules of `gauss_sum`, where ψ = κ. Here κ and ψ are two kernels, so that the sum itself has no use for
-# the gradients: one pass over the pairs makes all of them. Second derivatives are those of the sum from differences of
-# coordinates, which JAX differentiates: products would lose their digits.
+# the gradients. The gradients are `pair_sums` once more, whose own derivatives JAX forms, a tile at a time: from
+# products where points are near one another, else from differences of coordinates.
 # Source: the chain rule.
 
 
 radial_sum = jax.custom_vjp(dispatch.radial_sum, nondiff_argnums=(0, 1))
+pair_sums = jax.custom_vjp(dispatch.pair_sums, nondiff_argnums=(0, 1))
 _pullback = jax.custom_vjp(dispatch.radial_pullback, nondiff_argnums=(0, 1, 2))
 
 
@@ -56,19 +59,32 @@ def _pullback_forward(settings: Settings, channels: Channels, with_tau: bool, *o
 
 
 def _pullback_backward(settings: Settings, channels: Channels, _: bool, operands: tuple[Array, ...], cotangents: Any):
-    return jax.vjp(functools.partial(difference_pullback, channels), *operands)[1](cotangents)
+    return jax.vjp(functools.partial(_pullback_by_pairs, settings, channels), *operands)[1](cotangents)
 
 
 _pullback.defvjp(_pullback_forward, _pullback_backward)
 
 
-def radial_slopes(settings: Settings, kernel: Kernel, queries: Array, keys: Array, weights: Array, tau: Array) -> Array:
-    """Σ_n ψ w_n (k_n - q_m) (…, M, D), of weights (…, N, 1): the gradient of the sum at the queries, over τ."""
-    batch = jnp.broadcast_shapes(tau.shape, *(x.shape[:-2] for x in (queries, keys, weights)))
-    own = jnp.broadcast_to(queries, (*batch, *queries.shape[-2:]))
-    ones = jnp.ones_like(own[..., :1])
-    slopes = _pullback(settings, Channels((kernel,), (1,)), False, own, keys, weights, tau, ones)[0]
-    return slopes / tau[..., None, None]
+def _pullback_by_pairs(settings: Settings, channels: Channels, queries, keys, values, tau, g) -> tuple[Array, ...]:
+    """The rules above, by sums about the queries and about the keys."""
+    of_rows = pair_sums(settings, Wanted(NOTHING, channels, True), queries, keys, keys[..., :0], tau, g, values)
+    of_columns = pair_sums(settings, Wanted(channels, channels), keys, queries, g, tau, values, g)
+    scale = tau[..., None, None]
+    found = scale * of_rows.pulls, scale * of_columns.pulls, of_columns.sums, of_rows.spread.sum((-2, -1)) / (-2 * tau)
+    return tuple(unbroadcast(d, x.shape) for d, x in zip(found, (queries, keys, values, tau), strict=True))
+
+
+def _pair_sums_backward(settings: Settings, wanted: Wanted, operands: tuple[Array, ...], cotangents: Sums):
+    def pullback(function: Any, *operands: Array) -> Any:
+        return jax.vjp(functools.partial(function, wanted), *operands)[1](cotangents)
+
+    by_products, by_differences = (functools.partial(pullback, x) for x in (sums_by_products, sums_by_differences))
+    if wanted.kinked:
+        return by_differences(*operands)
+    return lax.cond(are_near(*operands[:2], operands[3]), by_products, by_differences, *operands)
+
+
+pair_sums.defvjp(lambda *args: (pair_sums(*args), args[2:]), _pair_sums_backward)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))

@@ -1,0 +1,165 @@
+"""XLA's engine for points that lie anywhere: each tile of the kernel matrix looks after its own digits.
+
+Points are sorted, so that leaves are compact. In few dimensions all pairs are formed from differences of coordinates.
+In more, tiles of several leaves take one product about the center of their keys: u = ‖a‖² + ‖b‖² - 2⟨a, b⟩ then errs by
+2⁻²⁴ (‖a‖² + ‖b‖²), which is little beside u itself but where a pair is near and its center far. Pairs of leaves that
+hold such a pair are left out there, and formed from differences afterwards. Leaves too far apart for a kernel that ends
+are skipped.
+"""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float
+
+from .._arrays.logits import dot
+from .._arrays.places import vary_like
+from .._arrays.points import as_rows
+from .pairs import FARTHEST, Columns, Rows, Sums, Wanted, by_differences, by_products, cut_off, zeros_of
+from .sorting import leaf_order
+
+FEW_DIMENSIONS = 8  # where differences take not much longer than products, and most leaves hold a near pair
+LEAF = {True: 256, False: 64}  # points, in few dimensions and in many
+TILE = 16  # leaves of a tile of products
+CHUNK = 2**18  # pairs of points whose differences are formed at a time
+FLAGS = 2**16  # pairs of leaves that are looked at, at a time
+# Beside ‖a‖² + ‖b‖², what u must be for a product to make it: its relative error is then at most the unit over this.
+TRUSTED = {"float32": 0.03, "float64": 1e-3}
+
+
+def anywhere_sums(
+    wanted: Wanted,
+    queries: Float[Array, "m d"],
+    keys: Float[Array, "n d"],
+    values: Float[Array, "n c"],
+    tau: Float[Array, ""],
+    row_weights: Float[Array, "m e"],
+    column_weights: Float[Array, "n e"],
+) -> Sums:
+    """`Sums` at the queries, in their order."""
+    few = queries.shape[1] <= FEW_DIMENSIONS
+    sort = functools.partial(leaf_order, largest=LEAF[few])
+    i, j = sort(lax.stop_gradient(queries)), sort(lax.stop_gradient(keys))
+    rows = Rows(_leaves(queries, i, None), _leaves(row_weights, i))
+    columns = Columns(_leaves(keys, j, None), *(_leaves(x, j) for x in (values, column_weights)))
+    scale = jnp.sqrt(tau)
+    tiles = _few if few else _many
+    num = max(1, min(len(i), FLAGS // len(j) if few else TILE))  # leaves of a block of rows
+    num = 1 << (num.bit_length() - 1)
+    blocks = _in_groups(rows, num)
+    found = lax.map(lambda block: tiles(wanted, scale, block, columns), blocks)
+    return jax.tree.map(lambda x: _in_place(as_rows(x), i.ravel(), len(queries)), found)
+
+
+def _in_place(x: Array, places: Array, num: int) -> Array:
+    """Rows back in their order, without those that filled leaves up."""
+    return jnp.zeros((num, x.shape[-1]), x.dtype).at[places].set(x, mode="drop", unique_indices=True)
+
+
+def _in_groups(arrays: Any, size: int) -> Any:
+    """(leaves, …) -> (leaves / size, size, …)."""
+    return jax.tree.map(lambda x: x.reshape(len(x) // size, size, *x.shape[1:]), arrays)
+
+
+def _leaves(x: Array, order: Array, fill: float | None = 0.0) -> Array:
+    """Rows in the order of leaves (leaves, size, W); what fills leaves up is zero, or the last point."""
+    rows = x[jnp.minimum(order, len(x) - 1)]
+    return rows if fill is None else jnp.where((order < len(x))[..., None], rows, fill)
+
+
+def _few(wanted: Wanted, scale: Array, rows: Rows, columns: Columns) -> Sums:
+    """All pairs of leaves that are not apart, from differences."""
+    here = ~_are_apart(wanted, scale, rows.points, columns.points)
+    return _add_differences(_zeros(wanted, scale, rows, columns), here, wanted, scale, rows, columns)
+
+
+def _many(wanted: Wanted, scale: Array, rows: Rows, columns: Columns) -> Sums:
+    """A block of rows by products, tile by tile; and pairs of leaves that those do not hold from differences."""
+    num, size = rows.points.shape[:2]
+    each = min(TILE, len(columns.points))
+    tiles = _in_groups(columns, each)
+    every = Rows(*map(as_rows, rows))
+
+    def add(total: Sums, tile: Columns) -> tuple[Sums, Array]:
+        center = _middle(tile.points)
+        a, b = ((x - center[None]) * scale for x in (every.points, as_rows(tile.points)))
+        norms_a, norms_b = (jnp.square(x).sum(-1) for x in (a, b))
+        ones = [jnp.ones_like(x) for x in (norms_a, norms_b)]
+        u = dot(
+            jnp.concatenate([-2 * a, jnp.stack([ones[0], norms_a], 1)], 1),
+            jnp.concatenate([b, jnp.stack([norms_b, ones[1]], 1)], 1).T,
+        )
+        flags = _are_doubtful(wanted, u, norms_a, norms_b, (num, size, each, -1))
+        u = cut_off(u)
+        keep = ~flags[:, None, :, None] & jnp.ones((1, size, 1, u.shape[1] // each), bool)
+        here = Columns(_finite(b), *map(as_rows, tile[1:]))
+        found = by_products(wanted, every._replace(points=_finite(a)), here, u, keep)
+        found = found._replace(pulls=found.pulls / scale)
+        return jax.tree.map(lambda x, y: x + y.reshape(x.shape), total, found), flags
+
+    total, flags = lax.scan(add, _zeros(wanted, scale, rows, columns), tiles)
+    flags = jnp.moveaxis(flags, 0, 1).reshape(num, -1)
+    return _add_differences(total, flags, wanted, scale, rows, columns)
+
+
+def _are_doubtful(wanted: Wanted, u: Array, norms_a: Array, norms_b: Array, shape: tuple[int, ...]) -> Array:
+    """Whether a pair of leaves holds one whose u a product does not know, (rows, columns) of leaves."""
+    trusted = TRUSTED[u.dtype.name]
+
+    def least(x: Array) -> Array:
+        return x.reshape(*shape[:2], -1).min(1).reshape(shape[0], *shape[2:]).min(-1)
+
+    margin = least(u - trusted * (norms_a[:, None] + norms_b[None]))
+    return ~(margin >= (0 if wanted.kinked else -1))  # NaN is doubtful
+
+
+def _add_differences(
+    total: Sums, flags: Bool[Array, "rows columns"], wanted: Wanted, scale: Array, rows: Rows, columns: Columns
+) -> Sums:
+    """The total with pairs of leaves from differences, some at a time: as many as are flagged."""
+    num_columns = flags.shape[1]
+    each = max(1, min(flags.size, CHUNK // (rows.points.shape[1] * columns.points.shape[1])))
+    places = lax.sort(jnp.where(flags.ravel(), jnp.arange(flags.size, dtype="int32"), flags.size))
+    places = jnp.pad(places, (0, each), constant_values=flags.size)
+    a, b = rows._replace(points=rows.points.mT), columns._replace(points=columns.points.mT)
+
+    def add(state: tuple[Array, Sums]) -> tuple[Array, Sums]:
+        start, total = state
+        place = lax.dynamic_slice(places, (start,), (each,))
+        i, j, there = place // num_columns, place % num_columns, (place < flags.size)[:, None, None]
+        column = Columns(b.points[j], *(jnp.where(there, x[j], 0) for x in b[1:]))
+        found = by_differences(wanted, scale, Rows(*(x[i] for x in a)), column)
+        return start + each, jax.tree.map(lambda x, y: x.at[i].add(y), total, found)
+
+    start, number = vary_like(jnp.zeros((), "int32"), [flags]), flags.sum(dtype="int32")
+    return lax.while_loop(lambda state: state[0] < number, add, (start, total))[1]
+
+
+def _are_apart(wanted: Wanted, scale: Array, a: Array, b: Array) -> Array:
+    """Whether leaves are so far apart that all kernels are zero, (rows, columns)."""
+    if wanted.end == math.inf:
+        return jnp.zeros((len(a), len(b)), bool)
+    gaps = jnp.maximum(a.min(1)[:, None] - b.max(1)[None], b.min(1)[None] - a.max(1)[:, None])
+    return jnp.square(jnp.maximum(gaps, 0) * scale).sum(-1) > wanted.end
+
+
+def _zeros(wanted: Wanted, scale: Array, rows: Rows, columns: Columns) -> Sums:
+    zeros = zeros_of(wanted, *rows.points.shape[:2], dim=rows.points.shape[-1], dtype=rows.points.dtype)
+    operands = [scale, *rows, *columns]
+    return jax.tree.map(lambda x: vary_like(x, operands), zeros)
+
+
+def _middle(leaves: Float[Array, "leaves size d"]) -> Float[Array, " d"]:
+    """The middle one of the centers of three leaves, in each coordinate: an outlier does not move it."""
+    num = len(leaves)
+    x, y, z = (leaves[i].mean(0) for i in (num // 4, num // 2, 3 * num // 4))
+    return jnp.maximum(jnp.minimum(x, y), jnp.minimum(jnp.maximum(x, y), z))
+
+
+def _finite(x: Array) -> Array:
+    """Zero for what products cannot take: it is doubtful."""
+    return jnp.where(jnp.abs(x) < math.sqrt(FARTHEST), x, 0)

@@ -1,0 +1,199 @@
+"""What is summed over the pairs of a tile: kernels of u = τ‖q - k‖² times values, and what slopes pull at queries.
+
+A tile takes u and the pulls from products about a center that is near to it, or from differences of coordinates.
+"""
+
+import functools
+import math
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float
+
+from .._arrays.blocks import scan
+from .._arrays.logits import dot
+from .._arrays.places import vary_like
+from .._checks.settings import are_known
+from .._kernels.kernels import Kernel
+from .channels import Channels
+
+GROUP = 8  # coordinates whose differences are formed in one pass over a tile
+PARTS = 4  # of the queries of a tile
+FARTHEST = 2.0**120  # u that all kernels and their slopes can be computed of in float32
+
+
+class Wanted(NamedTuple):
+    """What is summed at each query. Static, as kernels are.
+
+    Attributes:
+        sums: kernels κ, and how many channels of the values each of them has.
+        pulls: kernels whose slopes ψ = -2κ' pull, and how many channels of the weights each of them has.
+        spread: whether Σ_n W u is asked for.
+    """
+
+    sums: Channels
+    pulls: Channels
+    spread: bool = False
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """All of them."""
+        return *self.sums.kernels, *self.pulls.kernels
+
+    @property
+    def kinked(self) -> bool:
+        """Whether a kernel needs distances, and not only their squares."""
+        return any(kernel.kinked for kernel in self.kernels)
+
+    @property
+    def end(self) -> float:
+        """The u from which all of the kernels are zero in float32."""
+        return max(kernel.end for kernel in self.kernels)
+
+    def widths(self, dim: int) -> tuple[int, int, int]:
+        """Columns of the results, for points of so many dimensions."""
+        return sum(self.sums.widths), dim if self.pulls.kernels else 0, int(self.spread)
+
+
+class Rows(NamedTuple):
+    """Queries, and their weights g."""
+
+    points: Float[Array, "*batch m d"]
+    weights: Float[Array, "*batch m e"]
+
+
+class Columns(NamedTuple):
+    """Keys, the values v that are summed, and the weights w of what pulls."""
+
+    points: Float[Array, "*batch n d"]
+    values: Float[Array, "*batch n c"]
+    weights: Float[Array, "*batch n e"]
+
+
+class Sums(NamedTuple):
+    """At each query, with W = Σ ψ(u) ⟨g_m, w_n⟩ over the kernels that pull.
+
+    Attributes:
+        sums: Σ_n κ(u) v_n.
+        pulls: Σ_n W (k_n - q_m).
+        spread: Σ_n W u.
+    """
+
+    sums: Float[Array, "*batch m c"]
+    pulls: Float[Array, "*batch m d"]
+    spread: Float[Array, "*batch m s"]
+
+
+def by_products(
+    wanted: Wanted, rows: Rows, columns: Columns, u: Float[Array, "*batch m n"], keep: Bool[Array, "..."] | None = None
+) -> Sums:
+    """Of scaled points about a center, and u of all pairs; those that are not to `keep` do not count."""
+    a, b = rows.points, columns.points
+    shape = u.shape if keep is None else keep.shape
+
+    def kept(x: Array) -> Array:
+        return x if keep is None else jnp.where(keep, x.reshape(shape), 0).reshape(u.shape)
+
+    values, pulling = _evaluated(wanted, u)
+    sums = [dot(kept(kappa), v) for kappa, v in zip(values, wanted.sums.parts(columns.values), strict=True)]
+    b1 = jnp.concatenate([b, jnp.ones_like(b[..., :1])], -1)
+    pulls, spread = jnp.zeros((*u.shape[:-1], b1.shape[-1]), u.dtype), jnp.zeros((*u.shape[:-1], 1), u.dtype)
+    for psi, g, w in zip(pulling, *map(wanted.pulls.parts, (rows.weights, columns.weights)), strict=True):
+        psi, one = kept(psi), w.shape[-1] == 1
+        weights = psi if one else psi * dot(g, w.mT)
+        pulls += g * dot(weights, w * b1) if one else dot(weights, b1)
+        if wanted.spread:
+            spread += g * dot(weights * u, w) if one else (weights * u).sum(-1, keepdims=True)
+    pulls = pulls[..., :-1] - pulls[..., -1:] * a
+    return _results(wanted, sums, pulls, spread)
+
+
+def by_differences(wanted: Wanted, scale: Array, rows: Rows, columns: Columns) -> Sums:
+    """Of points as they are, but with their coordinates first, (*batch, D, N); scale is √τ (*batch, 1, 1).
+
+    Tiles have keys before queries: what is reduced over keys is then vectorized over queries.
+    """
+    a, b = (_grouped(x.points) for x in (rows, columns))  # (groups, coordinates, *batch, N)
+
+    def add(u: Array, x: tuple[Array, Array]) -> tuple[Array, None]:
+        squares = (jnp.square(scale * _differences(*pair)) for pair in zip(*x, strict=True))
+        return functools.reduce(jnp.add, squares, u), None
+
+    batch = jnp.broadcast_shapes(*(x.shape[2:-1] for x in (a, b)))
+    zero = vary_like(jnp.zeros((*batch, b.shape[-1], a.shape[-1]), a.dtype), [a, b, scale])
+    u = cut_off(scan(add, zero, (a, b))[0])
+    values, pulling = _evaluated(wanted, u)
+    sums = [_summed(kappa, v) for kappa, v in zip(values, wanted.sums.parts(columns.values), strict=True)]
+    weights = jnp.zeros_like(u)
+    for psi, g, w in zip(pulling, *map(wanted.pulls.parts, (rows.weights, columns.weights)), strict=True):
+        weights += psi * (w * g.mT if w.shape[-1] == 1 else dot(w, g.mT))
+    weights = lax.optimization_barrier(weights) if wanted.pulls.kernels else weights
+
+    def pull(_: None, x: tuple[Array, Array]) -> tuple[None, Array]:
+        return None, jnp.stack([(weights * _differences(*pair)).sum(-2) for pair in zip(*x, strict=True)])
+
+    dim = rows.points.shape[-2]
+    pulls = jnp.zeros((*u.shape[:-2], u.shape[-1], 0), u.dtype)
+    if wanted.pulls.kernels:
+        pulls = scan(pull, None, (a, b))[1]
+        pulls = jnp.moveaxis(pulls.reshape(-1, *pulls.shape[2:])[:dim], 0, -1)
+    spread = (weights * u).sum(-2)[..., None] if wanted.spread else pulls
+    return _results(wanted, sums, pulls, spread)
+
+
+def difference_tile(wanted: Wanted, scale: Array, rows: Rows, columns: Columns) -> Sums:
+    """`by_differences` of points as rows (*batch, N, D); queries in parts, for XLA reduces a batch of tiles faster."""
+    num = rows.points.shape[-2]
+    parts = PARTS if are_known(num) and num % PARTS == 0 else 1
+
+    def in_parts(x: Array) -> Array:
+        return x.reshape(*x.shape[:-2], parts, num // parts, x.shape[-1])
+
+    a, g = map(in_parts, rows)
+    b, v, w = (x[..., None, :, :] for x in columns)
+    points = (lax.optimization_barrier(x.mT) for x in (a, b))
+    found = by_differences(wanted, scale[..., None], Rows(next(points), g), Columns(next(points), v, w))
+    return jax.tree.map(lambda x: x.reshape(*x.shape[:-3], num, x.shape[-1]), found)
+
+
+def zeros_of(wanted: Wanted, *shape: int, dim: int, dtype) -> Sums:
+    """Nothing, of so many queries."""
+    return Sums(*(jnp.zeros((*shape, width), dtype) for width in wanted.widths(dim)))
+
+
+def cut_off(u: Array) -> Array:
+    """Within the range that kernels take; NaN stays, which XLA's minimum on a CPU would lose."""
+    return jnp.where(u > FARTHEST, FARTHEST, jnp.where(u < 0, 0, u))
+
+
+def _evaluated(wanted: Wanted, u: Array) -> tuple[list[Array], list[Array]]:
+    """κ(u) of what is summed and ψ(u) of what pulls: what both are made of is computed once."""
+    both = {kernel: kernel.with_slope(u) for kernel in wanted.pulls.kernels}
+    values = [both[kernel][0] if kernel in both else kernel(u) for kernel in wanted.sums.kernels]
+    return values, [both[kernel][1] for kernel in wanted.pulls.kernels]
+
+
+def _results(wanted: Wanted, sums: list[Array], pulls: Array, spread: Array) -> Sums:
+    return Sums(
+        jnp.concatenate(sums, -1) if sums else pulls[..., :0],
+        pulls if wanted.pulls.kernels else pulls[..., :0],
+        spread if wanted.spread else spread[..., :0],
+    )
+
+
+def _summed(tile: Float[Array, "*batch n m"], v: Float[Array, "*batch n c"]) -> Float[Array, "*batch m c"]:
+    return (tile * v).sum(-2)[..., None] if v.shape[-1] == 1 else dot(v.mT, tile).mT
+
+
+def _differences(q: Array, k: Array) -> Array:
+    """K - q of one coordinate, (*batch, N, M)."""
+    return k[..., :, None] - q[..., None, :]
+
+
+def _grouped(points: Float[Array, "*batch d n"]) -> Float[Array, "groups each *batch n"]:
+    x = jnp.moveaxis(points, -2, 0)
+    each = x.shape[0] if x.shape[0] <= GROUP else GROUP
+    x = jnp.pad(x, [(0, -x.shape[0] % each)] + [(0, 0)] * (x.ndim - 1))
+    return x.reshape(math.ceil(x.shape[0] / each), each, *x.shape[1:])
