@@ -72,13 +72,37 @@ def pullback_anywhere(
     channels: Channels, chosen: Plan, queries: Q, keys: K, values: V, tau: T, g: G, *, with_tau: bool = True
 ) -> tuple[Q, K, V, T]:
     """`radial_pullback` of points that lie anywhere."""
-    about_queries, about_keys = Wanted(NOTHING, channels, with_tau), Wanted(channels, channels)
-    of_rows = sums_anywhere(about_queries, chosen, queries, keys, keys[..., :0], tau, g, values)
-    of_columns = sums_anywhere(about_keys, chosen, keys, queries, g, tau, values, g)
+    of_rows, of_columns = _about_both(channels, chosen, queries, keys, values, tau, g, with_tau)
     scale = tau[..., None, None]
     d_tau = of_rows.spread.sum((-2, -1)) / (-2 * tau) if with_tau else jnp.zeros_like(tau)
     found = scale * of_rows.pulls, scale * of_columns.pulls, of_columns.sums, d_tau
     return _in_shapes(found, (queries, keys, values, tau))
+
+
+def _about_both(
+    channels: Channels, chosen: Plan, queries: Q, keys: K, values: V, tau: T, g: G, with_tau: bool
+) -> tuple[Sums, Sums]:
+    """What pulls at the queries, and what pulls at the keys with Σ_m κ g_m.
+
+    Of sets alike by one program twice, for compiling it takes longer than summing a few thousand points.
+    """
+    num_queries, num_keys = queries.shape[-2], keys.shape[-2]
+    alike = queries.shape[:-2] == keys.shape[:-2] and values.shape[:-2] == g.shape[:-2]
+    if not alike or not are_known(num_queries, num_keys) or 2 * min(num_queries, num_keys) < max(num_queries, num_keys):
+        of_rows = sums_anywhere(
+            Wanted(NOTHING, channels, with_tau), chosen, queries, keys, keys[..., :0], tau, g, values
+        )
+        return of_rows, sums_anywhere(Wanted(channels, channels), chosen, keys, queries, g, tau, values, g)
+
+    def both(x: Array, y: Array, mode: Any) -> Array:
+        num, padding = max(num_queries, num_keys), [(0, 0)] * (x.ndim - 2)
+        return jnp.stack([jnp.pad(z, [*padding, (0, num - z.shape[-2]), (0, 0)], mode=mode) for z in (x, y)])
+
+    wanted = Wanted(channels, channels, with_tau)
+    points, weights = both(queries, keys, "edge"), both(g, values, "constant")
+    others = weights[::-1]
+    found = sums_anywhere(wanted, chosen, points, points[::-1], others, tau[None], weights, others)
+    return Sums(*(x[0][..., :num_queries, :] for x in found)), Sums(*(x[1][..., :num_keys, :] for x in found))
 
 
 def sums_anywhere(wanted: Wanted, chosen: Plan, *operands: Array) -> Sums:
