@@ -7,6 +7,7 @@ import jax.tree_util as jtu
 from jax import lax
 from jaxtyping import Array, Float
 
+from ._arrays.logits import squared_differences
 from ._checks.neighbours import needed
 from ._checks.operands import check_names
 from ._checks.settings import Options
@@ -116,6 +117,27 @@ class PointCloud(pointcloud.PointCloud):
         to, points = (self.x, self.y) if axis == 1 else (self.y, self.x)
         scale = self.inv_scale_cost if scale_cost is None else scale_cost
         return lax.map(lambda z: fn(scale * self._costs(z, points)) @ vec, to, batch_size=self.batch_size)
+
+    def _apply_sqeucl_cost(self, vec: Array, scale_cost: Any, axis: int = 0, fn: Any = None) -> Array:
+        return super(PointCloud, self._centered())._apply_sqeucl_cost(vec, scale_cost, axis, fn)
+
+    def _sqeucl_to_lr(self, scale: float = 1.0) -> Any:
+        return super(PointCloud, self._centered())._sqeucl_to_lr(scale)
+
+    def _centered(self) -> "PointCloud":
+        """The same costs of points about their center: OTT's own are made of ‖x‖² and ‖y‖², at any distance from it."""
+        (x, y, *others), static = self.tree_flatten()
+        center = lax.stop_gradient(self.x.mean(0, keepdims=True))
+        return self.tree_unflatten(static, (x - center, y if y is None else y - center, *others))
+
+    @property
+    def _unscaled_cost_matrix(self) -> Array:
+        return squared_differences(self.x, self.y)
+
+    @property
+    def diag_cost(self) -> Array:
+        """Diagonal of the cost matrix."""
+        return jnp.square(self.x - self.y).sum(-1)
 
     def _costs(self, point: Array, points: Array) -> Array:
         return jnp.square(points - point[None]).sum(-1)

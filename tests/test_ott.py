@@ -128,3 +128,22 @@ def test_bad_arguments_are_named():
         OURS(x, x, cost_fn=costs.PNormP(1.5))
     with pytest.raises(ValueError, match=r"`method` must be one of .*; got 'prescale'"):
         OURS(x, x, method="prescale")
+
+
+def test_costs_have_their_digits_away_from_the_origin():
+    """Primal cost, matrix, marginals, costs applied and summarized, at an offset of a thousand."""
+
+    def found(geometry, x, y):
+        out, geom = solved(geometry, x, y, min_iterations=200, max_iterations=200), geometry(x, y, epsilon=0.3)
+        applied = [geom.apply_cost(jnp.ones((n, 1), x.dtype), axis=i) for i, n in enumerate(geom.shape)]
+        scaled = geometry(x, y, epsilon=0.3, scale_cost="mean").inv_scale_cost
+        low_rank = geom.to_LRCGeometry().cost_matrix
+        return out.primal_cost, out.matrix, out.marginal(0), geom.cost_matrix, *applied, scaled, low_rank
+
+    x, y = (1000 + z.astype(np.float32).astype(np.float64) for z in clouds(60, 60))
+    x, y = x.astype(np.float32), y.astype(np.float32)
+    ours, exact = both(found, x.astype(np.float64), y.astype(np.float64))
+    for a, b in zip(ours, exact, strict=True):
+        assert relative_error(a, b) < 3e-5
+    diagonal = OURS(jnp.asarray(x), jnp.asarray(y)).diag_cost
+    assert relative_error(diagonal, np.square(np.float64(x) - y).sum(1)) < 1e-5

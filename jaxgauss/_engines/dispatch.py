@@ -85,10 +85,12 @@ def closer_points(settings: Settings, points: jax.Array, tau: jax.Array) -> jax.
     return _closer(settings)(points, tau)[0]
 
 
-def radial_sum(settings: Settings, channels: Channels, *operands: jax.Array) -> jax.Array:
-    """Σ_n κ(u) v_n of queries, keys, values and τ of equal rank, κ evaluated in XLA, each channel with its own."""
-    queries, keys, *_ = operands
-    return pair_sums(settings, Wanted(channels, NOTHING), *operands, queries[..., :0], keys[..., :0]).sums
+def radial_sum(
+    settings: Settings, channels: Channels, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array
+) -> jax.Array:
+    """Σ_n κ(u) v_n of operands of equal rank, κ evaluated in XLA, each channel with its own."""
+    nothing = queries[..., :0], keys[..., :0]
+    return pair_sums(settings, Wanted(channels, NOTHING), queries, keys, values, tau, *nothing).sums
 
 
 def pair_sums(

@@ -27,7 +27,7 @@ NATIVE = ("dense", "blocked", "differences")
 REACH = {"float32": 2.0**11, "float64": 2.0**24}
 # R² up to which points are near one another: products about one center then make sums, and the moments that slopes are
 # made of, within 1e-5 of the terms' sizes. Moments are as large as R times what they leave.
-NEAR = {"float32": 2.0**7, "float64": 2.0**24}
+NEAR_SUMS = {"float32": 2.0**7, "float64": 2.0**24}
 NEAR_SLOPES = {"float32": 2.0**5, "float64": 2.0**20}
 
 
@@ -37,7 +37,7 @@ class Plan:
 
     Attributes:
         platform: cpu, cuda, …
-        method: reweight, prescale or rescale (PyTorch's attention kernel); dense, blocked or differences.
+        method: reweight, prescale or rescale (PyTorch's attention kernel); dense, blocked, differences or anywhere.
         precision: of the products: float16, bfloat16, float16x2, bfloat16x2, float32 or float64.
         backend: the attention kernel (cpu, flash, efficient, cudnn); or xla; or torch, for points out of reach.
         reason: one sentence.

@@ -23,7 +23,7 @@ from .anywhere import anywhere_sums
 from .channels import NOTHING, Channels
 from .differences import DIFFERENCES_TILE, with_axes_of
 from .pairs import Columns, Rows, Sums, Wanted, by_products, difference_tile
-from .plan import NEAR, NEAR_SLOPES, Plan
+from .plan import NEAR_SLOPES, NEAR_SUMS, Plan
 from .products import product_pullback, squared_distances_of, squares_factors
 from .tiles import in_groups, tiled_means, tiled_sum
 
@@ -63,8 +63,9 @@ def _near_or_anywhere(wanted: Wanted, chosen: Plan, near: Callable, anywhere: Ca
     queries, keys, _, tau, *_ = operands
     if wanted.kinked or chosen.method == "differences":
         return anywhere(*operands)
-    limit = (NEAR_SLOPES if wanted.pulls.kernels else NEAR)[chosen.precision]
-    within = are_within(limit / BASE_2, *with_norms(*scaled_points(queries, keys, tau, base_2=False)))
+    limit = (NEAR_SLOPES if wanted.pulls.kernels else NEAR_SUMS)[chosen.precision]
+    a, b = with_norms(*scaled_points(queries, keys, tau, base_2=False))
+    within = are_within(limit / BASE_2, a, b)
     return lax.cond(within, near, anywhere, *operands)
 
 

@@ -36,7 +36,8 @@ def within_reach(settings: Settings, *operands: jax.Array, each_tau: bool = Fals
 @custom_vmap
 def are_near(queries: jax.Array, keys: jax.Array, tau: jax.Array) -> jax.Array:
     """Whether the points of a batch lie so near one another that slopes keep their digits as moments: one boolean."""
-    a, b = with_norms(*scaled_points(*(lax.stop_gradient(x) for x in (queries, keys, tau)), base_2=False))
+    queries, keys, tau = (lax.stop_gradient(x) for x in (queries, keys, tau))
+    a, b = with_norms(*scaled_points(queries, keys, tau, base_2=False))
     return are_within(NEAR_SLOPES[queries.dtype.name] / BASE_2, a, b)
 
 

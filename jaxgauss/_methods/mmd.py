@@ -16,6 +16,7 @@ from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights, are
 from .._kernels.kernels import GAUSS, Kernel
 from .._sums.checked import check_plan
 from .._sums.moments import Reduction, as_gaussians, bandwidth_mean, by_reach, prepare
+from .units import in_own_unit
 from .weights import distinct_pairs_factor, weights_or_mean
 
 BLOCKS, WORTH_BLOCKS = 2, 1024  # of rows, for a form of so many points: measured on CPUs; on CUDA each is a call more
@@ -168,12 +169,13 @@ def embedding_norm_squared(
 def _mmd_squared(settings: Settings, estimator: str, x, y, tau, x_weights, y_weights, y_norm_squared) -> Array:
     a, b = weights_or_mean(x_weights, x, settings), weights_or_mean(y_weights, y, settings)
     given = y_norm_squared is not None
+    unit, (x, y) = in_own_unit(settings, x, y)
     settings, tau, shares = as_gaussians(settings, tau, x, y)
     tau, x, y, a, b = prepare(settings, tau, x, y, a[:, None], b[:, None])
     x_factor, x_diagonal = _own_pairs(estimator, a)
     y_factor, y_diagonal = (jnp.zeros_like(x_factor),) * 2 if given else _own_pairs(estimator, b)
     value = jnp.asarray(_form(settings, not given, tau, _Side(x, a, x_factor), _Side(y, b, y_factor)))
-    value = bandwidth_mean(value - settings.kernel.at_zero * (x_diagonal + y_diagonal).reshape(()), tau, shares)
+    value = bandwidth_mean(value - settings.kernel.at_zero * (x_diagonal + y_diagonal).reshape(()), tau, shares) * unit
     if given:
         value = value + jnp.asarray(y_norm_squared, value.dtype)
     return value.astype(settings.dtype)

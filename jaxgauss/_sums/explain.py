@@ -17,7 +17,7 @@ from .._checks.settings import Bandwidth, Keys, Queries, Settings, Values, worki
 from .._engines import bridge
 from .._engines.attention import kernel_of
 from .._engines.blocked import blocked_sum
-from .._engines.plan import NATIVE, REACH, Plan, sizes, time_on_cuda
+from .._engines.plan import NATIVE, NEAR_SUMS, Plan, sizes, time_on_cuda
 from .._engines.reach import splits
 from .._kernels.kernels import GAUSS, Kernel, as_kernel
 from .checked import checked
@@ -78,8 +78,11 @@ def explain(
     reach = float(squared_reach(*with_norms(*scaled_points(q, k, t))))
     far = f"points lie {math.sqrt(reach):.0f} bandwidths from their center, farther than {chosen.precision} reaches"
     if kernel != GAUSS:
-        is_far = chosen.native and not kernel.kinked and reach > REACH[chosen.precision]
-        return replace(chosen, method="differences", reason=far) if is_far else chosen
+        here = chosen.native and chosen.method != "differences" and chosen.platform == "cpu"
+        if not here or not (kernel.kinked or reach > NEAR_SUMS[chosen.precision]):
+            return chosen
+        reason = "distances need all digits" if kernel.kinked else far
+        return replace(chosen, method="anywhere", reason=f"{reason}: tiles of sorted points look after their own")
     if chosen.reach < reach <= SPLIT_REACH and splits(settings, q, k, v, t):
         return replace(chosen, method="blocked", reason=f"{far}: each is taken as a sum of two parts")
     if reach > chosen.reach:

@@ -74,17 +74,17 @@ def kernel_sum(
     Derivatives:
         Reverse mode of any order with respect to queries, keys, values and tau, in linear memory: ∂κ/∂q = 2τ κ'(u)
         (q - k) is radial again, and one pass over the pairs makes all gradients. At points that coincide, where
-        matern12 and energy have a kink, the gradient is zero, which is a subgradient. Second and higher derivatives are
-        formed from differences of coordinates, which takes several times as long for wide points; so are tangents.
+        matern12 and energy have a kink, the gradient is zero, which is a subgradient. Second and higher derivatives of
+        points that are not near, and tangents, are formed from differences of coordinates, which takes several times as
+        long for wide points.
         Forward mode is refused unless asked for by `forward_mode`. Of a mixture they are those of the mixture, whose
         relative error is larger than that of κ near u = 0.
 
     Precision:
-        Error relative to Σ |κ||v|, in L2 over the queries, R = √τ‖x‖ the distance of the farthest point from the center
-        in length scales. Of κ itself in float32: 3e-6, growing as 2⁻²⁴ R² at most; beyond R = 45 (gradients 22) from
-        differences, in all digits. matern12 and energy depend on √u: pairs nearer than R/11 are formed with more
-        digits, so that they err no more, nor do duplicates; where there are such pairs in many places and D is large,
-        that takes several times as long. Distances count up to 1e13 length scales (1e147 in float64). Float64: 1e-13.
+        Error relative to Σ |κ||v|, in L2 over the queries, of κ itself: 1e-5 in float32, gradients 2e-5, wherever the
+        points lie, and 1e-13 in float64. Beyond 11 length scales from the center (gradients 6), and of matern12 and
+        energy everywhere, points are sorted, and tiles of near ones look after their own digits, which takes up to
+        three times as long. A term e^-z errs by 2⁻²⁴ z. Distances count up to 1e18 length scales.
         Of a mixture on top of the error of `gauss_sum`: 1e-3 for bfloat16, 1e-4 for float16, 1e-6 for float32, relative
         to κ(0) (for energy to the diameter of the points), at r = 0 and from 1e-3 to 1e2 length scales; imq and cauchy
         err by up to their value there beyond 1e2.

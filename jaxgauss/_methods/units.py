@@ -1,0 +1,25 @@
+"""Points in a unit of their own, where the kernel has none: squares of any size then stay within the dtype."""
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array
+
+from .._arrays.places import whole
+from .._checks.settings import Settings, working_dtype
+from .._kernels.profiles import Energy
+
+
+def in_own_unit(settings: Settings, *points: Array) -> tuple[Array, tuple[Array, ...]]:
+    """The power of two that is next to the largest coordinate, and the points in that unit; one for other kernels.
+
+    -‖x - y‖ is that in the unit, times the unit, which is so for "energy" alone. NaN if a coordinate is infinite.
+    """
+    dtype = working_dtype(settings.dtype)
+    points = tuple(jnp.asarray(x, dtype) for x in points)
+    if not isinstance(settings.kernel.profile, Energy):
+        return jnp.ones((), dtype), points
+    sizes = [jnp.abs(x).max() for x in whole(*(lax.stop_gradient(x) for x in points)) if x.size]
+    largest = jnp.stack(sizes).max()
+    exponent = jnp.round(jnp.log2(jnp.where(largest > 0, largest, 1)))
+    unit = jnp.where(jnp.isfinite(largest), jnp.ldexp(jnp.ones((), dtype), exponent.astype("int32")), jnp.nan)
+    return unit, tuple(x / unit for x in points)

@@ -1,0 +1,160 @@
+"""Wherever points lie, sums and gradients of float32 have their digits: random clouds × kernels × methods."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxgauss import (
+    Kernel,
+    energy_distance,
+    kernel_sum,
+    ksd_squared,
+    mmd_flow_velocity,
+    mmd_squared,
+    mmd_witness,
+    svgd_direction,
+)
+from jaxgauss._engines.sorting import leaf_order
+from jaxgauss._kernels.kernels import KERNELS, as_kernel
+
+POWER = Kernel(lambda u: -(u**0.75), "power", conditional=True)  # of the generalized energy distance of exponent 1.5
+EVERY = ["gauss", "matern12", "matern32", "imq", "cauchy", "energy", POWER]
+SIZES = {1: (513, 600), 3: (300, 401), 17: (130, 259)}  # so many that points are sorted
+
+
+def cloud(rng: np.random.Generator, num: int, dim: int) -> np.ndarray:
+    """Normal points; some clusters, outliers, copies or a scale, and an offset."""
+    x = rng.normal(size=(num, dim)) * 10 ** rng.uniform(-1, rng.choice([0, 2, 4]))
+    if rng.integers(2):
+        x += 10 ** rng.uniform(0, 5) * rng.integers(0, 3, (num, 1)) * rng.normal(size=dim)
+    if rng.integers(2):
+        x[rng.integers(0, num, 2)] += 10 ** rng.uniform(1, 4)
+    if rng.integers(2):
+        x = x[rng.integers(0, num // 4, num)]
+    return (x + rng.choice([0, 0, 1000])).astype(np.float32)
+
+
+def pairs(kernel, x, y, tau):
+    """κ, ψ and y - x of all pairs, in float64."""
+    apart = np.float64(y)[None] - np.float64(x)[:, None]
+    u, kernel = float(tau) * np.square(apart).sum(-1), as_kernel("test", kernel)
+    return np.asarray(kernel(jnp.asarray(u))), np.asarray(kernel.slope(jnp.asarray(u))), apart
+
+
+def error(found, exact, size) -> float:
+    """Relative to the sum of the terms' sizes; or of 1e-15, for a decay of e^-z knows z to 2⁻²⁴ z at best."""
+    difference = np.linalg.norm(np.asarray(found, np.float64) - exact)
+    return float(difference / max(np.linalg.norm(size), 1e-15))
+
+
+@pytest.mark.parametrize("dim", SIZES)
+@pytest.mark.parametrize("kernel", EVERY[1:], ids=str)  # of the Gaussian see `test_wide`
+def test_sums_and_all_gradients(rng, kernel, dim):
+    num, num_keys = SIZES[dim]
+
+    @jax.jit
+    @functools.partial(jax.value_and_grad, argnums=(0, 1, 2, 3), has_aux=True)
+    def ours(q, k, v, tau, g):
+        sums = kernel_sum(q, k, v, tau, kernel=kernel)
+        return (sums * g).sum(), sums
+
+    for _ in range(10):
+        x, tau = cloud(rng, num + num_keys, dim), np.float32(rng.choice([0.3, 1 / dim]))
+        x, y = x[:num], x[num:]
+        v, g = (rng.normal(size=n).astype(np.float32) for n in (num_keys, num))
+        (_, sums), (dx, dy, dv, dtau) = ours(x, y, v, tau, g)
+        kappa, psi, apart = pairs(kernel, x, y, tau)
+        w, t = psi * np.outer(np.float64(g), v), float(tau)
+        pulls, sizes = w[..., None] * apart, np.abs(w) * np.linalg.norm(apart, axis=-1)
+        assert error(sums, kappa @ v, np.abs(kappa) @ np.abs(v)) < 1e-5
+        assert error(dx, t * pulls.sum(1), t * sizes.sum(1)) < 2e-5
+        assert error(dy, -t * pulls.sum(0), t * sizes.sum(0)) < 2e-5
+        assert error(dv, g @ kappa, np.abs(g) @ np.abs(kappa)) < 1e-5
+        spread = w * np.square(apart).sum(-1) / 2
+        assert error(dtau, -spread.sum(), np.abs(spread).sum()) < 2e-5
+
+
+@pytest.mark.parametrize("kernel, dim", [("gauss", 17), ("matern32", 2), ("imq", 17), ("energy", 2), ("energy", 17)])
+def test_mmd_witness_and_flow(rng, kernel, dim):
+    num = {2: 300, 17: 150}[dim]
+    ours = jax.jit(jax.value_and_grad(functools.partial(mmd_squared, kernel=kernel), (0, 1)))
+    witness, velocity = (jax.jit(functools.partial(f, kernel=kernel)) for f in (mmd_witness, mmd_flow_velocity))
+    for _ in range(8):
+        z, tau = cloud(rng, 2 * num, dim), np.float32(1 / dim)
+        x, y = z[:num], z[num:]
+        value, slopes = ours(x, y, tau)
+        signs = np.repeat([1.0, -1.0], num) / num
+        kappa, psi, apart = pairs(kernel, z, z, tau)
+        assert error(value, signs @ kappa @ signs, np.abs(kappa).sum() / num**2) < 1e-5
+        assert error(witness(z, x, y, tau), kappa @ signs, np.abs(kappa) @ np.abs(signs)) < 1e-5
+        pulls = float(tau) * ((psi * signs)[..., None] * apart).sum(1)
+        sizes = float(tau) * ((psi * np.abs(signs)) * np.linalg.norm(apart, axis=-1)).sum(1)
+        for found, rows, factor in (
+            (slopes[0], slice(None, num), 2 / num),
+            (slopes[1], slice(num, None), -2 / num),
+            (velocity(x, y, tau), slice(None, num), -1),
+        ):
+            assert error(found, factor * pulls[rows], factor * sizes[rows]) < 2e-5
+
+
+@pytest.mark.parametrize("kernel, dim", [("gauss", 2), ("matern52", 17), ("imq", 2), ("cauchy", 17)])
+def test_stein_discrepancy_and_direction(rng, kernel, dim):
+    num = {2: 400, 17: 150}[dim]
+    ours, direction = (jax.jit(functools.partial(f, kernel=kernel)) for f in (ksd_squared, svgd_direction))
+    for _ in range(8):
+        x, s = cloud(rng, num, dim), rng.normal(size=(num, dim)).astype(np.float32)
+        tau, s64 = np.float32(1 / dim), np.float64(s)
+        t, slope = float(tau), KERNELS[kernel].slope
+        kappa, psi, apart = pairs(kernel, x, x, tau)
+        u = t * np.square(apart).sum(-1)
+        chi = np.asarray(slope.slope(jnp.asarray(u)))
+        cross = -((s64[:, None] - s64[None]) * apart).sum(-1)
+        terms = [z / num**2 for z in (kappa * (s64 @ s64.T), t * psi * cross, t * dim * psi, -t * u * chi)]
+        assert error(ours(x, s, tau), sum(z.sum() for z in terms), sum(np.abs(z).sum() for z in terms)) < 1e-5
+        exact = (kappa @ s64 - t * (psi[..., None] * apart).sum(1)) / num
+        size = (kappa @ np.abs(s64)).sum(1) / num + t * (psi * np.linalg.norm(apart, axis=-1)).sum(1) / num
+        assert error(direction(x, s, tau), exact, size) < 2e-5
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-15, 1e15, 1e30])
+def test_energy_distance_of_points_of_any_size(rng, scale):
+    x, y = (rng.normal(size=(n, 3)) for n in (50, 60))
+    exact, slope = jax.value_and_grad(energy_distance)(x, y + 1)
+    found = jax.value_and_grad(energy_distance)(*((scale * z).astype(np.float32) for z in (x, y + 1)))
+    assert abs(float(found[0]) / scale - exact) < 1e-5 * exact
+    assert error(found[1], slope, slope) < 2e-5
+
+
+def test_an_infinite_coordinate_is_no_plausible_number(rng):
+    x, y = (rng.normal(size=(n, 3)).astype(np.float32) for n in (50, 60))
+    x[7, 1] = np.inf
+    assert not np.isfinite(energy_distance(x, y))
+
+
+@pytest.mark.parametrize("exponent", [0.5, 0.6, 0.7, 0.75, 0.9, 1.0])
+def test_powers_have_finite_gradients(rng, exponent):
+    """Zero where points coincide, in every order."""
+    x = np.repeat(rng.normal(size=(20, 3)), 2, 0)
+    kernel = Kernel(lambda u: -(u**exponent), conditional=True)
+    value, slopes = jax.value_and_grad(lambda x: mmd_squared(x, jnp.zeros((1, 3)), 1.0, kernel=kernel))(x)
+    apart = np.linalg.norm(x[:, None] - x[None], axis=-1)
+    exact = 2 * np.mean(np.linalg.norm(x, axis=1) ** (2 * exponent)) - np.mean(apart ** (2 * exponent))
+    assert abs(value - exact) < 1e-12
+    assert np.isfinite(slopes).all()
+    ones = np.ones((3, 2))
+    assert (jax.grad(lambda x: kernel_sum(x, ones, ones, kernel=kernel).sum())(ones) == 0).all()
+
+
+@pytest.mark.parametrize("num", [1, 7, 64, 65, 1000, 4097])
+def test_leaves_hold_every_point_once_and_lie_apart(rng, num):
+    x = np.r_[rng.normal(size=(num, 3)), [[np.nan, np.inf, 1e30]]].astype(np.float32)
+    order = np.asarray(leaf_order(jnp.asarray(x), 64))
+    assert order.shape[1] <= 64 and order.size < num + 1 + len(order)
+    assert (np.sort(order, axis=None) == np.arange(order.size)).all()
+    far = np.where(rng.integers(0, 2, (num, 1)), 1e4, 0) + rng.normal(size=(num, 3))
+    order = np.minimum(np.asarray(leaf_order(jnp.asarray(far), 64)), num - 1)
+    mixed = np.ptp(far[order][..., 0], axis=1) > 5e3
+    assert mixed.sum() <= 1
