@@ -4,19 +4,17 @@ Mapped axes of `vmap` become leading axes here, of length 1 where an operand is 
 whole batch, and share what is shared.
 """
 
-import contextlib
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.custom_batching import custom_vmap
 
-from .._arrays.places import platforms, share_out_like, whole
+from .._arrays.places import platforms
 from .._arrays.points import Scaled, are_within, scaled_points, with_norms
 from .._arrays.split import SPLIT_REACH
 from .._checks.settings import Settings, are_known, working_dtype
@@ -29,6 +27,7 @@ from .channels import NOTHING, Channels
 from .differences import differences_sum
 from .fused import FUSED_MEANS, FUSED_WIDTH, FUSES
 from .kernel_plan import exact_plan, mixture_of
+from .mapped import mapped
 from .means import fused_means, split_means
 from .pairs import Sums, Wanted
 from .plan import Plan, sizes
@@ -167,7 +166,7 @@ def _computed(operation: Operation, settings: Settings) -> Callable[..., Any]:
             return *results, jnp.zeros_like(results[0][..., :1])  # which nobody reads
         return results
 
-    return _mapped(settings, functools.partial(by_platform, compute_all), operation.num_own)
+    return mapped(settings, functools.partial(by_platform, compute_all), operation.num_own)
 
 
 def _sum_in_xla(settings: Settings, chosen: Plan, operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
@@ -255,7 +254,7 @@ def _radial(function: Callable[..., Any], settings: Settings, what: Any) -> Call
         results = function(what, chosen, *(x.astype(chosen.precision) for x in operands))
         return tuple(x.astype(dtype) for x in results)
 
-    return _mapped(settings, functools.partial(by_platform, compute), 0 if function is _pair_sums else 4)
+    return mapped(settings, functools.partial(by_platform, compute), 0 if function is _pair_sums else 4)
 
 
 @functools.cache
@@ -263,34 +262,4 @@ def _closer(settings: Settings) -> Callable[..., Any]:
     def compute(platform: str, *operands: jax.Array) -> tuple[jax.Array, ...]:
         return float64.closer(platform, settings, *operands)
 
-    return _mapped(settings, functools.partial(by_platform, compute), 1)
-
-
-def _width(settings: Settings) -> contextlib.AbstractContextManager:
-    """The mode that the settings' operands need, for what JAX traces later than it was called."""
-    return jax.enable_x64(True) if settings.wide else contextlib.nullcontext()
-
-
-def _mapped(settings: Settings, function: Callable, num_own: int) -> Callable:
-    """`function`, vmapped by one more leading axis, of length 1 where an operand is not mapped.
-
-    The first `num_own` operands, in whose shapes the results are, get the whole axis: each element has its own result.
-    """
-
-    @custom_vmap
-    def mapped(*operands: jax.Array) -> tuple[jax.Array, ...]:
-        with _width(settings):
-            return tuple(function(*operands))
-
-    @mapped.def_vmap
-    def _(axis_size: int, is_mapped: Sequence[bool], *operands: jax.Array):
-        sizes = (axis_size if i < num_own else 1 for i in range(len(operands)))
-        with _width(settings):
-            batched = [
-                x if has_axis else jnp.broadcast_to(x, (size, *x.shape))
-                for x, has_axis, size in zip(operands, is_mapped, sizes, strict=True)
-            ]
-            results = mapped(*whole(*batched)) if settings.wide else mapped(*batched)
-            return tuple(share_out_like(x, batched) for x in results), (True,) * len(results)
-
-    return mapped
+    return mapped(settings, functools.partial(by_platform, compute), 1)
