@@ -84,4 +84,6 @@ def test_several_devices_take_the_step_of_one():
         assert one["images"] == [1280] and four["images"] == [320] * 4  # shared out
         assert one["devices"] == [1] and four["devices"] == [4]  # which all have the generator
         assert four["loss"] == pytest.approx(one["loss"], rel=0, abs=3e-6)  # each within 1e-6 of its terms
-        assert num > 1e5 and difference < 2e-5  # of gradients in float32; it is 4e-6
+        assert (
+            num > 1e5 and difference < 2e-4
+        )  # of gradients through the generator in float32: 4e-6 and 7e-5 on two CPUs

@@ -119,8 +119,11 @@ def tiled_sum(
             b, v = block
             return jax.tree.map(jnp.add, total, tile_sum(a, factors[1](b), v)), None
 
-        block = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), key_blocks)
-        shapes = jax.eval_shape(lambda a, b, v: tile_sum(a, factors[1](b), v), a, *block)
+        def of_one(a: Any, blocks: tuple[Any, Array]) -> Any:
+            b, v = jax.tree.map(lambda x: x.sum(0), blocks)  # a block's shape, also where there is none
+            return tile_sum(a, factors[1](b), v)
+
+        shapes = jax.eval_shape(of_one, a, key_blocks)
         zeros = jax.tree.map(lambda x: vary_like(jnp.zeros((*batch, *x.shape[-2:]), x.dtype), operands), shapes)
         return None, scan(add_columns, zeros, key_blocks)[0]
 
