@@ -158,3 +158,15 @@ def test_leaves_hold_every_point_once_and_lie_apart(rng, num):
     order = np.minimum(np.asarray(leaf_order(jnp.asarray(far), 64)), num - 1)
     mixed = np.ptp(far[order][..., 0], axis=1) > 5e3
     assert mixed.sum() <= 1
+
+
+@pytest.mark.parametrize("kernel, rate", [("matern12", 1), ("matern52", 5)])
+def test_leaves_apart_are_skipped_where_a_kernel_is_zero_in_its_dtype(rng, kernel, rate):
+    """In float64 farther than in float32: all pairs lie 150 decays apart."""
+    x, y = rng.normal(size=(2, 600, 1))
+    y += 150 / rate**0.5 + 10
+    exact = pairs(kernel, x, y, 1.0)[0].sum(1)
+    found = kernel_sum(x, y, np.ones(600), kernel=kernel, method="blocked", precision="float64")
+    assert 0 < exact.max() < 1e-38 and np.linalg.norm(found / exact - 1) < 1e-9
+    single = kernel_sum(*(z.astype(np.float32) for z in (x, y, np.ones(600))), kernel=kernel)
+    assert np.abs(np.asarray(single)).max() < 1e-38

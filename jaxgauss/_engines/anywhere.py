@@ -141,10 +141,10 @@ def _add_differences(
 
 def _are_apart(wanted: Wanted, scale: Array, a: Array, b: Array) -> Array:
     """Whether leaves are so far apart that all kernels are zero, (rows, columns)."""
-    if wanted.end == math.inf:
+    if (end := wanted.end(a.dtype.name)) == math.inf:
         return jnp.zeros((len(a), len(b)), bool)
     gaps = jnp.maximum(a.min(1)[:, None] - b.max(1)[None], b.min(1)[None] - a.max(1)[:, None])
-    return jnp.square(jnp.maximum(gaps, 0) * scale).sum(-1) > wanted.end
+    return jnp.square(jnp.maximum(gaps, 0) * scale).sum(-1) > end
 
 
 def _zeros(wanted: Wanted, scale: Array, rows: Rows, columns: Columns) -> Sums:

@@ -47,10 +47,9 @@ class Wanted(NamedTuple):
         """Whether a kernel needs distances, and not only their squares."""
         return any(kernel.kinked for kernel in self.kernels)
 
-    @property
-    def end(self) -> float:
-        """The u from which all of the kernels are zero in float32."""
-        return max(kernel.end for kernel in self.kernels)
+    def end(self, dtype: str) -> float:
+        """The u from which all of the kernels are zero in float32 or float64."""
+        return max(kernel.end(dtype) for kernel in self.kernels)
 
     def widths(self, dim: int) -> tuple[int, int, int]:
         """Columns of the results, for points of so many dimensions."""

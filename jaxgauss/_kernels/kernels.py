@@ -100,10 +100,11 @@ class Kernel:
         """Whether κ' is not finite at u = 0: κ is then a function of the distance, not of its square."""
         return _kinked(self.profile)
 
-    @property
-    def end(self) -> float:
-        """The u from which κ and its derivatives are zero in float32; infinite where none is known."""
-        return self.profile.end if isinstance(self.profile, Own | Slope | Spread | Trace) else math.inf
+    def end(self, dtype: str) -> float:
+        """The u from which κ and its derivatives are zero in float32 or float64; infinite where none is known."""
+        if isinstance(self.profile, Slope | Spread | Trace):
+            return self.profile.kernel.end(dtype)
+        return self.profile.end(dtype) if isinstance(self.profile, Own) else math.inf
 
     @property
     def at_zero(self) -> float:
@@ -133,11 +134,6 @@ class Slope:
 
     kernel: Kernel
 
-    @property
-    def end(self) -> float:
-        """That of the kernel."""
-        return self.kernel.end
-
     def __call__(self, u: Array) -> Array:
         """By the kernel's own rule where it has one."""
         return -2 * jax.jvp(self.kernel, (u,), (jnp.ones_like(u),))[1]
@@ -148,11 +144,6 @@ class Spread:
     """u ψ(u) as a profile: τ ψ ‖x - y‖², which derivatives with respect to τ are made of."""
 
     kernel: Kernel
-
-    @property
-    def end(self) -> float:
-        """That of the kernel."""
-        return self.kernel.end
 
     def __call__(self, u: Array) -> Array:
         """Zero where points coincide."""
@@ -165,11 +156,6 @@ class Trace:
 
     kernel: Kernel
     dim: int
-
-    @property
-    def end(self) -> float:
-        """That of the kernel."""
-        return self.kernel.end
 
     def __call__(self, u: Array) -> Array:
         """D ψ(0) where points coincide."""

@@ -11,7 +11,7 @@ from jaxtyping import Array
 
 # u up to which points coincide for the derivatives of a kernel with a kink: powers of 1/√u stay finite in float32.
 COINCIDENT = 2.0**-80
-DECAYED = 88.0  # e^-x is below the smallest normal number of float32 from here on
+DECAYED = {"float32": 88.0, "float64": 709.0}  # e^-x is below the smallest normal number from here on
 
 
 class Own:
@@ -33,9 +33,8 @@ class Own:
         """log ∫ κ(‖x‖²) dx in so many dimensions; infinite where there is none."""
         raise NotImplementedError
 
-    @property
-    def end(self) -> float:
-        """The u from which κ and its derivatives are zero in float32."""
+    def end(self, dtype: str) -> float:
+        """The u from which κ and its derivatives are zero in float32 or float64."""
         return math.inf
 
 
@@ -55,10 +54,9 @@ class Gauss(Own):
         """-u/2."""
         return u / -2
 
-    @property
-    def end(self) -> float:
+    def end(self, dtype: str) -> float:
         """Twice the exponent."""
-        return 2 * DECAYED
+        return 2 * DECAYED[dtype]
 
     def log_integral(self, dim: int) -> float:
         """Of the normal density."""
@@ -120,10 +118,9 @@ class Matern(Own):
         """By a rule of its own."""
         return _log_matern(self.n, 2 * self.n + 1.0, u)
 
-    @property
-    def end(self) -> float:
+    def end(self, dtype: str) -> float:
         """Where the exponential has decayed, with room for the polynomial."""
-        return (DECAYED + 10) ** 2 / (2 * self.n + 1)
+        return (DECAYED[dtype] + 20) ** 2 / (2 * self.n + 1)
 
     def log_integral(self, dim: int) -> float:
         """The spectral density at zero: Rasmussen & Williams, equation 4.15."""
