@@ -11,6 +11,8 @@ import matplotlib.pyplot as plt
 import pytest
 
 LIBRARIES = {"flax": "mmd_flax", "equinox": "mmd_equinox"}
+# The batch is small: of half a million hidden units a few lie within rounding of zero, and gradients differ by 7e-5 and
+# more where a ReLU lets one through on one device and not on four.
 SCRIPT = """
 import json, sys
 import jax
@@ -24,7 +26,7 @@ def flax(mesh):
 
     generator, optimizer, rngs, images, _ = mmd_flax.begin(mesh, 10)
     norm = embedding_norm_squared(images, mmd_flax.TAUS, mesh=mesh, query_axis="data")
-    loss = mmd_flax.train_step(generator, optimizer, rngs, images, norm, mesh=mesh, batch=512)
+    loss = mmd_flax.train_step(generator, optimizer, rngs, images, norm, mesh=mesh, batch=16)
     return loss, jax.tree.leaves(optimizer.opt_state[0].mu), nnx.state(generator), images
 
 def equinox(mesh):
@@ -32,7 +34,7 @@ def equinox(mesh):
 
     model, optimizer, state, images, _ = mmd_equinox.begin(mesh, 10)
     norm = embedding_norm_squared(images, mmd_equinox.TAUS, mesh=mesh, query_axis="data")
-    given = model, state, images, norm, jax.random.key(1), optimizer, mesh, 512
+    given = model, state, images, norm, jax.random.key(1), optimizer, mesh, 16
     model, state, loss = mmd_equinox.train_step(*given)
     return loss, jax.tree.leaves(state[0].mu), [x for x in jax.tree.leaves(model) if isinstance(x, jax.Array)], images
 
@@ -84,6 +86,4 @@ def test_several_devices_take_the_step_of_one():
         assert one["images"] == [1280] and four["images"] == [320] * 4  # shared out
         assert one["devices"] == [1] and four["devices"] == [4]  # which all have the generator
         assert four["loss"] == pytest.approx(one["loss"], rel=0, abs=3e-6)  # each within 1e-6 of its terms
-        assert (
-            num > 1e5 and difference < 2e-4
-        )  # of gradients through the generator in float32: 4e-6 and 7e-5 on two CPUs
+        assert num > 1e5 and difference < 2e-5  # of gradients in float32; it is 1e-7
