@@ -18,8 +18,9 @@ from jaxtyping import Array, Bool, Float
 
 from .._arrays.logits import dot
 from .._arrays.places import vary_like
-from .._arrays.points import as_rows
+from .._arrays.points import Scaled, as_rows, with_norms
 from .pairs import FARTHEST, Columns, Rows, Sums, Wanted, by_differences, by_products, cut_off, zeros_of
+from .products import squares_factors
 from .sorting import leaf_order
 
 FEW_DIMENSIONS = 8  # where differences take not much longer than products, and most leaves hold a near pair
@@ -42,7 +43,8 @@ def anywhere_sums(
 ) -> Sums:
     """`Sums` at the queries, in their order."""
     few = queries.shape[1] <= FEW_DIMENSIONS
-    sort = functools.partial(leaf_order, largest=LEAF[few])
+    skips = wanted.end(queries.dtype.name) < math.inf
+    sort = functools.partial(leaf_order, largest=LEAF[few], in_order=few and not skips)
     i, j = sort(lax.stop_gradient(queries)), sort(lax.stop_gradient(keys))
     rows = Rows(_leaves(queries, i, None), _leaves(row_weights, i))
     columns = Columns(_leaves(keys, j, None), *(_leaves(x, j) for x in (values, column_weights)))
@@ -87,13 +89,10 @@ def _many(wanted: Wanted, scale: Array, rows: Rows, columns: Columns) -> Sums:
     def add(total: Sums, tile: Columns) -> tuple[Sums, Array]:
         center = _middle(tile.points)
         a, b = ((x - center[None]) * scale for x in (every.points, as_rows(tile.points)))
-        norms_a, norms_b = (jnp.square(x).sum(-1) for x in (a, b))
-        ones = [jnp.ones_like(x) for x in (norms_a, norms_b)]
-        u = dot(
-            jnp.concatenate([-2 * a, jnp.stack([ones[0], norms_a], 1)], 1),
-            jnp.concatenate([b, jnp.stack([norms_b, ones[1]], 1)], 1).T,
-        )
-        flags = _are_doubtful(wanted, u, norms_a, norms_b, (num, size, each, -1))
+        scaled_a, scaled_b = with_norms(a, b)
+        first, second = squares_factors(scaled_a, scaled_b)
+        u = dot(first, second.T)
+        flags = _are_doubtful(wanted, u, scaled_a, scaled_b, (num, size, each, -1))
         u = cut_off(u)
         keep = ~flags[:, None, :, None] & jnp.ones((1, size, 1, u.shape[1] // each), bool)
         here = Columns(_finite(b), *map(as_rows, tile[1:]))
@@ -106,14 +105,14 @@ def _many(wanted: Wanted, scale: Array, rows: Rows, columns: Columns) -> Sums:
     return _add_differences(total, flags, wanted, scale, rows, columns)
 
 
-def _are_doubtful(wanted: Wanted, u: Array, norms_a: Array, norms_b: Array, shape: tuple[int, ...]) -> Array:
+def _are_doubtful(wanted: Wanted, u: Array, a: Scaled, b: Scaled, shape: tuple[int, ...]) -> Array:
     """Whether a pair of leaves holds one whose u a product does not know, (rows, columns) of leaves."""
     trusted = TRUSTED[u.dtype.name]
 
     def least(x: Array) -> Array:
         return x.reshape(*shape[:2], -1).min(1).reshape(shape[0], *shape[2:]).min(-1)
 
-    margin = least(u - trusted * (norms_a[:, None] + norms_b[None]))
+    margin = least(u - trusted * (a.norms + b.norms.T))
     return ~(margin >= (0 if wanted.kinked else -1))  # NaN is doubtful
 
 

@@ -73,10 +73,16 @@ def pullback_anywhere(
     channels: Channels, chosen: Plan, queries: Q, keys: K, values: V, tau: T, g: G, *, with_tau: bool = True
 ) -> tuple[Q, K, V, T]:
     """`radial_pullback` of points that lie anywhere."""
-    of_rows, of_columns = _about_both(channels, chosen, queries, keys, values, tau, g, with_tau)
+    return gradients_of(
+        *_about_both(channels, chosen, queries, keys, values, tau, g, with_tau), queries, keys, values, tau
+    )
+
+
+def gradients_of(about_queries: Sums, about_keys: Sums, queries: Q, keys: K, values: V, tau: T) -> tuple[Q, K, V, T]:
+    """The gradients of the operands, of what pulls at the queries, and at the keys with Σ_m κ g_m."""
     scale = tau[..., None, None]
-    d_tau = of_rows.spread.sum((-2, -1)) / (-2 * tau) if with_tau else jnp.zeros_like(tau)
-    found = scale * of_rows.pulls, scale * of_columns.pulls, of_columns.sums, d_tau
+    d_tau = about_queries.spread.sum((-2, -1)) / (-2 * tau)  # zero without a spread
+    found = scale * about_queries.pulls, scale * about_keys.pulls, about_keys.sums, d_tau
     return _in_shapes(found, (queries, keys, values, tau))
 
 

@@ -7,8 +7,8 @@ from jaxtyping import Array, Float, Int
 WAYS = 3  # levels of halves that a sort makes at once
 
 
-def leaf_order(points: Float[Array, "n d"], largest: int) -> Int[Array, "leaves size"]:
-    """Numbers of the points in each leaf; numbers from N on fill leaves up and stand for the last point.
+def leaf_order(points: Float[Array, "n d"], largest: int, in_order: bool = False) -> Int[Array, "leaves size"]:
+    """Numbers of the points in each leaf, or as they come, `in_order`; those from N on stand for the last point.
 
     Each round sorts all segments by the coordinate in which they are widest and cuts them into eight. Coordinates are
     rounded, to make room for the position within 32 bits: one array of integers sorts seven times as fast as two.
@@ -17,6 +17,8 @@ def leaf_order(points: Float[Array, "n d"], largest: int) -> Int[Array, "leaves 
     levels = max(0, (-(-num // largest) - 1).bit_length())
     size = -(-num // 2**levels)
     order = jnp.arange(size << levels, dtype="int32")[None]
+    if in_order:
+        return order.reshape(-1, size)
     points = jnp.where(jnp.isfinite(points), points, 0).astype("float32")
     for level in range(0, levels, WAYS):
         segments = points[jnp.minimum(order, num - 1)]  # (segments, each, D)

@@ -13,7 +13,7 @@ from .._checks.settings import Settings
 from .._engines import dispatch
 from .._engines.channels import NOTHING, Channels
 from .._engines.pairs import Sums, Wanted
-from .._engines.radial import difference_sums, sums_by_differences, sums_by_products
+from .._engines.radial import difference_sums, gradients_of, sums_by_differences, sums_by_products
 from .._engines.reach import are_near
 
 # Derivatives. With u = τ‖q_m - k_n‖², κ' the derivative of κ, ψ = -2κ', a cotangent g and w_mn = ψ(u) ⟨g_m, v_n⟩, from
@@ -69,9 +69,7 @@ def _pullback_by_pairs(settings: Settings, channels: Channels, queries, keys, va
     """The rules above, by sums about the queries and about the keys."""
     of_rows = pair_sums(settings, Wanted(NOTHING, channels, True), queries, keys, keys[..., :0], tau, g, values)
     of_columns = pair_sums(settings, Wanted(channels, channels), keys, queries, g, tau, values, g)
-    scale = tau[..., None, None]
-    found = scale * of_rows.pulls, scale * of_columns.pulls, of_columns.sums, of_rows.spread.sum((-2, -1)) / (-2 * tau)
-    return tuple(unbroadcast(d, x.shape) for d, x in zip(found, (queries, keys, values, tau), strict=True))
+    return gradients_of(of_rows, of_columns, queries, keys, values, tau)
 
 
 def _pair_sums_backward(settings: Settings, wanted: Wanted, operands: tuple[Array, ...], cotangents: Sums):
