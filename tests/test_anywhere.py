@@ -17,6 +17,7 @@ from jaxgauss import (
     mmd_witness,
     svgd_direction,
 )
+from jaxgauss._engines import anywhere
 from jaxgauss._engines.sorting import leaf_order
 from jaxgauss._kernels.kernels import KERNELS, as_kernel
 
@@ -160,13 +161,30 @@ def test_leaves_hold_every_point_once_and_lie_apart(rng, num):
     assert mixed.sum() <= 1
 
 
+@pytest.mark.parametrize("dtype, decays", [("float32", 70), ("float64", 150)])
 @pytest.mark.parametrize("kernel, rate", [("matern12", 1), ("matern52", 5)])
-def test_leaves_apart_are_skipped_where_a_kernel_is_zero_in_its_dtype(rng, kernel, rate):
-    """In float64 farther than in float32: all pairs lie 150 decays apart."""
-    x, y = rng.normal(size=(2, 600, 1))
-    y += 150 / rate**0.5 + 10
-    exact = pairs(kernel, x, y, 1.0)[0].sum(1)
-    found = kernel_sum(x, y, np.ones(600), kernel=kernel, method="blocked", precision="float64")
-    assert 0 < exact.max() < 1e-38 and np.linalg.norm(found / exact - 1) < 1e-9
-    single = kernel_sum(*(z.astype(np.float32) for z in (x, y, np.ones(600))), kernel=kernel)
-    assert np.abs(np.asarray(single)).max() < 1e-38
+def test_leaves_apart_are_skipped_where_a_kernel_is_zero_in_its_dtype(rng, kernel, rate, dtype, decays):
+    """And no nearer: what is so many decays apart is summed in one, and skipped in float32 farther than it knows."""
+    x, y = (z.astype(dtype) for z in rng.normal(size=(2, 600, 1)))
+    near, far, ones = y + decays / rate**0.5, y + 200 / rate**0.5, np.ones(600, dtype)
+    exact = pairs(kernel, x, near, 1.0)[0].sum(1)
+    found = np.asarray(kernel_sum(x, near, ones, kernel=kernel, method="blocked"))
+    assert 0 < exact.max() < 1e-20 and np.linalg.norm(found / exact - 1) < (1e-9 if dtype == "float64" else 1e-3)
+    assert (np.asarray(kernel_sum(x, far, ones, kernel=kernel)) == 0).all() == (dtype == "float32")
+
+
+def test_few_leaves_are_doubtful_about_their_own_center(rng, monkeypatch):
+    """Of clusters: about another center products would know nothing, and all pairs would take differences."""
+    shares = []
+
+    def recorded(total, flags, *others, add=anywhere._add_differences):
+        jax.debug.callback(lambda x: shares.append(float(x)), flags.mean())
+        return add(total, flags, *others)
+
+    monkeypatch.setattr(anywhere, "_add_differences", recorded)
+    jax.clear_caches()
+    x = (rng.normal(size=(1024, 17)) + 1e4 * rng.integers(1, 3, (1024, 1))).astype(np.float32)
+    jax.block_until_ready(kernel_sum(x, x, x[:, 0], 1 / 17, kernel="imq"))
+    jax.effects_barrier()
+    jax.clear_caches()
+    assert shares and max(shares) <= 0.5  # what is not of the cluster of the center, and little else

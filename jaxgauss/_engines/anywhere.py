@@ -129,10 +129,9 @@ def _add_differences(
     def add(state: tuple[Array, Sums]) -> tuple[Array, Sums]:
         start, total = state
         place = lax.dynamic_slice(places, (start,), (each,))
-        i, j, there = place // num_columns, place % num_columns, (place < flags.size)[:, None, None]
-        column = Columns(b.points[j], *(jnp.where(there, x[j], 0) for x in b[1:]))
-        found = by_differences(wanted, scale, Rows(*(x[i] for x in a)), column)
-        return start + each, jax.tree.map(lambda x, y: x.at[i].add(y), total, found)
+        i, j = place // num_columns, place % num_columns  # i is no leaf where there are no more
+        found = by_differences(wanted, scale, Rows(*(x[i] for x in a)), Columns(*(x[j] for x in b)))
+        return start + each, jax.tree.map(lambda x, y: x.at[i].add(y, mode="drop"), total, found)
 
     start, number = vary_like(jnp.zeros((), "int32"), [flags]), flags.sum(dtype="int32")
     return lax.while_loop(lambda state: state[0] < number, add, (start, total))[1]
@@ -153,10 +152,9 @@ def _zeros(wanted: Wanted, scale: Array, rows: Rows, columns: Columns) -> Sums:
 
 
 def _middle(leaves: Float[Array, "leaves size d"]) -> Float[Array, " d"]:
-    """The middle one of the centers of three leaves, in each coordinate: an outlier does not move it."""
-    num = len(leaves)
-    x, y, z = (leaves[i].mean(0) for i in (num // 4, num // 2, 3 * num // 4))
-    return jnp.maximum(jnp.minimum(x, y), jnp.minimum(jnp.maximum(x, y), z))
+    """The center of the most compact leaf: neither an outlier moves it, nor a leaf with points of two clusters."""
+    spreads = jnp.square(leaves.max(1) - leaves.min(1)).sum(-1)
+    return leaves[lax.argmin(jnp.where(jnp.isnan(spreads), jnp.inf, spreads), 0, "int32")].mean(0)
 
 
 def _finite(x: Array) -> Array:
