@@ -1,7 +1,7 @@
 """What sums of points far from their center cost: `python -m benchmarks.distance --keep`.
 
-N = M = 4096 normal points, scaled so that the farthest lies R bandwidths from the center: up to some R a sum takes
-whole points, then points in two parts, then float64. Sums and logarithms are checked against float64 before.
+N = M = 4096 normal points, scaled so that the farthest lies R bandwidths from the center: products about it serve up to
+some R, then tiles of sorted points look after their own digits. Sums and logarithms are checked against float64 before.
 """
 
 import argparse

@@ -52,7 +52,7 @@ def error(found, exact, size) -> float:
 
 
 @pytest.mark.parametrize("dim", SIZES)
-@pytest.mark.parametrize("kernel", EVERY[1:], ids=str)  # of the Gaussian see `test_wide`
+@pytest.mark.parametrize("kernel", EVERY, ids=str)
 def test_sums_and_all_gradients(rng, kernel, dim):
     num, num_keys = SIZES[dim]
 

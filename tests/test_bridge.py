@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import torch_backend
 from jaxgauss import explain, gauss_sum, gauss_sum_dense
 from jaxgauss._engines import attention as engine
-from jaxgauss._engines import bridge, by_platform, dispatch, plan, reach
+from jaxgauss._engines import bridge, by_platform, dispatch, plan
 from jaxgauss._sums import checked
 from oracle import assert_close, gauss_sum64, problem, relative_error
 from torch_backend import operators
@@ -160,7 +160,7 @@ def test_memory_errors_on_a_gpu_name_the_setting():
 
 def test_several_platforms_share_one_program(rng, monkeypatch, fresh):
     """As on a GPU machine: the branch is chosen when the program is lowered."""
-    for module in (by_platform, dispatch, reach):
+    for module in (by_platform, dispatch):
         monkeypatch.setattr(module, "platforms", lambda: ["cpu", "cuda"])
     monkeypatch.setattr(bridge, "serves", lambda platform: True)
     *operands, g = (jnp.asarray(x) for x in problem(rng, c=30))

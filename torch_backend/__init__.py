@@ -21,7 +21,3 @@ from .prescale import prescale as prescale
 from .rescale import rescale as rescale
 from .reweight import reweight as reweight
 from .trust import REACH as REACH
-from .wide import closer as closer
-from .wide import wide_means as wide_means
-from .wide import wide_pullback as wide_pullback
-from .wide import wide_sum as wide_sum

@@ -45,20 +45,17 @@ def with_norms(*points: Array) -> tuple[Scaled, ...]:
 def squared_reach(a: Scaled, b: Scaled) -> Float[Array, ""]:
     """R², how far in squared bandwidths the farthest of the points lies from the center; points to the base of 2.
 
-    Rounding moves the exponents of everything but `differences_sum` by its unit times R².
+    Rounding moves exponents that products make by its unit times R².
     """
     norms = jnp.concatenate(whole(a.norms.ravel(), b.norms.ravel()))
     return jnp.where(jnp.isnan(norms), 0, norms).max(initial=0) / BASE_2
 
 
-def are_within(reach: float, a: Scaled, b: Scaled, each_tau: bool = False) -> Bool[Array, "*taus"]:
-    """Whether R² is at most `reach`, in a step less than by R² itself: see `center`; or so for each τ of the last axis.
+def are_within(reach: float, a: Scaled, b: Scaled) -> Bool[Array, ""]:
+    """Whether R² is at most `reach`, in a step less than by R² itself: see `center`.
 
     NaN, which spoils a row whatever is done, does not count.
     """
-    if each_tau:
-        beyond = [(x > reach * BASE_2).any((*range(x.ndim - 3), -2, -1)) for x in whole(a.norms, b.norms)]
-        return ~(beyond[0] | beyond[1])
     norms = jnp.concatenate(whole(a.norms.ravel(), b.norms.ravel()))
     return ~(norms > reach * BASE_2).any()
 
@@ -94,6 +91,11 @@ def align(queries: Array, keys: Array, values: Array, tau: Array) -> tuple[Array
     rank = max(queries.ndim - 2, keys.ndim - 2, values.ndim - 2, tau.ndim)
     queries, keys, values = (lax.expand_dims(x, range(rank + 2 - x.ndim)) for x in (queries, keys, values))
     return queries, keys, values, lax.expand_dims(tau, range(rank - tau.ndim))
+
+
+def with_axes_of(tau: Array, points: Array) -> Array:
+    """The points, stretched along the batch of τ, which is not in them where nothing is scaled."""
+    return jnp.broadcast_to(points, (*jnp.broadcast_shapes(points.shape[:-2], tau.shape), *points.shape[-2:]))
 
 
 def shared(*operands: Array) -> bool:

@@ -57,11 +57,6 @@ class Settings:
     dtype: str = "float32"
     function: str = "gauss_sum"  # that was called
     grade: str = ""  # of jax.default_matmul_precision: default, high or highest
-    guarded: bool = True  # False where the points are known to lie within reach
-    wide: bool = False  # in float64, at any distance: see `float64`
-    far: bool = False  # which is so because points lie far away
-    split: bool = False  # in float32, of points in two parts, which reach farther: see `split`
-    centered: bool = False  # True where the points are known to lie about the origin
     forward_mode: bool = False  # whether the sum must have tangents
     mesh: Mesh | AbstractMesh | None = None  # whose axes queries and keys are shared out over
     query_axis: MeshAxis = None

@@ -1,14 +1,15 @@
 """XLA's engine for points that lie anywhere: each tile of the kernel matrix looks after its own digits.
 
-Points are sorted, so that leaves are compact. In few dimensions all pairs are formed from differences of coordinates.
-In more, tiles of several leaves take one product about the center of their keys: u = ‖a‖² + ‖b‖² - 2⟨a, b⟩ then errs by
-2⁻²⁴ (‖a‖² + ‖b‖²), which is little beside u itself but where a pair is near and its center far. Pairs of leaves that
-hold such a pair are left out there, and formed from differences afterwards. Leaves too far apart for a kernel that ends
-are skipped.
+Points are sorted, so that leaves are compact; leaves too far apart for a kernel that ends are skipped. In few
+dimensions pairs are formed from differences of coordinates, or from products where those surely know them. In more,
+tiles of several leaves take one product about the center of their keys: u = ‖a‖² + ‖b‖² - 2⟨a, b⟩ then errs by 2⁻²⁴
+(‖a‖² + ‖b‖²), which is little beside u itself but where a pair is near and its center far. Pairs of leaves that hold
+such a pair are left out there, and formed from differences afterwards.
 """
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -19,13 +20,15 @@ from jaxtyping import Array, Bool, Float
 from .._arrays.logits import dot
 from .._arrays.places import vary_like
 from .._arrays.points import Scaled, as_rows, with_norms
-from .pairs import FARTHEST, Columns, Rows, Sums, Wanted, by_differences, by_products, cut_off, zeros_of
-from .products import squares_factors
+from .pairs import FARTHEST, Columns, Rows, Sums, Wanted, by_differences, by_products, cut_off, subtractable, zeros_of
+from .plan import NEAR, STRICTER
+from .products import squared_distances_of, squares_factors
 from .sorting import leaf_order
 
 FEW_DIMENSIONS = 8  # where differences take not much longer than products, and most leaves hold a near pair
 LEAF = {True: 256, False: 64}  # points, in few dimensions and in many
 TILE = 16  # leaves of a tile of products
+FEW = 2**18  # pairs times dimensions whose differences take less time than sorting
 CHUNK = 2**18  # pairs of points whose differences are formed at a time
 FLAGS = 2**16  # pairs of leaves that are looked at, at a time
 # Beside ‖a‖² + ‖b‖², what u must be for a product to make it: its relative error is then at most the unit over this.
@@ -42,9 +45,10 @@ def anywhere_sums(
     column_weights: Float[Array, "n e"],
 ) -> Sums:
     """`Sums` at the queries, in their order."""
+    queries, keys = subtractable(queries), subtractable(keys)
     few = queries.shape[1] <= FEW_DIMENSIONS
-    skips = wanted.end(queries.dtype.name) < math.inf
-    sort = functools.partial(leaf_order, largest=LEAF[few], in_order=few and not skips)
+    compact = not few or bool(wanted.pulls.kernels) or wanted.end(queries.dtype.name) < math.inf
+    sort = functools.partial(leaf_order, largest=LEAF[few], in_order=not compact)
     i, j = sort(lax.stop_gradient(queries)), sort(lax.stop_gradient(keys))
     rows = Rows(_leaves(queries, i, None), _leaves(row_weights, i))
     columns = Columns(_leaves(keys, j, None), *(_leaves(x, j) for x in (values, column_weights)))
@@ -54,10 +58,10 @@ def anywhere_sums(
     num = 1 << (num.bit_length() - 1)
     blocks = _in_groups(rows, num)
     found = lax.map(lambda block: tiles(wanted, scale, block, columns), blocks)
-    return jax.tree.map(lambda x: _in_place(as_rows(x), i.ravel(), len(queries)), found)
+    return jax.tree.map(lambda x: in_place(as_rows(x), i.ravel(), len(queries)), found)
 
 
-def _in_place(x: Array, places: Array, num: int) -> Array:
+def in_place(x: Array, places: Array, num: int) -> Array:
     """Rows back in their order, without those that filled leaves up."""
     return jnp.zeros((num, x.shape[-1]), x.dtype).at[places].set(x, mode="drop", unique_indices=True)
 
@@ -74,9 +78,32 @@ def _leaves(x: Array, order: Array, fill: float | None = 0.0) -> Array:
 
 
 def _few(wanted: Wanted, scale: Array, rows: Rows, columns: Columns) -> Sums:
-    """All pairs of leaves that are not apart, from differences."""
-    here = ~_are_apart(wanted, scale, rows.points, columns.points)
-    return _add_differences(_zeros(wanted, scale, rows, columns), here, wanted, scale, rows, columns)
+    """All pairs of leaves that are not apart, from differences; what pulls by products where those know it."""
+    total, gaps = _zeros(wanted, scale, rows, columns), squared_gaps(scale, rows.points, columns.points)
+    here = ~(gaps > wanted.end(gaps.dtype.name))
+    if wanted.pulls.kernels:
+        by_product = _are_known(wanted, scale, rows.points, columns.points, gaps)
+        tile = functools.partial(_product_tile, wanted, scale)
+        total = _add_leaves(total, here & by_product, tile, rows, columns)
+        here &= ~by_product
+    return _add_differences(total, here, wanted, scale, rows, columns)
+
+
+def _are_known(wanted: Wanted, scale: Array, a: Array, b: Array, gaps: Array) -> Bool[Array, "rows columns"]:
+    """Whether products about the center of the keys know u of two leaves: near it, or far beside what it is made of."""
+    centers = b.mean(1)
+    sizes = jnp.square((a[:, None] - centers[None, :, None]) * scale).sum(-1).max(-1)
+    sizes += jnp.square((b - centers[:, None]) * scale).sum(-1).max(-1)[None]
+    near = 0 if wanted.kinked else NEAR[a.dtype.name] / STRICTER
+    return ((gaps >= TRUSTED[a.dtype.name] * sizes) & (sizes < FARTHEST)) | (sizes < near)
+
+
+def _product_tile(wanted: Wanted, scale: Array, rows: Rows, columns: Columns) -> Sums:
+    center = columns.points.mean(1, keepdims=True)
+    a, b = with_norms(*((x.points - center) * scale for x in (rows, columns)))
+    u = squared_distances_of(*squares_factors(a, b))
+    found = by_products(wanted, rows._replace(points=a.points), columns._replace(points=b.points), u)
+    return found._replace(pulls=found.pulls / scale)
 
 
 def _many(wanted: Wanted, scale: Array, rows: Rows, columns: Columns) -> Sums:
@@ -119,30 +146,35 @@ def _are_doubtful(wanted: Wanted, u: Array, a: Scaled, b: Scaled, shape: tuple[i
 def _add_differences(
     total: Sums, flags: Bool[Array, "rows columns"], wanted: Wanted, scale: Array, rows: Rows, columns: Columns
 ) -> Sums:
-    """The total with pairs of leaves from differences, some at a time: as many as are flagged."""
+    """The total with the flagged pairs of leaves from differences."""
+    a, b = rows._replace(points=rows.points.mT), columns._replace(points=columns.points.mT)
+    return _add_leaves(total, flags, functools.partial(by_differences, wanted, scale), a, b)
+
+
+def _add_leaves(
+    total: Sums, flags: Bool[Array, "rows columns"], tile: Callable[..., Sums], rows: Rows, columns: Columns
+) -> Sums:
+    """The total with a tile of each flagged pair of leaves, some at a time."""
     num_columns = flags.shape[1]
-    each = max(1, min(flags.size, CHUNK // (rows.points.shape[1] * columns.points.shape[1])))
+    each = max(1, min(flags.size, CHUNK // (rows.weights.shape[1] * columns.weights.shape[1])))
     places = lax.sort(jnp.where(flags.ravel(), jnp.arange(flags.size, dtype="int32"), flags.size))
     places = jnp.pad(places, (0, each), constant_values=flags.size)
-    a, b = rows._replace(points=rows.points.mT), columns._replace(points=columns.points.mT)
 
     def add(state: tuple[Array, Sums]) -> tuple[Array, Sums]:
         start, total = state
         place = lax.dynamic_slice(places, (start,), (each,))
         i, j = place // num_columns, place % num_columns  # i is no leaf where there are no more
-        found = by_differences(wanted, scale, Rows(*(x[i] for x in a)), Columns(*(x[j] for x in b)))
+        found = tile(Rows(*(x[i] for x in rows)), Columns(*(x[j] for x in columns)))
         return start + each, jax.tree.map(lambda x, y: x.at[i].add(y, mode="drop"), total, found)
 
     start, number = vary_like(jnp.zeros((), "int32"), [flags]), flags.sum(dtype="int32")
     return lax.while_loop(lambda state: state[0] < number, add, (start, total))[1]
 
 
-def _are_apart(wanted: Wanted, scale: Array, a: Array, b: Array) -> Array:
-    """Whether leaves are so far apart that all kernels are zero, (rows, columns)."""
-    if (end := wanted.end(a.dtype.name)) == math.inf:
-        return jnp.zeros((len(a), len(b)), bool)
+def squared_gaps(scale: Array, a: Float[Array, "r m d"], b: Float[Array, "c n d"]) -> Float[Array, "r c"]:
+    """The least u that points of two leaves may have."""
     gaps = jnp.maximum(a.min(1)[:, None] - b.max(1)[None], b.min(1)[None] - a.max(1)[:, None])
-    return jnp.square(jnp.maximum(gaps, 0) * scale).sum(-1) > end
+    return jnp.square(jnp.maximum(gaps, 0) * scale).sum(-1)
 
 
 def _zeros(wanted: Wanted, scale: Array, rows: Rows, columns: Columns) -> Sums:
@@ -153,7 +185,9 @@ def _zeros(wanted: Wanted, scale: Array, rows: Rows, columns: Columns) -> Sums:
 
 def _middle(leaves: Float[Array, "leaves size d"]) -> Float[Array, " d"]:
     """The center of the most compact leaf: neither an outlier moves it, nor a leaf with points of two clusters."""
-    spreads = jnp.square(leaves.max(1) - leaves.min(1)).sum(-1)
+    spreads = (
+        jnp.square(leaves.max(1) - leaves.min(1)).sum(-1).astype("float32")
+    )  # argmin has no other in float32 modes
     return leaves[lax.argmin(jnp.where(jnp.isnan(spreads), jnp.inf, spreads), 0, "int32")].mean(0)
 
 

@@ -4,6 +4,7 @@ XLA centers, scales, rounds and packs the points, and makes a sum of what comes 
 a plan, its kernel, the scaled points a and b, and operands of equal rank; last among its results, the largest sum.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -14,10 +15,9 @@ from jax import lax
 from jaxtyping import Array
 
 from .._arrays.points import scaled_points, unbroadcast
-from .._checks.settings import Settings
 from .bridge import backend, call
-from .float64 import Wide, out_of_reach
 from .plan import Plan
+from .reach import one_of_two
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,15 +28,14 @@ Points = tuple[Array, Array]
 
 
 def by_attention(
-    settings: Settings, chosen: Plan, attended: Callable, wide: Wide, operands: tuple[Array, ...]
+    chosen: Plan, attended: Callable, anywhere: Callable, operands: tuple[Array, ...], looks: bool
 ) -> tuple[Array, ...]:
-    """What an attention kernel makes of the operands; where its precision does not hold them, `rescale` in their own.
+    """What an attention kernel makes of the operands; where half precision does not hold them, `rescale` in their own.
 
-    And where that does not, tiles in float64; but it is asked only if the settings are guarded.
+    And where that does not, the engine for points that lie anywhere; but it is asked only if points may.
     """
     kernel, dtype = kernel_of(chosen, operands[0]), operands[0].dtype
-    settings = replace(settings, dtype=dtype.name)
-    far = out_of_reach(settings, wide, chosen.platform)
+    far = functools.partial(anywhere, replace(chosen, precision=dtype.name))
     if any(0 in x.shape for x in operands):
         return far(*operands)  # for its shapes
     if isinstance(kernel, str):
@@ -44,33 +43,32 @@ def by_attention(
         return tuple(call(refusal, (kernel,), shapes, operands))
     if kernel.dtype == "float64" and dtype != jnp.float64:
         with jax.enable_x64(True):
-            results = by_attention(settings, chosen, attended, wide, tuple(x.astype("float64") for x in operands))
+            results = by_attention(chosen, attended, anywhere, tuple(x.astype("float64") for x in operands), looks)
             return tuple(x.astype(dtype) for x in results)
 
     queries, keys, _, tau, *_ = operands
-    points = scaled_points(queries, keys, tau, settings.centered, base_2=False, every=kernel.half)
+    points = scaled_points(queries, keys, tau, base_2=False, every=kernel.half)
 
     def run(*_: Array) -> tuple[Array, ...]:
         return attended(chosen, kernel, points, operands)[:-1]
 
     is_last = chosen.method == "rescale" and not kernel.half
-    if chosen.platform != "cpu" or (is_last and not settings.guarded):
+    if chosen.platform != "cpu" or (is_last and not looks):
         return run()
     trust = backend().trust
-    reach = trust.squared_reach(*points)
-    within = reach <= trust.REACH[chosen.method][kernel.precision]
     if is_last:
-        return lax.cond(within, run, far, *operands)
+        return one_of_two(trust.squared_reach(*points) <= chosen.reach, run, far, *operands)
     own = replace(chosen, method="rescale", precision=dtype.name)
 
     def again(*operands: Array) -> tuple[Array, ...]:
-        return by_attention(replace(settings, guarded=True), own, attended, wide, operands)
+        return by_attention(own, attended, anywhere, operands, True)
 
     def unless_doubted(*operands: Array) -> tuple[Array, ...]:
         *results, largest = attended(chosen, kernel, points, operands)
         doubted = trust.doubtful(chosen.method, kernel, points, largest)
         return lax.cond(doubted, again, lambda *_: tuple(results), *operands)
 
+    within = trust.squared_reach(*points) <= trust.REACH[chosen.method][kernel.precision]
     return lax.cond(within, unless_doubted if kernel.half else run, again, *operands)
 
 

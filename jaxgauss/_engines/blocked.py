@@ -15,11 +15,8 @@ from .._arrays.logits import dot, logit_factors, logits, squared_distances
 from .._arrays.places import has_cuda, vary_like
 from .._arrays.points import BASE_2, Scaled, as_rows, scaled_points, shared, unbroadcast, with_norms
 from .._arrays.shapes import G, K, Q, S, T, V
-from .._arrays.split import WIDER, key_factors, query_factors, split_points
 from .fused import FUSED_WIDTH, WIDE, fused_tile, fused_tile_sum
-from .tiles import ITSELF, PAIR_TILE, Tile, block_sizes, in_groups, tiled_sum
-
-SPLIT_FACTORS = query_factors, key_factors
+from .tiles import WIDE_TILE, block_sizes, in_groups, tiled_sum
 
 
 def blocked_sum(queries: Q, keys: K, values: V, tau: T) -> S:
@@ -37,20 +34,8 @@ def scaled_sum(a: Scaled, b: Scaled, values: V, *, whole: bool = False, fused: b
     fused = fused and width <= FUSED_WIDTH and not (whole and width >= WIDE)
     if whole and not fused:
         return _sum_of_tiles(functools.partial(tiled_sum, _whole_sum, whole=True), a, b, values)
-    return sum_of_factors(*logit_factors(a, b), values, whole=whole, fused=fused)
-
-
-def split_sum(queries: Q, keys: K, values: V, tau: T, centered: bool = False, *, fused: bool = False) -> S:
-    """`blocked_sum` of points in two parts, out of reach of whole ones."""
-    a, b = split_points(queries, keys, tau, centered)
-    fused = fused and max(WIDER * queries.shape[-1], values.shape[-1]) <= FUSED_WIDTH
-    return sum_of_factors(a, b, values, SPLIT_FACTORS, fused=fused)
-
-
-def sum_of_factors(a: Any, b: Any, values: V, factors=ITSELF, *, whole: bool = False, fused: bool = False) -> S:
-    """Σ_n 2^logits v of factors, or pairs of them; or of what `factors` make them of, a block at a time."""
-    tile_sum, tile = (fused_tile_sum, fused_tile(values.shape[-1])) if fused else (_tile_sum, _tile(factors))
-    return _sum_of_tiles(functools.partial(tiled_sum, tile_sum, factors=factors, whole=whole, tile=tile), a, b, values)
+    tile_sum, tile = (fused_tile_sum, fused_tile(values.shape[-1])) if fused else (_tile_sum, None)
+    return _sum_of_tiles(functools.partial(tiled_sum, tile_sum, whole=whole, tile=tile), *logit_factors(a, b), values)
 
 
 def _sum_of_tiles(blocked: Callable, a: Any, b: Any, values: V) -> S:
@@ -64,22 +49,23 @@ def _sum_of_tiles(blocked: Callable, a: Any, b: Any, values: V) -> S:
     return in_groups(blocked, a, b, values)
 
 
-def blocked_pullback(
-    queries: Q, keys: K, values: V, tau: T, cotangent: G, *, whole: bool = False, split: bool = False
-) -> tuple[Q, K, V]:
+def blocked_pullback(queries: Q, keys: K, values: V, tau: T, cotangent: G, *, whole: bool = False) -> tuple[Q, K, V]:
     """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of queries, keys and values, Φ computed once.
 
     With S_mn = Φ ⟨g_m, v_n⟩: dv = Φᵀ g, da = S b - (S 1) a, db = Sᵀ a - (Sᵀ 1) b at scaled points, where Sᵀ 1 is
     Σ_c v dv. The transposed products are formed as (gᵀ Φ)ᵀ and (aᵀ S)ᵀ: no tile is transposed, which on a CPU costs
-    more than the tile. `split` takes points in two parts.
+    more than the tile.
     """
     shapes = queries.shape, keys.shape, values.shape
-    operands = *_points_and_factors(queries, keys, tau, whole=whole, split=split), values, cotangent
-    scale = jnp.sqrt(tau / BASE_2)[..., None, None]
+    a, b = with_norms(*scaled_points(queries, keys, tau))
+    first, second = (a, b) if whole else logit_factors(a, b)
+    operands, scale = (
+        ((first, a.points), (second, b.points), values, cotangent),
+        jnp.sqrt(tau / BASE_2)[..., None, None],
+    )
     if shared(keys, values, scale):
         operands, scale = jax.tree.map(as_rows, operands), scale.reshape(1, 1)
-    factors = SPLIT_FACTORS if split else ITSELF
-    da, db, dv = in_groups(functools.partial(_scaled_pullback, factors=factors, whole=whole), *operands)
+    da, db, dv = in_groups(functools.partial(_scaled_pullback, whole=whole), *operands)
     gradients = scale * da, scale * db, dv
     return tuple(  # type: ignore[return-value]
         unbroadcast(gradient, shape) if gradient.size != math.prod(shape) else gradient.reshape(shape)
@@ -87,37 +73,31 @@ def blocked_pullback(
     )
 
 
-def _points_and_factors(queries: Q, keys: K, tau: T, *, whole: bool, split: bool) -> tuple[tuple[Any, Any], ...]:
-    """What a tile is made of, of queries and of keys, each with its scaled points; or with None, where it has them."""
-    if split:
-        return tuple((x, None) for x in split_points(queries, keys, tau))
-    a, b = with_norms(*scaled_points(queries, keys, tau))
-    return ((a, None), (b, None)) if whole else tuple(zip(logit_factors(a, b), (a.points, b.points), strict=True))
-
-
 def _scaled_pullback(
-    queries: tuple[Any, Any], keys: tuple[Any, Any], v: Array, g: Array, *, factors=ITSELF, whole: bool
+    queries: tuple[Any, Array], keys: tuple[Any, Array], v: Array, g: Array, *, whole: bool
 ) -> tuple[Array, Array, Array]:
-    """`blocked_pullback` with respect to the scaled points and the values, for all of a batch."""
-    num_queries, num_keys, dim = g.shape[-2], v.shape[-2], _points(*queries).shape[-1]
+    """`blocked_pullback` with respect to the scaled points and the values, for all of a batch.
+
+    Of what a tile is made of, for queries and for keys, each with the scaled points.
+    """
+    num_queries, num_keys, dim = g.shape[-2], v.shape[-2], queries[1].shape[-1]
     operands: list[Array] = jax.tree.leaves((queries, keys, v, g))
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in operands))
     wide = max(dim, v.shape[-1]) >= WIDE and not has_cuda()
-    tile = PAIR_TILE if wide else _tile(factors)
+    tile = WIDE_TILE if wide else None
     rows, columns = block_sizes(math.prod(batch), num_queries, num_keys, whole, tile)
 
     kernel = _kernel if whole else lambda a, b: jnp.exp2(logits(a, b))
     key_blocks = jax.tree.map(lambda x: blocks(x, columns), (*keys, v))
 
     def add_rows(total: tuple[Array, Array], block: tuple[Any, Any, Array]):
-        a0, a, g = block
-        a, a0 = _points(a0, a), factors[0](a0)
+        first, a, g = block
 
         def add_columns(sums: tuple[Array, Array], block: tuple[Any, Any, Array]):
-            b0, b, v = block
-            tile = kernel(a0, factors[1](b0))  # (*batch, rows, columns)
+            second, b, v = block
+            tile = kernel(first, second)  # (*batch, rows, columns)
             s = tile * dot(g, v.mT)
-            sums = sums[0] + dot(s, _points(b0, b)), sums[1] + s.sum(-1, keepdims=True)
+            sums = sums[0] + dot(s, b), sums[1] + s.sum(-1, keepdims=True)
             return sums, (dot(a.mT, s), dot(g.mT, tile))
 
         zeros = (vary_like(jnp.zeros((*batch, rows, width), v.dtype), operands) for width in (dim, 1))
@@ -129,14 +109,10 @@ def _scaled_pullback(
         vary_like(jnp.zeros((num_blocks, *batch, width, columns), v.dtype), operands) for width in (dim, v.shape[-1])
     )
     (sa, pg), da = scan(add_rows, zeros, jax.tree.map(lambda x: blocks(x, rows), (*queries, g)))
-    b0, b, v = key_blocks
+    _, b, v = key_blocks
     sa, dv = sa.mT, pg.mT  # (blocks, *batch, columns, D or C)
-    db = sa - (v * dv).sum(-1, keepdims=True) * _points(b0, b)
+    db = sa - (v * dv).sum(-1, keepdims=True) * b
     return unblocks(da, num_queries), unblocks(db, num_keys), unblocks(dv, num_keys)
-
-
-def _points(made_of: Any, points: Array | None) -> Array:
-    return made_of.points if points is None else points
 
 
 class KeptTile(NamedTuple):
@@ -176,10 +152,6 @@ def tile_pullback(
 def _transposed_dot(x: Array, tile: Array) -> Array:
     """Tileᵀ x as (xᵀ tile)ᵀ, which XLA must not turn back."""
     return lax.optimization_barrier(dot(x.mT, tile)).mT
-
-
-def _tile(factors) -> Tile | None:
-    return PAIR_TILE if factors == SPLIT_FACTORS else None
 
 
 def _tile_sum(a: Any, b: Any, v: Array) -> Array:

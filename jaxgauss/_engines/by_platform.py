@@ -27,8 +27,6 @@ def by_platform(compute: Callable, *operands: jax.Array):
 
 def plan_there(settings: Settings, platform: str, operands: tuple[jax.Array, ...]) -> Plan:
     """The plan there, whether or not that is the platform that was checked."""
-    if settings.split:
-        return Plan(platform, "blocked", "float32", "xla", "of points in two parts")
     try:
         return kernel_plan(settings, platform, *sizes(*operands[:4]))
     except ValueError:  # not the platform that was checked: let PyTorch refuse if it is run there after all

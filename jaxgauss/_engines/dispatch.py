@@ -12,26 +12,24 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from .._arrays.places import platforms
-from .._arrays.points import Scaled, are_within, scaled_points, with_norms
-from .._arrays.split import SPLIT_REACH
+from .._arrays.points import scaled_points, with_norms
 from .._checks.settings import Settings, are_known, working_dtype
+from .._kernels.kernels import GAUSS, Kernel
 from .._kernels.mixtures import Mixture
-from . import float64, radial
+from . import radial
 from .attention import attended_means, attended_pullback, attended_sum, by_attention, kernel_of
-from .blocked import scaled_sum, split_sum
+from .blocked import blocked_pullback, scaled_sum
 from .by_platform import by_platform, plan_there
 from .channels import NOTHING, Channels
-from .differences import differences_sum
 from .fused import FUSED_MEANS, FUSED_WIDTH, FUSES
 from .kernel_plan import exact_plan, mixture_of
 from .mapped import mapped
-from .means import fused_means, split_means
+from .means import blocked_means, fused_means, means_anywhere
 from .pairs import Sums, Wanted
 from .plan import Plan, sizes
-from .reach import FAR, NEAR, SPLIT, splits
+from .reach import one_of_two, within
 
 KEPT = 8  # times as many numbers as the operands have: memory stays linear, under vmap as well
 
@@ -40,14 +38,14 @@ class Operation(NamedTuple):
     """What is computed from operands of equal rank, queries, keys, values, τ, …, by every engine.
 
     Attributes:
-        wide: in float64.
+        anywhere: of points that lie anywhere; of a plan and operands.
         attended: by an attention kernel; of plan, kernel, scaled points and operands.
-        in_xla: of settings, plan and operands.
+        in_xla: of a plan and operands.
         num_own: the first operands, in whose shapes the results are.
         leaves_log: whether the last result is what a pullback needs of it, on CUDA.
     """
 
-    wide: float64.Wide
+    anywhere: Callable[..., tuple[jax.Array, ...]]
     attended: Callable[..., Any]
     in_xla: Callable[..., tuple[jax.Array, ...]]
     num_own: int = 0
@@ -57,31 +55,34 @@ class Operation(NamedTuple):
 def gaussian_sum(
     settings: Settings, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array
 ) -> jax.Array:
-    """Σ_n Φ_τ(q_m, k_n) v_n of operands of equal rank in float32 or float64."""
-    return _computed(SUM, settings)(queries, keys, values, tau)[0]
+    """Σ_n Φ_τ(q_m, k_n) v_n of operands of equal rank in float32 or float64, wherever the points lie."""
+    return _computed(SUM, settings, None)(queries, keys, values, tau)[0]
 
 
-def gaussian_sum_and_log(settings: Settings, *operands: jax.Array) -> tuple[jax.Array, jax.Array]:
+def near_sum(settings: Settings, *operands: jax.Array) -> jax.Array:
+    """The same of points that are known to be near; so are those of the next two."""
+    return _computed(SUM, settings, True)(*operands)[0]
+
+
+def near_sum_and_log(settings: Settings, *operands: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The sum, and what spares its pullback a pass (…, M, 1), where `saves_log`."""
-    return _computed(SUM_AND_LOG, settings)(*operands)
+    return _computed(SUM_AND_LOG, settings, True)(*operands)
 
 
-def gaussian_pullback(settings: Settings, *operands: jax.Array) -> tuple[jax.Array, ...]:
+def near_pullback(settings: Settings, *operands: jax.Array) -> tuple[jax.Array, ...]:
     """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of queries, keys and values, at these, tau and g; all of equal rank.
 
-    A sixth operand is what the sum has left for it. Points are within reach: whoever asks has seen to it.
+    A sixth operand is what the sum has left for it.
     """
-    return _computed(PULLBACK, replace(settings, guarded=False, centered=False))(*operands)
+    return _computed(PULLBACK, settings, True)(*operands)
 
 
-def gaussian_means(settings: Settings, *operands: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Σ_n w Φ v / Σ_n w Φ and log Σ_n w Φ at queries, keys, values, tau and log-weights (…, N, 1), of equal rank."""
-    return _computed(MEANS, replace(settings, guarded=False, centered=False))(*operands)
+def kernel_means(settings: Settings, near: bool, *operands: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Σ_n w κ v / Σ_n w κ and log Σ_n w κ at queries, keys, values, τ and log-weights (…, N, 1), of equal rank.
 
-
-def closer_points(settings: Settings, points: jax.Array, tau: jax.Array) -> jax.Array:
-    """All points (P, D) there are, in float64, closer together where `torch_backend.closer` is: on CPUs."""
-    return _closer(settings)(points, tau)[0]
+    Of points that are known to be `near`, which are those of Gaussians; or that lie anywhere.
+    """
+    return _computed(_means_of(settings.kernel), settings, near)(*operands)
 
 
 def radial_sum(
@@ -142,7 +143,7 @@ def uses_mixture(settings: Settings, *operands: Any) -> Mixture | None:
 def saves_log(settings: Settings, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array) -> bool:
     """Whether a sum leaves something for its pullback: on CUDA, by `rescale`, in one call."""
     operands = queries, keys, values, tau
-    if settings.wide or 0 in (*queries.shape, *keys.shape, *values.shape) or "cuda" not in platforms():
+    if 0 in (*queries.shape, *keys.shape, *values.shape) or "cuda" not in platforms():
         return False
     chosen, batch = plan_there(settings, "cuda", operands), math.prod(values.shape[:-2])
     kernel = None if chosen.native or chosen.method != "rescale" else kernel_of(chosen, queries)
@@ -151,14 +152,22 @@ def saves_log(settings: Settings, queries: jax.Array, keys: jax.Array, values: j
 
 
 @functools.cache
-def _computed(operation: Operation, settings: Settings) -> Callable[..., Any]:
+def _computed(operation: Operation, settings: Settings, near: bool | None) -> Callable[..., Any]:
+    """Of points that are known to be near, or that lie anywhere; or, of None, with a look at them."""
+
     def compute(platform: str, *operands: jax.Array) -> tuple[jax.Array, ...]:
-        if settings.wide:
-            return float64.in_tiles(operation.wide, platform, settings, *operands)
+        if near is False:
+            return operation.anywhere(_exact_plan(settings, platform, operands), *operands)
         chosen = plan_there(settings, platform, operands)
-        if chosen.native:
-            return operation.in_xla(settings, chosen, operands)
-        return by_attention(settings, chosen, operation.attended, operation.wide, operands)
+        if chosen.method == "differences":
+            return operation.anywhere(chosen, *operands)
+        if not chosen.native:
+            return by_attention(chosen, operation.attended, operation.anywhere, operands, near is None)
+        here, there = (functools.partial(x, chosen) for x in (operation.in_xla, operation.anywhere))
+        if near or chosen.reach == math.inf:
+            return here(*operands)
+        queries, keys, _, tau, *_ = operands
+        return one_of_two(within(chosen.reach, queries, keys, tau), here, there, *operands)
 
     def compute_all(platform: str, *operands: jax.Array) -> tuple[jax.Array, ...]:
         results = compute(platform, *operands)
@@ -166,81 +175,64 @@ def _computed(operation: Operation, settings: Settings) -> Callable[..., Any]:
             return *results, jnp.zeros_like(results[0][..., :1])  # which nobody reads
         return results
 
-    return mapped(settings, functools.partial(by_platform, compute_all), operation.num_own)
+    return mapped(functools.partial(by_platform, compute_all), operation.num_own)
 
 
-def _sum_in_xla(settings: Settings, chosen: Plan, operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    """The sum, and a look whether points are within its reach; both from the same scaled points."""
-    if chosen.method == "differences":
-        return (differences_sum(*operands),)
-    dtype = operands[0].dtype
-    queries, keys, values, tau = (x.astype(chosen.precision) for x in operands)
-    fused = _fuses(chosen)
+def _in_precision(function: Callable) -> Callable[..., tuple[jax.Array, ...]]:
+    """`function`, of a plan and operands, in the plan's precision; results in the operands' own."""
 
-    def scaled() -> tuple[Scaled, ...]:
-        return with_norms(*scaled_points(queries, keys, tau, settings.centered))
+    def compute(chosen: Plan, *operands: jax.Array) -> tuple[jax.Array, ...]:
+        results = function(chosen, *(x.astype(chosen.precision) for x in operands))
+        return tuple(x.astype(operands[0].dtype) for x in results)
 
-    a, b = scaled()
+    return compute
 
-    def run(*_: jax.Array) -> tuple[jax.Array]:
-        return (scaled_sum(a, b, values, whole=chosen.method == "dense", fused=fused).astype(dtype),)
 
-    def run_again(*_: jax.Array) -> tuple[jax.Array]:  # with points scaled again, not held beside other branches
-        a, b = scaled()
-        return (scaled_sum(a, b, values, whole=chosen.method == "dense", fused=fused).astype(dtype),)
+@_in_precision
+def _sum_in_xla(chosen: Plan, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array):
+    a, b = with_norms(*scaled_points(queries, keys, tau))
+    return (scaled_sum(a, b, values, whole=chosen.method == "dense", fused=_fuses(chosen)),)
 
-    def run_split(*_: jax.Array) -> tuple[jax.Array]:
-        return (split_sum(queries, keys, values, tau, settings.centered, fused=fused).astype(dtype),)
 
-    if settings.split:
-        return run_split()
-    if not settings.guarded or chosen.reach == math.inf:
-        return run()
-    far = float64.out_of_reach(settings, float64.SUM, chosen.platform)
-    within = are_within(chosen.reach, a, b)
-    if not splits(settings, *operands):
-        return lax.cond(within, run, far, *operands)
-    way = jnp.where(within, NEAR, jnp.where(are_within(SPLIT_REACH, a, b), SPLIT, FAR))
-    return lax.switch(way, (run_again, run_split, far), *operands)
+@_in_precision
+def _sum_anywhere(chosen: Plan, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array):
+    wanted = Wanted(Channels((GAUSS,), values.shape[-1:]), NOTHING)
+    return (radial.sums_anywhere(wanted, chosen, queries, keys, values, tau, queries[..., :0], keys[..., :0]).sums,)
 
 
 def _fuses(chosen: Plan) -> bool:
     return FUSES and (chosen.platform, chosen.precision) == ("cpu", "float32")
 
 
-def _pullback_in_xla(settings: Settings, chosen: Plan, operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+@_in_precision
+def _pullback_in_xla(chosen: Plan, *operands: jax.Array) -> tuple[jax.Array, ...]:
     """In blocks."""
-    return _in_blocks(float64.PULLBACK, chosen, operands, split=settings.split)
+    return blocked_pullback(*operands[:5], whole=chosen.method == "dense")
 
 
-def _in_blocks(
-    wide: float64.Wide, chosen: Plan, operands: tuple[jax.Array, ...], **options: bool
-) -> tuple[jax.Array, ...]:
-    """XLA's blocks, which serve in float64 as well, in the plan's precision."""
-    dtype = operands[0].dtype
-    cast = (x.astype(chosen.precision) for x in operands[: wide.num_operands])
-    return jax.tree.map(lambda x: x.astype(dtype), wide.in_blocks(*cast, whole=chosen.method == "dense", **options))
+@_in_precision
+def _pullback_anywhere(chosen: Plan, *operands: jax.Array) -> tuple[jax.Array, ...]:
+    channels = Channels((GAUSS,), operands[2].shape[-1:])
+    return radial.pullback_anywhere(channels, chosen, *operands[:5], with_tau=False)[:3]
 
 
-def _means_in_xla(settings: Settings, chosen: Plan, operands: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
+@_in_precision
+def _means_in_xla(chosen: Plan, *operands: jax.Array) -> tuple[jax.Array, ...]:
     """By `fused_means` where XLA fuses, of so many pairs that it is worth two programs; else in blocks."""
     pairs, dim, channels = sizes(*operands[:4])
-    fused = _fuses(chosen) and max(dim, channels + 1) <= FUSED_WIDTH and are_known(pairs) and pairs >= FUSED_MEANS
-    if not fused and not settings.split:
-        return _in_blocks(float64.MEANS, chosen, operands)
-    cast = [x.astype(chosen.precision) for x in operands]
-    if settings.split:
-        far = float64.out_of_reach(replace(settings, split=False), float64.MEANS, chosen.platform)
-        found = split_means(*cast, otherwise=lambda: far(*operands), fused=_fuses(chosen))
-    else:
-        found = fused_means(*cast)
-    return tuple(x.astype(operands[0].dtype) for x in found)
+    if _fuses(chosen) and max(dim, channels + 1) <= FUSED_WIDTH and are_known(pairs) and pairs >= FUSED_MEANS:
+        return fused_means(*operands)
+    return blocked_means(*operands, whole=chosen.method == "dense")
 
 
-SUM = Operation(float64.SUM, attended_sum, _sum_in_xla)
+SUM = Operation(_sum_anywhere, attended_sum, _sum_in_xla)
 SUM_AND_LOG = SUM._replace(attended=functools.partial(attended_sum, with_log=True), leaves_log=True)
-PULLBACK = Operation(float64.PULLBACK, attended_pullback, _pullback_in_xla, num_own=3)
-MEANS = Operation(float64.MEANS, attended_means, _means_in_xla)
+PULLBACK = Operation(_pullback_anywhere, attended_pullback, _pullback_in_xla, num_own=3)
+
+
+@functools.cache
+def _means_of(kernel: Kernel) -> Operation:
+    return Operation(functools.partial(means_anywhere, kernel), attended_means, _means_in_xla)
 
 
 _RADIAL_PULLBACK = {x: functools.partial(radial.radial_pullback, with_tau=x) for x in (False, True)}
@@ -250,16 +242,15 @@ _RADIAL_PULLBACK = {x: functools.partial(radial.radial_pullback, with_tau=x) for
 def _radial(function: Callable[..., Any], settings: Settings, what: Any) -> Callable[..., Any]:
     def compute(platform: str, *operands: jax.Array) -> tuple[jax.Array, ...]:
         queries, keys, tau = operands[0], operands[1], operands[2 if function is _pair_sums else 3]
-        chosen, dtype = exact_plan(settings, platform, sizes(queries, keys, keys, tau)[0]), queries.dtype
+        chosen, dtype = _exact_plan(settings, platform, (queries, keys, keys, tau)), queries.dtype
         results = function(what, chosen, *(x.astype(chosen.precision) for x in operands))
         return tuple(x.astype(dtype) for x in results)
 
-    return mapped(settings, functools.partial(by_platform, compute), 0 if function is _pair_sums else 4)
+    return mapped(functools.partial(by_platform, compute), 0 if function is _pair_sums else 4)
 
 
-@functools.cache
-def _closer(settings: Settings) -> Callable[..., Any]:
-    def compute(platform: str, *operands: jax.Array) -> tuple[jax.Array, ...]:
-        return float64.closer(platform, settings, *operands)
-
-    return mapped(settings, functools.partial(by_platform, compute), 1)
+def _exact_plan(settings: Settings, platform: str, operands: tuple[jax.Array, ...]) -> Plan:
+    """`exact_plan`, of Gaussians in the working dtype: what was asked for may be an attention kernel's precision."""
+    if settings.kernel == GAUSS:
+        settings = replace(settings, precision="auto", backend="auto")
+    return exact_plan(settings, platform, sizes(*operands[:4])[0])

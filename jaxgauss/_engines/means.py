@@ -1,8 +1,14 @@
-"""XLA's own engine for softmax means and logarithms: in two passes, or as one sum of terms over a large one."""
+"""XLA's own engine for softmax means and logarithms: in two passes, as one sum of terms over a large one, or anywhere.
+
+Where points lie anywhere, exponents are of any size, and weights are made of their differences: so they are float64,
+while weights have the digits of the result. Tiles of sorted points are about their own centers, the nearest come first,
+and those that can change no row any more are left out.
+"""
 
 import functools
+import math
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,19 +16,24 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from .._arrays.blocks import blocks, scan, unblocks
-from .._arrays.logits import logit_factors, logits, squared_differences
-from .._arrays.places import has_cuda
-from .._arrays.points import BASE_2, LOG_ZERO, Scaled, scaled_points, with_norms
+from .._arrays.logits import difference_logits, dot, logit_factors, logits, squared_differences
+from .._arrays.places import has_cuda, vary_like
+from .._arrays.points import BASE_2, LOG_ZERO, Scaled, as_rows, scaled_points, with_axes_of, with_norms
 from .._arrays.shapes import K, L, Q, S, T, V, W
-from .._arrays.split import WIDER, Split, key_factors, on_grid, query_factors, split_points
-from .blocked import SPLIT_FACTORS, scaled_sum, sum_of_factors
-from .fused import FUSED_WIDTH, fused_tile
-from .tiles import PAIR_TILE, TILE, in_groups, tiled_max, tiled_means
+from .._checks.settings import are_known
+from .._kernels.kernels import Kernel
+from .anywhere import FEW, in_place, squared_gaps
+from .blocked import scaled_sum
+from .plan import Plan
+from .products import squared_distances_of, squares_factors
+from .sorting import leaf_order
+from .tiles import DIFFERENCES_TILE, TILE, in_groups, one_by_one, tiled_means
 
 LEAST = 2.0**-100  # a sum whose terms that are lost do not count
 SOME_KEYS = 64  # whose exponents are looked at first: a percent of a pass over thousands
-Points = TypeVar("Points", Scaled, Split)
-EXACT_FACTORS = (lambda a: query_factors(a)[0]), (lambda b: key_factors(b)[0])
+ROWS, COLUMNS = 256, 512  # of a tile of sorted points
+# R² of a tile up to which a product in float64 knows u; of kernels with a kink, functions of √u, far less.
+REACH = {False: 2.0**33, True: 2.0**16}
 
 
 def blocked_means(queries: Q, keys: K, values: V, tau: T, log_weights: W, *, whole: bool = False) -> tuple[S, L]:
@@ -48,22 +59,6 @@ def fused_means(queries: Q, keys: K, values: V, tau: T, log_weights: W) -> tuple
     return _means_of(sums, large, in_two_passes)
 
 
-def split_means(
-    queries: Q, keys: K, values: V, tau: T, log_weights: W, *, otherwise: Callable[[], Any], fused: bool = False
-) -> tuple[S, L]:
-    """`fused_means` of points in two parts, over the largest term of a row by the first product: a pass of its own.
-
-    That exponent is taken out on the grid: what is left of the first product is exact as well. The second one may move
-    a term by tens; rows that it leaves too small or too large, or without any weight, are found `otherwise`.
-    """
-    a, b = split_points(queries, keys, tau)
-    fused = fused and max(WIDER * queries.shape[-1], values.shape[-1] + 1) <= FUSED_WIDTH
-    largest = functools.partial(tiled_max, factors=EXACT_FACTORS, tile=fused_tile(1) if fused else PAIR_TILE)
-    large = on_grid(in_groups(largest, a, _weighted(b, exact=BASE_2 * log_weights)))
-    a, b = _weighted(a, exact=-large), _weighted(b, rest=BASE_2 * log_weights)
-    return _means_of(sum_of_factors(a, b, _with_ones(values), SPLIT_FACTORS, fused=fused), large, otherwise)
-
-
 def _with_ones(values: V) -> V:
     return jnp.concatenate([values, jnp.ones_like(values[..., :1])], -1)
 
@@ -76,25 +71,116 @@ def _means_of(sums: S, large: L, otherwise: Callable[[], Any]) -> tuple[S, L]:
     return lax.cond((is_there | jnp.isnan(total)).all(), lambda: found, otherwise)
 
 
-def _large_logit(a: Any, b: Any) -> Float[Array, "*batch m 1"]:
+def _large_logit(a: Array, b: Array) -> Float[Array, "*batch m 1"]:
     """A large exponent of each row, of factors: of the key of its own number, or of some others."""
-    num_queries, num_keys = (jax.tree.leaves(x)[0].shape[-2] for x in (a, b))
-    some, num = jax.tree.map(lambda x: x[..., :: -(-num_keys // SOME_KEYS), :], b), min(num_queries, num_keys)
-    row_blocks = jax.tree.map(lambda x: blocks(x, min(num_queries, TILE.rows)), a)
+    num_queries, num_keys = a.shape[-2], b.shape[-2]
+    some, num = b[..., :: -(-num_keys // SOME_KEYS), :], min(num_queries, num_keys)
+    row_blocks = blocks(a, min(num_queries, TILE.rows))
     largest = scan(lambda _, rows: (None, logits(rows, some).max(-1, keepdims=True)), None, row_blocks)[1]
-    pairs = zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    of_pairs = ((x[..., :num, :] * y[..., :num, :]).sum(-1, keepdims=True) for x, y in pairs)
-    own = functools.reduce(jnp.add, of_pairs)
+    own = (a[..., :num, :] * b[..., :num, :]).sum(-1, keepdims=True)
     padding = [(0, 0)] * (own.ndim - 2) + [(0, num_queries - num), (0, 0)]
     return jnp.maximum(unblocks(largest, num_queries), jnp.pad(own, padding, constant_values=LOG_ZERO))
 
 
-def _weighted(x: Points, **norms: Array) -> Points:
+def _weighted(x: Scaled, norms: Array) -> Scaled:
     """The points with other norms, in the batch of both."""
-    weighted = x._replace(**norms)
-    batch = jnp.broadcast_shapes(*(y.shape[:-2] for y in weighted))
-    return type(x)(*(jnp.broadcast_to(y, (*batch, *y.shape[-2:])) for y in weighted))
+    batch = jnp.broadcast_shapes(*(y.shape[:-2] for y in (x.points, norms)))
+    return Scaled(*(jnp.broadcast_to(y, (*batch, *y.shape[-2:])) for y in (x.points, norms)))
 
 
 def _near_logits(a: Array, b: Array) -> Array:
     return squared_differences(a, b) / -2
+
+
+def means_anywhere(kernel: Kernel, chosen: Plan, queries: Q, keys: K, values: V, tau: T, log_weights: W) -> tuple[S, L]:
+    """Σ_n w κ v / Σ_n w κ and log Σ_n w κ of a positive kernel, of operands of equal rank; without derivatives."""
+    dtype, sizes = queries.dtype, (queries.shape[-2], *keys.shape[-2:])
+    operands = queries, keys, values, tau, log_weights
+    with jax.enable_x64(True):
+        q, k, v, t, w = operands = tuple(x.astype("float64") for x in operands)
+        sorts = chosen.platform == "cpu" and chosen.method != "differences" and are_known(*sizes)
+        if sorts and math.prod(sizes) > FEW:
+            found = one_by_one(
+                functools.partial(_sorted_means, kernel, chosen.precision), q, k, v, t[..., None, None], w
+            )
+        else:
+            found = difference_means(kernel, *operands)
+        means, logs = (x.astype(dtype) for x in found)
+        return means, logs
+
+
+def difference_means(kernel: Kernel, queries: Q, keys: K, values: V, tau: T, log_weights: W) -> tuple[S, L]:
+    """The same from differences of coordinates; by ordinary functions of JAX."""
+    scale = jnp.sqrt(tau)[..., None, None]
+
+    def tile_logits(queries: Array, keys: Array) -> Array:
+        return kernel.log(-2 * difference_logits(scale, queries, keys))
+
+    return tiled_means(tile_logits, with_axes_of(tau, queries), keys, values, log_weights, tile=DIFFERENCES_TILE)
+
+
+def _sorted_means(
+    kernel: Kernel,
+    digits: str,
+    queries: Float[Array, "m d"],
+    keys: Float[Array, "n d"],
+    values: Float[Array, "n c"],
+    tau: Float[Array, "1 1"],
+    log_weights: Float[Array, "n 1"],
+) -> tuple[Float[Array, "m c"], Float[Array, "m 1"]]:
+    """Of one element of a batch, in float64."""
+    i, j = leaf_order(queries, ROWS), leaf_order(keys, COLUMNS)
+    scale, there = jnp.sqrt(tau), (j < len(keys))[..., None]
+    j = jnp.minimum(j, len(keys) - 1)
+    points, weights = keys[j], jnp.where(there, log_weights[j], LOG_ZERO)
+    columns = points, _with_ones(values)[j], weights
+    rows = queries[jnp.minimum(i, len(queries) - 1)]
+    bounds = _bounds(kernel, scale, rows, points) + weights.max((1, 2))[None]
+    rest = jnp.log(float(len(keys))) - math.log(float(jnp.finfo(digits).eps)) + 1
+    reach = REACH[kernel.kinked]
+
+    def of_block(block: tuple[Array, Array]) -> tuple[Array, Array]:
+        queries, bounds = block
+        order = jnp.argsort(-bounds)
+
+        def goes_on(state: tuple[Array, Array, Array]) -> Array:
+            num, largest, _ = state
+            least = jnp.where(jnp.isnan(largest), jnp.inf, largest).min() - rest
+            return (num < len(bounds)) & ~(bounds[order[jnp.minimum(num, len(bounds) - 1)]] < least)
+
+        def add(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            num, largest, sums = state
+            keys, values, log_weights = (x[order[num]] for x in columns)
+            c = keys.mean(0, keepdims=True)
+            a, b = with_norms(*((x - c) * scale for x in (queries, keys)))
+
+            def by_product() -> Array:
+                return squared_distances_of(*squares_factors(a, b))
+
+            def by_differences() -> Array:
+                return -2 * difference_logits(scale, queries, keys)
+
+            u = lax.cond(jnp.maximum(a.norms.max(), b.norms.max()) <= reach, by_product, by_differences)
+            logits = kernel.log(u) + log_weights.T
+            new = jnp.maximum(largest, logits.max(-1, keepdims=True))
+            weights = jnp.exp((logits - new).astype(digits)).astype(u.dtype)
+            return num + 1, new, sums * jnp.exp(largest - new) + dot(weights, values)
+
+        operands = [queries, bounds, *columns]
+        none = (
+            jnp.zeros((), "int32"),
+            jnp.full((len(queries), 1), LOG_ZERO),
+            jnp.zeros((len(queries), values.shape[1] + 1)),
+        )
+        _, largest, sums = lax.while_loop(goes_on, add, jax.tree.map(lambda x: vary_like(x, operands), none))
+        return sums[:, :-1] / sums[:, -1:], largest + jnp.log(sums[:, -1:])
+
+    means, logs = lax.map(of_block, (rows, bounds))
+    return in_place(as_rows(means), i.ravel(), len(queries)), in_place(as_rows(logs), i.ravel(), len(queries))
+
+
+def _bounds(kernel: Kernel, scale: Array, rows: Float[Array, "r m d"], columns: Float[Array, "c n d"]) -> Array:
+    """The largest log κ that a pair of tiles may have (rows, columns), of kernels that are known to decay."""
+    if not kernel.decays:
+        return jnp.full((len(rows), len(columns)), jnp.inf)
+    return kernel.log(squared_gaps(scale[0, 0], rows, columns))

@@ -30,7 +30,7 @@ class Wanted(NamedTuple):
     Attributes:
         sums: kernels κ, and how many channels of the values each of them has.
         pulls: kernels whose slopes ψ = -2κ' pull, and how many channels of the weights each of them has.
-        spread: whether Σ_n W u is asked for.
+        spread: whether Σ_n W ‖k_n - q_m‖² is asked for.
     """
 
     sums: Channels
@@ -77,7 +77,7 @@ class Sums(NamedTuple):
     Attributes:
         sums: Σ_n κ(u) v_n.
         pulls: Σ_n W (k_n - q_m).
-        spread: Σ_n W u.
+        spread: Σ_n W ‖k_n - q_m‖²; of a tile Σ_n W u.
     """
 
     sums: Float[Array, "*batch m c"]
@@ -86,16 +86,24 @@ class Sums(NamedTuple):
 
 
 def by_products(
-    wanted: Wanted, rows: Rows, columns: Columns, u: Float[Array, "*batch m n"], keep: Bool[Array, "..."] | None = None
+    wanted: Wanted,
+    rows: Rows,
+    columns: Columns,
+    u: Float[Array, "*batch m n"],
+    keep: Bool[Array, "..."] | None = None,
+    ratio: Array | None = None,
 ) -> Sums:
-    """Of scaled points about a center, and u of all pairs; those that are not to `keep` do not count."""
+    """Of scaled points about a center, and u of all pairs; those that are not to `keep` do not count.
+
+    `ratio` is one, and carries the derivatives of τ.
+    """
     a, b = rows.points, columns.points
     shape = u.shape if keep is None else keep.shape
 
     def kept(x: Array) -> Array:
         return x if keep is None else jnp.where(keep, x.reshape(shape), 0).reshape(u.shape)
 
-    values, pulling = _evaluated(wanted, u)
+    values, pulling = _evaluated(wanted, u if ratio is None else ratio * u)
     sums = [dot(kept(kappa), v) for kappa, v in zip(values, wanted.sums.parts(columns.values), strict=True)]
     b1 = jnp.concatenate([b, jnp.ones_like(b[..., :1])], -1)
     pulls, spread = jnp.zeros((*u.shape[:-1], b1.shape[-1]), u.dtype), jnp.zeros((*u.shape[:-1], 1), u.dtype)
@@ -109,7 +117,7 @@ def by_products(
     return _results(wanted, sums, pulls, spread)
 
 
-def by_differences(wanted: Wanted, scale: Array, rows: Rows, columns: Columns) -> Sums:
+def by_differences(wanted: Wanted, scale: Array, rows: Rows, columns: Columns, ratio: Array | None = None) -> Sums:
     """Of points as they are, but with their coordinates first, (*batch, D, N); scale is √τ (*batch, 1, 1).
 
     Tiles have keys before queries: what is reduced over keys is then vectorized over queries.
@@ -123,7 +131,7 @@ def by_differences(wanted: Wanted, scale: Array, rows: Rows, columns: Columns) -
     batch = jnp.broadcast_shapes(*(x.shape[2:-1] for x in (a, b)))
     zero = vary_like(jnp.zeros((*batch, b.shape[-1], a.shape[-1]), a.dtype), [a, b, scale])
     u = cut_off(scan(add, zero, (a, b))[0])
-    values, pulling = _evaluated(wanted, u)
+    values, pulling = _evaluated(wanted, u if ratio is None else ratio * u)
     sums = [_summed(kappa, v) for kappa, v in zip(values, wanted.sums.parts(columns.values), strict=True)]
     weights = jnp.zeros_like(u)
     for psi, g, w in zip(pulling, *map(wanted.pulls.parts, (rows.weights, columns.weights)), strict=True):
@@ -142,7 +150,7 @@ def by_differences(wanted: Wanted, scale: Array, rows: Rows, columns: Columns) -
     return _results(wanted, sums, pulls, spread)
 
 
-def difference_tile(wanted: Wanted, scale: Array, rows: Rows, columns: Columns) -> Sums:
+def difference_tile(wanted: Wanted, scale: Array, rows: Rows, columns: Columns, ratio: Array) -> Sums:
     """`by_differences` of points as rows (*batch, N, D); queries in parts, for XLA reduces a batch of tiles faster."""
     num = rows.points.shape[-2]
     parts = PARTS if are_known(num) and num % PARTS == 0 else 1
@@ -153,13 +161,20 @@ def difference_tile(wanted: Wanted, scale: Array, rows: Rows, columns: Columns) 
     a, g = map(in_parts, rows)
     b, v, w = (x[..., None, :, :] for x in columns)
     points = (lax.optimization_barrier(x.mT) for x in (a, b))
-    found = by_differences(wanted, scale[..., None], Rows(next(points), g), Columns(next(points), v, w))
+    rows, columns = Rows(next(points), g), Columns(next(points), v, w)
+    found = by_differences(wanted, scale[..., None], rows, columns, ratio[..., None])
     return jax.tree.map(lambda x: x.reshape(*x.shape[:-3], num, x.shape[-1]), found)
 
 
 def zeros_of(wanted: Wanted, *shape: int, dim: int, dtype) -> Sums:
     """Nothing, of so many queries."""
     return Sums(*(jnp.zeros((*shape, width), dtype) for width in wanted.widths(dim)))
+
+
+def subtractable(x: Array) -> Array:
+    """The points, but for finite coordinates at the end of the range, whose differences would overflow."""
+    largest = float(jnp.finfo(x.dtype).max) / 4
+    return jnp.where((jnp.abs(x) > largest) & jnp.isfinite(x), jnp.sign(x) * largest, x)
 
 
 def cut_off(u: Array) -> Array:

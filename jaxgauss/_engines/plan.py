@@ -21,14 +21,12 @@ if TYPE_CHECKING:
     from torch_backend import Kernel
 
 NATIVE = ("dense", "blocked", "differences")
-# R² (`squared_reach`) up to which exponents formed as a·b - ½|a|² - ½|b|² have their digits: the unit of the dtype
-# times R² stays below 2e-4, of which a tenth is seen in sums of many terms. Half precision beyond its own reach is
-# computed again in float32 or float64 by `torch_backend.trust`.
-REACH = {"float32": 2.0**11, "float64": 2.0**24}
-# R² up to which points are near one another: products about one center then make sums, and the moments that slopes are
-# made of, within 1e-5 of the terms' sizes, in float64 1e-13. Moments are as large as R times what they leave.
-NEAR_SUMS = {"float32": 2.0**7, "float64": 2.0**10}
-NEAR_SLOPES = {"float32": 2.0**5, "float64": 2.0**8}
+# R², squared bandwidths from the center, up to which points are near: products about one center then make exponents,
+# and the moments that slopes of Gaussians are made of, within 1e-5 of the terms' sizes, in float64 1e-13.
+NEAR = {"float32": 2.0**7, "float64": 2.0**10}
+# R² is to be so many times less for moments: those of kernels with long tails, and of Gaussians those of second order,
+# which gradients of τ and Stein kernels are made of.
+STRICTER = 4
 
 
 @dataclass(frozen=True)
@@ -39,7 +37,7 @@ class Plan:
         platform: cpu, cuda, …
         method: reweight, prescale or rescale (PyTorch's attention kernel); dense, blocked, differences or anywhere.
         precision: of the products: float16, bfloat16, float16x2, bfloat16x2, float32 or float64.
-        backend: the attention kernel (cpu, flash, efficient, cudnn); or xla; or torch, for points out of reach.
+        backend: the attention kernel (cpu, flash, efficient, cudnn); or xla.
         reason: one sentence.
         stands_in: whether XLA does it, elsewhere than on a CPU, because PyTorch's kernels cannot.
     """
@@ -53,12 +51,12 @@ class Plan:
 
     @property
     def reach(self) -> float:
-        """The largest R², squared bandwidths from the center, that is computed so; in float64 beyond."""
+        """The largest R², squared bandwidths from the center, that is computed so; tiles of sorted points beyond."""
         if self.method == "differences":
             return -1.0
         if self.platform == "cuda" and (not self.native or self.method == "dense"):
             return math.inf  # nothing waits for the device: torch_backend, or `squared_distances`, sees to it there
-        return REACH.get(self.precision, REACH["float64"])
+        return NEAR.get(self.precision, math.inf)  # half precision looks itself
 
     @property
     def native(self) -> bool:
@@ -164,8 +162,8 @@ def time_on_cuda(engine: "Kernel | str", pairs: int, dim: int, channels: int) ->
 def takes_half(settings: Settings) -> bool:
     """Whether half precision may compute it: `center` is then that of every point."""
     if settings.precision == "auto":
-        return not settings.wide and settings.method not in NATIVE and has_cuda()
-    return not settings.wide and settings.precision not in ("float32", "float64")
+        return settings.method not in NATIVE and has_cuda()
+    return settings.precision not in ("float32", "float64")
 
 
 def _kernel(name: str, precision: str, platform: str, dtype: str, dim: int) -> "Kernel":

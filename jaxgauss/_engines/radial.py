@@ -14,20 +14,17 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from .._arrays.logits import difference_logits
-from .._arrays.points import BASE_2, are_within, as_rows, scaled_points, shared, unbroadcast, with_norms
-from .._arrays.shapes import G, K, L, Q, S, T, V, W
+from .._arrays.points import as_rows, scaled_points, shared, unbroadcast, with_axes_of, with_norms
+from .._arrays.shapes import G, K, Q, S, T, V
 from .._checks.settings import are_known
-from .._kernels.kernels import Kernel
-from .anywhere import anywhere_sums
+from .._kernels.kernels import GAUSS
+from .anywhere import FEW, anywhere_sums
 from .channels import NOTHING, Channels
-from .differences import DIFFERENCES_TILE, with_axes_of
-from .pairs import Columns, Rows, Sums, Wanted, by_products, difference_tile
-from .plan import NEAR_SLOPES, NEAR_SUMS, Plan
+from .pairs import Columns, Rows, Sums, Wanted, by_products, difference_tile, subtractable
+from .plan import STRICTER, Plan
 from .products import product_pullback, squared_distances_of, squares_factors
-from .tiles import in_groups, tiled_means, tiled_sum
-
-FEW = 2**18  # pairs times dimensions whose differences take less time than sorting
+from .reach import one_of_two, within
+from .tiles import DIFFERENCES_TILE, in_groups, one_by_one, tiled_sum
 
 
 def pair_sums(wanted: Wanted, chosen: Plan, *operands: Array) -> Sums:
@@ -60,13 +57,12 @@ def radial_pullback(
 
 
 def _near_or_anywhere(wanted: Wanted, chosen: Plan, near: Callable, anywhere: Callable, *operands: Array) -> Any:
+    """Of Gaussians anywhere: near ones have engines of their own."""
     queries, keys, _, tau, *_ = operands
-    if wanted.kinked or chosen.method == "differences":
+    if wanted.kinked or GAUSS in wanted.kernels or chosen.method == "differences":
         return anywhere(*operands)
-    limit = (NEAR_SLOPES if wanted.pulls.kernels else NEAR_SUMS)[chosen.precision]
-    a, b = with_norms(*scaled_points(queries, keys, tau, base_2=False))
-    within = are_within(limit / BASE_2, a, b)
-    return lax.cond(within, near, anywhere, *operands)
+    reach = chosen.reach / (STRICTER if wanted.pulls.kernels else 1)
+    return one_of_two(within(reach, queries, keys, tau), near, anywhere, *operands)
 
 
 def pullback_anywhere(
@@ -81,7 +77,7 @@ def pullback_anywhere(
 def gradients_of(about_queries: Sums, about_keys: Sums, queries: Q, keys: K, values: V, tau: T) -> tuple[Q, K, V, T]:
     """The gradients of the operands, of what pulls at the queries, and at the keys with Σ_m κ g_m."""
     scale = tau[..., None, None]
-    d_tau = about_queries.spread.sum((-2, -1)) / (-2 * tau)  # zero without a spread
+    d_tau = about_queries.spread.sum((-2, -1)) / -2  # zero without a spread
     found = scale * about_queries.pulls, scale * about_keys.pulls, about_keys.sums, d_tau
     return _in_shapes(found, (queries, keys, values, tau))
 
@@ -115,88 +111,71 @@ def _about_both(
 def sums_anywhere(wanted: Wanted, chosen: Plan, *operands: Array) -> Sums:
     """`pair_sums` of points that lie anywhere."""
     queries, keys, values, tau, row_weights, weights = operands
-    sizes = queries.size, keys.shape[-2]
+    scale = tau[..., None, None]
+    as_one = shared(keys, values, scale, weights)  # the batch of the queries is more rows
+    sizes = math.prod(queries.shape[:-1]) if as_one else queries.shape[-2], *keys.shape[-2:]
     asked = chosen.method == "differences" or chosen.platform != "cpu"
     if asked or not are_known(*sizes) or math.prod(sizes) <= FEW:
         return sums_by_differences(wanted, *operands)
-    tau = tau[..., None, None]
-    if shared(keys, values, tau, weights):  # the batch of the queries is more rows
-        batch = jnp.broadcast_shapes(queries.shape[:-2], row_weights.shape[:-2])
-        rows = (jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (queries, row_weights))
-        q, k, v, t, g, w = map(as_rows, (next(rows), keys, values, tau, next(rows), weights))
-        found = anywhere_sums(wanted, q, k, v, t[0, 0], g, w)
-        return jax.tree.map(lambda x: x.reshape(*batch, queries.shape[-2], x.shape[-1]), found)
 
     def of_element(queries: Array, keys: Array, values: Array, tau: Array, g: Array, w: Array) -> Sums:
-        q, k, v, t, g, w = map(as_rows, (queries, keys, values, tau, g, w))
-        return anywhere_sums(wanted, q, k, v, t[0, 0], g, w)
+        found = anywhere_sums(wanted, queries, keys, values, tau[0, 0], g, w)
+        return found._replace(spread=found.spread / tau)
 
-    return _each(of_element, queries, keys, values, tau, row_weights, weights)
+    if not as_one:
+        return one_by_one(of_element, queries, keys, values, scale, row_weights, weights)
+    batch = jnp.broadcast_shapes(queries.shape[:-2], row_weights.shape[:-2])
+    rows = (jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (queries, row_weights))
+    found = of_element(*map(as_rows, (next(rows), keys, values, scale, next(rows), weights)))
+    return jax.tree.map(lambda x: x.reshape(*batch, queries.shape[-2], x.shape[-1]), found)
 
 
-def _each(function: Callable, *operands: Array) -> Any:
-    """`function` of each element of a batch, one after the other; what is shared is not repeated."""
-    batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in operands))
-    is_mapped = [not shared(x) for x in operands]
-    every = [
-        jnp.broadcast_to(x, (*batch, *x.shape[-2:])).reshape(-1, *x.shape[-2:])
-        for x, m in zip(operands, is_mapped, strict=True)
-        if m
-    ]
-
-    def of_element(elements: list[Array]) -> Any:
-        own = iter(elements)
-        return function(*(next(own) if m else x for x, m in zip(operands, is_mapped, strict=True)))
-
-    found = lax.map(of_element, every)
-    return jax.tree.map(lambda x: x.reshape(*batch, *x.shape[1:]), found)
+# Derivatives with respect to τ do not go through the points: u = ρ u₀ with u₀ = τ₀ ‖k - q‖², where τ₀ = τ is a constant
+# to JAX, and ρ = τ/τ₀ is one. Or Σ W u / τ would have derivatives that nearly cancel where u is small.
 
 
 def sums_by_products(wanted: Wanted, *operands: Array, whole: bool = False) -> Sums:
     """`pair_sums` of points near one another; ordinary functions of JAX, which every transformation takes."""
     queries, keys, values, tau, row_weights, weights = operands
-    a, b = with_norms(*scaled_points(queries, keys, tau, base_2=False))
+    unit, ratio = _unit_and_ratio(tau)
+    a, b = with_norms(*scaled_points(queries, keys, unit[..., 0, 0], base_2=False))
 
-    def tile_sum(rows: tuple[Array, Array, Array], columns: tuple[Array, Array, Array], values: Array) -> Sums:
-        (a, factors, g), (b, others, w) = rows, columns
-        u = squared_distances_of(factors, others)
-        return by_products(wanted, Rows(a, g), Columns(b, values, w), u)
+    def summed(a: Array, first: Array, g: Array, b: Array, second: Array, w: Array, v: Array, ratio: Array) -> Sums:
+        def tile_sum(rows: tuple[Array, Array, Array], columns: tuple[Array, Array, Array], values: Array) -> Sums:
+            (a, factors, g), (b, others, w) = rows, columns
+            u = squared_distances_of(factors, others)
+            return by_products(wanted, Rows(a, g), Columns(b, values, w), u, ratio=ratio)
 
-    def summed(*operands: Array) -> Sums:
-        a, first, g, b, second, w, values = operands
-        return tiled_sum(tile_sum, (a, first, g), (b, second, w), values, whole=whole)
+        return tiled_sum(tile_sum, (a, first, g), (b, second, w), v, whole=whole)
 
     first, second = squares_factors(a, b)
-    found = in_groups(summed, a.points, first, row_weights, b.points, second, weights, values)
-    return found._replace(pulls=found.pulls / jnp.sqrt(tau)[..., None, None])
+    found = in_groups(summed, a.points, first, row_weights, b.points, second, weights, values, ratio)
+    return found._replace(pulls=found.pulls / jnp.sqrt(unit), spread=found.spread / unit)
 
 
 def sums_by_differences(wanted: Wanted, *operands: Array) -> Sums:
     """`pair_sums` from differences of coordinates, all of them; likewise."""
     queries, keys, values, tau, row_weights, weights = operands
-    scale = jnp.sqrt(tau)[..., None, None]
+    unit, ratio = _unit_and_ratio(tau)
 
     def tile_sum(rows: Rows, columns: tuple[Array, Array], values: Array) -> Sums:
-        return difference_tile(wanted, scale, rows, Columns(columns[0], values, columns[1]))
+        return difference_tile(wanted, jnp.sqrt(unit), rows, Columns(columns[0], values, columns[1]), ratio)
 
+    queries, keys = subtractable(queries), subtractable(keys)
     rows = Rows(with_axes_of(tau, queries), row_weights)
-    return tiled_sum(tile_sum, rows, (keys, weights), values, tile=DIFFERENCES_TILE)
+    found = tiled_sum(tile_sum, rows, (keys, weights), values, tile=DIFFERENCES_TILE)
+    return found._replace(spread=found.spread / unit)
+
+
+def _unit_and_ratio(tau: T) -> tuple[Array, Array]:
+    unit = lax.stop_gradient(tau)[..., None, None]
+    return unit, tau[..., None, None] / unit
 
 
 def difference_sums(channels: Channels, queries: Q, keys: K, values: V, tau: T) -> S:
     """The sums alone, likewise."""
     nothing = queries[..., :0], keys[..., :0]
     return sums_by_differences(Wanted(channels, NOTHING), queries, keys, values, tau, *nothing).sums
-
-
-def difference_means(kernel: Kernel, queries: Q, keys: K, values: V, tau: T, log_weights: W) -> tuple[S, L]:
-    """Σ_n w κ v / Σ_n w κ and log Σ_n w κ of operands of equal rank, κ ≥ 0; by ordinary functions of JAX."""
-    scale = jnp.sqrt(tau)[..., None, None]
-
-    def logits(queries: Array, keys: Array) -> Array:
-        return kernel.log(-2 * difference_logits(scale, queries, keys))
-
-    return tiled_means(logits, with_axes_of(tau, queries), keys, values, log_weights, tile=DIFFERENCES_TILE)
 
 
 def _in_shapes(gradients: tuple[Array, ...], operands: tuple[Array, ...]) -> Any:

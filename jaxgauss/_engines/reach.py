@@ -1,9 +1,14 @@
-"""How far points lie from their center, in bandwidths, and what becomes of sums of them: one way, or one of three."""
+"""Whether points lie near one another: here it is decided which of two ways a sum takes, near or anywhere.
+
+Near, products about one center make exponents, and the moments that gradients are made of. Anywhere, each tile of the
+kernel matrix looks after its own digits (see `anywhere`), and so do derivatives of derivatives. On CUDA, where nothing
+may wait for the device, all points count as near: what half precision does not hold, PyTorch computes again behind a
+gate.
+"""
 
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -11,90 +16,67 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from .._arrays.places import platforms, vary_like
+from .._arrays.places import vary_like
 from .._arrays.points import BASE_2, are_within, scaled_points, with_norms
-from .._arrays.split import SPLIT_REACH
-from .._checks.settings import Settings, are_known
+from .._checks.settings import Settings
 from .by_platform import by_platform, plan_there
-from .plan import NEAR_SLOPES, REACH, Plan, sizes
-
-# Pairs from which a program for points in two parts is compiled; fewer are summed in float64 in some milliseconds.
-SPLIT_PAIRS = 2**22
-NEAR, SPLIT, FAR = range(3)  # ways of a sum: as it was planned, of points in two parts, in float64
+from .plan import NEAR, STRICTER
 
 
-def within_reach(settings: Settings, *operands: jax.Array, each_tau: bool = False) -> jax.Array:
-    """Whether all of a batch lies close enough to its center for the exponents to have their digits: one boolean.
-
-    Or one for `each_tau` of τ (T,). On CUDA it is simply true, for there nothing may wait for the device: what half
-    precision does not hold, PyTorch computes again behind a gate.
-    """
-    operands = tuple(lax.stop_gradient(x) for x in operands)
-    return _within_reach(settings, each_tau)(*operands)
+def within(reach: float, queries: jax.Array, keys: jax.Array, tau: jax.Array) -> jax.Array:
+    """Whether all of a batch lies within R², squared bandwidths from its center: one boolean."""
+    if reach == math.inf:
+        return vary_like(jnp.ones((), bool), [queries, keys, tau])
+    return are_within(reach / BASE_2, *with_norms(*scaled_points(queries, keys, tau, base_2=False)))
 
 
-@custom_vmap
-def are_near(queries: jax.Array, keys: jax.Array, tau: jax.Array) -> jax.Array:
-    """Whether the points of a batch lie so near one another that slopes keep their digits as moments: one boolean."""
-    queries, keys, tau = (lax.stop_gradient(x) for x in (queries, keys, tau))
-    a, b = with_norms(*scaled_points(queries, keys, tau, base_2=False))
-    return are_within(NEAR_SLOPES[queries.dtype.name] / BASE_2, a, b)
-
-
-@are_near.def_vmap
-def _(axis_size: int, is_mapped: Sequence[bool], *operands: jax.Array):
-    # unbatched, so that what depends on it stays one conditional
-    return are_near(*(x if has_axis else x[None] for x, has_axis in zip(operands, is_mapped, strict=True))), False
-
-
-def splits(settings: Settings, *operands: Any) -> bool:
-    """Whether float32 takes points in two parts, beyond the reach of whole ones, before float64 has to."""
-    pairs, *_ = sizes(*operands[:4])
-    if settings.wide or platforms() != ["cpu"] or not are_known(pairs) or pairs < SPLIT_PAIRS:
-        return False
-    chosen = plan_there(settings, "cpu", operands)
-    return (chosen.method, chosen.precision) == ("blocked", "float32")
-
-
-def way_there(settings: Settings, *operands: jax.Array, split: bool, each_tau: bool = False) -> jax.Array:
-    """`within_reach`, a boolean; or, where it may `split` points, NEAR, SPLIT or FAR."""
-    within = within_reach(settings, *operands, each_tau=each_tau)
-    if not split:
-        return within
-    return jnp.where(within, NEAR, jnp.where(within_split(settings, *operands, each_tau=each_tau), SPLIT, FAR))
-
-
-def in_two_parts(settings: Settings) -> Settings:
-    """The settings of what is known to lie within the reach of points in two parts."""
-    return replace(settings, split=True, guarded=False)
-
-
-def within_split(settings: Settings, *operands: jax.Array, each_tau: bool = False) -> jax.Array:
-    """`within_reach` of points in two parts, which reach farther."""
-    *others, tau = operands
-    return within_reach(settings, *others, tau * (REACH["float32"] / SPLIT_REACH), each_tau=each_tau)
+def are_near(settings: Settings, stricter: float, *operands: jax.Array) -> jax.Array:
+    """Whether queries and keys are near by the plan of a sum of them, values and τ; one boolean, under `vmap` too."""
+    return _are_near(settings, stricter)(*operands)
 
 
 @functools.cache
-def _within_reach(settings: Settings, each_tau: bool) -> Callable:
-    def compute(platform: str, *operands: jax.Array) -> jax.Array:
-        return _is_within(plan_there(settings, platform, operands), operands, each_tau)
+def _are_near(settings: Settings, stricter: float) -> Callable[..., jax.Array]:
+    def compute(platform: str, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array) -> jax.Array:
+        chosen = plan_there(settings, platform, (queries, keys, values, tau))
+        return within(chosen.reach / stricter, queries, keys, tau)
+
+    return _unbatched(functools.partial(by_platform, compute))
+
+
+def _unbatched(look: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+    """`look` at a whole batch under `vmap`, so that what depends on it stays one conditional."""
 
     @custom_vmap
-    def within(*operands: jax.Array) -> jax.Array:
-        return by_platform(compute, *operands)
+    def looked(*operands: jax.Array) -> jax.Array:
+        return look(*operands)
 
-    @within.def_vmap
+    @looked.def_vmap
     def _(axis_size: int, is_mapped: Sequence[bool], *operands: jax.Array):
-        # unbatched, so that what depends on it stays one conditional
-        return within(*(x if has_axis else x[None] for x, has_axis in zip(operands, is_mapped, strict=True))), False
+        return looked(*(x if mapped else x[None] for x, mapped in zip(operands, is_mapped, strict=True))), False
 
-    return within
+    return lambda *operands: looked(*(lax.stop_gradient(x) for x in operands))
 
 
-def _is_within(chosen: Plan, operands: tuple[jax.Array, ...], each_tau: bool = False) -> jax.Array:
-    queries, keys, _, tau, *_ = operands
-    if chosen.reach == math.inf:
-        return vary_like(jnp.ones(tau.shape[-1:] if each_tau else (), bool), operands)
-    a, b = with_norms(*scaled_points(queries, keys, tau))
-    return are_within(chosen.reach, a, b, each_tau)
+@_unbatched
+def tiles_are_near(queries: jax.Array, keys: jax.Array, tau: jax.Array) -> jax.Array:
+    """Whether they are near enough for derivatives of tiles made by products, in their own dtype."""
+    return within(NEAR[queries.dtype.name] / STRICTER, queries, keys, tau)
+
+
+def one_of_two(is_near: jax.Array, near: Callable, anywhere: Callable, *operands: Any) -> Any:
+    """`near(*operands)` where they are near, else `anywhere(*operands)`; each has derivatives of its own."""
+    return lax.cond(is_near, near, anywhere, *operands)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def near_or_anywhere(near: Callable, anywhere: Callable, is_near: jax.Array, *operands: Any) -> Any:
+    """The same, with the derivatives of `anywhere`."""
+    return one_of_two(is_near, near, anywhere, *operands)
+
+
+def _backward(near: Callable, anywhere: Callable, operands: tuple[Any, ...], cotangents: Any) -> tuple[Any, ...]:
+    return None, *jax.vjp(anywhere, *operands)[1](cotangents)
+
+
+near_or_anywhere.defvjp(lambda near, anywhere, *args: (near_or_anywhere(near, anywhere, *args), args[1:]), _backward)

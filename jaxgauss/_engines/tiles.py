@@ -10,7 +10,7 @@ from jax import lax
 from jaxtyping import Array
 
 from .._arrays.blocks import blocks, scan, unblocks
-from .._arrays.logits import dot, logits
+from .._arrays.logits import dot
 from .._arrays.places import has_cuda, vary_like
 from .._arrays.points import LOG_ZERO, as_rows, shared
 from .._checks.settings import are_known
@@ -34,16 +34,10 @@ class Tile(NamedTuple):
 # Measured best on CPUs, forward and back. 8 MiB in float32, nearly square: wide values are read again for every row of
 # tiles. From differences there are more arrays of a tile's size, and what a program may need it is given at every call.
 TILE = Tile(2**21, 1024, 1024, 2**21)
-PAIR_TILE = Tile(2**20, 1024, 1024, 2**20)  # of two products, each of which is written
+WIDE_TILE = Tile(2**20, 1024, 1024, 2**20)  # of gradients of wide points
 # 64 MiB in float32: some 70 µs of work, an estimate, on a card that takes 20 µs to launch a step.
 CUDA_TILE = Tile(2**24, 4096, 4096, 2**24)
-
-
-def _itself(x: Any) -> Any:
-    return x
-
-
-ITSELF = _itself, _itself  # what a tile's sum takes
+DIFFERENCES_TILE = Tile(2**17, 64, 64, 2**17)  # of differences of coordinates
 
 
 def own_tile() -> Tile:
@@ -97,57 +91,50 @@ def in_groups(function: Callable, *operands: Any):
     return jax.tree.map(lambda x: x.reshape(*batch, *x.shape[1:]), results)
 
 
-def tiled_sum(
-    tile_sum: Callable, a: Any, b: Any, v: Array, factors=ITSELF, *, whole=False, tile: Tile | None = None
-) -> Any:
+def one_by_one(function: Callable, *operands: Array) -> Any:
+    """`function` of each element of a batch, of matrices; what is shared is not repeated."""
+    batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in operands))
+    is_mapped = [not shared(x) for x in operands]
+    every = [
+        jnp.broadcast_to(x, (*batch, *x.shape[-2:])).reshape(-1, *x.shape[-2:])
+        for x, m in zip(operands, is_mapped, strict=True)
+        if m
+    ]
+
+    def of_element(elements: list[Array]) -> Any:
+        own = iter(elements)
+        return function(*(next(own) if m else as_rows(x) for x, m in zip(operands, is_mapped, strict=True)))
+
+    found = lax.map(of_element, every) if every else jax.tree.map(lambda x: x[None], of_element([]))
+    return jax.tree.map(lambda x: x.reshape(*batch, *x.shape[1:]), found)
+
+
+def tiled_sum(tile_sum: Callable, a: Any, b: Any, v: Array, *, whole: bool = False, tile: Tile | None = None) -> Any:
     """Σ over blocks of queries and of keys, arrays or several of them. Keys that fill the last block have value 0.
 
-    `factors` make of a block of queries, and of one of keys, what the tile's sum takes; it returns one array or several
-    (…, rows, ·).
+    A tile's sum is one array or several (…, rows, ·).
     """
     operands: list[Array] = jax.tree.leaves((a, b, v))
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in operands))
     sizes = operands[0].shape[-2], v.shape[-2]
     rows, columns = block_sizes(math.prod(batch), *sizes, whole, tile)
-    key_blocks = _blocks(b, columns, None if factors != ITSELF else 0.0), blocks(v, columns)
+    key_blocks = _blocks(b, columns), blocks(v, columns)
     tile_sum = tile_sum if (rows, columns) == sizes else jax.checkpoint(tile_sum)  # derivatives keep one tile at most
 
     def add_rows(_: None, a: Any):
-        a = factors[0](a)
-
         def add_columns(total: Array, block: tuple[Any, Array]):
             b, v = block
-            return jax.tree.map(jnp.add, total, tile_sum(a, factors[1](b), v)), None
+            return jax.tree.map(jnp.add, total, tile_sum(a, b, v)), None
 
         def of_one(a: Any, blocks: tuple[Any, Array]) -> Any:
             b, v = jax.tree.map(lambda x: x.sum(0), blocks)  # a block's shape, also where there is none
-            return tile_sum(a, factors[1](b), v)
+            return tile_sum(a, b, v)
 
         shapes = jax.eval_shape(of_one, a, key_blocks)
         zeros = jax.tree.map(lambda x: vary_like(jnp.zeros((*batch, *x.shape[-2:]), x.dtype), operands), shapes)
         return None, scan(add_columns, zeros, key_blocks)[0]
 
     return jax.tree.map(lambda x: unblocks(x, sizes[0]), scan(add_rows, None, _blocks(a, rows))[1])
-
-
-def tiled_max(a: Any, b: Any, factors=ITSELF, *, tile: Tile | None = None) -> Array:
-    """The largest logit of each row (*batch, M, 1), over blocks of queries and of keys."""
-    operands: list[Array] = jax.tree.leaves((a, b))
-    batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in operands))
-    sizes = operands[0].shape[-2], jax.tree.leaves(b)[0].shape[-2]
-    rows, columns = block_sizes(math.prod(batch), *sizes, False, tile)
-    key_blocks = _blocks(b, columns, None)
-
-    def add_rows(_: None, a: Any):
-        a = factors[0](a)
-
-        def add_columns(largest: Array, b: Any):
-            return jnp.maximum(largest, logits(a, factors[1](b)).max(-1, keepdims=True)), None
-
-        least = vary_like(jnp.full((*batch, rows, 1), -jnp.inf, operands[0].dtype), operands)
-        return None, scan(add_columns, least, key_blocks)[0]
-
-    return unblocks(scan(add_rows, None, _blocks(a, rows))[1], sizes[0])
 
 
 def tiled_pullback(
@@ -183,8 +170,8 @@ def tiled_pullback(
     return unblocks(da, num_queries), unblocks(db.mT, num_keys), unblocks(dv.mT, num_keys), d_number
 
 
-def _blocks(arrays: Any, size: int, fill: float | None = 0.0) -> Any:
-    return jax.tree.map(lambda x: blocks(x, size, fill), arrays)
+def _blocks(arrays: Any, size: int) -> Any:
+    return jax.tree.map(lambda x: blocks(x, size), arrays)
 
 
 def tiled_means(

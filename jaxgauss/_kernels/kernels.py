@@ -51,7 +51,7 @@ class Kernel:
     conditional: bool = False
 
     def __post_init__(self) -> None:
-        if not isinstance(self.profile, Own | Slope | Spread | Trace):
+        if not isinstance(self.profile, Own | Slope | Trace):
             _check(self.profile)
 
     def __repr__(self) -> str:
@@ -86,11 +86,6 @@ class Kernel:
         """ψ = -2κ': the gradient of k with respect to x is τ ψ(u) (y - x). That of a Gaussian is itself."""
         return self if self == GAUSS else Kernel(Slope(self), f"slope of {self.name}", self.conditional)
 
-    @property
-    def spread(self) -> "Kernel":
-        """U ψ(u)."""
-        return Kernel(Spread(self), f"spread of {self.name}")
-
     def trace(self, dim: int) -> "Kernel":
         """D ψ(u) - u χ(u), χ the slope of ψ."""
         return Kernel(Trace(self, dim), f"trace of {self.name}")
@@ -100,9 +95,14 @@ class Kernel:
         """Whether κ' is not finite at u = 0: κ is then a function of the distance, not of its square."""
         return _kinked(self.profile)
 
+    @property
+    def decays(self) -> bool:
+        """Whether κ is known to be positive and to fall as u grows."""
+        return isinstance(self.profile, Own) and not self.conditional
+
     def end(self, dtype: str) -> float:
         """The u from which κ and its derivatives are zero in float32 or float64; infinite where none is known."""
-        if isinstance(self.profile, Slope | Spread | Trace):
+        if isinstance(self.profile, Slope | Trace):
             return self.profile.kernel.end(dtype)
         return self.profile.end(dtype) if isinstance(self.profile, Own) else math.inf
 
@@ -137,17 +137,6 @@ class Slope:
     def __call__(self, u: Array) -> Array:
         """By the kernel's own rule where it has one."""
         return -2 * jax.jvp(self.kernel, (u,), (jnp.ones_like(u),))[1]
-
-
-@dataclass(frozen=True)
-class Spread:
-    """u ψ(u) as a profile: τ ψ ‖x - y‖², which derivatives with respect to τ are made of."""
-
-    kernel: Kernel
-
-    def __call__(self, u: Array) -> Array:
-        """Zero where points coincide."""
-        return u * self.kernel.slope(u)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from .._arrays.points import unbroadcast
 from .._checks.operands import takes_tau
 from .._checks.samples import check_balance, check_distinct_pairs, check_estimator, check_kernel, check_samples
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights, are_known
-from .._kernels.kernels import GAUSS, Kernel
+from .._kernels.kernels import Kernel
 from .._sums.checked import check_plan
 from .._sums.moments import Reduction, as_gaussians, bandwidth_mean, by_reach, prepare
 from .units import in_own_unit
@@ -77,10 +77,8 @@ def mmd_squared(
         Forward mode is refused: a Hessian is `jax.jacrev(jax.grad(f))`.
 
     Precision:
-        That of `gauss_sum`, relative to the three terms: within 1e-6 of their size in float32 (so near zero the biased
-        estimate may be negative). A bandwidth of which points lie more than 11 from their center is summed of points
-        in two parts (2²² pairs or more, up to 64, on a CPU; not with gradients of both samples) or in float64: see
-        `gauss_sum`. Second derivatives are in float64 everywhere.
+        That of `gauss_sum`, relative to the three terms: within 1e-6 of their size in float32 where they have many
+        terms, wherever the points lie (so near zero the biased estimate may be negative).
 
     Example:
         >>> import jax, jaxgauss
@@ -268,10 +266,10 @@ def _by_x(reduction: Reduction, tau: Array, x: _Side, y: _Side, with_y: bool, sl
 def _of_itself(reduction: Reduction, tau: Array, y: _Side) -> Array:
     """bᵀK_yy b: of blocks of rows, each with itself and, twice, with what comes after; three quarters of the pairs.
 
-    Of a Gaussian: passes of other kernels take longer to compile.
+    Of Gaussians near one another: other passes take longer to compile.
     """
     b, num, settings = y.weights, y.points.shape[-2], reduction.settings
-    in_blocks = settings.kernel == GAUSS and settings.mesh is None and not has_cuda()
+    in_blocks = reduction.center is not None and settings.mesh is None and not has_cuda()
     if not are_known(num) or num < WORTH_BLOCKS or not in_blocks:
         return _paired(b, reduction(y.points, y.points, b, tau, slopes=False).mass)
     forms, size = [], -(-num // BLOCKS)

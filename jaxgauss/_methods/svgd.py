@@ -50,7 +50,7 @@ def svgd_direction(
         TypeError: particles or scores are not a floating array.
 
     Derivatives:
-        Reverse mode of any order with respect to particles, scores and tau; formed in float64.
+        Reverse mode of any order with respect to particles, scores and tau.
 
     Precision:
         That of a gradient of `gauss_sum`.

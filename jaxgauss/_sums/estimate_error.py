@@ -1,7 +1,7 @@
 """estimate_error: how wrong a sum is, from a few of its queries."""
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -14,10 +14,12 @@ from .._arrays.points import align
 from .._checks.operands import check_operands, takes_tau
 from .._checks.samples import check_rng_key
 from .._checks.settings import Bandwidth, Keys, Queries, Settings, Values, working_dtype
-from .._engines.differences import differences_sum
-from .._engines.float64 import in_float64
+from .._engines.channels import Channels
+from .._engines.radial import difference_sums
+from .._kernels.kernels import GAUSS
 from .display import short_repr
 from .gauss_sum import gauss_sum
+from .in_float64 import in_float64
 
 
 class ErrorEstimate(NamedTuple):
@@ -125,7 +127,8 @@ def estimate_error(
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _estimate(total: int, dtype: str, *operands: Array) -> ErrorEstimate:
-    errors, sizes, ratios = in_float64(Settings(dtype=dtype), _errors, *operands)
+    found: Any = in_float64(Settings(dtype=dtype), _errors, *operands)
+    errors, sizes, ratios = found
     # A ratio estimator, with the correction for a finite population: Cochran, "Sampling Techniques", 1977, chapter 6.
     num = errors.shape[0]
     scale = jnp.maximum(sizes.mean(), jnp.finfo(sizes.dtype).tiny)
@@ -139,7 +142,8 @@ def _estimate(total: int, dtype: str, *operands: Array) -> ErrorEstimate:
 
 def _errors(_: Settings, queries: Array, keys: Array, values: Array, tau: Array, sums: Array) -> tuple[Array, ...]:
     """|s - ŝ|², |ŝ|² and the largest |s - ŝ| / Σ_n Φ|v_n| at each query, of batch and channels together (M,)."""
-    both = differences_sum(queries, keys, jnp.concatenate([values, jnp.abs(values)], -1), tau)
+    both = jnp.concatenate([values, jnp.abs(values)], -1)
+    both = difference_sums(Channels((GAUSS,), both.shape[-1:]), queries, keys, both, tau)
     exact, bound = jnp.split(both, 2, -1)
     error = jnp.abs(sums - exact)
     ratio = jnp.where(error > 0, error / bound, 0)

@@ -11,15 +11,13 @@ from jaxtyping import Array
 
 from .._arrays.places import whole
 from .._arrays.points import align, scaled_points, squared_reach, with_norms
-from .._arrays.split import SPLIT_REACH
 from .._checks.operands import takes_tau
 from .._checks.settings import Bandwidth, Keys, Queries, Settings, Values, working_dtype
 from .._engines import bridge
 from .._engines.attention import kernel_of
 from .._engines.blocked import blocked_sum
-from .._engines.plan import NATIVE, NEAR_SUMS, Plan, sizes, time_on_cuda
-from .._engines.reach import splits
-from .._kernels.kernels import GAUSS, Kernel, as_kernel
+from .._engines.plan import Plan, sizes, time_on_cuda
+from .._kernels.kernels import Kernel, as_kernel
 from .checked import checked
 
 
@@ -42,11 +40,10 @@ def explain(
     from (see `calibrate`); for a precision that was asked for, what float32 is estimated to take.
 
     Sums nothing; `jax.ShapeDtypeStruct` will do for the arrays. Of arrays with values it also says what becomes of
-    points that lie too far from their center, in bandwidths, for the precision; in half precision also whether sums,
-    those of 256 queries, are so small that rounding has moved them; and on CUDA what the second kernel costs that then
-    runs, too. The kernel methods do the same with all of their points together, and reach less far, for the sake of
-    their slopes: R = 11 bandwidths in float32, `log_gauss_sum` and densities 22 (or 2 √D). Of 2²² pairs or more, points
-    in two parts reach six times as far and take one to three times as long, float64 three to ten times.
+    points that do not lie near one another, in bandwidths (beyond R = 11 in float32: tiles of sorted points look after
+    their own digits); in half precision also whether sums, those of 256 queries, are so small that rounding has moved
+    them; and on CUDA what the second kernel costs that then runs, too. The kernel methods do the same with all of their
+    points together.
 
     Args:
         queries, keys, values, tau, kernel, method, precision, backend: as for `kernel_sum`.
@@ -77,18 +74,12 @@ def explain(
         return chosen
     reach = float(squared_reach(*with_norms(*scaled_points(q, k, t))))
     far = f"points lie {math.sqrt(reach):.0f} bandwidths from their center, farther than {chosen.precision} reaches"
-    if kernel != GAUSS:
-        here = chosen.native and chosen.method != "differences" and chosen.platform == "cpu"
-        if not here or not (kernel.kinked or reach > NEAR_SUMS[chosen.precision]):
-            return chosen
-        reason = "distances need all digits" if kernel.kinked else far
-        return replace(chosen, method="anywhere", reason=f"{reason}: tiles of sorted points look after their own")
-    if chosen.reach < reach <= SPLIT_REACH and splits(settings, q, k, v, t):
-        return replace(chosen, method="blocked", reason=f"{far}: each is taken as a sum of two parts")
-    if reach > chosen.reach:
-        way, engine = ("differences", "xla") if method in NATIVE else ("blocked", "torch")
-        return replace(chosen, method=way, precision="float64", backend=engine, reason=far)
-    return chosen if chosen.native else _by_attention(chosen, far, q, k, v, t, sizes(queries, keys, values, tau))
+    if not chosen.native:
+        return _by_attention(chosen, far, q, k, v, t, sizes(queries, keys, values, tau))
+    if chosen.method == "differences" or chosen.platform != "cpu" or not (kernel.kinked or reach > chosen.reach):
+        return chosen
+    reason = "distances need all digits" if kernel.kinked else far
+    return replace(chosen, method="anywhere", reason=f"{reason}: tiles of sorted points look after their own")
 
 
 def _by_attention(chosen: Plan, far: str, q: Array, k: Array, v: Array, tau: Array, size: tuple[int, int, int]) -> Plan:
@@ -103,7 +94,7 @@ def _by_attention(chosen: Plan, far: str, q: Array, k: Array, v: Array, tau: Arr
         return chosen
     reason = far if is_far else f"all sums are so small that {chosen.precision} has lost their digits"
     if chosen.platform != "cuda":
-        return replace(chosen, method="rescale", backend="cpu", precision="float32 or float64", reason=reason)
+        return replace(chosen, method="anywhere", backend="xla", precision="float32", reason=reason)
     if kernel.half:
         milliseconds, basis = time_on_cuda(bridge.backend().kernels.wide_kernel("cuda", "float32"), *size)
         reason += f": a second kernel computes them again, in {milliseconds:.3g} ms more ({basis})"

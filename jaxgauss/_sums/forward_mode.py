@@ -3,14 +3,13 @@
 `jax.custom_vjp` (the default, in `gauss_sum`) refuses forward mode.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array
@@ -18,16 +17,18 @@ from jaxtyping import Array
 from .._arrays.points import center, unbroadcast
 from .._checks.settings import Settings
 from .._engines.blocked import blocked_sum
-from .._engines.differences import differences_sum
-from .._engines.dispatch import gaussian_sum
-from .._engines.plan import takes_half
-from .._engines.reach import within_reach
+from .._engines.channels import Channels
+from .._engines.dispatch import gaussian_sum, near_sum
+from .._engines.plan import STRICTER, takes_half
+from .._engines.radial import difference_sums
+from .._engines.reach import are_near, one_of_two
+from .._kernels.kernels import GAUSS
 from .channels import cheaper_by_channels, flat_channels
 
 
 def sum_in_both_modes(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array) -> Array:
     """Σ_n Φ_τ(q_m, k_n) v_n of operands of equal rank and one dtype, under all transformations."""
-    return gauss_sum_p.bind(queries, keys, values, tau, settings=settings)
+    return gauss_sum_p.bind(queries, keys, values, tau, settings=settings, near=False)
 
 
 # Derivatives. With x = k_n - q_m and Φ = exp(-τ/2 ‖x‖²), the tangent of s_m = Σ_n Φ v_n is
@@ -44,26 +45,28 @@ def sum_in_both_modes(settings: Settings, queries: Array, keys: Array, values: A
 gauss_sum_p = Primitive("gauss_sum")
 
 
-@functools.partial(jax.jit, static_argnames="settings")
-def _sum(*operands: Array, settings: Settings) -> Array:
-    return gaussian_sum(settings, *operands)
+def _sum(*operands: Array, settings: Settings, near: bool) -> Array:
+    """`near`: where points are known to be."""
+    return (near_sum if near else gaussian_sum)(settings, *operands)
 
 
-def _abstract_sum(queries, keys, values, tau, *, settings: Settings):
+def _abstract_sum(queries, keys, values, tau, **_: Any):
     batch = jnp.broadcast_shapes(queries.shape[:-2], keys.shape[:-2], values.shape[:-2], tau.shape)
     return queries.update(shape=(*batch, queries.shape[-2], values.shape[-1]), weak_type=False)
 
 
-def _primal_and_tangent(primals: tuple[Array, ...], tangents: tuple[Array | ad.Zero, ...], *, settings: Settings):
+def _primal_and_tangent(
+    primals: tuple[Array, ...], tangents: tuple[Array | ad.Zero, ...], *, settings: Settings, near: bool
+):
     given = [None if isinstance(x, ad.Zero) else x for x in tangents]
-    by_moments = functools.partial(_by_moments, dataclasses.replace(settings, guarded=False))
-    if not settings.guarded or any(0 in x.shape for x in primals):
+    by_moments = functools.partial(_by_moments, settings)
+    if near or any(0 in x.shape for x in primals):
         return by_moments(primals, given)
-    return lax.cond(within_reach(settings, *primals), by_moments, _by_differences, primals, given)
+    return one_of_two(are_near(settings, STRICTER, *primals), by_moments, _by_differences, primals, given)
 
 
 def _by_differences(primals: tuple[Array, ...], tangents: list[Array | None]) -> tuple[Array, Array]:
-    return _automatic(differences_sum, primals, tangents)
+    return _automatic(functools.partial(difference_sums, Channels((GAUSS,), primals[2].shape[-1:])), primals, tangents)
 
 
 def _by_moments(settings: Settings, primals: tuple[Array, ...], tangents: list[Array | None]) -> tuple[Array, Array]:
@@ -97,7 +100,7 @@ def _of_channels(
         widths = [x.shape[-1] for x in columns]
         batch = jnp.broadcast_shapes(*(x.shape[:-1] for x in columns))
         side_by_side = jnp.concatenate([jnp.broadcast_to(x, (*batch, x.shape[-1])) for x in columns], -1)
-        total = gauss_sum_p.bind(queries, keys, flat_channels(side_by_side), tau, settings=settings)
+        total = gauss_sum_p.bind(queries, keys, flat_channels(side_by_side), tau, settings=settings, near=True)
         total = total.reshape(*total.shape[:-1], channels, sum(widths))
         return jnp.split(total, np.cumsum(widths)[:-1], -1)
 
@@ -122,24 +125,24 @@ def _of_channels(
     return total[..., 0], tangent[..., 0]
 
 
-def _transpose(g, queries: Array, keys: Array, values: ad.UndefinedPrimal, tau: Array, *, settings: Settings):
+def _transpose(g, queries: Array, keys: Array, values: ad.UndefinedPrimal, tau: Array, **how: Any):
     if type(g) is ad.Zero:
         return None, None, ad.Zero(values.aval), None
-    d_values = gauss_sum_p.bind(keys, queries, g, tau, settings=settings)
+    d_values = gauss_sum_p.bind(keys, queries, g, tau, **how)
     return None, None, unbroadcast(d_values, values.aval.shape), None
 
 
-def _batched(operands, axes, *, settings: Settings):
+def _batched(operands, axes, **how: Any):
     queries, keys, values, tau = operands
     if all(axis is None for axis in (axes[0], axes[1], axes[3])):  # of one kernel matrix: more channels
         values = jnp.moveaxis(values, axes[2], -1)  # (…, N, C, B)
-        total = gauss_sum_p.bind(queries, keys, flat_channels(values), tau, settings=settings)
+        total = gauss_sum_p.bind(queries, keys, flat_channels(values), tau, **how)
         return total.reshape(*total.shape[:-1], *values.shape[-2:]), total.ndim
     operands = [x[None] if axis is None else jnp.moveaxis(x, axis, 0) for x, axis in zip(operands, axes, strict=True)]
-    return gauss_sum_p.bind(*operands, settings=settings), 0
+    return gauss_sum_p.bind(*operands, **how), 0
 
 
-gauss_sum_p.def_impl(_sum)
+gauss_sum_p.def_impl(jax.jit(_sum, static_argnames=("settings", "near")))
 
 
 gauss_sum_p.def_abstract_eval(_abstract_sum)
@@ -150,6 +153,4 @@ ad.primitive_transposes[gauss_sum_p] = _transpose
 batching.primitive_batchers[gauss_sum_p] = _batched
 
 
-mlir.register_lowering(
-    gauss_sum_p, mlir.lower_fun(lambda *operands, settings: gaussian_sum(settings, *operands), multiple_results=False)
-)
+mlir.register_lowering(gauss_sum_p, mlir.lower_fun(_sum, multiple_results=False))

@@ -1,12 +1,10 @@
 """gauss_sum: the public function, and the derivative rules that make its gradients Gauss sums again."""
 
 import functools
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array
 
 from .._arrays.places import vary_alike, vary_like, whole
@@ -14,20 +12,17 @@ from .._arrays.points import align, center, shared, unbroadcast
 from .._checks.operands import as_operand, takes_tau
 from .._checks.settings import Bandwidth, Keys, Queries, Settings, Sums, Values, working_dtype
 from .._engines.blocked import sum_and_tile, tile_pullback
-from .._engines.dispatch import (
-    gaussian_pullback,
-    gaussian_sum,
-    gaussian_sum_and_log,
-    keeps_tile,
-    saves_log,
-)
-from .._engines.plan import Plan, takes_half, warn_once
-from .._engines.reach import splits, way_there, within_reach
-from .channels import CHANNELS_IN_A_SUM, channel_blocks, cheaper_by_channels, flat_channels, unblock_channels
+from .._engines.channels import Channels
+from .._engines.dispatch import gaussian_sum, keeps_tile, near_pullback, near_sum, near_sum_and_log, saves_log
+from .._engines.pairs import Wanted
+from .._engines.plan import STRICTER, Plan, takes_half, warn_once
+from .._engines.reach import are_near, near_or_anywhere
+from .._kernels.kernels import GAUSS
+from .channels import cheaper_by_channels, flat_channels
 from .checked import checked
 from .forward_mode import sum_in_both_modes
+from .radial import Which, pair_sums, radial_sum, wanted_gradients
 from .reverse_only import reverse_only
-from .wide import STRICTER, STRICTER_IN_TAU, reaching
 
 
 @takes_tau
@@ -90,31 +85,21 @@ def gauss_sum(
         much for many channels.
 
     Precision:
-        Error relative to Σ Φ|v|, in L2 over the queries. R = √τ‖x‖ is the distance of the farthest point from the
-        center, in bandwidths:
+        Error of sums relative to Σ Φ|v|, in L2 over the queries, of gradients relative to the sizes of their terms:
 
-        - float32: 2e-6, growing as 2⁻²⁴ R² at most (at R = 45 to 2e-5 over many terms, 2e-4 for a handful); beyond that
-          in float64, to the last digits of float32, which takes three to ten times as long. Sums of 2²² pairs or more
-          that XLA forms on a CPU take points in two float32 parts before, up to R = 256: within 1e-5, one to three
-          times as long.
-        - float16x2, bfloat16x2: 4e-4, 4e-3; beyond R = 64 in float32 or better.
-        - float16, bfloat16: 5e-4, 4e-3, growing as R to 5e-3, 4e-2; beyond R = 32, 16 in float32 or better. A row whose
-          terms all lie r bandwidths away: up to 2⁻¹⁰ R r, 2⁻⁷ R r.
+        - float32: 2e-6, gradients 1e-5, wherever the points lie (twice to five times that for a handful of terms).
+        - float16x2, bfloat16x2: 4e-4, 4e-3.
+        - float16, bfloat16: 5e-4, 4e-3, growing to 5e-3, 4e-2 with the distance of points from their center.
 
-        In half precision a handful of terms may have twice these errors. What a precision does not hold is found from
-        the points and, in half precision, from the sums, and computed again in one that does; `explain` says where
-        limits are passed, `estimate_error` measures. On a CPU the program branches on the finding. On CUDA nothing
-        waits for it: a second, float32 kernel is launched behind a gate that the device opens, and points beyond its
-        reach (256 bandwidths; 45 where float32 was asked for) are reported by a warning at a later call; what XLA sums
-        of few points errs by 2⁻²⁴ R r. "prescale" and
-        "reweight" leave their precision earlier and are then replaced by "rescale". Terms below 2⁻²⁵ of the largest of
-        a row are lost in float16: N·2⁻²⁵ of it at most. Values of any size may meet in one channel; in half precision,
-        channels whose sizes differ from key to key share the range of the largest. Terms with Φ below the smallest
-        number of float32 are zero (see `log_gauss_sum`), a sum beyond its range is infinite. NaN in a query spoils its
-        row alone.
-        Gradients, in float32 on a CPU: 1e-5 up to R = 11, with that of τ up to R = 3, without it in two parts up to R =
-        64; beyond, and in second and higher derivatives everywhere, they are formed in float64: 1e-6. Of the queries, C
-        = 1: 2e-3 in float16 up to R ≈ 9, 7e-3 up to 27.
+        Points far from one another, in bandwidths, take up to three times as long. What half precision does not hold is
+        found from the points and the sums, and computed again in float32. On CUDA nothing waits for that finding: a
+        second kernel is launched behind a gate that the device opens, points beyond its reach (256 bandwidths; 45 where
+        float32 was asked for) are reported by a warning at a later call, and what XLA sums of few points errs by 2⁻²⁴ R
+        r, R the distance from the center and r from each other. Terms below 2⁻²⁵ of the largest of a row are lost in
+        float16. Values of any size may meet in one channel; in half precision, channels whose sizes differ from key to
+        key share the range of the largest. Terms with Φ below the smallest number of float32 are zero (see
+        `log_gauss_sum`), a sum beyond its range is infinite. NaN in a query spoils its row alone. See
+        docs/precision.md.
 
     Example:
         >>> import jax.numpy as jnp, jaxgauss
@@ -175,106 +160,99 @@ def wide_sum(settings: Settings, queries: Array, keys: Array, values: Array, tau
 
 
 _gauss_sum = jax.custom_vjp(gaussian_sum, nondiff_argnums=(0,))
-_pullback = jax.custom_vjp(gaussian_pullback, nondiff_argnums=(0,))
-
-
-class _Wanted(NamedTuple):
-    """Which gradients are asked for."""
-
-    queries: bool
-    keys: bool
-    values: bool
-    tau: bool
 
 
 def _forward(settings: Settings, queries, keys, values, tau):
-    wanted = _Wanted(*(x.perturbed for x in (queries, keys, values, tau)))
-    operands = queries, keys, values, tau = tuple(x.value for x in (queries, keys, values, tau))
-    function = functools.partial(_value_and_saved, wanted.queries or wanted.tau)
-    total, saved = reaching(settings, function, _way_there(settings, operands), (queries, keys), tau, values)
+    wanted = Which(*(x.perturbed for x in (queries, keys, values, tau)))
+    operands = tuple(x.value for x in (queries, keys, values, tau))
+    is_near = are_near(settings, STRICTER if wanted.tau else 1, *operands)
+    ways = (functools.partial(f, wanted.queries or wanted.tau, settings) for f in (_near_and_saved, _far_and_saved))
+    found: Any = near_or_anywhere(*ways, is_near, *operands)
+    total, saved = found
     # JAX keeps one tree of residuals for all patterns of wanted gradients (that of its last trace): the tree must not
     # depend on the pattern, so the pattern travels as the shape of an array.
-    return total, (operands, saved, jnp.zeros([1 + x for x in wanted], bool))
+    return total, (operands, is_near, saved, jnp.zeros([1 + x for x in wanted], bool))
 
 
 def _backward(settings: Settings, residuals, g):
-    operands, saved, pattern = residuals
-    wanted = _Wanted(*(size == 2 for size in pattern.shape))
+    operands, is_near, saved, pattern = residuals
+    wanted = Which(*(size == 2 for size in pattern.shape))
     if isinstance(g, jax.custom_derivatives.SymbolicZero):
         return None, None, None, None
     queries, keys, values, tau = operands
     if not any(wanted[i] for i in (0, 1, 3)) and not keeps_tile(settings, *operands):
         return None, None, unbroadcast(_gauss_sum(settings, keys, queries, g, tau), values.shape), None
-    function = functools.partial(_gradients, wanted)
-    within = _within(settings, operands, STRICTER_IN_TAU) if wanted.tau else _way_there(settings, operands)
-    rest = iter(reaching(settings, function, within, (queries, keys), tau, values, saved, g))
+    ways = (functools.partial(f, wanted, settings) for f in (_near_gradients, _far_gradients))
+    rest = iter(near_or_anywhere(*ways, is_near, *operands, g, saved))
     return tuple(next(rest) if is_wanted else None for is_wanted in wanted)
 
 
-def _within(settings: Settings, operands: tuple[Array, ...], stricter: int) -> Array | bool:
-    *others, tau = operands
-    return within_reach(settings, *others, tau * stricter) if settings.guarded else True
-
-
-def _way_there(settings: Settings, operands: tuple[Array, ...]) -> Array | bool:
-    """Of a sum with its slopes, or of gradients but that of τ, which is made of moments of second order."""
-    *others, tau = operands
-    split = splits(settings, *operands)
-    return way_there(settings, *others, tau * STRICTER, split=split) if settings.guarded else True
-
-
-def _value_and_saved(with_slopes: bool, settings: Settings, points: tuple[Array, Array], tau: Array, values: Array):
-    """The sum, and what is kept of it for the gradients: a tile, the slopes, or nothing; in float64 zeros like it."""
-    queries, keys = points
-    if settings.wide:
-        near = functools.partial(_value_and_saved, with_slopes, replace(settings, wide=False))
-        saved = jax.eval_shape(near, points, tau, values)[1]
-        total = _gauss_sum(settings, queries, keys, values, tau)
-        return total, jax.tree.map(lambda x: vary_like(jnp.zeros(x.shape, x.dtype), [total]), saved)
-    if keeps_tile(settings, queries, keys, values, tau):
-        return sum_and_tile(queries, keys, values, tau)
+def _near_and_saved(with_slopes: bool, settings: Settings, queries: Array, keys: Array, values: Array, tau: Array):
+    """The sum, and what is kept of it for the gradients: a tile, the slopes, or nothing."""
+    operands = queries, keys, values, tau
+    if keeps_tile(settings, *operands):
+        return sum_and_tile(*operands)
     if with_slopes and cheaper_by_channels(queries, values):
-        return _sum_and_slopes(settings, queries, keys, values, tau)
-    if with_slopes and saves_log(settings, queries, keys, values, tau):
-        return gaussian_sum_and_log(settings, queries, keys, values, tau)  # derivatives of this are not formed here
-    total = _gauss_sum(settings, queries, keys, values, tau)
+        return _sum_and_slopes(settings, *operands)
+    if with_slopes and saves_log(settings, *operands):
+        return near_sum_and_log(settings, *operands)
+    total = near_sum(settings, *operands)
     return total, vary_like(jnp.zeros(0, total.dtype), [total])
 
 
-def _gradients(
-    wanted: _Wanted,
-    settings: Settings,
-    points: tuple[Array, Array],
-    tau: Array,
-    values: Array,
-    saved: Any,
-    g: Array,
+def _far_and_saved(with_slopes: bool, settings: Settings, queries: Array, keys: Array, values: Array, tau: Array):
+    """The same wherever points lie: the slopes of one channel; of more, zeros like what is kept near."""
+    operands = queries, keys, values, tau
+    channels = Channels((GAUSS,), values.shape[-1:])
+    if with_slopes and _keeps_slopes(settings, *operands):
+        ones = jnp.ones_like(queries[..., :1])
+        found = pair_sums(settings, Wanted(channels, channels), *operands, ones, values)
+        return found.sums, found.pulls[..., None, :]
+    saved = jax.eval_shape(functools.partial(_near_and_saved, with_slopes, settings), *operands)[1]
+    total = radial_sum(settings, channels, *operands)
+    return total, jax.tree.map(lambda x: vary_like(jnp.zeros(x.shape, x.dtype), [total]), saved)
+
+
+def _keeps_slopes(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array) -> bool:
+    return values.shape[-1] == 1 and not keeps_tile(settings, queries, keys, values, tau)
+
+
+def _near_gradients(
+    wanted: Which, settings: Settings, queries: Array, keys: Array, values: Array, tau: Array, g: Array, saved: Any
 ):
     """The wanted gradients by the rules above."""
-    queries, keys = points
     operands = queries, keys, values, tau
     d_queries = d_keys = d_values = d_tau = jnp.zeros(0)
     want_keys = wanted.keys or wanted.tau
-    if keeps_tile(settings, *operands) and not settings.wide:
+    if keeps_tile(settings, *operands):
         d_queries, d_keys, d_values = tile_pullback(saved, values, tau, g)
-    elif cheaper_by_channels(queries, values) and not settings.wide:
+    elif cheaper_by_channels(queries, values):
         if wanted.queries or wanted.tau:
             d_queries = _along(saved, g, tau)
         if want_keys:
             d_values, key_slopes = _sum_and_slopes(settings, keys, queries, g, tau)
             d_keys = _along(key_slopes, values, tau)
         elif wanted.values:
-            d_values = _gauss_sum(settings, keys, queries, g, tau)
+            d_values = near_sum(settings, keys, queries, g, tau)
     else:
         points = _own_points(queries, keys, tau) if wanted.tau else (queries, keys)
-        of_sum = [saved] if not settings.wide and saves_log(settings, *operands) and saved.size else []
-        d_queries, d_keys, d_values = _pullback(settings, *points, values, tau, g, *of_sum)
+        of_sum = [saved] if saves_log(settings, *operands) and saved.size else []
+        d_queries, d_keys, d_values = near_pullback(settings, *points, values, tau, g, *of_sum)
     if wanted.tau:
         c = center(queries if shared(queries) else keys, takes_half(settings))
         moments = (((x - c) * d_x).sum((-2, -1)) for x, d_x in ((queries, d_queries), (keys, d_keys)))
         d_tau = sum(unbroadcast(x, tau.shape) for x in moments) / (2 * tau)
     gradients = zip((d_queries, d_keys, d_values, d_tau), wanted, operands, strict=True)
     return tuple(unbroadcast(gradient, x.shape) for gradient, is_wanted, x in gradients if is_wanted)
+
+
+def _far_gradients(which: Which, settings: Settings, *operands: Any):
+    """The same wherever points lie."""
+    queries, keys, values, tau, g, saved = operands
+    channels, nothing = Channels((GAUSS,), values.shape[-1:]), queries[..., :0]
+    pulls = saved[..., 0, :] if (which.queries or which.tau) and _keeps_slopes(settings, *operands[:4]) else nothing
+    gradients = wanted_gradients(settings, channels, which, queries, keys, values, tau, g, pulls, nothing)
+    return tuple(d for d in gradients if d is not None)
 
 
 _gauss_sum.defvjp(_forward, _backward, symbolic_zeros=True)
@@ -284,9 +262,8 @@ def _sum_and_slopes(settings: Settings, queries: Array, keys: Array, values: Arr
     """s = Σ Φ v (…, M, C) and Σ Φ v (k - q) (…, M, C, D), from one sum of C(D + 1) channels."""
     c = center(keys, takes_half(settings))
     moments = values[..., :, None] * (keys - c)[..., None, :]  # (…, N, C, D)
-    total = _gauss_sum(
-        settings, queries, keys, jnp.concatenate([flat_channels(moments), _full(values, moments)], -1), tau
-    )
+    columns = jnp.concatenate([flat_channels(moments), _full(values, moments)], -1)
+    total = near_sum(settings, queries, keys, columns, tau)
     channels, dim = moments.shape[-2:]
     first, s = total[..., : channels * dim], total[..., channels * dim :]
     first = first.reshape(*first.shape[:-1], channels, dim)
@@ -296,39 +273,6 @@ def _sum_and_slopes(settings: Settings, queries: Array, keys: Array, values: Arr
 def _along(slopes: Array, weights: Array, tau: Array) -> Array:
     """τ Σ_c g_c (W_k,c - q s_c): the gradient (…, M, D) from slopes (…, M, C, D) and weights (…, M, C)."""
     return tau[..., None, None] * (slopes * weights[..., None]).sum(-2)
-
-
-def _pullback_forward(settings: Settings, *operands: Array):
-    return _pullback(settings, *operands), operands
-
-
-def _pullback_backward(settings: Settings, operands: tuple[Array, ...], cotangents):
-    gradients = jax.vjp(functools.partial(_pullback_by_channels, settings), *operands[:5])[1](cotangents)
-    return *gradients, *(None for _ in operands[5:])
-
-
-_pullback.defvjp(_pullback_forward, _pullback_backward)
-
-
-def _pullback_by_channels(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array, g: Array):
-    """The same function as `_pullback`, written as Gauss sums: a few channels at a time, in linear memory."""
-
-    @jax.checkpoint
-    def gradients(v: Array, g: Array) -> tuple[Array, Array, Array]:
-        _, slopes = _sum_and_slopes(settings, queries, keys, v, tau)
-        d_values, key_slopes = _sum_and_slopes(settings, keys, queries, g, tau)
-        d_queries, d_keys = _along(slopes, g, tau), _along(key_slopes, v, tau)
-        return unbroadcast(d_queries, queries.shape), unbroadcast(d_keys, keys.shape), unbroadcast(d_values, v.shape)
-
-    def add(total: tuple[Array, ...], block: tuple[Array, Array]):
-        d_queries, d_keys, d_values = gradients(*block)
-        return (total[0] + d_queries, total[1] + d_keys), d_values
-
-    channels = values.shape[-1]
-    size = max(1, min(channels, CHANNELS_IN_A_SUM // (queries.shape[-1] + 1)))
-    zeros = tuple(vary_like(jnp.zeros_like(x), [x]) for x in (queries, keys))
-    (d_queries, d_keys), d_values = lax.scan(add, zeros, (channel_blocks(values, size), channel_blocks(g, size)))
-    return d_queries, d_keys, unblock_channels(d_values, channels)
 
 
 def _full(values: Array, moments: Array) -> Array:

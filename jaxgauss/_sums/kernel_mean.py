@@ -24,15 +24,13 @@ from .._checks.settings import (
     axis_names,
     working_dtype,
 )
-from .._engines.plan import NATIVE
-from .._engines.radial import difference_means
+from .._engines.reach import are_near, one_of_two
 from .._kernels.kernels import GAUSS, Kernel
 from .checked import checked
-from .log_gauss_sum import LogWeights, methods_of_logs, within_logs, within_split_logs
-from .log_gauss_sum import _means as softmax_means
+from .in_float64 import in_float64
+from .log_gauss_sum import LogWeights, means, means_anywhere, means_of_any, methods_of_logs
 from .reverse_only import reverse_only
 from .sharded import added, alone, first_rows, over_mesh
-from .wide import split_or_wide, wide
 
 
 @takes_tau
@@ -73,10 +71,9 @@ def kernel_mean(
         Reverse mode of any order with respect to queries, keys, values, tau and log-weights. Forward mode is refused.
 
     Precision:
-        Of the largest |v|, at any distance from the keys, where the farthest point lies R bandwidths from the center:
-        1e-6, for means of a handful of keys growing as 3e-7 R². Beyond R = 22 (or 2 √D) means are formed of points in
-        two parts, 1e-5, or in float64, 1e-6, as logarithms are. (On CUDA they are not: exponents err by 2⁻²⁴ τ ‖q‖ ‖k‖,
-        from the center.) Other kernels are evaluated in float64 from differences of coordinates: slow for wide points.
+        Of the largest |v|, at any distance from the keys: 1e-5, most of it for means of a handful of keys. Beyond 11
+        bandwidths from the center, and of other kernels than the Gaussian everywhere, exponents are float64, as those
+        of logarithms are. (On CUDA they are not: exponents err by 2⁻²⁴ τ ‖q‖ ‖k‖, from the center.)
 
     Example:
         >>> import jax.numpy as jnp, jaxgauss
@@ -120,8 +117,7 @@ def means_and_logs(
 
 def as_logs(settings: Settings) -> Settings:
     """The settings of what is made of logarithms: float32 unless asked otherwise."""
-    method = settings.method if settings.kernel == GAUSS else "differences"
-    return replace(settings, grade="highest", guarded=False, method=method)
+    return replace(settings, grade="highest")
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -158,19 +154,12 @@ def means_over_mesh(
     return both[..., :-1], both[..., -1:]
 
 
-def _means(settings: Settings, queries, keys, values, tau, log_weights) -> tuple[Array, Array]:
-    """Of operands of equal rank, in a precision that reaches the points."""
-    operands = queries, keys, values, tau, log_weights
-    differences = functools.partial(wide, settings, _of_differences)
+def _means(settings: Settings, *operands: Array) -> tuple[Array, Array]:
+    """Of operands of equal rank, near or anywhere; there in float64: see `means_anywhere`."""
+    if settings.kernel != GAUSS:
+        return in_float64(settings, means_of_any, *operands)
+    far = functools.partial(means_anywhere, settings)
     if settings.method == "differences":
-        return differences(*operands)
-    near = functools.partial(softmax_means, settings)
-    within_split = within_split_logs(settings, queries, keys, values, tau)
-    far = functools.partial(split_or_wide, replace(settings, far=True), softmax_means, within_split)
-    within = within_logs(settings, queries, keys, values, tau)
-    return lax.cond(within, near, differences if settings.method in NATIVE else far, *operands)
-
-
-def _of_differences(settings: Settings, *operands: Array) -> tuple[Array, Array]:
-    """In float64: what counts far away are differences of large exponents."""
-    return difference_means(settings.kernel, *operands)
+        return far(*operands)
+    is_near = are_near(settings, 1, *operands[:4])
+    return one_of_two(is_near, functools.partial(means, settings, True), far, *operands)

@@ -2,13 +2,12 @@
 
 import functools
 import math
-from dataclasses import replace
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jaxtyping import Array, Float
 
 from .._arrays.places import vary_alike, vary_like, whole
@@ -16,17 +15,16 @@ from .._arrays.points import LOG_ZERO, align, center, unbroadcast
 from .._checks.operands import as_operand, check_names, check_weights, takes_tau
 from .._checks.samples import check_kernel
 from .._checks.settings import Bandwidth, Keys, Queries, Settings, working_dtype
-from .._engines.dispatch import gaussian_means
-from .._engines.plan import NATIVE, REACH, takes_half
-from .._engines.radial import difference_means
-from .._engines.reach import splits, within_reach, within_split
+from .._engines.dispatch import kernel_means
+from .._engines.means import difference_means
+from .._engines.plan import takes_half
+from .._engines.reach import are_near, one_of_two
 from .._kernels.kernels import GAUSS, Kernel
 from .checked import checked
+from .in_float64 import in_float64, rules_in_float64
 from .reverse_only import reverse_only
-from .wide import Pullback, split_or_wide, wide
 
 LogWeights = Float[Array | np.ndarray, "*#batch n"] | None
-LOG_REACH = 2.0**9  # R² up to which a logarithm, which may be near zero, is formed of whole points in float32
 LARGEST = 60.0  # the logarithm of one sum over another
 METHODS = ("auto", "rescale", "blocked", "dense", "differences")
 
@@ -52,9 +50,9 @@ def log_gauss_sum(
         keys: points k, (…, N, D).
         log_weights: log w, (…, N), or None for weights of one; -inf is a weight of zero. Leading axes broadcast.
         tau: τ = 1/σ², positive: a number, or an array that broadcasts against the leading axes, as for `gauss_sum`.
-        kernel: a name or a `Kernel`, as for `kernel_sum`, which is nowhere negative: not "energy". Logarithms of others
-            than the Gaussian are formed in XLA from differences of coordinates: slow for wide points, and right where κ
-            underflows (of a `Kernel(profile)` only where it does not).
+        kernel: a name or a `Kernel`, as for `kernel_sum`, which is nowhere negative: not "energy". Right where κ
+            underflows (of a `Kernel(profile)` only where it does not). Gradients of others than the Gaussian are formed
+            from differences of coordinates: slow for wide points.
         method: "auto"; "rescale" for the attention kernel; "blocked", "dense" or "differences" for XLA. For another
             kernel than the Gaussian, "auto" or "differences".
         precision: as for `gauss_sum`, but "auto" is float32 on CUDA: logarithms are asked for where digits matter.
@@ -73,11 +71,11 @@ def log_gauss_sum(
         `jax.jacrev(jax.grad(f))`.
 
     Precision:
-        In float32, where the farthest point lies R bandwidths from the center: within (1e-6 + 3e-7 R²) · max(1, |log|),
-        by "rescale" twice that, most of it only for a handful of terms. Beyond R = 22 (or 2 √D), as in `gauss_sum`, of
-        points in two parts, within 1e-5 · max(1, |log|), or in float64, within 1e-6 · max(1, |log|); there, derivatives
-        but the score are formed in float64. (On CUDA they are not: there the error is 2⁻²⁴ τ‖x‖², x from the center,
-        and the weights P in ∂k and ∂log w are lost where that passes one.) Logarithms below -1e26 saturate.
+        In float32 within 1e-5 · max(1, |log|) wherever the points lie, most of it for a handful of terms; gradients
+        2e-5 of the sizes of their terms. Beyond 11 bandwidths from the center exponents are float64, tiles of sorted
+        points that can change no row are left out, and calls take up to three times as long, gradients up to six. (On
+        CUDA they are not: there the error is 2⁻²⁴ τ‖x‖², x from the center, and the weights P in ∂k and ∂log w are lost
+        where that passes one.) Logarithms below -1e26 saturate.
 
     Example:
         >>> import jax.numpy as jnp, jaxgauss
@@ -90,8 +88,7 @@ def log_gauss_sum(
     values = check_weights("log_gauss_sum", "log_weights", log_weights, keys)
     kernel = check_kernel("log_gauss_sum", kernel, positive=True)
     check_names("log_gauss_sum", method, precision, backend, methods_of_logs(kernel))
-    method = method if kernel == GAUSS else "differences"
-    asked = Settings(method, precision, backend, "", "log_gauss_sum", "highest", guarded=False, kernel=kernel)
+    asked = Settings(method, precision, backend, "", "log_gauss_sum", "highest", kernel=kernel)
     settings, _ = checked(asked, queries, keys, values, tau, methods=METHODS)
     if log_weights is None:
         log_weights = jnp.zeros(keys.shape[-2:-1], working_dtype(settings.dtype))
@@ -118,36 +115,15 @@ def wide_log_sum(settings: Settings, queries: Array, keys: Array, log_weights: A
         batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (queries, keys, log_weights)), tau.shape)
         return jnp.full((*batch, queries.shape[-2], 1), -math.inf, dtype)
     operands = queries, keys, tau, jnp.maximum(log_weights, LOG_ZERO)
-    by_differences = settings.method in NATIVE  # without PyTorch, as it was asked for
-    if settings.method == "differences":
-        logs = _log_sum_of_differences(settings.kernel, *operands)
+    far = functools.partial(_log_sum_anywhere, settings)
+    if settings.kernel != GAUSS:
+        logs: Any = in_float64(settings, _logs_of_any, *operands)
+    elif settings.method == "differences":
+        logs = far(*operands)
     else:  # the predicate is one for a whole batch, so that `vmap` leaves this a conditional
-        within = within_logs(settings, queries, keys, log_weights, tau)
-        far = functools.partial(_far_log_sum, replace(settings, far=True))
-        far = functools.partial(_log_sum_of_differences, GAUSS) if by_differences else far
-        logs = lax.cond(within, functools.partial(_log_sum, settings), far, *operands)
+        is_near = are_near(settings, 1, queries, keys, log_weights, tau)
+        logs = one_of_two(is_near, functools.partial(_log_sum, settings, True), far, *operands)
     return jnp.where(logs <= LOG_ZERO / 2, -math.inf, logs)
-
-
-def within_logs(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array) -> Array:
-    """Whether logarithms, and means, have their digits without float64."""
-    return within_reach(settings, queries, keys, values, tau * _stricter(keys))
-
-
-def within_split_logs(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array) -> Array | None:
-    """Whether points in two parts have them; None where there are none such."""
-    if not splits(settings, queries, keys, values, tau):
-        return None
-    return within_split(settings, queries, keys, values, tau * _stricter(keys))
-
-
-def _stricter(keys: Array) -> float:
-    """Times in R² than sums."""
-    return REACH["float32"] / min(max(LOG_REACH, 4 * keys.shape[-1]), REACH["float32"])
-
-
-def _log_sum_of_differences(kernel: Kernel, queries: Array, keys: Array, tau: Array, log_weights: Array) -> Array:
-    return difference_means(kernel, queries, keys, jnp.zeros_like(log_weights), tau, log_weights)[1]
 
 
 def relative_sum(
@@ -157,12 +133,8 @@ def relative_sum(
 
     In float64: it is asked for rarely, and a second way would be compiled for everybody.
     """
-    operands = whole(queries, keys, tau, log_weights, values, logs)
-    if settings.kernel != GAUSS:
-        queries, keys, tau, log_weights, values, logs = vary_alike(*operands)
-        means, own_logs = difference_means(settings.kernel, queries, keys, values, tau, log_weights)
-        return means * jnp.exp(jnp.minimum(own_logs - logs, LARGEST))
-    return wide(settings, _relative_sum, *vary_alike(*operands))
+    operands = vary_alike(*whole(queries, keys, tau, log_weights, values, logs))
+    return in_float64(settings, _relative_sum, *operands)
 
 
 # Derivatives. For L_m = log Σ_n w_n Φ_mn, weights P_mn = w_n Φ_mn exp(-L_m) and means V_m = Σ_n P_mn v_n,
@@ -178,27 +150,26 @@ def relative_sum(
 # `gauss_sum`. Rules made of `gaussian_means` alone hold for every order.
 
 
-_means = jax.custom_vjp(gaussian_means, nondiff_argnums=(0,))
+means: Any = jax.custom_vjp(kernel_means, nondiff_argnums=(0, 1))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _log_sum(settings: Settings, queries: Array, keys: Array, tau: Array, log_weights: Array) -> Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _log_sum(settings: Settings, near: bool, queries: Array, keys: Array, tau: Array, log_weights: Array) -> Array:
     """log Σ_n w_n Φ (…, M, 1)."""
     nothing = vary_like(jnp.zeros_like(log_weights), [log_weights])
-    return _means(settings, queries, keys, nothing, tau, log_weights)[1]
+    return means(settings, near, queries, keys, nothing, tau, log_weights)[1]
 
 
-def _log_sum_forward(settings: Settings, queries, keys, tau, log_weights):
+def _log_sum_forward(settings: Settings, near: bool, *operands: Array):
+    shifts, logs = _shifts_and_logs(settings, near, *operands)
+    return logs, (*operands, shifts, logs)
+
+
+def _log_sum_backward(settings: Settings, near: bool, residuals, h: Array):
+    queries, keys, tau, log_weights, shifts, logs = residuals
     c = center(keys, takes_half(settings))
-    mean_keys, logs = _means(settings, queries, keys, keys - c, tau, log_weights)
-    return logs, (queries, keys, tau, log_weights, mean_keys, logs)
-
-
-def _log_sum_backward(settings: Settings, residuals, h: Array):
-    queries, keys, tau, log_weights, mean_keys, logs = residuals
-    c = center(keys, takes_half(settings))
-    d_queries = tau[..., None, None] * h * (mean_keys - (queries - c))
-    (weight,), (first,) = _transposed(settings, queries - c, keys - c, tau, log_weights, logs, h)
+    d_queries = tau[..., None, None] * h * shifts
+    (weight,), (first,) = _transposed(settings, near, queries - c, keys - c, tau, log_weights, logs, h)
     d_keys = tau[..., None, None] * (first - (keys - c) * weight)
     return _collected((queries, keys, tau, log_weights), c, d_queries, d_keys, weight)
 
@@ -206,68 +177,62 @@ def _log_sum_backward(settings: Settings, residuals, h: Array):
 _log_sum.defvjp(_log_sum_forward, _log_sum_backward)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _far_log_sum(settings: Settings, *operands: Array) -> Array:
-    """The same out of reach, where a score and its logarithm are one call as well."""
-    return split_or_wide(settings, _log_sum, _within_split(settings, *operands), *operands)
-
-
-def _within_split(settings: Settings, queries: Array, keys: Array, tau: Array, log_weights: Array) -> Array | None:
-    return within_split_logs(settings, queries, keys, log_weights, tau)
-
-
-def _shifts_and_logs(settings: Settings, queries, keys, tau, log_weights):
-    """Σ_n P_mn (k_n - q_m), and the logarithms."""
+def _shifts_and_logs(settings: Settings, near: bool, queries, keys, tau, log_weights):
+    """Σ_n P_mn (k_n - q_m), and the logarithms, by one call."""
     c = center(keys, takes_half(settings))
-    mean_keys, logs = _means(settings, queries, keys, keys - c, tau, log_weights)
+    mean_keys, logs = means(settings, near, queries, keys, keys - c, tau, log_weights)
     return mean_keys - (queries - c), logs
 
 
-def _far_log_sum_forward(settings: Settings, *operands: Array):
-    found: Any = split_or_wide(settings, _shifts_and_logs, _within_split(settings, *operands), *operands)
-    shifts, logs = found
-    return logs, (operands, shifts)
+def _means_of_any(settings: Settings, *operands: Array) -> tuple[Array, Array]:
+    """Means and logarithms by any kernel; their derivatives are those of the formula, from differences."""
+    return kernel_means(settings, False, *operands)
 
 
-def _far_log_sum_backward(settings: Settings, residuals, h: Array):
-    operands, shifts = residuals
-    queries, _, tau, _ = operands
-    gradients: Any = wide(settings, Pullback(_log_sum), operands, h)
-    return unbroadcast(tau[..., None, None] * h * shifts, queries.shape), *gradients[1:]
+means_of_any: Any = jax.custom_vjp(_means_of_any, nondiff_argnums=(0,))
 
 
-_far_log_sum.defvjp(_far_log_sum_forward, _far_log_sum_backward)
+def _means_of_any_backward(settings: Settings, operands: tuple[Array, ...], cotangents: Any):
+    return jax.vjp(functools.partial(difference_means, settings.kernel), *operands)[1](cotangents)
+
+
+means_of_any.defvjp(lambda *args: (means_of_any(*args), args[1:]), _means_of_any_backward)
+
+
+def _logs_of_any(settings: Settings, queries: Array, keys: Array, tau: Array, log_weights: Array) -> Array:
+    return means_of_any(settings, queries, keys, jnp.zeros_like(log_weights), tau, log_weights)[1]
 
 
 def _relative_sum(settings: Settings, queries, keys, tau, log_weights, values, logs):
-    means, own_logs = _means(settings, queries, keys, values, tau, log_weights)
-    return means * jnp.exp(jnp.minimum(own_logs - logs, LARGEST))
+    operands = queries, keys, values, tau, log_weights
+    of_gaussians = settings.kernel == GAUSS
+    found, own_logs = means(settings, False, *operands) if of_gaussians else means_of_any(settings, *operands)
+    return found * jnp.exp(jnp.minimum(own_logs - logs, LARGEST))
 
 
-def _means_forward(settings: Settings, *operands):
-    means, logs = _means(settings, *operands)
-    return (means, logs), (*operands, means, logs)
+def _means_forward(settings: Settings, near: bool, *operands):
+    found, logs = means(settings, near, *operands)
+    return (found, logs), (*operands, found, logs)
 
 
-def _means_backward(settings: Settings, residuals, cotangents):
-    queries, keys, values, tau, log_weights, means, logs = residuals
+def _means_backward(settings: Settings, near: bool, residuals, cotangents):
+    queries, keys, values, tau, log_weights, found, logs = residuals
     g, h = cotangents
     c = center(keys, takes_half(settings))
     q, k = queries - c, keys - c
     products = values[..., :, None] * k[..., None, :]  # (…, N, C, D)
     batch = jnp.broadcast_shapes(products.shape[:-3], k.shape[:-2])
     flat = jnp.broadcast_to(products, (*batch, *products.shape[-3:])).reshape(*batch, k.shape[-2], -1)
-    moments, _ = _means(
-        settings, q, k, jnp.concatenate([flat, jnp.broadcast_to(k, (*batch, *k.shape[-2:]))], -1), tau, log_weights
-    )
+    columns = jnp.concatenate([flat, jnp.broadcast_to(k, (*batch, *k.shape[-2:]))], -1)
+    moments, _ = means(settings, near, q, k, columns, tau, log_weights)
     dim = k.shape[-1]
     mean_keys = moments[..., -dim:]
     mean_products = moments[..., :-dim].reshape(*moments.shape[:-1], -1, dim)  # (…, M, C, D)
-    slopes = (g[..., None] * (mean_products - means[..., None] * mean_keys[..., None, :])).sum(-2)
+    slopes = (g[..., None] * (mean_products - found[..., None] * mean_keys[..., None, :])).sum(-2)
     d_queries = tau[..., None, None] * (slopes + h * (mean_keys - q))
 
-    remainder = h - (g * means).sum(-1, keepdims=True)
-    weights, firsts = _transposed(settings, q, k, tau, log_weights, logs, jnp.concatenate([remainder, g], -1))
+    remainder = h - (g * found).sum(-1, keepdims=True)
+    weights, firsts = _transposed(settings, near, q, k, tau, log_weights, logs, jnp.concatenate([remainder, g], -1))
     d_values = jnp.concatenate(weights[1:], -1)
     total = weights[0] + (values * d_values).sum(-1, keepdims=True)
     first = firsts[0] + sum(values[..., i : i + 1] * x for i, x in enumerate(firsts[1:]))
@@ -276,17 +241,28 @@ def _means_backward(settings: Settings, residuals, cotangents):
     return d_queries, d_keys, unbroadcast(d_values, values.shape), d_tau, d_log_weights
 
 
-_means.defvjp(_means_forward, _means_backward)
+means.defvjp(_means_forward, _means_backward)
 
 
-def _transposed(settings: Settings, q: Array, k: Array, tau: Array, log_weights: Array, logs: Array, g: Array):
+def _anywhere(rule: Callable) -> Callable:
+    """A rule of points that lie anywhere."""
+    return lambda settings, *operands: rule(settings, False, *operands)
+
+
+_log_sum_anywhere = rules_in_float64(_anywhere(_log_sum), _anywhere(_log_sum_forward), _anywhere(_log_sum_backward), 2)
+means_anywhere = rules_in_float64(_anywhere(means), _anywhere(_means_forward), _anywhere(_means_backward), 3)
+
+
+def _transposed(
+    settings: Settings, near: bool, q: Array, k: Array, tau: Array, log_weights: Array, logs: Array, g: Array
+):
     """Σ_m P_mn g_mc, (…, N, 1) for each channel c, and Σ_m P_mn g_mc q_m, (…, N, D)."""
     num_queries, dim = q.shape[-2:]
     batch = jnp.broadcast_shapes(q.shape[:-2], g.shape[:-2])
     q1 = jnp.concatenate([q, jnp.ones_like(q[..., :1])], -1)
     products = jnp.broadcast_to(g[..., :, None] * q1[..., None, :], (*batch, num_queries, g.shape[-1], dim + 1))
-    means, log_sums = _means(settings, k, q, products.reshape(*batch, num_queries, -1), tau, -logs)
-    sums = means * jnp.exp(jnp.minimum(log_weights + log_sums, math.log(num_queries)))
+    found, log_sums = means(settings, near, k, q, products.reshape(*batch, num_queries, -1), tau, -logs)
+    sums = found * jnp.exp(jnp.minimum(log_weights + log_sums, math.log(num_queries)))
     parts = [sums[..., i * (dim + 1) : (i + 1) * (dim + 1)] for i in range(g.shape[-1])]
     return [x[..., dim:] for x in parts], [x[..., :dim] for x in parts]
 

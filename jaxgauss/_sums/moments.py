@@ -1,8 +1,8 @@
-"""What the kernel methods are made of: sums and slopes from one call, and the way out where points lie too far."""
+"""What the kernel methods are made of: sums and slopes from one call, of points that are near or lie anywhere."""
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -10,21 +10,19 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from .._arrays.places import vary_alike, whole
-from .._arrays.points import center
+from .._arrays.points import align, center
 from .._checks.settings import Settings, working_dtype
 from .._engines.channels import NOTHING, Channels
-from .._engines.dispatch import uses_mixture
+from .._engines.dispatch import near_sum, uses_mixture
 from .._engines.kernel_plan import of_gaussians
 from .._engines.pairs import Wanted
-from .._engines.plan import takes_half
-from .._engines.reach import splits, way_there
+from .._engines.plan import STRICTER, takes_half
+from .._engines.reach import are_near, near_or_anywhere
 from .._kernels.kernels import GAUSS
-from .gauss_sum import _gauss_sum
 from .kernel_sum import as_bandwidths
 from .radial import pair_sums
 from .reverse_only import reverse_only
 from .sharded import added, alone, everywhere, first_rows, over_mesh
-from .wide import STRICTER, reaching
 
 
 class Moments(NamedTuple):
@@ -50,11 +48,11 @@ class Reduction:
     """`Moments` from weights w (…, N, 1), values v (…, N, C), shifts u (…, N, D) and c (…, M, 1), in one call.
 
     C = 0 without values. Without `slopes` they have no columns; c is given as `spread` or as `trace`, for the one.
-    All about one center of the points, over the mesh of the settings if there is one.
+    Of Gaussians about a center, if one is given: the points are then near. Over the mesh of the settings, if any.
     """
 
     settings: Settings
-    center: Array
+    center: Array | None = None
 
     def __call__(
         self,
@@ -71,8 +69,9 @@ class Reduction:
     ) -> Moments:
         """All of them."""
         form, c = ("trace", trace) if spread is None else ("spread", spread)
-        whole, rows, columns = (self.center, tau), (queries, c), (keys, weights, values, shifts)
-        of_kernel = self._of_gaussian if self.settings.kernel == GAUSS else self._of_any
+        whole: Any = self.center, tau
+        rows, columns = (queries, c), (keys, weights, values, shifts)
+        of_kernel = self._of_any if self.center is None else self._of_gaussian
         moments = functools.partial(of_kernel, slopes, form)
         if self.settings.mesh is None:
             return moments(*whole, *rows, *columns)
@@ -92,10 +91,8 @@ class Reduction:
         q, k = queries - c, keys - c
         dim = k.shape[-1] if with_slopes else 0
         firsts = weights * k if shifts is None else shifts + weights * k
-        settings, points = alone(self.settings), (q, k)
-        if settings.split:  # from a center found in float64: differences have lost digits that exponents need
-            settings, points = replace(settings, centered=False), (queries, keys)
-        total = _gauss_sum(settings, *points, _side_by_side([firsts[..., :dim], weights, values]), tau)
+        columns = _side_by_side([firsts[..., :dim], weights, values])
+        total = near_sum(alone(self.settings), *vary_alike(*align(q, k, columns, tau)))
         first, mass, sums = total[..., :dim], total[..., dim : dim + 1], total[..., dim + 1 :]
         found = Moments(mass, first - q[..., :dim] * mass, sums)
         if rows is None:
@@ -110,25 +107,25 @@ class Reduction:
         """One pass on each device: channels of κ and of the form, and what ψ pulls."""
         _, tau, queries, rows, keys, weights, values, shifts = operands
         kernel, settings = self.settings.kernel, alone(self.settings)
-        columns = [_side_by_side([weights, values, shifts if with_slopes else None])]
-        kernels = [kernel]
-        if rows is not None:
-            kernels.append(kernel.spread if form == "spread" else kernel.trace(queries.shape[-1]))
+        spreads, traces = (rows is not None and form == x for x in ("spread", "trace"))
+        columns, kernels = [_side_by_side([weights, values, shifts if with_slopes else None])], [kernel]
+        if traces:
+            kernels.append(kernel.trace(queries.shape[-1]))
             columns.append(weights)
         channels = Channels(tuple(kernels), tuple(x.shape[-1] for x in columns))
-        pulls, ones = Channels((kernel,), (1,)) if with_slopes else NOTHING, jnp.ones_like(queries[..., :1])
-        found = pair_sums(
-            settings, Wanted(channels, pulls), queries, keys, _side_by_side(list(columns)), tau, ones, weights
-        )
+        pulls = Channels((kernel,), (1,)) if with_slopes or spreads else NOTHING
+        ones, values_of_all = jnp.ones_like(queries[..., :1]), _side_by_side(list(columns))
+        found = pair_sums(settings, Wanted(channels, pulls, spreads), queries, keys, values_of_all, tau, ones, weights)
         of_kappa, *others = channels.parts(found.sums)
         num = 0 if values is None else values.shape[-1]
         mass, sums, moved = of_kappa[..., :1], of_kappa[..., 1 : 1 + num], of_kappa[..., 1 + num :]
         slopes = found.pulls + moved if moved.size else found.pulls
-        moments = Moments(mass, slopes, sums)
+        moments = Moments(mass, slopes if with_slopes else slopes[..., :0], sums)
         if rows is None:
             return moments
-        total = (rows * others[0]).sum((-2, -1))
-        return moments._replace(spread=total / tau) if form == "spread" else moments._replace(trace=total)
+        if spreads:
+            return moments._replace(spread=(rows * found.spread).sum((-2, -1)))
+        return moments._replace(trace=(rows * others[0]).sum((-2, -1)))
 
 
 def prepare(settings: Settings, tau: Any, *arrays: Any) -> tuple[Array, ...]:
@@ -174,24 +171,23 @@ def by_reach(
     *others: Any,
     first_order: bool = True,
 ) -> Any:
-    """function(reduction, points, tau, *others), in the precision that reaches the points: see `reaching`.
+    """function(reduction, points, tau, *others): of Gaussians near one another about one center, else of any kernel.
 
-    What is of second order in the points, beside the kernel, loses digits as R², whatever those of exponents: float32
-    then has no farther way. Sums of other kernels than the Gaussian see to that themselves.
+    What is of second order in the points, beside the kernel, is about a center where they lie nearer still.
     """
 
-    def about_center(inside: Settings, points: tuple[Array, ...], tau: Array, *others: Any) -> Any:
-        c = center(jnp.concatenate(points, -2), takes_half(inside))
-        reduction = Reduction(replace(inside, guarded=False, centered=True), c)
-        return function(reduction, points, tau, *others)
+    def near(points: tuple[Array, ...], tau: Array, *others: Any) -> Any:
+        c = center(jnp.concatenate(points, -2), takes_half(settings))
+        return function(Reduction(settings, c), points, tau, *others)
+
+    def anywhere(*operands: Any) -> Any:
+        return function(Reduction(settings), *operands)
 
     if settings.kernel != GAUSS:
-        return about_center(settings, points, tau, *others)
+        return anywhere(points, tau, *others)
     every = jnp.concatenate(points, -2)
-    own, is_each = alone(settings), tau.ndim == 1 and tau.size > 1
-    split = first_order and splits(own, every, every, every, tau)
-    within = way_there(own, every[..., :1, :], every, every, tau * STRICTER, split=split, each_tau=is_each)
-    return reaching(settings, about_center, within, points, tau, *others)
+    is_near = are_near(alone(settings), 1 if first_order else STRICTER, every[..., :1, :], every, every, tau)
+    return near_or_anywhere(near, anywhere, is_near, points, tau, *others)
 
 
 def _side_by_side(columns: list[Array | None]) -> Array:

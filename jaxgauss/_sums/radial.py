@@ -1,20 +1,21 @@
 """Sums of radial kernels that XLA evaluates, and the derivative rules that make their gradients radial sums again."""
 
 import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array
 
+from .._arrays.places import has_cuda
 from .._arrays.points import unbroadcast
 from .._checks.settings import Settings
 from .._engines import dispatch
+from .._engines.anywhere import FEW_DIMENSIONS
 from .._engines.channels import NOTHING, Channels
 from .._engines.pairs import Sums, Wanted
 from .._engines.radial import difference_sums, gradients_of, sums_by_differences, sums_by_products
-from .._engines.reach import are_near
+from .._engines.reach import one_of_two, tiles_are_near
 
 # Derivatives. With u = τ‖q_m - k_n‖², κ' the derivative of κ, ψ = -2κ', a cotangent g and w_mn = ψ(u) ⟨g_m, v_n⟩, from
 # ∂κ/∂q = 2τ κ' (q - k) = τ ψ (k - q):
@@ -28,44 +29,94 @@ from .._engines.reach import are_near
 # Source: the chain rule.
 
 
-radial_sum = jax.custom_vjp(dispatch.radial_sum, nondiff_argnums=(0, 1))
-pair_sums = jax.custom_vjp(dispatch.pair_sums, nondiff_argnums=(0, 1))
-_pullback = jax.custom_vjp(dispatch.radial_pullback, nondiff_argnums=(0, 1, 2))
+radial_sum: Any = jax.custom_vjp(dispatch.radial_sum, nondiff_argnums=(0, 1))
+pair_sums: Any = jax.custom_vjp(dispatch.pair_sums, nondiff_argnums=(0, 1))
+radial_gradients: Any = jax.custom_vjp(dispatch.radial_pullback, nondiff_argnums=(0, 1, 2))
 
 
-def _forward(settings: Settings, channels: Channels, queries, keys, values, tau):
-    wanted = queries.perturbed or keys.perturbed, tau.perturbed
-    operands = tuple(x.value for x in (queries, keys, values, tau))
+class Which(NamedTuple):
+    """Which gradients are asked for."""
+
+    queries: bool
+    keys: bool
+    values: bool
+    tau: bool
+
+
+def _forward(settings: Settings, channels: Channels, *primals: Any):
+    which, operands = Which(*(x.perturbed for x in primals)), tuple(x.value for x in primals)
+    queries, _, values, _ = operands
+    pulls = spread = queries[..., :0]
+    if (which.queries or which.tau) and sum(channels.widths) == 1:  # the pass has what pulls at the queries
+        wanted = Wanted(channels, channels, which.tau)
+        total, pulls, spread = pair_sums(settings, wanted, *operands, jnp.ones_like(queries[..., :1]), values)
+    else:
+        total = radial_sum(settings, channels, *operands)
     # which gradients are wanted travels as the shape of an array: see `gauss_sum`
-    return radial_sum(settings, channels, *operands), (operands, jnp.zeros([1 + x for x in wanted], bool))
+    return total, (operands, pulls, spread, jnp.zeros([1 + x for x in which], bool))
 
 
 def _backward(settings: Settings, channels: Channels, residuals: Any, g: Any):
-    (queries, keys, values, tau), pattern = residuals
+    (queries, keys, values, tau), pulls, spread, pattern = residuals
+    which = Which(*(size == 2 for size in pattern.shape))
     if isinstance(g, jax.custom_derivatives.SymbolicZero):
         return None, None, None, None
-    of_points, of_tau = (size == 2 for size in pattern.shape)
-    if not (of_points or of_tau):
-        d_values = radial_sum(settings, channels, keys, queries, g, tau)
-        return None, None, unbroadcast(d_values, values.shape), None
-    return _pullback(settings, channels, of_tau, queries, keys, values, tau, g)
+    return wanted_gradients(settings, channels, which, queries, keys, values, tau, g, pulls, spread)
+
+
+def wanted_gradients(
+    settings: Settings,
+    channels: Channels,
+    which: Which,
+    queries: Array,
+    keys: Array,
+    values: Array,
+    tau: Array,
+    g: Array,
+    pulls: Array,
+    spread: Array,
+) -> tuple[Array | None, ...]:
+    """By a pass about the queries, a pass about the keys, or both; `pulls` and `spread` are the sum's own, if any."""
+    operands, nothing = (queries, keys, values, tau), queries[..., :0]
+    scale, about_keys = tau[..., None, None], which.keys or which.values
+    d_queries = d_keys = d_values = d_tau = None
+    if pulls.size:
+        d_queries = scale * g * pulls
+    if spread.size:
+        d_tau = (g * spread).sum((-2, -1)) / -2
+    needs_rows, needs_tau = which.queries and d_queries is None, which.tau and d_tau is None
+    if needs_rows and about_keys:
+        d_queries, d_keys, d_values, d_tau = radial_gradients(settings, channels, which.tau, *operands, g)
+    elif about_keys or (needs_tau and not needs_rows):
+        summed, pulling = (channels if x else NOTHING for x in (which.values, which.keys or needs_tau))
+        wanted, summed = Wanted(summed, pulling, needs_tau), g if which.values else nothing
+        found = pair_sums(settings, wanted, keys, queries, summed, tau, values, g)
+        d_keys, d_values = scale * found.pulls, found.sums
+        d_tau = found.spread.sum((-2, -1)) / -2 if needs_tau else d_tau
+    elif needs_rows:
+        wanted = Wanted(NOTHING, channels, needs_tau)
+        found = pair_sums(settings, wanted, queries, keys, keys[..., :0], tau, g, values)
+        d_queries = scale * found.pulls
+        d_tau = found.spread.sum((-2, -1)) / -2 if needs_tau else d_tau
+    gradients = zip((d_queries, d_keys, d_values, d_tau), which, operands, strict=True)
+    return tuple(unbroadcast(d, x.shape) if is_wanted else None for d, is_wanted, x in gradients)  # type: ignore[arg-type]
 
 
 radial_sum.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
-def _pullback_forward(settings: Settings, channels: Channels, with_tau: bool, *operands: Array):
-    return _pullback(settings, channels, with_tau, *operands), operands
+def _gradients_forward(settings: Settings, channels: Channels, with_tau: bool, *operands: Array):
+    return radial_gradients(settings, channels, with_tau, *operands), operands
 
 
-def _pullback_backward(settings: Settings, channels: Channels, _: bool, operands: tuple[Array, ...], cotangents: Any):
-    return jax.vjp(functools.partial(_pullback_by_pairs, settings, channels), *operands)[1](cotangents)
+def _gradients_backward(settings: Settings, channels: Channels, _: bool, operands: tuple[Array, ...], cotangents: Any):
+    return jax.vjp(functools.partial(_by_pairs, settings, channels), *operands)[1](cotangents)
 
 
-_pullback.defvjp(_pullback_forward, _pullback_backward)
+radial_gradients.defvjp(_gradients_forward, _gradients_backward)
 
 
-def _pullback_by_pairs(settings: Settings, channels: Channels, queries, keys, values, tau, g) -> tuple[Array, ...]:
+def _by_pairs(settings: Settings, channels: Channels, queries, keys, values, tau, g) -> tuple[Array, ...]:
     """The rules above, by sums about the queries and about the keys."""
     of_rows = pair_sums(settings, Wanted(NOTHING, channels, True), queries, keys, keys[..., :0], tau, g, values)
     of_columns = pair_sums(settings, Wanted(channels, channels), keys, queries, g, tau, values, g)
@@ -77,9 +128,9 @@ def _pair_sums_backward(settings: Settings, wanted: Wanted, operands: tuple[Arra
         return jax.vjp(functools.partial(function, wanted), *operands)[1](cotangents)
 
     by_products, by_differences = (functools.partial(pullback, x) for x in (sums_by_products, sums_by_differences))
-    if wanted.kinked:
+    if wanted.kinked or has_cuda() or operands[0].shape[-1] <= FEW_DIMENSIONS:
         return by_differences(*operands)
-    return lax.cond(are_near(*operands[:2], operands[3]), by_products, by_differences, *operands)
+    return one_of_two(tiles_are_near(*operands[:2], operands[3]), by_products, by_differences, *operands)
 
 
 pair_sums.defvjp(lambda *args: (pair_sums(*args), args[2:]), _pair_sums_backward)

@@ -1,13 +1,10 @@
 """Wherever the points lie: derivatives of first and second order have the digits of the plain formula in float32."""
 
-import warnings
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-import torch_backend
 from jaxgauss import (
     gauss_sum,
     gauss_sum_blocked,
@@ -17,9 +14,7 @@ from jaxgauss import (
     mmd_squared,
     svgd_direction,
 )
-from jaxgauss._checks.settings import Settings
-from jaxgauss._engines import float64
-from oracle import gauss_sum64, relative_error
+from oracle import relative_error
 
 NUM = 150
 WEIGHTS = np.random.default_rng(1).normal(size=(NUM, 1))
@@ -111,56 +106,9 @@ def test_each_bandwidth_goes_its_own_way(rng):
                 assert relative_error(found, one) < 1e-5
 
 
-@pytest.mark.parametrize("spread", [1.0, 1e6])
-def test_tiles_are_the_sum(rng, spread, monkeypatch):
-    """Of several rows and columns, of batches that are broadcast, near one another and far apart."""
-    import torch
-
-    from torch_backend import wide
-
-    monkeypatch.setattr(wide, "ROWS", 7)
-    monkeypatch.setattr(wide, "COLUMNS", 9)
-    q, k, v = (rng.normal(size=s) for s in ((2, 3, 20, 4), (1, 3, 30, 4), (1, 1, 30, 2)))
-    tau, g, log_w = rng.uniform(0.5, 2, (2, 3)), rng.normal(size=(2, 3, 20, 2)), rng.normal(size=(1, 3, 30, 1))
-    q[..., 0, :] *= spread
-    k[..., 0, :] = q[0, :, 0] + 0.5
-    tensors = [torch.as_tensor(x) for x in (q, k, v, tau)]
-    exact = gauss_sum64(q, k, v, tau)
-    for digits in ("float32", "float64"):
-        total = torch_backend.wide_sum(*tensors, digits=digits)
-        bound = {"float32": (2e-7, 1e-5), "float64": (1e-13, 1e-10)}[digits][spread != 1]
-        assert relative_error(total.numpy(), exact) < bound
-    moved = [torch.as_tensor(x).requires_grad_() for x in (q, k, v)]
-    apart = (moved[0][..., :, None, :] - moved[1][..., None, :, :]).square().sum(-1)
-    logits = -tensors[3][..., None, None] / 2 * apart
-    ((logits.exp() @ moved[2]) * torch.as_tensor(g)).sum().backward()
-    gradients = torch_backend.wide_pullback(*tensors, torch.as_tensor(g), digits="float64")
-    for found, x in zip(gradients, moved, strict=True):
-        assert relative_error(found.numpy(), x.grad.numpy()) < (1e-12 if spread == 1 else 1e-8)
-    logits = (logits + torch.as_tensor(log_w).mT).detach()
-    means, logs = torch_backend.wide_means(*tensors, torch.as_tensor(log_w), digits="float64")
-    assert relative_error(logs.numpy(), logits.logsumexp(-1, keepdim=True).numpy()) < 1e-13
-    assert relative_error(means.numpy(), (logits.softmax(-1) @ tensors[2]).numpy()) < 1e-9
-
-
-def test_points_come_closer_and_see_the_same(rng):
-    import torch
-
-    centers = rng.choice([0.0, 300.0, -1e9, 1e25], size=(60, 2))
-    points, tau = torch.as_tensor(rng.normal(size=(60, 2)) + centers), torch.tensor(2.0, dtype=torch.float64)
-    moved = torch_backend.closer(points, tau)
-    assert moved.amax() - moved.amin() < 200
-    before, after = (differences(x.numpy(), x.numpy()) for x in (points, moved))
-    near = np.abs(before) * np.sqrt(2) < torch_backend.wide.GAP
-    np.testing.assert_allclose(after[near], before[near], rtol=1e-6, atol=1e-6)
-    assert (np.abs(after[~near]) * np.sqrt(2) > torch_backend.wide.GAP - 1e-6).all()
-    near_ones = points[(points.abs() < 10).all(-1)]
-    assert torch_backend.closer(near_ones, tau) is near_ones
-
-
 @pytest.mark.parametrize("x64", [False, True])
 def test_of_any_order_in_either_mode(rng, x64):
-    """Batches of Hessians, and of third derivatives, of what is formed in float64: JAX's 64-bit mode on, and off."""
+    """Batches of Hessians, and of third derivatives, with JAX's 64-bit mode on, and off."""
     x, y = (rng.normal(size=(n, 2)).astype(np.float32) for n in (6, 5))
 
     def of_batch(function):
@@ -229,35 +177,3 @@ def test_logarithms_hold_their_statement(rng, dim):
         for method, slope in (("auto", 3e-7), ("rescale", 6e-7)):
             error = np.abs(np.asarray(log_gauss_sum(x, y, method=method), np.float64) - exact)
             assert np.all(error <= (1e-6 + slope * reach) * np.maximum(1, np.abs(exact)))
-
-
-def test_that_it_is_slow_is_said_once(rng):
-    """Of sums that take long, and where points are the reason."""
-    x = rng.normal(size=(2048, 1)).astype(np.float32)
-    near = x.copy()
-    x[0] = 1e4
-    slope = jax.grad(lambda x: ksd_squared(x, x, 1.0))  # in float64 wherever points lie
-    float64._say_far.cache_clear()
-    for function in (lambda x: gauss_sum(x, x, x), lambda x: mmd_squared(x, x[:3], 1.0)):
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            jax.block_until_ready([function(x[:100]), slope(near)])
-            assert not caught
-            jax.block_until_ready([function(x), function(x)])
-        assert [str(w.message) for w in caught if "float64" in str(w.message)] == [str(caught[0].message)]
-        float64._say_far.cache_clear()
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert np.isfinite(mmd_squared(x, x[:3], 1.0))
-
-
-@pytest.mark.parametrize("platform", ["cpu", "tpu"])
-def test_differences_are_taken_wherever_they_are_asked_for(rng, platform):
-    """In float64, too, and where PyTorch does not run."""
-    near = [rng.normal(size=shape) for shape in ((20, 3), (30, 3), (30, 2))]
-    far = [jnp.asarray(x) for x in (near[0] + 2e7, near[1] + 2e7, near[2], 1.0)]
-    far[1] = far[1].at[0].set(0.0)  # not to be centered about the others
-    (sums,) = float64.in_tiles(float64.SUM, platform, Settings("differences", dtype="float64"), *far)
-    assert relative_error(sums, gauss_sum64(*far)) < 1e-12
-    (in_blocks,) = float64.in_tiles(float64.SUM, "tpu", Settings(dtype="float64"), *far)
-    assert relative_error(in_blocks, gauss_sum64(*far)) > 1e-3  # products have lost their digits there

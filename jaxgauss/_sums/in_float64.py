@@ -1,0 +1,111 @@
+"""Logarithms and means in float64, whatever JAX's mode: wherever points lie, weights are differences of exponents.
+
+And their derivatives of any order: JAX's 64-bit mode must be on where those are traced. Arguments and results are of
+the working dtype.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from .._arrays.places import vary_like
+from .._checks.settings import Settings, working_dtype
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def in_float64(settings: Settings, function: Callable, *operands: Any) -> Any:
+    """function(settings, *operands) in float64; the results in the working dtype."""
+    dtype = working_dtype(settings.dtype)
+    with jax.enable_x64(True):
+        results = function(settings, *jax.tree.map(lambda x: x.astype("float64"), operands))
+        return jax.tree.map(lambda x: x.astype(dtype), results)
+
+
+def _backward(settings: Settings, function: Callable, operands: tuple[Any, ...], cotangents: Any) -> Any:
+    return in_float64(settings, Exactly(_Pullback(function)), operands, cotangents)
+
+
+in_float64.defvjp(lambda *args: (in_float64(*args), args[2:]), _backward)
+
+
+def rules_in_float64(function: Callable, forward: Callable, backward: Callable, num: int) -> Any:
+    """function(settings, *operands) in float64 with the rules of a `jax.custom_vjp`, what they keep as well.
+
+    With all digits where the operand of number `num`, τ, has a gradient: that is made of moments about a center, which
+    cancel.
+    """
+
+    def run(settings: Settings, *operands: Array) -> Any:
+        return in_float64(settings, function, *operands)
+
+    def run_forward(settings: Settings, *operands: Any) -> Any:
+        exactly = operands[num].perturbed
+        both = _InTwoParts(forward) if not exactly else Exactly(_InTwoParts(forward))
+        found: Any = in_float64(settings, both, *(x.value for x in operands))
+        return found[0], (found[1], jnp.zeros([1 + exactly], bool))
+
+    def run_backward(settings: Settings, residuals: Any, cotangents: Any) -> Any:
+        kept, pattern = residuals
+        gradients = _OfTwoParts(backward)
+        cotangents = jax.tree.map(functools.partial(_instantiated, jax.tree.leaves(kept)), cotangents, is_leaf=_is_zero)
+        return in_float64(settings, Exactly(gradients) if pattern.size == 2 else gradients, kept, cotangents)
+
+    rules = jax.custom_vjp(run, nondiff_argnums=(0,))
+    rules.defvjp(run_forward, run_backward, symbolic_zeros=True)
+    return rules
+
+
+def _is_zero(x: Any) -> bool:
+    return isinstance(x, jax.custom_derivatives.SymbolicZero)
+
+
+def _instantiated(others: list[Array], x: Any) -> Array:
+    return vary_like(jnp.zeros(x.shape, x.dtype), others) if _is_zero(x) else x
+
+
+@dataclass(frozen=True)
+class Exactly:
+    """The function, with all digits of float64."""
+
+    function: Callable
+
+    def __call__(self, settings: Settings, *operands: Any) -> Any:
+        """Of settings and operands."""
+        return self.function(replace(settings, dtype="float64"), *operands)
+
+
+@dataclass(frozen=True)
+class _Pullback:
+    """The gradients of a function at its operands, times cotangents."""
+
+    function: Callable
+
+    def __call__(self, settings: Settings, operands: tuple[Any, ...], cotangents: Any) -> tuple[Any, ...]:
+        return jax.vjp(functools.partial(self.function, settings), *operands)[1](cotangents)
+
+
+@dataclass(frozen=True)
+class _InTwoParts:
+    """Results and what is kept of a forward rule: a number as a sum of two, of which float32 holds each."""
+
+    forward: Callable
+
+    def __call__(self, settings: Settings, *operands: Array) -> tuple[Any, Any]:
+        results, kept = self.forward(settings, *operands)
+        high = jax.tree.map(lambda x: x.astype("float32").astype("float64"), kept)
+        return results, (high, jax.tree.map(jnp.subtract, kept, high))
+
+
+@dataclass(frozen=True)
+class _OfTwoParts:
+    """A backward rule of what is kept so."""
+
+    backward: Callable
+
+    def __call__(self, settings: Settings, kept: tuple[Any, Any], cotangents: Any) -> Any:
+        return self.backward(settings, jax.tree.map(jnp.add, *kept), cotangents)
