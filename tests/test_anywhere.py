@@ -10,8 +10,10 @@ import pytest
 from jaxgauss import (
     Kernel,
     energy_distance,
+    kernel_mean,
     kernel_sum,
     ksd_squared,
+    log_gauss_sum,
     mmd_flow_velocity,
     mmd_squared,
     mmd_witness,
@@ -118,6 +120,42 @@ def test_stein_discrepancy_and_direction(rng, kernel, dim):
         exact = (kappa @ s64 - t * (psi[..., None] * apart).sum(1)) / num
         size = (kappa @ np.abs(s64)).sum(1) / num + t * (psi * np.linalg.norm(apart, axis=-1)).sum(1) / num
         assert error(direction(x, s, tau), exact, size) < 2e-5
+
+
+@pytest.mark.parametrize("kernel, dim", [("gauss", 1), ("gauss", 3), ("gauss", 17), ("imq", 3), ("matern12", 17)])
+def test_logarithms_and_means(rng, kernel, dim):
+    """Also of queries far from all keys, whose exponents are in the millions."""
+    num, num_keys = SIZES[dim]
+
+    def both(q, k, v, tau):
+        return log_gauss_sum(q, k, None, tau, kernel=kernel), kernel_mean(q, k, v, tau, kernel=kernel)
+
+    @jax.jit
+    def ours(q, k, v, tau, g):
+        (logs, means), pullback = jax.vjp(both, q, k, v, tau)
+        return logs, means, pullback((g, 0 * g)), pullback((0 * g, g))
+
+    for _ in range(6):
+        x, tau = cloud(rng, num + num_keys, dim), np.float32(rng.choice([0.3, 1 / dim]))
+        x, y, t = x[:num], x[num:], float(tau)
+        v, g = (rng.normal(size=n).astype(np.float32) for n in (num_keys, num))
+        logs, means, of_logs, of_means = ours(x, y, v, tau, g)
+        apart = np.float64(y)[None] - np.float64(x)[:, None]
+        squares, profile = np.square(apart).sum(-1), as_kernel("test", kernel)
+        exponents = np.asarray(profile.log(jnp.asarray(t * squares)))
+        exact = np.asarray(jax.nn.logsumexp(exponents, axis=1))
+        p = np.exp(exponents - exact[:, None])
+        assert (np.abs(np.asarray(logs) - exact) <= 1e-5 * np.maximum(1, np.abs(exact))).all()
+        assert error(means, p @ np.float64(v), p @ np.abs(v)) < 1e-5
+        slope = np.asarray(jax.vmap(jax.vmap(jax.grad(profile.log)))(jnp.asarray(t * squares)))
+        lengths = np.linalg.norm(apart, axis=-1)
+        centered = np.float64(v)[None] - (p @ np.float64(v))[:, None]
+        for found, weights in ((of_logs, p * g[:, None]), (of_means, p * g[:, None] * centered)):
+            w = -2 * t * slope * weights
+            assert error(found[0], (w[..., None] * apart).sum(1), (np.abs(w) * lengths).sum(1)) < 2e-5
+            assert error(found[1], -(w[..., None] * apart).sum(0), (np.abs(w) * lengths).sum(0)) < 2e-5
+            assert error(found[3], -(w * squares).sum() / (2 * t), (np.abs(w) * squares).sum() / (2 * t)) < 2e-5
+        assert error(of_means[2], g @ p, np.abs(g) @ p) < 1e-5
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-15, 1e15, 1e30])

@@ -6,7 +6,7 @@ the working dtype.
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -27,33 +27,38 @@ def in_float64(settings: Settings, function: Callable, *operands: Any) -> Any:
 
 
 def _backward(settings: Settings, function: Callable, operands: tuple[Any, ...], cotangents: Any) -> Any:
-    return in_float64(settings, Exactly(_Pullback(function)), operands, cotangents)
+    return in_float64(settings, _Pullback(function), operands, cotangents)
 
 
 in_float64.defvjp(lambda *args: (in_float64(*args), args[2:]), _backward)
 
 
-def rules_in_float64(function: Callable, forward: Callable, backward: Callable, num: int) -> Any:
+def rules_in_float64(function: Callable, forward: Callable, backward: Callable, formula: Callable, num: int) -> Any:
     """function(settings, *operands) in float64 with the rules of a `jax.custom_vjp`, what they keep as well.
 
-    With all digits where the operand of number `num`, τ, has a gradient: that is made of moments about a center, which
-    cancel.
+    Where the operand of number `num`, τ, has a gradient, all are those of a formula from differences: that of τ is left
+    over from moments about a center, which cancel.
     """
 
     def run(settings: Settings, *operands: Array) -> Any:
         return in_float64(settings, function, *operands)
 
-    def run_forward(settings: Settings, *operands: Any) -> Any:
-        exactly = operands[num].perturbed
-        both = _InTwoParts(forward) if not exactly else Exactly(_InTwoParts(forward))
-        found: Any = in_float64(settings, both, *(x.value for x in operands))
-        return found[0], (found[1], jnp.zeros([1 + exactly], bool))
+    def run_forward(settings: Settings, *primals: Any) -> Any:
+        operands, by_formula = tuple(x.value for x in primals), primals[num].perturbed
+        both = functools.partial(in_float64, settings, _InTwoParts(forward))
+        if by_formula:  # one tree of what is kept, whatever has gradients: see `gauss_sum`
+            nothing = jax.tree.map(lambda x: operands[0].ravel()[:0], jax.eval_shape(both, *operands)[1])
+            found: Any = run(settings, *operands), nothing
+        else:
+            found = both(*operands)
+        return found[0], (operands, found[1], jnp.zeros([1 + by_formula], bool))
 
     def run_backward(settings: Settings, residuals: Any, cotangents: Any) -> Any:
-        kept, pattern = residuals
-        gradients = _OfTwoParts(backward)
-        cotangents = jax.tree.map(functools.partial(_instantiated, jax.tree.leaves(kept)), cotangents, is_leaf=_is_zero)
-        return in_float64(settings, Exactly(gradients) if pattern.size == 2 else gradients, kept, cotangents)
+        operands, parts, pattern = residuals
+        cotangents = jax.tree.map(functools.partial(_instantiated, operands), cotangents, is_leaf=_is_zero)
+        if pattern.size == 2:
+            return in_float64(settings, _Pullback(formula), operands, cotangents)
+        return in_float64(settings, _OfTwoParts(backward), parts, cotangents)
 
     rules = jax.custom_vjp(run, nondiff_argnums=(0,))
     rules.defvjp(run_forward, run_backward, symbolic_zeros=True)
@@ -64,19 +69,8 @@ def _is_zero(x: Any) -> bool:
     return isinstance(x, jax.custom_derivatives.SymbolicZero)
 
 
-def _instantiated(others: list[Array], x: Any) -> Array:
+def _instantiated(others: tuple[Array, ...], x: Any) -> Array:
     return vary_like(jnp.zeros(x.shape, x.dtype), others) if _is_zero(x) else x
-
-
-@dataclass(frozen=True)
-class Exactly:
-    """The function, with all digits of float64."""
-
-    function: Callable
-
-    def __call__(self, settings: Settings, *operands: Any) -> Any:
-        """Of settings and operands."""
-        return self.function(replace(settings, dtype="float64"), *operands)
 
 
 @dataclass(frozen=True)

@@ -249,8 +249,20 @@ def _anywhere(rule: Callable) -> Callable:
     return lambda settings, *operands: rule(settings, False, *operands)
 
 
-_log_sum_anywhere = rules_in_float64(_anywhere(_log_sum), _anywhere(_log_sum_forward), _anywhere(_log_sum_backward), 2)
-means_anywhere = rules_in_float64(_anywhere(means), _anywhere(_means_forward), _anywhere(_means_backward), 3)
+def _means_formula(_: Settings, *operands: Array) -> tuple[Array, Array]:
+    return difference_means(GAUSS, *operands)
+
+
+def _log_formula(_: Settings, queries: Array, keys: Array, tau: Array, log_weights: Array) -> Array:
+    return difference_means(GAUSS, queries, keys, jnp.zeros_like(log_weights), tau, log_weights)[1]
+
+
+_log_sum_anywhere = rules_in_float64(
+    _anywhere(_log_sum), _anywhere(_log_sum_forward), _anywhere(_log_sum_backward), _log_formula, 2
+)
+means_anywhere = rules_in_float64(
+    _anywhere(means), _anywhere(_means_forward), _anywhere(_means_backward), _means_formula, 3
+)
 
 
 def _transposed(
