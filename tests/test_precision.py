@@ -293,6 +293,12 @@ def test_explain_says_what_becomes_of_far_points(rng):
         plan = explain(*moved.operands, method=method)
         assert (plan.method, plan.precision, plan.backend) == ("anywhere", "float32", "xla")
         assert "farther than float32 reaches" in plan.reason
+    farthest = np.square(case.keys - case.keys.mean(0)).sum(1).max()
+    middling = case._replace(tau=np.float32(400 / farthest))
+    assert explain(*middling.operands, method="rescale", precision="float32").method == "anywhere"
+    middling = case._replace(tau=np.float32(50 / farthest))
+    plan = explain(*middling.operands, method="prescale", precision="float16")
+    assert (plan.method, plan.precision, plan.backend) == ("rescale", "float32", "cpu")  # near enough for float32
     shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in moved.operands[:3]]
     assert explain(*shapes, 1e4).precision == "float32"
 

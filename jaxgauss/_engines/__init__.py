@@ -1,1 +1,1 @@
-"""Where a sum is computed, and what decides it: attention kernels behind the bridge, XLA's tiles, float64."""
+"""Where a sum is computed, and what decides it: attention kernels behind the bridge, XLA's tiles."""

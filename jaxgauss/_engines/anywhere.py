@@ -50,8 +50,8 @@ def anywhere_sums(
     compact = not few or bool(wanted.pulls.kernels) or wanted.end(queries.dtype.name) < math.inf
     sort = functools.partial(leaf_order, largest=LEAF[few], in_order=not compact)
     i, j = sort(lax.stop_gradient(queries)), sort(lax.stop_gradient(keys))
-    rows = Rows(_leaves(queries, i, None), _leaves(row_weights, i))
-    columns = Columns(_leaves(keys, j, None), *(_leaves(x, j) for x in (values, column_weights)))
+    rows = Rows(in_leaves(queries, i, None), in_leaves(row_weights, i))
+    columns = Columns(in_leaves(keys, j, None), *(in_leaves(x, j) for x in (values, column_weights)))
     scale = jnp.sqrt(tau)
     tiles = _few if few else _many
     num = max(1, min(len(i), FLAGS // len(j) if few else TILE))  # leaves of a block of rows
@@ -71,7 +71,7 @@ def _in_groups(arrays: Any, size: int) -> Any:
     return jax.tree.map(lambda x: x.reshape(len(x) // size, size, *x.shape[1:]), arrays)
 
 
-def _leaves(x: Array, order: Array, fill: float | None = 0.0) -> Array:
+def in_leaves(x: Array, order: Array, fill: float | None = 0.0) -> Array:
     """Rows in the order of leaves (leaves, size, W); what fills leaves up is zero, or the last point."""
     rows = x[jnp.minimum(order, len(x) - 1)]
     return rows if fill is None else jnp.where((order < len(x))[..., None], rows, fill)
@@ -185,9 +185,8 @@ def _zeros(wanted: Wanted, scale: Array, rows: Rows, columns: Columns) -> Sums:
 
 def _middle(leaves: Float[Array, "leaves size d"]) -> Float[Array, " d"]:
     """The center of the most compact leaf: neither an outlier moves it, nor a leaf with points of two clusters."""
-    spreads = (
-        jnp.square(leaves.max(1) - leaves.min(1)).sum(-1).astype("float32")
-    )  # argmin has no other in float32 modes
+    spreads = jnp.square(leaves.max(1) - leaves.min(1)).sum(-1)
+    spreads = spreads.astype("float32")  # the only dtype that argmin has where JAX's 64-bit mode is off
     return leaves[lax.argmin(jnp.where(jnp.isnan(spreads), jnp.inf, spreads), 0, "int32")].mean(0)
 
 

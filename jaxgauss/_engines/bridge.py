@@ -96,8 +96,7 @@ def _failure(error: Exception, call: str) -> str:
 
 
 def _torch() -> Any:
-    # Imported at the first use: importing jaxgauss stays cheap, and what XLA serves on a CPU loads PyTorch only when
-    # points are found to be out of reach.
+    # Imported at the first use: importing jaxgauss stays cheap, and what XLA serves on a CPU never loads PyTorch.
     try:
         import torch
     except ImportError as error:

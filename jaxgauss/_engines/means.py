@@ -22,7 +22,7 @@ from .._arrays.points import BASE_2, LOG_ZERO, Scaled, as_rows, scaled_points, w
 from .._arrays.shapes import K, L, Q, S, T, V, W
 from .._checks.settings import are_known
 from .._kernels.kernels import Kernel
-from .anywhere import FEW, in_place, squared_gaps
+from .anywhere import FEW, in_leaves, in_place, squared_gaps
 from .blocked import scaled_sum
 from .plan import Plan
 from .products import squared_distances_of, squares_factors
@@ -130,11 +130,9 @@ def _sorted_means(
 ) -> tuple[Float[Array, "m c"], Float[Array, "m 1"]]:
     """Of one element of a batch, in float64."""
     i, j = leaf_order(queries, ROWS), leaf_order(keys, COLUMNS)
-    scale, there = jnp.sqrt(tau), (j < len(keys))[..., None]
-    j = jnp.minimum(j, len(keys) - 1)
-    points, weights = keys[j], jnp.where(there, log_weights[j], LOG_ZERO)
-    columns = points, _with_ones(values)[j], weights
-    rows = queries[jnp.minimum(i, len(queries) - 1)]
+    scale, rows, points = jnp.sqrt(tau), in_leaves(queries, i, None), in_leaves(keys, j, None)
+    weights = in_leaves(log_weights, j, LOG_ZERO)
+    columns = points, in_leaves(_with_ones(values), j), weights
     bounds = _bounds(kernel, scale, rows, points) + weights.max((1, 2))[None]
     rest = jnp.log(float(len(keys))) - math.log(float(jnp.finfo(digits).eps)) + 1
     reach = REACH[kernel.kinked]

@@ -16,7 +16,7 @@ from .._checks.settings import Bandwidth, Keys, Queries, Settings, Values, worki
 from .._engines import bridge
 from .._engines.attention import kernel_of
 from .._engines.blocked import blocked_sum
-from .._engines.plan import Plan, sizes, time_on_cuda
+from .._engines.plan import NEAR, Plan, sizes, time_on_cuda
 from .._kernels.kernels import Kernel, as_kernel
 from .checked import checked
 
@@ -89,12 +89,14 @@ def _by_attention(chosen: Plan, far: str, q: Array, k: Array, v: Array, tau: Arr
         return chosen
     points = scaled_points(q, k, tau, base_2=False, every=kernel.half)
     reach = trust.squared_reach(*points)
-    is_far = reach > trust.REACH[chosen.method][chosen.precision]
+    is_far = reach > min(chosen.reach, trust.REACH[chosen.method][chosen.precision])
     if not is_far and not (kernel.half and trust.doubtful(chosen.method, kernel, points, _largest(q, k, v, tau))):
         return chosen
     reason = far if is_far else f"all sums are so small that {chosen.precision} has lost their digits"
     if chosen.platform != "cuda":
-        return replace(chosen, method="anywhere", backend="xla", precision="float32", reason=reason)
+        near = reach <= NEAR[q.dtype.name]
+        method, backend = ("rescale", "cpu") if near else ("anywhere", "xla")
+        return replace(chosen, method=method, backend=backend, precision=q.dtype.name, reason=reason)
     if kernel.half:
         milliseconds, basis = time_on_cuda(bridge.backend().kernels.wide_kernel("cuda", "float32"), *size)
         reason += f": a second kernel computes them again, in {milliseconds:.3g} ms more ({basis})"

@@ -192,8 +192,12 @@ def _means_of_any(settings: Settings, *operands: Array) -> tuple[Array, Array]:
 means_of_any: Any = jax.custom_vjp(_means_of_any, nondiff_argnums=(0,))
 
 
+def _means_formula(settings: Settings, *operands: Array) -> tuple[Array, Array]:
+    return difference_means(settings.kernel, *operands)
+
+
 def _means_of_any_backward(settings: Settings, operands: tuple[Array, ...], cotangents: Any):
-    return jax.vjp(functools.partial(difference_means, settings.kernel), *operands)[1](cotangents)
+    return jax.vjp(functools.partial(_means_formula, settings), *operands)[1](cotangents)
 
 
 means_of_any.defvjp(lambda *args: (means_of_any(*args), args[1:]), _means_of_any_backward)
@@ -249,12 +253,8 @@ def _anywhere(rule: Callable) -> Callable:
     return lambda settings, *operands: rule(settings, False, *operands)
 
 
-def _means_formula(_: Settings, *operands: Array) -> tuple[Array, Array]:
-    return difference_means(GAUSS, *operands)
-
-
-def _log_formula(_: Settings, queries: Array, keys: Array, tau: Array, log_weights: Array) -> Array:
-    return difference_means(GAUSS, queries, keys, jnp.zeros_like(log_weights), tau, log_weights)[1]
+def _log_formula(settings: Settings, queries: Array, keys: Array, tau: Array, log_weights: Array) -> Array:
+    return _means_formula(settings, queries, keys, jnp.zeros_like(log_weights), tau, log_weights)[1]
 
 
 _log_sum_anywhere = rules_in_float64(
