@@ -19,7 +19,7 @@ from jaxgauss import (
     mmd_witness,
     svgd_direction,
 )
-from jaxgauss._engines import anywhere
+from jaxgauss._engines import anywhere, means
 from jaxgauss._engines.sorting import leaf_order
 from jaxgauss._kernels.kernels import KERNELS, as_kernel
 
@@ -132,21 +132,21 @@ def test_logarithms_and_means(rng, kernel, dim):
 
     @jax.jit
     def ours(q, k, v, tau, g):
-        (logs, means), pullback = jax.vjp(both, q, k, v, tau)
-        return logs, means, pullback((g, 0 * g)), pullback((0 * g, g))
+        (logs, found), pullback = jax.vjp(both, q, k, v, tau)
+        return logs, found, pullback((g, 0 * g)), pullback((0 * g, g))
 
     for _ in range(6):
         x, tau = cloud(rng, num + num_keys, dim), np.float32(rng.choice([0.3, 1 / dim]))
         x, y, t = x[:num], x[num:], float(tau)
         v, g = (rng.normal(size=n).astype(np.float32) for n in (num_keys, num))
-        logs, means, of_logs, of_means = ours(x, y, v, tau, g)
+        logs, found_means, of_logs, of_means = ours(x, y, v, tau, g)
         apart = np.float64(y)[None] - np.float64(x)[:, None]
         squares, profile = np.square(apart).sum(-1), as_kernel("test", kernel)
         exponents = np.asarray(profile.log(jnp.asarray(t * squares)))
         exact = np.asarray(jax.nn.logsumexp(exponents, axis=1))
         p = np.exp(exponents - exact[:, None])
         assert (np.abs(np.asarray(logs) - exact) <= 1e-5 * np.maximum(1, np.abs(exact))).all()
-        assert error(means, p @ np.float64(v), p @ np.abs(v)) < 1e-5
+        assert error(found_means, p @ np.float64(v), p @ np.abs(v)) < 1e-5
         slope = np.asarray(jax.vmap(jax.vmap(jax.grad(profile.log)))(jnp.asarray(t * squares)))
         lengths = np.linalg.norm(apart, axis=-1)
         centered = np.float64(v)[None] - (p @ np.float64(v))[:, None]
@@ -226,3 +226,24 @@ def test_few_leaves_are_doubtful_about_their_own_center(rng, monkeypatch):
     jax.effects_barrier()
     jax.clear_caches()
     assert shares and max(shares) <= 0.5  # what is not of the cluster of the center, and little else
+
+
+def test_tiles_of_logarithms_are_about_their_own_center(rng, monkeypatch):
+    """Of clusters: about another center no product would know an exponent. Tiles of others are left out."""
+    taken = []
+
+    def recorded(*operands, logits=means.difference_logits):
+        jax.debug.callback(lambda: taken.append(1))
+        return logits(*operands)
+
+    monkeypatch.setattr(means, "difference_logits", recorded)
+    jax.clear_caches()
+    x = (rng.normal(size=(2048, 3)) + 1e6 * np.repeat([[1], [2]], 1024, 0)).astype(np.float32)
+    jax.block_until_ready(log_gauss_sum(x, x))
+    jax.effects_barrier()
+    assert not taken
+    x[0] += 1e6 * np.float32([1, -1, 0])  # farther from its tile's center than products know
+    jax.block_until_ready(log_gauss_sum(x, x))
+    jax.effects_barrier()
+    jax.clear_caches()
+    assert taken
