@@ -16,6 +16,7 @@ import numpy as np
 from . import load
 from . import neighbours as solvers
 from . import resampling as tests
+from .clouds import rows as by_cloud
 from .kernels import ratios as kernel_ratios
 from .kernels import report as kernel_table
 from .plots import COLORS, LIMIT, applications_table, geometric_mean, mebibytes, milliseconds, ratio_table, table
@@ -35,7 +36,7 @@ KERNELS = "2026-11-22_cpu_1a6a991_kernels"
 RESAMPLING = "2026-11-23_cpu_89e551b_resampling"
 NEIGHBOURS = "2026-11-23_cpu_060fc2f_neighbours"
 CALLS = "2026-11-23_cpu_af68f1d_calls"
-DISTANCE = "2026-11-24_cpu_3cd43fb_distance"
+CLOUDS = "2026-11-25_cpu_baca4a6_clouds"
 LIMITS = "2026-11-23_cpu_af68f1d_limits"
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n)(.*?)(<!-- end -->)", re.S)
 WHAT = ("forward", "gradients")
@@ -273,14 +274,9 @@ def limits() -> str:
     return table(rows)
 
 
-def distance() -> str:
-    """What distances cost."""
-    data = _read(DISTANCE)
-    radii = list(dict.fromkeys(c["r"] for c in data["cells"]))
-    times = {(c["function"], c["d"], c["r"]): f"{c['ms']:.1f}" for c in data["cells"]}
-    names = dict.fromkeys((name, dim) for name, dim, _ in times)
-    rows = [[f"{name}, D = {dim}", *(times[name, dim, r] for r in radii)] for name, dim in names]
-    return table([["", *(f"R = {r}" for r in radii)], *rows])
+def clouds() -> str:
+    """What sums cost by where the points lie."""
+    return table(by_cloud(_read(CLOUDS)["cells"]))
 
 
 def neighbours() -> str:
@@ -306,7 +302,7 @@ def neighbours() -> str:
 FIGURES = (
     calls,
     limits,
-    distance,
+    clouds,
     neighbours,
     everything,
     rivals,

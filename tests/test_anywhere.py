@@ -10,10 +10,15 @@ import pytest
 from jaxgauss import (
     Kernel,
     energy_distance,
+    hsic,
+    kde_logpdf,
+    kde_score,
+    kernel_herding,
     kernel_mean,
     kernel_sum,
     ksd_squared,
     log_gauss_sum,
+    mean_shift,
     mmd_flow_velocity,
     mmd_squared,
     mmd_witness,
@@ -24,8 +29,14 @@ from jaxgauss._engines.sorting import leaf_order
 from jaxgauss._kernels.kernels import KERNELS, as_kernel
 
 POWER = Kernel(lambda u: -(u**0.75), "power", conditional=True)  # of the generalized energy distance of exponent 1.5
-EVERY = ["gauss", "matern12", "matern32", "imq", "cauchy", "energy", POWER]
-SIZES = {1: (513, 600), 3: (300, 401), 17: (130, 259)}  # so many that points are sorted
+# Every kernel in some of the dimensions that ways differ by.
+EVERY = [
+    *(("gauss", dim) for dim in (1, 3, 17, 64)),
+    *(("matern12", 2), ("matern12", 17), ("matern32", 5), ("matern52", 64), ("imq", 1), ("imq", 17)),
+    *(("cauchy", 3), ("cauchy", 64), ("energy", 2), ("energy", 17), (POWER, 5), (POWER, 17)),
+]
+# So many points that they are sorted.
+SIZES = {1: (513, 600), 2: (400, 401), 3: (300, 401), 5: (270, 300), 17: (130, 259), 64: (70, 130)}
 
 
 def cloud(rng: np.random.Generator, num: int, dim: int) -> np.ndarray:
@@ -53,8 +64,7 @@ def error(found, exact, size) -> float:
     return float(difference / max(np.linalg.norm(size), 1e-15))
 
 
-@pytest.mark.parametrize("dim", SIZES)
-@pytest.mark.parametrize("kernel", EVERY, ids=str)
+@pytest.mark.parametrize("kernel, dim", EVERY, ids=str)
 def test_sums_and_all_gradients(rng, kernel, dim):
     num, num_keys = SIZES[dim]
 
@@ -78,6 +88,22 @@ def test_sums_and_all_gradients(rng, kernel, dim):
         assert error(dv, g @ kappa, np.abs(g) @ np.abs(kappa)) < 1e-5
         spread = w * np.square(apart).sum(-1) / 2
         assert error(dtau, -spread.sum(), np.abs(spread).sum()) < 2e-5
+
+
+@pytest.mark.parametrize("kernel", ["gauss", "energy"])
+@pytest.mark.parametrize("shared_keys", [False, True])
+def test_batches(rng, kernel, shared_keys):
+    """Of so many points that they are sorted; as a loop, under `vmap` as well."""
+    x, v = cloud(rng, 2 * 600, 2).reshape(2, 600, 2), rng.normal(size=(2, 600, 1)).astype(np.float32)
+    y = x[0] if shared_keys else x
+    f = jax.value_and_grad(lambda x, y, v: kernel_sum(x, y, v, 0.3, kernel=kernel).sum(), (0, 2))
+    loop = [f(x[i], y if shared_keys else y[i], v[i]) for i in range(2)]
+    of_batch, vmapped = f(x, y, v), jax.vmap(f, (0, None if shared_keys else 0, 0))(x, y, v)
+    assert error(of_batch[0], float(loop[0][0] + loop[1][0]), float(abs(loop[0][0]) + abs(loop[1][0]))) < 1e-5
+    for i, (value, slopes) in enumerate(loop):
+        assert error(vmapped[0][i], float(value), value) < 1e-5
+        for a, b, c in zip(slopes, of_batch[1], vmapped[1], strict=True):
+            assert error(b[i], np.float64(a), a) < 2e-5 and error(c[i], np.float64(a), a) < 2e-5
 
 
 @pytest.mark.parametrize("kernel, dim", [("gauss", 17), ("matern32", 2), ("imq", 17), ("energy", 2), ("energy", 17)])
@@ -120,6 +146,61 @@ def test_stein_discrepancy_and_direction(rng, kernel, dim):
         exact = (kappa @ s64 - t * (psi[..., None] * apart).sum(1)) / num
         size = (kappa @ np.abs(s64)).sum(1) / num + t * (psi * np.linalg.norm(apart, axis=-1)).sum(1) / num
         assert error(direction(x, s, tau), exact, size) < 2e-5
+
+
+@pytest.mark.parametrize("dim", [2, 17])
+def test_densities_scores_modes_and_herds(rng, dim):
+    num, rest = 300, jax.jit(functools.partial(mean_shift, tol=1e-3))
+    density, score = jax.jit(kde_logpdf), jax.jit(kde_score)
+    herd = jax.jit(functools.partial(kernel_herding, num=20))
+    for _ in range(6):
+        x, t = cloud(rng, num, dim), 1 / dim
+        y, tau = x[: num // 2], np.float32(t)
+
+        def softmax(queries, x=x, t=t):
+            apart = np.float64(x)[None] - np.float64(queries)[:, None]
+            logits = -t / 2 * np.square(apart).sum(-1)
+            largest = logits.max(1, keepdims=True)
+            logs = largest[:, 0] + np.log(np.exp(logits - largest).sum(1))
+            return logs, np.exp(logits - logs[:, None]), apart
+
+        logs, p, apart = softmax(y + 1)
+        logs += dim / 2 * np.log(t / (2 * np.pi)) - np.log(num)
+        assert (np.abs(np.asarray(density(y + 1, x, tau)) - logs) <= 1e-5 * np.maximum(1, np.abs(logs))).all()
+        exact, size = (p[..., None] * apart).sum(1), (p * np.linalg.norm(apart, axis=-1)).sum(1)
+        assert error(score(y + 1, x, tau), t * exact, t * size) < 2e-5
+
+        _, p, apart = softmax(rest(y, x, tau).points)
+        step = t**0.5 * np.linalg.norm((p[..., None] * apart).sum(1), axis=-1)
+        assert step.max() < 2e-3 + t**0.5 * 2**-22 * np.linalg.norm(x, axis=-1).max()
+
+        kappa = pairs("gauss", x, x, tau)[0]
+        mean, chosen = kappa.mean(1), np.asarray(herd(x, tau).indices)
+        for i, place in enumerate(chosen):
+            worth = mean - kappa[:, chosen[:i]].sum(1) / (i + 1)
+            worth[chosen[:i]] = -np.inf
+            assert worth[place] > worth.max() - 1e-5
+
+
+@pytest.mark.parametrize("dims", [(1, 2), (3, 17)], ids=str)
+def test_independence_criterion(rng, dims):
+    """Of two clouds, each with a τ of its own."""
+    num = {(1, 2): 600, (3, 17): 200}[dims]
+    ours = jax.jit(jax.value_and_grad(hsic, (0, 1, 2, 3)))
+    for _ in range(8):
+        points, taus = [cloud(rng, num, dim) for dim in dims], rng.choice([0.02, 0.3, 1], 2).astype(np.float32)
+        value, gradients = ours(*points, *taus)
+        kernels, _, apart = zip(*(pairs("gauss", z, z, t) for z, t in zip(points, taus, strict=True)), strict=True)
+        for i, (k, other) in enumerate((kernels, kernels[::-1])):
+            mean, t = other.mean(0), float(taus[i])
+            slope = (other - mean[:, None] - mean[None] + mean.mean()) / num**2  # of HSIC, with respect to k
+            size = (other + mean[:, None] + mean[None] + mean.mean()) / num**2
+            assert error(value, (k * slope).sum(), (k * size).sum()) < 1e-5
+            lengths = np.linalg.norm(apart[i], axis=-1)
+            exact = 2 * t * ((k * slope)[..., None] * apart[i]).sum(1)
+            assert error(gradients[i], exact, 2 * t * (k * size * lengths).sum(1)) < 2e-5
+            spread = k * np.square(lengths) / 2
+            assert error(gradients[2 + i], -(spread * slope).sum(), (spread * size).sum()) < 2e-5
 
 
 @pytest.mark.parametrize("kernel, dim", [("gauss", 1), ("gauss", 3), ("gauss", 17), ("imq", 3), ("matern12", 17)])

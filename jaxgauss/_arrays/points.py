@@ -26,8 +26,13 @@ def scaled_points(
     """
     of_queries = shared(queries) and not shared(keys)
     c = 0 if centered else center(queries if of_queries else keys, every)
-    scale = jnp.sqrt(tau * (BASE_2 if base_2 else 1))[..., None, None]
+    scale = by_point(jnp.sqrt(tau * (BASE_2 if base_2 else 1)), keys)
     return (queries - c) * scale, (keys - c) * scale
+
+
+def by_point(tau: T, points: K) -> Float[Array, "*#batch 1 _"]:
+    """τ (*batch), or that of each coordinate (*batch, D), with the axes of the points."""
+    return tau[..., None, None] if tau.ndim == points.ndim - 2 else tau[..., None, :]
 
 
 class Scaled(NamedTuple):
@@ -95,7 +100,8 @@ def align(queries: Array, keys: Array, values: Array, tau: Array) -> tuple[Array
 
 def with_axes_of(tau: Array, points: Array) -> Array:
     """The points, stretched along the batch of τ, which is not in them where nothing is scaled."""
-    return jnp.broadcast_to(points, (*jnp.broadcast_shapes(points.shape[:-2], tau.shape), *points.shape[-2:]))
+    batch = by_point(tau, points).shape[:-2]
+    return jnp.broadcast_to(points, (*jnp.broadcast_shapes(points.shape[:-2], batch), *points.shape[-2:]))
 
 
 def shared(*operands: Array) -> bool:

@@ -49,12 +49,12 @@ class MeshOptions(Options, MeshOnly, total=False):
 
 @dataclass(frozen=True)
 class Settings:
-    """What the caller asked for, and the dtype that was promoted from the arguments. Static under transformations."""
+    """What the caller asked for, and what is known of the arguments. Static under transformations."""
 
     method: str = "auto"
     precision: str = "auto"
     backend: str = "auto"
-    dtype: str = "float32"
+    dtype: str = "float32"  # that was promoted from the arguments
     function: str = "gauss_sum"  # that was called
     grade: str = ""  # of jax.default_matmul_precision: default, high or highest
     forward_mode: bool = False  # whether the sum must have tangents
@@ -62,6 +62,7 @@ class Settings:
     query_axis: MeshAxis = None
     key_axis: MeshAxis = None
     kernel: Kernel = GAUSS
+    near: bool | None = None  # whether points lie near one another, where that was seen
 
     @property
     def options(self) -> Options:

@@ -20,7 +20,21 @@ from jaxtyping import Array, Bool, Float
 from .._arrays.logits import dot
 from .._arrays.places import vary_like
 from .._arrays.points import Scaled, as_rows, with_norms
-from .pairs import FARTHEST, Columns, Rows, Sums, Wanted, by_differences, by_products, cut_off, subtractable, zeros_of
+from .._kernels.kernels import Kernel
+from .channels import NOTHING, Channels
+from .pairs import (
+    FARTHEST,
+    Columns,
+    Rows,
+    Sums,
+    Wanted,
+    by_differences,
+    by_products,
+    cut_off,
+    subtractable,
+    with_rank,
+    zeros_of,
+)
 from .plan import NEAR, STRICTER
 from .products import squared_distances_of, squares_factors
 from .sorting import leaf_order
@@ -40,25 +54,38 @@ def anywhere_sums(
     queries: Float[Array, "m d"],
     keys: Float[Array, "n d"],
     values: Float[Array, "n c"],
-    tau: Float[Array, ""],
+    scale: Float[Array, "1 _"],
     row_weights: Float[Array, "m e"],
     column_weights: Float[Array, "n e"],
 ) -> Sums:
-    """`Sums` at the queries, in their order."""
+    """`Sums` at the queries, in their order; scale is √τ, or that of each coordinate."""
     queries, keys = subtractable(queries), subtractable(keys)
     few = queries.shape[1] <= FEW_DIMENSIONS
-    compact = not few or bool(wanted.pulls.kernels) or wanted.end(queries.dtype.name) < math.inf
-    sort = functools.partial(leaf_order, largest=LEAF[few], in_order=not compact)
-    i, j = sort(lax.stop_gradient(queries)), sort(lax.stop_gradient(keys))
+    i, j = (_order(wanted, scale, x) for x in (queries, keys))
     rows = Rows(in_leaves(queries, i, None), in_leaves(row_weights, i))
     columns = Columns(in_leaves(keys, j, None), *(in_leaves(x, j) for x in (values, column_weights)))
-    scale = jnp.sqrt(tau)
     tiles = _few if few else _many
     num = max(1, min(len(i), FLAGS // len(j) if few else TILE))  # leaves of a block of rows
     num = 1 << (num.bit_length() - 1)
     blocks = _in_groups(rows, num)
     found = lax.map(lambda block: tiles(wanted, scale, block, columns), blocks)
     return jax.tree.map(lambda x: in_place(as_rows(x), i.ravel(), len(queries)), found)
+
+
+def share_left(kernel: Kernel, queries: Array, keys: Array, scale: Array) -> Float[Array, ""]:
+    """Of the kernel matrix in tiles, the share that is not left out because the kernel is zero there."""
+    wanted = Wanted(Channels((kernel,), (1,)), NOTHING)
+    rows, columns = (in_leaves(x, _order(wanted, scale, x), None) for x in (queries, keys))
+    if queries.shape[1] > FEW_DIMENSIONS:
+        rows, columns = (x.reshape(-1, min(TILE, len(x)) * x.shape[1], x.shape[2]) for x in (rows, columns))
+    return lax.map(lambda x: _are_here(wanted, scale, x[None], columns).mean(), rows).mean()
+
+
+def _order(wanted: Wanted, scale: Array, points: Array) -> Array:
+    """The points of each leaf; as they come where it does not matter which."""
+    few = points.shape[1] <= FEW_DIMENSIONS
+    compact = not few or bool(wanted.pulls.kernels) or wanted.end(points.dtype.name) < math.inf
+    return leaf_order(lax.stop_gradient(scale * points), LEAF[few], in_order=not compact)
 
 
 def in_place(x: Array, places: Array, num: int) -> Array:
@@ -79,57 +106,75 @@ def in_leaves(x: Array, order: Array, fill: float | None = 0.0) -> Array:
 
 def _few(wanted: Wanted, scale: Array, rows: Rows, columns: Columns) -> Sums:
     """All pairs of leaves that are not apart, from differences; what pulls by products where those know it."""
-    total, gaps = _zeros(wanted, scale, rows, columns), squared_gaps(scale, rows.points, columns.points)
-    here = ~(gaps > wanted.end(gaps.dtype.name))
+    total, here = _zeros(wanted, scale, rows, columns), _are_here(wanted, scale, rows.points, columns.points)
     if wanted.pulls.kernels:
-        by_product = _are_known(wanted, scale, rows.points, columns.points, gaps)
+        by_product = _are_known(wanted, scale, rows.points, columns.points)
         tile = functools.partial(_product_tile, wanted, scale)
         total = _add_leaves(total, here & by_product, tile, rows, columns)
         here &= ~by_product
     return _add_differences(total, here, wanted, scale, rows, columns)
 
 
-def _are_known(wanted: Wanted, scale: Array, a: Array, b: Array, gaps: Array) -> Bool[Array, "rows columns"]:
+def _are_here(wanted: Wanted, scale: Array, a: Array, b: Array) -> Bool[Array, "rows columns"]:
+    """Whether a kernel is not zero between two leaves."""
+    return ~(squared_gaps(scale, a, b) > wanted.end(a.dtype.name))
+
+
+def _are_known(wanted: Wanted, scale: Array, a: Array, b: Array) -> Bool[Array, "rows columns"]:
     """Whether products about the center of the keys know u of two leaves: near it, or far beside what it is made of."""
-    centers = b.mean(1)
-    sizes = jnp.square((a[:, None] - centers[None, :, None]) * scale).sum(-1).max(-1)
-    sizes += jnp.square((b - centers[:, None]) * scale).sum(-1).max(-1)[None]
+    centers, gaps = b.mean(1), squared_gaps(scale, a, b)
+
+    def farthest(x: Array, centers: Array) -> Array:
+        """Of the box of a leaf, the corner that is farthest from a center."""
+        return _squares(scale, jnp.maximum(x.max(-2) - centers, centers - x.min(-2)))
+
+    sizes = farthest(a[:, None], centers[None]) + farthest(b, centers)[None]
     near = 0 if wanted.kinked else NEAR[a.dtype.name] / STRICTER
     return ((gaps >= TRUSTED[a.dtype.name] * sizes) & (sizes < FARTHEST)) | (sizes < near)
 
 
 def _product_tile(wanted: Wanted, scale: Array, rows: Rows, columns: Columns) -> Sums:
     center = columns.points.mean(1, keepdims=True)
-    a, b = with_norms(*((x.points - center) * scale for x in (rows, columns)))
+    a, b = with_norms(*((x.points - center) * with_rank(scale, center) for x in (rows, columns)))
     u = squared_distances_of(*squares_factors(a, b))
-    found = by_products(wanted, rows._replace(points=a.points), columns._replace(points=b.points), u)
-    return found._replace(pulls=found.pulls / scale)
+    return by_products(wanted, scale, rows._replace(points=a.points), columns._replace(points=b.points), u)
 
 
 def _many(wanted: Wanted, scale: Array, rows: Rows, columns: Columns) -> Sums:
     """A block of rows by products, tile by tile; and pairs of leaves that those do not hold from differences."""
-    num, size = rows.points.shape[:2]
+    num, size, dim = rows.points.shape
     each = min(TILE, len(columns.points))
-    tiles = _in_groups(columns, each)
-    every = Rows(*map(as_rows, rows))
+    tiles, every = _in_groups(columns, each), Rows(*map(as_rows, rows))
+    here = _are_here(wanted, scale, every.points[None], tiles.points.reshape(len(tiles.points), -1, dim))
+    places, number = _listed(here.ravel())
 
-    def add(total: Sums, tile: Columns) -> tuple[Sums, Array]:
+    def add(state: tuple[Array, Sums, Array]) -> tuple[Array, Sums, Array]:
+        start, total, flags = state
+        place = places[start]
+        tile = Columns(*(x[place] for x in tiles))
         center = _middle(tile.points)
         a, b = ((x - center[None]) * scale for x in (every.points, as_rows(tile.points)))
         scaled_a, scaled_b = with_norms(a, b)
         first, second = squares_factors(scaled_a, scaled_b)
         u = dot(first, second.T)
-        flags = _are_doubtful(wanted, u, scaled_a, scaled_b, (num, size, each, -1))
+        doubtful = _are_doubtful(wanted, u, scaled_a, scaled_b, (num, size, each, -1))
         u = cut_off(u)
-        keep = ~flags[:, None, :, None] & jnp.ones((1, size, 1, u.shape[1] // each), bool)
+        keep = ~doubtful[:, None, :, None] & jnp.ones((1, size, 1, u.shape[1] // each), bool)
         here = Columns(_finite(b), *map(as_rows, tile[1:]))
-        found = by_products(wanted, every._replace(points=_finite(a)), here, u, keep)
-        found = found._replace(pulls=found.pulls / scale)
-        return jax.tree.map(lambda x, y: x + y.reshape(x.shape), total, found), flags
+        found = by_products(wanted, scale, every._replace(points=_finite(a)), here, u, keep)
+        total = jax.tree.map(lambda x, y: x + y.reshape(x.shape), total, found)
+        return start + 1, total, flags.at[:, place].set(doubtful)
 
-    total, flags = lax.scan(add, _zeros(wanted, scale, rows, columns), tiles)
-    flags = jnp.moveaxis(flags, 0, 1).reshape(num, -1)
-    return _add_differences(total, flags, wanted, scale, rows, columns)
+    start, flags = (vary_like(x, [here]) for x in (jnp.zeros((), "int32"), jnp.zeros((num, here.size, each), bool)))
+    state = start, _zeros(wanted, scale, rows, columns), flags
+    _, total, flags = lax.while_loop(lambda state: state[0] < number, add, state)
+    return _add_differences(total, flags.reshape(num, -1), wanted, scale, rows, columns)
+
+
+def _listed(flags: Bool[Array, " n"]) -> tuple[Array, Array]:
+    """The places that are flagged, first, and their number."""
+    places = jnp.where(flags, jnp.arange(flags.size, dtype="int32"), flags.size)
+    return lax.sort(places), flags.sum(dtype="int32")
 
 
 def _are_doubtful(wanted: Wanted, u: Array, a: Scaled, b: Scaled, shape: tuple[int, ...]) -> Array:
@@ -148,7 +193,7 @@ def _add_differences(
 ) -> Sums:
     """The total with the flagged pairs of leaves from differences."""
     a, b = rows._replace(points=rows.points.mT), columns._replace(points=columns.points.mT)
-    return _add_leaves(total, flags, functools.partial(by_differences, wanted, scale), a, b)
+    return _add_leaves(total, flags, functools.partial(by_differences, wanted, scale.T), a, b)
 
 
 def _add_leaves(
@@ -157,7 +202,7 @@ def _add_leaves(
     """The total with a tile of each flagged pair of leaves, some at a time."""
     num_columns = flags.shape[1]
     each = max(1, min(flags.size, CHUNK // (rows.weights.shape[1] * columns.weights.shape[1])))
-    places = lax.sort(jnp.where(flags.ravel(), jnp.arange(flags.size, dtype="int32"), flags.size))
+    places, number = _listed(flags.ravel())
     places = jnp.pad(places, (0, each), constant_values=flags.size)
 
     def add(state: tuple[Array, Sums]) -> tuple[Array, Sums]:
@@ -167,18 +212,22 @@ def _add_leaves(
         found = tile(Rows(*(x[i] for x in rows)), Columns(*(x[j] for x in columns)))
         return start + each, jax.tree.map(lambda x, y: x.at[i].add(y, mode="drop"), total, found)
 
-    start, number = vary_like(jnp.zeros((), "int32"), [flags]), flags.sum(dtype="int32")
+    start = vary_like(jnp.zeros((), "int32"), [flags])
     return lax.while_loop(lambda state: state[0] < number, add, (start, total))[1]
 
 
 def squared_gaps(scale: Array, a: Float[Array, "r m d"], b: Float[Array, "c n d"]) -> Float[Array, "r c"]:
     """The least u that points of two leaves may have."""
     gaps = jnp.maximum(a.min(1)[:, None] - b.max(1)[None], b.min(1)[None] - a.max(1)[:, None])
-    return jnp.square(jnp.maximum(gaps, 0) * scale).sum(-1)
+    return _squares(scale, jnp.maximum(gaps, 0))
+
+
+def _squares(scale: Array, differences: Float[Array, "*shape d"]) -> Float[Array, "*shape"]:
+    return jnp.square(differences * with_rank(scale, differences)).sum(-1)
 
 
 def _zeros(wanted: Wanted, scale: Array, rows: Rows, columns: Columns) -> Sums:
-    zeros = zeros_of(wanted, *rows.points.shape[:2], dim=rows.points.shape[-1], dtype=rows.points.dtype)
+    zeros = zeros_of(wanted, *rows.points.shape[:2], scale=scale, points=rows.points)
     operands = [scale, *rows, *columns]
     return jax.tree.map(lambda x: vary_like(x, operands), zeros)
 

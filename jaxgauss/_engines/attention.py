@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from .._arrays.points import scaled_points, unbroadcast
+from .._arrays.points import by_point, scaled_points, unbroadcast
 from .bridge import backend, call
 from .plan import Plan
 from .reach import one_of_two
@@ -57,7 +57,8 @@ def by_attention(
         return run()
     trust = backend().trust
     if is_last:
-        return one_of_two(trust.squared_reach(*points) <= chosen.reach, run, far, *operands)
+        is_near = trust.squared_reach(*points) <= chosen.reach if chosen.near is None else chosen.near
+        return one_of_two(is_near, run, far, *operands)
     own = replace(chosen, method="rescale", precision=dtype.name)
 
     def again(*operands: Array) -> tuple[Array, ...]:
@@ -101,7 +102,7 @@ def attended_pullback(chosen: Plan, kernel: "Kernel", points: Points, operands: 
         return fused_pullback(*points, originals[2], cotangent, kernel, by_torch, exact=exact, log_sum=saved)
 
     da, db, dv, largest = _computed(chosen, kernel, points, compute)
-    scale = jnp.sqrt(tau)[..., None, None]
+    scale = by_point(jnp.sqrt(tau), cotangent)
     gradients = zip((scale * da, scale * db, dv), originals, strict=True)
     return *(unbroadcast(gradient, x.shape) for gradient, x in gradients), largest
 

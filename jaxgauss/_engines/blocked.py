@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from .._arrays.blocks import blocks, scan, unblocks
 from .._arrays.logits import dot, logit_factors, logits, squared_distances
 from .._arrays.places import has_cuda, vary_like
-from .._arrays.points import BASE_2, Scaled, as_rows, scaled_points, shared, unbroadcast, with_norms
+from .._arrays.points import BASE_2, Scaled, as_rows, by_point, scaled_points, shared, unbroadcast, with_norms
 from .._arrays.shapes import G, K, Q, S, T, V
 from .fused import FUSED_WIDTH, WIDE, fused_tile, fused_tile_sum
 from .tiles import WIDE_TILE, block_sizes, in_groups, tiled_sum
@@ -59,12 +59,10 @@ def blocked_pullback(queries: Q, keys: K, values: V, tau: T, cotangent: G, *, wh
     shapes = queries.shape, keys.shape, values.shape
     a, b = with_norms(*scaled_points(queries, keys, tau))
     first, second = (a, b) if whole else logit_factors(a, b)
-    operands, scale = (
-        ((first, a.points), (second, b.points), values, cotangent),
-        jnp.sqrt(tau / BASE_2)[..., None, None],
-    )
+    operands = (first, a.points), (second, b.points), values, cotangent
+    scale = by_point(jnp.sqrt(tau / BASE_2), keys)
     if shared(keys, values, scale):
-        operands, scale = jax.tree.map(as_rows, operands), scale.reshape(1, 1)
+        operands, scale = jax.tree.map(as_rows, (operands, scale))
     da, db, dv = in_groups(functools.partial(_scaled_pullback, whole=whole), *operands)
     gradients = scale * da, scale * db, dv
     return tuple(  # type: ignore[return-value]

@@ -2,12 +2,14 @@
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from .._arrays.places import platforms, vary_like
+from .._arrays.points import by_point
 from .._checks.settings import Settings
 from .kernel_plan import kernel_plan
 from .plan import Plan, sizes
@@ -28,7 +30,12 @@ def by_platform(compute: Callable, *operands: jax.Array):
 def plan_there(settings: Settings, platform: str, operands: tuple[jax.Array, ...]) -> Plan:
     """The plan there, whether or not that is the platform that was checked."""
     try:
-        return kernel_plan(settings, platform, *sizes(*operands[:4]))
+        return replace(kernel_plan(settings, platform, *aligned_sizes(*operands[:4])), near=settings.near)
     except ValueError:  # not the platform that was checked: let PyTorch refuse if it is run there after all
         method = "rescale" if settings.method == "auto" else settings.method
         return Plan(platform, method, settings.precision, settings.backend, "asked for by name")
+
+
+def aligned_sizes(queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array) -> tuple[int, int, int]:
+    """`sizes`, of operands of equal rank."""
+    return sizes(queries, keys, values, by_point(tau, queries)[..., 0, 0])

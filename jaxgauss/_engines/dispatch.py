@@ -21,7 +21,7 @@ from .._kernels.mixtures import Mixture
 from . import radial
 from .attention import attended_means, attended_pullback, attended_sum, by_attention, kernel_of
 from .blocked import blocked_pullback, scaled_sum
-from .by_platform import by_platform, plan_there
+from .by_platform import aligned_sizes, by_platform, plan_there
 from .channels import NOTHING, Channels
 from .fused import FUSED_MEANS, FUSED_WIDTH, FUSES
 from .kernel_plan import exact_plan, mixture_of
@@ -164,7 +164,7 @@ def _computed(operation: Operation, settings: Settings, near: bool | None) -> Ca
         if not chosen.native:
             return by_attention(chosen, operation.attended, operation.anywhere, operands, near is None)
         here, there = (functools.partial(x, chosen) for x in (operation.in_xla, operation.anywhere))
-        if near or chosen.reach == math.inf:
+        if near:
             return here(*operands)
         queries, keys, _, tau, *_ = operands
         return one_of_two(within(chosen.reach, queries, keys, tau), here, there, *operands)
@@ -253,4 +253,4 @@ def _exact_plan(settings: Settings, platform: str, operands: tuple[jax.Array, ..
     """`exact_plan`, of Gaussians in the working dtype: what was asked for may be an attention kernel's precision."""
     if settings.kernel == GAUSS:
         settings = replace(settings, precision="auto", backend="auto")
-    return exact_plan(settings, platform, sizes(*operands[:4])[0])
+    return replace(exact_plan(settings, platform, aligned_sizes(*operands[:4])[0]), near=settings.near)

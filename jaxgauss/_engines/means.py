@@ -1,8 +1,8 @@
 """XLA's own engine for softmax means and logarithms: in two passes, as one sum of terms over a large one, or anywhere.
 
 Where points lie anywhere, exponents are of any size, and weights are made of their differences: so they are float64,
-while weights have the digits of the result. Tiles of sorted points are about their own centers, the nearest come first,
-and those that can change no row any more are left out.
+but those of a tile that is near its own center, while weights have the digits of the result. The nearest tiles of
+sorted points come first, and those that can change no row any more are left out.
 """
 
 import functools
@@ -24,7 +24,7 @@ from .._checks.settings import are_known
 from .._kernels.kernels import Kernel
 from .anywhere import FEW, in_leaves, in_place, squared_gaps
 from .blocked import scaled_sum
-from .plan import Plan
+from .plan import NEAR, STRICTER, Plan
 from .products import squared_distances_of, squares_factors
 from .sorting import leaf_order
 from .tiles import DIFFERENCES_TILE, TILE, in_groups, one_by_one, tiled_means
@@ -135,7 +135,7 @@ def _sorted_means(
     columns = points, in_leaves(_with_ones(values), j), weights
     bounds = _bounds(kernel, scale, rows, points) + weights.max((1, 2))[None]
     rest = jnp.log(float(len(keys))) - math.log(float(jnp.finfo(digits).eps)) + 1
-    reach = REACH[kernel.kinked]
+    near, reach = 0 if kernel.kinked else NEAR[digits] / STRICTER, REACH[kernel.kinked]
 
     def of_block(block: tuple[Array, Array]) -> tuple[Array, Array]:
         queries, bounds = block
@@ -149,19 +149,27 @@ def _sorted_means(
         def add(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
             num, largest, sums = state
             keys, values, log_weights = (x[order[num]] for x in columns)
-            c = keys.mean(0, keepdims=True)
+            c, most = keys.mean(0, keepdims=True), log_weights.max()
             a, b = with_norms(*((x - c) * scale for x in (queries, keys)))
 
-            def by_product() -> Array:
-                return squared_distances_of(*squares_factors(a, b))
+            def by_product(dtype: str) -> tuple[Array, Array]:
+                return logits_of(squared_distances_of(*(x.astype(dtype) for x in squares_factors(a, b))))
 
-            def by_differences() -> Array:
-                return -2 * difference_logits(scale, queries, keys)
+            def by_differences() -> tuple[Array, Array]:
+                return logits_of(-2 * difference_logits(scale, queries, keys))
 
-            u = lax.cond(jnp.maximum(a.norms.max(), b.norms.max()) <= reach, by_product, by_differences)
-            logits = kernel.log(u) + log_weights.T
-            new = jnp.maximum(largest, logits.max(-1, keepdims=True))
-            weights = jnp.exp((logits - new).astype(digits)).astype(u.dtype)
+            def logits_of(u: Array) -> tuple[Array, Array]:
+                """Less the largest of a row, and that."""
+                logits = kernel.log(u) + (log_weights - most).T.astype(u.dtype)
+                own = logits.max(-1, keepdims=True)
+                return (logits - own).astype(digits), own.astype(most.dtype) + most
+
+            size = jnp.maximum(a.norms.max(), b.norms.max())
+            products = (functools.partial(by_product, x) for x in (digits, "float64"))
+            way = jnp.where(size <= near, 0, jnp.where(size <= reach, 1, 2))  # NaN takes differences
+            logits, own = lax.switch(way, (*products, by_differences))
+            new = jnp.maximum(largest, own)
+            weights = jnp.exp(logits + (own - new).astype(digits)).astype(new.dtype)
             return num + 1, new, sums * jnp.exp(largest - new) + dot(weights, values)
 
         operands = [queries, bounds, *columns]
@@ -181,4 +189,4 @@ def _bounds(kernel: Kernel, scale: Array, rows: Float[Array, "r m d"], columns: 
     """The largest log κ that a pair of tiles may have (rows, columns), of kernels that are known to decay."""
     if not kernel.decays:
         return jnp.full((len(rows), len(columns)), jnp.inf)
-    return kernel.log(squared_gaps(scale[0, 0], rows, columns))
+    return kernel.log(squared_gaps(scale, rows, columns))

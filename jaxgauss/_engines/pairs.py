@@ -30,7 +30,7 @@ class Wanted(NamedTuple):
     Attributes:
         sums: kernels κ, and how many channels of the values each of them has.
         pulls: kernels whose slopes ψ = -2κ' pull, and how many channels of the weights each of them has.
-        spread: whether Σ_n W ‖k_n - q_m‖² is asked for.
+        spread: whether Σ_n W ‖k_n - q_m‖² is asked for, or each coordinate's part of it.
     """
 
     sums: Channels
@@ -51,9 +51,9 @@ class Wanted(NamedTuple):
         """The u from which all of the kernels are zero in float32 or float64."""
         return max(kernel.end(dtype) for kernel in self.kernels)
 
-    def widths(self, dim: int) -> tuple[int, int, int]:
-        """Columns of the results, for points of so many dimensions."""
-        return sum(self.sums.widths), dim if self.pulls.kernels else 0, int(self.spread)
+    def widths(self, dim: int, scales: int) -> tuple[int, int, int]:
+        """Columns of the results, for points of so many dimensions, and one scale or as many."""
+        return sum(self.sums.widths), dim if self.pulls.kernels else 0, scales if self.spread else 0
 
 
 class Rows(NamedTuple):
@@ -77,7 +77,7 @@ class Sums(NamedTuple):
     Attributes:
         sums: Σ_n κ(u) v_n.
         pulls: Σ_n W (k_n - q_m).
-        spread: Σ_n W ‖k_n - q_m‖²; of a tile Σ_n W u.
+        spread: Σ_n W ‖k_n - q_m‖²; where each coordinate has a scale, its part.
     """
 
     sums: Float[Array, "*batch m c"]
@@ -87,13 +87,14 @@ class Sums(NamedTuple):
 
 def by_products(
     wanted: Wanted,
+    scale: Float[Array, "*#batch 1 _"],
     rows: Rows,
     columns: Columns,
     u: Float[Array, "*batch m n"],
     keep: Bool[Array, "..."] | None = None,
     ratio: Array | None = None,
 ) -> Sums:
-    """Of scaled points about a center, and u of all pairs; those that are not to `keep` do not count.
+    """Of points times √τ about a center, and u of all pairs; those that are not to `keep` do not count.
 
     `ratio` is one, and carries the derivatives of τ.
     """
@@ -105,32 +106,38 @@ def by_products(
 
     values, pulling = _evaluated(wanted, u if ratio is None else ratio * u)
     sums = [dot(kept(kappa), v) for kappa, v in zip(values, wanted.sums.parts(columns.values), strict=True)]
-    b1 = jnp.concatenate([b, jnp.ones_like(b[..., :1])], -1)
+    scale, dim, each = with_rank(scale, a), b.shape[-1], wanted.spread and scale.shape[-1] > 1
+    b1 = jnp.concatenate([b, jnp.ones_like(b[..., :1]), *([b * b] if each else [])], -1)
     pulls, spread = jnp.zeros((*u.shape[:-1], b1.shape[-1]), u.dtype), jnp.zeros((*u.shape[:-1], 1), u.dtype)
     for psi, g, w in zip(pulling, *map(wanted.pulls.parts, (rows.weights, columns.weights)), strict=True):
         psi, one = kept(psi), w.shape[-1] == 1
         weights = psi if one else psi * dot(g, w.mT)
         pulls += g * dot(weights, w * b1) if one else dot(weights, b1)
-        if wanted.spread:
+        if wanted.spread and not each:
             spread += g * dot(weights * u, w) if one else (weights * u).sum(-1, keepdims=True)
-    pulls = pulls[..., :-1] - pulls[..., -1:] * a
-    return _results(wanted, sums, pulls, spread)
+    pulls, mass, squares = pulls[..., :dim], pulls[..., dim : dim + 1], pulls[..., dim + 1 :]
+    spread = squares - a * (2 * pulls - mass * a) if each else spread
+    spread = spread / jnp.square(scale) if wanted.spread else spread
+    return _results(wanted, sums, (pulls - mass * a) / scale, spread)
 
 
 def by_differences(wanted: Wanted, scale: Array, rows: Rows, columns: Columns, ratio: Array | None = None) -> Sums:
-    """Of points as they are, but with their coordinates first, (*batch, D, N); scale is √τ (*batch, 1, 1).
+    """Of points as they are, but with their coordinates first, (*batch, D, N); √τ is one (*batch, 1, 1), or D.
 
     Tiles have keys before queries: what is reduced over keys is then vectorized over queries.
     """
-    a, b = (_grouped(x.points) for x in (rows, columns))  # (groups, coordinates, *batch, N)
+    scale = with_rank(scale, rows.points)
+    dim, each = rows.points.shape[-2], wanted.spread and scale.shape[-2] > 1
+    scales = jnp.broadcast_to(scale, (*scale.shape[:-2], dim, 1))
+    a, b, scales = map(_grouped, (rows.points, columns.points, scales))  # (groups, coordinates, *batch, N)
 
-    def add(u: Array, x: tuple[Array, Array]) -> tuple[Array, None]:
-        squares = (jnp.square(scale * _differences(*pair)) for pair in zip(*x, strict=True))
+    def add(u: Array, x: tuple[Array, Array, Array]) -> tuple[Array, None]:
+        squares = (jnp.square(with_rank(s[..., None], u) * _differences(q, k)) for q, k, s in zip(*x, strict=True))
         return functools.reduce(jnp.add, squares, u), None
 
     batch = jnp.broadcast_shapes(*(x.shape[2:-1] for x in (a, b)))
     zero = vary_like(jnp.zeros((*batch, b.shape[-1], a.shape[-1]), a.dtype), [a, b, scale])
-    u = cut_off(scan(add, zero, (a, b))[0])
+    u = cut_off(scan(add, zero, (a, b, scales))[0])
     values, pulling = _evaluated(wanted, u if ratio is None else ratio * u)
     sums = [_summed(kappa, v) for kappa, v in zip(values, wanted.sums.parts(columns.values), strict=True)]
     weights = jnp.zeros_like(u)
@@ -138,15 +145,18 @@ def by_differences(wanted: Wanted, scale: Array, rows: Rows, columns: Columns, r
         weights += psi * (w * g.mT if w.shape[-1] == 1 else dot(w, g.mT))
     weights = lax.optimization_barrier(weights) if wanted.pulls.kernels else weights
 
-    def pull(_: None, x: tuple[Array, Array]) -> tuple[None, Array]:
-        return None, jnp.stack([(weights * _differences(*pair)).sum(-2) for pair in zip(*x, strict=True)])
+    def pull(_: None, x: tuple[Array, Array]) -> tuple[None, list[Array]]:
+        apart = [_differences(*pair) for pair in zip(*x, strict=True)]
+        powers = (1, 2) if each else (1,)
+        return None, [jnp.stack([(weights * d**power).sum(-2) for d in apart]) for power in powers]
 
-    dim = rows.points.shape[-2]
-    pulls = jnp.zeros((*u.shape[:-2], u.shape[-1], 0), u.dtype)
+    pulls = spread = jnp.zeros((*u.shape[:-2], u.shape[-1], 0), u.dtype)
     if wanted.pulls.kernels:
-        pulls = scan(pull, None, (a, b))[1]
-        pulls = jnp.moveaxis(pulls.reshape(-1, *pulls.shape[2:])[:dim], 0, -1)
-    spread = (weights * u).sum(-2)[..., None] if wanted.spread else pulls
+        found = scan(pull, None, (a, b))[1]
+        pulls, *spreads = (jnp.moveaxis(x.reshape(-1, *x.shape[2:])[:dim], 0, -1) for x in found)
+        spread = spreads[0] if each else spread
+    if wanted.spread and not each:
+        spread = (weights * u).sum(-2)[..., None] / jnp.square(scale)
     return _results(wanted, sums, pulls, spread)
 
 
@@ -162,19 +172,25 @@ def difference_tile(wanted: Wanted, scale: Array, rows: Rows, columns: Columns, 
     b, v, w = (x[..., None, :, :] for x in columns)
     points = (lax.optimization_barrier(x.mT) for x in (a, b))
     rows, columns = Rows(next(points), g), Columns(next(points), v, w)
-    found = by_differences(wanted, scale[..., None], rows, columns, ratio[..., None])
+    found = by_differences(wanted, scale.mT[..., None, :, :], rows, columns, ratio[..., None, :, :])
     return jax.tree.map(lambda x: x.reshape(*x.shape[:-3], num, x.shape[-1]), found)
 
 
-def zeros_of(wanted: Wanted, *shape: int, dim: int, dtype) -> Sums:
+def zeros_of(wanted: Wanted, *shape: int, scale: Array, points: Array) -> Sums:
     """Nothing, of so many queries."""
-    return Sums(*(jnp.zeros((*shape, width), dtype) for width in wanted.widths(dim)))
+    widths = wanted.widths(points.shape[-1], scale.shape[-1])
+    return Sums(*(jnp.zeros((*shape, width), points.dtype) for width in widths))
 
 
 def subtractable(x: Array) -> Array:
     """The points, but for finite coordinates at the end of the range, whose differences would overflow."""
     largest = float(jnp.finfo(x.dtype).max) / 4
     return jnp.where((jnp.abs(x) > largest) & jnp.isfinite(x), jnp.sign(x) * largest, x)
+
+
+def with_rank(x: Array, like: Array) -> Array:
+    """With leading axes of length one, as many as the other has."""
+    return lax.expand_dims(x, range(like.ndim - x.ndim))
 
 
 def cut_off(u: Array) -> Array:

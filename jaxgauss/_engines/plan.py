@@ -40,6 +40,7 @@ class Plan:
         backend: the attention kernel (cpu, flash, efficient, cudnn); or xla.
         reason: one sentence.
         stands_in: whether XLA does it, elsewhere than on a CPU, because PyTorch's kernels cannot.
+        near: whether points lie near one another; None where nobody has looked.
     """
 
     platform: str
@@ -48,13 +49,14 @@ class Plan:
     backend: str
     reason: str
     stands_in: bool = False
+    near: bool | None = None
 
     @property
     def reach(self) -> float:
         """The largest R², squared bandwidths from the center, that is computed so; tiles of sorted points beyond."""
-        if self.method == "differences":
-            return -1.0
-        if self.platform == "cuda" and (not self.native or self.method == "dense"):
+        if self.method == "differences" or self.near is False:
+            return -math.inf
+        if self.near or (self.platform == "cuda" and (not self.native or self.method == "dense")):
             return math.inf  # nothing waits for the device: torch_backend, or `squared_distances`, sees to it there
         return NEAR.get(self.precision, math.inf)  # half precision looks itself
 

@@ -12,13 +12,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
-from .._arrays.points import as_rows, scaled_points, shared, unbroadcast, with_axes_of, with_norms
+from .._arrays.points import as_rows, by_point, scaled_points, shared, unbroadcast, with_axes_of, with_norms
 from .._arrays.shapes import G, K, Q, S, T, V
 from .._checks.settings import are_known
-from .._kernels.kernels import GAUSS
-from .anywhere import FEW, anywhere_sums
+from .._kernels.kernels import GAUSS, Kernel
+from .anywhere import FEW, anywhere_sums, share_left
 from .channels import NOTHING, Channels
 from .pairs import Columns, Rows, Sums, Wanted, by_products, difference_tile, subtractable
 from .plan import STRICTER, Plan
@@ -49,7 +49,7 @@ def radial_pullback(
         da, db, dv, d_scale = product_pullback(
             channels, a, b, values, cotangent, whole=chosen.method == "dense", with_tau=with_tau
         )
-        scale = jnp.sqrt(tau)[..., None, None]
+        scale = by_point(jnp.sqrt(tau), queries)
         return _in_shapes((scale * da, scale * db, dv, d_scale / (2 * tau)), operands)
 
     anywhere = functools.partial(pullback_anywhere, channels, chosen, with_tau=with_tau)
@@ -76,10 +76,16 @@ def pullback_anywhere(
 
 def gradients_of(about_queries: Sums, about_keys: Sums, queries: Q, keys: K, values: V, tau: T) -> tuple[Q, K, V, T]:
     """The gradients of the operands, of what pulls at the queries, and at the keys with Σ_m κ g_m."""
-    scale = tau[..., None, None]
-    d_tau = about_queries.spread.sum((-2, -1)) / -2  # zero without a spread
-    found = scale * about_queries.pulls, scale * about_keys.pulls, about_keys.sums, d_tau
+    scale = by_point(tau, queries)
+    found = scale * about_queries.pulls, scale * about_keys.pulls, about_keys.sums, of_tau(about_queries.spread, tau)
     return _in_shapes(found, (queries, keys, values, tau))
+
+
+def of_tau(spread: Float[Array, "*batch m s"], tau: T) -> T:
+    """The gradient of τ, or of that of each coordinate; zero without a spread."""
+    if not spread.shape[-1]:
+        return jnp.zeros_like(tau)
+    return (spread.sum(-2) if tau.ndim == spread.ndim - 1 else spread.sum((-2, -1))) / -2
 
 
 def _about_both(
@@ -111,23 +117,37 @@ def _about_both(
 def sums_anywhere(wanted: Wanted, chosen: Plan, *operands: Array) -> Sums:
     """`pair_sums` of points that lie anywhere."""
     queries, keys, values, tau, row_weights, weights = operands
-    scale = tau[..., None, None]
+    scale = by_point(jnp.sqrt(tau), queries)
     as_one = shared(keys, values, scale, weights)  # the batch of the queries is more rows
-    sizes = math.prod(queries.shape[:-1]) if as_one else queries.shape[-2], *keys.shape[-2:]
-    asked = chosen.method == "differences" or chosen.platform != "cpu"
-    if asked or not are_known(*sizes) or math.prod(sizes) <= FEW:
+    if not _sorts(chosen, math.prod(queries.shape[:-1]) if as_one else queries.shape[-2], *keys.shape[-2:]):
         return sums_by_differences(wanted, *operands)
 
-    def of_element(queries: Array, keys: Array, values: Array, tau: Array, g: Array, w: Array) -> Sums:
-        found = anywhere_sums(wanted, queries, keys, values, tau[0, 0], g, w)
-        return found._replace(spread=found.spread / tau)
-
+    summed = functools.partial(anywhere_sums, wanted)
     if not as_one:
-        return one_by_one(of_element, queries, keys, values, scale, row_weights, weights)
+        return one_by_one(summed, queries, keys, values, scale, row_weights, weights)
     batch = jnp.broadcast_shapes(queries.shape[:-2], row_weights.shape[:-2])
     rows = (jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (queries, row_weights))
-    found = of_element(*map(as_rows, (next(rows), keys, values, scale, next(rows), weights)))
+    found = summed(*map(as_rows, (next(rows), keys, values, scale, next(rows), weights)))
     return jax.tree.map(lambda x: x.reshape(*batch, queries.shape[-2], x.shape[-1]), found)
+
+
+def _sorts(chosen: Plan, *sizes: int) -> bool:
+    """Whether points are sorted: of M queries, N keys and D coordinates on a CPU, unless there are few."""
+    wanted = chosen.platform == "cpu" and chosen.method != "differences" and are_known(*sizes)
+    return wanted and math.prod(sizes) > FEW
+
+
+def share_of_tiles(kernel: Kernel, chosen: Plan, queries: Q, keys: K, tau: T) -> float:
+    """The share of the tiles of points that lie anywhere that are not left out; of a batch the mean."""
+    if not _sorts(chosen, queries.shape[-2], *keys.shape[-2:]):
+        return 1.0
+    return float(_mean_share(kernel, queries, keys, tau))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _mean_share(kernel: Kernel, queries: Q, keys: K, tau: T) -> Array:
+    share = functools.partial(share_left, kernel)
+    return one_by_one(share, queries, keys, by_point(jnp.sqrt(tau), queries)).mean()
 
 
 # Derivatives with respect to τ do not go through the points: u = ρ u₀ with u₀ = τ₀ ‖k - q‖², where τ₀ = τ is a constant
@@ -137,39 +157,42 @@ def sums_anywhere(wanted: Wanted, chosen: Plan, *operands: Array) -> Sums:
 def sums_by_products(wanted: Wanted, *operands: Array, whole: bool = False) -> Sums:
     """`pair_sums` of points near one another; ordinary functions of JAX, which every transformation takes."""
     queries, keys, values, tau, row_weights, weights = operands
-    unit, ratio = _unit_and_ratio(tau)
-    a, b = with_norms(*scaled_points(queries, keys, unit[..., 0, 0], base_2=False))
+    unit, scale, ratio = _unit_and_ratio(tau, queries)
+    a, b = with_norms(*scaled_points(queries, keys, unit, base_2=False))
 
-    def summed(a: Array, first: Array, g: Array, b: Array, second: Array, w: Array, v: Array, ratio: Array) -> Sums:
+    def summed(*operands: Array) -> Sums:
+        a, first, g, b, second, w, v, scale, ratio = operands
+
         def tile_sum(rows: tuple[Array, Array, Array], columns: tuple[Array, Array, Array], values: Array) -> Sums:
             (a, factors, g), (b, others, w) = rows, columns
             u = squared_distances_of(factors, others)
-            return by_products(wanted, Rows(a, g), Columns(b, values, w), u, ratio=ratio)
+            return by_products(wanted, scale, Rows(a, g), Columns(b, values, w), u, ratio=ratio)
 
         return tiled_sum(tile_sum, (a, first, g), (b, second, w), v, whole=whole)
 
     first, second = squares_factors(a, b)
-    found = in_groups(summed, a.points, first, row_weights, b.points, second, weights, values, ratio)
-    return found._replace(pulls=found.pulls / jnp.sqrt(unit), spread=found.spread / unit)
+    return in_groups(summed, a.points, first, row_weights, b.points, second, weights, values, scale, ratio)
 
 
 def sums_by_differences(wanted: Wanted, *operands: Array) -> Sums:
     """`pair_sums` from differences of coordinates, all of them; likewise."""
     queries, keys, values, tau, row_weights, weights = operands
-    unit, ratio = _unit_and_ratio(tau)
+    _, scale, ratio = _unit_and_ratio(tau, queries)
 
     def tile_sum(rows: Rows, columns: tuple[Array, Array], values: Array) -> Sums:
-        return difference_tile(wanted, jnp.sqrt(unit), rows, Columns(columns[0], values, columns[1]), ratio)
+        return difference_tile(wanted, scale, rows, Columns(columns[0], values, columns[1]), ratio)
 
     queries, keys = subtractable(queries), subtractable(keys)
     rows = Rows(with_axes_of(tau, queries), row_weights)
-    found = tiled_sum(tile_sum, rows, (keys, weights), values, tile=DIFFERENCES_TILE)
-    return found._replace(spread=found.spread / unit)
+    return tiled_sum(tile_sum, rows, (keys, weights), values, tile=DIFFERENCES_TILE)
 
 
-def _unit_and_ratio(tau: T) -> tuple[Array, Array]:
-    unit = lax.stop_gradient(tau)[..., None, None]
-    return unit, tau[..., None, None] / unit
+def _unit_and_ratio(tau: T, points: Q) -> tuple[T, Array, Array]:
+    """τ₀, its root and ρ; where each coordinate has its own τ, that carries the derivatives, and ρ is one."""
+    by_coordinate = tau.ndim == points.ndim - 1
+    unit = tau if by_coordinate else lax.stop_gradient(tau)
+    ratio = by_point(tau / unit, points)
+    return unit, by_point(jnp.sqrt(unit), points), jnp.ones_like(ratio[..., :1]) if by_coordinate else ratio
 
 
 def difference_sums(channels: Channels, queries: Q, keys: K, values: V, tau: T) -> S:

@@ -96,7 +96,7 @@ def one_by_one(function: Callable, *operands: Array) -> Any:
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in operands))
     is_mapped = [not shared(x) for x in operands]
     every = [
-        jnp.broadcast_to(x, (*batch, *x.shape[-2:])).reshape(-1, *x.shape[-2:])
+        jnp.broadcast_to(x, (*batch, *x.shape[-2:])).reshape(math.prod(batch), *x.shape[-2:])
         for x, m in zip(operands, is_mapped, strict=True)
         if m
     ]

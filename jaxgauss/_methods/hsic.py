@@ -11,13 +11,12 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from .._arrays.places import vary_alike, whole
-from .._arrays.points import center
 from .._checks.operands import as_operand
 from .._checks.samples import check_estimator, check_samples, check_signs, visible
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights, working_dtype
-from .._sums.checked import check_plan
+from .._sums.checked import check_plan, looked_at
 from .._sums.reverse_only import reverse_only
-from .._sums.sharded import everywhere, sum_over_mesh
+from .._sums.sharded import everywhere, product_over_mesh, sum_over_mesh
 from .weights import normalized
 
 FEWEST = {"biased": 1, "unbiased": 4}  # points: the unbiased estimate is a mean over quadruples
@@ -40,7 +39,7 @@ def hsic(
 
         HSIC = Σ_ij a_i a_j K_ij L_ij - 2 Σ_i a_i (K a)_i (L a)_i + (aᵀK a)(aᵀL a) = tr(K H L H) / N² for a = 1/N.
 
-    Three Gauss sums, of x, of y, and of the concatenated (√τ_x x, √τ_y y), whose kernel is the product of both; with
+    Three Gauss sums, of x, of y, and of the pairs (x, y), in which each coordinate has its own τ; with
     all gradients six. O(N² (D_x + D_y)) operations and O(N (D_x + D_y)) memory.
 
     Args:
@@ -89,7 +88,8 @@ def hsic(
     check_quadruples(function, estimator, weights)
     dim = x.shape[1] + y.shape[1]
     check_plan(settings, 1.0, len(x) ** 2 * math.prod(np.size(tau) for tau in taus), dim, 1, x, y)
-    return _hsic(replace(settings, grade="highest"), estimator, x, y, *taus, weights)
+    near = all(looked_at(settings, tau, z).near for tau, z in zip(taus, (x, y), strict=True)) or None
+    return _hsic(replace(settings, grade="highest", near=near), estimator, x, y, *taus, weights)
 
 
 def check_pairs(
@@ -143,28 +143,25 @@ def _hsic(settings: Settings, estimator: str, x, y, tau_x, tau_y, weights) -> Ar
     a = normalized(settings, weights, x)
     x, y, tau_x, tau_y, a = reverse_only(settings.function, *vary_alike(x, y, tau_x, tau_y, a))
     x, y, a = everywhere(settings, x, y, a[:, None])
-    z_x, z_y = (jnp.sqrt(tau).reshape(-1, 1, 1) * (z - center(z))[None] for tau, z in ((tau_x, x), (tau_y, y)))
-    together = len(z_x), len(z_y)
-    joint = [jnp.broadcast_to(z, (*together, *z.shape[-2:])) for z in (z_x[:, None], z_y[None])]
+    tau_x, tau_y = tau_x.ravel(), tau_y.ravel()
+    of_x, of_y = (sum_over_mesh(settings, z, z, a, tau).mean(0) for z, tau in ((x, tau_x), (y, tau_y)))
 
-    def sums(points: Array, *values: Array) -> list[Array]:
+    def sums_of_both(*values: Array) -> list[Array]:
         """Of the channels, each (N, 1), as the mean over the bandwidths."""
-        total = sum_over_mesh(settings, points, points, jnp.concatenate(values, -1)[None], jnp.ones((1,), dtype))
-        return jnp.split(total.mean(0), len(values), -1)
+        total = product_over_mesh(settings, x, y, jnp.concatenate(values, -1), tau_x, tau_y)
+        return jnp.split(total.mean((0, 1)), len(values), -1)
 
-    (of_x,), (of_y,) = sums(z_x, a), sums(z_y, a)
-    pairs = jnp.concatenate(joint, -1).reshape(-1, num, x.shape[1] + y.shape[1])
     if estimator == "biased":
-        (of_both,) = sums(pairs, a)
+        (of_both,) = sums_of_both(a)
         mean_x, mean_y = (a * of_x).sum(), (a * of_y).sum()
         found = (a * of_both).sum() - mean_x * mean_y - 2 * (a * (of_x - mean_x) * (of_y - mean_y)).sum()
         return found.astype(settings.dtype)
     squares = jnp.square(a)
     if weights is None:
-        (of_both,) = sums(pairs, a)
+        (of_both,) = sums_of_both(a)
         again = of_both / num
     else:
-        of_both, again = sums(pairs, a, squares)
+        of_both, again = sums_of_both(a, squares)
     p1, p2, p3, p4 = (jnp.power(a, k).sum() for k in (1, 2, 3, 4))
     product = (of_x - a) * (of_y - a)
     twos = (a * of_both).sum() - p2

@@ -14,7 +14,7 @@ from .._checks.operands import takes_tau
 from .._checks.samples import check_balance, check_distinct_pairs, check_estimator, check_kernel, check_samples
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights, are_known
 from .._kernels.kernels import Kernel
-from .._sums.checked import check_plan
+from .._sums.checked import check_still
 from .._sums.moments import Reduction, as_gaussians, bandwidth_mean, by_reach, prepare
 from .units import in_own_unit
 from .weights import distinct_pairs_factor, weights_or_mean
@@ -106,7 +106,7 @@ def checked_mmd(function, kernel, x, y, tau, weights, estimator, y_norm_squared,
     check_balance(function, kernel, **weights)
     check_distinct_pairs(function, estimator, weights)
     num = x.shape[0] + y.shape[0]
-    tau = check_plan(settings, tau, x.shape[0] * num, x.shape[1], x.shape[1] + 2, x, y)
+    settings, tau = check_still(settings, tau, x.shape[0] * num, x.shape[1], x.shape[1] + 2, x, y)
     return _mmd_squared(settings, estimator, x, y, tau, *weights.values(), y_norm_squared)
 
 
@@ -157,7 +157,7 @@ def embedding_norm_squared(
         min_points=smallest,
         kernel=check_kernel("embedding_norm_squared", kernel),
     )
-    tau = check_plan(settings, tau, points.shape[0] ** 2, points.shape[1], points.shape[1] + 2, points)
+    settings, tau = check_still(settings, tau, points.shape[0] ** 2, points.shape[1], points.shape[1] + 2, points)
     check_distinct_pairs("embedding_norm_squared", estimator, {"weights": weights})
     nobody = np.zeros((0, points.shape[1]), points.dtype)
     return _mmd_squared(settings, estimator, points, nobody, tau, weights, None, 0.0)

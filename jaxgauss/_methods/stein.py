@@ -12,7 +12,7 @@ from .._checks.operands import takes_tau
 from .._checks.samples import check_distinct_pairs, check_estimator, check_kernel, check_samples, check_scores
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights
 from .._kernels.kernels import GAUSS, Kernel
-from .._sums.checked import check_plan
+from .._sums.checked import check_still
 from .._sums.moments import Reduction, as_gaussians, bandwidth_mean, by_reach, prepare
 from .weights import distinct_pairs_factor, weights_or_mean
 
@@ -90,7 +90,7 @@ def ksd_squared(
     check_scores("ksd_squared", "points", points, scores)
     check_distinct_pairs("ksd_squared", estimator, given)
     num, dim = points.shape
-    tau = check_plan(settings, tau, num * num, dim, 2 * dim + 1, points)
+    settings, tau = check_still(settings, tau, num * num, dim, 2 * dim + 1, points)
     return _ksd_squared(settings, estimator, points, scores, tau, weights)
 
 

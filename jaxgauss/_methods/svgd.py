@@ -13,7 +13,7 @@ from .._checks.operands import takes_tau
 from .._checks.samples import check_kernel, check_samples, check_scores
 from .._checks.settings import MeshOptions, Points, Settings, Taus, working_dtype
 from .._kernels.kernels import Kernel
-from .._sums.checked import check_plan
+from .._sums.checked import check_still
 from .._sums.display import short_repr
 from .._sums.moments import Reduction, as_gaussians, bandwidth_mean, by_reach, prepare
 from .bandwidth import median_heuristic
@@ -70,7 +70,7 @@ def svgd_direction(
     settings = check_samples("svgd_direction", samples, tau, options, kernel=kernel)
     check_scores("svgd_direction", "particles", particles, scores)
     num, dim = particles.shape
-    tau = check_plan(settings, tau, num * num, dim, dim + 1, particles)
+    settings, tau = check_still(settings, tau, num * num, dim, dim + 1, particles)
     return _direction(settings, particles, scores, tau)
 
 

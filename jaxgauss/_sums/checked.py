@@ -14,6 +14,7 @@ from .._checks.settings import Settings, matmul_grade, methods_of, working_dtype
 from .._engines import costs
 from .._engines.kernel_plan import kernel_plan
 from .._engines.plan import Plan, sizes
+from .._engines.reach import looked_at
 
 TAUS = float | int | jax.Array | np.ndarray | np.generic
 
@@ -59,6 +60,11 @@ def check_plan(settings: Settings, tau: Any, pairs: int, dim: int, channels: int
     """Raise ValueError if what was asked for by name cannot run there; return τ as JAX may take it."""
     kernel_plan(settings, expected_platform(*arrays), pairs, dim, channels)
     return as_operand(tau, settings.dtype)
+
+
+def check_still(settings: Settings, tau: Any, pairs: int, dim: int, channels: int, *points: Any) -> Any:
+    """The settings, with what all points of a method that does not move them tell, and τ as `check_plan` returns it."""
+    return looked_at(settings, tau, *points), check_plan(settings, tau, pairs, dim, channels, *points)
 
 
 def forget() -> None:

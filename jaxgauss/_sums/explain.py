@@ -17,6 +17,7 @@ from .._engines import bridge
 from .._engines.attention import kernel_of
 from .._engines.blocked import blocked_sum
 from .._engines.plan import NEAR, Plan, sizes, time_on_cuda
+from .._engines.radial import share_of_tiles
 from .._kernels.kernels import Kernel, as_kernel
 from .checked import checked
 
@@ -79,7 +80,10 @@ def explain(
     if chosen.method == "differences" or chosen.platform != "cpu" or not (kernel.kinked or reach > chosen.reach):
         return chosen
     reason = "distances need all digits" if kernel.kinked else far
-    return replace(chosen, method="anywhere", reason=f"{reason}: tiles of sorted points look after their own")
+    reason += ": tiles of sorted points look after their own"
+    share = share_of_tiles(kernel, chosen, q, k, t)
+    reason += "" if share == 1 else f"; {share:.1%} of the tiles are summed, in the others the kernel is zero"
+    return replace(chosen, method="anywhere", near=False, reason=reason)
 
 
 def _by_attention(chosen: Plan, far: str, q: Array, k: Array, v: Array, tau: Array, size: tuple[int, int, int]) -> Plan:

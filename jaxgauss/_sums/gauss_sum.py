@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from .._arrays.places import vary_alike, vary_like, whole
-from .._arrays.points import align, center, shared, unbroadcast
+from .._arrays.points import align, by_point, center, shared, unbroadcast
 from .._checks.operands import as_operand, takes_tau
 from .._checks.settings import Bandwidth, Keys, Queries, Settings, Sums, Values, working_dtype
 from .._engines.blocked import sum_and_tile, tile_pullback
@@ -16,7 +16,7 @@ from .._engines.channels import Channels
 from .._engines.dispatch import gaussian_sum, keeps_tile, near_pullback, near_sum, near_sum_and_log, saves_log
 from .._engines.pairs import Wanted
 from .._engines.plan import STRICTER, Plan, takes_half, warn_once
-from .._engines.reach import are_near, near_or_anywhere
+from .._engines.reach import are_near, looked_at, near_or_anywhere
 from .._kernels.kernels import GAUSS
 from .channels import cheaper_by_channels, flat_channels
 from .checked import checked
@@ -113,7 +113,7 @@ def gauss_sum(
     """
     asked = Settings(method, precision, backend, forward_mode=bool(forward_mode))
     settings, chosen = checked(asked, queries, keys, values, tau)
-    return checked_gauss_sum(settings, chosen, queries, keys, values, tau)
+    return checked_gauss_sum(looked_at(settings, tau, queries, keys), chosen, queries, keys, values, tau)
 
 
 def checked_gauss_sum(settings: Settings, chosen: Plan, queries, keys, values, tau) -> Array:
@@ -140,7 +140,7 @@ def wide_sum(settings: Settings, queries: Array, keys: Array, values: Array, tau
     if settings.forward_mode:
         total = sum_in_both_modes(settings, *operands)
     else:
-        total = _gauss_sum(settings, *reverse_only(settings.function, *operands))
+        total = aligned_sum(settings, *reverse_only(settings.function, *operands))
     return total[..., 0] if weights else total
 
 
@@ -159,7 +159,7 @@ def wide_sum(settings: Settings, queries: Array, keys: Array, values: Array, tau
 # Source: Rux & Neumayer 2026, section 3, for the sum as attention; the rules are the product rule.
 
 
-_gauss_sum = jax.custom_vjp(gaussian_sum, nondiff_argnums=(0,))
+aligned_sum: Any = jax.custom_vjp(gaussian_sum, nondiff_argnums=(0,))
 
 
 def _forward(settings: Settings, queries, keys, values, tau):
@@ -167,23 +167,25 @@ def _forward(settings: Settings, queries, keys, values, tau):
     operands = tuple(x.value for x in (queries, keys, values, tau))
     is_near = are_near(settings, STRICTER if wanted.tau else 1, *operands)
     ways = (functools.partial(f, wanted.queries or wanted.tau, settings) for f in (_near_and_saved, _far_and_saved))
-    found: Any = near_or_anywhere(*ways, is_near, *operands)
+    found: Any = near_or_anywhere(is_near, *ways, *operands)
     total, saved = found
     # JAX keeps one tree of residuals for all patterns of wanted gradients (that of its last trace): the tree must not
     # depend on the pattern, so the pattern travels as the shape of an array.
-    return total, (operands, is_near, saved, jnp.zeros([1 + x for x in wanted], bool))
+    looked = None if isinstance(is_near, bool) else is_near
+    return total, (operands, looked, saved, jnp.zeros([1 + x for x in wanted], bool))
 
 
 def _backward(settings: Settings, residuals, g):
-    operands, is_near, saved, pattern = residuals
+    operands, looked, saved, pattern = residuals
+    is_near: Any = settings.near if looked is None else looked
     wanted = Which(*(size == 2 for size in pattern.shape))
     if isinstance(g, jax.custom_derivatives.SymbolicZero):
         return None, None, None, None
     queries, keys, values, tau = operands
     if not any(wanted[i] for i in (0, 1, 3)) and not keeps_tile(settings, *operands):
-        return None, None, unbroadcast(_gauss_sum(settings, keys, queries, g, tau), values.shape), None
+        return None, None, unbroadcast(aligned_sum(settings, keys, queries, g, tau), values.shape), None
     ways = (functools.partial(f, wanted, settings) for f in (_near_gradients, _far_gradients))
-    rest = iter(near_or_anywhere(*ways, is_near, *operands, g, saved))
+    rest = iter(near_or_anywhere(is_near, *ways, *operands, g, saved))
     return tuple(next(rest) if is_wanted else None for is_wanted in wanted)
 
 
@@ -240,8 +242,9 @@ def _near_gradients(
         d_queries, d_keys, d_values = near_pullback(settings, *points, values, tau, g, *of_sum)
     if wanted.tau:
         c = center(queries if shared(queries) else keys, takes_half(settings))
-        moments = (((x - c) * d_x).sum((-2, -1)) for x, d_x in ((queries, d_queries), (keys, d_keys)))
-        d_tau = sum(unbroadcast(x, tau.shape) for x in moments) / (2 * tau)
+        moments = (((x - c) * d_x).sum(-2, keepdims=True) for x, d_x in ((queries, d_queries), (keys, d_keys)))
+        of_queries, of_keys = (unbroadcast(x, by_point(tau, x).shape) for x in moments)
+        d_tau = (of_queries + of_keys).reshape(tau.shape) / (2 * tau)
     gradients = zip((d_queries, d_keys, d_values, d_tau), wanted, operands, strict=True)
     return tuple(unbroadcast(gradient, x.shape) for gradient, is_wanted, x in gradients if is_wanted)
 
@@ -255,7 +258,7 @@ def _far_gradients(which: Which, settings: Settings, *operands: Any):
     return tuple(d for d in gradients if d is not None)
 
 
-_gauss_sum.defvjp(_forward, _backward, symbolic_zeros=True)
+aligned_sum.defvjp(_forward, _backward, symbolic_zeros=True)
 
 
 def _sum_and_slopes(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array) -> tuple[Array, Array]:
@@ -272,7 +275,7 @@ def _sum_and_slopes(settings: Settings, queries: Array, keys: Array, values: Arr
 
 def _along(slopes: Array, weights: Array, tau: Array) -> Array:
     """τ Σ_c g_c (W_k,c - q s_c): the gradient (…, M, D) from slopes (…, M, C, D) and weights (…, M, C)."""
-    return tau[..., None, None] * (slopes * weights[..., None]).sum(-2)
+    return by_point(tau, weights) * (slopes * weights[..., None]).sum(-2)
 
 
 def _full(values: Array, moments: Array) -> Array:
@@ -281,9 +284,9 @@ def _full(values: Array, moments: Array) -> Array:
 
 def _own_points(queries: Array, keys: Array, tau: Array) -> tuple[Array, Array]:
     """Points whose gradients are summed over no more of the batch than τ's gradient and its origin c can bear."""
-    batch = tau.shape
+    batch = by_point(tau, queries).shape[:-2]
     if not (shared(queries) or shared(keys)):
-        batch = jnp.broadcast_shapes(queries.shape[:-2], keys.shape[:-2], tau.shape)
+        batch = jnp.broadcast_shapes(queries.shape[:-2], keys.shape[:-2], batch)
     queries, keys = (
         jnp.broadcast_to(x, (*jnp.broadcast_shapes(x.shape[:-2], batch), *x.shape[-2:])) for x in (queries, keys)
     )

@@ -24,7 +24,7 @@ from .._checks.settings import (
     axis_names,
     working_dtype,
 )
-from .._engines.reach import are_near, one_of_two
+from .._engines.reach import are_near, looked_at, one_of_two
 from .._kernels.kernels import GAUSS, Kernel
 from .checked import checked
 from .in_float64 import in_float64
@@ -109,7 +109,7 @@ def means_and_logs(
             f"`jaxgauss.{function}`: `keys` must hold at least one point; got queries {queries.shape}, keys"
             f" {keys.shape}. There is no mean of nothing."
         )
-    settings = as_logs(settings)
+    settings = looked_at(as_logs(settings), tau, queries, keys)
     if log_weights is None:
         log_weights = jnp.zeros(keys.shape[-2:-1], working_dtype(settings.dtype))
     return _checked_mean(settings, queries, keys, values, log_weights, as_operand(tau, settings.dtype))

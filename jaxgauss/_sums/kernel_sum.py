@@ -14,6 +14,7 @@ from .._checks.settings import Bandwidth, Keys, Queries, Settings, Sums, Values,
 from .._engines.channels import Channels
 from .._engines.dispatch import uses_mixture
 from .._engines.kernel_plan import of_gaussians
+from .._engines.reach import looked_at
 from .._kernels.kernels import GAUSS, Kernel, as_kernel
 from .._kernels.mixtures import Mixture
 from .checked import checked
@@ -103,6 +104,7 @@ def kernel_sum(
     function = "kernel_sum" if kernel != GAUSS else "gauss_sum"
     asked = Settings(method, precision, backend, function=function, forward_mode=bool(forward_mode), kernel=kernel)
     settings, chosen = checked(asked, queries, keys, values, tau)
+    settings = looked_at(settings, tau, queries, keys)
     if kernel == GAUSS:
         return checked_gauss_sum(settings, chosen, queries, keys, values, tau)
     return _checked_sum(settings, queries, keys, values, as_operand(tau, settings.dtype))

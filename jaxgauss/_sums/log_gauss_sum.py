@@ -18,7 +18,7 @@ from .._checks.settings import Bandwidth, Keys, Queries, Settings, working_dtype
 from .._engines.dispatch import kernel_means
 from .._engines.means import difference_means
 from .._engines.plan import takes_half
-from .._engines.reach import are_near, one_of_two
+from .._engines.reach import are_near, looked_at, one_of_two
 from .._kernels.kernels import GAUSS, Kernel
 from .checked import checked
 from .in_float64 import in_float64, rules_in_float64
@@ -73,7 +73,7 @@ def log_gauss_sum(
     Precision:
         In float32 within 1e-5 · max(1, |log|) wherever the points lie, most of it for a handful of terms; gradients
         2e-5 of the sizes of their terms. Beyond 11 bandwidths from the center exponents are float64, tiles of sorted
-        points that can change no row are left out, and calls take up to three times as long, gradients up to six. (On
+        points that can change no row are left out, and calls take up to four times as long. (On
         CUDA they are not: there the error is 2⁻²⁴ τ‖x‖², x from the center, and the weights P in ∂k and ∂log w are lost
         where that passes one.) Logarithms below -1e26 saturate.
 
@@ -92,6 +92,7 @@ def log_gauss_sum(
     settings, _ = checked(asked, queries, keys, values, tau, methods=METHODS)
     if log_weights is None:
         log_weights = jnp.zeros(keys.shape[-2:-1], working_dtype(settings.dtype))
+    settings = looked_at(settings, tau, queries, keys)
     return _checked_log_sum(settings, queries, keys, log_weights, as_operand(tau, settings.dtype))
 
 

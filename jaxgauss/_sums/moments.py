@@ -187,7 +187,7 @@ def by_reach(
         return anywhere(points, tau, *others)
     every = jnp.concatenate(points, -2)
     is_near = are_near(alone(settings), 1 if first_order else STRICTER, every[..., :1, :], every, every, tau)
-    return near_or_anywhere(near, anywhere, is_near, points, tau, *others)
+    return near_or_anywhere(is_near, near, anywhere, points, tau, *others)
 
 
 def _side_by_side(columns: list[Array | None]) -> Array:

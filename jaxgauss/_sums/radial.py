@@ -8,13 +8,13 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from .._arrays.places import has_cuda
-from .._arrays.points import unbroadcast
+from .._arrays.points import by_point, unbroadcast
 from .._checks.settings import Settings
 from .._engines import dispatch
 from .._engines.anywhere import FEW_DIMENSIONS
 from .._engines.channels import NOTHING, Channels
 from .._engines.pairs import Sums, Wanted
-from .._engines.radial import difference_sums, gradients_of, sums_by_differences, sums_by_products
+from .._engines.radial import difference_sums, gradients_of, of_tau, sums_by_differences, sums_by_products
 from .._engines.reach import one_of_two, tiles_are_near
 
 # Derivatives. With u = τ‖q_m - k_n‖², κ' the derivative of κ, ψ = -2κ', a cotangent g and w_mn = ψ(u) ⟨g_m, v_n⟩, from
@@ -78,12 +78,12 @@ def wanted_gradients(
 ) -> tuple[Array | None, ...]:
     """By a pass about the queries, a pass about the keys, or both; `pulls` and `spread` are the sum's own, if any."""
     operands, nothing = (queries, keys, values, tau), queries[..., :0]
-    scale, about_keys = tau[..., None, None], which.keys or which.values
+    scale, about_keys = by_point(tau, queries), which.keys or which.values
     d_queries = d_keys = d_values = d_tau = None
     if pulls.size:
         d_queries = scale * g * pulls
     if spread.size:
-        d_tau = (g * spread).sum((-2, -1)) / -2
+        d_tau = of_tau(g * spread, tau)
     needs_rows, needs_tau = which.queries and d_queries is None, which.tau and d_tau is None
     if needs_rows and about_keys:
         d_queries, d_keys, d_values, d_tau = radial_gradients(settings, channels, which.tau, *operands, g)
@@ -92,12 +92,12 @@ def wanted_gradients(
         wanted, summed = Wanted(summed, pulling, needs_tau), g if which.values else nothing
         found = pair_sums(settings, wanted, keys, queries, summed, tau, values, g)
         d_keys, d_values = scale * found.pulls, found.sums
-        d_tau = found.spread.sum((-2, -1)) / -2 if needs_tau else d_tau
+        d_tau = of_tau(found.spread, tau) if needs_tau else d_tau
     elif needs_rows:
         wanted = Wanted(NOTHING, channels, needs_tau)
         found = pair_sums(settings, wanted, queries, keys, keys[..., :0], tau, g, values)
         d_queries = scale * found.pulls
-        d_tau = found.spread.sum((-2, -1)) / -2 if needs_tau else d_tau
+        d_tau = of_tau(found.spread, tau) if needs_tau else d_tau
     gradients = zip((d_queries, d_keys, d_values, d_tau), which, operands, strict=True)
     return tuple(unbroadcast(d, x.shape) if is_wanted else None for d, is_wanted, x in gradients)  # type: ignore[arg-type]
 
@@ -128,9 +128,11 @@ def _pair_sums_backward(settings: Settings, wanted: Wanted, operands: tuple[Arra
         return jax.vjp(functools.partial(function, wanted), *operands)[1](cotangents)
 
     by_products, by_differences = (functools.partial(pullback, x) for x in (sums_by_products, sums_by_differences))
-    if wanted.kinked or has_cuda() or operands[0].shape[-1] <= FEW_DIMENSIONS:
+    queries, keys, _, tau, *_ = operands
+    by_coordinate = tau.ndim == queries.ndim - 1
+    if wanted.kinked or by_coordinate or has_cuda() or queries.shape[-1] <= FEW_DIMENSIONS:
         return by_differences(*operands)
-    return one_of_two(tiles_are_near(*operands[:2], operands[3]), by_products, by_differences, *operands)
+    return one_of_two(tiles_are_near(queries, keys, tau), by_products, by_differences, *operands)
 
 
 pair_sums.defvjp(lambda *args: (pair_sums(*args), args[2:]), _pair_sums_backward)

@@ -19,6 +19,7 @@ from .._checks.operands import as_operand, check_mesh, takes_tau
 from .._checks.settings import Bandwidth, Keys, MeshAxis, Queries, Settings, Sums, Values, axis_names
 from .._kernels.kernels import Kernel, as_kernel
 from .checked import checked
+from .gauss_sum import aligned_sum
 from .kernel_sum import wide_kernel_sum
 from .log_gauss_sum import relative_sum, wide_log_sum
 
@@ -107,9 +108,25 @@ def sum_over_mesh(settings: Settings, queries: Array, keys: Array, values: Array
     if settings.mesh is None:
         return wide_kernel_sum(settings, queries, keys, values, tau)
     queries, keys, values, tau = align(queries, keys, values, jnp.asarray(tau))
+    return _over_mesh(settings, wide_kernel_sum, queries, keys, values, tau)
 
+
+def product_over_mesh(settings: Settings, x: Array, y: Array, values: Array, tau_x: Array, tau_y: Array) -> Array:
+    """Σ_j Φ(x_i, x_j) Φ(y_i, y_j) v_j (S, T, N, C), each of (N, D), of all pairs of τ (S,) and (T,), likewise.
+
+    It is a Gauss sum of the pairs (x, y), in which each coordinate has its own τ.
+    """
+    shape = len(tau_x), len(tau_y)
+    own = (jnp.broadcast_to(t, (*shape, z.shape[-1])) for t, z in ((tau_x[:, None, None], x), (tau_y[:, None], y)))
+    points, tau = jnp.concatenate([x, y], -1)[None, None], jnp.concatenate(list(own), -1)
+    if settings.mesh is None:
+        return aligned_sum(settings, points, points, values[None, None], tau)
+    return _over_mesh(settings, aligned_sum, points, points, values[None, None], tau)
+
+
+def _over_mesh(settings: Settings, summed: Callable, queries: Array, keys: Array, values: Array, tau: Array) -> Array:
     def local(tau: Array, queries: Array, keys: Array, values: Array) -> Array:
-        return added(settings, wide_kernel_sum(alone(settings), queries, keys, values, tau))
+        return added(settings, summed(alone(settings), queries, keys, values, tau))
 
     total = over_mesh(settings, local, (tau,), (queries,), (keys, values))
     return first_rows(settings, total, queries.shape[-2])

@@ -1,0 +1,90 @@
+"""Whether points are near is seen outside of `jit`, so that only what they need is compiled; and what is left out."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_anywhere import cloud
+
+from jaxgauss import explain, gauss_sum, hsic, kde_score, kernel_mean, log_gauss_sum, mmd_flow_velocity, mmd_squared
+from jaxgauss._checks.settings import Settings
+from jaxgauss._engines.plan import NEAR, STRICTER
+from jaxgauss._engines.reach import looked_at, within
+from jaxgauss._sums import gauss_sum as module
+
+METHODS = {
+    "gauss_sum": lambda x, y: gauss_sum(x, y, y),
+    "log_gauss_sum": log_gauss_sum,
+    "kernel_mean": lambda x, y: kernel_mean(x, y, y),
+    "mmd": lambda x, y: mmd_squared(x, y, 1.0),
+    "flow": lambda x, y: mmd_flow_velocity(x, y, 1.0),
+    "score": lambda x, y: kde_score(x, y, 1.0),
+    "hsic": lambda x, y: hsic(x, y, 1.0, 1.0),
+}
+
+
+def test_what_is_seen_holds_about_any_center(rng):
+    """Of near points for all gradients, of the others for sums: what the program itself would decide."""
+    seen = []
+    for _ in range(200):
+        x = cloud(rng, 600, 3)
+        tau = np.float32(10 ** rng.uniform(-2, 4) / np.square(x - x[0]).sum(-1).mean())
+        for queries, keys in ((x[:200], x[200:]), (x[200:], x[:200]), (x, x)):
+            near = looked_at(Settings(), tau, x[:200], x[200:]).near
+            seen.append(near)
+            strict, loose = (bool(within(NEAR["float32"] / y, queries, keys, tau)) for y in (STRICTER, 1))
+            assert {True: strict, False: not loose, None: True}[near]
+    assert set(seen) == {True, False, None}
+
+
+def test_points_are_seen_where_they_are_there():
+    x, seen = jnp.ones((400, 2)), []
+
+    def look(x):
+        seen.append(looked_at(Settings(), 1.0, x, x).near)
+        return x.sum()
+
+    look(np.asarray(x))
+    jax.grad(look)(x)
+    jax.jacrev(jax.grad(look))(x)
+    assert seen == [True] * 3
+    jax.jit(look)(x)
+    jax.vmap(look)(x[None])
+    jax.grad(jax.jit(look))(x)
+    assert set(seen[3:]) == {None}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_outside_of_jit_it_is_the_same(rng, name):
+    """Near, far, and in between; with gradients."""
+    x, y = rng.normal(size=(2, 300, 3)).astype(np.float32)
+    ours = jax.value_and_grad(lambda *z: jnp.sin(METHODS[name](*z)).sum(), (0, 1))
+    jitted = jax.jit(ours)
+    for scale in (0.3, 2, 100):
+        found, exact = (jax.tree.leaves(f(scale * x, scale * y)) for f in (ours, jitted))
+        for z, w in zip(found, exact, strict=True):
+            assert jnp.linalg.norm(z - w) <= 2e-5 * jnp.linalg.norm(w) + 1e-6
+
+
+def test_what_is_known_is_not_looked_at_again(rng):
+    x = rng.normal(size=(40, 3)).astype(np.float32)
+
+    def conditionals(near):
+        settings = Settings(dtype="float32", near=near)
+        program = jax.make_jaxpr(jax.grad(lambda x: module._checked_sum(settings, x, x, x, jnp.float32(1)).sum()))(x)
+        return str(program).count("cond[")
+
+    assert conditionals(True) == conditionals(False) == 0 < conditionals(None)
+
+
+@pytest.mark.parametrize("dim", [2, 17])
+def test_explain_tells_what_is_left_of_clusters(rng, dim):
+    """Four of 2048 points, far from one another: each sees itself alone, and what is left out is zero."""
+    x = (rng.normal(size=(4, 2048, dim)) + 1e4 * np.arange(4)[:, None, None]).astype(np.float32)
+    points, tau = x.reshape(-1, dim), 1 / dim
+    plan = explain(points, points, points[:, 0], tau)
+    share = float(plan.reason.split("; ")[1].split("%")[0]) / 100
+    assert plan.method == "anywhere" and share == 0.25
+    values = rng.normal(size=(4, 2048, 1)).astype(np.float32)
+    found = gauss_sum(points, points, values.reshape(-1, 1), tau).reshape(4, -1, 1)
+    assert jnp.abs(found - gauss_sum(x, x, values, tau)).max() < 1e-5 * jnp.abs(found).max()
