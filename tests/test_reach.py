@@ -28,7 +28,7 @@ def test_what_is_seen_holds_about_any_center(rng):
     seen = []
     for _ in range(200):
         x = cloud(rng, 600, 3)
-        tau = np.float32(10 ** rng.uniform(-2, 4) / np.square(x - x[0]).sum(-1).mean())
+        tau = np.float32(10 ** rng.uniform(-2, 4) / max(np.square(x - x[0]).sum(-1).mean(), 1e-6))
         for queries, keys in ((x[:200], x[200:]), (x[200:], x[:200]), (x, x)):
             near = looked_at(Settings(), tau, x[:200], x[200:]).near
             seen.append(near)

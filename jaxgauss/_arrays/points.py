@@ -30,9 +30,14 @@ def scaled_points(
     return (queries - c) * scale, (keys - c) * scale
 
 
+def of_coordinates(tau: T, points: K) -> bool:
+    """Whether each coordinate has a τ of its own, (*batch, D)."""
+    return tau.ndim == points.ndim - 1
+
+
 def by_point(tau: T, points: K) -> Float[Array, "*#batch 1 _"]:
-    """τ (*batch), or that of each coordinate (*batch, D), with the axes of the points."""
-    return tau[..., None, None] if tau.ndim == points.ndim - 2 else tau[..., None, :]
+    """τ (*batch), or that of each coordinate, with the axes of the points."""
+    return tau[..., None, :] if of_coordinates(tau, points) else tau[..., None, None]
 
 
 class Scaled(NamedTuple):
@@ -73,7 +78,7 @@ def unbroadcast(array: Array, shape: tuple[int, ...]) -> Array:
 
 
 def center(points: K, every: bool = False) -> Float[Array, "*#batch 1 d"]:
-    """The mean of eight of the points, or of `every` one; zero where that is not finite; no gradient flows through it.
+    """The mean of eight of the points at most, or of `every` one; zero where that is not finite; without a gradient.
 
     Any place among the points keeps the digits of float32. A reduction over all of them would be a ninth step of the
     program for a few points, and XLA runs eight at most on one thread: a call of 64 points would wait for others. In
@@ -86,6 +91,7 @@ def center(points: K, every: bool = False) -> Float[Array, "*#batch 1 d"]:
         mean = jnp.nanmean(points, -2, keepdims=True)
         return jnp.where(jnp.isfinite(mean), mean, 0)
     places = range(0, num, -(-num // 8)) if are_known(num) else [i * num // 8 for i in range(8)]
+    places = places[: 1 << (len(places).bit_length() - 1)]  # or their mean is rounded, and maybe not everywhere alike
     chosen = [points[..., i : i + 1, :] for i in places]
     mean = functools.reduce(jnp.add, chosen) / len(chosen)
     return jnp.where(jnp.isfinite(mean), mean, 0)

@@ -1,15 +1,13 @@
 """XLA's engine for points that lie anywhere: each tile of the kernel matrix looks after its own digits.
 
 Points are sorted, so that leaves are compact; leaves too far apart for a kernel that ends are skipped. In few
-dimensions pairs are formed from differences of coordinates, or from products where those surely know them. In more,
-tiles of several leaves take one product about the center of their keys: u = ‖a‖² + ‖b‖² - 2⟨a, b⟩ then errs by 2⁻²⁴
-(‖a‖² + ‖b‖²), which is little beside u itself but where a pair is near and its center far. Pairs of leaves that hold
-such a pair are left out there, and formed from differences afterwards.
+dimensions pairs are formed from differences of coordinates. In more, tiles of several leaves take one product about the
+center of their keys: u = ‖a‖² + ‖b‖² - 2⟨a, b⟩ then errs by 2⁻²⁴ (‖a‖² + ‖b‖²), which is little beside u itself but
+where a pair is near and its center far. Pairs of leaves that hold such a pair are left out there, and formed from
+differences afterwards.
 """
 
-import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -35,8 +33,7 @@ from .pairs import (
     with_rank,
     zeros_of,
 )
-from .plan import NEAR, STRICTER
-from .products import squared_distances_of, squares_factors
+from .products import squares_factors
 from .sorting import leaf_order
 
 FEW_DIMENSIONS = 8  # where differences take not much longer than products, and most leaves hold a near pair
@@ -47,6 +44,9 @@ CHUNK = 2**18  # pairs of points whose differences are formed at a time
 FLAGS = 2**16  # pairs of leaves that are looked at, at a time
 # Beside ‖a‖² + ‖b‖², what u must be for a product to make it: its relative error is then at most the unit over this.
 TRUSTED = {"float32": 0.1, "float64": 1e-3}
+# The share of that which it must be for pulls, even of u below one, of which a kernel needs fewer digits: moments about
+# the center then err by the unit over the root of both.
+PULLED = 0.1
 
 
 def anywhere_sums(
@@ -105,39 +105,14 @@ def in_leaves(x: Array, order: Array, fill: float | None = 0.0) -> Array:
 
 
 def _few(wanted: Wanted, scale: Array, rows: Rows, columns: Columns) -> Sums:
-    """All pairs of leaves that are not apart, from differences; what pulls by products where those know it."""
-    total, here = _zeros(wanted, scale, rows, columns), _are_here(wanted, scale, rows.points, columns.points)
-    if wanted.pulls.kernels:
-        by_product = _are_known(wanted, scale, rows.points, columns.points)
-        tile = functools.partial(_product_tile, wanted, scale)
-        total = _add_leaves(total, here & by_product, tile, rows, columns)
-        here &= ~by_product
-    return _add_differences(total, here, wanted, scale, rows, columns)
+    """All pairs of leaves that are not apart, from differences."""
+    here = _are_here(wanted, scale, rows.points, columns.points)
+    return _add_differences(_zeros(wanted, scale, rows, columns), here, wanted, scale, rows, columns)
 
 
 def _are_here(wanted: Wanted, scale: Array, a: Array, b: Array) -> Bool[Array, "rows columns"]:
     """Whether a kernel is not zero between two leaves."""
     return ~(squared_gaps(scale, a, b) > wanted.end(a.dtype.name))
-
-
-def _are_known(wanted: Wanted, scale: Array, a: Array, b: Array) -> Bool[Array, "rows columns"]:
-    """Whether products about the center of the keys know u of two leaves: near it, or far beside what it is made of."""
-    centers, gaps = b.mean(1), squared_gaps(scale, a, b)
-
-    def farthest(x: Array, centers: Array) -> Array:
-        """Of the box of a leaf, the corner that is farthest from a center."""
-        return _squares(scale, jnp.maximum(x.max(-2) - centers, centers - x.min(-2)))
-
-    sizes = farthest(a[:, None], centers[None]) + farthest(b, centers)[None]
-    near = 0 if wanted.kinked else NEAR[a.dtype.name] / STRICTER
-    return ((gaps >= TRUSTED[a.dtype.name] * sizes) & (sizes < FARTHEST)) | (sizes < near)
-
-
-def _product_tile(wanted: Wanted, scale: Array, rows: Rows, columns: Columns) -> Sums:
-    center = columns.points.mean(1, keepdims=True)
-    a, b = with_norms(*((x.points - center) * with_rank(scale, center) for x in (rows, columns)))
-    u = squared_distances_of(*squares_factors(a, b))
-    return by_products(wanted, scale, rows._replace(points=a.points), columns._replace(points=b.points), u)
 
 
 def _many(wanted: Wanted, scale: Array, rows: Rows, columns: Columns) -> Sums:
@@ -178,38 +153,33 @@ def _listed(flags: Bool[Array, " n"]) -> tuple[Array, Array]:
 
 
 def _are_doubtful(wanted: Wanted, u: Array, a: Scaled, b: Scaled, shape: tuple[int, ...]) -> Array:
-    """Whether a pair of leaves holds one whose u a product does not know, (rows, columns) of leaves."""
-    trusted = TRUSTED[u.dtype.name]
+    """Whether a pair of leaves holds one whose u, or whose pull, a product does not know, (rows, columns) of leaves."""
+    size, trusted = a.norms + b.norms.T, TRUSTED[u.dtype.name]
 
     def least(x: Array) -> Array:
         return x.reshape(*shape[:2], -1).min(1).reshape(shape[0], *shape[2:]).min(-1)
 
-    margin = least(u - trusted * (a.norms + b.norms.T))
-    return ~(margin >= (0 if wanted.kinked else -1))  # NaN is doubtful
+    slack = 0 if wanted.kinked else 1
+    if slack and wanted.pulls.kernels:
+        slack = jnp.minimum(slack, (trusted - PULLED * trusted) * size)
+    return ~(least(u - trusted * size + slack) >= 0)  # NaN is doubtful
 
 
 def _add_differences(
     total: Sums, flags: Bool[Array, "rows columns"], wanted: Wanted, scale: Array, rows: Rows, columns: Columns
 ) -> Sums:
-    """The total with the flagged pairs of leaves from differences."""
-    a, b = rows._replace(points=rows.points.mT), columns._replace(points=columns.points.mT)
-    return _add_leaves(total, flags, functools.partial(by_differences, wanted, scale.T), a, b)
-
-
-def _add_leaves(
-    total: Sums, flags: Bool[Array, "rows columns"], tile: Callable[..., Sums], rows: Rows, columns: Columns
-) -> Sums:
-    """The total with a tile of each flagged pair of leaves, some at a time."""
+    """The total with the flagged pairs of leaves from differences, some at a time."""
     num_columns = flags.shape[1]
     each = max(1, min(flags.size, CHUNK // (rows.weights.shape[1] * columns.weights.shape[1])))
     places, number = _listed(flags.ravel())
     places = jnp.pad(places, (0, each), constant_values=flags.size)
+    rows, columns = rows._replace(points=rows.points.mT), columns._replace(points=columns.points.mT)
 
     def add(state: tuple[Array, Sums]) -> tuple[Array, Sums]:
         start, total = state
         place = lax.dynamic_slice(places, (start,), (each,))
         i, j = place // num_columns, place % num_columns  # i is no leaf where there are no more
-        found = tile(Rows(*(x[i] for x in rows)), Columns(*(x[j] for x in columns)))
+        found = by_differences(wanted, scale.T, Rows(*(x[i] for x in rows)), Columns(*(x[j] for x in columns)))
         return start + each, jax.tree.map(lambda x, y: x.at[i].add(y, mode="drop"), total, found)
 
     start = vary_like(jnp.zeros((), "int32"), [flags])
@@ -233,10 +203,16 @@ def _zeros(wanted: Wanted, scale: Array, rows: Rows, columns: Columns) -> Sums:
 
 
 def _middle(leaves: Float[Array, "leaves size d"]) -> Float[Array, " d"]:
-    """The center of the most compact leaf: neither an outlier moves it, nor a leaf with points of two clusters."""
-    spreads = jnp.square(leaves.max(1) - leaves.min(1)).sum(-1)
+    """Of the most compact leaf: neither an outlier moves it, nor a leaf with points of two clusters.
+
+    Halves are exact. A mean is not, and its last step may be fused with one subtraction of it and not with another:
+    moments about two centers that differ in the last bit lose all their digits far from the origin.
+    """
+    largest, least = leaves.max(1), leaves.min(1)
+    spreads = jnp.square(largest - least).sum(-1)
     spreads = spreads.astype("float32")  # the only dtype that argmin has where JAX's 64-bit mode is off
-    return leaves[lax.argmin(jnp.where(jnp.isnan(spreads), jnp.inf, spreads), 0, "int32")].mean(0)
+    most_compact = lax.argmin(jnp.where(jnp.isnan(spreads), jnp.inf, spreads), 0, "int32")
+    return (largest[most_compact] + least[most_compact]) / 2
 
 
 def _finite(x: Array) -> Array:

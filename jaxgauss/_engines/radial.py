@@ -14,7 +14,16 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from .._arrays.points import as_rows, by_point, scaled_points, shared, unbroadcast, with_axes_of, with_norms
+from .._arrays.points import (
+    as_rows,
+    by_point,
+    of_coordinates,
+    scaled_points,
+    shared,
+    unbroadcast,
+    with_axes_of,
+    with_norms,
+)
 from .._arrays.shapes import G, K, Q, S, T, V
 from .._checks.settings import are_known
 from .._kernels.kernels import GAUSS, Kernel
@@ -58,11 +67,22 @@ def radial_pullback(
 
 def _near_or_anywhere(wanted: Wanted, chosen: Plan, near: Callable, anywhere: Callable, *operands: Array) -> Any:
     """Of Gaussians anywhere: near ones have engines of their own."""
-    queries, keys, _, tau, *_ = operands
+    queries, keys, values, tau, *weights = operands
     if wanted.kinked or GAUSS in wanted.kernels or chosen.method == "differences":
         return anywhere(*operands)
-    reach = chosen.reach / (STRICTER if wanted.pulls.kernels else 1)
-    return one_of_two(within(reach, queries, keys, tau), near, anywhere, *operands)
+    if not wanted.pulls.kernels:
+        return one_of_two(within(chosen.reach, queries, keys, tau), near, anywhere, *operands)
+    slopes = [kernel.slope for kernel in wanted.pulls.kernels]
+    pulling = jnp.abs(weights[1] if len(weights) > 1 else values).max(-1, keepdims=True)
+    is_near = within(
+        chosen.reach / STRICTER,
+        queries,
+        keys,
+        tau,
+        lambda u: functools.reduce(jnp.add, [f(u) for f in slopes]),
+        pulling,
+    )
+    return one_of_two(is_near, near, anywhere, *operands)
 
 
 def pullback_anywhere(
@@ -85,7 +105,7 @@ def of_tau(spread: Float[Array, "*batch m s"], tau: T) -> T:
     """The gradient of τ, or of that of each coordinate; zero without a spread."""
     if not spread.shape[-1]:
         return jnp.zeros_like(tau)
-    return (spread.sum(-2) if tau.ndim == spread.ndim - 1 else spread.sum((-2, -1))) / -2
+    return (spread.sum(-2) if of_coordinates(tau, spread) else spread.sum((-2, -1))) / -2
 
 
 def _about_both(
@@ -189,7 +209,7 @@ def sums_by_differences(wanted: Wanted, *operands: Array) -> Sums:
 
 def _unit_and_ratio(tau: T, points: Q) -> tuple[T, Array, Array]:
     """τ₀, its root and ρ; where each coordinate has its own τ, that carries the derivatives, and ρ is one."""
-    by_coordinate = tau.ndim == points.ndim - 1
+    by_coordinate = of_coordinates(tau, points)
     unit = tau if by_coordinate else lax.stop_gradient(tau)
     ratio = by_point(tau / unit, points)
     return unit, by_point(jnp.sqrt(unit), points), jnp.ones_like(ratio[..., :1]) if by_coordinate else ratio

@@ -22,33 +22,64 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 
 from .._arrays.places import expected_platform, vary_like
-from .._arrays.points import BASE_2, are_within, scaled_points, with_norms
-from .._checks.settings import Settings, working_dtype
+from .._arrays.points import BASE_2, Scaled, are_within, of_coordinates, scaled_points, with_norms
+from .._checks.settings import Settings, are_known, working_dtype
+from .._kernels.kernels import GAUSS
 from .anywhere import FEW
 from .by_platform import by_platform, plan_there
 from .plan import NEAR, STRICTER
 
-# R² beside its limit from which it is sure on which side of it points are, about any center among them, with moments.
+# R² beside its limit from which it is sure on which side of it points are, about any center among them, with moments;
+# and the spread of pairs beside its own.
 SURE = 16
+# Of R², the least mean of u over the pairs of a sum, weighted as there, for moments about one center to make slopes:
+# these err by 2⁻²⁴ R, and where nearer pairs carry the weight, of clusters or of points and themselves, by more than
+# 1e-5 of what is left.
+SPREAD = 2**-6
+LEAST_ROWS, MOST_ROWS = 8, 64  # queries that this is seen of
 
 
-def looked_at(settings: Settings, tau: Any, *points: Any) -> Settings:
+def looked_at(
+    settings: Settings, tau: Any, queries: Any, keys: Any = None, values: Any = None, *, slopes: bool = False
+) -> Settings:
     """The settings with what arrays of points on a CPU tell, where they are there: not within `jit` or `vmap`.
 
-    Few are not looked at, for that would take longer than their sum, and both of their ways are compiled soon.
+    Several arrays are one set; without keys, they are the queries. Of a τ for each of them, they are variables. Values
+    are as those of a sum; `slopes`: whether the call makes them, as it does where it is differentiated. Few points are
+    not looked at: that would take longer than their sum, and both ways compile soon.
     """
     if settings.method == "differences" or settings.kernel.kinked:
         return settings
-    tau, *given = (_differentiated(x) for x in (tau, *points))
-    if not all(map(_is_here, (tau, *given))) or expected_platform(*given) != "cpu":
+    given = tau, queries, keys, values
+    primals: Any = jax.tree.map(_differentiated, given)
+    arrays = jax.tree.leaves(primals)
+    if not all(map(_is_here, arrays)) or expected_platform(*arrays) != "cpu":
         return settings
-    num = sum([math.prod(np.shape(x)[:-1]) for x in given])
-    if num**2 * np.shape(given[0])[-1] <= 4 * FEW:
+    slopes = slopes or any(x is not y for x, y in zip(jax.tree.leaves(given), arrays, strict=True))
+    tau, queries, keys, values = primals
+    if isinstance(tau, tuple):
+        if any(np.size(t) > 1 for t in tau):
+            return settings
+        tau = np.concatenate([np.full(x.shape[-1], t, "float32") for t, x in zip(tau, queries, strict=True)])
+        queries = np.concatenate([np.asarray(x, "float32") for x in queries], -1)
+    queries, values = _as_one(queries), None if values is None else _as_one(values)
+    keys = queries if keys is None else _as_one(keys)
+    if (math.prod(queries.shape[:-1]) + math.prod(keys.shape[:-1])) ** 2 * keys.shape[-1] <= 4 * FEW:
         return settings
-    squared, limit = _squared_radius(tau, *given), NEAR[working_dtype(settings.dtype).name]
-    if squared <= limit / SURE or squared > limit * SURE:
-        return _with(settings, squared <= limit)
-    return settings
+    limit, spread = NEAR[working_dtype(settings.dtype).name], math.inf
+    each = isinstance(primals[0], tuple)
+    with np.errstate(all="ignore"):
+        a, b = _about_a_center(np.sqrt(tau)[..., None, :] if each else np.sqrt(tau)[..., None, None], queries, keys)
+        squared = max(np.fmax.reduce(x.norms, None) for x in (a, b))
+        if slopes and squared <= limit * SURE:
+            if settings.kernel != GAUSS:
+                return settings
+            if values is not None:
+                values = np.abs(values[:, None] if values.ndim == 1 else values).max(-1, keepdims=True)
+            spread = spread_of(np, lambda u: np.exp(u / -2), a, b, values, each) / SPREAD
+    if squared > limit * SURE or spread < 1 / SURE:
+        return _with(settings, False)
+    return _with(settings, True) if squared <= limit / SURE and spread > SURE else settings
 
 
 @functools.lru_cache(4096)
@@ -68,36 +99,90 @@ def _is_here(x: Any) -> bool:
     return not is_traced and 0 not in np.shape(x)
 
 
-def _squared_radius(tau: Any, *points: Any) -> float:
-    """R² of all points together, whatever their batches; NaN does not count, but for a center of it."""
-    arrays = [np.asarray(x) for x in {id(x): x for x in points}.values()]
-    rows = [(x if x.itemsize > 2 else x.astype("float32")).reshape(-1, x.shape[-1]) for x in arrays]
-    some = rows[0][:: -(-len(rows[0]) // 8)]
-    with np.errstate(all="ignore"):
-        center = np.add.reduce(some) / len(some)
-        farthest = max(np.fmax.reduce(np.einsum("nd,nd->n", x, x)) for x in (x - center for x in rows))
-        return float(farthest * np.max(tau))
+def _as_one(x: Any) -> Any:
+    """NumPy's array of one array, or of several."""
+    arrays = [np.asarray(y) for y in (x if isinstance(x, tuple) else (x,))]
+    arrays = [y.astype("float32") if y.dtype.itemsize <= 2 else y for y in arrays]
+    return np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
 
 
-def within(reach: float, queries: jax.Array, keys: jax.Array, tau: jax.Array) -> jax.Array | bool:
-    """Whether all of a batch lies within R², squared bandwidths from its center: one boolean."""
+def _about_a_center(scale: Any, queries: Any, keys: Any) -> list[Scaled]:
+    """Queries and keys in bandwidths, with their squares."""
+    some = keys.reshape(-1, keys.shape[-1])[:: -(-math.prod(keys.shape[:-1]) // 8)]
+    center = np.add.reduce(some) / np.float32(len(some))
+    points = [((x - center) * scale).astype(keys.dtype) for x in ((queries, keys) if queries is not keys else (keys,))]
+    found = [Scaled(x, np.einsum("...d,...d->...", x, x)[..., None]) for x in points]
+    return found if len(found) > 1 else found * 2
+
+
+def spread_of(xp: Any, slope: Callable[..., Any], a: Scaled, b: Scaled, weights: Any = None, each: bool = False) -> Any:
+    """The mean of u over R², of pairs weighted as in a sum: of all of them, or a query's in the mean if that is less.
+
+    The least of a batch, and, if asked for, of `each` coordinate; of some of the queries. By `xp`, NumPy or JAX.
+    """
+    num, num_keys = a.points.shape[-2], b.points.shape[-2]
+    if are_known(num, num_keys):
+        rows = min(num, MOST_ROWS, max(LEAST_ROWS, num // MOST_ROWS))
+        places = np.int32(num * (0.618034 * np.arange(1, rows + 1) % 1))  # as periodic as no order of points
+    else:
+        places = (num * (0.618034 * jnp.arange(1, LEAST_ROWS + 1, dtype="float32") % 1)).astype("int32")
+    x, y, norms = a.points[..., places, :], b.points, a.norms[..., places, :]
+    u = xp.maximum(norms + b.norms.mT - 2 * x @ y.mT, 0)
+    w = xp.abs(slope(u) if weights is None else slope(u) * weights.mT)
+    mass = w.sum(-1, keepdims=True)
+    if each:
+        moment = mass * x * x - 2 * x * (w @ y) + w @ (y * y)
+        squares = [xp.square(z.points).max(-2) for z in (a, b)]
+    else:
+        moment = (w * u).sum(-1, keepdims=True)
+        squares = [z.norms.max(-2) for z in (a, b)]
+    squares = xp.maximum(*(xp.where(xp.isnan(z), 0, z) for z in squares))
+    seen = mass > 0  # not of NaN, nor of a query that is far from all keys
+    mass, moment = xp.where(seen, mass, 0), xp.where(seen, moment, 0)
+    own = xp.where(seen, moment / xp.where(seen, mass, 1), squares[..., None, :]).mean(-2)
+    spread = xp.minimum(moment.sum(-2) / mass.sum(-2), own) / squares
+    return xp.where(xp.isnan(spread), xp.inf, spread).min()
+
+
+def within(
+    reach: float,
+    queries: jax.Array,
+    keys: jax.Array,
+    tau: jax.Array,
+    slope: Callable[..., Any] | None = None,
+    weights: jax.Array | None = None,
+) -> jax.Array | bool:
+    """Whether all of a batch lies within R², squared bandwidths from its center: one boolean.
+
+    And whether pairs, weighted by a slope ψ and weights of keys (…, N, 1), are spread enough for moments.
+    """
     if math.isinf(reach):
         return reach > 0
-    return are_within(reach / BASE_2, *with_norms(*scaled_points(queries, keys, tau, base_2=False)))
+    a, b = with_norms(*scaled_points(queries, keys, tau, base_2=False))
+    is_near = are_within(reach / BASE_2, a, b)
+    if slope is None or 0 in (*queries.shape, *keys.shape):
+        return is_near
+    return is_near & (spread_of(jnp, slope, a, b, weights, of_coordinates(tau, keys)) >= SPREAD)
 
 
-def are_near(settings: Settings, stricter: float, *operands: jax.Array) -> jax.Array | bool:
-    """Whether queries and keys are near by the plan of a sum of them, values and τ; one boolean, under `vmap` too."""
+def are_near(
+    settings: Settings, *operands: jax.Array, slopes: bool = False, second_order: bool = False
+) -> jax.Array | bool:
+    """Whether queries and keys are near by the plan of a sum of them, values and τ; one boolean, under `vmap` too.
+
+    Near enough for `slopes` that are made of moments, or for moments of second order.
+    """
     if settings.near is not None:
         return settings.near
-    return _are_near(settings, stricter)(*operands)
+    return _are_near(settings, slopes, second_order)(*operands)
 
 
 @functools.cache
-def _are_near(settings: Settings, stricter: float) -> Callable[..., jax.Array]:
+def _are_near(settings: Settings, slopes: bool, second_order: bool) -> Callable[..., jax.Array]:
     def compute(platform: str, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array) -> jax.Array:
         chosen = plan_there(settings, platform, (queries, keys, values, tau))
-        is_near = within(chosen.reach / stricter, queries, keys, tau)
+        reach, slope = chosen.reach / (STRICTER if second_order else 1), settings.kernel.slope if slopes else None
+        is_near = within(reach, queries, keys, tau, slope, jnp.abs(values).max(-1, keepdims=True))
         return vary_like(jnp.full((), is_near), [queries, keys, tau]) if isinstance(is_near, bool) else is_near
 
     return _unbatched(functools.partial(by_platform, compute))
@@ -120,7 +205,7 @@ def _unbatched(look: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 @_unbatched
 def tiles_are_near(queries: jax.Array, keys: jax.Array, tau: jax.Array) -> Any:
     """Whether they are near enough for derivatives of tiles made by products, in their own dtype."""
-    return within(NEAR[queries.dtype.name] / STRICTER, queries, keys, tau)
+    return within(NEAR[queries.dtype.name] / STRICTER, queries, keys, tau, GAUSS.slope)
 
 
 def one_of_two(is_near: jax.Array | bool, near: Callable, anywhere: Callable, *operands: Any) -> Any:
@@ -147,3 +232,16 @@ def _backward(near: Callable, anywhere: Callable, operands: tuple[Any, ...], cot
 
 
 _with_derivatives.defvjp(lambda near, anywhere, *args: (_with_derivatives(near, anywhere, *args), args[1:]), _backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def near_for_each(near: Callable, anywhere: Callable, for_values: Any, for_slopes: Any, *operands: Any) -> Any:
+    """`one_of_two` for what is not differentiated, and another for what is."""
+    return one_of_two(for_values, near, anywhere, *operands)
+
+
+def _each_forward(near: Callable, anywhere: Callable, _: Any, for_slopes: Any, *operands: Any):
+    return jax.vjp(functools.partial(one_of_two, for_slopes, near, anywhere), *operands)
+
+
+near_for_each.defvjp(_each_forward, lambda _, __, pullback, cotangents: (None, None, *pullback(cotangents)))

@@ -179,7 +179,8 @@ def _matern_tangent(n: int, rate: float, primals: tuple[Array], tangents: tuple[
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _log_matern(n: int, rate: float, u: Array) -> Array:
-    z = jnp.sqrt(rate * u)
+    apart, distance = _apart(u)  # as below: in a loop that is differentiated again, the rule is not asked
+    z = math.sqrt(rate) * jnp.where(apart, distance, 0)
     return jnp.log(_polynomial(n, rate, z, u)) - z if n else -z
 
 

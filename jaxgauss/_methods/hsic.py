@@ -88,8 +88,8 @@ def hsic(
     check_quadruples(function, estimator, weights)
     dim = x.shape[1] + y.shape[1]
     check_plan(settings, 1.0, len(x) ** 2 * math.prod(np.size(tau) for tau in taus), dim, 1, x, y)
-    near = all(looked_at(settings, tau, z).near for tau, z in zip(taus, (x, y), strict=True)) or None
-    return _hsic(replace(settings, grade="highest", near=near), estimator, x, y, *taus, weights)
+    settings = looked_at(settings, tuple(taus), (x, y), values=weights)
+    return _hsic(replace(settings, grade="highest"), estimator, x, y, *taus, weights)
 
 
 def check_pairs(

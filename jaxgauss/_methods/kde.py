@@ -15,7 +15,7 @@ from .._checks.operands import takes_tau
 from .._checks.samples import check_kernel, check_samples, check_signs
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights, working_dtype
 from .._kernels.kernels import Kernel
-from .._sums.checked import check_still
+from .._sums.checked import check_plan, looked_at
 from .._sums.kernel_mean import as_logs
 from .._sums.log_gauss_sum import methods_of_logs
 from .._sums.sharded import log_sum_over_mesh, relative_sum_over_mesh
@@ -107,11 +107,13 @@ def kde_score(
     References:
         Fukunaga & Hostetler, "The Estimation of the Gradient of a Density Function", 1975.
     """
-    settings, tau = _check("kde_score", points, samples, tau, kernel, weights, options)
+    settings, tau = _check("kde_score", points, samples, tau, kernel, weights, options, slopes=True)
     return _score(settings, points, samples, tau, weights)
 
 
-def _check(function: str, points, samples, tau, kernel, weights, options: MeshOptions) -> tuple[Settings, Any]:
+def _check(
+    function: str, points, samples, tau, kernel, weights, options: MeshOptions, *, slopes: bool = False
+) -> tuple[Settings, Any]:
     """The settings, and τ as JAX may take it; or what is wrong."""
     given = {"weights": weights}
     both = {"samples": samples, "points": points}
@@ -122,7 +124,8 @@ def _check(function: str, points, samples, tau, kernel, weights, options: MeshOp
     check_signs(function, weights)
     settings = as_logs(settings)
     pairs = points.shape[0] * samples.shape[0] * math.prod(np.shape(tau))
-    return check_still(settings, tau, pairs, points.shape[1], 1, samples, points)
+    tau = check_plan(settings, tau, pairs, points.shape[1], 1, samples, points)
+    return looked_at(settings, tau, points, samples, weights, slopes=slopes), tau
 
 
 def check_integral(function: str, kernel: Kernel, dim: int) -> None:

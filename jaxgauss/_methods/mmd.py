@@ -106,7 +106,9 @@ def checked_mmd(function, kernel, x, y, tau, weights, estimator, y_norm_squared,
     check_balance(function, kernel, **weights)
     check_distinct_pairs(function, estimator, weights)
     num = x.shape[0] + y.shape[0]
-    settings, tau = check_still(settings, tau, x.shape[0] * num, x.shape[1], x.shape[1] + 2, x, y)
+    settings, tau = check_still(
+        settings, tau, x.shape[0] * num, x.shape[1], x.shape[1] + 2, (x, y), (*weights.values(),)
+    )
     return _mmd_squared(settings, estimator, x, y, tau, *weights.values(), y_norm_squared)
 
 
@@ -157,7 +159,9 @@ def embedding_norm_squared(
         min_points=smallest,
         kernel=check_kernel("embedding_norm_squared", kernel),
     )
-    settings, tau = check_still(settings, tau, points.shape[0] ** 2, points.shape[1], points.shape[1] + 2, points)
+    settings, tau = check_still(
+        settings, tau, points.shape[0] ** 2, points.shape[1], points.shape[1] + 2, (points,), (weights,)
+    )
     check_distinct_pairs("embedding_norm_squared", estimator, {"weights": weights})
     nobody = np.zeros((0, points.shape[1]), points.dtype)
     return _mmd_squared(settings, estimator, points, nobody, tau, weights, None, 0.0)
@@ -218,7 +222,7 @@ def _form(settings: Settings, with_y: bool, tau: Array, x: _Side, y: _Side) -> A
     def value(reduction: Reduction, points: tuple[Array, Array], tau: Array, *others: Array) -> Array:
         return _by_x(reduction, tau, *_sides(points, *others), with_y, slopes=False)[0]
 
-    return by_reach(settings, value, (x.points, y.points), tau, *x[1:], *y[1:])
+    return by_reach(settings, value, (x.points, y.points), tau, *x[1:], *y[1:], slopes=False)
 
 
 def _form_forward(settings: Settings, with_y: bool, tau, x, y):
@@ -240,7 +244,9 @@ def _form_forward(settings: Settings, with_y: bool, tau, x, y):
 
     one_moves = not ((tau_moves or x_moves) and (tau_moves or y_moves))
     operands = (x.points, y.points), tau, *x[1:], *y[1:]
-    value, gradients = by_reach(settings, value_and_gradients, *operands, first_order=one_moves)
+    value, gradients = by_reach(
+        settings, value_and_gradients, *operands, weights=(x.weights, y.weights), second_order=not one_moves
+    )
     return value, (tau, x, y, gradients)
 
 

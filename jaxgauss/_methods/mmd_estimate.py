@@ -152,7 +152,7 @@ def _in_memory(settings: Settings, estimator: str, x, y, tau) -> MMDEstimate:
         x, y = samples
         return [row(x, a, y, b), row(y, b, x, a)]
 
-    found = by_reach(settings, rows, (x, y), tau, a, b)
+    found = by_reach(settings, rows, (x, y), tau, a, b, slopes=False)
     return _of_rows(dtype, *(bandwidth_mean(row, tau, shares) for row in found))
 
 

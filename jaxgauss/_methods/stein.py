@@ -90,7 +90,7 @@ def ksd_squared(
     check_scores("ksd_squared", "points", points, scores)
     check_distinct_pairs("ksd_squared", estimator, given)
     num, dim = points.shape
-    settings, tau = check_still(settings, tau, num * num, dim, 2 * dim + 1, points)
+    settings, tau = check_still(settings, tau, num * num, dim, 2 * dim + 1, (points,))
     return _ksd_squared(settings, estimator, points, scores, tau, weights)
 
 
@@ -114,7 +114,7 @@ def _ksd_squared(settings: Settings, estimator: str, points, scores, tau, weight
         stein = s * (sums.sums - 2 * tau[..., None, None] * sums.slopes)
         return (a * stein).sum((-2, -1)) + tau * sums.trace
 
-    value = by_reach(settings, function, (x,), tau, s, a, first_order=False)
+    value = by_reach(settings, function, (x,), tau, s, a, slopes=False, second_order=True)
     if estimator == "unbiased":
         own = settings.kernel.at_zero * jnp.square(s).sum(-1, keepdims=True)
         own = jnp.square(a) * (own + settings.kernel.slope.at_zero * tau[..., None, None] * x.shape[-1])

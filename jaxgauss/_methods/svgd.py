@@ -70,7 +70,7 @@ def svgd_direction(
     settings = check_samples("svgd_direction", samples, tau, options, kernel=kernel)
     check_scores("svgd_direction", "particles", particles, scores)
     num, dim = particles.shape
-    settings, tau = check_still(settings, tau, num * num, dim, dim + 1, particles)
+    settings, tau = check_still(settings, tau, num * num, dim, dim + 1, (particles,), slopes=True)
     return _direction(settings, particles, scores, tau)
 
 

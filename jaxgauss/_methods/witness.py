@@ -62,7 +62,7 @@ def mmd_witness(
         "mmd_witness", samples, tau, options, weights=weights, may_be_empty="points", kernel=kernel
     )
     num = x.shape[0] + y.shape[0]
-    settings, tau = check_still(settings, tau, points.shape[0] * num, x.shape[1], x.shape[1] + 1, x, y, points)
+    settings, tau = check_still(settings, tau, points.shape[0] * num, x.shape[1], x.shape[1] + 1, (x, y, points))
     return _witness(settings, False, points, x, y, tau, x_weights, y_weights)[0]
 
 
@@ -112,7 +112,9 @@ def mmd_flow_velocity(
     check_balance("mmd_flow_velocity", kernel, x_weights=x_weights, y_weights=y_weights)
     settings = check_samples("mmd_flow_velocity", {"x": x, "y": y}, tau, options, weights=weights, kernel=kernel)
     num = x.shape[0] + y.shape[0]
-    settings, tau = check_still(settings, tau, x.shape[0] * num, x.shape[1], x.shape[1] + 1, x, y)
+    settings, tau = check_still(
+        settings, tau, x.shape[0] * num, x.shape[1], x.shape[1] + 1, (x, y), (x_weights, y_weights), slopes=True
+    )
     return _witness(settings, True, x, x, y, tau, x_weights, y_weights)[1]
 
 
@@ -123,11 +125,13 @@ def _witness(settings: Settings, slopes: bool, points, x, y, tau, x_weights, y_w
     settings, tau, shares = as_gaussians(settings, tau, x, y)
     tau, points, x, y, a, b = prepare(settings, tau, points, x, y, a[:, None], b[:, None])
 
+    weights = jnp.zeros_like(points[..., :1]), a, b
+
     def function(reduction: Reduction, every: tuple[Array, ...], tau: Array, a: Array, b: Array):
         points, x, y = every
         keys, weights = jnp.concatenate([x, y], -2), jnp.concatenate([a, -b], -2)
         at = reduction(points, keys, weights, tau, slopes=slopes)
         return at.mass[..., 0], -tau[..., None, None] * at.slopes
 
-    found = by_reach(settings, function, (points, x, y), tau, a, b)
+    found = by_reach(settings, function, (points, x, y), tau, a, b, weights=weights, slopes=slopes)
     return tuple(bandwidth_mean(z, tau, shares).astype(settings.dtype) for z in found)  # type: ignore[return-value]

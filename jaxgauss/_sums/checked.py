@@ -10,7 +10,7 @@ import numpy as np
 
 from .._arrays.places import expected_platform
 from .._checks.operands import as_operand, check_names, check_operands, check_tau
-from .._checks.settings import Settings, matmul_grade, methods_of, working_dtype
+from .._checks.settings import Settings, are_known, matmul_grade, methods_of, working_dtype
 from .._engines import costs
 from .._engines.kernel_plan import kernel_plan
 from .._engines.plan import Plan, sizes
@@ -62,9 +62,27 @@ def check_plan(settings: Settings, tau: Any, pairs: int, dim: int, channels: int
     return as_operand(tau, settings.dtype)
 
 
-def check_still(settings: Settings, tau: Any, pairs: int, dim: int, channels: int, *points: Any) -> Any:
-    """The settings, with what all points of a method that does not move them tell, and τ as `check_plan` returns it."""
-    return looked_at(settings, tau, *points), check_plan(settings, tau, pairs, dim, channels, *points)
+def check_still(
+    settings: Settings,
+    tau: Any,
+    pairs: int,
+    dim: int,
+    channels: int,
+    points: tuple[Any, ...],
+    weights: tuple[Any, ...] = (),
+    *,
+    slopes: bool = False,
+) -> Any:
+    """The settings, with what all points of a method that does not move them tell, and τ as `check_plan` returns it.
+
+    Weights are those of the points, each None for the mean; `slopes`: whether the method makes them.
+    """
+    chosen = check_plan(settings, tau, pairs, dim, channels, *points)
+    if any(x is not None for x in weights) and are_known(*(x.shape[0] for x in points)):
+        alike = (np.full(len(x), 1 / max(1, len(x)), "float32") for x in points)
+        values = tuple(x if w is None else w for x, w in zip(alike, weights, strict=True))
+        return looked_at(settings, tau, points, values=values, slopes=slopes), chosen
+    return looked_at(settings, tau, points, slopes=slopes), chosen
 
 
 def forget() -> None:

@@ -19,7 +19,7 @@ from .._checks.settings import Settings
 from .._engines.blocked import blocked_sum
 from .._engines.channels import Channels
 from .._engines.dispatch import gaussian_sum, near_sum
-from .._engines.plan import STRICTER, takes_half
+from .._engines.plan import takes_half
 from .._engines.radial import difference_sums
 from .._engines.reach import are_near, one_of_two
 from .._kernels.kernels import GAUSS
@@ -62,7 +62,9 @@ def _primal_and_tangent(
     by_moments = functools.partial(_by_moments, settings)
     if near or any(0 in x.shape for x in primals):
         return by_moments(primals, given)
-    return one_of_two(are_near(settings, STRICTER, *primals), by_moments, _by_differences, primals, given)
+    return one_of_two(
+        are_near(settings, *primals, slopes=True, second_order=True), by_moments, _by_differences, primals, given
+    )
 
 
 def _by_differences(primals: tuple[Array, ...], tangents: list[Array | None]) -> tuple[Array, Array]:

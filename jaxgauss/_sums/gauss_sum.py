@@ -15,7 +15,7 @@ from .._engines.blocked import sum_and_tile, tile_pullback
 from .._engines.channels import Channels
 from .._engines.dispatch import gaussian_sum, keeps_tile, near_pullback, near_sum, near_sum_and_log, saves_log
 from .._engines.pairs import Wanted
-from .._engines.plan import STRICTER, Plan, takes_half, warn_once
+from .._engines.plan import Plan, takes_half, warn_once
 from .._engines.reach import are_near, looked_at, near_or_anywhere
 from .._kernels.kernels import GAUSS
 from .channels import cheaper_by_channels, flat_channels
@@ -113,7 +113,7 @@ def gauss_sum(
     """
     asked = Settings(method, precision, backend, forward_mode=bool(forward_mode))
     settings, chosen = checked(asked, queries, keys, values, tau)
-    return checked_gauss_sum(looked_at(settings, tau, queries, keys), chosen, queries, keys, values, tau)
+    return checked_gauss_sum(looked_at(settings, tau, queries, keys, values), chosen, queries, keys, values, tau)
 
 
 def checked_gauss_sum(settings: Settings, chosen: Plan, queries, keys, values, tau) -> Array:
@@ -165,7 +165,7 @@ aligned_sum: Any = jax.custom_vjp(gaussian_sum, nondiff_argnums=(0,))
 def _forward(settings: Settings, queries, keys, values, tau):
     wanted = Which(*(x.perturbed for x in (queries, keys, values, tau)))
     operands = tuple(x.value for x in (queries, keys, values, tau))
-    is_near = are_near(settings, STRICTER if wanted.tau else 1, *operands)
+    is_near = are_near(settings, *operands, slopes=wanted.queries or wanted.keys or wanted.tau, second_order=wanted.tau)
     ways = (functools.partial(f, wanted.queries or wanted.tau, settings) for f in (_near_and_saved, _far_and_saved))
     found: Any = near_or_anywhere(is_near, *ways, *operands)
     total, saved = found

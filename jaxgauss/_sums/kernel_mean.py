@@ -24,11 +24,19 @@ from .._checks.settings import (
     axis_names,
     working_dtype,
 )
-from .._engines.reach import are_near, looked_at, one_of_two
+from .._engines.reach import looked_at, near_for_each
 from .._kernels.kernels import GAUSS, Kernel
 from .checked import checked
 from .in_float64 import in_float64
-from .log_gauss_sum import LogWeights, means, means_anywhere, means_of_any, methods_of_logs
+from .log_gauss_sum import (
+    LogWeights,
+    means,
+    means_anywhere,
+    means_of_any,
+    methods_of_logs,
+    near_by_logs,
+    weights_of,
+)
 from .reverse_only import reverse_only
 from .sharded import added, alone, first_rows, over_mesh
 
@@ -109,7 +117,7 @@ def means_and_logs(
             f"`jaxgauss.{function}`: `keys` must hold at least one point; got queries {queries.shape}, keys"
             f" {keys.shape}. There is no mean of nothing."
         )
-    settings = looked_at(as_logs(settings), tau, queries, keys)
+    settings = looked_at(as_logs(settings), tau, queries, keys, weights_of(log_weights))
     if log_weights is None:
         log_weights = jnp.zeros(keys.shape[-2:-1], working_dtype(settings.dtype))
     return _checked_mean(settings, queries, keys, values, log_weights, as_operand(tau, settings.dtype))
@@ -161,5 +169,5 @@ def _means(settings: Settings, *operands: Array) -> tuple[Array, Array]:
     far = functools.partial(means_anywhere, settings)
     if settings.method == "differences":
         return far(*operands)
-    is_near = are_near(settings, 1, *operands[:4])
-    return one_of_two(is_near, functools.partial(means, settings, True), far, *operands)
+    near = functools.partial(means, settings, True)
+    return near_for_each(near, far, *near_by_logs(settings, *operands), *operands)

@@ -104,7 +104,7 @@ def kernel_sum(
     function = "kernel_sum" if kernel != GAUSS else "gauss_sum"
     asked = Settings(method, precision, backend, function=function, forward_mode=bool(forward_mode), kernel=kernel)
     settings, chosen = checked(asked, queries, keys, values, tau)
-    settings = looked_at(settings, tau, queries, keys)
+    settings = looked_at(settings, tau, queries, keys, values)
     if kernel == GAUSS:
         return checked_gauss_sum(settings, chosen, queries, keys, values, tau)
     return _checked_sum(settings, queries, keys, values, as_operand(tau, settings.dtype))

@@ -18,7 +18,7 @@ from .._checks.settings import Bandwidth, Keys, Queries, Settings, working_dtype
 from .._engines.dispatch import kernel_means
 from .._engines.means import difference_means
 from .._engines.plan import takes_half
-from .._engines.reach import are_near, looked_at, one_of_two
+from .._engines.reach import are_near, looked_at, near_for_each
 from .._kernels.kernels import GAUSS, Kernel
 from .checked import checked
 from .in_float64 import in_float64, rules_in_float64
@@ -90,10 +90,15 @@ def log_gauss_sum(
     check_names("log_gauss_sum", method, precision, backend, methods_of_logs(kernel))
     asked = Settings(method, precision, backend, "", "log_gauss_sum", "highest", kernel=kernel)
     settings, _ = checked(asked, queries, keys, values, tau, methods=METHODS)
+    settings = looked_at(settings, tau, queries, keys, weights_of(log_weights))
     if log_weights is None:
         log_weights = jnp.zeros(keys.shape[-2:-1], working_dtype(settings.dtype))
-    settings = looked_at(settings, tau, queries, keys)
     return _checked_log_sum(settings, queries, keys, log_weights, as_operand(tau, settings.dtype))
+
+
+def weights_of(log_weights: Any) -> Any:
+    """As values of a sum; None of none."""
+    return None if log_weights is None else jnp.exp(log_weights)[..., None]
 
 
 def methods_of_logs(kernel: Kernel) -> tuple[str, ...]:
@@ -122,9 +127,22 @@ def wide_log_sum(settings: Settings, queries: Array, keys: Array, log_weights: A
     elif settings.method == "differences":
         logs = far(*operands)
     else:  # the predicate is one for a whole batch, so that `vmap` leaves this a conditional
-        is_near = are_near(settings, 1, queries, keys, log_weights, tau)
-        logs = one_of_two(is_near, functools.partial(_log_sum, settings, True), far, *operands)
+        near = functools.partial(_log_sum, settings, True)
+        logs = near_for_each(
+            near, far, *near_by_logs(settings, queries, keys, log_weights, tau, log_weights), *operands
+        )
     return jnp.where(logs <= LOG_ZERO / 2, -math.inf, logs)
+
+
+def near_by_logs(
+    settings: Settings, queries: Array, keys: Array, values: Array, tau: Array, log_weights: Array
+) -> tuple[Any, Any]:
+    """Whether points are near, for sums of them and for slopes of these."""
+    weights = jnp.exp(log_weights - log_weights.max(-2, keepdims=True))
+    return (
+        are_near(settings, queries, keys, values, tau),
+        are_near(settings, queries, keys, weights, tau, slopes=True),
+    )
 
 
 def relative_sum(

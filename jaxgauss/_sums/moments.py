@@ -16,7 +16,7 @@ from .._engines.channels import NOTHING, Channels
 from .._engines.dispatch import near_sum, uses_mixture
 from .._engines.kernel_plan import of_gaussians
 from .._engines.pairs import Wanted
-from .._engines.plan import STRICTER, takes_half
+from .._engines.plan import takes_half
 from .._engines.reach import are_near, near_or_anywhere
 from .._kernels.kernels import GAUSS
 from .kernel_sum import as_bandwidths
@@ -169,11 +169,13 @@ def by_reach(
     points: tuple[Array, ...],
     tau: Array,
     *others: Any,
-    first_order: bool = True,
+    weights: tuple[Array, ...] = (),
+    slopes: bool = True,
+    second_order: bool = False,
 ) -> Any:
     """function(reduction, points, tau, *others): of Gaussians near one another about one center, else of any kernel.
 
-    What is of second order in the points, beside the kernel, is about a center where they lie nearer still.
+    Slopes are, where pairs of points of such weights are spread enough; what is of second order, where they lie nearer.
     """
 
     def near(points: tuple[Array, ...], tau: Array, *others: Any) -> Any:
@@ -186,7 +188,8 @@ def by_reach(
     if settings.kernel != GAUSS:
         return anywhere(points, tau, *others)
     every = jnp.concatenate(points, -2)
-    is_near = are_near(alone(settings), 1 if first_order else STRICTER, every[..., :1, :], every, every, tau)
+    values = jnp.concatenate(weights, -2) if weights else jnp.ones_like(every[..., :1])
+    is_near = are_near(alone(settings), every, every, values, tau, slopes=slopes, second_order=second_order)
     return near_or_anywhere(is_near, near, anywhere, points, tau, *others)
 
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from .._arrays.places import has_cuda
-from .._arrays.points import by_point, unbroadcast
+from .._arrays.points import by_point, of_coordinates, unbroadcast
 from .._checks.settings import Settings
 from .._engines import dispatch
 from .._engines.anywhere import FEW_DIMENSIONS
@@ -129,8 +129,7 @@ def _pair_sums_backward(settings: Settings, wanted: Wanted, operands: tuple[Arra
 
     by_products, by_differences = (functools.partial(pullback, x) for x in (sums_by_products, sums_by_differences))
     queries, keys, _, tau, *_ = operands
-    by_coordinate = tau.ndim == queries.ndim - 1
-    if wanted.kinked or by_coordinate or has_cuda() or queries.shape[-1] <= FEW_DIMENSIONS:
+    if wanted.kinked or of_coordinates(tau, queries) or has_cuda() or queries.shape[-1] <= FEW_DIMENSIONS:
         return by_differences(*operands)
     return one_of_two(tiles_are_near(queries, keys, tau), by_products, by_differences, *operands)
 
