@@ -12,6 +12,7 @@ from jax.scipy.sparse.linalg import cg
 from jaxtyping import Array, Float, Int
 
 from .._arrays.places import vary_alike, whole
+from .._arrays.points import center
 from .._checks.operands import takes_tau
 from .._checks.samples import check_samples, check_signs
 from .._checks.settings import MeshOptions, Points, Settings, Weights, working_dtype
@@ -127,7 +128,10 @@ def mean_shift(
 
 
 class _State(NamedTuple):
-    """Points on their way, the length of the longest of the last steps in bandwidths, and their number."""
+    """Points on their way, the length of the longest of the last steps in bandwidths, and their number.
+
+    Points and data are about a center, for means are as exact as their values are large.
+    """
 
     points: Array
     shift: Array
@@ -135,6 +139,7 @@ class _State(NamedTuple):
     data: Array
     tau: Array
     log_weights: Array
+    center: Array
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -144,7 +149,8 @@ def _begun(settings: Settings, points, data, tau, weights) -> _State:
     log_weights = log_or_zero(normalized(settings, weights, data))
     points, data, tau, log_weights = vary_alike(points, data, tau, log_weights)
     shift = jnp.full_like(tau, jnp.inf)
-    return _State(points, shift, jnp.zeros_like(tau, "int32"), data, tau, log_weights)
+    c = center(data)
+    return _State(points - c, shift, jnp.zeros_like(tau, "int32"), data - c, tau, log_weights, c)
 
 
 def _moved(settings: Settings, points: Array, data: Array, tau: Array, log_weights: Array) -> Array:
@@ -202,7 +208,7 @@ def _mean_shift(settings: Settings, tol: float, max_steps: int, points, data, ta
 @functools.partial(jax.jit, static_argnums=0)
 def _result(settings: Settings, state: _State) -> MeanShift:
     labels = _labels(lax.stop_gradient(state.points), lax.stop_gradient(state.tau))
-    return MeanShift(state.points.astype(settings.dtype), labels, state.num_steps)
+    return MeanShift((state.points + state.center).astype(settings.dtype), labels, state.num_steps)
 
 
 def _labels(points: Array, tau: Array) -> Array:
