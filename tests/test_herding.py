@@ -52,6 +52,19 @@ def test_it_follows_faster_than_chance(rng):
     assert found.mmd.dtype == jnp.float32 and found.weighted_mmd < found.mmd[-1] / 2
 
 
+@pytest.mark.parametrize("dim, num", [(1, 30), (2, 50)])
+def test_weights_of_float32_are_what_they_say(rng, dim, num):
+    """The matrix is singular to float32: weights of a million would fit what its embedding is rounded by."""
+    x = rng.normal(size=(500, dim)).astype(np.float32)
+    found = kernel_herding(x, 1.0, num)
+    apart = np.square(np.float64(x)[:, None] - np.float64(x)[None]).sum(-1)
+    signed = np.full(len(x), -1 / len(x))
+    np.add.at(signed, np.asarray(found.indices), np.float64(found.weights))
+    exact = (signed @ np.exp(-apart / 2) @ signed) ** 0.5
+    assert float(found.weighted_mmd) == pytest.approx(exact, rel=0.1)
+    assert found.weighted_mmd < found.mmd[-1] / 2 and np.abs(found.weights).max() < 100
+
+
 def test_equal_points_and_vmap(rng):
     """Their matrix is singular: the weights are finite, and as good as can be."""
     found = kernel_herding(jnp.ones((5, 2)), 1.0, 4)

@@ -10,6 +10,7 @@ from jaxgauss import explain, gauss_sum, hsic, kde_score, kernel_mean, log_gauss
 from jaxgauss._checks.settings import Settings
 from jaxgauss._engines.plan import NEAR, STRICTER
 from jaxgauss._engines.reach import looked_at, within
+from jaxgauss._kernels.kernels import GAUSS
 from jaxgauss._sums import gauss_sum as module
 
 METHODS = {
@@ -34,6 +35,22 @@ def test_what_is_seen_holds_about_any_center(rng):
             seen.append(near)
             strict, loose = (bool(within(NEAR["float32"] / y, queries, keys, tau)) for y in (STRICTER, 1))
             assert {True: strict, False: not loose, None: True}[near]
+    assert set(seen) == {True, False, None}
+
+
+def test_slopes_are_seen_to_have_their_digits(rng):
+    """Of pairs that are spread: what the program itself would decide, by weights of keys and by each variable."""
+    seen = []
+    for _ in range(100):
+        x = cloud(rng, 600, 3)
+        x *= 10 ** rng.uniform(-1, 0.5) / max(np.abs(x - x[0]).max(), 1e-6)
+        x, y, v = x[:200], x[200:], np.float32(10 ** rng.uniform(-3, 0, 400))
+        near = looked_at(Settings(), 1.0, x, y, v, slopes=True).near
+        seen.append(near)
+        holds = bool(within(NEAR["float32"], x, y, jnp.float32(1), GAUSS.slope, v[:, None]))
+        assert {True: holds, False: not holds, None: True}[near]
+        if looked_at(Settings(), (1.0, 4.0), (y[:, :1], y[:, 1:]), slopes=True).near:
+            assert within(NEAR["float32"], y, y, jnp.float32([1, 4, 4]), GAUSS.slope)
     assert set(seen) == {True, False, None}
 
 

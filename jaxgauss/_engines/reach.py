@@ -2,10 +2,10 @@
 
 Outside of `jit` many points are looked at before, and only the way that they need is compiled; else a program has both.
 
-Near, products about one center make exponents, and the moments that gradients are made of. Anywhere, each tile of the
-kernel matrix looks after its own digits (see `anywhere`), and so do derivatives of derivatives. On CUDA, where nothing
-may wait for the device, all points count as near: what half precision does not hold, PyTorch computes again behind a
-gate.
+Near, products about one center make exponents, and, of pairs that are spread enough, the moments that slopes are made
+of. Anywhere, each tile of the kernel matrix looks after its own digits (see `anywhere`), and so do derivatives of
+derivatives. On CUDA, where nothing may wait for the device, all points count as near: what half precision does not
+hold, PyTorch computes again behind a gate.
 """
 
 import functools

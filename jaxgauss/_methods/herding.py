@@ -23,7 +23,9 @@ from .._sums.sharded import sum_over_mesh
 from .resampling import check_number
 from .weights import normalized
 
-RIDGE = 64  # units of float64 per chosen point: what is added to the diagonal of the matrix that is solved
+# Units of the mean embedding's dtype: what is added to the diagonal of the matrix that is solved. Weights of what an
+# embedding that is rounded seems to tell of would be as large as the matrix is singular.
+RIDGE = 4
 
 
 class Herding(NamedTuple):
@@ -151,7 +153,8 @@ def _herding(settings: Settings, num: int, unique: bool, points, tau, w, embeddi
     state = jnp.zeros_like(embedding), jnp.zeros_like(embedding, bool), zero, zero
     _, (indices, squared) = lax.scan(choose, state, jnp.arange(num, dtype="float64"))
     chosen, target = x[indices], embedding[indices]
-    ridge = RIDGE * num * float(jnp.finfo("float64").eps)
+    units = (float(jnp.finfo(z).eps) for z in (working_dtype(settings.dtype), "float64"))
+    ridge = RIDGE * max(next(units), num * next(units))  # of float64, what solving itself rounds by
     matrix, dtype = kernel(chosen, chosen), settings.dtype
     weights = jax.scipy.linalg.solve(matrix + ridge * jnp.eye(num), target, assume_a="pos")
     best = norm - 2 * weights @ target + weights @ matrix @ weights
