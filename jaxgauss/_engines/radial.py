@@ -73,7 +73,7 @@ def _near_or_anywhere(wanted: Wanted, chosen: Plan, near: Callable, anywhere: Ca
     if not wanted.pulls.kernels:
         return one_of_two(within(chosen.reach, queries, keys, tau), near, anywhere, *operands)
     slopes = [kernel.slope for kernel in wanted.pulls.kernels]
-    pulling = jnp.abs(weights[1] if len(weights) > 1 else values).max(-1, keepdims=True)
+    pulling = jnp.abs(weights[1] if len(weights) > 1 else values).max(-1, keepdims=True, initial=0)
     is_near = within(
         chosen.reach / STRICTER,
         queries,

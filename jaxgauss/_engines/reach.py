@@ -75,7 +75,7 @@ def looked_at(
             if settings.kernel != GAUSS:
                 return settings
             if values is not None:
-                values = np.abs(values[:, None] if values.ndim == 1 else values).max(-1, keepdims=True)
+                values = np.abs(values[:, None] if values.ndim == 1 else values).max(-1, keepdims=True, initial=0)
             spread = spread_of(np, lambda u: np.exp(u / -2), a, b, values, each) / SPREAD
     if squared > limit * SURE or spread < 1 / SURE:
         return _with(settings, False)
@@ -182,7 +182,7 @@ def _are_near(settings: Settings, slopes: bool, second_order: bool) -> Callable[
     def compute(platform: str, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array) -> jax.Array:
         chosen = plan_there(settings, platform, (queries, keys, values, tau))
         reach, slope = chosen.reach / (STRICTER if second_order else 1), settings.kernel.slope if slopes else None
-        is_near = within(reach, queries, keys, tau, slope, jnp.abs(values).max(-1, keepdims=True))
+        is_near = within(reach, queries, keys, tau, slope, jnp.abs(values).max(-1, keepdims=True, initial=0))
         return vary_like(jnp.full((), is_near), [queries, keys, tau]) if isinstance(is_near, bool) else is_near
 
     return _unbatched(functools.partial(by_platform, compute))
