@@ -83,6 +83,20 @@ def test_outside_of_jit_it_is_the_same(rng, name):
             assert jnp.linalg.norm(z - w) <= 2e-5 * jnp.linalg.norm(w) + 1e-6
 
 
+def test_weights_of_any_size_are_seen(rng):
+    """Of tight clusters, whose slopes moments do not know: also where weights alone would overflow."""
+    x = 1e-3 * rng.normal(size=(1200, 3)) + 4 * np.eye(3)[0] * (np.arange(1200)[:, None] % 2)
+    x, y = np.split(x.astype(np.float32), 2)
+    slope = jax.grad(lambda x, logs: log_gauss_sum(x, y, logs).sum())
+    found, exact = slope(x, np.full(600, 200, np.float32)), slope(x, np.zeros(600, np.float32))
+    apart = np.float64(y)[None] - np.float64(x)[:, None]
+    p = np.exp(-np.square(apart).sum(-1) / 2)
+    p /= p.sum(1, keepdims=True)
+    size = np.linalg.norm((p * np.linalg.norm(apart, axis=-1)).sum(1))
+    for z in (found, exact):
+        assert np.linalg.norm(np.asarray(z) - (p[..., None] * apart).sum(1)) < 2e-5 * size
+
+
 def test_what_is_known_is_not_looked_at_again(rng):
     x = rng.normal(size=(40, 3)).astype(np.float32)
 

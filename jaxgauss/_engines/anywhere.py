@@ -18,6 +18,7 @@ from jaxtyping import Array, Bool, Float
 from .._arrays.logits import dot
 from .._arrays.places import vary_like
 from .._arrays.points import Scaled, as_rows, with_norms
+from .._checks.settings import are_known
 from .._kernels.kernels import Kernel
 from .channels import NOTHING, Channels
 from .pairs import (
@@ -33,6 +34,7 @@ from .pairs import (
     with_rank,
     zeros_of,
 )
+from .plan import Plan
 from .products import squares_factors
 from .sorting import leaf_order
 
@@ -47,6 +49,12 @@ TRUSTED = {"float32": 0.1, "float64": 1e-3}
 # The share of that which it must be for pulls, even of u below one, of which a kernel needs fewer digits: moments about
 # the center then err by the unit over the root of both.
 PULLED = 0.1
+
+
+def sorts(chosen: Plan, *sizes: int) -> bool:
+    """Whether points are sorted: of M queries, N keys and D coordinates on a CPU, unless there are few."""
+    wanted = chosen.platform == "cpu" and chosen.method != "differences" and are_known(*sizes)
+    return wanted and math.prod(sizes) > FEW
 
 
 def anywhere_sums(

@@ -20,9 +20,8 @@ from .._arrays.logits import difference_logits, dot, logit_factors, logits, squa
 from .._arrays.places import has_cuda, vary_like
 from .._arrays.points import BASE_2, LOG_ZERO, Scaled, as_rows, scaled_points, with_axes_of, with_norms
 from .._arrays.shapes import K, L, Q, S, T, V, W
-from .._checks.settings import are_known
 from .._kernels.kernels import Kernel
-from .anywhere import FEW, in_leaves, in_place, squared_gaps
+from .anywhere import in_leaves, in_place, sorts, squared_gaps
 from .blocked import scaled_sum
 from .plan import NEAR, STRICTER, Plan
 from .products import squared_distances_of, squares_factors
@@ -98,8 +97,7 @@ def means_anywhere(kernel: Kernel, chosen: Plan, queries: Q, keys: K, values: V,
     operands = queries, keys, values, tau, log_weights
     with jax.enable_x64(True):
         q, k, v, t, w = operands = tuple(x.astype("float64") for x in operands)
-        sorts = chosen.platform == "cpu" and chosen.method != "differences" and are_known(*sizes)
-        if sorts and math.prod(sizes) > FEW:
+        if sorts(chosen, *sizes):
             found = one_by_one(
                 functools.partial(_sorted_means, kernel, chosen.precision), q, k, v, t[..., None, None], w
             )

@@ -27,7 +27,7 @@ from .._arrays.points import (
 from .._arrays.shapes import G, K, Q, S, T, V
 from .._checks.settings import are_known
 from .._kernels.kernels import GAUSS, Kernel
-from .anywhere import FEW, anywhere_sums, share_left
+from .anywhere import anywhere_sums, share_left, sorts
 from .channels import NOTHING, Channels
 from .pairs import Columns, Rows, Sums, Wanted, by_products, difference_tile, subtractable
 from .plan import STRICTER, Plan
@@ -139,7 +139,7 @@ def sums_anywhere(wanted: Wanted, chosen: Plan, *operands: Array) -> Sums:
     queries, keys, values, tau, row_weights, weights = operands
     scale = by_point(jnp.sqrt(tau), queries)
     as_one = shared(keys, values, scale, weights)  # the batch of the queries is more rows
-    if not _sorts(chosen, math.prod(queries.shape[:-1]) if as_one else queries.shape[-2], *keys.shape[-2:]):
+    if not sorts(chosen, math.prod(queries.shape[:-1]) if as_one else queries.shape[-2], *keys.shape[-2:]):
         return sums_by_differences(wanted, *operands)
 
     summed = functools.partial(anywhere_sums, wanted)
@@ -151,15 +151,9 @@ def sums_anywhere(wanted: Wanted, chosen: Plan, *operands: Array) -> Sums:
     return jax.tree.map(lambda x: x.reshape(*batch, queries.shape[-2], x.shape[-1]), found)
 
 
-def _sorts(chosen: Plan, *sizes: int) -> bool:
-    """Whether points are sorted: of M queries, N keys and D coordinates on a CPU, unless there are few."""
-    wanted = chosen.platform == "cpu" and chosen.method != "differences" and are_known(*sizes)
-    return wanted and math.prod(sizes) > FEW
-
-
 def share_of_tiles(kernel: Kernel, chosen: Plan, queries: Q, keys: K, tau: T) -> float:
     """The share of the tiles of points that lie anywhere that are not left out; of a batch the mean."""
-    if not _sorts(chosen, queries.shape[-2], *keys.shape[-2:]):
+    if not sorts(chosen, queries.shape[-2], *keys.shape[-2:]):
         return 1.0
     return float(_mean_share(kernel, queries, keys, tau))
 

@@ -57,7 +57,8 @@ def looked_at(
         return settings
     slopes = slopes or any(x is not y for x, y in zip(jax.tree.leaves(given), arrays, strict=True))
     tau, queries, keys, values = primals
-    if isinstance(tau, tuple):
+    each = isinstance(tau, tuple)
+    if each:
         if any(np.size(t) > 1 for t in tau):
             return settings
         tau = np.concatenate([np.full(x.shape[-1], t, "float32") for t, x in zip(tau, queries, strict=True)])
@@ -67,7 +68,6 @@ def looked_at(
     if (math.prod(queries.shape[:-1]) + math.prod(keys.shape[:-1])) ** 2 * keys.shape[-1] <= 4 * FEW:
         return settings
     limit, spread = NEAR[working_dtype(settings.dtype).name], math.inf
-    each = isinstance(primals[0], tuple)
     with np.errstate(all="ignore"):
         a, b = _about_a_center(np.sqrt(tau)[..., None, :] if each else np.sqrt(tau)[..., None, None], queries, keys)
         squared = max(np.fmax.reduce(x.norms, None) for x in (a, b))

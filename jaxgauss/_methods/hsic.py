@@ -39,8 +39,8 @@ def hsic(
 
         HSIC = Σ_ij a_i a_j K_ij L_ij - 2 Σ_i a_i (K a)_i (L a)_i + (aᵀK a)(aᵀL a) = tr(K H L H) / N² for a = 1/N.
 
-    Three Gauss sums, of x, of y, and of the pairs (x, y), in which each coordinate has its own τ; with
-    all gradients six. O(N² (D_x + D_y)) operations and O(N (D_x + D_y)) memory.
+    Three Gauss sums, of x, of y, and of the pairs (x, y), in which each coordinate has its own τ; with all gradients
+    six. O(N² (D_x + D_y)) operations and O(N (D_x + D_y)) memory.
 
     Args:
         x: points, (N, D_x).

@@ -117,7 +117,8 @@ def means_and_logs(
             f"`jaxgauss.{function}`: `keys` must hold at least one point; got queries {queries.shape}, keys"
             f" {keys.shape}. There is no mean of nothing."
         )
-    settings = looked_at(as_logs(settings), tau, queries, keys, weights_of(log_weights))
+    given = None if log_weights is None else weights_of(log_weights[..., None])
+    settings = looked_at(as_logs(settings), tau, queries, keys, given)
     if log_weights is None:
         log_weights = jnp.zeros(keys.shape[-2:-1], working_dtype(settings.dtype))
     return _checked_mean(settings, queries, keys, values, log_weights, as_operand(tau, settings.dtype))

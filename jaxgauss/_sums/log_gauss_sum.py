@@ -90,15 +90,16 @@ def log_gauss_sum(
     check_names("log_gauss_sum", method, precision, backend, methods_of_logs(kernel))
     asked = Settings(method, precision, backend, "", "log_gauss_sum", "highest", kernel=kernel)
     settings, _ = checked(asked, queries, keys, values, tau, methods=METHODS)
-    settings = looked_at(settings, tau, queries, keys, weights_of(log_weights))
+    given = None if log_weights is None else weights_of(log_weights[..., None])
+    settings = looked_at(settings, tau, queries, keys, given)
     if log_weights is None:
         log_weights = jnp.zeros(keys.shape[-2:-1], working_dtype(settings.dtype))
     return _checked_log_sum(settings, queries, keys, log_weights, as_operand(tau, settings.dtype))
 
 
 def weights_of(log_weights: Any) -> Any:
-    """As values of a sum; None of none."""
-    return None if log_weights is None else jnp.exp(log_weights)[..., None]
+    """Of logarithms (…, N, 1), relative to the largest: the values of a sum."""
+    return jnp.exp(log_weights - jnp.max(log_weights, -2, keepdims=True, initial=LOG_ZERO))
 
 
 def methods_of_logs(kernel: Kernel) -> tuple[str, ...]:
@@ -138,11 +139,8 @@ def near_by_logs(
     settings: Settings, queries: Array, keys: Array, values: Array, tau: Array, log_weights: Array
 ) -> tuple[Any, Any]:
     """Whether points are near, for sums of them and for slopes of these."""
-    weights = jnp.exp(log_weights - log_weights.max(-2, keepdims=True))
-    return (
-        are_near(settings, queries, keys, values, tau),
-        are_near(settings, queries, keys, weights, tau, slopes=True),
-    )
+    for_values = are_near(settings, queries, keys, values, tau)
+    return for_values, are_near(settings, queries, keys, weights_of(log_weights), tau, slopes=True)
 
 
 def relative_sum(
