@@ -2,6 +2,7 @@
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -90,11 +91,15 @@ def center(points: K, every: bool = False) -> Float[Array, "*#batch 1 d"]:
     if every:
         mean = jnp.nanmean(points, -2, keepdims=True)
         return jnp.where(jnp.isfinite(mean), mean, 0)
-    places = range(0, num, -(-num // 8)) if are_known(num) else [i * num // 8 for i in range(8)]
-    places = places[: 1 << (len(places).bit_length() - 1)]  # or their mean is rounded, and maybe not everywhere alike
-    chosen = [points[..., i : i + 1, :] for i in places]
+    chosen = [points[..., i : i + 1, :] for i in places_of_center(num)]
     mean = functools.reduce(jnp.add, chosen) / len(chosen)
     return jnp.where(jnp.isfinite(mean), mean, 0)
+
+
+def places_of_center(num: int) -> Sequence[int]:
+    """One, two, four or eight: the mean of others would be rounded, and maybe not everywhere alike."""
+    places = range(0, num, -(-num // 8)) if are_known(num) else [i * num // 8 for i in range(8)]
+    return places[: 1 << (len(places).bit_length() - 1)]
 
 
 def align(queries: Array, keys: Array, values: Array, tau: Array) -> tuple[Array, Array, Array, Array]:

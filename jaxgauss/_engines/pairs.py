@@ -145,15 +145,13 @@ def by_differences(wanted: Wanted, scale: Array, rows: Rows, columns: Columns, r
         weights += psi * (w * g.mT if w.shape[-1] == 1 else dot(w, g.mT))
     weights = lax.optimization_barrier(weights) if wanted.pulls.kernels else weights
 
-    def pull(_: None, x: tuple[Array, Array]) -> tuple[None, list[Array]]:
-        apart = [_differences(*pair) for pair in zip(*x, strict=True)]
-        powers = (1, 2) if each else (1,)
-        return None, [jnp.stack([(weights * d**power).sum(-2) for d in apart]) for power in powers]
+    def pull(x: tuple[Array, Array]) -> list[Array]:
+        return [(weights * _differences(*x) ** power).sum(-2) for power in ((1, 2) if each else (1,))]
 
     pulls = spread = jnp.zeros((*u.shape[:-2], u.shape[-1], 0), u.dtype)
     if wanted.pulls.kernels:
-        found = scan(pull, None, (a, b))[1]
-        pulls, *spreads = (jnp.moveaxis(x.reshape(-1, *x.shape[2:])[:dim], 0, -1) for x in found)
+        found = lax.map(pull, tuple(jnp.moveaxis(x.points, -2, 0) for x in (rows, columns)))  # compiled once
+        pulls, *spreads = (jnp.moveaxis(x, 0, -1) for x in found)
         spread = spreads[0] if each else spread
     if wanted.spread and not each:
         spread = (weights * u).sum(-2)[..., None] / jnp.square(scale)

@@ -22,16 +22,16 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 
 from .._arrays.places import expected_platform, vary_like
-from .._arrays.points import BASE_2, Scaled, are_within, of_coordinates, scaled_points, with_norms
+from .._arrays.points import BASE_2, Scaled, are_within, of_coordinates, places_of_center, scaled_points, with_norms
 from .._checks.settings import Settings, are_known, working_dtype
-from .._kernels.kernels import GAUSS
+from .._kernels.kernels import GAUSS, Kernel
 from .anywhere import FEW
 from .by_platform import by_platform, plan_there
 from .plan import NEAR, STRICTER
 
-# R² beside its limit from which it is sure on which side of it points are, about any center among them, with moments;
-# and the spread of pairs beside its own.
-SURE = 16
+# R² beside its limit, and the spread of pairs beside theirs, from which it is sure on which side of it they are. About
+# another center among the points, R² is up to four times as large; moments of all kinds have their digits below.
+SURE, SURE_SPREAD = 4, 2
 # Of R², the least mean of u over the pairs of a sum, weighted as there, for moments about one center to make slopes:
 # these err by 2⁻²⁴ R, and where nearer pairs carry the weight, of clusters or of points and themselves, by more than
 # 1e-5 of what is left.
@@ -72,19 +72,27 @@ def looked_at(
         a, b = _about_a_center(np.sqrt(tau)[..., None, :] if each else np.sqrt(tau)[..., None, None], queries, keys)
         squared = max(np.fmax.reduce(x.norms, None) for x in (a, b))
         if slopes and squared <= limit * SURE:
-            if settings.kernel != GAUSS:
-                return settings
             if values is not None:
                 values = np.abs(values[:, None] if values.ndim == 1 else values).max(-1, keepdims=True, initial=0)
-            spread = spread_of(np, lambda u: np.exp(u / -2), a, b, values, each) / SPREAD
-    if squared > limit * SURE or spread < 1 / SURE:
+            spread = spread_of(np, functools.partial(_slope_of, settings.kernel), a, b, values, each) / SPREAD
+    if squared > limit * SURE or spread < 1 / SURE_SPREAD:
         return _with(settings, False)
-    return _with(settings, True) if squared <= limit / SURE and spread > SURE else settings
+    return _with(settings, True) if squared <= limit / SURE and spread > SURE_SPREAD else settings
 
 
 @functools.lru_cache(4096)
 def _with(settings: Settings, near: bool) -> Settings:
     return replace(settings, near=near)
+
+
+def _slope_of(kernel: Kernel, u: np.ndarray) -> np.ndarray:
+    if kernel == GAUSS:
+        return np.exp(u / -2)
+    with jax.ensure_compile_time_eval():
+        return np.asarray(_evaluated(kernel.slope, u))
+
+
+_evaluated = jax.jit(lambda kernel, u: kernel(u), static_argnums=0)
 
 
 def _differentiated(x: Any) -> Any:
@@ -108,7 +116,8 @@ def _as_one(x: Any) -> Any:
 
 def _about_a_center(scale: Any, queries: Any, keys: Any) -> list[Scaled]:
     """Queries and keys in bandwidths, with their squares."""
-    some = keys.reshape(-1, keys.shape[-1])[:: -(-math.prod(keys.shape[:-1]) // 8)]
+    some = keys.reshape(-1, keys.shape[-1])
+    some = some[list(places_of_center(len(some)))]
     center = np.add.reduce(some) / np.float32(len(some))
     points = [((x - center) * scale).astype(keys.dtype) for x in ((queries, keys) if queries is not keys else (keys,))]
     found = [Scaled(x, np.einsum("...d,...d->...", x, x)[..., None]) for x in points]
@@ -234,9 +243,15 @@ def _backward(near: Callable, anywhere: Callable, operands: tuple[Any, ...], cot
 _with_derivatives.defvjp(lambda near, anywhere, *args: (_with_derivatives(near, anywhere, *args), args[1:]), _backward)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def near_for_each(near: Callable, anywhere: Callable, for_values: Any, for_slopes: Any, *operands: Any) -> Any:
     """`one_of_two` for what is not differentiated, and another for what is."""
+    if isinstance(for_slopes, bool):  # to custom rules a boolean is an array
+        return one_of_two(for_slopes, near, anywhere, *operands)
+    return _for_each(near, anywhere, for_values, for_slopes, *operands)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _for_each(near: Callable, anywhere: Callable, for_values: Any, for_slopes: Any, *operands: Any) -> Any:
     return one_of_two(for_values, near, anywhere, *operands)
 
 
@@ -244,4 +259,4 @@ def _each_forward(near: Callable, anywhere: Callable, _: Any, for_slopes: Any, *
     return jax.vjp(functools.partial(one_of_two, for_slopes, near, anywhere), *operands)
 
 
-near_for_each.defvjp(_each_forward, lambda _, __, pullback, cotangents: (None, None, *pullback(cotangents)))
+_for_each.defvjp(_each_forward, lambda _, __, pullback, cotangents: (None, None, *pullback(cotangents)))

@@ -93,7 +93,7 @@ class Kernel:
     @property
     def kinked(self) -> bool:
         """Whether κ' is not finite at u = 0: κ is then a function of the distance, not of its square."""
-        return _kinked(self.profile)
+        return self != GAUSS and _kinked(self.profile)
 
     @property
     def decays(self) -> bool:
@@ -236,5 +236,5 @@ def _at_zero(profile: Profile) -> float:
 def _kinked(profile: Profile) -> bool:
     with jax.ensure_compile_time_eval():
         u = jnp.asarray([0, 1e-20], jnp.float32)
-        slopes = np.asarray(jax.jvp(profile, (u,), (jnp.ones_like(u),))[1])
+        slopes = np.asarray(jax.jit(lambda u: jax.jvp(profile, (u,), (jnp.ones_like(u),))[1])(u))
     return not (np.abs(slopes) < STEEP).all()
