@@ -17,6 +17,7 @@ from jaxgauss import (
     kernel_mean,
     kernel_sum,
     ksd_squared,
+    leave_one_out_tau,
     log_gauss_sum,
     mean_shift,
     mmd_flow_velocity,
@@ -27,6 +28,7 @@ from jaxgauss import (
 from jaxgauss._engines import anywhere, means
 from jaxgauss._engines.sorting import leaf_order
 from jaxgauss._kernels.kernels import KERNELS, as_kernel
+from jaxgauss._methods import leave_one_out
 
 POWER = Kernel(lambda u: -(u**0.75), "power", conditional=True)  # of the generalized energy distance of exponent 1.5
 # Every kernel in some of the dimensions that ways differ by.
@@ -287,6 +289,36 @@ def test_logarithms_and_means(rng, kernel, dim):
             assert error(found[1], -(w[..., None] * apart).sum(0), (np.abs(w) * lengths).sum(0)) < 2e-5
             assert error(found[3], -(w * squares).sum() / (2 * t), (np.abs(w) * squares).sum() / (2 * t)) < 2e-5
         assert error(of_means[2], g @ p, np.abs(g) @ p) < 1e-5
+
+
+@pytest.mark.parametrize("dim", [2, 17])
+def test_leaving_one_out(rng, monkeypatch, dim):
+    """Of regressions: what groups of points tell is put together by weights that are exponentials of any size."""
+    monkeypatch.setattr(leave_one_out, "GROUP", 60)
+    num, t = 150, 1 / dim
+
+    @jax.jit
+    @functools.partial(jax.value_and_grad, argnums=(0, 1, 2))
+    def ours(x, v, tau):
+        return leave_one_out_tau(x, tau[None], values=v).scores[0]
+
+    for i in range(8):
+        x, v = cloud(rng, num, dim), rng.normal(size=num).astype(np.float32)
+        if i % 2:  # in a row, where two others are as far from each of them
+            x = (1e-2 * rng.normal(size=(num, dim)) + 300 * rng.permutation(num)[:, None] / dim**0.5).astype(np.float32)
+        apart = np.float64(x)[None] - np.float64(x)[:, None]
+        squares = np.square(apart).sum(-1)
+        logits = -t / 2 * squares + np.where(np.eye(num), -np.inf, 0)
+        p = np.exp(logits - logits.max(1, keepdims=True))
+        p /= p.sum(1, keepdims=True)
+        mean = (p @ np.float64(v))[:, None]
+        left, ours_at = v[:, None] - mean, ours(x, v, np.float32(t))
+        assert error(ours_at[0], -np.square(left).mean(), np.square(np.abs(v[:, None]) + np.abs(mean)).mean()) < 1e-5
+        w = 2 * p * left * (v[None] - mean) / num
+        size = 2 * p * (np.abs(v[:, None]) + np.abs(mean)) * (np.abs(v[None]) + np.abs(mean)) / num
+        w, size, lengths = w + w.T, size + size.T, np.sqrt(squares)
+        assert error(ours_at[1][0], t * (w[..., None] * apart).sum(1), t * (size * lengths).sum(1)) < 2e-5
+        assert error(ours_at[1][2], -(w * squares).sum() / 4, (size * squares).sum() / 4) < 2e-5
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e-15, 1e15, 1e30])

@@ -1,6 +1,7 @@
 """The bandwidth of a kernel density estimate that leave-one-out likelihood prefers."""
 
 import functools
+from dataclasses import replace
 from typing import Any, NamedTuple, Unpack
 
 import jax
@@ -9,13 +10,14 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from .._arrays.places import whole
+from .._arrays.places import has_cuda, whole
 from .._arrays.points import LOG_ZERO
 from .._checks.operands import check_operands
 from .._checks.samples import check_kernel, check_samples, check_signs
 from .._checks.settings import MeshOptions, Options, Points, Settings, Values, Weights, working_dtype
 from .._kernels.kernels import Kernel
 from .._sums.display import progress_bar, refuse_progress_in_a_trace, short_repr
+from .._sums.in_float64 import in_float64
 from .._sums.kernel_mean import as_logs, means_over_mesh
 from .._sums.log_gauss_sum import log_gauss_sum
 from .._sums.reverse_only import reverse_only
@@ -133,12 +135,12 @@ def _search(settings: Settings, points, taus, weights, values) -> BandwidthSearc
     operands = whole(x, jnp.asarray(taus, x.dtype), normalized(settings, weights, x))
     x, taus, w = reverse_only(settings.function, *operands)
     if values is None:
-        logs, _ = _sums_over_others(settings, x, log_or_zero(w), taus, None)  # (T, N)
+        logs, _ = _over_others(settings, x, log_or_zero(w), taus, None)  # (T, N)
         others = jnp.log1p(-jnp.minimum(w, 1 - jnp.finfo(w.dtype).eps))
         each = logs + log_factor(settings.kernel, taus, x.shape[1])[:, None] - others[None]
     else:
         (v,) = reverse_only(settings.function, *whole(jnp.asarray(values, x.dtype).reshape(len(x), -1)))
-        means: Any = _sums_over_others(settings, x, log_or_zero(w), taus, v)[1]  # (T, N, C)
+        means: Any = _over_others(settings, x, log_or_zero(w), taus, v)[1]  # (T, N, C)
         each = -jnp.square(v[None] - means).sum(-1)
     scores = (w[None] * each).sum(-1)
     return BandwidthSearch(taus[scores.argmax()], taus, scores)
@@ -152,10 +154,21 @@ def _candidates(settings: Settings, points) -> Array:
     return len(x) ** (2 / (x.shape[1] + 4)) / variance * 2 ** jnp.linspace(-4, 12, 25, dtype=x.dtype)
 
 
+def _over_others(settings: Settings, *operands: Any) -> tuple[Array, Array | None]:
+    """`_sums_over_others`, on a CPU in float64: groups are put together by exponentials of differences of logarithms.
+
+    Those of far points are of any size, and float32 would leave no digit of such weights. Half as long again.
+    """
+    if has_cuda() or not settings.automatic:
+        return _sums_over_others(settings, *operands)
+    return in_float64(settings, _sums_over_others, *operands)
+
+
 def _sums_over_others(
     settings: Settings, points: Array, log_weights: Array, taus: Array, values: Array | None
 ) -> tuple[Array, Array | None]:
     """log Σ_{j ≠ i} w_j Φ(x_i, x_j), (T, N), and the means of the values if there are any, (T, N, C)."""
+    settings = replace(settings, dtype=points.dtype.name)
     num, dim = points.shape
     num_groups = -(-num // GROUP)
     size = -(-num // num_groups)
