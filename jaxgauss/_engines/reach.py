@@ -241,22 +241,3 @@ def _backward(near: Callable, anywhere: Callable, operands: tuple[Any, ...], cot
 
 
 _with_derivatives.defvjp(lambda near, anywhere, *args: (_with_derivatives(near, anywhere, *args), args[1:]), _backward)
-
-
-def near_for_each(near: Callable, anywhere: Callable, for_values: Any, for_slopes: Any, *operands: Any) -> Any:
-    """`one_of_two` for what is not differentiated, and another for what is."""
-    if isinstance(for_slopes, bool):  # to custom rules a boolean is an array
-        return one_of_two(for_slopes, near, anywhere, *operands)
-    return _for_each(near, anywhere, for_values, for_slopes, *operands)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _for_each(near: Callable, anywhere: Callable, for_values: Any, for_slopes: Any, *operands: Any) -> Any:
-    return one_of_two(for_values, near, anywhere, *operands)
-
-
-def _each_forward(near: Callable, anywhere: Callable, _: Any, for_slopes: Any, *operands: Any):
-    return jax.vjp(functools.partial(one_of_two, for_slopes, near, anywhere), *operands)
-
-
-_for_each.defvjp(_each_forward, lambda _, __, pullback, cotangents: (None, None, *pullback(cotangents)))

@@ -15,6 +15,7 @@ from jaxtyping import Array
 
 from .._arrays.places import vary_like
 from .._checks.settings import Settings, working_dtype
+from .._engines.reach import one_of_two
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -71,6 +72,40 @@ def _is_zero(x: Any) -> bool:
 
 def _instantiated(others: tuple[Array, ...], x: Any) -> Array:
     return vary_like(jnp.zeros(x.shape, x.dtype), others) if _is_zero(x) else x
+
+
+def near_for_each(near: Callable, anywhere: Callable, for_values: Any, for_slopes: Any, *operands: Any) -> Any:
+    """`one_of_two` for what is not differentiated, and another for what is."""
+    if isinstance(for_slopes, bool):  # to custom rules a boolean is an array
+        return one_of_two(for_slopes, near, anywhere, *operands)
+    return _for_each(near, anywhere, for_values, for_slopes, *operands)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _for_each(near: Callable, anywhere: Callable, for_values: Any, _: Any, *operands: Any) -> Any:
+    return one_of_two(for_values, near, anywhere, *operands)
+
+
+def _each_forward(near: Callable, anywhere: Callable, _: Any, for_slopes: Any, *primals: Any) -> Any:
+    perturbed = [x.perturbed for x in primals]
+
+    def of_perturbed(*given: Array) -> Any:  # the rules ask which operands these are
+        own = iter(given)
+        every = (next(own) if moves else x.value for x, moves in zip(primals, perturbed, strict=True))
+        return one_of_two(for_slopes.value, near, anywhere, *every)
+
+    results, pullback = jax.vjp(of_perturbed, *(x.value for x in primals if x.perturbed))
+    return results, (pullback, results, jnp.zeros([1 + x for x in perturbed], bool))
+
+
+def _each_backward(_: Callable, __: Callable, residuals: Any, cotangents: Any) -> tuple[Any, ...]:
+    pullback, results, pattern = residuals
+    cotangents = jax.tree.map(lambda x, like: jnp.zeros_like(like) if _is_zero(x) else x, cotangents, results)
+    gradients = iter(pullback(cotangents))
+    return None, None, *(next(gradients) if size == 2 else None for size in pattern.shape)
+
+
+_for_each.defvjp(_each_forward, _each_backward, symbolic_zeros=True)
 
 
 @dataclass(frozen=True)

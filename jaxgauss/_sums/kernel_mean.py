@@ -24,10 +24,10 @@ from .._checks.settings import (
     axis_names,
     working_dtype,
 )
-from .._engines.reach import looked_at, near_for_each
+from .._engines.reach import looked_at
 from .._kernels.kernels import GAUSS, Kernel
 from .checked import checked
-from .in_float64 import in_float64
+from .in_float64 import in_float64, near_for_each
 from .log_gauss_sum import (
     LogWeights,
     means,

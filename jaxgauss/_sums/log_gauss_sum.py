@@ -18,10 +18,10 @@ from .._checks.settings import Bandwidth, Keys, Queries, Settings, working_dtype
 from .._engines.dispatch import kernel_means
 from .._engines.means import difference_means
 from .._engines.plan import takes_half
-from .._engines.reach import are_near, looked_at, near_for_each
+from .._engines.reach import are_near, looked_at
 from .._kernels.kernels import GAUSS, Kernel
 from .checked import checked
-from .in_float64 import in_float64, rules_in_float64
+from .in_float64 import in_float64, near_for_each, rules_in_float64
 from .reverse_only import reverse_only
 
 LogWeights = Float[Array | np.ndarray, "*#batch n"] | None
