@@ -330,6 +330,20 @@ def test_energy_distance_of_points_of_any_size(rng, scale):
     assert error(found[1], slope, slope) < 2e-5
 
 
+@pytest.mark.parametrize("kernel, dim", [("gauss", 3), ("gauss", 17), ("matern32", 17), ("imq", 17)])
+def test_outliers_whose_squares_overflow(rng, kernel, dim):
+    """Their own rows as well are those of finite points."""
+    x, tau = rng.normal(size=(600, dim)).astype(np.float32), 1 / dim
+    x[5, 0], x[300, 1] = 1e20, -3e38
+    ones = np.ones(600, np.float32)
+    found, slopes = jax.value_and_grad(lambda x: kernel_sum(x, x, ones, tau, kernel=kernel).sum())(jnp.asarray(x))
+    sums = kernel_sum(x, x, ones, tau, kernel=kernel)
+    kappa, psi, apart = pairs(kernel, x, x, tau)
+    pulls, lengths = 2 * tau * psi[..., None] * apart, 2 * tau * psi * np.linalg.norm(apart, axis=-1)
+    assert error(sums, kappa.sum(1), kappa.sum(1)) < 1e-5 and error(found, kappa.sum(), kappa.sum()) < 1e-5
+    assert error(slopes, pulls.sum(1), lengths.sum(1)) < 2e-5
+
+
 def test_an_infinite_coordinate_is_no_plausible_number(rng):
     x, y = (rng.normal(size=(n, 3)).astype(np.float32) for n in (50, 60))
     x[7, 1] = np.inf

@@ -30,6 +30,7 @@ from .pairs import (
     by_differences,
     by_products,
     cut_off,
+    of_one_scale,
     subtractable,
     with_rank,
     zeros_of,
@@ -138,10 +139,11 @@ def _many(wanted: Wanted, scale: Array, rows: Rows, columns: Columns) -> Sums:
         center = _middle(tile.points)
         a, b = ((x - center[None]) * scale for x in (every.points, as_rows(tile.points)))
         scaled_a, scaled_b = with_norms(a, b)
-        first, second = squares_factors(scaled_a, scaled_b)
-        u = dot(first, second.T)
-        doubtful = _are_doubtful(wanted, u, scaled_a, scaled_b, (num, size, each, -1))
-        u = cut_off(u)
+        trusted = TRUSTED[a.dtype.name]
+        first, second = squares_factors(*(x._replace(norms=(1 - trusted) * x.norms) for x in (scaled_a, scaled_b)))
+        rest = dot(first, second.T)
+        doubtful = _are_doubtful(wanted, rest, scaled_a, scaled_b, (num, size, each, tile.points.shape[1]))
+        u = cut_off(rest + trusted * (scaled_a.norms + scaled_b.norms.T))
         keep = ~doubtful[:, None, :, None] & jnp.ones((1, size, 1, u.shape[1] // each), bool)
         here = Columns(_finite(b), *map(as_rows, tile[1:]))
         found = by_products(wanted, scale, every._replace(points=_finite(a)), here, u, keep)
@@ -160,17 +162,18 @@ def _listed(flags: Bool[Array, " n"]) -> tuple[Array, Array]:
     return lax.sort(places), flags.sum(dtype="int32")
 
 
-def _are_doubtful(wanted: Wanted, u: Array, a: Scaled, b: Scaled, shape: tuple[int, ...]) -> Array:
-    """Whether a pair of leaves holds one whose u, or whose pull, a product does not know, (rows, columns) of leaves."""
-    size, trusted = a.norms + b.norms.T, TRUSTED[u.dtype.name]
+def _are_doubtful(wanted: Wanted, rest: Array, a: Scaled, b: Scaled, shape: tuple[int, ...]) -> Array:
+    """Whether a pair of leaves may hold one whose u, or whose pull, a product does not know, (rows, columns).
 
-    def least(x: Array) -> Array:
-        return x.reshape(*shape[:2], -1).min(1).reshape(shape[0], *shape[2:]).min(-1)
-
-    slack = 0 if wanted.kinked else 1
+    `rest` is what u is more than that share of ‖a‖² + ‖b‖²: what is compared with one number takes the least time.
+    """
+    norms = a.norms.reshape(shape[0], 1, -1), b.norms.reshape(1, shape[2], -1)
+    least, largest = (sum(f(x, -1) for x in norms) for f in (jnp.min, jnp.max))
+    slack: Any = 0 if wanted.kinked else 1
     if slack and wanted.pulls.kernels:
-        slack = jnp.minimum(slack, (trusted - PULLED * trusted) * size)
-    return ~(least(u - trusted * size + slack) >= 0)  # NaN is doubtful
+        trusted = TRUSTED[rest.dtype.name]
+        slack = jnp.minimum(slack, (trusted - PULLED * trusted) * least)
+    return ~((rest.reshape(shape).min((1, 3)) + slack >= 0) & (largest < FARTHEST))
 
 
 def _add_differences(
@@ -182,12 +185,16 @@ def _add_differences(
     places, number = _listed(flags.ravel())
     places = jnp.pad(places, (0, each), constant_values=flags.size)
     rows, columns = rows._replace(points=rows.points.mT), columns._replace(points=columns.points.mT)
+    one_scale = None  # in few dimensions differences once more take as long as moments
+    if wanted.pulls.kernels and rows.points.shape[1] > FEW_DIMENSIONS:
+        one_scale = of_one_scale(*(with_rank(scale.T, x.points) * x.points for x in (rows, columns)))
 
     def add(state: tuple[Array, Sums]) -> tuple[Array, Sums]:
         start, total = state
         place = lax.dynamic_slice(places, (start,), (each,))
         i, j = place // num_columns, place % num_columns  # i is no leaf where there are no more
-        found = by_differences(wanted, scale.T, Rows(*(x[i] for x in rows)), Columns(*(x[j] for x in columns)))
+        pair = Rows(*(x[i] for x in rows)), Columns(*(x[j] for x in columns))
+        found = by_differences(wanted, scale.T, *pair, one_scale=one_scale)
         return start + each, jax.tree.map(lambda x, y: x.at[i].add(y, mode="drop"), total, found)
 
     start = vary_like(jnp.zeros((), "int32"), [flags])

@@ -21,6 +21,7 @@ from .channels import Channels
 
 GROUP = 8  # coordinates whose differences are formed in one pass over a tile
 PARTS = 4  # of the queries of a tile
+ONE_SCALE = 2.0**30  # times the distance of neighbours: float64 keeps 23 bits of it
 FARTHEST = 2.0**120  # u that all kernels and their slopes can be computed of in float32
 
 
@@ -121,10 +122,18 @@ def by_products(
     return _results(wanted, sums, (pulls - mass * a) / scale, spread)
 
 
-def by_differences(wanted: Wanted, scale: Array, rows: Rows, columns: Columns, ratio: Array | None = None) -> Sums:
+def by_differences(
+    wanted: Wanted,
+    scale: Array,
+    rows: Rows,
+    columns: Columns,
+    ratio: Array | None = None,
+    one_scale: Bool[Array, ""] | None = None,
+) -> Sums:
     """Of points as they are, but with their coordinates first, (*batch, D, N); √τ is one (*batch, 1, 1), or D.
 
-    Tiles have keys before queries: what is reduced over keys is then vectorized over queries.
+    Where it is known whether points are `of_one_scale`, not to be differentiated. Tiles have keys before queries: what
+    is reduced over keys is then vectorized over queries.
     """
     scale = with_rank(scale, rows.points)
     dim, each = rows.points.shape[-2], wanted.spread and scale.shape[-2] > 1
@@ -143,19 +152,49 @@ def by_differences(wanted: Wanted, scale: Array, rows: Rows, columns: Columns, r
     weights = jnp.zeros_like(u)
     for psi, g, w in zip(pulling, *map(wanted.pulls.parts, (rows.weights, columns.weights)), strict=True):
         weights += psi * (w * g.mT if w.shape[-1] == 1 else dot(w, g.mT))
-    weights = lax.optimization_barrier(weights) if wanted.pulls.kernels else weights
-
-    def pull(x: tuple[Array, Array]) -> list[Array]:
-        return [(weights * _differences(*x) ** power).sum(-2) for power in ((1, 2) if each else (1,))]
-
     pulls = spread = jnp.zeros((*u.shape[:-2], u.shape[-1], 0), u.dtype)
     if wanted.pulls.kernels:
-        found = lax.map(pull, tuple(jnp.moveaxis(x.points, -2, 0) for x in (rows, columns)))  # compiled once
-        pulls, *spreads = (jnp.moveaxis(x, 0, -1) for x in found)
+        if one_scale is None:
+            found = _pulled(each, weights, rows.points, columns.points)
+        else:  # points that coincide do not pull, and moments lose nothing by their weights, which may be the largest
+            ways = (functools.partial(f, each) for f in (_pulled_in_float64, _pulled))
+            found = lax.cond(one_scale, *ways, jnp.where(u == 0, 0, weights), rows.points, columns.points)
+        pulls, *spreads = (x.mT for x in found)
         spread = spreads[0] if each else spread
     if wanted.spread and not each:
         spread = (weights * u).sum(-2)[..., None] / jnp.square(scale)
     return _results(wanted, sums, pulls, spread)
+
+
+def _pulled(each: bool, weights: Array, queries: Array, keys: Array) -> list[Array]:
+    """Σ_n W (k - q), and where `each` is wanted its squares, (*batch, D, M), from differences."""
+    weights = lax.optimization_barrier(weights)
+
+    def pull(x: tuple[Array, Array]) -> list[Array]:
+        return [(weights * _differences(*x) ** power).sum(-2) for power in ((1, 2) if each else (1,))]
+
+    found = lax.map(pull, tuple(jnp.moveaxis(x, -2, 0) for x in (queries, keys)))
+    return [jnp.moveaxis(x, 0, -2) for x in found]
+
+
+def _pulled_in_float64(each: bool, weights: Array, queries: Array, keys: Array) -> list[Array]:
+    """The same as moments about the middle of the keys, of points of one scale; of many dimensions faster."""
+    dtype, dim, middle = keys.dtype, keys.shape[-2], (keys.max(-1, keepdims=True) + keys.min(-1, keepdims=True)) / 2
+    with jax.enable_x64(True):
+        weights, q, k, middle = (x.astype("float64") for x in (weights, queries, keys, middle))
+        q, k = q - middle, k - middle
+        moments = dot(jnp.concatenate([k, jnp.ones_like(k[..., :1, :]), *([k * k] if each else [])], -2), weights)
+        first, mass, second = jnp.split(moments, (dim, dim + 1), -2)
+        found = [first - q * mass, *([second - q * (2 * first - q * mass)] if each else [])]
+        return [x.astype(dtype) for x in found]
+
+
+def of_one_scale(*points: Float[Array, "leaves d n"]) -> Bool[Array, ""]:
+    """Whether float64 keeps the distance of neighbours (some of them), wherever among all the center is."""
+    nearest = [jnp.abs(x[..., 1:] - x[..., :-1]).max(-2) for x in points]
+    least = functools.reduce(jnp.minimum, [jnp.where(x > 0, x, jnp.inf).min(initial=jnp.inf) for x in nearest])
+    extent = functools.reduce(jnp.maximum, [jnp.abs(x - points[0][:1, :, :1]).max() for x in points])
+    return 2 * extent < ONE_SCALE * least
 
 
 def difference_tile(wanted: Wanted, scale: Array, rows: Rows, columns: Columns, ratio: Array) -> Sums:
