@@ -18,6 +18,7 @@ from .._arrays.places import vary_like
 from .._checks.settings import are_known
 from .._kernels.kernels import Kernel
 from .channels import Channels
+from .fused import FUSES
 
 GROUP = 8  # coordinates whose differences are formed in one pass over a tile
 PARTS = 4  # of the queries of a tile
@@ -148,7 +149,8 @@ def by_differences(
     zero = vary_like(jnp.zeros((*batch, b.shape[-1], a.shape[-1]), a.dtype), [a, b, scale])
     u = cut_off(scan(add, zero, (a, b, scales))[0])
     values, pulling = _evaluated(wanted, u if ratio is None else ratio * u)
-    sums = [_summed(kappa, v) for kappa, v in zip(values, wanted.sums.parts(columns.values), strict=True)]
+    fused = FUSES and ratio is None and u.dtype == "float32"
+    sums = [_summed(kappa, v, fused) for kappa, v in zip(values, wanted.sums.parts(columns.values), strict=True)]
     weights = jnp.zeros_like(u)
     for psi, g, w in zip(pulling, *map(wanted.pulls.parts, (rows.weights, columns.weights)), strict=True):
         weights += psi * (w * g.mT if w.shape[-1] == 1 else dot(w, g.mT))
@@ -250,8 +252,11 @@ def _results(wanted: Wanted, sums: list[Array], pulls: Array, spread: Array) -> 
     )
 
 
-def _summed(tile: Float[Array, "*batch n m"], v: Float[Array, "*batch n c"]) -> Float[Array, "*batch m c"]:
-    return (tile * v).sum(-2)[..., None] if v.shape[-1] == 1 else dot(v.mT, tile).mT
+def _summed(tile: Float[Array, "*batch n m"], v: Float[Array, "*batch n c"], fused: bool) -> Float[Array, "*batch m c"]:
+    """By a product, or by a reduction, which XLA puts together with what makes the tile."""
+    if v.shape[-1] == 1:
+        return (tile * v).sum(-2)[..., None]
+    return (tile[..., None, :, :] * v.mT[..., None]).sum(-2).mT if fused else dot(v.mT, tile).mT
 
 
 def _differences(q: Array, k: Array) -> Array:
