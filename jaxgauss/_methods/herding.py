@@ -17,7 +17,7 @@ from .._checks.operands import takes_tau
 from .._checks.samples import check_kernel, check_samples, check_signs
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights, working_dtype
 from .._kernels.kernels import Kernel
-from .._sums.checked import check_plan
+from .._sums.checked import check_still
 from .._sums.display import short_repr
 from .._sums.sharded import sum_over_mesh
 from .resampling import check_number
@@ -110,8 +110,8 @@ def kernel_herding(
             " With unique=False a point may be chosen again."
         )
     pairs, dim = len(points) ** 2 * max(1, math.prod(np.shape(tau))), points.shape[1]
-    tau = check_plan(settings, tau, pairs, dim, 1, points)
-    embedding, w = _embedding(replace(settings, grade="highest"), points, tau, weights)
+    seen, tau = check_still(settings, tau, pairs, dim, 1, (points,), (weights,))
+    embedding, w = _embedding(replace(seen, grade="highest"), points, tau, weights)
     with jax.enable_x64(True):
         return _herding(settings, int(num), bool(unique), points, tau, w, embedding)
 

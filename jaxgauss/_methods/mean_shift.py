@@ -2,6 +2,7 @@
 
 import functools
 import math
+from dataclasses import replace
 from typing import NamedTuple, Unpack
 
 import jax
@@ -16,7 +17,7 @@ from .._arrays.points import center
 from .._checks.operands import takes_tau
 from .._checks.samples import check_samples, check_signs
 from .._checks.settings import MeshOptions, Points, Settings, Weights, working_dtype
-from .._sums.checked import check_plan
+from .._sums.checked import check_plan, looked_at
 from .._sums.display import progress_bar, refuse_progress_in_a_trace, short_repr
 from .._sums.kernel_mean import as_logs, means_over_mesh
 from .._sums.log_gauss_sum import METHODS
@@ -115,6 +116,7 @@ def mean_shift(
     if not 0 < tol < math.inf:
         raise ValueError(f"`jaxgauss.{function}`: `tol` must be positive; got {tol}. It is a part of a bandwidth.")
     tau = check_plan(settings, tau, points.shape[0] * data.shape[0], data.shape[1], data.shape[1], points, data)
+    settings = looked_at(settings, tau, points, data, weights)  # points on their way are no farther from the data
     if not progress:
         return _mean_shift(settings, float(tol), int(max_steps), points, data, tau, weights)
     refuse_progress_in_a_trace(function, points, data, tau, weights)
@@ -186,6 +188,7 @@ def _at_rest_forward(settings: Settings, tol: float, max_steps: int, state: _Sta
 
 def _at_rest_backward(settings: Settings, tol: float, max_steps: int, state: _State, cotangent: _State):
     operands = state.points, state.data, state.tau, state.log_weights
+    settings = settings if settings.near is False else replace(settings, near=None)  # but nearer, for slopes
     pullback = jax.vjp(functools.partial(_moved, settings), *operands)[1]
     solved, _ = cg(lambda g: g - pullback(g)[0], cotangent.points, tol=float(jnp.finfo(state.points.dtype).eps))
     _, *gradients = pullback(solved)
