@@ -30,7 +30,7 @@ from .tiles import DIFFERENCES_TILE, TILE, in_groups, one_by_one, tiled_means
 
 LEAST = 2.0**-100  # a sum whose terms that are lost do not count
 SOME_KEYS = 64  # whose exponents are looked at first: a percent of a pass over thousands
-ROWS, COLUMNS = 256, 512  # of a tile of sorted points
+SIDE = 512  # rows and columns of a tile of sorted points
 # R² of a tile up to which a product in float64 knows u; of kernels with a kink, functions of √u, far less.
 REACH = {False: 2.0**33, True: 2.0**16}
 
@@ -127,7 +127,7 @@ def _sorted_means(
     log_weights: Float[Array, "n 1"],
 ) -> tuple[Float[Array, "m c"], Float[Array, "m 1"]]:
     """Of one element of a batch, in float64."""
-    i, j = leaf_order(queries, ROWS), leaf_order(keys, COLUMNS)
+    i, j = leaf_order(queries, SIDE), leaf_order(keys, SIDE)
     scale, rows, points = jnp.sqrt(tau), in_leaves(queries, i, None), in_leaves(keys, j, None)
     weights = in_leaves(log_weights, j, LOG_ZERO)
     columns = points, in_leaves(_with_ones(values), j), weights
@@ -167,8 +167,10 @@ def _sorted_means(
             way = jnp.where(size <= near, 0, jnp.where(size <= reach, 1, 2))  # NaN takes differences
             logits, own = lax.switch(way, (*products, by_differences))
             new = jnp.maximum(largest, own)
-            weights = jnp.exp(logits + (own - new).astype(digits)).astype(new.dtype)
-            return num + 1, new, sums * jnp.exp(largest - new) + dot(weights, values)
+            weights = jnp.exp(logits + (own - new).astype(digits))
+            dtype = digits if values.shape[1] == 1 else new.dtype  # ones alone, whose sum does not cancel
+            found = dot(*(x.astype(dtype) for x in (weights, values)))
+            return num + 1, new, sums * jnp.exp(largest - new) + found.astype(new.dtype)
 
         operands = [queries, bounds, *columns]
         none = (
