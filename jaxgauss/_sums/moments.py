@@ -107,7 +107,8 @@ class Reduction:
         """One pass on each device: channels of κ and of the form, and what ψ pulls."""
         _, tau, queries, rows, keys, weights, values, shifts = operands
         kernel, settings = self.settings.kernel, alone(self.settings)
-        spreads, traces = (rows is not None and form == x for x in ("spread", "trace"))
+        traces = rows is not None and form == "trace" and kernel != GAUSS  # whose trace is made of mass and spread
+        spreads = rows is not None and not traces
         columns, kernels = [_side_by_side([weights, values, shifts if with_slopes else None])], [kernel]
         if traces:
             kernels.append(kernel.trace(queries.shape[-1]))
@@ -123,9 +124,12 @@ class Reduction:
         moments = Moments(mass, slopes if with_slopes else slopes[..., :0], sums)
         if rows is None:
             return moments
-        if spreads:
-            return moments._replace(spread=(rows * found.spread).sum((-2, -1)))
-        return moments._replace(trace=(rows * others[0]).sum((-2, -1)))
+        if traces:
+            return moments._replace(trace=(rows * others[0]).sum((-2, -1)))
+        spread = (rows * found.spread).sum((-2, -1))
+        if form == "spread":
+            return moments._replace(spread=spread)
+        return moments._replace(trace=queries.shape[-1] * (rows * mass).sum((-2, -1)) - tau * spread)
 
 
 def prepare(settings: Settings, tau: Any, *arrays: Any) -> tuple[Array, ...]:
