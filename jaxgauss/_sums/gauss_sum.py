@@ -91,7 +91,7 @@ def gauss_sum(
         - float16x2, bfloat16x2: 4e-4, 4e-3.
         - float16, bfloat16: 5e-4, 4e-3, growing to 5e-3, 4e-2 with the distance of points from their center.
 
-        Points far from one another, in bandwidths, take up to three times as long. What half precision does not hold is
+        Points far from one another, in bandwidths, take two to five times as long. What half precision does not hold is
         found from the points and the sums, and computed again in float32. On CUDA nothing waits for that finding: a
         second kernel is launched behind a gate that the device opens, points beyond its reach (256 bandwidths; 45 where
         float32 was asked for) are reported by a warning at a later call, and what XLA sums of few points errs by 2⁻²⁴ R
