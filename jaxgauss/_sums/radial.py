@@ -47,7 +47,8 @@ def _forward(settings: Settings, channels: Channels, *primals: Any):
     which, operands = Which(*(x.perturbed for x in primals)), tuple(x.value for x in primals)
     queries, _, values, _ = operands
     pulls = spread = queries[..., :0]
-    if (which.queries or which.tau) and sum(channels.widths) == 1:  # the pass has what pulls at the queries
+    about_keys = which.keys or which.values  # where both are wanted, near points have them from one pass afterwards
+    if (which.queries or which.tau) and not about_keys and sum(channels.widths) == 1:
         wanted = Wanted(channels, channels, which.tau)
         total, pulls, spread = pair_sums(settings, wanted, *operands, jnp.ones_like(queries[..., :1]), values)
     else:
