@@ -24,11 +24,15 @@ def kernel_methods(x):
     half = len(x) // 2
     for kernel in ("gauss", "imq", "matern12"):
         jax.block_until_ready(jax.value_and_grad(mmd_squared)(x[:half], x[half:], 1.0, kernel=kernel))
+        jax.clear_caches()  # programs need memory, whatever the number of points
     jax.block_until_ready(mmd_test(x[:half], x[half:], 1.0, rng_key=jax.random.key(0), num_permutations=20))
+    jax.clear_caches()
     jax.block_until_ready(svgd_direction(x, -x, 1.0))
+    jax.clear_caches()
 
 def dependence(x):
     jax.block_until_ready(hsic_test(x, x[:, :5], 1.0, 1.0, rng_key=jax.random.key(0), resampling="wild"))
+    jax.clear_caches()
 
 def run(num):
     if name == "linear":
@@ -40,6 +44,7 @@ def run(num):
     for function in functions[name]:
         value, vjp = jax.vjp(function, q, k, v)
         jax.block_until_ready((value, vjp(value)))
+        jax.clear_caches()
 
 jax.block_until_ready(gauss_sum(*jnp.ones((3, 64, 16)), method="rescale"))  # PyTorch's threads, too
 run(num // 8)  # compilers too need memory for programs of many blocks
