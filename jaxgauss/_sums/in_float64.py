@@ -100,7 +100,8 @@ def _each_forward(near: Callable, anywhere: Callable, _: Any, for_slopes: Any, *
 
 def _each_backward(_: Callable, __: Callable, residuals: Any, cotangents: Any) -> tuple[Any, ...]:
     pullback, results, pattern = residuals
-    cotangents = jax.tree.map(lambda x, like: jnp.zeros_like(like) if _is_zero(x) else x, cotangents, results)
+    instantiated = functools.partial(_instantiated, tuple(jax.tree.leaves(results)))
+    cotangents = jax.tree.map(instantiated, cotangents, is_leaf=_is_zero)
     gradients = iter(pullback(cotangents))
     return None, None, *(next(gradients) if size == 2 else None for size in pattern.shape)
 
