@@ -1,5 +1,7 @@
 """log_gauss_sum and its gradients against jax.nn.logsumexp in float64, in the tails, under transformations."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from jax.sharding import PartitionSpec as P
 from jaxgauss import gauss_sum, log_gauss_sum
 from jaxgauss._engines import dispatch, fused, means
 from jaxgauss._engines.dispatch import kernel_means
+from jaxgauss._kernels.kernels import KERNELS
 from jaxgauss._sums import log_gauss_sum as rules
 from oracle import SIZES, assert_close, problem
 
@@ -187,6 +190,20 @@ def fusing(monkeypatch):
     monkeypatch.setattr(dispatch, "FUSED_MEANS", 1)
     monkeypatch.setattr(means, "blocked_means", counted)
     return passes
+
+
+@pytest.mark.parametrize("kernel", ["gauss", "cauchy"])
+def test_uneven_weights_of_points_that_lie_anywhere(rng, kernel):
+    """No row of a tile whose points are near one another vanishes, whatever the weights, and whose tile it is."""
+    points, log_weights = rng.normal(size=(1024, 3)), rng.uniform(-400, 400, 1024)
+    points[0] += 1000  # in one tile of two
+    log_weights[:512] = rng.choice([-math.inf, 0.0], 512)
+    x, w = jnp.asarray(points, "float32"), jnp.asarray(log_weights, "float32")
+    wide, weights = (np.asarray(z, np.float64) for z in (x, w))
+    logs = KERNELS[kernel].log(jnp.asarray(np.square(wide[:, None] - wide).sum(-1)))
+    exact = np.asarray(jax.nn.logsumexp(weights + np.asarray(logs), axis=1))
+    found = np.asarray(log_gauss_sum(x, x, w, kernel=kernel), np.float64)
+    assert np.all(np.abs(found - exact) <= 1e-5 * np.maximum(1, np.abs(exact)))
 
 
 @pytest.mark.skipif(not fused.FUSES, reason="written for XLA on a CPU since jaxlib 0.10.2")

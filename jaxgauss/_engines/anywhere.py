@@ -142,8 +142,9 @@ def _many(wanted: Wanted, scale: Array, rows: Rows, columns: Columns) -> Sums:
         trusted = TRUSTED[a.dtype.name]
         first, second = squares_factors(*(x._replace(norms=(1 - trusted) * x.norms) for x in (scaled_a, scaled_b)))
         rest = dot(first, second.T)
-        doubtful = _are_doubtful(wanted, rest, scaled_a, scaled_b, (num, size, each, tile.points.shape[1]))
-        u = cut_off(rest + trusted * (scaled_a.norms + scaled_b.norms.T))
+        doubtful = _are_doubtful(wanted, trusted, rest, scaled_a, scaled_b, (num, size, each, tile.points.shape[1]))
+        u = rest + trusted * (scaled_a.norms + scaled_b.norms.T)
+        u = cut_off(jnp.where(u < 0, 0, u))
         keep = ~doubtful[:, None, :, None] & jnp.ones((1, size, 1, u.shape[1] // each), bool)
         here = Columns(_finite(b), *map(as_rows, tile[1:]))
         found = by_products(wanted, scale, every._replace(points=_finite(a)), here, u, keep)
@@ -162,8 +163,10 @@ def _listed(flags: Bool[Array, " n"]) -> tuple[Array, Array]:
     return lax.sort(places), flags.sum(dtype="int32")
 
 
-def _are_doubtful(wanted: Wanted, rest: Array, a: Scaled, b: Scaled, shape: tuple[int, ...]) -> Array:
-    """Whether a pair of leaves may hold one whose u, or whose pull, a product does not know, (rows, columns).
+def _are_doubtful(
+    wanted: Wanted, trusted: float, rest: Array, a: Scaled, b: Scaled, shape: tuple[int, ...]
+) -> Bool[Array, "rows columns"]:
+    """Whether a pair of leaves may hold one whose u, or whose pull, a product does not know.
 
     `rest` is what u is more than that share of ‖a‖² + ‖b‖²: what is compared with one number takes the least time.
     """
@@ -171,8 +174,7 @@ def _are_doubtful(wanted: Wanted, rest: Array, a: Scaled, b: Scaled, shape: tupl
     least, largest = (sum(f(x, -1) for x in norms) for f in (jnp.min, jnp.max))
     slack: Any = 0 if wanted.kinked else 1
     if slack and wanted.pulls.kernels:
-        trusted = TRUSTED[rest.dtype.name]
-        slack = jnp.minimum(slack, (trusted - PULLED * trusted) * least)
+        slack = jnp.minimum(slack, (1 - PULLED) * trusted * least)
     return ~((rest.reshape(shape).min((1, 3)) + slack >= 0) & (largest < FARTHEST))
 
 

@@ -25,10 +25,14 @@ WIDE = 64
 
 def fused_tile_sum(a: Any, b: Any, v: Array) -> Array:
     """The same with the second product as a reduction; for `FUSES`, and not to be differentiated."""
-    phi = jnp.exp2(logits(a, b))
+    return fused_sum(jnp.exp2(logits(a, b)), v)
+
+
+def fused_sum(tile: Array, v: Array) -> Array:
+    """A tile times values, as a reduction."""
     if v.shape[-1] == 1:
-        return (phi * v.mT).sum(-1, keepdims=True)
-    return (phi[..., None] * v[..., None, :, :]).sum(-2)
+        return (tile * v.mT).sum(-1, keepdims=True)
+    return (tile[..., None] * v[..., None, :, :]).sum(-2)
 
 
 def fused_tile(channels: int) -> Tile:

@@ -23,6 +23,7 @@ from .._arrays.shapes import K, L, Q, S, T, V, W
 from .._kernels.kernels import Kernel
 from .anywhere import in_leaves, in_place, sorts, squared_gaps
 from .blocked import scaled_sum
+from .fused import fused_sum
 from .plan import NEAR, STRICTER, Plan
 from .products import squared_distances_of, squares_factors
 from .sorting import leaf_order
@@ -133,7 +134,7 @@ def _sorted_means(
     columns = points, in_leaves(_with_ones(values), j), weights
     bounds = _bounds(kernel, scale, rows, points) + weights.max((1, 2))[None]
     rest = jnp.log(float(len(keys))) - math.log(float(jnp.finfo(digits).eps)) + 1
-    near, reach = 0 if kernel.kinked else NEAR[digits] / STRICTER, REACH[kernel.kinked]
+    near, reach = NEAR[digits] / STRICTER if kernel.decays and not kernel.kinked else 0, REACH[kernel.kinked]
 
     def of_block(block: tuple[Array, Array]) -> tuple[Array, Array]:
         queries, bounds = block
@@ -150,27 +151,32 @@ def _sorted_means(
             c, most = keys.mean(0, keepdims=True), log_weights.max()
             a, b = with_norms(*((x - c) * scale for x in (queries, keys)))
 
-            def by_product(dtype: str) -> tuple[Array, Array]:
-                return logits_of(squared_distances_of(*(x.astype(dtype) for x in squares_factors(a, b))))
+            def near_one_another() -> tuple[Array, Array]:
+                """No term is so small beside that of the largest weight that the sum of a row could vanish."""
+                kappa = kernel(squared_distances_of(*(x.astype(digits) for x in factors)))
+                return summed(kappa, jnp.exp(log_weights - most) * values), jnp.broadcast_to(most, (len(queries), 1))
 
-            def by_differences() -> tuple[Array, Array]:
-                return logits_of(-2 * difference_logits(scale, queries, keys))
-
-            def logits_of(u: Array) -> tuple[Array, Array]:
-                """Less the largest of a row, and that."""
-                logits = kernel.log(u) + (log_weights - most).T.astype(u.dtype)
+            def of_largest(u: Array) -> tuple[Array, Array]:
+                """Of terms over the largest of a row, and that."""
+                logits = kernel.log(u) + (log_weights - most).T
                 own = logits.max(-1, keepdims=True)
-                return (logits - own).astype(digits), own.astype(most.dtype) + most
+                return summed(jnp.exp((logits - own).astype(digits)), values), own + most
 
-            size = jnp.maximum(a.norms.max(), b.norms.max())
-            products = (functools.partial(by_product, x) for x in (digits, "float64"))
+            def summed(weights: Array, values: Array) -> Array:
+                if values.shape[1] > 1:  # in float64, or what is left of means would be lost
+                    return dot(weights.astype(values.dtype), values)
+                return fused_sum(weights, values.astype(digits)).astype(values.dtype)
+
+            factors, size = squares_factors(a, b), jnp.maximum(a.norms.max(), b.norms.max())
+            ways = (
+                near_one_another,
+                lambda: of_largest(squared_distances_of(*factors)),
+                lambda: of_largest(-2 * difference_logits(scale, queries, keys)),
+            )
             way = jnp.where(size <= near, 0, jnp.where(size <= reach, 1, 2))  # NaN takes differences
-            logits, own = lax.switch(way, (*products, by_differences))
+            found, own = lax.switch(way, ways)
             new = jnp.maximum(largest, own)
-            weights = jnp.exp(logits + (own - new).astype(digits))
-            dtype = digits if values.shape[1] == 1 else new.dtype  # ones alone, whose sum does not cancel
-            found = dot(*(x.astype(dtype) for x in (weights, values)))
-            return num + 1, new, sums * jnp.exp(largest - new) + found.astype(new.dtype)
+            return num + 1, new, sums * jnp.exp(largest - new) + found * jnp.exp(own - new)
 
         operands = [queries, bounds, *columns]
         none = (

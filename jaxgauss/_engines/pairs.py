@@ -57,6 +57,12 @@ class Wanted(NamedTuple):
         """Columns of the results, for points of so many dimensions, and one scale or as many."""
         return sum(self.sums.widths), dim if self.pulls.kernels else 0, scales if self.spread else 0
 
+    def of(self, u: Array) -> tuple[list[Array], list[Array]]:
+        """κ(u) of what is summed and ψ(u) of what pulls: what both are made of is computed once."""
+        both = {kernel: kernel.with_slope(u) for kernel in self.pulls.kernels}
+        values = [both[kernel][0] if kernel in both else kernel(u) for kernel in self.sums.kernels]
+        return values, [both[kernel][1] for kernel in self.pulls.kernels]
+
 
 class Rows(NamedTuple):
     """Queries, and their weights g."""
@@ -106,7 +112,7 @@ def by_products(
     def kept(x: Array) -> Array:
         return x if keep is None else jnp.where(keep, x.reshape(shape), 0).reshape(u.shape)
 
-    values, pulling = _evaluated(wanted, u if ratio is None else ratio * u)
+    values, pulling = wanted.of(u if ratio is None else ratio * u)
     sums = [dot(kept(kappa), v) for kappa, v in zip(values, wanted.sums.parts(columns.values), strict=True)]
     scale, dim, each = with_rank(scale, a), b.shape[-1], wanted.spread and scale.shape[-1] > 1
     b1 = jnp.concatenate([b, jnp.ones_like(b[..., :1]), *([b * b] if each else [])], -1)
@@ -148,7 +154,7 @@ def by_differences(
     batch = jnp.broadcast_shapes(*(x.shape[2:-1] for x in (a, b)))
     zero = vary_like(jnp.zeros((*batch, b.shape[-1], a.shape[-1]), a.dtype), [a, b, scale])
     u = cut_off(scan(add, zero, (a, b, scales))[0])
-    values, pulling = _evaluated(wanted, u if ratio is None else ratio * u)
+    values, pulling = wanted.of(u if ratio is None else ratio * u)
     fused = FUSES and ratio is None and u.dtype == "float32"
     sums = [_summed(kappa, v, fused) for kappa, v in zip(values, wanted.sums.parts(columns.values), strict=True)]
     weights = jnp.zeros_like(u)
@@ -233,15 +239,8 @@ def with_rank(x: Array, like: Array) -> Array:
 
 
 def cut_off(u: Array) -> Array:
-    """Within the range that kernels take; NaN stays, which XLA's minimum on a CPU would lose."""
-    return jnp.where(u > FARTHEST, FARTHEST, jnp.where(u < 0, 0, u))
-
-
-def _evaluated(wanted: Wanted, u: Array) -> tuple[list[Array], list[Array]]:
-    """κ(u) of what is summed and ψ(u) of what pulls: what both are made of is computed once."""
-    both = {kernel: kernel.with_slope(u) for kernel in wanted.pulls.kernels}
-    values = [both[kernel][0] if kernel in both else kernel(u) for kernel in wanted.sums.kernels]
-    return values, [both[kernel][1] for kernel in wanted.pulls.kernels]
+    """At most what kernels take; NaN stays, which XLA's minimum on a CPU would lose."""
+    return jnp.where(u > FARTHEST, FARTHEST, u)
 
 
 def _results(wanted: Wanted, sums: list[Array], pulls: Array, spread: Array) -> Sums:
