@@ -1,7 +1,7 @@
 """What sums and methods cost by where the points lie: `python -m benchmarks.clouds --keep`.
 
-N = M = 4096 points with a bandwidth of their spread: normal ones, which are near one another; with one of them 1000
-bandwidths away; in clusters 10,000 bandwidths apart; in 100 bandwidths; or each four times, 1000 from the origin.
+N = M = 2000 and 4096 points with a bandwidth of their spread: normal ones, which are near one another; with one of them
+1000 bandwidths away; in clusters 10,000 bandwidths apart; in 100 bandwidths; or each four times, 1000 from the origin.
 Products about one center serve near ones; of the others tiles of sorted points look after their own digits. Sums and
 logarithms are checked against float64 before.
 """
@@ -20,7 +20,7 @@ import jaxgauss
 
 from .measure import JaxCall, add_destination, destination, environment, in_turns, save, shown
 
-NUM, DIMS = 4096, (3, 16, 64)
+NUMS, DIMS = (2000, 4096), (3, 16, 64)
 ROWS = 256  # that are checked
 
 
@@ -96,25 +96,41 @@ def cells(num: int, dim: int, runs: int) -> list[dict]:
     return found
 
 
-def rows(measured: list[dict]) -> list[list[str]]:
-    """A line for each function and dimension: milliseconds of near points, and times as long of the others."""
-    names = list(dict.fromkeys(c["cloud"] for c in measured))
-    times = {(c["function"], c["d"], c["cloud"]): c["ms"] for c in measured}
-    found = [["", "near, ms", *names[1:]]]
-    for function, dim in dict.fromkeys((function, dim) for function, dim, _ in times):
-        near, *others = (times[function, dim, name] for name in names)
-        found.append([f"{function}, D = {dim}", f"{near:.1f}", *(f"{x / near:.1f}" for x in others)])
+def ratios(measured: list[dict], num: int) -> dict[tuple[str, int], dict[str, float]]:
+    """For each function and dimension, the milliseconds of near points, and times as long of the others."""
+    times = {(c["function"], c["d"], c["cloud"]): c["ms"] for c in measured if c["n"] == num}
+    found: dict[tuple[str, int], dict[str, float]] = {}
+    for (function, dim, cloud), ms in times.items():
+        found.setdefault((function, dim), {})[cloud] = ms if cloud == "near" else ms / times[function, dim, "near"]
     return found
 
 
-def main(runs: int, out: Path | None, keep: bool, num: int = NUM) -> None:
+def rows(measured: list[dict], num: int = NUMS[-1]) -> list[list[str]]:
+    """A line for each of these."""
+    found = ratios(measured, num)
+    _, *names = next(iter(found.values()))
+    lines = [[f"{function}, D = {dim}", *(f"{x:.1f}" for x in row.values())] for (function, dim), row in found.items()]
+    return [["", "near, ms", *names], *lines]
+
+
+def summary(measured: list[dict], num: int) -> str:
+    """How many of the others take at most three times as long, and the most."""
+    others = [x for row in ratios(measured, num).values() for cloud, x in row.items() if cloud != "near"]
+    few = sum(x <= 3 for x in others)
+    return f"at N = {num}, {few} of {len(others)} take at most 3 times as long, the largest {max(others):.1f} times"
+
+
+def main(runs: int, out: Path | None, keep: bool) -> None:
     """Measure, save, print a table."""
     info = environment("cpu") | {"suite": "clouds", "runs": runs}
-    measured = [cell for dim in tqdm(DIMS, unit="dimension") for cell in cells(num, dim, runs)]
+    sizes = [(num, dim) for num in NUMS for dim in DIMS]
+    measured = [cell for num, dim in tqdm(sizes, unit="size") for cell in cells(num, dim, runs)]
     path = destination(info, "clouds", out, keep)
     save(info | {"cells": measured}, path)
-    for name, *figures in rows(measured):
-        print(f"{name:28}", *(f"{x:<10}" for x in figures))
+    for num in NUMS:
+        for name, *figures in rows(measured, num):
+            print(f"{name:28}", *(f"{x:<10}" for x in figures))
+        print(summary(measured, num))
     print(f"raw data: {shown(path)}")
 
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 
+from . import clouds as hostile
 from . import load
 from . import neighbours as solvers
 from . import resampling as tests
-from .clouds import rows as by_cloud
 from .kernels import ratios as kernel_ratios
 from .kernels import report as kernel_table
 from .plots import COLORS, LIMIT, applications_table, geometric_mean, mebibytes, milliseconds, ratio_table, table
@@ -276,7 +276,9 @@ def limits() -> str:
 
 def clouds() -> str:
     """What sums cost by where the points lie."""
-    return table(by_cloud(_read(CLOUDS)["cells"]))
+    cells = _read(CLOUDS)["cells"]
+    found = "; ".join(hostile.summary(cells, num) for num in hostile.NUMS)
+    return f"{table(hostile.rows(cells))}\n{_prose(f'Of the other clouds {found}.')}"
 
 
 def neighbours() -> str:
