@@ -41,7 +41,7 @@ from .sorting import leaf_order
 
 FEW_DIMENSIONS = 8  # where differences take not much longer than products, and most leaves hold a near pair
 LEAF = {True: 256, False: 64}  # points, in few dimensions and in many
-TILE = 16  # leaves of a tile of products
+ROWS, COLUMNS = 32, 8  # leaves of a tile of products: few of keys, which then lie about one center
 FEW = 2**18  # pairs times dimensions whose differences take less time than sorting
 CHUNK = 2**18  # pairs of points whose differences are formed at a time
 FLAGS = 2**16  # pairs of leaves that are looked at, at a time
@@ -74,7 +74,7 @@ def anywhere_sums(
     rows = Rows(in_leaves(queries, i, None), in_leaves(row_weights, i))
     columns = Columns(in_leaves(keys, j, None), *(in_leaves(x, j) for x in (values, column_weights)))
     tiles = _few if few else _many
-    num = max(1, min(len(i), FLAGS // len(j) if few else TILE))  # leaves of a block of rows
+    num = max(1, min(len(i), FLAGS // len(j) if few else ROWS))  # leaves of a block of rows
     num = 1 << (num.bit_length() - 1)
     blocks = _in_groups(rows, num)
     found = lax.map(lambda block: tiles(wanted, scale, block, columns), blocks)
@@ -86,7 +86,8 @@ def share_left(kernel: Kernel, queries: Array, keys: Array, scale: Array) -> Flo
     wanted = Wanted(Channels((kernel,), (1,)), NOTHING)
     rows, columns = (in_leaves(x, _order(wanted, scale, x), None) for x in (queries, keys))
     if queries.shape[1] > FEW_DIMENSIONS:
-        rows, columns = (x.reshape(-1, min(TILE, len(x)) * x.shape[1], x.shape[2]) for x in (rows, columns))
+        tiles = (rows, ROWS), (columns, COLUMNS)
+        rows, columns = (x.reshape(-1, min(num, len(x)) * x.shape[1], x.shape[2]) for x, num in tiles)
     return lax.map(lambda x: _are_here(wanted, scale, x[None], columns).mean(), rows).mean()
 
 
@@ -127,7 +128,7 @@ def _are_here(wanted: Wanted, scale: Array, a: Array, b: Array) -> Bool[Array, "
 def _many(wanted: Wanted, scale: Array, rows: Rows, columns: Columns) -> Sums:
     """A block of rows by products, tile by tile; and pairs of leaves that those do not hold from differences."""
     num, size, dim = rows.points.shape
-    each = min(TILE, len(columns.points))
+    each = min(COLUMNS, len(columns.points))
     tiles, every = _in_groups(columns, each), Rows(*map(as_rows, rows))
     here = _are_here(wanted, scale, every.points[None], tiles.points.reshape(len(tiles.points), -1, dim))
     places, number = _listed(here.ravel())
