@@ -368,10 +368,11 @@ def test_powers_have_finite_gradients(rng, exponent):
 def test_leaves_hold_every_point_once_and_lie_apart(rng, num):
     x = np.r_[rng.normal(size=(num, 3)), [[np.nan, np.inf, 1e30]]].astype(np.float32)
     order = np.asarray(leaf_order(jnp.asarray(x), 64))
-    assert order.shape[1] <= 64 and order.size < num + 1 + len(order)
+    assert order.shape[1] <= 64 and order.size < num + 1 + 8 * len(order)
     assert (np.sort(order, axis=None) == np.arange(order.size)).all()
     far = np.where(rng.integers(0, 2, (num, 1)), 1e4, 0) + rng.normal(size=(num, 3))
-    order = np.minimum(np.asarray(leaf_order(jnp.asarray(far), 64)), num - 1)
+    order = np.asarray(leaf_order(jnp.asarray(far), 64))
+    order = np.minimum(np.where(order < num, order, order[:, :1]), num - 1)
     mixed = np.ptp(far[order][..., 0], axis=1) > 5e3
     assert mixed.sum() <= 1
 

@@ -44,7 +44,7 @@ def test_slopes_are_seen_to_have_their_digits(rng):
     seen = []
     for _ in range(100):
         x = cloud(rng, 600, 3)
-        x *= 10 ** rng.uniform(-1, 0.5) / max(np.abs(x - x[0]).max(), 1e-6)
+        x *= 10 ** rng.uniform(-1, 1) / max(np.abs(x - x[0]).max(), 1e-6)
         x, y, v = x[:200], x[200:], np.float32(10 ** rng.uniform(-3, 0, 400))
         near = looked_at(Settings(), 1.0, x, y, v, slopes=True).near
         seen.append(near)

@@ -1,12 +1,13 @@
 """XLA's engine for points that lie anywhere: each tile of the kernel matrix looks after its own digits.
 
-Points are sorted, so that leaves are compact; leaves too far apart for a kernel that ends are skipped. In few
-dimensions pairs are formed from differences of coordinates. In more, tiles of several leaves take one product about the
-center of their keys: u = ‖a‖² + ‖b‖² - 2⟨a, b⟩ then errs by 2⁻²⁴ (‖a‖² + ‖b‖²), which is little beside u itself but
-where a pair is near and its center far. Pairs of leaves that hold such a pair are left out there, and formed from
-differences afterwards.
+Points are sorted, so that leaves are compact; leaves too far apart for a kernel that ends are skipped. A tile of
+several leaves takes one product about the center of its keys: u = ‖a‖² + ‖b‖² - 2⟨a, b⟩ then errs by
+2⁻²⁴ (‖a‖² + ‖b‖²). That is little where norms are small, and where u is not small beside them. Norms tell it of most
+pairs of leaves, in many dimensions a product of the others; those in doubt are formed from differences of coordinates.
+Slopes are moments about the center, where pairs are spread enough.
 """
 
+import functools
 import math
 from typing import Any
 
@@ -29,27 +30,24 @@ from .pairs import (
     Wanted,
     by_differences,
     by_products,
-    cut_off,
     of_one_scale,
     subtractable,
     with_rank,
     zeros_of,
 )
-from .plan import Plan
+from .plan import NEAR, STRICTER, Plan
 from .products import squares_factors
 from .sorting import leaf_order
+from .spread import SPREAD, powers, spread
 
-FEW_DIMENSIONS = 8  # where differences take not much longer than products, and most leaves hold a near pair
+FEW_DIMENSIONS = 8  # where differences take not much longer than a product that tells whether they are needed
 LEAF = {True: 256, False: 64}  # points, in few dimensions and in many
-ROWS, COLUMNS = 32, 8  # leaves of a tile of products: few of keys, which then lie about one center
+ROWS, COLUMNS = 4096, {True: 512, False: 256}  # points of a tile of products: few keys lie about one center
 FEW = 2**18  # pairs times dimensions whose differences take less time than sorting
-CHUNK = 2**18  # pairs of points whose differences are formed at a time
-FLAGS = 2**16  # pairs of leaves that are looked at, at a time
+LARGEST = FARTHEST / 8  # of ‖a‖² for products
+CHUNK = {True: 2**18, False: 2**16}  # pairs of points whose differences are formed at a time
 # Beside ‖a‖² + ‖b‖², what u must be for a product to make it: its relative error is then at most the unit over this.
 TRUSTED = {"float32": 0.1, "float64": 1e-3}
-# The share of that which it must be for pulls, even of u below one, of which a kernel needs fewer digits: moments about
-# the center then err by the unit over the root of both.
-PULLED = 0.1
 
 
 def sorts(chosen: Plan, *sizes: int) -> bool:
@@ -69,15 +67,11 @@ def anywhere_sums(
 ) -> Sums:
     """`Sums` at the queries, in their order; scale is √τ, or that of each coordinate."""
     queries, keys = subtractable(queries), subtractable(keys)
-    few = queries.shape[1] <= FEW_DIMENSIONS
     i, j = (_order(wanted, scale, x) for x in (queries, keys))
     rows = Rows(in_leaves(queries, i, None), in_leaves(row_weights, i))
     columns = Columns(in_leaves(keys, j, None), *(in_leaves(x, j) for x in (values, column_weights)))
-    tiles = _few if few else _many
-    num = max(1, min(len(i), FLAGS // len(j) if few else ROWS))  # leaves of a block of rows
-    num = 1 << (num.bit_length() - 1)
-    blocks = _in_groups(rows, num)
-    found = lax.map(lambda block: tiles(wanted, scale, block, columns), blocks)
+    tiles = _in_groups(columns, COLUMNS[queries.shape[1] <= FEW_DIMENSIONS])
+    found = lax.map(lambda block: _block_sums(wanted, scale, block, tiles), _in_groups(rows, ROWS))
     return jax.tree.map(lambda x: in_place(as_rows(x), i.ravel(), len(queries)), found)
 
 
@@ -85,10 +79,7 @@ def share_left(kernel: Kernel, queries: Array, keys: Array, scale: Array) -> Flo
     """Of the kernel matrix in tiles, the share that is not left out because the kernel is zero there."""
     wanted = Wanted(Channels((kernel,), (1,)), NOTHING)
     rows, columns = (in_leaves(x, _order(wanted, scale, x), None) for x in (queries, keys))
-    if queries.shape[1] > FEW_DIMENSIONS:
-        tiles = (rows, ROWS), (columns, COLUMNS)
-        rows, columns = (x.reshape(-1, min(num, len(x)) * x.shape[1], x.shape[2]) for x, num in tiles)
-    return lax.map(lambda x: _are_here(wanted, scale, x[None], columns).mean(), rows).mean()
+    return lax.map(lambda x: (~_are_apart(wanted, scale, x[None], columns)).mean(), rows).mean()
 
 
 def _order(wanted: Wanted, scale: Array, points: Array) -> Array:
@@ -103,59 +94,123 @@ def in_place(x: Array, places: Array, num: int) -> Array:
     return jnp.zeros((num, x.shape[-1]), x.dtype).at[places].set(x, mode="drop", unique_indices=True)
 
 
-def _in_groups(arrays: Any, size: int) -> Any:
-    """(leaves, …) -> (leaves / size, size, …)."""
-    return jax.tree.map(lambda x: x.reshape(len(x) // size, size, *x.shape[1:]), arrays)
+def _in_groups(leaves: Any, points: int) -> Any:
+    """(leaves, size, …) -> (groups, leaves, size, …): a power of two, of so many points if there are."""
+
+    def grouped(x: Array) -> Array:
+        num = min(len(x), 1 << (max(1, points // x.shape[1]).bit_length() - 1))
+        return x.reshape(len(x) // num, num, *x.shape[1:])
+
+    return jax.tree.map(grouped, leaves)
 
 
 def in_leaves(x: Array, order: Array, fill: float | None = 0.0) -> Array:
-    """Rows in the order of leaves (leaves, size, W); what fills leaves up is zero, or the last point."""
-    rows = x[jnp.minimum(order, len(x) - 1)]
-    return rows if fill is None else jnp.where((order < len(x))[..., None], rows, fill)
+    """Rows in the order of leaves (leaves, size, W); what fills leaves up is zero, or the first row of the leaf."""
+    is_there = order < len(x)
+    rows = x[jnp.minimum(jnp.where(is_there, order, order[:, :1]), len(x) - 1)]
+    return rows if fill is None else jnp.where(is_there[..., None], rows, fill)
 
 
-def _few(wanted: Wanted, scale: Array, rows: Rows, columns: Columns) -> Sums:
-    """All pairs of leaves that are not apart, from differences."""
-    here = _are_here(wanted, scale, rows.points, columns.points)
-    return _add_differences(_zeros(wanted, scale, rows, columns), here, wanted, scale, rows, columns)
+def _are_apart(wanted: Wanted, scale: Array, a: Array, b: Array) -> Bool[Array, "rows columns"]:
+    """Whether every kernel is zero between two leaves."""
+    return squared_gaps(scale, a, b) > wanted.end(a.dtype.name)
 
 
-def _are_here(wanted: Wanted, scale: Array, a: Array, b: Array) -> Bool[Array, "rows columns"]:
-    """Whether a kernel is not zero between two leaves."""
-    return ~(squared_gaps(scale, a, b) > wanted.end(a.dtype.name))
-
-
-def _many(wanted: Wanted, scale: Array, rows: Rows, columns: Columns) -> Sums:
-    """A block of rows by products, tile by tile; and pairs of leaves that those do not hold from differences."""
-    num, size, dim = rows.points.shape
-    each = min(COLUMNS, len(columns.points))
-    tiles, every = _in_groups(columns, each), Rows(*map(as_rows, rows))
-    here = _are_here(wanted, scale, every.points[None], tiles.points.reshape(len(tiles.points), -1, dim))
-    places, number = _listed(here.ravel())
+def _block_sums(wanted: Wanted, scale: Array, rows: Rows, tiles: Columns) -> Sums:
+    """A block of rows: what products know by products, tile by tile, and the other pairs of leaves from differences."""
+    num, each = len(rows.points), tiles.points.shape[1]
+    columns = jax.tree.map(lambda x: x.reshape(x.shape[0] * each, *x.shape[2:]), tiles)
+    left = ~_are_apart(wanted, scale, rows.points, columns.points).reshape(num, -1, each).swapaxes(0, 1)
+    few, none = rows.points.shape[2] <= FEW_DIMENSIONS, _zeros(wanted, scale, rows, columns)
+    places, number = _listed(left.any((1, 2)))
 
     def add(state: tuple[Array, Sums, Array]) -> tuple[Array, Sums, Array]:
-        start, total, flags = state
+        start, total, left = state
         place = places[start]
-        tile = Columns(*(x[place] for x in tiles))
-        center = _middle(tile.points)
-        a, b = ((x - center[None]) * scale for x in (every.points, as_rows(tile.points)))
-        scaled_a, scaled_b = with_norms(a, b)
-        trusted = TRUSTED[a.dtype.name]
-        first, second = squares_factors(*(x._replace(norms=(1 - trusted) * x.norms) for x in (scaled_a, scaled_b)))
-        rest = dot(first, second.T)
-        doubtful = _are_doubtful(wanted, trusted, rest, scaled_a, scaled_b, (num, size, each, tile.points.shape[1]))
-        u = rest + trusted * (scaled_a.norms + scaled_b.norms.T)
-        u = cut_off(jnp.where(u < 0, 0, u))
-        keep = ~doubtful[:, None, :, None] & jnp.ones((1, size, 1, u.shape[1] // each), bool)
-        here = Columns(_finite(b), *map(as_rows, tile[1:]))
-        found = by_products(wanted, scale, every._replace(points=_finite(a)), here, u, keep)
-        total = jax.tree.map(lambda x, y: x + y.reshape(x.shape), total, found)
-        return start + 1, total, flags.at[:, place].set(doubtful)
+        tile, here = Columns(*(x[place] for x in tiles)), left[place]
+        a, b = _about_center(scale, rows.points, tile.points)
+        keep = here & _are_known(wanted, a, b)
+        if not few:
+            look = functools.partial(_looked_at, wanted, a, b)
+            keep, here = lax.cond((here & ~keep).any(), look, lambda *x: x, keep, here)
+        products = functools.partial(_products, wanted, scale, rows.weights, tile, a, b)
+        keep, found = lax.cond(keep.any(), products, lambda keep: (keep, none), keep)
+        return start + 1, jax.tree.map(jnp.add, total, found), left.at[place].set(here & ~keep)
 
-    start, flags = (vary_like(x, [here]) for x in (jnp.zeros((), "int32"), jnp.zeros((num, here.size, each), bool)))
-    state = start, _zeros(wanted, scale, rows, columns), flags
-    _, total, flags = lax.while_loop(lambda state: state[0] < number, add, state)
-    return _add_differences(total, flags.reshape(num, -1), wanted, scale, rows, columns)
+    start = vary_like(jnp.zeros((), "int32"), [left])
+    state = start, none, left
+    _, total, left = lax.while_loop(lambda state: state[0] < number, add, state)
+    return _add_differences(total, left.swapaxes(0, 1).reshape(num, -1), wanted, scale, rows, columns)
+
+
+def _products(
+    wanted: Wanted, scale: Array, row_weights: Array, columns: Columns, a: Scaled, b: Scaled, keep: Array
+) -> tuple[Array, Sums]:
+    """Sums of the pairs of leaves to keep, by products; and of which of these they have the digits of pulls as well."""
+    a, b = (Scaled(*(as_rows(jnp.where(x.norms < jnp.inf, y, 0)) for y in x)) for x in (a, b))
+    columns, num = Columns(b.points, *map(as_rows, columns[1:])), columns.values.shape[-1]
+    slopes = () if wanted.strict(b.points.shape[1]) else tuple(kernel.slope for kernel in wanted.pulls.kernels)
+    seen, sums = (
+        powers(jnp, b, jnp.abs(columns.weights).max(-1, keepdims=True, initial=0), scale.shape[1] > 1),
+        wanted.sums,
+    )
+    if slopes:
+        columns = columns._replace(values=jnp.concatenate([columns.values, *[seen] * len(slopes)], -1))
+        sums = Channels((*sums.kernels, *slopes), (*sums.widths, *[seen.shape[1]] * len(slopes)))
+    found = by_products(
+        wanted._replace(sums=sums), scale, Rows(a.points, as_rows(row_weights)), columns, squares_factors(a, b), keep
+    )
+    sizes = row_weights.shape[:2]
+    if slopes:
+        of_slopes = functools.reduce(jnp.add, jnp.split(found.sums[:, num:], len(slopes), 1))
+        enough = spread(jnp, a, of_slopes, len(keep)) >= SPREAD
+        keep &= enough[:, None]
+        found = found._replace(sums=found.sums[:, :num])
+        return keep, jax.tree.map(lambda x: jnp.where(enough[:, None, None], x.reshape(*sizes, x.shape[1]), 0), found)
+    return keep, jax.tree.map(lambda x: x.reshape(*sizes, x.shape[1]), found)
+
+
+def _about_center(scale: Array, rows: Array, columns: Array) -> tuple[Scaled, Scaled]:
+    """The points of a tile about the center of its keys, with their norms: infinite where products cannot take them."""
+    center = _middle(columns)
+    found = with_norms(*((x - center[None, None]) * scale[None] for x in (rows, columns)))
+    return tuple(x._replace(norms=jnp.where(x.norms < LARGEST, x.norms, jnp.inf)) for x in found)  # type: ignore[return-value]
+
+
+def _are_known(wanted: Wanted, a: Scaled, b: Scaled) -> Bool[Array, "rows columns"]:
+    """Whether norms tell that a product knows every u of two leaves.
+
+    Points that are near the center are known beside one another; two of which one is `ratio` times as far are so far
+    from one another that their u is known as well.
+    """
+    dtype = a.points.dtype.name
+    share, near = 1 - TRUSTED[dtype], 0 if wanted.strict(a.points.shape[-1]) else NEAR[dtype] / STRICTER
+    ratio = ((1 + math.sqrt(1 - share**2)) / share) ** 2
+
+    def ranges(norms: Array) -> tuple[Array, Array, Array]:
+        """The largest of those that are near, the least and the largest of the others."""
+        norms, is_near = norms[..., 0], norms[..., 0] <= near
+        far = jnp.where(is_near, jnp.inf, norms).min(1), jnp.where(is_near, 0, norms).max(1)
+        return jnp.where(is_near, norms, 0).max(1), *far
+
+    p, least, largest = (x[:, None] for x in ranges(a.norms))
+    q, first, last = (x[None] for x in ranges(b.norms))
+    apart = (least >= ratio * last) | (first >= ratio * largest)
+    return (first >= ratio * p) & (least >= ratio * q) & apart & (jnp.maximum(largest, last) < jnp.inf)
+
+
+def _looked_at(wanted: Wanted, a: Scaled, b: Scaled, known: Array, left: Array) -> tuple[Array, Array]:
+    """Whether a product knows every u of two leaves, and whether a kernel is not zero there (rows, columns).
+
+    By what u is more than that share of ‖a‖² + ‖b‖² which it must be: its minimum is compared with one number.
+    """
+    trusted = TRUSTED[a.points.dtype.name]
+    first, second = map(as_rows, squares_factors(*(x._replace(norms=(1 - trusted) * x.norms) for x in (a, b))))
+    rest = dot(first, second.T).reshape(*a.norms.shape[:2], *b.norms.shape[:2]).min((1, 3))
+    least, largest = (f(a.norms, 1) + f(b.norms, 1).T for f in (jnp.min, jnp.max))
+    can, slack = largest < jnp.inf, 0 if wanted.strict(a.points.shape[-1]) else 1
+    left &= ~(can & (rest + trusted * least > wanted.end(a.points.dtype.name)))
+    return left & (known | can & (rest + slack >= 0)), left
 
 
 def _listed(flags: Bool[Array, " n"]) -> tuple[Array, Array]:
@@ -164,32 +219,17 @@ def _listed(flags: Bool[Array, " n"]) -> tuple[Array, Array]:
     return lax.sort(places), flags.sum(dtype="int32")
 
 
-def _are_doubtful(
-    wanted: Wanted, trusted: float, rest: Array, a: Scaled, b: Scaled, shape: tuple[int, ...]
-) -> Bool[Array, "rows columns"]:
-    """Whether a pair of leaves may hold one whose u, or whose pull, a product does not know.
-
-    `rest` is what u is more than that share of ‖a‖² + ‖b‖²: what is compared with one number takes the least time.
-    """
-    norms = a.norms.reshape(shape[0], 1, -1), b.norms.reshape(1, shape[2], -1)
-    least, largest = (sum(f(x, -1) for x in norms) for f in (jnp.min, jnp.max))
-    slack: Any = 0 if wanted.kinked else 1
-    if slack and wanted.pulls.kernels:
-        slack = jnp.minimum(slack, (1 - PULLED) * trusted * least)
-    return ~((rest.reshape(shape).min((1, 3)) + slack >= 0) & (largest < FARTHEST))
-
-
 def _add_differences(
     total: Sums, flags: Bool[Array, "rows columns"], wanted: Wanted, scale: Array, rows: Rows, columns: Columns
 ) -> Sums:
     """The total with the flagged pairs of leaves from differences, some at a time."""
-    num_columns = flags.shape[1]
-    each = max(1, min(flags.size, CHUNK // (rows.weights.shape[1] * columns.weights.shape[1])))
+    num_columns, few = flags.shape[1], rows.points.shape[2] <= FEW_DIMENSIONS
+    each = max(1, min(flags.size, CHUNK[few] // (rows.weights.shape[1] * columns.weights.shape[1])))
     places, number = _listed(flags.ravel())
     places = jnp.pad(places, (0, each), constant_values=flags.size)
     rows, columns = rows._replace(points=rows.points.mT), columns._replace(points=columns.points.mT)
     one_scale = None  # in few dimensions differences once more take as long as moments
-    if wanted.pulls.kernels and rows.points.shape[1] > FEW_DIMENSIONS:
+    if wanted.pulls.kernels and not few:
         one_scale = of_one_scale(*(with_rank(scale.T, x.points) * x.points for x in (rows, columns)))
 
     def add(state: tuple[Array, Sums]) -> tuple[Array, Sums]:
@@ -233,6 +273,6 @@ def _middle(leaves: Float[Array, "leaves size d"]) -> Float[Array, " d"]:
     return (largest[most_compact] + least[most_compact]) / 2
 
 
-def _finite(x: Array) -> Array:
-    """Zero for what products cannot take: it is doubtful."""
-    return jnp.where(jnp.abs(x) < math.sqrt(FARTHEST), x, 0)
+def _finite(x: Scaled) -> Scaled:
+    """Zero for points that products cannot take: they are in doubt."""
+    return Scaled(*(jnp.where(x.norms < jnp.inf, y, 0) for y in x))

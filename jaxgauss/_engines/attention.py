@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jaxtyping import Array
 
 from .._arrays.points import by_point, scaled_points, unbroadcast
@@ -67,10 +66,10 @@ def by_attention(
     def unless_doubted(*operands: Array) -> tuple[Array, ...]:
         *results, largest = attended(chosen, kernel, points, operands)
         doubted = trust.doubtful(chosen.method, kernel, points, largest)
-        return lax.cond(doubted, again, lambda *_: tuple(results), *operands)
+        return one_of_two(doubted, again, lambda *_: tuple(results), *operands)
 
     within = trust.squared_reach(*points) <= trust.REACH[chosen.method][kernel.precision]
-    return lax.cond(within, unless_doubted if kernel.half else run, again, *operands)
+    return one_of_two(within, unless_doubted if kernel.half else run, again, *operands)
 
 
 def attended_sum(

@@ -4,6 +4,7 @@ A tile takes u and the pulls from products about a center that is near to it, or
 """
 
 import functools
+import itertools
 import math
 from typing import NamedTuple
 
@@ -18,9 +19,11 @@ from .._arrays.places import vary_like
 from .._checks.settings import are_known
 from .._kernels.kernels import Kernel
 from .channels import Channels
-from .fused import FUSES
+from .fused import FUSED_WIDTH, FUSES, fused_sum
+from .products import squared_distances_of
 
 GROUP = 8  # coordinates whose differences are formed in one pass over a tile
+SPREAD_DIMENSIONS = 32
 PARTS = 4  # of the queries of a tile
 ONE_SCALE = 2.0**30  # times the distance of neighbours: float64 keeps 23 bits of it
 FARTHEST = 2.0**120  # u that all kernels and their slopes can be computed of in float32
@@ -49,6 +52,15 @@ class Wanted(NamedTuple):
         """Whether a kernel needs distances, and not only their squares."""
         return any(kernel.kinked for kernel in self.kernels)
 
+    def strict(self, dim: int) -> bool:
+        """Whether each u must have its digits, however small, in so many dimensions.
+
+        So it is with a kink, and for pulls by slopes that may change their sign; or of points in many dimensions, where
+        u is seldom small, and sums that tell how far pairs are spread take longer than a look at each.
+        """
+        pulls = self.pulls.kernels
+        return self.kinked or not all(x.decays for x in pulls) or (bool(pulls) and dim > SPREAD_DIMENSIONS)
+
     def end(self, dtype: str) -> float:
         """The u from which all of the kernels are zero in float32 or float64."""
         return max(kernel.end(dtype) for kernel in self.kernels)
@@ -57,11 +69,11 @@ class Wanted(NamedTuple):
         """Columns of the results, for points of so many dimensions, and one scale or as many."""
         return sum(self.sums.widths), dim if self.pulls.kernels else 0, scales if self.spread else 0
 
-    def of(self, u: Array) -> tuple[list[Array], list[Array]]:
+    def of(self, u: Array) -> dict[Kernel, Array]:
         """κ(u) of what is summed and ψ(u) of what pulls: what both are made of is computed once."""
         both = {kernel: kernel.with_slope(u) for kernel in self.pulls.kernels}
-        values = [both[kernel][0] if kernel in both else kernel(u) for kernel in self.sums.kernels]
-        return values, [both[kernel][1] for kernel in self.pulls.kernels]
+        values = {kernel: both[kernel][0] if kernel in both else kernel(u) for kernel in self.sums.kernels}
+        return values | {kernel.slope: psi for kernel, (_, psi) in both.items()}
 
 
 class Rows(NamedTuple):
@@ -98,35 +110,63 @@ def by_products(
     scale: Float[Array, "*#batch 1 _"],
     rows: Rows,
     columns: Columns,
-    u: Float[Array, "*batch m n"],
-    keep: Bool[Array, "..."] | None = None,
+    factors: tuple[Array, Array],
+    keep: Bool[Array, "rows columns"] | None = None,
     ratio: Array | None = None,
 ) -> Sums:
-    """Of points times √τ about a center, and u of all pairs; those that are not to `keep` do not count.
+    """Of points times √τ about a center, and factors of u; pairs of leaves that are not to `keep` do not count.
 
-    `ratio` is one, and carries the derivatives of τ.
+    `ratio` is one, and carries the derivatives of τ. Without it XLA may fuse: each reduction then has a product of its
+    own, which takes less time than to keep a tile for several.
     """
     a, b = rows.points, columns.points
-    shape = u.shape if keep is None else keep.shape
-
-    def kept(x: Array) -> Array:
-        return x if keep is None else jnp.where(keep, x.reshape(shape), 0).reshape(u.shape)
-
-    values, pulling = wanted.of(u if ratio is None else ratio * u)
-    sums = [dot(kept(kappa), v) for kappa, v in zip(values, wanted.sums.parts(columns.values), strict=True)]
     scale, dim, each = with_rank(scale, a), b.shape[-1], wanted.spread and scale.shape[-1] > 1
     b1 = jnp.concatenate([b, jnp.ones_like(b[..., :1]), *([b * b] if each else [])], -1)
-    pulls, spread = jnp.zeros((*u.shape[:-1], b1.shape[-1]), u.dtype), jnp.zeros((*u.shape[:-1], 1), u.dtype)
-    for psi, g, w in zip(pulling, *map(wanted.pulls.parts, (rows.weights, columns.weights)), strict=True):
-        psi, one = kept(psi), w.shape[-1] == 1
-        weights = psi if one else psi * dot(g, w.mT)
-        pulls += g * dot(weights, w * b1) if one else dot(weights, b1)
+    widest = max(b1.shape[-1], columns.values.shape[-1])
+    fused = FUSES and ratio is None and b.dtype == "float32" and widest <= FUSED_WIDTH
+    u = squared_distances_of(*factors)
+    tiles = {} if fused else wanted.of(u if ratio is None else ratio * u)
+    masks = () if keep is None else _masks(keep, a, b)
+
+    def again() -> Array:
+        return squared_distances_of(*lax.optimization_barrier(factors)) if fused else u
+
+    def tile(f: Kernel) -> Array:
+        found = f(again()) if fused else tiles[f]
+        return found * dot(*masks) if masks else found
+
+    def reduced(terms: list[tuple[Kernel, Array]]) -> list[Array]:
+        """Σ_n f(u) r for each f and r; fused, one reduction for each f."""
+        if not fused:
+            return [dot(tile(f), right) for f, right in terms]
+        found = {}
+        for f in dict.fromkeys(f for f, _ in terms):
+            rights = [right for g, right in terms if g == f]
+            ends = list(itertools.accumulate(x.shape[-1] for x in rights))[:-1]
+            found[f] = iter(jnp.split(fused_sum(tile(f), jnp.concatenate(rights, -1)), ends, -1))
+        return [next(found[f]) for f, _ in terms]
+
+    pulling = [(kernel.slope, g, w) for kernel, g, w in wanted.pulls.split(rows.weights, columns.weights)]
+    single = [(psi, w * b1) for psi, _, w in pulling if w.shape[-1] == 1]
+    found = reduced([*wanted.sums.split(columns.values), *single])
+    sums, pulled = found[: len(wanted.sums.kernels)], iter(found[len(wanted.sums.kernels) :])
+    pulls, spread = (jnp.zeros((*u.shape[:-1], width), u.dtype) for width in (b1.shape[-1], 1))
+    for psi, g, w in pulling:
+        one, s = w.shape[-1] == 1, dot(g, w.mT)
+        pulls += g * next(pulled) if one else dot(tile(psi) * s, b1)
         if wanted.spread and not each:
-            spread += g * dot(weights * u, w) if one else (weights * u).sum(-1, keepdims=True)
+            weights = tile(psi) * again()
+            spread += g * dot(weights, w) if one else (weights * s).sum(-1, keepdims=True)
     pulls, mass, squares = pulls[..., :dim], pulls[..., dim : dim + 1], pulls[..., dim + 1 :]
     spread = squares - a * (2 * pulls - mass * a) if each else spread
     spread = spread / jnp.square(scale) if wanted.spread else spread
     return _results(wanted, sums, (pulls - mass * a) / scale, spread)
+
+
+def _masks(keep: Bool[Array, "rows columns"], a: Array, b: Array) -> tuple[Array, Array]:
+    """Factors whose product is one for each pair of points of leaves to keep, else zero: XLA fuses it."""
+    of_leaf = jnp.repeat(jnp.eye(keep.shape[1], dtype=b.dtype), b.shape[0] // keep.shape[1], 1)
+    return jnp.repeat(keep.astype(a.dtype), a.shape[0] // keep.shape[0], 0), of_leaf
 
 
 def by_differences(
@@ -154,12 +194,12 @@ def by_differences(
     batch = jnp.broadcast_shapes(*(x.shape[2:-1] for x in (a, b)))
     zero = vary_like(jnp.zeros((*batch, b.shape[-1], a.shape[-1]), a.dtype), [a, b, scale])
     u = cut_off(scan(add, zero, (a, b, scales))[0])
-    values, pulling = wanted.of(u if ratio is None else ratio * u)
+    of_kernels = wanted.of(u if ratio is None else ratio * u)
     fused = FUSES and ratio is None and u.dtype == "float32"
-    sums = [_summed(kappa, v, fused) for kappa, v in zip(values, wanted.sums.parts(columns.values), strict=True)]
+    sums = [_summed(of_kernels[kernel], v, fused) for kernel, v in wanted.sums.split(columns.values)]
     weights = jnp.zeros_like(u)
-    for psi, g, w in zip(pulling, *map(wanted.pulls.parts, (rows.weights, columns.weights)), strict=True):
-        weights += psi * (w * g.mT if w.shape[-1] == 1 else dot(w, g.mT))
+    for kernel, g, w in wanted.pulls.split(rows.weights, columns.weights):
+        weights += of_kernels[kernel.slope] * (w * g.mT if w.shape[-1] == 1 else dot(w, g.mT))
     pulls = spread = jnp.zeros((*u.shape[:-2], u.shape[-1], 0), u.dtype)
     if wanted.pulls.kernels:
         if one_scale is None:

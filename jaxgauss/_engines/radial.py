@@ -31,7 +31,7 @@ from .anywhere import anywhere_sums, share_left, sorts
 from .channels import NOTHING, Channels
 from .pairs import Columns, Rows, Sums, Wanted, by_products, difference_tile, subtractable
 from .plan import STRICTER, Plan
-from .products import product_pullback, squared_distances_of, squares_factors
+from .products import product_pullback, squares_factors
 from .reach import one_of_two, within
 from .tiles import DIFFERENCES_TILE, in_groups, one_by_one, tiled_sum
 
@@ -179,8 +179,7 @@ def sums_by_products(wanted: Wanted, *operands: Array, whole: bool = False) -> S
 
         def tile_sum(rows: tuple[Array, Array, Array], columns: tuple[Array, Array, Array], values: Array) -> Sums:
             (a, factors, g), (b, others, w) = rows, columns
-            u = squared_distances_of(factors, others)
-            return by_products(wanted, scale, Rows(a, g), Columns(b, values, w), u, ratio=ratio)
+            return by_products(wanted, scale, Rows(a, g), Columns(b, values, w), (factors, others), ratio=ratio)
 
         return tiled_sum(tile_sum, (a, first, g), (b, second, w), v, whole=whole)
 

@@ -28,15 +28,12 @@ from .._kernels.kernels import GAUSS, Kernel
 from .anywhere import FEW
 from .by_platform import by_platform, plan_there
 from .plan import NEAR, STRICTER
+from .spread import SPREAD, powers, spread
 
 # R² beside its limit, and the spread of pairs beside theirs, from which it is sure on which side of it they are. About
 # another center among the points, R² is up to four times as large; moments of all kinds have their digits below.
 SURE, SURE_SPREAD = 4, 2
-# Of R², the least mean of u over the pairs of a sum, weighted as there, for moments about one center to make slopes:
-# these err by 2⁻²⁴ R, and where nearer pairs carry the weight, of clusters or of points and themselves, by more than
-# 1e-5 of what is left.
-SPREAD = 2**-6
-LEAST_ROWS, MOST_ROWS = 8, 64  # queries that this is seen of
+LEAST_ROWS, MOST_ROWS = 8, 64  # queries that the spread is seen of
 
 
 def looked_at(
@@ -67,17 +64,18 @@ def looked_at(
     keys = queries if keys is None else _as_one(keys)
     if (math.prod(queries.shape[:-1]) + math.prod(keys.shape[:-1])) ** 2 * keys.shape[-1] <= 4 * FEW:
         return settings
-    limit, spread = NEAR[working_dtype(settings.dtype).name], math.inf
+    limit, seen = NEAR[working_dtype(settings.dtype).name], math.inf
     with np.errstate(all="ignore"):
         a, b = _about_a_center(np.sqrt(tau)[..., None, :] if each else np.sqrt(tau)[..., None, None], queries, keys)
         squared = max(np.fmax.reduce(x.norms, None) for x in (a, b))
         if slopes and squared <= limit * SURE:
             if values is not None:
                 values = np.abs(values[:, None] if values.ndim == 1 else values).max(-1, keepdims=True, initial=0)
-            spread = spread_of(np, functools.partial(_slope_of, settings.kernel), a, b, values, each) / SPREAD
-    if squared > limit * SURE or spread < 1 / SURE_SPREAD:
+            slope = functools.partial(_slope_of, settings.kernel)
+            seen = spread_of(np, slope, a, b, values, each) / SPREAD
+    if squared > limit * SURE or seen < 1 / SURE_SPREAD:
         return _with(settings, False)
-    return _with(settings, True) if squared <= limit / SURE and spread > SURE_SPREAD else settings
+    return _with(settings, True) if squared <= limit / SURE and seen > SURE_SPREAD else settings
 
 
 @functools.lru_cache(4096)
@@ -124,33 +122,18 @@ def _about_a_center(scale: Any, queries: Any, keys: Any) -> list[Scaled]:
     return found if len(found) > 1 else found * 2
 
 
-def spread_of(xp: Any, slope: Callable[..., Any], a: Scaled, b: Scaled, weights: Any = None, each: bool = False) -> Any:
-    """The mean of u over R², of pairs weighted as in a sum: of all of them, or a query's in the mean if that is less.
-
-    The least of a batch, and, if asked for, of `each` coordinate; of some of the queries. By `xp`, NumPy or JAX.
-    """
-    num, num_keys = a.points.shape[-2], b.points.shape[-2]
-    if are_known(num, num_keys):
+def spread_of(xp: Any, slope: Callable[..., Any], a: Scaled, b: Scaled, weights: Any, each: bool) -> Any:
+    """The `spread` of pairs, seen of some of the queries: the least of a batch. By `xp`, NumPy or JAX."""
+    num = a.points.shape[-2]
+    if are_known(num):
         rows = min(num, MOST_ROWS, max(LEAST_ROWS, num // MOST_ROWS))
-        places = np.int32(num * (0.618034 * np.arange(1, rows + 1) % 1))  # as periodic as no order of points
+        places: Any = np.int32(num * (0.618034 * np.arange(1, rows + 1) % 1))  # as periodic as no order of points
     else:
         places = (num * (0.618034 * jnp.arange(1, LEAST_ROWS + 1, dtype="float32") % 1)).astype("int32")
-    x, y, norms = a.points[..., places, :], b.points, a.norms[..., places, :]
-    u = xp.maximum(norms + b.norms.mT - 2 * x @ y.mT, 0)
-    w = xp.abs(slope(u) if weights is None else slope(u) * weights.mT)
-    mass = w.sum(-1, keepdims=True)
-    if each:
-        moment = mass * x * x - 2 * x * (w @ y) + w @ (y * y)
-        squares = [xp.square(z.points).max(-2) for z in (a, b)]
-    else:
-        moment = (w * u).sum(-1, keepdims=True)
-        squares = [z.norms.max(-2) for z in (a, b)]
-    squares = xp.maximum(*(xp.where(xp.isnan(z), 0, z) for z in squares))
-    seen = mass > 0  # not of NaN, nor of a query that is far from all keys
-    mass, moment = xp.where(seen, mass, 0), xp.where(seen, moment, 0)
-    own = xp.where(seen, moment / xp.where(seen, mass, 1), squares[..., None, :]).mean(-2)
-    spread = xp.minimum(moment.sum(-2) / mass.sum(-2), own) / squares
-    return xp.where(xp.isnan(spread), xp.inf, spread).min()
+    a = Scaled(a.points[..., places, :], a.norms[..., places, :])
+    psi = xp.abs(slope(xp.maximum(a.norms + b.norms.mT - 2 * a.points @ b.points.mT, 0)))
+    ones = xp.ones_like(b.norms)
+    return spread(xp, a, psi @ powers(xp, b, ones if weights is None else weights, each)).min()
 
 
 def within(
