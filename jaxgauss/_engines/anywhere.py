@@ -38,11 +38,13 @@ from .pairs import (
 from .plan import NEAR, STRICTER, Plan
 from .products import squares_factors
 from .sorting import leaf_order
-from .spread import SPREAD, powers, spread
+from .spread import SPREAD, about, powers, spread
 
 FEW_DIMENSIONS = 8  # where differences take not much longer than a product that tells whether they are needed
 LEAF = {True: 256, False: 64}  # points, in few dimensions and in many
-ROWS, COLUMNS = 4096, {True: 512, False: 256}  # points of a tile of products: few keys lie about one center
+ROWS = 4096  # points of a tile of products
+# Keys of a tile: few, which then lie about one center; of many channels fewer, for values to stay in the cache.
+COLUMNS, MANY = {True: 512, False: 256}, 96
 FEW = 2**18  # pairs times dimensions whose differences take less time than sorting
 LARGEST = FARTHEST / 8  # of ‖a‖² for products
 CHUNK = {True: 2**18, False: 2**16}  # pairs of points whose differences are formed at a time
@@ -70,7 +72,9 @@ def anywhere_sums(
     i, j = (_order(wanted, scale, x) for x in (queries, keys))
     rows = Rows(in_leaves(queries, i, None), in_leaves(row_weights, i))
     columns = Columns(in_leaves(keys, j, None), *(in_leaves(x, j) for x in (values, column_weights)))
-    tiles = _in_groups(columns, COLUMNS[queries.shape[1] <= FEW_DIMENSIONS])
+    channels = values.shape[1] + (queries.shape[1] if wanted.pulls.kernels else 0)
+    each = COLUMNS[queries.shape[1] <= FEW_DIMENSIONS] // (1 if channels <= MANY else 2)
+    tiles = _in_groups(columns, each)
     found = lax.map(lambda block: _block_sums(wanted, scale, block, tiles), _in_groups(rows, ROWS))
     return jax.tree.map(lambda x: in_place(as_rows(x), i.ravel(), len(queries)), found)
 
@@ -146,28 +150,42 @@ def _block_sums(wanted: Wanted, scale: Array, rows: Rows, tiles: Columns) -> Sum
 def _products(
     wanted: Wanted, scale: Array, row_weights: Array, columns: Columns, a: Scaled, b: Scaled, keep: Array
 ) -> tuple[Array, Sums]:
-    """Sums of the pairs of leaves to keep, by products; and of which of these they have the digits of pulls as well."""
+    """Sums of the pairs of leaves to keep, by products; and of which of these they have the digits of pulls as well.
+
+    Pulls of one channel are made of further sums at the rows, and so is what tells how far pairs are spread.
+    """
     a, b = (Scaled(*(as_rows(jnp.where(x.norms < jnp.inf, y, 0)) for y in x)) for x in (a, b))
-    columns, num = Columns(b.points, *map(as_rows, columns[1:])), columns.values.shape[-1]
-    slopes = () if wanted.strict(b.points.shape[1]) else tuple(kernel.slope for kernel in wanted.pulls.kernels)
-    seen, sums = (
-        powers(jnp, b, jnp.abs(columns.weights).max(-1, keepdims=True, initial=0), scale.shape[1] > 1),
-        wanted.sums,
-    )
-    if slopes:
-        columns = columns._replace(values=jnp.concatenate([columns.values, *[seen] * len(slopes)], -1))
-        sums = Channels((*sums.kernels, *slopes), (*sums.widths, *[seen.shape[1]] * len(slopes)))
-    found = by_products(
-        wanted._replace(sums=sums), scale, Rows(a.points, as_rows(row_weights)), columns, squares_factors(a, b), keep
-    )
-    sizes = row_weights.shape[:2]
-    if slopes:
-        of_slopes = functools.reduce(jnp.add, jnp.split(found.sums[:, num:], len(slopes), 1))
-        enough = spread(jnp, a, of_slopes, len(keep)) >= SPREAD
+    rows, columns = Rows(a.points, as_rows(row_weights)), Columns(b.points, *map(as_rows, columns[1:]))
+    slopes, num, dim = [x.slope for x in wanted.pulls.kernels], len(wanted.sums.kernels), a.points.shape[1]
+    single, looks = set(wanted.pulls.widths) == {1}, bool(slopes) and not wanted.strict(dim)
+    of_powers = functools.partial(powers, jnp, b, each=scale.shape[1] > 1)
+    weights = wanted.pulls.parts(columns.weights)
+    pulling = [of_powers(w) for w in weights] if single else []
+    seen = [of_powers(jnp.abs(w).max(1, keepdims=True)) for w in weights] if looks else []
+    seen = [] if single and wanted.one_sign else seen
+    values = [*wanted.sums.parts(columns.values), *pulling, *seen]
+    kernels = *wanted.sums.kernels, *slopes[: len(pulling)], *slopes[: len(seen)]
+    asked = Channels(kernels, tuple(x.shape[1] for x in values))
+    of_products = Wanted(asked, NOTHING) if single else wanted._replace(sums=asked)
+    columns = columns._replace(values=jnp.concatenate(values or [columns.values], 1))
+    found = by_products(of_products, scale, rows, columns, squares_factors(a, b), keep)
+    parts = asked.parts(found.sums)
+    own, pulling, seen = parts[:num], parts[num : num + len(pulling)], parts[num + len(pulling) :]
+    found = found._replace(sums=jnp.concatenate([found.sums[:, :0], *own], 1))
+    if single:
+        total = functools.reduce(
+            jnp.add, (g * x for g, x in zip(wanted.pulls.parts(rows.weights), pulling, strict=True))
+        )
+        toward, apart, _ = about(a, total)
+        found = found._replace(
+            pulls=toward / scale, spread=apart / jnp.square(scale) if wanted.spread else apart[:, :0]
+        )
+    if looks:
+        seen = seen or [jnp.sign(x[:, dim : dim + 1]) * x for x in pulling]
+        enough = spread(jnp, a, functools.reduce(jnp.add, seen), len(keep)) >= SPREAD
         keep &= enough[:, None]
-        found = found._replace(sums=found.sums[:, :num])
-        return keep, jax.tree.map(lambda x: jnp.where(enough[:, None, None], x.reshape(*sizes, x.shape[1]), 0), found)
-    return keep, jax.tree.map(lambda x: x.reshape(*sizes, x.shape[1]), found)
+        found = jax.tree.map(lambda x: jnp.where(jnp.repeat(enough, len(x) // len(keep))[:, None], x, 0), found)
+    return keep, jax.tree.map(lambda x: x.reshape(*row_weights.shape[:2], x.shape[1]), found)
 
 
 def _about_center(scale: Array, rows: Array, columns: Array) -> tuple[Scaled, Scaled]:

@@ -36,11 +36,13 @@ class Wanted(NamedTuple):
         sums: kernels κ, and how many channels of the values each of them has.
         pulls: kernels whose slopes ψ = -2κ' pull, and how many channels of the weights each of them has.
         spread: whether Σ_n W ‖k_n - q_m‖² is asked for, or each coordinate's part of it.
+        one_sign: whether the weights of what pulls are known to have one sign.
     """
 
     sums: Channels
     pulls: Channels
     spread: bool = False
+    one_sign: bool = False
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:

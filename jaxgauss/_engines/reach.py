@@ -133,7 +133,7 @@ def spread_of(xp: Any, slope: Callable[..., Any], a: Scaled, b: Scaled, weights:
     a = Scaled(a.points[..., places, :], a.norms[..., places, :])
     psi = xp.abs(slope(xp.maximum(a.norms + b.norms.mT - 2 * a.points @ b.points.mT, 0)))
     ones = xp.ones_like(b.norms)
-    return spread(xp, a, psi @ powers(xp, b, ones if weights is None else weights, each)).min()
+    return spread(xp, a, psi @ powers(xp, b, ones if weights is None else xp.abs(weights), each)).min()
 
 
 def within(

@@ -12,24 +12,28 @@ SPREAD = 2**-6  # the least mean of u over ‖a‖² + ‖b‖², weighted as in
 
 
 def powers(xp: Any, b: Scaled, weights: Any, each: bool) -> Any:
-    """The columns |w| [b, 1, ‖b‖²] whose sums tell it, or of `each` coordinate its square; `xp` is NumPy or JAX."""
+    """The columns w [b, 1, ‖b‖²], or of `each` coordinate its square; `xp` is NumPy or JAX."""
     squares = b.points * b.points if each else b.norms
-    return xp.concatenate([b.points, xp.ones_like(b.norms), squares], -1) * xp.abs(weights)
+    return xp.concatenate([b.points, xp.ones_like(b.norms), squares], -1) * weights
+
+
+def about(a: Scaled, sums: Any) -> tuple[Any, Any, Any]:
+    """Σ W (b - a), Σ W ‖b - a‖² and Σ W (‖a‖² + ‖b‖²) of Σ_n ψ `powers` at the rows; of each coordinate its parts."""
+    dim = a.points.shape[-1]
+    first, mass, second = sums[..., :dim], sums[..., dim : dim + 1], sums[..., dim + 1 :]
+    cross, norms = a.points * first, a.points * a.points
+    if second.shape[-1] < dim:
+        cross, norms = cross.sum(-1, keepdims=True), a.norms
+    size = mass * norms + second
+    return first - mass * a.points, size - 2 * cross, size
 
 
 def spread(xp: Any, a: Scaled, sums: Any, groups: int = 1) -> Any:
-    """The mean of u over that of ‖a‖² + ‖b‖² for each group of rows (*batch, groups), of Σ_n ψ `powers` at the rows.
+    """The mean of u over that of ‖a‖² + ‖b‖² for each group of rows (*batch, groups), of Σ_n |ψ w| [b, 1, ‖b‖²].
 
     Of all pairs of a group, or of a row's in the mean if that is less; of several coordinates the least.
     """
-    dim = a.points.shape[-1]
-    first, mass, second = sums[..., :dim], sums[..., dim : dim + 1], sums[..., dim + 1 :]
-    cross = a.points * first
-    if second.shape[-1] == dim:
-        size = mass * a.points * a.points + second
-    else:
-        size, cross = mass * a.norms + second, cross.sum(-1, keepdims=True)
-    moment, size = (z.reshape(*z.shape[:-2], groups, -1, z.shape[-1]) for z in (size - 2 * cross, size))
+    moment, size = (z.reshape(*z.shape[:-2], groups, -1, z.shape[-1]) for z in about(a, sums)[1:])
     seen = size > 0  # not of NaN, nor of a query that is far from all keys
     own = xp.where(seen, moment / xp.where(seen, size, 1), 1).mean(-2)
     moment, size = (xp.where(seen, z, 0).sum(-2) for z in (moment, size))

@@ -114,7 +114,7 @@ def _ksd_squared(settings: Settings, estimator: str, points, scores, tau, weight
         stein = s * (sums.sums - 2 * tau[..., None, None] * sums.slopes)
         return (a * stein).sum((-2, -1)) + tau * sums.trace
 
-    value = by_reach(settings, function, (x,), tau, s, a, slopes=False, second_order=True)
+    value = by_reach(settings, function, (x,), tau, s, a, slopes=False, second_order=True, one_sign=weights is None)
     if estimator == "unbiased":
         own = settings.kernel.at_zero * jnp.square(s).sum(-1, keepdims=True)
         own = jnp.square(a) * (own + settings.kernel.slope.at_zero * tau[..., None, None] * x.shape[-1])

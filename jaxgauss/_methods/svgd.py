@@ -85,7 +85,7 @@ def _direction(settings: Settings, particles: Array, scores: Array, tau: Array) 
         weights = jnp.full((*x.shape[:-1], 1), -1 / num, x.dtype) * tau[..., None, None]
         return reduction(x, x, weights, tau, shifts=s / num).slopes  # Σ Φ (s_j - τ (x_j - x_i)) / N
 
-    return bandwidth_mean(by_reach(settings, function, (x,), tau, s), tau, shares).astype(settings.dtype)
+    return bandwidth_mean(by_reach(settings, function, (x,), tau, s, one_sign=True), tau, shares).astype(settings.dtype)
 
 
 class SVGDState(NamedTuple):

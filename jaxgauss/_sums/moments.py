@@ -49,10 +49,12 @@ class Reduction:
 
     C = 0 without values. Without `slopes` they have no columns; c is given as `spread` or as `trace`, for the one.
     Of Gaussians about a center, if one is given: the points are then near. Over the mesh of the settings, if any.
+    `one_sign`: whether weights are known to have one.
     """
 
     settings: Settings
     center: Array | None = None
+    one_sign: bool = False
 
     def __call__(
         self,
@@ -116,7 +118,9 @@ class Reduction:
         channels = Channels(tuple(kernels), tuple(x.shape[-1] for x in columns))
         pulls = Channels((kernel,), (1,)) if with_slopes or spreads else NOTHING
         ones, values_of_all = jnp.ones_like(queries[..., :1]), _side_by_side(list(columns))
-        found = pair_sums(settings, Wanted(channels, pulls, spreads), queries, keys, values_of_all, tau, ones, weights)
+        found = pair_sums(
+            settings, Wanted(channels, pulls, spreads, self.one_sign), queries, keys, values_of_all, tau, ones, weights
+        )
         of_kappa, *others = channels.parts(found.sums)
         num = 0 if values is None else values.shape[-1]
         mass, sums, moved = of_kappa[..., :1], of_kappa[..., 1 : 1 + num], of_kappa[..., 1 + num :]
@@ -176,10 +180,12 @@ def by_reach(
     weights: tuple[Array, ...] = (),
     slopes: bool = True,
     second_order: bool = False,
+    one_sign: bool = False,
 ) -> Any:
     """function(reduction, points, tau, *others): of Gaussians near one another about one center, else of any kernel.
 
     Slopes are, where pairs of points of such weights are spread enough; what is of second order, where they lie nearer.
+    `one_sign`: whether the weights that the function gives to the reduction are known to have one.
     """
 
     def near(points: tuple[Array, ...], tau: Array, *others: Any) -> Any:
@@ -187,7 +193,7 @@ def by_reach(
         return function(Reduction(settings, c), points, tau, *others)
 
     def anywhere(*operands: Any) -> Any:
-        return function(Reduction(settings), *operands)
+        return function(Reduction(settings, one_sign=one_sign), *operands)
 
     if settings.kernel != GAUSS:
         return anywhere(points, tau, *others)
