@@ -16,29 +16,18 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from .._arrays.logits import dot
 from .._arrays.places import vary_like
-from .._arrays.points import Scaled, as_rows, with_norms
+from .._arrays.points import Scaled, as_rows
 from .._checks.settings import are_known
 from .._kernels.kernels import Kernel
 from .channels import NOTHING, Channels
-from .pairs import (
-    FARTHEST,
-    Columns,
-    Rows,
-    Sums,
-    Wanted,
-    by_differences,
-    by_products,
-    of_one_scale,
-    subtractable,
-    with_rank,
-    zeros_of,
-)
-from .plan import NEAR, STRICTER, Plan
+from .digits import about_center, knows, looked_at
+from .pairs import by_differences, by_products, of_one_scale, subtractable, with_rank, zeros_of
+from .plan import Plan
 from .products import squares_factors
 from .sorting import leaf_order
 from .spread import SPREAD, about, powers, spread
+from .wanted import Columns, Rows, Sums, Wanted
 
 FEW_DIMENSIONS = 8  # where differences take not much longer than a product that tells whether they are needed
 LEAF = {True: 256, False: 64}  # points, in few dimensions and in many
@@ -46,10 +35,7 @@ ROWS = 4096  # points of a tile of products
 # Keys of a tile: few, which then lie about one center; of many channels fewer, for values to stay in the cache.
 COLUMNS, MANY = {True: 512, False: 256}, 96
 FEW = 2**18  # pairs times dimensions whose differences take less time than sorting
-LARGEST = FARTHEST / 8  # of ‖a‖² for products
 CHUNK = {True: 2**18, False: 2**16}  # pairs of points whose differences are formed at a time
-# Beside ‖a‖² + ‖b‖², what u must be for a product to make it: its relative error is then at most the unit over this.
-TRUSTED = {"float32": 0.1, "float64": 1e-3}
 
 
 def sorts(chosen: Plan, *sizes: int) -> bool:
@@ -125,17 +111,18 @@ def _block_sums(wanted: Wanted, scale: Array, rows: Rows, tiles: Columns) -> Sum
     num, each = len(rows.points), tiles.points.shape[1]
     columns = jax.tree.map(lambda x: x.reshape(x.shape[0] * each, *x.shape[2:]), tiles)
     left = ~_are_apart(wanted, scale, rows.points, columns.points).reshape(num, -1, each).swapaxes(0, 1)
-    few, none = rows.points.shape[2] <= FEW_DIMENSIONS, _zeros(wanted, scale, rows, columns)
+    dim, none = rows.points.shape[2], _zeros(wanted, scale, rows, columns)
+    strict = wanted.strict(dim, scale.shape[1])
     places, number = _listed(left.any((1, 2)))
 
     def add(state: tuple[Array, Sums, Array]) -> tuple[Array, Sums, Array]:
         start, total, left = state
         place = places[start]
         tile, here = Columns(*(x[place] for x in tiles)), left[place]
-        a, b = _about_center(scale, rows.points, tile.points)
-        keep = here & _are_known(wanted, a, b)
-        if not few:
-            look = functools.partial(_looked_at, wanted, a, b)
+        a, b = about_center(scale, rows.points, tile.points)
+        keep = here & knows(strict, a, b)
+        if dim > FEW_DIMENSIONS:
+            look = functools.partial(looked_at, strict, wanted.end(a.points.dtype.name), a, b)
             keep, here = lax.cond((here & ~keep).any(), look, lambda *x: x, keep, here)
         products = functools.partial(_products, wanted, scale, rows.weights, tile, a, b)
         keep, found = lax.cond(keep.any(), products, lambda keep: (keep, none), keep)
@@ -157,7 +144,7 @@ def _products(
     a, b = (Scaled(*(as_rows(jnp.where(x.norms < jnp.inf, y, 0)) for y in x)) for x in (a, b))
     rows, columns = Rows(a.points, as_rows(row_weights)), Columns(b.points, *map(as_rows, columns[1:]))
     slopes, num, dim = [x.slope for x in wanted.pulls.kernels], len(wanted.sums.kernels), a.points.shape[1]
-    single, looks = set(wanted.pulls.widths) == {1}, bool(slopes) and not wanted.strict(dim)
+    single, looks = set(wanted.pulls.widths) == {1}, bool(slopes) and not wanted.strict(dim, scale.shape[1])
     of_powers = functools.partial(powers, jnp, b, each=scale.shape[1] > 1)
     weights = wanted.pulls.parts(columns.weights)
     pulling = [of_powers(w) for w in weights] if single else []
@@ -186,49 +173,6 @@ def _products(
         keep &= enough[:, None]
         found = jax.tree.map(lambda x: jnp.where(jnp.repeat(enough, len(x) // len(keep))[:, None], x, 0), found)
     return keep, jax.tree.map(lambda x: x.reshape(*row_weights.shape[:2], x.shape[1]), found)
-
-
-def _about_center(scale: Array, rows: Array, columns: Array) -> tuple[Scaled, Scaled]:
-    """The points of a tile about the center of its keys, with their norms: infinite where products cannot take them."""
-    center = _middle(columns)
-    found = with_norms(*((x - center[None, None]) * scale[None] for x in (rows, columns)))
-    return tuple(x._replace(norms=jnp.where(x.norms < LARGEST, x.norms, jnp.inf)) for x in found)  # type: ignore[return-value]
-
-
-def _are_known(wanted: Wanted, a: Scaled, b: Scaled) -> Bool[Array, "rows columns"]:
-    """Whether norms tell that a product knows every u of two leaves.
-
-    Points that are near the center are known beside one another; two of which one is `ratio` times as far are so far
-    from one another that their u is known as well.
-    """
-    dtype = a.points.dtype.name
-    share, near = 1 - TRUSTED[dtype], 0 if wanted.strict(a.points.shape[-1]) else NEAR[dtype] / STRICTER
-    ratio = ((1 + math.sqrt(1 - share**2)) / share) ** 2
-
-    def ranges(norms: Array) -> tuple[Array, Array, Array]:
-        """The largest of those that are near, the least and the largest of the others."""
-        norms, is_near = norms[..., 0], norms[..., 0] <= near
-        far = jnp.where(is_near, jnp.inf, norms).min(1), jnp.where(is_near, 0, norms).max(1)
-        return jnp.where(is_near, norms, 0).max(1), *far
-
-    p, least, largest = (x[:, None] for x in ranges(a.norms))
-    q, first, last = (x[None] for x in ranges(b.norms))
-    apart = (least >= ratio * last) | (first >= ratio * largest)
-    return (first >= ratio * p) & (least >= ratio * q) & apart & (jnp.maximum(largest, last) < jnp.inf)
-
-
-def _looked_at(wanted: Wanted, a: Scaled, b: Scaled, known: Array, left: Array) -> tuple[Array, Array]:
-    """Whether a product knows every u of two leaves, and whether a kernel is not zero there (rows, columns).
-
-    By what u is more than that share of ‖a‖² + ‖b‖² which it must be: its minimum is compared with one number.
-    """
-    trusted = TRUSTED[a.points.dtype.name]
-    first, second = map(as_rows, squares_factors(*(x._replace(norms=(1 - trusted) * x.norms) for x in (a, b))))
-    rest = dot(first, second.T).reshape(*a.norms.shape[:2], *b.norms.shape[:2]).min((1, 3))
-    least, largest = (f(a.norms, 1) + f(b.norms, 1).T for f in (jnp.min, jnp.max))
-    can, slack = largest < jnp.inf, 0 if wanted.strict(a.points.shape[-1]) else 1
-    left &= ~(can & (rest + trusted * least > wanted.end(a.points.dtype.name)))
-    return left & (known | can & (rest + slack >= 0)), left
 
 
 def _listed(flags: Bool[Array, " n"]) -> tuple[Array, Array]:
@@ -276,19 +220,6 @@ def _zeros(wanted: Wanted, scale: Array, rows: Rows, columns: Columns) -> Sums:
     zeros = zeros_of(wanted, *rows.points.shape[:2], scale=scale, points=rows.points)
     operands = [scale, *rows, *columns]
     return jax.tree.map(lambda x: vary_like(x, operands), zeros)
-
-
-def _middle(leaves: Float[Array, "leaves size d"]) -> Float[Array, " d"]:
-    """Of the most compact leaf: neither an outlier moves it, nor a leaf with points of two clusters.
-
-    Halves are exact. A mean is not, and its last step may be fused with one subtraction of it and not with another:
-    moments about two centers that differ in the last bit lose all their digits far from the origin.
-    """
-    largest, least = leaves.max(1), leaves.min(1)
-    spreads = jnp.square(largest - least).sum(-1)
-    spreads = spreads.astype("float32")  # the only dtype that argmin has where JAX's 64-bit mode is off
-    most_compact = lax.argmin(jnp.where(jnp.isnan(spreads), jnp.inf, spreads), 0, "int32")
-    return (largest[most_compact] + least[most_compact]) / 2
 
 
 def _finite(x: Scaled) -> Scaled:

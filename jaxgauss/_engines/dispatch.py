@@ -27,9 +27,9 @@ from .fused import FUSED_MEANS, FUSED_WIDTH, FUSES
 from .kernel_plan import exact_plan, mixture_of
 from .mapped import mapped
 from .means import blocked_means, fused_means, means_anywhere
-from .pairs import Sums, Wanted
 from .plan import Plan, sizes
 from .reach import one_of_two, within
+from .wanted import Sums, Wanted
 
 KEPT = 8  # times as many numbers as the operands have: memory stays linear, under vmap as well
 

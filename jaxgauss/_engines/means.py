@@ -31,7 +31,8 @@ from .tiles import DIFFERENCES_TILE, TILE, in_groups, one_by_one, tiled_means
 
 LEAST = 2.0**-100  # a sum whose terms that are lost do not count
 SOME_KEYS = 64  # whose exponents are looked at first: a percent of a pass over thousands
-SIDE = 512  # rows and columns of a tile of sorted points
+FEW_ROWS = 8  # of a tile that are far from its center, and are summed by themselves
+ROWS, COLUMNS = 1024, 512  # of a tile of sorted points
 # R² of a tile up to which a product in float64 knows u; of kernels with a kink, functions of √u, far less.
 REACH = {False: 2.0**33, True: 2.0**16}
 
@@ -128,7 +129,7 @@ def _sorted_means(
     log_weights: Float[Array, "n 1"],
 ) -> tuple[Float[Array, "m c"], Float[Array, "m 1"]]:
     """Of one element of a batch, in float64."""
-    i, j = leaf_order(queries, SIDE), leaf_order(keys, SIDE)
+    i, j = leaf_order(queries, ROWS), leaf_order(keys, COLUMNS)
     scale, rows, points = jnp.sqrt(tau), in_leaves(queries, i, None), in_leaves(keys, j, None)
     weights = in_leaves(log_weights, j, LOG_ZERO)
     columns = points, in_leaves(_with_ones(values), j), weights
@@ -140,55 +141,77 @@ def _sorted_means(
         queries, bounds = block
         order = jnp.argsort(-bounds)
 
-        def goes_on(state: tuple[Array, Array, Array]) -> Array:
-            num, largest, _ = state
+        def goes_on(state: tuple[Array, ...]) -> Array:
+            num, largest, *_ = state
             least = jnp.where(jnp.isnan(largest), jnp.inf, largest).min() - rest
             return (num < len(bounds)) & ~(bounds[order[jnp.minimum(num, len(bounds) - 1)]] < least)
 
-        def add(state: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
-            num, largest, sums = state
+        def add(state: tuple[Array, ...]) -> tuple[Array, ...]:
+            num, largest, *sums = state
             keys, values, log_weights = (x[order[num]] for x in columns)
-            c, most = keys.mean(0, keepdims=True), log_weights.max()
+            c = _medoid(keys)
             a, b = with_norms(*((x - c) * scale for x in (queries, keys)))
+            factors, size = squares_factors(a, b), jnp.maximum(a.norms.max(), b.norms.max())
 
-            def near_one_another() -> tuple[Array, Array]:
-                """No term is so small beside that of the largest weight that the sum of a row could vanish."""
-                kappa = kernel(squared_distances_of(*(x.astype(digits) for x in factors)))
-                return summed(kappa, jnp.exp(log_weights - most) * values), jnp.broadcast_to(most, (len(queries), 1))
-
-            def of_largest(u: Array) -> tuple[Array, Array]:
+            def of_largest(u: Array) -> tuple[Array, ...]:
                 """Of terms over the largest of a row, and that."""
                 logits = kernel.log(u) + (log_weights - most).T
                 own = logits.max(-1, keepdims=True)
-                return summed(jnp.exp((logits - own).astype(digits)), values), own + most
+                return own + most, *summed(jnp.exp((logits - own).astype(digits)), jnp.ones_like(log_weights))
 
-            def summed(weights: Array, values: Array) -> Array:
-                if values.shape[1] > 1:  # in float64, or what is left of means would be lost
-                    return dot(weights.astype(values.dtype), values)
-                return fused_sum(weights, values.astype(digits)).astype(values.dtype)
+            def summed(weights: Array, of_keys: Array) -> tuple[Array, Array]:
+                """Of ones in one pass; with values in float64, of which little may be left in means."""
+                total = fused_sum(weights, of_keys.astype(digits)).astype(values.dtype)
+                return total, dot(weights.astype(values.dtype), of_keys * values)
 
-            factors, size = squares_factors(a, b), jnp.maximum(a.norms.max(), b.norms.max())
-            ways = (
-                near_one_another,
-                lambda: of_largest(squared_distances_of(*factors)),
-                lambda: of_largest(-2 * difference_logits(scale, queries, keys)),
-            )
-            way = jnp.where(size <= near, 0, jnp.where(size <= reach, 1, 2))  # NaN takes differences
-            found, own = lax.switch(way, ways)
+            most, way = log_weights.max(), jnp.where(size <= reach, 1, 2)  # NaN takes differences
+            ways = [lambda: of_largest(squared_distances_of(*factors))] * 2
+            ways += [lambda: of_largest(-2 * difference_logits(scale, queries, keys))]
+            if near:
+                # The largest weight of a key near the center, to which every near query has a term; what far keys and
+                # far queries have beside that.
+                is_far, is_beyond = b.norms > near, jnp.sqrt(a.norms) - jnp.sqrt(b.norms.max())
+                most = jnp.where(is_far, LOG_ZERO, log_weights).max()
+                least = kernel.log(jnp.full((), 4.0 * near)) + most
+                of_far = kernel.log(jnp.square(jnp.maximum(jnp.sqrt(b.norms) - near**0.5, 0))) + log_weights
+                counts = kernel.log(jnp.square(jnp.maximum(is_beyond, 0))) + log_weights.max() >= largest - rest
+                far = counts & (a.norms > near)
+                _, few = lax.top_k(jnp.where(far, a.norms, 0)[:, 0].astype("float32"), min(FEW_ROWS, len(queries)))
+                knows = (~is_far | (of_far < least - rest)).all() & (far.sum() <= FEW_ROWS)
+                way = jnp.where(knows & (jnp.where(far, a.norms, 0).max() <= reach) & (b.norms.max() <= reach), 0, way)
+
+                def near_one_another() -> tuple[Array, ...]:
+                    """By products of few digits, of terms over the largest weight; but for the few far queries."""
+                    kappa = kernel(squared_distances_of(*(x.astype(digits) for x in factors)))
+                    found = summed(kappa, jnp.where(is_far, 0, jnp.exp(log_weights - most)))
+                    of_few = of_largest(squared_distances_of(factors[0][few], factors[1]))
+                    of_all = jnp.where(counts, most, largest), *(jnp.where(counts, x, 0) for x in found)
+                    return tuple(x.at[few].set(y) for x, y in zip(of_all, of_few, strict=True))
+
+                ways[0] = near_one_another
+            own, *found = lax.switch(way, ways)
             new = jnp.maximum(largest, own)
-            return num + 1, new, sums * jnp.exp(largest - new) + found * jnp.exp(own - new)
+            before, now = jnp.exp(largest - new), jnp.exp(own - new)
+            return num + 1, new, *(x * before + y * now for x, y in zip(sums, found, strict=True))
 
         operands = [queries, bounds, *columns]
         none = (
             jnp.zeros((), "int32"),
             jnp.full((len(queries), 1), LOG_ZERO),
-            jnp.zeros((len(queries), values.shape[1] + 1)),
+            *(jnp.zeros((len(queries), width)) for width in (1, values.shape[1] + 1)),
         )
-        _, largest, sums = lax.while_loop(goes_on, add, jax.tree.map(lambda x: vary_like(x, operands), none))
-        return sums[:, :-1] / sums[:, -1:], largest + jnp.log(sums[:, -1:])
+        _, largest, total, sums = lax.while_loop(goes_on, add, jax.tree.map(lambda x: vary_like(x, operands), none))
+        return sums[:, :-1] / sums[:, -1:], largest + jnp.log(total)
 
     means, logs = lax.map(of_block, (rows, bounds))
     return in_place(as_rows(means), i.ravel(), len(queries)), in_place(as_rows(logs), i.ravel(), len(queries))
+
+
+def _medoid(keys: Float[Array, "n d"]) -> Float[Array, "1 d"]:
+    """Of eight of the keys the one that is nearest to the others: neither an outlier nor between two clusters."""
+    some = keys[:: -(-len(keys) // 8)]
+    distances = jnp.sqrt(jnp.square(some[:, None] - some[None]).sum(-1)).sum(1).astype("float32")  # as of `_middle`
+    return some[lax.argmin(jnp.where(jnp.isnan(distances), jnp.inf, distances), 0, "int32")][None]
 
 
 def _bounds(kernel: Kernel, scale: Array, rows: Float[Array, "r m d"], columns: Float[Array, "c n d"]) -> Array:

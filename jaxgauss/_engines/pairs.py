@@ -6,7 +6,6 @@ A tile takes u and the pulls from products about a center that is near to it, or
 import functools
 import itertools
 import math
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,93 +17,14 @@ from .._arrays.logits import dot
 from .._arrays.places import vary_like
 from .._checks.settings import are_known
 from .._kernels.kernels import Kernel
-from .channels import Channels
 from .fused import FUSED_WIDTH, FUSES, fused_sum
 from .products import squared_distances_of
+from .wanted import Columns, Rows, Sums, Wanted
 
 GROUP = 8  # coordinates whose differences are formed in one pass over a tile
-SPREAD_DIMENSIONS = 32
 PARTS = 4  # of the queries of a tile
 ONE_SCALE = 2.0**30  # times the distance of neighbours: float64 keeps 23 bits of it
 FARTHEST = 2.0**120  # u that all kernels and their slopes can be computed of in float32
-
-
-class Wanted(NamedTuple):
-    """What is summed at each query. Static, as kernels are.
-
-    Attributes:
-        sums: kernels κ, and how many channels of the values each of them has.
-        pulls: kernels whose slopes ψ = -2κ' pull, and how many channels of the weights each of them has.
-        spread: whether Σ_n W ‖k_n - q_m‖² is asked for, or each coordinate's part of it.
-        one_sign: whether the weights of what pulls are known to have one sign.
-    """
-
-    sums: Channels
-    pulls: Channels
-    spread: bool = False
-    one_sign: bool = False
-
-    @property
-    def kernels(self) -> tuple[Kernel, ...]:
-        """All of them."""
-        return *self.sums.kernels, *self.pulls.kernels
-
-    @property
-    def kinked(self) -> bool:
-        """Whether a kernel needs distances, and not only their squares."""
-        return any(kernel.kinked for kernel in self.kernels)
-
-    def strict(self, dim: int) -> bool:
-        """Whether each u must have its digits, however small, in so many dimensions.
-
-        So it is with a kink, and for pulls by slopes that may change their sign; or of points in many dimensions, where
-        u is seldom small, and sums that tell how far pairs are spread take longer than a look at each.
-        """
-        pulls = self.pulls.kernels
-        return self.kinked or not all(x.decays for x in pulls) or (bool(pulls) and dim > SPREAD_DIMENSIONS)
-
-    def end(self, dtype: str) -> float:
-        """The u from which all of the kernels are zero in float32 or float64."""
-        return max(kernel.end(dtype) for kernel in self.kernels)
-
-    def widths(self, dim: int, scales: int) -> tuple[int, int, int]:
-        """Columns of the results, for points of so many dimensions, and one scale or as many."""
-        return sum(self.sums.widths), dim if self.pulls.kernels else 0, scales if self.spread else 0
-
-    def of(self, u: Array) -> dict[Kernel, Array]:
-        """κ(u) of what is summed and ψ(u) of what pulls: what both are made of is computed once."""
-        both = {kernel: kernel.with_slope(u) for kernel in self.pulls.kernels}
-        values = {kernel: both[kernel][0] if kernel in both else kernel(u) for kernel in self.sums.kernels}
-        return values | {kernel.slope: psi for kernel, (_, psi) in both.items()}
-
-
-class Rows(NamedTuple):
-    """Queries, and their weights g."""
-
-    points: Float[Array, "*batch m d"]
-    weights: Float[Array, "*batch m e"]
-
-
-class Columns(NamedTuple):
-    """Keys, the values v that are summed, and the weights w of what pulls."""
-
-    points: Float[Array, "*batch n d"]
-    values: Float[Array, "*batch n c"]
-    weights: Float[Array, "*batch n e"]
-
-
-class Sums(NamedTuple):
-    """At each query, with W = Σ ψ(u) ⟨g_m, w_n⟩ over the kernels that pull.
-
-    Attributes:
-        sums: Σ_n κ(u) v_n.
-        pulls: Σ_n W (k_n - q_m).
-        spread: Σ_n W ‖k_n - q_m‖²; where each coordinate has a scale, its part.
-    """
-
-    sums: Float[Array, "*batch m c"]
-    pulls: Float[Array, "*batch m d"]
-    spread: Float[Array, "*batch m s"]
 
 
 def by_products(

@@ -29,11 +29,12 @@ from .._checks.settings import are_known
 from .._kernels.kernels import GAUSS, Kernel
 from .anywhere import anywhere_sums, share_left, sorts
 from .channels import NOTHING, Channels
-from .pairs import Columns, Rows, Sums, Wanted, by_products, difference_tile, subtractable
+from .pairs import by_products, difference_tile, subtractable
 from .plan import STRICTER, Plan
 from .products import product_pullback, squares_factors
 from .reach import one_of_two, within
 from .tiles import DIFFERENCES_TILE, in_groups, one_by_one, tiled_sum
+from .wanted import Columns, Rows, Sums, Wanted
 
 
 def pair_sums(wanted: Wanted, chosen: Plan, *operands: Array) -> Sums:

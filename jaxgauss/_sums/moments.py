@@ -15,9 +15,9 @@ from .._checks.settings import Settings, working_dtype
 from .._engines.channels import NOTHING, Channels
 from .._engines.dispatch import near_sum, uses_mixture
 from .._engines.kernel_plan import of_gaussians
-from .._engines.pairs import Wanted
 from .._engines.plan import takes_half
 from .._engines.reach import are_near, near_or_anywhere
+from .._engines.wanted import Wanted
 from .._kernels.kernels import GAUSS
 from .kernel_sum import as_bandwidths
 from .radial import pair_sums

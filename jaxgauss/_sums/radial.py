@@ -13,9 +13,9 @@ from .._checks.settings import Settings
 from .._engines import dispatch
 from .._engines.anywhere import FEW_DIMENSIONS
 from .._engines.channels import NOTHING, Channels
-from .._engines.pairs import Sums, Wanted
 from .._engines.radial import difference_sums, gradients_of, of_tau, sums_by_differences, sums_by_products
 from .._engines.reach import one_of_two, tiles_are_near
+from .._engines.wanted import Sums, Wanted
 
 # Derivatives. With u = τ‖q_m - k_n‖², κ' the derivative of κ, ψ = -2κ', a cotangent g and w_mn = ψ(u) ⟨g_m, v_n⟩, from
 # ∂κ/∂q = 2τ κ' (q - k) = τ ψ (k - q):

@@ -1,0 +1,73 @@
+"""Which u = ‖a - b‖² a product about the center of a tile knows: told by norms, or by the product itself."""
+
+import math
+
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float
+
+from .._arrays.logits import dot
+from .._arrays.points import Scaled, as_rows, with_norms
+from .pairs import FARTHEST
+from .plan import NEAR, STRICTER
+from .products import squares_factors
+
+# Beside ‖a‖² + ‖b‖², what u must be for a product to make it: its relative error is then at most the unit over this.
+TRUSTED = {"float32": 0.1, "float64": 1e-3}
+LARGEST = FARTHEST / 8  # of ‖a‖² for products
+
+
+def about_center(scale: Array, rows: Array, columns: Array) -> tuple[Scaled, Scaled]:
+    """The points of a tile about the center of its keys, with their norms: infinite where products cannot take them."""
+    center = _middle(columns)
+    found = with_norms(*((x - center[None, None]) * scale[None] for x in (rows, columns)))
+    return tuple(x._replace(norms=jnp.where(x.norms < LARGEST, x.norms, jnp.inf)) for x in found)  # type: ignore[return-value]
+
+
+def knows(strict: bool, a: Scaled, b: Scaled) -> Bool[Array, "rows columns"]:
+    """Whether norms tell that a product knows every u of two leaves.
+
+    Points that are near the center are known beside one another; two of which one is `ratio` times as far are so far
+    from one another that their u is known as well.
+    """
+    dtype = a.points.dtype.name
+    share, near = 1 - TRUSTED[dtype], 0 if strict else NEAR[dtype] / STRICTER
+    ratio = ((1 + math.sqrt(1 - share**2)) / share) ** 2
+
+    def ranges(norms: Array) -> tuple[Array, Array, Array]:
+        """The largest of those that are near, the least and the largest of the others."""
+        norms, is_near = norms[..., 0], norms[..., 0] <= near
+        far = jnp.where(is_near, jnp.inf, norms).min(1), jnp.where(is_near, 0, norms).max(1)
+        return jnp.where(is_near, norms, 0).max(1), *far
+
+    p, least, largest = (x[:, None] for x in ranges(a.norms))
+    q, first, last = (x[None] for x in ranges(b.norms))
+    apart = (least >= ratio * last) | (first >= ratio * largest)
+    return (first >= ratio * p) & (least >= ratio * q) & apart & (jnp.maximum(largest, last) < jnp.inf)
+
+
+def looked_at(strict: bool, end: float, a: Scaled, b: Scaled, known: Array, left: Array) -> tuple[Array, Array]:
+    """Whether a product knows every u of two leaves, and whether a kernel is not zero there (rows, columns).
+
+    By what u is more than that share of ‖a‖² + ‖b‖² which it must be: its minimum is compared with one number.
+    """
+    trusted = TRUSTED[a.points.dtype.name]
+    first, second = map(as_rows, squares_factors(*(x._replace(norms=(1 - trusted) * x.norms) for x in (a, b))))
+    rest = dot(first, second.T).reshape(*a.norms.shape[:2], *b.norms.shape[:2]).min((1, 3))
+    least, largest = (f(a.norms, 1) + f(b.norms, 1).T for f in (jnp.min, jnp.max))
+    can, slack = largest < jnp.inf, 0 if strict else 1
+    left &= ~(can & (rest + trusted * least > end))
+    return left & (known | can & (rest + slack >= 0)), left
+
+
+def _middle(leaves: Float[Array, "leaves size d"]) -> Float[Array, " d"]:
+    """Of the most compact leaf: neither an outlier moves it, nor a leaf with points of two clusters.
+
+    Halves are exact. A mean is not, and its last step may be fused with one subtraction of it and not with another:
+    moments about two centers that differ in the last bit lose all their digits far from the origin.
+    """
+    largest, least = leaves.max(1), leaves.min(1)
+    spreads = jnp.square(largest - least).sum(-1)
+    spreads = spreads.astype("float32")  # the only dtype that argmin has where JAX's 64-bit mode is off
+    most_compact = lax.argmin(jnp.where(jnp.isnan(spreads), jnp.inf, spreads), 0, "int32")
+    return (largest[most_compact] + least[most_compact]) / 2
