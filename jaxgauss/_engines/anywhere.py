@@ -111,7 +111,12 @@ def _block_sums(wanted: Wanted, scale: Array, rows: Rows, tiles: Columns) -> Sum
     num, each = len(rows.points), tiles.points.shape[1]
     columns = jax.tree.map(lambda x: x.reshape(x.shape[0] * each, *x.shape[2:]), tiles)
     left = ~_are_apart(wanted, scale, rows.points, columns.points).reshape(num, -1, each).swapaxes(0, 1)
-    dim, none = rows.points.shape[2], _zeros(wanted, scale, rows, columns)
+    dim, none = rows.points.shape[2], zeros_of(wanted, *rows.points.shape[:2], scale=scale, points=rows.points)
+    operands = [scale, *rows, *columns]
+
+    def varying(results: Any) -> Any:
+        return jax.tree.map(lambda x: vary_like(x, operands), results)
+
     strict = wanted.strict(dim, scale.shape[1])
     places, number = _listed(left.any((1, 2)))
 
@@ -125,11 +130,10 @@ def _block_sums(wanted: Wanted, scale: Array, rows: Rows, tiles: Columns) -> Sum
             look = functools.partial(looked_at, strict, wanted.end(a.points.dtype.name), a, b)
             keep, here = lax.cond((here & ~keep).any(), look, lambda *x: x, keep, here)
         products = functools.partial(_products, wanted, scale, rows.weights, tile, a, b)
-        keep, found = lax.cond(keep.any(), products, lambda keep: (keep, none), keep)
+        keep, found = lax.cond(keep.any(), lambda x: varying(products(x)), lambda x: varying((x, none)), keep)
         return start + 1, jax.tree.map(jnp.add, total, found), left.at[place].set(here & ~keep)
 
-    start = vary_like(jnp.zeros((), "int32"), [left])
-    state = start, none, left
+    state = varying((jnp.zeros((), "int32"), none, left))
     _, total, left = lax.while_loop(lambda state: state[0] < number, add, state)
     return _add_differences(total, left.swapaxes(0, 1).reshape(num, -1), wanted, scale, rows, columns)
 
@@ -214,14 +218,3 @@ def squared_gaps(scale: Array, a: Float[Array, "r m d"], b: Float[Array, "c n d"
 
 def _squares(scale: Array, differences: Float[Array, "*shape d"]) -> Float[Array, "*shape"]:
     return jnp.square(differences * with_rank(scale, differences)).sum(-1)
-
-
-def _zeros(wanted: Wanted, scale: Array, rows: Rows, columns: Columns) -> Sums:
-    zeros = zeros_of(wanted, *rows.points.shape[:2], scale=scale, points=rows.points)
-    operands = [scale, *rows, *columns]
-    return jax.tree.map(lambda x: vary_like(x, operands), zeros)
-
-
-def _finite(x: Scaled) -> Scaled:
-    """Zero for points that products cannot take: they are in doubt."""
-    return Scaled(*(jnp.where(x.norms < jnp.inf, y, 0) for y in x))

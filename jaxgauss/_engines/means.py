@@ -174,7 +174,8 @@ def _sorted_means(
                 most = jnp.where(is_far, LOG_ZERO, log_weights).max()
                 least = kernel.log(jnp.full((), 4.0 * near)) + most
                 of_far = kernel.log(jnp.square(jnp.maximum(jnp.sqrt(b.norms) - near**0.5, 0))) + log_weights
-                counts = kernel.log(jnp.square(jnp.maximum(is_beyond, 0))) + log_weights.max() >= largest - rest
+                of_nearest = kernel.log(jnp.square(jnp.maximum(is_beyond, 0))) + log_weights.max()
+                counts = ~(of_nearest < largest - rest)  # NaN does
                 far = counts & (a.norms > near)
                 _, few = lax.top_k(jnp.where(far, a.norms, 0)[:, 0].astype("float32"), min(FEW_ROWS, len(queries)))
                 knows = (~is_far | (of_far < least - rest)).all() & (far.sum() <= FEW_ROWS)

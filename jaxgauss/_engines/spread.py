@@ -8,7 +8,7 @@ from typing import Any
 
 from .._arrays.points import Scaled
 
-SPREAD = 2**-6  # the least mean of u over ‖a‖² + ‖b‖², weighted as in the sum, for moments to make slopes
+SPREAD = 2**-4  # the least mean of u over ‖a‖² + ‖b‖², weighted as in the sum, for moments to make slopes
 
 
 def powers(xp: Any, b: Scaled, weights: Any, each: bool) -> Any:

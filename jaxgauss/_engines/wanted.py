@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 from .._kernels.kernels import Kernel
 from .channels import Channels
 
-SPREAD_COLUMNS = 33  # of sums that tell how far pairs are spread
+MANY_DIMENSIONS = 32
 
 
 class Wanted(NamedTuple):
@@ -39,10 +39,11 @@ class Wanted(NamedTuple):
         """Whether each u must have its digits, however small, in so many dimensions, of one scale or as many.
 
         So it is with a kink, and for pulls by slopes that may change their sign; or of points in many dimensions, where
-        u is seldom small, and sums that tell how far pairs are spread take longer than a look at each.
+        u is seldom small, and sums that tell how far pairs are spread take longer than a look at each. Where each
+        coordinate has a scale, those that are near in one may be far in others: u tells nothing of that.
         """
-        pulls = self.pulls.kernels
-        return self.kinked or not all(x.decays for x in pulls) or (bool(pulls) and dim + scales > SPREAD_COLUMNS)
+        many = bool(self.pulls.kernels) and scales == 1 and dim > MANY_DIMENSIONS
+        return many or self.kinked or not all(kernel.decays for kernel in self.pulls.kernels)
 
     def end(self, dtype: str) -> float:
         """The u from which all of the kernels are zero in float32 or float64."""
