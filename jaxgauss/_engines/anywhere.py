@@ -34,6 +34,7 @@ LEAF = {True: 256, False: 64}  # points, in few dimensions and in many
 ROWS = 4096  # points of a tile of products
 # Keys of a tile: few, which then lie about one center; of many channels fewer, for values to stay in the cache.
 COLUMNS, MANY = {True: 512, False: 256}, 96
+WORTH = {True: 0.25, False: 0}  # the share of the pairs of leaves from which a product of a tile takes less time
 FEW = 2**18  # pairs times dimensions whose differences take less time than sorting
 CHUNK = {True: 2**18, False: 2**16}  # pairs of points whose differences are formed at a time
 
@@ -130,7 +131,8 @@ def _block_sums(wanted: Wanted, scale: Array, rows: Rows, tiles: Columns) -> Sum
             look = functools.partial(looked_at, strict, wanted.end(a.points.dtype.name), a, b)
             keep, here = lax.cond((here & ~keep).any(), look, lambda *x: x, keep, here)
         products = functools.partial(_products, wanted, scale, rows.weights, tile, a, b)
-        keep, found = lax.cond(keep.any(), lambda x: varying(products(x)), lambda x: varying((x, none)), keep)
+        pays = keep.sum(dtype="float32") > WORTH[dim <= FEW_DIMENSIONS] * keep.size
+        keep, found = lax.cond(pays, lambda: varying(products(keep)), lambda: varying((jnp.zeros_like(keep), none)))
         return start + 1, jax.tree.map(jnp.add, total, found), left.at[place].set(here & ~keep)
 
     state = varying((jnp.zeros((), "int32"), none, left))
