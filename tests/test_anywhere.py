@@ -291,6 +291,19 @@ def test_logarithms_and_means(rng, kernel, dim):
         assert error(of_means[2], g @ p, np.abs(g) @ p) < 1e-5
 
 
+@pytest.mark.parametrize("share", [0.4, 0.6])
+def test_logarithms_of_clusters_of_which_one_has_no_weight(rng, share):
+    """Few or most keys of a tile: what is left of it are those far from its center, and their own weights."""
+    num = 500
+    x, log_weights = rng.normal(size=(num, 3)).astype(np.float32), rng.normal(size=num).astype(np.float32)
+    x[int(share * num) :] += 1e3
+    log_weights[: int(share * num)] = -np.inf
+    exponents = np.square(np.float64(x)[:, None] - np.float64(x)[None]).sum(-1) / -2 + np.float64(log_weights)[None]
+    exact = np.asarray(jax.nn.logsumexp(jnp.asarray(exponents), axis=1))
+    found = np.asarray(jax.jit(log_gauss_sum)(x, x, log_weights), np.float64)
+    assert (np.abs(found - exact) <= 1e-5 * np.maximum(1, np.abs(exact))).all()
+
+
 @pytest.mark.parametrize("dim", [2, 17])
 def test_leaving_one_out(rng, monkeypatch, dim):
     """Of regressions: what groups of points tell is put together by weights that are exponentials of any size."""

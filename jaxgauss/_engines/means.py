@@ -171,10 +171,10 @@ def _sorted_means(
                 # The largest weight of a key near the center, to which every near query has a term; what far keys and
                 # far queries have beside that.
                 is_far, is_beyond = b.norms > near, jnp.sqrt(a.norms) - jnp.sqrt(b.norms.max())
-                most = jnp.where(is_far, LOG_ZERO, log_weights).max()
-                least = kernel.log(jnp.full((), 4.0 * near)) + most
+                most_near = jnp.where(is_far, LOG_ZERO, log_weights).max()
+                least = kernel.log(jnp.full((), 4.0 * near)) + most_near
                 of_far = kernel.log(jnp.square(jnp.maximum(jnp.sqrt(b.norms) - near**0.5, 0))) + log_weights
-                of_nearest = kernel.log(jnp.square(jnp.maximum(is_beyond, 0))) + log_weights.max()
+                of_nearest = kernel.log(jnp.square(jnp.maximum(is_beyond, 0))) + most
                 counts = ~(of_nearest < largest - rest)  # NaN does
                 far = counts & (a.norms > near)
                 _, few = lax.top_k(jnp.where(far, a.norms, 0)[:, 0].astype("float32"), min(FEW_ROWS, len(queries)))
@@ -184,9 +184,9 @@ def _sorted_means(
                 def near_one_another() -> tuple[Array, ...]:
                     """By products of few digits, of terms over the largest weight; but for the few far queries."""
                     kappa = kernel(squared_distances_of(*(x.astype(digits) for x in factors)))
-                    found = summed(kappa, jnp.where(is_far, 0, jnp.exp(log_weights - most)))
+                    found = summed(kappa, jnp.where(is_far, 0, jnp.exp(log_weights - most_near)))
                     of_few = of_largest(squared_distances_of(factors[0][few], factors[1]))
-                    of_all = jnp.where(counts, most, largest), *(jnp.where(counts, x, 0) for x in found)
+                    of_all = jnp.where(counts, most_near, largest), *(jnp.where(counts, x, 0) for x in found)
                     return tuple(x.at[few].set(y) for x, y in zip(of_all, of_few, strict=True))
 
                 ways[0] = near_one_another

@@ -74,11 +74,11 @@ def by_products(
     sums, pulled = found[: len(wanted.sums.kernels)], iter(found[len(wanted.sums.kernels) :])
     pulls, spread = (jnp.zeros((*u.shape[:-1], width), u.dtype) for width in (b1.shape[-1], 1))
     for psi, g, w in pulling:
-        one, s = w.shape[-1] == 1, dot(g, w.mT)
-        pulls += g * next(pulled) if one else dot(tile(psi) * s, b1)
+        one = w.shape[-1] == 1
+        pulls += g * next(pulled) if one else dot(tile(psi) * dot(g, w.mT), b1)
         if wanted.spread and not each:
             weights = tile(psi) * again()
-            spread += g * dot(weights, w) if one else (weights * s).sum(-1, keepdims=True)
+            spread += g * dot(weights, w) if one else (weights * dot(g, w.mT)).sum(-1, keepdims=True)
     pulls, mass, squares = pulls[..., :dim], pulls[..., dim : dim + 1], pulls[..., dim + 1 :]
     spread = squares - a * (2 * pulls - mass * a) if each else spread
     spread = spread / jnp.square(scale) if wanted.spread else spread
