@@ -56,7 +56,8 @@ def looked_at(strict: bool, end: float, a: Scaled, b: Scaled, known: Array, left
     rest = dot(first, second.T).reshape(*a.norms.shape[:2], *b.norms.shape[:2]).min((1, 3))
     least, largest = (f(a.norms, 1) + f(b.norms, 1).T for f in (jnp.min, jnp.max))
     can, slack = largest < jnp.inf, 0 if strict else 1
-    left &= ~(can & (rest + trusted * least > end))
+    rounding = (a.points.shape[-1] + 4) * float(jnp.finfo(rest.dtype).eps) * largest
+    left &= ~(can & (rest + trusted * least - rounding > end))
     return left & (known | can & (rest + slack >= 0)), left
 
 

@@ -124,11 +124,12 @@ def by_differences(
         weights += of_kernels[kernel.slope] * (w * g.mT if w.shape[-1] == 1 else dot(w, g.mT))
     pulls = spread = jnp.zeros((*u.shape[:-2], u.shape[-1], 0), u.dtype)
     if wanted.pulls.kernels:
-        if one_scale is None:
-            found = _pulled(each, weights, rows.points, columns.points)
+        differences = functools.partial(_pulled, each)
+        if one_scale is None or each:
+            found = differences(weights, rows.points, columns.points)
         else:  # points that coincide do not pull, and moments lose nothing by their weights, which may be the largest
-            ways = (functools.partial(f, each) for f in (_pulled_in_float64, _pulled))
-            found = lax.cond(one_scale, *ways, jnp.where(u == 0, 0, weights), rows.points, columns.points)
+            weights = jnp.where(u == 0, 0, weights)
+            found = lax.cond(one_scale, _pulled_in_float64, differences, weights, rows.points, columns.points)
         pulls, *spreads = (x.mT for x in found)
         spread = spreads[0] if each else spread
     if wanted.spread and not each:
@@ -147,16 +148,14 @@ def _pulled(each: bool, weights: Array, queries: Array, keys: Array) -> list[Arr
     return [jnp.moveaxis(x, 0, -2) for x in found]
 
 
-def _pulled_in_float64(each: bool, weights: Array, queries: Array, keys: Array) -> list[Array]:
-    """The same as moments about the middle of the keys, of points of one scale; of many dimensions faster."""
-    dtype, dim, middle = keys.dtype, keys.shape[-2], (keys.max(-1, keepdims=True) + keys.min(-1, keepdims=True)) / 2
+def _pulled_in_float64(weights: Array, queries: Array, keys: Array) -> list[Array]:
+    """The first as moments about the middle of the keys, of points of one scale; of many dimensions faster."""
+    dtype, middle = keys.dtype, (keys.max(-1, keepdims=True) + keys.min(-1, keepdims=True)) / 2
     with jax.enable_x64(True):
         weights, q, k, middle = (x.astype("float64") for x in (weights, queries, keys, middle))
-        q, k = q - middle, k - middle
-        moments = dot(jnp.concatenate([k, jnp.ones_like(k[..., :1, :]), *([k * k] if each else [])], -2), weights)
-        first, mass, second = jnp.split(moments, (dim, dim + 1), -2)
-        found = [first - q * mass, *([second - q * (2 * first - q * mass)] if each else [])]
-        return [x.astype(dtype) for x in found]
+        k1 = jnp.concatenate([k - middle, jnp.ones_like(k[..., :1, :])], -2)
+        moments = dot(k1, weights)
+        return [(moments[..., :-1, :] - (q - middle) * moments[..., -1:, :]).astype(dtype)]
 
 
 def of_one_scale(*points: Float[Array, "leaves d n"]) -> Bool[Array, ""]:
