@@ -22,7 +22,7 @@ from .._checks.settings import are_known
 from .._kernels.kernels import Kernel
 from .channels import NOTHING, Channels
 from .digits import about_center, knows, looked_at
-from .pairs import by_differences, by_products, of_one_scale, subtractable, with_rank, zeros_of
+from .pairs import by_differences, by_products, subtractable, with_rank, zeros_of
 from .plan import Plan
 from .products import squares_factors
 from .sorting import leaf_order
@@ -126,10 +126,11 @@ def _block_sums(wanted: Wanted, scale: Array, rows: Rows, tiles: Columns) -> Sum
         place = places[start]
         tile, here = Columns(*(x[place] for x in tiles)), left[place]
         a, b = about_center(scale, rows.points, tile.points)
-        keep = here & knows(strict, a, b)
+        known = knows(strict, a, b)
         if dim > FEW_DIMENSIONS:
-            look = functools.partial(looked_at, strict, wanted.end(a.points.dtype.name), a, b)
-            keep, here = lax.cond((here & ~keep).any(), look, lambda *x: x, keep, here)
+            look = functools.partial(looked_at, strict, a, b)
+            known = lax.cond((here & ~known).any(), look, lambda known: known, known)
+        keep = here & known
         products = functools.partial(_products, wanted, scale, rows.weights, tile, a, b)
         pays = keep.sum(dtype="float32") > WORTH[dim <= FEW_DIMENSIONS] * keep.size
         keep, found = lax.cond(pays, lambda: varying(products(keep)), lambda: varying((jnp.zeros_like(keep), none)))
@@ -196,16 +197,14 @@ def _add_differences(
     places, number = _listed(flags.ravel())
     places = jnp.pad(places, (0, each), constant_values=flags.size)
     rows, columns = rows._replace(points=rows.points.mT), columns._replace(points=columns.points.mT)
-    one_scale = None  # in few dimensions differences once more take as long as moments
-    if wanted.pulls.kernels and not few:
-        one_scale = of_one_scale(*(with_rank(scale.T, x.points) * x.points for x in (rows, columns)))
 
     def add(state: tuple[Array, Sums]) -> tuple[Array, Sums]:
         start, total = state
         place = lax.dynamic_slice(places, (start,), (each,))
         i, j = place // num_columns, place % num_columns  # i is no leaf where there are no more
         pair = Rows(*(x[i] for x in rows)), Columns(*(x[j] for x in columns))
-        found = by_differences(wanted, scale.T, *pair, one_scale=one_scale)
+        # in few dimensions differences once more take as long as moments
+        found = by_differences(wanted, scale.T, *pair, moments=not few)
         return start + each, jax.tree.map(lambda x, y: x.at[i].add(y, mode="drop"), total, found)
 
     start = vary_like(jnp.zeros((), "int32"), [flags])

@@ -1,6 +1,7 @@
 """Which u = ‖a - b‖² a product about the center of a tile knows: told by norms, or by the product itself."""
 
 import math
+from collections.abc import Iterator
 
 import jax.numpy as jnp
 from jax import lax
@@ -34,11 +35,12 @@ def knows(strict: bool, a: Scaled, b: Scaled) -> Bool[Array, "rows columns"]:
     share, near = 1 - TRUSTED[dtype], 0 if strict else NEAR[dtype] / STRICTER
     ratio = ((1 + math.sqrt(1 - share**2)) / share) ** 2
 
-    def ranges(norms: Array) -> tuple[Array, Array, Array]:
+    def ranges(norms: Array) -> Iterator[Array]:
         """The largest of those that are near, the least and the largest of the others."""
         norms, is_near = norms[..., 0], norms[..., 0] <= near
-        far = jnp.where(is_near, jnp.inf, norms).min(1), jnp.where(is_near, 0, norms).max(1)
-        return jnp.where(is_near, norms, 0).max(1), *far
+        three = jnp.where(is_near, norms, 0), jnp.where(is_near, -jnp.inf, -norms), jnp.where(is_near, 0, norms)
+        found, signs = jnp.stack(three).max(2), jnp.array([1, -1, 1], norms.dtype)
+        return iter(found * signs[:, None])
 
     p, least, largest = (x[:, None] for x in ranges(a.norms))
     q, first, last = (x[None] for x in ranges(b.norms))
@@ -46,19 +48,16 @@ def knows(strict: bool, a: Scaled, b: Scaled) -> Bool[Array, "rows columns"]:
     return (first >= ratio * p) & (least >= ratio * q) & apart & (jnp.maximum(largest, last) < jnp.inf)
 
 
-def looked_at(strict: bool, end: float, a: Scaled, b: Scaled, known: Array, left: Array) -> tuple[Array, Array]:
-    """Whether a product knows every u of two leaves, and whether a kernel is not zero there (rows, columns).
+def looked_at(strict: bool, a: Scaled, b: Scaled, known: Array) -> Bool[Array, "rows columns"]:
+    """Whether norms or a product know every u of two leaves.
 
     By what u is more than that share of ‖a‖² + ‖b‖² which it must be: its minimum is compared with one number.
     """
     trusted = TRUSTED[a.points.dtype.name]
     first, second = map(as_rows, squares_factors(*(x._replace(norms=(1 - trusted) * x.norms) for x in (a, b))))
     rest = dot(first, second.T).reshape(*a.norms.shape[:2], *b.norms.shape[:2]).min((1, 3))
-    least, largest = (f(a.norms, 1) + f(b.norms, 1).T for f in (jnp.min, jnp.max))
-    can, slack = largest < jnp.inf, 0 if strict else 1
-    rounding = (a.points.shape[-1] + 4) * float(jnp.finfo(rest.dtype).eps) * largest
-    left &= ~(can & (rest + trusted * least - rounding > end))
-    return left & (known | can & (rest + slack >= 0)), left
+    can = a.norms.max(1) + b.norms.max(1).T < jnp.inf
+    return known | can & (rest + (0 if strict else 1) >= 0)
 
 
 def _middle(leaves: Float[Array, "leaves size d"]) -> Float[Array, " d"]:

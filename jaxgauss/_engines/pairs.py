@@ -23,7 +23,7 @@ from .wanted import Columns, Rows, Sums, Wanted
 
 GROUP = 8  # coordinates whose differences are formed in one pass over a tile
 PARTS = 4  # of the queries of a tile
-ONE_SCALE = 2.0**30  # times the distance of neighbours: float64 keeps 23 bits of it
+ONE_SCALE = 2.0**30  # times a distance: float64 keeps 23 bits of it
 FARTHEST = 2.0**120  # u that all kernels and their slopes can be computed of in float32
 
 
@@ -97,12 +97,12 @@ def by_differences(
     rows: Rows,
     columns: Columns,
     ratio: Array | None = None,
-    one_scale: Bool[Array, ""] | None = None,
+    moments: bool = False,
 ) -> Sums:
     """Of points as they are, but with their coordinates first, (*batch, D, N); √τ is one (*batch, 1, 1), or D.
 
-    Where it is known whether points are `of_one_scale`, not to be differentiated. Tiles have keys before queries: what
-    is reduced over keys is then vectorized over queries.
+    Pulls may be `moments` in float64, not to be differentiated. Tiles have keys before queries: what is reduced over
+    keys is then vectorized over queries.
     """
     scale = with_rank(scale, rows.points)
     dim, each = rows.points.shape[-2], wanted.spread and scale.shape[-2] > 1
@@ -125,10 +125,10 @@ def by_differences(
     pulls = spread = jnp.zeros((*u.shape[:-2], u.shape[-1], 0), u.dtype)
     if wanted.pulls.kernels:
         differences = functools.partial(_pulled, each)
-        if one_scale is None or each:
+        if each or not moments:
             found = differences(weights, rows.points, columns.points)
         else:  # points that coincide do not pull, and moments lose nothing by their weights, which may be the largest
-            weights = jnp.where(u == 0, 0, weights)
+            weights, one_scale = jnp.where(u == 0, 0, weights), _are_of_one_scale(scale, u, rows.points, columns.points)
             found = lax.cond(one_scale, _pulled_in_float64, differences, weights, rows.points, columns.points)
         pulls, *spreads = (x.mT for x in found)
         spread = spreads[0] if each else spread
@@ -158,12 +158,11 @@ def _pulled_in_float64(weights: Array, queries: Array, keys: Array) -> list[Arra
         return [(moments[..., :-1, :] - (q - middle) * moments[..., -1:, :]).astype(dtype)]
 
 
-def of_one_scale(*points: Float[Array, "leaves d n"]) -> Bool[Array, ""]:
-    """Whether float64 keeps the distance of neighbours (some of them), wherever among all the center is."""
-    nearest = [jnp.abs(x[..., 1:] - x[..., :-1]).max(-2) for x in points]
-    least = functools.reduce(jnp.minimum, [jnp.where(x > 0, x, jnp.inf).min(initial=jnp.inf) for x in nearest])
-    extent = functools.reduce(jnp.maximum, [jnp.abs(x - points[0][:1, :, :1]).max() for x in points])
-    return 2 * extent < ONE_SCALE * least
+def _are_of_one_scale(scale: Array, u: Array, queries: Array, keys: Array) -> Bool[Array, ""]:
+    """Whether float64 keeps the distance of the nearest, wherever among all the center is."""
+    extent = jnp.maximum(queries.max(-1), keys.max(-1)) - jnp.minimum(queries.min(-1), keys.min(-1))
+    nearest = jnp.where(u > 0, u, jnp.inf).min()
+    return jnp.square(scale[..., 0] * extent).max() < ONE_SCALE**2 * nearest
 
 
 def difference_tile(wanted: Wanted, scale: Array, rows: Rows, columns: Columns, ratio: Array) -> Sums:

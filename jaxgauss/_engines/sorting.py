@@ -1,19 +1,20 @@
 """The order of points by a balanced tree: leaves of one size, of points that lie close together."""
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 LANES = 8  # of which the size of a leaf is a multiple
-REACH = 4  # times the mean distance, within which coordinates are told apart
+LARGEST = 2**31 - 1
 WAYS = 3  # levels of halves that a sort makes at once
 
 
 def leaf_order(points: Float[Array, "n d"], largest: int, in_order: bool = False) -> Int[Array, "leaves size"]:
     """Numbers of the points in each leaf, or as they come, `in_order`; those from N on fill up the last leaves.
 
-    Each round sorts all segments by the coordinate in which they are widest and cuts them into eight. Coordinates are
-    rounded, to make room for the position within 32 bits: one array of integers sorts seven times as fast as two.
+    Each round sorts all segments by the coordinate in which they are widest and cuts them into eight. Coordinate and
+    position are one integer of 64 bits: an array of these sorts five times as fast as two arrays.
     """
     num = points.shape[0]
     levels = max(0, (-(-num // largest) - 1).bit_length())
@@ -33,12 +34,9 @@ def leaf_order(points: Float[Array, "n d"], largest: int, in_order: bool = False
 
 
 def _sorted_positions(x: Float[Array, "segments n"], is_there: Bool[Array, "segments n"]) -> Int[Array, "segments n"]:
-    """Those that are not there come last. What is far beyond the mean distance from the mean is not told apart."""
-    num = x.shape[1]
-    centered = x - (x / num).sum(1, keepdims=True)
-    extent = REACH * (jnp.abs(centered) / num).sum(1, keepdims=True)
-    bits = (num - 1).bit_length()
-    places = jnp.clip(centered / jnp.where(extent > 0, extent, 1), -1, 1) * 2.0 ** (30 - bits)
-    ordered = jnp.where(is_there, lax.round(places).astype("int32"), 2 ** (31 - bits) - 1)
-    positions = jnp.arange(num, dtype="int32")
-    return lax.sort((ordered << bits) | positions[None], dimension=1) & (2**bits - 1)
+    """Those that are not there come last."""
+    bits = lax.bitcast_convert_type(x, "int32")
+    ordered = jnp.where(is_there, jnp.where(bits < 0, bits ^ LARGEST, bits), LARGEST)  # as the floats are
+    with jax.enable_x64(True):
+        both = (ordered.astype("int64") << 32) | jnp.arange(x.shape[1], dtype="int64")[None]
+        return (lax.sort(both, dimension=1) & LARGEST).astype("int32")
