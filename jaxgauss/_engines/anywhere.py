@@ -154,7 +154,8 @@ def _products(
     single, looks = set(wanted.pulls.widths) == {1}, bool(slopes) and not wanted.strict(dim, scale.shape[1])
     of_powers = functools.partial(powers, jnp, b, each=scale.shape[1] > 1)
     weights = wanted.pulls.parts(columns.weights)
-    pulling = [of_powers(w) for w in weights] if single else []
+    moments = None if wanted.spread or (looks and wanted.one_sign) else dim + 1  # no squares but where they are used
+    pulling = [of_powers(w)[:, :moments] for w in weights] if single else []
     seen = [of_powers(jnp.abs(w).max(1, keepdims=True)) for w in weights] if looks else []
     seen = [] if single and wanted.one_sign else seen
     values = [*wanted.sums.parts(columns.values), *pulling, *seen]
