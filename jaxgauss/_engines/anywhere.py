@@ -112,7 +112,8 @@ def _block_sums(wanted: Wanted, scale: Array, rows: Rows, tiles: Columns) -> Sum
     num, each = len(rows.points), tiles.points.shape[1]
     columns = jax.tree.map(lambda x: x.reshape(x.shape[0] * each, *x.shape[2:]), tiles)
     left = ~_are_apart(wanted, scale, rows.points, columns.points).reshape(num, -1, each).swapaxes(0, 1)
-    dim, none = rows.points.shape[2], zeros_of(wanted, *rows.points.shape[:2], scale=scale, points=rows.points)
+    none = zeros_of(wanted, *rows.points.shape[:2], scale=scale, points=rows.points)
+    dim, few = rows.points.shape[2], rows.points.shape[2] <= FEW_DIMENSIONS
     operands = [scale, *rows, *columns]
 
     def varying(results: Any) -> Any:
@@ -127,12 +128,12 @@ def _block_sums(wanted: Wanted, scale: Array, rows: Rows, tiles: Columns) -> Sum
         tile, here = Columns(*(x[place] for x in tiles)), left[place]
         a, b = about_center(scale, rows.points, tile.points)
         known = knows(strict, a, b)
-        if dim > FEW_DIMENSIONS:
+        if not few:
             look = functools.partial(looked_at, strict, a, b)
             known = lax.cond((here & ~known).any(), look, lambda known: known, known)
         keep = here & known
         products = functools.partial(_products, wanted, scale, rows.weights, tile, a, b)
-        pays = keep.sum(dtype="float32") > WORTH[dim <= FEW_DIMENSIONS] * keep.size
+        pays = keep.mean() > WORTH[few]
         keep, found = lax.cond(pays, lambda: varying(products(keep)), lambda: varying((jnp.zeros_like(keep), none)))
         return start + 1, jax.tree.map(jnp.add, total, found), left.at[place].set(here & ~keep)
 
@@ -154,10 +155,10 @@ def _products(
     single, looks = set(wanted.pulls.widths) == {1}, bool(slopes) and not wanted.strict(dim, scale.shape[1])
     of_powers = functools.partial(powers, jnp, b, each=scale.shape[1] > 1)
     weights = wanted.pulls.parts(columns.weights)
-    moments = None if wanted.spread or (looks and wanted.one_sign) else dim + 1  # no squares but where they are used
-    pulling = [of_powers(w)[:, :moments] for w in weights] if single else []
-    seen = [of_powers(jnp.abs(w).max(1, keepdims=True)) for w in weights] if looks else []
-    seen = [] if single and wanted.one_sign else seen
+    shared = single and looks and wanted.one_sign  # what pulls tells it
+    width = None if wanted.spread or shared else dim + 1  # no squares but where they are used
+    pulling = [of_powers(w)[:, :width] for w in weights] if single else []
+    seen = [of_powers(jnp.abs(w).max(1, keepdims=True)) for w in weights] if looks and not shared else []
     values = [*wanted.sums.parts(columns.values), *pulling, *seen]
     kernels = *wanted.sums.kernels, *slopes[: len(pulling)], *slopes[: len(seen)]
     asked = Channels(kernels, tuple(x.shape[1] for x in values))
@@ -176,7 +177,7 @@ def _products(
             pulls=toward / scale, spread=apart / jnp.square(scale) if wanted.spread else apart[:, :0]
         )
     if looks:
-        seen = seen or [jnp.sign(x[:, dim : dim + 1]) * x for x in pulling]
+        seen = [jnp.sign(x[:, dim : dim + 1]) * x for x in pulling] if shared else seen
         enough = spread(jnp, a, functools.reduce(jnp.add, seen), len(keep)) >= SPREAD
         keep &= enough[:, None]
         found = jax.tree.map(lambda x: jnp.where(jnp.repeat(enough, len(x) // len(keep))[:, None], x, 0), found)

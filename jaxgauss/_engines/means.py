@@ -164,22 +164,24 @@ def _sorted_means(
                 total = fused_sum(weights, of_keys.astype(digits)).astype(values.dtype)
                 return total, dot(weights.astype(values.dtype), of_keys * values)
 
-            most, way = log_weights.max(), jnp.where(size <= reach, 1, 2)  # NaN takes differences
-            ways = [lambda: of_largest(squared_distances_of(*factors))] * 2
-            ways += [lambda: of_largest(-2 * difference_logits(scale, queries, keys))]
+            most, way = log_weights.max(), jnp.where(size <= reach, 0, 1)  # NaN takes differences
+            ways = [
+                lambda: of_largest(squared_distances_of(*factors)),
+                lambda: of_largest(-2 * difference_logits(scale, queries, keys)),
+            ]
             if near:
                 # The largest weight of a key near the center, to which every near query has a term; what far keys and
                 # far queries have beside that.
-                is_far, is_beyond = b.norms > near, jnp.sqrt(a.norms) - jnp.sqrt(b.norms.max())
+                is_far, beyond = b.norms > near, jnp.sqrt(a.norms) - jnp.sqrt(b.norms.max())
                 most_near = jnp.where(is_far, LOG_ZERO, log_weights).max()
                 least = kernel.log(jnp.full((), 4.0 * near)) + most_near
                 of_far = kernel.log(jnp.square(jnp.maximum(jnp.sqrt(b.norms) - near**0.5, 0))) + log_weights
-                of_nearest = kernel.log(jnp.square(jnp.maximum(is_beyond, 0))) + most
+                of_nearest = kernel.log(jnp.square(jnp.maximum(beyond, 0))) + most
                 counts = ~(of_nearest < largest - rest)  # NaN does
                 far = counts & (a.norms > near)
                 _, few = lax.top_k(jnp.where(far, a.norms, 0)[:, 0].astype("float32"), min(FEW_ROWS, len(queries)))
                 knows = (~is_far | (of_far < least - rest)).all() & (far.sum() <= FEW_ROWS)
-                way = jnp.where(knows & (jnp.where(far, a.norms, 0).max() <= reach) & (b.norms.max() <= reach), 0, way)
+                way = jnp.where(knows & (jnp.where(far, a.norms, 0).max() <= reach) & (b.norms.max() <= reach), 2, way)
 
                 def near_one_another() -> tuple[Array, ...]:
                     """By products of few digits, of terms over the largest weight; but for the few far queries."""
@@ -189,7 +191,7 @@ def _sorted_means(
                     of_all = jnp.where(counts, most_near, largest), *(jnp.where(counts, x, 0) for x in found)
                     return tuple(x.at[few].set(y) for x, y in zip(of_all, of_few, strict=True))
 
-                ways[0] = near_one_another
+                ways.append(near_one_another)
             own, *found = lax.switch(way, ways)
             new = jnp.maximum(largest, own)
             before, now = jnp.exp(largest - new), jnp.exp(own - new)

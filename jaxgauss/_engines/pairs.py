@@ -149,7 +149,7 @@ def _pulled(each: bool, weights: Array, queries: Array, keys: Array) -> list[Arr
 
 
 def _pulled_in_float64(weights: Array, queries: Array, keys: Array) -> list[Array]:
-    """The first as moments about the middle of the keys, of points of one scale; of many dimensions faster."""
+    """Σ_n W (k - q) as moments about the middle of the keys, of points of one scale; of many dimensions faster."""
     dtype, middle = keys.dtype, (keys.max(-1, keepdims=True) + keys.min(-1, keepdims=True)) / 2
     with jax.enable_x64(True):
         weights, q, k, middle = (x.astype("float64") for x in (weights, queries, keys, middle))

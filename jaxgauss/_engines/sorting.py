@@ -6,7 +6,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 LANES = 8  # of which the size of a leaf is a multiple
-LARGEST = 2**31 - 1
+INT_MAX = 2**31 - 1
 WAYS = 3  # levels of halves that a sort makes at once
 
 
@@ -36,7 +36,7 @@ def leaf_order(points: Float[Array, "n d"], largest: int, in_order: bool = False
 def _sorted_positions(x: Float[Array, "segments n"], is_there: Bool[Array, "segments n"]) -> Int[Array, "segments n"]:
     """Those that are not there come last."""
     bits = lax.bitcast_convert_type(x, "int32")
-    ordered = jnp.where(is_there, jnp.where(bits < 0, bits ^ LARGEST, bits), LARGEST)  # as the floats are
+    ordered = jnp.where(is_there, jnp.where(bits < 0, bits ^ INT_MAX, bits), INT_MAX)  # as the floats are
     with jax.enable_x64(True):
         both = (ordered.astype("int64") << 32) | jnp.arange(x.shape[1], dtype="int64")[None]
-        return (lax.sort(both, dimension=1) & LARGEST).astype("int32")
+        return (lax.sort(both, dimension=1) & INT_MAX).astype("int32")

@@ -7,7 +7,7 @@ from jaxtyping import Array, Float
 from .._kernels.kernels import Kernel
 from .channels import Channels
 
-MANY_DIMENSIONS = 32
+MANY_DIMENSIONS = 32  # more than these: see `strict`
 
 
 class Wanted(NamedTuple):

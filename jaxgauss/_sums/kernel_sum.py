@@ -85,7 +85,7 @@ def kernel_sum(
         Error relative to Σ |κ||v|, in L2 over the queries, of κ itself: 1e-5 in float32, gradients 2e-5, wherever the
         points lie, and 1e-13 in float64. Beyond 11 length scales from the center (gradients 6), and of matern12 and
         energy everywhere, points are sorted, and tiles of near ones look after their own digits, which takes up to
-        four times as long. A term e^-z errs by 2⁻²⁴ z. Distances count up to 1e18 length scales.
+        five times as long. A term e^-z errs by 2⁻²⁴ z. Distances count up to 1e18 length scales.
         Of a mixture on top of the error of `gauss_sum`: 1e-3 for bfloat16, 1e-4 for float16, 1e-6 for float32, relative
         to κ(0) (for energy to the diameter of the points), at r = 0 and from 1e-3 to 1e2 length scales; imq and cauchy
         err by up to their value there beyond 1e2.

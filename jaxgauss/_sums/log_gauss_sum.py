@@ -73,7 +73,7 @@ def log_gauss_sum(
     Precision:
         In float32 within 1e-5 · max(1, |log|) wherever the points lie, most of it for a handful of terms; gradients
         2e-5 of the sizes of their terms. Beyond 11 bandwidths from the center exponents are float64, tiles of sorted
-        points that can change no row are left out, and calls take two to six times as long. (On
+        points that can change no row are left out, and calls take up to four times as long. (On
         CUDA they are not: there the error is 2⁻²⁴ τ‖x‖², x from the center, and the weights P in ∂k and ∂log w are lost
         where that passes one.) Logarithms below -1e26 saturate.
 
