@@ -1,6 +1,7 @@
 """Wherever points lie, sums and gradients of float32 have their digits: random clouds × kernels × methods."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -167,6 +168,16 @@ def test_leaves_with_points_of_two_clusters(rng, dim):
         assert error(ours(x, x, np.ones(600, np.float32), np.float32(1 / dim)), exact, exact) < 1e-5
 
 
+def test_pulls_of_points_far_nearer_than_float64_keeps(rng):
+    """In a leaf that holds copies 1e5 away as well, moments about any center lose distances of 1e-9."""
+    x = 1e-9 * rng.normal(size=(600, 17)).astype(np.float32)
+    x[310:] = 1e5
+    _, psi, apart = pairs("gauss", x, x, 1.0)
+    w, lengths = 2 * psi, np.linalg.norm(apart, axis=-1)
+    found = jax.jit(jax.grad(lambda x: kernel_sum(x, x, np.ones(600, np.float32)).sum()))(x)
+    assert error(found, (w[..., None] * apart).sum(1), (w * lengths).sum(1)) < 2e-5
+
+
 @pytest.mark.parametrize("tau", [0.1, 0.3, 0.5])
 def test_points_that_see_little_but_themselves(rng, tau):
     """In many dimensions: the terms of MMD's gradient are then far smaller than what moments are rounded by."""
@@ -314,6 +325,16 @@ def test_logarithms_of_clusters_of_which_one_has_no_weight(rng, share):
     assert (np.abs(found - exact) <= 1e-5 * np.maximum(1, np.abs(exact))).all()
 
 
+def test_logarithms_beside_a_far_key_of_large_weight(rng):
+    """Weights of near keys are taken relative to their own largest."""
+    x, log_weights = rng.normal(size=(500, 3)).astype(np.float32), np.zeros(500, np.float32)
+    x[7], log_weights[7] = 1e3, 20
+    exponents = np.square(np.float64(x)[:, None] - np.float64(x)[None]).sum(-1) / -2 + np.float64(log_weights)[None]
+    exact = np.asarray(jax.nn.logsumexp(jnp.asarray(exponents), axis=1))
+    found = np.asarray(jax.jit(log_gauss_sum)(x, x, log_weights), np.float64)
+    assert (np.abs(found - exact) <= 1e-5 * np.maximum(1, np.abs(exact))).all()
+
+
 @pytest.mark.parametrize("dim", [2, 17])
 def test_leaving_one_out(rng, monkeypatch, dim):
     """Of regressions: what groups of points tell is put together by weights that are exponentials of any size."""
@@ -389,15 +410,20 @@ def test_powers_have_finite_gradients(rng, exponent):
 
 @pytest.mark.parametrize("num", [1, 7, 64, 65, 1000, 4097])
 def test_leaves_hold_every_point_once_and_lie_apart(rng, num):
-    x = np.r_[rng.normal(size=(num, 3)), [[np.nan, np.inf, 1e30]]].astype(np.float32)
+    x = np.r_[[[np.nan, np.inf, 1e30]], rng.normal(size=(num, 3))].astype(np.float32)
     order = np.asarray(leaf_order(jnp.asarray(x), 64))
     assert order.shape[1] <= 64 and order.size < num + 1 + 8 * len(order)
     assert (np.sort(order, axis=None) == np.arange(order.size)).all()
+    assert (order.ravel()[num + 1 :] > num).all()  # what fills leaves up comes last
     far = np.where(rng.integers(0, 2, (num, 1)), 1e4, 0) + rng.normal(size=(num, 3))
     order = np.asarray(leaf_order(jnp.asarray(far), 64))
     order = np.minimum(np.where(order < num, order, order[:, :1]), num - 1)
     mixed = np.ptp(far[order][..., 0], axis=1) > 5e3
     assert mixed.sum() <= 1
+    line = far[:, :1].astype(np.float32)
+    order = np.asarray(leaf_order(jnp.asarray(line), 64))
+    leaves = [line[leaf[leaf < num]] for leaf in order if leaf.min() < num]
+    assert all(a.max() <= b.min() for a, b in itertools.pairwise(leaves))
 
 
 @pytest.mark.parametrize("dtype, decays", [("float32", 70), ("float64", 150)])
