@@ -93,6 +93,38 @@ def test_sums_and_all_gradients(rng, kernel, dim):
         assert error(dtau, -spread.sum(), np.abs(spread).sum()) < 2e-5
 
 
+@pytest.mark.parametrize("kernel, dim", [("imq", 3), ("gauss", 17), ("energy", 2)])
+def test_gradients_at_both_sides_of_a_tile(rng, kernel, dim):
+    """Of two channels, and of more queries than a block has: on one side moments may have digits, on the other not."""
+    num, num_keys = 4300, 700
+
+    @jax.jit
+    @functools.partial(jax.grad, argnums=(0, 1, 2, 3))
+    def ours(q, k, v, tau, g):
+        return (kernel_sum(q, k, v, tau, kernel=kernel) * g).sum()
+
+    for share in (0.95, 0.3, 0.05):  # of the queries in two tight clusters; half of the keys
+        size = np.repeat([1, 1e-3, 1, 1e-3], [num - int(share * num), int(share * num), num_keys // 2, num_keys // 2])
+        z = size[:, None] * rng.normal(size=(num + num_keys, dim)) / dim**0.5
+        z[:, 0] += np.where(size < 1, 3 * rng.integers(0, 2, len(z)), 0)
+        z, tau = z.astype(np.float32), np.float32(2)
+        v, g = (rng.normal(size=(n, 2)).astype(np.float32) for n in (num_keys, num))
+        found = ours(z[:num], z[num:], v, tau, g)
+        exact, of_values, spread = np.zeros((2, num + num_keys, dim)), np.zeros((2, num_keys, 2)), np.zeros(2)
+        for start in range(0, num, 430):
+            rows = slice(start, start + 430)
+            kappa, psi, apart = pairs(kernel, z[rows], z[num:], tau)
+            w = psi * (np.float64(g[rows]) @ v.T)
+            pulls, size_of = w[..., None] * apart, np.abs(w[..., None]) * np.abs(apart)
+            exact[:, rows] = pulls.sum(1), size_of.sum(1)
+            exact[:, num:] += -pulls.sum(0), size_of.sum(0)
+            of_values += kappa.T @ g[rows], np.abs(kappa).T @ np.abs(g[rows])
+            spread += [-(x * np.square(apart).sum(-1)).sum() / 2 for x in (w, -np.abs(w))]
+        for x, rows in ((found[0], slice(num)), (found[1], slice(num, None))):
+            assert error(x, 2 * exact[0, rows], 2 * exact[1, rows]) < 2e-5
+        assert error(found[2], *of_values) < 1e-5 and error(found[3], *spread) < 2e-5
+
+
 @pytest.mark.parametrize("kernel", ["gauss", "energy"])
 @pytest.mark.parametrize("shared_keys", [False, True])
 def test_batches(rng, kernel, shared_keys):
@@ -443,7 +475,7 @@ def test_few_leaves_are_doubtful_about_their_own_center(rng, monkeypatch):
     shares = []
 
     def recorded(total, flags, *others, add=anywhere._add_differences):
-        jax.debug.callback(lambda x: shares.append(float(x)), flags.mean())
+        jax.debug.callback(lambda x: shares.append(float(x)), jnp.stack(flags).mean())
         return add(total, flags, *others)
 
     monkeypatch.setattr(anywhere, "_add_differences", recorded)

@@ -9,6 +9,7 @@ Slopes are moments about the center, where pairs are spread enough.
 
 import functools
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -17,16 +18,15 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from .._arrays.places import vary_like
-from .._arrays.points import Scaled, as_rows
+from .._arrays.points import as_rows
 from .._checks.settings import are_known
 from .._kernels.kernels import Kernel
 from .channels import NOTHING, Channels
 from .digits import about_center, knows, looked_at
-from .pairs import by_differences, by_products, subtractable, with_rank, zeros_of
+from .moments import masked, sums_by_moments
+from .pairs import both_by_differences, by_differences, subtractable, with_rank, zeros_of
 from .plan import Plan
-from .products import squares_factors
 from .sorting import leaf_order
-from .spread import SPREAD, about, powers, spread
 from .wanted import Columns, Rows, Sums, Wanted
 
 FEW_DIMENSIONS = 8  # where differences take not much longer than a product that tells whether they are needed
@@ -55,15 +55,48 @@ def anywhere_sums(
     column_weights: Float[Array, "n e"],
 ) -> Sums:
     """`Sums` at the queries, in their order; scale is √τ, or that of each coordinate."""
-    queries, keys = subtractable(queries), subtractable(keys)
-    i, j = (_order(wanted, scale, x) for x in (queries, keys))
-    rows = Rows(in_leaves(queries, i, None), in_leaves(row_weights, i))
-    columns = Columns(in_leaves(keys, j, None), *(in_leaves(x, j) for x in (values, column_weights)))
-    channels = values.shape[1] + (queries.shape[1] if wanted.pulls.kernels else 0)
+    return _in_tiles((wanted,), queries, keys, scale, row_weights, values, column_weights)[0]
+
+
+def anywhere_pullback(
+    wanted: tuple[Wanted, Wanted],
+    queries: Float[Array, "m d"],
+    keys: Float[Array, "n d"],
+    values: Float[Array, "n c"],
+    scale: Float[Array, "1 _"],
+    cotangent: Float[Array, "m c"],
+) -> list[Sums]:
+    """What is wanted at the queries, and at the keys, of weights g_m and v_n; from one pass over the tiles."""
+    return _in_tiles(wanted, queries, keys, scale, cotangent, values[:, :0], values)
+
+
+def _in_tiles(
+    wanted: Sequence[Wanted],
+    queries: Array,
+    keys: Array,
+    scale: Array,
+    row_weights: Array,
+    values: Array,
+    column_weights: Array,
+) -> list[Sums]:
+    """`Sums` at the queries, and if two are wanted at the keys."""
+    points = [subtractable(x) for x in (queries, keys)]
+    order = [_order(wanted[-1], scale, x) for x in points]
+    a, b = (in_leaves(x, i, None) for x, i in zip(points, order, strict=True))
+    rows = Rows(a, in_leaves(row_weights, order[0]))
+    columns = Columns(b, *(in_leaves(x, order[1]) for x in (values, column_weights)))
+    channels = values.shape[1] + (queries.shape[1] if wanted[0].pulls.kernels else 0)
     each = COLUMNS[queries.shape[1] <= FEW_DIMENSIONS] // (1 if channels <= MANY else 2)
     tiles = _in_groups(columns, each)
-    found = lax.map(lambda block: _block_sums(wanted, scale, block, tiles), _in_groups(rows, ROWS))
-    return jax.tree.map(lambda x: in_place(as_rows(x), i.ravel(), len(queries)), found)
+
+    def add(at_keys: list[Sums], block: Rows) -> tuple[list[Sums], Sums]:
+        at_queries, *at_keys = _block_sums(wanted, scale, block, tiles, at_keys)
+        return at_keys, at_queries
+
+    at_keys = [zeros_of(x, *b.shape[:2], scale=scale, points=b) for x in wanted[1:]]
+    at_keys = jax.tree.map(lambda x: vary_like(x, [scale, *rows, *columns]), at_keys)
+    at_keys, at_queries = lax.scan(add, at_keys, _in_groups(rows, ROWS))
+    return [_in_place(*x) for x in zip((at_queries, *at_keys), order, points, strict=False)]
 
 
 def share_left(kernel: Kernel, queries: Array, keys: Array, scale: Array) -> Float[Array, ""]:
@@ -83,6 +116,10 @@ def _order(wanted: Wanted, scale: Array, points: Array) -> Array:
 def in_place(x: Array, places: Array, num: int) -> Array:
     """Rows back in their order, without those that filled leaves up."""
     return jnp.zeros((num, x.shape[-1]), x.dtype).at[places].set(x, mode="drop", unique_indices=True)
+
+
+def _in_place(sums: Sums, order: Array, points: Array) -> Sums:
+    return jax.tree.map(lambda x: in_place(as_rows(x), order.ravel(), len(points)), sums)
 
 
 def _in_groups(leaves: Any, points: int) -> Any:
@@ -107,81 +144,56 @@ def _are_apart(wanted: Wanted, scale: Array, a: Array, b: Array) -> Bool[Array, 
     return squared_gaps(scale, a, b) > wanted.end(a.dtype.name)
 
 
-def _block_sums(wanted: Wanted, scale: Array, rows: Rows, tiles: Columns) -> Sums:
-    """A block of rows: what products know by products, tile by tile, and the other pairs of leaves from differences."""
+def _block_sums(wanted: Sequence[Wanted], scale: Array, rows: Rows, tiles: Columns, at_keys: list[Sums]) -> list[Sums]:
+    """A block of rows: what products know by products, tile by tile, and the other pairs of leaves from differences.
+
+    At the keys it is added to what other blocks gave.
+    """
     num, each = len(rows.points), tiles.points.shape[1]
     columns = jax.tree.map(lambda x: x.reshape(x.shape[0] * each, *x.shape[2:]), tiles)
-    left = ~_are_apart(wanted, scale, rows.points, columns.points).reshape(num, -1, each).swapaxes(0, 1)
-    none = zeros_of(wanted, *rows.points.shape[:2], scale=scale, points=rows.points)
+    left = ~_are_apart(wanted[-1], scale, rows.points, columns.points).reshape(num, -1, each).swapaxes(0, 1)
     dim, few = rows.points.shape[2], rows.points.shape[2] <= FEW_DIMENSIONS
     operands = [scale, *rows, *columns]
 
     def varying(results: Any) -> Any:
         return jax.tree.map(lambda x: vary_like(x, operands), results)
 
-    strict = wanted.strict(dim, scale.shape[1])
+    strict = wanted[0].strict(dim, scale.shape[1])
     places, number = _listed(left.any((1, 2)))
 
-    def add(state: tuple[Array, Sums, Array]) -> tuple[Array, Sums, Array]:
+    def add(state: tuple[Array, list[Sums], list[Array]]) -> tuple[Array, list[Sums], list[Array]]:
         start, total, left = state
         place = places[start]
-        tile, here = Columns(*(x[place] for x in tiles)), left[place]
+        tile, here = Columns(*(x[place] for x in tiles)), left[0][place]
         a, b = about_center(scale, rows.points, tile.points)
         known = knows(strict, a, b)
         if not few:
             look = functools.partial(looked_at, strict, a, b)
             known = lax.cond((here & ~known).any(), look, lambda known: known, known)
         keep = here & known
-        products = functools.partial(_products, wanted, scale, rows.weights, tile, a, b)
-        pays = keep.mean() > WORTH[few]
-        keep, found = lax.cond(pays, lambda: varying(products(keep)), lambda: varying((jnp.zeros_like(keep), none)))
-        return start + 1, jax.tree.map(jnp.add, total, found), left.at[place].set(here & ~keep)
+        sides = rows.points, tile.points
+        none = [zeros_of(x, *y.shape[:2], scale=scale, points=y) for x, y in zip(wanted, sides, strict=False)]
+        kept, found = lax.cond(
+            keep.mean() > WORTH[few],
+            lambda: varying(sums_by_moments(wanted, scale, rows.weights, tile, a, b, keep)),
+            lambda: varying(([jnp.zeros_like(keep)] * len(wanted), none)),
+        )
+        leaves = None, place * each + jnp.arange(each, dtype="int32")
+        total = [_added(x, y, i) for x, y, i in zip(total, found, leaves, strict=False)]
+        return start + 1, total, [x.at[place].set(here & ~y) for x, y in zip(left, kept, strict=True)]
 
-    state = varying((jnp.zeros((), "int32"), none, left))
+    none = zeros_of(wanted[0], *rows.points.shape[:2], scale=scale, points=rows.points)
+    state = varying((jnp.zeros((), "int32"), [none, *at_keys], [left] * len(wanted)))
     _, total, left = lax.while_loop(lambda state: state[0] < number, add, state)
-    return _add_differences(total, left.swapaxes(0, 1).reshape(num, -1), wanted, scale, rows, columns)
+    flags = [x.swapaxes(0, 1).reshape(num, -1) for x in left]
+    return _add_differences(total, flags, wanted, scale, rows, columns)
 
 
-def _products(
-    wanted: Wanted, scale: Array, row_weights: Array, columns: Columns, a: Scaled, b: Scaled, keep: Array
-) -> tuple[Array, Sums]:
-    """Sums of the pairs of leaves to keep, by products; and of which of these they have the digits of pulls as well.
-
-    Pulls of one channel are made of further sums at the rows, and so is what tells how far pairs are spread.
-    """
-    a, b = (Scaled(*(as_rows(jnp.where(x.norms < jnp.inf, y, 0)) for y in x)) for x in (a, b))
-    rows, columns = Rows(a.points, as_rows(row_weights)), Columns(b.points, *map(as_rows, columns[1:]))
-    slopes, num, dim = [x.slope for x in wanted.pulls.kernels], len(wanted.sums.kernels), a.points.shape[1]
-    single, looks = set(wanted.pulls.widths) == {1}, bool(slopes) and not wanted.strict(dim, scale.shape[1])
-    of_powers = functools.partial(powers, jnp, b, each=scale.shape[1] > 1)
-    weights = wanted.pulls.parts(columns.weights)
-    shared = single and looks and wanted.one_sign  # what pulls tells it
-    width = None if wanted.spread or shared else dim + 1  # no squares but where they are used
-    pulling = [of_powers(w)[:, :width] for w in weights] if single else []
-    seen = [of_powers(jnp.abs(w).max(1, keepdims=True)) for w in weights] if looks and not shared else []
-    values = [*wanted.sums.parts(columns.values), *pulling, *seen]
-    kernels = *wanted.sums.kernels, *slopes[: len(pulling)], *slopes[: len(seen)]
-    asked = Channels(kernels, tuple(x.shape[1] for x in values))
-    of_products = Wanted(asked, NOTHING) if single else wanted._replace(sums=asked)
-    columns = columns._replace(values=jnp.concatenate(values or [columns.values], 1))
-    found = by_products(of_products, scale, rows, columns, squares_factors(a, b), keep)
-    parts = asked.parts(found.sums)
-    own, pulling, seen = parts[:num], parts[num : num + len(pulling)], parts[num + len(pulling) :]
-    found = found._replace(sums=jnp.concatenate([found.sums[:, :0], *own], 1))
-    if single:
-        total = functools.reduce(
-            jnp.add, (g * x for g, x in zip(wanted.pulls.parts(rows.weights), pulling, strict=True))
-        )
-        toward, apart, _ = about(a, total)
-        found = found._replace(
-            pulls=toward / scale, spread=apart / jnp.square(scale) if wanted.spread else apart[:, :0]
-        )
-    if looks:
-        seen = [jnp.sign(x[:, dim : dim + 1]) * x for x in pulling] if shared else seen
-        enough = spread(jnp, a, functools.reduce(jnp.add, seen), len(keep)) >= SPREAD
-        keep &= enough[:, None]
-        found = jax.tree.map(lambda x: jnp.where(jnp.repeat(enough, len(x) // len(keep))[:, None], x, 0), found)
-    return keep, jax.tree.map(lambda x: x.reshape(*row_weights.shape[:2], x.shape[1]), found)
+def _added(total: Sums, found: Sums, places: Array | None) -> Sums:
+    """To the leaves of these places, or to all; what has no place is left out."""
+    if places is None:
+        return jax.tree.map(jnp.add, total, found)
+    return jax.tree.map(lambda x, y: x.at[places].add(y, mode="drop"), total, found)
 
 
 def _listed(flags: Bool[Array, " n"]) -> tuple[Array, Array]:
@@ -191,25 +203,35 @@ def _listed(flags: Bool[Array, " n"]) -> tuple[Array, Array]:
 
 
 def _add_differences(
-    total: Sums, flags: Bool[Array, "rows columns"], wanted: Wanted, scale: Array, rows: Rows, columns: Columns
-) -> Sums:
-    """The total with the flagged pairs of leaves from differences, some at a time."""
-    num_columns, few = flags.shape[1], rows.points.shape[2] <= FEW_DIMENSIONS
-    each = max(1, min(flags.size, CHUNK[few] // (rows.weights.shape[1] * columns.weights.shape[1])))
-    places, number = _listed(flags.ravel())
-    places = jnp.pad(places, (0, each), constant_values=flags.size)
+    total: list[Sums],
+    flags: list[Bool[Array, "rows columns"]],
+    wanted: Sequence[Wanted],
+    scale: Array,
+    rows: Rows,
+    columns: Columns,
+) -> list[Sums]:
+    """The total with the pairs of leaves from differences that are flagged, for one side or both; some at a time."""
+    (_, num_columns), size, few = flags[0].shape, flags[0].size, rows.points.shape[2] <= FEW_DIMENSIONS
+    each = max(1, min(size, CHUNK[few] // (rows.weights.shape[1] * columns.weights.shape[1])))
+    places, number = _listed(functools.reduce(jnp.logical_or, flags).ravel())
+    places = jnp.pad(places, (0, each), constant_values=size)
     rows, columns = rows._replace(points=rows.points.mT), columns._replace(points=columns.points.mT)
 
-    def add(state: tuple[Array, Sums]) -> tuple[Array, Sums]:
+    def add(state: tuple[Array, list[Sums]]) -> tuple[Array, list[Sums]]:
         start, total = state
         place = lax.dynamic_slice(places, (start,), (each,))
         i, j = place // num_columns, place % num_columns  # i is no leaf where there are no more
         pair = Rows(*(x[i] for x in rows)), Columns(*(x[j] for x in columns))
         # in few dimensions differences once more take as long as moments
-        found = by_differences(wanted, scale.T, *pair, moments=not few)
-        return start + each, jax.tree.map(lambda x, y: x.at[i].add(y, mode="drop"), total, found)
+        if len(wanted) == 1:
+            found = [by_differences(wanted[0], scale.T, *pair, moments=not few)]
+        else:
+            found = both_by_differences(wanted, scale.T, *pair, moments=not few)
+            are_flagged = (x.ravel().at[place].get(mode="fill", fill_value=False) for x in flags)
+            found = map(masked, found, are_flagged)
+        return start + each, [_added(*x) for x in zip(total, found, (i, j), strict=False)]
 
-    start = vary_like(jnp.zeros((), "int32"), [flags])
+    start = vary_like(jnp.zeros((), "int32"), flags)
     return lax.while_loop(lambda state: state[0] < number, add, (start, total))[1]
 
 

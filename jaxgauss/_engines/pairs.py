@@ -6,6 +6,7 @@ A tile takes u and the pulls from products about a center that is near to it, or
 import functools
 import itertools
 import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -104,58 +105,97 @@ def by_differences(
     Pulls may be `moments` in float64, not to be differentiated. Tiles have keys before queries: what is reduced over
     keys is then vectorized over queries.
     """
-    scale = with_rank(scale, rows.points)
-    dim, each = rows.points.shape[-2], wanted.spread and scale.shape[-2] > 1
-    scales = jnp.broadcast_to(scale, (*scale.shape[:-2], dim, 1))
-    a, b, scales = map(_grouped, (rows.points, columns.points, scales))  # (groups, coordinates, *batch, N)
+    u = _squares(scale, rows.points, columns.points)
+    of_kernels = wanted.of(u if ratio is None else ratio * u)
+    fused = FUSES and ratio is None and u.dtype == "float32"
+    sums = [_summed(of_kernels[kernel], v, fused) for kernel, v in wanted.sums.split(columns.values)]
+    return _results(wanted, sums, *_pulls(wanted, scale, u, of_kernels, rows, columns, moments))
+
+
+def both_by_differences(
+    wanted: Sequence[Wanted], scale: Array, rows: Rows, columns: Columns, moments: bool
+) -> list[Sums]:
+    """What is wanted at the queries and at the keys, of weights g_m and v_n; u, κ and ψ are formed once."""
+    of_queries, of_keys = wanted
+    u = _squares(scale, rows.points, columns.points)
+    of_kernels = of_keys.of(u)
+    sums = [dot(of_kernels[kernel], g) for kernel, g in of_keys.sums.split(rows.weights)]
+    pulls, spread, at_keys = _pulls(of_queries, scale, u, of_kernels, rows, columns, moments, both=True)
+    return [_results(of_queries, [], pulls, spread), _results(of_keys, sums, at_keys, spread)]
+
+
+def _squares(scale: Array, queries: Array, keys: Array) -> Float[Array, "*batch n m"]:
+    """The u of all pairs, some coordinates at a time."""
 
     def add(u: Array, x: tuple[Array, Array, Array]) -> tuple[Array, None]:
         squares = (jnp.square(with_rank(s[..., None], u) * _differences(q, k)) for q, k, s in zip(*x, strict=True))
         return functools.reduce(jnp.add, squares, u), None
 
-    batch = jnp.broadcast_shapes(*(x.shape[2:-1] for x in (a, b)))
-    zero = vary_like(jnp.zeros((*batch, b.shape[-1], a.shape[-1]), a.dtype), [a, b, scale])
-    u = cut_off(scan(add, zero, (a, b, scales))[0])
-    of_kernels = wanted.of(u if ratio is None else ratio * u)
-    fused = FUSES and ratio is None and u.dtype == "float32"
-    sums = [_summed(of_kernels[kernel], v, fused) for kernel, v in wanted.sums.split(columns.values)]
+    scale = with_rank(scale, queries)
+    operands = queries, keys, jnp.broadcast_to(scale, (*scale.shape[:-2], queries.shape[-2], 1))
+    batch = jnp.broadcast_shapes(queries.shape[:-2], keys.shape[:-2])
+    zero = vary_like(jnp.zeros((*batch, keys.shape[-1], queries.shape[-1]), queries.dtype), operands)
+    return cut_off(scan(add, zero, tuple(map(_grouped, operands)))[0])
+
+
+def _pulls(
+    wanted: Wanted,
+    scale: Array,
+    u: Array,
+    of_kernels: dict[Kernel, Array],
+    rows: Rows,
+    columns: Columns,
+    moments: bool,
+    both: bool = False,
+) -> list[Array]:
+    """Σ_n W (k - q) and its spread at the queries (*batch, M, ·), and of `both` Σ_m W (q - k) at the keys."""
     weights = jnp.zeros_like(u)
     for kernel, g, w in wanted.pulls.split(rows.weights, columns.weights):
         weights += of_kernels[kernel.slope] * (w * g.mT if w.shape[-1] == 1 else dot(w, g.mT))
     pulls = spread = jnp.zeros((*u.shape[:-2], u.shape[-1], 0), u.dtype)
+    scale = with_rank(scale, rows.points)
+    each, others = wanted.spread and scale.shape[-2] > 1, []
     if wanted.pulls.kernels:
-        differences = functools.partial(_pulled, each)
+        points, differences = (rows.points, columns.points), functools.partial(_pulled, each, both)
         if each or not moments:
-            found = differences(weights, rows.points, columns.points)
+            found = differences(weights, *points)
         else:  # points that coincide do not pull, and moments lose nothing by their weights, which may be the largest
-            weights, one_scale = jnp.where(u == 0, 0, weights), _are_of_one_scale(scale, u, rows.points, columns.points)
-            found = lax.cond(one_scale, _pulled_in_float64, differences, weights, rows.points, columns.points)
-        pulls, *spreads = (x.mT for x in found)
-        spread = spreads[0] if each else spread
+            weights, one_scale = jnp.where(u == 0, 0, weights), _are_of_one_scale(scale, u, *points)
+            in_float64 = functools.partial(_pulled_in_float64, both)
+            found = lax.cond(one_scale, in_float64, differences, weights, *points)
+        pulls, *others = (x.mT for x in found)
+        spread = others.pop() if each else spread
     if wanted.spread and not each:
         spread = (weights * u).sum(-2)[..., None] / jnp.square(scale)
-    return _results(wanted, sums, pulls, spread)
+    return [pulls, spread, *others]
 
 
-def _pulled(each: bool, weights: Array, queries: Array, keys: Array) -> list[Array]:
-    """Σ_n W (k - q), and where `each` is wanted its squares, (*batch, D, M), from differences."""
+def _pulled(each: bool, both: bool, weights: Array, queries: Array, keys: Array) -> list[Array]:
+    """Σ_n W (k - q), of `both` Σ_m W (q - k), and where `each` is wanted the first's squares, (*batch, D, ·)."""
     weights = lax.optimization_barrier(weights)
 
     def pull(x: tuple[Array, Array]) -> list[Array]:
-        return [(weights * _differences(*x) ** power).sum(-2) for power in ((1, 2) if each else (1,))]
+        differences = _differences(*x)
+        terms = weights * differences
+        at_keys, squares = [-terms.sum(-1)] if both else [], [(terms * differences).sum(-2)] if each else []
+        return [terms.sum(-2), *at_keys, *squares]
 
     found = lax.map(pull, tuple(jnp.moveaxis(x, -2, 0) for x in (queries, keys)))
     return [jnp.moveaxis(x, 0, -2) for x in found]
 
 
-def _pulled_in_float64(weights: Array, queries: Array, keys: Array) -> list[Array]:
+def _pulled_in_float64(both: bool, weights: Array, queries: Array, keys: Array) -> list[Array]:
     """Σ_n W (k - q) as moments about the middle of the keys, of points of one scale; of many dimensions faster."""
     dtype, middle = keys.dtype, (keys.max(-1, keepdims=True) + keys.min(-1, keepdims=True)) / 2
+
+    def pulled(own: Array, others: Array, weights: Array) -> Array:
+        moments = dot(jnp.concatenate([others, jnp.ones_like(others[..., :1, :])], -2), weights)
+        return (moments[..., :-1, :] - own * moments[..., -1:, :]).astype(dtype)
+
     with jax.enable_x64(True):
-        weights, q, k, middle = (x.astype("float64") for x in (weights, queries, keys, middle))
-        k1 = jnp.concatenate([k - middle, jnp.ones_like(k[..., :1, :])], -2)
-        moments = dot(k1, weights)
-        return [(moments[..., :-1, :] - (q - middle) * moments[..., -1:, :]).astype(dtype)]
+        weights, queries, keys, middle = (x.astype("float64") for x in (weights, queries, keys, middle))
+        q, k = queries - middle, keys - middle
+        return [pulled(q, k, weights), *([pulled(k, q, weights.mT)] if both else [])]
 
 
 def _are_of_one_scale(scale: Array, u: Array, queries: Array, keys: Array) -> Bool[Array, ""]:

@@ -25,9 +25,8 @@ from .._arrays.points import (
     with_norms,
 )
 from .._arrays.shapes import G, K, Q, S, T, V
-from .._checks.settings import are_known
 from .._kernels.kernels import GAUSS, Kernel
-from .anywhere import anywhere_sums, share_left, sorts
+from .anywhere import anywhere_pullback, anywhere_sums, share_left, sorts
 from .channels import NOTHING, Channels
 from .pairs import by_products, difference_tile, subtractable
 from .plan import STRICTER, Plan
@@ -49,7 +48,7 @@ def radial_pullback(
     """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of the operands; unless `with_tau`, that of τ is of no use.
 
     With S_mn = Σ_κ ψ(u) ⟨g_m, v_n⟩, ψ = -2κ': dq = τ Σ_n S (k - q), dk = τ Σ_m S (q - k), dτ = -½ Σ S ‖q - k‖², and
-    dv = Σ_m κ g_m: near one another all from one pass, anywhere from one about the queries and one about the keys.
+    dv = Σ_m κ g_m: all from one pass.
     """
     operands = queries, keys, values, tau, cotangent
     wanted = Wanted(channels, channels, with_tau)
@@ -90,9 +89,14 @@ def pullback_anywhere(
     channels: Channels, chosen: Plan, queries: Q, keys: K, values: V, tau: T, g: G, *, with_tau: bool = True
 ) -> tuple[Q, K, V, T]:
     """`radial_pullback` of points that lie anywhere."""
-    return gradients_of(
-        *_about_both(channels, chosen, queries, keys, values, tau, g, with_tau), queries, keys, values, tau
-    )
+    of_queries, of_keys = wanted = Wanted(NOTHING, channels, with_tau), Wanted(channels, channels)
+    if sorts(chosen, queries.shape[-2], *keys.shape[-2:]):
+        summed, scale = functools.partial(anywhere_pullback, wanted), by_point(jnp.sqrt(tau), queries)
+        at_queries, at_keys = one_by_one(summed, queries, keys, values, scale, g)
+    else:
+        at_queries = sums_by_differences(of_queries, queries, keys, keys[..., :0], tau, g, values)
+        at_keys = sums_by_differences(of_keys, keys, queries, g, tau, values, g)
+    return gradients_of(at_queries, at_keys, queries, keys, values, tau)
 
 
 def gradients_of(about_queries: Sums, about_keys: Sums, queries: Q, keys: K, values: V, tau: T) -> tuple[Q, K, V, T]:
@@ -107,32 +111,6 @@ def of_tau(spread: Float[Array, "*batch m s"], tau: T) -> T:
     if not spread.shape[-1]:
         return jnp.zeros_like(tau)
     return (spread.sum(-2) if of_coordinates(tau, spread) else spread.sum((-2, -1))) / -2
-
-
-def _about_both(
-    channels: Channels, chosen: Plan, queries: Q, keys: K, values: V, tau: T, g: G, with_tau: bool
-) -> tuple[Sums, Sums]:
-    """What pulls at the queries, and what pulls at the keys with Σ_m κ g_m.
-
-    Of sets alike by one program twice, for compiling it takes longer than summing a few thousand points.
-    """
-    num_queries, num_keys = queries.shape[-2], keys.shape[-2]
-    alike = queries.shape[:-2] == keys.shape[:-2] and values.shape[:-2] == g.shape[:-2]
-    if not alike or not are_known(num_queries, num_keys) or 2 * min(num_queries, num_keys) < max(num_queries, num_keys):
-        of_rows = sums_anywhere(
-            Wanted(NOTHING, channels, with_tau), chosen, queries, keys, keys[..., :0], tau, g, values
-        )
-        return of_rows, sums_anywhere(Wanted(channels, channels), chosen, keys, queries, g, tau, values, g)
-
-    def both(x: Array, y: Array, mode: Any) -> Array:
-        num, padding = max(num_queries, num_keys), [(0, 0)] * (x.ndim - 2)
-        return jnp.stack([jnp.pad(z, [*padding, (0, num - z.shape[-2]), (0, 0)], mode=mode) for z in (x, y)])
-
-    wanted = Wanted(channels, channels, with_tau)
-    points, weights = both(queries, keys, "edge"), both(g, values, "constant")
-    others = weights[::-1]
-    found = sums_anywhere(wanted, chosen, points, points[::-1], others, tau[None], weights, others)
-    return Sums(*(x[0][..., :num_queries, :] for x in found)), Sums(*(x[1][..., :num_keys, :] for x in found))
 
 
 def sums_anywhere(wanted: Wanted, chosen: Plan, *operands: Array) -> Sums:
