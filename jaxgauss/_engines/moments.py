@@ -76,31 +76,30 @@ def _at_queries(
 def _at_both(
     wanted: Sequence[Wanted], scale: Array, g: Array, v: Array, a: Scaled, b: Scaled, keep: Kept
 ) -> list[tuple[Sums, Array | None]]:
-    """One product, κ and ψ for both sides: a tile is kept for all sums of it."""
-    of_queries, of_keys = wanted
-    each, dim, looks = scale.shape[1] > 1, a.points.shape[1], _looks(of_queries, scale, a)
+    """By one product: its tile is kept, and κ and ψ of it are for both sides, W and |W| for pulls and their spread."""
+    (of_queries, of_keys), each, looks = wanted, scale.shape[1] > 1, _looks(wanted[0], scale, a)
     u = squared_distances_of(*squares_factors(a, b))
     leaves = keep.shape[0], u.shape[0] // keep.shape[0], keep.shape[1], u.shape[1] // keep.shape[1]
     kept = jnp.broadcast_to(keep[:, None, :, None], leaves).reshape(u.shape)
-    widths = (None if of_queries.spread else dim + 1), None
-    summed, at_queries, at_keys = [g[:, :0]], [], []
-    for kernel, g_own, v_own in of_queries.pulls.split(g, v):
+    width = None if of_queries.spread else a.points.shape[1] + 1  # no squares but where they are used
+    summed, at_queries, at_keys = [], [], []
+    for kernel, left, right in of_queries.pulls.split(g, v):
         kappa, psi = (jnp.where(kept, x, 0) for x in kernel.with_slope(u))
-        single = v_own.shape[1] == 1
-        ones = jnp.ones_like(g_own[:, :1]), jnp.ones_like(v_own[:, :1])
-        pulling = (psi, g_own, v_own) if single else (psi * dot(g_own, v_own.mT), *ones)
-        seen = (psi, jnp.abs(g_own), jnp.abs(v_own)) if single else (jnp.abs(pulling[0]), *ones)
-        terms = list(zip(widths, [pulling, seen] if looks else [pulling], strict=False))
-        at_queries.append([x * dot(s, powers(jnp, b, y, each)[:, :n]) for n, (s, x, y) in terms])
-        at_keys.append([y * _of_columns(s, powers(jnp, a, x, each)[:, :n]) for n, (s, x, y) in terms])
-        if of_keys.sums.kernels:
-            summed.append(_of_columns(kappa, g_own))
-    results = []
-    for want, x, parts, own in zip(wanted, (a, b), (at_queries, at_keys), (summed[:1], summed[1:]), strict=True):
+        summed.append(_of_columns(kappa, left))
+        sizes = psi
+        if right.shape[1] > 1:
+            psi *= dot(left, right.mT)
+            sizes, left, right = jnp.abs(psi), jnp.ones_like(left[:, :1]), jnp.ones_like(right[:, :1])
+        terms = [(psi, left, right, width), (sizes, jnp.abs(left), jnp.abs(right), None)][: 1 + looks]
+        at_queries.append([x * dot(w, powers(jnp, b, y, each)[:, :n]) for w, x, y, n in terms])
+        at_keys.append([y * _of_columns(w, powers(jnp, a, x, each)[:, :n]) for w, x, y, n in terms])
+
+    def side(wanted: Wanted, sums: Array, x: Scaled, parts: list[list[Array]]) -> tuple[Sums, Array | None]:
         moments, *seen = map(_added, zip(*parts, strict=True))
-        sums = jnp.concatenate(own or [v[:, :0]], 1)
-        results.append((_of_moments(want, scale, sums, x, moments), seen[0] if looks else None))
-    return results
+        return _of_moments(wanted, scale, sums, x, moments), seen[0] if looks else None
+
+    of_values = jnp.concatenate(summed, 1)
+    return [side(of_queries, g[:, :0], a, at_queries), side(of_keys, of_values, b, at_keys)]
 
 
 def _looks(wanted: Wanted, scale: Array, a: Scaled) -> bool:
