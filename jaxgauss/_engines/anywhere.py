@@ -46,46 +46,24 @@ def sorts(chosen: Plan, *sizes: int) -> bool:
 
 
 def anywhere_sums(
-    wanted: Wanted,
+    wanted: Sequence[Wanted],
     queries: Float[Array, "m d"],
     keys: Float[Array, "n d"],
     values: Float[Array, "n c"],
     scale: Float[Array, "1 _"],
     row_weights: Float[Array, "m e"],
     column_weights: Float[Array, "n e"],
-) -> Sums:
-    """`Sums` at the queries, in their order; scale is √τ, or that of each coordinate."""
-    return _in_tiles((wanted,), queries, keys, scale, row_weights, values, column_weights)[0]
-
-
-def anywhere_pullback(
-    wanted: tuple[Wanted, Wanted],
-    queries: Float[Array, "m d"],
-    keys: Float[Array, "n d"],
-    values: Float[Array, "n c"],
-    scale: Float[Array, "1 _"],
-    cotangent: Float[Array, "m c"],
 ) -> list[Sums]:
-    """What is wanted at the queries, and at the keys, of weights g_m and v_n; from one pass over the tiles."""
-    return _in_tiles(wanted, queries, keys, scale, cotangent, values[:, :0], values)
+    """`Sums` at the queries, in their order; if two are wanted also at the keys, from one pass: there of the weights.
 
-
-def _in_tiles(
-    wanted: Sequence[Wanted],
-    queries: Array,
-    keys: Array,
-    scale: Array,
-    row_weights: Array,
-    values: Array,
-    column_weights: Array,
-) -> list[Sums]:
-    """`Sums` at the queries, and if two are wanted at the keys."""
+    Scale is √τ, or that of each coordinate.
+    """
     points = [subtractable(x) for x in (queries, keys)]
     order = [_order(wanted[-1], scale, x) for x in points]
     a, b = (in_leaves(x, i, None) for x, i in zip(points, order, strict=True))
     rows = Rows(a, in_leaves(row_weights, order[0]))
     columns = Columns(b, *(in_leaves(x, order[1]) for x in (values, column_weights)))
-    channels = values.shape[1] + (queries.shape[1] if wanted[0].pulls.kernels else 0)
+    channels = values.shape[1] + (queries.shape[1] if wanted[-1].pulls.kernels else 0)
     each = COLUMNS[queries.shape[1] <= FEW_DIMENSIONS] // (1 if channels <= MANY else 2)
     tiles = _in_groups(columns, each)
 
@@ -96,7 +74,8 @@ def _in_tiles(
     at_keys = [zeros_of(x, *b.shape[:2], scale=scale, points=b) for x in wanted[1:]]
     at_keys = jax.tree.map(lambda x: vary_like(x, [scale, *rows, *columns]), at_keys)
     at_keys, at_queries = lax.scan(add, at_keys, _in_groups(rows, ROWS))
-    return [_in_place(*x) for x in zip((at_queries, *at_keys), order, points, strict=False)]
+    found = zip((at_queries, *at_keys), order, points, strict=False)
+    return [in_place(sums, i, len(x)) for sums, i, x in found]
 
 
 def share_left(kernel: Kernel, queries: Array, keys: Array, scale: Array) -> Float[Array, ""]:
@@ -113,13 +92,14 @@ def _order(wanted: Wanted, scale: Array, points: Array) -> Array:
     return leaf_order(lax.stop_gradient(scale * points), LEAF[few], in_order=not compact)
 
 
-def in_place(x: Array, places: Array, num: int) -> Array:
-    """Rows back in their order, without those that filled leaves up."""
-    return jnp.zeros((num, x.shape[-1]), x.dtype).at[places].set(x, mode="drop", unique_indices=True)
+def in_place(found: Any, order: Array, num: int) -> Any:
+    """Rows of leaves back in their order, without those that filled leaves up."""
 
+    def placed(x: Array) -> Array:
+        empty = jnp.zeros((num, x.shape[-1]), x.dtype)
+        return empty.at[order.ravel()].set(as_rows(x), mode="drop", unique_indices=True)
 
-def _in_place(sums: Sums, order: Array, points: Array) -> Sums:
-    return jax.tree.map(lambda x: in_place(as_rows(x), order.ravel(), len(points)), sums)
+    return jax.tree.map(placed, found)
 
 
 def _in_groups(leaves: Any, points: int) -> Any:
@@ -158,7 +138,8 @@ def _block_sums(wanted: Sequence[Wanted], scale: Array, rows: Rows, tiles: Colum
     def varying(results: Any) -> Any:
         return jax.tree.map(lambda x: vary_like(x, operands), results)
 
-    strict = wanted[0].strict(dim, scale.shape[1])
+    strict, sizes = wanted[-1].strict(dim, scale.shape[1]), (rows.points.shape[:2], tiles.points.shape[1:3])
+    none = [zeros_of(x, *size, scale=scale, points=rows.points) for x, size in zip(wanted, sizes, strict=False)]
     places, number = _listed(left.any((1, 2)))
 
     def add(state: tuple[Array, list[Sums], list[Array]]) -> tuple[Array, list[Sums], list[Array]]:
@@ -171,8 +152,6 @@ def _block_sums(wanted: Sequence[Wanted], scale: Array, rows: Rows, tiles: Colum
             look = functools.partial(looked_at, strict, a, b)
             known = lax.cond((here & ~known).any(), look, lambda known: known, known)
         keep = here & known
-        sides = rows.points, tile.points
-        none = [zeros_of(x, *y.shape[:2], scale=scale, points=y) for x, y in zip(wanted, sides, strict=False)]
         kept, found = lax.cond(
             keep.mean() > WORTH[few],
             lambda: varying(sums_by_moments(wanted, scale, rows.weights, tile, a, b, keep)),
@@ -182,8 +161,7 @@ def _block_sums(wanted: Sequence[Wanted], scale: Array, rows: Rows, tiles: Colum
         total = [_added(x, y, i) for x, y, i in zip(total, found, leaves, strict=False)]
         return start + 1, total, [x.at[place].set(here & ~y) for x, y in zip(left, kept, strict=True)]
 
-    none = zeros_of(wanted[0], *rows.points.shape[:2], scale=scale, points=rows.points)
-    state = varying((jnp.zeros((), "int32"), [none, *at_keys], [left] * len(wanted)))
+    state = varying((jnp.zeros((), "int32"), [none[0], *at_keys], [left] * len(wanted)))
     _, total, left = lax.while_loop(lambda state: state[0] < number, add, state)
     flags = [x.swapaxes(0, 1).reshape(num, -1) for x in left]
     return _add_differences(total, flags, wanted, scale, rows, columns)

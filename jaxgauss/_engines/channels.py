@@ -28,14 +28,18 @@ class Channels(NamedTuple):
         ends = [sum(self.widths[: i + 1]) for i in range(len(self.widths) - 1)]
         return jnp.split(values, ends, -1) if self.kernels else []
 
-    def pull(self, u: Array, values: V, g: G) -> tuple[list[tuple[Array, Array, Array]], Array]:
+    def pull(
+        self, u: Array, values: V, g: G, keep: Array | None = None
+    ) -> tuple[list[tuple[Array, Array, Array]], Array]:
         """ψ(u) and the g and v of which S = ψ ⟨g, v⟩, for every kernel; and Σ_m κ g_m, transposed (…, C, N).
 
-        Of one channel they are those; of more, their product is in ψ already, and they are one.
+        Of one channel they are those; of more, their product is in ψ already, and they are one. Pairs that are not to
+        `keep` do not count.
         """
         parts, d_values, one = [], [], jnp.ones((1,) * u.ndim, u.dtype)
         for kernel, v, g_own in self.split(values, g):
-            kappa, psi = kernel.with_slope(u)
+            tiles = kernel.with_slope(u)
+            kappa, psi = tiles if keep is None else (jnp.where(keep, x, 0) for x in tiles)
             d_values.append(dot(g_own.mT, kappa))
             single = v.shape[-1] == 1
             parts.append((psi, g_own, v) if single else (psi * dot(g_own, v.mT), one, one))

@@ -197,7 +197,8 @@ def _sum_in_xla(chosen: Plan, queries: jax.Array, keys: jax.Array, values: jax.A
 @_in_precision
 def _sum_anywhere(chosen: Plan, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array):
     wanted = Wanted(Channels((GAUSS,), values.shape[-1:]), NOTHING)
-    return (radial.sums_anywhere(wanted, chosen, queries, keys, values, tau, queries[..., :0], keys[..., :0]).sums,)
+    nothing = queries[..., :0], keys[..., :0]
+    return (radial.sums_anywhere([wanted], chosen, queries, keys, values, tau, *nothing)[0].sums,)
 
 
 def _fuses(chosen: Plan) -> bool:

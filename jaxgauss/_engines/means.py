@@ -18,7 +18,7 @@ from jaxtyping import Array, Float
 from .._arrays.blocks import blocks, scan, unblocks
 from .._arrays.logits import difference_logits, dot, logit_factors, logits, squared_differences
 from .._arrays.places import has_cuda, vary_like
-from .._arrays.points import BASE_2, LOG_ZERO, Scaled, as_rows, scaled_points, with_axes_of, with_norms
+from .._arrays.points import BASE_2, LOG_ZERO, Scaled, scaled_points, with_axes_of, with_norms
 from .._arrays.shapes import K, L, Q, S, T, V, W
 from .._kernels.kernels import Kernel
 from .anywhere import in_leaves, in_place, sorts, squared_gaps
@@ -206,8 +206,7 @@ def _sorted_means(
         _, largest, total, sums = lax.while_loop(goes_on, add, jax.tree.map(lambda x: vary_like(x, operands), none))
         return sums[:, :-1] / sums[:, -1:], largest + jnp.log(total)
 
-    means, logs = lax.map(of_block, (rows, bounds))
-    return in_place(as_rows(means), i.ravel(), len(queries)), in_place(as_rows(logs), i.ravel(), len(queries))
+    return in_place(lax.map(of_block, (rows, bounds)), i, len(queries))
 
 
 def _medoid(keys: Float[Array, "n d"]) -> Float[Array, "1 d"]:

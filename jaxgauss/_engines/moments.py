@@ -67,10 +67,10 @@ def _at_queries(
     own, pulling, seen = parts[:num], parts[num : num + len(pulling)], parts[num + len(pulling) :]
     found = found._replace(sums=jnp.concatenate([found.sums[:, :0], *own], 1))
     if single:
-        moments = _added([g * x for g, x in zip(wanted.pulls.parts(g), pulling, strict=True)])
+        moments = functools.reduce(jnp.add, (g * x for g, x in zip(wanted.pulls.parts(g), pulling, strict=True)))
         found = _of_moments(wanted, scale, found.sums, a, moments)
     seen = [jnp.sign(x[:, dim : dim + 1]) * x for x in pulling] if shared else seen
-    return found, _added(seen) if looks else None
+    return found, functools.reduce(jnp.add, seen) if looks else None
 
 
 def _at_both(
@@ -82,24 +82,19 @@ def _at_both(
     leaves = keep.shape[0], u.shape[0] // keep.shape[0], keep.shape[1], u.shape[1] // keep.shape[1]
     kept = jnp.broadcast_to(keep[:, None, :, None], leaves).reshape(u.shape)
     width = None if of_queries.spread else a.points.shape[1] + 1  # no squares but where they are used
-    summed, at_queries, at_keys = [], [], []
-    for kernel, left, right in of_queries.pulls.split(g, v):
-        kappa, psi = (jnp.where(kept, x, 0) for x in kernel.with_slope(u))
-        summed.append(_of_columns(kappa, left))
-        sizes = psi
-        if right.shape[1] > 1:
-            psi *= dot(left, right.mT)
-            sizes, left, right = jnp.abs(psi), jnp.ones_like(left[:, :1]), jnp.ones_like(right[:, :1])
+    parts, of_values = of_queries.pulls.pull(u, v, g, kept)
+    at_queries, at_keys = [], []
+    for (psi, left, right), channels in zip(parts, of_queries.pulls.widths, strict=True):
+        sizes = psi if channels == 1 else jnp.abs(psi)
         terms = [(psi, left, right, width), (sizes, jnp.abs(left), jnp.abs(right), None)][: 1 + looks]
         at_queries.append([x * dot(w, powers(jnp, b, y, each)[:, :n]) for w, x, y, n in terms])
-        at_keys.append([y * _of_columns(w, powers(jnp, a, x, each)[:, :n]) for w, x, y, n in terms])
+        at_keys.append([y * _turned(dot(powers(jnp, a, x, each)[:, :n].mT, w)) for w, x, y, n in terms])
 
     def side(wanted: Wanted, sums: Array, x: Scaled, parts: list[list[Array]]) -> tuple[Sums, Array | None]:
-        moments, *seen = map(_added, zip(*parts, strict=True))
+        moments, *seen = (functools.reduce(jnp.add, x) for x in zip(*parts, strict=True))
         return _of_moments(wanted, scale, sums, x, moments), seen[0] if looks else None
 
-    of_values = jnp.concatenate(summed, 1)
-    return [side(of_queries, g[:, :0], a, at_queries), side(of_keys, of_values, b, at_keys)]
+    return [side(of_queries, g[:, :0], a, at_queries), side(of_keys, _turned(of_values), b, at_keys)]
 
 
 def _looks(wanted: Wanted, scale: Array, a: Scaled) -> bool:
@@ -107,15 +102,11 @@ def _looks(wanted: Wanted, scale: Array, a: Scaled) -> bool:
     return bool(wanted.pulls.kernels) and not wanted.strict(a.points.shape[1], scale.shape[1])
 
 
-def _of_columns(tile: Array, x: Array) -> Array:
-    """Σ_m tile_mn x_m. XLA on a CPU takes five times as long for the transpose of a tile as for that of the result."""
-    return lax.optimization_barrier(dot(x.mT, tile)).mT
+def _turned(product: Array) -> Array:
+    """The transpose of Lᵀ S; else XLA on a CPU forms Sᵀ L, which takes five times as long for a tile S."""
+    return lax.optimization_barrier(product).mT
 
 
 def _of_moments(wanted: Wanted, scale: Array, sums: Array, a: Scaled, moments: Array) -> Sums:
     toward, apart, _ = about(a, moments)
     return Sums(sums, toward / scale, apart / jnp.square(scale) if wanted.spread else apart[:, :0])
-
-
-def _added(arrays: list[Array] | tuple[Array, ...]) -> Array:
-    return functools.reduce(jnp.add, arrays)

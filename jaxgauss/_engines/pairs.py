@@ -121,7 +121,7 @@ def both_by_differences(
     of_kernels = of_keys.of(u)
     sums = [dot(of_kernels[kernel], g) for kernel, g in of_keys.sums.split(rows.weights)]
     pulls, spread, at_keys = _pulls(of_queries, scale, u, of_kernels, rows, columns, moments, both=True)
-    return [_results(of_queries, [], pulls, spread), _results(of_keys, sums, at_keys, spread)]
+    return [_results(of_queries, [], pulls, spread), _results(of_keys, sums, at_keys, at_keys[..., :0])]
 
 
 def _squares(scale: Array, queries: Array, keys: Array) -> Float[Array, "*batch n m"]:

@@ -6,7 +6,7 @@ with a kink, which are functions of √u, each tile looks after its own digits.
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -26,9 +26,9 @@ from .._arrays.points import (
 )
 from .._arrays.shapes import G, K, Q, S, T, V
 from .._kernels.kernels import GAUSS, Kernel
-from .anywhere import anywhere_pullback, anywhere_sums, share_left, sorts
+from .anywhere import anywhere_sums, share_left, sorts
 from .channels import NOTHING, Channels
-from .pairs import by_products, difference_tile, subtractable
+from .pairs import by_products, difference_tile, subtractable, with_rank
 from .plan import STRICTER, Plan
 from .products import product_pullback, squares_factors
 from .reach import one_of_two, within
@@ -39,7 +39,11 @@ from .wanted import Columns, Rows, Sums, Wanted
 def pair_sums(wanted: Wanted, chosen: Plan, *operands: Array) -> Sums:
     """`Sums` of queries, keys, values, τ, and the weights of rows and of columns, all of equal rank."""
     near = functools.partial(sums_by_products, wanted, whole=chosen.method == "dense")
-    return _near_or_anywhere(wanted, chosen, near, functools.partial(sums_anywhere, wanted, chosen), *operands)
+
+    def anywhere(*operands: Array) -> Sums:
+        return sums_anywhere([wanted], chosen, *operands)[0]
+
+    return _near_or_anywhere(wanted, chosen, near, anywhere, *operands)
 
 
 def radial_pullback(
@@ -89,13 +93,8 @@ def pullback_anywhere(
     channels: Channels, chosen: Plan, queries: Q, keys: K, values: V, tau: T, g: G, *, with_tau: bool = True
 ) -> tuple[Q, K, V, T]:
     """`radial_pullback` of points that lie anywhere."""
-    of_queries, of_keys = wanted = Wanted(NOTHING, channels, with_tau), Wanted(channels, channels)
-    if sorts(chosen, queries.shape[-2], *keys.shape[-2:]):
-        summed, scale = functools.partial(anywhere_pullback, wanted), by_point(jnp.sqrt(tau), queries)
-        at_queries, at_keys = one_by_one(summed, queries, keys, values, scale, g)
-    else:
-        at_queries = sums_by_differences(of_queries, queries, keys, keys[..., :0], tau, g, values)
-        at_keys = sums_by_differences(of_keys, keys, queries, g, tau, values, g)
+    wanted, nothing = (Wanted(NOTHING, channels, with_tau), Wanted(channels, channels)), keys[..., :0]
+    at_queries, at_keys = sums_anywhere(wanted, chosen, queries, keys, nothing, tau, g, values)
     return gradients_of(at_queries, at_keys, queries, keys, values, tau)
 
 
@@ -113,21 +112,23 @@ def of_tau(spread: Float[Array, "*batch m s"], tau: T) -> T:
     return (spread.sum(-2) if of_coordinates(tau, spread) else spread.sum((-2, -1))) / -2
 
 
-def sums_anywhere(wanted: Wanted, chosen: Plan, *operands: Array) -> Sums:
-    """`pair_sums` of points that lie anywhere."""
+def sums_anywhere(wanted: Sequence[Wanted], chosen: Plan, *operands: Array) -> list[Sums]:
+    """`pair_sums` of points that lie anywhere; if two are wanted also at the keys, with Σ_m κ g_m of the weights g."""
     queries, keys, values, tau, row_weights, weights = operands
     scale = by_point(jnp.sqrt(tau), queries)
     as_one = shared(keys, values, scale, weights)  # the batch of the queries is more rows
     if not sorts(chosen, math.prod(queries.shape[:-1]) if as_one else queries.shape[-2], *keys.shape[-2:]):
-        return sums_by_differences(wanted, *operands)
+        sides = operands, (keys, queries, row_weights, tau, weights, row_weights)
+        return [sums_by_differences(x, *side) for x, side in zip(wanted, sides, strict=False)]
 
     summed = functools.partial(anywhere_sums, wanted)
     if not as_one:
         return one_by_one(summed, queries, keys, values, scale, row_weights, weights)
     batch = jnp.broadcast_shapes(queries.shape[:-2], row_weights.shape[:-2])
     rows = (jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (queries, row_weights))
-    found = summed(*map(as_rows, (next(rows), keys, values, scale, next(rows), weights)))
-    return jax.tree.map(lambda x: x.reshape(*batch, queries.shape[-2], x.shape[-1]), found)
+    at_queries, *at_keys = summed(*map(as_rows, (next(rows), keys, values, scale, next(rows), weights)))
+    at_queries = jax.tree.map(lambda x: x.reshape(*batch, queries.shape[-2], x.shape[-1]), at_queries)
+    return [at_queries, *jax.tree.map(lambda x: with_rank(x, keys), at_keys)]
 
 
 def share_of_tiles(kernel: Kernel, chosen: Plan, queries: Q, keys: K, tau: T) -> float:
