@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from .._kernels.kernels import GAUSS, Kernel
 
-METHODS = ("auto", "reweight", "prescale", "rescale", "blocked", "dense", "differences")
+METHODS = ("auto", "reweight", "prescale", "rescale", "blocked", "dense", "differences", "fourier")
 KERNEL_METHODS = ("auto", "mixture", "blocked", "dense", "differences")  # of other kernels than the Gaussian
 PRECISIONS = ("auto", "float16", "bfloat16", "float16x2", "bfloat16x2", "float32", "float64")
 BACKENDS = ("auto", "flash", "efficient", "cudnn", "cpu")
@@ -63,6 +63,15 @@ class Settings:
     key_axis: MeshAxis = None
     kernel: Kernel = GAUSS
     near: bool | None = None  # whether points lie near one another, where that was seen
+    waves: bool | None = None  # whether a sum of waves is estimated to be cheaper, where extents were seen
+    tolerance: float | None = None  # of method "fourier"
+
+    @property
+    def by_products(self) -> bool | None:
+        """Whether sums take products about one center; None where that depends on the points."""
+        if self.near is False or self.waves:
+            return False
+        return True if self.near and self.waves is False else None
 
     @property
     def options(self) -> Options:

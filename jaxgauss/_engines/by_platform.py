@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +29,7 @@ def by_platform(compute: Callable, *operands: jax.Array):
 def plan_there(settings: Settings, platform: str, operands: tuple[jax.Array, ...]) -> Plan:
     """The plan there, whether or not that is the platform that was checked."""
     try:
-        return replace(kernel_plan(settings, platform, *aligned_sizes(*operands[:4])), near=settings.near)
+        return kernel_plan(settings, platform, *aligned_sizes(*operands[:4])).with_looks(settings)
     except ValueError:  # not the platform that was checked: let PyTorch refuse if it is run there after all
         method = "rescale" if settings.method == "auto" else settings.method
         return Plan(platform, method, settings.precision, settings.backend, "asked for by name")

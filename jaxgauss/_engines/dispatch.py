@@ -23,12 +23,13 @@ from .attention import attended_means, attended_pullback, attended_sum, by_atten
 from .blocked import blocked_pullback, scaled_sum
 from .by_platform import aligned_sizes, by_platform, plan_there
 from .channels import NOTHING, Channels
+from .few_dimensions import by_waves
 from .fused import FUSED_MEANS, FUSED_WIDTH, FUSES
 from .kernel_plan import exact_plan, mixture_of
 from .mapped import mapped
 from .means import blocked_means, fused_means, means_anywhere
 from .plan import Plan, sizes
-from .reach import one_of_two, within
+from .reach import but_not, one_of_two, within
 from .wanted import Sums, Wanted
 
 KEPT = 8  # times as many numbers as the operands have: memory stays linear, under vmap as well
@@ -157,9 +158,9 @@ def _computed(operation: Operation, settings: Settings, near: bool | None) -> Ca
 
     def compute(platform: str, *operands: jax.Array) -> tuple[jax.Array, ...]:
         if near is False:
-            return operation.anywhere(_exact_plan(settings, platform, operands), *operands)
+            return operation.anywhere(exact_plan_of(settings, platform, operands), *operands)
         chosen = plan_there(settings, platform, operands)
-        if chosen.method == "differences":
+        if chosen.method in ("differences", "fourier"):
             return operation.anywhere(chosen, *operands)
         if not chosen.native:
             return by_attention(chosen, operation.attended, operation.anywhere, operands, near is None)
@@ -167,7 +168,8 @@ def _computed(operation: Operation, settings: Settings, near: bool | None) -> Ca
         if near:
             return here(*operands)
         queries, keys, _, tau, *_ = operands
-        return one_of_two(within(chosen.reach, queries, keys, tau), here, there, *operands)
+        is_near = but_not(within(chosen.reach, queries, keys, tau), by_waves(chosen, *operands[:4]))
+        return one_of_two(is_near, here, there, *operands)
 
     def compute_all(platform: str, *operands: jax.Array) -> tuple[jax.Array, ...]:
         results = compute(platform, *operands)
@@ -243,15 +245,15 @@ _RADIAL_PULLBACK = {x: functools.partial(radial.radial_pullback, with_tau=x) for
 def _radial(function: Callable[..., Any], settings: Settings, what: Any) -> Callable[..., Any]:
     def compute(platform: str, *operands: jax.Array) -> tuple[jax.Array, ...]:
         queries, keys, tau = operands[0], operands[1], operands[2 if function is _pair_sums else 3]
-        chosen, dtype = _exact_plan(settings, platform, (queries, keys, keys, tau)), queries.dtype
+        chosen, dtype = exact_plan_of(settings, platform, (queries, keys, keys, tau)), queries.dtype
         results = function(what, chosen, *(x.astype(chosen.precision) for x in operands))
         return tuple(x.astype(dtype) for x in results)
 
     return mapped(functools.partial(by_platform, compute), 0 if function is _pair_sums else 4)
 
 
-def _exact_plan(settings: Settings, platform: str, operands: tuple[jax.Array, ...]) -> Plan:
+def exact_plan_of(settings: Settings, platform: str, operands: tuple[jax.Array, ...]) -> Plan:
     """`exact_plan`, of Gaussians in the working dtype: what was asked for may be an attention kernel's precision."""
     if settings.kernel == GAUSS:
         settings = replace(settings, precision="auto", backend="auto")
-    return replace(exact_plan(settings, platform, aligned_sizes(*operands[:4])[0]), near=settings.near)
+    return exact_plan(settings, platform, aligned_sizes(*operands[:4])[0]).with_looks(settings)

@@ -53,7 +53,7 @@ def mixture_of(settings: Settings, precision: str) -> Mixture:
 
 def of_gaussians(settings: Settings) -> Settings:
     """The settings of the Gauss sums that a mixture is made of."""
-    return replace(settings, kernel=GAUSS, method="auto", near=None)  # of other bandwidths
+    return replace(settings, kernel=GAUSS, method="auto", near=None, waves=None)  # of other bandwidths
 
 
 def _of_mixture(settings: Settings, platform: str, pairs: int, dim: int, channels: int) -> Plan:

@@ -20,14 +20,18 @@ from .._arrays.logits import difference_logits, dot, logit_factors, logits, squa
 from .._arrays.places import has_cuda, vary_like
 from .._arrays.points import BASE_2, LOG_ZERO, Scaled, scaled_points, with_axes_of, with_norms
 from .._arrays.shapes import K, L, Q, S, T, V, W
-from .._kernels.kernels import Kernel
+from .._kernels.kernels import GAUSS, Kernel
 from .anywhere import in_leaves, in_place, sorts, squared_gaps
 from .blocked import scaled_sum
+from .channels import NOTHING, Channels
+from .doubt import rows_of, settled
+from .few_dimensions import LOGS, layout, most_blocks, pays, sums_by_waves
 from .fused import fused_sum
 from .plan import NEAR, STRICTER, Plan
 from .products import squared_distances_of, squares_factors
 from .sorting import leaf_order
 from .tiles import DIFFERENCES_TILE, TILE, in_groups, one_by_one, tiled_means
+from .wanted import Wanted
 
 LEAST = 2.0**-100  # a sum whose terms that are lost do not count
 SOME_KEYS = 64  # whose exponents are looked at first: a percent of a pass over thousands
@@ -100,9 +104,7 @@ def means_anywhere(kernel: Kernel, chosen: Plan, queries: Q, keys: K, values: V,
     with jax.enable_x64(True):
         q, k, v, t, w = operands = tuple(x.astype("float64") for x in operands)
         if sorts(chosen, *sizes):
-            found = one_by_one(
-                functools.partial(_sorted_means, kernel, chosen.precision), q, k, v, t[..., None, None], w
-            )
+            found = one_by_one(functools.partial(_of_matrices, kernel, chosen), q, k, v, t[..., None, None], w)
         else:
             found = difference_means(kernel, *operands)
         means, logs = (x.astype(dtype) for x in found)
@@ -117,6 +119,32 @@ def difference_means(kernel: Kernel, queries: Q, keys: K, values: V, tau: T, log
         return kernel.log(-2 * difference_logits(scale, queries, keys))
 
     return tiled_means(tile_logits, with_axes_of(tau, queries), keys, values, log_weights, tile=DIFFERENCES_TILE)
+
+
+def _of_matrices(kernel: Kernel, chosen: Plan, *operands: Array) -> Any:
+    """By waves where that pays; else by tiles of sorted points."""
+    queries, keys, values, tau, log_weights = operands
+    sizes = len(queries), *keys.shape, 1 + values.shape[1]
+    most = most_blocks("float64", *sizes) if kernel == GAUSS and chosen.waves is not False else 0
+    by_tiles = functools.partial(_sorted_means, kernel, chosen.precision, *operands)
+    if not most:
+        return by_tiles()
+    of = layout(most, None, jnp.sqrt(tau), queries, keys)
+
+    def by_waves() -> Any:
+        largest = log_weights.max()
+        weights = jnp.exp(log_weights - largest)
+        columns, nothing = jnp.concatenate([weights, weights * values], 1), queries[:, :0]
+        wanted = Wanted(Channels((GAUSS,), columns.shape[1:]), NOTHING)
+        found, doubt = sums_by_waves(wanted, of, LOGS[chosen.precision], *operands[:2], columns, jnp.sqrt(tau), nothing, nothing)
+        total = found.sums[:, :1]
+        return [(found.sums[:, 1:] / total, largest + jnp.log(total))], [doubt]
+
+    def of_rows(place: Array) -> Any:
+        return difference_means(kernel, rows_of(queries, place), keys, values, tau[0, 0], log_weights)
+
+    does = chosen.waves or pays(jnp, most, "float64", chosen.reach, sizes, of.extent)
+    return settled(does, by_waves, [of_rows], lambda: [by_tiles()], operands)[0]
 
 
 def _sorted_means(

@@ -4,7 +4,7 @@ import contextlib
 import functools
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -15,12 +15,13 @@ from .._arrays.places import has_cuda
 from .._checks.settings import Settings, are_known
 from . import bridge
 from .costs import WORTH, columns, cuda_costs, estimates, kernel_columns, kernel_engine
+from .fourier import DIMENSIONS
 from .tiles import CUDA_TILE, TILE
 
 if TYPE_CHECKING:
     from torch_backend import Kernel
 
-NATIVE = ("dense", "blocked", "differences")
+NATIVE = ("dense", "blocked", "differences", "fourier")
 # R², squared bandwidths from the center, up to which points are near: products about one center then make exponents,
 # and the moments that slopes of Gaussians are made of, within 1e-5 of the terms' sizes, in float64 1e-13.
 NEAR = {"float32": 2.0**7, "float64": 2.0**10}
@@ -41,6 +42,8 @@ class Plan:
         reason: one sentence.
         stands_in: whether XLA does it, elsewhere than on a CPU, because PyTorch's kernels cannot.
         near: whether points lie near one another; None where nobody has looked.
+        waves: whether Gaussians are summed by waves where points lie anywhere; None where that depends on the points.
+        tolerance: of waves, relative to Σ|v|; None for what sums promise.
     """
 
     platform: str
@@ -50,11 +53,19 @@ class Plan:
     reason: str
     stands_in: bool = False
     near: bool | None = None
+    waves: bool | None = None
+    tolerance: float | None = None
+
+    def with_looks(self, settings: Settings) -> "Plan":
+        """With what was seen of the points; waves are taken by name, or on a CPU where all is left to us."""
+        open_to = self.native and settings.method == "auto" and self.platform == "cpu"
+        waves = self.method == "fourier" or (settings.waves if open_to else False)
+        return replace(self, near=settings.near, waves=waves, tolerance=settings.tolerance)
 
     @property
     def reach(self) -> float:
         """The largest R², squared bandwidths from the center, that is computed so; tiles of sorted points beyond."""
-        if self.method == "differences" or self.near is False:
+        if self.method in ("differences", "fourier") or self.near is False:
             return -math.inf
         if self.near or (self.platform == "cuda" and (not self.native or self.method == "dense")):
             return math.inf  # nothing waits for the device: torch_backend, or `squared_distances`, sees to it there
@@ -83,6 +94,10 @@ def plan(settings: Settings, platform: str, pairs: int, dim: int, channels: int)
             raise ValueError(
                 f"{where}: method {settings.method!r} runs in XLA, in float32 or float64; got precision"
                 f" {settings.precision!r}, backend {settings.backend!r}. Use method='rescale'."
+            )
+        if settings.method == "fourier" and dim not in (0, *DIMENSIONS):
+            raise ValueError(
+                f"{where}: method 'fourier' is for points of 1, 2 or 3 dimensions; got {dim}. Leave it on 'auto'."
             )
         precision = wide if settings.precision == "auto" else settings.precision
         if precision == "float64" and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]

@@ -4,6 +4,7 @@ Of points that lie near one another, products about one center make u, a tile at
 with a kink, which are functions of √u, each tile looks after its own digits.
 """
 
+import contextlib
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -28,6 +29,9 @@ from .._arrays.shapes import G, K, Q, S, T, V
 from .._kernels.kernels import GAUSS, Kernel
 from .anywhere import anywhere_sums, share_left, sorts
 from .channels import NOTHING, Channels
+from .doubt import rows_of, settled
+from .few_dimensions import SUMS, Promise, layout, most_blocks, pays, sums_by_waves
+from .fourier import MOST, box
 from .pairs import by_products, difference_tile, subtractable, with_rank
 from .plan import STRICTER, Plan
 from .products import product_pullback, squares_factors
@@ -117,11 +121,12 @@ def sums_anywhere(wanted: Sequence[Wanted], chosen: Plan, *operands: Array) -> l
     queries, keys, values, tau, row_weights, weights = operands
     scale = by_point(jnp.sqrt(tau), queries)
     as_one = shared(keys, values, scale, weights)  # the batch of the queries is more rows
-    if not sorts(chosen, math.prod(queries.shape[:-1]) if as_one else queries.shape[-2], *keys.shape[-2:]):
+    size = math.prod(queries.shape[:-1]) if as_one else queries.shape[-2]
+    if chosen.method != "fourier" and not sorts(chosen, size, *keys.shape[-2:]):
         sides = operands, (keys, queries, row_weights, tau, weights, row_weights)
         return [sums_by_differences(x, *side) for x, side in zip(wanted, sides, strict=False)]
 
-    summed = functools.partial(anywhere_sums, wanted)
+    summed = functools.partial(_of_matrices, wanted, chosen)
     if not as_one:
         return one_by_one(summed, queries, keys, values, scale, row_weights, weights)
     batch = jnp.broadcast_shapes(queries.shape[:-2], row_weights.shape[:-2])
@@ -129,6 +134,89 @@ def sums_anywhere(wanted: Sequence[Wanted], chosen: Plan, *operands: Array) -> l
     at_queries, *at_keys = summed(*map(as_rows, (next(rows), keys, values, scale, next(rows), weights)))
     at_queries = jax.tree.map(lambda x: x.reshape(*batch, queries.shape[-2], x.shape[-1]), at_queries)
     return [at_queries, *jax.tree.map(lambda x: with_rank(x, keys), at_keys)]
+
+
+def _of_matrices(wanted: Sequence[Wanted], chosen: Plan, *operands: Array) -> list[Sums]:
+    """By waves where that pays, or is asked for; else by tiles of sorted points."""
+    most, sizes = _most_blocks(wanted, chosen, operands)
+    if not most:
+        return anywhere_sums(wanted, *operands)
+    promise = None if chosen.method == "fourier" else SUMS[chosen.precision]
+
+    def by_waves() -> tuple[list[Sums], list[Array]]:
+        found = _by_waves(wanted, chosen, most, promise, operands)
+        return [x for x, _ in found], [x for _, x in found]
+
+    def of_rows(wanted: Wanted, side: Sequence[Array], place: Array) -> Sums:
+        queries, keys, values, scale, row_weights, weights = side
+        tau = jnp.square(scale[0] if scale.shape[1] > 1 else scale[0, 0])
+        rows, own = (rows_of(x, place) for x in (queries, row_weights))
+        return sums_by_differences(wanted, rows, keys, values, tau, own, weights)
+
+    each = [functools.partial(of_rows, *x) for x in zip(wanted, _sides(operands), strict=False)]
+    does = _pays(chosen, most, sizes, operands)
+    return settled(does, by_waves, each, lambda: anywhere_sums(wanted, *operands), operands)  # type: ignore[return-value]
+
+
+def _most_blocks(wanted: Sequence[Wanted], chosen: Plan, operands: Sequence[Array]) -> tuple[int, tuple[int, ...]]:
+    """Blocks of waves of a coordinate that may be taken, none where that never pays; and the sizes M, N, D and C."""
+    queries, keys, values, _, _, weights = operands
+    sizes = queries.shape[-2], *keys.shape[-2:], max(values.shape[-1], weights.shape[-1])
+    if chosen.waves is False or {GAUSS} != {y for x in wanted for y in x.kernels}:
+        return 0, sizes
+    by_name = chosen.method == "fourier"
+    return MOST[sizes[2]] if by_name else most_blocks(chosen.precision, *sizes), sizes
+
+
+def _pays(chosen: Plan, most: int, sizes: Any, operands: Sequence[Array]) -> Array | bool:
+    if chosen.waves:
+        return True
+    _, extent = box(*(lax.stop_gradient(operands[3] * x) for x in operands[:2]))
+    return pays(jnp, most, chosen.precision, chosen.reach, sizes, extent)
+
+
+def _sides(operands: Sequence[Array]) -> tuple[Sequence[Array], Sequence[Array]]:
+    """The operands of sums at the queries, and at the keys: there of the weights."""
+    queries, keys, _, scale, row_weights, weights = operands
+    return operands, (keys, queries, row_weights, scale, weights, row_weights)
+
+
+def _by_waves(
+    wanted: Sequence[Wanted], chosen: Plan, most: int, promise: Promise | None, operands: Sequence[Array]
+) -> list[tuple[Sums, Array]]:
+    """`sums_by_waves` of one side or both: with pulls in float64, for these may be small beside sums."""
+    dtype, wide = operands[0].dtype, any(x.pulls.kernels for x in wanted)
+    with jax.enable_x64(True) if wide else contextlib.nullcontext():
+        given = [x.astype("float64" if wide else dtype) for x in operands]
+        of = layout(most, chosen.tolerance, given[3], *given[:2])
+        found = [sums_by_waves(x, of, promise, *side) for x, side in zip(wanted, _sides(given), strict=False)]
+        return [(jax.tree.map(lambda x: x.astype(dtype), sums), doubt) for sums, doubt in found]
+
+
+def waves_pullback(
+    wanted: Wanted, chosen: Plan, otherwise: Callable, operands: Sequence[Array], cotangents: Sums
+) -> tuple[Array, ...]:
+    """The gradients of `pair_sums` by waves where these pay and leave nothing in doubt, else otherwise(*operands)."""
+    most, sizes = _most_blocks([wanted], chosen, operands)
+    if not most:
+        return otherwise(*operands)
+
+    def with_doubt(promise: Promise | None, *operands: Array) -> tuple[Sums, Array]:
+        queries, keys, values, tau, *weights = operands
+
+        def of_matrix(*operands: Array) -> tuple[Sums, Array]:
+            ((sums, doubt),) = _by_waves([wanted], chosen, most, promise, operands)
+            return sums, doubt.any() | jnp.logical_not(_pays(chosen, most, sizes, operands))
+
+        return one_by_one(of_matrix, queries, keys, values, by_point(jnp.sqrt(tau), queries), *weights)
+
+    def pullback(*operands: Array) -> tuple[Array, ...]:
+        with jax.enable_x64(True):  # the rules of waves are traced here
+            return jax.vjp(lambda *x: with_doubt(None, *x)[0], *operands)[1](cotangents)
+
+    promise = None if chosen.method == "fourier" else SUMS[chosen.precision]
+    doubt = with_doubt(promise, *map(lax.stop_gradient, operands))[1]
+    return lax.cond(doubt.any(), otherwise, pullback, *operands)
 
 
 def share_of_tiles(kernel: Kernel, chosen: Plan, queries: Q, keys: K, tau: T) -> float:

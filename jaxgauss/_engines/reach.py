@@ -21,12 +21,13 @@ import numpy as np
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from .._arrays.places import expected_platform, vary_like
+from .._arrays.places import expected_platform, platforms, vary_like
 from .._arrays.points import BASE_2, Scaled, are_within, of_coordinates, places_of_center, scaled_points, with_norms
 from .._checks.settings import Settings, are_known, working_dtype
 from .._kernels.kernels import GAUSS, Kernel
 from .anywhere import FEW
 from .by_platform import by_platform, plan_there
+from .few_dimensions import by_waves, most_blocks, pays
 from .plan import NEAR, STRICTER
 from .spread import SPREAD, powers, spread
 
@@ -37,13 +38,13 @@ LEAST_ROWS, MOST_ROWS = 8, 64  # queries that the spread is seen of
 
 
 def looked_at(
-    settings: Settings, tau: Any, queries: Any, keys: Any = None, values: Any = None, *, slopes: bool = False
+    settings: Settings, tau: Any, queries: Any, keys: Any = None, values: Any = None, *, slopes: bool = False, logs: bool = False
 ) -> Settings:
     """The settings with what arrays of points on a CPU tell, where they are there: not within `jit` or `vmap`.
 
     Several arrays are one set; without keys, they are the queries. Of a τ for each of them, they are variables. Values
-    are as those of a sum; `slopes`: whether the call makes them, as it does where it is differentiated. Few points are
-    not looked at: that would take longer than their sum, and both ways compile soon.
+    are as those of a sum; `slopes`: whether the call makes them, as it does where it is differentiated; `logs`: whether
+    it makes these, in float64. Few points are not looked at: that would take longer than their sum, and both ways compile soon.
     """
     if settings.method == "differences" or settings.kernel.kinked:
         return settings
@@ -73,14 +74,32 @@ def looked_at(
                 values = np.abs(values[:, None] if values.ndim == 1 else values).max(-1, keepdims=True, initial=0)
             slope = functools.partial(_slope_of, settings.kernel)
             seen = spread_of(np, slope, a, b, values, each) / SPREAD
+        waves = _are_for_waves(settings, logs, primals, values, a, b)
     if squared > limit * SURE or seen < 1 / SURE_SPREAD:
-        return _with(settings, False)
-    return _with(settings, True) if squared <= limit / SURE and seen > SURE_SPREAD else settings
+        return _with(settings, False, waves)
+    return _with(settings, True if squared <= limit / SURE and seen > SURE_SPREAD else None, waves)
+
+
+def _are_for_waves(settings: Settings, logs: bool, primals: Any, values: Any, a: Scaled, b: Scaled) -> bool | None:
+    """Whether sums of Gaussians of the smallest of several arrays with one another are for waves."""
+    if settings.kernel != GAUSS or settings.method != "auto":
+        return False
+    if isinstance(primals[0], tuple) or np.size(primals[0]) > 1:
+        return None
+    precision, channels = "float64" if logs else working_dtype(settings.dtype).name, values.shape[-1] if np.ndim(values) > 1 else 1
+    num_queries, num_keys = (
+        min(map(len, x)) if isinstance(x, tuple) else y.points.shape[-2] for x, y in zip(primals[1:3], (a, b), strict=True)
+    )
+    sizes = num_queries, num_keys, a.points.shape[-1], channels
+    most = most_blocks(precision, *sizes)
+    points = [x.points.reshape(-1, sizes[2]) for x in (a, b)]
+    extent = np.fmax.reduce([np.fmax.reduce(x) for x in points]) - np.fmin.reduce([np.fmin.reduce(x) for x in points])
+    return most > 0 and bool(pays(np, most, precision, NEAR[precision], sizes, extent))
 
 
 @functools.lru_cache(4096)
-def _with(settings: Settings, near: bool) -> Settings:
-    return replace(settings, near=near)
+def _with(settings: Settings, near: bool | None, waves: bool | None) -> Settings:
+    return replace(settings, near=near, waves=waves)
 
 
 def _slope_of(kernel: Kernel, u: np.ndarray) -> np.ndarray:
@@ -158,26 +177,42 @@ def within(
 
 
 def are_near(
-    settings: Settings, *operands: jax.Array, slopes: bool = False, second_order: bool = False
+    settings: Settings, *operands: jax.Array, slopes: bool = False, second_order: bool = False, logs: bool = False
 ) -> jax.Array | bool:
     """Whether queries and keys are near by the plan of a sum of them, values and τ; one boolean, under `vmap` too.
 
-    Near enough for `slopes` that are made of moments, or for moments of second order.
+    Near enough for `slopes` that are made of moments, or for moments of second order; and not by waves, which are for
+    points that lie anywhere. Those of `logs` are float64.
     """
-    if settings.near is not None:
-        return settings.near
-    return _are_near(settings, slopes, second_order)(*operands)
+    known = known_near(settings, *operands, logs=logs)
+    return _are_near(settings, slopes, second_order, logs)(*operands) if known is None else known
+
+
+def known_near(settings: Settings, *operands: jax.Array, logs: bool = False) -> bool | None:
+    """The same, where it is known of all points of such shapes, or from the settings."""
+    if settings.by_products is not None or len(platforms()) > 1:
+        return settings.by_products
+    chosen, precision = plan_there(settings, platforms()[0], operands), "float64" if logs else None
+    return False if by_waves(chosen, *operands, precision=precision, known=True) is True else None
 
 
 @functools.cache
-def _are_near(settings: Settings, slopes: bool, second_order: bool) -> Callable[..., jax.Array]:
+def _are_near(settings: Settings, slopes: bool, second_order: bool, logs: bool) -> Callable[..., jax.Array]:
     def compute(platform: str, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array) -> jax.Array:
         chosen = plan_there(settings, platform, (queries, keys, values, tau))
         reach, slope = chosen.reach / (STRICTER if second_order else 1), settings.kernel.slope if slopes else None
         is_near = within(reach, queries, keys, tau, slope, jnp.abs(values).max(-1, keepdims=True, initial=0))
+        is_near = but_not(is_near, by_waves(chosen, queries, keys, values, tau, "float64" if logs else None))
         return vary_like(jnp.full((), is_near), [queries, keys, tau]) if isinstance(is_near, bool) else is_near
 
     return _unbatched(functools.partial(by_platform, compute))
+
+
+def but_not(is_near: jax.Array | bool, waves: jax.Array | bool) -> jax.Array | bool:
+    """Near, and not by waves."""
+    if isinstance(waves, bool):
+        return False if waves else is_near
+    return is_near & ~waves
 
 
 def _unbatched(look: Callable[..., jax.Array]) -> Callable[..., jax.Array]:

@@ -125,7 +125,7 @@ def _check(
     settings = as_logs(settings)
     pairs = points.shape[0] * samples.shape[0] * math.prod(np.shape(tau))
     tau = check_plan(settings, tau, pairs, points.shape[1], 1, samples, points)
-    return looked_at(settings, tau, points, samples, weights, slopes=slopes), tau
+    return looked_at(settings, tau, points, samples, weights, slopes=slopes, logs=True), tau
 
 
 def check_integral(function: str, kernel: Kernel, dim: int) -> None:

@@ -15,7 +15,7 @@ from .._engines.blocked import sum_and_tile, tile_pullback
 from .._engines.channels import Channels
 from .._engines.dispatch import gaussian_sum, keeps_tile, near_pullback, near_sum, near_sum_and_log, saves_log
 from .._engines.plan import Plan, takes_half, warn_once
-from .._engines.reach import are_near, looked_at, near_or_anywhere
+from .._engines.reach import are_near, known_near, looked_at, near_or_anywhere
 from .._engines.wanted import Wanted
 from .._kernels.kernels import GAUSS
 from .channels import cheaper_by_channels, flat_channels
@@ -177,7 +177,7 @@ def _forward(settings: Settings, queries, keys, values, tau):
 
 def _backward(settings: Settings, residuals, g):
     operands, looked, saved, pattern = residuals
-    is_near: Any = settings.near if looked is None else looked
+    is_near: Any = known_near(settings, *operands) if looked is None else looked
     wanted = Which(*(size == 2 for size in pattern.shape))
     if isinstance(g, jax.custom_derivatives.SymbolicZero):
         return None, None, None, None

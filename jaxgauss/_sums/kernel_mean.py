@@ -118,7 +118,7 @@ def means_and_logs(
             f" {keys.shape}. There is no mean of nothing."
         )
     given = None if log_weights is None else weights_of(log_weights[..., None])
-    settings = looked_at(as_logs(settings), tau, queries, keys, given)
+    settings = looked_at(as_logs(settings), tau, queries, keys, given, logs=True)
     if log_weights is None:
         log_weights = jnp.zeros(keys.shape[-2:-1], working_dtype(settings.dtype))
     return _checked_mean(settings, queries, keys, values, log_weights, as_operand(tau, settings.dtype))

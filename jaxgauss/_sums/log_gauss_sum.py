@@ -91,7 +91,7 @@ def log_gauss_sum(
     asked = Settings(method, precision, backend, "", "log_gauss_sum", "highest", kernel=kernel)
     settings, _ = checked(asked, queries, keys, values, tau, methods=METHODS)
     given = None if log_weights is None else weights_of(log_weights[..., None])
-    settings = looked_at(settings, tau, queries, keys, given)
+    settings = looked_at(settings, tau, queries, keys, given, logs=True)
     if log_weights is None:
         log_weights = jnp.zeros(keys.shape[-2:-1], working_dtype(settings.dtype))
     return _checked_log_sum(settings, queries, keys, log_weights, as_operand(tau, settings.dtype))
@@ -139,8 +139,8 @@ def near_by_logs(
     settings: Settings, queries: Array, keys: Array, values: Array, tau: Array, log_weights: Array
 ) -> tuple[Any, Any]:
     """Whether points are near, for sums of them and for slopes of these."""
-    for_values = are_near(settings, queries, keys, values, tau)
-    return for_values, are_near(settings, queries, keys, weights_of(log_weights), tau, slopes=True)
+    for_values = are_near(settings, queries, keys, values, tau, logs=True)
+    return for_values, are_near(settings, queries, keys, weights_of(log_weights), tau, slopes=True, logs=True)
 
 
 def relative_sum(

@@ -7,15 +7,16 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from .._arrays.places import has_cuda
+from .._arrays.places import has_cuda, platforms
 from .._arrays.points import by_point, of_coordinates, unbroadcast
 from .._checks.settings import Settings
 from .._engines import dispatch
 from .._engines.anywhere import FEW_DIMENSIONS
 from .._engines.channels import NOTHING, Channels
-from .._engines.radial import difference_sums, gradients_of, of_tau, sums_by_differences, sums_by_products
+from .._engines.radial import difference_sums, gradients_of, of_tau, sums_by_differences, sums_by_products, waves_pullback
 from .._engines.reach import one_of_two, tiles_are_near
 from .._engines.wanted import Sums, Wanted
+from .._kernels.kernels import GAUSS
 
 # Derivatives. With u = τ‖q_m - k_n‖², κ' the derivative of κ, ψ = -2κ', a cotangent g and w_mn = ψ(u) ⟨g_m, v_n⟩, from
 # ∂κ/∂q = 2τ κ' (q - k) = τ ψ (k - q):
@@ -130,9 +131,16 @@ def _pair_sums_backward(settings: Settings, wanted: Wanted, operands: tuple[Arra
 
     by_products, by_differences = (functools.partial(pullback, x) for x in (sums_by_products, sums_by_differences))
     queries, keys, _, tau, *_ = operands
-    if wanted.kinked or of_coordinates(tau, queries) or has_cuda() or queries.shape[-1] <= FEW_DIMENSIONS:
-        return by_differences(*operands)
-    return one_of_two(tiles_are_near(queries, keys, tau), by_products, by_differences, *operands)
+
+    def by_pairs(*operands: Array) -> Any:
+        if wanted.kinked or of_coordinates(tau, queries) or has_cuda() or queries.shape[-1] <= FEW_DIMENSIONS:
+            return by_differences(*operands)
+        return one_of_two(tiles_are_near(queries, keys, tau), by_products, by_differences, *operands)
+
+    if {*wanted.kernels} != {GAUSS} or len(platforms()) > 1:
+        return by_pairs(*operands)
+    chosen = dispatch.exact_plan_of(settings, platforms()[0], (queries, keys, keys, tau))
+    return waves_pullback(wanted, chosen, by_pairs, operands, cotangents)
 
 
 pair_sums.defvjp(lambda *args: (pair_sums(*args), args[2:]), _pair_sums_backward)

@@ -1,0 +1,271 @@
+"""Gaussians as sums of waves: coefficients of keys and values, and values at queries, each by matrix products.
+
+On an interval of length L, in bandwidths, Φ is a Fourier series of a period P > L: by Poisson's formula
+
+    exp(-x²/2) = Σ_j g_j e^(iωx) + error,   ω = 2πj/P,   g_j = √2π/P e^(-ω²/2),   |j| ≤ m
+
+and products of it in more dimensions. The error is at most 4D e^(-b²/2) for P = L + b and 2πm/P ≥ b. In real
+numbers the waves are T(x) = [cos ωx, sin ωx], and Φ(q - k) = Σ g T(q) T(k): so with A = Σ_n v_n T(k_n₁) ⊗ T(k_n₂) ⊗ …
+
+    Σ_n Φ(q_m, k_n) v_n = Σ_j g_j A_j T_j(q_m)
+
+costs O(M + N) for given L. Sources: Barnett, Greengard & Rachh 2023, arXiv:2305.11065, for nodes and bound; Potts,
+Steidl & Nieslony 2004, for the sum.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from .._arrays.blocks import blocks
+from .._arrays.logits import dot
+from .._arrays.places import vary_like
+
+# By dimension: waves of a block, whose number is a matter of data; at most so many blocks; points at a time.
+WAVES, MOST, POINTS = {1: 32, 2: 32, 3: 16}, {1: 128, 2: 8, 3: 4}, {1: 4096, 2: 4096, 3: 1024}
+DIMENSIONS = tuple(WAVES)
+LONGEST = 9.0  # bandwidths by which the period is longer than the box: then the error is less than float64's
+# Terms of the sine of x turns, |x| ≤ ¼, relative to 2πx, in powers of x²: errors below half of the last digit.
+TERMS = {"float32": 5, "float64": 10}
+
+
+class Nodes(NamedTuple):
+    """Where waves are taken.
+
+    Attributes:
+        center: of the box of all points.
+        period: P in units of each coordinate.
+        counts: blocks of waves of each coordinate.
+        places: of each block of coefficients the block of each coordinate; first of those that count.
+        numbers: j of each wave: in each block those of cosines, then those of sines; in so many blocks as may be.
+    """
+
+    center: Float[Array, " d"]
+    period: Float[Array, " d"]
+    counts: Int[Array, " d"]
+    places: Int[Array, "blocks d"]
+    numbers: Float[Array, " waves"]
+
+
+def nodes(
+    most: int, center: Array, extent: Array, scale: Array, tolerance: Any
+) -> tuple[Nodes, Bool[Array, ""], Float[Array, ""]]:
+    """Those of a box and a scale in bandwidths, (D,), for an error of Φ; whether `most` blocks hold them; the error.
+
+    Blocks are full: waves beyond those that the tolerance asks for make the period longer, and the error less.
+    """
+    dim, dtype = len(center), center.dtype
+    length = extent * scale
+    blocks = blocks_of(jnp, length, tolerance)
+    counts = jnp.minimum(blocks, most).astype("int32")
+    beyond = (jnp.sqrt(jnp.square(length) + 8 * math.pi * WAVES[dim] * counts) - length) / 2
+    beyond = jnp.minimum(beyond, LONGEST)
+    period = (length + beyond) / scale
+    fit = ((blocks <= most) & jnp.isfinite(center + period) & (period > 0)).all()
+    counts = jnp.where(fit, counts, 1)
+    number, places = np.arange(most**dim, dtype="int32"), []
+    for count in counts:
+        places.append(number % count)
+        number = number // count
+    numbers = np.repeat(np.arange(WAVES[dim] * most).reshape(most, 1, WAVES[dim]), 2, 1).ravel()
+    found = Nodes(
+        jnp.where(fit, center, 0).astype(dtype),
+        jnp.where(fit, period, 1).astype(dtype),
+        counts,
+        jnp.stack(places, 1),
+        jnp.asarray(numbers, dtype),
+    )
+    return found, fit, 4 * jnp.exp(jnp.square(beyond) / -2).sum()
+
+
+def blocks_of(xp: Any, length: Float[Array, " d"], tolerance: Any) -> Any:
+    """Blocks of waves of each coordinate, for a box in bandwidths and an error. `xp` is NumPy or JAX."""
+    dim = len(length)
+    beyond = xp.sqrt(2 * xp.log(4 * dim / tolerance))
+    return xp.floor((length + beyond) * beyond / (2 * math.pi) / WAVES[dim]) + 1
+
+
+def box(*points: Float[Array, "_ d"]) -> tuple[Array, Array]:
+    """Center and extent of the box of points, in each coordinate; NaN does not count."""
+    ends = [_ends(x) for x in points]
+    least = functools.reduce(jnp.minimum, [x for x, _ in ends])
+    extent = functools.reduce(jnp.maximum, [x for _, x in ends]) - least
+    return least + extent / 2, extent
+
+
+def _ends(x: Array) -> tuple[Array, Array]:
+    """The least and the largest, by one pass."""
+
+    def both(x: tuple[Array, Array], y: tuple[Array, Array]) -> tuple[Array, Array]:
+        return jnp.minimum(x[0], y[0]), jnp.maximum(x[1], y[1])
+
+    known, inf = ~jnp.isnan(x), jnp.asarray(jnp.inf, x.dtype)
+    return lax.reduce((jnp.where(known, x, inf), jnp.where(known, x, -inf)), (inf, -inf), both, (0,))
+
+
+def spectrum(of: Nodes, scale: Float[Array, " d"]) -> list[Array]:
+    """g of the waves of each coordinate, zero beyond its blocks; along its axis of the coefficients. A function of τ."""
+    dim, found = len(of.period), []
+    for d, axis in enumerate(_axes(dim)):
+        period = of.period[d] * scale[d]
+        size = math.sqrt(2 * math.pi) / period * jnp.where(of.numbers == 0, 1, 2)
+        g = size * jnp.exp(jnp.square(2 * math.pi / period * of.numbers) / -2)
+        found.append(jnp.where(of.numbers < of.counts[d] * WAVES[dim], g, 0).reshape(axis))
+    return found
+
+
+def slope(of: Nodes, found: Float[Array, "c ..."], d: int) -> Array:
+    """Coefficients of the derivative with respect to one coordinate: of A cos ωx + B sin ωx, ωB cos ωx - ωA sin ωx."""
+    dim = len(of.period)
+    blocks = found.shape[d + 1] // (2 * WAVES[dim])
+    parted = found.reshape(*found.shape[: d + 1], blocks, 2, WAVES[dim], *found.shape[d + 2 :])
+    cosines, sines = jnp.split(parted, 2, d + 2)
+    turned = jnp.concatenate([sines, -cosines], d + 2).reshape(found.shape)
+    return turned * (2 * math.pi / of.period[d] * of.numbers).reshape(_axes(dim)[d])
+
+
+def _axes(dim: int) -> list[list[int]]:
+    return [[-1 if e == d else 1 for e in range(dim)] for d in range(dim)]
+
+
+@jax.custom_vjp
+def coefficients(of: Nodes, keys: Float[Array, "n d"], values: Float[Array, "c n"]) -> Float[Array, "c ..."]:
+    """A = Σ_n v_n T(k_n₁) ⊗ T(k_n₂) ⊗ … (C, waves, waves, …); those beyond the nodes' blocks are zero."""
+    dim, channels = keys.shape[1], values.shape[0]
+    points = _in_blocks(keys, values.T)
+
+    def add(total: Array, block: Array, places: list[Array], waves: list[Array]) -> Array:
+        left = _at(points[1], block).T  # (C, points)
+        for x in waves[:-1]:
+            left = (left[:, None] * x[None]).reshape(-1, left.shape[-1])
+        part = dot(left, waves[-1].T).reshape(channels, *[2 * WAVES[dim]] * dim)
+        return _updated(total, _sliced(total, places, part.shape) + part, places)
+
+    return _over_waves(of, points[0], add, (channels, *[len(of.numbers)] * dim), [values])
+
+
+@jax.custom_vjp
+def values_at(of: Nodes, queries: Float[Array, "m d"], found: Float[Array, "c ..."]) -> Float[Array, "c m"]:
+    """Σ_j A_j T_j(q_m) of coefficients A."""
+    dim, channels = queries.shape[1], found.shape[0]
+    (points,) = _in_blocks(queries)
+
+    def add(total: Array, block: Array, places: list[Array], waves: list[Array]) -> Array:
+        part = _sliced(found, places, (channels, *[2 * WAVES[dim]] * dim))
+        part = dot(part.reshape(-1, 2 * WAVES[dim]), waves[-1])
+        for x in waves[-2::-1]:
+            part = _summed(part.reshape(-1, *x.shape) * x)
+        place = block, *[jnp.zeros_like(block)] * 2
+        return _updated(total, _sliced(total, place, (1, *part.shape)) + part, place)
+
+    total = _over_waves(of, points, add, (len(points), channels, points.shape[1]), [found])
+    return jnp.moveaxis(total, 0, 1).reshape(channels, -1)[:, : len(queries)]
+
+
+# Derivatives. Both are linear in what they are given of values, and each other's transposes; waves are differentiated by
+# `slope`. So the rules are made of the two, and hold for every order.
+
+
+def _coefficients_backward(residuals: tuple[Nodes, Array, Array], g: Array) -> tuple[Any, ...]:
+    of, keys, values = residuals
+    slopes = [(values * values_at(of, keys, slope(of, g, d))).sum(0) for d in range(keys.shape[1])]
+    return _no_gradient(of), jnp.stack(slopes, 1), values_at(of, keys, g)
+
+
+def _values_backward(residuals: tuple[Nodes, Array, Array], g: Array) -> tuple[Any, ...]:
+    of, queries, found = residuals
+    slopes = [(g * values_at(of, queries, slope(of, found, d))).sum(0) for d in range(queries.shape[1])]
+    return _no_gradient(of), jnp.stack(slopes, 1), coefficients(of, queries, g)
+
+
+def _no_gradient(of: Nodes) -> Nodes:
+    return Nodes(None, None, None, None, None)  # type: ignore[arg-type]
+
+
+coefficients.defvjp(lambda *args: (coefficients(*args), args), _coefficients_backward)
+values_at.defvjp(lambda *args: (values_at(*args), args), _values_backward)
+
+
+def _in_blocks(points: Array, *others: Array) -> list[Array]:
+    size = min(POINTS[points.shape[1]], max(1, points.shape[0]))
+    return [blocks(x, size) for x in (points, *others)]
+
+
+def _over_waves(
+    of: Nodes,
+    points: Float[Array, "blocks b d"],
+    add: Callable[[Array, Array, list[Array], list[Array]], Array],
+    shape: tuple[int, ...],
+    operands: Sequence[Array],
+) -> Array:
+    """`add` to zeros, for each block of points and each of waves: where its coefficients are, and the waves there."""
+    num = of.counts.prod(dtype="int32")
+
+    def step(state: tuple[Array, Array]) -> tuple[Array, Array]:
+        number, total = state
+        block, place = lax.div(number, num), _at(of.places, lax.rem(number, num))
+        starts = [jnp.zeros_like(number), *(2 * WAVES[points.shape[-1]] * place)]
+        return number + 1, add(total, block, starts, list(_waves(of, _at(points, block), place)))
+
+    start = jnp.zeros((), "int32"), jnp.zeros(shape, points.dtype)
+    start = tuple(vary_like(x, [*of, points, *operands]) for x in start)
+    return lax.while_loop(lambda state: state[0] < len(points) * num, step, start)[1]
+
+
+def _summed(x: Float[Array, "r waves b"]) -> Float[Array, "r b"]:
+    """`x.sum(1)` by halves, which XLA on a CPU forms in a third of the time."""
+    while x.shape[1] > 1:
+        x = x[:, : x.shape[1] // 2] + x[:, x.shape[1] // 2 :]
+    return x[:, 0]
+
+
+# Places are never negative: to say so spares XLA a program for each, and 10 ms to compile it.
+_sliced = functools.partial(lax.dynamic_slice, allow_negative_indices=False)
+_updated = functools.partial(lax.dynamic_update_slice, allow_negative_indices=False)
+_at = functools.partial(lax.dynamic_index_in_dim, keepdims=False, allow_negative_indices=False)
+
+
+def _waves(of: Nodes, points: Float[Array, "b d"], place: Int[Array, " d"]) -> Float[Array, "d waves b"]:
+    """The waves of a block of coefficients, by a loop: or XLA would form them again for each of their products.
+
+    In turns, x is float64, whatever the points: so that of j x, whole turns are left out without an error.
+    """
+    num = WAVES[points.shape[1]]
+    ahead = np.repeat([0.25, 0.0], num)[:, None]  # cosines are sines, a quarter of a turn ahead
+
+    def of_coordinate(given: tuple[Array, ...]) -> Array:
+        i, *rest = given
+        number = (num * i + np.tile(np.arange(num, dtype="int32"), 2))[:, None]
+        with jax.enable_x64(True):
+            x, center, period = (y.astype("float64") for y in rest)
+            phase = number.astype("float64") * ((x - center) / period) + ahead
+            turns = (phase - jnp.round(phase)).astype(points.dtype)
+        half = jnp.where(turns > 0, 0.5, -0.5).astype(turns.dtype)
+        return _sine(jnp.where(jnp.abs(turns) > 0.25, half - turns, turns))
+
+    return lax.map(of_coordinate, (place, points.T, of.center, of.period))
+
+
+def _sine(x: Array) -> Array:
+    """Of x turns, |x| ≤ ¼: in a fifth of the time of `jnp.sin`, which takes x of any size."""
+    y, angle, total = jnp.square(x), (2 * math.pi) * x, jnp.zeros_like(x)
+    for term in _terms(x.dtype.name)[::-1]:
+        total = total * y + term
+    return angle + angle * y * total
+
+
+@functools.cache
+def _terms(dtype: str) -> list[float]:
+    """Of (sin z / z - 1) / x², z = 2πx, in powers of x²: interpolated at Chebyshev's points."""
+    num = TERMS[dtype]
+    y = (np.cos(math.pi * (np.arange(num) + 0.5) / num) + 1) / 32
+    z = 2 * math.pi * np.sqrt(y)
+    return np.polynomial.Polynomial.fit(y, (np.sin(z) / z - 1) / y, num - 1, domain=[0, 1 / 16]).convert().coef.tolist()
+
