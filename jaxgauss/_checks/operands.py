@@ -45,6 +45,24 @@ def check_names(function: str, method: Any, precision: Any, backend: Any, method
             raise ValueError(f"`jaxgauss.{function}`: `{name}` must be one of {', '.join(allowed)}; got {given!r}.")
 
 
+def check_tolerance(function: str, method: str, tolerance: Any) -> None:
+    """Raise unless it is a number between 0 and 1, and of method "fourier"."""
+    if tolerance is None:
+        return
+    where = f"`jaxgauss.{function}`"
+    if isinstance(tolerance, bool) or not isinstance(tolerance, int | float | np.floating):
+        raise TypeError(
+            f"{where}: `tolerance` must be a number; got {type(tolerance).__name__}. Pass one such as 1e-4."
+        )
+    if not 0 < tolerance < 1:
+        raise ValueError(f"{where}: `tolerance` must be between 0 and 1; got {tolerance}. Pass one such as 1e-4.")
+    if method != "fourier":
+        raise ValueError(
+            f"{where}: `tolerance` must come with method='fourier'; got tolerance {tolerance}, method {method!r}."
+            " Other methods promise digits: see docs/precision.md."
+        )
+
+
 def check_operands(function: str, queries: Any, keys: Any, values: Any, tau: Any) -> str:
     """Raise TypeError or ValueError unless the arguments fit together; return the name of the promoted dtype."""
     where = f"`jaxgauss.{function}`"

@@ -25,13 +25,15 @@ from .anywhere import in_leaves, in_place, sorts, squared_gaps
 from .blocked import scaled_sum
 from .channels import NOTHING, Channels
 from .doubt import rows_of, settled
-from .few_dimensions import LOGS, layout, most_blocks, pays, sums_by_waves
+from .few_dimensions import Sizes, most_blocks, pays
+from .fourier import box
 from .fused import fused_sum
 from .plan import NEAR, STRICTER, Plan
 from .products import squared_distances_of, squares_factors
 from .sorting import leaf_order
 from .tiles import DIFFERENCES_TILE, TILE, in_groups, one_by_one, tiled_means
 from .wanted import Wanted
+from .waves import LOGS, layout, sums_by_waves
 
 LEAST = 2.0**-100  # a sum whose terms that are lost do not count
 SOME_KEYS = 64  # whose exponents are looked at first: a percent of a pass over thousands
@@ -124,26 +126,28 @@ def difference_means(kernel: Kernel, queries: Q, keys: K, values: V, tau: T, log
 def _of_matrices(kernel: Kernel, chosen: Plan, *operands: Array) -> Any:
     """By waves where that pays; else by tiles of sorted points."""
     queries, keys, values, tau, log_weights = operands
-    sizes = len(queries), *keys.shape, 1 + values.shape[1]
-    most = most_blocks("float64", *sizes) if kernel == GAUSS and chosen.waves is not False else 0
+    sizes = Sizes(len(queries), len(keys), keys.shape[1], 1 + values.shape[1])
+    most = most_blocks("float64", sizes) if kernel == GAUSS and chosen.waves is not False else 0
     by_tiles = functools.partial(_sorted_means, kernel, chosen.precision, *operands)
     if not most:
         return by_tiles()
-    of = layout(most, None, jnp.sqrt(tau), queries, keys)
+    of = layout(most, None, chosen.precision, jnp.sqrt(tau), queries, keys)
 
     def by_waves() -> Any:
         largest = log_weights.max()
         weights = jnp.exp(log_weights - largest)
         columns, nothing = jnp.concatenate([weights, weights * values], 1), queries[:, :0]
         wanted = Wanted(Channels((GAUSS,), columns.shape[1:]), NOTHING)
-        found, doubt = sums_by_waves(wanted, of, LOGS[chosen.precision], *operands[:2], columns, jnp.sqrt(tau), nothing, nothing)
+        sides = queries, keys, columns, jnp.sqrt(tau), nothing, nothing
+        found, doubt = sums_by_waves(wanted, of, LOGS[chosen.precision], *sides)
         total = found.sums[:, :1]
         return [(found.sums[:, 1:] / total, largest + jnp.log(total))], [doubt]
 
     def of_rows(place: Array) -> Any:
         return difference_means(kernel, rows_of(queries, place), keys, values, tau[0, 0], log_weights)
 
-    does = chosen.waves or pays(jnp, most, "float64", chosen.reach, sizes, of.extent)
+    extent = box(*(jnp.sqrt(tau) * x for x in (queries, keys)))[1]
+    does = chosen.waves or pays(jnp, most, "float64", chosen.reach, sizes, extent)
     return settled(does, by_waves, [of_rows], lambda: [by_tiles()], operands)[0]
 
 

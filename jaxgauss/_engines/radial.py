@@ -4,7 +4,6 @@ Of points that lie near one another, products about one center make u, a tile at
 with a kink, which are functions of √u, each tile looks after its own digits.
 """
 
-import contextlib
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -30,7 +29,7 @@ from .._kernels.kernels import GAUSS, Kernel
 from .anywhere import anywhere_sums, share_left, sorts
 from .channels import NOTHING, Channels
 from .doubt import rows_of, settled
-from .few_dimensions import SUMS, Promise, layout, most_blocks, pays, sums_by_waves
+from .few_dimensions import Sizes, most_blocks, pays
 from .fourier import MOST, box
 from .pairs import by_products, difference_tile, subtractable, with_rank
 from .plan import STRICTER, Plan
@@ -38,6 +37,7 @@ from .products import product_pullback, squares_factors
 from .reach import one_of_two, within
 from .tiles import DIFFERENCES_TILE, in_groups, one_by_one, tiled_sum
 from .wanted import Columns, Rows, Sums, Wanted
+from .waves import SUMS, Promise, sides, sums_of_sides
 
 
 def pair_sums(wanted: Wanted, chosen: Plan, *operands: Array) -> Sums:
@@ -144,7 +144,7 @@ def _of_matrices(wanted: Sequence[Wanted], chosen: Plan, *operands: Array) -> li
     promise = None if chosen.method == "fourier" else SUMS[chosen.precision]
 
     def by_waves() -> tuple[list[Sums], list[Array]]:
-        found = _by_waves(wanted, chosen, most, promise, operands)
+        found = sums_of_sides(wanted, most, chosen.tolerance, promise, operands)
         return [x for x, _ in found], [x for _, x in found]
 
     def of_rows(wanted: Wanted, side: Sequence[Array], place: Array) -> Sums:
@@ -153,44 +153,26 @@ def _of_matrices(wanted: Sequence[Wanted], chosen: Plan, *operands: Array) -> li
         rows, own = (rows_of(x, place) for x in (queries, row_weights))
         return sums_by_differences(wanted, rows, keys, values, tau, own, weights)
 
-    each = [functools.partial(of_rows, *x) for x in zip(wanted, _sides(operands), strict=False)]
+    each = [functools.partial(of_rows, *x) for x in zip(wanted, sides(operands), strict=False)]
     does = _pays(chosen, most, sizes, operands)
     return settled(does, by_waves, each, lambda: anywhere_sums(wanted, *operands), operands)  # type: ignore[return-value]
 
 
-def _most_blocks(wanted: Sequence[Wanted], chosen: Plan, operands: Sequence[Array]) -> tuple[int, tuple[int, ...]]:
-    """Blocks of waves of a coordinate that may be taken, none where that never pays; and the sizes M, N, D and C."""
+def _most_blocks(wanted: Sequence[Wanted], chosen: Plan, operands: Sequence[Array]) -> tuple[int, Sizes]:
+    """Blocks of waves of a coordinate that may be taken, none where that never pays; and the sizes."""
     queries, keys, values, _, _, weights = operands
-    sizes = queries.shape[-2], *keys.shape[-2:], max(values.shape[-1], weights.shape[-1])
+    sizes = Sizes(queries.shape[-2], keys.shape[-2], keys.shape[-1], max(values.shape[-1], weights.shape[-1]))
     if chosen.waves is False or {GAUSS} != {y for x in wanted for y in x.kernels}:
         return 0, sizes
     by_name = chosen.method == "fourier"
-    return MOST[sizes[2]] if by_name else most_blocks(chosen.precision, *sizes), sizes
+    return MOST[sizes.dim] if by_name else most_blocks(chosen.precision, sizes), sizes
 
 
-def _pays(chosen: Plan, most: int, sizes: Any, operands: Sequence[Array]) -> Array | bool:
+def _pays(chosen: Plan, most: int, sizes: Sizes, operands: Sequence[Array]) -> Array | bool:
     if chosen.waves:
         return True
     _, extent = box(*(lax.stop_gradient(operands[3] * x) for x in operands[:2]))
     return pays(jnp, most, chosen.precision, chosen.reach, sizes, extent)
-
-
-def _sides(operands: Sequence[Array]) -> tuple[Sequence[Array], Sequence[Array]]:
-    """The operands of sums at the queries, and at the keys: there of the weights."""
-    queries, keys, _, scale, row_weights, weights = operands
-    return operands, (keys, queries, row_weights, scale, weights, row_weights)
-
-
-def _by_waves(
-    wanted: Sequence[Wanted], chosen: Plan, most: int, promise: Promise | None, operands: Sequence[Array]
-) -> list[tuple[Sums, Array]]:
-    """`sums_by_waves` of one side or both: with pulls in float64, for these may be small beside sums."""
-    dtype, wide = operands[0].dtype, any(x.pulls.kernels for x in wanted)
-    with jax.enable_x64(True) if wide else contextlib.nullcontext():
-        given = [x.astype("float64" if wide else dtype) for x in operands]
-        of = layout(most, chosen.tolerance, given[3], *given[:2])
-        found = [sums_by_waves(x, of, promise, *side) for x, side in zip(wanted, _sides(given), strict=False)]
-        return [(jax.tree.map(lambda x: x.astype(dtype), sums), doubt) for sums, doubt in found]
 
 
 def waves_pullback(
@@ -205,7 +187,7 @@ def waves_pullback(
         queries, keys, values, tau, *weights = operands
 
         def of_matrix(*operands: Array) -> tuple[Sums, Array]:
-            ((sums, doubt),) = _by_waves([wanted], chosen, most, promise, operands)
+            ((sums, doubt),) = sums_of_sides([wanted], most, chosen.tolerance, promise, operands)
             return sums, doubt.any() | jnp.logical_not(_pays(chosen, most, sizes, operands))
 
         return one_by_one(of_matrix, queries, keys, values, by_point(jnp.sqrt(tau), queries), *weights)

@@ -27,7 +27,7 @@ from .._checks.settings import Settings, are_known, working_dtype
 from .._kernels.kernels import GAUSS, Kernel
 from .anywhere import FEW
 from .by_platform import by_platform, plan_there
-from .few_dimensions import by_waves, most_blocks, pays
+from .few_dimensions import Sizes, by_waves, most_blocks, pays
 from .plan import NEAR, STRICTER
 from .spread import SPREAD, powers, spread
 
@@ -38,13 +38,21 @@ LEAST_ROWS, MOST_ROWS = 8, 64  # queries that the spread is seen of
 
 
 def looked_at(
-    settings: Settings, tau: Any, queries: Any, keys: Any = None, values: Any = None, *, slopes: bool = False, logs: bool = False
+    settings: Settings,
+    tau: Any,
+    queries: Any,
+    keys: Any = None,
+    values: Any = None,
+    *,
+    slopes: bool = False,
+    logs: bool = False,
 ) -> Settings:
     """The settings with what arrays of points on a CPU tell, where they are there: not within `jit` or `vmap`.
 
     Several arrays are one set; without keys, they are the queries. Of a τ for each of them, they are variables. Values
     are as those of a sum; `slopes`: whether the call makes them, as it does where it is differentiated; `logs`: whether
-    it makes these, in float64. Few points are not looked at: that would take longer than their sum, and both ways compile soon.
+    it makes these, in float64. Few points are not looked at: that would take longer than their sum, and both ways
+    compile soon.
     """
     if settings.method == "differences" or settings.kernel.kinked:
         return settings
@@ -86,13 +94,17 @@ def _are_for_waves(settings: Settings, logs: bool, primals: Any, values: Any, a:
         return False
     if isinstance(primals[0], tuple) or np.size(primals[0]) > 1:
         return None
-    precision, channels = "float64" if logs else working_dtype(settings.dtype).name, values.shape[-1] if np.ndim(values) > 1 else 1
-    num_queries, num_keys = (
-        min(map(len, x)) if isinstance(x, tuple) else y.points.shape[-2] for x, y in zip(primals[1:3], (a, b), strict=True)
+    precision, channels = (
+        "float64" if logs else working_dtype(settings.dtype).name,
+        values.shape[-1] if np.ndim(values) > 1 else 1,
     )
-    sizes = num_queries, num_keys, a.points.shape[-1], channels
-    most = most_blocks(precision, *sizes)
-    points = [x.points.reshape(-1, sizes[2]) for x in (a, b)]
+    num_queries, num_keys = (
+        min(map(len, x)) if isinstance(x, tuple) else y.points.shape[-2]
+        for x, y in zip(primals[1:3], (a, b), strict=True)
+    )
+    sizes = Sizes(num_queries, num_keys, a.points.shape[-1], channels)
+    most = most_blocks(precision, sizes)
+    points = [x.points.reshape(-1, sizes.dim) for x in (a, b)]
     extent = np.fmax.reduce([np.fmax.reduce(x) for x in points]) - np.fmin.reduce([np.fmin.reduce(x) for x in points])
     return most > 0 and bool(pays(np, most, precision, NEAR[precision], sizes, extent))
 
@@ -202,7 +214,7 @@ def _are_near(settings: Settings, slopes: bool, second_order: bool, logs: bool) 
         chosen = plan_there(settings, platform, (queries, keys, values, tau))
         reach, slope = chosen.reach / (STRICTER if second_order else 1), settings.kernel.slope if slopes else None
         is_near = within(reach, queries, keys, tau, slope, jnp.abs(values).max(-1, keepdims=True, initial=0))
-        is_near = but_not(is_near, by_waves(chosen, queries, keys, values, tau, "float64" if logs else None))
+        is_near = but_not(is_near, by_waves(chosen, queries, keys, values, tau, precision="float64" if logs else None))
         return vary_like(jnp.full((), is_near), [queries, keys, tau]) if isinstance(is_near, bool) else is_near
 
     return _unbatched(functools.partial(by_platform, compute))

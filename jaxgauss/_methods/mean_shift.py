@@ -116,7 +116,9 @@ def mean_shift(
     if not 0 < tol < math.inf:
         raise ValueError(f"`jaxgauss.{function}`: `tol` must be positive; got {tol}. It is a part of a bandwidth.")
     tau = check_plan(settings, tau, points.shape[0] * data.shape[0], data.shape[1], data.shape[1], points, data)
-    settings = looked_at(settings, tau, points, data, weights, logs=True)  # points on their way are no farther from the data
+    settings = looked_at(
+        settings, tau, points, data, weights, logs=True
+    )  # points on their way are no farther from the data
     if not progress:
         return _mean_shift(settings, float(tol), int(max_steps), points, data, tau, weights)
     refuse_progress_in_a_trace(function, points, data, tau, weights)

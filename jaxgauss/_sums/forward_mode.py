@@ -64,7 +64,11 @@ def _primal_and_tangent(
     if near or any(0 in x.shape for x in primals):
         return by_moments(primals, given)
     return one_of_two(
-        are_near(replace(settings, waves=False), *primals, slopes=True, second_order=True), by_moments, _by_differences, primals, given
+        are_near(replace(settings, waves=False), *primals, slopes=True, second_order=True),
+        by_moments,
+        _by_differences,
+        primals,
+        given,
     )
 
 

@@ -9,7 +9,7 @@ from jaxtyping import Array
 
 from .._arrays.places import vary_alike, vary_like, whole
 from .._arrays.points import align, by_point, center, shared, unbroadcast
-from .._checks.operands import as_operand, takes_tau
+from .._checks.operands import as_operand, check_tolerance, takes_tau
 from .._checks.settings import Bandwidth, Keys, Queries, Settings, Sums, Values, working_dtype
 from .._engines.blocked import sum_and_tile, tile_pullback
 from .._engines.channels import Channels
@@ -35,12 +35,14 @@ def gauss_sum(
     method: str = "auto",
     precision: str = "auto",
     backend: str = "auto",
+    tolerance: float | None = None,
     forward_mode: bool = False,
 ) -> Sums:
     """Sum Gaussian kernels: s_m = Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n, without the M×N kernel matrix.
 
     O(MN(D + C)) operations and O((M + N)(D + C)) memory, by one call of a stock flash-attention kernel of PyTorch, or
-    by XLA a block at a time where that is faster; `explain` tells which. Mixed floating dtypes promote, and leading
+    by XLA a block at a time where that is faster. Of many points in one, two or three dimensions on a CPU O((M + N) C),
+    by waves (docs/few_dimensions.md), to the same digits. `explain` tells which. Mixed floating dtypes promote, and leading
     axes broadcast, as in `jnp.matmul`; what is shared by a batch is not copied. Arrays that are shared out over devices
     give the right sum, but XLA gathers them on every device, and each computes all of it: `gauss_sum_sharded` does not.
     `jax.export` takes XLA's methods, "blocked" always, with symbolic shapes too, for which "auto" is "blocked"; but no
@@ -55,7 +57,8 @@ def gauss_sum(
             and its like, which have no batches, it is a mixture.) For one bandwidth in each dimension scale the points.
             To learn it, learn log τ: under `jit` it cannot be looked at, and a negative one gives NaN.
         method: "auto"; "rescale" (ours), "prescale" or "reweight" (the paper's Algorithms 1 and 2) for the attention
-            kernel; "blocked", "dense" or "differences" (of coordinates: slow, and right anywhere) for XLA.
+            kernel; "blocked", "dense" or "differences" (of coordinates: slow, and right anywhere) for XLA; "fourier"
+            for waves wherever points of D ≤ 3 lie, unless there would be too many.
         precision: of the products: "float16", "bfloat16", "float32", "float64", or with points split into two numbers
             "float16x2", "bfloat16x2". "auto" is the arguments' own on a CPU (float32 for half-precision arguments); on
             CUDA float16 for float16 and float32 arguments and bfloat16 for bfloat16 ones, and under
@@ -63,6 +66,8 @@ def gauss_sum(
             sums there. Sums, exponents and the result's
             scale are float32 or better in all of them.
         backend: the attention kernel, "cpu", "flash", "efficient" (memory-efficient) or "cudnn"; or "auto".
+        tolerance: of method "fourier": the largest error of a sum relative to Σ|v|, without rounding. None for one that
+            does not count beside rounding.
         forward_mode: whether `jax.jvp`, `jax.jacfwd`, `jax.linearize` and `jax.hessian` must work, too.
 
     Returns:
@@ -111,7 +116,8 @@ def gauss_sum(
     References:
         Rux & Neumayer, "Fast Gauss Sums via Flash Attention", 2026, arXiv:2609.04910.
     """
-    asked = Settings(method, precision, backend, forward_mode=bool(forward_mode))
+    check_tolerance("gauss_sum", method, tolerance)
+    asked = Settings(method, precision, backend, forward_mode=bool(forward_mode), tolerance=tolerance)
     settings, chosen = checked(asked, queries, keys, values, tau)
     return checked_gauss_sum(looked_at(settings, tau, queries, keys, values), chosen, queries, keys, values, tau)
 

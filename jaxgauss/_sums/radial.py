@@ -13,7 +13,14 @@ from .._checks.settings import Settings
 from .._engines import dispatch
 from .._engines.anywhere import FEW_DIMENSIONS
 from .._engines.channels import NOTHING, Channels
-from .._engines.radial import difference_sums, gradients_of, of_tau, sums_by_differences, sums_by_products, waves_pullback
+from .._engines.radial import (
+    difference_sums,
+    gradients_of,
+    of_tau,
+    sums_by_differences,
+    sums_by_products,
+    waves_pullback,
+)
 from .._engines.reach import one_of_two, tiles_are_near
 from .._engines.wanted import Sums, Wanted
 from .._kernels.kernels import GAUSS
