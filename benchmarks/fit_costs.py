@@ -16,7 +16,7 @@ from torch_backend import devices
 from .measure import emulated_if, environment, save
 
 NUMS = (16, 256, 1024, 4096)  # on CPUs
-SIZES = ((3, 1), (16, 1), (16, 16), (64, 1), (64, 64), (128, 1), (128, 128))
+SIZES = ((1, 1), (2, 1), (3, 1), (16, 1), (16, 16), (64, 1), (64, 64), (128, 1), (128, 128))
 
 
 def main(device: str, runs: int, out: Path | None = None, emulate: bool = False) -> None:

@@ -14,7 +14,8 @@ from jaxgauss._sums import calibrate as module
 from jaxgauss._sums.checked import forget
 
 CHEAP, DEAR = costs.Cost(1.0, 1e-3, 1e-4), costs.Cost(1e6, 10.0, 1.0)
-FITS = {"xla in float32": DEAR, "kernel in float32": CHEAP, "xla in float64": DEAR, "kernel in float64": CHEAP}
+WAVES = {f"waves in {dtype}": DEAR for dtype in ("float32", "float64")}
+FITS = WAVES | {"xla in float32": DEAR, "kernel in float32": CHEAP, "xla in float64": DEAR, "kernel in float64": CHEAP}
 
 
 @pytest.fixture
@@ -42,7 +43,7 @@ def test_what_was_measured_is_kept_and_used(here, monkeypatch, capsys):
     found = jaxgauss.calibrate(progress=True)
     assert "calibrate: 100%" in capsys.readouterr().err
     assert found.path == here and set(json.loads(here.read_text())) == {found.machine} and found.off_by >= 1
-    engines = {f"{engine} in {dtype}" for engine in ("xla", "kernel") for dtype in ("float32", "float64")}
+    engines = {f"{engine} in {dtype}" for engine in ("xla", "kernel", "waves") for dtype in ("float32", "float64")}
     assert found.costs.keys() == {*engines, "kernel in bfloat16"}
     assert all(max(cost) > 0 <= min(cost) for cost in found.costs.values())
     assert costs.cpu_costs()[0] == found.costs and "(measured here on 2" in plan().reason

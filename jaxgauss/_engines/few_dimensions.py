@@ -82,6 +82,11 @@ def pays(xp: Any, most: int, precision: str, reach: float, sizes: Sizes, extent:
     return (blocks.max() <= most) & (_of_waves(precision, sizes, list(blocks)) < WORTH * otherwise)
 
 
+def estimated(precision: str, sizes: Sizes, counts: Any) -> tuple[float, float]:
+    """Nanoseconds by so many blocks of waves of each coordinate, and of all pairs."""
+    return _of_waves(precision, sizes, counts), _of_pairs(precision, sizes)
+
+
 def tolerance_of(xp: Any, dtype: str, extent: Any) -> Any:
     """ε for all queries of a box in bandwidths: so that it does not count beside rounding, in the mean."""
     return xp.maximum(xp.minimum(1, SHARE / extent).prod() * float(np.finfo(dtype).eps), 1e-30).astype(extent.dtype)

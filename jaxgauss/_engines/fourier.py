@@ -64,12 +64,12 @@ def nodes(
     dim, dtype = len(center), center.dtype
     length = extent * scale
     blocks = blocks_of(jnp, length, tolerance)
-    counts = jnp.minimum(blocks, most).astype("int32")
+    counts = jnp.minimum(blocks, most)
     beyond = (jnp.sqrt(jnp.square(length) + 8 * math.pi * WAVES[dim] * counts) - length) / 2
     beyond = jnp.minimum(beyond, LONGEST)
     period = (length + beyond) / scale
     fit = ((blocks <= most) & jnp.isfinite(center + period) & (period > 0)).all()
-    counts = jnp.where(fit, counts, 1)
+    counts = jnp.where(fit, counts, 1).astype("int32")
     number, places = np.arange(most**dim, dtype="int32"), []
     for count in counts:
         places.append(number % count)
@@ -111,13 +111,13 @@ def _ends(x: Array) -> tuple[Array, Array]:
 
 
 def spectrum(of: Nodes, scale: Float[Array, " d"]) -> list[Array]:
-    """g of the waves of each coordinate, zero beyond its blocks, along its axis of the coefficients; a function of τ."""
+    """g of the waves of each coordinate, zero beyond its blocks, along its axis of coefficients: a function of τ."""
     dim, found = len(of.period), []
     for d, axis in enumerate(_axes(dim)):
         period = of.period[d] * scale[d]
         size = math.sqrt(2 * math.pi) / period * jnp.where(of.numbers == 0, 1, 2)
         g = size * jnp.exp(jnp.square(2 * math.pi / period * of.numbers) / -2)
-        found.append(jnp.where(of.numbers < of.counts[d] * WAVES[dim], g, 0).reshape(axis))
+        found.append(jnp.where(of.numbers < (of.counts[d] * WAVES[dim]).astype(period.dtype), g, 0).reshape(axis))
     return found
 
 
@@ -132,7 +132,7 @@ def slope(of: Nodes, found: Float[Array, "c ..."], d: int) -> Array:
 
 
 def _axes(dim: int) -> list[list[int]]:
-    return [[-1 if e == d else 1 for e in range(dim)] for d in range(dim)]
+    return [[1, *(-1 if e == d else 1 for e in range(dim))] for d in range(dim)]
 
 
 @jax.custom_vjp
@@ -161,9 +161,9 @@ def values_at(of: Nodes, queries: Float[Array, "m d"], found: Float[Array, "c ..
         part = _sliced(found, places, (channels, *[2 * WAVES[dim]] * dim))
         part = dot(part.reshape(-1, 2 * WAVES[dim]), waves[-1])
         for x in waves[-2::-1]:
-            part = _summed(part.reshape(-1, *x.shape) * x)
+            part = _summed(part.reshape(-1, *x.shape) * x[None])
         place = block, *[jnp.zeros_like(block)] * 2
-        return _updated(total, _sliced(total, place, (1, *part.shape)) + part, place)
+        return _updated(total, _sliced(total, place, (1, *part.shape)) + part[None], place)
 
     total = _over_waves(of, points, add, (len(points), channels, points.shape[1]), [found])
     return jnp.moveaxis(total, 0, 1).reshape(channels, -1)[:, : len(queries)]
@@ -248,7 +248,7 @@ def _waves(of: Nodes, points: Float[Array, "b d"], place: Int[Array, " d"]) -> F
         number = (num * i + np.tile(np.arange(num, dtype="int32"), 2))[:, None]
         with jax.enable_x64(True):
             x, center, period = (y.astype("float64") for y in rest)
-            phase = number.astype("float64") * ((x - center) / period) + ahead
+            phase = number.astype("float64") * ((x - center) / period)[None] + ahead
             turns = (phase - jnp.round(phase)).astype(points.dtype)
         half = jnp.where(turns > 0, 0.5, -0.5).astype(turns.dtype)
         return _sine(jnp.where(jnp.abs(turns) > 0.25, half - turns, turns))

@@ -136,10 +136,10 @@ def _of_matrices(kernel: Kernel, chosen: Plan, *operands: Array) -> Any:
     def by_waves() -> Any:
         largest = log_weights.max()
         weights = jnp.exp(log_weights - largest)
-        columns, nothing = jnp.concatenate([weights, weights * values], 1), queries[:, :0]
+        columns = jnp.concatenate([weights, weights * values], 1)
         wanted = Wanted(Channels((GAUSS,), columns.shape[1:]), NOTHING)
-        sides = queries, keys, columns, jnp.sqrt(tau), nothing, nothing
-        found, doubt = sums_by_waves(wanted, of, LOGS[chosen.precision], *sides)
+        side = queries, keys, columns, jnp.sqrt(tau), queries[:, :0], keys[:, :0]
+        found, doubt = sums_by_waves(wanted, of, LOGS[chosen.precision], *side)
         total = found.sums[:, :1]
         return [(found.sums[:, 1:] / total, largest + jnp.log(total))], [doubt]
 

@@ -132,15 +132,15 @@ def sums_by_waves(
                 of_pulls, size = promise._replace(of_all=PULLS * promise.of_all), jnp.abs(g)
                 doubt |= _are_in_doubt(of_pulls, size * error, size * terms[1] / FARTHEST)
         if pulling:
-            pulls += g * found[2 : 2 + dim]
-            spread += g * (found[2 + dim :] if each else found[1:2])
+            pulls += g[None] * found[2 : 2 + dim]
+            spread += g[None] * (found[2 + dim :] if each else found[1:2])
         return (pulls, spread, doubt, jnp.where(number == 0, found, first)), found[0]
 
     g = jnp.concatenate([row_weights, jnp.zeros((num, values.shape[1]), dtype)], 1).T
     rows = 1 if not pulling else 2 + dim + (dim if each else 0)  # of what `_of_channel` finds
     state = zeros(dim, num), zeros(dim if each else 1, num), zeros(num) > 0, zeros(rows, num)
     (pulls, spread, doubt, _), sums = scan(add, state, (jnp.arange(len(channels), dtype="int32"), channels, g))
-    pulls = (pulls.T / jnp.square(scales))[:, : dim if pulling else 0]
+    pulls = (pulls.T / jnp.square(scales)[None])[:, : dim if pulling else 0]
     spread = (spread.T / jnp.square(scale))[:, : None if wanted.spread else 0]
     return Sums(sums[pulling:].T, pulls, spread), doubt | ~of.fits
 

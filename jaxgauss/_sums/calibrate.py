@@ -16,6 +16,7 @@ import numpy as np
 
 from .._arrays.places import has_cuda
 from .._engines import bridge, costs
+from .._engines.fourier import DIMENSIONS, WAVES
 from .._engines.tiles import CUDA_TILE
 from .._engines.timing import in_turns
 from .checked import forget
@@ -23,14 +24,15 @@ from .display import progress_bar
 from .gauss_sum import gauss_sum
 
 NUMS, CUDA_NUMS = (64, 2048), (512, 4096, 16384)
-SIZES = ((3, 1), (16, 16), (64, 1), (64, 64), (128, 128))  # dimension, channels
+SIZES = ((1, 1), (2, 1), (3, 1), (16, 16), (64, 1), (64, 64), (128, 128))  # dimension, channels
 RUNS = 5
 ROWS = 64  # of a sum that are compared with float64
 CPU_DTYPES = ("float32", "float64")
 KERNELS = (("flash", "float16"), ("cudnn", "float16"), ("efficient", "float16"), ("efficient", "float32"))  # on CUDA
 TOLERANCES = {"float16": 2e-2, "bfloat16": 5e-2}  # others: 1e-5
-Engine = tuple[Callable[..., jax.Array], int, str]  # what computes a sum, the columns of its products, their precision
-Row = tuple[float, float, float, float]  # 1, pairs, pairs · columns and nanoseconds
+Work = tuple[float, float]  # pairs, and pairs · columns; of waves see `wave_work`
+Engine = tuple[Callable[..., jax.Array], Work, str]  # what computes a sum, what it has to do, its precision
+Row = tuple[float, float, float, float]  # 1, the work and nanoseconds
 
 
 class Calibration(NamedTuple):
@@ -116,21 +118,29 @@ def engines_of_cpu(dtype: str, num: int, dim: int, channels: int) -> dict[str, E
     asked = {f"xla in {dtype}": ("blocked", dtype), f"kernel in {dtype}": ("rescale", dtype)}
     if dtype == "float32":
         asked["kernel in bfloat16"] = "rescale", "bfloat16"
+    work = {name: _of_pairs(num, costs.columns(name, dim, channels)) for name in asked}
+    if dim in DIMENSIONS and channels == 1:
+        asked[f"waves in {dtype}"], work[f"waves in {dtype}"] = ("fourier", dtype), wave_work(num, dim)
     return {
-        name: (
-            functools.partial(gauss_sum, method=method, precision=precision),
-            costs.columns(name, dim, channels),
-            precision,
-        )
+        name: (functools.partial(gauss_sum, method=method, precision=precision), work[name], precision)
         for name, (method, precision) in asked.items()
     }
+
+
+def wave_work(num: int, dim: int) -> Work:
+    """What one block of waves has to do for as many queries and keys: waves, and coefficients."""
+    return 2.0 * num * dim * 2 * WAVES[dim], 2.0 * num * (2 * WAVES[dim]) ** dim
+
+
+def _of_pairs(num: int, columns: int) -> Work:
+    return float(num**2), float(num**2 * columns)
 
 
 def engines_of_cuda(dtype: str, num: int, dim: int, channels: int) -> dict[str, Engine]:
     """XLA, whole where that is what `auto` takes and in blocks, and every kernel that takes such points."""
     names = ["dense"] if num**2 <= CUDA_TILE.entries else []
     found: dict[str, Engine] = {
-        name: (functools.partial(gauss_sum, method=name), costs.columns(name, dim, channels), "float32")
+        name: (functools.partial(gauss_sum, method=name), _of_pairs(num, costs.columns(name, dim, channels)), "float32")
         for name in (*names, "blocked")
     }
     for backend, precision in KERNELS:
@@ -139,7 +149,11 @@ def engines_of_cuda(dtype: str, num: int, dim: int, channels: int) -> dict[str, 
         except ValueError:  # too wide, or not on this card
             continue
         function = functools.partial(gauss_sum, method="rescale", backend=backend, precision=precision)
-        found[costs.kernel_engine(kernel)] = function, costs.kernel_columns(kernel, dim, channels), precision
+        found[costs.kernel_engine(kernel)] = (
+            function,
+            _of_pairs(num, costs.kernel_columns(kernel, dim, channels)),
+            precision,
+        )
     return found
 
 
@@ -174,9 +188,7 @@ def _measured(
             sizes = f"N={num}, D={dim}, C={channels}"
             raise RuntimeError(f"`jaxgauss.calibrate`: {name} is wrong on this machine: error {error:.1e} at {sizes}.")
     times = in_turns(calls, runs)
-    return {
-        name: (1, num**2, num**2 * found[name][1], 1e9 * float(np.median(seconds))) for name, seconds in times.items()
-    }
+    return {name: (1, *found[name][1], 1e9 * float(np.median(seconds))) for name, seconds in times.items()}
 
 
 def _exact(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:

@@ -1,0 +1,244 @@
+"""Sums by waves, of many points in one, two and three dimensions: right for any cloud, and taken where they pay."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_anywhere import cloud, error, pairs
+
+from jaxgauss import explain, gauss_sum, kde_logpdf, kernel_mean, log_gauss_sum, mmd_squared
+from jaxgauss._checks.settings import Settings
+from jaxgauss._engines import few_dimensions, fourier, waves
+from jaxgauss._engines.channels import NOTHING, Channels
+from jaxgauss._engines.reach import looked_at
+from jaxgauss._engines.wanted import Wanted
+from jaxgauss._kernels.kernels import GAUSS
+
+SIZES = {1: (513, 600), 2: (400, 401), 3: (300, 401)}  # so many that points are sorted where waves leave doubt
+
+
+@pytest.fixture
+def free(monkeypatch):
+    """Waves take no time, so that they are taken wherever they hold the points."""
+    monkeypatch.setattr(few_dimensions, "_of_waves", lambda *_: 0.0)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+@pytest.mark.parametrize("method", ["auto", "fourier"])
+def test_sums_and_all_gradients_of_any_cloud(rng, free, method, dim):
+    num, num_keys = SIZES[dim]
+
+    @jax.jit
+    @functools.partial(jax.value_and_grad, argnums=(0, 1, 2, 3), has_aux=True)
+    def ours(q, k, v, tau, g):
+        sums = gauss_sum(q, k, v, tau, method=method)
+        return (sums * g).sum(), sums
+
+    for _ in range(12):
+        x, tau = cloud(rng, num + num_keys, dim), np.float32(rng.choice([0.3, 1 / dim]))
+        x, y = x[:num], x[num:]
+        v, g = (rng.normal(size=n).astype(np.float32) for n in (num_keys, num))
+        (_, sums), (dx, dy, dv, dtau) = ours(x, y, v, tau, g)
+        phi, _, apart = pairs("gauss", x, y, tau)
+        w, t = phi * np.outer(np.float64(g), v), float(tau)
+        pulls, sizes = w[..., None] * apart, np.abs(w) * np.linalg.norm(apart, axis=-1)
+        spread = w * np.square(apart).sum(-1) / 2
+        assert error(sums, phi @ v, phi @ np.abs(v)) < 2e-6
+        assert error(dx, t * pulls.sum(1), t * sizes.sum(1)) < 1e-5
+        assert error(dy, -t * pulls.sum(0), t * sizes.sum(0)) < 1e-5
+        assert error(dv, g @ phi, np.abs(g) @ phi) < 2e-6
+        if method == "auto":
+            assert error(dtau, -spread.sum(), np.abs(spread).sum()) < 1e-5
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_logarithms_and_means_of_any_cloud(rng, free, dim):
+    """Rows in far tails as well: these promise digits to each row."""
+    num, num_keys = SIZES[dim]
+    logs, means = jax.jit(log_gauss_sum), jax.jit(kernel_mean)
+    for _ in range(8):
+        x, tau = cloud(rng, num + num_keys, dim), np.float32(rng.choice([0.3, 1 / dim]))
+        x, y = x[:num], x[num:]
+        weights, v = (rng.normal(size=num_keys).astype(np.float32) for _ in range(2))
+        apart = np.float64(y)[None] - np.float64(x)[:, None]
+        exponents = weights - float(tau) / 2 * np.square(apart).sum(-1)
+        largest = exponents.max(1, keepdims=True)
+        p = np.exp(exponents - largest)
+        exact, size = largest[:, 0] + np.log(p.sum(1)), p @ np.abs(v) / p.sum(1)
+        assert np.max(np.abs(np.asarray(logs(x, y, weights, tau)) - exact) / np.maximum(1, np.abs(exact))) < 1e-5
+        assert error(means(x, y, v, tau, log_weights=weights), p @ v / p.sum(1), size) < 1e-5
+
+
+def test_float64(rng):
+    with jax.enable_x64(True):
+        for dim in (1, 2, 3):
+            x = rng.uniform(-4, 4, (1500, dim))
+            v = rng.normal(size=(1500, 2))
+            phi, _, _ = pairs("gauss", x, x, 1.0)
+            found = gauss_sum(x, x, v, 1.0, method="fourier")
+            assert found.dtype == jnp.float64 and error(found, phi @ v, phi @ np.abs(v)) < 1e-12
+
+
+@pytest.mark.parametrize("tolerance", [1e-2, 1e-4, 1e-6, 1e-9])
+def test_the_bound_holds(tolerance):
+    """Of Φ itself, for one key and queries all over the box, corners included; of boxes that fill their waves."""
+    with jax.enable_x64(True):
+        for dim, blocks in ((1, 1), (1, 3), (2, 1), (2, 2), (3, 1)):
+            num = blocks * fourier.WAVES[dim] * 2 * np.pi
+            length = 0.999 * (num / (b := np.sqrt(2 * np.log(4 * dim / tolerance))) - b)
+            ends = np.linspace(0, length, 7)
+            x = np.stack(np.meshgrid(*[ends] * dim), -1).reshape(-1, dim)
+            found = gauss_sum(x, x[:1], np.ones(1), 1.0, method="fourier", tolerance=tolerance)
+            wrong = np.max(np.abs(found - np.exp(-np.square(x - x[0]).sum(-1) / 2)))
+            of, fits, bound = fourier.nodes(8, *fourier.box(jnp.asarray(x)), jnp.ones(dim), tolerance)
+            assert fits and wrong - 1e-14 <= bound <= tolerance < 2 * bound and (of.counts == blocks).all()
+
+
+def test_derivatives_of_second_order(rng, free):
+    """Of a sum and of its slopes, beside plain JAX in float64."""
+    x, y = (rng.normal(size=(n, 2)) for n in (400, 401))
+    v, direction = rng.normal(size=401), rng.normal(size=(400, 2))
+
+    def plain(x, y, v, tau):
+        return jnp.exp(-tau / 2 * jnp.square(x[:, None] - y[None]).sum(-1)) @ v
+
+    def of_slopes(f):
+        def curvature(x, y, v, tau):
+            slope = jax.grad(lambda x: jnp.square(f(x, y, v, tau)).sum())(x)
+            return (slope * direction.astype(x.dtype)).sum()
+
+        return jax.grad(curvature, (0, 1, 2, 3))
+
+    with jax.enable_x64(True):
+        exact = of_slopes(plain)(x, y, v, 0.7)
+    single = [z.astype(np.float32) for z in (x, y, v)]
+    for method in ("auto", "fourier"):
+        found = jax.jit(of_slopes(functools.partial(gauss_sum, method=method)))(*single, np.float32(0.7))
+        for a, b in zip(found, exact, strict=True):
+            assert error(a, np.asarray(b), np.asarray(b)) < 2e-5
+
+
+def test_waves_are_taken_where_they_pay(rng):
+    """And what points that are here tell, a program need not ask."""
+    x = rng.uniform(-5, 5, (20000, 2)).astype(np.float32)
+    v = np.ones(20000, np.float32)
+    assert looked_at(Settings(), 1.0, x, x, v).waves
+    assert not looked_at(Settings(), 1e8, x, x, v).waves  # so narrow that tiles leave nearly all out
+    assert looked_at(Settings(), 1.0, x[:600], x[:600], v[:600]).waves is not True
+    assert not looked_at(Settings(method="blocked"), 1.0, x, x, v).waves
+    assert not looked_at(Settings(), 1.0, np.repeat(x, 2, 1), np.repeat(x, 2, 1), v).waves  # four dimensions
+
+
+def test_explain_tells_of_waves(rng):
+    x = rng.normal(size=(20000, 2)).astype(np.float32)
+    found = explain(x, x, np.ones(20000, np.float32), 4.0)
+    assert found.method == "fourier" and "40 × 40 waves" in found.reason and "in doubt" in found.reason
+    assert explain(x[:500], x[:500], np.ones(500, np.float32), 4.0).method == "dense"
+
+
+CASES = {
+    "a line": lambda x: x * [1, 0],
+    "a diagonal": lambda x: x[:, :1] * [1, 1],
+    "one point": lambda x: x * 0 + 7,
+    "an outlier": lambda x: x + 1e4 * (np.arange(len(x))[:, None] == 3),
+    "two clusters": lambda x: x + 30 * (np.arange(len(x))[:, None] % 2),
+    "close together": lambda x: x * 1e-6,
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_clouds_that_are_not_alike_everywhere(rng, free, case):
+    """Values of both signs that nearly cancel; sums and gradients, by `jit` and without."""
+    x, y = (CASES[case](rng.normal(size=(700, 2))).astype(np.float32) for _ in range(2))
+    v = np.where(np.arange(700) % 2, 1, -1).astype(np.float32)
+    phi, _, apart = pairs("gauss", x, y, 1.0)
+    f = jax.value_and_grad(lambda x: gauss_sum(x, y, v, 1.0).sum())
+    for g in (f, jax.jit(f)):
+        total, slope = g(x)
+        w = phi * np.float64(v)
+        assert error(total, (phi @ np.float64(v)).sum(), phi.sum()) < 2e-6
+        size = (np.abs(w) * np.linalg.norm(apart, axis=-1)).sum(1)
+        assert error(slope, (w[..., None] * apart).sum(1), size) < 1e-5
+
+
+def test_what_is_not_finite_stays_in_its_row(rng, free):
+    x = rng.normal(size=(600, 2)).astype(np.float32)
+    spoiled = x.copy()
+    spoiled[5, 1] = np.nan
+    sums = jax.jit(gauss_sum)(spoiled, x, np.ones(600, np.float32), 1.0)
+    exact, _, _ = pairs("gauss", x, x, 1.0)
+    others = np.arange(600) != 5
+    assert np.isnan(sums[5]) and error(sums[others], exact.sum(1)[others], exact.sum(1)[others]) < 2e-6
+    large = jax.jit(gauss_sum)(x, x, np.full(600, 1e37, np.float32), 1.0)
+    assert np.isfinite(large[exact.sum(1) < 10]).all()
+
+
+def test_batches_and_vmap(rng, free):
+    x, v = rng.normal(size=(2, 600, 2)).astype(np.float32), rng.normal(size=(2, 600, 3)).astype(np.float32)
+    f = jax.value_and_grad(lambda x, v, tau: gauss_sum(x, x, v, tau).sum(), (0, 1))
+    vmapped = jax.vmap(f)(x, v, np.float32([1.0, 2.0]))
+    for i in range(2):
+        for a, b in zip(jax.tree.leaves(vmapped), jax.tree.leaves(f(x[i], v[i], i + 1.0)), strict=True):
+            np.testing.assert_allclose(a[i], b, rtol=2e-4, atol=2e-4)
+
+
+def test_export_by_name(rng):
+    x, v = rng.normal(size=(300, 2)).astype(np.float32), np.ones(300, np.float32)
+    f = jax.jit(functools.partial(gauss_sum, method="fourier"))
+    again = jax.export.export(f)(x, x, v, np.float32(1))
+    np.testing.assert_allclose(again.call(x, x, v, np.float32(1)), f(x, x, v, 1.0), rtol=1e-6)
+
+
+def test_methods_are_as_without(rng, monkeypatch):
+    """MMD and densities, with their gradients, by waves and by pairs."""
+    x, y = rng.normal(size=(2, 900, 2)).astype(np.float32)
+
+    def values():
+        jax.clear_caches()
+        mmd = jax.value_and_grad(lambda x: mmd_squared(x, y + 0.3, 2.0))(x)
+        logs = jax.value_and_grad(lambda x: kde_logpdf(x, y, 9.0).sum())(x)
+        return jax.tree.leaves((mmd, logs))
+
+    by_pairs = values()
+    monkeypatch.setattr(few_dimensions, "_of_waves", lambda *_: 0.0)
+    for a, b in zip(values(), by_pairs, strict=True):
+        assert error(a, np.float64(b), np.float64(b)) < 2e-5
+    jax.clear_caches()
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"tolerance": 1e-3}, "got tolerance 0.001, method 'auto'"),
+        ({"method": "fourier", "tolerance": 2.0}, "got 2.0"),
+        ({"method": "fourier", "precision": "float16"}, "got precision 'float16'"),
+    ],
+)
+def test_options_that_do_not_fit(options, message):
+    with pytest.raises(ValueError, match=message):
+        gauss_sum(np.ones((3, 2)), np.ones((3, 2)), np.ones(3), **options)
+
+
+def test_too_many_dimensions_and_no_number():
+    with pytest.raises(ValueError, match="got 4"):
+        gauss_sum(np.ones((3, 4)), np.ones((3, 4)), np.ones(3), method="fourier")
+    with pytest.raises(TypeError, match="got str"):
+        gauss_sum(np.ones((3, 2)), np.ones((3, 2)), np.ones(3), method="fourier", tolerance="1e-3")
+
+
+def test_rounding_is_estimated(rng):
+    """The error that waves assume is that of the queries, within a factor, of points alike or in a cluster."""
+    for dim in (1, 2, 3):
+        for x in (rng.uniform(-6, 6, (3000, dim)), rng.normal(size=(3000, dim))):
+            x = jnp.asarray(x.astype(np.float32))
+            nothing, one = x[:, :0], jnp.ones((1, 1), "float32")
+            of = waves.layout(3, None, "float32", one, x, x)
+            wanted = Wanted(Channels((GAUSS,), (1,)), NOTHING)
+            sums, doubt = waves.sums_by_waves(
+                wanted, of, waves.SUMS["float32"], x, x, jnp.ones((3000, 1), "float32"), one, nothing, nothing
+            )
+            phi, _, _ = pairs("gauss", x, x, 1.0)
+            assert doubt.mean() < 0.01
+            assert error(sums.sums[:, 0], phi.sum(1), phi.sum(1)) < 1e-6
