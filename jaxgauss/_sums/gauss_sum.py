@@ -43,8 +43,9 @@ def gauss_sum(
     O(MN(D + C)) operations and O((M + N)(D + C)) memory, by one call of a stock flash-attention kernel of PyTorch, or
     by XLA a block at a time where that is faster. Of many points in one, two or three dimensions on a CPU O((M + N) C),
     by waves (docs/few_dimensions.md), to the same digits. `explain` tells which. Mixed floating dtypes promote, and
-    leading axes broadcast, as in `jnp.matmul`; what is shared by a batch is not copied. Arrays that are shared out over devices
-    give the right sum, but XLA gathers them on every device, and each computes all of it: `gauss_sum_sharded` does not.
+    leading axes broadcast, as in `jnp.matmul`; what is shared by a batch is not copied. Arrays that are shared out over
+    devices give the right sum, but XLA gathers them on every device, and each computes all of it: `gauss_sum_sharded`
+    does not.
     `jax.export` takes XLA's methods, "blocked" always, with symbolic shapes too, for which "auto" is "blocked"; but no
     program that calls PyTorch, as "auto" does where `explain` says so: by platform, CPU, sizes and precision.
 
