@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 
 from . import clouds as hostile
-from . import few_dimensions as waves
 from . import load
 from . import neighbours as solvers
 from . import resampling as tests
@@ -37,7 +36,6 @@ KERNELS = "2026-11-22_cpu_1a6a991_kernels"
 RESAMPLING = "2026-11-23_cpu_89e551b_resampling"
 NEIGHBOURS = "2026-11-23_cpu_060fc2f_neighbours"
 CALLS = "2026-11-23_cpu_af68f1d_calls"
-FEW_DIMENSIONS = "FEW"
 CLOUDS = "2026-11-26_cpu_5e159cd_clouds"
 LIMITS = "2026-11-23_cpu_af68f1d_limits"
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n)(.*?)(<!-- end -->)", re.S)
@@ -303,22 +301,7 @@ def neighbours() -> str:
     return f"{solvers.report(cells)}\n{text}"
 
 
-def few_dimensions() -> str:
-    """Sums by waves, by all pairs and by others."""
-    data = _read(FEW_DIMENSIONS)
-    times = {(c["function"], c["n"], c["method"]): c["ms"] for c in data["methods"]}
-    functions = dict.fromkeys(name for name, _, _ in times)
-    rows = [[name, *(f"{times[name, 100_000, method]:.3g}" for method in ("auto", "all pairs"))] for name in functions]
-    text = _prose(
-        f"{data['device_name']}, {data['cores']} cores. Normal points in the plane, 100,000 at as many, in",
-        "milliseconds (pairs of an eighth of the points, times 64); log-densities of a million at a million take",
-        f"{times['log-density', 1_000_000, 'auto'] / 1e3:.1f} s:",
-    )
-    return f"{table(waves.table(data['cells']))}\n\n{text}\n\n{table([['', 'auto', 'all pairs'], *rows])}"
-
-
 FIGURES = (
-    few_dimensions,
     calls,
     limits,
     clouds,
