@@ -242,3 +242,20 @@ def test_rounding_is_estimated(rng):
             phi, _, _ = pairs("gauss", x, x, 1.0)
             assert doubt.mean() < 0.01
             assert error(sums.sums[:, 0], phi.sum(1), phi.sum(1)) < 1e-6
+
+
+def test_on_a_mesh(rng, free):
+    """Under `shard_map` types have the axes that arrays vary over: of both ways, and of loops of a length that does."""
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    x = jnp.asarray(rng.normal(size=(600, 2)).astype(np.float32))
+
+    def summed(x):
+        return gauss_sum(x, x, jnp.ones(len(x), "float32"), 1.0)
+
+    def slopes(x):
+        return jax.grad(lambda x: log_gauss_sum(x, x).sum() + jnp.square(summed(x)).sum())(x)
+
+    spec = jax.sharding.PartitionSpec("d")
+    for f in (summed, slopes):
+        found = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec))(x)
+        np.testing.assert_allclose(found, f(x), rtol=1e-4, atol=1e-4)

@@ -32,7 +32,7 @@ def plan_there(settings: Settings, platform: str, operands: tuple[jax.Array, ...
         return kernel_plan(settings, platform, *aligned_sizes(*operands[:4])).with_looks(settings)
     except ValueError:  # not the platform that was checked: let PyTorch refuse if it is run there after all
         method = "rescale" if settings.method == "auto" else settings.method
-        return Plan(platform, method, settings.precision, settings.backend, "asked for by name")
+        return Plan(platform, method, settings.precision, settings.backend, "asked for by name", waves=False)
 
 
 def aligned_sizes(queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array) -> tuple[int, int, int]:

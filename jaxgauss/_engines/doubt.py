@@ -29,11 +29,17 @@ def settled(
     Several may be asked for, each with its own queries, and a function `of_rows` of the numbers of some of these.
     """
 
+    def varying(results: Any) -> Any:
+        return jax.tree.map(lambda x: vary_like(x, operands), results)
+
     def by_none() -> Any:
         empty = jax.eval_shape(by_waves)
-        return jax.tree.map(lambda x: vary_like(jnp.full(x.shape, x.dtype == bool, x.dtype), operands), empty)
+        return varying(jax.tree.map(lambda x: jnp.full(x.shape, x.dtype == bool, x.dtype), empty))
 
-    found, doubt = by_waves() if pays is True else lax.cond(pays, by_waves, by_none)
+    def where_they_pay() -> Any:
+        return varying(by_waves())
+
+    found, doubt = where_they_pay() if pays is True else lax.cond(pays, where_they_pay, by_none)
 
     def corrected() -> Sequence[Any]:
         return [_corrected(*x) for x in zip(doubt, found, of_rows, strict=True)]
@@ -41,7 +47,7 @@ def settled(
     are_many = functools.reduce(jnp.logical_or, [x.sum() > len(x) // SHARE for x in doubt])
     are_none = ~functools.reduce(jnp.logical_or, [x.any() for x in doubt])
     way = jnp.where(are_none, 0, jnp.where(are_many, 2, 1))
-    return lax.switch(way, (lambda: found, corrected, by_tiles))
+    return lax.switch(way, (lambda: found, corrected, lambda: varying(by_tiles())))
 
 
 def _corrected(doubt: Doubt, found: Any, of_rows: Callable[[Array], Any]) -> Any:
