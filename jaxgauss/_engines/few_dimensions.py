@@ -64,8 +64,15 @@ def by_waves(
     widest = np.full(sizes.dim, 2 * math.sqrt(NEAR[precision] / sizes.dim), precision)
     if pays(np, most, precision, math.inf, sizes, widest):
         return True
-    if known:
-        return False
+    return False if known else pays_here(chosen, most, precision, sizes, scale, queries, keys)
+
+
+def pays_here(
+    chosen: Plan, most: int, precision: str, sizes: Sizes, scale: Array, queries: Array, keys: Array
+) -> Bool[Array, ""] | bool:
+    """Whether waves are taken of points and a scale in bandwidths of their rank: as was seen before, or by `pays`."""
+    if chosen.waves is not None:
+        return chosen.waves
     _, extent = box(*(as_rows(scale * x) for x in (queries, keys)))
     return pays(jnp, most, precision, chosen.reach, sizes, extent)
 

@@ -25,8 +25,7 @@ from .anywhere import in_leaves, in_place, sorts, squared_gaps
 from .blocked import scaled_sum
 from .channels import NOTHING, Channels
 from .doubt import rows_of, settled
-from .few_dimensions import Sizes, most_blocks, pays
-from .fourier import box
+from .few_dimensions import Sizes, most_blocks, pays_here
 from .fused import fused_sum
 from .plan import NEAR, STRICTER, Plan
 from .products import squared_distances_of, squares_factors
@@ -131,14 +130,15 @@ def _of_matrices(kernel: Kernel, chosen: Plan, *operands: Array) -> Any:
     by_tiles = functools.partial(_sorted_means, kernel, chosen.precision, *operands)
     if not most:
         return by_tiles()
-    of = layout(most, None, chosen.precision, jnp.sqrt(tau), queries, keys)
+    scale = jnp.sqrt(tau)
+    of = layout(most, None, chosen.precision, scale, queries, keys)
 
     def by_waves() -> Any:
         largest = log_weights.max()
         weights = jnp.exp(log_weights - largest)
         columns = jnp.concatenate([weights, weights * values], 1)
         wanted = Wanted(Channels((GAUSS,), columns.shape[1:]), NOTHING)
-        side = queries, keys, columns, jnp.sqrt(tau), queries[:, :0], keys[:, :0]
+        side = queries, keys, columns, scale, queries[:, :0], keys[:, :0]
         found, doubt = sums_by_waves(wanted, of, LOGS[chosen.precision], *side)
         total = found.sums[:, :1]
         return [(found.sums[:, 1:] / total, largest + jnp.log(total))], [doubt]
@@ -146,8 +146,7 @@ def _of_matrices(kernel: Kernel, chosen: Plan, *operands: Array) -> Any:
     def of_rows(place: Array) -> Any:
         return difference_means(kernel, rows_of(queries, place), keys, values, tau[0, 0], log_weights)
 
-    extent = box(*(jnp.sqrt(tau) * x for x in (queries, keys)))[1]
-    does = chosen.waves or pays(jnp, most, "float64", chosen.reach, sizes, extent)
+    does = pays_here(chosen, most, "float64", sizes, scale, queries, keys)
     return settled(does, by_waves, [of_rows], lambda: [by_tiles()], operands)[0]
 
 

@@ -29,8 +29,8 @@ from .._kernels.kernels import GAUSS, Kernel
 from .anywhere import anywhere_sums, share_left, sorts
 from .channels import NOTHING, Channels
 from .doubt import rows_of, settled
-from .few_dimensions import Sizes, most_blocks, pays
-from .fourier import MOST, box
+from .few_dimensions import Sizes, most_blocks, pays_here
+from .fourier import MOST
 from .pairs import by_products, difference_tile, subtractable, with_rank
 from .plan import STRICTER, Plan
 from .products import product_pullback, squares_factors
@@ -154,7 +154,7 @@ def _of_matrices(wanted: Sequence[Wanted], chosen: Plan, *operands: Array) -> li
         return sums_by_differences(wanted, rows, keys, values, tau, own, weights)
 
     each = [functools.partial(of_rows, *x) for x in zip(wanted, sides(operands), strict=False)]
-    does = _pays(chosen, most, sizes, operands)
+    does = pays_here(chosen, most, chosen.precision, sizes, operands[3], *operands[:2])
     return settled(does, by_waves, each, lambda: anywhere_sums(wanted, *operands), operands)  # type: ignore[return-value]
 
 
@@ -166,13 +166,6 @@ def _most_blocks(wanted: Sequence[Wanted], chosen: Plan, operands: Sequence[Arra
         return 0, sizes
     by_name = chosen.method == "fourier"
     return MOST[sizes.dim] if by_name else most_blocks(chosen.precision, sizes), sizes
-
-
-def _pays(chosen: Plan, most: int, sizes: Sizes, operands: Sequence[Array]) -> Array | bool:
-    if chosen.waves:
-        return True
-    _, extent = box(*(lax.stop_gradient(operands[3] * x) for x in operands[:2]))
-    return pays(jnp, most, chosen.precision, chosen.reach, sizes, extent)
 
 
 def waves_pullback(
@@ -188,7 +181,8 @@ def waves_pullback(
 
         def of_matrix(*operands: Array) -> tuple[Sums, Array]:
             ((sums, doubt),) = sums_of_sides([wanted], most, chosen.tolerance, promise, operands)
-            return sums, doubt.any() | jnp.logical_not(_pays(chosen, most, sizes, operands))
+            does = pays_here(chosen, most, chosen.precision, sizes, operands[3], *operands[:2])
+            return sums, doubt.any() | jnp.logical_not(does)
 
         return one_by_one(of_matrix, queries, keys, values, by_point(jnp.sqrt(tau), queries), *weights)
 

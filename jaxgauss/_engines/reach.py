@@ -104,9 +104,11 @@ def _are_for_waves(settings: Settings, logs: bool, primals: Any, values: Any, a:
     )
     sizes = Sizes(num_queries, num_keys, a.points.shape[-1], channels)
     most = most_blocks(precision, sizes)
+    if not most:
+        return False
     points = [x.points.reshape(-1, sizes.dim) for x in (a, b)]
     extent = np.fmax.reduce([np.fmax.reduce(x) for x in points]) - np.fmin.reduce([np.fmin.reduce(x) for x in points])
-    return most > 0 and bool(pays(np, most, precision, NEAR[precision], sizes, extent))
+    return bool(pays(np, most, precision, NEAR[precision], sizes, extent))
 
 
 @functools.lru_cache(4096)

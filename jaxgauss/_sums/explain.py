@@ -49,12 +49,11 @@ def explain(
     from (see `calibrate`); for a precision that was asked for, what float32 is estimated to take.
 
     `jax.ShapeDtypeStruct` will do for the arrays. Of arrays with values it also says whether waves take points of few
-    dimensions: how many, to what error, in what estimated time, and what share of 1024 queries they leave in doubt; and
-    of others what becomes of
-    points that do not lie near one another, in bandwidths (beyond R = 11 in float32: tiles of sorted points look after
-    their own digits); in half precision also whether sums, those of 256 queries, are so small that rounding has moved
-    them; and on CUDA what the second kernel costs that then runs, too. The kernel methods do the same with all of their
-    points together.
+    dimensions: how many, to what error, in what estimated time, and what share of 1024 queries they leave in doubt. Of
+    other arrays it says what becomes of points that do not lie near one another, in bandwidths (beyond R = 11 in
+    float32: tiles of sorted points look after their own digits); in half precision also whether sums, those of 256
+    queries, are so small that rounding has moved them; and on CUDA what the second kernel costs that then runs, too.
+    The kernel methods do the same with all of their points together.
 
     Args:
         queries, keys, values, tau, kernel, method, precision, backend: as for `kernel_sum`.
@@ -101,20 +100,22 @@ def explain(
 
 def _by_waves(settings: Settings, chosen: Plan, q: Array, k: Array, v: Array, tau: Array) -> Plan | None:
     """The plan of waves, if the points are for them."""
-    chosen = exact_plan_of(settings, chosen.platform, (q, k, v, tau)) if settings.kernel == GAUSS else chosen
-    if settings.kernel != GAUSS or chosen.waves is False or not shared(q, k, v, tau[..., None, None]):
+    if settings.kernel != GAUSS or not shared(q, k, v, tau[..., None, None]):
+        return None
+    chosen = exact_plan_of(settings, chosen.platform, (q, k, v, tau))
+    if chosen.waves is False:
         return None
     q, k, v, scale = (x.reshape(x.shape[-2:]) for x in (q, k, v, jnp.sqrt(tau)[..., None, None]))
     sizes, by_name = Sizes(len(q), len(k), k.shape[1], v.shape[1]), chosen.method == "fourier"
     most, extent = MOST[sizes.dim] if by_name else most_blocks(chosen.precision, sizes), box(scale * q, scale * k)[1]
     if not most or not (by_name or pays(np, most, chosen.precision, NEAR[chosen.precision], sizes, np.asarray(extent))):
         return None
-    some, nothing = q[:: -(-len(q) // ROWS)], q[:, :0]
+    some = q[:: -(-len(q) // ROWS)]
     of = layout(most, chosen.tolerance, chosen.precision, scale, q, k)
     if not of.fits:
         return replace(chosen, method="anywhere", near=False, reason="too many waves: tiles of sorted points take it")
     wanted = Wanted(Channels((GAUSS,), v.shape[-1:]), NOTHING)
-    _, doubt = sums_by_waves(wanted, of, SUMS[chosen.precision], some, k, v, scale, nothing[: len(some)], k[:, :0])
+    _, doubt = sums_by_waves(wanted, of, SUMS[chosen.precision], some, k, v, scale, some[:, :0], k[:, :0])
     waves, size = (
         " × ".join(map(str, x)) for x in (np.asarray(of.nodes.counts) * WAVES[sizes.dim], np.round(extent, 1))
     )
