@@ -254,3 +254,17 @@ def test_on_a_mesh(rng, free):
     for f in (summed, slopes):
         found = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec))(x)
         np.testing.assert_allclose(found, f(x), rtol=1e-4, atol=1e-4)
+
+
+def test_rows_in_far_tails(rng, free):
+    """Sums of which no term is above 1e-20 have digits of their own: waves alone leave rounding there."""
+    x, y = (rng.normal(size=(600, 2)).astype(np.float32) for _ in range(2))
+    x[:8] = np.stack([np.linspace(13, 15, 8), np.zeros(8)], 1)
+    phi, _, _ = pairs("gauss", x, y, 1.0)
+    exact = phi.sum(1)
+    sums, logs = (
+        np.asarray(jax.jit(f)(*given)) for f, given in ((gauss_sum, (x, y, np.ones(600, "f"))), (log_gauss_sum, (x, y)))
+    )
+    assert exact[:8].max() < 1e-20
+    assert np.max(np.abs(sums / exact - 1)) < 1e-3
+    assert np.max(np.abs(logs - np.log(exact)) / np.maximum(1, np.abs(np.log(exact)))) < 1e-5
