@@ -49,6 +49,8 @@ from ._sums.log_gauss_sum import log_gauss_sum as log_gauss_sum
 from ._sums.plain import gauss_sum_blocked as gauss_sum_blocked
 from ._sums.plain import gauss_sum_dense as gauss_sum_dense
 from ._sums.sharded import gauss_sum_sharded as gauss_sum_sharded
+from ._sums.sketch import FourierSketch as FourierSketch
+from ._sums.sketch import fourier_sketch as fourier_sketch
 from ._sums.streamed import gauss_sum_streamed as gauss_sum_streamed
 
 __version__ = "0.1.0"

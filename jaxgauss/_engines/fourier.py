@@ -92,12 +92,14 @@ def blocks_of(xp: Any, length: Float[Array, " d"], tolerance: Any) -> Any:
     return xp.floor((length + beyond) * beyond / (2 * math.pi) / WAVES[dim]) + 1
 
 
-def box(*points: Float[Array, "_ d"]) -> tuple[Array, Array]:
-    """Center and extent of the box of points, in each coordinate; NaN does not count."""
+def box(*points: Float[Array, "_ d"], axes: tuple[str, ...] = ()) -> tuple[Array, Array]:
+    """Center and extent of the box of points, in each coordinate, and of those along axes of a mesh; without NaN."""
     ends = [_ends(x) for x in points]
     least = functools.reduce(jnp.minimum, [x for x, _ in ends])
-    extent = functools.reduce(jnp.maximum, [x for _, x in ends]) - least
-    return least + extent / 2, extent
+    largest = functools.reduce(jnp.maximum, [x for _, x in ends])
+    if axes:
+        least, largest = lax.pmin(least, axes), lax.pmax(largest, axes)
+    return least + (largest - least) / 2, largest - least
 
 
 def _ends(x: Array) -> tuple[Array, Array]:

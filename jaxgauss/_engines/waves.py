@@ -49,11 +49,20 @@ class Layout(NamedTuple):
 
 
 def layout(
-    most: int, tolerance: float | None, digits: str, scale: Float[Array, "1 _"], queries: Array, keys: Array
+    most: int,
+    tolerance: float | None,
+    digits: str,
+    scale: Float[Array, "1 _"],
+    queries: Array,
+    keys: Array,
+    axes: tuple[str, ...] = (),
 ) -> Layout:
-    """That of a tolerance, or of one that does not count beside rounding to such digits, in at most so many blocks."""
+    """That of a tolerance, or of one that does not count beside rounding to such digits, in at most so many blocks.
+
+    Of all points along axes of a mesh.
+    """
     queries, keys, scale = map(lax.stop_gradient, (queries, keys, scale))
-    center, extent = box(queries, keys)
+    center, extent = box(queries, keys, axes=axes)
     scales = jnp.broadcast_to(scale[0], extent.shape)
     error = tolerance_of(jnp, digits, extent * scales) if tolerance is None else jnp.asarray(tolerance, keys.dtype)
     return Layout(*nodes(most, center, extent, scales, error))

@@ -8,15 +8,19 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array
+from jaxtyping import Array, Bool
 
 from .._arrays.places import vary_alike, whole
-from .._arrays.points import LOG_ZERO, align
-from .._checks.operands import as_operand, check_mesh, takes_tau
-from .._checks.settings import Bandwidth, Keys, MeshAxis, Queries, Settings, Sums, Values, axis_names
+from .._arrays.points import LOG_ZERO, align, by_point
+from .._checks.operands import as_operand, check_mesh, check_tolerance, takes_tau
+from .._checks.settings import Bandwidth, Keys, MeshAxis, Queries, Settings, Sums, Values, axis_names, working_dtype
+from .._engines.fourier import MOST, coefficients, spectrum, values_at
+from .._engines.tiles import one_by_one
+from .._engines.waves import layout
 from .._kernels.kernels import Kernel, as_kernel
 from .checked import checked
 from .gauss_sum import aligned_sum
@@ -38,6 +42,7 @@ def gauss_sum_sharded(
     method: str = "auto",
     precision: str = "auto",
     backend: str = "auto",
+    tolerance: float | None = None,
 ) -> Sums:
     """Sum Gaussian kernels over a mesh of devices, of one process or many: s_m = Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n.
 
@@ -54,7 +59,9 @@ def gauss_sum_sharded(
         mesh: of devices, as made by `jax.make_mesh`.
         query_axis: the axis of the mesh, or several, that M is divided among. None: every device has all queries.
         key_axis: likewise for N.
-        kernel, method, precision, backend: as for `kernel_sum`, on every device.
+        kernel, method, precision, backend: as for `kernel_sum`, on every device. Of method "fourier" the all-reduce is
+            of coefficients, whose number does not depend on M.
+        tolerance: of method "fourier", as for `gauss_sum`.
 
     Returns:
         s, (…, M, C), or (…, M) for values (N,), shared out over `query_axis`. In half precision partial sums are
@@ -83,9 +90,9 @@ def gauss_sum_sharded(
     function = "gauss_sum_sharded"
     check_mesh(function, mesh, query_axis, key_axis)
     kernel = as_kernel(function, kernel)
-    asked = Settings(
-        method, precision, backend, "", function, mesh=mesh, query_axis=query_axis, key_axis=key_axis, kernel=kernel
-    )
+    check_tolerance(function, method, tolerance)
+    where = {"mesh": mesh, "query_axis": query_axis, "key_axis": key_axis}
+    asked = Settings(method, precision, backend, "", function, kernel=kernel, tolerance=tolerance, **where)
     settings, _ = checked(asked, queries, keys, values, tau)
     for name, x, axis in (("queries", queries, query_axis), ("keys", keys, key_axis)):
         parts, given = _parts(mesh, axis), f"{name} {tuple(x.shape)} over {axis!r} of {dict(mesh.shape)}"
@@ -126,10 +133,41 @@ def product_over_mesh(settings: Settings, x: Array, y: Array, values: Array, tau
 
 def _over_mesh(settings: Settings, summed: Callable, queries: Array, keys: Array, values: Array, tau: Array) -> Array:
     def local(tau: Array, queries: Array, keys: Array, values: Array) -> Array:
-        return added(settings, summed(alone(settings), queries, keys, values, tau))
+        operands = queries, keys, values, tau
 
-    total = over_mesh(settings, local, (tau,), (queries,), (keys, values))
+        def by_parts(settings: Settings) -> Array:
+            return added(settings, summed(alone(settings), *vary_alike(*operands)))
+
+        if settings.method != "fourier":
+            return by_parts(settings)
+        total, fits = _by_coefficients(settings, *operands)
+        by_tiles = functools.partial(by_parts, replace(settings, method="auto", near=False, waves=False))
+        return lax.cond(fits, lambda: total.astype(queries.dtype), by_tiles)
+
+    total = over_mesh(settings, local, (tau,), (queries,), (keys, values), alike=False)
     return first_rows(settings, total, queries.shape[-2])
+
+
+def _by_coefficients(
+    settings: Settings, queries: Array, keys: Array, values: Array, tau: Array
+) -> tuple[Array, Bool[Array, ""]]:
+    """Sums at the queries on this device by waves, whose coefficients are added up; and whether these hold the points.
+
+    Operands come as they vary, so that what is the same on every device is known to be.
+    """
+    axes = axis_names(settings.query_axis) + axis_names(settings.key_axis)
+    dtype = np.dtype("float64") if settings.precision == "float64" else working_dtype(settings.dtype)
+
+    def of_matrix(queries: Array, keys: Array, values: Array, scale: Array) -> tuple[Array, Array]:
+        of = layout(MOST[keys.shape[1]], settings.tolerance, dtype.name, scale, queries, keys, axes)
+        found = added(settings, coefficients(of.nodes, *vary_alike(keys, values.T)))
+        for g in spectrum(of.nodes, jnp.broadcast_to(scale[0], keys.shape[1:])):
+            found = found * g
+        return values_at(of.nodes, *vary_alike(queries, found)).T, of.fits[None, None]
+
+    queries, keys, values, tau = (x.astype(dtype) for x in (queries, keys, values, tau))
+    total, fits = one_by_one(of_matrix, queries, keys, values, by_point(jnp.sqrt(tau), queries))
+    return total, fits.all()
 
 
 def log_sum_over_mesh(settings: Settings, queries: Array, keys: Array, log_weights: Array, tau: Array) -> Array:
@@ -174,11 +212,13 @@ def over_mesh(
     columns: Sequence[Array | None],
     *,
     fill: float = 0.0,
+    alike: bool = True,
 ) -> Any:
     """local(*whole, *rows, *columns) on each device of the mesh, with its part of the rows and of the columns.
 
     The first of the rows (…, M, W) and of the columns (…, N, W) are points: where the mesh does not divide them they
     are padded with one of them, and the others with zeros and with `fill`. Results are rows, padded, of equal rank.
+    `alike`: whether operands are to vary over the same axes.
     """
     mesh, queries = settings.mesh, rows[0]
     assert mesh is not None and queries is not None
@@ -190,7 +230,7 @@ def over_mesh(
 
     def run(*operands: Any) -> Any:
         arrays, structure = jax.tree.flatten(operands)
-        whole, rows, columns = jax.tree.unflatten(structure, vary_alike(*arrays))
+        whole, rows, columns = jax.tree.unflatten(structure, vary_alike(*arrays) if alike else arrays)
         return local(*whole, *rows, *columns)
 
     shared_out = jax.shard_map(run, mesh=mesh, in_specs=(P(), row, column), out_specs=row)

@@ -3,9 +3,11 @@
 import contextlib
 import functools
 import itertools
+import math
 import os
 from collections.abc import Iterable, Iterator, Sized
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -14,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from .._checks.operands import as_operand, check_names, takes_tau
+from .._arrays.compensated import compensated, two_sum
+from .._checks.operands import as_operand, check_names, check_tolerance, takes_tau
 from .._checks.settings import Bandwidth, Keys, Queries, Settings, Sums, Values, matmul_grade, methods_of, working_dtype
 from .._engines.plan import warn_once
 from .._kernels.kernels import GAUSS, Kernel, as_kernel
@@ -23,6 +26,7 @@ from .chunks import WHERE, State, as_pair, give_back, kind_of, read_chunk
 from .display import progress_bar
 from .kernel_sum import wide_kernel_sum
 from .saved import SavedSum
+from .sketch import FourierSketch, empty_sketch, sketched, sums_of
 
 SAVING_SHARE = 1 / 20  # of the time, at most
 
@@ -39,6 +43,7 @@ def gauss_sum_streamed(
     method: str = "auto",
     precision: str = "auto",
     backend: str = "auto",
+    tolerance: float | None = None,
 ) -> Sums:
     """Sum Gaussian kernels over chunks of keys: s_m = Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n, for more keys than memory holds.
 
@@ -46,6 +51,8 @@ def gauss_sum_streamed(
     the device while this one is summed: O(MN(D + C)) operations in all, O(M(D + C)) memory and that of two chunks, on
     the device and on the host. (Pages of memory-mapped arrays are given back once copied.) Chunks are padded to few
     lengths, for each of which the sum is compiled.
+    Method "fourier", for D ≤ 3, adds up a `FourierSketch` of all keys that the Gaussian sees from the queries, in
+    O(M + N) operations; its memory depends on neither number.
 
     Args:
         queries: points q, (…, M, D).
@@ -58,7 +65,8 @@ def gauss_sum_streamed(
             chunks in the file are read again, compared by a digest of all their numbers, and not summed; those at the
             end may be new. The result has the bits of an uninterrupted run.
         progress: show a bar (needs tqdm).
-        kernel, method, precision, backend: as for `kernel_sum`.
+        kernel, method, precision, backend: as for `kernel_sum`; method "fourier" takes one τ.
+        tolerance: of method "fourier", as for `gauss_sum`.
 
     Returns:
         s, (…, M, C), or (…, M) for values (n,), in the promoted dtype of queries, keys and values.
@@ -76,7 +84,7 @@ def gauss_sum_streamed(
 
     Precision:
         That of `gauss_sum` for one chunk, each about its own center. Chunks are added up in float32, or in float64 for
-        float64 arguments, by Knuth's TwoSum: their number adds no error.
+        float64 arguments, by Knuth's TwoSum: their number adds no error. Of method "fourier" that of `fourier_sketch`.
 
     Example:
         >>> import numpy as np, jaxgauss
@@ -93,10 +101,14 @@ def gauss_sum_streamed(
     _refuse_tracers(queries, tau, jnp.zeros(()))
     if not isinstance(chunks, Iterable):
         raise TypeError(f"{WHERE}: `chunks` must be an iterable of pairs; got {type(chunks).__name__}. Use KeyChunks.")
-    asked = Settings(method, precision, backend, "", "gauss_sum_streamed", matmul_grade(), kernel=kernel)
+    check_tolerance("gauss_sum_streamed", method, tolerance)
+    asked = Settings(
+        method, precision, backend, "", "gauss_sum_streamed", matmul_grade(), kernel=kernel, tolerance=tolerance
+    )
     options = method, precision, backend, asked.grade, jax.config.jax_enable_x64  # type: ignore[attr-defined]
+    options += () if tolerance is None else (tolerance,)
     file = SavedSum(saved, (queries, tau, *options, *([] if kernel == GAUSS else [repr(kernel)])))
-    settings, kind, state, source = _begun(asked, queries, chunks, tau, file)
+    settings, kind, empty, state, source = _begun(asked, queries, chunks, tau, file)
     queries, tau = jnp.asarray(queries), as_operand(tau, settings.dtype)
 
     summed = state  # complete; `state` has the chunk that is being summed
@@ -117,7 +129,7 @@ def gauss_sum_streamed(
                 state = state._replace(num_chunks=state.num_chunks + 1, largest=chunk.largest, mark=chunk.mark)
                 ahead = reader.submit(read_chunk, source, kind, state, file)
                 if len(chunk.keys):
-                    sums = _added(settings, state.sums, state.compensation, queries, *operands, tau)
+                    sums = _added(settings, empty, state.sums, state.compensation, queries, *operands, tau)
                     state = state._replace(sums=sums[0], compensation=sums[1])
                 file.save(summed, share=SAVING_SHARE)  # while the chunk is being summed
         finally:
@@ -125,27 +137,56 @@ def gauss_sum_streamed(
                 wait()
             finally:
                 file.save(summed)
-    return _total(settings.dtype, summed.sums, summed.compensation)
+    return _total(settings.dtype, empty, summed.sums, summed.compensation, queries)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _added(settings: Settings, sums: Array, compensation: Array, *operands: Array) -> tuple[Array, Array]:
-    """The sums with another chunk's, and what rounding has taken from them: Knuth's TwoSum."""
-    part = wide_kernel_sum(settings, *operands)
-    total = sums + part
-    added = total - sums
-    return total, compensation + ((sums - (total - added)) + (part - added))
+def _added(
+    settings: Settings,
+    empty: FourierSketch | None,
+    sums: Array,
+    compensation: Array,
+    queries: Array,
+    keys: Array,
+    values: Array,
+    tau: Array,
+) -> tuple[Array, Array]:
+    """Sums, or the coefficients of a sketch, with another chunk's; and what rounding has taken from them."""
+    if empty is None:
+        total, lacking = two_sum(sums, wide_kernel_sum(settings, queries, keys, values, tau))
+    else:
+        total, lacking = two_sum(sums, sketched(empty, keys, values, _margin(empty)))
+    return total, compensation + lacking
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _total(dtype: str, sums: Array, compensation: Array) -> Array:
-    return jnp.where(jnp.isfinite(compensation), sums + compensation, sums).astype(dtype)  # a sum may be infinite
+def _total(dtype: str, empty: FourierSketch | None, sums: Array, compensation: Array, queries: Array) -> Array:
+    if empty is None:
+        return compensated(sums, compensation).astype(dtype)
+    return sums_of(replace(empty, coefficients=sums, rounding=compensation), queries).astype(dtype)
+
+
+def _sketch_around(settings: Settings, queries: Any, keys: Any, values: Any, tau: Any) -> FourierSketch:
+    """The empty one of a box that holds the queries, and half as far around as the Gaussian sees keys."""
+    dtype = "float64" if settings.precision == "float64" else working_dtype(settings.dtype).name
+    like = (jax.ShapeDtypeStruct(x.shape, dtype) for x in (keys, values))
+    rows = np.asarray(queries, dtype).reshape(-1, queries.shape[-1])
+    rows = rows[np.isfinite(rows).all(-1)]
+    rows = rows if len(rows) else np.zeros((1, rows.shape[1]), dtype)
+    box, asked = (rows.min(0), rows.max(0)), ("gauss_sum_streamed", *like, tau)
+    margin = _margin(empty_sketch(*asked, *box, settings.tolerance))
+    return empty_sketch(*asked, box[0] - margin, box[1] + margin, settings.tolerance)
+
+
+def _margin(empty: FourierSketch) -> float:
+    """Half of how far the Gaussian sees: it is the tolerance of the sketch there."""
+    return math.sqrt(-math.log(empty.tolerance) / (2 * empty.tau))
 
 
 def _begun(
     asked: Settings, queries: Any, chunks: Iterable, tau: Any, file: SavedSum
-) -> tuple[Settings, str, State, Iterator]:
-    """Everything is checked: settings, what chunks are like, what has been summed, and the chunks still to sum."""
+) -> tuple[Settings, str, FourierSketch | None, State, Iterator]:
+    """Everything is checked: settings, kind of chunks, the empty sketch, what has been summed, the chunks to sum."""
     state, source = file.load(), iter(chunks)
     if state is None:
         first = list(itertools.islice(source, 1))
@@ -164,11 +205,15 @@ def _begun(
         )
     if chosen.stands_in:
         warn_once(chosen.reason)
+    empty = None
+    if settings.method == "fourier":
+        empty = _sketch_around(settings, queries, keys, values, tau)
     if state is None:
         batch = np.broadcast_shapes(queries.shape[:-2], np.shape(tau))
         zeros = jnp.zeros((*batch, queries.shape[-2], *values.shape[1:]), working_dtype(settings.dtype))
+        zeros = zeros if empty is None else empty.coefficients
         state, source = State(zeros, zeros, 0, 0, ""), itertools.chain(first, source)
-    return settings, kind_of(keys, values), state, source
+    return settings, kind_of(keys, values), empty, state, source
 
 
 def _passed_over(source: Iterator, state: State, file: SavedSum) -> tuple[Any, Any]:

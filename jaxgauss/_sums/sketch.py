@@ -1,0 +1,299 @@
+"""fourier_sketch: weighted points of few dimensions as Fourier coefficients, which add up and are summed at queries."""
+
+import functools
+import math
+import os
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float
+
+from .._arrays.compensated import compensated, two_sum
+from .._arrays.places import vary_alike
+from .._checks.operands import check_operands, check_tau, check_tolerance, takes_tau
+from .._checks.settings import Sums, working_dtype
+from .._engines.few_dimensions import tolerance_of
+from .._engines.fourier import DIMENSIONS, WAVES, Nodes, blocks_of, coefficients, nodes, spectrum, values_at
+
+LARGEST = 2**24  # coefficients of a channel
+Bound = float | Sequence[float] | Float[np.ndarray | Array, " d"] | None
+
+
+def _static() -> Any:
+    return field(metadata={"static": True})
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, eq=False, repr=False)
+class FourierSketch:
+    """Weighted points Σ_n v_n δ(k_n), as far as a Gaussian sees them: Fourier coefficients, made by `fourier_sketch`.
+
+    `sketch(queries)` are their Gauss sums. `sketch + sketch` is that of both clouds, if τ, box and tolerance are the
+    same. How many coefficients there are depends on the box in bandwidths, not on how many points. A pytree:
+    `jax.lax.psum` adds those of several devices.
+
+    Attributes:
+        coefficients: (C, W, …), one axis for each coordinate.
+        rounding: what rounding has taken from them when sketches were added, likewise.
+        tau: τ = 1/σ² of the Gaussian.
+        lower, upper: corners of the box that holds the keys, and must hold the queries.
+        tolerance: the largest error of the Gaussian, and so of a sum relative to Σ|v|, without rounding.
+        one_weight: whether values were (N,), and sums are (…, M).
+    """
+
+    coefficients: Float[Array, "c ..."]
+    rounding: Float[Array, "c ..."]
+    tau: float = _static()
+    lower: tuple[float, ...] = _static()
+    upper: tuple[float, ...] = _static()
+    tolerance: float = _static()
+    one_weight: bool = _static()
+
+    def __repr__(self) -> str:
+        found, box = self.coefficients, zip(self.lower, self.upper, strict=True)
+        waves, sides = found.shape[1] // 2, " × ".join(f"[{a:.6g}, {b:.6g}]" for a, b in box)
+        return (
+            f"FourierSketch({found.dtype}[{len(found)}], {' × '.join([str(waves)] * self.dim)} waves,"
+            f" tau={self.tau:.6g}, {sides}, tolerance={self.tolerance:.1e})"
+        )
+
+    def __call__(self, queries: Float[Array | np.ndarray, "*batch m d"]) -> Sums:
+        """Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n in O(M), of all keys in the sketch.
+
+        Args:
+            queries: points of the box, (…, M, D).
+
+        Returns:
+            (…, M, C), or (…, M) if each key has one weight, in the dtype of the coefficients.
+
+        Raises:
+            ValueError: a query is outside of the box, or has another dimension. Under `jit` its sum is NaN.
+            TypeError: queries are not floating.
+        """
+        values = jax.ShapeDtypeStruct((0, 1), self.coefficients.dtype)
+        check_operands("FourierSketch", queries, jax.ShapeDtypeStruct((0, self.dim), values.dtype), values, self.tau)
+        self._check_inside("FourierSketch", "queries", queries)
+        return sums_of(self, queries)
+
+    def __add__(self, other: "FourierSketch") -> "FourierSketch":
+        """The sketch of both clouds; ValueError unless both are of one kind."""
+        if not isinstance(other, FourierSketch):
+            return NotImplemented
+        kinds = [
+            {x.name: getattr(sketch, x.name) for x in fields(sketch) if x.metadata}
+            | {"dtype": sketch.coefficients.dtype.name, "channels": sketch.coefficients.shape[0]}
+            for sketch in (self, other)
+        ]
+        differing = ", ".join(f"{x} {kinds[0][x]} and {kinds[1][x]}" for x in kinds[0] if kinds[0][x] != kinds[1][x])
+        if differing:
+            raise ValueError(
+                f"`jaxgauss.FourierSketch`: sketches must be of one kind to be added; got {differing}. Give"
+                " `fourier_sketch` the same tau, lower, upper and tolerance."
+            )
+        total, lacking = two_sum(self.coefficients, other.coefficients)
+        return replace(self, coefficients=total, rounding=self.rounding + other.rounding + lacking)
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write it to a file (.npz)."""
+        with Path(path).open("wb") as file:
+            np.savez(file, **{x.name: np.asarray(getattr(self, x.name)) for x in fields(self)})
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> "FourierSketch":
+        """Read what `save` has written; ValueError if the file holds something else."""
+        try:
+            with Path(path).open("rb") as file, np.load(file) as arrays:
+                found = {x.name: arrays[x.name] for x in fields(cls)}
+        except (KeyError, ValueError, EOFError, zipfile.BadZipFile):
+            raise ValueError(
+                f"`jaxgauss.FourierSketch`: `path` must be a file that `save` has written; got {str(path)!r}."
+            ) from None
+        dtype = found["coefficients"].dtype
+        if jax.dtypes.canonicalize_dtype(dtype) != dtype:
+            raise ValueError(
+                f"`jaxgauss.FourierSketch`: a sketch in {dtype} needs JAX's 64-bit mode; got it switched off. Use"
+                " jax.config.update('jax_enable_x64', True)."
+            )
+        static = {x.name: found[x.name].tolist() for x in fields(cls) if x.metadata}
+        static |= {x: tuple(static[x]) for x in ("lower", "upper")}
+        return cls(*(jnp.asarray(found[x]) for x in ("coefficients", "rounding")), **static)
+
+    @property
+    def dim(self) -> int:
+        """D, of the points."""
+        return len(self.lower)
+
+    def nodes(self) -> Nodes:
+        """Where the waves are."""
+        dtype = self.coefficients.dtype
+        lower, upper = (jnp.asarray(x, dtype) for x in (self.lower, self.upper))
+        most = self.coefficients.shape[1] // (2 * WAVES[self.dim])
+        return nodes(most, lower + (upper - lower) / 2, upper - lower, self.scale(), self.tolerance)[0]
+
+    def scale(self) -> Float[Array, " d"]:
+        """√τ of each coordinate."""
+        return jnp.full(self.dim, math.sqrt(self.tau), self.coefficients.dtype)
+
+    def inside(self, points: Float[Array, "n d"], margin: float | Array = 0.0) -> Bool[Array, " n"]:
+        """Whether points are in the box, or as near to it; NaN is not."""
+        lower, upper = (jnp.asarray(x, points.dtype)[None] for x in (self.lower, self.upper))
+        return ((points >= lower - margin) & (points <= upper + margin)).all(-1)
+
+    def _check_inside(self, function: str, name: str, points: Any) -> None:
+        """Raise ValueError unless all points are in the box, where they can be looked at."""
+        if isinstance(points, jax.core.Tracer):
+            return
+        rows = np.asarray(points, self.coefficients.dtype).reshape(-1, self.dim)
+        inside = ((rows >= np.asarray(self.lower, rows.dtype)) & (rows <= np.asarray(self.upper, rows.dtype))).all(-1)
+        if not inside.all():
+            raise ValueError(
+                f"`jaxgauss.{function}`: `{name}` must be in the box from {list(self.lower)} to {list(self.upper)}; got"
+                f" {rows[~inside][0].tolist()}, and {(~inside).sum() - 1} others outside. Make the sketch with `lower`"
+                " and `upper` that hold all keys and queries."
+            )
+
+
+@takes_tau
+def fourier_sketch(
+    keys: Float[Array | np.ndarray, "n d"],
+    values: Float[Array | np.ndarray, "n c"] | Float[Array | np.ndarray, " n"],
+    tau: float = 1.0,
+    *,
+    lower: Bound = None,
+    upper: Bound = None,
+    tolerance: float | None = None,
+) -> FourierSketch:
+    """Sketch Σ_n v_n δ(k_n) for Gauss sums: s_m = Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n is then `sketch(queries)`.
+
+    For D ≤ 3. O(N) operations, once; a sum at M queries is O(M), whatever N is. Sketches of one τ and box add up, so
+    the keys may come in parts, from many machines, over years: docs/few_dimensions.md has the formulas.
+
+    Args:
+        keys: points k, (N, D).
+        values: v, (N, C); or one weight a key, (N,).
+        tau: τ = 1/σ², a positive number.
+        lower, upper: corners of the box of all keys and queries, a number or (D,). None: those of these keys.
+        tolerance: the largest error of a sum relative to Σ|v|, without rounding. None for one that does not count
+            beside rounding.
+
+    Returns:
+        A `FourierSketch`, in float32; in float64 for such keys or values.
+
+    Raises:
+        ValueError: shapes do not fit, a key is outside of the box (under `jit` all sums are NaN), the box is so many
+            bandwidths wide that a channel has more than 2²⁴ coefficients, or an argument is not positive.
+        TypeError: keys or values are not floating, tau is not a number, or the box is to be found under `jit`.
+
+    Derivatives:
+        Of sums, with respect to queries, keys and values, reverse mode of any order, in O(M + N).
+
+    Precision:
+        Errors are relative to Σ|v|, not to Σ Φ|v| as those of `gauss_sum`: at most the tolerance, and in float32 some
+        1e-7 by rounding. A small sum in a far tail has no digits. Channels v and |v| tell one beside the other.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jaxgauss
+        >>> keys, weights = jax.random.uniform(jax.random.key(0), (1000, 2)), jnp.ones(1000)
+        >>> first = jaxgauss.fourier_sketch(keys[:400], weights[:400], 50.0, lower=0, upper=1)
+        >>> sketch = first + jaxgauss.fourier_sketch(keys[400:], weights[400:], 50.0, lower=0, upper=1)
+        >>> bool(jnp.allclose(sketch(keys), jaxgauss.gauss_sum(keys, keys, weights, 50.0), rtol=1e-4))
+        True
+
+    References:
+        Barnett, Greengard & Rachh, "Uniform approximation of common Gaussian process kernels using equispaced Fourier
+        grids", 2023, arXiv:2305.11065.
+    """
+    empty = empty_sketch("fourier_sketch", keys, values, tau, lower, upper, tolerance)
+    empty._check_inside("fourier_sketch", "keys", keys)
+    return replace(empty, coefficients=sketched(empty, keys, values))
+
+
+def empty_sketch(
+    function: str, keys: Any, values: Any, tau: Any, lower: Bound, upper: Bound, tolerance: float | None
+) -> FourierSketch:
+    """That of no keys, for such as these; everything is checked but where they are."""
+    dtype = working_dtype(check_operands(function, keys, keys, values, tau))
+    check_tolerance(function, "fourier", tolerance)
+    where, dim = f"`jaxgauss.{function}`", keys.shape[-1]
+    if len(keys.shape) != 2 or len(values.shape) > 2 or dim not in DIMENSIONS:
+        raise ValueError(
+            f"{where}: `keys` must be points (N, D) of 1, 2 or 3 dimensions, `values` (N, C) or (N,); got keys"
+            f" {tuple(keys.shape)}, values {tuple(values.shape)}."
+        )
+    if isinstance(tau, jax.core.Tracer):
+        raise TypeError(f"{where}: `tau` must be known before a transformation such as jit; got a tracer.")
+    if shape := check_tau(where, tau, dtype):
+        raise ValueError(f"{where}: `tau` must be one number; got tau {shape}. Make a sketch for each.")
+    lower, upper = (_corner(where, *x, keys, dtype) for x in (("lower", lower, np.min), ("upper", upper, np.max)))
+    if not (lower <= upper).all():
+        raise ValueError(f"{where}: `lower` must be at most `upper`; got {lower.tolist()} and {upper.tolist()}.")
+    length = (np.float64(upper) - lower) * math.sqrt(tau)
+    tolerance = float(tolerance_of(np, dtype.name, np.maximum(length, 1e-30))) if tolerance is None else tolerance
+    with np.errstate(over="ignore"):
+        waves = 2 * WAVES[dim] * blocks_of(np, length, tolerance).max()
+    if not waves**dim <= LARGEST:
+        raise ValueError(
+            f"{where}: a box of {' × '.join(f'{x:.3g}' for x in length)} bandwidths takes {waves:.0f} waves a"
+            f" coordinate; more than {LARGEST ** (1 / dim):.0f} are not held. Use `gauss_sum`, or a smaller tau or box."
+        )
+    channels = values.shape[1] if len(values.shape) > 1 else 1
+    zeros = jnp.zeros((channels, *[int(waves)] * dim), dtype)
+    box = (tuple(map(float, x)) for x in (lower, upper))
+    return FourierSketch(zeros, zeros, float(tau), *box, tolerance, len(values.shape) == 1)
+
+
+def _corner(where: str, name: str, given: Bound, extreme: Any, keys: Any, dtype: np.dtype) -> np.ndarray:
+    """A corner of the box, as was given or of the keys."""
+    if given is None:
+        if isinstance(keys, jax.core.Tracer):
+            raise TypeError(f"{where}: `{name}` must be given under a transformation such as jit; got None.")
+        if not len(keys):
+            raise ValueError(f"{where}: `{name}` must be given where there are no keys; got None.")
+        given = extreme(np.asarray(keys, dtype), 0)
+    try:
+        found = np.broadcast_to(np.asarray(given, dtype), keys.shape[1:])
+    except (TypeError, ValueError, jax.errors.JAXTypeError):
+        found = np.asarray(math.nan)
+    if not np.isfinite(found).all():
+        raise ValueError(f"{where}: `{name}` must be finite, a number or ({keys.shape[1]},); got {name} {given}.")
+    return found
+
+
+@jax.jit
+def sketched(empty: FourierSketch, keys: Any, values: Any, margin: Any = None) -> Array:
+    """Coefficients of keys and values, in the layout of a sketch.
+
+    Values outside of its box are NaN; with a margin those outside of this are zero.
+    """
+    dtype = empty.coefficients.dtype
+    if not len(keys):
+        return jnp.zeros_like(empty.coefficients)
+    keys, values = vary_alike(*(jnp.asarray(x, dtype) for x in (keys, values)))
+    inside = empty.inside(keys) if margin is None else empty.inside(keys, jnp.asarray(margin, dtype))
+    elsewhere = jnp.where(jnp.isnan(keys).any(-1) | (margin is None), jnp.nan, 0)
+    values = values[:, None] if values.ndim == 1 else values
+    values = jnp.where(inside[:, None], values, elsewhere[:, None].astype(dtype))
+    of = empty.nodes()
+    return coefficients(of, jnp.where(inside[:, None], keys, of.center[None]), values.T)
+
+
+@jax.jit
+def sums_of(sketch: FourierSketch, queries: Array) -> Array:
+    """The sums at queries (…, M, D); NaN outside of the box."""
+    points = jnp.asarray(queries, sketch.coefficients.dtype).reshape(-1, sketch.dim)
+    of, inside = sketch.nodes(), sketch.inside(points)[:, None]
+    found = functools.reduce(
+        jnp.multiply, spectrum(of, sketch.scale()), compensated(sketch.coefficients, sketch.rounding)
+    )
+    sums = jnp.zeros((0, len(found)), found.dtype)
+    if len(points):
+        sums = values_at(of, *vary_alike(jnp.where(inside, points, of.center[None]), found)).T
+    sums = jnp.where(inside, sums, jnp.nan).reshape(*queries.shape[:-1], len(found))
+    return sums[..., 0] if sketch.one_weight else sums
