@@ -90,6 +90,16 @@ def others(x, y, **shares):
     return jaxgauss.mmd_flow_velocity(x, y, TAUS, **shares), score, by_weight, tuple(test)
 
 
+def waves(x, y, **shares):
+    """Their coefficients are added up; where they do not hold the points, sums of tiles."""
+    summed = jaxgauss.gauss_sum_sharded if shares else jaxgauss.gauss_sum
+
+    def loss(x, y):
+        return jnp.sin(summed(x[:16], y[:16], VALUES[:16], TAU, method="fourier", **shares)).sum()
+
+    return jax.value_and_grad(loss, (0, 1))(x, y)
+
+
 def dependence(x, y, **shares):
     """HSIC and its gradient, regression, herding; the tests of independence and of fit."""
     loss = functools.partial(jaxgauss.hsic, tau_x=0.7, tau_y=0.5, **shares)
@@ -183,9 +193,9 @@ def results(num_processes: int) -> dict:
             pulled_back = jax.jit(lambda *x, shares=shares: gradients(*x, **shares))(*placed)
             found[f"gradients, {name}, {axis_type.name}"] = numbers(mesh, pulled_back)
     mesh = make_mesh()
-    every = mmd, svgd, second_derivative, others, kernels, kernel, dependence
+    every = mmd, svgd, waves, second_derivative, others, kernels, kernel, dependence
     for function in every[:2] if num_processes > 1 else every:
-        for points, case in ((X, "queries and keys"), (FAR, "keys"))[: 2 if function is mmd else 1]:
+        for points, case in ((X, "queries and keys"), (FAR, "keys"))[: 2 if function in (mmd, waves) else 1]:
             query_axis, key_axis = SHARES[case]
             run = jax.jit(lambda x, y, f=function, o=(mesh, query_axis, key_axis): f(
                 x, y, mesh=o[0], query_axis=o[1], key_axis=o[2]

@@ -1,6 +1,7 @@
 """Streamed sums: the sum of all chunks at once, in bounded memory, and the same bits after an interruption."""
 
 import builtins
+import functools
 import gc
 import itertools
 import signal
@@ -14,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxgauss
 from jaxgauss import KeyChunks, gauss_sum, gauss_sum_streamed
 from oracle import gauss_sum64, problem, relative_error
 
@@ -31,6 +33,29 @@ def test_sum_is_that_of_all_chunks_at_once(rng, method, dtype, tolerance):
     p = problem(rng, 31, 203, 5, 2, dtype=dtype)
     result = gauss_sum_streamed(p.queries, KeyChunks(p.keys, p.values, 50), p.tau, method=method)
     assert result.dtype == dtype and relative_error(result, gauss_sum64(*p.operands)) < tolerance
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_coefficients_of_all_chunks(rng, dim):
+    """Keys lie in the box of the queries, around it, or where no query sees them; those do not count."""
+    p = problem(rng, 31, 603, dim, 2, tau=3.0)
+    keys = p.keys * rng.choice([1, 3, 1e6], (603, 1))
+    sums = gauss_sum_streamed(p.queries, KeyChunks(keys, p.values, 50), 3, method="fourier", tolerance=1e-9)
+    exact = gauss_sum64(p.queries, keys, p.values, 3.0)
+    assert np.abs(np.asarray(sums) - exact).max() < 1e-9 * np.abs(p.values).sum(0).max()
+    batch = gauss_sum_streamed(p.queries[:30].reshape(2, 15, dim), KeyChunks(keys, p.values), 3.0, method="fourier")
+    assert relative_error(batch.reshape(30, 2), exact[:30]) < 1e-12
+
+
+def test_coefficients_of_what_is_not_finite(rng):
+    p = problem(rng, 9, 40, 2, 1)
+    queries, keys = p.queries.copy(), p.keys.copy()
+    queries[3], keys[5] = np.nan, np.inf
+    sums = gauss_sum_streamed(queries, KeyChunks(keys, p.values, 10), p.tau, method="fourier")
+    exact = gauss_sum64(queries, np.delete(keys, 5, 0), np.delete(p.values, 5, 0), p.tau)
+    np.testing.assert_allclose(sums, exact, rtol=1e-10, atol=1e-12)
+    keys[5] = np.nan
+    assert np.isnan(gauss_sum_streamed(p.queries, KeyChunks(keys, p.values, 10), p.tau, method="fourier")).all()
 
 
 def test_one_chunk_is_one_sum(rng):
@@ -83,10 +108,13 @@ def test_64_bit_arrays_outside_of_the_64_bit_mode(rng):
     assert result.dtype == jnp.float32 and relative_error(result, gauss_sum64(*p.operands)) < 1e-5
 
 
-@pytest.mark.parametrize("as_chunks", [lambda chunks: chunks, iter], ids=["sequence", "iterator"])
-@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
-def test_an_interrupted_sum_resumes_to_the_same_bits(rng, tmp_path, as_chunks, error):
+@pytest.mark.parametrize(
+    "as_chunks, error, method",
+    [(list, KeyboardInterrupt, "auto"), (iter, OSError, "auto"), (iter, KeyboardInterrupt, "fourier")],
+)
+def test_an_interrupted_sum_resumes_to_the_same_bits(rng, tmp_path, as_chunks, error, method):
     p = problem(rng, 20, 500, 3, 2, dtype="float32")
+    gauss_sum_streamed = functools.partial(jaxgauss.gauss_sum_streamed, method=method)
     bounds = [0, 90, 190, 200, 290, 390, 430, 500]
     chunks = [(p.keys[i:j], p.values[i:j]) for i, j in itertools.pairwise(bounds)]
     whole = gauss_sum_streamed(p.queries, chunks, p.tau)
@@ -272,6 +300,12 @@ def test_options_and_tau_are_checked():
         gauss_sum_streamed(Q, [(K, V)], method="softmax")
     with pytest.raises(ValueError, match=r"`tau` must be positive .*; got tau -1"):
         gauss_sum_streamed(Q, [(K, V)], -1)
+    with pytest.raises(ValueError, match=r"`jaxgauss.gauss_sum_streamed`: `tau` must be one number; got tau \(2,\)"):
+        gauss_sum_streamed(Q[None], [(K, V)], np.ones(2), method="fourier")
+    with pytest.raises(ValueError, match=r"`jaxgauss.gauss_sum_streamed`: a box of .* takes \d+ coefficients"):
+        gauss_sum_streamed(Q * np.arange(5)[:, None], [(K, V)], 1e12, method="fourier")
+    with pytest.raises(ValueError, match=r"`tolerance` must come with method='fourier'; got tolerance 0\.1"):
+        gauss_sum_streamed(Q, [(K, V)], tolerance=0.1)
     with pytest.raises(ValueError, match="backend 'flash' runs on cuda; got points on cpu"):
         gauss_sum_streamed(Q, [(K, V)], backend="flash")
 

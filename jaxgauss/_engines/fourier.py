@@ -85,7 +85,7 @@ def nodes(
     return found, fit, 4 * jnp.exp(jnp.square(beyond) / -2).sum()
 
 
-def blocks_of(xp: Any, length: Float[Array, " d"], tolerance: Any) -> Any:
+def blocks_of(xp: Any, length: Float[Array | np.ndarray, " d"], tolerance: Any) -> Any:
     """Blocks of waves of each coordinate, for a box in bandwidths and an error. `xp` is NumPy or JAX."""
     dim = len(length)
     beyond = xp.sqrt(2 * xp.log(4 * dim / tolerance))

@@ -23,11 +23,8 @@ from .._engines.few_dimensions import tolerance_of
 from .._engines.fourier import DIMENSIONS, WAVES, Nodes, blocks_of, coefficients, nodes, spectrum, values_at
 
 LARGEST = 2**24  # coefficients of a channel
+STATIC = {"static": True}  # what programs are compiled for
 Bound = float | Sequence[float] | Float[np.ndarray | Array, " d"] | None
-
-
-def _static() -> Any:
-    return field(metadata={"static": True})
 
 
 @jax.tree_util.register_dataclass
@@ -50,11 +47,11 @@ class FourierSketch:
 
     coefficients: Float[Array, "c ..."]
     rounding: Float[Array, "c ..."]
-    tau: float = _static()
-    lower: tuple[float, ...] = _static()
-    upper: tuple[float, ...] = _static()
-    tolerance: float = _static()
-    one_weight: bool = _static()
+    tau: float = field(metadata=STATIC)
+    lower: tuple[float, ...] = field(metadata=STATIC)
+    upper: tuple[float, ...] = field(metadata=STATIC)
+    tolerance: float = field(metadata=STATIC)
+    one_weight: bool = field(metadata=STATIC)
 
     def __repr__(self) -> str:
         found, box = self.coefficients, zip(self.lower, self.upper, strict=True)
@@ -77,8 +74,8 @@ class FourierSketch:
             ValueError: a query is outside of the box, or has another dimension. Under `jit` its sum is NaN.
             TypeError: queries are not floating.
         """
-        values = jax.ShapeDtypeStruct((0, 1), self.coefficients.dtype)
-        check_operands("FourierSketch", queries, jax.ShapeDtypeStruct((0, self.dim), values.dtype), values, self.tau)
+        keys, values = (jax.ShapeDtypeStruct((0, x), getattr(queries, "dtype", "float32")) for x in (self.dim, 1))
+        check_operands("FourierSketch", queries, keys, values, self.tau)
         self._check_inside("FourierSketch", "queries", queries)
         return sums_of(self, queries)
 
@@ -110,7 +107,7 @@ class FourierSketch:
         """Read what `save` has written; ValueError if the file holds something else."""
         try:
             with Path(path).open("rb") as file, np.load(file) as arrays:
-                found = {x.name: arrays[x.name] for x in fields(cls)}
+                found: dict[str, Any] = {x.name: arrays[x.name] for x in fields(cls)}
         except (KeyError, ValueError, EOFError, zipfile.BadZipFile):
             raise ValueError(
                 f"`jaxgauss.FourierSketch`: `path` must be a file that `save` has written; got {str(path)!r}."
@@ -121,9 +118,11 @@ class FourierSketch:
                 f"`jaxgauss.FourierSketch`: a sketch in {dtype} needs JAX's 64-bit mode; got it switched off. Use"
                 " jax.config.update('jax_enable_x64', True)."
             )
-        static = {x.name: found[x.name].tolist() for x in fields(cls) if x.metadata}
-        static |= {x: tuple(static[x]) for x in ("lower", "upper")}
-        return cls(*(jnp.asarray(found[x]) for x in ("coefficients", "rounding")), **static)
+        for name, x in found.items():
+            found[name] = (
+                tuple(x.tolist()) if name in ("lower", "upper") else x.item() if x.ndim == 0 else jnp.asarray(x)
+            )
+        return cls(**found)
 
     @property
     def dim(self) -> int:
@@ -210,13 +209,13 @@ def fourier_sketch(
         Barnett, Greengard & Rachh, "Uniform approximation of common Gaussian process kernels using equispaced Fourier
         grids", 2023, arXiv:2305.11065.
     """
-    empty = empty_sketch("fourier_sketch", keys, values, tau, lower, upper, tolerance)
+    empty = empty_sketch("fourier_sketch", keys, values, tau, (lower, upper), tolerance)
     empty._check_inside("fourier_sketch", "keys", keys)
     return replace(empty, coefficients=sketched(empty, keys, values))
 
 
 def empty_sketch(
-    function: str, keys: Any, values: Any, tau: Any, lower: Bound, upper: Bound, tolerance: float | None
+    function: str, keys: Any, values: Any, tau: Any, box: tuple[Bound, Bound], tolerance: float | None
 ) -> FourierSketch:
     """That of no keys, for such as these; everything is checked but where they are."""
     dtype = working_dtype(check_operands(function, keys, keys, values, tau))
@@ -231,22 +230,24 @@ def empty_sketch(
         raise TypeError(f"{where}: `tau` must be known before a transformation such as jit; got a tracer.")
     if shape := check_tau(where, tau, dtype):
         raise ValueError(f"{where}: `tau` must be one number; got tau {shape}. Make a sketch for each.")
-    lower, upper = (_corner(where, *x, keys, dtype) for x in (("lower", lower, np.min), ("upper", upper, np.max)))
+    lower = _corner(where, "lower", box[0], np.min, keys, dtype)
+    upper = _corner(where, "upper", box[1], np.max, keys, dtype)
     if not (lower <= upper).all():
         raise ValueError(f"{where}: `lower` must be at most `upper`; got {lower.tolist()} and {upper.tolist()}.")
     length = (np.float64(upper) - lower) * math.sqrt(tau)
     tolerance = float(tolerance_of(np, dtype.name, np.maximum(length, 1e-30))) if tolerance is None else tolerance
     with np.errstate(over="ignore"):
-        waves = 2 * WAVES[dim] * blocks_of(np, length, tolerance).max()
-    if not waves**dim <= LARGEST:
+        num = 2 * WAVES[dim] * blocks_of(np, length, tolerance).max()
+    if not num**dim <= LARGEST:
+        size, most = " × ".join(f"{x:.3g}" for x in length), LARGEST ** (1 / dim)
         raise ValueError(
-            f"{where}: a box of {' × '.join(f'{x:.3g}' for x in length)} bandwidths takes {waves:.0f} waves a"
-            f" coordinate; more than {LARGEST ** (1 / dim):.0f} are not held. Use `gauss_sum`, or a smaller tau or box."
+            f"{where}: a box of {size} bandwidths takes {num:.0f} coefficients a coordinate; more than {most:.0f} are"
+            " not held. Use `gauss_sum`, or a smaller tau or box."
         )
     channels = values.shape[1] if len(values.shape) > 1 else 1
-    zeros = jnp.zeros((channels, *[int(waves)] * dim), dtype)
-    box = (tuple(map(float, x)) for x in (lower, upper))
-    return FourierSketch(zeros, zeros, float(tau), *box, tolerance, len(values.shape) == 1)
+    zeros = jnp.zeros((channels, *[int(num)] * dim), dtype)
+    corners = tuple(map(float, lower)), tuple(map(float, upper))
+    return FourierSketch(zeros, zeros, float(tau), corners[0], corners[1], tolerance, len(values.shape) == 1)
 
 
 def _corner(where: str, name: str, given: Bound, extreme: Any, keys: Any, dtype: np.dtype) -> np.ndarray:

@@ -169,13 +169,17 @@ def _total(dtype: str, empty: FourierSketch | None, sums: Array, compensation: A
 def _sketch_around(settings: Settings, queries: Any, keys: Any, values: Any, tau: Any) -> FourierSketch:
     """The empty one of a box that holds the queries, and half as far around as the Gaussian sees keys."""
     dtype = "float64" if settings.precision == "float64" else working_dtype(settings.dtype).name
-    like = (jax.ShapeDtypeStruct(x.shape, dtype) for x in (keys, values))
+    keys, values = (jax.ShapeDtypeStruct(x.shape, dtype) for x in (keys, values))
     rows = np.asarray(queries, dtype).reshape(-1, queries.shape[-1])
     rows = rows[np.isfinite(rows).all(-1)]
     rows = rows if len(rows) else np.zeros((1, rows.shape[1]), dtype)
-    box, asked = (rows.min(0), rows.max(0)), ("gauss_sum_streamed", *like, tau)
-    margin = _margin(empty_sketch(*asked, *box, settings.tolerance))
-    return empty_sketch(*asked, box[0] - margin, box[1] + margin, settings.tolerance)
+    lower, upper = rows.min(0), rows.max(0)
+
+    def empty(box: Any) -> FourierSketch:
+        return empty_sketch("gauss_sum_streamed", keys, values, tau, box, settings.tolerance)
+
+    margin = _margin(empty((lower, upper)))
+    return empty((lower - margin, upper + margin))
 
 
 def _margin(empty: FourierSketch) -> float:

@@ -1,0 +1,172 @@
+"""Fourier sketches: sums of all keys that went in, in whatever parts; and an error where a sketch does not hold."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import PartitionSpec as P
+from test_anywhere import error, pairs
+
+from jaxgauss import FourierSketch, fourier_sketch, gauss_sum
+
+BOX = {"lower": -1.0, "upper": 2.0}
+
+
+def problem(rng, dim, dtype="float32", num_channels=2):
+    keys, queries = (rng.uniform(-1, 2, (n, dim)).astype(dtype) for n in (1001, 113))
+    tau = {1: 200.0, 2: 40.0, 3: 9.0}[dim]
+    values = rng.normal(size=(1001, num_channels)).astype(dtype)
+    return queries, keys, values, tau
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+@pytest.mark.parametrize("dtype, bound", [("float32", 2e-6), ("float64", 1e-12), ("bfloat16", 2e-6)])
+def test_sums_of_parts_that_were_added_and_saved(rng, tmp_path, dim, dtype, bound):
+    queries, keys, values, tau = problem(rng, dim, dtype)
+    parts = [fourier_sketch(keys[i::3], values[i::3], tau, **BOX) for i in range(3)]
+    sketch = parts[0] + parts[1] + parts[2] + fourier_sketch(keys[:0], values[:0], tau, **BOX)
+    sketch.save(tmp_path / "sketch.npz")
+    sums = FourierSketch.load(tmp_path / "sketch.npz")(queries)
+    phi, _, _ = pairs("gauss", queries, keys, tau)
+    assert sums.dtype == ("float64" if dtype == "float64" else "float32")
+    assert error(sums, phi @ np.float64(values), phi @ np.abs(np.float64(values))) < bound
+    assert np.array_equal(sums, sketch(queries)) and sketch(queries[:0]).shape == (0, 2)
+
+
+def test_weights_leading_axes_and_one_point(rng):
+    queries, keys, values, tau = problem(rng, 2)
+    sketch = fourier_sketch(keys, values[:, 0], tau, **BOX)
+    assert sketch(queries[:112].reshape(2, 7, 8, 2)).shape == (2, 7, 8)
+    np.testing.assert_array_equal(sketch(queries[:112].reshape(2, 7, 8, 2)).ravel(), sketch(queries[:112]))
+    one = fourier_sketch(keys[:1], np.ones(1, "float32"), tau)  # a box of no extent
+    assert abs(float(one(keys[:1])[0]) - 1) < 1e-6
+
+
+def test_the_number_of_sketches_adds_no_error():
+    """Ones counted one by one beside 2²⁴, from where float32 counts no further."""
+    point = np.full((1, 1), 0.3, "float32")
+    ones, large = (fourier_sketch(point, np.full(1, x, "float32"), **BOX) for x in (1, 2**24))
+    total = large
+    for _ in range(1000):
+        total += ones
+    total += fourier_sketch(point, np.full(1, -(2**24), "float32"), **BOX)
+    assert abs(float(total(point)[0]) - 1000) < 0.1
+
+
+def test_tolerance(rng):
+    queries, keys, values, _ = problem(rng, 2, "float64")
+    tau = 160.0  # a box of 38 bandwidths: one block of waves a coordinate, or two
+    phi, _, _ = pairs("gauss", queries, keys, tau)
+    found = {x: fourier_sketch(keys, values, tau, **BOX, tolerance=x) for x in (1e-2, 1e-5, 1e-8)}
+    for tolerance, sketch in found.items():
+        assert np.abs(sketch(queries) - phi @ values).max() < tolerance * np.abs(values).sum(0).max()
+    sizes = [x.coefficients.size for x in found.values()]
+    assert sizes == sorted(sizes) and sizes[0] < sizes[-1]
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_gradients_are_those_of_sums(rng, dim):
+    queries, keys, values, tau = problem(rng, dim, "float64")
+
+    def loss(summed, *operands):
+        return jnp.sin(summed(*operands)).sum()
+
+    def by_sketch(queries, keys, values):
+        return fourier_sketch(keys, values, tau, **BOX)(queries)
+
+    def by_pairs(queries, keys, values):
+        return gauss_sum(queries, keys, values, tau, method="dense")
+
+    ours, exact = (jax.jit(jax.grad(lambda *x, f=f: loss(f, *x), (0, 1, 2))) for f in (by_sketch, by_pairs))
+    for x, y in zip(ours(queries, keys, values), exact(queries, keys, values), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-11 * np.abs(y).max())
+
+
+def test_under_transformations(rng):
+    queries, keys, values, tau = problem(rng, 2)
+    sketch = fourier_sketch(keys, values, tau, **BOX)
+    np.testing.assert_array_equal(jax.jit(lambda s, q: s(q))(sketch, queries), sketch(queries))
+    np.testing.assert_allclose(jax.vmap(lambda q: sketch(q[None])[0])(queries), sketch(queries), rtol=1e-4, atol=1e-4)
+    mesh = jax.make_mesh((1,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+
+    def of_all(keys, values):
+        return jax.lax.psum(fourier_sketch(keys, values, tau, **BOX), "data")
+
+    summed = jax.jit(jax.shard_map(of_all, mesh=mesh, in_specs=P("data"), out_specs=P()))(keys, values)
+    np.testing.assert_allclose(summed(queries), sketch(queries), rtol=1e-4, atol=1e-4)
+    hessian = jax.jacrev(jax.grad(lambda q: sketch(q[None])[0, 0]))(queries[0])
+    assert hessian.shape == (2, 2) and np.isfinite(hessian).all()
+
+
+def test_outside_of_the_box(rng):
+    queries, keys, values, tau = problem(rng, 2)
+    sketch = fourier_sketch(keys, values, tau, **BOX)
+    outside = np.array(queries)
+    outside[3] = 2.5
+    with pytest.raises(ValueError, match=r"`queries` must be in the box .*; got \[2.5, 2.5\], and 0 others outside"):
+        sketch(outside)
+    spoiled = np.isnan(jax.jit(sketch)(outside)).all(1)
+    assert spoiled[3] and spoiled.sum() == 1
+    with pytest.raises(ValueError, match=r"`jaxgauss.fourier_sketch`: `keys` must be in the box .*; got \[2.5, 2.5\]"):
+        fourier_sketch(outside, values[:113], tau, **BOX)
+    assert np.isnan(jax.jit(lambda k: fourier_sketch(k, values[:113], tau, **BOX)(queries))(outside)).all()
+    with pytest.raises(ValueError, match=r"got \[nan, "):
+        fourier_sketch(np.full((1, 2), np.nan), np.ones(1), **BOX)
+
+
+K, V = np.zeros((5, 2), "float32"), np.ones(5, "float32")
+
+
+@pytest.mark.parametrize(
+    "given, kind, message",
+    [
+        ({"keys": np.zeros((5, 4), "f4")}, ValueError, r"1, 2 or 3 dimensions.*got keys \(5, 4\)"),
+        ({"keys": np.zeros((2, 5, 2), "f4")}, ValueError, r"got keys \(2, 5, 2\)"),
+        ({"values": V[:4]}, ValueError, r"one row for each key; got .* values \(4,\)"),
+        ({"tau": np.ones(3)}, ValueError, r"`tau` must be one number; got tau \(3,\)"),
+        ({"tau": -1.0}, ValueError, "`tau` must be positive .*; got tau -1"),
+        ({"tau": 1e12}, ValueError, r"a box of 1e\+06 × 5e\+05 bandwidths takes \d+ coefficients.* more than 4096"),
+        ({"lower": 1.0}, ValueError, r"`lower` must be at most `upper`; got \[1.0, 1.0\] and \[1.0, 0.5\]"),
+        ({"lower": [0.0] * 3}, ValueError, r"`lower` must be finite, a number or \(2,\); got lower \[0.0, 0.0, 0.0\]"),
+        ({"upper": np.inf}, ValueError, "`upper` must be finite"),
+        ({"keys": K[:0], "values": V[:0], "lower": None}, ValueError, "`lower` must be given where there are no keys"),
+        ({"tolerance": 0}, ValueError, "`tolerance` must be between 0 and 1; got 0"),
+        ({"sigma": 1.0}, TypeError, "must be given as `tau`"),
+    ],
+)
+def test_wrong_arguments_are_named(given, kind, message):
+    with pytest.raises(kind, match=message):
+        fourier_sketch(**{"keys": K, "values": V, "lower": 0.0, "upper": [1.0, 0.5]} | given)
+
+
+def test_a_trace_must_know_the_box_and_tau():
+    with pytest.raises(TypeError, match="`lower` must be given under a transformation"):
+        jax.jit(fourier_sketch)(K, V)
+    with pytest.raises(TypeError, match="`tau` must be known before a transformation"):
+        jax.jit(lambda tau: fourier_sketch(K, V, tau, **BOX))(1.0)
+
+
+def test_sketches_of_two_kinds_do_not_add_up():
+    sketch = fourier_sketch(K, V, 2.0, **BOX, tolerance=1e-6)
+    with pytest.raises(ValueError, match=r"of one kind to be added; got tau 2.0 and 3.0\. Give"):
+        sketch + fourier_sketch(K, V, 3.0, **BOX, tolerance=1e-6)
+    with pytest.raises(ValueError, match=r"got one_weight True and False, channels 1 and 2"):
+        sketch + fourier_sketch(K, np.ones((5, 2), "float32"), 2.0, **BOX, tolerance=1e-6)
+    with pytest.raises(TypeError, match="unsupported operand"):
+        sketch + 1.0
+
+
+def test_other_files_and_dtypes_are_refused(tmp_path):
+    np.savez(tmp_path / "other.npz", a=1)
+    (tmp_path / "text.npz").write_text("text")
+    for name in ("other.npz", "text.npz"):
+        with pytest.raises(ValueError, match=f"must be a file that `save` has written; got .*{name}"):
+            FourierSketch.load(tmp_path / name)
+    fourier_sketch(np.float64(K), np.float64(V), **BOX).save(tmp_path / "wide.npz")
+    with jax.enable_x64(False), pytest.raises(ValueError, match="needs JAX's 64-bit mode; got it switched off"):
+        FourierSketch.load(tmp_path / "wide.npz")
+
+
+def test_it_says_what_it_is():
+    text = repr(fourier_sketch(K, V, 2.0, **BOX, tolerance=1e-4))
+    assert text == "FourierSketch(float32[1], 40 × 40 waves, tau=2, [-1, 2] × [-1, 2], tolerance=1.0e-04)"
