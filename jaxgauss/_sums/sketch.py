@@ -99,8 +99,9 @@ class FourierSketch:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write it to a file (.npz)."""
+        arrays: dict[str, Any] = {x.name: np.asarray(getattr(self, x.name)) for x in fields(self)}
         with Path(path).open("wb") as file:
-            np.savez(file, **{x.name: np.asarray(getattr(self, x.name)) for x in fields(self)})
+            np.savez(file, **arrays)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "FourierSketch":
@@ -118,10 +119,9 @@ class FourierSketch:
                 f"`jaxgauss.FourierSketch`: a sketch in {dtype} needs JAX's 64-bit mode; got it switched off. Use"
                 " jax.config.update('jax_enable_x64', True)."
             )
-        for name, x in found.items():
-            found[name] = (
-                tuple(x.tolist()) if name in ("lower", "upper") else x.item() if x.ndim == 0 else jnp.asarray(x)
-            )
+        for x in fields(cls):
+            number = found[x.name].tolist() if x.metadata else jnp.asarray(found[x.name])
+            found[x.name] = tuple(number) if isinstance(number, list) else number
         return cls(**found)
 
     @property
