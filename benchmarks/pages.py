@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from . import clouds as hostile
+from . import few_dimensions as waves
 from . import load
 from . import neighbours as solvers
 from . import resampling as tests
@@ -36,6 +37,7 @@ KERNELS = "2026-11-22_cpu_1a6a991_kernels"
 RESAMPLING = "2026-11-23_cpu_89e551b_resampling"
 NEIGHBOURS = "2026-11-23_cpu_060fc2f_neighbours"
 CALLS = "2026-11-23_cpu_af68f1d_calls"
+FEW_DIMENSIONS = "FEW"
 CLOUDS = "2026-11-26_cpu_5e159cd_clouds"
 LIMITS = "2026-11-23_cpu_af68f1d_limits"
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n)(.*?)(<!-- end -->)", re.S)
@@ -301,7 +303,31 @@ def neighbours() -> str:
     return f"{solvers.report(cells)}\n{text}"
 
 
+def few_dimensions() -> str:
+    """Sums by waves, by all pairs and by others."""
+    data = _read(FEW_DIMENSIONS)
+    times = {(c["function"], c["n"], c["method"]): c["ms"] for c in data["methods"]}
+    functions = dict.fromkeys(name for name, _, _ in times)
+    rows = [[name, *(f"{times[name, 100_000, method]:.3g}" for method in ("auto", "all pairs"))] for name in functions]
+    hostile = {(c["cloud"], c["d"]): c["ms"]["auto"] / c["ms"]["all pairs"] for c in data["hostile"]}
+    small = [c["ms"]["auto"] / c["ms"]["blocked"] for c in data["small"]]
+    (cloud, dim), most = max(hostile.items(), key=lambda item: item[1])
+    text = _prose(
+        f"{data['device_name']}, {data['cores']} cores; of uniform points, sums by `auto` err by at most",
+        f"{_power(max(c['error'] for c in data['cells'] if c['method'] == 'auto'))} of Σ Φ|v| in L2. Normal points in",
+        "the plane, 100,000 at as many, in milliseconds (pairs of an eighth of the points, times 64); log-densities of",
+        f"a million at a million take {times['log-density', 1_000_000, 'auto'] / 1e3:.1f} s:",
+    )
+    others = _prose(
+        f"Clouds that are hostile to waves, {data['hostile'][0]['n']:,} points in one to three dimensions, take",
+        f"{min(hostile.values()):.2f} to {most:.2f} times as long as all pairs ({cloud}, D = {dim}). Of {len(small)}",
+        f"small sums, 64 to 16,384 points in 1 to 1000 bandwidths, the slowest takes {max(small):.2f} times as long.",
+    )
+    return f"{table(waves.table(data['cells']))}\n\n{text}\n\n{table([['', 'auto', 'all pairs'], *rows])}\n\n{others}"
+
+
 FIGURES = (
+    few_dimensions,
     calls,
     limits,
     clouds,
