@@ -12,6 +12,7 @@ from jaxgauss import explain, gauss_sum, kde_logpdf, kernel_mean, log_gauss_sum,
 from jaxgauss._checks.settings import Settings
 from jaxgauss._engines import few_dimensions, fourier, waves
 from jaxgauss._engines.channels import NOTHING, Channels
+from jaxgauss._engines.plan import Plan
 from jaxgauss._engines.reach import looked_at
 from jaxgauss._engines.wanted import Wanted
 from jaxgauss._kernels.kernels import GAUSS
@@ -229,7 +230,8 @@ def test_rounding_is_estimated(rng):
         for x in (rng.uniform(-6, 6, (3000, dim)), rng.normal(size=(3000, dim))):
             x = jnp.asarray(x.astype(np.float32))
             nothing, one = x[:, :0], jnp.ones((1, 1), "float32")
-            of = waves.layout(3, None, "float32", one, x, x)
+            chosen = Plan("cpu", "blocked", "float32", "xla", "")
+            of = waves.layout(3, chosen, waves.SUMS["float32"], one, x, x)
             wanted = Wanted(Channels((GAUSS,), (1,)), NOTHING)
             sums, doubt = waves.sums_by_waves(
                 wanted, of, waves.SUMS["float32"], x, x, jnp.ones((3000, 1), "float32"), one, nothing, nothing

@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool
 
 from .._arrays.points import as_rows, by_point, shared
 from .._checks.settings import are_known
+from . import nufft
 from .costs import cpu_costs
 from .fourier import DIMENSIONS, MOST, WAVES, blocks_of, box
 from .plan import NEAR, Plan
@@ -18,6 +19,7 @@ SHARE = 2.5  # bandwidths, √2π, from which a sum has its terms
 TILES, SORTING = 2.5, 300.0
 REACH = 2 * 13.2 + 4  # bandwidths that tiles look across: in which Gaussians of float32 end, and the size of two tiles
 WORTH = 0.8  # of the time of pairs
+POINT = 30  # numbers of a grid that a fast transform touches in the time that it takes for a coordinate of a point
 
 
 class Sizes(NamedTuple):
@@ -106,8 +108,32 @@ def _of_pairs(precision: str, sizes: Sizes) -> float:
 
 
 def _of_waves(precision: str, sizes: Sizes, counts: Any) -> Any:
-    """Nanoseconds by so many blocks of waves of each coordinate."""
+    """Nanoseconds by so many blocks of waves of each coordinate, by products or by fast transforms."""
+    by_products = _of_products(precision, sizes, counts)
+    if not nufft.is_installed():
+        return by_products
+    by_transforms = _of_transforms(precision, sizes, counts)
+    return (by_transforms < by_products) * by_transforms + (by_transforms >= by_products) * by_products
+
+
+def transforms_pay(precision: str, sizes: Sizes, counts: Any) -> Any:
+    """Whether fast transforms of so many blocks of waves are estimated to take less time than products."""
+    return _of_transforms(precision, sizes, counts) < _of_products(precision, sizes, counts)
+
+
+def _of_products(precision: str, sizes: Sizes, counts: Any) -> Any:
     cost, waves = cpu_costs()[0][f"waves in {precision}"], 2 * WAVES[sizes.dim]
-    blocks = math.prod(counts[1:], start=counts[0])
-    of_point = blocks * (cost.pair * sizes.dim * waves + cost.column * waves**sizes.dim)
+    of_point = math.prod(counts[1:], start=counts[0]) * (cost.pair * sizes.dim * waves + cost.column * waves**sizes.dim)
     return cost.call + sizes.channels * (sizes.queries + sizes.keys) * of_point
+
+
+def _of_transforms(precision: str, sizes: Sizes, counts: Any) -> Any:
+    cost, of_points, grid = cpu_costs()[0][f"nufft in {precision}"], *transform_work(precision, sizes)
+    blocks = math.prod(counts[1:], start=counts[0])
+    return sizes.channels * (cost.call + cost.pair * of_points + cost.column * grid * blocks)
+
+
+def transform_work(precision: str, sizes: Sizes) -> tuple[float, float]:
+    """What fast transforms of both types of a channel have to do: numbers that points touch, and of a block's grid."""
+    width = nufft.WIDTH[precision] ** sizes.dim + POINT * sizes.dim
+    return float((sizes.queries + sizes.keys) * width), 2.0 * (4 * WAVES[sizes.dim]) ** sizes.dim

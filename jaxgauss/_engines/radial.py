@@ -144,7 +144,7 @@ def _of_matrices(wanted: Sequence[Wanted], chosen: Plan, *operands: Array) -> li
     promise = None if chosen.method == "fourier" else SUMS[chosen.precision]
 
     def by_waves() -> tuple[list[Sums], list[Array]]:
-        found = sums_of_sides(wanted, most, chosen.tolerance, promise, operands)
+        found = sums_of_sides(wanted, most, chosen, promise, operands)
         return [x for x, _ in found], [x for _, x in found]
 
     def of_rows(wanted: Wanted, side: Sequence[Array], place: Array) -> Sums:
@@ -180,7 +180,7 @@ def waves_pullback(
         queries, keys, values, tau, *weights = operands
 
         def of_matrix(*operands: Array) -> tuple[Sums, Array]:
-            ((sums, doubt),) = sums_of_sides([wanted], most, chosen.tolerance, promise, operands)
+            ((sums, doubt),) = sums_of_sides([wanted], most, chosen, promise, operands)
             does = pays_here(chosen, most, chosen.precision, sizes, operands[3], *operands[:2])
             return sums, doubt.any() | jnp.logical_not(does)
 

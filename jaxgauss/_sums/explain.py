@@ -111,7 +111,7 @@ def _by_waves(settings: Settings, chosen: Plan, q: Array, k: Array, v: Array, ta
     if not most or not (by_name or pays(np, most, chosen.precision, NEAR[chosen.precision], sizes, np.asarray(extent))):
         return None
     some = q[:: -(-len(q) // ROWS)]
-    of = layout(most, chosen.tolerance, chosen.precision, scale, q, k)
+    of = layout(most, chosen, SUMS[chosen.precision], scale, q, k)
     if not of.fits:
         return replace(chosen, method="anywhere", near=False, reason="too many waves: tiles of sorted points take it")
     wanted = Wanted(Channels((GAUSS,), v.shape[-1:]), NOTHING)
