@@ -231,9 +231,8 @@ def _over_waves(
         starts = [jnp.zeros_like(number), *(2 * WAVES[points.shape[-1]] * place)]
         return number + 1, add(total, block, starts, list(_waves(of, _at(points, block), place)))
 
-    zero, zeros = (
-        vary_like(jnp.zeros(x, y), jax.tree.leaves((of, points, operands))) for x, y in (((), "int32"), (shape, points.dtype))
-    )
+    others = jax.tree.leaves((of, points, operands))
+    zero, zeros = (vary_like(jnp.zeros(x, y), others) for x, y in (((), "int32"), (shape, points.dtype)))
     return lax.while_loop(lambda state: state[0] < len(points) * num, step, (zero, zeros))[1]
 
 

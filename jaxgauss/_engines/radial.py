@@ -29,8 +29,7 @@ from .._kernels.kernels import GAUSS, Kernel
 from .anywhere import anywhere_sums, share_left, sorts
 from .channels import NOTHING, Channels
 from .doubt import rows_of, settled
-from .few_dimensions import Sizes, most_blocks, pays_here
-from .fourier import MOST
+from .few_dimensions import Sizes, at_most, most_blocks, pays_here
 from .pairs import by_products, difference_tile, subtractable, with_rank
 from .plan import STRICTER, Plan
 from .products import product_pullback, squares_factors
@@ -165,7 +164,7 @@ def _most_blocks(wanted: Sequence[Wanted], chosen: Plan, operands: Sequence[Arra
     if chosen.waves is False or {GAUSS} != {y for x in wanted for y in x.kernels}:
         return 0, sizes
     by_name = chosen.method == "fourier"
-    return MOST[sizes.dim] if by_name else most_blocks(chosen.precision, sizes), sizes
+    return at_most(sizes.dim) if by_name else most_blocks(chosen.precision, sizes), sizes
 
 
 def waves_pullback(
