@@ -86,7 +86,8 @@ def _of_numpy(write: Callable, options: tuple[Any, ...]) -> Callable:
     def callback(_: Any, output: Any, *inputs: Any) -> None:
         refuse_fork()
         try:
-            write(*options, np.asarray(output), *map(np.asarray, inputs))
+            with np.errstate(all="ignore"):
+                write(*options, np.asarray(output), *map(np.asarray, inputs))
         except Exception as error:
             shapes = ", ".join(f"{x.dtype}{list(x.shape)}" for x in inputs)
             raise RuntimeError(f"`jaxgauss`: {write.__module__} failed on {shapes}: {error}") from error

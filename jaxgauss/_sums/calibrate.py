@@ -60,11 +60,11 @@ class Calibration(NamedTuple):
 def calibrate(*, progress: bool = False) -> Calibration:
     """Measure the engines on this machine, so that `auto` chooses by what they cost here. Takes half a minute.
 
-    Times `gauss_sum` in XLA and by PyTorch's kernel on problems of up to 2048 points (on CUDA 16384, by every kernel),
-    each checked against float64 first, and fits call, pair and column of the cost model. The result is kept in the
-    user's cache directory, by machine and versions, and used by every process from then on; `explain` says so. Nothing
-    else should compute meanwhile. All programs that JAX has compiled in this process are dropped, for `auto` may decide
-    otherwise for them.
+    Times `gauss_sum` in XLA, by PyTorch's kernel, by waves and, where it is installed, by finufft, on problems of up to
+    2048 points (on CUDA 16384, by every kernel), each checked against float64 first, and fits call, pair and column of
+    the cost model. The result is kept in the user's cache directory, by machine and versions, and used by every process
+    from then on; `explain` says so. Nothing else should compute meanwhile. All programs that JAX has compiled in this
+    process are dropped, for `auto` may decide otherwise for them.
 
     Args:
         progress: show a bar (needs tqdm).
