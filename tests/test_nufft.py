@@ -1,4 +1,4 @@
-"""Waves by finufft: what they are by products, under `vmap` and in threads too; and nothing where it is not installed."""
+"""Waves by finufft: what they are by products, under `vmap` and in threads too; nothing where it is not installed."""
 
 import functools
 import subprocess

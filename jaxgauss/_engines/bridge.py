@@ -1,4 +1,4 @@
-"""The one door to PyTorch: `buffer_callback` with DLPack inside. Nothing else knows both libraries.
+"""The one door out of JAX: `buffer_callback`, to PyTorch with DLPack inside, or to functions of NumPy's arrays.
 
 Buffers become tensors without a copy and are valid during the callback alone. On CUDA the callback only enqueues work,
 on the stream that XLA runs on, and never waits for it. No input is written, no JAX function is called.
