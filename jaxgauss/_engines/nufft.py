@@ -85,12 +85,12 @@ def _paired(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """
     scale = np.abs(x).max(tuple(range(1, x.ndim)), initial=0, keepdims=True).astype("float64")
     x = np.divide(x, scale, out=np.zeros(x.shape), where=np.isfinite(scale) & (scale > 0))
-    pairs = np.zeros((-(-len(x) // 2), *x.shape[1:]), complex)
+    pairs: Any = np.zeros((-(-len(x) // 2), *x.shape[1:]), complex)
     pairs.real, pairs.imag[: len(x) // 2] = x[::2], x[1::2]
     return np.where(np.isfinite(scale), scale, np.nan), pairs
 
 
-def _write(out: np.ndarray, scale: np.ndarray, pairs: np.ndarray) -> None:
+def _write(out: np.ndarray, scale: np.ndarray, pairs: Any) -> None:
     """The two channels of each pair, in their sizes."""
     scale = scale.reshape(-1, *[1] * (out.ndim - 1))
     out[::2] = pairs.real * scale[::2]
