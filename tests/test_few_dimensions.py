@@ -236,7 +236,7 @@ def test_too_many_dimensions_and_no_number():
         gauss_sum(np.ones((3, 2)), np.ones((3, 2)), np.ones(3), method="fourier", tolerance="1e-3")
 
 
-def test_rounding_is_estimated(rng):
+def test_rounding_is_estimated(rng, free):
     """The error that waves assume is that of the queries, within a factor, of points alike or in a cluster."""
     for dim in (1, 2, 3):
         for x in (rng.uniform(-6, 6, (3000, dim)), rng.normal(size=(3000, dim))):

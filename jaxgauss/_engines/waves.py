@@ -41,9 +41,9 @@ LOGS = {"float32": Promise(2.0**-24, 2.0**-24), "float64": Promise(2.0**-41, 2.0
 PULLS = 4  # times as much, of pulls
 FARTHEST = 6  # bandwidths from which pulls count: Σ Φ|w| r is at least Σ Φ|w| r² over that, but for 1e-8
 ROUNDING = 6  # units of the size of all waves that arithmetic errs by
-# Of fast transforms: the error that they are asked for beside what each query may have, pulls of points that are close
-# together included; or beside a tolerance; and what they err by, of that.
-OF_PROMISE, SHARE, OF_EPS = 1e-7, 8, 0.5
+# Fast transforms are asked for so many times less than what each query may err by, or less than a tolerance; and err by
+# half of what they are asked for.
+OF_PROMISE, OF_ERROR, OF_EPS = 1e7, 8, 0.5
 
 
 class Layout(NamedTuple):
@@ -66,15 +66,21 @@ def layout(
     else:
         error = jnp.asarray(chosen.tolerance, dtype)
     found, fits, bound = nodes(most, center, extent, scales, error)
-    sizes = Sizes(len(queries), len(keys), len(center), 1)
+    sizes = Sizes(queries.shape[0], keys.shape[0], len(center), 1)
     if chosen.platform == "cpu" and nufft.is_installed() and are_known(*sizes):
-        does = transforms_pay(dtype.name, sizes, found.counts.astype(dtype))
-        if promise is None:
-            eps = error / SHARE
-        else:
-            eps = OF_PROMISE * promise.of_one * jnp.minimum(1, jnp.square(extent * scales).max())
-        found = found._replace(eps=jnp.where(does, jnp.maximum(eps, nufft.LEAST[dtype.name]), 0))
+        found = found._replace(eps=_eps(sizes, found, error, promise, extent * scales))
     return Layout(found, fits, bound)
+
+
+def _eps(sizes: Sizes, of: Nodes, error: Array, promise: Promise | None, length: Array) -> Array:
+    """The error that fast transforms are asked for, zero where they do not pay."""
+    dtype = length.dtype
+    if promise is None:
+        eps = error / OF_ERROR
+    else:  # pulls of points that are close together are as small as their squares
+        eps = promise.of_one / OF_PROMISE * jnp.minimum(1, jnp.square(length).max())
+    does = transforms_pay(dtype.name, sizes, of.counts.astype(dtype))
+    return jnp.where(does, jnp.maximum(eps, nufft.LEAST[dtype.name]), 0)
 
 
 def sums_of_sides(
