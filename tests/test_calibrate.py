@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import jaxgauss
-from jaxgauss._engines import bridge, costs, timing
+from jaxgauss._engines import bridge, costs, nufft, timing
 from jaxgauss._sums import calibrate as module
 from jaxgauss._sums.checked import forget
 
@@ -43,10 +43,11 @@ def test_what_was_measured_is_kept_and_used(here, monkeypatch, capsys):
     found = jaxgauss.calibrate(progress=True)
     assert "calibrate: 100%" in capsys.readouterr().err
     assert found.path == here and set(json.loads(here.read_text())) == {found.machine} and found.off_by >= 1
-    engines = {f"{engine} in {dtype}" for engine in ("xla", "kernel", "waves") for dtype in ("float32", "float64")}
+    names = "xla", "kernel", "waves", *(["nufft"] if nufft.is_installed() else [])
+    engines = {f"{engine} in {dtype}" for engine in names for dtype in ("float32", "float64")}
     assert found.costs.keys() == {*engines, "kernel in bfloat16"}
     assert all(max(cost) > 0 <= min(cost) for cost in found.costs.values())
-    assert costs.cpu_costs()[0] == found.costs and "(measured here on 2" in plan().reason
+    assert found.costs.items() <= costs.cpu_costs()[0].items() and "(measured here on 2" in plan().reason
     for versions in ("jaxlib", "torch"):
         assert versions in found.machine
     assert costs.cpu_name() in found.machine

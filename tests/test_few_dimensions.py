@@ -10,8 +10,9 @@ from test_anywhere import cloud, error, errors, pairs
 
 from jaxgauss import explain, gauss_sum, kde_logpdf, kernel_mean, log_gauss_sum, mmd_squared
 from jaxgauss._checks.settings import Settings
-from jaxgauss._engines import few_dimensions, fourier, waves
+from jaxgauss._engines import few_dimensions, fourier, nufft, waves
 from jaxgauss._engines.channels import NOTHING, Channels
+from jaxgauss._engines.plan import Plan
 from jaxgauss._engines.reach import looked_at
 from jaxgauss._engines.wanted import Wanted
 from jaxgauss._kernels.kernels import GAUSS
@@ -19,10 +20,20 @@ from jaxgauss._kernels.kernels import GAUSS
 SIZES = {1: (513, 600), 2: (400, 401), 3: (300, 401)}  # so many that points are sorted where waves leave doubt
 
 
-@pytest.fixture
-def free(monkeypatch):
-    """Waves take no time, so that they are taken wherever they hold the points."""
+@pytest.fixture(params=["products", "finufft"])
+def free(request, monkeypatch):
+    """Waves take no time, so that they are taken wherever they hold the points; by products, or by fast transforms."""
+    fast, transformed, calls = request.param == "finufft", nufft._transform, []
+    if fast:
+        pytest.importorskip("finufft")
+    monkeypatch.setattr(nufft, "is_installed", lambda: fast)
+    monkeypatch.setattr(nufft, "_transform", lambda *x: (calls.append(1), transformed(*x))[1])
+    monkeypatch.setattr(waves, "transforms_pay", lambda *_: True)
     monkeypatch.setattr(few_dimensions, "_of_waves", lambda *_: 0.0)
+    jax.clear_caches()
+    yield calls
+    assert fast or not calls
+    jax.clear_caches()
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3])
@@ -46,6 +57,7 @@ def test_sums_and_all_gradients_of_any_cloud(rng, free, method, dim):
         assert of_queries < 1e-5 and of_keys < 1e-5
         if method == "auto":
             assert of_tau < 1e-5
+    assert bool(free) == nufft.is_installed()
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3])
@@ -179,14 +191,16 @@ def test_batches_and_vmap(rng, free):
             np.testing.assert_allclose(a[i], b, rtol=2e-4, atol=2e-4)
 
 
-def test_export_by_name(rng):
+def test_export_by_name(rng, monkeypatch):
+    """By products; a program that calls finufft is refused by JAX, as one that calls PyTorch is."""
+    monkeypatch.setattr(nufft, "is_installed", lambda: False)
     x, v = rng.normal(size=(300, 2)).astype(np.float32), np.ones(300, np.float32)
     f = jax.jit(functools.partial(gauss_sum, method="fourier"))
     again = jax.export.export(f)(x, x, v, np.float32(1))
     np.testing.assert_allclose(again.call(x, x, v, np.float32(1)), f(x, x, v, 1.0), rtol=1e-6)
 
 
-def test_methods_are_as_without(rng, monkeypatch):
+def test_methods_are_as_without(rng, monkeypatch, free):
     """MMD and densities, with their gradients, by waves and by pairs."""
     x, y = rng.normal(size=(2, 900, 2)).astype(np.float32)
 
@@ -196,11 +210,10 @@ def test_methods_are_as_without(rng, monkeypatch):
         logs = jax.value_and_grad(lambda x: kde_logpdf(x, y, 9.0).sum())(x)
         return jax.tree.leaves((mmd, logs))
 
-    by_pairs = values()
-    monkeypatch.setattr(few_dimensions, "_of_waves", lambda *_: 0.0)
-    for a, b in zip(values(), by_pairs, strict=True):
+    by_waves = values()
+    monkeypatch.setattr(few_dimensions, "_of_waves", lambda *_: np.inf)
+    for a, b in zip(by_waves, values(), strict=True):
         assert error(a, np.float64(b), np.float64(b)) < 2e-5
-    jax.clear_caches()
 
 
 @pytest.mark.parametrize(
@@ -223,13 +236,14 @@ def test_too_many_dimensions_and_no_number():
         gauss_sum(np.ones((3, 2)), np.ones((3, 2)), np.ones(3), method="fourier", tolerance="1e-3")
 
 
-def test_rounding_is_estimated(rng):
+def test_rounding_is_estimated(rng, free):
     """The error that waves assume is that of the queries, within a factor, of points alike or in a cluster."""
     for dim in (1, 2, 3):
         for x in (rng.uniform(-6, 6, (3000, dim)), rng.normal(size=(3000, dim))):
             x = jnp.asarray(x.astype(np.float32))
             nothing, one = x[:, :0], jnp.ones((1, 1), "float32")
-            of = waves.layout(3, None, "float32", one, x, x)
+            chosen = Plan("cpu", "blocked", "float32", "xla", "")
+            of = waves.layout(3, chosen, waves.SUMS["float32"], one, x, x)
             wanted = Wanted(Channels((GAUSS,), (1,)), NOTHING)
             sums, doubt = waves.sums_by_waves(
                 wanted, of, waves.SUMS["float32"], x, x, jnp.ones((3000, 1), "float32"), one, nothing, nothing

@@ -42,11 +42,10 @@ def test_nobody_imports_in_a_circle():
     assert order.index("jaxgauss._engines.bridge") < order.index("jaxgauss._sums.gauss_sum")
 
 
-def test_only_the_bridge_names_pytorch():
-    named = {
-        path.name for path in FILES.values() if path.is_relative_to(PACKAGES[0]) if "import torch" in path.read_text()
-    }
-    assert named == {"bridge.py"}
+@pytest.mark.parametrize("text, name", [("import torch", "bridge.py"), ('import_module("finufft")', "nufft.py")])
+def test_only_one_file_names_another_library(text, name):
+    ours = [path for path in FILES.values() if path.is_relative_to(PACKAGES[0])]
+    assert {path.name for path in ours if text in path.read_text()} == {name}
 
 
 @pytest.mark.parametrize("path", FILES, ids=str)

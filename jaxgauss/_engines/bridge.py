@@ -1,4 +1,4 @@
-"""The one door to PyTorch: `buffer_callback` with DLPack inside. Nothing else knows both libraries.
+"""The one door out of JAX: `buffer_callback`, to PyTorch with DLPack inside, or to functions of NumPy's arrays.
 
 Buffers become tensors without a copy and are valid during the callback alone. On CUDA the callback only enqueues work,
 on the stream that XLA runs on, and never waits for it. No input is written, no JAX function is called.
@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import jax
+import numpy as np
 from jax.experimental import buffer_callback
 
 from .._arrays.places import vary_like
@@ -67,6 +68,29 @@ def buffered(make: Callable, options: tuple[Any, ...]) -> Callable:
             raise RuntimeError(
                 _failure(error, f"{shapes} on {'cuda' if device_type == DLPACK_CUDA else 'cpu'}, {made}")
             ) from error
+
+    return callback
+
+
+def call_numpy(write: Callable, options: tuple[Any, ...], shape: tuple[int, ...], operands: Sequence[jax.Array]) -> Any:
+    """An array in the last operand's dtype that write(*options, output, *operands) fills, all NumPy's; on a CPU."""
+    result = jax.ShapeDtypeStruct(shape, operands[-1].dtype)
+    callback = buffer_callback.buffer_callback(_of_numpy(write, options), result, vmap_method="sequential")
+    return vary_like(callback(*operands), operands)
+
+
+@functools.cache
+def _of_numpy(write: Callable, options: tuple[Any, ...]) -> Callable:
+    _finish_before_exit()
+
+    def callback(_: Any, output: Any, *inputs: Any) -> None:
+        refuse_fork()
+        try:
+            with np.errstate(all="ignore"):
+                write(*options, np.asarray(output), *map(np.asarray, inputs))
+        except Exception as error:
+            shapes = ", ".join(f"{x.dtype}{list(x.shape)}" for x in inputs)
+            raise RuntimeError(f"`jaxgauss`: {write.__module__} failed on {shapes}: {error}") from error
 
     return callback
 

@@ -4,8 +4,8 @@
 
 `columns` are those of both products: D + 2 and C in XLA, twice the larger of D + 1 and C in the attention kernel of a
 CPU, which pads one to the width of the other; on CUDA twice the width that the kernel is compiled for. The numbers are
-nanoseconds. Waves take the same three, of each point: see `few_dimensions`. They come from the first of these that
-there is:
+nanoseconds. Waves, by products or by finufft, take the same three, of each point: see `few_dimensions`. They come from
+the first of these that there is:
 
 - what `jaxgauss.calibrate` has measured on this machine, with these versions of jaxlib and PyTorch, in the user's
   cache directory;

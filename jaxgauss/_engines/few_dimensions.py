@@ -9,6 +9,7 @@ from jaxtyping import Array, Bool
 
 from .._arrays.points import as_rows, by_point, shared
 from .._checks.settings import are_known
+from . import nufft
 from .costs import cpu_costs
 from .fourier import DIMENSIONS, MOST, WAVES, blocks_of, box
 from .plan import NEAR, Plan
@@ -18,6 +19,8 @@ SHARE = 2.5  # bandwidths, √2π, from which a sum has its terms
 TILES, SORTING = 2.5, 300.0
 REACH = 2 * 13.2 + 4  # bandwidths that tiles look across: in which Gaussians of float32 end, and the size of two tiles
 WORTH = 0.8  # of the time of pairs
+MORE = MOST | {2: 12}  # blocks, where fast transforms take many waves
+POINT = 60  # numbers of a grid that a fast transform touches in the time that it takes for a coordinate of a point
 
 
 class Sizes(NamedTuple):
@@ -29,12 +32,18 @@ class Sizes(NamedTuple):
     channels: int
 
 
+def at_most(dim: int) -> int:
+    """Blocks of waves of one coordinate."""
+    return (MORE if nufft.is_installed() else MOST)[dim]
+
+
 def most_blocks(precision: str, sizes: Sizes) -> int:
     """Blocks of waves of one coordinate that may pay for such sizes, on a CPU; 0 where none do."""
     if sizes.dim not in DIMENSIONS or not are_known(*sizes) or 0 in sizes:
         return 0
     of_pairs, others = TILES * _of_pairs(precision, sizes), [1.0] * (sizes.dim - 1)
-    paying = (x for x in range(MOST[sizes.dim], 0, -1) if _of_waves(precision, sizes, [float(x), *others]) < of_pairs)
+    some = range(at_most(sizes.dim), 0, -1)
+    paying = (x for x in some if _of_waves(np, precision, sizes, [float(x), *others]) < of_pairs)
     return next(paying, 0)
 
 
@@ -86,12 +95,12 @@ def pays(xp: Any, most: int, precision: str, reach: float, sizes: Sizes, extent:
     of_pairs = _of_pairs(precision, sizes)
     of_tiles = TILES * of_pairs * xp.minimum(1, REACH / extent).prod() + SORTING * (sizes.queries + sizes.keys)
     otherwise = xp.where(xp.square(extent / 2).sum() <= reach, of_pairs, of_tiles)
-    return (blocks.max() <= most) & (_of_waves(precision, sizes, list(blocks)) < WORTH * otherwise)
+    return (blocks.max() <= most) & (_of_waves(xp, precision, sizes, list(blocks)) < WORTH * otherwise)
 
 
 def estimated(precision: str, sizes: Sizes, counts: Any) -> tuple[float, float]:
     """Nanoseconds by so many blocks of waves of each coordinate, and of all pairs."""
-    return _of_waves(precision, sizes, counts), _of_pairs(precision, sizes)
+    return _of_waves(np, precision, sizes, counts), _of_pairs(precision, sizes)
 
 
 def tolerance_of(xp: Any, dtype: str, extent: Any) -> Any:
@@ -105,9 +114,32 @@ def _of_pairs(precision: str, sizes: Sizes) -> float:
     return cost.nanoseconds(sizes.queries * sizes.keys, sizes.dim + 2 + sizes.channels)
 
 
-def _of_waves(precision: str, sizes: Sizes, counts: Any) -> Any:
-    """Nanoseconds by so many blocks of waves of each coordinate."""
+def _of_waves(xp: Any, precision: str, sizes: Sizes, counts: Any) -> Any:
+    """Nanoseconds by so many blocks of waves of each coordinate, by products or by fast transforms."""
+    by_products = _of_products(precision, sizes, counts)
+    if not nufft.is_installed():
+        return by_products
+    return xp.minimum(by_products, _of_transforms(precision, sizes, counts))
+
+
+def transforms_pay(precision: str, sizes: Sizes, counts: Any) -> Any:
+    """Whether fast transforms of so many blocks of waves are estimated to take less time than products."""
+    return _of_transforms(precision, sizes, counts) < _of_products(precision, sizes, counts)
+
+
+def _of_products(precision: str, sizes: Sizes, counts: Any) -> Any:
     cost, waves = cpu_costs()[0][f"waves in {precision}"], 2 * WAVES[sizes.dim]
-    blocks = math.prod(counts[1:], start=counts[0])
-    of_point = blocks * (cost.pair * sizes.dim * waves + cost.column * waves**sizes.dim)
+    of_point = math.prod(counts[1:], start=counts[0]) * (cost.pair * sizes.dim * waves + cost.column * waves**sizes.dim)
     return cost.call + sizes.channels * (sizes.queries + sizes.keys) * of_point
+
+
+def _of_transforms(precision: str, sizes: Sizes, counts: Any) -> Any:
+    cost, of_points, grid = cpu_costs()[0][f"nufft in {precision}"], *transform_work(precision, sizes)
+    blocks = math.prod(counts[1:], start=counts[0])
+    return sizes.channels * (cost.call + cost.pair * of_points + cost.column * grid * blocks)
+
+
+def transform_work(precision: str, sizes: Sizes) -> tuple[float, float]:
+    """What fast transforms of both types of a channel have to do: numbers that points touch, and of a block's grid."""
+    width = nufft.WIDTH[precision] ** sizes.dim + POINT * sizes.dim
+    return float((sizes.queries + sizes.keys) * width), 2.0 * (4 * WAVES[sizes.dim]) ** sizes.dim

@@ -27,6 +27,7 @@ from jaxtyping import Array, Bool, Float, Int
 from .._arrays.blocks import blocks
 from .._arrays.logits import dot
 from .._arrays.places import vary_like
+from . import nufft
 
 # By dimension: waves of a block, whose number is a matter of data; at most so many blocks; points at a time.
 WAVES, MOST, POINTS = {1: 32, 2: 40, 3: 20}, {1: 128, 2: 6, 3: 3}, {1: 4096, 2: 4096, 3: 1024}
@@ -45,6 +46,7 @@ class Nodes(NamedTuple):
         counts: blocks of waves of each coordinate.
         places: of each block of coefficients the block of each coordinate; first of those that count.
         numbers: j of each wave: in each block those of cosines, then those of sines; in so many blocks as may be.
+        eps: the error that fast transforms are asked for, zero for products instead; None where there are none.
     """
 
     center: Float[Array, " d"]
@@ -52,6 +54,7 @@ class Nodes(NamedTuple):
     counts: Int[Array, " d"]
     places: Int[Array, "blocks d"]
     numbers: Float[Array, " waves"]
+    eps: Float[Array, ""] | None = None
 
 
 def nodes(
@@ -140,6 +143,22 @@ def _axes(dim: int) -> list[list[int]]:
 @jax.custom_vjp
 def coefficients(of: Nodes, keys: Float[Array, "n d"], values: Float[Array, "c n"]) -> Float[Array, "c ..."]:
     """A = Σ_n v_n T(k_n₁) ⊗ T(k_n₂) ⊗ … (C, waves, waves, …); those beyond the nodes' blocks are zero."""
+    by_products = functools.partial(_coefficients_by_products, of, keys, values)
+    return _one_of_two(of, by_products, functools.partial(nufft.coefficients, of, WAVES[keys.shape[1]], keys, values))
+
+
+@jax.custom_vjp
+def values_at(of: Nodes, queries: Float[Array, "m d"], found: Float[Array, "c ..."]) -> Float[Array, "c m"]:
+    """Σ_j A_j T_j(q_m) of coefficients A."""
+    by_products = functools.partial(_values_by_products, of, queries, found)
+    return _one_of_two(of, by_products, functools.partial(nufft.values_at, of, WAVES[queries.shape[1]], queries, found))
+
+
+def _one_of_two(of: Nodes, by_products: Callable[[], Array], by_transforms: Callable[[], Array]) -> Array:
+    return by_products() if of.eps is None else lax.cond(of.eps > 0, by_transforms, by_products)
+
+
+def _coefficients_by_products(of: Nodes, keys: Float[Array, "n d"], values: Float[Array, "c n"]) -> Array:
     dim, channels = keys.shape[1], values.shape[0]
     points = _in_blocks(keys, values.T)
 
@@ -153,9 +172,7 @@ def coefficients(of: Nodes, keys: Float[Array, "n d"], values: Float[Array, "c n
     return _over_waves(of, points[0], add, (channels, *[len(of.numbers)] * dim), [values])
 
 
-@jax.custom_vjp
-def values_at(of: Nodes, queries: Float[Array, "m d"], found: Float[Array, "c ..."]) -> Float[Array, "c m"]:
-    """Σ_j A_j T_j(q_m) of coefficients A."""
+def _values_by_products(of: Nodes, queries: Float[Array, "m d"], found: Float[Array, "c ..."]) -> Array:
     dim, channels = queries.shape[1], found.shape[0]
     (points,) = _in_blocks(queries)
 
@@ -188,7 +205,7 @@ def _values_backward(residuals: tuple[Nodes, Array, Array], g: Array) -> tuple[A
 
 
 def _no_gradient(of: Nodes) -> Nodes:
-    return Nodes(None, None, None, None, None)  # type: ignore[arg-type]
+    return Nodes(None, None, None, None, None, None)  # type: ignore[arg-type]
 
 
 coefficients.defvjp(lambda *args: (coefficients(*args), args), _coefficients_backward)
@@ -216,9 +233,8 @@ def _over_waves(
         starts = [jnp.zeros_like(number), *(2 * WAVES[points.shape[-1]] * place)]
         return number + 1, add(total, block, starts, list(_waves(of, _at(points, block), place)))
 
-    zero, zeros = (
-        vary_like(jnp.zeros(x, y), [*of, points, *operands]) for x, y in (((), "int32"), (shape, points.dtype))
-    )
+    others = jax.tree.leaves((of, points, operands))
+    zero, zeros = (vary_like(jnp.zeros(x, y), others) for x, y in (((), "int32"), (shape, points.dtype)))
     return lax.while_loop(lambda state: state[0] < len(points) * num, step, (zero, zeros))[1]
 
 

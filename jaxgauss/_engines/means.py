@@ -131,7 +131,8 @@ def _of_matrices(kernel: Kernel, chosen: Plan, *operands: Array) -> Any:
     if not most:
         return by_tiles()
     scale = jnp.sqrt(tau)
-    of = layout(most, None, chosen.precision, scale, queries, keys)
+    promise = LOGS[chosen.precision]
+    of = layout(most, chosen, promise, scale, queries, keys)
 
     def by_waves() -> Any:
         largest = log_weights.max()
@@ -139,7 +140,7 @@ def _of_matrices(kernel: Kernel, chosen: Plan, *operands: Array) -> Any:
         columns = jnp.concatenate([weights, weights * values], 1)
         wanted = Wanted(Channels((GAUSS,), columns.shape[1:]), NOTHING)
         side = queries, keys, columns, scale, queries[:, :0], keys[:, :0]
-        found, doubt = sums_by_waves(wanted, of, LOGS[chosen.precision], *side)
+        found, doubt = sums_by_waves(wanted, of, promise, *side)
         total = found.sums[:, :1]
         return [(found.sums[:, 1:] / total, largest + jnp.log(total))], [doubt]
 

@@ -29,8 +29,7 @@ from .._kernels.kernels import GAUSS, Kernel
 from .anywhere import anywhere_sums, share_left, sorts
 from .channels import NOTHING, Channels
 from .doubt import rows_of, settled
-from .few_dimensions import Sizes, most_blocks, pays_here
-from .fourier import MOST
+from .few_dimensions import Sizes, at_most, most_blocks, pays_here
 from .pairs import by_products, difference_tile, subtractable, with_rank
 from .plan import STRICTER, Plan
 from .products import product_pullback, squares_factors
@@ -144,7 +143,7 @@ def _of_matrices(wanted: Sequence[Wanted], chosen: Plan, *operands: Array) -> li
     promise = None if chosen.method == "fourier" else SUMS[chosen.precision]
 
     def by_waves() -> tuple[list[Sums], list[Array]]:
-        found = sums_of_sides(wanted, most, chosen.tolerance, promise, operands)
+        found = sums_of_sides(wanted, most, chosen, promise, operands)
         return [x for x, _ in found], [x for _, x in found]
 
     def of_rows(wanted: Wanted, side: Sequence[Array], place: Array) -> Sums:
@@ -165,7 +164,7 @@ def _most_blocks(wanted: Sequence[Wanted], chosen: Plan, operands: Sequence[Arra
     if chosen.waves is False or {GAUSS} != {y for x in wanted for y in x.kernels}:
         return 0, sizes
     by_name = chosen.method == "fourier"
-    return MOST[sizes.dim] if by_name else most_blocks(chosen.precision, sizes), sizes
+    return at_most(sizes.dim) if by_name else most_blocks(chosen.precision, sizes), sizes
 
 
 def waves_pullback(
@@ -180,7 +179,7 @@ def waves_pullback(
         queries, keys, values, tau, *weights = operands
 
         def of_matrix(*operands: Array) -> tuple[Sums, Array]:
-            ((sums, doubt),) = sums_of_sides([wanted], most, chosen.tolerance, promise, operands)
+            ((sums, doubt),) = sums_of_sides([wanted], most, chosen, promise, operands)
             does = pays_here(chosen, most, chosen.precision, sizes, operands[3], *operands[:2])
             return sums, doubt.any() | jnp.logical_not(does)
 

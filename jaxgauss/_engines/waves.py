@@ -16,8 +16,11 @@ from jaxtyping import Array, Bool, Float
 
 from .._arrays.blocks import scan
 from .._arrays.places import vary_like
-from .few_dimensions import tolerance_of
+from .._checks.settings import are_known
+from . import nufft
+from .few_dimensions import Sizes, tolerance_of, transforms_pay
 from .fourier import Nodes, box, coefficients, nodes, slope, spectrum, values_at
+from .plan import Plan
 from .wanted import Sums, Wanted
 
 
@@ -38,6 +41,9 @@ LOGS = {"float32": Promise(2.0**-24, 2.0**-24), "float64": Promise(2.0**-41, 2.0
 PULLS = 4  # times as much, of pulls
 FARTHEST = 6  # bandwidths from which pulls count: Σ Φ|w| r is at least Σ Φ|w| r² over that, but for 1e-8
 ROUNDING = 6  # units of the size of all waves that arithmetic errs by
+# Fast transforms are asked for so many times less than what each query may err by, or less than a tolerance; and err by
+# half of what they are asked for.
+OF_PROMISE, OF_ERROR, OF_EPS = 1e7, 8, 0.5
 
 
 class Layout(NamedTuple):
@@ -49,33 +55,42 @@ class Layout(NamedTuple):
 
 
 def layout(
-    most: int,
-    tolerance: float | None,
-    digits: str,
-    scale: Float[Array, "1 _"],
-    queries: Array,
-    keys: Array,
-    axes: tuple[str, ...] = (),
+    most: int, chosen: Plan, promise: Promise | None, scale: Float[Array, "1 _"], queries: Array, keys: Array
 ) -> Layout:
-    """That of a tolerance, or of one that does not count beside rounding to such digits, in at most so many blocks.
-
-    Of all points along axes of a mesh.
-    """
+    """That of the plan's tolerance, or of one that does not count beside rounding to its digits, in so many blocks."""
     queries, keys, scale = map(lax.stop_gradient, (queries, keys, scale))
-    center, extent = box(queries, keys, axes=axes)
-    scales = jnp.broadcast_to(scale[0], extent.shape)
-    error = tolerance_of(jnp, digits, extent * scales) if tolerance is None else jnp.asarray(tolerance, keys.dtype)
-    return Layout(*nodes(most, center, extent, scales, error))
+    center, extent = box(queries, keys)
+    scales, dtype = jnp.broadcast_to(scale[0], extent.shape), keys.dtype
+    if chosen.tolerance is None:
+        error = tolerance_of(jnp, chosen.precision, extent * scales)
+    else:
+        error = jnp.asarray(chosen.tolerance, dtype)
+    found, fits, bound = nodes(most, center, extent, scales, error)
+    sizes = Sizes(queries.shape[0], keys.shape[0], len(center), 1)
+    if chosen.platform == "cpu" and nufft.is_installed() and are_known(*sizes):
+        found = found._replace(eps=_eps(sizes, found, error, promise, extent * scales))
+    return Layout(found, fits, bound)
+
+
+def _eps(sizes: Sizes, of: Nodes, error: Array, promise: Promise | None, length: Array) -> Array:
+    """The error that fast transforms are asked for, zero where they do not pay."""
+    dtype = length.dtype
+    if promise is None:
+        eps = error / OF_ERROR
+    else:  # pulls of points that are close together are as small as their squares
+        eps = promise.of_one / OF_PROMISE * jnp.minimum(1, jnp.square(length).max())
+    does = transforms_pay(dtype.name, sizes, of.counts.astype(dtype))
+    return jnp.where(does, jnp.maximum(eps, nufft.LEAST[dtype.name]), 0)
 
 
 def sums_of_sides(
-    wanted: Sequence[Wanted], most: int, tolerance: float | None, promise: Promise | None, operands: Sequence[Array]
+    wanted: Sequence[Wanted], most: int, chosen: Plan, promise: Promise | None, operands: Sequence[Array]
 ) -> list[tuple[Sums, Bool[Array, " m"]]]:
     """`sums_by_waves` at the queries; if two are wanted also at the keys, there of the weights."""
     dtype, wide = operands[0].dtype, any(x.pulls.kernels for x in wanted)
     with jax.enable_x64(True) if wide else contextlib.nullcontext():
         given = [x.astype("float64" if wide else dtype) for x in operands]
-        of = layout(most, tolerance, dtype.name, given[3], *given[:2])
+        of = layout(most, chosen, promise, given[3], *given[:2])
         found = [sums_by_waves(x, of, promise, *side) for x, side in zip(wanted, sides(given), strict=False)]
         return [(jax.tree.map(lambda x: x.astype(dtype), sums), doubt) for sums, doubt in found]
 
@@ -106,6 +121,9 @@ def sums_by_waves(
     pulling, channels = weights.shape[1], jnp.concatenate([weights, values], 1).T
     of_keys = functools.partial(_of_channel, wanted, of.nodes, scales, each, queries, keys)
     operands = [scale, queries, keys, channels, row_weights]
+    rounding = jnp.asarray(ROUNDING * float(jnp.finfo(dtype).eps), dtype)
+    if of.nodes.eps is not None:
+        rounding = jnp.maximum(rounding, OF_EPS * of.nodes.eps)
 
     def zeros(*shape: int) -> Array:
         return vary_like(jnp.zeros(shape, dtype), operands)
@@ -125,7 +143,7 @@ def sums_by_waves(
 
         needed = jnp.stack([~known, mixed & ~known])
         (found, terms), sizes = lax.map(if_needed, (jnp.stack([v, jnp.abs(v)]), needed))
-        error = ROUNDING * float(jnp.finfo(dtype).eps) * sizes.max() + of.error * jnp.abs(v).sum()
+        error = rounding * sizes.max() + of.error * jnp.abs(v).sum()
         found, terms = jnp.where(known, first, found), jnp.where(mixed, terms, jnp.abs(found))
         return found, terms, jnp.where(known, 0, error)
 

@@ -15,10 +15,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._arrays.places import has_cuda
-from .._engines import bridge, costs
+from .._engines import bridge, costs, nufft
+from .._engines.channels import NOTHING, Channels
+from .._engines.few_dimensions import Sizes, transform_work
 from .._engines.fourier import DIMENSIONS, WAVES
+from .._engines.plan import Plan
 from .._engines.tiles import CUDA_TILE
 from .._engines.timing import in_turns
+from .._engines.wanted import Wanted
+from .._engines.waves import layout, sums_by_waves
+from .._kernels.kernels import GAUSS
 from .checked import forget
 from .display import progress_bar
 from .gauss_sum import gauss_sum
@@ -54,11 +60,11 @@ class Calibration(NamedTuple):
 def calibrate(*, progress: bool = False) -> Calibration:
     """Measure the engines on this machine, so that `auto` chooses by what they cost here. Takes half a minute.
 
-    Times `gauss_sum` in XLA and by PyTorch's kernel on problems of up to 2048 points (on CUDA 16384, by every kernel),
-    each checked against float64 first, and fits call, pair and column of the cost model. The result is kept in the
-    user's cache directory, by machine and versions, and used by every process from then on; `explain` says so. Nothing
-    else should compute meanwhile. All programs that JAX has compiled in this process are dropped, for `auto` may decide
-    otherwise for them.
+    Times `gauss_sum` in XLA, by PyTorch's kernel, by waves and, where it is installed, by finufft, on problems of up to
+    2048 points (on CUDA 16384, by every kernel), each checked against float64 first, and fits call, pair and column of
+    the cost model. The result is kept in the user's cache directory, by machine and versions, and used by every process
+    from then on; `explain` says so. Nothing else should compute meanwhile. All programs that JAX has compiled in this
+    process are dropped, for `auto` may decide otherwise for them.
 
     Args:
         progress: show a bar (needs tqdm).
@@ -118,13 +124,30 @@ def engines_of_cpu(dtype: str, num: int, dim: int, channels: int) -> dict[str, E
     asked = {f"xla in {dtype}": ("blocked", dtype), f"kernel in {dtype}": ("rescale", dtype)}
     if dtype == "float32":
         asked["kernel in bfloat16"] = "rescale", "bfloat16"
-    work = {name: _of_pairs(num, costs.columns(name, dim, channels)) for name in asked}
-    if dim in DIMENSIONS and channels == 1:
-        asked[f"waves in {dtype}"], work[f"waves in {dtype}"] = ("fourier", dtype), wave_work(num, dim)
-    return {
-        name: (functools.partial(gauss_sum, method=method, precision=precision), work[name], precision)
+    found: dict[str, Engine] = {
+        name: (
+            functools.partial(gauss_sum, method=method, precision=precision),
+            _of_pairs(num, costs.columns(name, dim, channels)),
+            precision,
+        )
         for name, (method, precision) in asked.items()
     }
+    if dim in DIMENSIONS and channels == 1:
+        found[f"waves in {dtype}"] = functools.partial(_by_waves, False), wave_work(num, dim), dtype
+        if nufft.is_installed():
+            work = transform_work(dtype, Sizes(num, num, dim, channels))
+            found[f"nufft in {dtype}"] = functools.partial(_by_waves, True), work, dtype
+    return found
+
+
+def _by_waves(fast: bool, queries: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
+    """The sum by one block of waves, by fast transforms or by products."""
+    dtype, tau = queries.dtype.name, jnp.ones((1, 1), queries.dtype)
+    of = layout(1, Plan("cpu", "fourier", dtype, "xla", "", tolerance=1e-9), None, tau, queries, keys)
+    eps = jnp.full((), nufft.LEAST[dtype], dtype) if fast else None
+    of = of._replace(nodes=of.nodes._replace(eps=eps))
+    wanted = Wanted(Channels((GAUSS,), values.shape[1:]), NOTHING)
+    return sums_by_waves(wanted, of, None, queries, keys, values, tau, queries[:, :0], keys[:, :0])[0].sums
 
 
 def wave_work(num: int, dim: int) -> Work:

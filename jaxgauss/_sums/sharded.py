@@ -18,9 +18,9 @@ from .._arrays.places import vary_alike, whole
 from .._arrays.points import LOG_ZERO, align, by_point
 from .._checks.operands import as_operand, check_mesh, check_tolerance, takes_tau
 from .._checks.settings import Bandwidth, Keys, MeshAxis, Queries, Settings, Sums, Values, axis_names, working_dtype
-from .._engines.fourier import MOST, coefficients, spectrum, values_at
+from .._engines.few_dimensions import tolerance_of
+from .._engines.fourier import MOST, box, coefficients, nodes, spectrum, values_at
 from .._engines.tiles import one_by_one
-from .._engines.waves import layout
 from .._kernels.kernels import Kernel, as_kernel
 from .checked import checked
 from .gauss_sum import aligned_sum
@@ -159,11 +159,15 @@ def _by_coefficients(
     dtype = np.dtype("float64") if settings.precision == "float64" else working_dtype(settings.dtype)
 
     def of_matrix(queries: Array, keys: Array, values: Array, scale: Array) -> tuple[Array, Array]:
-        of = layout(MOST[keys.shape[1]], settings.tolerance, dtype.name, scale, queries, keys, axes)
-        found = added(settings, coefficients(of.nodes, *vary_alike(keys, values.T)))
-        for g in spectrum(of.nodes, jnp.broadcast_to(scale[0], keys.shape[1:])):
+        center, extent = box(*map(lax.stop_gradient, (queries, keys)), axes=axes)
+        scales = jnp.broadcast_to(scale[0], extent.shape)
+        length = extent * lax.stop_gradient(scales)
+        error = settings.tolerance or tolerance_of(jnp, dtype.name, length)
+        of, fits, _ = nodes(MOST[len(center)], center, extent, lax.stop_gradient(scales), error)
+        found = added(settings, coefficients(of, *vary_alike(keys, values.T)))
+        for g in spectrum(of, scales):
             found = found * g
-        return values_at(of.nodes, *vary_alike(queries, found)).T, of.fits[None, None]
+        return values_at(of, *vary_alike(queries, found)).T, fits[None, None]
 
     queries, keys, values, tau = (x.astype(dtype) for x in (queries, keys, values, tau))
     total, fits = one_by_one(of_matrix, queries, keys, values, by_point(jnp.sqrt(tau), queries))

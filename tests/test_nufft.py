@@ -1,0 +1,214 @@
+"""Waves by finufft: what they are by products, under `vmap` and in threads too; nothing where it is not installed."""
+
+import functools
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxgauss import explain, gauss_sum
+from jaxgauss._engines import few_dimensions, fourier, nufft
+from jaxgauss._sums import calibrate
+
+pytest.importorskip("finufft")
+
+BOXES = [(1, 20, [1]), (1, 90, [3]), (2, 16, [1, 1]), (2, 60, [2, 2]), (3, 7, [1, 1, 1]), (3, 18, [2, 2, 2])]
+ERRORS = {"float32": 1e-6, "float64": 5e-14}
+
+
+def operands(rng, dim, length, channels, dtype, num=90):
+    x = rng.uniform(-length / 2, length / 2, (num, dim)).astype(dtype)
+    x[:2] = [[-length / 2], [length / 2]]
+    return x, rng.normal(size=(channels, num)).astype(dtype)
+
+
+def nodes_of(x, most=4):
+    """Those of points in units of the bandwidth, for products and for fast transforms."""
+    dtype = x.dtype
+    of, fits, _ = fourier.nodes(most, *fourier.box(jnp.asarray(x)), jnp.ones(x.shape[-1], dtype), 1e-7)
+    assert fits
+    return of, of._replace(eps=jnp.full((), nufft.LEAST[dtype.name], dtype))
+
+
+def relative(found, exact):
+    assert found.shape == exact.shape and found.dtype == exact.dtype
+    found, exact = (np.ravel(np.asarray(x, "float64")) for x in (found, exact))
+    return np.linalg.norm(found - exact) / np.linalg.norm(exact)
+
+
+@pytest.mark.parametrize("dtype", ERRORS)
+@pytest.mark.parametrize("dim, length, counts", BOXES)
+def test_coefficients_and_values_are_those_by_products(rng, dim, length, counts, dtype):
+    for channels in (1, 2, 3):
+        x, v = operands(rng, dim, length, channels, dtype)
+        of, fast = nodes_of(x)
+        assert of.counts.tolist() == counts
+        coefficients, values = jax.jit(fourier.coefficients), jax.jit(fourier.values_at)
+        exact = coefficients(of, x, v)
+        assert relative(coefficients(fast, x, v), exact) < ERRORS[dtype]
+        decaying = functools.reduce(jnp.multiply, fourier.spectrum(of, jnp.ones(dim, dtype)), exact)
+        assert relative(values(fast, x, decaying), values(of, x, decaying)) < ERRORS[dtype]
+
+
+def test_channels_of_any_size_keep_their_digits(rng):
+    """Two share a transform: neither has the rounding of the other, nor its NaN, nor overflows."""
+    x, v = operands(rng, 2, 9, 4, np.dtype("float32"))
+    v *= np.float32([[1e-30], [1], [np.nan], [1e34]])
+    of, fast = nodes_of(x)
+    exact = fourier.coefficients(of, x, v)
+    found = fourier.coefficients(fast, x, v)
+    assert np.isnan(found[2, :80, :80]).all()
+    for i in (0, 1, 3):
+        assert relative(found[i], exact[i]) < 1e-6
+    values = fourier.values_at(fast, x, exact)
+    assert np.isnan(values[2]).all() and np.isfinite(values[jnp.asarray([0, 1, 3])]).all()
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_points_that_are_no_numbers(rng, bad):
+    """In a query its own row, in a key all coefficients; finufft would read out of bounds."""
+    x, v = operands(rng, 2, 9, 2, np.dtype("float64"))
+    _, fast = nodes_of(x)
+    spoiled = x.copy()
+    spoiled[5, 1] = bad
+    found = fourier.coefficients(fast, x, v)
+    assert np.isnan(fourier.coefficients(fast, spoiled, v)).sum() == 2 * 80**2
+    values, others = fourier.values_at(fast, spoiled, found), np.arange(len(x)) != 5
+    assert np.isnan(values[:, 5]).all()
+    np.testing.assert_array_equal(values[:, others], fourier.values_at(fast, x, found)[:, others])
+
+
+def test_no_points(rng):
+    x, v = operands(rng, 2, 9, 2, np.dtype("float64"))
+    _, fast = nodes_of(x)
+    found = nufft.coefficients(fast, 40, x[:0], v[:, :0])
+    assert found.shape == (2, 320, 320) and not found.any()
+    assert nufft.values_at(fast, 40, x[:0], found).shape == (2, 0)
+
+
+@pytest.mark.parametrize("mapped", [(0, None, None), (None, 0, 0), (0, 0, 0), (None, None, 0)])
+def test_vmap_of_nodes_and_points(rng, mapped):
+    boxes = [operands(rng, 2, length, 1, np.dtype("float64")) for length in (9, 30)]
+    x, v = (np.stack(z) for z in zip(*boxes, strict=True))
+    both = [nodes_of(np.concatenate([x[i], x[1]])) for i in range(2)]
+    of, fast = (jax.tree.map(lambda *y: jnp.stack(y), *nodes) for nodes in zip(*both, strict=True))
+
+    def some(*operands):
+        return [z if m == 0 else jax.tree.map(lambda y: y[0], z) for m, z in zip(mapped, operands, strict=True)]
+
+    f = jax.jit(jax.vmap(lambda of, x, v: fourier.values_at(of, x, fourier.coefficients(of, x, v)), mapped))
+    assert relative(f(*some(fast, x, v)), f(*some(of, x, v))) < 1e-13
+
+
+def test_threads_take_parts_of_the_points(rng, monkeypatch):
+    """As many as there are cores, and never a grid for few points."""
+    x, v = operands(rng, 1, 20, 3, np.dtype("float64"), num=1000)
+    of, fast = nodes_of(x)
+    seen, plan = [], __import__("finufft").Plan
+    monkeypatch.setattr("finufft.Plan", lambda *y, **z: (seen.append(y), plan(*y, **z))[1])
+    monkeypatch.setattr(nufft.os, "cpu_count", lambda: 5)
+    for points, parts in ((8192, 1), (100, 5), (300, 3)):
+        monkeypatch.setattr(nufft, "POINTS", points)
+        seen.clear()
+        found = fourier.coefficients(fast, x, v)
+        assert len(seen) == parts and relative(found, fourier.coefficients(of, x, v)) < 1e-14
+        assert relative(fourier.values_at(fast, x, found), fourier.values_at(of, x, found)) < 1e-14
+    monkeypatch.setattr(nufft, "SHARE", 0)
+    seen.clear()
+    fourier.coefficients(fast, x, v)
+    assert len(seen) == 1
+
+
+def test_a_failure_surfaces_and_the_process_lives_on(rng, monkeypatch):
+    x, v = operands(rng, 2, 9, 1, np.dtype("float64"))
+    _, fast = nodes_of(x)
+    with monkeypatch.context() as patch:
+        patch.setattr("finufft.Plan", lambda *_, **__: 1 / 0)
+        with pytest.raises(jax.errors.JaxRuntimeError, match=r"`jaxgauss`: jaxgauss._engines.nufft failed on .*zero"):
+            jax.block_until_ready(fourier.coefficients(fast, x, v))
+    assert np.isfinite(fourier.coefficients(fast, x, v)).all()
+
+
+def callbacks(f, *operands):
+    return str(jax.make_jaxpr(f)(*operands)).count("buffer_callback[")
+
+
+def test_without_the_package_programs_have_no_callback(monkeypatch):
+    x, v = jax.ShapeDtypeStruct((20_000, 2), "float32"), jax.ShapeDtypeStruct((20_000,), "float32")
+    f = jax.value_and_grad(lambda x, v: gauss_sum(x, x, v, 1.0).sum())
+    assert callbacks(f, x, v)
+    jax.clear_caches()
+    monkeypatch.setattr(nufft, "is_installed", lambda: False)
+    assert not callbacks(f, x, v)
+    jax.clear_caches()
+
+
+def test_a_program_that_calls_finufft_is_refused_by_export():
+    x, v = jax.ShapeDtypeStruct((300, 2), "float32"), jax.ShapeDtypeStruct((300,), "float32")
+    with pytest.raises(NotImplementedError, match="callbacks"):
+        jax.export.export(jax.jit(functools.partial(gauss_sum, method="fourier")))(x, x, v)
+
+
+def test_costs_choose_and_explain_tells(rng):
+    """Few points and few waves by products, many of either by finufft."""
+    ways = []
+    for length, num in ((20, 3000), (20, 20_000), (200, 100_000)):
+        x = rng.uniform(-length / 2, length / 2, (num, 2)).astype("float32")
+        reason = explain(x, x, np.ones(num, "float32")).reason
+        ways.append([way in reason for way in ("by products", "by finufft")])
+    assert ways == [[True, False], [False, True], [False, True]]
+
+
+def test_many_waves(rng, monkeypatch):
+    """Of a box of some hundreds of bandwidths, that products do not take."""
+    x = rng.uniform(-150, 150, (100_000, 2)).astype("float32")
+    v = rng.normal(size=100_000).astype("float32")
+    plan = explain(x, x, v)
+    assert plan.method == "fourier" and "by finufft" in plan.reason
+    phi = np.exp(-np.square(np.float64(x)[:50, None] - np.float64(x)[None]).sum(-1) / 2)
+    wrong = np.asarray(jax.jit(gauss_sum)(x, x, v))[:50] - phi @ np.float64(v)
+    assert np.linalg.norm(wrong) < 2e-6 * np.linalg.norm(phi @ np.abs(np.float64(v)))
+    monkeypatch.setattr(nufft, "is_installed", lambda: False)
+    assert explain(x, x, v).method != "fourier"
+
+
+@pytest.mark.parametrize("tolerance", [1e-2, 1e-4])
+def test_a_tolerance_makes_transforms_cheap(rng, monkeypatch, tolerance):
+    seen, transform = [], nufft._transform
+    monkeypatch.setattr(nufft, "_transform", lambda *x: (seen.append(float(x[2])), transform(*x))[1])
+    monkeypatch.setattr("jaxgauss._engines.waves.transforms_pay", lambda *_: True)
+    x, v = operands(rng, 2, 9, 1, np.dtype("float32"), num=500)
+    found = np.asarray(gauss_sum(x, x, v[0], method="fourier", tolerance=tolerance))
+    phi = np.exp(-np.square(np.float64(x)[:, None] - np.float64(x)[None]).sum(-1) / 2)
+    assert np.max(np.abs(found - phi @ np.float64(v[0]))) < tolerance * np.abs(v).sum()
+    np.testing.assert_allclose(seen, [tolerance / 8] * 2, rtol=1e-6)
+
+
+def test_calibrate_measures_both(monkeypatch):
+    found = calibrate.engines_of_cpu("float64", 64, 2, 1)
+    q = jnp.asarray(np.random.default_rng(0).normal(size=(64, 2)))
+    sums = {name: found[name][0](q, q, jnp.ones((64, 1))) for name in ("waves in float64", "nufft in float64")}
+    assert 0 < relative(*sums.values()) < 1e-13
+    monkeypatch.setattr(nufft, "is_installed", lambda: False)
+    assert "nufft in float64" not in calibrate.engines_of_cpu("float64", 64, 2, 1)
+
+
+def test_importing_and_planning_load_no_finufft():
+    code = """
+import sys
+import jax, jaxgauss
+points = jax.ShapeDtypeStruct((20_000, 2), "float32")
+jax.eval_shape(lambda x: jaxgauss.gauss_sum(x, x, x), points)
+assert "finufft" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_most_blocks_are_more_where_it_is_installed(monkeypatch):
+    sizes = few_dimensions.Sizes(10**6, 10**6, 2, 1)
+    assert few_dimensions.most_blocks("float32", sizes) == few_dimensions.MORE[2] > fourier.MOST[2]
+    monkeypatch.setattr(nufft, "is_installed", lambda: False)
+    assert few_dimensions.most_blocks("float32", sizes) == fourier.MOST[2]
