@@ -113,12 +113,17 @@ def _ends(x: Array) -> tuple[Array, Array]:
 def spectrum(of: Nodes, scale: Float[Array, " d"]) -> list[Array]:
     """g of the waves of each coordinate, zero beyond its blocks, along its axis of coefficients: a function of τ."""
     dim, found = len(of.period), []
-    for d, axis in enumerate(_axes(dim)):
-        period = of.period[d] * scale[d]
-        size = math.sqrt(2 * math.pi) / period * jnp.where(of.numbers == 0, 1, 2)
-        g = size * jnp.exp(jnp.square(2 * math.pi / period * of.numbers) / -2)
-        found.append(jnp.where(of.numbers < (of.counts[d] * WAVES[dim]).astype(period.dtype), g, 0).reshape(axis))
+    for d, omega in enumerate(frequencies(of, scale)):
+        size = math.sqrt(2 * math.pi) / (of.period[d] * scale[d]) * jnp.where(of.numbers == 0, 1, 2)
+        is_there = of.numbers < (of.counts[d] * WAVES[dim]).astype(of.numbers.dtype)
+        found.append(jnp.where(is_there, size, 0).reshape(omega.shape) * jnp.exp(jnp.square(omega) / -2))
     return found
+
+
+def frequencies(of: Nodes, scale: Float[Array, " d"]) -> list[Array]:
+    """ω of the waves of each coordinate, in bandwidths, along its axis of coefficients."""
+    axes = _axes(len(of.period))
+    return [(2 * math.pi / (p * s) * of.numbers).reshape(x) for p, s, x in zip(of.period, scale, axes, strict=True)]
 
 
 def slope(of: Nodes, found: Float[Array, "c ..."], d: int) -> Array:
@@ -154,19 +159,36 @@ def coefficients(of: Nodes, keys: Float[Array, "n d"], values: Float[Array, "c n
 @jax.custom_vjp
 def values_at(of: Nodes, queries: Float[Array, "m d"], found: Float[Array, "c ..."]) -> Float[Array, "c m"]:
     """Σ_j A_j T_j(q_m) of coefficients A."""
+    return _values_at(of, queries, found, False)
+
+
+@jax.custom_vjp
+def slopes_at(of: Nodes, queries: Float[Array, "m d"], found: Float[Array, "1 ..."]) -> Float[Array, "1+d m"]:
+    """That of one channel, and its derivatives: by two products, for waves of a point are differentiated there."""
+    return _values_at(of, queries, jnp.concatenate([found, slope(of, found, queries.shape[1] - 1)]), True)
+
+
+def _values_at(of: Nodes, queries: Array, found: Array, slopes: bool) -> Array:
+    """Those of coefficients; or of two, the second for the derivative along the last coordinate, all derivatives."""
     dim, channels = queries.shape[1], found.shape[0]
-    (points,) = _in_blocks(queries)
+    (points,), shape = _in_blocks(queries), [2 * WAVES[dim]] * dim
 
     def add(total: Array, block: Array, places: list[Array], waves: list[Array]) -> Array:
-        part = _sliced(found, places, (channels, *[2 * WAVES[dim]] * dim))
-        part = dot(part.reshape(-1, 2 * WAVES[dim]), waves[-1])
-        for x in waves[-2::-1]:
-            part = _summed(part.reshape(-1, *x.shape) * x[None])
+        part = dot(_sliced(found, places, (channels, *shape)).reshape(-1, shape[0]), waves[-1])
+        for d, x in list(enumerate(waves))[-2::-1]:
+            parts = part.reshape(-1, *shape[: d + 1], part.shape[-1])
+            part = _summed(parts.reshape(-1, *x.shape) * x[None])
+            if slopes:
+                ahead = _sliced(of.numbers, places[d + 1 : d + 2], shape[:1])[:, None] * (2 * math.pi / of.period[d])
+                turned = ahead * jnp.concatenate([-x[WAVES[dim] :], x[: WAVES[dim]]])
+                own = _summed(parts[0].reshape(-1, *x.shape) * turned[None])
+                part = jnp.concatenate([part[: len(own)], own, part[len(own) :]])
         place = block, *[jnp.zeros_like(block)] * 2
         return _updated(total, _sliced(total, place, (1, *part.shape)) + part[None], place)
 
-    total = _over_waves(of, points, add, (len(points), channels, points.shape[1]), [found])
-    return jnp.moveaxis(total, 0, 1).reshape(channels, -1)[:, : len(queries)]
+    rows = 1 + dim if slopes else channels
+    total = _over_waves(of, points, add, (len(points), rows, points.shape[1]), [found])
+    return jnp.moveaxis(total, 0, 1).reshape(rows, -1)[:, : len(queries)]
 
 
 # Derivatives. The two are each other's transposes, and waves are differentiated by `slope`: the rules are made of the
@@ -185,12 +207,23 @@ def _values_backward(residuals: tuple[Nodes, Array, Array], g: Array) -> tuple[A
     return _no_gradient(of), jnp.stack(slopes, 1), coefficients(of, queries, g)
 
 
+def _slopes_backward(residuals: tuple[Nodes, Array, Array], g: Array) -> tuple[Any, ...]:
+    of, queries, found = residuals
+
+    def each(queries: Array, found: Array) -> Array:
+        slopes = [slope(of, found, d) for d in range(queries.shape[1])]
+        return values_at(of, queries, jnp.concatenate([found, *slopes]))
+
+    return _no_gradient(of), *jax.vjp(each, queries, found)[1](g)
+
+
 def _no_gradient(of: Nodes) -> Nodes:
     return Nodes(None, None, None, None, None)  # type: ignore[arg-type]
 
 
 coefficients.defvjp(lambda *args: (coefficients(*args), args), _coefficients_backward)
 values_at.defvjp(lambda *args: (values_at(*args), args), _values_backward)
+slopes_at.defvjp(lambda *args: (slopes_at(*args), args), _slopes_backward)
 
 
 def _in_blocks(points: Array, *others: Array) -> list[Array]:

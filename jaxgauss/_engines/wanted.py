@@ -18,12 +18,14 @@ class Wanted(NamedTuple):
         pulls: kernels whose slopes ψ = -2κ' pull, and how many channels of the weights each of them has.
         spread: whether Σ_n W ‖k_n - q_m‖² is asked for, or each coordinate's part of it.
         one_sign: whether the weights of what pulls are known to have one sign.
+        repeats: whether these weights are also the first of the values.
     """
 
     sums: Channels
     pulls: Channels
     spread: bool = False
     one_sign: bool = False
+    repeats: bool = False
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:

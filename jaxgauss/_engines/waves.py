@@ -4,10 +4,9 @@ The error of a query is at most ε Σ|v|, and rounding; what a sum promises is r
 same waves: so it is known afterwards where the promise holds. Pulls may be small beside sums: they take float64.
 """
 
-import contextlib
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +15,9 @@ from jaxtyping import Array, Bool, Float
 
 from .._arrays.blocks import scan
 from .._arrays.places import vary_like
+from .doubt import Doubt
 from .few_dimensions import tolerance_of
-from .fourier import Nodes, box, coefficients, nodes, slope, spectrum, values_at
+from .fourier import Nodes, box, coefficients, frequencies, nodes, slopes_at, spectrum, values_at
 from .wanted import Sums, Wanted
 
 
@@ -61,14 +61,10 @@ def layout(
 
 def sums_of_sides(
     wanted: Sequence[Wanted], most: int, tolerance: float | None, promise: Promise | None, operands: Sequence[Array]
-) -> list[tuple[Sums, Bool[Array, " m"]]]:
+) -> list[tuple[Sums, Doubt]]:
     """`sums_by_waves` at the queries; if two are wanted also at the keys, there of the weights."""
-    dtype, wide = operands[0].dtype, any(x.pulls.kernels for x in wanted)
-    with jax.enable_x64(True) if wide else contextlib.nullcontext():
-        given = [x.astype("float64" if wide else dtype) for x in operands]
-        of = layout(most, tolerance, dtype.name, given[3], *given[:2])
-        found = [sums_by_waves(x, of, promise, *side) for x, side in zip(wanted, sides(given), strict=False)]
-        return [(jax.tree.map(lambda x: x.astype(dtype), sums), doubt) for sums, doubt in found]
+    of = layout(most, tolerance, operands[0].dtype.name, operands[3], *operands[:2])
+    return [sums_by_waves(x, of, promise, *side) for x, side in zip(wanted, sides(operands), strict=False)]
 
 
 def sides(operands: Sequence[Array]) -> tuple[Sequence[Array], Sequence[Array]]:
@@ -87,85 +83,123 @@ def sums_by_waves(
     scale: Float[Array, "1 _"],
     row_weights: Float[Array, "m e"],
     weights: Float[Array, "n e"],
-) -> tuple[Sums, Bool[Array, " m"]]:
+) -> tuple[Sums, Doubt]:
     """`Sums` of Gaussians, and the queries in doubt; all of them where the layout does not do.
 
-    Without a promise none is in doubt, and sums are functions of JAX with derivatives of every order.
+    Without a promise none is in doubt. Sums are functions of JAX with derivatives of every order.
     """
-    (num, dim), dtype = queries.shape, queries.dtype
-    scales, each = jnp.broadcast_to(scale[0], (dim,)), scale.shape[1] > 1
-    pulling, channels = weights.shape[1], jnp.concatenate([weights, values], 1).T
-    of_keys = functools.partial(_of_channel, wanted, of.nodes, scales, each, queries, keys)
-    operands = [scale, queries, keys, channels, row_weights]
-
-    def zeros(*shape: int) -> Array:
-        return vary_like(jnp.zeros(shape, dtype), operands)
-
-    def checked(number: Array, v: Array, first: Array) -> tuple[Array, Array, Array]:
-        """Of a channel also the sizes of terms, and the error.
-
-        One that is the first once more, which pulls and is summed, is not computed again; one of both signs is, of its
-        sizes.
-        """
-        known = (number >= pulling) & (v == channels[0]).all() if pulling == 1 else jnp.zeros((), bool)
-        mixed = (v > 0).any() & (v < 0).any()
-        nothing = jax.tree.map(lambda x: zeros(*x.shape), jax.eval_shape(of_keys, v))
-
-        def if_needed(given: tuple[Array, Array]) -> tuple[Array, Array]:
-            return lax.cond(given[1], of_keys, lambda _: nothing, given[0])
-
-        needed = jnp.stack([~known, mixed & ~known])
-        (found, terms), sizes = lax.map(if_needed, (jnp.stack([v, jnp.abs(v)]), needed))
-        error = ROUNDING * float(jnp.finfo(dtype).eps) * sizes.max() + of.error * jnp.abs(v).sum()
-        found, terms = jnp.where(known, first, found), jnp.where(mixed, terms, jnp.abs(found))
-        return found, terms, jnp.where(known, 0, error)
-
-    def add(state: tuple[Array, ...], item: tuple[Array, Array, Array]) -> tuple[tuple[Array, ...], Array]:
-        pulls, spread, doubt, first = state
-        number, v, g = item  # g is zero of channels that are summed alone
-        if promise is None:
-            found, _ = of_keys(v)
-        else:
-            found, terms, error = checked(number, v, first)
-            doubt |= _are_in_doubt(promise, error, terms[0])
-            if pulling:
-                of_pulls, size = promise._replace(of_all=PULLS * promise.of_all), jnp.abs(g)
-                doubt |= _are_in_doubt(of_pulls, size * error, size * terms[1] / FARTHEST)
-        if pulling:
-            pulls += g[None] * found[2 : 2 + dim]
-            spread += g[None] * (found[2 + dim :] if each else found[1:2])
-        return (pulls, spread, doubt, jnp.where(number == 0, found, first)), found[0]
-
-    g = jnp.concatenate([row_weights, jnp.zeros((num, values.shape[1]), dtype)], 1).T
-    rows = 1 if not pulling else 2 + dim + (dim if each else 0)  # of what `_of_channel` finds
-    state = zeros(dim, num), zeros(dim if each else 1, num), zeros(num) > 0, zeros(rows, num)
-    (pulls, spread, doubt, _), sums = scan(add, state, (jnp.arange(len(channels), dtype="int32"), channels, g))
-    pulls = (pulls.T / jnp.square(scales)[None])[:, : dim if pulling else 0]
-    spread = (spread.T / jnp.square(scale))[:, : None if wanted.spread else 0]
-    return Sums(sums[pulling:].T, pulls, spread), doubt | ~of.fits
+    pulled, known = weights.shape[1], weights.shape[1] if wanted.repeats else 0
+    cloud, others, terms = (of, scale, queries, keys), values[:, known:].T, None
+    if promise is None:
+        doubt, sums = jnp.zeros_like(queries[:, 0], bool), _summed(*cloud, others)[0][:, 0]
+    else:
+        mixed = (others > 0).any(1) & (others < 0).any(1)
+        columns = jnp.concatenate([jnp.abs(weights.T), others, jnp.abs(others)])
+        needed = jnp.concatenate([jnp.ones(pulled + len(others), bool), mixed])
+        found, errors = _summed(*cloud, columns, needed, squares=pulled > 0)
+        terms = found[:pulled] - errors[:pulled, :, None]
+        (sums, sizes), errors = jnp.split(found[pulled:, 0], 2), jnp.split(errors[pulled:, 0], 2)
+        sizes = jnp.where(mixed[:, None], sizes, jnp.abs(sums))
+        doubt = jax.vmap(functools.partial(_are_in_doubt, promise))(jnp.maximum(*errors), sizes).any(0)
+    sums, nothing = sums.T, queries[:, :0]
+    if not wanted.pulls.kernels:
+        return Sums(sums, nothing, nothing), doubt | ~of.fits
+    with jax.enable_x64(True):
+        wide = _in("float64", (of, scale, queries, keys, row_weights, weights, terms))
+        found, own = _pulled(wanted, promise, *wide)
+        found = _in(queries.dtype, found)
+    sums = jnp.concatenate([found.sums, sums], 1) if known else sums
+    return found._replace(sums=sums), doubt | own | ~of.fits
 
 
-def _of_channel(
-    wanted: Wanted, of: Nodes, scales: Array, each: bool, queries: Array, keys: Array, v: Float[Array, " n"]
-) -> tuple[Float[Array, "s m"], Float[Array, ""]]:
-    """Of one channel S = Σ Φ v; if it pulls Σ Φ v u, the slopes ∂S and, of `each` coordinate, its part of the second.
+def _in(dtype: Any, of: Any) -> Any:
+    """The same with numbers of a dtype."""
+    return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, of)
 
-    And the size of all waves. From ∂²S = Σ (u - 1) Φ v, in bandwidths and one coordinate.
+
+def _summed(
+    of: Layout,
+    scale: Array,
+    queries: Array,
+    keys: Array,
+    columns: Float[Array, "k n"],
+    needed: Bool[Array, " k"] | None = None,
+    squares: bool = False,
+) -> tuple[Float[Array, "k s m"], Float[Array, "k s"]]:
+    """Σ Φ v of all channels, or of those that are needed, with `squares` also Σ Φ v u; and what these may err by."""
+    scales = jnp.broadcast_to(scale[0], queries.shape[1:])
+    g = spectrum(of.nodes, scales)
+
+    def of_one(v: Array) -> tuple[Array, Array]:
+        found = functools.reduce(jnp.multiply, g, coefficients(of.nodes, keys, v[None]))
+        found = jnp.concatenate([found, _squares(of, scales, found, False)]) if squares else found
+        return values_at(of.nodes, queries, found), _errors(of, found, v)
+
+    def of_none(_: Array) -> tuple[Array, Array]:
+        shapes = jax.eval_shape(of_one, columns[0])
+        return jax.tree.map(lambda x: vary_like(jnp.zeros(x.shape, x.dtype), [scale, queries, keys, columns]), shapes)
+
+    if needed is None:
+        return lax.map(of_one, columns)
+    return lax.map(lambda x: lax.cond(x[0], of_one, of_none, x[1]), (needed, columns))
+
+
+def _pulled(
+    wanted: Wanted,
+    promise: Promise | None,
+    of: Layout,
+    scale: Array,
+    queries: Array,
+    keys: Array,
+    row_weights: Array,
+    weights: Float[Array, "n e"],
+    terms: Float[Array, "e 2 m"] | None,
+) -> tuple[Sums, Doubt]:
+    """Of each channel of the weights S; of all Σ_n W (k_n - q_m) and what is wanted of Σ_n W ‖k_n - q_m‖².
+
+    With a promise `terms` are the least that Σ Φ|w| and Σ Φ|w| u may be.
     """
-    found = coefficients(of, keys, v[None])
-    for g in spectrum(of, scales):
-        found = found * g
-    all_found = [found]
-    if wanted.pulls.kernels:
-        slopes = [slope(of, found, d) for d in range(len(scales))]
-        seconds = [slope(of, x, d) / jnp.square(scales[d]) + found for d, x in enumerate(slopes)]
-        all_found += [functools.reduce(jnp.add, seconds), *slopes, *(seconds if each else [])]
-    return values_at(of, queries, jnp.concatenate(all_found)), jnp.sqrt(jnp.square(found).sum())
+    (num, dim), dtype, each = queries.shape, queries.dtype, scale.shape[1] > 1
+    scales, operands = jnp.broadcast_to(scale[0], (dim,)), [scale, queries, keys, row_weights, weights]
+    g = spectrum(of.nodes, scales)
+
+    def add(state: tuple[Array, ...], item: tuple[Any, ...]) -> tuple[tuple[Array, ...], Array]:
+        pulls, spread, doubt = state
+        rows, v, terms = item
+        found = functools.reduce(jnp.multiply, g, coefficients(of.nodes, keys, v[None]))
+        total, *slopes = slopes_at(of.nodes, queries, found)
+        pulls += rows[None] * jnp.stack(slopes)
+        if wanted.spread:
+            spread += rows[None] * values_at(of.nodes, queries, _squares(of, scales, found, each))
+        if promise is not None:
+            (error,), size = _errors(of, found, v), jnp.abs(rows)
+            of_pulls = promise._replace(of_all=PULLS * promise.of_all)
+            doubt |= _are_in_doubt(of_pulls, size * error, size * terms[1] / FARTHEST)
+            if wanted.repeats:
+                doubt |= _are_in_doubt(promise, error, terms[0])
+        return (pulls, spread, doubt), total
+
+    zeros = [vary_like(jnp.zeros((x, num), dtype), operands) for x in (dim, wanted.spread * scale.shape[1])]
+    state = *zeros, vary_like(jnp.zeros(num, bool), operands)
+    (pulls, spread, doubt), sums = scan(add, state, (row_weights.T, weights.T, terms))
+    return Sums(sums.T, pulls.T / jnp.square(scales)[None], spread.T / jnp.square(scale)), doubt
 
 
-def _are_in_doubt(promise: Promise, error: Array, terms: Float[Array, " m"]) -> Bool[Array, " m"]:
+def _squares(of: Layout, scales: Array, found: Float[Array, "1 ..."], each: bool) -> Float[Array, "s ..."]:
+    """Coefficients of Σ Φ v u, or of each coordinate's part of it: from ∂²S = Σ (u - 1) Φ v, in bandwidths."""
+    parts = [found * (1 - jnp.square(x)) for x in frequencies(of.nodes, scales)]
+    return jnp.concatenate(parts) if each else functools.reduce(jnp.add, parts)
+
+
+def _errors(of: Layout, found: Float[Array, "s ..."], v: Float[Array, " n"]) -> Float[Array, " s"]:
+    """What values at queries of such coefficients may err by: rounding of the size of all waves, and ε Σ|v|."""
+    size = jnp.sqrt(jnp.square(found).sum((*range(1, found.ndim),)))
+    return ROUNDING * float(jnp.finfo(found.dtype).eps) * size + of.error * jnp.abs(v).sum()
+
+
+def _are_in_doubt(promise: Promise, error: Array, terms: Float[Array, " m"]) -> Doubt:
     """Whether errors may be more than the promise allows beside sums of terms; NaN may."""
-    size = jnp.where(jnp.isfinite(terms), jnp.abs(terms), 0)
+    size = jnp.where(jnp.isfinite(terms), jnp.maximum(terms, 0), 0)
     largest = size.max()
     mean = largest * jnp.sqrt(jnp.square(size / jnp.where(largest > 0, largest, 1)).mean())
     return ~(error <= jnp.minimum(promise.of_one * terms, promise.of_all * jnp.maximum(terms, mean)))

@@ -119,7 +119,14 @@ class Reduction:
         pulls = Channels((kernel,), (1,)) if with_slopes or spreads else NOTHING
         ones, values_of_all = jnp.ones_like(queries[..., :1]), _side_by_side(list(columns))
         found = pair_sums(
-            settings, Wanted(channels, pulls, spreads, self.one_sign), queries, keys, values_of_all, tau, ones, weights
+            settings,
+            Wanted(channels, pulls, spreads, self.one_sign, repeats=True),
+            queries,
+            keys,
+            values_of_all,
+            tau,
+            ones,
+            weights,
         )
         of_kappa, *others = channels.parts(found.sums)
         num = 0 if values is None else values.shape[-1]
