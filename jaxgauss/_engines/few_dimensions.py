@@ -21,12 +21,13 @@ WORTH = 0.8  # of the time of pairs
 
 
 class Sizes(NamedTuple):
-    """Of a sum of two matrices of points: M, N, D and C."""
+    """Of a sum of two matrices of points: M, N, D and C; and of how many Gaussians the kernel is made."""
 
     queries: Any
     keys: Any
     dim: int
     channels: int
+    bandwidths: int = 1
 
 
 def most_blocks(precision: str, sizes: Sizes) -> int:
@@ -68,21 +69,22 @@ def by_waves(
 
 
 def pays_here(
-    chosen: Plan, most: int, precision: str, sizes: Sizes, scale: Array, queries: Array, keys: Array
+    chosen: Plan, most: int, precision: str, sizes: Sizes, scale: Array, queries: Array, keys: Array, wider: Any = 1.0
 ) -> Bool[Array, ""] | bool:
     """Whether waves are taken of points and a scale in bandwidths of their rank: as was seen before, or by `pays`."""
     if chosen.waves is not None:
         return chosen.waves
     _, extent = box(*(as_rows(scale * x) for x in (queries, keys)))
-    return pays(jnp, most, precision, chosen.reach, sizes, extent)
+    return pays(jnp, most, precision, chosen.reach, sizes, extent, wider)
 
 
-def pays(xp: Any, most: int, precision: str, reach: float, sizes: Sizes, extent: Any) -> Any:
+def pays(xp: Any, most: int, precision: str, reach: float, sizes: Sizes, extent: Any, wider: Any = 1.0) -> Any:
     """Whether waves are estimated to take less time than pairs, of a box (D,) in bandwidths. `xp` is NumPy or JAX.
 
-    `reach` is the R² up to which products about one center take all pairs.
+    `reach` is the R² up to which products about one center take all pairs. The widest Gaussian is so many times `wider`
+    than the narrowest, in whose bandwidths the box is.
     """
-    blocks = blocks_of(xp, extent, tolerance_of(xp, precision, extent))
+    blocks = blocks_of(xp, extent, tolerance_of(xp, precision, extent), wider)
     of_pairs = _of_pairs(precision, sizes)
     of_tiles = TILES * of_pairs * xp.minimum(1, REACH / extent).prod() + SORTING * (sizes.queries + sizes.keys)
     otherwise = xp.where(xp.square(extent / 2).sum() <= reach, of_pairs, of_tiles)
@@ -102,7 +104,7 @@ def tolerance_of(xp: Any, dtype: str, extent: Any) -> Any:
 def _of_pairs(precision: str, sizes: Sizes) -> float:
     """Nanoseconds of all pairs, by products about one center."""
     cost = cpu_costs()[0][f"xla in {precision}"]
-    return cost.nanoseconds(sizes.queries * sizes.keys, sizes.dim + 2 + sizes.channels)
+    return sizes.bandwidths * cost.nanoseconds(sizes.queries * sizes.keys, sizes.dim + 2 + sizes.channels)
 
 
 def _of_waves(precision: str, sizes: Sizes, counts: Any) -> Any:

@@ -55,19 +55,20 @@ class Nodes(NamedTuple):
 
 
 def nodes(
-    most: int, center: Array, extent: Array, scale: Array, tolerance: Any
+    most: int, center: Array, extent: Array, scale: Array, tolerance: Any, wider: Any = 1.0
 ) -> tuple[Nodes, Bool[Array, ""], Float[Array, ""]]:
     """Those of a box and a scale in bandwidths, (D,), for an error of Φ; whether `most` blocks hold them; the error.
 
-    Blocks are full: waves beyond those that the tolerance asks for make the period longer, and the error less.
+    Blocks are full: waves beyond those that the tolerance asks for make the period longer, and the error less. They are
+    also those of Gaussians up to so many times `wider`: for their period is longer by as much.
     """
     dim, dtype = len(center), center.dtype
     length = extent * scale
-    blocks = blocks_of(jnp, length, tolerance)
+    blocks = blocks_of(jnp, length, tolerance, wider)
     counts = jnp.minimum(blocks, most)
-    beyond = (jnp.sqrt(jnp.square(length) + 8 * math.pi * WAVES[dim] * counts) - length) / 2
+    beyond = (jnp.sqrt(jnp.square(length) + 8 * math.pi * wider * WAVES[dim] * counts) - length) / (2 * wider)
     beyond = jnp.minimum(beyond, LONGEST)
-    period = (length + beyond) / scale
+    period = (length + wider * beyond) / scale
     fit = ((blocks <= most) & jnp.isfinite(center + period) & (period > 0)).all()
     counts = jnp.where(fit, counts, 1).astype("int32")
     number, places = np.arange(most**dim, dtype="int32"), []
@@ -85,11 +86,11 @@ def nodes(
     return found, fit, 4 * jnp.exp(jnp.square(beyond) / -2).sum()
 
 
-def blocks_of(xp: Any, length: Float[Array, " d"], tolerance: Any) -> Any:
+def blocks_of(xp: Any, length: Float[Array, " d"], tolerance: Any, wider: Any = 1.0) -> Any:
     """Blocks of waves of each coordinate, for a box in bandwidths and an error. `xp` is NumPy or JAX."""
     dim = len(length)
     beyond = xp.sqrt(2 * xp.log(4 * dim / tolerance))
-    return xp.floor((length + beyond) * beyond / (2 * math.pi) / WAVES[dim]) + 1
+    return xp.floor((length + wider * beyond) * beyond / (2 * math.pi) / WAVES[dim]) + 1
 
 
 def box(*points: Float[Array, "_ d"]) -> tuple[Array, Array]:
@@ -110,20 +111,25 @@ def _ends(x: Array) -> tuple[Array, Array]:
     return lax.reduce((jnp.where(known, x, inf), jnp.where(known, x, -inf)), (inf, -inf), both, (0,))
 
 
-def spectrum(of: Nodes, scale: Float[Array, " d"]) -> list[Array]:
-    """g of the waves of each coordinate, zero beyond its blocks, along its axis of coefficients: a function of τ."""
-    dim, found = len(of.period), []
-    for d, omega in enumerate(frequencies(of, scale)):
-        size = math.sqrt(2 * math.pi) / (of.period[d] * scale[d]) * jnp.where(of.numbers == 0, 1, 2)
-        is_there = of.numbers < (of.counts[d] * WAVES[dim]).astype(of.numbers.dtype)
-        found.append(jnp.where(is_there, size, 0).reshape(omega.shape) * jnp.exp(jnp.square(omega) / -2))
-    return found
+def spectrum(
+    of: Nodes, scale: Float[Array, "t d"], shares: Float[Array, " t"], along: int | None = None
+) -> Float[Array, "..."]:
+    """g of all waves (waves, …), zero beyond their blocks: of Gaussians that have shares. A function of τ.
 
-
-def frequencies(of: Nodes, scale: Float[Array, " d"]) -> list[Array]:
-    """ω of the waves of each coordinate, in bandwidths, along its axis of coefficients."""
-    axes = _axes(len(of.period))
-    return [(2 * math.pi / (p * s) * of.numbers).reshape(x) for p, s, x in zip(of.period, scale, axes, strict=True)]
+    With `along` that of Σ Φ v u, u of one coordinate, for ∂²S = Σ (u - 1) Φ v in bandwidths.
+    """
+    dim, factors = len(of.period), []
+    for d in range(dim):
+        period = of.period[d] * scale[:, d, None]
+        omega = 2 * math.pi / period * of.numbers[None]
+        is_there = of.numbers < (of.counts[d] * WAVES[dim]).astype(period.dtype)
+        size = jnp.where(is_there, jnp.where(of.numbers == 0, 1, 2), 0)[None] * (math.sqrt(2 * math.pi) / period)
+        g = size * jnp.exp(jnp.square(omega) / -2)
+        factors.append(g * (1 - jnp.square(omega)) if d == along else g)
+    total = shares[:, None]
+    for g in factors[:-1]:
+        total = (total[:, :, None] * g[:, None]).reshape(len(shares), -1)
+    return dot(total.T, factors[-1]).reshape([len(of.numbers)] * dim)
 
 
 def slope(of: Nodes, found: Float[Array, "c ..."], d: int) -> Array:

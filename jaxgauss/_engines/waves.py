@@ -17,7 +17,7 @@ from .._arrays.blocks import scan
 from .._arrays.places import vary_like
 from .doubt import Doubt
 from .few_dimensions import tolerance_of
-from .fourier import Nodes, box, coefficients, frequencies, nodes, slopes_at, spectrum, values_at
+from .fourier import Nodes, box, coefficients, nodes, slopes_at, spectrum, values_at
 from .wanted import Sums, Wanted
 
 
@@ -49,22 +49,36 @@ class Layout(NamedTuple):
 
 
 def layout(
-    most: int, tolerance: float | None, digits: str, scale: Float[Array, "1 _"], queries: Array, keys: Array
+    most: int, tolerance: float | None, digits: str, scale: Float[Array, "t _"], queries: Array, keys: Array
 ) -> Layout:
-    """That of a tolerance, or of one that does not count beside rounding to such digits, in at most so many blocks."""
+    """That of a tolerance, or of one that does not count beside rounding to such digits, in at most so many blocks.
+
+    Of several Gaussians the waves are those of the narrowest, and their period is that of the widest.
+    """
     queries, keys, scale = map(lax.stop_gradient, (queries, keys, scale))
     center, extent = box(queries, keys)
-    scales = jnp.broadcast_to(scale[0], extent.shape)
+    scales = jnp.broadcast_to(scale.max(0), extent.shape)
     error = tolerance_of(jnp, digits, extent * scales) if tolerance is None else jnp.asarray(tolerance, keys.dtype)
-    return Layout(*nodes(most, center, extent, scales, error))
+    return Layout(*nodes(most, center, extent, scales, error, wider(scale)))
+
+
+def wider(scale: Float[Array, "t _"]) -> Any:
+    """How many times as wide as the narrowest Gaussian the widest is."""
+    return 1.0 if len(scale) == 1 else (scale.max(0) / scale.min(0)).max()
 
 
 def sums_of_sides(
-    wanted: Sequence[Wanted], most: int, tolerance: float | None, promise: Promise | None, operands: Sequence[Array]
+    wanted: Sequence[Wanted],
+    most: int,
+    tolerance: float | None,
+    promise: Promise | None,
+    operands: Sequence[Array],
+    shares: Float[Array, "t 1"] | None = None,
 ) -> list[tuple[Sums, Doubt]]:
     """`sums_by_waves` at the queries; if two are wanted also at the keys, there of the weights."""
     of = layout(most, tolerance, operands[0].dtype.name, operands[3], *operands[:2])
-    return [sums_by_waves(x, of, promise, *side) for x, side in zip(wanted, sides(operands), strict=False)]
+    of = of if shares is None else of._replace(error=of.error * shares.sum())
+    return [sums_by_waves(x, of, promise, *side, shares) for x, side in zip(wanted, sides(operands), strict=False)]
 
 
 def sides(operands: Sequence[Array]) -> tuple[Sequence[Array], Sequence[Array]]:
@@ -80,16 +94,18 @@ def sums_by_waves(
     queries: Float[Array, "m d"],
     keys: Float[Array, "n d"],
     values: Float[Array, "n c"],
-    scale: Float[Array, "1 _"],
+    scale: Float[Array, "t _"],
     row_weights: Float[Array, "m e"],
     weights: Float[Array, "n e"],
+    shares: Float[Array, "t 1"] | None = None,
 ) -> tuple[Sums, Doubt]:
-    """`Sums` of Gaussians, and the queries in doubt; all of them where the layout does not do.
+    """`Sums` of a Gaussian, and the queries in doubt; all of them where the layout does not do.
 
+    Or of the kernel Σ_t share_t Φ_t, whose own τ is one: of a root of τ in each row of the scale.
     Without a promise none is in doubt. Sums are functions of JAX with derivatives of every order.
     """
     pulled, known = weights.shape[1], weights.shape[1] if wanted.repeats else 0
-    cloud, others, terms = (of, scale, queries, keys), values[:, known:].T, None
+    cloud, others, terms = (of, scale, shares, queries, keys), values[:, known:].T, None
     if promise is None:
         doubt, sums = jnp.zeros_like(queries[:, 0], bool), _summed(*cloud, others)[0][:, 0]
     else:
@@ -105,7 +121,7 @@ def sums_by_waves(
     if not wanted.pulls.kernels:
         return Sums(sums, nothing, nothing), doubt | ~of.fits
     with jax.enable_x64(True):
-        wide = _in("float64", (of, scale, queries, keys, row_weights, weights, terms))
+        wide = _in("float64", (*cloud, row_weights, weights, terms))
         found, own = _pulled(wanted, promise, *wide)
         found = _in(queries.dtype, found)
     sums = jnp.concatenate([found.sums, sums], 1) if known else sums
@@ -120,6 +136,7 @@ def _in(dtype: Any, of: Any) -> Any:
 def _summed(
     of: Layout,
     scale: Array,
+    shares: Array | None,
     queries: Array,
     keys: Array,
     columns: Float[Array, "k n"],
@@ -127,12 +144,11 @@ def _summed(
     squares: bool = False,
 ) -> tuple[Float[Array, "k s m"], Float[Array, "k s"]]:
     """Σ Φ v of all channels, or of those that are needed, with `squares` also Σ Φ v u; and what these may err by."""
-    scales = jnp.broadcast_to(scale[0], queries.shape[1:])
-    g = spectrum(of.nodes, scales)
+    phi, parts = _spectra(of, scale, shares)
+    g = jnp.stack([phi, functools.reduce(jnp.add, parts)]) if squares else phi[None]
 
     def of_one(v: Array) -> tuple[Array, Array]:
-        found = functools.reduce(jnp.multiply, g, coefficients(of.nodes, keys, v[None]))
-        found = jnp.concatenate([found, _squares(of, scales, found, False)]) if squares else found
+        found = coefficients(of.nodes, keys, v[None]) * g
         return values_at(of.nodes, queries, found), _errors(of, found, v)
 
     def of_none(_: Array) -> tuple[Array, Array]:
@@ -149,6 +165,7 @@ def _pulled(
     promise: Promise | None,
     of: Layout,
     scale: Array,
+    shares: Array | None,
     queries: Array,
     keys: Array,
     row_weights: Array,
@@ -159,22 +176,23 @@ def _pulled(
 
     With a promise `terms` are the least that Σ Φ|w| and Σ Φ|w| u may be.
     """
-    (num, dim), dtype, each = queries.shape, queries.dtype, scale.shape[1] > 1
-    scales, operands = jnp.broadcast_to(scale[0], (dim,)), [scale, queries, keys, row_weights, weights]
-    g = spectrum(of.nodes, scales)
+    (num, dim), dtype, operands = queries.shape, queries.dtype, [scale, queries, keys, row_weights, weights]
+    phi, parts = _spectra(of, scale, shares)
+    squares = jnp.stack(parts if scale.shape[1] > 1 else [functools.reduce(jnp.add, parts)])
+    unit = scale if shares is None else jnp.ones_like(scale[:1])
 
     def add(state: tuple[Array, ...], item: tuple[Any, ...]) -> tuple[tuple[Array, ...], Array]:
         pulls, spread, doubt = state
         rows, v, terms = item
-        found = functools.reduce(jnp.multiply, g, coefficients(of.nodes, keys, v[None]))
-        total, *slopes = slopes_at(of.nodes, queries, found)
+        found = coefficients(of.nodes, keys, v[None])
+        total, *slopes = slopes_at(of.nodes, queries, found * phi[None])
         pulls += rows[None] * jnp.stack(slopes)
         if wanted.spread:
-            spread += rows[None] * values_at(of.nodes, queries, _squares(of, scales, found, each))
+            spread += rows[None] * values_at(of.nodes, queries, found * squares)
         if promise is not None:
-            (error,), size = _errors(of, found, v), jnp.abs(rows)
+            (error,), size = _errors(of, found * phi[None], v), jnp.abs(rows)
             of_pulls = promise._replace(of_all=PULLS * promise.of_all)
-            doubt |= _are_in_doubt(of_pulls, size * error, size * terms[1] / FARTHEST)
+            doubt |= _are_in_doubt(of_pulls, wider(scale) * size * error, size * terms[1] / FARTHEST)
             if wanted.repeats:
                 doubt |= _are_in_doubt(promise, error, terms[0])
         return (pulls, spread, doubt), total
@@ -182,13 +200,15 @@ def _pulled(
     zeros = [vary_like(jnp.zeros((x, num), dtype), operands) for x in (dim, wanted.spread * scale.shape[1])]
     state = *zeros, vary_like(jnp.zeros(num, bool), operands)
     (pulls, spread, doubt), sums = scan(add, state, (row_weights.T, weights.T, terms))
-    return Sums(sums.T, pulls.T / jnp.square(scales)[None], spread.T / jnp.square(scale)), doubt
+    return Sums(sums.T, pulls.T / jnp.square(unit), spread.T / jnp.square(unit)), doubt
 
 
-def _squares(of: Layout, scales: Array, found: Float[Array, "1 ..."], each: bool) -> Float[Array, "s ..."]:
-    """Coefficients of Σ Φ v u, or of each coordinate's part of it: from ∂²S = Σ (u - 1) Φ v, in bandwidths."""
-    parts = [found * (1 - jnp.square(x)) for x in frequencies(of.nodes, scales)]
-    return jnp.concatenate(parts) if each else functools.reduce(jnp.add, parts)
+def _spectra(of: Layout, scale: Array, shares: Array | None) -> tuple[Array, list[Array]]:
+    """g of Σ Φ v, and of each coordinate's part of Σ Φ v u."""
+    scales = jnp.broadcast_to(scale, (len(scale), len(of.nodes.period)))
+    every = jnp.ones_like(scale[:, 0]) if shares is None else shares[:, 0]
+    found = [spectrum(of.nodes, scales, every, d) for d in (None, *range(scales.shape[1]))]
+    return found[0], found[1:]
 
 
 def _errors(of: Layout, found: Float[Array, "s ..."], v: Float[Array, " n"]) -> Float[Array, " s"]:

@@ -16,6 +16,7 @@ from .._engines.channels import NOTHING, Channels
 from .._engines.radial import (
     difference_sums,
     gradients_of,
+    mixed,
     of_tau,
     sums_by_differences,
     sums_by_products,
@@ -39,6 +40,7 @@ from .._kernels.kernels import GAUSS
 
 radial_sum: Any = jax.custom_vjp(dispatch.radial_sum, nondiff_argnums=(0, 1))
 pair_sums: Any = jax.custom_vjp(dispatch.pair_sums, nondiff_argnums=(0, 1))
+mixed_sums: Any = jax.custom_vjp(dispatch.mixed_sums, nondiff_argnums=(0, 1))
 radial_gradients: Any = jax.custom_vjp(dispatch.radial_pullback, nondiff_argnums=(0, 1, 2))
 
 
@@ -151,6 +153,19 @@ def _pair_sums_backward(settings: Settings, wanted: Wanted, operands: tuple[Arra
 
 
 pair_sums.defvjp(lambda *args: (pair_sums(*args), args[2:]), _pair_sums_backward)
+
+
+def _mixed_sums_backward(settings: Settings, wanted: Wanted, operands: tuple[Array, ...], cotangents: Sums):
+    """Of one Gaussian after the other."""
+
+    def one_by_one(queries: Array, keys: Array, values: Array, tau: Array, shares: Array, *weights: Array) -> Sums:
+        found = mixed(pair_sums(settings, wanted, queries, keys, values, tau, *weights), tau, shares)
+        return jax.tree.map(lambda x: x[None], found)
+
+    return jax.vjp(one_by_one, *operands)[1](cotangents)
+
+
+mixed_sums.defvjp(lambda *args: (mixed_sums(*args), args[2:]), _mixed_sums_backward)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
