@@ -28,6 +28,7 @@ from .fused import FUSED_MEANS, FUSED_WIDTH, FUSES
 from .kernel_plan import exact_plan, mixture_of
 from .mapped import mapped
 from .means import blocked_means, fused_means, means_anywhere
+from .mixed import mixed_sums as mixed_sums_here
 from .plan import Plan, sizes
 from .reach import but_not, one_of_two, within
 from .wanted import Sums, Wanted
@@ -118,7 +119,7 @@ def mixed_sums(
     shares: jax.Array,
     *weights: jax.Array,
 ) -> Sums:
-    """`radial.mixed_sums`, likewise."""
+    """`mixed.mixed_sums`, likewise."""
     given = _without_unwanted(wanted, values, weights)
     return Sums(*_radial(_mixed_sums, settings, wanted)(queries, keys, tau, shares, *given))
 
@@ -134,7 +135,7 @@ def _pair_sums(wanted: Wanted, chosen: Plan, queries: jax.Array, keys: jax.Array
 
 def _mixed_sums(wanted: Wanted, chosen: Plan, queries, keys, tau, shares, *given: jax.Array):
     values, *weights = _with_unwanted(wanted, queries, keys, given)
-    return tuple(radial.mixed_sums(wanted, chosen, queries, keys, values, tau, shares, *weights))
+    return tuple(mixed_sums_here(wanted, chosen, queries, keys, values, tau, shares, *weights))
 
 
 def _with_unwanted(wanted: Wanted, queries: jax.Array, keys: jax.Array, given: tuple[jax.Array, ...]):

@@ -1,11 +1,12 @@
 """Where sums of Gaussians of points in few dimensions are for waves: estimates of their time, and of all pairs'."""
 
+import functools
 import math
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool
+from jaxtyping import Array, Bool, Float
 
 from .._arrays.points import as_rows, by_point, shared
 from .._checks.settings import are_known
@@ -34,7 +35,7 @@ def most_blocks(precision: str, sizes: Sizes) -> int:
     """Blocks of waves of one coordinate that may pay for such sizes, on a CPU; 0 where none do."""
     if sizes.dim not in DIMENSIONS or not are_known(*sizes) or 0 in sizes:
         return 0
-    of_pairs, others = TILES * _of_pairs(precision, sizes), [1.0] * (sizes.dim - 1)
+    of_pairs, others = TILES * sizes.bandwidths * _of_pairs(precision, sizes), [1.0] * (sizes.dim - 1)
     paying = (x for x in range(MOST[sizes.dim], 0, -1) if _of_waves(precision, sizes, [float(x), *others]) < of_pairs)
     return next(paying, 0)
 
@@ -69,26 +70,44 @@ def by_waves(
 
 
 def pays_here(
-    chosen: Plan, most: int, precision: str, sizes: Sizes, scale: Array, queries: Array, keys: Array, wider: Any = 1.0
+    chosen: Plan, most: int, precision: str, sizes: Sizes, scale: Array, queries: Array, keys: Array
 ) -> Bool[Array, ""] | bool:
-    """Whether waves are taken of points and a scale in bandwidths of their rank: as was seen before, or by `pays`."""
+    """Whether waves are taken of points and a scale in bandwidths of their rank: as was seen before, or by `pays`.
+
+    Of several Gaussians, whose scales are rows of a matrix, whether one sum of all takes less time than one of each.
+    """
     if chosen.waves is not None:
         return chosen.waves
-    _, extent = box(*(as_rows(scale * x) for x in (queries, keys)))
-    return pays(jnp, most, precision, chosen.reach, sizes, extent, wider)
+    if sizes.bandwidths == 1:
+        _, extent = box(*(as_rows(scale * x) for x in (queries, keys)))
+        return pays(jnp, most, precision, chosen.reach, sizes, extent)
+    _, extent = box(queries, keys)
+    times = functools.partial(_times, jnp, most, precision, chosen.reach, sizes)
+    of_each = functools.reduce(jnp.add, (jnp.minimum(*times(extent * x)) for x in scale))
+    return times(extent * scale.max(0), wider(scale))[0] < WORTH * of_each
 
 
-def pays(xp: Any, most: int, precision: str, reach: float, sizes: Sizes, extent: Any, wider: Any = 1.0) -> Any:
+def wider(scale: Float[Array, "t _"]) -> Any:
+    """How many times as wide as the narrowest Gaussian the widest is."""
+    return 1.0 if len(scale) == 1 else (scale.max(0) / scale.min(0)).max()
+
+
+def pays(xp: Any, most: int, precision: str, reach: float, sizes: Sizes, extent: Any) -> Any:
     """Whether waves are estimated to take less time than pairs, of a box (D,) in bandwidths. `xp` is NumPy or JAX.
 
-    `reach` is the R² up to which products about one center take all pairs. The widest Gaussian is so many times `wider`
-    than the narrowest, in whose bandwidths the box is.
+    `reach` is the R² up to which products about one center take all pairs.
     """
+    by_waves, otherwise = _times(xp, most, precision, reach, sizes, extent)
+    return by_waves < WORTH * otherwise
+
+
+def _times(xp: Any, most: int, precision: str, reach: float, sizes: Sizes, extent: Any, wider: Any = 1.0) -> Any:
+    """Nanoseconds of a Gaussian by waves, and of Gaussians up to so many times `wider` the same; and by pairs."""
     blocks = blocks_of(xp, extent, tolerance_of(xp, precision, extent), wider)
     of_pairs = _of_pairs(precision, sizes)
     of_tiles = TILES * of_pairs * xp.minimum(1, REACH / extent).prod() + SORTING * (sizes.queries + sizes.keys)
     otherwise = xp.where(xp.square(extent / 2).sum() <= reach, of_pairs, of_tiles)
-    return (blocks.max() <= most) & (_of_waves(precision, sizes, list(blocks)) < WORTH * otherwise)
+    return xp.where(blocks.max() <= most, _of_waves(precision, sizes, list(blocks)), xp.inf), otherwise
 
 
 def estimated(precision: str, sizes: Sizes, counts: Any) -> tuple[float, float]:
@@ -104,7 +123,7 @@ def tolerance_of(xp: Any, dtype: str, extent: Any) -> Any:
 def _of_pairs(precision: str, sizes: Sizes) -> float:
     """Nanoseconds of all pairs, by products about one center."""
     cost = cpu_costs()[0][f"xla in {precision}"]
-    return sizes.bandwidths * cost.nanoseconds(sizes.queries * sizes.keys, sizes.dim + 2 + sizes.channels)
+    return cost.nanoseconds(sizes.queries * sizes.keys, sizes.dim + 2 + sizes.channels)
 
 
 def _of_waves(precision: str, sizes: Sizes, counts: Any) -> Any:

@@ -27,13 +27,12 @@ from jaxtyping import Array, Bool, Float, Int
 from .._arrays.blocks import blocks
 from .._arrays.logits import dot
 from .._arrays.places import vary_like
+from .sine import sine
 
 # By dimension: waves of a block, whose number is a matter of data; at most so many blocks; points at a time.
 WAVES, MOST, POINTS = {1: 32, 2: 40, 3: 20}, {1: 128, 2: 6, 3: 3}, {1: 4096, 2: 4096, 3: 1024}
 DIMENSIONS = tuple(WAVES)
 LONGEST = 9.0  # bandwidths by which the period is longer than the box: then the error is less than float64's
-# Terms of the sine of x turns, |x| ≤ ¼, relative to 2πx, in powers of x²: errors below half of the last digit.
-TERMS = {"float32": 5, "float64": 10}
 
 
 class Nodes(NamedTuple):
@@ -290,23 +289,6 @@ def _waves(of: Nodes, points: Float[Array, "b d"], place: Int[Array, " d"]) -> F
             phase = number.astype("float64") * ((x - center) / period)[None] + ahead
             turns = (phase - jnp.round(phase)).astype(points.dtype)
         half = jnp.where(turns > 0, 0.5, -0.5).astype(turns.dtype)
-        return _sine(jnp.where(jnp.abs(turns) > 0.25, half - turns, turns))
+        return sine(jnp.where(jnp.abs(turns) > 0.25, half - turns, turns))
 
     return lax.map(of_coordinate, (place, points.T, of.center, of.period))
-
-
-def _sine(x: Array) -> Array:
-    """Of x turns, |x| ≤ ¼: in a fifth of the time of `jnp.sin`, which takes x of any size."""
-    y, angle, total = jnp.square(x), (2 * math.pi) * x, jnp.zeros_like(x)
-    for term in _terms(x.dtype.name)[::-1]:
-        total = total * y + term
-    return angle + angle * y * total
-
-
-@functools.cache
-def _terms(dtype: str) -> list[float]:
-    """Of (sin z / z - 1) / x², z = 2πx, in powers of x²: interpolated at Chebyshev's points."""
-    num = TERMS[dtype]
-    y = (np.cos(math.pi * (np.arange(num) + 0.5) / num) + 1) / 32
-    z = 2 * math.pi * np.sqrt(y)
-    return np.polynomial.Polynomial.fit(y, (np.sin(z) / z - 1) / y, num - 1, domain=[0, 1 / 16]).convert().coef.tolist()

@@ -37,7 +37,7 @@ from .products import product_pullback, squares_factors
 from .reach import one_of_two, within
 from .tiles import DIFFERENCES_TILE, in_groups, one_by_one, tiled_sum
 from .wanted import Columns, Rows, Sums, Wanted
-from .waves import SUMS, Promise, sides, sums_of_sides, wider
+from .waves import SUMS, Promise, sides, sums_of_sides
 
 
 def pair_sums(wanted: Wanted, chosen: Plan, *operands: Array) -> Sums:
@@ -126,7 +126,7 @@ def sums_anywhere(wanted: Sequence[Wanted], chosen: Plan, *operands: Array) -> l
         sides = operands, (keys, queries, row_weights, tau, weights, row_weights)
         return [sums_by_differences(x, *side) for x, side in zip(wanted, sides, strict=False)]
 
-    summed = functools.partial(_of_matrices, wanted, chosen)
+    summed = functools.partial(of_matrices, wanted, chosen)
     if not as_one:
         return one_by_one(summed, queries, keys, values, scale, row_weights, weights)
     batch = jnp.broadcast_shapes(queries.shape[:-2], row_weights.shape[:-2])
@@ -136,51 +136,16 @@ def sums_anywhere(wanted: Sequence[Wanted], chosen: Plan, *operands: Array) -> l
     return [at_queries, *jax.tree.map(lambda x: with_rank(x, keys), at_keys)]
 
 
-def mixed_sums(wanted: Wanted, chosen: Plan, *operands: Array) -> Sums:
-    """`pair_sums` of one kernel Σ_t share_t Φ_t, whose own τ is one: (…, 1, M, ·), of τ and shares (…, T).
-
-    By waves for all of its Gaussians where that pays, else one by one.
-    """
-    queries, keys, values, tau, shares, *weights = operands
-
-    def one_by_one_of(tau: Array, shares: Array, *operands: Array) -> Sums:
-        queries, keys, values, *weights = operands
-        return mixed(pair_sums(wanted, chosen, queries, keys, values, tau, *weights), tau, shares)
-
-    def of_matrices(scale: Array, shares: Array, *operands: Array) -> Sums:
-        queries, keys, values, *weights = operands
-
-        def by_tiles(_: Any, *__: Array) -> list[Sums]:
-            return [one_by_one_of(jnp.square(scale[:, 0]), shares[:, 0], *(x[None] for x in operands))]
-
-        given = queries, keys, values, scale, *weights
-        return _of_matrices([wanted], chosen, *given, shares=shares, by_tiles=by_tiles)[0]
-
-    given = queries, keys, values, *weights
-    if _most_blocks([wanted], chosen, queries, keys, values, *weights, bandwidths=tau.shape[-1])[0]:
-        matrices = jnp.sqrt(tau)[..., None], shares[..., None], *(x[..., 0, :, :] for x in given)
-        found = one_by_one(of_matrices, *matrices)
-    else:
-        found = one_by_one_of(tau, shares, *given)
-    return jax.tree.map(lambda x: x[..., None, :, :], found)
-
-
-def mixed(found: Sums, tau: Float[Array, "*batch t"], shares: Float[Array, "*batch t"]) -> Sums:
-    """`Sums` of each Gaussian (…, T, M, ·) as those of the kernel Σ_t share_t Φ_t, whose own τ is one."""
-    weights = shares, shares * tau, shares * tau
-    return Sums(*((w[..., None, None] * x).sum(-3) for w, x in zip(weights, found, strict=True)))
-
-
-def _of_matrices(
+def of_matrices(
     wanted: Sequence[Wanted],
     chosen: Plan,
     *operands: Array,
     shares: Float[Array, "t 1"] | None = None,
     by_tiles: Callable[..., list[Sums]] = anywhere_sums,
 ) -> list[Sums]:
-    """By waves where that pays, or is asked for; else by tiles of sorted points."""
+    """By waves where that pays, or is asked for; else by tiles of sorted points: of a Gaussian, or of several."""
     queries, keys, values, scale, _, weights = operands
-    most, sizes = _most_blocks(wanted, chosen, queries, keys, values, weights, bandwidths=len(scale))
+    most, sizes = blocks_that_may_pay(wanted, chosen, queries, keys, values, weights, bandwidths=len(scale))
     if not most:
         return by_tiles(wanted, *operands)
     promise = None if chosen.method == "fourier" else SUMS[chosen.precision]
@@ -197,19 +162,18 @@ def _of_matrices(
             return sums_by_differences(wanted, rows, keys, values, tau, own, weights)
         rows, keys, values, own, weights = (x[None] for x in (rows, keys, values, own, weights))
         tau = jnp.square(scale[:, 0])
-        return mixed(sums_by_differences(wanted, rows, keys, values, tau, own, weights), tau, shares[:, 0])
+        return sums_by_differences(wanted, rows, keys, values, tau, own, weights).mixed(tau, shares[:, 0])
 
     each = [functools.partial(of_rows, *x) for x in zip(wanted, sides(operands), strict=False)]
-    narrowest = scale.max(0, keepdims=True)
-    does = pays_here(chosen, most, chosen.precision, sizes, narrowest, queries, keys, wider(scale))
+    does = pays_here(chosen, most, chosen.precision, sizes, scale, queries, keys)
     return settled(does, by_waves, each, lambda: by_tiles(wanted, *operands), operands)  # type: ignore[return-value]
 
 
-def _most_blocks(
+def blocks_that_may_pay(
     wanted: Sequence[Wanted], chosen: Plan, queries: Array, keys: Array, *values: Array, bandwidths: int = 1
 ) -> tuple[int, Sizes]:
     """Blocks of waves of a coordinate that may be taken, none where that never pays; and the sizes."""
-    sizes = Sizes(queries.shape[-2], *keys.shape[-2:], max(x.shape[-1] for x in values), bandwidths)
+    sizes = Sizes(queries.shape[-2], keys.shape[-2], keys.shape[-1], max(x.shape[-1] for x in values), bandwidths)
     if chosen.waves is False or {GAUSS} != {y for x in wanted for y in x.kernels}:
         return 0, sizes
     by_name = chosen.method == "fourier"
@@ -220,7 +184,7 @@ def waves_pullback(
     wanted: Wanted, chosen: Plan, otherwise: Callable, operands: Sequence[Array], cotangents: Sums
 ) -> tuple[Array, ...]:
     """The gradients of `pair_sums` by waves where these pay and leave nothing in doubt, else otherwise(*operands)."""
-    most, sizes = _most_blocks([wanted], chosen, *operands[:3], operands[-1])
+    most, sizes = blocks_that_may_pay([wanted], chosen, *(operands[i] for i in (0, 1, 2, -1)))
     if not most:
         return otherwise(*operands)
 

@@ -89,3 +89,8 @@ class Sums(NamedTuple):
     sums: Float[Array, "*batch m c"]
     pulls: Float[Array, "*batch m d"]
     spread: Float[Array, "*batch m s"]
+
+    def mixed(self, tau: Float[Array, "*batch t"], shares: Float[Array, "*batch t"]) -> "Sums":
+        """Those of each κ_t (…, T, M, ·) as those of the one kernel Σ_t share_t κ_t, whose own τ is one."""
+        weights = shares, shares * tau, shares * tau
+        return Sums(*((w[..., None, None] * x).sum(-3) for w, x in zip(weights, self, strict=True)))

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float
 from .._arrays.blocks import scan
 from .._arrays.places import vary_like
 from .doubt import Doubt
-from .few_dimensions import tolerance_of
+from .few_dimensions import tolerance_of, wider
 from .fourier import Nodes, box, coefficients, nodes, slopes_at, spectrum, values_at
 from .wanted import Sums, Wanted
 
@@ -62,11 +62,6 @@ def layout(
     return Layout(*nodes(most, center, extent, scales, error, wider(scale)))
 
 
-def wider(scale: Float[Array, "t _"]) -> Any:
-    """How many times as wide as the narrowest Gaussian the widest is."""
-    return 1.0 if len(scale) == 1 else (scale.max(0) / scale.min(0)).max()
-
-
 def sums_of_sides(
     wanted: Sequence[Wanted],
     most: int,
@@ -78,7 +73,9 @@ def sums_of_sides(
     """`sums_by_waves` at the queries; if two are wanted also at the keys, there of the weights."""
     of = layout(most, tolerance, operands[0].dtype.name, operands[3], *operands[:2])
     of = of if shares is None else of._replace(error=of.error * shares.sum())
-    return [sums_by_waves(x, of, promise, *side, shares) for x, side in zip(wanted, sides(operands), strict=False)]
+    return [
+        sums_by_waves(x, of, promise, *side, shares=shares) for x, side in zip(wanted, sides(operands), strict=False)
+    ]
 
 
 def sides(operands: Sequence[Array]) -> tuple[Sequence[Array], Sequence[Array]]:

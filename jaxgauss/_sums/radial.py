@@ -16,7 +16,6 @@ from .._engines.channels import NOTHING, Channels
 from .._engines.radial import (
     difference_sums,
     gradients_of,
-    mixed,
     of_tau,
     sums_by_differences,
     sums_by_products,
@@ -159,7 +158,7 @@ def _mixed_sums_backward(settings: Settings, wanted: Wanted, operands: tuple[Arr
     """Of one Gaussian after the other."""
 
     def one_by_one(queries: Array, keys: Array, values: Array, tau: Array, shares: Array, *weights: Array) -> Sums:
-        found = mixed(pair_sums(settings, wanted, queries, keys, values, tau, *weights), tau, shares)
+        found = pair_sums(settings, wanted, queries, keys, values, tau, *weights).mixed(tau, shares)
         return jax.tree.map(lambda x: x[None], found)
 
     return jax.vjp(one_by_one, *operands)[1](cotangents)
