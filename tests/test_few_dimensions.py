@@ -8,7 +8,17 @@ import numpy as np
 import pytest
 from test_anywhere import cloud, error, errors, pairs
 
-from jaxgauss import explain, gauss_sum, kde_logpdf, kernel_mean, log_gauss_sum, mmd_squared
+from jaxgauss import (
+    explain,
+    gauss_sum,
+    kde_logpdf,
+    kernel_mean,
+    log_gauss_sum,
+    mmd_flow_velocity,
+    mmd_squared,
+    mmd_witness,
+    svgd_direction,
+)
 from jaxgauss._checks.settings import Settings
 from jaxgauss._engines import few_dimensions, fourier, nufft, waves
 from jaxgauss._engines.channels import NOTHING, Channels
@@ -17,6 +27,7 @@ from jaxgauss._engines.reach import looked_at
 from jaxgauss._engines.wanted import Wanted
 from jaxgauss._kernels.kernels import GAUSS
 
+CHOSEN = Plan("cpu", "blocked", "float32", "xla", "")
 SIZES = {1: (513, 600), 2: (400, 401), 3: (300, 401)}  # so many that points are sorted where waves leave doubt
 
 
@@ -242,8 +253,7 @@ def test_rounding_is_estimated(rng, free):
         for x in (rng.uniform(-6, 6, (3000, dim)), rng.normal(size=(3000, dim))):
             x = jnp.asarray(x.astype(np.float32))
             nothing, one = x[:, :0], jnp.ones((1, 1), "float32")
-            chosen = Plan("cpu", "blocked", "float32", "xla", "")
-            of = waves.layout(3, chosen, waves.SUMS["float32"], one, x, x)
+            of = waves.layout(3, CHOSEN, waves.SUMS["float32"], one, x, x)
             wanted = Wanted(Channels((GAUSS,), (1,)), NOTHING)
             sums, doubt = waves.sums_by_waves(
                 wanted, of, waves.SUMS["float32"], x, x, jnp.ones((3000, 1), "float32"), one, nothing, nothing
@@ -282,3 +292,91 @@ def test_rows_in_far_tails(rng, free):
     assert exact[:8].max() < 1e-20
     assert np.max(np.abs(sums / exact - 1)) < 1e-3
     assert np.max(np.abs(logs - np.log(exact)) / np.maximum(1, np.abs(np.log(exact)))) < 1e-5
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_slopes_are_derivatives(rng, dim):
+    """Those of waves at the points are those of the coefficients, and so are their own derivatives."""
+    with jax.enable_x64(True):
+        x = jnp.asarray(rng.normal(size=(50, dim)))
+        of = fourier.nodes(1, *fourier.box(x), jnp.ones(dim), 1e-9)[0]
+        found = fourier.coefficients(of, x, jnp.asarray(rng.normal(size=(1, 50))))
+        found *= fourier.spectrum(of, jnp.ones((1, dim)), jnp.ones(1))[None]
+        g = jnp.asarray(rng.normal(size=(1 + dim, 50)))
+
+        def by_coefficients(x, found):
+            slopes = [fourier.slope(of, found, d) for d in range(dim)]
+            return fourier.values_at(of, x, jnp.concatenate([found, *slopes]))
+
+        ours, exact = (
+            jax.vjp(f, x, found) for f in (lambda x, found: fourier.slopes_at(of, x, found), by_coefficients)
+        )
+        for a, b in zip((ours[0], *ours[1](g)), (exact[0], *exact[1](g)), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11)
+
+
+def pulls_of(x, y, v, scale, shares):
+    """By waves sums, pulls and doubt of a Gaussian, or of several, of weights that are both summed and pull."""
+    channels = Channels((GAUSS,), (1,))
+    wanted = Wanted(channels, channels, repeats=True)
+    ones = jnp.ones((len(x), 1), x.dtype)
+    operands = jnp.asarray(x), jnp.asarray(y), v[:, None], jnp.asarray(scale)[:, None], ones, v[:, None]
+    ((found, doubt),) = waves.sums_of_sides([wanted], 8, CHOSEN, waves.SUMS["float32"], operands, shares)
+    return found.sums[:, 0], found.pulls, np.asarray(doubt)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_several_gaussians_have_one_sum(rng, dim):
+    """The sum and the pulls of the kernel that they are, without anything that pairs would mend."""
+    tau, shares = np.float32([0.2, 0.5, 1.0, 2.0]), np.float32([0.1, 0.2, 0.3, 0.4])
+    x, y = (rng.normal(size=(n, dim)).astype(np.float32) for n in (300, 401))
+    v = jnp.asarray(rng.normal(size=401).astype(np.float32))
+    sums, pulls, doubt = pulls_of(x, y, v, np.sqrt(tau), jnp.asarray(shares)[:, None])
+    apart = np.float64(y)[None] - np.float64(x)[:, None]
+    of_each = np.exp(-tau[:, None, None].astype(float) / 2 * np.square(apart).sum(-1))
+    phi, psi = np.tensordot(shares, of_each, 1), np.tensordot(shares * tau, of_each, 1)
+    assert doubt.mean() < 0.01
+    assert error(sums, phi @ np.asarray(v), phi @ np.abs(v)) < 1e-6
+    w = psi * np.asarray(v)
+    assert error(pulls, (w[..., None] * apart).sum(1), (np.abs(w) * np.linalg.norm(apart, axis=-1)).sum(1)) < 1e-6
+
+
+@pytest.mark.parametrize("cloud_of", ["normal", "uniform"])
+def test_few_pulls_are_in_doubt(rng, cloud_of):
+    """Of values of both signs; sizes of terms are float32 where pulls are float64."""
+    for dim in (1, 2, 3):
+        x = rng.normal(size=(3000, dim)) if cloud_of == "normal" else rng.uniform(-6, 6, (3000, dim))
+        v = jnp.asarray(rng.normal(size=3000).astype(np.float32))
+        _, _, doubt = pulls_of(x.astype(np.float32), x.astype(np.float32), v, np.ones(1, np.float32), None)
+        assert doubt.mean() < 0.005
+
+
+def test_several_bandwidths_of_methods(rng, monkeypatch):
+    """MMD with all of its gradients, its witness and flow, and SVGD, beside the mean of plain ones in float64."""
+    monkeypatch.setattr(few_dimensions, "_of_waves", lambda *_: 1.0)  # so that one sum takes less time than several
+    tau = np.float32([0.3, 1.0, 2.0])
+    x, y = (rng.normal(size=(n, 2)).astype(np.float32) for n in (300, 401))
+
+    def plain(x, y, tau):
+        def k(a, b):
+            return jnp.exp(-tau[:, None, None] / 2 * jnp.square(a[:, None] - b[None]).sum(-1)[None]).mean(0)
+
+        return k(x, x).mean() - 2 * k(x, y).mean() + k(y, y).mean(), k(x, x).mean(1) - k(x, y).mean(1), k(x, x)
+
+    with jax.enable_x64(True):
+        exact = [np.float64(z) for z in (x, y, tau)]
+        (value, (witness, phi)), gradients = jax.value_and_grad(
+            lambda *z: (plain(*z)[0], plain(*z)[1:]), (0, 1, 2), has_aux=True
+        )(*map(jnp.asarray, exact))
+    for moving in ((0,), (0, 1), (0, 2)):
+        found, slopes = jax.jit(jax.value_and_grad(mmd_squared, moving))(x, y, tau)
+        assert abs(float(found) - float(value)) < 1e-6
+        for i, slope in zip(moving, slopes, strict=True):
+            assert error(slope, np.asarray(gradients[i]), np.asarray(gradients[i])) < 2e-5
+    assert error(mmd_witness(x, x, y, tau), np.asarray(witness), np.asarray(phi).mean(1)) < 2e-6
+    velocity = np.asarray(gradients[0]) * -len(x) / 2
+    assert error(mmd_flow_velocity(x, y, tau), velocity, velocity) < 2e-5
+    apart = exact[0][None] - exact[0][:, None]
+    of_each = np.exp(-exact[2][:, None, None] / 2 * np.square(apart).sum(-1))
+    pushed = np.asarray(phi) @ -exact[0] - (np.tensordot(exact[2] / 3, of_each, 1)[..., None] * apart).sum(1)
+    assert error(svgd_direction(x, -x, tau), pushed / len(x), pushed / len(x)) < 2e-5

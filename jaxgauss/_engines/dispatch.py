@@ -28,6 +28,7 @@ from .fused import FUSED_MEANS, FUSED_WIDTH, FUSES
 from .kernel_plan import exact_plan, mixture_of
 from .mapped import mapped
 from .means import blocked_means, fused_means, means_anywhere
+from .mixed import mixed_sums as mixed_sums_here
 from .plan import Plan, sizes
 from .reach import but_not, one_of_two, within
 from .wanted import Sums, Wanted
@@ -101,20 +102,45 @@ def pair_sums(
     keys: jax.Array,
     values: jax.Array,
     tau: jax.Array,
-    row_weights: jax.Array,
-    weights: jax.Array,
+    *weights: jax.Array,
 ) -> Sums:
     """`radial.pair_sums`, of operands of equal rank, evaluated in XLA; without what is not wanted."""
-    given = [queries, keys, tau]
-    given += [values] if wanted.sums.kernels else []
-    given += [row_weights, weights] if wanted.pulls.kernels else []
-    return Sums(*_radial(_pair_sums, settings, wanted)(*given))
+    given = _without_unwanted(wanted, values, weights)
+    return Sums(*_radial(_pair_sums, settings, wanted)(queries, keys, tau, *given))
+
+
+def mixed_sums(
+    settings: Settings,
+    wanted: Wanted,
+    queries: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    tau: jax.Array,
+    shares: jax.Array,
+    *weights: jax.Array,
+) -> Sums:
+    """`mixed.mixed_sums`, likewise."""
+    given = _without_unwanted(wanted, values, weights)
+    return Sums(*_radial(_mixed_sums, settings, wanted)(queries, keys, tau, shares, *given))
+
+
+def _without_unwanted(wanted: Wanted, values: jax.Array, weights: tuple[jax.Array, ...]) -> list[jax.Array]:
+    return [*([values] if wanted.sums.kernels else []), *(weights if wanted.pulls.kernels else [])]
 
 
 def _pair_sums(wanted: Wanted, chosen: Plan, queries: jax.Array, keys: jax.Array, tau: jax.Array, *given: jax.Array):
-    values, given = (given[0], given[1:]) if wanted.sums.kernels else (keys[..., :0], given)
-    weights = given or (queries[..., :0], keys[..., :0])
+    values, *weights = _with_unwanted(wanted, queries, keys, given)
     return tuple(radial.pair_sums(wanted, chosen, queries, keys, values, tau, *weights))
+
+
+def _mixed_sums(wanted: Wanted, chosen: Plan, queries, keys, tau, shares, *given: jax.Array):
+    values, *weights = _with_unwanted(wanted, queries, keys, given)
+    return tuple(mixed_sums_here(wanted, chosen, queries, keys, values, tau, shares, *weights))
+
+
+def _with_unwanted(wanted: Wanted, queries: jax.Array, keys: jax.Array, given: tuple[jax.Array, ...]):
+    values, weights = (given[0], given[1:]) if wanted.sums.kernels else (keys[..., :0], given)
+    return values, *(weights or (queries[..., :0], keys[..., :0]))
 
 
 def radial_pullback(
@@ -243,13 +269,15 @@ _RADIAL_PULLBACK = {x: functools.partial(radial.radial_pullback, with_tau=x) for
 
 @functools.cache
 def _radial(function: Callable[..., Any], settings: Settings, what: Any) -> Callable[..., Any]:
+    num_own = 0 if function in (_pair_sums, _mixed_sums) else 4
+
     def compute(platform: str, *operands: jax.Array) -> tuple[jax.Array, ...]:
-        queries, keys, tau = operands[0], operands[1], operands[2 if function is _pair_sums else 3]
+        queries, keys, tau = operands[0], operands[1], operands[3 if num_own else 2]
         chosen, dtype = exact_plan_of(settings, platform, (queries, keys, keys, tau)), queries.dtype
         results = function(what, chosen, *(x.astype(chosen.precision) for x in operands))
         return tuple(x.astype(dtype) for x in results)
 
-    return mapped(functools.partial(by_platform, compute), 0 if function is _pair_sums else 4)
+    return mapped(functools.partial(by_platform, compute), num_own)
 
 
 def exact_plan_of(settings: Settings, platform: str, operands: tuple[jax.Array, ...]) -> Plan:

@@ -1,11 +1,12 @@
 """Where sums of Gaussians of points in few dimensions are for waves: estimates of their time, and of all pairs'."""
 
+import functools
 import math
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool
+from jaxtyping import Array, Bool, Float
 
 from .._arrays.points import as_rows, by_point, shared
 from .._checks.settings import are_known
@@ -24,12 +25,13 @@ POINT = 60  # numbers of a grid that a fast transform touches in the time that i
 
 
 class Sizes(NamedTuple):
-    """Of a sum of two matrices of points: M, N, D and C."""
+    """Of a sum of two matrices of points: M, N, D and C; and of how many Gaussians the kernel is made."""
 
     queries: Any
     keys: Any
     dim: int
     channels: int
+    bandwidths: int = 1
 
 
 def at_most(dim: int) -> int:
@@ -41,7 +43,7 @@ def most_blocks(precision: str, sizes: Sizes) -> int:
     """Blocks of waves of one coordinate that may pay for such sizes, on a CPU; 0 where none do."""
     if sizes.dim not in DIMENSIONS or not are_known(*sizes) or 0 in sizes:
         return 0
-    of_pairs, others = TILES * _of_pairs(precision, sizes), [1.0] * (sizes.dim - 1)
+    of_pairs, others = TILES * sizes.bandwidths * _of_pairs(precision, sizes), [1.0] * (sizes.dim - 1)
     some = range(at_most(sizes.dim), 0, -1)
     paying = (x for x in some if _of_waves(np, precision, sizes, [float(x), *others]) < of_pairs)
     return next(paying, 0)
@@ -79,11 +81,24 @@ def by_waves(
 def pays_here(
     chosen: Plan, most: int, precision: str, sizes: Sizes, scale: Array, queries: Array, keys: Array
 ) -> Bool[Array, ""] | bool:
-    """Whether waves are taken of points and a scale in bandwidths of their rank: as was seen before, or by `pays`."""
+    """Whether waves are taken of points and a scale in bandwidths of their rank: as was seen before, or by `pays`.
+
+    Of several Gaussians, whose scales are rows of a matrix, whether one sum of all takes less time than one of each.
+    """
     if chosen.waves is not None:
         return chosen.waves
-    _, extent = box(*(as_rows(scale * x) for x in (queries, keys)))
-    return pays(jnp, most, precision, chosen.reach, sizes, extent)
+    if sizes.bandwidths == 1:
+        _, extent = box(*(as_rows(scale * x) for x in (queries, keys)))
+        return pays(jnp, most, precision, chosen.reach, sizes, extent)
+    _, extent = box(queries, keys)
+    times = functools.partial(_times, jnp, most, precision, chosen.reach, sizes)
+    of_each = functools.reduce(jnp.add, (jnp.minimum(*times(extent * x)) for x in scale))
+    return times(extent * scale.max(0), wider(scale))[0] < WORTH * of_each
+
+
+def wider(scale: Float[Array, "t _"]) -> Any:
+    """How many times as wide as the narrowest Gaussian the widest is."""
+    return 1.0 if len(scale) == 1 else (scale.max(0) / scale.min(0)).max()
 
 
 def pays(xp: Any, most: int, precision: str, reach: float, sizes: Sizes, extent: Any) -> Any:
@@ -91,11 +106,17 @@ def pays(xp: Any, most: int, precision: str, reach: float, sizes: Sizes, extent:
 
     `reach` is the R² up to which products about one center take all pairs.
     """
-    blocks = blocks_of(xp, extent, tolerance_of(xp, precision, extent))
+    by_waves, otherwise = _times(xp, most, precision, reach, sizes, extent)
+    return by_waves < WORTH * otherwise
+
+
+def _times(xp: Any, most: int, precision: str, reach: float, sizes: Sizes, extent: Any, wider: Any = 1.0) -> Any:
+    """Nanoseconds of a Gaussian by waves, and of Gaussians up to so many times `wider` the same; and by pairs."""
+    blocks = blocks_of(xp, extent, tolerance_of(xp, precision, extent), wider)
     of_pairs = _of_pairs(precision, sizes)
     of_tiles = TILES * of_pairs * xp.minimum(1, REACH / extent).prod() + SORTING * (sizes.queries + sizes.keys)
     otherwise = xp.where(xp.square(extent / 2).sum() <= reach, of_pairs, of_tiles)
-    return (blocks.max() <= most) & (_of_waves(xp, precision, sizes, list(blocks)) < WORTH * otherwise)
+    return xp.where(blocks.max() <= most, _of_waves(xp, precision, sizes, list(blocks)), xp.inf), otherwise
 
 
 def estimated(precision: str, sizes: Sizes, counts: Any) -> tuple[float, float]:

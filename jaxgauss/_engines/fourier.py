@@ -28,13 +28,12 @@ from .._arrays.blocks import blocks
 from .._arrays.logits import dot
 from .._arrays.places import vary_like
 from . import nufft
+from .sine import sine
 
 # By dimension: waves of a block, whose number is a matter of data; at most so many blocks; points at a time.
 WAVES, MOST, POINTS = {1: 32, 2: 40, 3: 20}, {1: 128, 2: 6, 3: 3}, {1: 4096, 2: 4096, 3: 1024}
 DIMENSIONS = tuple(WAVES)
 LONGEST = 9.0  # bandwidths by which the period is longer than the box: then the error is less than float64's
-# Terms of the sine of x turns, |x| ≤ ¼, relative to 2πx, in powers of x²: errors below half of the last digit.
-TERMS = {"float32": 5, "float64": 10}
 
 
 class Nodes(NamedTuple):
@@ -58,19 +57,20 @@ class Nodes(NamedTuple):
 
 
 def nodes(
-    most: int, center: Array, extent: Array, scale: Array, tolerance: Any
+    most: int, center: Array, extent: Array, scale: Array, tolerance: Any, wider: Any = 1.0
 ) -> tuple[Nodes, Bool[Array, ""], Float[Array, ""]]:
     """Those of a box and a scale in bandwidths, (D,), for an error of Φ; whether `most` blocks hold them; the error.
 
-    Blocks are full: waves beyond those that the tolerance asks for make the period longer, and the error less.
+    Blocks are full: waves beyond those that the tolerance asks for make the period longer, and the error less. They are
+    also those of Gaussians up to so many times `wider`: for their period is longer by as much.
     """
     dim, dtype = len(center), center.dtype
     length = extent * scale
-    blocks = blocks_of(jnp, length, tolerance)
+    blocks = blocks_of(jnp, length, tolerance, wider)
     counts = jnp.minimum(blocks, most)
-    beyond = (jnp.sqrt(jnp.square(length) + 8 * math.pi * WAVES[dim] * counts) - length) / 2
+    beyond = (jnp.sqrt(jnp.square(length) + 8 * math.pi * wider * WAVES[dim] * counts) - length) / (2 * wider)
     beyond = jnp.minimum(beyond, LONGEST)
-    period = (length + beyond) / scale
+    period = (length + wider * beyond) / scale
     fit = ((blocks <= most) & jnp.isfinite(center + period) & (period > 0)).all()
     counts = jnp.where(fit, counts, 1).astype("int32")
     number, places = np.arange(most**dim, dtype="int32"), []
@@ -88,11 +88,11 @@ def nodes(
     return found, fit, 4 * jnp.exp(jnp.square(beyond) / -2).sum()
 
 
-def blocks_of(xp: Any, length: Float[Array | np.ndarray, " d"], tolerance: Any) -> Any:
+def blocks_of(xp: Any, length: Float[Array | np.ndarray, " d"], tolerance: Any, wider: Any = 1.0) -> Any:
     """Blocks of waves of each coordinate, for a box in bandwidths and an error. `xp` is NumPy or JAX."""
     dim = len(length)
     beyond = xp.sqrt(2 * xp.log(4 * dim / tolerance))
-    return xp.floor((length + beyond) * beyond / (2 * math.pi) / WAVES[dim]) + 1
+    return xp.floor((length + wider * beyond) * beyond / (2 * math.pi) / WAVES[dim]) + 1
 
 
 def box(*points: Float[Array, "_ d"], axes: tuple[str, ...] = ()) -> tuple[Array, Array]:
@@ -115,15 +115,25 @@ def _ends(x: Array) -> tuple[Array, Array]:
     return lax.reduce((jnp.where(known, x, inf), jnp.where(known, x, -inf)), (inf, -inf), both, (0,))
 
 
-def spectrum(of: Nodes, scale: Float[Array, " d"]) -> list[Array]:
-    """g of the waves of each coordinate, zero beyond its blocks, along its axis of coefficients: a function of τ."""
-    dim, found = len(of.period), []
-    for d, axis in enumerate(_axes(dim)):
-        period = of.period[d] * scale[d]
-        size = math.sqrt(2 * math.pi) / period * jnp.where(of.numbers == 0, 1, 2)
-        g = size * jnp.exp(jnp.square(2 * math.pi / period * of.numbers) / -2)
-        found.append(jnp.where(of.numbers < (of.counts[d] * WAVES[dim]).astype(period.dtype), g, 0).reshape(axis))
-    return found
+def spectrum(
+    of: Nodes, scale: Float[Array, "t d"], shares: Float[Array, " t"], along: int | None = None
+) -> Float[Array, "..."]:
+    """g of all waves (waves, …), zero beyond their blocks: of Gaussians that have shares. A function of τ.
+
+    With `along` that of Σ Φ v u, u of one coordinate, for ∂²S = Σ (u - 1) Φ v in bandwidths.
+    """
+    dim, factors = len(of.period), []
+    for d in range(dim):
+        period = of.period[d] * scale[:, d, None]
+        omega = 2 * math.pi / period * of.numbers[None]
+        is_there = of.numbers < (of.counts[d] * WAVES[dim]).astype(period.dtype)
+        size = jnp.where(is_there, jnp.where(of.numbers == 0, 1, 2), 0)[None] * (math.sqrt(2 * math.pi) / period)
+        g = size * jnp.exp(jnp.square(omega) / -2)
+        factors.append(g * (1 - jnp.square(omega)) if d == along else g)
+    total = shares[:, None]
+    for g in factors[:-1]:
+        total = (total[:, :, None] * g[:, None]).reshape(len(shares), -1)
+    return dot(total.T, factors[-1]).reshape([len(of.numbers)] * dim)
 
 
 def slope(of: Nodes, found: Float[Array, "c ..."], d: int) -> Array:
@@ -150,8 +160,22 @@ def coefficients(of: Nodes, keys: Float[Array, "n d"], values: Float[Array, "c n
 @jax.custom_vjp
 def values_at(of: Nodes, queries: Float[Array, "m d"], found: Float[Array, "c ..."]) -> Float[Array, "c m"]:
     """Σ_j A_j T_j(q_m) of coefficients A."""
-    by_products = functools.partial(_values_by_products, of, queries, found)
+    by_products = functools.partial(_values_by_products, of, queries, found, False)
     return _one_of_two(of, by_products, functools.partial(nufft.values_at, of, WAVES[queries.shape[1]], queries, found))
+
+
+@jax.custom_vjp
+def slopes_at(of: Nodes, queries: Float[Array, "m d"], found: Float[Array, "1 ..."]) -> Float[Array, "1+d m"]:
+    """That of one channel, and its derivatives: by two products, for waves of a point are differentiated there."""
+    dim, slopes = queries.shape[1], [slope(of, found, d) for d in range(queries.shape[1])]
+
+    def by_products() -> Array:
+        return _values_by_products(of, queries, jnp.concatenate([found, slopes[-1]]), True)
+
+    def by_transforms() -> Array:
+        return nufft.values_at(of, WAVES[dim], queries, jnp.concatenate([found, *slopes]))
+
+    return _one_of_two(of, by_products, by_transforms)
 
 
 def _one_of_two(of: Nodes, by_products: Callable[[], Array], by_transforms: Callable[[], Array]) -> Array:
@@ -172,20 +196,27 @@ def _coefficients_by_products(of: Nodes, keys: Float[Array, "n d"], values: Floa
     return _over_waves(of, points[0], add, (channels, *[len(of.numbers)] * dim), [values])
 
 
-def _values_by_products(of: Nodes, queries: Float[Array, "m d"], found: Float[Array, "c ..."]) -> Array:
+def _values_by_products(of: Nodes, queries: Array, found: Array, slopes: bool) -> Array:
+    """Those of coefficients; or of two, the second for the derivative along the last coordinate, all derivatives."""
     dim, channels = queries.shape[1], found.shape[0]
-    (points,) = _in_blocks(queries)
+    (points,), shape = _in_blocks(queries), [2 * WAVES[dim]] * dim
 
     def add(total: Array, block: Array, places: list[Array], waves: list[Array]) -> Array:
-        part = _sliced(found, places, (channels, *[2 * WAVES[dim]] * dim))
-        part = dot(part.reshape(-1, 2 * WAVES[dim]), waves[-1])
-        for x in waves[-2::-1]:
-            part = _summed(part.reshape(-1, *x.shape) * x[None])
+        part = dot(_sliced(found, places, (channels, *shape)).reshape(-1, shape[0]), waves[-1])
+        for d, x in list(enumerate(waves))[-2::-1]:
+            parts = part.reshape(-1, *shape[: d + 1], part.shape[-1])
+            part = _summed(parts.reshape(-1, *x.shape) * x[None])
+            if slopes:
+                ahead = _sliced(of.numbers, places[d + 1 : d + 2], shape[:1])[:, None] * (2 * math.pi / of.period[d])
+                turned = ahead * jnp.concatenate([-x[WAVES[dim] :], x[: WAVES[dim]]])
+                own = _summed(parts[0].reshape(-1, *x.shape) * turned[None])
+                part = jnp.concatenate([part[: len(own)], own, part[len(own) :]])
         place = block, *[jnp.zeros_like(block)] * 2
         return _updated(total, _sliced(total, place, (1, *part.shape)) + part[None], place)
 
-    total = _over_waves(of, points, add, (len(points), channels, points.shape[1]), [found])
-    return jnp.moveaxis(total, 0, 1).reshape(channels, -1)[:, : len(queries)]
+    rows = 1 + dim if slopes else channels
+    total = _over_waves(of, points, add, (len(points), rows, points.shape[1]), [found])
+    return jnp.moveaxis(total, 0, 1).reshape(rows, -1)[:, : len(queries)]
 
 
 # Derivatives. The two are each other's transposes, and waves are differentiated by `slope`: the rules are made of the
@@ -204,12 +235,23 @@ def _values_backward(residuals: tuple[Nodes, Array, Array], g: Array) -> tuple[A
     return _no_gradient(of), jnp.stack(slopes, 1), coefficients(of, queries, g)
 
 
+def _slopes_backward(residuals: tuple[Nodes, Array, Array], g: Array) -> tuple[Any, ...]:
+    of, queries, found = residuals
+
+    def each(queries: Array, found: Array) -> Array:
+        slopes = [slope(of, found, d) for d in range(queries.shape[1])]
+        return values_at(of, queries, jnp.concatenate([found, *slopes]))
+
+    return _no_gradient(of), *jax.vjp(each, queries, found)[1](g)
+
+
 def _no_gradient(of: Nodes) -> Nodes:
     return Nodes(None, None, None, None, None, None)  # type: ignore[arg-type]
 
 
 coefficients.defvjp(lambda *args: (coefficients(*args), args), _coefficients_backward)
 values_at.defvjp(lambda *args: (values_at(*args), args), _values_backward)
+slopes_at.defvjp(lambda *args: (slopes_at(*args), args), _slopes_backward)
 
 
 def _in_blocks(points: Array, *others: Array) -> list[Array]:
@@ -269,23 +311,6 @@ def _waves(of: Nodes, points: Float[Array, "b d"], place: Int[Array, " d"]) -> F
             phase = number.astype("float64") * ((x - center) / period)[None] + ahead
             turns = (phase - jnp.round(phase)).astype(points.dtype)
         half = jnp.where(turns > 0, 0.5, -0.5).astype(turns.dtype)
-        return _sine(jnp.where(jnp.abs(turns) > 0.25, half - turns, turns))
+        return sine(jnp.where(jnp.abs(turns) > 0.25, half - turns, turns))
 
     return lax.map(of_coordinate, (place, points.T, of.center, of.period))
-
-
-def _sine(x: Array) -> Array:
-    """Of x turns, |x| ≤ ¼: in a fifth of the time of `jnp.sin`, which takes x of any size."""
-    y, angle, total = jnp.square(x), (2 * math.pi) * x, jnp.zeros_like(x)
-    for term in _terms(x.dtype.name)[::-1]:
-        total = total * y + term
-    return angle + angle * y * total
-
-
-@functools.cache
-def _terms(dtype: str) -> list[float]:
-    """Of (sin z / z - 1) / x², z = 2πx, in powers of x²: interpolated at Chebyshev's points."""
-    num = TERMS[dtype]
-    y = (np.cos(math.pi * (np.arange(num) + 0.5) / num) + 1) / 32
-    z = 2 * math.pi * np.sqrt(y)
-    return np.polynomial.Polynomial.fit(y, (np.sin(z) / z - 1) / y, num - 1, domain=[0, 1 / 16]).convert().coef.tolist()

@@ -96,7 +96,7 @@ def pullback_anywhere(
     channels: Channels, chosen: Plan, queries: Q, keys: K, values: V, tau: T, g: G, *, with_tau: bool = True
 ) -> tuple[Q, K, V, T]:
     """`radial_pullback` of points that lie anywhere."""
-    wanted, nothing = (Wanted(NOTHING, channels, with_tau), Wanted(channels, channels)), keys[..., :0]
+    wanted, nothing = (Wanted(NOTHING, channels, with_tau), Wanted(channels, channels, repeats=True)), keys[..., :0]
     at_queries, at_keys = sums_anywhere(wanted, chosen, queries, keys, nothing, tau, g, values)
     return gradients_of(at_queries, at_keys, queries, keys, values, tau)
 
@@ -125,7 +125,7 @@ def sums_anywhere(wanted: Sequence[Wanted], chosen: Plan, *operands: Array) -> l
         sides = operands, (keys, queries, row_weights, tau, weights, row_weights)
         return [sums_by_differences(x, *side) for x, side in zip(wanted, sides, strict=False)]
 
-    summed = functools.partial(_of_matrices, wanted, chosen)
+    summed = functools.partial(of_matrices, wanted, chosen)
     if not as_one:
         return one_by_one(summed, queries, keys, values, scale, row_weights, weights)
     batch = jnp.broadcast_shapes(queries.shape[:-2], row_weights.shape[:-2])
@@ -135,32 +135,44 @@ def sums_anywhere(wanted: Sequence[Wanted], chosen: Plan, *operands: Array) -> l
     return [at_queries, *jax.tree.map(lambda x: with_rank(x, keys), at_keys)]
 
 
-def _of_matrices(wanted: Sequence[Wanted], chosen: Plan, *operands: Array) -> list[Sums]:
-    """By waves where that pays, or is asked for; else by tiles of sorted points."""
-    most, sizes = _most_blocks(wanted, chosen, operands)
+def of_matrices(
+    wanted: Sequence[Wanted],
+    chosen: Plan,
+    *operands: Array,
+    shares: Float[Array, "t 1"] | None = None,
+    by_tiles: Callable[..., list[Sums]] = anywhere_sums,
+) -> list[Sums]:
+    """By waves where that pays, or is asked for; else by tiles of sorted points: of a Gaussian, or of several."""
+    queries, keys, values, scale, _, weights = operands
+    most, sizes = blocks_that_may_pay(wanted, chosen, queries, keys, values, weights, bandwidths=len(scale))
     if not most:
-        return anywhere_sums(wanted, *operands)
+        return by_tiles(wanted, *operands)
     promise = None if chosen.method == "fourier" else SUMS[chosen.precision]
 
     def by_waves() -> tuple[list[Sums], list[Array]]:
-        found = sums_of_sides(wanted, most, chosen, promise, operands)
+        found = sums_of_sides(wanted, most, chosen, promise, operands, shares)
         return [x for x, _ in found], [x for _, x in found]
 
     def of_rows(wanted: Wanted, side: Sequence[Array], place: Array) -> Sums:
-        queries, keys, values, scale, row_weights, weights = side
-        tau = jnp.square(scale[0] if scale.shape[1] > 1 else scale[0, 0])
+        queries, keys, values, _, row_weights, weights = side
         rows, own = (rows_of(x, place) for x in (queries, row_weights))
-        return sums_by_differences(wanted, rows, keys, values, tau, own, weights)
+        if shares is None:
+            tau = jnp.square(scale[0] if scale.shape[1] > 1 else scale[0, 0])
+            return sums_by_differences(wanted, rows, keys, values, tau, own, weights)
+        rows, keys, values, own, weights = (x[None] for x in (rows, keys, values, own, weights))
+        tau = jnp.square(scale[:, 0])
+        return sums_by_differences(wanted, rows, keys, values, tau, own, weights).mixed(tau, shares[:, 0])
 
     each = [functools.partial(of_rows, *x) for x in zip(wanted, sides(operands), strict=False)]
-    does = pays_here(chosen, most, chosen.precision, sizes, operands[3], *operands[:2])
-    return settled(does, by_waves, each, lambda: anywhere_sums(wanted, *operands), operands)  # type: ignore[return-value]
+    does = pays_here(chosen, most, chosen.precision, sizes, scale, queries, keys)
+    return settled(does, by_waves, each, lambda: by_tiles(wanted, *operands), operands)  # type: ignore[return-value]
 
 
-def _most_blocks(wanted: Sequence[Wanted], chosen: Plan, operands: Sequence[Array]) -> tuple[int, Sizes]:
+def blocks_that_may_pay(
+    wanted: Sequence[Wanted], chosen: Plan, queries: Array, keys: Array, *values: Array, bandwidths: int = 1
+) -> tuple[int, Sizes]:
     """Blocks of waves of a coordinate that may be taken, none where that never pays; and the sizes."""
-    queries, keys, values, _, _, weights = operands
-    sizes = Sizes(queries.shape[-2], keys.shape[-2], keys.shape[-1], max(values.shape[-1], weights.shape[-1]))
+    sizes = Sizes(queries.shape[-2], keys.shape[-2], keys.shape[-1], max(x.shape[-1] for x in values), bandwidths)
     if chosen.waves is False or {GAUSS} != {y for x in wanted for y in x.kernels}:
         return 0, sizes
     by_name = chosen.method == "fourier"
@@ -171,7 +183,7 @@ def waves_pullback(
     wanted: Wanted, chosen: Plan, otherwise: Callable, operands: Sequence[Array], cotangents: Sums
 ) -> tuple[Array, ...]:
     """The gradients of `pair_sums` by waves where these pay and leave nothing in doubt, else otherwise(*operands)."""
-    most, sizes = _most_blocks([wanted], chosen, operands)
+    most, sizes = blocks_that_may_pay([wanted], chosen, *(operands[i] for i in (0, 1, 2, -1)))
     if not most:
         return otherwise(*operands)
 

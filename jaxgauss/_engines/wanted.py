@@ -18,12 +18,14 @@ class Wanted(NamedTuple):
         pulls: kernels whose slopes ψ = -2κ' pull, and how many channels of the weights each of them has.
         spread: whether Σ_n W ‖k_n - q_m‖² is asked for, or each coordinate's part of it.
         one_sign: whether the weights of what pulls are known to have one sign.
+        repeats: whether these weights are also the first of the values.
     """
 
     sums: Channels
     pulls: Channels
     spread: bool = False
     one_sign: bool = False
+    repeats: bool = False
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
@@ -87,3 +89,8 @@ class Sums(NamedTuple):
     sums: Float[Array, "*batch m c"]
     pulls: Float[Array, "*batch m d"]
     spread: Float[Array, "*batch m s"]
+
+    def mixed(self, tau: Float[Array, "*batch t"], shares: Float[Array, "*batch t"]) -> "Sums":
+        """Those of each κ_t (…, T, M, ·) as those of the one kernel Σ_t share_t κ_t, whose own τ is one."""
+        weights = shares, shares * tau, shares * tau
+        return Sums(*((w[..., None, None] * x).sum(-3) for w, x in zip(weights, self, strict=True)))

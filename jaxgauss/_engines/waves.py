@@ -4,10 +4,9 @@ The error of a query is at most ε Σ|v|, and rounding; what a sum promises is r
 same waves: so it is known afterwards where the promise holds. Pulls may be small beside sums: they take float64.
 """
 
-import contextlib
 import functools
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +17,9 @@ from .._arrays.blocks import scan
 from .._arrays.places import vary_like
 from .._checks.settings import are_known
 from . import nufft
-from .few_dimensions import Sizes, tolerance_of, transforms_pay
-from .fourier import Nodes, box, coefficients, nodes, slope, spectrum, values_at
+from .doubt import Doubt
+from .few_dimensions import Sizes, tolerance_of, transforms_pay, wider
+from .fourier import Nodes, box, coefficients, nodes, slopes_at, spectrum, values_at
 from .plan import Plan
 from .wanted import Sums, Wanted
 
@@ -47,52 +47,59 @@ OF_PROMISE, OF_ERROR, OF_EPS = 1e7, 8, 0.5
 
 
 class Layout(NamedTuple):
-    """Of two clouds: nodes, whether these do, and the error ε of Φ."""
+    """Of two clouds: nodes, whether these do, the error ε of Φ; and what fast transforms are asked for, of pulls."""
 
     nodes: Nodes
     fits: Bool[Array, ""]
     error: Float[Array, ""]
+    eps_of_pulls: Float[Array, ""] | None = None
 
 
 def layout(
-    most: int, chosen: Plan, promise: Promise | None, scale: Float[Array, "1 _"], queries: Array, keys: Array
+    most: int, chosen: Plan, promise: Promise | None, scale: Float[Array, "t _"], queries: Array, keys: Array
 ) -> Layout:
-    """That of the plan's tolerance, or of one that does not count beside rounding to its digits, in so many blocks."""
+    """That of the plan's tolerance, or of one that does not count beside rounding to its digits, in so many blocks.
+
+    Of several Gaussians the waves are those of the narrowest, and their period is that of the widest.
+    """
     queries, keys, scale = map(lax.stop_gradient, (queries, keys, scale))
     center, extent = box(queries, keys)
-    scales, dtype = jnp.broadcast_to(scale[0], extent.shape), keys.dtype
+    scales, dtype, wide = jnp.broadcast_to(scale.max(0), extent.shape), keys.dtype, wider(scale)
     if chosen.tolerance is None:
         error = tolerance_of(jnp, chosen.precision, extent * scales)
     else:
         error = jnp.asarray(chosen.tolerance, dtype)
-    found, fits, bound = nodes(most, center, extent, scales, error)
+    found = Layout(*nodes(most, center, extent, scales, error, wide))
     sizes = Sizes(queries.shape[0], keys.shape[0], len(center), 1)
-    if chosen.platform == "cpu" and nufft.is_installed() and are_known(*sizes):
-        found = found._replace(eps=_eps(sizes, found, error, promise, extent * scales))
-    return Layout(found, fits, bound)
-
-
-def _eps(sizes: Sizes, of: Nodes, error: Array, promise: Promise | None, length: Array) -> Array:
-    """The error that fast transforms are asked for, zero where they do not pay."""
-    dtype = length.dtype
+    if chosen.platform != "cpu" or not nufft.is_installed() or not are_known(*sizes):
+        return found
     if promise is None:
         eps = error / OF_ERROR
     else:  # pulls of points that are close together are as small as their squares
-        eps = promise.of_one / OF_PROMISE * jnp.minimum(1, jnp.square(length).max())
-    does = transforms_pay(dtype.name, sizes, of.counts.astype(dtype))
-    return jnp.where(does, jnp.maximum(eps, nufft.LEAST[dtype.name]), 0)
+        eps = promise.of_one / OF_PROMISE * jnp.minimum(1, jnp.square(extent * scales / wide).max())
+    asked = functools.partial(_asked, sizes, found.nodes.counts.astype(dtype), eps)
+    return found._replace(nodes=found.nodes._replace(eps=asked(dtype.name)), eps_of_pulls=asked("float64"))
+
+
+def _asked(sizes: Sizes, counts: Array, eps: Array, precision: str) -> Array:
+    """The error that fast transforms in a precision are asked for, zero where they do not pay."""
+    return jnp.where(transforms_pay(precision, sizes, counts), jnp.maximum(eps, nufft.LEAST[precision]), 0)
 
 
 def sums_of_sides(
-    wanted: Sequence[Wanted], most: int, chosen: Plan, promise: Promise | None, operands: Sequence[Array]
-) -> list[tuple[Sums, Bool[Array, " m"]]]:
+    wanted: Sequence[Wanted],
+    most: int,
+    chosen: Plan,
+    promise: Promise | None,
+    operands: Sequence[Array],
+    shares: Float[Array, "t 1"] | None = None,
+) -> list[tuple[Sums, Doubt]]:
     """`sums_by_waves` at the queries; if two are wanted also at the keys, there of the weights."""
-    dtype, wide = operands[0].dtype, any(x.pulls.kernels for x in wanted)
-    with jax.enable_x64(True) if wide else contextlib.nullcontext():
-        given = [x.astype("float64" if wide else dtype) for x in operands]
-        of = layout(most, chosen, promise, given[3], *given[:2])
-        found = [sums_by_waves(x, of, promise, *side) for x, side in zip(wanted, sides(given), strict=False)]
-        return [(jax.tree.map(lambda x: x.astype(dtype), sums), doubt) for sums, doubt in found]
+    of = layout(most, chosen, promise, operands[3], *operands[:2])
+    of = of if shares is None else of._replace(error=of.error * shares.sum())
+    return [
+        sums_by_waves(x, of, promise, *side, shares=shares) for x, side in zip(wanted, sides(operands), strict=False)
+    ]
 
 
 def sides(operands: Sequence[Array]) -> tuple[Sequence[Array], Sequence[Array]]:
@@ -108,91 +115,136 @@ def sums_by_waves(
     queries: Float[Array, "m d"],
     keys: Float[Array, "n d"],
     values: Float[Array, "n c"],
-    scale: Float[Array, "1 _"],
+    scale: Float[Array, "t _"],
     row_weights: Float[Array, "m e"],
     weights: Float[Array, "n e"],
-) -> tuple[Sums, Bool[Array, " m"]]:
-    """`Sums` of Gaussians, and the queries in doubt; all of them where the layout does not do.
+    shares: Float[Array, "t 1"] | None = None,
+) -> tuple[Sums, Doubt]:
+    """`Sums` of a Gaussian, and the queries in doubt; all of them where the layout does not do.
 
-    Without a promise none is in doubt, and sums are functions of JAX with derivatives of every order.
+    Or of the kernel Σ_t share_t Φ_t, whose own τ is one: of a root of τ in each row of the scale.
+    Without a promise none is in doubt. Sums are functions of JAX with derivatives of every order.
     """
-    (num, dim), dtype = queries.shape, queries.dtype
-    scales, each = jnp.broadcast_to(scale[0], (dim,)), scale.shape[1] > 1
-    pulling, channels = weights.shape[1], jnp.concatenate([weights, values], 1).T
-    of_keys = functools.partial(_of_channel, wanted, of.nodes, scales, each, queries, keys)
-    operands = [scale, queries, keys, channels, row_weights]
-    rounding = jnp.asarray(ROUNDING * float(jnp.finfo(dtype).eps), dtype)
+    pulled, known = weights.shape[1], weights.shape[1] if wanted.repeats else 0
+    cloud, others, terms = (of, scale, shares, queries, keys), values[:, known:].T, None
+    if promise is None:
+        doubt, sums = jnp.zeros_like(queries[:, 0], bool), _summed(*cloud, others)[0][:, 0]
+    else:
+        mixed = (others > 0).any(1) & (others < 0).any(1)
+        columns = jnp.concatenate([jnp.abs(weights.T), others, jnp.abs(others)])
+        needed = jnp.concatenate([jnp.ones(pulled + len(others), bool), mixed])
+        found, errors = _summed(*cloud, columns, needed, squares=pulled > 0)
+        terms = found[:pulled] - errors[:pulled, :, None]
+        (sums, sizes), errors = jnp.split(found[pulled:, 0], 2), jnp.split(errors[pulled:, 0], 2)
+        sizes = jnp.where(mixed[:, None], sizes, jnp.abs(sums))
+        doubt = jax.vmap(functools.partial(_are_in_doubt, promise))(jnp.maximum(*errors), sizes).any(0)
+    sums, nothing = sums.T, queries[:, :0]
+    if not wanted.pulls.kernels:
+        return Sums(sums, nothing, nothing), doubt | ~of.fits
+    of = of._replace(nodes=of.nodes._replace(eps=of.eps_of_pulls))
+    with jax.enable_x64(True):
+        wide = _in("float64", (of, *cloud[1:], row_weights, weights, terms))
+        found, own = _pulled(wanted, promise, *wide)
+        found = _in(queries.dtype, found)
+    sums = jnp.concatenate([found.sums, sums], 1) if known else sums
+    return found._replace(sums=sums), doubt | own | ~of.fits
+
+
+def _in(dtype: Any, of: Any) -> Any:
+    """The same with numbers of a dtype."""
+    return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, of)
+
+
+def _summed(
+    of: Layout,
+    scale: Array,
+    shares: Array | None,
+    queries: Array,
+    keys: Array,
+    columns: Float[Array, "k n"],
+    needed: Bool[Array, " k"] | None = None,
+    squares: bool = False,
+) -> tuple[Float[Array, "k s m"], Float[Array, "k s"]]:
+    """Σ Φ v of all channels, or of those that are needed, with `squares` also Σ Φ v u; and what these may err by."""
+    phi, parts = _spectra(of, scale, shares)
+    g = jnp.stack([phi, functools.reduce(jnp.add, parts)]) if squares else phi[None]
+
+    def of_one(v: Array) -> tuple[Array, Array]:
+        found = coefficients(of.nodes, keys, v[None]) * g
+        return values_at(of.nodes, queries, found), _errors(of, found, v)
+
+    def of_none(_: Array) -> tuple[Array, Array]:
+        shapes = jax.eval_shape(of_one, columns[0])
+        return jax.tree.map(lambda x: vary_like(jnp.zeros(x.shape, x.dtype), [scale, queries, keys, columns]), shapes)
+
+    if needed is None:
+        return lax.map(of_one, columns)
+    return lax.map(lambda x: lax.cond(x[0], of_one, of_none, x[1]), (needed, columns))
+
+
+def _pulled(
+    wanted: Wanted,
+    promise: Promise | None,
+    of: Layout,
+    scale: Array,
+    shares: Array | None,
+    queries: Array,
+    keys: Array,
+    row_weights: Array,
+    weights: Float[Array, "n e"],
+    terms: Float[Array, "e 2 m"] | None,
+) -> tuple[Sums, Doubt]:
+    """Of each channel of the weights S; of all Σ_n W (k_n - q_m) and what is wanted of Σ_n W ‖k_n - q_m‖².
+
+    With a promise `terms` are the least that Σ Φ|w| and Σ Φ|w| u may be.
+    """
+    (num, dim), dtype, operands = queries.shape, queries.dtype, [scale, queries, keys, row_weights, weights]
+    phi, parts = _spectra(of, scale, shares)
+    squares = jnp.stack(parts if scale.shape[1] > 1 else [functools.reduce(jnp.add, parts)])
+    unit = scale if shares is None else jnp.ones_like(scale[:1])
+
+    def add(state: tuple[Array, ...], item: tuple[Any, ...]) -> tuple[tuple[Array, ...], Array]:
+        pulls, spread, doubt = state
+        rows, v, terms = item
+        found = coefficients(of.nodes, keys, v[None])
+        total, *slopes = slopes_at(of.nodes, queries, found * phi[None])
+        pulls += rows[None] * jnp.stack(slopes)
+        if wanted.spread:
+            spread += rows[None] * values_at(of.nodes, queries, found * squares)
+        if promise is not None:
+            (error,), size = _errors(of, found * phi[None], v), jnp.abs(rows)
+            of_pulls = promise._replace(of_all=PULLS * promise.of_all)
+            doubt |= _are_in_doubt(of_pulls, wider(scale) * size * error, size * terms[1] / FARTHEST)
+            if wanted.repeats:
+                doubt |= _are_in_doubt(promise, error, terms[0])
+        return (pulls, spread, doubt), total
+
+    zeros = [vary_like(jnp.zeros((x, num), dtype), operands) for x in (dim, wanted.spread * scale.shape[1])]
+    state = *zeros, vary_like(jnp.zeros(num, bool), operands)
+    (pulls, spread, doubt), sums = scan(add, state, (row_weights.T, weights.T, terms))
+    return Sums(sums.T, pulls.T / jnp.square(unit), spread.T / jnp.square(unit)), doubt
+
+
+def _spectra(of: Layout, scale: Array, shares: Array | None) -> tuple[Array, list[Array]]:
+    """g of Σ Φ v, and of each coordinate's part of Σ Φ v u."""
+    scales = jnp.broadcast_to(scale, (len(scale), len(of.nodes.period)))
+    every = jnp.ones_like(scale[:, 0]) if shares is None else shares[:, 0]
+    found = [spectrum(of.nodes, scales, every, d) for d in (None, *range(scales.shape[1]))]
+    return found[0], found[1:]
+
+
+def _errors(of: Layout, found: Float[Array, "s ..."], v: Float[Array, " n"]) -> Float[Array, " s"]:
+    """What values at queries of such coefficients may err by: rounding of the size of all waves, and ε Σ|v|."""
+    size = jnp.sqrt(jnp.square(found).sum((*range(1, found.ndim),)))
+    rounding = jnp.asarray(ROUNDING * float(jnp.finfo(found.dtype).eps), found.dtype)
     if of.nodes.eps is not None:
         rounding = jnp.maximum(rounding, OF_EPS * of.nodes.eps)
-
-    def zeros(*shape: int) -> Array:
-        return vary_like(jnp.zeros(shape, dtype), operands)
-
-    def checked(number: Array, v: Array, first: Array) -> tuple[Array, Array, Array]:
-        """Of a channel also the sizes of terms, and the error.
-
-        One that is the first once more, which pulls and is summed, is not computed again; one of both signs is, of its
-        sizes.
-        """
-        known = (number >= pulling) & (v == channels[0]).all() if pulling == 1 else jnp.zeros((), bool)
-        mixed = (v > 0).any() & (v < 0).any()
-        nothing = jax.tree.map(lambda x: zeros(*x.shape), jax.eval_shape(of_keys, v))
-
-        def if_needed(given: tuple[Array, Array]) -> tuple[Array, Array]:
-            return lax.cond(given[1], of_keys, lambda _: nothing, given[0])
-
-        needed = jnp.stack([~known, mixed & ~known])
-        (found, terms), sizes = lax.map(if_needed, (jnp.stack([v, jnp.abs(v)]), needed))
-        error = rounding * sizes.max() + of.error * jnp.abs(v).sum()
-        found, terms = jnp.where(known, first, found), jnp.where(mixed, terms, jnp.abs(found))
-        return found, terms, jnp.where(known, 0, error)
-
-    def add(state: tuple[Array, ...], item: tuple[Array, Array, Array]) -> tuple[tuple[Array, ...], Array]:
-        pulls, spread, doubt, first = state
-        number, v, g = item  # g is zero of channels that are summed alone
-        if promise is None:
-            found, _ = of_keys(v)
-        else:
-            found, terms, error = checked(number, v, first)
-            doubt |= _are_in_doubt(promise, error, terms[0])
-            if pulling:
-                of_pulls, size = promise._replace(of_all=PULLS * promise.of_all), jnp.abs(g)
-                doubt |= _are_in_doubt(of_pulls, size * error, size * terms[1] / FARTHEST)
-        if pulling:
-            pulls += g[None] * found[2 : 2 + dim]
-            spread += g[None] * (found[2 + dim :] if each else found[1:2])
-        return (pulls, spread, doubt, jnp.where(number == 0, found, first)), found[0]
-
-    g = jnp.concatenate([row_weights, jnp.zeros((num, values.shape[1]), dtype)], 1).T
-    rows = 1 if not pulling else 2 + dim + (dim if each else 0)  # of what `_of_channel` finds
-    state = zeros(dim, num), zeros(dim if each else 1, num), zeros(num) > 0, zeros(rows, num)
-    (pulls, spread, doubt, _), sums = scan(add, state, (jnp.arange(len(channels), dtype="int32"), channels, g))
-    pulls = (pulls.T / jnp.square(scales)[None])[:, : dim if pulling else 0]
-    spread = (spread.T / jnp.square(scale))[:, : None if wanted.spread else 0]
-    return Sums(sums[pulling:].T, pulls, spread), doubt | ~of.fits
+    return rounding * size + of.error * jnp.abs(v).sum()
 
 
-def _of_channel(
-    wanted: Wanted, of: Nodes, scales: Array, each: bool, queries: Array, keys: Array, v: Float[Array, " n"]
-) -> tuple[Float[Array, "s m"], Float[Array, ""]]:
-    """Of one channel S = Σ Φ v; if it pulls Σ Φ v u, the slopes ∂S and, of `each` coordinate, its part of the second.
-
-    And the size of all waves. From ∂²S = Σ (u - 1) Φ v, in bandwidths and one coordinate.
-    """
-    found = coefficients(of, keys, v[None])
-    for g in spectrum(of, scales):
-        found = found * g
-    all_found = [found]
-    if wanted.pulls.kernels:
-        slopes = [slope(of, found, d) for d in range(len(scales))]
-        seconds = [slope(of, x, d) / jnp.square(scales[d]) + found for d, x in enumerate(slopes)]
-        all_found += [functools.reduce(jnp.add, seconds), *slopes, *(seconds if each else [])]
-    return values_at(of, queries, jnp.concatenate(all_found)), jnp.sqrt(jnp.square(found).sum())
-
-
-def _are_in_doubt(promise: Promise, error: Array, terms: Float[Array, " m"]) -> Bool[Array, " m"]:
+def _are_in_doubt(promise: Promise, error: Array, terms: Float[Array, " m"]) -> Doubt:
     """Whether errors may be more than the promise allows beside sums of terms; NaN may."""
-    size = jnp.where(jnp.isfinite(terms), jnp.abs(terms), 0)
+    size = jnp.where(jnp.isfinite(terms), jnp.maximum(terms, 0), 0)
     largest = size.max()
     mean = largest * jnp.sqrt(jnp.square(size / jnp.where(largest > 0, largest, 1)).mean())
     return ~(error <= jnp.minimum(promise.of_one * terms, promise.of_all * jnp.maximum(terms, mean)))

@@ -15,7 +15,7 @@ from .._checks.samples import check_balance, check_distinct_pairs, check_estimat
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights, are_known
 from .._kernels.kernels import Kernel
 from .._sums.checked import check_still
-from .._sums.moments import Reduction, as_gaussians, bandwidth_mean, by_reach, prepare
+from .._sums.moments import Reduction, as_gaussians, by_reach, prepare, shares_of
 from .units import in_own_unit
 from .weights import distinct_pairs_factor, weights_or_mean
 
@@ -176,8 +176,10 @@ def _mmd_squared(settings: Settings, estimator: str, x, y, tau, x_weights, y_wei
     tau, x, y, a, b = prepare(settings, tau, x, y, a[:, None], b[:, None])
     x_factor, x_diagonal = _own_pairs(estimator, a)
     y_factor, y_diagonal = (jnp.zeros_like(x_factor),) * 2 if given else _own_pairs(estimator, b)
-    value = jnp.asarray(_form(settings, not given, tau, _Side(x, a, x_factor), _Side(y, b, y_factor)))
-    value = bandwidth_mean(value - settings.kernel.at_zero * (x_diagonal + y_diagonal).reshape(()), tau, shares) * unit
+    shares = shares_of(tau, shares)
+    value = jnp.asarray(_form(settings, not given, tau, shares, _Side(x, a, x_factor), _Side(y, b, y_factor)))
+    at_zero = settings.kernel.at_zero * (1 if shares is None else shares.sum())
+    value = (value.reshape(()) - at_zero * (x_diagonal + y_diagonal).reshape(())) * unit
     if given:
         value = value + jnp.asarray(y_norm_squared, value.dtype)
     return value.astype(settings.dtype)
@@ -202,6 +204,8 @@ def _own_pairs(estimator: str, a: Array) -> tuple[Array, Array]:
 # A cotangent only scales them, so the pass that gives W gives the slopes of x as well (channels [w z, w]), and one
 # channel more, r = K_xy b, tells the terms apart. Where only x moves V is not needed: F = aᵀW - aᵀr + h bᵀK_yy b.
 # All of it is made of Gauss sums with rules of their own, so it can be differentiated again.
+# Of several bandwidths F = Σ_t share_t F_t is the form of one kernel, whose own τ is one. Where they are learned each
+# has its own dτ, and F_t is the gradient of its share.
 
 
 class _Side(NamedTuple):
@@ -216,18 +220,18 @@ class _Side(NamedTuple):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _form(settings: Settings, with_y: bool, tau: Array, x: _Side, y: _Side) -> Array:
-    """F of each bandwidth; `with_y` False leaves out the term of y alone, whose factor is then zero."""
+def _form(settings: Settings, with_y: bool, tau: Array, shares: Array | None, x: _Side, y: _Side) -> Array:
+    """F, (1,) of several bandwidths; `with_y` False leaves out the term of y alone, whose factor is then zero."""
 
     def value(reduction: Reduction, points: tuple[Array, Array], tau: Array, *others: Array) -> Array:
         return _by_x(reduction, tau, *_sides(points, *others), with_y, slopes=False)[0]
 
-    return by_reach(settings, value, (x.points, y.points), tau, *x[1:], *y[1:], slopes=False)
+    return by_reach(settings, value, (x.points, y.points), tau, *x[1:], *y[1:], shares=shares, slopes=False)
 
 
-def _form_forward(settings: Settings, with_y: bool, tau, x, y):
-    tau_moves, x_moves, y_moves = (any(z.perturbed for z in side) for side in ((tau,), x, y))
-    tau, x, y = tau.value, _Side(*(z.value for z in x)), _Side(*(z.value for z in y))
+def _form_forward(settings: Settings, with_y: bool, tau, shares, x, y):
+    tau_moves, x_moves, y_moves = (any(z.perturbed for z in jax.tree.leaves(side)) for side in ((tau, shares), x, y))
+    tau, shares, x, y = jax.tree.map(lambda z: z.value, (tau, shares, x, y))
 
     def value_and_gradients(reduction: Reduction, points: tuple[Array, Array], tau: Array, *others: Array):
         x, y = _sides(points, *others)
@@ -238,23 +242,32 @@ def _form_forward(settings: Settings, with_y: bool, tau, x, y):
         if not (tau_moves or x_moves):
             value, d_y = _by_x(reduction, tau, y, x, True)
             return value, (nothing, _Side(*[nothing] * 3), d_y)
-        x_value, _, d_x, x_spread = _row(reduction, tau, x, y, spread=True)
-        y_value, _, d_y, y_spread = _row(reduction, tau, y, x, spread=True)
-        return x_value + y_value, ((x_spread + y_spread) / -2, d_x, d_y)
+        x_value, _, d_x, x_spread = _row(reduction, tau, x, y, spread=tau_moves)
+        y_value, _, d_y, y_spread = _row(reduction, tau, y, x, spread=tau_moves)
+        return x_value + y_value, ((x_spread + y_spread) / -2 if tau_moves else nothing, d_x, d_y)
 
     one_moves = not ((tau_moves or x_moves) and (tau_moves or y_moves))
     operands = (x.points, y.points), tau, *x[1:], *y[1:]
-    value, gradients = by_reach(
-        settings, value_and_gradients, *operands, weights=(x.weights, y.weights), second_order=not one_moves
+    value, (d_tau, d_x, d_y) = by_reach(
+        settings,
+        value_and_gradients,
+        *operands,
+        shares=None if tau_moves else shares,
+        weights=(x.weights, y.weights),
+        second_order=not one_moves,
     )
-    return value, (tau, x, y, gradients)
+    d_shares = jnp.zeros(0, tau.dtype)
+    if tau_moves and shares is not None:
+        d_tau, d_shares = shares * d_tau, value
+        value, d_x, d_y = jax.tree.map(lambda z: jnp.tensordot(shares, z, 1)[None], (value, d_x, d_y))
+    return value, (x, y, d_tau, d_shares, d_x, d_y)
 
 
 def _form_backward(settings: Settings, with_y: bool, residuals, g):
-    _, x, y, (d_tau, d_x, d_y) = residuals
+    x, y, *of_bandwidths, d_x, d_y = residuals
     if isinstance(g, jax.custom_derivatives.SymbolicZero):
-        return None, None, None
-    return g * d_tau if d_tau.size else None, _times(d_x, g, x), _times(d_y, g, y)
+        return None, None, None, None
+    return *(g * d if d.size else None for d in of_bandwidths), _times(d_x, g, x), _times(d_y, g, y)
 
 
 _form.defvjp(_form_forward, _form_backward, symbolic_zeros=True)

@@ -15,7 +15,7 @@ from .._checks.settings import MeshOptions, Points, Settings, Taus, working_dtyp
 from .._kernels.kernels import Kernel
 from .._sums.checked import check_still
 from .._sums.display import short_repr
-from .._sums.moments import Reduction, as_gaussians, bandwidth_mean, by_reach, prepare
+from .._sums.moments import Reduction, as_gaussians, by_reach, prepare, shares_of
 from .bandwidth import median_heuristic
 
 
@@ -85,7 +85,8 @@ def _direction(settings: Settings, particles: Array, scores: Array, tau: Array) 
         weights = jnp.full((*x.shape[:-1], 1), -1 / num, x.dtype) * tau[..., None, None]
         return reduction(x, x, weights, tau, shifts=s / num).slopes  # Σ Φ (s_j - τ (x_j - x_i)) / N
 
-    return bandwidth_mean(by_reach(settings, function, (x,), tau, s, one_sign=True), tau, shares).astype(settings.dtype)
+    found = by_reach(settings, function, (x,), tau, s, shares=shares_of(tau, shares), one_sign=True)
+    return found.reshape(particles.shape).astype(settings.dtype)
 
 
 class SVGDState(NamedTuple):

@@ -12,7 +12,7 @@ from .._checks.samples import check_balance, check_kernel, check_samples
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights
 from .._kernels.kernels import Kernel
 from .._sums.checked import check_still
-from .._sums.moments import Reduction, as_gaussians, bandwidth_mean, by_reach, prepare
+from .._sums.moments import Reduction, as_gaussians, by_reach, prepare, shares_of
 from .weights import weights_or_mean
 
 
@@ -133,5 +133,6 @@ def _witness(settings: Settings, slopes: bool, points, x, y, tau, x_weights, y_w
         at = reduction(points, keys, weights, tau, slopes=slopes)
         return at.mass[..., 0], -tau[..., None, None] * at.slopes
 
-    found = by_reach(settings, function, (points, x, y), tau, a, b, weights=weights, slopes=slopes)
-    return tuple(bandwidth_mean(z, tau, shares).astype(settings.dtype) for z in found)  # type: ignore[return-value]
+    shares, every = shares_of(tau, shares), (points, x, y)
+    found = by_reach(settings, function, every, tau, a, b, shares=shares, weights=weights, slopes=slopes)
+    return tuple(z.reshape(z.shape[tau.ndim :]).astype(settings.dtype) for z in found)  # type: ignore[return-value]

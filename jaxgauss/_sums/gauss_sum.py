@@ -215,7 +215,7 @@ def _far_and_saved(with_slopes: bool, settings: Settings, queries: Array, keys: 
     channels = Channels((GAUSS,), values.shape[-1:])
     if with_slopes and _keeps_slopes(settings, *operands):
         ones = jnp.ones_like(queries[..., :1])
-        found = pair_sums(settings, Wanted(channels, channels), *operands, ones, values)
+        found = pair_sums(settings, Wanted(channels, channels, repeats=True), *operands, ones, values)
         return found.sums, found.pulls[..., None, :]
     saved = jax.eval_shape(functools.partial(_near_and_saved, with_slopes, settings), *operands)[1]
     total = radial_sum(settings, channels, *operands)

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import jax
@@ -20,7 +20,7 @@ from .._engines.reach import are_near, near_or_anywhere
 from .._engines.wanted import Wanted
 from .._kernels.kernels import GAUSS
 from .kernel_sum import as_bandwidths
-from .radial import pair_sums
+from .radial import mixed_sums, pair_sums
 from .reverse_only import reverse_only
 from .sharded import added, alone, everywhere, first_rows, over_mesh
 
@@ -49,12 +49,14 @@ class Reduction:
 
     C = 0 without values. Without `slopes` they have no columns; c is given as `spread` or as `trace`, for the one.
     Of Gaussians about a center, if one is given: the points are then near. Over the mesh of the settings, if any.
-    `one_sign`: whether weights are known to have one.
+    `one_sign`: whether weights are known to have one. `gaussians`: τ and shares of several, (T,), that are one kernel,
+    whose own τ is one.
     """
 
     settings: Settings
     center: Array | None = None
     one_sign: bool = False
+    gaussians: tuple[Array, Array] | None = None
 
     def __call__(
         self,
@@ -71,7 +73,7 @@ class Reduction:
     ) -> Moments:
         """All of them."""
         form, c = ("trace", trace) if spread is None else ("spread", spread)
-        whole: Any = self.center, tau
+        whole: Any = self.center, *((tau, None) if self.gaussians is None else self.gaussians)
         rows, columns = (queries, c), (keys, weights, values, shifts)
         of_kernel = self._of_any if self.center is None else self._of_gaussian
         moments = functools.partial(of_kernel, slopes, form)
@@ -89,7 +91,7 @@ class Reduction:
 
     def _of_gaussian(self, with_slopes: bool, form: str, *operands: Any) -> Moments:
         """One sum of D + 1 + C channels on each device: Σ Φ (u + w (k - c)) - (q - c) Σ Φ w."""
-        c, tau, queries, rows, keys, weights, values, shifts = operands
+        c, tau, shares, queries, rows, keys, weights, values, shifts = operands
         q, k = queries - c, keys - c
         dim = k.shape[-1] if with_slopes else 0
         firsts = weights * k if shifts is None else shifts + weights * k
@@ -97,6 +99,9 @@ class Reduction:
         total = near_sum(alone(self.settings), *vary_alike(*align(q, k, columns, tau)))
         first, mass, sums = total[..., :dim], total[..., dim : dim + 1], total[..., dim + 1 :]
         found = Moments(mass, first - q[..., :dim] * mass, sums)
+        if shares is not None:
+            given = zip((shares, shares * tau, shares), found[:3], strict=True)
+            found = Moments(*(jnp.tensordot(weights, x, 1)[None] for weights, x in given))
         if rows is None:
             return found
         # as Σ_mn c_m w_n Φ (k_n - q_m) = 0
@@ -107,7 +112,7 @@ class Reduction:
 
     def _of_any(self, with_slopes: bool, form: str, *operands: Any) -> Moments:
         """One pass on each device: channels of κ and of the form, and what ψ pulls."""
-        _, tau, queries, rows, keys, weights, values, shifts = operands
+        _, tau, shares, queries, rows, keys, weights, values, shifts = operands
         kernel, settings = self.settings.kernel, alone(self.settings)
         traces = rows is not None and form == "trace" and kernel != GAUSS  # whose trace is made of mass and spread
         spreads = rows is not None and not traces
@@ -118,9 +123,10 @@ class Reduction:
         channels = Channels(tuple(kernels), tuple(x.shape[-1] for x in columns))
         pulls = Channels((kernel,), (1,)) if with_slopes or spreads else NOTHING
         ones, values_of_all = jnp.ones_like(queries[..., :1]), _side_by_side(list(columns))
-        found = pair_sums(
-            settings, Wanted(channels, pulls, spreads, self.one_sign), queries, keys, values_of_all, tau, ones, weights
-        )
+        wanted = Wanted(channels, pulls, spreads, self.one_sign, repeats=True)
+        given = (tau,) if shares is None else (tau, shares)
+        summed = pair_sums if shares is None else mixed_sums
+        found = summed(settings, wanted, queries, keys, values_of_all, *given, ones, weights)
         of_kappa, *others = channels.parts(found.sums)
         num = 0 if values is None else values.shape[-1]
         mass, sums, moved = of_kappa[..., :1], of_kappa[..., 1 : 1 + num], of_kappa[..., 1 + num :]
@@ -164,6 +170,11 @@ def as_gaussians(settings: Settings, tau: Array, *points: Array) -> tuple[Settin
     return of_gaussians(settings), taus.ravel(), jnp.broadcast_to(shares, taus.shape).ravel()
 
 
+def shares_of(tau: Array, shares: Array | None) -> Array | None:
+    """Those of bandwidths (T,) of one kernel: the same for each, unless they are given. None of one bandwidth."""
+    return jnp.full(tau.shape, 1 / max(1, tau.size), tau.dtype) if shares is None and tau.ndim else shares
+
+
 def bandwidth_mean(x: Array, tau: Array, shares: Array | None = None) -> Array:
     """The mean over the axis of the bandwidths, if there is one; or the sum of their shares."""
     if shares is not None:
@@ -177,6 +188,7 @@ def by_reach(
     points: tuple[Array, ...],
     tau: Array,
     *others: Any,
+    shares: Array | None = None,
     weights: tuple[Array, ...] = (),
     slopes: bool = True,
     second_order: bool = False,
@@ -185,22 +197,28 @@ def by_reach(
     """function(reduction, points, tau, *others): of Gaussians near one another about one center, else of any kernel.
 
     Slopes are, where pairs of points of such weights are spread enough; what is of second order, where they lie nearer.
-    `one_sign`: whether the weights that the function gives to the reduction are known to have one.
+    `one_sign`: whether the weights that the function gives to the reduction are known to have one. With `shares` (T,)
+    the Gaussians of τ (T,) are one kernel, and the function is given its τ, one.
     """
 
-    def near(points: tuple[Array, ...], tau: Array, *others: Any) -> Any:
+    def near(points: tuple[Array, ...], *operands: Any) -> Any:
         c = center(jnp.concatenate(points, -2), takes_half(settings))
-        return function(Reduction(settings, c), points, tau, *others)
+        return of_kernel(Reduction(settings, c), points, *operands)
 
     def anywhere(*operands: Any) -> Any:
-        return function(Reduction(settings, one_sign=one_sign), *operands)
+        return of_kernel(Reduction(settings, one_sign=one_sign), *operands)
+
+    def of_kernel(reduction: Reduction, points: tuple[Array, ...], tau: Array, shares: Array | None, *others: Any):
+        if shares is None:
+            return function(reduction, points, tau, *others)
+        return function(replace(reduction, gaussians=(tau, shares)), points, jnp.ones_like(tau[:1]), *others)
 
     if settings.kernel != GAUSS:
-        return anywhere(points, tau, *others)
+        return anywhere(points, tau, shares, *others)
     every = jnp.concatenate(points, -2)
     values = jnp.concatenate(weights, -2) if weights else jnp.ones_like(every[..., :1])
     is_near = are_near(alone(settings), every, every, values, tau, slopes=slopes, second_order=second_order)
-    return near_or_anywhere(is_near, near, anywhere, points, tau, *others)
+    return near_or_anywhere(is_near, near, anywhere, points, tau, shares, *others)
 
 
 def _side_by_side(columns: list[Array | None]) -> Array:

@@ -39,6 +39,7 @@ from .._kernels.kernels import GAUSS
 
 radial_sum: Any = jax.custom_vjp(dispatch.radial_sum, nondiff_argnums=(0, 1))
 pair_sums: Any = jax.custom_vjp(dispatch.pair_sums, nondiff_argnums=(0, 1))
+mixed_sums: Any = jax.custom_vjp(dispatch.mixed_sums, nondiff_argnums=(0, 1))
 radial_gradients: Any = jax.custom_vjp(dispatch.radial_pullback, nondiff_argnums=(0, 1, 2))
 
 
@@ -57,7 +58,7 @@ def _forward(settings: Settings, channels: Channels, *primals: Any):
     pulls = spread = queries[..., :0]
     about_keys = which.keys or which.values  # where both are wanted, near points have them from one pass afterwards
     if (which.queries or which.tau) and not about_keys and sum(channels.widths) == 1:
-        wanted = Wanted(channels, channels, which.tau)
+        wanted = Wanted(channels, channels, which.tau, repeats=True)
         total, pulls, spread = pair_sums(settings, wanted, *operands, jnp.ones_like(queries[..., :1]), values)
     else:
         total = radial_sum(settings, channels, *operands)
@@ -98,7 +99,7 @@ def wanted_gradients(
         d_queries, d_keys, d_values, d_tau = radial_gradients(settings, channels, which.tau, *operands, g)
     elif about_keys or (needs_tau and not needs_rows):
         summed, pulling = (channels if x else NOTHING for x in (which.values, which.keys or needs_tau))
-        wanted, summed = Wanted(summed, pulling, needs_tau), g if which.values else nothing
+        wanted, summed = Wanted(summed, pulling, needs_tau, repeats=summed == pulling), g if which.values else nothing
         found = pair_sums(settings, wanted, keys, queries, summed, tau, values, g)
         d_keys, d_values = scale * found.pulls, found.sums
         d_tau = of_tau(found.spread, tau) if needs_tau else d_tau
@@ -128,7 +129,7 @@ radial_gradients.defvjp(_gradients_forward, _gradients_backward)
 def _by_pairs(settings: Settings, channels: Channels, queries, keys, values, tau, g) -> tuple[Array, ...]:
     """The rules above, by sums about the queries and about the keys."""
     of_rows = pair_sums(settings, Wanted(NOTHING, channels, True), queries, keys, keys[..., :0], tau, g, values)
-    of_columns = pair_sums(settings, Wanted(channels, channels), keys, queries, g, tau, values, g)
+    of_columns = pair_sums(settings, Wanted(channels, channels, repeats=True), keys, queries, g, tau, values, g)
     return gradients_of(of_rows, of_columns, queries, keys, values, tau)
 
 
@@ -151,6 +152,19 @@ def _pair_sums_backward(settings: Settings, wanted: Wanted, operands: tuple[Arra
 
 
 pair_sums.defvjp(lambda *args: (pair_sums(*args), args[2:]), _pair_sums_backward)
+
+
+def _mixed_sums_backward(settings: Settings, wanted: Wanted, operands: tuple[Array, ...], cotangents: Sums):
+    """Of one Gaussian after the other."""
+
+    def one_by_one(queries: Array, keys: Array, values: Array, tau: Array, shares: Array, *weights: Array) -> Sums:
+        found = pair_sums(settings, wanted, queries, keys, values, tau, *weights).mixed(tau, shares)
+        return jax.tree.map(lambda x: x[None], found)
+
+    return jax.vjp(one_by_one, *operands)[1](cotangents)
+
+
+mixed_sums.defvjp(lambda *args: (mixed_sums(*args), args[2:]), _mixed_sums_backward)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))

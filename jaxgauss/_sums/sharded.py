@@ -165,9 +165,8 @@ def _by_coefficients(
         error = settings.tolerance or tolerance_of(jnp, dtype.name, length)
         of, fits, _ = nodes(MOST[len(center)], center, extent, lax.stop_gradient(scales), error)
         found = added(settings, coefficients(of, *vary_alike(keys, values.T)))
-        for g in spectrum(of, scales):
-            found = found * g
-        return values_at(of, *vary_alike(queries, found)).T, fits[None, None]
+        g = spectrum(of, scales[None], jnp.ones_like(scales[:1]))
+        return values_at(of, *vary_alike(queries, found * g[None])).T, fits[None, None]
 
     queries, keys, values, tau = (x.astype(dtype) for x in (queries, keys, values, tau))
     total, fits = one_by_one(of_matrix, queries, keys, values, by_point(jnp.sqrt(tau), queries))

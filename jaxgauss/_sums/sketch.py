@@ -1,6 +1,5 @@
 """fourier_sketch: weighted points of few dimensions as Fourier coefficients, which add up and are summed at queries."""
 
-import functools
 import math
 import os
 import zipfile
@@ -290,9 +289,8 @@ def sums_of(sketch: FourierSketch, queries: Array) -> Array:
     """The sums at queries (…, M, D); NaN outside of the box."""
     points = jnp.asarray(queries, sketch.coefficients.dtype).reshape(-1, sketch.dim)
     of, inside = sketch.nodes(), sketch.inside(points)[:, None]
-    found = functools.reduce(
-        jnp.multiply, spectrum(of, sketch.scale()), compensated(sketch.coefficients, sketch.rounding)
-    )
+    g = spectrum(of, sketch.scale()[None], jnp.ones(1, sketch.coefficients.dtype))
+    found = compensated(sketch.coefficients, sketch.rounding) * g[None]
     sums = jnp.zeros((0, len(found)), found.dtype)
     if len(points):
         sums = values_at(of, *vary_alike(jnp.where(inside, points, of.center[None]), found)).T
