@@ -200,12 +200,9 @@ def of_small(runs: int) -> list[dict]:
     found = []
     for dim, num in tqdm(SMALL, unit="small"):
         x, v = jnp.asarray(cloud("uniform", num, dim, 0)), jnp.ones(num)
+        programs = {how: jax.jit(functools.partial(jaxgauss.gauss_sum, method=how)) for how in ("auto", "blocked")}
         for length in LENGTHS:
-            tau = jnp.asarray(length**2 / 4)
-            calls = {
-                method: JaxCall(functools.partial(jaxgauss.gauss_sum, method=method), x, x, v, tau)
-                for method in ("auto", "blocked")
-            }
+            calls = {how: JaxCall(f, x, x, v, jnp.asarray(length**2 / 4)) for how, f in programs.items()}
             times = {n: 1e3 * statistics.median(seconds) for n, seconds in in_turns(calls, runs).items()}
             found.append({"d": dim, "n": num, "l": length, "ms": times})
     return found
