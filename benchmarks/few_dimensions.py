@@ -44,6 +44,7 @@ HOSTILE = 20_000  # points
 SMALL = [(dim, num) for dim in (1, 2, 3) for num in (64, 256, 1024, 4096, 16384)]
 LENGTHS = (1, 5, 20, 100, 1000)  # bandwidths across, of the small sums
 OTHERS = {"finufft": 1_000_000, "SciPy": 10_000, "scikit-learn": 10_000}  # points they are given at most
+LABELS = {"auto": "jaxgauss, finufft", "products": "jaxgauss, products"}
 NAMES = ("auto", "products", "all pairs", *OTHERS)
 
 
@@ -266,17 +267,17 @@ def draw(data: dict, path: Path) -> None:
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, panels = plt.subplots(1, 3, figsize=(11, 3.6), sharey=True, layout="constrained")
+    figure, panels = plt.subplots(1, 3, figsize=(12.5, 3.6), sharey=True, layout="constrained")
     for axes, (dim, length) in zip(panels, ((1, 20), (2, 20), (3, 8)), strict=True):
         for name in NAMES:
             cells = [c for c in data["cells"] if (c["cloud"], c["method"]) == ("uniform", name)]
             line = [(c["n"], c["ms"]) for c in cells if (c["d"], c["l"]) == (dim, length) and c["n"] != 200_000]
             if line:
-                axes.loglog(*zip(*sorted(line), strict=True), "o-", label="jaxgauss" if name == "auto" else name)
+                axes.loglog(*zip(*sorted(line), strict=True), "o-", label=LABELS.get(name, name))
         axes.set(title=f"D = {dim}, {length} bandwidths across", xlabel="points N, queries and keys")
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("milliseconds")
-    panels[0].legend()
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right center")
     figure.savefig(path, dpi=100)
 
 
