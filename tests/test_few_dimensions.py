@@ -20,7 +20,7 @@ from jaxgauss import (
     svgd_direction,
 )
 from jaxgauss._checks.settings import Settings
-from jaxgauss._engines import few_dimensions, fourier, nufft, waves
+from jaxgauss._engines import few_dimensions, fourier, nodes, nufft, waves
 from jaxgauss._engines.channels import NOTHING, Channels
 from jaxgauss._engines.plan import Plan
 from jaxgauss._engines.reach import looked_at
@@ -104,13 +104,13 @@ def test_the_bound_holds(tolerance):
     """Of Φ itself, for one key and queries all over the box, corners included; of boxes that fill their waves."""
     with jax.enable_x64(True):
         for dim, blocks in ((1, 1), (1, 3), (2, 1), (2, 2), (3, 1)):
-            num = blocks * fourier.WAVES[dim] * 2 * np.pi
+            num = blocks * nodes.WAVES[dim] * 2 * np.pi
             length = 0.999 * (num / (b := np.sqrt(2 * np.log(4 * dim / tolerance))) - b)
             ends = np.linspace(0, length, 7)
             x = np.stack(np.meshgrid(*[ends] * dim), -1).reshape(-1, dim)
             found = gauss_sum(x, x[:1], np.ones(1), 1.0, method="fourier", tolerance=tolerance)
             wrong = np.max(np.abs(found - np.exp(-np.square(x - x[0]).sum(-1) / 2)))
-            of, fits, bound = fourier.nodes(8, *fourier.box(jnp.asarray(x)), jnp.ones(dim), tolerance)
+            of, fits, bound = nodes.nodes(8, *nodes.box(jnp.asarray(x)), jnp.ones(dim), tolerance)
             assert fits and wrong - 1e-14 <= bound <= tolerance < 2 * bound and (of.counts == blocks).all()
 
 
@@ -299,9 +299,9 @@ def test_slopes_are_derivatives(rng, dim):
     """Those of waves at the points are those of the coefficients, and so are their own derivatives."""
     with jax.enable_x64(True):
         x = jnp.asarray(rng.normal(size=(50, dim)))
-        of = fourier.nodes(1, *fourier.box(x), jnp.ones(dim), 1e-9)[0]
+        of = nodes.nodes(1, *nodes.box(x), jnp.ones(dim), 1e-9)[0]
         found = fourier.coefficients(of, x, jnp.asarray(rng.normal(size=(1, 50))))
-        found *= fourier.spectrum(of, jnp.ones((1, dim)), jnp.ones(1))[None]
+        found *= nodes.spectrum(of, jnp.ones((1, dim)), jnp.ones(1))[None]
         g = jnp.asarray(rng.normal(size=(1 + dim, 50)))
 
         def by_coefficients(x, found):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxgauss import explain, gauss_sum
-from jaxgauss._engines import few_dimensions, fourier, nufft
+from jaxgauss._engines import few_dimensions, fourier, nodes, nufft
 from jaxgauss._sums import calibrate
 
 pytest.importorskip("finufft")
@@ -28,7 +28,7 @@ def operands(rng, dim, length, channels, dtype, num=90):
 def nodes_of(x, most=4):
     """Those of points in units of the bandwidth, for products and for fast transforms."""
     dtype = x.dtype
-    of, fits, _ = fourier.nodes(most, *fourier.box(jnp.asarray(x)), jnp.ones(x.shape[-1], dtype), 1e-7)
+    of, fits, _ = nodes.nodes(most, *nodes.box(jnp.asarray(x)), jnp.ones(x.shape[-1], dtype), 1e-7)
     assert fits
     return of, of._replace(eps=jnp.full((), nufft.LEAST[dtype.name], dtype))
 
@@ -49,7 +49,7 @@ def test_coefficients_and_values_are_those_by_products(rng, dim, length, counts,
         coefficients, values = jax.jit(fourier.coefficients), jax.jit(fourier.values_at)
         exact = coefficients(of, x, v)
         assert relative(coefficients(fast, x, v), exact) < ERRORS[dtype]
-        decaying = exact * fourier.spectrum(of, jnp.ones((1, dim), dtype), jnp.ones(1, dtype))[None]
+        decaying = exact * nodes.spectrum(of, jnp.ones((1, dim), dtype), jnp.ones(1, dtype))[None]
         assert relative(values(fast, x, decaying), values(of, x, decaying)) < ERRORS[dtype]
     found, exact = (fourier.slopes_at(x_of, x, decaying[:1]) for x_of in (fast, of))
     assert relative(found, exact) < 10 * ERRORS[dtype]
@@ -96,7 +96,7 @@ def test_vmap_of_nodes_and_points(rng, mapped):
     boxes = [operands(rng, 2, length, 1, np.dtype("float64")) for length in (9, 30)]
     x, v = (np.stack(z) for z in zip(*boxes, strict=True))
     both = [nodes_of(np.concatenate([x[i], x[1]])) for i in range(2)]
-    of, fast = (jax.tree.map(lambda *y: jnp.stack(y), *nodes) for nodes in zip(*both, strict=True))
+    of, fast = (jax.tree.map(lambda *y: jnp.stack(y), *each) for each in zip(*both, strict=True))
 
     def some(*operands):
         return [z if m == 0 else jax.tree.map(lambda y: y[0], z) for m, z in zip(mapped, operands, strict=True)]
@@ -211,6 +211,6 @@ assert "finufft" not in sys.modules
 
 def test_most_blocks_are_more_where_it_is_installed(monkeypatch):
     sizes = few_dimensions.Sizes(10**6, 10**6, 2, 1)
-    assert few_dimensions.most_blocks("float32", sizes) == few_dimensions.MORE[2] > fourier.MOST[2]
+    assert few_dimensions.most_blocks("float32", sizes) == few_dimensions.MORE[2] > nodes.MOST[2]
     monkeypatch.setattr(nufft, "is_installed", lambda: False)
-    assert few_dimensions.most_blocks("float32", sizes) == fourier.MOST[2]
+    assert few_dimensions.most_blocks("float32", sizes) == nodes.MOST[2]

@@ -12,7 +12,7 @@ from .._arrays.points import as_rows, by_point, shared
 from .._checks.settings import are_known
 from . import nufft
 from .costs import cpu_costs
-from .fourier import DIMENSIONS, MOST, WAVES, blocks_of, box
+from .nodes import DIMENSIONS, MOST, WAVES, blocks_of, box
 from .plan import NEAR, Plan
 
 SHARE = 2.5  # bandwidths, √2π, from which a sum has its terms

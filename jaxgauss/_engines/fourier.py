@@ -16,124 +16,22 @@ Steidl & Nieslony 2004, for the sum.
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from .._arrays.blocks import blocks
 from .._arrays.logits import dot
 from .._arrays.places import vary_like
 from . import nufft
+from .nodes import WAVES, Nodes
 from .sine import sine
 
-# By dimension: waves of a block, whose number is a matter of data; at most so many blocks; points at a time.
-WAVES, MOST, POINTS = {1: 32, 2: 40, 3: 20}, {1: 128, 2: 6, 3: 3}, {1: 4096, 2: 4096, 3: 1024}
-DIMENSIONS = tuple(WAVES)
-LONGEST = 9.0  # bandwidths by which the period is longer than the box: then the error is less than float64's
-
-
-class Nodes(NamedTuple):
-    """Where waves are taken.
-
-    Attributes:
-        center: of the box of all points.
-        period: P in units of each coordinate.
-        counts: blocks of waves of each coordinate.
-        places: of each block of coefficients the block of each coordinate; first of those that count.
-        numbers: j of each wave: in each block those of cosines, then those of sines; in so many blocks as may be.
-        eps: the error that fast transforms are asked for, zero for products instead; None where there are none.
-    """
-
-    center: Float[Array, " d"]
-    period: Float[Array, " d"]
-    counts: Int[Array, " d"]
-    places: Int[Array, "blocks d"]
-    numbers: Float[Array, " waves"]
-    eps: Float[Array, ""] | None = None
-
-
-def nodes(
-    most: int, center: Array, extent: Array, scale: Array, tolerance: Any, wider: Any = 1.0
-) -> tuple[Nodes, Bool[Array, ""], Float[Array, ""]]:
-    """Those of a box and a scale in bandwidths, (D,), for an error of Φ; whether `most` blocks hold them; the error.
-
-    Blocks are full: waves beyond those that the tolerance asks for make the period longer, and the error less. They are
-    also those of Gaussians up to so many times `wider`: for their period is longer by as much.
-    """
-    dim, dtype = len(center), center.dtype
-    length = extent * scale
-    blocks = blocks_of(jnp, length, tolerance, wider)
-    counts = jnp.minimum(blocks, most)
-    beyond = (jnp.sqrt(jnp.square(length) + 8 * math.pi * wider * WAVES[dim] * counts) - length) / (2 * wider)
-    beyond = jnp.minimum(beyond, LONGEST)
-    period = (length + wider * beyond) / scale
-    fit = ((blocks <= most) & jnp.isfinite(center + period) & (period > 0)).all()
-    counts = jnp.where(fit, counts, 1).astype("int32")
-    number, places = np.arange(most**dim, dtype="int32"), []
-    for count in counts:
-        places.append(number % count)
-        number = number // count
-    numbers = np.repeat(np.arange(WAVES[dim] * most).reshape(most, 1, WAVES[dim]), 2, 1).ravel()
-    found = Nodes(
-        jnp.where(fit, center, 0).astype(dtype),
-        jnp.where(fit, period, 1).astype(dtype),
-        counts,
-        jnp.stack(places, 1),
-        jnp.asarray(numbers, dtype),
-    )
-    return found, fit, 4 * jnp.exp(jnp.square(beyond) / -2).sum()
-
-
-def blocks_of(xp: Any, length: Float[Array | np.ndarray, " d"], tolerance: Any, wider: Any = 1.0) -> Any:
-    """Blocks of waves of each coordinate, for a box in bandwidths and an error. `xp` is NumPy or JAX."""
-    dim = len(length)
-    beyond = xp.sqrt(2 * xp.log(4 * dim / tolerance))
-    return xp.floor((length + wider * beyond) * beyond / (2 * math.pi) / WAVES[dim]) + 1
-
-
-def box(*points: Float[Array, "_ d"], axes: tuple[str, ...] = ()) -> tuple[Array, Array]:
-    """Center and extent of the box of points, in each coordinate, and of those along axes of a mesh; without NaN."""
-    ends = [_ends(x) for x in points]
-    least = functools.reduce(jnp.minimum, [x for x, _ in ends])
-    largest = functools.reduce(jnp.maximum, [x for _, x in ends])
-    if axes:
-        least, largest = lax.pmin(least, axes), lax.pmax(largest, axes)
-    return least + (largest - least) / 2, largest - least
-
-
-def _ends(x: Array) -> tuple[Array, Array]:
-    """The least and the largest, by one pass."""
-
-    def both(x: tuple[Array, Array], y: tuple[Array, Array]) -> tuple[Array, Array]:
-        return jnp.minimum(x[0], y[0]), jnp.maximum(x[1], y[1])
-
-    known, inf = ~jnp.isnan(x), jnp.asarray(jnp.inf, x.dtype)
-    return lax.reduce((jnp.where(known, x, inf), jnp.where(known, x, -inf)), (inf, -inf), both, (0,))
-
-
-def spectrum(
-    of: Nodes, scale: Float[Array, "t d"], shares: Float[Array, " t"], along: int | None = None
-) -> Float[Array, "..."]:
-    """g of all waves (waves, …), zero beyond their blocks: of Gaussians that have shares. A function of τ.
-
-    With `along` that of Σ Φ v u, u of one coordinate, for ∂²S = Σ (u - 1) Φ v in bandwidths.
-    """
-    dim, factors = len(of.period), []
-    for d in range(dim):
-        period = of.period[d] * scale[:, d, None]
-        omega = 2 * math.pi / period * of.numbers[None]
-        is_there = of.numbers < (of.counts[d] * WAVES[dim]).astype(period.dtype)
-        size = jnp.where(is_there, jnp.where(of.numbers == 0, 1, 2), 0)[None] * (math.sqrt(2 * math.pi) / period)
-        g = size * jnp.exp(jnp.square(omega) / -2)
-        factors.append(g * (1 - jnp.square(omega)) if d == along else g)
-    total = shares[:, None]
-    for g in factors[:-1]:
-        total = (total[:, :, None] * g[:, None]).reshape(len(shares), -1)
-    return dot(total.T, factors[-1]).reshape([len(of.numbers)] * dim)
+POINTS = {1: 4096, 2: 4096, 3: 1024}  # at a time, by dimension
 
 
 def slope(of: Nodes, found: Float[Array, "c ..."], d: int) -> Array:

@@ -15,7 +15,7 @@ from .._arrays.places import has_cuda
 from .._checks.settings import Settings, are_known
 from . import bridge
 from .costs import WORTH, columns, cuda_costs, estimates, kernel_columns, kernel_engine
-from .fourier import DIMENSIONS
+from .nodes import DIMENSIONS
 from .tiles import CUDA_TILE, TILE
 
 if TYPE_CHECKING:

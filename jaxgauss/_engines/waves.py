@@ -19,7 +19,8 @@ from .._checks.settings import are_known
 from . import nufft
 from .doubt import Doubt
 from .few_dimensions import Sizes, tolerance_of, transforms_pay, wider
-from .fourier import Nodes, box, coefficients, nodes, slopes_at, spectrum, values_at
+from .fourier import coefficients, slopes_at, values_at
+from .nodes import Nodes, box, nodes, spectrum
 from .plan import Plan
 from .wanted import Sums, Wanted
 

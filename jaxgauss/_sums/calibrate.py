@@ -18,7 +18,7 @@ from .._arrays.places import has_cuda
 from .._engines import bridge, costs, nufft
 from .._engines.channels import NOTHING, Channels
 from .._engines.few_dimensions import Sizes, transform_work
-from .._engines.fourier import DIMENSIONS, WAVES
+from .._engines.nodes import DIMENSIONS, WAVES
 from .._engines.plan import Plan
 from .._engines.tiles import CUDA_TILE
 from .._engines.timing import in_turns

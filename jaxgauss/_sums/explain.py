@@ -19,7 +19,7 @@ from .._engines.blocked import blocked_sum
 from .._engines.channels import NOTHING, Channels
 from .._engines.dispatch import exact_plan_of
 from .._engines.few_dimensions import Sizes, at_most, estimated, most_blocks, pays
-from .._engines.fourier import WAVES, box
+from .._engines.nodes import WAVES, box
 from .._engines.plan import NEAR, Plan, sizes, time_on_cuda
 from .._engines.radial import share_of_tiles
 from .._engines.wanted import Wanted

@@ -19,7 +19,8 @@ from .._arrays.points import LOG_ZERO, align, by_point
 from .._checks.operands import as_operand, check_mesh, check_tolerance, takes_tau
 from .._checks.settings import Bandwidth, Keys, MeshAxis, Queries, Settings, Sums, Values, axis_names, working_dtype
 from .._engines.few_dimensions import tolerance_of
-from .._engines.fourier import MOST, box, coefficients, nodes, spectrum, values_at
+from .._engines.fourier import coefficients, values_at
+from .._engines.nodes import MOST, box, nodes, spectrum
 from .._engines.tiles import one_by_one
 from .._kernels.kernels import Kernel, as_kernel
 from .checked import checked

@@ -19,7 +19,8 @@ from .._arrays.places import vary_alike
 from .._checks.operands import check_operands, check_tau, check_tolerance, takes_tau
 from .._checks.settings import Sums, working_dtype
 from .._engines.few_dimensions import tolerance_of
-from .._engines.fourier import DIMENSIONS, WAVES, Nodes, blocks_of, coefficients, nodes, spectrum, values_at
+from .._engines.fourier import coefficients, values_at
+from .._engines.nodes import DIMENSIONS, WAVES, Nodes, blocks_of, nodes, spectrum
 
 LARGEST = 2**24  # coefficients of a channel
 STATIC = {"static": True}  # what programs are compiled for
