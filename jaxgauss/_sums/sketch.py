@@ -129,18 +129,18 @@ class FourierSketch:
         """D, of the points."""
         return len(self.lower)
 
-    def nodes(self) -> Nodes:
+    def _nodes(self) -> Nodes:
         """Where the waves are."""
         dtype = self.coefficients.dtype
         lower, upper = (jnp.asarray(x, dtype) for x in (self.lower, self.upper))
         most = self.coefficients.shape[1] // (2 * WAVES[self.dim])
-        return nodes(most, lower + (upper - lower) / 2, upper - lower, self.scale(), self.tolerance)[0]
+        return nodes(most, lower + (upper - lower) / 2, upper - lower, self._scale(), self.tolerance)[0]
 
-    def scale(self) -> Float[Array, " d"]:
+    def _scale(self) -> Float[Array, " d"]:
         """√τ of each coordinate."""
         return jnp.full(self.dim, math.sqrt(self.tau), self.coefficients.dtype)
 
-    def inside(self, points: Float[Array, "n d"], margin: float | Array = 0.0) -> Bool[Array, " n"]:
+    def _inside(self, points: Float[Array, "n d"], margin: float | Array = 0.0) -> Bool[Array, " n"]:
         """Whether points are in the box, or as near to it; NaN is not."""
         lower, upper = (jnp.asarray(x, points.dtype)[None] for x in (self.lower, self.upper))
         return ((points >= lower - margin) & (points <= upper + margin)).all(-1)
@@ -277,11 +277,11 @@ def sketched(empty: FourierSketch, keys: Any, values: Any, margin: Any = None) -
     if not len(keys):
         return jnp.zeros_like(empty.coefficients)
     keys, values = vary_alike(*(jnp.asarray(x, dtype) for x in (keys, values)))
-    inside = empty.inside(keys) if margin is None else empty.inside(keys, jnp.asarray(margin, dtype))
+    inside = empty._inside(keys, jnp.asarray(0 if margin is None else margin, dtype))
     elsewhere = jnp.where(jnp.isnan(keys).any(-1) | (margin is None), jnp.nan, 0)
     values = values[:, None] if values.ndim == 1 else values
     values = jnp.where(inside[:, None], values, elsewhere[:, None].astype(dtype))
-    of = empty.nodes()
+    of = empty._nodes()
     return coefficients(of, jnp.where(inside[:, None], keys, of.center[None]), values.T)
 
 
@@ -289,8 +289,8 @@ def sketched(empty: FourierSketch, keys: Any, values: Any, margin: Any = None) -
 def sums_of(sketch: FourierSketch, queries: Array) -> Array:
     """The sums at queries (…, M, D); NaN outside of the box."""
     points = jnp.asarray(queries, sketch.coefficients.dtype).reshape(-1, sketch.dim)
-    of, inside = sketch.nodes(), sketch.inside(points)[:, None]
-    g = spectrum(of, sketch.scale()[None], jnp.ones(1, sketch.coefficients.dtype))
+    of, inside = sketch._nodes(), sketch._inside(points)[:, None]
+    g = spectrum(of, sketch._scale()[None], jnp.ones(1, sketch.coefficients.dtype))
     found = compensated(sketch.coefficients, sketch.rounding) * g[None]
     sums = jnp.zeros((0, len(found)), found.dtype)
     if len(points):
