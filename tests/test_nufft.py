@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxgauss import explain, gauss_sum
-from jaxgauss._engines import few_dimensions, fourier, nodes, nufft
+from jaxgauss._engines import few_dimensions, fourier, nodes, nufft, waves
 from jaxgauss._sums import calibrate
 
 pytest.importorskip("finufft")
@@ -115,12 +115,12 @@ def test_threads_take_parts_of_the_points(rng, monkeypatch):
     for points, parts in ((8192, 1), (100, 5), (300, 3)):
         monkeypatch.setattr(nufft, "POINTS", points)
         seen.clear()
-        found = fourier.coefficients(fast, x, v)
+        found = jax.block_until_ready(fourier.coefficients(fast, x, v))
         assert len(seen) == parts and relative(found, fourier.coefficients(of, x, v)) < 1e-14
         assert relative(fourier.values_at(fast, x, found), fourier.values_at(of, x, found)) < 1e-14
     monkeypatch.setattr(nufft, "SHARE", 0)
     seen.clear()
-    fourier.coefficients(fast, x, v)
+    jax.block_until_ready(fourier.coefficients(fast, x, v))
     assert len(seen) == 1
 
 
@@ -148,10 +148,39 @@ def test_without_the_package_programs_have_no_callback(monkeypatch):
     jax.clear_caches()
 
 
-def test_a_program_that_calls_finufft_is_refused_by_export():
-    x, v = jax.ShapeDtypeStruct((300, 2), "float32"), jax.ShapeDtypeStruct((300,), "float32")
+def test_only_a_program_that_calls_finufft_is_refused_by_export():
+    """Of few points, where products always take less time, it calls nothing."""
+    summed = jax.export.export(jax.jit(functools.partial(gauss_sum, method="fourier")))
+    few, many = ([jax.ShapeDtypeStruct(x, "float32") for x in ((n, 2), (n, 2), (n,))] for n in (300, 20_000))
+    assert "custom_call" not in summed(*few).mlir_module()
     with pytest.raises(NotImplementedError, match="callbacks"):
-        jax.export.export(jax.jit(functools.partial(gauss_sum, method="fourier")))(x, x, v)
+        summed(*many)
+
+
+@pytest.mark.parametrize("num, ways", [(300, {"products"}), (3000, {"products", "finufft"}), (20_000, {"finufft"})])
+def test_a_program_has_only_the_ways_that_its_sizes_leave_open(monkeypatch, num, ways):
+    """What is not there need not be compiled."""
+    traced = set()
+    for name, module, function in (("products", fourier, "_values_by_products"), ("finufft", nufft, "values_at")):
+        original = getattr(module, function)
+        monkeypatch.setattr(module, function, lambda *x, name=name, f=original: (traced.add(name), f(*x))[1])
+    x, v = jax.ShapeDtypeStruct((num, 2), "float32"), jax.ShapeDtypeStruct((num,), "float32")
+    jax.clear_caches()
+    jax.eval_shape(functools.partial(gauss_sum, method="fourier"), x, x, v)
+    assert traced == ways
+
+
+def test_what_finufft_is_asked_for(rng, monkeypatch):
+    """Sums have float32's digits, gradients far more: else queries would be in doubt, and summed again by tiles."""
+    seen, transform = [], nufft._transform
+    monkeypatch.setattr(nufft, "_transform", lambda *x: (seen.append(float(x[2])), transform(*x))[1])
+    x = jnp.asarray(rng.uniform(0, 20, (20_000, 2)), "float32")
+    v = jnp.ones(len(x), "float32")
+    jax.block_until_ready(gauss_sum(x, x, v))
+    np.testing.assert_allclose(seen, nufft.LEAST["float32"], rtol=1e-6)
+    seen.clear()
+    jax.block_until_ready(jax.grad(lambda q: gauss_sum(q, x, v).sum())(x))
+    np.testing.assert_allclose(seen, waves.SUMS["float32"].of_one / waves.OF_PROMISE, rtol=1e-6)
 
 
 def test_costs_choose_and_explain_tells(rng):

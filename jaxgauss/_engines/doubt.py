@@ -22,19 +22,20 @@ def settled(
     by_waves: Callable[[], tuple[Sequence[Any], Sequence[Doubt]]],
     of_rows: Sequence[Callable[[Array], Any]],
     by_tiles: Callable[[], Sequence[Any]],
+    zeros: Sequence[Any],
     operands: Sequence[Array],
 ) -> Sequence[Any]:
     """Results by waves where they pay, those in doubt settled; else by tiles.
 
-    Several may be asked for, each with its own queries, and a function `of_rows` of the numbers of some of these.
+    Several may be asked for, each with its own queries, a function `of_rows` of the numbers of some of these, and
+    zeros for its results.
     """
 
     def varying(results: Any) -> Any:
         return jax.tree.map(lambda x: vary_like(x, operands), results)
 
     def by_none() -> Any:
-        empty = jax.eval_shape(by_waves)
-        return varying(jax.tree.map(lambda x: jnp.full(x.shape, x.dtype == bool, x.dtype), empty))
+        return varying((zeros, [jnp.ones(len(jax.tree.leaves(x)[0]), bool) for x in zeros]))
 
     def where_they_pay() -> Any:
         return varying(by_waves())

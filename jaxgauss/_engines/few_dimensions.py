@@ -143,9 +143,17 @@ def _of_waves(xp: Any, precision: str, sizes: Sizes, counts: Any) -> Any:
     return xp.minimum(by_products, _of_transforms(precision, sizes, counts))
 
 
-def transforms_pay(precision: str, sizes: Sizes, counts: Any) -> Any:
-    """Whether fast transforms of so many blocks of waves are estimated to take less time than products."""
-    return _of_transforms(precision, sizes, counts) < _of_products(precision, sizes, counts)
+def transforms_pay(precision: str, sizes: Sizes, most: int, counts: Array) -> Bool[Array, ""] | bool:
+    """Whether fast transforms of so many blocks of waves are estimated to take less time than products.
+
+    Both times are linear in the number of blocks: so it may be known of one block to the most of them.
+    """
+
+    def pay(counts: Any) -> Any:
+        return _of_transforms(precision, sizes, counts) < _of_products(precision, sizes, counts)
+
+    of_one, of_most = (pay([x] * sizes.dim) for x in (1.0, float(most)))
+    return of_one if of_one == of_most else pay(counts)
 
 
 def _of_products(precision: str, sizes: Sizes, counts: Any) -> Any:

@@ -63,21 +63,23 @@ def values_at(of: Nodes, queries: Float[Array, "m d"], found: Float[Array, "c ..
 
 
 @jax.custom_vjp
-def slopes_at(of: Nodes, queries: Float[Array, "m d"], found: Float[Array, "1 ..."]) -> Float[Array, "1+d m"]:
-    """That of one channel, and its derivatives: by two products, for waves of a point are differentiated there."""
-    dim, slopes = queries.shape[1], [slope(of, found, d) for d in range(queries.shape[1])]
+def slopes_at(of: Nodes, queries: Float[Array, "m d"], found: Float[Array, "c ..."]) -> Float[Array, "c+d m"]:
+    """That of the first channel, its derivatives, which need one product more; and that of the others."""
+    dim, slopes = queries.shape[1], [slope(of, found[:1], d) for d in range(queries.shape[1])]
 
     def by_products() -> Array:
-        return _values_by_products(of, queries, jnp.concatenate([found, slopes[-1]]), True)
+        return _values_by_products(of, queries, jnp.concatenate([found[:1], slopes[-1], found[1:]]), True)
 
     def by_transforms() -> Array:
-        return nufft.values_at(of, WAVES[dim], queries, jnp.concatenate([found, *slopes]))
+        return nufft.values_at(of, WAVES[dim], queries, jnp.concatenate([found[:1], *slopes, found[1:]]))
 
     return _one_of_two(of, by_products, by_transforms)
 
 
 def _one_of_two(of: Nodes, by_products: Callable[[], Array], by_transforms: Callable[[], Array]) -> Array:
-    return by_products() if of.eps is None else lax.cond(of.eps > 0, by_transforms, by_products)
+    if of.eps is None or of.by_products is None:
+        return by_products() if of.eps is None else by_transforms()
+    return lax.cond(of.by_products, by_products, by_transforms)
 
 
 def _coefficients_by_products(of: Nodes, keys: Float[Array, "n d"], values: Float[Array, "c n"]) -> Array:
@@ -95,7 +97,10 @@ def _coefficients_by_products(of: Nodes, keys: Float[Array, "n d"], values: Floa
 
 
 def _values_by_products(of: Nodes, queries: Array, found: Array, slopes: bool) -> Array:
-    """Those of coefficients; or of two, the second for the derivative along the last coordinate, all derivatives."""
+    """Those of coefficients; with `slopes` the first has one after it for its derivative along the last coordinate.
+
+    Its other derivatives come between them: waves of a point are differentiated there.
+    """
     dim, channels = queries.shape[1], found.shape[0]
     (points,), shape = _in_blocks(queries), [2 * WAVES[dim]] * dim
 
@@ -112,7 +117,7 @@ def _values_by_products(of: Nodes, queries: Array, found: Array, slopes: bool) -
         place = block, *[jnp.zeros_like(block)] * 2
         return _updated(total, _sliced(total, place, (1, *part.shape)) + part[None], place)
 
-    rows = 1 + dim if slopes else channels
+    rows = channels + dim - 1 if slopes else channels
     total = _over_waves(of, points, add, (len(points), rows, points.shape[1]), [found])
     return jnp.moveaxis(total, 0, 1).reshape(rows, -1)[:, : len(queries)]
 
@@ -137,14 +142,14 @@ def _slopes_backward(residuals: tuple[Nodes, Array, Array], g: Array) -> tuple[A
     of, queries, found = residuals
 
     def each(queries: Array, found: Array) -> Array:
-        slopes = [slope(of, found, d) for d in range(queries.shape[1])]
-        return values_at(of, queries, jnp.concatenate([found, *slopes]))
+        slopes = [slope(of, found[:1], d) for d in range(queries.shape[1])]
+        return values_at(of, queries, jnp.concatenate([found[:1], *slopes, found[1:]]))
 
     return _no_gradient(of), *jax.vjp(each, queries, found)[1](g)
 
 
 def _no_gradient(of: Nodes) -> Nodes:
-    return Nodes(None, None, None, None, None, None)  # type: ignore[arg-type]
+    return Nodes(*[None] * len(of))  # type: ignore[arg-type]
 
 
 coefficients.defvjp(lambda *args: (coefficients(*args), args), _coefficients_backward)

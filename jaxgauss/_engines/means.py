@@ -148,7 +148,8 @@ def _of_matrices(kernel: Kernel, chosen: Plan, *operands: Array) -> Any:
         return difference_means(kernel, rows_of(queries, place), keys, values, tau[0, 0], log_weights)
 
     does = pays_here(chosen, most, "float64", sizes, scale, queries, keys)
-    return settled(does, by_waves, [of_rows], lambda: [by_tiles()], operands)[0]
+    zeros = jnp.zeros((len(queries), values.shape[1])), jnp.zeros((len(queries), 1))
+    return settled(does, by_waves, [of_rows], lambda: [by_tiles()], [zeros], operands)[0]
 
 
 def _sorted_means(

@@ -29,7 +29,8 @@ class Nodes(NamedTuple):
         counts: blocks of waves of each coordinate.
         places: of each block of coefficients the block of each coordinate; first of those that count.
         numbers: j of each wave: in each block those of cosines, then those of sines; in so many blocks as may be.
-        eps: the error that fast transforms are asked for, zero for products instead; None where there are none.
+        eps: the error that fast transforms are asked for; None for products.
+        by_products: whether it is products all the same; None where that does not depend on the points.
     """
 
     center: Float[Array, " d"]
@@ -38,6 +39,7 @@ class Nodes(NamedTuple):
     places: Int[Array, "blocks d"]
     numbers: Float[Array, " waves"]
     eps: Float[Array, ""] | None = None
+    by_products: Bool[Array, ""] | None = None
 
 
 def nodes(
@@ -57,16 +59,15 @@ def nodes(
     period = (length + wider * beyond) / scale
     fit = ((blocks <= most) & jnp.isfinite(center + period) & (period > 0)).all()
     counts = jnp.where(fit, counts, 1).astype("int32")
-    number, places = np.arange(most**dim, dtype="int32"), []
-    for count in counts:
-        places.append(number % count)
-        number = number // count
+    strides = jnp.where(np.tri(dim, k=-1, dtype=bool), counts[None], 1).prod(1, dtype="int32")
+    each = np.arange(most**dim, dtype="int32")[:, None]
+    places = lax.rem(lax.div(*jnp.broadcast_arrays(each, strides[None])), jnp.broadcast_to(counts, (most**dim, dim)))
     numbers = np.repeat(np.arange(WAVES[dim] * most).reshape(most, 1, WAVES[dim]), 2, 1).ravel()
     found = Nodes(
         jnp.where(fit, center, 0).astype(dtype),
         jnp.where(fit, period, 1).astype(dtype),
         counts,
-        jnp.stack(places, 1),
+        places,
         jnp.asarray(numbers, dtype),
     )
     return found, fit, 4 * jnp.exp(jnp.square(beyond) / -2).sum()
@@ -95,6 +96,7 @@ def _ends(x: Array) -> tuple[Array, Array]:
     def both(x: tuple[Array, Array], y: tuple[Array, Array]) -> tuple[Array, Array]:
         return jnp.minimum(x[0], y[0]), jnp.maximum(x[1], y[1])
 
+    x = lax.optimization_barrier(x)  # or XLA would reduce a constant when it compiles, and take seconds
     known, inf = ~jnp.isnan(x), jnp.asarray(jnp.inf, x.dtype)
     return lax.reduce((jnp.where(known, x, inf), jnp.where(known, x, -inf)), (inf, -inf), both, (0,))
 
@@ -106,15 +108,14 @@ def spectrum(
 
     With `along` that of Σ Φ v u, u of one coordinate, for ∂²S = Σ (u - 1) Φ v in bandwidths.
     """
-    dim, factors = len(of.period), []
-    for d in range(dim):
-        period = of.period[d] * scale[:, d, None]
-        omega = 2 * math.pi / period * of.numbers[None]
-        is_there = of.numbers < (of.counts[d] * WAVES[dim]).astype(period.dtype)
-        size = jnp.where(is_there, jnp.where(of.numbers == 0, 1, 2), 0)[None] * (math.sqrt(2 * math.pi) / period)
-        g = size * jnp.exp(jnp.square(omega) / -2)
-        factors.append(g * (1 - jnp.square(omega)) if d == along else g)
+    dim, period, numbers = len(of.period), (of.period[None] * scale)[..., None], of.numbers[None, None]
+    omega = 2 * math.pi / period * numbers
+    is_there = numbers < (of.counts * WAVES[dim])[None, :, None].astype(period.dtype)
+    size = jnp.where(is_there, jnp.where(numbers == 0, 1, 2), 0) * (math.sqrt(2 * math.pi) / period)
+    factors = size * jnp.exp(jnp.square(omega) / -2)
+    if along is not None:
+        factors *= jnp.where(np.arange(dim)[None, :, None] == along, 1 - jnp.square(omega), 1)
     total = shares[:, None]
-    for g in factors[:-1]:
-        total = (total[:, :, None] * g[:, None]).reshape(len(shares), -1)
-    return dot(total.T, factors[-1]).reshape([len(of.numbers)] * dim)
+    for d in range(dim - 1):
+        total = (total[:, :, None] * factors[:, d, None]).reshape(len(shares), -1)
+    return dot(total.T, factors[:, -1]).reshape([numbers.size] * dim)

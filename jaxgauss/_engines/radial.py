@@ -30,7 +30,7 @@ from .anywhere import anywhere_sums, share_left, sorts
 from .channels import NOTHING, Channels
 from .doubt import rows_of, settled
 from .few_dimensions import Sizes, at_most, most_blocks, pays_here
-from .pairs import by_products, difference_tile, subtractable, with_rank
+from .pairs import by_products, difference_tile, subtractable, with_rank, zeros_of
 from .plan import STRICTER, Plan
 from .products import product_pullback, squares_factors
 from .reach import one_of_two, within
@@ -164,8 +164,10 @@ def of_matrices(
         return sums_by_differences(wanted, rows, keys, values, tau, own, weights).mixed(tau, shares[:, 0])
 
     each = [functools.partial(of_rows, *x) for x in zip(wanted, sides(operands), strict=False)]
+    zeros = [zeros_of(x, len(y), scale=scale, points=y) for x, y in zip(wanted, operands, strict=False)]
     does = pays_here(chosen, most, chosen.precision, sizes, scale, queries, keys)
-    return settled(does, by_waves, each, lambda: by_tiles(wanted, *operands), operands)  # type: ignore[return-value]
+    found = settled(does, by_waves, each, lambda: by_tiles(wanted, *operands), zeros, operands)
+    return found  # type: ignore[return-value]
 
 
 def blocks_that_may_pay(

@@ -48,12 +48,12 @@ OF_PROMISE, OF_ERROR, OF_EPS = 1e7, 8, 0.5
 
 
 class Layout(NamedTuple):
-    """Of two clouds: nodes, whether these do, the error ε of Φ; and what fast transforms are asked for, of pulls."""
+    """Of two clouds: nodes, whether these do, the error ε of Φ; and the nodes of pulls, for float64."""
 
     nodes: Nodes
     fits: Bool[Array, ""]
     error: Float[Array, ""]
-    eps_of_pulls: Float[Array, ""] | None = None
+    nodes_of_pulls: Nodes
 
 
 def layout(
@@ -70,21 +70,24 @@ def layout(
         error = tolerance_of(jnp, chosen.precision, extent * scales)
     else:
         error = jnp.asarray(chosen.tolerance, dtype)
-    found = Layout(*nodes(most, center, extent, scales, error, wide))
+    found, fits, bound = nodes(most, center, extent, scales, error, wide)
     sizes = Sizes(queries.shape[0], keys.shape[0], len(center), 1)
-    if chosen.platform != "cpu" or not nufft.is_installed() or not are_known(*sizes):
-        return found
     if promise is None:
         eps = error / OF_ERROR
     else:  # pulls of points that are close together are as small as their squares
         eps = promise.of_one / OF_PROMISE * jnp.minimum(1, jnp.square(extent * scales / wide).max())
-    asked = functools.partial(_asked, sizes, found.nodes.counts.astype(dtype), eps)
-    return found._replace(nodes=found.nodes._replace(eps=asked(dtype.name)), eps_of_pulls=asked("float64"))
 
+    def of(precision: str) -> Nodes:
+        """With the error that fast transforms in a precision are asked for, where they pay."""
+        if chosen.platform != "cpu" or not nufft.is_installed() or not are_known(*sizes):
+            return found
+        does = transforms_pay(precision, sizes, most, found.counts.astype(dtype))
+        asked = jnp.maximum(eps, nufft.LEAST[precision])
+        if isinstance(does, bool):
+            return found._replace(eps=asked) if does else found
+        return found._replace(eps=jnp.where(does, asked, 0), by_products=~does)
 
-def _asked(sizes: Sizes, counts: Array, eps: Array, precision: str) -> Array:
-    """The error that fast transforms in a precision are asked for, zero where they do not pay."""
-    return jnp.where(transforms_pay(precision, sizes, counts), jnp.maximum(eps, nufft.LEAST[precision]), 0)
+    return Layout(of(dtype.name), fits, bound, of("float64"))
 
 
 def sums_of_sides(
@@ -126,26 +129,16 @@ def sums_by_waves(
     Or of the kernel Σ_t share_t Φ_t, whose own τ is one: of a root of τ in each row of the scale.
     Without a promise none is in doubt. Sums are functions of JAX with derivatives of every order.
     """
-    pulled, known = weights.shape[1], weights.shape[1] if wanted.repeats else 0
-    cloud, others, terms = (of, scale, shares, queries, keys), values[:, known:].T, None
-    if promise is None:
-        doubt, sums = jnp.zeros_like(queries[:, 0], bool), _summed(*cloud, others)[0][:, 0]
-    else:
-        mixed = (others > 0).any(1) & (others < 0).any(1)
-        columns = jnp.concatenate([jnp.abs(weights.T), others, jnp.abs(others)])
-        needed = jnp.concatenate([jnp.ones(pulled + len(others), bool), mixed])
-        found, errors = _summed(*cloud, columns, needed, squares=pulled > 0)
-        terms = found[:pulled] - errors[:pulled, :, None]
-        (sums, sizes), errors = jnp.split(found[pulled:, 0], 2), jnp.split(errors[pulled:, 0], 2)
-        sizes = jnp.where(mixed[:, None], sizes, jnp.abs(sums))
-        doubt = jax.vmap(functools.partial(_are_in_doubt, promise))(jnp.maximum(*errors), sizes).any(0)
-    sums, nothing = sums.T, queries[:, :0]
+    known = weights.shape[1] if wanted.repeats else 0
+    cloud, others, nothing = (of, scale, shares, queries, keys), values[:, known:].T, queries[:, :0]
+    sums, doubt = nothing, jnp.zeros_like(queries[:, 0], bool)
+    if len(others):
+        sums, doubt = _summed(promise, *cloud, others)
     if not wanted.pulls.kernels:
         return Sums(sums, nothing, nothing), doubt | ~of.fits
-    of = of._replace(nodes=of.nodes._replace(eps=of.eps_of_pulls))
+    of = of._replace(nodes=of.nodes_of_pulls)
     with jax.enable_x64(True):
-        wide = _in("float64", (of, *cloud[1:], row_weights, weights, terms))
-        found, own = _pulled(wanted, promise, *wide)
+        found, own = _pulled(wanted, promise, *_in("float64", (of, *cloud[1:], row_weights, weights)))
         found = _in(queries.dtype, found)
     sums = jnp.concatenate([found.sums, sums], 1) if known else sums
     return found._replace(sums=sums), doubt | own | ~of.fits
@@ -157,30 +150,35 @@ def _in(dtype: Any, of: Any) -> Any:
 
 
 def _summed(
+    promise: Promise | None,
     of: Layout,
     scale: Array,
     shares: Array | None,
     queries: Array,
     keys: Array,
-    columns: Float[Array, "k n"],
-    needed: Bool[Array, " k"] | None = None,
-    squares: bool = False,
-) -> tuple[Float[Array, "k s m"], Float[Array, "k s"]]:
-    """Σ Φ v of all channels, or of those that are needed, with `squares` also Σ Φ v u; and what these may err by."""
-    phi, parts = _spectra(of, scale, shares)
-    g = jnp.stack([phi, functools.reduce(jnp.add, parts)]) if squares else phi[None]
+    values: Float[Array, "c n"],
+) -> tuple[Float[Array, "m c"], Doubt]:
+    """Σ Φ v, and which of the queries are in doubt beside Σ Φ|v|, where the values of a channel have both signs."""
+    phi, _ = _spectra(of, scale, shares)
 
     def of_one(v: Array) -> tuple[Array, Array]:
-        found = coefficients(of.nodes, keys, v[None]) * g
-        return values_at(of.nodes, queries, found), _errors(of, found, v)
+        found = coefficients(of.nodes, keys, v[None]) * phi
+        return values_at(of.nodes, queries, found)[0], _errors(of, found, v)[0]
 
     def of_none(_: Array) -> tuple[Array, Array]:
-        shapes = jax.eval_shape(of_one, columns[0])
-        return jax.tree.map(lambda x: vary_like(jnp.zeros(x.shape, x.dtype), [scale, queries, keys, columns]), shapes)
+        zeros = jnp.zeros(len(queries), values.dtype), jnp.zeros((), values.dtype)
+        return jax.tree.map(lambda x: vary_like(x, [scale, queries, keys, values]), zeros)
 
-    if needed is None:
-        return lax.map(of_one, columns)
-    return lax.map(lambda x: lax.cond(x[0], of_one, of_none, x[1]), (needed, columns))
+    if promise is None:
+        return lax.map(of_one, values)[0].T, jnp.zeros_like(queries[:, 0], bool)
+    mixed = (values > 0).any(1) & (values < 0).any(1)
+    needed = jnp.concatenate([jnp.ones_like(mixed), mixed])
+    columns = needed, jnp.concatenate([values, jnp.abs(values)])
+    found, errors = lax.map(lambda x: lax.cond(x[0], of_one, of_none, x[1]), columns)
+    (sums, sizes), errors = jnp.split(found, 2), jnp.split(errors, 2)
+    sizes = jnp.where(mixed[:, None], sizes, jnp.abs(sums))
+    doubt = jax.vmap(functools.partial(_are_in_doubt, promise))(jnp.maximum(*errors), sizes).any(0)
+    return sums.T, doubt
 
 
 def _pulled(
@@ -193,45 +191,50 @@ def _pulled(
     keys: Array,
     row_weights: Array,
     weights: Float[Array, "n e"],
-    terms: Float[Array, "e 2 m"] | None,
 ) -> tuple[Sums, Doubt]:
     """Of each channel of the weights S; of all Σ_n W (k_n - q_m) and what is wanted of Σ_n W ‖k_n - q_m‖².
 
-    With a promise `terms` are the least that Σ Φ|w| and Σ Φ|w| u may be.
+    With a promise also Σ Φ|w| u, and Σ Φ|w| for S, which tell what is in doubt.
     """
     (num, dim), dtype, operands = queries.shape, queries.dtype, [scale, queries, keys, row_weights, weights]
     phi, parts = _spectra(of, scale, shares)
-    squares = jnp.stack(parts if scale.shape[1] > 1 else [functools.reduce(jnp.add, parts)])
+    all_parts = parts.sum(0, keepdims=True)
+    squares = (parts if scale.shape[1] > 1 else all_parts) if wanted.spread else parts[:0]
+    of_terms = jnp.concatenate([all_parts, phi]) if wanted.repeats else all_parts
     unit = scale if shares is None else jnp.ones_like(scale[:1])
 
     def add(state: tuple[Array, ...], item: tuple[Any, ...]) -> tuple[tuple[Array, ...], Array]:
         pulls, spread, doubt = state
-        rows, v, terms = item
-        found = coefficients(of.nodes, keys, v[None])
-        total, *slopes = slopes_at(of.nodes, queries, found * phi[None])
-        pulls += rows[None] * jnp.stack(slopes)
+        rows, v = item
+        columns = v[None] if promise is None else jnp.stack([v, jnp.abs(v)])
+        found = coefficients(of.nodes, keys, columns)
+        waves = [found[:1] * jnp.concatenate([phi, squares]), *(x[None] * of_terms for x in found[1:])]
+        total, *values = slopes_at(of.nodes, queries, jnp.concatenate(waves))
+        size = jnp.abs(rows)
+        pulls += rows[None] * jnp.stack(values[:dim])
         if wanted.spread:
-            spread += rows[None] * values_at(of.nodes, queries, found * squares)
+            spread += rows[None] * jnp.stack(values[dim : dim + len(squares)])
         if promise is not None:
-            (error,), size = _errors(of, found * phi[None], v), jnp.abs(rows)
+            (error,), terms = _errors(of, waves[0][:1], v), values[-len(of_terms) :]
+            terms = [x - y for x, y in zip(terms, _errors(of, waves[1], v), strict=True)]
             of_pulls = promise._replace(of_all=PULLS * promise.of_all)
-            doubt |= _are_in_doubt(of_pulls, wider(scale) * size * error, size * terms[1] / FARTHEST)
+            doubt |= _are_in_doubt(of_pulls, wider(scale) * size * error, size * terms[0] / FARTHEST)
             if wanted.repeats:
-                doubt |= _are_in_doubt(promise, error, terms[0])
+                doubt |= _are_in_doubt(promise, error, terms[1])
         return (pulls, spread, doubt), total
 
-    zeros = [vary_like(jnp.zeros((x, num), dtype), operands) for x in (dim, wanted.spread * scale.shape[1])]
+    zeros = [vary_like(jnp.zeros((x, num), dtype), operands) for x in (dim, len(squares))]
     state = *zeros, vary_like(jnp.zeros(num, bool), operands)
-    (pulls, spread, doubt), sums = scan(add, state, (row_weights.T, weights.T, terms))
+    (pulls, spread, doubt), sums = scan(add, state, (row_weights.T, weights.T))
     return Sums(sums.T, pulls.T / jnp.square(unit), spread.T / jnp.square(unit)), doubt
 
 
-def _spectra(of: Layout, scale: Array, shares: Array | None) -> tuple[Array, list[Array]]:
+def _spectra(of: Layout, scale: Array, shares: Array | None) -> tuple[Float[Array, "1 ..."], Float[Array, "d ..."]]:
     """g of Σ Φ v, and of each coordinate's part of Σ Φ v u."""
     scales = jnp.broadcast_to(scale, (len(scale), len(of.nodes.period)))
     every = jnp.ones_like(scale[:, 0]) if shares is None else shares[:, 0]
     found = [spectrum(of.nodes, scales, every, d) for d in (None, *range(scales.shape[1]))]
-    return found[0], found[1:]
+    return found[0][None], jnp.stack(found[1:])
 
 
 def _errors(of: Layout, found: Float[Array, "s ..."], v: Float[Array, " n"]) -> Float[Array, " s"]:

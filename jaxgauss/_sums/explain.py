@@ -120,7 +120,7 @@ def _by_waves(settings: Settings, chosen: Plan, q: Array, k: Array, v: Array, ta
         " × ".join(map(str, x)) for x in (np.asarray(of.nodes.counts) * WAVES[sizes.dim], np.round(extent, 1))
     )
     milliseconds = [x / 1e6 for x in estimated(chosen.precision, sizes, list(map(float, of.nodes.counts)))]
-    way = "products" if of.nodes.eps is None or of.nodes.eps == 0 else "finufft"
+    way = "finufft" if of.nodes.eps else "products"
     reason = f"{waves} waves hold the points' box of {size} bandwidths to {float(of.error):.0e} of Σ|v|; by {way} an"
     reason += f" estimated {milliseconds[0]:.3g} ms, all pairs {milliseconds[1]:.3g} ms; "
     share = f"{float(doubt.mean()):.1%} of {len(some)} queries are in doubt"
