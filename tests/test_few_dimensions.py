@@ -20,7 +20,7 @@ from jaxgauss import (
     svgd_direction,
 )
 from jaxgauss._checks.settings import Settings
-from jaxgauss._engines import few_dimensions, fourier, nodes, nufft, waves
+from jaxgauss._engines import boxes, few_dimensions, fourier, nodes, nufft, waves
 from jaxgauss._engines.channels import NOTHING, Channels
 from jaxgauss._engines.plan import Plan
 from jaxgauss._engines.reach import looked_at
@@ -110,7 +110,8 @@ def test_the_bound_holds(tolerance):
             x = np.stack(np.meshgrid(*[ends] * dim), -1).reshape(-1, dim)
             found = gauss_sum(x, x[:1], np.ones(1), 1.0, method="fourier", tolerance=tolerance)
             wrong = np.max(np.abs(found - np.exp(-np.square(x - x[0]).sum(-1) / 2)))
-            of, fits, bound = nodes.nodes(8, *nodes.box(jnp.asarray(x)), jnp.ones(dim), tolerance)
+            around = boxes.box(jnp.asarray(x))
+            of, fits, bound = nodes.nodes(8, around.center, around.extent, jnp.ones(dim), tolerance)
             assert fits and wrong - 1e-14 <= bound <= tolerance < 2 * bound and (of.counts == blocks).all()
 
 
@@ -253,7 +254,8 @@ def test_rounding_is_estimated(rng, free):
         for x in (rng.uniform(-6, 6, (3000, dim)), rng.normal(size=(3000, dim))):
             x = jnp.asarray(x.astype(np.float32))
             nothing, one = x[:, :0], jnp.ones((1, 1), "float32")
-            of = waves.layout(3, CHOSEN, waves.SUMS["float32"], one, x, x)
+            sizes = few_dimensions.Sizes(*x.shape[:1], *x.shape, 1)
+            of = waves.layout(3, CHOSEN, waves.SUMS["float32"], one, sizes, boxes.box(x))
             wanted = Wanted(Channels((GAUSS,), (1,)), NOTHING)
             sums, doubt = waves.sums_by_waves(
                 wanted, of, waves.SUMS["float32"], x, x, jnp.ones((3000, 1), "float32"), one, nothing, nothing
@@ -299,7 +301,8 @@ def test_slopes_are_derivatives(rng, dim):
     """Those of waves at the points are those of the coefficients, and so are their own derivatives."""
     with jax.enable_x64(True):
         x = jnp.asarray(rng.normal(size=(50, dim)))
-        of = nodes.nodes(1, *nodes.box(x), jnp.ones(dim), 1e-9)[0]
+        around = boxes.box(x)
+        of = nodes.nodes(1, around.center, around.extent, jnp.ones(dim), 1e-9)[0]
         found = fourier.coefficients(of, x, jnp.asarray(rng.normal(size=(1, 50))))
         found *= nodes.spectrum(of, jnp.ones((1, dim)), jnp.ones(1))[None]
         g = jnp.asarray(rng.normal(size=(1 + dim, 50)))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from jaxgauss import explain, gauss_sum
-from jaxgauss._engines import few_dimensions, fourier, nodes, nufft, waves
+from jaxgauss._engines import boxes, few_dimensions, fourier, nodes, nufft, waves
 from jaxgauss._sums import calibrate
 
 pytest.importorskip("finufft")
@@ -28,7 +28,8 @@ def operands(rng, dim, length, channels, dtype, num=90):
 def nodes_of(x, most=4):
     """Those of points in units of the bandwidth, for products and for fast transforms."""
     dtype = x.dtype
-    of, fits, _ = nodes.nodes(most, *nodes.box(jnp.asarray(x)), jnp.ones(x.shape[-1], dtype), 1e-7)
+    around = boxes.box(jnp.asarray(x))
+    of, fits, _ = nodes.nodes(most, around.center, around.extent, jnp.ones(x.shape[-1], dtype), 1e-7)
     assert fits
     return of, of._replace(eps=jnp.full((), nufft.LEAST[dtype.name], dtype))
 

@@ -6,18 +6,23 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from .._arrays.points import as_rows, by_point, shared
 from .._checks.settings import are_known
 from . import nufft
+from .boxes import Box, box, boxes, points_beyond
 from .costs import cpu_costs
-from .nodes import DIMENSIONS, MOST, WAVES, blocks_of, box
+from .nodes import DIMENSIONS, MOST, WAVES, blocks_of
 from .plan import NEAR, Plan
 
 SHARE = 2.5  # bandwidths, √2π, from which a sum has its terms
-# Beside all pairs by products about one center: time of tiles of points that lie anywhere, and of sorting a point.
-TILES, SORTING = 2.5, 300.0
+# Beside all pairs by products about one center: time of tiles of points that lie anywhere, of sorting a point, and of
+# pairs by differences.
+TILES, SORTING, DIFFERENCES = 2.5, 300.0, 4.0
+FEW = 64  # one in so many of the queries may be outside of a box
+AROUND = 32  # bandwidths, more than a box of keys is wider than that of queries
 REACH = 2 * 13.2 + 4  # bandwidths that tiles look across: in which Gaussians of float32 end, and the size of two tiles
 WORTH = 0.8  # of the time of pairs
 MORE = MOST | {2: 12}  # blocks, where fast transforms take many waves
@@ -73,27 +78,37 @@ def by_waves(
     if not most:
         return False
     widest = np.full(sizes.dim, 2 * math.sqrt(NEAR[precision] / sizes.dim), precision)
-    if pays(np, most, precision, math.inf, sizes, widest):
+    ends, one = np.stack([0 * widest, widest])[None], np.ones(sizes.dim, precision)
+    if pays(np, most, precision, math.inf, sizes, ends, one)[0]:
         return True
-    return False if known else pays_here(chosen, most, precision, sizes, scale, queries, keys)
+    if known:
+        return False
+    ends = boxes(jnp, *(as_rows(lax.stop_gradient(scale * x)) for x in (queries, keys)))
+    return pays(jnp, most, precision, chosen.reach, sizes, ends, jnp.ones_like(ends[0, 0]))[0]
 
 
 def pays_here(
-    chosen: Plan, most: int, precision: str, sizes: Sizes, scale: Array, queries: Array, keys: Array
-) -> Bool[Array, ""] | bool:
-    """Whether waves are taken of points and a scale in bandwidths of their rank: as was seen before, or by `pays`.
+    chosen: Plan, most: int, precision: str, sizes: Sizes, scale: Float[Array, "t _"], queries: Array, keys: Array
+) -> tuple[Bool[Array, ""] | bool, Box]:
+    """Whether waves are taken of points and a scale in bandwidths: as was seen before, or by `pays`; and of which box.
 
     Of several Gaussians, whose scales are rows of a matrix, whether one sum of all takes less time than one of each.
     """
-    if chosen.waves is not None:
-        return chosen.waves
+    queries, keys, scale = map(lax.stop_gradient, (queries, keys, scale))
+    if chosen.method == "fourier":
+        return True, box(queries, keys)
     if sizes.bandwidths == 1:
-        _, extent = box(*(as_rows(scale * x) for x in (queries, keys)))
-        return pays(jnp, most, precision, chosen.reach, sizes, extent)
-    _, extent = box(queries, keys)
-    times = functools.partial(_times, jnp, most, precision, chosen.reach, sizes)
-    of_each = functools.reduce(jnp.add, (jnp.minimum(*times(extent * x)) for x in scale))
-    return times(extent * scale.max(0), wider(scale))[0] < WORTH * of_each
+        does, found = pays(jnp, most, precision, chosen.reach, sizes, boxes(jnp, queries, keys), scale[0])
+        return (does if chosen.waves is None else chosen.waves), found
+    found = box(queries, keys)
+
+    def times(scale: Array, wider: Any = 1.0) -> tuple[Array, Array]:
+        extent = (found.extent * scale)[None]
+        return _times(jnp, most, precision, chosen.reach, sizes, extent, extent, wider)
+
+    of_each = functools.reduce(jnp.add, (jnp.minimum(*times(x)) for x in scale))
+    of_all, _ = times(scale.max(0), wider(scale))
+    return (of_all < WORTH * of_each)[0] if chosen.waves is None else chosen.waves, found
 
 
 def wider(scale: Float[Array, "t _"]) -> Any:
@@ -101,22 +116,38 @@ def wider(scale: Float[Array, "t _"]) -> Any:
     return 1.0 if len(scale) == 1 else (scale.max(0) / scale.min(0)).max()
 
 
-def pays(xp: Any, most: int, precision: str, reach: float, sizes: Sizes, extent: Any) -> Any:
-    """Whether waves are estimated to take less time than pairs, of a box (D,) in bandwidths. `xp` is NumPy or JAX.
+def pays(xp: Any, most: int, precision: str, reach: float, sizes: Sizes, ends: Any, scale: Any) -> tuple[Any, Box]:
+    """Whether waves are estimated to take less time than pairs, of one of several `boxes`; and of which. By `xp`.
 
     `reach` is the R² up to which products about one center take all pairs.
     """
-    by_waves, otherwise = _times(xp, most, precision, reach, sizes, extent)
-    return by_waves < WORTH * otherwise
+    lower, upper, scale = ends[:, 0], ends[:, 1], scale[None]
+    extent = (upper - lower) * scale
+    sees = xp.sqrt(-2 * xp.log(tolerance_of(xp, precision, extent + AROUND))) + 1
+    around = sees[:, None] / scale
+    lower, upper = xp.maximum(lower[:1], lower - around), xp.minimum(upper[:1], upper + around)
+    by_waves, otherwise = _times(xp, most, precision, reach, sizes, (upper - lower) * scale, extent)
+    best = xp.where(by_waves <= by_waves.min(), np.arange(len(ends), dtype="int32"), len(ends) - 1).min()
+    error = xp.where(best > 0, (1 + sees) * xp.exp(xp.square(sees) / -2), 0)
+    found = Box(ends[best], xp.stack([lower, upper], 1)[best], error[best])
+    return by_waves[best] < WORTH * otherwise, found
 
 
-def _times(xp: Any, most: int, precision: str, reach: float, sizes: Sizes, extent: Any, wider: Any = 1.0) -> Any:
-    """Nanoseconds of a Gaussian by waves, and of Gaussians up to so many times `wider` the same; and by pairs."""
+def _times(
+    xp: Any, most: int, precision: str, reach: float, sizes: Sizes, extent: Any, inner: Any, wider: Any = 1.0
+) -> Any:
+    """Nanoseconds of a Gaussian by waves of boxes, and of Gaussians up to so many times `wider` the same; and by pairs.
+
+    Of each box (boxes, D) what is summed, and the `inner` part in which nearly all points are.
+    """
     blocks = blocks_of(xp, extent, tolerance_of(xp, precision, extent), wider)
     of_pairs = _of_pairs(precision, sizes)
-    of_tiles = TILES * of_pairs * xp.minimum(1, REACH / extent).prod() + SORTING * (sizes.queries + sizes.keys)
-    otherwise = xp.where(xp.square(extent / 2).sum() <= reach, of_pairs, of_tiles)
-    return xp.where(blocks.max() <= most, _of_waves(xp, precision, sizes, list(blocks)), xp.inf), otherwise
+    of_tiles = TILES * of_pairs * xp.minimum(1, REACH / inner).prod(-1) + SORTING * (sizes.queries + sizes.keys)
+    otherwise = xp.where(xp.square(inner[0] / 2).sum() <= reach, of_pairs, of_tiles.max())
+    in_doubt = 2 * sizes.dim * points_beyond(len(extent))
+    of_doubt = np.where(FEW * in_doubt < sizes.queries, in_doubt / sizes.queries * DIFFERENCES * of_pairs, np.inf)
+    of_waves = _of_waves(xp, precision, sizes, list(xp.moveaxis(blocks, -1, 0)))
+    return xp.where(blocks.max(-1) <= most, of_waves + of_doubt.astype(extent.dtype), xp.inf), otherwise
 
 
 def estimated(precision: str, sizes: Sizes, counts: Any) -> tuple[float, float]:
@@ -126,7 +157,7 @@ def estimated(precision: str, sizes: Sizes, counts: Any) -> tuple[float, float]:
 
 def tolerance_of(xp: Any, dtype: str, extent: Any) -> Any:
     """ε for all queries of a box in bandwidths: so that it does not count beside rounding, in the mean."""
-    return xp.maximum(xp.minimum(1, SHARE / extent).prod() * float(np.finfo(dtype).eps), 1e-30).astype(extent.dtype)
+    return xp.maximum(xp.minimum(1, SHARE / extent).prod(-1) * float(np.finfo(dtype).eps), 1e-30).astype(extent.dtype)
 
 
 def _of_pairs(precision: str, sizes: Sizes) -> float:

@@ -132,7 +132,8 @@ def _of_matrices(kernel: Kernel, chosen: Plan, *operands: Array) -> Any:
         return by_tiles()
     scale = jnp.sqrt(tau)
     promise = LOGS[chosen.precision]
-    of = layout(most, chosen, promise, scale, queries, keys)
+    does, around = pays_here(chosen, most, "float64", sizes, scale, queries, keys)
+    of = layout(most, chosen, promise, scale, sizes, around)
 
     def by_waves() -> Any:
         largest = log_weights.max()
@@ -147,7 +148,6 @@ def _of_matrices(kernel: Kernel, chosen: Plan, *operands: Array) -> Any:
     def of_rows(place: Array) -> Any:
         return difference_means(kernel, rows_of(queries, place), keys, values, tau[0, 0], log_weights)
 
-    does = pays_here(chosen, most, "float64", sizes, scale, queries, keys)
     zeros = jnp.zeros((len(queries), values.shape[1])), jnp.zeros((len(queries), 1))
     return settled(does, by_waves, [of_rows], lambda: [by_tiles()], [zeros], operands)[0]
 

@@ -3,7 +3,6 @@
 `fourier` has the formulas. Source: Barnett, Greengard & Rachh 2023, arXiv:2305.11065.
 """
 
-import functools
 import math
 from typing import Any, NamedTuple
 
@@ -73,32 +72,11 @@ def nodes(
     return found, fit, 4 * jnp.exp(jnp.square(beyond) / -2).sum()
 
 
-def blocks_of(xp: Any, length: Float[Array | np.ndarray, " d"], tolerance: Any, wider: Any = 1.0) -> Any:
+def blocks_of(xp: Any, length: Float[Array | np.ndarray, "*boxes d"], tolerance: Any, wider: Any = 1.0) -> Any:
     """Blocks of waves of each coordinate, for a box in bandwidths and an error. `xp` is NumPy or JAX."""
-    dim = len(length)
-    beyond = xp.sqrt(2 * xp.log(4 * dim / tolerance))
+    dim = length.shape[-1]
+    beyond = xp.sqrt(2 * xp.log(4 * dim / tolerance))[..., None]
     return xp.floor((length + wider * beyond) * beyond / (2 * math.pi) / WAVES[dim]) + 1
-
-
-def box(*points: Float[Array, "_ d"], axes: tuple[str, ...] = ()) -> tuple[Array, Array]:
-    """Center and extent of the box of points, in each coordinate, and of those along axes of a mesh; without NaN."""
-    ends = [_ends(x) for x in points]
-    least = functools.reduce(jnp.minimum, [x for x, _ in ends])
-    largest = functools.reduce(jnp.maximum, [x for _, x in ends])
-    if axes:
-        least, largest = lax.pmin(least, axes), lax.pmax(largest, axes)
-    return least + (largest - least) / 2, largest - least
-
-
-def _ends(x: Array) -> tuple[Array, Array]:
-    """The least and the largest, by one pass."""
-
-    def both(x: tuple[Array, Array], y: tuple[Array, Array]) -> tuple[Array, Array]:
-        return jnp.minimum(x[0], y[0]), jnp.maximum(x[1], y[1])
-
-    x = lax.optimization_barrier(x)  # or XLA would reduce a constant when it compiles, and take seconds
-    known, inf = ~jnp.isnan(x), jnp.asarray(jnp.inf, x.dtype)
-    return lax.reduce((jnp.where(known, x, inf), jnp.where(known, x, -inf)), (inf, -inf), both, (0,))
 
 
 def spectrum(

@@ -148,9 +148,10 @@ def of_matrices(
     if not most:
         return by_tiles(wanted, *operands)
     promise = None if chosen.method == "fourier" else SUMS[chosen.precision]
+    does, around = pays_here(chosen, most, chosen.precision, sizes, scale, queries, keys)
 
     def by_waves() -> tuple[list[Sums], list[Array]]:
-        found = sums_of_sides(wanted, most, chosen, promise, operands, shares)
+        found = sums_of_sides(wanted, most, chosen, promise, operands, sizes, around, shares)
         return [x for x, _ in found], [x for _, x in found]
 
     def of_rows(wanted: Wanted, side: Sequence[Array], place: Array) -> Sums:
@@ -165,7 +166,6 @@ def of_matrices(
 
     each = [functools.partial(of_rows, *x) for x in zip(wanted, sides(operands), strict=False)]
     zeros = [zeros_of(x, len(y), scale=scale, points=y) for x, y in zip(wanted, operands, strict=False)]
-    does = pays_here(chosen, most, chosen.precision, sizes, scale, queries, keys)
     found = settled(does, by_waves, each, lambda: by_tiles(wanted, *operands), zeros, operands)
     return found  # type: ignore[return-value]
 
@@ -193,8 +193,8 @@ def waves_pullback(
         queries, keys, values, tau, *weights = operands
 
         def of_matrix(*operands: Array) -> tuple[Sums, Array]:
-            ((sums, doubt),) = sums_of_sides([wanted], most, chosen, promise, operands)
-            does = pays_here(chosen, most, chosen.precision, sizes, operands[3], *operands[:2])
+            does, around = pays_here(chosen, most, chosen.precision, sizes, operands[3], *operands[:2])
+            ((sums, doubt),) = sums_of_sides([wanted], most, chosen, promise, operands, sizes, around)
             return sums, doubt.any() | jnp.logical_not(does)
 
         return one_by_one(of_matrix, queries, keys, values, by_point(jnp.sqrt(tau), queries), *weights)

@@ -26,6 +26,7 @@ from .._arrays.points import BASE_2, Scaled, are_within, of_coordinates, places_
 from .._checks.settings import Settings, are_known, working_dtype
 from .._kernels.kernels import GAUSS, Kernel
 from .anywhere import FEW
+from .boxes import boxes
 from .by_platform import by_platform, plan_there
 from .few_dimensions import Sizes, by_waves, most_blocks, pays
 from .plan import NEAR, STRICTER
@@ -106,9 +107,8 @@ def _are_for_waves(settings: Settings, logs: bool, primals: Any, values: Any, a:
     most = most_blocks(precision, sizes)
     if not most:
         return False
-    points = [x.points.reshape(-1, sizes.dim) for x in (a, b)]
-    extent = np.fmax.reduce([np.fmax.reduce(x) for x in points]) - np.fmin.reduce([np.fmin.reduce(x) for x in points])
-    return bool(pays(np, most, precision, NEAR[precision], sizes, extent))
+    ends = boxes(np, *(x.points.reshape(-1, sizes.dim) for x in (a, b)))
+    return bool(pays(np, most, precision, NEAR[precision], sizes, ends, np.ones_like(ends[0, 0]))[0])
 
 
 @functools.lru_cache(4096)

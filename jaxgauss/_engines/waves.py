@@ -17,10 +17,11 @@ from .._arrays.blocks import scan
 from .._arrays.places import vary_like
 from .._checks.settings import are_known
 from . import nufft
+from .boxes import Box, outside
 from .doubt import Doubt
 from .few_dimensions import Sizes, tolerance_of, transforms_pay, wider
 from .fourier import coefficients, slopes_at, values_at
-from .nodes import Nodes, box, nodes, spectrum
+from .nodes import Nodes, nodes, spectrum
 from .plan import Plan
 from .wanted import Sums, Wanted
 
@@ -48,8 +49,9 @@ OF_PROMISE, OF_ERROR, OF_EPS = 1e7, 8, 0.5
 
 
 class Layout(NamedTuple):
-    """Of two clouds: nodes, whether these do, the error ε of Φ; and the nodes of pulls, for float64."""
+    """Of two clouds: the box, nodes, whether these do, the error ε of Φ; and the nodes of pulls, for float64."""
 
+    box: Box
     nodes: Nodes
     fits: Bool[Array, ""]
     error: Float[Array, ""]
@@ -57,21 +59,19 @@ class Layout(NamedTuple):
 
 
 def layout(
-    most: int, chosen: Plan, promise: Promise | None, scale: Float[Array, "t _"], queries: Array, keys: Array
+    most: int, chosen: Plan, promise: Promise | None, scale: Float[Array, "t _"], sizes: Sizes, around: Box
 ) -> Layout:
     """That of the plan's tolerance, or of one that does not count beside rounding to its digits, in so many blocks.
 
     Of several Gaussians the waves are those of the narrowest, and their period is that of the widest.
     """
-    queries, keys, scale = map(lax.stop_gradient, (queries, keys, scale))
-    center, extent = box(queries, keys)
-    scales, dtype, wide = jnp.broadcast_to(scale.max(0), extent.shape), keys.dtype, wider(scale)
+    scale, extent = lax.stop_gradient(scale), around.extent
+    scales, dtype, wide = jnp.broadcast_to(scale.max(0), extent.shape), extent.dtype, wider(scale)
     if chosen.tolerance is None:
         error = tolerance_of(jnp, chosen.precision, extent * scales)
     else:
         error = jnp.asarray(chosen.tolerance, dtype)
-    found, fits, bound = nodes(most, center, extent, scales, error, wide)
-    sizes = Sizes(queries.shape[0], keys.shape[0], len(center), 1)
+    found, fits, bound = nodes(most, around.center, extent, scales, error, wide)
     if promise is None:
         eps = error / OF_ERROR
     else:  # pulls of points that are close together are as small as their squares
@@ -81,13 +81,13 @@ def layout(
         """With the error that fast transforms in a precision are asked for, where they pay."""
         if chosen.platform != "cpu" or not nufft.is_installed() or not are_known(*sizes):
             return found
-        does = transforms_pay(precision, sizes, most, found.counts.astype(dtype))
+        does = transforms_pay(precision, sizes._replace(channels=1), most, found.counts.astype(dtype))
         asked = jnp.maximum(eps, nufft.LEAST[precision])
         if isinstance(does, bool):
             return found._replace(eps=asked) if does else found
         return found._replace(eps=jnp.where(does, asked, 0), by_products=~does)
 
-    return Layout(of(dtype.name), fits, bound, of("float64"))
+    return Layout(around, of(dtype.name), fits, bound + around.error, of("float64"))
 
 
 def sums_of_sides(
@@ -96,10 +96,12 @@ def sums_of_sides(
     chosen: Plan,
     promise: Promise | None,
     operands: Sequence[Array],
+    sizes: Sizes,
+    around: Box,
     shares: Float[Array, "t 1"] | None = None,
 ) -> list[tuple[Sums, Doubt]]:
     """`sums_by_waves` at the queries; if two are wanted also at the keys, there of the weights."""
-    of = layout(most, chosen, promise, operands[3], *operands[:2])
+    of = layout(most, chosen, promise, operands[3], sizes, around)
     of = of if shares is None else of._replace(error=of.error * shares.sum())
     return [
         sums_by_waves(x, of, promise, *side, shares=shares) for x, side in zip(wanted, sides(operands), strict=False)
@@ -130,18 +132,23 @@ def sums_by_waves(
     Without a promise none is in doubt. Sums are functions of JAX with derivatives of every order.
     """
     known = weights.shape[1] if wanted.repeats else 0
+    doubt, far = outside(of.box.of_queries, queries), outside(of.box.of_keys, keys)[:, None]
+    queries = jnp.where(doubt[:, None], of.nodes.center[None], queries)
+    keys = jnp.where(far, of.nodes.center[None], keys)
+    values, weights = (jnp.where(far, 0, x) for x in (values, weights))
     cloud, others, nothing = (of, scale, shares, queries, keys), values[:, known:].T, queries[:, :0]
-    sums, doubt = nothing, jnp.zeros_like(queries[:, 0], bool)
+    sums, doubt = nothing, doubt | ~of.fits
     if len(others):
-        sums, doubt = _summed(promise, *cloud, others)
+        sums, own = _summed(promise, *cloud, others)
+        doubt |= own
     if not wanted.pulls.kernels:
-        return Sums(sums, nothing, nothing), doubt | ~of.fits
+        return Sums(sums, nothing, nothing), doubt
     of = of._replace(nodes=of.nodes_of_pulls)
     with jax.enable_x64(True):
         found, own = _pulled(wanted, promise, *_in("float64", (of, *cloud[1:], row_weights, weights)))
         found = _in(queries.dtype, found)
     sums = jnp.concatenate([found.sums, sums], 1) if known else sums
-    return found._replace(sums=sums), doubt | own | ~of.fits
+    return found._replace(sums=sums), doubt | own
 
 
 def _in(dtype: Any, of: Any) -> Any:

@@ -16,6 +16,7 @@ import numpy as np
 
 from .._arrays.places import has_cuda
 from .._engines import bridge, costs, nufft
+from .._engines.boxes import box
 from .._engines.channels import NOTHING, Channels
 from .._engines.few_dimensions import Sizes, transform_work
 from .._engines.nodes import DIMENSIONS, WAVES
@@ -143,7 +144,11 @@ def engines_of_cpu(dtype: str, num: int, dim: int, channels: int) -> dict[str, E
 def _by_waves(fast: bool, queries: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
     """The sum by one block of waves, by fast transforms or by products."""
     dtype, tau = queries.dtype.name, jnp.ones((1, 1), queries.dtype)
-    of = layout(1, Plan("cpu", "fourier", dtype, "xla", "", tolerance=1e-9), None, tau, queries, keys)
+    plan, sizes = (
+        Plan("cpu", "fourier", dtype, "xla", "", tolerance=1e-9),
+        Sizes(len(queries), len(keys), keys.shape[1], 1),
+    )
+    of = layout(1, plan, None, tau, sizes, box(queries, keys))
     eps = jnp.full((), nufft.LEAST[dtype], dtype) if fast else None
     of = of._replace(nodes=of.nodes._replace(eps=eps))
     wanted = Wanted(Channels((GAUSS,), values.shape[1:]), NOTHING)

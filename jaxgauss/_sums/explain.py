@@ -18,8 +18,8 @@ from .._engines.attention import kernel_of
 from .._engines.blocked import blocked_sum
 from .._engines.channels import NOTHING, Channels
 from .._engines.dispatch import exact_plan_of
-from .._engines.few_dimensions import Sizes, at_most, estimated, most_blocks, pays
-from .._engines.nodes import WAVES, box
+from .._engines.few_dimensions import Sizes, at_most, estimated, most_blocks, pays_here
+from .._engines.nodes import WAVES
 from .._engines.plan import NEAR, Plan, sizes, time_on_cuda
 from .._engines.radial import share_of_tiles
 from .._engines.wanted import Wanted
@@ -107,21 +107,24 @@ def _by_waves(settings: Settings, chosen: Plan, q: Array, k: Array, v: Array, ta
         return None
     q, k, v, scale = (x.reshape(x.shape[-2:]) for x in (q, k, v, jnp.sqrt(tau)[..., None, None]))
     sizes, by_name = Sizes(len(q), len(k), k.shape[1], v.shape[1]), chosen.method == "fourier"
-    most, extent = at_most(sizes.dim) if by_name else most_blocks(chosen.precision, sizes), box(scale * q, scale * k)[1]
-    if not most or not (by_name or pays(np, most, chosen.precision, NEAR[chosen.precision], sizes, np.asarray(extent))):
+    most = at_most(sizes.dim) if by_name else most_blocks(chosen.precision, sizes)
+    if not most:
+        return None
+    does, around = pays_here(chosen, most, chosen.precision, sizes, scale, q, k)
+    if not does:
         return None
     some = q[:: -(-len(q) // ROWS)]
-    of = layout(most, chosen, SUMS[chosen.precision], scale, q, k)
+    of = layout(most, chosen, SUMS[chosen.precision], scale, sizes, around)
     if not of.fits:
         return replace(chosen, method="anywhere", near=False, reason="too many waves: tiles of sorted points take it")
     wanted = Wanted(Channels((GAUSS,), v.shape[-1:]), NOTHING)
     _, doubt = sums_by_waves(wanted, of, SUMS[chosen.precision], some, k, v, scale, some[:, :0], k[:, :0])
-    waves, size = (
-        " × ".join(map(str, x)) for x in (np.asarray(of.nodes.counts) * WAVES[sizes.dim], np.round(extent, 1))
-    )
+    found = np.asarray(of.nodes.counts) * WAVES[sizes.dim], np.round(np.asarray(scale[0] * around.extent), 1)
+    waves, size = (" × ".join(map(str, x)) for x in found)
     milliseconds = [x / 1e6 for x in estimated(chosen.precision, sizes, list(map(float, of.nodes.counts)))]
     way = "finufft" if of.nodes.eps else "products"
-    reason = f"{waves} waves hold the points' box of {size} bandwidths to {float(of.error):.0e} of Σ|v|; by {way} an"
+    points = "nearly all points'" if around.error > 0 else "the points'"
+    reason = f"{waves} waves hold {points} box of {size} bandwidths to {float(of.error):.0e} of Σ|v|; by {way} an"
     reason += f" estimated {milliseconds[0]:.3g} ms, all pairs {milliseconds[1]:.3g} ms; "
     share = f"{float(doubt.mean()):.1%} of {len(some)} queries are in doubt"
     reason += f"asked for by name, {share}" if by_name else f"{share}, and summed from differences or by tiles"

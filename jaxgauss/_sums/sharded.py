@@ -18,9 +18,10 @@ from .._arrays.places import vary_alike, whole
 from .._arrays.points import LOG_ZERO, align, by_point
 from .._checks.operands import as_operand, check_mesh, check_tolerance, takes_tau
 from .._checks.settings import Bandwidth, Keys, MeshAxis, Queries, Settings, Sums, Values, axis_names, working_dtype
+from .._engines.boxes import box
 from .._engines.few_dimensions import tolerance_of
 from .._engines.fourier import coefficients, values_at
-from .._engines.nodes import MOST, box, nodes, spectrum
+from .._engines.nodes import MOST, nodes, spectrum
 from .._engines.tiles import one_by_one
 from .._kernels.kernels import Kernel, as_kernel
 from .checked import checked
@@ -160,7 +161,8 @@ def _by_coefficients(
     dtype = np.dtype("float64") if settings.precision == "float64" else working_dtype(settings.dtype)
 
     def of_matrix(queries: Array, keys: Array, values: Array, scale: Array) -> tuple[Array, Array]:
-        center, extent = box(*map(lax.stop_gradient, (queries, keys)), axes=axes)
+        around = box(*map(lax.stop_gradient, (queries, keys)), axes=axes)
+        center, extent = around.center, around.extent
         scales = jnp.broadcast_to(scale[0], extent.shape)
         length = extent * lax.stop_gradient(scales)
         error = settings.tolerance or tolerance_of(jnp, dtype.name, length)
