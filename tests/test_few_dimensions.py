@@ -182,6 +182,51 @@ def test_clouds_that_are_not_alike_everywhere(rng, free, case):
         assert error(slope, (w[..., None] * apart).sum(1), size) < 1e-5
 
 
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_few_points_far_away_leave_the_others_to_waves(rng, monkeypatch, free, dim):
+    """Queries and keys, at any distance: sums, gradients and logarithms of all are right, and few are in doubt."""
+    for name, x in {"GROUPS": 64, "BEYOND": (0, 3, 8), "LEAST": 256}.items():
+        monkeypatch.setattr(boxes, name, x)
+    monkeypatch.setattr(few_dimensions, "FEW", 1)
+    num, tau = 700, np.float32(0.7)
+
+    @jax.jit
+    @functools.partial(jax.value_and_grad, argnums=(0, 1, 2, 3), has_aux=True)
+    def ours(q, k, v, tau, g):
+        sums = gauss_sum(q, k, v, tau)
+        return (sums * g).sum(), (sums, log_gauss_sum(q, k, jnp.zeros_like(v), tau))
+
+    for away in (8, 15, 25, 1e5, 1e37, np.inf):
+        x, y = rng.normal(size=(2, num, dim)).astype(np.float32)
+        x[:3], y[2:5] = (rng.choice([-1, 1], (3, dim)) * away * rng.uniform(1, 2, (3, 1)) for _ in range(2))
+        x[3] = y[3] + (0.3 if away < 1e5 else 0)  # a far key is seen from a far query
+        v, g = rng.normal(size=(2, num)).astype(np.float32)
+        (_, (sums, logs)), gradients = ours(x, y, v, tau, g)
+        rows, keys = np.arange(num), np.arange(num)
+        if away > 1e6:  # of the others
+            rows, keys = rows[5:], np.delete(keys, [2, 3, 4])
+        phi, _, apart = pairs("gauss", x[rows], y[keys], tau)
+        assert error(np.asarray(sums)[rows], phi @ v[keys], phi @ np.abs(v[keys])) < 2e-6
+        exact = np.logaddexp.reduce(-float(tau) / 2 * np.square(apart).sum(-1), 1)
+        assert np.max(np.abs(np.asarray(logs)[rows] - exact) / np.maximum(1, np.abs(exact))) < 1e-5
+        if away < 1e6:
+            assert max(errors("gauss", x, y, v, tau, g, sums, *gradients)) < 1e-5
+        if away > 1000:
+            assert "nearly all points' box" in explain(x, y, v, tau).reason
+
+
+def test_boxes_of_nearly_all_points(rng):
+    """The first is that of all; as many points are outside of the others as is said, of whatever order."""
+    x = rng.normal(size=(20_011, 2)).astype(np.float32)
+    x[7] = np.nan
+    for points in (x, np.sort(x, 0), x[:, ::-1] * 1e30):
+        found = np.asarray(boxes.boxes(jnp, jnp.asarray(points), jnp.asarray(points[:5000])))
+        np.testing.assert_array_equal(found, boxes.boxes(np, points, points[:5000]))
+        np.testing.assert_array_equal(found[0], [np.nanmin(points, 0), np.nanmax(points, 0)])
+        outside = [int(boxes.outside(jnp.asarray(ends), jnp.asarray(points)).sum()) for ends in found]
+        assert outside[0] == 0 and (outside[1:] <= 4.5 * boxes.points_beyond(4)[1:]).all()
+
+
 def test_what_is_not_finite_stays_in_its_row(rng, free):
     x = rng.normal(size=(600, 2)).astype(np.float32)
     spoiled = x.copy()
@@ -323,8 +368,10 @@ def pulls_of(x, y, v, scale, shares):
     channels = Channels((GAUSS,), (1,))
     wanted = Wanted(channels, channels, repeats=True)
     ones = jnp.ones((len(x), 1), x.dtype)
-    operands = jnp.asarray(x), jnp.asarray(y), v[:, None], jnp.asarray(scale)[:, None], ones, v[:, None]
-    ((found, doubt),) = waves.sums_of_sides([wanted], 8, CHOSEN, waves.SUMS["float32"], operands, shares)
+    x, y = map(jnp.asarray, (x, y))
+    operands = x, y, v[:, None], jnp.asarray(scale)[:, None], ones, v[:, None]
+    sizes, promise = few_dimensions.Sizes(len(x), *y.shape, 1, len(scale)), waves.SUMS["float32"]
+    ((found, doubt),) = waves.sums_of_sides([wanted], 8, CHOSEN, promise, operands, sizes, boxes.box(x, y), shares)
     return found.sums[:, 0], found.pulls, np.asarray(doubt)
 
 
@@ -346,7 +393,7 @@ def test_several_gaussians_have_one_sum(rng, dim):
 
 @pytest.mark.parametrize("cloud_of", ["normal", "uniform"])
 def test_few_pulls_are_in_doubt(rng, cloud_of):
-    """Of values of both signs; sizes of terms are float32 where pulls are float64."""
+    """Of values of both signs."""
     for dim in (1, 2, 3):
         x = rng.normal(size=(3000, dim)) if cloud_of == "normal" else rng.uniform(-6, 6, (3000, dim))
         v = jnp.asarray(rng.normal(size=3000).astype(np.float32))

@@ -65,8 +65,8 @@ def _ranked(xp: Any, x: Any) -> Any:
     if len(x) < LEAST:
         return _ends(xp, x)[None]
     num = len(x) // GROUPS * GROUPS
-    each = _ends(xp, x[:num].reshape(-1, GROUPS, x.shape[1])).swapaxes(0, 1)
-    groups = xp.concatenate([each, _ends(xp, x[num:])[None]]) if num < len(x) else each
+    parts = x[:num].reshape(-1, GROUPS, x.shape[1]), x[num:][None]
+    groups = xp.concatenate([_ends(xp, part).swapaxes(0, 1) for part in parts])
     return xp.sort(groups, axis=0)[np.array(BEYOND)]
 
 
