@@ -24,7 +24,7 @@ def settled(
     by_tiles: Callable[[], Sequence[Any]],
     zeros: Sequence[Any],
     operands: Sequence[Array],
-) -> Sequence[Any]:
+) -> list[Any]:
     """Results by waves where they pay, those in doubt settled; else by tiles.
 
     Several may be asked for, each with its own queries, a function `of_rows` of the numbers of some of these, and

@@ -166,8 +166,7 @@ def of_matrices(
 
     each = [functools.partial(of_rows, *x) for x in zip(wanted, sides(operands), strict=False)]
     zeros = [zeros_of(x, len(y), scale=scale, points=y) for x, y in zip(wanted, operands, strict=False)]
-    found = settled(does, by_waves, each, lambda: by_tiles(wanted, *operands), zeros, operands)
-    return found  # type: ignore[return-value]
+    return settled(does, by_waves, each, lambda: by_tiles(wanted, *operands), zeros, operands)
 
 
 def blocks_that_may_pay(
