@@ -77,9 +77,9 @@ def slopes_at(of: Nodes, queries: Float[Array, "m d"], found: Float[Array, "c ..
 
 
 def _one_of_two(of: Nodes, by_products: Callable[[], Array], by_transforms: Callable[[], Array]) -> Array:
-    if of.eps is None or of.by_products is None:
-        return by_products() if of.eps is None else by_transforms()
-    return lax.cond(of.by_products, by_products, by_transforms)
+    if of.eps is None:
+        return by_products()
+    return by_transforms() if of.by_products is None else lax.cond(of.by_products, by_products, by_transforms)
 
 
 def _coefficients_by_products(of: Nodes, keys: Float[Array, "n d"], values: Float[Array, "c n"]) -> Array:

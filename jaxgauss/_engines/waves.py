@@ -217,14 +217,13 @@ def _pulled(
         found = coefficients(of.nodes, keys, columns)
         waves = [found[:1] * jnp.concatenate([phi, squares]), *(x[None] * of_terms for x in found[1:])]
         total, *values = slopes_at(of.nodes, queries, jnp.concatenate(waves))
-        size = jnp.abs(rows)
         pulls += rows[None] * jnp.stack(values[:dim])
         if wanted.spread:
             spread += rows[None] * jnp.stack(values[dim : dim + len(squares)])
         if promise is not None:
             (error,), terms = _errors(of, waves[0][:1], v), values[-len(of_terms) :]
             terms = [x - y for x, y in zip(terms, _errors(of, waves[1], v), strict=True)]
-            of_pulls = promise._replace(of_all=PULLS * promise.of_all)
+            size, of_pulls = jnp.abs(rows), promise._replace(of_all=PULLS * promise.of_all)
             doubt |= _are_in_doubt(of_pulls, wider(scale) * size * error, size * terms[0] / FARTHEST)
             if wanted.repeats:
                 doubt |= _are_in_doubt(promise, error, terms[1])

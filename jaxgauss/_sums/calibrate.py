@@ -144,10 +144,8 @@ def engines_of_cpu(dtype: str, num: int, dim: int, channels: int) -> dict[str, E
 def _by_waves(fast: bool, queries: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
     """The sum by one block of waves, by fast transforms or by products."""
     dtype, tau = queries.dtype.name, jnp.ones((1, 1), queries.dtype)
-    plan, sizes = (
-        Plan("cpu", "fourier", dtype, "xla", "", tolerance=1e-9),
-        Sizes(len(queries), len(keys), keys.shape[1], 1),
-    )
+    plan = Plan("cpu", "fourier", dtype, "xla", "", tolerance=1e-9)
+    sizes = Sizes(len(queries), len(keys), keys.shape[1], 1)
     of = layout(1, plan, None, tau, sizes, box(queries, keys))
     eps = jnp.full((), nufft.LEAST[dtype], dtype) if fast else None
     of = of._replace(nodes=of.nodes._replace(eps=eps))
