@@ -7,7 +7,7 @@ import jax.tree_util as jtu
 from jax import lax
 from jaxtyping import Array, Float
 
-from ._arrays.logits import squared_differences
+from ._arrays.points import squared_differences
 from ._checks.neighbours import needed
 from ._checks.operands import check_names
 from ._checks.settings import Options

@@ -3,16 +3,19 @@
 import functools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from .._checks.settings import are_known
-from .places import whole
+from .blocks import scan
+from .places import has_cuda, whole
 from .shapes import K, Q, T
 
+DIMENSIONS = 8  # coordinates whose differences are added up in one pass over a tile
 LOG_ZERO = -1e27  # the logarithm of a weight of zero: finite in float32, and below every exponent
 BASE_2 = math.log2(math.e)  # exponents are formed for 2^x, which is computed faster than e^x
 
@@ -123,3 +126,81 @@ def shared(*operands: Array) -> bool:
 def as_rows(x: Array) -> Array:
     """(…, N, W) -> (B N, W)."""
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+
+
+def logit_factors(a: Scaled, b: Scaled) -> tuple[Array, Array]:
+    """[a, 1, -½‖a‖²] and [b, -½‖b‖², 1]: one product makes the logits, nothing is left to be added to them."""
+    one_a, one_b = (jnp.ones_like(x.norms) for x in (a, b))
+    factors = (a.points, one_a, a.norms / -2), (b.points, b.norms / -2, one_b)
+    return tuple(jnp.concatenate(x, -1) for x in factors)  # type: ignore[return-value]
+
+
+def difference_logits(scale: Array, queries: Array, keys: Array) -> Array:
+    """-½ Σ_d (scale (q_md - k_nd))², eight dimensions at a time; cut off where its square would overflow."""
+
+    @jax.checkpoint  # or derivatives would hold the differences of every dimension, each of a tile's size
+    def add(total: Array, columns: tuple[Array, Array]) -> tuple[Array, None]:
+        for q, k in zip(*columns, strict=True):
+            total = total + jnp.square(_scaled_difference(scale, q, k))
+        return total, None
+
+    batch = jnp.broadcast_shapes(scale.shape[:-2], queries.shape[:-2], keys.shape[:-2])
+    zero = jnp.zeros((*batch, queries.shape[-2], keys.shape[-2]), queries.dtype)
+    columns = _dimensions(queries), _dimensions(keys)
+    return scan(add, vary_like(zero, [queries, keys, scale]), columns)[0] / -2
+
+
+def squares_factors(a: Scaled, b: Scaled) -> tuple[Array, Array]:
+    """[-2a, 1, ‖a‖²] and [b, ‖b‖², 1], whose product is u."""
+    ones = [jnp.ones_like(x.norms) for x in (a, b)]
+    return jnp.concatenate([-2 * a.points, ones[0], a.norms], -1), jnp.concatenate([b.points, b.norms, ones[1]], -1)
+
+
+def squared_distances_of(first: Array, second: Array) -> Array:
+    """The product of such factors."""
+    return jnp.maximum(dot(first, second.mT), 0)
+
+
+def squared_distances(a: Scaled, b: Scaled) -> Array:
+    """‖a - b‖² of all pairs of few points.
+
+    On CUDA from differences, of which XLA makes one pass without an array of them all: what is lost grows as R r, not
+    as R², and no host need look how far points lie. Elsewhere by a product, which is faster, of points within reach.
+    """
+    if has_cuda():
+        return squared_differences(a.points, b.points)
+    return a.norms + b.norms.mT - 2 * dot(a.points, b.points.mT)
+
+
+@jax.checkpoint  # or derivatives would hold all differences
+def squared_differences(a: Array, b: Array) -> Array:
+    """‖a - b‖² of all pairs, from differences."""
+    return jnp.square(_cut_off(a[..., :, None, :] - b[..., None, :, :])).sum(-1)
+
+
+def _scaled_difference(scale: Array, q: Array, k: Array) -> Array:
+    """scale (q_m - k_n) of one coordinate (*batch, number)."""
+    return _cut_off(scale * (q[..., :, None] - k[..., None, :]))
+
+
+def _cut_off(differences: Array) -> Array:
+    """Differences in bandwidths, at most so large that sums of their squares are finite."""
+    far = math.sqrt(float(jnp.finfo(differences.dtype).max)) / 1e6
+    return jnp.clip(differences, -far, far)
+
+
+def _dimensions(points: Array) -> Array:
+    """(*batch, N, D) -> (steps, 8 or D, *batch, N), zeros at the end."""
+    step = min(points.shape[-1], DIMENSIONS)
+    padding = [(0, 0)] * (points.ndim - 1) + [(0, -points.shape[-1] % step)]
+    x = jnp.moveaxis(jnp.pad(points, padding), -1, 0)
+    return x.reshape(x.shape[0] // step, step, *x.shape[1:])
+
+
+def logits(a: Any, b: Any) -> Array:
+    """A Bᵀ of factors, or of pairs of them the sum. Rounding may leave it above zero, by no more than anywhere."""
+    products = (dot(x, y.mT) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+    return functools.reduce(jnp.add, products)
+
+
+dot = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)

@@ -11,12 +11,23 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from .._arrays.blocks import blocks, scan, unblocks
-from .._arrays.logits import dot, logit_factors, logits, squared_distances
 from .._arrays.places import has_cuda, vary_like
-from .._arrays.points import BASE_2, Scaled, as_rows, by_point, scaled_points, shared, unbroadcast, with_norms
+from .._arrays.points import (
+    BASE_2,
+    Scaled,
+    as_rows,
+    by_point,
+    dot,
+    logit_factors,
+    logits,
+    scaled_points,
+    shared,
+    squared_distances,
+    unbroadcast,
+    with_norms,
+)
 from .._arrays.shapes import G, K, Q, S, T, V
-from .fused import FUSED_WIDTH, WIDE, fused_tile, fused_tile_sum
-from .tiles import WIDE_TILE, block_sizes, in_groups, tiled_sum
+from .tiles import FUSED_WIDTH, WIDE, WIDE_TILE, block_sizes, fused_tile, fused_tile_sum, in_groups, tiled_sum
 
 
 def blocked_sum(queries: Q, keys: K, values: V, tau: T) -> S:

@@ -29,6 +29,9 @@ import platformdirs
 
 if TYPE_CHECKING:
     from torch_backend import Kernel
+import itertools
+import time
+from collections.abc import Callable
 
 TABLE, CUDA_TABLE = (Path(__file__).with_name(f"{device}_costs.json") for device in ("cpu", "cuda"))
 DEFAULT = "AuthenticAMD"  # for vendors that are not in the table
@@ -171,3 +174,36 @@ def cpu_info(field: str) -> str:
     except OSError:
         return ""
     return next((line.split(":")[1].strip() for line in lines if line.startswith(field)), "")
+
+
+WARM_UPS, SHORTEST = 3, 5e-3  # calls; seconds that a repetition lasts
+SETTLED = 0.02  # seconds of untimed calls before it, one at least: threads of another library spin until then
+
+
+def in_turns(calls: dict[Any, Callable[[], Any]], runs: int) -> dict[Any, list[float]]:
+    """Seconds a call in every repetition, of calls that wait for what they compute.
+
+    What is timed comes after itself, as in a loop, and not after another call's gigabyte.
+    """
+    for call in calls.values():
+        for _ in range(WARM_UPS):
+            call()
+    times: dict[Any, list[float]] = {name: [] for name in calls}
+    orders = itertools.cycle([list(calls), list(calls)[::-1]])
+    for _, order in zip(range(runs), orders, strict=False):
+        for name in order:
+            repeats = 1 + int(untimed(calls[name]) * SHORTEST / SETTLED)
+            start = time.perf_counter()
+            for _ in range(repeats):
+                calls[name]()
+            times[name].append((time.perf_counter() - start) / repeats)
+    return times
+
+
+def untimed(call: Callable[[], Any]) -> int:
+    """Call until it has settled; how often that was."""
+    number, start = 0, time.perf_counter()
+    while time.perf_counter() - start < SETTLED:
+        call()
+        number += 1
+    return number

@@ -2,16 +2,47 @@
 
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from .._arrays.logits import dot
-from .._arrays.points import Scaled, as_rows, with_norms
+from .._arrays.points import Scaled, as_rows, dot, squares_factors, with_norms
 from .pairs import FARTHEST
 from .plan import NEAR, STRICTER
-from .products import squares_factors
+
+SPREAD = 2**-4  # the least mean of u over ‖a‖² + ‖b‖², weighted as in the sum, for moments to make slopes
+
+
+def powers(xp: Any, b: Scaled, weights: Any, each: bool) -> Any:
+    """The columns w [b, 1, ‖b‖²], or of `each` coordinate its square; `xp` is NumPy or JAX."""
+    squares = b.points * b.points if each else b.norms
+    return xp.concatenate([b.points, xp.ones_like(b.norms), squares], -1) * weights
+
+
+def about(a: Scaled, sums: Any) -> tuple[Any, Any, Any]:
+    """Σ W (b - a), Σ W ‖b - a‖² and Σ W (‖a‖² + ‖b‖²) of Σ_n ψ `powers` at the rows; of each coordinate its parts."""
+    dim = a.points.shape[-1]
+    first, mass, second = sums[..., :dim], sums[..., dim : dim + 1], sums[..., dim + 1 :]
+    cross, norms = a.points * first, a.points * a.points
+    if second.shape[-1] < dim:
+        cross, norms = cross.sum(-1, keepdims=True), a.norms
+    size = mass * norms + second
+    return first - mass * a.points, size - 2 * cross, size
+
+
+def spread(xp: Any, a: Scaled, sums: Any, groups: int = 1) -> Any:
+    """The mean of u over that of ‖a‖² + ‖b‖² for each group of rows (*batch, groups), of Σ_n |ψ w| [b, 1, ‖b‖²].
+
+    Of all pairs of a group, or of a row's in the mean if that is less; of several coordinates the least.
+    """
+    moment, size = (z.reshape(*z.shape[:-2], groups, -1, z.shape[-1]) for z in about(a, sums)[1:])
+    seen = size > 0  # not of NaN, nor of a query that is far from all keys
+    own = xp.where(seen, moment / xp.where(seen, size, 1), 1).mean(-2)
+    moment, size = (xp.where(seen, z, 0).sum(-2) for z in (moment, size))
+    return xp.minimum(xp.where(size > 0, moment / xp.where(size > 0, size, 1), 1), own).min(-1)
+
 
 # Beside ‖a‖² + ‖b‖², what u must be for a product to make it: its relative error is then at most the unit over this.
 TRUSTED = {"float32": 0.1, "float64": 1e-3}

@@ -21,17 +21,14 @@ from .._kernels.mixtures import Mixture
 from . import radial
 from .attention import attended_means, attended_pullback, attended_sum, by_attention, kernel_of
 from .blocked import blocked_pullback, scaled_sum
-from .by_platform import aligned_sizes, by_platform, plan_there
-from .channels import NOTHING, Channels
 from .few_dimensions import by_waves
-from .fused import FUSED_MEANS, FUSED_WIDTH, FUSES
-from .kernel_plan import exact_plan, mixture_of
-from .mapped import mapped
+from .lowering import aligned_sizes, by_platform, mapped, plan_there
 from .means import blocked_means, fused_means, means_anywhere
-from .mixed import mixed_sums as mixed_sums_here
-from .plan import Plan, sizes
+from .plan import Plan, exact_plan, mixture_of, sizes
+from .radial import mixed_sums as mixed_sums_here
 from .reach import but_not, one_of_two, within
-from .wanted import Sums, Wanted
+from .tiles import FUSED_MEANS, FUSED_WIDTH, FUSES
+from .wanted import NOTHING, Channels, Sums, Wanted
 
 KEPT = 8  # times as many numbers as the operands have: memory stays linear, under vmap as well
 

@@ -25,11 +25,10 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from .._arrays.blocks import blocks
-from .._arrays.logits import dot
 from .._arrays.places import vary_like
+from .._arrays.points import dot
 from . import nufft
-from .nodes import WAVES, Nodes
-from .sine import sine
+from .nodes import WAVES, Nodes, sine
 
 POINTS = {1: 4096, 2: 4096, 3: 1024}  # at a time, by dimension
 

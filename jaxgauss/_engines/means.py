@@ -16,22 +16,30 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from .._arrays.blocks import blocks, scan, unblocks
-from .._arrays.logits import difference_logits, dot, logit_factors, logits, squared_differences
 from .._arrays.places import has_cuda, vary_like
-from .._arrays.points import BASE_2, LOG_ZERO, Scaled, scaled_points, with_axes_of, with_norms
+from .._arrays.points import (
+    BASE_2,
+    LOG_ZERO,
+    Scaled,
+    difference_logits,
+    dot,
+    logit_factors,
+    logits,
+    scaled_points,
+    squared_differences,
+    squared_distances_of,
+    squares_factors,
+    with_axes_of,
+    with_norms,
+)
 from .._arrays.shapes import K, L, Q, S, T, V, W
 from .._kernels.kernels import GAUSS, Kernel
-from .anywhere import in_leaves, in_place, sorts, squared_gaps
+from .anywhere import in_leaves, in_place, leaf_order, sorts, squared_gaps
 from .blocked import scaled_sum
-from .channels import NOTHING, Channels
-from .doubt import rows_of, settled
-from .few_dimensions import Sizes, most_blocks, pays_here
-from .fused import fused_sum
+from .few_dimensions import Sizes, most_blocks, pays_here, rows_of, settled
 from .plan import NEAR, STRICTER, Plan
-from .products import squared_distances_of, squares_factors
-from .sorting import leaf_order
-from .tiles import DIFFERENCES_TILE, TILE, in_groups, one_by_one, tiled_means
-from .wanted import Wanted
+from .tiles import DIFFERENCES_TILE, TILE, fused_sum, in_groups, one_by_one, tiled_means
+from .wanted import NOTHING, Channels, Wanted
 from .waves import LOGS, layout, sums_by_waves
 
 LEAST = 2.0**-100  # a sum whose terms that are lost do not count

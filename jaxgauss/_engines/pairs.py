@@ -14,12 +14,11 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from .._arrays.blocks import scan
-from .._arrays.logits import dot
 from .._arrays.places import vary_like
+from .._arrays.points import dot, squared_distances_of
 from .._checks.settings import are_known
 from .._kernels.kernels import Kernel
-from .fused import FUSED_WIDTH, FUSES, fused_sum
-from .products import squared_distances_of
+from .tiles import FUSED_WIDTH, FUSES, fused_sum
 from .wanted import Columns, Rows, Sums, Wanted
 
 GROUP = 8  # coordinates whose differences are formed in one pass over a tile

@@ -18,8 +18,7 @@ from .._arrays.places import vary_like
 from .._checks.settings import are_known
 from . import nufft
 from .boxes import Box, outside
-from .doubt import Doubt
-from .few_dimensions import Sizes, tolerance_of, transforms_pay, wider
+from .few_dimensions import Doubt, Sizes, tolerance_of, transforms_pay, wider
 from .fourier import coefficients, slopes_at, values_at
 from .nodes import Nodes, nodes, spectrum
 from .plan import Plan

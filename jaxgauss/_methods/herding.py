@@ -11,8 +11,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from .._arrays.logits import difference_logits
 from .._arrays.places import vary_alike, whole
+from .._arrays.points import difference_logits
 from .._checks.operands import takes_tau
 from .._checks.samples import check_kernel, check_samples, check_signs
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights, working_dtype

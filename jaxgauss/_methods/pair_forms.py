@@ -15,9 +15,8 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
-from .._arrays.logits import difference_logits
 from .._arrays.places import vary_alike, vary_like
-from .._arrays.points import center
+from .._arrays.points import center, difference_logits
 from .._checks.settings import Settings, axis_names
 
 GROUP = 512  # points; a tile of the kernel matrix is that of two groups

@@ -17,13 +17,12 @@ import numpy as np
 from .._arrays.places import has_cuda
 from .._engines import bridge, costs, nufft
 from .._engines.boxes import box
-from .._engines.channels import NOTHING, Channels
+from .._engines.costs import in_turns
 from .._engines.few_dimensions import Sizes, transform_work
 from .._engines.nodes import DIMENSIONS, WAVES
 from .._engines.plan import Plan
 from .._engines.tiles import CUDA_TILE
-from .._engines.timing import in_turns
-from .._engines.wanted import Wanted
+from .._engines.wanted import NOTHING, Channels, Wanted
 from .._engines.waves import layout, sums_by_waves
 from .._kernels.kernels import GAUSS
 from .checked import forget

@@ -12,8 +12,7 @@ from .._arrays.places import expected_platform
 from .._checks.operands import as_operand, check_names, check_operands, check_tau
 from .._checks.settings import Settings, are_known, matmul_grade, methods_of, working_dtype
 from .._engines import costs
-from .._engines.kernel_plan import kernel_plan
-from .._engines.plan import Plan, sizes
+from .._engines.plan import Plan, kernel_plan, sizes
 from .._engines.reach import looked_at
 
 TAUS = float | int | jax.Array | np.ndarray | np.generic

@@ -16,13 +16,12 @@ from .._checks.settings import Bandwidth, Keys, Queries, Settings, Values, worki
 from .._engines import bridge
 from .._engines.attention import kernel_of
 from .._engines.blocked import blocked_sum
-from .._engines.channels import NOTHING, Channels
 from .._engines.dispatch import exact_plan_of
 from .._engines.few_dimensions import Sizes, at_most, estimated, most_blocks, pays_here
 from .._engines.nodes import WAVES
 from .._engines.plan import NEAR, Plan, sizes, time_on_cuda
 from .._engines.radial import share_of_tiles
-from .._engines.wanted import Wanted
+from .._engines.wanted import NOTHING, Channels, Wanted
 from .._engines.waves import SUMS, layout, sums_by_waves
 from .._kernels.kernels import GAUSS, Kernel, as_kernel
 from .checked import checked

@@ -18,11 +18,11 @@ from jaxtyping import Array
 from .._arrays.points import center, unbroadcast
 from .._checks.settings import Settings
 from .._engines.blocked import blocked_sum
-from .._engines.channels import Channels
 from .._engines.dispatch import gaussian_sum, near_sum
 from .._engines.plan import takes_half
 from .._engines.radial import difference_sums
 from .._engines.reach import are_near, one_of_two
+from .._engines.wanted import Channels
 from .._kernels.kernels import GAUSS
 from .channels import cheaper_by_channels, flat_channels
 

@@ -12,11 +12,10 @@ from .._arrays.points import align, by_point, center, shared, unbroadcast
 from .._checks.operands import as_operand, check_tolerance, takes_tau
 from .._checks.settings import Bandwidth, Keys, Queries, Settings, Sums, Values, working_dtype
 from .._engines.blocked import sum_and_tile, tile_pullback
-from .._engines.channels import Channels
 from .._engines.dispatch import gaussian_sum, keeps_tile, near_pullback, near_sum, near_sum_and_log, saves_log
 from .._engines.plan import Plan, takes_half, warn_once
 from .._engines.reach import are_near, known_near, looked_at, near_or_anywhere
-from .._engines.wanted import Wanted
+from .._engines.wanted import Channels, Wanted
 from .._kernels.kernels import GAUSS
 from .channels import cheaper_by_channels, flat_channels
 from .checked import checked

@@ -11,10 +11,10 @@ from .._arrays.places import vary_alike, whole
 from .._arrays.points import align, center
 from .._checks.operands import as_operand, takes_tau
 from .._checks.settings import Bandwidth, Keys, Queries, Settings, Sums, Values, working_dtype
-from .._engines.channels import Channels
 from .._engines.dispatch import uses_mixture
-from .._engines.kernel_plan import of_gaussians
+from .._engines.plan import of_gaussians
 from .._engines.reach import looked_at
+from .._engines.wanted import Channels
 from .._kernels.kernels import GAUSS, Kernel, as_kernel
 from .._kernels.mixtures import Mixture
 from .checked import checked

@@ -12,12 +12,10 @@ from jaxtyping import Array, Float
 from .._arrays.places import vary_alike, whole
 from .._arrays.points import align, center
 from .._checks.settings import Settings, working_dtype
-from .._engines.channels import NOTHING, Channels
 from .._engines.dispatch import near_sum, uses_mixture
-from .._engines.kernel_plan import of_gaussians
-from .._engines.plan import takes_half
+from .._engines.plan import of_gaussians, takes_half
 from .._engines.reach import are_near, near_or_anywhere
-from .._engines.wanted import Wanted
+from .._engines.wanted import NOTHING, Channels, Wanted
 from .._kernels.kernels import GAUSS
 from .kernel_sum import as_bandwidths
 from .radial import mixed_sums, pair_sums

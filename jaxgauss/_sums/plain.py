@@ -8,9 +8,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from .._arrays.logits import dot
 from .._arrays.places import vary_alike, whole
-from .._arrays.points import align, scaled_points
+from .._arrays.points import align, dot, scaled_points
 from .._checks.operands import as_operand, check_operands, takes_tau
 from .._checks.settings import Bandwidth, Keys, Queries, Sums, Values, working_dtype
 from .._engines.tiles import tiled_sum

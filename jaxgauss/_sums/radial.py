@@ -12,7 +12,6 @@ from .._arrays.points import by_point, of_coordinates, unbroadcast
 from .._checks.settings import Settings
 from .._engines import dispatch
 from .._engines.anywhere import FEW_DIMENSIONS
-from .._engines.channels import NOTHING, Channels
 from .._engines.radial import (
     difference_sums,
     gradients_of,
@@ -22,7 +21,7 @@ from .._engines.radial import (
     waves_pullback,
 )
 from .._engines.reach import one_of_two, tiles_are_near
-from .._engines.wanted import Sums, Wanted
+from .._engines.wanted import NOTHING, Channels, Sums, Wanted
 from .._kernels.kernels import GAUSS
 
 # Derivatives. With u = τ‖q_m - k_n‖², κ' the derivative of κ, ψ = -2κ', a cotangent g and w_mn = ψ(u) ⟨g_m, v_n⟩, from
