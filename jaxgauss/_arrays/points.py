@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float
 
 from .._checks.settings import are_known
 from .blocks import scan
-from .places import has_cuda, whole
+from .places import has_cuda, vary_like, whole
 from .shapes import K, Q, T
 
 DIMENSIONS = 8  # coordinates whose differences are added up in one pass over a tile

@@ -22,10 +22,9 @@ from . import radial
 from .attention import attended_means, attended_pullback, attended_sum, by_attention, kernel_of
 from .blocked import blocked_pullback, scaled_sum
 from .few_dimensions import by_waves
-from .lowering import aligned_sizes, by_platform, mapped, plan_there
+from .lowering import aligned_sizes, lowered, plan_there
 from .means import blocked_means, fused_means, means_anywhere
 from .plan import Plan, exact_plan, mixture_of, sizes
-from .radial import mixed_sums as mixed_sums_here
 from .reach import but_not, one_of_two, within
 from .tiles import FUSED_MEANS, FUSED_WIDTH, FUSES
 from .wanted import NOTHING, Channels, Sums, Wanted
@@ -40,32 +39,29 @@ class Operation(NamedTuple):
         anywhere: of points that lie anywhere; of a plan and operands.
         attended: by an attention kernel; of plan, kernel, scaled points and operands.
         in_xla: of a plan and operands.
-        num_own: the first operands, in whose shapes the results are.
-        leaves_log: whether the last result is what a pullback needs of it, on CUDA.
     """
 
     anywhere: Callable[..., tuple[jax.Array, ...]]
     attended: Callable[..., Any]
     in_xla: Callable[..., tuple[jax.Array, ...]]
-    num_own: int = 0
-    leaves_log: bool = False
 
 
 def gaussian_sum(
     settings: Settings, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array
 ) -> jax.Array:
     """Σ_n Φ_τ(q_m, k_n) v_n of operands of equal rank in float32 or float64, wherever the points lie."""
-    return _computed(SUM, settings, None)(queries, keys, values, tau)[0]
+    return lowered(_by_plan, (SUM, settings, None), queries, keys, values, tau)[0]
 
 
 def near_sum(settings: Settings, *operands: jax.Array) -> jax.Array:
     """The same of points that are known to be near; so are those of the next two."""
-    return _computed(SUM, settings, True)(*operands)[0]
+    return lowered(_by_plan, (SUM, settings, True), *operands)[0]
 
 
 def near_sum_and_log(settings: Settings, *operands: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The sum, and what spares its pullback a pass (…, M, 1), where `saves_log`."""
-    return _computed(SUM_AND_LOG, settings, True)(*operands)
+    total, log = lowered(_sum_and_log, (settings,), *operands)
+    return total, log
 
 
 def near_pullback(settings: Settings, *operands: jax.Array) -> tuple[jax.Array, ...]:
@@ -73,7 +69,7 @@ def near_pullback(settings: Settings, *operands: jax.Array) -> tuple[jax.Array, 
 
     A sixth operand is what the sum has left for it.
     """
-    return _computed(PULLBACK, settings, True)(*operands)
+    return lowered(_by_plan, (PULLBACK, settings, True), *operands, num_own=3)
 
 
 def kernel_means(settings: Settings, near: bool, *operands: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -81,7 +77,8 @@ def kernel_means(settings: Settings, near: bool, *operands: jax.Array) -> tuple[
 
     Of points that are known to be `near`, which are those of Gaussians; or that lie anywhere.
     """
-    return _computed(_means_of(settings.kernel), settings, near)(*operands)
+    means, logs = lowered(_by_plan, (_means_of(settings.kernel), settings, near), *operands)
+    return means, logs
 
 
 def radial_sum(
@@ -92,59 +89,21 @@ def radial_sum(
     return pair_sums(settings, Wanted(channels, NOTHING), queries, keys, values, tau, *nothing).sums
 
 
-def pair_sums(
-    settings: Settings,
-    wanted: Wanted,
-    queries: jax.Array,
-    keys: jax.Array,
-    values: jax.Array,
-    tau: jax.Array,
-    *weights: jax.Array,
-) -> Sums:
-    """`radial.pair_sums`, of operands of equal rank, evaluated in XLA; without what is not wanted."""
-    given = _without_unwanted(wanted, values, weights)
-    return Sums(*_radial(_pair_sums, settings, wanted)(queries, keys, tau, *given))
+def pair_sums(settings: Settings, wanted: Wanted, *operands: jax.Array) -> Sums:
+    """`radial.pair_sums` of queries, keys, values, τ and weights of both, of equal rank."""
+    return Sums(*lowered(_exactly, (radial.pair_sums, wanted, settings), *operands, needed=2))
 
 
-def mixed_sums(
-    settings: Settings,
-    wanted: Wanted,
-    queries: jax.Array,
-    keys: jax.Array,
-    values: jax.Array,
-    tau: jax.Array,
-    shares: jax.Array,
-    *weights: jax.Array,
-) -> Sums:
-    """`mixed.mixed_sums`, likewise."""
-    given = _without_unwanted(wanted, values, weights)
-    return Sums(*_radial(_mixed_sums, settings, wanted)(queries, keys, tau, shares, *given))
-
-
-def _without_unwanted(wanted: Wanted, values: jax.Array, weights: tuple[jax.Array, ...]) -> list[jax.Array]:
-    return [*([values] if wanted.sums.kernels else []), *(weights if wanted.pulls.kernels else [])]
-
-
-def _pair_sums(wanted: Wanted, chosen: Plan, queries: jax.Array, keys: jax.Array, tau: jax.Array, *given: jax.Array):
-    values, *weights = _with_unwanted(wanted, queries, keys, given)
-    return tuple(radial.pair_sums(wanted, chosen, queries, keys, values, tau, *weights))
-
-
-def _mixed_sums(wanted: Wanted, chosen: Plan, queries, keys, tau, shares, *given: jax.Array):
-    values, *weights = _with_unwanted(wanted, queries, keys, given)
-    return tuple(mixed_sums_here(wanted, chosen, queries, keys, values, tau, shares, *weights))
-
-
-def _with_unwanted(wanted: Wanted, queries: jax.Array, keys: jax.Array, given: tuple[jax.Array, ...]):
-    values, weights = (given[0], given[1:]) if wanted.sums.kernels else (keys[..., :0], given)
-    return values, *(weights or (queries[..., :0], keys[..., :0]))
+def mixed_sums(settings: Settings, wanted: Wanted, *operands: jax.Array) -> Sums:
+    """`radial.mixed_sums`, likewise; shares (…, T) follow τ."""
+    return Sums(*lowered(_exactly, (radial.mixed_sums, wanted, settings), *operands, needed=2))
 
 
 def radial_pullback(
     settings: Settings, channels: Channels, with_tau: bool, *operands: jax.Array
 ) -> tuple[jax.Array, ...]:
     """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of queries, keys, values and τ, at these and g; all of equal rank."""
-    return _radial(_RADIAL_PULLBACK[with_tau], settings, channels)(*operands)
+    return lowered(_exactly, (_RADIAL_PULLBACK[with_tau], channels, settings), *operands, num_own=4)
 
 
 def keeps_tile(settings: Settings, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array) -> bool:
@@ -175,32 +134,35 @@ def saves_log(settings: Settings, queries: jax.Array, keys: jax.Array, values: j
     return kernel is not None and not isinstance(kernel, str) and kernel.channels(channels) == channels
 
 
-@functools.cache
-def _computed(operation: Operation, settings: Settings, near: bool | None) -> Callable[..., Any]:
+def _by_plan(
+    operation: Operation, settings: Settings, near: bool | None, platform: str, *operands: jax.Array
+) -> tuple[jax.Array, ...]:
     """Of points that are known to be near, or that lie anywhere; or, of None, with a look at them."""
+    if near is False:
+        return operation.anywhere(exact_plan_of(settings, platform, operands), *operands)
+    chosen = plan_there(settings, platform, operands)
+    if chosen.method in ("differences", "fourier"):
+        return operation.anywhere(chosen, *operands)
+    if not chosen.native:
+        return by_attention(chosen, operation.attended, operation.anywhere, operands, near is None)
+    here, there = (functools.partial(x, chosen) for x in (operation.in_xla, operation.anywhere))
+    if near:
+        return here(*operands)
+    queries, keys, _, tau, *_ = operands
+    is_near = but_not(within(chosen.reach, queries, keys, tau), by_waves(chosen, *operands[:4]))
+    return one_of_two(is_near, here, there, *operands)
 
-    def compute(platform: str, *operands: jax.Array) -> tuple[jax.Array, ...]:
-        if near is False:
-            return operation.anywhere(exact_plan_of(settings, platform, operands), *operands)
-        chosen = plan_there(settings, platform, operands)
-        if chosen.method in ("differences", "fourier"):
-            return operation.anywhere(chosen, *operands)
-        if not chosen.native:
-            return by_attention(chosen, operation.attended, operation.anywhere, operands, near is None)
-        here, there = (functools.partial(x, chosen) for x in (operation.in_xla, operation.anywhere))
-        if near:
-            return here(*operands)
-        queries, keys, _, tau, *_ = operands
-        is_near = but_not(within(chosen.reach, queries, keys, tau), by_waves(chosen, *operands[:4]))
-        return one_of_two(is_near, here, there, *operands)
 
-    def compute_all(platform: str, *operands: jax.Array) -> tuple[jax.Array, ...]:
-        results = compute(platform, *operands)
-        if operation.leaves_log and len(results) == 1:
-            return *results, jnp.zeros_like(results[0][..., :1])  # which nobody reads
-        return results
+def _sum_and_log(settings: Settings, platform: str, *operands: jax.Array) -> tuple[jax.Array, jax.Array]:
+    total, *logs = _by_plan(SUM_AND_LOG, settings, True, platform, *operands)
+    return total, logs[0] if logs else jnp.zeros_like(total[..., :1])  # elsewhere nobody reads it
 
-    return mapped(functools.partial(by_platform, compute_all), operation.num_own)
+
+def _exactly(function: Callable[..., Any], what: Any, settings: Settings, platform: str, *operands: jax.Array) -> Any:
+    """A function of `radial`, in the precision of its plan."""
+    queries, keys, _, tau, *_ = operands
+    chosen = exact_plan_of(settings, platform, (queries, keys, keys, tau))
+    return _in_precision(functools.partial(function, what))(chosen, *operands)
 
 
 def _in_precision(function: Callable) -> Callable[..., tuple[jax.Array, ...]]:
@@ -252,8 +214,8 @@ def _means_in_xla(chosen: Plan, *operands: jax.Array) -> tuple[jax.Array, ...]:
 
 
 SUM = Operation(_sum_anywhere, attended_sum, _sum_in_xla)
-SUM_AND_LOG = SUM._replace(attended=functools.partial(attended_sum, with_log=True), leaves_log=True)
-PULLBACK = Operation(_pullback_anywhere, attended_pullback, _pullback_in_xla, num_own=3)
+SUM_AND_LOG = SUM._replace(attended=functools.partial(attended_sum, with_log=True))
+PULLBACK = Operation(_pullback_anywhere, attended_pullback, _pullback_in_xla)
 
 
 @functools.cache
@@ -262,19 +224,6 @@ def _means_of(kernel: Kernel) -> Operation:
 
 
 _RADIAL_PULLBACK = {x: functools.partial(radial.radial_pullback, with_tau=x) for x in (False, True)}
-
-
-@functools.cache
-def _radial(function: Callable[..., Any], settings: Settings, what: Any) -> Callable[..., Any]:
-    num_own = 0 if function in (_pair_sums, _mixed_sums) else 4
-
-    def compute(platform: str, *operands: jax.Array) -> tuple[jax.Array, ...]:
-        queries, keys, tau = operands[0], operands[1], operands[3 if num_own else 2]
-        chosen, dtype = exact_plan_of(settings, platform, (queries, keys, keys, tau)), queries.dtype
-        results = function(what, chosen, *(x.astype(chosen.precision) for x in operands))
-        return tuple(x.astype(dtype) for x in results)
-
-    return mapped(functools.partial(by_platform, compute), num_own)
 
 
 def exact_plan_of(settings: Settings, platform: str, operands: tuple[jax.Array, ...]) -> Plan:

@@ -208,8 +208,8 @@ def transform_work(precision: str, sizes: Sizes) -> tuple[float, float]:
     return float((sizes.queries + sizes.keys) * width), 2.0 * (4 * WAVES[sizes.dim]) ** sizes.dim
 
 
-SHARE = 32  # one in so many of the queries may be few
-CHUNK = 64  # of them at a time
+IN_DOUBT = 32  # one in so many of the queries may be settled by differences
+AT_A_TIME = 64  # of these queries
 
 Doubt = Bool[Array, " m"]
 
@@ -242,7 +242,7 @@ def settled(
     def corrected() -> Sequence[Any]:
         return [_corrected(*x) for x in zip(doubt, found, of_rows, strict=True)]
 
-    are_many = functools.reduce(jnp.logical_or, [x.sum() > len(x) // SHARE for x in doubt])
+    are_many = functools.reduce(jnp.logical_or, [x.sum() > len(x) // IN_DOUBT for x in doubt])
     are_none = ~functools.reduce(jnp.logical_or, [x.any() for x in doubt])
     way = jnp.where(are_none, 0, jnp.where(are_many, 2, 1))
     return lax.switch(way, (lambda: found, corrected, lambda: varying(by_tiles())))
@@ -250,13 +250,13 @@ def settled(
 
 def _corrected(doubt: Doubt, found: Any, of_rows: Callable[[Array], Any]) -> Any:
     """The results, those in doubt put in their places."""
-    places = jnp.nonzero(doubt, size=len(doubt) // SHARE + CHUNK, fill_value=len(doubt))[0].astype("int32")
+    places = jnp.nonzero(doubt, size=len(doubt) // IN_DOUBT + AT_A_TIME, fill_value=len(doubt))[0].astype("int32")
     number = doubt.sum(dtype="int32")
 
     def add(state: tuple[Array, Any]) -> tuple[Array, Any]:
         start, total = state
-        place = lax.dynamic_slice(places, (start,), (CHUNK,))
-        return start + CHUNK, jax.tree.map(lambda x, y: x.at[place].set(y, mode="drop"), total, of_rows(place))
+        place = lax.dynamic_slice(places, (start,), (AT_A_TIME,))
+        return start + AT_A_TIME, jax.tree.map(lambda x, y: x.at[place].set(y, mode="drop"), total, of_rows(place))
 
     start = vary_like(jnp.zeros((), "int32"), [doubt])
     return lax.while_loop(lambda state: state[0] < number, add, (start, found))[1]

@@ -1,8 +1,9 @@
-"""What depends on the platform that a computation is lowered for: the plan of a sum, and a branch for each."""
+"""How JAX lowers a computation: a plan and a branch for each platform, and mapped axes of `vmap` as leading axes."""
 
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,16 +16,59 @@ from .._checks.settings import Settings
 from .plan import Plan, kernel_plan, sizes
 
 
-def by_platform(compute: Callable, *operands: jax.Array):
-    """`compute(platform, *operands)` on the platform that the computation is lowered for."""
-    known = platforms()
-    if any(0 in x.shape for x in operands):  # nothing to sum, or nothing to sum it for
-        results = jax.eval_shape(functools.partial(compute, known[0]), *operands)
+def lowered(
+    compute: Callable[..., Any],
+    options: tuple[Any, ...],
+    *operands: jax.Array,
+    num_own: int = 0,
+    needed: int | None = None,
+) -> tuple[jax.Array, ...]:
+    """`compute(*options, platform, *operands)` for the platform that it is lowered for; under `vmap` of all the batch.
+
+    A mapped axis is one more leading axis, of length one where an operand is not mapped; the first `num_own` operands,
+    in whose shapes the results are, get the whole axis. Where one of the first `needed` operands is empty, results are
+    zero.
+    """
+    return _batched(compute, options, num_own, needed)(*operands)
+
+
+@functools.cache
+def _batched(
+    compute: Callable[..., Any], options: tuple[Any, ...], num_own: int, needed: int | None
+) -> Callable[..., tuple[jax.Array, ...]]:
+    @custom_vmap
+    def batched(*operands: jax.Array) -> tuple[jax.Array, ...]:
+        with _mode_of(operands):
+            return tuple(by_platform(compute, options, *operands, needed=needed))
+
+    @batched.def_vmap
+    def _(axis_size: int, is_mapped: Sequence[bool], *operands: jax.Array):
+        sizes = (axis_size if i < num_own else 1 for i in range(len(operands)))
+        with _mode_of(operands):
+            stacked = [
+                x if has_axis else jnp.broadcast_to(x, (size, *x.shape))
+                for x, has_axis, size in zip(operands, is_mapped, sizes, strict=True)
+            ]
+            results = batched(*whole(*stacked)) if stacked[0].dtype == jnp.float64 else batched(*stacked)
+            return tuple(share_out_like(x, stacked) for x in results), (True,) * len(results)
+
+    return batched
+
+
+def _mode_of(operands: Sequence[jax.Array]) -> contextlib.AbstractContextManager:
+    """JAX's 64-bit mode for operands in float64: JAX may trace a rule after the caller has left that mode."""
+    return jax.enable_x64(True) if operands[0].dtype == jnp.float64 else contextlib.nullcontext()
+
+
+def by_platform(
+    compute: Callable[..., Any], options: tuple[Any, ...], *operands: jax.Array, needed: int | None = None
+) -> Any:
+    """`compute(*options, platform, *operands)` for the platform that it is lowered for; zeros of empty operands."""
+    known, on = platforms(), {name: functools.partial(compute, *options, name) for name in platforms()}
+    if any(0 in x.shape for x in operands[:needed]):
+        results = jax.eval_shape(on[known[0]], *operands)
         return jax.tree.map(lambda x: vary_like(jnp.zeros(x.shape, x.dtype), operands), results)
-    if len(known) == 1:
-        return compute(known[0], *operands)
-    branches = {name: functools.partial(compute, name) for name in known}
-    return lax.platform_dependent(*operands, **branches, default=branches["cpu"])
+    return on[known[0]](*operands) if len(known) == 1 else lax.platform_dependent(*operands, **on, default=on["cpu"])
 
 
 def plan_there(settings: Settings, platform: str, operands: tuple[jax.Array, ...]) -> Plan:
@@ -39,33 +83,3 @@ def plan_there(settings: Settings, platform: str, operands: tuple[jax.Array, ...
 def aligned_sizes(queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array) -> tuple[int, int, int]:
     """`sizes`, of operands of equal rank."""
     return sizes(queries, keys, values, by_point(tau, queries)[..., 0, 0])
-
-
-def _width(operands: Sequence[jax.Array]) -> contextlib.AbstractContextManager:
-    """The mode that operands in float64 need, for what JAX traces later than it was called."""
-    return jax.enable_x64(True) if operands[0].dtype == jnp.float64 else contextlib.nullcontext()
-
-
-def mapped(function: Callable, num_own: int) -> Callable:
-    """`function`, vmapped by one more leading axis, of length 1 where an operand is not mapped.
-
-    The first `num_own` operands, in whose shapes the results are, get the whole axis: each element has its own result.
-    """
-
-    @custom_vmap
-    def mapped(*operands: jax.Array) -> tuple[jax.Array, ...]:
-        with _width(operands):
-            return tuple(function(*operands))
-
-    @mapped.def_vmap
-    def _(axis_size: int, is_mapped: Sequence[bool], *operands: jax.Array):
-        sizes = (axis_size if i < num_own else 1 for i in range(len(operands)))
-        with _width(operands):
-            batched = [
-                x if has_axis else jnp.broadcast_to(x, (size, *x.shape))
-                for x, has_axis, size in zip(operands, is_mapped, sizes, strict=True)
-            ]
-            results = mapped(*whole(*batched)) if batched[0].dtype == jnp.float64 else mapped(*batched)
-            return tuple(share_out_like(x, batched) for x in results), (True,) * len(results)
-
-    return mapped

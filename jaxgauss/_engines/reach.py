@@ -199,7 +199,7 @@ def are_near(
     points that lie anywhere. Those of `logs` are float64.
     """
     known = known_near(settings, *operands, logs=logs)
-    return _are_near(settings, slopes, second_order, logs)(*operands) if known is None else known
+    return _look(settings, slopes, second_order, logs)(*operands) if known is None else known
 
 
 def known_near(settings: Settings, *operands: jax.Array, logs: bool = False) -> bool | None:
@@ -211,15 +211,19 @@ def known_near(settings: Settings, *operands: jax.Array, logs: bool = False) -> 
 
 
 @functools.cache
-def _are_near(settings: Settings, slopes: bool, second_order: bool, logs: bool) -> Callable[..., jax.Array]:
-    def compute(platform: str, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array) -> jax.Array:
-        chosen = plan_there(settings, platform, (queries, keys, values, tau))
-        reach, slope = chosen.reach / (STRICTER if second_order else 1), settings.kernel.slope if slopes else None
-        is_near = within(reach, queries, keys, tau, slope, jnp.abs(values).max(-1, keepdims=True, initial=0))
-        is_near = but_not(is_near, by_waves(chosen, queries, keys, values, tau, precision="float64" if logs else None))
-        return vary_like(jnp.full((), is_near), [queries, keys, tau]) if isinstance(is_near, bool) else is_near
+def _look(*options: Any) -> Callable[..., jax.Array]:
+    return _unbatched(functools.partial(by_platform, _are_near, options))
 
-    return _unbatched(functools.partial(by_platform, compute))
+
+def _are_near(
+    settings: Settings, slopes: bool, second_order: bool, logs: bool, platform: str, *operands: jax.Array
+) -> jax.Array:
+    queries, keys, values, tau = operands
+    chosen = plan_there(settings, platform, operands)
+    reach, slope = chosen.reach / (STRICTER if second_order else 1), settings.kernel.slope if slopes else None
+    is_near = within(reach, queries, keys, tau, slope, jnp.abs(values).max(-1, keepdims=True, initial=0))
+    is_near = but_not(is_near, by_waves(chosen, *operands, precision="float64" if logs else None))
+    return vary_like(jnp.full((), is_near), [queries, keys, tau]) if isinstance(is_near, bool) else is_near
 
 
 def but_not(is_near: jax.Array | bool, waves: jax.Array | bool) -> jax.Array | bool:
