@@ -18,13 +18,13 @@ from jaxtyping import Array
 from .._arrays.points import center, unbroadcast
 from .._checks.settings import Settings
 from .._engines.blocked import blocked_sum
-from .._engines.dispatch import gaussian_sum, near_sum
+from .._engines.dispatch import gaussian_sum, near_sum, radial_sum
 from .._engines.plan import takes_half
 from .._engines.radial import difference_sums
 from .._engines.reach import are_near, one_of_two
 from .._engines.wanted import Channels
 from .._kernels.kernels import GAUSS
-from .channels import cheaper_by_channels, flat_channels
+from .rules import cheaper_by_channels, flat_channels
 
 
 def sum_in_both_modes(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array) -> Array:
@@ -161,3 +161,15 @@ batching.primitive_batchers[gauss_sum_p] = _batched
 
 
 mlir.register_lowering(gauss_sum_p, mlir.lower_fun(_sum, multiple_results=False))
+
+
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def radial_sum_in_both_modes(settings: Settings, channels: Channels, *operands: Array) -> Array:
+    """The same sum under all transformations: its derivatives are those of the sum from differences."""
+    return radial_sum(settings, channels, *operands)
+
+
+@radial_sum_in_both_modes.defjvp
+def _tangent(settings: Settings, channels: Channels, primals: tuple[Array, ...], tangents: tuple[Array, ...]):
+    _, tangent = jax.jvp(functools.partial(difference_sums, channels), primals, tangents)
+    return radial_sum_in_both_modes(settings, channels, *primals), tangent

@@ -18,9 +18,10 @@ from .._engines.wanted import Channels
 from .._kernels.kernels import GAUSS, Kernel, as_kernel
 from .._kernels.mixtures import Mixture
 from .checked import checked
+from .forward_mode import radial_sum_in_both_modes
 from .gauss_sum import checked_gauss_sum, wide_sum
-from .radial import radial_sum, radial_sum_in_both_modes
 from .reverse_only import reverse_only
+from .rules import radial_sum
 
 
 @takes_tau

@@ -18,8 +18,8 @@ from .._engines.reach import are_near, near_or_anywhere
 from .._engines.wanted import NOTHING, Channels, Wanted
 from .._kernels.kernels import GAUSS
 from .kernel_sum import as_bandwidths
-from .radial import mixed_sums, pair_sums
 from .reverse_only import reverse_only
+from .rules import mixed_sums, pair_sums
 from .sharded import added, alone, everywhere, first_rows, over_mesh
 
 

@@ -25,9 +25,9 @@ from .._engines.nodes import MOST, nodes, spectrum
 from .._engines.tiles import one_by_one
 from .._kernels.kernels import Kernel, as_kernel
 from .checked import checked
-from .gauss_sum import aligned_sum
 from .kernel_sum import wide_kernel_sum
 from .log_gauss_sum import relative_sum, wide_log_sum
+from .rules import gaussian_sum
 
 
 @takes_tau
@@ -129,8 +129,8 @@ def product_over_mesh(settings: Settings, x: Array, y: Array, values: Array, tau
     own = (jnp.broadcast_to(t, (*shape, z.shape[-1])) for t, z in ((tau_x[:, None, None], x), (tau_y[:, None], y)))
     points, tau = jnp.concatenate([x, y], -1)[None, None], jnp.concatenate(list(own), -1)
     if settings.mesh is None:
-        return aligned_sum(settings, points, points, values[None, None], tau)
-    return _over_mesh(settings, aligned_sum, points, points, values[None, None], tau)
+        return gaussian_sum(settings, points, points, values[None, None], tau)
+    return _over_mesh(settings, gaussian_sum, points, points, values[None, None], tau)
 
 
 def _over_mesh(settings: Settings, summed: Callable, queries: Array, keys: Array, values: Array, tau: Array) -> Array:

@@ -1,0 +1,306 @@
+"""The derivative rules: gradients of sums of radial kernels are such sums again, and those of Gauss sums Gauss sums."""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from .._arrays.places import has_cuda, platforms, vary_like
+from .._arrays.points import by_point, center, of_coordinates, shared, unbroadcast
+from .._checks.settings import Settings
+from .._engines import dispatch
+from .._engines.anywhere import FEW_DIMENSIONS
+from .._engines.blocked import sum_and_tile, tile_pullback
+from .._engines.dispatch import keeps_tile, near_pullback, near_sum, near_sum_and_log, saves_log
+from .._engines.plan import takes_half
+from .._engines.radial import gradients_of, of_tau, sums_by_differences, sums_by_products, waves_pullback
+from .._engines.reach import are_near, known_near, near_or_anywhere, one_of_two, tiles_are_near
+from .._engines.wanted import NOTHING, Channels, Sums, Wanted
+from .._kernels.kernels import GAUSS
+
+# Derivatives. With u = τ‖q_m - k_n‖², s_m = Σ_n κ(u) v_n, ψ = -2κ', a cotangent g and w_mn = ψ(u) ⟨g_m, v_n⟩, from
+# ∂κ/∂q = 2τ κ' (q - k) = τ ψ (k - q):
+#
+#     dv_n = Σ_m κ g_m        dq_m = τ Σ_n w_mn (k_n - q_m)        dk_n = τ Σ_m w_mn (q_m - k_n)
+#     dτ   = -½ Σ_mn w_mn ‖q_m - k_n‖²
+#
+# These are `pair_sums`, whose own derivatives JAX forms, a tile at a time: the rules hold for every order.
+#
+# Of a Gaussian κ = ψ = Φ, and of near points the gradients are Gauss sums. By channels: W = K [v_c k, v_c] holds the
+# sum s and Σ_n Φ v_c k, so that dq = τ Σ_c g_c (W_k,c - q s_c), and U = Kᵀ [g_c q, g_c] likewise holds dv and dk:
+# C(D + 1) channels each. Moments are taken about a center c: Σ Φ v (k - c) - (q - c) s loses fewer digits. Since
+# Σ dq + Σ dk = 0, dτ = (Σ_m q_m·dq_m + Σ_n k_n·dk_n) / 2τ at any origin. For C = 1 (MMD, flows, densities) W comes with
+# the value: two sums in all. For many channels one fused backward pass makes all gradients, whose own rule is written
+# by channels. Where Φ is dense and hardly larger than the operands (few points of many dimensions) it is kept.
+# Source: the chain rule; Rux & Neumayer 2026, section 3, for the sum as attention.
+
+
+class Which(NamedTuple):
+    """Which gradients are asked for."""
+
+    queries: bool
+    keys: bool
+    values: bool
+    tau: bool
+
+
+def _with_rule(function: Callable, num_static: int, forward: Callable, backward: Callable) -> Any:
+    """`function` of static arguments and four operands, whose rule is told which gradients are asked for."""
+    static = tuple(range(num_static))
+    ruled: Any = jax.custom_vjp(function, nondiff_argnums=static)
+
+    def keep(*args: Any) -> tuple[Any, Any]:
+        which, operands = Which(*(x.perturbed for x in args[num_static:])), tuple(x.value for x in args[num_static:])
+        total, kept = forward(*args[:num_static], which, *operands)
+        # JAX keeps one tree of residuals for all patterns of wanted gradients (that of its last trace): the tree must
+        # not depend on the pattern, so the pattern travels as the shape of an array.
+        return total, (operands, kept, jnp.zeros([1 + x for x in which], bool))
+
+    def gradients(*args: Any) -> tuple[Array | None, ...]:
+        *static, (operands, kept, pattern), g = args
+        if isinstance(g, jax.custom_derivatives.SymbolicZero):
+            return None, None, None, None
+        return backward(*static, Which(*(size == 2 for size in pattern.shape)), operands, kept, g)
+
+    ruled.defvjp(keep, gradients, symbolic_zeros=True)
+    return ruled
+
+
+pair_sums: Any = jax.custom_vjp(dispatch.pair_sums, nondiff_argnums=(0, 1))
+mixed_sums: Any = jax.custom_vjp(dispatch.mixed_sums, nondiff_argnums=(0, 1))
+radial_pullback: Any = jax.custom_vjp(dispatch.radial_pullback, nondiff_argnums=(0, 1, 2))
+
+
+def _radial_forward(
+    settings: Settings, channels: Channels, which: Which, *operands: Array
+) -> tuple[Array, tuple[Array, Array]]:
+    queries, _, values, _ = operands
+    about_keys = which.keys or which.values  # where both are wanted, near points have them from one pass afterwards
+    if (which.queries or which.tau) and not about_keys and sum(channels.widths) == 1:
+        wanted = Wanted(channels, channels, which.tau, repeats=True)
+        found = pair_sums(settings, wanted, *operands, jnp.ones_like(queries[..., :1]), values)
+        return found.sums, (found.pulls, found.spread)
+    return radial_sum(settings, channels, *operands), (queries[..., :0], queries[..., :0])
+
+
+def _radial_gradients(
+    settings: Settings,
+    channels: Channels,
+    which: Which,
+    operands: tuple[Array, ...],
+    kept: tuple[Array, Array],
+    g: Array,
+) -> tuple[Array | None, ...]:
+    """By a pass about the queries, about the keys, or both; `kept` are the pulls and the spread of the sum, if any."""
+    queries, keys, values, tau = operands
+    nothing, (pulls, spread) = queries[..., :0], kept
+    scale, about_keys = by_point(tau, queries), which.keys or which.values
+    d_queries = d_keys = d_values = d_tau = None
+    if pulls.size:
+        d_queries = scale * g * pulls
+    if spread.size:
+        d_tau = of_tau(g * spread, tau)
+    needs_rows, needs_tau = which.queries and d_queries is None, which.tau and d_tau is None
+    if needs_rows and about_keys:
+        d_queries, d_keys, d_values, d_tau = radial_pullback(settings, channels, which.tau, *operands, g)
+    elif about_keys or (needs_tau and not needs_rows):
+        summed, pulling = (channels if x else NOTHING for x in (which.values, which.keys or needs_tau))
+        wanted, summed = Wanted(summed, pulling, needs_tau, repeats=summed == pulling), g if which.values else nothing
+        found = pair_sums(settings, wanted, keys, queries, summed, tau, values, g)
+        d_keys, d_values = scale * found.pulls, found.sums
+        d_tau = of_tau(found.spread, tau) if needs_tau else d_tau
+    elif needs_rows:
+        wanted = Wanted(NOTHING, channels, needs_tau)
+        found = pair_sums(settings, wanted, queries, keys, keys[..., :0], tau, g, values)
+        d_queries = scale * found.pulls
+        d_tau = of_tau(found.spread, tau) if needs_tau else d_tau
+    gradients = zip((d_queries, d_keys, d_values, d_tau), which, operands, strict=True)
+    return tuple(unbroadcast(d, x.shape) if is_wanted else None for d, is_wanted, x in gradients)  # type: ignore[arg-type]
+
+
+radial_sum = _with_rule(dispatch.radial_sum, 2, _radial_forward, _radial_gradients)
+
+
+def _pullback_backward(settings: Settings, channels: Channels, _: bool, operands: tuple[Array, ...], cotangents: Any):
+    return jax.vjp(functools.partial(_by_pairs, settings, channels), *operands)[1](cotangents)
+
+
+radial_pullback.defvjp(lambda *args: (radial_pullback(*args), args[3:]), _pullback_backward)
+
+
+def _by_pairs(settings: Settings, channels: Channels, queries, keys, values, tau, g) -> tuple[Array, ...]:
+    """The rules above, by sums about the queries and about the keys."""
+    of_rows = pair_sums(settings, Wanted(NOTHING, channels, True), queries, keys, keys[..., :0], tau, g, values)
+    of_columns = pair_sums(settings, Wanted(channels, channels, repeats=True), keys, queries, g, tau, values, g)
+    return gradients_of(of_rows, of_columns, queries, keys, values, tau)
+
+
+def _pair_sums_backward(settings: Settings, wanted: Wanted, operands: tuple[Array, ...], cotangents: Sums):
+    def pullback(function: Any, *operands: Array) -> Any:
+        return jax.vjp(functools.partial(function, wanted), *operands)[1](cotangents)
+
+    by_products, by_differences = (functools.partial(pullback, x) for x in (sums_by_products, sums_by_differences))
+    queries, keys, _, tau, *_ = operands
+
+    def by_pairs(*operands: Array) -> Any:
+        if wanted.kinked or of_coordinates(tau, queries) or has_cuda() or queries.shape[-1] <= FEW_DIMENSIONS:
+            return by_differences(*operands)
+        return one_of_two(tiles_are_near(queries, keys, tau), by_products, by_differences, *operands)
+
+    if {*wanted.kernels} != {GAUSS} or len(platforms()) > 1:
+        return by_pairs(*operands)
+    chosen = dispatch.exact_plan_of(settings, platforms()[0], (queries, keys, keys, tau))
+    return waves_pullback(wanted, chosen, by_pairs, operands, cotangents)
+
+
+pair_sums.defvjp(lambda *args: (pair_sums(*args), args[2:]), _pair_sums_backward)
+
+
+def _mixed_sums_backward(settings: Settings, wanted: Wanted, operands: tuple[Array, ...], cotangents: Sums):
+    """Of one Gaussian after the other."""
+
+    def one_by_one(queries: Array, keys: Array, values: Array, tau: Array, shares: Array, *weights: Array) -> Sums:
+        found = pair_sums(settings, wanted, queries, keys, values, tau, *weights).mixed(tau, shares)
+        return jax.tree.map(lambda x: x[None], found)
+
+    return jax.vjp(one_by_one, *operands)[1](cotangents)
+
+
+mixed_sums.defvjp(lambda *args: (mixed_sums(*args), args[2:]), _mixed_sums_backward)
+
+
+def _gaussian_forward(settings: Settings, which: Which, *operands: Array) -> tuple[Array, Any]:
+    is_near = are_near(settings, *operands, slopes=which.queries or which.keys or which.tau, second_order=which.tau)
+    ways = (functools.partial(f, which.queries or which.tau, settings) for f in (_near_and_kept, _anywhere_and_kept))
+    total, kept = near_or_anywhere(is_near, *ways, *operands)
+    return total, (None if isinstance(is_near, bool) else is_near, kept)
+
+
+def _gaussian_gradients(settings: Settings, which: Which, operands: tuple[Array, ...], residuals: Any, g: Array):
+    queries, keys, values, tau = operands
+    looked, kept = residuals
+    is_near: Any = known_near(settings, *operands) if looked is None else looked
+    if not any(which[i] for i in (0, 1, 3)) and not keeps_tile(settings, *operands):
+        return None, None, unbroadcast(gaussian_sum(settings, keys, queries, g, tau), values.shape), None
+    ways = (functools.partial(f, which, settings) for f in (_near_gradients, _anywhere_gradients))
+    rest = iter(near_or_anywhere(is_near, *ways, *operands, g, kept))
+    return tuple(next(rest) if is_wanted else None for is_wanted in which)
+
+
+def _near_and_kept(with_slopes: bool, settings: Settings, queries: Array, keys: Array, values: Array, tau: Array):
+    """The sum, and what is kept of it for the gradients: a tile, the slopes, or nothing."""
+    operands = queries, keys, values, tau
+    if keeps_tile(settings, *operands):
+        return sum_and_tile(*operands)
+    if with_slopes and cheaper_by_channels(queries, values):
+        return _sum_and_pulls(settings, *operands)
+    if with_slopes and saves_log(settings, *operands):
+        return near_sum_and_log(settings, *operands)
+    total = near_sum(settings, *operands)
+    return total, vary_like(jnp.zeros(0, total.dtype), [total])
+
+
+def _anywhere_and_kept(with_slopes: bool, settings: Settings, queries: Array, keys: Array, values: Array, tau: Array):
+    """The same wherever points lie: the slopes of one channel; of more, zeros like what is kept near."""
+    operands = queries, keys, values, tau
+    channels = Channels((GAUSS,), values.shape[-1:])
+    if with_slopes and _keeps_pulls(settings, *operands):
+        ones = jnp.ones_like(queries[..., :1])
+        found = pair_sums(settings, Wanted(channels, channels, repeats=True), *operands, ones, values)
+        return found.sums, found.pulls[..., None, :]
+    kept = jax.eval_shape(functools.partial(_near_and_kept, with_slopes, settings), *operands)[1]
+    total = radial_sum(settings, channels, *operands)
+    return total, jax.tree.map(lambda x: vary_like(jnp.zeros(x.shape, x.dtype), [total]), kept)
+
+
+def _keeps_pulls(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array) -> bool:
+    return values.shape[-1] == 1 and not keeps_tile(settings, queries, keys, values, tau)
+
+
+def _near_gradients(
+    which: Which, settings: Settings, queries: Array, keys: Array, values: Array, tau: Array, g: Array, kept: Any
+):
+    """Those that are asked for, by Gauss sums."""
+    operands = queries, keys, values, tau
+    d_queries = d_keys = d_values = d_tau = jnp.zeros(0)
+    want_keys = which.keys or which.tau
+    if keeps_tile(settings, *operands):
+        d_queries, d_keys, d_values = tile_pullback(kept, values, tau, g)
+    elif cheaper_by_channels(queries, values):
+        if which.queries or which.tau:
+            d_queries = _along(kept, g, tau)
+        if want_keys:
+            d_values, key_pulls = _sum_and_pulls(settings, keys, queries, g, tau)
+            d_keys = _along(key_pulls, values, tau)
+        elif which.values:
+            d_values = near_sum(settings, keys, queries, g, tau)
+    else:
+        points = _own_points(queries, keys, tau) if which.tau else (queries, keys)
+        of_sum = [kept] if saves_log(settings, *operands) and kept.size else []
+        d_queries, d_keys, d_values = near_pullback(settings, *points, values, tau, g, *of_sum)
+    if which.tau:
+        c = center(queries if shared(queries) else keys, takes_half(settings))
+        moments = (((x - c) * d_x).sum(-2, keepdims=True) for x, d_x in ((queries, d_queries), (keys, d_keys)))
+        of_queries, of_keys = (unbroadcast(x, by_point(tau, x).shape) for x in moments)
+        d_tau = (of_queries + of_keys).reshape(tau.shape) / (2 * tau)
+    gradients = zip((d_queries, d_keys, d_values, d_tau), which, operands, strict=True)
+    return tuple(unbroadcast(gradient, x.shape) for gradient, is_wanted, x in gradients if is_wanted)
+
+
+def _anywhere_gradients(which: Which, settings: Settings, *operands: Any):
+    """The same wherever points lie."""
+    *primals, g, kept = operands
+    queries, _, values, _ = primals
+    channels, nothing = Channels((GAUSS,), values.shape[-1:]), queries[..., :0]
+    pulls = kept[..., 0, :] if (which.queries or which.tau) and _keeps_pulls(settings, *primals) else nothing
+    gradients = _radial_gradients(settings, channels, which, tuple(primals), (pulls, nothing), g)
+    return tuple(d for d in gradients if d is not None)
+
+
+gaussian_sum = _with_rule(dispatch.gaussian_sum, 1, _gaussian_forward, _gaussian_gradients)
+
+
+def cheaper_by_channels(points: Array, values: Array) -> bool:
+    """Whether C(D + 1) channels in two sums cost less than a sum and the fused backward pass, about 2.5 sums."""
+    dim, channels = points.shape[-1], values.shape[-1]
+    return channels == 1 or channels * (dim + 1) <= 2 * max(16, dim, channels)
+
+
+def flat_channels(x: Array) -> Array:
+    """(…, N, C, W) -> (…, N, C·W)."""
+    return x.reshape(*x.shape[:-2], x.shape[-2] * x.shape[-1])
+
+
+def _sum_and_pulls(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array) -> tuple[Array, Array]:
+    """s = Σ Φ v (…, M, C) and Σ Φ v (k - q) (…, M, C, D), from one sum of C(D + 1) channels."""
+    c = center(keys, takes_half(settings))
+    moments = values[..., :, None] * (keys - c)[..., None, :]  # (…, N, C, D)
+    columns = jnp.concatenate([flat_channels(moments), _full(values, moments)], -1)
+    total = near_sum(settings, queries, keys, columns, tau)
+    channels, dim = moments.shape[-2:]
+    first, s = total[..., : channels * dim], total[..., channels * dim :]
+    first = first.reshape(*first.shape[:-1], channels, dim)
+    return s, first - s[..., None] * (queries - c)[..., None, :]
+
+
+def _along(pulls: Array, weights: Array, tau: Array) -> Array:
+    """τ Σ_c g_c (W_k,c - q s_c): the gradient (…, M, D) from pulls (…, M, C, D) and weights (…, M, C)."""
+    return by_point(tau, weights) * (pulls * weights[..., None]).sum(-2)
+
+
+def _full(values: Array, moments: Array) -> Array:
+    return jnp.broadcast_to(values, (*moments.shape[:-2], values.shape[-1]))
+
+
+def _own_points(queries: Array, keys: Array, tau: Array) -> tuple[Array, Array]:
+    """Points whose gradients are summed over no more of the batch than τ's gradient and its origin c can bear."""
+    batch = by_point(tau, queries).shape[:-2]
+    if not (shared(queries) or shared(keys)):
+        batch = jnp.broadcast_shapes(queries.shape[:-2], keys.shape[:-2], batch)
+    queries, keys = (
+        jnp.broadcast_to(x, (*jnp.broadcast_shapes(x.shape[:-2], batch), *x.shape[-2:])) for x in (queries, keys)
+    )
+    return queries, keys
