@@ -14,7 +14,8 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from .._arrays.points import by_point, scaled_points, unbroadcast
-from .bridge import backend, call
+from .._checks.settings import working_dtype
+from .bridge import call, select_kernel, torch_backend
 from .plan import Plan
 from .reach import one_of_two
 
@@ -54,7 +55,7 @@ def by_attention(
     is_last = chosen.method == "rescale" and not kernel.half
     if chosen.platform != "cpu" or (is_last and not looks):
         return run()
-    trust = backend().trust
+    trust = torch_backend().trust
     if is_last:
         is_near = trust.squared_reach(*points) <= chosen.reach if chosen.near is None else chosen.near
         return one_of_two(is_near, run, far, *operands)
@@ -79,7 +80,7 @@ def attended_sum(
 
     Of values of at most one, that is.
     """
-    fused_sum, attend = backend().fused_sum, engine().attend
+    fused_sum, attend = torch_backend().fused_sum, engine().attend
 
     def compute(kernel: "Kernel", method: str) -> tuple[Array, ...]:
         return fused_sum(method, *points, operands[2], kernel, attend, with_log=with_log and chosen.platform == "cuda")
@@ -92,7 +93,7 @@ def attended_pullback(chosen: Plan, kernel: "Kernel", points: Points, operands: 
 
     A sixth operand is what the sum's own pass has left, on CUDA.
     """
-    fused_pullback, by_torch = backend().fused_pullback, engine()
+    fused_pullback, by_torch = torch_backend().fused_pullback, engine()
     *originals, tau, cotangent = operands[:5]
     saved = operands[5] if chosen.platform == "cuda" and len(operands) > 5 else None
 
@@ -108,7 +109,7 @@ def attended_pullback(chosen: Plan, kernel: "Kernel", points: Points, operands: 
 
 def attended_means(chosen: Plan, kernel: "Kernel", points: Points, operands: tuple[Array, ...]) -> tuple[Array, ...]:
     """Σ_n w Φ v / Σ_n w Φ and log Σ_n w Φ, of queries, keys, values, τ and log-weights; the largest Σ_n w Φ."""
-    fused_means, attend = backend().fused_means, engine().attend
+    fused_means, attend = torch_backend().fused_means, engine().attend
 
     def compute(kernel: "Kernel", _: str) -> tuple[Array, ...]:
         return fused_means(*points, operands[2], operands[4], kernel, attend)
@@ -119,55 +120,55 @@ def attended_means(chosen: Plan, kernel: "Kernel", points: Points, operands: tup
 def _computed(chosen: Plan, kernel: "Kernel", points: Points, compute: Callable) -> tuple[Array, ...]:
     """On CUDA with what half precision does not hold computed again, behind a gate."""
     if chosen.platform == "cuda":
-        return backend().trust.gated(chosen.method, kernel, points, compute)
+        return torch_backend().trust.gated(chosen.method, kernel, points, compute)
     return compute(kernel, chosen.method)
 
 
 def kernel_of(plan: Plan, like: Array) -> "Kernel | str":
     """The kernel of a plan for such points (…, N, D); or why there is none, where nobody could ask before."""
     try:
-        return backend().select_kernel(plan.backend, plan.precision, plan.platform, like.dtype.name, like.shape[-1])
+        return select_kernel(plan.backend, plan.precision, plan.platform, like.dtype.name, like.shape[-1])
     except ValueError as error:
-        return str(error).replace("`torch_backend`: ", "")
+        return str(error).replace("`jaxgauss.gauss_sum`: ", "")
 
 
 def engine() -> "Engine":
     """PyTorch's attention as an engine for arrays of JAX: one operator in one callback, forward and back."""
-    return backend().Engine(_attend, _pull_back)
+    return torch_backend().Engine(_attend, _pull_back)
 
 
 def _attend(
     queries: Array, keys: Array, values: Array, kernel: "Kernel", *, bias: Array | None = None, needs_lse: bool = True
-) -> list[Array]:
+) -> tuple[Array, Array]:
     tensors = queries, keys, values, *([] if bias is None else [bias])
     batch = jnp.broadcast_shapes(*(x.shape[:2] for x in tensors))
     alarm = [] if kernel.alarm is None else [kernel.alarm]
     options = replace(kernel, gate=None, alarm=None), bias is not None, bool(alarm)
     operands = *tensors, *alarm, *_gate(kernel, batch, queries, keys)
     shapes = [(*batch, queries.shape[2], width) for width in (values.shape[3], 1)]
-    return call(attention, options, shapes, operands, backend().arrays.accumulation_dtype(kernel.dtype))
+    out, lse = call(torch_attention, options, shapes, operands, working_dtype(kernel.dtype))
+    return out, lse
 
 
-def _pull_back(*operands: Any) -> list[Array]:
+def _pull_back(*operands: Any) -> tuple[Array, ...]:
     *tensors, kernel = operands
     batch = jnp.broadcast_shapes(*(x.shape[:2] for x in tensors))
     gate = _gate(kernel, batch, *tensors[1:3])
     options = replace(kernel, gate=None, alarm=None), bool(gate)
     shapes: Any = [(*batch, *x.shape[2:]) for x in tensors[1:4]]
-    dtype = backend().arrays.accumulation_dtype(kernel.dtype)
-    return call(attention_pullback, options, shapes, [*tensors, *gate], dtype)
+    return call(torch_pullback, options, shapes, [*tensors, *gate], working_dtype(kernel.dtype))
 
 
 def _gate(kernel: "Kernel", batch: Sequence[Any], queries: Array, keys: Array) -> tuple[Array, ...]:
     """The operands that a gate is for the operator."""
     if kernel.gate is None:
         return ()
-    return backend().kernels.gate_starts(kernel.gate, batch[0], queries.shape[2], keys.shape[2])
+    return torch_backend().kernels.gate_starts(kernel.gate, batch[0], queries.shape[2], keys.shape[2])
 
 
-def attention(kernel: "Kernel", has_bias: bool, has_alarm: bool) -> Callable:
-    """What the callback of a sum does with tensors."""
-    attend = backend().ENGINE.attend
+def torch_attention(kernel: "Kernel", has_bias: bool, has_alarm: bool) -> Callable:
+    """What the callback of a sum does: a function of tensors."""
+    attend = torch_backend().ENGINE.attend
 
     def run(queries: "Tensor", keys: "Tensor", values: "Tensor", *given: "Tensor") -> "Sequence[Tensor]":
         bias, options = given[0] if has_bias else None, given[has_bias:]
@@ -178,9 +179,9 @@ def attention(kernel: "Kernel", has_bias: bool, has_alarm: bool) -> Callable:
     return run
 
 
-def attention_pullback(kernel: "Kernel", is_gated: bool) -> Callable:
-    """What that of a pullback does."""
-    pullback = backend().ENGINE.pullback
+def torch_pullback(kernel: "Kernel", is_gated: bool) -> Callable:
+    """What the callback of a pullback does."""
+    pullback = torch_backend().ENGINE.pullback
 
     def run(*operands: "Tensor") -> "Sequence[Tensor]":
         tensors, gate = operands[:5], operands[5:]

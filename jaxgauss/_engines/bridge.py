@@ -8,7 +8,7 @@ import atexit
 import contextlib
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import jax
 import numpy as np
@@ -16,6 +16,10 @@ from jax.experimental import buffer_callback
 
 from .._arrays.places import vary_like
 from .._checks.process import is_forked_late, refuse_fork
+
+if TYPE_CHECKING:
+    from torch_backend import Kernel
+    from torch_backend.devices import Card
 
 DLPACK_CUDA = 2
 Shapes: TypeAlias = Sequence[tuple[int, ...]]
@@ -30,14 +34,14 @@ def serves(platform: str) -> bool:
 
 def call(
     make: Callable, options: tuple[Any, ...], shapes: Shapes, operands: Sequence[jax.Array], dtype: Any = None
-) -> list[jax.Array]:
+) -> tuple[jax.Array, ...]:
     """Arrays of these shapes that make(*options), a function of tensors, makes of operands, in their dtype or another.
 
     It is made once for the same options: a fresh one would be compiled afresh.
     """
     results = [jax.ShapeDtypeStruct(shape, dtype or operands[0].dtype) for shape in shapes]
     callback = buffer_callback.buffer_callback(buffered(make, options), results)
-    return [vary_like(x, operands) for x in callback(*operands)]
+    return tuple(vary_like(x, operands) for x in callback(*operands))
 
 
 @functools.cache
@@ -128,9 +132,24 @@ def _torch() -> Any:
     return torch
 
 
-def backend() -> Any:
-    """`torch_backend`, which is imported at the first use."""
+def torch_backend():  # pyright knows the type of the module
+    """The package of that name, which is imported at the first use."""
     _torch()
-    import torch_backend
+    import torch_backend.devices
+    import torch_backend.kernels
+    import torch_backend.trust
 
     return torch_backend
+
+
+def card() -> "Card":
+    """The CUDA device that PyTorch runs on."""
+    return torch_backend().devices.card()
+
+
+def select_kernel(backend: str, precision: str, platform: str, dtype: str, dim: int) -> "Kernel":
+    """The attention kernel that "auto" stands for there; ValueError if a named one cannot run."""
+    try:
+        return torch_backend().select_kernel(backend, precision, platform, dtype, dim)
+    except ValueError as error:
+        raise ValueError(str(error).replace("`torch_backend`", "`jaxgauss.gauss_sum`")) from None

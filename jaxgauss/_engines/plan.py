@@ -139,7 +139,7 @@ def plan(settings: Settings, platform: str, pairs: int, dim: int, channels: int)
         asked, _ = estimates((f"kernel in {settings.precision}",), pairs, dim, channels)
         reason = "asked for by name" + "".join(f", an estimated {x:.3g} ms" for x in asked)
         reason += f"; {own} takes an estimated {min(in_xla, by_kernel):.3g} ms ({row})"
-    kernel = _kernel(settings.backend, settings.precision, platform, settings.dtype, dim)
+    kernel = bridge.select_kernel(settings.backend, settings.precision, platform, settings.dtype, dim)
     if settings.method == "auto":
         return Plan(platform, "rescale", kernel.precision, kernel.name, reason)
     return Plan(platform, settings.method, kernel.precision, kernel.name, reason)
@@ -147,11 +147,11 @@ def plan(settings: Settings, platform: str, pairs: int, dim: int, channels: int)
 
 def _on_cuda(settings: Settings, wide: str, pairs: int, dim: int, channels: int) -> Plan:
     """By an attention kernel, or in XLA where that is estimated to be cheaper."""
-    precision, card = settings.precision, bridge.backend().devices.card()
+    precision, card = settings.precision, bridge.card()
     if precision == "auto" and settings.grade in ("high", "highest"):
         split = "bfloat16x2" if settings.dtype == "bfloat16" else "float16x2"
         precision = split if settings.grade == "high" else "float32"
-    kernel = _kernel(settings.backend, precision, "cuda", settings.dtype, dim)
+    kernel = bridge.select_kernel(settings.backend, precision, "cuda", settings.dtype, dim)
     if settings.method != "auto" or settings.backend != "auto":
         method = "rescale" if settings.method == "auto" else settings.method
         return Plan("cuda", method, kernel.precision, kernel.name, f"asked for by name, on {card}")
@@ -159,7 +159,7 @@ def _on_cuda(settings: Settings, wide: str, pairs: int, dim: int, channels: int)
     kernels = [kernel]
     with contextlib.suppress(ValueError):  # too wide for it, or of another dtype
         if kernel.half and card.prefers_cudnn:
-            kernels.append(_kernel("cudnn", kernel.precision, "cuda", settings.dtype, dim))
+            kernels.append(bridge.select_kernel("cudnn", kernel.precision, "cuda", settings.dtype, dim))
     times = {x: time_on_cuda(x, pairs, dim, channels)[0] for x in kernels}
     kernel, native = min(times, key=times.__getitem__), "dense" if pairs <= CUDA_TILE.entries else "blocked"
     in_xla, basis = time_on_cuda(native, pairs, dim, channels)
@@ -171,7 +171,7 @@ def _on_cuda(settings: Settings, wide: str, pairs: int, dim: int, channels: int)
 
 def time_on_cuda(engine: "Kernel | str", pairs: int, dim: int, channels: int) -> tuple[float, str]:
     """Milliseconds of a sum by a kernel, or in XLA "dense" or "blocked"; and what they are known from."""
-    costs, are_measured = cuda_costs(bridge.backend().devices.card().name)
+    costs, are_measured = cuda_costs(bridge.card().name)
     if isinstance(engine, str):
         nanoseconds = costs[engine].nanoseconds(pairs, columns(engine, dim, channels))
     else:
@@ -184,14 +184,6 @@ def takes_half(settings: Settings) -> bool:
     if settings.precision == "auto":
         return settings.method not in NATIVE and has_cuda()
     return settings.precision not in ("float32", "float64")
-
-
-def _kernel(name: str, precision: str, platform: str, dtype: str, dim: int) -> "Kernel":
-    """The kernel that "auto" stands for there; ValueError if a named one cannot run."""
-    try:
-        return bridge.backend().select_kernel(name, precision, platform, dtype, dim)
-    except ValueError as error:
-        raise ValueError(str(error).replace("`torch_backend`", "`jaxgauss.gauss_sum`")) from None
 
 
 @functools.cache
@@ -262,7 +254,7 @@ def _cheaper(settings: Settings, exact: Plan, pairs: int, dim: int, channels: in
     if by_mixture.backend == "xla":
         return exact
     terms = mixture_of(settings, by_mixture.precision).terms
-    kernel = bridge.backend().select_kernel(by_mixture.backend, by_mixture.precision, "cuda", settings.dtype, dim)
+    kernel = bridge.select_kernel(by_mixture.backend, by_mixture.precision, "cuda", settings.dtype, dim)
     milliseconds, basis = time_on_cuda(kernel, pairs * terms, dim, channels)
     in_xla = HEAVIER * time_on_cuda(exact.method, pairs, dim, channels)[0]
     reason = f"{in_xla:.3g} ms in XLA, {milliseconds:.3g} ms by a mixture ({basis})"

@@ -85,7 +85,7 @@ def calibrate(*, progress: bool = False) -> Calibration:
     """
     path = costs.calibrated_path()
     path.parent.mkdir(parents=True, exist_ok=True)
-    name = costs.machine(bridge.backend().devices.card().name if has_cuda() else None)
+    name = costs.machine(bridge.card().name if has_cuda() else None)
     found, off_by = measured_costs(RUNS, progress=progress)
     row = {"date": datetime.date.today().isoformat()} | {engine: cost._asdict() for engine, cost in found.items()}
     part = path.with_suffix(f".{os.getpid()}")
@@ -170,7 +170,7 @@ def engines_of_cuda(dtype: str, num: int, dim: int, channels: int) -> dict[str, 
     }
     for backend, precision in KERNELS:
         try:
-            kernel = bridge.backend().select_kernel(backend, precision, "cuda", dtype, dim)
+            kernel = bridge.select_kernel(backend, precision, "cuda", dtype, dim)
         except ValueError:  # too wide, or not on this card
             continue
         function = functools.partial(gauss_sum, method="rescale", backend=backend, precision=precision)

@@ -132,7 +132,7 @@ def _by_waves(settings: Settings, chosen: Plan, q: Array, k: Array, v: Array, ta
 
 def _by_attention(chosen: Plan, far: str, q: Array, k: Array, v: Array, tau: Array, size: tuple[int, int, int]) -> Plan:
     """The plan of an attention kernel, or of what computes again what its precision does not hold."""
-    kernel, trust = kernel_of(chosen, q), bridge.backend().trust
+    kernel, trust = kernel_of(chosen, q), bridge.torch_backend().trust
     if isinstance(kernel, str):
         return chosen
     points = scaled_points(q, k, tau, base_2=False, every=kernel.half)
@@ -146,7 +146,9 @@ def _by_attention(chosen: Plan, far: str, q: Array, k: Array, v: Array, tau: Arr
         method, backend = ("rescale", "cpu") if near else ("anywhere", "xla")
         return replace(chosen, method=method, backend=backend, precision=q.dtype.name, reason=reason)
     if kernel.half:
-        milliseconds, basis = time_on_cuda(bridge.backend().kernels.wide_kernel("cuda", "float32"), *size)
+        milliseconds, basis = time_on_cuda(
+            bridge.select_kernel("efficient", "float32", "cuda", q.dtype.name, q.shape[-1]), *size
+        )
         reason += f": a second kernel computes them again, in {milliseconds:.3g} ms more ({basis})"
     return replace(chosen, method="rescale", backend="efficient", precision="float32", reason=reason)
 
