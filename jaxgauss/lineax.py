@@ -9,8 +9,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from ._checks.neighbours import needed
 from ._checks.operands import check_weights, takes_tau
+from ._checks.optional import needed
 from ._checks.samples import check_kernel, check_rng_key, visible
 from ._checks.settings import Points, Settings
 from ._kernels.kernels import Kernel

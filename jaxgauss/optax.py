@@ -8,8 +8,8 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
-from ._checks.neighbours import needed
 from ._checks.operands import check_tau
+from ._checks.optional import needed
 from ._checks.samples import check_kernel, check_options
 from ._checks.settings import MeshOptions, Taus, working_dtype
 from ._kernels.kernels import Kernel

@@ -8,8 +8,8 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from ._arrays.points import squared_differences
-from ._checks.neighbours import needed
 from ._checks.operands import check_names
+from ._checks.optional import needed
 from ._checks.settings import Options
 from ._sums.gauss_sum import gauss_sum
 from ._sums.kernel_mean import means_and_logs

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from ._checks.neighbours import needed
 from ._checks.operands import check_tau
+from ._checks.optional import needed
 from ._checks.samples import check_kernel
 from ._kernels.kernels import GAUSS, Kernel
 from ._methods.kde import check_integral, kde_logpdf

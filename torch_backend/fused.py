@@ -110,7 +110,7 @@ def _pullback(
 ) -> tuple[Array, Array, Array, Array]:
     """da, db, dv, and the largest Σ_n Φ."""
     xp, dtype, dim, channels = array_namespace(v), dtype_of(a), a.shape[-1], v.shape[-1]
-    wide = accumulation_dtype(kernel.dtype)
+    working = accumulation_dtype(kernel.dtype)
     query_columns, half_norms = point_columns(a, kernel)
     key_columns, key_norms = point_columns(b, kernel, of_keys=True)
     scale, norm_columns = bias_columns(-key_norms, kernel)
@@ -137,7 +137,7 @@ def _pullback(
         largest = xp.where(xp.any(is_unknown), 0.0, xp.max(sums))  # zero is always doubted
     # The channels of v were divided by v_scale: g takes it for S, and dv gives it back.
     g, g_scale = normalized_for_sums(g * v_scale, (a, b), kernel.dtype)
-    gradients = engine.pullback(pack(g, **layout), padded_a, padded_b, padded_v, cast(lse, wide), kernel)
+    gradients = engine.pullback(pack(g, **layout), padded_a, padded_b, padded_v, cast(lse, working), kernel)
 
     sb, sa, pg = (cast(gradient, dtype) for gradient in gradients)
     da = g_scale * (from_columns(sb, dim, kernel, of_keys=True) - sb[..., ones : ones + 1] * a)

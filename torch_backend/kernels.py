@@ -17,8 +17,8 @@ from . import devices
 from .arrays import BITS, HALF, Array, accumulation_dtype, cast
 
 DTYPES = tuple(BITS)
-SPLIT = {"float16x2": "float16", "bfloat16x2": "bfloat16"}  # points as the sum of two half-precision numbers
-PRECISIONS = {name: name for name in DTYPES} | SPLIT
+TWO_PARTS = {"float16x2": "float16", "bfloat16x2": "bfloat16"}  # points as the sum of two half-precision numbers
+PRECISIONS = {name: name for name in DTYPES} | TWO_PARTS
 GAP = 193, 224  # of flash attention's backward pass on cards of little shared memory, see `devices`
 PROBES = 2  # columns that the pullback adds to those of the points and of their norms
 
@@ -141,7 +141,7 @@ def select_kernel(backend: str, precision: str, device: str, dtype: Any, dim: in
         precision = accumulation_dtype(dtype) if device == "cpu" else dtype
         if device == "cuda" and precision == "float32":
             precision = "float16"
-    dtype, parts = PRECISIONS[precision], 2 if precision in SPLIT else 1
+    dtype, parts = PRECISIONS[precision], 2 if precision in TWO_PARTS else 1
     card = devices.card() if device == "cuda" else None
     if backend == "auto":
         flash = replace(KERNELS["flash"], dtype=dtype, parts=parts)
@@ -176,7 +176,7 @@ def select_kernel(backend: str, precision: str, device: str, dtype: Any, dim: in
     return kernel
 
 
-def wide_kernel(device: str, dtype: str) -> Kernel:
+def finest_kernel(device: str, dtype: str) -> Kernel:
     """The kernel that holds the most digits on "cpu" or "cuda", for points of any width."""
     return replace(KERNELS["efficient"] if device == "cuda" else KERNELS["cpu"], dtype=dtype)
 
@@ -184,5 +184,5 @@ def wide_kernel(device: str, dtype: str) -> Kernel:
 def gate_starts(gate: Array, batch: int, num_queries: int, num_keys: int) -> tuple[Array, Array]:
     """Where the sequences of queries and of keys of a batch start: all at 0, without elements, at a shut gate."""
     xp = array_namespace(gate)
-    places = xp.cumulative_sum(xp.broadcast_to(cast(gate, "int32"), (batch,)), dtype=xp.int32, include_initial=True)
-    return places * num_queries, places * num_keys
+    starts = xp.cumulative_sum(xp.broadcast_to(cast(gate, "int32"), (batch,)), dtype=xp.int32, include_initial=True)
+    return starts * num_queries, starts * num_keys

@@ -71,7 +71,7 @@ def normalized_for_sums(cotangent: Array, points: tuple[Array, ...], dtype: str)
     return cotangent / scale, scale
 
 
-def split(x: Array, dtype: str, parts: int) -> list[Array]:
+def in_parts(x: Array, dtype: str, parts: int) -> list[Array]:
     """Numbers that `dtype` holds, whose sum is x: each is the rounding of what those before it leave."""
     found = []
     for _ in range(parts):
@@ -86,7 +86,7 @@ def point_columns(points: Array, kernel: Kernel, *, of_keys: bool = False) -> tu
     Columns of queries times columns of keys is a·b. Split points take three: a = a_h + a_l meets b as
     a_h·b_h + a_l·b_h + a_h·b_l; what is left out, a_l·b_l, is below the rounding of the split itself.
     """
-    parts = split(points, kernel.dtype, kernel.parts)
+    parts = in_parts(points, kernel.dtype, kernel.parts)
     norms = half_squared_norms(sum(parts[1:], start=parts[0]))
     if len(parts) == 1:
         return parts, norms

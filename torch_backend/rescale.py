@@ -9,7 +9,7 @@ from array_api_compat import array_namespace
 
 from .arrays import Array, cast, dtype_of, log_sum_exp
 from .kernels import Attend, Kernel
-from .layout import LOG_ZERO, pack, point_columns, signs_and_log_rows, split
+from .layout import LOG_ZERO, in_parts, pack, point_columns, signs_and_log_rows
 
 # S: float16 ends at 65504, which ½|b|² passes 362 bandwidths from the center; so it is stored divided by S.
 SCALE = {"float16": 1024.0}
@@ -45,7 +45,7 @@ def rescale_and_log(queries: Array, keys: Array, values: Array, kernel: Kernel, 
         is_small = xp.any((log_rows > LOG_ZERO) & (log_rows < SMALL_ROWS), axis=-2, keepdims=True)
         log_rows = xp.where(is_small, log_rows, xp.clip(log_rows, SMALL_ROWS, None))  # rows of zeros
         parts = kernel.parts if 2 * channels <= kernel.width(kernel.columns(keys.shape[-1])) else 1
-        columns = xp.concat(split(x, kernel.dtype, parts), axis=-1)
+        columns = xp.concat(in_parts(x, kernel.dtype, parts), axis=-1)
         mean, log_sum = softmax_mean(queries, keys, columns, kernel, attend, log_rows)
         mean = sum(mean[..., i * channels : (i + 1) * channels] for i in range(parts))
     total = _product(mean * scale, xp.minimum(log_sum, log_sum_exp(log_rows, -2)))
@@ -89,4 +89,4 @@ def biased_attention(
 def bias_columns(bias: Array, kernel: Kernel) -> tuple[float, list[Array]]:
     """S, and columns of the kernel's dtype that sum to bias / S."""
     scale = SCALE.get(kernel.dtype, 1.0)
-    return scale, split(bias / scale, kernel.dtype, kernel.norm_columns)
+    return scale, in_parts(bias / scale, kernel.dtype, kernel.norm_columns)

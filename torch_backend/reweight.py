@@ -9,7 +9,7 @@ from array_api_compat import array_namespace
 
 from .arrays import Array, cast, dtype_of
 from .kernels import Attend, Kernel
-from .layout import normalized, pack, point_columns, split
+from .layout import in_parts, normalized, pack, point_columns
 
 
 def reweight(queries: Array, keys: Array, values: Array, kernel: Kernel, attend: Attend) -> Array:
@@ -26,8 +26,8 @@ def reweight(queries: Array, keys: Array, values: Array, kernel: Kernel, attend:
     query_columns, query_norms = point_columns(queries, kernel)
     key_columns, key_norms = point_columns(keys, kernel, of_keys=True)
     values, scale = normalized(values, kernel.dtype)
-    query_norms = split(query_norms, kernel.dtype, kernel.parts)
-    key_norms = split(-key_norms, kernel.dtype, kernel.parts)
+    query_norms = in_parts(query_norms, kernel.dtype, kernel.parts)
+    key_norms = in_parts(-key_norms, kernel.dtype, kernel.parts)
     ones, zeros, dim = [1.0] * kernel.parts, [0.0] * kernel.parts, sum(x.shape[-1] for x in key_columns)
 
     layout = {"width": kernel.width(max(dim + 2 * kernel.parts, channels + 1)), "dtype": kernel.dtype}

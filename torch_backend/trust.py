@@ -22,7 +22,7 @@ from array_api_compat import array_namespace
 from torch import Tensor
 
 from .arrays import EPS, Array, held, nonzero, without_nan
-from .kernels import Kernel, wide_kernel
+from .kernels import Kernel, finest_kernel
 from .layout import half_squared_norms
 
 # The largest R² at which a reduction has the digits that its precision promises.
@@ -62,7 +62,7 @@ SMALLEST = 1e-37  # sums that are smaller have no digits in float32
 Compute: TypeAlias = Callable[[Kernel, str], tuple[Array, ...]]  # its last result: the largest sum, of values ≤ 1
 
 
-def squared_reach(a: Array, b: Array) -> Array:
+def squared_radius(a: Array, b: Array) -> Array:
     """R²: the largest |a|² or |b|²."""
     xp = array_namespace(a, b)
     a, b = (2 * xp.max(without_nan(half_squared_norms(x))) for x in (a, b))
@@ -73,7 +73,7 @@ def guarded(method: str, kernel: Kernel, points: tuple[Tensor, Tensor], compute:
     """`compute(kernel, method)`, or `compute(kernel)` by `rescale` where the precision does not hold the points."""
     if kernel.device == "cuda":
         return gated(method, kernel, points, compute)
-    result, reach = compute(kernel, method), squared_reach(*points)
+    result, reach = compute(kernel, method), squared_radius(*points)
     if method == "rescale" and kernel.dtype == "float64":  # there is nothing better
         report(reach > REACH[method][kernel.precision])
         return result
@@ -81,7 +81,7 @@ def guarded(method: str, kernel: Kernel, points: tuple[Tensor, Tensor], compute:
         return result
     report(reach > REACH_AGAIN["cpu"])
     holds = kernel.dtype != "float64" and reach <= REACH["rescale"]["float32"]
-    return compute(wide_kernel("cpu", "float32" if holds else "float64"), "rescale")
+    return compute(finest_kernel("cpu", "float32" if holds else "float64"), "rescale")
 
 
 def gated(method: str, kernel: Kernel, points: tuple[Array, Array], compute: Compute) -> tuple[Array, ...]:
@@ -89,12 +89,12 @@ def gated(method: str, kernel: Kernel, points: tuple[Array, Array], compute: Com
 
     The device opens the gate. What float32 does not hold is reported later.
     """
-    reach = squared_reach(*points)
+    reach = squared_radius(*points)
     if method == "rescale" and not kernel.half:  # there is nothing better
         return compute(replace(kernel, alarm=reach > REACH[method][kernel.precision]), method)
     result = compute(kernel, method)
     gate = is_doubted(method, kernel, points, reach, result[-1])
-    again = compute(replace(wide_kernel("cuda", "float32"), gate=gate, alarm=reach > REACH_AGAIN["cuda"]), "rescale")
+    again = compute(replace(finest_kernel("cuda", "float32"), gate=gate, alarm=reach > REACH_AGAIN["cuda"]), "rescale")
     xp = array_namespace(reach)
     return tuple(xp.where(gate, x, y) for x, y in zip(again, result, strict=True))
 
@@ -126,7 +126,7 @@ def relative_loss(a: Array, b: Array, kernel: Kernel) -> Array:
     """
     xp = array_namespace(a, b)
     if kernel.parts == 2:
-        return (EPS[kernel.dtype] / 2) ** 2 * xp.sqrt(squared_reach(a, b))
+        return (EPS[kernel.dtype] / 2) ** 2 * xp.sqrt(squared_radius(a, b))
     a, b = (without_nan(x[..., :: max(1, x.shape[-2] // LOOKED_AT), :][..., :LOOKED_AT, :]) for x in (a, b))
     apart = a[..., :, None, :] - b[..., None, :, :]
     moved = (held(a, kernel.dtype) - a)[..., :, None, :] - (held(b, kernel.dtype) - b)[..., None, :, :]

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float
 
 from .._checks.settings import are_known
 from .blocks import scan
-from .places import has_cuda, vary_like, whole
+from .devices import has_cuda, replicated, vary_like
 from .shapes import K, Q, T
 
 DIMENSIONS = 8  # coordinates whose differences are added up in one pass over a tile
@@ -56,12 +56,12 @@ def with_norms(*points: Array) -> tuple[Scaled, ...]:
     return tuple(Scaled(x, jnp.square(x).sum(-1, keepdims=True)) for x in points)
 
 
-def squared_reach(a: Scaled, b: Scaled) -> Float[Array, ""]:
+def squared_radius(a: Scaled, b: Scaled) -> Float[Array, ""]:
     """R², how far in squared bandwidths the farthest of the points lies from the center; points to the base of 2.
 
     Rounding moves exponents that products make by its unit times R².
     """
-    norms = jnp.concatenate(whole(a.norms.ravel(), b.norms.ravel()))
+    norms = jnp.concatenate(replicated(a.norms.ravel(), b.norms.ravel()))
     return jnp.where(jnp.isnan(norms), 0, norms).max(initial=0) / BASE_2
 
 
@@ -70,7 +70,7 @@ def are_within(reach: float, a: Scaled, b: Scaled) -> Bool[Array, ""]:
 
     NaN, which spoils a row whatever is done, does not count.
     """
-    norms = jnp.concatenate(whole(a.norms.ravel(), b.norms.ravel()))
+    norms = jnp.concatenate(replicated(a.norms.ravel(), b.norms.ravel()))
     return ~(norms > reach * BASE_2).any()
 
 
@@ -94,15 +94,15 @@ def center(points: K, every: bool = False) -> Float[Array, "*#batch 1 d"]:
     if every:
         mean = jnp.nanmean(points, -2, keepdims=True)
         return jnp.where(jnp.isfinite(mean), mean, 0)
-    chosen = [points[..., i : i + 1, :] for i in places_of_center(num)]
+    chosen = [points[..., i : i + 1, :] for i in center_indices(num)]
     mean = functools.reduce(jnp.add, chosen) / len(chosen)
     return jnp.where(jnp.isfinite(mean), mean, 0)
 
 
-def places_of_center(num: int) -> Sequence[int]:
+def center_indices(num: int) -> Sequence[int]:
     """One, two, four or eight: the mean of others would be rounded, and maybe not everywhere alike."""
-    places = range(0, num, -(-num // 8)) if are_known(num) else [i * num // 8 for i in range(8)]
-    return places[: 1 << (len(places).bit_length() - 1)]
+    indices = range(0, num, -(-num // 8)) if are_known(num) else [i * num // 8 for i in range(8)]
+    return indices[: 1 << (len(indices).bit_length() - 1)]
 
 
 def align(queries: Array, keys: Array, values: Array, tau: Array) -> tuple[Array, Array, Array, Array]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from .._kernels.kernels import GAUSS, Kernel, as_kernel
 from .operands import check_mesh, check_names, check_tau, floating_dtype
-from .settings import MeshOptions, Settings, Weights, matmul_grade, methods_of, working_dtype
+from .settings import MeshOptions, Settings, Weights, matmul_precision, methods_of, working_dtype
 
 
 def check_samples(
@@ -63,7 +63,7 @@ def check_samples(
             raise ValueError(
                 f"{where}: `{name}` must be a number or one-dimensional, for a mixture; got {name} {shape}."
             )
-    return Settings(dtype=dtype.name, function=function, grade=matmul_grade(), kernel=kernel, **options)
+    return Settings(dtype=dtype.name, function=function, matmul_precision=matmul_precision(), kernel=kernel, **options)
 
 
 def check_options(function: str, options: MeshOptions, allowed: type = MeshOptions) -> None:

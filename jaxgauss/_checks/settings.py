@@ -19,7 +19,7 @@ DTYPES = ("float16", "bfloat16", "float32", "float64")
 Queries = Float[Array | np.ndarray, "*#batch m d"]
 Keys = Float[Array | np.ndarray, "*#batch n d"]
 Values = Float[Array | np.ndarray, "*#batch n c"] | Float[Array | np.ndarray, " n"]
-Bandwidth = Float[Array | np.ndarray, "*#batch"] | float | int
+Tau = Float[Array | np.ndarray, "*#batch"] | float | int
 Sums = Float[Array, "*result m c"] | Float[Array, "*result m"]
 Points = Float[Array | np.ndarray, "n d"]
 Weights = Float[Array | np.ndarray, " n"]
@@ -56,7 +56,7 @@ class Settings:
     backend: str = "auto"
     dtype: str = "float32"  # that was promoted from the arguments
     function: str = "gauss_sum"  # that was called
-    grade: str = ""  # of jax.default_matmul_precision: default, high or highest
+    matmul_precision: str = ""  # of jax.default_matmul_precision: default, high or highest
     forward_mode: bool = False  # whether the sum must have tangents
     mesh: Mesh | AbstractMesh | None = None  # whose axes queries and keys are shared out over
     query_axis: MeshAxis = None
@@ -99,7 +99,7 @@ def working_dtype(dtype: Any) -> np.dtype:
     return np.dtype("float64" if jnp.dtype(dtype) == np.float64 else "float32")
 
 
-def matmul_grade() -> str:
+def matmul_precision() -> str:
     """What `jax.default_matmul_precision` asks for: "default" (one product), "high" (three) or "highest" (float32)."""
     asked = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
     if asked in ("highest", "float32", "F32_F32_F32", "F64_F64_F64", "BF16_BF16_F32_X6", "BF16_BF16_F32_X9"):

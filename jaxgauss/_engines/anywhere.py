@@ -17,11 +17,11 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from .._arrays.places import vary_like
+from .._arrays.devices import vary_like
 from .._arrays.points import as_rows
 from .._checks.settings import are_known
 from .._kernels.kernels import Kernel
-from .digits import about_center, knows, looked_at
+from .digits import about_center, known_by_norms, known_by_product
 from .pairs import both_by_differences, by_differences, subtractable, with_rank, zeros_of
 from .plan import Plan
 from .products import masked, sums_by_moments
@@ -140,16 +140,16 @@ def _block_sums(wanted: Sequence[Wanted], scale: Array, rows: Rows, tiles: Colum
 
     strict, sizes = wanted[-1].strict(dim, scale.shape[1]), (rows.points.shape[:2], tiles.points.shape[1:3])
     none = [zeros_of(x, *size, scale=scale, points=rows.points) for x, size in zip(wanted, sizes, strict=False)]
-    places, number = _listed(left.any((1, 2)))
+    indices, number = _listed(left.any((1, 2)))
 
     def add(state: tuple[Array, list[Sums], list[Array]]) -> tuple[Array, list[Sums], list[Array]]:
         start, total, left = state
-        place = places[start]
-        tile, here = Columns(*(x[place] for x in tiles)), left[0][place]
+        index = indices[start]
+        tile, here = Columns(*(x[index] for x in tiles)), left[0][index]
         a, b = about_center(scale, rows.points, tile.points)
-        known = knows(strict, a, b)
+        known = known_by_norms(strict, a, b)
         if not few:
-            look = functools.partial(looked_at, strict, a, b)
+            look = functools.partial(known_by_product, strict, a, b)
             known = lax.cond((here & ~known).any(), look, lambda known: known, known)
         keep = here & known
         kept, found = lax.cond(
@@ -157,9 +157,9 @@ def _block_sums(wanted: Sequence[Wanted], scale: Array, rows: Rows, tiles: Colum
             lambda: varying(sums_by_moments(wanted, scale, rows.weights, tile, a, b, keep)),
             lambda: varying(([jnp.zeros_like(keep)] * len(wanted), none)),
         )
-        leaves = None, place * each + jnp.arange(each, dtype="int32")
+        leaves = None, index * each + jnp.arange(each, dtype="int32")
         total = [_added(x, y, i) for x, y, i in zip(total, found, leaves, strict=False)]
-        return start + 1, total, [x.at[place].set(here & ~y) for x, y in zip(left, kept, strict=True)]
+        return start + 1, total, [x.at[index].set(here & ~y) for x, y in zip(left, kept, strict=True)]
 
     state = varying((jnp.zeros((), "int32"), [none[0], *at_keys], [left] * len(wanted)))
     _, total, left = lax.while_loop(lambda state: state[0] < number, add, state)
@@ -167,17 +167,17 @@ def _block_sums(wanted: Sequence[Wanted], scale: Array, rows: Rows, tiles: Colum
     return _add_differences(total, flags, wanted, scale, rows, columns)
 
 
-def _added(total: Sums, found: Sums, places: Array | None) -> Sums:
-    """To the leaves of these places, or to all; what has no place is left out."""
-    if places is None:
+def _added(total: Sums, found: Sums, indices: Array | None) -> Sums:
+    """To the leaves of these indices, or to all; an index beyond them is left out."""
+    if indices is None:
         return jax.tree.map(jnp.add, total, found)
-    return jax.tree.map(lambda x, y: x.at[places].add(y, mode="drop"), total, found)
+    return jax.tree.map(lambda x, y: x.at[indices].add(y, mode="drop"), total, found)
 
 
 def _listed(flags: Bool[Array, " n"]) -> tuple[Array, Array]:
-    """The places that are flagged, first, and their number."""
-    places = jnp.where(flags, jnp.arange(flags.size, dtype="int32"), flags.size)
-    return lax.sort(places), flags.sum(dtype="int32")
+    """The indices that are flagged, first, and their number."""
+    indices = jnp.where(flags, jnp.arange(flags.size, dtype="int32"), flags.size)
+    return lax.sort(indices), flags.sum(dtype="int32")
 
 
 def _add_differences(
@@ -191,21 +191,21 @@ def _add_differences(
     """The total with the pairs of leaves from differences that are flagged, for one side or both; some at a time."""
     (_, num_columns), size, few = flags[0].shape, flags[0].size, rows.points.shape[2] <= FEW_DIMENSIONS
     each = max(1, min(size, CHUNK[few] // (rows.weights.shape[1] * columns.weights.shape[1])))
-    places, number = _listed(functools.reduce(jnp.logical_or, flags).ravel())
-    places = jnp.pad(places, (0, each), constant_values=size)
+    indices, number = _listed(functools.reduce(jnp.logical_or, flags).ravel())
+    indices = jnp.pad(indices, (0, each), constant_values=size)
     rows, columns = rows._replace(points=rows.points.mT), columns._replace(points=columns.points.mT)
 
     def add(state: tuple[Array, list[Sums]]) -> tuple[Array, list[Sums]]:
         start, total = state
-        place = lax.dynamic_slice(places, (start,), (each,))
-        i, j = place // num_columns, place % num_columns  # i is no leaf where there are no more
+        index = lax.dynamic_slice(indices, (start,), (each,))
+        i, j = index // num_columns, index % num_columns  # i is no leaf where there are no more
         pair = Rows(*(x[i] for x in rows)), Columns(*(x[j] for x in columns))
         # in few dimensions differences once more take as long as moments
         if len(wanted) == 1:
             found = [by_differences(wanted[0], scale.T, *pair, moments=not few)]
         else:
             found = both_by_differences(wanted, scale.T, *pair, moments=not few)
-            are_flagged = (x.ravel().at[place].get(mode="fill", fill_value=False) for x in flags)
+            are_flagged = (x.ravel().at[index].get(mode="fill", fill_value=False) for x in flags)
             found = map(masked, found, are_flagged)
         return start + each, [_added(*x) for x in zip(total, found, (i, j), strict=False)]
 

@@ -16,8 +16,8 @@ from jaxtyping import Array
 from .._arrays.points import by_point, scaled_points, unbroadcast
 from .._checks.settings import working_dtype
 from .bridge import call, select_kernel, torch_backend
+from .near import one_of_two
 from .plan import Plan
-from .reach import one_of_two
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,7 +28,7 @@ Points = tuple[Array, Array]
 
 
 def by_attention(
-    chosen: Plan, attended: Callable, anywhere: Callable, operands: tuple[Array, ...], looks: bool
+    chosen: Plan, attended: Callable, anywhere: Callable, operands: tuple[Array, ...], examines: bool
 ) -> tuple[Array, ...]:
     """What an attention kernel makes of the operands; where half precision does not hold them, `rescale` in their own.
 
@@ -43,7 +43,7 @@ def by_attention(
         return tuple(call(refusal, (kernel,), shapes, operands))
     if kernel.dtype == "float64" and dtype != jnp.float64:
         with jax.enable_x64(True):
-            results = by_attention(chosen, attended, anywhere, tuple(x.astype("float64") for x in operands), looks)
+            results = by_attention(chosen, attended, anywhere, tuple(x.astype("float64") for x in operands), examines)
             return tuple(x.astype(dtype) for x in results)
 
     queries, keys, _, tau, *_ = operands
@@ -53,11 +53,11 @@ def by_attention(
         return attended(chosen, kernel, points, operands)[:-1]
 
     is_last = chosen.method == "rescale" and not kernel.half
-    if chosen.platform != "cpu" or (is_last and not looks):
+    if chosen.platform != "cpu" or (is_last and not examines):
         return run()
     trust = torch_backend().trust
     if is_last:
-        is_near = trust.squared_reach(*points) <= chosen.reach if chosen.near is None else chosen.near
+        is_near = trust.squared_radius(*points) <= chosen.reach if chosen.near is None else chosen.near
         return one_of_two(is_near, run, far, *operands)
     own = replace(chosen, method="rescale", precision=dtype.name)
 
@@ -69,7 +69,7 @@ def by_attention(
         doubted = trust.doubtful(chosen.method, kernel, points, largest)
         return one_of_two(doubted, again, lambda *_: tuple(results), *operands)
 
-    within = trust.squared_reach(*points) <= trust.REACH[chosen.method][kernel.precision]
+    within = trust.squared_radius(*points) <= trust.REACH[chosen.method][kernel.precision]
     return one_of_two(within, unless_doubted if kernel.half else run, again, *operands)
 
 

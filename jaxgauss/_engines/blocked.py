@@ -11,7 +11,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from .._arrays.blocks import blocks, scan, unblocks
-from .._arrays.places import has_cuda, vary_like
+from .._arrays.devices import has_cuda, vary_like
 from .._arrays.points import (
     BASE_2,
     Scaled,
@@ -27,7 +27,16 @@ from .._arrays.points import (
     with_norms,
 )
 from .._arrays.shapes import G, K, Q, S, T, V
-from .tiles import FUSED_WIDTH, WIDE, WIDE_TILE, block_sizes, fused_tile, fused_tile_sum, in_groups, tiled_sum
+from .tiles import (
+    FUSED_WIDTH,
+    WIDE,
+    WIDE_TILE,
+    block_sizes,
+    in_groups,
+    reduction_tile,
+    tile_sum_by_reduction,
+    tiled_sum,
+)
 
 
 def blocked_sum(queries: Q, keys: K, values: V, tau: T) -> S:
@@ -36,17 +45,17 @@ def blocked_sum(queries: Q, keys: K, values: V, tau: T) -> S:
     return scaled_sum(a, b, values)
 
 
-def scaled_sum(a: Scaled, b: Scaled, values: V, *, whole: bool = False, fused: bool = False) -> S:
+def scaled_sum(a: Scaled, b: Scaled, values: V, *, dense: bool = False, fused: bool = False) -> S:
     """Σ_n 2^(-½‖a - b‖²) v of points within reach.
 
-    `whole` takes one tile, which is the dense sum. `fused` writes products as XLA on a CPU can put them together.
+    `dense` takes one tile, which is the dense sum. `fused` writes products as XLA on a CPU can put them together.
     """
     width = max(a.points.shape[-1], values.shape[-1])
-    fused = fused and width <= FUSED_WIDTH and not (whole and width >= WIDE)
-    if whole and not fused:
-        return _sum_of_tiles(functools.partial(tiled_sum, _whole_sum, whole=True), a, b, values)
-    tile_sum, tile = (fused_tile_sum, fused_tile(values.shape[-1])) if fused else (_tile_sum, None)
-    return _sum_of_tiles(functools.partial(tiled_sum, tile_sum, whole=whole, tile=tile), *logit_factors(a, b), values)
+    fused = fused and width <= FUSED_WIDTH and not (dense and width >= WIDE)
+    if dense and not fused:
+        return _sum_of_tiles(functools.partial(tiled_sum, _dense_sum, dense=True), a, b, values)
+    tile_sum, tile = (tile_sum_by_reduction, reduction_tile(values.shape[-1])) if fused else (_tile_sum, None)
+    return _sum_of_tiles(functools.partial(tiled_sum, tile_sum, dense=dense, tile=tile), *logit_factors(a, b), values)
 
 
 def _sum_of_tiles(blocked: Callable, a: Any, b: Any, values: V) -> S:
@@ -60,7 +69,7 @@ def _sum_of_tiles(blocked: Callable, a: Any, b: Any, values: V) -> S:
     return in_groups(blocked, a, b, values)
 
 
-def blocked_pullback(queries: Q, keys: K, values: V, tau: T, cotangent: G, *, whole: bool = False) -> tuple[Q, K, V]:
+def blocked_pullback(queries: Q, keys: K, values: V, tau: T, cotangent: G, *, dense: bool = False) -> tuple[Q, K, V]:
     """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of queries, keys and values, Φ computed once.
 
     With S_mn = Φ ⟨g_m, v_n⟩: dv = Φᵀ g, da = S b - (S 1) a, db = Sᵀ a - (Sᵀ 1) b at scaled points, where Sᵀ 1 is
@@ -69,12 +78,12 @@ def blocked_pullback(queries: Q, keys: K, values: V, tau: T, cotangent: G, *, wh
     """
     shapes = queries.shape, keys.shape, values.shape
     a, b = with_norms(*scaled_points(queries, keys, tau))
-    first, second = (a, b) if whole else logit_factors(a, b)
+    first, second = (a, b) if dense else logit_factors(a, b)
     operands = (first, a.points), (second, b.points), values, cotangent
     scale = by_point(jnp.sqrt(tau / BASE_2), keys)
     if shared(keys, values, scale):
         operands, scale = jax.tree.map(as_rows, (operands, scale))
-    da, db, dv = in_groups(functools.partial(_scaled_pullback, whole=whole), *operands)
+    da, db, dv = in_groups(functools.partial(_scaled_pullback, dense=dense), *operands)
     gradients = scale * da, scale * db, dv
     return tuple(  # type: ignore[return-value]
         unbroadcast(gradient, shape) if gradient.size != math.prod(shape) else gradient.reshape(shape)
@@ -83,7 +92,7 @@ def blocked_pullback(queries: Q, keys: K, values: V, tau: T, cotangent: G, *, wh
 
 
 def _scaled_pullback(
-    queries: tuple[Any, Array], keys: tuple[Any, Array], v: Array, g: Array, *, whole: bool
+    queries: tuple[Any, Array], keys: tuple[Any, Array], v: Array, g: Array, *, dense: bool
 ) -> tuple[Array, Array, Array]:
     """`blocked_pullback` with respect to the scaled points and the values, for all of a batch.
 
@@ -94,9 +103,9 @@ def _scaled_pullback(
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in operands))
     wide = max(dim, v.shape[-1]) >= WIDE and not has_cuda()
     tile = WIDE_TILE if wide else None
-    rows, columns = block_sizes(math.prod(batch), num_queries, num_keys, whole, tile)
+    rows, columns = block_sizes(math.prod(batch), num_queries, num_keys, dense, tile)
 
-    kernel = _kernel if whole else lambda a, b: jnp.exp2(logits(a, b))
+    kernel = _kernel if dense else lambda a, b: jnp.exp2(logits(a, b))
     key_blocks = jax.tree.map(lambda x: blocks(x, columns), (*keys, v))
 
     def add_rows(total: tuple[Array, Array], block: tuple[Any, Any, Array]):
@@ -167,7 +176,7 @@ def _tile_sum(a: Any, b: Any, v: Array) -> Array:
     return dot(jnp.exp2(logits(a, b)), v)
 
 
-def _whole_sum(a: Scaled, b: Scaled, v: Array) -> Array:
+def _dense_sum(a: Scaled, b: Scaled, v: Array) -> Array:
     return dot(_kernel(a, b), v)
 
 

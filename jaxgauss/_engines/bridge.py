@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.experimental import buffer_callback
 
-from .._arrays.places import vary_like
+from .._arrays.devices import vary_like
 from .._checks.process import is_forked_late, refuse_fork
 
 if TYPE_CHECKING:

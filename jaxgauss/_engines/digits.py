@@ -56,7 +56,7 @@ def about_center(scale: Array, rows: Array, columns: Array) -> tuple[Scaled, Sca
     return tuple(x._replace(norms=jnp.where(x.norms < LARGEST, x.norms, jnp.inf)) for x in found)  # type: ignore[return-value]
 
 
-def knows(strict: bool, a: Scaled, b: Scaled) -> Bool[Array, "rows columns"]:
+def known_by_norms(strict: bool, a: Scaled, b: Scaled) -> Bool[Array, "rows columns"]:
     """Whether norms tell that a product knows every u of two leaves.
 
     Points that are near the center are known beside one another; two of which one is `ratio` times as far are so far
@@ -79,7 +79,7 @@ def knows(strict: bool, a: Scaled, b: Scaled) -> Bool[Array, "rows columns"]:
     return (first >= ratio * p) & (least >= ratio * q) & apart & (jnp.maximum(largest, last) < jnp.inf)
 
 
-def looked_at(strict: bool, a: Scaled, b: Scaled, known: Array) -> Bool[Array, "rows columns"]:
+def known_by_product(strict: bool, a: Scaled, b: Scaled, known: Array) -> Bool[Array, "rows columns"]:
     """Whether norms or a product know every u of two leaves.
 
     By what u is more than that share of ‖a‖² + ‖b‖² which it must be: its minimum is compared with one number.

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from .._arrays.places import platforms
+from .._arrays.devices import platforms
 from .._arrays.points import scaled_points, with_norms
 from .._checks.settings import Settings, are_known, working_dtype
 from .._kernels.kernels import GAUSS, Kernel
@@ -24,9 +24,9 @@ from .blocked import blocked_pullback, scaled_sum
 from .few_dimensions import by_waves
 from .lowering import aligned_sizes, lowered, plan_there
 from .means import blocked_means, fused_means, means_anywhere
+from .near import but_not, one_of_two, within
 from .plan import Plan, exact_plan, mixture_of, sizes
-from .reach import but_not, one_of_two, within
-from .tiles import FUSED_MEANS, FUSED_WIDTH, FUSES
+from .tiles import FUSED_WIDTH, FUSES, ONE_PASS
 from .wanted import NOTHING, Channels, Sums, Wanted
 
 KEPT = 8  # times as many numbers as the operands have: memory stays linear, under vmap as well
@@ -178,7 +178,7 @@ def _in_precision(function: Callable) -> Callable[..., tuple[jax.Array, ...]]:
 @_in_precision
 def _sum_in_xla(chosen: Plan, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array):
     a, b = with_norms(*scaled_points(queries, keys, tau))
-    return (scaled_sum(a, b, values, whole=chosen.method == "dense", fused=_fuses(chosen)),)
+    return (scaled_sum(a, b, values, dense=chosen.method == "dense", fused=_fuses(chosen)),)
 
 
 @_in_precision
@@ -195,7 +195,7 @@ def _fuses(chosen: Plan) -> bool:
 @_in_precision
 def _pullback_in_xla(chosen: Plan, *operands: jax.Array) -> tuple[jax.Array, ...]:
     """In blocks."""
-    return blocked_pullback(*operands[:5], whole=chosen.method == "dense")
+    return blocked_pullback(*operands[:5], dense=chosen.method == "dense")
 
 
 @_in_precision
@@ -208,9 +208,9 @@ def _pullback_anywhere(chosen: Plan, *operands: jax.Array) -> tuple[jax.Array, .
 def _means_in_xla(chosen: Plan, *operands: jax.Array) -> tuple[jax.Array, ...]:
     """By `fused_means` where XLA fuses, of so many pairs that it is worth two programs; else in blocks."""
     pairs, dim, channels = sizes(*operands[:4])
-    if _fuses(chosen) and max(dim, channels + 1) <= FUSED_WIDTH and are_known(pairs) and pairs >= FUSED_MEANS:
+    if _fuses(chosen) and max(dim, channels + 1) <= FUSED_WIDTH and are_known(pairs) and pairs >= ONE_PASS:
         return fused_means(*operands)
-    return blocked_means(*operands, whole=chosen.method == "dense")
+    return blocked_means(*operands, dense=chosen.method == "dense")
 
 
 SUM = Operation(_sum_anywhere, attended_sum, _sum_in_xla)
@@ -230,4 +230,4 @@ def exact_plan_of(settings: Settings, platform: str, operands: tuple[jax.Array, 
     """`exact_plan`, of Gaussians in the working dtype: what was asked for may be an attention kernel's precision."""
     if settings.kernel == GAUSS:
         settings = replace(settings, precision="auto", backend="auto")
-    return exact_plan(settings, platform, aligned_sizes(*operands[:4])[0]).with_looks(settings)
+    return exact_plan(settings, platform, aligned_sizes(*operands[:4])[0]).with_findings(settings)

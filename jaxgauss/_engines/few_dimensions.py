@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from .._arrays.places import vary_like
+from .._arrays.devices import vary_like
 from .._arrays.points import as_rows, by_point, shared
 from .._checks.settings import are_known
 from . import nufft
@@ -250,18 +250,18 @@ def settled(
 
 def _corrected(doubt: Doubt, found: Any, of_rows: Callable[[Array], Any]) -> Any:
     """The results, those in doubt put in their places."""
-    places = jnp.nonzero(doubt, size=len(doubt) // IN_DOUBT + AT_A_TIME, fill_value=len(doubt))[0].astype("int32")
+    indices = jnp.nonzero(doubt, size=len(doubt) // IN_DOUBT + AT_A_TIME, fill_value=len(doubt))[0].astype("int32")
     number = doubt.sum(dtype="int32")
 
     def add(state: tuple[Array, Any]) -> tuple[Array, Any]:
         start, total = state
-        place = lax.dynamic_slice(places, (start,), (AT_A_TIME,))
-        return start + AT_A_TIME, jax.tree.map(lambda x, y: x.at[place].set(y, mode="drop"), total, of_rows(place))
+        some = lax.dynamic_slice(indices, (start,), (AT_A_TIME,))
+        return start + AT_A_TIME, jax.tree.map(lambda x, y: x.at[some].set(y, mode="drop"), total, of_rows(some))
 
     start = vary_like(jnp.zeros((), "int32"), [doubt])
     return lax.while_loop(lambda state: state[0] < number, add, (start, found))[1]
 
 
-def rows_of(x: Array, place: Array) -> Array:
+def rows_of(x: Array, some: Array) -> Array:
     """Of these numbers; zeros of those from the last on."""
-    return x.at[place].get(mode="fill", fill_value=0)
+    return x.at[some].get(mode="fill", fill_value=0)

@@ -25,7 +25,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from .._arrays.blocks import blocks
-from .._arrays.places import vary_like
+from .._arrays.devices import vary_like
 from .._arrays.points import dot
 from . import nufft
 from .nodes import WAVES, Nodes, sine

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from .._arrays.places import platforms, share_out_like, vary_like, whole
+from .._arrays.devices import platforms, replicated, shard_like, vary_like
 from .._arrays.points import by_point
 from .._checks.settings import Settings
-from .plan import Plan, kernel_plan, sizes
+from .plan import Plan, plan, sizes
 
 
 def lowered(
@@ -49,8 +49,8 @@ def _batched(
                 x if has_axis else jnp.broadcast_to(x, (size, *x.shape))
                 for x, has_axis, size in zip(operands, is_mapped, sizes, strict=True)
             ]
-            results = batched(*whole(*stacked)) if stacked[0].dtype == jnp.float64 else batched(*stacked)
-            return tuple(share_out_like(x, stacked) for x in results), (True,) * len(results)
+            results = batched(*replicated(*stacked)) if stacked[0].dtype == jnp.float64 else batched(*stacked)
+            return tuple(shard_like(x, stacked) for x in results), (True,) * len(results)
 
     return batched
 
@@ -74,7 +74,7 @@ def by_platform(
 def plan_there(settings: Settings, platform: str, operands: tuple[jax.Array, ...]) -> Plan:
     """The plan there, whether or not that is the platform that was checked."""
     try:
-        return kernel_plan(settings, platform, *aligned_sizes(*operands[:4])).with_looks(settings)
+        return plan(settings, platform, *aligned_sizes(*operands[:4])).with_findings(settings)
     except ValueError:  # not the platform that was checked: let PyTorch refuse if it is run there after all
         method = "rescale" if settings.method == "auto" else settings.method
         return Plan(platform, method, settings.precision, settings.backend, "asked for by name", waves=False)

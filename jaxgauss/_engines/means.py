@@ -16,7 +16,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from .._arrays.blocks import blocks, scan, unblocks
-from .._arrays.places import has_cuda, vary_like
+from .._arrays.devices import has_cuda, vary_like
 from .._arrays.points import (
     BASE_2,
     LOG_ZERO,
@@ -38,7 +38,7 @@ from .anywhere import in_leaves, in_place, leaf_order, sorts, squared_gaps
 from .blocked import scaled_sum
 from .few_dimensions import Sizes, most_blocks, pays_here, rows_of, settled
 from .plan import NEAR, STRICTER, Plan
-from .tiles import DIFFERENCES_TILE, TILE, fused_sum, in_groups, one_by_one, tiled_means
+from .tiles import DIFFERENCES_TILE, TILE, in_groups, one_by_one, product_by_reduction, tiled_means
 from .wanted import NOTHING, Channels, Wanted
 from .waves import LOGS, layout, sums_by_waves
 
@@ -50,13 +50,13 @@ ROWS, COLUMNS = 1024, 512  # of a tile of sorted points
 REACH = {False: 2.0**33, True: 2.0**16}
 
 
-def blocked_means(queries: Q, keys: K, values: V, tau: T, log_weights: W, *, whole: bool = False) -> tuple[S, L]:
+def blocked_means(queries: Q, keys: K, values: V, tau: T, log_weights: W, *, dense: bool = False) -> tuple[S, L]:
     """Σ_n w Φ v / Σ_n w Φ and log Σ_n w Φ, with the largest term so far taken out."""
     a, b = scaled_points(queries, keys, tau, base_2=False)
-    if whole and has_cuda():
-        return in_groups(functools.partial(tiled_means, _near_logits, whole=True), a, b, values, log_weights)
+    if dense and has_cuda():
+        return in_groups(functools.partial(tiled_means, _near_logits, dense=True), a, b, values, log_weights)
     a, b = logit_factors(*with_norms(a, b))
-    return in_groups(functools.partial(tiled_means, logits, whole=whole), a, b, values, log_weights)
+    return in_groups(functools.partial(tiled_means, logits, dense=dense), a, b, values, log_weights)
 
 
 def fused_means(queries: Q, keys: K, values: V, tau: T, log_weights: W) -> tuple[S, L]:
@@ -153,8 +153,8 @@ def _of_matrices(kernel: Kernel, chosen: Plan, *operands: Array) -> Any:
         total = found.sums[:, :1]
         return [(found.sums[:, 1:] / total, largest + jnp.log(total))], [doubt]
 
-    def of_rows(place: Array) -> Any:
-        return difference_means(kernel, rows_of(queries, place), keys, values, tau[0, 0], log_weights)
+    def of_rows(some: Array) -> Any:
+        return difference_means(kernel, rows_of(queries, some), keys, values, tau[0, 0], log_weights)
 
     zeros = jnp.zeros((len(queries), values.shape[1])), jnp.zeros((len(queries), 1))
     return settled(does, by_waves, [of_rows], lambda: [by_tiles()], [zeros], operands)[0]
@@ -202,7 +202,7 @@ def _sorted_means(
 
             def summed(weights: Array, of_keys: Array) -> tuple[Array, Array]:
                 """Of ones in one pass; with values in float64, of which little may be left in means."""
-                total = fused_sum(weights, of_keys.astype(digits)).astype(values.dtype)
+                total = product_by_reduction(weights, of_keys.astype(digits)).astype(values.dtype)
                 return total, dot(weights.astype(values.dtype), of_keys * values)
 
             most, way = log_weights.max(), jnp.where(size <= reach, 0, 1)  # NaN takes differences

@@ -14,11 +14,11 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from .._arrays.blocks import scan
-from .._arrays.places import vary_like
+from .._arrays.devices import vary_like
 from .._arrays.points import dot, squared_distances_of
 from .._checks.settings import are_known
 from .._kernels.kernels import Kernel
-from .tiles import FUSED_WIDTH, FUSES, fused_sum
+from .tiles import FUSED_WIDTH, FUSES, product_by_reduction
 from .wanted import Columns, Rows, Sums, Wanted
 
 GROUP = 8  # coordinates whose differences are formed in one pass over a tile
@@ -65,12 +65,12 @@ def by_products(
         for f in dict.fromkeys(f for f, _ in terms):
             rights = [right for g, right in terms if g == f]
             ends = list(itertools.accumulate(x.shape[-1] for x in rights))[:-1]
-            found[f] = iter(jnp.split(fused_sum(tile(f), jnp.concatenate(rights, -1)), ends, -1))
+            found[f] = iter(jnp.split(product_by_reduction(tile(f), jnp.concatenate(rights, -1)), ends, -1))
         return [next(found[f]) for f, _ in terms]
 
-    pulling = [(kernel.slope, g, w) for kernel, g, w in wanted.pulls.split(rows.weights, columns.weights)]
+    pulling = [(kernel.slope, g, w) for kernel, g, w in wanted.pulls.by_kernel(rows.weights, columns.weights)]
     single = [(psi, w * b1) for psi, _, w in pulling if w.shape[-1] == 1]
-    found = reduced([*wanted.sums.split(columns.values), *single])
+    found = reduced([*wanted.sums.by_kernel(columns.values), *single])
     sums, pulled = found[: len(wanted.sums.kernels)], iter(found[len(wanted.sums.kernels) :])
     pulls, spread = (jnp.zeros((*u.shape[:-1], width), u.dtype) for width in (b1.shape[-1], 1))
     for psi, g, w in pulling:
@@ -107,7 +107,7 @@ def by_differences(
     u = _squares(scale, rows.points, columns.points)
     of_kernels = wanted.of(u if ratio is None else ratio * u)
     fused = FUSES and ratio is None and u.dtype == "float32"
-    sums = [_summed(of_kernels[kernel], v, fused) for kernel, v in wanted.sums.split(columns.values)]
+    sums = [_summed(of_kernels[kernel], v, fused) for kernel, v in wanted.sums.by_kernel(columns.values)]
     return _results(wanted, sums, *_pulls(wanted, scale, u, of_kernels, rows, columns, moments))
 
 
@@ -118,7 +118,7 @@ def both_by_differences(
     of_queries, of_keys = wanted
     u = _squares(scale, rows.points, columns.points)
     of_kernels = of_keys.of(u)
-    sums = [dot(of_kernels[kernel], g) for kernel, g in of_keys.sums.split(rows.weights)]
+    sums = [dot(of_kernels[kernel], g) for kernel, g in of_keys.sums.by_kernel(rows.weights)]
     pulls, spread, at_keys = _pulls(of_queries, scale, u, of_kernels, rows, columns, moments, both=True)
     return [_results(of_queries, [], pulls, spread), _results(of_keys, sums, at_keys, at_keys[..., :0])]
 
@@ -149,7 +149,7 @@ def _pulls(
 ) -> list[Array]:
     """Σ_n W (k - q) and its spread at the queries (*batch, M, ·), and of `both` Σ_m W (q - k) at the keys."""
     weights = jnp.zeros_like(u)
-    for kernel, g, w in wanted.pulls.split(rows.weights, columns.weights):
+    for kernel, g, w in wanted.pulls.by_kernel(rows.weights, columns.weights):
         weights += of_kernels[kernel.slope] * (w * g.mT if w.shape[-1] == 1 else dot(w, g.mT))
     pulls = spread = jnp.zeros((*u.shape[:-2], u.shape[-1], 0), u.dtype)
     scale = with_rank(scale, rows.points)

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._arrays.places import has_cuda
+from .._arrays.devices import has_cuda
 from .._checks.settings import Settings, are_known
 from . import bridge
 from .costs import WORTH, columns, cuda_costs, estimates, kernel_columns, kernel_engine
@@ -59,7 +59,7 @@ class Plan:
     waves: bool | None = None
     tolerance: float | None = None
 
-    def with_looks(self, settings: Settings) -> "Plan":
+    def with_findings(self, settings: Settings) -> "Plan":
         """With what was seen of the points; waves are taken by name, or on a CPU where all is left to us."""
         open_to = self.native and settings.method == "auto" and self.platform == "cpu"
         waves = self.method == "fourier" or (settings.waves if open_to else False)
@@ -88,7 +88,7 @@ def sizes(queries: Any, keys: Any, values: Any, tau: Any) -> tuple[int, int, int
     return batch * queries.shape[-2] * keys.shape[-2], queries.shape[-1], channels
 
 
-def plan(settings: Settings, platform: str, pairs: int, dim: int, channels: int) -> Plan:
+def gauss_plan(settings: Settings, platform: str, pairs: int, dim: int, channels: int) -> Plan:
     """Resolve "auto". ValueError if what was asked for by name cannot run on the platform."""
     where = "`jaxgauss.gauss_sum`"
     wide = "float64" if "float64" in (settings.dtype, settings.precision) else "float32"
@@ -148,9 +148,9 @@ def plan(settings: Settings, platform: str, pairs: int, dim: int, channels: int)
 def _on_cuda(settings: Settings, wide: str, pairs: int, dim: int, channels: int) -> Plan:
     """By an attention kernel, or in XLA where that is estimated to be cheaper."""
     precision, card = settings.precision, bridge.card()
-    if precision == "auto" and settings.grade in ("high", "highest"):
+    if precision == "auto" and settings.matmul_precision in ("high", "highest"):
         split = "bfloat16x2" if settings.dtype == "bfloat16" else "float16x2"
-        precision = split if settings.grade == "high" else "float32"
+        precision = split if settings.matmul_precision == "high" else "float32"
     kernel = bridge.select_kernel(settings.backend, precision, "cuda", settings.dtype, dim)
     if settings.method != "auto" or settings.backend != "auto":
         method = "rescale" if settings.method == "auto" else settings.method
@@ -198,11 +198,11 @@ TOLERANCES = {"float16": 1e-4, "float16x2": 1e-4, "bfloat16": 1e-3, "bfloat16x2"
 FINEST = 1e-6  # of float32 and float64
 
 
-def kernel_plan(settings: Settings, platform: str, pairs: int, dim: int, channels: int) -> Plan:
-    """`plan`, of a sum of the settings' kernel. ValueError if what was asked for by name cannot run."""
+def plan(settings: Settings, platform: str, pairs: int, dim: int, channels: int) -> Plan:
+    """The plan of a sum of the settings' kernel. ValueError if what was asked for by name cannot run."""
     size = pairs, dim, channels
     if settings.kernel == GAUSS or settings.method in NATIVE:
-        return plan(settings, platform, *size)
+        return gauss_plan(settings, platform, *size)
     in_xla = settings.precision in ("auto", "float32", "float64") and settings.backend == "auto"
     if settings.method == "auto" and in_xla:
         exact = replace(exact_plan(settings, platform, pairs), reason="XLA evaluates the kernel itself")
@@ -219,7 +219,7 @@ def exact_plan(settings: Settings, platform: str, pairs: int) -> Plan:
     tile = CUDA_TILE if platform == "cuda" else TILE
     native = "dense" if are_known(pairs) and pairs <= tile.entries else "blocked"
     method = settings.method if settings.method in NATIVE else native
-    return plan(replace(settings, method=method), platform, pairs, 0, 0)  # in XLA no matter how wide
+    return gauss_plan(replace(settings, method=method), platform, pairs, 0, 0)  # in XLA no matter how wide
 
 
 def mixture_of(settings: Settings, precision: str) -> Mixture:
@@ -240,9 +240,9 @@ def of_gaussians(settings: Settings) -> Settings:
 
 
 def _of_mixture(settings: Settings, platform: str, pairs: int, dim: int, channels: int) -> Plan:
-    inner = plan(of_gaussians(settings), platform, pairs, dim, channels)
+    inner = gauss_plan(of_gaussians(settings), platform, pairs, dim, channels)
     found = mixture_of(settings, inner.precision)
-    inner = plan(of_gaussians(settings), platform, pairs * found.terms, dim, channels)
+    inner = gauss_plan(of_gaussians(settings), platform, pairs * found.terms, dim, channels)
     return replace(inner, method="mixture", reason=f"{found}, each by {inner.method}: {inner.reason}")
 
 

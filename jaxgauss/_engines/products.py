@@ -17,7 +17,7 @@ from .wanted import NOTHING, Channels, Columns, Rows, Sums, Wanted
 
 
 def product_pullback(
-    channels: Channels, a: Scaled, b: Scaled, values: V, g: G, *, whole: bool, with_tau: bool
+    channels: Channels, a: Scaled, b: Scaled, values: V, g: G, *, dense: bool, with_tau: bool
 ) -> tuple[Array, ...]:
     """Gradients of the whole batch: with respect to scaled points and values, and -Σ_mn S u (*batch,)."""
     dim = a.points.shape[-1]
@@ -27,7 +27,7 @@ def product_pullback(
         return _pull(channels, first[..., :dim] / -2, second[..., :dim], u, v, g, with_tau)
 
     factors = squares_factors(a, b)
-    return in_groups(functools.partial(tiled_pullback, pull, dim, whole=whole), *factors, values, g)
+    return in_groups(functools.partial(tiled_pullback, pull, dim, dense=dense), *factors, values, g)
 
 
 def _pull(channels: Channels, x: Array, y: Array, u: Array, v: Array, g: Array, with_tau: bool) -> tuple[Array, ...]:
@@ -81,13 +81,13 @@ def _at_queries(
 ) -> tuple[Sums, Array | None]:
     """By fused products: pulls of one channel are further sums, and so is what tells how far pairs are spread."""
     slopes, num, dim = [x.slope for x in wanted.pulls.kernels], len(wanted.sums.kernels), a.points.shape[1]
-    single, looks = set(wanted.pulls.widths) == {1}, _looks(wanted, scale, a)
+    single, needs_spread = set(wanted.pulls.widths) == {1}, _needs_spread(wanted, scale, a)
     of_powers = functools.partial(powers, jnp, b, each=scale.shape[1] > 1)
     weights = wanted.pulls.parts(columns.weights)
-    shared = single and looks and wanted.one_sign  # what pulls tells it
+    shared = single and needs_spread and wanted.one_sign  # what pulls tells it
     width = None if wanted.spread or shared else dim + 1  # no squares but where they are used
     pulling = [of_powers(w)[:, :width] for w in weights] if single else []
-    seen = [of_powers(jnp.abs(w).max(1, keepdims=True)) for w in weights] if looks and not shared else []
+    seen = [of_powers(jnp.abs(w).max(1, keepdims=True)) for w in weights] if needs_spread and not shared else []
     values = [*wanted.sums.parts(columns.values), *pulling, *seen]
     kernels = *wanted.sums.kernels, *slopes[: len(pulling)], *slopes[: len(seen)]
     asked = Channels(kernels, tuple(x.shape[1] for x in values))
@@ -101,14 +101,14 @@ def _at_queries(
         moments = functools.reduce(jnp.add, (g * x for g, x in zip(wanted.pulls.parts(g), pulling, strict=True)))
         found = _of_moments(wanted, scale, found.sums, a, moments)
     seen = [jnp.sign(x[:, dim : dim + 1]) * x for x in pulling] if shared else seen
-    return found, functools.reduce(jnp.add, seen) if looks else None
+    return found, functools.reduce(jnp.add, seen) if needs_spread else None
 
 
 def _at_both(
     wanted: Sequence[Wanted], scale: Array, g: Array, v: Array, a: Scaled, b: Scaled, keep: Kept
 ) -> list[tuple[Sums, Array | None]]:
     """By one product: its tile is kept, and κ and ψ of it are for both sides, W and |W| for pulls and their spread."""
-    (of_queries, of_keys), each, looks = wanted, scale.shape[1] > 1, _looks(wanted[0], scale, a)
+    (of_queries, of_keys), each, needs_spread = wanted, scale.shape[1] > 1, _needs_spread(wanted[0], scale, a)
     u = squared_distances_of(*squares_factors(a, b))
     leaves = keep.shape[0], u.shape[0] // keep.shape[0], keep.shape[1], u.shape[1] // keep.shape[1]
     kept = jnp.broadcast_to(keep[:, None, :, None], leaves).reshape(u.shape)
@@ -117,18 +117,18 @@ def _at_both(
     at_queries, at_keys = [], []
     for (psi, left, right), channels in zip(parts, of_queries.pulls.widths, strict=True):
         sizes = psi if channels == 1 else jnp.abs(psi)
-        terms = [(psi, left, right, width), (sizes, jnp.abs(left), jnp.abs(right), None)][: 1 + looks]
+        terms = [(psi, left, right, width), (sizes, jnp.abs(left), jnp.abs(right), None)][: 1 + needs_spread]
         at_queries.append([x * dot(w, powers(jnp, b, y, each)[:, :n]) for w, x, y, n in terms])
         at_keys.append([y * _turned(dot(powers(jnp, a, x, each)[:, :n].mT, w)) for w, x, y, n in terms])
 
     def side(wanted: Wanted, sums: Array, x: Scaled, parts: list[list[Array]]) -> tuple[Sums, Array | None]:
         moments, *seen = (functools.reduce(jnp.add, x) for x in zip(*parts, strict=True))
-        return _of_moments(wanted, scale, sums, x, moments), seen[0] if looks else None
+        return _of_moments(wanted, scale, sums, x, moments), seen[0] if needs_spread else None
 
     return [side(of_queries, g[:, :0], a, at_queries), side(of_keys, _turned(of_values), b, at_keys)]
 
 
-def _looks(wanted: Wanted, scale: Array, a: Scaled) -> bool:
+def _needs_spread(wanted: Wanted, scale: Array, a: Scaled) -> bool:
     """Whether it is to be seen how far pairs are spread."""
     return bool(wanted.pulls.kernels) and not wanted.strict(a.points.shape[1], scale.shape[1])
 

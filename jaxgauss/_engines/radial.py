@@ -29,10 +29,10 @@ from .._arrays.shapes import G, K, Q, S, T, V
 from .._kernels.kernels import GAUSS, Kernel
 from .anywhere import anywhere_sums, share_left, sorts
 from .few_dimensions import Sizes, at_most, most_blocks, pays_here, rows_of, settled
+from .near import one_of_two, within
 from .pairs import by_products, difference_tile, subtractable, with_rank, zeros_of
 from .plan import STRICTER, Plan
 from .products import product_pullback
-from .reach import one_of_two, within
 from .tiles import DIFFERENCES_TILE, in_groups, one_by_one, tiled_sum
 from .wanted import NOTHING, Channels, Columns, Rows, Sums, Wanted
 from .waves import SUMS, Promise, sides, sums_of_sides
@@ -40,7 +40,7 @@ from .waves import SUMS, Promise, sides, sums_of_sides
 
 def pair_sums(wanted: Wanted, chosen: Plan, *operands: Array) -> Sums:
     """`Sums` of queries, keys, values, τ, and the weights of rows and of columns, all of equal rank."""
-    near = functools.partial(sums_by_products, wanted, whole=chosen.method == "dense")
+    near = functools.partial(sums_by_products, wanted, dense=chosen.method == "dense")
 
     def anywhere(*operands: Array) -> Sums:
         return sums_anywhere([wanted], chosen, *operands)[0]
@@ -62,7 +62,7 @@ def radial_pullback(
     def near(*_: Array) -> Any:
         a, b = with_norms(*scaled_points(queries, keys, tau, base_2=False))
         da, db, dv, d_scale = product_pullback(
-            channels, a, b, values, cotangent, whole=chosen.method == "dense", with_tau=with_tau
+            channels, a, b, values, cotangent, dense=chosen.method == "dense", with_tau=with_tau
         )
         scale = by_point(jnp.sqrt(tau), queries)
         return _in_shapes((scale * da, scale * db, dv, d_scale / (2 * tau)), operands)
@@ -153,9 +153,9 @@ def of_matrices(
         found = sums_of_sides(wanted, most, chosen, promise, operands, sizes, around, shares)
         return [x for x, _ in found], [x for _, x in found]
 
-    def of_rows(wanted: Wanted, side: Sequence[Array], place: Array) -> Sums:
+    def of_rows(wanted: Wanted, side: Sequence[Array], some: Array) -> Sums:
         queries, keys, values, _, row_weights, weights = side
-        rows, own = (rows_of(x, place) for x in (queries, row_weights))
+        rows, own = (rows_of(x, some) for x in (queries, row_weights))
         if shares is None:
             tau = jnp.square(scale[0] if scale.shape[1] > 1 else scale[0, 0])
             return sums_by_differences(wanted, rows, keys, values, tau, own, weights)
@@ -223,7 +223,7 @@ def _mean_share(kernel: Kernel, queries: Q, keys: K, tau: T) -> Array:
 # to JAX, and ρ = τ/τ₀ is one. Or Σ W u / τ would have derivatives that nearly cancel where u is small.
 
 
-def sums_by_products(wanted: Wanted, *operands: Array, whole: bool = False) -> Sums:
+def sums_by_products(wanted: Wanted, *operands: Array, dense: bool = False) -> Sums:
     """`pair_sums` of points near one another; ordinary functions of JAX, which every transformation takes."""
     queries, keys, values, tau, row_weights, weights = operands
     unit, scale, ratio = _unit_and_ratio(tau, queries)
@@ -236,7 +236,7 @@ def sums_by_products(wanted: Wanted, *operands: Array, whole: bool = False) -> S
             (a, factors, g), (b, others, w) = rows, columns
             return by_products(wanted, scale, Rows(a, g), Columns(b, values, w), (factors, others), ratio=ratio)
 
-        return tiled_sum(tile_sum, (a, first, g), (b, second, w), v, whole=whole)
+        return tiled_sum(tile_sum, (a, first, g), (b, second, w), v, dense=dense)
 
     first, second = squares_factors(a, b)
     return in_groups(summed, a.points, first, row_weights, b.points, second, weights, values, scale, ratio)

@@ -13,7 +13,7 @@ from jax import lax
 from jaxtyping import Array
 
 from .._arrays.blocks import blocks, scan, unblocks
-from .._arrays.places import has_cuda, vary_like
+from .._arrays.devices import has_cuda, vary_like
 from .._arrays.points import LOG_ZERO, as_rows, dot, logits, shared
 from .._checks.settings import are_known
 
@@ -47,12 +47,12 @@ def own_tile() -> Tile:
     return CUDA_TILE if has_cuda() else TILE
 
 
-def block_sizes(batch: int, num_queries: int, num_keys: int, whole: bool, tile: Tile | None = None) -> tuple[int, int]:
+def block_sizes(batch: int, num_queries: int, num_keys: int, dense: bool, tile: Tile | None = None) -> tuple[int, int]:
     """Rows and columns of a tile, for the whole batch at once; or of one tile for all. Full ones of symbolic sizes."""
     tile = tile or own_tile()
     if not are_known(batch, num_queries, num_keys):
-        return (num_queries, num_keys) if whole else (tile.rows, tile.columns)
-    if whole:
+        return (num_queries, num_keys) if dense else (tile.rows, tile.columns)
+    if dense:
         return max(1, num_queries), max(1, num_keys)
     rows = max(1, min(num_queries, tile.rows))
     columns = max(1, min(num_keys, max(tile.columns, tile.worth // max(1, batch * rows))))
@@ -111,7 +111,7 @@ def one_by_one(function: Callable, *operands: Array) -> Any:
     return jax.tree.map(lambda x: x.reshape(*batch, *x.shape[1:]), found)
 
 
-def tiled_sum(tile_sum: Callable, a: Any, b: Any, v: Array, *, whole: bool = False, tile: Tile | None = None) -> Any:
+def tiled_sum(tile_sum: Callable, a: Any, b: Any, v: Array, *, dense: bool = False, tile: Tile | None = None) -> Any:
     """Σ over blocks of queries and of keys, arrays or several of them. Keys that fill the last block have value 0.
 
     A tile's sum is one array or several (…, rows, ·).
@@ -119,7 +119,7 @@ def tiled_sum(tile_sum: Callable, a: Any, b: Any, v: Array, *, whole: bool = Fal
     operands: list[Array] = jax.tree.leaves((a, b, v))
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in operands))
     sizes = operands[0].shape[-2], v.shape[-2]
-    rows, columns = block_sizes(math.prod(batch), *sizes, whole, tile)
+    rows, columns = block_sizes(math.prod(batch), *sizes, dense, tile)
     key_blocks = _blocks(b, columns), blocks(v, columns)
     tile_sum = tile_sum if (rows, columns) == sizes else jax.checkpoint(tile_sum)  # derivatives keep one tile at most
 
@@ -140,7 +140,7 @@ def tiled_sum(tile_sum: Callable, a: Any, b: Any, v: Array, *, whole: bool = Fal
 
 
 def tiled_pullback(
-    tile_pullback: Callable, dim: int, a: Any, b: Any, v: Array, g: Array, *, whole: bool = False
+    tile_pullback: Callable, dim: int, a: Any, b: Any, v: Array, g: Array, *, dense: bool = False
 ) -> tuple[Array, Array, Array, Array]:
     """Gradients with respect to queries, keys and values, and to one number (*batch,), over blocks of both.
 
@@ -149,7 +149,7 @@ def tiled_pullback(
     operands: list[Array] = jax.tree.leaves((a, b, v, g))
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in operands))
     num_queries, num_keys = g.shape[-2], v.shape[-2]
-    rows, columns = block_sizes(math.prod(batch), num_queries, num_keys, whole)
+    rows, columns = block_sizes(math.prod(batch), num_queries, num_keys, dense)
     key_blocks = _blocks((b, v), columns)
 
     def zeros(*shape: int) -> Array:
@@ -177,12 +177,12 @@ def _blocks(arrays: Any, size: int) -> Any:
 
 
 def tiled_means(
-    tile_logits: Callable, a: Array, b: Array, v: Array, log_weights: Array, whole=False, tile: Tile | None = None
+    tile_logits: Callable, a: Array, b: Array, v: Array, log_weights: Array, dense=False, tile: Tile | None = None
 ) -> tuple[Array, Array]:
     """Means and logarithm of the sum over blocks of queries and of keys."""
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (a, b, v, log_weights)))
     num_queries, _ = sizes = a.shape[-2], b.shape[-2]
-    rows, columns = block_sizes(math.prod(batch), *sizes, whole, tile)
+    rows, columns = block_sizes(math.prod(batch), *sizes, dense, tile)
     key_blocks = blocks(b, columns), blocks(v, columns), blocks(log_weights, columns, LOG_ZERO)
     operands = [a, b, v, log_weights]
 
@@ -214,25 +214,25 @@ def tiled_means(
 _MEASURED = (sys.platform, platform.machine()) == ("linux", "x86_64")
 FUSES = _MEASURED and jaxlib.version.__version_info__ >= (0, 10, 2)
 FUSED_WIDTH = 256  # D and C up to which that is faster
-FUSED_MEANS = 2**18  # pairs from which means are fused sums
+ONE_PASS = 2**18  # pairs from which means are fused sums
 # Channels from which tiles are narrower, so that values stay in the cache; and D or C from which a single tile is not
 # fused: its two products of few points are faster without columns for the norms, and without the reduction.
 WIDE = 64
 
 
-def fused_tile_sum(a: Any, b: Any, v: Array) -> Array:
+def tile_sum_by_reduction(a: Any, b: Any, v: Array) -> Array:
     """The same with the second product as a reduction; for `FUSES`, and not to be differentiated."""
-    return fused_sum(jnp.exp2(logits(a, b)), v)
+    return product_by_reduction(jnp.exp2(logits(a, b)), v)
 
 
-def fused_sum(tile: Array, v: Array) -> Array:
+def product_by_reduction(tile: Array, v: Array) -> Array:
     """A tile times values, as a reduction."""
     if v.shape[-1] == 1:
         return (tile * v.mT).sum(-1, keepdims=True)
     return (tile[..., None] * v[..., None, :, :]).sum(-2)
 
 
-def fused_tile(channels: int) -> Tile:
+def reduction_tile(channels: int) -> Tile:
     """The tile of fused products."""
     if channels == 1:
         return Tile(2**21, 2048, 512, 2**20)

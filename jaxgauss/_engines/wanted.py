@@ -19,7 +19,7 @@ class Channels(NamedTuple):
     kernels: tuple[Kernel, ...]
     widths: tuple[int, ...]
 
-    def split(self, *values: Array) -> zip:
+    def by_kernel(self, *values: Array) -> zip:
         """The kernels with their own channels of each array."""
         return zip(self.kernels, *map(self.parts, values), strict=True)
 
@@ -37,7 +37,7 @@ class Channels(NamedTuple):
         `keep` do not count.
         """
         parts, d_values, one = [], [], jnp.ones((1,) * u.ndim, u.dtype)
-        for kernel, v, g_own in self.split(values, g):
+        for kernel, v, g_own in self.by_kernel(values, g):
             tiles = kernel.with_slope(u)
             kappa, psi = tiles if keep is None else (jnp.where(keep, x, 0) for x in tiles)
             d_values.append(dot(g_own.mT, kappa))

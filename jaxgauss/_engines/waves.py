@@ -14,7 +14,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from .._arrays.blocks import scan
-from .._arrays.places import vary_like
+from .._arrays.devices import vary_like
 from .._checks.settings import are_known
 from . import nufft
 from .boxes import Box, outside

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Key
 
-from .._arrays.places import whole
+from .._arrays.devices import replicated
 from .._checks.samples import check_rng_key, check_samples
 from .._checks.settings import Points, working_dtype
 
@@ -124,7 +124,7 @@ def median_heuristic(
 
 @functools.partial(jax.jit, static_argnums=0)
 def _median_tau(dtype: str, points: Array, chosen: Array) -> Array:
-    (points,) = whole(jnp.asarray(points, working_dtype(dtype)))
+    (points,) = replicated(jnp.asarray(points, working_dtype(dtype)))
     x = points[chosen]
     scale = jnp.maximum(jnp.abs(x - x[:1]).max(), jnp.finfo(x.dtype).tiny)  # squares neither overflow nor vanish
     x = (x - x[:1]) / scale

@@ -11,13 +11,13 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from .._arrays.places import vary_alike, whole
+from .._arrays.devices import replicated, vary_alike
 from .._arrays.points import difference_logits
 from .._checks.operands import takes_tau
 from .._checks.samples import check_kernel, check_samples, check_signs
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights, working_dtype
 from .._kernels.kernels import Kernel
-from .._sums.checked import check_still
+from .._sums.checked import check_and_examine
 from .._sums.display import short_repr
 from .._sums.sharded import sum_over_mesh
 from .resampling import check_number
@@ -110,8 +110,8 @@ def kernel_herding(
             " With unique=False a point may be chosen again."
         )
     pairs, dim = len(points) ** 2 * max(1, math.prod(np.shape(tau))), points.shape[1]
-    seen, tau = check_still(settings, tau, pairs, dim, 1, (points,), (weights,))
-    embedding, w = _embedding(replace(seen, grade="highest"), points, tau, weights)
+    seen, tau = check_and_examine(settings, tau, pairs, dim, 1, (points,), (weights,))
+    embedding, w = _embedding(replace(seen, matmul_precision="highest"), points, tau, weights)
     with jax.enable_x64(True):
         return _herding(settings, int(num), bool(unique), points, tau, w, embedding)
 
@@ -120,7 +120,7 @@ def kernel_herding(
 def _embedding(settings: Settings, points, tau, weights) -> tuple[Array, Array]:
     """Μ at the points, (N,), and the weights."""
     dtype = working_dtype(settings.dtype)
-    x, tau = whole(*(lax.stop_gradient(jnp.asarray(z, dtype)) for z in (points, tau)))
+    x, tau = replicated(*(lax.stop_gradient(jnp.asarray(z, dtype)) for z in (points, tau)))
     w = lax.stop_gradient(normalized(settings, weights, x))
     x, tau, w = vary_alike(x, tau, w)
     sums = sum_over_mesh(settings, x, x, w[:, None], tau)
@@ -130,8 +130,8 @@ def _embedding(settings: Settings, points, tau, weights) -> tuple[Array, Array]:
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _herding(settings: Settings, num: int, unique: bool, points, tau, w, embedding) -> Herding:
     operands = (lax.stop_gradient(jnp.asarray(z).astype("float64")) for z in (points, tau, w, embedding))
-    x, tau, w, embedding = vary_alike(*whole(*operands))
-    norm, places = w @ embedding, jnp.arange(len(x), dtype="int32")
+    x, tau, w, embedding = vary_alike(*replicated(*operands))
+    norm, indices = w @ embedding, jnp.arange(len(x), dtype="int32")
 
     def kernel(x: Array, y: Array) -> Array:
         squared = -2 * difference_logits(jnp.ones((1, 1)), x, y)
@@ -140,7 +140,7 @@ def _herding(settings: Settings, num: int, unique: bool, points, tau, w, embeddi
     def choose(state: tuple[Array, ...], step: Array):
         penalty, taken, cross, own = state
         scores = jnp.where(taken, -jnp.inf, embedding - penalty / (step + 1))
-        i = jnp.where(scores == scores.max(), places, len(places)).min()  # `argmax` has no float64 in a float32 `jit`
+        i = jnp.where(scores == scores.max(), indices, len(indices)).min()  # `argmax` has no float64 in a float32 `jit`
         row = kernel(x, x[i][None])[:, 0]
         own = own + 2 * penalty[i] + row[i]  # Σ k of the chosen points
         cross = cross + embedding[i]

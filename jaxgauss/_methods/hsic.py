@@ -10,11 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from .._arrays.places import vary_alike, whole
+from .._arrays.devices import replicated, vary_alike
 from .._checks.operands import as_operand
 from .._checks.samples import check_estimator, check_samples, check_signs, visible
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights, working_dtype
-from .._sums.checked import check_plan, looked_at
+from .._sums.checked import check_plan, examined
 from .._sums.reverse_only import reverse_only
 from .._sums.sharded import everywhere, product_over_mesh, sum_over_mesh
 from .weights import normalized
@@ -88,8 +88,8 @@ def hsic(
     check_quadruples(function, estimator, weights)
     dim = x.shape[1] + y.shape[1]
     check_plan(settings, 1.0, len(x) ** 2 * math.prod(np.size(tau) for tau in taus), dim, 1, x, y)
-    settings = looked_at(settings, tuple(taus), (x, y), values=weights)
-    return _hsic(replace(settings, grade="highest"), estimator, x, y, *taus, weights)
+    settings = examined(settings, tuple(taus), (x, y), values=weights)
+    return _hsic(replace(settings, matmul_precision="highest"), estimator, x, y, *taus, weights)
 
 
 def check_pairs(
@@ -139,7 +139,7 @@ def check_quadruples(function: str, estimator: str, weights: Any) -> None:
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _hsic(settings: Settings, estimator: str, x, y, tau_x, tau_y, weights) -> Array:
     dtype, num = working_dtype(settings.dtype), len(x)
-    x, y, tau_x, tau_y = whole(*(jnp.asarray(z, dtype) for z in (x, y, tau_x, tau_y)))
+    x, y, tau_x, tau_y = replicated(*(jnp.asarray(z, dtype) for z in (x, y, tau_x, tau_y)))
     a = normalized(settings, weights, x)
     x, y, tau_x, tau_y, a = reverse_only(settings.function, *vary_alike(x, y, tau_x, tau_y, a))
     x, y, a = everywhere(settings, x, y, a[:, None])

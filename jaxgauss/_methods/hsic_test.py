@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Key
 
-from .._arrays.places import whole
+from .._arrays.devices import replicated
 from .._checks.samples import check_estimator, check_rng_key
 from .._checks.settings import MeshOnly, Points, Settings, Taus, working_dtype
 from .._sums.display import refuse_progress_in_a_trace
@@ -147,7 +147,7 @@ class _Forms(NamedTuple):
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _centered(settings: Settings, design: Resamplings, x, y, tau_x, tau_y) -> tuple[_Side, _Side]:
     operands = (jnp.asarray(lax.stop_gradient(jnp.asarray(z)), "float64") for z in (x, y, tau_x, tau_y))
-    x, y, tau_x, tau_y = whole(*operands)
+    x, y, tau_x, tau_y = replicated(*operands)
     return _side(settings, design, x, tau_x.reshape(-1)), _side(settings, design, y, tau_y.reshape(-1))
 
 

@@ -15,7 +15,7 @@ from .._checks.operands import takes_tau
 from .._checks.samples import check_kernel, check_samples, check_signs
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights, working_dtype
 from .._kernels.kernels import Kernel
-from .._sums.checked import check_plan, looked_at
+from .._sums.checked import check_plan, examined
 from .._sums.kernel_mean import as_logs
 from .._sums.log_gauss_sum import methods_of_logs
 from .._sums.sharded import log_sum_over_mesh, relative_sum_over_mesh
@@ -125,7 +125,7 @@ def _check(
     settings = as_logs(settings)
     pairs = points.shape[0] * samples.shape[0] * math.prod(np.shape(tau))
     tau = check_plan(settings, tau, pairs, points.shape[1], 1, samples, points)
-    return looked_at(settings, tau, points, samples, weights, slopes=slopes, logs=True), tau
+    return examined(settings, tau, points, samples, weights, slopes=slopes, logs=True), tau
 
 
 def check_integral(function: str, kernel: Kernel, dim: int) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Key
 
-from .._arrays.places import whole
+from .._arrays.devices import replicated
 from .._checks.operands import as_operand, takes_tau
 from .._checks.samples import check_estimator, check_kernel, check_rng_key, check_samples, check_scores
 from .._checks.settings import MeshOnly, MeshOptions, Points, Settings, Taus, working_dtype
@@ -138,7 +138,7 @@ class _Forms(NamedTuple):
 @jax.jit
 def _sample(points, scores, tau) -> _Sample:
     operands = (jnp.asarray(lax.stop_gradient(jnp.asarray(z)), "float64") for z in (points, scores, tau))
-    points, scores, tau = whole(*operands)
+    points, scores, tau = replicated(*operands)
     groups = grouped(points, tau.reshape(-1))
     return _Sample(groups, in_groups(scores, groups.there), tau.reshape(-1))
 

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from .._arrays.places import has_cuda, whole
+from .._arrays.devices import has_cuda, replicated
 from .._arrays.points import LOG_ZERO
 from .._checks.operands import check_operands
 from .._checks.samples import check_kernel, check_samples, check_signs
@@ -52,7 +52,7 @@ def leave_one_out_tau(
     progress: bool = False,
     **options: Unpack[Options],
 ) -> BandwidthSearch:
-    """Bandwidth of a kernel density estimate or regression by leaving one point out, all candidates in one batch.
+    """Tau of a kernel density estimate or regression by leaving one point out, all candidates in one batch.
 
     The mean of log p_{-i}(x_i), where p_{-i} is the estimate from all points but x_i; or with values the mean of
     -‖v_i - m_{-i}(x_i)‖², where m_{-i} is the `kernel_mean` of all others. No point is subtracted from a sum
@@ -130,16 +130,16 @@ def leave_one_out_tau(
 
 @functools.partial(jax.jit, static_argnums=0)
 def _search(settings: Settings, points, taus, weights, values) -> BandwidthSearch:
-    (x,) = whole(jnp.asarray(points, working_dtype(settings.dtype)))
+    (x,) = replicated(jnp.asarray(points, working_dtype(settings.dtype)))
     taus = _candidates(settings, x) if taus is None else taus
-    operands = whole(x, jnp.asarray(taus, x.dtype), normalized(settings, weights, x))
+    operands = replicated(x, jnp.asarray(taus, x.dtype), normalized(settings, weights, x))
     x, taus, w = reverse_only(settings.function, *operands)
     if values is None:
         logs, _ = _over_others(settings, x, log_or_zero(w), taus, None)  # (T, N)
         others = jnp.log1p(-jnp.minimum(w, 1 - jnp.finfo(w.dtype).eps))
         each = logs + log_factor(settings.kernel, taus, x.shape[1])[:, None] - others[None]
     else:
-        (v,) = reverse_only(settings.function, *whole(jnp.asarray(values, x.dtype).reshape(len(x), -1)))
+        (v,) = reverse_only(settings.function, *replicated(jnp.asarray(values, x.dtype).reshape(len(x), -1)))
         means: Any = _over_others(settings, x, log_or_zero(w), taus, v)[1]  # (T, N, C)
         each = -jnp.square(v[None] - means).sum(-1)
     scores = (w[None] * each).sum(-1)
@@ -148,7 +148,7 @@ def _search(settings: Settings, points, taus, weights, values) -> BandwidthSearc
 
 @functools.partial(jax.jit, static_argnums=0)
 def _candidates(settings: Settings, points) -> Array:
-    (x,) = whole(lax.stop_gradient(jnp.asarray(points, working_dtype(settings.dtype))))
+    (x,) = replicated(lax.stop_gradient(jnp.asarray(points, working_dtype(settings.dtype))))
     variance = x.var(0).mean()
     variance = jnp.where(variance > 1e-30, variance, 1)  # of equal points: any bandwidth will do, if it is finite
     return len(x) ** (2 / (x.shape[1] + 4)) / variance * 2 ** jnp.linspace(-4, 12, 25, dtype=x.dtype)

@@ -12,12 +12,12 @@ from jax import lax
 from jax.scipy.sparse.linalg import cg
 from jaxtyping import Array, Float, Int
 
-from .._arrays.places import vary_alike, whole
+from .._arrays.devices import replicated, vary_alike
 from .._arrays.points import center
 from .._checks.operands import takes_tau
 from .._checks.samples import check_samples, check_signs
 from .._checks.settings import MeshOptions, Points, Settings, Weights, working_dtype
-from .._sums.checked import check_plan, looked_at
+from .._sums.checked import check_plan, examined
 from .._sums.display import progress_bar, refuse_progress_in_a_trace, short_repr
 from .._sums.kernel_mean import as_logs, means_over_mesh
 from .._sums.log_gauss_sum import METHODS
@@ -116,7 +116,7 @@ def mean_shift(
     if not 0 < tol < math.inf:
         raise ValueError(f"`jaxgauss.{function}`: `tol` must be positive; got {tol}. It is a part of a bandwidth.")
     tau = check_plan(settings, tau, points.shape[0] * data.shape[0], data.shape[1], data.shape[1], points, data)
-    settings = looked_at(
+    settings = examined(
         settings, tau, points, data, weights, logs=True
     )  # points on their way are no farther from the data
     if not progress:
@@ -149,7 +149,7 @@ class _State(NamedTuple):
 @functools.partial(jax.jit, static_argnums=0)
 def _begun(settings: Settings, points, data, tau, weights) -> _State:
     operands = (jnp.asarray(x, working_dtype(settings.dtype)) for x in (points, data, tau))
-    points, data, tau = whole(*operands)
+    points, data, tau = replicated(*operands)
     log_weights = log_or_zero(normalized(settings, weights, data))
     points, data, tau, log_weights = vary_alike(points, data, tau, log_weights)
     shift = jnp.full_like(tau, jnp.inf)

@@ -8,14 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from .._arrays.places import has_cuda
+from .._arrays.devices import has_cuda
 from .._arrays.points import unbroadcast
 from .._checks.operands import takes_tau
 from .._checks.samples import check_balance, check_distinct_pairs, check_estimator, check_kernel, check_samples
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights, are_known
 from .._kernels.kernels import Kernel
-from .._sums.checked import check_still
-from .._sums.moments import Reduction, as_gaussians, by_reach, prepare, shares_of
+from .._sums.checked import check_and_examine
+from .._sums.moments import Reduction, as_gaussians, prepare, shares_of, with_reduction
 from .units import in_own_unit
 from .weights import distinct_pairs_factor, weights_or_mean
 
@@ -106,7 +106,7 @@ def checked_mmd(function, kernel, x, y, tau, weights, estimator, y_norm_squared,
     check_balance(function, kernel, **weights)
     check_distinct_pairs(function, estimator, weights)
     num = x.shape[0] + y.shape[0]
-    settings, tau = check_still(
+    settings, tau = check_and_examine(
         settings, tau, x.shape[0] * num, x.shape[1], x.shape[1] + 2, (x, y), (*weights.values(),)
     )
     return _mmd_squared(settings, estimator, x, y, tau, *weights.values(), y_norm_squared)
@@ -159,7 +159,7 @@ def embedding_norm_squared(
         min_points=smallest,
         kernel=check_kernel("embedding_norm_squared", kernel),
     )
-    settings, tau = check_still(
+    settings, tau = check_and_examine(
         settings, tau, points.shape[0] ** 2, points.shape[1], points.shape[1] + 2, (points,), (weights,)
     )
     check_distinct_pairs("embedding_norm_squared", estimator, {"weights": weights})
@@ -226,7 +226,7 @@ def _form(settings: Settings, with_y: bool, tau: Array, shares: Array | None, x:
     def value(reduction: Reduction, points: tuple[Array, Array], tau: Array, *others: Array) -> Array:
         return _by_x(reduction, tau, *_sides(points, *others), with_y, slopes=False)[0]
 
-    return by_reach(settings, value, (x.points, y.points), tau, *x[1:], *y[1:], shares=shares, slopes=False)
+    return with_reduction(settings, value, (x.points, y.points), tau, *x[1:], *y[1:], shares=shares, slopes=False)
 
 
 def _form_forward(settings: Settings, with_y: bool, tau, shares, x, y):
@@ -248,7 +248,7 @@ def _form_forward(settings: Settings, with_y: bool, tau, shares, x, y):
 
     one_moves = not ((tau_moves or x_moves) and (tau_moves or y_moves))
     operands = (x.points, y.points), tau, *x[1:], *y[1:]
-    value, (d_tau, d_x, d_y) = by_reach(
+    value, (d_tau, d_x, d_y) = with_reduction(
         settings,
         value_and_gradients,
         *operands,

@@ -19,7 +19,7 @@ from .._kernels.kernels import Kernel
 from .._sums.checked import check_plan
 from .._sums.chunks import give_back
 from .._sums.display import progress_bar, short_repr
-from .._sums.moments import Reduction, as_gaussians, bandwidth_mean, by_reach, prepare
+from .._sums.moments import Reduction, as_gaussians, bandwidth_mean, prepare, with_reduction
 from .._sums.streamed import gauss_sum_streamed
 
 WHERE = "`jaxgauss.mmd_estimate`"
@@ -152,7 +152,7 @@ def _in_memory(settings: Settings, estimator: str, x, y, tau) -> MMDEstimate:
         x, y = samples
         return [row(x, a, y, b), row(y, b, x, a)]
 
-    found = by_reach(settings, rows, (x, y), tau, a, b, slopes=False)
+    found = with_reduction(settings, rows, (x, y), tau, a, b, slopes=False)
     return _of_rows(dtype, *(bandwidth_mean(row, tau, shares) for row in found))
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Key
 
-from .._arrays.places import expected_platform, whole
+from .._arrays.devices import expected_platform, replicated
 from .._checks.operands import takes_tau
 from .._checks.samples import check_estimator, check_kernel, check_rng_key, check_samples
 from .._checks.settings import MeshOptions, Points, Settings, Taus, working_dtype
@@ -141,7 +141,7 @@ class _Pool(NamedTuple):
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _pooled(settings: Settings, design: Design, x, y, tau) -> _Pool:
     dtype = np.dtype("float64") if design.exact else working_dtype(settings.dtype)
-    x, y, tau = whole(*(jnp.asarray(lax.stop_gradient(jnp.asarray(z)), dtype) for z in (x, y, tau)))
+    x, y, tau = replicated(*(jnp.asarray(lax.stop_gradient(jnp.asarray(z)), dtype) for z in (x, y, tau)))
     points = jnp.concatenate([x, y])
     if not design.exact:
         return _Pool(points, tau, None, None)

@@ -15,7 +15,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
-from .._arrays.places import vary_alike, vary_like
+from .._arrays.devices import vary_alike, vary_like
 from .._arrays.points import center, difference_logits
 from .._checks.settings import Settings, axis_names
 

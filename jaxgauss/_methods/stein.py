@@ -12,8 +12,8 @@ from .._checks.operands import takes_tau
 from .._checks.samples import check_distinct_pairs, check_estimator, check_kernel, check_samples, check_scores
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights
 from .._kernels.kernels import GAUSS, Kernel
-from .._sums.checked import check_still
-from .._sums.moments import Reduction, as_gaussians, bandwidth_mean, by_reach, prepare
+from .._sums.checked import check_and_examine
+from .._sums.moments import Reduction, as_gaussians, bandwidth_mean, prepare, with_reduction
 from .weights import distinct_pairs_factor, weights_or_mean
 
 
@@ -90,7 +90,7 @@ def ksd_squared(
     check_scores("ksd_squared", "points", points, scores)
     check_distinct_pairs("ksd_squared", estimator, given)
     num, dim = points.shape
-    settings, tau = check_still(settings, tau, num * num, dim, 2 * dim + 1, (points,))
+    settings, tau = check_and_examine(settings, tau, num * num, dim, 2 * dim + 1, (points,))
     return _ksd_squared(settings, estimator, points, scores, tau, weights)
 
 
@@ -114,7 +114,9 @@ def _ksd_squared(settings: Settings, estimator: str, points, scores, tau, weight
         stein = s * (sums.sums - 2 * tau[..., None, None] * sums.slopes)
         return (a * stein).sum((-2, -1)) + tau * sums.trace
 
-    value = by_reach(settings, function, (x,), tau, s, a, slopes=False, second_order=True, one_sign=weights is None)
+    value = with_reduction(
+        settings, function, (x,), tau, s, a, slopes=False, second_order=True, one_sign=weights is None
+    )
     if estimator == "unbiased":
         own = settings.kernel.at_zero * jnp.square(s).sum(-1, keepdims=True)
         own = jnp.square(a) * (own + settings.kernel.slope.at_zero * tau[..., None, None] * x.shape[-1])

@@ -13,9 +13,9 @@ from .._checks.operands import takes_tau
 from .._checks.samples import check_kernel, check_samples, check_scores
 from .._checks.settings import MeshOptions, Points, Settings, Taus, working_dtype
 from .._kernels.kernels import Kernel
-from .._sums.checked import check_still
+from .._sums.checked import check_and_examine
 from .._sums.display import short_repr
-from .._sums.moments import Reduction, as_gaussians, by_reach, prepare, shares_of
+from .._sums.moments import Reduction, as_gaussians, prepare, shares_of, with_reduction
 from .bandwidth import median_heuristic
 
 
@@ -70,7 +70,7 @@ def svgd_direction(
     settings = check_samples("svgd_direction", samples, tau, options, kernel=kernel)
     check_scores("svgd_direction", "particles", particles, scores)
     num, dim = particles.shape
-    settings, tau = check_still(settings, tau, num * num, dim, dim + 1, (particles,), slopes=True)
+    settings, tau = check_and_examine(settings, tau, num * num, dim, dim + 1, (particles,), slopes=True)
     return _direction(settings, particles, scores, tau)
 
 
@@ -85,7 +85,7 @@ def _direction(settings: Settings, particles: Array, scores: Array, tau: Array) 
         weights = jnp.full((*x.shape[:-1], 1), -1 / num, x.dtype) * tau[..., None, None]
         return reduction(x, x, weights, tau, shifts=s / num).slopes  # Σ Φ (s_j - τ (x_j - x_i)) / N
 
-    found = by_reach(settings, function, (x,), tau, s, shares=shares_of(tau, shares), one_sign=True)
+    found = with_reduction(settings, function, (x,), tau, s, shares=shares_of(tau, shares), one_sign=True)
     return found.reshape(particles.shape).astype(settings.dtype)
 
 

@@ -4,7 +4,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from .._arrays.places import whole
+from .._arrays.devices import replicated
 from .._checks.settings import Settings, working_dtype
 from .._kernels.profiles import Energy
 
@@ -18,7 +18,7 @@ def in_own_unit(settings: Settings, *points: Array) -> tuple[Array, tuple[Array,
     points = tuple(jnp.asarray(x, dtype) for x in points)
     if not isinstance(settings.kernel.profile, Energy):
         return jnp.ones((), dtype), points
-    sizes = [jnp.abs(x).max() for x in whole(*(lax.stop_gradient(x) for x in points)) if x.size]
+    sizes = [jnp.abs(x).max() for x in replicated(*(lax.stop_gradient(x) for x in points)) if x.size]
     largest = jnp.stack(sizes).max()
     exponent = jnp.round(jnp.log2(jnp.where(largest > 0, largest, 1)))
     unit = jnp.where(jnp.isfinite(largest), jnp.ldexp(jnp.ones((), dtype), exponent.astype("int32")), jnp.nan)

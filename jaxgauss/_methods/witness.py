@@ -11,8 +11,8 @@ from .._checks.operands import takes_tau
 from .._checks.samples import check_balance, check_kernel, check_samples
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights
 from .._kernels.kernels import Kernel
-from .._sums.checked import check_still
-from .._sums.moments import Reduction, as_gaussians, by_reach, prepare, shares_of
+from .._sums.checked import check_and_examine
+from .._sums.moments import Reduction, as_gaussians, prepare, shares_of, with_reduction
 from .weights import weights_or_mean
 
 
@@ -62,7 +62,7 @@ def mmd_witness(
         "mmd_witness", samples, tau, options, weights=weights, may_be_empty="points", kernel=kernel
     )
     num = x.shape[0] + y.shape[0]
-    settings, tau = check_still(settings, tau, points.shape[0] * num, x.shape[1], x.shape[1] + 1, (x, y, points))
+    settings, tau = check_and_examine(settings, tau, points.shape[0] * num, x.shape[1], x.shape[1] + 1, (x, y, points))
     return _witness(settings, False, points, x, y, tau, x_weights, y_weights)[0]
 
 
@@ -112,7 +112,7 @@ def mmd_flow_velocity(
     check_balance("mmd_flow_velocity", kernel, x_weights=x_weights, y_weights=y_weights)
     settings = check_samples("mmd_flow_velocity", {"x": x, "y": y}, tau, options, weights=weights, kernel=kernel)
     num = x.shape[0] + y.shape[0]
-    settings, tau = check_still(
+    settings, tau = check_and_examine(
         settings, tau, x.shape[0] * num, x.shape[1], x.shape[1] + 1, (x, y), (x_weights, y_weights), slopes=True
     )
     return _witness(settings, True, x, x, y, tau, x_weights, y_weights)[1]
@@ -134,5 +134,5 @@ def _witness(settings: Settings, slopes: bool, points, x, y, tau, x_weights, y_w
         return at.mass[..., 0], -tau[..., None, None] * at.slopes
 
     shares, every = shares_of(tau, shares), (points, x, y)
-    found = by_reach(settings, function, every, tau, a, b, shares=shares, weights=weights, slopes=slopes)
+    found = with_reduction(settings, function, every, tau, a, b, shares=shares, weights=weights, slopes=slopes)
     return tuple(z.reshape(z.shape[tau.ndim :]).astype(settings.dtype) for z in found)  # type: ignore[return-value]

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .._arrays.places import has_cuda
+from .._arrays.devices import has_cuda
 from .._engines import bridge, costs, nufft
 from .._engines.boxes import box
 from .._engines.costs import in_turns

@@ -8,12 +8,12 @@ import jax
 import jax.core
 import numpy as np
 
-from .._arrays.places import expected_platform
+from .._arrays.devices import expected_platform
 from .._checks.operands import as_operand, check_names, check_operands, check_tau
-from .._checks.settings import Settings, are_known, matmul_grade, methods_of, working_dtype
+from .._checks.settings import Settings, are_known, matmul_precision, methods_of, working_dtype
 from .._engines import costs
-from .._engines.plan import Plan, kernel_plan, sizes
-from .._engines.reach import looked_at
+from .._engines.near import examined
+from .._engines.plan import Plan, plan, sizes
 
 TAUS = float | int | jax.Array | np.ndarray | np.generic
 
@@ -31,7 +31,7 @@ def checked(
     if not are_arrays or not isinstance(tau, TAUS) or isinstance(tau, jax.core.Tracer):
         return _checked(asked, methods, platform, *operands, tau)
     config: Any = jax.config
-    modes = matmul_grade(), config.jax_enable_x64, config.jax_numpy_dtype_promotion
+    modes = matmul_precision(), config.jax_enable_x64, config.jax_numpy_dtype_promotion
     shapes = ((x.shape, x.dtype) for x in operands)
     settings, chosen = _remembered(asked, methods, platform, modes, getattr(tau, "shape", ()), *shapes)
     check_tau(f"`jaxgauss.{asked.function}`", tau, working_dtype(settings.dtype))
@@ -51,17 +51,17 @@ def _checked(
 ) -> tuple[Settings, Plan]:
     check_names(asked.function, asked.method, asked.precision, asked.backend, methods)
     dtype = check_operands(asked.function, queries, keys, values, tau)
-    settings = replace(asked, dtype=dtype, grade=asked.grade or matmul_grade())
-    return settings, kernel_plan(settings, platform, *sizes(queries, keys, values, tau))
+    settings = replace(asked, dtype=dtype, matmul_precision=asked.matmul_precision or matmul_precision())
+    return settings, plan(settings, platform, *sizes(queries, keys, values, tau))
 
 
 def check_plan(settings: Settings, tau: Any, pairs: int, dim: int, channels: int, *arrays: Any) -> Any:
     """Raise ValueError if what was asked for by name cannot run there; return τ as JAX may take it."""
-    kernel_plan(settings, expected_platform(*arrays), pairs, dim, channels)
+    plan(settings, expected_platform(*arrays), pairs, dim, channels)
     return as_operand(tau, settings.dtype)
 
 
-def check_still(
+def check_and_examine(
     settings: Settings,
     tau: Any,
     pairs: int,
@@ -80,8 +80,8 @@ def check_still(
     if any(x is not None for x in weights) and are_known(*(x.shape[0] for x in points)):
         alike = (np.full(len(x), 1 / max(1, len(x)), "float32") for x in points)
         values = tuple(x if w is None else w for x, w in zip(alike, weights, strict=True))
-        return looked_at(settings, tau, points, values=values, slopes=slopes), chosen
-    return looked_at(settings, tau, points, slopes=slopes), chosen
+        return examined(settings, tau, points, values=values, slopes=slopes), chosen
+    return examined(settings, tau, points, slopes=slopes), chosen
 
 
 def forget() -> None:

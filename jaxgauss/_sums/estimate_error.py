@@ -9,11 +9,11 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Key
 
-from .._arrays.places import whole
+from .._arrays.devices import replicated
 from .._arrays.points import align
 from .._checks.operands import check_operands, takes_tau
 from .._checks.samples import check_rng_key
-from .._checks.settings import Bandwidth, Keys, Queries, Settings, Values, working_dtype
+from .._checks.settings import Keys, Queries, Settings, Tau, Values, working_dtype
 from .._engines.radial import difference_sums
 from .._engines.wanted import Channels
 from .._kernels.kernels import GAUSS
@@ -49,7 +49,7 @@ def estimate_error(
     queries: Queries,
     keys: Keys,
     values: Values,
-    tau: Bandwidth = 1.0,
+    tau: Tau = 1.0,
     *,
     rng_key: Key[Array, ""],
     num_queries: int = 128,
@@ -112,14 +112,14 @@ def estimate_error(
     if num_queries < total:
         chosen = jax.random.choice(rng_key, total, (num_queries,), replace=False)
     work = working_dtype(dtype)
-    queries, keys, values = whole(*(lax.stop_gradient(jnp.asarray(x)) for x in (queries, keys, values)))
+    queries, keys, values = replicated(*(lax.stop_gradient(jnp.asarray(x)) for x in (queries, keys, values)))
     queries, tau = jnp.take(queries, chosen, axis=-2), lax.stop_gradient(tau)
     if sums is None:
         found = gauss_sum(queries, keys, values, tau, method=method, precision=precision, backend=backend)
     else:
-        (sums,) = whole(lax.stop_gradient(jnp.asarray(sums)))
+        (sums,) = replicated(lax.stop_gradient(jnp.asarray(sums)))
         found = jnp.take(sums, chosen, axis=-1 if weights else -2)
-    q, k, v, t, s = whole(*(jnp.asarray(x, work) for x in (queries, keys, values, tau, found)))
+    q, k, v, t, s = replicated(*(jnp.asarray(x, work) for x in (queries, keys, values, tau, found)))
     if weights:
         v, s = v[:, None], s[..., None]
     return _estimate(total, dtype, *align(q, k, v, t), lax.expand_dims(s, range(len(leading) + 2 - s.ndim)))

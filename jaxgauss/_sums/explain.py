@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from .._arrays.places import whole
-from .._arrays.points import align, scaled_points, shared, squared_reach, with_norms
+from .._arrays.devices import replicated
+from .._arrays.points import align, scaled_points, shared, squared_radius, with_norms
 from .._checks.operands import takes_tau
-from .._checks.settings import Bandwidth, Keys, Queries, Settings, Values, working_dtype
+from .._checks.settings import Keys, Queries, Settings, Tau, Values, working_dtype
 from .._engines import bridge
 from .._engines.attention import kernel_of
 from .._engines.blocked import blocked_sum
@@ -34,7 +34,7 @@ def explain(
     queries: Queries | jax.ShapeDtypeStruct,
     keys: Keys | jax.ShapeDtypeStruct,
     values: Values | jax.ShapeDtypeStruct,
-    tau: Bandwidth = 1.0,
+    tau: Tau = 1.0,
     *,
     kernel: str | Kernel = "gauss",
     method: str = "auto",
@@ -78,13 +78,15 @@ def explain(
     work = working_dtype(settings.dtype)
     given = isinstance(values, jax.Array | np.ndarray) and not isinstance(values, jax.core.Tracer)
     v = jnp.asarray(values, work) if given else jnp.ones(keys.shape[-2], work)
-    q, k, v, t = align(*whole(*(jnp.asarray(x, work) for x in (queries, keys, v[:, None] if v.ndim == 1 else v, tau))))
+    q, k, v, t = align(
+        *replicated(*(jnp.asarray(x, work) for x in (queries, keys, v[:, None] if v.ndim == 1 else v, tau)))
+    )
     if 0 in (*q.shape, *k.shape, *v.shape):
         return chosen
     by_waves = _by_waves(settings, chosen, q, k, v, t)
     if by_waves is not None:
         return by_waves
-    reach = float(squared_reach(*with_norms(*scaled_points(q, k, t))))
+    reach = float(squared_radius(*with_norms(*scaled_points(q, k, t))))
     far = f"points lie {math.sqrt(reach):.0f} bandwidths from their center, farther than {chosen.precision} reaches"
     if not chosen.native:
         return _by_attention(chosen, far, q, k, v, t, sizes(queries, keys, values, tau))
@@ -136,7 +138,7 @@ def _by_attention(chosen: Plan, far: str, q: Array, k: Array, v: Array, tau: Arr
     if isinstance(kernel, str):
         return chosen
     points = scaled_points(q, k, tau, base_2=False, every=kernel.half)
-    reach = trust.squared_reach(*points)
+    reach = trust.squared_radius(*points)
     is_far = reach > min(chosen.reach, trust.REACH[chosen.method][chosen.precision])
     if not is_far and not (kernel.half and trust.doubtful(chosen.method, kernel, points, _largest(q, k, v, tau))):
         return chosen

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from .._arrays.places import vary_alike, whole
+from .._arrays.devices import replicated, vary_alike
 from .._arrays.points import align
 from .._checks.operands import as_operand, check_tolerance, takes_tau
-from .._checks.settings import Bandwidth, Keys, Queries, Settings, Sums, Values, working_dtype
+from .._checks.settings import Keys, Queries, Settings, Sums, Tau, Values, working_dtype
+from .._engines.near import examined
 from .._engines.plan import Plan, warn_once
-from .._engines.reach import looked_at
 from .checked import checked
 from .forward_mode import sum_in_both_modes
 from .reverse_only import reverse_only
@@ -23,7 +23,7 @@ def gauss_sum(
     queries: Queries,
     keys: Keys,
     values: Values,
-    tau: Bandwidth = 1.0,
+    tau: Tau = 1.0,
     *,
     method: str = "auto",
     precision: str = "auto",
@@ -113,7 +113,7 @@ def gauss_sum(
     check_tolerance("gauss_sum", method, tolerance)
     asked = Settings(method, precision, backend, forward_mode=bool(forward_mode), tolerance=tolerance)
     settings, chosen = checked(asked, queries, keys, values, tau)
-    return checked_gauss_sum(looked_at(settings, tau, queries, keys, values), chosen, queries, keys, values, tau)
+    return checked_gauss_sum(examined(settings, tau, queries, keys, values), chosen, queries, keys, values, tau)
 
 
 def checked_gauss_sum(settings: Settings, chosen: Plan, queries, keys, values, tau) -> Array:
@@ -125,16 +125,16 @@ def checked_gauss_sum(settings: Settings, chosen: Plan, queries, keys, values, t
 
 @functools.partial(jax.jit, static_argnums=0)
 def _checked_sum(settings: Settings, *operands: Array) -> Array:
-    return wide_sum(settings, *operands).astype(settings.dtype)
+    return unrounded_gauss_sum(settings, *operands).astype(settings.dtype)
 
 
-def wide_sum(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array) -> Array:
+def unrounded_gauss_sum(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array) -> Array:
     """Everything between the checks and the custom rule: one dtype, one rank, one way of varying over a mesh.
 
     The sum is in the working dtype: partial sums may be added to it.
     """
     dtype = working_dtype(settings.dtype)
-    queries, keys, values, tau = whole(*(jnp.asarray(x, dtype) for x in (queries, keys, values, tau)))
+    queries, keys, values, tau = replicated(*(jnp.asarray(x, dtype) for x in (queries, keys, values, tau)))
     weights = values.ndim == 1
     operands = vary_alike(*align(queries, keys, values[:, None] if weights else values, tau))
     if settings.forward_mode:

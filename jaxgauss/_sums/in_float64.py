@@ -13,9 +13,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from .._arrays.places import vary_like
+from .._arrays.devices import vary_like
 from .._checks.settings import Settings, working_dtype
-from .._engines.reach import one_of_two
+from .._engines.near import one_of_two
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))

@@ -9,22 +9,22 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from .._arrays.places import vary_alike, whole
+from .._arrays.devices import replicated, vary_alike
 from .._arrays.points import LOG_ZERO, align
 from .._checks.operands import as_operand, check_weights, takes_tau
 from .._checks.samples import check_kernel, check_options
 from .._checks.settings import (
-    Bandwidth,
     Keys,
     MeshOptions,
     Queries,
     Settings,
     Sums,
+    Tau,
     Values,
     axis_names,
     working_dtype,
 )
-from .._engines.reach import looked_at
+from .._engines.near import examined
 from .._kernels.kernels import GAUSS, Kernel
 from .checked import checked
 from .in_float64 import in_float64, near_for_each
@@ -46,7 +46,7 @@ def kernel_mean(
     queries: Queries,
     keys: Keys,
     values: Values,
-    tau: Bandwidth = 1.0,
+    tau: Tau = 1.0,
     *,
     kernel: str | Kernel = "gauss",
     log_weights: LogWeights = None,
@@ -118,7 +118,7 @@ def means_and_logs(
             f" {keys.shape}. There is no mean of nothing."
         )
     given = None if log_weights is None else weights_of(log_weights[..., None])
-    settings = looked_at(as_logs(settings), tau, queries, keys, given, logs=True)
+    settings = examined(as_logs(settings), tau, queries, keys, given, logs=True)
     if log_weights is None:
         log_weights = jnp.zeros(keys.shape[-2:-1], working_dtype(settings.dtype))
     return _checked_mean(settings, queries, keys, values, log_weights, as_operand(tau, settings.dtype))
@@ -126,7 +126,7 @@ def means_and_logs(
 
 def as_logs(settings: Settings) -> Settings:
     """The settings of what is made of logarithms: float32 unless asked otherwise."""
-    return replace(settings, grade="highest")
+    return replace(settings, matmul_precision="highest")
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -141,7 +141,7 @@ def means_over_mesh(
 ) -> tuple[Array, Array]:
     """Σ_n P_mn v_n (…, M, C) and log Σ_n w_n Φ (…, M, 1) in the working dtype, over the mesh if there is one."""
     dtype = working_dtype(settings.dtype)
-    operands = whole(*(jnp.asarray(x, dtype) for x in (queries, keys, values, log_weights[..., None], tau)))
+    operands = replicated(*(jnp.asarray(x, dtype) for x in (queries, keys, values, log_weights[..., None], tau)))
     queries, keys, values, log_weights, tau = reverse_only(settings.function, *vary_alike(*operands))
     rank = max(queries.ndim, keys.ndim, values.ndim, log_weights.ndim, tau.ndim + 2)
     log_weights = jnp.maximum(lax.expand_dims(log_weights, range(rank - log_weights.ndim)), LOG_ZERO)

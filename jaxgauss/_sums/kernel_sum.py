@@ -7,19 +7,19 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from .._arrays.places import vary_alike, whole
+from .._arrays.devices import replicated, vary_alike
 from .._arrays.points import align, center
 from .._checks.operands import as_operand, takes_tau
-from .._checks.settings import Bandwidth, Keys, Queries, Settings, Sums, Values, working_dtype
+from .._checks.settings import Keys, Queries, Settings, Sums, Tau, Values, working_dtype
 from .._engines.dispatch import uses_mixture
+from .._engines.near import examined
 from .._engines.plan import of_gaussians
-from .._engines.reach import looked_at
 from .._engines.wanted import Channels
 from .._kernels.kernels import GAUSS, Kernel, as_kernel
 from .._kernels.mixtures import Mixture
 from .checked import checked
 from .forward_mode import radial_sum_in_both_modes
-from .gauss_sum import checked_gauss_sum, wide_sum
+from .gauss_sum import checked_gauss_sum, unrounded_gauss_sum
 from .reverse_only import reverse_only
 from .rules import radial_sum
 
@@ -29,7 +29,7 @@ def kernel_sum(
     queries: Queries,
     keys: Keys,
     values: Values,
-    tau: Bandwidth = 1.0,
+    tau: Tau = 1.0,
     *,
     kernel: str | Kernel = "gauss",
     method: str = "auto",
@@ -105,7 +105,7 @@ def kernel_sum(
     function = "kernel_sum" if kernel != GAUSS else "gauss_sum"
     asked = Settings(method, precision, backend, function=function, forward_mode=bool(forward_mode), kernel=kernel)
     settings, chosen = checked(asked, queries, keys, values, tau)
-    settings = looked_at(settings, tau, queries, keys, values)
+    settings = examined(settings, tau, queries, keys, values)
     if kernel == GAUSS:
         return checked_gauss_sum(settings, chosen, queries, keys, values, tau)
     return _checked_sum(settings, queries, keys, values, as_operand(tau, settings.dtype))
@@ -113,15 +113,15 @@ def kernel_sum(
 
 @functools.partial(jax.jit, static_argnums=0)
 def _checked_sum(settings: Settings, *operands: Array) -> Array:
-    return wide_kernel_sum(settings, *operands).astype(settings.dtype)
+    return unrounded_kernel_sum(settings, *operands).astype(settings.dtype)
 
 
-def wide_kernel_sum(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array) -> Array:
-    """`wide_sum`, of the settings' kernel."""
+def unrounded_kernel_sum(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array) -> Array:
+    """`unrounded_gauss_sum`, of the settings' kernel."""
     if settings.kernel == GAUSS:
-        return wide_sum(settings, queries, keys, values, tau)
+        return unrounded_gauss_sum(settings, queries, keys, values, tau)
     dtype = working_dtype(settings.dtype)
-    queries, keys, values, tau = whole(*(jnp.asarray(x, dtype) for x in (queries, keys, values, tau)))
+    queries, keys, values, tau = replicated(*(jnp.asarray(x, dtype) for x in (queries, keys, values, tau)))
     weights = values.ndim == 1
     operands = vary_alike(*align(queries, keys, values[:, None] if weights else values, tau))
     found = uses_mixture(settings, *operands)
@@ -141,7 +141,7 @@ def _sum_of_gaussians(
 ) -> Array:
     """Σ_j w_j Σ_n exp(-τ s_j/2 ‖q_m - k_n‖²) v_n: one batch of Gauss sums over shared points."""
     taus, weights, factor, constant = as_bandwidths(found, tau, queries, keys)
-    sums = wide_sum(of_gaussians(settings), queries[None], keys[None], values[None], taus)
+    sums = unrounded_gauss_sum(of_gaussians(settings), queries[None], keys[None], values[None], taus)
     total = jnp.tensordot(weights, sums, 1) - constant * values.sum(-2, keepdims=True)
     return factor[..., None, None] * total
 

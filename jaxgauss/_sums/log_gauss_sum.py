@@ -10,15 +10,15 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from .._arrays.places import vary_alike, vary_like, whole
+from .._arrays.devices import replicated, vary_alike, vary_like
 from .._arrays.points import LOG_ZERO, align, center, unbroadcast
 from .._checks.operands import as_operand, check_names, check_weights, takes_tau
 from .._checks.samples import check_kernel
-from .._checks.settings import Bandwidth, Keys, Queries, Settings, working_dtype
+from .._checks.settings import Keys, Queries, Settings, Tau, working_dtype
 from .._engines.dispatch import kernel_means
 from .._engines.means import difference_means
+from .._engines.near import are_near, examined
 from .._engines.plan import takes_half
-from .._engines.reach import are_near, looked_at
 from .._kernels.kernels import GAUSS, Kernel
 from .checked import checked
 from .in_float64 import in_float64, near_for_each, rules_in_float64
@@ -34,7 +34,7 @@ def log_gauss_sum(
     queries: Queries,
     keys: Keys,
     log_weights: LogWeights = None,
-    tau: Bandwidth = 1.0,
+    tau: Tau = 1.0,
     *,
     kernel: str | Kernel = "gauss",
     method: str = "auto",
@@ -91,7 +91,7 @@ def log_gauss_sum(
     asked = Settings(method, precision, backend, "", "log_gauss_sum", "highest", kernel=kernel)
     settings, _ = checked(asked, queries, keys, values, tau, methods=METHODS)
     given = None if log_weights is None else weights_of(log_weights[..., None])
-    settings = looked_at(settings, tau, queries, keys, given, logs=True)
+    settings = examined(settings, tau, queries, keys, given, logs=True)
     if log_weights is None:
         log_weights = jnp.zeros(keys.shape[-2:-1], working_dtype(settings.dtype))
     return _checked_log_sum(settings, queries, keys, log_weights, as_operand(tau, settings.dtype))
@@ -109,13 +109,13 @@ def methods_of_logs(kernel: Kernel) -> tuple[str, ...]:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _checked_log_sum(settings: Settings, queries: Array, keys: Array, log_weights: Array, tau: Array) -> Array:
-    return wide_log_sum(settings, queries, keys, log_weights[..., None], tau)[..., 0].astype(settings.dtype)
+    return unrounded_log_sum(settings, queries, keys, log_weights[..., None], tau)[..., 0].astype(settings.dtype)
 
 
-def wide_log_sum(settings: Settings, queries: Array, keys: Array, log_weights: Array, tau: Array) -> Array:
+def unrounded_log_sum(settings: Settings, queries: Array, keys: Array, log_weights: Array, tau: Array) -> Array:
     """Everything between the checks and the rules: log Σ_n w_n Φ (…, M, 1) in the working dtype, log w (…, N, 1)."""
     dtype = working_dtype(settings.dtype)
-    queries, keys, log_weights, tau = whole(*(jnp.asarray(x, dtype) for x in (queries, keys, log_weights, tau)))
+    queries, keys, log_weights, tau = replicated(*(jnp.asarray(x, dtype) for x in (queries, keys, log_weights, tau)))
     operands = vary_alike(*align(queries, keys, log_weights, tau))
     queries, keys, log_weights, tau = reverse_only(settings.function, *operands)
     if keys.shape[-2] == 0:
@@ -150,7 +150,7 @@ def relative_sum(
 
     In float64: it is asked for rarely, and a second way would be compiled for everybody.
     """
-    operands = vary_alike(*whole(queries, keys, tau, log_weights, values, logs))
+    operands = vary_alike(*replicated(queries, keys, tau, log_weights, values, logs))
     return in_float64(settings, _relative_sum, *operands)
 
 

@@ -9,12 +9,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from .._arrays.places import vary_alike, whole
+from .._arrays.devices import replicated, vary_alike
 from .._arrays.points import align, center
 from .._checks.settings import Settings, working_dtype
 from .._engines.dispatch import near_sum, uses_mixture
+from .._engines.near import are_near, near_or_anywhere
 from .._engines.plan import of_gaussians, takes_half
-from .._engines.reach import are_near, near_or_anywhere
 from .._engines.wanted import NOTHING, Channels, Wanted
 from .._kernels.kernels import GAUSS
 from .kernel_sum import as_bandwidths
@@ -71,19 +71,19 @@ class Reduction:
     ) -> Moments:
         """All of them."""
         form, c = ("trace", trace) if spread is None else ("spread", spread)
-        whole: Any = self.center, *((tau, None) if self.gaussians is None else self.gaussians)
+        copies: Any = self.center, *((tau, None) if self.gaussians is None else self.gaussians)
         rows, columns = (queries, c), (keys, weights, values, shifts)
         of_kernel = self._of_any if self.center is None else self._of_gaussian
         moments = functools.partial(of_kernel, slopes, form)
         if self.settings.mesh is None:
-            return moments(*whole, *rows, *columns)
+            return moments(*copies, *rows, *columns)
 
         def local(*operands: Any) -> list[Any]:
             found = moments(*operands)
             own = None if c is None else jnp.asarray(getattr(found, form))[..., None, None]
             return added(self.settings, [*found[:3], own])
 
-        *sums, own = over_mesh(self.settings, local, whole, rows, columns)
+        *sums, own = over_mesh(self.settings, local, copies, rows, columns)
         found = Moments(*(first_rows(self.settings, x, queries.shape[-2]) for x in sums))
         return found if own is None else found._replace(**{form: own.sum((-2, -1))})
 
@@ -143,7 +143,7 @@ class Reduction:
 def prepare(settings: Settings, tau: Any, *arrays: Any) -> tuple[Array, ...]:
     """τ (*bandwidths) and the arrays in the working dtype, varying alike; with an axis for the bandwidths, if any."""
     dtype = working_dtype(settings.dtype)
-    (tau,) = whole(jnp.asarray(tau, dtype))
+    (tau,) = replicated(jnp.asarray(tau, dtype))
     operands = vary_alike(tau, *(jnp.asarray(x, dtype) for x in arrays))
     tau, *given = reverse_only(settings.function, *operands)
     given = everywhere(settings, *given)
@@ -163,7 +163,7 @@ def as_gaussians(settings: Settings, tau: Array, *points: Array) -> tuple[Settin
     found = uses_mixture(settings, every, every, jax.ShapeDtypeStruct((num, 1), dtype), tau)
     if found is None:
         return settings, tau, None
-    taus, weights, factor, _ = as_bandwidths(found, tau, *whole(*(jnp.asarray(x, dtype) for x in points)))
+    taus, weights, factor, _ = as_bandwidths(found, tau, *replicated(*(jnp.asarray(x, dtype) for x in points)))
     shares = jnp.expand_dims(weights, range(1, taus.ndim)) * factor[None] / max(1, tau.size)
     return of_gaussians(settings), taus.ravel(), jnp.broadcast_to(shares, taus.shape).ravel()
 
@@ -180,7 +180,7 @@ def bandwidth_mean(x: Array, tau: Array, shares: Array | None = None) -> Array:
     return x.mean(0) if tau.ndim else x
 
 
-def by_reach(
+def with_reduction(
     settings: Settings,
     function: Callable,
     points: tuple[Array, ...],

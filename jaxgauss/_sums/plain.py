@@ -8,15 +8,15 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from .._arrays.places import vary_alike, whole
+from .._arrays.devices import replicated, vary_alike
 from .._arrays.points import align, dot, scaled_points
 from .._checks.operands import as_operand, check_operands, takes_tau
-from .._checks.settings import Bandwidth, Keys, Queries, Sums, Values, working_dtype
+from .._checks.settings import Keys, Queries, Sums, Tau, Values, working_dtype
 from .._engines.tiles import tiled_sum
 
 
 @takes_tau
-def gauss_sum_dense(queries: Queries, keys: Keys, values: Values, tau: Bandwidth = 1.0) -> Sums:
+def gauss_sum_dense(queries: Queries, keys: Keys, values: Values, tau: Tau = 1.0) -> Sums:
     """Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n with the M×N kernel matrix in memory.
 
     Arguments, result and errors are those of `gauss_sum`. Every JAX transformation works, forward mode included.
@@ -31,7 +31,7 @@ def gauss_sum_dense(queries: Queries, keys: Keys, values: Values, tau: Bandwidth
 
 
 @takes_tau
-def gauss_sum_blocked(queries: Queries, keys: Keys, values: Values, tau: Bandwidth = 1.0) -> Sums:
+def gauss_sum_blocked(queries: Queries, keys: Keys, values: Values, tau: Tau = 1.0) -> Sums:
     """Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n, a block of the kernel matrix at a time.
 
     Arguments, result and errors are those of `gauss_sum`. Every JAX transformation works, forward mode included.
@@ -43,7 +43,7 @@ def gauss_sum_blocked(queries: Queries, keys: Keys, values: Values, tau: Bandwid
     return _native("gauss_sum_blocked", _formula_by_blocks, queries, keys, values, tau)
 
 
-def _native(function: str, reduction: Callable, queries: Queries, keys: Keys, values: Values, tau: Bandwidth) -> Array:
+def _native(function: str, reduction: Callable, queries: Queries, keys: Keys, values: Values, tau: Tau) -> Array:
     """Check and promote the public arguments, reduce, and return what was promoted."""
     dtype = check_operands(function, queries, keys, values, tau)
     return _checked_native(reduction, dtype, queries, keys, values, as_operand(tau, dtype))
@@ -51,7 +51,7 @@ def _native(function: str, reduction: Callable, queries: Queries, keys: Keys, va
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _checked_native(reduction: Callable, dtype: str, *operands: Array) -> Array:
-    q, k, v, t = whole(*(jnp.asarray(x, working_dtype(dtype)) for x in operands))
+    q, k, v, t = replicated(*(jnp.asarray(x, working_dtype(dtype)) for x in operands))
     weights = v.ndim == 1
     q, k, v, t = align(*vary_alike(q, k, v[:, None] if weights else v, t))
     total = reduction(*scaled_points(q, k, t, base_2=False), v).astype(dtype)

@@ -14,10 +14,10 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool
 
-from .._arrays.places import vary_alike, whole
+from .._arrays.devices import replicated, vary_alike
 from .._arrays.points import LOG_ZERO, align, by_point
 from .._checks.operands import as_operand, check_mesh, check_tolerance, takes_tau
-from .._checks.settings import Bandwidth, Keys, MeshAxis, Queries, Settings, Sums, Values, axis_names, working_dtype
+from .._checks.settings import Keys, MeshAxis, Queries, Settings, Sums, Tau, Values, axis_names, working_dtype
 from .._engines.boxes import box
 from .._engines.few_dimensions import tolerance_of
 from .._engines.fourier import coefficients, values_at
@@ -25,8 +25,8 @@ from .._engines.nodes import MOST, nodes, spectrum
 from .._engines.tiles import one_by_one
 from .._kernels.kernels import Kernel, as_kernel
 from .checked import checked
-from .kernel_sum import wide_kernel_sum
-from .log_gauss_sum import relative_sum, wide_log_sum
+from .kernel_sum import unrounded_kernel_sum
+from .log_gauss_sum import relative_sum, unrounded_log_sum
 from .rules import gaussian_sum
 
 
@@ -35,7 +35,7 @@ def gauss_sum_sharded(
     queries: Queries,
     keys: Keys,
     values: Values,
-    tau: Bandwidth = 1.0,
+    tau: Tau = 1.0,
     *,
     mesh: Mesh | AbstractMesh,
     query_axis: MeshAxis = None,
@@ -113,11 +113,11 @@ def _checked_sum(settings: Settings, queries: Array, keys: Array, values: Array,
 
 
 def sum_over_mesh(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array) -> Array:
-    """`wide_kernel_sum`, of values with channels, over the mesh of the settings if there is one."""
+    """`unrounded_kernel_sum`, of values with channels, over the mesh of the settings if there is one."""
     if settings.mesh is None:
-        return wide_kernel_sum(settings, queries, keys, values, tau)
+        return unrounded_kernel_sum(settings, queries, keys, values, tau)
     queries, keys, values, tau = align(queries, keys, values, jnp.asarray(tau))
-    return _over_mesh(settings, wide_kernel_sum, queries, keys, values, tau)
+    return _over_mesh(settings, unrounded_kernel_sum, queries, keys, values, tau)
 
 
 def product_over_mesh(settings: Settings, x: Array, y: Array, values: Array, tau_x: Array, tau_y: Array) -> Array:
@@ -177,14 +177,14 @@ def _by_coefficients(
 
 
 def log_sum_over_mesh(settings: Settings, queries: Array, keys: Array, log_weights: Array, tau: Array) -> Array:
-    """`wide_log_sum` (…, M, 1), of log-weights (…, N, 1), over the mesh of the settings if there is one."""
+    """`unrounded_log_sum` (…, M, 1), of log-weights (…, N, 1), over the mesh of the settings if there is one."""
     if settings.mesh is None:
-        return wide_log_sum(settings, queries, keys, log_weights, tau)
+        return unrounded_log_sum(settings, queries, keys, log_weights, tau)
     queries, keys, log_weights, tau = align(queries, keys, log_weights, jnp.asarray(tau))
     axes = axis_names(settings.key_axis)
 
     def local(tau: Array, queries: Array, keys: Array, log_weights: Array) -> Array:
-        logs = wide_log_sum(alone(settings), queries, keys, log_weights, tau)
+        logs = unrounded_log_sum(alone(settings), queries, keys, log_weights, tau)
         largest = jnp.maximum(lax.stop_gradient(logs), LOG_ZERO)
         largest = lax.pmax(largest, axes) if axes else largest
         return largest + jnp.log(added(settings, jnp.exp(logs - largest)))
@@ -213,14 +213,14 @@ def relative_sum_over_mesh(
 def over_mesh(
     settings: Settings,
     local: Callable[..., Any],
-    whole: Sequence[Array],
+    copies: Sequence[Array],
     rows: Sequence[Array | None],
     columns: Sequence[Array | None],
     *,
     fill: float = 0.0,
     alike: bool = True,
 ) -> Any:
-    """local(*whole, *rows, *columns) on each device of the mesh, with its part of the rows and of the columns.
+    """local(*copies, *rows, *columns) on each device of the mesh, with its part of the rows and of the columns.
 
     The first of the rows (…, M, W) and of the columns (…, N, W) are points: where the mesh does not divide them they
     are padded with one of them, and the others with zeros and with `fill`. Results are rows, padded, of equal rank.
@@ -236,11 +236,11 @@ def over_mesh(
 
     def run(*operands: Any) -> Any:
         arrays, structure = jax.tree.flatten(operands)
-        whole, rows, columns = jax.tree.unflatten(structure, vary_alike(*arrays) if alike else arrays)
-        return local(*whole, *rows, *columns)
+        copies, rows, columns = jax.tree.unflatten(structure, vary_alike(*arrays) if alike else arrays)
+        return local(*copies, *rows, *columns)
 
     shared_out = jax.shard_map(run, mesh=mesh, in_specs=(P(), row, column), out_specs=row)
-    return shared_out(tuple(whole), rows, columns)
+    return shared_out(tuple(copies), rows, columns)
 
 
 def first_rows(settings: Settings, x: Array, num_rows: int) -> Array:
@@ -250,7 +250,7 @@ def first_rows(settings: Settings, x: Array, num_rows: int) -> Array:
 
 def everywhere(settings: Settings, *arrays: Array) -> list[Any]:
     """The arrays, whole on every device where their types tell where they live: so that they can be cut and joined."""
-    return list(whole(*arrays)) if settings.mesh is None else _placed(settings, arrays, None)
+    return list(replicated(*arrays)) if settings.mesh is None else _placed(settings, arrays, None)
 
 
 def _placed(settings: Settings, arrays: Sequence[Array | None], axis: MeshAxis) -> list[Any]:

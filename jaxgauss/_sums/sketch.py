@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from .._arrays.compensated import compensated, two_sum
-from .._arrays.places import vary_alike
+from .._arrays.devices import vary_alike
 from .._checks.operands import check_operands, check_tau, check_tolerance, takes_tau
 from .._checks.settings import Sums, working_dtype
 from .._engines.few_dimensions import tolerance_of

@@ -18,13 +18,13 @@ from jaxtyping import Array
 
 from .._arrays.compensated import compensated, two_sum
 from .._checks.operands import as_operand, check_names, check_tolerance, takes_tau
-from .._checks.settings import Bandwidth, Keys, Queries, Settings, Sums, Values, matmul_grade, methods_of, working_dtype
+from .._checks.settings import Keys, Queries, Settings, Sums, Tau, Values, matmul_precision, methods_of, working_dtype
 from .._engines.plan import warn_once
 from .._kernels.kernels import GAUSS, Kernel, as_kernel
 from .checked import checked
 from .chunks import WHERE, State, as_pair, give_back, kind_of, read_chunk
 from .display import progress_bar
-from .kernel_sum import wide_kernel_sum
+from .kernel_sum import unrounded_kernel_sum
 from .saved import SavedSum
 from .sketch import FourierSketch, empty_sketch, sketched, sums_of
 
@@ -35,7 +35,7 @@ SAVING_SHARE = 1 / 20  # of the time, at most
 def gauss_sum_streamed(
     queries: Queries,
     chunks: Iterable[tuple[Keys, Values]],
-    tau: Bandwidth = 1.0,
+    tau: Tau = 1.0,
     *,
     saved: str | os.PathLike[str] | None = None,
     progress: bool = False,
@@ -103,9 +103,9 @@ def gauss_sum_streamed(
         raise TypeError(f"{WHERE}: `chunks` must be an iterable of pairs; got {type(chunks).__name__}. Use KeyChunks.")
     check_tolerance("gauss_sum_streamed", method, tolerance)
     asked = Settings(
-        method, precision, backend, "", "gauss_sum_streamed", matmul_grade(), kernel=kernel, tolerance=tolerance
+        method, precision, backend, "", "gauss_sum_streamed", matmul_precision(), kernel=kernel, tolerance=tolerance
     )
-    options = method, precision, backend, asked.grade, jax.config.jax_enable_x64  # type: ignore[attr-defined]
+    options = method, precision, backend, asked.matmul_precision, jax.config.jax_enable_x64  # type: ignore[attr-defined]
     options += () if tolerance is None else (tolerance,)
     file = SavedSum(saved, (queries, tau, *options, *([] if kernel == GAUSS else [repr(kernel)])))
     settings, kind, empty, state, source = _begun(asked, queries, chunks, tau, file)
@@ -153,7 +153,7 @@ def _added(
 ) -> tuple[Array, Array]:
     """Sums, or the coefficients of a sketch, with another chunk's; and what rounding has taken from them."""
     if empty is None:
-        total, lacking = two_sum(sums, wide_kernel_sum(settings, queries, keys, values, tau))
+        total, lacking = two_sum(sums, unrounded_kernel_sum(settings, queries, keys, values, tau))
     else:
         total, lacking = two_sum(sums, sketched(empty, keys, values, _margin(empty)))
     return total, compensation + lacking

@@ -60,12 +60,12 @@ def vary_like(array: jax.Array, others: Sequence[jax.Array]) -> jax.Array:
     return lax.pcast(array, tuple(sorted(axes)), to="varying") if axes else array
 
 
-def whole(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+def replicated(*arrays: jax.Array) -> tuple[jax.Array, ...]:
     """The arrays, each whole on every device where its type says that it is shared out: so that it can be cut."""
-    return tuple(_whole(x) for x in arrays)
+    return tuple(_replicated(x) for x in arrays)
 
 
-def share_out_like(array: jax.Array, others: Sequence[jax.Array]) -> jax.Array:
+def shard_like(array: jax.Array, others: Sequence[jax.Array]) -> jax.Array:
     """The array, its first axis shared out as that of the others is whose type says that it is."""
     shardings = (jax.typeof(x).sharding for x in others)
     shared = [x for x in shardings if x.spec and x.spec[0] is not None and AxisType.Explicit in x.mesh.axis_types]
@@ -75,7 +75,7 @@ def share_out_like(array: jax.Array, others: Sequence[jax.Array]) -> jax.Array:
     return jax.reshard(array, NamedSharding(shared[0].mesh, spec))
 
 
-def _whole(array: jax.Array) -> jax.Array:
+def _replicated(array: jax.Array) -> jax.Array:
     sharding = jax.typeof(array).sharding
     if not any(sharding.spec) or AxisType.Explicit not in sharding.mesh.axis_types:
         return array

@@ -21,8 +21,8 @@ import numpy as np
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from .._arrays.places import expected_platform, platforms, vary_like
-from .._arrays.points import BASE_2, Scaled, are_within, of_coordinates, places_of_center, scaled_points, with_norms
+from .._arrays.devices import expected_platform, platforms, vary_like
+from .._arrays.points import BASE_2, Scaled, are_within, center_indices, of_coordinates, scaled_points, with_norms
 from .._checks.settings import Settings, are_known, working_dtype
 from .._kernels.kernels import GAUSS, Kernel
 from .anywhere import FEW
@@ -38,7 +38,7 @@ SURE, SURE_SPREAD = 4, 2
 LEAST_ROWS, MOST_ROWS = 8, 64  # queries that the spread is seen of
 
 
-def looked_at(
+def examined(
     settings: Settings,
     tau: Any,
     queries: Any,
@@ -148,7 +148,7 @@ def _as_one(x: Any) -> Any:
 def _about_a_center(scale: Any, queries: Any, keys: Any) -> list[Scaled]:
     """Queries and keys in bandwidths, with their squares."""
     some = keys.reshape(-1, keys.shape[-1])
-    some = some[list(places_of_center(len(some)))]
+    some = some[list(center_indices(len(some)))]
     center = np.add.reduce(some) / np.float32(len(some))
     points = [((x - center) * scale).astype(keys.dtype) for x in ((queries, keys) if queries is not keys else (keys,))]
     found = [Scaled(x, np.einsum("...d,...d->...", x, x)[..., None]) for x in points]
@@ -160,10 +160,10 @@ def spread_of(xp: Any, slope: Callable[..., Any], a: Scaled, b: Scaled, weights:
     num = a.points.shape[-2]
     if are_known(num):
         rows = min(num, MOST_ROWS, max(LEAST_ROWS, num // MOST_ROWS))
-        places: Any = np.int32(num * (0.618034 * np.arange(1, rows + 1) % 1))  # as periodic as no order of points
+        indices: Any = np.int32(num * (0.618034 * np.arange(1, rows + 1) % 1))  # as periodic as no order of points
     else:
-        places = (num * (0.618034 * jnp.arange(1, LEAST_ROWS + 1, dtype="float32") % 1)).astype("int32")
-    a = Scaled(a.points[..., places, :], a.norms[..., places, :])
+        indices = (num * (0.618034 * jnp.arange(1, LEAST_ROWS + 1, dtype="float32") % 1)).astype("int32")
+    a = Scaled(a.points[..., indices, :], a.norms[..., indices, :])
     psi = xp.abs(slope(xp.maximum(a.norms + b.norms.mT - 2 * a.points @ b.points.mT, 0)))
     ones = xp.ones_like(b.norms)
     return spread(xp, a, psi @ powers(xp, b, ones if weights is None else xp.abs(weights), each)).min()
