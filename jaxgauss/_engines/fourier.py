@@ -33,7 +33,7 @@ from .nodes import WAVES, Nodes, sine
 POINTS = {1: 4096, 2: 4096, 3: 1024}  # at a time, by dimension
 
 
-def slope(of: Nodes, found: Float[Array, "c ..."], d: int) -> Array:
+def derivative(of: Nodes, found: Float[Array, "c ..."], d: int) -> Array:
     """Coefficients of the derivative with respect to one coordinate: of A cos ωx + B sin ωx, ωB cos ωx - ωA sin ωx."""
     dim = len(of.period)
     blocks = found.shape[d + 1] // (2 * WAVES[dim])
@@ -62,15 +62,15 @@ def values_at(of: Nodes, queries: Float[Array, "m d"], found: Float[Array, "c ..
 
 
 @jax.custom_vjp
-def slopes_at(of: Nodes, queries: Float[Array, "m d"], found: Float[Array, "c ..."]) -> Float[Array, "c+d m"]:
+def derivatives_at(of: Nodes, queries: Float[Array, "m d"], found: Float[Array, "c ..."]) -> Float[Array, "c+d m"]:
     """That of the first channel, its derivatives, which need one product more; and that of the others."""
-    dim, slopes = queries.shape[1], [slope(of, found[:1], d) for d in range(queries.shape[1])]
+    dim, derivatives = queries.shape[1], [derivative(of, found[:1], d) for d in range(queries.shape[1])]
 
     def by_products() -> Array:
-        return _values_by_products(of, queries, jnp.concatenate([found[:1], slopes[-1], found[1:]]), True)
+        return _values_by_products(of, queries, jnp.concatenate([found[:1], derivatives[-1], found[1:]]), True)
 
     def by_transforms() -> Array:
-        return nufft.values_at(of, WAVES[dim], queries, jnp.concatenate([found[:1], *slopes, found[1:]]))
+        return nufft.values_at(of, WAVES[dim], queries, jnp.concatenate([found[:1], *derivatives, found[1:]]))
 
     return _one_of_two(of, by_products, by_transforms)
 
@@ -95,8 +95,8 @@ def _coefficients_by_products(of: Nodes, keys: Float[Array, "n d"], values: Floa
     return _over_waves(of, points[0], add, (channels, *[len(of.numbers)] * dim), [values])
 
 
-def _values_by_products(of: Nodes, queries: Array, found: Array, slopes: bool) -> Array:
-    """Those of coefficients; with `slopes` the first has one after it for its derivative along the last coordinate.
+def _values_by_products(of: Nodes, queries: Array, found: Array, derivatives: bool) -> Array:
+    """Those of coefficients; with `derivatives` one more after the first, its derivative along the last coordinate.
 
     Its other derivatives come between them: waves of a point are differentiated there.
     """
@@ -108,7 +108,7 @@ def _values_by_products(of: Nodes, queries: Array, found: Array, slopes: bool) -
         for d, x in list(enumerate(waves))[-2::-1]:
             parts = part.reshape(-1, *shape[: d + 1], part.shape[-1])
             part = _summed(parts.reshape(-1, *x.shape) * x[None])
-            if slopes:
+            if derivatives:
                 ahead = _sliced(of.numbers, places[d + 1 : d + 2], shape[:1])[:, None] * (2 * math.pi / of.period[d])
                 turned = ahead * jnp.concatenate([-x[WAVES[dim] :], x[: WAVES[dim]]])
                 own = _summed(parts[0].reshape(-1, *x.shape) * turned[None])
@@ -116,7 +116,7 @@ def _values_by_products(of: Nodes, queries: Array, found: Array, slopes: bool) -
         place = block, *[jnp.zeros_like(block)] * 2
         return _updated(total, _sliced(total, place, (1, *part.shape)) + part[None], place)
 
-    rows = channels + dim - 1 if slopes else channels
+    rows = channels + dim - 1 if derivatives else channels
     total = _over_waves(of, points, add, (len(points), rows, points.shape[1]), [found])
     return jnp.moveaxis(total, 0, 1).reshape(rows, -1)[:, : len(queries)]
 
@@ -127,22 +127,22 @@ def _values_by_products(of: Nodes, queries: Array, found: Array, slopes: bool) -
 
 def _coefficients_backward(residuals: tuple[Nodes, Array, Array], g: Array) -> tuple[Any, ...]:
     of, keys, values = residuals
-    slopes = [(values * values_at(of, keys, slope(of, g, d))).sum(0) for d in range(keys.shape[1])]
-    return _no_gradient(of), jnp.stack(slopes, 1), values_at(of, keys, g)
+    derivatives = [(values * values_at(of, keys, derivative(of, g, d))).sum(0) for d in range(keys.shape[1])]
+    return _no_gradient(of), jnp.stack(derivatives, 1), values_at(of, keys, g)
 
 
 def _values_backward(residuals: tuple[Nodes, Array, Array], g: Array) -> tuple[Any, ...]:
     of, queries, found = residuals
-    slopes = [(g * values_at(of, queries, slope(of, found, d))).sum(0) for d in range(queries.shape[1])]
-    return _no_gradient(of), jnp.stack(slopes, 1), coefficients(of, queries, g)
+    derivatives = [(g * values_at(of, queries, derivative(of, found, d))).sum(0) for d in range(queries.shape[1])]
+    return _no_gradient(of), jnp.stack(derivatives, 1), coefficients(of, queries, g)
 
 
-def _slopes_backward(residuals: tuple[Nodes, Array, Array], g: Array) -> tuple[Any, ...]:
+def _derivatives_backward(residuals: tuple[Nodes, Array, Array], g: Array) -> tuple[Any, ...]:
     of, queries, found = residuals
 
     def each(queries: Array, found: Array) -> Array:
-        slopes = [slope(of, found[:1], d) for d in range(queries.shape[1])]
-        return values_at(of, queries, jnp.concatenate([found[:1], *slopes, found[1:]]))
+        derivatives = [derivative(of, found[:1], d) for d in range(queries.shape[1])]
+        return values_at(of, queries, jnp.concatenate([found[:1], *derivatives, found[1:]]))
 
     return _no_gradient(of), *jax.vjp(each, queries, found)[1](g)
 
@@ -153,7 +153,7 @@ def _no_gradient(of: Nodes) -> Nodes:
 
 coefficients.defvjp(lambda *args: (coefficients(*args), args), _coefficients_backward)
 values_at.defvjp(lambda *args: (values_at(*args), args), _values_backward)
-slopes_at.defvjp(lambda *args: (slopes_at(*args), args), _slopes_backward)
+derivatives_at.defvjp(lambda *args: (derivatives_at(*args), args), _derivatives_backward)
 
 
 def _in_blocks(points: Array, *others: Array) -> list[Array]:

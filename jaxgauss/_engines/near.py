@@ -2,7 +2,7 @@
 
 Outside of `jit` many points are looked at before, and only the way that they need is compiled; else a program has both.
 
-Near, products about one center make exponents, and, of pairs that are spread enough, the moments that slopes are made
+Near, products about one center make exponents, and, of pairs that are spread enough, the moments that pulls are made
 of. Anywhere, each tile of the kernel matrix looks after its own digits (see `anywhere`), and so do derivatives of
 derivatives. On CUDA, where nothing may wait for the device, all points count as near: what half precision does not
 hold, PyTorch computes again behind a gate.
@@ -45,13 +45,13 @@ def examined(
     keys: Any = None,
     values: Any = None,
     *,
-    slopes: bool = False,
+    pulls: bool = False,
     logs: bool = False,
 ) -> Settings:
     """The settings with what arrays of points on a CPU tell, where they are there: not within `jit` or `vmap`.
 
     Several arrays are one set; without keys, they are the queries. Of a τ for each of them, they are variables. Values
-    are as those of a sum; `slopes`: whether the call makes them, as it does where it is differentiated; `logs`: whether
+    are as those of a sum; `pulls`: whether the call makes them, as it does where it is differentiated; `logs`: whether
     it makes these, in float64. Few points are not looked at: that would take longer than their sum, and both ways
     compile soon.
     """
@@ -62,7 +62,7 @@ def examined(
     arrays = jax.tree.leaves(primals)
     if not all(map(_is_here, arrays)) or expected_platform(*arrays) != "cpu":
         return settings
-    slopes = slopes or any(x is not y for x, y in zip(jax.tree.leaves(given), arrays, strict=True))
+    pulls = pulls or any(x is not y for x, y in zip(jax.tree.leaves(given), arrays, strict=True))
     tau, queries, keys, values = primals
     each = isinstance(tau, tuple)
     if each:
@@ -78,7 +78,7 @@ def examined(
     with np.errstate(all="ignore"):
         a, b = _about_a_center(np.sqrt(tau)[..., None, :] if each else np.sqrt(tau)[..., None, None], queries, keys)
         squared = max(np.fmax.reduce(x.norms, None) for x in (a, b))
-        if slopes and squared <= limit * SURE:
+        if pulls and squared <= limit * SURE:
             if values is not None:
                 values = np.abs(values[:, None] if values.ndim == 1 else values).max(-1, keepdims=True, initial=0)
             slope = functools.partial(_slope_of, settings.kernel)
@@ -191,15 +191,15 @@ def within(
 
 
 def are_near(
-    settings: Settings, *operands: jax.Array, slopes: bool = False, second_order: bool = False, logs: bool = False
+    settings: Settings, *operands: jax.Array, pulls: bool = False, second_order: bool = False, logs: bool = False
 ) -> jax.Array | bool:
     """Whether queries and keys are near by the plan of a sum of them, values and τ; one boolean, under `vmap` too.
 
-    Near enough for `slopes` that are made of moments, or for moments of second order; and not by waves, which are for
+    Near enough for `pulls` that are made of moments, or for moments of second order; and not by waves, which are for
     points that lie anywhere. Those of `logs` are float64.
     """
     known = known_near(settings, *operands, logs=logs)
-    return _look(settings, slopes, second_order, logs)(*operands) if known is None else known
+    return _look(settings, pulls, second_order, logs)(*operands) if known is None else known
 
 
 def known_near(settings: Settings, *operands: jax.Array, logs: bool = False) -> bool | None:
@@ -216,11 +216,11 @@ def _look(*options: Any) -> Callable[..., jax.Array]:
 
 
 def _are_near(
-    settings: Settings, slopes: bool, second_order: bool, logs: bool, platform: str, *operands: jax.Array
+    settings: Settings, pulls: bool, second_order: bool, logs: bool, platform: str, *operands: jax.Array
 ) -> jax.Array:
     queries, keys, values, tau = operands
     chosen = plan_there(settings, platform, operands)
-    reach, slope = chosen.reach / (STRICTER if second_order else 1), settings.kernel.slope if slopes else None
+    reach, slope = chosen.reach / (STRICTER if second_order else 1), settings.kernel.slope if pulls else None
     is_near = within(reach, queries, keys, tau, slope, jnp.abs(values).max(-1, keepdims=True, initial=0))
     is_near = but_not(is_near, by_waves(chosen, *operands, precision="float64" if logs else None))
     return vary_like(jnp.full((), is_near), [queries, keys, tau]) if isinstance(is_near, bool) else is_near

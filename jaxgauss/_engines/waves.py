@@ -19,7 +19,7 @@ from .._checks.settings import are_known
 from . import nufft
 from .boxes import Box, outside
 from .few_dimensions import Doubt, Sizes, tolerance_of, transforms_pay, wider
-from .fourier import coefficients, slopes_at, values_at
+from .fourier import coefficients, derivatives_at, values_at
 from .nodes import Nodes, nodes, spectrum
 from .plan import Plan
 from .wanted import Sums, Wanted
@@ -215,7 +215,7 @@ def _pulled(
         columns = v[None] if promise is None else jnp.stack([v, jnp.abs(v)])
         found = coefficients(of.nodes, keys, columns)
         waves = [found[:1] * jnp.concatenate([phi, squares]), *(x[None] * of_terms for x in found[1:])]
-        total, *values = slopes_at(of.nodes, queries, jnp.concatenate(waves))
+        total, *values = derivatives_at(of.nodes, queries, jnp.concatenate(waves))
         pulls += rows[None] * jnp.stack(values[:dim])
         if wanted.spread:
             spread += rows[None] * jnp.stack(values[dim : dim + len(squares)])

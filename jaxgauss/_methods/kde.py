@@ -107,12 +107,12 @@ def kde_score(
     References:
         Fukunaga & Hostetler, "The Estimation of the Gradient of a Density Function", 1975.
     """
-    settings, tau = _check("kde_score", points, samples, tau, kernel, weights, options, slopes=True)
+    settings, tau = _check("kde_score", points, samples, tau, kernel, weights, options, pulls=True)
     return _score(settings, points, samples, tau, weights)
 
 
 def _check(
-    function: str, points, samples, tau, kernel, weights, options: MeshOptions, *, slopes: bool = False
+    function: str, points, samples, tau, kernel, weights, options: MeshOptions, *, pulls: bool = False
 ) -> tuple[Settings, Any]:
     """The settings, and τ as JAX may take it; or what is wrong."""
     given = {"weights": weights}
@@ -125,7 +125,7 @@ def _check(
     settings = as_logs(settings)
     pairs = points.shape[0] * samples.shape[0] * math.prod(np.shape(tau))
     tau = check_plan(settings, tau, pairs, points.shape[1], 1, samples, points)
-    return examined(settings, tau, points, samples, weights, slopes=slopes, logs=True), tau
+    return examined(settings, tau, points, samples, weights, pulls=pulls, logs=True), tau
 
 
 def check_integral(function: str, kernel: Kernel, dim: int) -> None:

@@ -190,7 +190,7 @@ def _at_rest_forward(settings: Settings, tol: float, max_steps: int, state: _Sta
 
 def _at_rest_backward(settings: Settings, tol: float, max_steps: int, state: _State, cotangent: _State):
     operands = state.points, state.data, state.tau, state.log_weights
-    settings = settings if settings.near is False else replace(settings, near=None)  # but nearer, for slopes
+    settings = settings if settings.near is False else replace(settings, near=None)  # but nearer, for pulls
     pullback = jax.vjp(functools.partial(_moved, settings), *operands)[1]
     solved, _ = cg(lambda g: g - pullback(g)[0], cotangent.points, tol=float(jnp.finfo(state.points.dtype).eps))
     _, *gradients = pullback(solved)

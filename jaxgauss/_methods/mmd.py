@@ -201,7 +201,7 @@ def _own_pairs(estimator: str, a: Array) -> tuple[Array, Array]:
 #     da = 2W,  db = 2V,  df = aᵀK_xx a,  dh = bᵀK_yy b
 #     dτ = -½ (Σ a_i w_z Φ ‖z - x_i‖² + likewise of y) = (Σ x·dx + Σ y·dy) / 2τ, at any origin
 #
-# A cotangent only scales them, so the pass that gives W gives the slopes of x as well (channels [w z, w]), and one
+# A cotangent only scales them, so the pass that gives W gives the pulls of x as well (channels [w z, w]), and one
 # channel more, r = K_xy b, tells the terms apart. Where only x moves V is not needed: F = aᵀW - aᵀr + h bᵀK_yy b.
 # All of it is made of Gauss sums with rules of their own, so it can be differentiated again.
 # Of several bandwidths F = Σ_t share_t F_t is the form of one kernel, whose own τ is one. Where they are learned each
@@ -224,9 +224,9 @@ def _form(settings: Settings, with_y: bool, tau: Array, shares: Array | None, x:
     """F, (1,) of several bandwidths; `with_y` False leaves out the term of y alone, whose factor is then zero."""
 
     def value(reduction: Reduction, points: tuple[Array, Array], tau: Array, *others: Array) -> Array:
-        return _by_x(reduction, tau, *_sides(points, *others), with_y, slopes=False)[0]
+        return _by_x(reduction, tau, *_sides(points, *others), with_y, pulls=False)[0]
 
-    return with_reduction(settings, value, (x.points, y.points), tau, *x[1:], *y[1:], shares=shares, slopes=False)
+    return with_reduction(settings, value, (x.points, y.points), tau, *x[1:], *y[1:], shares=shares, pulls=False)
 
 
 def _form_forward(settings: Settings, with_y: bool, tau, shares, x, y):
@@ -273,9 +273,9 @@ def _form_backward(settings: Settings, with_y: bool, residuals, g):
 _form.defvjp(_form_forward, _form_backward, symbolic_zeros=True)
 
 
-def _by_x(reduction: Reduction, tau: Array, x: _Side, y: _Side, with_y: bool, slopes: bool = True):
+def _by_x(reduction: Reduction, tau: Array, x: _Side, y: _Side, with_y: bool, pulls: bool = True):
     """F and its gradient with respect to x."""
-    total, cross, gradient, _ = _row(reduction, tau, x, y, slopes=slopes)
+    total, cross, gradient, _ = _row(reduction, tau, x, y, pulls=pulls)
     value = total - cross
     if with_y:
         value = value + y.factor[..., 0] * _of_itself(reduction, tau, y)
@@ -290,24 +290,24 @@ def _of_itself(reduction: Reduction, tau: Array, y: _Side) -> Array:
     b, num, settings = y.weights, y.points.shape[-2], reduction.settings
     in_blocks = reduction.center is not None and settings.mesh is None and not has_cuda()
     if not are_known(num) or num < WORTH_BLOCKS or not in_blocks:
-        return _paired(b, reduction(y.points, y.points, b, tau, slopes=False).mass)
+        return _paired(b, reduction(y.points, y.points, b, tau, pulls=False).mass)
     forms, size = [], -(-num // BLOCKS)
     for i in range(0, num, size):
         rows, b_rows = y.points[..., i : i + size, :], b[..., i : i + size, :]
         twice = jnp.concatenate([b_rows, 2 * b[..., i + size :, :]], -2)
-        forms.append(_paired(b_rows, reduction(rows, y.points[..., i:, :], twice, tau, slopes=False).mass))
+        forms.append(_paired(b_rows, reduction(rows, y.points[..., i:, :], twice, tau, pulls=False).mass))
     return functools.reduce(jnp.add, forms)
 
 
-def _row(reduction: Reduction, tau: Array, x: _Side, y: _Side, slopes: bool = True, spread: bool = False):
+def _row(reduction: Reduction, tau: Array, x: _Side, y: _Side, pulls: bool = True, spread: bool = False):
     """aᵀW, aᵀr, the gradient of F with respect to x, and Σ a_i w_z Φ ‖z - x_i‖²; of y, when called with (y, x)."""
     a, b = x.weights, y.weights
     weights = jnp.concatenate([x.factor[..., None] * a, -b], -2)
     only_y = jnp.concatenate([jnp.zeros_like(a), b], -2)
-    sums = reduction(x.points, _points(x, y), weights, tau, only_y, slopes=slopes, spread=a if spread else None)
+    sums = reduction(x.points, _points(x, y), weights, tau, only_y, pulls=pulls, spread=a if spread else None)
     total, cross = _paired(a, sums.mass), _paired(a, sums.sums)
     own_pairs = (total + cross) / jnp.where(x.factor == 0, 1, x.factor)[..., 0]
-    return total, cross, _Side(2 * tau[..., None, None] * a * sums.slopes, 2 * sums.mass, own_pairs), sums.spread
+    return total, cross, _Side(2 * tau[..., None, None] * a * sums.pulls, 2 * sums.mass, own_pairs), sums.spread
 
 
 def _sides(points: tuple[Array, Array], a: Array, f: Array, b: Array, h: Array) -> tuple[_Side, _Side]:

@@ -147,12 +147,12 @@ def _in_memory(settings: Settings, estimator: str, x, y, tau) -> MMDEstimate:
         def row(own: Array, ones: Array, other: Array, others: Array) -> Array:
             inside, across, themselves = _shares(settings, estimator, own.shape[-2], other.shape[-2])
             keys, weights = jnp.concatenate([own, other], -2), jnp.concatenate([inside * ones, across * others], -2)
-            return reduction(own, keys, weights, tau, slopes=False).mass[..., 0] - themselves
+            return reduction(own, keys, weights, tau, pulls=False).mass[..., 0] - themselves
 
         x, y = samples
         return [row(x, a, y, b), row(y, b, x, a)]
 
-    found = with_reduction(settings, rows, (x, y), tau, a, b, slopes=False)
+    found = with_reduction(settings, rows, (x, y), tau, a, b, pulls=False)
     return _of_rows(dtype, *(bandwidth_mean(row, tau, shares) for row in found))
 
 

@@ -111,11 +111,11 @@ def _ksd_squared(settings: Settings, estimator: str, points, scores, tau, weight
     def function(reduction: Reduction, points: tuple[Array], tau: Array, s: Array, a: Array) -> Array:
         (x,) = points
         sums = reduction(x, x, a, tau, a * s, trace=a)
-        stein = s * (sums.sums - 2 * tau[..., None, None] * sums.slopes)
+        stein = s * (sums.sums - 2 * tau[..., None, None] * sums.pulls)
         return (a * stein).sum((-2, -1)) + tau * sums.trace
 
     value = with_reduction(
-        settings, function, (x,), tau, s, a, slopes=False, second_order=True, one_sign=weights is None
+        settings, function, (x,), tau, s, a, pulls=False, second_order=True, one_sign=weights is None
     )
     if estimator == "unbiased":
         own = settings.kernel.at_zero * jnp.square(s).sum(-1, keepdims=True)

@@ -70,7 +70,7 @@ def svgd_direction(
     settings = check_samples("svgd_direction", samples, tau, options, kernel=kernel)
     check_scores("svgd_direction", "particles", particles, scores)
     num, dim = particles.shape
-    settings, tau = check_and_examine(settings, tau, num * num, dim, dim + 1, (particles,), slopes=True)
+    settings, tau = check_and_examine(settings, tau, num * num, dim, dim + 1, (particles,), pulls=True)
     return _direction(settings, particles, scores, tau)
 
 
@@ -83,7 +83,7 @@ def _direction(settings: Settings, particles: Array, scores: Array, tau: Array) 
         (x,) = points
         num = x.shape[-2]
         weights = jnp.full((*x.shape[:-1], 1), -1 / num, x.dtype) * tau[..., None, None]
-        return reduction(x, x, weights, tau, shifts=s / num).slopes  # Σ Φ (s_j - τ (x_j - x_i)) / N
+        return reduction(x, x, weights, tau, shifts=s / num).pulls  # Σ Φ (s_j - τ (x_j - x_i)) / N
 
     found = with_reduction(settings, function, (x,), tau, s, shares=shares_of(tau, shares), one_sign=True)
     return found.reshape(particles.shape).astype(settings.dtype)

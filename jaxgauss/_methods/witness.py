@@ -113,14 +113,14 @@ def mmd_flow_velocity(
     settings = check_samples("mmd_flow_velocity", {"x": x, "y": y}, tau, options, weights=weights, kernel=kernel)
     num = x.shape[0] + y.shape[0]
     settings, tau = check_and_examine(
-        settings, tau, x.shape[0] * num, x.shape[1], x.shape[1] + 1, (x, y), (x_weights, y_weights), slopes=True
+        settings, tau, x.shape[0] * num, x.shape[1], x.shape[1] + 1, (x, y), (x_weights, y_weights), pulls=True
     )
     return _witness(settings, True, x, x, y, tau, x_weights, y_weights)[1]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _witness(settings: Settings, slopes: bool, points, x, y, tau, x_weights, y_weights) -> tuple[Array, Array]:
-    """The witness function (P,) and, with `slopes`, minus its gradient (P, D)."""
+def _witness(settings: Settings, pulls: bool, points, x, y, tau, x_weights, y_weights) -> tuple[Array, Array]:
+    """The witness function (P,) and, with `pulls`, minus its gradient (P, D)."""
     a, b = weights_or_mean(x_weights, x, settings), weights_or_mean(y_weights, y, settings)
     settings, tau, shares = as_gaussians(settings, tau, x, y)
     tau, points, x, y, a, b = prepare(settings, tau, points, x, y, a[:, None], b[:, None])
@@ -130,9 +130,9 @@ def _witness(settings: Settings, slopes: bool, points, x, y, tau, x_weights, y_w
     def function(reduction: Reduction, every: tuple[Array, ...], tau: Array, a: Array, b: Array):
         points, x, y = every
         keys, weights = jnp.concatenate([x, y], -2), jnp.concatenate([a, -b], -2)
-        at = reduction(points, keys, weights, tau, slopes=slopes)
-        return at.mass[..., 0], -tau[..., None, None] * at.slopes
+        at = reduction(points, keys, weights, tau, pulls=pulls)
+        return at.mass[..., 0], -tau[..., None, None] * at.pulls
 
     shares, every = shares_of(tau, shares), (points, x, y)
-    found = with_reduction(settings, function, every, tau, a, b, shares=shares, weights=weights, slopes=slopes)
+    found = with_reduction(settings, function, every, tau, a, b, shares=shares, weights=weights, pulls=pulls)
     return tuple(z.reshape(z.shape[tau.ndim :]).astype(settings.dtype) for z in found)  # type: ignore[return-value]

@@ -70,18 +70,18 @@ def check_and_examine(
     points: tuple[Any, ...],
     weights: tuple[Any, ...] = (),
     *,
-    slopes: bool = False,
+    pulls: bool = False,
 ) -> Any:
     """The settings, with what all points of a method that does not move them tell, and τ as `check_plan` returns it.
 
-    Weights are those of the points, each None for the mean; `slopes`: whether the method makes them.
+    Weights are those of the points, each None for the mean; `pulls`: whether the method makes them.
     """
     chosen = check_plan(settings, tau, pairs, dim, channels, *points)
     if any(x is not None for x in weights) and are_known(*(x.shape[0] for x in points)):
         alike = (np.full(len(x), 1 / max(1, len(x)), "float32") for x in points)
         values = tuple(x if w is None else w for x, w in zip(alike, weights, strict=True))
-        return examined(settings, tau, points, values=values, slopes=slopes), chosen
-    return examined(settings, tau, points, slopes=slopes), chosen
+        return examined(settings, tau, points, values=values, pulls=pulls), chosen
+    return examined(settings, tau, points, pulls=pulls), chosen
 
 
 def forget() -> None:

@@ -64,7 +64,7 @@ def _primal_and_tangent(
     if near or any(0 in x.shape for x in primals):
         return by_moments(primals, given)
     return one_of_two(
-        are_near(replace(settings, waves=False), *primals, slopes=True, second_order=True),
+        are_near(replace(settings, waves=False), *primals, pulls=True, second_order=True),
         by_moments,
         _by_differences,
         primals,
@@ -117,8 +117,8 @@ def _of_channels(
     total, *moments = sums(v, *firsts, *seconds)
     tangent = jnp.zeros_like(total)
     if d_queries is not None:
-        slopes = moments[0] - q * total
-        tangent += scale[..., None] * (slopes * d_queries[..., None, :]).sum(-1, keepdims=True)
+        pulls = moments[0] - q * total
+        tangent += scale[..., None] * (pulls * d_queries[..., None, :]).sum(-1, keepdims=True)
     if d_tau is not None:
         spread = moments[1] - 2 * (q * moments[0]).sum(-1, keepdims=True) + jnp.square(q).sum(-1, keepdims=True) * total
         tangent -= d_tau[..., None, None, None] / 2 * spread

@@ -74,11 +74,11 @@ def _instantiated(others: tuple[Array, ...], x: Any) -> Array:
     return vary_like(jnp.zeros(x.shape, x.dtype), others) if _is_zero(x) else x
 
 
-def near_for_each(near: Callable, anywhere: Callable, for_values: Any, for_slopes: Any, *operands: Any) -> Any:
+def near_for_each(near: Callable, anywhere: Callable, for_values: Any, for_pulls: Any, *operands: Any) -> Any:
     """`one_of_two` for what is not differentiated, and another for what is."""
-    if isinstance(for_slopes, bool):  # to custom rules a boolean is an array
-        return one_of_two(for_slopes, near, anywhere, *operands)
-    return _for_each(near, anywhere, for_values, for_slopes, *operands)
+    if isinstance(for_pulls, bool):  # to custom rules a boolean is an array
+        return one_of_two(for_pulls, near, anywhere, *operands)
+    return _for_each(near, anywhere, for_values, for_pulls, *operands)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -86,13 +86,13 @@ def _for_each(near: Callable, anywhere: Callable, for_values: Any, _: Any, *oper
     return one_of_two(for_values, near, anywhere, *operands)
 
 
-def _each_forward(near: Callable, anywhere: Callable, _: Any, for_slopes: Any, *primals: Any) -> Any:
+def _each_forward(near: Callable, anywhere: Callable, _: Any, for_pulls: Any, *primals: Any) -> Any:
     perturbed = [x.perturbed for x in primals]
 
     def of_perturbed(*given: Array) -> Any:  # the rules ask which operands these are
         own = iter(given)
         every = (next(own) if moves else x.value for x, moves in zip(primals, perturbed, strict=True))
-        return one_of_two(for_slopes.value, near, anywhere, *every)
+        return one_of_two(for_pulls.value, near, anywhere, *every)
 
     results, pullback = jax.vjp(of_perturbed, *(x.value for x in primals if x.perturbed))
     return results, (pullback, results, jnp.zeros([1 + x for x in perturbed], bool))

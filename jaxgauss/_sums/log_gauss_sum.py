@@ -138,9 +138,9 @@ def unrounded_log_sum(settings: Settings, queries: Array, keys: Array, log_weigh
 def near_by_logs(
     settings: Settings, queries: Array, keys: Array, values: Array, tau: Array, log_weights: Array
 ) -> tuple[Any, Any]:
-    """Whether points are near, for sums of them and for slopes of these."""
+    """Whether points are near, for sums of them and for pulls of these."""
     for_values = are_near(settings, queries, keys, values, tau, logs=True)
-    return for_values, are_near(settings, queries, keys, weights_of(log_weights), tau, slopes=True, logs=True)
+    return for_values, are_near(settings, queries, keys, weights_of(log_weights), tau, pulls=True, logs=True)
 
 
 def relative_sum(
@@ -249,8 +249,8 @@ def _means_backward(settings: Settings, near: bool, residuals, cotangents):
     dim = k.shape[-1]
     mean_keys = moments[..., -dim:]
     mean_products = moments[..., :-dim].reshape(*moments.shape[:-1], -1, dim)  # (…, M, C, D)
-    slopes = (g[..., None] * (mean_products - found[..., None] * mean_keys[..., None, :])).sum(-2)
-    d_queries = tau[..., None, None] * (slopes + h * (mean_keys - q))
+    pulls = (g[..., None] * (mean_products - found[..., None] * mean_keys[..., None, :])).sum(-2)
+    d_queries = tau[..., None, None] * (pulls + h * (mean_keys - q))
 
     remainder = h - (g * found).sum(-1, keepdims=True)
     weights, firsts = _transposed(settings, near, q, k, tau, log_weights, logs, jnp.concatenate([remainder, g], -1))

@@ -1,4 +1,4 @@
-"""What the kernel methods are made of: sums and slopes from one call, of points that are near or lie anywhere."""
+"""What the kernel methods are made of: sums and pulls from one call, of points that are near or lie anywhere."""
 
 import functools
 from collections.abc import Callable
@@ -28,14 +28,14 @@ class Moments(NamedTuple):
 
     Attributes:
         mass: Σ_n κ w_n.
-        slopes: Σ_n κ u_n + ψ w_n (k_n - q_m): with u = 0, the gradient of the mass at the query over τ.
+        pulls: Σ_n κ u_n + ψ w_n (k_n - q_m): with u = 0, the gradient of the mass at the query over τ.
         sums: Σ_n κ v_n.
         spread: Σ_mn c_m w_n ψ ‖k_n - q_m‖², but for terms that vanish when the rows of a symmetric form are added up.
         trace: Σ_mn c_m w_n (D ψ - τ χ ‖k_n - q_m‖²), likewise.
     """
 
     mass: Float[Array, "*batch m 1"]
-    slopes: Float[Array, "*batch m d"]
+    pulls: Float[Array, "*batch m d"]
     sums: Float[Array, "*batch m c"]
     spread: Float[Array, "*batch"] | float = 0.0
     trace: Float[Array, "*batch"] | float = 0.0
@@ -45,7 +45,7 @@ class Moments(NamedTuple):
 class Reduction:
     """`Moments` from weights w (…, N, 1), values v (…, N, C), shifts u (…, N, D) and c (…, M, 1), in one call.
 
-    C = 0 without values. Without `slopes` they have no columns; c is given as `spread` or as `trace`, for the one.
+    C = 0 without values. Without `pulls` they have no columns; c is given as `spread` or as `trace`, for the one.
     Of Gaussians about a center, if one is given: the points are then near. Over the mesh of the settings, if any.
     `one_sign`: whether weights are known to have one. `gaussians`: τ and shares of several, (T,), that are one kernel,
     whose own τ is one.
@@ -65,7 +65,7 @@ class Reduction:
         values: Array | None = None,
         *,
         shifts: Array | None = None,
-        slopes: bool = True,
+        pulls: bool = True,
         spread: Array | None = None,
         trace: Array | None = None,
     ) -> Moments:
@@ -74,7 +74,7 @@ class Reduction:
         copies: Any = self.center, *((tau, None) if self.gaussians is None else self.gaussians)
         rows, columns = (queries, c), (keys, weights, values, shifts)
         of_kernel = self._of_any if self.center is None else self._of_gaussian
-        moments = functools.partial(of_kernel, slopes, form)
+        moments = functools.partial(of_kernel, pulls, form)
         if self.settings.mesh is None:
             return moments(*copies, *rows, *columns)
 
@@ -87,11 +87,11 @@ class Reduction:
         found = Moments(*(first_rows(self.settings, x, queries.shape[-2]) for x in sums))
         return found if own is None else found._replace(**{form: own.sum((-2, -1))})
 
-    def _of_gaussian(self, with_slopes: bool, form: str, *operands: Any) -> Moments:
+    def _of_gaussian(self, with_pulls: bool, form: str, *operands: Any) -> Moments:
         """One sum of D + 1 + C channels on each device: Σ Φ (u + w (k - c)) - (q - c) Σ Φ w."""
         c, tau, shares, queries, rows, keys, weights, values, shifts = operands
         q, k = queries - c, keys - c
-        dim = k.shape[-1] if with_slopes else 0
+        dim = k.shape[-1] if with_pulls else 0
         firsts = weights * k if shifts is None else shifts + weights * k
         columns = _side_by_side([firsts[..., :dim], weights, values])
         total = near_sum(alone(self.settings), *vary_alike(*align(q, k, columns, tau)))
@@ -103,23 +103,23 @@ class Reduction:
         if rows is None:
             return found
         # as Σ_mn c_m w_n Φ (k_n - q_m) = 0
-        spread = -2 * (rows * q * found.slopes).sum((-2, -1))
+        spread = -2 * (rows * q * found.pulls).sum((-2, -1))
         if form == "spread":
             return found._replace(spread=spread)
         return found._replace(trace=queries.shape[-1] * (rows * mass).sum((-2, -1)) - tau * spread)
 
-    def _of_any(self, with_slopes: bool, form: str, *operands: Any) -> Moments:
+    def _of_any(self, with_pulls: bool, form: str, *operands: Any) -> Moments:
         """One pass on each device: channels of κ and of the form, and what ψ pulls."""
         _, tau, shares, queries, rows, keys, weights, values, shifts = operands
         kernel, settings = self.settings.kernel, alone(self.settings)
         traces = rows is not None and form == "trace" and kernel != GAUSS  # whose trace is made of mass and spread
         spreads = rows is not None and not traces
-        columns, kernels = [_side_by_side([weights, values, shifts if with_slopes else None])], [kernel]
+        columns, kernels = [_side_by_side([weights, values, shifts if with_pulls else None])], [kernel]
         if traces:
             kernels.append(kernel.trace(queries.shape[-1]))
             columns.append(weights)
         channels = Channels(tuple(kernels), tuple(x.shape[-1] for x in columns))
-        pulls = Channels((kernel,), (1,)) if with_slopes or spreads else NOTHING
+        pulls = Channels((kernel,), (1,)) if with_pulls or spreads else NOTHING
         ones, values_of_all = jnp.ones_like(queries[..., :1]), _side_by_side(list(columns))
         wanted = Wanted(channels, pulls, spreads, self.one_sign, repeats=True)
         given = (tau,) if shares is None else (tau, shares)
@@ -128,8 +128,8 @@ class Reduction:
         of_kappa, *others = channels.parts(found.sums)
         num = 0 if values is None else values.shape[-1]
         mass, sums, moved = of_kappa[..., :1], of_kappa[..., 1 : 1 + num], of_kappa[..., 1 + num :]
-        slopes = found.pulls + moved if moved.size else found.pulls
-        moments = Moments(mass, slopes if with_slopes else slopes[..., :0], sums)
+        pulled = found.pulls + moved if moved.size else found.pulls
+        moments = Moments(mass, pulled if with_pulls else pulled[..., :0], sums)
         if rows is None:
             return moments
         if traces:
@@ -188,7 +188,7 @@ def with_reduction(
     *others: Any,
     shares: Array | None = None,
     weights: tuple[Array, ...] = (),
-    slopes: bool = True,
+    pulls: bool = True,
     second_order: bool = False,
     one_sign: bool = False,
 ) -> Any:
@@ -215,7 +215,7 @@ def with_reduction(
         return anywhere(points, tau, shares, *others)
     every = jnp.concatenate(points, -2)
     values = jnp.concatenate(weights, -2) if weights else jnp.ones_like(every[..., :1])
-    is_near = are_near(alone(settings), every, every, values, tau, slopes=slopes, second_order=second_order)
+    is_near = are_near(alone(settings), every, every, values, tau, pulls=pulls, second_order=second_order)
     return near_or_anywhere(is_near, near, anywhere, points, tau, shares, *others)
 
 

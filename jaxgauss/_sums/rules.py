@@ -173,7 +173,7 @@ mixed_sums.defvjp(lambda *args: (mixed_sums(*args), args[2:]), _mixed_sums_backw
 
 
 def _gaussian_forward(settings: Settings, which: Which, *operands: Array) -> tuple[Array, Any]:
-    is_near = are_near(settings, *operands, slopes=which.queries or which.keys or which.tau, second_order=which.tau)
+    is_near = are_near(settings, *operands, pulls=which.queries or which.keys or which.tau, second_order=which.tau)
     ways = (functools.partial(f, which.queries or which.tau, settings) for f in (_near_and_kept, _anywhere_and_kept))
     total, kept = near_or_anywhere(is_near, *ways, *operands)
     return total, (None if isinstance(is_near, bool) else is_near, kept)
@@ -190,28 +190,28 @@ def _gaussian_gradients(settings: Settings, which: Which, operands: tuple[Array,
     return tuple(next(rest) if is_wanted else None for is_wanted in which)
 
 
-def _near_and_kept(with_slopes: bool, settings: Settings, queries: Array, keys: Array, values: Array, tau: Array):
-    """The sum, and what is kept of it for the gradients: a tile, the slopes, or nothing."""
+def _near_and_kept(with_pulls: bool, settings: Settings, queries: Array, keys: Array, values: Array, tau: Array):
+    """The sum, and what is kept of it for the gradients: a tile, the pulls, or nothing."""
     operands = queries, keys, values, tau
     if keeps_tile(settings, *operands):
         return sum_and_tile(*operands)
-    if with_slopes and cheaper_by_channels(queries, values):
+    if with_pulls and cheaper_by_channels(queries, values):
         return _sum_and_pulls(settings, *operands)
-    if with_slopes and saves_log(settings, *operands):
+    if with_pulls and saves_log(settings, *operands):
         return near_sum_and_log(settings, *operands)
     total = near_sum(settings, *operands)
     return total, vary_like(jnp.zeros(0, total.dtype), [total])
 
 
-def _anywhere_and_kept(with_slopes: bool, settings: Settings, queries: Array, keys: Array, values: Array, tau: Array):
-    """The same wherever points lie: the slopes of one channel; of more, zeros like what is kept near."""
+def _anywhere_and_kept(with_pulls: bool, settings: Settings, queries: Array, keys: Array, values: Array, tau: Array):
+    """The same wherever points lie: the pulls of one channel; of more, zeros like what is kept near."""
     operands = queries, keys, values, tau
     channels = Channels((GAUSS,), values.shape[-1:])
-    if with_slopes and _keeps_pulls(settings, *operands):
+    if with_pulls and _keeps_pulls(settings, *operands):
         ones = jnp.ones_like(queries[..., :1])
         found = pair_sums(settings, Wanted(channels, channels, repeats=True), *operands, ones, values)
         return found.sums, found.pulls[..., None, :]
-    kept = jax.eval_shape(functools.partial(_near_and_kept, with_slopes, settings), *operands)[1]
+    kept = jax.eval_shape(functools.partial(_near_and_kept, with_pulls, settings), *operands)[1]
     total = radial_sum(settings, channels, *operands)
     return total, jax.tree.map(lambda x: vary_like(jnp.zeros(x.shape, x.dtype), [total]), kept)
 
