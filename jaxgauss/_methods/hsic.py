@@ -32,41 +32,39 @@ def hsic(
     weights: Weights | None = None,
     **options: Unpack[MeshOptions],
 ) -> Float[Array, ""]:
-    """Hilbert-Schmidt independence criterion of pairs (x_i, y_i): zero where x and y are independent, in the limit.
+    """Hilbert-Schmidt independence criterion of pairs (x_i, y_i): near zero if x and y are independent.
 
-    The MMD² between the pairs and what they would be if they were independent. With K_ij = exp(-τ_x/2 ‖x_i - x_j‖²), L
-    likewise of y, and weights a of sum one,
+    The MMD² between the pairs and independent pairs. With K_ij = exp(-τ_x/2 ‖x_i - x_j‖²), L likewise for y, and
+    weights a of sum 1,
 
-        HSIC = Σ_ij a_i a_j K_ij L_ij - 2 Σ_i a_i (K a)_i (L a)_i + (aᵀK a)(aᵀL a) = tr(K H L H) / N² for a = 1/N.
+        HSIC = Σ_ij a_i a_j K_ij L_ij - 2 Σ_i a_i (K a)_i (L a)_i + (aᵀK a)(aᵀL a),
 
-    Three Gauss sums, of x, of y, and of the pairs (x, y), in which each coordinate has its own τ; with all gradients
-    six. O(N² (D_x + D_y)) operations and O(N (D_x + D_y)) memory.
+    which is tr(K H L H) / N² for a = 1/N. Three Gauss sums, or six with all gradients: O(N² (D_x + D_y)) operations and
+    O(N (D_x + D_y)) memory.
 
     Args:
         x: points, (N, D_x).
-        y: what goes with each of them, (N, D_y).
-        tau_x: τ = 1/σ² of x, positive; or several, (T,): the kernel is then the mean of theirs.
-        tau_y: that of y, likewise, (S,): all T S pairs of them are summed.
-        estimator: "biased", the formula above (V-statistic), at least 0; or "unbiased", means over pairs, triples and
-            quadruples of distinct points (U-statistic; weighted by the products of their weights), at least 4 points.
-        weights: a, (N,), not negative: of importance, or a mask. They are divided by their sum. None: all the same.
-        **options: `method`, `precision` and `backend`, as for `gauss_sum`, but "auto" is float32 on CUDA: the three
-            terms nearly cancel; and `mesh`, `query_axis` and `key_axis`, as for `mmd_squared`.
+        y: points that belong to them, (N, D_y).
+        tau_x: τ = 1/σ² of x, positive; or several, (T,), whose kernels are averaged.
+        tau_y: τ of y, likewise, (S,).
+        estimator: "biased", the formula above, at least 0; or "unbiased", over pairs, triples and quadruples of
+            distinct points, weighted by the products of their weights (N ≥ 4).
+        weights: a, (N,), not negative; they are divided by their sum. None: all are equal.
+        **options: `method`, `precision` and `backend`, as for `gauss_sum`, except that "auto" is float32 on CUDA; and
+            `mesh`, `query_axis` and `key_axis`, as for `mmd_squared`.
 
     Returns:
         A scalar in the promoted dtype.
 
     Raises:
-        ValueError: shapes do not fit, there are too few points, tau or weights are not positive, an option is not one
-            of its names.
+        ValueError: shapes do not fit, there are too few points, a τ is not positive, or weights or options are wrong.
         TypeError: points or weights are not a floating array.
 
     Derivatives:
-        Reverse mode of any order with respect to x, y, both τ and weights: as a loss it makes features independent.
+        Reverse mode of any order with respect to x, y, both τ and weights. Minimizing it makes features independent.
 
     Precision:
-        That of `gauss_sum`, relative to the three terms, each of the size of (aᵀK a)(aᵀL a): 2e-6 of it in float32. So
-        near zero the biased estimate may be negative.
+        Within 2e-6 of (aᵀK a)(aᵀL a) in float32. Near zero, rounding may make the biased estimate negative.
 
     Example:
         >>> import jax, jaxgauss
@@ -78,8 +76,7 @@ def hsic(
 
     References:
         Gretton, Bousquet, Smola & Schölkopf, "Measuring Statistical Dependence with Hilbert-Schmidt Norms", 2005.
-        Song, Smola, Gretton, Bedo & Borgwardt, "Feature Selection via Dependence Maximization", JMLR 13, 2012
-        (the unbiased estimate).
+        Song, Smola, Gretton, Bedo & Borgwardt, "Feature Selection via Dependence Maximization", JMLR 13, 2012.
     """
     function = "hsic"
     check_estimator(function, estimator)

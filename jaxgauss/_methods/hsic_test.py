@@ -43,45 +43,38 @@ def hsic_test(
     progress: bool = False,
     **options: Unpack[MeshOnly],
 ) -> KernelTest:
-    """Independence test: does y depend on x? By the HSIC of the pairs (x_i, y_i) and of resamplings of them.
+    """Test whether y depends on x, by the HSIC of the pairs (x_i, y_i) and of random resamplings of them.
 
-    "permutation" puts every x_i with the y of another point, in P random orders. Each needs the kernel of y anew:
-    O(P N² D_y) operations in all. "wild" multiplies the centered kernels by random signs w, wᵀ(HKH ∘ HLH)w: all
-    resamplings share the exponentials, in O(N² (D + P)) operations, and for N in the thousands it takes a hundredth of
-    the time. XLA forms both kernels a tile at a time, each pair once, and sums in float64; no attention call. O(N
-    (D + P)) memory at most, in blocks of resamplings beyond 64 MiB.
+    "permutation" pairs every x_i with another y_j, in P random orders, in O(P N² D_y) operations. "wild" multiplies the
+    centered kernels by random signs w, wᵀ(HKH ∘ HLH)w. All its resamplings share the exponentials, in O(N² (D + P))
+    operations, a hundredth of the time for thousands of points. XLA takes each pair once, in float64. O(N (D + P))
+    memory, in blocks of at most 64 MiB.
 
     Args:
         x: points, (N, D_x), N ≥ 4.
-        y: what goes with each of them, (N, D_y).
-        tau_x: τ = 1/σ² of x, positive. Several, (T,), with those of y, (S,), are aggregated: the statistic is the soft
-            maximum (1/λ) log mean exp(λ u) of u = HSIC / √(V_x V_y) over the T S pairs, V the unbiased HSIC of x with
-            itself, and of y (so u is a correlation), and λ = √(N(N - 1)). Resampling does not change V.
-        tau_y: that of y, likewise.
-        rng_key: for the resamplings, the same on every device and in every precision.
-        num_permutations: P, of either kind. A p-value is at least 1/(P + 1).
-        estimator: "unbiased" or "biased", as for `hsic`, whose default is "biased". Several bandwidths, and few points,
-            want the unbiased one.
-        resampling: "permutation": exact for every N. "wild": right for many points; of the biased statistic it
-            rejects too often where bandwidths are so narrow that points see few others.
-        progress: show a bar (needs tqdm). Not under `jit`.
-        **options: `mesh`, `query_axis` and `key_axis`, as for `mmd_squared`: tiles are shared out over both axes.
+        y: points that belong to them, (N, D_y).
+        tau_x: τ = 1/σ² of x, positive; or several, (T,), which are aggregated with those of y, in all pairs
+            (docs/which_function.md).
+        tau_y: τ of y, likewise.
+        rng_key: random key for the resamplings, which are the same on every device and in every precision.
+        num_permutations: P, for either kind of resampling. The p-value is at least 1/(P + 1).
+        estimator: "unbiased", which several bandwidths need and few points should have; or "biased", as for `hsic`.
+        resampling: "permutation", exact for every N; or "wild", valid for many points. With "biased" it rejects too
+            often if bandwidths are so narrow that a point has few others near it.
+        progress: show a bar (needs tqdm); not under `jit`.
+        **options: `mesh`, `query_axis` and `key_axis`, as for `mmd_squared`: both axes divide the tiles.
 
     Returns:
-        A `KernelTest`: p-value, statistic and the statistics of the resamplings.
+        A `KernelTest`: p-value, statistic, and the statistics of the resamplings. No gradients: `hsic` has them.
 
     Raises:
-        ValueError: shapes do not fit, there are less than four points, tau is not positive, P is not positive, several
-            bandwidths are asked for with "biased", an option is not one of its names, `progress` under `jit`.
+        ValueError: shapes do not fit, N < 4, tau or P is not positive, several bandwidths with "biased", a wrong
+            option, or `progress` under `jit`.
         TypeError: points are not a floating array.
         ImportError: `progress` without tqdm.
 
     Precision:
-        That of float64. (Of more than 512 points in float32, centered kernels are float32 within groups of 512, and
-        statistics within 1e-7 of √(V_x V_y).)
-
-    Derivatives:
-        None: `hsic` has them.
+        That of float64. For more than 512 points in float32, statistics are within 1e-7 of √(V_x V_y).
 
     Example:
         >>> import jax, jaxgauss
@@ -93,8 +86,6 @@ def hsic_test(
     References:
         Gretton, Fukumizu, Teo, Song, Schölkopf & Smola, "A Kernel Statistical Test of Independence", 2008.
         Chwialkowski, Sejdinovic & Gretton, "A Wild Bootstrap for Degenerate Kernel Tests", 2014, arXiv:1408.5404.
-        Székely & Rizzo, "Partial Distance Correlation with Methods for Dissimilarities", 2014 (the centering without
-        the diagonal, by which the unbiased HSIC is an inner product).
         Schrab, Kim, Guedj & Gretton, "Efficient Aggregated Kernel Tests", 2022, arXiv:2206.09194 (HSICAgg).
     """
     function = "hsic_test"

@@ -35,50 +35,41 @@ def mmd_squared(
     y_norm_squared: Float[Array, ""] | float | None = None,
     **options: Unpack[MeshOptions],
 ) -> Float[Array, ""]:
-    """Squared maximum mean discrepancy of two samples, with its gradient from the same pass over the pairs.
+    """Squared maximum mean discrepancy (MMD²) of two samples, as a loss: one pass gives its value and its gradient.
 
-    MMD² = Σ_ij a_i a_j k(x_i, x_j) - 2 Σ_ij a_i b_j k(x_i, y_j) + Σ_ij b_i b_j k(y_i, y_j), k = exp(-τ/2 ‖x - y‖²) or
-    another kernel.
-
-    Two Gauss sums, with and without the gradient: x against both samples with the channels [w z, w], and y against y
-    (or, where y or τ moves as well, y against both). O((M + N)(M + ½N) D) operations and O((M + N) D) memory.
+    MMD² = Σ_ij a_i a_j k(x_i, x_j) - 2 Σ_ij a_i b_j k(x_i, y_j) + Σ_ij b_i b_j k(y_i, y_j), with k = exp(-τ/2 ‖x - y‖²)
+    or another kernel. Two Gauss sums, with or without the gradient: O((M + N)(M + ½N) D) operations and O((M + N) D)
+    memory.
 
     Args:
         x: points, (M, D).
         y: points, (N, D).
-        tau: τ = 1/σ², positive; or several, (T,): k is then the mean of their kernels (in `gauss_sum`, which returns
-            each, a batch). To learn it, learn log τ: under `jit` a negative one gives NaN.
-        kernel: a name or a `Kernel`, as for `kernel_sum`: "gauss", "matern12" ("laplace"), "matern32", "matern52",
-            "imq", "cauchy", `rational_quadratic(alpha)`; "energy", whose MMD² is the energy distance times √τ, for
-            weights of one sum.
-        x_weights: a, (M,), of either sign. None: 1/M. They are taken as they are, not normalized: with Σa ≠ Σb, as of
-            importance weights or a mask of ones, it is no distance of distributions. Divide them by their sum.
+        tau: τ = 1/σ², positive; or several, (T,), whose kernels are averaged. To learn τ, learn log τ: a negative τ
+            under `jit` gives NaN.
+        kernel: a name or a `Kernel`, as for `kernel_sum`. "energy" gives √τ times the energy distance, if the weights
+            of x and of y have the same sum.
+        x_weights: a, (M,), of either sign. None: 1/M. They are not normalized; MMD² is a distance only if Σa = Σb.
         y_weights: b, (N,), likewise.
-        estimator: "biased", the formula above (V-statistic), at least 0; or "unbiased", without the pairs i = i within
-            x and within y (U-statistic; for weights, with the factor (Σa)² / ((Σa)² - Σa²)), at least 2 points each. A
-            mask that leaves one point has no such pairs: it is refused, or NaN under `jit`. (`mmd_test` is unbiased by
-            default.)
-        y_norm_squared: the last term, if it is known (`embedding_norm_squared(y, …)` with the same tau, weights and
-            estimator: a biased one is not the unbiased estimate's): constant while only x moves, it need not be summed
-            at every step. A number has no gradient: where y or tau move as well leave it out, or compute it within
-            the function that is differentiated.
+        estimator: "biased", the formula above, at least 0; or "unbiased", without the pairs i = i within x and within
+            y, times (Σa)² / ((Σa)² - Σa²). It needs two points with weight on each side.
+        y_norm_squared: the third term, if only x moves: `embedding_norm_squared(y, …)` with the same tau, kernel,
+            weights and estimator. It saves a sum per step. Given as a number, it has no gradient.
         **options: `method`, `precision` and `backend`, as for `gauss_sum`; and `mesh`, `query_axis` and `key_axis`, as
-            for `gauss_sum_sharded`, but the mesh need not divide the numbers of points.
+            for `gauss_sum_sharded`, except that the mesh need not divide the numbers of points.
 
     Returns:
         A scalar in the promoted dtype of the samples and weights.
 
     Raises:
-        ValueError: shapes do not fit, a sample is empty, tau is not positive, or an option is not one of its names.
+        ValueError: shapes do not fit, a sample is empty, tau is not positive, or an option has no such value.
         TypeError: a sample or its weights are not a floating array.
 
     Derivatives:
-        Reverse mode of any order with respect to x, y, both weights and tau. The value's own pass yields the first.
-        Forward mode is refused: a Hessian is `jax.jacrev(jax.grad(f))`.
+        Reverse mode of any order with respect to x, y, both weights and tau. A Hessian is `jax.jacrev(jax.grad(f))`.
 
     Precision:
-        That of `gauss_sum`, relative to the three terms: within 1e-6 of their size in float32 where they have many
-        terms, wherever the points lie (so near zero the biased estimate may be negative).
+        As for `gauss_sum`, relative to the three terms: within 1e-6 of their size in float32 if they have many
+        summands. Rounding may make a biased estimate near zero negative.
 
     Example:
         >>> import jax, jaxgauss
@@ -89,14 +80,13 @@ def mmd_squared(
 
     References:
         Gretton, Borgwardt, Rasch, Schölkopf & Smola, "A Kernel Two-Sample Test", JMLR 13, 2012.
-        Rux & Neumayer, "Fast Gauss Sums via Flash Attention", 2026, arXiv:2609.04910, section 3.
     """
     weights = {"x_weights": x_weights, "y_weights": y_weights}
     return checked_mmd("mmd_squared", kernel, x, y, tau, weights, estimator, y_norm_squared, options)
 
 
 def checked_mmd(function, kernel, x, y, tau, weights, estimator, y_norm_squared, options) -> Array:
-    """It, in the name of a public function."""
+    """MMD², checked in the name of a public function."""
     check_estimator(function, estimator)
     smallest = 2 if estimator == "unbiased" else 1
     kernel = check_kernel(function, kernel)
@@ -122,14 +112,14 @@ def embedding_norm_squared(
     estimator: str = "biased",
     **options: Unpack[MeshOptions],
 ) -> Float[Array, ""]:
-    """Squared norm of a kernel mean embedding, Σ_ij a_i a_j k(x_i, x_j), with its gradient.
+    """Squared norm of a kernel mean embedding, Σ_ij a_i a_j k(x_i, x_j): the first and the third term of `mmd_squared`.
 
-    One Gauss sum, with and without the gradient.
+    One Gauss sum, with or without the gradient.
 
     Args:
         points: x, (N, D).
-        tau, kernel, weights, estimator, **options: as for `mmd_squared`, whose first and last term this is. (Of
-            "energy" it is that term, negative, and no norm.)
+        tau, kernel, weights, estimator, **options: as for `mmd_squared`. With "energy" the term is negative, and no
+            norm.
 
     Returns:
         A scalar.

@@ -1,4 +1,4 @@
-"""The two-sample permutation test by MMD: labelings are columns of signs, and all of them share the exponentials."""
+"""The two-sample test by MMD: all random labelings share the exponentials, as columns of one sum."""
 
 import contextlib
 import functools
@@ -44,47 +44,39 @@ def mmd_test(
     progress: bool = False,
     **options: Unpack[MeshOptions],
 ) -> KernelTest:
-    """Two-sample test: do x and y come from one distribution? By MMD² and random labelings of the pooled points.
+    """Test whether x and y come from one distribution, by MMD² and random labelings of the pooled points.
 
-    With K the kernel matrix of the pooled points and σ a labeling (1 in x, -1 in y), MMD² is a combination of σᵀKσ,
-    σᵀK1 and 1ᵀK1. The labelings are columns of one Gauss sum, KΣ, so the exponentials are computed once for hundreds of
-    them: O((M + N)² (D + P)) operations and O((M + N) (D + P)) memory at most, in blocks of columns beyond 64 MiB.
-    Left to itself ("auto"), it takes each pair once, none of a point with itself, and sums in float64: on CPUs, and
-    elsewhere for several bandwidths or up to 4096 points. Otherwise `gauss_sum` takes the columns.
+    With the kernel matrix K of the pooled points and a labeling σ (1 in x, -1 in y), MMD² is a combination of σᵀKσ,
+    σᵀK1 and 1ᵀK1. All labelings share the exponentials: O((M + N)² (D + P)) operations and O((M + N)(D + P)) memory, in
+    blocks of at most 64 MiB. With "auto" options, XLA takes each pair once, in float64: on CPUs, and elsewhere for
+    several bandwidths or up to 4096 points. Otherwise, `gauss_sum` takes the labelings as columns.
 
     Args:
         x: points, (M, D).
         y: points, (N, D).
-        tau: τ = 1/σ², positive. Several, (T,), are aggregated as MMD-FUSE does it: the statistic is the soft maximum
-            (1/λ) log mean_t exp(λ u_t) of u_t = MMD²_t / ‖K_t‖, ‖K_t‖² the mean of k² over pairs of pooled points and
-            λ = √(s(s - 1)), s the smaller number of points. Labelings do not change ‖K_t‖, so the level is kept. (Nor
-            what points are to themselves, which is left out of a biased MMD²_t here: it would hide the others.)
-        rng_key: for the labelings, the same on every device and in every precision.
-        kernel: a name or a `Kernel`, as for `mmd_squared`. "energy" is the energy test, and needs no τ: any will do.
-        num_permutations: P. A p-value is at least 1/(P + 1).
-        estimator: "unbiased" or "biased", as for `mmd_squared`, whose default is "biased": name it in both to compare a
-            statistic with a loss.
-        resampling: "permutation" of all labels; or "wild", a wild bootstrap that swaps x_i and y_i or not: for samples
-            of one size, also where they are in pairs.
-        progress: show a bar (needs tqdm). Not under `jit`.
-        **options: `method`, `precision` and `backend`, as for `gauss_sum` (signs are exact in every precision); and
-            `mesh`, `query_axis` and `key_axis`, as for `mmd_squared`.
+        tau: τ = 1/σ², positive; or several, (T,), which are aggregated as in MMD-FUSE (docs/which_function.md).
+        rng_key: random key for the labelings, which are the same on every device and in every precision.
+        kernel: a name or a `Kernel`, as for `mmd_squared`. "energy" is the energy test, which no τ changes.
+        num_permutations: P. The p-value is at least 1/(P + 1).
+        estimator: "unbiased" or "biased", as for `mmd_squared` (which is biased by default).
+        resampling: "permutation" of all labels; or "wild", a wild bootstrap that swaps x_i and y_i at random. It needs
+            M = N, and is right for paired samples as well.
+        progress: show a bar (needs tqdm); not under `jit`.
+        **options: `method`, `precision` and `backend`, as for `gauss_sum`; and `mesh`, `query_axis` and `key_axis`, as
+            for `mmd_squared`.
 
     Returns:
-        A `KernelTest`: p-value, statistic and the statistics of the labelings.
+        A `KernelTest`: p-value, statistic, and the statistics of the labelings.
 
     Raises:
-        ValueError: shapes do not fit, a sample has fewer than two points, tau is not positive, P is not positive,
-            "wild" is asked for samples of different sizes, an option is not one of its names, `progress` under `jit`.
+        ValueError: shapes do not fit, a sample has fewer than two points, tau or P is not positive, "wild" with M ≠ N,
+            an option has no such value, or `progress` under `jit`.
         TypeError: a sample is not a floating array.
         ImportError: `progress` without tqdm.
 
     Precision:
-        The labelings of an x of M points are uniform up to the rounding of a float32 random number. P-values are those
-        of float64, for bandwidths however narrow: where all k of one underflow, u_t is the limit, which the closest
-        pair decides. (Of more than 1024 pooled points, k are float32 within groups of 512, and statistics within 1e-7.)
-        By `gauss_sum`, statistics are within 1e-6 of those of the dense matrix in float32; a bandwidth with
-        ‖K_t‖ < 1.2e-4 then has u_t = 0. (For many tests `jax.lax.map` beats `jax.vmap` on a CPU.)
+        With "auto", p-values are those of float64, however narrow the bandwidths (for more than 1024 points in float32,
+        statistics are within 1e-7). By `gauss_sum`, statistics are within 1e-6 in float32.
 
     Example:
         >>> import jax, jaxgauss
@@ -95,9 +87,8 @@ def mmd_test(
 
     References:
         Gretton, Borgwardt, Rasch, Schölkopf & Smola, "A Kernel Two-Sample Test", JMLR 13, 2012.
-        Phipson & Smyth, "Permutation P-values Should Never Be Zero", 2010, arXiv:1603.05766.
         Biggs, Schrab & Gretton, "MMD-FUSE", 2023, arXiv:2306.08777.
-        Schrab et al., "MMD Aggregated Two-Sample Test", 2023, arXiv:2110.15073 (MMDAgg; the wild bootstrap).
+        Schrab et al., "MMD Aggregated Two-Sample Test", 2023, arXiv:2110.15073 (the wild bootstrap).
     """
     where = "`jaxgauss.mmd_test`"
     check_estimator("mmd_test", estimator)

@@ -17,14 +17,14 @@ FEW = 512  # points whose terms are rounded to nothing less than float64; of mor
 
 
 class KernelTest(NamedTuple):
-    """A test by resampling: `mmd_test`, `hsic_test` or `ksd_test`.
+    """The result of a test by resampling: `mmd_test`, `hsic_test` or `ksd_test`.
 
     Attributes:
-        p_value: the share (1 + #{null ≥ observed}) / (1 + P) of the resamplings: at most α with probability at most α
-            where the hypothesis holds (of a wild bootstrap, for many points). In float32 or better, rounded down:
-            `float(p_value) <= 0.05` at 0.05.
+        p_value: (1 + #{null ≥ observed}) / (1 + P) of P resamplings. If the hypothesis holds, it is at most α with
+            probability at most α (of a wild bootstrap, for many points). It is rounded down, so that `float(p_value) <=
+            0.05` holds at exactly 0.05.
         statistic: of the samples.
-        null_statistics: of the P resamplings, in no order.
+        null_statistics: of the P resamplings, in no particular order.
     """
 
     p_value: Float[Array, ""]
