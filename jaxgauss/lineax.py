@@ -247,7 +247,7 @@ def nystrom_preconditioner(operator: GaussOperator, rank: int, *, rng_key: jax.A
     rows = jnp.broadcast_to(scale, (num,))[:, None]
     test, _ = jnp.linalg.qr(jax.random.normal(rng_key, (num, rank), dtype))  # (N, R)
     image = rows * operator.kernel_product(rows * test)
-    shift = jnp.finfo(dtype).eps * jnp.linalg.norm(image)  # by which rounded eigenvalues stay positive
+    shift = jnp.finfo(dtype).eps * jnp.linalg.norm(image)  # keeps rounded eigenvalues positive
     image += shift * test
     values, vectors = jnp.linalg.eigh(test.T @ image)
     factor = image @ (vectors * lax.rsqrt(jnp.maximum(values, shift))[None])  # (N, R): factor factorᵀ ≈ S K S + shift

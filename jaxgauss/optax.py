@@ -21,7 +21,7 @@ with needed("jaxgauss.optax", "optax"):
 
 FUNCTION = "optax.scale_by_svgd"
 WHERE = f"`jaxgauss.{FUNCTION}`"
-MAX_POINTS = 300  # whose distances are sorted at every step
+MAX_POINTS = 300  # their distances are sorted at every step
 
 
 def scale_by_svgd(
@@ -94,7 +94,7 @@ def scale_by_svgd(
 
 def _liu_wang(particles: Array) -> Array:
     if len(particles) < 2:
-        return jnp.ones((), working_dtype(particles.dtype))  # one particle descends, whatever τ is
+        return jnp.ones((), working_dtype(particles.dtype))  # for one particle, τ does not matter
     tau = median_heuristic(particles, max_points=MAX_POINTS)
     return jnp.log(len(particles)).astype(tau.dtype) * 2 * tau
 

@@ -27,9 +27,9 @@ with needed("jaxgauss.sklearn", "scikit-learn"):
     from sklearn.utils import check_array, check_random_state
     from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
-DTYPES = (np.float64, np.float32)  # that data are kept and summed in; others become the first
+DTYPES = (np.float64, np.float32)  # of stored data and of sums; other dtypes become the first
 LEAVE_ONE_OUT = "leave_one_out"
-BLOCK = 64  # numbers of points that sums are compiled for are its multiples
+BLOCK = 64  # sums are compiled for multiples of this number of points
 
 
 class _KernelEstimator(BaseEstimator):
@@ -40,7 +40,7 @@ class _KernelEstimator(BaseEstimator):
     X_fit_: np.ndarray
     weights_: np.ndarray | None
     tau_: float
-    _searches = True  # whether τ may be left to leave-one-out
+    _searches = True  # whether τ may be "leave_one_out"
 
     @property
     def _name(self) -> str:

@@ -15,8 +15,8 @@ from .operators import BACKWARD, FORWARD, Gate, efficient_gated, efficient_gated
 from .trust import report
 
 MAX_GRID = 65535  # CUDA's limit on batch and on heads in one launch
-MAX_POINTS = 2**16  # in one call: kernels add block after block, and millions of terms would cost them digits
-MAX_ELEMENTS = 2**31 - 1  # of a matrix: some kernels count in 32 bits
+MAX_POINTS = 2**16  # in one call: kernels add blocks one after another, and millions of terms would lose accuracy
+MAX_ELEMENTS = 2**31 - 1  # of a matrix: some kernels index with 32 bits
 
 
 def attention(

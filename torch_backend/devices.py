@@ -3,9 +3,9 @@
 import functools
 from typing import NamedTuple
 
-FLASH = 8, 0  # the least compute capability that FlashAttention, cuDNN's attention and bfloat16 run at
-SMALL = (8, 6), (8, 9)  # capabilities of less shared memory, as those from 12.0 on have: no width of 193 to 224 fits
-FAULTY_CUDNN = 91500  # the last version that is wrong for lengths that 128 does not divide
+FLASH = 8, 0  # the lowest compute capability with FlashAttention, cuDNN's attention and bfloat16
+SMALL = (8, 6), (8, 9)  # capabilities with little shared memory (also 12.0 and up): widths of 193 to 224 do not fit
+FAULTY_CUDNN = 91500  # the last version that is wrong for lengths that are no multiple of 128
 
 
 class Card(NamedTuple):
@@ -50,6 +50,6 @@ def card() -> Card:
     least = min(found, key=lambda x: (x.major, x.minor))
     try:
         cudnn = torch.backends.cudnn.version() or 0
-    except RuntimeError:  # another one is loaded than PyTorch was built for
+    except RuntimeError:  # the loaded cuDNN is not the one that PyTorch was built for
         cudnn = 0
     return Card(least.name, (least.major, least.minor), cudnn)

@@ -24,7 +24,7 @@ from .rescale import bias_columns, rescale, rescale_and_log, softmax_mean
 from .reweight import reweight
 
 METHODS = {"reweight": reweight, "prescale": prescale, "rescale": rescale}
-EXACT = 1e-2  # exponents with a rounding error below this are taken for exact in the pullback
+EXACT = 1e-2  # the pullback treats exponents with a smaller rounding error as exact
 
 
 def fused_sum(
@@ -37,7 +37,7 @@ def fused_sum(
     fold, reduction, num_queries = Fold(a, b, values), METHODS[method], a.shape[-2]
     a, b, v = fold.fold(a), fold.fold(b), fold.fold(values, of_values=True)
     most = kernel.channels(v.shape[-1])
-    most -= method == "reweight" and most == kernel.max_width  # which has one of its own
+    most -= method == "reweight" and most == kernel.max_width  # which adds a column of its own
     xp, logs = array_namespace(v), []
     if with_log:
         block, log_sum = rescale_and_log(a, b, v, kernel, attend)
@@ -115,7 +115,7 @@ def _pullback(
     key_columns, key_norms = point_columns(b, kernel, of_keys=True)
     scale, norm_columns = bias_columns(-key_norms, kernel)
     v, v_scale = normalized(v, kernel.dtype)
-    # Two columns more, [0, 1] against [1, 0], add nothing to the inner products and leave S 1 and Sᵀ 1 in the pullback.
+    # Two more columns, [0, 1] and [1, 0], add nothing to the inner products; the pullback returns S 1 and Sᵀ 1 in them.
     ones = kernel.columns(dim)
     layout = {"width": kernel.width(max(ones + PROBES, channels)), "dtype": kernel.dtype}
     padded_a = pack(*query_columns, *(scale for _ in norm_columns), 0.0, 1.0, **layout)
@@ -129,13 +129,13 @@ def _pullback(
         lse = cast(lse, dtype)
         sums = xp.exp(xp.clip(lse - half_norms, None, math.log(b.shape[-2])))
         g, largest = g * sums, xp.max(sums)
-    else:  # the same, from the sum's own pass
+    else:  # P = softmax as well, with row sums from the sum's own pass
         is_unknown = log_sum == math.inf
         log_sum = xp.where(is_unknown, 0.0, log_sum)
         sums = xp.exp(xp.clip(log_sum, None, math.log(b.shape[-2])))
         g, lse = g * sums, half_norms + log_sum
-        largest = xp.where(xp.any(is_unknown), 0.0, xp.max(sums))  # zero is always doubted
-    # The channels of v were divided by v_scale: g takes it for S, and dv gives it back.
+        largest = xp.where(xp.any(is_unknown), 0.0, xp.max(sums))  # zero is never trusted
+    # The channels of v were divided by v_scale. So g is multiplied by it, for S, and dv is divided by it.
     g, g_scale = normalized_for_sums(g * v_scale, (a, b), kernel.dtype)
     gradients = engine.pullback(pack(g, **layout), padded_a, padded_b, padded_v, cast(lse, wide), kernel)
 

@@ -65,7 +65,7 @@ def gauss_sum(
     *points, values, kernel, batch, dtype = _prepared(queries, keys, values, tau, precision, backend)
     shape = (*batch, queries.shape[-2], values.shape[-1])
     if 0 in shape or 0 in keys.shape[-2:]:
-        return torch.zeros(shape, dtype=dtype, device=queries.device)  # the raw CPU kernel dies on these
+        return torch.zeros(shape, dtype=dtype, device=queries.device)  # the CPU operator crashes on empty operands
     scaled = scaled_points(*points)
 
     def compute(kernel: Kernel, method: str) -> tuple[Tensor, Tensor]:
@@ -198,7 +198,7 @@ def _prepared(queries: Tensor, keys: Tensor, values: Tensor, tau: Tensor | float
     dtype = torch.promote_types(torch.promote_types(queries.dtype, keys.dtype), values.dtype)
     kernel = select_kernel(backend, precision, queries.device.type, dtype, queries.shape[-1])
     work = torch.float64 if dtype == torch.float64 or kernel.dtype == "float64" else torch.float32
-    if not isinstance(tau, Tensor):  # a number would be copied to a GPU from memory for which the host waits
+    if not isinstance(tau, Tensor):  # without it, the host would wait until a number is copied to the GPU
         tau = torch.full((), tau, dtype=work, device=queries.device)
     tau = tau.to(queries.device, work)[..., None, None]
     try:

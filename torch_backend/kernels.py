@@ -17,10 +17,10 @@ from . import devices
 from .arrays import BITS, HALF, Array, accumulation_dtype, cast
 
 DTYPES = tuple(BITS)
-SPLIT = {"float16x2": "float16", "bfloat16x2": "bfloat16"}  # points as the sum of two half-precision numbers
+SPLIT = {"float16x2": "float16", "bfloat16x2": "bfloat16"}  # two-part points: each coordinate is the sum of two numbers
 PRECISIONS = {name: name for name in DTYPES} | SPLIT
-GAP = 193, 224  # of flash attention's backward pass on cards of little shared memory, see `devices`
-PROBES = 2  # columns that the pullback adds to those of the points and of their norms
+GAP = 193, 224  # widths without a backward pass of flash attention on cards with little shared memory: see `devices`
+PROBES = 2  # columns that the pullback adds to those of points and norms
 
 
 Attend: TypeAlias = Callable[..., tuple[Array, Array]]
@@ -95,7 +95,7 @@ class Kernel:
 
     def width(self, columns: int) -> int:
         """The width that the kernel runs at for this many columns."""
-        if self.name == "cpu":  # no limits, but narrow matrix products are slow: 16 columns cost less than 2 to 15
+        if self.name == "cpu":  # no limits, but narrow products are slow: 16 columns take less time than 2 to 15
             return columns if columns <= 1 or columns >= 16 else 16
         width = -(-columns // self.multiple) * self.multiple
         return self.gap[1] + self.multiple if self.gap[0] <= width <= self.gap[1] else width

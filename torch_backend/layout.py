@@ -8,7 +8,7 @@ from torch import broadcast_shapes as _broadcast_shapes
 from .arrays import HALF, MAX, Array, cast, dtype_of, held, nonzero, unbroadcast, without_nan
 from .kernels import Kernel
 
-LOG_ZERO = -1e4  # the logarithm of a weight of zero: its exponential is zero in every dtype, its product with S finite
+LOG_ZERO = -1e4  # stands for log 0: its exponential is zero in every dtype, and its product with S is finite
 
 
 def half_squared_norms(points: Array) -> Array:
@@ -64,7 +64,7 @@ def normalized_for_sums(cotangent: Array, points: tuple[Array, ...], dtype: str)
         return cotangent, 1.0
     xp = array_namespace(cotangent)
     sizes = xp.abs(cotangent)
-    sizes = xp.where(xp.isfinite(sizes), sizes, xp.zeros_like(sizes))  # NaN spoils its own row alone
+    sizes = xp.where(xp.isfinite(sizes), sizes, xp.zeros_like(sizes))  # a NaN affects only its own row
     reach = sum(xp.max(xp.abs(without_nan(x))) for x in points) + 1
     bound = xp.sum(sizes, axis=(-2, -1), keepdims=True) * reach * (2 / MAX[dtype])
     scale = nonzero(xp.maximum(xp.max(sizes, axis=(-2, -1), keepdims=True), bound))

@@ -15,7 +15,7 @@ from torch import Tensor
 from . import devices
 from .kernels import gate_starts
 
-SHORT = 512  # queries or keys over which half precision adds up
+SHORT = 512  # queries or keys in one half-precision sum
 Gate: TypeAlias = Tensor | tuple[Tensor, Tensor]
 
 
@@ -45,15 +45,15 @@ def _efficient(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 def _cudnn(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     if not devices.card().cudnn_takes(q.shape[2], k.shape[2]):
-        return _flash(q, k, v)  # of the same dtypes and widths, and more
+        return _flash(q, k, v)  # takes the same dtypes and widths, and lengths that cuDNN does not
     q, k, v = q.contiguous(), k.contiguous(), v.contiguous()  # cuDNN refuses strides of zero
     out, lse = _aten("cudnn_attention")(q, k, v, None, True, 0.0, False, False, scale=1.0)[:2]
     return out, lse.reshape(q.shape[:-1])
 
 
-# What half precision does not hold is computed again in float32, if the device finds that there is any; the host does
-# not wait to hear. The memory-efficient kernel reads the lengths of its sequences from the device, and leaves a block
-# of queries beyond them at once. Its operands are packed: (1, B·M, H, W), and the B + 1 places where sequences start.
+# If half precision is too coarse, the sum is computed again in float32. The device decides; the host does not wait. The
+# memory-efficient kernel reads the lengths of its sequences from the device, and skips queries beyond them: of a length
+# of zero it computes nothing. Its operands are packed, (1, B·M, H, W), with the B + 1 starts of sequences.
 
 
 def efficient_gated(q: Tensor, k: Tensor, v: Tensor, *, gate: Gate) -> tuple[Tensor, Tensor]:
@@ -72,7 +72,7 @@ def _cpu_backward(g: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor) -> tu
 
 
 def _flash_backward(g: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor) -> tuple:
-    seed = torch.empty(2, dtype=torch.uint64, device=q.device)  # of the dropout that we do not use: it is not read
+    seed = torch.empty(2, dtype=torch.uint64, device=q.device)  # of the dropout, which is off: it is not read
     return _aten("flash_attention_backward")(
         g, q, k, v, torch.zeros_like(g), lse[..., 0].contiguous(), None, None, q.shape[2], k.shape[2], 0.0, False, seed,
         torch.empty((), dtype=torch.uint64, device=q.device), scale=1.0,
@@ -172,5 +172,5 @@ BACKWARD = {
     "cpu": _cpu_backward_on_threads,
     "flash": _flash_backward,
     "efficient": _efficient_backward,
-    "cudnn": _flash_backward,  # serves the same dtypes and widths
+    "cudnn": _flash_backward,  # takes the same dtypes and widths
 }

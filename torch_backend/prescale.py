@@ -9,7 +9,7 @@ from .arrays import Array, cast, dtype_of
 from .kernels import Attend, Kernel
 from .layout import normalized, pack, point_columns
 
-LARGEST = {"float32": 80.0, "float64": 700.0}  # exponents beyond this overflow; the values are zero there
+LARGEST = {"float32": 80.0, "float64": 700.0}  # larger exponents overflow; the values are zero there
 
 
 def prescale(queries: Array, keys: Array, values: Array, kernel: Kernel, attend: Attend) -> Array:

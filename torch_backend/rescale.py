@@ -11,9 +11,9 @@ from .arrays import Array, cast, dtype_of, log_sum_exp
 from .kernels import Attend, Kernel
 from .layout import LOG_ZERO, pack, point_columns, signs_and_log_rows, split
 
-# S: float16 ends at 65504, which ½|b|² passes 362 bandwidths from the center; so it is stored divided by S.
+# S: ½|b|² exceeds 65504, the largest number of float16, beyond 362 bandwidths; so it is stored divided by S.
 SCALE = {"float16": 1024.0}
-SMALL_ROWS = -12 * math.log(2)  # sizes of rows that half precision holds, as weights as well as beside one another
+SMALL_ROWS = -12 * math.log(2)  # from this logarithm up, half precision can hold the sizes of rows in the values
 SMALLEST = 2.0**-126  # normal number of float32
 
 
@@ -36,12 +36,12 @@ def rescale_and_log(queries: Array, keys: Array, values: Array, kernel: Kernel, 
 
     x, log_rows, scale = signs_and_log_rows(values)
     channels = x.shape[-1]
-    if channels == 1:  # signs, and their sizes as a second channel that meets the same rounded weights
+    if channels == 1:  # signs, and their sizes as a second channel, averaged with the same rounded weights
         both = xp.concat([x, xp.abs(x)], axis=-1)
         mean, log_sum = softmax_mean(queries, keys, both, kernel, attend, log_rows)
         mean = mean[..., :1] / xp.clip(mean[..., 1:], SMALLEST, None)  # 1 where all signs are the same
-        is_small = xp.ones_like(log_rows[..., :1, :], dtype=xp.bool)  # signs have no use for the pullback's weights
-    else:  # values are split like points where there is width for it
+        is_small = xp.ones_like(log_rows[..., :1, :], dtype=xp.bool)  # the pullback's weights are not needed for signs
+    else:  # values get two parts, like points, if the width allows
         is_small = xp.any((log_rows > LOG_ZERO) & (log_rows < SMALL_ROWS), axis=-2, keepdims=True)
         log_rows = xp.where(is_small, log_rows, xp.clip(log_rows, SMALL_ROWS, None))  # rows of zeros
         parts = kernel.parts if 2 * channels <= kernel.width(kernel.columns(keys.shape[-1])) else 1

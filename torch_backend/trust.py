@@ -25,7 +25,7 @@ from .arrays import EPS, Array, held, nonzero, without_nan
 from .kernels import Kernel, wide_kernel
 from .layout import half_squared_norms
 
-# The largest R² at which a reduction has the digits that its precision promises.
+# The largest R² at which a reduction keeps the promise of its precision.
 REACH = {
     "rescale": {
         "float16": 2**10,
@@ -52,14 +52,14 @@ REACH = {
         "float64": 2**9,
     },
 }
-REACH_AGAIN = {"cuda": 2**16, "cpu": 2**36}  # of float32 that stands in for half precision, of float64 for float32
-# Errors of exponents, in the root mean square, beyond which a sum is computed again.
+REACH_AGAIN = {"cuda": 2**16, "cpu": 2**36}  # R² of float32 after half precision, of float64 after float32
+# Root-mean-square errors of exponents beyond which a sum is computed again.
 DOUBT = {"float16": 5e-3, "bfloat16": 4e-2, "float16x2": 4e-4, "bfloat16x2": 2e-3}
-LOOKED_AT = 16  # queries and keys, each
-SMALLEST = 1e-37  # sums that are smaller have no digits in float32
+LOOKED_AT = 16  # sampled queries, and sampled keys
+SMALLEST = 1e-37  # smaller sums have no accurate digits in float32
 
 
-Compute: TypeAlias = Callable[[Kernel, str], tuple[Array, ...]]  # its last result: the largest sum, of values ≤ 1
+Compute: TypeAlias = Callable[[Kernel, str], tuple[Array, ...]]  # last result: the largest sum if |v| ≤ 1
 
 
 def squared_reach(a: Array, b: Array) -> Array:
@@ -144,7 +144,7 @@ def report(flag: Tensor) -> None:
 
 
 _pending: deque = deque()
-_one_at_a_time = threading.Lock()  # every device has a thread of its own
+_one_at_a_time = threading.Lock()  # each device has its own thread
 
 
 def report_later(flag: Tensor) -> None:
@@ -152,13 +152,13 @@ def report_later(flag: Tensor) -> None:
     with _one_at_a_time:
         arrived = [_pending.popleft()[1] for _ in range(len(_pending)) if _pending[0][0].query()]
         event = torch.cuda.Event()
-        on_host = flag.to("cpu", non_blocking=True, copy=True)  # into memory that PyTorch has pinned for it
+        on_host = flag.to("cpu", non_blocking=True, copy=True)  # into pinned memory
         event.record()
         _pending.append((event, on_host))
     if any(arrived):
         try:
             _warn()
-        except UserWarning as error:  # a filter made it one: it must not end a sum that it does not speak of
+        except UserWarning as error:  # a warning filter raises it: it must not end another sum
             logging.getLogger(__name__).warning(str(error))
 
 

@@ -14,7 +14,7 @@ from .._arrays.places import whole
 from .._checks.samples import check_rng_key, check_samples
 from .._checks.settings import Points, working_dtype
 
-# τ from the parameter p of a library's own formula.
+# τ as a function of the parameter p of each library's formula.
 CONVENTIONS = {
     "exp(-d²/2p²)": (
         lambda p: 1 / p**2,
@@ -125,11 +125,11 @@ def median_heuristic(
 def _median_tau(dtype: str, points: Array, chosen: Array) -> Array:
     (points,) = whole(jnp.asarray(points, working_dtype(dtype)))
     x = points[chosen]
-    scale = jnp.maximum(jnp.abs(x - x[:1]).max(), jnp.finfo(x.dtype).tiny)  # squares neither overflow nor vanish
+    scale = jnp.maximum(jnp.abs(x - x[:1]).max(), jnp.finfo(x.dtype).tiny)  # squares must not over- or underflow
     x = (x - x[:1]) / scale
     squared = jnp.sort(jnp.square(x[:, None] - x[None]).sum(-1)[np.triu_indices(len(x), 1)])
 
-    def median(first: Array | int) -> Array:  # of those from the first on
+    def median(first: Array | int) -> Array:  # of the sorted distances from `first` on
         middle = first + len(squared) - 1
         return (squared[middle // 2] + squared[(middle + 1) // 2]) / 2
 

@@ -23,8 +23,8 @@ from .._sums.sharded import sum_over_mesh
 from .resampling import check_number
 from .weights import normalized
 
-# Units of the mean embedding's dtype: what is added to the diagonal of the matrix that is solved. Weights of what an
-# embedding that is rounded seems to tell of would be as large as the matrix is singular.
+# Added to the diagonal of the matrix that is solved, in units of the embedding's dtype. Without it, rounding errors of
+# the embedding would give huge weights if the matrix is nearly singular.
 RIDGE = 4
 
 
@@ -117,7 +117,7 @@ def kernel_herding(
 
 @functools.partial(jax.jit, static_argnums=0)
 def _embedding(settings: Settings, points, tau, weights) -> tuple[Array, Array]:
-    """Μ at the points, (N,), and the weights."""
+    """The mean embedding μ at the points, (N,), and the normalized weights."""
     dtype = working_dtype(settings.dtype)
     x, tau = whole(*(lax.stop_gradient(jnp.asarray(z, dtype)) for z in (points, tau)))
     w = lax.stop_gradient(normalized(settings, weights, x))
@@ -153,7 +153,7 @@ def _herding(settings: Settings, num: int, unique: bool, points, tau, w, embeddi
     _, (indices, squared) = lax.scan(choose, state, jnp.arange(num, dtype="float64"))
     chosen, target = x[indices], embedding[indices]
     units = (float(jnp.finfo(z).eps) for z in (working_dtype(settings.dtype), "float64"))
-    ridge = RIDGE * max(next(units), num * next(units))  # of float64, what solving itself rounds by
+    ridge = RIDGE * max(next(units), num * next(units))  # the second is the rounding error of solving in float64
     matrix, dtype = kernel(chosen, chosen), settings.dtype
     weights = jax.scipy.linalg.solve(matrix + ridge * jnp.eye(num), target, assume_a="pos")
     best = norm - 2 * weights @ target + weights @ matrix @ weights

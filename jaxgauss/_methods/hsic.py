@@ -19,7 +19,7 @@ from .._sums.reverse_only import reverse_only
 from .._sums.sharded import everywhere, product_over_mesh, sum_over_mesh
 from .weights import normalized
 
-FEWEST = {"biased": 1, "unbiased": 4}  # points: the unbiased estimate is a mean over quadruples
+FEWEST = {"biased": 1, "unbiased": 4}  # points; the unbiased estimate is a mean over quadruples
 
 
 def hsic(
@@ -100,7 +100,7 @@ def check_pairs(
     weights: Any = None,
     **how: Any,
 ) -> tuple[Settings, list[Any]]:
-    """The settings, and both τ as JAX may take them; or what is wrong."""
+    """Check the arguments; return the settings and both τ."""
     taus, given = {"tau_x": tau_x, "tau_y": tau_y}, {"weights": weights}
     settings = check_samples(
         function, {"x": x, "y": y}, taus, options, weights=given, min_points=min_points, paired=True, **how
@@ -109,7 +109,7 @@ def check_pairs(
 
 
 def check_quadruples(function: str, estimator: str, weights: Any) -> None:
-    """Raise ValueError where an unbiased estimate of weighted points is 0/0, and it can be seen."""
+    """Raise ValueError if the unbiased estimate of known weights would be 0/0."""
     seen = None if weights is None or estimator == "biased" else visible(weights)
     if seen is not None and np.count_nonzero(seen) < FEWEST[estimator]:
         raise ValueError(
@@ -129,8 +129,8 @@ def check_quadruples(function: str, estimator: str, weights: Any) -> None:
 #     U₃ = [Σ_i a_i κ_i λ_i - Σ_ij a_i a_j² K'_ij L'_ij] / (p₁³ - 3 p₁ p₂ + 2 p₃)
 #     U₄ = [(aᵀκ)(aᵀλ) - 4 Σ_i a_i² κ_i λ_i + 2 Σ_ij a_i² a_j² K'_ij L'_ij] / (p₁⁴ - 6 p₁² p₂ + 3 p₂² + 8 p₁ p₃ - 6 p₄)
 #
-# as each of the sums over all i, j, q, r counts those that share a point. A weight of every point makes a² a second
-# channel of the joint sum; equal weights do not need it. All of it is made of Gauss sums, which have their own rules.
+# where the denominators subtract the tuples that share a point. Unequal weights need a² as a second channel of the
+# joint sum; equal weights do not. Everything consists of Gauss sums, which have their own rules.
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -167,5 +167,5 @@ def _hsic(settings: Settings, estimator: str, x, y, tau_x, tau_y, weights) -> Ar
     fours = means - 4 * (squares * product).sum() + 2 * ((squares * again).sum() - p4)
     twos, threes = twos / (p1**2 - p2), threes / (p1**3 - 3 * p1 * p2 + 2 * p3)
     fours = fours / (p1**4 - 6 * p1**2 * p2 + 3 * p2**2 + 8 * p1 * p3 - 6 * p4)
-    enough = jnp.count_nonzero(a) >= FEWEST[estimator]  # or all of these are 0/0, up to rounding
+    enough = jnp.count_nonzero(a) >= FEWEST[estimator]  # else the estimate is 0/0, up to rounding
     return jnp.where(enough, twos - 2 * threes + fours, jnp.nan).astype(settings.dtype)

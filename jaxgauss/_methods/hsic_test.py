@@ -110,7 +110,7 @@ def hsic_test(
 
 
 class _Side(NamedTuple):
-    """A variable: its points in groups, bandwidths (T,), and what centers their kernels: of rows, and of all."""
+    """One variable: points in groups, bandwidths (T,), and the row means and total means that center their kernels."""
 
     groups: Groups
     tau: Array
@@ -119,7 +119,7 @@ class _Side(NamedTuple):
 
 
 class _Forms(NamedTuple):
-    """Σ_ij w_i w_j A_ij B_ij of all resamplings, and Σ A², Σ B²; A, B the centered kernels of x and y."""
+    """Σ_ij w_i w_j A_ij B_ij of all resamplings, Σ A² and Σ B², where A, B are the centered kernels of x and y."""
 
     products: Array  # (T, S, columns)
     squares_x: Array  # (T,)
@@ -131,8 +131,8 @@ class _Forms(NamedTuple):
 #
 #     r_i = Σ_j K_ij / (N - 2)     m = Σ_ij K_ij / (N - 1)(N - 2)     Σ_j A_ij = 0     HSIC = Σ_ij A_ij B_ij / N (N - 3)
 #
-# Both are sums over pairs of what is centered by means that are known: so they are right where HSIC is small, one
-# product of a tile with the signs serves all wild resamplings, and a permutation only exchanges the points of y.
+# Both sum products of entries that are already centered, so they are accurate even if HSIC is small. One product of a
+# tile with the signs serves all wild resamplings; a permutation only exchanges the points of y.
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -176,7 +176,7 @@ _forms_at_once = jax.jit(_forms, static_argnums=(0, 1, 2, 3))
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _columns(design: Resamplings, wild: bool, there: Array, rng_key: Array, block: Array | int) -> Array:
-    """A block of resamplings (groups, size, columns): signs; or permutations, the places of other points."""
+    """A block of resamplings (groups, size, columns): signs, or permutations as indices."""
     column = design.places(block)
     if wild:
         found = random_signs(rng_key, column, design.num)
@@ -191,11 +191,11 @@ def _columns(design: Resamplings, wild: bool, there: Array, rng_key: Array, bloc
 def _chunk(
     settings: Settings, design: Resamplings, sides: tuple[_Side, _Side], columns: Array, j: Array | int
 ) -> _Forms:
-    """What a part of the pairs of groups contributes."""
+    """The forms of one chunk of pairs of groups."""
     wild, rounded = columns.dtype == "int8", design.dtype
 
     def tiles(side: _Side, pair: Array) -> Array:
-        """The entries of the centered kernels (T, size, size)."""
+        """Entries of the centered kernels, (T, size, size)."""
         squared, counts = squared_distances(side.groups, pair, diagonal=design.biased)
         means = side.rows[:, pair[0]], side.rows[:, pair[1]]
         return _entries(settings, side, squared, counts, *means)
@@ -217,7 +217,7 @@ def _chunk(
             flat = y.groups.points.reshape(-1, y.groups.points.shape[-1])
             moved = Groups(flat[jnp.stack(places)], y.groups.there[pair], y.groups.by_product)
             rows = y.rows.reshape(len(y.rows), -1)
-            second_of_two = jnp.where(pair[0] == pair[1], 0, 1)  # of the groups at hand; (-1, -1) is none
+            second_of_two = jnp.where(pair[0] == pair[1], 0, 1)  # indices into `moved`; (-1, -1) is padding
             here = jnp.where(pair[0] < 0, -1, jnp.stack([jnp.zeros_like(second_of_two), second_of_two]))
             squared, counts = squared_distances(moved, here, diagonal=design.biased)
             y_rounded = _Side(y.groups, *(z.astype(rounded) for z in y[1:]))
@@ -238,7 +238,7 @@ def _chunk(
 
 
 def _entries(settings: Settings, side: _Side, squared: Array, counts: Array, first: Array, second: Array) -> Array:
-    """K_ij - r_i - r_j + m of all bandwidths, zero where a pair does not count."""
+    """K_ij - r_i - r_j + m for all bandwidths, zero for pairs that do not count."""
     phi = settings.kernel(side.tau[:, None, None] * squared[None])
     centered = phi - first[:, :, None] - second[:, None, :] + side.mean[:, None, None]
     return jnp.where(counts[None], centered, 0)
@@ -249,7 +249,7 @@ def _test(settings: Settings, design: Resamplings, aggregated: bool, forms: _For
     num, products = design.num, forms.products[..., : design.number + 1]
     of_x, of_y = jnp.sqrt(forms.squares_x)[:, None], jnp.sqrt(forms.squares_y)[None]
     sizes, unit = of_x * of_y, 16 * float(jnp.finfo(design.dtype).eps)
-    rounding = design.rounding * sizes + unit * (of_x + of_y)  # of sums, and of entries: differences of ones
+    rounding = design.rounding * sizes + unit * (of_x + of_y)  # of the sums, and of the entries
     if aggregated:
         inverse = jnp.where(sizes > 0, 1 / jnp.where(sizes > 0, sizes, 1), 0)
         statistics = soft_maximum(num, (products * inverse[..., None]).reshape(sizes.size, -1))

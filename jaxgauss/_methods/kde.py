@@ -116,7 +116,7 @@ def kde_score(
 def _check(
     function: str, points, samples, tau, kernel, weights, options: MeshOptions, *, slopes: bool = False
 ) -> tuple[Settings, Any]:
-    """The settings, and τ as JAX may take it; or what is wrong."""
+    """Check the arguments; return the settings and τ."""
     given = {"weights": weights}
     both = {"samples": samples, "points": points}
     kernel = check_kernel(function, kernel, positive=True)
@@ -131,7 +131,7 @@ def _check(
 
 
 def check_integral(function: str, kernel: Kernel, dim: int) -> None:
-    """Raise ValueError unless the kernel is a density of points of so many dimensions, times a number that is known."""
+    """Raise ValueError unless the integral of the kernel in this dimension is known and finite."""
     if not math.isfinite(kernel.log_integral(dim)):
         raise ValueError(
             f"`jaxgauss.{function}`: `kernel` must have an integral that is known; got {kernel!r} in {dim} dimensions."
@@ -156,12 +156,12 @@ def _logpdf(settings: Settings, points, samples, tau, weights) -> Array:
 @functools.partial(jax.jit, static_argnums=0)
 def _score(settings: Settings, points, samples, tau, weights) -> Array:
     points = jnp.asarray(points, working_dtype(settings.dtype))
-    # the rule of log_gauss_sum: means from the same call; what else it would give, XLA leaves out
+    # the rule of log_gauss_sum takes the means from the same call; XLA drops what is unused
     return jax.grad(lambda x: _logpdf(settings, x, samples, tau, weights).sum())(points).astype(settings.dtype)
 
 
 def log_or_zero(weights: Array) -> Array:
-    """The logarithm, of zero a number below every other; its gradient there is zero."""
+    """The logarithm; for zero a number below every other, with gradient zero."""
     return jnp.where(weights > 0, jnp.log(jnp.where(weights > 0, weights, 1)), LOG_ZERO)
 
 
@@ -169,12 +169,12 @@ def log_or_zero(weights: Array) -> Array:
 #
 #     log Σ_n w_n Φ = log S + log(1 + Σ_{n in Z} w_n Φ / S)
 #
-# The last sum is zero. Its derivatives are not: they are those with respect to the weights, which a mask has, too.
+# The last sum is zero, but its derivatives with respect to the weights are not. A mask needs them.
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _of_zero_weights(settings: Settings, points: Array, samples: Array, weights: Array, tau: Array, logs: Array):
-    """Σ_{n in Z} w_n Φ exp(-logs_m) (…, M, 1), of weights (N, 1)."""
+    """Σ_{n in Z} w_n Φ exp(-logs_m) (…, M, 1), for weights (N, 1), where Z are the points of weight zero."""
     return jnp.zeros_like(logs)
 
 
@@ -196,5 +196,5 @@ _of_zero_weights.defvjp(lambda settings, *operands: (_of_zero_weights(settings, 
 
 
 def log_factor(kernel: Kernel, tau: Array, dim: int) -> Array:
-    """What is added to the logarithm of a normalized kernel: of the Gaussian log (τ/2π)^{D/2}."""
+    """The logarithm of the factor that normalizes the kernel: log (τ/2π)^{D/2} for the Gaussian."""
     return dim / 2 * jnp.log(tau) - kernel.log_integral(dim)

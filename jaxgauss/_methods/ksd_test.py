@@ -158,7 +158,7 @@ def _signs(design: Resamplings, there: Array, rng_key: Array, block: Array | int
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _chunk(settings: Settings, design: Resamplings, sample: _Sample, signs: Array, j: Array | int) -> _Forms:
-    """What a part of the pairs of groups contributes."""
+    """The forms of one chunk of pairs of groups."""
 
     def add(total: _Forms, pair: Array, sample: _Sample, signs: Array) -> _Forms:
         squared, counts = squared_distances(sample.groups, pair, diagonal=design.biased)

@@ -24,7 +24,7 @@ from .._sums.reverse_only import reverse_only
 from .kde import check_integral, log_factor, log_or_zero
 from .weights import normalized
 
-GROUP = 1024  # points that see one another in a dense matrix, for the sake of leaving themselves out
+GROUP = 1024  # points in a group: a dense matrix sums each group, without its diagonal
 
 
 class BandwidthSearch(NamedTuple):
@@ -148,14 +148,14 @@ def _search(settings: Settings, points, taus, weights, values) -> BandwidthSearc
 def _candidates(settings: Settings, points) -> Array:
     (x,) = whole(lax.stop_gradient(jnp.asarray(points, working_dtype(settings.dtype))))
     variance = x.var(0).mean()
-    variance = jnp.where(variance > 1e-30, variance, 1)  # of equal points: any bandwidth will do, if it is finite
+    variance = jnp.where(variance > 1e-30, variance, 1)  # if all points are equal, any finite bandwidth will do
     return len(x) ** (2 / (x.shape[1] + 4)) / variance * 2 ** jnp.linspace(-4, 12, 25, dtype=x.dtype)
 
 
 def _over_others(settings: Settings, *operands: Any) -> tuple[Array, Array | None]:
-    """`_sums_over_others`, on a CPU in float64: groups are put together by exponentials of differences of logarithms.
+    """`_sums_over_others`, in float64 on a CPU, which takes half as long again.
 
-    Those of far points are of any size, and float32 would leave no digit of such weights. Half as long again.
+    Sums of groups are joined by exponentials of differences of logarithms, which float32 cannot hold for far points.
     """
     if has_cuda() or not settings.automatic:
         return _sums_over_others(settings, *operands)
@@ -165,13 +165,13 @@ def _over_others(settings: Settings, *operands: Any) -> tuple[Array, Array | Non
 def _sums_over_others(
     settings: Settings, points: Array, log_weights: Array, taus: Array, values: Array | None
 ) -> tuple[Array, Array | None]:
-    """log Σ_{j ≠ i} w_j Φ(x_i, x_j), (T, N), and the means of the values if there are any, (T, N, C)."""
+    """log Σ_{j ≠ i} w_j Φ(x_i, x_j), (T, N), and the means of the values if given, (T, N, C)."""
     settings = replace(settings, dtype=points.dtype.name)
     num, dim = points.shape
     num_groups = -(-num // GROUP)
     size = -(-num // num_groups)
     padding = (0, num_groups * size - num)
-    x = jnp.pad(points, (padding, (0, 0)), mode="edge").reshape(num_groups, size, dim)  # no farther than the others
+    x = jnp.pad(points, (padding, (0, 0)), mode="edge").reshape(num_groups, size, dim)  # padding adds no far points
     w = jnp.pad(log_weights, padding, constant_values=LOG_ZERO).reshape(num_groups, size)
     v = None if values is None else jnp.pad(values, (padding, (0, 0))).reshape(num_groups, size, -1)
 

@@ -26,7 +26,7 @@ from .kde import log_or_zero
 from .resampling import check_number
 from .weights import normalized
 
-MERGED = 0.5  # bandwidths: points that come to rest nearer than this are at one mode
+MERGED = 0.5  # in bandwidths: final points nearer than this are at one mode
 
 
 class MeanShift(NamedTuple):
@@ -113,9 +113,7 @@ def mean_shift(
     if not 0 < tol < math.inf:
         raise ValueError(f"`jaxgauss.{function}`: `tol` must be positive; got {tol}. It is a part of a bandwidth.")
     tau = check_plan(settings, tau, points.shape[0] * data.shape[0], data.shape[1], data.shape[1], points, data)
-    settings = looked_at(
-        settings, tau, points, data, weights, logs=True
-    )  # points on their way are no farther from the data
+    settings = looked_at(settings, tau, points, data, weights, logs=True)  # moving points come no farther from the data
     if not progress:
         return _mean_shift(settings, float(tol), int(max_steps), points, data, tau, weights)
     refuse_progress_in_a_trace(function, points, data, tau, weights)
@@ -129,9 +127,9 @@ def mean_shift(
 
 
 class _State(NamedTuple):
-    """Points on their way, the length of the longest of the last steps in bandwidths, and their number.
+    """Points about a center, the longest of the last steps in bandwidths, and the number of steps.
 
-    Points and data are about a center, for means are as exact as their values are large.
+    Centering keeps the means accurate: their rounding error grows with the size of the values.
     """
 
     points: Array
@@ -187,7 +185,7 @@ def _at_rest_forward(settings: Settings, tol: float, max_steps: int, state: _Sta
 
 def _at_rest_backward(settings: Settings, tol: float, max_steps: int, state: _State, cotangent: _State):
     operands = state.points, state.data, state.tau, state.log_weights
-    settings = settings if settings.near is False else replace(settings, near=None)  # but nearer, for slopes
+    settings = settings if settings.near is False else replace(settings, near=None)  # gradients need nearer points
     pullback = jax.vjp(functools.partial(_moved, settings), *operands)[1]
     solved, _ = cg(lambda g: g - pullback(g)[0], cotangent.points, tol=float(jnp.finfo(state.points.dtype).eps))
     _, *gradients = pullback(solved)
@@ -214,7 +212,7 @@ def _result(settings: Settings, state: _State) -> MeanShift:
 
 
 def _labels(points: Array, tau: Array) -> Array:
-    """The first point without a label begins a mode, which takes in all that are near: until none is left."""
+    """Label modes: the first point without a label starts a mode, which all points near it join; until none is left."""
 
     def goes_on(state: tuple[Array, Array]) -> Array:
         return (state[0] < 0).any()
@@ -223,7 +221,7 @@ def _labels(points: Array, tau: Array) -> Array:
         labels, number = state
         first = jnp.argmax(labels < 0)
         near = tau * jnp.square(points - points[first][None]).sum(-1) <= MERGED**2
-        near |= jnp.arange(len(points)) == first  # also a point that is no number
+        near |= jnp.arange(len(points)) == first  # also if the point is NaN
         return jnp.where((labels < 0) & near, number, labels), number + 1
 
     if len(points) == 0:

@@ -19,7 +19,7 @@ from .._sums.moments import Reduction, as_gaussians, by_reach, prepare, shares_o
 from .units import in_own_unit
 from .weights import distinct_pairs_factor, weights_or_mean
 
-BLOCKS, WORTH_BLOCKS = 2, 1024  # of rows, for a form of so many points: measured on CPUs; on CUDA each is a call more
+BLOCKS, WORTH_BLOCKS = 2, 1024  # blocks of rows, and points from which they pay, measured on CPUs
 
 
 @takes_tau
@@ -176,33 +176,29 @@ def _mmd_squared(settings: Settings, estimator: str, x, y, tau, x_weights, y_wei
 
 
 def _own_pairs(estimator: str, a: Array) -> tuple[Array, Array]:
-    """The factor of aᵀ K a, and what to subtract for the pairs i = i, times κ(0)."""
+    """The factor of aᵀK a, and the multiple of κ(0) to subtract for the pairs i = i."""
     if estimator == "biased":
         return jnp.ones_like(a[..., :1, 0]), jnp.zeros_like(a[..., :1, 0])
     factor = distinct_pairs_factor(a)[..., None]
     return factor, factor * jnp.square(a).sum((-2, -1))[..., None]
 
 
-# Derivatives. With factors f, h (one for the biased estimate) and z = (x, y), the form and the sums it is made of, each
-# over all of z, are
+# Derivatives. With factors f, h (one for the biased estimate), the form and its sums, each over all of z = (x, y), are
 #
 #     F = f aᵀK_xx a - 2 aᵀK_xy b + h bᵀK_yy b = aᵀW + bᵀV,    W = f K_xx a - K_xy b,    V = h K_yy b - K_yx a
 #     dx_i = 2 a_i τ Σ_z Φ(x_i, z) w_z (z - x_i),  w = (f a, -b);      dy_j likewise from (-a, h b)
 #     da = 2W,  db = 2V,  df = aᵀK_xx a,  dh = bᵀK_yy b
 #     dτ = -½ (Σ a_i w_z Φ ‖z - x_i‖² + likewise of y) = (Σ x·dx + Σ y·dy) / 2τ, at any origin
 #
-# A cotangent only scales them, so the pass that gives W gives the slopes of x as well (channels [w z, w]), and one
-# channel more, r = K_xy b, tells the terms apart. Where only x moves V is not needed: F = aᵀW - aᵀr + h bᵀK_yy b.
-# All of it is made of Gauss sums with rules of their own, so it can be differentiated again.
-# Of several bandwidths F = Σ_t share_t F_t is the form of one kernel, whose own τ is one. Where they are learned each
-# has its own dτ, and F_t is the gradient of its share.
+# A cotangent only scales these, so the pass that gives W also gives dx (channels [w z, w]), and one more channel,
+# r = K_xy b, separates the terms. If only x moves, V is not needed: F = aᵀW - aᵀr + h bᵀK_yy b.
+# Everything consists of Gauss sums with rules of their own, so it can be differentiated again.
+# For several bandwidths F = Σ_t share_t F_t is the form of one kernel, whose own τ is one. If τ is learned, each
+# bandwidth has its own dτ, and F_t is the gradient of its share.
 
 
 class _Side(NamedTuple):
-    """One sample of the form: its points, weights, and the factor of its own pairs.
-
-    Or the gradient with respect to them, without elements where it is not asked for.
-    """
+    """Points, weights and the factor of own pairs of one sample; or their gradients, empty if unwanted."""
 
     points: Array
     weights: Array
@@ -211,7 +207,7 @@ class _Side(NamedTuple):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _form(settings: Settings, with_y: bool, tau: Array, shares: Array | None, x: _Side, y: _Side) -> Array:
-    """F, (1,) of several bandwidths; `with_y` False leaves out the term of y alone, whose factor is then zero."""
+    """The form F, (1,) for several bandwidths; without `with_y`, its third term is left out."""
 
     def value(reduction: Reduction, points: tuple[Array, Array], tau: Array, *others: Array) -> Array:
         return _by_x(reduction, tau, *_sides(points, *others), with_y, slopes=False)[0]
@@ -225,7 +221,7 @@ def _form_forward(settings: Settings, with_y: bool, tau, shares, x, y):
 
     def value_and_gradients(reduction: Reduction, points: tuple[Array, Array], tau: Array, *others: Array):
         x, y = _sides(points, *others)
-        nothing = jnp.zeros(0, tau.dtype)  # of a size that no gradient has
+        nothing = jnp.zeros(0, tau.dtype)  # stands for a gradient that is not wanted
         if not (tau_moves or y_moves):
             value, d_x = _by_x(reduction, tau, x, y, with_y)
             return value, (nothing, d_x, _Side(*[nothing] * 3))
@@ -273,9 +269,9 @@ def _by_x(reduction: Reduction, tau: Array, x: _Side, y: _Side, with_y: bool, sl
 
 
 def _of_itself(reduction: Reduction, tau: Array, y: _Side) -> Array:
-    """bᵀK_yy b: of blocks of rows, each with itself and, twice, with what comes after; three quarters of the pairs.
+    """bᵀK_yy b. Blocks of rows, each with itself and twice with all later rows, take three quarters of the pairs.
 
-    Of Gaussians near one another: other passes take longer to compile.
+    Blocks are used for near Gaussians only, because other passes take longer to compile.
     """
     b, num, settings = y.weights, y.points.shape[-2], reduction.settings
     in_blocks = reduction.center is not None and settings.mesh is None and not has_cuda()
@@ -290,7 +286,7 @@ def _of_itself(reduction: Reduction, tau: Array, y: _Side) -> Array:
 
 
 def _row(reduction: Reduction, tau: Array, x: _Side, y: _Side, slopes: bool = True, spread: bool = False):
-    """aᵀW, aᵀr, the gradient of F with respect to x, and Σ a_i w_z Φ ‖z - x_i‖²; of y, when called with (y, x)."""
+    """aᵀW, aᵀr, the gradient of F with respect to x, and Σ a_i w_z Φ ‖z - x_i‖²; called with (y, x), those of y."""
     a, b = x.weights, y.weights
     weights = jnp.concatenate([x.factor[..., None] * a, -b], -2)
     only_y = jnp.concatenate([jnp.zeros_like(a), b], -2)
@@ -313,7 +309,7 @@ def _paired(a: Array, sums: Array) -> Array:
 
 
 def _times(gradient: _Side, g: Array, side: _Side) -> _Side | None:
-    """The gradient times the cotangent of F, in the shapes of a side."""
+    """The gradient times the cotangent of F, in the shapes of the sample."""
     if gradient.points.size == 0:
         return None
     columns = g[..., None, None]

@@ -113,8 +113,8 @@ def mmd_estimate(
 
 # With the rows f_i = Σ_{j≠i} k(x_i, x_j) / (M - 1) - Σ_j k(x_i, y_j) / N of x, and g_j of y likewise, the U-statistic
 # is mean f + mean g; with the pairs i = i, and M for M - 1, the V-statistic. Hoeffding's projection of either is
-# MMD² + 2/M Σ_i (f(x_i) - E f(X)) - 2/N Σ_j (f(y_j) - E f(Y)), f the witness of the distributions, of which f_i and
-# -g_j are estimates; hence 4 Var f_i / M + 4 Var g_j / N.
+# MMD² + 2/M Σ_i (f(x_i) - E f(X)) - 2/N Σ_j (f(y_j) - E f(Y)), where f is the witness of the distributions. f_i and
+# -g_j estimate it; hence the variance 4 Var f_i / M + 4 Var g_j / N.
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -137,20 +137,20 @@ def _in_memory(settings: Settings, estimator: str, x, y, tau) -> MMDEstimate:
 
 
 def _shares(settings: Settings, estimator: str, num: int, num_others: int) -> tuple[float, float, float]:
-    """What a point of the row's own sample weighs, and one of the other; and what a row holds of its own point."""
+    """The weights of a point of the row's own sample and of the other one, and the row's own term to subtract."""
     inside = 1 / (num - 1 if estimator == "unbiased" else num)
     return inside, -1 / num_others, inside * settings.kernel.at_zero if estimator == "unbiased" else 0.0
 
 
 def _of_rows(dtype: Any, *rows: Any) -> MMDEstimate:
-    """The estimate from the rows of x and of y."""
+    """A function that computes the estimate from the rows of x and of y."""
     value, variance = sum(row.mean() for row in rows), sum(4 * row.var(ddof=1) / row.size for row in rows)
     return MMDEstimate(*(jnp.asarray(z, dtype) for z in (value, variance**0.5)))
 
 
 @dataclass(frozen=True)
 class _Sample:
-    """A sample in chunks, which are read again and again: as many points each time."""
+    """A sample in chunks that are read several times; the number of points must stay the same."""
 
     name: str
     chunks: Callable[[], Iterable[Any]]
@@ -160,7 +160,7 @@ class _Sample:
 
     @classmethod
     def of(cls, name: str, given: Any) -> "_Sample":
-        """Read once; TypeError or ValueError unless chunks are points that can be read again."""
+        """Read the sample once; TypeError or ValueError unless it is chunks of points that can be read again."""
         source: Any = [given] if hasattr(given, "shape") and hasattr(given, "dtype") else given
         chunks: Callable[[], Any] = source if callable(source) else lambda: iter(source)
         if isinstance(source, Iterator) or not isinstance(first := source() if callable(source) else source, Iterable):
@@ -183,11 +183,11 @@ class _Sample:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of all chunks together."""
+        """Shape of all chunks together."""
         return sum(self.sizes), self.dim
 
     def __iter__(self) -> Iterator[Any]:
-        """The chunks; ValueError if they are others than before."""
+        """The chunks; ValueError if they differ from those read before."""
         number = 0
         for chunk in self.chunks():
             if chunk.shape != (*self.sizes[number : number + 1], self.dim):
@@ -204,7 +204,7 @@ class _Sample:
 
 
 def _check_chunk(name: str, chunk: Any) -> None:
-    """Raise TypeError or ValueError unless it is points."""
+    """Raise TypeError or ValueError unless the chunk is an array of points."""
     if isinstance(chunk, tuple):
         raise TypeError(
             f"{WHERE}: `{name}` must be an array of points (number, dimension); got a tuple. Pass the points alone,"
@@ -225,7 +225,7 @@ def _refuse_tracers(*arrays: Any) -> None:
 
 
 def _in_chunks(settings: Settings, estimator: str, x: _Sample, y: _Sample, tau: Any, progress: bool) -> MMDEstimate:
-    """Chunks of rows, each over all chunks: the rows are kept, in float64."""
+    """The estimate from chunks of rows, each summed over all chunks; rows are kept in float64."""
     dtype, sizes = working_dtype(settings.dtype), [size for size in (*x.sizes, *y.sizes) if size]
     with progress_bar("mmd_estimate", len(sizes) ** 2, "chunk") if progress else contextlib.nullcontext() as bar:
 
@@ -241,7 +241,7 @@ def _in_chunks(settings: Settings, estimator: str, x: _Sample, y: _Sample, tau: 
             inside, across, themselves = _shares(settings, estimator, own.shape[0], other.shape[0])
             for chunk in filter(len, own):
                 num = len(chunk)
-                size = max(sizes) if 2 * num > max(sizes) else 2 ** (num - 1).bit_length()  # few are compiled
+                size = max(sizes) if 2 * num > max(sizes) else 2 ** (num - 1).bit_length()  # few shapes are compiled
                 queries = np.pad(np.asarray(chunk, dtype), ((0, size - num), (0, 0)), mode="edge")
                 give_back(chunk)
                 keys = weighted((own, inside), (other, across))

@@ -23,11 +23,11 @@ from .labelings import Design, labels
 from .pair_forms import Forms, Groups, forms_of_pairs, group_pairs, grouped, smallest_distance
 from .resampling import KernelTest, as_test, check_number, in_blocks, side_by_side, soft_maximum
 
-BYTES = 2**26  # of signs held at a time
-FEW = 1024  # pooled points whose kernels are rounded to nothing less than float64; of more, errors average out
-SMALL = 4096  # pooled points whose forms any platform computes in no time
-KERNEL_CHANNELS = 240  # at a time there
-LEAST_NORM = 1024  # units of the dtype: ‖K‖ below which sums that hold the diagonal know nothing of a bandwidth
+BYTES = 2**26  # of signs in memory at a time
+FEW = 1024  # pooled points up to which kernels are kept in float64; for more points, rounding errors average out
+SMALL = 4096  # pooled points up to which every platform computes the forms in float64
+KERNEL_CHANNELS = 240  # columns in one call of an attention kernel
+LEAST_NORM = 1024  # in units of the dtype: below it, rounding of sums with the diagonal hides ‖K‖
 
 
 @takes_tau
@@ -121,7 +121,7 @@ def mmd_test(
 
 
 class _Pool(NamedTuple):
-    """The pooled points, and τ; and of an exact test the groups of them, and what all squared distances are less."""
+    """The pooled points and τ; for an exact test also the points in groups, and the smallest squared distance."""
 
     points: Array
     tau: Array
@@ -137,7 +137,7 @@ def _pooled(settings: Settings, design: Design, x, y, tau) -> _Pool:
     if not design.exact:
         return _Pool(points, tau, None, None)
     groups = grouped(points, tau)
-    # ratios of MMD² and ‖K‖ do not change if all kernels are multiplied by a number: then none is too small for it
+    # a common factor of all kernels cancels in MMD²/‖K‖; this one keeps them from underflowing
     can_vanish = tau.ndim and settings.kernel == GAUSS
     return _Pool(points, tau, groups, smallest_distance(groups) if can_vanish else jnp.zeros(()))
 
@@ -153,13 +153,13 @@ _forms_at_once = jax.jit(_forms, static_argnums=(0, 1, 2))
 
 
 def _joined(blocks: Forms) -> Forms:
-    """The forms of all blocks side by side; the squares are those of each."""
+    """The forms of all blocks side by side."""
     return Forms(side_by_side(blocks.quadratic), side_by_side(blocks.linear), blocks.squares[0])
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _signs(design: Design, pool: _Pool, rng_key: Array, block: Array | int) -> Array:
-    """The labelings of a block as ±1, with rows of zeros up to whole chunks; in groups if the points are."""
+    """The labelings of a block as ±1, padded with zeros to whole chunks; in groups if the points are."""
     groups = pool.groups
     rounded = groups is not None and design.num > FEW
     signs = jnp.where(labels(design, rng_key, block), 1, -1).astype("float32" if rounded else pool.points.dtype)
@@ -170,14 +170,14 @@ def _signs(design: Design, pool: _Pool, rng_key: Array, block: Array | int) -> A
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _chunk(settings: Settings, design: Design, pool: _Pool, signs: Array, j: Array | int) -> Forms:
-    """What a part of the rows, or of the pairs of groups, contributes to the forms (*bandwidths, columns)."""
+    """The forms of one chunk of rows, or of pairs of groups, (*bandwidths, columns)."""
     points, tau, groups, least = pool
     if groups is not None and least is not None:
         pairs = jnp.asarray(group_pairs(len(groups.points), design.num_chunks))[j]
         return forms_of_pairs(settings, groups, tau, signs, least, pairs)
     start, num_rows = j * design.rows, design.rows
     own = lax.dynamic_slice_in_dim(signs, start, num_rows)  # (rows, columns)
-    padded = jnp.pad(points, ((0, len(signs) - len(points)), (0, 0)), mode="edge")  # no farther than the others
+    padded = jnp.pad(points, ((0, len(signs) - len(points)), (0, 0)), mode="edge")  # padding adds no far points
     rows = lax.dynamic_slice_in_dim(padded, start, num_rows)
     products = sum_over_mesh(settings, rows, points, signs[: len(points)], tau)  # (*bandwidths, rows, columns)
     there = (start + jnp.arange(num_rows) < len(points))[:, None]
@@ -212,7 +212,7 @@ def _test(settings: Settings, design: Design, num_permutations: int, pool: _Pool
 
 
 def _norms(settings: Settings, design: Design, pool: _Pool, squares: Array) -> Array:
-    """‖K‖ of every bandwidth (T,), times a number if kernels are; infinite where sums do not know it."""
+    """‖K‖ of every bandwidth (T,), up to the factor of the kernels; infinite if rounding hides it."""
     num, dtype = design.num, pool.points.dtype
     if not design.exact:
         with jax.enable_x64(True):
@@ -225,6 +225,6 @@ def _norms(settings: Settings, design: Design, pool: _Pool, squares: Array) -> A
 
 
 def _aggregated(design: Design, norms: Array, statistics: Array, rounding: Array) -> tuple[Array, Array]:
-    """The soft maximum of MMD²/‖K‖ of the bandwidths, for every labeling, and what rounding may have moved it."""
+    """The soft maximum of MMD²/‖K‖ over the bandwidths for every labeling, and its rounding error."""
     statistics = soft_maximum(min(design.num_x, design.num_y), statistics / norms[:, None])
     return statistics, (rounding / norms).max()

@@ -80,7 +80,7 @@ def ksd_squared(
     kernel = check_kernel("ksd_squared", kernel, positive=True, smooth=True)
     settings = check_samples("ksd_squared", samples, tau, options, weights=given, min_points=smallest, kernel=kernel)
     if kernel != GAUSS and settings.method == "auto":
-        settings = replace(settings, method="blocked")  # second derivatives of a mixture are not near enough to κ's
+        settings = replace(settings, method="blocked")  # second derivatives of a mixture are not accurate enough
     check_scores("ksd_squared", "points", points, scores)
     check_distinct_pairs("ksd_squared", estimator, given)
     num, dim = points.shape
@@ -92,8 +92,8 @@ def ksd_squared(
 #
 #     Σ_ij a_i a_j ψ τ ⟨s_i - s_j, x_i - x_j⟩ = -2τ Σ_i a_i ⟨s_i, g_i⟩
 #
-# so KSD² = Σ_i a_i ⟨s_i, S_i - 2τ g_i⟩ + τ t, and h(x, x) = κ(0) ‖s‖² + τ D ψ(0). Of a Gaussian u χ comes from the same
-# sums: Σ_ij a_i a_j Φ ‖x_i - x_j‖² = -2 Σ_i a_i ⟨x_i - c, g_i⟩ for any c, as Σ_i a_i g_i = 0.
+# so KSD² = Σ_i a_i ⟨s_i, S_i - 2τ g_i⟩ + τ t, and h(x, x) = κ(0) ‖s‖² + τ D ψ(0). For a Gaussian u χ comes from the
+# same sums: Σ_ij a_i a_j Φ ‖x_i - x_j‖² = -2 Σ_i a_i ⟨x_i - c, g_i⟩ for any c, as Σ_i a_i g_i = 0.
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -180,6 +180,6 @@ def _flat(particles: Any) -> Float[Array, "n d"]:
 
 def _liu_wang(points: Array) -> Array:
     if len(points) < 2:
-        return jnp.ones((), working_dtype(points.dtype))  # one particle climbs, whatever τ is
+        return jnp.ones((), working_dtype(points.dtype))  # for one particle, τ does not matter
     tau = median_heuristic(points)
     return 2 * jnp.log(len(points)).astype(tau.dtype) * tau
