@@ -1,7 +1,6 @@
-"""Gauss sums, their pullback and their logarithms at scaled points: from any leading axes to attention and back.
+"""Gauss sums of scaled points, their pullback and logarithms, by attention: for any leading axes and array library.
 
-Written once for any array library, and for any engine: see `arrays` and `kernels`. Operands have equal rank, a and b
-are scaled and centered (Φ = exp(-½|a - b|²)), nothing is empty.
+Operands have equal rank and are not empty; a and b are scaled and centered, so that Φ = exp(-½|a - b|²).
 """
 
 import math
@@ -30,9 +29,10 @@ EXACT = 1e-2  # the pullback treats exponents with a smaller rounding error as e
 def fused_sum(
     method: str, a: Array, b: Array, values: Array, kernel: Kernel, attend: Attend, *, with_log: bool = False
 ) -> tuple[Array, ...]:
-    """Σ_n Φ v_n (…, M, C), and the largest of the sums, of values of at most one.
+    """Σ_n Φ v_n (…, M, C), and the largest sum relative to max|v|.
 
-    In between `with_log`, for `rescale` by one call: what its pullback needs not compute again, (…, M, 1).
+    With `with_log`, for `rescale` in one call, log Σ_n w_n Φ (…, M, 1) stands between them: the pullback need not
+    compute it again.
     """
     fold, reduction, num_queries = Fold(a, b, values), METHODS[method], a.shape[-2]
     a, b, v = fold.fold(a), fold.fold(b), fold.fold(values, of_values=True)
@@ -61,15 +61,15 @@ def fused_pullback(
     exact: bool,
     log_sum: Array | None = None,
 ) -> tuple[Array, Array, Array, Array]:
-    """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of a, b and values, and the largest Σ_n Φ (1 where it is not known).
+    """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of a, b and values, and the largest Σ_n Φ (1 if unknown).
 
     With P_mn = Φ and S_mn = Φ ⟨g_m, v_n⟩,
 
         dv = Pᵀ g      da = S b - (S 1) a      db = Sᵀ a - (Sᵀ 1) b.
 
-    Where exponents are not `exact` to a hundredth, P is the softmax instead, which is never above one and never below
-    the range of half precision in a whole row, and g carries the row sums of Φ. They are given by `log_sum`, if the
-    sum's own pass has left it, up to a factor that half precision can bear; where it has not, in a pass of their own.
+    Unless exponents are `exact`, P is the softmax instead, which neither exceeds one nor underflows in a whole row; g
+    is multiplied by the row sums of Φ. They come from `log_sum`, if the sum's own pass has returned it, else from
+    another pass.
     """
     fold, shapes = Fold(a, b, values), [x.shape for x in (a, b, values)]
     a, b = fold.fold(a), fold.fold(b)
@@ -91,7 +91,7 @@ def fused_pullback(
 def fused_means(
     a: Array, b: Array, values: Array, log_weights: Array, kernel: Kernel, attend: Attend
 ) -> tuple[Array, Array, Array]:
-    """Σ_n w_n Φ v_n / Σ_n w_n Φ (…, M, C) and log Σ_n w_n Φ (…, M, 1), and the largest Σ_n w_n Φ."""
+    """Σ_n w_n Φ v_n / Σ_n w_n Φ (…, M, C), log Σ_n w_n Φ (…, M, 1), and the largest Σ_n w_n Φ."""
     fold = Fold(a, b, values, log_weights)
     shape = *fold.batch, a.shape[-2]
     a, b, log_weights, v = *(fold.fold(x) for x in (a, b, log_weights)), fold.fold(values, of_values=True)
@@ -147,13 +147,13 @@ def _pullback(
 
 
 def _in_batch(fold: Fold, log_sum: Array, num_queries: int) -> Array:
-    """Logarithms, which channels share, in all of the batch: (…, M, 1)."""
+    """Logarithms (…, M, 1) for the whole batch; channels share them."""
     shape = (*fold.batch, num_queries, 1)
     return array_namespace(log_sum).broadcast_to(log_sum[0, 0], shape) if fold.channels else fold.unfold(log_sum, shape)
 
 
 def are_exact(a: Array, b: Array, kernel: Kernel) -> Array | bool:
-    """Whether exponents have no more error than `EXACT`: on a CPU, in float32 or better, of points within its reach."""
+    """Whether exponents err by less than `EXACT`: on a CPU, in float32 or better, for points within reach."""
     if kernel.device != "cpu" or kernel.half:
         return False
     xp = array_namespace(a, b)

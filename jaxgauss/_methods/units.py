@@ -10,9 +10,9 @@ from .._kernels.profiles import Energy
 
 
 def in_own_unit(settings: Settings, *points: Array) -> tuple[Array, tuple[Array, ...]]:
-    """For "energy" the power of two nearest to the largest coordinate, and the points over it; else 1 and the points.
+    """For "energy" the power of two nearest to the largest coordinate, and the points divided by it; else 1 and them.
 
-    This is possible because -‖x - y‖ is homogeneous. The unit is NaN if a coordinate is infinite.
+    -‖x - y‖ is homogeneous, so the sum is that of the scaled points times the unit. NaN if a coordinate is infinite.
     """
     dtype = working_dtype(settings.dtype)
     points = tuple(jnp.asarray(x, dtype) for x in points)
