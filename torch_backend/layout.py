@@ -59,7 +59,7 @@ def signs_and_log_rows(values: Array) -> tuple[Array, Array, Array]:
 
 
 def normalized_for_sums(cotangent: Array, points: tuple[Array, ...], dtype: str) -> tuple[Array, Array | float]:
-    """Scale a cotangent so that its sums over queries, times these points, stay within half precision; and the factor."""
+    """A cotangent scaled so that its sums over queries, times these points, fit half precision; and the factor."""
     if dtype not in HALF:
         return cotangent, 1.0
     xp = array_namespace(cotangent)

@@ -10,7 +10,7 @@ from .._kernels.profiles import Energy
 
 
 def in_own_unit(settings: Settings, *points: Array) -> tuple[Array, tuple[Array, ...]]:
-    """For "energy" the power of two nearest to the largest coordinate, and the points divided by it; else 1 and them.
+    """A unit, and the points in that unit: for "energy" the power of two nearest to the largest coordinate, else 1.
 
     -‖x - y‖ is homogeneous, so the sum is that of the scaled points times the unit. NaN if a coordinate is infinite.
     """
