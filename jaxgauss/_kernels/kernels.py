@@ -122,7 +122,7 @@ def _with_slope(kernel: Kernel, u: Array) -> tuple[Array, Array]:
 
 @_with_slope.defjvp
 def _with_slope_tangent(kernel: Kernel, primals: tuple[Array], tangents: tuple[Array]):
-    """By the rules of κ and of ψ, which are finite everywhere."""
+    """Tangents of κ and ψ by their own rules, which are finite everywhere."""
     (u,), (d_u,) = primals, tangents
     (kappa, d_kappa), (psi, d_psi) = (jax.jvp(x, (u,), (d_u,)) for x in (kernel, kernel.slope))
     return (kappa, psi), (d_kappa, d_psi)

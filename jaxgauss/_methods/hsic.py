@@ -144,7 +144,7 @@ def _hsic(settings: Settings, estimator: str, x, y, tau_x, tau_y, weights) -> Ar
     of_x, of_y = (sum_over_mesh(settings, z, z, a, tau).mean(0) for z, tau in ((x, tau_x), (y, tau_y)))
 
     def sums_of_both(*values: Array) -> list[Array]:
-        """Of the channels, each (N, 1), as the mean over the bandwidths."""
+        """Sums of the channels, each (N, 1), averaged over the bandwidths."""
         total = product_over_mesh(settings, x, y, jnp.concatenate(values, -1), tau_x, tau_y)
         return jnp.split(total.mean((0, 1)), len(values), -1)
 
