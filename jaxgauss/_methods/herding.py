@@ -57,7 +57,7 @@ def kernel_herding(
     unique: bool = True,
     **options: Unpack[MeshOptions],
 ) -> Herding:
-    """Choose a few points, one by one, so that their mean embedding follows that of all points (kernel herding).
+    """Choose a few points, one by one, so that their mean embedding approximates that of all points.
 
     With μ_i = Σ_j w_j k(x_i, x_j), the point chosen after t points x_s maximizes μ_i - Σ_s k(x_i, x_s) / (t + 1). The
     MMD falls like 1/t at best, that of random points like 1/√t. One Gauss sum, in O(N² D) operations, gives μ. Each
@@ -78,7 +78,7 @@ def kernel_herding(
         `mmd_squared(points[indices], points, …)` has them.
 
     Raises:
-        ValueError: shapes do not fit, tau, weights or num is not positive, num exceeds N, or an option has no such
+        ValueError: shapes do not fit, tau, weights or num is not positive, num exceeds N, or an option has an unknown
             value.
         TypeError: points or weights are not a floating array.
 

@@ -34,13 +34,13 @@ def hsic(
 ) -> Float[Array, ""]:
     """Hilbert-Schmidt independence criterion of pairs (x_i, y_i): near zero if x and y are independent.
 
-    The MMD² between the pairs and independent pairs. With K_ij = exp(-τ_x/2 ‖x_i - x_j‖²), L likewise for y, and
-    weights a of sum 1,
+    It is the MMD² between the pairs and independent pairs. With K_ij = exp(-τ_x/2 ‖x_i - x_j‖²), L likewise for y and
+    Σa = 1,
 
         HSIC = Σ_ij a_i a_j K_ij L_ij - 2 Σ_i a_i (K a)_i (L a)_i + (aᵀK a)(aᵀL a),
 
-    which is tr(K H L H) / N² for a = 1/N. Three Gauss sums, or six with all gradients: O(N² (D_x + D_y)) operations and
-    O(N (D_x + D_y)) memory.
+    or tr(K H L H) / N² for a = 1/N, with H the centering matrix. Three Gauss sums, or six with all gradients: O(N² (D_x
+    + D_y)) operations, O(N (D_x + D_y)) memory.
 
     Args:
         x: points, (N, D_x).
@@ -57,7 +57,8 @@ def hsic(
         A scalar in the promoted dtype.
 
     Raises:
-        ValueError: shapes do not fit, there are too few points, a τ is not positive, or weights or options are wrong.
+        ValueError: shapes do not fit, there are too few points, τ or weights are not positive, or an option has an
+            unknown value.
         TypeError: points or weights are not a floating array.
 
     Derivatives:

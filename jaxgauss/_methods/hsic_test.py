@@ -68,8 +68,8 @@ def hsic_test(
         A `KernelTest`: p-value, statistic, and the statistics of the resamplings. No gradients: `hsic` has them.
 
     Raises:
-        ValueError: shapes do not fit, N < 4, tau or P is not positive, several bandwidths with "biased", a wrong
-            option, or `progress` under `jit`.
+        ValueError: shapes do not fit, N < 4, tau or P is not positive, several bandwidths with "biased", an option has
+            an unknown value, or `progress` under `jit`.
         TypeError: points are not a floating array.
         ImportError: `progress` without tqdm.
 

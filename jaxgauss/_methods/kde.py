@@ -51,8 +51,8 @@ def kde_logpdf(
         (P,), in the promoted dtype.
 
     Raises:
-        ValueError: shapes do not fit, there are no samples, tau or weights are not positive, or an option has no such
-            value.
+        ValueError: shapes do not fit, there are no samples, tau or weights are not positive, or an option has an
+            unknown value.
         TypeError: points, samples or weights are not a floating array.
 
     Derivatives:

@@ -68,7 +68,7 @@ def ksd_test(
 
     Raises:
         ValueError: shapes do not fit, N < 2, tau or P is not positive, the probability is not in (0, 1), several
-            bandwidths with "biased", a wrong option, or `progress` under `jit`.
+            bandwidths with "biased", an option has an unknown value, or `progress` under `jit`.
         TypeError: points or scores are not a floating array.
         ImportError: `progress` without tqdm.
 

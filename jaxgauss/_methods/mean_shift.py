@@ -78,7 +78,7 @@ def mean_shift(
 
     Raises:
         ValueError: shapes do not fit, there are no data, tau, tol or max_steps is not positive, tau is not one number,
-            weights are negative, an option has no such value, or `progress` under `jit`.
+            weights are negative, an option has an unknown value, or `progress` under `jit`.
         TypeError: points, data or weights are not a floating array.
         ImportError: `progress` without tqdm.
 
@@ -88,7 +88,7 @@ def mean_shift(
         rest at a maximum.
 
     Precision:
-        As for `kernel_mean`. In float32 a step is at least about 1e-7 of the distance from the center.
+        As for `kernel_mean`. In float32, steps below about 1e-7 of the distance from the center are lost in rounding.
 
     Example:
         >>> import jax.numpy as jnp, jaxgauss

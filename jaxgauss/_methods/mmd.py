@@ -61,7 +61,7 @@ def mmd_squared(
         A scalar in the promoted dtype of the samples and weights.
 
     Raises:
-        ValueError: shapes do not fit, a sample is empty, tau is not positive, or an option has no such value.
+        ValueError: shapes do not fit, a sample is empty, tau is not positive, or an option has an unknown value.
         TypeError: a sample or its weights are not a floating array.
 
     Derivatives:

@@ -73,8 +73,8 @@ def mmd_estimate(
         An `MMDEstimate`, with reverse-mode gradients if x and y are arrays (`mmd_squared` is cheaper to train with).
 
     Raises:
-        ValueError: shapes do not fit, a sample has fewer than two points, an option is wrong, chunks change when they
-            are read again, or `progress` is set for arrays.
+        ValueError: shapes do not fit, a sample has fewer than two points, an option has an unknown value, chunks change
+            when they are read again, or `progress` is set for arrays.
         TypeError: a sample is neither a floating array nor chunks; or chunks are given under `jit` or with a mesh.
         ImportError: `progress` without tqdm.
 

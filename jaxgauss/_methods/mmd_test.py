@@ -49,18 +49,18 @@ def mmd_test(
     With the kernel matrix K of the pooled points and a labeling σ (1 in x, -1 in y), MMD² is a combination of σᵀKσ,
     σᵀK1 and 1ᵀK1. All labelings share the exponentials: O((M + N)² (D + P)) operations and O((M + N)(D + P)) memory, in
     blocks of at most 64 MiB. With "auto" options, XLA takes each pair once, in float64: on CPUs, and elsewhere for
-    several bandwidths or up to 4096 points. Otherwise, `gauss_sum` takes the labelings as columns.
+    several bandwidths or up to 4096 points. Otherwise, the labelings are channels of a `gauss_sum`.
 
     Args:
         x: points, (M, D).
         y: points, (N, D).
         tau: τ = 1/σ², positive; or several, (T,), which are aggregated as in MMD-FUSE (docs/which_function.md).
         rng_key: random key for the labelings, which are the same on every device and in every precision.
-        kernel: a name or a `Kernel`, as for `mmd_squared`. "energy" is the energy test, which no τ changes.
+        kernel: a name or a `Kernel`, as for `mmd_squared`. "energy" gives the energy test, which does not depend on τ.
         num_permutations: P. The p-value is at least 1/(P + 1).
         estimator: "unbiased" or "biased", as for `mmd_squared` (which is biased by default).
         resampling: "permutation" of all labels; or "wild", a wild bootstrap that swaps x_i and y_i at random. It needs
-            M = N, and is right for paired samples as well.
+            M = N, and is also valid for paired samples.
         progress: show a bar (needs tqdm); not under `jit`.
         **options: `method`, `precision` and `backend`, as for `gauss_sum`; and `mesh`, `query_axis` and `key_axis`, as
             for `mmd_squared`.
@@ -70,13 +70,13 @@ def mmd_test(
 
     Raises:
         ValueError: shapes do not fit, a sample has fewer than two points, tau or P is not positive, "wild" with M ≠ N,
-            an option has no such value, or `progress` under `jit`.
+            an option has an unknown value, or `progress` under `jit`.
         TypeError: a sample is not a floating array.
         ImportError: `progress` without tqdm.
 
     Precision:
-        With "auto", p-values are those of float64, however narrow the bandwidths (for more than 1024 points in float32,
-        statistics are within 1e-7). By `gauss_sum`, statistics are within 1e-6 in float32.
+        In float64, p-values are right however narrow the bandwidths are. For more than 1024 points in float32,
+        statistics are within 1e-7; by `gauss_sum`, within 1e-6.
 
     Example:
         >>> import jax, jaxgauss

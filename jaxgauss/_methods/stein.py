@@ -52,7 +52,7 @@ def ksd_squared(
         A scalar in the promoted dtype.
 
     Raises:
-        ValueError: shapes do not fit, there are too few points, tau is not positive, or an option has no such value.
+        ValueError: shapes do not fit, there are too few points, tau is not positive, or an option has an unknown value.
         TypeError: points, scores or weights are not a floating array.
 
     Derivatives:

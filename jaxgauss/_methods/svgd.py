@@ -46,7 +46,7 @@ def svgd_direction(
         state = optimizer.update(-direction, state)`.
 
     Raises:
-        ValueError: shapes do not fit, there are no particles, tau is not positive, or an option has no such value.
+        ValueError: shapes do not fit, there are no particles, tau is not positive, or an option has an unknown value.
         TypeError: particles or scores are not a floating array.
 
     Derivatives:

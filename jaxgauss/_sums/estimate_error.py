@@ -67,7 +67,7 @@ def estimate_error(
         queries, keys, values, tau: as for `gauss_sum`.
         rng_key: random key that chooses the queries.
         num_queries: how many queries to sample, at least 2; all of them if there are fewer.
-        sums: the result of `gauss_sum` for these arguments, which is to be judged. None: the sampled queries are summed
+        sums: the result of `gauss_sum` for these arguments, if it is to be judged. None: the sampled queries are summed
             here, with the options below.
         method, precision, backend: as for `gauss_sum`.
 

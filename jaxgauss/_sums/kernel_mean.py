@@ -71,7 +71,7 @@ def kernel_mean(
         (…, M, C), or (…, M) for values (N,), in the promoted dtype, within the range of the values.
 
     Raises:
-        ValueError: shapes do not fit, there are no keys, tau is not positive, or an option has no such value.
+        ValueError: shapes do not fit, there are no keys, tau is not positive, or an option has an unknown value.
         TypeError: an argument is not a floating array.
 
     Derivatives:

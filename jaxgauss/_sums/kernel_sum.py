@@ -69,12 +69,12 @@ def kernel_sum(
 
     Derivatives:
         As for `gauss_sum`; one more pass over the pairs gives all first gradients. At points that coincide, where
-        "matern12" and "energy" have a kink, the gradient is zero. A mixture's derivatives are its own.
+        "matern12" and "energy" have a kink, the gradient is zero. A mixture's derivatives replace those of κ.
 
     Precision:
         The error of κ itself, relative to Σ|κ||v| in L2 over the queries, is 1e-5 in float32 (gradients 2e-5) and 1e-13
-        in float64, wherever the points lie. A mixture adds 1e-3 in bfloat16, 1e-4 in float16, 1e-6 in float32, times
-        κ(0).
+        in float64, wherever the points lie. A mixture adds 1e-3 κ(0) in bfloat16, 1e-4 κ(0) in float16 and 1e-6 κ(0) in
+        float32.
 
     Example:
         >>> import jax.numpy as jnp, jaxgauss
