@@ -39,8 +39,7 @@ def hsic(
 
         HSIC = Σ_ij a_i a_j K_ij L_ij - 2 Σ_i a_i (K a)_i (L a)_i + (aᵀK a)(aᵀL a),
 
-    or tr(K H L H) / N² for a = 1/N, with H the centering matrix. Three Gauss sums, or six with all gradients: O(N² (D_x
-    + D_y)) operations, O(N (D_x + D_y)) memory.
+    or tr(K H L H) / N² for a = 1/N. Three Gauss sums, or six with all gradients: O(N² (D_x + D_y)), in linear memory.
 
     Args:
         x: points, (N, D_x).

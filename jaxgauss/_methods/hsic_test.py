@@ -133,6 +133,7 @@ class _Forms(NamedTuple):
 #
 # Both sum products of entries that are already centered, so they are accurate even if HSIC is small. One product of a
 # tile with the signs serves all wild resamplings; a permutation only exchanges the points of y.
+# Source: Székely & Rizzo, "Partial Distance Correlation with Methods for Dissimilarities", 2014, for the unbiased one.
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

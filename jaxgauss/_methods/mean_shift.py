@@ -99,6 +99,7 @@ def mean_shift(
 
     References:
         Comaniciu & Meer, "Mean Shift: A Robust Approach Toward Feature Space Analysis", 2002.
+        Carreira-Perpiñán, "Gaussian Mean-Shift Is an EM Algorithm", 2007.
     """
     function, given = "mean_shift", {"weights": weights}
     samples = {"data": data, "points": points}

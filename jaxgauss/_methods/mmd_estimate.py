@@ -59,7 +59,8 @@ def mmd_estimate(
 
     Args:
         x: points, (M, D); or chunks of them, (n, D): a list, another iterable that can be read several times, or a
-            function that returns one, such as `lambda: np.array_split(x, 100)`. A few MiB each are best.
+            function that returns one, such as `lambda: np.array_split(x, 100)`. All are read again for each of them; a
+            few MiB each are best.
         y: points, (N, D), or chunks, likewise.
         tau: τ = 1/σ², positive; or several, (T,), whose kernels are averaged.
         kernel: a name or a `Kernel`, as for `mmd_squared`.
@@ -80,8 +81,7 @@ def mmd_estimate(
 
     Precision:
         Within 1e-6 of k(0) in float32, and 1e-7 where all k are nearly one, as in CMMD. The standard error is right for
-        independent points and an MMD² well above it; for equal distributions it is about √2 times too large. It is no
-        test: see `mmd_test`.
+        independent points and an MMD² well above it; for equal distributions it is √2 times too large (see `mmd_test`).
 
     Example:
         >>> import jax, jaxgauss
@@ -115,6 +115,7 @@ def mmd_estimate(
 # is mean f + mean g; with the pairs i = i, and M for M - 1, the V-statistic. Hoeffding's projection of either is
 # MMD² + 2/M Σ_i (f(x_i) - E f(X)) - 2/N Σ_j (f(y_j) - E f(Y)), where f is the witness of the distributions. f_i and
 # -g_j estimate it; hence the variance 4 Var f_i / M + 4 Var g_j / N.
+# Source: Bounliphone et al., "A Test of Relative Similarity For Model Selection in Generative Models", 2016.
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

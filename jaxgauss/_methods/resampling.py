@@ -25,6 +25,9 @@ class KernelTest(NamedTuple):
             0.05` holds at exactly 0.05.
         statistic: of the samples.
         null_statistics: of the P resamplings, in no particular order.
+
+    References:
+        Phipson & Smyth, "Permutation P-values Should Never Be Zero", 2010, arXiv:1603.05766.
     """
 
     p_value: Float[Array, ""]

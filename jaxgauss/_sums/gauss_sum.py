@@ -56,7 +56,7 @@ def gauss_sum(
         precision: of the products: "float16", "bfloat16", "float32", "float64", or "float16x2", "bfloat16x2" for
             two-part points. "auto" is float32 or float64 on a CPU, half precision on CUDA (docs/precision.md).
         backend: the attention kernel: "auto", "cpu", "flash", "efficient" or "cudnn".
-        tolerance: for "fourier", the largest error of a sum relative to Σ|v|, rounding aside. None: below rounding.
+        tolerance: the largest error of "fourier", relative to Σ|v|, before rounding. None: below rounding.
         forward_mode: whether forward mode, such as `jax.jvp` or `jax.hessian`, must work, too (docs/scale.md).
 
     Returns:
