@@ -46,10 +46,10 @@ class Kernel:
     Attributes:
         name, device: cpu; flash, efficient or cudnn on cuda.
         dtypes: in which the kernel can compute.
-        multiple, max_width: what the width of operands must divide by, and its maximum.
+        multiple, max_width: operands must have a width that is a multiple of the first, and at most the second.
         gap: first and last width without a backward pass on the device; the next width above is used instead.
         dtype, parts: in use; with 2 parts each coordinate is the sum of two numbers of that dtype.
-        gate: a boolean on the device, or its `gate_starts`; where it is false, the memory-efficient kernel computes
+        gate: a boolean on the device, or its `gate_starts`; if it is false, the memory-efficient kernel computes
             nothing.
         alarm: a boolean on the device: whether to warn that points lie beyond reach, see `trust`.
     """

@@ -5,8 +5,8 @@ An exponent -½|a - b|² is formed as a·b - ½|a|² - ½|b|², about the center
     rounding of the points, u each:  u R r,      rounding of the three terms to float32:  2⁻²⁴ R².
 
 R is the distance of points from the center and r that from each other, in bandwidths. R² bounds the second error. For
-the first, the largest sum bounds r from below, and a sample of pairs replaces the bound u R: the error is up to √D
-smaller if errors of coordinates are independent.
+the first, a few sampled pairs give the error over r, which is up to √D below u R if errors of coordinates are
+independent; and the largest sum tells how far apart points are at least.
 """
 
 import logging
@@ -108,8 +108,8 @@ def is_doubted(method: str, kernel: Kernel, points: tuple[Array, Array], reach: 
 def doubtful(method: str, kernel: Kernel, points: tuple[Array, Array], largest: Array) -> Array:
     """Whether half precision has lost accuracy, judged by the largest sum for |v| ≤ 1.
 
-    If all sums are small, all pairs are at least r² ≥ -2 log(largest) apart, and the errors of their exponents grow
-    with r. In `reweight` with float16, sums are also added to a dummy weight of one.
+    If all sums are small, all points are at least r apart, r² ≥ -2 log(largest), and the errors of exponents grow with
+    r. In `reweight` with float16, sums are also added to a dummy weight of one.
     """
     xp = array_namespace(largest)
     apart = xp.sqrt(-2 * xp.log(xp.clip(largest, SMALLEST, 1.0)))
