@@ -79,7 +79,7 @@ def leave_one_out_tau(
 
     Derivatives:
         Reverse mode of any order, of the scores with respect to points, values, taus and positive weights. (The
-        derivative to a weight of zero counts only that point's own score.) `tau` has none.
+        derivative with respect to a weight of zero counts only that point's own score.) `tau` has none.
 
     Example:
         >>> import jax, jaxgauss

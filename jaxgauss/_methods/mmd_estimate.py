@@ -59,8 +59,8 @@ def mmd_estimate(
 
     Args:
         x: points, (M, D); or chunks of them, (n, D): a list, another iterable that can be read several times, or a
-            function that returns one, such as `lambda: np.array_split(x, 100)`. All are read again for each of them; a
-            few MiB each are best.
+            function that returns one, such as `lambda: np.array_split(x, 100)`. All chunks are read again for each
+            chunk; a few MiB each are best.
         y: points, (N, D), or chunks, likewise.
         tau: τ = 1/σ², positive; or several, (T,), whose kernels are averaged.
         kernel: a name or a `Kernel`, as for `mmd_squared`.

@@ -52,7 +52,7 @@ def explain(
       estimated time, and the share of 1024 sampled queries that must be summed another way.
     - Other points: whether they lie near one another, and if not, how they are summed.
     - Half precision: whether the sums, of 256 sampled queries, are so small that rounding has changed them; on CUDA,
-      what the second kernel costs that then runs.
+      the cost of the second kernel, which then runs.
 
     The kernel methods decide in the same way, from all their points together.
 

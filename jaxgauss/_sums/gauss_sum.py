@@ -72,7 +72,7 @@ def gauss_sum(
 
     Precision:
         The error relative to Σ Φ|v|, in L2 over the queries, is 2e-6 in float32 (gradients 1e-5), wherever the points
-        lie, and 5e-4 in float16. If half precision is too coarse for the data, it is computed again in float32.
+        lie, and 5e-4 in float16. Sums for which half precision is too coarse are computed again in float32.
 
     Example:
         >>> import jax.numpy as jnp, jaxgauss

@@ -68,9 +68,9 @@ def gauss_sum_streamed(
         s, (…, M, C), or (…, M) for values (n,), in the promoted dtype of queries, keys and values.
 
     Raises:
-        ValueError: as `gauss_sum` does; or there is no chunk, a chunk is not like the first, or `saved` holds another
+        ValueError: as `gauss_sum` does; or there is no chunk, a chunk is not like the first, or `saved` is of another
             sum.
-        TypeError: an argument is not a floating array, a chunk is not a pair of them, or under a transformation like
+        TypeError: an argument is not a floating array, a chunk is not a pair of them, or the call is traced, as by
             `jit`.
         ImportError: `progress` without tqdm.
 
