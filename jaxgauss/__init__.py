@@ -59,7 +59,7 @@ _NEIGHBOURS = ("lineax", "optax", "ott", "sklearn")  # modules that need other l
 
 
 def __getattr__(name: str) -> _ModuleType:
-    """`jaxgauss.ott` and its like, imported where somebody asks for them."""
+    """Import `jaxgauss.ott` and the other modules for optional libraries when they are first used."""
     if name in _NEIGHBOURS:
         return _import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

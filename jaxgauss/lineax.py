@@ -25,29 +25,29 @@ HALF = ("float16", "bfloat16", "float16x2", "bfloat16x2")
 
 
 class _Symmetric(lx.AbstractLinearOperator):
-    """What lineax asks of an operator that is symmetric and positive semidefinite, and not diagonal."""
+    """The methods that lineax requires of every operator, for symmetric positive semidefinite ones."""
 
     def as_matrix(self) -> Float[Array, "n n"]:
-        """The matrix, (N, N): for few points."""
+        """The matrix, (N, N): for few points only."""
         vector = self.in_structure()
         return jax.vmap(self.mv)(jnp.eye(*vector.shape, dtype=vector.dtype))
 
     def transpose(self) -> "_Symmetric":
-        """Itself."""
+        """The operator itself."""
         return self
 
     def out_structure(self) -> jax.ShapeDtypeStruct:
-        """As `in_structure`."""
+        """The same as `in_structure`."""
         return self.in_structure()
 
 
 class GaussOperator(_Symmetric):
-    """K + diag(noise) of points, as `gauss_operator` makes it: symmetric and positive semidefinite, never formed.
+    """K + diag(noise) for N points, made by `gauss_operator`: symmetric, positive semidefinite, and never formed.
 
     Attributes:
         points: (N, D).
         tau: τ, ().
-        noise: what is added on the diagonal, () or (N,).
+        noise: the diagonal that is added to K, () or (N,).
         kernel: κ.
     """
 
@@ -60,21 +60,21 @@ class GaussOperator(_Symmetric):
     backend: str = eqx.field(static=True)
 
     def mv(self, vector: Float[Array, " n"]) -> Float[Array, " n"]:
-        """The product with a vector, (N,): one sum. Products with a batch of vectors, by `jax.vmap`, share one sum."""
+        """The product with a vector, (N,), by one sum. A batch of vectors, by `jax.vmap`, shares one sum."""
         return self.kernel_product(vector) + self.noise * vector
 
     def kernel_product(self, values: Array) -> Array:
-        """K alone times values, (N,) or (N, C)."""
+        """K times values, (N,) or (N, C), without the noise."""
         names = {"method": self.method, "precision": self.precision, "backend": self.backend}
         points = self.points
         return kernel_sum(points, points, values, self.tau, kernel=self.kernel, forward_mode=True, **names)
 
     def diagonal(self) -> Float[Array, " n"]:
-        """κ(0) + noise, (N,)."""
+        """The diagonal, κ(0) + noise, (N,)."""
         return jnp.broadcast_to(self.noise + self.kernel.at_zero, self.points.shape[:1]).astype(self.points.dtype)
 
     def in_structure(self) -> jax.ShapeDtypeStruct:
-        """Of a vector, (N,)."""
+        """Shape and dtype of a vector, (N,)."""
         return jax.ShapeDtypeStruct(self.points.shape[:1], self.points.dtype)
 
 
@@ -89,24 +89,23 @@ def gauss_operator(
     precision: str = "auto",
     backend: str = "auto",
 ) -> GaussOperator:
-    """The matrix A = K + diag(noise), K_mn = exp(-τ/2 ‖x_m - x_n‖²), as an operator of lineax, in linear memory.
+    """The matrix A = K + diag(noise), K_mn = exp(-τ/2 ‖x_m - x_n‖²), as a lineax operator in linear memory.
 
-    `lineax.linear_solve(A, y, lineax.CG(rtol=1e-5, atol=1e-5, stabilise_every=None))` solves (K + σ²I) x = y with one
-    sum a step, O(N²D) operations and O(ND) memory. With small noise that takes hundreds of steps:
-    `nystrom_preconditioner` makes them few.
+    `lineax.linear_solve(A, y, lineax.CG(rtol=1e-5, atol=1e-5, stabilise_every=None))` solves (K + σ²I) x = y. Each step
+    is one sum: O(N² D) operations and O(N D) memory. Small noise takes hundreds of steps; `nystrom_preconditioner`
+    makes them few.
 
     Args:
         points: x, (N, D), float32 or float64.
-        tau: τ = 1/σ², positive; a number.
-        noise: σ² ≥ 0, what is added on the diagonal: a number, or one for each point, (N,).
-        kernel: a name or a `Kernel`, as for `kernel_sum`, which is positive definite: not "energy".
+        tau: τ = 1/σ², a positive number.
+        noise: σ² ≥ 0: a number, or one for each point, (N,).
+        kernel: a name or a positive definite `Kernel`, as for `kernel_sum`: not "energy".
         method, backend: as for `kernel_sum`.
-        precision: "float32" or "float64"; "auto" is the dtype of the points. Half precision is refused: conjugate
-            gradients do not survive it, for the rounded matrix is not positive definite, and its error, 5e-4 of the
-            largest eigenvalue, is above all noise that anybody adds.
+        precision: "float32" or "float64"; "auto" is the dtype of the points. Half precision is refused: the rounded
+            matrix is not positive definite, and conjugate gradients diverge.
 
     Returns:
-        The operator, an Equinox module with the arrays as its leaves; vectors are (N,), in the dtype of the points.
+        The operator, an Equinox module. Its vectors are (N,), in the dtype of the points.
 
     Raises:
         ImportError: lineax is not installed.
@@ -114,15 +113,14 @@ def gauss_operator(
         TypeError: points or noise are not floating.
 
     Derivatives:
-        All, in both modes: `lineax.linear_solve` is differentiable with respect to points, τ, noise and the right-hand
-        side. Those of other kernels than the Gaussian are formed from differences of coordinates, which takes several
-        times as long for wide points.
+        In both modes: `lineax.linear_solve` is differentiable with respect to points, τ, noise and the right-hand side.
+        Kernels other than the Gaussian take several times as long in many dimensions.
 
     Precision:
-        A solution in float32 has a residual ‖Ax - y‖/‖y‖ that does not fall below about 1e-7 λ/σ², λ the root mean
-        square of the eigenvalues: 5e-5 for 4,000 points and 1e-4 for 20,000 with σ² = 0.01 and a wide kernel. Let
-        `stabilise_every` be None there, or lineax's CG diverges once it has arrived. More digits at the price of one
-        product in float64: solve again for the residual that an operator of float64 points finds, and add.
+        In float32 the residual ‖Ax - y‖/‖y‖ does not fall below about 1e-7 λ/σ², where λ is the root mean square of the
+        eigenvalues of K: 5e-5 for 4,000 points and 1e-4 for 20,000, with σ² = 0.01 and a wide kernel. There, leave
+        `stabilise_every` at None, or lineax's CG diverges after it has converged. For more digits, compute the residual
+        with an operator of float64 points, solve for it, and add the solution.
 
     Example:
         >>> import jax.numpy as jnp, lineax, jaxgauss
@@ -134,8 +132,6 @@ def gauss_operator(
 
     References:
         Rasmussen & Williams, "Gaussian Processes for Machine Learning", 2006, chapter 2.
-        Rader, Lyons & Kidger, "Lineax: unified linear solves and linear least-squares in JAX and Equinox", 2023,
-        arXiv:2311.17283.
     """
     function = "lineax.gauss_operator"
     where, kernel = f"`jaxgauss.{function}`", check_kernel(function, kernel, positive=True)
@@ -172,12 +168,12 @@ def gauss_operator(
 
 
 class NystromPreconditioner(_Symmetric):
-    """An approximate inverse of an operator, as `nystrom_preconditioner` makes it: P⁻¹, P = S⁻¹(U Λ Uᵀ + I)S⁻¹.
+    """An approximate inverse P⁻¹ of an operator, made by `nystrom_preconditioner`: P = S⁻¹(U Λ Uᵀ + I)S⁻¹.
 
     Attributes:
         vectors: U, (N, R), orthonormal.
-        eigenvalues: Λ, (R,), decreasing: once they pass below 1, a larger rank does not help.
-        scale: S, noise^(-½), () or (N,).
+        eigenvalues: Λ, (R,), decreasing. If the last one is below 1, a larger rank does not help.
+        scale: S = noise^(-½), () or (N,).
     """
 
     vectors: Array
@@ -189,46 +185,48 @@ class NystromPreconditioner(_Symmetric):
         return self.root(self.root(vector, transposed=True))
 
     def root(self, vector: Float[Array, " n"], *, transposed: bool = False) -> Float[Array, " n"]:
-        """R v, or Rᵀ v, of the root P⁻¹ = R Rᵀ, R = S(U Λ Uᵀ + I)^(-½)."""
+        """R v, or Rᵀ v if transposed, where P⁻¹ = R Rᵀ and R = S(U Λ Uᵀ + I)^(-½)."""
         vector = self.scale * vector if transposed else vector
         damping = 1 - lax.rsqrt(1 + self.eigenvalues)
         vector = vector - self.vectors @ (damping * (self.vectors.T @ vector))
         return vector if transposed else self.scale * vector
 
     def log_determinant(self) -> Float[Array, ""]:
-        """Of P, and not of its inverse."""
+        """log det P (not of its inverse)."""
         of_scale = jnp.broadcast_to(jnp.log(self.scale), self.vectors.shape[:1]).sum()
         return jnp.log1p(self.eigenvalues).sum() - 2 * of_scale
 
     def diagonal(self) -> Float[Array, " n"]:
-        """Of P⁻¹, (N,)."""
+        """The diagonal of P⁻¹, (N,)."""
         return jnp.square(self.scale) * (1 - jnp.square(self.vectors) @ (self.eigenvalues / (1 + self.eigenvalues)))
 
     def in_structure(self) -> jax.ShapeDtypeStruct:
-        """Of a vector, (N,)."""
+        """Shape and dtype of a vector, (N,)."""
         return jax.ShapeDtypeStruct(self.vectors.shape[:1], self.vectors.dtype)
 
 
 def nystrom_preconditioner(operator: GaussOperator, rank: int, *, rng_key: jax.Array) -> NystromPreconditioner:
-    """An approximate inverse of K + diag(noise) from the leading eigenvectors of K, for `lineax.CG`.
+    """An approximate inverse of K + diag(noise), from the leading eigenvectors of K, for `lineax.CG`.
 
-    `lineax.linear_solve(operator, y, lineax.CG(…), options={"preconditioner": nystrom_preconditioner(operator, 200,
-    rng_key=key)})`. One kernel sum of `rank` channels; O(N rank²) operations and O(N rank) memory on top of it.
+    Use it as `lineax.linear_solve(operator, y, lineax.CG(…), options={"preconditioner":
+    nystrom_preconditioner(operator, 200, rng_key=key)})`. One kernel sum with `rank` channels, then O(N rank²)
+    operations and O(N rank) memory.
 
     Args:
-        operator: of `gauss_operator`, with positive noise.
-        rank: R, 1 to N: as many eigenvalues of K as are above the noise; see `eigenvalues` of what is returned.
-        rng_key: a key of `jax.random`, for the subspace.
+        operator: from `gauss_operator`, with positive noise.
+        rank: R, from 1 to N: the number of eigenvalues of K above the noise. The `eigenvalues` of the result tell
+            whether it suffices.
+        rng_key: random key for the subspace.
 
     Returns:
-        P⁻¹ as an operator of lineax, symmetric and positive definite.
+        P⁻¹ as a lineax operator, symmetric and positive definite.
 
     Raises:
         ValueError: the rank is not between 1 and N, or there is no noise.
-        TypeError: the operator is another one, or `rng_key` no key.
+        TypeError: the operator is another one, or `rng_key` is not a key.
 
     Derivatives:
-        None: it does not change a solution, and is constant for `jax.grad`.
+        None: it does not change the solution, and is a constant for `jax.grad`.
 
     References:
         Frangella, Tropp & Udell, "Randomized Nyström Preconditioning", 2021, arXiv:2110.02820.
@@ -249,7 +247,7 @@ def nystrom_preconditioner(operator: GaussOperator, rank: int, *, rng_key: jax.A
     rows = jnp.broadcast_to(scale, (num,))[:, None]
     test, _ = jnp.linalg.qr(jax.random.normal(rng_key, (num, rank), dtype))  # (N, R)
     image = rows * operator.kernel_product(rows * test)
-    shift = jnp.finfo(dtype).eps * jnp.linalg.norm(image)  # by which rounded eigenvalues stay positive
+    shift = jnp.finfo(dtype).eps * jnp.linalg.norm(image)  # keeps rounded eigenvalues positive
     image += shift * test
     values, vectors = jnp.linalg.eigh(test.T @ image)
     factor = image @ (vectors * lax.rsqrt(jnp.maximum(values, shift))[None])  # (N, R): factor factorᵀ ≈ S K S + shift
@@ -258,11 +256,11 @@ def nystrom_preconditioner(operator: GaussOperator, rank: int, *, rng_key: jax.A
 
 
 class LogDeterminant(NamedTuple):
-    """What `log_determinant` returns.
+    """The result of `log_determinant`.
 
     Attributes:
         value: the estimate, ().
-        standard_error: of the estimate, ().
+        standard_error: its standard error, ().
     """
 
     value: Float[Array, ""]
@@ -277,27 +275,27 @@ def log_determinant(
     num_samples: int = 16,
     num_matvecs: int = 20,
 ) -> LogDeterminant:
-    """log det(K + diag(noise)) by matfree's stochastic Lanczos quadrature, without the matrix.
+    """Estimate log det(K + diag(noise)) by matfree's stochastic Lanczos quadrature, without the matrix.
 
-    With a preconditioner P it is log det P, which is known, plus that of Rᵀ(K + diag(noise))R, P⁻¹ = R Rᵀ, whose
-    eigenvalues are near one: fewer samples, and fewer steps. All samples share a sum: `num_matvecs` sums of
-    `num_samples` channels, and O(N num_samples num_matvecs) memory.
+    With a preconditioner P⁻¹ = R Rᵀ it is log det P, which is known, plus log det Rᵀ(K + diag(noise))R. The eigenvalues
+    of this matrix are near one, which takes fewer samples and steps. In all, `num_matvecs` sums of `num_samples`
+    channels, in O(N num_samples num_matvecs) memory.
 
     Args:
-        operator: of `gauss_operator`.
-        rng_key: a key of `jax.random`, for the random signs.
-        preconditioner: of `nystrom_preconditioner`; without one, and with small noise, take `num_matvecs` in the
-            hundreds.
-        num_samples: random vectors, at least two.
-        num_matvecs: Lanczos steps of each, at most N.
+        operator: from `gauss_operator`.
+        rng_key: random key for the random signs.
+        preconditioner: from `nystrom_preconditioner`. Without it, small noise needs `num_matvecs` in the hundreds.
+        num_samples: the number of random vectors, at least two.
+        num_matvecs: Lanczos steps for each of them, at most N.
 
     Returns:
-        The estimate and its standard error, which is that of the samples: too few Lanczos steps add a bias to it.
+        A `LogDeterminant`: the estimate and its standard error over the samples. Too few Lanczos steps add a bias,
+        which the standard error does not show.
 
     Raises:
         ImportError: matfree is not installed.
-        ValueError: fewer than two samples, or steps not from 1 to N.
-        TypeError: the operator is another one, or `rng_key` no key.
+        ValueError: there are fewer than two samples, or the number of steps is not between 1 and N.
+        TypeError: the operator is another one, or `rng_key` is not a key.
 
     Derivatives:
         Reverse mode, of the value with respect to points, τ and noise: tr(A⁻¹ dA) by the same samples. The

@@ -1,4 +1,4 @@
-"""Stein variational gradient descent as a link in a chain of Optax gradient transformations."""
+"""Stein variational gradient descent as an Optax gradient transformation."""
 
 from typing import Any, Unpack
 
@@ -21,41 +21,38 @@ with needed("jaxgauss.optax", "optax"):
 
 FUNCTION = "optax.scale_by_svgd"
 WHERE = f"`jaxgauss.{FUNCTION}`"
-MAX_POINTS = 300  # whose distances are sorted at every step
+MAX_POINTS = 300  # their distances are sorted at every step
 
 
 def scale_by_svgd(
     tau: Taus | str = "median", *, kernel: str | Kernel = "gauss", **options: Unpack[MeshOptions]
 ) -> GradientTransformation:
-    """Turn gradients of every particle's loss into Stein variational gradient descent: minus `svgd_direction`.
+    """Turn the gradients of all particles' losses into Stein variational gradient descent: minus `svgd_direction`.
 
-    With loss = -log p of one particle, -φ(x_i) = (1/N) Σ_j [k(x_j, x_i) ∇loss(x_j) - ∇_{x_j} k(x_j, x_i)]. In front of
-    an optimizer, `optax.chain(scale_by_svgd(1.0), optax.adam(1e-2))`, it makes a training loop of an ensemble, which
-    minimizes, one of a sample, which stays apart. O(N² D) operations and O(N D) memory for N particles of D numbers.
+    With loss = -log p, the update is -φ(x_i) = (1/N) Σ_j [k(x_j, x_i) ∇loss(x_j) - ∇_{x_j} k(x_j, x_i)]. In front of an
+    optimizer, `optax.chain(scale_by_svgd(1.0), optax.adam(1e-2))`, it turns the training of an ensemble into sampling:
+    the second term keeps particles apart. O(N² D) operations and O(N D) memory for N particles of D numbers.
 
     Args:
-        tau: τ = 1/σ², positive; or several, (T,), as for `svgd_direction`; "median": 2 log N / med² of the particles at
-            every step, med the median distance between 300 of them, the rule of Liu & Wang for the Gaussian (1 for a
-            single particle). In more than a few dimensions that kernel is narrow, and variances come out too small.
+        tau: τ = 1/σ², positive; or several, (T,), as for `svgd_direction`; or "median": 2 log N / med² at every step (1
+            for one particle), where med is the median distance between 300 particles. In many dimensions "median" is
+            narrow, and variances come out too small.
         kernel: a name or a `Kernel`, as for `svgd_direction`.
-        **options: `method`, `precision` and `backend`, and `mesh`, `query_axis` and `key_axis`, as for
-            `svgd_direction`.
+        **options: as for `svgd_direction`.
 
     Returns:
-        An Optax `GradientTransformation` without state. Its `update(gradients, state, params)` takes the particles as
-        `params`: a pytree whose leaves are arrays (N, …), a particle is their rows of one index; and as `gradients`, of
-        the same shapes, those of the sum of all losses: `jax.grad(lambda x: jax.vmap(loss)(x).sum())(params)`. (Of
-        their mean they are N times too small against what keeps the particles apart.) It returns updates of the same
-        shapes and dtypes, to descend by.
+        A stateless Optax `GradientTransformation`. Its `update(gradients, state, params)` takes the particles as
+        `params`, a pytree of arrays (N, …), and returns updates of the same shapes and dtypes. `gradients` must be
+        those of the *sum* of all losses, `jax.grad(lambda x: jax.vmap(loss)(x).sum())(params)`; those of the mean are N
+        times too small.
 
     Raises:
-        ValueError: tau is neither positive nor "median", there is no such kernel, an axis is none of the mesh's; in
-            `update`: params are None, or have no leaves, or leaves of different first axes, or the gradients are of
-            other shapes.
+        ValueError: tau is neither positive nor "median", there is no such kernel, or no such axis of the mesh; in
+            `update`: params are None or empty, their leaves have different first axes, or gradients have other shapes.
         TypeError: there is no such option; in `update`: a leaf is not a floating array.
 
     Precision:
-        That of `svgd_direction`. Leaves of several dtypes are promoted to one, and the updates rounded to theirs.
+        As for `svgd_direction`. Leaves are promoted to one dtype, and updates are rounded to that of each leaf.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax
@@ -72,7 +69,6 @@ def scale_by_svgd(
         (True, True)
 
     References:
-        Liu & Wang, "Stein Variational Gradient Descent", 2016, arXiv:1608.04471.
         D'Angelo, Fortuin & Wenzel, "On Stein Variational Neural Network Ensembles", 2021, arXiv:2106.10760.
     """
     kernel = check_kernel(FUNCTION, kernel, positive=True)
@@ -98,13 +94,13 @@ def scale_by_svgd(
 
 def _liu_wang(particles: Array) -> Array:
     if len(particles) < 2:
-        return jnp.ones((), working_dtype(particles.dtype))  # one particle descends, whatever τ is
+        return jnp.ones((), working_dtype(particles.dtype))  # for one particle, τ does not matter
     tau = median_heuristic(particles, max_points=MAX_POINTS)
     return jnp.log(len(particles)).astype(tau.dtype) * 2 * tau
 
 
 def _check_particles(updates: Any, params: Any) -> None:
-    """Raise ValueError unless both have the same shapes, of one first axis."""
+    """Raise ValueError unless both have the same shapes, with one first axis."""
     shapes, others = (jax.tree.map(np.shape, tree) for tree in (params, updates))
     of_leaves = [np.shape(x) for x in jax.tree.leaves(params)]
     if not of_leaves:

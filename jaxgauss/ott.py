@@ -1,4 +1,4 @@
-"""Optimal transport on our sums: a geometry for OTT-JAX's solvers, in linear memory."""
+"""A geometry for OTT-JAX's solvers, in linear memory."""
 
 from typing import Any
 
@@ -23,33 +23,31 @@ NAME = "ott.PointCloud"  # in errors
 
 @jtu.register_pytree_node_class
 class PointCloud(pointcloud.PointCloud):
-    """OTT-JAX's `PointCloud` with the squared Euclidean cost, whose kernel is applied by our sums: τ = 2/ε.
+    """OTT-JAX's `PointCloud` for the squared Euclidean cost, whose kernel is applied by `log_gauss_sum` with τ = 2/ε.
 
-    All of OTT's solvers take it as they take their own, and find the same: Sinkhorn with logarithms or scalings,
-    balanced or not, with momentum or a schedule of ε; `sinkhorn_divergence(PointCloud, x, y, …)`; gradients by implicit
-    differentiation or by unrolling. One iteration is two log-sum-exps, O(nmd) operations and O((n + m) d) memory: no
-    n×m matrix, unless you ask for one (`matrix`, `cost_matrix`, `kernel_matrix`).
+    All of OTT's solvers take it, and find the same solution: Sinkhorn with logarithms or scalings, balanced or not,
+    with momentum or a schedule of ε; `sinkhorn_divergence(PointCloud, x, y, …)`; gradients by implicit differentiation
+    or by unrolling. One iteration is two log-sum-exps: O(nmd) operations and O((n + m) d) memory. No n×m matrix is
+    formed unless you ask for `matrix`, `cost_matrix` or `kernel_matrix`.
 
     Args:
         x: points (n, d).
         y: points (m, d); None: x.
-        method, precision, backend: as for `log_gauss_sum` (float32 on CUDA unless asked otherwise).
-        batch_size: rows at a time where all costs are gone through, as by `scale_cost="max_cost"`.
-        **kwargs: `epsilon`, `relative_epsilon`, `scale_cost` (not "median") and `cost_fn` (no other than
-            `SqEuclidean()`), as for OTT's `PointCloud`. Without `epsilon` it is 0.05 standard deviations of the cost,
-            which are found in linear time.
+        method, precision, backend: as for `log_gauss_sum`.
+        batch_size: rows of the cost matrix at a time, where it is traversed, as for `scale_cost="max_cost"`.
+        **kwargs: `epsilon`, `relative_epsilon`, `scale_cost` (not "median") and `cost_fn` (only `SqEuclidean()`), as
+            for OTT's `PointCloud`. The default `epsilon` is 0.05 standard deviations of the cost, found in linear time.
 
     Raises:
         ImportError: OTT-JAX is not installed.
-        ValueError: another cost function, or an option that is none.
+        ValueError: another cost function, or an option that does not exist.
 
     Derivatives:
         Reverse mode of any order with respect to x, y, ε and the potentials.
 
     Precision:
-        That of `log_gauss_sum`, at any ε: where points lie more than 22 bandwidths √(ε/2) from their center, sums of
-        2²² pairs or more are formed of points in two parts, others, and beyond 128, in float64. OTT's own cost matrix
-        errs by 6e-8 ‖x‖²/ε in exponents.
+        As for `log_gauss_sum`, at any ε: on a CPU exponents are float64 if points lie many bandwidths √(ε/2) from their
+        center. In OTT's own cost matrix, exponents err by 6e-8 ‖x‖²/ε.
 
     Example:
         >>> import jax, jaxgauss
@@ -125,7 +123,7 @@ class PointCloud(pointcloud.PointCloud):
         return super(PointCloud, self._centered())._sqeucl_to_lr(scale)
 
     def _centered(self) -> "PointCloud":
-        """The same costs of points about their center: OTT's own are made of ‖x‖² and ‖y‖², at any distance from it."""
+        """The same costs, for points about their center: OTT forms costs from ‖x‖² and ‖y‖² without centering."""
         (x, y, *others), static = self.tree_flatten()
         center = lax.stop_gradient(self.x.mean(0, keepdims=True))
         return self.tree_unflatten(static, (x - center, y if y is None else y - center, *others))
@@ -144,7 +142,7 @@ class PointCloud(pointcloud.PointCloud):
 
     @property
     def inv_scale_cost(self) -> Array:
-        """What costs are multiplied by."""
+        """The factor of all costs."""
         if self._scale_cost == "max_cost":
             largest = lax.map(lambda z: self._costs(z, self.y).max(), self.x, batch_size=self.batch_size)
             return 1 / largest.max()
@@ -152,7 +150,7 @@ class PointCloud(pointcloud.PointCloud):
 
     @property
     def std_cost_matrix(self) -> Array:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Standard deviation of all costs, from moments of the points: in linear time."""
+        """Standard deviation of all costs, from moments of the points, in linear time."""
         # C = r + s - 2⟨x, y⟩ with r = ‖x‖² and s = ‖y‖² of independent x and y, about any center
         center = lax.stop_gradient(self.x.mean(0, keepdims=True))
         variance, means, covariances, with_squares = 0.0, [], [], []
@@ -168,11 +166,11 @@ class PointCloud(pointcloud.PointCloud):
         return self.inv_scale_cost * jnp.sqrt(jnp.maximum(variance, 0))
 
     def _sides(self, f: Array, g: Array, eps: Any, axis: int) -> tuple[Array, Array, Array]:
-        """Where sums are taken, what they are of, and its log-weights."""
+        """Queries, keys and log-weights of the sum along an axis."""
         return (self.x, self.y, g / eps) if axis == 1 else (self.y, self.x, f / eps)
 
     def _means_and_logs(self, f: Array, g: Array, eps: Any, vec: Array, axis: int) -> tuple[Array, Array]:
-        """Means of values by the kernel with weights exp(g/ε), or exp(f/ε), and the logarithms of their weights."""
+        """Means of values by the kernel with weights exp(g/ε) or exp(f/ε), and the logarithms of the total weights."""
         to, points, log_weights = self._sides(f, g, eps, axis)
         return means_and_logs(NAME, to, points, vec, log_weights, self._tau(eps), "gauss", {**self._options})
 

@@ -1,4 +1,4 @@
-"""Estimators for scikit-learn, NumPy in and NumPy out: densities and regressions without the kernel matrix."""
+"""Estimators for scikit-learn, with NumPy arrays in and out, without the kernel matrix."""
 
 import functools
 import math
@@ -27,27 +27,27 @@ with needed("jaxgauss.sklearn", "scikit-learn"):
     from sklearn.utils import check_array, check_random_state
     from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
 
-DTYPES = (np.float64, np.float32)  # that data are kept and summed in; others become the first
+DTYPES = (np.float64, np.float32)  # of stored data and of sums; other dtypes become the first
 LEAVE_ONE_OUT = "leave_one_out"
-BLOCK = 64  # numbers of points that sums are compiled for are its multiples
+BLOCK = 64  # sums are compiled for multiples of this number of points
 
 
 class _KernelEstimator(BaseEstimator):
-    """What the three have in common: τ and a kernel, training points with weights, and sums over them."""
+    """Base class: τ and a kernel, training points with weights, and sums over them."""
 
     tau: Any
     kernel: Any
     X_fit_: np.ndarray
     weights_: np.ndarray | None
     tau_: float
-    _searches = True  # whether τ may be left to leave-one-out
+    _searches = True  # whether τ may be "leave_one_out"
 
     @property
     def _name(self) -> str:
         return f"sklearn.{type(self).__name__}"
 
     def _check_kernel(self) -> Kernel:
-        """The kernel; ValueError or TypeError unless it and τ can be used."""
+        """The kernel; ValueError or TypeError if it or τ cannot be used."""
         where, tau = f"`jaxgauss.{self._name}`", self.tau
         if not (self._searches and isinstance(tau, str) and tau == LEAVE_ONE_OUT):
             if isinstance(tau, bool) or not isinstance(tau, numbers.Real):
@@ -67,14 +67,14 @@ class _KernelEstimator(BaseEstimator):
             )
 
     def _validated(self, X: Any, *y: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Points, and values in their dtype if there are any; ValueError if they are none or do not fit together."""
+        """Points, and values in their dtype if given; ValueError if there are none, or if their numbers differ."""
         found: Any = validate_data(
             self, X, *y, dtype=DTYPES, **({"multi_output": True, "y_numeric": True} if y else {})
         )
         return (found[0], found[1].astype(found[0].dtype)) if y else (found, found)
 
     def _keep(self, X: np.ndarray, sample_weight: Any, values: np.ndarray | None = None) -> None:
-        """Training points, their weights and τ."""
+        """Store training points, their weights and τ."""
         self.X_fit_ = X
         self.weights_ = None if sample_weight is None else self._checked_weights(sample_weight)
         if self.tau == LEAVE_ONE_OUT:
@@ -103,7 +103,7 @@ class _KernelEstimator(BaseEstimator):
         return weights
 
     def _summed(self, function: Callable[..., Array], X: Any, *operands: np.ndarray, **more: np.ndarray) -> np.ndarray:
-        """A function of points and training points; of operands that go with these, zero leaves a point out."""
+        """Apply a function to points and training points, padded to few lengths; operands are padded with zeros."""
         X = validate_data(self, X, dtype=self.X_fit_.dtype, reset=False)
         others = (_padded(x, "constant") for x in operands)
         function = functools.partial(function, tau=self.tau_, kernel=self.kernel)
@@ -115,23 +115,23 @@ class _KernelEstimator(BaseEstimator):
 
 
 class KernelDensity(_KernelEstimator):
-    """Kernel density estimate, p(x) = Σ_n w_n (τ/2π)^{D/2} exp(-τ/2 ‖x - x_n‖²), or of another kernel: `kde_logpdf`.
+    """Kernel density estimate p(x) = Σ_n w_n (τ/2π)^{D/2} exp(-τ/2 ‖x - x_n‖²), or with another kernel: `kde_logpdf`.
 
-    `sklearn.neighbors.KernelDensity` with bandwidth = τ^-½ and no tolerances (rtol = atol = 0): every pair counts.
-    O(P N D) operations and O((P + N) D) memory for P points.
+    It is `sklearn.neighbors.KernelDensity` with bandwidth = τ^-½ and rtol = atol = 0. O(P N D) operations and O((P + N)
+    D) memory for P points.
 
     Args:
-        tau: τ = 1/σ², positive; or "leave_one_out", which maximizes the likelihood of every point under the others.
-        kernel: a name or a `Kernel` that has an integral, as for `kde_logpdf`.
+        tau: τ = 1/σ², positive; or "leave_one_out", which maximizes the likelihood of each point under the others.
+        kernel: a name or a `Kernel` with a known integral, as for `kde_logpdf`.
 
     Attributes:
         X_fit_: the points, (N, D).
-        weights_: w, (N,), or None where all are the same.
+        weights_: w, (N,), or None if all are equal.
         tau_: the τ in use.
         n_features_in_: D.
 
     Raises:
-        ValueError: by `fit`, where τ, the kernel, the points or their weights are wrong.
+        ValueError: by `fit`, if τ, the kernel, the points or their weights are wrong.
 
     Precision:
         Float32 points are summed in float32, all others in float64, whether or not `jax_enable_x64` is set.
@@ -155,7 +155,7 @@ class KernelDensity(_KernelEstimator):
         self.kernel = kernel
 
     def fit(self, X, y=None, sample_weight=None):
-        """Keep the points X (N, D), and weights of theirs, not negative, (N,); y is ignored."""
+        """Store the points X (N, D) and their weights (N,), not negative; y is ignored."""
         kernel = self._check_kernel()
         X, _ = self._validated(X)
         check_integral(self._name, kernel, X.shape[1])
@@ -163,7 +163,7 @@ class KernelDensity(_KernelEstimator):
         return self
 
     def score_samples(self, X) -> np.ndarray:
-        """Log-density of every row of X, (P,)."""
+        """Log-density of each row of X, (P,)."""
         check_is_fitted(self)
         return self._summed(kde_logpdf, X, weights=self._padded_weights())
 
@@ -172,7 +172,7 @@ class KernelDensity(_KernelEstimator):
         return float(self.score_samples(X).sum(dtype=np.float64))
 
     def sample(self, n_samples=1, random_state=None) -> np.ndarray:
-        """Points drawn from the density, (n_samples, D): of the Gaussian kernel only."""
+        """Draw points from the density, (n_samples, D); for the Gaussian kernel only."""
         check_is_fitted(self)
         if check_kernel(self._name, self.kernel) != GAUSS:
             raise ValueError(
@@ -188,22 +188,22 @@ class KernelDensity(_KernelEstimator):
 class KernelMean(MultiOutputMixin, RegressorMixin, _KernelEstimator):
     """Kernel regression (Nadaraya-Watson), f(x) = Σ_n w_n Φ(x, x_n) y_n / Σ_n w_n Φ(x, x_n): `kernel_mean`.
 
-    Nothing is solved: `fit` keeps the points. Within the range of y, and at any distance from the points: far from
-    them it is the value of the nearest.
+    `fit` only stores the points. Predictions stay within the range of y; far from all points, the prediction is the
+    value of the nearest.
 
     Args:
-        tau: τ = 1/σ², positive; or "leave_one_out", which minimizes the error at every point of the mean of the others.
+        tau: τ = 1/σ², positive; or "leave_one_out", which minimizes the error of predicting each point from the others.
         kernel: a name or a `Kernel`, as for `kernel_mean`.
 
     Attributes:
         X_fit_: the points, (N, D).
         y_fit_: their values, (N,) or (N, C).
-        weights_: w, (N,), or None where all are the same.
+        weights_: w, (N,), or None if all are equal.
         tau_: the τ in use.
         n_features_in_: D.
 
     Raises:
-        ValueError: by `fit`, where τ, the kernel, the points, their values or weights are wrong.
+        ValueError: by `fit`, if τ, the kernel, the points, their values or weights are wrong.
 
     Precision:
         As for `KernelDensity`.
@@ -225,7 +225,7 @@ class KernelMean(MultiOutputMixin, RegressorMixin, _KernelEstimator):
         self.kernel = kernel
 
     def fit(self, X, y, sample_weight=None):
-        """Keep the points X (N, D), their values y, (N,) or (N, C), and weights of theirs, not negative, (N,)."""
+        """Store the points X (N, D), their values y, (N,) or (N, C), and their weights (N,), not negative."""
         self._check_kernel()
         X, y = self._validated(X, y)
         self.y_fit_ = y
@@ -233,7 +233,7 @@ class KernelMean(MultiOutputMixin, RegressorMixin, _KernelEstimator):
         return self
 
     def predict(self, X) -> np.ndarray:
-        """The mean at every row of X, (P,) or (P, C)."""
+        """The mean at each row of X, (P,) or (P, C)."""
         check_is_fitted(self)
         with np.errstate(divide="ignore"):
             log_weights = np.log(self._padded_weights())
@@ -243,39 +243,37 @@ class KernelMean(MultiOutputMixin, RegressorMixin, _KernelEstimator):
 class KernelRidge(MultiOutputMixin, RegressorMixin, _KernelEstimator):
     """Kernel ridge regression, f(x) = Σ_n Φ(x, x_n) c_n with (K + αI) c = y, by conjugate gradients without K.
 
-    `sklearn.kernel_ridge.KernelRidge(kernel="rbf")` with gamma = τ/2; and the mean of a Gaussian process whose noise
-    has variance α. A step is one sum, in O(N²D) operations and O(ND) memory. A Nyström preconditioner, of O(N rank)
-    memory, makes the steps few: where the eigenvalues of K beyond `rank` are below α, there are about twenty.
+    It is `sklearn.kernel_ridge.KernelRidge(kernel="rbf")` with gamma = τ/2, and the mean of a Gaussian process with
+    noise variance α. Each step is one sum: O(N² D) operations and O(N D) memory. With a Nyström preconditioner, in O(N
+    rank) memory, about twenty steps suffice if the eigenvalues of K beyond `rank` are below α.
 
     Args:
         alpha: α, positive.
         tau: τ = 1/σ², positive.
-        kernel: a name or a `Kernel`, positive definite, as for `kernel_sum`.
-        rank: of the preconditioner, or N where that is less: conjugate gradients then only polish a direct solution.
-        tol: where to stop: entries of the residual relative to the root mean square of y. None: 1e-8, for float32
-            points 1e-4.
-        max_iter: steps at most.
+        kernel: a name or a positive definite `Kernel`, as for `kernel_sum`.
+        rank: of the preconditioner. If it is at least N, the system is solved directly and then refined.
+        tol: the largest entry of the residual relative to the root mean square of y. None: 1e-8, or 1e-4 for float32.
+        max_iter: the largest number of steps.
 
     Attributes:
         X_fit_: the points, (N, D).
         dual_coef_: c, (N,) or (N, C).
-        weights_: of the squared errors, (N,), or None where all are the same: α is divided by them.
-        residual_: the largest ‖y - (K + αI) c‖ / ‖y‖ of a column of y, computed anew from the solution.
-        n_iter_: steps that were taken.
+        weights_: of the squared errors, (N,), or None if all are equal. α is divided by them.
+        residual_: the largest ‖y - (K + αI) c‖ / ‖y‖ of a column of y, computed from the solution.
+        n_iter_: the number of steps taken.
         tau_: τ.
         n_features_in_: D.
 
     Raises:
-        ImportError: by `fit`, where lineax is not installed.
-        ValueError: by `fit`, where a parameter, the points, their values or weights are wrong.
+        ImportError: by `fit`, if lineax is not installed.
+        ValueError: by `fit`, if a parameter, the points, their values or weights are wrong.
 
     Warns:
-        ConvergenceWarning: by `fit`, where the residual is larger than ten times `tol`: α is too small for the steps,
-            for the rank, or for the dtype.
+        ConvergenceWarning: by `fit`, if the residual exceeds ten times `tol`: α is too small for the steps, the rank or
+            the dtype.
 
     Precision:
-        As for `KernelDensity`. In float32 residuals do not fall below about 1e-7 λ/α, λ the root mean square of the
-        eigenvalues of K, up to N: see `jaxgauss.lineax.gauss_operator`.
+        As for `KernelDensity`. For the smallest residual in float32 see `jaxgauss.lineax.gauss_operator`.
 
     Example:
         >>> import numpy as np
@@ -286,7 +284,6 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, _KernelEstimator):
         True
 
     References:
-        Saunders, Gammerman & Vovk, "Ridge Regression Learning Algorithm in Dual Variables", 1998.
         Frangella, Tropp & Udell, "Randomized Nyström Preconditioning", 2021, arXiv:2110.02820.
     """
 
@@ -342,14 +339,14 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, _KernelEstimator):
         return self
 
     def predict(self, X) -> np.ndarray:
-        """f at every row of X, (P,) or (P, C)."""
+        """f at each row of X, (P,) or (P, C)."""
         check_is_fitted(self)
         return self._summed(kernel_sum, X, self.dual_coef_)
 
 
 @functools.partial(jax.jit, static_argnames=("kernel", "rank", "tol", "steps"))
 def _solution(points: Array, values: Array, tau: Array, noise: Array, *, kernel, rank: int, tol: float, steps: int):
-    """Of (K + diag(noise)) c = v: c, v (N, C), the steps, and the largest relative residual."""
+    """Solve (K + diag(noise)) c = v for v (N, C): c, the steps, and the largest relative residual."""
     with needed("jaxgauss.sklearn.KernelRidge", "lineax"):
         import lineax
     from .lineax import gauss_operator, nystrom_preconditioner
@@ -369,13 +366,13 @@ def _solution(points: Array, values: Array, tau: Array, noise: Array, *, kernel,
 
 
 def _padded(x: np.ndarray, mode: Any = "edge") -> np.ndarray:
-    """More rows, so that few sums are compiled for many numbers of points: at most an eighth more than 512 and up."""
+    """Add rows, so that few sums are compiled for many numbers of points: at most an eighth of them beyond 512."""
     block = max(BLOCK, 1 << max(len(x).bit_length() - 4, 0))
     return np.pad(x, ((0, -len(x) % block), *[(0, 0)] * (x.ndim - 1)), mode=mode)
 
 
 def _computed(function: Callable[..., Any], *arrays: np.ndarray, **more: np.ndarray | None) -> Any:
-    """In the dtype of the arrays, with promotion as JAX has it by default; NumPy arrays of one's own."""
+    """Call a function in the dtype of its NumPy arrays, with JAX's default promotion; return new arrays."""
     with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         given = {name: None if x is None else jnp.asarray(x) for name, x in more.items()}
         return jax.tree.map(np.array, function(*map(jnp.asarray, arrays), **given))

@@ -2,7 +2,7 @@
 
     s_m = Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n
 
-Tensors in, tensors out; needs torch alone. `jaxgauss` puts the same functions behind JAX.
+Tensors in, tensors out; only PyTorch is needed. `jaxgauss` calls the same functions from JAX.
 """
 
 from .attention import ENGINE as ENGINE

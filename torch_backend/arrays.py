@@ -1,6 +1,6 @@
-"""What the reductions ask of an array library beyond the array API standard: they are written once, for any.
+"""Array functions beyond the array API standard, so that reductions are written once for PyTorch, JAX and NumPy.
 
-PyTorch's tensors run through them; JAX's arrays are traced. Dtypes go by name.
+Dtypes are given by name.
 """
 
 from typing import Any, TypeAlias
@@ -17,26 +17,25 @@ SUBNORMAL = 2.0**-14, 2.0**-24  # of float16: where they begin, and the step bet
 
 
 def dtype_of(x: Array) -> str:
-    """The name of its dtype."""
+    """The name of the array's dtype."""
     return str(x.dtype).removeprefix("torch.")
 
 
 def accumulation_dtype(dtype: str) -> str:
-    """The dtype for everything that is not a kernel's operand: float32, or float64 for float64."""
+    """The dtype in which sums are computed: float64 for float64, else float32."""
     return "float64" if dtype == "float64" else "float32"
 
 
 def cast(x: Array, dtype: str) -> Array:
-    """The array in a dtype."""
+    """The array in another dtype."""
     xp = array_namespace(x)
     return x if dtype_of(x) == dtype else xp.astype(x, getattr(xp, dtype))
 
 
 def held(x: Array, dtype: str) -> Array:
-    """What a dtype holds of x, in the dtype of x: beyond the range of half precision it is cut off.
+    """Round x to a dtype, clipped to its range, but keep it in its own dtype.
 
-    XLA may leave out a cast and the one that takes it back; it keeps its own operation for rounding, which does not
-    know the subnormal numbers of float16.
+    XLA may remove a cast and the cast back. It keeps its rounding operation, which ignores float16's subnormal numbers.
     """
     xp = array_namespace(x)
     if dtype_of(x) == dtype:
@@ -74,7 +73,7 @@ def nonzero(x: Array) -> Array:
 
 
 def unbroadcast(x: Array, shape: tuple[int, ...]) -> Array:
-    """The sum over the axes that broadcasting `shape` to the array's shape has stretched."""
+    """The sum over the axes that broadcasting has stretched from `shape` to the array's shape."""
     xp = array_namespace(x)
     extra = x.ndim - len(shape)
     stretched = [i + extra for i, n in enumerate(shape) if n == 1 and x.shape[i + extra] != 1]

@@ -1,6 +1,6 @@
-"""PyTorch's engine: one call, (out, lse), for every attention kernel that it ships, and its backward pass.
+"""Attention by every kernel that PyTorch ships: (out, lse) of one call, and its backward pass.
 
-See `kernels` for what an engine takes and gives, `operators` for the kernels themselves.
+`kernels` specifies both functions; `operators` has the kernels.
 """
 
 import functools
@@ -15,8 +15,8 @@ from .operators import BACKWARD, FORWARD, Gate, efficient_gated, efficient_gated
 from .trust import report
 
 MAX_GRID = 65535  # CUDA's limit on batch and on heads in one launch
-MAX_POINTS = 2**16  # in one call: kernels add block after block, and millions of terms would cost them digits
-MAX_ELEMENTS = 2**31 - 1  # of a matrix: some kernels count in 32 bits
+MAX_POINTS = 2**16  # in one call: kernels add blocks one after another, and millions of terms would lose accuracy
+MAX_ELEMENTS = 2**31 - 1  # of a matrix: some kernels index with 32 bits
 
 
 def attention(
@@ -24,8 +24,8 @@ def attention(
 ) -> tuple[Tensor, Tensor]:
     """softmax(q·k + bias) v, (B, H, M, W), and the log-sum-exp of the logits, (B, H, M, 1), as the operator gives them.
 
-    Where autograd records, it is refused but without `needs_lse`: the derivative of the means alone is PyTorch's. With
-    a `kernel.gate` that is false nothing is computed, and what is returned is arbitrary.
+    Where autograd records, `needs_lse` raises an error: PyTorch differentiates only the means. If a `kernel.gate` is
+    false, nothing is computed and the result is arbitrary.
     """
     if kernel.alarm is not None:
         report(kernel.alarm)
@@ -49,8 +49,8 @@ def attention_pullback(
 ) -> tuple[Tensor, ...]:
     """(S k, Sᵀ q, Pᵀ g) for P = exp(q·k - lse) and S = P ∘ (g vᵀ), by the kernel's backward pass.
 
-    A backward pass computes S = P ∘ (g vᵀ - δ) with δ = Σ g·out, the derivative of the normalization. We hand it
-    out = 0: without δ, and with an lse of our choice, it is the pullback of the *unnormalized* sum P v.
+    The backward pass computes S = P ∘ (g vᵀ - δ), where δ = Σ g·out is the derivative of the normalization. Given out =
+    0 and our own lse, it returns the pullback of the *unnormalized* sum P v.
     """
     operands = _broadcast(cotangent, queries, keys, values, lse)
     backward = BACKWARD[kernel.name]
@@ -65,14 +65,14 @@ ENGINE = Engine(attention, attention_pullback)
 
 
 def _most_points(operand: Tensor) -> int:
-    """Queries, and keys, that one call may have."""
+    """The largest number of queries, and of keys, in one call."""
     return min(MAX_POINTS, max(1, MAX_ELEMENTS // operand.shape[-1]))
 
 
 def _forward_in_parts(
     forward: Callable[[list[Tensor]], tuple[Tensor, ...]], most: int, operands: list[Tensor]
 ) -> tuple[Tensor, Tensor]:
-    """Parts of the queries side by side; parts of the keys by the weights that their log-sum-exps give them."""
+    """Attention in parts of the queries (concatenated) and of the keys (weighted by their log-sum-exps)."""
     queries, keys, values, *bias = operands
     if queries.shape[2] > most:
         parts = (_forward_in_parts(forward, most, [x, keys, values, *bias]) for x in queries.split(most, 2))
@@ -89,7 +89,7 @@ def _forward_in_parts(
 def _backward_in_parts(
     backward: Callable[[list[Tensor]], tuple[Tensor, ...]], most: int, operands: list[Tensor]
 ) -> tuple[Tensor, ...]:
-    """What is summed over parts of the queries, or of the keys, is added up in float32 or better."""
+    """The backward pass in parts of the queries and keys, whose sums are added in float32 or better."""
     g, queries, keys, values, lse = operands
     if queries.shape[2] > most:
         split = zip(*(x.split(most, 2) for x in (g, queries, lse)), strict=True)
@@ -108,7 +108,7 @@ def _total(parts: Iterable[Tensor]) -> Tensor:
 
 
 def _broadcast(*operands: Tensor) -> list[Tensor]:
-    """Operands with a common batch and number of heads, as views, and with rows in one piece."""
+    """Operands with a common batch and number of heads, as views with contiguous rows."""
     axes = operands[0].shape[:2]
     if all(x.shape[:2] == axes and x.stride(-1) == 1 for x in operands):
         return list(operands)
@@ -118,7 +118,7 @@ def _broadcast(*operands: Tensor) -> list[Tensor]:
 
 
 def _over_grid(function: Callable[..., tuple], operands: list[Tensor], *, kernel: Kernel) -> tuple[Tensor, ...]:
-    """`function` over parts of batch and heads that CUDA's grid can hold."""
+    """Apply `function` to parts of batch and heads that fit CUDA's grid."""
     for axis in (0, 1):
         if kernel.device == "cuda" and operands[0].shape[axis] > MAX_GRID:
             parts = zip(*(x.split(MAX_GRID, axis) for x in operands), strict=True)
@@ -128,6 +128,6 @@ def _over_grid(function: Callable[..., tuple], operands: list[Tensor], *, kernel
 
 
 def _gate(gate: Gate, q: Tensor, k: Tensor) -> Gate:
-    """The gate, as one boolean if the operands are more than one launch holds: then its starts do not fit the parts."""
+    """The gate; as one boolean if several launches are needed, because its starts do not fit the parts."""
     is_whole = max(q.shape[2], k.shape[2]) <= _most_points(q) and q.shape[0] <= MAX_GRID
     return gate if is_whole or isinstance(gate, Tensor) else gate[0][1] > 0

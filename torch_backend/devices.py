@@ -1,15 +1,15 @@
-"""The CUDA device that kernels run on, and what it cannot do: PyTorch's dispatcher knows, its operators do not."""
+"""What a CUDA device cannot do: PyTorch's dispatcher knows it, its operators do not."""
 
 import functools
 from typing import NamedTuple
 
-FLASH = 8, 0  # the least compute capability that FlashAttention, cuDNN's attention and bfloat16 run at
-SMALL = (8, 6), (8, 9)  # capabilities of less shared memory, as those from 12.0 on have: no width of 193 to 224 fits
-FAULTY_CUDNN = 91500  # the last version that is wrong for lengths that 128 does not divide
+FLASH = 8, 0  # the lowest compute capability with FlashAttention, cuDNN's attention and bfloat16
+SMALL = (8, 6), (8, 9)  # capabilities with little shared memory (also 12.0 and up): widths of 193 to 224 do not fit
+FAULTY_CUDNN = 91500  # the last version that is wrong for lengths that are no multiple of 128
 
 
 class Card(NamedTuple):
-    """A CUDA device, and the version of cuDNN (9.15.0 is 91500, none is 0)."""
+    """A CUDA device, and the version of cuDNN (9.15.0 is 91500; 0 without cuDNN)."""
 
     name: str
     capability: tuple[int, int]
@@ -17,21 +17,21 @@ class Card(NamedTuple):
 
     @property
     def has_flash(self) -> bool:
-        """Whether it runs more than the memory-efficient kernel in float16 and float32."""
+        """Whether it runs flash attention, and so bfloat16."""
         return self.capability >= FLASH
 
     @property
     def is_small(self) -> bool:
-        """Whether flash attention's backward pass runs at no width of 193 to 224."""
+        """Whether flash attention has no backward pass for widths of 193 to 224."""
         return self.capability in SMALL or self.capability >= (12, 0)
 
     @property
     def prefers_cudnn(self) -> bool:
-        """Whether cuDNN's attention is written for it, FlashAttention-2 being for Ampere; and right for all lengths."""
+        """Whether cuDNN's attention is written for the card (FlashAttention-2 is for Ampere) and is right."""
         return self.capability[0] in (9, 10) and self.cudnn > FAULTY_CUDNN
 
     def cudnn_takes(self, num_queries: int, num_keys: int) -> bool:
-        """Whether cuDNN is right for so many."""
+        """Whether cuDNN is right for these numbers of queries and keys."""
         return num_keys > 1 and (self.cudnn > FAULTY_CUDNN or (num_queries % 128 == 0 and num_keys % 128 == 0))
 
     def __str__(self) -> str:
@@ -41,7 +41,7 @@ class Card(NamedTuple):
 
 @functools.cache
 def card() -> Card:
-    """The CUDA device; the one of least compute capability, where there are several."""
+    """The CUDA device; if there are several, the one of the lowest compute capability."""
     import torch
 
     found = [torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count())]
@@ -50,6 +50,6 @@ def card() -> Card:
     least = min(found, key=lambda x: (x.major, x.minor))
     try:
         cudnn = torch.backends.cudnn.version() or 0
-    except RuntimeError:  # another one is loaded than PyTorch was built for
+    except RuntimeError:  # the loaded cuDNN is not the one that PyTorch was built for
         cudnn = 0
     return Card(least.name, (least.major, least.minor), cudnn)

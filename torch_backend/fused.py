@@ -1,7 +1,6 @@
-"""Gauss sums, their pullback and their logarithms at scaled points: from any leading axes to attention and back.
+"""Gauss sums of scaled points, their pullback and logarithms, by attention: for any leading axes and array library.
 
-Written once for any array library, and for any engine: see `arrays` and `kernels`. Operands have equal rank, a and b
-are scaled and centered (Φ = exp(-½|a - b|²)), nothing is empty.
+Operands have equal rank and are not empty; a and b are scaled and centered, so that Φ = exp(-½|a - b|²).
 """
 
 import math
@@ -24,20 +23,21 @@ from .rescale import bias_columns, rescale, rescale_and_log, softmax_mean
 from .reweight import reweight
 
 METHODS = {"reweight": reweight, "prescale": prescale, "rescale": rescale}
-EXACT = 1e-2  # exponents with a rounding error below this are taken for exact in the pullback
+EXACT = 1e-2  # the pullback treats exponents with a smaller rounding error as exact
 
 
 def fused_sum(
     method: str, a: Array, b: Array, values: Array, kernel: Kernel, attend: Attend, *, with_log: bool = False
 ) -> tuple[Array, ...]:
-    """Σ_n Φ v_n (…, M, C), and the largest of the sums, of values of at most one.
+    """Σ_n Φ v_n (…, M, C), and the largest sum relative to max|v|.
 
-    In between `with_log`, for `rescale` by one call: what its pullback needs not compute again, (…, M, 1).
+    With `with_log`, for `rescale` in one call, log Σ_n w_n Φ (…, M, 1) stands between them: the pullback need not
+    compute it again.
     """
     fold, reduction, num_queries = Fold(a, b, values), METHODS[method], a.shape[-2]
     a, b, v = fold.fold(a), fold.fold(b), fold.fold(values, of_values=True)
     most = kernel.channels(v.shape[-1])
-    most -= method == "reweight" and most == kernel.max_width  # which has one of its own
+    most -= method == "reweight" and most == kernel.max_width  # which adds a column of its own
     xp, logs = array_namespace(v), []
     if with_log:
         block, log_sum = rescale_and_log(a, b, v, kernel, attend)
@@ -61,15 +61,15 @@ def fused_pullback(
     exact: bool,
     log_sum: Array | None = None,
 ) -> tuple[Array, Array, Array, Array]:
-    """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of a, b and values, and the largest Σ_n Φ (1 where it is not known).
+    """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of a, b and values, and the largest Σ_n Φ (1 if unknown).
 
     With P_mn = Φ and S_mn = Φ ⟨g_m, v_n⟩,
 
         dv = Pᵀ g      da = S b - (S 1) a      db = Sᵀ a - (Sᵀ 1) b.
 
-    Where exponents are not `exact` to a hundredth, P is the softmax instead, which is never above one and never below
-    the range of half precision in a whole row, and g carries the row sums of Φ. They are given by `log_sum`, if the
-    sum's own pass has left it, up to a factor that half precision can bear; where it has not, in a pass of their own.
+    Unless exponents are `exact`, P is the softmax instead, which neither exceeds one nor underflows in a whole row; g
+    is multiplied by the row sums of Φ. They come from `log_sum`, if the sum's own pass has returned it, else from
+    another pass.
     """
     fold, shapes = Fold(a, b, values), [x.shape for x in (a, b, values)]
     a, b = fold.fold(a), fold.fold(b)
@@ -91,7 +91,7 @@ def fused_pullback(
 def fused_means(
     a: Array, b: Array, values: Array, log_weights: Array, kernel: Kernel, attend: Attend
 ) -> tuple[Array, Array, Array]:
-    """Σ_n w_n Φ v_n / Σ_n w_n Φ (…, M, C) and log Σ_n w_n Φ (…, M, 1), and the largest Σ_n w_n Φ."""
+    """Σ_n w_n Φ v_n / Σ_n w_n Φ (…, M, C), log Σ_n w_n Φ (…, M, 1), and the largest Σ_n w_n Φ."""
     fold = Fold(a, b, values, log_weights)
     shape = *fold.batch, a.shape[-2]
     a, b, log_weights, v = *(fold.fold(x) for x in (a, b, log_weights)), fold.fold(values, of_values=True)
@@ -115,7 +115,7 @@ def _pullback(
     key_columns, key_norms = point_columns(b, kernel, of_keys=True)
     scale, norm_columns = bias_columns(-key_norms, kernel)
     v, v_scale = normalized(v, kernel.dtype)
-    # Two columns more, [0, 1] against [1, 0], add nothing to the inner products and leave S 1 and Sᵀ 1 in the pullback.
+    # Two more columns, [0, 1] and [1, 0], add nothing to the inner products; the pullback returns S 1 and Sᵀ 1 in them.
     ones = kernel.columns(dim)
     layout = {"width": kernel.width(max(ones + PROBES, channels)), "dtype": kernel.dtype}
     padded_a = pack(*query_columns, *(scale for _ in norm_columns), 0.0, 1.0, **layout)
@@ -129,13 +129,13 @@ def _pullback(
         lse = cast(lse, dtype)
         sums = xp.exp(xp.clip(lse - half_norms, None, math.log(b.shape[-2])))
         g, largest = g * sums, xp.max(sums)
-    else:  # the same, from the sum's own pass
+    else:  # P = softmax as well, with row sums from the sum's own pass
         is_unknown = log_sum == math.inf
         log_sum = xp.where(is_unknown, 0.0, log_sum)
         sums = xp.exp(xp.clip(log_sum, None, math.log(b.shape[-2])))
         g, lse = g * sums, half_norms + log_sum
-        largest = xp.where(xp.any(is_unknown), 0.0, xp.max(sums))  # zero is always doubted
-    # The channels of v were divided by v_scale: g takes it for S, and dv gives it back.
+        largest = xp.where(xp.any(is_unknown), 0.0, xp.max(sums))  # zero is never trusted
+    # The channels of v were divided by v_scale. So g is multiplied by it, for S, and dv is divided by it.
     g, g_scale = normalized_for_sums(g * v_scale, (a, b), kernel.dtype)
     gradients = engine.pullback(pack(g, **layout), padded_a, padded_b, padded_v, cast(lse, working), kernel)
 
@@ -147,13 +147,13 @@ def _pullback(
 
 
 def _in_batch(fold: Fold, log_sum: Array, num_queries: int) -> Array:
-    """Logarithms, which channels share, in all of the batch: (…, M, 1)."""
+    """Logarithms (…, M, 1) for the whole batch; channels share them."""
     shape = (*fold.batch, num_queries, 1)
     return array_namespace(log_sum).broadcast_to(log_sum[0, 0], shape) if fold.channels else fold.unfold(log_sum, shape)
 
 
 def are_exact(a: Array, b: Array, kernel: Kernel) -> Array | bool:
-    """Whether exponents have no more error than `EXACT`: on a CPU, in float32 or better, of points within its reach."""
+    """Whether exponents err by less than `EXACT`: on a CPU, in float32 or better, for points within reach."""
     if kernel.device != "cpu" or kernel.half:
         return False
     xp = array_namespace(a, b)

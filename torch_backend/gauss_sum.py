@@ -1,4 +1,4 @@
-"""Gauss sums of tensors, their pullback and their logarithms: what is checked, and what is computed again."""
+"""Gauss sums of tensors, their pullback and logarithms: checks, and sums that are computed again."""
 
 import functools
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from .trust import guarded
 
 
 def without_autocast(function: Callable) -> Callable:
-    """`function` in the precision that it was asked for, whatever the caller's `torch.autocast` says."""
+    """Run `function` without the caller's `torch.autocast`, in the precision that it was asked for."""
 
     @functools.wraps(function)
     def wrapped(queries: Tensor, *args, **options):
@@ -40,18 +40,22 @@ def gauss_sum(
     backend: str = "auto",
     guard: bool = True,
 ) -> Tensor:
-    """Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n by one call of a flash-attention kernel (a block of channels).
+    """Sum Gaussian kernels of tensors, Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n, by a flash-attention kernel.
+
+    One call per block of channels: O(MN(D + C)) operations and O((M + N)(D + C)) memory.
 
     Args:
         queries: points (…, M, D), floating.
         keys: points (…, N, D).
         values: (…, N, C). Leading axes broadcast.
-        tau: 1/σ², positive: a number, or a tensor that broadcasts against the leading axes. Its value is not checked.
-        method: reweight, prescale or rescale; only reweight is differentiable by autograd.
-        precision: auto, float16, bfloat16, float16x2, bfloat16x2, float32 or float64; see `select_kernel`.
-        backend: auto, cpu, flash, efficient or cudnn.
-        guard: compute again what the precision does not hold; see `trust`. False: take what comes, as where autograd
-            records `reweight`.
+        tau: τ = 1/σ², positive: a number, or a tensor that broadcasts against the leading axes. Its sign is not
+            checked.
+        method: "rescale", "prescale" or "reweight". Autograd differentiates only "reweight".
+        precision: "auto", "float16", "bfloat16", "float16x2", "bfloat16x2", "float32" or "float64"; see
+            `select_kernel`.
+        backend: "auto", "cpu", "flash", "efficient" or "cudnn".
+        guard: whether to compute the sum again if the precision is too coarse for the data. It is off where autograd
+            records.
 
     Returns:
         (…, M, C) in the promoted dtype of queries, keys and values.
@@ -65,7 +69,7 @@ def gauss_sum(
     *points, values, kernel, batch, dtype = _prepared(queries, keys, values, tau, precision, backend)
     shape = (*batch, queries.shape[-2], values.shape[-1])
     if 0 in shape or 0 in keys.shape[-2:]:
-        return torch.zeros(shape, dtype=dtype, device=queries.device)  # the raw CPU kernel dies on these
+        return torch.zeros(shape, dtype=dtype, device=queries.device)  # the CPU operator crashes on empty operands
     scaled = scaled_points(*points)
 
     def compute(kernel: Kernel, method: str) -> tuple[Tensor, Tensor]:
@@ -88,15 +92,14 @@ def gauss_sum_pullback(
     backend: str = "auto",
     guard: bool = True,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Gradients of Σ_m ⟨g_m, s_m⟩ with respect to queries, keys and values, by the kernel's fused backward pass.
+    """Gradients of Σ_m ⟨g_m, s_m⟩ with respect to queries, keys and values, by the kernel's backward pass.
 
     Args:
         queries, keys, values, tau, precision, backend, guard: as for `gauss_sum`.
         cotangent: g (…, M, C).
 
     Returns:
-        Tensors of the shapes of queries, keys and values: axes along which one is shared are summed. See
-        `fused_pullback`.
+        Tensors of the shapes of queries, keys and values, summed over the axes along which they were broadcast.
     """
     shapes = [tuple(x.shape) for x in (queries, keys, values)]
     *points, values, kernel, batch, dtype = _prepared(queries, keys, values, tau, precision, backend)
@@ -131,7 +134,7 @@ def log_gauss_sum(
     precision: str = "auto",
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """Σ_n w_n Φ v_n / Σ_n w_n Φ and log Σ_n w_n Φ(q_m, k_n), straight from attention and its log-sum-exp.
+    """Means Σ_n w_n Φ v_n / Σ_n w_n Φ and logarithms log Σ_n w_n Φ(q_m, k_n), from attention and its log-sum-exp.
 
     Args:
         queries, keys, values, tau, precision, backend: as for `gauss_sum`.
@@ -141,7 +144,7 @@ def log_gauss_sum(
         The means (…, M, C) and the logarithms (…, M, 1).
 
     Raises:
-        ValueError, TypeError: as `gauss_sum` does; there must be a key and a channel.
+        ValueError, TypeError: as `gauss_sum` does; or there is no key or no channel.
     """
     *points, values, kernel, batch, dtype = _prepared(queries, keys, values, tau, precision, backend)
     if 0 in keys.shape[-2:] or 0 in values.shape[-1:]:
@@ -163,17 +166,14 @@ def log_gauss_sum(
 
 
 def _in_dtype_of(kernel: Kernel, scaled: tuple[Tensor, Tensor], points: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """The scaled points, centered anew where the kernel holds more digits than they have."""
+    """The scaled points; centered again if the kernel's dtype is more precise than theirs."""
     if kernel.dtype != "float64" or scaled[0].dtype == torch.float64:
         return scaled
     return scaled_points(*(x.double() for x in points))
 
 
 def _prepared(queries: Tensor, keys: Tensor, values: Tensor, tau: Tensor | float, precision: str, backend: str):
-    """Checked operands of equal rank in the dtype that the layout computes in, τ as (…, 1, 1); the kernel, the batch.
-
-    And the dtype of the result.
-    """
+    """Check operands; return them with equal rank in the working dtype, kernel, batch and the result's dtype."""
     name, operands = "`torch_backend.gauss_sum`", {"queries": queries, "keys": keys, "values": values}
     for label, x in operands.items():
         if not isinstance(x, Tensor):
@@ -198,7 +198,7 @@ def _prepared(queries: Tensor, keys: Tensor, values: Tensor, tau: Tensor | float
     dtype = torch.promote_types(torch.promote_types(queries.dtype, keys.dtype), values.dtype)
     kernel = select_kernel(backend, precision, queries.device.type, dtype, queries.shape[-1])
     work = torch.float64 if dtype == torch.float64 or kernel.dtype == "float64" else torch.float32
-    if not isinstance(tau, Tensor):  # a number would be copied to a GPU from memory for which the host waits
+    if not isinstance(tau, Tensor):  # without it, the host would wait until a number is copied to the GPU
         tau = torch.full((), tau, dtype=work, device=queries.device)
     tau = tau.to(queries.device, work)[..., None, None]
     try:

@@ -1,9 +1,8 @@
-"""The fused attention kernels there are, what each of them takes, and which of them "auto" stands for.
+"""The attention kernels of PyTorch, what each of them takes, and how "auto" chooses among them.
 
-An engine runs them: a function of operands (B, H, M, W), (B, H, N, W), (B, H, N, W) of one dtype and one width, and a
-bias (B, H, 1, N) or none, that gives softmax(q·k + bias) v in any floating dtype and the log-sum-exp of the logits
-(B, H, M, 1) in float32 or better; and its pullback. B and H of 1 are broadcast where another operand has more.
-PyTorch's is in `attention`.
+An engine runs a kernel. Its `attend` takes queries (B, H, M, W), keys and values (B, H, N, W) of one dtype and width,
+and perhaps a bias (B, H, 1, N). It returns softmax(q·k + bias) v in any floating dtype, and the log-sum-exp of the
+logits (B, H, M, 1) in float32 or better. B and H broadcast. PyTorch's engine is in `attention`.
 """
 
 import functools
@@ -17,23 +16,26 @@ from . import devices
 from .arrays import BITS, HALF, Array, accumulation_dtype, cast
 
 DTYPES = tuple(BITS)
-TWO_PARTS = {"float16x2": "float16", "bfloat16x2": "bfloat16"}  # points as the sum of two half-precision numbers
+TWO_PARTS = {
+    "float16x2": "float16",
+    "bfloat16x2": "bfloat16",
+}  # two-part points: coordinates are sums of two
 PRECISIONS = {name: name for name in DTYPES} | TWO_PARTS
-GAP = 193, 224  # of flash attention's backward pass on cards of little shared memory, see `devices`
-PROBES = 2  # columns that the pullback adds to those of the points and of their norms
+GAP = 193, 224  # widths without a backward pass of flash attention on cards with little shared memory: see `devices`
+PROBES = 2  # columns that the pullback adds to those of points and norms
 
 
 Attend: TypeAlias = Callable[..., tuple[Array, Array]]
 
 
 class Engine(NamedTuple):
-    """What runs a kernel.
+    """The functions that run a kernel.
 
     Attributes:
-        attend: (queries, keys, values, kernel, *, bias=None, needs_lse=True) -> (out, lse); without `needs_lse` the
-            log-sum-exp may be anything.
-        pullback: (cotangent, queries, keys, values, lse, kernel) -> (S k, Sᵀ q, Pᵀ g), P = exp(q·k - lse),
-            S = P ∘ (g vᵀ).
+        attend: (queries, keys, values, kernel, *, bias=None, needs_lse=True) -> (out, lse); without `needs_lse`, lse
+            may be anything.
+        pullback: (cotangent, queries, keys, values, lse, kernel) -> (S k, Sᵀ q, Pᵀ g), P = exp(q·k - lse), S = P ∘ (g
+            vᵀ).
     """
 
     attend: Attend
@@ -42,17 +44,17 @@ class Engine(NamedTuple):
 
 @dataclass(frozen=True)
 class Kernel:
-    """A fused attention kernel and the dtype it runs in, by name.
+    """An attention kernel and the dtype it runs in, by name.
 
     Attributes:
         name, device: cpu; flash, efficient or cudnn on cuda.
-        dtypes: those it computes in.
-        multiple, max_width: of the operands' widths.
-        gap: widths that the device has no backward pass for, first and last; it runs at the next one instead.
-        dtype, parts: of the numbers that make up a coordinate, and how many of them.
-        gate: a boolean on the device, the memory-efficient kernel computes nothing where it is false; or its
-            `gate_starts`.
-        alarm: likewise; whether something is to be reported, see `trust`.
+        dtypes: in which the kernel can compute.
+        multiple, max_width: operands must have a width that is a multiple of the first, and at most the second.
+        gap: first and last width without a backward pass on the device; the next width above is used instead.
+        dtype, parts: in use; with 2 parts each coordinate is the sum of two numbers of that dtype.
+        gate: a boolean on the device, or its `gate_starts`; if it is false, the memory-efficient kernel computes
+            nothing.
+        alarm: a boolean on the device: whether to warn that points lie beyond reach, see `trust`.
     """
 
     name: str
@@ -81,31 +83,31 @@ class Kernel:
 
     @property
     def takes_bias(self) -> bool:
-        """Whether norms can enter the logits as a bias that is not rounded to half precision."""
+        """Whether it takes the norms as a bias that is not rounded to half precision."""
         return self.name == "cpu" and not self.half
 
     @property
     def norm_columns(self) -> int:
-        """Columns that hold the norms of the keys where they are no bias: one more than those of a coordinate."""
+        """The number of columns for the norms of the keys where they are no bias: one more than the parts."""
         return 1 + self.parts if self.half else 1
 
     def columns(self, dim: int) -> int:
-        """Columns of the points and of the norms of the keys."""
+        """The number of columns for points and norms."""
         return dim * (3 if self.parts == 2 else 1) + self.norm_columns
 
     def width(self, columns: int) -> int:
-        """The width that the kernel runs at for this many columns."""
-        if self.name == "cpu":  # no limits, but narrow matrix products are slow: 16 columns cost less than 2 to 15
+        """The width at which the kernel runs for this number of columns."""
+        if self.name == "cpu":  # no limits, but narrow products are slow: 16 columns take less time than 2 to 15
             return columns if columns <= 1 or columns >= 16 else 16
         width = -(-columns // self.multiple) * self.multiple
         return self.gap[1] + self.multiple if self.gap[0] <= width <= self.gap[1] else width
 
     def channels(self, channels: int) -> int:
-        """How many of the channels one call takes."""
+        """The number of channels per call."""
         return channels if self.max_width is None else min(channels, self.max_width)
 
     def fits(self, columns: int) -> bool:
-        """Whether this many columns can be reduced in one call."""
+        """Whether one call takes this number of columns."""
         return self.max_width is None or self.width(columns) <= self.max_width
 
 
@@ -119,12 +121,12 @@ KERNELS = {
 
 @functools.cache
 def select_kernel(backend: str, precision: str, device: str, dtype: Any, dim: int) -> Kernel:
-    """The kernel for points of this dtype (or its name) and dimension on "cpu" or "cuda"; "auto" leaves it to us.
+    """Choose the kernel for points of this dtype (or its name) and dimension on "cpu" or "cuda".
 
-    Precision "auto" is the points' own dtype on a CPU (float32 for half-precision points) and half precision on CUDA.
-    Backend "auto" on CUDA is flash where dtype, width and compute capability (8.0) allow it and the memory-efficient
-    kernel elsewhere. Points that are too wide to be split in the flash kernel get float32 in the memory-efficient one:
-    it multiplies three times too, and keeps more. Below 8.0 bfloat16, which no kernel takes there, is float16.
+    Precision "auto" is float32 or float64 on a CPU, and half precision on CUDA. Backend "auto" on CUDA is flash
+    attention if dtype, width and compute capability (8.0) allow it, else the memory-efficient kernel. Two-part points
+    too wide for flash attention take the memory-efficient kernel in float32, which costs the same and is more precise.
+    Below compute capability 8.0, bfloat16 becomes float16.
 
     Raises:
         ValueError: the kernel or precision does not exist, or cannot run there.
@@ -177,12 +179,12 @@ def select_kernel(backend: str, precision: str, device: str, dtype: Any, dim: in
 
 
 def finest_kernel(device: str, dtype: str) -> Kernel:
-    """The kernel that holds the most digits on "cpu" or "cuda", for points of any width."""
+    """The kernel with the most accurate sums on "cpu" or "cuda", for points of any width."""
     return replace(KERNELS["efficient"] if device == "cuda" else KERNELS["cpu"], dtype=dtype)
 
 
 def gate_starts(gate: Array, batch: int, num_queries: int, num_keys: int) -> tuple[Array, Array]:
-    """Where the sequences of queries and of keys of a batch start: all at 0, without elements, at a shut gate."""
+    """Starts of the sequences of queries and keys in a batch; at a shut gate all are 0, so that sequences are empty."""
     xp = array_namespace(gate)
     starts = xp.cumulative_sum(xp.broadcast_to(cast(gate, "int32"), (batch,)), dtype=xp.int32, include_initial=True)
     return starts * num_queries, starts * num_keys

@@ -1,4 +1,4 @@
-"""Points and values in the form that one attention call takes: batch axes folded, centered, scaled, padded."""
+"""Points and values as one attention call takes them: batch axes folded, centered, scaled, padded."""
 
 import math
 
@@ -8,24 +8,24 @@ from torch import broadcast_shapes as _broadcast_shapes
 from .arrays import HALF, MAX, Array, cast, dtype_of, held, nonzero, unbroadcast, without_nan
 from .kernels import Kernel
 
-LOG_ZERO = -1e4  # the logarithm of a weight of zero: its exponential is zero in every dtype, its product with S finite
+LOG_ZERO = -1e4  # stands for log 0: its exponential is zero in every dtype, and its product with S is finite
 
 
 def half_squared_norms(points: Array) -> Array:
-    """½|x|² of every point (…, N, D) -> (…, N, 1)."""
+    """½|x|² of every point, (…, N, D) -> (…, N, 1)."""
     return array_namespace(points).sum(points * points, axis=-1, keepdims=True) / 2
 
 
 def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
-    """`torch.broadcast_shapes`, at once where all are equal: PyTorch's own takes as long as a small kernel."""
+    """`torch.broadcast_shapes`, but at once if all shapes are equal: PyTorch's takes as long as a small kernel."""
     return tuple(shapes[0] if all(shape == shapes[0] for shape in shapes) else _broadcast_shapes(*shapes))
 
 
 def scaled_points(queries: Array, keys: Array, tau: Array) -> tuple[Array, Array]:
-    """a = √τ (q - c), b = √τ (k - c): the sum does not depend on the center c, the rounding of its exponents does.
+    """a = √τ (q - c) and b = √τ (k - c); the center c affects only the rounding of exponents.
 
-    c is the mean of the points that are shared (else of the keys), so that shared points stay shared. NaN is left out
-    of the mean: a NaN spoils its own row, not every row.
+    c is the mean of the points that a batch shares, else of the keys, so that shared points stay shared. It ignores
+    NaN: a NaN affects only its own row.
     """
     xp = array_namespace(queries, keys)
     shared = queries if math.prod(queries.shape[:-2]) < math.prod(keys.shape[:-2]) else keys
@@ -46,10 +46,10 @@ def normalized(values: Array, dtype: str) -> tuple[Array, Array | float]:
 
 
 def signs_and_log_rows(values: Array) -> tuple[Array, Array, Array]:
-    """v = scale · exp(log_rows) · x, with |x| ≤ 1: x (B, H, N, C), log_rows (B, H, N, 1) and scale (B, H, 1, C).
+    """v = scale · exp(log_rows) · x with |x| ≤ 1: x (B, H, N, C), log_rows (B, H, N, 1) and scale (B, H, 1, C).
 
-    Half precision holds no sizes below 1e-7 of the largest. Sizes of channels are factored out; sizes of rows become
-    weights that enter the logits, where 1e-30 is as good as 1.
+    Half precision holds nothing below 1e-7 of the largest number. So the sizes of channels become factors, and the
+    sizes of rows become weights in the logits, which may be 1e-30.
     """
     xp = array_namespace(values)
     scale = nonzero(xp.max(xp.abs(values), axis=-2, keepdims=True))
@@ -59,12 +59,12 @@ def signs_and_log_rows(values: Array) -> tuple[Array, Array, Array]:
 
 
 def normalized_for_sums(cotangent: Array, points: tuple[Array, ...], dtype: str) -> tuple[Array, Array | float]:
-    """The same for what is summed over queries, times these points, into a result in half precision."""
+    """A cotangent scaled so that its sums over queries, times these points, fit half precision; and the factor."""
     if dtype not in HALF:
         return cotangent, 1.0
     xp = array_namespace(cotangent)
     sizes = xp.abs(cotangent)
-    sizes = xp.where(xp.isfinite(sizes), sizes, xp.zeros_like(sizes))  # NaN spoils its own row alone
+    sizes = xp.where(xp.isfinite(sizes), sizes, xp.zeros_like(sizes))  # a NaN affects only its own row
     reach = sum(xp.max(xp.abs(without_nan(x))) for x in points) + 1
     bound = xp.sum(sizes, axis=(-2, -1), keepdims=True) * reach * (2 / MAX[dtype])
     scale = nonzero(xp.maximum(xp.max(sizes, axis=(-2, -1), keepdims=True), bound))
@@ -72,7 +72,7 @@ def normalized_for_sums(cotangent: Array, points: tuple[Array, ...], dtype: str)
 
 
 def in_parts(x: Array, dtype: str, parts: int) -> list[Array]:
-    """Numbers that `dtype` holds, whose sum is x: each is the rounding of what those before it leave."""
+    """Numbers of `dtype` whose sum is x: each rounds what the earlier ones leave."""
     found = []
     for _ in range(parts):
         found.append(held(x, dtype))
@@ -81,10 +81,10 @@ def in_parts(x: Array, dtype: str, parts: int) -> list[Array]:
 
 
 def point_columns(points: Array, kernel: Kernel, *, of_keys: bool = False) -> tuple[list[Array], Array]:
-    """Columns of the points as the kernel's dtype holds them, and ½|x|² of what it holds.
+    """Columns of the points in the kernel's dtype, and ½|x|² of the rounded points.
 
-    Columns of queries times columns of keys is a·b. Split points take three: a = a_h + a_l meets b as
-    a_h·b_h + a_l·b_h + a_h·b_l; what is left out, a_l·b_l, is below the rounding of the split itself.
+    Columns of queries times columns of keys is a·b. Two-part points take three times the columns, a_h·b_h + a_l·b_h +
+    a_h·b_l; a_l·b_l is below rounding.
     """
     parts = in_parts(points, kernel.dtype, kernel.parts)
     norms = half_squared_norms(sum(parts[1:], start=parts[0]))
@@ -95,7 +95,7 @@ def point_columns(points: Array, kernel: Kernel, *, of_keys: bool = False) -> tu
 
 
 def from_columns(x: Array, dim: int, kernel: Kernel, *, of_keys: bool = False) -> Array:
-    """The points (…, N, D) whose columns x has: what the high parts carry, and the low."""
+    """The points (…, N, D) from their columns: the high parts plus the low parts."""
     if kernel.parts == 1:
         return x[..., :dim]
     low = 2 * dim if of_keys else dim
@@ -103,9 +103,9 @@ def from_columns(x: Array, dim: int, kernel: Kernel, *, of_keys: bool = False) -
 
 
 def pack(*columns: Array | float, width: int, dtype: str, last: tuple[float, ...] | None = None) -> Array:
-    """[*columns, 0, …]: (…, N, D), (…, N, 1), numbers, … -> (…, N, width), in a dtype.
+    """Concatenate columns, (…, N, D), (…, N, 1) or numbers, and pad with zeros to (…, N, width), in a dtype.
 
-    `last`, one number for each of the columns, is one more row at the end.
+    `last` is one more row at the end, with one number for each of the columns.
     """
     first: Array = columns[0]
     xp = array_namespace(first)
@@ -131,10 +131,11 @@ def pack(*columns: Array | float, width: int, dtype: str, last: tuple[float, ...
 
 
 class Fold:
-    """How leading axes become the kernel's two, (batch, heads), with nothing copied that is shared.
+    """How leading axes become the kernel's (batch, heads) without copying what a batch shares.
 
-    Shared keys and values: the queries' batch becomes rows. Shared points: the values' batch becomes channels, so that
-    all of it shares the exponentials. Otherwise two axes, of length 1 where an operand is shared.
+    If keys and values are shared, the queries' batch becomes rows. If the points are shared, the values' batch becomes
+    channels, and all of it shares the exponentials. Otherwise there are two axes, of length 1 where an operand is
+    shared.
     """
 
     def __init__(self, queries: Array, keys: Array, values: Array, *others: Array):
@@ -145,7 +146,7 @@ class Fold:
         self.channels = not self.rows and not (varies[0] or varies[1] or any(varies[3:]))
 
     def fold(self, operand: Array, *, of_values: bool = False) -> Array:
-        """(…, N, W) -> (batch, heads, N, W). `of_values`: the last axis is the values' channels."""
+        """(…, N, W) -> (batch, heads, N, W); with `of_values` the last axis is the channels of the values."""
         xp = array_namespace(operand)
         if self.rows:
             return xp.reshape(operand, (1, 1, -1, operand.shape[-1]))
@@ -166,7 +167,7 @@ class Fold:
         return xp.reshape(operand, (*[1] * (2 - len(axes)), *sizes, *matrix))
 
     def unfold(self, result: Array, shape: tuple[int, ...], *, of_values: bool = False) -> Array:
-        """The inverse of `fold`; axes along which an operand of this shape is shared are summed."""
+        """The inverse of `fold`, summed over the axes along which an operand of this shape is shared."""
         xp = array_namespace(result)
         if self.channels and of_values:
             result = xp.moveaxis(xp.reshape(result[0, 0], (result.shape[-2], -1, shape[-1])), 1, 0)

@@ -1,6 +1,6 @@
-"""PyTorch's attention operators: every kernel, forward and back, and what each of them wants to be given.
+"""PyTorch's attention operators: every kernel, forward and backward, and the arguments that each of them needs.
 
-The only file that names an aten operator. Operands are (B, H, N, W); (out, lse) are as the operator gives them.
+The only file that names an aten operator. Operands are (B, H, N, W); (out, lse) are as the operator returns them.
 """
 
 import functools
@@ -15,7 +15,7 @@ from torch import Tensor
 from . import devices
 from .kernels import gate_starts
 
-SHORT = 512  # queries or keys over which half precision adds up
+SHORT = 512  # queries or keys in one half-precision sum
 Gate: TypeAlias = Tensor | tuple[Tensor, Tensor]
 
 
@@ -45,19 +45,19 @@ def _efficient(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 def _cudnn(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     if not devices.card().cudnn_takes(q.shape[2], k.shape[2]):
-        return _flash(q, k, v)  # of the same dtypes and widths, and more
+        return _flash(q, k, v)  # takes the same dtypes and widths, and lengths that cuDNN does not
     q, k, v = q.contiguous(), k.contiguous(), v.contiguous()  # cuDNN refuses strides of zero
     out, lse = _aten("cudnn_attention")(q, k, v, None, True, 0.0, False, False, scale=1.0)[:2]
     return out, lse.reshape(q.shape[:-1])
 
 
-# What half precision does not hold is computed again in float32, if the device finds that there is any; the host does
-# not wait to hear. The memory-efficient kernel reads the lengths of its sequences from the device, and leaves a block
-# of queries beyond them at once. Its operands are packed: (1, B·M, H, W), and the B + 1 places where sequences start.
+# If half precision is too coarse, the sum is computed again in float32. The device decides; the host does not wait. The
+# memory-efficient kernel reads the lengths of its sequences from the device, and skips queries beyond them: of a length
+# of zero it computes nothing. Its operands are packed, (1, B·M, H, W), with the B + 1 starts of sequences.
 
 
 def efficient_gated(q: Tensor, k: Tensor, v: Tensor, *, gate: Gate) -> tuple[Tensor, Tensor]:
-    """The memory-efficient kernel behind a gate: what it returns where that is shut is arbitrary."""
+    """The memory-efficient kernel behind a gate; where the gate is shut, the result is arbitrary."""
     starts = _starts(q, k, gate)
     packed, sizes = [_packed(x) for x in (q, k, v)], (q.shape[2], k.shape[2])
     forward = torch.ops.aten._efficient_attention_forward.default
@@ -72,7 +72,7 @@ def _cpu_backward(g: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor) -> tu
 
 
 def _flash_backward(g: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor) -> tuple:
-    seed = torch.empty(2, dtype=torch.uint64, device=q.device)  # of the dropout that we do not use: it is not read
+    seed = torch.empty(2, dtype=torch.uint64, device=q.device)  # of the dropout, which is off: it is not read
     return _aten("flash_attention_backward")(
         g, q, k, v, torch.zeros_like(g), lse[..., 0].contiguous(), None, None, q.shape[2], k.shape[2], 0.0, False, seed,
         torch.empty((), dtype=torch.uint64, device=q.device), scale=1.0,
@@ -87,7 +87,7 @@ def _efficient_backward(g: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor)
 
 
 def efficient_gated_backward(g: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, *, gate: Gate) -> tuple:
-    """Its backward pass, likewise."""
+    """The backward pass of the memory-efficient kernel behind a gate, likewise."""
     starts = _starts(q, k, gate)
     packed, sizes = [_packed(x) for x in (g, q, k, v)], (q.shape[2], k.shape[2])
     backward, seed = torch.ops.aten._efficient_attention_backward.default, torch.empty((), dtype=torch.int64)
@@ -109,7 +109,7 @@ def efficient_gated_backward(g: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Te
 
 
 def _cpu_backward_on_threads(*operands: Tensor) -> tuple[Tensor, ...]:
-    """The CPU kernel shares out batch and heads alone: give every thread some of the queries, as heads."""
+    """The CPU kernel's backward pass, with queries divided into more heads: it uses one thread per head."""
     batch, heads, num_queries, width = operands[1].shape
     parts = torch.get_num_threads() // (batch * heads)
     if parts < 2 or num_queries < 2 * parts:
@@ -131,7 +131,7 @@ def _cpu_backward_on_threads(*operands: Tensor) -> tuple[Tensor, ...]:
 
 
 def in_short_sums(g: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor) -> tuple[Tensor, ...]:
-    """The CPU kernel's backward pass adds blocks up in half precision: here, few at a time, and the rest in float32."""
+    """The CPU kernel's backward pass in blocks that float32 adds: the kernel itself adds blocks in half precision."""
     totals = tuple(torch.zeros(x.shape, dtype=torch.float32, device=x.device) for x in (q, k, v))
     rows, columns = (range(0, x.shape[2], SHORT) for x in (q, k))
     for i, j in itertools.product(rows, columns):
@@ -143,7 +143,7 @@ def in_short_sums(g: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor) -> tu
 
 
 def _starts(q: Tensor, k: Tensor, gate: Gate) -> tuple[Tensor, Tensor]:
-    """Where the sequences of queries and of keys start, given as they are or made of one boolean."""
+    """Starts of the sequences of queries and of keys, as given or from one boolean."""
     return gate if isinstance(gate, tuple) else gate_starts(gate, q.shape[0], q.shape[2], k.shape[2])
 
 
@@ -156,13 +156,13 @@ def _unpacked(x: Tensor, like: Tensor) -> Tensor:
 
 
 def _no_out(g: Tensor) -> Tensor:
-    """Zeros (B, H, M, W) in memory ordered as (B, M, H, W): the kernel reads it so, whatever its strides are."""
+    """Zeros (B, H, M, W) in memory order (B, M, H, W), which the kernel assumes whatever the strides are."""
     batch, heads, num, width = g.shape
     return g.new_zeros(batch, num, heads, width).transpose(1, 2)
 
 
 def _padded_lse(lse: Tensor) -> Tensor:
-    """(B, H, M, 1) -> (B, H, M rounded up to 32), as the memory-efficient kernel leaves it."""
+    """(B, H, M, 1) -> (B, H, M rounded up to 32), as the memory-efficient kernel returns it."""
     missing = -lse.shape[2] % 32
     return torch.nn.functional.pad(lse[..., 0], (0, missing), value=math.inf) if missing else lse[..., 0].contiguous()
 
@@ -172,5 +172,5 @@ BACKWARD = {
     "cpu": _cpu_backward_on_threads,
     "flash": _flash_backward,
     "efficient": _efficient_backward,
-    "cudnn": _flash_backward,  # serves the same dtypes and widths
+    "cudnn": _flash_backward,  # takes the same dtypes and widths
 }

@@ -9,14 +9,14 @@ from .arrays import Array, cast, dtype_of
 from .kernels import Attend, Kernel
 from .layout import normalized, pack, point_columns
 
-LARGEST = {"float32": 80.0, "float64": 700.0}  # exponents beyond this overflow; the values are zero there
+LARGEST = {"float32": 80.0, "float64": 700.0}  # larger exponents overflow; the values are zero there
 
 
 def prescale(queries: Array, keys: Array, values: Array, kernel: Kernel, attend: Attend) -> Array:
     """Σ_n exp(-½‖a_m - b_n‖²) v_n for scaled points a (B, H, M, D), b (B, H, N, D) and v (B, H, N, C).
 
-    attention(a, b, v exp(-½|b|²)) · exp(lse - ½|a|²). The narrowest of the three, and the first to lose digits: the
-    scaled values underflow once |b|² passes twice the logarithm of the range of the dtype.
+    attention(a, b, v exp(-½|b|²)) · exp(lse - ½|a|²). It takes the fewest columns and loses accuracy first: the scaled
+    values underflow once |b|² exceeds twice the logarithm of the dtype's range.
     """
     xp = array_namespace(values)
     query_columns, query_norms = point_columns(queries, kernel)

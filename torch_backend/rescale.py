@@ -1,4 +1,4 @@
-"""Our own reduction: the norms of the keys enter the logits, so nothing under- or overflows.
+"""Our own reduction: the norms of the keys enter the logits, so nothing over- or underflows.
 
 Compare `prescale` and `reweight`, the paper's Algorithms 1 and 2.
 """
@@ -11,24 +11,24 @@ from .arrays import Array, cast, dtype_of, log_sum_exp
 from .kernels import Attend, Kernel
 from .layout import LOG_ZERO, in_parts, pack, point_columns, signs_and_log_rows
 
-# S: float16 ends at 65504, which ½|b|² passes 362 bandwidths from the center; so it is stored divided by S.
+# S: ½|b|² exceeds 65504, the largest number of float16, beyond 362 bandwidths; so it is stored divided by S.
 SCALE = {"float16": 1024.0}
-SMALL_ROWS = -12 * math.log(2)  # sizes of rows that half precision holds, as weights as well as beside one another
+SMALL_ROWS = -12 * math.log(2)  # from this logarithm up, half precision can hold the sizes of rows in the values
 SMALLEST = 2.0**-126  # normal number of float32
 
 
 def rescale(queries: Array, keys: Array, values: Array, kernel: Kernel, attend: Attend) -> Array:
     """Σ_n exp(-½‖a_m - b_n‖²) v_n for scaled points a (B, H, M, D), b (B, H, N, D) and v (B, H, N, C).
 
-    attention([a, S, S], [b, -h, -l], v) · exp(lse - ½|a|²), where S (h + l) = ½|b|² in two columns of its dtype: the
-    norms of the rounded points, so that this is the exact sum of the rounded points. In half precision the size of a
-    row of v is a weight in the logits as well, and of one channel only the signs are left to be averaged.
+    attention([a, S, S], [b, -h, -l], v) · exp(lse - ½|a|²). Two columns hold ½|b|² = S (h + l), the norms of the
+    *rounded* points, so this is the exact sum of the rounded points. In half precision the size of a row of v is a
+    weight in the logits, too; for one channel only signs are averaged.
     """
     return rescale_and_log(queries, keys, values, kernel, attend)[0]
 
 
 def rescale_and_log(queries: Array, keys: Array, values: Array, kernel: Kernel, attend: Attend) -> tuple[Array, Array]:
-    """The same, and log Σ_n w_n Φ (B, H, M, 1) for the pullback, w = 1 or from 2⁻¹² to 1; +∞ where w was smaller."""
+    """`rescale`, and log Σ_n w_n Φ (B, H, M, 1) for the pullback, with w from 2⁻¹² to 1; +∞ if a w would be smaller."""
     xp = array_namespace(values)
     if not kernel.half:
         mean, log_sum = softmax_mean(queries, keys, values, kernel, attend)
@@ -36,12 +36,12 @@ def rescale_and_log(queries: Array, keys: Array, values: Array, kernel: Kernel, 
 
     x, log_rows, scale = signs_and_log_rows(values)
     channels = x.shape[-1]
-    if channels == 1:  # signs, and their sizes as a second channel that meets the same rounded weights
+    if channels == 1:  # signs, and their sizes as a second channel, averaged with the same rounded weights
         both = xp.concat([x, xp.abs(x)], axis=-1)
         mean, log_sum = softmax_mean(queries, keys, both, kernel, attend, log_rows)
         mean = mean[..., :1] / xp.clip(mean[..., 1:], SMALLEST, None)  # 1 where all signs are the same
-        is_small = xp.ones_like(log_rows[..., :1, :], dtype=xp.bool)  # signs have no use for the pullback's weights
-    else:  # values are split like points where there is width for it
+        is_small = xp.ones_like(log_rows[..., :1, :], dtype=xp.bool)  # the pullback's weights are not needed for signs
+    else:  # values get two parts, like points, if the width allows
         is_small = xp.any((log_rows > LOG_ZERO) & (log_rows < SMALL_ROWS), axis=-2, keepdims=True)
         log_rows = xp.where(is_small, log_rows, xp.clip(log_rows, SMALL_ROWS, None))  # rows of zeros
         parts = kernel.parts if 2 * channels <= kernel.width(kernel.columns(keys.shape[-1])) else 1
@@ -53,7 +53,7 @@ def rescale_and_log(queries: Array, keys: Array, values: Array, kernel: Kernel, 
 
 
 def _product(mean: Array, log_sum: Array) -> Array:
-    """mean · exp(log_sum), where the exponential alone might underflow."""
+    """mean · exp(log_sum), which may be finite where the exponential alone underflows."""
     factor = array_namespace(mean).exp(log_sum / 2)
     return mean * factor * factor
 
@@ -72,7 +72,7 @@ def softmax_mean(
 def biased_attention(
     query_columns: list[Array], key_columns: list[Array], values: Array, bias: Array, kernel: Kernel, attend: Attend
 ) -> tuple[Array, Array]:
-    """Attention with logits a·b + bias, bias (B, H, N, 1): as the kernel's own bias, or in columns."""
+    """Attention with logits a·b + bias, bias (B, H, N, 1), as the kernel's own bias or in columns."""
     dim, channels, columns, dtype = sum(x.shape[-1] for x in query_columns), values.shape[-1], [], kernel.dtype
     scale, own_bias = 0.0, None
     if kernel.takes_bias:

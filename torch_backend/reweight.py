@@ -15,10 +15,10 @@ from .layout import in_parts, normalized, pack, point_columns
 def reweight(queries: Array, keys: Array, values: Array, kernel: Kernel, attend: Attend) -> Array:
     """Σ_n exp(-½‖a_m - b_n‖²) v_n for scaled points a (B, H, M, D), b (B, H, N, D) and v (B, H, N, C).
 
-    A dummy key that every query meets with weight 1 turns attention's normalized weights back into Gaussians:
-    [α, β] = attention([a, 1, ½|a|²], [b, -½|b|², 0] and e_{D+2}, [v, 0] and κ e_{C+1}),  s = κ α / β,  κ = √(N + 1).
-    By Proposition 1, κ/(N + 1) ≤ β ≤ κ and |α| ≤ max|v|. PyTorch's autograd differentiates it. Norms of one
-    half-precision column (two for split points): all digits are lost where ½|x|² is large.
+    A dummy key, which has weight 1 for every query, turns attention's normalized weights back into Gaussians: [α, β] =
+    attention([a, 1, ½|a|²], [b, -½|b|², 0] and e_{D+2}, [v, 0] and κ e_{C+1}), s = κ α / β, κ = √(N + 1). By
+    Proposition 1, κ/(N + 1) ≤ β ≤ κ and |α| ≤ max|v|. PyTorch's autograd differentiates it. Norms have one
+    half-precision column (two for two-part points), so all accuracy is lost where ½|x|² is large.
     """
     xp = array_namespace(values)
     num_keys, channels = keys.shape[-2], values.shape[-1]

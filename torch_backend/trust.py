@@ -1,12 +1,12 @@
-"""What a precision holds, and what is done with points that it does not: decided here, from the data.
+"""Decide from the data whether a precision is too coarse, and compute the sum again if it is.
 
-An exponent -½|a - b|² is formed as a·b - ½|a|² - ½|b|², about the center of the points. Of its error
+An exponent -½|a - b|² is formed as a·b - ½|a|² - ½|b|², about the center of the points. It has two errors:
 
-    rounding of the points, u each:  u R r,      rounding of the three terms to float32:  2⁻²⁴ R²,
+    rounding of the points, u each:  u R r,      rounding of the three terms to float32:  2⁻²⁴ R².
 
-R is how far points lie from the center and r how far from each other, in bandwidths. Both are read off cheaply: R²
-bounds what can be lost, and how small the largest sum is tells r. That is less than the bound by up to √D, where errors
-of coordinates are independent, and by nothing where coordinates have few values: so a few pairs are looked at.
+R is the distance of points from the center and r that from each other, in bandwidths. R² bounds the second error. For
+the first, a few sampled pairs give the error over r, which is up to √D below u R if errors of coordinates are
+independent; and the largest sum tells how far apart points are at least.
 """
 
 import logging
@@ -25,7 +25,7 @@ from .arrays import EPS, Array, held, nonzero, without_nan
 from .kernels import Kernel, finest_kernel
 from .layout import half_squared_norms
 
-# The largest R² at which a reduction has the digits that its precision promises.
+# The largest R² at which a reduction keeps the promise of its precision.
 REACH = {
     "rescale": {
         "float16": 2**10,
@@ -52,14 +52,14 @@ REACH = {
         "float64": 2**9,
     },
 }
-REACH_AGAIN = {"cuda": 2**16, "cpu": 2**36}  # of float32 that stands in for half precision, of float64 for float32
-# Errors of exponents, in the root mean square, beyond which a sum is computed again.
+REACH_AGAIN = {"cuda": 2**16, "cpu": 2**36}  # R² of float32 after half precision, of float64 after float32
+# Root-mean-square errors of exponents beyond which a sum is computed again.
 DOUBT = {"float16": 5e-3, "bfloat16": 4e-2, "float16x2": 4e-4, "bfloat16x2": 2e-3}
-LOOKED_AT = 16  # queries and keys, each
-SMALLEST = 1e-37  # sums that are smaller have no digits in float32
+LOOKED_AT = 16  # sampled queries, and sampled keys
+SMALLEST = 1e-37  # smaller sums have no accurate digits in float32
 
 
-Compute: TypeAlias = Callable[[Kernel, str], tuple[Array, ...]]  # its last result: the largest sum, of values ≤ 1
+Compute: TypeAlias = Callable[[Kernel, str], tuple[Array, ...]]  # last result: the largest sum if |v| ≤ 1
 
 
 def squared_radius(a: Array, b: Array) -> Array:
@@ -70,7 +70,7 @@ def squared_radius(a: Array, b: Array) -> Array:
 
 
 def guarded(method: str, kernel: Kernel, points: tuple[Tensor, Tensor], compute: Compute) -> tuple[Tensor, ...]:
-    """`compute(kernel, method)`, or `compute(kernel)` by `rescale` where the precision does not hold the points."""
+    """`compute(kernel, method)`; or, if the precision is too coarse for the points, `rescale` in a finer one."""
     if kernel.device == "cuda":
         return gated(method, kernel, points, compute)
     result, reach = compute(kernel, method), squared_radius(*points)
@@ -85,9 +85,9 @@ def guarded(method: str, kernel: Kernel, points: tuple[Tensor, Tensor], compute:
 
 
 def gated(method: str, kernel: Kernel, points: tuple[Array, Array], compute: Compute) -> tuple[Array, ...]:
-    """The same on CUDA, where nothing waits: a second kernel, in float32, is launched behind a gate.
+    """`guarded` on CUDA, without waiting: a second kernel, in float32, runs behind a gate that the device opens.
 
-    The device opens the gate. What float32 does not hold is reported later.
+    A later call warns of points that lie beyond the reach of float32.
     """
     reach = squared_radius(*points)
     if method == "rescale" and not kernel.half:  # there is nothing better
@@ -100,17 +100,16 @@ def gated(method: str, kernel: Kernel, points: tuple[Array, Array], compute: Com
 
 
 def is_doubted(method: str, kernel: Kernel, points: tuple[Array, Array], reach: Array, largest: Array) -> Array:
-    """Whether points at R² lie beyond the kernel's precision, or half precision has lost digits."""
+    """Whether R² is beyond the kernel's reach, or half precision has lost accuracy."""
     beyond = reach > REACH[method][kernel.precision]
     return beyond | doubtful(method, kernel, points, largest) if kernel.half else beyond
 
 
 def doubtful(method: str, kernel: Kernel, points: tuple[Array, Array], largest: Array) -> Array:
-    """Whether half precision has lost digits, by the largest of the sums (of values of at most one).
+    """Whether half precision has lost accuracy, judged by the largest sum for |v| ≤ 1.
 
-    Where all of them are small, all that meets is far apart, r² ≥ -2 log(largest), and what exponents of other pairs
-    have lost, in proportion to how far apart these are, is lost there. In `reweight` a sum also stands beside a dummy
-    of weight one, in float16.
+    If all sums are small, all points are at least r apart, r² ≥ -2 log(largest), and the errors of exponents grow with
+    r. In `reweight` with float16, sums are also added to a dummy weight of one.
     """
     xp = array_namespace(largest)
     apart = xp.sqrt(-2 * xp.log(xp.clip(largest, SMALLEST, 1.0)))
@@ -120,9 +119,9 @@ def doubtful(method: str, kernel: Kernel, points: tuple[Array, Array], largest: 
 
 
 def relative_loss(a: Array, b: Array, kernel: Kernel) -> Array:
-    """What half precision moves an exponent by, over how far its points lie apart: the root mean square of 256 pairs.
+    """The error of an exponent in half precision over the distance r of its points: root mean square of 256 pairs.
 
-    Of split points its bound, u² R.
+    For two-part points its bound, u² R.
     """
     xp = array_namespace(a, b)
     if kernel.parts == 2:
@@ -136,7 +135,7 @@ def relative_loss(a: Array, b: Array, kernel: Kernel) -> Array:
 
 
 def report(flag: Tensor) -> None:
-    """Warn if the flag is true; where it is on a device, see `report_later`."""
+    """Warn if the flag is true; for a flag on a device see `report_later`."""
     if flag.device.type != "cpu":
         report_later(flag)
     elif flag:
@@ -144,21 +143,21 @@ def report(flag: Tensor) -> None:
 
 
 _pending: deque = deque()
-_one_at_a_time = threading.Lock()  # every device has a thread of its own
+_one_at_a_time = threading.Lock()  # each device has its own thread
 
 
 def report_later(flag: Tensor) -> None:
-    """Warn of flags of calls before that have reached the host, and send this one on its way: nothing waits."""
+    """Warn of flags of earlier calls that have reached the host, and send this one to it without waiting."""
     with _one_at_a_time:
         arrived = [_pending.popleft()[1] for _ in range(len(_pending)) if _pending[0][0].query()]
         event = torch.cuda.Event()
-        on_host = flag.to("cpu", non_blocking=True, copy=True)  # into memory that PyTorch has pinned for it
+        on_host = flag.to("cpu", non_blocking=True, copy=True)  # into pinned memory
         event.record()
         _pending.append((event, on_host))
     if any(arrived):
         try:
             _warn()
-        except UserWarning as error:  # a filter made it one: it must not end a sum that it does not speak of
+        except UserWarning as error:  # a warning filter raises it: it must not end another sum
             logging.getLogger(__name__).warning(str(error))
 
 

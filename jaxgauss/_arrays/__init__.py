@@ -1,1 +1,1 @@
-"""What every engine does with arrays: points about a center, exponents of pairs, blocks, devices. Knows no engine."""
+"""Array functions for all engines: points about a center, exponents of pairs, blocks, devices."""

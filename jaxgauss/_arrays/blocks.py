@@ -9,7 +9,7 @@ from jaxtyping import Array
 
 
 def blocks(x: Array, size: int, fill: float | None = 0.0) -> Array:
-    """(*batch, N, W) -> (blocks, *batch, size, W), zeros (or `fill`; None: the last row) at the end."""
+    """(*batch, N, W) -> (blocks, *batch, size, W), padded with `fill`, or with the last row if `fill` is None."""
     num_blocks = -(-x.shape[-2] // size)
     padding = [(0, 0)] * (x.ndim - 2) + [(0, num_blocks * size - x.shape[-2]), (0, 0)]
     padded = jnp.pad(x, padding, mode="edge") if fill is None else jnp.pad(x, padding, constant_values=fill)

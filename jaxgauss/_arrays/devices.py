@@ -1,7 +1,7 @@
-"""Where arrays live: the platform, and what their types tell, for operands that meet in one callback must live alike.
+"""Where arrays live: their platform, and the mesh axes that their types name.
 
-Under `jax.shard_map(…, check_vma=True)` types have the axes of the mesh that an array varies over, on a mesh with
-explicit axes those that it is shared out over.
+Operands of one callback must agree in both. Under `jax.shard_map(…, check_vma=True)` a type names the mesh axes over
+which an array varies; on a mesh with explicit axes, those along which it is sharded.
 """
 
 from collections.abc import Sequence
@@ -17,18 +17,18 @@ from .._checks.process import refuse_fork
 
 
 def platforms() -> list[str]:
-    """The platforms that JAX runs on in this process, by the names that it lowers for."""
+    """The platforms of JAX in this process, by the names that it lowers for."""
     backends = jax.extend.backend.backends()
     return sorted({_lowering_name(client.devices()[0]) for client in backends.values() if client.device_count()})
 
 
 def has_cuda() -> bool:
-    """Whether one of them is CUDA."""
+    """Whether CUDA is one of the platforms."""
     return "cuda" in platforms()
 
 
 def expected_platform(*arrays: Any) -> str:
-    """The platform of the arrays, or JAX's default one where they do not tell (tracers, NumPy arrays)."""
+    """The platform of the arrays, or of JAX's default device for tracers and NumPy arrays."""
     refuse_fork()
     for x in arrays:
         if isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer):
@@ -46,27 +46,27 @@ def _lowering_name(device: Any) -> str:
 
 
 def vary_alike(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """The arrays, each varying over every mesh axis that one of them varies over.
+    """The arrays, each varying over every mesh axis over which one of them varies.
 
-    To be called outside of a custom rule: the transpose of the cast is the psum that the gradient of a replicated
-    array needs.
+    Call it outside of a custom rule: the transpose of the cast is the psum that the gradient of a replicated array
+    needs.
     """
     return tuple(vary_like(x, arrays) for x in arrays)
 
 
 def vary_like(array: jax.Array, others: Sequence[jax.Array]) -> jax.Array:
-    """The array, varying also over the mesh axes that the others vary over."""
+    """The array, varying also over the mesh axes over which the others vary."""
     axes = frozenset().union(*(_varying_axes(x) for x in others)) - _varying_axes(array)
     return lax.pcast(array, tuple(sorted(axes)), to="varying") if axes else array
 
 
 def replicated(*arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """The arrays, each whole on every device where its type says that it is shared out: so that it can be cut."""
+    """The arrays, replicated where their types say that they are sharded, so that they can be sliced."""
     return tuple(_replicated(x) for x in arrays)
 
 
 def shard_like(array: jax.Array, others: Sequence[jax.Array]) -> jax.Array:
-    """The array, its first axis shared out as that of the others is whose type says that it is."""
+    """The array, with its first axis sharded like that of the others, if their types say that it is."""
     shardings = (jax.typeof(x).sharding for x in others)
     shared = [x for x in shardings if x.spec and x.spec[0] is not None and AxisType.Explicit in x.mesh.axis_types]
     if not shared or jax.typeof(array).sharding.spec[0] is not None:

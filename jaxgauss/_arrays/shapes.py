@@ -1,11 +1,11 @@
-"""The shapes of operands of equal rank, whose batches broadcast: what engines are given."""
+"""Shapes of operands of equal rank, whose batches broadcast."""
 
 from jaxtyping import Array, Float
 
 Q = Float[Array, "*#batch m d"]  # queries
 K = Float[Array, "*#batch n d"]  # keys
 V = Float[Array, "*#batch n c"]  # values
-T = Float[Array, "*#batch"] | Float[Array, "*#batch d"]  # τ; or that of each coordinate, see `by_point`
+T = Float[Array, "*#batch"] | Float[Array, "*#batch d"]  # τ, or one τ for each coordinate: see `by_point`
 S = Float[Array, "*result m c"]  # sums
 G = Float[Array, "*#batch m c"]  # a cotangent of sums
 W = Float[Array, "*#batch n 1"]  # weights

@@ -1,1 +1,1 @@
-"""What callers may say: types, options, and every check with its message. Beneath everything."""
+"""Types of arguments, options, and every check with its message. Imports nothing else of the package but kernels."""

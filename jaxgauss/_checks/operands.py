@@ -1,4 +1,4 @@
-"""Checks of what a sum is given, before any work: points, values, weights, τ, options and meshes; and the messages."""
+"""Checks of the arguments of sums: points, values, weights, τ, options and meshes."""
 
 import functools
 import math
@@ -17,13 +17,13 @@ TAU_RANGE = (1e-37, 1e38)  # normal in float32 and float64
 _FLOATING = frozenset(jnp.dtype(name) for name in DTYPES)
 _BANDWIDTHS = {"sigma": "", "bandwidth": "", "lengthscale": "", "length_scale": ""} | {
     name: f", {name!r}" for name in ("gamma", "h", "epsilon")
-}  # other names of what τ says, and their conventions for `tau_from_bandwidth`
+}  # other names of a bandwidth, and their conventions for `tau_from_bandwidth`
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
 
 def takes_tau(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """The public function, which refuses a bandwidth by another name and says how to convert it."""
+    """Decorate a public function to refuse a bandwidth under another name, and to say how to convert it."""
 
     @functools.wraps(function)
     def checked(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
@@ -38,7 +38,7 @@ def takes_tau(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _
 
 
 def check_names(function: str, method: Any, precision: Any, backend: Any, methods: tuple[str, ...] = METHODS) -> None:
-    """Raise ValueError unless the three options are among their names."""
+    """Raise ValueError unless method, precision and backend exist."""
     options = {"method": (method, methods), "precision": (precision, PRECISIONS), "backend": (backend, BACKENDS)}
     for name, (given, allowed) in options.items():
         if given not in allowed:
@@ -46,7 +46,7 @@ def check_names(function: str, method: Any, precision: Any, backend: Any, method
 
 
 def check_tolerance(function: str, method: str, tolerance: Any) -> None:
-    """Raise unless it is a number between 0 and 1, and of method "fourier"."""
+    """Raise unless the tolerance is a number between 0 and 1, and the method is "fourier"."""
     if tolerance is None:
         return
     where = f"`jaxgauss.{function}`"
@@ -109,15 +109,15 @@ def check_operands(function: str, queries: Any, keys: Any, values: Any, tau: Any
 
 
 def as_operand(tau: Any, dtype: Any) -> Any:
-    """What was checked as τ, so that `jax.jit` takes it: an integer of any size goes by way of the working dtype."""
+    """Convert τ to an array that `jax.jit` takes, even if it is a large integer."""
     return tau if isinstance(tau, (jax.Array, float)) else np.asarray(tau, working_dtype(dtype))
 
 
 def check_weights(function: str, name: str, weights: Any, keys: Any) -> Any:
-    """Raise unless there is one weight (…, N) for every key, or None; return what has the shape of values (…, N, 1)."""
+    """Raise unless weights are None or one per key, (…, N); return an array in the shape of values (…, N, 1)."""
     where = f"`jaxgauss.{function}`"
     if not hasattr(keys, "shape") or len(keys.shape) < 2:
-        return keys  # which is refused
+        return keys  # refused later
     if weights is None:
         return jax.ShapeDtypeStruct((keys.shape[-2], 1), keys.dtype)
     floating_dtype(where, name, weights)
@@ -130,7 +130,7 @@ def check_weights(function: str, name: str, weights: Any, keys: Any) -> Any:
 
 
 def check_mesh(function: str, mesh: Any, query_axis: Any, key_axis: Any) -> None:
-    """Raise unless the axes are some of the mesh's, each for one purpose; there may be neither mesh nor axes."""
+    """Raise unless the axes belong to the mesh and differ from each other; neither mesh nor axes is right, too."""
     where = f"`jaxgauss.{function}`"
     if mesh is not None and not isinstance(mesh, (Mesh, AbstractMesh)):
         raise TypeError(f"{where}: `mesh` must be a jax.sharding.Mesh; got {type(mesh).__name__}. See jax.make_mesh.")
@@ -144,7 +144,7 @@ def check_mesh(function: str, mesh: Any, query_axis: Any, key_axis: Any) -> None
 
 
 def floating_dtype(where: str, name: str, x: Any) -> np.dtype:
-    """The dtype of an array of floating numbers; TypeError for anything else."""
+    """The dtype of a floating array; TypeError for anything else."""
     if not (hasattr(x, "shape") and hasattr(x, "dtype")):
         fix = f"Convert with jnp.asarray({name}, jnp.float32): only `tau` may be a list."
         if isinstance(x, int | float | complex):
@@ -152,7 +152,7 @@ def floating_dtype(where: str, name: str, x: Any) -> np.dtype:
         raise TypeError(f"{where}: `{name}` must be a JAX or NumPy array; got {type(x).__name__}. {fix}")
     try:
         dtype = jax.dtypes.canonicalize_dtype(x.dtype)
-    except (TypeError, ValueError):  # of another library, or not of numbers
+    except (TypeError, ValueError):  # an array of another library, or not of numbers
         dtype = None
     if dtype not in _FLOATING:
         fix = f"Convert with {name}.astype(jnp.float32)."
@@ -171,7 +171,7 @@ def floating_dtype(where: str, name: str, x: Any) -> np.dtype:
 
 
 def check_tau(where: str, tau: Any, dtype: np.dtype, name: str = "tau") -> tuple[int, ...]:
-    """The shape of tau. Its value is checked where that is free: not in a trace, and not on another device."""
+    """Check tau and return its shape; its sign is not checked under `jit` or on another device."""
     if type(tau) is float and TAU_RANGE[0] < tau < TAU_RANGE[1]:
         return ()
     fix = "Pass 1 / sigma**2."
@@ -190,7 +190,7 @@ def check_tau(where: str, tau: Any, dtype: np.dtype, name: str = "tau") -> tuple
     with np.errstate(over="ignore"):
         try:
             value = value.astype(dtype)
-        except OverflowError:  # an integer beyond every floating number
+        except OverflowError:  # an integer too large for a float
             value = np.asarray(math.inf)
     if not np.all((value >= np.finfo(dtype).tiny) & (value < math.inf)):
         raise ValueError(f"{where}: `{name}` must be positive and finite in {dtype}; got {name} {tau}. {fix}")

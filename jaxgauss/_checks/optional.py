@@ -1,4 +1,4 @@
-"""Other libraries: imported where somebody asks for them, and where they are missing, named with the command to run."""
+"""Import optional libraries when they are needed, and name the install command if one is missing."""
 
 import contextlib
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def needed(asked: str, distribution: str) -> Iterator[None]:
-    """Around the imports of what was `asked` for, which are of a `distribution` that may not be installed."""
+    """Wrap the imports that `asked` needs: ImportError with the install command if the `distribution` is missing."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""The check of the process itself: whether it was forked too late to sum anything."""
+"""Refuse to sum in a process that was forked after JAX had started its threads."""
 
 import os
 
@@ -8,12 +8,12 @@ _FORKED_LATE: set[int] = set()  # this process, if it was forked after JAX had m
 
 
 def is_forked_late() -> bool:
-    """Whether this process was forked after JAX had made its threads."""
+    """Whether this process was forked after JAX had started its threads."""
     return os.getpid() in _FORKED_LATE
 
 
 def refuse_fork() -> None:
-    """Raise RuntimeError in a process forked after JAX was used: it would wait forever for threads it has not got."""
+    """Raise RuntimeError in such a process, which would wait forever for threads that it does not have."""
     if is_forked_late():
         raise RuntimeError(
             "`jaxgauss`: a process must not be forked after JAX was used, for the threads of JAX and PyTorch stay"

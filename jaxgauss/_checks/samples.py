@@ -1,4 +1,4 @@
-"""Checks of what a kernel method is given: samples, weights, scores, estimators, random keys."""
+"""Checks of the arguments of kernel methods: samples, weights, scores, estimators, random keys."""
 
 from typing import Any
 
@@ -26,12 +26,20 @@ def check_samples(
     methods: tuple[str, ...] = (),
     paired: bool = False,
 ) -> Settings:
-    """Raise unless the samples are points (number, D) of one dimension, and each weight belongs to one of them.
+    """Raise unless the samples are points (number, D) of one dimension, with one weight per point; return the settings.
 
-    `tau`: or several by their names.
-    `weights`: what goes with each of the samples in turn, one number a point, or None.
-    `may_be_empty`: the one of the samples that need not have any points.
-    `paired`: whether the samples belong together point by point: of one number, and any dimension each.
+    Args:
+        function: the public function, for messages.
+        samples: by name.
+        tau: one τ, or several by name.
+        options: as the caller gave them.
+        weights: by name, for each sample in turn, or None.
+        min_points: the smallest number of points in a sample.
+        allowed: the type of the options.
+        may_be_empty: the name of a sample that need not have points.
+        kernel: of the sums.
+        methods: names of methods; None for those of the kernel.
+        paired: whether samples must have the same number of points, in any dimension.
     """
     where = f"`jaxgauss.{function}`"
     check_options(function, options, allowed)
@@ -67,7 +75,7 @@ def check_samples(
 
 
 def check_options(function: str, options: MeshOptions, allowed: type = MeshOptions) -> None:
-    """Raise TypeError for an option that the function does not take; look at the axes of a mesh."""
+    """Raise TypeError for an option that the function does not take; check the axes of the mesh."""
     names = allowed.__annotations__
     unknown = sorted(set(options) - set(names))
     if unknown:
@@ -76,7 +84,7 @@ def check_options(function: str, options: MeshOptions, allowed: type = MeshOptio
 
 
 def check_kernel(function: str, kernel: Any, *, positive: bool = False, smooth: bool = False) -> Kernel:
-    """The kernel; ValueError unless it is positive definite, and has second derivatives, where it must."""
+    """The kernel; ValueError unless it is positive definite or has second derivatives where it must."""
     where, found = f"`jaxgauss.{function}`: `kernel` must", as_kernel(function, kernel)
     if positive and found.conditional:
         raise ValueError(
@@ -92,7 +100,7 @@ def check_kernel(function: str, kernel: Any, *, positive: bool = False, smooth: 
 
 
 def check_balance(function: str, kernel: Kernel, **weights: Any) -> None:
-    """Raise ValueError where a conditionally positive definite kernel is seen to meet weights of unequal sums."""
+    """Raise ValueError if the kernel is conditionally positive definite and known weights have unequal sums."""
     seen = [np.ones(1) if a is None else visible(a) for a in weights.values()]
     sums, sizes = ([f(a) for a in seen if a is not None] for f in (np.sum, lambda a: np.abs(a).sum()))
     if kernel.conditional and sums and max(sums) - min(sums) > 1e-3 * max(sizes):
@@ -104,7 +112,7 @@ def check_balance(function: str, kernel: Kernel, **weights: Any) -> None:
 
 
 def visible(array: Any) -> np.ndarray | None:
-    """The numbers of an array where nothing waits for them: not in a trace, on another device, in another process."""
+    """The numbers of an array if they are known without waiting: not under `jit`, or on another device or process."""
     if isinstance(array, jax.core.Tracer):
         return None
     if isinstance(array, jax.Array) and not (
@@ -115,7 +123,7 @@ def visible(array: Any) -> np.ndarray | None:
 
 
 def check_signs(function: str, weights: Weights | None) -> None:
-    """Raise ValueError where weights that can be seen are negative or all zero."""
+    """Raise ValueError if known weights are negative or all zero."""
     seen = None if weights is None else visible(weights)
     if seen is not None and not (seen.min() >= 0 and seen.sum() > 0):
         raise ValueError(
@@ -125,7 +133,7 @@ def check_signs(function: str, weights: Weights | None) -> None:
 
 
 def check_distinct_pairs(function: str, estimator: str, weights: dict[str, Any]) -> None:
-    """Raise ValueError where an unbiased estimate of weighted points is 0/0, and it can be seen."""
+    """Raise ValueError if the unbiased estimate of known weights would be 0/0."""
     for name, a in weights.items():
         seen = None if a is None or estimator == "biased" else visible(a)
         if seen is not None and np.square(seen.sum()) - np.square(seen).sum() == 0:
@@ -136,7 +144,7 @@ def check_distinct_pairs(function: str, estimator: str, weights: dict[str, Any])
 
 
 def check_rng_key(function: str, rng_key: Any) -> None:
-    """Raise TypeError unless it is one random key, typed or of integers."""
+    """Raise TypeError unless it is one random key, typed or as integers."""
     if isinstance(rng_key, jax.Array | np.ndarray):
         if jnp.issubdtype(rng_key.dtype, jax.dtypes.prng_key):
             if rng_key.shape == ():
@@ -151,7 +159,7 @@ def check_rng_key(function: str, rng_key: Any) -> None:
 
 
 def check_scores(function: str, name: str, points: Any, scores: Any) -> None:
-    """Raise ValueError unless there is one score for each of the points."""
+    """Raise ValueError unless there is one score per point."""
     if scores.shape != points.shape:
         raise ValueError(
             f"`jaxgauss.{function}`: `scores` must be of the shape of `{name}`; got {name} {points.shape}, scores"
@@ -160,6 +168,6 @@ def check_scores(function: str, name: str, points: Any, scores: Any) -> None:
 
 
 def check_estimator(function: str, estimator: str) -> None:
-    """Raise ValueError unless the estimator is one of two."""
+    """Raise ValueError unless the estimator is "biased" or "unbiased"."""
     if estimator not in ("biased", "unbiased"):
         raise ValueError(f"`jaxgauss.{function}`: `estimator` must be 'biased' or 'unbiased'; got {estimator!r}.")

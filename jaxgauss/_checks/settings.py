@@ -1,4 +1,4 @@
-"""What callers may say: the types of arguments, the names of options, and the settings that are made of them."""
+"""Types of arguments, names of options, and the settings that are made of them."""
 
 from dataclasses import dataclass
 from typing import Any, TypedDict
@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 from .._kernels.kernels import GAUSS, Kernel
 
 METHODS = ("auto", "reweight", "prescale", "rescale", "blocked", "dense", "differences", "fourier")
-KERNEL_METHODS = ("auto", "mixture", "blocked", "dense", "differences")  # of other kernels than the Gaussian
+KERNEL_METHODS = ("auto", "mixture", "blocked", "dense", "differences")  # for kernels other than the Gaussian
 PRECISIONS = ("auto", "float16", "bfloat16", "float16x2", "bfloat16x2", "float32", "float64")
 BACKENDS = ("auto", "flash", "efficient", "cudnn", "cpu")
 DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -28,7 +28,7 @@ MeshAxis = str | tuple[str, ...] | None
 
 
 class Options(TypedDict, total=False):
-    """How the Gauss sums of a kernel method are computed: as for `gauss_sum`."""
+    """Options of a kernel method for its Gauss sums, as for `gauss_sum`."""
 
     method: str
     precision: str
@@ -36,7 +36,7 @@ class Options(TypedDict, total=False):
 
 
 class MeshOnly(TypedDict, total=False):
-    """On which devices: as for `gauss_sum_sharded`."""
+    """Options for the devices, as for `gauss_sum_sharded`."""
 
     mesh: Mesh | AbstractMesh
     query_axis: MeshAxis
@@ -44,58 +44,58 @@ class MeshOnly(TypedDict, total=False):
 
 
 class MeshOptions(Options, MeshOnly, total=False):
-    """How the Gauss sums of a kernel method are computed, and on which devices."""
+    """Options of a kernel method for its Gauss sums and their devices."""
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What the caller asked for, and what is known of the arguments. Static under transformations."""
+    """What the caller asked for, and what is known of the arguments; static under transformations."""
 
     method: str = "auto"
     precision: str = "auto"
     backend: str = "auto"
-    dtype: str = "float32"  # that was promoted from the arguments
-    function: str = "gauss_sum"  # that was called
-    matmul_precision: str = ""  # of jax.default_matmul_precision: default, high or highest
+    dtype: str = "float32"  # promoted from the arguments
+    function: str = "gauss_sum"  # the public function, for messages
+    matmul_precision: str = ""  # of `jax.default_matmul_precision`: default, high or highest
     forward_mode: bool = False  # whether the sum must have tangents
-    mesh: Mesh | AbstractMesh | None = None  # whose axes queries and keys are shared out over
+    mesh: Mesh | AbstractMesh | None = None  # of devices
     query_axis: MeshAxis = None
     key_axis: MeshAxis = None
     kernel: Kernel = GAUSS
-    near: bool | None = None  # whether points lie near one another, where that was seen
-    waves: bool | None = None  # whether a sum of waves is estimated to be cheaper, where extents were seen
+    near: bool | None = None  # whether points lie near one another; None if unknown
+    waves: bool | None = None  # whether a Fourier series is estimated to be faster; None if unknown
     tolerance: float | None = None  # of method "fourier"
 
     @property
     def by_products(self) -> bool | None:
-        """Whether sums take products about one center; None where that depends on the points."""
+        """Whether sums take products about one center; None if that depends on the points."""
         if self.near is False or self.waves:
             return False
         return True if self.near and self.waves is False else None
 
     @property
     def options(self) -> Options:
-        """What was asked for by name."""
+        """The options for another function."""
         return {"method": self.method, "precision": self.precision, "backend": self.backend}
 
     @property
     def automatic(self) -> bool:
-        """Whether everything is left to us."""
+        """Whether method, precision and backend are all "auto"."""
         return self.method == self.precision == self.backend == "auto"
 
 
 def methods_of(kernel: Kernel) -> tuple[str, ...]:
-    """Those that may be asked for."""
+    """The methods that a caller may name for the kernel."""
     return METHODS if kernel == GAUSS else KERNEL_METHODS
 
 
 def are_known(*sizes: Any) -> bool:
-    """Whether sizes are numbers, and not symbols of `jax.export`."""
+    """Whether sizes are numbers, not symbols of `jax.export`."""
     return all(isinstance(size, int | np.integer) for size in sizes)
 
 
 def working_dtype(dtype: Any) -> np.dtype:
-    """The dtype for everything that is not a kernel's operand: float32, or float64 for float64."""
+    """The dtype in which sums are computed: float64 for float64, else float32."""
     return np.dtype("float64" if jnp.dtype(dtype) == np.float64 else "float32")
 
 
@@ -108,7 +108,7 @@ def matmul_precision() -> str:
 
 
 def axis_names(axis: MeshAxis) -> tuple[str, ...]:
-    """The axes of a mesh that one axis of an array is shared out over."""
+    """The mesh axes that divide one axis of an array."""
     if axis is None:
         return ()
     return (axis,) if isinstance(axis, str) else tuple(axis)

@@ -249,7 +249,7 @@ def settled(
 
 
 def _corrected(doubt: Doubt, found: Any, of_rows: Callable[[Array], Any]) -> Any:
-    """The results, those in doubt put in their places."""
+    """The results, those in doubt put where they belong."""
     indices = jnp.nonzero(doubt, size=len(doubt) // IN_DOUBT + AT_A_TIME, fill_value=len(doubt))[0].astype("int32")
     number = doubt.sum(dtype="int32")
 

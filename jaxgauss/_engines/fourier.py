@@ -85,12 +85,12 @@ def _coefficients_by_products(of: Nodes, keys: Float[Array, "n d"], values: Floa
     dim, channels = keys.shape[1], values.shape[0]
     points = _in_blocks(keys, values.T)
 
-    def add(total: Array, block: Array, places: list[Array], waves: list[Array]) -> Array:
+    def add(total: Array, block: Array, indices: list[Array], waves: list[Array]) -> Array:
         left = _at(points[1], block).T  # (C, points)
         for x in waves[:-1]:
             left = (left[:, None] * x[None]).reshape(-1, left.shape[-1])
         part = dot(left, waves[-1].T).reshape(channels, *[2 * WAVES[dim]] * dim)
-        return _updated(total, _sliced(total, places, part.shape) + part, places)
+        return _updated(total, _sliced(total, indices, part.shape) + part, indices)
 
     return _over_waves(of, points[0], add, (channels, *[len(of.numbers)] * dim), [values])
 
@@ -103,13 +103,13 @@ def _values_by_products(of: Nodes, queries: Array, found: Array, derivatives: bo
     dim, channels = queries.shape[1], found.shape[0]
     (points,), shape = _in_blocks(queries), [2 * WAVES[dim]] * dim
 
-    def add(total: Array, block: Array, places: list[Array], waves: list[Array]) -> Array:
-        part = dot(_sliced(found, places, (channels, *shape)).reshape(-1, shape[0]), waves[-1])
+    def add(total: Array, block: Array, indices: list[Array], waves: list[Array]) -> Array:
+        part = dot(_sliced(found, indices, (channels, *shape)).reshape(-1, shape[0]), waves[-1])
         for d, x in list(enumerate(waves))[-2::-1]:
             parts = part.reshape(-1, *shape[: d + 1], part.shape[-1])
             part = _summed(parts.reshape(-1, *x.shape) * x[None])
             if derivatives:
-                ahead = _sliced(of.numbers, places[d + 1 : d + 2], shape[:1])[:, None] * (2 * math.pi / of.period[d])
+                ahead = _sliced(of.numbers, indices[d + 1 : d + 2], shape[:1])[:, None] * (2 * math.pi / of.period[d])
                 turned = ahead * jnp.concatenate([-x[WAVES[dim] :], x[: WAVES[dim]]])
                 own = _summed(parts[0].reshape(-1, *x.shape) * turned[None])
                 part = jnp.concatenate([part[: len(own)], own, part[len(own) :]])
@@ -173,7 +173,7 @@ def _over_waves(
 
     def step(state: tuple[Array, Array]) -> tuple[Array, Array]:
         number, total = state
-        block, place = lax.div(number, num), _at(of.places, lax.rem(number, num))
+        block, place = lax.div(number, num), _at(of.indices, lax.rem(number, num))
         starts = [jnp.zeros_like(number), *(2 * WAVES[points.shape[-1]] * place)]
         return number + 1, add(total, block, starts, list(_waves(of, _at(points, block), place)))
 

@@ -27,7 +27,7 @@ class Nodes(NamedTuple):
         center: of the box of all points.
         period: P in units of each coordinate.
         counts: blocks of waves of each coordinate.
-        places: of each block of coefficients the block of each coordinate; first of those that count.
+        indices: of each block of coefficients the block of each coordinate; first of those that count.
         numbers: j of each wave: in each block those of cosines, then those of sines; in so many blocks as may be.
         eps: the error that fast transforms are asked for; None for products.
         by_products: whether it is products all the same; None where that does not depend on the points.
@@ -36,7 +36,7 @@ class Nodes(NamedTuple):
     center: Float[Array, " d"]
     period: Float[Array, " d"]
     counts: Int[Array, " d"]
-    places: Int[Array, "blocks d"]
+    indices: Int[Array, "blocks d"]
     numbers: Float[Array, " waves"]
     eps: Float[Array, ""] | None = None
     by_products: Bool[Array, ""] | None = None
@@ -61,13 +61,13 @@ def nodes(
     counts = jnp.where(fit, counts, 1).astype("int32")
     strides = jnp.where(np.tri(dim, k=-1, dtype=bool), counts[None], 1).prod(1, dtype="int32")
     each = np.arange(most**dim, dtype="int32")[:, None]
-    places = lax.rem(lax.div(*jnp.broadcast_arrays(each, strides[None])), jnp.broadcast_to(counts, (most**dim, dim)))
+    indices = lax.rem(lax.div(*jnp.broadcast_arrays(each, strides[None])), jnp.broadcast_to(counts, (most**dim, dim)))
     numbers = np.repeat(np.arange(WAVES[dim] * most).reshape(most, 1, WAVES[dim]), 2, 1).ravel()
     found = Nodes(
         jnp.where(fit, center, 0).astype(dtype),
         jnp.where(fit, period, 1).astype(dtype),
         counts,
-        places,
+        indices,
         jnp.asarray(numbers, dtype),
     )
     return found, fit, 4 * jnp.exp(jnp.square(beyond) / -2).sum()

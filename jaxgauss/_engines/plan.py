@@ -39,14 +39,16 @@ class Plan:
 
     Attributes:
         platform: cpu, cuda, …
-        method: reweight, prescale or rescale (PyTorch's attention kernel); dense, blocked, differences or anywhere.
+        method: reweight, prescale or rescale (PyTorch's attention kernel); dense, blocked, differences, anywhere or
+            fourier.
         precision: of the products: float16, bfloat16, float16x2, bfloat16x2, float32 or float64.
-        backend: the attention kernel (cpu, flash, efficient, cudnn); or xla.
+        backend: the attention kernel (cpu, flash, efficient, cudnn), or xla.
         reason: one sentence.
-        stands_in: whether XLA does it, elsewhere than on a CPU, because PyTorch's kernels cannot.
-        near: whether points lie near one another; None where nobody has looked.
-        waves: whether Gaussians are summed by waves where points lie anywhere; None where that depends on the points.
-        tolerance: of waves, relative to Σ|v|; None for what sums promise.
+        stands_in: whether XLA replaces PyTorch's kernels on a platform other than the CPU because they cannot run
+            there.
+        near: whether the points lie near one another; None if the points were not examined.
+        waves: whether a Fourier series sums Gaussians of points that lie anywhere; None if that depends on the points.
+        tolerance: of the Fourier series, relative to Σ|v|; None for the precision that sums promise.
     """
 
     platform: str

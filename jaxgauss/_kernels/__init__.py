@@ -1,1 +1,1 @@
-"""Radial kernels: functions of u = τ‖x - y‖², their derivatives, and the mixtures of Gaussians that stand for them."""
+"""Radial kernels: functions of u = τ‖x - y‖², their derivatives, and mixtures of Gaussians that approximate them."""

@@ -1,4 +1,4 @@
-"""Radial kernels κ(u) of u = τ‖x - y‖² by name, and their derivatives, which are radial again."""
+"""Radial kernels κ(u), u = τ‖x - y‖², by name, and their derivatives, which are radial again."""
 
 import functools
 import math
@@ -13,30 +13,30 @@ from jaxtyping import Array, Float
 
 from .profiles import COINCIDENT, Energy, Gauss, Matern, Own, RationalQuadratic
 
-LOG_ZERO = -1e27  # what stands for the logarithm of zero: see `points`
-STEEP = 1e6  # slope at u = 0 or 1e-20 from which it is one
+LOG_ZERO = -1e27  # stands for log 0
+STEEP = 1e6  # a kernel with a larger derivative at u = 0 or 1e-20 has a kink
 Profile = Callable[[Float[Array, "..."]], Float[Array, "..."]]
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """A radial kernel, k(x, y) = κ(u) of u = τ‖x - y‖², for `kernel_sum` and the kernel methods.
+    """A radial kernel k(x, y) = κ(u), u = τ‖x - y‖², for `kernel_sum` and the kernel methods.
 
-    ∂k/∂x = 2τ κ'(u) (x - y). Where κ has a kink at u = 0, as exp(-√u), the gradient at points that coincide is zero.
-    Define a kernel once, not in a loop: every new function is compiled anew.
+    Define a kernel once, not in a loop: every new function is compiled anew. If κ has a kink at u = 0, such as
+    exp(-√u), the gradient at points that coincide is zero.
 
     Args:
-        profile: κ, a function of JAX that takes u ≥ 0, an array of any shape, number by number.
-        name: shown in print.
-        conditional: whether it is only conditionally positive definite, as -√u is: weights must then add up to zero.
-            That it is positive definite otherwise is not checked; a sum does not need it, most kernel methods do.
+        profile: κ, a JAX function of an array u ≥ 0 of any shape that acts on each number.
+        name: shown when printed.
+        conditional: whether κ is only conditionally positive definite, such as -√u: weights must then add up to zero.
+            Positive definiteness is not checked. Sums do not need it; most kernel methods do.
 
     Raises:
-        TypeError: profile does not return an array of the dtype that it is given.
-        ValueError: profile does not keep the shape, or κ(0) is not finite.
+        TypeError: profile returns no array, or one of another dtype.
+        ValueError: profile changes the shape, or κ(0) is not finite.
 
     Derivatives:
-        Of any order, by those of the profile. Numbers in the profile are constants: they have no gradient.
+        Of any order, by those of the profile. Numbers inside the profile are constants, without gradients.
 
     Example:
         >>> import jax.numpy as jnp, jaxgauss
@@ -58,50 +58,50 @@ class Kernel:
         return f"Kernel({self.name or getattr(self.profile, '__name__', self.profile)})"
 
     def __call__(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
-        """κ(u), of which all derivatives are finite."""
+        """κ(u); all its derivatives are finite."""
         if isinstance(self.profile, Own) or not self.kinked:
             return self.profile(u)
-        apart = ~(u <= COINCIDENT)  # NaN is to be seen
+        apart = ~(u <= COINCIDENT)  # so that NaN stays NaN
         return jnp.where(apart, self.profile(jnp.where(apart, u, 1)), self.at_zero)
 
     def with_slope(self, u: Float[Array, "..."]) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
-        """κ(u) and ψ(u): what both are made of is computed once."""
+        """κ(u) and ψ(u) = -2κ'(u), which share intermediate results."""
         return _with_slope(self, u)
 
     def log(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
-        """log κ(u); of a kernel that is not ours, that of what has not underflowed."""
+        """log κ(u); for named kernels also where κ underflows."""
         if isinstance(self.profile, Own):
             return self.profile.log(u)
         kappa = self(u)
         return jnp.where(kappa > 0, jnp.log(jnp.where(kappa > 0, kappa, 1)), LOG_ZERO)
 
     def log_integral(self, dim: int) -> float:
-        """log ∫ κ(‖x‖²) dx in so many dimensions; infinite where there is none, NaN where it is not known."""
+        """log ∫ κ(‖x‖²) dx in `dim` dimensions; infinite if the integral is, NaN if it is unknown."""
         if not isinstance(self.profile, Own) or self.conditional:
             return math.nan
         return self.profile.log_integral(dim)
 
     @property
     def slope(self) -> "Kernel":
-        """ψ = -2κ': the gradient of k with respect to x is τ ψ(u) (y - x). That of a Gaussian is itself."""
+        """ψ = -2κ' as a kernel; the gradient of k with respect to x is τ ψ(u) (y - x)."""
         return self if self == GAUSS else Kernel(Slope(self), f"slope of {self.name}", self.conditional)
 
     def trace(self, dim: int) -> "Kernel":
-        """D ψ(u) - u χ(u), χ the slope of ψ."""
+        """D ψ(u) - u χ(u) as a kernel, where χ = -2ψ'."""
         return Kernel(Trace(self, dim), f"trace of {self.name}")
 
     @property
     def kinked(self) -> bool:
-        """Whether κ' is not finite at u = 0: κ is then a function of the distance, not of its square."""
+        """Whether κ' is infinite at u = 0: κ then depends on √u."""
         return self != GAUSS and _kinked(self.profile)
 
     @property
     def decays(self) -> bool:
-        """Whether κ is known to be positive and to fall as u grows."""
+        """Whether κ is known to be positive and decreasing."""
         return isinstance(self.profile, Own) and not self.conditional
 
     def end(self, dtype: str) -> float:
-        """The u from which κ and its derivatives are zero in float32 or float64; infinite where none is known."""
+        """The u beyond which κ and its derivatives are zero in float32 or float64; infinite if unknown."""
         if isinstance(self.profile, Slope | Trace):
             return self.profile.kernel.end(dtype)
         return self.profile.end(dtype) if isinstance(self.profile, Own) else math.inf
@@ -122,7 +122,7 @@ def _with_slope(kernel: Kernel, u: Array) -> tuple[Array, Array]:
 
 @_with_slope.defjvp
 def _with_slope_tangent(kernel: Kernel, primals: tuple[Array], tangents: tuple[Array]):
-    """By the rules of κ and of ψ, which are finite everywhere."""
+    """Tangents of κ and ψ by their own rules, which are finite everywhere."""
     (u,), (d_u,) = primals, tangents
     (kappa, d_kappa), (psi, d_psi) = (jax.jvp(x, (u,), (d_u,)) for x in (kernel, kernel.slope))
     return (kappa, psi), (d_kappa, d_psi)
@@ -130,24 +130,24 @@ def _with_slope_tangent(kernel: Kernel, primals: tuple[Array], tangents: tuple[A
 
 @dataclass(frozen=True)
 class Slope:
-    """-2κ' as a profile."""
+    """The profile ψ = -2κ'."""
 
     kernel: Kernel
 
     def __call__(self, u: Array) -> Array:
-        """By the kernel's own rule where it has one."""
+        """ψ(u), by the kernel's own rule if it has one."""
         return -2 * jax.jvp(self.kernel, (u,), (jnp.ones_like(u),))[1]
 
 
 @dataclass(frozen=True)
 class Trace:
-    """D ψ - u χ as a profile, χ the slope of ψ: 1/τ times the trace of ∂²k/∂x∂y in D dimensions."""
+    """The profile D ψ - u χ, where χ = -2ψ': the trace of ∂²k/∂x∂y over τ in D dimensions."""
 
     kernel: Kernel
     dim: int
 
     def __call__(self, u: Array) -> Array:
-        """D ψ(0) where points coincide."""
+        """D ψ(u) - u χ(u); D ψ(0) where points coincide."""
         slope = self.kernel.slope
         return self.dim * slope(u) - u * slope.slope(u)
 
@@ -166,16 +166,16 @@ KERNELS = {
 
 
 def rational_quadratic(alpha: float) -> Kernel:
-    """The rational quadratic kernel (1 + u/2α)^-α, u = τ‖x - y‖²: scikit-learn's, with τ = 1/length_scale².
+    """The rational quadratic kernel (1 + u/2α)^-α, u = τ‖x - y‖²; scikit-learn's has τ = 1/length_scale².
 
-    A mixture of Gaussians of all bandwidths. Towards α = ∞ it is the Gaussian; α = ½ is "imq", and α = 1 is "cauchy" of
-    τ/2.
+    It is a mixture of Gaussians of all bandwidths, and tends to the Gaussian for α → ∞. α = ½ is "imq"; α = 1 is
+    "cauchy" with τ/2.
 
     Args:
         alpha: α, a positive number.
 
     Returns:
-        A `Kernel`; those of equal α are equal.
+        A `Kernel`; kernels with equal α are equal.
 
     Raises:
         ValueError: alpha is not a positive finite number.

@@ -1,7 +1,10 @@
-"""Mixtures of Gaussians that stand for a kernel: κ(u) ≈ Σ_j w_j exp(-s_j u/2), all weights positive.
+"""Mixtures of Gaussians that approximate a kernel: κ(u) ≈ Σ_j w_j exp(-s_j u/2), with positive weights.
 
-By the tables in mixtures.json, which `python -m benchmarks.fit_mixtures` makes; the rational quadratic kernel of any
-other α is a mixture by its definition, of which a quadrature takes a few terms.
+`python -m benchmarks.fit_mixtures` makes the tables in mixtures.json. The rational quadratic kernel is an integral of
+Gaussians for every α; a quadrature takes a few terms of it.
+
+Source: Schoenberg, "Metric Spaces and Completely Monotone Functions", 1938: every kernel that is positive definite in
+all dimensions is such an integral.
 """
 
 import functools
@@ -16,17 +19,18 @@ from .kernels import KERNELS, Kernel, Profile
 from .profiles import RationalQuadratic
 
 TABLE = Path(__file__).with_name("mixtures.json")
-FARTHEST = 100.0  # distance in length scales up to which the errors hold; beyond, those of κ at that distance do
+FARTHEST = 100.0  # in length scales: up to this distance the errors hold; beyond, κ at this distance bounds the error
 
 
 class Mixture(NamedTuple):
-    """Gaussians of τ s_j with weights w_j.
+    """A mixture of Gaussians of bandwidths τ s_j with weights w_j.
 
     Attributes:
         scales: s, (J,), from the widest to the narrowest.
-        weights: w, (J,), positive: the mixture is a kernel itself.
+        weights: w, (J,), positive, so the mixture is a kernel itself.
         maximal_error: of κ, relative to κ(0), at distances of 0 and from 1e-3 to 1e2 length scales.
-        constant: what the sum of all is too large by. Of "energy" alone, which holds up to a distance of one.
+        constant: to be subtracted from the sum; not zero only for "energy", whose mixture holds for distances up to
+            one.
     """
 
     scales: tuple[float, ...]
@@ -36,7 +40,6 @@ class Mixture(NamedTuple):
 
     @property
     def terms(self) -> int:
-        """How many."""
         return len(self.scales)
 
     def __str__(self) -> str:
@@ -45,7 +48,7 @@ class Mixture(NamedTuple):
 
 @functools.lru_cache(256)
 def mixture(kernel: Kernel, tolerance: float) -> Mixture | None:
-    """The shortest mixture that is known with at most that error; None if there is none."""
+    """The shortest known mixture with at most this error, or None."""
     profile = kernel.profile
     for fitted, rows in _table():
         factor = _stretched(fitted, profile)
@@ -73,14 +76,14 @@ def _table() -> list[tuple[Profile, list[Mixture]]]:
 
 
 def _stretched(fitted: Profile, profile: Profile) -> float:
-    """How many times faster than the fitted one the profile falls; zero where it is another."""
+    """The factor of u between the profile and the fitted one; zero if they differ otherwise."""
     if isinstance(fitted, RationalQuadratic) and isinstance(profile, RationalQuadratic):
         return profile.rate / fitted.rate if profile.alpha == fitted.alpha and profile.rate <= fitted.rate else 0.0
     return float(profile == fitted)
 
 
 # (1 + u/2α)^-α = ∫ p(s) exp(-su/2) ds, p the Gamma density of shape and rate α; with s = e^t the trapezoidal rule
-# converges faster than any power of its step, for the integrand decays doubly exponentially on the right and as e^αt on
+# converges faster than any power of its step: the integrand decays doubly exponentially on the right and as e^αt on
 # the left.
 # Source: Trefethen & Weideman, "The Exponentially Convergent Trapezoidal Rule", SIAM Review 56, 2014.
 

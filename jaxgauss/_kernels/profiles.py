@@ -1,4 +1,4 @@
-"""The profiles κ(u) of the kernels that have names, by rules of their own: their derivatives are finite everywhere."""
+"""Profiles κ(u) of the named kernels, with derivative rules that are finite everywhere."""
 
 import functools
 import math
@@ -9,32 +9,32 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-# u up to which points coincide for the derivatives of a kernel with a kink: powers of 1/√u stay finite in float32.
+# Up to this u points count as coincident for the derivatives of a kernel with a kink: powers of 1/√u stay finite.
 COINCIDENT = 2.0**-80
-DECAYED = {"float32": 88.0, "float64": 709.0}  # e^-x is below the smallest normal number from here on
+DECAYED = {"float32": 88.0, "float64": 709.0}  # from this x on, e^-x is below the smallest normal number
 
 
 class Own:
-    """A profile whose derivatives are finite everywhere, by its own rules."""
+    """Base class of profiles with derivative rules of their own."""
 
     def __call__(self, u: Array) -> Array:
-        """κ."""
+        """κ(u)."""
         raise NotImplementedError
 
     def with_slope(self, u: Array) -> tuple[Array, Array]:
-        """κ and -2κ', of which neither is to be differentiated: what both are made of is computed once."""
+        """κ(u) and -2κ'(u), which share intermediate results; not to be differentiated."""
         raise NotImplementedError
 
     def log(self, u: Array) -> Array:
-        """log κ, finite where κ underflows."""
+        """log κ(u), finite where κ underflows."""
         raise NotImplementedError
 
     def log_integral(self, dim: int) -> float:
-        """log ∫ κ(‖x‖²) dx in so many dimensions; infinite where there is none."""
+        """log ∫ κ(‖x‖²) dx in `dim` dimensions; infinite if the integral is."""
         raise NotImplementedError
 
     def end(self, dtype: str) -> float:
-        """The u from which κ and its derivatives are zero in float32 or float64."""
+        """The u beyond which κ and its derivatives are zero in float32 or float64."""
         return math.inf
 
 
@@ -43,23 +43,18 @@ class Gauss(Own):
     """exp(-u/2)."""
 
     def __call__(self, u: Array) -> Array:
-        """κ."""
         return jnp.exp2(-math.log2(math.e) / 2 * u)
 
     def with_slope(self, u: Array) -> tuple[Array, Array]:
-        """Twice the same."""
         return (phi := self(u)), phi
 
     def log(self, u: Array) -> Array:
-        """-u/2."""
         return u / -2
 
     def end(self, dtype: str) -> float:
-        """Twice the exponent."""
         return 2 * DECAYED[dtype]
 
     def log_integral(self, dim: int) -> float:
-        """Of the normal density."""
         return dim / 2 * math.log(2 * math.pi)
 
 
@@ -71,23 +66,22 @@ class RationalQuadratic(Own):
     rate: float = 1.0
 
     def __call__(self, u: Array) -> Array:
-        """By a logarithm, but for the most used α."""
+        """By a logarithm, except for the most common α."""
         t = 1 + self.rate / (2 * self.alpha) * u
         if self.alpha in (0.5, 1.0):
             return lax.rsqrt(t) if self.alpha == 0.5 else 1 / t
         return jnp.exp(-self.alpha * jnp.log(t))
 
     def with_slope(self, u: Array) -> tuple[Array, Array]:
-        """The slope is (1 + u rate / 2α)^-(α + 1) rate."""
+        """-2κ' is (1 + u rate / 2α)^-(α + 1) rate."""
         kappa = self(u)
         return kappa, self.rate * kappa / (1 + self.rate / (2 * self.alpha) * u)
 
     def log(self, u: Array) -> Array:
-        """That of the power."""
         return -self.alpha * jnp.log1p(self.rate / (2 * self.alpha) * u)
 
     def log_integral(self, dim: int) -> float:
-        """Of Student's density of 2α - D degrees of freedom: there is one for 2α > D."""
+        """That of Student's density with 2α - D degrees of freedom; finite for 2α > D."""
         if 2 * self.alpha <= dim:
             return math.inf
         gammas = math.lgamma(self.alpha - dim / 2) - math.lgamma(self.alpha)
@@ -101,11 +95,10 @@ class Matern(Own):
     n: int
 
     def __call__(self, u: Array) -> Array:
-        """By the rule below."""
         return _matern(self.n, 2 * self.n + 1.0, u)
 
     def with_slope(self, u: Array) -> tuple[Array, Array]:
-        """The exponential is computed once; XLA would do it for each."""
+        """Both from one exponential; XLA would compute it twice."""
         rate = 2 * self.n + 1.0
         z = jnp.sqrt(rate * u)
         decay = lax.optimization_barrier(_decay(z))
@@ -115,7 +108,6 @@ class Matern(Own):
         return _polynomial(self.n, rate, z, u) * decay, slope
 
     def log(self, u: Array) -> Array:
-        """By a rule of its own."""
         return _log_matern(self.n, 2 * self.n + 1.0, u)
 
     def end(self, dtype: str) -> float:
@@ -134,11 +126,9 @@ class Energy(Own):
     """-√u."""
 
     def __call__(self, u: Array) -> Array:
-        """By the rule below."""
         return _negative_distance(u)
 
     def with_slope(self, u: Array) -> tuple[Array, Array]:
-        """By one root."""
         distance = jnp.sqrt(u)
         return -distance, jnp.where(u <= COINCIDENT, 0, 1 / distance)
 
@@ -148,7 +138,7 @@ class Energy(Own):
 #     n = 0: e^-z    n = 1: (1 + z) e^-z    n = 2: (1 + z + z²/3) e^-z
 #
 # and the slope -2 d/du of n is 2ν times n - 1, for n = 2 a third of it; of n = 0 it is e^-z / z, here zero at z = 0.
-# So no derivative subtracts what it has added.
+# So no derivative has cancellation.
 # Source: Rasmussen & Williams, "Gaussian Processes for Machine Learning", 2006, section 4.2.
 
 
@@ -163,7 +153,7 @@ def _polynomial(n: int, rate: float, z: Array, u: Array) -> Array:
 
 
 def _decay(z: Array) -> Array:
-    """e^-z as a power of two, which is computed faster."""
+    """e^-z as a power of two, which is faster."""
     return jnp.exp2(-math.log2(math.e) * z)
 
 
@@ -179,7 +169,7 @@ def _matern_tangent(n: int, rate: float, primals: tuple[Array], tangents: tuple[
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def _log_matern(n: int, rate: float, u: Array) -> Array:
-    apart, distance = _apart(u)  # as below: in a loop that is differentiated again, the rule is not asked
+    apart, distance = _apart(u)  # as below, because a loop that is differentiated twice bypasses the rule
     z = math.sqrt(rate) * jnp.where(apart, distance, 0)
     return jnp.log(_polynomial(n, rate, z, u)) - z if n else -z
 
@@ -209,6 +199,6 @@ def _negative_distance_tangent(primals: tuple[Array], tangents: tuple[Array]) ->
 
 
 def _apart(u: Array) -> tuple[Array, Array]:
-    """Whether points do not coincide, and their distance, or one."""
-    apart = ~(u <= COINCIDENT)  # NaN is to be seen
+    """Whether points do not coincide, and their distance, or one if they do."""
+    apart = ~(u <= COINCIDENT)  # so that NaN stays NaN
     return apart, jnp.sqrt(jnp.where(apart, u, 1))

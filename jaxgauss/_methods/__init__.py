@@ -1,1 +1,1 @@
-"""What people sum kernels for: MMD, tests, Stein, densities, bandwidths. Made of sums; knows no engine."""
+"""Kernel methods: MMD, tests, Stein discrepancies, densities, bandwidths. They call sums, never engines."""

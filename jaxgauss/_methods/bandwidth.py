@@ -14,7 +14,7 @@ from .._arrays.devices import replicated
 from .._checks.samples import check_rng_key, check_samples
 from .._checks.settings import Points, working_dtype
 
-# τ from the parameter p of a library's own formula.
+# τ as a function of the parameter p of each library's formula.
 CONVENTIONS = {
     "exp(-d²/2p²)": (
         lambda p: 1 / p**2,
@@ -33,7 +33,7 @@ _FORMULAS = {name: formula for formula, (_, names) in CONVENTIONS.items() for na
 
 
 def tau_from_bandwidth(bandwidth: Float[Array | np.ndarray, "*shape"] | float, convention: str = "sigma") -> Any:
-    """τ of exp(-τ/2 ‖x - y‖²), or of κ(τ ‖x - y‖²), from a bandwidth σ, τ = 1/σ², or another library's parameter p.
+    """Convert a bandwidth σ, or another library's parameter p, to the τ of exp(-τ/2 ‖x - y‖²) or of κ(τ ‖x - y‖²).
 
     | convention | kernel | τ |
     |---|---|---|
@@ -47,9 +47,9 @@ def tau_from_bandwidth(bandwidth: Float[Array | np.ndarray, "*shape"] | float, c
     | coreax RationalQuadraticKernel | (1 + d²/2αp²)^-α | 1/p² |
     | coreax PCIMQKernel | (1 + d²/2p²)^(-½): imq | 1/2p² |
 
-    scikit-learn's `laplacian_kernel` and coreax's are of the distance |·|₁, which is none of these kernels.
-    geomloss's "gaussian" loss is ½ MMD². `scipy` and scikit-learn's `KernelDensity` call σ a bandwidth; for SciPy's
-    `gaussian_kde` σ is `factor` times the standard deviation.
+    `scipy` and scikit-learn's `KernelDensity` call σ a bandwidth; for SciPy's `gaussian_kde`, σ is `factor` times the
+    standard deviation. geomloss's "gaussian" loss is ½ MMD². The Laplacian kernels of scikit-learn and coreax use the
+    distance |·|₁, and are none of these.
 
     Args:
         bandwidth: p, positive: a number or an array of any shape.
@@ -59,7 +59,7 @@ def tau_from_bandwidth(bandwidth: Float[Array | np.ndarray, "*shape"] | float, c
         τ, of the same shape.
 
     Raises:
-        ValueError: the convention is not in the table, or a bandwidth that can be seen is not positive.
+        ValueError: the convention is not in the table, or a bandwidth is not positive (not checked under `jit`).
 
     Example:
         >>> import jaxgauss
@@ -77,24 +77,23 @@ def tau_from_bandwidth(bandwidth: Float[Array | np.ndarray, "*shape"] | float, c
 def median_heuristic(
     points: Points, *, rng_key: Key[Array, ""] | None = None, max_points: int = 1000
 ) -> Float[Array, ""]:
-    """Median heuristic: τ = 1/σ² with σ² the median of ‖x_i - x_j‖² over i < j.
+    """Median heuristic: τ = 1/σ², where σ² is the median of ‖x_i - x_j‖² over i < j.
 
-    Of at most `max_points` of the points, so no N×N matrix is formed. For a two-sample test pool the samples first:
-    `median_heuristic(jnp.concatenate([x, y]))`. (Where authors divide, differently: Liu & Wang's rule for SVGD is
-    2 log N times this τ; Gretton's σ is the median distance, as here.)
+    At most `max_points` points are compared, so no N×N matrix is formed. For a two-sample test pool the samples:
+    `median_heuristic(jnp.concatenate([x, y]))`. Liu & Wang's rule for SVGD is 2 log N times this τ; Gretton's is this
+    τ.
 
     Args:
         points: x, (N, D), N ≥ 2.
-        rng_key: chooses the points where there are more than `max_points`. None: evenly spaced ones.
-        max_points: how many, at least 2; pairs are `max_points`² / 2.
+        rng_key: random key that chooses the points if there are more than `max_points`. None: evenly spaced ones.
+        max_points: at least 2; `max_points`² / 2 pairs are compared.
 
     Returns:
-        τ, a scalar in float32, or float64 for points in float64: half precision holds few of the values it can have. No
-        gradient flows through it. Where half of the pairs coincide, the median of the others; where all do, 1. NaN
-        where a point is not finite.
+        τ, a scalar in float32, or in float64 for float64 points, without a gradient. If half of the pairs coincide, the
+        median of the others; if all do, 1. NaN if a point is not finite.
 
     Raises:
-        ValueError: shapes do not fit, or there are less than two points.
+        ValueError: shapes do not fit, or N < 2.
         TypeError: the points are not a floating array.
 
     Example:
@@ -126,11 +125,11 @@ def median_heuristic(
 def _median_tau(dtype: str, points: Array, chosen: Array) -> Array:
     (points,) = replicated(jnp.asarray(points, working_dtype(dtype)))
     x = points[chosen]
-    scale = jnp.maximum(jnp.abs(x - x[:1]).max(), jnp.finfo(x.dtype).tiny)  # squares neither overflow nor vanish
+    scale = jnp.maximum(jnp.abs(x - x[:1]).max(), jnp.finfo(x.dtype).tiny)  # squares must not over- or underflow
     x = (x - x[:1]) / scale
     squared = jnp.sort(jnp.square(x[:, None] - x[None]).sum(-1)[np.triu_indices(len(x), 1)])
 
-    def median(first: Array | int) -> Array:  # of those from the first on
+    def median(first: Array | int) -> Array:  # of the sorted distances from `first` on
         middle = first + len(squared) - 1
         return (squared[middle // 2] + squared[(middle + 1) // 2]) / 2
 

@@ -1,4 +1,4 @@
-"""Energy distance: the MMD² of minus the distance, by its usual name."""
+"""Energy distance: the MMD² of the kernel -‖x - y‖."""
 
 from typing import Unpack
 
@@ -24,18 +24,19 @@ def energy_distance(
     Args:
         x: points, (M, D).
         y: points, (N, D).
-        x_weights, y_weights, estimator, **options: as for `mmd_squared`. Both weights must have one sum; with sums of
-            one the expectations are those above.
+        x_weights, y_weights, estimator, **options: as for `mmd_squared`. Both weights must have the same sum; for a sum
+            of one the expectations are those above.
 
     Returns:
-        A scalar, at least zero for the biased estimator: `dcor.energy_distance`, the square of
-        `scipy.stats.energy_distance`, and twice the "energy" loss of geomloss. Its root has no gradient at zero.
+        A scalar, at least zero with "biased": as `dcor.energy_distance`, the square of `scipy.stats.energy_distance`,
+        and twice geomloss's "energy" loss. Its square root has no gradient at zero.
 
     Raises:
         ValueError, TypeError: as `mmd_squared` does.
 
     Derivatives:
-        Reverse mode of any order with respect to x, y and both weights. Points that coincide do not move one another.
+        Reverse mode of any order with respect to x, y and both weights. Points that coincide exert no force on each
+        other.
 
     Example:
         >>> import jax.numpy as jnp, jaxgauss

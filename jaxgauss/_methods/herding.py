@@ -23,19 +23,20 @@ from .._sums.sharded import sum_over_mesh
 from .resampling import check_number
 from .weights import normalized
 
-# Units of the mean embedding's dtype: what is added to the diagonal of the matrix that is solved. Weights of what an
-# embedding that is rounded seems to tell of would be as large as the matrix is singular.
+# Added to the diagonal of the matrix that is solved, in units of the embedding's dtype. Without it, rounding errors of
+# the embedding would give huge weights if the matrix is nearly singular.
 RIDGE = 4
 
 
 class Herding(NamedTuple):
-    """Chosen points.
+    """The points that `kernel_herding` chose.
 
     Attributes:
-        indices: of the points, in the order in which they were chosen, (num,).
-        mmd: of the first 1, 2, … of them, equally weighted, from all points, (num,).
-        weights: of the chosen points that minimize the MMD, (num,), of either sign: they need not add up to one.
-        weighted_mmd: the MMD with these.
+        indices: of the chosen points, (num,), in the order in which they were chosen.
+        mmd: MMD between the first 1, 2, … of them, equally weighted, and all points, (num,).
+        weights: the weights of the chosen points that minimize the MMD, (num,), of either sign. Their sum need not be
+            one.
+        weighted_mmd: the MMD with these weights.
     """
 
     indices: Int[Array, " num"]
@@ -56,36 +57,34 @@ def kernel_herding(
     unique: bool = True,
     **options: Unpack[MeshOptions],
 ) -> Herding:
-    """Kernel herding: choose points, one by one, so that their mean embedding follows that of all points.
+    """Choose a few points, one by one, so that their mean embedding approximates that of all points.
 
-    With μ_i = Σ_j w_j k(x_i, x_j), point t + 1 is the largest of μ_i - Σ_s k(x_i, x_s) / (t + 1), s the t points before
-    it. The MMD falls like 1/t at best, where that of random points falls like 1/√t. One Gauss sum for μ, O(N² D)
-    operations, then O(N D) per point; O(N D) memory. Optimal weights are solved for in O(num³).
+    With μ_i = Σ_j w_j k(x_i, x_j), the point chosen after t points x_s maximizes μ_i - Σ_s k(x_i, x_s) / (t + 1). The
+    MMD falls like 1/t at best, that of random points like 1/√t. One Gauss sum, in O(N² D) operations, gives μ. Each
+    point then takes O(N D), and the optimal weights O(num³). O(N D) memory.
 
     Args:
         points: x, (N, D).
-        tau: τ = 1/σ², positive; or several, (T,): k is then the mean of their kernels.
-        num: how many to choose.
+        tau: τ = 1/σ², positive; or several, (T,), whose kernels are averaged.
+        num: how many points to choose.
         kernel: a name or a `Kernel`, as for `mmd_squared`: not "energy".
-        weights: w, (N,), not negative, divided by their sum. None: all the same.
-        unique: whether a point is chosen once at most; num is then at most N.
-        **options: `method`, `precision` and `backend`, as for `gauss_sum`, but "auto" is float32 on CUDA; and `mesh`,
-            `query_axis` and `key_axis`, as for `mmd_squared`. All are those of the sum.
+        weights: w, (N,), not negative; they are divided by their sum. None: all are equal.
+        unique: whether a point is chosen at most once; num is then at most N.
+        **options: of the Gauss sum: `method`, `precision` and `backend`, as for `gauss_sum`, except that "auto" is
+            float32 on CUDA; and `mesh`, `query_axis` and `key_axis`, as for `mmd_squared`.
 
     Returns:
-        A `Herding`: indices, the MMD after each step, and optimal weights with theirs.
+        A `Herding`: indices, the MMD after each step, and optimal weights with their MMD. It has no gradients;
+        `mmd_squared(points[indices], points, …)` has them.
 
     Raises:
-        ValueError: shapes do not fit, tau, weights or num is not positive, there are fewer points, an option is not one
-            of its names.
+        ValueError: shapes do not fit, tau, weights or num is not positive, num exceeds N, or an option has an unknown
+            value.
         TypeError: points or weights are not a floating array.
 
-    Derivatives:
-        None: indices are whole numbers. `mmd_squared(points[indices], points, …)` has them.
-
     Precision:
-        Rows, the MMD and the weights are float64, the sum that of `gauss_sum`, with errors of 1e-7 in float32: so MMDs
-        below 1e-3 have their digits by precision="float64". Those that round below zero are zero.
+        Everything but μ is float64. In float32 μ errs by 1e-7, so an MMD below 1e-3 needs precision="float64". An MMD²
+        that rounds below zero is zero.
 
     Example:
         >>> import jax.numpy as jnp, jaxgauss
@@ -97,7 +96,7 @@ def kernel_herding(
     References:
         Chen, Welling & Smola, "Super-Samples from Kernel Herding", 2010, arXiv:1203.3472.
         Bach, Lacoste-Julien & Obozinski, "On the Equivalence between Herding and Conditional Gradient Algorithms",
-        2012, arXiv:1203.4523 (and optimal weights, which are those of Bayesian quadrature).
+        2012, arXiv:1203.4523 (also for the optimal weights).
     """
     function = "kernel_herding"
     kernel = check_kernel(function, kernel, positive=True)
@@ -118,7 +117,7 @@ def kernel_herding(
 
 @functools.partial(jax.jit, static_argnums=0)
 def _embedding(settings: Settings, points, tau, weights) -> tuple[Array, Array]:
-    """Μ at the points, (N,), and the weights."""
+    """The mean embedding μ at the points, (N,), and the normalized weights."""
     dtype = working_dtype(settings.dtype)
     x, tau = replicated(*(lax.stop_gradient(jnp.asarray(z, dtype)) for z in (points, tau)))
     w = lax.stop_gradient(normalized(settings, weights, x))
@@ -154,7 +153,7 @@ def _herding(settings: Settings, num: int, unique: bool, points, tau, w, embeddi
     _, (indices, squared) = lax.scan(choose, state, jnp.arange(num, dtype="float64"))
     chosen, target = x[indices], embedding[indices]
     units = (float(jnp.finfo(z).eps) for z in (working_dtype(settings.dtype), "float64"))
-    ridge = RIDGE * max(next(units), num * next(units))  # of float64, what solving itself rounds by
+    ridge = RIDGE * max(next(units), num * next(units))  # the second is the rounding error of solving in float64
     matrix, dtype = kernel(chosen, chosen), settings.dtype
     weights = jax.scipy.linalg.solve(matrix + ridge * jnp.eye(num), target, assume_a="pos")
     best = norm - 2 * weights @ target + weights @ matrix @ weights

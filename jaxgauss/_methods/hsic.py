@@ -19,7 +19,7 @@ from .._sums.reverse_only import reverse_only
 from .._sums.sharded import everywhere, product_over_mesh, sum_over_mesh
 from .weights import normalized
 
-FEWEST = {"biased": 1, "unbiased": 4}  # points: the unbiased estimate is a mean over quadruples
+FEWEST = {"biased": 1, "unbiased": 4}  # points; the unbiased estimate is a mean over quadruples
 
 
 def hsic(
@@ -32,41 +32,39 @@ def hsic(
     weights: Weights | None = None,
     **options: Unpack[MeshOptions],
 ) -> Float[Array, ""]:
-    """Hilbert-Schmidt independence criterion of pairs (x_i, y_i): zero where x and y are independent, in the limit.
+    """Hilbert-Schmidt independence criterion of pairs (x_i, y_i): near zero if x and y are independent.
 
-    The MMD² between the pairs and what they would be if they were independent. With K_ij = exp(-τ_x/2 ‖x_i - x_j‖²), L
-    likewise of y, and weights a of sum one,
+    It is the MMD² between the pairs and independent pairs. With K_ij = exp(-τ_x/2 ‖x_i - x_j‖²), L likewise for y and
+    Σa = 1,
 
-        HSIC = Σ_ij a_i a_j K_ij L_ij - 2 Σ_i a_i (K a)_i (L a)_i + (aᵀK a)(aᵀL a) = tr(K H L H) / N² for a = 1/N.
+        HSIC = Σ_ij a_i a_j K_ij L_ij - 2 Σ_i a_i (K a)_i (L a)_i + (aᵀK a)(aᵀL a),
 
-    Three Gauss sums, of x, of y, and of the pairs (x, y), in which each coordinate has its own τ; with all gradients
-    six. O(N² (D_x + D_y)) operations and O(N (D_x + D_y)) memory.
+    or tr(K H L H) / N² for a = 1/N. Three Gauss sums, or six with all gradients: O(N² (D_x + D_y)), in linear memory.
 
     Args:
         x: points, (N, D_x).
-        y: what goes with each of them, (N, D_y).
-        tau_x: τ = 1/σ² of x, positive; or several, (T,): the kernel is then the mean of theirs.
-        tau_y: that of y, likewise, (S,): all T S pairs of them are summed.
-        estimator: "biased", the formula above (V-statistic), at least 0; or "unbiased", means over pairs, triples and
-            quadruples of distinct points (U-statistic; weighted by the products of their weights), at least 4 points.
-        weights: a, (N,), not negative: of importance, or a mask. They are divided by their sum. None: all the same.
-        **options: `method`, `precision` and `backend`, as for `gauss_sum`, but "auto" is float32 on CUDA: the three
-            terms nearly cancel; and `mesh`, `query_axis` and `key_axis`, as for `mmd_squared`.
+        y: points that belong to them, (N, D_y).
+        tau_x: τ = 1/σ² of x, positive; or several, (T,), whose kernels are averaged.
+        tau_y: τ of y, likewise, (S,).
+        estimator: "biased", the formula above, at least 0; or "unbiased", over pairs, triples and quadruples of
+            distinct points, weighted by the products of their weights (N ≥ 4).
+        weights: a, (N,), not negative; they are divided by their sum. None: all are equal.
+        **options: `method`, `precision` and `backend`, as for `gauss_sum`, except that "auto" is float32 on CUDA; and
+            `mesh`, `query_axis` and `key_axis`, as for `mmd_squared`.
 
     Returns:
         A scalar in the promoted dtype.
 
     Raises:
-        ValueError: shapes do not fit, there are too few points, tau or weights are not positive, an option is not one
-            of its names.
+        ValueError: shapes do not fit, there are too few points, τ or weights are not positive, or an option has an
+            unknown value.
         TypeError: points or weights are not a floating array.
 
     Derivatives:
-        Reverse mode of any order with respect to x, y, both τ and weights: as a loss it makes features independent.
+        Reverse mode of any order with respect to x, y, both τ and weights. Minimizing it makes features independent.
 
     Precision:
-        That of `gauss_sum`, relative to the three terms, each of the size of (aᵀK a)(aᵀL a): 2e-6 of it in float32. So
-        near zero the biased estimate may be negative.
+        Within 2e-6 of (aᵀK a)(aᵀL a) in float32. Near zero, rounding may make the biased estimate negative.
 
     Example:
         >>> import jax, jaxgauss
@@ -78,8 +76,7 @@ def hsic(
 
     References:
         Gretton, Bousquet, Smola & Schölkopf, "Measuring Statistical Dependence with Hilbert-Schmidt Norms", 2005.
-        Song, Smola, Gretton, Bedo & Borgwardt, "Feature Selection via Dependence Maximization", JMLR 13, 2012
-        (the unbiased estimate).
+        Song, Smola, Gretton, Bedo & Borgwardt, "Feature Selection via Dependence Maximization", JMLR 13, 2012.
     """
     function = "hsic"
     check_estimator(function, estimator)
@@ -103,7 +100,7 @@ def check_pairs(
     weights: Any = None,
     **how: Any,
 ) -> tuple[Settings, list[Any]]:
-    """The settings, and both τ as JAX may take them; or what is wrong."""
+    """Check the arguments; return the settings and both τ."""
     taus, given = {"tau_x": tau_x, "tau_y": tau_y}, {"weights": weights}
     settings = check_samples(
         function, {"x": x, "y": y}, taus, options, weights=given, min_points=min_points, paired=True, **how
@@ -112,7 +109,7 @@ def check_pairs(
 
 
 def check_quadruples(function: str, estimator: str, weights: Any) -> None:
-    """Raise ValueError where an unbiased estimate of weighted points is 0/0, and it can be seen."""
+    """Raise ValueError if the unbiased estimate of known weights would be 0/0."""
     seen = None if weights is None or estimator == "biased" else visible(weights)
     if seen is not None and np.count_nonzero(seen) < FEWEST[estimator]:
         raise ValueError(
@@ -132,8 +129,8 @@ def check_quadruples(function: str, estimator: str, weights: Any) -> None:
 #     U₃ = [Σ_i a_i κ_i λ_i - Σ_ij a_i a_j² K'_ij L'_ij] / (p₁³ - 3 p₁ p₂ + 2 p₃)
 #     U₄ = [(aᵀκ)(aᵀλ) - 4 Σ_i a_i² κ_i λ_i + 2 Σ_ij a_i² a_j² K'_ij L'_ij] / (p₁⁴ - 6 p₁² p₂ + 3 p₂² + 8 p₁ p₃ - 6 p₄)
 #
-# as each of the sums over all i, j, q, r counts those that share a point. A weight of every point makes a² a second
-# channel of the joint sum; equal weights do not need it. All of it is made of Gauss sums, which have their own rules.
+# where the denominators subtract the tuples that share a point. Unequal weights need a² as a second channel of the
+# joint sum; equal weights do not. Everything consists of Gauss sums, which have their own rules.
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -147,7 +144,7 @@ def _hsic(settings: Settings, estimator: str, x, y, tau_x, tau_y, weights) -> Ar
     of_x, of_y = (sum_over_mesh(settings, z, z, a, tau).mean(0) for z, tau in ((x, tau_x), (y, tau_y)))
 
     def sums_of_both(*values: Array) -> list[Array]:
-        """Of the channels, each (N, 1), as the mean over the bandwidths."""
+        """Sums of the channels, each (N, 1), averaged over the bandwidths."""
         total = product_over_mesh(settings, x, y, jnp.concatenate(values, -1), tau_x, tau_y)
         return jnp.split(total.mean((0, 1)), len(values), -1)
 
@@ -170,5 +167,5 @@ def _hsic(settings: Settings, estimator: str, x, y, tau_x, tau_y, weights) -> Ar
     fours = means - 4 * (squares * product).sum() + 2 * ((squares * again).sum() - p4)
     twos, threes = twos / (p1**2 - p2), threes / (p1**3 - 3 * p1 * p2 + 2 * p3)
     fours = fours / (p1**4 - 6 * p1**2 * p2 + 3 * p2**2 + 8 * p1 * p3 - 6 * p4)
-    enough = jnp.count_nonzero(a) >= FEWEST[estimator]  # or all of these are 0/0, up to rounding
+    enough = jnp.count_nonzero(a) >= FEWEST[estimator]  # else the estimate is 0/0, up to rounding
     return jnp.where(enough, twos - 2 * threes + fours, jnp.nan).astype(settings.dtype)

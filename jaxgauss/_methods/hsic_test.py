@@ -43,45 +43,38 @@ def hsic_test(
     progress: bool = False,
     **options: Unpack[MeshOnly],
 ) -> KernelTest:
-    """Independence test: does y depend on x? By the HSIC of the pairs (x_i, y_i) and of resamplings of them.
+    """Test whether y depends on x, by the HSIC of the pairs (x_i, y_i) and of random resamplings of them.
 
-    "permutation" puts every x_i with the y of another point, in P random orders. Each needs the kernel of y anew:
-    O(P N² D_y) operations in all. "wild" multiplies the centered kernels by random signs w, wᵀ(HKH ∘ HLH)w: all
-    resamplings share the exponentials, in O(N² (D + P)) operations, and for N in the thousands it takes a hundredth of
-    the time. XLA forms both kernels a tile at a time, each pair once, and sums in float64; no attention call. O(N
-    (D + P)) memory at most, in blocks of resamplings beyond 64 MiB.
+    "permutation" pairs every x_i with another y_j, in P random orders, in O(P N² D_y) operations. "wild" multiplies the
+    centered kernels by random signs w, wᵀ(HKH ∘ HLH)w. All its resamplings share the exponentials, in O(N² (D + P))
+    operations, a hundredth of the time for thousands of points. XLA takes each pair once, in float64. O(N (D + P))
+    memory, in blocks of at most 64 MiB.
 
     Args:
         x: points, (N, D_x), N ≥ 4.
-        y: what goes with each of them, (N, D_y).
-        tau_x: τ = 1/σ² of x, positive. Several, (T,), with those of y, (S,), are aggregated: the statistic is the soft
-            maximum (1/λ) log mean exp(λ u) of u = HSIC / √(V_x V_y) over the T S pairs, V the unbiased HSIC of x with
-            itself, and of y (so u is a correlation), and λ = √(N(N - 1)). Resampling does not change V.
-        tau_y: that of y, likewise.
-        rng_key: for the resamplings, the same on every device and in every precision.
-        num_permutations: P, of either kind. A p-value is at least 1/(P + 1).
-        estimator: "unbiased" or "biased", as for `hsic`, whose default is "biased". Several bandwidths, and few points,
-            want the unbiased one.
-        resampling: "permutation": exact for every N. "wild": right for many points; of the biased statistic it
-            rejects too often where bandwidths are so narrow that points see few others.
-        progress: show a bar (needs tqdm). Not under `jit`.
-        **options: `mesh`, `query_axis` and `key_axis`, as for `mmd_squared`: tiles are shared out over both axes.
+        y: points that belong to them, (N, D_y).
+        tau_x: τ = 1/σ² of x, positive; or several, (T,), which are aggregated with those of y, in all pairs
+            (docs/which_function.md).
+        tau_y: τ of y, likewise.
+        rng_key: random key for the resamplings, which are the same on every device and in every precision.
+        num_permutations: P, for either kind of resampling. The p-value is at least 1/(P + 1).
+        estimator: "unbiased", which several bandwidths need and few points should have; or "biased", as for `hsic`.
+        resampling: "permutation", exact for every N; or "wild", valid for many points. With "biased" it rejects too
+            often if bandwidths are so narrow that a point has few others near it.
+        progress: show a bar (needs tqdm); not under `jit`.
+        **options: `mesh`, `query_axis` and `key_axis`, as for `mmd_squared`: both axes divide the tiles.
 
     Returns:
-        A `KernelTest`: p-value, statistic and the statistics of the resamplings.
+        A `KernelTest`: p-value, statistic, and the statistics of the resamplings. No gradients: `hsic` has them.
 
     Raises:
-        ValueError: shapes do not fit, there are less than four points, tau is not positive, P is not positive, several
-            bandwidths are asked for with "biased", an option is not one of its names, `progress` under `jit`.
+        ValueError: shapes do not fit, N < 4, tau or P is not positive, several bandwidths with "biased", an option has
+            an unknown value, or `progress` under `jit`.
         TypeError: points are not a floating array.
         ImportError: `progress` without tqdm.
 
     Precision:
-        That of float64. (Of more than 512 points in float32, centered kernels are float32 within groups of 512, and
-        statistics within 1e-7 of √(V_x V_y).)
-
-    Derivatives:
-        None: `hsic` has them.
+        That of float64. For more than 512 points in float32, statistics are within 1e-7 of √(V_x V_y).
 
     Example:
         >>> import jax, jaxgauss
@@ -93,8 +86,6 @@ def hsic_test(
     References:
         Gretton, Fukumizu, Teo, Song, Schölkopf & Smola, "A Kernel Statistical Test of Independence", 2008.
         Chwialkowski, Sejdinovic & Gretton, "A Wild Bootstrap for Degenerate Kernel Tests", 2014, arXiv:1408.5404.
-        Székely & Rizzo, "Partial Distance Correlation with Methods for Dissimilarities", 2014 (the centering without
-        the diagonal, by which the unbiased HSIC is an inner product).
         Schrab, Kim, Guedj & Gretton, "Efficient Aggregated Kernel Tests", 2022, arXiv:2206.09194 (HSICAgg).
     """
     function = "hsic_test"
@@ -119,7 +110,7 @@ def hsic_test(
 
 
 class _Side(NamedTuple):
-    """A variable: its points in groups, bandwidths (T,), and what centers their kernels: of rows, and of all."""
+    """One variable: points in groups, bandwidths (T,), and the row means and total means that center their kernels."""
 
     groups: Groups
     tau: Array
@@ -128,7 +119,7 @@ class _Side(NamedTuple):
 
 
 class _Forms(NamedTuple):
-    """Σ_ij w_i w_j A_ij B_ij of all resamplings, and Σ A², Σ B²; A, B the centered kernels of x and y."""
+    """Σ_ij w_i w_j A_ij B_ij of all resamplings, Σ A² and Σ B², where A, B are the centered kernels of x and y."""
 
     products: Array  # (T, S, columns)
     squares_x: Array  # (T,)
@@ -140,8 +131,9 @@ class _Forms(NamedTuple):
 #
 #     r_i = Σ_j K_ij / (N - 2)     m = Σ_ij K_ij / (N - 1)(N - 2)     Σ_j A_ij = 0     HSIC = Σ_ij A_ij B_ij / N (N - 3)
 #
-# Both are sums over pairs of what is centered by means that are known: so they are right where HSIC is small, one
-# product of a tile with the signs serves all wild resamplings, and a permutation only exchanges the points of y.
+# Both sum products of entries that are already centered, so they are accurate even if HSIC is small. One product of a
+# tile with the signs serves all wild resamplings; a permutation only exchanges the points of y.
+# Source: Székely & Rizzo, "Partial Distance Correlation with Methods for Dissimilarities", 2014, for the unbiased one.
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -185,8 +177,8 @@ _forms_at_once = jax.jit(_forms, static_argnums=(0, 1, 2, 3))
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _columns(design: Resamplings, wild: bool, there: Array, rng_key: Array, block: Array | int) -> Array:
-    """A block of resamplings (groups, size, columns): signs; or permutations, the places of other points."""
-    column = design.places(block)
+    """A block of resamplings (groups, size, columns): signs, or permutations as indices."""
+    column = design.indices(block)
     if wild:
         found = random_signs(rng_key, column, design.num)
     else:
@@ -200,11 +192,11 @@ def _columns(design: Resamplings, wild: bool, there: Array, rng_key: Array, bloc
 def _chunk(
     settings: Settings, design: Resamplings, sides: tuple[_Side, _Side], columns: Array, j: Array | int
 ) -> _Forms:
-    """What a part of the pairs of groups contributes."""
+    """The forms of one chunk of pairs of groups."""
     wild, rounded = columns.dtype == "int8", design.dtype
 
     def tiles(side: _Side, pair: Array) -> Array:
-        """The entries of the centered kernels (T, size, size)."""
+        """Entries of the centered kernels, (T, size, size)."""
         squared, counts = squared_distances(side.groups, pair, diagonal=design.biased)
         means = side.rows[:, pair[0]], side.rows[:, pair[1]]
         return _entries(settings, side, squared, counts, *means)
@@ -222,19 +214,19 @@ def _chunk(
 
             return lax.map(of_y_too, of_y)
 
-        def by_places(places: tuple[Array, Array]) -> Array:
+        def by_indices(indices: tuple[Array, Array]) -> Array:
             flat = y.groups.points.reshape(-1, y.groups.points.shape[-1])
-            moved = Groups(flat[jnp.stack(places)], y.groups.there[pair], y.groups.by_product)
+            moved = Groups(flat[jnp.stack(indices)], y.groups.there[pair], y.groups.by_product)
             rows = y.rows.reshape(len(y.rows), -1)
-            second_of_two = jnp.where(pair[0] == pair[1], 0, 1)  # of the groups at hand; (-1, -1) is none
+            second_of_two = jnp.where(pair[0] == pair[1], 0, 1)  # indices into `moved`; (-1, -1) is padding
             here = jnp.where(pair[0] < 0, -1, jnp.stack([jnp.zeros_like(second_of_two), second_of_two]))
             squared, counts = squared_distances(moved, here, diagonal=design.biased)
             y_rounded = _Side(y.groups, *(z.astype(rounded) for z in y[1:]))
-            means = (rows[:, p].astype(rounded) for p in places)
+            means = (rows[:, p].astype(rounded) for p in indices)
             b = _entries(settings, y_rounded, squared.astype(rounded), counts, *means)
             return jnp.einsum("tmn,smn->ts", x_rounded, b).astype("float64")
 
-        products = lax.map(by_signs, of_x) if wild else jnp.moveaxis(lax.map(by_places, (first.T, second.T)), 0, -1)
+        products = lax.map(by_signs, of_x) if wild else jnp.moveaxis(lax.map(by_indices, (first.T, second.T)), 0, -1)
         return _Forms(total.products + twice * products, *(s + t for s, t in zip(total[1:], squares, strict=True)))
 
     x, y = sides
@@ -247,7 +239,7 @@ def _chunk(
 
 
 def _entries(settings: Settings, side: _Side, squared: Array, counts: Array, first: Array, second: Array) -> Array:
-    """K_ij - r_i - r_j + m of all bandwidths, zero where a pair does not count."""
+    """K_ij - r_i - r_j + m for all bandwidths, zero for pairs that do not count."""
     phi = settings.kernel(side.tau[:, None, None] * squared[None])
     centered = phi - first[:, :, None] - second[:, None, :] + side.mean[:, None, None]
     return jnp.where(counts[None], centered, 0)
@@ -258,7 +250,7 @@ def _test(settings: Settings, design: Resamplings, aggregated: bool, forms: _For
     num, products = design.num, forms.products[..., : design.number + 1]
     of_x, of_y = jnp.sqrt(forms.squares_x)[:, None], jnp.sqrt(forms.squares_y)[None]
     sizes, unit = of_x * of_y, 16 * float(jnp.finfo(design.dtype).eps)
-    rounding = design.rounding * sizes + unit * (of_x + of_y)  # of sums, and of entries: differences of ones
+    rounding = design.rounding * sizes + unit * (of_x + of_y)  # of the sums, and of the entries
     if aggregated:
         inverse = jnp.where(sizes > 0, 1 / jnp.where(sizes > 0, sizes, 1), 0)
         statistics = soft_maximum(num, (products * inverse[..., None]).reshape(sizes.size, -1))

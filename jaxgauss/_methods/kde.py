@@ -1,4 +1,4 @@
-"""Kernel density estimates: log-density, score, and the bandwidth that leave-one-out likelihood prefers."""
+"""Kernel density estimates: log-density and score."""
 
 import functools
 import math
@@ -32,33 +32,35 @@ def kde_logpdf(
     weights: Weights | None = None,
     **options: Unpack[MeshOptions],
 ) -> Float[Array, " p"]:
-    """Log-density of a Gaussian kernel density estimate: log Σ_n w_n (τ/2π)^{D/2} exp(-τ/2 ‖x - k_n‖²).
+    """Log-density of a kernel density estimate: log Σ_n w_n (τ/2π)^{D/2} exp(-τ/2 ‖x - k_n‖²), or with another kernel.
 
-    Or of another kernel κ(τ ‖x - k_n‖²), divided by its integral.
-
-    One log-sum-exp, in O(P N D) operations and O((P + N) D) memory; finite at any distance from the samples.
+    Another kernel κ(τ‖x - k_n‖²) is divided by its integral. One log-sum-exp: O(P N D) operations and O((P + N) D)
+    memory. The result is finite at any distance from the samples.
 
     Args:
-        points: where, x, (P, D).
+        points: x where to evaluate, (P, D).
         samples: k, (N, D).
-        tau: τ = 1/σ², positive; or several, (T,): the density is then the mean of theirs.
-        kernel: "gauss", "matern12" ("laplace"), "matern32", "matern52"; or, with an integral for D < 2α only,
-            `rational_quadratic(alpha)`, which is Student's density of 2α - D degrees of freedom ("cauchy": α = 1).
-        weights: w, (N,), not negative. None: all the same. They are divided by their sum.
-        **options: `method`, `precision` and `backend`, as for `log_gauss_sum` (float32 on CUDA unless asked otherwise);
-            and `mesh`, `query_axis` and `key_axis`, as for `mmd_squared`.
+        tau: τ = 1/σ², positive; or several, (T,), whose densities are averaged.
+        kernel: "gauss", "matern12" ("laplace"), "matern32", "matern52"; or, in D < 2α dimensions,
+            `rational_quadratic(alpha)`, which is Student's density with 2α - D degrees of freedom ("cauchy": α = 1).
+        weights: w, (N,), not negative; they are divided by their sum. None: all are equal.
+        **options: `method`, `precision` and `backend`, as for `log_gauss_sum`; and `mesh`, `query_axis` and `key_axis`,
+            as for `mmd_squared`.
 
     Returns:
         (P,), in the promoted dtype.
 
     Raises:
-        ValueError: shapes do not fit, there are no samples, tau or weights are not positive, an option is not one of
-            its names.
+        ValueError: shapes do not fit, there are no samples, tau or weights are not positive, or an option has an
+            unknown value.
         TypeError: points, samples or weights are not a floating array.
 
     Derivatives:
-        Reverse mode of any order with respect to points, samples, tau and weights, also to those that are zero (at most
-        1e26 there).
+        Reverse mode of any order with respect to points, samples, tau and weights. Derivatives to weights of zero are
+        cut off at 1e26.
+
+    Precision:
+        As for `log_gauss_sum`.
 
     Example:
         >>> import jax.numpy as jnp, jaxgauss
@@ -82,16 +84,16 @@ def kde_score(
     weights: Weights | None = None,
     **options: Unpack[MeshOptions],
 ) -> Float[Array, "p d"]:
-    """Score of a Gaussian kernel density estimate, ∇ log p(x) = τ (Σ_n P_n(x) k_n - x), P the softmax weights.
+    """Score of a kernel density estimate, ∇ log p(x) = τ (Σ_n P_n(x) k_n - x), with the softmax weights P_n.
 
-    One call that gives the mean and the log-sum-exp; τ (mean - x) is also the mean shift. (With several bandwidths the
-    mean of the scores, weighted by the densities.)
+    One attention call. The mean shift is the score over τ. With several bandwidths it is the mean of their scores,
+    weighted by the densities.
 
     Args:
         points, samples, tau, kernel, weights, **options: as for `kde_logpdf`.
 
     Returns:
-        (P, D): it points up the density. An Optax optimizer descends, so it takes the negative.
+        (P, D): it points up the density. An Optax optimizer descends, so give it the negative.
 
     Raises:
         ValueError, TypeError: as `kde_logpdf` does.
@@ -114,7 +116,7 @@ def kde_score(
 def _check(
     function: str, points, samples, tau, kernel, weights, options: MeshOptions, *, pulls: bool = False
 ) -> tuple[Settings, Any]:
-    """The settings, and τ as JAX may take it; or what is wrong."""
+    """Check the arguments; return the settings and τ."""
     given = {"weights": weights}
     both = {"samples": samples, "points": points}
     kernel = check_kernel(function, kernel, positive=True)
@@ -129,7 +131,7 @@ def _check(
 
 
 def check_integral(function: str, kernel: Kernel, dim: int) -> None:
-    """Raise ValueError unless the kernel is a density of points of so many dimensions, times a number that is known."""
+    """Raise ValueError unless the integral of the kernel in this dimension is known and finite."""
     if not math.isfinite(kernel.log_integral(dim)):
         raise ValueError(
             f"`jaxgauss.{function}`: `kernel` must have an integral that is known; got {kernel!r} in {dim} dimensions."
@@ -154,12 +156,12 @@ def _logpdf(settings: Settings, points, samples, tau, weights) -> Array:
 @functools.partial(jax.jit, static_argnums=0)
 def _score(settings: Settings, points, samples, tau, weights) -> Array:
     points = jnp.asarray(points, working_dtype(settings.dtype))
-    # the rule of log_gauss_sum: means from the same call; what else it would give, XLA leaves out
+    # the rule of log_gauss_sum takes the means from the same call; XLA drops what is unused
     return jax.grad(lambda x: _logpdf(settings, x, samples, tau, weights).sum())(points).astype(settings.dtype)
 
 
 def log_or_zero(weights: Array) -> Array:
-    """The logarithm, of zero a number below every other; its gradient there is zero."""
+    """The logarithm; for zero a number below every other, with gradient zero."""
     return jnp.where(weights > 0, jnp.log(jnp.where(weights > 0, weights, 1)), LOG_ZERO)
 
 
@@ -167,12 +169,12 @@ def log_or_zero(weights: Array) -> Array:
 #
 #     log Σ_n w_n Φ = log S + log(1 + Σ_{n in Z} w_n Φ / S)
 #
-# The last sum is zero. Its derivatives are not: they are those with respect to the weights, which a mask has, too.
+# The last sum is zero, but its derivatives with respect to the weights are not. A mask needs them.
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _of_zero_weights(settings: Settings, points: Array, samples: Array, weights: Array, tau: Array, logs: Array):
-    """Σ_{n in Z} w_n Φ exp(-logs_m) (…, M, 1), of weights (N, 1)."""
+    """Σ_{n in Z} w_n Φ exp(-logs_m) (…, M, 1), for weights (N, 1), where Z are the points of weight zero."""
     return jnp.zeros_like(logs)
 
 
@@ -194,5 +196,5 @@ _of_zero_weights.defvjp(lambda settings, *operands: (_of_zero_weights(settings, 
 
 
 def log_factor(kernel: Kernel, tau: Array, dim: int) -> Array:
-    """What is added to the logarithm of a normalized kernel: of the Gaussian log (τ/2π)^{D/2}."""
+    """The logarithm of the factor that normalizes the kernel: log (τ/2π)^{D/2} for the Gaussian."""
     return dim / 2 * jnp.log(tau) - kernel.log_integral(dim)

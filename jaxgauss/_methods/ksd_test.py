@@ -43,44 +43,37 @@ def ksd_test(
     progress: bool = False,
     **options: Unpack[MeshOnly],
 ) -> KernelTest:
-    """Goodness-of-fit test: are the points a sample of the density whose scores are given? By KSD² and random signs.
+    """Test whether points are a sample of the density that has the given scores, by KSD² and random signs.
 
-    The wild bootstrap multiplies the Stein kernel of `ksd_squared` by signs w of mean zero: Σ_ij w_i w_j h(x_i, x_j).
-    All resamplings share one pass, in which XLA forms h a tile at a time, each pair once, in float64, and multiplies it
-    by the columns of signs; no attention call. O(N² (D + P)) operations and O(N (D + P)) memory at most, in blocks of
-    columns beyond 64 MiB. The density need not be normalized: only its scores are asked for.
+    The wild bootstrap multiplies the Stein kernel h of `ksd_squared` by random signs w: Σ_ij w_i w_j h(x_i, x_j). XLA
+    forms h one tile at a time, each pair once, in float64; all resamplings share it. O(N² (D + P)) operations and O(N
+    (D + P)) memory, in blocks of at most 64 MiB. The density need not be normalized.
 
     Args:
         points: x, (N, D), N ≥ 2.
         scores: s_i = ∇ log p(x_i), (N, D).
-        tau: τ = 1/σ², positive. Several, (T,), are aggregated: the statistic is the soft maximum (1/λ) log mean_t
-            exp(λ u_t) of u_t = KSD²_t / ‖h_t‖, ‖h_t‖² the mean of h² over pairs of points and λ = √(N(N - 1)).
-        rng_key: for the signs, the same on every device and in every precision.
-        kernel: a name or a `Kernel` with second derivatives, as for `ksd_squared`, whose default is "gauss".
-        num_bootstrap: P. A p-value is at least 1/(P + 1).
-        estimator: "unbiased" or "biased", as for `ksd_squared`. Of one bandwidth both have the same p-value. Several
-            want the unbiased one.
-        flip_probability: that a sign differs from the one before. ½: independent points. Smaller for the states of a
-            Markov chain in their order, which are correlated: 1/ℓ where that lasts ℓ steps.
-        progress: show a bar (needs tqdm). Not under `jit`.
-        **options: `mesh`, `query_axis` and `key_axis`, as for `mmd_squared`: tiles are shared out over both axes.
+        tau: τ = 1/σ², positive; or several, (T,), which are aggregated (docs/which_function.md).
+        rng_key: random key for the signs, which are the same on every device and in every precision.
+        kernel: a name or a `Kernel` with second derivatives, as for `ksd_squared` (whose default is "gauss").
+        num_bootstrap: P. The p-value is at least 1/(P + 1).
+        estimator: "unbiased" or "biased", as for `ksd_squared`. For one bandwidth both have the same p-value; several
+            need "unbiased".
+        flip_probability: how likely a sign differs from the one before: 1/2 for independent points. For the states of a
+            Markov chain, in order, whose correlation lasts ℓ steps, take 1/ℓ.
+        progress: show a bar (needs tqdm); not under `jit`.
+        **options: `mesh`, `query_axis` and `key_axis`, as for `mmd_squared`: both axes divide the tiles.
 
     Returns:
-        A `KernelTest`: p-value, statistic and the statistics of the bootstrap.
+        A `KernelTest`: p-value, statistic, and the statistics of the bootstrap. No gradients: `ksd_squared` has them.
 
     Raises:
-        ValueError: shapes do not fit, there are less than two points, tau or P is not positive, the probability is not
-            in (0, 1), several bandwidths are asked for with "biased", an option is not one of its names, `progress`
-            under `jit`.
+        ValueError: shapes do not fit, N < 2, tau or P is not positive, the probability is not in (0, 1), several
+            bandwidths with "biased", an option has an unknown value, or `progress` under `jit`.
         TypeError: points or scores are not a floating array.
         ImportError: `progress` without tqdm.
 
     Precision:
-        That of float64. (Of more than 512 points in float32, h is float32 within groups of 512, and statistics within
-        1e-7 of ‖h‖.)
-
-    Derivatives:
-        None: `ksd_squared` has them.
+        That of float64. For more than 512 points in float32, statistics are within 1e-7 of ‖h‖.
 
     Example:
         >>> import jax, jaxgauss
@@ -156,7 +149,7 @@ _forms_at_once = jax.jit(_forms, static_argnums=(0, 1, 2))
 @functools.partial(jax.jit, static_argnums=0)
 def _signs(design: Resamplings, there: Array, rng_key: Array, block: Array | int) -> Array:
     """A block of signs (groups, size, columns)."""
-    signs = random_signs(rng_key, design.places(block), design.num, design.flip_probability)
+    signs = random_signs(rng_key, design.indices(block), design.num, design.flip_probability)
     return in_groups(signs, there)
 
 
@@ -165,7 +158,7 @@ def _signs(design: Resamplings, there: Array, rng_key: Array, block: Array | int
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _chunk(settings: Settings, design: Resamplings, sample: _Sample, signs: Array, j: Array | int) -> _Forms:
-    """What a part of the pairs of groups contributes."""
+    """The forms of one chunk of pairs of groups."""
 
     def add(total: _Forms, pair: Array, sample: _Sample, signs: Array) -> _Forms:
         squared, counts = squared_distances(sample.groups, pair, diagonal=design.biased)

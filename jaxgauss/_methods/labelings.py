@@ -1,4 +1,4 @@
-"""Random labelings of pooled points, a block of columns at a time: which of them are in the first sample."""
+"""Random labelings of pooled points: which of them are in the first sample, one block of columns at a time."""
 
 from typing import NamedTuple
 
@@ -9,11 +9,11 @@ from jaxtyping import Array, Bool, Key
 
 from .pair_forms import GROUP
 
-ROWS = 8192  # of the kernel matrix summed for at a time by an attention kernel
+ROWS = 8192  # rows of the kernel matrix in one call of an attention kernel
 
 
 class Design(NamedTuple):
-    """How many points, and how many labelings in how many blocks: all ones first, then the samples', then random."""
+    """The numbers of points and of labelings: column 0 is all ones, column 1 the samples, the others are random."""
 
     num_x: int
     num_y: int
@@ -25,26 +25,25 @@ class Design(NamedTuple):
 
     @property
     def num(self) -> int:
-        """How many points there are."""
+        """The number of pooled points."""
         return self.num_x + self.num_y
 
     @property
     def rows(self) -> int:
-        """How many of them are summed for at a time."""
+        """Rows of the kernel matrix in one chunk."""
         return -(-self.num // -(-self.num // (GROUP if self.exact else ROWS)))
 
     @property
     def num_chunks(self) -> int:
-        """How many times that is."""
         return -(-self.num // self.rows)
 
 
 def labels(design: Design, rng_key: Key[Array, ""], block: Array | int) -> Bool[Array, "n columns"]:
     """Which points are in x, for every labeling of a block."""
     column = block * design.columns + jnp.arange(design.columns)
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(rng_key, column)  # the same labelings, whatever the blocks
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(rng_key, column)  # labelings do not depend on the blocks
     if design.resampling == "wild":
-        half = jnp.float32(0.5)  # whose dtype is that of the random numbers
+        half = jnp.float32(0.5)  # its dtype decides that of the random numbers
         swapped = jax.vmap(lambda key: jax.random.bernoulli(key, half, (design.num_x,)), out_axes=1)(keys)
         in_x = jnp.concatenate([~swapped, swapped])
     else:
@@ -54,9 +53,9 @@ def labels(design: Design, rng_key: Key[Array, ""], block: Array | int) -> Bool[
 
 
 def _random_subsets(keys: Key[Array, " columns"], num: int, size: int) -> Bool[Array, "num columns"]:
-    """Uniform subsets of a size, one in each column, by selection sampling: point by point, all columns at once.
+    """Uniform random subsets of a given size, one per column, by selection sampling; ten times as fast here as sorting.
 
-    Knuth, "The Art of Computer Programming", volume 2, section 3.4.2, algorithm S; ten times as fast here as sorting.
+    Source: Knuth, "The Art of Computer Programming", volume 2, section 3.4.2, algorithm S.
     """
 
     def select(missing: Array, point: tuple[Array, Array]) -> tuple[Array, Array]:

@@ -1,4 +1,4 @@
-"""The bandwidth of a kernel density estimate that leave-one-out likelihood prefers."""
+"""The bandwidth of a density estimate or a regression that predicts each point best from the others."""
 
 import functools
 from dataclasses import replace
@@ -24,16 +24,17 @@ from .._sums.reverse_only import reverse_only
 from .kde import check_integral, log_factor, log_or_zero
 from .weights import normalized
 
-GROUP = 1024  # points that see one another in a dense matrix, for the sake of leaving themselves out
+GROUP = 1024  # points in a group: a dense matrix sums each group, without its diagonal
 
 
 class BandwidthSearch(NamedTuple):
-    """Leave-one-out scores of several bandwidths: larger ones are better.
+    """The result of `leave_one_out_tau`.
 
     Attributes:
-        tau: the τ of the largest.
-        taus: all that were tried, (T,).
-        scores: for each, (T,), the mean over the points of log p_{-i}(x_i); of values, of -‖v_i - m_{-i}(x_i)‖².
+        tau: the τ with the largest score.
+        taus: all candidates, (T,).
+        scores: of each candidate, (T,), the larger the better: the mean over points of log p_{-i}(x_i), or of -‖v_i -
+            m_{-i}(x_i)‖².
     """
 
     tau: Float[Array, ""]
@@ -52,35 +53,33 @@ def leave_one_out_tau(
     progress: bool = False,
     **options: Unpack[Options],
 ) -> BandwidthSearch:
-    """Tau of a kernel density estimate or regression by leaving one point out, all candidates in one batch.
+    """Choose the bandwidth of a density estimate or a regression: leave-one-out scores of all candidates in one batch.
 
-    The mean of log p_{-i}(x_i), where p_{-i} is the estimate from all points but x_i; or with values the mean of
-    -‖v_i - m_{-i}(x_i)‖², where m_{-i} is the `kernel_mean` of all others. No point is subtracted from a sum
-    that holds it: groups of 1024 see one another by turns, and themselves in a matrix without its diagonal, so isolated
-    points keep their digits. O(T N² D) operations and O(N (D + T)) memory.
+    The score of τ is the mean of log p_{-i}(x_i), where p_{-i} is the density estimate from all points but x_i; or,
+    with values, the mean of -‖v_i - m_{-i}(x_i)‖², where m_{-i} is the `kernel_mean` of the others. No term is added
+    and then subtracted, so isolated points keep their accuracy. O(T N² D) operations and O(N (D + T)) memory.
 
     Args:
         points: x, (N, D), N ≥ 2.
-        taus: candidates for τ, (T,). None: 25 from a sixteenth to 4096 times Scott's, (N^{1/(D + 4)} / s)², s² the
-            mean variance of a coordinate, or 1 where the points are equal.
-        values: v, (N, C) or (N,), which are predicted; None: the density is estimated.
-        kernel: as for `kde_logpdf`; of values as for `kernel_mean`.
-        weights: (N,), not negative, divided by their sum. None: all the same.
-        progress: show a bar (needs tqdm): the candidates then go one by one. Not under `jit`.
+        taus: candidates, (T,). None: 25, from 1/16 to 4096 times Scott's τ, (N^{1/(D + 4)} / s)², where s² is the mean
+            variance of a coordinate (1 if all points are equal).
+        values: v, (N, C) or (N,), to be predicted. None: the density is estimated.
+        kernel: as for `kde_logpdf`; with values, as for `kernel_mean`.
+        weights: (N,), not negative; they are divided by their sum. None: all are equal.
+        progress: show a bar (needs tqdm), for which candidates are taken one by one; not under `jit`.
         **options: `method`, `precision` and `backend`, as for `log_gauss_sum`.
 
     Returns:
         A `BandwidthSearch`: the best τ, the candidates, and their scores, in float32 or float64.
 
     Raises:
-        ValueError: shapes do not fit, there are less than two points, taus or weights are not positive, `progress`
-            under `jit`.
+        ValueError: shapes do not fit, N < 2, taus or weights are not positive, or `progress` under `jit`.
         TypeError: points, values or weights are not a floating array.
         ImportError: `progress` without tqdm.
 
     Derivatives:
-        Of the scores: reverse mode of any order with respect to points, values, taus and weights above zero (of a
-        weight of zero, only what its own point would count for). Of `tau`: none.
+        Reverse mode of any order, of the scores with respect to points, values, taus and positive weights. (The
+        derivative with respect to a weight of zero counts only that point's own score.) `tau` has none.
 
     Example:
         >>> import jax, jaxgauss
@@ -90,7 +89,6 @@ def leave_one_out_tau(
         True
 
     References:
-        Habbema, Hermans & van den Broek, "A stepwise discriminant analysis program using density estimation", 1974.
         Stone, "Cross-Validatory Choice and Assessment of Statistical Predictions", 1974.
         Scott, "Multivariate Density Estimation", 1992.
     """
@@ -150,14 +148,14 @@ def _search(settings: Settings, points, taus, weights, values) -> BandwidthSearc
 def _candidates(settings: Settings, points) -> Array:
     (x,) = replicated(lax.stop_gradient(jnp.asarray(points, working_dtype(settings.dtype))))
     variance = x.var(0).mean()
-    variance = jnp.where(variance > 1e-30, variance, 1)  # of equal points: any bandwidth will do, if it is finite
+    variance = jnp.where(variance > 1e-30, variance, 1)  # if all points are equal, any finite bandwidth will do
     return len(x) ** (2 / (x.shape[1] + 4)) / variance * 2 ** jnp.linspace(-4, 12, 25, dtype=x.dtype)
 
 
 def _over_others(settings: Settings, *operands: Any) -> tuple[Array, Array | None]:
-    """`_sums_over_others`, on a CPU in float64: groups are put together by exponentials of differences of logarithms.
+    """`_sums_over_others`, in float64 on a CPU, which takes half as long again.
 
-    Those of far points are of any size, and float32 would leave no digit of such weights. Half as long again.
+    Sums of groups are joined by exponentials of differences of logarithms, which float32 cannot hold for far points.
     """
     if has_cuda() or not settings.automatic:
         return _sums_over_others(settings, *operands)
@@ -167,13 +165,13 @@ def _over_others(settings: Settings, *operands: Any) -> tuple[Array, Array | Non
 def _sums_over_others(
     settings: Settings, points: Array, log_weights: Array, taus: Array, values: Array | None
 ) -> tuple[Array, Array | None]:
-    """log Σ_{j ≠ i} w_j Φ(x_i, x_j), (T, N), and the means of the values if there are any, (T, N, C)."""
+    """log Σ_{j ≠ i} w_j Φ(x_i, x_j), (T, N), and the means of the values if given, (T, N, C)."""
     settings = replace(settings, dtype=points.dtype.name)
     num, dim = points.shape
     num_groups = -(-num // GROUP)
     size = -(-num // num_groups)
     padding = (0, num_groups * size - num)
-    x = jnp.pad(points, (padding, (0, 0)), mode="edge").reshape(num_groups, size, dim)  # no farther than the others
+    x = jnp.pad(points, (padding, (0, 0)), mode="edge").reshape(num_groups, size, dim)  # padding adds no far points
     w = jnp.pad(log_weights, padding, constant_values=LOG_ZERO).reshape(num_groups, size)
     v = None if values is None else jnp.pad(values, (padding, (0, 0))).reshape(num_groups, size, -1)
 

@@ -1,4 +1,4 @@
-"""Mean shift: points climb to the modes of a kernel density estimate, each step one attention call."""
+"""Mean shift: points climb to the modes of a kernel density estimate, one attention call per step."""
 
 import functools
 import math
@@ -26,16 +26,16 @@ from .kde import log_or_zero
 from .resampling import check_number
 from .weights import normalized
 
-MERGED = 0.5  # bandwidths: points that come to rest nearer than this are at one mode
+MERGED = 0.5  # in bandwidths: final points nearer than this are at one mode
 
 
 class MeanShift(NamedTuple):
-    """Where points came to rest.
+    """The result of `mean_shift`.
 
     Attributes:
-        points: where each of them did, (P, D): at a mode of the density, within a few times the tolerance.
-        labels: the number of its mode, (P,), in the order in which the points meet them: from 0.
-        num_steps: how many were taken.
+        points: the final points, (P, D), each within a few times the tolerance of a mode.
+        labels: the number of each point's mode, (P,), from 0 in the order in which the points meet them.
+        num_steps: the number of steps taken.
     """
 
     points: Float[Array, "p d"]
@@ -56,40 +56,39 @@ def mean_shift(
     progress: bool = False,
     **options: Unpack[MeshOptions],
 ) -> MeanShift:
-    """Mean shift with a Gaussian kernel: each point moves to the mean of the data around it until all rest at modes.
+    """Find the modes of a density estimate: each point moves to the mean of the data around it until it rests.
 
-    x ← Σ_n w_n Φ(x, k_n) k_n / Σ_n w_n Φ(x, k_n) is an ascent of the density estimate (`kde_logpdf`) that never
-    overshoots. One attention call per step, O(P N D) operations and O((P + N) D) memory; then O(P D) per mode.
+    The step x ← Σ_n w_n Φ(x, k_n) k_n / Σ_n w_n Φ(x, k_n) never overshoots; the density (`kde_logpdf`) grows at each.
+    One attention call per step: O(P N D) operations and O((P + N) D) memory. Labels take O(P D) per mode.
 
     Args:
-        points: from where they climb, x, (P, D): the data themselves to cluster them, or some of them.
+        points: the starting points x, (P, D): to cluster data, the data themselves or some of them.
         data: k, (N, D), N ≥ 1.
-        tau: τ = 1/σ², positive, one number: a larger one has more modes.
-        tol: a step of all points below this number of bandwidths σ is the last one.
-        max_steps: how many there are at most.
-        weights: w, (N,), of the data, not negative. None: all the same.
-        progress: show a bar (needs tqdm). Not under `jit`.
-        **options: `method`, `precision` and `backend`, as for `log_gauss_sum` (float32 on CUDA unless asked otherwise);
-            and `mesh`, `query_axis` and `key_axis`, as for `mmd_squared`.
+        tau: τ = 1/σ², one positive number. A larger one has more modes.
+        tol: the iteration ends when no point moves by more than this number of bandwidths σ.
+        max_steps: the largest number of steps.
+        weights: w of the data, (N,), not negative. None: all are equal.
+        progress: show a bar (needs tqdm); not under `jit`.
+        **options: `method`, `precision` and `backend`, as for `log_gauss_sum`; and `mesh`, `query_axis` and `key_axis`,
+            as for `mmd_squared`.
 
     Returns:
-        A `MeanShift`: the points at rest, the labels of their modes, and the number of steps. Points that rest within
-        half a bandwidth of the first one at a mode share its label. Where the density is flat steps are short: take a
-        smaller `tol` if there are more labels than modes.
+        A `MeanShift`. Points that rest within half a bandwidth of the first point at a mode get its label. Where the
+        density is flat, steps are short: if there are more labels than modes, take a smaller `tol`.
 
     Raises:
         ValueError: shapes do not fit, there are no data, tau, tol or max_steps is not positive, tau is not one number,
-            weights are negative, an option is not one of its names, `progress` under `jit`.
+            weights are negative, an option has an unknown value, or `progress` under `jit`.
         TypeError: points, data or weights are not a floating array.
         ImportError: `progress` without tqdm.
 
     Derivatives:
-        Reverse mode, first order, of the points at rest with respect to data, tau and weights, by the implicit function
-        theorem: modes do not depend on where the points came from, whose gradient is zero. Where points have not come
-        to rest, or rest where there is no maximum, it means nothing.
+        Reverse mode of first order, of the final points with respect to data, tau and weights, by the implicit function
+        theorem. The gradient of the starting points is zero. Gradients are meaningless for points that have not come to
+        rest at a maximum.
 
     Precision:
-        That of `kernel_mean`. In float32 a step cannot be shorter than some 1e-7 of the distance from the center.
+        As for `kernel_mean`. In float32, steps below about 1e-7 of the distance from the center are lost in rounding.
 
     Example:
         >>> import jax.numpy as jnp, jaxgauss
@@ -99,7 +98,6 @@ def mean_shift(
         ([0, 0, 1, 1], 0.5)
 
     References:
-        Fukunaga & Hostetler, "The Estimation of the Gradient of a Density Function", 1975.
         Comaniciu & Meer, "Mean Shift: A Robust Approach Toward Feature Space Analysis", 2002.
         Carreira-Perpiñán, "Gaussian Mean-Shift Is an EM Algorithm", 2007.
     """
@@ -116,9 +114,7 @@ def mean_shift(
     if not 0 < tol < math.inf:
         raise ValueError(f"`jaxgauss.{function}`: `tol` must be positive; got {tol}. It is a part of a bandwidth.")
     tau = check_plan(settings, tau, points.shape[0] * data.shape[0], data.shape[1], data.shape[1], points, data)
-    settings = examined(
-        settings, tau, points, data, weights, logs=True
-    )  # points on their way are no farther from the data
+    settings = examined(settings, tau, points, data, weights, logs=True)  # moving points come no farther from the data
     if not progress:
         return _mean_shift(settings, float(tol), int(max_steps), points, data, tau, weights)
     refuse_progress_in_a_trace(function, points, data, tau, weights)
@@ -132,9 +128,9 @@ def mean_shift(
 
 
 class _State(NamedTuple):
-    """Points on their way, the length of the longest of the last steps in bandwidths, and their number.
+    """Points about a center, the longest of the last steps in bandwidths, and the number of steps.
 
-    Points and data are about a center, for means are as exact as their values are large.
+    Centering keeps the means accurate: their rounding error grows with the size of the values.
     """
 
     points: Array
@@ -190,7 +186,7 @@ def _at_rest_forward(settings: Settings, tol: float, max_steps: int, state: _Sta
 
 def _at_rest_backward(settings: Settings, tol: float, max_steps: int, state: _State, cotangent: _State):
     operands = state.points, state.data, state.tau, state.log_weights
-    settings = settings if settings.near is False else replace(settings, near=None)  # but nearer, for pulls
+    settings = settings if settings.near is False else replace(settings, near=None)  # gradients need nearer points
     pullback = jax.vjp(functools.partial(_moved, settings), *operands)[1]
     solved, _ = cg(lambda g: g - pullback(g)[0], cotangent.points, tol=float(jnp.finfo(state.points.dtype).eps))
     _, *gradients = pullback(solved)
@@ -217,7 +213,7 @@ def _result(settings: Settings, state: _State) -> MeanShift:
 
 
 def _labels(points: Array, tau: Array) -> Array:
-    """The first point without a label begins a mode, which takes in all that are near: until none is left."""
+    """Label modes: the first point without a label starts a mode, which all points near it join; until none is left."""
 
     def goes_on(state: tuple[Array, Array]) -> Array:
         return (state[0] < 0).any()
@@ -226,7 +222,7 @@ def _labels(points: Array, tau: Array) -> Array:
         labels, number = state
         first = jnp.argmax(labels < 0)
         near = tau * jnp.square(points - points[first][None]).sum(-1) <= MERGED**2
-        near |= jnp.arange(len(points)) == first  # also a point that is no number
+        near |= jnp.arange(len(points)) == first  # also if the point is NaN
         return jnp.where((labels < 0) & near, number, labels), number + 1
 
     if len(points) == 0:

@@ -19,7 +19,7 @@ from .._sums.moments import Reduction, as_gaussians, prepare, shares_of, with_re
 from .units import in_own_unit
 from .weights import distinct_pairs_factor, weights_or_mean
 
-BLOCKS, WORTH_BLOCKS = 2, 1024  # of rows, for a form of so many points: measured on CPUs; on CUDA each is a call more
+BLOCKS, WORTH_BLOCKS = 2, 1024  # blocks of rows, and points from which they pay, measured on CPUs
 
 
 @takes_tau
@@ -35,50 +35,41 @@ def mmd_squared(
     y_norm_squared: Float[Array, ""] | float | None = None,
     **options: Unpack[MeshOptions],
 ) -> Float[Array, ""]:
-    """Squared maximum mean discrepancy of two samples, with its gradient from the same pass over the pairs.
+    """Squared maximum mean discrepancy (MMD²) of two samples, as a loss: one pass gives its value and its gradient.
 
-    MMD² = Σ_ij a_i a_j k(x_i, x_j) - 2 Σ_ij a_i b_j k(x_i, y_j) + Σ_ij b_i b_j k(y_i, y_j), k = exp(-τ/2 ‖x - y‖²) or
-    another kernel.
-
-    Two Gauss sums, with and without the gradient: x against both samples with the channels [w z, w], and y against y
-    (or, where y or τ moves as well, y against both). O((M + N)(M + ½N) D) operations and O((M + N) D) memory.
+    MMD² = Σ_ij a_i a_j k(x_i, x_j) - 2 Σ_ij a_i b_j k(x_i, y_j) + Σ_ij b_i b_j k(y_i, y_j), with k = exp(-τ/2 ‖x - y‖²)
+    or another kernel. Two Gauss sums, with or without the gradient: O((M + N)(M + ½N) D) operations and O((M + N) D)
+    memory.
 
     Args:
         x: points, (M, D).
         y: points, (N, D).
-        tau: τ = 1/σ², positive; or several, (T,): k is then the mean of their kernels (in `gauss_sum`, which returns
-            each, a batch). To learn it, learn log τ: under `jit` a negative one gives NaN.
-        kernel: a name or a `Kernel`, as for `kernel_sum`: "gauss", "matern12" ("laplace"), "matern32", "matern52",
-            "imq", "cauchy", `rational_quadratic(alpha)`; "energy", whose MMD² is the energy distance times √τ, for
-            weights of one sum.
-        x_weights: a, (M,), of either sign. None: 1/M. They are taken as they are, not normalized: with Σa ≠ Σb, as of
-            importance weights or a mask of ones, it is no distance of distributions. Divide them by their sum.
+        tau: τ = 1/σ², positive; or several, (T,), whose kernels are averaged. To learn τ, learn log τ: a negative τ
+            under `jit` gives NaN.
+        kernel: a name or a `Kernel`, as for `kernel_sum`. "energy" gives √τ times the energy distance, if the weights
+            of x and of y have the same sum.
+        x_weights: a, (M,), of either sign. None: 1/M. They are not normalized; MMD² is a distance only if Σa = Σb.
         y_weights: b, (N,), likewise.
-        estimator: "biased", the formula above (V-statistic), at least 0; or "unbiased", without the pairs i = i within
-            x and within y (U-statistic; for weights, with the factor (Σa)² / ((Σa)² - Σa²)), at least 2 points each. A
-            mask that leaves one point has no such pairs: it is refused, or NaN under `jit`. (`mmd_test` is unbiased by
-            default.)
-        y_norm_squared: the last term, if it is known (`embedding_norm_squared(y, …)` with the same tau, weights and
-            estimator: a biased one is not the unbiased estimate's): constant while only x moves, it need not be summed
-            at every step. A number has no gradient: where y or tau move as well leave it out, or compute it within
-            the function that is differentiated.
+        estimator: "biased", the formula above, at least 0; or "unbiased", without the pairs i = i within x and within
+            y, times (Σa)² / ((Σa)² - Σa²). It needs two points with weight on each side.
+        y_norm_squared: the third term, if only x moves: `embedding_norm_squared(y, …)` with the same tau, kernel,
+            weights and estimator. It saves a sum per step. Given as a number, it has no gradient.
         **options: `method`, `precision` and `backend`, as for `gauss_sum`; and `mesh`, `query_axis` and `key_axis`, as
-            for `gauss_sum_sharded`, but the mesh need not divide the numbers of points.
+            for `gauss_sum_sharded`, except that the mesh need not divide the numbers of points.
 
     Returns:
         A scalar in the promoted dtype of the samples and weights.
 
     Raises:
-        ValueError: shapes do not fit, a sample is empty, tau is not positive, or an option is not one of its names.
+        ValueError: shapes do not fit, a sample is empty, tau is not positive, or an option has an unknown value.
         TypeError: a sample or its weights are not a floating array.
 
     Derivatives:
-        Reverse mode of any order with respect to x, y, both weights and tau. The value's own pass yields the first.
-        Forward mode is refused: a Hessian is `jax.jacrev(jax.grad(f))`.
+        Reverse mode of any order with respect to x, y, both weights and tau. A Hessian is `jax.jacrev(jax.grad(f))`.
 
     Precision:
-        That of `gauss_sum`, relative to the three terms: within 1e-6 of their size in float32 where they have many
-        terms, wherever the points lie (so near zero the biased estimate may be negative).
+        As for `gauss_sum`, relative to the three terms: within 1e-6 of their size in float32 if they have many
+        summands. Rounding may make a biased estimate near zero negative.
 
     Example:
         >>> import jax, jaxgauss
@@ -89,14 +80,13 @@ def mmd_squared(
 
     References:
         Gretton, Borgwardt, Rasch, Schölkopf & Smola, "A Kernel Two-Sample Test", JMLR 13, 2012.
-        Rux & Neumayer, "Fast Gauss Sums via Flash Attention", 2026, arXiv:2609.04910, section 3.
     """
     weights = {"x_weights": x_weights, "y_weights": y_weights}
     return checked_mmd("mmd_squared", kernel, x, y, tau, weights, estimator, y_norm_squared, options)
 
 
 def checked_mmd(function, kernel, x, y, tau, weights, estimator, y_norm_squared, options) -> Array:
-    """It, in the name of a public function."""
+    """MMD², checked in the name of a public function."""
     check_estimator(function, estimator)
     smallest = 2 if estimator == "unbiased" else 1
     kernel = check_kernel(function, kernel)
@@ -122,14 +112,14 @@ def embedding_norm_squared(
     estimator: str = "biased",
     **options: Unpack[MeshOptions],
 ) -> Float[Array, ""]:
-    """Squared norm of a kernel mean embedding, Σ_ij a_i a_j k(x_i, x_j), with its gradient.
+    """Squared norm of a kernel mean embedding, Σ_ij a_i a_j k(x_i, x_j): the first and the third term of `mmd_squared`.
 
-    One Gauss sum, with and without the gradient.
+    One Gauss sum, with or without the gradient.
 
     Args:
         points: x, (N, D).
-        tau, kernel, weights, estimator, **options: as for `mmd_squared`, whose first and last term this is. (Of
-            "energy" it is that term, negative, and no norm.)
+        tau, kernel, weights, estimator, **options: as for `mmd_squared`. With "energy" the term is negative, and no
+            norm.
 
     Returns:
         A scalar.
@@ -186,33 +176,29 @@ def _mmd_squared(settings: Settings, estimator: str, x, y, tau, x_weights, y_wei
 
 
 def _own_pairs(estimator: str, a: Array) -> tuple[Array, Array]:
-    """The factor of aᵀ K a, and what to subtract for the pairs i = i, times κ(0)."""
+    """The factor of aᵀK a, and the multiple of κ(0) to subtract for the pairs i = i."""
     if estimator == "biased":
         return jnp.ones_like(a[..., :1, 0]), jnp.zeros_like(a[..., :1, 0])
     factor = distinct_pairs_factor(a)[..., None]
     return factor, factor * jnp.square(a).sum((-2, -1))[..., None]
 
 
-# Derivatives. With factors f, h (one for the biased estimate) and z = (x, y), the form and the sums it is made of, each
-# over all of z, are
+# Derivatives. With factors f, h (one for the biased estimate), the form and its sums, each over all of z = (x, y), are
 #
 #     F = f aᵀK_xx a - 2 aᵀK_xy b + h bᵀK_yy b = aᵀW + bᵀV,    W = f K_xx a - K_xy b,    V = h K_yy b - K_yx a
 #     dx_i = 2 a_i τ Σ_z Φ(x_i, z) w_z (z - x_i),  w = (f a, -b);      dy_j likewise from (-a, h b)
 #     da = 2W,  db = 2V,  df = aᵀK_xx a,  dh = bᵀK_yy b
 #     dτ = -½ (Σ a_i w_z Φ ‖z - x_i‖² + likewise of y) = (Σ x·dx + Σ y·dy) / 2τ, at any origin
 #
-# A cotangent only scales them, so the pass that gives W gives the pulls of x as well (channels [w z, w]), and one
-# channel more, r = K_xy b, tells the terms apart. Where only x moves V is not needed: F = aᵀW - aᵀr + h bᵀK_yy b.
-# All of it is made of Gauss sums with rules of their own, so it can be differentiated again.
-# Of several bandwidths F = Σ_t share_t F_t is the form of one kernel, whose own τ is one. Where they are learned each
-# has its own dτ, and F_t is the gradient of its share.
+# A cotangent only scales these, so the pass that gives W also gives dx (channels [w z, w]), and one more channel,
+# r = K_xy b, separates the terms. If only x moves, V is not needed: F = aᵀW - aᵀr + h bᵀK_yy b.
+# Everything consists of Gauss sums with rules of their own, so it can be differentiated again.
+# For several bandwidths F = Σ_t share_t F_t is the form of one kernel, whose own τ is one. If τ is learned, each
+# bandwidth has its own dτ, and F_t is the gradient of its share.
 
 
 class _Side(NamedTuple):
-    """One sample of the form: its points, weights, and the factor of its own pairs.
-
-    Or the gradient with respect to them, without elements where it is not asked for.
-    """
+    """Points, weights and the factor of own pairs of one sample; or their gradients, empty if unwanted."""
 
     points: Array
     weights: Array
@@ -221,7 +207,7 @@ class _Side(NamedTuple):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _form(settings: Settings, with_y: bool, tau: Array, shares: Array | None, x: _Side, y: _Side) -> Array:
-    """F, (1,) of several bandwidths; `with_y` False leaves out the term of y alone, whose factor is then zero."""
+    """The form F, (1,) for several bandwidths; without `with_y`, its third term is left out."""
 
     def value(reduction: Reduction, points: tuple[Array, Array], tau: Array, *others: Array) -> Array:
         return _by_x(reduction, tau, *_sides(points, *others), with_y, pulls=False)[0]
@@ -235,7 +221,7 @@ def _form_forward(settings: Settings, with_y: bool, tau, shares, x, y):
 
     def value_and_gradients(reduction: Reduction, points: tuple[Array, Array], tau: Array, *others: Array):
         x, y = _sides(points, *others)
-        nothing = jnp.zeros(0, tau.dtype)  # of a size that no gradient has
+        nothing = jnp.zeros(0, tau.dtype)  # stands for a gradient that is not wanted
         if not (tau_moves or y_moves):
             value, d_x = _by_x(reduction, tau, x, y, with_y)
             return value, (nothing, d_x, _Side(*[nothing] * 3))
@@ -283,9 +269,9 @@ def _by_x(reduction: Reduction, tau: Array, x: _Side, y: _Side, with_y: bool, pu
 
 
 def _of_itself(reduction: Reduction, tau: Array, y: _Side) -> Array:
-    """bᵀK_yy b: of blocks of rows, each with itself and, twice, with what comes after; three quarters of the pairs.
+    """bᵀK_yy b. Blocks of rows, each with itself and twice with all later rows, take three quarters of the pairs.
 
-    Of Gaussians near one another: other passes take longer to compile.
+    Blocks are used for near Gaussians only, because other passes take longer to compile.
     """
     b, num, settings = y.weights, y.points.shape[-2], reduction.settings
     in_blocks = reduction.center is not None and settings.mesh is None and not has_cuda()
@@ -300,7 +286,7 @@ def _of_itself(reduction: Reduction, tau: Array, y: _Side) -> Array:
 
 
 def _row(reduction: Reduction, tau: Array, x: _Side, y: _Side, pulls: bool = True, spread: bool = False):
-    """aᵀW, aᵀr, the gradient of F with respect to x, and Σ a_i w_z Φ ‖z - x_i‖²; of y, when called with (y, x)."""
+    """aᵀW, aᵀr, the gradient of F with respect to x, and Σ a_i w_z Φ ‖z - x_i‖²; called with (y, x), those of y."""
     a, b = x.weights, y.weights
     weights = jnp.concatenate([x.factor[..., None] * a, -b], -2)
     only_y = jnp.concatenate([jnp.zeros_like(a), b], -2)
@@ -323,7 +309,7 @@ def _paired(a: Array, sums: Array) -> Array:
 
 
 def _times(gradient: _Side, g: Array, side: _Side) -> _Side | None:
-    """The gradient times the cotangent of F, in the shapes of a side."""
+    """The gradient times the cotangent of F, in the shapes of the sample."""
     if gradient.points.size == 0:
         return None
     columns = g[..., None, None]

@@ -1,4 +1,4 @@
-"""MMD² with its standard error, of samples in arrays or in chunks: a number to report of two sets of images."""
+"""MMD² with its standard error, of samples in memory or in chunks."""
 
 import contextlib
 import functools
@@ -27,11 +27,11 @@ Chunks = Iterable[Points] | Callable[[], Iterable[Points]]
 
 
 class MMDEstimate(NamedTuple):
-    """MMD² of two samples, and how far another pair of samples would be from it: `mmd_estimate`.
+    """MMD² of two samples and its standard error, as `mmd_estimate` computes them.
 
     Attributes:
-        mmd_squared: the estimate, in float32 or better.
-        standard_error: its standard deviation over samples of these sizes, where the distributions differ.
+        mmd_squared: the estimate, in float32 or float64.
+        standard_error: its standard deviation over samples of these sizes, if the distributions differ.
     """
 
     mmd_squared: Float[Array, ""]
@@ -52,67 +52,47 @@ def mmd_estimate(
 ) -> MMDEstimate:
     """Squared maximum mean discrepancy of two samples with its standard error, in memory or in chunks.
 
-    MMD² = mean_i f(x_i) - mean_j f(y_j), of the witness f(t) = mean_i k(x_i, t) - mean_j k(y_j, t). Its standard error
-    is √(4 Var_i f(x_i) / M + 4 Var_j f(y_j) / N), the asymptotic one of a U-statistic with the first projection f. Both
-    are made of the same row sums: two Gauss sums of one channel over (M + N)² pairs, O((M + N)² D) operations and
-    O((M + N) D) memory; in chunks, that of a few chunks and one number a point.
-
-    CMMD is this metric: 1000 MMD² of CLIP embeddings of unit length with σ = 10, so τ = 0.01, "biased" in its authors'
-    code. It has not the Fréchet distance's bias, which grows as samples shrink, nor its Gaussians.
+    MMD² = mean_i f(x_i) - mean_j f(y_j), where f(t) = mean_i k(x_i, t) - mean_j k(y_j, t) is the witness function. Its
+    standard error is √(4 Var_i f(x_i) / M + 4 Var_j f(y_j) / N), the asymptotic one of a U-statistic. O((M + N)² D)
+    operations; O((M + N) D) memory, or a few chunks and one number per point. CMMD, a metric of image generators, is
+    1000 times the biased estimate of CLIP embeddings of unit length with τ = 0.01.
 
     Args:
-        x: points, (M, D), such as embeddings of images; or chunks of them, arrays (n, D): a list, another iterable that
-            begins anew each time, or a function without arguments that returns one. For an array that is mapped from a
-            file: lambda: np.array_split(x, 100). All are read once for each of them; a few MiB are best.
+        x: points, (M, D); or chunks of them, (n, D): a list, another iterable that can be read several times, or a
+            function that returns one, such as `lambda: np.array_split(x, 100)`. All chunks are read again for each
+            chunk; a few MiB each are best.
         y: points, (N, D), or chunks, likewise.
-        tau: τ = 1/σ², positive; or several, (T,): k is then the mean of their kernels.
-        kernel: a name or a `Kernel`, as for `mmd_squared`. "energy" gives the energy distance, times √τ.
-        estimator: "unbiased", without the pairs i = i: samples of any size agree on average, and it may be negative; or
-            "biased", with them, larger by about (1/M + 1/N) (k(0) - mean k).
+        tau: τ = 1/σ², positive; or several, (T,), whose kernels are averaged.
+        kernel: a name or a `Kernel`, as for `mmd_squared`.
+        estimator: "unbiased", without the pairs i = i, which may be negative; or "biased", with them, which is larger
+            by about (1/M + 1/N)(k(0) - mean k).
         progress: show a bar of the chunks (needs tqdm).
         **options: `method`, `precision` and `backend`, as for `gauss_sum`; for arrays also `mesh`, `query_axis` and
             `key_axis`, as for `mmd_squared`.
 
     Returns:
-        An `MMDEstimate`: the estimate and its standard error, in float32 or float64.
+        An `MMDEstimate`, with reverse-mode gradients if x and y are arrays (`mmd_squared` is cheaper to train with).
 
     Raises:
-        ValueError: shapes do not fit, a sample has fewer than two points, tau is not positive, an option is not one of
-            its names, chunks are not the same when they are read again, or `progress` is asked for of arrays.
-        TypeError: a sample is neither a floating array nor chunks of such that can be read again; chunks under a
-            transformation such as jit, or over a mesh.
+        ValueError: shapes do not fit, a sample has fewer than two points, an option has an unknown value, chunks change
+            when they are read again, or `progress` is set for arrays.
+        TypeError: a sample is neither a floating array nor chunks; or chunks are given under `jit` or with a mesh.
         ImportError: `progress` without tqdm.
 
-    Derivatives:
-        Of arrays: reverse mode, as of `mmd_witness`; to train, `mmd_squared` is cheaper. Of chunks: none. (Arrays work
-        under `jit` and `vmap`, chunks do not.)
-
     Precision:
-        Within 1e-6 of k(0) in float32. Rows are summed with their signs: where all k are nearly one, as those of CMMD
-        (0.98 to 1), both numbers are within 1e-7; precision="float64" gives more digits.
-
-        The standard error supposes independent points, and distributions that differ: MMD² well above it. As they
-        become one, f vanishes, MMD² is no longer normal but skewed, and what varies is the estimate of f: of equal
-        distributions the standard error is about √2 times too large. It is no test of whether they differ: `mmd_test`
-        is.
+        Within 1e-6 of k(0) in float32, and 1e-7 where all k are nearly one, as in CMMD. The standard error is right for
+        independent points and an MMD² well above it; for equal distributions it is √2 times too large (see `mmd_test`).
 
     Example:
         >>> import jax, jaxgauss
         >>> x, y = jax.random.normal(jax.random.key(0), (2, 500, 3))
-        >>> estimate = jaxgauss.mmd_estimate(x, y + 1, 0.5)
+        >>> estimate = jaxgauss.mmd_estimate([x[:300], x[300:]], y + 1, 0.5)
         >>> bool(0.2 < estimate.mmd_squared < 0.25), bool(0.01 < estimate.standard_error < 0.02)
         (True, True)
-        >>> in_chunks = jaxgauss.mmd_estimate([x[:300], x[300:]], [y + 1], 0.5)
-        >>> bool(abs(in_chunks.mmd_squared - estimate.mmd_squared) < 1e-6)
-        True
 
     References:
-        Jayasumana et al., "Rethinking FID: Towards a Better Evaluation Metric for Image Generation", 2024,
-        arXiv:2401.09603 (CMMD).
-        Bounliphone et al., "A Test of Relative Similarity For Model Selection in Generative Models", 2016,
-        arXiv:1511.04581.
-        Sutherland et al., "Generative Models and Model Criticism via Optimized Maximum Mean Discrepancy", 2017,
-        arXiv:1611.04488.
+        Jayasumana et al., "Rethinking FID", 2024, arXiv:2401.09603 (CMMD).
+        Sutherland et al., "Generative Models and Model Criticism", 2017, arXiv:1611.04488.
     """
     check_estimator("mmd_estimate", estimator)
     kernel = check_kernel("mmd_estimate", kernel)
@@ -133,8 +113,9 @@ def mmd_estimate(
 
 # With the rows f_i = Σ_{j≠i} k(x_i, x_j) / (M - 1) - Σ_j k(x_i, y_j) / N of x, and g_j of y likewise, the U-statistic
 # is mean f + mean g; with the pairs i = i, and M for M - 1, the V-statistic. Hoeffding's projection of either is
-# MMD² + 2/M Σ_i (f(x_i) - E f(X)) - 2/N Σ_j (f(y_j) - E f(Y)), f the witness of the distributions, of which f_i and
-# -g_j are estimates; hence 4 Var f_i / M + 4 Var g_j / N.
+# MMD² + 2/M Σ_i (f(x_i) - E f(X)) - 2/N Σ_j (f(y_j) - E f(Y)), where f is the witness of the distributions. f_i and
+# -g_j estimate it; hence the variance 4 Var f_i / M + 4 Var g_j / N.
+# Source: Bounliphone et al., "A Test of Relative Similarity For Model Selection in Generative Models", 2016.
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -157,20 +138,20 @@ def _in_memory(settings: Settings, estimator: str, x, y, tau) -> MMDEstimate:
 
 
 def _shares(settings: Settings, estimator: str, num: int, num_others: int) -> tuple[float, float, float]:
-    """What a point of the row's own sample weighs, and one of the other; and what a row holds of its own point."""
+    """The weights of a point of the row's own sample and of the other one, and the row's own term to subtract."""
     inside = 1 / (num - 1 if estimator == "unbiased" else num)
     return inside, -1 / num_others, inside * settings.kernel.at_zero if estimator == "unbiased" else 0.0
 
 
 def _of_rows(dtype: Any, *rows: Any) -> MMDEstimate:
-    """The estimate from the rows of x and of y."""
+    """A function that computes the estimate from the rows of x and of y."""
     value, variance = sum(row.mean() for row in rows), sum(4 * row.var(ddof=1) / row.size for row in rows)
     return MMDEstimate(*(jnp.asarray(z, dtype) for z in (value, variance**0.5)))
 
 
 @dataclass(frozen=True)
 class _Sample:
-    """A sample in chunks, which are read again and again: as many points each time."""
+    """A sample in chunks that are read several times; the number of points must stay the same."""
 
     name: str
     chunks: Callable[[], Iterable[Any]]
@@ -180,7 +161,7 @@ class _Sample:
 
     @classmethod
     def of(cls, name: str, given: Any) -> "_Sample":
-        """Read once; TypeError or ValueError unless chunks are points that can be read again."""
+        """Read the sample once; TypeError or ValueError unless it is chunks of points that can be read again."""
         source: Any = [given] if hasattr(given, "shape") and hasattr(given, "dtype") else given
         chunks: Callable[[], Any] = source if callable(source) else lambda: iter(source)
         if isinstance(source, Iterator) or not isinstance(first := source() if callable(source) else source, Iterable):
@@ -203,11 +184,11 @@ class _Sample:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Of all chunks together."""
+        """Shape of all chunks together."""
         return sum(self.sizes), self.dim
 
     def __iter__(self) -> Iterator[Any]:
-        """The chunks; ValueError if they are others than before."""
+        """The chunks; ValueError if they differ from those read before."""
         number = 0
         for chunk in self.chunks():
             if chunk.shape != (*self.sizes[number : number + 1], self.dim):
@@ -224,7 +205,7 @@ class _Sample:
 
 
 def _check_chunk(name: str, chunk: Any) -> None:
-    """Raise TypeError or ValueError unless it is points."""
+    """Raise TypeError or ValueError unless the chunk is an array of points."""
     if isinstance(chunk, tuple):
         raise TypeError(
             f"{WHERE}: `{name}` must be an array of points (number, dimension); got a tuple. Pass the points alone,"
@@ -245,7 +226,7 @@ def _refuse_tracers(*arrays: Any) -> None:
 
 
 def _in_chunks(settings: Settings, estimator: str, x: _Sample, y: _Sample, tau: Any, progress: bool) -> MMDEstimate:
-    """Chunks of rows, each over all chunks: the rows are kept, in float64."""
+    """The estimate from chunks of rows, each summed over all chunks; rows are kept in float64."""
     dtype, sizes = working_dtype(settings.dtype), [size for size in (*x.sizes, *y.sizes) if size]
     with progress_bar("mmd_estimate", len(sizes) ** 2, "chunk") if progress else contextlib.nullcontext() as bar:
 
@@ -261,7 +242,7 @@ def _in_chunks(settings: Settings, estimator: str, x: _Sample, y: _Sample, tau: 
             inside, across, themselves = _shares(settings, estimator, own.shape[0], other.shape[0])
             for chunk in filter(len, own):
                 num = len(chunk)
-                size = max(sizes) if 2 * num > max(sizes) else 2 ** (num - 1).bit_length()  # few are compiled
+                size = max(sizes) if 2 * num > max(sizes) else 2 ** (num - 1).bit_length()  # few shapes are compiled
                 queries = np.pad(np.asarray(chunk, dtype), ((0, size - num), (0, 0)), mode="edge")
                 give_back(chunk)
                 keys = weighted((own, inside), (other, across))

@@ -1,4 +1,4 @@
-"""The two-sample permutation test by MMD: labelings are columns of signs, and all of them share the exponentials."""
+"""The two-sample test by MMD: all random labelings share the exponentials, as columns of one sum."""
 
 import contextlib
 import functools
@@ -23,11 +23,11 @@ from .labelings import Design, labels
 from .pair_forms import Forms, Groups, forms_of_pairs, group_pairs, grouped, smallest_distance
 from .resampling import KernelTest, as_test, check_number, in_blocks, side_by_side, soft_maximum
 
-BYTES = 2**26  # of signs held at a time
-FEW = 1024  # pooled points whose kernels are rounded to nothing less than float64; of more, errors average out
-SMALL = 4096  # pooled points whose forms any platform computes in no time
-KERNEL_CHANNELS = 240  # at a time there
-LEAST_NORM = 1024  # units of the dtype: ‖K‖ below which sums that hold the diagonal know nothing of a bandwidth
+BYTES = 2**26  # of signs in memory at a time
+FEW = 1024  # pooled points up to which kernels are kept in float64; for more points, rounding errors average out
+SMALL = 4096  # pooled points up to which every platform computes the forms in float64
+KERNEL_CHANNELS = 240  # columns in one call of an attention kernel
+LEAST_NORM = 1024  # in units of the dtype: below it, rounding of sums with the diagonal hides ‖K‖
 
 
 @takes_tau
@@ -44,47 +44,39 @@ def mmd_test(
     progress: bool = False,
     **options: Unpack[MeshOptions],
 ) -> KernelTest:
-    """Two-sample test: do x and y come from one distribution? By MMD² and random labelings of the pooled points.
+    """Test whether x and y come from one distribution, by MMD² and random labelings of the pooled points.
 
-    With K the kernel matrix of the pooled points and σ a labeling (1 in x, -1 in y), MMD² is a combination of σᵀKσ,
-    σᵀK1 and 1ᵀK1. The labelings are columns of one Gauss sum, KΣ, so the exponentials are computed once for hundreds of
-    them: O((M + N)² (D + P)) operations and O((M + N) (D + P)) memory at most, in blocks of columns beyond 64 MiB.
-    Left to itself ("auto"), it takes each pair once, none of a point with itself, and sums in float64: on CPUs, and
-    elsewhere for several bandwidths or up to 4096 points. Otherwise `gauss_sum` takes the columns.
+    With the kernel matrix K of the pooled points and a labeling σ (1 in x, -1 in y), MMD² is a combination of σᵀKσ,
+    σᵀK1 and 1ᵀK1. All labelings share the exponentials: O((M + N)² (D + P)) operations and O((M + N)(D + P)) memory, in
+    blocks of at most 64 MiB. With "auto" options, XLA takes each pair once, in float64: on CPUs, and elsewhere for
+    several bandwidths or up to 4096 points. Otherwise, the labelings are channels of a `gauss_sum`.
 
     Args:
         x: points, (M, D).
         y: points, (N, D).
-        tau: τ = 1/σ², positive. Several, (T,), are aggregated as MMD-FUSE does it: the statistic is the soft maximum
-            (1/λ) log mean_t exp(λ u_t) of u_t = MMD²_t / ‖K_t‖, ‖K_t‖² the mean of k² over pairs of pooled points and
-            λ = √(s(s - 1)), s the smaller number of points. Labelings do not change ‖K_t‖, so the level is kept. (Nor
-            what points are to themselves, which is left out of a biased MMD²_t here: it would hide the others.)
-        rng_key: for the labelings, the same on every device and in every precision.
-        kernel: a name or a `Kernel`, as for `mmd_squared`. "energy" is the energy test, and needs no τ: any will do.
-        num_permutations: P. A p-value is at least 1/(P + 1).
-        estimator: "unbiased" or "biased", as for `mmd_squared`, whose default is "biased": name it in both to compare a
-            statistic with a loss.
-        resampling: "permutation" of all labels; or "wild", a wild bootstrap that swaps x_i and y_i or not: for samples
-            of one size, also where they are in pairs.
-        progress: show a bar (needs tqdm). Not under `jit`.
-        **options: `method`, `precision` and `backend`, as for `gauss_sum` (signs are exact in every precision); and
-            `mesh`, `query_axis` and `key_axis`, as for `mmd_squared`.
+        tau: τ = 1/σ², positive; or several, (T,), which are aggregated as in MMD-FUSE (docs/which_function.md).
+        rng_key: random key for the labelings, which are the same on every device and in every precision.
+        kernel: a name or a `Kernel`, as for `mmd_squared`. "energy" gives the energy test, which does not depend on τ.
+        num_permutations: P. The p-value is at least 1/(P + 1).
+        estimator: "unbiased" or "biased", as for `mmd_squared` (which is biased by default).
+        resampling: "permutation" of all labels; or "wild", a wild bootstrap that swaps x_i and y_i at random. It needs
+            M = N, and is also valid for paired samples.
+        progress: show a bar (needs tqdm); not under `jit`.
+        **options: `method`, `precision` and `backend`, as for `gauss_sum`; and `mesh`, `query_axis` and `key_axis`, as
+            for `mmd_squared`.
 
     Returns:
-        A `KernelTest`: p-value, statistic and the statistics of the labelings.
+        A `KernelTest`: p-value, statistic, and the statistics of the labelings.
 
     Raises:
-        ValueError: shapes do not fit, a sample has fewer than two points, tau is not positive, P is not positive,
-            "wild" is asked for samples of different sizes, an option is not one of its names, `progress` under `jit`.
+        ValueError: shapes do not fit, a sample has fewer than two points, tau or P is not positive, "wild" with M ≠ N,
+            an option has an unknown value, or `progress` under `jit`.
         TypeError: a sample is not a floating array.
         ImportError: `progress` without tqdm.
 
     Precision:
-        The labelings of an x of M points are uniform up to the rounding of a float32 random number. P-values are those
-        of float64, for bandwidths however narrow: where all k of one underflow, u_t is the limit, which the closest
-        pair decides. (Of more than 1024 pooled points, k are float32 within groups of 512, and statistics within 1e-7.)
-        By `gauss_sum`, statistics are within 1e-6 of those of the dense matrix in float32; a bandwidth with
-        ‖K_t‖ < 1.2e-4 then has u_t = 0. (For many tests `jax.lax.map` beats `jax.vmap` on a CPU.)
+        In float64, p-values are right however narrow the bandwidths are. For more than 1024 points in float32,
+        statistics are within 1e-7; by `gauss_sum`, within 1e-6.
 
     Example:
         >>> import jax, jaxgauss
@@ -95,9 +87,8 @@ def mmd_test(
 
     References:
         Gretton, Borgwardt, Rasch, Schölkopf & Smola, "A Kernel Two-Sample Test", JMLR 13, 2012.
-        Phipson & Smyth, "Permutation P-values Should Never Be Zero", 2010, arXiv:1603.05766.
         Biggs, Schrab & Gretton, "MMD-FUSE", 2023, arXiv:2306.08777.
-        Schrab et al., "MMD Aggregated Two-Sample Test", 2023, arXiv:2110.15073 (MMDAgg; the wild bootstrap).
+        Schrab et al., "MMD Aggregated Two-Sample Test", 2023, arXiv:2110.15073 (the wild bootstrap).
     """
     where = "`jaxgauss.mmd_test`"
     check_estimator("mmd_test", estimator)
@@ -130,7 +121,7 @@ def mmd_test(
 
 
 class _Pool(NamedTuple):
-    """The pooled points, and τ; and of an exact test the groups of them, and what all squared distances are less."""
+    """The pooled points and τ; for an exact test also the points in groups, and the smallest squared distance."""
 
     points: Array
     tau: Array
@@ -146,7 +137,7 @@ def _pooled(settings: Settings, design: Design, x, y, tau) -> _Pool:
     if not design.exact:
         return _Pool(points, tau, None, None)
     groups = grouped(points, tau)
-    # ratios of MMD² and ‖K‖ do not change if all kernels are multiplied by a number: then none is too small for it
+    # a common factor of all kernels cancels in MMD²/‖K‖; this one keeps them from underflowing
     can_vanish = tau.ndim and settings.kernel == GAUSS
     return _Pool(points, tau, groups, smallest_distance(groups) if can_vanish else jnp.zeros(()))
 
@@ -162,13 +153,13 @@ _forms_at_once = jax.jit(_forms, static_argnums=(0, 1, 2))
 
 
 def _joined(blocks: Forms) -> Forms:
-    """The forms of all blocks side by side; the squares are those of each."""
+    """The forms of all blocks side by side."""
     return Forms(side_by_side(blocks.quadratic), side_by_side(blocks.linear), blocks.squares[0])
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _signs(design: Design, pool: _Pool, rng_key: Array, block: Array | int) -> Array:
-    """The labelings of a block as ±1, with rows of zeros up to whole chunks; in groups if the points are."""
+    """The labelings of a block as ±1, padded with zeros to whole chunks; in groups if the points are."""
     groups = pool.groups
     rounded = groups is not None and design.num > FEW
     signs = jnp.where(labels(design, rng_key, block), 1, -1).astype("float32" if rounded else pool.points.dtype)
@@ -179,14 +170,14 @@ def _signs(design: Design, pool: _Pool, rng_key: Array, block: Array | int) -> A
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _chunk(settings: Settings, design: Design, pool: _Pool, signs: Array, j: Array | int) -> Forms:
-    """What a part of the rows, or of the pairs of groups, contributes to the forms (*bandwidths, columns)."""
+    """The forms of one chunk of rows, or of pairs of groups, (*bandwidths, columns)."""
     points, tau, groups, least = pool
     if groups is not None and least is not None:
         pairs = jnp.asarray(group_pairs(len(groups.points), design.num_chunks))[j]
         return forms_of_pairs(settings, groups, tau, signs, least, pairs)
     start, num_rows = j * design.rows, design.rows
     own = lax.dynamic_slice_in_dim(signs, start, num_rows)  # (rows, columns)
-    padded = jnp.pad(points, ((0, len(signs) - len(points)), (0, 0)), mode="edge")  # no farther than the others
+    padded = jnp.pad(points, ((0, len(signs) - len(points)), (0, 0)), mode="edge")  # padding adds no far points
     rows = lax.dynamic_slice_in_dim(padded, start, num_rows)
     products = sum_over_mesh(settings, rows, points, signs[: len(points)], tau)  # (*bandwidths, rows, columns)
     there = (start + jnp.arange(num_rows) < len(points))[:, None]
@@ -221,7 +212,7 @@ def _test(settings: Settings, design: Design, num_permutations: int, pool: _Pool
 
 
 def _norms(settings: Settings, design: Design, pool: _Pool, squares: Array) -> Array:
-    """‖K‖ of every bandwidth (T,), times a number if kernels are; infinite where sums do not know it."""
+    """‖K‖ of every bandwidth (T,), up to the factor of the kernels; infinite if rounding hides it."""
     num, dtype = design.num, pool.points.dtype
     if not design.exact:
         with jax.enable_x64(True):
@@ -234,6 +225,6 @@ def _norms(settings: Settings, design: Design, pool: _Pool, squares: Array) -> A
 
 
 def _aggregated(design: Design, norms: Array, statistics: Array, rounding: Array) -> tuple[Array, Array]:
-    """The soft maximum of MMD²/‖K‖ of the bandwidths, for every labeling, and what rounding may have moved it."""
+    """The soft maximum of MMD²/‖K‖ over the bandwidths for every labeling, and its rounding error."""
     statistics = soft_maximum(min(design.num_x, design.num_y), statistics / norms[:, None])
     return statistics, (rounding / norms).max()

@@ -1,7 +1,7 @@
-"""Forms of the kernel matrix without its diagonal, in float64: what a permutation test is made of.
+"""Quadratic and linear forms of the kernel matrix without its diagonal, in float64, for the tests.
 
-A narrow bandwidth sees few pairs. The diagonal, of ones, would then hide them, so no term of it is ever formed; and
-each pair is taken once, which pays for the digits.
+With a narrow bandwidth the ones on the diagonal would hide all other terms, so they are never formed. Each pair is
+taken once.
 """
 
 import math
@@ -19,12 +19,12 @@ from .._arrays.devices import vary_alike, vary_like
 from .._arrays.points import center, difference_logits
 from .._checks.settings import Settings, axis_names
 
-GROUP = 512  # points; a tile of the kernel matrix is that of two groups
-PRODUCT_REACH = 2.0**22  # R² up to which a product makes exponents with ten digits after the point; differences beyond
+GROUP = 512  # points; two groups make a tile of the kernel matrix
+PRODUCT_REACH = 2.0**22  # R² up to which a product gives exponents to 1e-10; beyond, differences do
 
 
 class Forms(NamedTuple):
-    """Of K', the kernel matrix without its diagonal, and P columns σ.
+    """Forms of P columns σ with K', the kernel matrix without its diagonal.
 
     Attributes:
         quadratic: σᵀK'σ.
@@ -38,15 +38,14 @@ class Forms(NamedTuple):
 
 
 class Groups(NamedTuple):
-    """Points about their center in groups of one size, and which of them are there."""
+    """Centered points in groups of equal size, and which of them are not padding."""
 
     points: Float[Array, "groups size d"]
     there: Bool[Array, "groups size"]
-    by_product: Bool[Array, ""]  # whether their distances may come from products
+    by_product: Bool[Array, ""]  # whether products give their distances accurately
 
 
 def grouped(points: Float[Array, "n d"], tau: Float[Array, "*bandwidths"]) -> Groups:
-    """The points in groups."""
     num_groups = -(-len(points) // GROUP)
     size = -(-len(points) // num_groups)
     x = points - center(points)
@@ -56,20 +55,20 @@ def grouped(points: Float[Array, "n d"], tau: Float[Array, "*bandwidths"]) -> Gr
 
 
 def in_groups(x: Array, there: Bool[Array, "groups size"]) -> Array:
-    """Rows (n, …) as those of groups (groups, size, …), with zeros for what is not there."""
+    """Rows (n, …) in groups (groups, size, …), padded with zeros."""
     padding = (0, there.size - len(x)), *[(0, 0)] * (x.ndim - 1)
     return jnp.pad(x, padding).reshape(*there.shape, *x.shape[1:])
 
 
 def group_pairs(num_groups: int, num_chunks: int = 1) -> Int[np.ndarray, "chunks each 2"]:
-    """All (i, j) with i ≤ j, in chunks of one size; (-1, -1) is none."""
+    """All (i, j) with i ≤ j, in chunks of equal size padded with (-1, -1)."""
     pairs = np.stack(np.triu_indices(num_groups), -1)
     each = -(-len(pairs) // num_chunks)
     return np.pad(pairs, ((0, num_chunks * each - len(pairs)), (0, 0)), constant_values=-1).reshape(-1, each, 2)
 
 
 def smallest_distance(groups: Groups) -> Float[Array, ""]:
-    """The least ‖x_i - x_j‖² of two points."""
+    """The smallest ‖x_i - x_j‖² of two different points."""
 
     def least(so_far: Array, pair: Array):
         squared, counts = squared_distances(groups, pair)
@@ -79,9 +78,9 @@ def smallest_distance(groups: Groups) -> Float[Array, ""]:
 
 
 def scan_pairs(settings: Settings, add: Callable, zeros: Any, pairs: Array, *operands: Any) -> Any:
-    """The total that add(total, pair, *operands) makes of zeros, pair by pair of groups.
+    """Loop over pairs of groups, total = add(total, pair, *operands), from `zeros`.
 
-    They are shared out over the axes of the mesh if there is one: every device has all operands.
+    A mesh divides the pairs over all its axes; operands are replicated.
     """
 
     def local(pairs: Array, *operands: Any) -> Any:
@@ -102,9 +101,9 @@ def scan_pairs(settings: Settings, add: Callable, zeros: Any, pairs: Array, *ope
 
 
 def forms_of_pairs(settings: Settings, groups: Groups, tau: Array, signs: Array, least: Array, pairs: Array) -> Forms:
-    """What the pairs of groups contribute to the forms of κ(τ (‖x_i - x_j‖² - least)), of signs (groups, size, P).
+    """The forms of κ(τ (‖x_i - x_j‖² - least)) over some pairs of groups, for signs (groups, size, P).
 
-    The kernels are rounded to the dtype of the signs, and sums of more than a group are float64.
+    Kernels are rounded to the dtype of the signs; sums over groups are float64.
     """
 
     def add(total: Forms, pair: Array, groups: Groups, tau: Array, signs: Array, least: Array) -> Forms:
@@ -128,14 +127,14 @@ def forms_of_pairs(settings: Settings, groups: Groups, tau: Array, signs: Array,
 
 
 def times(pair: Int[Array, " 2"]) -> Array:
-    """How often a pair of groups counts: (i, j) stands for (j, i), too."""
+    """How often a pair of groups counts: (i, j) also stands for (j, i)."""
     return jnp.where(pair[0] == pair[1], 1, 2)
 
 
 def squared_distances(
     groups: Groups, pair: Int[Array, " 2"], diagonal: bool = False
 ) -> tuple[Float[Array, "m n"], Bool[Array, "m n"]]:
-    """‖x_i - x_j‖² of two groups, and whether it is of two points, or with the diagonal of one and itself."""
+    """‖x_i - x_j‖² of two groups, and which pairs count: those of two different points, or all with `diagonal`."""
     x, y = groups.points[pair[0]], groups.points[pair[1]]
     index = jnp.arange(len(x))
     counts = groups.there[pair[0]][:, None] & groups.there[pair[1]][None] & (pair[0] >= 0)

@@ -1,4 +1,4 @@
-"""What tests by resampling have in common: the result, p-values, bandwidths aggregated, and columns in blocks."""
+"""What the tests share: their result, p-values, aggregated bandwidths, and resamplings in blocks."""
 
 import math
 from collections.abc import Callable
@@ -12,19 +12,22 @@ from jaxtyping import Array, Float, Int8
 
 from .._sums.display import progress_bar, short_repr
 
-BYTES = 2**26  # of signs or places held at a time
-FEW = 512  # points whose terms are rounded to nothing less than float64; of more, errors average out
+BYTES = 2**26  # of signs or indices in memory at a time
+FEW = 512  # points up to which terms are kept in float64; for more points, rounding errors average out
 
 
 class KernelTest(NamedTuple):
-    """A test by resampling: `mmd_test`, `hsic_test` or `ksd_test`.
+    """The result of a test by resampling: `mmd_test`, `hsic_test` or `ksd_test`.
 
     Attributes:
-        p_value: the share (1 + #{null ≥ observed}) / (1 + P) of the resamplings: at most α with probability at most α
-            where the hypothesis holds (of a wild bootstrap, for many points). In float32 or better, rounded down:
-            `float(p_value) <= 0.05` at 0.05.
+        p_value: (1 + #{null ≥ observed}) / (1 + P) of P resamplings. If the hypothesis holds, it is at most α with
+            probability at most α (of a wild bootstrap, for many points). It is rounded down, so that `float(p_value) <=
+            0.05` holds at exactly 0.05.
         statistic: of the samples.
-        null_statistics: of the P resamplings, in no order.
+        null_statistics: of the P resamplings, in no particular order.
+
+    References:
+        Phipson & Smyth, "Permutation P-values Should Never Be Zero", 2010, arXiv:1603.05766.
     """
 
     p_value: Float[Array, ""]
@@ -34,9 +37,9 @@ class KernelTest(NamedTuple):
 
 
 class Resamplings(NamedTuple):
-    """How many points, and how many resamplings in how many blocks, of which the very first is the points' own.
+    """The number of points, and how the resamplings are divided into blocks. The first column is the sample itself.
 
-    `dtype`: that signs, and what they multiply, are rounded to.
+    `dtype` is the dtype to which signs, and the terms that they multiply, are rounded.
     """
 
     num: int
@@ -49,7 +52,7 @@ class Resamplings(NamedTuple):
 
     @classmethod
     def of(cls, num: int, number: int, estimator: str, dtype: Any, *, flip_probability=0.5, largest=BYTES):
-        """Of so many points of a dtype, in blocks of `largest` columns, or what fits."""
+        """Divide the resamplings into blocks of at most `largest` columns and 64 MiB."""
         rounded = np.dtype("float64" if num <= FEW else dtype)
         largest = min(largest, max(1, BYTES // (rounded.itemsize * num)))
         num_blocks = -(-(number + 1) // largest)
@@ -57,17 +60,17 @@ class Resamplings(NamedTuple):
 
     @property
     def biased(self) -> bool:
-        """Whether points are compared with themselves."""
+        """Whether pairs of a point with itself count."""
         return self.estimator == "biased"
 
     @property
     def rounding(self) -> float:
-        """By how much two equal statistics may differ, relative to the root of a mean square of N² terms."""
+        """How much equal statistics may differ, relative to the root mean square of N² terms."""
         unit = float(jnp.finfo(self.dtype).eps)
         return 16 * (unit if self.dtype == "float64" else 4 / self.num * unit)
 
-    def places(self, block: Array | int) -> Array:
-        """Of the columns of a block among all."""
+    def indices(self, block: Array | int) -> Array:
+        """Indices of a block's columns among all columns."""
         return block * self.columns + jnp.arange(self.columns)
 
 
@@ -78,7 +81,7 @@ def check_number(function: str, name: str, number: Any) -> None:
 
 
 def check_one_bandwidth(function: str, estimator: str, **taus: Any) -> None:
-    """Raise ValueError where a biased estimate is asked for of several bandwidths, which would be aggregated."""
+    """Raise ValueError if the estimator is biased and there are several bandwidths to aggregate."""
     if estimator == "biased" and any(np.ndim(tau) for tau in taus.values()):
         given = ", ".join(f"{name} {np.shape(tau)}" for name, tau in taus.items())
         raise ValueError(
@@ -88,10 +91,10 @@ def check_one_bandwidth(function: str, estimator: str, **taus: Any) -> None:
 
 
 def as_test(statistics: Float[Array, " p1"], rounding: Array, dtype: Any, working: Any) -> KernelTest:
-    """The test of the statistics, of which the first is observed; ties within rounding count against rejection."""
+    """The test of statistics, of which the first is observed; ties within rounding raise the p-value."""
     observed, null = statistics[0], statistics[1:]
     p_value = _shares(len(null), working)[(null >= observed - rounding).sum()]
-    p_value = jnp.where(jnp.isnan(observed), jnp.nan, p_value)  # of points that are not numbers: no evidence
+    p_value = jnp.where(jnp.isnan(observed), jnp.nan, p_value)  # NaN in the points gives no p-value
     return KernelTest(p_value, *(x.astype(dtype) for x in (observed, null)))
 
 
@@ -103,13 +106,13 @@ def _shares(num: int, dtype: np.dtype) -> Array:
 
 
 def soft_maximum(num: int, statistics: Float[Array, "t p"]) -> Float[Array, " p"]:
-    """(1/λ) log mean_t exp(λ u_t) of normalized statistics, λ = √(n(n - 1)): the sharpest that n points allow."""
+    """(1/λ) log mean_t exp(λ u_t) of normalized statistics u_t, with λ = √(n(n - 1)) for n points."""
     sharpness = math.sqrt(num * (num - 1))
     return jax.nn.logsumexp(sharpness * statistics, 0, b=1 / len(statistics)) / sharpness
 
 
 def in_blocks(function: str, blocks: int, chunks: int, make: Callable, part: Callable, progress: bool) -> Any:
-    """Σ_j part(make(i), j) for every block i, stacked; with `progress` from Python, a chunk at a time, with a bar."""
+    """Σ_j part(make(i), j) for every block i, stacked; with `progress` in a Python loop with a bar."""
     if not progress:
 
         def block(_: None, i: Array):
@@ -132,23 +135,23 @@ def in_blocks(function: str, blocks: int, chunks: int, make: Callable, part: Cal
 
 
 def side_by_side(blocks: Float[Array, "blocks *leading columns"]) -> Float[Array, "*leading p"]:
-    """The columns of all blocks."""
+    """The columns of all blocks in one array."""
     columns = jnp.moveaxis(blocks, 0, -2)
     return columns.reshape(*columns.shape[:-2], -1)
 
 
 def random_signs(rng_key: Array, columns: Array, num: int, flip_probability: float = 0.5) -> Int8[Array, "n columns"]:
-    """Random signs, all plus in column 0, the samples' own.
+    """Random signs (n, columns); column 0, the sample itself, is all plus.
 
-    Each column is a chain that changes its sign with a probability: at ½ all signs are independent.
+    In each column a sign differs from the one before with `flip_probability`; 1/2 makes them independent.
     """
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(rng_key, columns)  # the same signs, whatever the blocks
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(rng_key, columns)  # signs do not depend on the blocks
     if flip_probability == 0.5:
         words = jax.vmap(lambda key: jax.random.bits(key, (-(-num // 32),), "uint32"), out_axes=1)(keys)
         bits = (words[:, None] >> jnp.arange(32, dtype="uint32")[None, :, None]) & 1
         minus = bits.reshape(-1, len(columns))[:num]
     else:
-        chance = jnp.float32(flip_probability)  # whose dtype is that of the random numbers
+        chance = jnp.float32(flip_probability)  # its dtype decides that of the random numbers
 
         def chain(key: Array) -> Array:
             return jnp.cumsum(jax.random.bernoulli(key, chance, (num,)), dtype="uint8") & 1

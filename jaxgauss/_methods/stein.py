@@ -1,4 +1,4 @@
-"""Kernel Stein discrepancy: how far points are from a density known by its scores."""
+"""Kernel Stein discrepancy: how far points are from a density, of which only the scores are known."""
 
 import functools
 from dataclasses import replace
@@ -28,44 +28,39 @@ def ksd_squared(
     estimator: str = "biased",
     **options: Unpack[MeshOptions],
 ) -> Float[Array, ""]:
-    """Squared kernel Stein discrepancy of weighted points from the density whose scores are given.
+    """Squared kernel Stein discrepancy (KSD²) of weighted points from the density that has the given scores.
 
-    KSD² = Σ_ij a_i a_j h(x_i, x_j) with the Langevin Stein kernel of k = exp(-τ/2 ‖x - y‖²),
+    KSD² = Σ_ij a_i a_j h(x_i, x_j), with the Langevin Stein kernel of κ(u), u = τ‖x - y‖²,
 
-        h(x_i, x_j) = k · [⟨s_i, s_j⟩ + τ ⟨s_i - s_j, x_i - x_j⟩ + τ D - τ² ‖x_i - x_j‖²],
+        h(x_i, x_j) = κ ⟨s_i, s_j⟩ + τ ψ ⟨s_i - s_j, x_i - x_j⟩ + τ (D ψ - u χ),
 
-    or of another kernel κ(u), u = τ ‖x - y‖², with ψ = -2κ' and χ = -2ψ',
-
-        h(x_i, x_j) = κ ⟨s_i, s_j⟩ + τ ψ ⟨s_i - s_j, x_i - x_j⟩ + τ (D ψ - u χ).
-
-    One sum of 2D + 1 channels (of another kernel 2D + 2), in O(N² D) operations and O(N D) memory.
+    where ψ = -2κ' and χ = -2ψ'. For the Gaussian, κ = ψ = χ = exp(-u/2). One sum of some 2D channels: O(N² D)
+    operations and O(N D) memory.
 
     Args:
         points: x, (N, D).
         scores: s_i = ∇ log p(x_i), (N, D).
-        tau: τ = 1/σ², positive; or several, (T,): k is then the mean of their kernels.
-        kernel: a name or a `Kernel`, as for `mmd_squared`, with second derivatives: not "matern12" and "energy". The
-            discrepancy of "imq" tells convergence; that of a Gaussian may vanish for samples that do not converge.
-        weights: a, (N,), of either sign. None: 1/N. They are taken as they are, not normalized.
-        estimator: "biased", all pairs (V-statistic, at least 0); "unbiased", without the pairs i = i (U-statistic; for
-            weights, with the factor (Σa)² / ((Σa)² - Σa²)), at least 2 points, and as many with weight.
+        tau: τ = 1/σ², positive; or several, (T,), whose kernels are averaged.
+        kernel: a name or a `Kernel` with second derivatives, as for `mmd_squared`: not "matern12" or "energy". A sample
+            converges if KSD² of "imq" tends to 0; with "gauss" it need not.
+        weights: a, (N,), of either sign; they are not normalized. None: 1/N.
+        estimator: "biased", over all pairs, or "unbiased", without the pairs i = i, as for `mmd_squared`.
         **options: `method`, `precision` and `backend`, as for `gauss_sum`; and `mesh`, `query_axis` and `key_axis`, as
-            for `gauss_sum_sharded`, but the mesh need not divide the numbers of points.
+            for `gauss_sum_sharded`, except that the mesh need not divide the numbers of points.
 
     Returns:
         A scalar in the promoted dtype.
 
     Raises:
-        ValueError: shapes do not fit, there are too few points, tau is not positive, an option is not one of its names.
+        ValueError: shapes do not fit, there are too few points, tau is not positive, or an option has an unknown value.
         TypeError: points, scores or weights are not a floating array.
 
     Derivatives:
-        Reverse mode of any order with respect to points, scores, weights and tau (the scores are taken as given: for a
-        derivative through them, compute them inside the function that is differentiated).
+        Reverse mode of any order with respect to points, scores, weights and tau. To differentiate through the scores,
+        compute them inside the loss.
 
     Precision:
-        Of the value, relative to the sum of the sizes of its terms: 1e-5 in float32, wherever the points lie; of
-        gradients 2e-5.
+        In float32 within 1e-5 of the sum of the sizes of the terms, gradients within 2e-5, wherever the points lie.
 
     Example:
         >>> import jax, jaxgauss
@@ -77,7 +72,6 @@ def ksd_squared(
 
     References:
         Liu, Lee & Jordan, "A Kernelized Stein Discrepancy for Goodness-of-fit Tests", 2016, arXiv:1602.03253.
-        Chwialkowski, Strathmann & Gretton, "A Kernel Test of Goodness of Fit", 2016, arXiv:1602.02964.
         Gorham & Mackey, "Measuring Sample Quality with Kernels", 2017, arXiv:1703.01717 (the inverse multiquadric).
     """
     check_estimator("ksd_squared", estimator)
@@ -86,7 +80,7 @@ def ksd_squared(
     kernel = check_kernel("ksd_squared", kernel, positive=True, smooth=True)
     settings = check_samples("ksd_squared", samples, tau, options, weights=given, min_points=smallest, kernel=kernel)
     if kernel != GAUSS and settings.method == "auto":
-        settings = replace(settings, method="blocked")  # second derivatives of a mixture are not near enough to κ's
+        settings = replace(settings, method="blocked")  # second derivatives of a mixture are not accurate enough
     check_scores("ksd_squared", "points", points, scores)
     check_distinct_pairs("ksd_squared", estimator, given)
     num, dim = points.shape
@@ -98,8 +92,8 @@ def ksd_squared(
 #
 #     Σ_ij a_i a_j ψ τ ⟨s_i - s_j, x_i - x_j⟩ = -2τ Σ_i a_i ⟨s_i, g_i⟩
 #
-# so KSD² = Σ_i a_i ⟨s_i, S_i - 2τ g_i⟩ + τ t, and h(x, x) = κ(0) ‖s‖² + τ D ψ(0). Of a Gaussian u χ comes from the same
-# sums: Σ_ij a_i a_j Φ ‖x_i - x_j‖² = -2 Σ_i a_i ⟨x_i - c, g_i⟩ for any c, as Σ_i a_i g_i = 0.
+# so KSD² = Σ_i a_i ⟨s_i, S_i - 2τ g_i⟩ + τ t, and h(x, x) = κ(0) ‖s‖² + τ D ψ(0). For a Gaussian u χ comes from the
+# same sums: Σ_ij a_i a_j Φ ‖x_i - x_j‖² = -2 Σ_i a_i ⟨x_i - c, g_i⟩ for any c, as Σ_i a_i g_i = 0.
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

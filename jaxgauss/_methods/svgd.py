@@ -30,23 +30,23 @@ def svgd_direction(
 ) -> Float[Array, "n d"]:
     """Direction of Stein variational gradient descent, φ(x_i) = (1/N) Σ_j [k(x_j, x_i) s_j + ∇_{x_j} k(x_j, x_i)].
 
-    With k = exp(-τ/2 ‖x - y‖²): particles move up the density, and τ Σ_j k (x_i - x_j) / N keeps them apart. One Gauss
-    sum of D + 1 channels, [s - τx, 1], in O(N² D) operations and O(N D) memory.
+    The first term moves particles up the density; the second, τ Σ_j k(x_j, x_i)(x_i - x_j) / N for k = exp(-τ/2 ‖x -
+    y‖²), keeps them apart. One Gauss sum of D + 1 channels: O(N² D) operations and O(N D) memory.
 
     Args:
         particles: x, (N, D).
         scores: s_j = ∇ log p(x_j), (N, D): `jax.vmap(jax.grad(log_density))(particles)`.
-        tau: τ = 1/σ², positive; or several, (T,): k is then the mean of their kernels.
-        kernel: a name or a `Kernel`, as for `mmd_squared`, positive definite: not "energy".
+        tau: τ = 1/σ², positive; or several, (T,), whose kernels are averaged.
+        kernel: a name or a positive definite `Kernel`, as for `mmd_squared`: not "energy".
         **options: `method`, `precision` and `backend`, as for `gauss_sum`; and `mesh`, `query_axis` and `key_axis`, as
-            for `gauss_sum_sharded`, but the mesh need not divide the numbers of points.
+            for `gauss_sum_sharded`, except that the mesh need not divide the numbers of points.
 
     Returns:
-        φ, (N, D): where the particles go, x + step_size · φ. An Optax optimizer descends, so it takes the negative:
-        `updates, state = optimizer.update(-direction, state)`.
+        φ, (N, D): particles move to x + step_size · φ. An Optax optimizer descends, so give it the negative: `updates,
+        state = optimizer.update(-direction, state)`.
 
     Raises:
-        ValueError: shapes do not fit, there are no particles, tau is not positive, an option is not one of its names.
+        ValueError: shapes do not fit, there are no particles, tau is not positive, or an option has an unknown value.
         TypeError: particles or scores are not a floating array.
 
     Derivatives:
@@ -90,12 +90,12 @@ def _direction(settings: Settings, particles: Array, scores: Array, tau: Array) 
 
 
 class SVGDState(NamedTuple):
-    """Where the particles are.
+    """The state of `svgd`.
 
     Attributes:
         particles: a pytree of arrays (N, …).
         kernel_parameters: {"tau": τ}.
-        opt_state: of the Optax optimizer.
+        opt_state: the state of the Optax optimizer.
     """
 
     particles: Any
@@ -105,7 +105,7 @@ class SVGDState(NamedTuple):
 
 
 class SVGD(NamedTuple):
-    """A sampler: `state = init(particles)`, `state = step(state)`."""
+    """A sampler as `svgd` makes it: `state = init(particles)`, `state = step(state)`."""
 
     init: Callable[..., SVGDState]
     step: Callable[..., SVGDState]
@@ -120,26 +120,24 @@ def svgd(
     kernel: str | Kernel = "gauss",
     **options: Unpack[MeshOptions],
 ) -> SVGD:
-    """Stein variational gradient descent over pytrees of particles: `blackjax.svgd` in linear memory.
+    """Stein variational gradient descent over pytrees of particles, with the interface of `blackjax.svgd`.
 
-    It takes what blackjax takes and has its interface (`init`, `step`, states of the same fields). A NumPyro model
-    enters by its potential energy: `jax.grad(lambda position: -potential_fn(position))`, with `potential_fn` and
-    unconstrained positions from `numpyro.infer.util.initialize_model`.
+    It takes linear memory. For a NumPyro model take `jax.grad(lambda position: -potential_fn(position))`, with
+    `potential_fn` and the unconstrained positions from `numpyro.infer.util.initialize_model`.
 
     Args:
-        grad_logdensity_fn: the score of one particle (a pytree), and of the keyword arguments of `step`.
-        optimizer: an Optax `GradientTransformation`, given minus the direction.
-        tau: τ, or several; None: 2 log N / med² at every step, med the median distance, the rule of Liu & Wang for the
-            Gaussian (1 for a single particle).
+        grad_logdensity_fn: the score of one particle (a pytree); it also gets the keyword arguments of `step`.
+        optimizer: an Optax `GradientTransformation`, which gets minus the direction.
+        tau: τ, or several. None: 2 log N / med² at every step (1 for one particle), where med is the median distance:
+            the rule of Liu & Wang for the Gaussian.
         kernel: as for `svgd_direction`.
-        **options: `method`, `precision` and `backend`, as for `gauss_sum`; and `mesh`, `query_axis` and `key_axis`, as
-            for `gauss_sum_sharded`, but the mesh need not divide the numbers of points.
+        **options: as for `svgd_direction`.
 
     Returns:
-        An `SVGD`: `init(particles)` of a pytree of arrays (N, …), and `step(state, **grad_params)`.
+        An `SVGD`: `init(particles)` takes a pytree of arrays (N, …), and `step(state, **grad_params)` a state.
 
     Raises:
-        ValueError, TypeError: of the kernel; and at a step, as `svgd_direction` does.
+        ValueError, TypeError: the kernel is wrong; and at a step, as `svgd_direction` does.
 
     Example:
         >>> import jax, jax.numpy as jnp, jaxgauss, optax
@@ -182,6 +180,6 @@ def _flat(particles: Any) -> Float[Array, "n d"]:
 
 def _liu_wang(points: Array) -> Array:
     if len(points) < 2:
-        return jnp.ones((), working_dtype(points.dtype))  # one particle climbs, whatever τ is
+        return jnp.ones((), working_dtype(points.dtype))  # for one particle, τ does not matter
     tau = median_heuristic(points)
     return 2 * jnp.log(len(points)).astype(tau.dtype) * tau

@@ -1,4 +1,4 @@
-"""Points in a unit of their own, where the kernel has none: squares of any size then stay within the dtype."""
+"""Scale points for the energy kernel, which has no length scale, so that squares stay within the dtype."""
 
 import jax.numpy as jnp
 from jax import lax
@@ -10,9 +10,9 @@ from .._kernels.profiles import Energy
 
 
 def in_own_unit(settings: Settings, *points: Array) -> tuple[Array, tuple[Array, ...]]:
-    """The power of two that is next to the largest coordinate, and the points in that unit; one for other kernels.
+    """A unit, and the points in that unit: for "energy" the power of two nearest to the largest coordinate, else 1.
 
-    -‖x - y‖ is that in the unit, times the unit, which is so for "energy" alone. NaN if a coordinate is infinite.
+    -‖x - y‖ is homogeneous, so the sum is that of the scaled points times the unit. NaN if a coordinate is infinite.
     """
     dtype = working_dtype(settings.dtype)
     points = tuple(jnp.asarray(x, dtype) for x in points)

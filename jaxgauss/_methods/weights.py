@@ -1,4 +1,4 @@
-"""Weights of points: what stands for none, and what leaves out the pairs of points with themselves."""
+"""Weights of points: their defaults, and the factor that leaves out the pairs i = i."""
 
 import jax.numpy as jnp
 from jaxtyping import Array
@@ -7,7 +7,7 @@ from .._checks.settings import Settings, working_dtype
 
 
 def weights_or_mean(weights: Array | None, points: Array, settings: Settings) -> Array:
-    """The weights of the points, 1/N each if there are none given; not in half precision, where that may be zero."""
+    """The weights, or 1/N each if there are none, in the working dtype because 1/N may underflow in half precision."""
     if weights is None:
         num, dtype = points.shape[0], working_dtype(settings.dtype)
         return jnp.full(num, 1 / num if num != 0 else 0, dtype)
@@ -21,6 +21,6 @@ def normalized(settings: Settings, weights: Array | None, points: Array) -> Arra
 
 
 def distinct_pairs_factor(a: Array) -> Array:
-    """(Σa)² / Σ_{i ≠ j} a_i a_j, which makes a sum over i ≠ j one over all pairs; of weights (…, N, 1)."""
+    """(Σa)² / Σ_{i ≠ j} a_i a_j for weights a (…, N, 1): the factor of sums over i ≠ j in unbiased estimates."""
     total = jnp.square(a.sum((-2, -1)))
     return total / (total - jnp.square(a).sum((-2, -1)))

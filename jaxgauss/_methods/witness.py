@@ -1,4 +1,4 @@
-"""The witness function of the MMD, and the flow along its slope."""
+"""The witness function of the MMD, and the flow along its gradient."""
 
 import functools
 from typing import Unpack
@@ -37,7 +37,7 @@ def mmd_witness(
         x, y, tau, kernel, x_weights, y_weights, **options: as for `mmd_squared`.
 
     Returns:
-        (P,). Not normalized: divided by the MMD it is the witness of unit norm.
+        (P,), not normalized: divide by the MMD for the witness of unit norm.
 
     Raises:
         ValueError, TypeError: as `mmd_squared` does.
@@ -77,20 +77,20 @@ def mmd_flow_velocity(
     y_weights: Weights | None = None,
     **options: Unpack[MeshOptions],
 ) -> Float[Array, "m d"]:
-    """Velocity of the MMD flow that carries x to y: -∇f(x_i), f the witness function.
+    """Velocity of the MMD flow that carries x to y: -∇f(x_i), where f is the witness function.
 
-    v_i = τ Σ_j a_j k(x_i, x_j) (x_i - x_j) - τ Σ_j b_j k(x_i, y_j) (x_i - y_j): repelled by one another, drawn to y.
-    One Gauss sum of D + 1 channels. (Of another kernel κ(u), -2κ' takes the place of k.) A Gaussian does not feel what
-    lies many bandwidths away; "imq" and "energy" do.
+    v_i = τ Σ_j a_j k(x_i, x_j) (x_i - x_j) - τ Σ_j b_j k(x_i, y_j) (x_i - y_j): particles repel one another, and y
+    attracts them. For another kernel κ(u), -2κ' replaces k. One Gauss sum of D + 1 channels. A Gaussian exerts no force
+    over many bandwidths; "imq" and "energy" do.
 
     Args:
         x: the particles, (M, D).
-        y: what they flow to, (N, D).
+        y: the target, (N, D).
         tau, kernel, x_weights, y_weights, **options: as for `mmd_squared`.
 
     Returns:
-        (M, D): where the particles go, x + step_size · velocity. It is -1/(2 a_i) times the gradient of the biased
-        `mmd_squared`. An Optax optimizer descends, so it takes the negative: `optimizer.update(-velocity, state)`.
+        (M, D): particles move to x + step_size · velocity. It is -1/(2 a_i) times the gradient of the biased
+        `mmd_squared`. An Optax optimizer descends, so give it the negative: `optimizer.update(-velocity, state)`.
 
     Raises:
         ValueError, TypeError: as `mmd_squared` does.

@@ -42,13 +42,14 @@ Row = tuple[float, float, float, float]  # 1, the work and nanoseconds
 
 
 class Calibration(NamedTuple):
-    """What was measured.
+    """The costs that `calibrate` measured.
 
     Attributes:
-        machine: for which the costs hold: the CPU or the CUDA device, and the versions of jaxlib and PyTorch.
-        costs: of each engine: nanoseconds of a call, of a pair of points, and of a pair and a column of the products.
-        off_by: the largest factor between a measured time and the one that these tell.
-        path: the file that holds them. To go back to the table that comes with jaxgauss, delete it.
+        machine: the CPU or CUDA device that was measured, and the versions of jaxlib and PyTorch.
+        costs: for each way to compute a sum, nanoseconds per call, per pair of points, and per pair and column of the
+            products.
+        off_by: the largest factor between a measured time and the time that the costs predict.
+        path: the file that holds the costs. Delete it to return to the table that comes with jaxgauss.
     """
 
     machine: str
@@ -58,13 +59,13 @@ class Calibration(NamedTuple):
 
 
 def calibrate(*, progress: bool = False) -> Calibration:
-    """Measure the engines on this machine, so that `auto` chooses by what they cost here. Takes half a minute.
+    """Measure this machine, so that `auto` chooses by what sums cost here. Takes half a minute.
 
-    Times `gauss_sum` in XLA, by PyTorch's kernel, by waves and, where it is installed, by finufft, on problems of up to
-    2048 points (on CUDA 16384, by every kernel), each checked against float64 first, and fits call, pair and column of
-    the cost model. The result is kept in the user's cache directory, by machine and versions, and used by every process
-    from then on; `explain` says so. Nothing else should compute meanwhile. All programs that JAX has compiled in this
-    process are dropped, for `auto` may decide otherwise for them.
+    It times `gauss_sum` in XLA, by PyTorch's kernels, by a Fourier series and, if installed, by finufft, for up to 2048
+    points (16384 on CUDA). Each result is checked against float64 first. The costs are saved in the user's cache
+    directory for this machine and these versions; every process uses them from then on, and `explain` says so. Let
+    nothing else compute meanwhile. All programs that JAX has compiled in this process are dropped, because `auto` may
+    now decide otherwise.
 
     Args:
         progress: show a bar (needs tqdm).
@@ -73,7 +74,7 @@ def calibrate(*, progress: bool = False) -> Calibration:
         A `Calibration`.
 
     Raises:
-        RuntimeError: an engine's result is wrong.
+        RuntimeError: a result is wrong.
         OSError: the cache directory cannot be written.
         ImportError: `progress` without tqdm.
 

@@ -12,18 +12,18 @@ CHUNK_BYTES = 2**22  # of keys and values in a chunk: measured best on CPUs, for
 
 
 class KeyChunks(Sequence):
-    """Keys and values in chunks (keys (size, D), values (size, C) or (size,)), the last of them shorter.
+    """Keys and values in chunks of (size, D) and (size, C) or (size,), for `gauss_sum_streamed`.
 
-    Chunks are slices: nothing is read before a chunk is. For arrays, memory-mapped ones (`np.memmap`,
-    `np.load(…, mmap_mode="r")`) and whatever else has shape, dtype and slices.
+    A chunk is a slice, read only when it is used; the last one may be shorter. The arrays may be NumPy arrays,
+    memory-mapped ones (`np.memmap`, `np.load(…, mmap_mode="r")`), or anything else with a shape, a dtype and slices.
 
     Args:
         keys: points, (N, D).
         values: (N, C), or (N,).
-        size: of a chunk, in keys; None for 4 MiB of keys and values.
+        size: keys in a chunk; None for 4 MiB of keys and values.
 
     Raises:
-        ValueError: keys and values are not of one number, or size is not a positive integer.
+        ValueError: keys and values differ in number, or size is not a positive integer.
         TypeError: keys or values are not an array.
 
     Example:

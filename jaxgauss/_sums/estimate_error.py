@@ -23,13 +23,13 @@ from .in_float64 import in_float64
 
 
 class ErrorEstimate(NamedTuple):
-    """An error and how well it is known.
+    """The error of a sum, as `estimate_error` estimates it.
 
     Attributes:
-        relative_error: ‖s - ŝ‖₂ / ‖ŝ‖₂ over all queries, estimated; ŝ the exact sum.
-        standard_error: of that.
-        largest_ratio: the largest |s - ŝ| / Σ_n Φ|v_n| among the queries that were looked at: cancellation between
-            values does not enter it.
+        relative_error: ‖s - ŝ‖₂ / ‖ŝ‖₂ over all queries, where ŝ is the exact sum.
+        standard_error: the standard error of this estimate.
+        largest_ratio: the largest |s - ŝ| / Σ_n Φ|v_n| among the sampled queries. Cancellation between values does not
+            affect it.
     """
 
     relative_error: Float[Array, ""]
@@ -39,7 +39,7 @@ class ErrorEstimate(NamedTuple):
 
     @property
     def interval(self) -> tuple[Array, Array]:
-        """Relative errors within three standard errors, from zero on: errors of few queries have long tails."""
+        """Relative errors within three standard errors, and at least zero."""
         reach = 3 * self.standard_error
         return jnp.maximum(self.relative_error - reach, 0), self.relative_error + reach
 
@@ -58,30 +58,30 @@ def estimate_error(
     precision: str = "auto",
     backend: str = "auto",
 ) -> ErrorEstimate:
-    """Estimate the error of a Gauss sum: a random subset of its queries is computed again in float64.
+    """Estimate the error of a Gauss sum: a random sample of its queries is computed again in float64.
 
-    O(num_queries · N · (D + C)) operations on top of the sum, a few per cent of it: cheap enough for a monitoring step.
-    Works under `jit`. With leading axes the same queries are taken in all of the batch.
+    O(num_queries · N · (D + C)) operations, a few per cent of the sum. It works under `jit`. With leading axes the same
+    queries are taken from every batch element.
 
     Args:
         queries, keys, values, tau: as for `gauss_sum`.
-        rng_key: chooses the queries.
-        num_queries: how many, at least 2; all of them where there are no more.
-        sums: what `gauss_sum` returned for these arguments, to be judged as it is. None: the chosen queries are summed
-            here, with the options below, as if there were no others.
+        rng_key: random key that chooses the queries.
+        num_queries: how many queries to sample, at least 2; all of them if there are fewer.
+        sums: the result of `gauss_sum` for these arguments, if it is to be judged. None: the sampled queries are summed
+            here, with the options below.
         method, precision, backend: as for `gauss_sum`.
 
     Returns:
-        An `ErrorEstimate`: relative L2 error, its standard error (zero where all queries were taken), the largest ratio
-        to Σ Φ|v|.
+        An `ErrorEstimate`: the relative L2 error, its standard error (zero if all queries were taken), and the largest
+        error relative to Σ Φ|v|.
 
     Raises:
-        ValueError: as `gauss_sum` does; `num_queries` is below 2; `sums` is not of the shape of the sums.
+        ValueError: as `gauss_sum` does; or `num_queries` is below 2, or `sums` does not have the shape of the sums.
         TypeError: as `gauss_sum` does.
 
     Precision:
-        The reference is formed in float64 from differences of coordinates, whatever JAX's 64-bit mode. Rare large
-        errors are not seen: a subset tells about the bulk.
+        The reference is computed in float64 from differences of coordinates, whatever JAX's 64-bit mode. A sample can
+        miss large errors of few queries.
 
     Example:
         >>> import jax, jaxgauss

@@ -41,24 +41,25 @@ def explain(
     precision: str = "auto",
     backend: str = "auto",
 ) -> Plan:
-    """What `gauss_sum` or `kernel_sum` does with these arguments: method, precision, GPU kernel, and the reason.
+    """Tell what `gauss_sum` or `kernel_sum` does with these arguments: method, precision, backend, and the reason.
 
-    Of another kernel than the Gaussian: whether XLA evaluates it, or how many Gaussians stand for it, and with what
-    maximal error. On a CPU the reason holds the estimates by which "auto" chose, and the row of costs that they come
-    from (see `calibrate`); for a precision that was asked for, what float32 is estimated to take.
+    Shapes are enough (`jax.ShapeDtypeStruct`). The reason holds the time estimates by which "auto" chose, and where
+    they come from (see `calibrate`); for another kernel than the Gaussian also whether a mixture of Gaussians stands
+    for it, of how many, and with what error. If the arrays have values, the points are examined, too:
 
-    `jax.ShapeDtypeStruct` will do for the arrays. Of arrays with values it also says whether waves take points of few
-    dimensions: how many, to what error, in what estimated time, and what share of 1024 queries they leave in doubt. Of
-    other arrays it says what becomes of points that do not lie near one another, in bandwidths (beyond R = 11 in
-    float32: tiles of sorted points look after their own digits); in half precision also whether sums, those of 256
-    queries, are so small that rounding has moved them; and on CUDA what the second kernel costs that then runs, too.
-    The kernel methods do the same with all of their points together.
+    - Points of up to three dimensions: whether a Fourier series sums them, with how many waves, what error and what
+      estimated time, and the share of 1024 sampled queries that must be summed another way.
+    - Other points: whether they lie near one another, and if not, how they are summed.
+    - Half precision: whether the sums, of 256 sampled queries, are so small that rounding has changed them; on CUDA,
+      the cost of the second kernel, which then runs.
+
+    The kernel methods decide in the same way, from all their points together.
 
     Args:
         queries, keys, values, tau, kernel, method, precision, backend: as for `kernel_sum`.
 
     Returns:
-        The `Plan` on the platform of the arrays (of JAX's default device if they do not tell).
+        The `Plan` on the platform of the arrays, or of JAX's default device if the arrays have none.
 
     Raises:
         ValueError, TypeError: as `gauss_sum` does.

@@ -52,36 +52,34 @@ def kernel_mean(
     log_weights: LogWeights = None,
     **options: Unpack[MeshOptions],
 ) -> Sums:
-    """Mean of values by a kernel, Σ_n w_n Φ_mn v_n / Σ_n w_n Φ_mn: kernel regression (Nadaraya-Watson).
+    """Weighted mean of values, Σ_n w_n Φ_mn v_n / Σ_n w_n Φ_mn: kernel regression (Nadaraya-Watson).
 
-    One attention call, whose softmax it is: right where all Φ underflow, and the mean is that of the nearest keys.
-    O(MN(D + C)) operations and O((M + N)(D + C)) memory.
+    One attention call computes it, since it is a softmax mean. Where all Φ underflow, the result is the value of the
+    nearest keys. O(MN(D + C)) operations and O((M + N)(D + C)) memory.
 
     Args:
-        queries: where to predict, q, (…, M, D).
-        keys: where values are known, k, (…, N, D), N ≥ 1.
-        values: v, (…, N, C); or one number a key, (N,).
-        tau: τ = 1/σ², as for `gauss_sum`; `leave_one_out_tau(keys, values=values)` finds one.
+        queries: points q where to predict, (…, M, D).
+        keys: points k where values are known, (…, N, D), N ≥ 1.
+        values: v, (…, N, C); or one number per key, (N,).
+        tau: τ = 1/σ², as for `gauss_sum`. `leave_one_out_tau(keys, values=values)` finds one.
         kernel: a name or a `Kernel`, as for `log_gauss_sum`: not "energy".
-        log_weights: log w, (…, N), of the keys; None: all the same. -inf leaves a key out.
-        **options: `method`, `precision` and `backend`, as for `log_gauss_sum` (float32 on CUDA unless asked otherwise);
-            and `mesh`, `query_axis` and `key_axis`, as for `gauss_sum_sharded`, but the mesh need not divide the
-            numbers of points.
+        log_weights: log w of the keys, (…, N); -inf leaves a key out. None: all weights are equal.
+        **options: `method`, `precision` and `backend`, as for `log_gauss_sum`; and `mesh`, `query_axis` and `key_axis`,
+            as for `gauss_sum_sharded`, except that the mesh need not divide the numbers of points.
 
     Returns:
-        (…, M, C), or (…, M) for values (N,), in the promoted dtype: within the range of the values.
+        (…, M, C), or (…, M) for values (N,), in the promoted dtype, within the range of the values.
 
     Raises:
-        ValueError: shapes do not fit, there are no keys, tau is not positive, an option is not one of its names.
+        ValueError: shapes do not fit, there are no keys, tau is not positive, or an option has an unknown value.
         TypeError: an argument is not a floating array.
 
     Derivatives:
-        Reverse mode of any order with respect to queries, keys, values, tau and log-weights. Forward mode is refused.
+        Reverse mode of any order with respect to queries, keys, values, tau and log-weights.
 
     Precision:
-        Of the largest |v|, at any distance from the keys: 1e-5, most of it for means of a handful of keys. Beyond 11
-        bandwidths from the center, and of other kernels than the Gaussian everywhere, exponents are float64, as those
-        of logarithms are. (On CUDA they are not: exponents err by 2⁻²⁴ τ ‖q‖ ‖k‖, from the center.)
+        Within 1e-5 of the largest |v| in float32, wherever the points lie. On CUDA exponents err by 2⁻²⁴ τ‖q‖‖k‖, with
+        distances from the center.
 
     Example:
         >>> import jax.numpy as jnp, jaxgauss

@@ -37,69 +37,51 @@ def kernel_sum(
     backend: str = "auto",
     forward_mode: bool = False,
 ) -> Sums:
-    """Sum a radial kernel: s_m = Σ_n κ(u_mn) v_n, u = τ‖q_m - k_n‖², without the M×N kernel matrix.
+    """Sum a radial kernel: s_m = Σ_n κ(u_mn) v_n with u_mn = τ‖q_m - k_n‖², without forming the M×N matrix.
 
-    | kernel | κ(u), u = (r/σ)² for τ = 1/σ² |
+    | kernel | κ(u), with r = √u |
     |---|---|
-    | gauss | e^(-u/2): `gauss_sum`, to the last bit |
-    | matern12, laplace | e^(-√u) |
-    | matern32 | (1 + √(3u)) e^(-√(3u)) |
-    | matern52 | (1 + √(5u) + 5u/3) e^(-√(5u)) |
-    | imq | (1 + u)^(-½), the inverse multiquadric |
+    | gauss | e^(-u/2): the same numbers as `gauss_sum` |
+    | matern12, laplace | e^(-r) |
+    | matern32 | (1 + √3 r) e^(-√3 r) |
+    | matern52 | (1 + √5 r + 5u/3) e^(-√5 r) |
+    | imq | (1 + u)^(-1/2), the inverse multiquadric |
     | cauchy | 1/(1 + u) |
     | rational_quadratic(α) | (1 + u/2α)^(-α) |
-    | energy | -√u, conditionally positive definite |
+    | energy | -r, conditionally positive definite |
     | Kernel(profile) | any function of u |
 
-    O(MN(D + C)) operations and O((M + N)(D + C)) memory. On CPUs, TPUs and in float64 XLA evaluates κ itself, a block
-    of pairs at a time. On CUDA a smooth kernel is a mixture of Gaussians with positive weights, fitted once, and
-    `gauss_sum` of as many bandwidths, where that is estimated to be faster; `explain` tells which, the number of terms
-    and the maximal error.
+    O(MN(D + C)) operations and O((M + N)(D + C)) memory. On CPUs, on TPUs and in float64 XLA evaluates κ. On CUDA a
+    mixture of Gaussians may stand for a smooth kernel; `explain` tells whether, and its error (docs/kernels.md).
 
     Args:
-        queries, keys, values, tau: as for `gauss_sum`.
+        queries, keys, values, tau, backend, forward_mode: as for `gauss_sum`.
         kernel: a name from the table, or a `Kernel`.
-        method: "auto"; "blocked", "dense" or "differences" (of coordinates: slow, and right anywhere) for κ itself in
-            XLA; "mixture" for Gaussians, anywhere. For "gauss", those of `gauss_sum`.
-        precision: as for `gauss_sum`; XLA takes "float32" and "float64", and half precision is by a mixture.
-        backend: the attention kernel, for a mixture, as for `gauss_sum`.
-        forward_mode: whether `jax.jvp`, `jax.jacfwd`, `jax.linearize` and `jax.hessian` must work, too.
+        method: "auto"; "blocked", "dense" or "differences" for κ itself; "mixture" for Gaussians. For "gauss", the
+            methods of `gauss_sum`.
+        precision: as for `gauss_sum`. κ itself takes "float32" or "float64"; half precision needs a mixture.
 
     Returns:
-        s, (…, M, C), or (…, M) for values (N,), in the promoted dtype of queries, keys and values. No keys give zeros.
+        s, (…, M, C), or (…, M) for values (N,), in the promoted dtype of queries, keys and values. Without keys: zeros.
 
     Raises:
-        ValueError: shapes do not fit, tau is not positive, there is no such kernel, it has no mixture where one was
-            asked for, or what was asked for by name cannot run there.
+        ValueError: as `gauss_sum` does; or there is no such kernel, or no mixture of it where one was asked for.
         TypeError: an argument is not a floating array, or the kernel is neither a name nor a `Kernel`.
 
     Derivatives:
-        Reverse mode of any order with respect to queries, keys, values and tau, in linear memory: ∂κ/∂q = 2τ κ'(u)
-        (q - k) is radial again, and one pass over the pairs makes all gradients. At points that coincide, where
-        matern12 and energy have a kink, the gradient is zero, which is a subgradient. Second and higher derivatives of
-        points that are not near, and tangents, are formed from differences of coordinates, which takes several times as
-        long for wide points.
-        Forward mode is refused unless asked for by `forward_mode`. Of a mixture they are those of the mixture, whose
-        relative error is larger than that of κ near u = 0.
+        As for `gauss_sum`; one more pass over the pairs gives all first gradients. At points that coincide, where
+        "matern12" and "energy" have a kink, the gradient is zero. A mixture's derivatives replace those of κ.
 
     Precision:
-        Error relative to Σ |κ||v|, in L2 over the queries, of κ itself: 1e-5 in float32, gradients 2e-5, wherever the
-        points lie, and 1e-13 in float64. Beyond 11 length scales from the center (gradients 6), and of matern12 and
-        energy everywhere, points are sorted, and tiles of near ones look after their own digits, which takes up to
-        five times as long. A term e^-z errs by 2⁻²⁴ z. Distances count up to 1e18 length scales.
-        Of a mixture on top of the error of `gauss_sum`: 1e-3 for bfloat16, 1e-4 for float16, 1e-6 for float32, relative
-        to κ(0) (for energy to the diameter of the points), at r = 0 and from 1e-3 to 1e2 length scales; imq and cauchy
-        err by up to their value there beyond 1e2.
+        The error of κ itself, relative to Σ|κ||v| in L2 over the queries, is 1e-5 in float32 (gradients 2e-5) and 1e-13
+        in float64, wherever the points lie. A mixture adds 1e-3 κ(0) in bfloat16, 1e-4 κ(0) in float16 and 1e-6 κ(0) in
+        float32.
 
     Example:
         >>> import jax.numpy as jnp, jaxgauss
         >>> points = jnp.array([[0.0], [3.0]])
         >>> jaxgauss.kernel_sum(points, points, jnp.array([1.0, 1.0]), kernel="energy").tolist()
         [-3.0, -3.0]
-
-    References:
-        Rasmussen & Williams, "Gaussian Processes for Machine Learning", 2006, chapter 4.
-        Schoenberg, "Metric Spaces and Completely Monotone Functions", 1938, for the mixtures.
     """
     kernel = as_kernel("kernel_sum", kernel)
     function = "kernel_sum" if kernel != GAUSS else "gauss_sum"

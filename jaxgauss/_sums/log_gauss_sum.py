@@ -41,41 +41,38 @@ def log_gauss_sum(
     precision: str = "auto",
     backend: str = "auto",
 ) -> Float[Array, "*result m"]:
-    """Logarithm of a sum of Gaussian kernels: log Σ_n w_n exp(-τ/2 ‖q_m - k_n‖²), where the sum itself underflows.
+    """Logarithm of a sum of Gaussian kernels, log Σ_n w_n exp(-τ/2 ‖q_m - k_n‖²), also where the sum itself underflows.
 
-    Straight from the log-sum-exp of one attention call. O(MND) operations and O((M + N) D) memory.
+    It is the log-sum-exp of one attention call: O(MND) operations and O((M + N) D) memory.
 
     Args:
         queries: points q, (…, M, D).
         keys: points k, (…, N, D).
-        log_weights: log w, (…, N), or None for weights of one; -inf is a weight of zero. Leading axes broadcast.
+        log_weights: log w, (…, N), whose leading axes broadcast; -inf is a weight of zero. None: all weights are one.
         tau: τ = 1/σ², positive: a number, or an array that broadcasts against the leading axes, as for `gauss_sum`.
-        kernel: a name or a `Kernel`, as for `kernel_sum`, which is nowhere negative: not "energy". Right where κ
-            underflows (of a `Kernel(profile)` only where it does not). Gradients of others than the Gaussian are formed
-            from differences of coordinates: slow for wide points.
-        method: "auto"; "rescale" for the attention kernel; "blocked", "dense" or "differences" for XLA. For another
-            kernel than the Gaussian, "auto" or "differences".
-        precision: as for `gauss_sum`, but "auto" is float32 on CUDA: logarithms are asked for where digits matter.
+        kernel: a name or a `Kernel` that is nowhere negative: not "energy". The logarithm of a named kernel is accurate
+            where κ underflows; that of a `Kernel(profile)` is not.
+        method: "auto"; "rescale" for the attention kernel; "blocked", "dense" or "differences" for XLA. Kernels other
+            than the Gaussian take "auto" or "differences".
+        precision: as for `gauss_sum`, except that "auto" is float32 on CUDA.
         backend: as for `gauss_sum`.
 
     Returns:
-        (…, M) in the promoted dtype of queries, keys and log-weights. No keys, or no weights, give -inf.
+        (…, M) in the promoted dtype of queries, keys and log-weights. Without keys, or if all weights are zero: -inf.
 
     Raises:
-        ValueError: shapes do not fit, tau is not positive, or what was asked for by name cannot run there.
+        ValueError: shapes do not fit, tau is not positive, or a named method, precision or backend cannot run there.
         TypeError: an argument is not a floating array.
 
     Derivatives:
-        Reverse mode of any order. With P_mn = w_n Φ_mn / Σ_n w_n Φ_mn: ∂q = τ (Σ_n P k - q), the score of a mixture,
-        from the sum's own call; ∂log w and ∂k are one sum over the queries. Forward mode is refused: a Hessian is
-        `jax.jacrev(jax.grad(f))`.
+        Reverse mode of any order. With P_mn = w_n Φ_mn / Σ_n w_n Φ_mn, ∂q = τ (Σ_n P_mn k_n - q_m), the score of a
+        mixture, comes from the same call. Gradients of other kernels take several times as long in many dimensions.
+        Forward mode is an error; a Hessian is `jax.jacrev(jax.grad(f))`.
 
     Precision:
-        In float32 within 1e-5 · max(1, |log|) wherever the points lie, most of it for a handful of terms; gradients
-        2e-5 of the sizes of their terms. Beyond 11 bandwidths from the center exponents are float64, tiles of sorted
-        points that can change no row are left out, and calls take up to four times as long. (On
-        CUDA they are not: there the error is 2⁻²⁴ τ‖x‖², x from the center, and the weights P in ∂k and ∂log w are lost
-        where that passes one.) Logarithms below -1e26 saturate.
+        In float32 within 1e-5 · max(1, |log|), wherever the points lie; gradients within 2e-5 of the sizes of their
+        terms. On CUDA the error grows with the squared distance of the points from their center (docs/precision.md).
+        Logarithms below -1e26 saturate.
 
     Example:
         >>> import jax.numpy as jnp, jaxgauss

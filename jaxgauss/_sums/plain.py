@@ -17,28 +17,28 @@ from .._engines.tiles import tiled_sum
 
 @takes_tau
 def gauss_sum_dense(queries: Queries, keys: Keys, values: Values, tau: Tau = 1.0) -> Sums:
-    """Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n with the M×N kernel matrix in memory.
+    """Sum Gaussian kernels in plain JAX, with the M×N kernel matrix in memory: Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n.
 
-    Arguments, result and errors are those of `gauss_sum`. Every JAX transformation works, forward mode included.
-    O(MN) memory. Computed in float32, or in float64 for float64 arguments.
+    Arguments, result and errors are those of `gauss_sum`. Every JAX transformation works, forward mode included. O(MN)
+    memory. Computed in float32, or in float64 for float64 arguments.
 
     Precision:
-        Exponents are formed from products about one center, R bandwidths from the farthest point: the error, relative
-        to Σ Φ|v|, is 2⁻²⁴ R² in float32 and 2⁻⁵³ R² in float64. Beyond R = 45 (in float64, beyond 4096) rows are wrong
-        without a word, where `gauss_sum` is not: compare with `method="differences"` there.
+        Exponents are formed by one matrix product. If the farthest point is R bandwidths from the center, the error
+        relative to Σ Φ|v| is 2⁻²⁴ R² in float32 and 2⁻⁵³ R² in float64. Beyond R = 45 (4096 in float64) rows may be
+        wrong, without a warning. There, compare with `gauss_sum(…, method="differences")` instead.
     """
     return _native("gauss_sum_dense", _formula, queries, keys, values, tau)
 
 
 @takes_tau
 def gauss_sum_blocked(queries: Queries, keys: Keys, values: Values, tau: Tau = 1.0) -> Sums:
-    """Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n, a block of the kernel matrix at a time.
+    """Sum Gaussian kernels in plain JAX, one tile of the kernel matrix at a time: Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n.
 
-    Arguments, result and errors are those of `gauss_sum`. Every JAX transformation works, forward mode included.
-    Linear memory, forward and backward: blocks are recomputed by `jax.checkpoint` when they are differentiated.
+    Arguments, result and errors are those of `gauss_sum`. Every JAX transformation works, forward mode included. Linear
+    memory, forward and backward: `jax.checkpoint` computes tiles again for gradients.
 
     Precision:
-        That of `gauss_sum_dense`.
+        As for `gauss_sum_dense`.
     """
     return _native("gauss_sum_blocked", _formula_by_blocks, queries, keys, values, tau)
 

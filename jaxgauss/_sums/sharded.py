@@ -46,40 +46,39 @@ def gauss_sum_sharded(
     backend: str = "auto",
     tolerance: float | None = None,
 ) -> Sums:
-    """Sum Gaussian kernels over a mesh of devices, of one process or many: s_m = Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n.
+    """Sum Gaussian kernels over the devices of a mesh: s_m = Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n.
 
-    Queries are shared out over `query_axis`, without communication. Keys and values are shared out over `key_axis`, and
-    the partial sums are added by one all-reduce of M C numbers; with both axes of a two-dimensional mesh, each device
-    sums its block of the kernel matrix. Nothing else is sent. An argument that lives elsewhere is first
-    brought to where it is needed.
+    `query_axis` divides the queries, which needs no communication. `key_axis` divides keys and values; one all-reduce
+    of M C numbers then adds the partial sums. With both, each device sums one block of the kernel matrix. The mesh may
+    span several processes (docs/scale.md).
 
     Args:
         queries: points q, (…, M, D).
         keys: points k, (…, N, D).
-        values: v, (…, N, C); or one weight a key, (N,).
+        values: v, (…, N, C); or one weight per key, (N,).
         tau: τ = 1/σ², as for `gauss_sum`.
-        mesh: of devices, as made by `jax.make_mesh`.
-        query_axis: the axis of the mesh, or several, that M is divided among. None: every device has all queries.
-        key_axis: likewise for N.
-        kernel, method, precision, backend: as for `kernel_sum`, on every device. Of method "fourier" the all-reduce is
-            of coefficients, whose number does not depend on M.
-        tolerance: of method "fourier", as for `gauss_sum`.
+        mesh: the devices, as from `jax.make_mesh`.
+        query_axis: the axis of the mesh, or several, that divide M. None: the queries are replicated.
+        key_axis: the axis of the mesh, or several, that divide N. None: keys and values are replicated.
+        kernel, method, precision, backend: as for `kernel_sum`, on every device. With "fourier" the all-reduce adds
+            coefficients, whose number does not depend on M.
+        tolerance: for "fourier", as for `gauss_sum`.
 
     Returns:
-        s, (…, M, C), or (…, M) for values (N,), shared out over `query_axis`. In half precision partial sums are
-        added in float32.
+        s, (…, M, C), or (…, M) for values (N,), sharded along `query_axis`. Partial sums are added in float32 or
+        better.
 
     Raises:
-        ValueError: as for `gauss_sum`; the mesh has no such axis, or does not divide the number of points.
-        TypeError: as for `gauss_sum`; mesh is not a mesh.
+        ValueError: as `gauss_sum` does; or the mesh has no such axis, or does not divide the number of points.
+        TypeError: as `gauss_sum` does; or mesh is not a mesh.
 
     Derivatives:
-        As for `gauss_sum`, in linear memory on every device. The gradient of what every device has, or all along an
-        axis have, is added up by an all-reduce; that of what is shared out stays where it is. On a mesh with explicit
-        axes JAX wants gradients to be taken under `jax.set_mesh(mesh)`.
+        As for `gauss_sum`, in linear memory on every device. An all-reduce adds up the gradient of a replicated
+        argument; that of a sharded argument stays where it is. On a mesh with explicit axes, take gradients under
+        `jax.set_mesh(mesh)`.
 
     Precision:
-        As for `gauss_sum`; every device finds out for its own points what reaches them.
+        As for `gauss_sum`; each device checks its own points.
 
     Example:
         >>> import jax, jax.numpy as jnp, jaxgauss

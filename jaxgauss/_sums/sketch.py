@@ -30,19 +30,19 @@ Bound = float | Sequence[float] | Float[np.ndarray | Array, " d"] | None
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class FourierSketch:
-    """Weighted points Σ_n v_n δ(k_n), as far as a Gaussian sees them: Fourier coefficients, made by `fourier_sketch`.
+    """Fourier coefficients of weighted points Σ_n v_n δ(k_n), as `fourier_sketch` computes them.
 
-    `sketch(queries)` are their Gauss sums. `sketch + sketch` is that of both clouds, if τ, box and tolerance are the
-    same. How many coefficients there are depends on the box in bandwidths, not on how many points. A pytree:
-    `jax.lax.psum` adds those of several devices.
+    `sketch(queries)` are their Gauss sums. `first + second` is the sketch of both sets of points, if τ, box and
+    tolerance are equal. The number of coefficients depends on the size of the box in bandwidths, not on the number of
+    points. A sketch is a pytree: `jax.lax.psum` adds the sketches of several devices.
 
     Attributes:
-        coefficients: (C, W, …), one axis for each coordinate.
-        rounding: what rounding has taken from them when sketches were added, likewise.
+        coefficients: (C, W, …), with one axis for each coordinate.
+        rounding: the rounding errors of added sketches, in the same shape.
         tau: τ = 1/σ² of the Gaussian.
-        lower, upper: corners of the box that holds the keys, and must hold the queries.
-        tolerance: the largest error of the Gaussian, and so of a sum relative to Σ|v|, without rounding.
-        one_weight: whether values were (N,), and sums are (…, M).
+        lower, upper: corners of the box that must hold all keys and queries.
+        tolerance: the largest error of a sum relative to Σ|v|, rounding aside.
+        one_weight: whether values were (N,), so that sums are (…, M).
     """
 
     coefficients: Float[Array, "c ..."]
@@ -62,7 +62,7 @@ class FourierSketch:
         )
 
     def __call__(self, queries: Float[Array | np.ndarray, "*batch m d"]) -> Sums:
-        """Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n in O(M), of all keys in the sketch.
+        """Sum all keys of the sketch at the queries, Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n, in O(M).
 
         Args:
             queries: points of the box, (…, M, D).
@@ -71,7 +71,7 @@ class FourierSketch:
             (…, M, C), or (…, M) if each key has one weight, in the dtype of the coefficients.
 
         Raises:
-            ValueError: a query is outside of the box, or has another dimension. Under `jit` its sum is NaN.
+            ValueError: a query lies outside of the box (under `jit` its sum is NaN), or has another dimension.
             TypeError: queries are not floating.
         """
         keys, values = (jax.ShapeDtypeStruct((0, x), getattr(queries, "dtype", "float32")) for x in (self.dim, 1))
@@ -80,7 +80,7 @@ class FourierSketch:
         return sums_of(self, queries)
 
     def __add__(self, other: "FourierSketch") -> "FourierSketch":
-        """The sketch of both clouds; ValueError unless both are of one kind."""
+        """Return the sketch of both sets of points; ValueError if τ, box, tolerance or shapes differ."""
         if not isinstance(other, FourierSketch):
             return NotImplemented
         kinds = [
@@ -98,14 +98,14 @@ class FourierSketch:
         return replace(self, coefficients=total, rounding=self.rounding + other.rounding + lacking)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write it to a file (.npz)."""
+        """Write the sketch to a file (.npz)."""
         arrays: dict[str, Any] = {x.name: np.asarray(getattr(self, x.name)) for x in fields(self)}
         with Path(path).open("wb") as file:
             np.savez(file, **arrays)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "FourierSketch":
-        """Read what `save` has written; ValueError if the file holds something else."""
+        """Read a file that `save` wrote; ValueError if it holds something else."""
         try:
             with Path(path).open("rb") as file, np.load(file) as arrays:
                 found: dict[str, Any] = {x.name: arrays[x.name] for x in fields(cls)}
@@ -126,7 +126,7 @@ class FourierSketch:
 
     @property
     def dim(self) -> int:
-        """D, of the points."""
+        """The dimension D of the points."""
         return len(self.lower)
 
     def _nodes(self) -> Nodes:
@@ -169,33 +169,34 @@ def fourier_sketch(
     upper: Bound = None,
     tolerance: float | None = None,
 ) -> FourierSketch:
-    """Sketch Σ_n v_n δ(k_n) for Gauss sums: s_m = Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n is then `sketch(queries)`.
+    """Reduce weighted points to Fourier coefficients: `sketch(queries)` is then Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n.
 
-    For D ≤ 3. O(N) operations, once; a sum at M queries is O(M), whatever N is. Sketches of one τ and box add up, so
-    the keys may come in parts, from many machines, over years: docs/few_dimensions.md has the formulas.
+    For D ≤ 3. The coefficients take O(N) operations once; a sum at M queries then takes O(M), whatever N is. Sketches
+    with the same τ and box add up, so keys may come in parts and from several machines (docs/few_dimensions.md).
 
     Args:
         keys: points k, (N, D).
-        values: v, (N, C); or one weight a key, (N,).
+        values: v, (N, C); or one weight per key, (N,).
         tau: τ = 1/σ², a positive number.
-        lower, upper: corners of the box of all keys and queries, a number or (D,). None: those of these keys.
-        tolerance: the largest error of a sum relative to Σ|v|, without rounding. None for one that does not count
-            beside rounding.
+        lower, upper: corners of the box that holds all keys and queries: numbers, or (D,). None: the corners of these
+            keys.
+        tolerance: the largest error of a sum relative to Σ|v|, rounding aside. None: below rounding.
 
     Returns:
-        A `FourierSketch`, in float32; in float64 for such keys or values.
+        A `FourierSketch`, in float32, or in float64 for float64 keys or values.
 
     Raises:
-        ValueError: shapes do not fit, a key is outside of the box (under `jit` all sums are NaN), the box is so many
-            bandwidths wide that a channel has more than 2²⁴ coefficients, or an argument is not positive.
-        TypeError: keys or values are not floating, tau is not a number, or the box is to be found under `jit`.
+        ValueError: shapes do not fit, a key lies outside of the box (under `jit` all sums are NaN), the box is so many
+            bandwidths wide that a channel has more than 2²⁴ coefficients, or tau or tolerance is not positive.
+        TypeError: keys or values are not floating, tau is not a number, or the box must be found under `jit`.
 
     Derivatives:
-        Of sums, with respect to queries, keys and values, reverse mode of any order, in O(M + N).
+        Sums have reverse mode of any order with respect to queries, keys and values, in O(M + N).
 
     Precision:
-        Errors are relative to Σ|v|, not to Σ Φ|v| as those of `gauss_sum`: at most the tolerance, and in float32 some
-        1e-7 by rounding. A small sum in a far tail has no digits. Channels v and |v| tell one beside the other.
+        Errors are relative to Σ|v|, not to Σ Φ|v| as in `gauss_sum`: at most the tolerance, plus about 1e-7 of rounding
+        in float32. A small sum in a far tail therefore has no accurate digits. A second channel with values |v| shows
+        where.
 
     Example:
         >>> import jax, jax.numpy as jnp, jaxgauss

@@ -45,46 +45,42 @@ def gauss_sum_streamed(
     backend: str = "auto",
     tolerance: float | None = None,
 ) -> Sums:
-    """Sum Gaussian kernels over chunks of keys: s_m = Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n, for more keys than memory holds.
+    """Sum Gaussian kernels over chunks of keys, for more keys than memory holds: s_m = Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n.
 
-    One `gauss_sum` for each chunk, added up with compensation. The next chunk is read, by a second thread, and sent to
-    the device while this one is summed: O(MN(D + C)) operations in all, O(M(D + C)) memory and that of two chunks, on
-    the device and on the host. (Pages of memory-mapped arrays are given back once copied.) Chunks are padded to few
-    lengths, for each of which the sum is compiled.
-    Method "fourier", for D ≤ 3, adds up a `FourierSketch` of all keys that the Gaussian sees from the queries, in
-    O(M + N) operations; its memory depends on neither number.
+    While one chunk is summed, a second thread reads the next one and sends it to the device. O(MN(D + C)) operations;
+    memory O(M(D + C)) and two chunks, on device and host. With "fourier" (D ≤ 3) chunks are added to a `FourierSketch`:
+    O(M + N) operations, in memory that depends on neither number. docs/scale.md has an example.
 
     Args:
         queries: points q, (…, M, D).
-        chunks: pairs of keys (n, D) and values (n, C) or (n,): `KeyChunks` of arrays, another sequence, or any iterable
-            of NumPy arrays, whose memory may be used again for the next. n may differ; chunks of a few MiB are best.
+        chunks: pairs of keys (n, D) and values (n, C) or (n,): `KeyChunks`, or any iterable of pairs of NumPy arrays,
+            whose memory it may use again. n may differ; a few MiB each are best.
         tau: τ = 1/σ², positive: a number, or an array that broadcasts against the leading axes of the queries.
-        saved: path of a file (.npz) for what has been summed. It is written at the end, on any exception, Ctrl-C
-            included (the chunk under way may be left out), and in between for less than a twentieth of the time. Called
-            again with that file, the same queries, tau and options and all chunks from the first, the sum goes on:
-            chunks in the file are read again, compared by a digest of all their numbers, and not summed; those at the
-            end may be new. The result has the bits of an uninterrupted run.
+        saved: path of a file (.npz) for the progress. It is written at the end, on any exception (Ctrl-C included), and
+            now and then in between. To resume, call again with this file, the same queries, tau and options, and all
+            chunks from the first. Chunks already summed are read and compared, not summed again; new chunks may follow.
+            The result has the same bits as an uninterrupted run.
         progress: show a bar (needs tqdm).
-        kernel, method, precision, backend: as for `kernel_sum`; method "fourier" takes one τ.
-        tolerance: of method "fourier", as for `gauss_sum`.
+        kernel, method, precision, backend: as for `kernel_sum`. "fourier" takes one τ.
+        tolerance: for "fourier", as for `gauss_sum`.
 
     Returns:
         s, (…, M, C), or (…, M) for values (n,), in the promoted dtype of queries, keys and values.
 
     Raises:
-        ValueError: there is no chunk, shapes do not fit, a chunk is not like the first, tau is not positive, what was
-            asked for by name cannot run there, or `saved` is the file of another sum.
-        TypeError: an argument is not a floating array, a chunk is not a pair of them, or the call is under a
-            transformation such as jit.
+        ValueError: as `gauss_sum` does; or there is no chunk, a chunk is not like the first, or `saved` is of another
+            sum.
+        TypeError: an argument is not a floating array, a chunk is not a pair of them, or the call is traced, as by
+            `jit`.
         ImportError: `progress` without tqdm.
 
     Derivatives:
-        None. Those of one channel with respect to the queries are a streamed sum of D + 1: values [v k, v] (n, D + 1)
-        give [a, s], and ∂s/∂q = τ (a - q s). Subtract one center from queries and keys, to keep the digits.
+        None. For C = 1 and centered points, a streamed sum of the values [v k, v], (n, D + 1), gives [a, s], and ∂s/∂q
+        = τ (a - q s).
 
     Precision:
-        That of `gauss_sum` for one chunk, each about its own center. Chunks are added up in float32, or in float64 for
-        float64 arguments, by Knuth's TwoSum: their number adds no error. Of method "fourier" that of `fourier_sketch`.
+        As for `gauss_sum`, for each chunk about its own center. Compensated summation adds the chunks in float32, or in
+        float64 for float64 arguments: their number adds no error. For "fourier", as for `fourier_sketch`.
 
     Example:
         >>> import numpy as np, jaxgauss
@@ -92,9 +88,6 @@ def gauss_sum_streamed(
         >>> chunks = jaxgauss.KeyChunks(keys, np.ones(1000, "float32"), size=300)
         >>> jaxgauss.gauss_sum_streamed(keys[:2], chunks, 0.5).round().tolist()
         [923.0, 923.0]
-
-    References:
-        Knuth, "The Art of Computer Programming", volume 2, section 4.2.2, theorem B.
     """
     kernel = as_kernel("gauss_sum_streamed", kernel)
     check_names("gauss_sum_streamed", method, precision, backend, methods_of(kernel))
