@@ -6,10 +6,10 @@ Tensors in, tensors out; only PyTorch is needed. `jaxgauss` calls the same funct
 """
 
 from .attention import ENGINE as ENGINE
-from .fused import METHODS as METHODS
-from .fused import fused_means as fused_means
-from .fused import fused_pullback as fused_pullback
-from .fused import fused_sum as fused_sum
+from .reductions import METHODS as METHODS
+from .reductions import fused_means as fused_means
+from .reductions import fused_pullback as fused_pullback
+from .reductions import fused_sum as fused_sum
 from .gauss_sum import gauss_sum as gauss_sum
 from .gauss_sum import gauss_sum_pullback as gauss_sum_pullback
 from .gauss_sum import log_gauss_sum as log_gauss_sum
@@ -20,4 +20,4 @@ from .kernels import select_kernel as select_kernel
 from .prescale import prescale as prescale
 from .rescale import rescale as rescale
 from .reweight import reweight as reweight
-from .trust import REACH as REACH
+from .guard import REACH as REACH

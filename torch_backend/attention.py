@@ -12,7 +12,7 @@ from torch import Tensor
 from .kernels import Engine, Kernel
 from .layout import broadcast_shapes
 from .operators import BACKWARD, FORWARD, Gate, efficient_gated, efficient_gated_backward, in_short_sums
-from .trust import report
+from .guard import report
 
 MAX_GRID = 65535  # CUDA's limit on batch and on heads in one launch
 MAX_POINTS = 2**16  # in one call: kernels add blocks one after another, and millions of terms would lose accuracy

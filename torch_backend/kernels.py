@@ -54,7 +54,7 @@ class Kernel:
         dtype, parts: in use; with 2 parts each coordinate is the sum of two numbers of that dtype.
         gate: a boolean on the device, or its `gate_starts`; if it is false, the memory-efficient kernel computes
             nothing.
-        alarm: a boolean on the device: whether to warn that points lie beyond reach, see `trust`.
+        alarm: a boolean on the device: whether to warn that points lie beyond reach, see `guard`.
     """
 
     name: str

@@ -55,9 +55,9 @@ def by_attention(
     is_last = chosen.method == "rescale" and not kernel.half
     if chosen.platform != "cpu" or (is_last and not examines):
         return run()
-    trust = torch_backend().trust
+    guard = torch_backend().guard
     if is_last:
-        is_near = trust.squared_radius(*points) <= chosen.reach if chosen.near is None else chosen.near
+        is_near = guard.squared_radius(*points) <= chosen.reach if chosen.near is None else chosen.near
         return one_of_two(is_near, run, far, *operands)
     own = replace(chosen, method="rescale", precision=dtype.name)
 
@@ -66,10 +66,10 @@ def by_attention(
 
     def unless_doubted(*operands: Array) -> tuple[Array, ...]:
         *results, largest = attended(chosen, kernel, points, operands)
-        doubted = trust.doubtful(chosen.method, kernel, points, largest)
+        doubted = guard.doubtful(chosen.method, kernel, points, largest)
         return one_of_two(doubted, again, lambda *_: tuple(results), *operands)
 
-    within = trust.squared_radius(*points) <= trust.REACH[chosen.method][kernel.precision]
+    within = guard.squared_radius(*points) <= guard.REACH[chosen.method][kernel.precision]
     return one_of_two(within, unless_doubted if kernel.half else run, again, *operands)
 
 
@@ -120,7 +120,7 @@ def attended_means(chosen: Plan, kernel: "Kernel", points: Points, operands: tup
 def _computed(chosen: Plan, kernel: "Kernel", points: Points, compute: Callable) -> tuple[Array, ...]:
     """On CUDA with what half precision does not hold computed again, behind a gate."""
     if chosen.platform == "cuda":
-        return torch_backend().trust.gated(chosen.method, kernel, points, compute)
+        return torch_backend().guard.gated(chosen.method, kernel, points, compute)
     return compute(kernel, chosen.method)
 
 

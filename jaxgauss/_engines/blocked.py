@@ -48,7 +48,7 @@ def blocked_sum(queries: Q, keys: K, values: V, tau: T) -> S:
 def scaled_sum(a: Scaled, b: Scaled, values: V, *, dense: bool = False, fused: bool = False) -> S:
     """Σ_n 2^(-½‖a - b‖²) v of points within reach.
 
-    `dense` takes one tile, which is the dense sum. `fused` writes products as XLA on a CPU can put them together.
+    `dense` takes one tile. `fused` writes products as XLA on a CPU can put them together.
     """
     width = max(a.points.shape[-1], values.shape[-1])
     fused = fused and width <= FUSED_WIDTH and not (dense and width >= WIDE)

@@ -137,7 +137,7 @@ def torch_backend():  # pyright knows the type of the module
     _torch()
     import torch_backend.devices
     import torch_backend.kernels
-    import torch_backend.trust
+    import torch_backend.guard
 
     return torch_backend
 

@@ -135,13 +135,13 @@ def _by_waves(settings: Settings, chosen: Plan, q: Array, k: Array, v: Array, ta
 
 def _by_attention(chosen: Plan, far: str, q: Array, k: Array, v: Array, tau: Array, size: tuple[int, int, int]) -> Plan:
     """The plan of an attention kernel, or of what computes again what its precision does not hold."""
-    kernel, trust = kernel_of(chosen, q), bridge.torch_backend().trust
+    kernel, guard = kernel_of(chosen, q), bridge.torch_backend().guard
     if isinstance(kernel, str):
         return chosen
     points = scaled_points(q, k, tau, base_2=False, every=kernel.half)
-    reach = trust.squared_radius(*points)
-    is_far = reach > min(chosen.reach, trust.REACH[chosen.method][chosen.precision])
-    if not is_far and not (kernel.half and trust.doubtful(chosen.method, kernel, points, _largest(q, k, v, tau))):
+    reach = guard.squared_radius(*points)
+    is_far = reach > min(chosen.reach, guard.REACH[chosen.method][chosen.precision])
+    if not is_far and not (kernel.half and guard.doubtful(chosen.method, kernel, points, _largest(q, k, v, tau))):
         return chosen
     reason = far if is_far else f"all sums are so small that {chosen.precision} has lost their digits"
     if chosen.platform != "cuda":
