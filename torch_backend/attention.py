@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from .guard import report
 from .kernels import Engine, Kernel
 from .layout import broadcast_shapes
 from .operators import BACKWARD, FORWARD, Gate, efficient_gated, efficient_gated_backward, in_short_sums
-from .guard import report
 
 MAX_GRID = 65535  # CUDA's limit on batch and on heads in one launch
 MAX_POINTS = 2**16  # in one call: kernels add blocks one after another, and millions of terms would lose accuracy

@@ -8,10 +8,10 @@ from torch import Tensor
 
 from .arrays import dtype_of
 from .attention import ENGINE
-from .reductions import METHODS, are_exact, fused_means, fused_pullback, fused_sum
+from .guard import guarded
 from .kernels import DTYPES, Kernel, select_kernel
 from .layout import broadcast_shapes, scaled_points
-from .guard import guarded
+from .reductions import METHODS, are_exact, fused_means, fused_pullback, fused_sum
 
 
 def without_autocast(function: Callable) -> Callable:

@@ -21,7 +21,7 @@ import torch
 from array_api_compat import array_namespace
 from torch import Tensor
 
-from .arrays import EPS, Array, held, nonzero, without_nan
+from .arrays import EPS, Array, cast, held, nonzero, without_nan
 from .kernels import Kernel, finest_kernel
 from .layout import half_squared_norms
 
@@ -132,6 +132,13 @@ def relative_loss(a: Array, b: Array, kernel: Kernel) -> Array:
     squared = nonzero(xp.sum(apart * apart, axis=-1))
     exponents = xp.sum(moved * (apart + moved / 2), axis=-1)
     return xp.sqrt(xp.max(xp.mean(exponents * exponents / squared, axis=(-2, -1))))
+
+
+def gate_starts(gate: Array, batch: int, num_queries: int, num_keys: int) -> tuple[Array, Array]:
+    """Starts of the sequences of queries and keys in a batch; at a shut gate all are 0, so that sequences are empty."""
+    xp = array_namespace(gate)
+    starts = xp.cumulative_sum(xp.broadcast_to(cast(gate, "int32"), (batch,)), dtype=xp.int32, include_initial=True)
+    return starts * num_queries, starts * num_keys
 
 
 def report(flag: Tensor) -> None:

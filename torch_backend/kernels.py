@@ -10,10 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
-from array_api_compat import array_namespace
-
 from . import devices
-from .arrays import BITS, HALF, Array, accumulation_dtype, cast
+from .arrays import BITS, HALF, Array, accumulation_dtype
 
 DTYPES = tuple(BITS)
 TWO_PARTS = {
@@ -181,10 +179,3 @@ def select_kernel(backend: str, precision: str, device: str, dtype: Any, dim: in
 def finest_kernel(device: str, dtype: str) -> Kernel:
     """The kernel with the most accurate sums on "cpu" or "cuda", for points of any width."""
     return replace(KERNELS["efficient"] if device == "cuda" else KERNELS["cpu"], dtype=dtype)
-
-
-def gate_starts(gate: Array, batch: int, num_queries: int, num_keys: int) -> tuple[Array, Array]:
-    """Starts of the sequences of queries and keys in a batch; at a shut gate all are 0, so that sequences are empty."""
-    xp = array_namespace(gate)
-    starts = xp.cumulative_sum(xp.broadcast_to(cast(gate, "int32"), (batch,)), dtype=xp.int32, include_initial=True)
-    return starts * num_queries, starts * num_keys

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from . import devices
-from .kernels import gate_starts
+from .guard import gate_starts
 
 SHORT = 512  # queries or keys in one half-precision sum
 Gate: TypeAlias = Tensor | tuple[Tensor, Tensor]

@@ -11,7 +11,6 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from .._checks.settings import are_known
-from .blocks import scan
 from .devices import has_cuda, replicated, vary_like
 from .shapes import K, Q, T
 
@@ -143,7 +142,7 @@ def difference_logits(scale: Array, queries: Array, keys: Array) -> Array:
     batch = jnp.broadcast_shapes(scale.shape[:-2], queries.shape[:-2], keys.shape[:-2])
     zero = jnp.zeros((*batch, queries.shape[-2], keys.shape[-2]), queries.dtype)
     columns = _dimensions(queries), _dimensions(keys)
-    return scan(add, vary_like(zero, [queries, keys, scale]), columns)[0] / -2
+    return lax.scan(add, vary_like(zero, [queries, keys, scale]), columns)[0] / -2
 
 
 def squares_factors(a: Scaled, b: Scaled) -> tuple[Array, Array]:

@@ -21,10 +21,9 @@ from .._arrays.devices import vary_like
 from .._arrays.points import as_rows
 from .._checks.settings import are_known
 from .._kernels.kernels import Kernel
-from .digits import about_center, known_by_norms, known_by_product
 from .pairs import both_by_differences, by_differences, subtractable, with_rank, zeros_of
 from .plan import Plan
-from .products import masked, sums_by_moments
+from .products import about_center, known_by_norms, known_by_product, masked, sums_by_moments
 from .wanted import NOTHING, Channels, Columns, Rows, Sums, Wanted
 
 FEW_DIMENSIONS = 8  # where differences take not much longer than a product that tells whether they are needed

@@ -163,7 +163,7 @@ def _gate(kernel: "Kernel", batch: Sequence[Any], queries: Array, keys: Array) -
     """The operands that a gate is for the operator."""
     if kernel.gate is None:
         return ()
-    return torch_backend().kernels.gate_starts(kernel.gate, batch[0], queries.shape[2], keys.shape[2])
+    return torch_backend().guard.gate_starts(kernel.gate, batch[0], queries.shape[2], keys.shape[2])
 
 
 def torch_attention(kernel: "Kernel", has_bias: bool, has_alarm: bool) -> Callable:

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from .._arrays.blocks import blocks, scan, unblocks
 from .._arrays.devices import has_cuda, vary_like
 from .._arrays.points import (
     BASE_2,
@@ -32,10 +31,13 @@ from .tiles import (
     WIDE,
     WIDE_TILE,
     block_sizes,
+    blocks,
     in_groups,
     reduction_tile,
+    scan,
     tile_sum_by_reduction,
     tiled_sum,
+    unblocks,
 )
 
 

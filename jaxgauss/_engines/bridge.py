@@ -136,7 +136,6 @@ def torch_backend():  # pyright knows the type of the module
     """The package of that name, which is imported at the first use."""
     _torch()
     import torch_backend.devices
-    import torch_backend.kernels
     import torch_backend.guard
 
     return torch_backend

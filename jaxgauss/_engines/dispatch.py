@@ -15,17 +15,18 @@ import jax.numpy as jnp
 
 from .._arrays.devices import platforms
 from .._arrays.points import scaled_points, with_norms
+from .._checks.operands import sizes
 from .._checks.settings import Settings, are_known, working_dtype
 from .._kernels.kernels import GAUSS, Kernel
 from .._kernels.mixtures import Mixture
-from . import radial
+from . import mixed, radial
 from .attention import attended_means, attended_pullback, attended_sum, by_attention, kernel_of
 from .blocked import blocked_pullback, scaled_sum
 from .few_dimensions import by_waves
 from .lowering import aligned_sizes, lowered, plan_there
 from .means import blocked_means, fused_means, means_anywhere
 from .near import but_not, one_of_two, within
-from .plan import Plan, exact_plan, mixture_of, sizes
+from .plan import Plan, exact_plan, mixture_of
 from .tiles import FUSED_WIDTH, FUSES, ONE_PASS
 from .wanted import NOTHING, Channels, Sums, Wanted
 
@@ -95,8 +96,8 @@ def pair_sums(settings: Settings, wanted: Wanted, *operands: jax.Array) -> Sums:
 
 
 def mixed_sums(settings: Settings, wanted: Wanted, *operands: jax.Array) -> Sums:
-    """`radial.mixed_sums`, likewise; shares (…, T) follow τ."""
-    return Sums(*lowered(_exactly, (radial.mixed_sums, wanted, settings), *operands, needed=2))
+    """`mixed.mixed_sums`, likewise; shares (…, T) follow τ."""
+    return Sums(*lowered(_exactly, (mixed.mixed_sums, wanted, settings), *operands, needed=2))
 
 
 def radial_pullback(

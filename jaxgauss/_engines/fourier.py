@@ -24,11 +24,11 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from .._arrays.blocks import blocks
 from .._arrays.devices import vary_like
 from .._arrays.points import dot
 from . import nufft
 from .nodes import WAVES, Nodes, sine
+from .tiles import blocks
 
 POINTS = {1: 4096, 2: 4096, 3: 1024}  # at a time, by dimension
 

@@ -12,8 +12,9 @@ from jax.custom_batching import custom_vmap
 
 from .._arrays.devices import platforms, replicated, shard_like, vary_like
 from .._arrays.points import by_point
+from .._checks.operands import sizes
 from .._checks.settings import Settings
-from .plan import Plan, plan, sizes
+from .plan import Plan, plan
 
 
 def lowered(

@@ -15,7 +15,6 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from .._arrays.blocks import blocks, scan, unblocks
 from .._arrays.devices import has_cuda, vary_like
 from .._arrays.points import (
     BASE_2,
@@ -38,7 +37,17 @@ from .anywhere import in_leaves, in_place, leaf_order, sorts, squared_gaps
 from .blocked import scaled_sum
 from .few_dimensions import Sizes, most_blocks, pays_here, rows_of, settled
 from .plan import NEAR, STRICTER, Plan
-from .tiles import DIFFERENCES_TILE, TILE, in_groups, one_by_one, product_by_reduction, tiled_means
+from .tiles import (
+    DIFFERENCES_TILE,
+    TILE,
+    blocks,
+    in_groups,
+    one_by_one,
+    product_by_reduction,
+    scan,
+    tiled_means,
+    unblocks,
+)
 from .wanted import NOTHING, Channels, Wanted
 from .waves import LOGS, layout, sums_by_waves
 

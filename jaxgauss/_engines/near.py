@@ -27,10 +27,10 @@ from .._checks.settings import Settings, are_known, working_dtype
 from .._kernels.kernels import GAUSS, Kernel
 from .anywhere import FEW
 from .boxes import boxes
-from .digits import SPREAD, powers, spread
 from .few_dimensions import Sizes, by_waves, most_blocks, pays
 from .lowering import by_platform, plan_there
 from .plan import NEAR, STRICTER
+from .products import SPREAD, powers, spread
 
 # R² beside its limit, and the spread of pairs beside theirs, from which it is sure on which side of it they are. About
 # another center among the points, R² is up to four times as large; moments of all kinds have their digits below.

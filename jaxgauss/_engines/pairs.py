@@ -13,12 +13,11 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from .._arrays.blocks import scan
 from .._arrays.devices import vary_like
 from .._arrays.points import dot, squared_distances_of
 from .._checks.settings import are_known
 from .._kernels.kernels import Kernel
-from .tiles import FUSED_WIDTH, FUSES, product_by_reduction
+from .tiles import FUSED_WIDTH, FUSES, product_by_reduction, scan
 from .wanted import Columns, Rows, Sums, Wanted
 
 GROUP = 8  # coordinates whose differences are formed in one pass over a tile

@@ -5,11 +5,9 @@ import functools
 import math
 import warnings
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from .._arrays.devices import has_cuda
 from .._checks.settings import Settings, are_known
@@ -80,14 +78,6 @@ class Plan:
     def native(self) -> bool:
         """Whether XLA computes it, without PyTorch."""
         return self.method in NATIVE
-
-
-def sizes(queries: Any, keys: Any, values: Any, tau: Any) -> tuple[int, int, int]:
-    """Kernel evaluations (batch · M · N), dimension and channels of a sum."""
-    leading = {np.shape(tau), *(tuple(x.shape[:-2]) for x in (queries, keys, values))}
-    batch = math.prod(jnp.broadcast_shapes(*leading))
-    channels = values.shape[-1] if len(values.shape) > 1 else 1
-    return batch * queries.shape[-2] * keys.shape[-2], queries.shape[-1], channels
 
 
 def gauss_plan(settings: Settings, platform: str, pairs: int, dim: int, channels: int) -> Plan:

@@ -271,29 +271,3 @@ def difference_sums(channels: Channels, queries: Q, keys: K, values: V, tau: T) 
 
 def _in_shapes(gradients: tuple[Array, ...], operands: tuple[Array, ...]) -> Any:
     return tuple(unbroadcast(d, x.shape) for d, x in zip(gradients, operands, strict=False))
-
-
-def mixed_sums(wanted: Wanted, chosen: Plan, *operands: Array) -> Sums:
-    """`pair_sums` of the one kernel Σ_t share_t κ_t, whose own τ is one, (…, 1, M, ·): of τ and shares (…, T)."""
-    queries, keys, values, tau, shares, *weights = operands
-
-    def of_each(tau: Array, shares: Array, *operands: Array) -> Sums:
-        queries, keys, values, *weights = operands
-        return pair_sums(wanted, chosen, queries, keys, values, tau, *weights).mixed(tau, shares)
-
-    def of_all(scale: Array, shares: Array, *operands: Array) -> Sums:
-        queries, keys, values, *weights = operands
-
-        def otherwise(*_: Any) -> list[Sums]:
-            return [of_each(jnp.square(scale[:, 0]), shares[:, 0], *(x[None] for x in operands))]
-
-        given = queries, keys, values, scale, *weights
-        return of_matrices([wanted], chosen, *given, shares=shares, by_tiles=otherwise)[0]
-
-    given = queries, keys, values, *weights
-    if blocks_that_may_pay([wanted], chosen, *given, bandwidths=tau.shape[-1])[0]:
-        matrices = jnp.sqrt(tau)[..., None], shares[..., None], *(x[..., 0, :, :] for x in given)
-        found = one_by_one(of_all, *matrices)
-    else:
-        found = of_each(tau, shares, *given)
-    return jax.tree.map(lambda x: x[..., None, :, :], found)

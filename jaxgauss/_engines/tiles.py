@@ -12,7 +12,6 @@ import jaxlib.version
 from jax import lax
 from jaxtyping import Array
 
-from .._arrays.blocks import blocks, scan, unblocks
 from .._arrays.devices import has_cuda, vary_like
 from .._arrays.points import LOG_ZERO, as_rows, dot, logits, shared
 from .._checks.settings import are_known
@@ -237,3 +236,25 @@ def reduction_tile(channels: int) -> Tile:
     if channels == 1:
         return Tile(2**21, 2048, 512, 2**20)
     return Tile(2**21, 8192, 256, 2**20) if channels < WIDE else Tile(2**21, 8192, 128, 2**17)
+
+
+def blocks(x: Array, size: int, fill: float | None = 0.0) -> Array:
+    """(*batch, N, W) -> (blocks, *batch, size, W), padded with `fill`, or with the last row if `fill` is None."""
+    num_blocks = -(-x.shape[-2] // size)
+    padding = [(0, 0)] * (x.ndim - 2) + [(0, num_blocks * size - x.shape[-2]), (0, 0)]
+    padded = jnp.pad(x, padding, mode="edge") if fill is None else jnp.pad(x, padding, constant_values=fill)
+    return jnp.moveaxis(padded.reshape(*x.shape[:-2], num_blocks, size, x.shape[-1]), -3, 0)
+
+
+def unblocks(x: Array, num: int) -> Array:
+    """The inverse of `blocks`."""
+    x = jnp.moveaxis(x, 0, -3)
+    return x.reshape(*x.shape[:-3], x.shape[-3] * x.shape[-2], x.shape[-1])[..., :num, :]
+
+
+def scan(body: Callable, carry, blocks):
+    """`lax.scan`, without a loop for a single block."""
+    if jax.tree.leaves(blocks)[0].shape[0] != 1:
+        return lax.scan(body, carry, blocks)
+    carry, out = body(carry, jax.tree.map(lambda x: x[0], blocks))
+    return carry, jax.tree.map(lambda x: x[None], out)

@@ -13,7 +13,6 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from .._arrays.blocks import scan
 from .._arrays.devices import vary_like
 from .._checks.settings import are_known
 from . import nufft
@@ -22,6 +21,7 @@ from .few_dimensions import Doubt, Sizes, tolerance_of, transforms_pay, wider
 from .fourier import coefficients, derivatives_at, values_at
 from .nodes import Nodes, nodes, spectrum
 from .plan import Plan
+from .tiles import scan
 from .wanted import Sums, Wanted
 
 

@@ -16,8 +16,7 @@ from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights, are
 from .._kernels.kernels import Kernel
 from .._sums.checked import check_and_examine
 from .._sums.moments import Reduction, as_gaussians, prepare, shares_of, with_reduction
-from .units import in_own_unit
-from .weights import distinct_pairs_factor, weights_or_mean
+from .weights import distinct_pairs_factor, in_own_unit, weights_or_mean
 
 BLOCKS, WORTH_BLOCKS = 2, 1024  # blocks of rows, and points from which they pay, measured on CPUs
 

@@ -9,11 +9,11 @@ import jax.core
 import numpy as np
 
 from .._arrays.devices import expected_platform
-from .._checks.operands import as_operand, check_names, check_operands, check_tau
+from .._checks.operands import as_operand, check_names, check_operands, check_tau, sizes
 from .._checks.settings import Settings, are_known, matmul_precision, methods_of, working_dtype
 from .._engines import costs
 from .._engines.near import examined
-from .._engines.plan import Plan, plan, sizes
+from .._engines.plan import Plan, plan
 
 TAUS = float | int | jax.Array | np.ndarray | np.generic
 

@@ -11,7 +11,7 @@ from jaxtyping import Array
 
 from .._arrays.devices import replicated
 from .._arrays.points import align, scaled_points, shared, squared_radius, with_norms
-from .._checks.operands import takes_tau
+from .._checks.operands import sizes, takes_tau
 from .._checks.settings import Keys, Queries, Settings, Tau, Values, working_dtype
 from .._engines import bridge
 from .._engines.attention import kernel_of
@@ -19,7 +19,7 @@ from .._engines.blocked import blocked_sum
 from .._engines.dispatch import exact_plan_of
 from .._engines.few_dimensions import Sizes, at_most, estimated, most_blocks, pays_here
 from .._engines.nodes import WAVES
-from .._engines.plan import NEAR, Plan, sizes, time_on_cuda
+from .._engines.plan import NEAR, Plan, time_on_cuda
 from .._engines.radial import share_of_tiles
 from .._engines.wanted import NOTHING, Channels, Wanted
 from .._engines.waves import SUMS, layout, sums_by_waves

@@ -24,7 +24,7 @@ from .._engines.plan import takes_half
 from .._engines.radial import difference_sums
 from .._engines.wanted import Channels
 from .._kernels.kernels import GAUSS
-from .rules import cheaper_by_channels, flat_channels
+from .by_channels import cheaper_by_channels, flat_channels
 
 
 def sum_in_both_modes(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array) -> Array:

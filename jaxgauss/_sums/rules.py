@@ -20,6 +20,7 @@ from .._engines.plan import takes_half
 from .._engines.radial import gradients_of, of_tau, sums_by_differences, sums_by_products, waves_pullback
 from .._engines.wanted import NOTHING, Channels, Sums, Wanted
 from .._kernels.kernels import GAUSS
+from .by_channels import along, cheaper_by_channels, own_points, sum_and_pulls
 
 # Derivatives. With u = τ‖q_m - k_n‖², s_m = Σ_n κ(u) v_n, ψ = -2κ', a cotangent g and w_mn = ψ(u) ⟨g_m, v_n⟩, from
 # ∂κ/∂q = 2τ κ' (q - k) = τ ψ (k - q):
@@ -124,18 +125,19 @@ def _radial_gradients(
 radial_sum = _with_rule(dispatch.radial_sum, 2, _radial_forward, _radial_gradients)
 
 
-def _pullback_backward(settings: Settings, channels: Channels, _: bool, operands: tuple[Array, ...], cotangents: Any):
-    return jax.vjp(functools.partial(_by_pairs, settings, channels), *operands)[1](cotangents)
-
-
-radial_pullback.defvjp(lambda *args: (radial_pullback(*args), args[3:]), _pullback_backward)
-
-
 def _by_pairs(settings: Settings, channels: Channels, queries, keys, values, tau, g) -> tuple[Array, ...]:
     """The rules above, by sums about the queries and about the keys."""
     of_rows = pair_sums(settings, Wanted(NOTHING, channels, True), queries, keys, keys[..., :0], tau, g, values)
     of_columns = pair_sums(settings, Wanted(channels, channels, repeats=True), keys, queries, g, tau, values, g)
     return gradients_of(of_rows, of_columns, queries, keys, values, tau)
+
+
+radial_pullback.defvjp(
+    lambda *args: (radial_pullback(*args), args[3:]),
+    lambda settings, channels, _, operands, g: jax.vjp(functools.partial(_by_pairs, settings, channels), *operands)[1](
+        g
+    ),
+)
 
 
 def _pair_sums_backward(settings: Settings, wanted: Wanted, operands: tuple[Array, ...], cotangents: Sums):
@@ -196,7 +198,7 @@ def _near_and_kept(with_pulls: bool, settings: Settings, queries: Array, keys: A
     if keeps_tile(settings, *operands):
         return sum_and_tile(*operands)
     if with_pulls and cheaper_by_channels(queries, values):
-        return _sum_and_pulls(settings, *operands)
+        return sum_and_pulls(settings, *operands)
     if with_pulls and saves_log(settings, *operands):
         return near_sum_and_log(settings, *operands)
     total = near_sum(settings, *operands)
@@ -231,14 +233,14 @@ def _near_gradients(
         d_queries, d_keys, d_values = tile_pullback(kept, values, tau, g)
     elif cheaper_by_channels(queries, values):
         if which.queries or which.tau:
-            d_queries = _along(kept, g, tau)
+            d_queries = along(kept, g, tau)
         if want_keys:
-            d_values, key_pulls = _sum_and_pulls(settings, keys, queries, g, tau)
-            d_keys = _along(key_pulls, values, tau)
+            d_values, key_pulls = sum_and_pulls(settings, keys, queries, g, tau)
+            d_keys = along(key_pulls, values, tau)
         elif which.values:
             d_values = near_sum(settings, keys, queries, g, tau)
     else:
-        points = _own_points(queries, keys, tau) if which.tau else (queries, keys)
+        points = own_points(queries, keys, tau) if which.tau else (queries, keys)
         of_sum = [kept] if saves_log(settings, *operands) and kept.size else []
         d_queries, d_keys, d_values = near_pullback(settings, *points, values, tau, g, *of_sum)
     if which.tau:
@@ -261,46 +263,3 @@ def _anywhere_gradients(which: Which, settings: Settings, *operands: Any):
 
 
 gaussian_sum = _with_rule(dispatch.gaussian_sum, 1, _gaussian_forward, _gaussian_gradients)
-
-
-def cheaper_by_channels(points: Array, values: Array) -> bool:
-    """Whether C(D + 1) channels in two sums cost less than a sum and the fused backward pass, about 2.5 sums."""
-    dim, channels = points.shape[-1], values.shape[-1]
-    return channels == 1 or channels * (dim + 1) <= 2 * max(16, dim, channels)
-
-
-def flat_channels(x: Array) -> Array:
-    """(…, N, C, W) -> (…, N, C·W)."""
-    return x.reshape(*x.shape[:-2], x.shape[-2] * x.shape[-1])
-
-
-def _sum_and_pulls(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array) -> tuple[Array, Array]:
-    """s = Σ Φ v (…, M, C) and Σ Φ v (k - q) (…, M, C, D), from one sum of C(D + 1) channels."""
-    c = center(keys, takes_half(settings))
-    moments = values[..., :, None] * (keys - c)[..., None, :]  # (…, N, C, D)
-    columns = jnp.concatenate([flat_channels(moments), _full(values, moments)], -1)
-    total = near_sum(settings, queries, keys, columns, tau)
-    channels, dim = moments.shape[-2:]
-    first, s = total[..., : channels * dim], total[..., channels * dim :]
-    first = first.reshape(*first.shape[:-1], channels, dim)
-    return s, first - s[..., None] * (queries - c)[..., None, :]
-
-
-def _along(pulls: Array, weights: Array, tau: Array) -> Array:
-    """τ Σ_c g_c (W_k,c - q s_c): the gradient (…, M, D) from pulls (…, M, C, D) and weights (…, M, C)."""
-    return by_point(tau, weights) * (pulls * weights[..., None]).sum(-2)
-
-
-def _full(values: Array, moments: Array) -> Array:
-    return jnp.broadcast_to(values, (*moments.shape[:-2], values.shape[-1]))
-
-
-def _own_points(queries: Array, keys: Array, tau: Array) -> tuple[Array, Array]:
-    """Points whose gradients are summed over no more of the batch than τ's gradient and its origin c can bear."""
-    batch = by_point(tau, queries).shape[:-2]
-    if not (shared(queries) or shared(keys)):
-        batch = jnp.broadcast_shapes(queries.shape[:-2], keys.shape[:-2], batch)
-    queries, keys = (
-        jnp.broadcast_to(x, (*jnp.broadcast_shapes(x.shape[:-2], batch), *x.shape[-2:])) for x in (queries, keys)
-    )
-    return queries, keys

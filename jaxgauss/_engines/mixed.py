@@ -1,0 +1,38 @@
+"""Sums of kernels that are made of several Gaussians: waves do them all at once, other engines one after the other."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from .plan import Plan
+from .radial import blocks_that_may_pay, of_matrices, pair_sums
+from .tiles import one_by_one
+from .wanted import Sums, Wanted
+
+
+def mixed_sums(wanted: Wanted, chosen: Plan, *operands: Array) -> Sums:
+    """`pair_sums` of the one kernel Σ_t share_t κ_t, whose own τ is one, (…, 1, M, ·): of τ and shares (…, T)."""
+    queries, keys, values, tau, shares, *weights = operands
+
+    def of_each(tau: Array, shares: Array, *operands: Array) -> Sums:
+        queries, keys, values, *weights = operands
+        return pair_sums(wanted, chosen, queries, keys, values, tau, *weights).mixed(tau, shares)
+
+    def of_all(scale: Array, shares: Array, *operands: Array) -> Sums:
+        queries, keys, values, *weights = operands
+
+        def otherwise(*_: Any) -> list[Sums]:
+            return [of_each(jnp.square(scale[:, 0]), shares[:, 0], *(x[None] for x in operands))]
+
+        given = queries, keys, values, scale, *weights
+        return of_matrices([wanted], chosen, *given, shares=shares, by_tiles=otherwise)[0]
+
+    given = queries, keys, values, *weights
+    if blocks_that_may_pay([wanted], chosen, *given, bandwidths=tau.shape[-1])[0]:
+        matrices = jnp.sqrt(tau)[..., None], shares[..., None], *(x[..., 0, :, :] for x in given)
+        found = one_by_one(of_all, *matrices)
+    else:
+        found = of_each(tau, shares, *given)
+    return jax.tree.map(lambda x: x[..., None, :, :], found)
