@@ -5,7 +5,7 @@ from jaxtyping import Array
 
 from .._arrays.points import by_point, center, shared
 from .._checks.settings import Settings
-from .._engines.dispatch import near_sum
+from .._engines.dispatch import keeps_tile, near_sum
 from .._engines.plan import takes_half
 
 
@@ -13,6 +13,10 @@ def cheaper_by_channels(points: Array, values: Array) -> bool:
     """Whether C(D + 1) channels in two sums cost less than a sum and the fused backward pass, about 2.5 sums."""
     dim, channels = points.shape[-1], values.shape[-1]
     return channels == 1 or channels * (dim + 1) <= 2 * max(16, dim, channels)
+
+
+def keeps_pulls(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array) -> bool:
+    return values.shape[-1] == 1 and not keeps_tile(settings, queries, keys, values, tau)
 
 
 def flat_channels(x: Array) -> Array:

@@ -20,7 +20,7 @@ from .._engines.plan import takes_half
 from .._engines.radial import gradients_of, of_tau, sums_by_differences, sums_by_products, waves_pullback
 from .._engines.wanted import NOTHING, Channels, Sums, Wanted
 from .._kernels.kernels import GAUSS
-from .by_channels import along, cheaper_by_channels, own_points, sum_and_pulls
+from .by_channels import along, cheaper_by_channels, keeps_pulls, own_points, sum_and_pulls
 
 # Derivatives. With u = τ‖q_m - k_n‖², s_m = Σ_n κ(u) v_n, ψ = -2κ', a cotangent g and w_mn = ψ(u) ⟨g_m, v_n⟩, from
 # ∂κ/∂q = 2τ κ' (q - k) = τ ψ (k - q):
@@ -134,7 +134,7 @@ def _by_pairs(settings: Settings, channels: Channels, queries, keys, values, tau
 
 radial_pullback.defvjp(
     lambda *args: (radial_pullback(*args), args[3:]),
-    lambda settings, channels, _, operands, g: jax.vjp(functools.partial(_by_pairs, settings, channels), *operands)[1](
+    lambda settings, channels, _, primals, g: jax.vjp(functools.partial(_by_pairs, settings, channels), *operands)[1](
         g
     ),
 )
@@ -209,17 +209,13 @@ def _anywhere_and_kept(with_pulls: bool, settings: Settings, queries: Array, key
     """The same wherever points lie: the pulls of one channel; of more, zeros like what is kept near."""
     operands = queries, keys, values, tau
     channels = Channels((GAUSS,), values.shape[-1:])
-    if with_pulls and _keeps_pulls(settings, *operands):
+    if with_pulls and keeps_pulls(settings, *operands):
         ones = jnp.ones_like(queries[..., :1])
         found = pair_sums(settings, Wanted(channels, channels, repeats=True), *operands, ones, values)
         return found.sums, found.pulls[..., None, :]
     kept = jax.eval_shape(functools.partial(_near_and_kept, with_pulls, settings), *operands)[1]
     total = radial_sum(settings, channels, *operands)
     return total, jax.tree.map(lambda x: vary_like(jnp.zeros(x.shape, x.dtype), [total]), kept)
-
-
-def _keeps_pulls(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array) -> bool:
-    return values.shape[-1] == 1 and not keeps_tile(settings, queries, keys, values, tau)
 
 
 def _near_gradients(
@@ -257,7 +253,7 @@ def _anywhere_gradients(which: Which, settings: Settings, *operands: Any):
     *primals, g, kept = operands
     queries, _, values, _ = primals
     channels, nothing = Channels((GAUSS,), values.shape[-1:]), queries[..., :0]
-    pulls = kept[..., 0, :] if (which.queries or which.tau) and _keeps_pulls(settings, *primals) else nothing
+    pulls = kept[..., 0, :] if (which.queries or which.tau) and keeps_pulls(settings, *primals) else nothing
     gradients = _radial_gradients(settings, channels, which, tuple(primals), (pulls, nothing), g)
     return tuple(d for d in gradients if d is not None)
 
