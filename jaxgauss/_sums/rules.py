@@ -96,9 +96,8 @@ def _radial_gradients(
     g: Array,
 ) -> tuple[Array | None, ...]:
     """By a pass about the queries, about the keys, or both; `kept` are the pulls and the spread of the sum, if any."""
-    queries, keys, values, tau = operands
-    nothing, (pulls, spread) = queries[..., :0], kept
-    scale, about_keys = by_point(tau, queries), which.keys or which.values
+    (queries, keys, values, tau), (pulls, spread) = operands, kept
+    nothing, scale, about_keys = queries[..., :0], by_point(tau, queries), which.keys or which.values
     d_queries = d_keys = d_values = d_tau = None
     if pulls.size:
         d_queries = scale * g * pulls
@@ -132,12 +131,11 @@ def _by_pairs(settings: Settings, channels: Channels, queries, keys, values, tau
     return gradients_of(of_rows, of_columns, queries, keys, values, tau)
 
 
-radial_pullback.defvjp(
-    lambda *args: (radial_pullback(*args), args[3:]),
-    lambda settings, channels, _, primals, g: jax.vjp(functools.partial(_by_pairs, settings, channels), *operands)[1](
-        g
-    ),
-)
+def _pullback_backward(settings: Settings, channels: Channels, _: bool, operands: tuple[Array, ...], cotangents: Any):
+    return jax.vjp(functools.partial(_by_pairs, settings, channels), *operands)[1](cotangents)
+
+
+radial_pullback.defvjp(lambda *args: (radial_pullback(*args), args[3:]), _pullback_backward)
 
 
 def _pair_sums_backward(settings: Settings, wanted: Wanted, operands: tuple[Array, ...], cotangents: Sums):
@@ -182,8 +180,7 @@ def _gaussian_forward(settings: Settings, which: Which, *operands: Array) -> tup
 
 
 def _gaussian_gradients(settings: Settings, which: Which, operands: tuple[Array, ...], residuals: Any, g: Array):
-    queries, keys, values, tau = operands
-    looked, kept = residuals
+    (queries, keys, values, tau), (looked, kept) = operands, residuals
     is_near: Any = known_near(settings, *operands) if looked is None else looked
     if not any(which[i] for i in (0, 1, 3)) and not keeps_tile(settings, *operands):
         return None, None, unbroadcast(gaussian_sum(settings, keys, queries, g, tau), values.shape), None
