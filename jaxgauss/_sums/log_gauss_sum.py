@@ -19,7 +19,7 @@ from .._engines.dispatch import kernel_means
 from .._engines.means import difference_means
 from .._engines.near import are_near, examined
 from .._engines.plan import takes_half
-from .._kernels.kernels import GAUSS, Kernel
+from .._kernels.kernels import GAUSS, Kernel, name_of
 from .checked import checked
 from .in_float64 import in_float64, near_for_each, rules_in_float64
 from .reverse_only import reverse_only
@@ -82,16 +82,20 @@ def log_gauss_sum(
     References:
         Rux & Neumayer, "Fast Gauss Sums via Flash Attention", 2026, arXiv:2609.04910.
     """
-    values = check_weights("log_gauss_sum", "log_weights", log_weights, keys)
-    kernel = check_kernel("log_gauss_sum", kernel, positive=True)
-    check_names("log_gauss_sum", method, precision, backend, methods_of_logs(kernel))
-    asked = Settings(method, precision, backend, "", "log_gauss_sum", "highest", kernel=kernel)
+    function = name_of("log_gauss_sum", kernel)
+    values = check_weights(function, "log_weights", log_weights, keys)
+    kernel = check_kernel(function, kernel, positive=True)
+    check_names(function, method, precision, backend, methods_of_logs(kernel))
+    asked = Settings(method, precision, backend, "", function, "highest", kernel=kernel)
     settings, _ = checked(asked, queries, keys, values, tau, methods=METHODS)
     given = None if log_weights is None else weights_of(log_weights[..., None])
     settings = examined(settings, tau, queries, keys, given, logs=True)
     if log_weights is None:
         log_weights = jnp.zeros(keys.shape[-2:-1], working_dtype(settings.dtype))
     return _checked_log_sum(settings, queries, keys, log_weights, as_operand(tau, settings.dtype))
+
+
+log_kernel_sum = log_gauss_sum  # for other kernels
 
 
 def weights_of(log_weights: Any) -> Any:

@@ -23,7 +23,7 @@ from .._engines.few_dimensions import tolerance_of
 from .._engines.fourier import coefficients, values_at
 from .._engines.nodes import MOST, nodes, spectrum
 from .._engines.tiles import one_by_one
-from .._kernels.kernels import Kernel, as_kernel
+from .._kernels.kernels import Kernel, as_kernel, name_of
 from .checked import checked
 from .kernel_sum import unrounded_kernel_sum
 from .log_gauss_sum import relative_sum, unrounded_log_sum
@@ -88,7 +88,7 @@ def gauss_sum_sharded(
         >>> bool(jnp.allclose(sums, jaxgauss.gauss_sum(points, points, points)))
         True
     """
-    function = "gauss_sum_sharded"
+    function = name_of("gauss_sum_sharded", kernel)
     check_mesh(function, mesh, query_axis, key_axis)
     kernel = as_kernel(function, kernel)
     check_tolerance(function, method, tolerance)
@@ -101,6 +101,9 @@ def gauss_sum_sharded(
             fix = f"Pad with {-x.shape[-2] % parts} more" + (", of value zero." if name == "keys" else ".")
             raise ValueError(f"`jaxgauss.{function}`: `mesh` must divide the number of {name}; got {given}. {fix}")
     return _checked_sum(settings, queries, keys, values, as_operand(tau, settings.dtype))
+
+
+kernel_sum_sharded = gauss_sum_sharded  # for other kernels
 
 
 @functools.partial(jax.jit, static_argnums=0)

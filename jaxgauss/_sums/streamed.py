@@ -20,7 +20,7 @@ from .._arrays.compensated import compensated, two_sum
 from .._checks.operands import as_operand, check_names, check_tolerance, takes_tau
 from .._checks.settings import Keys, Queries, Settings, Sums, Tau, Values, matmul_precision, methods_of, working_dtype
 from .._engines.plan import warn_once
-from .._kernels.kernels import GAUSS, Kernel, as_kernel
+from .._kernels.kernels import GAUSS, Kernel, as_kernel, name_of
 from .checked import checked
 from .chunks import WHERE, State, as_pair, give_back, kind_of, read_chunk
 from .display import progress_bar
@@ -89,15 +89,14 @@ def gauss_sum_streamed(
         >>> jaxgauss.gauss_sum_streamed(keys[:2], chunks, 0.5).round().tolist()
         [923.0, 923.0]
     """
-    kernel = as_kernel("gauss_sum_streamed", kernel)
-    check_names("gauss_sum_streamed", method, precision, backend, methods_of(kernel))
+    function = name_of("gauss_sum_streamed", kernel)
+    kernel = as_kernel(function, kernel)
+    check_names(function, method, precision, backend, methods_of(kernel))
     _refuse_tracers(queries, tau, jnp.zeros(()))
     if not isinstance(chunks, Iterable):
         raise TypeError(f"{WHERE}: `chunks` must be an iterable of pairs; got {type(chunks).__name__}. Use KeyChunks.")
-    check_tolerance("gauss_sum_streamed", method, tolerance)
-    asked = Settings(
-        method, precision, backend, "", "gauss_sum_streamed", matmul_precision(), kernel=kernel, tolerance=tolerance
-    )
+    check_tolerance(function, method, tolerance)
+    asked = Settings(method, precision, backend, "", function, matmul_precision(), kernel=kernel, tolerance=tolerance)
     options = method, precision, backend, asked.matmul_precision, jax.config.jax_enable_x64  # type: ignore[attr-defined]
     options += () if tolerance is None else (tolerance,)
     file = SavedSum(saved, (queries, tau, *options, *([] if kernel == GAUSS else [repr(kernel)])))
@@ -131,6 +130,9 @@ def gauss_sum_streamed(
             finally:
                 file.save(summed)
     return _total(settings.dtype, empty, summed.sums, summed.compensation, queries)
+
+
+kernel_sum_streamed = gauss_sum_streamed  # for other kernels
 
 
 @functools.partial(jax.jit, static_argnums=0)
