@@ -11,8 +11,8 @@ from .gauss_sum import gauss_sum_pullback as gauss_sum_pullback
 from .gauss_sum import log_gauss_sum as log_gauss_sum
 from .guard import REACH as REACH
 from .kernels import KERNELS as KERNELS
+from .kernels import AttentionKernel as AttentionKernel
 from .kernels import Engine as Engine
-from .kernels import Kernel as Kernel
 from .kernels import select_kernel as select_kernel
 from .prescale import prescale as prescale
 from .reductions import METHODS as METHODS
@@ -21,3 +21,5 @@ from .reductions import fused_pullback as fused_pullback
 from .reductions import fused_sum as fused_sum
 from .rescale import rescale as rescale
 from .reweight import reweight as reweight
+
+Kernel = AttentionKernel  # its older name

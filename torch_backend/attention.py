@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .guard import report
-from .kernels import Engine, Kernel
+from .kernels import AttentionKernel, Engine
 from .layout import broadcast_shapes
 from .operators import BACKWARD, FORWARD, Gate, efficient_gated, efficient_gated_backward, in_short_sums
 
@@ -20,7 +20,13 @@ MAX_ELEMENTS = 2**31 - 1  # of a matrix: some kernels index with 32 bits
 
 
 def attention(
-    queries: Tensor, keys: Tensor, values: Tensor, kernel: Kernel, *, bias: Tensor | None = None, needs_lse: bool = True
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    kernel: AttentionKernel,
+    *,
+    bias: Tensor | None = None,
+    needs_lse: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """softmax(q·k + bias) v, (B, H, M, W), and the log-sum-exp of the logits, (B, H, M, 1), as the operator gives them.
 
@@ -45,7 +51,7 @@ def attention(
 
 
 def attention_pullback(
-    cotangent: Tensor, queries: Tensor, keys: Tensor, values: Tensor, lse: Tensor, kernel: Kernel
+    cotangent: Tensor, queries: Tensor, keys: Tensor, values: Tensor, lse: Tensor, kernel: AttentionKernel
 ) -> tuple[Tensor, ...]:
     """(S k, Sᵀ q, Pᵀ g) for P = exp(q·k - lse) and S = P ∘ (g vᵀ), by the kernel's backward pass.
 
@@ -117,7 +123,9 @@ def _broadcast(*operands: Tensor) -> list[Tensor]:
     return [x if x.shape[:2] == axes else x.expand(*axes, -1, -1) for x in operands]
 
 
-def _over_grid(function: Callable[..., tuple], operands: list[Tensor], *, kernel: Kernel) -> tuple[Tensor, ...]:
+def _over_grid(
+    function: Callable[..., tuple], operands: list[Tensor], *, kernel: AttentionKernel
+) -> tuple[Tensor, ...]:
     """Apply `function` to parts of batch and heads that fit CUDA's grid."""
     for axis in (0, 1):
         if kernel.device == "cuda" and operands[0].shape[axis] > MAX_GRID:

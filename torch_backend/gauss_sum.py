@@ -9,7 +9,7 @@ from torch import Tensor
 from .arrays import dtype_of
 from .attention import ENGINE
 from .guard import guarded
-from .kernels import DTYPES, Kernel, select_kernel
+from .kernels import DTYPES, AttentionKernel, select_kernel
 from .layout import broadcast_shapes, scaled_points
 from .reductions import METHODS, are_exact, fused_means, fused_pullback, fused_sum
 
@@ -72,7 +72,7 @@ def gauss_sum(
         return torch.zeros(shape, dtype=dtype, device=queries.device)  # the CPU operator crashes on empty operands
     scaled = scaled_points(*points)
 
-    def compute(kernel: Kernel, method: str) -> tuple[Tensor, Tensor]:
+    def compute(kernel: AttentionKernel, method: str) -> tuple[Tensor, Tensor]:
         return fused_sum(method, *_in_dtype_of(kernel, scaled, points), values, kernel, ENGINE.attend)
 
     recorded = torch.is_grad_enabled() and any(x.requires_grad for x in (*points, values))
@@ -113,7 +113,7 @@ def gauss_sum_pullback(
         return tuple(torch.zeros(shape, dtype=dtype, device=queries.device) for shape in shapes)  # type: ignore
     scaled, g = scaled_points(*points), cotangent.to(values.dtype)
 
-    def compute(kernel: Kernel, _: str = "rescale") -> tuple[Tensor, ...]:
+    def compute(kernel: AttentionKernel, _: str = "rescale") -> tuple[Tensor, ...]:
         a, b = _in_dtype_of(kernel, scaled, points)
         return fused_pullback(a, b, values, g, kernel, ENGINE, exact=bool(are_exact(a, b, kernel)))
 
@@ -158,14 +158,14 @@ def log_gauss_sum(
         return tuple(torch.zeros(*shape, n, dtype=dtype, device=queries.device) for n in (values.shape[-1], 1))  # type: ignore
     scaled = scaled_points(*points)
 
-    def compute(kernel: Kernel, _: str = "rescale") -> tuple[Tensor, ...]:
+    def compute(kernel: AttentionKernel, _: str = "rescale") -> tuple[Tensor, ...]:
         return fused_means(*_in_dtype_of(kernel, scaled, points), values, log_weights, kernel, ENGINE.attend)
 
     means, logs, _ = guarded("rescale", kernel, scaled, compute) if kernel.half else compute(kernel)
     return means.to(dtype), logs.to(dtype)
 
 
-def _in_dtype_of(kernel: Kernel, scaled: tuple[Tensor, Tensor], points: list[Tensor]) -> tuple[Tensor, Tensor]:
+def _in_dtype_of(kernel: AttentionKernel, scaled: tuple[Tensor, Tensor], points: list[Tensor]) -> tuple[Tensor, Tensor]:
     """The scaled points; centered again if the kernel's dtype is more precise than theirs."""
     if kernel.dtype != "float64" or scaled[0].dtype == torch.float64:
         return scaled

@@ -22,7 +22,7 @@ from array_api_compat import array_namespace
 from torch import Tensor
 
 from .arrays import EPS, Array, cast, held, nonzero, without_nan
-from .kernels import Kernel, finest_kernel
+from .kernels import AttentionKernel, finest_kernel
 from .layout import half_squared_norms
 
 # The largest R² at which a reduction keeps the promise of its precision.
@@ -59,7 +59,7 @@ LOOKED_AT = 16  # sampled queries, and sampled keys
 SMALLEST = 1e-37  # smaller sums have no accurate digits in float32
 
 
-Compute: TypeAlias = Callable[[Kernel, str], tuple[Array, ...]]  # last result: the largest sum if |v| ≤ 1
+Compute: TypeAlias = Callable[[AttentionKernel, str], tuple[Array, ...]]  # last result: the largest sum if |v| ≤ 1
 
 
 def squared_radius(a: Array, b: Array) -> Array:
@@ -69,7 +69,9 @@ def squared_radius(a: Array, b: Array) -> Array:
     return xp.maximum(a, b)
 
 
-def guarded(method: str, kernel: Kernel, points: tuple[Tensor, Tensor], compute: Compute) -> tuple[Tensor, ...]:
+def guarded(
+    method: str, kernel: AttentionKernel, points: tuple[Tensor, Tensor], compute: Compute
+) -> tuple[Tensor, ...]:
     """`compute(kernel, method)`; or, if the precision is too coarse for the points, `rescale` in a finer one."""
     if kernel.device == "cuda":
         return gated(method, kernel, points, compute)
@@ -84,7 +86,7 @@ def guarded(method: str, kernel: Kernel, points: tuple[Tensor, Tensor], compute:
     return compute(finest_kernel("cpu", "float32" if holds else "float64"), "rescale")
 
 
-def gated(method: str, kernel: Kernel, points: tuple[Array, Array], compute: Compute) -> tuple[Array, ...]:
+def gated(method: str, kernel: AttentionKernel, points: tuple[Array, Array], compute: Compute) -> tuple[Array, ...]:
     """`guarded` on CUDA, without waiting: a second kernel, in float32, runs behind a gate that the device opens.
 
     A later call warns of points that lie beyond the reach of float32.
@@ -99,13 +101,15 @@ def gated(method: str, kernel: Kernel, points: tuple[Array, Array], compute: Com
     return tuple(xp.where(gate, x, y) for x, y in zip(again, result, strict=True))
 
 
-def is_doubted(method: str, kernel: Kernel, points: tuple[Array, Array], reach: Array, largest: Array) -> Array:
+def is_doubted(
+    method: str, kernel: AttentionKernel, points: tuple[Array, Array], reach: Array, largest: Array
+) -> Array:
     """Whether R² is beyond the kernel's reach, or half precision has lost accuracy."""
     beyond = reach > REACH[method][kernel.precision]
     return beyond | doubtful(method, kernel, points, largest) if kernel.half else beyond
 
 
-def doubtful(method: str, kernel: Kernel, points: tuple[Array, Array], largest: Array) -> Array:
+def doubtful(method: str, kernel: AttentionKernel, points: tuple[Array, Array], largest: Array) -> Array:
     """Whether half precision has lost accuracy, judged by the largest sum for |v| ≤ 1.
 
     If all sums are small, all points are at least r apart, r² ≥ -2 log(largest), and the errors of exponents grow with
@@ -118,7 +122,7 @@ def doubtful(method: str, kernel: Kernel, points: tuple[Array, Array], largest: 
     return doubt | (largest < 2**-12) if method == "reweight" and kernel.dtype == "float16" else doubt
 
 
-def relative_loss(a: Array, b: Array, kernel: Kernel) -> Array:
+def relative_loss(a: Array, b: Array, kernel: AttentionKernel) -> Array:
     """The error of an exponent in half precision over the distance r of its points: root mean square of 256 pairs.
 
     For two-part points its bound, u² R.

@@ -41,7 +41,7 @@ class Engine(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Kernel:
+class AttentionKernel:
     """An attention kernel and the dtype it runs in, by name.
 
     Attributes:
@@ -110,15 +110,15 @@ class Kernel:
 
 
 KERNELS = {
-    "cpu": Kernel("cpu", "cpu", DTYPES, 1, None),
-    "flash": Kernel("flash", "cuda", HALF, 8, 256),
-    "efficient": Kernel("efficient", "cuda", (*HALF, "float32"), 8, None),
-    "cudnn": Kernel("cudnn", "cuda", HALF, 8, 128),
+    "cpu": AttentionKernel("cpu", "cpu", DTYPES, 1, None),
+    "flash": AttentionKernel("flash", "cuda", HALF, 8, 256),
+    "efficient": AttentionKernel("efficient", "cuda", (*HALF, "float32"), 8, None),
+    "cudnn": AttentionKernel("cudnn", "cuda", HALF, 8, 128),
 }
 
 
 @functools.cache
-def select_kernel(backend: str, precision: str, device: str, dtype: Any, dim: int) -> Kernel:
+def select_kernel(backend: str, precision: str, device: str, dtype: Any, dim: int) -> AttentionKernel:
     """Choose the kernel for points of this dtype (or its name) and dimension on "cpu" or "cuda".
 
     Precision "auto" is float32 or float64 on a CPU, and half precision on CUDA. Backend "auto" on CUDA is flash
@@ -176,6 +176,6 @@ def select_kernel(backend: str, precision: str, device: str, dtype: Any, dim: in
     return kernel
 
 
-def finest_kernel(device: str, dtype: str) -> Kernel:
+def finest_kernel(device: str, dtype: str) -> AttentionKernel:
     """The kernel with the most accurate sums on "cpu" or "cuda", for points of any width."""
     return replace(KERNELS["efficient"] if device == "cuda" else KERNELS["cpu"], dtype=dtype)

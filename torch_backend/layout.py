@@ -6,7 +6,7 @@ from array_api_compat import array_namespace
 from torch import broadcast_shapes as _broadcast_shapes
 
 from .arrays import HALF, MAX, Array, cast, dtype_of, held, nonzero, unbroadcast, without_nan
-from .kernels import Kernel
+from .kernels import AttentionKernel
 
 LOG_ZERO = -1e4  # stands for log 0: its exponential is zero in every dtype, and its product with S is finite
 
@@ -80,7 +80,7 @@ def in_parts(x: Array, dtype: str, parts: int) -> list[Array]:
     return found
 
 
-def point_columns(points: Array, kernel: Kernel, *, of_keys: bool = False) -> tuple[list[Array], Array]:
+def point_columns(points: Array, kernel: AttentionKernel, *, of_keys: bool = False) -> tuple[list[Array], Array]:
     """Columns of the points in the kernel's dtype, and ½|x|² of the rounded points.
 
     Columns of queries times columns of keys is a·b. Two-part points take three times the columns, a_h·b_h + a_l·b_h +
@@ -94,7 +94,7 @@ def point_columns(points: Array, kernel: Kernel, *, of_keys: bool = False) -> tu
     return [high, high, low] if of_keys else [high, low, high], norms
 
 
-def from_columns(x: Array, dim: int, kernel: Kernel, *, of_keys: bool = False) -> Array:
+def from_columns(x: Array, dim: int, kernel: AttentionKernel, *, of_keys: bool = False) -> Array:
     """The points (…, N, D) from their columns: the high parts plus the low parts."""
     if kernel.parts == 1:
         return x[..., :dim]

@@ -6,13 +6,13 @@ Source: Rux & Neumayer, "Fast Gauss Sums via Flash Attention", 2026, arXiv:2609.
 from array_api_compat import array_namespace
 
 from .arrays import Array, cast, dtype_of
-from .kernels import Attend, Kernel
+from .kernels import Attend, AttentionKernel
 from .layout import normalized, pack, point_columns
 
 LARGEST = {"float32": 80.0, "float64": 700.0}  # larger exponents overflow; the values are zero there
 
 
-def prescale(queries: Array, keys: Array, values: Array, kernel: Kernel, attend: Attend) -> Array:
+def prescale(queries: Array, keys: Array, values: Array, kernel: AttentionKernel, attend: Attend) -> Array:
     """Σ_n exp(-½‖a_m - b_n‖²) v_n for scaled points a (B, H, M, D), b (B, H, N, D) and v (B, H, N, C).
 
     attention(a, b, v exp(-½|b|²)) · exp(lse - ½|a|²). It takes the fewest columns and loses accuracy first: the scaled

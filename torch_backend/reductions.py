@@ -8,7 +8,7 @@ import math
 from array_api_compat import array_namespace
 
 from .arrays import EPS, Array, accumulation_dtype, cast, dtype_of, nonzero
-from .kernels import PROBES, Attend, Engine, Kernel
+from .kernels import PROBES, Attend, AttentionKernel, Engine
 from .layout import (
     Fold,
     from_columns,
@@ -27,7 +27,7 @@ EXACT = 1e-2  # the pullback treats exponents with a smaller rounding error as e
 
 
 def fused_sum(
-    method: str, a: Array, b: Array, values: Array, kernel: Kernel, attend: Attend, *, with_log: bool = False
+    method: str, a: Array, b: Array, values: Array, kernel: AttentionKernel, attend: Attend, *, with_log: bool = False
 ) -> tuple[Array, ...]:
     """Σ_n Φ v_n (…, M, C), and the largest sum relative to max|v|.
 
@@ -55,7 +55,7 @@ def fused_pullback(
     b: Array,
     values: Array,
     cotangent: Array,
-    kernel: Kernel,
+    kernel: AttentionKernel,
     engine: Engine,
     *,
     exact: bool,
@@ -89,7 +89,7 @@ def fused_pullback(
 
 
 def fused_means(
-    a: Array, b: Array, values: Array, log_weights: Array, kernel: Kernel, attend: Attend
+    a: Array, b: Array, values: Array, log_weights: Array, kernel: AttentionKernel, attend: Attend
 ) -> tuple[Array, Array, Array]:
     """Σ_n w_n Φ v_n / Σ_n w_n Φ (…, M, C), log Σ_n w_n Φ (…, M, 1), and the largest Σ_n w_n Φ."""
     fold = Fold(a, b, values, log_weights)
@@ -106,7 +106,7 @@ def fused_means(
 
 
 def _pullback(
-    a: Array, b: Array, v: Array, g: Array, kernel: Kernel, engine: Engine, exact: bool, log_sum: Array | None
+    a: Array, b: Array, v: Array, g: Array, kernel: AttentionKernel, engine: Engine, exact: bool, log_sum: Array | None
 ) -> tuple[Array, Array, Array, Array]:
     """da, db, dv, and the largest Σ_n Φ."""
     xp, dtype, dim, channels = array_namespace(v), dtype_of(a), a.shape[-1], v.shape[-1]
@@ -152,7 +152,7 @@ def _in_batch(fold: Fold, log_sum: Array, num_queries: int) -> Array:
     return array_namespace(log_sum).broadcast_to(log_sum[0, 0], shape) if fold.channels else fold.unfold(log_sum, shape)
 
 
-def are_exact(a: Array, b: Array, kernel: Kernel) -> Array | bool:
+def are_exact(a: Array, b: Array, kernel: AttentionKernel) -> Array | bool:
     """Whether exponents err by less than `EXACT`: on a CPU, in float32 or better, for points within reach."""
     if kernel.device != "cpu" or kernel.half:
         return False

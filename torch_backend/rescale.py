@@ -8,7 +8,7 @@ import math
 from array_api_compat import array_namespace
 
 from .arrays import Array, cast, dtype_of, log_sum_exp
-from .kernels import Attend, Kernel
+from .kernels import Attend, AttentionKernel
 from .layout import LOG_ZERO, in_parts, pack, point_columns, signs_and_log_rows
 
 # S: ½|b|² exceeds 65504, the largest number of float16, beyond 362 bandwidths; so it is stored divided by S.
@@ -17,7 +17,7 @@ SMALL_ROWS = -12 * math.log(2)  # from this logarithm up, half precision can hol
 SMALLEST = 2.0**-126  # normal number of float32
 
 
-def rescale(queries: Array, keys: Array, values: Array, kernel: Kernel, attend: Attend) -> Array:
+def rescale(queries: Array, keys: Array, values: Array, kernel: AttentionKernel, attend: Attend) -> Array:
     """Σ_n exp(-½‖a_m - b_n‖²) v_n for scaled points a (B, H, M, D), b (B, H, N, D) and v (B, H, N, C).
 
     attention([a, S, S], [b, -h, -l], v) · exp(lse - ½|a|²). Two columns hold ½|b|² = S (h + l), the norms of the
@@ -27,7 +27,9 @@ def rescale(queries: Array, keys: Array, values: Array, kernel: Kernel, attend: 
     return rescale_and_log(queries, keys, values, kernel, attend)[0]
 
 
-def rescale_and_log(queries: Array, keys: Array, values: Array, kernel: Kernel, attend: Attend) -> tuple[Array, Array]:
+def rescale_and_log(
+    queries: Array, keys: Array, values: Array, kernel: AttentionKernel, attend: Attend
+) -> tuple[Array, Array]:
     """`rescale`, and log Σ_n w_n Φ (B, H, M, 1) for the pullback, with w from 2⁻¹² to 1; +∞ if a w would be smaller."""
     xp = array_namespace(values)
     if not kernel.half:
@@ -59,7 +61,12 @@ def _product(mean: Array, log_sum: Array) -> Array:
 
 
 def softmax_mean(
-    queries: Array, keys: Array, values: Array, kernel: Kernel, attend: Attend, log_weights: Array | None = None
+    queries: Array,
+    keys: Array,
+    values: Array,
+    kernel: AttentionKernel,
+    attend: Attend,
+    log_weights: Array | None = None,
 ) -> tuple[Array, Array]:
     """Σ_n w_n Φ v_n / Σ_n w_n Φ (B, H, M, C) and log Σ_n w_n Φ (B, H, M, 1), for values that the dtype holds."""
     query_columns, query_norms = point_columns(queries, kernel)
@@ -70,7 +77,12 @@ def softmax_mean(
 
 
 def biased_attention(
-    query_columns: list[Array], key_columns: list[Array], values: Array, bias: Array, kernel: Kernel, attend: Attend
+    query_columns: list[Array],
+    key_columns: list[Array],
+    values: Array,
+    bias: Array,
+    kernel: AttentionKernel,
+    attend: Attend,
 ) -> tuple[Array, Array]:
     """Attention with logits a·b + bias, bias (B, H, N, 1), as the kernel's own bias or in columns."""
     dim, channels, columns, dtype = sum(x.shape[-1] for x in query_columns), values.shape[-1], [], kernel.dtype
@@ -86,7 +98,7 @@ def biased_attention(
     return cast(out[..., :channels], dtype_of(bias)), cast(lse, dtype_of(bias))
 
 
-def bias_columns(bias: Array, kernel: Kernel) -> tuple[float, list[Array]]:
+def bias_columns(bias: Array, kernel: AttentionKernel) -> tuple[float, list[Array]]:
     """S, and columns of the kernel's dtype that sum to bias / S."""
     scale = SCALE.get(kernel.dtype, 1.0)
     return scale, in_parts(bias / scale, kernel.dtype, kernel.norm_columns)

@@ -8,11 +8,11 @@ import math
 from array_api_compat import array_namespace
 
 from .arrays import Array, cast, dtype_of
-from .kernels import Attend, Kernel
+from .kernels import Attend, AttentionKernel
 from .layout import in_parts, normalized, pack, point_columns
 
 
-def reweight(queries: Array, keys: Array, values: Array, kernel: Kernel, attend: Attend) -> Array:
+def reweight(queries: Array, keys: Array, values: Array, kernel: AttentionKernel, attend: Attend) -> Array:
     """Σ_n exp(-½‖a_m - b_n‖²) v_n for scaled points a (B, H, M, D), b (B, H, N, D) and v (B, H, N, C).
 
     A dummy key, which has weight 1 for every query, turns attention's normalized weights back into Gaussians: [α, β] =

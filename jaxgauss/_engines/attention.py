@@ -22,7 +22,7 @@ from .plan import Plan
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from torch_backend import Engine, Kernel
+    from torch_backend import AttentionKernel, Engine
 
 Points = tuple[Array, Array]
 
@@ -74,7 +74,7 @@ def by_attention(
 
 
 def attended_sum(
-    chosen: Plan, kernel: "Kernel", points: Points, operands: tuple[Array, ...], *, with_log: bool = False
+    chosen: Plan, kernel: "AttentionKernel", points: Points, operands: tuple[Array, ...], *, with_log: bool = False
 ) -> tuple[Array, ...]:
     """Σ_n Φ v_n, of queries, keys, values and τ; `with_log`, on CUDA, what the pullback needs; the largest of the sums.
 
@@ -82,13 +82,15 @@ def attended_sum(
     """
     fused_sum, attend = torch_backend().fused_sum, engine().attend
 
-    def compute(kernel: "Kernel", method: str) -> tuple[Array, ...]:
+    def compute(kernel: "AttentionKernel", method: str) -> tuple[Array, ...]:
         return fused_sum(method, *points, operands[2], kernel, attend, with_log=with_log and chosen.platform == "cuda")
 
     return _computed(chosen, kernel, points, compute)
 
 
-def attended_pullback(chosen: Plan, kernel: "Kernel", points: Points, operands: tuple[Array, ...]) -> tuple[Array, ...]:
+def attended_pullback(
+    chosen: Plan, kernel: "AttentionKernel", points: Points, operands: tuple[Array, ...]
+) -> tuple[Array, ...]:
     """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of queries, keys and values, at these, τ and g; the largest Σ_n Φ.
 
     A sixth operand is what the sum's own pass has left, on CUDA.
@@ -97,7 +99,7 @@ def attended_pullback(chosen: Plan, kernel: "Kernel", points: Points, operands: 
     *originals, tau, cotangent = operands[:5]
     saved = operands[5] if chosen.platform == "cuda" and len(operands) > 5 else None
 
-    def compute(kernel: "Kernel", _: str) -> tuple[Array, ...]:
+    def compute(kernel: "AttentionKernel", _: str) -> tuple[Array, ...]:
         exact = kernel.device == "cpu" and not kernel.half  # within reach, as points here are
         return fused_pullback(*points, originals[2], cotangent, kernel, by_torch, exact=exact, log_sum=saved)
 
@@ -107,24 +109,26 @@ def attended_pullback(chosen: Plan, kernel: "Kernel", points: Points, operands: 
     return *(unbroadcast(gradient, x.shape) for gradient, x in gradients), largest
 
 
-def attended_means(chosen: Plan, kernel: "Kernel", points: Points, operands: tuple[Array, ...]) -> tuple[Array, ...]:
+def attended_means(
+    chosen: Plan, kernel: "AttentionKernel", points: Points, operands: tuple[Array, ...]
+) -> tuple[Array, ...]:
     """Σ_n w Φ v / Σ_n w Φ and log Σ_n w Φ, of queries, keys, values, τ and log-weights; the largest Σ_n w Φ."""
     fused_means, attend = torch_backend().fused_means, engine().attend
 
-    def compute(kernel: "Kernel", _: str) -> tuple[Array, ...]:
+    def compute(kernel: "AttentionKernel", _: str) -> tuple[Array, ...]:
         return fused_means(*points, operands[2], operands[4], kernel, attend)
 
     return _computed(chosen, kernel, points, compute)
 
 
-def _computed(chosen: Plan, kernel: "Kernel", points: Points, compute: Callable) -> tuple[Array, ...]:
+def _computed(chosen: Plan, kernel: "AttentionKernel", points: Points, compute: Callable) -> tuple[Array, ...]:
     """On CUDA with what half precision does not hold computed again, behind a gate."""
     if chosen.platform == "cuda":
         return torch_backend().guard.gated(chosen.method, kernel, points, compute)
     return compute(kernel, chosen.method)
 
 
-def kernel_of(plan: Plan, like: Array) -> "Kernel | str":
+def kernel_of(plan: Plan, like: Array) -> "AttentionKernel | str":
     """The kernel of a plan for such points (…, N, D); or why there is none, where nobody could ask before."""
     try:
         return select_kernel(plan.backend, plan.precision, plan.platform, like.dtype.name, like.shape[-1])
@@ -138,7 +142,13 @@ def engine() -> "Engine":
 
 
 def _attend(
-    queries: Array, keys: Array, values: Array, kernel: "Kernel", *, bias: Array | None = None, needs_lse: bool = True
+    queries: Array,
+    keys: Array,
+    values: Array,
+    kernel: "AttentionKernel",
+    *,
+    bias: Array | None = None,
+    needs_lse: bool = True,
 ) -> tuple[Array, Array]:
     tensors = queries, keys, values, *([] if bias is None else [bias])
     batch = jnp.broadcast_shapes(*(x.shape[:2] for x in tensors))
@@ -159,14 +169,14 @@ def _pull_back(*operands: Any) -> tuple[Array, ...]:
     return call(torch_pullback, options, shapes, [*tensors, *gate], working_dtype(kernel.dtype))
 
 
-def _gate(kernel: "Kernel", batch: Sequence[Any], queries: Array, keys: Array) -> tuple[Array, ...]:
+def _gate(kernel: "AttentionKernel", batch: Sequence[Any], queries: Array, keys: Array) -> tuple[Array, ...]:
     """The operands that a gate is for the operator."""
     if kernel.gate is None:
         return ()
     return torch_backend().guard.gate_starts(kernel.gate, batch[0], queries.shape[2], keys.shape[2])
 
 
-def torch_attention(kernel: "Kernel", has_bias: bool, has_alarm: bool) -> Callable:
+def torch_attention(kernel: "AttentionKernel", has_bias: bool, has_alarm: bool) -> Callable:
     """What the callback of a sum does: a function of tensors."""
     attend = torch_backend().ENGINE.attend
 
@@ -179,7 +189,7 @@ def torch_attention(kernel: "Kernel", has_bias: bool, has_alarm: bool) -> Callab
     return run
 
 
-def torch_pullback(kernel: "Kernel", is_gated: bool) -> Callable:
+def torch_pullback(kernel: "AttentionKernel", is_gated: bool) -> Callable:
     """What the callback of a pullback does."""
     pullback = torch_backend().ENGINE.pullback
 

@@ -18,7 +18,7 @@ from .._arrays.devices import vary_like
 from .._checks.process import is_forked_late, refuse_fork
 
 if TYPE_CHECKING:
-    from torch_backend import Kernel
+    from torch_backend import AttentionKernel
     from torch_backend.devices import Card
 
 DLPACK_CUDA = 2
@@ -146,7 +146,7 @@ def card() -> "Card":
     return torch_backend().devices.card()
 
 
-def select_kernel(backend: str, precision: str, platform: str, dtype: str, dim: int) -> "Kernel":
+def select_kernel(backend: str, precision: str, platform: str, dtype: str, dim: int) -> "AttentionKernel":
     """The attention kernel that "auto" stands for there; ValueError if a named one cannot run."""
     try:
         return torch_backend().select_kernel(backend, precision, platform, dtype, dim)

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import platformdirs
 
 if TYPE_CHECKING:
-    from torch_backend import Kernel
+    from torch_backend import AttentionKernel
 import itertools
 import time
 from collections.abc import Callable
@@ -80,7 +80,7 @@ def columns(engine: str, dim: int, channels: int) -> int:
     return 2 * max((dim + 1) * (3 if engine.endswith("x2") else 1), channels)
 
 
-def kernel_columns(kernel: "Kernel", dim: int, channels: int) -> int:
+def kernel_columns(kernel: "AttentionKernel", dim: int, channels: int) -> int:
     """Of both products, by a kernel on CUDA; of all blocks that it takes the channels in."""
     at_once = kernel.channels(channels)
     width = kernel.width(max(kernel.columns(dim), at_once))
@@ -88,7 +88,7 @@ def kernel_columns(kernel: "Kernel", dim: int, channels: int) -> int:
     return 2 * compiled * -(-channels // at_once)
 
 
-def kernel_engine(kernel: "Kernel") -> str:
+def kernel_engine(kernel: "AttentionKernel") -> str:
     """The name that a kernel on CUDA has in the table."""
     return f"{kernel.name} in float32" if kernel.dtype == "float32" else kernel.name
 

@@ -17,7 +17,7 @@ from .nodes import DIMENSIONS
 from .tiles import CUDA_TILE, TILE
 
 if TYPE_CHECKING:
-    from torch_backend import Kernel
+    from torch_backend import AttentionKernel
 
 from .._kernels.kernels import GAUSS
 from .._kernels.mixtures import Mixture, mixture
@@ -161,7 +161,7 @@ def _on_cuda(settings: Settings, wide: str, pairs: int, dim: int, channels: int)
     return Plan("cuda", "rescale", kernel.precision, kernel.name, reason)
 
 
-def time_on_cuda(engine: "Kernel | str", pairs: int, dim: int, channels: int) -> tuple[float, str]:
+def time_on_cuda(engine: "AttentionKernel | str", pairs: int, dim: int, channels: int) -> tuple[float, str]:
     """Milliseconds of a sum by a kernel, or in XLA "dense" or "blocked"; and what they are known from."""
     costs, are_measured = cuda_costs(bridge.card().name)
     if isinstance(engine, str):
