@@ -5,9 +5,13 @@ python := ".venv/bin/python"
 _default:
     @just --list
 
-# The tests; `just test -k mmd` for a part of them.
+# The tests; `just test -k mmd` for some of them.
 test *arguments:
-    {{python}} -m pytest -q -n auto {{arguments}}
+    {{python}} -m pytest -q -n auto -m "not slow" {{arguments}}
+
+# Their second part: examples, trainings, and programs in processes of their own.
+test-slow *arguments:
+    {{python}} -m pytest -q -n auto -m slow {{arguments}}
 
 # Style, format, types.
 lint:
