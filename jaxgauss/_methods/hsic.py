@@ -14,8 +14,7 @@ from .._arrays.devices import replicated, vary_alike
 from .._checks.operands import as_operand
 from .._checks.samples import check_estimator, check_samples, check_signs, visible
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights, working_dtype
-from .._sums.checked import check_plan, examined
-from .._sums.reverse_only import reverse_only
+from .._sums.checked import check_plan, examined, reverse_only
 from .._sums.sharded import everywhere, product_over_mesh, sum_over_mesh
 from .weights import normalized
 

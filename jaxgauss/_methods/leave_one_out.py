@@ -16,11 +16,11 @@ from .._checks.operands import check_operands
 from .._checks.samples import check_kernel, check_samples, check_signs
 from .._checks.settings import MeshOptions, Options, Points, Settings, Values, Weights, working_dtype
 from .._kernels.kernels import Kernel
+from .._sums.checked import reverse_only
 from .._sums.display import progress_bar, refuse_progress_in_a_trace, short_repr
 from .._sums.in_float64 import in_float64
 from .._sums.kernel_mean import as_logs, means_over_mesh
 from .._sums.log_gauss_sum import log_gauss_sum
-from .._sums.reverse_only import reverse_only
 from .kde import check_integral, log_factor, log_or_zero
 from .weights import normalized
 

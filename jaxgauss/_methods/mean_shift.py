@@ -17,11 +17,10 @@ from .._arrays.points import center
 from .._checks.operands import takes_tau
 from .._checks.samples import check_samples, check_signs
 from .._checks.settings import MeshOptions, Points, Settings, Weights, working_dtype
-from .._sums.checked import check_plan, examined
+from .._sums.checked import check_plan, examined, reverse_only
 from .._sums.display import progress_bar, refuse_progress_in_a_trace, short_repr
 from .._sums.kernel_mean import as_logs, means_over_mesh
 from .._sums.log_gauss_sum import METHODS
-from .._sums.reverse_only import reverse_only
 from .kde import log_or_zero
 from .resampling import check_number
 from .weights import normalized

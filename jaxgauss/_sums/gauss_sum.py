@@ -12,9 +12,8 @@ from .._checks.operands import as_operand, check_tolerance, takes_tau
 from .._checks.settings import Keys, Queries, Settings, Sums, Tau, Values, working_dtype
 from .._engines.near import examined
 from .._engines.plan import Plan, warn_once
-from .checked import checked
+from .checked import checked, reverse_only
 from .forward_mode import sum_in_both_modes
-from .reverse_only import reverse_only
 from .rules import gaussian_sum
 
 

@@ -26,7 +26,7 @@ from .._checks.settings import (
 )
 from .._engines.near import examined
 from .._kernels.kernels import GAUSS, Kernel
-from .checked import checked
+from .checked import checked, reverse_only
 from .in_float64 import in_float64, near_for_each
 from .log_gauss_sum import (
     LogWeights,
@@ -37,7 +37,6 @@ from .log_gauss_sum import (
     near_by_logs,
     weights_of,
 )
-from .reverse_only import reverse_only
 from .sharded import added, alone, first_rows, over_mesh
 
 

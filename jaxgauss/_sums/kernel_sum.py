@@ -17,10 +17,9 @@ from .._engines.plan import of_gaussians
 from .._engines.wanted import Channels
 from .._kernels.kernels import GAUSS, Kernel, as_kernel, name_of
 from .._kernels.mixtures import Mixture
-from .checked import checked
+from .checked import checked, reverse_only
 from .forward_mode import radial_sum_in_both_modes
 from .gauss_sum import checked_gauss_sum, unrounded_gauss_sum
-from .reverse_only import reverse_only
 from .rules import radial_sum
 
 

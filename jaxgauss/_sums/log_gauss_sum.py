@@ -20,9 +20,8 @@ from .._engines.means import difference_means
 from .._engines.near import are_near, examined
 from .._engines.plan import takes_half
 from .._kernels.kernels import GAUSS, Kernel, name_of
-from .checked import checked
+from .checked import checked, reverse_only
 from .in_float64 import in_float64, near_for_each, rules_in_float64
-from .reverse_only import reverse_only
 
 LogWeights = Float[Array | np.ndarray, "*#batch n"] | None
 LARGEST = 60.0  # the logarithm of one sum over another

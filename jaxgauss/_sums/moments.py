@@ -17,8 +17,8 @@ from .._engines.near import are_near, near_or_anywhere
 from .._engines.plan import of_gaussians, takes_half
 from .._engines.wanted import NOTHING, Channels, Wanted
 from .._kernels.kernels import GAUSS
+from .checked import reverse_only
 from .kernel_sum import as_bandwidths
-from .reverse_only import reverse_only
 from .rules import mixed_sums, pair_sums
 from .sharded import added, alone, everywhere, first_rows, over_mesh
 
