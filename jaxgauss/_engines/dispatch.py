@@ -90,14 +90,43 @@ def radial_sum(
     return pair_sums(settings, Wanted(channels, NOTHING), queries, keys, values, tau, *nothing).sums
 
 
-def pair_sums(settings: Settings, wanted: Wanted, *operands: jax.Array) -> Sums:
+def pair_sums(
+    settings: Settings,
+    wanted: Wanted,
+    queries: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    tau: jax.Array,
+    *weights: jax.Array,
+) -> Sums:
     """`radial.pair_sums` of queries, keys, values, τ and weights of both, of equal rank."""
-    return Sums(*lowered(_exactly, (radial.pair_sums, wanted, settings), *operands, needed=2))
+    values, *others = _without_unwanted(wanted, values, weights)
+    given = queries, keys, values, tau, *others
+    return Sums(*lowered(_exactly, (radial.pair_sums, wanted, settings), *given, needed=2))
 
 
-def mixed_sums(settings: Settings, wanted: Wanted, *operands: jax.Array) -> Sums:
-    """`mixed.mixed_sums`, likewise; shares (…, T) follow τ."""
-    return Sums(*lowered(_exactly, (mixed.mixed_sums, wanted, settings), *operands, needed=2))
+def mixed_sums(
+    settings: Settings,
+    wanted: Wanted,
+    queries: jax.Array,
+    keys: jax.Array,
+    values: jax.Array,
+    tau: jax.Array,
+    shares: jax.Array,
+    *weights: jax.Array,
+) -> Sums:
+    """`mixed.mixed_sums` of these and of shares (…, T) of the kernels."""
+    values, *others = _without_unwanted(wanted, values, weights)
+    given = queries, keys, values, tau, shares, *others
+    return Sums(*lowered(_exactly, (mixed.mixed_sums, wanted, settings), *given, needed=2))
+
+
+def _without_unwanted(wanted: Wanted, values: jax.Array, weights: tuple[jax.Array, ...]) -> list[jax.Array]:
+    """Values and weights, without columns where nothing is made of them."""
+    return [
+        values if wanted.sums.kernels else values[..., :0],
+        *(x if wanted.pulls.kernels else x[..., :0] for x in weights),
+    ]
 
 
 def radial_pullback(
