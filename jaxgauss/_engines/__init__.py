@@ -1,1 +1,1 @@
-"""Where a sum is computed, and what decides it: attention kernels behind the bridge, XLA's tiles."""
+"""Engines, each the code of one method, and the plans that choose among them."""

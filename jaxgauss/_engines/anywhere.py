@@ -1,10 +1,8 @@
-"""XLA's engine for points that lie anywhere: each tile of the kernel matrix looks after its own digits.
+"""The engine for points that lie anywhere: each tile of the kernel matrix keeps its own digits.
 
-Points are sorted, so that leaves are compact; leaves too far apart for a kernel that ends are skipped. A tile of
-several leaves takes one product about the center of its keys: u = ‖a‖² + ‖b‖² - 2⟨a, b⟩ then errs by
-2⁻²⁴ (‖a‖² + ‖b‖²). That is little where norms are small, and where u is not small beside them. Norms tell it of most
-pairs of leaves, in many dimensions a product of the others; those in doubt are formed from differences of coordinates.
-Slopes are moments about the center, where pairs are spread enough.
+Points are sorted into leaves, and pairs of leaves between which the kernel is zero are skipped. A tile takes
+u = ‖a‖² + ‖b‖² - 2⟨a, b⟩ from a product about the center of its keys where the error, 2⁻²⁴ (‖a‖² + ‖b‖²), is small in
+itself or beside u, and from differences of coordinates elsewhere.
 """
 
 import functools
@@ -26,18 +24,18 @@ from .plan import Plan
 from .products import about_center, known_by_norms, known_by_product, masked, sums_by_moments
 from .wanted import NOTHING, Channels, Columns, Rows, Sums, Wanted
 
-FEW_DIMENSIONS = 8  # where differences take not much longer than a product that tells whether they are needed
-LEAF = {True: 256, False: 64}  # points, in few dimensions and in many
-ROWS = 4096  # points of a tile of products
-# Keys of a tile: few, which then lie about one center; of many channels fewer, for values to stay in the cache.
+FEW_DIMENSIONS = 8  # up to these, differences take little longer than a product that tells whether they are needed
+LEAF = {True: 256, False: 64}  # points of a leaf, in few dimensions and in many
+ROWS = 4096  # queries of a tile of products
+# Keys of a tile: few enough to lie about one center; half of that for more channels than the cache holds.
 COLUMNS, MANY = {True: 512, False: 256}, 96
-WORTH = {True: 0.25, False: 0}  # the share of the pairs of leaves from which a product of a tile takes less time
-FEW = 2**18  # pairs times dimensions whose differences take less time than sorting
+WORTH = {True: 0.25, False: 0}  # share of a tile's pairs of leaves above which a product takes less time
+FEW = 2**18  # pairs times dimensions up to which differences take less time than sorting
 CHUNK = {True: 2**18, False: 2**16}  # pairs of points whose differences are formed at a time
 
 
 def sorts(chosen: Plan, *sizes: int) -> bool:
-    """Whether points are sorted: of M queries, N keys and D coordinates on a CPU, unless there are few."""
+    """Whether points are sorted: on a CPU, if the `sizes` M, N and D are known and M N D is large."""
     wanted = chosen.platform == "cpu" and chosen.method != "differences" and are_known(*sizes)
     return wanted and math.prod(sizes) > FEW
 
@@ -51,13 +49,13 @@ def anywhere_sums(
     row_weights: Float[Array, "m e"],
     column_weights: Float[Array, "n e"],
 ) -> list[Sums]:
-    """`Sums` at the queries, in their order; if two are wanted also at the keys, from one pass: there of the weights.
+    """`Sums` at the queries; if `wanted` has two items, also at the keys, where the row weights are summed.
 
-    Scale is √τ, or that of each coordinate.
+    One pass gives both. `scale` is √τ, one or one for each coordinate.
     """
     points = [subtractable(x) for x in (queries, keys)]
     order: Any = functools.partial(_order, wanted[-1], scale)
-    alike = queries.shape == keys.shape  # then one program, in half of the time to compile it
+    alike = queries.shape == keys.shape  # one program for both compiles in half of the time
     order = list(jax.vmap(order)(jnp.stack(points)) if alike else map(order, points))
     a, b = (in_leaves(x, i, None) for x, i in zip(points, order, strict=True))
     rows = Rows(a, in_leaves(row_weights, order[0]))
@@ -78,21 +76,21 @@ def anywhere_sums(
 
 
 def share_left(kernel: Kernel, queries: Array, keys: Array, scale: Array) -> Float[Array, ""]:
-    """Of the kernel matrix in tiles, the share that is not left out because the kernel is zero there."""
+    """The share of the pairs of leaves that are not skipped; the kernel is zero between the others."""
     wanted = Wanted(Channels((kernel,), (1,)), NOTHING)
     rows, columns = (in_leaves(x, _order(wanted, scale, x), None) for x in (queries, keys))
     return lax.map(lambda x: (~_are_apart(wanted, scale, x[None], columns)).mean(), rows).mean()
 
 
 def _order(wanted: Wanted, scale: Array, points: Array) -> Array:
-    """The points of each leaf; as they come where it does not matter which."""
+    """Indices of the points of each leaf; points keep their order where compact leaves gain nothing."""
     few = points.shape[1] <= FEW_DIMENSIONS
     compact = not few or bool(wanted.pulls.kernels) or wanted.end(points.dtype.name) < math.inf
     return leaf_order(lax.stop_gradient(scale * points), LEAF[few], in_order=not compact)
 
 
 def in_place(found: Any, order: Array, num: int) -> Any:
-    """Rows of leaves back in their order, without those that filled leaves up."""
+    """The rows of leaves in the original order of the points, without padding."""
 
     def placed(x: Array) -> Array:
         empty = jnp.zeros((num, x.shape[-1]), x.dtype)
@@ -102,7 +100,7 @@ def in_place(found: Any, order: Array, num: int) -> Any:
 
 
 def _in_groups(leaves: Any, points: int) -> Any:
-    """(leaves, size, …) -> (groups, leaves, size, …): a power of two, of so many points if there are."""
+    """(leaves, size, …) -> (groups, leaves, size, …); a group has a power of two leaves and at most `points` points."""
 
     def grouped(x: Array) -> Array:
         num = min(len(x), 1 << (max(1, points // x.shape[1]).bit_length() - 1))
@@ -112,21 +110,21 @@ def _in_groups(leaves: Any, points: int) -> Any:
 
 
 def in_leaves(x: Array, order: Array, fill: float | None = 0.0) -> Array:
-    """Rows in the order of leaves (leaves, size, W); what fills leaves up is zero, or the first row of the leaf."""
+    """Rows in the order of leaves, (leaves, size, W); padding is `fill`, or the leaf's first row if `fill` is None."""
     is_there = order < len(x)
     rows = x[jnp.minimum(jnp.where(is_there, order, order[:, :1]), len(x) - 1)]
     return rows if fill is None else jnp.where(is_there[..., None], rows, fill)
 
 
 def _are_apart(wanted: Wanted, scale: Array, a: Array, b: Array) -> Bool[Array, "rows columns"]:
-    """Whether every kernel is zero between two leaves."""
+    """Whether all kernels are zero between two leaves, for every pair of leaves."""
     return squared_gaps(scale, a, b) > wanted.end(a.dtype.name)
 
 
 def _block_sums(wanted: Sequence[Wanted], scale: Array, rows: Rows, tiles: Columns, at_keys: list[Sums]) -> list[Sums]:
-    """A block of rows: what products know by products, tile by tile, and the other pairs of leaves from differences.
+    """`Sums` of a block of rows: by products where these are accurate, a tile at a time, else from differences.
 
-    At the keys it is added to what other blocks gave.
+    The sums at the keys are added to `at_keys`, those of earlier blocks.
     """
     num, each = len(rows.points), tiles.points.shape[1]
     columns = jax.tree.map(lambda x: x.reshape(x.shape[0] * each, *x.shape[2:]), tiles)
@@ -167,14 +165,14 @@ def _block_sums(wanted: Sequence[Wanted], scale: Array, rows: Rows, tiles: Colum
 
 
 def _added(total: Sums, found: Sums, indices: Array | None) -> Sums:
-    """To the leaves of these indices, or to all; an index beyond them is left out."""
+    """The total with `found` added to the leaves of these indices, or to all; an index beyond the last is ignored."""
     if indices is None:
         return jax.tree.map(jnp.add, total, found)
     return jax.tree.map(lambda x, y: x.at[indices].add(y, mode="drop"), total, found)
 
 
 def _listed(flags: Bool[Array, " n"]) -> tuple[Array, Array]:
-    """The indices that are flagged, first, and their number."""
+    """The flagged indices, followed by an index beyond the last, and their number."""
     indices = jnp.where(flags, jnp.arange(flags.size, dtype="int32"), flags.size)
     return lax.sort(indices), flags.sum(dtype="int32")
 
@@ -187,7 +185,7 @@ def _add_differences(
     rows: Rows,
     columns: Columns,
 ) -> list[Sums]:
-    """The total with the pairs of leaves from differences that are flagged, for one side or both; some at a time."""
+    """The total plus the pairs of leaves that are flagged for either side, from differences, some at a time."""
     (_, num_columns), size, few = flags[0].shape, flags[0].size, rows.points.shape[2] <= FEW_DIMENSIONS
     each = max(1, min(size, CHUNK[few] // (rows.weights.shape[1] * columns.weights.shape[1])))
     indices, number = _listed(functools.reduce(jnp.logical_or, flags).ravel())
@@ -197,9 +195,9 @@ def _add_differences(
     def add(state: tuple[Array, list[Sums]]) -> tuple[Array, list[Sums]]:
         start, total = state
         index = lax.dynamic_slice(indices, (start,), (each,))
-        i, j = index // num_columns, index % num_columns  # i is no leaf where there are no more
+        i, j = index // num_columns, index % num_columns  # after the last pair, i is beyond the last leaf
         pair = Rows(*(x[i] for x in rows)), Columns(*(x[j] for x in columns))
-        # in few dimensions differences once more take as long as moments
+        # in few dimensions, forming the differences again takes as long as moments
         if len(wanted) == 1:
             found = [by_differences(wanted[0], scale.T, *pair, moments=not few)]
         else:
@@ -213,7 +211,7 @@ def _add_differences(
 
 
 def squared_gaps(scale: Array, a: Float[Array, "r m d"], b: Float[Array, "c n d"]) -> Float[Array, "r c"]:
-    """The least u that points of two leaves may have."""
+    """A lower bound of u between the points of two leaves, for every pair of leaves."""
     gaps = jnp.maximum(a.min(1)[:, None] - b.max(1)[None], b.min(1)[None] - a.max(1)[:, None])
     return _squares(scale, jnp.maximum(gaps, 0))
 
@@ -222,16 +220,16 @@ def _squares(scale: Array, differences: Float[Array, "*shape d"]) -> Float[Array
     return jnp.square(differences * with_rank(scale, differences)).sum(-1)
 
 
-LANES = 8  # of which the size of a leaf is a multiple
+LANES = 8  # the size of a leaf is a multiple of this, unless it is smaller
 INT_MAX = 2**31 - 1
-WAYS = 3  # levels of halves that a sort makes at once
+WAYS = 3  # levels of halving for each sort
 
 
 def leaf_order(points: Float[Array, "n d"], largest: int, in_order: bool = False) -> Int[Array, "leaves size"]:
-    """Numbers of the points in each leaf, or as they come, `in_order`; those from N on fill up the last leaves.
+    """Indices of the points of each leaf, unsorted if `in_order`; indices from N on pad the last leaves.
 
-    Each round sorts all segments by the coordinate in which they are widest and cuts them into eight. Coordinate and
-    position are one integer of 64 bits: an array of these sorts five times as fast as two arrays.
+    Each round sorts every segment by its widest coordinate and cuts it into eight. Coordinate and position are one
+    integer of 64 bits: an array of these sorts five times as fast as two arrays.
     """
     num = points.shape[0]
     levels = max(0, (-(-num // largest) - 1).bit_length())
@@ -251,9 +249,9 @@ def leaf_order(points: Float[Array, "n d"], largest: int, in_order: bool = False
 
 
 def _sorted_positions(x: Float[Array, "segments n"], is_there: Bool[Array, "segments n"]) -> Int[Array, "segments n"]:
-    """Those that are not there come last."""
+    """The positions that sort each segment, with padding last."""
     bits = lax.bitcast_convert_type(x, "int32")
-    ordered = jnp.where(is_there, jnp.where(bits < 0, bits ^ INT_MAX, bits), INT_MAX)  # as the floats are
+    ordered = jnp.where(is_there, jnp.where(bits < 0, bits ^ INT_MAX, bits), INT_MAX)  # in the order of the floats
     with jax.enable_x64(True):
         both = (ordered.astype("int64") << 32) | jnp.arange(x.shape[1], dtype="int64")[None]
         return (lax.sort(both, dimension=1) & INT_MAX).astype("int32")

@@ -1,7 +1,7 @@
-"""The engine of attention kernels: reductions of `torch_backend`, traced by JAX around one operator in one callback.
+"""The engine of attention kernels: JAX traces a reduction of `torch_backend` around one operator in one callback.
 
-XLA centers, scales, rounds and packs the points, and makes a sum of what comes back. What is attended is a function of
-a plan, its kernel, the scaled points a and b, and operands of equal rank; last among its results, the largest sum.
+XLA centers, scales, rounds and packs the points, and rescales the result. The functions `attended_…` take a plan, its
+attention kernel, the scaled points a and b, and operands of equal rank; their last result is the largest sum.
 """
 
 import functools
@@ -30,14 +30,14 @@ Points = tuple[Array, Array]
 def by_attention(
     chosen: Plan, attended: Callable, anywhere: Callable, operands: tuple[Array, ...], examines: bool
 ) -> tuple[Array, ...]:
-    """What an attention kernel makes of the operands; where half precision does not hold them, `rescale` in their own.
+    """`attended` of the operands; on a CPU, `rescale` in their own dtype if the plan is not accurate enough for them.
 
-    And where that does not, the engine for points that lie anywhere; but it is asked only if points may.
+    If that is not accurate enough either, `anywhere` sums them; this is checked only with `examines`.
     """
     kernel, dtype = kernel_of(chosen, operands[0]), operands[0].dtype
     far = functools.partial(anywhere, replace(chosen, precision=dtype.name))
     if any(0 in x.shape for x in operands):
-        return far(*operands)  # for its shapes
+        return far(*operands)  # only its shapes matter
     if isinstance(kernel, str):
         shapes = [x.shape for x in jax.eval_shape(far, *operands)]
         return tuple(call(refusal, (kernel,), shapes, operands))
@@ -76,9 +76,9 @@ def by_attention(
 def attended_sum(
     chosen: Plan, kernel: "AttentionKernel", points: Points, operands: tuple[Array, ...], *, with_log: bool = False
 ) -> tuple[Array, ...]:
-    """Σ_n Φ v_n, of queries, keys, values and τ; `with_log`, on CUDA, what the pullback needs; the largest of the sums.
+    """Σ_n Φ v_n; on CUDA, `with_log`, log Σ_n Φ for the pullback; the largest sum, for values scaled to at most one.
 
-    Of values of at most one, that is.
+    The operands are queries, keys, values and τ.
     """
     fused_sum, attend = torch_backend().fused_sum, engine().attend
 
@@ -91,16 +91,16 @@ def attended_sum(
 def attended_pullback(
     chosen: Plan, kernel: "AttentionKernel", points: Points, operands: tuple[Array, ...]
 ) -> tuple[Array, ...]:
-    """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of queries, keys and values, at these, τ and g; the largest Σ_n Φ.
+    """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of queries, keys and values; and the largest Σ_n Φ.
 
-    A sixth operand is what the sum's own pass has left, on CUDA.
+    The operands are queries, keys, values, τ, g and, on CUDA, log Σ_n Φ if the sum has saved it.
     """
     fused_pullback, by_torch = torch_backend().fused_pullback, engine()
     *originals, tau, cotangent = operands[:5]
     saved = operands[5] if chosen.platform == "cuda" and len(operands) > 5 else None
 
     def compute(kernel: "AttentionKernel", _: str) -> tuple[Array, ...]:
-        exact = kernel.device == "cpu" and not kernel.half  # within reach, as points here are
+        exact = kernel.device == "cpu" and not kernel.half  # points here are within reach
         return fused_pullback(*points, originals[2], cotangent, kernel, by_torch, exact=exact, log_sum=saved)
 
     da, db, dv, largest = _computed(chosen, kernel, points, compute)
@@ -112,7 +112,7 @@ def attended_pullback(
 def attended_means(
     chosen: Plan, kernel: "AttentionKernel", points: Points, operands: tuple[Array, ...]
 ) -> tuple[Array, ...]:
-    """Σ_n w Φ v / Σ_n w Φ and log Σ_n w Φ, of queries, keys, values, τ and log-weights; the largest Σ_n w Φ."""
+    """Σ_n w Φ v / Σ_n w Φ and log Σ_n w Φ of queries, keys, values, τ and log-weights; and the largest Σ_n w Φ."""
     fused_means, attend = torch_backend().fused_means, engine().attend
 
     def compute(kernel: "AttentionKernel", _: str) -> tuple[Array, ...]:
@@ -122,14 +122,14 @@ def attended_means(
 
 
 def _computed(chosen: Plan, kernel: "AttentionKernel", points: Points, compute: Callable) -> tuple[Array, ...]:
-    """On CUDA with what half precision does not hold computed again, behind a gate."""
+    """The results of `compute`; on CUDA a gate lets it run again where half precision is not enough."""
     if chosen.platform == "cuda":
         return torch_backend().guard.gated(chosen.method, kernel, points, compute)
     return compute(kernel, chosen.method)
 
 
 def kernel_of(plan: Plan, like: Array) -> "AttentionKernel | str":
-    """The kernel of a plan for such points (…, N, D); or why there is none, where nobody could ask before."""
+    """The attention kernel of a plan for points like these (…, N, D); or the message that says why there is none."""
     try:
         return select_kernel(plan.backend, plan.precision, plan.platform, like.dtype.name, like.shape[-1])
     except ValueError as error:
@@ -137,7 +137,7 @@ def kernel_of(plan: Plan, like: Array) -> "AttentionKernel | str":
 
 
 def engine() -> "Engine":
-    """PyTorch's attention as an engine for arrays of JAX: one operator in one callback, forward and back."""
+    """PyTorch's attention and its pullback for arrays of JAX: each is one operator in one callback."""
     return torch_backend().Engine(_attend, _pull_back)
 
 
@@ -170,14 +170,14 @@ def _pull_back(*operands: Any) -> tuple[Array, ...]:
 
 
 def _gate(kernel: "AttentionKernel", batch: Sequence[Any], queries: Array, keys: Array) -> tuple[Array, ...]:
-    """The operands that a gate is for the operator."""
+    """A gate as operands of the operator, if there is one."""
     if kernel.gate is None:
         return ()
     return torch_backend().guard.gate_starts(kernel.gate, batch[0], queries.shape[2], keys.shape[2])
 
 
 def torch_attention(kernel: "AttentionKernel", has_bias: bool, has_alarm: bool) -> Callable:
-    """What the callback of a sum does: a function of tensors."""
+    """The attention that a callback runs, as a function of tensors."""
     attend = torch_backend().ENGINE.attend
 
     def run(queries: "Tensor", keys: "Tensor", values: "Tensor", *given: "Tensor") -> "Sequence[Tensor]":
@@ -190,7 +190,7 @@ def torch_attention(kernel: "AttentionKernel", has_bias: bool, has_alarm: bool) 
 
 
 def torch_pullback(kernel: "AttentionKernel", is_gated: bool) -> Callable:
-    """What the callback of a pullback does."""
+    """The pullback that a callback runs, as a function of tensors."""
     pullback = torch_backend().ENGINE.pullback
 
     def run(*operands: "Tensor") -> "Sequence[Tensor]":
@@ -201,7 +201,7 @@ def torch_pullback(kernel: "AttentionKernel", is_gated: bool) -> Callable:
 
 
 def refusal(message: str) -> Callable:
-    """What fails with a message if it is asked for."""
+    """A function of tensors that raises ValueError with a message."""
 
     def run(*operands: "Tensor") -> "Sequence[Tensor]":
         raise ValueError(message)

@@ -1,4 +1,4 @@
-"""XLA's own engine: the sum and its pullback from products, dense or a tile at a time."""
+"""The engines dense and blocked: XLA forms the sum and its pullback by matrix products."""
 
 import functools
 import math
@@ -48,9 +48,9 @@ def blocked_sum(queries: Q, keys: K, values: V, tau: T) -> S:
 
 
 def scaled_sum(a: Scaled, b: Scaled, values: V, *, dense: bool = False, fused: bool = False) -> S:
-    """Σ_n 2^(-½‖a - b‖²) v of points within reach.
+    """Σ_n 2^(-½‖a - b‖²) v_n of points within reach.
 
-    `dense` takes one tile. `fused` writes products as XLA on a CPU can put them together.
+    `dense` takes one tile. `fused` writes the products in the form that XLA on a CPU fuses.
     """
     width = max(a.points.shape[-1], values.shape[-1])
     fused = fused and width <= FUSED_WIDTH and not (dense and width >= WIDE)
@@ -61,9 +61,9 @@ def scaled_sum(a: Scaled, b: Scaled, values: V, *, dense: bool = False, fused: b
 
 
 def _sum_of_tiles(blocked: Callable, a: Any, b: Any, values: V) -> S:
-    """Of what there is of queries and of keys: arrays, or several."""
+    """blocked(a, b, values) of the whole batch; a and b are arrays, or trees of several."""
     first, second = (jax.tree.leaves(x)[0] for x in (a, b))
-    if shared(second, values):  # the batch of the queries is more rows
+    if shared(second, values):  # the batch of the queries becomes more rows
         total = blocked(*jax.tree.map(as_rows, (a, b, values)))
         total = total.reshape(*first.shape[:-1], values.shape[-1])
         batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (first, second, values)))
@@ -75,8 +75,8 @@ def blocked_pullback(queries: Q, keys: K, values: V, tau: T, cotangent: G, *, de
     """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of queries, keys and values, Φ computed once.
 
     With S_mn = Φ ⟨g_m, v_n⟩: dv = Φᵀ g, da = S b - (S 1) a, db = Sᵀ a - (Sᵀ 1) b at scaled points, where Sᵀ 1 is
-    Σ_c v dv. The transposed products are formed as (gᵀ Φ)ᵀ and (aᵀ S)ᵀ: no tile is transposed, which on a CPU costs
-    more than the tile.
+    Σ_c v dv. The transposed products are formed as (gᵀ Φ)ᵀ and (aᵀ S)ᵀ, because transposing a tile costs more on a
+    CPU than forming it.
     """
     shapes = queries.shape, keys.shape, values.shape
     a, b = with_norms(*scaled_points(queries, keys, tau))
@@ -96,9 +96,9 @@ def blocked_pullback(queries: Q, keys: K, values: V, tau: T, cotangent: G, *, de
 def _scaled_pullback(
     queries: tuple[Any, Array], keys: tuple[Any, Array], v: Array, g: Array, *, dense: bool
 ) -> tuple[Array, Array, Array]:
-    """`blocked_pullback` with respect to the scaled points and the values, for all of a batch.
+    """Gradients of `blocked_pullback` with respect to the scaled points and the values, for the whole batch.
 
-    Of what a tile is made of, for queries and for keys, each with the scaled points.
+    `queries` and `keys` are each what a tile is formed from, and the scaled points.
     """
     num_queries, num_keys, dim = g.shape[-2], v.shape[-2], queries[1].shape[-1]
     operands: list[Array] = jax.tree.leaves((queries, keys, v, g))
@@ -136,7 +136,7 @@ def _scaled_pullback(
 
 
 class KeptTile(NamedTuple):
-    """Φ of a few points, and the scaled points that it is of."""
+    """Φ of a few points, and these points scaled."""
 
     phi: Float[Array, "m n"]
     a: Float[Array, "m d"]
@@ -146,7 +146,7 @@ class KeptTile(NamedTuple):
 def sum_and_tile(
     queries: Float[Array, "m d"], keys: Float[Array, "n d"], values: Float[Array, "n c"], tau: Float[Array, ""]
 ) -> tuple[Float[Array, "m c"], KeptTile]:
-    """The Gauss sum and Φ, for `tile_pullback`; of ordinary JAX functions."""
+    """The Gauss sum, and Φ for `tile_pullback`; made of plain JAX functions."""
     a, b = scaled_points(queries, keys, tau)
     phi = _kernel(*with_norms(a, b))
     return dot(phi, values), KeptTile(phi, a, b)
@@ -155,7 +155,7 @@ def sum_and_tile(
 def tile_pullback(
     kept: KeptTile, values: Float[Array, "n c"], tau: Float[Array, ""], g: Float[Array, "m c"]
 ) -> tuple[Array, Array, Array]:
-    """What `blocked_pullback` is, from Φ. Of one channel, g and v go with the points, and S is not formed."""
+    """The gradients of `blocked_pullback` from Φ. For one channel g and v multiply the points, and S is not formed."""
     phi, a, b = kept
     dv = _transposed_dot(g, phi)
     if values.shape[-1] == 1:
@@ -170,7 +170,7 @@ def tile_pullback(
 
 
 def _transposed_dot(x: Array, tile: Array) -> Array:
-    """Tileᵀ x as (xᵀ tile)ᵀ, which XLA must not turn back."""
+    """Tileᵀ x as (xᵀ tile)ᵀ; the barrier keeps XLA from transposing the tile instead."""
     return lax.optimization_barrier(dot(x.mT, tile)).mT
 
 
@@ -183,5 +183,5 @@ def _dense_sum(a: Scaled, b: Scaled, v: Array) -> Array:
 
 
 def _kernel(a: Scaled, b: Scaled) -> Array:
-    """Φ of points scaled to the base of 2, all of it: there, the factors are not worth putting together."""
+    """The whole Φ of points scaled to the base of 2; for a single tile it does not pay to form `logit_factors`."""
     return jnp.exp2(squared_distances(a, b) / -2)

@@ -1,6 +1,7 @@
-"""Boxes of points, and boxes of nearly all of them: a few points that lie far away make no box wide.
+"""Boxes of all points, and of nearly all, which a few distant points do not widen.
 
-Of a box of nearly all, queries outside are in doubt; keys that no query within sees are left out.
+Queries outside of the box are in doubt. Keys beyond a margin around it are left out, because Φ between them and the
+queries inside is negligible.
 """
 
 import functools
@@ -11,16 +12,18 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-# Points go in turn to groups, whose ends are sorted: the points beyond an end of a box are of that many groups.
+# Points are dealt out to groups, whose ends are sorted. Each end of a box leaves out the ends of BEYOND groups.
 GROUPS, BEYOND = 512, (0, 4, 32, 256)
-LEAST = 8 * GROUPS  # points, of which a few may be left out
+LEAST = 8 * GROUPS  # number of points from which a few may be left out
 
 
 class Box(NamedTuple):
-    """Ends (2, D) of queries whose sums are made, and of the keys that these see.
+    """A box in which points are summed.
 
     Attributes:
-        error: which a key outside makes, in units of Φ.
+        of_queries: the ends of the box that holds the queries.
+        of_keys: the ends of the wider box that holds the keys.
+        error: the error of leaving out a key, relative to its value.
     """
 
     of_queries: Float[Array, "2 d"]
@@ -29,39 +32,39 @@ class Box(NamedTuple):
 
     @property
     def extent(self) -> Float[Array, " d"]:
-        """Of all that is summed."""
+        """The size of the keys' box."""
         return self.of_keys[1] - self.of_keys[0]
 
     @property
     def center(self) -> Float[Array, " d"]:
-        """Likewise."""
+        """The center of the keys' box."""
         return self.of_keys[0] + self.extent / 2
 
 
 def box(*points: Float[Array, "_ d"], axes: tuple[str, ...] = ()) -> Box:
-    """That of all points, and of those along axes of a mesh; without NaN."""
+    """The box of all points, also over the axes of a mesh; NaN is ignored."""
     least = functools.reduce(jnp.minimum, [_ends(jnp, x) for x in points])
     ends = _signed(lax.pmin(least, axes) if axes else least)
     return Box(ends, ends, jnp.zeros((), ends.dtype))
 
 
 def boxes(xp: Any, *points: Float[Array | np.ndarray, "_ d"]) -> Any:
-    """Ends of the box of all points, and of ever smaller ones of nearly all (boxes, 2, D). `xp` is NumPy or JAX."""
+    """Ends of the box of all points, and of smaller ones of nearly all, (boxes, 2, D). `xp` is NumPy or JAX."""
     return _signed(functools.reduce(xp.minimum, [_ranked(xp, x) for x in points]))
 
 
 def points_beyond(num: int) -> np.ndarray:
-    """How many points are beyond an end of each of so many boxes, if they come in any order."""
+    """The expected number of points beyond an end of each of the first `num` boxes, for points in random order."""
     return -GROUPS * np.log1p(-np.array(BEYOND[:num]) / GROUPS)
 
 
 def outside(ends: Float[Array, "2 d"], points: Float[Array, "n d"]) -> Bool[Array, " n"]:
-    """Which of the points; what is no number is not."""
+    """Whether each point is outside; NaN is not."""
     return ((points < ends[:1]) | (points > ends[1:])).any(1)
 
 
 def _ranked(xp: Any, x: Any) -> Any:
-    """The least, and minus the largest, of each coordinate: of all, and without the ends of a few groups."""
+    """`_ends` of all points, and those that remain without the outermost ends of a few groups."""
     if len(x) < LEAST:
         return _ends(xp, x)[None]
     num = len(x) // GROUPS * GROUPS
@@ -71,14 +74,14 @@ def _ranked(xp: Any, x: Any) -> Any:
 
 
 def _ends(xp: Any, x: Any) -> Any:
-    """The least, and minus the largest, along the first axis, by one pass; without NaN."""
+    """The minimum, and minus the maximum, along the first axis, from one pass; NaN is ignored."""
     if xp is np:
         return np.stack([np.fmin.reduce(x), -np.fmax.reduce(x)])
 
     def both(x: tuple[Array, Array], y: tuple[Array, Array]) -> tuple[Array, Array]:
         return jnp.minimum(x[0], y[0]), jnp.minimum(x[1], y[1])
 
-    x = lax.optimization_barrier(x)  # or XLA would reduce a constant when it compiles, and take seconds
+    x = lax.optimization_barrier(x)  # else XLA reduces a constant while it compiles, for seconds
     known, inf = ~jnp.isnan(x), jnp.asarray(jnp.inf, x.dtype)
     return jnp.stack(lax.reduce((jnp.where(known, x, inf), jnp.where(known, -x, inf)), (inf, inf), both, (0,)))
 

@@ -1,7 +1,7 @@
-"""The one door out of JAX: `buffer_callback`, to PyTorch with DLPack inside, or to functions of NumPy's arrays.
+"""The bridge: callbacks from XLA to PyTorch, by DLPack, or to NumPy.
 
-Buffers become tensors without a copy and are valid during the callback alone. On CUDA the callback only enqueues work,
-on the stream that XLA runs on, and never waits for it. No input is written, no JAX function is called.
+Buffers become tensors without a copy and are valid only during the callback. On CUDA the callback enqueues work on
+XLA's stream and never waits for it. A callback writes to no input and calls no JAX function.
 """
 
 import atexit
@@ -26,7 +26,7 @@ Shapes: TypeAlias = Sequence[tuple[int, ...]]
 
 
 def serves(platform: str) -> bool:
-    """Whether the PyTorch that is installed runs on a platform of JAX."""
+    """Whether the installed PyTorch runs on a platform of JAX."""
     if platform == "cpu":
         return True
     return platform == "cuda" and _torch().cuda.is_available()
@@ -35,9 +35,9 @@ def serves(platform: str) -> bool:
 def call(
     make: Callable, options: tuple[Any, ...], shapes: Shapes, operands: Sequence[jax.Array], dtype: Any = None
 ) -> tuple[jax.Array, ...]:
-    """Arrays of these shapes that make(*options), a function of tensors, makes of operands, in their dtype or another.
+    """The results of make(*options), a function of tensors: arrays of these shapes, in `dtype` or that of the operands.
 
-    It is made once for the same options: a fresh one would be compiled afresh.
+    The function is made once for equal options, because XLA would compile the program again for a new one.
     """
     results = [jax.ShapeDtypeStruct(shape, dtype or operands[0].dtype) for shape in shapes]
     callback = buffer_callback.buffer_callback(buffered(make, options), results)
@@ -65,7 +65,7 @@ def buffered(make: Callable, options: tuple[Any, ...]) -> Callable:
                     device = torch.device("cuda", index)
                     with torch.cuda.stream(torch.cuda.ExternalStream(context.stream, device=device)):
                         run(torch.from_dlpack, outputs, inputs)
-                else:  # a capsule, for which nobody asks about streams: that takes as long again
+                else:  # a capsule: to ask about streams, as from_dlpack(x) does, takes as long again
                     run(lambda x: torch.from_dlpack(x.__dlpack__()), outputs, inputs)
         except Exception as error:
             shapes = ", ".join(f"{x.dtype}{list(x.shape)}" for x in inputs)
@@ -77,7 +77,7 @@ def buffered(make: Callable, options: tuple[Any, ...]) -> Callable:
 
 
 def call_numpy(write: Callable, options: tuple[Any, ...], shape: tuple[int, ...], operands: Sequence[jax.Array]) -> Any:
-    """An array in the last operand's dtype that write(*options, output, *operands) fills, all NumPy's; on a CPU."""
+    """An array that write(*options, output, *operands) fills, in the last operand's dtype; NumPy arrays, on a CPU."""
     result = jax.ShapeDtypeStruct(shape, operands[-1].dtype)
     callback = buffer_callback.buffer_callback(_of_numpy(write, options), result, vmap_method="sequential")
     return vary_like(callback(*operands), operands)
@@ -101,15 +101,15 @@ def _of_numpy(write: Callable, options: tuple[Any, ...]) -> Callable:
 
 @functools.cache
 def _finish_before_exit() -> None:
-    """When the process ends, wait for sums under way: a callback that finds no interpreter would abort it."""
+    """Wait for running sums when the process ends: a callback without an interpreter would abort it."""
 
     @atexit.register
     def finish() -> None:
         if is_forked_late():
-            return  # a child that was forked has none of their threads
-        last = jax.numpy.zeros(()) + 1  # XLA takes the programs of a thread in turn
+            return  # a forked child has none of XLA's threads
+        last = jax.numpy.zeros(()) + 1  # XLA runs the programs of a thread in order
         for x in (last, *jax.live_arrays()):
-            with contextlib.suppress(Exception):  # a failure that nobody has asked for
+            with contextlib.suppress(Exception):  # the failure of a result that nobody used
                 x.block_until_ready()
 
 
@@ -124,7 +124,7 @@ def _failure(error: Exception, call: str) -> str:
 
 
 def _torch() -> Any:
-    # Imported at the first use: importing jaxgauss stays cheap, and what XLA serves on a CPU never loads PyTorch.
+    # Imported at the first use: importing jaxgauss stays cheap, and sums in XLA on a CPU never load PyTorch.
     try:
         import torch
     except ImportError as error:
@@ -133,7 +133,7 @@ def _torch() -> Any:
 
 
 def torch_backend():  # pyright knows the type of the module
-    """The package of that name, which is imported at the first use."""
+    """The package `torch_backend`, imported at the first use."""
     _torch()
     import torch_backend.devices
     import torch_backend.guard
@@ -147,7 +147,7 @@ def card() -> "Card":
 
 
 def select_kernel(backend: str, precision: str, platform: str, dtype: str, dim: int) -> "AttentionKernel":
-    """The attention kernel that "auto" stands for there; ValueError if a named one cannot run."""
+    """The attention kernel for these options; ValueError if one that is named cannot run."""
     try:
         return torch_backend().select_kernel(backend, precision, platform, dtype, dim)
     except ValueError as error:

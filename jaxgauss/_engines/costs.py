@@ -1,19 +1,18 @@
-"""What a sum costs in XLA and by an attention kernel: three numbers each, from measurements.
+"""The time of a sum in XLA or by an attention kernel, from three measured numbers (in nanoseconds) of each.
 
-    seconds = call + pairs · (pair + column · columns)
+    time = call + pairs · (pair + column · columns)
 
-`columns` are those of both products: D + 2 and C in XLA, twice the larger of D + 1 and C in the attention kernel of a
-CPU, which pads one to the width of the other; on CUDA twice the width that the kernel is compiled for. The numbers are
-nanoseconds. Waves, by products or by finufft, take the same three, of each point: see `few_dimensions`. They come from
-the first of these that there is:
+`columns` counts those of both products: D + 2 and C in XLA; twice the larger of D + 1 and C for a CPU's attention
+kernel, which pads both to one width; on CUDA twice the width that the kernel is compiled for. Waves, by products or by
+finufft, have three such numbers for each point (see `few_dimensions`). The first of these sources that exists is used:
 
-- what `jaxgauss.calibrate` has measured on this machine, with these versions of jaxlib and PyTorch, in the user's
-  cache directory;
-- cpu_costs.json by the CPU's vendor, for PyTorch's matrix products (MKL) run at half speed on CPUs that are not
-  Intel's, and cuda_costs.json by the device's name, made by `python -m benchmarks.fit_costs`;
-- for other CPUs the first vendor's, for other CUDA devices estimates from published rates.
+- what `jaxgauss.calibrate` measured on this machine, with these versions of jaxlib and PyTorch, in the user's cache
+  directory;
+- cpu_costs.json by the CPU's vendor (PyTorch's matrix products, by MKL, run at half speed on CPUs that are not
+  Intel's), and cuda_costs.json by the device's name, made by `python -m benchmarks.fit_costs`;
+- for other CPUs the row of a default vendor, for other CUDA devices estimates from published rates.
 
-The environment variable JAXGAUSS_CPU_VENDOR names the row of cpu_costs.json to go by, whatever was measured.
+The environment variable JAXGAUSS_CPU_VENDOR names a row of cpu_costs.json, which then replaces all measurements.
 """
 
 import functools
@@ -35,27 +34,27 @@ from collections.abc import Callable
 
 TABLE, CUDA_TABLE = (Path(__file__).with_name(f"{device}_costs.json") for device in ("cpu", "cuda"))
 DEFAULT = "AuthenticAMD"  # for vendors that are not in the table
-ESTIMATE = "estimate"  # for CUDA devices that are not
-# How many times as fast PyTorch's kernel must be estimated to be on a CPU. XLA needs no PyTorch, and can be exported;
-# and where a table is wrong by a factor of 1.5, what it favors of the kernel is lost by 1.2 at most.
+ESTIMATE = "estimate"  # for CUDA devices that are not in the table
+# On a CPU PyTorch's kernel must be estimated to be so many times as fast as XLA, which needs no PyTorch and can be
+# exported. If the table is wrong by a factor of 1.5, a sum by the kernel takes at most 1.2 times as long as in XLA.
 WORTH = 1.25
-# The widths that kernels are compiled for.
+# The widths that attention kernels are compiled for.
 WIDTHS = {
     "flash": (32, 64, 96, 128, 160, 192, 224, 256),
     "cudnn": (64, 128),
-    "efficient": (64, 128),  # and beyond in one form for all
+    "efficient": (64, 128),  # beyond, one form serves all widths
 }
 
 
 class Cost(NamedTuple):
-    """Nanoseconds of a call, and for each pair of points of its exponential and of a column of the products."""
+    """Nanoseconds of a call, of a pair of points (its exponential), and of a pair and a column of the products."""
 
     call: float
     pair: float
     column: float
 
     def nanoseconds(self, pairs: int, columns: int) -> float:
-        """Of a sum."""
+        """The estimated time of a sum."""
         return self.call + pairs * (self.pair + self.column * columns)
 
 
@@ -63,7 +62,7 @@ Costs = dict[str, Cost]  # by engine
 
 
 def estimates(engines: tuple[str, ...], pairs: int, dim: int, channels: int) -> tuple[list[float], str]:
-    """Milliseconds of a sum on this CPU by each engine, where it is known; and what row they are from."""
+    """Milliseconds of a sum on this CPU by each engine whose costs are known; and the source of these."""
     costs, source = cpu_costs()
     known = [(x, costs[x.removesuffix("x2")]) for x in engines if x.removesuffix("x2") in costs]
     found = [cost.nanoseconds(pairs, columns(x, dim, channels)) / 1e6 for x, cost in known]
@@ -71,9 +70,9 @@ def estimates(engines: tuple[str, ...], pairs: int, dim: int, channels: int) -> 
 
 
 def columns(engine: str, dim: int, channels: int) -> int:
-    """Of both products, in XLA ("xla in float32", "dense", …) or by a CPU's kernel ("kernel in float32", …).
+    """Columns of both products, in XLA ("xla in float32", "dense", …) or by a CPU's kernel ("kernel in float32", …).
 
-    Points that are split into two numbers have three products.
+    Two-part points have three products.
     """
     if not engine.startswith("kernel"):
         return dim + 2 + channels
@@ -81,7 +80,7 @@ def columns(engine: str, dim: int, channels: int) -> int:
 
 
 def kernel_columns(kernel: "AttentionKernel", dim: int, channels: int) -> int:
-    """Of both products, by a kernel on CUDA; of all blocks that it takes the channels in."""
+    """Columns of both products by a kernel on CUDA, for all blocks of channels that it takes one by one."""
     at_once = kernel.channels(channels)
     width = kernel.width(max(kernel.columns(dim), at_once))
     compiled = next((x for x in WIDTHS[kernel.name] if x >= width), width)
@@ -89,12 +88,12 @@ def kernel_columns(kernel: "AttentionKernel", dim: int, channels: int) -> int:
 
 
 def kernel_engine(kernel: "AttentionKernel") -> str:
-    """The name that a kernel on CUDA has in the table."""
+    """The name of a CUDA kernel in the table."""
     return f"{kernel.name} in float32" if kernel.dtype == "float32" else kernel.name
 
 
 def cpu_costs() -> tuple[Costs, str]:
-    """The costs on this CPU by engine, "xla in float32", "kernel in bfloat16" and so on; and what row that is."""
+    """The costs on this CPU by engine, "xla in float32", "kernel in bfloat16" and so on; and their source."""
     return _cpu_costs(vendor())
 
 
@@ -119,7 +118,7 @@ def cuda_costs(device: str) -> tuple[Costs, bool]:
 
 
 def forget() -> None:
-    """Read the tables afresh."""
+    """Make the next call read the tables again."""
     for function in (_cpu_costs, cuda_costs):
         function.cache_clear()
 
@@ -129,12 +128,12 @@ def _costs(row: dict[str, Any]) -> Costs:
 
 
 def calibrated_path() -> Path:
-    """Where `jaxgauss.calibrate` keeps what it has measured."""
+    """The file in which `jaxgauss.calibrate` keeps its measurements."""
     return platformdirs.user_cache_path("jaxgauss") / "costs.json"
 
 
 def calibrated_rows() -> dict[str, Any]:
-    """What it has measured, by machine; nothing, with a warning, where that cannot be read."""
+    """The measurements of `jaxgauss.calibrate` by machine; none, with a warning, if the file cannot be read."""
     path = calibrated_path()
     try:
         rows = json.loads(path.read_text()) if path.exists() else {}
@@ -149,7 +148,7 @@ def calibrated_rows() -> dict[str, Any]:
 
 
 def machine(device: str | None = None) -> str:
-    """What measurements hold for: this CPU, or a device, and the versions of the libraries that compute."""
+    """The machine that measurements hold for: this CPU or a device, with the versions of jaxlib and PyTorch."""
     versions = (f"{name} {importlib.metadata.version(name)}" for name in ("jaxlib", "torch"))
     return ", ".join([device or f"{cpu_name()}, {os.cpu_count()} cores", *versions])
 
@@ -163,12 +162,12 @@ def vendor() -> str:
 
 
 def cpu_name() -> str:
-    """The model, as the CPU names itself."""
+    """The model name of the CPU."""
     return cpu_info("model name") or platform.processor() or platform.machine()
 
 
 def cpu_info(field: str) -> str:
-    """What Linux tells of the first core; nothing elsewhere."""
+    """A field of the first core in Linux's /proc/cpuinfo; empty elsewhere."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -176,14 +175,14 @@ def cpu_info(field: str) -> str:
     return next((line.split(":")[1].strip() for line in lines if line.startswith(field)), "")
 
 
-WARM_UPS, SHORTEST = 3, 5e-3  # calls; seconds that a repetition lasts
-SETTLED = 0.02  # seconds of untimed calls before it, one at least: threads of another library spin until then
+WARM_UPS, SHORTEST = 3, 5e-3  # calls; seconds of a repetition
+SETTLED = 0.02  # seconds of untimed calls before a repetition: threads of another library may spin so long
 
 
 def in_turns(calls: dict[Any, Callable[[], Any]], runs: int) -> dict[Any, list[float]]:
-    """Seconds a call in every repetition, of calls that wait for what they compute.
+    """Seconds per call in every repetition; the calls must wait for their results.
 
-    What is timed comes after itself, as in a loop, and not after another call's gigabyte.
+    A timed call follows untimed ones of its own, as in a loop, so that another call's data does not fill the cache.
     """
     for call in calls.values():
         for _ in range(WARM_UPS):
@@ -201,7 +200,7 @@ def in_turns(calls: dict[Any, Callable[[], Any]], runs: int) -> dict[Any, list[f
 
 
 def untimed(call: Callable[[], Any]) -> int:
-    """Call until it has settled; how often that was."""
+    """Call for SETTLED seconds; return how often."""
     number, start = 0, time.perf_counter()
     while time.perf_counter() - start < SETTLED:
         call()

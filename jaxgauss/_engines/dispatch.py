@@ -1,7 +1,6 @@
-"""Where a sum is computed: PyTorch's attention kernel or XLA, by platform. Beneath the derivative rules.
+"""Sums and pullbacks by the engine that the plan names on each platform; the derivative rules call these functions.
 
-Mapped axes of `vmap` become leading axes here, of length 1 where an operand is not mapped: the reductions see the
-whole batch, and share what is shared.
+Mapped axes of `vmap` become leading axes here. An operand that is not mapped gets an axis of length 1 and stays shared.
 """
 
 import functools
@@ -30,16 +29,16 @@ from .plan import Plan, exact_plan, mixture_of
 from .tiles import FUSED_WIDTH, FUSES, ONE_PASS
 from .wanted import NOTHING, Channels, Sums, Wanted
 
-KEPT = 8  # times as many numbers as the operands have: memory stays linear, under vmap as well
+KEPT = 8  # a kept Φ has at most so many times the numbers of the operands: memory stays linear, under vmap as well
 
 
 class Operation(NamedTuple):
-    """What is computed from operands of equal rank, queries, keys, values, τ, …, by every engine.
+    """One computation by three engines, from operands of equal rank: queries, keys, values, τ, ….
 
     Attributes:
-        anywhere: of points that lie anywhere; of a plan and operands.
-        attended: by an attention kernel; of plan, kernel, scaled points and operands.
-        in_xla: of a plan and operands.
+        anywhere: for points that lie anywhere; takes a plan and the operands.
+        attended: by an attention kernel; takes a plan, its kernel, the scaled points and the operands.
+        in_xla: for near points, in XLA; takes a plan and the operands.
     """
 
     anywhere: Callable[..., tuple[jax.Array, ...]]
@@ -55,28 +54,28 @@ def gaussian_sum(
 
 
 def near_sum(settings: Settings, *operands: jax.Array) -> jax.Array:
-    """The same of points that are known to be near; so are those of the next two."""
+    """`gaussian_sum` of points that are known to be near."""
     return lowered(_by_plan, (SUM, settings, True), *operands)[0]
 
 
 def near_sum_and_log(settings: Settings, *operands: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The sum, and what spares its pullback a pass (…, M, 1), where `saves_log`."""
+    """The sum of near points and, where `saves_log`, logarithms (…, M, 1) that spare its pullback one pass."""
     total, log = lowered(_sum_and_log, (settings,), *operands)
     return total, log
 
 
 def near_pullback(settings: Settings, *operands: jax.Array) -> tuple[jax.Array, ...]:
-    """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of queries, keys and values, at these, tau and g; all of equal rank.
+    """Gradients of Σ_m ⟨g_m, s_m⟩ for near points, in the shapes of queries, keys and values.
 
-    A sixth operand is what the sum has left for it.
+    The operands are queries, keys, values, τ and g, all of equal rank, and the logarithms if the sum has saved them.
     """
     return lowered(_by_plan, (PULLBACK, settings, True), *operands, num_own=3)
 
 
 def kernel_means(settings: Settings, near: bool, *operands: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Σ_n w κ v / Σ_n w κ and log Σ_n w κ at queries, keys, values, τ and log-weights (…, N, 1), of equal rank.
+    """Σ_n w κ v / Σ_n w κ and log Σ_n w κ of queries, keys, values, τ and log-weights (…, N, 1), of equal rank.
 
-    Of points that are known to be `near`, which are those of Gaussians; or that lie anywhere.
+    `near`: whether points are known to be near, and the kernel is Gaussian; else they may lie anywhere.
     """
     means, logs = lowered(_by_plan, (_means_of(settings.kernel), settings, near), *operands)
     return means, logs
@@ -85,7 +84,7 @@ def kernel_means(settings: Settings, near: bool, *operands: jax.Array) -> tuple[
 def radial_sum(
     settings: Settings, channels: Channels, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array
 ) -> jax.Array:
-    """Σ_n κ(u) v_n of operands of equal rank, κ evaluated in XLA, each channel with its own."""
+    """Σ_n κ(u) v_n of operands of equal rank; XLA evaluates κ, and each channel has its own."""
     nothing = queries[..., :0], keys[..., :0]
     return pair_sums(settings, Wanted(channels, NOTHING), queries, keys, values, tau, *nothing).sums
 
@@ -99,7 +98,7 @@ def pair_sums(
     tau: jax.Array,
     *weights: jax.Array,
 ) -> Sums:
-    """`radial.pair_sums` of queries, keys, values, τ and weights of both, of equal rank."""
+    """`radial.pair_sums` of operands of equal rank; `weights` are those of the queries and those of the keys."""
     values, *others = _without_unwanted(wanted, values, weights)
     given = queries, keys, values, tau, *others
     return Sums(*lowered(_exactly, (radial.pair_sums, wanted, settings), *given, needed=2))
@@ -115,14 +114,14 @@ def mixed_sums(
     shares: jax.Array,
     *weights: jax.Array,
 ) -> Sums:
-    """`mixed.mixed_sums` of these and of shares (…, T) of the kernels."""
+    """`mixed.mixed_sums` of operands of equal rank, with the shares (…, T) of the Gaussians."""
     values, *others = _without_unwanted(wanted, values, weights)
     given = queries, keys, values, tau, shares, *others
     return Sums(*lowered(_exactly, (mixed.mixed_sums, wanted, settings), *given, needed=2))
 
 
 def _without_unwanted(wanted: Wanted, values: jax.Array, weights: tuple[jax.Array, ...]) -> list[jax.Array]:
-    """Values and weights, without columns where nothing is made of them."""
+    """The values and the weights, without columns if no sums or no pulls are wanted."""
     return [
         values if wanted.sums.kernels else values[..., :0],
         *(x if wanted.pulls.kernels else x[..., :0] for x in weights),
@@ -132,12 +131,12 @@ def _without_unwanted(wanted: Wanted, values: jax.Array, weights: tuple[jax.Arra
 def radial_pullback(
     settings: Settings, channels: Channels, with_tau: bool, *operands: jax.Array
 ) -> tuple[jax.Array, ...]:
-    """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of queries, keys, values and τ, at these and g; all of equal rank."""
+    """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of queries, keys, values and τ; these and g are of equal rank."""
     return lowered(_exactly, (_RADIAL_PULLBACK[with_tau], channels, settings), *operands, num_own=4)
 
 
 def keeps_tile(settings: Settings, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array) -> bool:
-    """Whether Φ is kept from the sum for its gradients: where it is dense, and not much larger than the operands."""
+    """Whether the sum keeps Φ for its gradients: if it is dense, and Φ is not much larger than the operands."""
     operands = queries, keys, values, tau
     pairs = queries.shape[0] * keys.shape[0]
     if tau.ndim or not are_known(pairs) or not 0 < pairs <= KEPT * (queries.size + keys.size + values.size):
@@ -147,14 +146,14 @@ def keeps_tile(settings: Settings, queries: jax.Array, keys: jax.Array, values: 
 
 
 def uses_mixture(settings: Settings, *operands: Any) -> Mixture | None:
-    """The mixture that the settings' kernel is summed by where JAX runs, if it is, of operands of such shapes."""
+    """The mixture that stands for the kernel on a platform of JAX, for operands of such shapes; None without one."""
     plans = [plan_there(settings, platform, operands) for platform in platforms()]
     chosen = next((x for x in plans if x.method == "mixture"), None)
     return None if chosen is None else mixture_of(settings, chosen.precision)
 
 
 def saves_log(settings: Settings, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array) -> bool:
-    """Whether a sum leaves something for its pullback: on CUDA, by `rescale`, in one call."""
+    """Whether a sum saves logarithms for its pullback: on CUDA, by `rescale`, in one call."""
     operands = queries, keys, values, tau
     if 0 in (*queries.shape, *keys.shape, *values.shape) or "cuda" not in platforms():
         return False
@@ -167,7 +166,7 @@ def saves_log(settings: Settings, queries: jax.Array, keys: jax.Array, values: j
 def _by_plan(
     operation: Operation, settings: Settings, near: bool | None, platform: str, *operands: jax.Array
 ) -> tuple[jax.Array, ...]:
-    """Of points that are known to be near, or that lie anywhere; or, of None, with a look at them."""
+    """The operation by its plan. `near`: whether points are known to be near; None if the program must find out."""
     if near is False:
         return operation.anywhere(exact_plan_of(settings, platform, operands), *operands)
     chosen = plan_there(settings, platform, operands)
@@ -185,18 +184,18 @@ def _by_plan(
 
 def _sum_and_log(settings: Settings, platform: str, *operands: jax.Array) -> tuple[jax.Array, jax.Array]:
     total, *logs = _by_plan(SUM_AND_LOG, settings, True, platform, *operands)
-    return total, logs[0] if logs else jnp.zeros_like(total[..., :1])  # elsewhere nobody reads it
+    return total, logs[0] if logs else jnp.zeros_like(total[..., :1])  # not read elsewhere
 
 
 def _exactly(function: Callable[..., Any], what: Any, settings: Settings, platform: str, *operands: jax.Array) -> Any:
-    """A function of `radial`, in the precision of its plan."""
+    """A function of `radial` or `mixed` with its plan, in the plan's precision."""
     queries, keys, _, tau, *_ = operands
     chosen = exact_plan_of(settings, platform, (queries, keys, keys, tau))
     return _in_precision(functools.partial(function, what))(chosen, *operands)
 
 
 def _in_precision(function: Callable) -> Callable[..., tuple[jax.Array, ...]]:
-    """`function`, of a plan and operands, in the plan's precision; results in the operands' own."""
+    """`function` of a plan and operands, in the plan's precision; the results have the operands' dtype."""
 
     def compute(chosen: Plan, *operands: jax.Array) -> tuple[jax.Array, ...]:
         results = function(chosen, *(x.astype(chosen.precision) for x in operands))
@@ -224,7 +223,6 @@ def _fuses(chosen: Plan) -> bool:
 
 @_in_precision
 def _pullback_in_xla(chosen: Plan, *operands: jax.Array) -> tuple[jax.Array, ...]:
-    """In blocks."""
     return blocked_pullback(*operands[:5], dense=chosen.method == "dense")
 
 
@@ -236,7 +234,7 @@ def _pullback_anywhere(chosen: Plan, *operands: jax.Array) -> tuple[jax.Array, .
 
 @_in_precision
 def _means_in_xla(chosen: Plan, *operands: jax.Array) -> tuple[jax.Array, ...]:
-    """By `fused_means` where XLA fuses, of so many pairs that it is worth two programs; else in blocks."""
+    """By `fused_means` where XLA fuses and enough pairs pay for two programs; else by `blocked_means`."""
     pairs, dim, channels = sizes(*operands[:4])
     if _fuses(chosen) and max(dim, channels + 1) <= FUSED_WIDTH and are_known(pairs) and pairs >= ONE_PASS:
         return fused_means(*operands)
@@ -257,7 +255,7 @@ _RADIAL_PULLBACK = {x: functools.partial(radial.radial_pullback, with_tau=x) for
 
 
 def exact_plan_of(settings: Settings, platform: str, operands: tuple[jax.Array, ...]) -> Plan:
-    """`exact_plan`, of Gaussians in the working dtype: what was asked for may be an attention kernel's precision."""
+    """`exact_plan`; for Gaussians in the working dtype, since the precision asked for may be an attention kernel's."""
     if settings.kernel == GAUSS:
         settings = replace(settings, precision="auto", backend="auto")
     return exact_plan(settings, platform, aligned_sizes(*operands[:4])[0]).with_findings(settings)

@@ -1,4 +1,4 @@
-"""Where sums of Gaussians of points in few dimensions are for waves: estimates of their time, and of all pairs'."""
+"""Whether waves sum Gaussians of points in few dimensions: estimates of their time, and of that of all pairs."""
 
 import functools
 import math
@@ -20,20 +20,20 @@ from .costs import cpu_costs
 from .nodes import DIMENSIONS, MOST, WAVES, blocks_of
 from .plan import NEAR, Plan
 
-SHARE = 2.5  # bandwidths, √2π, from which a sum has its terms
-# Beside all pairs by products about one center: time of tiles of points that lie anywhere, of sorting a point, and of
-# pairs by differences.
+SHARE = 2.5  # bandwidths, √2π, over which a sum has its terms
+# TILES, DIFFERENCES: time of a pair in tiles of points that lie anywhere, and by differences, relative to products
+# about one center. SORTING: nanoseconds of a point.
 TILES, SORTING, DIFFERENCES = 2.5, 300.0, 4.0
-FEW = 64  # one in so many of the queries may be outside of a box
-AROUND = 32  # bandwidths, more than a box of keys is wider than that of queries
-REACH = 2 * 13.2 + 4  # bandwidths that tiles look across: in which Gaussians of float32 end, and the size of two tiles
-WORTH = 0.8  # of the time of pairs
-MORE = MOST | {2: 12}  # blocks, where fast transforms take many waves
-POINT = 60  # numbers of a grid that a fast transform touches in the time that it takes for a coordinate of a point
+FEW = 64  # at most one query in so many may be outside of a box
+AROUND = 32  # bandwidths; the box of keys is wider than that of queries by less
+REACH = 2 * 13.2 + 4  # bandwidths over which a tile has terms: a Gaussian in float32 ends at 13.2; two tiles' size is 4
+WORTH = 0.8  # waves must take less than this share of the time of pairs
+MORE = MOST | {2: 12}  # most blocks of a coordinate with fast transforms
+POINT = 60  # a coordinate of a point takes a fast transform as long as so many numbers of its grid
 
 
 class Sizes(NamedTuple):
-    """Of a sum of two matrices of points: M, N, D and C; and of how many Gaussians the kernel is made."""
+    """M, N, D and C of a sum over two matrices of points, and the number of Gaussians that the kernel is made of."""
 
     queries: Any
     keys: Any
@@ -43,12 +43,12 @@ class Sizes(NamedTuple):
 
 
 def at_most(dim: int) -> int:
-    """Blocks of waves of one coordinate."""
+    """The most blocks of waves that a coordinate may have."""
     return (MORE if nufft.is_installed() else MOST)[dim]
 
 
 def most_blocks(precision: str, sizes: Sizes) -> int:
-    """Blocks of waves of one coordinate that may pay for such sizes, on a CPU; 0 where none do."""
+    """The most blocks of waves of a coordinate that can pay for such sizes on a CPU; 0 if none can."""
     if sizes.dim not in DIMENSIONS or not are_known(*sizes) or 0 in sizes:
         return 0
     of_pairs, others = TILES * sizes.bandwidths * _of_pairs(precision, sizes), [1.0] * (sizes.dim - 1)
@@ -67,10 +67,10 @@ def by_waves(
     precision: str | None = None,
     known: bool = False,
 ) -> Bool[Array, ""] | bool:
-    """Whether a sum of operands of equal rank is for waves, rather than for products about one center.
+    """Whether waves sum operands of equal rank, rather than products about one center.
 
-    True also where that is so of all points that these products would take; only that is told of what is `known` of
-    shapes alone. In another precision than the plan's if one is given.
+    The answer is a Python boolean if the plan or the shapes decide. If not, the points are examined; with `known` they
+    are not, and the answer is False. `precision` replaces that of the plan.
     """
     if chosen.waves is not None:
         return chosen.waves
@@ -93,9 +93,9 @@ def by_waves(
 def pays_here(
     chosen: Plan, most: int, precision: str, sizes: Sizes, scale: Float[Array, "t _"], queries: Array, keys: Array
 ) -> tuple[Bool[Array, ""] | bool, Box]:
-    """Whether waves are taken of points and a scale in bandwidths: as was seen before, or by `pays`; and of which box.
+    """Whether waves sum these points, by the plan or by `pays`; and in which box. `scale` is √τ.
 
-    Of several Gaussians, whose scales are rows of a matrix, whether one sum of all takes less time than one of each.
+    For several Gaussians, one in each row of `scale`: whether one sum of all takes less time than one sum of each.
     """
     queries, keys, scale = map(lax.stop_gradient, (queries, keys, scale))
     if chosen.method == "fourier":
@@ -115,14 +115,14 @@ def pays_here(
 
 
 def wider(scale: Float[Array, "t _"]) -> Any:
-    """How many times as wide as the narrowest Gaussian the widest is."""
+    """The ratio of the widest Gaussian's bandwidth to that of the narrowest."""
     return 1.0 if len(scale) == 1 else (scale.max(0) / scale.min(0)).max()
 
 
 def pays(xp: Any, most: int, precision: str, reach: float, sizes: Sizes, ends: Any, scale: Any) -> tuple[Any, Box]:
-    """Whether waves are estimated to take less time than pairs, of one of several `boxes`; and of which. By `xp`.
+    """Whether waves are estimated to take less time than pairs, for the best of several `boxes`; and that box.
 
-    `reach` is the R² up to which products about one center take all pairs.
+    `reach` is the R² up to which products about one center sum all pairs. `xp` is NumPy or JAX.
     """
     lower, upper, scale = ends[:, 0], ends[:, 1], scale[None]
     extent = (upper - lower) * scale
@@ -139,9 +139,9 @@ def pays(xp: Any, most: int, precision: str, reach: float, sizes: Sizes, ends: A
 def _times(
     xp: Any, most: int, precision: str, reach: float, sizes: Sizes, extent: Any, inner: Any, wider: Any = 1.0
 ) -> Any:
-    """Nanoseconds of a Gaussian by waves of boxes, and of Gaussians up to so many times `wider` the same; and by pairs.
+    """Nanoseconds by waves, for each box, and by pairs. The waves serve Gaussians up to `wider` times as wide.
 
-    Of each box (boxes, D) what is summed, and the `inner` part in which nearly all points are.
+    `extent` (boxes, D) is the size of all that is summed, `inner` that of the part in which nearly all points are.
     """
     blocks = blocks_of(xp, extent, tolerance_of(xp, precision, extent), wider)
     of_pairs = _of_pairs(precision, sizes)
@@ -154,12 +154,12 @@ def _times(
 
 
 def estimated(precision: str, sizes: Sizes, counts: Any) -> tuple[float, float]:
-    """Nanoseconds by so many blocks of waves of each coordinate, and of all pairs."""
+    """Nanoseconds by waves, with `counts` blocks of each coordinate, and of all pairs."""
     return _of_waves(np, precision, sizes, counts), _of_pairs(precision, sizes)
 
 
 def tolerance_of(xp: Any, dtype: str, extent: Any) -> Any:
-    """ε for all queries of a box in bandwidths: so that it does not count beside rounding, in the mean."""
+    """The error ε of Φ, for a box in bandwidths, that in the mean over its queries is negligible beside rounding."""
     return xp.maximum(xp.minimum(1, SHARE / extent).prod(-1) * float(np.finfo(dtype).eps), 1e-30).astype(extent.dtype)
 
 
@@ -170,7 +170,7 @@ def _of_pairs(precision: str, sizes: Sizes) -> float:
 
 
 def _of_waves(xp: Any, precision: str, sizes: Sizes, counts: Any) -> Any:
-    """Nanoseconds by so many blocks of waves of each coordinate, by products or by fast transforms."""
+    """Nanoseconds by waves, by products or by fast transforms, whichever take less."""
     by_products = _of_products(precision, sizes, counts)
     if not nufft.is_installed():
         return by_products
@@ -178,9 +178,9 @@ def _of_waves(xp: Any, precision: str, sizes: Sizes, counts: Any) -> Any:
 
 
 def transforms_pay(precision: str, sizes: Sizes, most: int, counts: Array) -> Bool[Array, ""] | bool:
-    """Whether fast transforms of so many blocks of waves are estimated to take less time than products.
+    """Whether fast transforms are estimated to take less time than products, with `counts` blocks of waves.
 
-    Both times are linear in the number of blocks: so it may be known of one block to the most of them.
+    Both times are linear in the number of blocks: if one block and the most blocks agree, so do all between.
     """
 
     def pay(counts: Any) -> Any:
@@ -203,13 +203,13 @@ def _of_transforms(precision: str, sizes: Sizes, counts: Any) -> Any:
 
 
 def transform_work(precision: str, sizes: Sizes) -> tuple[float, float]:
-    """What fast transforms of both types of a channel have to do: numbers that points touch, and of a block's grid."""
+    """The work of a channel's two fast transforms: numbers that points touch, and numbers of a block's grid."""
     width = nufft.WIDTH[precision] ** sizes.dim + POINT * sizes.dim
     return float((sizes.queries + sizes.keys) * width), 2.0 * (4 * WAVES[sizes.dim]) ** sizes.dim
 
 
-IN_DOUBT = 32  # one in so many of the queries may be settled by differences
-AT_A_TIME = 64  # of these queries
+IN_DOUBT = 32  # at most one query in so many is summed again by differences
+AT_A_TIME = 64  # queries in doubt
 
 Doubt = Bool[Array, " m"]
 
@@ -222,10 +222,10 @@ def settled(
     zeros: Sequence[Any],
     operands: Sequence[Array],
 ) -> list[Any]:
-    """Results by waves where they pay, those in doubt settled; else by tiles.
+    """Results by waves, with the queries in doubt summed again; by tiles if waves do not pay or leave many in doubt.
 
-    Several may be asked for, each with its own queries, a function `of_rows` of the numbers of some of these, and
-    zeros for its results.
+    Each of several results has its own queries: its function `of_rows` sums at those of given indices, and its zeros
+    have its shape.
     """
 
     def varying(results: Any) -> Any:
@@ -249,7 +249,7 @@ def settled(
 
 
 def _corrected(doubt: Doubt, found: Any, of_rows: Callable[[Array], Any]) -> Any:
-    """The results, those in doubt put where they belong."""
+    """The results, those in doubt replaced by sums of `of_rows`."""
     indices = jnp.nonzero(doubt, size=len(doubt) // IN_DOUBT + AT_A_TIME, fill_value=len(doubt))[0].astype("int32")
     number = doubt.sum(dtype="int32")
 
@@ -263,5 +263,5 @@ def _corrected(doubt: Doubt, found: Any, of_rows: Callable[[Array], Any]) -> Any
 
 
 def rows_of(x: Array, some: Array) -> Array:
-    """Of these numbers; zeros of those from the last on."""
+    """The rows of these indices; zeros for an index beyond the last."""
     return x.at[some].get(mode="fill", fill_value=0)

@@ -1,16 +1,17 @@
-"""Gaussians as sums of waves: coefficients of keys and values, and values at queries, each by matrix products.
+"""Gaussians as sums of waves: coefficients of keys and values, and values at queries, by matrix products or finufft.
 
 On an interval of length L, in bandwidths, Φ is a Fourier series of a period P > L: by Poisson's formula
 
     exp(-x²/2) = Σ_j g_j e^(iωx) + error,   ω = 2πj/P,   g_j = √2π/P e^(-ω²/2),   |j| ≤ m
 
-and products of it in more dimensions. The error is at most 4D e^(-b²/2) for P = L + b and 2πm/P ≥ b. In real
-numbers the waves are T(x) = [cos ωx, sin ωx], and Φ(q - k) = Σ g T(q) T(k): so with A = Σ_n v_n T(k_n₁) ⊗ T(k_n₂) ⊗ …
+and a product of such series in D dimensions. The error is at most 4D e^(-b²/2) for P = L + b and 2πm/P ≥ b. In real
+numbers the waves are T(x) = [cos ωx, sin ωx], and Φ(q - k) = Σ g T(q) T(k). With A = Σ_n v_n T(k_n₁) ⊗ T(k_n₂) ⊗ … the
+sum
 
     Σ_n Φ(q_m, k_n) v_n = Σ_j g_j A_j T_j(q_m)
 
-costs O(M + N) for given L. Sources: Barnett, Greengard & Rachh 2023, arXiv:2305.11065, for nodes and bound; Potts,
-Steidl & Nieslony 2004, for the sum.
+takes O(M + N) operations for given L. Sources: Barnett, Greengard & Rachh 2023, arXiv:2305.11065, for nodes and bound;
+Potts, Steidl & Nieslony 2004, for the sum.
 """
 
 import functools
@@ -30,11 +31,11 @@ from . import nufft
 from .nodes import WAVES, Nodes, sine
 from .tiles import blocks
 
-POINTS = {1: 4096, 2: 4096, 3: 1024}  # at a time, by dimension
+POINTS = {1: 4096, 2: 4096, 3: 1024}  # points at a time, by dimension
 
 
 def derivative(of: Nodes, found: Float[Array, "c ..."], d: int) -> Array:
-    """Coefficients of the derivative with respect to one coordinate: of A cos ωx + B sin ωx, ωB cos ωx - ωA sin ωx."""
+    """Coefficients of the derivative in coordinate d: A cos ωx + B sin ωx becomes ωB cos ωx - ωA sin ωx."""
     dim = len(of.period)
     blocks = found.shape[d + 1] // (2 * WAVES[dim])
     parted = found.reshape(*found.shape[: d + 1], blocks, 2, WAVES[dim], *found.shape[d + 2 :])
@@ -49,7 +50,7 @@ def _axes(dim: int) -> list[list[int]]:
 
 @jax.custom_vjp
 def coefficients(of: Nodes, keys: Float[Array, "n d"], values: Float[Array, "c n"]) -> Float[Array, "c ..."]:
-    """A = Σ_n v_n T(k_n₁) ⊗ T(k_n₂) ⊗ … (C, waves, waves, …); those beyond the nodes' blocks are zero."""
+    """A = Σ_n v_n T(k_n₁) ⊗ T(k_n₂) ⊗ … (C, waves, waves, …); coefficients beyond the nodes' blocks are zero."""
     by_products = functools.partial(_coefficients_by_products, of, keys, values)
     return _one_of_two(of, by_products, functools.partial(nufft.coefficients, of, WAVES[keys.shape[1]], keys, values))
 
@@ -63,7 +64,7 @@ def values_at(of: Nodes, queries: Float[Array, "m d"], found: Float[Array, "c ..
 
 @jax.custom_vjp
 def derivatives_at(of: Nodes, queries: Float[Array, "m d"], found: Float[Array, "c ..."]) -> Float[Array, "c+d m"]:
-    """That of the first channel, its derivatives, which need one product more; and that of the others."""
+    """Values of the first channel, its D derivatives, values of the others: one product more than `values_at`."""
     dim, derivatives = queries.shape[1], [derivative(of, found[:1], d) for d in range(queries.shape[1])]
 
     def by_products() -> Array:
@@ -96,9 +97,10 @@ def _coefficients_by_products(of: Nodes, keys: Float[Array, "n d"], values: Floa
 
 
 def _values_by_products(of: Nodes, queries: Array, found: Array, derivatives: bool) -> Array:
-    """Those of coefficients; with `derivatives` one more after the first, its derivative along the last coordinate.
+    """`values_at` by matrix products.
 
-    Its other derivatives come between them: waves of a point are differentiated there.
+    With `derivatives`, the second channel is the derivative of the first in the last coordinate. The others are
+    inserted before it, from derivatives of a point's waves.
     """
     dim, channels = queries.shape[1], found.shape[0]
     (points,), shape = _in_blocks(queries), [2 * WAVES[dim]] * dim
@@ -121,8 +123,8 @@ def _values_by_products(of: Nodes, queries: Array, found: Array, derivatives: bo
     return jnp.moveaxis(total, 0, 1).reshape(rows, -1)[:, : len(queries)]
 
 
-# Derivatives. The two are each other's transposes, and waves are differentiated by `slope`: the rules are made of the
-# two, and hold for every order.
+# Derivatives. `coefficients` and `values_at` are each other's transposes, and `derivative` differentiates waves. The
+# rules are made of these three, so they hold for every order.
 
 
 def _coefficients_backward(residuals: tuple[Nodes, Array, Array], g: Array) -> tuple[Any, ...]:
@@ -168,7 +170,7 @@ def _over_waves(
     shape: tuple[int, ...],
     operands: Sequence[Array],
 ) -> Array:
-    """`add` to zeros, for each block of points and each of waves: where its coefficients are, and the waves there."""
+    """Zeros after `add` for each block of points and of waves; `add` also gets the place of the coefficients."""
     num = of.counts.prod(dtype="int32")
 
     def step(state: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -183,7 +185,7 @@ def _over_waves(
 
 
 def _summed(x: Float[Array, "r waves b"]) -> Float[Array, "r b"]:
-    """`x.sum(1)` by halves, which XLA on a CPU forms in a third of the time."""
+    """`x.sum(1)` by halves, which takes XLA on a CPU a third of the time."""
     while (num := x.shape[1]) > 1:
         half = num // 2
         both = x[:, :half] + x[:, half : 2 * half]
@@ -191,16 +193,16 @@ def _summed(x: Float[Array, "r waves b"]) -> Float[Array, "r b"]:
     return x[:, 0]
 
 
-# Places are never negative: to say so spares XLA a program for each, and 10 ms to compile it.
+# Indices are never negative: to say so spares XLA a program for each, which takes 10 ms to compile.
 _sliced = functools.partial(lax.dynamic_slice, allow_negative_indices=False)
 _updated = functools.partial(lax.dynamic_update_slice, allow_negative_indices=False)
 _at = functools.partial(lax.dynamic_index_in_dim, keepdims=False, allow_negative_indices=False)
 
 
 def _waves(of: Nodes, points: Float[Array, "b d"], place: Int[Array, " d"]) -> Float[Array, "d waves b"]:
-    """The waves of a block of coefficients, by a loop: or XLA would form them again for each of their products.
+    """The waves of a block of coefficients, by a loop: otherwise XLA would form them again for each of their products.
 
-    In turns, x is float64, whatever the points: so that of j x, whole turns are left out without an error.
+    Phases are in turns and in float64, whatever the dtype of the points, so that whole turns are removed exactly.
     """
     num = WAVES[points.shape[1]]
     ahead = np.repeat([0.25, 0.0], num)[:, None]  # cosines are sines, a quarter of a turn ahead

@@ -1,4 +1,4 @@
-"""How JAX lowers a computation: a plan and a branch for each platform, and mapped axes of `vmap` as leading axes."""
+"""Lowering: a plan and a branch of the program for each platform, and mapped axes of `vmap` as leading axes."""
 
 import contextlib
 import functools
@@ -24,11 +24,11 @@ def lowered(
     num_own: int = 0,
     needed: int | None = None,
 ) -> tuple[jax.Array, ...]:
-    """`compute(*options, platform, *operands)` for the platform that it is lowered for; under `vmap` of all the batch.
+    """`compute(*options, platform, *operands)` for the platform of the program; under `vmap`, of the whole batch.
 
-    A mapped axis is one more leading axis, of length one where an operand is not mapped; the first `num_own` operands,
-    in whose shapes the results are, get the whole axis. Where one of the first `needed` operands is empty, results are
-    zero.
+    A mapped axis becomes a leading axis, of length one for an operand that is not mapped. The first `num_own` operands
+    get the whole axis, because results have their shapes. If one of the first `needed` operands (None: of all) is
+    empty, results are zero.
     """
     return _batched(compute, options, num_own, needed)(*operands)
 
@@ -64,7 +64,7 @@ def _mode_of(operands: Sequence[jax.Array]) -> contextlib.AbstractContextManager
 def by_platform(
     compute: Callable[..., Any], options: tuple[Any, ...], *operands: jax.Array, needed: int | None = None
 ) -> Any:
-    """`compute(*options, platform, *operands)` for the platform that it is lowered for; zeros of empty operands."""
+    """`compute(*options, platform, *operands)` for the platform of the program; zeros for empty operands."""
     known, on = platforms(), {name: functools.partial(compute, *options, name) for name in platforms()}
     if any(0 in x.shape for x in operands[:needed]):
         results = jax.eval_shape(on[known[0]], *operands)
@@ -73,14 +73,14 @@ def by_platform(
 
 
 def plan_there(settings: Settings, platform: str, operands: tuple[jax.Array, ...]) -> Plan:
-    """The plan there, whether or not that is the platform that was checked."""
+    """The plan on a platform, even if the arguments were checked for another."""
     try:
         return plan(settings, platform, *aligned_sizes(*operands[:4])).with_findings(settings)
-    except ValueError:  # not the platform that was checked: let PyTorch refuse if it is run there after all
+    except ValueError:  # the arguments were checked for another platform: PyTorch refuses if the sum runs on this one
         method = "rescale" if settings.method == "auto" else settings.method
         return Plan(platform, method, settings.precision, settings.backend, "asked for by name", waves=False)
 
 
 def aligned_sizes(queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array) -> tuple[int, int, int]:
-    """`sizes`, of operands of equal rank."""
+    """The `sizes` of operands of equal rank."""
     return sizes(queries, keys, values, by_point(tau, queries)[..., 0, 0])

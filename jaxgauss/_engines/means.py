@@ -1,8 +1,8 @@
-"""XLA's own engine for softmax means and logarithms: in two passes, as one sum of terms over a large one, or anywhere.
+"""The engine of softmax means and logarithms in XLA: in two passes, as one fused sum, or for points that lie anywhere.
 
-Where points lie anywhere, exponents are of any size, and weights are made of their differences: so they are float64,
-but those of a tile that is near its own center, while weights have the digits of the result. The nearest tiles of
-sorted points come first, and those that can change no row any more are left out.
+For points that lie anywhere, exponents are float64, because weights are made of their differences; tiles that are near
+their own center need fewer digits. The nearest tiles of sorted points come first, and tiles that can no longer change
+a row are skipped.
 """
 
 import functools
@@ -51,16 +51,16 @@ from .tiles import (
 from .wanted import NOTHING, Channels, Wanted
 from .waves import LOGS, layout, sums_by_waves
 
-LEAST = 2.0**-100  # a sum whose terms that are lost do not count
-SOME_KEYS = 64  # whose exponents are looked at first: a percent of a pass over thousands
-FEW_ROWS = 8  # of a tile that are far from its center, and are summed by themselves
+LEAST = 2.0**-100  # a larger sum has lost only negligible terms
+SOME_KEYS = 64  # keys whose exponents are formed first: a percent of a pass over thousands
+FEW_ROWS = 8  # rows of a tile that may be far from its center and are summed by themselves
 ROWS, COLUMNS = 1024, 512  # of a tile of sorted points
-# R² of a tile up to which a product in float64 knows u; of kernels with a kink, functions of √u, far less.
+# R² of a tile up to which a product in float64 gives u accurately; far less with a kink, for functions of √u.
 REACH = {False: 2.0**33, True: 2.0**16}
 
 
 def blocked_means(queries: Q, keys: K, values: V, tau: T, log_weights: W, *, dense: bool = False) -> tuple[S, L]:
-    """Σ_n w Φ v / Σ_n w Φ and log Σ_n w Φ, with the largest term so far taken out."""
+    """Σ_n w Φ v / Σ_n w Φ and log Σ_n w Φ, from terms relative to the largest so far."""
     a, b = scaled_points(queries, keys, tau, base_2=False)
     if dense and has_cuda():
         return in_groups(functools.partial(tiled_means, _near_logits, dense=True), a, b, values, log_weights)
@@ -69,10 +69,10 @@ def blocked_means(queries: Q, keys: K, values: V, tau: T, log_weights: W, *, den
 
 
 def fused_means(queries: Q, keys: K, values: V, tau: T, log_weights: W) -> tuple[S, L]:
-    """`blocked_means` as one fused sum, of terms over a large one of their row; in two passes where that overflows.
+    """`blocked_means` as one fused sum, of terms relative to a large one of the row; in two passes if that overflows.
 
-    The large one is that of the key of the row's own number, which may be the same point, or of 64 others. So no sum
-    is below one, and what is twice as far from it as float32 reaches, 2¹²⁷ times as large, is found by its sum.
+    The large one is the largest of the term of the key with the row's index, perhaps the same point, and those of 64
+    other keys. So no sum is below one, and a term more than 2¹²⁷ times as large shows, because its sum is infinite.
     """
     a, b = with_norms(*scaled_points(queries, keys, tau))
     b = _weighted(b, norms=b.norms - 2 * BASE_2 * log_weights)
@@ -87,7 +87,7 @@ def _with_ones(values: V) -> V:
 
 
 def _means_of(sums: S, large: L, otherwise: Callable[[], Any]) -> tuple[S, L]:
-    """Means and logarithms of sums of values, and of ones, relative to a large term; or others where these overflow."""
+    """Means and logarithms from sums of values and of ones relative to a large term; `otherwise()` if they overflow."""
     total = sums[..., -1:]
     found = sums[..., :-1] / total, (large + jnp.log2(total)) / BASE_2
     is_there = jnp.isfinite(sums).all(-1, keepdims=True) & (total > LEAST)
@@ -95,7 +95,7 @@ def _means_of(sums: S, large: L, otherwise: Callable[[], Any]) -> tuple[S, L]:
 
 
 def _large_logit(a: Array, b: Array) -> Float[Array, "*batch m 1"]:
-    """A large exponent of each row, of factors: of the key of its own number, or of some others."""
+    """The largest exponent of each row, from factors, among the key of the row's index and some other keys."""
     num_queries, num_keys = a.shape[-2], b.shape[-2]
     some, num = b[..., :: -(-num_keys // SOME_KEYS), :], min(num_queries, num_keys)
     row_blocks = blocks(a, min(num_queries, TILE.rows))
@@ -106,7 +106,7 @@ def _large_logit(a: Array, b: Array) -> Float[Array, "*batch m 1"]:
 
 
 def _weighted(x: Scaled, norms: Array) -> Scaled:
-    """The points with other norms, in the batch of both."""
+    """The points with other norms, broadcast to one batch."""
     batch = jnp.broadcast_shapes(*(y.shape[:-2] for y in (x.points, norms)))
     return Scaled(*(jnp.broadcast_to(y, (*batch, *y.shape[-2:])) for y in (x.points, norms)))
 
@@ -116,7 +116,7 @@ def _near_logits(a: Array, b: Array) -> Array:
 
 
 def means_anywhere(kernel: Kernel, chosen: Plan, queries: Q, keys: K, values: V, tau: T, log_weights: W) -> tuple[S, L]:
-    """Σ_n w κ v / Σ_n w κ and log Σ_n w κ of a positive kernel, of operands of equal rank; without derivatives."""
+    """Σ_n w κ v / Σ_n w κ and log Σ_n w κ of a positive kernel and operands of equal rank; it has no derivatives."""
     dtype, sizes = queries.dtype, (queries.shape[-2], *keys.shape[-2:])
     operands = queries, keys, values, tau, log_weights
     with jax.enable_x64(True):
@@ -130,7 +130,7 @@ def means_anywhere(kernel: Kernel, chosen: Plan, queries: Q, keys: K, values: V,
 
 
 def difference_means(kernel: Kernel, queries: Q, keys: K, values: V, tau: T, log_weights: W) -> tuple[S, L]:
-    """The same from differences of coordinates; by ordinary functions of JAX."""
+    """`means_anywhere` from differences of coordinates; made of plain JAX functions."""
     scale = jnp.sqrt(tau)[..., None, None]
 
     def tile_logits(queries: Array, keys: Array) -> Array:
@@ -140,7 +140,7 @@ def difference_means(kernel: Kernel, queries: Q, keys: K, values: V, tau: T, log
 
 
 def _of_matrices(kernel: Kernel, chosen: Plan, *operands: Array) -> Any:
-    """By waves where that pays; else by tiles of sorted points."""
+    """Means and logarithms of one batch element: by waves where these pay, else by tiles of sorted points."""
     queries, keys, values, tau, log_weights = operands
     sizes = Sizes(len(queries), len(keys), keys.shape[1], 1 + values.shape[1])
     most = most_blocks("float64", sizes) if kernel == GAUSS and chosen.waves is not False else 0
@@ -178,7 +178,7 @@ def _sorted_means(
     tau: Float[Array, "1 1"],
     log_weights: Float[Array, "n 1"],
 ) -> tuple[Float[Array, "m c"], Float[Array, "m 1"]]:
-    """Of one element of a batch, in float64."""
+    """Means and logarithms by tiles of sorted points; operands in float64, weights in the dtype `digits`."""
     i, j = leaf_order(queries, ROWS), leaf_order(keys, COLUMNS)
     scale, rows, points = jnp.sqrt(tau), in_leaves(queries, i, None), in_leaves(keys, j, None)
     weights = in_leaves(log_weights, j, LOG_ZERO)
@@ -204,37 +204,37 @@ def _sorted_means(
             factors, size = squares_factors(a, b), jnp.maximum(a.norms.max(), b.norms.max())
 
             def of_largest(u: Array) -> tuple[Array, ...]:
-                """Of terms over the largest of a row, and that."""
+                """The largest exponent of each row, and the sums of terms relative to it."""
                 logits = kernel.log(u) + (log_weights - most).T
                 own = logits.max(-1, keepdims=True)
                 return own + most, *summed(jnp.exp((logits - own).astype(digits)), jnp.ones_like(log_weights))
 
             def summed(weights: Array, of_keys: Array) -> tuple[Array, Array]:
-                """Of ones in one pass; with values in float64, of which little may be left in means."""
+                """The sums of ones, in one pass, and of values, in float64, because means may cancel."""
                 total = product_by_reduction(weights, of_keys.astype(digits)).astype(values.dtype)
                 return total, dot(weights.astype(values.dtype), of_keys * values)
 
-            most, way = log_weights.max(), jnp.where(size <= reach, 0, 1)  # NaN takes differences
+            most, way = log_weights.max(), jnp.where(size <= reach, 0, 1)  # NaN goes to differences
             ways = [
                 lambda: of_largest(squared_distances_of(*factors)),
                 lambda: of_largest(-2 * difference_logits(scale, queries, keys)),
             ]
             if near:
-                # The largest weight of a key near the center, to which every near query has a term; what far keys and
-                # far queries have beside that.
+                # `least`: a lower bound of the largest term of every near query. `of_far`, `of_nearest`: upper bounds
+                # of the terms of each far key, and of each query.
                 is_far, beyond = b.norms > near, jnp.sqrt(a.norms) - jnp.sqrt(b.norms.max())
                 most_near = jnp.where(is_far, LOG_ZERO, log_weights).max()
                 least = kernel.log(jnp.full((), 4.0 * near)) + most_near
                 of_far = kernel.log(jnp.square(jnp.maximum(jnp.sqrt(b.norms) - near**0.5, 0))) + log_weights
                 of_nearest = kernel.log(jnp.square(jnp.maximum(beyond, 0))) + most
-                counts = ~(of_nearest < largest - rest)  # NaN does
+                counts = ~(of_nearest < largest - rest)  # true for NaN
                 far = counts & (a.norms > near)
                 _, few = lax.top_k(jnp.where(far, a.norms, 0)[:, 0].astype("float32"), min(FEW_ROWS, len(queries)))
                 knows = (~is_far | (of_far < least - rest)).all() & (far.sum() <= FEW_ROWS)
                 way = jnp.where(knows & (jnp.where(far, a.norms, 0).max() <= reach) & (b.norms.max() <= reach), 2, way)
 
                 def near_one_another() -> tuple[Array, ...]:
-                    """By products of few digits, of terms over the largest weight; but for the few far queries."""
+                    """Sums by products in `digits`, relative to the largest near weight; far queries in float64."""
                     kappa = kernel(squared_distances_of(*(x.astype(digits) for x in factors)))
                     found = summed(kappa, jnp.where(is_far, 0, jnp.exp(log_weights - most_near)))
                     of_few = of_largest(squared_distances_of(factors[0][few], factors[1]))
@@ -260,14 +260,14 @@ def _sorted_means(
 
 
 def _medoid(keys: Float[Array, "n d"]) -> Float[Array, "1 d"]:
-    """Of eight of the keys the one that is nearest to the others: neither an outlier nor between two clusters."""
+    """The most central of eight of the keys: neither an outlier nor a point between two clusters."""
     some = keys[:: -(-len(keys) // 8)]
-    distances = jnp.sqrt(jnp.square(some[:, None] - some[None]).sum(-1)).sum(1).astype("float32")  # as of `_middle`
+    distances = jnp.sqrt(jnp.square(some[:, None] - some[None]).sum(-1)).sum(1).astype("float32")  # see `_middle`
     return some[lax.argmin(jnp.where(jnp.isnan(distances), jnp.inf, distances), 0, "int32")][None]
 
 
 def _bounds(kernel: Kernel, scale: Array, rows: Float[Array, "r m d"], columns: Float[Array, "c n d"]) -> Array:
-    """The largest log κ that a pair of tiles may have (rows, columns), of kernels that are known to decay."""
+    """An upper bound of log κ for each pair of tiles (rows, columns); infinite if the kernel may not decay."""
     if not kernel.decays:
         return jnp.full((len(rows), len(columns)), jnp.inf)
     return kernel.log(squared_gaps(scale, rows, columns))

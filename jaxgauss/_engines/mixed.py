@@ -1,4 +1,4 @@
-"""Sums of kernels that are made of several Gaussians: waves do them all at once, other engines one after the other."""
+"""Sums of kernels that are made of several Gaussians: waves sum all at once, other engines sum each by itself."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from .wanted import Sums, Wanted
 
 
 def mixed_sums(wanted: Wanted, chosen: Plan, *operands: Array) -> Sums:
-    """`pair_sums` of the one kernel Σ_t share_t κ_t, whose own τ is one, (…, 1, M, ·): of τ and shares (…, T)."""
+    """`pair_sums` (…, 1, M, ·) of the one kernel Σ_t share_t κ_t, whose own τ is one, from τ and shares (…, T)."""
     queries, keys, values, tau, shares, *weights = operands
 
     def of_each(tau: Array, shares: Array, *operands: Array) -> Sums:

@@ -1,11 +1,8 @@
-"""Whether points lie near one another: here it is decided which of two ways a sum takes, near or anywhere.
+"""Whether points are near: a sum then takes products about one center, otherwise tiles of sorted points or waves.
 
-Outside of `jit` many points are looked at before, and only the way that they need is compiled; else a program has both.
-
-Near, products about one center make exponents, and, of pairs that are spread enough, the moments that pulls are made
-of. Anywhere, each tile of the kernel matrix looks after its own digits (see `anywhere`), and so do derivatives of
-derivatives. On CUDA, where nothing may wait for the device, all points count as near: what half precision does not
-hold, PyTorch computes again behind a gate.
+Outside of `jit` many points are examined beforehand, and the program has only the way that they need; else it has both.
+On CUDA, where nothing may wait for the device, all points count as near: where half precision is not enough, PyTorch
+sums again behind a gate.
 """
 
 import functools
@@ -32,10 +29,10 @@ from .lowering import by_platform, plan_there
 from .plan import NEAR, STRICTER
 from .products import SPREAD, powers, spread
 
-# R² beside its limit, and the spread of pairs beside theirs, from which it is sure on which side of it they are. About
-# another center among the points, R² is up to four times as large; moments of all kinds have their digits below.
+# The answer is sure if R² differs from its limit, and the spread of pairs from its own, by such a factor. About another
+# center among the points, R² is up to four times as large; below a quarter of the limit all moments are accurate.
 SURE, SURE_SPREAD = 4, 2
-LEAST_ROWS, MOST_ROWS = 8, 64  # queries that the spread is seen of
+LEAST_ROWS, MOST_ROWS = 8, 64  # queries from which the spread is estimated
 
 
 def examined(
@@ -48,12 +45,12 @@ def examined(
     pulls: bool = False,
     logs: bool = False,
 ) -> Settings:
-    """The settings with what arrays of points on a CPU tell, where they are there: not within `jit` or `vmap`.
+    """The settings, with `near` and `waves` found from arrays of points on a CPU, outside of `jit` and `vmap`.
 
-    Several arrays are one set; without keys, they are the queries. Of a τ for each of them, they are variables. Values
-    are as those of a sum; `pulls`: whether the call makes them, as it does where it is differentiated; `logs`: whether
-    it makes these, in float64. Few points are not looked at: that would take longer than their sum, and both ways
-    compile soon.
+    Several arrays are one set of points or, if τ is a tuple, coordinates of the same points. Without keys, the queries
+    are the keys. `pulls`: whether the call forms pulls, as it does when differentiated. `logs`: whether it forms
+    logarithms, in float64. Few points are not examined: that would take longer than their sum, and both ways compile
+    quickly.
     """
     if settings.method == "differences" or settings.kernel.kinked:
         return settings
@@ -90,7 +87,7 @@ def examined(
 
 
 def _are_for_waves(settings: Settings, logs: bool, primals: Any, values: Any, a: Scaled, b: Scaled) -> bool | None:
-    """Whether sums of Gaussians of the smallest of several arrays with one another are for waves."""
+    """Whether waves sum Gaussians of these points, even of the smallest of several arrays; None if that is open."""
     if settings.kernel != GAUSS or settings.method != "auto":
         return False
     if isinstance(primals[0], tuple) or np.size(primals[0]) > 1:
@@ -127,7 +124,7 @@ _evaluated = jax.jit(lambda kernel, u: kernel(u), static_argnums=0)
 
 
 def _differentiated(x: Any) -> Any:
-    """What is differentiated outside of `jit`, or x itself."""
+    """The array that is differentiated outside of `jit`, or x itself."""
     while isinstance(x, jax.core.Tracer) and hasattr(x, "primal"):
         x = x.primal
     return x
@@ -139,14 +136,14 @@ def _is_here(x: Any) -> bool:
 
 
 def _as_one(x: Any) -> Any:
-    """NumPy's array of one array, or of several."""
+    """One array, or several concatenated, as a NumPy array of at least float32."""
     arrays = [np.asarray(y) for y in (x if isinstance(x, tuple) else (x,))]
     arrays = [y.astype("float32") if y.dtype.itemsize <= 2 else y for y in arrays]
     return np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
 
 
 def _about_a_center(scale: Any, queries: Any, keys: Any) -> list[Scaled]:
-    """Queries and keys in bandwidths, with their squares."""
+    """Queries and keys about a center, in bandwidths, with their squared norms."""
     some = keys.reshape(-1, keys.shape[-1])
     some = some[list(center_indices(len(some)))]
     center = np.add.reduce(some) / np.float32(len(some))
@@ -156,11 +153,11 @@ def _about_a_center(scale: Any, queries: Any, keys: Any) -> list[Scaled]:
 
 
 def spread_of(xp: Any, slope: Callable[..., Any], a: Scaled, b: Scaled, weights: Any, each: bool) -> Any:
-    """The `spread` of pairs, seen of some of the queries: the least of a batch. By `xp`, NumPy or JAX."""
+    """The `spread` of pairs, estimated from some queries: the least of a batch. `xp` is NumPy or JAX."""
     num = a.points.shape[-2]
     if are_known(num):
         rows = min(num, MOST_ROWS, max(LEAST_ROWS, num // MOST_ROWS))
-        indices: Any = np.int32(num * (0.618034 * np.arange(1, rows + 1) % 1))  # as periodic as no order of points
+        indices: Any = np.int32(num * (0.618034 * np.arange(1, rows + 1) % 1))  # golden ratio: avoids any period
     else:
         indices = (num * (0.618034 * jnp.arange(1, LEAST_ROWS + 1, dtype="float32") % 1)).astype("int32")
     a = Scaled(a.points[..., indices, :], a.norms[..., indices, :])
@@ -177,9 +174,9 @@ def within(
     slope: Callable[..., Any] | None = None,
     weights: jax.Array | None = None,
 ) -> jax.Array | bool:
-    """Whether all of a batch lies within R², squared bandwidths from its center: one boolean.
+    """Whether R² of the whole batch is at most `reach`: one boolean.
 
-    And whether pairs, weighted by a slope ψ and weights of keys (…, N, 1), are spread enough for moments.
+    With a slope ψ, also whether pairs, weighted by ψ and the weights of keys (…, N, 1), are spread enough for moments.
     """
     if math.isinf(reach):
         return reach > 0
@@ -193,17 +190,17 @@ def within(
 def are_near(
     settings: Settings, *operands: jax.Array, pulls: bool = False, second_order: bool = False, logs: bool = False
 ) -> jax.Array | bool:
-    """Whether queries and keys are near by the plan of a sum of them, values and τ; one boolean, under `vmap` too.
+    """Whether queries, keys, values and τ are summed as near points, by their plan; one boolean, also under `vmap`.
 
-    Near enough for `pulls` that are made of moments, or for moments of second order; and not by waves, which are for
-    points that lie anywhere. Those of `logs` are float64.
+    `pulls`: near enough for pulls from moments; `second_order`: for moments of second order. False where waves sum the
+    points; waves of `logs` are in float64.
     """
     known = known_near(settings, *operands, logs=logs)
     return _look(settings, pulls, second_order, logs)(*operands) if known is None else known
 
 
 def known_near(settings: Settings, *operands: jax.Array, logs: bool = False) -> bool | None:
-    """The same, where it is known of all points of such shapes, or from the settings."""
+    """`are_near` where the settings or the shapes alone decide it; else None."""
     if settings.by_products is not None or len(platforms()) > 1:
         return settings.by_products
     chosen, precision = plan_there(settings, platforms()[0], operands), "float64" if logs else None
@@ -227,14 +224,14 @@ def _are_near(
 
 
 def but_not(is_near: jax.Array | bool, waves: jax.Array | bool) -> jax.Array | bool:
-    """Near, and not by waves."""
+    """Whether points are near and not summed by waves."""
     if isinstance(waves, bool):
         return False if waves else is_near
     return is_near & ~waves
 
 
 def _unbatched(look: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
-    """`look` at a whole batch under `vmap`, so that what depends on it stays one conditional."""
+    """`look`, which under `vmap` gets the whole batch, so that what depends on its boolean stays one conditional."""
 
     @custom_vmap
     def looked(*operands: jax.Array) -> jax.Array:
@@ -249,19 +246,19 @@ def _unbatched(look: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 
 @_unbatched
 def tiles_are_near(queries: jax.Array, keys: jax.Array, tau: jax.Array) -> Any:
-    """Whether they are near enough for derivatives of tiles made by products, in their own dtype."""
+    """Whether points are near enough for derivatives of tiles from products, in their own dtype."""
     return within(NEAR[queries.dtype.name] / STRICTER, queries, keys, tau, GAUSS.slope)
 
 
 def one_of_two(is_near: jax.Array | bool, near: Callable, anywhere: Callable, *operands: Any) -> Any:
-    """`near(*operands)` where they are near, else `anywhere(*operands)`; each has derivatives of its own."""
+    """`near(*operands)` if they are near, else `anywhere(*operands)`; each has its own derivatives."""
     if isinstance(is_near, bool):
         return (near if is_near else anywhere)(*operands)
     return lax.cond(is_near, near, anywhere, *operands)
 
 
 def near_or_anywhere(is_near: jax.Array | bool, near: Callable, anywhere: Callable, *operands: Any) -> Any:
-    """The same, with the derivatives of `anywhere`."""
+    """`one_of_two`, with the derivatives of `anywhere` for both."""
     if is_near is False:
         return anywhere(*operands)
     return _with_derivatives(near, anywhere, None if is_near is True else is_near, *operands)

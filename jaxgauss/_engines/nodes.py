@@ -1,4 +1,4 @@
-"""Where waves are taken: of a box in bandwidths as many as an error asks for, and their part in a Gaussian.
+"""Nodes of the Fourier series: the waves that a box needs for an error, and their weights g in a Gaussian.
 
 `fourier` has the formulas. Source: Barnett, Greengard & Rachh 2023, arXiv:2305.11065.
 """
@@ -14,23 +14,23 @@ from jaxtyping import Array, Bool, Float, Int
 
 from .._arrays.points import dot
 
-# By dimension: waves of a block, whose number is a matter of data; and at most so many blocks.
+# By dimension: waves of a block, and the most blocks of a coordinate. The data decide how many blocks are used.
 WAVES, MOST = {1: 32, 2: 40, 3: 20}, {1: 128, 2: 6, 3: 3}
 DIMENSIONS = tuple(WAVES)
-LONGEST = 9.0  # bandwidths by which the period is longer than the box: then the error is less than float64's
+LONGEST = 9.0  # bandwidths by which the period exceeds the box at most: the error is then below float64's
 
 
 class Nodes(NamedTuple):
-    """Where waves are taken.
+    """The waves of a box.
 
     Attributes:
-        center: of the box of all points.
+        center: the center of the box.
         period: P in units of each coordinate.
         counts: blocks of waves of each coordinate.
-        indices: of each block of coefficients the block of each coordinate; first of those that count.
-        numbers: j of each wave: in each block those of cosines, then those of sines; in so many blocks as may be.
+        indices: the block of each coordinate for every block of coefficients, those that are used first.
+        numbers: j of each wave, for the most blocks: in a block those of cosines, then those of sines.
         eps: the error that fast transforms are asked for; None for products.
-        by_products: whether it is products all the same; None where that does not depend on the points.
+        by_products: whether products are used in spite of `eps`; None if that does not depend on the points.
     """
 
     center: Float[Array, " d"]
@@ -45,10 +45,10 @@ class Nodes(NamedTuple):
 def nodes(
     most: int, center: Array, extent: Array, scale: Array, tolerance: Any, wider: Any = 1.0
 ) -> tuple[Nodes, Bool[Array, ""], Float[Array, ""]]:
-    """Those of a box and a scale in bandwidths, (D,), for an error of Φ; whether `most` blocks hold them; the error.
+    """Nodes of a box, with √τ as `scale` (D,), for an error of Φ; whether `most` blocks are enough; the error.
 
-    Blocks are full: waves beyond those that the tolerance asks for make the period longer, and the error less. They are
-    also those of Gaussians up to so many times `wider`: for their period is longer by as much.
+    Blocks are full: waves beyond those that the tolerance needs lengthen the period and reduce the error. The nodes
+    also serve Gaussians up to `wider` times as wide, because the period is longer by as much.
     """
     dim, dtype = len(center), center.dtype
     length = extent * scale
@@ -74,7 +74,7 @@ def nodes(
 
 
 def blocks_of(xp: Any, length: Float[Array | np.ndarray, "*boxes d"], tolerance: Any, wider: Any = 1.0) -> Any:
-    """Blocks of waves of each coordinate, for a box in bandwidths and an error. `xp` is NumPy or JAX."""
+    """The number of blocks of waves of each coordinate, for a box in bandwidths and an error. `xp` is NumPy or JAX."""
     dim = length.shape[-1]
     beyond = xp.sqrt(2 * xp.log(4 * dim / tolerance))[..., None]
     return xp.floor((length + wider * beyond) * beyond / (2 * math.pi) / WAVES[dim]) + 1
@@ -83,9 +83,9 @@ def blocks_of(xp: Any, length: Float[Array | np.ndarray, "*boxes d"], tolerance:
 def spectrum(
     of: Nodes, scale: Float[Array, "t d"], shares: Float[Array, " t"], along: int | None = None
 ) -> Float[Array, "..."]:
-    """g of all waves (waves, …), zero beyond their blocks: of Gaussians that have shares. A function of τ.
+    """g of all waves (waves, …) of Gaussians with these shares, zero beyond the blocks in use; differentiable in τ.
 
-    With `along` that of Σ Φ v u, u of one coordinate, for ∂²S = Σ (u - 1) Φ v in bandwidths.
+    With `along`, g of Σ Φ v u, u of that coordinate, for ∂²S = Σ (u - 1) Φ v in bandwidths.
     """
     dim, period, numbers = len(of.period), (of.period[None] * scale)[..., None], of.numbers[None, None]
     omega = 2 * math.pi / period * numbers
@@ -100,12 +100,13 @@ def spectrum(
     return dot(total.T, factors[:, -1]).reshape([numbers.size] * dim)
 
 
-# Terms of the sine of x turns, |x| ≤ ¼, relative to 2πx, in powers of x²: errors below half of the last digit.
+# The number of terms of the sine of x turns, |x| ≤ ¼, relative to 2πx, in powers of x²: errors are below half of the
+# last digit.
 TERMS = {"float32": 5, "float64": 10}
 
 
 def sine(x: Array) -> Array:
-    """Of x turns, |x| ≤ ¼: in a fifth of the time of `jnp.sin`, which takes x of any size."""
+    """The sine of x turns, |x| ≤ ¼, in a fifth of the time of `jnp.sin`, which takes x of any size."""
     y, angle, total = jnp.square(x), (2 * math.pi) * x, jnp.zeros_like(x)
     for term in _terms(x.dtype.name)[::-1]:
         total = total * y + term
@@ -114,7 +115,7 @@ def sine(x: Array) -> Array:
 
 @functools.cache
 def _terms(dtype: str) -> list[float]:
-    """Of (sin z / z - 1) / x², z = 2πx, in powers of x²: interpolated at Chebyshev's points."""
+    """Coefficients of (sin z / z - 1) / x², z = 2πx, in powers of x², interpolated at Chebyshev's points."""
     num = TERMS[dtype]
     y = (np.cos(math.pi * (np.arange(num) + 0.5) / num) + 1) / 32
     z = 2 * math.pi * np.sqrt(y)

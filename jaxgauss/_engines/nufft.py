@@ -1,8 +1,8 @@
-"""Waves by fast Fourier transforms of points that lie anywhere: by finufft, where it is installed; on CPUs.
+"""Waves by nonuniform fast Fourier transforms, on CPUs where finufft is installed.
 
-Coefficients and values are those of `fourier`: blocks of cosines and of sines, which pass for complex modes here. Two
-channels share a transform, one as the other's imaginary part. All is float64: in float32 finufft takes as long, and
-rounds points. Source: Barnett, Magland & af Klinteberg 2019, arXiv:1808.06736.
+The blocks of cosines and sines of `fourier` become complex modes here, and two channels share a transform as real and
+imaginary part. All is float64: in float32 finufft takes as long, and rounds the points. Source: Barnett, Magland & af
+Klinteberg 2019, arXiv:1808.06736.
 """
 
 import functools
@@ -21,19 +21,19 @@ from jaxtyping import Array, Float, Int
 from .bridge import call_numpy
 
 LEAST = {"float32": 1e-6, "float64": 1e-14}  # the least error that finufft is asked for, relative to all waves in L2
-WIDTH = {"float32": 7, "float64": 15}  # of what points touch of its grid
-# What is worth a thread: so many points, and that share of the grid's numbers, so that memory stays linear.
+WIDTH = {"float32": 7, "float64": 15}  # numbers of its grid that a point touches in each coordinate
+# A thread gets at least so many points, and an eighth as many as the grid has numbers, so that memory stays linear.
 POINTS, SHARE = 8192, 8
 
 
 @functools.cache
 def is_installed() -> bool:
-    """Whether finufft is there; it is imported at the first use."""
+    """Whether finufft is installed; it is imported at the first use."""
     return importlib.util.find_spec("finufft") is not None
 
 
 def coefficients(of: Any, waves: int, keys: Float[Array, "n d"], values: Float[Array, "c n"]) -> Array:
-    """`fourier.coefficients`, of nodes whose blocks have so many waves."""
+    """`fourier.coefficients` by transforms; `waves` are those of a block."""
     angles, known = _angles(of, keys)
     shape = values.shape[0], *[len(of.numbers)] * keys.shape[1]
     values = jnp.where(known[None], values, jnp.nan)
@@ -41,7 +41,7 @@ def coefficients(of: Any, waves: int, keys: Float[Array, "n d"], values: Float[A
 
 
 def values_at(of: Any, waves: int, queries: Float[Array, "m d"], found: Float[Array, "c ..."]) -> Float[Array, "c m"]:
-    """`fourier.values_at`."""
+    """`fourier.values_at` by transforms; `waves` are those of a block."""
     angles, known = _angles(of, queries)
     shape = found.shape[0], queries.shape[0]
     values = call_numpy(_write_values, (waves,), shape, [of.eps, of.counts, angles, found])
@@ -49,7 +49,7 @@ def values_at(of: Any, waves: int, queries: Float[Array, "m d"], found: Float[Ar
 
 
 def _angles(of: Any, points: Float[Array, "n d"]) -> tuple[Array, Array]:
-    """Of waves of number 1, from -π to π (D, N), zero where they are not known; and where they are (N,)."""
+    """Angles of the waves j = 1, from -π to π, (D, N), zero for points that are not finite; and which are, (N,)."""
     with jax.enable_x64(True):
         x, center, period = (y.astype("float64") for y in (points.T, of.center, of.period))
         turns = (x - center[:, None]) / period[:, None]
@@ -74,14 +74,15 @@ def _write_values(waves: int, out: Any, eps: Any, counts: Any, angles: Any, foun
 
 
 def _inside(waves: int, counts: Int[np.ndarray, " d"]) -> tuple[slice, ...]:
-    """Where the coefficients are that count."""
+    """The slices of the coefficients that are used."""
     return (slice(None), *(slice(2 * waves * x) for x in counts))
 
 
 def _paired(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The largest of each channel; and over that two channels as one of complex numbers, zeros where one is not known.
+    """The largest size of each channel, and pairs of channels, divided by it, as complex numbers.
 
-    Else one channel would have the rounding of the other, or its NaN.
+    Otherwise a channel would get the rounding of the other, or its NaN. A channel that is not finite is zero in its
+    pair, and its largest size is NaN.
     """
     scale = np.abs(x).max(tuple(range(1, x.ndim)), initial=0, keepdims=True).astype("float64")
     x = np.divide(x, scale, out=np.zeros(x.shape), where=np.isfinite(scale) & (scale > 0))
@@ -91,14 +92,14 @@ def _paired(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _write(out: np.ndarray, scale: np.ndarray, pairs: Any) -> None:
-    """The two channels of each pair, in their sizes."""
+    """Write the two channels of each pair, multiplied by their sizes."""
     scale = scale.reshape(-1, *[1] * (out.ndim - 1))
     out[::2] = pairs.real * scale[::2]
     out[1::2] = pairs.imag[: len(out) // 2] * scale[1::2]
 
 
 def _in_blocks(waves: int, modes: np.ndarray) -> np.ndarray:
-    """Cosines and sines, by blocks, of the modes -n < j < n of the last axis, which becomes the second."""
+    """Blocks of cosines and sines from the modes -n < j < n of the last axis, which becomes the second."""
     num = modes.shape[-1] // 2
     ahead, back = modes[..., num:], modes[..., num::-1]
     parts = [x.reshape(*x.shape[:-1], -1, 1, waves) for x in ((ahead + back) / 2, (ahead - back) / 2j)]
@@ -107,7 +108,7 @@ def _in_blocks(waves: int, modes: np.ndarray) -> np.ndarray:
 
 
 def _modes_of(waves: int, found: np.ndarray) -> np.ndarray:
-    """The modes of cosines and sines of the last axis, which becomes the second."""
+    """Modes from the blocks of cosines and sines of the last axis, which becomes the second."""
     num = found.shape[-1] // 2
     parts = found.reshape(*found.shape[:-1], -1, 2, waves)
     cosines, sines = (parts[..., i, :].reshape(*found.shape[:-1], num) / 2 for i in range(2))
@@ -118,9 +119,9 @@ def _modes_of(waves: int, found: np.ndarray) -> np.ndarray:
 
 
 def _transform(kind: int, nums: Int[np.ndarray, " d"], eps: Any, angles: np.ndarray, data: np.ndarray) -> np.ndarray:
-    """Of type 1, from points to the modes -n < j < n of each coordinate, or of type 2, from these to points.
+    """Transform points to the modes -n < j < n of each coordinate (type 1), or these to points (type 2).
 
-    Each thread takes some of the points. Those of finufft wait for each other, 8 ms at a time where a core is taken.
+    Each thread takes some of the points. finufft's own threads wait for each other, 8 ms at a time if a core is busy.
     """
     finufft: Any = importlib.import_module("finufft")
     options = {"isign": 1, "nthreads": 1, "showwarn": 0}

@@ -1,6 +1,6 @@
-"""What is summed over the pairs of a tile: kernels of u = τ‖q - k‖² times values, and what slopes pull at queries.
+"""Sums over the pairs of a tile: kernels of u = τ‖q - k‖² times values, and pulls at the queries.
 
-A tile takes u and the pulls from products about a center that is near to it, or from differences of coordinates.
+A tile takes u and the pulls from products about a center near to it, or from differences of coordinates.
 """
 
 import functools
@@ -21,9 +21,9 @@ from .tiles import FUSED_WIDTH, FUSES, product_by_reduction, scan
 from .wanted import Columns, Rows, Sums, Wanted
 
 GROUP = 8  # coordinates whose differences are formed in one pass over a tile
-PARTS = 4  # of the queries of a tile
-ONE_SCALE = 2.0**30  # times a distance: float64 keeps 23 bits of it
-FARTHEST = 2.0**120  # u that all kernels and their slopes can be computed of in float32
+PARTS = 4  # into which the queries of a tile are divided
+ONE_SCALE = 2.0**30  # ratio of an extent to a distance at which float64 keeps 23 bits of the distance
+FARTHEST = 2.0**120  # the largest u of which all kernels and slopes can be computed in float32
 
 
 def by_products(
@@ -35,10 +35,10 @@ def by_products(
     keep: Bool[Array, "rows columns"] | None = None,
     ratio: Array | None = None,
 ) -> Sums:
-    """Of points times √τ about a center, and factors of u; pairs of leaves that are not to `keep` do not count.
+    """`Sums` of a tile over the pairs of leaves to `keep`, from points times √τ about a center and the factors of u.
 
-    `ratio` is one, and carries the derivatives of τ. Without it XLA may fuse: each reduction then has a product of its
-    own, which takes less time than to keep a tile for several.
+    `ratio` is one, and carries the derivatives of τ (see `radial`). Without it XLA may fuse: each reduction then has a
+    product of its own, which takes less time than keeping a tile for several.
     """
     a, b = rows.points, columns.points
     scale, dim, each = with_rank(scale, a), b.shape[-1], wanted.spread and scale.shape[-1] > 1
@@ -57,7 +57,7 @@ def by_products(
         return found * dot(*masks) if masks else found
 
     def reduced(terms: list[tuple[Kernel, Array]]) -> list[Array]:
-        """Σ_n f(u) r for each f and r; fused, one reduction for each f."""
+        """Σ_n f(u) r for each f and r; if fused, by one reduction for each f."""
         if not fused:
             return [dot(tile(f), right) for f, right in terms]
         found = {}
@@ -85,7 +85,7 @@ def by_products(
 
 
 def _masks(keep: Bool[Array, "rows columns"], a: Array, b: Array) -> tuple[Array, Array]:
-    """Factors whose product is one for each pair of points of leaves to keep, else zero: XLA fuses it."""
+    """Two factors whose product is one for pairs of points of leaves to keep, else zero; XLA fuses the product."""
     of_leaf = jnp.repeat(jnp.eye(keep.shape[1], dtype=b.dtype), b.shape[0] // keep.shape[1], 1)
     return jnp.repeat(keep.astype(a.dtype), a.shape[0] // keep.shape[0], 0), of_leaf
 
@@ -98,10 +98,10 @@ def by_differences(
     ratio: Array | None = None,
     moments: bool = False,
 ) -> Sums:
-    """Of points as they are, but with their coordinates first, (*batch, D, N); √τ is one (*batch, 1, 1), or D.
+    """`Sums` of a tile from differences of unscaled points (*batch, D, N); `scale` is √τ (*batch, 1 or D, 1).
 
-    Pulls may be `moments` in float64, not to be differentiated. Tiles have keys before queries: what is reduced over
-    keys is then vectorized over queries.
+    With `moments`, pulls may be moments in float64, which must not be differentiated. Tiles are (…, N, M): reductions
+    over keys are then vectorized over queries.
     """
     u = _squares(scale, rows.points, columns.points)
     of_kernels = wanted.of(u if ratio is None else ratio * u)
@@ -113,7 +113,7 @@ def by_differences(
 def both_by_differences(
     wanted: Sequence[Wanted], scale: Array, rows: Rows, columns: Columns, moments: bool
 ) -> list[Sums]:
-    """What is wanted at the queries and at the keys, of weights g_m and v_n; u, κ and ψ are formed once."""
+    """`Sums` at the queries and at the keys, from weights g_m and v_n; u, κ and ψ are formed once for both."""
     of_queries, of_keys = wanted
     u = _squares(scale, rows.points, columns.points)
     of_kernels = of_keys.of(u)
@@ -123,7 +123,7 @@ def both_by_differences(
 
 
 def _squares(scale: Array, queries: Array, keys: Array) -> Float[Array, "*batch n m"]:
-    """The u of all pairs, some coordinates at a time."""
+    """The u of all pairs, a group of coordinates at a time."""
 
     def add(u: Array, x: tuple[Array, Array, Array]) -> tuple[Array, None]:
         squares = (jnp.square(with_rank(s[..., None], u) * _differences(q, k)) for q, k, s in zip(*x, strict=True))
@@ -146,7 +146,7 @@ def _pulls(
     moments: bool,
     both: bool = False,
 ) -> list[Array]:
-    """Σ_n W (k - q) and its spread at the queries (*batch, M, ·), and of `both` Σ_m W (q - k) at the keys."""
+    """Pulls and spread at the queries (*batch, M, ·); for `both`, also the pulls Σ_m W (q - k) at the keys."""
     weights = jnp.zeros_like(u)
     for kernel, g, w in wanted.pulls.by_kernel(rows.weights, columns.weights):
         weights += of_kernels[kernel.slope] * (w * g.mT if w.shape[-1] == 1 else dot(w, g.mT))
@@ -157,7 +157,7 @@ def _pulls(
         points, differences = (rows.points, columns.points), functools.partial(_pulled, each, both)
         if each or not moments:
             found = differences(weights, *points)
-        else:  # points that coincide do not pull, and moments lose nothing by their weights, which may be the largest
+        else:  # points that coincide do not pull: without their weights, perhaps the largest, moments lose fewer digits
             weights, one_scale = jnp.where(u == 0, 0, weights), _are_of_one_scale(scale, u, *points)
             in_float64 = functools.partial(_pulled_in_float64, both)
             found = lax.cond(one_scale, in_float64, differences, weights, *points)
@@ -169,7 +169,7 @@ def _pulls(
 
 
 def _pulled(each: bool, both: bool, weights: Array, queries: Array, keys: Array) -> list[Array]:
-    """Σ_n W (k - q), of `both` Σ_m W (q - k), and where `each` is wanted the first's squares, (*batch, D, ·)."""
+    """Σ_n W (k - q); for `both`, Σ_m W (q - k); for `each` coordinate, Σ_n W (k - q)²; all (*batch, D, ·)."""
     weights = lax.optimization_barrier(weights)
 
     def pull(x: tuple[Array, Array]) -> list[Array]:
@@ -183,7 +183,7 @@ def _pulled(each: bool, both: bool, weights: Array, queries: Array, keys: Array)
 
 
 def _pulled_in_float64(both: bool, weights: Array, queries: Array, keys: Array) -> list[Array]:
-    """Σ_n W (k - q) as moments about the middle of the keys, of points of one scale; of many dimensions faster."""
+    """The pulls of `_pulled` from float64 moments about the middle of the keys; faster in many dimensions."""
     dtype, middle = keys.dtype, (keys.max(-1, keepdims=True) + keys.min(-1, keepdims=True)) / 2
 
     def pulled(own: Array, others: Array, weights: Array) -> Array:
@@ -197,14 +197,14 @@ def _pulled_in_float64(both: bool, weights: Array, queries: Array, keys: Array) 
 
 
 def _are_of_one_scale(scale: Array, u: Array, queries: Array, keys: Array) -> Bool[Array, ""]:
-    """Whether float64 keeps the distance of the nearest, wherever among all the center is."""
+    """Whether float64 keeps the distance of the nearest points, whatever center among all points is used."""
     extent = jnp.maximum(queries.max(-1), keys.max(-1)) - jnp.minimum(queries.min(-1), keys.min(-1))
     nearest = jnp.where(u > 0, u, jnp.inf).min()
     return jnp.square(scale[..., 0] * extent).max() < ONE_SCALE**2 * nearest
 
 
 def difference_tile(wanted: Wanted, scale: Array, rows: Rows, columns: Columns, ratio: Array) -> Sums:
-    """`by_differences` of points as rows (*batch, N, D); queries in parts, for XLA reduces a batch of tiles faster."""
+    """`by_differences` of points (*batch, N, D), with queries in parts: XLA reduces a batch of tiles faster."""
     num = rows.points.shape[-2]
     parts = PARTS if are_known(num) and num % PARTS == 0 else 1
 
@@ -220,24 +220,24 @@ def difference_tile(wanted: Wanted, scale: Array, rows: Rows, columns: Columns, 
 
 
 def zeros_of(wanted: Wanted, *shape: int, scale: Array, points: Array) -> Sums:
-    """Nothing, of so many queries."""
+    """`Sums` of zeros, for queries of this shape."""
     widths = wanted.widths(points.shape[-1], scale.shape[-1])
     return Sums(*(jnp.zeros((*shape, width), points.dtype) for width in widths))
 
 
 def subtractable(x: Array) -> Array:
-    """The points, but for finite coordinates at the end of the range, whose differences would overflow."""
+    """The points, with finite coordinates clipped so that their differences do not overflow."""
     largest = float(jnp.finfo(x.dtype).max) / 4
     return jnp.where((jnp.abs(x) > largest) & jnp.isfinite(x), jnp.sign(x) * largest, x)
 
 
 def with_rank(x: Array, like: Array) -> Array:
-    """With leading axes of length one, as many as the other has."""
+    """x with leading axes of length one, so that it has the rank of the other."""
     return lax.expand_dims(x, range(like.ndim - x.ndim))
 
 
 def cut_off(u: Array) -> Array:
-    """At most what kernels take; NaN stays, which XLA's minimum on a CPU would lose."""
+    """The u, at most FARTHEST; NaN stays NaN, which XLA's minimum on a CPU would lose."""
     return jnp.where(u > FARTHEST, FARTHEST, u)
 
 
@@ -250,14 +250,14 @@ def _results(wanted: Wanted, sums: list[Array], pulls: Array, spread: Array) -> 
 
 
 def _summed(tile: Float[Array, "*batch n m"], v: Float[Array, "*batch n c"], fused: bool) -> Float[Array, "*batch m c"]:
-    """By a product, or by a reduction, which XLA puts together with what makes the tile."""
+    """Σ_n over a tile times v: by a product, or by a reduction that XLA fuses with what forms the tile."""
     if v.shape[-1] == 1:
         return (tile * v).sum(-2)[..., None]
     return (tile[..., None, :, :] * v.mT[..., None]).sum(-2).mT if fused else dot(v.mT, tile).mT
 
 
 def _differences(q: Array, k: Array) -> Array:
-    """K - q of one coordinate, (*batch, N, M)."""
+    """k - q of one coordinate, (*batch, N, M)."""
     return k[..., :, None] - q[..., None, :]
 
 

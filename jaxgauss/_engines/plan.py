@@ -23,11 +23,11 @@ from .._kernels.kernels import GAUSS
 from .._kernels.mixtures import Mixture, mixture
 
 NATIVE = ("dense", "blocked", "differences", "fourier")
-# R², squared bandwidths from the center, up to which points are near: products about one center then make exponents,
-# and the moments that slopes of Gaussians are made of, within 1e-5 of the terms' sizes, in float64 1e-13.
+# R² up to which points are near: products about one center then give exponents, and moments for the pulls of Gaussians,
+# within 1e-5 of the terms' sizes, in float64 1e-13.
 NEAR = {"float32": 2.0**7, "float64": 2.0**10}
-# R² is to be so many times less for moments: those of kernels with long tails, and of Gaussians those of second order,
-# which gradients of τ and Stein kernels are made of.
+# R² must be so many times less for moments of kernels with long tails, and for moments of second order of Gaussians,
+# from which gradients of τ and Stein kernels are formed.
 STRICTER = 4
 
 
@@ -60,19 +60,19 @@ class Plan:
     tolerance: float | None = None
 
     def with_findings(self, settings: Settings) -> "Plan":
-        """With what was seen of the points; waves are taken by name, or on a CPU where all is left to us."""
+        """The plan with what the settings know of the points; waves are for "fourier", or for "auto" on a CPU."""
         open_to = self.native and settings.method == "auto" and self.platform == "cpu"
         waves = self.method == "fourier" or (settings.waves if open_to else False)
         return replace(self, near=settings.near, waves=waves, tolerance=settings.tolerance)
 
     @property
     def reach(self) -> float:
-        """The largest R², squared bandwidths from the center, that is computed so; tiles of sorted points beyond."""
+        """The largest R² that the plan's method sums; points beyond it count as anywhere."""
         if self.method in ("differences", "fourier") or self.near is False:
             return -math.inf
         if self.near or (self.platform == "cuda" and (not self.native or self.method == "dense")):
-            return math.inf  # nothing waits for the device: torch_backend, or `squared_distances`, sees to it there
-        return NEAR.get(self.precision, math.inf)  # half precision looks itself
+            return math.inf  # nothing waits for the device: torch_backend and `squared_distances` take any points there
+        return NEAR.get(self.precision, math.inf)  # half precision has a guard of its own
 
     @property
     def native(self) -> bool:
@@ -81,7 +81,7 @@ class Plan:
 
 
 def gauss_plan(settings: Settings, platform: str, pairs: int, dim: int, channels: int) -> Plan:
-    """Resolve "auto". ValueError if what was asked for by name cannot run on the platform."""
+    """The plan of a Gauss sum. ValueError if what was asked for by name cannot run on the platform."""
     where = "`jaxgauss.gauss_sum`"
     wide = "float64" if "float64" in (settings.dtype, settings.precision) else "float32"
     if settings.method in NATIVE:
@@ -138,7 +138,7 @@ def gauss_plan(settings: Settings, platform: str, pairs: int, dim: int, channels
 
 
 def _on_cuda(settings: Settings, wide: str, pairs: int, dim: int, channels: int) -> Plan:
-    """By an attention kernel, or in XLA where that is estimated to be cheaper."""
+    """The plan on CUDA: an attention kernel, or XLA if that is estimated to be faster."""
     precision, card = settings.precision, bridge.card()
     if precision == "auto" and settings.matmul_precision in ("high", "highest"):
         split = "bfloat16x2" if settings.dtype == "bfloat16" else "float16x2"
@@ -149,7 +149,7 @@ def _on_cuda(settings: Settings, wide: str, pairs: int, dim: int, channels: int)
         return Plan("cuda", method, kernel.precision, kernel.name, f"asked for by name, on {card}")
 
     kernels = [kernel]
-    with contextlib.suppress(ValueError):  # too wide for it, or of another dtype
+    with contextlib.suppress(ValueError):  # points may be too wide for cuDNN, or of another dtype
         if kernel.half and card.prefers_cudnn:
             kernels.append(bridge.select_kernel("cudnn", kernel.precision, "cuda", settings.dtype, dim))
     times = {x: time_on_cuda(x, pairs, dim, channels)[0] for x in kernels}
@@ -162,7 +162,7 @@ def _on_cuda(settings: Settings, wide: str, pairs: int, dim: int, channels: int)
 
 
 def time_on_cuda(engine: "AttentionKernel | str", pairs: int, dim: int, channels: int) -> tuple[float, str]:
-    """Milliseconds of a sum by a kernel, or in XLA "dense" or "blocked"; and what they are known from."""
+    """Milliseconds of a sum by a kernel, or in XLA "dense" or "blocked"; and whether the costs were measured."""
     costs, are_measured = cuda_costs(bridge.card().name)
     if isinstance(engine, str):
         nanoseconds = costs[engine].nanoseconds(pairs, columns(engine, dim, channels))
@@ -172,7 +172,7 @@ def time_on_cuda(engine: "AttentionKernel | str", pairs: int, dim: int, channels
 
 
 def takes_half(settings: Settings) -> bool:
-    """Whether half precision may compute it: `center` is then that of every point."""
+    """Whether the sum may be in half precision; the center is then the mean of all points."""
     if settings.precision == "auto":
         return settings.method not in NATIVE and has_cuda()
     return settings.precision not in ("float32", "float64")
@@ -180,14 +180,14 @@ def takes_half(settings: Settings) -> bool:
 
 @functools.cache
 def warn_once(reason: str) -> None:
-    """Say once that the blocked JAX sum stands in."""
+    """Warn once for each reason that the blocked JAX sum stands in."""
     warnings.warn(f"jaxgauss: {reason}; the blocked JAX sum stands in (method='blocked').", stacklevel=4)
 
 
-HEAVIER = 1.5  # times as long as a Gaussian takes another kernel in XLA: measured on CPUs, on CUDA an estimate
-# Errors of a mixture, relative to κ(0), that are below those of a precision.
+HEAVIER = 1.5  # another kernel takes so many times as long as a Gaussian in XLA: measured on CPUs, an estimate on CUDA
+# Errors of a mixture, relative to κ(0): below the error of each precision.
 TOLERANCES = {"float16": 1e-4, "float16x2": 1e-4, "bfloat16": 1e-3, "bfloat16x2": 1e-3}
-FINEST = 1e-6  # of float32 and float64
+FINEST = 1e-6  # in float32 and float64
 
 
 def plan(settings: Settings, platform: str, pairs: int, dim: int, channels: int) -> Plan:
@@ -207,15 +207,15 @@ def plan(settings: Settings, platform: str, pairs: int, dim: int, channels: int)
 
 
 def exact_plan(settings: Settings, platform: str, pairs: int) -> Plan:
-    """That of κ itself, in XLA, whatever the kernel. ValueError if its precision cannot run."""
+    """The plan that evaluates κ itself in XLA, whatever the kernel. ValueError if its precision cannot run."""
     tile = CUDA_TILE if platform == "cuda" else TILE
     native = "dense" if are_known(pairs) and pairs <= tile.entries else "blocked"
     method = settings.method if settings.method in NATIVE else native
-    return gauss_plan(replace(settings, method=method), platform, pairs, 0, 0)  # in XLA no matter how wide
+    return gauss_plan(replace(settings, method=method), platform, pairs, 0, 0)  # in XLA D and C do not matter
 
 
 def mixture_of(settings: Settings, precision: str) -> Mixture:
-    """The mixture that stands for the kernel where sums are in a precision; ValueError if it has none."""
+    """The mixture that stands for the kernel in a precision; ValueError if it has none."""
     found = mixture(settings.kernel, TOLERANCES.get(precision, FINEST))
     if found is None:
         raise ValueError(
@@ -228,7 +228,7 @@ def mixture_of(settings: Settings, precision: str) -> Mixture:
 
 def of_gaussians(settings: Settings) -> Settings:
     """The settings of the Gauss sums that a mixture is made of."""
-    return replace(settings, kernel=GAUSS, method="auto", near=None, waves=None)  # of other bandwidths
+    return replace(settings, kernel=GAUSS, method="auto", near=None, waves=None)  # found for another τ
 
 
 def _of_mixture(settings: Settings, platform: str, pairs: int, dim: int, channels: int) -> Plan:
@@ -239,7 +239,7 @@ def _of_mixture(settings: Settings, platform: str, pairs: int, dim: int, channel
 
 
 def _cheaper(settings: Settings, exact: Plan, pairs: int, dim: int, channels: int) -> Plan:
-    """On CUDA: the mixture, if it is estimated to be cheaper than κ itself."""
+    """The plan of the mixture on CUDA if it is estimated to be faster than κ itself, else that of κ."""
     if mixture(settings.kernel, FINEST) is None:
         return exact
     by_mixture = _of_mixture(settings, "cuda", pairs, dim, channels)

@@ -1,4 +1,4 @@
-"""u = ‖a - b‖² of tiles by one product, and gradients of sums of kernels of it: of points near one another."""
+"""Tiles of u = ‖a - b‖² from one product, for near points: gradients of kernel sums, and pulls from moments."""
 
 import functools
 import math
@@ -21,7 +21,7 @@ from .wanted import NOTHING, Channels, Columns, Rows, Sums, Wanted
 def product_pullback(
     channels: Channels, a: Scaled, b: Scaled, values: V, g: G, *, dense: bool, with_tau: bool
 ) -> tuple[Array, ...]:
-    """Gradients of the whole batch: with respect to scaled points and values, and -Σ_mn S u (*batch,)."""
+    """Gradients with respect to scaled points and values, and -Σ_mn S u (*batch,), for the whole batch."""
     dim = a.points.shape[-1]
 
     def pull(first: Array, second: Array, v: Array, g: Array) -> tuple[Array, ...]:
@@ -33,9 +33,9 @@ def product_pullback(
 
 
 def _pull(channels: Channels, x: Array, y: Array, u: Array, v: Array, g: Array, with_tau: bool) -> tuple[Array, ...]:
-    """Of a tile, da (…, rows, D), dbᵀ (…, D, columns), dvᵀ (…, C, columns) and -Σ S u (…).
+    """The gradients of a tile: da (…, rows, D), dbᵀ (…, D, columns), dvᵀ (…, C, columns) and -Σ S u (…).
 
-    g and v of one channel go with the points, not with ψ: nothing else of a tile's size is made.
+    For one channel g and v multiply the points, not ψ, so that no other array of a tile's size is formed.
     """
     batch = jnp.broadcast_shapes(*(z.shape[:-2] for z in (x, y, v, g)))
     x1, y1 = (jnp.concatenate([z, jnp.ones_like(z[..., :1])], -1) for z in (x, y))  # S [b, 1]: S b and its row sums
@@ -55,9 +55,9 @@ Kept = Bool[Array, "rows columns"]
 def sums_by_moments(
     wanted: Sequence[Wanted], scale: Array, rows: Array, columns: Columns, a: Scaled, b: Scaled, keep: Kept
 ) -> tuple[list[Kept], list[Sums]]:
-    """Sums of the pairs of leaves to keep; and of which of these they have the digits of pulls as well.
+    """Which of the pairs of leaves to keep are spread enough for pulls; and `Sums` over these pairs.
 
-    At the queries, of weights `rows`; if two are wanted also at the keys.
+    The sums are at the queries, whose weights are `rows`; if `wanted` has two items, also at the keys.
     """
     a, b = (Scaled(*(as_rows(jnp.where(x.norms < jnp.inf, y, 0)) for y in x)) for x in (a, b))
     shapes, g, (v, w) = (rows.shape[:2], columns.points.shape[:2]), as_rows(rows), map(as_rows, columns[1:])
@@ -74,20 +74,20 @@ def sums_by_moments(
 
 
 def masked(sums: Sums, keep: Bool[Array, " leaves"]) -> Sums:
-    """Of some leaves, and zero of the others."""
+    """The sums at the leaves to keep, and zeros at the others."""
     return jax.tree.map(lambda x: jnp.where(keep[:, None, None], x, 0), sums)
 
 
 def _at_queries(
     wanted: Wanted, scale: Array, g: Array, columns: Columns, a: Scaled, b: Scaled, keep: Kept
 ) -> tuple[Sums, Array | None]:
-    """By fused products: pulls of one channel are further sums, and so is what tells how far pairs are spread."""
+    """`Sums` at the queries by fused products, and what `spread` needs; both are further channels of the sums."""
     slopes, num, dim = [x.slope for x in wanted.pulls.kernels], len(wanted.sums.kernels), a.points.shape[1]
     single, needs_spread = set(wanted.pulls.widths) == {1}, _needs_spread(wanted, scale, a)
     of_powers = functools.partial(powers, jnp, b, each=scale.shape[1] > 1)
     weights = wanted.pulls.parts(columns.weights)
-    shared = single and needs_spread and wanted.one_sign  # what pulls tells it
-    width = None if wanted.spread or shared else dim + 1  # no squares but where they are used
+    shared = single and needs_spread and wanted.one_sign  # the pulls tell the spread
+    width = None if wanted.spread or shared else dim + 1  # squares only where they are used
     pulling = [of_powers(w)[:, :width] for w in weights] if single else []
     seen = [of_powers(jnp.abs(w).max(1, keepdims=True)) for w in weights] if needs_spread and not shared else []
     values = [*wanted.sums.parts(columns.values), *pulling, *seen]
@@ -109,12 +109,12 @@ def _at_queries(
 def _at_both(
     wanted: Sequence[Wanted], scale: Array, g: Array, v: Array, a: Scaled, b: Scaled, keep: Kept
 ) -> list[tuple[Sums, Array | None]]:
-    """By one product: its tile is kept, and κ and ψ of it are for both sides, W and |W| for pulls and their spread."""
+    """`Sums` at queries and at keys from one product, and what `spread` needs: W gives the pulls, |W| the spread."""
     (of_queries, of_keys), each, needs_spread = wanted, scale.shape[1] > 1, _needs_spread(wanted[0], scale, a)
     u = squared_distances_of(*squares_factors(a, b))
     leaves = keep.shape[0], u.shape[0] // keep.shape[0], keep.shape[1], u.shape[1] // keep.shape[1]
     kept = jnp.broadcast_to(keep[:, None, :, None], leaves).reshape(u.shape)
-    width = None if of_queries.spread else a.points.shape[1] + 1  # no squares but where they are used
+    width = None if of_queries.spread else a.points.shape[1] + 1  # squares only where they are used
     parts, of_values = of_queries.pulls.pull(u, v, g, kept)
     at_queries, at_keys = [], []
     for (psi, left, right), channels in zip(parts, of_queries.pulls.widths, strict=True):
@@ -131,12 +131,12 @@ def _at_both(
 
 
 def _needs_spread(wanted: Wanted, scale: Array, a: Scaled) -> bool:
-    """Whether it is to be seen how far pairs are spread."""
+    """Whether the spread of pairs must be checked: if there are pulls and a small u need not be accurate."""
     return bool(wanted.pulls.kernels) and not wanted.strict(a.points.shape[1], scale.shape[1])
 
 
 def _turned(product: Array) -> Array:
-    """The transpose of Lᵀ S; else XLA on a CPU forms Sᵀ L, which takes five times as long for a tile S."""
+    """The transpose of Lᵀ S; without the barrier XLA on a CPU forms Sᵀ L, which takes five times as long."""
     return lax.optimization_barrier(product).mT
 
 
@@ -145,17 +145,17 @@ def _of_moments(wanted: Wanted, scale: Array, sums: Array, a: Scaled, moments: A
     return Sums(sums, toward / scale, apart / jnp.square(scale) if wanted.spread else apart[:, :0])
 
 
-SPREAD = 2**-4  # the least mean of u over ‖a‖² + ‖b‖², weighted as in the sum, for moments to make slopes
+SPREAD = 2**-4  # least mean of u over that of ‖a‖² + ‖b‖², weighted as in the sum, at which moments give accurate pulls
 
 
 def powers(xp: Any, b: Scaled, weights: Any, each: bool) -> Any:
-    """The columns w [b, 1, ‖b‖²], or of `each` coordinate its square; `xp` is NumPy or JAX."""
+    """The columns w [b, 1, ‖b‖²], with the square of `each` coordinate instead if asked for. `xp` is NumPy or JAX."""
     squares = b.points * b.points if each else b.norms
     return xp.concatenate([b.points, xp.ones_like(b.norms), squares], -1) * weights
 
 
 def about(a: Scaled, sums: Any) -> tuple[Any, Any, Any]:
-    """Σ W (b - a), Σ W ‖b - a‖² and Σ W (‖a‖² + ‖b‖²) of Σ_n ψ `powers` at the rows; of each coordinate its parts."""
+    """Σ W (b - a), Σ W ‖b - a‖² and Σ W (‖a‖² + ‖b‖²) from Σ_n ψ `powers` at the rows, or their parts by coordinate."""
     dim = a.points.shape[-1]
     first, mass, second = sums[..., :dim], sums[..., dim : dim + 1], sums[..., dim + 1 :]
     cross, norms = a.points * first, a.points * a.points
@@ -166,41 +166,42 @@ def about(a: Scaled, sums: Any) -> tuple[Any, Any, Any]:
 
 
 def spread(xp: Any, a: Scaled, sums: Any, groups: int = 1) -> Any:
-    """The mean of u over that of ‖a‖² + ‖b‖² for each group of rows (*batch, groups), of Σ_n |ψ w| [b, 1, ‖b‖²].
+    """The mean of u over that of ‖a‖² + ‖b‖² for each group of rows (*batch, groups), from Σ_n |ψ w| [b, 1, ‖b‖²].
 
-    Of all pairs of a group, or of a row's in the mean if that is less; of several coordinates the least.
+    It is the ratio over all pairs of a group, or the mean of the ratios of its rows if that is less. Of parts by
+    coordinate it is the least.
     """
     moment, size = (z.reshape(*z.shape[:-2], groups, -1, z.shape[-1]) for z in about(a, sums)[1:])
-    seen = size > 0  # not of NaN, nor of a query that is far from all keys
+    seen = size > 0  # false for NaN, and for a query that is far from all keys
     own = xp.where(seen, moment / xp.where(seen, size, 1), 1).mean(-2)
     moment, size = (xp.where(seen, z, 0).sum(-2) for z in (moment, size))
     return xp.minimum(xp.where(size > 0, moment / xp.where(size > 0, size, 1), 1), own).min(-1)
 
 
-# Beside ‖a‖² + ‖b‖², what u must be for a product to make it: its relative error is then at most the unit over this.
+# The least u over ‖a‖² + ‖b‖² at which a product is accurate: its relative error is then at most the unit over this.
 TRUSTED = {"float32": 0.1, "float64": 1e-3}
-LARGEST = FARTHEST / 8  # of ‖a‖² for products
+LARGEST = FARTHEST / 8  # the largest ‖a‖² for products
 
 
 def about_center(scale: Array, rows: Array, columns: Array) -> tuple[Scaled, Scaled]:
-    """The points of a tile about the center of its keys, with their norms: infinite where products cannot take them."""
+    """The points of a tile about the center of its keys, with their norms: infinite if too large for products."""
     center = _middle(columns)
     found = with_norms(*((x - center[None, None]) * scale[None] for x in (rows, columns)))
     return tuple(x._replace(norms=jnp.where(x.norms < LARGEST, x.norms, jnp.inf)) for x in found)  # type: ignore[return-value]
 
 
 def known_by_norms(strict: bool, a: Scaled, b: Scaled) -> Bool[Array, "rows columns"]:
-    """Whether norms tell that a product knows every u of two leaves.
+    """Whether the norms show that a product gives every u between two leaves accurately.
 
-    Points that are near the center are known beside one another; two of which one is `ratio` times as far are so far
-    from one another that their u is known as well.
+    It does for two points near the center, where u may be small, and for two whose squared norms differ by a factor of
+    `ratio`, because u is then large beside them.
     """
     dtype = a.points.dtype.name
     share, near = 1 - TRUSTED[dtype], 0 if strict else NEAR[dtype] / STRICTER
     ratio = ((1 + math.sqrt(1 - share**2)) / share) ** 2
 
     def ranges(norms: Array) -> Iterator[Array]:
-        """The largest of those that are near, the least and the largest of the others."""
+        """The largest norm of near points, and the least and the largest norm of the others."""
         norms, is_near = norms[..., 0], norms[..., 0] <= near
         three = jnp.where(is_near, norms, 0), jnp.where(is_near, -jnp.inf, -norms), jnp.where(is_near, 0, norms)
         found, signs = jnp.stack(three).max(2), jnp.array([1, -1, 1], norms.dtype)
@@ -213,9 +214,10 @@ def known_by_norms(strict: bool, a: Scaled, b: Scaled) -> Bool[Array, "rows colu
 
 
 def known_by_product(strict: bool, a: Scaled, b: Scaled, known: Array) -> Bool[Array, "rows columns"]:
-    """Whether norms or a product know every u of two leaves.
+    """Whether the norms (`known`) or a product show that a product gives every u between two leaves accurately.
 
-    By what u is more than that share of ‖a‖² + ‖b‖² which it must be: its minimum is compared with one number.
+    The product forms u - t (‖a‖² + ‖b‖²) with t from TRUSTED. For no pair may that be below 0, or, unless `strict`,
+    below -1.
     """
     trusted = TRUSTED[a.points.dtype.name]
     first, second = map(as_rows, squares_factors(*(x._replace(norms=(1 - trusted) * x.norms) for x in (a, b))))
@@ -225,10 +227,10 @@ def known_by_product(strict: bool, a: Scaled, b: Scaled, known: Array) -> Bool[A
 
 
 def _middle(leaves: Float[Array, "leaves size d"]) -> Float[Array, " d"]:
-    """Of the most compact leaf: neither an outlier moves it, nor a leaf with points of two clusters.
+    """The middle of the most compact leaf, which neither outliers nor leaves with points of two clusters move.
 
-    Halves are exact. A mean is not, and its last step may be fused with one subtraction of it and not with another:
-    moments about two centers that differ in the last bit lose all their digits far from the origin.
+    Halving is exact. Dividing by a number of points is not, and XLA may fuse it with one subtraction of the center and
+    not with another: moments about two centers that differ in the last bit lose all their digits far from the origin.
     """
     largest, least = leaves.max(1), leaves.min(1)
     spreads = jnp.square(largest - least).sum(-1)

@@ -1,7 +1,7 @@
-"""XLA's engine of radial kernels: κ itself, of u = τ‖q - k‖², and what slopes pull, of several kernels at once.
+"""The engine of radial kernels: XLA sums κ(u), u = τ‖q - k‖², and pulls, for several kernels at once.
 
-Of points that lie near one another, products about one center make u, a tile at a time. Of all others, and of kernels
-with a kink, which are functions of √u, each tile looks after its own digits.
+For near points, products about one center give u, a tile at a time. For all others, and for kernels with a kink, which
+are functions of √u, each tile keeps its own digits.
 """
 
 import functools
@@ -51,7 +51,7 @@ def pair_sums(wanted: Wanted, chosen: Plan, *operands: Array) -> Sums:
 def radial_pullback(
     channels: Channels, chosen: Plan, queries: Q, keys: K, values: V, tau: T, cotangent: G, *, with_tau: bool = True
 ) -> tuple[Q, K, V, T]:
-    """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of the operands; unless `with_tau`, that of τ is of no use.
+    """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of the operands; that of τ is valid only `with_tau`.
 
     With S_mn = Σ_κ ψ(u) ⟨g_m, v_n⟩, ψ = -2κ': dq = τ Σ_n S (k - q), dk = τ Σ_m S (q - k), dτ = -½ Σ S ‖q - k‖², and
     dv = Σ_m κ g_m: all from one pass.
@@ -72,7 +72,7 @@ def radial_pullback(
 
 
 def _near_or_anywhere(wanted: Wanted, chosen: Plan, near: Callable, anywhere: Callable, *operands: Array) -> Any:
-    """Of Gaussians anywhere: near ones have engines of their own."""
+    """One of two functions, by the points; for Gaussians `anywhere`, because near ones have engines of their own."""
     queries, keys, values, tau, *weights = operands
     if wanted.kinked or GAUSS in wanted.kernels or chosen.method == "differences":
         return anywhere(*operands)
@@ -101,24 +101,24 @@ def pullback_anywhere(
 
 
 def gradients_of(about_queries: Sums, about_keys: Sums, queries: Q, keys: K, values: V, tau: T) -> tuple[Q, K, V, T]:
-    """The gradients of the operands, of what pulls at the queries, and at the keys with Σ_m κ g_m."""
+    """The gradients of the operands, from `Sums` at the queries and at the keys; the latter hold Σ_m κ g_m."""
     scale = by_point(tau, queries)
     found = scale * about_queries.pulls, scale * about_keys.pulls, about_keys.sums, of_tau(about_queries.spread, tau)
     return _in_shapes(found, (queries, keys, values, tau))
 
 
 def of_tau(spread: Float[Array, "*batch m s"], tau: T) -> T:
-    """The gradient of τ, or of that of each coordinate; zero without a spread."""
+    """The gradient of τ, one or one for each coordinate; zero without a spread."""
     if not spread.shape[-1]:
         return jnp.zeros_like(tau)
     return (spread.sum(-2) if of_coordinates(tau, spread) else spread.sum((-2, -1))) / -2
 
 
 def sums_anywhere(wanted: Sequence[Wanted], chosen: Plan, *operands: Array) -> list[Sums]:
-    """`pair_sums` of points that lie anywhere; if two are wanted also at the keys, with Σ_m κ g_m of the weights g."""
+    """`pair_sums` of points that lie anywhere; if `wanted` has two items, also at the keys, where g are the values."""
     queries, keys, values, tau, row_weights, weights = operands
     scale = by_point(jnp.sqrt(tau), queries)
-    as_one = shared(keys, values, scale, weights)  # the batch of the queries is more rows
+    as_one = shared(keys, values, scale, weights)  # the batch of the queries becomes more rows
     size = math.prod(queries.shape[:-1]) if as_one else queries.shape[-2]
     if chosen.method != "fourier" and not sorts(chosen, size, *keys.shape[-2:]):
         sides = operands, (keys, queries, row_weights, tau, weights, row_weights)
@@ -141,7 +141,7 @@ def of_matrices(
     shares: Float[Array, "t 1"] | None = None,
     by_tiles: Callable[..., list[Sums]] = anywhere_sums,
 ) -> list[Sums]:
-    """By waves where that pays, or is asked for; else by tiles of sorted points: of a Gaussian, or of several."""
+    """Sums of matrices by waves, if these pay or are asked for, else `by_tiles`; of several Gaussians with `shares`."""
     queries, keys, values, scale, _, weights = operands
     most, sizes = blocks_that_may_pay(wanted, chosen, queries, keys, values, weights, bandwidths=len(scale))
     if not most:
@@ -171,7 +171,7 @@ def of_matrices(
 def blocks_that_may_pay(
     wanted: Sequence[Wanted], chosen: Plan, queries: Array, keys: Array, *values: Array, bandwidths: int = 1
 ) -> tuple[int, Sizes]:
-    """Blocks of waves of a coordinate that may be taken, none where that never pays; and the sizes."""
+    """The most blocks of waves that a coordinate may have, 0 if waves never pay; and the sizes."""
     sizes = Sizes(queries.shape[-2], keys.shape[-2], keys.shape[-1], max(x.shape[-1] for x in values), bandwidths)
     if chosen.waves is False or {GAUSS} != {y for x in wanted for y in x.kernels}:
         return 0, sizes
@@ -182,7 +182,7 @@ def blocks_that_may_pay(
 def waves_pullback(
     wanted: Wanted, chosen: Plan, otherwise: Callable, operands: Sequence[Array], cotangents: Sums
 ) -> tuple[Array, ...]:
-    """The gradients of `pair_sums` by waves where these pay and leave nothing in doubt, else otherwise(*operands)."""
+    """The gradients of `pair_sums` by waves, if these pay and no query is in doubt, else otherwise(*operands)."""
     most, sizes = blocks_that_may_pay([wanted], chosen, *(operands[i] for i in (0, 1, 2, -1)))
     if not most:
         return otherwise(*operands)
@@ -198,7 +198,7 @@ def waves_pullback(
         return one_by_one(of_matrix, queries, keys, values, by_point(jnp.sqrt(tau), queries), *weights)
 
     def pullback(*operands: Array) -> tuple[Array, ...]:
-        with jax.enable_x64(True):  # the rules of waves are traced here
+        with jax.enable_x64(True):  # JAX traces the rules of waves here
             return jax.vjp(lambda *x: with_doubt(None, *x)[0], *operands)[1](cotangents)
 
     promise = None if chosen.method == "fourier" else SUMS[chosen.precision]
@@ -207,7 +207,7 @@ def waves_pullback(
 
 
 def share_of_tiles(kernel: Kernel, chosen: Plan, queries: Q, keys: K, tau: T) -> float:
-    """The share of the tiles of points that lie anywhere that are not left out; of a batch the mean."""
+    """The share of tiles that are summed for points that lie anywhere, or the mean share of a batch."""
     if not sorts(chosen, queries.shape[-2], *keys.shape[-2:]):
         return 1.0
     return float(_mean_share(kernel, queries, keys, tau))
@@ -220,11 +220,11 @@ def _mean_share(kernel: Kernel, queries: Q, keys: K, tau: T) -> Array:
 
 
 # Derivatives with respect to τ do not go through the points: u = ρ u₀ with u₀ = τ₀ ‖k - q‖², where τ₀ = τ is a constant
-# to JAX, and ρ = τ/τ₀ is one. Or Σ W u / τ would have derivatives that nearly cancel where u is small.
+# to JAX, and ρ = τ/τ₀ is one. Otherwise derivatives of Σ W u / τ would have terms that nearly cancel for small u.
 
 
 def sums_by_products(wanted: Wanted, *operands: Array, dense: bool = False) -> Sums:
-    """`pair_sums` of points near one another; ordinary functions of JAX, which every transformation takes."""
+    """`pair_sums` of near points; made of plain JAX functions, which every transformation takes."""
     queries, keys, values, tau, row_weights, weights = operands
     unit, scale, ratio = _unit_and_ratio(tau, queries)
     a, b = with_norms(*scaled_points(queries, keys, unit, base_2=False))
@@ -243,7 +243,7 @@ def sums_by_products(wanted: Wanted, *operands: Array, dense: bool = False) -> S
 
 
 def sums_by_differences(wanted: Wanted, *operands: Array) -> Sums:
-    """`pair_sums` from differences of coordinates, all of them; likewise."""
+    """`pair_sums` of all pairs from differences of coordinates; made of plain JAX functions."""
     queries, keys, values, tau, row_weights, weights = operands
     _, scale, ratio = _unit_and_ratio(tau, queries)
 
@@ -256,7 +256,7 @@ def sums_by_differences(wanted: Wanted, *operands: Array) -> Sums:
 
 
 def _unit_and_ratio(tau: T, points: Q) -> tuple[T, Array, Array]:
-    """τ₀, its root and ρ; where each coordinate has its own τ, that carries the derivatives, and ρ is one."""
+    """τ₀, its root and ρ; if each coordinate has its own τ, τ₀ carries the derivatives and ρ is a constant."""
     by_coordinate = of_coordinates(tau, points)
     unit = tau if by_coordinate else lax.stop_gradient(tau)
     ratio = by_point(tau / unit, points)
@@ -264,7 +264,7 @@ def _unit_and_ratio(tau: T, points: Q) -> tuple[T, Array, Array]:
 
 
 def difference_sums(channels: Channels, queries: Q, keys: K, values: V, tau: T) -> S:
-    """The sums alone, likewise."""
+    """The sums of `sums_by_differences`, without pulls."""
     nothing = queries[..., :0], keys[..., :0]
     return sums_by_differences(Wanted(channels, NOTHING), queries, keys, values, tau, *nothing).sums
 

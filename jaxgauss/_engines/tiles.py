@@ -1,4 +1,4 @@
-"""Sums over tiles of the kernel matrix: how large a tile is, and the loops over rows, columns and batches of tiles."""
+"""Sums over tiles of the kernel matrix: the size of a tile, and the loops over rows, columns and batches of tiles."""
 
 import math
 import platform
@@ -18,12 +18,12 @@ from .._checks.settings import are_known
 
 
 class Tile(NamedTuple):
-    """The part of the kernel matrix that is held at a time.
+    """The size of the part of the kernel matrix that is held at a time.
 
     Attributes:
-        entries, rows: at most.
-        columns: where there are so many; more until a tile has `worth` entries.
-        worth: entries that are worth a step of a loop.
+        entries, rows: the most that a tile has.
+        columns: the most that a tile has, unless more are needed for `worth` entries.
+        worth: the entries that pay for a step of a loop.
     """
 
     entries: int
@@ -32,22 +32,22 @@ class Tile(NamedTuple):
     worth: int
 
 
-# Measured best on CPUs, forward and back. 8 MiB in float32, nearly square: wide values are read again for every row of
-# tiles. From differences there are more arrays of a tile's size, and what a program may need it is given at every call.
+# Measured best on CPUs, forward and back: 8 MiB in float32, nearly square, because every row of tiles reads all values.
+# Differences need more arrays of a tile's size, and XLA allocates workspace for every branch, taken or not.
 TILE = Tile(2**21, 1024, 1024, 2**21)
-WIDE_TILE = Tile(2**20, 1024, 1024, 2**20)  # of gradients of wide points
-# 64 MiB in float32: some 70 µs of work, an estimate, on a card that takes 20 µs to launch a step.
+WIDE_TILE = Tile(2**20, 1024, 1024, 2**20)  # of gradients where D or C is large
+# 64 MiB in float32: an estimated 70 µs of work, on a card that takes 20 µs to launch a step.
 CUDA_TILE = Tile(2**24, 4096, 4096, 2**24)
 DIFFERENCES_TILE = Tile(2**17, 64, 64, 2**17)  # of differences of coordinates
 
 
 def own_tile() -> Tile:
-    """That of the device that JAX has."""
+    """The tile of JAX's device."""
     return CUDA_TILE if has_cuda() else TILE
 
 
 def block_sizes(batch: int, num_queries: int, num_keys: int, dense: bool, tile: Tile | None = None) -> tuple[int, int]:
-    """Rows and columns of a tile, for the whole batch at once; or of one tile for all. Full ones of symbolic sizes."""
+    """Rows and columns of a tile that holds the whole batch, or all if `dense`; symbolic sizes take full tiles."""
     tile = tile or own_tile()
     if not are_known(batch, num_queries, num_keys):
         return (num_queries, num_keys) if dense else (tile.rows, tile.columns)
@@ -60,16 +60,16 @@ def block_sizes(batch: int, num_queries: int, num_keys: int, dense: bool, tile: 
 
 
 def _evened(num: int, largest: int) -> int:
-    """The size of the fewest blocks of nearly equal size, so that the last one is full."""
+    """The size of the fewest blocks of nearly equal size: the last one is nearly full."""
     return -(-max(1, num) // -(-max(1, num) // largest))
 
 
 def in_groups(function: Callable, *operands: Any):
-    """`function` of operands that share a batch, by as many of its elements at a time as fill a tile together.
+    """`function` of operands that share a batch, for as many of its elements at a time as fill a tile together.
 
-    A tile of all elements would take too little of each: products of many small tiles are slow on a CPU. Operands have
-    all of the batch or nothing of it; those that have a part are not repeated, and go in such tiles. The first two are
-    queries and keys; each may be several arrays.
+    A tile of all elements would take too little of each: products of many small tiles are slow on a CPU. If an operand
+    has only some axes of the batch, all elements go in such tiles, because nothing is to be repeated. The first two
+    operands are queries and keys; each may be several arrays.
     """
     arrays, tree = jax.tree.flatten(operands)
     a, b = (jax.tree.leaves(x)[0] for x in operands[:2])
@@ -93,7 +93,7 @@ def in_groups(function: Callable, *operands: Any):
 
 
 def one_by_one(function: Callable, *operands: Array) -> Any:
-    """`function` of each element of a batch, of matrices; what is shared is not repeated."""
+    """`function` of the matrices of each element of a batch, one after the other; shared operands are not repeated."""
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in operands))
     is_mapped = [not shared(x) for x in operands]
     every = [
@@ -111,9 +111,9 @@ def one_by_one(function: Callable, *operands: Array) -> Any:
 
 
 def tiled_sum(tile_sum: Callable, a: Any, b: Any, v: Array, *, dense: bool = False, tile: Tile | None = None) -> Any:
-    """Σ over blocks of queries and of keys, arrays or several of them. Keys that fill the last block have value 0.
+    """The sums of tile_sum(a, b, v) over blocks of keys, for each block of queries; padding keys have the value 0.
 
-    A tile's sum is one array or several (…, rows, ·).
+    a and b are arrays or trees of several, and so are the sums of a tile (…, rows, ·).
     """
     operands: list[Array] = jax.tree.leaves((a, b, v))
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in operands))
@@ -128,7 +128,7 @@ def tiled_sum(tile_sum: Callable, a: Any, b: Any, v: Array, *, dense: bool = Fal
             return jax.tree.map(jnp.add, total, tile_sum(a, b, v)), None
 
         def of_one(a: Any, blocks: tuple[Any, Array]) -> Any:
-            b, v = jax.tree.map(lambda x: x.sum(0), blocks)  # a block's shape, also where there is none
+            b, v = jax.tree.map(lambda x: x.sum(0), blocks)  # the shape of a block, even if there is none
             return tile_sum(a, b, v)
 
         shapes = jax.eval_shape(of_one, a, key_blocks)
@@ -141,9 +141,9 @@ def tiled_sum(tile_sum: Callable, a: Any, b: Any, v: Array, *, dense: bool = Fal
 def tiled_pullback(
     tile_pullback: Callable, dim: int, a: Any, b: Any, v: Array, g: Array, *, dense: bool = False
 ) -> tuple[Array, Array, Array, Array]:
-    """Gradients with respect to queries, keys and values, and to one number (*batch,), over blocks of both.
+    """Gradients with respect to queries, keys, values and one number (*batch,), added up over tiles.
 
-    Of tiles they are (…, rows, D), (…, D, columns), (…, C, columns) and (…): no tile need be transposed.
+    Those of a tile are (…, rows, D), (…, D, columns), (…, C, columns) and (…), so that no tile is transposed.
     """
     operands: list[Array] = jax.tree.leaves((a, b, v, g))
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in operands))
@@ -178,7 +178,7 @@ def _blocks(arrays: Any, size: int) -> Any:
 def tiled_means(
     tile_logits: Callable, a: Array, b: Array, v: Array, log_weights: Array, dense=False, tile: Tile | None = None
 ) -> tuple[Array, Array]:
-    """Means and logarithm of the sum over blocks of queries and of keys."""
+    """Softmax means of values, and the logarithms of their denominators, over blocks of queries and of keys."""
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (a, b, v, log_weights)))
     num_queries, _ = sizes = a.shape[-2], b.shape[-2]
     rows, columns = block_sizes(math.prod(batch), *sizes, dense, tile)
@@ -207,25 +207,25 @@ def tiled_means(
     return unblocks(means, num_queries), unblocks(logs, num_queries)
 
 
-# A product, what is done to its entries, and a reduction of them: XLA hands all of it to one pass of YNNPACK, if the
-# second product is written as a reduction. Nothing of a tile's size is then read or written in between. So it is on
-# Linux with x86-64, in float32, from this version on: there it was measured, and a test looks at the program.
+# XLA hands a product, a function of its entries and a second product to one pass of YNNPACK, if the second is written
+# as a reduction. No array of a tile's size is then read or written in between. This was measured on Linux with x86-64,
+# in float32, from this version of jaxlib on; a test examines the program.
 _MEASURED = (sys.platform, platform.machine()) == ("linux", "x86_64")
 FUSES = _MEASURED and jaxlib.version.__version_info__ >= (0, 10, 2)
-FUSED_WIDTH = 256  # D and C up to which that is faster
+FUSED_WIDTH = 256  # D and C up to which that pass is faster
 ONE_PASS = 2**18  # pairs from which means are fused sums
 # Channels from which tiles are narrower, so that values stay in the cache; and D or C from which a single tile is not
-# fused: its two products of few points are faster without columns for the norms, and without the reduction.
+# fused: two products of few points are faster without columns for the norms and without the reduction.
 WIDE = 64
 
 
 def tile_sum_by_reduction(a: Any, b: Any, v: Array) -> Array:
-    """The same with the second product as a reduction; for `FUSES`, and not to be differentiated."""
+    """The sum of a tile with the second product as a reduction: for `FUSES`, and not to be differentiated."""
     return product_by_reduction(jnp.exp2(logits(a, b)), v)
 
 
 def product_by_reduction(tile: Array, v: Array) -> Array:
-    """A tile times values, as a reduction."""
+    """A tile times values, written as a reduction."""
     if v.shape[-1] == 1:
         return (tile * v.mT).sum(-1, keepdims=True)
     return (tile[..., None] * v[..., None, :, :]).sum(-2)

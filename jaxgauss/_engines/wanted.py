@@ -1,4 +1,4 @@
-"""What is summed over pairs of points, by every engine of tiles: the operands, and the results."""
+"""Records of what engines sum over pairs of points: what is wanted, the operands, the results."""
 
 from typing import NamedTuple
 
@@ -11,10 +11,7 @@ from .._kernels.kernels import Kernel
 
 
 class Channels(NamedTuple):
-    """Kernels, and how many channels each of them sums, side by side in one array of values.
-
-    Static, as kernels are: what is summed is a function of both.
-    """
+    """Kernels, and how many channels each of them has, side by side in one array. Static, as kernels are."""
 
     kernels: tuple[Kernel, ...]
     widths: tuple[int, ...]
@@ -31,9 +28,9 @@ class Channels(NamedTuple):
     def pull(
         self, u: Array, values: V, g: G, keep: Array | None = None
     ) -> tuple[list[tuple[Array, Array, Array]], Array]:
-        """ψ(u) and the g and v of which S = ψ ⟨g, v⟩, for every kernel; and Σ_m κ g_m, transposed (…, C, N).
+        """ψ(u), g and v, with S = ψ ⟨g, v⟩, for each kernel; and Σ_m κ g_m, transposed (…, C, N).
 
-        Of one channel they are those; of more, their product is in ψ already, and they are one. Pairs that are not to
+        For more than one channel ψ already contains ⟨g, v⟩, and g and v are replaced by ones. Pairs that are not to
         `keep` do not count.
         """
         parts, d_values, one = [], [], jnp.ones((1,) * u.ndim, u.dtype)
@@ -50,18 +47,18 @@ class Channels(NamedTuple):
 NOTHING = Channels((), ())
 
 
-MANY_DIMENSIONS = 32  # more than these: see `strict`
+MANY_DIMENSIONS = 32  # pulls in more dimensions need an accurate u: see `strict`
 
 
 class Wanted(NamedTuple):
     """What is summed at each query. Static, as kernels are.
 
     Attributes:
-        sums: kernels κ, and how many channels of the values each of them has.
-        pulls: kernels whose slopes ψ = -2κ' pull, and how many channels of the weights each of them has.
-        spread: whether Σ_n W ‖k_n - q_m‖² is asked for, or each coordinate's part of it.
-        one_sign: whether the weights of what pulls are known to have one sign.
-        repeats: whether these weights are also the first of the values.
+        sums: kernels κ, and the channels of the values of each.
+        pulls: kernels whose slopes ψ = -2κ' pull, and the channels of the weights of each.
+        spread: whether Σ_n W ‖k_n - q_m‖² is wanted, or each coordinate's part of it.
+        one_sign: whether the weights are known to have one sign.
+        repeats: whether the weights are also the first channels of the values.
     """
 
     sums: Channels
@@ -72,34 +69,34 @@ class Wanted(NamedTuple):
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
-        """All of them."""
+        """The kernels of the sums and of the pulls."""
         return *self.sums.kernels, *self.pulls.kernels
 
     @property
     def kinked(self) -> bool:
-        """Whether a kernel needs distances, and not only their squares."""
+        """Whether a kernel has a kink: it needs distances, not only their squares."""
         return any(kernel.kinked for kernel in self.kernels)
 
     def strict(self, dim: int, scales: int) -> bool:
-        """Whether each u must have its digits, however small, in so many dimensions, of one scale or as many.
+        """Whether even a small u must be accurate, for points of `dim` coordinates and one τ or one for each.
 
-        So it is with a kink, and for pulls by slopes that may change their sign; or of points in many dimensions, where
-        u is seldom small, and sums that tell how far pairs are spread take longer than a look at each. Where each
-        coordinate has a scale, those that are near in one may be far in others: u tells nothing of that.
+        It must for a kernel with a kink, and for pulls by slopes that may change their sign. It must also for pulls in
+        many dimensions, where u is seldom small, and where checking each u takes less time than the sums for `spread`;
+        but not if each coordinate has its own τ: u does not tell which points are near in one coordinate.
         """
         many = bool(self.pulls.kernels) and scales == 1 and dim > MANY_DIMENSIONS
         return many or self.kinked or not all(kernel.decays for kernel in self.pulls.kernels)
 
     def end(self, dtype: str) -> float:
-        """The u from which all of the kernels are zero in float32 or float64."""
+        """The u beyond which all kernels are zero in float32 or float64."""
         return max(kernel.end(dtype) for kernel in self.kernels)
 
     def widths(self, dim: int, scales: int) -> tuple[int, int, int]:
-        """Columns of the results, for points of so many dimensions, and one scale or as many."""
+        """The columns of the three `Sums`, for points of `dim` coordinates and one τ or one for each."""
         return sum(self.sums.widths), dim if self.pulls.kernels else 0, scales if self.spread else 0
 
     def of(self, u: Array) -> dict[Kernel, Array]:
-        """κ(u) of what is summed and ψ(u) of what pulls: what both are made of is computed once."""
+        """κ(u) for the sums and ψ(u) for the pulls; what both need is computed once."""
         both = {kernel: kernel.with_slope(u) for kernel in self.pulls.kernels}
         values = {kernel: both[kernel][0] if kernel in both else kernel(u) for kernel in self.sums.kernels}
         return values | {kernel.slope: psi for kernel, (_, psi) in both.items()}
@@ -113,7 +110,7 @@ class Rows(NamedTuple):
 
 
 class Columns(NamedTuple):
-    """Keys, the values v that are summed, and the weights w of what pulls."""
+    """Keys, their values v, and their weights w for the pulls."""
 
     points: Float[Array, "*batch n d"]
     values: Float[Array, "*batch n c"]
@@ -121,12 +118,12 @@ class Columns(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """At each query, with W = Σ ψ(u) ⟨g_m, w_n⟩ over the kernels that pull.
+    """Sums at each query, with W = Σ ψ(u) ⟨g_m, w_n⟩ over the kernels of the pulls.
 
     Attributes:
         sums: Σ_n κ(u) v_n.
         pulls: Σ_n W (k_n - q_m).
-        spread: Σ_n W ‖k_n - q_m‖²; where each coordinate has a scale, its part.
+        spread: Σ_n W ‖k_n - q_m‖², or its part from each coordinate if each has its own τ.
     """
 
     sums: Float[Array, "*batch m c"]
@@ -134,6 +131,6 @@ class Sums(NamedTuple):
     spread: Float[Array, "*batch m s"]
 
     def mixed(self, tau: Float[Array, "*batch t"], shares: Float[Array, "*batch t"]) -> "Sums":
-        """Those of each κ_t (…, T, M, ·) as those of the one kernel Σ_t share_t κ_t, whose own τ is one."""
+        """The sums of the one kernel Σ_t share_t κ_t, whose own τ is one, from those of each κ_t, (…, T, M, ·)."""
         weights = shares, shares * tau, shares * tau
         return Sums(*((w[..., None, None] * x).sum(-3) for w, x in zip(weights, self, strict=True)))

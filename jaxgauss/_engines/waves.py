@@ -1,7 +1,7 @@
-"""Sums of Gaussians by waves, and which of the queries these leave in doubt.
+"""Sums of Gaussians by waves, and the queries that these leave in doubt.
 
-The error of a query is at most ε Σ|v|, and rounding; what a sum promises is relative to Σ Φ|v|. That comes from the
-same waves: so it is known afterwards where the promise holds. Pulls may be small beside sums: they take float64.
+The error at a query is at most ε Σ|v| and rounding, but it is promised relative to Σ Φ|v|. The same waves sum that,
+so it is known afterwards where the promise holds. Pulls may be small beside sums, so they are formed in float64.
 """
 
 import functools
@@ -26,11 +26,11 @@ from .wanted import Sums, Wanted
 
 
 class Promise(NamedTuple):
-    """What errors may be, relative to the sizes of terms.
+    """The largest errors that are promised, relative to the sizes of terms.
 
     Attributes:
         of_all: in L2 over the queries.
-        of_one: of each of them.
+        of_one: at each query.
     """
 
     of_all: float
@@ -39,16 +39,16 @@ class Promise(NamedTuple):
 
 SUMS = {"float32": Promise(2.0**-20, 2.0**-10), "float64": Promise(2.0**-41, 2.0**-30)}
 LOGS = {"float32": Promise(2.0**-24, 2.0**-24), "float64": Promise(2.0**-41, 2.0**-41)}  # by waves in float64
-PULLS = 4  # times as much, of pulls
-FARTHEST = 6  # bandwidths from which pulls count: Σ Φ|w| r is at least Σ Φ|w| r² over that, but for 1e-8
-ROUNDING = 6  # units of the size of all waves that arithmetic errs by
-# Fast transforms are asked for so many times less than what each query may err by, or less than a tolerance; and err by
-# half of what they are asked for.
+PULLS = 4  # times as large an error is promised for pulls
+FARTHEST = 6  # bandwidths up to which terms of pulls count: Σ Φ|w| r is at least Σ Φ|w| r² over this, but for 1e-8
+ROUNDING = 6  # error of the arithmetic, in the dtype's units times the size of all waves
+# Fast transforms are asked for the promised error of a query over OF_PROMISE, or the tolerance over OF_ERROR; their
+# error is OF_EPS of what they are asked for.
 OF_PROMISE, OF_ERROR, OF_EPS = 1e7, 8, 0.5
 
 
 class Layout(NamedTuple):
-    """Of two clouds: the box, nodes, whether these do, the error ε of Φ; and the nodes of pulls, for float64."""
+    """The box of two sets of points, its nodes, whether these fit, the error ε of Φ; the nodes of pulls, in float64."""
 
     box: Box
     nodes: Nodes
@@ -60,9 +60,9 @@ class Layout(NamedTuple):
 def layout(
     most: int, chosen: Plan, promise: Promise | None, scale: Float[Array, "t _"], sizes: Sizes, around: Box
 ) -> Layout:
-    """That of the plan's tolerance, or of one that does not count beside rounding to its digits, in so many blocks.
+    """The layout for the plan's tolerance, or for an error negligible beside its rounding; at most `most` blocks.
 
-    Of several Gaussians the waves are those of the narrowest, and their period is that of the widest.
+    For several Gaussians the waves are those of the narrowest, and the period is that of the widest.
     """
     scale, extent = lax.stop_gradient(scale), around.extent
     scales, dtype, wide = jnp.broadcast_to(scale.max(0), extent.shape), extent.dtype, wider(scale)
@@ -73,11 +73,11 @@ def layout(
     found, fits, bound = nodes(most, around.center, extent, scales, error, wide)
     if promise is None:
         eps = error / OF_ERROR
-    else:  # pulls of points that are close together are as small as their squares
+    else:  # pulls of points that are close together are as small as their squared distances
         eps = promise.of_one / OF_PROMISE * jnp.minimum(1, jnp.square(extent * scales / wide).max())
 
     def of(precision: str) -> Nodes:
-        """With the error that fast transforms in a precision are asked for, where they pay."""
+        """The nodes, with the error that fast transforms are asked for, if these pay in a precision."""
         if chosen.platform != "cpu" or not nufft.is_installed() or not are_known(*sizes):
             return found
         does = transforms_pay(precision, sizes._replace(channels=1), most, found.counts.astype(dtype))
@@ -99,7 +99,7 @@ def sums_of_sides(
     around: Box,
     shares: Float[Array, "t 1"] | None = None,
 ) -> list[tuple[Sums, Doubt]]:
-    """`sums_by_waves` at the queries; if two are wanted also at the keys, there of the weights."""
+    """`sums_by_waves` at the queries; if `wanted` has two items, also at the keys, where the row weights are summed."""
     of = layout(most, chosen, promise, operands[3], sizes, around)
     of = of if shares is None else of._replace(error=of.error * shares.sum())
     return [
@@ -108,7 +108,7 @@ def sums_of_sides(
 
 
 def sides(operands: Sequence[Array]) -> tuple[Sequence[Array], Sequence[Array]]:
-    """The operands of sums at the queries, and at the keys: there of the weights."""
+    """The operands of sums at the queries, and of those at the keys, where the row weights are summed."""
     queries, keys, _, scale, row_weights, weights = operands
     return operands, (keys, queries, row_weights, scale, weights, row_weights)
 
@@ -125,10 +125,10 @@ def sums_by_waves(
     weights: Float[Array, "n e"],
     shares: Float[Array, "t 1"] | None = None,
 ) -> tuple[Sums, Doubt]:
-    """`Sums` of a Gaussian, and the queries in doubt; all of them where the layout does not do.
+    """`Sums` of a Gaussian, and the queries in doubt: all of them if the nodes do not fit.
 
-    Or of the kernel Σ_t share_t Φ_t, whose own τ is one: of a root of τ in each row of the scale.
-    Without a promise none is in doubt. Sums are functions of JAX with derivatives of every order.
+    With `shares`, sums of the kernel Σ_t share_t Φ_t, whose own τ is one; each row of `scale` is then one √τ. Without a
+    promise, no error puts a query in doubt. JAX can differentiate the sums to every order.
     """
     known = weights.shape[1] if wanted.repeats else 0
     doubt, far = outside(of.box.of_queries, queries), outside(of.box.of_keys, keys)[:, None]
@@ -151,7 +151,7 @@ def sums_by_waves(
 
 
 def _in(dtype: Any, of: Any) -> Any:
-    """The same with numbers of a dtype."""
+    """The tree with its floating arrays in a dtype."""
     return jax.tree.map(lambda x: x.astype(dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x, of)
 
 
@@ -164,7 +164,7 @@ def _summed(
     keys: Array,
     values: Float[Array, "c n"],
 ) -> tuple[Float[Array, "m c"], Doubt]:
-    """Σ Φ v, and which of the queries are in doubt beside Σ Φ|v|, where the values of a channel have both signs."""
+    """Σ Φ v, and the queries in doubt. Σ Φ|v|, which tells these, is summed only for channels with both signs."""
     phi, _ = _spectra(of, scale, shares)
 
     def of_one(v: Array) -> tuple[Array, Array]:
@@ -198,9 +198,9 @@ def _pulled(
     row_weights: Array,
     weights: Float[Array, "n e"],
 ) -> tuple[Sums, Doubt]:
-    """Of each channel of the weights S; of all Σ_n W (k_n - q_m) and what is wanted of Σ_n W ‖k_n - q_m‖².
+    """Σ Φ w for each channel of the weights, the pulls and spread of all channels, and the queries in doubt.
 
-    With a promise also Σ Φ|w| u, and Σ Φ|w| for S, which tell what is in doubt.
+    With a promise, Σ Φ|w| u and Σ Φ|w| are summed as well: they tell which queries are in doubt.
     """
     (num, dim), dtype, operands = queries.shape, queries.dtype, [scale, queries, keys, row_weights, weights]
     phi, parts = _spectra(of, scale, shares)
@@ -243,7 +243,7 @@ def _spectra(of: Layout, scale: Array, shares: Array | None) -> tuple[Float[Arra
 
 
 def _errors(of: Layout, found: Float[Array, "s ..."], v: Float[Array, " n"]) -> Float[Array, " s"]:
-    """What values at queries of such coefficients may err by: rounding of the size of all waves, and ε Σ|v|."""
+    """The errors of values at queries from such coefficients: rounding of the size of all waves, and ε Σ|v|."""
     size = jnp.sqrt(jnp.square(found).sum((*range(1, found.ndim),)))
     rounding = jnp.asarray(ROUNDING * float(jnp.finfo(found.dtype).eps), found.dtype)
     if of.nodes.eps is not None:
@@ -252,7 +252,7 @@ def _errors(of: Layout, found: Float[Array, "s ..."], v: Float[Array, " n"]) -> 
 
 
 def _are_in_doubt(promise: Promise, error: Array, terms: Float[Array, " m"]) -> Doubt:
-    """Whether errors may be more than the promise allows beside sums of terms; NaN may."""
+    """Whether errors may exceed the promise, relative to sums of terms; true for NaN."""
     size = jnp.where(jnp.isfinite(terms), jnp.maximum(terms, 0), 0)
     largest = size.max()
     mean = largest * jnp.sqrt(jnp.square(size / jnp.where(largest > 0, largest, 1)).mean())
