@@ -1,1 +1,1 @@
-"""What users call, and its derivatives: sums, their logarithms, sharded, streamed. Knows engines by what they sum."""
+"""The sums that users call, and their derivatives: sums, logarithms and means; sharded, streamed and sketched."""

@@ -1,4 +1,4 @@
-"""Gradients of Gauss sums of near points as Gauss sums of more channels: moments of the keys beside the values."""
+"""Gradients of Gauss sums of near points, as Gauss sums with more channels: moments of the keys beside the values."""
 
 import jax.numpy as jnp
 from jaxtyping import Array
@@ -46,7 +46,7 @@ def _full(values: Array, moments: Array) -> Array:
 
 
 def own_points(queries: Array, keys: Array, tau: Array) -> tuple[Array, Array]:
-    """Points whose gradients are summed over no more of the batch than τ's gradient and its origin c can bear."""
+    """The points, broadcast so that their gradients keep the axes that the gradient of τ and its origin c need."""
     batch = by_point(tau, queries).shape[:-2]
     if not (shared(queries) or shared(keys)):
         batch = jnp.broadcast_shapes(queries.shape[:-2], keys.shape[:-2], batch)

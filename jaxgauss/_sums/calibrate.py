@@ -32,12 +32,12 @@ from .gauss_sum import gauss_sum
 NUMS, CUDA_NUMS = (64, 2048), (512, 4096, 16384)
 SIZES = ((1, 1), (2, 1), (3, 1), (16, 16), (64, 1), (64, 64), (128, 128))  # dimension, channels
 RUNS = 5
-ROWS = 64  # of a sum that are compared with float64
+ROWS = 64  # queries at which a sum is compared with float64
 CPU_DTYPES = ("float32", "float64")
 KERNELS = (("flash", "float16"), ("cudnn", "float16"), ("efficient", "float16"), ("efficient", "float32"))  # on CUDA
 TOLERANCES = {"float16": 2e-2, "bfloat16": 5e-2}  # others: 1e-5
-Work = tuple[float, float]  # pairs, and pairs · columns; of waves see `wave_work`
-Engine = tuple[Callable[..., jax.Array], Work, str]  # what computes a sum, what it has to do, its precision
+Work = tuple[float, float]  # pairs, and pairs · columns; for waves see `wave_work`
+Engine = tuple[Callable[..., jax.Array], Work, str]  # a function that sums, its work, its precision
 Row = tuple[float, float, float, float]  # 1, the work and nanoseconds
 
 
@@ -121,7 +121,7 @@ def measured_costs(
 
 
 def engines_of_cpu(dtype: str, num: int, dim: int, channels: int) -> dict[str, Engine]:
-    """XLA's blocks and PyTorch's kernel; for points in float32 also in bfloat16, which is fast on CPUs with AMX."""
+    """The blocked sum; PyTorch's kernel, for float32 also in bfloat16, which is fast on CPUs with AMX; and waves."""
     asked = {f"xla in {dtype}": ("blocked", dtype), f"kernel in {dtype}": ("rescale", dtype)}
     if dtype == "float32":
         asked["kernel in bfloat16"] = "rescale", "bfloat16"
@@ -154,7 +154,7 @@ def _by_waves(fast: bool, queries: jax.Array, keys: jax.Array, values: jax.Array
 
 
 def wave_work(num: int, dim: int) -> Work:
-    """What one block of waves has to do for as many queries and keys: waves, and coefficients."""
+    """The work of one block of waves for `num` queries and as many keys: waves, and coefficients."""
     return 2.0 * num * dim * 2 * WAVES[dim], 2.0 * num * (2 * WAVES[dim]) ** dim
 
 
@@ -163,7 +163,7 @@ def _of_pairs(num: int, columns: int) -> Work:
 
 
 def engines_of_cuda(dtype: str, num: int, dim: int, channels: int) -> dict[str, Engine]:
-    """XLA, whole where that is what `auto` takes and in blocks, and every kernel that takes such points."""
+    """XLA, dense where "auto" may take that, and blocked; and every attention kernel that takes such points."""
     names = ["dense"] if num**2 <= CUDA_TILE.entries else []
     found: dict[str, Engine] = {
         name: (functools.partial(gauss_sum, method=name), _of_pairs(num, costs.columns(name, dim, channels)), "float32")
@@ -184,8 +184,8 @@ def engines_of_cuda(dtype: str, num: int, dim: int, channels: int) -> dict[str, 
 
 
 def fitted(rows: list[Row]) -> tuple[costs.Cost, float]:
-    """The positive costs by least squares of logarithms: too much counts as too little. The largest factor off."""
-    from scipy.optimize import least_squares  # which JAX needs as well
+    """Positive costs by least squares of logarithms, where factors above and below count alike; the largest factor."""
+    from scipy.optimize import least_squares  # JAX needs it as well
 
     table = np.array(rows)
     design, nanoseconds = table[:, :3], np.log(table[:, 3])
@@ -201,7 +201,7 @@ def fitted(rows: list[Row]) -> tuple[costs.Cost, float]:
 def _measured(
     engines: Callable[..., dict[str, Engine]], dtype: str, num: int, dim: int, channels: int, runs: int
 ) -> dict[str, Row]:
-    """A row of the least-squares problem of each engine; RuntimeError if its sum is wrong."""
+    """A row of the least-squares problem for each engine; RuntimeError if its sum is wrong."""
     rng = np.random.default_rng(0)
     scaled = ((dim, dim**-0.5), (dim, dim**-0.5), (channels, 1.0))
     q, k, v = operands = [jnp.asarray(rng.normal(size=(num, width)) * scale, dtype) for width, scale in scaled]

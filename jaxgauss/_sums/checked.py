@@ -1,4 +1,4 @@
-"""What every public function begins with: arguments are checked, a plan is made, forward mode is refused by name."""
+"""The first steps of every public function: check the arguments, make the plan, refuse forward mode."""
 
 import functools
 from dataclasses import replace
@@ -23,9 +23,9 @@ TAUS = float | int | jax.Array | np.ndarray | np.generic
 def checked(
     asked: Settings, queries: Any, keys: Any, values: Any, tau: Any, *, methods: tuple[str, ...] = ()
 ) -> tuple[Settings, Plan]:
-    """What was asked for, with the promoted dtype, and the plan of it; ValueError or TypeError if it cannot be done.
+    """The settings with the promoted dtype, and their plan; ValueError or TypeError if arguments are wrong.
 
-    All of it depends on shapes, dtypes and options, and is found once for these; but for the value of τ.
+    The results depend only on shapes, dtypes and options, and are cached by these; the value of τ is always checked.
     """
     methods = methods or methods_of(asked.kernel)
     platform, operands = expected_platform(queries, keys, values), (queries, keys, values)
@@ -58,7 +58,7 @@ def _checked(
 
 
 def check_plan(settings: Settings, tau: Any, pairs: int, dim: int, channels: int, *arrays: Any) -> Any:
-    """Raise ValueError if what was asked for by name cannot run there; return τ as JAX may take it."""
+    """Raise ValueError if what was asked for by name cannot run on this platform; return τ as `jax.jit` takes it."""
     plan(settings, expected_platform(*arrays), pairs, dim, channels)
     return as_operand(tau, settings.dtype)
 
@@ -74,9 +74,9 @@ def check_and_examine(
     *,
     pulls: bool = False,
 ) -> Any:
-    """The settings, with what all points of a method that does not move them tell, and τ as `check_plan` returns it.
+    """The settings after `examined`, for a kernel method whose points do not move; and τ from `check_plan`.
 
-    Weights are those of the points, each None for the mean; `pulls`: whether the method makes them.
+    Weights are one array for each array of points, or None for equal weights; `pulls`: whether the method forms pulls.
     """
     chosen = check_plan(settings, tau, pairs, dim, channels, *points)
     if any(x is not None for x in weights) and are_known(*(x.shape[0] for x in points)):
@@ -87,14 +87,14 @@ def check_and_examine(
 
 
 def forget() -> None:
-    """Plan all sums afresh, by the costs that there are now: those that JAX has compiled, as well."""
+    """Drop all costs, plans and compiled programs, so that sums are planned again by the present costs."""
     costs.forget()
     _remembered.cache_clear()
     jax.clear_caches()
 
 
-# `jax.custom_vjp` refuses forward mode as well, but not in every program, and in JAX's own words. This is an identity
-# whose tangent can be transposed, and nothing else.
+# `jax.custom_vjp` refuses forward mode as well, but not in every program, and in JAX's own words. This primitive is an
+# identity. Its tangent can be transposed; to compute it is an error.
 _WAYS = {
     name: f" `{name}` with forward_mode=True has tangents, and works under jax.hessian."
     for name in ("gauss_sum", "kernel_sum")
@@ -102,7 +102,7 @@ _WAYS = {
 
 
 def reverse_only(function: str, *operands: jax.Array) -> tuple[jax.Array, ...]:
-    """The operands, whose tangents raise TypeError, in the name of the public function, if they are asked for."""
+    """The operands; forward mode through them raises TypeError in the name of the public function."""
     return tuple(_primal_p.bind(x, function=function) for x in operands)
 
 

@@ -1,4 +1,4 @@
-"""Keys and values in chunks: slices of arrays, or whatever gives pairs of arrays; read one by one, and padded."""
+"""Keys and values in chunks, from arrays or from any iterable of pairs; chunks are read one by one and padded."""
 
 import mmap
 from collections.abc import Iterator, Sequence
@@ -66,12 +66,12 @@ class Chunk(NamedTuple):
 
     keys: np.ndarray
     values: np.ndarray
-    largest: int  # number of keys in a chunk, up to this one
+    largest: int  # number of keys in the largest chunk so far
     mark: str
 
 
 def read_chunk(source: Iterator, kind: str, state: State, file: SavedSum) -> Chunk | None:
-    """A padded copy of the next chunk: of `largest` rows if more than half of them are filled, else a power of two."""
+    """A copy of the next chunk, padded to `largest` rows if it fills more than half of them, else to a power of two."""
     number, largest = state.num_chunks, state.largest
     for chunk in source:
         keys, values = as_pair(chunk, number)
@@ -100,7 +100,7 @@ def _padded(rows: Any, size: int, filling: Any) -> np.ndarray:
 
 
 def give_back(array: Any) -> None:
-    """Let go of the memory of a memory-mapped array, which is a copy of the file's, unless it is one on write."""
+    """Release the memory of a memory-mapped array, whose content is in the file; but not if it is copied on write."""
     owner = array
     while isinstance(owner, np.ndarray) and not isinstance(owner.base, mmap.mmap):
         owner = owner.base
@@ -113,7 +113,7 @@ def give_back(array: Any) -> None:
 
 
 def as_pair(chunk: Any, number: int) -> tuple[Any, Any]:
-    """Keys and values; TypeError for anything else."""
+    """The keys and values of a chunk; TypeError if it is not a pair of arrays."""
     pair = chunk if isinstance(chunk, tuple | list) else (chunk,)
     if len(pair) != 2 or not all(hasattr(x, "dtype") and len(getattr(x, "shape", ())) > 0 for x in pair):
         given = ", ".join(type(x).__name__ for x in pair)
@@ -124,6 +124,6 @@ def as_pair(chunk: Any, number: int) -> tuple[Any, Any]:
 
 
 def kind_of(keys: Any, values: Any) -> str:
-    """What all chunks have in common."""
+    """The shapes and dtypes that all chunks must have in common, as text."""
     keys_shape, values_shape = (", ".join(("n", *map(str, x.shape[1:]))) for x in (keys, values))
     return f"keys ({keys_shape}) {keys.dtype}, values ({values_shape}) {values.dtype}"

@@ -1,4 +1,4 @@
-"""What results look like in print, and bars for what takes long."""
+"""How results are printed, and progress bars."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class _Text(str):
-    """Printed without quotes."""
+    """Text that is printed without quotes."""
 
     __slots__ = ()
 
@@ -31,7 +31,7 @@ def _short(x: Any) -> _Text:
 
 
 def progress_bar(function: str, total: int | None, unit: str, **options: Any) -> Any:
-    """A bar of tqdm's; ImportError, with what to install, where that is not there."""
+    """A progress bar of tqdm; ImportError with the install command if that is missing."""
     try:
         from tqdm import tqdm
     except ImportError as error:
@@ -40,7 +40,7 @@ def progress_bar(function: str, total: int | None, unit: str, **options: Any) ->
 
 
 def refuse_progress_in_a_trace(function: str, *arrays: Any) -> None:
-    """Raise ValueError under a transformation: there is nothing to show while it is traced."""
+    """Raise ValueError under a transformation, because tracing has no progress to show."""
     if any(isinstance(x, jax.core.Tracer) for x in arrays):
         raise ValueError(
             f"`jaxgauss.{function}`: `progress` must be False under a transformation such as jit; got True."

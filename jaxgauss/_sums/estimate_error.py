@@ -141,7 +141,7 @@ def _estimate(total: int, dtype: str, *operands: Array) -> ErrorEstimate:
 
 
 def _errors(_: Settings, queries: Array, keys: Array, values: Array, tau: Array, sums: Array) -> tuple[Array, ...]:
-    """|s - ŝ|², |ŝ|² and the largest |s - ŝ| / Σ_n Φ|v_n| at each query, of batch and channels together (M,)."""
+    """|s - ŝ|², |ŝ|² and the largest |s - ŝ| / Σ_n Φ|v_n| at each query (M,), over batch and channels."""
     both = jnp.concatenate([values, jnp.abs(values)], -1)
     both = difference_sums(Channels((GAUSS,), both.shape[-1:]), queries, keys, both, tau)
     exact, bound = jnp.split(both, 2, -1)

@@ -26,7 +26,7 @@ from .._engines.waves import SUMS, layout, sums_by_waves
 from .._kernels.kernels import GAUSS, Kernel, as_kernel
 from .checked import checked
 
-ROWS = 1024  # queries of which it is told how many waves leave in doubt
+ROWS = 1024  # sampled queries, for the share that waves leave in doubt
 
 
 @takes_tau
@@ -101,7 +101,7 @@ def explain(
 
 
 def _by_waves(settings: Settings, chosen: Plan, q: Array, k: Array, v: Array, tau: Array) -> Plan | None:
-    """The plan of waves, if the points are for them."""
+    """The plan if waves sum these points; else None."""
     if settings.kernel != GAUSS or not shared(q, k, v, tau[..., None, None]):
         return None
     chosen = exact_plan_of(settings, chosen.platform, (q, k, v, tau))
@@ -134,7 +134,7 @@ def _by_waves(settings: Settings, chosen: Plan, q: Array, k: Array, v: Array, ta
 
 
 def _by_attention(chosen: Plan, far: str, q: Array, k: Array, v: Array, tau: Array, size: tuple[int, int, int]) -> Plan:
-    """The plan of an attention kernel, or of what computes again what its precision does not hold."""
+    """The plan of an attention kernel, or of what sums again if its precision is too coarse for the points."""
     kernel, guard = kernel_of(chosen, q), bridge.torch_backend().guard
     if isinstance(kernel, str):
         return chosen
@@ -157,7 +157,7 @@ def _by_attention(chosen: Plan, far: str, q: Array, k: Array, v: Array, tau: Arr
 
 
 def _largest(q: Array, k: Array, v: Array, tau: Array) -> Array:
-    """The largest sum of 256 queries, of values of at most one."""
+    """The largest sum at 256 queries, for values scaled to at most one."""
     sums = blocked_sum(q[..., :: -(-q.shape[-2] // 256), :], k, v, tau)
     largest = [jnp.abs(x).max((*range(x.ndim - 1),)) for x in (sums, v)]
     return (largest[0] / jnp.where(largest[1] == 0, 1, largest[1])).max()

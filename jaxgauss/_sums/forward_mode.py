@@ -1,6 +1,6 @@
 """The sum as a primitive of JAX with a tangent and a transpose: forward mode, reverse mode, and one over the other.
 
-`jax.custom_vjp` (the default, in `gauss_sum`) refuses forward mode.
+`jax.custom_vjp`, the default of `gauss_sum`, refuses forward mode.
 """
 
 import functools
@@ -36,18 +36,18 @@ def sum_in_both_modes(settings: Settings, queries: Array, keys: Array, values: A
 #
 #     ds_m = Σ_n Φ dv_n - τ Σ_n Φ v_n ⟨x, dk_n⟩ + τ ⟨Σ_n Φ v_n x, dq_m⟩ - ½ dτ Σ_n Φ v_n ‖x‖²
 #
-# The first two are a Gauss sum of values that are linear in the tangents, [dv - τ v ⟨k, dk⟩, τ v dk], the others are
-# linear in the tangents outside of one, of [v k, v, v ‖k‖²]; about a center of the keys. The sum is linear in its
-# values, so its transpose is the sum over the queries. All of it is made of the primitive itself: any order, any mode.
-# C(D + 1) channels: where they are many, XLA's blocks are differentiated instead.
-# Source: the product rule; compare `gauss_sum`, whose rules are the transpose.
+# The first two terms are a Gauss sum of values that are linear in the tangents, [dv - τ v ⟨k, dk⟩, τ v dk]. The others
+# are Gauss sums of [v k, v, v ‖k‖²] times tangents. Points are about a center of the keys. The sum is linear in its
+# values, so its transpose is the sum over the queries. All of it is made of the primitive itself, so every order and
+# mode works. There are C(D + 1) channels; where these are many, JAX differentiates the blocked sum instead.
+# Source: the product rule; compare `rules`, whose rules are the transpose.
 
 
 gauss_sum_p = Primitive("gauss_sum")
 
 
 def _sum(*operands: Array, settings: Settings, near: bool) -> Array:
-    """`near`: where points are known to be."""
+    """The sum; `near`: whether points are known to be near."""
     return (near_sum if near else gaussian_sum)(settings, *operands)
 
 
@@ -77,7 +77,7 @@ def _by_differences(primals: tuple[Array, ...], tangents: list[Array | None]) ->
 
 
 def _by_moments(settings: Settings, primals: tuple[Array, ...], tangents: list[Array | None]) -> tuple[Array, Array]:
-    """The sum and its tangent by the rule above; of many channels, which would become very many, by XLA's blocks."""
+    """The sum and its tangent by the rule above; by the blocked sum if its channels would be very many."""
     (queries, keys, values, tau), (d_queries, d_keys, d_values, d_tau) = primals, tangents
     if d_queries is d_keys is d_tau is None or cheaper_by_channels(keys, values):
         points, d_points = (queries, keys, tau), (d_queries, d_keys, d_tau)
@@ -141,7 +141,7 @@ def _transpose(g, queries: Array, keys: Array, values: ad.UndefinedPrimal, tau: 
 
 def _batched(operands, axes, **how: Any):
     queries, keys, values, tau = operands
-    if all(axis is None for axis in (axes[0], axes[1], axes[3])):  # of one kernel matrix: more channels
+    if all(axis is None for axis in (axes[0], axes[1], axes[3])):  # one kernel matrix: the axis becomes more channels
         values = jnp.moveaxis(values, axes[2], -1)  # (…, N, C, B)
         total = gauss_sum_p.bind(queries, keys, flat_channels(values), tau, **how)
         return total.reshape(*total.shape[:-1], *values.shape[-2:]), total.ndim
@@ -165,7 +165,7 @@ mlir.register_lowering(gauss_sum_p, mlir.lower_fun(_sum, multiple_results=False)
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def radial_sum_in_both_modes(settings: Settings, channels: Channels, *operands: Array) -> Array:
-    """The same sum under all transformations: its derivatives are those of the sum from differences."""
+    """The sum of radial kernels under all transformations; its derivatives are those of the sum from differences."""
     return radial_sum(settings, channels, *operands)
 
 

@@ -1,4 +1,4 @@
-"""gauss_sum: the public function, and everything between its checks and the derivative rules."""
+"""gauss_sum: the public function, and the steps between its checks and the derivative rules."""
 
 import functools
 
@@ -95,9 +95,9 @@ def _checked_sum(settings: Settings, *operands: Array) -> Array:
 
 
 def unrounded_gauss_sum(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array) -> Array:
-    """Everything between the checks and the custom rule: one dtype, one rank, one way of varying over a mesh.
+    """The sum of checked arguments in the working dtype, so that partial sums may be added to it.
 
-    The sum is in the working dtype: partial sums may be added to it.
+    Operands get one dtype and one rank, and vary over the same axes of a mesh.
     """
     dtype = working_dtype(settings.dtype)
     queries, keys, values, tau = replicated(*(jnp.asarray(x, dtype) for x in (queries, keys, values, tau)))

@@ -1,7 +1,7 @@
-"""Logarithms and means in float64, whatever JAX's mode: wherever points lie, weights are differences of exponents.
+"""Functions and their derivatives of any order in float64, whatever JAX's 64-bit mode.
 
-And their derivatives of any order: JAX's 64-bit mode must be on where those are traced. Arguments and results are of
-the working dtype.
+Logarithms and means of points that lie anywhere need float64: their weights depend on differences of exponents.
+Arguments and results are of the working dtype; the 64-bit mode is on wherever JAX traces a rule.
 """
 
 import functools
@@ -35,10 +35,10 @@ in_float64.defvjp(lambda *args: (in_float64(*args), args[2:]), _backward)
 
 
 def rules_in_float64(function: Callable, forward: Callable, backward: Callable, formula: Callable, num: int) -> Any:
-    """function(settings, *operands) in float64 with the rules of a `jax.custom_vjp`, what they keep as well.
+    """function(settings, *operands) in float64, with the rules of a `jax.custom_vjp`; residuals are float64, too.
 
-    Where the operand of number `num`, τ, has a gradient, all are those of a formula from differences: that of τ is left
-    over from moments about a center, which cancel.
+    If operand `num`, τ, is differentiated, all gradients are those of `formula`, from differences, because moments
+    about a center cancel in the gradient of τ.
     """
 
     def run(settings: Settings, *operands: Array) -> Any:
@@ -47,7 +47,7 @@ def rules_in_float64(function: Callable, forward: Callable, backward: Callable, 
     def run_forward(settings: Settings, *primals: Any) -> Any:
         operands, by_formula = tuple(x.value for x in primals), primals[num].perturbed
         both = functools.partial(in_float64, settings, _InTwoParts(forward))
-        if by_formula:  # one tree of what is kept, whatever has gradients: see `gauss_sum`
+        if by_formula:  # one tree of residuals, whatever has gradients: see `rules`
             nothing = jax.tree.map(lambda x: operands[0].ravel()[:0], jax.eval_shape(both, *operands)[1])
             found: Any = run(settings, *operands), nothing
         else:
@@ -75,8 +75,8 @@ def _instantiated(others: tuple[Array, ...], x: Any) -> Array:
 
 
 def near_for_each(near: Callable, anywhere: Callable, for_values: Any, for_pulls: Any, *operands: Any) -> Any:
-    """`one_of_two` for what is not differentiated, and another for what is."""
-    if isinstance(for_pulls, bool):  # to custom rules a boolean is an array
+    """`one_of_two` by `for_values`, or by `for_pulls` where it is differentiated."""
+    if isinstance(for_pulls, bool):  # a custom rule would make it an array
         return one_of_two(for_pulls, near, anywhere, *operands)
     return _for_each(near, anywhere, for_values, for_pulls, *operands)
 
@@ -89,7 +89,7 @@ def _for_each(near: Callable, anywhere: Callable, for_values: Any, _: Any, *oper
 def _each_forward(near: Callable, anywhere: Callable, _: Any, for_pulls: Any, *primals: Any) -> Any:
     perturbed = [x.perturbed for x in primals]
 
-    def of_perturbed(*given: Array) -> Any:  # the rules ask which operands these are
+    def of_perturbed(*given: Array) -> Any:  # so that the rules see which operands these are
         own = iter(given)
         every = (next(own) if moves else x.value for x, moves in zip(primals, perturbed, strict=True))
         return one_of_two(for_pulls.value, near, anywhere, *every)
@@ -111,7 +111,7 @@ _for_each.defvjp(_each_forward, _each_backward, symbolic_zeros=True)
 
 @dataclass(frozen=True)
 class _Pullback:
-    """The gradients of a function at its operands, times cotangents."""
+    """The pullback of a function: gradients at its operands, from cotangents."""
 
     function: Callable
 
@@ -121,7 +121,7 @@ class _Pullback:
 
 @dataclass(frozen=True)
 class _InTwoParts:
-    """Results and what is kept of a forward rule: a number as a sum of two, of which float32 holds each."""
+    """A forward rule with residuals in two parts: each number is a sum of two that float32 holds."""
 
     forward: Callable
 
@@ -133,7 +133,7 @@ class _InTwoParts:
 
 @dataclass(frozen=True)
 class _OfTwoParts:
-    """A backward rule of what is kept so."""
+    """A backward rule for residuals in two parts."""
 
     backward: Callable
 

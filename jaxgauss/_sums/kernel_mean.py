@@ -102,7 +102,7 @@ def means_and_logs(
     kernel: str | Kernel,
     options: MeshOptions,
 ) -> tuple[Array, Array]:
-    """`kernel_mean`, and the logarithms of its denominators (…, M), by one sum."""
+    """`kernel_mean`, and the logarithms of its denominators (…, M), from one sum."""
     check_options(function, options)
     of_weights = check_weights(function, "log_weights", log_weights, keys)
     kernel = check_kernel(function, kernel, positive=True)
@@ -122,7 +122,7 @@ def means_and_logs(
 
 
 def as_logs(settings: Settings) -> Settings:
-    """The settings of what is made of logarithms: float32 unless asked otherwise."""
+    """The settings for logarithms: float32, unless another precision is asked for."""
     return replace(settings, matmul_precision="highest")
 
 
@@ -161,7 +161,7 @@ def means_over_mesh(
 
 
 def _means(settings: Settings, *operands: Array) -> tuple[Array, Array]:
-    """Of operands of equal rank, near or anywhere; there in float64: see `means_anywhere`."""
+    """Means and logarithms of operands of equal rank: of near points, or anywhere, in float64 (`means_anywhere`)."""
     if settings.kernel != GAUSS:
         return in_float64(settings, means_of_any, *operands)
     far = functools.partial(means_anywhere, settings)

@@ -1,4 +1,4 @@
-"""kernel_sum: the public function, and what every radial kernel is summed by: κ itself, or a mixture of Gaussians."""
+"""kernel_sum: the public function, and its two ways to sum a radial kernel: κ itself, or a mixture of Gaussians."""
 
 import functools
 
@@ -98,7 +98,7 @@ def _checked_sum(settings: Settings, *operands: Array) -> Array:
 
 
 def unrounded_kernel_sum(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array) -> Array:
-    """`unrounded_gauss_sum`, of the settings' kernel."""
+    """`unrounded_gauss_sum` for the settings' kernel."""
     if settings.kernel == GAUSS:
         return unrounded_gauss_sum(settings, queries, keys, values, tau)
     dtype = working_dtype(settings.dtype)
@@ -128,10 +128,9 @@ def _sum_of_gaussians(
 
 
 def as_bandwidths(found: Mixture, tau: Array, *points: Array) -> tuple[Array, Array, Array, float]:
-    """The bandwidths τ s_j (J, …) and weights w (J,) of a mixture, a factor (…) and a constant of all kernels.
+    """τ s_j (J, …) and weights w (J,) of a mixture, a factor (…) and a constant: κ = factor · (Σ_j w_j Φ_j - constant).
 
-    κ = factor · (Σ_j w_j Φ_j - constant): that of "energy" holds up to a distance of one, so its unit is a diameter
-    that all points fit into.
+    The mixture for "energy" holds up to a distance of one, so its unit is a diameter that all points fit into.
     """
     scales, weights = (jnp.asarray(x, tau.dtype) for x in (found.scales, found.weights))
     unit = jnp.ones_like(tau)

@@ -1,4 +1,4 @@
-"""log_gauss_sum: the logarithm of a Gauss sum of positive weights, and its derivative rules: softmax means."""
+"""log_gauss_sum: the logarithm of a Gauss sum with positive weights; its derivative rules are softmax means."""
 
 import functools
 import math
@@ -24,7 +24,7 @@ from .checked import checked, reverse_only
 from .in_float64 import in_float64, near_for_each, rules_in_float64
 
 LogWeights = Float[Array | np.ndarray, "*#batch n"] | None
-LARGEST = 60.0  # the logarithm of one sum over another
+LARGEST = 60.0  # the largest logarithm of one sum over another
 METHODS = ("auto", "rescale", "blocked", "dense", "differences")
 
 
@@ -94,16 +94,16 @@ def log_gauss_sum(
     return _checked_log_sum(settings, queries, keys, log_weights, as_operand(tau, settings.dtype))
 
 
-log_kernel_sum = log_gauss_sum  # for other kernels
+log_kernel_sum = log_gauss_sum  # the name for other kernels
 
 
 def weights_of(log_weights: Any) -> Any:
-    """Of logarithms (…, N, 1), relative to the largest: the values of a sum."""
+    """Weights from their logarithms (…, N, 1), relative to the largest."""
     return jnp.exp(log_weights - jnp.max(log_weights, -2, keepdims=True, initial=LOG_ZERO))
 
 
 def methods_of_logs(kernel: Kernel) -> tuple[str, ...]:
-    """Those that may be asked for."""
+    """The methods that may be asked for by name."""
     return METHODS if kernel == GAUSS else ("auto", "differences")
 
 
@@ -113,7 +113,7 @@ def _checked_log_sum(settings: Settings, queries: Array, keys: Array, log_weight
 
 
 def unrounded_log_sum(settings: Settings, queries: Array, keys: Array, log_weights: Array, tau: Array) -> Array:
-    """Everything between the checks and the rules: log Σ_n w_n Φ (…, M, 1) in the working dtype, log w (…, N, 1)."""
+    """log Σ_n w_n Φ (…, M, 1) in the working dtype, from checked arguments with log w (…, N, 1)."""
     dtype = working_dtype(settings.dtype)
     queries, keys, log_weights, tau = replicated(*(jnp.asarray(x, dtype) for x in (queries, keys, log_weights, tau)))
     operands = vary_alike(*align(queries, keys, log_weights, tau))
@@ -127,7 +127,7 @@ def unrounded_log_sum(settings: Settings, queries: Array, keys: Array, log_weigh
         logs: Any = in_float64(settings, _logs_of_any, *operands)
     elif settings.method == "differences":
         logs = far(*operands)
-    else:  # the predicate is one for a whole batch, so that `vmap` leaves this a conditional
+    else:  # one boolean decides for a whole batch, so that `vmap` leaves this a conditional
         near = functools.partial(_log_sum, settings, True)
         logs = near_for_each(
             near, far, *near_by_logs(settings, queries, keys, log_weights, tau, log_weights), *operands
@@ -138,7 +138,7 @@ def unrounded_log_sum(settings: Settings, queries: Array, keys: Array, log_weigh
 def near_by_logs(
     settings: Settings, queries: Array, keys: Array, values: Array, tau: Array, log_weights: Array
 ) -> tuple[Any, Any]:
-    """Whether points are near, for sums of them and for pulls of these."""
+    """Whether points are near: for the logarithms, and for their pulls."""
     for_values = are_near(settings, queries, keys, values, tau, logs=True)
     return for_values, are_near(settings, queries, keys, weights_of(log_weights), tau, pulls=True, logs=True)
 
@@ -148,7 +148,7 @@ def relative_sum(
 ) -> Array:
     """Σ_n w_n Φ v_n exp(-logs_m) (…, M, C) of operands of equal rank, w ≥ 0 and any v; at most 1e26 times the mean.
 
-    In float64: it is asked for rarely, and a second way would be compiled for everybody.
+    It is always in float64: it is rarely needed, and a second way would be compiled in every program.
     """
     operands = vary_alike(*replicated(queries, keys, tau, log_weights, values, logs))
     return in_float64(settings, _relative_sum, *operands)
@@ -162,9 +162,9 @@ def relative_sum(
 #
 #     dq_m = τ Σ_n t_mn (k_n - q_m)     dk_n = τ Σ_m t_mn (q_m - k_n)     d log w_n = Σ_m t_mn     dv_n = Σ_m P_mn g_m
 #
-# Sums over n are means again. So are those over m, of keys and queries in each other's place, with weights exp(-L_m):
-# Σ_m P_mn x_m = exp(log w_n + L'_n) V'_n, where the exponential is never above M. And dτ comes from dq and dk, as in
-# `gauss_sum`. Rules made of `gaussian_means` alone hold for every order.
+# Sums over n are means again. So are sums over m, with keys and queries exchanged and weights exp(-L_m):
+# Σ_m P_mn x_m = exp(log w_n + L'_n) V'_n, where the exponential is never above M. dτ comes from dq and dk, as in
+# `rules`. The rules are made of `means` alone, so they hold for every order.
 
 
 means: Any = jax.custom_vjp(kernel_means, nondiff_argnums=(0, 1))
@@ -195,14 +195,14 @@ _log_sum.defvjp(_log_sum_forward, _log_sum_backward)
 
 
 def _shifts_and_logs(settings: Settings, near: bool, queries, keys, tau, log_weights):
-    """Σ_n P_mn (k_n - q_m), and the logarithms, by one call."""
+    """Σ_n P_mn (k_n - q_m), and the logarithms, from one call."""
     c = center(keys, takes_half(settings))
     mean_keys, logs = means(settings, near, queries, keys, keys - c, tau, log_weights)
     return mean_keys - (queries - c), logs
 
 
 def _means_of_any(settings: Settings, *operands: Array) -> tuple[Array, Array]:
-    """Means and logarithms by any kernel; their derivatives are those of the formula, from differences."""
+    """Means and logarithms for any kernel; their derivatives are those of the formula, from differences."""
     return kernel_means(settings, False, *operands)
 
 
@@ -266,7 +266,7 @@ means.defvjp(_means_forward, _means_backward)
 
 
 def _anywhere(rule: Callable) -> Callable:
-    """A rule of points that lie anywhere."""
+    """The rule for points that lie anywhere."""
     return lambda settings, *operands: rule(settings, False, *operands)
 
 

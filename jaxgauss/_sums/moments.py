@@ -1,4 +1,4 @@
-"""What the kernel methods are made of: sums and pulls from one call, of points that are near or lie anywhere."""
+"""Moments, of which the kernel methods are made: sums and pulls from one call, for near points or anywhere."""
 
 import functools
 from collections.abc import Callable
@@ -28,10 +28,10 @@ class Moments(NamedTuple):
 
     Attributes:
         mass: Σ_n κ w_n.
-        pulls: Σ_n κ u_n + ψ w_n (k_n - q_m): with u = 0, the gradient of the mass at the query over τ.
+        pulls: Σ_n κ u_n + ψ w_n (k_n - q_m); for u = 0, the gradient of the mass at the query, divided by τ.
         sums: Σ_n κ v_n.
-        spread: Σ_mn c_m w_n ψ ‖k_n - q_m‖², but for terms that vanish when the rows of a symmetric form are added up.
-        trace: Σ_mn c_m w_n (D ψ - τ χ ‖k_n - q_m‖²), likewise.
+        spread: Σ_mn c_m w_n ψ ‖k_n - q_m‖², but for terms that cancel when the rows of a symmetric form are added up.
+        trace: Σ_mn c_m w_n (D ψ - τ χ ‖k_n - q_m‖²), but for such terms.
     """
 
     mass: Float[Array, "*batch m 1"]
@@ -45,10 +45,14 @@ class Moments(NamedTuple):
 class Reduction:
     """`Moments` from weights w (…, N, 1), values v (…, N, C), shifts u (…, N, D) and c (…, M, 1), in one call.
 
-    C = 0 without values. Without `pulls` they have no columns; c is given as `spread` or as `trace`, for the one.
-    Of Gaussians about a center, if one is given: the points are then near. Over the mesh of the settings, if any.
-    `one_sign`: whether weights are known to have one. `gaussians`: τ and shares of several, (T,), that are one kernel,
-    whose own τ is one.
+    Without values C = 0. Unless `pulls` are wanted, these have no columns. c is given as `spread` or as `trace`,
+    whichever is wanted. The mesh of the settings, if any, divides the points.
+
+    Attributes:
+        settings: the kernel, the options and the mesh.
+        center: of near points, whose kernel is Gaussian; None for points that lie anywhere.
+        one_sign: whether the weights are known to have one sign.
+        gaussians: τ and shares, (T,), of several Gaussians that are one kernel, whose own τ is one.
     """
 
     settings: Settings
@@ -69,7 +73,7 @@ class Reduction:
         spread: Array | None = None,
         trace: Array | None = None,
     ) -> Moments:
-        """All of them."""
+        """Compute the moments that are wanted."""
         form, c = ("trace", trace) if spread is None else ("spread", spread)
         copies: Any = self.center, *((tau, None) if self.gaussians is None else self.gaussians)
         rows, columns = (queries, c), (keys, weights, values, shifts)
@@ -109,10 +113,10 @@ class Reduction:
         return found._replace(trace=queries.shape[-1] * (rows * mass).sum((-2, -1)) - tau * spread)
 
     def _of_any(self, with_pulls: bool, form: str, *operands: Any) -> Moments:
-        """One pass on each device: channels of κ and of the form, and what ψ pulls."""
+        """One pass over the pairs on each device: sums of κ, sums of the form, and pulls."""
         _, tau, shares, queries, rows, keys, weights, values, shifts = operands
         kernel, settings = self.settings.kernel, alone(self.settings)
-        traces = rows is not None and form == "trace" and kernel != GAUSS  # whose trace is made of mass and spread
+        traces = rows is not None and form == "trace" and kernel != GAUSS  # a Gaussian's is made of mass and spread
         spreads = rows is not None and not traces
         columns, kernels = [_side_by_side([weights, values, shifts if with_pulls else None])], [kernel]
         if traces:
@@ -141,7 +145,7 @@ class Reduction:
 
 
 def prepare(settings: Settings, tau: Any, *arrays: Any) -> tuple[Array, ...]:
-    """τ (*bandwidths) and the arrays in the working dtype, varying alike; with an axis for the bandwidths, if any."""
+    """τ and the arrays in the working dtype, varying alike over a mesh; the arrays get an axis for each axis of τ."""
     dtype = working_dtype(settings.dtype)
     (tau,) = replicated(jnp.asarray(tau, dtype))
     operands = vary_alike(tau, *(jnp.asarray(x, dtype) for x in arrays))
@@ -151,10 +155,10 @@ def prepare(settings: Settings, tau: Any, *arrays: Any) -> tuple[Array, ...]:
 
 
 def as_gaussians(settings: Settings, tau: Array, *points: Array) -> tuple[Settings, Array, Array | None]:
-    """Settings, bandwidths and their shares of a mixture, of one bandwidth or several (T,), by Gaussians.
+    """Settings, τ and shares of the Gaussians of the mixture that stands for the kernel; τ is one or several (T,).
 
-    Where the kernel is one of these or evaluated itself, what was given, and None. What is linear in the kernel may be
-    computed so; of "energy" but for a constant, which weights that add up to zero do not see.
+    If no mixture stands for it, the arguments and None. The Gaussians give all that is linear in the kernel; for
+    "energy" up to a constant, which cancels if the weights add up to zero.
     """
     if settings.kernel == GAUSS:
         return settings, tau, None
@@ -169,12 +173,12 @@ def as_gaussians(settings: Settings, tau: Array, *points: Array) -> tuple[Settin
 
 
 def shares_of(tau: Array, shares: Array | None) -> Array | None:
-    """Those of bandwidths (T,) of one kernel: the same for each, unless they are given. None of one bandwidth."""
+    """The shares of the Gaussians of τ (T,) in one kernel: equal unless they are given; None for a single τ."""
     return jnp.full(tau.shape, 1 / max(1, tau.size), tau.dtype) if shares is None and tau.ndim else shares
 
 
 def bandwidth_mean(x: Array, tau: Array, shares: Array | None = None) -> Array:
-    """The mean over the axis of the bandwidths, if there is one; or the sum of their shares."""
+    """The mean over the axis of τ, if there is one; with shares, the sum that they weight."""
     if shares is not None:
         return jnp.tensordot(shares.astype(x.dtype), x, 1)
     return x.mean(0) if tau.ndim else x
@@ -192,11 +196,11 @@ def with_reduction(
     second_order: bool = False,
     one_sign: bool = False,
 ) -> Any:
-    """function(reduction, points, tau, *others): of Gaussians near one another about one center, else of any kernel.
+    """function(reduction, points, tau, *others), with a `Reduction` for near points of Gaussians, or for any points.
 
-    Slopes are, where pairs of points of such weights are spread enough; what is of second order, where they lie nearer.
-    `one_sign`: whether the weights that the function gives to the reduction are known to have one. With `shares` (T,)
-    the Gaussians of τ (T,) are one kernel, and the function is given its τ, one.
+    For `pulls`, pairs of points with these weights must be spread enough to be near; for `second_order`, points must be
+    nearer. `one_sign`: whether the weights that the function gives to the reduction are known to have one sign. With
+    `shares` (T,) the Gaussians of τ (T,) are one kernel, and the function gets its τ, which is one.
     """
 
     def near(points: tuple[Array, ...], *operands: Any) -> Any:
@@ -220,7 +224,7 @@ def with_reduction(
 
 
 def _side_by_side(columns: list[Array | None]) -> Array:
-    """One array of all that is there."""
+    """One array of the columns that are not None."""
     there = [x for x in columns if x is not None]
     batch = jnp.broadcast_shapes(*(x.shape[:-1] for x in there))
     return jnp.concatenate([jnp.broadcast_to(x, (*batch, x.shape[-1])) for x in there], -1)

@@ -1,4 +1,4 @@
-"""The same sum in plain JAX, dense and in blocks, under all transformations: the tests' oracle, and the comparison."""
+"""Gauss sums in plain JAX, dense and blocked, under all transformations: the reference of tests and benchmarks."""
 
 import functools
 from collections.abc import Callable
@@ -44,7 +44,7 @@ def gauss_sum_blocked(queries: Queries, keys: Keys, values: Values, tau: Tau = 1
 
 
 def _native(function: str, reduction: Callable, queries: Queries, keys: Keys, values: Values, tau: Tau) -> Array:
-    """Check and promote the public arguments, reduce, and return what was promoted."""
+    """Check and promote the public arguments, and return their reduction in the promoted dtype."""
     dtype = check_operands(function, queries, keys, values, tau)
     return _checked_native(reduction, dtype, queries, keys, values, as_operand(tau, dtype))
 
@@ -59,7 +59,7 @@ def _checked_native(reduction: Callable, dtype: str, *operands: Array) -> Array:
 
 
 def _formula(a: Array, b: Array, v: Array) -> Array:
-    """The sum as one writes it. Rounding may leave exponents above zero, which would be multiplied without bound."""
+    """The formula of the sum. Exponents that rounding leaves above zero, by any amount, are cut off."""
     logits = dot(a, b.mT) - jnp.square(a).sum(-1)[..., :, None] / 2 - jnp.square(b).sum(-1)[..., None, :] / 2
     return dot(jnp.exp(logits - lax.stop_gradient(jnp.maximum(logits, 0))), v)
 

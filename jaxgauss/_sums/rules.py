@@ -1,4 +1,4 @@
-"""The derivative rules: gradients of sums of radial kernels are such sums again, and those of Gauss sums Gauss sums."""
+"""The derivative rules: gradients of radial kernel sums are sums of radial kernels, those of Gauss sums Gauss sums."""
 
 import functools
 from collections.abc import Callable
@@ -30,12 +30,12 @@ from .by_channels import along, cheaper_by_channels, keeps_pulls, own_points, su
 #
 # These are `pair_sums`, whose own derivatives JAX forms, a tile at a time: the rules hold for every order.
 #
-# Of a Gaussian κ = ψ = Φ, and of near points the gradients are Gauss sums. By channels: W = K [v_c k, v_c] holds the
-# sum s and Σ_n Φ v_c k, so that dq = τ Σ_c g_c (W_k,c - q s_c), and U = Kᵀ [g_c q, g_c] likewise holds dv and dk:
-# C(D + 1) channels each. Moments are taken about a center c: Σ Φ v (k - c) - (q - c) s loses fewer digits. Since
+# For a Gaussian κ = ψ = Φ, and for near points the gradients are Gauss sums. By channels: W = K [v_c k, v_c] holds the
+# sum s and Σ_n Φ v_c k, so that dq = τ Σ_c g_c (W_k,c - q s_c), and U = Kᵀ [g_c q, g_c] holds dv and dk, with C(D + 1)
+# channels each. Moments are about a center c, because Σ Φ v (k - c) - (q - c) s loses fewer digits. Since
 # Σ dq + Σ dk = 0, dτ = (Σ_m q_m·dq_m + Σ_n k_n·dk_n) / 2τ at any origin. For C = 1 (MMD, flows, densities) W comes with
-# the value: two sums in all. For many channels one fused backward pass makes all gradients, whose own rule is written
-# by channels. Where Φ is dense and hardly larger than the operands (few points of many dimensions) it is kept.
+# the value: two sums in all. For many channels one fused backward pass gives all gradients; its own rule is written by
+# channels. Where Φ is dense and hardly larger than the operands (few points of many dimensions) it is kept.
 # Source: the chain rule; Rux & Neumayer 2026, section 3, for the sum as attention.
 
 
@@ -49,7 +49,7 @@ class Which(NamedTuple):
 
 
 def _with_rule(function: Callable, num_static: int, forward: Callable, backward: Callable) -> Any:
-    """`function` of static arguments and four operands, whose rule is told which gradients are asked for."""
+    """`function` of static arguments and four operands, with a rule that knows which gradients are asked for."""
     static = tuple(range(num_static))
     ruled: Any = jax.custom_vjp(function, nondiff_argnums=static)
 
@@ -79,7 +79,7 @@ def _radial_forward(
     settings: Settings, channels: Channels, which: Which, *operands: Array
 ) -> tuple[Array, tuple[Array, Array]]:
     queries, _, values, _ = operands
-    about_keys = which.keys or which.values  # where both are wanted, near points have them from one pass afterwards
+    about_keys = which.keys or which.values  # if both sides are wanted, one pass afterwards gives both for near points
     if (which.queries or which.tau) and not about_keys and sum(channels.widths) == 1:
         wanted = Wanted(channels, channels, which.tau, repeats=True)
         found = pair_sums(settings, wanted, *operands, jnp.ones_like(queries[..., :1]), values)
@@ -95,7 +95,7 @@ def _radial_gradients(
     kept: tuple[Array, Array],
     g: Array,
 ) -> tuple[Array | None, ...]:
-    """By a pass about the queries, about the keys, or both; `kept` are the pulls and the spread of the sum, if any."""
+    """Gradients by a pass at the queries, at the keys, or both; `kept` are pulls and spread from the sum, if any."""
     (queries, keys, values, tau), (pulls, spread) = operands, kept
     nothing, scale, about_keys = queries[..., :0], by_point(tau, queries), which.keys or which.values
     d_queries = d_keys = d_values = d_tau = None
@@ -125,7 +125,7 @@ radial_sum = _with_rule(dispatch.radial_sum, 2, _radial_forward, _radial_gradien
 
 
 def _by_pairs(settings: Settings, channels: Channels, queries, keys, values, tau, g) -> tuple[Array, ...]:
-    """The rules above, by sums about the queries and about the keys."""
+    """The rules above, by `pair_sums` at the queries and at the keys."""
     of_rows = pair_sums(settings, Wanted(NOTHING, channels, True), queries, keys, keys[..., :0], tau, g, values)
     of_columns = pair_sums(settings, Wanted(channels, channels, repeats=True), keys, queries, g, tau, values, g)
     return gradients_of(of_rows, of_columns, queries, keys, values, tau)
@@ -160,7 +160,7 @@ pair_sums.defvjp(lambda *args: (pair_sums(*args), args[2:]), _pair_sums_backward
 
 
 def _mixed_sums_backward(settings: Settings, wanted: Wanted, operands: tuple[Array, ...], cotangents: Sums):
-    """Of one Gaussian after the other."""
+    """The gradients, from those of each Gaussian by itself."""
 
     def one_by_one(queries: Array, keys: Array, values: Array, tau: Array, shares: Array, *weights: Array) -> Sums:
         found = pair_sums(settings, wanted, queries, keys, values, tau, *weights).mixed(tau, shares)
@@ -203,7 +203,7 @@ def _near_and_kept(with_pulls: bool, settings: Settings, queries: Array, keys: A
 
 
 def _anywhere_and_kept(with_pulls: bool, settings: Settings, queries: Array, keys: Array, values: Array, tau: Array):
-    """The same wherever points lie: the pulls of one channel; of more, zeros like what is kept near."""
+    """`_near_and_kept` for points anywhere: the pulls of one channel are kept, or zeros like what is kept near."""
     operands = queries, keys, values, tau
     channels = Channels((GAUSS,), values.shape[-1:])
     if with_pulls and keeps_pulls(settings, *operands):
@@ -218,7 +218,7 @@ def _anywhere_and_kept(with_pulls: bool, settings: Settings, queries: Array, key
 def _near_gradients(
     which: Which, settings: Settings, queries: Array, keys: Array, values: Array, tau: Array, g: Array, kept: Any
 ):
-    """Those that are asked for, by Gauss sums."""
+    """The gradients that are asked for, of near points, by Gauss sums."""
     operands = queries, keys, values, tau
     d_queries = d_keys = d_values = d_tau = jnp.zeros(0)
     want_keys = which.keys or which.tau
@@ -246,7 +246,7 @@ def _near_gradients(
 
 
 def _anywhere_gradients(which: Which, settings: Settings, *operands: Any):
-    """The same wherever points lie."""
+    """The gradients that are asked for, of points that lie anywhere."""
     *primals, g, kept = operands
     queries, _, values, _ = primals
     channels, nothing = Channels((GAUSS,), values.shape[-1:]), queries[..., :0]

@@ -1,4 +1,4 @@
-"""The file that an interrupted stream goes on from."""
+"""The file from which an interrupted stream resumes."""
 
 import contextlib
 import hashlib
@@ -15,31 +15,31 @@ WHERE = "`jaxgauss.gauss_sum_streamed`"
 
 
 class State(NamedTuple):
-    """What has been summed, and all that is needed to go on. Arrays are never donated: an older state stays whole."""
+    """A partial sum, and all that is needed to resume it. Arrays are never donated, so an older state stays valid."""
 
     sums: Any
     compensation: Any
     num_chunks: int
-    largest: int  # number of keys in a chunk
-    mark: str  # a digest of all chunks, where they are saved
+    largest: int  # number of keys in the largest chunk
+    mark: str  # a digest of all chunks, if the sum is saved
 
 
 class SavedSum:
-    """Where what has been summed is saved, if anywhere, and for which sum: of the same arguments `of`."""
+    """The file of a partial sum, if there is one, and a digest of the arguments `of` that it belongs to."""
 
     def __init__(self, path: str | os.PathLike[str] | None, of: tuple[Any, ...]):
         self.path = None if path is None else Path(path)
         if self.path is not None and (self.path.is_dir() or not self.path.parent.is_dir()):
             raise ValueError(f"{WHERE}: `saved` must be a file in a folder that exists; got {str(path)!r}. Create it.")
         self.of = "" if path is None else digest(*of)
-        self.saved_at, self.seconds = time.monotonic(), 0.0  # when last, and how long it took
+        self.saved_at, self.seconds = time.monotonic(), 0.0  # time of the last save, and its duration
 
     def mark(self, before: str, keys: Any, values: Any) -> str:
-        """A digest of a chunk and of all before it; of nothing, where nothing is saved."""
+        """A digest of a chunk and of all before it; empty if nothing is saved."""
         return "" if self.path is None else digest(before, keys, values)
 
     def load(self) -> State | None:
-        """What was saved; ValueError if that is of another sum."""
+        """The saved state, if any; ValueError if it belongs to another sum."""
         if self.path is None or not self.path.exists():
             return None
         fields = {}
@@ -55,7 +55,7 @@ class SavedSum:
         return State(sums, compensation, int(num_chunks), int(largest), str(mark))
 
     def save(self, state: State, share: float = math.inf) -> None:
-        """Replace what was saved, unless that takes more than a share of the time since it was."""
+        """Save the state, unless that takes more than a share of the time since the last save."""
         start = time.monotonic()
         if self.path is None or state.num_chunks == 0 or self.seconds > share * (start - self.saved_at):
             return
@@ -68,7 +68,7 @@ class SavedSum:
 
 
 def digest(*parts: Any) -> str:
-    """Of numbers, dtypes and shapes."""
+    """A digest of numbers, dtypes and shapes."""
     found = hashlib.sha256()
     for x in map(np.asarray, parts):
         found.update(f"{x.dtype} {x.shape} ".encode() + x.tobytes())

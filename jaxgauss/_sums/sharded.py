@@ -1,4 +1,4 @@
-"""Gauss sums over a mesh of devices. They are not normalized: partial sums add, and nothing has to be gathered."""
+"""Gauss sums over a mesh of devices. They are not normalized, so partial sums add up and nothing is gathered."""
 
 import functools
 import math
@@ -103,7 +103,7 @@ def gauss_sum_sharded(
     return _checked_sum(settings, queries, keys, values, as_operand(tau, settings.dtype))
 
 
-kernel_sum_sharded = gauss_sum_sharded  # for other kernels
+kernel_sum_sharded = gauss_sum_sharded  # the name for other kernels
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -115,7 +115,7 @@ def _checked_sum(settings: Settings, queries: Array, keys: Array, values: Array,
 
 
 def sum_over_mesh(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array) -> Array:
-    """`unrounded_kernel_sum`, of values with channels, over the mesh of the settings if there is one."""
+    """`unrounded_kernel_sum` of values with channels, over the mesh of the settings if there is one."""
     if settings.mesh is None:
         return unrounded_kernel_sum(settings, queries, keys, values, tau)
     queries, keys, values, tau = align(queries, keys, values, jnp.asarray(tau))
@@ -123,9 +123,9 @@ def sum_over_mesh(settings: Settings, queries: Array, keys: Array, values: Array
 
 
 def product_over_mesh(settings: Settings, x: Array, y: Array, values: Array, tau_x: Array, tau_y: Array) -> Array:
-    """Σ_j Φ(x_i, x_j) Φ(y_i, y_j) v_j (S, T, N, C), each of (N, D), of all pairs of τ (S,) and (T,), likewise.
+    """Σ_j Φ(x_i, x_j) Φ(y_i, y_j) v_j (S, T, N, C) for all pairs of τ (S,) and (T,), over the mesh if there is one.
 
-    It is a Gauss sum of the pairs (x, y), in which each coordinate has its own τ.
+    x and y are (N, ·). It is a Gauss sum of the pairs (x, y), in which each coordinate has its own τ.
     """
     shape = len(tau_x), len(tau_y)
     own = (jnp.broadcast_to(t, (*shape, z.shape[-1])) for t, z in ((tau_x[:, None, None], x), (tau_y[:, None], y)))
@@ -155,9 +155,9 @@ def _over_mesh(settings: Settings, summed: Callable, queries: Array, keys: Array
 def _by_coefficients(
     settings: Settings, queries: Array, keys: Array, values: Array, tau: Array
 ) -> tuple[Array, Bool[Array, ""]]:
-    """Sums at the queries on this device by waves, whose coefficients are added up; and whether these hold the points.
+    """Sums by waves at this device's queries, from coefficients added up over devices; and whether the waves fit.
 
-    Operands come as they vary, so that what is the same on every device is known to be.
+    Operands are not cast to vary alike, so that JAX knows what is the same on every device.
     """
     axes = axis_names(settings.query_axis) + axis_names(settings.key_axis)
     dtype = np.dtype("float64") if settings.precision == "float64" else working_dtype(settings.dtype)
@@ -179,7 +179,7 @@ def _by_coefficients(
 
 
 def log_sum_over_mesh(settings: Settings, queries: Array, keys: Array, log_weights: Array, tau: Array) -> Array:
-    """`unrounded_log_sum` (…, M, 1), of log-weights (…, N, 1), over the mesh of the settings if there is one."""
+    """`unrounded_log_sum` (…, M, 1) with log-weights (…, N, 1), over the mesh of the settings if there is one."""
     if settings.mesh is None:
         return unrounded_log_sum(settings, queries, keys, log_weights, tau)
     queries, keys, log_weights, tau = align(queries, keys, log_weights, jnp.asarray(tau))
@@ -198,7 +198,7 @@ def log_sum_over_mesh(settings: Settings, queries: Array, keys: Array, log_weigh
 def relative_sum_over_mesh(
     settings: Settings, queries: Array, keys: Array, values: Array, counts: Array, tau: Array, logs: Array
 ) -> Array:
-    """`relative_sum` over the keys that count (…, N, 1), of which the others have no value; logs are (…, M, 1)."""
+    """`relative_sum` of the keys whose `counts` (…, N, 1) are positive, over the mesh; logs are (…, M, 1)."""
     queries, keys, values, tau = align(queries, keys, values, tau)
     counts = counts.reshape(values.shape)
 
@@ -224,9 +224,9 @@ def over_mesh(
 ) -> Any:
     """local(*copies, *rows, *columns) on each device of the mesh, with its part of the rows and of the columns.
 
-    The first of the rows (…, M, W) and of the columns (…, N, W) are points: where the mesh does not divide them they
-    are padded with one of them, and the others with zeros and with `fill`. Results are rows, padded, of equal rank.
-    `alike`: whether operands are to vary over the same axes.
+    The first of the rows (…, M, W) and of the columns (…, N, W) are points. If the mesh does not divide them, points
+    are padded with the last of them, other rows with zeros, other columns with `fill`. Results are padded rows of equal
+    rank. `alike`: whether operands are cast to vary over the same axes.
     """
     mesh, queries = settings.mesh, rows[0]
     assert mesh is not None and queries is not None
@@ -251,12 +251,12 @@ def first_rows(settings: Settings, x: Array, num_rows: int) -> Array:
 
 
 def everywhere(settings: Settings, *arrays: Array) -> list[Any]:
-    """The arrays, whole on every device where their types tell where they live: so that they can be cut and joined."""
+    """The arrays, replicated where their types name axes of a mesh, so that they can be sliced and concatenated."""
     return list(replicated(*arrays)) if settings.mesh is None else _placed(settings, arrays, None)
 
 
 def _placed(settings: Settings, arrays: Sequence[Array | None], axis: MeshAxis) -> list[Any]:
-    """Arrays (…, N, W) shared out over the explicit axes among these, along which JAX moves nothing unasked."""
+    """Arrays (…, N, W), sharded over those of the axes that are explicit: JAX does not move data along them unasked."""
     mesh = settings.mesh
     kinds = {} if mesh is None else dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
     if mesh is None or AxisType.Explicit not in kinds.values():
@@ -270,13 +270,13 @@ def _placed(settings: Settings, arrays: Sequence[Array | None], axis: MeshAxis) 
 
 
 def added(settings: Settings, partial_sums: Any) -> Any:
-    """The sums over all keys: the one place where devices communicate."""
+    """The partial sums of all devices, added up over the axes that divide the keys."""
     axes = axis_names(settings.key_axis)
     return lax.psum(partial_sums, axes) if axes else partial_sums
 
 
 def alone(settings: Settings) -> Settings:
-    """The settings on each device."""
+    """The settings without the mesh, for the sum on each device."""
     return replace(settings, mesh=None, query_axis=None, key_axis=None)
 
 
@@ -286,7 +286,7 @@ def _parts(mesh: Mesh | AbstractMesh, axis: MeshAxis) -> int:
 
 
 def _padded(arrays: Sequence[Array | None], parts: int, fill: float) -> list[Array | None]:
-    """Points, and what goes with each of them if anything, with as many more as make a multiple of `parts`."""
+    """Points and other arrays with so many more rows that `parts` divides their number."""
     points, *others = arrays
     assert points is not None
     missing = -points.shape[-2] % parts

@@ -1,4 +1,4 @@
-"""fourier_sketch: weighted points of few dimensions as Fourier coefficients, which add up and are summed at queries."""
+"""fourier_sketch: Fourier coefficients of weighted points in few dimensions; they add up, and queries take O(M)."""
 
 import math
 import os
@@ -22,8 +22,8 @@ from .._engines.few_dimensions import tolerance_of
 from .._engines.fourier import coefficients, values_at
 from .._engines.nodes import DIMENSIONS, WAVES, Nodes, blocks_of, nodes, spectrum
 
-LARGEST = 2**24  # coefficients of a channel
-STATIC = {"static": True}  # what programs are compiled for
+LARGEST = 2**24  # the most coefficients of a channel
+STATIC = {"static": True}  # fields that programs are compiled for
 Bound = float | Sequence[float] | Float[np.ndarray | Array, " d"] | None
 
 
@@ -130,7 +130,7 @@ class FourierSketch:
         return len(self.lower)
 
     def _nodes(self) -> Nodes:
-        """Where the waves are."""
+        """The nodes of the box."""
         dtype = self.coefficients.dtype
         lower, upper = (jnp.asarray(x, dtype) for x in (self.lower, self.upper))
         most = self.coefficients.shape[1] // (2 * WAVES[self.dim])
@@ -141,12 +141,12 @@ class FourierSketch:
         return jnp.full(self.dim, math.sqrt(self.tau), self.coefficients.dtype)
 
     def _inside(self, points: Float[Array, "n d"], margin: float | Array = 0.0) -> Bool[Array, " n"]:
-        """Whether points are in the box, or as near to it; NaN is not."""
+        """Whether points are in the box, or at most a margin outside of it; NaN is not."""
         lower, upper = (jnp.asarray(x, points.dtype)[None] for x in (self.lower, self.upper))
         return ((points >= lower - margin) & (points <= upper + margin)).all(-1)
 
     def _check_inside(self, function: str, name: str, points: Any) -> None:
-        """Raise ValueError unless all points are in the box, where they can be looked at."""
+        """Raise ValueError unless all points are in the box; under `jit` they are not checked."""
         if isinstance(points, jax.core.Tracer):
             return
         rows = np.asarray(points, self.coefficients.dtype).reshape(-1, self.dim)
@@ -218,7 +218,7 @@ def fourier_sketch(
 def empty_sketch(
     function: str, keys: Any, values: Any, tau: Any, box: tuple[Bound, Bound], tolerance: float | None
 ) -> FourierSketch:
-    """That of no keys, for such as these; everything is checked but where they are."""
+    """The sketch of no keys, for keys and values like these; everything is checked but whether keys are in the box."""
     dtype = working_dtype(check_operands(function, keys, keys, values, tau))
     check_tolerance(function, "fourier", tolerance)
     where, dim = f"`jaxgauss.{function}`", keys.shape[-1]
@@ -252,7 +252,7 @@ def empty_sketch(
 
 
 def _corner(where: str, name: str, given: Bound, extreme: Any, keys: Any, dtype: np.dtype) -> np.ndarray:
-    """A corner of the box, as was given or of the keys."""
+    """A corner of the box: the one that was given, or that of the keys."""
     if given is None:
         if isinstance(keys, jax.core.Tracer):
             raise TypeError(f"{where}: `{name}` must be given under a transformation such as jit; got None.")
@@ -272,7 +272,7 @@ def _corner(where: str, name: str, given: Bound, extreme: Any, keys: Any, dtype:
 def sketched(empty: FourierSketch, keys: Any, values: Any, margin: Any = None) -> Array:
     """Coefficients of keys and values, in the layout of a sketch.
 
-    Values outside of its box are NaN; with a margin those outside of this are zero.
+    A key outside of its box has the value NaN; with a margin, a key outside of that has the value zero.
     """
     dtype = empty.coefficients.dtype
     if not len(keys):

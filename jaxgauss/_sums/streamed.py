@@ -1,4 +1,4 @@
-"""gauss_sum_streamed: over more keys than memory holds, a chunk at a time, in a run that can be interrupted."""
+"""gauss_sum_streamed: sums over more keys than memory holds, a chunk at a time, in a run that can be interrupted."""
 
 import contextlib
 import functools
@@ -28,7 +28,7 @@ from .kernel_sum import unrounded_kernel_sum
 from .saved import SavedSum
 from .sketch import FourierSketch, empty_sketch, sketched, sums_of
 
-SAVING_SHARE = 1 / 20  # of the time, at most
+SAVING_SHARE = 1 / 20  # the largest share of the time for saving
 
 
 @takes_tau
@@ -103,7 +103,7 @@ def gauss_sum_streamed(
     settings, kind, empty, state, source = _begun(asked, queries, chunks, tau, file)
     queries, tau = jnp.asarray(queries), as_operand(tau, settings.dtype)
 
-    summed = state  # complete; `state` has the chunk that is being summed
+    summed = state  # complete; `state` includes the chunk that is being summed
     with _bar(progress, chunks, summed.num_chunks) as bar, ThreadPoolExecutor(1) as reader:
 
         def wait() -> None:
@@ -132,7 +132,7 @@ def gauss_sum_streamed(
     return _total(settings.dtype, empty, summed.sums, summed.compensation, queries)
 
 
-kernel_sum_streamed = gauss_sum_streamed  # for other kernels
+kernel_sum_streamed = gauss_sum_streamed  # the name for other kernels
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -146,7 +146,7 @@ def _added(
     values: Array,
     tau: Array,
 ) -> tuple[Array, Array]:
-    """Sums, or the coefficients of a sketch, with another chunk's; and what rounding has taken from them."""
+    """Sums, or coefficients of a sketch, plus those of another chunk; and their rounding errors so far."""
     if empty is None:
         total, lacking = two_sum(sums, unrounded_kernel_sum(settings, queries, keys, values, tau))
     else:
@@ -162,7 +162,7 @@ def _total(dtype: str, empty: FourierSketch | None, sums: Array, compensation: A
 
 
 def _sketch_around(settings: Settings, queries: Any, keys: Any, values: Any, tau: Any) -> FourierSketch:
-    """The empty one of a box that holds the queries, and half as far around as the Gaussian sees keys."""
+    """The empty sketch of a box that holds the queries, with a margin around them."""
     dtype = "float64" if settings.precision == "float64" else working_dtype(settings.dtype).name
     keys, values = (jax.ShapeDtypeStruct(x.shape, dtype) for x in (keys, values))
     rows = np.asarray(queries, dtype).reshape(-1, queries.shape[-1])
@@ -178,14 +178,14 @@ def _sketch_around(settings: Settings, queries: Any, keys: Any, values: Any, tau
 
 
 def _margin(empty: FourierSketch) -> float:
-    """Half of how far the Gaussian sees: it is the tolerance of the sketch there."""
+    """Half of the distance at which the Gaussian equals the sketch's tolerance."""
     return math.sqrt(-math.log(empty.tolerance) / (2 * empty.tau))
 
 
 def _begun(
     asked: Settings, queries: Any, chunks: Iterable, tau: Any, file: SavedSum
 ) -> tuple[Settings, str, FourierSketch | None, State, Iterator]:
-    """Everything is checked: settings, kind of chunks, the empty sketch, what has been summed, the chunks to sum."""
+    """Check everything; return settings, kind of chunks, empty sketch if any, partial sum, and chunks still to sum."""
     state, source = file.load(), iter(chunks)
     if state is None:
         first = list(itertools.islice(source, 1))
@@ -216,7 +216,7 @@ def _begun(
 
 
 def _passed_over(source: Iterator, state: State, file: SavedSum) -> tuple[Any, Any]:
-    """The last of the chunks that were summed; ValueError if they are not those in the file."""
+    """Read the chunks already summed and return the last; ValueError if they are not those of the file."""
     mark, keys, values = "", None, None
     for number, chunk in enumerate(itertools.islice(source, state.num_chunks)):
         keys, values = as_pair(chunk, number)
