@@ -27,12 +27,12 @@ from .boxes import boxes
 from .few_dimensions import Sizes, by_waves, most_blocks, pays
 from .lowering import by_platform, plan_there
 from .plan import NEAR, STRICTER
-from .products import SPREAD, powers, spread
+from .products import APART, powers, separation
 
-# The answer is sure if R² differs from its limit, and the spread of pairs from its own, by such a factor. About another
+# The answer is sure if R² differs from its limit, and the separation of pairs from its own, by such a factor. About another
 # center among the points, R² is up to four times as large; below a quarter of the limit all moments are accurate.
-SURE, SURE_SPREAD = 4, 2
-LEAST_ROWS, MOST_ROWS = 8, 64  # queries from which the spread is estimated
+SURE, SURE_APART = 4, 2
+LEAST_ROWS, MOST_ROWS = 8, 64  # queries from which the separation is estimated
 
 
 def examined(
@@ -79,11 +79,11 @@ def examined(
             if values is not None:
                 values = np.abs(values[:, None] if values.ndim == 1 else values).max(-1, keepdims=True, initial=0)
             slope = functools.partial(_slope_of, settings.kernel)
-            seen = spread_of(np, slope, a, b, values, each) / SPREAD
+            seen = separation_of(np, slope, a, b, values, each) / APART
         waves = _are_for_waves(settings, logs, primals, values, a, b)
-    if squared > limit * SURE or seen < 1 / SURE_SPREAD:
+    if squared > limit * SURE or seen < 1 / SURE_APART:
         return _with(settings, False, waves)
-    return _with(settings, True if squared <= limit / SURE and seen > SURE_SPREAD else None, waves)
+    return _with(settings, True if squared <= limit / SURE and seen > SURE_APART else None, waves)
 
 
 def _are_for_waves(settings: Settings, logs: bool, primals: Any, values: Any, a: Scaled, b: Scaled) -> bool | None:
@@ -152,8 +152,8 @@ def _about_a_center(scale: Any, queries: Any, keys: Any) -> list[Scaled]:
     return found if len(found) > 1 else found * 2
 
 
-def spread_of(xp: Any, slope: Callable[..., Any], a: Scaled, b: Scaled, weights: Any, each: bool) -> Any:
-    """The `spread` of pairs, estimated from some queries: the least of a batch. `xp` is NumPy or JAX."""
+def separation_of(xp: Any, slope: Callable[..., Any], a: Scaled, b: Scaled, weights: Any, each: bool) -> Any:
+    """The `separation` of pairs, estimated from some queries: the least of a batch. `xp` is NumPy or JAX."""
     num = a.points.shape[-2]
     if are_known(num):
         rows = min(num, MOST_ROWS, max(LEAST_ROWS, num // MOST_ROWS))
@@ -163,7 +163,7 @@ def spread_of(xp: Any, slope: Callable[..., Any], a: Scaled, b: Scaled, weights:
     a = Scaled(a.points[..., indices, :], a.norms[..., indices, :])
     psi = xp.abs(slope(xp.maximum(a.norms + b.norms.mT - 2 * a.points @ b.points.mT, 0)))
     ones = xp.ones_like(b.norms)
-    return spread(xp, a, psi @ powers(xp, b, ones if weights is None else xp.abs(weights), each)).min()
+    return separation(xp, a, psi @ powers(xp, b, ones if weights is None else xp.abs(weights), each)).min()
 
 
 def within(
@@ -176,7 +176,7 @@ def within(
 ) -> jax.Array | bool:
     """Whether R² of the whole batch is at most `reach`: one boolean.
 
-    With a slope ψ, also whether pairs, weighted by ψ and the weights of keys (…, N, 1), are spread enough for moments.
+    With a slope ψ, also whether pairs, weighted by ψ and the weights of keys (…, N, 1), are far enough apart for moments.
     """
     if math.isinf(reach):
         return reach > 0
@@ -184,7 +184,7 @@ def within(
     is_near = are_within(reach / BASE_2, a, b)
     if slope is None or 0 in (*queries.shape, *keys.shape):
         return is_near
-    return is_near & (spread_of(jnp, slope, a, b, weights, of_coordinates(tau, keys)) >= SPREAD)
+    return is_near & (separation_of(jnp, slope, a, b, weights, of_coordinates(tau, keys)) >= APART)
 
 
 def are_near(

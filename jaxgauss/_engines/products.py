@@ -55,7 +55,7 @@ Kept = Bool[Array, "rows columns"]
 def sums_by_moments(
     wanted: Sequence[Wanted], scale: Array, rows: Array, columns: Columns, a: Scaled, b: Scaled, keep: Kept
 ) -> tuple[list[Kept], list[Sums]]:
-    """Which of the pairs of leaves to keep are spread enough for pulls; and `Sums` over these pairs.
+    """Which of the pairs of leaves to keep are far enough apart for pulls; and `Sums` over these pairs.
 
     The sums are at the queries, whose weights are `rows`; if `wanted` has two items, also at the keys.
     """
@@ -67,7 +67,7 @@ def sums_by_moments(
         found = _at_both(wanted, scale, g, w, a, b, keep)
     kept, results = [], []
     for axis, shape, x, (sums, seen) in zip((1, 0), shapes, (a, b), found, strict=False):
-        enough = jnp.ones(shape[0], bool) if seen is None else spread(jnp, x, seen, shape[0]) >= SPREAD
+        enough = jnp.ones(shape[0], bool) if seen is None else separation(jnp, x, seen, shape[0]) >= APART
         results.append(masked(Sums(*(y.reshape(*shape, y.shape[1]) for y in sums)), enough))
         kept.append(keep & jnp.expand_dims(enough, axis))
     return kept, results
@@ -81,15 +81,15 @@ def masked(sums: Sums, keep: Bool[Array, " leaves"]) -> Sums:
 def _at_queries(
     wanted: Wanted, scale: Array, g: Array, columns: Columns, a: Scaled, b: Scaled, keep: Kept
 ) -> tuple[Sums, Array | None]:
-    """`Sums` at the queries by fused products, and what `spread` needs; both are further channels of the sums."""
+    """`Sums` at the queries by fused products, and what `separation` needs; both are further channels of the sums."""
     slopes, num, dim = [x.slope for x in wanted.pulls.kernels], len(wanted.sums.kernels), a.points.shape[1]
-    single, needs_spread = set(wanted.pulls.widths) == {1}, _needs_spread(wanted, scale, a)
+    single, needs_separation = set(wanted.pulls.widths) == {1}, _needs_separation(wanted, scale, a)
     of_powers = functools.partial(powers, jnp, b, each=scale.shape[1] > 1)
     weights = wanted.pulls.parts(columns.weights)
-    shared = single and needs_spread and wanted.one_sign  # the pulls tell the spread
+    shared = single and needs_separation and wanted.one_sign  # the pulls tell it
     width = None if wanted.spread or shared else dim + 1  # squares only where they are used
     pulling = [of_powers(w)[:, :width] for w in weights] if single else []
-    seen = [of_powers(jnp.abs(w).max(1, keepdims=True)) for w in weights] if needs_spread and not shared else []
+    seen = [of_powers(jnp.abs(w).max(1, keepdims=True)) for w in weights] if needs_separation and not shared else []
     values = [*wanted.sums.parts(columns.values), *pulling, *seen]
     kernels = *wanted.sums.kernels, *slopes[: len(pulling)], *slopes[: len(seen)]
     asked = Channels(kernels, tuple(x.shape[1] for x in values))
@@ -103,14 +103,14 @@ def _at_queries(
         moments = functools.reduce(jnp.add, (g * x for g, x in zip(wanted.pulls.parts(g), pulling, strict=True)))
         found = _of_moments(wanted, scale, found.sums, a, moments)
     seen = [jnp.sign(x[:, dim : dim + 1]) * x for x in pulling] if shared else seen
-    return found, functools.reduce(jnp.add, seen) if needs_spread else None
+    return found, functools.reduce(jnp.add, seen) if needs_separation else None
 
 
 def _at_both(
     wanted: Sequence[Wanted], scale: Array, g: Array, v: Array, a: Scaled, b: Scaled, keep: Kept
 ) -> list[tuple[Sums, Array | None]]:
-    """`Sums` at queries and at keys from one product, and what `spread` needs: W gives the pulls, |W| the spread."""
-    (of_queries, of_keys), each, needs_spread = wanted, scale.shape[1] > 1, _needs_spread(wanted[0], scale, a)
+    """`Sums` at queries and at keys from one product, and what `separation` needs: W gives the pulls, |W| the separation."""
+    (of_queries, of_keys), each, needs_separation = wanted, scale.shape[1] > 1, _needs_separation(wanted[0], scale, a)
     u = squared_distances_of(*squares_factors(a, b))
     leaves = keep.shape[0], u.shape[0] // keep.shape[0], keep.shape[1], u.shape[1] // keep.shape[1]
     kept = jnp.broadcast_to(keep[:, None, :, None], leaves).reshape(u.shape)
@@ -119,19 +119,19 @@ def _at_both(
     at_queries, at_keys = [], []
     for (psi, left, right), channels in zip(parts, of_queries.pulls.widths, strict=True):
         sizes = psi if channels == 1 else jnp.abs(psi)
-        terms = [(psi, left, right, width), (sizes, jnp.abs(left), jnp.abs(right), None)][: 1 + needs_spread]
+        terms = [(psi, left, right, width), (sizes, jnp.abs(left), jnp.abs(right), None)][: 1 + needs_separation]
         at_queries.append([x * dot(w, powers(jnp, b, y, each)[:, :n]) for w, x, y, n in terms])
         at_keys.append([y * _turned(dot(powers(jnp, a, x, each)[:, :n].mT, w)) for w, x, y, n in terms])
 
     def side(wanted: Wanted, sums: Array, x: Scaled, parts: list[list[Array]]) -> tuple[Sums, Array | None]:
         moments, *seen = (functools.reduce(jnp.add, x) for x in zip(*parts, strict=True))
-        return _of_moments(wanted, scale, sums, x, moments), seen[0] if needs_spread else None
+        return _of_moments(wanted, scale, sums, x, moments), seen[0] if needs_separation else None
 
     return [side(of_queries, g[:, :0], a, at_queries), side(of_keys, _turned(of_values), b, at_keys)]
 
 
-def _needs_spread(wanted: Wanted, scale: Array, a: Scaled) -> bool:
-    """Whether the spread of pairs must be checked: if there are pulls and a small u need not be accurate."""
+def _needs_separation(wanted: Wanted, scale: Array, a: Scaled) -> bool:
+    """Whether the separation of pairs must be checked: if there are pulls and a small u need not be accurate."""
     return bool(wanted.pulls.kernels) and not wanted.strict(a.points.shape[1], scale.shape[1])
 
 
@@ -145,7 +145,7 @@ def _of_moments(wanted: Wanted, scale: Array, sums: Array, a: Scaled, moments: A
     return Sums(sums, toward / scale, apart / jnp.square(scale) if wanted.spread else apart[:, :0])
 
 
-SPREAD = 2**-4  # least mean of u over that of ‖a‖² + ‖b‖², weighted as in the sum, at which moments give accurate pulls
+APART = 2**-4  # least mean of u over that of ‖a‖² + ‖b‖², weighted as in the sum, at which moments give accurate pulls
 
 
 def powers(xp: Any, b: Scaled, weights: Any, each: bool) -> Any:
@@ -165,7 +165,7 @@ def about(a: Scaled, sums: Any) -> tuple[Any, Any, Any]:
     return first - mass * a.points, size - 2 * cross, size
 
 
-def spread(xp: Any, a: Scaled, sums: Any, groups: int = 1) -> Any:
+def separation(xp: Any, a: Scaled, sums: Any, groups: int = 1) -> Any:
     """The mean of u over that of ‖a‖² + ‖b‖² for each group of rows (*batch, groups), from Σ_n |ψ w| [b, 1, ‖b‖²].
 
     It is the ratio over all pairs of a group, or the mean of the ratios of its rows if that is less. Of parts by

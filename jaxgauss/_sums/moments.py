@@ -198,7 +198,7 @@ def with_reduction(
 ) -> Any:
     """function(reduction, points, tau, *others), with a `Reduction` for near points of Gaussians, or for any points.
 
-    For `pulls`, pairs of points with these weights must be spread enough to be near; for `second_order`, points must be
+    For `pulls`, pairs of points with these weights must be far enough apart; for `second_order`, points must be
     nearer. `one_sign`: whether the weights that the function gives to the reduction are known to have one sign. With
     `shares` (T,) the Gaussians of τ (T,) are one kernel, and the function gets its τ, which is one.
     """
