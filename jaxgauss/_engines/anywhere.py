@@ -32,6 +32,9 @@ COLUMNS, MANY = {True: 512, False: 256}, 96
 WORTH = {True: 0.25, False: 0}  # share of a tile's pairs of leaves above which a product takes less time
 FEW = 2**18  # pairs times dimensions up to which differences take less time than sorting
 CHUNK = {True: 2**18, False: 2**16}  # pairs of points whose differences are formed at a time
+LANES = 8  # the size of a leaf is a multiple of this, unless it is smaller
+INT_MAX = 2**31 - 1
+WAYS = 3  # levels of halving for each sort
 
 
 def sorts(chosen: Plan, *sizes: int) -> bool:
@@ -218,11 +221,6 @@ def squared_gaps(scale: Array, a: Float[Array, "r m d"], b: Float[Array, "c n d"
 
 def _squares(scale: Array, differences: Float[Array, "*shape d"]) -> Float[Array, "*shape"]:
     return jnp.square(differences * with_rank(scale, differences)).sum(-1)
-
-
-LANES = 8  # the size of a leaf is a multiple of this, unless it is smaller
-INT_MAX = 2**31 - 1
-WAYS = 3  # levels of halving for each sort
 
 
 def leaf_order(points: Float[Array, "n d"], largest: int, in_order: bool = False) -> Int[Array, "leaves size"]:

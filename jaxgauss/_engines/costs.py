@@ -44,6 +44,8 @@ WIDTHS = {
     "cudnn": (64, 128),
     "efficient": (64, 128),  # beyond, one form serves all widths
 }
+WARM_UPS, SHORTEST = 3, 5e-3  # calls; seconds of a repetition
+SETTLED = 0.02  # seconds of untimed calls before a repetition: threads of another library may spin so long
 
 
 class Cost(NamedTuple):
@@ -173,10 +175,6 @@ def cpu_info(field: str) -> str:
     except OSError:
         return ""
     return next((line.split(":")[1].strip() for line in lines if line.startswith(field)), "")
-
-
-WARM_UPS, SHORTEST = 3, 5e-3  # calls; seconds of a repetition
-SETTLED = 0.02  # seconds of untimed calls before a repetition: threads of another library may spin so long
 
 
 def in_turns(calls: dict[Any, Callable[[], Any]], runs: int) -> dict[Any, list[float]]:

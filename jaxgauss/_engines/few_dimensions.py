@@ -30,6 +30,8 @@ REACH = 2 * 13.2 + 4  # bandwidths over which a tile has terms: a Gaussian in fl
 WORTH = 0.8  # waves must take less than this share of the time of pairs
 MORE = MOST | {2: 12}  # most blocks of a coordinate with fast transforms
 POINT = 60  # a coordinate of a point takes a fast transform as long as so many numbers of its grid
+IN_DOUBT = 32  # at most one query in so many is summed again by differences
+AT_A_TIME = 64  # queries in doubt
 
 
 class Sizes(NamedTuple):
@@ -207,9 +209,6 @@ def transform_work(precision: str, sizes: Sizes) -> tuple[float, float]:
     width = nufft.WIDTH[precision] ** sizes.dim + POINT * sizes.dim
     return float((sizes.queries + sizes.keys) * width), 2.0 * (4 * WAVES[sizes.dim]) ** sizes.dim
 
-
-IN_DOUBT = 32  # at most one query in so many is summed again by differences
-AT_A_TIME = 64  # queries in doubt
 
 Doubt = Bool[Array, " m"]
 

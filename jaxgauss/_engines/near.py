@@ -29,8 +29,9 @@ from .lowering import by_platform, plan_there
 from .plan import NEAR, STRICTER
 from .products import APART, powers, separation
 
-# The answer is sure if R² differs from its limit, and the separation of pairs from its own, by such a factor. About another
-# center among the points, R² is up to four times as large; below a quarter of the limit all moments are accurate.
+# The answer is sure if R² differs from its limit, and the separation of pairs from its own, by such a factor. About
+# another center among the points, R² is up to four times as large; below a quarter of the limit all moments are
+# accurate.
 SURE, SURE_APART = 4, 2
 LEAST_ROWS, MOST_ROWS = 8, 64  # queries from which the separation is estimated
 
@@ -176,7 +177,7 @@ def within(
 ) -> jax.Array | bool:
     """Whether R² of the whole batch is at most `reach`: one boolean.
 
-    With a slope ψ, also whether pairs, weighted by ψ and the weights of keys (…, N, 1), are far enough apart for moments.
+    With a slope ψ, also whether pairs, weighted by ψ and weights of keys (…, N, 1), are far enough apart.
     """
     if math.isinf(reach):
         return reach > 0

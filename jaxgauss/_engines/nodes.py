@@ -18,6 +18,9 @@ from .._arrays.points import dot
 WAVES, MOST = {1: 32, 2: 40, 3: 20}, {1: 128, 2: 6, 3: 3}
 DIMENSIONS = tuple(WAVES)
 LONGEST = 9.0  # bandwidths by which the period exceeds the box at most: the error is then below float64's
+# The number of terms of the sine of x turns, |x| ≤ ¼, relative to 2πx, in powers of x²: errors are below half of the
+# last digit.
+TERMS = {"float32": 5, "float64": 10}
 
 
 class Nodes(NamedTuple):
@@ -98,11 +101,6 @@ def spectrum(
     for d in range(dim - 1):
         total = (total[:, :, None] * factors[:, d, None]).reshape(len(shares), -1)
     return dot(total.T, factors[:, -1]).reshape([numbers.size] * dim)
-
-
-# The number of terms of the sine of x turns, |x| ≤ ¼, relative to 2πx, in powers of x²: errors are below half of the
-# last digit.
-TERMS = {"float32": 5, "float64": 10}
 
 
 def sine(x: Array) -> Array:

@@ -29,6 +29,10 @@ NEAR = {"float32": 2.0**7, "float64": 2.0**10}
 # R² must be so many times less for moments of kernels with long tails, and for moments of second order of Gaussians,
 # from which gradients of τ and Stein kernels are formed.
 STRICTER = 4
+HEAVIER = 1.5  # another kernel takes so many times as long as a Gaussian in XLA: measured on CPUs, an estimate on CUDA
+# Errors of a mixture, relative to κ(0): below the error of each precision.
+TOLERANCES = {"float16": 1e-4, "float16x2": 1e-4, "bfloat16": 1e-3, "bfloat16x2": 1e-3}
+FINEST = 1e-6  # in float32 and float64
 
 
 @dataclass(frozen=True)
@@ -182,12 +186,6 @@ def takes_half(settings: Settings) -> bool:
 def warn_once(reason: str) -> None:
     """Warn once for each reason that the blocked JAX sum stands in."""
     warnings.warn(f"jaxgauss: {reason}; the blocked JAX sum stands in (method='blocked').", stacklevel=4)
-
-
-HEAVIER = 1.5  # another kernel takes so many times as long as a Gaussian in XLA: measured on CPUs, an estimate on CUDA
-# Errors of a mixture, relative to κ(0): below the error of each precision.
-TOLERANCES = {"float16": 1e-4, "float16x2": 1e-4, "bfloat16": 1e-3, "bfloat16x2": 1e-3}
-FINEST = 1e-6  # in float32 and float64
 
 
 def plan(settings: Settings, platform: str, pairs: int, dim: int, channels: int) -> Plan:

@@ -17,6 +17,11 @@ from .plan import NEAR, STRICTER
 from .tiles import in_groups, tiled_pullback
 from .wanted import NOTHING, Channels, Columns, Rows, Sums, Wanted
 
+APART = 2**-4  # least mean of u over that of ‖a‖² + ‖b‖², weighted as in the sum, at which moments give accurate pulls
+# The least u over ‖a‖² + ‖b‖² at which a product is accurate: its relative error is then at most the unit over this.
+TRUSTED = {"float32": 0.1, "float64": 1e-3}
+LARGEST = FARTHEST / 8  # the largest ‖a‖² for products
+
 
 def product_pullback(
     channels: Channels, a: Scaled, b: Scaled, values: V, g: G, *, dense: bool, with_tau: bool
@@ -109,7 +114,7 @@ def _at_queries(
 def _at_both(
     wanted: Sequence[Wanted], scale: Array, g: Array, v: Array, a: Scaled, b: Scaled, keep: Kept
 ) -> list[tuple[Sums, Array | None]]:
-    """`Sums` at queries and at keys from one product, and what `separation` needs: W gives the pulls, |W| the separation."""
+    """`Sums` at queries and at keys from one product, and what `separation` needs: W gives the pulls, |W| the rest."""
     (of_queries, of_keys), each, needs_separation = wanted, scale.shape[1] > 1, _needs_separation(wanted[0], scale, a)
     u = squared_distances_of(*squares_factors(a, b))
     leaves = keep.shape[0], u.shape[0] // keep.shape[0], keep.shape[1], u.shape[1] // keep.shape[1]
@@ -145,9 +150,6 @@ def _of_moments(wanted: Wanted, scale: Array, sums: Array, a: Scaled, moments: A
     return Sums(sums, toward / scale, apart / jnp.square(scale) if wanted.spread else apart[:, :0])
 
 
-APART = 2**-4  # least mean of u over that of ‖a‖² + ‖b‖², weighted as in the sum, at which moments give accurate pulls
-
-
 def powers(xp: Any, b: Scaled, weights: Any, each: bool) -> Any:
     """The columns w [b, 1, ‖b‖²], with the square of `each` coordinate instead if asked for. `xp` is NumPy or JAX."""
     squares = b.points * b.points if each else b.norms
@@ -176,11 +178,6 @@ def separation(xp: Any, a: Scaled, sums: Any, groups: int = 1) -> Any:
     own = xp.where(seen, moment / xp.where(seen, size, 1), 1).mean(-2)
     moment, size = (xp.where(seen, z, 0).sum(-2) for z in (moment, size))
     return xp.minimum(xp.where(size > 0, moment / xp.where(size > 0, size, 1), 1), own).min(-1)
-
-
-# The least u over ‖a‖² + ‖b‖² at which a product is accurate: its relative error is then at most the unit over this.
-TRUSTED = {"float32": 0.1, "float64": 1e-3}
-LARGEST = FARTHEST / 8  # the largest ‖a‖² for products
 
 
 def about_center(scale: Array, rows: Array, columns: Array) -> tuple[Scaled, Scaled]:

@@ -16,6 +16,17 @@ from .._arrays.devices import has_cuda, vary_like
 from .._arrays.points import LOG_ZERO, as_rows, dot, logits, shared
 from .._checks.settings import are_known
 
+# XLA hands a product, a function of its entries and a second product to one pass of YNNPACK, if the second is written
+# as a reduction. No array of a tile's size is then read or written in between. This was measured on Linux with x86-64,
+# in float32, from this version of jaxlib on; a test examines the program.
+_MEASURED = (sys.platform, platform.machine()) == ("linux", "x86_64")
+FUSES = _MEASURED and jaxlib.version.__version_info__ >= (0, 10, 2)
+FUSED_WIDTH = 256  # D and C up to which that pass is faster
+ONE_PASS = 2**18  # pairs from which means are fused sums
+# Channels from which tiles are narrower, so that values stay in the cache; and D or C from which a single tile is not
+# fused: two products of few points are faster without columns for the norms and without the reduction.
+WIDE = 64
+
 
 class Tile(NamedTuple):
     """The size of the part of the kernel matrix that is held at a time.
@@ -205,18 +216,6 @@ def tiled_means(
 
     means, logs = scan(add_rows, None, blocks(a, rows))[1]
     return unblocks(means, num_queries), unblocks(logs, num_queries)
-
-
-# XLA hands a product, a function of its entries and a second product to one pass of YNNPACK, if the second is written
-# as a reduction. No array of a tile's size is then read or written in between. This was measured on Linux with x86-64,
-# in float32, from this version of jaxlib on; a test examines the program.
-_MEASURED = (sys.platform, platform.machine()) == ("linux", "x86_64")
-FUSES = _MEASURED and jaxlib.version.__version_info__ >= (0, 10, 2)
-FUSED_WIDTH = 256  # D and C up to which that pass is faster
-ONE_PASS = 2**18  # pairs from which means are fused sums
-# Channels from which tiles are narrower, so that values stay in the cache; and D or C from which a single tile is not
-# fused: two products of few points are faster without columns for the norms and without the reduction.
-WIDE = 64
 
 
 def tile_sum_by_reduction(a: Any, b: Any, v: Array) -> Array:

@@ -9,6 +9,8 @@ from .._arrays.points import dot
 from .._arrays.shapes import G, V
 from .._kernels.kernels import Kernel
 
+MANY_DIMENSIONS = 32  # pulls in more dimensions need an accurate u: see `strict`
+
 
 class Channels(NamedTuple):
     """Kernels, and how many channels each of them has, side by side in one array. Static, as kernels are."""
@@ -45,9 +47,6 @@ class Channels(NamedTuple):
 
 
 NOTHING = Channels((), ())
-
-
-MANY_DIMENSIONS = 32  # pulls in more dimensions need an accurate u: see `strict`
 
 
 class Wanted(NamedTuple):
