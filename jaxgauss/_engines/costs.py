@@ -10,7 +10,7 @@ the first of these that there is:
 - what `jaxgauss.calibrate` has measured on this machine, with these versions of jaxlib and PyTorch, in the user's
   cache directory;
 - cpu_costs.json by the CPU's vendor, for PyTorch's matrix products (MKL) run at half speed on CPUs that are not
-  Intel's, and cuda_costs.json by the device's name, made by `python -m benchmarks.fit_costs`;
+  Intel's, and cuda_costs.json by the device's name, made by `python -m benchmarks.tools.fit_costs`;
 - for other CPUs the first vendor's, for other CUDA devices estimates from published rates.
 
 The environment variable JAXGAUSS_CPU_VENDOR names the row of cpu_costs.json to go by, whatever was measured.

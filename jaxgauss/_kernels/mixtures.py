@@ -1,6 +1,6 @@
 """Mixtures of Gaussians that stand for a kernel: κ(u) ≈ Σ_j w_j exp(-s_j u/2), all weights positive.
 
-By the tables in mixtures.json, which `python -m benchmarks.fit_mixtures` makes; the rational quadratic kernel of any
+By the tables in mixtures.json, made by `python -m benchmarks.tools.fit_mixtures`; the rational quadratic kernel of any
 other α is a mixture by its definition, of which a quadrature takes a few terms.
 """
 
