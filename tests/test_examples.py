@@ -206,3 +206,63 @@ def test_kde_agrees_with_scikit_learn(as_it_comes, tmp_path, capsys):
     assert ours == pytest.approx(theirs, abs=1e-5)
     assert "leave_one_out_tau: 100%" in capsys.readouterr().err
     assert (tmp_path / "kde.png").stat().st_size > 10_000
+
+
+def test_dependence_is_seen_where_correlation_is_blind(as_it_comes, tmp_path, monkeypatch, capsys):
+    import dependence
+
+    for name, values in {
+        "LEVEL_SIZES": (20,),
+        "POWER_SIZES": (60,),
+        "ANGLES": (45,),
+        "STYLES": {"permutation": "-"},
+    }.items():
+        monkeypatch.setattr(dependence, name, values)
+    by_hsic, by_correlation, level, power = dependence.main(50, 20, 799, picture=tmp_path / "dependence.png")
+    assert (by_hsic == by_hsic.T).all() and not by_hsic.diagonal().any()
+    assert by_hsic[dependence.PIXEL].any() and (by_hsic & by_correlation).sum() > 100
+    assert {values.shape for values in level.values()} == {(20,)} and len(level) == 1
+    assert power["permutation", 45][0] > 0.4  # of what is not correlated
+    assert "2016 pairs of pixels, 50 digits: HSIC finds" in capsys.readouterr().out
+    assert (tmp_path / "dependence.png").stat().st_size > 10_000
+
+
+def test_regression_fills_in_and_colors(as_it_comes, tmp_path, monkeypatch, capsys):
+    import regression
+
+    monkeypatch.setattr(regression, "SIGMAS", regression.SIGMAS[::4])
+    monkeypatch.setattr(regression, "NEIGHBORS", {"n_neighbors": [4, 8]})
+    search, curve, errors, of_colors, losses = regression.main(0.1, 8, 150, 20, tmp_path / "regression.png")
+    left_out = np.sqrt(-np.asarray(search.scores) / 3)
+    np.testing.assert_allclose(left_out, curve, rtol=0.15)  # leave-one-out foretells the error of held-out pixels
+    assert errors["kernel_mean"] < 1.05 * errors["neighbors"] < 0.25
+    assert of_colors["by place and brightness"] < 0.8 * of_colors["gray"] and losses[-1] < losses[0]
+    assert "kernel_mean: held-out error" in capsys.readouterr().out
+    assert (tmp_path / "regression.png").stat().st_size > 10_000
+
+
+def test_mean_shift_makes_segments(as_it_comes, tmp_path, capsys):
+    from mean_shift import main
+
+    modes, of_all, agree, ours, theirs = main(num=400, sigma=0.1, subset=100, picture=tmp_path / "mean_shift.png")
+    assert 2 <= len(modes) <= 10 and of_all.max() == len(modes) - 1
+    assert agree > 0.9 and abs(ours - theirs) <= 5
+    dark, bright = modes[modes.sum(1).argmin()], modes[modes.sum(1).argmax()]
+    assert dark.max() < 0.4 and bright.min() > 0.6  # trees and sky
+    output = capsys.readouterr()
+    assert "400 pixels, σ = 0.1:" in output.out and "mean_shift" in output.err
+    assert (tmp_path / "mean_shift.png").stat().st_size > 10_000
+
+
+def test_herding_beats_random_choices(as_it_comes, tmp_path, monkeypatch, capsys):
+    import herding
+
+    monkeypatch.setattr(herding, "RANDOM", 3)
+    monkeypatch.setattr(herding, "SIZES", 3)
+    herd, sizes, weighted, random, big, others = herding.main(30, 1000, 50, tmp_path / "herding.png")
+    assert len(set(herd.indices.tolist())) == 30 and len(sizes) == 3
+    assert (np.asarray(herd.mmd)[sizes - 1] < random.min(1)).all()
+    assert (np.array(weighted) <= np.asarray(herd.mmd)[sizes - 1] + 1e-6).all()
+    assert big.mmd[-1] < others.min() / 2
+    assert "of each digit" in capsys.readouterr().out
+    assert (tmp_path / "herding.png").stat().st_size > 10_000
