@@ -62,10 +62,15 @@ def cells() -> Iterator[Cell]:
 
 def report(data: dict) -> str:
     """Medians over all rounds."""
-    seconds: dict[str, dict[tuple, list[float]]] = {}
+    seconds: dict[tuple, list[float]] = {}
     commits = {"before": data.get("before"), "now": data["commit"]}
     for c in data["cells"]:
-        column = commits.get(c["checkout"], c["checkout"]), c["n"]
-        seconds.setdefault(c.get("call") or c["method"], {}).setdefault(column, []).extend(c["seconds"])
-    rows = {name: {key: f"{1e6 * np.median(x):.0f}" for key, x in row.items()} for name, row in seconds.items()}
-    return pivot("µs", {x: f"{x[0]}, N = {x[1]}" for x in next(iter(rows.values()))}, rows)
+        checkout = commits.get(c["checkout"], c["checkout"])
+        seconds.setdefault((c.get("call") or c["method"], checkout, c["n"]), []).extend(c["seconds"])
+    return pivot(
+        "µs",
+        [{"key": key, "median": np.median(x)} for key, x in seconds.items()],
+        lambda c: c["key"][0],
+        lambda c: "{}, N = {}".format(*c["key"][1:]),
+        lambda c: f"{1e6 * c['median']:.0f}",
+    )

@@ -14,7 +14,7 @@ import numpy as np
 
 import jaxgauss
 
-from .plots import having, pivot, prose
+from .plots import having, prose, table
 from .study import Call, Cell, JaxCall
 
 NUMS, DIMS = (2000, 4096), (3, 16, 64)
@@ -96,7 +96,7 @@ def error_of(name: str, points: dict, values: np.ndarray, tau: float, found: tup
 
 def report(data: dict) -> str:
     """For each function and dimension, the milliseconds of near points, and times as long of the others."""
-    rows, said = {}, []
+    rows, said = [], []
     for num in NUMS:
         found: dict[str, dict[str, float]] = {}
         for c in having(data["cells"], n=num):
@@ -106,7 +106,7 @@ def report(data: dict) -> str:
         every = [x for row in ratios.values() for cloud, x in row.items() if cloud != "near"]
         few = f"{sum(x <= 3 for x in every)} of {len(every)} take at most 3 times as long"
         said.append(f"at N = {num}, {few}, the largest {max(every):.1f} times")
-        times = {name: row | {"near": 1e3 * found[name]["near"]} for name, row in ratios.items()}
-        rows = {name: {cloud: f"{x:.1f}" for cloud, x in row.items()} for name, row in times.items()}
-    columns = {cloud: cloud for cloud in next(iter(rows.values()))} | {"near": "near, ms"}
-    return pivot("", columns, rows) + "\n" + prose(f"Of the other clouds {'; '.join(said)}.")
+        rows = [["", "near, ms", *(cloud for cloud in next(iter(found.values())) if cloud != "near")]]
+        for name, row in ratios.items():
+            rows.append([name, *(f"{x:.1f}" for x in (row | {"near": 1e3 * found[name]["near"]}).values())])
+    return table(rows) + "\n" + prose(f"Of the other clouds {'; '.join(said)}.")

@@ -24,8 +24,8 @@ import jaxgauss
 from jaxgauss import gauss_sum
 
 from . import applications, inside, plots, rivals
-from .plots import by_method, having, power, prose
-from .study import Call, Cell, JaxCall, compiled, unchecked
+from .plots import by_method, having, pivot, power, prose
+from .study import Call, Cell, Cells, JaxCall, compiled, unchecked
 
 UNIFORM = [
     *((1, 20, num) for num in (1000, 10_000, 100_000, 1_000_000)),
@@ -101,7 +101,7 @@ def sums(name: str, dim: int, length: int, num: int) -> Cell:
         {name: call for name, call in calls.items() if num <= OTHERS.get(name, num) and rivals.is_installed(name)},
         lambda found: error_of(found, x, y, v, tau),
         2e-6,
-        more=lambda name: {"times": max(1.0, num / queries[name])},
+        times={name: max(1.0, num / queries[name]) for name in NAMES},
     )
 
 
@@ -154,65 +154,36 @@ def beside_pairs(about: dict, x: np.ndarray, v: np.ndarray, tau: float) -> Cell:
 
 def methods() -> Iterator[Cell]:
     """What is made of sums of points in the plane, by waves and, of as many points as last long, by pairs."""
-    x, y = (jnp.asarray(cloud("normal", PLANE, 2, seed)) for seed in (0, 1))
-    v, tau = jnp.ones(len(x)), 100.0
     functions: dict[str, Callable] = {
-        "gradients": lambda **how: jax.grad(lambda x, y: gauss_sum(x, y, v[: len(x)], tau, **how).sum(), (0, 1)),
-        "MMD step": lambda **how: jax.grad(lambda x, y: jaxgauss.mmd_squared(x, y, tau, **how)),
-        "log-density": lambda **how: lambda x, y: jaxgauss.kde_logpdf(x, y, tau, **how),
-        "score": lambda **how: lambda x, y: jaxgauss.kde_score(x, y, tau, **how),
+        "gradients": lambda **how: jax.grad(lambda x, y: gauss_sum(x, y, jnp.ones(len(x)), 100.0, **how).sum(), (0, 1)),
+        "MMD step": lambda **how: jax.grad(lambda x, y: jaxgauss.mmd_squared(x, y, 100.0, **how)),
+        "log-density": lambda **how: lambda x, y: jaxgauss.kde_logpdf(x, y, 100.0, **how),
+        "score": lambda **how: lambda x, y: jaxgauss.kde_score(x, y, 100.0, **how),
     }
-
-    def cell(name: str, num: int, **calls: Callable[[], Call]) -> Cell:
-        more = {"all pairs": FEWER**2}
-        return Cell(
-            {"figure": "methods", "function": name, "n": num},
-            {method.replace("_", " "): call for method, call in calls.items()},
-            lambda found: None,
-            0.0,
-            more=lambda method: {"times": more.get(method, 1)},
-        )
-
-    for name, function in functions.items():
-        few = len(x) // FEWER
-        yield cell(
-            name,
-            len(x),
-            auto=functools.partial(JaxCall, function(), x, y),
-            all_pairs=functools.partial(JaxCall, function(method="blocked"), x[:few], y[:few]),
-        )
-    many = [jnp.asarray(cloud("normal", 10 * PLANE, 2, seed)) for seed in (0, 1)]
-    yield cell("log-density", len(many[0]), auto=functools.partial(JaxCall, functions["log-density"](), *many))
+    for name, num in [*((name, PLANE) for name in functions), ("log-density", 10 * PLANE)]:
+        x, y = (jnp.asarray(cloud("normal", num, 2, seed)) for seed in (0, 1))
+        calls = {"auto": functools.partial(JaxCall, functions[name](), x, y)}
+        if num == PLANE:
+            few = x[: num // FEWER], y[: num // FEWER]
+            calls["all pairs"] = functools.partial(JaxCall, functions[name](method="blocked"), *few)
+        yield Cell({"figure": "methods", "function": name, "n": num}, calls, times={"all pairs": FEWER**2})
 
 
-def scaled(cells: plots.Cells) -> plots.Cells:
-    """With the time that all queries would take."""
-    return [c | {key: c[key] * c.get("times", 1) for key in ("q1", "median", "q3") if key in c} for c in cells]
-
-
-def beside(cells: plots.Cells) -> dict[tuple, float]:
+def beside(cells: Cells) -> dict[tuple, float]:
     """Of `auto`, how many times as long as all pairs it takes."""
     found = by_method(cells, "cloud", "d", "n", "l")
-    return {
-        key: x["auto"]["median"] / next(c["median"] for m, c in x.items() if m != "auto") for key, x in found.items()
-    }
+    return {key: auto["median"] / pairs["median"] for key, (auto, pairs) in ((k, x.values()) for k, x in found.items())}
 
 
 def report(data: dict) -> str:
     """Sums by waves, by all pairs and by others."""
-    cells = scaled(data["cells"])
-    of_sums = [c | {"figure": "sums"} for c in cells if "cloud" in c and c["figure"] in ("sums", "cells")]
-    rows = [["D, L, N", *NAMES]]
-    for (d, length, n), found in by_method(having(of_sums, cloud="uniform"), "d", "l", "n").items():
-        times = [f"{1e3 * found[m]['median']:.3g}" if "median" in found.get(m, {}) else "–" for m in NAMES]
-        rows.append([f"{d}, {length}, {n:,}", *times])
+    cells = data["cells"]
+    of_sums = [c for c in cells if "cloud" in c and c["figure"] in ("sums", "cells")]
+    uniform = [c for c in having(of_sums, cloud="uniform") if "median" in c]
+    rows = pivot("D, L, N", uniform, lambda c: f"{c['d']}, {c['l']}, {c['n']:,}", lambda c: c["method"], ms)
     made = by_method(having(cells, figure="methods"), "function", "n")
     few, many = sorted({n for _, n in made})
-    lines = [
-        [name, *(f"{1e3 * x[method]['median']:.3g}" for method in ("auto", "all pairs"))]
-        for (name, n), x in made.items()
-        if n == few
-    ]
+    lines = pivot("", having(cells, figure="methods", n=few), lambda c: c["function"], lambda c: c["method"], ms)
     worst, small = beside(having(cells, figure="hostile")), beside(having(cells, figure="small")).values()
     (cloud, dim, num, _), most = max(worst.items(), key=lambda item: item[1])
     text = prose(
@@ -226,11 +197,16 @@ def report(data: dict) -> str:
         f"{min(worst.values()):.2f} to {most:.2f} times as long as all pairs ({cloud}, D = {dim}). Of {len(small)}",
         f"small sums, 64 to 16,384 points in 1 to 1000 bandwidths, the slowest takes {max(small):.2f} times as long.",
     )
-    return f"{plots.table(rows)}\n\n{text}\n\n{plots.table([['', 'auto', 'all pairs'], *lines])}\n\n{others}"
+    return f"{rows}\n\n{text}\n\n{lines}\n\n{others}"
+
+
+def ms(cell: dict) -> str:
+    """Three digits."""
+    return f"{1e3 * cell['median']:.3g}"
 
 
 def draw(data: dict, path: Path) -> None:
     """Over N, a panel for each dimension: uniform points."""
-    cells = [c for c in scaled(data["cells"]) if c.get("cloud") == "uniform" and c["n"] != 200_000 and "l" in c]
+    cells = [c for c in data["cells"] if c.get("cloud") == "uniform" and c["n"] != 200_000 and "l" in c]
     figures = plots.titled(cells, lambda c: f"D = {c['d']}, {c['l']} bandwidths across")
     plots.panels(data, path, "", [("median", figures)])

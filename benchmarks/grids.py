@@ -103,21 +103,24 @@ def largest(cells: Cells, dtype: str = "float32") -> dict[tuple, dict[str, dict]
 
 def times(cells: Cells, dtype: str = "float32", beside: bool = False) -> str:
     """Milliseconds of all methods at the largest size, forward and with gradients; and how many times `auto`'s."""
-    found, text = largest(cells, dtype), ""
-    for what in dict.fromkeys(key[0] for key in found):
-        columns = {key: f"{key[1]}, {key[2]}" for key in found if key[0] == what}
-        rows: dict[str, dict] = {name: {} for name in plots.COLORS}
-        for key in columns:
-            auto = found[key].get("auto", {}).get("median")
-            for name, cell in found[key].items():
-                ratio = (
-                    f" ({two(cell['median'] / auto)}x)"
-                    if beside and auto and "median" in cell and name != "auto"
-                    else ""
-                )
-                rows.setdefault(name, {})[key] = milliseconds(cell) + ratio
-        text += pivot(f"{what}: D, C", columns, {name: row for name, row in rows.items() if row}) + "\n"
-    return text
+    order, tables = list(plots.COLORS), []
+    for what in WHAT:
+        found = [
+            c | {"auto": x.get("auto")}
+            for key, x in largest(cells, dtype).items()
+            if key[0] == what
+            for c in x.values()
+        ]
+        found.sort(key=lambda c: order.index(c["method"]) if c["method"] in order else len(order))
+
+        def text(c: dict) -> str:
+            is_beside = beside and "median" in c and "median" in (c["auto"] or {}) and c["method"] != "auto"
+            return milliseconds(c) + (f" ({two(c['median'] / c['auto']['median'])}x)" if is_beside else "")
+
+        if found:
+            head = f"{what}: D, C"
+            tables.append(pivot(head, found, lambda c: c["method"], lambda c: f"{c['d']}, {c['c']}", text) + "\n")
+    return "".join(tables)
 
 
 def ratios(data: dict, *methods: str, dtype: str = "float32") -> dict[str, list[float]]:

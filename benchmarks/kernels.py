@@ -6,6 +6,7 @@ keys and values, as everywhere). And the memory of a value with its gradients.
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,7 +19,7 @@ from . import rivals
 from .grids import WHAT
 from .plots import by_method, having, pivot, prose, span
 from .rivals import Problem
-from .study import Cell, relative, unchecked
+from .study import Cell, Cells, relative, unchecked
 from .tools.fit_mixtures import KERNELS
 
 NUM, DIMS, LARGE = 8192, (3, 16, 64), (16384, 32768)
@@ -64,17 +65,10 @@ def cell(figure: str, kernel: str, problem: Problem, what: str) -> Cell:
 
 def report(data: dict) -> str:
     """Times of `kernel_sum` over those of `gauss_sum`, and in brackets what PyKeOps takes over ours."""
-    rows: dict[str, dict] = {}
-    ratios, keops = [], []
-    for (kernel, *key), found in by_method(having(data["cells"], figure="time"), "kernel", "what", "d").items():
-        time = found["kernel_sum"]["median"]
-        ratios.append(time / found["gauss_sum"]["median"])
-        text = f"{ratios[-1]:.2f}"
-        if "median" in found.get("PyKeOps", {}):
-            keops.append(found["PyKeOps"]["median"] / time)
-            text += f" ({keops[-1]:.0f})"
-        rows.setdefault(kernel, {})[tuple(key)] = text
-    columns = {key: "{}, D = {}".format(*key) for key in sorted(next(iter(rows.values())))}
+    found = by_method(having(data["cells"], figure="time"), "kernel", "what", "d")
+    times: Cells = [x["kernel_sum"] | {"others": x} for _, x in sorted(found.items(), key=lambda item: item[0][1])]
+    ratios = [ratio(c, "gauss_sum") for c in times]
+    keops = [1 / ratio(c, "PyKeOps") for c in times if ratio(c, "PyKeOps")]
     memory = {(c["kernel"], c["n"]): c["mib"] for c in having(data["cells"], figure="memory")}
     (few, many), names = sorted({n for _, n in memory}), sorted({name for name, _ in memory})
     spans = [" and ".join(f"{memory[name, n]:.0f}" for name in names) for n in (few, many)]
@@ -83,4 +77,16 @@ def report(data: dict) -> str:
         f"{span(keops)} times as long as `kernel_sum`. A value with all gradients at D = 16 needs {spans[0]} MiB",
         f"at N = {few} and {spans[1]} MiB at N = {many} ({' and '.join(names)}).",
     )
-    return f"{pivot('kernel', columns, rows)}\n{text}"
+    rows = pivot("kernel", times, lambda c: c["kernel"], lambda c: f"{c['what']}, D = {c['d']}", entry)
+    return f"{rows}\n{text}"
+
+
+def ratio(cell: dict, other: str) -> float:
+    """How many times the other's time; nought if that was not timed."""
+    return cell["median"] / cell["others"].get(other, {}).get("median", math.inf)
+
+
+def entry(cell: dict) -> str:
+    """Both."""
+    keops = ratio(cell, "PyKeOps")
+    return f"{ratio(cell, 'gauss_sum'):.2f}" + (f" ({1 / keops:.0f})" if keops else "")

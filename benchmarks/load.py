@@ -62,9 +62,10 @@ def throughput(call: Callable[[], object], callers: int, runs: int) -> dict:
 
 def report(data: dict) -> str:
     """Milliseconds per call, and in brackets the threads of the process; a row for each setting."""
-    rows: dict[str, dict] = {}
-    for c in data["cells"]:
-        text = f"{1e3 * c['median']:.1f} ({c['os_threads']})"
-        rows.setdefault(c["setting"], {})[c["method"], c["callers"]] = text
-    columns = {(m, n): f"`{m}`, {n} thread{'s' * (n > 1)}" for m in METHODS for n in CALLERS}
-    return pivot("", columns, rows)
+    return pivot(
+        "",
+        data["cells"],
+        lambda c: c["setting"],
+        lambda c: f"`{c['method']}`, {c['callers']} thread{'s' * (c['callers'] > 1)}",
+        lambda c: f"{1e3 * c['median']:.1f} ({c['os_threads']})",
+    )

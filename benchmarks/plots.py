@@ -1,7 +1,7 @@
 """Tables, sentences and pictures of results."""
 
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +47,13 @@ def table(rows: list[list[str]]) -> str:
     return "\n".join([lines[0], "|" + "|".join("-" * (w + 2) for w in widths) + "|", *lines[1:]]) + "\n"
 
 
-def pivot(corner: str, columns: dict, rows: Mapping[str, Mapping]) -> str:
-    """A table of texts by row and column; “–” where there is none."""
-    return table(
-        [[corner, *columns.values()], *([name, *(row.get(x, "–") for x in columns)] for name, row in rows.items())]
-    )
+def pivot(corner: str, cells: Cells, row: Callable, column: Callable, text: Callable) -> str:
+    """A table of the cells' texts, whose heads are said by functions of them, too; “–” where there is none."""
+    rows: dict[str, dict[str, str]] = {}
+    for cell in cells:
+        rows.setdefault(row(cell), {})[column(cell)] = text(cell)
+    columns = list(dict.fromkeys(map(column, cells)))
+    return table([[corner, *columns], *([name, *(of.get(x, "–") for x in columns)] for name, of in rows.items())])
 
 
 def prose(*parts: str) -> str:

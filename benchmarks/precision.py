@@ -19,7 +19,7 @@ from jaxgauss import gauss_sum
 
 from . import plots
 from .plots import having, power
-from .study import Task, relative
+from .study import Task, exact_matrix, relative
 
 NUM = 4096
 DIMS, TAUS, OFFSETS = (3, 8, 16, 32, 64), (0.01, 1.0, 10.0, 100.0, 1000.0), (0.0, 10.0, 1000.0)
@@ -41,13 +41,11 @@ def problem(dim: int, tau: float, offset: float, sign: str):
     q, k = ((rng.normal(size=(NUM, dim)) / dim**0.5 + offset).astype("float32") for _ in range(2))
     v = rng.normal(size=(NUM, 1)).astype("float32")
     v = np.abs(v) if sign == "positive" else v
-    center = k.astype("float64").mean(0)
-    a, b = ((x - center) * tau**0.5 for x in (q, k))
-    norms = np.square(a).sum(1)[:, None] / 2 + np.square(b).sum(1) / 2
-    phi = np.exp(np.minimum(a @ b.T - norms, 0))
+    a, b = (x - k.astype("float64").mean(0) for x in (q, k))
+    phi = exact_matrix(q, k, tau)
     weights = phi * v[:, 0]
-    gradient = tau**0.5 * (weights @ b - weights.sum(1)[:, None] * a)
-    reach = max(np.square(a).sum(1).max(), np.square(b).sum(1).max())
+    gradient = tau * (weights @ b - weights.sum(1)[:, None] * a)
+    reach = tau * max(np.square(a).sum(1).max(), np.square(b).sum(1).max())
     return (q, k, v), phi @ v, phi @ np.abs(v), gradient, float(reach)
 
 

@@ -22,7 +22,7 @@ from jaxgauss import hsic, hsic_test, ksd_test, median_heuristic, mmd_test
 
 from .applications import by_scikit_learn, debiased, debiased_error
 from .plots import by_method, having, pivot, prose, table, two
-from .study import Call, Cell, Cells, JaxCall, Task, unchecked
+from .study import Call, Cell, JaxCall, Task, unchecked
 
 LEVEL, DRAWS, NUM, RESAMPLINGS, FEW, P_VALUES = 0.05, 100, 100, 999, 199, 1999
 SIZES, DIM = (250, 500, 1000, 2000, 4000, 8000), 8
@@ -32,10 +32,14 @@ Test = Callable[[np.ndarray, np.ndarray, int, int], bool]  # x, y, seed, resampl
 
 
 class Method(NamedTuple):
-    """A test, the module it needs, and with how many resamplings power is measured; None: another's is the same."""
+    """A test, the module it needs, and which of ours does the most similar.
+
+    Power is measured with `enough` resamplings; None: another's is the same.
+    """
 
     test: Test
     module: str = "jaxgauss"
+    beside: str = ""
     enough: int | None = FEW
 
 
@@ -66,7 +70,7 @@ def ours(problem: str, number: int = 1, **options: str) -> Method:
     return Method(test)
 
 
-def aggregated(module: str, function: str, *what: str) -> Method:
+def aggregated(beside: str, module: str, function: str, *what: str) -> Method:
     """A test of kerneltests."""
 
     def test(x: np.ndarray, y: np.ndarray, seed: int, resamplings: int) -> bool:
@@ -77,10 +81,10 @@ def aggregated(module: str, function: str, *what: str) -> Method:
             how |= {"B1": resamplings - resamplings // 2, "B2": resamplings // 2}
         return bool(getattr(importlib.import_module(f"kt.{module}"), function)(*what, x, y, **how))
 
-    return Method(test, "kt", FEW if function == "mmdfuse" else RESAMPLINGS)
+    return Method(test, "kt", beside, FEW if function == "mmdfuse" else RESAMPLINGS)
 
 
-def of_hyppo(module: str, name: str, approximate: bool = False) -> Method:
+def of_hyppo(beside: str, module: str, name: str, approximate: bool = False) -> Method:
     """A test of hyppo, by permutations or by the approximation that is its default."""
 
     def test(x: np.ndarray, y: np.ndarray, seed: int, resamplings: int) -> bool:
@@ -90,43 +94,32 @@ def of_hyppo(module: str, name: str, approximate: bool = False) -> Method:
             found = find(x.astype(float), y.astype(float), reps=resamplings, auto=approximate)
         return bool(found[1] <= LEVEL)
 
-    return Method(test, "hyppo", FEW if approximate else None)
+    return Method(test, "hyppo", beside, FEW if approximate else None)
 
 
 METHODS = {
     "two-sample": {
         "mmd_test": ours("two-sample"),
         "mmd_test, 20 bandwidths": ours("two-sample", 20),
-        "MMD-FUSE": aggregated("mmdfuse", "mmdfuse"),
-        "MMDAgg": aggregated("mmdagg", "mmdagg"),
-        "hyppo MMD": of_hyppo("ksample", "MMD"),
-        "hyppo MMD, χ²": of_hyppo("ksample", "MMD", approximate=True),
+        "MMD-FUSE": aggregated("mmd_test, 20 bandwidths", "mmdfuse", "mmdfuse"),
+        "MMDAgg": aggregated("mmd_test, 20 bandwidths", "mmdagg", "mmdagg"),
+        "hyppo MMD": of_hyppo("mmd_test", "ksample", "MMD"),
+        "hyppo MMD, χ²": of_hyppo("mmd_test", "ksample", "MMD", approximate=True),
     },
     "independence": {
         "hsic_test": ours("independence"),
         "hsic_test, wild": ours("independence", resampling="wild"),
         "hsic_test, wild, 25 bandwidths": ours("independence", 5, resampling="wild"),
-        "HSICAggInc": aggregated("agginc", "agginc", "hsic"),
-        "hyppo Hsic": of_hyppo("independence", "Hsic"),
-        "hyppo Hsic, χ²": of_hyppo("independence", "Hsic", approximate=True),
+        "HSICAggInc": aggregated("hsic_test, wild, 25 bandwidths", "agginc", "agginc", "hsic"),
+        "hyppo Hsic": of_hyppo("hsic_test", "independence", "Hsic"),
+        "hyppo Hsic, χ²": of_hyppo("hsic_test, wild", "independence", "Hsic", approximate=True),
     },
     "goodness of fit": {
         "ksd_test": ours("goodness of fit"),
         "ksd_test, 10 bandwidths": ours("goodness of fit", 10),
-        "KSDAgg": aggregated("ksdagg", "ksdagg"),
+        "KSDAgg": aggregated("ksd_test, 10 bandwidths", "ksdagg", "ksdagg"),
     },
 }
-
-PAIRS = (  # problem, rival, and which of ours does the most similar
-    ("two-sample", "MMD-FUSE", "mmd_test, 20 bandwidths"),
-    ("two-sample", "MMDAgg", "mmd_test, 20 bandwidths"),
-    ("two-sample", "hyppo MMD", "mmd_test"),
-    ("two-sample", "hyppo MMD, χ²", "mmd_test"),
-    ("independence", "HSICAggInc", "hsic_test, wild, 25 bandwidths"),
-    ("independence", "hyppo Hsic", "hsic_test"),
-    ("independence", "hyppo Hsic, χ²", "hsic_test, wild"),
-    ("goodness of fit", "KSDAgg", "ksd_test, 10 bandwidths"),
-)
 
 
 def there(module: str) -> bool:
@@ -306,52 +299,46 @@ def density(num: int) -> Cell:
     return Cell({"figure": "density", "n": num, "m": num // 8, "d": 16, "tau": tau}, methods, error, TOLERANCE)
 
 
-def power_table(cells: Cells, problem: str) -> str:
-    """Shares of draws that are rejected: of the null, and of alternatives."""
-    rows: dict[str, dict] = {}
-    for c in cells:
-        rows.setdefault(c["method"], {})[c["alternative"], c["strength"]] = f"{c['rejected'] / c['draws']:.2f}"
-    columns = {(a, s): f"{a} {s:g}" if s else f"null ({a})" for a, s in next(iter(rows.values()))}
-    return pivot(f"{problem}: rejected", columns, rows)
-
-
-def time_table(cells: Cells, memory: Cells, problem: str) -> str:
-    """Milliseconds, and in brackets MiB, over the number of points."""
-    mib = {(c["method"], c["n"]): c["mib"] for c in cells + memory if "mib" in c}
-    rows: dict[str, dict] = {name: {} for name in METHODS[problem]}
-    for c in cells:
-        rows[c["method"]][c["n"]] = entry(c, mib.get((c["method"], c["n"])))
-    return pivot(
-        f"{problem}: n", {n: str(n) for n in sorted({c["n"] for c in cells})}, {x: y for x, y in rows.items() if y}
-    )
-
-
-def entry(cell: dict | None, mib: float | None) -> str:
+def entry(cell: dict) -> str:
     """Milliseconds and MiB."""
-    if cell is None or "median" not in cell:
+    if "median" not in cell:
         return "–"
-    ms = 1e3 * cell["median"]
+    ms, mib = 1e3 * cell["median"], cell.get("mib")
     return (f"{ms:.3g}" if ms < 1e3 else f"{ms:.0f}") + ("" if mib is None else f" ({mib:.0f})")
 
 
 def report(data: dict) -> str:
     """Power, times and memory, and where others are faster."""
     text, said = ["", ""], {True: [], False: []}
+
+    def name(c: dict) -> str:
+        return c["method"]
+
+    def alternative(c: dict) -> str:
+        return f"{c['alternative']} {c['strength']:g}" if c["strength"] else f"null ({c['alternative']})"
+
+    def share(c: dict) -> str:
+        return f"{c['rejected'] / c['draws']:.2f}"
+
     for problem in ALTERNATIVES:
         power, times, memory = (
             having(data["cells"], figure=figure, problem=problem) for figure in ("power", "time", "memory")
         )
-        text[0] += power_table(power, problem) + "\n"
-        text[1] += time_table(times, memory, problem) + "\n"
+        mib = {(c["method"], c["n"]): {"mib": c["mib"]} for c in memory}
+        order = list(METHODS[problem])
+        times = [c | mib.get((c["method"], c["n"]), {}) for c in times]
+        times.sort(key=lambda c: (order.index(c["method"]), c["n"]))
+        text[0] += pivot(f"{problem}: rejected", power, name, alternative, share) + "\n"
+        text[1] += pivot(f"{problem}: n", times, name, lambda c: str(c["n"]), entry) + "\n"
         found = by_method([c for c in times if "median" in c], "n")
-        for of, rival, own in PAIRS:
-            if of == problem and (common := [n for n, x in found.items() if x.keys() >= {rival, own}]):
+        for rival, own in ((rival, method.beside) for rival, method in METHODS[problem].items()):
+            if common := [n for n, x in found.items() if x.keys() >= {rival, own}]:
                 (n,) = max(common)
                 ratio = found[n,][rival]["median"] / found[n,][own]["median"]
                 said[ratio >= 1].append(f"{rival} takes {two(ratio)} times the time of {own} at n = {n}")
     faster, slower = ("; ".join(said[x]) or "nowhere" for x in (True, False))
     others = [c for c in data["cells"] if c["figure"] in ("many points", "density")]
-    rows = [["", "points", "ms (MiB)"], *([c["method"], str(c["n"]), entry(c, c["mib"])] for c in others)]
+    rows = [["", "points", "ms (MiB)"], *([c["method"], str(c["n"]), entry(c)] for c in others)]
     known = having(data["cells"], figure="p-values")
     apart = max((abs(c["ours"] - c["theirs"]) for c in known), default=0.0)
     sentences = prose(

@@ -74,14 +74,10 @@ def forward_mode(dim: int) -> Iterator[Cell]:
 
 
 def write_keys(folder: Path) -> None:
-    """Keys and weights in files, a block at a time."""
+    """Keys and weights in files."""
     rng = np.random.default_rng(0)
-    keys = np.lib.format.open_memmap(folder / "keys.npy", "w+", np.float32, (KEYS, DIM))
-    weights = np.lib.format.open_memmap(folder / "weights.npy", "w+", np.float32, (KEYS,))
-    for start in range(0, KEYS, 500_000):
-        rows = slice(start, min(start + 500_000, KEYS))
-        keys[rows] = rng.normal(size=keys[rows].shape) / DIM**0.5
-        weights[rows] = rng.normal(size=weights[rows].shape)
+    np.save(folder / "keys.npy", rng.standard_normal((KEYS, DIM), np.float32) / np.float32(DIM**0.5))
+    np.save(folder / "weights.npy", rng.standard_normal(KEYS, np.float32))
 
 
 def opened(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ class Cell:
         error: of a call's results, relative to float64; None: they are not compared.
         tolerance: the largest error; beyond it a method of ours is a bug, and another's is not timed.
         series: cells in which the methods have to do ever more.
-        more: what else there is to tell of a method.
+        times: how many times as long all that is asked for takes, of methods that do a part of it.
     """
 
     about: dict[str, Any]
@@ -79,7 +79,7 @@ class Cell:
     error: Callable[[Any], float | None] = lambda results: None
     tolerance: float = 0.0
     series: str = ""
-    more: Callable[[str], dict] = lambda name: {}
+    times: Mapping[str, float] = field(default_factory=dict)
 
     def found(self, runs: int, ours: Sequence[str], left_out: Sequence[str]) -> Found:
         """What was measured of every method. What fails of `ours` raises."""
@@ -118,7 +118,8 @@ class Cell:
                 calls[name] = call
         for name, seconds in inside.timing.in_turns(calls, runs).items():
             rows[name]["seconds"] = seconds
-        return [{"method": name} | self.more(name) | row | quartiles(row) for name, row in rows.items()], slow
+        found = [{"method": name, "times": self.times.get(name, 1)} | row for name, row in rows.items()]
+        return [row | quartiles(row) for row in found], slow
 
 
 class Results:
@@ -205,10 +206,11 @@ def failure(reason: Exception) -> dict:
 
 
 def quartiles(row: dict) -> dict[str, float]:
-    """Of the seconds, if there are any."""
+    """Of the seconds, if there are any: of all queries, if some of them were timed."""
     if "seconds" not in row:
         return {}
-    return dict(zip(("q1", "median", "q3"), np.quantile(row["seconds"], [0.25, 0.5, 0.75]).tolist(), strict=True))
+    found = np.quantile(row["seconds"], [0.25, 0.5, 0.75]) * row.get("times", 1)
+    return dict(zip(("q1", "median", "q3"), found.tolist(), strict=True))
 
 
 class JaxCall:
@@ -277,12 +279,8 @@ def peak_bytes() -> int:
     stats = jax.devices()[0].memory_stats() or {}
     if "peak_bytes_in_use" in stats:
         return stats["peak_bytes_in_use"] + torch.cuda.max_memory_allocated()
-    status = Path("/proc/self/status")  # on Linux getrusage would count the parent process's peak
-    if status.exists():
-        return 1024 * int(status.read_text().split("VmHWM:")[1].split()[0])
-    import resource  # which Windows has not
-
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    status = Path("/proc/self/status")  # of Linux, where getrusage would count the parent process's peak
+    return 1024 * int(status.read_text().split("VmHWM:")[1].split()[0]) if status.exists() else 0
 
 
 def environment(device: str) -> dict:

@@ -11,7 +11,6 @@ in the table as a grid ten times finer shows them. Kernel and mixture both fall:
 differ by κ(0) - κ(r) more at most, and beyond the largest one, but for energy, by κ(r) and the error there.
 """
 
-import argparse
 import json
 import math
 import re
@@ -166,19 +165,9 @@ def mixtures(kernel: str, bar: tqdm) -> dict[str, dict]:
     return rows
 
 
-def main(kernel: str | None) -> None:
-    """Fit, write the table."""
-    old = json.loads(TABLE.read_text()) if TABLE.exists() else {}
-    names = [kernel] if kernel else list(KERNELS)
-    with tqdm(total=len(names) * len(TOLERANCES), unit="mixture") as bar:
-        new = {name: mixtures(name, bar) for name in names}
-    table = {"source": "python -m benchmarks.tools.fit_mixtures"}
-    table |= {name: new.get(name) or old[name] for name in KERNELS if name in new or name in old}
+if __name__ == "__main__":
+    table: dict = {"source": "python -m benchmarks.tools.fit_mixtures"}
+    with tqdm(total=len(KERNELS) * len(TOLERANCES), unit="mixture") as bar:
+        table |= {name: mixtures(name, bar) for name in KERNELS}
     text = re.sub(r"(?<=\[)\n {4}|\n {3}(?=\])", "", json.dumps(table, indent=1))  # each array in a line of its own
     TABLE.write_text(text.replace("\n    ", " ") + "\n")
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kernel", choices=KERNELS, help="fit this one alone (default: all)")
-    main(**vars(parser.parse_args()))
