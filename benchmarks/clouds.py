@@ -15,7 +15,7 @@ import numpy as np
 import jaxgauss
 
 from .plots import having, prose, table
-from .study import Call, Cell, JaxCall
+from .study import Call, Cell, JaxCall, Study
 
 NUMS, DIMS = (2000, 4096), (3, 16, 64)
 ROWS = 256  # that are checked
@@ -112,3 +112,6 @@ def report(data: dict) -> str:
         for name, row in ratios.items():
             rows.append([name, *(f"{x:.1f}" for x in (row | {"near": 1e3 * found[name]["near"]}).values())])
     return table(rows) + "\n" + prose(f"Of the other clouds {'; '.join(said)}.")
+
+
+STUDY = Study(steps, report, ours=("near", "outlier", "clusters", "wide", "copies"))

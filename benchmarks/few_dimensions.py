@@ -25,7 +25,7 @@ from jaxgauss import gauss_sum
 
 from . import applications, inside, plots, rivals
 from .plots import by_method, having, pivot, power, prose
-from .study import Call, Cell, Cells, JaxCall, compiled, unchecked
+from .study import Call, Cell, Cells, JaxCall, Study, compiled, unchecked
 
 UNIFORM = [
     *((1, 20, num) for num in (1000, 10_000, 100_000, 1_000_000)),
@@ -210,3 +210,6 @@ def draw(data: dict, path: Path) -> None:
     cells = [c for c in data["cells"] if c.get("cloud") == "uniform" and c["n"] != 200_000 and "l" in c]
     figures = plots.titled(cells, lambda c: f"D = {c['d']}, {c['l']} bandwidths across")
     plots.panels(data, path, "", [("median", figures)])
+
+
+STUDY = Study(steps, report, draw, ("auto", "products", "all pairs"))

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 from jaxgauss import gauss_sum
 
 from . import inside
-from .grids import HEADLINE, WHAT
+from .grids import HEADLINE, WHAT, all_rates
 from .plots import by_method, table
 from .rivals import Problem, value_and_pullback
-from .study import Call, Cell, compiled, unchecked
+from .study import Call, Cell, Study, compiled, unchecked
 
 NUM = 8192
 
@@ -77,3 +77,6 @@ def report(data: dict) -> str:
         both = ", ".join(f"{x:.1f}" for x in limits)
         rows.append([f"{what}: {d}, {c}", *times, both, f"{max(limits) / whole:.2f}"])
     return table(rows)
+
+
+STUDY = Study(steps, report, ours=("whole",), info=all_rates)

@@ -15,7 +15,7 @@ from jaxgauss import gauss_sum
 
 from .plots import pivot
 from .rivals import Problem
-from .study import Task, elsewhere, quartiles
+from .study import Study, Task, elsewhere, quartiles
 
 NUM, CALLS = 4096, 16
 CALLERS, METHODS = (1, 2, 8), ("rescale", "blocked")
@@ -69,3 +69,6 @@ def report(data: dict) -> str:
         lambda c: f"`{c['method']}`, {c['callers']} thread{'s' * (c['callers'] > 1)}",
         lambda c: f"{1e3 * c['median']:.1f} ({c['os_threads']})",
     )
+
+
+STUDY = Study(steps, report)

@@ -20,7 +20,7 @@ import jaxgauss
 
 from .plots import by_method, having, power, prose, table
 from .rivals import otts_point_cloud
-from .study import Cell, JaxCall, Task, exact_matrix, peak_mebibytes, relative
+from .study import Cell, JaxCall, Study, Task, exact_matrix, peak_mebibytes, relative
 
 DIMS, SIZES = (3, 64), (2000, 5000, 20_000)
 LARGEST_MATRIX = 5000  # points of OTT's dense geometry
@@ -220,3 +220,6 @@ def report(data: dict) -> str:
         f"{many['seconds'][0]:.0f} s.",
     )
     return f"{table(rows)}\n{table(systems)}\n{text}"
+
+
+STUDY = Study(steps, report, ours=("jaxgauss",))

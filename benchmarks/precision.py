@@ -19,7 +19,7 @@ from jaxgauss import gauss_sum
 
 from . import plots
 from .plots import having, power
-from .study import Task, exact_matrix, relative
+from .study import BOTH, Study, Task, exact_matrix, relative
 
 NUM = 4096
 DIMS, TAUS, OFFSETS = (3, 8, 16, 32, 64), (0.01, 1.0, 10.0, 100.0, 1000.0), (0.0, 10.0, 1000.0)
@@ -116,3 +116,6 @@ def draw(data: dict, path: Path) -> None:
     cells = [c | {"method": "gauss_sum"} if c["guard"] else c for c in cells]
     figures = {precision: having(cells, precision=precision) for precision in PRECISIONS}
     plots.panels(data, path, "", [("error", figures)], "an error of 10: infinite or NaN", ls="", lw=1)
+
+
+STUDY = Study(steps, report, draw, devices=BOTH)

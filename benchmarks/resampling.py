@@ -22,7 +22,7 @@ from jaxgauss import hsic, hsic_test, ksd_test, median_heuristic, mmd_test
 
 from .applications import by_scikit_learn, debiased, debiased_error
 from .plots import by_method, having, pivot, prose, table, two
-from .study import Call, Cell, JaxCall, Task, unchecked
+from .study import Call, Cell, JaxCall, Study, Task, unchecked
 
 LEVEL, DRAWS, NUM, RESAMPLINGS, FEW, P_VALUES = 0.05, 100, 100, 999, 199, 1999
 SIZES, DIM = (250, 500, 1000, 2000, 4000, 8000), 8
@@ -346,3 +346,6 @@ def report(data: dict) -> str:
         f"{P_VALUES} resamplings each, {len(known)} p-values of ours and theirs are at most {apart:.3f} apart.",
     )
     return f"{text[0]}{text[1]}{table(rows)}\n{sentences}"
+
+
+STUDY = Study(steps, report, ours=("debiased",))

@@ -17,7 +17,7 @@ from jaxgauss import KeyChunks, gauss_sum, gauss_sum_blocked, gauss_sum_dense, g
 from . import grids
 from .plots import by_method, having, prose, table
 from .rivals import Problem
-from .study import Cell, JaxCall, Task, elsewhere, exact_matrix, peak_bytes, relative
+from .study import BOTH, Cell, JaxCall, Study, Task, elsewhere, exact_matrix, peak_bytes, relative
 
 WIDE = [(257, 1), (1024, 1), (16, 257), (300, 257), (16, 700), (300, 700), (16, 4096), (1024, 4096)]  # D, C
 WIDE_NUM, NUM, DIMS = 2048, 8192, (3, 16, 64)
@@ -189,3 +189,6 @@ def memory(data: dict) -> str:
 def report(data: dict) -> str:
     """All of it."""
     return "\n".join(part(data) for part in (wide, tangents, files, memory))
+
+
+STUDY = Study(steps, report, ours=OURS, devices=BOTH)
