@@ -70,7 +70,7 @@ class Cell:
         methods: functions that prepare the calls, by name, or say why there is none.
         error: of a call's results, relative to float64; None: they are not compared.
         tolerance: the largest error; beyond it a method of ours is a bug, and another's is not timed.
-        series: cells in which the methods have to do ever more.
+        series: cells in which the methods have to do ever more; "": it is in none.
         times: how many times as long all that is asked for takes, of methods that do a part of it.
     """
 
@@ -144,7 +144,7 @@ class Results:
 
     def left_out(self, step: Cell | Task) -> list[str]:
         """Methods that were too slow in the series already."""
-        return [name for series, name in self.data["slow"] if series == step.series]
+        return [name for series, name in self.data["slow"] if series == step.series != ""]
 
     def add(self, about: dict, rows: list[dict]) -> None:
         """Write what was found."""

@@ -276,10 +276,10 @@ def test_wrong_slow_and_broken_methods(tmp_path, monkeypatch):
     def broken():
         raise RuntimeError("no such thing")
 
-    def take(calls, *names, error=0.0):
+    def take(calls, *names, error=0.0, series="series"):
         results = m.Results(tmp_path / f"{names[0]}.json", info())
         for name in names:
-            results.take(cell(name, calls, error), 8, OURS)
+            results.take(dataclasses.replace(cell(name, calls, error), series=series), 8, OURS)
         return results.data["cells"]
 
     monkeypatch.setattr(m, "TOO_SLOW", 0.01)
@@ -287,6 +287,7 @@ def test_wrong_slow_and_broken_methods(tmp_path, monkeypatch):
     found = {(c["figure"], c["method"]): c for c in take(calls, "a", "b")}
     assert len(found["a", "slow"]["seconds"]) == 1 and ("b", "slow") not in found
     assert found["a", "broken"]["failed"] == "RuntimeError: no such thing"
+    assert len(take({"slow": calls["slow"]}, "f", "g", series="")) == 2
     (wrong,) = take({"other": lambda: 1.0}, "c", error=1.0)
     assert "seconds" not in wrong and wrong["error"] == 1
     with pytest.raises(AssertionError, match="auto"):
