@@ -1,43 +1,44 @@
-"""jaxgauss beside everything else that one could use, on this machine.
+"""jaxgauss beside everything else that one could use, on this machine: `python -m benchmarks --suite NAME`.
 
     python -m benchmarks --device cpu --suite quick        a first look
-    python -m benchmarks --device cpu --suite paper        the paper's figures, with every rival
-    python -m benchmarks --device cpu --suite jax          `auto` beside JAX's own sums, from N = 16 to 16384
-    python -m benchmarks --device cpu --suite mmd          a training step, a permutation test, SVGD, densities
-    python -m benchmarks --plot benchmarks/results/*.json  pictures and tables, from such files alone
+    python -m benchmarks --plot benchmarks/results/*.json  tables and pictures, from such files alone
 
 Results go to outputs/benchmarks/<date>_<device>_<commit>_<suite>.json, or with `--keep` to benchmarks/results, after
-every cell; a run that was interrupted goes on where it was. `benchmarks/measure.py` says how things are measured.
+every step; a run that was interrupted goes on where it was. `benchmarks/study.py` says how things are measured.
+What the suites decide:
+
 """
 
-import argparse
+import sys
 from pathlib import Path
 
-from . import applications, grids, plots, rivals
-from .measure import add_destination, destination, environment, measure
+import jax
 
-SUITES = {"quick": grids.quick, "paper": grids.paper, "jax": grids.jax, "mmd": applications.mmd}
+from .study import BOTH, arguments, read
+from .suites import SUITES
 
 
-def main(device: str, suite: str, runs: int, plot: list[Path] | None, out: Path | None, keep: bool) -> None:
-    """Measure, or only draw."""
-    if plot:
-        for path in plot:
-            plots.draw(path)
+def main(given: list[str]) -> None:
+    """Measure, or only show."""
+    decides = (f"    {name:16}{study.steps.__doc__}" for name, study in SUITES.items())
+    parser = arguments(f"{__doc__}{chr(10).join(decides)}")
+    parser.add_argument("--device", choices=BOTH, default="cpu")
+    parser.add_argument("--suite", choices=SUITES, default="quick")
+    parser.add_argument("--runs", type=int, default=10, help="timed repetitions of each method (default: 10)")
+    parser.add_argument("--before", type=Path, help="another checkout, to measure beside this one (calls)")
+    parser.add_argument("--plot", type=Path, nargs="+", help="show these files, measure nothing")
+    options = parser.parse_args(given)
+    if options.plot:
+        for path in options.plot:
+            SUITES[read(path)["suite"]].show(path)
         return
-    info = environment(device) | {"suite": suite}
-    path = destination(info, suite, out, keep)
-    if suite != "mmd":
-        info["rates"] = {dtype: rivals.rates(device, dtype) for dtype in grids.dtypes(device)}
-    measure(SUITES[suite](device), info, [*rivals.OURS, *applications.OURS], runs, path)
-    plots.draw(path)
+    study, more = SUITES[options.suite], {"before": options.before.resolve()} if options.before else {}
+    if options.device not in study.devices or (more and options.suite != "calls"):
+        parser.error(f"{options.suite} is for {' or '.join(study.devices)}; --before is for calls")
+    if options.device == "cpu":
+        jax.config.update("jax_platforms", "cpu")
+    study.measure(options.suite, options.device, options.runs, options.out, options.keep, **more)
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--suite", choices=SUITES, default="quick")
-    parser.add_argument("--runs", type=int, default=10, help="timed repetitions of each method (default: 10)")
-    parser.add_argument("--plot", type=Path, nargs="+", help="draw these files, measure nothing")
-    add_destination(parser)
-    main(**vars(parser.parse_args()))
+    main(sys.argv[1:])

@@ -3,6 +3,7 @@
 import functools
 import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,32 +11,16 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxgauss import gauss_sum, kde_logpdf, mmd_squared, mmd_test, svgd_direction, tau_from_bandwidth
-from jaxgauss._methods.labelings import Design, labels
+from jaxgauss import gauss_sum, kde_logpdf, kde_score, mmd_squared, mmd_test, svgd_direction, tau_from_bandwidth
 
-from .measure import Call, Cell, JaxCall, exact_matrix, relative
+from . import inside, plots
+from .study import Call, Cell, JaxCall, exact_matrix, relative
 
 ROWS = 256  # whose results are compared with float64
 PERMUTATIONS = 999
 TOLERANCES = {"cpu": 1e-3, "cuda": 1e-2}  # of gradients, in half precision on CUDA
 LARGEST = {"cpu": 8192, "cuda": 65536}  # points in a sample of dense methods
-OURS = ("mmd_squared", "mmd_test", "svgd_direction", "kde_logpdf")
 Calls = dict[str, Callable[[], Call | str]]
-
-
-def mmd(device: str) -> Iterator[Cell]:
-    """All of them."""
-    for dim in (16, 64):
-        for num in (256, 1024, 4096, 8192, 65536):
-            yield mmd_step(num, dim, device)
-    yield digits_step(device)
-    for num in (1000, 5000):
-        yield permutation_test(num, 16, device)
-    for num in (500, 2000, 10000):
-        yield svgd_step(num, 30, device)
-    for dim in (3, 16):
-        for num in (1000, 20000):
-            yield density(num, dim, device)
 
 
 def samples(num: int, dim: int, shift: float = 0.1) -> tuple[jax.Array, jax.Array]:
@@ -68,22 +53,18 @@ def mmd_step(num: int, dim: int, device: str) -> Cell:
     def call(loss: Callable) -> Call:
         return JaxCall(functools.partial(step, loss), x, optimizer.init(x), y)
 
-    @functools.cache
-    def exact() -> np.ndarray:
+    def error(found: tuple) -> float:
         a, b = (np.asarray(z, np.float64) for z in (x, y))
         total = np.zeros((min(ROWS, num), dim))
         for points, sign in ((a, 2), (b, -2)):
             phi = exact_matrix(a[:ROWS], points)
             total += sign * (phi @ points - phi.sum(1)[:, None] * a[:ROWS]) / num**2
-        return total
+        return relative(found[3][:ROWS], total)
 
     methods: Calls = {"mmd_squared": lambda: call(mmd_squared)}
     methods["dense JAX"] = lambda: call(mmd_dense) if num <= LARGEST[device] else "matrices too large"
-    about = {"suite": "mmd", "figure": "MMD step", "n": num, "d": dim}
-    work = 3 + num**2 * (5e-7 if num <= LARGEST[device] else 5e-9)
-    return Cell(
-        about, methods, lambda r: relative(r[3][:ROWS], exact()), TOLERANCES[device], work, f"MMD step, D = {dim}"
-    )
+    about = {"figure": "MMD step", "n": num, "d": dim}
+    return Cell(about, methods, error, TOLERANCES[device], f"MMD step, D = {dim}")
 
 
 def digits_step(device: str) -> Cell:
@@ -96,15 +77,15 @@ def digits_step(device: str) -> Cell:
         taus = jnp.asarray(TAUS, x.dtype)
         return JaxCall(jax.value_and_grad(lambda x, y: loss(x, y, taus, y_norm_squared=0.1)), x, y)
 
-    @functools.cache
-    def exact() -> np.ndarray:
+    def error(found: tuple) -> float:
         with jax.enable_x64(True):
-            return np.asarray(call(mmd_squared_dense, *(jnp.asarray(z, jnp.float64) for z in (x, y)))()[1])
+            exact = call(mmd_squared_dense, *(jnp.asarray(z, jnp.float64) for z in (x, y)))()[1]
+        return relative(found[1], np.asarray(exact))
 
     losses = {"mmd_squared": mmd_squared, "dense JAX": mmd_squared_dense}
     methods: Calls = {name: functools.partial(call, loss, x, y) for name, loss in losses.items()}
-    about = {"suite": "mmd", "figure": "digits step", "n": 1024, "d": 64}
-    return Cell(about, methods, lambda r: relative(r[1], exact()), TOLERANCES[device], 5, "digits")
+    about = {"figure": "digits step", "n": 1024, "d": 64}
+    return Cell(about, methods, error, TOLERANCES[device])
 
 
 def permutation_test(num: int, dim: int, device: str) -> Cell:
@@ -120,8 +101,8 @@ def permutation_test(num: int, dim: int, device: str) -> Cell:
         z = jnp.concatenate([x, y])
         squares = jnp.square(z).sum(-1)
         matrix = jnp.exp(jnp.minimum(z @ z.T - squares[:, None] / 2 - squares / 2, 0))
-        design = Design(len(x), len(y), "permutation", 1, PERMUTATIONS + 2)
-        signs = jnp.where(labels(design, rng_key, 0), 1.0, -1.0)
+        design = inside.labelings.Design(len(x), len(y), "permutation", 1, PERMUTATIONS + 2)
+        signs = jnp.where(inside.labelings.labels(design, rng_key, 0), 1.0, -1.0)
         forms = (signs * (matrix @ signs - signs)).sum(0)  # MMD² but for a factor and a constant, as M = N
         return (1 + (forms[2:] >= forms[1] - 2e-6 * num).sum()) / (PERMUTATIONS + 1)
 
@@ -136,8 +117,8 @@ def permutation_test(num: int, dim: int, device: str) -> Cell:
         "kernel matrix": lambda: JaxCall(with_matrix, x, y),
         "one gauss_sum": lambda: JaxCall(gauss_sum, z, z, jnp.ones(2 * num)),
     }
-    about = {"suite": "mmd", "figure": "permutation test", "n": num, "d": dim}
-    return Cell(about, methods, error, 2 * TOLERANCES[device], 3 + num**2 * 1e-6, "permutation test")
+    about = {"figure": "permutation test", "n": num, "d": dim}
+    return Cell(about, methods, error, 2 * TOLERANCES[device], "permutation test")
 
 
 def svgd_step(num: int, dim: int, device: str) -> Cell:
@@ -162,17 +143,14 @@ def svgd_step(num: int, dim: int, device: str) -> Cell:
         state = svgd.init(x, {"length_scale": 2 / tau}, optimizer)
         return JaxCall(lambda state: kernel(state, jax.grad(log_density), svgd.rbf_kernel), state)
 
-    @functools.cache
-    def exact() -> np.ndarray:
+    def error(found: tuple) -> float:
         a = np.asarray(x, np.float64)
         phi = exact_matrix(a[:ROWS], a, tau)
-        return (phi @ (-a - tau * a) + tau * phi.sum(1)[:, None] * a[:ROWS]) / num
+        return relative((found[0] - x)[:ROWS], (phi @ (-a - tau * a) + tau * phi.sum(1)[:, None] * a[:ROWS]) / num)
 
     methods: Calls = {"svgd_direction": lambda: JaxCall(ours, x, optimizer.init(x)), "blackjax": blackjax}
-    about = {"suite": "mmd", "figure": "SVGD step", "n": num, "d": dim}
-    return Cell(
-        about, methods, lambda r: relative((r[0] - x)[:ROWS], exact()), TOLERANCES[device], 3 + num**2 * 3e-8, "SVGD"
-    )
+    about = {"figure": "SVGD step", "n": num, "d": dim}
+    return Cell(about, methods, error, TOLERANCES[device], "SVGD")
 
 
 def density(num: int, dim: int, device: str) -> Cell:
@@ -189,34 +167,87 @@ def density(num: int, dim: int, device: str) -> Cell:
         squared = jnp.square(x).sum(-1)[:, None] + jnp.square(y).sum(-1) - 2 * x @ y.T
         return jax.nn.logsumexp(-squared / (2 * bandwidth**2), axis=1) - constant
 
-    def scipy() -> Call | str:
-        if device != "cpu":
-            return "runs on the host"
-        from scipy.stats import gaussian_kde
-
-        estimate = gaussian_kde(points.T, bandwidth)
-        return lambda: estimate.logpdf(queries.T)
-
-    def scikit_learn() -> Call | str:
-        if device != "cpu":
-            return "runs on the host"
-        from sklearn.neighbors import KernelDensity
-
-        estimate = KernelDensity(bandwidth=bandwidth).fit(points)
-        return lambda: estimate.score_samples(queries)
-
-    @functools.cache
-    def exact() -> np.ndarray:
-        squared = (np.square(queries[:ROWS, None] - points)).sum(-1)
-        exponents = -squared / (2 * bandwidth**2)
-        largest = exponents.max(1)
-        return np.log(np.exp(exponents - largest[:, None]).sum(1)) + largest - constant
-
     methods: Calls = {
         "kde_logpdf": lambda: JaxCall(lambda x, y: kde_logpdf(x, y, tau), x, y),
         "dense JAX": lambda: JaxCall(dense, x, y),
-        "SciPy": scipy,
-        "scikit-learn": scikit_learn,
     }
-    about = {"suite": "mmd", "figure": "density", "n": num, "d": dim}
-    return Cell(about, methods, lambda r: relative(r[:ROWS], exact()), 1e-3, 8, f"density, D = {dim}")
+    if device == "cpu":  # others run on the host
+        methods["SciPy"] = functools.partial(by_scipy, queries, points, bandwidth)
+        methods["scikit-learn"] = functools.partial(by_scikit_learn, queries, points, bandwidth)
+
+    def error(found: Any) -> float:
+        return relative(found[:ROWS], exact_logpdf(queries[:ROWS], points, float(tau)))
+
+    return Cell({"figure": "density", "n": num, "d": dim}, methods, error, 1e-3, f"density, D = {dim}")
+
+
+def by_scipy(queries: np.ndarray, points: np.ndarray, bandwidth: float) -> Call:
+    """Of the points' covariance, here σ²: see `density`."""
+    from scipy.stats import gaussian_kde
+
+    return functools.partial(gaussian_kde(points.T, bandwidth).logpdf, queries.T)
+
+
+def by_scikit_learn(queries: np.ndarray, points: np.ndarray, bandwidth: float, **options: Any) -> Call:
+    """By a tree."""
+    from sklearn.neighbors import KernelDensity
+
+    return functools.partial(KernelDensity(bandwidth=bandwidth, **options).fit(points).score_samples, queries)
+
+
+def exact_logpdf(queries: Any, samples: Any, tau: float) -> np.ndarray:
+    """In float64."""
+    return np.log(exact_matrix(queries, samples, tau).mean(1)) + samples.shape[1] / 2 * math.log(tau / (2 * math.pi))
+
+
+def debiased(queries: jax.Array, samples: jax.Array, tau: float, **options: Any) -> tuple[jax.Array, jax.Array]:
+    """Log-densities of samples moved by half of σ² times the score at them (SD-KDE, arXiv:2602.10378), and these."""
+    moved = samples + kde_score(samples, samples, tau, **options) / (2 * tau)
+    return kde_logpdf(queries, moved, tau, **options), moved
+
+
+def debiased_error(queries: Any, samples: Any, tau: float, found: tuple, rows: int = ROWS) -> float:
+    """Of the first rows of both."""
+    x = np.asarray(samples, np.float64)
+    phi = exact_matrix(x[:rows], x, tau)
+    moved = (x[:rows] + phi @ x / phi.sum(1)[:, None]) / 2
+    return max(relative(found[1][:rows], moved), relative(found[0][:rows], exact_logpdf(queries[:rows], found[1], tau)))
+
+
+SIZES: dict[Callable[..., Cell], list[tuple[int, int]]] = {  # N, D
+    mmd_step: [(num, dim) for dim in (16, 64) for num in (256, 1024, 4096, 8192, 65536)],
+    permutation_test: [(1000, 16), (5000, 16)],
+    svgd_step: [(500, 30), (2000, 30), (10000, 30)],
+    density: [(num, dim) for dim in (3, 16) for num in (1000, 20000)],
+}
+
+
+def steps(device: str) -> Iterator[Cell]:
+    """Whether what the sums are for is faster than what people use today: training, tests, SVGD, densities."""
+    yield digits_step(device)
+    for cell, sizes in SIZES.items():
+        for num, dim in sizes:
+            yield cell(num, dim, device)
+
+
+def report(data: dict) -> str:
+    """Milliseconds and MiB of every method."""
+    lines, steps = ["| | N | D | ours | others |", "|---|---|---|---|---|"], []
+    timed = [c for c in data["cells"] if "median" in c]
+    for (figure, n, d), methods in plots.by_method(timed, "figure", "n", "d").items():
+        ours, *others = (f"{m} {plots.milliseconds(c)} ({plots.mebibytes(c)})" for m, c in methods.items())
+        lines.append(f"| {figure} | {n} | {d} | {ours} | {', '.join(others)} |")
+        if figure == "MMD step" and methods.keys() >= {"mmd_squared", "dense JAX"}:
+            steps.append(methods["dense JAX"]["median"] / methods["mmd_squared"]["median"])
+    if steps:
+        lines.append(f"\nMMD step, dense / ours: {plots.geometric_mean(steps):.2f}x in the geometric mean")
+    return "\n".join(lines) + "\n"
+
+
+def draw(data: dict, path: Path) -> None:
+    """Times over N."""
+
+    def title(c: dict) -> str:
+        return c["figure"] + ("" if c["figure"] in ("permutation test", "digits step") else f", D = {c['d']}")
+
+    plots.panels(data, path, "", [("median", plots.titled(data["cells"], title))])

@@ -4,9 +4,12 @@ The paper's sizes are those of a GPU; on a CPU they shrink, as the plots say.
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 
-from .measure import Cell
-from .rivals import BARE, JAX_NATIVE, OTHERS, OURS, Problem, calls
+from . import plots
+from .plots import by_method, fastest, geometric_mean, having, milliseconds, pivot, prose, span, table, two
+from .rivals import BARE, JAX_NATIVE, OTHERS, OURS, Problem, calls, limit, rates
+from .study import Cell, Cells
 
 HEADLINE = [(3, 1), (16, 1), (32, 32), (64, 64), (128, 1)]  # D, C
 WHAT = ("forward", "gradients")
@@ -15,32 +18,29 @@ EVERYTHING = [*OURS, *JAX_NATIVE, *OTHERS, BARE]
 ALMOST = [name for name in EVERYTHING if name not in ("prescale", "reweight")]
 
 
-def cell(suite: str, figure: str, problem: Problem, what: str, names: list[str], **series: object) -> Cell:
+def cell(figure: str, problem: Problem, what: str, names: list[str], **series: object) -> Cell:
     """One problem for the methods, in a series of cells that have what `series` names in common."""
-    about = {"suite": suite, "figure": figure, "n": problem.num, "d": problem.dim, "c": problem.channels}
-    about |= {"batch": problem.batch, "dtype": problem.dtype, "what": what}
-    columns = (problem.dim + problem.channels + 16) * (1 if what == "forward" else 4)
+    about = {"figure": figure, "n": problem.num, "d": problem.dim, "c": problem.channels, "batch": problem.batch}
     return Cell(
-        about=about,
+        about=about | {"dtype": problem.dtype, "what": what},
         methods=calls(names, problem, what),
         error=lambda results: problem.error(what, results),
         tolerance=TOLERANCE,
-        work=3 + problem.batch * problem.num**2 * columns / 1e9,
         series=f"{figure}, {what}, {problem.dtype}, {series}",
     )
 
 
 def quick(device: str) -> Iterator[Cell]:
-    """The paper's figures in small."""
+    """Whether jaxgauss is worth a try on this machine: the paper's figures in small."""
     for dim, channels in ((3, 1), (32, 32)):
         for what in WHAT:
             for num in (256, 1024, 4096):
                 problem = Problem(num, dim, channels, dtype=dtypes(device)[0], device=device)
-                yield cell("quick", f"N, D = {dim}, C = {channels}", problem, what, _curves(device), d=dim, c=channels)
+                yield cell(f"N, D = {dim}, C = {channels}", problem, what, _curves(device), d=dim, c=channels)
 
 
 def paper(device: str) -> Iterator[Cell]:
-    """Every figure of the paper, and float32 beside half precision where that is the default."""
+    """How far we are from every rival, and from what the device could do: every figure of the paper."""
     gpu = device == "cuda"
     curves = _curves(device)
     nums = [2**i for i in range(8, 18 if gpu else 13)]
@@ -50,10 +50,10 @@ def paper(device: str) -> Iterator[Cell]:
             for what in WHAT:
                 problem = Problem(65536 if gpu else 8192, dim, channels, 1, dtype, device)
                 names = EVERYTHING if what == "forward" else [*curves, "prescale", "reweight"]
-                yield cell("paper", "headline", problem, what, names, d=dim, c=channels)
+                yield cell("headline", problem, what, names, d=dim, c=channels)
     for num in (4096, 8192, 16384, 32768):
         problem = Problem(num, 16, 1, 1, dtypes(device)[0], device)
-        yield cell("paper", "memory", problem, "gradients", ["auto", "rescale", "prescale", "reweight"], about="memory")
+        yield cell("memory", problem, "gradients", ["auto", "rescale", "prescale", "reweight"])
     for dtype in dtypes(device):
         for dim, channels, whats in ((3, 1, WHAT[:1]), (32, 32, WHAT[:1]), (32, 1, WHAT)):
             if dtype != dtypes(device)[0] and len(whats) == 1:
@@ -61,22 +61,22 @@ def paper(device: str) -> Iterator[Cell]:
             for what in whats:
                 for num in nums:
                     problem = Problem(num, dim, channels, 4, dtype, device)
-                    yield cell("paper", f"N, D = {dim}, C = {channels}", problem, what, curves, d=dim, c=channels)
+                    yield cell(f"N, D = {dim}, C = {channels}", problem, what, curves, d=dim, c=channels)
         batch, num = (64, 16384) if gpu else (2, 4096)
         for what in WHAT:
             for dim in dims:
-                yield cell("paper", "D", Problem(num, dim, 1, batch, dtype, device), what, curves)
+                yield cell("D", Problem(num, dim, 1, batch, dtype, device), what, curves)
 
 
 def jax(device: str) -> Iterator[Cell]:
-    """`auto` and its parts beside JAX's own sums, small and large."""
+    """Whether `auto` is ever slower than JAX's own sums, from 16 points to 16384."""
     names = ["auto", "rescale", *JAX_NATIVE]
     for num in (16, 64, 256, 1024, 4096, 16384):
         for dim in (3, 16, 64, 128) if num > 16 else (8,):
             for channels in (1, dim) if num > 16 else (1,):
                 for what in WHAT:
                     problem = Problem(num, dim, channels, 1, "float32", device)
-                    yield cell("jax", "grid" if num > 16 else "fixed cost", problem, what, names, d=dim, c=channels)
+                    yield cell("grid" if num > 16 else "fixed cost", problem, what, names, d=dim, c=channels)
 
 
 def dtypes(device: str) -> tuple[str, ...]:
@@ -84,6 +84,146 @@ def dtypes(device: str) -> tuple[str, ...]:
     return ("float16", "float32") if device == "cuda" else ("float32",)
 
 
+def all_rates(device: str) -> dict:
+    """Of the device, for the physical limit."""
+    return {"rates": {dtype: rates(device, dtype) for dtype in dtypes(device)}}
+
+
 def _curves(device: str) -> list[str]:
     """What is drawn; split points, which are slow without tensor cores, are only in the table of a CPU."""
     return [name for name in ALMOST if device == "cuda" or name != "float16x2"]
+
+
+def largest(cells: Cells, dtype: str = "float32") -> dict[tuple, dict[str, dict]]:
+    """The cells of the headline, or those of the most points, by what is computed, D and C; and by method."""
+    cells = having(cells, dtype=dtype)
+    found = by_method(having(cells, figure="headline") or cells, "what", "d", "c", "n")
+    return {key[:3]: methods for key, methods in sorted(found.items())}
+
+
+def times(cells: Cells, dtype: str = "float32", beside: bool = False) -> str:
+    """Milliseconds of all methods at the largest size, forward and with gradients; and how many times `auto`'s."""
+    order, tables = list(plots.COLORS), []
+    for what in WHAT:
+        found = [
+            c | {"auto": x.get("auto")}
+            for key, x in largest(cells, dtype).items()
+            if key[0] == what
+            for c in x.values()
+        ]
+        found.sort(key=lambda c: order.index(c["method"]) if c["method"] in order else len(order))
+
+        def text(c: dict) -> str:
+            is_beside = beside and "median" in c and "median" in (c["auto"] or {}) and c["method"] != "auto"
+            return milliseconds(c) + (f" ({two(c['median'] / c['auto']['median'])}x)" if is_beside else "")
+
+        if found:
+            head = f"{what}: D, C"
+            tables.append(pivot(head, found, lambda c: c["method"], lambda c: f"{c['d']}, {c['c']}", text) + "\n")
+    return "".join(tables)
+
+
+def ratios(data: dict, *methods: str, dtype: str = "float32") -> dict[str, list[float]]:
+    """How many times the time of `auto` the fastest of these methods takes, at the largest size."""
+    found: dict[str, list[float]] = {what: [] for what in (*WHAT, "both")}
+    for (what, d, c), cells in largest(data["cells"], dtype).items():
+        timed = {name: cell["median"] for name, cell in cells.items() if "median" in cell}
+        if "rates" in data:
+            problem = Problem(cells["auto"]["n"], d, c)
+            timed[plots.LIMIT] = limit(problem, what, data["rates"][dtype])
+        if timed.keys() >= set(methods):
+            ratio = min(timed[name] for name in methods) / timed["auto"]
+            found[what].append(ratio)
+            found["both"].append(ratio)
+    return found
+
+
+def everything(data: dict) -> str:
+    """All methods at the largest size of the paper."""
+    cells = data["cells"]
+    ours, dense = (
+        plots.power(max(c["error"] for c in cells if c["method"] in names))
+        for names in (("auto", "rescale"), ("dense JAX",))
+    )
+    memory = {c["method"]: c for c in having(cells, figure="memory", n=32768)}
+    return times(cells) + prose(
+        "The physical limit is the time of the exponentials or of the products alone, at the rates that the same run",
+        f"measured. It is {span(ratios(data, plots.LIMIT)['both'])} of `auto`'s time. The worst relative error in",
+        f"float32 is {ours} for `auto` and `rescale`, and {dense} for the dense formula. A value with all gradients at",
+        f"D = 16, N = 32768 needs {plots.mebibytes(memory['auto'])} by `auto`,",
+        f"at most {max(c['mib'] for c in memory.values()):.0f} MiB by another method of ours.",
+    )
+
+
+def rivals(data: dict, dtype: str = "float32") -> str:
+    """How many times the time of `auto` the others take."""
+    names = {
+        "dense or blocked JAX, the faster": JAX_NATIVE,
+        "`torch.compile`": ["torch.compile"],
+        "PyKeOps": ["PyKeOps"],
+        "PyTorch, eager": ["torch eager"],
+        "OTT-JAX, online": ["OTT online"],
+        "scikit-learn": ["scikit-learn"],
+        "PyTorch's bare attention call": [BARE],
+    }
+    found = {shown: ratios(data, *methods, dtype=dtype) for shown, methods in names.items()}
+    rows = [[shown, *(span(x[what]) for what in WHAT)] for shown, x in found.items()]
+    return table([["time ÷ time of `gauss_sum`", "forward", "with gradients"], *rows])
+
+
+def report(data: dict) -> str:
+    """Of every dtype, times, ratios and memory."""
+    cells = data["cells"]
+    parts = [
+        f"{x}\n\n{times(cells, x, beside=True)}{rivals(data, x)}" for x in dict.fromkeys(c["dtype"] for c in cells)
+    ]
+    return "\n".join([*parts, plots.memory_report(having(cells, figure="memory"))])
+
+
+def ratio_table(data: dict, what: str) -> dict[tuple, float]:
+    """How many times `auto` the faster of dense and blocked JAX takes, by D, C and N."""
+    found = by_method([c for c in having(data["cells"], figure="grid", what=what) if "median" in c], "d", "c", "n")
+    best = {key: fastest(methods, JAX_NATIVE) for key, methods in found.items()}
+    return {key: cell["median"] / found[key]["auto"]["median"] for key, cell in best.items() if cell}
+
+
+def grid(data: dict) -> str:
+    """`auto` beside the faster of dense and blocked JAX."""
+    tables = [ratio_table(data, what) for what in WHAT]
+    every = [list(x.values()) for x in tables]
+    large = [[r for (_, _, num), r in x.items() if num >= 4096] for x in tables]
+    means = [f"{geometric_mean(x):.2f}" for x in (every[0] + every[1], *every, *large)]
+    fixed = having(data["cells"], figure="fixed cost", what="forward")
+    µs = {c["method"]: f"{1e6 * c['median']:.0f} µs" for c in fixed}
+    return prose(
+        f"Over the whole grid `auto` is {means[0]} times as fast in the geometric mean: {means[1]} forward, {means[2]}",
+        f"with gradients. From N = 4096 on these are {means[3]} and {means[4]}, and the smallest ratio there is",
+        f"{min(large[0] + large[1]):.2f}. A call at N = 16 under `jit` takes {µs['auto']}, and {µs['rescale']} by",
+        "way of PyTorch.",
+    )
+
+
+def draw(data: dict, path: Path) -> None:
+    """Times, and memory and error, over N and over D."""
+
+    def title(c: dict) -> str:
+        where = f"N = {c['n']}, C = {c['c']}" if c["figure"] == "D" else f"D = {c['d']}, C = {c['c']}"
+        return f"{c['what']}: {where}" + (f", batch {c['batch']}" if c["batch"] > 1 else "")
+
+    drawn = [c for c in data["cells"] if c["figure"] not in ("headline", "memory")]
+    smaller = data["device"] == "cpu" and data["suite"] == "paper"
+    for dtype in dict.fromkeys(c["dtype"] for c in drawn):
+        figures = plots.titled(having(drawn, dtype=dtype), title)
+        note = dtype + "; sizes below the paper's, which are a GPU's" * smaller
+        plots.panels(data, path, f"_{dtype}_time", [("median", figures)], note)
+        plots.panels(data, path, f"_{dtype}_memory", [("mib", figures), ("error", figures)], note)
+
+
+def draw_ratios(data: dict, path: Path) -> None:
+    """The ratios of times over N: a line for every D and C."""
+    figures = {}
+    for what in WHAT:
+        found = sorted(ratio_table(data, what).items())
+        title = f"{what}: {geometric_mean([x for _, x in found]):.2f}× in the geometric mean"
+        figures[title] = [{"method": f"D = {d}, C = {c}", "n": n, "ratio": x} for (d, c, n), x in found]
+    plots.panels(data | {"rates": {}}, path, "", [("ratio", figures)], "float32: the faster of dense and blocked JAX")

@@ -1,16 +1,13 @@
-"""OTT-JAX's and lineax's solvers on our sums, beside OTT's own geometries: `python -m benchmarks.neighbours`.
+"""OTT-JAX's and lineax's solvers on our sums, beside OTT's own geometries.
 
-Sinkhorn: two log-sum-exps, those of one iteration, by size and dimension, checked against float64 and then timed in
-turns; the agreement of potentials, costs and gradients at 2,000 points; ten iterations of 50,000 points in 64
-dimensions. Linear systems (K + σ²I) x = y of smooth values with noise, σ² = 0.01: steps and residuals with and without
-the preconditioner, and the log-determinant. Results go to outputs/benchmarks, with `--keep` to benchmarks/results.
+Sinkhorn: two log-sum-exps, those of one iteration, by size and dimension; the agreement of potentials, costs and
+gradients at 2,000 points; ten iterations of 50,000 points in 64 dimensions. Linear systems (K + σ²I) x = y of smooth
+values with noise, σ² = 0.01: steps and residuals with and without the preconditioner, and the log-determinant.
 """
 
-import argparse
 import functools
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -18,31 +15,33 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.linalg import cho_factor, cho_solve
 from scipy.special import logsumexp
-from tqdm import tqdm
 
 import jaxgauss
 
-from .measure import (
-    JaxCall,
-    add_destination,
-    destination,
-    environment,
-    exact_matrix,
-    in_turns,
-    peak_mebibytes,
-    quartiles,
-    relative,
-    save,
-    shown,
-)
+from .plots import by_method, having, power, prose, table
 from .rivals import otts_point_cloud
+from .study import Cell, JaxCall, Study, Task, exact_matrix, peak_mebibytes, relative
 
 DIMS, SIZES = (3, 64), (2000, 5000, 20_000)
 LARGEST_MATRIX = 5000  # points of OTT's dense geometry
 LARGE = 50_000, 64
 AGREEING, SYSTEMS, RANKS = 2000, (2000, 20_000), (0, 100, 200, 400)
-TAU, NOISE = 5.0, 1e-2
+TAU, NOISE, ROWS = 5.0, 1e-2, 200
 TOLERANCE = 1e-4  # of a potential, relative to the largest: beyond it nothing is timed
+
+
+def steps(device: str) -> Iterator[Cell | Task]:
+    """Whether solvers of other libraries run faster, on more points and as exactly, on our sums."""
+    yield Task({"figure": "large", "n": LARGE[0], "d": LARGE[1]}, large)
+    yield Task({"figure": "agreement", "n": AGREEING, "d": 3}, agreement)
+    for num in SIZES:
+        for dim in DIMS:
+            yield iterations(num, dim)
+    for num in SYSTEMS:
+        about = {"figure": "system", "n": num, "d": 3, "noise": NOISE, "tau": TAU}
+        yield Task(about, lambda runs, num=num: systems(num))
+    for num in SYSTEMS:
+        yield Task({"figure": "log-determinant", "n": num}, lambda runs, num=num: determinant(num))
 
 
 def clouds(num: int, dim: int) -> tuple[jax.Array, ...]:
@@ -58,29 +57,24 @@ def geometries(num: int) -> dict[str, Callable]:
     return found | ({"OTT dense": theirs} if num <= LARGEST_MATRIX else {})
 
 
-def iterations(num: int, dim: int, runs: int) -> list[dict]:
+def iterations(num: int, dim: int) -> Cell:
     """Two log-sum-exps, over rows and over columns, in every geometry."""
     x, y = clouds(num, dim)
     epsilon = float(jaxgauss.ott.PointCloud(x, y).epsilon)
-    rows, columns = np.asarray(x[:200], np.float64), np.asarray(y, np.float64)
-    cost: Any = np.square(rows).sum(1)[:, None] + np.square(columns).sum(1) - 2 * rows @ columns.T
-    exact = epsilon * np.asarray(logsumexp(-cost / epsilon, axis=1))
 
     def both(geometry: Callable, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
         g = geometry(x, y, epsilon=epsilon)
         f = g.apply_lse_kernel(jnp.zeros(len(x)), jnp.zeros(len(y)), epsilon, axis=1)[0]
         return f, g.apply_lse_kernel(-f, jnp.zeros(len(y)), epsilon, axis=0)[0]
 
-    calls = {name: JaxCall(functools.partial(both, g), x, y) for name, g in geometries(num).items()}
-    about = {"suite": "neighbours", "figure": "iteration", "n": num, "d": dim, "epsilon": epsilon}
-    found = {}
-    for name, call in calls.items():
-        error = float(np.abs(np.asarray(call()[0][:200]) - exact).max() / np.abs(exact).max())
-        if not error <= TOLERANCE:
-            raise AssertionError(f"{name}, n = {num}, D = {dim}: error {error}")
-        found[name] = {"error": error, "mib": peak_mebibytes(call)}
-    times = in_turns(calls, runs)
-    return [about | {"method": m, "seconds": times[m]} | x | quartiles({"seconds": times[m]}) for m, x in found.items()]
+    def error(found: Any) -> float:
+        rows, columns = np.asarray(x[:ROWS], np.float64), np.asarray(y, np.float64)
+        cost: Any = np.square(rows).sum(1)[:, None] + np.square(columns).sum(1) - 2 * rows @ columns.T
+        exact = epsilon * np.asarray(logsumexp(-cost / epsilon, axis=1))
+        return float(np.abs(np.asarray(found[0][:ROWS]) - exact).max() / np.abs(exact).max())
+
+    calls = {name: functools.partial(JaxCall, functools.partial(both, g), x, y) for name, g in geometries(num).items()}
+    return Cell({"figure": "iteration", "n": num, "d": dim, "epsilon": epsilon}, calls, error, TOLERANCE)
 
 
 def solved(geometry: Callable, x: jax.Array, y: jax.Array, **options: Any) -> Any:
@@ -90,7 +84,7 @@ def solved(geometry: Callable, x: jax.Array, y: jax.Array, **options: Any) -> An
     return linear.solve(geometry(x, y, **options), min_iterations=50, max_iterations=50)
 
 
-def agreement() -> list[dict]:
+def agreement(runs: int) -> list[dict]:
     """Relative differences from OTT's dense geometry in float64."""
     from ott.tools import sinkhorn_divergence
 
@@ -105,11 +99,10 @@ def agreement() -> list[dict]:
     ours = jax.jit(functools.partial(found, jaxgauss.ott.PointCloud))(*points)
     with jax.enable_x64(True):
         exact = jax.jit(functools.partial(found, otts_point_cloud()))(*(x.astype(jnp.float64) for x in points))
-    about = {"suite": "neighbours", "figure": "agreement", "n": AGREEING, "d": 3, "method": "jaxgauss"}
-    return [about | {"what": name, "error": relative(ours[name], np.asarray(exact[name]))} for name in ours]
+    return [{"what": name, "error": relative(ours[name], np.asarray(exact[name]))} for name in ours]
 
 
-def large() -> list[dict]:
+def large(runs: int) -> list[dict]:
     """Ten iterations of many points: seconds with compiling, and memory above the start."""
     from ott.solvers import linear
 
@@ -118,8 +111,7 @@ def large() -> list[dict]:
     solve = jax.jit(lambda x, y: sinkhorn(jaxgauss.ott.PointCloud(x, y), max_iterations=10).f)
     start = time.perf_counter()
     mebibytes = peak_mebibytes(lambda: jax.block_until_ready(solve(x, y)))
-    about = {"suite": "neighbours", "figure": "large", "n": LARGE[0], "d": LARGE[1], "method": "jaxgauss"}
-    return [about | {"iterations": 10, "seconds": [time.perf_counter() - start], "mib": mebibytes}]
+    return [{"iterations": 10, "seconds": [time.perf_counter() - start], "mib": mebibytes}]
 
 
 def system(num: int) -> tuple[jax.Array, jax.Array]:
@@ -152,17 +144,13 @@ def systems(num: int) -> list[dict]:
         wide = jaxgauss.lineax.gauss_operator(points.astype(jnp.float64), TAU, noise=NOISE)
         product = jax.jit(lambda x: wide.mv(x))
         y = np.asarray(values, np.float64)
-    exact = None
-    if num <= AGREEING:
-        matrix = exact_matrix(np.asarray(points), np.asarray(points), TAU) + NOISE * np.eye(num)
-        exact = cho_solve(cho_factor(matrix), y)
-    for rank in tqdm(RANKS, desc=f"N = {num}", unit="rank"):
-        cell = {"suite": "neighbours", "figure": "system", "n": num, "d": 3, "noise": NOISE, "tau": TAU, "rank": rank}
+    exact = cho_solve(cho_factor(matrix(points)), y) if num <= AGREEING else None
+    for rank in RANKS:
         if rank:  # without one it takes minutes
             jax.block_until_ready(solution(points, values, rank))
         start = time.perf_counter()
         found, steps = jax.block_until_ready(solution(points, values, rank))
-        cell |= {"seconds": [time.perf_counter() - start], "steps": int(steps)}
+        cell = {"rank": rank, "seconds": [time.perf_counter() - start], "steps": int(steps)}
         x = np.asarray(found, np.float64)
         for name in ("residual", "refined"):
             with jax.enable_x64(True):
@@ -180,7 +168,12 @@ def systems(num: int) -> list[dict]:
     return cells
 
 
-def determinants(num: int) -> dict:
+def matrix(points: jax.Array) -> np.ndarray:
+    """K + σ²I in float64."""
+    return exact_matrix(points, points, TAU) + NOISE * np.eye(len(points))
+
+
+def determinant(num: int) -> list[dict]:
     """The estimate, its standard error, and the exact value where a matrix can be had."""
     from jaxgauss.lineax import gauss_operator, log_determinant, nystrom_preconditioner
 
@@ -195,55 +188,38 @@ def determinants(num: int) -> dict:
     jax.block_until_ready(estimate(points, jax.random.key(0)))
     start = time.perf_counter()
     value, error = map(float, jax.block_until_ready(estimate(points, jax.random.key(1))))
-    cell = {"suite": "neighbours", "figure": "log-determinant", "n": num, "rank": RANKS[-1], "value": value}
-    cell |= {"standard_error": error, "seconds": [time.perf_counter() - start]}
-    if num <= AGREEING:
-        matrix = exact_matrix(np.asarray(points), np.asarray(points), TAU) + NOISE * np.eye(num)
-        cell["exact"] = float(np.linalg.slogdet(matrix)[1])
-    return cell
+    row = {"rank": RANKS[-1], "value": value, "standard_error": error, "seconds": [time.perf_counter() - start]}
+    return [row | ({"exact": float(np.linalg.slogdet(matrix(points))[1])} if num <= AGREEING else {})]
 
 
-def report(cells: list[dict]) -> str:
-    """An iteration of Sinkhorn: times relative to ours, and memory; and linear systems."""
-    from .plots import table
-
-    def of(figure: str) -> list[dict]:
-        return [c for c in cells if c["figure"] == figure]
-
-    found = {(c["n"], c["d"], c["method"]): c for c in of("iteration")}
-    rows = [["n", "D", "jaxgauss", *(f"{name} ÷ ours" for name in ("OTT online", "OTT dense")), "MiB, ours", "online"]]
-    for n, d in dict.fromkeys(key[:2] for key in found):
-        ours, online, dense = (found.get((n, d, name)) for name in ("jaxgauss", "OTT online", "OTT dense"))
-        assert ours and online
-        ratios = [f"{c['median'] / ours['median']:.1f}" if c else "–" for c in (online, dense)]
-        memory = [f"{c['mib']:.0f}" for c in (ours, online)]
+def report(data: dict) -> str:
+    """An iteration of Sinkhorn: times relative to ours, and memory; linear systems; and the rest in sentences."""
+    found = by_method(having(data["cells"], figure="iteration"), "n", "d")
+    rows = [["n", "D", "jaxgauss", "OTT online ÷ ours", "OTT dense ÷ ours", "MiB, ours", "online"]]
+    for (n, d), methods in found.items():
+        ours, *others = (methods.get(name, {}) for name in ("jaxgauss", "OTT online", "OTT dense"))
+        ratios = [f"{c['median'] / ours['median']:.1f}" if "median" in c else "–" for c in others]
+        memory = [f"{c['mib']:.0f}" for c in (ours, others[0])]
         rows.append([f"{n:,}", str(d), f"{ours['median']:.3g} s", *ratios, *memory])
     systems = [["N", "rank", "steps", "seconds", "residual", "refined: steps", "residual"]]
-    for c in of("system"):
+    for c in having(data["cells"], figure="system"):
         numbers = [f"{c['seconds'][0]:.1f}", f"{c['residual']:.1e}"]
         numbers += [f"{c['more steps']}", f"{c['refined']:.1e}"] if c["rank"] else ["–", "–"]
         systems.append([f"{c['n']:,}", f"{c['rank'] or 'none'}", str(c["steps"]), *numbers])
-    return f"{table(rows)}\n{table(systems)}"
+    (large,) = having(data["cells"], figure="large")
+    errors = {c["what"]: c["error"] for c in having(data["cells"], figure="agreement")}
+    small, many = having(data["cells"], figure="log-determinant")
+    text = prose(
+        f"{data['device_name']}, {data['cores']} cores. {large['n']:,} points in {large['d']} dimensions: ten",
+        f"iterations in {large['seconds'][0]:.0f} s with compiling, {large['mib']:.0f} MiB above the start. At",
+        f"{having(data['cells'], figure='agreement')[0]['n']:,} points in 3-D, potentials, cost and the divergence's",
+        f"gradient differ from OTT's dense geometry in float64 by {power(max(errors['f'], errors['g']))},",
+        f"{power(errors['cost'])} and {power(errors['gradient'])}. log det(K + σ²I) with rank {small['rank']}:",
+        f"{small['value']:.2f} ± {small['standard_error']:.2f} at N = {small['n']:,}, where it is",
+        f"{small['exact']:.2f}; {many['value']:.2f} ± {many['standard_error']:.2f} at {many['n']:,}, in",
+        f"{many['seconds'][0]:.0f} s.",
+    )
+    return f"{table(rows)}\n{table(systems)}\n{text}"
 
 
-def main(runs: int, out: Path | None, keep: bool = False) -> None:
-    """Measure, write the JSON, print the tables."""
-    info, cells = environment("cpu"), []
-    path = destination(info, "neighbours", out, keep)
-    steps: list[Callable[[], list[dict]]] = [large, agreement]
-    steps += [functools.partial(iterations, num, dim, runs) for num in SIZES for dim in DIMS]
-    steps += [functools.partial(systems, num) for num in SYSTEMS]
-    steps += [lambda num=num: [determinants(num)] for num in SYSTEMS]
-    for step in tqdm(steps, unit="step"):
-        cells += step()
-        save(info | {"cells": cells}, path)
-    print(report(cells))
-    print(f"raw data: {shown(path)}")
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--runs", type=int, default=10, help="timed runs of each iteration (default: 10)")
-    add_destination(parser)
-    jax.config.update("jax_platforms", "cpu")
-    main(**vars(parser.parse_args()))
+STUDY = Study(steps, report, ours=("jaxgauss",))

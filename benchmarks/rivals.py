@@ -20,7 +20,8 @@ import torch
 from jaxgauss import gauss_sum, gauss_sum_blocked
 from torch_backend import attention, select_kernel
 
-from .measure import Call, JaxCall, exact_matrix, in_turns, relative, value_and_pullback
+from . import inside
+from .study import Call, JaxCall, exact_matrix, relative, unchecked
 
 for variable in ("PYKEOPS_VERBOSE", "KEOPS_VERBOSE"):  # before its import: it would write into the progress bar
     os.environ.setdefault(variable, "0")
@@ -89,6 +90,12 @@ class Problem:
 
 
 Method = Callable[[Problem, str], Call | str]
+
+
+def value_and_pullback(function: Callable, q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array):
+    """The sum, and its gradients for the cotangent g."""
+    value, pullback = jax.vjp(function, q, k, v)
+    return value, *pullback(g)
 
 
 def in_jax(function: Callable) -> Callable[[Problem, str], Call]:
@@ -203,15 +210,15 @@ def by_ott(problem: Problem, what: str) -> Call | str:
     return dense(in_jax(apply))(problem, what)
 
 
-def by_keops(problem: Problem, what: str) -> Call | str:
+def by_keops(problem: Problem, what: str, formula: str = "Exp(-p*SqDist(x,y))", parameter: float = 0.5) -> Call | str:
     """PyKeOps' compiled reduction of the formula, and of its derivatives."""
     from pykeops.torch import Genred  # pyright: ignore[reportMissingImports]
 
     aliases = [f"x=Vi({problem.dim})", f"y=Vj({problem.dim})", f"b=Vj({problem.channels})", "p=Pm(1)"]
-    reduction = Genred("Exp(-p*SqDist(x,y))*b", aliases, reduction_op="Sum", axis=1)
-    half = torch.tensor([0.5], device=problem.device, dtype=getattr(torch, problem.dtype))
+    reduction = Genred(f"({formula})*b", aliases, reduction_op="Sum", axis=1)
+    p = torch.tensor([parameter], device=problem.device, dtype=getattr(torch, problem.dtype))
     backend = {"cpu": "CPU", "cuda": "GPU_1D"}[problem.device]
-    return in_torch(lambda q, k, v: reduction(q, k, v, half, backend=backend))(problem, what)
+    return in_torch(lambda q, k, v: reduction(q, k, v, p, backend=backend))(problem, what)
 
 
 def by_scikit_learn(problem: Problem, what: str) -> Call | str:
@@ -235,11 +242,11 @@ def bare_attention(problem: Problem, what: str) -> Call | str:
         (torch.randn(shape, device=problem.device) / width**0.5).to(getattr(torch, kernel.dtype)) for _ in range(3)
     )
 
-    def call() -> None:
+    def call() -> Any:
         with torch.inference_mode():
-            attention.attention(q, k, v, kernel)
+            return attention.attention(q, k, v, kernel)
 
-    return _waiting(call, problem.device)
+    return unchecked(_waiting(call, problem.device))
 
 
 OURS = {
@@ -259,15 +266,18 @@ OTHERS = {
     "scikit-learn": dense(by_scikit_learn, 2),
 }
 BARE = "bare attention"  # whose results are not a Gauss sum, and are not compared with one
-YARDSTICKS = {BARE: bare_attention}
-NEEDS = {"OTT online": "ott", "PyKeOps": "pykeops", "scikit-learn": "sklearn"}
+NEEDS = {"OTT online": "ott", "PyKeOps": "pykeops", "scikit-learn": "sklearn", "finufft": "finufft"}
+
+
+def is_installed(name: str) -> bool:
+    """Whether there is what the method needs."""
+    return name not in NEEDS or importlib.util.find_spec(NEEDS[name]) is not None
 
 
 def calls(names: Iterable[str], problem: Problem, what: str) -> dict[str, Callable[[], Call | str]]:
     """What prepares the calls of those methods that are installed here."""
-    known = OURS | JAX_NATIVE | OTHERS | YARDSTICKS
-    installed = (name for name in names if name not in NEEDS or importlib.util.find_spec(NEEDS[name]))
-    return {name: functools.partial(known[name], problem, what) for name in installed}
+    known = OURS | JAX_NATIVE | OTHERS | {BARE: bare_attention}
+    return {name: functools.partial(known[name], problem, what) for name in names if is_installed(name)}
 
 
 def _waiting(call: Call, device: str) -> Call:
@@ -294,7 +304,7 @@ def rates(device: str, dtype: str, size: int = 2048, runs: int = 30) -> dict[str
         for exp in (jnp.exp, jnp.exp2)
         for name, z in {"a matrix": (y,), "an outer sum": (y[:, :1], y[:1])}.items()
     }
-    times = in_turns(products | exponentials, runs)  # for seconds: less may be one busy moment
+    times = inside.timing.in_turns(products | exponentials, runs)  # for seconds: less may be one busy moment
     least = {"matmul": products, "exp": exponentials}
     work = {"matmul": size**3, "exp": size**2}
     return {what: work[what] / min(min(times[name]) for name in least[what]) for what in work}

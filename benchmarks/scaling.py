@@ -1,85 +1,46 @@
-"""Wide points and values, forward mode, streamed keys, many steps: `python -m benchmarks.scaling`.
+"""Wide points and values, forward mode, streamed keys, many steps."""
 
-Results are checked against float64 before they are timed. Functions take turns in one process; a timed call follows an
-untimed one of the same function, except for streamed sums of seconds. Memory is measured in a process of its own.
-Results go to outputs/benchmarks, with `--keep` to benchmarks/results.
-"""
-
-import argparse
-import functools
+import dataclasses
+import itertools
 import os
-import subprocess
-import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from tqdm import tqdm, trange
 
 from jaxgauss import KeyChunks, gauss_sum, gauss_sum_blocked, gauss_sum_dense, gauss_sum_streamed
 
-from .measure import (
-    add_destination,
-    destination,
-    environment,
-    error,
-    exact_sum,
-    peak_bytes,
-    problem,
-    save,
-    shown,
-    timed,
-    value_and_pullback,
-)
+from . import grids
+from .plots import by_method, having, prose, table
+from .rivals import Problem
+from .study import BOTH, Cell, JaxCall, Study, Task, elsewhere, exact_matrix, peak_bytes, relative
 
 WIDE = [(257, 1), (1024, 1), (16, 257), (300, 257), (16, 700), (300, 700), (16, 4096), (1024, 4096)]  # D, C
 WIDE_NUM, NUM, DIMS = 2048, 8192, (3, 16, 64)
-KEYS, QUERIES, DIM = 5_000_000, 2000, 16  # of the streamed sum
-STEPS, CHUNK = 10_000, None
+KEYS, QUERIES, DIM, CHUNK = 5_000_000, 2000, 16, None  # of the streamed sum
+STEPS = 10_000
+OURS = ("auto", "blocked JAX", "forward mode", "reverse", "streamed", "in memory")
 
 
-def relative_error(results: object, exact: object, tolerance: float = 5e-6) -> float:
-    """The largest relative L2 error of all leaves, checked."""
-    pairs = zip(jax.tree.leaves(results), jax.tree.leaves(exact), strict=True)
-    found = [np.linalg.norm(np.asarray(x, np.float64) - y) / np.linalg.norm(y) for x, y in pairs]
-    if not max(found) < tolerance:
-        raise AssertionError(f"relative errors {found}")
-    return float(max(found))
+def steps(device: str) -> Iterator[Cell | Task]:
+    """Whether wide arrays, forward mode, streamed keys and thousands of steps keep their speed and memory."""
+    for method in ("rescale", "auto"):
+        yield Task({"figure": "training", "method": method, "steps": STEPS}, lambda runs, m=method: [training(m)])
+    for dim, channels in WIDE:
+        for what in grids.WHAT:
+            problem = Problem(WIDE_NUM, dim, channels, device=device)
+            cell = grids.cell("wide", problem, what, ["auto", "blocked JAX"], d=dim, c=channels)
+            yield dataclasses.replace(cell, tolerance=5e-6)
+    for dim in DIMS:
+        yield from forward_mode(dim)
+    yield Task({"figure": "streamed", "m": QUERIES, "n": KEYS, "d": DIM}, streamed)
 
 
-def in_float64(function: Callable, operands: list[jax.Array]) -> list[np.ndarray]:
-    """The function of the same numbers, all of it in float64."""
-    with jax.enable_x64(True):
-        return [np.asarray(x) for x in jax.tree.leaves(function(*(x.astype(jnp.float64) for x in operands)))]
-
-
-def compared(suite: dict, functions: dict[str, Callable], operands: list[jax.Array], exact: object, runs: int):
-    """Timed cells of functions of the same operands, under jit."""
-    jitted = {name: jax.jit(function) for name, function in functions.items()}
-    errors = {name: relative_error(function(*operands), exact) for name, function in jitted.items()}
-    calls = {name: lambda f=f: jax.block_until_ready(f(*operands)) for name, f in jitted.items()}
-    return [cell | {"error": errors[cell["method"]]} for cell in timed(suite, calls, runs)]
-
-
-def wide_cells(runs: int) -> list[dict]:
-    """Forward, and value with all gradients, beside the blocked JAX sum."""
-    cells, methods = [], {"auto": gauss_sum, "blocked JAX": gauss_sum_blocked}
-    for dim, channels in tqdm(WIDE, desc="wide", unit="size"):
-        *operands, g = problem(WIDE_NUM, dim, channels)
-        suite = {"suite": "wide", "n": WIDE_NUM, "d": dim, "c": channels}
-        q, k, v = (np.asarray(x) for x in operands)
-        exact = exact_sum(q, k, v)
-        cells += compared(suite | {"what": "forward"}, methods, operands, [exact], runs)
-        both = {name: functools.partial(value_and_pullback, function) for name, function in methods.items()}
-        exact = in_float64(functools.partial(value_and_pullback, gauss_sum_dense), [*operands, g])
-        cells += compared(suite | {"what": "gradients"}, both, [*operands, g], exact, runs)
-    return cells
-
-
-def forward_mode_cells(runs: int) -> list[dict]:
+def forward_mode(dim: int) -> Iterator[Cell]:
     """Value and tangent, and a Hessian times a vector, by forward mode beside the blocked JAX sum and reverse mode."""
 
     def ours(*x: jax.Array) -> jax.Array:
@@ -97,33 +58,26 @@ def forward_mode_cells(runs: int) -> list[dict]:
     def twice_reverse(q: jax.Array, *x: jax.Array) -> jax.Array:
         return jax.grad(lambda q: (jax.grad(loss(gauss_sum))(q, *x) * jnp.cos(jax.lax.stop_gradient(q))).sum())(q)
 
-    cells = []
-    for dim in tqdm(DIMS, desc="forward mode", unit="size"):
-        operands = [*problem(NUM, dim, 1)[:3]]
-        small = [x[:500] for x in operands]
-        for what, of, more in (
-            ("jvp", tangent, {}),
-            ("Hessian times vector", hessian_times, {"reverse": twice_reverse}),
-        ):
-            functions = {"forward mode": of(ours), "blocked JAX": of(gauss_sum_blocked), **more}
-            exact = in_float64(of(gauss_sum_dense), small)
-            jitted = {name: jax.jit(function) for name, function in functions.items()}
-            errors = {name: relative_error(f(*small), exact, 2e-5) for name, f in jitted.items()}  # tangents cancel
-            calls = {name: lambda f=f, x=operands: jax.block_until_ready(f(*x)) for name, f in jitted.items()}
-            measured = timed({"suite": "forward mode", "n": NUM, "d": dim, "c": 1, "what": what}, calls, runs)
-            cells += [cell | {"error": errors[cell["method"]]} for cell in measured]
-    return cells
+    operands = Problem(NUM, dim, 1).jax[:3]
+    for what, of, more in (("jvp", tangent, {}), ("Hessian times vector", hessian_times, {"reverse": twice_reverse})):
+        functions = {"forward mode": of(ours), "blocked JAX": of(gauss_sum_blocked), **more}
+        methods = {name: lambda f=f: JaxCall(f, *operands) for name, f in functions.items()}
+
+        def error(results: object, of: Callable = of) -> float:
+            with jax.enable_x64(True):
+                rows = (operands[0][:500], *operands[1:])  # every row is of a query of its own
+                exact = jax.tree.leaves(of(gauss_sum_dense)(*(x.astype(jnp.float64) for x in rows)))
+            return max(relative(x[:500], np.asarray(y)) for x, y in zip(jax.tree.leaves(results), exact, strict=True))
+
+        about = {"figure": "forward mode", "n": NUM, "d": dim, "c": 1, "what": what}
+        yield Cell(about, methods, error, 2e-5)  # tangents cancel
 
 
 def write_keys(folder: Path) -> None:
-    """Keys and weights in files, a block at a time."""
+    """Keys and weights in files."""
     rng = np.random.default_rng(0)
-    keys = np.lib.format.open_memmap(folder / "keys.npy", "w+", np.float32, (KEYS, DIM))
-    weights = np.lib.format.open_memmap(folder / "weights.npy", "w+", np.float32, (KEYS,))
-    for start in range(0, KEYS, 500_000):
-        rows = slice(start, min(start + 500_000, KEYS))
-        keys[rows] = rng.normal(size=keys[rows].shape) / DIM**0.5
-        weights[rows] = rng.normal(size=weights[rows].shape)
+    np.save(folder / "keys.npy", rng.standard_normal((KEYS, DIM), np.float32) / np.float32(DIM**0.5))
+    np.save(folder / "weights.npy", rng.standard_normal(KEYS, np.float32))
 
 
 def opened(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -133,105 +87,108 @@ def opened(folder: Path) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return queries, keys, weights
 
 
-def streamed_memory(folder: str) -> None:
-    """Prints the MiB that a streamed sum needs above a small one, in this process."""
+def streamed_mebibytes(folder: str) -> float:
+    """What a streamed sum needs above a small one, in this process."""
     queries, keys, weights = opened(Path(folder))
     gauss_sum_streamed(queries, KeyChunks(keys[:1000], weights[:1000])).block_until_ready()
     before = peak_bytes()
     gauss_sum_streamed(queries, KeyChunks(keys, weights)).block_until_ready()
-    print((peak_bytes() - before) / 2**20)
+    return (peak_bytes() - before) / 2**20
 
 
-def streamed_mebibytes(device: str, folder: str) -> float:
-    """The same, measured in a process of its own."""
-    code = f"import benchmarks.scaling as b; b.streamed_memory({folder!r})"
-    command, variables = [sys.executable, "-c", code], os.environ | {"JAX_PLATFORMS": device}
-    return float(subprocess.run(command, stdout=subprocess.PIPE, check=True, env=variables).stdout)
-
-
-def streamed_cells(device: str, runs: int) -> list[dict]:
+def streamed(runs: int) -> list[dict]:
     """From memory-mapped files, beside one sum in memory; and interrupted, then resumed."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write_keys(folder)
         queries, keys, weights = opened(folder)
-        chunks, in_memory = (
-            KeyChunks(keys, weights, CHUNK),
-            [jnp.asarray(np.array(x)) for x in (queries, keys, weights)],
-        )
-        calls = {
-            "streamed": lambda: gauss_sum_streamed(queries, chunks).block_until_ready(),
-            "in memory": lambda: gauss_sum(*in_memory).block_until_ready(),
-        }
-        cells = timed({"suite": "streamed", "m": QUERIES, "n": KEYS, "d": DIM}, calls, runs)
-        cells[0]["mib"] = streamed_mebibytes(device, name)
-        cells[0]["error"] = error(lambda q, k, v: gauss_sum_streamed(q, chunks), queries, keys, weights, rows=4)
+        chunks = KeyChunks(keys, weights, CHUNK)
 
-        def interrupted():
-            for i, chunk in enumerate(chunks):
-                if i == len(chunks) // 2:
-                    raise KeyboardInterrupt
-                yield chunk
+        def from_files(found: Any = chunks, **options: Any) -> jax.Array:
+            return gauss_sum_streamed(queries, found, **options).block_until_ready()
 
+        def in_memory() -> JaxCall:
+            return JaxCall(gauss_sum, *(jnp.asarray(np.array(x)) for x in (queries, keys, weights)))
+
+        def error(results: jax.Array) -> float:
+            return relative(results[:4], exact_matrix(queries[:4], keys) @ np.asarray(weights, np.float64))
+
+        def interrupted() -> Iterator:
+            yield from itertools.islice(chunks, len(chunks) // 2)
+            raise KeyboardInterrupt
+
+        rows, _ = Cell({}, {"streamed": lambda: from_files, "in memory": in_memory}, error, 5e-6).found(runs, OURS, ())
+        rows[0]["mib"] = elsewhere(streamed_mebibytes, name)
         try:
-            gauss_sum_streamed(queries, interrupted(), saved=folder / "sum.npz")
+            from_files(interrupted(), saved=folder / "sum.npz")
         except KeyboardInterrupt:
-            resumed = gauss_sum_streamed(queries, chunks, saved=folder / "sum.npz")
-            cells[0]["same_bits_when_resumed"] = bool((resumed == gauss_sum_streamed(queries, chunks)).all())
-    return cells
+            resumed = from_files(saved=folder / "sum.npz")
+            rows[0]["same_bits_when_resumed"] = bool((resumed == from_files()).all())
+        return rows
 
 
-def training_cells() -> list[dict]:
+def training(method: str) -> dict:
     """MiB that resident memory grows by over thousands of jitted training steps, after the first 500."""
-    x, y, weights, _ = problem(64, 16, 1)
+    x, y, weights, _ = Problem(64, 16, 1).jax
 
-    def resident() -> float:
-        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+    @jax.jit
+    def step(x: jax.Array) -> jax.Array:
+        return x - 0.1 * jax.grad(lambda x: gauss_sum(x, y, weights, method=method).mean())(x)
 
-    cells = []
-    for method in ("rescale", "auto"):
-
-        @jax.jit
-        def step(x: jax.Array, method: str = method) -> jax.Array:
-            return x - 0.1 * jax.grad(lambda x: gauss_sum(x, y, weights, method=method).mean())(x)
-
-        points, sizes = x, []
-        for _ in trange(STEPS, desc=f"training, {method}", unit="step"):
-            points = step(points).block_until_ready()
-            sizes.append(resident())
-        cells.append(
-            {"suite": "training", "method": method, "steps": STEPS, "grown_mib": max(sizes[500:]) - sizes[500]}
-        )
-    return cells
+    sizes = []
+    for _ in range(STEPS):
+        x = step(x).block_until_ready()
+        sizes.append(int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20)
+    return {"grown_mib": max(sizes[500:]) - sizes[500]}
 
 
-def report(cells: list[dict]) -> None:
-    """What was found, a line for each; `benchmarks.pages` makes the tables of the docs."""
-    for suite, ours in (("wide", "auto"), ("forward mode", "forward mode")):
-        found = [c for c in cells if c["suite"] == suite]
-        for c in (c for c in found if c["method"] == ours):
-            key = {name: c[name] for name in ("d", "c", "what")}
-            others = {o["method"]: o["median"] for o in found if o["method"] != ours and o | key == o}
-            times = ", ".join(f"{name} {1e3 * t:.1f} ms ({t / c['median']:.2f}x)" for name, t in others.items())
-            print(f"{suite}, D = {c['d']}, C = {c['c']}, {c['what']}: {1e3 * c['median']:.1f} ms; {times}")
-    for c in cells:
-        if c["suite"] in ("streamed", "training"):
-            print({name: value for name, value in c.items() if name != "seconds"})
+def wide(data: dict) -> str:
+    """Wide points and many channels beside the blocked JAX sum."""
+    times = by_method(having(data["cells"], figure="wide"), "what", "n", "d", "c")
+    ratios = {
+        what: [x["blocked JAX"]["median"] / x["auto"]["median"] for key, x in times.items() if key[0] == what]
+        for what in grids.WHAT
+    }
+    _, nums, dims, channels = map(set, zip(*times, strict=True))
+    ends = [f"{min(x):.2f} to {max(x):.2f}" for x in ratios.values()]
+    return prose(
+        f"At N = M = {max(nums)}, over {len(times) // 2} pairs of D up to {max(dims)} and C up to {max(channels)},",
+        f"`auto` runs at {ends[0]} times the speed of the blocked JAX sum forward, and at {ends[1]} times with",
+        "gradients. It runs the same sum, after checking that the points are within [reach](precision.md#the-promise).",
+    )
 
 
-def main(device: str, runs: int, out: Path | None, keep: bool = False) -> None:
-    """Measure, write the JSON, print the tables."""
-    info = environment(device)
-    cells = training_cells() + wide_cells(runs) + forward_mode_cells(runs) + streamed_cells(device, runs)
-    path = destination(info, "scaling", out, keep)
-    save(info | {"cells": cells}, path)
-    report(cells)
-    print(f"raw data: {shown(path)}")
+def files(data: dict) -> str:
+    """Keys from a file."""
+    file, memory = (having(data["cells"], figure="streamed", method=x)[0] for x in ("streamed", "in memory"))
+    return prose(
+        f"{file['n'] // 10**6} million keys of {file['d']} dimensions from a file, for {file['m']} queries, take",
+        f"{file['median']:.1f} s and {file['mib']:.0f} MiB of extra memory. As one sum in memory they take",
+        f"{memory['median']:.1f} s.",
+    )
 
 
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--runs", type=int, default=10, help="timed runs of each function (default: 10)")
-    add_destination(parser)
-    main(**vars(parser.parse_args()))
+def tangents(data: dict) -> str:
+    """Of forward mode, in milliseconds."""
+    methods = ("forward mode", "blocked JAX", "reverse")
+    rows = [["D", "", "`forward_mode=True`", "blocked JAX", "reverse over reverse"]]
+    for (d, what), found in by_method(having(data["cells"], figure="forward mode"), "d", "what").items():
+        rows.append([str(d), what, *(f"{1e3 * found[x]['median']:.1f}" if x in found else "" for x in methods)])
+    return table(rows)
+
+
+def memory(data: dict) -> str:
+    """Of many steps."""
+    grown = {c["method"]: c for c in having(data["cells"], figure="training")}
+    return prose(
+        f"In {grown['rescale']['steps']} jitted training steps by way of PyTorch, resident memory grows by",
+        f"{grown['rescale']['grown_mib']:.1f} MiB after the first 500; in XLA by {grown['auto']['grown_mib']:.1f} MiB.",
+    )
+
+
+def report(data: dict) -> str:
+    """All of it."""
+    return "\n".join(part(data) for part in (wide, tangents, files, memory))
+
+
+STUDY = Study(steps, report, ours=OURS, devices=BOTH)

@@ -1,126 +1,303 @@
 """The benchmarks measure what they say, go on after an interruption, and draw from their files alone."""
 
-import argparse
+import dataclasses
+import functools
+import importlib
+import importlib.util
 import json
 import os
 import runpy
-import sys
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from jaxgauss import kde_logpdf
 from jaxgauss._engines import costs
 
 ROOT = Path(__file__).parents[1]
 OURS = ("auto",)
-PROGRAMS = ("benchmarks", "benchmarks.load", "benchmarks.precision", "benchmarks.scaling")
 pytestmark = pytest.mark.usefixtures("as_it_comes")
+SMALL: dict[str, tuple[int, dict]] = {  # of a suite, how many rows it finds with these sizes
+    "calls": (7, {"NUMS": (16,), "ROUNDS": 1}),
+    "clouds": (2 * 5, {"NUMS": (40,), "DIMS": (3,), "FUNCTIONS": lambda m: ("sum", "logarithm")}),
+    "few_dimensions": (35, {"SUMS": {"uniform": [(1, 8, 200), (1, 8, 300)]}, "DIMS": (1,), "HOSTILE": 100}),
+    "kernels": (2 * 2 * 2 + 4, {"NUM": 600, "DIMS": (3,), "LARGE": (64, 128), "KEOPS": lambda m: first(m.KEOPS, 2)}),
+    "limits": (6, {"NUM": 64, "HEADLINE": [(3, 1)]}),
+    "load": (6, {"NUM": 64, "CALLS": 2, "SETTINGS": {"default": ""}}),
+    "mmd": (15, {"SIZES": lambda m: {f: [(n, 3) for n in (32, 64)[: 1 + (f == m.mmd_step)]] for f in m.SIZES}}),
+    "neighbours": (14, {"DIMS": (3,), "SIZES": (200,), "LARGE": (300, 4), "AGREEING": 100, "SYSTEMS": (100, 150)}),
+    "precision": (186, {"NUM": 300, "DIMS": (3,), "TAUS": (1.0, 10.0, 10.0, 100.0), "OFFSETS": (10.0, 0.0)}),
+    "resampling": (16, {"DRAWS": 2, "NUM": 24, "RESAMPLINGS": 19, "SIZES": (24,), "MANY": 24, "HUGE": 25}),
+    "scaling": (2 + 4 + 5 + 2, {"WIDE": [(20, 3)], "WIDE_NUM": 50, "NUM": 40, "DIMS": (3,), "KEYS": 3000}),
+}
+SMALL["few_dimensions"][1].update(SMALL=(64,), LENGTHS=(5,), PLANE=80)
+SMALL["neighbours"][1].update(RANKS=(0, 60))
+SMALL["resampling"][1].update(DEBIASED=(64,), FEW=19)
+SMALL["resampling"][1]["METHODS"] = lambda m: {x: first(tests) for x, tests in m.METHODS.items()}
+SMALL["resampling"][1]["ALTERNATIVES"] = lambda m: {x: first(of) for x, of in m.ALTERNATIVES.items()}
+SMALL["scaling"][1].update(QUERIES=20, STEPS=502, CHUNK=1000)
+
+
+def first(of, number=1):
+    return dict(list(of.items())[:number])
+
+
+SLOW = ("few_dimensions", "mmd", "neighbours", "resampling", "scaling")
+SUITES = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in SMALL]
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """A suite and its module, with small sizes and without other libraries that compile for long."""
+
+    def small(name):
+        from benchmarks.suites import SUITES
+
+        module = importlib.import_module("benchmarks.applications" if name == "mmd" else f"benchmarks.{name}")
+        for key, value in SMALL[name][1].items():
+            monkeypatch.setattr(module, key, value(module) if callable(value) else value)
+        monkeypatch.setattr(module, "elsewhere", lambda function, *x, first="": function(*x), raising=False)
+        monkeypatch.setattr("benchmarks.grids.rates", lambda *x: {"matmul": 1e9, "exp": 1e9})
+        find = importlib.util.find_spec
+        monkeypatch.setattr(
+            importlib.util, "find_spec", lambda x: find(x) if x not in ("pykeops", "hyppo", "kt") else None
+        )
+        return module, SUITES[name]
+
+    return small
+
+
+def shows(name, cells, report):
+    """What is special about a suite's results, and about what it shows of them."""
+    if name == "kernels":
+        assert all(c["error"] < 1e-5 for c in cells if c["figure"] == "time" and c["method"] == "kernel_sum")
+        assert report.count("\n| ") == 2
+    if name == "neighbours":
+        assert {c["method"] for c in cells if c["figure"] == "iteration"} == {"jaxgauss", "OTT online", "OTT dense"}
+        assert all(c["error"] < 1e-5 for c in cells if c["figure"] == "agreement" and c["what"] != "gradient")
+        plain, preconditioned = (c for c in cells if c["figure"] == "system" and c["n"] == 100)
+        assert preconditioned["steps"] < plain["steps"] and preconditioned["refined"] < 1e-6
+        assert preconditioned["error refined"] < 1e-4
+        determinant, _ = (c for c in cells if c["figure"] == "log-determinant")
+        assert abs(determinant["value"] - determinant["exact"]) < 5 * determinant["standard_error"] + 1e-2
+        assert "300 points in 4 dimensions" in report
+    if name == "resampling":
+        assert all(0 <= c["rejected"] <= 2 for c in cells if c["figure"] == "power")
+    if name == "scaling":
+        assert {c["figure"] for c in cells} == {"training", "wide", "forward mode", "streamed"}
+        assert [c["same_bits_when_resumed"] for c in cells if c["method"] == "streamed"] == [True]
+    if name == "precision":
+        assert {c["method"] for c in cells if not c["guard"]} == {"reweight", "prescale", "rescale"}
+        assert {c["what"] for c in cells} == {"sum", "gradient"}
+    if name == "mmd":
+        assert "MMD step, dense / ours: " in report and "| density | 32 | 3 | kde_logpdf " in report
+
+
+@pytest.mark.parametrize("name", SUITES)
+def test_a_suite_is_measured_shown_and_drawn(small, tmp_path, capsys, name):
+    """And shown and drawn again from its file alone."""
+    from benchmarks.__main__ import main
+
+    _, study = small(name)
+    out, picture = tmp_path / f"{name}.json", tmp_path / f"{name}.png"
+    study.measure(name, "cpu", 2, out)
+    data = json.loads(out.read_text())
+    assert data["complete"] and data["suite"] == name and len(data["cells"]) == SMALL[name][0]
+    assert not [c for c in data["cells"] if "failed" in c and c["method"] != "blackjax"]
+    report, printed = study.report(importlib.import_module("benchmarks.study").read(out)), capsys.readouterr().out
+    assert report in printed
+    assert name != "resampling" or "kerneltests is not installed: left out\nhyppo is not" in printed
+    shows(name, data["cells"], report)
+    if study.draw:
+        before = picture.read_bytes()
+        picture.unlink()
+        main(["--plot", str(out)])
+        assert picture.read_bytes() == before and len(before) > 10_000
+
+
+def scaled_costs(module):
+    return lambda num: {"jaxgauss": functools.partial(module.jaxgauss.ott.PointCloud, scale_cost=1.01)}
+
+
+@pytest.mark.parametrize(
+    ("name", "figure", "function", "wrong"),
+    [
+        ("kernels", "time", "kernel_sum", lambda m: lambda q, k, v, kernel: m.gauss_sum(q, k, v)),
+        ("neighbours", "iteration", "geometries", scaled_costs),
+        ("resampling", "density", "debiased", lambda m: lambda q, samples, tau: (kde_logpdf(q, samples, tau), samples)),
+    ],
+)
+def test_a_wrong_result_is_not_timed(small, monkeypatch, name, figure, function, wrong):
+    module, study = small(name)
+    monkeypatch.setattr(module, function, wrong(module))
+    step = next(step for step in study.steps("cpu") if step.about["figure"] == figure)
+    with pytest.raises(AssertionError, match=f"({'|'.join(study.ours)}), .*: error"):
+        step.found(1, study.ours, ())
+
+
+def test_a_test_rejects_what_differs():
+    from benchmarks import resampling
+
+    for problem, strength in (("two-sample", 8.0), ("independence", 0.999), ("goodness of fit", 8.0)):
+        draw = resampling.sample(resampling.TIMED[problem][0], 24, strength, 0)
+        assert next(iter(resampling.METHODS[problem].values())).test(*draw, 0, 19)
+
+
+def test_a_wavy_density_has_its_waves(rng):
+    from benchmarks.resampling import wavy
+
+    draws = wavy(rng, lambda n: rng.uniform(size=(n, 1)), lambda x: np.sin(2 * np.pi * x[:, 0]), 4000)
+    assert draws.shape == (4000, 1)
+    assert (draws < 0.5).mean() == pytest.approx(0.5 + 1 / np.pi, abs=0.05)
+
+
+def test_a_function_runs_in_a_process_of_its_own():
+    from benchmarks.study import elsewhere
+
+    first = "import posixpath, os; posixpath.join = lambda *x: [*x, os.getpid()]"
+    *given, process = elsewhere(os.path.join, "a", "b", first=first)
+    assert given == ["a", "b"] and process != os.getpid()
+
+
+def test_figures_stay_where_git_ignores_them_unless_kept(tmp_path, monkeypatch, capsys):
+    from benchmarks import __main__, suites
+    from benchmarks import study as m
+
+    assert (m.OUTPUTS, m.RESULTS) == (ROOT / "outputs" / "benchmarks", ROOT / "benchmarks" / "results")
+    monkeypatch.setattr(m, "OUTPUTS", tmp_path / "ignored")
+    monkeypatch.setattr(m, "RESULTS", tmp_path / "kept")
+
+    def nothing(device):
+        """Nothing."""
+        return []
+
+    monkeypatch.setitem(suites.SUITES, "quick", m.Study(nothing, lambda data: ""))
+    __main__.main(["--suite", "quick"])
+    assert [path.name for path in tmp_path.iterdir()] == ["ignored"]
+    __main__.main(["--suite", "quick", "--keep"])
+    __main__.main(["--suite", "quick", "--out", str(tmp_path / "mine" / "a.json")])
+    found = sorted((path.parent.name, path.suffix) for path in tmp_path.rglob("*.*"))
+    assert found == [(folder, ".json") for folder in ("ignored", "kept", "mine")]
+    for wrong in (["--keep", "--out", "a.json"], ["--suite", "load", "--device", "cuda"], ["--before", "."]):
+        with pytest.raises(SystemExit):
+            __main__.main(wrong)
+    with pytest.raises(SystemExit):
+        __main__.main(["--help"])
+    assert "Whether `auto` is ever slower" in capsys.readouterr().out
 
 
 def cell(name, calls, error=0.0):
-    from benchmarks.measure import Cell
+    from benchmarks.study import Cell
 
     methods = {method: (lambda call=call: call) for method, call in calls.items()}
-    about = {"suite": "test", "figure": name, "n": 1, "d": 1}
-    return Cell(about, methods, lambda results: results * error, 1e-3, 1.0, "series")
+    about = {"figure": name, "n": 1, "d": 1}
+    return Cell(about, methods, lambda results: results * error, 1e-3, "series")
 
 
 def info():
-    return {"device": "cpu", "commit": "abc", "suite": "test"}
+    return {"device": "cpu", "commit": "abc", "suite": "test", "runs": 8}
 
 
-def result(suite, d, c, n, what, method, milliseconds, figure=None, **more):
+def result(d, c, n, what, method, milliseconds, **more):
     """A cell of a result file: N² times the milliseconds at N = 16."""
-    seconds = [milliseconds * (n / 16) ** 2 / 1e3] * 3
-    about = {"suite": suite, "figure": figure or f"N, D = {d}, C = {c}", "n": n, "d": d, "c": c, "batch": 1}
-    about |= {"dtype": "float32", "what": what, "method": method}
-    return about | {"seconds": seconds, "median": seconds[0], "q1": seconds[0], "q3": seconds[0]} | more
+    seconds = milliseconds * (n / 16) ** 2 / 1e3
+    about = {"figure": f"N, D = {d}, C = {c}", "n": n, "d": d, "c": c, "batch": 1, "dtype": "float32", "what": what}
+    return about | {"method": method, "seconds": 3 * [seconds]} | dict.fromkeys(("q1", "median", "q3"), seconds) | more
 
 
 def quick():
     """A result file of the quick suite."""
     cells = [
-        result("quick", d, c, n, what, method, time * d * (1 + (what == "gradients")), mib=mib, error=1e-6 / d)
+        result(d, c, n, what, method, time * d * (1 + (what == "gradients")), mib=mib, error=1e-6 / d)
         for d, c in ((3, 1), (32, 32))
         for what in ("forward", "gradients")
         for n in (16, 64, 256)
         for method, time, mib in (("dense JAX", 0.25, n), ("auto", 0.125, 0.0))
     ]
-    machine = {"device_name": "this machine", "cores": 2}
-    return info() | machine | {"suite": "quick", "complete": True, "cells": cells}
+    return info() | {"device_name": "this machine", "cores": 2, "suite": "quick", "cells": cells}
 
 
 def test_every_method_is_a_gauss_sum_with_its_gradients():
     from benchmarks.rivals import JAX_NATIVE, OTHERS, OURS, Problem, calls
 
-    problem = Problem(40, 3, 2, batch=2)
-    for what, others in (("forward", ("jax.nn attention",)), ("gradients", (*OURS, *JAX_NATIVE, "torch eager"))):
-        for name, prepare in calls(others, problem, what).items():
+    batch, single = Problem(40, 3, 2, batch=2), Problem(40, 3, 1)
+    for problem, what, names in (
+        (batch, "forward", ("jax.nn attention",)),
+        (batch, "gradients", (*OURS, *JAX_NATIVE, "torch eager")),
+        (single, "forward", ("scikit-learn", "OTT online", "PyKeOps")),
+    ):
+        for name, prepare in calls(names, problem, what).items():
             call = prepare()
             assert not isinstance(call, str)
             assert problem.error(what, call()) < (5e-3 if name == "float16x2" else 1e-5), name
-    single = Problem(40, 3, 1)
-    for name, prepare in calls(("scikit-learn", "OTT online", "PyKeOps"), single, "forward").items():
-        call = prepare()
-        assert not isinstance(call, str)
-        assert single.error("forward", call()) < 1e-5, name
     assert calls(["dense JAX"], Problem(10**6, 3, 1), "forward")["dense JAX"]() == "matrix too large"
     assert OTHERS.keys() >= {"PyKeOps", "torch.compile", "OTT online"}
 
 
-def test_an_interrupted_run_goes_on_where_it_was(tmp_path, capsys):
-    from benchmarks.measure import measure
+def test_an_interrupted_run_goes_on_where_it_was(tmp_path, capsys, monkeypatch):
+    from benchmarks import study as m
 
     made, out = [], tmp_path / "result.json"
+    monkeypatch.setattr(m, "environment", lambda device: info() | {"device": device})
 
-    def counted(name, fails=False):
-        def call():
+    def measured(*names, fails=()):
+        def call(name):
             made.append(name)
-            if fails:
+            if name in fails:
                 raise KeyboardInterrupt
             return 1.0
 
-        return cell(name, {"auto": call})
+        steps = [cell(name, {"auto": functools.partial(call, name)}) for name in names]
+        m.Study(lambda device: steps, lambda data: "a report", ours=OURS).measure("test", "cpu", 8, out)
+        return json.loads(out.read_text())
 
     with pytest.raises(KeyboardInterrupt):
-        measure([counted("first"), counted("second", fails=True)], info(), OURS, 8, out)
+        measured("first", "second", fails=["second"])
     assert not json.loads(out.read_text())["complete"]
     firsts = made.count("first")
-    data = measure([counted("first"), counted("second")], info(), OURS, 8, out)
-    assert made.count("first") == firsts and made.count("second") > 8
-    assert data == json.loads(out.read_text()) and data["complete"]
+    data = measured("first", "second")
+    assert made.count("first") == firsts and made.count("second") > 8 and data["complete"]
     for c in data["cells"]:
         assert len(c["seconds"]) == 8 and c["q1"] <= c["median"] <= c["q3"] and c["error"] == 0
-    assert "raw data: " in capsys.readouterr().out
-    assert measure([counted("first"), counted("second")], info(), OURS, 8, out) == data
+    assert "a report\nraw data: " in capsys.readouterr().out
+    assert measured("first", "second") == data
     assert "measured before (delete it to measure again): " in capsys.readouterr().out
+    monkeypatch.setattr(m, "environment", lambda device: info() | {"commit": "other"})
     with pytest.raises(SystemExit, match="of another device, commit, suite or number of runs"):
-        measure([counted("first")], info() | {"commit": "other"}, OURS, 8, out)
+        measured("first")
 
 
 def test_wrong_slow_and_broken_methods(tmp_path, monkeypatch):
     """A wrong result of ours stops the run, another's is not timed; what is slow is timed once, and not again."""
-    from benchmarks import measure as m
+    from benchmarks import study as m
 
     def broken():
         raise RuntimeError("no such thing")
 
+    def take(calls, *names, error=0.0, series="series"):
+        results = m.Results(tmp_path / f"{names[0]}.json", info())
+        for name in names:
+            results.take(dataclasses.replace(cell(name, calls, error), series=series), 8, OURS)
+        return results.data["cells"]
+
     monkeypatch.setattr(m, "TOO_SLOW", 0.01)
-    slow = {"auto": lambda: 1.0, "slow": lambda: time.sleep(0.02) or 1.0, "broken": broken}
-    data = m.measure([cell("a", slow), cell("b", slow)], info(), OURS, 8, tmp_path / "a.json")
-    found = {(c["figure"], c["method"]): c for c in data["cells"]}
+    calls = {"auto": lambda: 1.0, "slow": lambda: time.sleep(0.02) or 1.0, "broken": broken}
+    found = {(c["figure"], c["method"]): c for c in take(calls, "a", "b")}
     assert len(found["a", "slow"]["seconds"]) == 1 and ("b", "slow") not in found
     assert found["a", "broken"]["failed"] == "RuntimeError: no such thing"
-    data = m.measure([cell("c", {"other": lambda: 1.0}, error=1.0)], info(), OURS, 8, tmp_path / "b.json")
-    assert "seconds" not in data["cells"][0] and data["cells"][0]["error"] == 1
+    assert len(take({"slow": calls["slow"]}, "f", "g", series="")) == 2
+    (wrong,) = take({"other": lambda: 1.0}, "c", error=1.0)
+    assert "seconds" not in wrong and wrong["error"] == 1
     with pytest.raises(AssertionError, match="auto"):
-        m.measure([cell("d", {"auto": lambda: 1.0}, error=1.0)], info(), OURS, 8, tmp_path / "c.json")
+        take({"auto": lambda: 1.0}, "d", error=1.0)
+    with pytest.raises(RuntimeError, match="no such thing"):
+        take({"auto": broken}, "e")
 
 
 def test_measured_memory_is_that_of_the_call():
-    from benchmarks.measure import peak_mebibytes
+    from benchmarks.study import peak_mebibytes
 
     found = peak_mebibytes(lambda: np.ones(2**24).sum())
     assert found is None or 120 < found < 200
@@ -131,94 +308,75 @@ def test_memory_is_reported_as_far_as_it_is_known():
 
     found = {"linear": [1.0, 2.0, 4.0], "hardly any": [0.0, 0.0, 1.0], "unknown": [None] * 3}
     cells = [{"figure": "memory", "method": m, "n": 2**i, "mib": x} for m in found for i, x in enumerate(found[m])]
-    assert memory_report({"cells": cells}).splitlines() == [
+    assert memory_report(cells).splitlines() == [
         "memory, linear: 1 MiB, 2 MiB, 4 MiB, N^1.00",
         "memory, hardly any: 0 MiB, 0 MiB, 1 MiB",
         "memory, unknown: memory unknown, memory unknown, memory unknown",
     ]
 
 
+@pytest.mark.slow
 def test_gauss_sums_are_measured_and_drawn(tmp_path, capsys, monkeypatch):
-    from benchmarks import grids, plots
-    from benchmarks import measure as m
-    from benchmarks.measure import environment, measure
+    from benchmarks import grids, suites
+    from benchmarks import study as m
     from benchmarks.rivals import Problem, rates
 
     monkeypatch.setattr(m, "peak_mebibytes", lambda call: None)  # as where the system does not tell
-    measured = environment("cpu") | {"rates": {"float32": rates("cpu", "float32", 256, runs=2)}}
-    names = ["auto", "dense JAX", "bare attention"]
-    problems = [Problem(n, 3, 1) for n in (32, 64)]
+    names, few, many = ["auto", "rescale", "dense JAX", "bare attention"], Problem(32, 3, 1), Problem(64, 3, 1)
+    speed = {"rates": {"float32": rates("cpu", "float32", 256, runs=2)}}
     figures = {
-        "paper": [("N, D = 3, C = 1", p) for p in problems] + [("headline", problems[0]), ("memory", problems[1])],
-        "jax": [("grid", p) for p in problems] + [("fixed cost", problems[0])],
+        "paper": [("N, D = 3, C = 1", few), ("N, D = 3, C = 1", many), ("headline", few), ("memory", many)],
+        "jax": [("grid", few), ("grid", Problem(4096, 3, 1)), ("fixed cost", few)],
     }
     for suite, cells in figures.items():
         whats = ("forward", "gradients") if suite == "jax" else ("forward",)
-        todo = [grids.cell(suite, figure, p, what, names, d=3) for figure, p in cells for what in whats]
-        measure(todo, measured | {"suite": suite}, OURS, 8, tmp_path / f"{suite}.json")
-        plots.draw(tmp_path / f"{suite}.json")
+        steps = [
+            grids.cell(figure, p, what, names[:3] if suite == "jax" else names, d=3)
+            for figure, p in cells
+            for what in whats
+        ]
+        study = dataclasses.replace(suites.SUITES[suite], steps=lambda device, x=steps: x, info=lambda device: speed)
+        study.measure(suite, "cpu", 2, tmp_path / f"{suite}.json")
     output = capsys.readouterr().out
-    assert "| D, C           | 3, 1 " in output and "memory, auto: " in output
-    assert "gradients, dense or blocked JAX / auto: " in output and "N = 16, forward, auto: " in output
-    assert {p.name for p in tmp_path.glob("*.png")} == {
-        "paper_float32_time.png",
-        "paper_float32_memory.png",
-        "jax.png",
-    }
+    assert "| forward: D, C  | 3, 1 " in output and "memory, auto: " in output
+    assert "PyTorch's bare attention call" in output and "A call at N = 16 under `jit` takes " in output
+    pictures = {"paper_float32_time.png", "paper_float32_memory.png", "jax.png"}
+    assert {p.name for p in tmp_path.glob("*.png")} == pictures
     assert all(p.stat().st_size > 10_000 for p in tmp_path.glob("*.png"))
 
 
 def test_the_table_shows_the_largest_sizes_beside_auto():
-    from benchmarks.plots import headline_table
+    from benchmarks.grids import times
 
-    data = quick()
+    cells = quick()["cells"]
     failed = {"method": "PyKeOps", "failed": "RuntimeError: no compiler"}
-    data["cells"] += [{k: v for k, v in c.items() if k != "median"} | failed for c in data["cells"][-2:-1]]
-    data["cells"] += [result("quick", 3, 1, n, "forward", "torch eager", 0.1) for n in (16, 64)]  # then too slow
-    data["cells"] += [result("quick", 32, 32, 256, "forward", "scikit-learn", 10) | {"seconds": [2.56]}]
-    assert headline_table(data, "float32").splitlines()[1:] == [
-        "Milliseconds, float32, and how many times those of `auto` (*: timed once; –: cannot, or too slow)",
+    cells += [{k: v for k, v in c.items() if k != "median"} | failed for c in cells[-2:-1]]
+    cells += [result(3, 1, n, "forward", "torch eager", 0.1) for n in (16, 64)]  # then too slow
+    cells += [result(32, 32, 256, "forward", "scikit-learn", 10) | {"seconds": [2.56]}]
+    assert times(cells, beside=True).splitlines() == [
+        "| forward: D, C | 3, 1       | 32, 32       |",
+        "|---------------|------------|--------------|",
+        "| auto          | 96         | 1024         |",
+        "| dense JAX     | 192 (2.0x) | 2048 (2.0x)  |",
+        "| scikit-learn  | –          | 2560* (2.5x) |",
         "",
-        "| D, C         | 3, 1       | 32, 32       | 3, 1       | 32, 32      |",
-        "|--------------|------------|--------------|------------|-------------|",
-        "|              | forward    | forward      | gradients  | gradients   |",
-        "| N = M        | 256        | 256          | 256        | 256         |",
-        "| auto         | 96         | 1024         | 192        | 2048        |",
-        "| dense JAX    | 192 (2.0x) | 2048 (2.0x)  | 384 (2.0x) | 4096 (2.0x) |",
-        "| PyKeOps      | –          | –            | –          | failed      |",
-        "| scikit-learn | –          | 2560* (2.5x) | –          | –           |",
+        "| gradients: D, C | 3, 1       | 32, 32      |",
+        "|-----------------|------------|-------------|",
+        "| auto            | 192        | 2048        |",
+        "| dense JAX       | 384 (2.0x) | 4096 (2.0x) |",
+        "| PyKeOps         | –          | failed      |",
         "",
     ]
-    assert headline_table(data, "float16") == ""
+    assert times(cells, "float16") == ""
 
 
-def test_the_table_of_the_paper_fits_into_a_terminal():
-    from benchmarks.grids import HEADLINE, WHAT
-    from benchmarks.plots import headline_table
-
-    methods = {"jax.nn attention": 15e4, "auto": 1.0}
-    cells = [
-        result("paper", d, c, 16, what, method, time, "headline") | {"seconds": [time / 1e3]}
-        for d, c in HEADLINE
-        for what in WHAT
-        for method, time in methods.items()
-    ]
-    cells += [result("paper", 3, 1, 64, "forward", method, time) for method, time in methods.items()]  # another figure
-    lines = headline_table({"cells": cells}, "float32").splitlines()
-    assert sum("150000* (150000x)" in line for line in lines) == 2 and max(map(len, lines)) <= 120
-    assert all(f" {d}, {c} " in "".join(lines) for d, c in HEADLINE) and " 64 " not in lines[6]
-
-
-def test_every_figure_has_its_panels(tmp_path, monkeypatch, capsys):
-    """Those of memory and error, too, and each of the two begins a row; no memory is drawn, as one page."""
-    from benchmarks import plots
+def test_every_figure_has_its_panels(tmp_path, monkeypatch):
+    """Those of memory and error, too, each of which begins a row, of five as well; no memory is drawn, as one page."""
+    from benchmarks import grids, plots
 
     found = {}
-    monkeypatch.setattr(plots, "_write", lambda figure, path, suffix: found.update({suffix: figure}))
-    path = tmp_path / "quick.json"
-    path.write_text(json.dumps(quick()))
-    plots.draw(path)
-    assert "| auto      | 96 " in capsys.readouterr().out
+    monkeypatch.setattr(plots, "finish", lambda figure, data, path, suffix, note: found.update({suffix: figure}))
+    grids.draw(quick(), tmp_path)
     titles = [f"{what}: D = {d}, C = {c}" for d, c in ((3, 1), (32, 32)) for what in ("forward", "gradients")]
     axes = {suffix: [a for a in figure.axes if a.get_visible()] for suffix, figure in found.items()}
     assert axes.keys() == {"_float32_time", "_float32_memory"}
@@ -227,77 +385,16 @@ def test_every_figure_has_its_panels(tmp_path, monkeypatch, capsys):
     assert [a.get_ylabel() for a in axes["_float32_memory"]] == 4 * [plots.UNITS["mib"]] + 4 * [plots.UNITS["error"]]
     (auto,) = [line for line in axes["_float32_memory"][0].lines if line.get_color() == plots.COLORS["auto"]]
     assert list(auto.get_xdata()) == [16, 64, 256] and list(auto.get_ydata()) == [plots.PAGE] * 3
-
-
-def test_panels_of_a_quantity_begin_a_row(monkeypatch):
-    from benchmarks import plots
-
-    found = []
-    monkeypatch.setattr(plots, "_write", lambda figure, path, suffix: found.append(figure))
-    cells = quick()["cells"]
-    figures = {f"panel {i}": cells[:6] for i in range(5)}
-    plots._pages(ROOT, quick(), "", [("mib", figures), ("error", figures)])
-    labels = [a.get_ylabel() if a.get_visible() else None for a in found[0].axes]
+    five = {f"panel {i}": quick()["cells"][:6] for i in range(5)}
+    plots.panels(quick(), tmp_path, "five", [("mib", five), ("error", five)])
+    labels = [a.get_ylabel() if a.get_visible() else None for a in found["five"].axes]
     units = plots.UNITS
     assert labels == [units["mib"]] * 5 + [None] + [units["error"]] * 5 + [None]
-    assert len({a.get_ylim() for a in found[0].axes if a.get_ylabel() == units["error"]}) == 1
-
-
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_results_go_where_git_ignores_them_unless_kept(program, tmp_path, monkeypatch):
-    from benchmarks import __main__, load, precision, rivals, scaling
-    from benchmarks import measure as m
-
-    assert (m.OUTPUTS, m.RESULTS) == (ROOT / "outputs" / "benchmarks", ROOT / "benchmarks" / "results")
-    monkeypatch.setattr(m, "OUTPUTS", tmp_path / "ignored")
-    monkeypatch.setattr(m, "RESULTS", tmp_path / "kept")
-    monkeypatch.setattr(rivals, "rates", lambda device, dtype: {})
-    monkeypatch.setattr(__main__, "SUITES", {"quick": lambda device: []})
-    monkeypatch.setattr(load, "SETTINGS", {})
-    for name in ("training_cells", "wide_cells", "forward_mode_cells", "streamed_cells"):
-        monkeypatch.setattr(scaling, name, lambda *_: [])
-    for name in ("measure", "widths"):
-        monkeypatch.setattr(precision, name, lambda *_: [])
-    monkeypatch.setattr(precision, "worst", lambda *_: 0.0)
-    monkeypatch.setattr(precision, "plot", lambda data, path: path.touch())
-    mains = (
-        lambda out, keep: __main__.main("cpu", "quick", 8, None, out, keep),
-        lambda out, keep: load.main(8, out, keep),
-        lambda out, keep: precision.main("cpu", out, keep),
-        lambda out, keep: scaling.main("cpu", 8, out, keep),
-    )
-    main = dict(zip(PROGRAMS, mains, strict=True))[program]
-    main(None, False)
-    assert [path.name for path in tmp_path.iterdir()] == ["ignored"]
-    main(None, True)
-    main(tmp_path / "mine" / "a.json", False)
-    found = sorted((path.parent.name, path.suffix) for path in tmp_path.rglob("*.*"))
-    suffixes = [".json", ".png"] if program == "benchmarks.precision" else [".json"]
-    assert found == [(folder, suffix) for folder in ("ignored", "kept", "mine") for suffix in suffixes]
-
-
-@pytest.mark.filterwarnings("ignore:.*found in sys.modules")
-@pytest.mark.parametrize("program", PROGRAMS)
-def test_programs_can_keep_their_results(program, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", [program, "--help"])
-    with pytest.raises(SystemExit):
-        runpy.run_module(program, run_name="__main__")
-    assert "[--keep | --out OUT]" in " ".join(capsys.readouterr().out.split())
-
-
-def test_results_are_kept_or_named_not_both():
-    from benchmarks.measure import add_destination
-
-    parser = argparse.ArgumentParser()
-    add_destination(parser)
-    assert vars(parser.parse_args([])) == {"keep": False, "out": None}
-    assert vars(parser.parse_args(["--keep"])) == {"keep": True, "out": None}
-    with pytest.raises(SystemExit):
-        parser.parse_args(["--keep", "--out", "a.json"])
+    assert len({a.get_ylim() for a in found["five"].axes if a.get_ylabel() == units["error"]}) == 1
 
 
 def test_a_commit_may_be_unknown(monkeypatch):
-    from benchmarks.measure import environment
+    from benchmarks.study import environment
 
     monkeypatch.setenv("PATH", "")
     assert environment("cpu")["commit"] == "unknown"
@@ -317,57 +414,32 @@ def test_pykeops_is_silent_unless_asked_to_speak(monkeypatch):
 
 
 def test_suites_name_cells_that_differ():
-    from benchmarks.__main__ import SUITES
+    from benchmarks.suites import SUITES
 
-    for suite, cells in SUITES.items():
-        for device in ("cpu", "cuda"):
-            abouts = [json.dumps(c.about) for c in cells(device)] if suite != "mmd" else []
-            assert len(set(abouts)) == len(abouts)
-
-
-def test_applications_are_measured_and_drawn(tmp_path, capsys):
-    from benchmarks import applications, plots
-    from benchmarks.measure import measure
-
-    cells = [applications.mmd_step(n, 3, "cpu") for n in (32, 64)]
-    cells += [f(40, 3, "cpu") for f in (applications.permutation_test, applications.svgd_step, applications.density)]
-    device = {"device_name": "this machine", "cores": 2}
-    measure(cells, info() | device | {"suite": "mmd"}, applications.OURS, 8, tmp_path / "mmd.json")
-    plots.draw(tmp_path / "mmd.json")
-    output = capsys.readouterr().out
-    assert "MMD step, dense / ours: " in output and "| density | 40 | 3 | kde_logpdf " in output
-    assert (tmp_path / "mmd.png").stat().st_size > 10_000
+    for name in ("quick", "paper", "jax", "precision", "scaling", "limits", "kernels", "load", "calls"):
+        for device in SUITES[name].devices:
+            abouts = [json.dumps(step.about) for step in SUITES[name].steps(device)]
+            assert len(set(abouts)) == len(abouts) > 0
 
 
 def test_fit_finds_the_costs(tmp_path, monkeypatch):
-    from benchmarks import fit_costs
-    from jaxgauss._sums.calibrate import fitted
+    from benchmarks import inside
+    from benchmarks.tools import fit_costs
 
     pairs, columns = np.meshgrid([16.0, 4096.0, 10.0**7], [5.0, 20.0, 260.0])
     rows = [(1, p, p * c, 4e4 + p * (0.3 + 0.006 * c)) for p, c in zip(pairs.flat, columns.flat, strict=True)]
-    cost, factor = fitted(rows)
+    cost, factor = inside.calibrate.fitted(rows)
     assert cost == pytest.approx((4e4, 0.3, 0.006)) and factor == pytest.approx(1)
-    table = tmp_path / "costs.json"
+    table, measured = tmp_path / "costs.json", []
     table.write_text("{}")
-    measured = []
     monkeypatch.setattr(costs, "TABLE", table)
-    monkeypatch.setattr(fit_costs, "measured_costs", lambda *x, **_: measured.append(x) or ({"a": cost}, {"a": factor}))
+    found = {"a": cost}, {"a": factor}
+    monkeypatch.setattr(inside.calibrate, "measured_costs", lambda *x, **_: measured.append(x) or found)
     fit_costs.main("cpu", 8)
     row = json.loads(table.read_text())[costs.vendor()]
     assert row["a"] == cost._asdict() and row["device_name"] and measured == [(8, fit_costs.NUMS, fit_costs.SIZES)]
-
-
-@pytest.mark.emulated
-def test_costs_are_fitted_for_cuda(tmp_path):
-    """Every engine there, each by its own columns; with `--out`, the table stays as it is."""
-    from benchmarks import fit_costs
-
-    before, out = costs.CUDA_TABLE.read_text(), tmp_path / "row.json"
-    fit_costs.main("cuda", 3, out, emulate=True)
-    row = json.loads(out.read_text())["emulated"]
-    assert costs.CUDA_TABLE.read_text() == before
-    assert row.keys() > json.loads(before)["estimate"].keys() - {"source"}
-    assert sum(row["flash"].values()) > 0
+    fit_costs.main("cpu", 8, tmp_path / "row.json")  # which leaves the table as it is
+    assert json.loads((tmp_path / "row.json").read_text()).keys() == {costs.vendor()} and len(measured) == 2
 
 
 def test_limits_count_products_and_exponentials():

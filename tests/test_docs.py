@@ -13,7 +13,7 @@ import pytest
 
 import jaxgauss
 import torch_backend
-from benchmarks import pages
+from benchmarks.tools import pages
 
 ROOT = Path(__file__).parent.parent
 PATHS = [
@@ -72,7 +72,7 @@ def test_links_lead_to_files_and_headings(page):
 
 @pytest.mark.parametrize("path", pages.PAGES, ids=lambda path: path.name)
 def test_figures_are_those_of_the_measurements(path):
-    assert pages.filled(path.read_text()) == path.read_text(), "python -m benchmarks.pages writes them anew"
+    assert pages.filled(path.read_text()) == path.read_text(), "python -m benchmarks.tools.pages writes them anew"
 
 
 def test_every_block_of_figures_is_shown_and_every_measurement_has_its_command():

@@ -1,6 +1,5 @@
 """The examples run, and show what they claim, with few steps."""
 
-import json
 import os
 import runpy
 import subprocess
@@ -134,25 +133,6 @@ def test_compare_dense_measures_and_draws(tmp_path, run_here):
     assert picture.stat().st_size > 10_000
 
 
-def test_precision_benchmark_measures_and_draws(tmp_path, run_here, monkeypatch, capsys):
-    from benchmarks import precision
-
-    path = tmp_path / "precision.json"
-    for name, size in {"NUM": 300, "DIMS": (3,), "OFFSETS": (10.0, 0.0)}.items():
-        monkeypatch.setattr(precision, name, size)
-    precision.main("cpu", path)
-    output = capsys.readouterr().out
-    assert "sum, float16x2, τ = 100" in output and "flash, float16, D = 3: points 3 -> 8, with norms 5 -> 8" in output
-    assert path.with_suffix(".png").stat().st_size > 10_000
-    before = path.with_suffix(".png").read_bytes()
-    path.with_suffix(".png").unlink()
-    run_here("-m", "benchmarks.precision", "--plot", str(path))
-    assert path.with_suffix(".png").read_bytes() == before
-    cells = json.loads(path.read_text())["cells"]
-    raw = {c["method"] for c in cells if not c["guard"]}
-    assert raw == {"reweight", "prescale", "rescale"} and {c["what"] for c in cells} == {"sum", "gradient"}
-
-
 def test_mmd_flow_reaches_the_letters_by_kernels_that_see_far(as_it_comes, tmp_path):
     from mmd_flow import main
 
@@ -226,21 +206,6 @@ def test_kde_agrees_with_scikit_learn(as_it_comes, tmp_path, capsys):
     assert ours == pytest.approx(theirs, abs=1e-5)
     assert "leave_one_out_tau: 100%" in capsys.readouterr().err
     assert (tmp_path / "kde.png").stat().st_size > 10_000
-
-
-def test_scaling_benchmark_measures(as_it_comes, tmp_path, monkeypatch, capsys):
-    from benchmarks import scaling as b
-
-    sizes = {"WIDE": [(20, 3)], "WIDE_NUM": 50, "NUM": 40, "DIMS": (3,), "KEYS": 3000, "QUERIES": 20, "STEPS": 502}
-    for name, size in sizes.items():
-        monkeypatch.setattr(b, name, size)
-    monkeypatch.setattr(b, "streamed_mebibytes", lambda device, folder: 1.0)
-    monkeypatch.setattr(b, "CHUNK", 1000)
-    b.main(jax.default_backend().replace("gpu", "cuda"), 2, tmp_path / "result.json")
-    assert "wide, D = 20, C = 3, gradients: " in capsys.readouterr().out
-    cells = json.loads((tmp_path / "result.json").read_text())["cells"]
-    assert {c["suite"] for c in cells} == {"training", "wide", "forward mode", "streamed"}
-    assert [c["same_bits_when_resumed"] for c in cells if "mib" in c] == [True]
 
 
 def test_dependence_is_seen_where_correlation_is_blind(as_it_comes, tmp_path, monkeypatch, capsys):

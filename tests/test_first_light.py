@@ -1,5 +1,6 @@
-"""The one program for the day when there is a GPU: whatever becomes of a step, the others run, and nothing is lost."""
+"""The one program for a GPU's first day: whatever becomes of a step, the others run, and no target is misjudged."""
 
+import functools
 import json
 import os
 import sys
@@ -9,19 +10,20 @@ import jax
 import pytest
 import torch
 
+from jaxgauss._engines.costs import CUDA_TABLE
+
 pytestmark = pytest.mark.usefixtures("as_it_comes")
 
 CELL = {"done": [{"n": 1}], "cells": [{"n": 1}]}
 
 
+@pytest.mark.slow
 @pytest.mark.emulated
 def test_the_emulated_walk_takes_every_step_and_no_step_twice(tmp_path, capsys):
-    from benchmarks.first_light import STEPS, main
-    from benchmarks.first_light_targets import targets
+    from benchmarks.first_light.__main__ import STEPS, main
+    from benchmarks.first_light.targets import targets
 
-    def walk():
-        main(20, list(STEPS), None, emulate=True, again=False, report=None, out=tmp_path, keep=False)
-
+    walk = functools.partial(main, ["--emulate", "--minutes", "20", "--out", str(tmp_path)])
     walk()
     out = tmp_path / "first_light.json"
     assert sorted(path.name for path in tmp_path.iterdir()) == [f"first_light.{x}" for x in ("json", "md", "png")]
@@ -31,6 +33,9 @@ def test_the_emulated_walk_takes_every_step_and_no_step_twice(tmp_path, capsys):
         assert step["complete"] and step["cells"] and not step["crashes"], name
         assert not [c for c in step["cells"] if "failed" in c], name
         assert all("median" in c or "launches" in c for c in step["cells"] if "method" in c), name
+    costs = data["steps"]["costs"]["cells"][0]["table"]["emulated"]  # of every engine there, each by its own columns
+    assert costs.keys() > json.loads(CUDA_TABLE.read_text())["estimate"].keys() - {"source"}
+    assert sum(costs["flash"].values()) > 0
     text = out.with_suffix(".md").read_text()
     assert text.startswith("# First light: emulated: figures mean nothing\n")
     assert all(f"\n| {row.target} " in text for row in targets(data))
@@ -44,27 +49,31 @@ def test_the_emulated_walk_takes_every_step_and_no_step_twice(tmp_path, capsys):
 
 
 def conducted(out, codes, **options):
-    """Programs in the place of steps, each with its file as `path` and what is in it as `data`."""
-    from benchmarks.first_light import conduct, part_of
+    """Programs in the place of steps, which find in `step` what the file has of them, and `write` it."""
+    from benchmarks.first_light.__main__ import conduct
 
     start = (
-        "import json, os, pathlib, sys, time; path = pathlib.Path(sys.argv[1]); data = json.loads(path.read_text());"
+        "import json, os, pathlib, sys, time; path, name = pathlib.Path(sys.argv[1]), sys.argv[2];"
+        "data = json.loads(path.read_text()); step = data['steps'].setdefault(name, {});"
+        "write = lambda **more: step.update(more) or path.write_text(json.dumps(data));"
     )
 
     def command(name):
-        return lambda seconds: [sys.executable, "-u", "-c", start + codes[name], str(part_of(out, name))]
+        return lambda seconds: [sys.executable, "-u", "-c", start + codes[name], str(out), name]
 
     conduct(out, "cuda", {(name,): command(name) for name in codes}, **options)
     return json.loads(out.read_text())["steps"]
 
 
 def test_steps_that_hang_or_crash_do_not_take_the_others_along(tmp_path, capsys):
+    from benchmarks.first_light.report import report
+
     out = tmp_path / "a.json"
-    finish, begin = (f"path.write_text(json.dumps({CELL | x!r}));" for x in ({"complete": 1}, {"begun": {"n": 2}}))
+    finish, begin = (f"write(**{CELL | x!r});" for x in ({"complete": 1}, {"begun": {"n": 2}}))
     codes = {
         "limit": begin + "time.sleep(600)",
         "launches": "print('oh'); os.abort()",
-        "memory": f"exec({finish!r} if data else {begin + 'os.abort()'!r})",
+        "memory": f"exec({finish!r} if step else {begin + 'os.abort()'!r})",
         "costs": finish,
     }
     steps = conducted(out, codes, minutes=0.5)  # of which the first one has 2 s
@@ -73,47 +82,47 @@ def test_steps_that_hang_or_crash_do_not_take_the_others_along(tmp_path, capsys)
     assert steps["launches"]["state"] == "crashed" and steps["launches"]["crashes"] == [["exit code -6", "oh"]]
     assert steps["memory"]["state"] == "complete" and steps["memory"]["crashes"] == [["exit code -6"]]
     assert steps["costs"]["state"] == "complete"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "a.md", "a.png"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "a.md"]
     text = out.with_suffix(".md").read_text()
     assert "| launches  | crashed " in text and "| tests     | did not begin " in text
     assert "- launches crashed:\n      exit code -6\n      oh\n" in text and "  oh\n" in capsys.readouterr().out
     steps = conducted(out, {"launches": finish, "costs": "os.abort()"}, minutes=1)
     assert steps["launches"]["complete"] and steps["costs"]["state"] == "complete"
+    steps["memory"].pop("state")
+    assert "| memory    | was interrupted " in report({"device": "cuda", "steps": steps})
     assert conducted(out, {"costs": "os.abort()"}, minutes=1, again=True)["costs"]["state"] == "crashed"
     out.write_text(json.dumps({"device": "emulated", "steps": {}}))
     with pytest.raises(SystemExit, match="of another device, emulated"):
         conducted(out, {}, minutes=1)
 
 
-def test_what_an_ended_run_left_is_taken_in(tmp_path):
-    from benchmarks.first_light import opened, part_of
-
-    out = tmp_path / "a.json"
-    out.write_text(json.dumps({"device": "cuda", "steps": {"tests": {"state": "complete"}}}))
-    for name, more in {"mmd": {}, "limit": {"complete": True}}.items():
-        part_of(out, name).write_text(json.dumps(CELL | more))
-    steps = opened(out)["steps"]
-    assert [steps[name]["state"] for name in ("tests", "mmd", "limit")] == ["complete", "was interrupted", "complete"]
-    assert list(tmp_path.iterdir()) == [out] and json.loads(out.read_text())["steps"] == steps
-
-
 @pytest.fixture
 def part(tmp_path):
     """A step's file, with what a process left there."""
-    from benchmarks.first_light import Part
+    from benchmarks.first_light.part import Part
 
     def part(**left):
-        (tmp_path / "part.json").write_text(json.dumps(left))
-        return Part(tmp_path / "part.json", "cpu", 100)
+        (tmp_path / "part.json").write_text(json.dumps({"steps": {"mmd": left}}))
+        return Part(tmp_path / "part.json", "mmd", "cpu", 100)
 
     return part
 
 
+def written(part):
+    return json.loads(part.path.read_text())["steps"]["mmd"]
+
+
+def task(about, find):
+    from benchmarks.study import Task
+
+    return Task(about, lambda runs: find())
+
+
 def cell(calls, error=0.0):
-    from benchmarks.measure import Cell
+    from benchmarks.study import Cell
 
     methods = {name: (lambda call=call: call) for name, call in calls.items()}
-    return Cell({"figure": "a", "what": "forward"}, methods, lambda found: found * error, 1e-3, 1.0, "series")
+    return Cell({"figure": "a", "what": "forward"}, methods, lambda found: found * error, 1e-3, "series")
 
 
 def raises(message):
@@ -122,26 +131,26 @@ def raises(message):
 
 def test_a_process_goes_on_behind_the_cell_that_ended_the_one_before_it(part):
     new = part(begun={"n": 2}, **CELL)
-    new.do({"n": 2}, lambda: pytest.fail("it was done"))
-    new.do({"n": 3}, lambda: [{"x": 1}])
-    written = json.loads(new.path.read_text())
-    assert written["done"] == [{"n": 1}, {"n": 2}, {"n": 3}]
-    assert written["cells"][1:] == [{"n": 2, "failed": "the process ended in it"}, {"n": 3, "x": 1}]
+    new.take(task({"n": 2}, lambda: pytest.fail("it was done")), 2)
+    new.take(task({"n": 3}, lambda: [{"peak": 1}]), 2)
+    assert written(new)["done"] == [{"n": 1}, {"n": 2}, {"n": 3}]
+    *_, ended, after = written(new)["cells"]
+    assert ended == {"n": 2, "failed": "the process ended in it"} and after["n"] == 3 and after["peak"] > 1
 
 
 def test_a_method_that_ends_the_process_is_left_out(part):
     """Of the cell, which is taken again, and of later ones."""
     new = part(begun={"figure": "a", "what": "forward"}, trying="deadly")
-    new.measure([cell({"deadly": lambda: pytest.fail("it was left out"), "auto": lambda: 1.0})], 2)
+    new.take(cell({"deadly": lambda: pytest.fail("it was left out"), "auto": lambda: 1.0}), 2)
     assert [(c["method"], "median" in c) for c in new.data["cells"]] == [("deadly", False), ("auto", True)]
     assert new.data["done"] == [{"figure": "a", "what": "forward"}] and new.data["trying"] is None
 
 
 def test_ours_may_fail_or_be_wrong(part, capsys):
     new = part()
-    new.measure([cell({"auto": lambda: raises("oh"), "rescale": lambda: 1.0}, error=1.0)], 2, lambda: {"peak": 1})
+    new.take(cell({"auto": lambda: raises("oh"), "rescale": lambda: 1.0}, error=1.0), 2)
     auto, rescale = new.data["cells"]
-    assert auto["failed"] == "RuntimeError: oh" and auto["peak"] == 1
+    assert auto["failed"] == "RuntimeError: oh" and auto["peak"] > 1
     assert rescale["error"] == 1.0 and "median" not in rescale
     assert capsys.readouterr().out == "a, forward: auto RuntimeError: oh; rescale wrong\n"
 
@@ -159,24 +168,24 @@ def test_a_process_whose_device_is_lost_ends(part, monkeypatch, capsys):
     monkeypatch.setattr(os, "_exit", leave)
     new = part()
     with pytest.raises(KeyboardInterrupt):
-        new.measure([cell({"culprit": culprit, "auto": lambda: 1.0})], 2)
-    assert json.loads(new.path.read_text())["trying"] == "culprit"
+        new.take(cell({"culprit": culprit, "auto": lambda: 1.0}), 2)
+    assert written(new)["trying"] == "culprit"
     assert "the device is lost: an illegal memory access" in capsys.readouterr().out
 
 
-def test_a_cell_that_hangs_ends_the_process(tmp_path):
-    from benchmarks.first_light import ended
+def test_a_cell_that_hangs_ends_the_process(part):
+    from benchmarks.first_light.__main__ import ended
 
-    path = tmp_path / "part.json"
-    code = "import time, sys; from pathlib import Path; from benchmarks import first_light as f; f.PATIENCE = 0.1;"
-    code += "f.Part(Path(sys.argv[1]), 'cpu', 9).do({'n': 1}, lambda: time.sleep(600))"
-    exit_code, last = ended([sys.executable, "-c", code, str(path)], 300)
+    code = "import time, sys; from pathlib import Path; from benchmarks.first_light import part as f; f.PATIENCE = 0.1;"
+    code += "f.Part(Path(sys.argv[1]), 'mmd', 'cpu', 9).take(f.Task({'n': 1}, lambda runs: time.sleep(600)), 2)"
+    new = part()
+    exit_code, last = ended([sys.executable, "-c", code, str(new.path)], 300)
     assert exit_code == 1 and any("in <lambda>" in line for line in last)
-    assert json.loads(path.read_text())["begun"] == {"n": 1}
+    assert written(new)["begun"] == {"n": 1}
 
 
 def test_what_becomes_of_tests_is_written_at_once(part):
-    from benchmarks.first_light_steps import Recorder
+    from benchmarks.first_light.steps import Recorder
 
     new = part(begun={"test": "crashed"}, done=[{"test": "before"}])
     recorder = Recorder(new)
@@ -189,7 +198,7 @@ def test_what_becomes_of_tests_is_written_at_once(part):
             recorder.pytest_runtest_logreport(report)
         recorder.pytest_runtest_logfinish()
     recorder.pytest_collectreport(failed)
-    found = [c.get("outcome", c.get("failed")) for c in json.loads(new.path.read_text())["cells"]]
+    found = [c.get("outcome", c.get("failed")) for c in written(new)["cells"]]
     assert found == ["the process ended in it", "passed", "a\nb", "skipped", "a\nb"]
     items = [types.SimpleNamespace(nodeid=name) for name in ("before", "crashed", "p", "new")]
     recorder.pytest_collection_modifyitems(items)
@@ -198,7 +207,7 @@ def test_what_becomes_of_tests_is_written_at_once(part):
 
 def test_launches_are_read_off_the_profile(monkeypatch):
     """Those on the device: how many, from when to when, and how long they take."""
-    from benchmarks.first_light_steps import profiled
+    from benchmarks.first_light.steps import profiled
 
     def event(name, start, end, device="CUDA"):
         times, device_type = (types.SimpleNamespace(**x) for x in ({"start": start, "end": end}, {"name": device}))
@@ -221,9 +230,9 @@ def test_launches_are_read_off_the_profile(monkeypatch):
 
 
 def test_the_headline_begins_with_what_is_worth_most():
-    from benchmarks.first_light_steps import GPU, GROUPS, headline_cells
+    from benchmarks.first_light.steps import GPU, GROUPS, headline
 
-    cells = list(headline_cells(GPU))
+    cells = list(headline(GPU))
     abouts = [tuple(cell.about[name] for name in ("group", "n", "d", "dtype", "what")) for cell in cells]
     assert len(set(abouts)) == len(abouts)
     wide = [(group, 16384, d, "float16", "forward") for group in ("ours", "cuDNN") for d in (32, 64)]
@@ -232,20 +241,157 @@ def test_the_headline_begins_with_what_is_worth_most():
     assert all(by_group[group] == set(names) for group, names in GROUPS.items() if group != "PyKeOps")
 
 
-def test_costs_are_fitted_to_what_is_there(part, monkeypatch):
-    from benchmarks import fit_costs
-    from benchmarks.first_light_steps import EMULATED, GPU, costs
+def test_costs_are_fitted_to_what_is_there(monkeypatch):
+    from benchmarks.first_light.steps import EMULATED, GPU, costs
+    from benchmarks.tools import fit_costs
 
     seen = []
-
-    def fit(device, runs, out, emulate):
-        seen.append((device, runs, emulate))
-        print("CUDA, flash: cheap")
-        out.write_text("{}")
-
-    monkeypatch.setattr(fit_costs, "main", fit)
+    monkeypatch.setattr(fit_costs, "row", lambda device, runs, emulated: seen.append((device, runs, emulated)) or {})
     for sizes in (GPU, EMULATED):
-        new = part()
-        costs(new, sizes, 3)
-        assert new.data["cells"] == [{"figure": "costs", "printed": ["CUDA, flash: cheap"], "table": {}}]
+        (step,) = costs(sizes)
+        assert step.find(3) == [{"table": {}}]
     assert seen == [("cuda", 3, False), ("cuda", 3, True)]
+
+
+TESTS, MMD, MEMORY, DENSITIES = "GPU tests", "MMD step", "memory linear", "SD-KDE"  # what targets' lines begin with
+STEPS = {TESTS: "tests", MMD: "mmd", MEMORY: "memory", DENSITIES: "densities"}  # others are of the headline
+BARE, KEOPS, JAX = "float16, D = C = 32, N = 16384", "float16, D ≥ 16, forward", "`auto` never slower"
+KEOPS_GRADIENTS = "float16, D ≥ 16, gradients"
+INFO = {"date": "2026-12-01", "commit": "abc", "device_name": "a card", "cores": 2, "versions": {"jax": "0.11"}}
+PASSED, FAILED = {"test": "a", "outcome": "passed"}, {"test": "b", "failed": "assert"}
+HALF = {"figure": "headline", "n": 16384, "d": 32, "c": 32, "batch": 1, "dtype": "float16", "what": "forward"}
+NAMES = {"bare": "bare attention", "own": "bare attention, own width", "dense": "dense JAX", "keops": "PyKeOps"}
+
+
+def timed(seconds, **about):
+    return about | {"seconds": [seconds] * 3, "median": seconds, "q1": seconds, "q3": seconds}
+
+
+def sums(n, d, c, what="forward", dtype="float16", **milliseconds):
+    """Cells of the headline. The errors of `auto` are a tenth of all others'."""
+    about = HALF | {"n": n, "d": d, "c": c, "dtype": dtype, "what": what}
+    found = {NAMES.get(name, name): ms / 1e3 for name, ms in milliseconds.items()}
+    return [timed(s, **about, method=m, error=1e-4 if m == "auto" else 1e-3) for m, s in found.items()]
+
+
+def all_sums(**milliseconds):
+    from benchmarks.grids import HEADLINE, WHAT
+
+    sizes = [(n, d, c, w, t) for n in (16384, 65536) for d, c in HEADLINE for w in WHAT for t in ("float16", "float32")]
+    return [x for size in sizes for x in sums(*size, **milliseconds)]
+
+
+def mmd_steps(ratio, nums=(1024, 4096, 16384)):
+    about = [{"figure": "MMD step", "n": n, "d": d, "mib": 1.0} for n in nums for d in (16, 64)]
+    return [timed(s, **x, method=m) for x in about for m, s in (("mmd_squared", 1.0), ("dense JAX", ratio))]
+
+
+def peaks(exponent):
+    about = {"figure": "memory", "method": "auto", "d": 16, "mib": 1.0}
+    return [timed(1.0, **about, n=2**i, peak=2 ** (exponent * i)) for i in range(14, 19)]
+
+
+def sd_kde(seconds):
+    return [timed(s, figure="SD-KDE", method=m, error=1e-3) for m, s in (("float16", seconds), ("auto", 9.0))]
+
+
+def results(complete=True, **cells):
+    """A result file, by step."""
+    about = {"info": INFO, "complete": complete, "state": "complete", "crashes": [], "seconds": 1.0}
+    return {"device": "cuda", "steps": {name: about | {"cells": x, "done": x} for name, x in cells.items()}}
+
+
+def verdicts(data):
+    from benchmarks.first_light.targets import targets
+
+    return {row.target: row.verdict for row in targets(data)}
+
+
+CASES = [
+    (TESTS, [PASSED], "met"),
+    (TESTS, [PASSED, FAILED], "missed"),
+    *(
+        (f"float16, D = C = {d}, N = {n}", sums(n, d, d, auto=9, rescale=1, bare=x + more), verdict)
+        for n, x in ((16384, 0.85), (65536, 0.95))
+        for d in (32, 64)
+        for more, verdict in ((1e-3, "met"), (-1e-3, "missed"))
+    ),
+    (BARE, sums(16384, 32, 32, rescale=1), "not measured"),
+    (BARE, [*sums(16384, 32, 32, bare=1), HALF | {"method": "auto", "failed": "oh"}], "missed"),
+    (BARE, [*sums(16384, 32, 32, bare=1), HALF | {"method": "auto", "error": 0.5}], "missed"),
+    (KEOPS, lambda: all_sums(auto=1, keops=2.01), "met"),
+    (KEOPS, sums(16384, 16, 1, auto=1, keops=2.01), "met so far"),
+    (KEOPS, sums(16384, 16, 1, auto=1, keops=1.99), "missed"),
+    (KEOPS, sums(16384, 16, 1, rescale=1, keops=99), "missed"),  # as wrong as that is
+    (KEOPS, sums(16384, 3, 1, auto=1, keops=1), "not measured"),
+    ("float32, D ≥ 16, forward", lambda: all_sums(auto=1, keops=2.01), "met"),
+    (KEOPS_GRADIENTS, lambda: all_sums(auto=1, keops=3.01), "met"),
+    (KEOPS_GRADIENTS, lambda: all_sums(auto=1, keops=2.99), "missed"),
+    ("float32, D ≥ 16, gradients", lambda: all_sums(auto=1, keops=2.99), "missed"),
+    (JAX, lambda: all_sums(auto=1, dense=1.01), "met"),
+    (JAX, sums(16384, 3, 1, auto=1, dense=1.01), "met so far"),
+    (JAX, sums(16384, 3, 1, auto=1, dense=0.99), "missed"),
+    (JAX, [*sums(16384, 32, 32, dense=1), HALF | {"method": "auto", "failed": "oh"}], "missed"),
+    (MMD, mmd_steps(2.01) + mmd_steps(0.1, (256, 65536)), "met"),
+    (MMD, mmd_steps(1.99) + mmd_steps(9, (256, 65536)), "missed"),
+    (MMD, mmd_steps(2.01, (1024,)), "met so far"),
+    (MMD, mmd_steps(2.01, (256,)), "not measured"),
+    (MEMORY, peaks(1.09), "met"),
+    (MEMORY, peaks(1.11), "missed"),
+    (MEMORY, [*peaks(1.0), {"figure": "memory", "n": 2**19, "method": "auto", "failed": "oh"}], "missed"),
+    (DENSITIES, sd_kde(2.29), "met"),
+    (DENSITIES, sd_kde(2.31), "missed"),
+]
+
+
+@pytest.mark.parametrize(("target", "cells", "verdict"), CASES)
+def test_targets_are_met_from_their_threshold_on(target, cells, verdict):
+    step = STEPS.get(target, "headline")
+    found = verdicts(results(**{step: cells() if callable(cells) else cells}))
+    (mine,) = (x for x in found if x.startswith(target))
+    assert found.pop(mine) == verdict and len(found) == 12
+    others = {x for x in found if step != "headline" or x.startswith(tuple(STEPS))}
+    assert len(others) >= 4 and {found[x] for x in others} == {"not measured"}
+
+
+def test_what_is_not_at_its_end_is_met_so_far():
+    found = verdicts(results(complete=False, tests=[PASSED], memory=peaks(1.0)))
+    assert [x for x, verdict in found.items() if verdict == "met so far"] == [
+        x for x in found if x.startswith((TESTS, MEMORY))
+    ]
+
+
+def test_the_report_is_made_from_the_file_alone(tmp_path, capsys):
+    from benchmarks.first_light.__main__ import main
+
+    path = tmp_path / "a.json"
+    launch = {"figure": "launches", "c": 32, "what": "forward", "method": "auto", "launches": 7, "names": {"flash": 1}}
+    data = results(
+        tests=[PASSED, FAILED],
+        launches=[launch | {"host": 1e-4, "span": 2e-4, "busy": 1e-4}],
+        headline=all_sums(auto=1, cudnn=0.5, bare=0.7, own=0.6, dense=4, keops=8),
+        mmd=mmd_steps(3.0),
+        memory=peaks(1.0),
+        densities=sd_kde(1.0),
+        limit=[{"figure": "limit", "dtype": "float16", "matmul": 1e15, "exp": 1e12}],
+    )
+    path.write_text(json.dumps(data))
+    main(["--report", str(path)])
+    text = path.with_suffix(".md").read_text()
+    assert text.startswith("# First light: a card\n\n2026-12-01, commit abc; jax 0.11\n")
+    assert "1.40: cudnn 0.5 ms, bare 0.7 ms; 1.20 of it at its own width, 0.6 ms" in text
+    assert "| cudnn                     | 0.5 (0.50x) | 0.5 (0.50x) |" in text and "| 0.27 | 0.54 cudnn " in text
+    assert "| auto   | 32 | forward | 7        | 200               | 100           | 100            |" in text
+    assert "- tests, b:\n      assert" in text and "3.00x in the geometric mean" in text
+    assert path.with_suffix(".png").stat().st_size > 10_000
+    assert "| missed " in capsys.readouterr().out
+
+
+def test_a_report_of_nothing(tmp_path):
+    from benchmarks.first_light.report import write
+
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(results()))
+    write(path)
+    assert set(verdicts(results()).values()) == {"not measured"}
+    assert not path.with_suffix(".png").exists() and path.with_suffix(".md").read_text().count("| did not begin |") == 8

@@ -136,10 +136,12 @@ def run(*parts: str) -> str:
     return result.stdout
 
 
+@pytest.mark.slow
 def test_threads_interrupts_level_memory_and_an_exit_in_flight():
     run(THREADS, INTERRUPTS, MEMORY, EXIT)
 
 
+@pytest.mark.slow
 def test_child_processes_compute_or_say_why_not():
     run(CHILDREN)
 

@@ -28,7 +28,7 @@ def digest(name: str) -> str:
 
 def run(name: str) -> str:
     """The block of a page; the picture is put where the page looks for it."""
-    from benchmarks.measure import environment
+    from benchmarks.study import environment
 
     drawn, picture = (ROOT / folder / f"{name}.png" for folder in ("outputs", "examples/pictures"))
     drawn.unlink(missing_ok=True)

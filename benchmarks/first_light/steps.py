@@ -6,11 +6,8 @@ import dataclasses
 import faulthandler
 import functools
 import importlib.util
-import io
 import itertools
-import json
-import math
-import tempfile
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -23,13 +20,13 @@ import numpy as np
 import torch
 from torch.profiler import ProfilerActivity
 
-from jaxgauss import gauss_sum, kde_logpdf, kde_score, tau_from_bandwidth
-from jaxgauss._engines import timing
+from jaxgauss import gauss_sum, kde_logpdf, tau_from_bandwidth
 
-from . import applications, fit_costs, grids, measure, rivals
-from .first_light import Part, failure
-from .measure import Call, Cell, JaxCall, exact_matrix, relative
-from .rivals import BARE, Problem
+from .. import applications, grids, inside, rivals, study
+from ..rivals import BARE, Problem
+from ..study import Call, Cell, JaxCall, Task, exact_matrix, failure, relative
+from ..tools import fit_costs
+from .part import Part
 
 TESTS = "test_wrong_devices or test_float64_falls_back"  # that are quick to emulate
 ROWS = 64  # of densities, which are compared with float64
@@ -76,16 +73,6 @@ GPU = Sizes(
 EMULATED = Sizes("cpu", (64, 128), ((3, 1), (16, 16)), (64,), (64, 128), 256, 128, 64, every=11)
 
 
-@contextlib.contextmanager
-def device_of(sizes: Sizes, step: str) -> Iterator[None]:
-    """CUDA, if need be emulated, where figures mean nothing and are taken quickly; two steps do that by themselves."""
-    if sizes is GPU or step in ("tests", "costs"):
-        yield
-        return
-    with measure.emulated_if(True), mock.patch.multiple(timing, SETTLED=1e-4, SHORTEST=1e-4, WARM_UPS=1):
-        yield
-
-
 class Recorder:
     """A plugin of pytest that writes what becomes of each test."""
 
@@ -99,7 +86,7 @@ class Recorder:
     def pytest_collectreport(self, report: Any) -> None:
         """A file that cannot be imported."""
         if report.failed:
-            self.part.do({"test": report.nodeid}, lambda: [{"failed": _end(report)}])
+            self.part.take(Task({"test": report.nodeid}, lambda runs: [{"failed": _end(report)}]), 0)
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """A test begins."""
@@ -122,7 +109,7 @@ def _end(report: Any) -> str:
     return "\n".join(report.longreprtext.strip().splitlines()[-8:])[-800:]
 
 
-def tests(part: Part, sizes: Sizes, runs: int) -> None:
+def tests(part: Part, sizes: Sizes) -> None:
     """The tests of the CUDA path."""
     import pytest
 
@@ -135,25 +122,25 @@ def tests(part: Part, sizes: Sizes, runs: int) -> None:
         raise SystemExit(f"pytest ended with {code!r}")
 
 
-def launches(part: Part, sizes: Sizes, runs: int) -> None:
+def launches(sizes: Sizes) -> Iterator[Task]:
     """How much one call launches, and how long the host is busy with it."""
     cells = itertools.product(VARIANTS, (32, 1), grids.WHAT)
     for name, channels, what in list(cells)[:: sizes.every]:
         problem = Problem(sizes.nums[0], 32, channels, 1, "float32", sizes.device)
         prepare = functools.partial(rivals.in_jax(functools.partial(gauss_sum, **VARIANTS[name])), problem, what)
         about = {"figure": "launches", "n": problem.num, "d": 32, "c": channels, "what": what, "method": name}
-        part.do(about, lambda prepare=prepare: [launched(prepare(), sizes.device, runs)])
+        yield Task(about, lambda runs, prepare=prepare: [launched(prepare(), sizes.device, runs)])
 
 
 def launched(call: Any, device: str, runs: int) -> dict:
     """Seconds until a call of JAX returns, which does not wait for its results; and what it launches."""
     seconds = []
-    for _ in range(timing.WARM_UPS + runs):
+    for _ in range(inside.timing.WARM_UPS + runs):
         start = time.perf_counter()
         results = call.function(*call.arguments)
         seconds.append(time.perf_counter() - start)
         jax.block_until_ready(results)
-    found = {"host": float(np.median(seconds[timing.WARM_UPS :]))}
+    found = {"host": float(np.median(seconds[inside.timing.WARM_UPS :]))}
     try:
         return found | (profiled(call) if device == "cuda" else counted(call))
     except Exception as reason:
@@ -213,7 +200,7 @@ def bare_at_own_width(problem: Problem, what: str) -> Call | str:
 MORE = {"float32": in_float32, OWN_WIDTH: bare_at_own_width, "cudnn": by_cudnn}
 
 
-def headline_cells(sizes: Sizes) -> Iterator[Cell]:
+def headline(sizes: Sizes) -> Iterator[Cell]:
     """In order of worth."""
 
     def worth(cell: tuple) -> tuple:
@@ -226,97 +213,111 @@ def headline_cells(sizes: Sizes) -> Iterator[Cell]:
     for group, num, dtype, what, (dim, channels) in sorted(cells, key=worth)[:: sizes.every]:
         problem = Problem(num, dim, channels, 1, dtype, sizes.device)
         known = [name for name in GROUPS[group] if name not in MORE]
-        cell = grids.cell("first light", "headline", problem, what, known, d=dim, c=channels)
+        cell = grids.cell("headline", problem, what, known, d=dim, c=channels)
         more = {name: functools.partial(MORE[name], problem, what) for name in GROUPS[group] if name in MORE}
         if cell.methods:
-            yield dataclasses.replace(cell, about=cell.about | {"group": group}, methods=cell.methods | more)
+            yield dataclasses.replace(cell, about=cell.about | {"group": group}, methods={**cell.methods, **more})
 
 
-def headline(part: Part, sizes: Sizes, runs: int) -> None:
-    """The paper's D and C by everything."""
-    with mock.patch.object(measure, "peak_mebibytes", lambda call: None):  # which compiles once more
-        part.measure(headline_cells(sizes), runs)
-
-
-def mmd(part: Part, sizes: Sizes, runs: int) -> None:
+def mmd(sizes: Sizes) -> Iterator[Cell]:
     """A training step, ours in half precision, and dense."""
-    cells = (applications.mmd_step(num, dim, sizes.device) for num in sizes.mmd for dim in (16, 64))
-    part.measure((dataclasses.replace(cell, tolerance=grids.TOLERANCE) for cell in cells), runs)
+    for num, dim in itertools.product(sizes.mmd, (16, 64)):
+        yield dataclasses.replace(applications.mmd_step(num, dim, sizes.device), tolerance=grids.TOLERANCE)
 
 
-def memory(part: Part, sizes: Sizes, runs: int) -> None:
+def memory(sizes: Sizes) -> Iterator[Cell]:
     """The most memory in use on the device so far, in order of N, as JAX's peak cannot be set back."""
-
-    def cells() -> Iterator[Cell]:
-        for num, name in itertools.product(sizes.memory, ("auto", "rescale")):
-            problem = Problem(num, 16, 1, 1, "float32", sizes.device)
-            cell = grids.cell("first light", "memory", problem, "gradients", [name], method=name)
-            yield dataclasses.replace(cell, about=cell.about | {"method": name})
-
-    part.measure(cells(), runs, lambda: {"peak": measure.peak_bytes() / 2**20})
+    for num, name in itertools.product(sizes.memory, ("auto", "rescale")):
+        cell = grids.cell("memory", Problem(num, 16, 1, 1, "float32", sizes.device), "gradients", [name], method=name)
+        yield dataclasses.replace(cell, about=cell.about | {"method": name})
 
 
-def density_cells(sizes: Sizes) -> Iterator[Cell]:
-    """Flash-SD-KDE's point (arXiv:2602.10378): sums, densities, and densities of samples moved along their scores."""
-    tau, dim, step = float(tau_from_bandwidth(BANDWIDTH)), 16, BANDWIDTH**2 / 2
-    points, data, values, _ = measure.problem(sizes.samples, dim, 1)
+def densities(sizes: Sizes) -> Iterator[Cell]:
+    """A million points, as Flash-SD-KDE has them (arXiv:2602.10378): sums, and densities without and with debiasing."""
+    tau, dim = float(tau_from_bandwidth(BANDWIDTH)), 16
+    points, data, values, _ = Problem(sizes.samples, dim, 1).jax
     keys, weights = data[: sizes.queries], values[: sizes.queries]
     queries, samples = points[: sizes.queries] * dim**0.5, data * dim**0.5  # N(0, I)
 
-    def logpdf(queries: jax.Array, samples: jax.Array, **options: Any) -> jax.Array:
-        return kde_logpdf(queries, samples, tau, **options)
-
-    def sd_kde(queries: jax.Array, samples: jax.Array, **options: Any) -> tuple[jax.Array, jax.Array]:
-        moved = samples + step * kde_score(samples, samples, tau, **options)
-        return logpdf(queries, moved, **options), moved
-
-    def logpdf_error(found: Any, samples: jax.Array = samples) -> float:
-        sums = exact_matrix(np.asarray(queries[:ROWS]), np.asarray(samples), tau).sum(1)
-        constant = dim / 2 * math.log(2 * math.pi / tau) + math.log(len(samples))
-        return relative(found[:ROWS], np.log(sums) - constant)
-
-    def sd_kde_error(found: Any) -> float:
-        x = np.asarray(samples, np.float64)
-        phi = exact_matrix(x[:ROWS], x, tau)
-        score = tau * (phi @ x / phi.sum(1)[:, None] - x[:ROWS])
-        return max(relative(found[1][:ROWS], x[:ROWS] + step * score), logpdf_error(*found))
-
     def sum_error(found: Any) -> float:
-        return relative(found[:ROWS], exact_matrix(np.asarray(points[:ROWS]), np.asarray(keys)) @ np.asarray(weights))
+        return relative(found[:ROWS], exact_matrix(points[:ROWS], keys) @ np.asarray(weights))
 
+    def logpdf_error(found: Any) -> float:
+        return relative(found[:ROWS], applications.exact_logpdf(queries[:ROWS], samples, tau))
+
+    sd_kde_error = functools.partial(applications.debiased_error, queries, samples, tau, rows=ROWS)
     figures: dict[str, tuple[Callable, tuple, Callable]] = {
-        "SD-KDE": (sd_kde, (queries, samples), sd_kde_error),
+        "SD-KDE": (functools.partial(applications.debiased, tau=tau), (queries, samples), sd_kde_error),
         "gauss_sum": (gauss_sum, (points, keys, weights), sum_error),
-        "kde_logpdf": (logpdf, (queries, samples), logpdf_error),
+        "kde_logpdf": (functools.partial(kde_logpdf, tau=tau), (queries, samples), logpdf_error),
     }
     cells = itertools.product(PRECISIONS[:: sizes.every], figures.items())
     for precision, (figure, (function, operands, error)) in cells:
         call = functools.partial(JaxCall, functools.partial(function, precision=precision), *operands)
-        about = {"suite": "first light", "figure": figure, "n": sizes.samples, "m": sizes.queries, "d": dim, "c": 1}
-        yield Cell(about | {"method": precision}, {precision: call}, error, grids.TOLERANCE, 1.0, figure)
+        about = {"figure": figure, "n": sizes.samples, "m": sizes.queries, "d": dim, "c": 1, "method": precision}
+        yield Cell(about, {precision: call}, error, grids.TOLERANCE, figure)
 
 
-def densities(part: Part, sizes: Sizes, runs: int) -> None:
-    """A million points."""
-    with mock.patch.object(measure, "peak_mebibytes", lambda call: None):
-        part.measure(density_cells(sizes), runs)
-
-
-def costs(part: Part, sizes: Sizes, runs: int) -> None:
+def costs(sizes: Sizes) -> Iterator[Task]:
     """The numbers by which `auto` chooses."""
 
-    def find() -> list[dict]:
+    def find(runs: int) -> list[dict]:
         faulthandler.cancel_dump_traceback_later()  # it has all the time there is
-        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()) as printed:
-            table = Path(folder) / "costs.json"
-            fit_costs.main("cuda", runs, table, emulate=sizes is EMULATED)
-            return [{"printed": printed.getvalue().splitlines(), "table": json.loads(table.read_text())}]
+        return [{"table": fit_costs.row("cuda", runs, emulated=sizes is EMULATED)}]
 
-    part.do({"figure": "costs"}, find)
+    yield Task({"figure": "costs"}, find)
 
 
-def limit(part: Part, sizes: Sizes, runs: int) -> None:
+def limit(sizes: Sizes) -> Iterator[Task]:
     """The device's rates."""
     for dtype in ("float16", "float32"):
-        rates = functools.partial(rivals.rates, sizes.device, dtype, sizes.square, runs)
-        part.do({"figure": "limit", "dtype": dtype}, lambda rates=rates: [rates()])
+        rates = functools.partial(rivals.rates, sizes.device, dtype, sizes.square)
+        yield Task({"figure": "limit", "dtype": dtype}, lambda runs, rates=rates: [rates(runs)])
+
+
+STEPS: dict[str, tuple[float, Callable[..., Any]]] = {  # and their shares of 25 minutes
+    "tests": (6, tests),
+    "launches": (1.5, launches),
+    "headline": (7.5, headline),
+    "mmd": (2, mmd),
+    "memory": (1.5, memory),
+    "densities": (2, densities),
+    "costs": (4, costs),
+    "limit": (0.5, limit),
+}
+
+
+def take(names: tuple[str, ...], out: str, seconds: float, emulate: bool, runs: int) -> None:
+    """What the process of some steps does."""
+    faulthandler.enable()
+    if emulate:
+        jax.config.update("jax_platforms", "cpu")
+        os.environ.setdefault("XLA_FLAGS", "--xla_backend_optimization_level=0")  # read when JAX is first used
+    sizes = EMULATED if emulate else GPU
+    info = study.environment(sizes.device) | {"runs": runs}
+    for name in names:
+        part = Part(Path(out), name, sizes.device, seconds)
+        if not part.data["complete"]:
+            part.data["info"] = info
+            if name == "tests":
+                tests(part, sizes)
+            else:
+                with device_of(sizes, name):
+                    for step in STEPS[name][1](sizes):
+                        part.take(step, runs)
+            part.data["complete"] = True
+            part.save()
+    os._exit(0)  # for an exit might wait for the device
+
+
+@contextlib.contextmanager
+def device_of(sizes: Sizes, step: str) -> Iterator[None]:
+    """CUDA, if need be emulated, where figures mean nothing and are taken quickly."""
+    quickly = {"SETTLED": 1e-4, "SHORTEST": 1e-4, "WARM_UPS": 1}
+    with contextlib.ExitStack() as stack:
+        if sizes is EMULATED:
+            stack.enter_context(study.emulated_if(True))
+            stack.enter_context(mock.patch.multiple(inside.timing, **quickly))
+        if step in ("headline", "densities"):
+            stack.enter_context(mock.patch.object(study, "peak_mebibytes", lambda call: None))  # compiles once more
+        yield

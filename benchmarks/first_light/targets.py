@@ -1,22 +1,19 @@
 """What `first_light` aims at: each target beside what was measured, and whether that meets it."""
 
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-import numpy as np
-
-from . import plots
-from .first_light_steps import GPU, OWN_WIDTH, PRECISIONS
-from .rivals import BARE, JAX_NATIVE
-from .rivals import OURS as METHODS
+from .. import plots
+from ..plots import by_method, exponents, fastest, having
+from ..rivals import BARE, JAX_NATIVE
+from ..rivals import OURS as METHODS
+from .steps import GPU, OWN_WIDTH, PRECISIONS
 
 OURS = (*METHODS, "float32", "cudnn")
 BESIDE_BARE = {(16384, 32): 0.85, (16384, 64): 0.85, (65536, 32): 0.95, (65536, 64): 0.95}  # N, D = C: of its speed
 BESIDE_KEOPS = {"forward": 2.0, "gradients": 3.0}
 MMD, MMD_SIZES, EXPONENT, SECONDS = 2.0, range(1024, 16385), 1.1, 2.3
-Cells = list[dict[str, Any]]
-Size = tuple[int, int, int, str, str]  # N, D, C, dtype, forward or gradients
-Table = dict[Size, dict[str, dict[str, Any]]]  # cells by size and method
+Methods = dict[str, dict[str, Any]]  # cells by name
+Table = dict[tuple, Methods]  # by N, D, C, dtype, and forward or gradients
 
 
 class Row(NamedTuple):
@@ -47,7 +44,7 @@ def targets(data: dict) -> list[Row]:
     ]
 
 
-def cells(data: dict, step: str) -> Cells:
+def cells(data: dict, step: str) -> plots.Cells:
     """What a step has found."""
     return data["steps"].get(step, {}).get("cells", [])
 
@@ -59,25 +56,16 @@ def complete(data: dict, step: str) -> bool:
 
 def headline(data: dict) -> Table:
     """The step's cells, those of all groups together."""
-    table: Table = {}
-    for c in cells(data, "headline"):
-        if "method" in c:
-            table.setdefault((c["n"], c["d"], c["c"], c["dtype"], c["what"]), {})[c["method"]] = c
-    return table
+    return by_method([c for c in cells(data, "headline") if "method" in c], "n", "d", "c", "dtype", "what")
 
 
-def fastest(methods: dict[str, dict], names: Iterable[str]) -> dict | None:
-    """The cell of the one of them that takes the least time, if any was timed."""
-    return min((methods[x] for x in names if "median" in methods.get(x, {})), key=lambda c: c["median"], default=None)
-
-
-def tests_row(found: Cells, is_complete: bool) -> Row:
+def tests_row(found: plots.Cells, is_complete: bool) -> Row:
     """Those that were ended by a crash have failed."""
     target = "GPU tests: all pass"
     if not found:
         return Row(target)
     failed = sum("failed" in c for c in found)
-    passed, skipped = (sum(c.get("outcome") == x for c in found) for x in ("passed", "skipped"))
+    passed, skipped = (len(having(found, outcome=x)) for x in ("passed", "skipped"))
     return Row(target, f"{passed} passed, {failed} failed, {skipped} skipped", not failed, is_complete)
 
 
@@ -100,93 +88,77 @@ def keops_row(table: Table, dtype: str, what: str) -> Row:
     """Beside the fastest of ours that has at most a quarter of its error."""
     least = BESIDE_KEOPS[what]
     target = f"{dtype}, D ≥ 16, {what}: ≥ {least:g} × PyKeOps, at no more than a quarter of its error"
-    ratios = []
+    found = {}
     for size, methods in table.items():
-        keops = fastest(methods, ["PyKeOps"])
-        if keops and size[1] >= 16 and size[3:] == (dtype, what):
-            exact = [name for name in OURS if methods.get(name, {}).get("error", np.inf) <= keops["error"] / 4]
-            ours = fastest(methods, exact)
-            ratios.append((keops["median"] / ours["median"] if ours else 0.0, size))
-    if not ratios:
-        return Row(target)
-    ratio, size = min(ratios)
-    text = f"{ratio:.2f}x at worst, {where(size)}" if ratio else f"none of ours has that, {where(size)}"
+        rival = fastest(methods, ["PyKeOps"])
+        if rival and size[1] >= 16 and size[3:] == (dtype, what):
+            exact = [x for x in OURS if methods.get(x, {}).get("error", float("inf")) <= rival["error"] / 4]
+            found[size] = rival, fastest(methods, exact)
     of = sum(dim >= 16 for dim, _ in GPU.pairs) * len(GPU.nums)
-    return Row(target, f"{text}; {len(ratios)} of {of} cells", ratio >= least, len(ratios) >= of)
+    return worst_row(target, found, least, of, "none of ours has that")
 
 
 def jax_row(table: Table) -> Row:
     """`auto` beside the faster of JAX's own; if it did not run and one of those did, that counts as slower."""
     target = "`auto` never slower than dense or blocked JAX, in all headline cells"
-    ratios = []
-    for size, methods in table.items():
-        rival = fastest(methods, JAX_NATIVE)
-        if rival and "auto" in methods:
-            ratios.append((rival["median"] / methods["auto"].get("median", np.inf), size))
+    found = {
+        size: (rival, fastest(methods, ["auto"]))
+        for size, methods in table.items()
+        if "auto" in methods and (rival := fastest(methods, JAX_NATIVE))
+    }
+    return worst_row(target, found, 1, 4 * len(GPU.pairs) * len(GPU.nums), "`auto` did not run")
+
+
+def worst_row(target: str, found: dict[tuple, tuple[dict, dict | None]], least: float, of: int, none: str) -> Row:
+    """By the smallest ratio of a rival's time to ours; where there is none of ours, it is nought."""
+    ratios = {size: rival["median"] / ours["median"] if ours else 0.0 for size, (rival, ours) in found.items()}
     if not ratios:
         return Row(target)
-    (ratio, size), of = min(ratios), 4 * len(GPU.pairs) * len(GPU.nums)
-    text = f"{ratio:.2f}x at worst, {where(size)}" if ratio else f"`auto` did not run, {where(size)}"
-    return Row(target, f"{text}; {len(ratios)} of {of} cells", ratio >= 1, len(ratios) >= of)
+    size, ratio = min(ratios.items(), key=lambda item: item[1])
+    where = "N = {}, D = {}, C = {}, {}, {}".format(*size)
+    text = f"{ratio:.2f}x at worst" if ratio else none
+    return Row(target, f"{text}, {where}; {len(ratios)} of {of} cells", ratio >= least, len(ratios) >= of)
 
 
-def mmd_row(found: Cells) -> Row:
+def mmd_row(found: plots.Cells) -> Row:
     """In the geometric mean."""
     target = f"MMD step: ≥ {MMD:g} × dense JAX in the geometric mean over N = 1024 … 16384"
-    by_size: dict[tuple, dict] = {}
-    for c in found:
-        if c["n"] in MMD_SIZES and "method" in c:
-            by_size.setdefault((c["n"], c["d"]), {})[c["method"]] = c
-    both = [x for x in by_size.values() if "median" in x.get("dense JAX", {}) and "mmd_squared" in x]
+    sizes = by_method([c for c in found if c["n"] in MMD_SIZES and "method" in c], "n", "d")
+    both = [x for x in sizes.values() if "median" in x.get("dense JAX", {}) and "mmd_squared" in x]
     if not both:
         return Row(target)
     if any("median" not in x["mmd_squared"] for x in both):
         return Row(target, "ours did not run", False)
     mean = plots.geometric_mean([x["dense JAX"]["median"] / x["mmd_squared"]["median"] for x in both])
     of = 2 * sum(num in MMD_SIZES for num in GPU.mmd)
-    return Row(target, f"{mean:.2f}x; {len(both)} of {of} cells", mean >= MMD, len(by_size) >= of)
+    return Row(target, f"{mean:.2f}x; {len(both)} of {of} cells", mean >= MMD, len(sizes) >= of)
 
 
-def exponents(found: Cells) -> dict[str, float]:
-    """Of N in the peak of memory, by method, where there are two sizes."""
-    peaks: dict[str, dict[int, float]] = {}
-    for c in found:
-        if "peak" in c:
-            peaks.setdefault(c["method"], {})[c["n"]] = c["peak"]
-    many = {method: of for method, of in peaks.items() if len(of) > 1}
-    return {m: float(np.polyfit(np.log(list(of)), np.log(list(of.values())), 1)[0]) for m, of in many.items()}
-
-
-def memory_row(found: Cells, is_complete: bool) -> Row:
+def memory_row(found: plots.Cells, is_complete: bool) -> Row:
     """Of every method."""
     target = f"memory linear in N: exponent ≤ {EXPONENT}"
-    fits = exponents(found)
+    peaks = [c for c in found if "peak" in c]
+    fits = exponents(peaks, "peak")
     if not fits:
         return Row(target)
     if failed := [c["method"] for c in found if "failed" in c and "method" in c]:
         return Row(target, f"{failed[0]} did not run", False)
+    largest = max(peaks, key=lambda c: c["peak"])
     text = ", ".join(f"{method} {x:.2f}" for method, x in fits.items())
-    largest = max((c for c in found if "peak" in c), key=lambda c: c["peak"])
     text += f"; {largest['peak']:.0f} MiB at N = {largest['n']}"
     return Row(target, text, max(fits.values()) <= EXPONENT, is_complete)
 
 
-def density_row(found: Cells) -> Row:
+def density_row(found: plots.Cells) -> Row:
     """By the fastest precision."""
     target = f"SD-KDE of 1M samples, D = 16, 131k queries: below {SECONDS} s"
-    methods = {c["method"]: c for c in found if c["figure"] == "SD-KDE"}
+    methods = {c["method"]: c for c in having(found, figure="SD-KDE")}
     best = fastest(methods, PRECISIONS)
     if best is None:
         return Row(target, "did not run", False) if len(methods) == len(PRECISIONS) else Row(target)
     timed = [c for c in methods.values() if "median" in c]
     text = "; ".join(f"{c['method']} {c['median']:.2f} s, error {c['error']:.1e}" for c in timed)
     return Row(target, text, best["median"] < SECONDS)
-
-
-def where(size: Size) -> str:
-    """Which cell."""
-    num, dim, channels, dtype, what = size
-    return f"N = {num}, D = {dim}, C = {channels}, {dtype}, {what}"
 
 
 def milliseconds(cell: dict) -> str:

@@ -1,4 +1,4 @@
-"""Fit short mixtures of Gaussians to other kernels: `python -m benchmarks.fit_mixtures`, or `--kernel NAME` for one.
+"""Fit short mixtures of Gaussians to other kernels: `python -m benchmarks.tools.fit_mixtures`.
 
     κ(u) ≈ Σ_j w_j exp(-s_j u / 2),  u = τ·|q - k|² = r²,  all w_j > 0;  for the energy kernel, -r, the same minus c
 
@@ -11,17 +11,17 @@ in the table as a grid ten times finer shows them. Kernel and mixture both fall:
 differ by κ(0) - κ(r) more at most, and beyond the largest one, but for energy, by κ(r) and the error there.
 """
 
-import argparse
 import json
 import math
 import re
-from pathlib import Path
 
 import numpy as np
 from scipy.optimize import least_squares
 from tqdm import tqdm
 
-TABLE = Path(__file__).parents[1] / "jaxgauss" / "_kernels" / "mixtures.json"
+from ..study import ROOT
+
+TABLE = ROOT / "jaxgauss" / "_kernels" / "mixtures.json"
 KERNELS = {
     "matern12": lambda u: np.exp(-np.sqrt(u)),
     "matern32": lambda u: (1 + np.sqrt(3 * u)) * np.exp(-np.sqrt(3 * u)),
@@ -165,19 +165,9 @@ def mixtures(kernel: str, bar: tqdm) -> dict[str, dict]:
     return rows
 
 
-def main(kernel: str | None) -> None:
-    """Fit, write the table."""
-    old = json.loads(TABLE.read_text()) if TABLE.exists() else {}
-    names = [kernel] if kernel else list(KERNELS)
-    with tqdm(total=len(names) * len(TOLERANCES), unit="mixture") as bar:
-        new = {name: mixtures(name, bar) for name in names}
-    table = {"source": "python -m benchmarks.fit_mixtures"}
-    table |= {name: new.get(name) or old[name] for name in KERNELS if name in new or name in old}
+if __name__ == "__main__":
+    table: dict = {"source": "python -m benchmarks.tools.fit_mixtures"}
+    with tqdm(total=len(KERNELS) * len(TOLERANCES), unit="mixture") as bar:
+        table |= {name: mixtures(name, bar) for name in KERNELS}
     text = re.sub(r"(?<=\[)\n {4}|\n {3}(?=\])", "", json.dumps(table, indent=1))  # each array in a line of its own
     TABLE.write_text(text.replace("\n    ", " ") + "\n")
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kernel", choices=KERNELS, help="fit this one alone (default: all)")
-    main(**vars(parser.parse_args()))

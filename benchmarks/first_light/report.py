@@ -1,0 +1,153 @@
+"""What `first_light` has found, from its file alone: targets met and missed, tables, and a picture."""
+
+import json
+from pathlib import Path
+
+from .. import applications, grids, plots
+from ..plots import Cells, fastest, having
+from ..rivals import Problem, limit
+from .steps import STEPS
+from .targets import OURS, cells, headline, targets
+
+ABOUT = ("test", "figure", "n", "d", "c", "dtype", "what", "method")  # which cell
+
+
+def write(path: Path, pictures: bool = True) -> None:
+    """The tables, and the picture, beside the file."""
+    data = json.loads(path.read_text())
+    text = report(data)
+    path.with_suffix(".md").write_text(text)
+    if pictures:
+        print(text.split("\n## Steps")[0])
+        draw(path, data)
+
+
+def report(data: dict) -> str:
+    """All of it, in Markdown."""
+    infos = [step["info"] for step in data["steps"].values() if "info" in step]
+    versions = {f"{name} {version}": None for info in infos for name, version in info["versions"].items()}
+    rows = [["target", "measured", ""], *([row.target, row.measured, row.verdict] for row in targets(data))]
+    rows.append(["launches a call (no target)", few_launches(cells(data, "launches")), ""])
+    found = {name: data["steps"].get(name, {"state": "did not begin"}) for name in STEPS}
+    steps = [
+        [name, step.get("state", "was interrupted"), f"{step.get('seconds', 0):.0f}", str(len(step.get("done", [])))]
+        for name, step in found.items()
+    ]
+    tables = {
+        "Steps": plots.table([["step", "", "seconds", "cells"], *steps]),
+        "Headline": times(data),
+        "Of the physical limit: by `auto`, and by the fastest of ours": limits(data),
+        "Launches": launches(cells(data, "launches")),
+        "Milliseconds (and MiB) of an MMD step": mmd(cells(data, "mmd")),
+        "Memory": memory(cells(data, "memory")),
+        "Densities": densities(cells(data, "densities")),
+        "Costs": "".join(f"    {json.dumps(c['table'])}\n" for c in cells(data, "costs") if "table" in c),
+        "What failed": failures(data),
+    }
+    texts = [
+        f"# First light: {title(data)}",
+        f"{several(infos, 'date')}, commit {several(infos, 'commit')}; {', '.join(versions)}",
+        plots.table(rows),
+        *(f"## {name}\n\n{text}" for name, text in tables.items() if text),
+    ]
+    return "\n\n".join(text.strip("\n") for text in texts) + "\n"
+
+
+def title(data: dict) -> str:
+    """The device."""
+    infos = [step["info"] for step in data["steps"].values() if "info" in step]
+    return "emulated: figures mean nothing" if data["device"] == "emulated" else several(infos, "device_name")
+
+
+def several(infos: list[dict], name: str) -> str:
+    """What the processes say."""
+    return ", ".join(dict.fromkeys(info[name] for info in infos)) or "unknown"
+
+
+def times(data: dict) -> str:
+    """Of every method, by N and dtype."""
+    named = [c for c in cells(data, "headline") if "method" in c]
+    sizes = sorted({(c["n"], c["dtype"]) for c in named})
+    return "\n".join(
+        f"N = {n}, {dtype}, milliseconds\n\n{grids.times(having(named, n=n), dtype, beside=True)}" for n, dtype in sizes
+    )
+
+
+def limits(data: dict) -> str:
+    """How much of the limit, in a row for every size."""
+    rates = {c["dtype"]: c for c in cells(data, "limit") if "matmul" in c}
+    rows = [["N = M", "D, C", "", "", "auto", "fastest of ours"]]
+    for (num, dim, channels, dtype, what), methods in headline(data).items():
+        if dtype in rates and (best := fastest(methods, OURS)):
+            least = limit(Problem(num, dim, channels, 1, dtype), what, rates[dtype])
+            auto = fastest(methods, ["auto"])
+            texts = [f"{least / auto['median']:.2f}" if auto else "–", f"{least / best['median']:.2f} {best['method']}"]
+            rows.append([str(num), f"{dim}, {channels}", dtype, what, *texts])
+    return plots.table(rows) if len(rows) > 1 else ""
+
+
+def few_launches(found: Cells) -> str:
+    """How many, of the most important calls."""
+    shown = [c for c in having(found, c=32) if c["method"] in ("auto", "rescale, float16") and "launches" in c]
+    return "; ".join(f"{c['method']}, {c['what']}: {c['launches']}" for c in shown)
+
+
+def launches(found: Cells) -> str:
+    """How many and how long, and their names."""
+    rows = [["method", "C", "", "launches", "µs, first to last", "µs, their sum", "µs of the host"]]
+    names = []
+    for c in (c for c in found if "launches" in c):
+        times = [f"{1e6 * c[key]:.0f}" if key in c else "" for key in ("span", "busy", "host")]
+        rows.append([c["method"], str(c["c"]), c["what"], str(c["launches"]), *times])
+        counts = ", ".join(f"{count} {name[:60]}" for name, count in c["names"].items())
+        names.append(f"- {c['method']}, C = {c['c']}, {c['what']}: {counts}\n")
+    return plots.table(rows) + "\n" + "".join(names) if names else ""
+
+
+def mmd(found: Cells) -> str:
+    """As of the suite."""
+    timed = sorted((c for c in found if "median" in c), key=lambda c: (c["d"], c["n"]))
+    return applications.report({"cells": timed}) if timed else ""
+
+
+def memory(found: Cells) -> str:
+    """Of both kinds."""
+    rows = [["method", "N", "MiB at most so far", "MiB beyond the inputs", "ms"]]
+    rows += [
+        [c["method"], str(c["n"]), f"{c['peak']:.0f}", plots.mebibytes(c), plots.milliseconds(c)]
+        for c in found
+        if "peak" in c and "median" in c
+    ]
+    return plots.table(rows) + "\n" + plots.memory_report(found) if len(rows) > 1 else ""
+
+
+def densities(found: Cells) -> str:
+    """Seconds and errors."""
+    rows = [["", "precision", "s", "error"]]
+    rows += [[c["figure"], c["method"], f"{c['median']:.3f}", f"{c['error']:.1e}"] for c in found if "median" in c]
+    return plots.table(rows) if len(rows) > 1 else ""
+
+
+def failures(data: dict) -> str:
+    """What failed, was wrong, or crashed, and how."""
+    lines = []
+    for name, step in data["steps"].items():
+        for c in step.get("cells", []):
+            wrong = f"wrong: error {c.get('error')}" if "method" in c and "median" not in c and c.get("error") else None
+            if reason := c.get("failed", wrong):
+                where = ", ".join(str(c[key]) for key in ABOUT if key in c)
+                lines += [f"- {name}, {where}:", *(f"      {line}" for line in reason.splitlines())]
+        for last in step.get("crashes", []):
+            lines += [f"- {name} crashed:", *(f"      {line}" for line in last)]
+    return "\n".join(lines)
+
+
+def draw(path: Path, data: dict) -> None:
+    """The headline in half precision, a training step, and memory."""
+    half = having([c for c in cells(data, "headline") if "method" in c], dtype="float16")
+    figures = plots.titled(half, lambda c: f"{c['what']}: N = M = {c['n']}, float16")
+    steps = [c for c in cells(data, "mmd") if "method" in c]
+    figures |= plots.titled(steps, lambda c: f"MMD step: D = {c['d']}")
+    used = plots.titled([c for c in cells(data, "memory") if "peak" in c], lambda c: "value and gradients")
+    where = {"device": "cuda", "device_name": title(data)}
+    plots.panels(where, path, "", [("median", figures), ("peak", used)])

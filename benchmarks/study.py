@@ -1,0 +1,385 @@
+"""How everything here is measured: checked against float64, in turns, with its memory, and saved as it goes.
+
+A method's first call, with its compilation, is timed apart. Then come three calls to warm up, and repetitions in which
+the methods take turns, in changing order: untimed calls for 20 ms and at least one, then as many as last five
+milliseconds. For so long the idle threads of what ran before may keep a core busy; and the call after one that has
+freed a gigabyte takes up to 1.6 times as long as the next, which is not its own time, nor that of a loop.
+"""
+
+import argparse
+import contextlib
+import copy
+import ctypes
+import datetime
+import gc
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+import jax
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from . import inside
+
+ROOT = Path(__file__).parents[1]
+OUTPUTS = ROOT / "outputs" / "benchmarks"  # which git ignores
+RESULTS = ROOT / "benchmarks" / "results"  # which it keeps
+BOTH = ("cpu", "cuda")
+TOO_SLOW = 1.0  # seconds: a method that takes them is timed once, and not at all at larger sizes
+LIBRARIES = ("jax", "jaxlib", "torch", "numpy", "pykeops", "ott-jax", "blackjax", "scikit-learn", "scipy", "optax")
+LIBRARIES += ("finufft", "kerneltests", "hyppo")
+
+NOTHING = {"complete": False, "done": [], "slow": [], "cells": []}  # of results
+
+Call = Callable[[], Any]  # computes, waits for the results, and returns them
+Cells = list[dict[str, Any]]  # rows of results
+Found = tuple[Cells, list[str]]  # with the names of methods that are too slow
+
+
+@dataclass(frozen=True)
+class Task:
+    """Something else to find than times: rows of results, by a function of the number of repetitions."""
+
+    about: dict[str, Any]
+    find: Callable[[int], list[dict]]
+    series: str = ""
+
+    def found(self, runs: int, ours: Sequence[str], left_out: Sequence[str]) -> Found:
+        """The rows."""
+        return self.find(runs), []
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One problem for several methods.
+
+    Attributes:
+        about: figure, sizes, dtype: the name of the cell when a run goes on.
+        methods: functions that prepare the calls, by name, or say why there is none.
+        error: of a call's results, relative to float64; None: they are not compared.
+        tolerance: the largest error; beyond it a method of ours is a bug, and another's is not timed.
+        series: cells in which the methods have to do ever more; "": it is in none.
+        times: how many times as long all that is asked for takes, of methods that do a part of it.
+    """
+
+    about: dict[str, Any]
+    methods: Mapping[str, Callable[[], Call | str]]
+    error: Callable[[Any], float | None] = lambda results: None
+    tolerance: float = 0.0
+    series: str = ""
+    times: Mapping[str, float] = field(default_factory=dict)
+
+    def found(self, runs: int, ours: Sequence[str], left_out: Sequence[str]) -> Found:
+        """What was measured of every method. What fails of `ours` raises."""
+        calls: dict[str, Call] = {}
+        rows: dict[str, dict] = {}
+        slow = []
+        for name, prepare in self.methods.items():
+            if name in left_out:
+                continue
+            start = time.perf_counter()
+            try:
+                call = prepare()
+                if isinstance(call, str):
+                    continue
+                results = call()
+            except Exception as reason:  # another's library may not work with these versions, or be out of memory
+                if name in ours:
+                    raise
+                rows[name] = failure(reason)
+                continue
+            rows[name] = {"first_call": time.perf_counter() - start}
+            rows[name]["error"] = error = None if results is None else self.error(results)
+            del results
+            if not (error or 0.0) <= self.tolerance:
+                if name in ours:
+                    raise AssertionError(f"{name}, {self.about}: error {error}")
+                continue
+            rows[name]["mib"] = peak_mebibytes(call)
+            start = time.perf_counter()
+            call()
+            once = time.perf_counter() - start
+            if once > TOO_SLOW:
+                rows[name]["seconds"] = [once]
+                slow.append(name)
+            else:
+                calls[name] = call
+        for name, seconds in inside.timing.in_turns(calls, runs).items():
+            rows[name]["seconds"] = seconds
+        found = [{"method": name, "times": self.times.get(name, 1)} | row for name, row in rows.items()]
+        return [row | quartiles(row) for row in found], slow
+
+
+class Results:
+    """What was found, and the file that it is written to after each step. One that exists goes on."""
+
+    def __init__(self, path: Path, info: dict):
+        self.path = path
+        self.data = info | copy.deepcopy(NOTHING)
+        if path.exists():
+            self.data = json.loads(path.read_text())
+            if any(self.data.get(name) != info[name] for name in ("device", "commit", "suite", "runs")):
+                raise SystemExit(
+                    f"{path} is of another device, commit, suite or number of runs: name another file (--out)."
+                )
+
+    def take(self, step: Cell | Task, runs: int, ours: Sequence[str] = ()) -> None:
+        """Find what the file does not hold yet, and write it."""
+        if step.about not in self.data["done"]:
+            rows, slow = step.found(runs, ours, self.left_out(step))
+            self.data["slow"] += [[step.series, name] for name in slow]
+            self.add(step.about, rows)
+
+    def left_out(self, step: Cell | Task) -> list[str]:
+        """Methods that were too slow in the series already."""
+        return [name for series, name in self.data["slow"] if series == step.series != ""]
+
+    def add(self, about: dict, rows: list[dict]) -> None:
+        """Write what was found."""
+        self.data["cells"] += [about | row for row in rows]
+        self.data["done"].append(about)
+        self.save()
+
+    def save(self) -> None:
+        """Write the file."""
+        save(self.data, self.path)
+
+
+@dataclass(frozen=True)
+class Study:
+    """A suite: what is measured on a device, and what is made of the results alone.
+
+    Attributes:
+        steps: of a device, and of what else the command line says; it is documented by what it decides.
+        report: tables and sentences, as the page shows them.
+        draw: writes the pictures, beside the file.
+        ours: methods that must neither fail nor be wrong.
+        info: what is measured once.
+        devices: where it runs.
+    """
+
+    steps: Callable[..., Iterable[Cell | Task]]
+    report: Callable[[dict], str]
+    draw: Callable[[dict, Path], None] | None = None
+    ours: Sequence[str] = ()
+    info: Callable[[str], dict] = lambda device: {}
+    devices: Sequence[str] = ("cpu",)
+
+    def measure(self, name: str, device: str, runs: int, out: Path | None, keep: bool = False, **more: Any) -> None:
+        """Measure what the file does not hold yet, and show it."""
+        info = environment(device) | {"suite": name, "runs": runs}
+        path = destination(info, name, out, keep)
+        results = Results(path, info if path.exists() else info | self.info(device))
+        before = results.data["complete"]
+        for step in tqdm(list(self.steps(device, **more)), unit="step"):
+            results.take(step, runs, self.ours)
+        results.data["complete"] = True
+        results.save()
+        self.show(path)
+        print(f"{'measured before (delete it to measure again)' if before else 'raw data'}: {shown(path)}")
+
+    def show(self, path: Path) -> None:
+        """Print the report of a file, and draw its pictures."""
+        data = read(path)
+        if not data.get("complete", True):
+            print(f"{path}: not complete; the same command goes on with it")
+        print(self.report(data))
+        if self.draw:
+            self.draw(data, path)
+
+
+def failure(reason: Exception) -> dict:
+    """What is written of an exception."""
+    return {"failed": f"{type(reason).__name__}: {reason}"[:300]}
+
+
+def quartiles(row: dict) -> dict[str, float]:
+    """Of the seconds, if there are any: of all queries, if some of them were timed."""
+    if "seconds" not in row:
+        return {}
+    found = np.quantile(row["seconds"], [0.25, 0.5, 0.75]) * row.get("times", 1)
+    return dict(zip(("q1", "median", "q3"), found.tolist(), strict=True))
+
+
+class JaxCall:
+    """A call of the function under jit."""
+
+    def __init__(self, function: Callable, *arguments: Any):
+        self.function, self.arguments = jax.jit(function), arguments
+
+    def __call__(self) -> Any:
+        """Compute and wait."""
+        return jax.block_until_ready(self.function(*self.arguments))
+
+    def bytes_in_jax(self) -> int:
+        """What XLA gives the program, its results included."""
+        needed: Any = self.function.lower(*self.arguments).compile().memory_analysis()
+        return needed.temp_size_in_bytes + needed.output_size_in_bytes
+
+
+def compiled(function: Callable, *operands: Any) -> Call:
+    """A call of the program as it is compiled now, by what is patched now, without its results."""
+    jax.clear_caches()
+    program = jax.jit(lambda *x: function(*x)).lower(*operands).compile()
+    jax.clear_caches()
+    return lambda: jax.block_until_ready(program(*operands))
+
+
+def unchecked(call: Call) -> Call:
+    """A call whose results are not compared with anything."""
+    return lambda: (call(), None)[1]
+
+
+def relative(found: Any, exact: np.ndarray) -> float:
+    """The relative L2 error."""
+    return float(np.linalg.norm(np.asarray(found, np.float64) - exact) / np.linalg.norm(exact))
+
+
+def exact_matrix(q: Any, k: Any, tau: float = 1.0) -> np.ndarray:
+    """Φ in float64, about the mean of the points."""
+    q, k = (np.asarray(x, np.float64) for x in (q, k))
+    q, k = q - k.mean(0), k - k.mean(0)
+    return np.exp(tau * (q @ k.T - np.square(q).sum(1)[:, None] / 2 - np.square(k).sum(1) / 2))
+
+
+def peak_mebibytes(call: Call) -> float | None:
+    """Memory that the call needs beyond what there is before it, its results included."""
+    if torch.cuda.is_available() and jax.default_backend() == "gpu":
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        call()
+        by_jax = call.bytes_in_jax() if isinstance(call, JaxCall) else 0  # its peak cannot be set back
+        return (torch.cuda.max_memory_allocated() - before + by_jax) / 2**20
+    gc.collect()
+    with contextlib.suppress(OSError, AttributeError, TypeError):  # as there may be none
+        ctypes.CDLL(None).malloc_trim(0)  # what is free goes back to the system, or it would be used unseen
+    try:
+        Path("/proc/self/clear_refs").write_text("5")  # the peak is now what there is
+    except OSError:
+        return None
+    before = peak_bytes()
+    call()
+    return (peak_bytes() - before) / 2**20
+
+
+def peak_bytes() -> int:
+    """The most memory that has been in use: on the device by both libraries, or on a CPU by the process."""
+    stats = jax.devices()[0].memory_stats() or {}
+    if "peak_bytes_in_use" in stats:
+        return stats["peak_bytes_in_use"] + torch.cuda.max_memory_allocated()
+    status = Path("/proc/self/status")  # of Linux, where getrusage would count the parent process's peak
+    return 1024 * int(status.read_text().split("VmHWM:")[1].split()[0]) if status.exists() else 0
+
+
+def environment(device: str) -> dict:
+    """Where and with what this is measured; the end if that is not where JAX runs."""
+    if jax.default_backend() != {"cpu": "cpu", "cuda": "gpu"}[device]:
+        raise SystemExit(f"JAX runs on {jax.default_backend()}, not on {device}: set JAX_PLATFORMS={device}.")
+    versions = {"python": platform.python_version()}
+    for name in ("jaxgauss", *LIBRARIES):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name)
+    return {
+        "date": datetime.date.today().isoformat(),
+        "commit": commit(ROOT),
+        "device": device,
+        "device_name": torch.cuda.get_device_name() if device == "cuda" else inside.costs.cpu_name(),
+        "cores": os.cpu_count(),
+        "versions": versions,
+    }
+
+
+def commit(checkout: Path) -> str:
+    """Of a repository."""
+    command = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):  # no git, or no repository: an unpacked sdist, say
+        return "unknown"
+
+
+def elsewhere(function: Callable, *arguments: Any, first: str = "") -> Any:
+    """What the function returns in a process of its own, on the same platform, which runs the code `first` before."""
+    code = f"{first}\nimport json; from {function.__module__} import {function.__name__} as f; "
+    code += f"print(json.dumps(f{arguments!r}))"
+    variables = os.environ | {"JAX_PLATFORMS": {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, check=True, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@contextlib.contextmanager
+def emulated_if(wanted: bool) -> Iterator[None]:
+    """If so, CUDA is JAX's platform within it, on a CPU: every line of its way runs, and no time means anything."""
+    if not wanted:
+        yield
+        return
+    if str(ROOT / "tests") not in sys.path:
+        sys.path.append(str(ROOT / "tests"))
+    import emulated_cuda  # pyright: ignore[reportMissingImports]
+
+    with emulated_cuda.emulated():
+        yield
+
+
+def arguments(description: str | None) -> argparse.ArgumentParser:
+    """The arguments that all programs have: where results go."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--keep", action="store_true", help="write to benchmarks/results, not to outputs/benchmarks")
+    group.add_argument("--out", type=Path, help="write to this JSON file, and pictures beside it")
+    return parser
+
+
+def destination(info: dict, suffix: str, out: Path | None, keep: bool) -> Path:
+    """The file asked for; else one named by date, device and commit, in a folder that git ignores, or to be kept."""
+    return out or (RESULTS if keep else OUTPUTS) / f"{info['date']}_{info['device']}_{info['commit']}_{suffix}.json"
+
+
+def save(data: dict, out: Path) -> None:
+    """Write the JSON: all of it or nothing."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    part = out.with_suffix(".part")
+    part.write_text(json.dumps(data, indent=1) + "\n")
+    part.replace(out)
+
+
+def read(path: Path) -> dict:
+    """A file of results, with a row for each method in `cells`, whose median is in seconds.
+
+    In files from before 27 November 2026 some have milliseconds, or all methods in a row, or rows in other lists.
+    """
+    data = json.loads(path.read_text())
+    data.setdefault("suite", path.stem.split("_", 3)[-1])
+    rows = [
+        {"figure": row.get("suite", part)} | row
+        for part in ("cells", "methods", "hostile", "small")
+        for row in data.get(part, [])
+    ]
+    data["cells"] = []
+    for row in rows:
+        ms, seconds = row.get("ms"), row.get("seconds")
+        if isinstance(seconds, dict):
+            data["cells"] += [row | {"method": m, "seconds": x, "median": np.median(x)} for m, x in seconds.items()]
+        elif isinstance(ms, dict):
+            data["cells"] += [row | {"method": m, "median": x / 1e3} for m, x in ms.items()]
+        else:
+            data["cells"].append(row | ({"median": ms / 1e3} if ms is not None else {}))
+    return data
+
+
+def shown(path: Path) -> Path:
+    """The path, from here if it lies below."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

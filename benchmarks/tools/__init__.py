@@ -1,0 +1,1 @@
+"""What makes committed tables: of costs, of mixtures, of the pages' figures."""

@@ -1,0 +1,101 @@
+"""The measured figures of README and docs, from the JSON files alone: `python -m benchmarks.tools.pages` writes them.
+
+A page marks where a block of figures stands: `<!-- figures: everything -->` … `<!-- end -->`. What is between is made
+by the function of that name in BLOCKS, so that no number is typed. The tests compare the pages with what it gives.
+"""
+
+import functools
+import re
+from collections.abc import Callable
+
+from .. import applications, grids, load, scaling
+from ..plots import having, milliseconds, prose, span
+from ..study import RESULTS, ROOT, read
+from ..suites import SUITES
+
+PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
+BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n)(.*?)(<!-- end -->)", re.S)
+PAPER = "2026-11-24_cpu_3cd43fb_paper"
+GRID = "2026-11-24_cpu_3cd43fb_jax"
+MMD = "2026-11-24_cpu_3cd43fb_mmd"
+SCALING = "2026-11-21_cpu_5523495_scaling"
+
+
+def losses(paper: dict, grid: dict, mmd: dict) -> str:
+    """Where others are faster."""
+    kernel: dict[str, list[float]] = {what: [] for what in grids.WHAT}
+    for (what, *_), methods in grids.largest(paper["cells"]).items():
+        kernel[what].append(methods["rescale"]["median"] / methods["blocked JAX"]["median"])
+    text = prose(
+        "- **The attention kernel on AMD's CPUs.** PyTorch's kernel, `rescale`, takes",
+        f"{span(kernel['forward'])} times as long as our blocked JAX sum forward, and {span(kernel['gradients'])}",
+        "times with gradients. `auto` therefore avoids it there.",
+    )
+    ratios = {what: grids.ratio_table(grid, what) for what in grids.WHAT}
+    slower = sorted((r, n, d, what) for what, x in ratios.items() for (d, _, n), r in x.items() if r < 1)
+    if slower:
+        least, num, dim, what = slower[0]
+        nums, dims = (sorted({x[i] for x in slower}) for i in (1, 2))
+        text += prose(
+            f"- **Few wide points.** In {len(slower)} of {sum(map(len, ratios.values()))} cells of the grid, N from",
+            f"{nums[0]} to {nums[-1]} and D from {dims[0]} to {dims[-1]}, dense or blocked JAX needs less time than",
+            f"`auto`; the least is {least:.2f} of it, at N = {num} and D = {dim}, {what}.",
+        )
+    densities = {c["method"]: c for c in having(mmd["cells"], figure="density", n=1000, d=3)}
+    if densities["kde_logpdf"]["median"] > densities["dense JAX"]["median"]:
+        ours, dense = (milliseconds(densities[name]) for name in ("kde_logpdf", "dense JAX"))
+        text += prose(
+            f"- **Few densities.** The log-density of 1000 samples at 2000 points takes {ours} ms;",
+            f"dense JAX takes {dense} ms.",
+        )
+    return text + prose(
+        "- **Half precision on a CPU.** It is made for tensor cores. Here `float16x2` takes",
+        f"{span(grids.ratios(paper, 'float16x2')['forward'])} times as long as `auto`.",
+    )
+
+
+def threads(loaded: dict, scaled: dict) -> str:
+    """Sums from several Python threads, and thousands of them."""
+    return f"{load.report(loaded)}\n{scaling.memory(scaled)}"
+
+
+BLOCKS: dict[str, tuple[Callable[..., str], tuple[str, ...]]] = {
+    "everything": (grids.everything, (PAPER,)),
+    "rivals": (grids.rivals, (PAPER,)),
+    "grid": (grids.grid, (GRID,)),
+    "applications": (applications.report, (MMD,)),
+    "losses": (losses, (PAPER, GRID, MMD)),
+    "wide": (scaling.wide, (SCALING,)),
+    "streamed": (scaling.files, (SCALING,)),
+    "forward_mode": (scaling.tangents, (SCALING,)),
+    "threads": (threads, ("2026-11-21_cpu_5523495_load", SCALING)),
+}
+for file in (  # of which a page shows all
+    "2026-11-22_cpu_1a6a991_kernels",
+    "2026-11-22_cpu_6353f0c_precision",
+    "2026-11-23_cpu_060fc2f_neighbours",
+    "2026-11-23_cpu_89e551b_resampling",
+    "2026-11-23_cpu_af68f1d_calls",
+    "2026-11-23_cpu_af68f1d_limits",
+    "2026-11-26_cpu_5e159cd_clouds",
+    "2026-11-26_cpu_6517411_few_dimensions",
+):
+    suite = file.split("_", 3)[3]
+    BLOCKS[suite] = SUITES[suite].report, (file,)
+
+
+@functools.cache
+def block(name: str) -> str:
+    """What stands between a block's marks."""
+    make, files = BLOCKS[name]
+    return make(*(read(RESULTS / f"{file}.json") for file in files))
+
+
+def filled(text: str) -> str:
+    """A page with its blocks made anew."""
+    return BLOCK.sub(lambda match: f"{match[1]}\n{block(match[2])}\n{match[4]}", text)
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        page.write_text(filled(page.read_text()))
