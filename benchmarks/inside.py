@@ -3,18 +3,17 @@
 import importlib
 from typing import Any
 
-PLACES = {
+MODULES = {
     "blocked": "_engines.blocked",
     "calibrate": "_sums.calibrate",
     "costs": "_engines.costs",
-    "fused": "_engines.fused",
+    "tiles": "_engines.tiles",
     "labelings": "_methods.labelings",
     "nufft": "_engines.nufft",
-    "timing": "_engines.timing",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name not in PLACES:
+    if name not in MODULES:
         raise AttributeError(name)
-    return importlib.import_module(f"jaxgauss.{PLACES[name]}")
+    return importlib.import_module(f"jaxgauss.{MODULES[name]}")

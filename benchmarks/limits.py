@@ -29,7 +29,7 @@ def steps(device: str) -> Iterator[Cell]:
     patches = {
         "whole": [],
         "without exponentials": [(jnp, "exp2", lambda x: x)],
-        "without the product": [(x, "logits", first_columns) for x in (inside.fused, inside.blocked)],
+        "without the product": [(x, "logits", first_columns) for x in (inside.tiles, inside.blocked)],
     }
     for what in WHAT:
         for dim, channels in HEADLINE:

@@ -36,7 +36,7 @@ UNITS = {
     "peak": "MiB at most",
     "ratio": "times the time of auto",
 }
-ALONG = {"squared_reach": "τ‖x‖² of the farthest point", "d": "dimension D", "n": "number of points, N = M"}
+ALONG = {"squared_radius": "τ‖x‖² of the farthest point", "d": "dimension D", "n": "number of points, N = M"}
 PAGE = 2**-8  # MiB, in which the system counts memory: none is drawn as one page
 
 
@@ -189,7 +189,7 @@ def curves(axis: Axes, cells: Cells, quantity: str, rates: dict, **style: Any) -
         sizes = sorted({(c[along], c["n"], c["d"], c["c"], c["batch"], c["what"], c["dtype"]) for c in cells})
         y = [limit(Problem(n, d, c, b, dtype), what, rates[dtype]) for _, n, d, c, b, what, dtype in sizes]
         (lines[LIMIT],) = axis.plot([s[0] for s in sizes], y, color=COLORS[LIMIT], ls="--", lw=1)
-    axis.set_xscale("log", base=10 if along == "squared_reach" else 2)
+    axis.set_xscale("log", base=10 if along == "squared_radius" else 2)
     axis.set_yscale("log")
     axis.set_xlabel(ALONG[along])
     axis.set_ylabel(UNITS[quantity])

@@ -55,7 +55,7 @@ def errors(device: str, dim: int, tau: float, offset: float, sign: str) -> list[
     size = np.linalg.norm(exact if sign == "positive" else bound)
     if size < 1e-38:  # nothing that float32 could hold
         return []
-    rows, about = [], {"squared_reach": reach}
+    rows, about = [], {"squared_radius": reach}
     tensors = [torch.from_numpy(x).to(device) for x in arrays]
     for precision, method, guard in itertools.product(PRECISIONS, METHODS, (False, True)):
         if (guard and method != "rescale") or (not guard and offset):

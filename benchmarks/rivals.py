@@ -304,7 +304,7 @@ def rates(device: str, dtype: str, size: int = 2048, runs: int = 30) -> dict[str
         for exp in (jnp.exp, jnp.exp2)
         for name, z in {"a matrix": (y,), "an outer sum": (y[:, :1], y[:1])}.items()
     }
-    times = inside.timing.in_turns(products | exponentials, runs)  # for seconds: less may be one busy moment
+    times = inside.costs.in_turns(products | exponentials, runs)  # for seconds: less may be one busy moment
     least = {"matmul": products, "exp": exponentials}
     work = {"matmul": size**3, "exp": size**2}
     return {what: work[what] / min(min(times[name]) for name in least[what]) for what in work}

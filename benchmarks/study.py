@@ -116,7 +116,7 @@ class Cell:
                 slow.append(name)
             else:
                 calls[name] = call
-        for name, seconds in inside.timing.in_turns(calls, runs).items():
+        for name, seconds in inside.costs.in_turns(calls, runs).items():
             rows[name]["seconds"] = seconds
         found = [{"method": name, "times": self.times.get(name, 1)} | row for name, row in rows.items()]
         return [row | quartiles(row) for row in found], slow

@@ -135,12 +135,12 @@ def launches(sizes: Sizes) -> Iterator[Task]:
 def launched(call: Any, device: str, runs: int) -> dict:
     """Seconds until a call of JAX returns, which does not wait for its results; and what it launches."""
     seconds = []
-    for _ in range(inside.timing.WARM_UPS + runs):
+    for _ in range(inside.costs.WARM_UPS + runs):
         start = time.perf_counter()
         results = call.function(*call.arguments)
         seconds.append(time.perf_counter() - start)
         jax.block_until_ready(results)
-    found = {"host": float(np.median(seconds[inside.timing.WARM_UPS :]))}
+    found = {"host": float(np.median(seconds[inside.costs.WARM_UPS :]))}
     try:
         return found | (profiled(call) if device == "cuda" else counted(call))
     except Exception as reason:
@@ -317,7 +317,7 @@ def device_of(sizes: Sizes, step: str) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         if sizes is EMULATED:
             stack.enter_context(study.emulated_if(True))
-            stack.enter_context(mock.patch.multiple(inside.timing, **quickly))
+            stack.enter_context(mock.patch.multiple(inside.costs, **quickly))
         if step in ("headline", "densities"):
             stack.enter_context(mock.patch.object(study, "peak_mebibytes", lambda call: None))  # compiles once more
         yield
