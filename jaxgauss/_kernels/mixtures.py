@@ -1,6 +1,6 @@
 """Mixtures of Gaussians that approximate a kernel: κ(u) ≈ Σ_j w_j exp(-s_j u/2), with positive weights.
 
-`python -m benchmarks.tools.fit_mixtures` makes the tables in mixtures.json. The rational quadratic kernel is an integral of
+`python -m benchmarks.tools.fit_mixtures` makes mixtures.json. The rational quadratic kernel is an integral of
 Gaussians for every α; a quadrature takes a few terms of it.
 
 Source: Schoenberg, "Metric Spaces and Completely Monotone Functions", 1938: every kernel that is positive definite in

@@ -96,14 +96,18 @@ class Reduction:
         c, tau, shares, queries, rows, keys, weights, values, shifts = operands
         q, k = queries - c, keys - c
         dim = k.shape[-1] if with_pulls else 0
-        firsts = weights * k if shifts is None else shifts + weights * k
-        columns = _side_by_side([firsts[..., :dim], weights, values])
+        apart = None if shifts is None or shares is None else shifts[..., :dim]  # moments have each its τ, shifts none
+        firsts = weights * k if shifts is None or apart is not None else shifts + weights * k
+        columns = _side_by_side([firsts[..., :dim], apart, weights, values])
         total = near_sum(alone(self.settings), *vary_alike(*align(q, k, columns, tau)))
-        first, mass, sums = total[..., :dim], total[..., dim : dim + 1], total[..., dim + 1 :]
+        start = dim if apart is None else 2 * dim
+        first, mass, sums = total[..., :dim], total[..., start : start + 1], total[..., start + 1 :]
         found = Moments(mass, first - q[..., :dim] * mass, sums)
         if shares is not None:
             given = zip((shares, shares * tau, shares), found[:3], strict=True)
             found = Moments(*(jnp.tensordot(weights, x, 1)[None] for weights, x in given))
+            if apart is not None:
+                found = found._replace(pulls=found.pulls + jnp.tensordot(shares, total[..., dim:start], 1)[None])
         if rows is None:
             return found
         # as Σ_mn c_m w_n Φ (k_n - q_m) = 0
