@@ -1,4 +1,4 @@
-"""MMD, SVGD, KSD, densities and bandwidths against their textbook formulas, written densely."""
+"""MMD, SVGD, KSD, densities and bandwidths, with every kernel, against their textbook formulas, written densely."""
 
 import functools
 import re
@@ -10,6 +10,7 @@ import optax
 import pytest
 from scipy.stats import norm
 
+from formulas import exact, exact_gradients
 from jaxgauss import (
     embedding_norm_squared,
     gauss_sum,
@@ -23,250 +24,206 @@ from jaxgauss import (
     mmd_squared,
     mmd_test,
     mmd_witness,
+    rational_quadratic,
     svgd,
     svgd_direction,
 )
 from jaxgauss._methods import mmd as module
 from oracle import assert_close, relative_error
 
-TAUS = [np.asarray(0.7), np.asarray([0.2, 0.7, 3.0])]
-ESTIMATORS = ["biased", "unbiased"]
-
-
-def kernel(x, y, tau):
-    return jnp.exp(-tau / 2 * jnp.square(x[:, None] - y[None]).sum(-1))
-
-
-def mixed(function):
-    """The mean of function(…, tau) over one-dimensional tau."""
-
-    def of_all(*operands, tau):
-        return jnp.stack([function(*operands, tau=t) for t in jnp.atleast_1d(tau)]).mean(0)
-
-    return of_all
-
-
-def pairs(matrix, a, estimator):
-    """Σ a_i a_j matrix_ij, or (Σa)² times its weighted mean over i ≠ j."""
-    products = a[:, None] * a[None]
-    if estimator == "biased":
-        return (products * matrix).sum()
-    products = products * (1 - jnp.eye(len(a)))
-    return (products * matrix).sum() / products.sum() * a.sum() ** 2
-
-
-@mixed
-def dense_mmd(x, y, a, b, estimator, tau):
-    cross = a @ kernel(x, y, tau) @ b
-    return pairs(kernel(x, x, tau), a, estimator) + pairs(kernel(y, y, tau), b, estimator) - 2 * cross
-
-
-@mixed
-def dense_witness(points, x, y, a, b, tau):
-    return kernel(points, x, tau) @ a - kernel(points, y, tau) @ b
-
-
-@mixed
-def dense_svgd(x, s, tau):
-    return (kernel(x, x, tau)[:, :, None] * (s[None] + tau * (x[:, None] - x[None]))).mean(1)
-
-
-@mixed
-def dense_ksd(x, s, a, estimator, tau):
-    d, dim = x[:, None] - x[None], x.shape[1]
-    slopes = ((s[:, None] - s[None]) * d).sum(-1)
-    stein = s @ s.T + tau * slopes + tau * dim - tau**2 * jnp.square(d).sum(-1)
-    return pairs(kernel(x, x, tau) * stein, a, estimator)
-
-
-def dense_logpdf(points, samples, w, tau):
-    logs = [
-        jax.nn.logsumexp(-t / 2 * jnp.square(points[:, None] - samples[None]).sum(-1) + jnp.log(w / w.sum())[None], -1)
-        + samples.shape[1] / 2 * jnp.log(t / 2 / jnp.pi)
-        for t in jnp.atleast_1d(tau)
-    ]
-    return jax.nn.logsumexp(jnp.stack(logs), 0) - np.log(len(logs))
-
-
-def mmd(x, y, a, b, tau, **options):
-    return mmd_squared(x, y, tau, x_weights=a, y_weights=b, **options)
-
-
-@pytest.fixture
-def case(rng):
-    """x, y, a, b in float64."""
-    return (
-        *(jnp.asarray(rng.normal(size=(n, 3)) + 0.3 * i) for i, n in enumerate((13, 9))),
-        jnp.asarray(rng.normal(size=13) + 0.3),
-        jnp.asarray(rng.uniform(size=9)),
-    )
-
-
-def dense_norm(x, a, estimator, tau):
-    return mixed(lambda x, a, tau: pairs(kernel(x, x, tau), a, estimator))(x, a, tau=tau)
-
-
-def dense_flow(x, y, a, b, tau):
-    return -jax.grad(lambda z: dense_witness(z, x, y, a, b, tau=tau).sum())(x)
-
-
-def dense_score(points, samples, w, tau):
-    return jax.grad(lambda z: dense_logpdf(z, samples, w, tau).sum())(points)
-
-
-# name: ours and the formula, of x, y, a, b, tau and an estimator
-TABLE = {
-    "mmd": (
-        lambda x, y, a, b, tau, e: mmd(x, y, a, b, tau, estimator=e),
-        lambda x, y, a, b, tau, e: dense_mmd(x, y, a, b, e, tau=tau),
-    ),
-    "norm": (
-        lambda x, y, a, b, tau, e: embedding_norm_squared(x, tau, weights=a, estimator=e),
-        lambda x, y, a, b, tau, e: dense_norm(x, a, e, tau),
-    ),
-    "witness": (
-        lambda x, y, a, b, tau, e: mmd_witness(y + 1, x, y, tau, x_weights=a, y_weights=b),
-        lambda x, y, a, b, tau, e: dense_witness(y + 1, x, y, a, b, tau=tau),
-    ),
-    "flow": (
-        lambda x, y, a, b, tau, e: mmd_flow_velocity(x, y, tau, x_weights=a, y_weights=b),
-        lambda x, y, a, b, tau, e: dense_flow(x, y, a, b, tau),
-    ),
-    "svgd": (
-        lambda x, y, a, b, tau, e: svgd_direction(y, x[: len(y)], tau),
-        lambda x, y, a, b, tau, e: dense_svgd(y, x[: len(y)], tau=tau),
-    ),
-    "ksd": (
-        lambda x, y, a, b, tau, e: ksd_squared(y, x[: len(y)], tau, weights=b, estimator=e),
-        lambda x, y, a, b, tau, e: dense_ksd(y, x[: len(y)], b, e, tau=tau),
-    ),
-    "logpdf": (
-        lambda x, y, a, b, tau, e: kde_logpdf(x, y, tau, weights=b),
-        lambda x, y, a, b, tau, e: dense_logpdf(x, y, b, tau),
-    ),
-    "score": (
-        lambda x, y, a, b, tau, e: kde_score(x, y, tau, weights=b),
-        lambda x, y, a, b, tau, e: dense_score(x, y, b, tau),
-    ),
+ONE, SEVERAL = np.asarray(0.7), np.asarray([0.2, 0.7, 3.0])
+EVERY = (0, 1, 2, 3, 4)
+# of x, y, a, b, τ and an estimator, where there are two
+METHODS = {
+    "mmd": lambda x, y, a, b, tau, e, **o: mmd_squared(x, y, tau, x_weights=a, y_weights=b, estimator=e, **o),
+    "norm": lambda x, y, a, b, tau, e, **o: embedding_norm_squared(x, tau, weights=a, estimator=e, **o),
+    "witness": lambda x, y, a, b, tau, e, **o: mmd_witness(y + 1, x, y, tau, x_weights=a, y_weights=b, **o),
+    "flow": lambda x, y, a, b, tau, e, **o: mmd_flow_velocity(x, y, tau, x_weights=a, y_weights=b, **o),
+    "svgd": lambda x, y, a, b, tau, e, **o: svgd_direction(y, x[: len(y)], tau, **o),
+    "ksd": lambda x, y, a, b, tau, e, **o: ksd_squared(y, x[: len(y)], tau, weights=b, estimator=e, **o),
+    "logpdf": lambda x, y, a, b, tau, e, **o: kde_logpdf(x, y, tau, weights=b, **o),
+    "score": lambda x, y, a, b, tau, e, **o: kde_score(x, y, tau, weights=b, **o),
 }
-WITH_ESTIMATORS = [*((name, "biased") for name in TABLE), *((name, "unbiased") for name in ("mmd", "norm", "ksd"))]
+WITH_ESTIMATORS = [*((name, "biased") for name in METHODS), *((name, "unbiased") for name in ("mmd", "norm", "ksd"))]
+OTHERS, DENSITY = rational_quadratic(2.5), rational_quadratic(4.0)
 
 
-def scalar(function, estimator):
-    return lambda *operands: jnp.sin(function(*operands, estimator)).sum()
+def samples(rng, dim=3, kernel="gauss"):
+    """x, y, a, b in float64: some points coincide, weights of x are of either sign, one of y is zero."""
+    x, y = rng.normal(size=(37, dim)), rng.normal(size=(30, dim)) + 0.3
+    y[4:7] = x[4:7]
+    a, b = rng.normal(size=37) + 0.5, rng.uniform(size=30) * (np.arange(30) != 3)
+    if kernel == "energy":  # whose weights must have one sum
+        a, b = a / a.sum(), b / b.sum()
+    return [jnp.asarray(z) for z in (x, y, a, b)]
+
+
+def loss(name, estimator="biased", **options):
+    def sines(*operands):
+        found = METHODS[name](*operands, estimator, **options)
+        return jnp.sin(found).sum(), found
+
+    return sines
 
 
 @pytest.mark.parametrize("name, estimator", WITH_ESTIMATORS)
-def test_gradients_match_the_formula(case, name, estimator):
-    tau = TAUS[0] if estimator == "unbiased" else TAUS[1]
-    ours, dense = (scalar(function, estimator) for function in TABLE[name])
-    operands = (*case, jnp.asarray(tau))
-    value, gradients = jax.jit(jax.value_and_grad(ours, (0, 1, 2, 3, 4)))(*operands)
-    exact, exact_gradients = jax.jit(jax.value_and_grad(dense, (0, 1, 2, 3, 4)))(*operands)
-    assert float(value) == pytest.approx(float(exact), rel=1e-11)
-    for gradient, expected in zip(gradients, exact_gradients, strict=True):
+def test_values_and_gradients_are_those_of_the_formula(rng, name, estimator):
+    operands = *samples(rng), jnp.asarray(ONE if estimator == "unbiased" else SEVERAL)
+    (_, value), gradients = jax.jit(jax.value_and_grad(loss(name, estimator), EVERY, has_aux=True))(*operands)
+    assert relative_error(value, exact(name, operands, estimator=estimator)) < 1e-11
+    for gradient, expected in zip(gradients, exact_gradients(name, operands, estimator=estimator), strict=True):
         assert jnp.abs(gradient - expected).max() <= 1e-10 * max(1e-3, jnp.abs(expected).max())
 
 
-@pytest.mark.parametrize("moving", [(0,), (1,), (4,), (0, 2), (1, 3)])
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_mmd_gradients_of_what_moves(case, moving, estimator):
-    """Each pattern takes its own pass: x alone, y alone, or both."""
-    ours, dense = (scalar(function, estimator) for function in TABLE["mmd"])
-    operands = (*case, jnp.asarray(TAUS[0]))
-    assert_close(jax.jit(jax.grad(ours, moving))(*operands), jax.jit(jax.grad(dense, moving))(*operands), 1e-11)
+@pytest.mark.parametrize("name", METHODS)
+def test_under_vmap(rng, name):
+    x, y, a, b = (jnp.stack(z) for z in zip(samples(rng), samples(rng), strict=True))
+    tau = jnp.asarray([0.5, 0.9])
+    results = jax.vmap(lambda *operands: METHODS[name](*operands, "biased"))(x, y, a, b, tau)
+    each = [exact(name, (x[i], y[i], a[i], b[i], tau[i])) for i in range(2)]
+    assert relative_error(results, np.stack(each)) < 1e-12
 
 
-@pytest.mark.parametrize("estimator", ESTIMATORS)
-def test_a_form_in_blocks_is_the_form(case, monkeypatch, estimator):
-    """That of y with itself, from three quarters of its pairs: value, and gradients of any order."""
-    x, y, a, b = case
-    ours = lambda x, y: mmd(x, y, a[: len(x)], b, 0.7, estimator=estimator)  # noqa: E731
-    results = []
-    for blocks in (1, 4):
-        monkeypatch.setattr(module, "BLOCKS", blocks)
-        monkeypatch.setattr(module, "WORTH_BLOCKS", 2)
-        jax.clear_caches()
-        twice = jax.grad(lambda x: jax.grad(ours)(x, y)[0, 0])
-        results.append((ours(x, y), jax.grad(ours)(x, y), jax.grad(ours, 1)(x, y), twice(x)))
-    jax.clear_caches()
-    assert_close(*results, 1e-12)
+# A kernel with a kink, and without; of weights alike; of one's own; from products (6 dimensions) and by differences.
+GRADIENTS_OF_OTHERS = [
+    ("mmd", "matern12", "unbiased", 2),
+    ("mmd", "imq", "biased", 2),
+    ("mmd", "energy", "unbiased", 2),
+    ("mmd", OTHERS, "biased", 2),
+    ("mmd", "matern12", "biased", 6),
+    ("mmd", "imq", "unbiased", 6),
+    ("ksd", "matern52", "unbiased", 2),
+    ("ksd", "imq", "biased", 2),
+    ("ksd", "cauchy", "unbiased", 2),
+    ("ksd", OTHERS, "biased", 2),
+    ("ksd", "imq", "unbiased", 6),
+    ("logpdf", "matern12", "biased", 2),
+    ("logpdf", "matern32", "biased", 2),
+    ("logpdf", "matern52", "biased", 2),
+    ("logpdf", DENSITY, "biased", 2),
+    ("logpdf", "matern12", "biased", 5),
+]
 
 
-def test_mmd_is_differentiable_again(case):
-    ours, dense = (scalar(function, "unbiased") for function in TABLE["mmd"])
+@pytest.mark.parametrize("name, kernel, estimator, dim", GRADIENTS_OF_OTHERS, ids=str)
+def test_values_and_gradients_with_other_kernels(rng, name, kernel, estimator, dim):
+    several = name == "logpdf" or (name, estimator) == ("mmd", "unbiased")
+    operands = *samples(rng, dim, kernel), jnp.asarray([0.3, 2.0] if several else 0.7)
+    ours = jax.jit(jax.value_and_grad(loss(name, estimator, kernel=kernel), EVERY, has_aux=True))
+    (_, value), gradients = ours(*operands)
+    assert relative_error(value, exact(name, operands, kernel, estimator)) < 1e-12
+    expected = exact_gradients(name, operands, kernel, estimator)
+    assert_close(gradients, expected, 1e-9 if name in ("ksd", "logpdf") else 1e-10)
 
-    def again(function):
-        return jax.grad(lambda *z: sum(jnp.sin(g).sum() for g in jax.grad(function, (0, 1, 4))(*z)), (0, 1, 2, 3, 4))
 
-    operands = (*case, jnp.asarray(0.7))
-    assert_close(jax.jit(again(ours))(*operands), jax.jit(again(dense))(*operands), 1e-11)
+VALUES_OF_OTHERS = [
+    *((name, kernel) for name in ("witness", "flow") for kernel in ("matern12", "imq", "energy", OTHERS)),
+    *(("svgd", kernel) for kernel in ("matern12", "matern32", "matern52", "imq", "cauchy", OTHERS)),
+    *(("score", kernel) for kernel in ("matern12", "matern32", "matern52", DENSITY)),
+    *(("ksd", kernel) for kernel in ("matern32", "imq", "matern52")),
+    *(("mmd", kernel) for kernel in ("matern32", "cauchy")),
+    ("norm", "imq"),
+]
+
+
+@pytest.mark.parametrize("name, kernel", VALUES_OF_OTHERS, ids=str)
+def test_values_with_other_kernels(rng, name, kernel):
+    operands = *samples(rng, 2, kernel), np.asarray([0.3, 2.0])
+    found = METHODS[name](*operands, "unbiased", kernel=kernel)
+    assert relative_error(found, exact(name, operands, kernel, "unbiased")) < (1e-10 if name == "flow" else 1e-12)
 
 
 @pytest.mark.parametrize(
-    "name, estimator, offset",  # several bandwidths, and one far from the origin
-    [*((*x, 50) for x in WITH_ESTIMATORS), ("mmd", "biased", 0), ("ksd", "biased", 0), ("score", "biased", 0)],
+    "moving, kernel, estimator",
+    [
+        ((0,), "gauss", "biased"),
+        ((0,), "matern12", "unbiased"),
+        ((0,), "energy", "biased"),
+        ((1,), "gauss", "unbiased"),
+        ((4,), "gauss", "biased"),
+        ((0, 2), "imq", "unbiased"),
+        ((1, 3), "gauss", "biased"),
+    ],
+    ids=str,
 )
-def test_float32_is_right_to_five_digits(rng, name, estimator, offset):
-    case = [rng.normal(size=(n, 5)) + 0.5 * i + offset for i, n in enumerate((300, 200))]
-    case = [jnp.asarray(z, jnp.float32) for z in (*case, rng.uniform(size=300) / 150, rng.uniform(size=200) / 100)]
-    ours, dense = TABLE[name]
-    tau = jnp.asarray(TAUS[0] if offset else TAUS[1], jnp.float32)
-    result = ours(*case, tau, estimator)
-    assert result.dtype == jnp.float32
-    exact = jax.jit(dense, static_argnums=5)(*(z.astype(jnp.float64) for z in (*case, tau)), estimator)
-    assert relative_error(result, exact) < 1e-5
+def test_mmd_gradients_of_what_moves(rng, moving, kernel, estimator):
+    """Each pattern takes its own pass: x alone, y alone, or both."""
+    operands = *samples(rng, 2, kernel), jnp.asarray(ONE)
+    found = jax.jit(jax.grad(loss("mmd", estimator, kernel=kernel), moving, has_aux=True))(*operands)[0]
+    every = exact_gradients("mmd", operands, kernel, estimator)
+    assert_close(found, [every[i] for i in moving], 1e-11 if kernel == "gauss" else 1e-10)
 
 
-@pytest.mark.parametrize("name", [name for name in TABLE if name not in ("logpdf", "score")])
+@pytest.mark.parametrize("kernel", ["gauss", "matern52", "imq", "matern12"])
+def test_mmd_is_differentiable_again(rng, kernel):
+    operands = *samples(rng, 2, kernel), jnp.asarray(ONE)
+    first = jax.grad(loss("mmd", "unbiased", kernel=kernel), (0, 1, 4), has_aux=True)
+    again = jax.jit(jax.grad(lambda *z: sum(jnp.sin(g).sum() for g in first(*z)[0]), EVERY))(*operands)
+    expected = exact_gradients("mmd", operands, kernel, "unbiased", twice=(0, 1, 4))
+    assert_close(again, expected, 1e-11 if kernel == "gauss" else 1e-10)
+
+
+@pytest.mark.parametrize("estimator", ["biased", "unbiased"])
+def test_a_form_in_blocks_is_the_form(rng, monkeypatch, estimator):
+    """That of y with itself, from three quarters of its pairs: value, and gradients of any order."""
+    monkeypatch.setattr(module, "BLOCKS", 4)
+    monkeypatch.setattr(module, "WORTH_BLOCKS", 2)
+    num = {"biased": 19, "unbiased": 21}[estimator]  # of shapes that no other test compiles for
+    x, y, a, b = (z[:num] for z in samples(rng))
+    operands = x, y, a, b, jnp.asarray(ONE)
+    of_x, of_y = (jax.grad(loss("mmd", estimator), i, has_aux=True) for i in (0, 1))
+    twice = jax.grad(lambda *z: jnp.sin(of_x(*z)[0]).sum(), EVERY)
+    found, value = jax.jit(of_x)(*operands)
+    every = exact_gradients("mmd", operands, estimator=estimator)
+    assert_close([value, found, of_y(*operands)[0]], [exact("mmd", operands, estimator=estimator), *every[:2]], 1e-11)
+    assert_close(jax.jit(twice)(*operands), exact_gradients("mmd", operands, estimator=estimator, twice=(0,)), 1e-11)
+
+
+@pytest.mark.parametrize("kernel, estimator", [("gauss", "unbiased"), ("matern12", "biased"), ("energy", "unbiased")])
+def test_a_known_term_is_not_summed_again(rng, kernel, estimator):
+    x, y, a, b = samples(rng, 2, kernel)
+    known = embedding_norm_squared(y, SEVERAL, kernel=kernel, weights=b, estimator=estimator)
+    options = {"kernel": kernel, "y_norm_squared": known}
+    (_, value), gradient = jax.value_and_grad(loss("mmd", estimator, **options), has_aux=True)(x, y, a, b, SEVERAL)
+    operands = x, y, a, b, SEVERAL
+    assert relative_error(value, exact("mmd", operands, kernel, estimator)) < 1e-11
+    assert relative_error(gradient, exact_gradients("mmd", operands, kernel, estimator)[0]) < 1e-10
+
+
+def relative_to_exact(name, operands, estimator, **options):
+    """The error of what float32 gives."""
+    single = [jnp.asarray(x, jnp.float32) for x in operands]
+    found = METHODS[name](*single, estimator, **options)
+    assert found.dtype == jnp.float32
+    return relative_error(found, exact(name, single, estimator=estimator))
+
+
+@pytest.mark.parametrize("name, estimator", WITH_ESTIMATORS)
+def test_float32_is_right_to_five_digits(rng, name, estimator):
+    """Far from the origin, and in two clusters ten thousand bandwidths apart: products would have no digits left."""
+    clusters = 3e4 * rng.integers(0, 2, size=(300, 1))
+    weights = rng.uniform(size=300) / 150, rng.uniform(size=200) / 100
+    for apart, offset, tau in ((0, 50, ONE), (clusters, 0, np.asarray(0.3))):
+        x = rng.normal(size=(300, 5)) + offset + apart
+        y = rng.normal(size=(200, 5)) + offset + 0.5 + (apart if offset else apart[:200])
+        if not offset and name in ("svgd", "ksd"):  # whose scores are points
+            x = x / 3e4
+        assert relative_to_exact(name, (x, y, *weights, tau), estimator) < 1e-5
+
+
+@pytest.mark.parametrize("name", ["mmd", "ksd", "score"])
+def test_float32_of_several_bandwidths(rng, name):
+    x, y = rng.normal(size=(300, 5)), rng.normal(size=(200, 5)) + 0.5
+    weights = rng.uniform(size=300) / 150, rng.uniform(size=200) / 100
+    assert relative_to_exact(name, (x, y, *weights, SEVERAL), "biased") < 1e-5
+
+
+@pytest.mark.parametrize("name", ["mmd", "norm", "witness", "flow", "svgd", "ksd"])
 def test_half_precision(rng, name):
     """Within the promise for gauss_sum of the size of the terms."""
-    x, y = (jnp.asarray(rng.normal(size=(250, 5)) + 0.5 * i, jnp.float32) for i in range(2))
-    a = jnp.full(250, 1 / 250, jnp.float32)
-    _, dense = TABLE[name]
-    exact = dense(*(z.astype(jnp.float64) for z in (x, y, a, a, jnp.float32(0.7))), "unbiased")
-
-    def in_half(*operands):
-        function = {
-            "mmd": lambda x, y, a, b, tau: mmd(x, y, a, b, tau, estimator="unbiased", precision="float16"),
-            "norm": lambda x, y, a, b, tau: embedding_norm_squared(x, tau, estimator="unbiased", precision="float16"),
-            "witness": lambda x, y, a, b, tau: mmd_witness(y + 1, x, y, tau, precision="float16"),
-            "flow": lambda x, y, a, b, tau: mmd_flow_velocity(x, y, tau, precision="float16"),
-            "svgd": lambda x, y, a, b, tau: svgd_direction(y, x, tau, precision="float16"),
-            "ksd": lambda x, y, a, b, tau: ksd_squared(y, x, tau, estimator="unbiased", precision="float16"),
-        }[name]
-        return function(*operands)
-
-    assert relative_error(in_half(x, y, a, a, 0.7), exact) < 5e-3
-
-
-@pytest.mark.parametrize("name", TABLE)
-def test_points_a_thousand_bandwidths_apart(rng, name):
-    """Two far clusters: exponents formed from products would have no digits left."""
-    centers = 3e4 * rng.integers(0, 2, size=(40, 1))
-    case = [jnp.asarray(rng.normal(size=(n, 2)) + centers[:n], jnp.float32) for n in (40, 30)]
-    case += [jnp.full(n, 1 / n, jnp.float32) for n in (40, 30)]
-    ours, dense = TABLE[name]
-    tau = jnp.float32(0.3)
-    dense = jax.jit(dense, static_argnums=5)
-    exact = dense(*(z.astype(jnp.float64) for z in (*case, tau)), "biased")
-    if name in ("svgd", "ksd"):  # whose scores are points
-        case[0], exact = (
-            case[1] / 3e4,
-            dense(case[1].astype(jnp.float64) / 3e4, *(z.astype(jnp.float64) for z in (*case[1:], tau)), "biased"),
-        )
-    assert relative_error(ours(*case, tau, "biased"), exact) < 1e-5
-
-
-@pytest.mark.parametrize("name", TABLE)
-def test_under_vmap(rng, name):
-    x, y = (jnp.asarray(rng.normal(size=(2, n, 3))) for n in (7, 5))
-    a, b = (jnp.asarray(rng.uniform(size=(2, n))) for n in (7, 5))
-    ours, _ = TABLE[name]
-    tau = jnp.asarray([0.5, 0.9])
-    results = jax.vmap(lambda *operands: ours(*operands, "biased"))(x, y, a, b, tau)
-    each = [ours(x[i], y[i], a[i], b[i], tau[i], "biased") for i in range(2)]
-    assert relative_error(results, jnp.stack(each)) < 1e-12
+    x, y = (rng.normal(size=(250, 5)) + 0.5 * i for i in range(2))
+    a = np.full(250, 1 / 250)
+    assert 0 < relative_to_exact(name, (x, y, a, a, ONE), "unbiased", precision="float16") < 5e-3
 
 
 CALLS = {  # attention calls, each with everything that can be asked for from it
@@ -367,17 +324,6 @@ def test_mmd_of_gaussians_is_that_of_their_distributions(rng):
     assert abs(estimates.mean() - expected) < 5 * error < expected
 
 
-def test_a_known_term_is_not_summed_again(case):
-    x, y, a, b = case
-    known = embedding_norm_squared(y, TAUS[1], weights=b, estimator="unbiased")
-    value, gradient = jax.value_and_grad(functools.partial(mmd, estimator="unbiased", y_norm_squared=known))(
-        x, y, a, b, TAUS[1]
-    )
-    expected, expected_gradient = jax.value_and_grad(functools.partial(mmd, estimator="unbiased"))(x, y, a, b, TAUS[1])
-    assert float(value) == pytest.approx(float(expected), rel=1e-12)
-    assert relative_error(gradient, expected_gradient) < 1e-12
-
-
 def test_signs_that_optax_takes(rng):
     """Minus the velocity, or the direction, is what an optimizer descends along."""
     x, y = (jnp.asarray(rng.normal(size=(50, 2)) + 2 * i, jnp.float32) for i in range(2))
@@ -417,14 +363,13 @@ def test_median_heuristic(rng):
         assert np.isnan(median_heuristic(np.where(np.arange(40)[:, None] == 7, value, points)))
 
 
-@pytest.mark.parametrize("group", [1024, 6])
-def test_leave_one_out(rng, monkeypatch, group):
-    points, w, taus = rng.normal(size=(20, 2)), rng.uniform(size=20), np.asarray([0.3, 3.0, 1000.0])
+@pytest.mark.parametrize("group, num", [(1024, 20), (6, 22)])  # of shapes that no other test compiles for
+def test_leave_one_out(rng, monkeypatch, group, num):
+    points, w, taus = rng.normal(size=(num, 2)), rng.uniform(size=num), np.asarray([0.3, 3.0, 1000.0])
     points[0] += 30  # alone: its density must not be lost in rounding
     monkeypatch.setattr("jaxgauss._methods.leave_one_out.GROUP", group)
-    jax.clear_caches()
     search = leave_one_out_tau(points, taus, weights=w)
-    others = ~np.eye(20, dtype=bool)
+    others = ~np.eye(num, dtype=bool)
     squared = np.square(points[:, None] - points).sum(-1)
     expected = []
     for tau in taus:
@@ -434,30 +379,23 @@ def test_leave_one_out(rng, monkeypatch, group):
         expected.append((w / w.sum()) @ (sums - np.log(1 - w / w.sum()) + np.log(tau / 2 / np.pi)))
     assert relative_error(search.scores, expected) < 1e-11
     assert float(search.tau) == taus[np.argmax(expected)]
-    jax.clear_caches()
 
 
-def test_weights_of_zero_have_derivatives(rng):
+@pytest.mark.parametrize("name", ["logpdf", "score"])
+def test_weights_of_zero_have_derivatives(rng, name):
     """A mask, or a projection onto the simplex: a sample without weight still says what a weight would do."""
+    x, y, a, b = samples(rng, 2)
+    operands = x, y, a, jnp.where(np.arange(30) % 3 == 2, 0, b), jnp.asarray([0.5, 2.0])
+    found, _ = jax.jit(jax.grad(loss(name), (0, 1, 3, 4), has_aux=True))(*operands)
+    expected = exact_gradients(name, operands)
+    assert_close(found, [expected[i] for i in (0, 1, 3, 4)], 1e-12)
 
-    def density(x, k, tau, w):
-        squared = jnp.square(x[:, None] - k[None]).sum(-1)
-        return jnp.log(
-            (jnp.exp(-tau[:, None, None] / 2 * squared[None]) * tau[:, None, None]).mean(0) @ w / w.sum() / 2 / np.pi
-        )
 
-    def score(x, *others):
-        return jax.grad(lambda x: density(x, *others).sum())(x)
-
-    x, k, taus = rng.normal(size=(6, 2)), rng.normal(size=(8, 2)), np.array([0.5, 2.0])
-    k[2] = x[0] + 0.1
+def test_the_derivative_by_a_weight_of_zero_is_finite(rng):
+    """Far from all others, where a weight would be all that is seen."""
     w = rng.uniform(size=8) * (np.arange(8) % 3 != 2)
-    for ours, formula in ((kde_logpdf, density), (kde_score, score)):
-        slopes = lambda f: jax.jit(jax.grad(lambda *x: jnp.square(f(*x)).sum(), (0, 1, 2, 3)))  # noqa: E731
-        weighted = lambda x, k, tau, w, f=ours: f(x, k, tau, weights=w)  # noqa: E731
-        assert_close(slopes(weighted)(x, k, taus, w), slopes(formula)(x, k, taus, w), 1e-12)
-    far = k + 30 * (w > 0)[:, None]  # where a weight would be all that is seen
-    gradient = jax.grad(lambda w: kde_logpdf(x[:1], far, 1.0, weights=w)[0])(w)
+    far = rng.normal(size=(8, 2)) + 30 * (w > 0)[:, None]
+    gradient = jax.grad(lambda w: kde_logpdf(np.zeros((1, 2)), far, 1.0, weights=w)[0])(w)
     assert np.isfinite(gradient).all() and gradient[2] > 1e20
 
 
@@ -528,11 +466,11 @@ def test_more_wrong_arguments_are_named():
         median_heuristic(x[:1])
 
 
-def test_public_methods_keep_working_under_a_mesh(case):
+def test_public_methods_keep_working_under_a_mesh(rng):
     """Sharded samples under shard_map: each device has its own statistic."""
     from jax.sharding import PartitionSpec as P
 
-    x, y, _, _ = case
+    x, y, *_ = samples(rng)
     mesh = jax.make_mesh((1,), ("devices",), axis_types=(jax.sharding.AxisType.Auto,))
     function = jax.value_and_grad(lambda x, y: mmd_squared(x, y, 0.7))
     sharded = jax.shard_map(
