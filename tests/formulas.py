@@ -118,11 +118,16 @@ def svgd(kernel, x, y, _a, _b, tau, _estimator):
     return (matrix(kernel, y, y, tau) @ x[: len(y)] - repulsion) / len(y)
 
 
+def stein(kernel, x, s, tau):
+    """The Stein kernel of all pairs, for scores s, (T, N, N)."""
+    kappa, psi, u_chi = profiles(kernel, x, x, tau)
+    along = ((s[:, None] - s) * (x[:, None] - x)).sum(-1)
+    return kappa * (s @ s.T) + tau.reshape(-1, 1, 1) * (psi * (along + x.shape[1]) - u_chi)
+
+
 def ksd(kernel, x, y, _a, b, tau, estimator):
     """Of points y whose scores are the first points of x."""
-    s, (kappa, psi, u_chi), tau = x[: len(y)], profiles(kernel, y, y, tau), tau.reshape(-1, 1, 1)
-    along = ((s[:, None] - s) * (y[:, None] - y)).sum(-1)
-    return form((kappa * (s @ s.T) + tau * (psi * (along + y.shape[1]) - u_chi)).mean(0), b, estimator)
+    return form(stein(kernel, y, x[: len(y)], tau).mean(0), b, estimator)
 
 
 def logpdf_at(points, kernel, y, b, tau):
@@ -144,16 +149,20 @@ def score(kernel, x, y, _a, b, tau, _estimator):
 FORMULAS = {f.__name__: f for f in (mmd, norm, witness, flow, svgd, ksd, logpdf, score)}
 
 
-def exact(name, operands, kernel="gauss", estimator="biased"):
-    """What a method is of x, y, a, b and τ; with its gradients where it goes through `loss`."""
-    return FORMULAS[name](kernel, *tensors(*operands), estimator).detach().numpy()
-
-
-def exact_gradients(name, operands, kernel="gauss", estimator="biased", twice=None):
+def gradients(function, operands, twice=()):
     """Those of Σ sin of it with respect to all operands; or, `twice`, of Σ sin of those by the operands so numbered."""
     operands = [x.requires_grad_() for x in tensors(*operands)]
-    loss = torch.sin(FORMULAS[name](kernel, *operands, estimator)).sum()
+    loss = torch.sin(function(*operands)).sum()
     if twice:
         first = torch.autograd.grad(loss, [operands[i] for i in twice], create_graph=True)
         loss = sum(torch.sin(x).sum() for x in first)
     return [x.numpy() for x in torch.autograd.grad(loss, operands, materialize_grads=True, allow_unused=True)]
+
+
+def exact(name, operands, kernel="gauss", estimator="biased"):
+    """What a method is of x, y, a, b and τ."""
+    return FORMULAS[name](kernel, *tensors(*operands), estimator).detach().numpy()
+
+
+def exact_gradients(name, operands, kernel="gauss", estimator="biased", twice=()):
+    return gradients(lambda *z: FORMULAS[name](kernel, *z, estimator), operands, twice)
