@@ -70,23 +70,3 @@ def test_an_error_of_our_own_is_not_taken_for_a_missing_neighbour():
 
     with pytest.raises(ModuleNotFoundError, match=r"jaxgauss\.nothing"), needed("jaxgauss.ott", "ott-jax"):
         importlib.import_module("jaxgauss.nothing")
-
-
-def test_a_gaussian_process_fills_in_a_photo(as_it_comes, tmp_path, capsys):
-    from gaussian_process import main
-
-    losses, (theirs, ours), error = main(num=1500, side=40, steps=8, stride=4, picture=tmp_path / "photo.png")
-    assert losses[-1] < losses[0]
-    assert ours < 1.2 * theirs < 0.2  # of brightness from 0 to 1, whose standard deviation is 0.3
-    assert error < 0.12
-    printed = capsys.readouterr().out
-    assert "scikit-learn on " in printed and "products with the matrix" in printed
-    assert (tmp_path / "photo.png").stat().st_size > 10_000
-
-
-def test_photos_exchange_their_colors(as_it_comes, tmp_path):
-    from optimal_transport import main
-
-    out, before, after = main(num=500, stride=8, picture=tmp_path / "colors.png")
-    assert out.converged and after < before / 20
-    assert (tmp_path / "colors.png").stat().st_size > 10_000
