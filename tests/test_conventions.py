@@ -261,10 +261,6 @@ def test_a_numpyro_model_plugs_in(rng):
     assert relative_error(ours, each(flat)) < 1e-6
 
 
-def test_conversions_and_their_errors():
+def test_conversions():
     assert [tau_from_bandwidth(2.0, c) for c in ("sigma", "gamma", "h", "keops")] == [0.25, 4.0, 1.0, 0.5]
     assert jax.jit(tau_from_bandwidth)(jnp.asarray([1.0, 2.0])).tolist() == [1.0, 0.25]
-    with pytest.raises(ValueError, match=r"`convention` must be one of sigma.*got 'foo'"):
-        tau_from_bandwidth(1.0, "foo")
-    with pytest.raises(ValueError, match="`bandwidth` must be positive; got -1"):
-        tau_from_bandwidth(-1.0)

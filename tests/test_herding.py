@@ -85,15 +85,3 @@ def test_in_jit_of_float32(rng, as_it_comes):
 def test_number_of_attention_calls():
     x = jax.ShapeDtypeStruct((32, 4), "float32")
     assert attention_calls(lambda x: kernel_herding(x, 1.0, 5, method="rescale"), x) == 1
-
-
-def test_wrong_arguments_are_named():
-    x = jnp.ones((5, 2))
-    for change, message in (
-        ({"num": 6}, r"`num` must be at most the number of points; got num 6, points \(5, 2\)"),
-        ({"num": 0}, "`num` must be a positive integer; got 0"),
-        ({"kernel": "energy"}, r"`kernel` must be positive definite; got Kernel\(energy\)"),
-        ({"weights": -jnp.ones(5)}, "`weights` must not be negative"),
-    ):
-        with pytest.raises(ValueError, match="`jaxgauss.kernel_herding`: " + message):
-            kernel_herding(**{"points": x, "tau": 1.0, "num": 2, **change})

@@ -99,27 +99,6 @@ def test_mmd_test_has_the_statistic_of_the_loss(samples, kernel, estimator):
     assert relative_error(by_sums.null_statistics, test.null_statistics) < 1e-9
 
 
-def test_kernels_that_do_not_fit_are_refused():
-    x, w = np.ones((4, 2)), np.ones(4)
-    with pytest.raises(ValueError, match=r"`jaxgauss.svgd_direction`: `kernel` must be positive .*; got .*energy"):
-        svgd_direction(x, x, 1.0, kernel="energy")
-    with pytest.raises(ValueError, match=r"`jaxgauss.svgd`: `kernel` must be positive definite; got .*energy"):
-        jaxgauss.svgd(lambda x: x, None, kernel="energy")
-    with pytest.raises(ValueError, match=r"`jaxgauss.ksd_squared`: .* second derivatives; got Kernel\(matern12\)"):
-        ksd_squared(x, x, 1.0, kernel="laplace")
-    with pytest.raises(ValueError, match=r"`x_weights` and `y_weights` must have one sum .*; got sums 4 and 1"):
-        mmd_squared(x, x, 1.0, kernel="energy", x_weights=w)
-    with pytest.raises(ValueError, match=r"`jaxgauss.energy_distance`: `x_weights` .*; got sums 1 and 4"):
-        energy_distance(x, x, y_weights=w)
-    with pytest.raises(ValueError, match=r"`jaxgauss.energy_distance`: `estimator` must be .*; got 'v'"):
-        energy_distance(x, x, estimator="v")
-    with pytest.raises(ValueError, match=r"`jaxgauss.mmd_squared`: `kernel` must be one of gauss, .*; got 'rbf'"):
-        mmd_squared(x, x, 1.0, kernel="rbf")
-    with pytest.raises(ValueError, match=r"`jaxgauss.mmd_squared`: `method` must be one of auto, mixture.*'prescale'"):
-        mmd_squared(x, x, 1.0, kernel="imq", method="prescale")
-    assert float(mmd_squared(x, x + 1, 1.0, kernel="imq", x_weights=w)) > 0  # which is positive definite
-
-
 DENSITIES = ["matern12", "matern32", "matern52", rational_quadratic(4.0)]
 
 
@@ -150,20 +129,17 @@ def test_leave_one_out_takes_a_kernel(rng):
         assert float(found) == pytest.approx(exact, rel=1e-10)
 
 
+def test_weights_of_other_sums_are_taken_where_a_kernel_is_positive_definite():
+    x = np.ones((4, 2))
+    assert float(mmd_squared(x, x + 1, 1.0, kernel="imq", x_weights=np.ones(4))) > 0
+
+
 def test_logarithms_of_kernels(rng):
     """Where κ underflows, they do not; a mesh of one device makes no difference."""
     x, y = rng.normal(size=(5, 3)), rng.normal(size=(7, 3)) + 3000
     logs = jaxgauss.log_gauss_sum(x, y, kernel="matern12")
     r = np.linalg.norm(x[:, None] - y[None], axis=-1)
     assert relative_error(logs, -r.min(1) + np.log(np.exp(r.min(1, keepdims=True) - r).sum(1))) < 1e-13
-    with pytest.raises(ValueError, match=r"`jaxgauss.log_gauss_sum`: `kernel` must be positive definite; got .*energy"):
-        jaxgauss.log_gauss_sum(x, y, kernel="energy")
-    with pytest.raises(ValueError, match=r"`method` must be one of auto, differences; got 'rescale'"):
-        jaxgauss.log_gauss_sum(x, y, kernel="imq", method="rescale")
-    with pytest.raises(ValueError, match=r"`jaxgauss.kde_logpdf`: `kernel` must have an integral .*imq\) in 3 dim"):
-        jaxgauss.kde_logpdf(x, y, 1.0, kernel="imq")
-    with pytest.raises(ValueError, match=r"`jaxgauss.leave_one_out_tau`: .* integral .*Kernel\(<lambda>\) in 3 dim"):
-        jaxgauss.leave_one_out_tau(x, kernel=jaxgauss.Kernel(lambda u: jnp.exp(-u)))
 
 
 @pytest.mark.parametrize("dim", [2, 17])
