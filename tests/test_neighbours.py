@@ -1,4 +1,4 @@
-"""Other libraries are imported where they are asked for, and named where they are missing; the examples of theirs."""
+"""Other libraries are imported where they are asked for, and named where they are missing."""
 
 import importlib
 import subprocess
