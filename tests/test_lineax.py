@@ -60,16 +60,16 @@ def test_other_kernels(kernel):
 
 
 def test_a_preconditioner_makes_steps_few():
-    points, values = problem(800, "float32")
+    points, values = problem(500, "float32")
     operator = gauss_operator(points, 5.0, noise=1e-2)
     solver = lx.CG(rtol=1e-5, atol=1e-5, stabilise_every=None)
-    plain, preconditioned = (eqx.filter_jit(solve)(operator, values, r, solver) for r in (0, 200))
+    plain, preconditioned = (eqx.filter_jit(solve)(operator, values, r, solver) for r in (0, 100))
     exact = np.linalg.solve(np.asarray(matrix(points.astype("float64"), 5.0, 1e-2)), np.asarray(values, "float64"))
     assert plain.stats["num_steps"] > 200 > 5 * preconditioned.stats["num_steps"]
     wide = gauss_operator(points.astype("float64"), 5.0, noise=1e-2)
     rest = values.astype("float64") - wide.mv(preconditioned.value.astype("float64"))
     assert 1e-6 < np.linalg.norm(rest) / np.linalg.norm(values) < 1e-4  # what float32 leaves
-    options = {"preconditioner": nystrom_preconditioner(operator, 200, rng_key=jax.random.key(0))}
+    options = {"preconditioner": nystrom_preconditioner(operator, 100, rng_key=jax.random.key(0))}
     size = np.abs(rest).max()
     correction = lx.linear_solve(operator, (rest / size).astype("float32"), solver, options=options).value
     refined = preconditioned.value.astype("float64") + size * correction.astype("float64")
