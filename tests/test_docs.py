@@ -21,7 +21,12 @@ PATHS = [
     *sorted(ROOT.glob("docs/**/*.md")),
 ]
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in PATHS}
-WITH_CODE = [page for page, text in PAGES.items() if "```python\n" in text]
+TRAININGS = "docs/index.md", "docs/neighbours.md"
+WITH_CODE = [
+    pytest.param(page, marks=[pytest.mark.slow] * (page in TRAININGS))
+    for page, text in PAGES.items()
+    if "```python\n" in text
+]
 MODULES = [module.name for module in pkgutil.walk_packages(jaxgauss.__path__, "jaxgauss.") if not module.ispkg]
 
 

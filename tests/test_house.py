@@ -1,7 +1,10 @@
 """The house has storeys: who may import whom, that nobody imports in a circle, and that files are pages."""
 
 import ast
+import inspect
+from collections import Counter
 from graphlib import TopologicalSorter
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,8 @@ FILES = {path.relative_to(package.parent): path for package in PACKAGES for path
 STOREYS = ("_kernels", "_checks", "_arrays", "_engines", "_sums", "_methods")  # from the ground up
 DOWNSTAIRS = {"_methods": {"_sums", "_arrays", "_checks", "_kernels"}}  # and not what sums are made by
 LONGEST = 250  # lines that are no docstring
+LONGEST_DOCSTRING = 45
+PUBLIC = [jaxgauss, torch_backend, *(import_module(f"jaxgauss.{name}") for name in jaxgauss._NEIGHBOURS)]
 
 
 def module(path):
@@ -57,3 +62,19 @@ def test_a_file_says_whose_room_it_is_and_is_no_longer_than_some_pages(path):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
             lines -= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
     assert len(lines) <= LONGEST
+
+
+def test_no_two_files_have_one_name():
+    names = Counter(path.name for path in FILES if path.parts[0] == "jaxgauss" and path.name != "__init__.py")
+    assert not {name for name, number in names.items() if number > 1} and len(names) > 50
+
+
+def test_a_public_docstring_fits_on_a_screen():
+    lengths = {
+        f"{value.__module__}.{name}": len(inspect.cleandoc(value.__doc__ or "").splitlines())
+        for package in PUBLIC
+        for name, value in vars(package).items()
+        if name[0] != "_" and (inspect.isfunction(value) or inspect.isclass(value))
+        if package in (jaxgauss, torch_backend) or value.__module__ == package.__name__
+    }
+    assert not {name: lines for name, lines in lengths.items() if lines > LONGEST_DOCSTRING} and len(lengths) > 60

@@ -1,4 +1,4 @@
-"""The permutation test: its labelings, its statistics against a naive loop, and its level."""
+"""The permutation test: its labelings, and its statistics against a naive loop; its level: see test_resampling."""
 
 import functools
 
@@ -7,10 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy.special import logsumexp
-from scipy.stats import chisquare, kstest
+from scipy.stats import chisquare
 
+from formulas import kernel_matrix
 from jaxgauss import mmd_test
-from jaxgauss._methods import labelings, pair_forms, resampling
+from jaxgauss._methods import labelings, resampling
 from jaxgauss._methods import mmd_test as module
 from oracle import relative_error
 
@@ -19,8 +20,7 @@ KEY = jax.random.key(7)
 
 def naive(x, y, tau, labels, estimator):
     """MMD² of every labeling (a column), by indexing the kernel matrix."""
-    z = np.concatenate([x, y]).astype(np.float64)
-    matrix = np.exp(-tau / 2 * np.square(z[:, None] - z).sum(-1))
+    matrix = kernel_matrix(np.concatenate([x, y]), tau=tau)
 
     def within(k):
         return k.mean() if estimator == "biased" else (k.sum() - np.trace(k)) / (len(k) * (len(k) - 1))
@@ -35,12 +35,9 @@ def labels_of(m, n, num, resampling="permutation"):
     return np.asarray(labelings.labels(design, KEY, 0))[:, 1:]  # the samples' own first
 
 
-@pytest.mark.parametrize("m, n", [(23, 17), (20, 20)])
+@pytest.mark.parametrize("m, n, resampling", [(23, 17, "permutation"), (20, 20, "wild")])
 @pytest.mark.parametrize("estimator", ["biased", "unbiased"])
-@pytest.mark.parametrize("resampling", ["permutation", "wild"])
 def test_statistics_are_those_of_a_naive_loop(rng, m, n, estimator, resampling):
-    if resampling == "wild" and m != n:
-        m = n
     x, y = (jnp.asarray(rng.normal(size=(k, 3)) + 0.3 * i, jnp.float32) for i, k in enumerate((m, n)))
     result = mmd_test(x, y, 0.7, rng_key=KEY, num_permutations=99, estimator=estimator, resampling=resampling)
     exact = naive(x, y, 0.7, labels_of(m, n, 99, resampling), estimator)
@@ -75,16 +72,16 @@ def test_bandwidths_are_aggregated(rng, estimator):
         assert relative_error(np.append(result.statistic, result.null_statistics), exact) < 1e-12
 
 
-@pytest.mark.parametrize("m, n, dim", [(200, 200, 30), (3, 3, 1), (3, 40, 100), (60, 7, 5), (700, 500, 3)])
+@pytest.mark.parametrize("m, n, dim", [(200, 200, 30), (3, 3, 1), (3, 40, 100), (700, 500, 3)])
 def test_narrow_bandwidths_do_not_hide_in_the_diagonal(m, n, dim):
     """Bandwidths over six decades: the p-values are those of float64 on the same labelings."""
     labels = labels_of(m, n, 99)
-    for seed in range(15 if m < 500 else 3):
+    for seed in range(5 if m < 500 else 2):
         rng = np.random.default_rng(seed)
         x, y = rng.normal(size=(m, dim)).astype("float32"), (rng.normal(size=(n, dim)) + 0.1).astype("float32")
         taus = (10 ** rng.uniform(-3, 3, 4) / dim).astype("float32")
         taus[0] = 1e5 if seed % 2 == 0 else taus[0]
-        estimator = "biased" if seed % 5 == 0 else "unbiased"
+        estimator = "unbiased" if seed else "biased"
         result = mmd_test(x, y, taus, rng_key=KEY, num_permutations=99, estimator=estimator)
         exact = aggregated(x, y, taus, labels, estimator)
         found = np.append(result.statistic, result.null_statistics)
@@ -110,21 +107,6 @@ def test_points_far_apart(rng):
     assert relative_error(np.append(result.statistic, result.null_statistics), exact) < 1e-7
 
 
-def test_blocks_and_the_bar_change_nothing(rng, monkeypatch, capsys):
-    x, y = rng.normal(size=(40, 2)), rng.normal(size=(33, 2))
-    options = {"rng_key": KEY, "num_permutations": 60}
-    monkeypatch.setattr(module, "BYTES", 8 * 73 * 20)
-    monkeypatch.setattr(labelings, "GROUP", 30)
-    monkeypatch.setattr(pair_forms, "GROUP", 30)
-    blocks = mmd_test(x, y, 0.5, **options)
-    shown = mmd_test(x, y, 0.5, progress=True, **options)
-    assert relative_error(shown.null_statistics, blocks.null_statistics) < 1e-12
-    assert "100%" in capsys.readouterr().err
-    monkeypatch.undo()
-    whole = mmd_test(x, y, 0.5, **options)
-    assert relative_error(whole.null_statistics, blocks.null_statistics) < 1e-11
-
-
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
 def test_signs_are_exact_in_half_precision(rng, precision):
     x, y = (jnp.asarray(rng.normal(size=(300, 4)) + 0.2 * i, jnp.float32) for i in range(2))
@@ -145,23 +127,6 @@ def test_labelings_are_uniform():
     assert chisquare(np.unique(swaps[:5].T @ 2 ** np.arange(5), return_counts=True)[1]).pvalue > 1e-6
 
 
-@pytest.mark.parametrize(
-    "tau, resampling", [(0.5, "permutation"), (np.array([0.2, 2.0]), "permutation"), (0.5, "wild")]
-)
-def test_p_values_are_uniform_under_the_null(tau, resampling):
-    """400 pairs of samples from one distribution; a level that was off by a fifth would be seen."""
-
-    def p_value(key):
-        data, labels = jax.random.split(key)
-        x, y = jax.random.normal(data, (2, 15, 2), jnp.float32)
-        return mmd_test(x, y, tau, rng_key=labels, num_permutations=99, resampling=resampling).p_value
-
-    p_values = np.asarray(jax.jit(jax.vmap(p_value))(jax.random.split(KEY, 400)), np.float64)
-    jittered = p_values - np.random.default_rng(0).uniform(size=400) / 100  # uniform on (0, 1), not on its hundredths
-    assert kstest(jittered, "uniform").pvalue > 1e-4
-    assert (p_values <= 0.05).mean() < 0.05 + 5 * np.sqrt(0.05 * 0.95 / 400)
-
-
 @pytest.mark.parametrize("num_permutations", [19, 99, 999])
 def test_p_values_compare_as_python_numbers_do(num_permutations):
     """In float32 0.05 lies above 0.05: a p-value of exactly α is at most α, the next one is not."""
@@ -173,36 +138,3 @@ def test_p_values_compare_as_python_numbers_do(num_permutations):
         assert [bool(p <= np.float32(alpha)) for p in table] == [p <= alpha for p in numbers]
     x = jnp.arange(12.0, dtype="float16").reshape(6, 2)
     assert mmd_test(x, x + 1, 1.0, rng_key=KEY, num_permutations=19).p_value.dtype == np.float32
-
-
-def test_ties_count_against_rejection():
-    """Whichever way equal points are labeled, the statistic is the same: no evidence."""
-    result = mmd_test(jnp.ones((6, 2)), jnp.ones((5, 2)), 1.0, rng_key=KEY, num_permutations=19)
-    assert float(result.p_value) == 1.0
-
-
-def test_what_is_not_a_number_is_no_evidence():
-    x = jnp.ones((6, 2)).at[0, 0].set(jnp.nan)
-    assert np.isnan(mmd_test(x, jnp.zeros((5, 2)), 1.0, rng_key=KEY, num_permutations=19).p_value)
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"num_permutations": 0}, r"`num_permutations` must be a positive integer; got 0"),
-        ({"resampling": "bootstrap"}, r"`resampling` must be 'permutation' or 'wild'; got 'bootstrap'"),
-        ({"resampling": "wild"}, r".*must be of one size; got x \(5, 3\), y \(4, 3\)"),
-        ({"y": jnp.ones((1, 3))}, r"`y` must hold at least 2 points; got x \(5, 3\), y \(1, 3\)"),
-        ({"estimator": "median"}, r"`estimator` must be 'biased' or 'unbiased'; got 'median'"),
-    ],
-)
-def test_wrong_arguments_are_named(change, message):
-    good = {"x": jnp.ones((5, 3)), "y": jnp.ones((4, 3)), "tau": 1.0, "rng_key": KEY}
-    with pytest.raises(ValueError, match="`jaxgauss.mmd_test`: " + message):
-        mmd_test(**{**good, **change})
-
-
-def test_no_bar_under_jit():
-    x = jnp.ones((5, 3))
-    with pytest.raises(ValueError, match="`progress` must be False under a transformation such as jit; got True"):
-        jax.jit(lambda x: mmd_test(x, x, 1.0, rng_key=KEY, progress=True))(x)

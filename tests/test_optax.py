@@ -22,8 +22,11 @@ def as_tree(flat):
     return {"bias": flat[:, 0], "layer": (flat[:, 1:].reshape(-1, 2, 2),)}
 
 
-@pytest.mark.parametrize("tau", [0.7, np.array([0.2, 3.0]), "median"], ids=str)
-@pytest.mark.parametrize("form", [lambda flat: flat, as_tree], ids=["array", "pytree"])
+@pytest.mark.parametrize(
+    "tau, form",
+    [(0.7, as_tree), (np.array([0.2, 3.0]), jnp.asarray), ("median", as_tree)],
+    ids=["one", "two", "median"],
+)
 def test_updates_are_minus_the_direction(particles, form, tau):
     gradients = jnp.sin(particles)
     update = jax.jit(scale_by_svgd(tau, kernel="imq").update)

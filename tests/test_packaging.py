@@ -44,6 +44,7 @@ def sdist(tmp_path_factory):
     return needed, built / archive.name.removesuffix(".tar.gz")
 
 
+@pytest.mark.slow
 def test_sdist_holds_the_source_tree_and_nothing_stray(sdist):
     needed, folder = sdist
     assert {"tests/oracle.py", "tests/sharded.py", "benchmarks/grids.py", "examples/kde.py", ".ci/run"} <= needed
@@ -51,6 +52,7 @@ def test_sdist_holds_the_source_tree_and_nothing_stray(sdist):
     assert files(folder) - made == needed - made
 
 
+@pytest.mark.slow
 def test_sdist_tests_are_collected(sdist):
     names = [f"tests/test_{name}.py" for name in ("sharding", "examples", "benchmarks")]
     command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *names]
