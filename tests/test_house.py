@@ -18,7 +18,7 @@ STOREYS = ("_kernels", "_checks", "_arrays", "_engines", "_sums", "_methods")  #
 DOWNSTAIRS = {"_methods": {"_sums", "_arrays", "_checks", "_kernels"}}  # and not what sums are made by
 LONGEST = 250  # lines that are no docstring
 LONGEST_DOCSTRING = 45
-PUBLIC = [jaxgauss, torch_backend, *(import_module(f"jaxgauss.{name}") for name in jaxgauss._NEIGHBOURS)]
+PUBLIC = [jaxgauss, torch_backend, *(import_module(f"jaxgauss.{name}") for name in jaxgauss._WITH_OTHERS)]
 
 
 def module(path):

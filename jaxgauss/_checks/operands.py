@@ -37,6 +37,22 @@ def takes_tau(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _
     return checked
 
 
+def also_called(name: str, function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    """The function under another name, which its messages use."""
+
+    @functools.wraps(function)
+    def called(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+        try:
+            return function(*args, **kwargs)
+        except (TypeError, ValueError, ImportError) as error:
+            said = f"`jaxgauss.{function.__name__}`"
+            error.args = tuple(x.replace(said, f"`jaxgauss.{name}`") if isinstance(x, str) else x for x in error.args)
+            raise
+
+    called.__name__ = called.__qualname__ = name
+    return called
+
+
 def check_names(function: str, method: Any, precision: Any, backend: Any, methods: tuple[str, ...] = METHODS) -> None:
     """Raise ValueError unless method, precision and backend exist."""
     options = {"method": (method, methods), "precision": (precision, PRECISIONS), "backend": (backend, BACKENDS)}

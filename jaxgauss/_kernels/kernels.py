@@ -197,12 +197,6 @@ def rational_quadratic(alpha: float) -> Kernel:
     return Kernel(RationalQuadratic(float(alpha)), f"rational_quadratic({float(alpha)})")
 
 
-def name_of(function: str, kernel: Any) -> str:
-    """The name of `gauss_sum` or its like for messages: that of `kernel_sum` or its like with another kernel."""
-    is_other = isinstance(kernel, str | Kernel) and kernel not in ("gauss", GAUSS)
-    return function.replace("gauss_sum", "kernel_sum") if is_other else function
-
-
 def as_kernel(function: str, kernel: Any) -> Kernel:
     """The kernel of a name; TypeError or ValueError, in the name of a public function, for anything else."""
     if isinstance(kernel, Kernel):

@@ -15,7 +15,7 @@ from .._engines.dispatch import uses_mixture
 from .._engines.near import examined
 from .._engines.plan import of_gaussians
 from .._engines.wanted import Channels
-from .._kernels.kernels import GAUSS, Kernel, as_kernel, name_of
+from .._kernels.kernels import GAUSS, Kernel, as_kernel
 from .._kernels.mixtures import Mixture
 from .checked import checked, reverse_only
 from .forward_mode import radial_sum_in_both_modes
@@ -83,7 +83,7 @@ def kernel_sum(
         [-3.0, -3.0]
     """
     kernel = as_kernel("kernel_sum", kernel)
-    function = name_of("gauss_sum", kernel)
+    function = "kernel_sum" if kernel != GAUSS else "gauss_sum"
     asked = Settings(method, precision, backend, function=function, forward_mode=bool(forward_mode), kernel=kernel)
     settings, chosen = checked(asked, queries, keys, values, tau)
     settings = examined(settings, tau, queries, keys, values)

@@ -12,14 +12,14 @@ from jaxtyping import Array, Float
 
 from .._arrays.devices import replicated, vary_alike, vary_like
 from .._arrays.points import LOG_ZERO, align, center, unbroadcast
-from .._checks.operands import as_operand, check_names, check_weights, takes_tau
+from .._checks.operands import also_called, as_operand, check_names, check_weights, takes_tau
 from .._checks.samples import check_kernel
 from .._checks.settings import Keys, Queries, Settings, Tau, working_dtype
 from .._engines.dispatch import kernel_means
 from .._engines.means import difference_means
 from .._engines.near import are_near, examined
 from .._engines.plan import takes_half
-from .._kernels.kernels import GAUSS, Kernel, name_of
+from .._kernels.kernels import GAUSS, Kernel
 from .checked import checked, reverse_only
 from .in_float64 import in_float64, near_for_each, rules_in_float64
 
@@ -81,7 +81,7 @@ def log_gauss_sum(
     References:
         Rux & Neumayer, "Fast Gauss Sums via Flash Attention", 2026, arXiv:2609.04910.
     """
-    function = name_of("log_gauss_sum", kernel)
+    function = "log_gauss_sum"
     values = check_weights(function, "log_weights", log_weights, keys)
     kernel = check_kernel(function, kernel, positive=True)
     check_names(function, method, precision, backend, methods_of_logs(kernel))
@@ -94,7 +94,7 @@ def log_gauss_sum(
     return _checked_log_sum(settings, queries, keys, log_weights, as_operand(tau, settings.dtype))
 
 
-log_kernel_sum = log_gauss_sum  # the name for other kernels
+log_kernel_sum = also_called("log_kernel_sum", log_gauss_sum)
 
 
 def weights_of(log_weights: Any) -> Any:

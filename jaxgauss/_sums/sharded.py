@@ -16,14 +16,14 @@ from jaxtyping import Array, Bool
 
 from .._arrays.devices import replicated, vary_alike
 from .._arrays.points import LOG_ZERO, align, by_point
-from .._checks.operands import as_operand, check_mesh, check_tolerance, takes_tau
+from .._checks.operands import also_called, as_operand, check_mesh, check_tolerance, takes_tau
 from .._checks.settings import Keys, MeshAxis, Queries, Settings, Sums, Tau, Values, axis_names, working_dtype
 from .._engines.boxes import box
 from .._engines.few_dimensions import tolerance_of
 from .._engines.fourier import coefficients, values_at
 from .._engines.nodes import MOST, nodes, spectrum
 from .._engines.tiles import one_by_one
-from .._kernels.kernels import Kernel, as_kernel, name_of
+from .._kernels.kernels import Kernel, as_kernel
 from .checked import checked
 from .kernel_sum import unrounded_kernel_sum
 from .log_gauss_sum import relative_sum, unrounded_log_sum
@@ -88,7 +88,7 @@ def gauss_sum_sharded(
         >>> bool(jnp.allclose(sums, jaxgauss.gauss_sum(points, points, points)))
         True
     """
-    function = name_of("gauss_sum_sharded", kernel)
+    function = "gauss_sum_sharded"
     check_mesh(function, mesh, query_axis, key_axis)
     kernel = as_kernel(function, kernel)
     check_tolerance(function, method, tolerance)
@@ -103,7 +103,7 @@ def gauss_sum_sharded(
     return _checked_sum(settings, queries, keys, values, as_operand(tau, settings.dtype))
 
 
-kernel_sum_sharded = gauss_sum_sharded  # the name for other kernels
+kernel_sum_sharded = also_called("kernel_sum_sharded", gauss_sum_sharded)
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -17,10 +17,10 @@ import numpy as np
 from jaxtyping import Array
 
 from .._arrays.compensated import compensated, two_sum
-from .._checks.operands import as_operand, check_names, check_tolerance, takes_tau
+from .._checks.operands import also_called, as_operand, check_names, check_tolerance, takes_tau
 from .._checks.settings import Keys, Queries, Settings, Sums, Tau, Values, matmul_precision, methods_of, working_dtype
 from .._engines.plan import warn_once
-from .._kernels.kernels import GAUSS, Kernel, as_kernel, name_of
+from .._kernels.kernels import GAUSS, Kernel, as_kernel
 from .checked import checked
 from .chunks import WHERE, State, as_pair, give_back, kind_of, read_chunk
 from .display import progress_bar
@@ -89,7 +89,7 @@ def gauss_sum_streamed(
         >>> jaxgauss.gauss_sum_streamed(keys[:2], chunks, 0.5).round().tolist()
         [923.0, 923.0]
     """
-    function = name_of("gauss_sum_streamed", kernel)
+    function = "gauss_sum_streamed"
     kernel = as_kernel(function, kernel)
     check_names(function, method, precision, backend, methods_of(kernel))
     _refuse_tracers(queries, tau, jnp.zeros(()))
@@ -132,7 +132,7 @@ def gauss_sum_streamed(
     return _total(settings.dtype, empty, summed.sums, summed.compensation, queries)
 
 
-kernel_sum_streamed = gauss_sum_streamed  # the name for other kernels
+kernel_sum_streamed = also_called("kernel_sum_streamed", gauss_sum_streamed)
 
 
 @functools.partial(jax.jit, static_argnums=0)
