@@ -14,8 +14,8 @@ PROJECT = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text
 
 
 def requirements(versions: str) -> list[str]:
-    """One for each package: dependencies, those of the tests, of the examples and of the neighbours."""
-    extras = [PROJECT["optional-dependencies"][name] for name in ("examples", "neighbours", "test")]
+    """One for each package: dependencies, those of the tests, of the examples and of the optional libraries."""
+    extras = [PROJECT["optional-dependencies"][name] for name in ("examples", "libraries", "test")]
     every = [x for x in dict.fromkeys(sum(extras, PROJECT["dependencies"])) if not x.startswith("jaxgauss[")]
     if versions == "default":
         return every

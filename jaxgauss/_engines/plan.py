@@ -87,7 +87,7 @@ class Plan:
 def gauss_plan(settings: Settings, platform: str, pairs: int, dim: int, channels: int) -> Plan:
     """The plan of a Gauss sum. ValueError if what was asked for by name cannot run on the platform."""
     where = "`jaxgauss.gauss_sum`"
-    wide = "float64" if "float64" in (settings.dtype, settings.precision) else "float32"
+    working = "float64" if "float64" in (settings.dtype, settings.precision) else "float32"
     if settings.method in NATIVE:
         if settings.backend != "auto" or settings.precision not in ("auto", "float32", "float64"):
             raise ValueError(
@@ -98,7 +98,7 @@ def gauss_plan(settings: Settings, platform: str, pairs: int, dim: int, channels
             raise ValueError(
                 f"{where}: method 'fourier' is for points of 1, 2 or 3 dimensions; got {dim}. Leave it on 'auto'."
             )
-        precision = wide if settings.precision == "auto" else settings.precision
+        precision = working if settings.precision == "auto" else settings.precision
         if precision == "float64" and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
             raise ValueError(
                 f"{where}: method {settings.method!r} in precision 'float64' needs JAX's 64-bit mode; got it switched"
@@ -119,9 +119,9 @@ def gauss_plan(settings: Settings, platform: str, pairs: int, dim: int, channels
                 f"{where}: {obstacle}; got method {settings.method!r}, precision {settings.precision!r}, backend"
                 f" {settings.backend!r}. Leave them on 'auto', or use method='blocked'."
             )
-        return Plan(platform, "blocked", wide, "xla", obstacle, stands_in=platform != "cpu")
+        return Plan(platform, "blocked", working, "xla", obstacle, stands_in=platform != "cpu")
     if platform == "cuda":
-        return _on_cuda(settings, wide, pairs, dim, channels)
+        return _on_cuda(settings, working, pairs, dim, channels)
 
     own = "float64" if settings.dtype == "float64" else "float32"
     (in_xla, by_kernel), row = estimates((f"xla in {own}", f"kernel in {own}"), pairs, dim, channels)
@@ -141,7 +141,7 @@ def gauss_plan(settings: Settings, platform: str, pairs: int, dim: int, channels
     return Plan(platform, settings.method, kernel.precision, kernel.name, reason)
 
 
-def _on_cuda(settings: Settings, wide: str, pairs: int, dim: int, channels: int) -> Plan:
+def _on_cuda(settings: Settings, working: str, pairs: int, dim: int, channels: int) -> Plan:
     """The plan on CUDA: an attention kernel, or XLA if that is estimated to be faster."""
     precision, card = settings.precision, bridge.card()
     if precision == "auto" and settings.matmul_precision in ("high", "highest"):
@@ -161,7 +161,7 @@ def _on_cuda(settings: Settings, wide: str, pairs: int, dim: int, channels: int)
     in_xla, basis = time_on_cuda(native, pairs, dim, channels)
     reason = f"{in_xla:.3g} ms in XLA, {times[kernel]:.3g} ms by {kernel} ({basis}: {card})"
     if in_xla <= times[kernel] and settings.precision in ("auto", "float32"):
-        return Plan("cuda", native, wide, "xla", reason)
+        return Plan("cuda", native, working, "xla", reason)
     return Plan("cuda", "rescale", kernel.precision, kernel.name, reason)
 
 

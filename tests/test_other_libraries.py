@@ -67,7 +67,7 @@ def test_what_only_one_function_needs_is_named_by_it(monkeypatch):
 
 
 def test_an_error_of_our_own_is_not_taken_for_a_missing_neighbour():
-    from jaxgauss._checks.neighbours import needed
+    from jaxgauss._checks.optional import needed
 
     with pytest.raises(ModuleNotFoundError, match=r"jaxgauss\.nothing"), needed("jaxgauss.ott", "ott-jax"):
         importlib.import_module("jaxgauss.nothing")
