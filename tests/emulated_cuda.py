@@ -384,7 +384,7 @@ class Launches(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name, result = func.__name__.split(".")[0], func(*args, **(kwargs or {}))
-        is_view = name == "reshape" and result.data_ptr() == args[0].data_ptr()
+        is_view = name in ("contiguous", "reshape", "unflatten") and result.data_ptr() == args[0].data_ptr()
         if name not in VIEWS and not is_view:
             self.names.append(name)
         return result

@@ -36,11 +36,35 @@ def problem(rng: np.random.Generator, m=13, n=17, d=3, c=2, *, tau=0.7, dtype="f
 def gauss_sum64(queries, keys, values, tau) -> np.ndarray:
     """Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n in float64, from differences."""
     queries, keys, values, tau = (np.asarray(x, np.float64) for x in (queries, keys, values, tau))
+    return np.exp(-tau[..., None, None] / 2 * squared64(queries, keys)) @ values
+
+
+def squared64(queries, keys) -> np.ndarray:
+    """‖q_m - k_n‖²."""
     if queries.ndim == keys.ndim == 2:
-        squared = cdist(queries, keys, "sqeuclidean")
-    else:
-        squared = np.square(queries[..., :, None, :] - keys[..., None, :, :]).sum(-1)
-    return np.exp(-tau[..., None, None] / 2 * squared) @ values
+        return cdist(queries, keys, "sqeuclidean")
+    return np.square(queries[..., :, None, :] - keys[..., None, :, :]).sum(-1)
+
+
+def gradients64(queries, keys, values, tau, g) -> list[np.ndarray]:
+    """Those of Σ_m ⟨g_m, s_m⟩ in float64, in queries, keys, values and τ; leading axes broadcast."""
+    queries, keys, values, tau, g = (np.asarray(x, np.float64) for x in (queries, keys, values, tau, g))
+    squared, t = squared64(queries, keys), tau[..., None, None]
+    phi = np.exp(-t / 2 * squared)
+    w = phi * (g @ values.mT)
+    slopes = (
+        t * (w @ keys - w.sum(-1)[..., None] * queries),
+        t * (w.mT @ queries - w.sum(-2)[..., None] * keys),
+        phi.mT @ g,
+        -(w * squared).sum((-2, -1)) / 2,
+    )
+    return [of_shared(x, y.shape) for x, y in zip(slopes, (queries, keys, values, tau), strict=True)]
+
+
+def of_shared(slope: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Summed over the axes that an array of this shape has been broadcast along."""
+    slope = slope.sum(tuple(range(slope.ndim - len(shape))))
+    return slope.sum(tuple(i for i, size in enumerate(shape) if size == 1 != slope.shape[i]), keepdims=True)
 
 
 def relative_error(result, exact) -> float:
@@ -67,6 +91,17 @@ def assert_close(results, exact, tolerance: float) -> None:
     assert len(results) == len(exact)
     errors = [relative_error(x, y) for x, y in zip(results, exact, strict=True)]
     assert max(errors) <= tolerance, errors
+
+
+def with_gradients(function: Callable) -> Callable:
+    """Of operands and a cotangent: what the function gives for them, and its pullback; compiled once for each shape."""
+
+    def run(*operands):
+        *operands, g = operands
+        value, pullback = jax.vjp(function, *operands)
+        return value, pullback(g)
+
+    return jax.jit(run)
 
 
 def attention_calls(function: Callable, *operands) -> int:

@@ -30,16 +30,19 @@ from jaxgauss._engines import anywhere, means
 from jaxgauss._engines.sorting import leaf_order
 from jaxgauss._kernels.kernels import KERNELS, as_kernel
 from jaxgauss._methods import leave_one_out
+from oracle import with_gradients
 
 POWER = Kernel(lambda u: -(u**0.75), "power", conditional=True)  # of the generalized energy distance of exponent 1.5
 # Every kernel in some of the dimensions that ways differ by.
 EVERY = [
-    *(("gauss", dim) for dim in (1, 3, 17, 64)),
+    *(("gauss", dim) for dim in (3, 17, 64)),
     *(("matern12", 2), ("matern12", 17), ("matern32", 5), ("matern52", 64), ("imq", 1), ("imq", 17)),
-    *(("cauchy", 3), ("cauchy", 64), ("energy", 2), ("energy", 17), (POWER, 5), (POWER, 17)),
+    *(("cauchy", 3), ("energy", 2), ("energy", 17), (POWER, 5)),
 ]
+LOGARITHMS = jax.jit(log_gauss_sum)
 # So many points that they are sorted.
-SIZES = {1: (513, 600), 2: (400, 401), 3: (300, 401), 5: (270, 300), 17: (130, 259), 64: (70, 130)}
+SIZES = {1: (513, 600), 2: (400, 401), 3: (600, 600), 5: (270, 300), 17: (600, 600), 64: (70, 130)}
+ONES = np.ones(600, np.float32)
 
 
 def cloud(rng: np.random.Generator, num: int, dim: int) -> np.ndarray:
@@ -52,6 +55,15 @@ def cloud(rng: np.random.Generator, num: int, dim: int) -> np.ndarray:
     if rng.integers(2):
         x = x[rng.integers(0, num // 4, num)]
     return (x + rng.choice([0, 0, 1e3, 1e6])).astype(np.float32)
+
+
+def clouds(rng, dim, num_clouds):
+    """Queries, keys, weights, τ and a cotangent, of clouds of one shape."""
+    num, num_keys = SIZES[dim]
+    for _ in range(num_clouds):
+        x, tau = cloud(rng, num + num_keys, dim), np.float32(rng.choice([0.3, 1 / dim]))
+        v, g = (rng.normal(size=n).astype(np.float32) for n in (num_keys, num))
+        yield x[:num], x[num:], v, tau, g
 
 
 def pairs(kernel, x, y, tau):
@@ -82,43 +94,35 @@ def errors(kernel, x, y, v, tau, g, sums, dx, dy, dv, dtau) -> list[float]:
     ]
 
 
+@functools.cache
+def compiled(kernel):
+    """For several tests: those of one kernel and of points of one shape share a program."""
+    return with_gradients(functools.partial(kernel_sum, kernel=kernel))
+
+
+def assert_right(kernel, *case):
+    """Sums and all gradients."""
+    sums, gradients = compiled(kernel)(*case)
+    assert np.less(errors(kernel, *case, sums, *gradients), [1e-5, 2e-5, 2e-5, 1e-5, 2e-5]).all()
+
+
 @pytest.mark.parametrize("kernel, dim", EVERY, ids=str)
 def test_sums_and_all_gradients(rng, kernel, dim):
-    num, num_keys = SIZES[dim]
-
-    @jax.jit
-    @functools.partial(jax.value_and_grad, argnums=(0, 1, 2, 3), has_aux=True)
-    def ours(q, k, v, tau, g):
-        sums = kernel_sum(q, k, v, tau, kernel=kernel)
-        return (sums * g).sum(), sums
-
-    for _ in range(10):
-        x, tau = cloud(rng, num + num_keys, dim), np.float32(rng.choice([0.3, 1 / dim]))
-        x, y = x[:num], x[num:]
-        v, g = (rng.normal(size=n).astype(np.float32) for n in (num_keys, num))
-        (_, sums), gradients = ours(x, y, v, tau, g)
-        of_sums, of_queries, of_keys, of_values, of_tau = errors(kernel, x, y, v, tau, g, sums, *gradients)
-        assert of_sums < 1e-5 and of_values < 1e-5
-        assert of_queries < 2e-5 and of_keys < 2e-5 and of_tau < 2e-5
+    for case in clouds(rng, dim, 6):
+        assert_right(kernel, *case)
 
 
-@pytest.mark.parametrize("kernel, dim", [("imq", 3), ("gauss", 17), ("energy", 2)])
+@pytest.mark.parametrize("kernel, dim", [("imq", 3), ("gauss", 17)])
 def test_gradients_at_both_sides_of_a_tile(rng, kernel, dim):
     """Of two channels, and of more queries than a block has: on one side moments may have digits, on the other not."""
     num, num_keys = 4300, 700
-
-    @jax.jit
-    @functools.partial(jax.grad, argnums=(0, 1, 2, 3))
-    def ours(q, k, v, tau, g):
-        return (kernel_sum(q, k, v, tau, kernel=kernel) * g).sum()
-
     for share in (0.95, 0.3, 0.05):  # of the queries in two tight clusters; half of the keys
         size = np.repeat([1, 1e-3, 1, 1e-3], [num - int(share * num), int(share * num), num_keys // 2, num_keys // 2])
         z = size[:, None] * rng.normal(size=(num + num_keys, dim)) / dim**0.5
         z[:, 0] += np.where(size < 1, 3 * rng.integers(0, 2, len(z)), 0)
         z, tau = z.astype(np.float32), np.float32(2)
         v, g = (rng.normal(size=(n, 2)).astype(np.float32) for n in (num_keys, num))
-        found = ours(z[:num], z[num:], v, tau, g)
+        _, found = compiled(kernel)(z[:num], z[num:], v, tau, g)
         exact, of_values, spread = np.zeros((2, num + num_keys, dim)), np.zeros((2, num_keys, 2)), np.zeros(2)
         for start in range(0, num, 430):
             rows = slice(start, start + 430)
@@ -134,8 +138,7 @@ def test_gradients_at_both_sides_of_a_tile(rng, kernel, dim):
         assert error(found[2], *of_values) < 1e-5 and error(found[3], *spread) < 2e-5
 
 
-@pytest.mark.parametrize("kernel", ["gauss", "energy"])
-@pytest.mark.parametrize("shared_keys", [False, True])
+@pytest.mark.parametrize("kernel, shared_keys", [("gauss", False), ("energy", True)])
 def test_batches(rng, kernel, shared_keys):
     """Of so many points that they are sorted; as a loop, under `vmap` as well."""
     x, v = cloud(rng, 2 * 600, 2).reshape(2, 600, 2), rng.normal(size=(2, 600, 1)).astype(np.float32)
@@ -150,12 +153,12 @@ def test_batches(rng, kernel, shared_keys):
             assert error(b[i], np.float64(a), a) < 2e-5 and error(c[i], np.float64(a), a) < 2e-5
 
 
-@pytest.mark.parametrize("kernel, dim", [("gauss", 17), ("matern32", 2), ("imq", 17), ("energy", 2), ("energy", 17)])
+@pytest.mark.parametrize("kernel, dim", [("gauss", 17), ("matern32", 2), ("energy", 2)])
 def test_mmd_witness_and_flow(rng, kernel, dim):
     num = {2: 300, 17: 150}[dim]
     ours = jax.jit(jax.value_and_grad(functools.partial(mmd_squared, kernel=kernel), (0, 1)))
     witness, velocity = (jax.jit(functools.partial(f, kernel=kernel)) for f in (mmd_witness, mmd_flow_velocity))
-    for _ in range(8):
+    for _ in range(6):
         z, tau = cloud(rng, 2 * num, dim), np.float32(1 / dim)
         x, y = z[:num], z[num:]
         value, slopes = ours(x, y, tau)
@@ -173,53 +176,35 @@ def test_mmd_witness_and_flow(rng, kernel, dim):
             assert error(found, factor * pulls[rows], factor * sizes[rows]) < 2e-5
 
 
-@pytest.mark.parametrize("kernel, dim", [("gauss", 3), ("matern52", 17), ("imq", 3), ("cauchy", 64)])
+@pytest.mark.parametrize("kernel, dim", [("gauss", 3), ("cauchy", 3), ("imq", 17), ("matern12", 17), ("energy", 17)])
 def test_slopes_where_near_pairs_carry_the_weight(rng, kernel, dim):
     """Tight clusters few bandwidths apart, and weights of zero far from the others: moments have no digits there."""
-    num = 600
-
-    @jax.jit
-    @functools.partial(jax.grad, argnums=(0, 1, 3))
-    def ours(q, k, v, tau):
-        return kernel_sum(q, k, v, tau, kernel=kernel).sum()
-
     for spread, masked in ((1e-3, False), (1e-2, False), (1e-3, True)):
-        x = spread * rng.normal(size=(2 * num, dim)) / dim**0.5
-        x[:, 0] += 4 * rng.integers(-1, 2, 2 * num)
-        v = np.ones(num, np.float32)
+        x, v = spread * rng.normal(size=(1200, dim)) / dim**0.5, ONES.copy()
+        x[:, 0] += 4 * rng.integers(-1, 2, 1200)
         if masked:
-            x[::2] = 2 * rng.normal(size=(num, dim)) / dim**0.5
+            x[::2] = 2 * rng.normal(size=(600, dim)) / dim**0.5
             v[::2] = 0
-        x, y = np.split(x.astype(np.float32), 2)
-        _, psi, apart = pairs(kernel, x, y, 1.0)
-        w, lengths = psi * v, np.linalg.norm(apart, axis=-1)
-        dx, dy, dtau = ours(x, y, v, np.float32(1))
-        assert error(dx, (w[..., None] * apart).sum(1), (w * lengths).sum(1)) < 2e-5
-        assert error(dy, -(w[..., None] * apart).sum(0), (w * lengths).sum(0)) < 2e-5
-        assert error(dtau, -(w * lengths**2).sum() / 2, (w * lengths**2).sum() / 2) < 2e-5
+        assert_right(kernel, *np.split(x.astype(np.float32), 2), v, np.float32(1), ONES)
 
 
-@pytest.mark.parametrize("dim", [3, 17, 64])
+@pytest.mark.parametrize("dim", [3, 17])
 def test_leaves_with_points_of_two_clusters(rng, dim):
     """They are not skipped: of points that coincide u is 2⁻²⁴ of their norms by a product, more than any end."""
-    ours = jax.jit(kernel_sum)
     for apart in 10.0 ** np.arange(1, 8):
         x = (rng.normal(size=(600, dim)) / 10 + apart * rng.integers(0, 3, (600, 1))).astype(np.float32)
         exact = pairs("gauss", x, x, 1 / dim)[0].sum(1)
-        assert error(ours(x, x, np.ones(600, np.float32), np.float32(1 / dim)), exact, exact) < 1e-5
+        assert error(compiled("gauss")(x, x, ONES, np.float32(1 / dim), ONES)[0], exact, exact) < 1e-5
 
 
 def test_pulls_of_points_far_nearer_than_float64_keeps(rng):
     """In a leaf that holds copies 1e5 away as well, moments about any center lose distances of 1e-9."""
     x = 1e-9 * rng.normal(size=(600, 17)).astype(np.float32)
     x[310:] = 1e5
-    _, psi, apart = pairs("gauss", x, x, 1.0)
-    w, lengths = 2 * psi, np.linalg.norm(apart, axis=-1)
-    found = jax.jit(jax.grad(lambda x: kernel_sum(x, x, np.ones(600, np.float32)).sum()))(x)
-    assert error(found, (w[..., None] * apart).sum(1), (w * lengths).sum(1)) < 2e-5
+    assert_right("gauss", x, x, ONES, np.float32(1), ONES)
 
 
-@pytest.mark.parametrize("tau", [0.1, 0.3, 0.5])
+@pytest.mark.parametrize("tau", [0.1, 0.5])
 def test_points_that_see_little_but_themselves(rng, tau):
     """In many dimensions: the terms of MMD's gradient are then far smaller than what moments are rounded by."""
     x, y = rng.normal(size=(2, 600, 64)).astype(np.float32)
@@ -243,11 +228,11 @@ def test_second_derivatives_of_logarithms_at_points_that_coincide(rng, kernel):
         assert np.isfinite(shifts(f)).all()
 
 
-@pytest.mark.parametrize("kernel, dim", [("gauss", 2), ("matern52", 17), ("imq", 2), ("cauchy", 17)])
+@pytest.mark.parametrize("kernel, dim", [("gauss", 2), ("matern52", 17), ("imq", 2)])
 def test_stein_discrepancy_and_direction(rng, kernel, dim):
     num = {2: 400, 17: 150}[dim]
     ours, direction = (jax.jit(functools.partial(f, kernel=kernel)) for f in (ksd_squared, svgd_direction))
-    for _ in range(8):
+    for _ in range(6):
         x, s = cloud(rng, num, dim), rng.normal(size=(num, dim)).astype(np.float32)
         tau, s64 = np.float32(1 / dim), np.float64(s)
         t, slope = float(tau), KERNELS[kernel].slope
@@ -296,13 +281,11 @@ def test_densities_scores_modes_and_herds(rng, dim):
             assert worth[place] > worth.max() - 1e-5
 
 
-@pytest.mark.parametrize("dims", [(1, 2), (3, 17)], ids=str)
-def test_independence_criterion(rng, dims):
+def test_independence_criterion(rng):
     """Of two clouds, each with a τ of its own."""
-    num = {(1, 2): 600, (3, 17): 200}[dims]
-    ours = jax.jit(jax.value_and_grad(hsic, (0, 1, 2, 3)))
+    num, ours = 200, jax.jit(jax.value_and_grad(hsic, (0, 1, 2, 3)))
     for _ in range(8):
-        points, taus = [cloud(rng, num, dim) for dim in dims], rng.choice([0.02, 0.3, 1], 2).astype(np.float32)
+        points, taus = [cloud(rng, num, dim) for dim in (3, 17)], rng.choice([0.02, 0.3, 1], 2).astype(np.float32)
         value, gradients = ours(*points, *taus)
         kernels, _, apart = zip(*(pairs("gauss", z, z, t) for z, t in zip(points, taus, strict=True)), strict=True)
         for i, (k, other) in enumerate((kernels, kernels[::-1])):
@@ -317,10 +300,9 @@ def test_independence_criterion(rng, dims):
             assert error(gradients[2 + i], -(spread * slope).sum(), (spread * size).sum()) < 2e-5
 
 
-@pytest.mark.parametrize("kernel, dim", [("gauss", 1), ("gauss", 3), ("gauss", 17), ("imq", 3), ("matern12", 17)])
+@pytest.mark.parametrize("kernel, dim", [("gauss", 17), ("imq", 3)])
 def test_logarithms_and_means(rng, kernel, dim):
     """Also of queries far from all keys, whose exponents are in the millions."""
-    num, num_keys = SIZES[dim]
 
     def both(q, k, v, tau):
         return log_gauss_sum(q, k, None, tau, kernel=kernel), kernel_mean(q, k, v, tau, kernel=kernel)
@@ -330,10 +312,8 @@ def test_logarithms_and_means(rng, kernel, dim):
         (logs, found), pullback = jax.vjp(both, q, k, v, tau)
         return logs, found, pullback((g, 0 * g)), pullback((0 * g, g))
 
-    for _ in range(6):
-        x, tau = cloud(rng, num + num_keys, dim), np.float32(rng.choice([0.3, 1 / dim]))
-        x, y, t = x[:num], x[num:], float(tau)
-        v, g = (rng.normal(size=n).astype(np.float32) for n in (num_keys, num))
+    for x, y, v, tau, g in clouds(rng, dim, 4):
+        t = float(tau)
         logs, found_means, of_logs, of_means = ours(x, y, v, tau, g)
         apart = np.float64(y)[None] - np.float64(x)[:, None]
         squares, profile = np.square(apart).sum(-1), as_kernel("test", kernel)
@@ -353,26 +333,19 @@ def test_logarithms_and_means(rng, kernel, dim):
         assert error(of_means[2], g @ p, np.abs(g) @ p) < 1e-5
 
 
-@pytest.mark.parametrize("share", [0.4, 0.6])
-def test_logarithms_of_clusters_of_which_one_has_no_weight(rng, share):
-    """Few or most keys of a tile: what is left of it are those far from its center, and their own weights."""
-    num = 500
-    x, log_weights = rng.normal(size=(num, 3)).astype(np.float32), rng.normal(size=num).astype(np.float32)
-    x[int(share * num) :] += 1e3
-    log_weights[: int(share * num)] = -np.inf
+@pytest.mark.parametrize("case", ["few without weight", "most without weight", "a far key of large weight"])
+def test_logarithms_of_clusters_of_which_one_counts(rng, case):
+    """What is left of a tile are those far from its center: their weights, and those near, relative to their own."""
+    x, log_weights = rng.normal(size=(500, 3)).astype(np.float32), rng.normal(size=500).astype(np.float32)
+    if case == "a far key of large weight":
+        x[7], log_weights[:] = 1e3, 20 * (np.arange(500) == 7)
+    else:
+        num = 200 if case == "few without weight" else 300
+        x[num:] += 1e3
+        log_weights[:num] = -np.inf
     exponents = np.square(np.float64(x)[:, None] - np.float64(x)[None]).sum(-1) / -2 + np.float64(log_weights)[None]
-    exact = np.asarray(jax.nn.logsumexp(jnp.asarray(exponents), axis=1))
-    found = np.asarray(jax.jit(log_gauss_sum)(x, x, log_weights), np.float64)
-    assert (np.abs(found - exact) <= 1e-5 * np.maximum(1, np.abs(exact))).all()
-
-
-def test_logarithms_beside_a_far_key_of_large_weight(rng):
-    """Weights of near keys are taken relative to their own largest."""
-    x, log_weights = rng.normal(size=(500, 3)).astype(np.float32), np.zeros(500, np.float32)
-    x[7], log_weights[7] = 1e3, 20
-    exponents = np.square(np.float64(x)[:, None] - np.float64(x)[None]).sum(-1) / -2 + np.float64(log_weights)[None]
-    exact = np.asarray(jax.nn.logsumexp(jnp.asarray(exponents), axis=1))
-    found = np.asarray(jax.jit(log_gauss_sum)(x, x, log_weights), np.float64)
+    exact = np.logaddexp.reduce(exponents, 1)
+    found = np.asarray(LOGARITHMS(x, x, log_weights), np.float64)
     assert (np.abs(found - exact) <= 1e-5 * np.maximum(1, np.abs(exact))).all()
 
 
@@ -406,27 +379,22 @@ def test_leaving_one_out(rng, monkeypatch, dim):
         assert error(ours_at[1][2], -(w * squares).sum() / 4, (size * squares).sum() / 4) < 2e-5
 
 
-@pytest.mark.parametrize("scale", [1e-30, 1e-15, 1e15, 1e30])
-def test_energy_distance_of_points_of_any_size(rng, scale):
+def test_energy_distance_of_points_of_any_size(rng):
     x, y = (rng.normal(size=(n, 3)) for n in (50, 60))
-    exact, slope = jax.value_and_grad(energy_distance)(x, y + 1)
-    found = jax.value_and_grad(energy_distance)(*((scale * z).astype(np.float32) for z in (x, y + 1)))
-    assert abs(float(found[0]) / scale - exact) < 1e-5 * exact
-    assert error(found[1], slope, slope) < 2e-5
+    f = jax.value_and_grad(energy_distance)
+    exact, slope = f(x, y + 1)
+    for scale in (1e-30, 1e-15, 1e15, 1e30):
+        found = f(*((scale * z).astype(np.float32) for z in (x, y + 1)))
+        assert abs(float(found[0]) / scale - exact) < 1e-5 * exact
+        assert error(found[1], slope, slope) < 2e-5
 
 
-@pytest.mark.parametrize("kernel, dim", [("gauss", 3), ("gauss", 17), ("matern32", 17), ("imq", 17)])
+@pytest.mark.parametrize("kernel, dim", [("gauss", 3), ("matern12", 17), ("imq", 17)])
 def test_outliers_whose_squares_overflow(rng, kernel, dim):
     """Their own rows as well are those of finite points."""
-    x, tau = rng.normal(size=(600, dim)).astype(np.float32), 1 / dim
+    x = rng.normal(size=(600, dim)).astype(np.float32)
     x[5, 0], x[300, 1] = 1e20, -3e38
-    ones = np.ones(600, np.float32)
-    found, slopes = jax.value_and_grad(lambda x: kernel_sum(x, x, ones, tau, kernel=kernel).sum())(jnp.asarray(x))
-    sums = kernel_sum(x, x, ones, tau, kernel=kernel)
-    kappa, psi, apart = pairs(kernel, x, x, tau)
-    pulls, lengths = 2 * tau * psi[..., None] * apart, 2 * tau * psi * np.linalg.norm(apart, axis=-1)
-    assert error(sums, kappa.sum(1), kappa.sum(1)) < 1e-5 and error(found, kappa.sum(), kappa.sum()) < 1e-5
-    assert error(slopes, pulls.sum(1), lengths.sum(1)) < 2e-5
+    assert_right(kernel, x, x, ONES, np.float32(1 / dim), ONES)
 
 
 def test_an_infinite_coordinate_is_no_plausible_number(rng):
@@ -435,7 +403,7 @@ def test_an_infinite_coordinate_is_no_plausible_number(rng):
     assert not np.isfinite(energy_distance(x, y))
 
 
-@pytest.mark.parametrize("exponent", [0.5, 0.6, 0.7, 0.75, 0.9, 1.0])
+@pytest.mark.parametrize("exponent", [0.5, 0.75, 1.0])
 def test_powers_have_finite_gradients(rng, exponent):
     """Zero where points coincide, in every order."""
     x = np.repeat(rng.normal(size=(20, 3)), 2, 0)
@@ -449,7 +417,7 @@ def test_powers_have_finite_gradients(rng, exponent):
     assert (jax.grad(lambda x: kernel_sum(x, ones, ones, kernel=kernel).sum())(ones) == 0).all()
 
 
-@pytest.mark.parametrize("num", [1, 7, 64, 65, 1000, 4097])
+@pytest.mark.parametrize("num", [1, 64, 65, 4097])
 def test_leaves_hold_every_point_once_and_lie_apart(rng, num):
     x = np.r_[[[np.nan, np.inf, 1e30]], rng.normal(size=(num, 3))].astype(np.float32)
     order = np.asarray(leaf_order(jnp.asarray(x), 64))
@@ -467,8 +435,10 @@ def test_leaves_hold_every_point_once_and_lie_apart(rng, num):
     assert all(a.max() <= b.min() for a, b in itertools.pairwise(leaves))
 
 
-@pytest.mark.parametrize("dtype, decays", [("float32", 70), ("float64", 150)])
-@pytest.mark.parametrize("kernel, rate", [("matern12", 1), ("matern52", 5)])
+@pytest.mark.parametrize(
+    "kernel, rate, dtype, decays",
+    [("matern12", 1, "float32", 70), ("matern52", 5, "float32", 70), ("matern52", 5, "float64", 150)],
+)
 def test_leaves_apart_are_skipped_where_a_kernel_is_zero_in_its_dtype(rng, kernel, rate, dtype, decays):
     """And no nearer: what is so many decays apart is summed in one, and skipped in float32 farther than it knows."""
     x, y = (z.astype(dtype) for z in rng.normal(size=(2, 600, 1)))

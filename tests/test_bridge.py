@@ -11,9 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_backend
+from emulated_cuda import Launches
 from jaxgauss import explain, gauss_sum, gauss_sum_dense
 from jaxgauss._engines import attention as engine
 from jaxgauss._engines import bridge, by_platform, dispatch, plan
@@ -36,24 +36,6 @@ def fresh():
     clear()
 
 
-VIEWS = {"view", "reshape", "expand", "transpose", "unsqueeze", "slice", "select", "permute", "unflatten", "contiguous"}
-ALLOCATIONS = {"empty", "new_empty", "empty_like", "empty_strided", "new_empty_strided"}
-
-
-class Operators(TorchDispatchMode):
-    """The names of the operators that run inside, views and allocations aside."""
-
-    def __init__(self):
-        super().__init__()
-        self.names = []
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        name = function.__name__.split(".")[0]
-        if name not in VIEWS | ALLOCATIONS:
-            self.names.append(name)
-        return function(*args, **(kwargs or {}))
-
-
 @pytest.fixture
 def callbacks(monkeypatch, fresh) -> list[list[str]]:
     """The operators of every callback."""
@@ -61,7 +43,7 @@ def callbacks(monkeypatch, fresh) -> list[list[str]]:
 
     @contextlib.contextmanager
     def logged():
-        with original(), Operators() as operators:
+        with original(), Launches() as operators:
             yield
         calls.append(operators.names)
 
@@ -72,9 +54,10 @@ def callbacks(monkeypatch, fresh) -> list[list[str]]:
 FORWARD = ["_scaled_dot_product_flash_attention_for_cpu", "copy_", "copy_"]
 
 
-@pytest.mark.parametrize("transform", [lambda f: f, jax.jit])
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("method", ["rescale", "prescale", "reweight"])
+@pytest.mark.parametrize(
+    "transform, dtype, method",
+    [*((jax.jit, "float32", x) for x in torch_backend.METHODS), (lambda f: f, "float64", "rescale")],
+)
 def test_one_operator_in_one_callback(rng, callbacks, transform, dtype, method):
     """Nothing is copied, cast or packed beside it."""
     operands = [jnp.asarray(x) for x in problem(rng, 300, 200, 16, 8, dtype=dtype, tau=0.1).operands]
@@ -99,10 +82,10 @@ def test_operators_of_an_engine_on_cuda(name, dtype):
     """Counted on the meta device; the callback adds what it writes: two and three copies."""
     kernel = replace(torch_backend.KERNELS[name], dtype=dtype)
     q, k = (torch.empty(2, 3, n, 16, dtype=getattr(torch, dtype), device="meta") for n in (70, 50))
-    with torch.inference_mode(), Operators() as operators:
+    with torch.inference_mode(), Launches() as operators:
         out, lse = torch_backend.ENGINE.attend(q, k, k, kernel)
     assert lse.dtype == torch.float32 and out.shape == q.shape and len(operators.names) == 1, operators.names
-    with torch.inference_mode(), Operators() as operators:
+    with torch.inference_mode(), Launches() as operators:
         torch_backend.ENGINE.pullback(q, q, k, k, lse, kernel)
     assert len(operators.names) <= 6, operators.names
 
@@ -204,13 +187,17 @@ def test_auto_falls_back_to_blocks_and_says_so_once(rng, monkeypatch, fresh, pla
         gauss_sum(*operands, method="rescale")
 
 
-def test_importing_changes_nothing_and_loads_no_pytorch():
+@pytest.mark.slow
+def test_importing_changes_nothing_and_loads_no_pytorch_nor_finufft():
     code = """
 import jax, sys, warnings
 before = dict(jax.config.values)
 import jaxgauss
 assert dict(jax.config.values) == before
-assert "torch" not in sys.modules
+assert not {"torch", "finufft"} & sys.modules.keys()
+points = jax.ShapeDtypeStruct((20_000, 2), "float32")
+jax.eval_shape(lambda x: jaxgauss.gauss_sum(x, x, x), points)
+assert "finufft" not in sys.modules
 import torch
 threads = torch.get_num_threads()
 jaxgauss.gauss_sum(jax.numpy.ones((3, 2)), jax.numpy.ones((3, 2)), jax.numpy.ones((3,)), method="rescale")

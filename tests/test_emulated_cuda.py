@@ -12,9 +12,9 @@ import torch
 import emulated_cuda
 import torch_backend
 from emulated_cuda import RefusedError
-from jaxgauss import explain, gauss_sum, gauss_sum_dense, kernel_sum
+from jaxgauss import explain, gauss_sum, kernel_sum
 from jaxgauss._engines import tiles
-from oracle import assert_close, gauss_sum64, problem, relative_error
+from oracle import assert_close, gauss_sum64, gradients64, problem, relative_error, with_gradients
 from torch_backend import KERNELS, operators, select_kernel
 
 pytestmark = [pytest.mark.usefixtures("cuda"), pytest.mark.emulated]
@@ -92,18 +92,20 @@ WRONG = [
 ]
 
 
+@functools.cache
+def compiled(backend):
+    return with_gradients(functools.partial(gauss_sum, backend=backend, precision="float16"))
+
+
 @pytest.mark.parametrize("name, index, change, options", WRONG)
 def test_a_stand_in_that_is_wrong_is_noticed(rng, monkeypatch, name, index, change, options):
     """By the comparison that every test of CUDA makes; and so it is the operator that ran."""
     case = problem(rng, 90, 70, 8, 33, tau=1.0)
     case.queries[0] = case.keys[0] = options.get("far", 0.0)  # which opens the gate
-    function = functools.partial(gauss_sum, backend=options["backend"], precision="float16")
 
     def check():
-        value, vjp = jax.vjp(function, *(jnp.asarray(x, jnp.float32) for x in case.operands))
-        exact, exact_vjp = jax.vjp(gauss_sum_dense, *(jnp.asarray(x) for x in case.operands))
-        gradients, expected = vjp(jnp.asarray(case.cotangent, jnp.float32)), exact_vjp(jnp.asarray(case.cotangent))
-        assert_close([value, *gradients[:3]], [exact, *expected[:3]], 6e-3)
+        value, gradients = compiled(options["backend"])(*map(jnp.float32, case))
+        assert_close([value, *gradients[:3]], [gauss_sum64(*case.operands), *gradients64(*case)[:3]], 6e-3)
 
     check()
     monkeypatch.setitem(emulated_cuda.STAND_INS, name, off_by(name, index, change))
@@ -125,12 +127,9 @@ def test_the_memory_that_a_kernel_reads_is_there(rng, monkeypatch):
     [
         (TURING, "auto", 16, ("efficient", "float16", 24)),
         (TURING, "float16x2", 16, ("efficient", "float32", 24)),
-        (TURING, "bfloat16", 16, ("efficient", "float16", 24)),
         (AMPERE, "auto", 16, ("flash", "float16", 24)),
         (AMPERE, "auto", 200, ("flash", "float16", 208)),
-        (ADA, "auto", 16, ("flash", "float16", 24)),
         (ADA, "auto", 200, ("flash", "float16", 232)),
-        (ADA, "float16x2", 64, ("flash", "float16x2", 232)),
         ((12, 0), "float16x2", 64, ("flash", "float16x2", 232)),
         (HOPPER, "float16x2", 64, ("flash", "float16x2", 200)),
     ],
@@ -140,13 +139,10 @@ def test_every_card_has_a_kernel_that_it_runs(rng, capability, precision, dim, e
     with emulated_cuda.on(capability=capability):
         kernel = select_kernel("auto", precision, "cuda", "float32", dim)
         assert (kernel.name, kernel.precision, kernel.width(kernel.columns(dim) + 2)) == expected
-        ours, vjp = jax.vjp(
-            functools.partial(gauss_sum, precision=precision, method="rescale"), *map(jnp.float32, case.operands)
-        )
-        gradients = vjp(jnp.float32(case.cotangent))
-    exact, exact_vjp = jax.vjp(gauss_sum_dense, *(jnp.asarray(x) for x in case.operands))
-    assert relative_error(ours, exact) < 3e-3
-    assert_close(gradients[:3], exact_vjp(jnp.asarray(case.cotangent))[:3], 5e-3)
+        function = functools.partial(gauss_sum, precision=precision, method="rescale")
+        ours, gradients = with_gradients(function)(*map(jnp.float32, case))
+    assert relative_error(ours, gauss_sum64(*case.operands)) < 3e-3
+    assert_close(gradients[:3], gradients64(*case)[:3], 5e-3)
 
 
 @pytest.mark.parametrize(
@@ -162,13 +158,15 @@ def test_what_a_card_cannot_run_is_refused_by_name(rng, options):
 
 
 @pytest.mark.parametrize("cudnn", [91002, 91500, 91900])
-@pytest.mark.parametrize("sizes", [(128, 256), (130, 256), (128, 250), (5, 1)])
-@pytest.mark.parametrize("method", ["rescale", "reweight"])
-def test_cudnn_gets_what_it_takes(rng, cudnn, sizes, method):
-    case = problem(rng, *sizes, 16, 3, tau=1.0)
+def test_cudnn_gets_what_it_takes(rng, cudnn):
     with emulated_cuda.on(cudnn=cudnn):
-        ours = gauss_sum(*map(jnp.float32, case.operands), backend="cudnn", method=method)
-        assert relative_error(ours, gauss_sum64(*case.operands)) < 3e-3
+        for *sizes, method in (
+            *((*x, "rescale") for x in ((128, 256), (130, 256), (128, 250), (5, 1))),
+            (130, 256, "reweight"),
+        ):
+            case = problem(rng, *sizes, 16, 3, tau=1.0)
+            ours = gauss_sum(*map(jnp.float32, case.operands), backend="cudnn", method=method)
+            assert relative_error(ours, gauss_sum64(*case.operands)) < 3e-3
 
 
 REFUSED = [
@@ -211,10 +209,7 @@ def test_tensors_take_the_same_kernels(rng, monkeypatch):
         case = problem(rng, 60, 50, 3, 2, tau=tau, dtype="float32")
         q, k, v, t, g = (torch.from_numpy(np.asarray(x)) for x in case)
         assert relative_error(torch_backend.gauss_sum(q, k, v, t), gauss_sum64(*case.operands)) < 3e-3
-        exact = jax.vjp(gauss_sum_dense, *(jnp.asarray(x, float) for x in case[:4]))[1](
-            jnp.asarray(case.cotangent, float)
-        )
-        assert_close(torch_backend.gauss_sum_pullback(q, k, v, t, g), exact[:3], 5e-3)
+        assert_close(torch_backend.gauss_sum_pullback(q, k, v, t, g), gradients64(*case)[:3], 5e-3)
 
 
 def test_a_warning_that_is_an_error_ends_no_other_sum(rng, caplog):

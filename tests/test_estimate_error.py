@@ -10,10 +10,10 @@ from oracle import gauss_sum64, problem, relative_error
 
 
 def test_interval_covers_the_error_in_nine_of_ten_problems():
-    """200 problems of two shapes, in four precisions, over bandwidths, signs and tails."""
+    """A hundred problems of two shapes, in four precisions, over bandwidths, signs and tails."""
     judge = jax.jit(lambda *x: estimate_error(*x[:4], rng_key=x[4], sums=x[5], num_queries=64))
     covered = 0
-    for seed in range(200):
+    for seed in range(100):
         rng = np.random.default_rng(seed)
         dim, channels = [(2, 1), (8, 3)][seed % 2]
         case = problem(
@@ -23,7 +23,7 @@ def test_interval_covers_the_error_in_nine_of_ten_problems():
         estimate = judge(*case.operands, jax.random.key(seed), sums)
         low, high = estimate.interval
         covered += bool(low <= relative_error(sums, gauss_sum64(*case.operands)) <= high)
-    assert covered >= 180
+    assert covered >= 90
 
 
 def test_all_queries_leave_no_doubt(rng):

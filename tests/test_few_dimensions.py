@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from test_anywhere import cloud, error, errors, pairs
+from test_anywhere import clouds, error, errors, pairs
 
 from jaxgauss import (
     explain,
@@ -26,12 +26,21 @@ from jaxgauss._engines.plan import Plan
 from jaxgauss._engines.reach import looked_at
 from jaxgauss._engines.wanted import Wanted
 from jaxgauss._kernels.kernels import GAUSS
+from oracle import with_gradients
 
 CHOSEN = Plan("cpu", "blocked", "float32", "xla", "")
-SIZES = {1: (513, 600), 2: (400, 401), 3: (300, 401)}  # so many that points are sorted where waves leave doubt
 
 
-@pytest.fixture(params=["products", "finufft"])
+def each(names, *cases):
+    """Ways of the fixture `free`, and what goes with them: every dimension and every method by one way at least."""
+    return pytest.mark.parametrize(f"free, {names}", cases, indirect=["free"])
+
+
+WAYS = "products", "finufft"
+by_products, by_finufft = (pytest.mark.parametrize("free", [x], indirect=True) for x in WAYS)
+
+
+@pytest.fixture(params=WAYS)
 def free(request, monkeypatch):
     """Waves take no time, so that they are taken wherever they hold the points; by products, or by fast transforms."""
     fast, transformed, calls = request.param == "finufft", nufft._transform, []
@@ -47,23 +56,12 @@ def free(request, monkeypatch):
     jax.clear_caches()
 
 
-@pytest.mark.parametrize("dim", [1, 2, 3])
-@pytest.mark.parametrize("method", ["auto", "fourier"])
+@each("method, dim", *((x, "fourier", 1) for x in WAYS), ("products", "auto", 3), ("finufft", "auto", 2))
 def test_sums_and_all_gradients_of_any_cloud(rng, free, method, dim):
-    num, num_keys = SIZES[dim]
-
-    @jax.jit
-    @functools.partial(jax.value_and_grad, argnums=(0, 1, 2, 3), has_aux=True)
-    def ours(q, k, v, tau, g):
-        sums = gauss_sum(q, k, v, tau, method=method)
-        return (sums * g).sum(), sums
-
-    for _ in range(12):
-        x, tau = cloud(rng, num + num_keys, dim), np.float32(rng.choice([0.3, 1 / dim]))
-        x, y = x[:num], x[num:]
-        v, g = (rng.normal(size=n).astype(np.float32) for n in (num_keys, num))
-        (_, sums), gradients = ours(x, y, v, tau, g)
-        of_sums, of_queries, of_keys, of_values, of_tau = errors("gauss", x, y, v, tau, g, sums, *gradients)
+    ours = with_gradients(functools.partial(gauss_sum, method=method))
+    for case in clouds(rng, dim, 8):
+        sums, gradients = ours(*case)
+        of_sums, of_queries, of_keys, of_values, of_tau = errors("gauss", *case, sums, *gradients)
         assert of_sums < 2e-6 and of_values < 2e-6
         assert of_queries < 1e-5 and of_keys < 1e-5
         if method == "auto":
@@ -71,15 +69,12 @@ def test_sums_and_all_gradients_of_any_cloud(rng, free, method, dim):
     assert bool(free) == nufft.is_installed()
 
 
-@pytest.mark.parametrize("dim", [1, 2, 3])
+@each("dim", ("products", 1), ("finufft", 2), ("products", 3))
 def test_logarithms_and_means_of_any_cloud(rng, free, dim):
     """Rows in far tails as well: these promise digits to each row."""
-    num, num_keys = SIZES[dim]
     logs, means = jax.jit(log_gauss_sum), jax.jit(kernel_mean)
-    for _ in range(8):
-        x, tau = cloud(rng, num + num_keys, dim), np.float32(rng.choice([0.3, 1 / dim]))
-        x, y = x[:num], x[num:]
-        weights, v = (rng.normal(size=num_keys).astype(np.float32) for _ in range(2))
+    for x, y, v, tau, _ in clouds(rng, dim, 8):
+        weights = rng.normal(size=len(y)).astype(np.float32)
         apart = np.float64(y)[None] - np.float64(x)[:, None]
         exponents = weights - float(tau) / 2 * np.square(apart).sum(-1)
         largest = exponents.max(1, keepdims=True)
@@ -90,32 +85,33 @@ def test_logarithms_and_means_of_any_cloud(rng, free, dim):
 
 
 def test_float64(rng):
-    with jax.enable_x64(True):
-        for dim in (1, 2, 3):
-            x = rng.uniform(-4, 4, (1500, dim))
-            v = rng.normal(size=(1500, 2))
-            phi, _, _ = pairs("gauss", x, x, 1.0)
-            found = gauss_sum(x, x, v, 1.0, method="fourier")
-            assert found.dtype == jnp.float64 and error(found, phi @ v, phi @ np.abs(v)) < 1e-12
+    for dim in (1, 2, 3):
+        x = rng.uniform(-4, 4, (1500, dim))
+        v = rng.normal(size=(1500, 2))
+        phi, _, _ = pairs("gauss", x, x, 1.0)
+        found = gauss_sum(x, x, v, 1.0, method="fourier")
+        assert found.dtype == jnp.float64 and error(found, phi @ v, phi @ np.abs(v)) < 1e-12
 
 
-@pytest.mark.parametrize("tolerance", [1e-2, 1e-4, 1e-6, 1e-9])
-def test_the_bound_holds(tolerance):
+@pytest.mark.parametrize(
+    "dim, blocks, tolerances",
+    [(1, 1, [1e-6]), (1, 3, [1e-9]), (2, 1, [1e-2]), (2, 2, [1e-4]), (3, 1, [1e-2, 1e-9])],
+)
+def test_the_bound_holds(dim, blocks, tolerances):
     """Of Φ itself, for one key and queries all over the box, corners included; of boxes that fill their waves."""
-    with jax.enable_x64(True):
-        for dim, blocks in ((1, 1), (1, 3), (2, 1), (2, 2), (3, 1)):
-            num = blocks * nodes.WAVES[dim] * 2 * np.pi
-            length = 0.999 * (num / (b := np.sqrt(2 * np.log(4 * dim / tolerance))) - b)
-            ends = np.linspace(0, length, 7)
-            x = np.stack(np.meshgrid(*[ends] * dim), -1).reshape(-1, dim)
-            found = gauss_sum(x, x[:1], np.ones(1), 1.0, method="fourier", tolerance=tolerance)
-            wrong = np.max(np.abs(found - np.exp(-np.square(x - x[0]).sum(-1) / 2)))
-            around = boxes.box(jnp.asarray(x))
-            of, fits, bound = nodes.nodes(8, around.center, around.extent, jnp.ones(dim), tolerance)
-            assert fits and wrong - 1e-14 <= bound <= tolerance < 2 * bound and (of.counts == blocks).all()
+    for tolerance in tolerances:
+        num = blocks * nodes.WAVES[dim] * 2 * np.pi
+        length = 0.999 * (num / (b := np.sqrt(2 * np.log(4 * dim / tolerance))) - b)
+        x = np.stack(np.meshgrid(*[np.linspace(0, length, 7)] * dim), -1).reshape(-1, dim)
+        found = gauss_sum(x, x[:1], np.ones(1), 1.0, method="fourier", tolerance=tolerance)
+        wrong = np.max(np.abs(found - np.exp(-np.square(x - x[0]).sum(-1) / 2)))
+        around = boxes.box(jnp.asarray(x))
+        of, fits, bound = nodes.nodes(8, around.center, around.extent, jnp.ones(dim), tolerance)
+        assert fits and wrong - 1e-14 <= bound <= tolerance < 2 * bound and (of.counts == blocks).all()
 
 
-def test_derivatives_of_second_order(rng, free):
+@each("method", ("products", "fourier"), ("finufft", "auto"))
+def test_derivatives_of_second_order(rng, free, method):
     """Of a sum and of its slopes, beside plain JAX in float64."""
     x, y = (rng.normal(size=(n, 2)) for n in (400, 401))
     v, direction = rng.normal(size=401), rng.normal(size=(400, 2))
@@ -130,13 +126,11 @@ def test_derivatives_of_second_order(rng, free):
 
         return jax.grad(curvature, (0, 1, 2, 3))
 
-    with jax.enable_x64(True):
-        exact = of_slopes(plain)(x, y, v, 0.7)
-    single = [z.astype(np.float32) for z in (x, y, v)]
-    for method in ("auto", "fourier"):
-        found = jax.jit(of_slopes(functools.partial(gauss_sum, method=method)))(*single, np.float32(0.7))
-        for a, b in zip(found, exact, strict=True):
-            assert error(a, np.asarray(b), np.asarray(b)) < 2e-5
+    exact = jax.jit(of_slopes(plain))(x, y, v, 0.7)
+    single = [np.float32(z) for z in (x, y, v, 0.7)]
+    found = jax.jit(of_slopes(functools.partial(gauss_sum, method=method)))(*single)
+    for a, b in zip(found, exact, strict=True):
+        assert error(a, np.asarray(b), np.asarray(b)) < 2e-5
 
 
 def test_waves_are_taken_where_they_pay(rng):
@@ -157,7 +151,7 @@ def test_explain_tells_of_waves(rng):
     assert explain(x[:500], x[:500], np.ones(500, np.float32), 4.0).method == "dense"
 
 
-CASES = {
+CLOUDS = {
     "a line": lambda x: x * [1, 0],
     "a diagonal": lambda x: x[:, :1] * [1, 1],
     "one point": lambda x: x * 0 + 7,
@@ -167,23 +161,24 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_clouds_that_are_not_alike_everywhere(rng, free, case):
+@each("compiles", ("products", True), ("finufft", False))
+def test_clouds_that_are_not_alike_everywhere(rng, free, compiles):
     """Values of both signs that nearly cancel; sums and gradients, by `jit` and without."""
-    x, y = (CASES[case](rng.normal(size=(700, 2))).astype(np.float32) for _ in range(2))
     v = np.where(np.arange(700) % 2, 1, -1).astype(np.float32)
-    phi, _, apart = pairs("gauss", x, y, 1.0)
-    f = jax.value_and_grad(lambda x: gauss_sum(x, y, v, 1.0).sum())
-    for g in (f, jax.jit(f)):
-        total, slope = g(x)
+    f = jax.value_and_grad(lambda x, y: gauss_sum(x, y, v, 1.0).sum())
+    f = jax.jit(f) if compiles else f
+    for name, of in CLOUDS.items():
+        x, y = (of(rng.normal(size=(700, 2))).astype(np.float32) for _ in range(2))
+        phi, _, apart = pairs("gauss", x, y, 1.0)
         w = phi * np.float64(v)
-        assert error(total, (phi @ np.float64(v)).sum(), phi.sum()) < 2e-6
         size = (np.abs(w) * np.linalg.norm(apart, axis=-1)).sum(1)
-        assert error(slope, (w[..., None] * apart).sum(1), size) < 1e-5
+        total, slope = f(x, y)
+        assert error(total, (phi @ np.float64(v)).sum(), phi.sum()) < 2e-6, name
+        assert error(slope, (w[..., None] * apart).sum(1), size) < 1e-5, name
 
 
-@pytest.mark.parametrize("dim", [1, 2, 3])
-def test_few_points_far_away_leave_the_others_to_waves(rng, monkeypatch, free, dim):
+@by_products
+def test_few_points_far_away_leave_the_others_to_waves(rng, monkeypatch, free):
     """Queries and keys, at any distance: sums, gradients and logarithms of all are right, and few are in doubt."""
     for name, x in {"GROUPS": 64, "BEYOND": (0, 3, 8), "LEAST": 256}.items():
         monkeypatch.setattr(boxes, name, x)
@@ -191,19 +186,14 @@ def test_few_points_far_away_leave_the_others_to_waves(rng, monkeypatch, free, d
     monkeypatch.setattr(few_dimensions, "DIFFERENCES", -1.0)  # so that the smallest box is taken
     num, tau = 700, np.float32(0.7)
 
-    @jax.jit
-    @functools.partial(jax.value_and_grad, argnums=(0, 1, 2, 3), has_aux=True)
-    def ours(q, k, v, tau, g):
-        sums = gauss_sum(q, k, v, tau)
-        return (sums * g).sum(), (sums, log_gauss_sum(q, k, jnp.zeros_like(v), tau))
-
+    sums_of, logs_of = with_gradients(gauss_sum), jax.jit(lambda q, k: log_gauss_sum(q, k, None, tau))
     for away in (8, 15, 25, 1e5, 1e37, np.inf):
-        x, y = rng.normal(size=(2, num, dim)).astype(np.float32)
-        x[:3], y[2:5] = (rng.choice([-1, 1], (3, dim)) * away * rng.uniform(1, 2, (3, 1)) for _ in range(2))
+        x, y = rng.normal(size=(2, num, 2)).astype(np.float32)
+        x[:3], y[2:5] = (rng.choice([-1, 1], (3, 2)) * away * rng.uniform(1, 2, (3, 1)) for _ in range(2))
         x[3] = y[3] + (0.3 if away < 1e5 else 0)  # a far key is seen from a far query
         v, g = rng.normal(size=(2, num)).astype(np.float32)
         v[2:5] *= 1e6  # what is left out would be seen
-        (_, (sums, logs)), gradients = ours(x, y, v, tau, g)
+        (sums, gradients), logs = sums_of(x, y, v, tau, g), logs_of(x, y)
         rows, keys = np.arange(num), np.arange(num)
         if away > 1e6:  # of the others
             rows, keys = rows[5:], np.delete(keys, [2, 3, 4])
@@ -240,6 +230,7 @@ def test_what_is_not_finite_stays_in_its_row(rng, free):
     assert np.isfinite(large[exact.sum(1) < 10]).all()
 
 
+@by_finufft
 def test_batches_and_vmap(rng, free):
     x, v = rng.normal(size=(2, 600, 2)).astype(np.float32), rng.normal(size=(2, 600, 3)).astype(np.float32)
     f = jax.value_and_grad(lambda x, v, tau: gauss_sum(x, x, v, tau).sum(), (0, 1))
@@ -258,6 +249,7 @@ def test_export_by_name(rng, monkeypatch):
     np.testing.assert_allclose(again.call(x, x, v, np.float32(1)), f(x, x, v, 1.0), rtol=1e-6)
 
 
+@by_products
 def test_methods_are_as_without(rng, monkeypatch, free):
     """MMD and densities, with their gradients, by waves and by pairs."""
     x, y = rng.normal(size=(2, 900, 2)).astype(np.float32)
@@ -296,38 +288,40 @@ def test_too_many_dimensions_and_no_number():
 
 def test_rounding_is_estimated(rng, free):
     """The error that waves assume is that of the queries, within a factor, of points alike or in a cluster."""
+
+    @jax.jit
+    def by_waves(x):
+        one, ones, nothing = (jnp.ones((n, width), "float32") for n, width in ((1, 1), (3000, 1), (3000, 0)))
+        of = waves.layout(3, CHOSEN, promise, one, few_dimensions.Sizes(3000, *x.shape, 1), boxes.box(x))
+        return waves.sums_by_waves(wanted, of, promise, x, x, ones, one, nothing, nothing)
+
+    promise, wanted = waves.SUMS["float32"], Wanted(Channels((GAUSS,), (1,)), NOTHING)
     for dim in (1, 2, 3):
         for x in (rng.uniform(-6, 6, (3000, dim)), rng.normal(size=(3000, dim))):
-            x = jnp.asarray(x.astype(np.float32))
-            nothing, one = x[:, :0], jnp.ones((1, 1), "float32")
-            sizes = few_dimensions.Sizes(*x.shape[:1], *x.shape, 1)
-            of = waves.layout(3, CHOSEN, waves.SUMS["float32"], one, sizes, boxes.box(x))
-            wanted = Wanted(Channels((GAUSS,), (1,)), NOTHING)
-            sums, doubt = waves.sums_by_waves(
-                wanted, of, waves.SUMS["float32"], x, x, jnp.ones((3000, 1), "float32"), one, nothing, nothing
-            )
+            x = x.astype(np.float32)
+            sums, doubt = by_waves(x)
             phi, _, _ = pairs("gauss", x, x, 1.0)
             assert doubt.mean() < 0.01
             assert error(sums.sums[:, 0], phi.sum(1), phi.sum(1)) < 1e-6
 
 
+@by_finufft
 def test_on_a_mesh(rng, free):
     """Under `shard_map` types have the axes that arrays vary over: of both ways, and of loops of a length that does."""
     mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
     x = jnp.asarray(rng.normal(size=(600, 2)).astype(np.float32))
 
-    def summed(x):
-        return gauss_sum(x, x, jnp.ones(len(x), "float32"), 1.0)
-
-    def slopes(x):
-        return jax.grad(lambda x: log_gauss_sum(x, x).sum() + jnp.square(summed(x)).sum())(x)
+    def both(x):
+        sums, pullback = jax.vjp(lambda x: gauss_sum(x, x, jnp.ones(len(x), "float32"), 1.0), x)
+        return sums, pullback(2 * sums)[0] + jax.grad(lambda x: log_gauss_sum(x, x).sum())(x)
 
     spec = jax.sharding.PartitionSpec("d")
-    for f in (summed, slopes):
-        found = jax.jit(jax.shard_map(f, mesh=mesh, in_specs=spec, out_specs=spec))(x)
-        np.testing.assert_allclose(found, f(x), rtol=1e-4, atol=1e-4)
+    found = jax.jit(jax.shard_map(both, mesh=mesh, in_specs=spec, out_specs=spec))(x)
+    for a, b in zip(found, both(x), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-4)
 
 
+@by_products
 def test_rows_in_far_tails(rng, free):
     """Sums of which no term is above 1e-20 have digits of their own: waves alone leave rounding there."""
     x, y = (rng.normal(size=(600, 2)).astype(np.float32) for _ in range(2))
@@ -345,35 +339,34 @@ def test_rows_in_far_tails(rng, free):
 @pytest.mark.parametrize("dim", [1, 2, 3])
 def test_slopes_are_derivatives(rng, dim):
     """Those of waves at the points are those of the coefficients, and so are their own derivatives."""
-    with jax.enable_x64(True):
-        x = jnp.asarray(rng.normal(size=(50, dim)))
-        around = boxes.box(x)
-        of = nodes.nodes(1, around.center, around.extent, jnp.ones(dim), 1e-9)[0]
-        found = fourier.coefficients(of, x, jnp.asarray(rng.normal(size=(1, 50))))
-        found *= nodes.spectrum(of, jnp.ones((1, dim)), jnp.ones(1))[None]
-        g = jnp.asarray(rng.normal(size=(1 + dim, 50)))
+    x = jnp.asarray(rng.normal(size=(50, dim)))
+    around = boxes.box(x)
+    of = nodes.nodes(1, around.center, around.extent, jnp.ones(dim), 1e-9)[0]
+    found = fourier.coefficients(of, x, jnp.asarray(rng.normal(size=(1, 50))))
+    found *= nodes.spectrum(of, jnp.ones((1, dim)), jnp.ones(1))[None]
+    g = jnp.asarray(rng.normal(size=(1 + dim, 50)))
 
-        def by_coefficients(x, found):
-            slopes = [fourier.slope(of, found, d) for d in range(dim)]
-            return fourier.values_at(of, x, jnp.concatenate([found, *slopes]))
+    def by_coefficients(x, found):
+        slopes = [fourier.slope(of, found, d) for d in range(dim)]
+        return fourier.values_at(of, x, jnp.concatenate([found, *slopes]))
 
-        ours, exact = (
-            jax.vjp(f, x, found) for f in (lambda x, found: fourier.slopes_at(of, x, found), by_coefficients)
-        )
-        for a, b in zip((ours[0], *ours[1](g)), (exact[0], *exact[1](g)), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11)
+    both = functools.partial(fourier.slopes_at, of), by_coefficients
+    ours, exact = (jax.tree.leaves(with_gradients(f)(x, found, g)) for f in both)
+    for a, b in zip(ours, exact, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11)
 
 
+@jax.jit
 def pulls_of(x, y, v, scale, shares):
     """By waves sums, pulls and doubt of a Gaussian, or of several, of weights that are both summed and pull."""
     channels = Channels((GAUSS,), (1,))
-    wanted = Wanted(channels, channels, repeats=True)
     ones = jnp.ones((len(x), 1), x.dtype)
-    x, y = map(jnp.asarray, (x, y))
-    operands = x, y, v[:, None], jnp.asarray(scale)[:, None], ones, v[:, None]
-    sizes, promise = few_dimensions.Sizes(len(x), *y.shape, 1, len(scale)), waves.SUMS["float32"]
-    ((found, doubt),) = waves.sums_of_sides([wanted], 8, CHOSEN, promise, operands, sizes, boxes.box(x, y), shares)
-    return found.sums[:, 0], found.pulls, np.asarray(doubt)
+    operands = x, y, v[:, None], scale[:, None], ones, v[:, None]
+    sizes, wanted = few_dimensions.Sizes(len(x), *y.shape, 1, len(scale)), Wanted(channels, channels, repeats=True)
+    ((found, doubt),) = waves.sums_of_sides(
+        [wanted], 8, CHOSEN, waves.SUMS["float32"], operands, sizes, boxes.box(x, y), shares
+    )
+    return found.sums[:, 0], found.pulls, doubt
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3])
@@ -381,14 +374,14 @@ def test_several_gaussians_have_one_sum(rng, dim):
     """The sum and the pulls of the kernel that they are, without anything that pairs would mend."""
     tau, shares = np.float32([0.2, 0.5, 1.0, 2.0]), np.float32([0.1, 0.2, 0.3, 0.4])
     x, y = (rng.normal(size=(n, dim)).astype(np.float32) for n in (300, 401))
-    v = jnp.asarray(rng.normal(size=401).astype(np.float32))
-    sums, pulls, doubt = pulls_of(x, y, v, np.sqrt(tau), jnp.asarray(shares)[:, None])
+    v = rng.normal(size=401).astype(np.float32)
+    sums, pulls, doubt = pulls_of(x, y, v, np.sqrt(tau), shares[:, None])
     apart = np.float64(y)[None] - np.float64(x)[:, None]
     of_each = np.exp(-tau[:, None, None].astype(float) / 2 * np.square(apart).sum(-1))
     phi, psi = np.tensordot(shares, of_each, 1), np.tensordot(shares * tau, of_each, 1)
     assert doubt.mean() < 0.01
-    assert error(sums, phi @ np.asarray(v), phi @ np.abs(v)) < 1e-6
-    w = psi * np.asarray(v)
+    assert error(sums, phi @ v, phi @ np.abs(v)) < 1e-6
+    w = psi * v
     assert error(pulls, (w[..., None] * apart).sum(1), (np.abs(w) * np.linalg.norm(apart, axis=-1)).sum(1)) < 1e-6
 
 
@@ -397,8 +390,8 @@ def test_few_pulls_are_in_doubt(rng, cloud_of):
     """Of values of both signs."""
     for dim in (1, 2, 3):
         x = rng.normal(size=(3000, dim)) if cloud_of == "normal" else rng.uniform(-6, 6, (3000, dim))
-        v = jnp.asarray(rng.normal(size=3000).astype(np.float32))
-        _, _, doubt = pulls_of(x.astype(np.float32), x.astype(np.float32), v, np.ones(1, np.float32), None)
+        x, v = x.astype(np.float32), rng.normal(size=3000).astype(np.float32)
+        _, _, doubt = pulls_of(x, x, v, np.ones(1, np.float32), None)
         assert doubt.mean() < 0.005
 
 
@@ -414,12 +407,11 @@ def test_several_bandwidths_of_methods(rng, monkeypatch):
 
         return k(x, x).mean() - 2 * k(x, y).mean() + k(y, y).mean(), k(x, x).mean(1) - k(x, y).mean(1), k(x, x)
 
-    with jax.enable_x64(True):
-        exact = [np.float64(z) for z in (x, y, tau)]
-        (value, (witness, phi)), gradients = jax.value_and_grad(
-            lambda *z: (plain(*z)[0], plain(*z)[1:]), (0, 1, 2), has_aux=True
-        )(*map(jnp.asarray, exact))
-    for moving in ((0,), (0, 1), (0, 2)):
+    exact = [np.float64(z) for z in (x, y, tau)]
+    (value, (witness, phi)), gradients = jax.value_and_grad(
+        lambda *z: (plain(*z)[0], plain(*z)[1:]), (0, 1, 2), has_aux=True
+    )(*map(jnp.asarray, exact))
+    for moving in ((0,), (0, 1, 2)):
         found, slopes = jax.jit(jax.value_and_grad(mmd_squared, moving))(x, y, tau)
         assert abs(float(found) - float(value)) < 1e-6
         for i, slope in zip(moving, slopes, strict=True):

@@ -95,18 +95,20 @@ def test_number_of_attention_calls():
 
 def test_wrong_arguments_are_named():
     x = jnp.ones((5, 2))
-    with pytest.raises(ValueError, match=r"`keys` must hold at least one point; got queries \(5, 2\), keys \(0, 2\)"):
-        kernel_mean(x, x[:0], x[:0, 0])
-    with pytest.raises(ValueError, match=r"`log_weights` must hold one weight for each key; got log_weights \(4,\)"):
-        kernel_mean(x, x, x, log_weights=jnp.ones(4))
-    with pytest.raises(ValueError, match=r"`kernel` must be positive definite; got Kernel\(energy\)"):
-        kernel_mean(x, x, x, kernel="energy")
-    with pytest.raises(ValueError, match=r"values.*got queries \(5, 2\), keys \(5, 2\), values \(4, 2\)"):
-        kernel_mean(x, x, x[:4])
-    with pytest.raises(TypeError, match=r"options must be among method, .*; got speed"):
-        kernel_mean(x, x, x, speed=1)  # type: ignore[call-arg]
-    with pytest.raises(ValueError, match=r"`method` must be one of auto, rescale.*got 'prescale'"):
-        kernel_mean(x, x, x, method="prescale")
+    for error, message, change in (
+        (
+            ValueError,
+            r"`keys` must hold at least one point; got .*, keys \(0, 2\)",
+            {"keys": x[:0], "values": x[:0, 0]},
+        ),
+        (ValueError, r"one weight for each key; got log_weights \(4,\)", {"log_weights": jnp.ones(4)}),
+        (ValueError, r"`kernel` must be positive definite; got Kernel\(energy\)", {"kernel": "energy"}),
+        (ValueError, r"values.*got queries \(5, 2\), keys \(5, 2\), values \(4, 2\)", {"values": x[:4]}),
+        (TypeError, "options must be among method, .*; got speed", {"speed": 1}),
+        (ValueError, "`method` must be one of auto, rescale.*got 'prescale'", {"method": "prescale"}),
+    ):
+        with pytest.raises(error, match=message):
+            kernel_mean(**{"queries": x, "keys": x, "values": x, **change})
 
 
 @pytest.mark.parametrize("group", [1024, 37])

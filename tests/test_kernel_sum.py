@@ -49,38 +49,52 @@ def dense(kernel, queries, keys, values, tau):
     return kernel(squared) @ values
 
 
-@pytest.mark.parametrize("dim, channels", [(1, 1), (3, 7), (16, 1), (64, 7), (300, 1)])
-@pytest.mark.parametrize("kernel", EXACT, ids=str)
-def test_sum_is_scikit_learns(rng, kernel, dim, channels):
+SHAPES = [(1, 1), (3, 7), (16, 1), (64, 7), (300, 1)]
+
+
+@pytest.mark.parametrize("kernel, shapes", [(x, (SHAPES * 3)[i % 5 :: 2][:2]) for i, x in enumerate(EXACT)], ids=str)
+def test_sum_is_scikit_learns(rng, kernel, shapes):
     """Also where points coincide; N is large enough for products, where there are any."""
-    q, k, v = points(rng, 130, 170, dim, channels)
-    tau = 0.9 / dim
-    for dtype in ("float64", "float32"):
-        a, b, w = (x.astype(dtype) for x in (q, k, v))
-        wide = [np.sqrt(tau) * x.astype("float64") for x in (a, b)]
-        phi = EXACT[kernel](*wide)
+    for (dim, channels), dtype in ((shapes[0], "float64"), *((x, "float32") for x in shapes)):
+        a, b, w = (x.astype(dtype) for x in points(rng, 130, 170, dim, channels))
+        tau = 0.9 / dim
+        phi = EXACT[kernel](*(np.sqrt(tau) * x.astype("float64") for x in (a, b)))
         error = np.linalg.norm(np.asarray(kernel_sum(a, b, w, tau, kernel=kernel), np.float64) - phi @ w)
         limit = {"float64": 1e-13, "float32": 2e-5 if kernel in KINKED else 3e-6}[dtype]
         assert error <= limit * np.linalg.norm(np.abs(phi) @ np.abs(w))
 
 
+def test_slopes_and_logarithms_are_those_of_the_profile():
+    """Beside differences of the profile, and of its slope."""
+    u, step = jnp.linspace(0.1, 30, 40), 1e-4
+    for kernel in map(KERNELS.get, NAMED):
+        for profile in (kernel, kernel.slope):
+            assert_close([profile.slope(u)], [(profile(u - step) - profile(u + step)) / step], 1e-5)
+        assert_close(kernel.with_slope(u), [kernel(u), kernel.slope(u)], 1e-13)
+        if not kernel.conditional:
+            assert_close([jnp.exp(kernel.log(u))], [kernel(u)], 1e-12)
+
+
 @pytest.mark.parametrize(
     "kernel, dim, channels",
-    [(x, d, c) for x in (*NAMED, rational_quadratic(2.5), LAPLACE) for d, c in ((3, 2), (20, 1))]
-    + [("matern12", 70, 3), ("imq", 70, 3)],
+    [
+        *((x, 3, 2) for x in (*NAMED, rational_quadratic(2.5), LAPLACE)),
+        *((x, 20, 1) for x in ("matern32", "energy", LAPLACE)),
+        *((x, 70, 3) for x in ("matern12", "imq")),
+    ],
     ids=str,
 )
 def test_gradients_are_those_of_the_formula(rng, kernel, dim, channels):
     operands = [jnp.asarray(x) for x in (*points(rng, 70, 90, dim, channels), 0.7 / dim)]
     g = rng.normal(size=(70, channels))
     ours, exact = (
-        jax.grad(lambda *x: (f(*x) * g).sum(), EVERY)(*operands)  # noqa: B023
+        jax.jit(jax.grad(lambda *x, f=f: (f(*x) * g).sum(), EVERY))(*operands)
         for f in (functools.partial(kernel_sum, kernel=kernel), functools.partial(dense, kernel))
     )
     assert_close(ours, exact, 1e-10)
 
 
-@pytest.mark.parametrize("kernel", [*NAMED, LAPLACE], ids=str)
+@pytest.mark.parametrize("kernel", ["imq", "energy", LAPLACE], ids=str)
 def test_second_derivatives_and_tangents(rng, kernel):
     """Away from kinks; reverse over reverse, forward mode, and forward over reverse."""
     *operands, g = (jnp.asarray(rng.normal(size=s)) for s in ((6, 2), (7, 2), (7, 2), (), (6, 2)))
@@ -104,9 +118,7 @@ def test_second_derivatives_and_tangents(rng, kernel):
 
 
 @pytest.mark.parametrize(
-    "kernel, dtype",
-    [*((x, "float32") for x in ("matern12", "matern32", "imq", "energy", LAPLACE)), ("matern12", "float64")],
-    ids=str,
+    "kernel, dtype", [("imq", "float32"), ("energy", "float32"), (LAPLACE, "float32"), ("matern12", "float64")], ids=str
 )
 def test_points_that_coincide_have_finite_derivatives(kernel, dtype):
     """All equal: gradients are zero, those of the values count, and nothing is NaN in any order."""
@@ -123,22 +135,7 @@ def test_points_that_coincide_have_finite_derivatives(kernel, dtype):
     assert jnp.isfinite(second).all()
 
 
-@pytest.mark.parametrize("kernel, dim", [("matern12", 2), ("energy", 5), (LAPLACE, 5), ("matern12", 40)], ids=str)
-def test_pairs_that_are_near_keep_their_digits_in_float32(rng, kernel, dim):
-    """Each key lies 1e-3 from a query, in no order; kernels with a kink see the root of what a product rounds."""
-    q = rng.normal(size=(600, dim)).astype("float32") / dim**0.5
-    k = rng.permutation(q + 1e-3 * rng.normal(size=q.shape).astype("float32"))
-    v, g = rng.normal(size=(2, 600, 1)).astype("float32")
-
-    def both(q, k, v, g):
-        total, pullback = jax.vjp(lambda *x: kernel_sum(*x, 4.0, kernel=kernel), q, k, v)
-        return total, *pullback(g)
-
-    exact = both(*(x.astype("float64") for x in (q, k, v, g)))
-    assert_close(both(q, k, v, jnp.asarray(g)), exact, 2e-5)
-
-
-@pytest.mark.parametrize("kernel, dim", [("energy", 2), ("matern12", 6), ("imq", 6), (LAPLACE, 6)], ids=str)
+@pytest.mark.parametrize("kernel, dim", [("energy", 2), ("imq", 6)])
 def test_nan_spoils_its_row_alone_and_finite_points_give_finite_sums(rng, kernel, dim):
     x, v = rng.normal(size=(400, dim)).astype("float32"), np.ones((400, 1), "float32")
     exact, queries = kernel_sum(x, x, v, kernel=kernel), x.copy()
@@ -153,19 +150,10 @@ def test_nan_spoils_its_row_alone_and_finite_points_give_finite_sums(rng, kernel
         assert relative_error(kernel_sum(x, x, v, kernel=kernel)[1:], few) < 1e-5
 
 
-def test_smooth_kernels_reach_far_in_float32(rng):
-    """200 length scales from the center."""
+def test_points_that_lie_anywhere_are_explained(rng):
+    """200 length scales from the center; their sums are in test_anywhere."""
     x = (200 * rng.choice([-1, 1], size=(80, 1)) + rng.normal(size=(80, 4))).astype("float32")
-    v = rng.normal(size=(80, 1)).astype("float32")
-    for kernel in ("matern52", "imq"):
-        exact = EXACT[kernel](*2 * [x.astype("float64")]) @ v
-        assert relative_error(kernel_sum(x, x, v, kernel=kernel), exact) < 1e-6
-        assert explain(x, x, v, kernel=kernel).method == "anywhere"
-        slopes = [
-            jax.grad(lambda x, v: kernel_sum(x, x, v, kernel=kernel).sum())(x.astype(t), v.astype(t))  # noqa: B023
-            for t in ("float32", "float64")
-        ]
-        assert relative_error(*slopes) < 1e-5
+    assert explain(x, x, x[:, :1], kernel="imq").method == "anywhere"
 
 
 def test_gauss_is_gauss_sum_to_the_last_bit(rng):
@@ -179,7 +167,7 @@ def test_gauss_is_gauss_sum_to_the_last_bit(rng):
 @pytest.mark.parametrize("method", ["blocked", "dense", "differences", "mixture"])
 def test_methods_agree(rng, method):
     q, k, v = points(rng, 40, 60, 5, 2)
-    for kernel in NAMED:
+    for kernel in NAMED if method == "mixture" else ("matern12", "imq"):
         exact = EXACT[kernel](0.5 * q, 0.5 * k)
         found = kernel_sum(q, k, v, 0.25, kernel=kernel, method=method)
         scale = 1 if kernel != "energy" else 2 * np.abs(0.5 * q).max() * 5**0.5
@@ -187,8 +175,8 @@ def test_methods_agree(rng, method):
         assert np.abs(found - exact @ v).max() <= 2 * limit * np.abs(exact @ v).max()
 
 
-@pytest.mark.parametrize("kernel", ["matern12", "imq"])
-def test_batches_and_vmap(rng, kernel):
+def test_batches_and_vmap(rng):
+    kernel = "matern12"
     q, k, v, tau = (rng.normal(size=s) for s in ((3, 1, 20, 2), (30, 2), (2, 30, 1), (2,)))
     tau = np.abs(tau)
     exact = np.zeros((3, 2, 20, 1))
@@ -275,28 +263,26 @@ def test_gradients_of_a_mixture_are_its_own(rng):
 
 def test_wrong_kernels_are_refused():
     x, v = np.ones((3, 2)), np.ones(3)
-    with pytest.raises(ValueError, match=r"`jaxgauss.kernel_sum`: `kernel` must be one of gauss, .*; got 'rbf'"):
-        kernel_sum(x, x, v, kernel="rbf")
-    with pytest.raises(TypeError, match=r"`kernel` must be a name or a jaxgauss.Kernel; got PjitFunction"):
-        kernel_sum(x, x, v, kernel=jnp.exp)
-    with pytest.raises(ValueError, match=r"`method` must be one of auto, mixture, .*; got 'rescale'"):
-        kernel_sum(x, x, v, kernel="imq", method="rescale")
-    with pytest.raises(ValueError, match=r"`method` must be one of auto, reweight, .*; got 'mixture'"):
-        kernel_sum(x, x, v, method="mixture")
-    with pytest.raises(ValueError, match=r"a kernel without a mixture of Gaussians; got kernel Kernel\(<lambda>\)"):
-        kernel_sum(x, x, v, kernel=STUDENT, method="mixture")
-    with pytest.raises(TypeError, match=r"`jaxgauss.kernel_sum`: `values` must be a JAX or NumPy array; got list"):
-        kernel_sum(x, x, [1.0, 1.0, 1.0], kernel="imq")
+    for error, message, call in (
+        (ValueError, "`jaxgauss.kernel_sum`: `kernel` must be one of gauss, .*; got 'rbf'", {"kernel": "rbf"}),
+        (TypeError, "`kernel` must be a name or a jaxgauss.Kernel; got PjitFunction", {"kernel": jnp.exp}),
+        (ValueError, "one of auto, mixture, .*; got 'rescale'", {"kernel": "imq", "method": "rescale"}),
+        (ValueError, "one of auto, reweight, .*; got 'mixture'", {"method": "mixture"}),
+        (ValueError, r"got kernel Kernel\(<lambda>\)", {"kernel": STUDENT, "method": "mixture"}),
+        (TypeError, "`jaxgauss.kernel_sum`: `values` must be a JAX .*; got list", {"values": [1.0], "kernel": "imq"}),
+    ):
+        with pytest.raises(error, match=message):
+            kernel_sum(**{"queries": x, "keys": x, "values": v, **call})
     with pytest.raises(TypeError, match=r"`jaxgauss.kernel_sum`: derivatives must be taken in reverse mode"):
         jax.jvp(lambda x: kernel_sum(x, x, v, kernel="imq"), (x,), (x,))
-    with pytest.raises(TypeError, match=r"`jaxgauss.Kernel`: `profile` must be a function of u .*; got float"):
-        Kernel(1.0)
-    with pytest.raises(TypeError, match=r"`profile` must return an array of the dtype of u; got float64"):
-        Kernel(lambda u: jnp.exp(u.astype("float64")))
-    with pytest.raises(ValueError, match=r"`profile` must keep the shape of u; got \(\)"):
-        Kernel(jnp.sum)
-    with pytest.raises(ValueError, match=r"`profile` must be finite at u = 0; got inf"):
-        Kernel(lambda u: 1 / u)
+    for error, message, profile in (
+        (TypeError, r"`jaxgauss.Kernel`: `profile` must be a function of u .*; got float", 1.0),
+        (TypeError, r"must return an array of the dtype of u; got float64", lambda u: jnp.exp(u.astype("float64"))),
+        (ValueError, r"`profile` must keep the shape of u; got \(\)", jnp.sum),
+        (ValueError, r"`profile` must be finite at u = 0; got inf", lambda u: 1 / u),
+    ):
+        with pytest.raises(error, match=message):
+            Kernel(profile)
     for alpha in (0, -1.0, np.inf, "a", True):
         with pytest.raises(ValueError, match=r"`jaxgauss.rational_quadratic`: `alpha` must be (a )?positive"):
             rational_quadratic(alpha)

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import jax
+import pytest
 
 from jaxgauss import mmd_squared
 
@@ -63,6 +64,7 @@ def peak_mebibytes(name: str, num: int) -> float:
     return float(run.stdout)
 
 
+@pytest.mark.slow
 def test_sums_and_methods_need_linear_memory():
     """Gauss sums with gradients by auto, rescale and gauss_sum_blocked: the kernel matrix of 12288 points has 576 MiB.
 
@@ -72,6 +74,7 @@ def test_sums_and_methods_need_linear_memory():
     assert peak_mebibytes("linear", 12288) < 200
 
 
+@pytest.mark.slow
 def test_the_measurement_sees_a_kernel_matrix():
     assert peak_mebibytes("dense", 8192) > 250
 

@@ -11,7 +11,7 @@ from jax.test_util import check_grads
 
 import torch_backend
 from jaxgauss import explain, gauss_sum
-from oracle import gauss_sum64, problem, relative_error
+from oracle import assert_close, gauss_sum64, gradients64, problem, relative_error
 from torch_backend import kernels, operators, trust
 
 # what the docstring of gauss_sum promises for a handful of terms within reach
@@ -38,31 +38,36 @@ def error_of(result, case) -> float:
     return float(max(error - lost, 0.0) / max(size, 1e-300))
 
 
-@pytest.mark.parametrize("precision, promised", [("float16", 5e-4), ("float16x2", 4e-4), ("bfloat16x2", 4e-3)])
-@pytest.mark.parametrize("dim", [3, 16, 64])
-@pytest.mark.parametrize("tau", [0.01, 1.0, 10.0, 100.0])
-@pytest.mark.parametrize("positive", [True, False])
-def test_sums_hold_their_grade(rng, precision, promised, dim, tau, positive):
-    case = problem(rng, 800, 1000, dim, 1, tau=tau, dtype="float32", positive=positive)
-    case = case._replace(queries=case.queries + np.float32(1000), keys=case.keys + np.float32(1000))
-    promised = 5e-3 if (precision, tau) == ("float16", 100.0) else promised
-    assert error_of(gauss_sum(*case.operands, precision=precision), case) <= promised
+@pytest.mark.parametrize(
+    "precision, dim, promised",
+    [
+        *(("float16", dim, 5e-4) for dim in (3, 16, 64)),
+        *(("float16x2", dim, 4e-4) for dim in (3, 64)),
+        *(("bfloat16x2", dim, 4e-3) for dim in (16, 64)),
+    ],
+)
+def test_sums_hold_their_grade(rng, precision, dim, promised):
+    for tau, positive in ((0.01, True), (1.0, False), (10.0, True), (10.0, False), (100.0, False)):
+        case = problem(rng, 800, 1000, dim, 1, tau=tau, dtype="float32", positive=positive)
+        case = case._replace(queries=case.queries + np.float32(1000), keys=case.keys + np.float32(1000))
+        bound = 5e-3 if (precision, tau) == ("float16", 100.0) else promised
+        assert error_of(gauss_sum(*case.operands, precision=precision), case) <= bound, (tau, positive)
 
 
 @pytest.mark.parametrize("precision", ["float16", "float16x2"])
 @pytest.mark.parametrize("dim", [3, 64])
-@pytest.mark.parametrize("tau, promised", [(1.0, 2e-3), (10.0, 2e-3), (100.0, 7e-3)])
-def test_gradients_of_queries_hold_their_grade(rng, precision, dim, tau, promised):
-    case = problem(rng, 400, 500, dim, 1, tau=tau, dtype="float32")
-    q, k, v, _ = (jnp.asarray(x) for x in case.operands)
-    ours = jax.grad(lambda q: gauss_sum(q, k, v, tau, precision=precision).sum())(q)
-    wide = [x.astype(np.float64) for x in case.operands]
-    weights = np.exp(-tau / 2 * np.square(wide[0][:, None] - wide[1]).sum(-1)) * wide[2][:, 0]
-    assert relative_error(ours, tau * (weights @ wide[1] - weights.sum(1)[:, None] * wide[0])) <= promised
+def test_gradients_of_queries_hold_their_grade(rng, precision, dim):
+    slope = jax.jit(jax.grad(lambda *x: gauss_sum(*x, precision=precision).sum()))
+    for tau, promised in ((1.0, 2e-3), (10.0, 2e-3), (100.0, 7e-3)):
+        case = problem(rng, 400, 500, dim, 1, tau=tau, dtype="float32")
+        exact = gradients64(*case.operands, np.ones((400, 1)))[0]
+        assert relative_error(slope(*case.operands), exact) <= promised
 
 
-@pytest.mark.parametrize("precision", ["float16", "float16x2", "float32"])
-@pytest.mark.parametrize("method", ["rescale", "reweight", "prescale"])
+@pytest.mark.parametrize(
+    "method, precision",
+    [*(("rescale", x) for x in ("float16", "float16x2", "float32")), ("reweight", "float16"), ("prescale", "float32")],
+)
 @pytest.mark.parametrize("apart, tau", [(1e3, 1.0), (1e4, 1e6), (40.0, 1.0)])
 def test_clusters_far_apart_are_summed_elsewhere(rng, precision, method, apart, tau):
     case = problem(rng, 40, 60, 3, 1, tau=tau, dtype="float32")
@@ -75,9 +80,13 @@ def test_clusters_far_apart_are_summed_elsewhere(rng, precision, method, apart, 
         assert explain(*case.operands, method=method, precision=precision).method == "anywhere"
 
 
-@pytest.mark.parametrize("channels", [1, 9])
 @pytest.mark.parametrize(
-    "method, wanted", [("rescale", (0,)), *((x, (0, 1, 2, 3)) for x in ("rescale", "blocked", "differences"))]
+    "method, channels, wanted",
+    [
+        ("rescale", 1, (0,)),
+        *((x, 1, (0, 1, 2, 3)) for x in ("rescale", "blocked", "differences")),
+        *((x, 9, (0, 1, 2, 3)) for x in ("rescale", "blocked")),
+    ],
 )
 def test_gradients_far_from_the_center_are_right(rng, method, channels, wanted):
     """By the rules, moments about a center 1e5 bandwidths away would leave no digit."""
@@ -85,14 +94,9 @@ def test_gradients_far_from_the_center_are_right(rng, method, channels, wanted):
     for points in (case.queries, case.keys):
         points[::2] += 1e5
     case.keys[:20] = case.queries + np.float32(0.5)
-
-    def gradients(dtype, **options):
-        q, k, v, tau = (jnp.asarray(x, dtype) for x in case.operands)
-        return jax.grad(lambda *x: jnp.sin(gauss_sum(*x, **options)).sum(), wanted)(q, k, v, tau)
-
-    ours, exact = gradients("float32", method=method), gradients("float64", method="differences")
-    for x, y in zip(ours, exact, strict=True):
-        assert relative_error(x, y) < 1e-4
+    exact = gradients64(*case.operands, np.cos(gauss_sum64(*case.operands)))
+    ours = jax.grad(lambda *x: jnp.sin(gauss_sum(*x, method=method)).sum(), wanted)(*map(jnp.asarray, case.operands))
+    assert_close(ours, [exact[i] for i in wanted], 1e-4)
 
 
 def test_gradients_by_differences_match_finite_differences(rng):
@@ -132,7 +136,7 @@ jitted = jax.jit(gauss_sum, static_argnames=("method", "precision"))
 def hostile(draw):
     """Clusters anywhere, of any spread, duplicates, values of any size, any bandwidth."""
     rng = np.random.default_rng(draw(st.integers(0, 2**31)))
-    m, n, d, c = draw(st.sampled_from([(1, 1, 1, 1), (6, 9, 3, 1), (7, 5, 2, 3)]))
+    m, n, d, c = draw(st.sampled_from([(6, 9, 3, 1), (7, 5, 2, 3)]))
     tau = 10.0 ** draw(st.floats(-6, 6))
     spread, apart, offset = (10.0 ** draw(st.floats(-4, 4)) for _ in range(3))
     centers = apart * rng.normal(size=(draw(st.integers(1, 3)), d))
@@ -148,7 +152,7 @@ def hostile(draw):
     return type(problem(rng))(*(x.astype("float32") for x in (*arrays, rng.normal(size=(m, c)))))
 
 
-@settings(max_examples=1200, deadline=None, derandomize=True)
+@settings(max_examples=600, deadline=None, derandomize=True)
 @given(hostile(), st.sampled_from(CALLS))
 def test_never_wrong_silently(case, call):
     method, precision = call
@@ -165,8 +169,8 @@ gradients = jax.jit(
 )
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
-@given(hostile(), st.sampled_from(CALLS[:6]))
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(hostile(), st.sampled_from([CALLS[0], *CALLS[2:5]]))
 def test_gradients_are_finite(case, call):
     *operands, g = case
     operands[2] = operands[2] / max(np.abs(operands[2]).max(), np.float32(1e-30))

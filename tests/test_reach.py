@@ -27,7 +27,7 @@ METHODS = {
 def test_what_is_seen_holds_about_any_center(rng):
     """What the program itself would decide: of all gradients about the keys, of sums about any center."""
     seen = []
-    for _ in range(200):
+    for _ in range(100):
         x = cloud(rng, 600, 3)
         tau = np.float32(10 ** rng.uniform(-2, 4) / max(np.square(x - x[0]).sum(-1).mean(), 1e-6))
         x, y = x[:200], x[200:]
@@ -42,7 +42,7 @@ def test_what_is_seen_holds_about_any_center(rng):
 def test_slopes_are_seen_to_have_their_digits(rng):
     """Of pairs that are spread: what the program itself would decide, by weights of keys and by each variable."""
     seen = []
-    for _ in range(100):
+    for _ in range(60):
         x = cloud(rng, 600, 3)
         x *= 10 ** rng.uniform(-1, 1) / max(np.abs(x - x[0]).max(), 1e-6)
         x, y, v = x[:200], x[200:], np.float32(10 ** rng.uniform(-3, 0, 400))
@@ -76,9 +76,11 @@ def test_points_are_seen_where_they_are_there():
 def test_outside_of_jit_it_is_the_same(rng, name):
     """Near, far, and in between; with gradients."""
     x, y = rng.normal(size=(2, 300, 3)).astype(np.float32)
-    ours = jax.value_and_grad(lambda *z: jnp.sin(METHODS[name](*z)).sum(), (0, 1))
+    ours = METHODS[name]
+    if name not in ("flow", "score"):  # which are slopes
+        ours = jax.value_and_grad(lambda *z: jnp.sin(METHODS[name](*z)).sum(), (0, 1))
     jitted = jax.jit(ours)
-    for scale in (0.3, 2, 100):
+    for scale in (0.3, 2, 100) if name in ("gauss_sum", "mmd") else (0.3, 100):
         found, exact = (jax.tree.leaves(f(scale * x, scale * y)) for f in (ours, jitted))
         for z, w in zip(found, exact, strict=True):
             assert jnp.linalg.norm(z - w) <= 2e-5 * jnp.linalg.norm(w) + 1e-6

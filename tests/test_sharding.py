@@ -59,6 +59,7 @@ def processes(num: int, num_devices: int, *arguments: str) -> Iterator[list[subp
         yield programs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_processes", [1, 4])
 def test_eight_devices_of_one_or_more_processes_give_what_one_device_gives(num_processes, request):
     if num_processes > 1:
@@ -77,6 +78,7 @@ def test_eight_devices_of_one_or_more_processes_give_what_one_device_gives(num_p
                 assert relative_error(ours, expected) < tolerance, (name, ours, expected)
 
 
+@pytest.mark.slow
 def test_a_killed_process_is_an_error_in_the_others(gloo):
     with processes(2, 1, "forever") as programs:
         for program in programs:

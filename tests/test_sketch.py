@@ -139,21 +139,22 @@ def test_wrong_arguments_are_named(given, kind, message):
         fourier_sketch(**{"keys": K, "values": V, "lower": 0.0, "upper": [1.0, 0.5]} | given)
 
 
-def test_a_trace_must_know_the_box_and_tau():
-    with pytest.raises(TypeError, match="`lower` must be given under a transformation"):
-        jax.jit(fourier_sketch)(K, V)
-    with pytest.raises(TypeError, match="`tau` must be known before a transformation"):
-        jax.jit(lambda tau: fourier_sketch(K, V, tau, **BOX))(1.0)
+def test_what_a_sketch_refuses():
+    """A box or a τ that is traced, and a sketch of another kind."""
+    sketch, two = fourier_sketch(K, V, 2.0, **BOX, tolerance=1e-6), np.ones((5, 2), "float32")
+    for kind, message, call in (
+        (TypeError, "`lower` must be given under a transformation", lambda: jax.jit(fourier_sketch)(K, V)),
+        (TypeError, "`tau` must be known", lambda: jax.jit(lambda tau: fourier_sketch(K, V, tau, **BOX))(1.0)),
+        (ValueError, r"of one kind to be added; got tau 2.0 and 3.0\. Give", lambda: sketch + of_kind(V, 3.0)),
+        (ValueError, "got one_weight True and False, channels 1 and 2", lambda: sketch + of_kind(two, 2.0)),
+        (TypeError, "unsupported operand", lambda: sketch + 1.0),
+    ):
+        with pytest.raises(kind, match=message):
+            call()
 
 
-def test_sketches_of_two_kinds_do_not_add_up():
-    sketch = fourier_sketch(K, V, 2.0, **BOX, tolerance=1e-6)
-    with pytest.raises(ValueError, match=r"of one kind to be added; got tau 2.0 and 3.0\. Give"):
-        sketch + fourier_sketch(K, V, 3.0, **BOX, tolerance=1e-6)
-    with pytest.raises(ValueError, match=r"got one_weight True and False, channels 1 and 2"):
-        sketch + fourier_sketch(K, np.ones((5, 2), "float32"), 2.0, **BOX, tolerance=1e-6)
-    with pytest.raises(TypeError, match="unsupported operand"):
-        sketch + 1.0
+def of_kind(values, tau):
+    return fourier_sketch(K, values, tau, **BOX, tolerance=1e-6)
 
 
 def test_other_files_and_dtypes_are_refused(tmp_path):

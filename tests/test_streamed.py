@@ -172,6 +172,7 @@ jaxgauss.gauss_sum_streamed(np.ones((1, 2)), chunks(), saved=sys.argv[1])
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_what_has_been_summed(tmp_path):
     run = subprocess.Popen([sys.executable, "-c", SCRIPT, tmp_path / "sum.npz"], stdout=-1, stderr=-1, text=True)
     assert run.stdout is not None and run.stdout.readline() == "reading\n"
@@ -295,19 +296,23 @@ def test_wrong_chunks_are_named(chunks, error, message):
         gauss_sum_streamed(Q, chunks)
 
 
-def test_options_and_tau_are_checked():
-    with pytest.raises(ValueError, match=r"`jaxgauss.gauss_sum_streamed`: `method` must be .*; got 'softmax'"):
-        gauss_sum_streamed(Q, [(K, V)], method="softmax")
-    with pytest.raises(ValueError, match=r"`tau` must be positive .*; got tau -1"):
-        gauss_sum_streamed(Q, [(K, V)], -1)
-    with pytest.raises(ValueError, match=r"`jaxgauss.gauss_sum_streamed`: `tau` must be one number; got tau \(2,\)"):
-        gauss_sum_streamed(Q[None], [(K, V)], np.ones(2), method="fourier")
-    with pytest.raises(ValueError, match=r"`jaxgauss.gauss_sum_streamed`: a box of .* takes \d+ coefficients"):
-        gauss_sum_streamed(Q * np.arange(5)[:, None], [(K, V)], 1e12, method="fourier")
-    with pytest.raises(ValueError, match=r"`tolerance` must come with method='fourier'; got tolerance 0\.1"):
-        gauss_sum_streamed(Q, [(K, V)], tolerance=0.1)
-    with pytest.raises(ValueError, match="backend 'flash' runs on cuda; got points on cpu"):
-        gauss_sum_streamed(Q, [(K, V)], backend="flash")
+@pytest.mark.parametrize(
+    "message, change",
+    [
+        ("`jaxgauss.gauss_sum_streamed`: `method` must be .*; got 'softmax'", {"method": "softmax"}),
+        ("`tau` must be positive .*; got tau -1", {"tau": -1}),
+        (r"`jaxgauss.gauss_sum_streamed`: `tau` must be one number; got tau \(2,\)", {"queries": Q[None], "tau": V[0]}),
+        (
+            r"`jaxgauss.gauss_sum_streamed`: a box of .* takes \d+ coefficients",
+            {"queries": Q * np.arange(5)[:, None], "tau": 1e12},
+        ),
+        (r"`tolerance` must come with method='fourier'; got tolerance 0\.1", {"tolerance": 0.1, "method": "auto"}),
+        ("backend 'flash' runs on cuda; got points on cpu", {"backend": "flash", "method": "auto"}),
+    ],
+)
+def test_options_and_tau_are_checked(message, change):
+    with pytest.raises(ValueError, match=message):
+        gauss_sum_streamed(**{"queries": Q, "chunks": [(K, V)], "method": "fourier", **change})
 
 
 @pytest.mark.parametrize(
@@ -349,28 +354,22 @@ def test_the_file_of_another_sum_is_refused(tmp_path):
             gauss_sum_streamed(Q, [(K, V)], saved=saved)
 
 
-def test_key_chunks_are_a_sequence():
-    chunks = KeyChunks(K, V, size=3)
+def test_key_chunks_are_a_sequence(tmp_path):
+    chunks = KeyChunks(K, np.arange(7.0), size=3)
     assert len(chunks) == 3 and [len(keys) for keys, _ in chunks] == [3, 3, 1]
-    assert [len(x) for x in chunks[-1]] == [1, 1]
+    assert [len(v) for _, v in chunks[1:]] == [3, 1] and [len(x) for x in chunks[-1]] == [1, 1]
+    assert chunks[-1][1].tolist() == [6]
     assert len(KeyChunks(np.ones((2**20, 3), np.float32), np.ones(2**20, np.float32))) == 4
-    with pytest.raises(IndexError):
-        chunks[3]
-    with pytest.raises(ValueError, match=r"one row for each key; got keys \(7, 3\), values \(5, 2\)"):
-        KeyChunks(K, V[:5])
-    with pytest.raises(ValueError, match="`size` must be a positive integer; got 0"):
-        KeyChunks(K, V, 0)
-
-
-def test_key_chunks_are_a_sequence_of_arrays(tmp_path):
-    keys, values = np.ones((10, 2)), np.arange(10.0)
-    chunks = KeyChunks(keys, values, 4)
-    assert [len(v) for _, v in chunks[1:]] == [4, 2] and chunks[-1][1].tolist() == [8, 9]
-    assert not gauss_sum_streamed(keys, KeyChunks(keys[:0], values[:0])).any()
-    with pytest.raises(TypeError, match="got list, list"):
-        KeyChunks([[1.0]], [1.0])
-    with pytest.raises(ValueError, match="got True"):
-        KeyChunks(keys, values, True)
+    assert not gauss_sum_streamed(K, KeyChunks(K[:0], V[:0])).any()
+    for error, message, call in (
+        (IndexError, None, lambda: chunks[3]),
+        (ValueError, r"one row for each key; got keys \(7, 3\), values \(5, 2\)", lambda: KeyChunks(K, V[:5])),
+        (ValueError, "`size` must be a positive integer; got 0", lambda: KeyChunks(K, V, 0)),
+        (ValueError, "got True", lambda: KeyChunks(K, V, True)),
+        (TypeError, "got list, list", lambda: KeyChunks([[1.0]], [1.0])),
+    ):
+        with pytest.raises(error, match=message):
+            call()
     for path in (tmp_path, tmp_path / "missing" / "sum.npz"):
         with pytest.raises(ValueError, match=rf"in a folder that exists; got '{path}'"):
-            gauss_sum_streamed(keys, chunks, saved=path)
+            gauss_sum_streamed(K, chunks, saved=path)

@@ -3,6 +3,7 @@
 import itertools
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import torch_backend
-from oracle import SIZES, assert_close, gauss_sum64, problem, relative_error
+from oracle import SIZES, assert_close, gauss_sum64, gradients64, problem, relative_error
 from torch_backend import (
     METHODS,
     attention,
@@ -30,12 +31,6 @@ EPS = {"float64": 2e-16, "float32": 1e-7, "float16": 1e-3, "bfloat16": 8e-3, "fl
 
 def tensors(case) -> list[torch.Tensor]:
     return [torch.from_numpy(x) for x in case]
-
-
-def dense(queries, keys, values, tau):
-    """The formula in PyTorch, for its autograd."""
-    differences = queries[..., :, None, :] - keys[..., None, :, :]
-    return torch.exp(-tau[..., None, None] / 2 * differences.square().sum(-1)) @ values
 
 
 def naive(queries, keys, values, tau, dtype):
@@ -60,15 +55,6 @@ def test_reduction_is_as_exact_as_its_dtype(rng, method, precision, size):
     assert error <= 4 * np.abs(same - exact).max() + 8 * EPS[precision] * bound.max()
 
 
-@pytest.mark.parametrize("tau", [0.05, 1.0, 10.0, 100.0])
-@pytest.mark.parametrize("offset", [0.0, 100.0])
-def test_rescale_keeps_its_digits_where_the_norms_are_large(rng, tau, offset):
-    case = problem(rng, 200, 300, 8, 1, tau=tau, positive=True)
-    moved = case._replace(queries=case.queries + offset, keys=case.keys + offset)
-    result = gauss_sum(*tensors(moved.operands), precision="float16")
-    assert relative_error(result, gauss_sum64(*moved.operands)) <= 5e-4 * max(1, tau / 10)
-
-
 @pytest.mark.parametrize("method", METHODS)
 def test_leading_axes_broadcast(rng, method):
     axes = [(), (1,), (3,), (2, 1), (2, 3), (4, 2, 3), (4, 2, 1), (2, 1, 1, 3), (2, 1, 2, 3)]
@@ -81,17 +67,11 @@ def test_leading_axes_broadcast(rng, method):
         if count % 7:  # a seventh of the combinations, of every kind
             continue
         checked += 1
-        q, k, v = (
-            rng.normal(size=(*shapes[0], 5, 2)),
-            rng.normal(size=(*shapes[1], 7, 2)),
-            rng.normal(size=(*shapes[2], 7, 3)),
-        )
-        tau, g = rng.uniform(0.5, 1.5, size=shapes[3]), rng.normal(size=(*batch, 5, 3))
-        q, k, v, tau, g = tensors((q, k, v, np.asarray(tau), g))
-        assert_close([gauss_sum(q, k, v, tau, method=method)], [gauss_sum64(q, k, v, tau)], 1e-13)
-        points = [x.clone().requires_grad_() for x in (q, k, v)]
-        exact = torch.autograd.grad((dense(*points, tau) * g).sum(), points)
-        assert_close(gauss_sum_pullback(q, k, v, tau, g), exact, 1e-12)
+        sizes = [(*x, *y) for x, y in zip((*shapes[:3], batch), ((5, 2), (7, 2), (7, 3), (5, 3)), strict=True)]
+        q, k, v, g = (rng.normal(size=x) for x in sizes)
+        case = q, k, v, np.asarray(rng.uniform(0.5, 1.5, size=shapes[3])), g
+        assert_close([gauss_sum(*tensors(case[:4]), method=method)], [gauss_sum64(*case[:4])], 1e-13)
+        assert_close(gauss_sum_pullback(*tensors(case)), gradients64(*case)[:3], 1e-12)
     assert checked > 100
 
 
@@ -116,11 +96,8 @@ def test_shared_operands_are_not_copied(shapes, folded):
 @pytest.mark.parametrize("size", [*SIZES, (300, 200, 16, 32)])
 def test_pullback_is_as_exact_as_its_dtype(rng, precision, size):
     case = problem(rng, *size, tau=2.0)
-    q, k, v, tau, g = tensors(case)
-    points = [x.clone().requires_grad_() for x in (q, k, v)]
-    exact = torch.autograd.grad((dense(*points, tau) * g).sum(), points)
     tolerance = {"float64": 1e-13, "float32": 2e-6}.get(precision, 3 * EPS[precision])
-    assert_close(gauss_sum_pullback(q, k, v, tau, g, precision=precision), exact, tolerance)
+    assert_close(gauss_sum_pullback(*tensors(case), precision=precision), gradients64(*case)[:3], tolerance)
 
 
 @pytest.mark.parametrize("threads", [1, 3])
@@ -138,10 +115,7 @@ def test_pullback_does_not_depend_on_the_number_of_threads(rng, threads):
 def test_half_precision_pullback_reaches_rows_far_below_its_range(rng):
     case = problem(rng, 40, 60, 4, 2, tau=1.0)
     case = case._replace(queries=case.queries + 5.0)  # Φ near exp(-50): zero in float16
-    q, k, v, tau, g = tensors(case)
-    points = [x.clone().requires_grad_() for x in (q, k, v)]
-    exact = torch.autograd.grad((dense(*points, tau) * g).sum(), points)
-    assert_close(gauss_sum_pullback(q, k, v, tau, g, precision="float16"), exact, 2e-2)
+    assert_close(gauss_sum_pullback(*tensors(case), precision="float16"), gradients64(*case)[:3], 2e-2)
 
 
 @pytest.mark.parametrize("shape", [(4, 2), (1, 2), (5, 1), (3, 5, 2), (5,)])
@@ -164,18 +138,14 @@ def test_autocast_around_the_call_changes_nothing(rng, method):
 
 @pytest.mark.parametrize("precision", ["float16", "bfloat16", "float16x2", "bfloat16x2", "float32"])
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("far", [370.0, 3e3, 1e5])
+@pytest.mark.parametrize("far", [370.0, 1e5])
 def test_an_outlier_changes_nothing_else(rng, precision, method, far):
     """It moves the center, and every other point away from it: what half precision does not hold is computed again."""
     case = problem(rng, 50, 60, 3, 2, tau=1.0, dtype="float32")
     case.keys[0, 0] = case.queries[0, 0] = far
     result = gauss_sum(*tensors(case.operands), method=method, precision=precision)
     assert relative_error(result, gauss_sum64(*case.operands)) < 1e-5
-    gradients = gauss_sum_pullback(*tensors(case), precision=precision)
-    wide = [x.astype(np.float64) for x in case]
-    points = [torch.from_numpy(x).requires_grad_() for x in wide[:3]]
-    exact = torch.autograd.grad((dense(*points, *tensors(wide[3:4])) * torch.from_numpy(wide[4])).sum(), points)
-    assert_close(gradients, exact, 1e-4)
+    assert_close(gauss_sum_pullback(*tensors(case), precision=precision), gradients64(*case)[:3], 1e-4)
 
 
 @pytest.mark.parametrize("precision", ["float16", "float32", "float64"])
@@ -194,14 +164,15 @@ def test_half_precision_sums_over_many_queries_do_not_overflow(rng, keys):
     """dv and dk sum 100000 terms of one sign, in a kernel whose results end at 65504."""
     q, k, v, tau, g = tensors(problem(rng, 100_000, keys, 2, 3, positive=True))
     q, g = 0.1 * q + 1.0, torch.full_like(g, 1e4)
-    exact = gauss_sum_pullback(q, k, v, tau, g)
+    exact = gradients64(q, k, v, tau, g)[:3]
     assert_close(gauss_sum_pullback(q, k, v, tau, g, precision="float16"), exact, 1e-3)
 
 
 def test_autograd_differentiates_reweight(rng):
-    q, k, v, tau, g = (x.requires_grad_() for x in tensors(problem(rng, 20, 30, 5, 3)))
-    ours = torch.autograd.grad((gauss_sum(q, k, v, tau, method="reweight") * g).sum(), (q, k, v, tau))
-    assert_close(ours, torch.autograd.grad((dense(q, k, v, tau) * g).sum(), (q, k, v, tau)), 1e-12)
+    case = problem(rng, 20, 30, 5, 3)
+    *operands, g = (x.requires_grad_() for x in tensors(case))
+    ours = torch.autograd.grad((gauss_sum(*operands, method="reweight") * g).sum(), operands)
+    assert_close(ours, gradients64(*case), 1e-12)
 
 
 @pytest.mark.parametrize("method", ["rescale", "prescale"])
@@ -256,20 +227,10 @@ def test_strided_operands_are_packed(rng, method):
 def test_channels_are_summed_in_blocks_where_the_kernel_is_narrow(rng, channels, monkeypatch):
     case = problem(rng, 9, 11, 4, channels)
     module = sys.modules["torch_backend.gauss_sum"]  # the package exports the function of its name
-
-    def narrow(*args):
-        from dataclasses import replace
-
-        return replace(select_kernel(*args), max_width=16)
-
-    monkeypatch.setattr(module, "select_kernel", narrow)
-    exact = gauss_sum64(*case.operands)
+    monkeypatch.setattr(module, "select_kernel", lambda *args: replace(select_kernel(*args), max_width=16))
     for method in METHODS:
-        assert relative_error(gauss_sum(*tensors(case.operands), method=method), exact) < 1e-13
-    monkeypatch.undo()
-    whole = gauss_sum_pullback(*tensors(case))
-    monkeypatch.setattr(module, "select_kernel", narrow)
-    assert_close(gauss_sum_pullback(*tensors(case)), whole, 1e-13)
+        assert relative_error(gauss_sum(*tensors(case.operands), method=method), gauss_sum64(*case.operands)) < 1e-13
+    assert_close(gauss_sum_pullback(*tensors(case)), gradients64(*case)[:3], 1e-13)
 
 
 @pytest.mark.parametrize("precision", ["float64", "float16"])
@@ -279,27 +240,24 @@ def test_many_points_take_several_calls(rng, precision, monkeypatch):
     values, g = torch.stack([values, 2 * values]), torch.from_numpy(rng.normal(size=(2, 40, 2)))
     operands, tolerance = (queries, keys, values, tau), 1e-12 if precision == "float64" else 5e-3
     log_weights = values[0].abs().log()[..., :1]
-    whole_pullback = gauss_sum_pullback(*operands, g)
     whole_means = torch_backend.log_gauss_sum(*operands, log_weights)
     calls = []
     attend = operators._cpu
     monkeypatch.setitem(operators.FORWARD, "cpu", lambda *x: (calls.append(1), attend(*x))[1])
     monkeypatch.setattr(attention, "MAX_POINTS", 16)
     for method in METHODS:
-        assert (
-            relative_error(gauss_sum(*operands, method=method, precision=precision), gauss_sum64(*operands)) < tolerance
-        )
+        result = gauss_sum(*operands, method=method, precision=precision)
+        assert relative_error(result, gauss_sum64(*operands)) < tolerance
     assert len(calls) >= 3 * 4
-    assert_close(gauss_sum_pullback(*operands, g, precision=precision), whole_pullback, tolerance)
+    assert_close(gauss_sum_pullback(*operands, g, precision=precision), gradients64(*operands, g)[:3], tolerance)
     assert_close(torch_backend.log_gauss_sum(*operands, log_weights, precision=precision), whole_means, tolerance)
 
 
 @pytest.mark.parametrize(("dim", "channels"), [(257, 1), (300, 700), (1024, 257), (16, 4096)])
 def test_wide_points_and_values(rng, dim, channels):
     case = problem(rng, 70, 50, dim, channels, dtype="float32")
-    exact = gauss_sum_pullback(*tensors(x.astype("float64") for x in case))
     assert relative_error(gauss_sum(*tensors(case.operands)), gauss_sum64(*case.operands)) < 5e-6
-    assert_close(gauss_sum_pullback(*tensors(case)), exact, 5e-6)
+    assert_close(gauss_sum_pullback(*tensors(case)), gradients64(*case)[:3], 5e-6)
 
 
 def test_a_million_keys_keep_their_digits(rng):
@@ -429,9 +387,10 @@ def test_a_missing_operator_says_how_to_get_a_torch_that_has_it():
         operators._aten("flash_attention_of_the_future")
 
 
+@pytest.mark.slow
 def test_torch_backend_does_not_import_jax():
-    code = "import sys, torch_backend; before = 'jax' in sys.modules; import jax; print(before, 'jax' in sys.modules)"
-    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "False True\n"
+    code = "import sys; sys.modules['jax'] = None; import torch_backend"  # importing jax would be an ImportError
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("precision", ["float16", "float16x2", "float32"])
@@ -442,7 +401,7 @@ def test_the_pullback_takes_what_the_sum_has_left(rng, precision, rows):
     v[:20] *= rows
     kernel, shape = select_kernel("cpu", precision, "cpu", "float32", 4), (50, 3)
     total, log_sum, _ = torch_backend.fused_sum("rescale", q, k, v, kernel, attention.attention, with_log=True)
-    assert relative_error(total, dense(q, k, v, torch.tensor(1.0))) < 1e-3 and total.shape == shape
+    assert relative_error(total, gauss_sum64(q, k, v, 1.0)) < 1e-3 and total.shape == shape
     passes = []
 
     def attend(*operands, **options):

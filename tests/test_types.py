@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 SCRIPT = """
 from jaxtyping import install_import_hook
 
@@ -28,6 +30,7 @@ for wrong in (lambda: points.center(jnp.ones(3)), lambda: points.unbroadcast(3, 
 """
 
 
+@pytest.mark.slow
 def test_shapes_are_what_they_say():
     run = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
     assert run.stdout.startswith("right shapes pass\n") and run.returncode == 0, run.stderr
