@@ -19,8 +19,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_backend.attention
-import torch_backend.trust
-from jaxgauss._arrays import places
+import torch_backend.guard
+from jaxgauss._arrays import devices as jax_devices
 from jaxgauss._engines import bridge, plan
 from jaxgauss._sums import checked
 from torch_backend import devices
@@ -309,7 +309,7 @@ def lowering_name(device: Any) -> str:
 def forget() -> None:
     """What JAX and we have found out about the platform, and what was still to be reported."""
     jax.clear_caches()
-    torch_backend.trust._pending.clear()
+    torch_backend.guard._pending.clear()
     for cached in (checked._remembered, bridge.buffered, plan.warn_once, torch_backend.select_kernel):
         cached.cache_clear()
 
@@ -334,13 +334,13 @@ def emulated() -> Iterator[None]:
 def replace_platform(patch: pytest.MonkeyPatch) -> None:
     """By CUDA, with a card, streams, events and reports, of this process."""
     real_devices, real_callback = jax.devices, bridge.buffer_callback.buffer_callback
-    patch.setattr(places, "_lowering_name", lowering_name)
+    patch.setattr(jax_devices, "_lowering_name", lowering_name)
     patch.setattr(bridge, "serves", lambda platform: True)
     patch.setattr(bridge, "DLPACK_CUDA", 1)  # DLPack's number of the CPU
     patch.setattr(bridge.buffer_callback, "buffer_callback", lambda f, *shapes: real_callback(on_a_stream(f), *shapes))
     patch.setattr(jax, "devices", lambda name=None: real_devices())
     patch.setattr(devices, "card", lambda: card)
-    patch.setattr(torch_backend.attention, "report", torch_backend.trust.report_later)
+    patch.setattr(torch_backend.attention, "report", torch_backend.guard.report_later)
     patch.setattr(torch.cuda, "Event", Event)
     patch.setattr(torch.cuda, "ExternalStream", lambda stream, device: stream)
     patch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())

@@ -27,7 +27,7 @@ from jaxgauss import (
     svgd_direction,
 )
 from jaxgauss._engines import anywhere, means
-from jaxgauss._engines.sorting import leaf_order
+from jaxgauss._engines.anywhere import leaf_order
 from jaxgauss._kernels.kernels import KERNELS, as_kernel
 from jaxgauss._methods import leave_one_out
 from oracle import with_gradients

@@ -21,10 +21,9 @@ from jaxgauss import (
 )
 from jaxgauss._checks.settings import Settings
 from jaxgauss._engines import boxes, few_dimensions, fourier, nodes, nufft, waves
-from jaxgauss._engines.channels import NOTHING, Channels
+from jaxgauss._engines.near import examined
 from jaxgauss._engines.plan import Plan
-from jaxgauss._engines.reach import looked_at
-from jaxgauss._engines.wanted import Wanted
+from jaxgauss._engines.wanted import NOTHING, Channels, Wanted
 from jaxgauss._kernels.kernels import GAUSS
 from oracle import with_gradients
 
@@ -137,11 +136,11 @@ def test_waves_are_taken_where_they_pay(rng):
     """And what points that are here tell, a program need not ask."""
     x = rng.uniform(-5, 5, (20000, 2)).astype(np.float32)
     v = np.ones(20000, np.float32)
-    assert looked_at(Settings(), 1.0, x, x, v).waves
-    assert not looked_at(Settings(), 1e8, x, x, v).waves  # so narrow that tiles leave nearly all out
-    assert looked_at(Settings(), 1.0, x[:600], x[:600], v[:600]).waves is not True
-    assert not looked_at(Settings(method="blocked"), 1.0, x, x, v).waves
-    assert not looked_at(Settings(), 1.0, np.repeat(x, 2, 1), np.repeat(x, 2, 1), v).waves  # four dimensions
+    assert examined(Settings(), 1.0, x, x, v).waves
+    assert not examined(Settings(), 1e8, x, x, v).waves  # so narrow that tiles leave nearly all out
+    assert examined(Settings(), 1.0, x[:600], x[:600], v[:600]).waves is not True
+    assert not examined(Settings(method="blocked"), 1.0, x, x, v).waves
+    assert not examined(Settings(), 1.0, np.repeat(x, 2, 1), np.repeat(x, 2, 1), v).waves  # four dimensions
 
 
 def test_explain_tells_of_waves(rng):

@@ -11,7 +11,7 @@ import pytest
 
 from jaxgauss import gauss_sum, gauss_sum_blocked, gauss_sum_dense, log_gauss_sum
 from jaxgauss._checks.settings import Settings
-from jaxgauss._engines import dispatch, fused, tiles
+from jaxgauss._engines import dispatch, tiles
 from oracle import SIZES, assert_close, gauss_sum64, problem, relative_error
 
 METHODS = ("auto", "reweight", "prescale", "rescale", "blocked", "dense")
@@ -275,10 +275,10 @@ def test_products_are_fused_where_xla_can(rng, monkeypatch, batch, num_queries, 
         assert relative_error(program(*narrow), gauss_sum64(*operands, 3 / dim)) < 5e-7
         return program.memory_analysis().temp_size_in_bytes
 
-    saved = compiled(False) - compiled(fused.FUSES)
+    saved = compiled(False) - compiled(tiles.FUSES)
     jax.clear_caches()
-    if fused.FUSES:
-        assert (saved > 3e5) == (max(dim, channels) <= fused.FUSED_WIDTH)  # bytes: the least of the tiles has 6e5
+    if tiles.FUSES:
+        assert (saved > 3e5) == (max(dim, channels) <= tiles.FUSED_WIDTH)  # bytes: the least of the tiles has 6e5
 
 
 @pytest.mark.parametrize(("dim", "channels"), [(1024, 1), (300, 700), (3, 4096)])
@@ -289,7 +289,7 @@ def test_wide_points_and_values_with_gradients(rng, dim, channels):
     assert_close(*results, 5e-6)
 
 
-@pytest.mark.skipif(not fused.FUSES, reason="written for XLA on a CPU since jaxlib 0.10.2")
+@pytest.mark.skipif(not tiles.FUSES, reason="written for XLA on a CPU since jaxlib 0.10.2")
 @pytest.mark.parametrize(("num", "dim", "channels"), [(64, 3, 1), (64, 64, 64), (256, 128, 1)])
 def test_few_points_take_few_steps(rng, num, dim, channels):
     """XLA runs a program of up to eight steps on one thread; with more of them, few points wait for other threads."""

@@ -11,7 +11,7 @@ import pytest
 from jax.test_util import check_grads
 
 from jaxgauss import gauss_sum, gauss_sum_blocked, gauss_sum_dense
-from jaxgauss._engines import dispatch, reach
+from jaxgauss._engines import dispatch, lowering, near
 from oracle import assert_close, gradients64, problem, relative_error, with_gradients
 
 ALL = (0, 1, 2, 3)
@@ -161,10 +161,10 @@ def kernel_calls(monkeypatch) -> list[str]:
     monkeypatch.setattr(dispatch, "scaled_sum", record("sum", dispatch.scaled_sum))
     pullback = dispatch.PULLBACK._replace(in_xla=record("pullback", dispatch.PULLBACK.in_xla))
     monkeypatch.setattr(dispatch, "PULLBACK", pullback)
-    dispatch._computed.cache_clear()
+    lowering._batched.cache_clear()
     jax.clear_caches()
     yield calls
-    dispatch._computed.cache_clear()
+    lowering._batched.cache_clear()
     jax.clear_caches()
 
 
@@ -199,7 +199,7 @@ def test_number_of_kernel_calls(rng, kernel_calls, channels, wanted, expected):
 @pytest.mark.parametrize("num, dim, exponentials", [(30, 16, 1), (400, 16, 2)])
 def test_small_matrix_is_kept_for_the_gradients(rng, monkeypatch, num, dim, exponentials):
     """One matrix Φ for value and gradients, unless it is larger than eight times the operands; under vmap as well."""
-    for module in (reach, dispatch):  # the program of near points alone
+    for module in (near, dispatch):  # the program of near points alone
         monkeypatch.setattr(module, "one_of_two", lambda is_near, near, anywhere, *x: near(*x))
     jax.clear_caches()
     operands = arrays(problem(rng, num, num, dim, 1))[:3]

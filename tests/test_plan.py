@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxgauss import explain
-from jaxgauss._arrays import places
+from jaxgauss._arrays import devices as jax_devices
 from jaxgauss._checks.settings import Settings
 from jaxgauss._engines import bridge
 from jaxgauss._engines import costs as models
@@ -57,16 +57,16 @@ def test_auto_on_a_cpu(monkeypatch, size, intel, options, expected):
         ("float32", 16, {"precision": "float32"}, ("rescale", "float32", "efficient")),
         ("float64", 16, {}, ("blocked", "float64", "xla")),
         ("float64", 16, {"precision": "float16"}, ("rescale", "float16", "flash")),
-        ("float32", 16, {"grade": "high"}, ("rescale", "float16x2", "flash")),
-        ("bfloat16", 16, {"grade": "high"}, ("rescale", "bfloat16x2", "flash")),
-        ("float32", 100, {"grade": "high"}, ("blocked", "float32", "xla")),
-        ("float32", 16, {"grade": "highest"}, ("rescale", "float32", "efficient")),
-        ("float32", 16, {"grade": "highest", "precision": "float16"}, ("rescale", "float16", "flash")),
+        ("float32", 16, {"matmul_precision": "high"}, ("rescale", "float16x2", "flash")),
+        ("bfloat16", 16, {"matmul_precision": "high"}, ("rescale", "bfloat16x2", "flash")),
+        ("float32", 100, {"matmul_precision": "high"}, ("blocked", "float32", "xla")),
+        ("float32", 16, {"matmul_precision": "highest"}, ("rescale", "float32", "efficient")),
+        ("float32", 16, {"matmul_precision": "highest", "precision": "float16"}, ("rescale", "float16", "flash")),
     ],
 )
 def test_auto_on_cuda(monkeypatch, dtype, dim, options, expected):
     monkeypatch.setattr(bridge, "serves", lambda platform: True)
-    plan = plans.plan(Settings(**options, dtype=dtype), "cuda", 10**10, dim, 1)
+    plan = plans.gauss_plan(Settings(**options, dtype=dtype), "cuda", 10**10, dim, 1)
     assert (plan.method, plan.precision, plan.backend) == expected
 
 
@@ -84,7 +84,7 @@ def test_auto_on_cuda(monkeypatch, dtype, dim, options, expected):
         (100_000, 64, {}, HOPPER._replace(cudnn=91500), ("rescale", "float16", "flash")),
         (100_000, 64, {}, HOPPER._replace(capability=(8, 0)), ("rescale", "float16", "flash")),
         (100_000, 64, {}, HOPPER._replace(capability=(7, 5)), ("rescale", "float16", "efficient")),
-        (100_000, 16, {"grade": "highest"}, HOPPER, ("rescale", "float32", "efficient")),
+        (100_000, 16, {"matmul_precision": "highest"}, HOPPER, ("rescale", "float32", "efficient")),
         (100_000, 64, {"dtype": "float64"}, HOPPER, ("blocked", "float64", "xla")),
     ],
 )
@@ -92,11 +92,11 @@ def test_auto_on_cuda_by_size_and_card(monkeypatch, num, dim, options, card, exp
     monkeypatch.setattr(bridge, "serves", lambda platform: True)
     monkeypatch.setattr(devices, "card", lambda: card)
     kernels.select_kernel.cache_clear()
-    plan = plans.plan(Settings(**{"dtype": "float32"} | options), "cuda", num**2, dim, 1)
+    plan = plans.gauss_plan(Settings(**{"dtype": "float32"} | options), "cuda", num**2, dim, 1)
     kernels.select_kernel.cache_clear()
     assert (plan.method, plan.precision, plan.backend) == expected
     assert plan.stands_in == ("float64" in options.values())
-    if options in ({}, {"grade": "highest"}):
+    if options in ({}, {"matmul_precision": "highest"}):
         assert f"(estimated, not measured on this device: {card})" in plan.reason
     assert plan.stands_in or plan.reach == float("inf")
 
@@ -110,7 +110,7 @@ def test_costs_of_a_cuda_device_replace_the_estimates(monkeypatch, tmp_path):
     monkeypatch.setattr(models, "CUDA_TABLE", tmp_path / "costs.json")
     models.CUDA_TABLE.write_text(json.dumps(table))
     models.cuda_costs.cache_clear()
-    plan = plans.plan(Settings(dtype="float32"), "cuda", 10**10, 16, 1)
+    plan = plans.gauss_plan(Settings(dtype="float32"), "cuda", 10**10, 16, 1)
     models.cuda_costs.cache_clear()
     assert plan.method == "blocked" and f"(measured: {HOPPER})" in plan.reason and plan.reach < float("inf")
     flash, cudnn = (replace(kernels.KERNELS[name], dtype="float16") for name in ("flash", "cudnn"))
@@ -133,18 +133,18 @@ def test_costs_of_a_cuda_device_replace_the_estimates(monkeypatch, tmp_path):
 )
 def test_auto_precision_reads_the_default_of_matrix_products(monkeypatch, asked, grade):
     seen = []
-    monkeypatch.setattr(checked, "kernel_plan", lambda settings, *_: seen.append(settings.grade))
+    monkeypatch.setattr(checked, "plan", lambda settings, *_: seen.append(settings.matmul_precision))
     with jax.default_matmul_precision(asked):
         explain(*shapes(5, 6, 2, 1))
     assert seen == [grade]
 
 
 def test_the_platform_is_that_of_the_arrays():
-    assert places.expected_platform(jnp.ones(1)) == "cpu"
-    assert places.expected_platform() == jax.default_backend()
+    assert jax_devices.expected_platform(jnp.ones(1)) == "cpu"
+    assert jax_devices.expected_platform() == jax.default_backend()
     with jax.default_device(jax.devices("cpu")[0]):
-        assert places.expected_platform() == "cpu"
-    assert places.platforms() == ["cpu"]
+        assert jax_devices.expected_platform() == "cpu"
+    assert jax_devices.platforms() == ["cpu"]
 
 
 def test_batches_count_as_work():

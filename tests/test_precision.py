@@ -12,7 +12,7 @@ from jax.test_util import check_grads
 import torch_backend
 from jaxgauss import explain, gauss_sum
 from oracle import assert_close, gauss_sum64, gradients64, problem, relative_error
-from torch_backend import kernels, operators, trust
+from torch_backend import guard, kernels, operators
 
 # what the docstring of gauss_sum promises for a handful of terms within reach
 GRADES = {"float16": 1e-2, "bfloat16": 8e-2, "float16x2": 1e-3, "bfloat16x2": 8e-3, "float32": 2.4e-4, "auto": 2.4e-4}
@@ -196,8 +196,8 @@ def test_proposition_1(rng, monkeypatch, precision, tau):
 @pytest.mark.parametrize("method", ["rescale", "reweight", "prescale"])
 def test_what_half_precision_does_not_hold_is_computed_again(rng, monkeypatch, method):
     again = []
-    original = trust.wide_kernel
-    monkeypatch.setattr(trust, "wide_kernel", lambda *x: again.append(x) or original(*x))
+    original = guard.finest_kernel
+    monkeypatch.setattr(guard, "finest_kernel", lambda *x: again.append(x) or original(*x))
     case = [torch.from_numpy(x) for x in problem(rng, 30, 40, 3, 2, tau=1.0, dtype="float32").operands]
     torch_backend.gauss_sum(*case, method=method, precision="float16")
     assert again == []
@@ -241,7 +241,7 @@ def test_what_exponents_lose_is_seen_from_a_few_pairs(rng, precision, kind):
     rounded = [x.to(getattr(torch, precision)).double() for x in (a, b)]
     squared, moved = (torch.cdist(x, y).square() for x, y in ((a, b), rounded))
     errors = torch.where(squared > 0, (moved - squared) / 2 / squared.sqrt(), 0.0)
-    found = trust.relative_loss(a, b, kernels.select_kernel("cpu", precision, "cpu", "float64", 32))
+    found = guard.relative_loss(a, b, kernels.select_kernel("cpu", precision, "cpu", "float64", 32))
     assert 0.5 < found / errors.square().mean().sqrt() < 2
 
 

@@ -8,8 +8,8 @@ from test_anywhere import cloud
 
 from jaxgauss import explain, gauss_sum, hsic, kde_score, kernel_mean, log_gauss_sum, mmd_flow_velocity, mmd_squared
 from jaxgauss._checks.settings import Settings
+from jaxgauss._engines.near import examined, within
 from jaxgauss._engines.plan import NEAR, STRICTER
-from jaxgauss._engines.reach import looked_at, within
 from jaxgauss._kernels.kernels import GAUSS
 from jaxgauss._sums import gauss_sum as module
 
@@ -31,7 +31,7 @@ def test_what_is_seen_holds_about_any_center(rng):
         x = cloud(rng, 600, 3)
         tau = np.float32(10 ** rng.uniform(-2, 4) / max(np.square(x - x[0]).sum(-1).mean(), 1e-6))
         x, y = x[:200], x[200:]
-        near = looked_at(Settings(), tau, x, y).near
+        near = examined(Settings(), tau, x, y).near
         seen.append(near)
         loose = {bool(within(NEAR["float32"], q, k, tau)) for q, k in ((x, y), (y, x), (x, x), (y, y))}
         strict = bool(within(1.01 * NEAR["float32"] / STRICTER, x, y, tau))
@@ -46,11 +46,11 @@ def test_slopes_are_seen_to_have_their_digits(rng):
         x = cloud(rng, 600, 3)
         x *= 10 ** rng.uniform(-1, 1) / max(np.abs(x - x[0]).max(), 1e-6)
         x, y, v = x[:200], x[200:], np.float32(10 ** rng.uniform(-3, 0, 400))
-        near = looked_at(Settings(), 1.0, x, y, v, slopes=True).near
+        near = examined(Settings(), 1.0, x, y, v, pulls=True).near
         seen.append(near)
         holds = bool(within(NEAR["float32"], x, y, jnp.float32(1), GAUSS.slope, v[:, None]))
         assert {True: holds, False: not holds, None: True}[near]
-        if looked_at(Settings(), (1.0, 4.0), (y[:, :1], y[:, 1:]), slopes=True).near:
+        if examined(Settings(), (1.0, 4.0), (y[:, :1], y[:, 1:]), pulls=True).near:
             assert within(NEAR["float32"], y, y, jnp.float32([1, 4, 4]), GAUSS.slope)
     assert set(seen) == {True, False, None}
 
@@ -59,7 +59,7 @@ def test_points_are_seen_where_they_are_there():
     x, seen = jnp.ones((400, 2)), []
 
     def look(x):
-        seen.append(looked_at(Settings(), 1.0, x, x).near)
+        seen.append(examined(Settings(), 1.0, x, x).near)
         return x.sum()
 
     look(np.asarray(x))
