@@ -9,7 +9,7 @@ _default:
 test *arguments:
     {{python}} -m pytest -q -n auto -m "not slow" {{arguments}}
 
-# Their second part: examples, trainings, and programs in processes of their own.
+# Their second part: examples, trainings, other libraries, programs in processes of their own.
 test-slow *arguments:
     {{python}} -m pytest -q -n auto -m slow {{arguments}}
 

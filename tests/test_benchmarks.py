@@ -44,7 +44,7 @@ def first(of, number=1):
     return dict(list(of.items())[:number])
 
 
-SLOW = ("few_dimensions", "mmd", "neighbours", "resampling", "scaling")
+SLOW = ("clouds", "few_dimensions", "kernels", "mmd", "neighbours", "resampling", "scaling")
 SUITES = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in SMALL]
 
 

@@ -21,9 +21,8 @@ PATHS = [
     *sorted(ROOT.glob("docs/**/*.md")),
 ]
 PAGES = {path.relative_to(ROOT).as_posix(): path.read_text() for path in PATHS}
-TRAININGS = "docs/index.md", "docs/other_libraries.md"
 WITH_CODE = [
-    pytest.param(page, marks=[pytest.mark.slow] * (page in TRAININGS))
+    pytest.param(page, marks=[pytest.mark.slow] * (page != "README.md"))
     for page, text in PAGES.items()
     if "```python\n" in text
 ]

@@ -346,10 +346,10 @@ def test_slopes_are_derivatives(rng, dim):
     g = jnp.asarray(rng.normal(size=(1 + dim, 50)))
 
     def by_coefficients(x, found):
-        slopes = [fourier.slope(of, found, d) for d in range(dim)]
+        slopes = [fourier.derivative(of, found, d) for d in range(dim)]
         return fourier.values_at(of, x, jnp.concatenate([found, *slopes]))
 
-    both = functools.partial(fourier.slopes_at, of), by_coefficients
+    both = functools.partial(fourier.derivatives_at, of), by_coefficients
     ours, exact = (jax.tree.leaves(with_gradients(f)(x, found, g)) for f in both)
     for a, b in zip(ours, exact, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11)

@@ -42,7 +42,7 @@ from oracle import (
 )
 from torch_backend import attention, operators
 
-pytestmark = pytest.mark.usefixtures("cuda")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("cuda")]
 
 KERNELS = [("flash", "float16"), ("flash", "bfloat16"), ("cudnn", "float16"), ("cudnn", "bfloat16")] + [
     ("efficient", dtype) for dtype in ("float16", "bfloat16", "float32")

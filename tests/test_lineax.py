@@ -13,6 +13,8 @@ import jaxgauss
 from jaxgauss.lineax import gauss_operator, log_determinant, nystrom_preconditioner
 from oracle import relative_error
 
+pytestmark = pytest.mark.slow
+
 CG = lx.CG(rtol=1e-10, atol=1e-10, stabilise_every=None)
 
 

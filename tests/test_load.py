@@ -15,6 +15,8 @@ from jaxgauss import gauss_sum
 from oracle import gauss_sum64, problem, relative_error
 from torch_backend import operators
 
+pytestmark = pytest.mark.slow
+
 START = """
 import multiprocessing, os, signal, sys, threading, warnings
 from concurrent.futures import ThreadPoolExecutor

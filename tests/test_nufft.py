@@ -52,7 +52,7 @@ def test_coefficients_and_values_are_those_by_products(rng, dim, length, counts,
         assert relative(coefficients(fast, x, v), exact) < ERRORS[dtype]
         decaying = exact * nodes.spectrum(of, jnp.ones((1, dim), dtype), jnp.ones(1, dtype))[None]
         assert relative(values(fast, x, decaying), values(of, x, decaying)) < ERRORS[dtype]
-    found, exact = (fourier.slopes_at(x_of, x, decaying[:1]) for x_of in (fast, of))
+    found, exact = (fourier.derivatives_at(x_of, x, decaying[:1]) for x_of in (fast, of))
     assert relative(found, exact) < 10 * ERRORS[dtype]
 
 

@@ -14,7 +14,7 @@ from ott.tools import sinkhorn_divergence
 import jaxgauss.ott
 from oracle import assert_close, relative_error
 
-pytestmark = pytest.mark.usefixtures("as_it_comes")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("as_it_comes")]
 
 
 OURS, THEIRS = jaxgauss.ott.PointCloud, pointcloud.PointCloud

@@ -254,7 +254,7 @@ def test_the_gated_kernel_accepts_our_arguments():
 
 def test_sequences_behind_a_closed_gate_are_empty():
     q = torch.ones(2, 3, 70, 16)
-    starts = [kernels.gate_starts(torch.tensor(is_open), 2, 70, 50) for is_open in (True, False)]
+    starts = [guard.gate_starts(torch.tensor(is_open), 2, 70, 50) for is_open in (True, False)]
     assert [[x.tolist() for x in pair] for pair in starts] == [[[0, 70, 140], [0, 50, 100]], [[0, 0, 0]] * 2]
     assert all(x.dtype == torch.int32 for pair in starts for x in pair)
     assert torch.equal(operators._unpacked(operators._packed(q), q), q)

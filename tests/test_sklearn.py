@@ -19,6 +19,8 @@ from threadpoolctl import threadpool_limits
 import jaxgauss
 from jaxgauss.sklearn import KernelDensity, KernelMean, KernelRidge
 
+pytestmark = pytest.mark.slow
+
 SKIPPED = {"check_sample_weights_pandas_series", "check_array_api_input", "check_regressor_data_not_an_array"}
 
 
