@@ -11,7 +11,7 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import NullFormatter
+from matplotlib.ticker import LogFormatter, NullFormatter
 
 from .rivals import BARE, JAX_NATIVE, OTHERS, OURS, Problem, limit
 from .study import Cells, shown
@@ -191,6 +191,10 @@ def curves(axis: Axes, cells: Cells, quantity: str, rates: dict, **style: Any) -
         (lines[LIMIT],) = axis.plot([s[0] for s in sizes], y, color=COLORS[LIMIT], ls="--", lw=1)
     axis.set_xscale("log", base=10 if along == "squared_radius" else 2)
     axis.set_yscale("log")
+    if quantity == "ratio":  # of less than two decades, in plain numbers
+        axis.axhline(1, color="#000000", lw=1, ls=":")
+        axis.yaxis.set_major_formatter(LogFormatter())
+        axis.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
     axis.set_xlabel(ALONG[along])
     axis.set_ylabel(UNITS[quantity])
     axis.grid(alpha=0.25)
