@@ -126,7 +126,7 @@ def test_mixed_dtypes_promote(rng):
 
 @pytest.mark.parametrize(
     "method, shape",
-    in_full(["rescale", "blocked"], [(0, 5, 2, 3), (4, 5, 2, 0), (0, 0, 1, 1), (4, 0, 2, 3)], METHODS[:3]),
+    in_full(["rescale", "blocked", "fourier"], [(0, 5, 2, 3), (4, 5, 2, 0), (0, 0, 1, 1), (4, 0, 2, 3)], METHODS[:3]),
 )
 def test_empty_sums_are_zeros_with_zero_gradients(method, shape):
     m, n, d, c = shape

@@ -120,7 +120,8 @@ def sums_anywhere(wanted: Sequence[Wanted], chosen: Plan, *operands: Array) -> l
     scale = by_point(jnp.sqrt(tau), queries)
     as_one = shared(keys, values, scale, weights)  # the batch of the queries becomes more rows
     size = math.prod(queries.shape[:-1]) if as_one else queries.shape[-2]
-    if chosen.method != "fourier" and not sorts(chosen, size, *keys.shape[-2:]):
+    sizes = size, *keys.shape[-2:]
+    if 0 in sizes or (chosen.method != "fourier" and not sorts(chosen, *sizes)):
         sides = operands, (keys, queries, row_weights, tau, weights, row_weights)
         return [sums_by_differences(x, *side) for x, side in zip(wanted, sides, strict=False)]
 
