@@ -116,6 +116,35 @@ def test_what_half_precision_does_not_hold_is_computed_again(rng, method, channe
     assert_gradients_close(gradients, gradients64(*case), case, 6e-3)
 
 
+CLOUDS = {  # how many queries and keys, and what becomes of standard normal ones, of values and cotangents
+    "even": (48, 2**16, lambda q, k, v, g: (q, k, v, g)),
+    "more keys than one call takes, and no sign": (3, 2**18, lambda q, k, v, g: (q, k, abs(v), abs(g))),
+    "all queries at one key": (2**14, 128, lambda q, k, v, g: (0 * q + k[:1], 2 * k, v, 0 * g + 1)),
+    "a small value at a query": (
+        48,
+        4096,
+        lambda q, k, v, g: (q + 3 * _is_last(q), k + 3 * _is_last(k), v * (1 - 0.997 * _is_last(k)), g),
+    ),
+    "cotangents of all sizes": (48, 4096, lambda q, k, v, g: (q, k, v, g * 10 ** np.linspace(-20, 20, 48)[:, None])),
+}
+
+
+def _is_last(points):
+    return np.arange(len(points))[:, None] == len(points) - 1
+
+
+@pytest.mark.parametrize("channels", [2, 33])
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_gradients_keep_the_digits_of_half_precision(rng, cloud, channels):
+    """Weights of a row sum to one, so that float16 holds few bits of them if they are many; sums must not overflow."""
+    num_queries, num_keys, changed = CLOUDS[cloud]
+    case = problem(rng, num_queries, num_keys, 8, channels)
+    queries, keys, values, cotangent = changed(case.queries, case.keys, case.values, case.cotangent)
+    case = case._replace(queries=queries, keys=keys, values=values, cotangent=cotangent)
+    _, ours = value_and_gradients(case, method="rescale", precision="float16")
+    assert_gradients_close(ours, gradients64(*case), case, 1e-3)
+
+
 def test_points_out_of_reach_are_reported_by_a_later_call(rng):
     operands = on_gpu(problem(rng, 300, 400, 3, 1, tau=1e8).operands)
     assert np.isfinite(jax.block_until_ready(gauss_sum(*operands, method="rescale"))).all()

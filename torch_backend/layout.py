@@ -8,6 +8,7 @@ from torch import broadcast_shapes as _broadcast_shapes
 from .arrays import HALF, MAX, Array, cast, dtype_of, held, nonzero, unbroadcast, without_nan
 from .kernels import AttentionKernel
 
+MOST = 2.0**15  # that weights and cotangents may be in half precision
 LOG_ZERO = -1e4  # stands for log 0: its exponential is zero in every dtype, and its product with S is finite
 
 
@@ -58,17 +59,29 @@ def signs_and_log_rows(values: Array) -> tuple[Array, Array, Array]:
     return xp.copysign(xp.exp(logs - log_rows), values), log_rows, scale
 
 
-def normalized_for_sums(cotangent: Array, points: tuple[Array, ...], dtype: str) -> tuple[Array, Array | float]:
-    """A cotangent scaled so that its sums over queries, times these points, fit half precision; and the factor."""
+def scales_for_sums(
+    cotangent: Array, sums: Array, points: tuple[Array, ...], dtype: str
+) -> tuple[Array | float, Array | float]:
+    """Factors s and t: with g Σ/(s t) and t P the pullback keeps the digits of half precision and does not overflow.
+
+    Here Σ_m = Σ_n w_n Φ, with |v_n| ≤ w_n from 2⁻¹² to 1, are the row sums by which Φ is divided and g multiplied, so
+    that P = Φ/Σ is at most 2¹². Per coordinate of the points, the sums of the pullback times s are at most
+
+        Σ_m Φ |g_m| ≤ Σ_m |g_m|      and      |g_m| Σ_n Φ |v_n| ≤ |g_m| Σ_m.
+
+    P is about 1/N, of which float16 holds ever fewer bits from N = 2¹⁴ on: hence t.
+    """
     if dtype not in HALF:
-        return cotangent, 1.0
+        return 1.0, 1.0
     xp = array_namespace(cotangent)
-    sizes = xp.abs(cotangent)
-    sizes = xp.where(xp.isfinite(sizes), sizes, xp.zeros_like(sizes))  # a NaN affects only its own row
+    sizes, sums = (xp.where(xp.isfinite(x), x, xp.zeros_like(x)) for x in (xp.abs(cotangent), sums))
     reach = sum(xp.max(xp.abs(without_nan(x))) for x in points) + 1
-    bound = xp.sum(sizes, axis=(-2, -1), keepdims=True) * reach * (2 / MAX[dtype])
-    scale = nonzero(xp.maximum(xp.max(sizes, axis=(-2, -1), keepdims=True), bound))
-    return cotangent / scale, scale
+    rows = xp.sum(sizes, axis=-1, keepdims=True)
+    over_queries, over_keys = xp.sum(rows, axis=-2, keepdims=True), xp.max(rows * sums, axis=-2, keepdims=True)
+    largest = xp.max(sizes * sums, axis=(-2, -1), keepdims=True)
+    s = nonzero(xp.maximum(xp.maximum(over_queries, over_keys) * reach * (2 / MAX[dtype]), largest / MOST))
+    least = xp.clip(xp.min(sums, axis=(-2, -1), keepdims=True), 2.0**-12, 1.0)
+    return s, xp.clip(largest / s, 1.0, MOST * least)
 
 
 def in_parts(x: Array, dtype: str, parts: int) -> list[Array]:

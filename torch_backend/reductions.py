@@ -14,9 +14,9 @@ from .layout import (
     from_columns,
     half_squared_norms,
     normalized,
-    normalized_for_sums,
     pack,
     point_columns,
+    scales_for_sums,
 )
 from .prescale import prescale
 from .rescale import bias_columns, rescale, rescale_and_log, softmax_mean
@@ -124,19 +124,22 @@ def _pullback(
 
     if exact:
         lse, largest = half_norms, xp.ones_like(xp.max(half_norms))  # P = Φ
+        sums = xp.ones_like(lse)
     elif log_sum is None:
         _, lse = engine.attend(padded_a, padded_b, padded_v, kernel)  # P = softmax
         lse = cast(lse, dtype)
         sums = xp.exp(xp.clip(lse - half_norms, None, math.log(b.shape[-2])))
-        g, largest = g * sums, xp.max(sums)
+        largest = xp.max(sums)
     else:  # P = softmax as well, with row sums from the sum's own pass
         is_unknown = log_sum == math.inf
         log_sum = xp.where(is_unknown, 0.0, log_sum)
         sums = xp.exp(xp.clip(log_sum, None, math.log(b.shape[-2])))
-        g, lse = g * sums, half_norms + log_sum
+        lse = half_norms + log_sum
         largest = xp.where(xp.any(is_unknown), 0.0, xp.max(sums))  # zero is never trusted
     # The channels of v were divided by v_scale. So g is multiplied by it, for S, and dv is divided by it.
-    g, g_scale = normalized_for_sums(g * v_scale, (a, b), kernel.dtype)
+    g_scale, p_scale = scales_for_sums(g * v_scale, sums, (a, b), kernel.dtype)
+    g = g * v_scale * sums / (g_scale * p_scale)
+    lse = lse if isinstance(p_scale, float) else lse - xp.log(p_scale)
     gradients = engine.pullback(pack(g, **layout), padded_a, padded_b, padded_v, cast(lse, working), kernel)
 
     sb, sa, pg = (cast(gradient, dtype) for gradient in gradients)
