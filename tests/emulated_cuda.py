@@ -252,17 +252,6 @@ def stand_in(name: str, *operands: Any, **options: Any) -> Any:
     return STAND_INS[name](*operands, **options)
 
 
-class Event:
-    """torch.cuda.Event, of a device that has always done everything already."""
-
-    def record(self) -> None:
-        """Nothing is under way."""
-
-    def query(self) -> bool:
-        """And nothing was."""
-        return True
-
-
 class Stream(NamedTuple):
     """What a callback of JAX is told on CUDA: a pointer."""
 
@@ -274,12 +263,15 @@ launched: list[list[str]] | None = None  # by every callback, while somebody cou
 
 @functools.cache
 def on_a_stream(callback: Callable) -> Callable:
-    """A buffer callback that JAX's CPU client can call, which has no streams; counting what it launches."""
+    """A buffer callback that JAX's CPU client can call, which has no streams; counting what it launches.
+
+    It may be recorded in a graph, where CUDA refuses to tell the host a number.
+    """
 
     def run(context: Any, outputs: Any, *inputs: Any) -> None:
-        with Launches() if launched is not None else contextlib.nullcontext() as log:
+        with Recorded() as log:
             callback(Stream(), outputs, *inputs)
-        if log is not None and launched is not None:
+        if launched is not None:
             launched.append(log.names)
 
     return run
@@ -309,7 +301,8 @@ def lowering_name(device: Any) -> str:
 def forget() -> None:
     """What JAX and we have found out about the platform, and what was still to be reported."""
     jax.clear_caches()
-    torch_backend.guard._pending.clear()
+    torch_backend.guard._raised.clear()
+    torch_backend.guard._on_host().zero_()
     for cached in (checked._remembered, bridge.buffered, plan.warn_once, torch_backend.select_kernel):
         cached.cache_clear()
 
@@ -332,18 +325,19 @@ def emulated() -> Iterator[None]:
 
 
 def replace_platform(patch: pytest.MonkeyPatch) -> None:
-    """By CUDA, with a card, streams, events and reports, of this process."""
+    """By CUDA, with a card, streams, memory and reports, of this process."""
     real_devices, real_callback = jax.devices, bridge.buffer_callback.buffer_callback
     patch.setattr(jax_devices, "_lowering_name", lowering_name)
     patch.setattr(bridge, "serves", lambda platform: True)
     patch.setattr(bridge, "DLPACK_CUDA", 1)  # DLPack's number of the CPU
-    patch.setattr(bridge.buffer_callback, "buffer_callback", lambda f, *shapes: real_callback(on_a_stream(f), *shapes))
+    patch.setattr(bridge.buffer_callback, "buffer_callback", lambda f, *args, **_: real_callback(on_a_stream(f), *args))
     patch.setattr(jax, "devices", lambda name=None: real_devices())
     patch.setattr(devices, "card", lambda: card)
     patch.setattr(torch_backend.attention, "report", torch_backend.guard.report_later)
-    patch.setattr(torch.cuda, "Event", Event)
     patch.setattr(torch.cuda, "ExternalStream", lambda stream, device: stream)
     patch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
+    patch.setattr(torch.cuda, "MemPool", lambda: None)
+    patch.setattr(torch.cuda, "use_mem_pool", lambda pool, device: contextlib.nullcontext())
     patch.setattr(torch.cuda, "synchronize", lambda: None)
 
 
@@ -388,3 +382,12 @@ class Launches(TorchDispatchMode):
         if name not in VIEWS and not is_view:
             self.names.append(name)
         return result
+
+
+class Recorded(Launches):
+    """The same, while CUDA records them."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        told = func.__name__.split(".")[0] in ("item", "is_nonzero", "_local_scalar_dense")
+        check(not told, "operation not permitted when stream is capturing")
+        return super().__torch_dispatch__(func, types, args, kwargs)

@@ -188,21 +188,41 @@ def test_what_becomes_of_tests_is_written_at_once(part):
     from benchmarks.first_light.steps import Recorder
 
     new = part(begun={"test": "crashed"}, done=[{"test": "before"}])
-    recorder = Recorder(new)
-    passed, skipped, failed = (
-        types.SimpleNamespace(skipped=x == 1, failed=x == 2, longreprtext="a\nb", nodeid="file") for x in range(3)
-    )
-    for name, reports in {"p": [passed] * 3, "f": [passed, failed, passed], "s": [skipped]}.items():
+    recorder = Recorder(new, alone=True)
+
+    def report(name, outcome):
+        found = {"skipped": outcome == "skipped", "failed": outcome == "failed", "longreprtext": "a\nb"}
+        return types.SimpleNamespace(nodeid=name, **found)
+
+    for name, outcomes in {"p": ["passed"] * 3, "f": ["passed", "failed", "passed"], "s": ["skipped"]}.items():
         recorder.pytest_runtest_logstart(name)
-        for report in reports:
-            recorder.pytest_runtest_logreport(report)
-        recorder.pytest_runtest_logfinish()
-    recorder.pytest_collectreport(failed)
+        assert written(new)["begun"] == {"test": name}
+        for outcome in outcomes:
+            recorder.pytest_runtest_logreport(report(name, outcome))
+        recorder.pytest_runtest_logfinish(name)
+    recorder.pytest_collectreport(report("file", "failed"))
     found = [c.get("outcome", c.get("failed")) for c in written(new)["cells"]]
     assert found == ["the process ended in it", "passed", "a\nb", "skipped", "a\nb"]
-    items = [types.SimpleNamespace(nodeid=name) for name in ("before", "crashed", "p", "new")]
-    recorder.pytest_collection_modifyitems(items)
-    assert [item.nodeid for item in items] == ["new"]
+
+    several = Recorder(new, alone=False)  # workers whose tests overlap
+    for name in ("v", "w"):
+        several.pytest_runtest_logstart(name)
+    for name, outcome in (("w", "failed"), ("v", "passed")):
+        several.pytest_runtest_logreport(report(name, outcome))
+        several.pytest_runtest_logfinish(name)
+    assert [(c["test"], c.get("outcome", c.get("failed"))) for c in written(new)["cells"][-2:]] == [
+        ("w", "a\nb"),
+        ("v", "passed"),
+    ]
+
+
+def test_tests_that_are_done_are_left_out(part, monkeypatch):
+    from benchmarks.first_light.steps import EMULATED, tests
+
+    seen = []
+    monkeypatch.setattr(pytest, "main", lambda arguments, plugins: seen.append(arguments) or 0)
+    tests(part(done=[{"test": "before"}]), EMULATED)
+    assert seen[0][seen[0].index("--deselect") + 1] == "before"
 
 
 def test_launches_are_read_off_the_profile(monkeypatch):
@@ -235,8 +255,8 @@ def test_the_headline_begins_with_what_is_worth_most():
     cells = list(headline(GPU))
     abouts = [tuple(cell.about[name] for name in ("group", "n", "d", "dtype", "what")) for cell in cells]
     assert len(set(abouts)) == len(abouts)
-    wide = [(group, 16384, d, "float16", "forward") for group in ("ours", "cuDNN") for d in (32, 64)]
-    assert abouts[:4] == wide and abouts[-1][0] == "torch.compile"
+    assert {x[0] for x in abouts[:10]} == {"auto"} and {x[3:] for x in abouts[:10]} == {("float16", "forward")}
+    assert abouts[10][0] in ("PyKeOps", "cuDNN") and abouts[-1][0] == "torch.compile"
     by_group = {cell.about["group"]: set(cell.methods) for cell in cells}
     assert all(by_group[group] == set(names) for group, names in GROUPS.items() if group != "PyKeOps")
 

@@ -31,6 +31,7 @@ from jaxgauss import (
     mmd_test,
     svgd_direction,
 )
+from jaxgauss._engines import plan
 from oracle import (
     assert_close,
     assert_gradients_close,
@@ -112,7 +113,8 @@ def test_split_points(rng, backend, precision, tolerance, channels):
 def test_what_half_precision_does_not_hold_is_computed_again(rng, method, channels, tau):
     case = problem(rng, 300, 400, 3, channels, tau=tau)
     ours, gradients = value_and_gradients(case, method=method, precision="float16")
-    assert relative_error(ours, gauss_sum64(*case.operands)) <= (3e-3 if tau == 1 else 1e-3)
+    squared = tau * np.square(np.concatenate(case[:2])).sum(-1).max()  # R²; three products in TF32 hold 22 bits
+    assert relative_error(ours, gauss_sum64(*case.operands)) <= (3e-3 if tau == 1 else 2**-23 * squared)
     assert_gradients_close(gradients, gradients64(*case), case, 6e-3)
 
 
@@ -145,12 +147,50 @@ def test_gradients_keep_the_digits_of_half_precision(rng, cloud, channels):
     assert_gradients_close(ours, gradients64(*case), case, 1e-3)
 
 
+@pytest.mark.parametrize("channels", [1, 33])
+def test_new_data_in_a_recorded_graph(rng, channels, monkeypatch):
+    """XLA records what the first calls launch, and replays it: the gate opens and shuts, and a warning is given."""
+    python, original = [], operators.FORWARD["flash"]
+    monkeypatch.setitem(operators.FORWARD, "flash", lambda *x: python.append(x[0].shape) or original(*x))
+    step = with_gradients(functools.partial(gauss_sum, method="rescale", precision="float16"))
+    taus = [1.0, 1.0, 1.0, 0.5, 3000.0, 2.0, 3000.0, 1.0, 1e8, 1.0] if HAS_CUDA else [1.0, 3000.0, 1e8]
+    for tau in taus:
+        case = problem(rng, 300, 400, 3, channels, tau=tau)
+        ours, gradients = jax.block_until_ready(step(*on_gpu(case)))
+        assert all(np.isfinite(x).all() for x in (ours, *gradients))
+        if tau < 1e8:
+            assert relative_error(ours, gauss_sum64(*case.operands)) <= 3e-3
+            assert_gradients_close(gradients, gradients64(*case), case, 6e-3)
+    with pytest.warns(UserWarning, match="lie farther from their center"):
+        gauss_sum(*on_gpu(problem(rng).operands), method="rescale")
+    if HAS_CUDA:
+        assert len(python) < len(taus)  # at least one a call without graphs
+
+
+def test_graphs_share_memory(rng):
+    """Results that are held, so that every call has its own, and PyTorch's memory given back, and used, in between."""
+    q, k, v, g = on_gpu([rng.normal(size=(1000, n)) / 4 for n in (16, 16, 4, 4)])
+    step = jax.jit(lambda *x: jax.vjp(functools.partial(gauss_sum, method="rescale", precision="float16"), *x)[1](g))
+    other = jax.jit(lambda *x: gauss_sum(*x, method="reweight", precision="float16"))
+    exact, of_other = step(q, k, v), other(q, k, v)
+    held = []
+    for i in range(60 if HAS_CUDA else 3):
+        held.append((step(q + 0, k + 0, v + 0), other(q + 0, k, v + 0), jnp.zeros(1000 + 777 * i)))
+        if i % 4 == 0:
+            del held[: len(held) // 2]
+            torch.cuda.empty_cache()
+            torch.full((1 << 20,), float("nan"), device="cuda" if HAS_CUDA else "cpu")
+    for gradients, sums, _ in held:
+        assert_close(gradients, exact, 1e-3)
+        assert relative_error(sums, of_other) < 1e-3
+
+
 def test_points_out_of_reach_are_reported_by_a_later_call(rng):
     operands = on_gpu(problem(rng, 300, 400, 3, 1, tau=1e8).operands)
     assert np.isfinite(jax.block_until_ready(gauss_sum(*operands, method="rescale"))).all()
     torch.cuda.synchronize()
     with pytest.warns(UserWarning, match="lie farther from their center"):
-        jax.block_until_ready(gauss_sum(*on_gpu(problem(rng).operands), method="rescale"))
+        gauss_sum(*on_gpu(problem(rng).operands), method="rescale")
 
 
 @pytest.mark.parametrize("options", [{}, {"precision": "float16"}, {"backend": "efficient", "precision": "float32"}])
@@ -251,6 +291,7 @@ def test_transformations(rng, transform, method):
 def test_float64_falls_back_to_blocks(rng):
     operands = [jax.device_put(jnp.asarray(x), jax.devices("gpu")[0]) for x in problem(rng).operands]
     assert explain(*operands).method == "blocked"
+    plan.warn_once.cache_clear()
     with pytest.warns(UserWarning, match="no fused attention in float64"):
         assert relative_error(gauss_sum(*operands), gauss_sum64(*operands)) < 1e-12
 
@@ -267,7 +308,11 @@ def test_wrong_devices_are_refused(rng):
 def test_arrays_on_the_cpu_of_a_gpu_machine_stay_there(rng):
     case = problem(rng)
     operands = [jax.device_put(jnp.asarray(x), jax.devices("cpu")[0]) for x in case.operands]
-    assert relative_error(jax.jit(gauss_sum)(*operands), gauss_sum64(*case.operands)) < 1e-12
+    plan.warn_once.cache_clear()
+    with pytest.warns(UserWarning, match="no fused attention in float64 on CUDA"):  # under jit they might be there
+        sums = jax.jit(gauss_sum)(*operands)
+    assert sums.devices() == {jax.devices("cpu")[0]}
+    assert relative_error(sums, gauss_sum64(*case.operands)) < 1e-12
 
 
 @pytest.mark.gpu  # looks at the device's memory

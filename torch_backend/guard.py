@@ -9,10 +9,8 @@ the first, a few sampled pairs give the error over r, which is up to √D below 
 independent; and the largest sum tells how far apart points are at least.
 """
 
-import logging
-import threading
+import functools
 import warnings
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeAlias
@@ -146,30 +144,42 @@ def gate_starts(gate: Array, batch: int, num_queries: int, num_keys: int) -> tup
 
 
 def report(flag: Tensor) -> None:
-    """Warn if the flag is true; for a flag on a device see `report_later`."""
+    """Warn if the flag is true; of a flag on a device `warn_of_earlier_sums` will."""
     if flag.device.type != "cpu":
         report_later(flag)
     elif flag:
         _warn()
 
 
-_pending: deque = deque()
-_one_at_a_time = threading.Lock()  # each device has its own thread
-
-
 def report_later(flag: Tensor) -> None:
-    """Warn of flags of earlier calls that have reached the host, and send this one to it without waiting."""
-    with _one_at_a_time:
-        arrived = [_pending.popleft()[1] for _ in range(len(_pending)) if _pending[0][0].query()]
-        event = torch.cuda.Event()
-        on_host = flag.to("cpu", non_blocking=True, copy=True)  # into pinned memory
-        event.record()
-        _pending.append((event, on_host))
-    if any(arrived):
-        try:
-            _warn()
-        except UserWarning as error:  # a warning filter raises it: it must not end another sum
-            logging.getLogger(__name__).warning(str(error))
+    """Remember that a flag of a device was true, and tell the host without waiting; a CUDA graph may record this."""
+    index = flag.device.index or 0
+    if index not in _raised:
+        _raised[index] = torch.zeros_like(flag)
+    _raised[index].logical_or_(flag)
+    _on_host()[index].copy_(_raised[index], non_blocking=True)
+
+
+_raised: dict[int, Tensor] = {}  # whether a flag of the device was true
+
+
+@functools.cache
+def _on_host() -> Tensor:
+    """The same on the host, in memory that devices write to; not PyTorch's pinned one, which is tied to streams."""
+    flags = torch.zeros(max(1, torch.cuda.device_count()), dtype=torch.bool)
+    if runtime := torch.cuda.cudart() if torch.cuda.is_available() else None:
+        runtime.cudaHostRegister(flags.data_ptr(), flags.numel(), 0)
+    return flags
+
+
+@torch.inference_mode()
+def warn_of_earlier_sums() -> None:
+    """Warn if a flag that has reached the host by now was true."""
+    if _raised and _on_host().any():
+        _on_host().zero_()
+        for raised in _raised.values():
+            raised.zero_()
+        _warn()
 
 
 def _warn() -> None:

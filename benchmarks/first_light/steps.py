@@ -28,6 +28,7 @@ from ..study import Call, Cell, JaxCall, Task, exact_matrix, failure, relative
 from ..tools import fit_costs
 from .part import Part
 
+WORKERS = min(12, max(1, (os.cpu_count() or 1) * 3 // 4))  # of the tests, which mostly compile, on a GPU
 TESTS = "test_wrong_devices or test_float64_falls_back"  # that are quick to emulate
 ROWS = 64  # of densities, which are compared with float64
 BANDWIDTH = 0.5  # Scott's for a million points N(0, I) of 16 dimensions
@@ -37,10 +38,11 @@ VARIANTS: dict[str, dict] = {
 }
 PRECISIONS = ("float16", "auto", "float16x2")  # of densities, whose "auto" is float32
 OWN_WIDTH = f"{BARE}, own width"
-GROUPS = {  # in cells of their own: what others may be broken by, or have to wait for
-    "ours": [*rivals.OURS, "float32", BARE, OWN_WIDTH, *rivals.JAX_NATIVE, "torch eager"],
-    "cuDNN": ["cudnn", "jax.nn attention"],
+GROUPS = {  # in cells of their own, in order of worth: what others may be broken by, or have to wait for
+    "auto": ["auto", BARE, OWN_WIDTH, "dense JAX"],
     "PyKeOps": ["PyKeOps"],
+    "cuDNN": ["cudnn", "jax.nn attention"],
+    "ours": [*(name for name in rivals.OURS if name != "auto"), "float32", "blocked JAX", "torch eager"],
     "torch.compile": ["torch.compile"],
 }
 
@@ -74,14 +76,10 @@ EMULATED = Sizes("cpu", (64, 128), ((3, 1), (16, 16)), (64,), (64, 128), 256, 12
 
 
 class Recorder:
-    """A plugin of pytest that writes what becomes of each test."""
+    """A plugin of pytest that writes what becomes of each test; and, if there is one worker, before which one runs."""
 
-    def __init__(self, part: Part):
-        self.part, self.found = part, {}
-
-    def pytest_collection_modifyitems(self, items: list) -> None:
-        """Leave out what is done."""
-        items[:] = [item for item in items if {"test": item.nodeid} not in self.part.data["done"]]
+    def __init__(self, part: Part, alone: bool):
+        self.part, self.alone, self.found = part, alone, {}
 
     def pytest_collectreport(self, report: Any) -> None:
         """A file that cannot be imported."""
@@ -90,19 +88,21 @@ class Recorder:
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         """A test begins."""
-        self.part.begin({"test": nodeid})
-        self.found = {"outcome": "passed"}
+        if self.alone:
+            self.part.begin({"test": nodeid})
+        self.found[nodeid] = {"outcome": "passed"}
 
     def pytest_runtest_logreport(self, report: Any) -> None:
-        """Of its fixtures, and of the test itself."""
+        """Of its fixtures, of the test itself, or of a worker that has crashed."""
         if report.failed:
-            self.found = {"failed": _end(report)}
+            self.found[report.nodeid] = {"failed": _end(report)}
         elif report.skipped:
-            self.found = {"outcome": "skipped"}
+            self.found[report.nodeid] = {"outcome": "skipped"}
 
-    def pytest_runtest_logfinish(self) -> None:
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
         """It has ended."""
-        self.part.end([self.found])
+        self.part.data["begun"] = {"test": nodeid}
+        self.part.end([self.found.pop(nodeid)])
 
 
 def _end(report: Any) -> str:
@@ -113,11 +113,13 @@ def tests(part: Part, sizes: Sizes) -> None:
     """The tests of the CUDA path."""
     import pytest
 
-    arguments = ["tests/test_gpu.py", "-q", "--tb=short", "-p", "no:cacheprovider"]
+    done = [argument for about in part.data["done"] for argument in ("--deselect", about["test"])]
+    arguments = ["tests/test_gpu.py", "-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:benchmark", *done]
     arguments += ["-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning"]  # jaxtyping, a plugin
-    arguments += ["-n", "0"] if importlib.util.find_spec("xdist") else []
+    workers = WORKERS if sizes is GPU and importlib.util.find_spec("xdist") else 0
+    arguments += ["-n", str(workers)] if importlib.util.find_spec("xdist") else []
     arguments += ["-m", "emulated", "-k", TESTS] if sizes is EMULATED else []
-    code = pytest.main(arguments, plugins=[Recorder(part)])
+    code = pytest.main(arguments, plugins=[Recorder(part, alone=workers == 0)])
     if code not in (0, 1) and not (code == 5 and part.data["done"]):
         raise SystemExit(f"pytest ended with {code!r}")
 
@@ -204,11 +206,10 @@ def headline(sizes: Sizes) -> Iterator[Cell]:
     """In order of worth."""
 
     def worth(cell: tuple) -> tuple:
-        group, num, dtype, what, (dim, channels) = cell
-        is_first = group in ("ours", "cuDNN") and dtype == "float16" and what == "forward" and dim == channels
-        return not is_first, group == "torch.compile", num, dtype, list(GROUPS).index(group), what
+        group, _, dtype, what, _ = cell
+        return group == "torch.compile", group == "ours", dtype, what, list(GROUPS).index(group)
 
-    groups = ("ours", "cuDNN") if sizes is EMULATED else GROUPS
+    groups = ("auto", "ours") if sizes is EMULATED else GROUPS
     cells = itertools.product(groups, sizes.nums, ("float16", "float32"), grids.WHAT, sizes.pairs)
     for group, num, dtype, what, (dim, channels) in sorted(cells, key=worth)[:: sizes.every]:
         problem = Problem(num, dim, channels, 1, dtype, sizes.device)
@@ -276,10 +277,10 @@ def limit(sizes: Sizes) -> Iterator[Task]:
 
 
 STEPS: dict[str, tuple[float, Callable[..., Any]]] = {  # and their shares of 25 minutes
-    "tests": (6, tests),
+    "tests": (4, tests),
     "launches": (1.5, launches),
-    "headline": (7.5, headline),
-    "mmd": (2, mmd),
+    "headline": (9, headline),
+    "mmd": (2.5, mmd),
     "memory": (1.5, memory),
     "densities": (2, densities),
     "costs": (4, costs),

@@ -2,11 +2,17 @@
 
 Buffers become tensors without a copy and are valid only during the callback. On CUDA the callback enqueues work on
 XLA's stream and never waits for it. A callback writes to no input and calls no JAX function.
+
+On CUDA XLA also records what a callback launches, in a graph, and from then on replays that without Python, as long as
+the operands lie where they lay. So what is launched depends on shapes alone, and temporary tensors keep their memory,
+which the graphs share: they run one after another.
 """
 
 import atexit
 import contextlib
 import functools
+import os
+import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -40,7 +46,8 @@ def call(
     The function is made once for equal options, because XLA would compile the program again for a new one.
     """
     results = [jax.ShapeDtypeStruct(shape, dtype or operands[0].dtype) for shape in shapes]
-    callback = buffer_callback.buffer_callback(buffered(make, options), results)
+    in_turn = "CONCURRENT" not in os.environ.get("XLA_FLAGS", "")  # the default; else two might share memory at once
+    callback = buffer_callback.buffer_callback(buffered(make, options), results, command_buffer_compatible=in_turn)
     return tuple(vary_like(x, operands) for x in callback(*operands))
 
 
@@ -63,7 +70,8 @@ def buffered(make: Callable, options: tuple[Any, ...]) -> Callable:
             with torch.inference_mode():
                 if device_type == DLPACK_CUDA:
                     device = torch.device("cuda", index)
-                    with torch.cuda.stream(torch.cuda.ExternalStream(context.stream, device=device)):
+                    stream = torch.cuda.ExternalStream(context.stream, device=device)
+                    with torch.cuda.stream(stream), torch.cuda.use_mem_pool(_memory(index), device):
                         run(torch.from_dlpack, outputs, inputs)
                 else:  # a capsule: to ask about streams, as from_dlpack(x) does, takes as long again
                     run(lambda x: torch.from_dlpack(x.__dlpack__()), outputs, inputs)
@@ -74,6 +82,12 @@ def buffered(make: Callable, options: tuple[Any, ...]) -> Callable:
             ) from error
 
     return callback
+
+
+@functools.cache
+def _memory(index: int) -> Any:
+    """The memory of a device that graphs use for temporary tensors; PyTorch gives it to nobody else."""
+    return _torch().cuda.MemPool()
 
 
 def call_numpy(write: Callable, options: tuple[Any, ...], shape: tuple[int, ...], operands: Sequence[jax.Array]) -> Any:
@@ -111,6 +125,13 @@ def _finish_before_exit() -> None:
         for x in (last, *jax.live_arrays()):
             with contextlib.suppress(Exception):  # the failure of a result that nobody used
                 x.block_until_ready()
+        warn_of_earlier_sums()
+
+
+def warn_of_earlier_sums() -> None:
+    """Warn of points that earlier sums on CUDA have found beyond the reach of their precision."""
+    if guard := sys.modules.get("torch_backend.guard"):  # no PyTorch, no such sums
+        guard.warn_of_earlier_sums()
 
 
 def _failure(error: Exception, call: str) -> str:

@@ -29,8 +29,12 @@ from .checked import forget
 from .display import progress_bar
 from .gauss_sum import gauss_sum
 
-NUMS, CUDA_NUMS = (64, 2048), (512, 4096, 16384)
+NUMS = 64, 2048
 SIZES = ((1, 1), (2, 1), (3, 1), (16, 16), (64, 1), (64, 64), (128, 128))  # dimension, channels
+CUDA_PROBLEMS = (  # points, dimension, channels: every engine takes seconds to compile
+    *((1024, 3, 1), (1024, 64, 64), (4096, 16, 16), (4096, 128, 1)),
+    *((16384, 3, 1), (16384, 64, 64), (16384, 128, 128)),
+)
 RUNS = 5
 ROWS = 64  # queries at which a sum is compared with float64
 CPU_DTYPES = ("float32", "float64")
@@ -105,14 +109,14 @@ def measured_costs(
 ) -> tuple[costs.Costs, dict[str, float]]:
     """The costs of every engine on JAX's platform, and the largest factor by which each is off."""
     cuda = has_cuda()
-    nums = nums or (CUDA_NUMS if cuda else NUMS)
     passes = [("float32", engines_of_cuda)] if cuda else [(dtype, engines_of_cpu) for dtype in CPU_DTYPES]
-    problems = list(itertools.product(passes, nums, sizes or SIZES))
+    some = [(num, *size) for num, size in itertools.product(nums or NUMS, sizes or SIZES)]
+    problems = list(itertools.product(passes, CUDA_PROBLEMS if cuda and nums is sizes is None else some))
     rows: dict[str, list[Row]] = {}
     with progress_bar("calibrate", len(problems), "size") if progress else nullcontext() as bar:
-        for (dtype, engines), num, size in problems:
+        for (dtype, engines), size in problems:
             with jax.enable_x64(True) if dtype == "float64" else nullcontext():
-                for name, row in _measured(engines, dtype, num, *size, runs).items():
+                for name, row in _measured(engines, dtype, *size, runs).items():
                     rows.setdefault(name, []).append(row)
             if bar is not None:
                 bar.update()

@@ -14,6 +14,7 @@ from .._arrays.devices import expected_platform
 from .._checks.operands import as_operand, check_names, check_operands, check_tau, sizes
 from .._checks.settings import Settings, are_known, matmul_precision, methods_of, working_dtype
 from .._engines import costs
+from .._engines.bridge import warn_of_earlier_sums
 from .._engines.near import examined
 from .._engines.plan import Plan, plan
 
@@ -27,6 +28,7 @@ def checked(
 
     The results depend only on shapes, dtypes and options, and are cached by these; the value of τ is always checked.
     """
+    warn_of_earlier_sums()
     methods = methods or methods_of(asked.kernel)
     platform, operands = expected_platform(queries, keys, values), (queries, keys, values)
     are_arrays = all(isinstance(x, jax.Array | np.ndarray) for x in operands)
@@ -59,6 +61,7 @@ def _checked(
 
 def check_plan(settings: Settings, tau: Any, pairs: int, dim: int, channels: int, *arrays: Any) -> Any:
     """Raise ValueError if what was asked for by name cannot run on this platform; return τ as `jax.jit` takes it."""
+    warn_of_earlier_sums()
     plan(settings, expected_platform(*arrays), pairs, dim, channels)
     return as_operand(tau, settings.dtype)
 
