@@ -5,9 +5,9 @@ from pathlib import Path
 
 from .. import applications, grids, plots
 from ..plots import Cells, fastest, having
-from ..rivals import Problem, limit
+from ..rivals import BARE, Problem, limit
 from .steps import STEPS
-from .targets import OURS, cells, headline, targets
+from .targets import OURS, cells, complete, headline, targets, tests_row
 
 ABOUT = ("test", "figure", "n", "d", "c", "dtype", "what", "method")  # which cell
 
@@ -71,6 +71,30 @@ def times(data: dict) -> str:
     return "\n".join(
         f"N = {n}, {dtype}, milliseconds\n\n{grids.times(having(named, n=n), dtype, beside=True)}" for n, dtype in sizes
     )
+
+
+def compared(now: dict, before: dict) -> str:
+    """Tests, and forward sums in half precision: times, that of `auto` also at an earlier commit, and errors."""
+    rows = [["N = M", "D, C", "dense JAX", BARE, "auto, before", "auto", "error of dense JAX", "error of auto"]]
+    earlier = headline(before)
+    for size, methods in sorted(headline(now).items()):
+        if size[3:] == ("float16", "forward") and methods.keys() >= {"auto", BARE, "dense JAX"}:
+            dense, ours = methods["dense JAX"], methods["auto"]
+            timed = dense, methods[BARE], earlier.get(size, {}).get("auto"), ours
+            errors = [f"{c['error']:.1e}" for c in (dense, ours)]
+            rows.append([str(size[0]), f"{size[1]}, {size[2]}", *map(plots.milliseconds, timed), *errors])
+    counts = tests_row(cells(now, "tests"), complete(now, "tests")).measured
+    return plots.prose(f"Of the GPU tests {counts}.") + "\n" + plots.table(rows)
+
+
+def in_one_sentence(now: dict) -> str:
+    """How long wide sums take, and dense JAX."""
+    found, texts = headline(now), []
+    for num in (16384, 65536):
+        methods = found[num, 32, 32, "float16", "forward"]
+        ours, dense = (plots.milliseconds(methods[name]) for name in ("auto", "dense JAX"))
+        texts.append(f"{num} points in {ours} ms (dense JAX in {dense})")
+    return plots.prose(f"**On an {title(now)}** `auto` sums {' and '.join(texts)}, in float16 with D = C = 32.")
 
 
 def limits(data: dict) -> str:

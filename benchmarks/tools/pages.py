@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 
 from .. import applications, grids, load, scaling
+from ..first_light import report as first_light
 from ..plots import having, milliseconds, prose, span
 from ..study import RESULTS, ROOT, read
 from ..suites import SUITES
@@ -19,6 +20,7 @@ PAPER = "2026-11-24_cpu_3cd43fb_paper"
 GRID = "2026-11-24_cpu_3cd43fb_jax"
 MMD = "2026-11-24_cpu_3cd43fb_mmd"
 SCALING = "2026-11-21_cpu_5523495_scaling"
+H200, H200_BEFORE = (f"2026-11-26_cuda_{commit}_first_light" for commit in ("aee5a62", "ceaf5cb"))
 
 
 def losses(paper: dict, grid: dict, mmd: dict) -> str:
@@ -65,6 +67,8 @@ BLOCKS: dict[str, tuple[Callable[..., str], tuple[str, ...]]] = {
     "grid": (grids.grid, (GRID,)),
     "applications": (applications.report, (MMD,)),
     "losses": (losses, (PAPER, GRID, MMD)),
+    "gpu": (first_light.compared, (H200, H200_BEFORE)),
+    "gpu_sentence": (first_light.in_one_sentence, (H200,)),
     "wide": (scaling.wide, (SCALING,)),
     "streamed": (scaling.files, (SCALING,)),
     "forward_mode": (scaling.tangents, (SCALING,)),
