@@ -22,6 +22,7 @@ CELL = {"done": [{"n": 1}], "cells": [{"n": 1}]}
 def test_the_emulated_walk_takes_every_step_and_no_step_twice(tmp_path, capsys):
     from benchmarks.first_light.__main__ import STEPS, main
     from benchmarks.first_light.targets import targets
+    from benchmarks.tools import fit_costs
 
     walk = functools.partial(main, ["--emulate", "--minutes", "20", "--out", str(tmp_path)])
     walk()
@@ -33,9 +34,8 @@ def test_the_emulated_walk_takes_every_step_and_no_step_twice(tmp_path, capsys):
         assert step["complete"] and step["cells"] and not step["crashes"], name
         assert not [c for c in step["cells"] if "failed" in c], name
         assert all("median" in c or "launches" in c for c in step["cells"] if "method" in c), name
-    costs = data["steps"]["costs"]["cells"][0]["table"]["emulated"]  # of every engine there, each by its own columns
-    assert costs.keys() > json.loads(CUDA_TABLE.read_text())["estimate"].keys() - {"source"}
-    assert sum(costs["flash"].values()) > 0
+    found = fit_costs.of_first_light(data)  # of every engine there, each by its own columns
+    assert found.keys() >= json.loads(CUDA_TABLE.read_text())["estimate"].keys() - {"source"}
     text = out.with_suffix(".md").read_text()
     assert text.startswith("# First light: emulated: figures mean nothing\n")
     assert all(f"\n| {row.target} " in text for row in targets(data))
@@ -261,16 +261,25 @@ def test_the_headline_begins_with_what_is_worth_most():
     assert all(by_group[group] == set(names) for group, names in GROUPS.items() if group != "PyKeOps")
 
 
-def test_costs_are_fitted_to_what_is_there(monkeypatch):
-    from benchmarks.first_light.steps import EMULATED, GPU, costs
+def test_the_costs_of_a_card_are_fitted_to_the_rows_of_a_file(tmp_path, monkeypatch, capsys):
+    """Of engines that enough were measured of; into the table, beside others, or into a file."""
+    from benchmarks import inside
+    from benchmarks.first_light import report
     from benchmarks.tools import fit_costs
 
-    seen = []
-    monkeypatch.setattr(fit_costs, "row", lambda device, runs, emulated: seen.append((device, runs, emulated)) or {})
-    for sizes in (GPU, EMULATED):
-        (step,) = costs(sizes)
-        assert step.find(3) == [{"table": {}}]
-    assert seen == [("cuda", 3, False), ("cuda", 3, True)]
+    sizes = [(1e6, 64.0), (16e6, 128.0), (16e6, 64.0), (256e6, 192.0)]
+    rows = [{"engine": "flash", "row": [1, p, p * c, 2e5 + p * (4e-4 + 5e-6 * c)]} for p, c in sizes]
+    data = results(costs=[*rows, {"engine": "cudnn", "row": [1, 1e6, 64e6, 2e5]}, {"engine": "dense", "failed": "oh"}])
+    (tmp_path / "light.json").write_text(json.dumps(data))
+    table = tmp_path / "table.json"
+    table.write_text('{"estimate": {}}')
+    monkeypatch.setattr(inside.costs, "CUDA_TABLE", table)
+    fit_costs.main("cpu", 10, rows=tmp_path / "light.json")
+    found = json.loads(table.read_text())
+    assert found.keys() == {"estimate", "a card"} and found["a card"].keys() == {*fit_costs.ABOUT, "flash"}
+    assert found["a card"]["flash"] == pytest.approx({"call": 2e5, "pair": 4e-4, "column": 5e-6}, rel=0.02)
+    assert "a card, flash: " in capsys.readouterr().out
+    assert "| flash  | 2e+05 | 0.0004 | 5e-06  | 1.00 " in report.costs(data) and not report.costs(results())
 
 
 TESTS, MMD, MEMORY, DENSITIES = "GPU tests", "MMD step", "memory linear", "SD-KDE"  # what targets' lines begin with

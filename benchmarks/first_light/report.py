@@ -6,6 +6,7 @@ from pathlib import Path
 from .. import applications, grids, plots
 from ..plots import Cells, fastest, having
 from ..rivals import BARE, Problem, limit
+from ..tools import fit_costs
 from .steps import STEPS
 from .targets import OURS, cells, complete, headline, targets, tests_row
 
@@ -41,7 +42,7 @@ def report(data: dict) -> str:
         "Milliseconds (and MiB) of an MMD step": mmd(cells(data, "mmd")),
         "Memory": memory(cells(data, "memory")),
         "Densities": densities(cells(data, "densities")),
-        "Costs": "".join(f"    {json.dumps(c['table'])}\n" for c in cells(data, "costs") if "table" in c),
+        "Costs, in nanoseconds": costs(data),
         "What failed": failures(data),
     }
     texts = [
@@ -149,6 +150,14 @@ def densities(found: Cells) -> str:
     """Seconds and errors."""
     rows = [["", "precision", "s", "error"]]
     rows += [[c["figure"], c["method"], f"{c['median']:.3f}", f"{c['error']:.1e}"] for c in found if "median" in c]
+    return plots.table(rows) if len(rows) > 1 else ""
+
+
+def costs(data: dict) -> str:
+    """Of each engine, and how far off they are."""
+    rows = [["engine", "call", "pair", "column", "off by a factor of"]]
+    for engine, (cost, factor) in fit_costs.of_first_light(data).items():
+        rows.append([engine, *(f"{x:.3g}" for x in cost), f"{factor:.2f}"])
     return plots.table(rows) if len(rows) > 1 else ""
 
 

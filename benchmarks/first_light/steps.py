@@ -25,7 +25,6 @@ from jaxgauss import gauss_sum, kde_logpdf, tau_from_bandwidth
 from .. import applications, grids, inside, rivals, study
 from ..rivals import BARE, Problem
 from ..study import Call, Cell, JaxCall, Task, exact_matrix, failure, relative
-from ..tools import fit_costs
 from .part import Part
 
 WORKERS = min(12, max(1, (os.cpu_count() or 1) * 3 // 4))  # of the tests, which mostly compile, on a GPU
@@ -38,6 +37,8 @@ VARIANTS: dict[str, dict] = {
 }
 PRECISIONS = ("float16", "auto", "float16x2")  # of densities, whose "auto" is float32
 OWN_WIDTH = f"{BARE}, own width"
+ENGINES = ("flash", "cudnn", "dense", "efficient in float32", "blocked", "efficient")  # in order of worth
+SMALL = tuple((num, *size) for num in (8, 64) for size in ((3, 1), (16, 16)))  # where times mean nothing
 GROUPS = {  # in cells of their own, in order of worth: what others may be broken by, or have to wait for
     "auto": ["auto", BARE, OWN_WIDTH, "dense JAX"],
     "PyKeOps": ["PyKeOps"],
@@ -260,13 +261,18 @@ def densities(sizes: Sizes) -> Iterator[Cell]:
 
 
 def costs(sizes: Sizes) -> Iterator[Task]:
-    """The numbers by which `auto` chooses."""
+    """Times of every engine by itself, of which `benchmarks.tools.fit_costs --rows` makes the numbers of `auto`."""
+    calibrate = inside.calibrate
+    problems = calibrate.CUDA_PROBLEMS if sizes is GPU else SMALL
+    engines = {size: calibrate.engines_of_cuda("float32", *size) for size in problems}
 
-    def find(runs: int) -> list[dict]:
-        faulthandler.cancel_dump_traceback_later()  # it has all the time there is
-        return [{"table": fit_costs.row("cuda", runs, emulated=sizes is EMULATED)}]
+    def find(size: tuple, name: str, runs: int) -> list[dict]:
+        return [{"row": calibrate.measured_rows({name: engines[size][name]}, *size, runs)[name]}]
 
-    yield Task({"figure": "costs"}, find)
+    for name, size in itertools.product(ENGINES, problems):
+        if name in engines[size]:
+            about = {"figure": "costs", "n": size[0], "d": size[1], "c": size[2], "engine": name}
+            yield Task(about, functools.partial(find, size, name))
 
 
 def limit(sizes: Sizes) -> Iterator[Task]:

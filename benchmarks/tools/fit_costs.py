@@ -2,12 +2,13 @@
 
 Measures as `jaxgauss.calibrate` does, on CPUs with more sizes and repetitions (two minutes), and writes the costs into
 the row of this CPU's vendor, or of this CUDA device, in jaxgauss/_engines/cpu_costs.json or cuda_costs.json, for
-everybody; or with `--out` into a file of that row alone.
+everybody; or with `--out` into a file of that row alone. `--rows FILE` takes what `first_light` has measured.
 """
 
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from torch_backend import devices
 
@@ -16,25 +17,45 @@ from ..study import environment, save
 
 NUMS = (16, 256, 1024, 4096)  # on CPUs
 SIZES = ((1, 1), (2, 1), (3, 1), (16, 1), (16, 16), (64, 1), (64, 64), (128, 1), (128, 128))
-SMALL = ((8, 64), ((3, 1), (16, 16), (140, 2)))  # where times mean nothing
+LEAST = 4  # rows for three numbers
+ABOUT = ("date", "commit", "device_name", "cores", "versions")
 
 
-def row(device: str, runs: int, emulated: bool = False) -> dict[str, dict]:
+def row(device: str, runs: int) -> dict[str, dict]:
     """Costs of every engine, by the machine's name; printed, too, with how far off they are."""
-    info = environment("cpu" if emulated else device)
-    sizes = SMALL if emulated else (NUMS, SIZES) if device == "cpu" else (None, None)
-    found, factors = inside.calibrate.measured_costs(runs, *sizes, progress=True)
-    costs = {name: info[name] for name in ("date", "commit", "device_name", "cores", "versions")}
-    for engine, cost in found.items():
-        print(f"{device}, {engine}: {cost}, off by a factor of {factors[engine]:.2f} at most")
+    info = environment(device)
+    found, factors = inside.calibrate.measured_costs(runs, *((NUMS, SIZES) if device == "cpu" else ()), progress=True)
+    fits = {engine: (cost, factors[engine]) for engine, cost in found.items()}
+    return {devices.card().name if device == "cuda" else inside.costs.vendor(): shown(info, fits)}
+
+
+def of_first_light(data: dict) -> dict[str, tuple[Any, float]]:
+    """Costs of every engine that enough rows were measured of, and how far off they are."""
+    rows: dict[str, list] = {}
+    for cell in data["steps"].get("costs", {}).get("cells", []):
+        if "row" in cell:
+            rows.setdefault(cell["engine"], []).append(cell["row"])
+    return {engine: inside.calibrate.fitted(x) for engine, x in rows.items() if len(x) >= LEAST}
+
+
+def shown(info: dict, fits: dict[str, tuple[Any, float]]) -> dict:
+    """A row of the table, printed."""
+    costs = {name: info[name] for name in ABOUT}
+    for engine, (cost, factor) in fits.items():
+        print(f"{info['device_name']}, {engine}: {cost}, off by a factor of {factor:.2f} at most")
         costs[engine] = cost._asdict()
-    return {devices.card().name if device == "cuda" else inside.costs.vendor(): costs}
+    return costs
 
 
-def main(device: str, runs: int, out: Path | None = None) -> None:
-    """Measure, fit, write the table."""
+def main(device: str, runs: int, out: Path | None = None, rows: Path | None = None) -> None:
+    """Measure, or read, fit, write the table."""
+    if rows:
+        data, device = json.loads(rows.read_text()), "cuda"
+        info = data["steps"]["costs"]["info"]
+        costs = {info["device_name"]: shown(info, of_first_light(data))}
+    else:
+        costs = row(device, runs)
     table = inside.costs.CUDA_TABLE if device == "cuda" else inside.costs.TABLE
-    costs = row(device, runs)
     save(costs if out else json.loads(table.read_text()) | costs, out or table)
 
 
@@ -43,4 +64,5 @@ if __name__ == "__main__":
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--runs", type=int, default=10, help="timed repetitions of each method (default: 10)")
     parser.add_argument("--out", type=Path, help="write the row to this JSON file, and leave the table alone")
+    parser.add_argument("--rows", type=Path, help="measure nothing: take the costs step of this file of first_light")
     main(**vars(parser.parse_args()))

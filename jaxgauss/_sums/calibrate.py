@@ -116,7 +116,7 @@ def measured_costs(
     with progress_bar("calibrate", len(problems), "size") if progress else nullcontext() as bar:
         for (dtype, engines), size in problems:
             with jax.enable_x64(True) if dtype == "float64" else nullcontext():
-                for name, row in _measured(engines, dtype, *size, runs).items():
+                for name, row in measured_rows(engines(dtype, *size), *size, runs, dtype).items():
                     rows.setdefault(name, []).append(row)
             if bar is not None:
                 bar.update()
@@ -202,15 +202,14 @@ def fitted(rows: list[Row]) -> tuple[costs.Cost, float]:
     return cost, float(np.exp(np.abs(off(np.log(cost))).max()))
 
 
-def _measured(
-    engines: Callable[..., dict[str, Engine]], dtype: str, num: int, dim: int, channels: int, runs: int
+def measured_rows(
+    found: dict[str, Engine], num: int, dim: int, channels: int, runs: int, dtype: str = "float32"
 ) -> dict[str, Row]:
     """A row of the least-squares problem for each engine; RuntimeError if its sum is wrong."""
-    rng = np.random.default_rng(0)
+    rng, calls = np.random.default_rng(0), {}
     scaled = ((dim, dim**-0.5), (dim, dim**-0.5), (channels, 1.0))
     q, k, v = operands = [jnp.asarray(rng.normal(size=(num, width)) * scale, dtype) for width, scale in scaled]
     exact = _exact(*(np.asarray(x, np.float64) for x in (q[:ROWS], k, v)))
-    found, calls = engines(dtype, num, dim, channels), {}
     for name, (function, _, precision) in found.items():
         calls[name] = functools.partial(_waiting, jax.jit(function), *operands)
         error = np.linalg.norm(np.asarray(calls[name](), np.float64)[:ROWS] - exact) / np.linalg.norm(exact)
