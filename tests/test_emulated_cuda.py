@@ -1,5 +1,6 @@
 """The emulation of CUDA is right where it is right, and wrong where CUDA is: see `emulated_cuda`."""
 
+import contextlib
 import functools
 import sys
 
@@ -13,7 +14,7 @@ import emulated_cuda
 import torch_backend
 from emulated_cuda import RefusedError
 from jaxgauss import explain, gauss_sum, kernel_sum
-from jaxgauss._engines import tiles
+from jaxgauss._engines import bridge, tiles
 from oracle import assert_close, gauss_sum64, gradients64, problem, relative_error, with_gradients
 from torch_backend import KERNELS, operators, select_kernel
 
@@ -219,6 +220,24 @@ def test_a_warning_of_earlier_sums(rng):
     with pytest.raises(UserWarning, match="lie farther from their center"):
         gauss_sum(*near, method="rescale")
     assert relative_error(gauss_sum(*near, method="rescale"), gauss_sum64(*near)) < 3e-3
+
+
+@pytest.mark.parametrize("flags", ["", "--xla_gpu_command_buffer_scheduling_mode=CONCURRENT"])
+def test_calls_may_be_recorded_where_they_run_in_turn(rng, monkeypatch, flags):
+    """Graphs share the temporary memory, which is one pool for a device, and nobody else's."""
+    given, pools, real = [], [], bridge.buffer_callback.buffer_callback
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    monkeypatch.setattr(
+        bridge.buffer_callback, "buffer_callback", lambda *args, **more: given.append(more) or real(*args, **more)
+    )
+    monkeypatch.setattr(torch.cuda, "MemPool", object)
+    monkeypatch.setattr(torch.cuda, "use_mem_pool", lambda *x: pools.append(x) or contextlib.nullcontext())
+    bridge._memory.cache_clear()
+    for method in ("rescale", "reweight"):
+        jax.block_until_ready(gauss_sum(*map(jnp.float32, problem(rng, 37 + len(flags)).operands), method=method))
+    bridge._memory.cache_clear()
+    assert given == [{"command_buffer_compatible": not flags}] * 4
+    assert len(pools) == 4 and len({id(pool) for pool, _ in pools}) == 1 and pools[0][0] is not None
 
 
 @pytest.mark.parametrize("read", [float, bool])
