@@ -147,6 +147,20 @@ def test_gradients_keep_the_digits_of_half_precision(rng, cloud, channels):
     assert_gradients_close(ours, gradients64(*case), case, 1e-3)
 
 
+@pytest.mark.parametrize("size", [(1e-30, 1e-20), (1e33, 1e-20), (1e-30, 1e20), (1e30, 1e20)])
+def test_gradients_of_values_need_no_product_of_sizes(rng, size):
+    """Of cotangents and values, which float32 may not hold: gradients of points are then zero or infinite."""
+    case = problem(rng, 60, 70, 8, 33)
+    case = case._replace(cotangent=case.cotangent * size[0], values=case.values * size[1])
+    ours = value_and_gradients(case, method="rescale", precision="float16")[1]
+    exact, product = gradients64(*case), size[0] * size[1]
+    assert_close([ours[2]], [exact[2]], 1e-3)
+    if 1e-38 < product < 1e38:
+        assert_close(ours[:2], exact[:2], 1e-3)
+    else:
+        assert all(np.all(x == 0 if product < 1 else np.isinf(x)) for x in ours[:2])
+
+
 @pytest.mark.parametrize("channels", [1, 33])
 def test_new_data_in_a_recorded_graph(rng, channels):
     """XLA records what the first calls launch, and replays it: the gate opens and shuts, and a warning is given."""

@@ -37,13 +37,19 @@ def scaled_points(queries: Array, keys: Array, tau: Array) -> tuple[Array, Array
     return (queries - center) * scale, (keys - center) * scale
 
 
-def normalized(values: Array, dtype: str) -> tuple[Array, Array | float]:
+def normalized(values: Array, dtype: str, axis: int | tuple[int, ...] = -2) -> tuple[Array, Array | float]:
     """Values that `dtype` holds, and the factor that undoes their scaling: in half precision a channel's largest."""
     if dtype not in HALF:
         return values, 1.0
     xp = array_namespace(values)
-    scale = nonzero(xp.max(xp.abs(values), axis=-2, keepdims=True))
+    scale = nonzero(xp.max(_finite_sizes(values), axis=axis, keepdims=True))
     return values / scale, scale
+
+
+def _finite_sizes(x: Array) -> Array:
+    """|x|, and zero for what is not finite: a NaN affects only its own row."""
+    xp = array_namespace(x)
+    return xp.where(xp.isfinite(x), xp.abs(x), xp.zeros_like(x))
 
 
 def signs_and_log_rows(values: Array) -> tuple[Array, Array, Array]:
@@ -74,7 +80,7 @@ def scales_for_sums(
     if dtype not in HALF:
         return 1.0, 1.0
     xp = array_namespace(cotangent)
-    sizes, sums = (xp.where(xp.isfinite(x), x, xp.zeros_like(x)) for x in (xp.abs(cotangent), sums))
+    sizes, sums = _finite_sizes(cotangent), _finite_sizes(sums)
     reach = sum(xp.max(xp.abs(without_nan(x))) for x in points) + 1
     rows = xp.sum(sizes, axis=-1, keepdims=True)
     over_queries, over_keys = xp.sum(rows, axis=-2, keepdims=True), xp.max(rows * sums, axis=-2, keepdims=True)

@@ -115,6 +115,8 @@ def _pullback(
     key_columns, key_norms = point_columns(b, kernel, of_keys=True)
     scale, norm_columns = bias_columns(-key_norms, kernel)
     v, v_scale = normalized(v, kernel.dtype)
+    g, g_size = normalized(g, kernel.dtype, axis=(-2, -1))
+    v_size = xp.max(v_scale, axis=-1, keepdims=True) if kernel.half else 1.0
     # Two more columns, [0, 1] and [1, 0], add nothing to the inner products; the pullback returns S 1 and Sᵀ 1 in them.
     ones = kernel.columns(dim)
     layout = {"width": kernel.width(max(ones + PROBES, channels)), "dtype": kernel.dtype}
@@ -136,7 +138,9 @@ def _pullback(
         sums = xp.exp(xp.clip(log_sum, None, math.log(b.shape[-2])))
         lse = half_norms + log_sum
         largest = xp.where(xp.any(is_unknown), 0.0, xp.max(sums))  # zero is never trusted
-    # The channels of v were divided by v_scale. So g is multiplied by it, for S, and dv is divided by it.
+    # The channels of v were divided by v_scale. So g is multiplied by it, for S, and dv is divided by it; its size, and
+    # that of g, whose product float32 may not hold, are left to the end.
+    v_scale = v_scale / v_size
     g_scale, p_scale = scales_for_sums(g * v_scale, sums, (a, b), kernel.dtype)
     g = g * v_scale * sums / (g_scale * p_scale)
     lse = lse if isinstance(p_scale, float) else lse - xp.log(p_scale)
@@ -146,7 +150,7 @@ def _pullback(
     da = g_scale * (from_columns(sb, dim, kernel, of_keys=True) - sb[..., ones : ones + 1] * a)
     db = g_scale * (from_columns(sa, dim, kernel) - sa[..., ones + 1 : ones + 2] * b)
     dv = g_scale * pg[..., :channels] / v_scale
-    return da, db, dv, largest
+    return da * v_size * g_size, db * v_size * g_size, dv * g_size, largest
 
 
 def _in_batch(fold: Fold, log_sum: Array, num_queries: int) -> Array:
