@@ -204,16 +204,16 @@ def test_what_becomes_of_tests_is_written_at_once(part):
     found = [c.get("outcome", c.get("failed")) for c in written(new)["cells"]]
     assert found == ["the process ended in it", "passed", "a\nb", "skipped", "a\nb"]
 
-    several = Recorder(new, alone=False)  # workers whose tests overlap
-    for name in ("v", "w"):
+    several = Recorder(new, alone=False)  # workers whose tests overlap, and one of which crashes
+    for name in ("v", "w", "x", "interrupted"):
         several.pytest_runtest_logstart(name)
     for name, outcome in (("w", "failed"), ("v", "passed")):
         several.pytest_runtest_logreport(report(name, outcome))
         several.pytest_runtest_logfinish(name)
-    assert [(c["test"], c.get("outcome", c.get("failed"))) for c in written(new)["cells"][-2:]] == [
-        ("w", "a\nb"),
-        ("v", "passed"),
-    ]
+    several.pytest_runtest_logreport(report("x", "failed"))
+    several.pytest_sessionfinish()
+    found = [(c["test"], c.get("outcome", c.get("failed"))) for c in written(new)["cells"][-3:]]
+    assert found == [("w", "a\nb"), ("v", "passed"), ("x", "a\nb")]
 
 
 def test_tests_that_are_done_are_left_out(part, monkeypatch):
@@ -279,6 +279,11 @@ def test_the_costs_of_a_card_are_fitted_to_the_rows_of_a_file(tmp_path, monkeypa
     assert found.keys() == {"estimate", "a card"} and found["a card"].keys() == {*fit_costs.ABOUT, "flash"}
     assert found["a card"]["flash"] == pytest.approx({"call": 2e5, "pair": 4e-4, "column": 5e-6}, rel=0.02)
     assert "a card, flash: " in capsys.readouterr().out
+    (tmp_path / "none.json").write_text(json.dumps(results(costs=rows[:3])))
+    before = table.read_text()
+    with pytest.raises(SystemExit, match=r"none.json has no engine with 4 times: run benchmarks.first_light"):
+        fit_costs.main("cpu", 10, rows=tmp_path / "none.json")
+    assert table.read_text() == before
     assert "| flash  | 2e+05 | 0.0004 | 5e-06  | 1.00 " in report.costs(data) and not report.costs(results())
 
 

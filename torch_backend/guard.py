@@ -172,13 +172,12 @@ def _on_host() -> Tensor:
     return flags
 
 
-@torch.inference_mode()
 def warn_of_earlier_sums() -> None:
     """Warn if a flag that has reached the host by now was true."""
     if _raised and _on_host().any():
-        _on_host().zero_()
-        for raised in _raised.values():
-            raised.zero_()
+        with torch.inference_mode():
+            for flag in (_on_host(), *_raised.values()):
+                flag.zero_()
         _warn()
 
 

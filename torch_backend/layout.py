@@ -38,7 +38,7 @@ def scaled_points(queries: Array, keys: Array, tau: Array) -> tuple[Array, Array
 
 
 def normalized(values: Array, dtype: str, axis: int | tuple[int, ...] = -2) -> tuple[Array, Array | float]:
-    """Values that `dtype` holds, and the factor that undoes their scaling: in half precision a channel's largest."""
+    """Values that `dtype` holds, and the factor that undoes their scaling: in half precision the axis' largest."""
     if dtype not in HALF:
         return values, 1.0
     xp = array_namespace(values)
@@ -66,7 +66,7 @@ def signs_and_log_rows(values: Array) -> tuple[Array, Array, Array]:
 
 
 def scales_for_sums(
-    cotangent: Array, sums: Array, points: tuple[Array, ...], dtype: str
+    cotangent: Array, sums: Array | float, points: tuple[Array, ...], dtype: str
 ) -> tuple[Array | float, Array | float]:
     """Factors s and t: with g Σ/(s t) and t P the pullback keeps the digits of half precision and does not overflow.
 

@@ -126,7 +126,7 @@ def _pullback(
 
     if exact:
         lse, largest = half_norms, xp.ones_like(xp.max(half_norms))  # P = Φ
-        sums = xp.ones_like(lse)
+        sums = 1.0
     elif log_sum is None:
         _, lse = engine.attend(padded_a, padded_b, padded_v, kernel)  # P = softmax
         lse = cast(lse, dtype)
@@ -143,7 +143,8 @@ def _pullback(
     v_scale = v_scale / v_size
     g_scale, p_scale = scales_for_sums(g * v_scale, sums, (a, b), kernel.dtype)
     g = g * v_scale * sums / (g_scale * p_scale)
-    lse = lse if isinstance(p_scale, float) else lse - xp.log(p_scale)
+    if kernel.half:
+        lse = lse - xp.log(p_scale)
     gradients = engine.pullback(pack(g, **layout), padded_a, padded_b, padded_v, cast(lse, working), kernel)
 
     sb, sa, pg = (cast(gradient, dtype) for gradient in gradients)

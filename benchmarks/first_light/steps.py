@@ -77,7 +77,7 @@ EMULATED = Sizes("cpu", (64, 128), ((3, 1), (16, 16)), (64,), (64, 128), 256, 12
 
 
 class Recorder:
-    """A plugin of pytest that writes what becomes of each test; and, if there is one worker, before which one runs."""
+    """A plugin of pytest that writes what becomes of each test; with one worker also, as it begins, which one runs."""
 
     def __init__(self, part: Part, alone: bool):
         self.part, self.alone, self.found = part, alone, {}
@@ -105,6 +105,11 @@ class Recorder:
         self.part.data["begun"] = {"test": nodeid}
         self.part.end([self.found.pop(nodeid)])
 
+    def pytest_sessionfinish(self) -> None:
+        """The tests that workers crashed in have failed, and have no end of their own."""
+        for nodeid in [name for name, found in self.found.items() if "failed" in found]:
+            self.pytest_runtest_logfinish(nodeid)
+
 
 def _end(report: Any) -> str:
     return "\n".join(report.longreprtext.strip().splitlines()[-8:])[-800:]
@@ -117,8 +122,9 @@ def tests(part: Part, sizes: Sizes) -> None:
     done = [argument for about in part.data["done"] for argument in ("--deselect", about["test"])]
     arguments = ["tests/test_gpu.py", "-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:benchmark", *done]
     arguments += ["-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning"]  # jaxtyping, a plugin
-    workers = WORKERS if sizes is GPU and importlib.util.find_spec("xdist") else 0
-    arguments += ["-n", str(workers)] if importlib.util.find_spec("xdist") else []
+    has_workers = importlib.util.find_spec("xdist") is not None
+    workers = WORKERS if sizes is GPU and has_workers else 0
+    arguments += ["-n", str(workers)] if has_workers else []
     arguments += ["-m", "emulated", "-k", TESTS] if sizes is EMULATED else []
     code = pytest.main(arguments, plugins=[Recorder(part, alone=workers == 0)])
     if code not in (0, 1) and not (code == 5 and part.data["done"]):

@@ -26,7 +26,7 @@ def row(device: str, runs: int) -> dict[str, dict]:
     info = environment(device)
     found, factors = inside.calibrate.measured_costs(runs, *((NUMS, SIZES) if device == "cpu" else ()), progress=True)
     fits = {engine: (cost, factors[engine]) for engine, cost in found.items()}
-    return {devices.card().name if device == "cuda" else inside.costs.vendor(): shown(info, fits)}
+    return {devices.card().name if device == "cuda" else inside.costs.vendor(): printed(info, fits)}
 
 
 def of_first_light(data: dict) -> dict[str, tuple[Any, float]]:
@@ -38,8 +38,8 @@ def of_first_light(data: dict) -> dict[str, tuple[Any, float]]:
     return {engine: inside.calibrate.fitted(x) for engine, x in rows.items() if len(x) >= LEAST}
 
 
-def shown(info: dict, fits: dict[str, tuple[Any, float]]) -> dict:
-    """A row of the table, printed."""
+def printed(info: dict, fits: dict[str, tuple[Any, float]]) -> dict:
+    """A row of the table, which is printed, too."""
     costs = {name: info[name] for name in ABOUT}
     for engine, (cost, factor) in fits.items():
         print(f"{info['device_name']}, {engine}: {cost}, off by a factor of {factor:.2f} at most")
@@ -51,8 +51,10 @@ def main(device: str, runs: int, out: Path | None = None, rows: Path | None = No
     """Measure, or read, fit, write the table."""
     if rows:
         data, device = json.loads(rows.read_text()), "cuda"
+        if not (fits := of_first_light(data)):
+            raise SystemExit(f"{rows} has no engine with {LEAST} times: run benchmarks.first_light --steps costs.")
         info = data["steps"]["costs"]["info"]
-        costs = {info["device_name"]: shown(info, of_first_light(data))}
+        costs = {info["device_name"]: printed(info, fits)}
     else:
         costs = row(device, runs)
     table = inside.costs.CUDA_TABLE if device == "cuda" else inside.costs.TABLE
