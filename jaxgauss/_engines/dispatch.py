@@ -142,7 +142,8 @@ def keeps_tile(settings: Settings, queries: jax.Array, keys: jax.Array, values: 
     if tau.ndim or not are_known(pairs) or not 0 < pairs <= KEPT * (queries.size + keys.size + values.size):
         return False
     plans = [plan_there(settings, platform, operands) for platform in platforms()]
-    return all((x.method, x.precision) == ("dense", working_dtype(settings.dtype).name) for x in plans)
+    dense = "dense", working_dtype(settings.dtype).name
+    return all((x.method, x.precision) == dense and x.reach > 0 for x in plans)
 
 
 def uses_mixture(settings: Settings, *operands: Any) -> Mixture | None:

@@ -36,6 +36,7 @@ from .._kernels.kernels import GAUSS, Kernel
 from .anywhere import in_leaves, in_place, leaf_order, sorts, squared_gaps
 from .blocked import scaled_sum
 from .few_dimensions import Sizes, most_blocks, pays_here, rows_of, settled
+from .fused import relative_means
 from .plan import NEAR, STRICTER, Plan
 from .tiles import (
     DIFFERENCES_TILE,
@@ -117,6 +118,8 @@ def _near_logits(a: Array, b: Array) -> Array:
 
 def means_anywhere(kernel: Kernel, chosen: Plan, queries: Q, keys: K, values: V, tau: T, log_weights: W) -> tuple[S, L]:
     """Σ_n w κ v / Σ_n w κ and log Σ_n w κ of a positive kernel and operands of equal rank; it has no derivatives."""
+    if chosen.platform == "cuda":
+        return relative_means(kernel, queries, keys, values, tau, log_weights)
     dtype, sizes = queries.dtype, (queries.shape[-2], *keys.shape[-2:])
     operands = queries, keys, values, tau, log_weights
     with jax.enable_x64(True):
@@ -131,6 +134,8 @@ def means_anywhere(kernel: Kernel, chosen: Plan, queries: Q, keys: K, values: V,
 
 def difference_means(kernel: Kernel, queries: Q, keys: K, values: V, tau: T, log_weights: W) -> tuple[S, L]:
     """`means_anywhere` from differences of coordinates; made of plain JAX functions."""
+    if has_cuda():
+        return relative_means(kernel, queries, keys, values, tau, log_weights)
     scale = jnp.sqrt(tau)[..., None, None]
 
     def tile_logits(queries: Array, keys: Array) -> Array:

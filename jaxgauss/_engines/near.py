@@ -1,8 +1,8 @@
 """Whether points are near: a sum then takes products about one center, otherwise tiles of sorted points or waves.
 
 Outside of `jit` many points are examined beforehand, and the program has only the way that they need; else it has both.
-On CUDA, where nothing may wait for the device, all points count as near: where half precision is not enough, PyTorch
-sums again behind a gate.
+On CUDA, where nothing may wait for the device, the plan decides: attention takes all points as near, and sums again
+behind a gate where half precision is not enough; XLA takes differences of coordinates.
 """
 
 import functools
@@ -205,6 +205,8 @@ def known_near(settings: Settings, *operands: jax.Array, logs: bool = False) -> 
     if settings.by_products is not None or len(platforms()) > 1:
         return settings.by_products
     chosen, precision = plan_there(settings, platforms()[0], operands), "float64" if logs else None
+    if math.isinf(chosen.reach):
+        return chosen.reach > 0
     return False if by_waves(chosen, *operands, precision=precision, known=True) is True else None
 
 

@@ -81,7 +81,7 @@ def by_products(
     pulls, mass, squares = pulls[..., :dim], pulls[..., dim : dim + 1], pulls[..., dim + 1 :]
     spread = squares - a * (2 * pulls - mass * a) if each else spread
     spread = spread / jnp.square(scale) if wanted.spread else spread
-    return _results(wanted, sums, (pulls - mass * a) / scale, spread)
+    return results_of(wanted, sums, (pulls - mass * a) / scale, spread)
 
 
 def _masks(keep: Bool[Array, "rows columns"], a: Array, b: Array) -> tuple[Array, Array]:
@@ -107,7 +107,7 @@ def by_differences(
     of_kernels = wanted.of(u if ratio is None else ratio * u)
     fused = FUSES and ratio is None and u.dtype == "float32"
     sums = [_summed(of_kernels[kernel], v, fused) for kernel, v in wanted.sums.by_kernel(columns.values)]
-    return _results(wanted, sums, *_pulls(wanted, scale, u, of_kernels, rows, columns, moments))
+    return results_of(wanted, sums, *_pulls(wanted, scale, u, of_kernels, rows, columns, moments))
 
 
 def both_by_differences(
@@ -119,7 +119,7 @@ def both_by_differences(
     of_kernels = of_keys.of(u)
     sums = [dot(of_kernels[kernel], g) for kernel, g in of_keys.sums.by_kernel(rows.weights)]
     pulls, spread, at_keys = _pulls(of_queries, scale, u, of_kernels, rows, columns, moments, both=True)
-    return [_results(of_queries, [], pulls, spread), _results(of_keys, sums, at_keys, at_keys[..., :0])]
+    return [results_of(of_queries, [], pulls, spread), results_of(of_keys, sums, at_keys, at_keys[..., :0])]
 
 
 def _squares(scale: Array, queries: Array, keys: Array) -> Float[Array, "*batch n m"]:
@@ -241,7 +241,7 @@ def cut_off(u: Array) -> Array:
     return jnp.where(u > FARTHEST, FARTHEST, u)
 
 
-def _results(wanted: Wanted, sums: list[Array], pulls: Array, spread: Array) -> Sums:
+def results_of(wanted: Wanted, sums: list[Array], pulls: Array, spread: Array) -> Sums:
     return Sums(
         jnp.concatenate(sums, -1) if sums else pulls[..., :0],
         pulls if wanted.pulls.kernels else pulls[..., :0],

@@ -74,8 +74,10 @@ class Plan:
         """The largest R² that the plan's method sums; points beyond it count as anywhere."""
         if self.method in ("differences", "fourier") or self.near is False:
             return -math.inf
-        if self.near or (self.platform == "cuda" and (not self.native or self.method == "dense")):
-            return math.inf  # nothing waits for the device: torch_backend and `squared_distances` take any points there
+        if self.platform == "cuda":  # nothing may wait for the device: attention has a gate, XLA takes differences
+            return -math.inf if self.native else math.inf
+        if self.near:
+            return math.inf
         return NEAR.get(self.precision, math.inf)  # half precision has a guard of its own
 
     @property

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from .._arrays.devices import has_cuda
 from .._arrays.points import (
     as_rows,
     by_point,
@@ -29,11 +30,12 @@ from .._arrays.shapes import G, K, Q, S, T, V
 from .._kernels.kernels import GAUSS, Kernel
 from .anywhere import anywhere_sums, share_left, sorts
 from .few_dimensions import Sizes, at_most, most_blocks, pays_here, rows_of, settled
+from .fused import fused_tile
 from .near import one_of_two, within
 from .pairs import by_products, difference_tile, subtractable, with_rank, zeros_of
 from .plan import STRICTER, Plan
 from .products import product_pullback
-from .tiles import DIFFERENCES_TILE, in_groups, one_by_one, tiled_sum
+from .tiles import CUDA_TILE, DIFFERENCES_TILE, in_groups, one_by_one, tiled_sum
 from .wanted import NOTHING, Channels, Columns, Rows, Sums, Wanted
 from .waves import SUMS, Promise, sides, sums_of_sides
 
@@ -248,12 +250,14 @@ def sums_by_differences(wanted: Wanted, *operands: Array) -> Sums:
     queries, keys, values, tau, row_weights, weights = operands
     _, scale, ratio = _unit_and_ratio(tau, queries)
 
+    of_tile, tile = (fused_tile, CUDA_TILE) if has_cuda() else (difference_tile, DIFFERENCES_TILE)
+
     def tile_sum(rows: Rows, columns: tuple[Array, Array], values: Array) -> Sums:
-        return difference_tile(wanted, scale, rows, Columns(columns[0], values, columns[1]), ratio)
+        return of_tile(wanted, scale, rows, Columns(columns[0], values, columns[1]), ratio)
 
     queries, keys = subtractable(queries), subtractable(keys)
     rows = Rows(with_axes_of(tau, queries), row_weights)
-    return tiled_sum(tile_sum, rows, (keys, weights), values, tile=DIFFERENCES_TILE)
+    return tiled_sum(tile_sum, rows, (keys, weights), values, tile=tile)
 
 
 def _unit_and_ratio(tau: T, points: Q) -> tuple[T, Array, Array]:

@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
+from .._arrays.devices import has_cuda
 from .._arrays.points import LOG_ZERO
 from .._checks.operands import takes_tau
 from .._checks.samples import check_kernel, check_samples, check_signs
@@ -188,6 +189,8 @@ def _of_zero_weights_backward(settings: Settings, operands: tuple[Array, ...], c
     def pullback(*operands: Array) -> tuple[Array, ...]:
         return jax.vjp(relative, *operands)[1](cotangent)
 
+    if has_cuda():  # a branch would wait for the device
+        return pullback(*operands)
     return lax.cond(are_zero.any(), pullback, lambda *operands: jax.tree.map(jnp.zeros_like, operands), *operands)
 
 

@@ -15,7 +15,7 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
-from .._arrays.devices import vary_alike, vary_like
+from .._arrays.devices import has_cuda, vary_alike, vary_like
 from .._arrays.points import center, difference_logits
 from .._checks.settings import Settings, axis_names
 
@@ -147,4 +147,6 @@ def squared_distances(
     def by_differences(x: Array, y: Array) -> Array:
         return -2 * difference_logits(jnp.ones((1, 1)), x, y)
 
+    if has_cuda():  # a branch would wait for the device
+        return by_differences(x, y), counts
     return jnp.maximum(lax.cond(groups.by_product, by_product, by_differences, x, y), 0), counts

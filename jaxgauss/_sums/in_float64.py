@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from .._arrays.devices import vary_like
+from .._arrays.devices import has_cuda, vary_like
 from .._checks.settings import Settings, working_dtype
 from .._engines.near import one_of_two
 
@@ -25,6 +25,11 @@ def in_float64(settings: Settings, function: Callable, *operands: Any) -> Any:
     with jax.enable_x64(True):
         results = function(settings, *jax.tree.map(lambda x: x.astype("float64"), operands))
         return jax.tree.map(lambda x: x.astype(dtype), results)
+
+
+def with_all_digits(settings: Settings, function: Callable, *operands: Any) -> Any:
+    """`in_float64`; on CUDA in the working dtype, in which `relative_means` keeps the digits of differences."""
+    return function(settings, *operands) if has_cuda() else in_float64(settings, function, *operands)
 
 
 def _backward(settings: Settings, function: Callable, operands: tuple[Any, ...], cotangents: Any) -> Any:

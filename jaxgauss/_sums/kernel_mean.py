@@ -27,7 +27,7 @@ from .._checks.settings import (
 from .._engines.near import examined
 from .._kernels.kernels import GAUSS, Kernel
 from .checked import checked, reverse_only
-from .in_float64 import in_float64, near_for_each
+from .in_float64 import near_for_each, with_all_digits
 from .log_gauss_sum import (
     LogWeights,
     means,
@@ -161,9 +161,9 @@ def means_over_mesh(
 
 
 def _means(settings: Settings, *operands: Array) -> tuple[Array, Array]:
-    """Means and logarithms of operands of equal rank: of near points, or anywhere, in float64 (`means_anywhere`)."""
+    """Means and logarithms of operands of equal rank: of near points, or anywhere (`means_anywhere`)."""
     if settings.kernel != GAUSS:
-        return in_float64(settings, means_of_any, *operands)
+        return with_all_digits(settings, means_of_any, *operands)
     far = functools.partial(means_anywhere, settings)
     if settings.method == "differences":
         return far(*operands)

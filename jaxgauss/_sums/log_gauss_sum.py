@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from .._arrays.devices import replicated, vary_alike, vary_like
+from .._arrays.devices import has_cuda, replicated, vary_alike, vary_like
 from .._arrays.points import LOG_ZERO, align, center, unbroadcast
 from .._checks.operands import also_called, as_operand, check_names, check_weights, takes_tau
 from .._checks.samples import check_kernel
@@ -21,7 +21,7 @@ from .._engines.near import are_near, examined
 from .._engines.plan import takes_half
 from .._kernels.kernels import GAUSS, Kernel
 from .checked import checked, reverse_only
-from .in_float64 import in_float64, near_for_each, rules_in_float64
+from .in_float64 import near_for_each, rules_in_float64, with_all_digits
 
 LogWeights = Float[Array | np.ndarray, "*#batch n"] | None
 LARGEST = 60.0  # the largest logarithm of one sum over another
@@ -124,7 +124,7 @@ def unrounded_log_sum(settings: Settings, queries: Array, keys: Array, log_weigh
     operands = queries, keys, tau, jnp.maximum(log_weights, LOG_ZERO)
     far = functools.partial(_log_sum_anywhere, settings)
     if settings.kernel != GAUSS:
-        logs: Any = in_float64(settings, _logs_of_any, *operands)
+        logs: Any = with_all_digits(settings, _logs_of_any, *operands)
     elif settings.method == "differences":
         logs = far(*operands)
     else:  # one boolean decides for a whole batch, so that `vmap` leaves this a conditional
@@ -148,10 +148,10 @@ def relative_sum(
 ) -> Array:
     """Σ_n w_n Φ v_n exp(-logs_m) (…, M, C) of operands of equal rank, w ≥ 0 and any v; at most 1e26 times the mean.
 
-    It is always in float64: it is rarely needed, and a second way would be compiled in every program.
+    It is never in half precision: it is rarely needed, and a second way would be compiled in every program.
     """
     operands = vary_alike(*replicated(queries, keys, tau, log_weights, values, logs))
-    return in_float64(settings, _relative_sum, *operands)
+    return with_all_digits(settings, _relative_sum, *operands)
 
 
 # Derivatives. For L_m = log Σ_n w_n Φ_mn, weights P_mn = w_n Φ_mn exp(-L_m) and means V_m = Σ_n P_mn v_n,
@@ -226,8 +226,8 @@ def _logs_of_any(settings: Settings, queries: Array, keys: Array, tau: Array, lo
 
 def _relative_sum(settings: Settings, queries, keys, tau, log_weights, values, logs):
     operands = queries, keys, values, tau, log_weights
-    of_gaussians = settings.kernel == GAUSS
-    found, own_logs = means(settings, False, *operands) if of_gaussians else means_of_any(settings, *operands)
+    by_rules = settings.kernel == GAUSS and not has_cuda()
+    found, own_logs = means(settings, False, *operands) if by_rules else means_of_any(settings, *operands)
     return found * jnp.exp(jnp.minimum(own_logs - logs, LARGEST))
 
 
@@ -270,16 +270,19 @@ def _anywhere(rule: Callable) -> Callable:
     return lambda settings, *operands: rule(settings, False, *operands)
 
 
+def _unless_cuda(rules: Callable, of_any: Callable) -> Callable:
+    """The rules, which need float64; or on CUDA the formula and its derivatives, which keep their digits in float32."""
+    return lambda settings, *operands: (of_any if has_cuda() else rules)(settings, *operands)
+
+
 def _log_formula(settings: Settings, queries: Array, keys: Array, tau: Array, log_weights: Array) -> Array:
     return _means_formula(settings, queries, keys, jnp.zeros_like(log_weights), tau, log_weights)[1]
 
 
-_log_sum_anywhere = rules_in_float64(
-    _anywhere(_log_sum), _anywhere(_log_sum_forward), _anywhere(_log_sum_backward), _log_formula, 2
-)
-means_anywhere = rules_in_float64(
-    _anywhere(means), _anywhere(_means_forward), _anywhere(_means_backward), _means_formula, 3
-)
+_log_sum_rules = map(_anywhere, (_log_sum, _log_sum_forward, _log_sum_backward))
+_means_rules = map(_anywhere, (means, _means_forward, _means_backward))
+_log_sum_anywhere = _unless_cuda(rules_in_float64(*_log_sum_rules, _log_formula, 2), _logs_of_any)
+means_anywhere = _unless_cuda(rules_in_float64(*_means_rules, _means_formula, 3), means_of_any)
 
 
 def _transposed(
