@@ -1,10 +1,9 @@
 """The engine of pairs on CUDA: differences of coordinates, in reductions that XLA fuses, wherever the points lie.
 
 A branch or a loop of unknown length would make the host wait for the device. So every pair takes the same way, and none
-is skipped. No array of M N D numbers is written, and none of M N for one channel of points in few dimensions.
+is skipped. No array of M N D numbers is written.
 """
 
-import functools
 from typing import NamedTuple
 
 import jax
@@ -16,12 +15,12 @@ from .._arrays.devices import vary_like
 from .._arrays.points import LOG_ZERO, dot, with_axes_of
 from .._arrays.shapes import K, L, Q, S, T, V, W
 from .._kernels.kernels import GAUSS, Kernel
-from .pairs import cut_off, results_of, subtractable, with_rank
+from .pairs import cut_off, results_of, with_rank
 from .tiles import CUDA_TILE, block_sizes, blocks, scan, tiled_sum, unblocks
 from .wanted import Columns, Rows, Sums, Wanted
 
 FARTHEST = 2.0**60  # bandwidths; the square of a difference that is cut off there is finite in float32
-UNROLLED = 16  # dimensions up to which each coordinate is an operation of its own, so that a pass has one reduction
+LARGEST = 2.0**126  # difference of coordinates
 
 
 def fused_tile(wanted: Wanted, scale: Array, rows: Rows, columns: Columns, ratio: Array) -> Sums:
@@ -34,58 +33,87 @@ def fused_tile(wanted: Wanted, scale: Array, rows: Rows, columns: Columns, ratio
     weights, each = jnp.zeros_like(u), wanted.spread and scale.shape[-1] > 1
     for kernel, g, w in wanted.pulls.by_kernel(rows.weights, columns.weights):
         weights += of_kernels[kernel.slope] * (g * w.mT if w.shape[-1] == 1 else dot(g, w.mT))
-    pulls = _weighted(weights, a, b) if wanted.pulls.kernels else a[..., :0]
-    spread = a[..., :0]
+    batch = weights.shape[:-2]
+    a, b = (jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (a, b))
+    pulled, spread = pulls(weights, a, b) if wanted.pulls.kernels else a[..., :0], a[..., :0]
     if each:
-        spread = _weighted(weights, a, b, squared=True)
+        spread = (weights[..., None] * jnp.square(_differences(a, b))).sum(-2)
     elif wanted.spread:
         spread = (weights * u).sum(-1, keepdims=True) / jnp.square(scale)
-    return results_of(wanted, sums, pulls, spread)
+    return results_of(wanted, sums, pulled, spread)
 
 
-def squared_distances(scale: Array, a: Array, b: Array) -> Array:
+# Sums over coordinates or over keys. The derivatives of each are made of the others, so that no order of derivatives
+# holds an array of M N D numbers. With a cotangent W, and b a constant,
+#
+#     P = Σ_d s² (k - b)((k - q) + (b - q)):    dq_m = -2 s² Σ_n W (k_n - b_m)    dk_n = 2 s² Σ_m W (k_n - q_m)
+#
+# For b = q this is u, and the rule is that of u.
+
+
+def squared_distances(scale: Array, q: Array, k: Array) -> Array:
     """The u of all pairs, (*batch, M, N), from unscaled points (*batch, N, D)."""
-    if a.shape[-1] > UNROLLED:
-        return cut_off(_sum_of_squares(scale, a, b))
-    scale = jnp.broadcast_to(scale, (*scale.shape[:-1], a.shape[-1]))
-    squares = [jnp.square(s * x) for s, x in zip(_columns(scale), _differences(a, b), strict=True)]
-    return cut_off(functools.reduce(jnp.add, squares))
+    return cut_off(products_of_differences(scale, q, lax.stop_gradient(q), k))
 
 
-@jax.checkpoint  # else derivatives would store all differences
-def _sum_of_squares(scale: Array, a: Array, b: Array) -> Array:
-    return jnp.square(scale[..., None] * (b[..., None, :, :] - a[..., :, None, :])).sum(-1)
+def products_of_differences(scale: Array, q: Array, b: Array, k: Array) -> Array:
+    """Σ_d s² (k_n - b_m)((k_n - q_m) + (b_m - q_m)), (*batch, M, N), for a constant b."""
+    batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (scale, q, b, k)))
+    return _products(*(jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (scale, q, b, k)))
 
 
-def _differences(a: Array, b: Array) -> list[Array]:
-    """b - a of each coordinate, (*batch, M, N)."""
-    return [y - x for x, y in zip(_columns(a), _rows(b), strict=True)]
+@jax.custom_vjp
+def _products(scale: Array, q: Array, b: Array, k: Array) -> Array:
+    return _terms(scale, q, b, k).sum(-1)
 
 
-def _columns(x: Array) -> list[Array]:
-    """Each coordinate, (*batch, N, 1)."""
-    return [x[..., i : i + 1] for i in range(x.shape[-1])]
+def _terms(scale: Array, q: Array, b: Array, k: Array) -> Array:
+    scale = scale[..., None, :]
+    factors = scale * _differences(b, k), scale * (_differences(q, k) + (b - q)[..., :, None, :])
+    return jnp.clip(factors[0], -FARTHEST, FARTHEST) * jnp.clip(factors[1], -FARTHEST, FARTHEST)
 
 
-def _rows(x: Array) -> list[Array]:
-    """Each coordinate, (*batch, 1, N)."""
-    return [y.mT for y in _columns(x)]
+def _products_backward(operands: tuple[Array, ...], weights: Array) -> tuple[Array, ...]:
+    scale, q, b, k = operands
+    squares = -2 * jnp.square(scale)
+    d_queries, d_keys = squares * pulls(weights, b, k), squares * pulls(weights.mT, k, q)
+    if scale.shape[-1] == 1:
+        of_scale = (weights * _products(scale, q, b, k)).sum((-2, -1), keepdims=True)
+    else:
+        of_scale = (weights[..., None] * _terms(scale, q, b, k)).sum((-3, -2))[..., None, :]
+    return 2 / scale * of_scale, d_queries, jnp.zeros_like(b), d_keys
 
 
-def _weighted(weights: Array, a: Array, b: Array, squared: bool = False) -> Array:
-    """Σ_n W (b_n - a_m), or of the square of each coordinate, (*batch, M, D)."""
+@jax.custom_vjp
+def pulls(weights: Array, a: Array, b: Array) -> Array:
+    """Σ_n W (b_n - a_m), (*batch, M, D), from arrays of one batch."""
+    return (weights[..., None] * _differences(a, b)).sum(-2)
 
-    def term(weights: Array, x: Array) -> Array:
-        return weights * x * x if squared else weights * x
 
-    if a.shape[-1] <= UNROLLED:
-        return jnp.stack([term(weights, x).sum(-1) for x in _differences(a, b)], -1)
+@jax.custom_vjp
+def _inner(g: Array, a: Array, b: Array) -> Array:
+    """Σ_d g_m (b_n - a_m), (*batch, M, N), from arrays of one batch."""
+    return (g[..., :, None, :] * _differences(a, b)).sum(-1)
 
-    @jax.checkpoint
-    def summed(weights: Array, a: Array, b: Array) -> Array:
-        return term(weights[..., None], b[..., None, :, :] - a[..., :, None, :]).sum(-2)
 
-    return summed(weights, a, b)
+def _pulls_backward(operands: tuple[Array, Array, Array], g: Array) -> tuple[Array, ...]:
+    weights, a, b = operands
+    return _inner(g, a, b), -g * weights.sum(-1, keepdims=True), dot(weights.mT, g)
+
+
+def _inner_backward(operands: tuple[Array, Array, Array], weights: Array) -> tuple[Array, ...]:
+    g, a, b = operands
+    return pulls(weights, a, b), -g * weights.sum(-1, keepdims=True), dot(weights.mT, g)
+
+
+_products.defvjp(lambda *operands: (_products(*operands), operands), _products_backward)
+pulls.defvjp(lambda *operands: (pulls(*operands), operands), _pulls_backward)
+_inner.defvjp(lambda *operands: (_inner(*operands), operands), _inner_backward)
+
+
+def _differences(a: Array, b: Array) -> Array:
+    """b_n - a_m, (*batch, M, N, D), in what XLA fuses; finite for finite points, so that a weight of 0 makes it 0."""
+    return jnp.clip(b[..., None, :, :] - a[..., :, None, :], -LARGEST, LARGEST)
 
 
 def _summed(tile: Array, v: Array) -> Array:
@@ -110,13 +138,13 @@ def relative_means(kernel: Kernel, queries: Q, keys: K, values: V, tau: T, log_w
     which errs by the unit times ‖k - b‖ ‖q - b‖, where the difference of the exponents would err by ‖q - b‖² times it.
     """
     scale = with_rank(jnp.sqrt(tau)[..., None, None], queries)
-    q, k = with_axes_of(tau, subtractable(queries)), subtractable(keys)
+    q, k = with_axes_of(tau, queries), keys
     largest = jax.tree.map(lax.stop_gradient, _largest_terms(kernel, scale, q, k, log_weights))
 
     def tile_sum(rows: tuple[Array, Largest], columns: tuple[Array, Array], values: Array) -> Array:
         (q, largest), (k, log_weights) = rows, columns
         if kernel == GAUSS:
-            logs = _product_of_differences(scale, q, largest.key, k) / -2 + log_weights.mT - largest.log_weight
+            logs = products_of_differences(scale, q, largest.key, k) / -2 + log_weights.mT - largest.log_weight
         else:
             logs = kernel.log(squared_distances(scale, q, k)) + log_weights.mT - largest.log
         terms = jnp.exp(jnp.where(logs > 1, 0, logs))  # only rounding makes a term larger than the largest
@@ -154,24 +182,3 @@ def _largest_terms(kernel: Kernel, scale: Array, queries: Array, keys: Array, lo
 
     found = scan(add_rows, None, blocks(queries, rows))[1]
     return jax.tree.map(lambda x: unblocks(x, sizes[0]), found)
-
-
-def _product_of_differences(scale: Array, q: Array, b: Array, k: Array) -> Array:
-    """τ ⟨k_n - b_m, (k_n - q_m) + (b_m - q_m)⟩, (*batch, M, N)."""
-    if k.shape[-1] > UNROLLED:
-        return _sum_of_products(scale, q, b, k)
-    scale = jnp.broadcast_to(scale, (*scale.shape[:-1], k.shape[-1]))
-    terms = [
-        _product(scale[..., i : i + 1], *x) for i, x in enumerate(zip(*map(_columns, (q, b)), _rows(k), strict=True))
-    ]
-    return functools.reduce(jnp.add, terms)
-
-
-@jax.checkpoint  # else derivatives would store all differences
-def _sum_of_products(scale: Array, q: Array, b: Array, k: Array) -> Array:
-    return _product(scale[..., None], q[..., :, None, :], b[..., :, None, :], k[..., None, :, :]).sum(-1)
-
-
-def _product(scale: Array, q: Array, b: Array, k: Array) -> Array:
-    factors = scale * (k - b), scale * ((k - q) + (b - q))
-    return jnp.clip(factors[0], -FARTHEST, FARTHEST) * jnp.clip(factors[1], -FARTHEST, FARTHEST)

@@ -245,17 +245,19 @@ def sums_by_products(wanted: Wanted, *operands: Array, dense: bool = False) -> S
     return in_groups(summed, a.points, first, row_weights, b.points, second, weights, values, scale, ratio)
 
 
-def sums_by_differences(wanted: Wanted, *operands: Array) -> Sums:
+def sums_by_differences(wanted: Wanted, *operands: Array, forward_mode: bool = False) -> Sums:
     """`pair_sums` of all pairs from differences of coordinates; made of plain JAX functions."""
     queries, keys, values, tau, row_weights, weights = operands
     _, scale, ratio = _unit_and_ratio(tau, queries)
 
-    of_tile, tile = (fused_tile, CUDA_TILE) if has_cuda() else (difference_tile, DIFFERENCES_TILE)
+    cuda = has_cuda() and not forward_mode  # the rules of `fused_tile` are for reverse mode
+    of_tile, tile = (fused_tile, CUDA_TILE) if cuda else (difference_tile, DIFFERENCES_TILE)
 
     def tile_sum(rows: Rows, columns: tuple[Array, Array], values: Array) -> Sums:
         return of_tile(wanted, scale, rows, Columns(columns[0], values, columns[1]), ratio)
 
-    queries, keys = subtractable(queries), subtractable(keys)
+    if not cuda:
+        queries, keys = subtractable(queries), subtractable(keys)
     rows = Rows(with_axes_of(tau, queries), row_weights)
     return tiled_sum(tile_sum, rows, (keys, weights), values, tile=tile)
 
@@ -269,9 +271,9 @@ def _unit_and_ratio(tau: T, points: Q) -> tuple[T, Array, Array]:
 
 
 def difference_sums(channels: Channels, queries: Q, keys: K, values: V, tau: T) -> S:
-    """The sums of `sums_by_differences`, without pulls."""
-    nothing = queries[..., :0], keys[..., :0]
-    return sums_by_differences(Wanted(channels, NOTHING), queries, keys, values, tau, *nothing).sums
+    """The sums of `sums_by_differences`, without pulls, for derivatives of either mode."""
+    operands = queries, keys, values, tau, queries[..., :0], keys[..., :0]
+    return sums_by_differences(Wanted(channels, NOTHING), *operands, forward_mode=True).sums
 
 
 def _in_shapes(gradients: tuple[Array, ...], operands: tuple[Array, ...]) -> Any:
