@@ -48,13 +48,40 @@ def is_half(x: Tensor) -> bool:
     return x.dtype in (torch.float16, torch.bfloat16)
 
 
+def products(q: Tensor, k: Tensor) -> Tensor:
+    """Inner products in float32; of float32 operands by 3×TF32, eight columns at a time, cut off after each.
+
+    OpMultiplyAddFastF32 (CUTLASS, mma_tensor_op_fast_f32.h): the products of small parts first. Tensor cores do not
+    round what they add, they drop it.
+    """
+    if is_half(q):
+        return q.float() @ k.float().mT
+    parts, total = [in_tf32(x) for x in (q, k)], torch.zeros((), dtype=torch.float64)
+    for i in range(0, q.shape[-1], 8):
+        for x, y in ((1, 0), (0, 1), (0, 0)):
+            total = total + parts[0][x][..., i : i + 8].double() @ parts[1][y][..., i : i + 8].mT.double()
+            rounded = total.float()
+            away = rounded.double().abs() > total.abs()
+            total = torch.where(away, torch.nextafter(rounded, torch.zeros(())), rounded).double()
+    return total.float()
+
+
+def in_tf32(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x to 11 bits, and to 11 bits what that leaves."""
+
+    def rounded(x: Tensor) -> Tensor:
+        return ((x.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+
+    return rounded(x.contiguous()), rounded((x - rounded(x.contiguous())).contiguous())
+
+
 def softmax(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """Attention in float32, and its log-sum-exp; weights are rounded to half precision before they meet v, as there.
 
     All of the kernels keep sums and the running maximum in float32 (flash_fwd_kernel.h: softmax_rescale_o, then
     convert_type<Element>(acc_s); kernel_forward.h: the accumulator goes through shared memory as scalar_t).
     """
-    logits = (q.float() @ k.float().mT) * scale
+    logits = products(q, k) * scale
     largest = logits.amax(-1, keepdim=True)
     weights = (logits - largest).exp_()
     total = weights.sum(-1, keepdim=True)
@@ -64,7 +91,7 @@ def softmax(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tens
 
 def slopes(g: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float) -> tuple[Tensor, ...]:
     """S k, Sᵀ q, Pᵀ g with P and S rounded to half precision before their products (flash_bwd_kernel.h: rP, rdS)."""
-    p = ((q.float() @ k.float().mT) * scale - lse[..., None]).exp()
+    p = (products(q, k) * scale - lse[..., None]).exp()
     delta = (g.float() * out.float()).sum(-1, keepdim=True)
     s = p * (g.float() @ v.float().mT - delta)
     if is_half(q):

@@ -1,7 +1,6 @@
-"""Wherever points lie, XLA's sums on CUDA have their digits as well: the tests of `test_anywhere`, of few points there."""
+"""Wherever few points lie, sums on CUDA have their digits as well: the tests of `test_anywhere`, there."""
 
 import pytest
-
 from test_anywhere import (  # noqa: F401
     test_batches,
     test_densities_scores_modes_and_herds,

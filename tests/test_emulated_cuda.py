@@ -215,7 +215,7 @@ def test_tensors_take_the_same_kernels(rng, monkeypatch):
 
 def test_a_warning_of_earlier_sums(rng):
     """It comes with a later call, once; an error, if that is what the filters make of it, is not the callback's."""
-    far, near = ([jnp.float32(x) for x in problem(rng, tau=tau).operands] for tau in (1e8, 1.0))
+    far, near = ([jnp.float32(x) for x in problem(rng, tau=tau).operands] for tau in (1e12, 1.0))
     jax.block_until_ready(gauss_sum(*far, method="rescale"))
     with pytest.raises(UserWarning, match="lie farther from their center"):
         gauss_sum(*near, method="rescale")
@@ -249,15 +249,12 @@ def test_a_callback_that_tells_the_host_a_number_is_refused(rng, monkeypatch, re
         jax.block_until_ready(gauss_sum(*map(jnp.float32, problem(rng).operands), method="rescale"))
 
 
-@pytest.mark.parametrize(
-    "precision, forward, gradients",
-    [("float16", [3, 5], [3, 5, 12, 7]), ("float16x2", [3, 5], [3, 5, 12, 7]), ("float32", [5], [5, 7])],
-)
-def test_launches_of_a_call(rng, precision, forward, gradients):
+@pytest.mark.parametrize("precision", ["float16", "float16x2", "float32"])
+def test_launches_of_a_call(rng, precision):
     """Of each callback: one kernel, an array copied for each of its results, and what a backward pass reads as zeros.
 
-    Half precision has a second kernel behind a gate, and two operations for a bit that the host may read. Nothing else
-    is PyTorch's.
+    The second kernel, behind a gate, comes with two operations for a bit that the host may read. Nothing else is
+    PyTorch's.
     """
     *operands, g = (jnp.float32(x) for x in problem(rng, 300, 400, 32, 32))
     function = functools.partial(gauss_sum, method="rescale", precision=precision)
@@ -266,8 +263,8 @@ def test_launches_of_a_call(rng, precision, forward, gradients):
         jax.block_until_ready(function(*operands))
     with emulated_cuda.counting() as of_both:
         jax.block_until_ready(jax.jit(lambda *x: jax.vjp(function, *x)[1](g))(*operands))
-    assert list(map(emulated_cuda.count, of_sum)) == forward
-    assert sorted(map(emulated_cuda.count, of_both)) == sorted(gradients)
+    assert list(map(emulated_cuda.count, of_sum)) == [3, 5]
+    assert sorted(map(emulated_cuda.count, of_both)) == [3, 5, 7, 12]
 
 
 def test_tiles_are_those_of_the_device():

@@ -19,6 +19,7 @@ import torch
 from array_api_compat import array_namespace
 from torch import Tensor
 
+from . import exact
 from .arrays import EPS, Array, cast, held, nonzero, without_nan
 from .kernels import AttentionKernel, finest_kernel
 from .layout import half_squared_norms
@@ -50,7 +51,7 @@ REACH = {
         "float64": 2**9,
     },
 }
-REACH_AGAIN = {"cuda": 2**16, "cpu": 2**36}  # R² of float32 after half precision, of float64 after float32
+REACH_AGAIN = {"cuda": exact.REACH**2, "cpu": 2**36}  # R² of a sum that is computed again; on a CPU in float64
 # Root-mean-square errors of exponents beyond which a sum is computed again.
 DOUBT = {"float16": 5e-3, "bfloat16": 4e-2, "float16x2": 4e-4, "bfloat16x2": 2e-3}
 LOOKED_AT = 16  # sampled queries, and sampled keys
@@ -85,13 +86,11 @@ def guarded(
 
 
 def gated(method: str, kernel: AttentionKernel, points: tuple[Array, Array], compute: Compute) -> tuple[Array, ...]:
-    """`guarded` on CUDA, without waiting: a second kernel, in float32, runs behind a gate that the device opens.
+    """`guarded` on CUDA without waiting: a second kernel, of `exact` columns, runs behind a gate that the device opens.
 
-    A later call warns of points that lie beyond the reach of float32.
+    A later call warns of points that lie beyond its reach.
     """
     reach = squared_radius(*points)
-    if method == "rescale" and not kernel.half:  # there is nothing better
-        return compute(replace(kernel, alarm=reach > REACH[method][kernel.precision]), method)
     result = compute(kernel, method)
     gate = is_doubted(method, kernel, points, reach, result[-1])
     again = compute(replace(finest_kernel("cuda", "float32"), gate=gate, alarm=reach > REACH_AGAIN["cuda"]), "rescale")

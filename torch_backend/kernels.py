@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
-from . import devices
+from . import devices, exact
 from .arrays import BITS, HALF, Array, accumulation_dtype
 
 DTYPES = tuple(BITS)
@@ -50,6 +50,7 @@ class AttentionKernel:
         multiple, max_width: operands must have a width that is a multiple of the first, and at most the second.
         gap: first and last width without a backward pass on the device; the next width above is used instead.
         dtype, parts: in use; with 2 parts each coordinate is the sum of two numbers of that dtype.
+        exact: whether columns are those of `exact`, for points that lie anywhere.
         gate: a boolean on the device, or its `gate_starts`; if it is false, the memory-efficient kernel computes
             nothing.
         alarm: a boolean on the device: whether to warn that points lie beyond reach, see `guard`.
@@ -63,6 +64,7 @@ class AttentionKernel:
     gap: tuple[int, int] = (0, 0)
     dtype: str = "float32"
     parts: int = 1
+    exact: bool = False
     gate: Array | None = None
     alarm: Array | None = None
 
@@ -91,7 +93,7 @@ class AttentionKernel:
 
     def columns(self, dim: int) -> int:
         """The number of columns for points and norms."""
-        return dim * (3 if self.parts == 2 else 1) + self.norm_columns
+        return exact.count(dim) if self.exact else dim * (3 if self.parts == 2 else 1) + self.norm_columns
 
     def width(self, columns: int) -> int:
         """The width at which the kernel runs for this number of columns."""
@@ -178,4 +180,8 @@ def select_kernel(backend: str, precision: str, device: str, dtype: Any, dim: in
 
 def finest_kernel(device: str, dtype: str) -> AttentionKernel:
     """The kernel with the most accurate sums on "cpu" or "cuda", for points of any width."""
-    return replace(KERNELS["efficient"] if device == "cuda" else KERNELS["cpu"], dtype=dtype)
+    return (
+        replace(KERNELS["efficient"], dtype=dtype, exact=True)
+        if device == "cuda"
+        else replace(KERNELS["cpu"], dtype=dtype)
+    )

@@ -5,10 +5,13 @@ import math
 from array_api_compat import array_namespace
 from torch import broadcast_shapes as _broadcast_shapes
 
+from . import exact
 from .arrays import HALF, MAX, Array, cast, dtype_of, held, nonzero, unbroadcast, without_nan
 from .kernels import AttentionKernel
 
 MOST = 2.0**15  # that weights and cotangents may be in half precision
+# S: ½|b|² exceeds 65504, the largest number of float16, beyond 362 bandwidths; so it is stored divided by S.
+SCALE = {"float16": 1024.0}
 LOG_ZERO = -1e4  # stands for log 0: its exponential is zero in every dtype, and its product with S is finite
 
 
@@ -113,8 +116,26 @@ def point_columns(points: Array, kernel: AttentionKernel, *, of_keys: bool = Fal
     return [high, high, low] if of_keys else [high, low, high], norms
 
 
+def exponent_columns(
+    queries: Array, keys: Array, kernel: AttentionKernel, log_weights: Array | None = None
+) -> tuple[list[Array | float], list[Array | float], Array]:
+    """Columns of queries and keys, and norms: a product of columns is -½|a - b|² + log w plus the norm of the query."""
+    if kernel.exact:
+        weights = 0.0 if log_weights is None else log_weights
+        columns = exact.columns(queries), exact.columns(keys, of_keys=True, log_weights=weights)
+        return *columns, array_namespace(queries).zeros_like(queries[..., :1])
+    query_columns, query_norms = point_columns(queries, kernel)
+    key_columns, key_norms = point_columns(keys, kernel, of_keys=True)
+    scale = SCALE.get(kernel.dtype, 1.0)
+    bias = -key_norms if log_weights is None else log_weights - key_norms
+    parts = in_parts(bias / scale, kernel.dtype, kernel.norm_columns)
+    return [*query_columns, *[scale] * len(parts)], [*key_columns, *parts], query_norms
+
+
 def from_columns(x: Array, dim: int, kernel: AttentionKernel, *, of_keys: bool = False) -> Array:
     """The points (…, N, D) from their columns: the high parts plus the low parts."""
+    if kernel.exact:
+        return exact.from_columns(x, dim, of_keys=of_keys)
     if kernel.parts == 1:
         return x[..., :dim]
     low = 2 * dim if of_keys else dim

@@ -11,15 +11,15 @@ from .arrays import EPS, Array, accumulation_dtype, cast, dtype_of, nonzero
 from .kernels import PROBES, Attend, AttentionKernel, Engine
 from .layout import (
     Fold,
+    exponent_columns,
     from_columns,
     half_squared_norms,
     normalized,
     pack,
-    point_columns,
     scales_for_sums,
 )
 from .prescale import prescale
-from .rescale import bias_columns, rescale, rescale_and_log, softmax_mean
+from .rescale import rescale, rescale_and_log, softmax_mean
 from .reweight import reweight
 
 METHODS = {"reweight": reweight, "prescale": prescale, "rescale": rescale}
@@ -111,17 +111,15 @@ def _pullback(
     """da, db, dv, and the largest Σ_n Φ."""
     xp, dtype, dim, channels = array_namespace(v), dtype_of(a), a.shape[-1], v.shape[-1]
     working = accumulation_dtype(kernel.dtype)
-    query_columns, half_norms = point_columns(a, kernel)
-    key_columns, key_norms = point_columns(b, kernel, of_keys=True)
-    scale, norm_columns = bias_columns(-key_norms, kernel)
+    query_columns, key_columns, half_norms = exponent_columns(a, b, kernel)
     v, v_scale = normalized(v, kernel.dtype)
     g, g_size = normalized(g, kernel.dtype, axis=(-2, -1))
     v_size = xp.max(v_scale, axis=-1, keepdims=True) if kernel.half else 1.0
     # Two more columns, [0, 1] and [1, 0], add nothing to the inner products; the pullback returns S 1 and Sᵀ 1 in them.
     ones = kernel.columns(dim)
     layout = {"width": kernel.width(max(ones + PROBES, channels)), "dtype": kernel.dtype}
-    padded_a = pack(*query_columns, *(scale for _ in norm_columns), 0.0, 1.0, **layout)
-    padded_b = pack(*key_columns, *norm_columns, 1.0, 0.0, **layout)
+    padded_a = pack(*query_columns, 0.0, 1.0, **layout)
+    padded_b = pack(*key_columns, 1.0, 0.0, **layout)
     padded_v = pack(v, **layout)
 
     if exact:

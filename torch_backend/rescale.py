@@ -9,10 +9,8 @@ from array_api_compat import array_namespace
 
 from .arrays import Array, cast, dtype_of, log_sum_exp
 from .kernels import Attend, AttentionKernel
-from .layout import LOG_ZERO, in_parts, pack, point_columns, signs_and_log_rows
+from .layout import LOG_ZERO, exponent_columns, in_parts, pack, point_columns, signs_and_log_rows
 
-# S: ½|b|² exceeds 65504, the largest number of float16, beyond 362 bandwidths; so it is stored divided by S.
-SCALE = {"float16": 1024.0}
 SMALL_ROWS = -12 * math.log(2)  # from this logarithm up, half precision can hold the sizes of rows in the values
 SMALLEST = 2.0**-126  # normal number of float32
 
@@ -69,36 +67,16 @@ def softmax_mean(
     log_weights: Array | None = None,
 ) -> tuple[Array, Array]:
     """Σ_n w_n Φ v_n / Σ_n w_n Φ (B, H, M, C) and log Σ_n w_n Φ (B, H, M, 1), for values that the dtype holds."""
-    query_columns, query_norms = point_columns(queries, kernel)
-    key_columns, key_norms = point_columns(keys, kernel, of_keys=True)
-    bias = -key_norms if log_weights is None else log_weights - key_norms
-    mean, lse = biased_attention(query_columns, key_columns, values, bias, kernel, attend)
-    return mean, lse - query_norms
-
-
-def biased_attention(
-    query_columns: list[Array],
-    key_columns: list[Array],
-    values: Array,
-    bias: Array,
-    kernel: AttentionKernel,
-    attend: Attend,
-) -> tuple[Array, Array]:
-    """Attention with logits a·b + bias, bias (B, H, N, 1), as the kernel's own bias or in columns."""
-    dim, channels, columns, dtype = sum(x.shape[-1] for x in query_columns), values.shape[-1], [], kernel.dtype
-    scale, own_bias = 0.0, None
+    dim, channels, bias = queries.shape[-1], values.shape[-1], None
     if kernel.takes_bias:
-        own_bias = cast(bias.mT, dtype)
+        query_columns, query_norms = point_columns(queries, kernel)
+        key_columns, key_norms = point_columns(keys, kernel)
+        bias = cast((-key_norms if log_weights is None else log_weights - key_norms).mT, kernel.dtype)
     else:
-        scale, columns = bias_columns(bias, kernel)
-    width = kernel.width(max(dim + len(columns), channels))
-    padded_queries = pack(*query_columns, *(scale for _ in columns), width=width, dtype=dtype)
-    padded_keys = pack(*key_columns, *columns, width=width, dtype=dtype)
-    out, lse = attend(padded_queries, padded_keys, pack(values, width=width, dtype=dtype), kernel, bias=own_bias)
-    return cast(out[..., :channels], dtype_of(bias)), cast(lse, dtype_of(bias))
-
-
-def bias_columns(bias: Array, kernel: AttentionKernel) -> tuple[float, list[Array]]:
-    """S, and columns of the kernel's dtype that sum to bias / S."""
-    scale = SCALE.get(kernel.dtype, 1.0)
-    return scale, in_parts(bias / scale, kernel.dtype, kernel.norm_columns)
+        query_columns, key_columns, query_norms = exponent_columns(queries, keys, kernel, log_weights)
+    columns = dim if kernel.takes_bias else kernel.columns(dim)
+    layout = {"width": kernel.width(max(columns, channels)), "dtype": kernel.dtype}
+    packed = (pack(*x, **layout) for x in (query_columns, key_columns, [values]))
+    out, lse = attend(*packed, kernel, bias=bias)
+    dtype = dtype_of(query_norms)
+    return cast(out[..., :channels], dtype), cast(lse, dtype) - query_norms

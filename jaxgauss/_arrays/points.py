@@ -11,7 +11,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from .._checks.settings import are_known
-from .devices import has_cuda, replicated, vary_like
+from .devices import replicated, vary_like
 from .shapes import K, Q, T
 
 DIMENSIONS = 8  # coordinates per pass over a tile
@@ -157,13 +157,7 @@ def squared_distances_of(first: Array, second: Array) -> Array:
 
 
 def squared_distances(a: Scaled, b: Scaled) -> Array:
-    """‖a - b‖² of all pairs of few points.
-
-    On CUDA from differences of coordinates, in one pass without an array of them, because the host must not wait to
-    learn how far points lie. Elsewhere by a product, which is faster and accurate for near points.
-    """
-    if has_cuda():
-        return squared_differences(a.points, b.points)
+    """‖a - b‖² of all pairs of few near points, by a product."""
     return a.norms + b.norms.mT - 2 * dot(a.points, b.points.mT)
 
 

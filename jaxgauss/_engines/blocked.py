@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from .._arrays.devices import has_cuda, vary_like
+from .._arrays.devices import vary_like
 from .._arrays.points import (
     BASE_2,
     Scaled,
@@ -103,7 +103,7 @@ def _scaled_pullback(
     num_queries, num_keys, dim = g.shape[-2], v.shape[-2], queries[1].shape[-1]
     operands: list[Array] = jax.tree.leaves((queries, keys, v, g))
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in operands))
-    wide = max(dim, v.shape[-1]) >= WIDE and not has_cuda()
+    wide = max(dim, v.shape[-1]) >= WIDE
     tile = WIDE_TILE if wide else None
     rows, columns = block_sizes(math.prod(batch), num_queries, num_keys, dense, tile)
 

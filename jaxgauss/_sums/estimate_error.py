@@ -14,7 +14,7 @@ from .._arrays.points import align
 from .._checks.operands import check_operands, takes_tau
 from .._checks.samples import check_rng_key
 from .._checks.settings import Keys, Queries, Settings, Tau, Values, working_dtype
-from .._engines.radial import difference_sums
+from .._engines.all_pairs import difference_sums
 from .._engines.wanted import Channels
 from .._kernels.kernels import GAUSS
 from .display import short_repr

@@ -265,24 +265,21 @@ def _means_backward(settings: Settings, near: bool, residuals, cotangents):
 means.defvjp(_means_forward, _means_backward)
 
 
-def _anywhere(rule: Callable) -> Callable:
-    """The rule for points that lie anywhere."""
-    return lambda settings, *operands: rule(settings, False, *operands)
-
-
-def _unless_cuda(rules: Callable, of_any: Callable) -> Callable:
-    """The rules, which need float64; or on CUDA the formula and its derivatives, which keep their digits in float32."""
-    return lambda settings, *operands: (of_any if has_cuda() else rules)(settings, *operands)
-
-
 def _log_formula(settings: Settings, queries: Array, keys: Array, tau: Array, log_weights: Array) -> Array:
     return _means_formula(settings, queries, keys, jnp.zeros_like(log_weights), tau, log_weights)[1]
 
 
-_log_sum_rules = map(_anywhere, (_log_sum, _log_sum_forward, _log_sum_backward))
-_means_rules = map(_anywhere, (means, _means_forward, _means_backward))
-_log_sum_anywhere = _unless_cuda(rules_in_float64(*_log_sum_rules, _log_formula, 2), _logs_of_any)
-means_anywhere = _unless_cuda(rules_in_float64(*_means_rules, _means_formula, 3), means_of_any)
+def _anywhere(*rules: Callable, formula: Callable, num: int, of_any: Callable) -> Callable:
+    """The rules for points that lie anywhere, in float64; or on CUDA the formula, which keeps its digits in float32."""
+    run, forward, backward = (lambda settings, *x, rule=rule: rule(settings, False, *x) for rule in rules)
+    in_float64 = rules_in_float64(run, forward, backward, formula, num)
+    return lambda settings, *operands: (of_any if has_cuda() else in_float64)(settings, *operands)
+
+
+_log_sum_anywhere = _anywhere(
+    _log_sum, _log_sum_forward, _log_sum_backward, formula=_log_formula, num=2, of_any=_logs_of_any
+)
+means_anywhere = _anywhere(means, _means_forward, _means_backward, formula=_means_formula, num=3, of_any=means_of_any)
 
 
 def _transposed(

@@ -12,12 +12,13 @@ from .._arrays.devices import has_cuda, platforms, vary_like
 from .._arrays.points import by_point, center, of_coordinates, shared, unbroadcast
 from .._checks.settings import Settings
 from .._engines import dispatch
+from .._engines.all_pairs import sums_by_differences, sums_by_products
 from .._engines.anywhere import FEW_DIMENSIONS
 from .._engines.blocked import sum_and_tile, tile_pullback
 from .._engines.dispatch import keeps_tile, near_pullback, near_sum, near_sum_and_log, saves_log
 from .._engines.near import are_near, known_near, near_or_anywhere, one_of_two, tiles_are_near
 from .._engines.plan import takes_half
-from .._engines.radial import gradients_of, of_tau, sums_by_differences, sums_by_products, waves_pullback
+from .._engines.radial import gradients_of, of_tau, waves_pullback
 from .._engines.wanted import NOTHING, Channels, Sums, Wanted
 from .._kernels.kernels import GAUSS
 from .by_channels import along, cheaper_by_channels, keeps_pulls, own_points, sum_and_pulls
