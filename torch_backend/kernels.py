@@ -102,6 +102,10 @@ class AttentionKernel:
         width = -(-columns // self.multiple) * self.multiple
         return self.gap[1] + self.multiple if self.gap[0] <= width <= self.gap[1] else width
 
+    def value_width(self, channels: int, width: int) -> int:
+        """The width of values for points of this width: the memory-efficient kernel's need not be the same."""
+        return self.width(channels) if self.name == "efficient" else width
+
     def channels(self, channels: int) -> int:
         """The number of channels per call."""
         return channels if self.max_width is None else min(channels, self.max_width)

@@ -3,6 +3,7 @@
 Operands have equal rank and are not empty; a and b are scaled and centered, so that Φ = exp(-½|a - b|²).
 """
 
+import functools
 import math
 
 from array_api_compat import array_namespace
@@ -117,10 +118,11 @@ def _pullback(
     v_size = xp.max(v_scale, axis=-1, keepdims=True) if kernel.half else 1.0
     # Two more columns, [0, 1] and [1, 0], add nothing to the inner products; the pullback returns S 1 and Sᵀ 1 in them.
     ones = kernel.columns(dim)
-    layout = {"width": kernel.width(max(ones + PROBES, channels)), "dtype": kernel.dtype}
-    padded_a = pack(*query_columns, 0.0, 1.0, **layout)
-    padded_b = pack(*key_columns, 1.0, 0.0, **layout)
-    padded_v = pack(v, **layout)
+    width = kernel.width(max(ones + PROBES, channels))
+    packed = functools.partial(pack, width=width, dtype=kernel.dtype)
+    padded_a, padded_b = packed(*query_columns, 0.0, 1.0), packed(*key_columns, 1.0, 0.0)
+    packed = functools.partial(pack, width=kernel.value_width(channels, width), dtype=kernel.dtype)
+    padded_v = packed(v)
 
     if exact:
         lse, largest = half_norms, xp.ones_like(xp.max(half_norms))  # P = Φ
@@ -143,7 +145,7 @@ def _pullback(
     g = g * v_scale * sums / (g_scale * p_scale)
     if kernel.half:
         lse = lse - xp.log(p_scale)
-    gradients = engine.pullback(pack(g, **layout), padded_a, padded_b, padded_v, cast(lse, working), kernel)
+    gradients = engine.pullback(packed(g), padded_a, padded_b, padded_v, cast(lse, working), kernel)
 
     sb, sa, pg = (cast(gradient, dtype) for gradient in gradients)
     da = g_scale * (from_columns(sb, dim, kernel, of_keys=True) - sb[..., ones : ones + 1] * a)

@@ -75,8 +75,9 @@ def softmax_mean(
     else:
         query_columns, key_columns, query_norms = exponent_columns(queries, keys, kernel, log_weights)
     columns = dim if kernel.takes_bias else kernel.columns(dim)
-    layout = {"width": kernel.width(max(columns, channels)), "dtype": kernel.dtype}
-    packed = (pack(*x, **layout) for x in (query_columns, key_columns, [values]))
-    out, lse = attend(*packed, kernel, bias=bias)
+    width, own_dtype = kernel.width(max(columns, channels)), kernel.dtype
+    points = (pack(*x, width=width, dtype=own_dtype) for x in (query_columns, key_columns))
+    padded_values = pack(values, width=kernel.value_width(channels, width), dtype=own_dtype)
+    out, lse = attend(*points, padded_values, kernel, bias=bias)
     dtype = dtype_of(query_norms)
     return cast(out[..., :channels], dtype), cast(lse, dtype) - query_norms

@@ -4,6 +4,7 @@ A branch or a loop of unknown length would make the host wait for the device. So
 is skipped. No array of M N D numbers is written.
 """
 
+import math
 from typing import NamedTuple
 
 import jax
@@ -164,7 +165,7 @@ def _largest_terms(kernel: Kernel, scale: Array, queries: Array, keys: Array, lo
     """The largest term of each query, and its key, a tile at a time."""
     operands = scale, queries, keys, log_weights
     batch, sizes = jnp.broadcast_shapes(*(x.shape[:-2] for x in operands)), (queries.shape[-2], keys.shape[-2])
-    rows, columns = block_sizes(1, *sizes, False, CUDA_TILE)
+    rows, columns = block_sizes(math.prod(batch), *sizes, False, CUDA_TILE)
     key_blocks = blocks(keys, columns), blocks(log_weights, columns, -jnp.inf)
 
     def add_rows(_: None, q: Array) -> tuple[None, Largest]:
