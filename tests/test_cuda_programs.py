@@ -1,0 +1,31 @@
+"""CUDA's programs, without a GPU: nothing waits, nothing large is written, and the numbers are right."""
+
+import re
+
+import pytest
+from cuda_programs import CALLBACK, PROGRAMS, loops_of_unknown_length, lowered
+
+pytestmark = [pytest.mark.usefixtures("cuda"), pytest.mark.emulated]
+
+# Statistics of float64 by design: of resamplings, of errors, and of points chosen one after another.
+IN_FLOAT64 = {"mmd_test", "hsic_test", "ksd_test", "estimate_error", "kernel_herding"}
+# Callbacks of many points: a sum takes two, one of them behind a gate; its gradients take another sum.
+CALLBACKS = {name: 4 for name in PROGRAMS} | {
+    **dict.fromkeys(("kde_score", "mmd_flow_velocity", "mmd_witness", "ksd_squared", "svgd_direction"), 2),
+    **dict.fromkeys(("second derivatives", "kernel_herding", "mean_shift", "mmd_test"), 2),
+    **dict.fromkeys(("energy_distance", "kernel_sum of matern12", "ksd_squared of imq", "blocked"), 0),
+    **dict.fromkeys(("hsic_test", "ksd_test", "estimate_error"), 0),
+    **{"kernel_mean": 6, "leave_one_out_tau": 6, "hsic": 12},
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("sizes", [(300, 3), (100_000, 16)], ids=str)
+def test_the_host_decides_nothing(name, sizes):
+    """A conditional, or a loop of unknown length, copies what it depends on to the host and waits for it."""
+    text = lowered(name, *sizes).as_text()
+    assert re.findall(r"stablehlo\.(?:case|if)\b", text) == []
+    assert (loops_of_unknown_length(text) > 0) == (name == "mean_shift")
+    assert "f64" not in text or name in IN_FLOAT64
+    if sizes[0] > 10_000:
+        assert text.count(CALLBACK.replace("gpu", "cpu")) == CALLBACKS[name]
