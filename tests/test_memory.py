@@ -8,7 +8,8 @@ from pathlib import Path
 import jax
 import pytest
 
-from jaxgauss import mmd_squared
+from jaxgauss import leave_one_out_tau, mmd_squared
+from jaxgauss._methods import leave_one_out
 
 SCRIPT = """
 import sys
@@ -84,3 +85,11 @@ def test_the_way_out_takes_little_memory():
     x = jax.ShapeDtypeStruct((1024, 16), "float32")
     step = jax.jit(jax.value_and_grad(lambda x, y: mmd_squared(x, y, 1.0)))
     assert step.lower(x, x).compile().memory_analysis().temp_size_in_bytes < 32 * 2**20
+
+
+def test_gradients_of_a_search_hold_one_group(monkeypatch):
+    """Not the differences of coordinates of every group, N · GROUP · D numbers."""
+    monkeypatch.setattr(leave_one_out, "GROUP", 128)
+    shapes = jax.ShapeDtypeStruct((1024, 16), "float32"), jax.ShapeDtypeStruct((2,), "float32")
+    step = jax.jit(jax.grad(lambda x, taus: leave_one_out_tau(x, taus).scores.sum()))
+    assert step.lower(*shapes).compile().memory_analysis().temp_size_in_bytes < 1024 * 128 * 16 * 4
