@@ -13,6 +13,10 @@ test *arguments:
 test-slow *arguments:
     {{python}} -m pytest -q -n auto -m slow {{arguments}}
 
+# CUDA's programs, compiled and replayed without a GPU.
+cuda-programs *arguments:
+    .ci/cuda-programs {{arguments}}
+
 # Style, format, types.
 lint:
     .venv/bin/ruff check .

@@ -3,6 +3,7 @@
 import re
 
 import pytest
+
 from cuda_programs import CALLBACK, PROGRAMS, loops_of_unknown_length, lowered
 
 pytestmark = [pytest.mark.usefixtures("cuda"), pytest.mark.emulated]

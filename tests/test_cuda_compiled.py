@@ -1,0 +1,148 @@
+"""CUDA's programs as XLA compiles them for five cards, and what they compute, without a GPU: `.ci/cuda-programs`."""
+
+import functools
+import importlib.util
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import emulated_cuda
+from cuda_programs import PROGRAMS
+
+if importlib.util.find_spec("jax_cuda12_plugin") is None:
+    pytest.skip("JAX's CUDA plugin, which compiles for a card, is not installed", allow_module_level=True)
+
+from cuda_compiled import DEVICES, compile_for, examined, replayed, without_callbacks
+
+pytestmark = [pytest.mark.usefixtures("cuda"), pytest.mark.emulated]
+
+# At most so many kernels of XLA, callbacks, and MiB of temporary arrays, of a value with its gradients on an H100.
+FEW = {  # 1000 points of 3 coordinates
+    "gauss_sum": (13, 0, 8),
+    "log_gauss_sum": (22, 0, 8),
+    "kernel_sum of imq": (12, 0, 8),
+    "mmd_squared": (17, 0, 31),
+    "ksd_squared of imq": (27, 0, 21),
+    "hsic": (30, 0, 20),
+}
+MANY = {  # 16384 of 16
+    "gauss_sum": (67, 4, 37),
+    "log_gauss_sum": (37, 4, 20),
+    "kernel_mean": (49, 6, 37),
+    "mmd_squared": (87, 4, 39),
+    "mmd_flow_velocity": (43, 2, 35),
+    "float32": (35, 4, 36),
+    "leave_one_out_tau": (166, 0, 116),
+    "ksd_squared of imq": (79, 0, 333),
+    "energy_distance": (56, 0, 135),
+}
+HIGH = {"gauss_sum": (14, 0, 63), "log_gauss_sum": (23, 0, 62), "second derivatives": (22, 0, 93)}  # 2000 of 64
+OF_BOTH = "mmd_squared", "mmd_flow_velocity", "energy_distance"  # which sum over the points of both samples
+CASES = [(name, (1000, 3), most) for name, most in FEW.items()]
+CASES += [(name, (16384, 16), most) for name, most in MANY.items()]
+CASES += [(name, (2000, 64), most) for name, most in HIGH.items()]
+
+
+@pytest.fixture
+def callbacks():
+    """The callbacks of the program that was compiled last."""
+    kept = []
+    with without_callbacks(kept):
+        yield kept
+
+
+@pytest.mark.parametrize("name, sizes, most", CASES, ids=str)
+def test_nothing_waits_and_little_is_written(callbacks, name, sizes, most):
+    found, num = examined(compile_for(name, *sizes)), sizes[0] * (2 if name in OF_BOTH else 1)
+    assert found.waits == 0 and found.layouts == [] and "f64" not in found.dtypes
+    assert found.largest <= 1.05 * min(num**2, 2**24)  # one tile, perhaps padded; no differences
+    assert np.less_equal((found.kernels, found.callbacks, found.temporary / 2**20), most).all()
+
+
+@pytest.mark.parametrize("device", [x for x in DEVICES if x != "H100"])
+@pytest.mark.parametrize("name, sizes", [("gauss_sum", (16384, 64)), ("mmd_squared of imq", (1000, 16))])
+def test_other_cards(callbacks, device, name, sizes):
+    with emulated_cuda.on(capability=DEVICES[device].capability):
+        found = examined(compile_for(name, *sizes, device=device))
+    assert found.waits == 0 and found.layouts == [] and "f64" not in found.dtypes
+
+
+@pytest.mark.parametrize("name", ["gauss_sum", "log_gauss_sum", "mmd_squared", "kernel_sum of imq", "hsic"])
+@pytest.mark.parametrize("num", [500, 20_000])
+def test_nothing_waits_where_the_cpu_is_a_platform_too(callbacks, monkeypatch, name, num):
+    """Then a program has a branch for each, and what XLA decides for CUDA it knows when it compiles."""
+    for module in ("_arrays.devices", "_engines.dispatch", "_engines.lowering", "_engines.near", "_sums.rules"):
+        monkeypatch.setattr(f"jaxgauss.{module}.platforms", lambda: ["cpu", "cuda"])
+    jax.clear_caches()
+    assert examined(compile_for(name, num, 3)).waits == 0
+    jax.clear_caches()
+
+
+def operands_of(rng, name, num, dim, far=0.0):
+    """Points, values, …, in float32; `far`: how far apart two halves of the points lie."""
+    made = {"v": lambda: rng.normal(size=(num, 1)), "w": lambda: rng.normal(size=num), "t": lambda: np.array(0.7)}
+    made["T"] = lambda: np.array([0.3, 0.7, 2.0])
+
+    def points():
+        return rng.normal(size=(num, dim)) * (2 / dim**0.5) + far * (np.arange(num) % 2)[:, None]
+
+    return [np.float32(made.get(x, points)()) for x in PROGRAMS[name].operands]
+
+
+# Of a value and of its gradients, relative to their size: in float32, as a difference of sums, in half precision.
+EXACT, CANCELS, HALF, COARSE = (1e-5, 3e-5), (1e-4, 1e-4), (2e-3, 7e-3), (8e-3, 3e-2)
+REPLAYED = [
+    *((name, 300, 3, EXACT) for name in ("gauss_sum", "log_gauss_sum", "kernel_mean", "kde_score", "mmd_squared")),
+    *((name, 200, 40, EXACT) for name in ("gauss_sum", "log_gauss_sum", "kernel_sum of matern32", "ksd_squared")),
+    *((name, 300, 3, EXACT) for name in ("energy_distance", "kernel_sum of imq", "second derivatives")),
+    ("hsic", 300, 3, CANCELS),
+    *((name, 300, 3, HALF) for name in ("float16x2", "reweight")),
+    ("bfloat16", 300, 3, COARSE),
+    *((name, 4100, 3, HALF) for name in ("gauss_sum", "mmd_squared", "mmd_flow_velocity")),
+    *((name, 4100, 3, EXACT) for name in ("log_gauss_sum", "float32")),
+]
+
+
+def limits(name, most):
+    """Of the value, and of as many gradients as there are."""
+    return [most[0]] + [most[1]] * (len(PROGRAMS[name].operands) if PROGRAMS[name].gradients else 0)
+
+
+def compared(rng, callbacks, name, num, dim, change=str, far=0.0):
+    """Errors of a replayed value and of its gradients, relative to their norms."""
+    operands = operands_of(rng, name, num, dim, far)
+    executable = compile_for(name, num, dim)
+    with jax.enable_x64(False):
+        found = replayed(executable, list(callbacks), operands, change)
+    options = {"method": "differences"} if name in ("bfloat16", "float16x2", "reweight", "float32") else {}
+    function = PROGRAMS["gauss_sum"].function if options else PROGRAMS[name].function
+    exact_run = PROGRAMS[name]._replace(function=functools.partial(function, **options)).run
+    with jax.default_device(jax.devices("cpu")[0]):  # not CUDA's engines
+        exact = map(np.asarray, jax.tree.leaves(jax.jit(exact_run)(*map(jnp.float64, operands))))
+    return [float(np.linalg.norm(x - y) / np.linalg.norm(y)) for x, y in zip(found, exact, strict=True)]
+
+
+@pytest.mark.parametrize("name, num, dim, most", REPLAYED, ids=str)
+def test_the_numbers_of_what_was_compiled(rng, callbacks, name, num, dim, most):
+    assert np.less(compared(rng, callbacks, name, num, dim), limits(name, most)).all()
+
+
+@pytest.mark.parametrize("name, dim", [("float16x2", 3), ("float32", 40)])
+def test_digits_of_points_far_apart(rng, callbacks, name, dim):
+    """Behind the gate, and from differences: XLA rounds to the grids of `exact` as they are written."""
+    assert np.less(compared(rng, callbacks, name, 300, dim, far=3000.0)[:4], [1e-4, 3e-3, 3e-3, 1e-4]).all()
+
+
+WRONG = {  # what is done to the module's text
+    "a constant": lambda text: re.sub(r"dense<-5\.000000e-01>", "dense<-5.010000e-01>", text),
+    "a sign": lambda text: text.replace("stablehlo.subtract", "stablehlo.add"),
+}
+
+
+@pytest.mark.parametrize("change", WRONG)
+def test_a_program_that_is_wrong_is_noticed(rng, callbacks, change):
+    with pytest.raises(AssertionError):
+        assert np.less(compared(rng, callbacks, "gauss_sum", 300, 3, WRONG[change]), limits("gauss_sum", EXACT)).all()
