@@ -85,8 +85,10 @@ def kernel_columns(kernel: "AttentionKernel", dim: int, channels: int) -> int:
     """Columns of both products by a kernel on CUDA, for all blocks of channels that it takes one by one."""
     at_once = kernel.channels(channels)
     width = kernel.width(max(kernel.columns(dim), at_once))
-    compiled = next((x for x in WIDTHS[kernel.name] if x >= width), width)
-    return 2 * compiled * -(-channels // at_once)
+    compiled = [
+        next((x for x in WIDTHS[kernel.name] if x >= y), y) for y in (width, kernel.value_width(at_once, width))
+    ]
+    return sum(compiled) * -(-channels // at_once)
 
 
 def kernel_engine(kernel: "AttentionKernel") -> str:

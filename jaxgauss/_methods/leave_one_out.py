@@ -198,7 +198,9 @@ def _sums_over_others(
         means = means * jnp.exp(logs - total)[..., None] + theirs * jnp.exp(more - total[..., None])
         return (total, means), None
 
-    found = jax.tree.map(lambda z: jnp.moveaxis(z, 0, 1), lax.map(jax.checkpoint(within), (x, w, v)))  # (T, groups, size, …)
+    found = jax.tree.map(
+        lambda z: jnp.moveaxis(z, 0, 1), lax.map(jax.checkpoint(within), (x, w, v))
+    )  # (T, groups, size, …)
     if num_groups > 1:
         found = lax.scan(jax.checkpoint(add), found, jnp.arange(1, num_groups))[0]
     return jax.tree.map(lambda z: z.reshape(len(taus), -1, *z.shape[3:])[:, :num], found)

@@ -148,11 +148,8 @@ def _by_attention(chosen: Plan, far: str, q: Array, k: Array, v: Array, tau: Arr
         near = reach <= NEAR[q.dtype.name]
         method, backend = ("rescale", "cpu") if near else ("anywhere", "xla")
         return replace(chosen, method=method, backend=backend, precision=q.dtype.name, reason=reason)
-    if kernel.half:
-        milliseconds, basis = time_on_cuda(
-            bridge.select_kernel("efficient", "float32", "cuda", q.dtype.name, q.shape[-1]), *size
-        )
-        reason += f": a second kernel computes them again, in {milliseconds:.3g} ms more ({basis})"
+    milliseconds, basis = time_on_cuda(guard.finest_kernel("cuda", "float32"), *size)
+    reason += f": a second kernel computes them again, in {milliseconds:.3g} ms more ({basis})"
     return replace(chosen, method="rescale", backend="efficient", precision="float32", reason=reason)
 
 
