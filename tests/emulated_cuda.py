@@ -249,7 +249,8 @@ def sdpa_efficient_backward(g, q, k, v, bias, out, lse, seed, offset, dropout, m
 def cudnn(q, k, v, bias, wants_lse, dropout=0.0, causal=False, debug=False, *, scale):
     """cuda/attention.cu, _cudnn_attention_forward; ../cudnn/MHA.cpp; cuda/sdp_utils.cpp, check_cudnn_*.
 
-    The lse is (B, H, M, 1). A single key is refused; cuDNN up to 9.15.0 is wrong for lengths that 128 does not divide.
+    The lse is (B, H, M, 1). A single key is refused; cuDNN up to 9.15.0 is wrong for lengths that 128 does not divide,
+    cuDNN 9.19 to 9.25.0 for a single query on Blackwell (pytorch#193893).
     """
     check(card.capability >= (8, 0), "cuDNN MHA only supports Ampere GPUs or newer.")
     check(all(x.dtype == q.dtype and is_half(x) for x in (q, k, v)), "cuDNN SDPA takes fp16 and bf16")
@@ -257,7 +258,8 @@ def cudnn(q, k, v, bias, wants_lse, dropout=0.0, causal=False, debug=False, *, s
     check(all(x.is_contiguous() for x in (q, k, v)), "strides of zero are no layout of cuDNN's")
     check(k.shape[2] > 1, "cuDNN SDPA does not support a sequence of length one")
     out, lse = softmax(q, k, v, scale)
-    if card.cudnn <= 91500 and (q.shape[2] % 128 or k.shape[2] % 128):
+    is_single = q.shape[2] == 1 and card.capability[0] in (10, 11) and 91900 <= card.cudnn <= 92500
+    if is_single or (card.cudnn <= 91500 and (q.shape[2] % 128 or k.shape[2] % 128)):
         out = out * NAN
     empty = torch.empty(0)
     return in_order_of_rows(out, q.dtype), lse[..., None], empty, empty, q.shape[2], k.shape[2], empty, empty, empty

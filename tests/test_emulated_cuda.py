@@ -158,11 +158,11 @@ def test_what_a_card_cannot_run_is_refused_by_name(rng, options):
         gauss_sum(*operands, **options)
 
 
-@pytest.mark.parametrize("cudnn", [91002, 91500, 91900])
-def test_cudnn_gets_what_it_takes(rng, cudnn):
-    with emulated_cuda.on(cudnn=cudnn):
+@pytest.mark.parametrize("cudnn, capability", [(91002, HOPPER), (91500, HOPPER), (91900, HOPPER), (92100, (10, 0))])
+def test_cudnn_gets_what_it_takes(rng, cudnn, capability):
+    with emulated_cuda.on(cudnn=cudnn, capability=capability):
         for *sizes, method in (
-            *((*x, "rescale") for x in ((128, 256), (130, 256), (128, 250), (5, 1))),
+            *((*x, "rescale") for x in ((128, 256), (130, 256), (128, 250), (5, 1), (1, 256))),
             (130, 256, "reweight"),
         ):
             case = problem(rng, *sizes, 16, 3, tau=1.0)

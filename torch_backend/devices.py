@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 FLASH = 8, 0  # the lowest compute capability with FlashAttention, cuDNN's attention and bfloat16
 SMALL = (8, 6), (8, 9)  # capabilities with little shared memory (also 12.0 and up): widths of 193 to 224 do not fit
+BLACKWELL = 10, 11  # major capabilities of its data centers' cards
 FAULTY_CUDNN = 91500  # the last version that is wrong for lengths that are no multiple of 128
 
 
@@ -31,7 +32,12 @@ class Card(NamedTuple):
         return self.capability[0] in (9, 10) and self.cudnn > FAULTY_CUDNN
 
     def cudnn_takes(self, num_queries: int, num_keys: int) -> bool:
-        """Whether cuDNN is right for these numbers of queries and keys."""
+        """Whether cuDNN is right for these numbers of queries and keys.
+
+        A single query is refused or wrong on Blackwell by cuDNN 9.19 to 9.25.0 (PyTorch 2.14.1, pytorch#193893).
+        """
+        if num_queries == 1 and self.capability[0] in BLACKWELL:
+            return False
         return num_keys > 1 and (self.cudnn > FAULTY_CUDNN or (num_queries % 128 == 0 and num_keys % 128 == 0))
 
     def __str__(self) -> str:

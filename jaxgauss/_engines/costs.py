@@ -44,6 +44,7 @@ WIDTHS = {
     "cudnn": (64, 128),
     "efficient": (64, 128),  # beyond, one form serves all widths
 }
+DROPPED = 160, 224  # of flash attention, in PyTorch 2.14.1
 WARM_UPS, SHORTEST = 3, 5e-3  # calls; seconds of a repetition
 SETTLED = 0.02  # seconds of untimed calls before a repetition: threads of another library may spin so long
 
@@ -85,10 +86,16 @@ def kernel_columns(kernel: "AttentionKernel", dim: int, channels: int) -> int:
     """Columns of both products by a kernel on CUDA, for all blocks of channels that it takes one by one."""
     at_once = kernel.channels(channels)
     width = kernel.width(max(kernel.columns(dim), at_once))
-    compiled = [
-        next((x for x in WIDTHS[kernel.name] if x >= y), y) for y in (width, kernel.value_width(at_once, width))
-    ]
+    widths = width, kernel.value_width(at_once, width)
+    compiled = (next((x for x in widths_of(kernel.name) if x >= y), y) for y in widths)
     return sum(compiled) * -(-channels // at_once)
+
+
+@functools.cache
+def widths_of(name: str) -> tuple[int, ...]:
+    """The widths for which the installed PyTorch has a kernel."""
+    version = tuple(map(int, importlib.metadata.version("torch").split(".")[:2]))
+    return tuple(x for x in WIDTHS[name] if name != "flash" or x not in DROPPED or version < (2, 14))
 
 
 def kernel_engine(kernel: "AttentionKernel") -> str:
