@@ -119,11 +119,11 @@ def check_flash(*operands: Tensor) -> None:
 
 
 def flash(q, k, v, dropout=0.0, causal=False, debug=False, *, scale):
-    """Out (B, H, M, W) in memory ordered as (B, M, H, W); lse (B, H, M) in float32."""
+    """Out (B, H, M, W) in the strides of q; lse (B, H, M) in float32."""
     check_flash(q, k, v)
     out, lse = softmax(q, k, v, scale)
     empty, seed = torch.empty(0), torch.empty(2, dtype=torch.uint64)
-    return in_order_of_rows(out, q.dtype), lse, empty, empty, q.shape[2], k.shape[2], seed, empty, empty
+    return laid_out_like(q, out), lse, empty, empty, q.shape[2], k.shape[2], seed, empty, empty
 
 
 def flash_backward(g, q, k, v, out, lse, cu_q, cu_k, max_q, max_k, dropout, causal, seed, offset, *, scale):
@@ -137,12 +137,12 @@ def flash_backward(g, q, k, v, out, lse, cu_q, cu_k, max_q, max_k, dropout, caus
     small = card.capability in ((8, 6), (8, 9)) or card.capability >= (12, 0)
     check(not (small and 192 < q.shape[-1] <= 224), "CUDA error: invalid argument")
     read = torch.as_strided(lse, lse.shape, (lse.shape[1] * lse.shape[2], lse.shape[2], 1))
-    return tuple(in_order_of_rows(x, q.dtype) for x in slopes(g, q, k, v, out, read, scale))
+    return tuple(map(laid_out_like, (q, k, v), slopes(g, q, k, v, out, read, scale)))
 
 
-def in_order_of_rows(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """(B, H, N, W) in a dtype, in memory ordered as (B, N, H, W), as the kernels leave it."""
-    return x.to(dtype).transpose(1, 2).contiguous().transpose(1, 2)
+def laid_out_like(operand: Tensor, x: Tensor) -> Tensor:
+    """(B, H, N, W) in the dtype and the strides of an operand (flash_api.cpp: empty_like of (B, N, H, W))."""
+    return torch.empty_like(operand.transpose(1, 2)).transpose(1, 2).copy_(x)
 
 
 # The memory-efficient kernel: cuda/attention.cu, _efficient_attention_forward; cuda/attention_backward.cu,
@@ -262,7 +262,7 @@ def cudnn(q, k, v, bias, wants_lse, dropout=0.0, causal=False, debug=False, *, s
     if is_single or (card.cudnn <= 91500 and (q.shape[2] % 128 or k.shape[2] % 128)):
         out = out * NAN
     empty = torch.empty(0)
-    return in_order_of_rows(out, q.dtype), lse[..., None], empty, empty, q.shape[2], k.shape[2], empty, empty, empty
+    return laid_out_like(q, out), lse[..., None], empty, empty, q.shape[2], k.shape[2], empty, empty, empty
 
 
 STAND_INS: dict[str, Callable] = {
