@@ -9,6 +9,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
+from ._arrays.points import dot
 from ._checks.operands import check_weights, takes_tau
 from ._checks.optional import needed
 from ._checks.samples import check_kernel, check_rng_key, visible
@@ -188,7 +189,7 @@ class NystromPreconditioner(_Symmetric):
         """R v, or Rᵀ v if transposed, where P⁻¹ = R Rᵀ and R = S(U Λ Uᵀ + I)^(-½)."""
         vector = self.scale * vector if transposed else vector
         damping = 1 - lax.rsqrt(1 + self.eigenvalues)
-        vector = vector - self.vectors @ (damping * (self.vectors.T @ vector))
+        vector = vector - dot(self.vectors, damping * dot(self.vectors.T, vector))
         return vector if transposed else self.scale * vector
 
     def log_determinant(self) -> Float[Array, ""]:
@@ -198,7 +199,7 @@ class NystromPreconditioner(_Symmetric):
 
     def diagonal(self) -> Float[Array, " n"]:
         """The diagonal of P⁻¹, (N,)."""
-        return jnp.square(self.scale) * (1 - jnp.square(self.vectors) @ (self.eigenvalues / (1 + self.eigenvalues)))
+        return jnp.square(self.scale) * (1 - dot(jnp.square(self.vectors), self.eigenvalues / (1 + self.eigenvalues)))
 
     def in_structure(self) -> jax.ShapeDtypeStruct:
         """Shape and dtype of a vector, (N,)."""
@@ -249,8 +250,8 @@ def nystrom_preconditioner(operator: GaussOperator, rank: int, *, rng_key: jax.A
     image = rows * operator.kernel_product(rows * test)
     shift = jnp.finfo(dtype).eps * jnp.linalg.norm(image)  # keeps rounded eigenvalues positive
     image += shift * test
-    values, vectors = jnp.linalg.eigh(test.T @ image)
-    factor = image @ (vectors * lax.rsqrt(jnp.maximum(values, shift))[None])  # (N, R): factor factorᵀ ≈ S K S + shift
+    values, vectors = jnp.linalg.eigh(dot(test.T, image))
+    factor = dot(image, vectors * lax.rsqrt(jnp.maximum(values, shift))[None])  # (N, R): factor factorᵀ ≈ S K S + shift
     vectors, roots, _ = jnp.linalg.svd(factor, full_matrices=False)
     return NystromPreconditioner(vectors, jnp.maximum(jnp.square(roots) - shift, 0), scale)
 

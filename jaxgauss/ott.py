@@ -7,7 +7,7 @@ import jax.tree_util as jtu
 from jax import lax
 from jaxtyping import Array, Float
 
-from ._arrays.points import squared_differences
+from ._arrays.points import dot, squared_differences
 from ._checks.operands import check_names
 from ._checks.optional import needed
 from ._checks.settings import Options
@@ -114,7 +114,7 @@ class PointCloud(pointcloud.PointCloud):
             return super()._apply_cost_to_vec(vec, axis, fn, is_linear, scale_cost)
         to, points = (self.x, self.y) if axis == 1 else (self.y, self.x)
         scale = self.inv_scale_cost if scale_cost is None else scale_cost
-        return lax.map(lambda z: fn(scale * self._costs(z, points)) @ vec, to, batch_size=self.batch_size)
+        return lax.map(lambda z: dot(fn(scale * self._costs(z, points)), vec), to, batch_size=self.batch_size)
 
     def _apply_sqeucl_cost(self, vec: Array, scale_cost: Any, axis: int = 0, fn: Any = None) -> Array:
         return super(PointCloud, self._centered())._apply_sqeucl_cost(vec, scale_cost, axis, fn)
@@ -158,11 +158,11 @@ class PointCloud(pointcloud.PointCloud):
             mean, square = z.mean(0, keepdims=True), jnp.square(z).sum(1)
             variance += jnp.var(square)
             means.append(mean[0])
-            covariances.append((z - mean).T @ (z - mean) / len(z))
-            with_squares.append(square @ (z - mean) / len(z))
+            covariances.append(dot((z - mean).T, z - mean) / len(z))
+            with_squares.append(dot(square, z - mean) / len(z))
         variance += 4 * (covariances[0] * covariances[1]).sum()
         for one, other in ((0, 1), (1, 0)):
-            variance += 4 * means[other] @ (covariances[one] @ means[other] - with_squares[one])
+            variance += 4 * dot(means[other], dot(covariances[one], means[other]) - with_squares[one])
         return self.inv_scale_cost * jnp.sqrt(jnp.maximum(variance, 0))
 
     def _sides(self, f: Array, g: Array, eps: Any, axis: int) -> tuple[Array, Array, Array]:

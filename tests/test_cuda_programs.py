@@ -28,5 +28,7 @@ def test_the_host_decides_nothing(name, sizes):
     assert re.findall(r"stablehlo\.(?:case|if)\b", text) == []
     assert (loops_of_unknown_length(text) > 0) == (name == "mean_shift")
     assert "f64" not in text or name in IN_FLOAT64
+    products = [x for x in text.splitlines() if "dot_general" in x and "xf32>" in x]
+    assert all("HIGHEST, HIGHEST" in x for x in products)  # others take float32 numbers in TF32, with 11 bits
     if sizes[0] > 10_000:
         assert text.count(CALLBACK.replace("gpu", "cpu")) == CALLBACKS[name]

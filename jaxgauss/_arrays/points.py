@@ -193,3 +193,4 @@ def logits(a: Any, b: Any) -> Array:
 
 
 dot = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
+weighted_sum = functools.partial(jnp.tensordot, axes=1, precision=lax.Precision.HIGHEST)  # Σ_t w_t x_t

@@ -10,6 +10,7 @@ from jax import lax
 from jaxtyping import Array, Key
 
 from .._arrays.devices import replicated
+from .._arrays.points import dot
 from .._checks.operands import as_operand, takes_tau
 from .._checks.samples import check_estimator, check_kernel, check_rng_key, check_samples, check_scores
 from .._checks.settings import MeshOnly, MeshOptions, Points, Settings, Taus, working_dtype
@@ -163,8 +164,8 @@ def _chunk(settings: Settings, design: Resamplings, sample: _Sample, signs: Arra
     def add(total: _Forms, pair: Array, sample: _Sample, signs: Array) -> _Forms:
         squared, counts = squared_distances(sample.groups, pair, diagonal=design.biased)
         (x, y), (s, t) = (z[pair] for z in (sample.groups.points, sample.scores))
-        slopes = (s * x).sum(-1)[:, None] + (t * y).sum(-1)[None] - s @ y.T - x @ t.T
-        between, trace, twice = s @ t.T, settings.kernel.trace(x.shape[-1]), times(pair)
+        slopes = (s * x).sum(-1)[:, None] + (t * y).sum(-1)[None] - dot(s, y.T) - dot(x, t.T)
+        between, trace, twice = dot(s, t.T), settings.kernel.trace(x.shape[-1]), times(pair)
         first, second = (signs[i].astype(design.dtype) for i in pair)
 
         def of_tau(tau: Array) -> tuple[Array, Array]:

@@ -11,7 +11,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from .._arrays.devices import has_cuda, replicated
-from .._arrays.points import LOG_ZERO
+from .._arrays.points import LOG_ZERO, dot
 from .._checks.operands import check_operands
 from .._checks.samples import check_kernel, check_samples, check_signs
 from .._checks.settings import MeshOptions, Options, Points, Settings, Values, Weights, working_dtype
@@ -183,7 +183,7 @@ def _sums_over_others(
         @jax.checkpoint
         def of_tau(tau: Array) -> tuple[Array, Array | None]:
             logits = settings.kernel.log(tau * squared) + w[None] + themselves
-            return jax.nn.logsumexp(logits, -1), None if v is None else jax.nn.softmax(logits, -1) @ v
+            return jax.nn.logsumexp(logits, -1), None if v is None else dot(jax.nn.softmax(logits, -1), v)
 
         return lax.map(of_tau, taus)
 

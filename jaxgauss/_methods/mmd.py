@@ -9,7 +9,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from .._arrays.devices import has_cuda
-from .._arrays.points import unbroadcast
+from .._arrays.points import unbroadcast, weighted_sum
 from .._checks.operands import takes_tau
 from .._checks.samples import check_balance, check_distinct_pairs, check_estimator, check_kernel, check_samples
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights, are_known
@@ -244,7 +244,7 @@ def _form_forward(settings: Settings, with_y: bool, tau, shares, x, y):
     d_shares = jnp.zeros(0, tau.dtype)
     if tau_moves and shares is not None:
         d_tau, d_shares = shares * d_tau, value
-        value, d_x, d_y = jax.tree.map(lambda z: jnp.tensordot(shares, z, 1)[None], (value, d_x, d_y))
+        value, d_x, d_y = jax.tree.map(lambda z: weighted_sum(shares, z)[None], (value, d_x, d_y))
     return value, (x, y, d_tau, d_shares, d_x, d_y)
 
 

@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
 from .._arrays.devices import has_cuda, vary_alike, vary_like
-from .._arrays.points import center, difference_logits
+from .._arrays.points import center, difference_logits, dot
 from .._checks.settings import Settings, axis_names
 
 GROUP = 512  # points; two groups make a tile of the kernel matrix
@@ -116,7 +116,7 @@ def forms_of_pairs(settings: Settings, groups: Groups, tau: Array, signs: Array,
             phi = jnp.where(counts, settings.kernel(tau * (squared - least)), 0)
             rounded = phi.astype(signs.dtype)
             products, rows = (jnp.matmul(rounded, x, precision="highest").astype(tau.dtype) for x in (second, ones))
-            quadratic, linear = (first * products).sum(0), rows[:, 0] @ first + products.sum(0)
+            quadratic, linear = (first * products).sum(0), dot(rows[:, 0], first) + products.sum(0)
             return Forms(twice * quadratic, twice / 2 * linear, twice * jnp.square(phi).sum())
 
         return jax.tree.map(jnp.add, total, lax.map(of_tau, tau) if tau.ndim else of_tau(tau))
@@ -142,7 +142,7 @@ def squared_distances(
         counts &= (pair[0] != pair[1]) | (index[:, None] != index[None])
 
     def by_product(x: Array, y: Array) -> Array:
-        return jnp.square(x).sum(-1)[:, None] + jnp.square(y).sum(-1)[None] - 2 * x @ y.T
+        return jnp.square(x).sum(-1)[:, None] + jnp.square(y).sum(-1)[None] - 2 * dot(x, y.T)
 
     def by_differences(x: Array, y: Array) -> Array:
         return -2 * difference_logits(jnp.ones((1, 1)), x, y)

@@ -8,7 +8,7 @@ from jax import lax
 from jaxtyping import Array
 
 from .._arrays.devices import replicated, vary_alike
-from .._arrays.points import align, center
+from .._arrays.points import align, center, weighted_sum
 from .._checks.operands import as_operand, takes_tau
 from .._checks.settings import Keys, Queries, Settings, Sums, Tau, Values, working_dtype
 from .._engines.dispatch import uses_mixture
@@ -123,7 +123,7 @@ def _sum_of_gaussians(
     """Σ_j w_j Σ_n exp(-τ s_j/2 ‖q_m - k_n‖²) v_n: one batch of Gauss sums over shared points."""
     taus, weights, factor, constant = as_bandwidths(found, tau, queries, keys)
     sums = unrounded_gauss_sum(of_gaussians(settings), queries[None], keys[None], values[None], taus)
-    total = jnp.tensordot(weights, sums, 1) - constant * values.sum(-2, keepdims=True)
+    total = weighted_sum(weights, sums) - constant * values.sum(-2, keepdims=True)
     return factor[..., None, None] * total
 
 

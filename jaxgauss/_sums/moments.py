@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from .._arrays.devices import replicated, vary_alike
-from .._arrays.points import align, center
+from .._arrays.points import align, center, weighted_sum
 from .._checks.settings import Settings, working_dtype
 from .._engines.dispatch import near_sum, uses_mixture
 from .._engines.near import are_near, near_or_anywhere
@@ -105,9 +105,9 @@ class Reduction:
         found = Moments(mass, first - q[..., :dim] * mass, sums)
         if shares is not None:
             given = zip((shares, shares * tau, shares), found[:3], strict=True)
-            found = Moments(*(jnp.tensordot(weights, x, 1)[None] for weights, x in given))
+            found = Moments(*(weighted_sum(weights, x)[None] for weights, x in given))
             if apart is not None:
-                found = found._replace(pulls=found.pulls + jnp.tensordot(shares, total[..., dim:start], 1)[None])
+                found = found._replace(pulls=found.pulls + weighted_sum(shares, total[..., dim:start])[None])
         if rows is None:
             return found
         # as Σ_mn c_m w_n Φ (k_n - q_m) = 0
@@ -184,7 +184,7 @@ def shares_of(tau: Array, shares: Array | None) -> Array | None:
 def bandwidth_mean(x: Array, tau: Array, shares: Array | None = None) -> Array:
     """The mean over the axis of τ, if there is one; with shares, the sum that they weight."""
     if shares is not None:
-        return jnp.tensordot(shares.astype(x.dtype), x, 1)
+        return weighted_sum(shares.astype(x.dtype), x)
     return x.mean(0) if tau.ndim else x
 
 
