@@ -63,6 +63,8 @@ PROGRAMS = {
     "energy_distance": Program(jaxgauss.energy_distance, "xy"),
     **{f"kernel_sum of {x}": Program(_partial("kernel_sum", kernel=x), "xyvt") for x in ("matern32", "imq")},
     "kernel_sum of matern12": Program(_partial("kernel_sum", kernel="matern12"), "xyvt"),
+    "log_kernel_sum of imq": Program(_partial("log_kernel_sum", kernel="imq"), "xywt"),
+    "kde_logpdf of weights": Program(lambda x, y, t, w: jaxgauss.kde_logpdf(x, y, t, weights=jnp.exp(w)), "xytw"),
     "mmd_squared of imq": Program(_partial("mmd_squared", kernel="imq"), "xyt"),
     "ksd_squared of imq": Program(_partial("ksd_squared", kernel="imq"), "xst"),
     "leave_one_out_tau": Program(lambda x, t: jaxgauss.leave_one_out_tau(x, t).scores, "xT"),

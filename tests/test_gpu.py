@@ -242,6 +242,35 @@ def test_few_points_are_summed_by_xla_at_any_distance(rng):
     assert np.abs(np.asarray(logs) - exact).max() < 2**-24 * 11_000 * 8  # exponents of up to r²/2 = 32
 
 
+@pytest.mark.parametrize("dim, channels", [(3, 1), (3, 33), (64, 1), (64, 33)])
+def test_digits_of_points_far_apart(rng, dim, channels):
+    """Behind the gate: clusters, an outlier, and points all over, from differences of 3×TF32 columns that are exact.
+
+    Errors grow with the distance R, in bandwidths: 2⁻²³ R allows for twice those of a difference of coordinates.
+    """
+    step = with_gradients(functools.partial(gauss_sum, method="rescale", precision="float16"))
+    x, v, g = (rng.normal(size=(n, m)) for n, m in ((600, dim), (300, channels), (300, channels)))
+    x /= dim**0.5
+    for far in (100.0, 1e4, 3e4):
+        clusters = x + far * rng.integers(-1, 2, (600, 1)) / dim**0.5
+        outlier = x + far * (np.arange(600)[:, None] % 300 == 7) / dim**0.5
+        all_over = far * np.tile(x[:300], (2, 1)) / 2 + x
+        for z in (clusters, outlier, all_over):
+            q, k, w, c = on_gpu([z[:300], z[300:], v, g])
+            sums, found = step(q, k, w, jnp.float32(1), c)
+            q, k, w, c = (np.asarray(y, np.float64) for y in (q, k, w, c))
+            apart = k[None] - q[:, None]
+            phi, lengths = np.exp(np.square(apart).sum(-1) / -2), np.linalg.norm(apart, axis=-1)
+            of_pairs, reach = phi * (c @ w.T), 2.0**-23 * np.linalg.norm(z, axis=1).max() + 1e-6
+            for ours, exact, size in (
+                (sums, phi @ w, phi @ np.abs(w)),
+                (found[0], (of_pairs[..., None] * apart).sum(1), (np.abs(of_pairs) * lengths).sum(1)),
+                (found[1], -(of_pairs[..., None] * apart).sum(0), (np.abs(of_pairs) * lengths).sum(0)),
+                (found[2], phi.T @ c, phi.T @ np.abs(c)),
+            ):
+                assert np.linalg.norm(np.asarray(ours, np.float64) - exact) < reach * np.linalg.norm(size)
+
+
 def test_default_matmul_precision(rng):
     operands = on_gpu(problem(rng, 300, 400, 16, 1).operands)
     seen, by_kernel = [], functools.partial(gauss_sum, method="rescale")
