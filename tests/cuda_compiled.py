@@ -2,15 +2,18 @@
 
 XLA compiles for a card of which it has a description, without a driver. What it has made of a program runs on a CPU,
 with the stand-ins of `emulated_cuda` as PyTorch's kernels: the numbers are those of XLA's GPU pipeline, but for the
-rounding of its own kernels. This needs names of JAX that are not public: those of the version of `.ci/cuda-programs`.
+rounding of its own kernels. This needs names of JAX that are not public: those of the version of `.ci/cuda-programs`,
+whose first word `write` makes cuda_programs.json anew.
 """
 
 import collections
 import contextlib
 import functools
+import json
 import math
 import re
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -22,8 +25,16 @@ from jax._src.lib.mlir import ir
 from jax._src.lib.mlir.dialects import hlo
 from jax.experimental import topologies
 
+import emulated_cuda
 from cuda_programs import CALLBACK, lowered
 
+FACTS = Path(__file__).with_name("cuda_programs.json")
+FEW = "gauss_sum", "log_gauss_sum", "kernel_sum of imq", "mmd_squared", "ksd_squared of imq", "hsic"
+HIGH = "gauss_sum", "log_gauss_sum", "second derivatives"
+MANY = "gauss_sum", "float32", "log_gauss_sum", "kernel_mean", "mmd_squared", "mmd_flow_velocity", "leave_one_out_tau"
+MANY += "ksd_squared of imq", "energy_distance"
+SIZES = ((1000, 3), FEW), ((2000, 64), HIGH), ((16384, 16), MANY)
+CASES = [(name, *sizes) for sizes, names in SIZES for name in names]
 COUNTED = {"fusion", "custom-call", "copy", "sort", "dot", "reduce", "scatter"}
 
 
@@ -241,3 +252,22 @@ def _reshaped(bitcast: Any) -> Any:
         x = hlo.transpose(x, ir.DenseI64ArrayAttr.get(before))
         x = hlo.reshape(ir.RankedTensorType.get([wanted.shape[i] for i in after], wanted.element_type), x)
         return hlo.transpose(x, ir.DenseI64ArrayAttr.get([int(i) for i in np.argsort(after)]))
+
+
+def write() -> None:
+    """What the programs of CASES launch and hold, into FACTS; what stands there as `before` stays."""
+    given = json.loads(FACTS.read_text()) if FACTS.exists() else {"rows": []}
+    before = {(x["program"], *x["sizes"]): x["before"] for x in given["rows"] if "before" in x}
+    rows = []
+    with emulated_cuda.emulated(), without_callbacks([]):
+        for name, *sizes in CASES:
+            found = examined(compile_for(name, *sizes))
+            numbers = {"kernels": found.kernels, "callbacks": found.callbacks, "waits": found.waits}
+            numbers["mebibytes"] = round(found.temporary / 2**20, 1)
+            rows.append({"program": name, "sizes": sizes, **numbers, "before": before.get((name, *sizes), {})})
+    facts = given | {"device": "H100", "jax": jax.__version__, "rows": rows}
+    FACTS.write_text(json.dumps(facts, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    write()

@@ -5,12 +5,13 @@ by the function of that name in BLOCKS, so that no number is typed. The tests co
 """
 
 import functools
+import json
 import re
 from collections.abc import Callable
 
 from .. import applications, grids, load, scaling
 from ..first_light import report as first_light
-from ..plots import having, milliseconds, prose, span
+from ..plots import having, milliseconds, prose, span, table
 from ..study import RESULTS, ROOT, read
 from ..suites import SUITES
 
@@ -61,6 +62,29 @@ def threads(loaded: dict, scaled: dict) -> str:
     return f"{load.report(loaded)}\n{scaling.memory(scaled)}"
 
 
+def compiled() -> str:
+    """What CUDA's programs launch and hold, as XLA compiles them."""
+    facts = json.loads((ROOT / "tests" / "cuda_programs.json").read_text())
+    heads = [
+        "program",
+        "N",
+        "D",
+        "kernels",
+        "calls of PyTorch",
+        "MiB",
+        "waits, before",
+        "kernels, before",
+        "MiB, before",
+    ]
+    rows = []
+    for x in facts["rows"]:
+        name = f"`{x['program']}`" if x["program"].isidentifier() else x["program"]
+        before = (x["before"][y] for y in ("waits", "kernels", "mebibytes"))
+        rows.append([name, *x["sizes"], x["kernels"], x["callbacks"], x["mebibytes"], *before])
+    of = f"Compiled for an {facts['device']} by jax {facts['jax']}; “before” is the commit {facts['before']}."
+    return table([heads, *([str(y) for y in row] for row in rows)]) + "\n" + prose(of)
+
+
 BLOCKS: dict[str, tuple[Callable[..., str], tuple[str, ...]]] = {
     "everything": (grids.everything, (PAPER,)),
     "rivals": (grids.rivals, (PAPER,)),
@@ -69,6 +93,7 @@ BLOCKS: dict[str, tuple[Callable[..., str], tuple[str, ...]]] = {
     "losses": (losses, (PAPER, GRID, MMD)),
     "gpu": (first_light.compared, (H200, H200_BEFORE)),
     "gpu_sentence": (first_light.in_one_sentence, (H200,)),
+    "compiled": (compiled, ()),
     "wide": (scaling.wide, (SCALING,)),
     "streamed": (scaling.files, (SCALING,)),
     "forward_mode": (scaling.tangents, (SCALING,)),
