@@ -184,8 +184,4 @@ def select_kernel(backend: str, precision: str, device: str, dtype: Any, dim: in
 
 def finest_kernel(device: str, dtype: str) -> AttentionKernel:
     """The kernel with the most accurate sums on "cpu" or "cuda", for points of any width."""
-    return (
-        replace(KERNELS["efficient"], dtype=dtype, exact=True)
-        if device == "cuda"
-        else replace(KERNELS["cpu"], dtype=dtype)
-    )
+    return replace(KERNELS["efficient" if device == "cuda" else "cpu"], dtype=dtype, exact=device == "cuda")

@@ -117,18 +117,16 @@ def point_columns(points: Array, kernel: AttentionKernel, *, of_keys: bool = Fal
 
 
 def exponent_columns(
-    queries: Array, keys: Array, kernel: AttentionKernel, log_weights: Array | None = None
+    queries: Array, keys: Array, kernel: AttentionKernel, log_weights: Array | float = 0.0
 ) -> tuple[list[Array | float], list[Array | float], Array]:
     """Columns of queries and keys, and norms: a product of columns is -½|a - b|² + log w plus the norm of the query."""
     if kernel.exact:
-        weights = 0.0 if log_weights is None else log_weights
-        columns = exact.columns(queries), exact.columns(keys, of_keys=True, log_weights=weights)
+        columns = exact.columns(queries), exact.columns(keys, of_keys=True, log_weights=log_weights)
         return *columns, array_namespace(queries).zeros_like(queries[..., :1])
     query_columns, query_norms = point_columns(queries, kernel)
     key_columns, key_norms = point_columns(keys, kernel, of_keys=True)
     scale = SCALE.get(kernel.dtype, 1.0)
-    bias = -key_norms if log_weights is None else log_weights - key_norms
-    parts = in_parts(bias / scale, kernel.dtype, kernel.norm_columns)
+    parts = in_parts((log_weights - key_norms) / scale, kernel.dtype, kernel.norm_columns)
     return [*query_columns, *[scale] * len(parts)], [*key_columns, *parts], query_norms
 
 

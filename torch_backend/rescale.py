@@ -64,14 +64,14 @@ def softmax_mean(
     values: Array,
     kernel: AttentionKernel,
     attend: Attend,
-    log_weights: Array | None = None,
+    log_weights: Array | float = 0.0,
 ) -> tuple[Array, Array]:
     """Σ_n w_n Φ v_n / Σ_n w_n Φ (B, H, M, C) and log Σ_n w_n Φ (B, H, M, 1), for values that the dtype holds."""
     dim, channels, bias = queries.shape[-1], values.shape[-1], None
     if kernel.takes_bias:
         query_columns, query_norms = point_columns(queries, kernel)
         key_columns, key_norms = point_columns(keys, kernel)
-        bias = cast((-key_norms if log_weights is None else log_weights - key_norms).mT, kernel.dtype)
+        bias = cast((log_weights - key_norms).mT, kernel.dtype)
     else:
         query_columns, key_columns, query_norms = exponent_columns(queries, keys, kernel, log_weights)
     columns = dim if kernel.takes_bias else kernel.columns(dim)

@@ -16,12 +16,11 @@ from .._arrays.devices import vary_like
 from .._arrays.points import LOG_ZERO, dot, with_axes_of
 from .._arrays.shapes import K, L, Q, S, T, V, W
 from .._kernels.kernels import GAUSS, Kernel
-from .pairs import cut_off, results_of, with_rank
+from .pairs import FARTHEST, cut_off, largest_coordinate, results_of, with_rank
 from .tiles import CUDA_TILE, block_sizes, blocks, scan, tiled_sum, unblocks
 from .wanted import Columns, Rows, Sums, Wanted
 
-FARTHEST = 2.0**60  # bandwidths; the square of a difference that is cut off there is finite in float32
-LARGEST = 2.0**126  # difference of coordinates
+CUT_OFF = FARTHEST**0.5  # bandwidths, of a coordinate
 
 
 def fused_tile(wanted: Wanted, scale: Array, rows: Rows, columns: Columns, ratio: Array) -> Sums:
@@ -71,7 +70,7 @@ def _products(scale: Array, q: Array, b: Array, k: Array) -> Array:
 def _terms(scale: Array, q: Array, b: Array, k: Array) -> Array:
     scale = scale[..., None, :]
     factors = scale * _differences(b, k), scale * (_differences(q, k) + (b - q)[..., :, None, :])
-    return jnp.clip(factors[0], -FARTHEST, FARTHEST) * jnp.clip(factors[1], -FARTHEST, FARTHEST)
+    return jnp.clip(factors[0], -CUT_OFF, CUT_OFF) * jnp.clip(factors[1], -CUT_OFF, CUT_OFF)
 
 
 def _products_backward(operands: tuple[Array, ...], weights: Array) -> tuple[Array, ...]:
@@ -114,7 +113,8 @@ _inner.defvjp(lambda *operands: (_inner(*operands), operands), _inner_backward)
 
 def _differences(a: Array, b: Array) -> Array:
     """b_n - a_m, (*batch, M, N, D), in what XLA fuses; finite for finite points, so that a weight of 0 makes it 0."""
-    return jnp.clip(b[..., None, :, :] - a[..., :, None, :], -LARGEST, LARGEST)
+    most = largest_coordinate(a.dtype)
+    return jnp.clip(b[..., None, :, :] - a[..., :, None, :], -most, most)
 
 
 def _summed(tile: Array, v: Array) -> Array:
@@ -156,7 +156,7 @@ def relative_means(kernel: Kernel, queries: Q, keys: K, values: V, tau: T, log_w
     sums = tiled_sum(tile_sum, (q, largest), (k, log_weights), jnp.concatenate([values, ones], -1), tile=CUDA_TILE)
     total, log = sums[..., -1:], largest.log
     if kernel == GAUSS:
-        squares = jnp.square(jnp.clip(scale * (q - largest.key), -FARTHEST, FARTHEST))
+        squares = jnp.square(jnp.clip(scale * (q - largest.key), -CUT_OFF, CUT_OFF))
         log = largest.log_weight - cut_off(squares.sum(-1, keepdims=True)) / 2
     return sums[..., :-1] / total, log + jnp.log(total)
 

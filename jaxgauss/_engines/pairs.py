@@ -7,6 +7,7 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -227,8 +228,13 @@ def zeros_of(wanted: Wanted, *shape: int, scale: Array, points: Array) -> Sums:
 
 def subtractable(x: Array) -> Array:
     """The points, with finite coordinates clipped so that their differences do not overflow."""
-    largest = float(jnp.finfo(x.dtype).max) / 4
+    largest = largest_coordinate(x.dtype)
     return jnp.where((jnp.abs(x) > largest) & jnp.isfinite(x), jnp.sign(x) * largest, x)
+
+
+def largest_coordinate(dtype: Any) -> float:
+    """Of points that can be subtracted, and their differences added, without overflow."""
+    return float(jnp.finfo(dtype).max) / 4
 
 
 def with_rank(x: Array, like: Array) -> Array:

@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from .._arrays.devices import has_cuda, replicated
+from .._arrays.devices import replicated
 from .._arrays.points import LOG_ZERO, dot
 from .._checks.operands import check_operands
 from .._checks.samples import check_kernel, check_samples, check_signs
@@ -18,7 +18,7 @@ from .._checks.settings import MeshOptions, Options, Points, Settings, Values, W
 from .._kernels.kernels import Kernel
 from .._sums.checked import reverse_only
 from .._sums.display import progress_bar, refuse_progress_in_a_trace, short_repr
-from .._sums.in_float64 import in_float64
+from .._sums.in_float64 import with_all_digits
 from .._sums.kernel_mean import as_logs, means_over_mesh
 from .._sums.log_gauss_sum import log_gauss_sum
 from .kde import check_integral, log_factor, log_or_zero
@@ -157,9 +157,9 @@ def _over_others(settings: Settings, *operands: Any) -> tuple[Array, Array | Non
 
     Sums of groups are joined by exponentials of differences of logarithms, which float32 cannot hold for far points.
     """
-    if has_cuda() or not settings.automatic:
+    if not settings.automatic:
         return _sums_over_others(settings, *operands)
-    return in_float64(settings, _sums_over_others, *operands)
+    return with_all_digits(settings, _sums_over_others, *operands)
 
 
 def _sums_over_others(
