@@ -1,5 +1,10 @@
 """Wherever few points lie, sums on CUDA have their digits as well: the tests of `test_anywhere`, there."""
 
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 from test_anywhere import (  # noqa: F401
     test_batches,
@@ -12,4 +17,45 @@ from test_anywhere import (  # noqa: F401
     test_sums_and_all_gradients,
 )
 
+from jaxgauss import kernel_mean, kernel_sum, log_gauss_sum
+from oracle import relative_error
+
 pytestmark = pytest.mark.usefixtures("cuda")
+
+
+def squares(x, y, tau):
+    return tau * jnp.square(x[:, None] - y[None]).sum(-1)
+
+
+def summed(kernel):
+    return lambda *operands: kernel_sum(*operands, kernel=kernel, method="differences")
+
+
+FORMULAS = {  # of functions of points, keys, values and τ
+    "sums": (summed("gauss"), lambda x, y, v, tau: jnp.exp(squares(x, y, tau) / -2) @ v),
+    "sums of imq": (summed("imq"), lambda x, y, v, tau: (1 + squares(x, y, tau)) ** -0.5 @ v),
+    "means": (
+        functools.partial(kernel_mean, method="differences"),
+        lambda x, y, v, tau: jax.nn.softmax(squares(x, y, tau) / -2, -1) @ v,
+    ),
+    "logarithms": (
+        lambda x, y, v, tau: log_gauss_sum(x, y, v[:, 0], tau, method="differences"),
+        lambda x, y, v, tau: jax.nn.logsumexp(squares(x, y, tau) / -2 + v.T, -1),
+    ),
+}
+
+
+@pytest.mark.parametrize("order", [2, 3])
+@pytest.mark.parametrize("name", FORMULAS)
+def test_derivatives_of_higher_order(rng, name, order):
+    """Of all operands, in random directions, against those that JAX forms of the formula in float64."""
+    shapes = (30, 3), (40, 3), (40, 1)
+    operands, directions = ([*(rng.normal(size=x) for x in shapes), np.array(0.5)] for _ in range(2))
+
+    def derivatives(f, *operands):
+        for _ in range(order - 1):
+            f = functools.partial(lambda f, *x: sum(map(jnp.vdot, jax.grad(f, (0, 1, 2, 3))(*x), directions)), f)
+        return jax.grad(f, (0, 1, 2, 3))(*operands)
+
+    ours, exact = (derivatives(lambda *x, f=f: jnp.sin(f(*x)).sum(), *operands) for f in FORMULAS[name])
+    assert max(map(relative_error, ours, exact)) < 1e-10

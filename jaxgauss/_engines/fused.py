@@ -48,18 +48,27 @@ def fused_tile(wanted: Wanted, scale: Array, rows: Rows, columns: Columns, ratio
 #
 #     P = Σ_d s² (k - b)((k - q) + (b - q)):    dq_m = -2 s² Σ_n W (k_n - b_m)    dk_n = 2 s² Σ_m W (k_n - q_m)
 #
-# For b = q this is u, and the rule is that of u.
+# For b = q this is u, with the same rule. But then b is no constant to the next derivative: u has its own function.
 
 
 def squared_distances(scale: Array, q: Array, k: Array) -> Array:
     """The u of all pairs, (*batch, M, N), from unscaled points (*batch, N, D)."""
-    return cut_off(products_of_differences(scale, q, lax.stop_gradient(q), k))
+    return cut_off(_squares(*_of_one_batch(scale, q, k)))
 
 
 def products_of_differences(scale: Array, q: Array, b: Array, k: Array) -> Array:
     """Σ_d s² (k_n - b_m)((k_n - q_m) + (b_m - q_m)), (*batch, M, N), for a constant b."""
-    batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (scale, q, b, k)))
-    return _products(*(jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (scale, q, b, k)))
+    return _products(*_of_one_batch(scale, q, b, k))
+
+
+def _of_one_batch(*operands: Array) -> list[Array]:
+    batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in operands))
+    return [jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in operands]
+
+
+@jax.custom_vjp
+def _squares(scale: Array, q: Array, k: Array) -> Array:
+    return _terms(scale, q, q, k).sum(-1)
 
 
 @jax.custom_vjp
@@ -73,15 +82,25 @@ def _terms(scale: Array, q: Array, b: Array, k: Array) -> Array:
     return jnp.clip(factors[0], -CUT_OFF, CUT_OFF) * jnp.clip(factors[1], -CUT_OFF, CUT_OFF)
 
 
+def _squares_backward(operands: tuple[Array, ...], weights: Array) -> tuple[Array, ...]:
+    scale, q, k = operands
+    return _gradients(weights, _squares(*operands), scale, q, q, k)
+
+
 def _products_backward(operands: tuple[Array, ...], weights: Array) -> tuple[Array, ...]:
-    scale, q, b, k = operands
+    d_scale, d_queries, d_keys = _gradients(weights, _products(*operands), *operands)
+    return d_scale, d_queries, jnp.zeros_like(operands[2]), d_keys
+
+
+def _gradients(weights: Array, found: Array, scale: Array, q: Array, b: Array, k: Array) -> tuple[Array, Array, Array]:
+    """Those of √τ, queries and keys, from the sums that were `found`."""
     squares = -2 * jnp.square(scale)
     d_queries, d_keys = squares * pulls(weights, b, k), squares * pulls(weights.mT, k, q)
     if scale.shape[-1] == 1:
-        of_scale = (weights * _products(scale, q, b, k)).sum((-2, -1), keepdims=True)
+        of_scale = (weights * found).sum((-2, -1), keepdims=True)
     else:
         of_scale = (weights[..., None] * _terms(scale, q, b, k)).sum((-3, -2))[..., None, :]
-    return 2 / scale * of_scale, d_queries, jnp.zeros_like(b), d_keys
+    return 2 / scale * of_scale, d_queries, d_keys
 
 
 @jax.custom_vjp
@@ -106,6 +125,7 @@ def _inner_backward(operands: tuple[Array, Array, Array], weights: Array) -> tup
     return pulls(weights, a, b), -g * weights.sum(-1, keepdims=True), dot(weights.mT, g)
 
 
+_squares.defvjp(lambda *operands: (_squares(*operands), operands), _squares_backward)
 _products.defvjp(lambda *operands: (_products(*operands), operands), _products_backward)
 pulls.defvjp(lambda *operands: (pulls(*operands), operands), _pulls_backward)
 _inner.defvjp(lambda *operands: (_inner(*operands), operands), _inner_backward)
