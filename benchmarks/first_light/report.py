@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from .. import applications, grids, plots
+from .. import applications, grids, plots, rivals
 from ..plots import Cells, fastest, having
 from ..rivals import BARE, Problem, limit
 from ..tools import fit_costs
@@ -39,6 +39,7 @@ def report(data: dict) -> str:
         "Headline": times(data),
         "Of the physical limit: by `auto`, and by the fastest of ours": limits(data),
         "Launches": launches(cells(data, "launches")),
+        "Few points": few(data),
         "Milliseconds (and MiB) of an MMD step": mmd(cells(data, "mmd")),
         "Memory": memory(cells(data, "memory")),
         "Densities": densities(cells(data, "densities")),
@@ -127,6 +128,17 @@ def launches(found: Cells) -> str:
         counts = ", ".join(f"{count} {name[:60]}" for name, count in c["names"].items())
         names.append(f"- {c['method']}, C = {c['c']}, {c['what']}: {counts}\n")
     return plots.table(rows) + "\n" + "".join(names) if names else ""
+
+
+def few(data: dict) -> str:
+    """Milliseconds of one call, by N, D, C."""
+    sizes = plots.by_method([c for c in cells(data, "few") if "method" in c], "n", "d", "c", "what")
+    rows = [["N = M", "D, C", "", "auto", *rivals.JAX_NATIVE, "error of auto"]]
+    for (num, dim, channels, what), methods in sorted(sizes.items()):
+        times = [plots.milliseconds(methods.get(name)) for name in rows[0][3:-1]]
+        error = methods.get("auto", {}).get("error")
+        rows.append([str(num), f"{dim}, {channels}", what, *times, "–" if error is None else f"{error:.1e}"])
+    return plots.table(rows) if len(rows) > 1 else ""
 
 
 def mmd(found: Cells) -> str:

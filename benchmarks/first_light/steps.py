@@ -55,6 +55,7 @@ class Sizes:
     device: str
     nums: tuple[int, ...]
     pairs: tuple[tuple[int, int], ...]  # D, C
+    few: tuple[int, ...]
     mmd: tuple[int, ...]
     memory: tuple[int, ...]
     samples: int
@@ -67,13 +68,14 @@ GPU = Sizes(
     device="cuda",
     nums=(16384, 65536),
     pairs=tuple(grids.HEADLINE),
+    few=(1024, 4096, 256),
     mmd=(1024, 4096, 16384, 256, 65536),
     memory=tuple(2**i for i in range(14, 19)),
     samples=2**20,
     queries=2**17,
     square=2048,
 )
-EMULATED = Sizes("cpu", (64, 128), ((3, 1), (16, 16)), (64,), (64, 128), 256, 128, 64, every=11)
+EMULATED = Sizes("cpu", (64, 128), ((3, 1), (16, 16)), (64,), (64,), (64, 128), 256, 128, 64, every=11)
 
 
 class Recorder:
@@ -227,6 +229,13 @@ def headline(sizes: Sizes) -> Iterator[Cell]:
             yield dataclasses.replace(cell, about=cell.about | {"group": group}, methods={**cell.methods, **more})
 
 
+def few(sizes: Sizes) -> Iterator[Cell]:
+    """Few points, which XLA sums."""
+    for num, what, (dim, channels) in itertools.product(sizes.few, grids.WHAT, sizes.pairs):
+        problem = Problem(num, dim, channels, 1, "float32", sizes.device)
+        yield grids.cell("few", problem, what, ["auto", *rivals.JAX_NATIVE], d=dim, c=channels)
+
+
 def mmd(sizes: Sizes) -> Iterator[Cell]:
     """A training step, ours in half precision, and dense."""
     for num, dim in itertools.product(sizes.mmd, (16, 64)):
@@ -292,6 +301,7 @@ STEPS: dict[str, tuple[float, Callable[..., Any]]] = {  # and their shares of 25
     "tests": (4, tests),
     "launches": (1.5, launches),
     "headline": (9, headline),
+    "few": (2, few),
     "mmd": (2.5, mmd),
     "memory": (1.5, memory),
     "densities": (2, densities),
@@ -331,6 +341,6 @@ def device_of(sizes: Sizes, step: str) -> Iterator[None]:
         if sizes is EMULATED:
             stack.enter_context(study.emulated_if(True))
             stack.enter_context(mock.patch.multiple(inside.costs, **quickly))
-        if step in ("headline", "densities"):
+        if step in ("headline", "few", "densities"):
             stack.enter_context(mock.patch.object(study, "peak_mebibytes", lambda call: None))  # compiles once more
         yield

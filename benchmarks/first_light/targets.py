@@ -11,6 +11,7 @@ from .steps import GPU, OWN_WIDTH, PRECISIONS
 OURS = (*METHODS, "float32", "cudnn")
 BESIDE_BARE = {(16384, 32): 0.85, (16384, 64): 0.85, (65536, 32): 0.95, (65536, 64): 0.95}  # N, D = C: of its speed
 BESIDE_KEOPS = {"forward": 2.0, "gradients": 3.0}
+FEW = 1.0
 MMD, MMD_SIZES, EXPONENT, SECONDS = 2.0, range(1024, 16385), 1.1, 2.3
 Methods = dict[str, dict[str, Any]]  # cells by name
 Table = dict[tuple, Methods]  # by N, D, C, dtype, and forward or gradients
@@ -38,6 +39,7 @@ def targets(data: dict) -> list[Row]:
         *(bare_row(table, num, dim, least) for (num, dim), least in BESIDE_BARE.items()),
         *(keops_row(table, dtype, what) for what in BESIDE_KEOPS for dtype in ("float16", "float32")),
         jax_row(table),
+        few_row(cells(data, "few")),
         mmd_row(cells(data, "mmd")),
         memory_row(cells(data, "memory"), complete(data, "memory")),
         density_row(cells(data, "densities")),
@@ -107,6 +109,21 @@ def jax_row(table: Table) -> Row:
         if "auto" in methods and (rival := fastest(methods, JAX_NATIVE))
     }
     return worst_row(target, found, 1, 4 * len(GPU.pairs) * len(GPU.nums), "`auto` did not run")
+
+
+def few_row(found: plots.Cells) -> Row:
+    """`auto` beside the faster of JAX's own, in the geometric mean."""
+    target = f"few points: `auto` ≥ {FEW} × dense or blocked JAX in the geometric mean"
+    sizes = by_method([c for c in found if "method" in c], "n", "d", "c", "what")
+    both = [(rival, x["auto"]) for x in sizes.values() if "auto" in x and (rival := fastest(x, JAX_NATIVE))]
+    if not both:
+        return Row(target)
+    if any("median" not in ours for _, ours in both):
+        return Row(target, "`auto` did not run", False)
+    ratios = [rival["median"] / ours["median"] for rival, ours in both]
+    mean, of = plots.geometric_mean(ratios), 2 * len(GPU.pairs) * len(GPU.few)
+    text = f"{mean:.2f}x, {min(ratios):.2f}x at worst; {len(both)} of {of} cells"
+    return Row(target, text, mean >= FEW, len(sizes) >= of)
 
 
 def worst_row(target: str, found: dict[tuple, tuple[dict, dict | None]], least: float, of: int, none: str) -> Row:
