@@ -49,30 +49,34 @@ def is_half(x: Tensor) -> bool:
 
 
 def products(q: Tensor, k: Tensor) -> Tensor:
-    """Inner products in float32; of float32 operands by 3×TF32, eight columns at a time, cut off after each.
+    """Inner products in float32; of float32 operands by 3×TF32, eight columns at a time, as `FastF32` of CUTLASS does.
 
-    OpMultiplyAddFastF32 (CUTLASS, mma_tensor_op_fast_f32.h): the products of small parts first. Tensor cores do not
-    round what they add, they drop it.
+    Products of small parts come first (mma_tensor_op_fast_f32.h). Tensor cores do not round what they add, they drop
+    it. A sum starts anew after the first step of each tile of four, and is then added, rounded, to the earlier ones
+    (mem_eff_attention/gemm/custom_mma_multistage.h: tmp_accum).
     """
     if is_half(q):
         return q.float() @ k.float().mT
-    parts, total = [in_tf32(x) for x in (q, k)], torch.zeros((), dtype=torch.float64)
+    parts, total = [in_tf32(x) for x in (q, k)], torch.zeros(())
+    staged = torch.zeros((), dtype=torch.float64)
     for i in range(0, q.shape[-1], 8):
         for x, y in ((1, 0), (0, 1), (0, 0)):
-            total = total + parts[0][x][..., i : i + 8].double() @ parts[1][y][..., i : i + 8].mT.double()
-            rounded = total.float()
-            away = rounded.double().abs() > total.abs()
-            total = torch.where(away, torch.nextafter(rounded, torch.zeros(())), rounded).double()
-    return total.float()
+            staged = staged + parts[0][x][..., i : i + 8].double() @ parts[1][y][..., i : i + 8].mT.double()
+            rounded = staged.float()
+            away = rounded.double().abs() > staged.abs()
+            staged = torch.where(away, torch.nextafter(rounded, torch.zeros(())), rounded).double()
+        if i % 32 == 0:
+            total, staged = total + staged.float(), torch.zeros((), dtype=torch.float64)
+    return total + staged.float()
 
 
 def in_tf32(x: Tensor) -> tuple[Tensor, Tensor]:
-    """x to 11 bits, and to 11 bits what that leaves."""
+    """The first 11 bits of x, and to 11 bits what that leaves."""
 
-    def rounded(x: Tensor) -> Tensor:
-        return ((x.view(torch.int32) + 0x1000) & ~0x1FFF).view(torch.float32)
+    def cut(x: Tensor, added: int = 0) -> Tensor:
+        return ((x.contiguous().view(torch.int32) + added) & ~0x1FFF).view(torch.float32)
 
-    return rounded(x.contiguous()), rounded((x - rounded(x.contiguous())).contiguous())
+    return cut(x), cut(x - cut(x), 0x1000)
 
 
 def softmax(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
