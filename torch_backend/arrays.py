@@ -53,13 +53,6 @@ def held(x: Array, dtype: str) -> Array:
     return xp.where(xp.abs(x) < begin, xp.round(x / step) * step, rounded)
 
 
-def log_sum_exp(x: Array, axis: int) -> Array:
-    """log Σ exp(x) along an axis, which is kept."""
-    xp = array_namespace(x)
-    largest = xp.max(x, axis=axis, keepdims=True)
-    return largest + xp.log(xp.sum(xp.exp(x - largest), axis=axis, keepdims=True))
-
-
 def without_nan(x: Array) -> Array:
     """The array with zeros for NaN."""
     xp = array_namespace(x)

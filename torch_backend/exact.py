@@ -19,12 +19,11 @@ from array_api_compat import array_namespace
 
 from .arrays import Array
 
-COARSE, FINE = 2.0**5, 2.0**-5
-REACH = 2.0**16  # bandwidths: the largest R at which multiples of COARSE have 11 bits, and their products 24
+COARSE, FINE = 2.0**6, 2.0**-4
+REACH = 2.0**16  # bandwidths: multiples of COARSE up to it have 11 bits, and sums of a step's products 24
 STEP, NORMS = 8, 2  # columns that are added at a time, and how many of them are for norms
 TILE = 4  # steps of one sum, which begins behind the first step of a tile
 GROUPS = 1, 2, 1, 2  # how many columns a coordinate has in each group
-FARTHEST = 2.0**40  # so that squares are finite
 
 
 def count(dim: int) -> int:
@@ -35,7 +34,7 @@ def count(dim: int) -> int:
 def columns(points: Array, *, of_keys: bool = False, log_weights: Array | float = 0.0) -> list[Array | float]:
     """Columns (…, N, ·) of each group; those of queries times those of keys are exponents, plus the keys' weights.
 
-    Points beyond REACH are moved to it, so that no exponent is large.
+    Coordinates beyond REACH are moved to it, so that no exponent is large.
     """
     coarse, fine, rest = _parts(points)
     grid = coarse + fine
@@ -64,9 +63,7 @@ def from_columns(x: Array, dim: int, *, of_keys: bool = False) -> Array:
 
 def _parts(points: Array) -> tuple[Array, Array, Array]:
     xp = array_namespace(points)
-    points = xp.clip(points, -FARTHEST, FARTHEST)
-    length = xp.sqrt(_sum(points * points))
-    points = points * (REACH / xp.clip(length, REACH, None))
+    points = xp.clip(points, -REACH, REACH)
     coarse = xp.round(points / COARSE) * COARSE
     left = points - coarse
     fine = xp.round(left / FINE) * FINE

@@ -22,7 +22,7 @@ from torch import Tensor
 from . import exact
 from .arrays import EPS, Array, cast, held, nonzero, without_nan
 from .kernels import AttentionKernel, finest_kernel
-from .layout import half_squared_norms
+from .layout import squared_radius
 
 # The largest R² at which a reduction keeps the promise of its precision.
 REACH = {
@@ -59,13 +59,6 @@ SMALLEST = 1e-37  # smaller sums have no accurate digits in float32
 
 
 Compute: TypeAlias = Callable[[AttentionKernel, str], tuple[Array, ...]]  # last result: the largest sum if |v| ≤ 1
-
-
-def squared_radius(a: Array, b: Array) -> Array:
-    """R²: the largest |a|² or |b|²."""
-    xp = array_namespace(a, b)
-    a, b = (2 * xp.max(without_nan(half_squared_norms(x))) for x in (a, b))
-    return xp.maximum(a, b)
 
 
 def guarded(

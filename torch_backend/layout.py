@@ -20,6 +20,13 @@ def half_squared_norms(points: Array) -> Array:
     return array_namespace(points).sum(points * points, axis=-1, keepdims=True) / 2
 
 
+def squared_radius(a: Array, b: Array) -> Array:
+    """R²: the largest |a|² or |b|²."""
+    xp = array_namespace(a, b)
+    norms = xp.concat([xp.reshape(half_squared_norms(x), (-1,)) for x in (a, b)])
+    return 2 * xp.max(without_nan(norms))
+
+
 def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
     """`torch.broadcast_shapes`, but at once if all shapes are equal: PyTorch's takes as long as a small kernel."""
     return tuple(shapes[0] if all(shape == shapes[0] for shape in shapes) else _broadcast_shapes(*shapes))
@@ -69,7 +76,7 @@ def signs_and_log_rows(values: Array) -> tuple[Array, Array, Array]:
 
 
 def scales_for_sums(
-    cotangent: Array, sums: Array | float, points: tuple[Array, ...], dtype: str
+    cotangent: Array, sums: Array | float, points: tuple[Array, Array], dtype: str
 ) -> tuple[Array | float, Array | float]:
     """Factors s and t: with g Σ/(s t) and t P the pullback keeps the digits of half precision and does not overflow.
 
@@ -84,7 +91,7 @@ def scales_for_sums(
         return 1.0, 1.0
     xp = array_namespace(cotangent)
     sizes, sums = _finite_sizes(cotangent), _finite_sizes(sums)
-    reach = sum(xp.max(xp.abs(without_nan(x))) for x in points) + 1
+    reach = xp.clip(xp.sqrt(squared_radius(*points)), 1.0, None)  # of coordinates, and of ones
     rows = xp.sum(sizes, axis=-1, keepdims=True)
     over_queries, over_keys = xp.sum(rows, axis=-2, keepdims=True), xp.max(rows * sums, axis=-2, keepdims=True)
     largest = xp.max(sizes * sums, axis=(-2, -1), keepdims=True)

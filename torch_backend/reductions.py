@@ -46,8 +46,7 @@ def fused_sum(
     else:
         blocks = [reduction(a, b, x, kernel, attend) for x in _channel_blocks(v, most)]
     sums = cast(blocks[0] if len(blocks) == 1 else xp.concat(blocks, axis=-1), dtype_of(v))
-    of_channels = (xp.max(xp.abs(x), axis=(0, 1, 2)) for x in (sums, v))
-    largest = xp.max(next(of_channels) / nonzero(next(of_channels)))
+    largest = xp.max(xp.abs(sums) / nonzero(xp.max(xp.abs(v), axis=(0, 1, 2), keepdims=True)))
     return fold.unfold(sums, (*fold.batch, num_queries, values.shape[-1]), of_values=True), *logs, largest
 
 

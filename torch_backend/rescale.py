@@ -7,8 +7,8 @@ import math
 
 from array_api_compat import array_namespace
 
-from .arrays import Array, cast, dtype_of, log_sum_exp
-from .kernels import Attend, AttentionKernel
+from .arrays import Array, cast, dtype_of
+from .kernels import PROBES, Attend, AttentionKernel
 from .layout import LOG_ZERO, exponent_columns, in_parts, pack, point_columns, signs_and_log_rows
 
 SMALL_ROWS = -12 * math.log(2)  # from this logarithm up, half precision can hold the sizes of rows in the values
@@ -22,13 +22,16 @@ def rescale(queries: Array, keys: Array, values: Array, kernel: AttentionKernel,
     *rounded* points, so this is the exact sum of the rounded points. In half precision the size of a row of v is a
     weight in the logits, too; for one channel only signs are averaged.
     """
-    return rescale_and_log(queries, keys, values, kernel, attend)[0]
+    return rescale_and_log(queries, keys, values, kernel, attend, of_all=False)[0]
 
 
 def rescale_and_log(
-    queries: Array, keys: Array, values: Array, kernel: AttentionKernel, attend: Attend
+    queries: Array, keys: Array, values: Array, kernel: AttentionKernel, attend: Attend, *, of_all: bool = True
 ) -> tuple[Array, Array]:
-    """`rescale`, and log Σ_n w_n Φ (B, H, M, 1) for the pullback, with w from 2⁻¹² to 1; +∞ if a w would be smaller."""
+    """`rescale`, and log Σ_n w_n Φ (B, H, M, 1) for the pullback, with w from 2⁻¹² to 1; +∞ if a w would be smaller.
+
+    `of_all` gives rows of zeros a weight, too.
+    """
     xp = array_namespace(values)
     if not kernel.half:
         mean, log_sum = softmax_mean(queries, keys, values, kernel, attend)
@@ -43,12 +46,12 @@ def rescale_and_log(
         is_small = xp.ones_like(log_rows[..., :1, :], dtype=xp.bool)  # the pullback's weights are not needed for signs
     else:  # values get two parts, like points, if the width allows
         is_small = xp.any((log_rows > LOG_ZERO) & (log_rows < SMALL_ROWS), axis=-2, keepdims=True)
-        log_rows = xp.where(is_small, log_rows, xp.clip(log_rows, SMALL_ROWS, None))  # rows of zeros
+        log_rows = xp.where(is_small, log_rows, xp.clip(log_rows, SMALL_ROWS, None)) if of_all else log_rows
         parts = kernel.parts if 2 * channels <= kernel.width(kernel.columns(keys.shape[-1])) else 1
         columns = xp.concat(in_parts(x, kernel.dtype, parts), axis=-1)
         mean, log_sum = softmax_mean(queries, keys, columns, kernel, attend, log_rows)
         mean = sum(mean[..., i * channels : (i + 1) * channels] for i in range(parts))
-    total = _product(mean * scale, xp.minimum(log_sum, log_sum_exp(log_rows, -2)))
+    total = _product(mean * scale, xp.clip(log_sum, None, math.log(keys.shape[-2])))  # weights are at most one
     return total, xp.where(is_small, math.inf, log_sum)
 
 
@@ -75,7 +78,9 @@ def softmax_mean(
     else:
         query_columns, key_columns, query_norms = exponent_columns(queries, keys, kernel, log_weights)
     columns = dim if kernel.takes_bias else kernel.columns(dim)
-    width, own_dtype = kernel.width(max(columns, channels)), kernel.dtype
+    width, own_dtype = kernel.width(max(columns + (PROBES if kernel.exact else 0), channels)), kernel.dtype
+    if kernel.device == "cuda" and columns + PROBES <= width:  # as the pullback packs them: XLA then does it once
+        query_columns, key_columns = [*query_columns, 0.0, 1.0], [*key_columns, 1.0, 0.0]
     points = (pack(*x, width=width, dtype=own_dtype) for x in (query_columns, key_columns))
     padded_values = pack(values, width=kernel.value_width(channels, width), dtype=own_dtype)
     out, lse = attend(*points, padded_values, kernel, bias=bias)

@@ -15,12 +15,13 @@ from .devices import replicated, vary_like
 from .shapes import K, Q, T
 
 DIMENSIONS = 8  # coordinates per pass over a tile
+SAMPLE = 128  # points whose mean is the center in half precision: a GPU adds so many in one step
 LOG_ZERO = -1e27  # stands for log 0: finite in float32, and below every exponent
 BASE_2 = math.log2(math.e)  # exponents are those of 2^x, which is faster than e^x
 
 
 def scaled_points(
-    queries: Q, keys: K, tau: T, centered: bool = False, base_2: bool = True, every: bool = False
+    queries: Q, keys: K, tau: T, centered: bool = False, base_2: bool = True, many: bool = False
 ) -> tuple[Q, K]:
     """Scaled points a, b about a center, with Φ = 2^(-½‖a - b‖²), or exp without `base_2`.
 
@@ -28,7 +29,7 @@ def scaled_points(
     shared. With `centered`, points lie about the origin already.
     """
     of_queries = shared(queries) and not shared(keys)
-    c = 0 if centered else center(queries if of_queries else keys, every)
+    c = 0 if centered else center(queries if of_queries else keys, many)
     scale = by_point(jnp.sqrt(tau * (BASE_2 if base_2 else 1)), keys)
     return (queries - c) * scale, (keys - c) * scale
 
@@ -76,18 +77,19 @@ def unbroadcast(array: Array, shape: tuple[int, ...]) -> Array:
     return array.sum((*range(extra), *stretched)).reshape(shape) if array.shape != shape else array
 
 
-def center(points: K, every: bool = False) -> Float[Array, "*#batch 1 d"]:
-    """The mean of at most eight points, or of all with `every`; zero if it is not finite; without a gradient.
+def center(points: K, many: bool = False) -> Float[Array, "*#batch 1 d"]:
+    """The mean of at most eight points, or of a sample with `many`; zero if it is not finite; without a gradient.
 
     In float32 any center among the points is accurate enough. Eight points need no reduction: it would be a ninth step
-    in a program for few points, and XLA runs at most eight steps on one thread. In half precision the mean of all
+    in a program for few points, and XLA runs at most eight steps on one thread. In half precision the mean of many
     points saves up to a third of a gradient's error.
     """
     num, points = points.shape[-2], lax.stop_gradient(points)
     if num == 0:
         return jnp.zeros((*points.shape[:-2], 1, points.shape[-1]), points.dtype)
-    if every:
-        mean = jnp.nanmean(points, -2, keepdims=True)
+    if many:
+        sample = points[..., :: max(1, num // SAMPLE), :][..., :SAMPLE, :] if are_known(num) else points
+        mean = jnp.nanmean(sample, -2, keepdims=True)
         return jnp.where(jnp.isfinite(mean), mean, 0)
     chosen = [points[..., i : i + 1, :] for i in center_indices(num)]
     mean = functools.reduce(jnp.add, chosen) / len(chosen)

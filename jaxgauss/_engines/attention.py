@@ -47,7 +47,7 @@ def by_attention(
             return tuple(x.astype(dtype) for x in results)
 
     queries, keys, _, tau, *_ = operands
-    points = scaled_points(queries, keys, tau, base_2=False, every=kernel.half)
+    points = scaled_points(queries, keys, tau, base_2=False, many=kernel.half)
 
     def run(*_: Array) -> tuple[Array, ...]:
         return attended(chosen, kernel, points, operands)[:-1]

@@ -138,7 +138,7 @@ def _by_attention(chosen: Plan, far: str, q: Array, k: Array, v: Array, tau: Arr
     kernel, guard = kernel_of(chosen, q), bridge.torch_backend().guard
     if isinstance(kernel, str):
         return chosen
-    points = scaled_points(q, k, tau, base_2=False, every=kernel.half)
+    points = scaled_points(q, k, tau, base_2=False, many=kernel.half)
     reach = guard.squared_radius(*points)
     is_far = reach > min(chosen.reach, guard.REACH[chosen.method][chosen.precision])
     if not is_far and not (kernel.half and guard.doubtful(chosen.method, kernel, points, _largest(q, k, v, tau))):
