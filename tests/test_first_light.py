@@ -287,8 +287,8 @@ def test_the_costs_of_a_card_are_fitted_to_the_rows_of_a_file(tmp_path, monkeypa
     assert "| flash  | 2e+05 | 0.0004 | 5e-06  | 1.00 " in report.costs(data) and not report.costs(results())
 
 
-TESTS, MMD, MEMORY, DENSITIES = "GPU tests", "MMD step", "memory linear", "SD-KDE"  # what targets' lines begin with
-STEPS = {TESTS: "tests", MMD: "mmd", MEMORY: "memory", DENSITIES: "densities"}  # others are of the headline
+TESTS, FEW, MMD, MEMORY, DENSITIES = "GPU tests", "few points", "MMD step", "memory linear", "SD-KDE"  # targets' lines
+STEPS = {TESTS: "tests", FEW: "few", MMD: "mmd", MEMORY: "memory", DENSITIES: "densities"}  # others are of the headline
 BARE, KEOPS, JAX = "float16, D = C = 32, N = 16384", "float16, D ≥ 16, forward", "`auto` never slower"
 KEOPS_GRADIENTS = "float16, D ≥ 16, gradients"
 INFO = {"date": "2026-12-01", "commit": "abc", "device_name": "a card", "cores": 2, "versions": {"jax": "0.11"}}
@@ -313,6 +313,17 @@ def all_sums(**milliseconds):
 
     sizes = [(n, d, c, w, t) for n in (16384, 65536) for d, c in HEADLINE for w in WHAT for t in ("float16", "float32")]
     return [x for size in sizes for x in sums(*size, **milliseconds)]
+
+
+def about_few(n, d, c, what):
+    return {"figure": "few", "n": n, "d": d, "c": c, "what": what, "dtype": "float32"}
+
+
+def few_sums(ratio):
+    from benchmarks.grids import HEADLINE, WHAT
+
+    about = [about_few(n, d, c, w) for n in (256, 1024, 4096) for d, c in HEADLINE for w in WHAT]
+    return [timed(s, **x, method=m, error=1e-7) for x in about for m, s in (("dense JAX", ratio), ("auto", 1.0))]
 
 
 def mmd_steps(ratio, nums=(1024, 4096, 16384)):
@@ -366,6 +377,11 @@ CASES = [
     (JAX, sums(16384, 3, 1, auto=1, dense=1.01), "met so far"),
     (JAX, sums(16384, 3, 1, auto=1, dense=0.99), "missed"),
     (JAX, [*sums(16384, 32, 32, dense=1), HALF | {"method": "auto", "failed": "oh"}], "missed"),
+    (FEW, lambda: few_sums(1.01), "met"),
+    (FEW, lambda: few_sums(0.99), "missed"),
+    (FEW, lambda: few_sums(1.01)[:4], "met so far"),
+    (FEW, lambda: few_sums(1.01)[:1], "not measured"),
+    (FEW, lambda: [few_sums(1.01)[0], {**about_few(256, 3, 1, "forward"), "method": "auto", "failed": "oh"}], "missed"),
     (MMD, mmd_steps(2.01) + mmd_steps(0.1, (256, 65536)), "met"),
     (MMD, mmd_steps(1.99) + mmd_steps(9, (256, 65536)), "missed"),
     (MMD, mmd_steps(2.01, (1024,)), "met so far"),
@@ -383,7 +399,7 @@ def test_targets_are_met_from_their_threshold_on(target, cells, verdict):
     step = STEPS.get(target, "headline")
     found = verdicts(results(**{step: cells() if callable(cells) else cells}))
     (mine,) = (x for x in found if x.startswith(target))
-    assert found.pop(mine) == verdict and len(found) == 12
+    assert found.pop(mine) == verdict and len(found) == 13
     others = {x for x in found if step != "headline" or x.startswith(tuple(STEPS))}
     assert len(others) >= 4 and {found[x] for x in others} == {"not measured"}
 
@@ -404,6 +420,7 @@ def test_the_report_is_made_from_the_file_alone(tmp_path, capsys):
         tests=[PASSED, FAILED],
         launches=[launch | {"host": 1e-4, "span": 2e-4, "busy": 1e-4}],
         headline=all_sums(auto=1, cudnn=0.5, bare=0.7, own=0.6, dense=4, keops=8),
+        few=few_sums(1.5),
         mmd=mmd_steps(3.0),
         memory=peaks(1.0),
         densities=sd_kde(1.0),
@@ -417,6 +434,7 @@ def test_the_report_is_made_from_the_file_alone(tmp_path, capsys):
     assert "| cudnn                     | 0.5 (0.50x) | 0.5 (0.50x) |" in text and "| 0.27 | 0.54 cudnn " in text
     assert "| auto   | 32 | forward | 7        | 200               | 100           | 100            |" in text
     assert "- tests, b:\n      assert" in text and "3.00x in the geometric mean" in text
+    assert "| 256   | 3, 1   | forward   | 1000 | 1500      | –           | 1.0e-07       |" in text
     assert path.with_suffix(".png").stat().st_size > 10_000
     assert "| missed " in capsys.readouterr().out
 
@@ -428,4 +446,4 @@ def test_a_report_of_nothing(tmp_path):
     path.write_text(json.dumps(results()))
     write(path)
     assert set(verdicts(results()).values()) == {"not measured"}
-    assert not path.with_suffix(".png").exists() and path.with_suffix(".md").read_text().count("| did not begin |") == 8
+    assert not path.with_suffix(".png").exists() and path.with_suffix(".md").read_text().count("| did not begin |") == 9

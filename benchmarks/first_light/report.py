@@ -39,7 +39,7 @@ def report(data: dict) -> str:
         "Headline": times(data),
         "Of the physical limit: by `auto`, and by the fastest of ours": limits(data),
         "Launches": launches(cells(data, "launches")),
-        "Few points": few(data),
+        "Few points": few(data, {"steps": {}}),
         "Milliseconds (and MiB) of an MMD step": mmd(cells(data, "mmd")),
         "Memory": memory(cells(data, "memory")),
         "Densities": densities(cells(data, "densities")),
@@ -75,18 +75,22 @@ def times(data: dict) -> str:
     )
 
 
-def compared(now: dict, before: dict) -> str:
-    """Tests, and forward sums in half precision: times, that of `auto` also at an earlier commit, and errors."""
-    rows = [["N = M", "D, C", "dense JAX", BARE, "auto, before", "auto", "error of dense JAX", "error of auto"]]
-    earlier = headline(before)
-    for size, methods in sorted(headline(now).items()):
+def compared(data: dict) -> str:
+    """Forward sums in half precision: times and errors."""
+    rows = [["N = M", "D, C", "dense JAX", BARE, "auto", "error of dense JAX", "error of auto"]]
+    for size, methods in sorted(headline(data).items()):
         if size[3:] == ("float16", "forward") and methods.keys() >= {"auto", BARE, "dense JAX"}:
             dense, ours = methods["dense JAX"], methods["auto"]
-            timed = dense, methods[BARE], earlier.get(size, {}).get("auto"), ours
+            timed = dense, methods[BARE], ours
             errors = [f"{c['error']:.1e}" for c in (dense, ours)]
             rows.append([str(size[0]), f"{size[1]}, {size[2]}", *map(plots.milliseconds, timed), *errors])
+    return plots.table(rows)
+
+
+def of_few_points(now: dict, before: dict) -> str:
+    """Tests, and sums that XLA computes, also at an earlier commit."""
     counts = tests_row(cells(now, "tests"), complete(now, "tests")).measured
-    return plots.prose(f"Of the GPU tests {counts}.") + "\n" + plots.table(rows)
+    return plots.prose(f"Of the GPU tests {counts}.") + "\n" + few(now, before)
 
 
 def in_one_sentence(now: dict) -> str:
@@ -130,14 +134,20 @@ def launches(found: Cells) -> str:
     return plots.table(rows) + "\n" + "".join(names) if names else ""
 
 
-def few(data: dict) -> str:
+def few(now: dict, before: dict) -> str:
     """Milliseconds of one call, by N, D, C."""
-    sizes = plots.by_method([c for c in cells(data, "few") if "method" in c], "n", "d", "c", "what")
-    rows = [["N = M", "D, C", "", "auto", *rivals.JAX_NATIVE, "error of auto"]]
-    for (num, dim, channels, what), methods in sorted(sizes.items()):
-        times = [plots.milliseconds(methods.get(name)) for name in rows[0][3:-1]]
+    sizes, earlier = (
+        plots.by_method([c for c in cells(data, "few") if "method" in c], "n", "d", "c", "what")
+        for data in (now, before)
+    )
+    heads = ["auto", *rivals.JAX_NATIVE]
+    rows = [["N = M", "D, C", "", *["auto, before"] * bool(earlier), *heads, "error of auto"]]
+    for size, methods in sorted(sizes.items()):
+        num, dim, channels, what = size
+        timed = [*[earlier.get(size, {}).get("auto")] * bool(earlier), *map(methods.get, heads)]
         error = methods.get("auto", {}).get("error")
-        rows.append([str(num), f"{dim}, {channels}", what, *times, "–" if error is None else f"{error:.1e}"])
+        last = "–" if error is None else f"{error:.1e}"
+        rows.append([str(num), f"{dim}, {channels}", what, *map(plots.milliseconds, timed), last])
     return plots.table(rows) if len(rows) > 1 else ""
 
 

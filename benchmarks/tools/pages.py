@@ -21,7 +21,8 @@ PAPER = "2026-11-24_cpu_3cd43fb_paper"
 GRID = "2026-11-24_cpu_3cd43fb_jax"
 MMD = "2026-11-24_cpu_3cd43fb_mmd"
 SCALING = "2026-11-21_cpu_5523495_scaling"
-H200, H200_BEFORE = (f"2026-11-26_cuda_{commit}_first_light" for commit in ("aee5a62", "ceaf5cb"))
+H200 = "2026-11-26_cuda_aee5a62_first_light"
+FEW, FEW_BEFORE = (f"2026-11-27_cuda_{commit}_first_light" for commit in ("9690d9c", "c164f82"))
 
 
 def losses(paper: dict, grid: dict, mmd: dict) -> str:
@@ -91,7 +92,8 @@ BLOCKS: dict[str, tuple[Callable[..., str], tuple[str, ...]]] = {
     "grid": (grids.grid, (GRID,)),
     "applications": (applications.report, (MMD,)),
     "losses": (losses, (PAPER, GRID, MMD)),
-    "gpu": (first_light.compared, (H200, H200_BEFORE)),
+    "gpu": (first_light.compared, (H200,)),
+    "gpu_few": (first_light.of_few_points, (FEW, FEW_BEFORE)),
     "gpu_sentence": (first_light.in_one_sentence, (H200,)),
     "compiled": (compiled, ()),
     "wide": (scaling.wide, (SCALING,)),
