@@ -26,6 +26,7 @@ from jaxgauss._sums import checked
 from torch_backend import devices
 
 NAN = float("nan")
+BASE_2 = math.log2(math.e)
 MAX_GRID = 65535
 
 
@@ -90,12 +91,16 @@ def softmax(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tens
     weights = (logits - largest).exp_()
     total = weights.sum(-1, keepdim=True)
     rounded = weights.to(q.dtype).float() if is_half(q) else weights
+    largest = largest if is_half(q) else largest * BASE_2 / BASE_2  # kernel_forward.h: mi / kLog2e
     return (rounded @ v.float()) / total, (largest + total.log())[..., 0]
 
 
 def slopes(g: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, scale: float) -> tuple[Tensor, ...]:
-    """S k, Sᵀ q, Pᵀ g with P and S rounded to half precision before their products (flash_bwd_kernel.h: rP, rdS)."""
-    p = (products(q, k) * scale - lse[..., None]).exp()
+    """S k, Sᵀ q, Pᵀ g with P and S rounded to half precision before their products (flash_bwd_kernel.h: rP, rdS).
+
+    Logits are products of keys and queries, the other way round than in the forward pass, and may round differently.
+    """
+    p = (products(k, q).mT * scale - lse[..., None]).exp()
     delta = (g.float() * out.float()).sum(-1, keepdim=True)
     s = p * (g.float() @ v.float().mT - delta)
     if is_half(q):

@@ -43,6 +43,13 @@ def test_nothing_waits_and_little_is_written(callbacks, row):
     assert found.temporary <= 1.05 * 2**20 * row["mebibytes"]
 
 
+@pytest.mark.parametrize("name", ["gauss_sum", "kernel_sum of imq"])
+def test_gradients_of_both_sides_take_distances_once(callbacks, name):
+    """Of few points; with those in the sum itself."""
+    text = compile_for(name, 1000, 64).as_text()
+    assert len(re.findall(r"= f32\[1000,1000\]\S* reduce\(", text)) == 1
+
+
 @pytest.mark.parametrize("device", [x for x in DEVICES if x != "H100"])
 @pytest.mark.parametrize("name, sizes", [("gauss_sum", (16384, 64)), ("mmd_squared of imq", (1000, 16))])
 def test_other_cards(callbacks, device, name, sizes):

@@ -22,13 +22,15 @@ from .tiles import CUDA_TILE, block_sizes, blocks, scan, tiled_sum, unblocks
 from .wanted import Columns, Rows, Sums, Wanted
 
 CUT_OFF = FARTHEST**0.5  # bandwidths, of a coordinate
+ONCE = 32  # coordinates from which distances take longer than to transpose them
 
 
 def fused_tile(wanted: Wanted, scale: Array, rows: Rows, columns: Columns, ratio: Array) -> Sums:
     """`Sums` of a tile from differences of unscaled points (*batch, N, D); `scale` is √τ (*batch, 1, 1 or D)."""
     a, b = _subtractable(rows.points), _subtractable(columns.points)
     scale = with_rank(scale, a)
-    u = squared_distances(scale, a, b)
+    once = wanted.at_keys and a.shape[-1] >= ONCE  # as at the queries: XLA then computes u once for both
+    u = squared_distances(scale, b, a).mT if once else squared_distances(scale, a, b)
     of_kernels = wanted.of(ratio * u)
     sums = [_summed(of_kernels[kernel], v) for kernel, v in wanted.sums.by_kernel(columns.values)]
     weights, each = jnp.zeros_like(u), wanted.spread and scale.shape[-1] > 1

@@ -94,8 +94,8 @@ def pullback_anywhere(
     channels: Channels, chosen: Plan, queries: Q, keys: K, values: V, tau: T, g: G, *, with_tau: bool = True
 ) -> tuple[Q, K, V, T]:
     """`radial_pullback` of points that lie anywhere."""
-    wanted, nothing = (Wanted(NOTHING, channels, with_tau), Wanted(channels, channels, repeats=True)), keys[..., :0]
-    at_queries, at_keys = sums_anywhere(wanted, chosen, queries, keys, nothing, tau, g, values)
+    wanted = Wanted(NOTHING, channels, with_tau), Wanted(channels, channels, repeats=True, at_keys=True)
+    at_queries, at_keys = sums_anywhere(wanted, chosen, queries, keys, keys[..., :0], tau, g, values)
     return gradients_of(at_queries, at_keys, queries, keys, values, tau)
 
 

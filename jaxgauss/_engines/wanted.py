@@ -58,6 +58,7 @@ class Wanted(NamedTuple):
         spread: whether Σ_n W ‖k_n - q_m‖² is wanted, or each coordinate's part of it.
         one_sign: whether the weights are known to have one sign.
         repeats: whether the weights are also the first channels of the values.
+        at_keys: whether the queries here are the keys of a sum, and the other way round.
     """
 
     sums: Channels
@@ -65,6 +66,7 @@ class Wanted(NamedTuple):
     spread: bool = False
     one_sign: bool = False
     repeats: bool = False
+    at_keys: bool = False
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:

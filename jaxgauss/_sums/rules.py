@@ -109,8 +109,8 @@ def _radial_gradients(
         d_queries, d_keys, d_values, d_tau = radial_pullback(settings, channels, which.tau, *operands, g)
     elif about_keys or (needs_tau and not needs_rows):
         summed, pulling = (channels if x else NOTHING for x in (which.values, which.keys or needs_tau))
-        wanted, summed = Wanted(summed, pulling, needs_tau, repeats=summed == pulling), g if which.values else nothing
-        found = pair_sums(settings, wanted, keys, queries, summed, tau, values, g)
+        wanted = Wanted(summed, pulling, needs_tau, repeats=summed == pulling, at_keys=True)
+        found = pair_sums(settings, wanted, keys, queries, g if which.values else nothing, tau, values, g)
         d_keys, d_values = scale * found.pulls, found.sums
         d_tau = of_tau(found.spread, tau) if needs_tau else d_tau
     elif needs_rows:
@@ -128,7 +128,8 @@ radial_sum = _with_rule(dispatch.radial_sum, 2, _radial_forward, _radial_gradien
 def _by_pairs(settings: Settings, channels: Channels, queries, keys, values, tau, g) -> tuple[Array, ...]:
     """The rules above, by `pair_sums` at the queries and at the keys."""
     of_rows = pair_sums(settings, Wanted(NOTHING, channels, True), queries, keys, keys[..., :0], tau, g, values)
-    of_columns = pair_sums(settings, Wanted(channels, channels, repeats=True), keys, queries, g, tau, values, g)
+    wanted = Wanted(channels, channels, repeats=True, at_keys=True)
+    of_columns = pair_sums(settings, wanted, keys, queries, g, tau, values, g)
     return gradients_of(of_rows, of_columns, queries, keys, values, tau)
 
 
