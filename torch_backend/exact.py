@@ -31,7 +31,7 @@ def count(dim: int) -> int:
     return STEP * sum(_steps(dim))
 
 
-def columns(points: Array, *, of_keys: bool = False, log_weights: Array | float = 0.0) -> list[Array | float]:
+def columns(points: Array, *, of_keys: bool = False, log_weights: Array | float = 0.0) -> list[Array]:
     """Columns (…, N, ·) of each group; those of queries times those of keys are exponents, plus the keys' weights.
 
     Coordinates beyond REACH are moved to it, so that no exponent is large.

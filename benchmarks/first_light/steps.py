@@ -300,7 +300,7 @@ def limit(sizes: Sizes) -> Iterator[Task]:
 STEPS: dict[str, tuple[float, Callable[..., Any]]] = {  # and their shares of 25 minutes
     "tests": (4, tests),
     "launches": (1.5, launches),
-    "headline": (9, headline),
+    "headline": (7, headline),
     "few": (2, few),
     "mmd": (2.5, mmd),
     "memory": (1.5, memory),

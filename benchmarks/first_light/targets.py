@@ -1,5 +1,6 @@
 """What `first_light` aims at: each target beside what was measured, and whether that meets it."""
 
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from .. import plots
@@ -15,6 +16,7 @@ FEW = 1.0
 MMD, MMD_SIZES, EXPONENT, SECONDS = 2.0, range(1024, 16385), 1.1, 2.3
 Methods = dict[str, dict[str, Any]]  # cells by name
 Table = dict[tuple, Methods]  # by N, D, C, dtype, and forward or gradients
+Pairs = dict[tuple, tuple[dict[str, Any], dict[str, Any] | None]]  # a rival's cell and ours, by size
 
 
 class Row(NamedTuple):
@@ -103,30 +105,39 @@ def keops_row(table: Table, dtype: str, what: str) -> Row:
 def jax_row(table: Table) -> Row:
     """`auto` beside the faster of JAX's own; if it did not run and one of those did, that counts as slower."""
     target = "`auto` never slower than dense or blocked JAX, in all headline cells"
-    found = {
-        size: (rival, fastest(methods, ["auto"]))
-        for size, methods in table.items()
-        if "auto" in methods and (rival := fastest(methods, JAX_NATIVE))
-    }
-    return worst_row(target, found, 1, 4 * len(GPU.pairs) * len(GPU.nums), "`auto` did not run")
+    of = 4 * len(GPU.pairs) * len(GPU.nums)
+    return worst_row(target, pairs(table, JAX_NATIVE, "auto"), 1, of, "`auto` did not run")
 
 
 def few_row(found: plots.Cells) -> Row:
     """`auto` beside the faster of JAX's own, in the geometric mean."""
-    target = f"few points: `auto` ≥ {FEW} × dense or blocked JAX in the geometric mean"
+    target = f"few points: `auto` ≥ {FEW:g} × dense or blocked JAX in the geometric mean"
     sizes = by_method([c for c in found if "method" in c], "n", "d", "c", "what")
-    both = [(rival, x["auto"]) for x in sizes.values() if "auto" in x and (rival := fastest(x, JAX_NATIVE))]
-    if not both:
+    return mean_row(target, pairs(sizes, JAX_NATIVE, "auto"), FEW, 2 * len(GPU.pairs) * len(GPU.few))
+
+
+def pairs(table: Table, rivals: Iterable[str], own: str) -> Pairs:
+    """Of each size the fastest of the rivals, and ours: None if it did not run."""
+    return {
+        size: (rival, fastest(methods, [own]))
+        for size, methods in table.items()
+        if own in methods and (rival := fastest(methods, rivals))
+    }
+
+
+def mean_row(target: str, found: Pairs, least: float, of: int) -> Row:
+    """By the geometric mean of the ratios of a rival's time to ours."""
+    if not found:
         return Row(target)
-    if any("median" not in ours for _, ours in both):
-        return Row(target, "`auto` did not run", False)
-    ratios = [rival["median"] / ours["median"] for rival, ours in both]
-    mean, of = plots.geometric_mean(ratios), 2 * len(GPU.pairs) * len(GPU.few)
-    text = f"{mean:.2f}x, {min(ratios):.2f}x at worst; {len(both)} of {of} cells"
-    return Row(target, text, mean >= FEW, len(sizes) >= of)
+    ratios = [rival["median"] / ours["median"] for rival, ours in found.values() if ours]
+    if len(ratios) < len(found):
+        return Row(target, "ours did not run", False)
+    mean = plots.geometric_mean(ratios)
+    text = f"{mean:.2f}x, {min(ratios):.2f}x at worst; {len(ratios)} of {of} cells"
+    return Row(target, text, mean >= least, len(ratios) >= of)
 
 
-def worst_row(target: str, found: dict[tuple, tuple[dict, dict | None]], least: float, of: int, none: str) -> Row:
+def worst_row(target: str, found: Pairs, least: float, of: int, none: str) -> Row:
     """By the smallest ratio of a rival's time to ours; where there is none of ours, it is nought."""
     ratios = {size: rival["median"] / ours["median"] if ours else 0.0 for size, (rival, ours) in found.items()}
     if not ratios:
@@ -141,14 +152,8 @@ def mmd_row(found: plots.Cells) -> Row:
     """In the geometric mean."""
     target = f"MMD step: ≥ {MMD:g} × dense JAX in the geometric mean over N = 1024 … 16384"
     sizes = by_method([c for c in found if c["n"] in MMD_SIZES and "method" in c], "n", "d")
-    both = [x for x in sizes.values() if "median" in x.get("dense JAX", {}) and "mmd_squared" in x]
-    if not both:
-        return Row(target)
-    if any("median" not in x["mmd_squared"] for x in both):
-        return Row(target, "ours did not run", False)
-    mean = plots.geometric_mean([x["dense JAX"]["median"] / x["mmd_squared"]["median"] for x in both])
     of = 2 * sum(num in MMD_SIZES for num in GPU.mmd)
-    return Row(target, f"{mean:.2f}x; {len(both)} of {of} cells", mean >= MMD, len(sizes) >= of)
+    return mean_row(target, pairs(sizes, ["dense JAX"], "mmd_squared"), MMD, of)
 
 
 def memory_row(found: plots.Cells, is_complete: bool) -> Row:

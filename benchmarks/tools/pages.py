@@ -66,24 +66,14 @@ def threads(loaded: dict, scaled: dict) -> str:
 def compiled() -> str:
     """What CUDA's programs launch and hold, as XLA compiles them."""
     facts = json.loads((ROOT / "tests" / "cuda_programs.json").read_text())
-    heads = [
-        "program",
-        "N",
-        "D",
-        "kernels",
-        "calls of PyTorch",
-        "MiB",
-        "waits, before",
-        "kernels, before",
-        "MiB, before",
-    ]
-    rows = []
+    earlier = "waits, before", "kernels, before", "MiB, before"
+    rows = [["program", "N", "D", "kernels", "calls of PyTorch", "MiB", *earlier]]
     for x in facts["rows"]:
         name = f"`{x['program']}`" if x["program"].isidentifier() else x["program"]
         before = (x["before"][y] for y in ("waits", "kernels", "mebibytes"))
-        rows.append([name, *x["sizes"], x["kernels"], x["callbacks"], x["mebibytes"], *before])
+        rows.append([name, *map(str, (*x["sizes"], x["kernels"], x["callbacks"], x["mebibytes"], *before))])
     of = f"Compiled for an {facts['device']} by jax {facts['jax']}; “before” is the commit {facts['before']}."
-    return table([heads, *([str(y) for y in row] for row in rows)]) + "\n" + prose(of)
+    return table(rows) + "\n" + prose(of)
 
 
 BLOCKS: dict[str, tuple[Callable[..., str], tuple[str, ...]]] = {
