@@ -391,9 +391,9 @@ def test_energy_distance_of_points_of_any_size(rng):
 
 @pytest.mark.parametrize("kernel, dim", [("gauss", 3), ("matern12", 17), ("imq", 17)])
 def test_outliers_whose_squares_overflow(rng, kernel, dim):
-    """Their own rows as well are those of finite points."""
+    """Their own rows as well are those of finite points; the difference of two overflows, too."""
     x = rng.normal(size=(600, dim)).astype(np.float32)
-    x[5, 0], x[300, 1] = 1e20, -3e38
+    x[5, 0], x[300, 1], x[400, 1] = 1e20, -3e38, 3e38
     assert_right(kernel, x, x, ONES, np.float32(1 / dim), ONES)
 
 

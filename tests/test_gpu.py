@@ -127,6 +127,11 @@ CLOUDS = {  # how many queries and keys, and what becomes of standard normal one
         4096,
         lambda q, k, v, g: (q + 3 * _is_last(q), k + 3 * _is_last(k), v * (1 - 0.997 * _is_last(k)), g),
     ),
+    "no value at a query": (
+        48,
+        4096,
+        lambda q, k, v, g: (q + 3 * _is_last(q), k + 3 * _is_last(k), np.where(_is_last(k), 0, v), g),
+    ),
     "cotangents of all sizes": (  # the largest eight times, for a single row's gradients are few sums that may cancel
         48,
         4096,

@@ -287,6 +287,16 @@ def test_wide_points_are_split_only_where_they_fit(precision, dim, expected):
         torch_backend.select_kernel("flash", "float16x2", "cuda", torch.float32, 84)
 
 
+@pytest.mark.parametrize("num", [3, 100, 1000])  # the center is the mean of all points, or of 128
+def test_half_precision_holds_points_far_from_the_origin(rng, num):
+    """But near one another: about their center it is as accurate as at the origin, and nothing is computed again."""
+    case = problem(rng, num, num, 3, 2, tau=1.0, dtype="float32")
+    case = case._replace(queries=case.queries + np.float32(100), keys=case.keys + np.float32(100))
+    options = {"method": "rescale", "precision": "float16"}
+    assert explain(*case.operands, **options).precision == "float16"
+    assert error_of(gauss_sum(*case.operands, **options), case) < 1e-3
+
+
 def test_explain_says_what_becomes_of_far_points(rng):
     case = problem(rng, 30, 40, 3, 1, tau=1.0, dtype="float32")
     assert explain(*case.operands, precision="float16").precision == "float16"
