@@ -33,7 +33,7 @@ FEW = "gauss_sum", "log_gauss_sum", "kernel_sum of imq", "mmd_squared", "ksd_squ
 HIGH = "gauss_sum", "log_gauss_sum", "second derivatives"
 MANY = "gauss_sum", "float32", "log_gauss_sum", "kernel_mean", "mmd_squared", "mmd_flow_velocity", "leave_one_out_tau"
 MANY += "ksd_squared of imq", "energy_distance"
-SIZES = ((1000, 3), FEW), ((2000, 64), HIGH), ((16384, 16), MANY)
+SIZES = ((1000, 3), FEW), ((2000, 64), HIGH), ((16384, 16), MANY), ((16384, 2), ("gauss_sum by waves",))
 CASES = [(name, *sizes) for sizes, names in SIZES for name in names]
 COUNTED = {"fusion", "custom-call", "copy", "sort", "dot", "reduce", "scatter"}
 

@@ -85,10 +85,22 @@ PROGRAMS = {
     "estimate_error": Program(_drawn("estimate_error"), "xyvtr", False),
 }
 
+WAVES = {  # of up to three dimensions
+    "gauss_sum by waves": Program(_partial("gauss_sum", method="fourier"), "xyvt"),
+    "mmd_squared by waves": Program(_partial("mmd_squared", method="fourier"), "xyt"),
+    "mmd_squared of three τ by waves": Program(_partial("mmd_squared", method="fourier"), "xyT"),
+    "mmd_flow_velocity by waves": Program(_partial("mmd_flow_velocity", method="fourier"), "xyt", False),
+    "svgd_direction by waves": Program(_partial("svgd_direction", method="fourier"), "xst", False),
+    "second derivatives by waves": Program(
+        lambda *x: jax.grad(lambda *y: jaxgauss.gauss_sum(*y, method="fourier").sum())(*x), "xyvt"
+    ),
+    "fourier_sketch": Program(lambda x, y, v: jaxgauss.fourier_sketch(x, v, 25.0, lower=0, upper=1)(y), "xyv"),
+}
+
 
 def lowered(name: str, *sizes: int, **options: Any) -> jax.stages.Lowered:
     """The program of a function for N points in D dimensions, for the platform that JAX has, or for a `sharding`."""
-    program = PROGRAMS[name]
+    program = (PROGRAMS | WAVES)[name]
     with jax.enable_x64(False):
         return jax.jit(program.run).trace(*program.structs(*sizes, **options)).lower()
 

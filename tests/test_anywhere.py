@@ -69,7 +69,7 @@ def clouds(rng, dim, num_clouds):
 def pairs(kernel, x, y, tau):
     """κ, ψ and y - x of all pairs, in float64."""
     apart = np.float64(y)[None] - np.float64(x)[:, None]
-    u, kernel = float(tau) * np.square(apart).sum(-1), as_kernel("test", kernel)
+    u, kernel = np.float64(tau) * np.square(apart).sum(-1), as_kernel("test", kernel)
     return np.asarray(kernel(jnp.asarray(u))), np.asarray(kernel.slope(jnp.asarray(u))), apart
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import emulated_cuda
-from cuda_programs import PROGRAMS
+from cuda_programs import PROGRAMS, WAVES
 
 if importlib.util.find_spec("jax_cuda12_plugin") is None:
     pytest.skip("JAX's CUDA plugin, which compiles for a card, is not installed", allow_module_level=True)
@@ -20,6 +20,7 @@ from cuda_compiled import DEVICES, FACTS, compile_for, examined, replayed, witho
 
 pytestmark = [pytest.mark.usefixtures("cuda"), pytest.mark.emulated]
 
+EVERY = PROGRAMS | WAVES
 OF_BOTH = "mmd_squared", "mmd_flow_velocity", "energy_distance"  # which sum over the points of both samples
 ROWS = json.loads(FACTS.read_text())["rows"]
 
@@ -77,7 +78,7 @@ def operands_of(rng, name, num, dim, far=0.0):
     def points():
         return rng.normal(size=(num, dim)) * (2 / dim**0.5) + far * (np.arange(num) % 2)[:, None]
 
-    return [np.float32(made.get(x, points)()) for x in PROGRAMS[name].operands]
+    return [np.float32(made.get(x, points)()) for x in EVERY[name].operands]
 
 
 # Of a value and of its gradients, relative to their size: in float32, as a difference of sums, in half precision.
@@ -91,12 +92,13 @@ REPLAYED = [
     ("bfloat16", 300, 3, COARSE),
     *((name, 4100, 3, HALF) for name in ("gauss_sum", "mmd_squared", "mmd_flow_velocity")),
     *((name, 4100, 3, EXACT) for name in ("log_gauss_sum", "float32")),
+    *((name, 300, 2, EXACT) for name in ("gauss_sum by waves", "mmd_squared of three τ by waves")),
 ]
 
 
 def limits(name, most):
     """Of the value, and of as many gradients as there are."""
-    return [most[0]] + [most[1]] * (len(PROGRAMS[name].operands) if PROGRAMS[name].gradients else 0)
+    return [most[0]] + [most[1]] * (len(EVERY[name].operands) if EVERY[name].gradients else 0)
 
 
 def compared(rng, callbacks, name, num, dim, change=str, far=0.0):
@@ -105,9 +107,9 @@ def compared(rng, callbacks, name, num, dim, change=str, far=0.0):
     executable = compile_for(name, num, dim)
     with jax.enable_x64(False):
         found = replayed(executable, list(callbacks), operands, change)
-    options = {"method": "differences"} if name in ("bfloat16", "float16x2", "reweight", "float32") else {}
-    function = PROGRAMS["gauss_sum"].function if options else PROGRAMS[name].function
-    exact_run = PROGRAMS[name]._replace(function=functools.partial(function, **options)).run
+    options = {"method": "differences"} if name in (*WAVES, "bfloat16", "float16x2", "reweight", "float32") else {}
+    function = PROGRAMS["gauss_sum"].function if options and name not in WAVES else EVERY[name].function
+    exact_run = EVERY[name]._replace(function=functools.partial(function, **options)).run
     with jax.default_device(jax.devices("cpu")[0]):  # not CUDA's engines
         exact = map(np.asarray, jax.tree.leaves(jax.jit(exact_run)(*map(jnp.float64, operands))))
     return [float(np.linalg.norm(x - y) / np.linalg.norm(y)) for x, y in zip(found, exact, strict=True)]

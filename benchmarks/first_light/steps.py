@@ -37,8 +37,11 @@ VARIANTS: dict[str, dict] = {
 }
 PRECISIONS = ("float16", "auto", "float16x2")  # of densities, whose "auto" is float32
 OWN_WIDTH = f"{BARE}, own width"
-ENGINES = ("dense", "flash", "cudnn", "efficient in float32", "blocked", "efficient")  # in order of worth
-SMALL = tuple((num, *size) for num in (8, 64) for size in ((3, 1), (16, 16)))  # where times mean nothing
+ENGINES = ("dense", "flash", "cudnn", "efficient in float32", "waves", "blocked", "efficient")  # in order of worth
+SMALL = (  # where times mean nothing; of the last two only waves
+    *((num, *size) for num in (8, 64) for size in ((3, 1), (16, 16))),
+    *((2**15, dim, 1) for dim in (1, 2)),
+)
 GROUPS = {  # in cells of their own, in order of worth: what others may be broken by, or have to wait for
     "auto": ["auto", BARE, OWN_WIDTH, "dense JAX"],
     "PyKeOps": ["PyKeOps"],

@@ -65,6 +65,7 @@ class Settings:
     near: bool | None = None  # whether points lie near one another; None if unknown
     waves: bool | None = None  # whether a Fourier series is estimated to be faster; None if unknown
     tolerance: float | None = None  # of method "fourier"
+    blocks: int | None = None  # of its waves on CUDA, of each coordinate; None if unknown
 
     @property
     def by_products(self) -> bool | None:

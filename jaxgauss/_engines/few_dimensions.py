@@ -17,10 +17,9 @@ from .._checks.settings import are_known
 from . import nufft
 from .boxes import Box, box, boxes, points_beyond
 from .costs import cpu_costs
-from .nodes import DIMENSIONS, MOST, WAVES, blocks_of
+from .nodes import DIMENSIONS, MOST, WAVES, blocks_of, tolerance_of
 from .plan import NEAR, Plan
 
-SHARE = 2.5  # bandwidths, √2π, over which a sum has its terms
 # TILES, DIFFERENCES: time of a pair in tiles of points that lie anywhere, and by differences, relative to products
 # about one center. SORTING: nanoseconds of a point.
 TILES, SORTING, DIFFERENCES = 2.5, 300.0, 4.0
@@ -44,8 +43,10 @@ class Sizes(NamedTuple):
     bandwidths: int = 1
 
 
-def at_most(dim: int) -> int:
-    """The most blocks of waves that a coordinate may have."""
+def at_most(dim: int, chosen: Plan | None = None) -> int:
+    """The most blocks of waves that a coordinate may have, by a plan or for any on a CPU."""
+    if chosen is not None and chosen.platform == "cuda":
+        return chosen.blocks or MOST[dim]
     return (MORE if nufft.is_installed() else MOST)[dim]
 
 
@@ -158,11 +159,6 @@ def _times(
 def estimated(precision: str, sizes: Sizes, counts: Any) -> tuple[float, float]:
     """Nanoseconds by waves, with `counts` blocks of each coordinate, and of all pairs."""
     return _of_waves(np, precision, sizes, counts), _of_pairs(precision, sizes)
-
-
-def tolerance_of(xp: Any, dtype: str, extent: Any) -> Any:
-    """The error ε of Φ, for a box in bandwidths, that in the mean over its queries is negligible beside rounding."""
-    return xp.maximum(xp.minimum(1, SHARE / extent).prod(-1) * float(np.finfo(dtype).eps), 1e-30).astype(extent.dtype)
 
 
 def _of_pairs(precision: str, sizes: Sizes) -> float:

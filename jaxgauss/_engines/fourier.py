@@ -25,23 +25,28 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from .._arrays.compensated import two_sum
 from .._arrays.devices import vary_like
 from .._arrays.points import dot
 from . import nufft
-from .nodes import WAVES, Nodes, sine
-from .tiles import blocks
+from .nodes import STEPS, WAVES, Nodes, sine
+from .tiles import blocks, scan
 
 POINTS = {1: 4096, 2: 4096, 3: 1024}  # points at a time, by dimension
+AT_ONCE = 2**24  # numbers of points and waves at a time where all waves are computed at once
 
 
 def derivative(of: Nodes, found: Float[Array, "c ..."], d: int) -> Array:
     """Coefficients of the derivative in coordinate d: A cos ωx + B sin ωx becomes ωB cos ωx - ωA sin ωx."""
     dim = len(of.period)
-    blocks = found.shape[d + 1] // (2 * WAVES[dim])
-    parted = found.reshape(*found.shape[: d + 1], blocks, 2, WAVES[dim], *found.shape[d + 2 :])
-    cosines, sines = jnp.split(parted, 2, d + 2)
-    turned = jnp.concatenate([sines, -cosines], d + 2).reshape(found.shape)
-    return turned * (2 * math.pi / of.period[d] * of.numbers).reshape(_axes(dim)[d])
+    return -_turned(found, WAVES[dim], d + 1) * (2 * math.pi / of.period[d] * of.numbers).reshape(_axes(dim)[d])
+
+
+def _turned(x: Array, waves: int, axis: int) -> Array:
+    """Cosines and sines, which alternate along an axis in blocks of so many waves, as -sines and cosines."""
+    parted = x.reshape(*x.shape[:axis], -1, 2, waves, *x.shape[axis + 1 :])
+    cosines, sines = jnp.split(parted, 2, axis + 1)
+    return jnp.concatenate([-sines, cosines], axis + 1).reshape(x.shape)
 
 
 def _axes(dim: int) -> list[list[int]]:
@@ -84,13 +89,13 @@ def _one_of_two(of: Nodes, by_products: Callable[[], Array], by_transforms: Call
 
 def _coefficients_by_products(of: Nodes, keys: Float[Array, "n d"], values: Float[Array, "c n"]) -> Array:
     dim, channels = keys.shape[1], values.shape[0]
-    points = _in_blocks(keys, values.T)
+    points = _in_blocks(of, channels, keys, values.T)
 
     def add(total: Array, block: Array, indices: list[Array], waves: list[Array]) -> Array:
         left = _at(points[1], block).T  # (C, points)
         for x in waves[:-1]:
             left = (left[:, None] * x[None]).reshape(-1, left.shape[-1])
-        part = dot(left, waves[-1].T).reshape(channels, *[2 * WAVES[dim]] * dim)
+        part = dot(left, waves[-1].T).reshape(channels, *map(len, waves))
         return _updated(total, _sliced(total, indices, part.shape) + part, indices)
 
     return _over_waves(of, points[0], add, (channels, *[len(of.numbers)] * dim), [values])
@@ -103,21 +108,22 @@ def _values_by_products(of: Nodes, queries: Array, found: Array, derivatives: bo
     inserted before it, from derivatives of a point's waves.
     """
     dim, channels = queries.shape[1], found.shape[0]
-    (points,), shape = _in_blocks(queries), [2 * WAVES[dim]] * dim
+    (points,) = _in_blocks(of, channels, queries)
 
     def add(total: Array, block: Array, indices: list[Array], waves: list[Array]) -> Array:
+        shape = list(map(len, waves))
         part = dot(_sliced(found, indices, (channels, *shape)).reshape(-1, shape[0]), waves[-1])
         for d, x in list(enumerate(waves))[-2::-1]:
             parts = part.reshape(-1, *shape[: d + 1], part.shape[-1])
-            part = _summed(parts.reshape(-1, *x.shape) * x[None])
+            part = summed(parts.reshape(-1, *x.shape) * x[None])
             if derivatives:
                 ahead = _sliced(of.numbers, indices[d + 1 : d + 2], shape[:1])[:, None] * (2 * math.pi / of.period[d])
-                turned = ahead * jnp.concatenate([-x[WAVES[dim] :], x[: WAVES[dim]]])
-                own = _summed(parts[0].reshape(-1, *x.shape) * turned[None])
+                own = summed(parts[0].reshape(-1, *x.shape) * (ahead * _turned(x, WAVES[dim], 0))[None])
                 part = jnp.concatenate([part[: len(own)], own, part[len(own) :]])
         place = block, *[jnp.zeros_like(block)] * 2
         return _updated(total, _sliced(total, place, (1, *part.shape)) + part[None], place)
 
+    summed = functools.partial(jnp.sum, axis=1) if of.at_once else _summed
     rows = channels + dim - 1 if derivatives else channels
     total = _over_waves(of, points, add, (len(points), rows, points.shape[1]), [found])
     return jnp.moveaxis(total, 0, 1).reshape(rows, -1)[:, : len(queries)]
@@ -158,9 +164,10 @@ values_at.defvjp(lambda *args: (values_at(*args), args), _values_backward)
 derivatives_at.defvjp(lambda *args: (derivatives_at(*args), args), _derivatives_backward)
 
 
-def _in_blocks(points: Array, *others: Array) -> list[Array]:
-    size = min(POINTS[points.shape[1]], max(1, points.shape[0]))
-    return [blocks(x, size) for x in (points, *others)]
+def _in_blocks(of: Nodes, channels: int, points: Array, *others: Array) -> list[Array]:
+    num, dim = points.shape
+    most = AT_ONCE // (channels * len(of.numbers) ** max(1, dim - 1)) if of.at_once else POINTS[dim]
+    return [blocks(x, min(max(1, most), max(1, num))) for x in (points, *others)]
 
 
 def _over_waves(
@@ -171,16 +178,23 @@ def _over_waves(
     operands: Sequence[Array],
 ) -> Array:
     """Zeros after `add` for each block of points and of waves; `add` also gets the place of the coefficients."""
-    num = of.counts.prod(dtype="int32")
+    others = jax.tree.leaves((of, points, operands))
+    zero, zeros = (vary_like(jnp.zeros(x, y), others) for x, y in (((), "int32"), (shape, points.dtype)))
+    if of.indices is None:
+        start = [jnp.zeros_like(zero)] * (1 + points.shape[-1])
+
+        def add_all(total: Array, block: tuple[Array, Array]) -> tuple[Array, None]:
+            return add(total, block[0], start, _all_waves(of, block[1])), None
+
+        return scan(add_all, zeros, (np.arange(len(points), dtype="int32"), points))[0]
+    indices, num = of.indices, of.counts.prod(dtype="int32")
 
     def step(state: tuple[Array, Array]) -> tuple[Array, Array]:
         number, total = state
-        block, place = lax.div(number, num), _at(of.indices, lax.rem(number, num))
+        block, place = lax.div(number, num), _at(indices, lax.rem(number, num))
         starts = [jnp.zeros_like(number), *(2 * WAVES[points.shape[-1]] * place)]
         return number + 1, add(total, block, starts, list(_waves(of, _at(points, block), place)))
 
-    others = jax.tree.leaves((of, points, operands))
-    zero, zeros = (vary_like(jnp.zeros(x, y), others) for x, y in (((), "int32"), (shape, points.dtype)))
     return lax.while_loop(lambda state: state[0] < len(points) * num, step, (zero, zeros))[1]
 
 
@@ -191,6 +205,12 @@ def _summed(x: Float[Array, "r waves b"]) -> Float[Array, "r b"]:
         both = x[:, :half] + x[:, half : 2 * half]
         x = jnp.concatenate([both, x[:, 2 * half :]], 1) if num % 2 else both
     return x[:, 0]
+
+
+def _sine_of(turns: Array) -> Array:
+    """The sine of turns, |turns| ≤ ½."""
+    half = jnp.where(turns > 0, 0.5, -0.5).astype(turns.dtype)
+    return sine(jnp.where(jnp.abs(turns) > 0.25, half - turns, turns))
 
 
 # Indices are never negative: to say so spares XLA a program for each, which takes 10 ms to compile.
@@ -214,7 +234,26 @@ def _waves(of: Nodes, points: Float[Array, "b d"], place: Int[Array, " d"]) -> F
             x, center, period = (y.astype("float64") for y in rest)
             phase = number.astype("float64") * ((x - center) / period)[None] + ahead
             turns = (phase - jnp.round(phase)).astype(points.dtype)
-        half = jnp.where(turns > 0, 0.5, -0.5).astype(turns.dtype)
-        return sine(jnp.where(jnp.abs(turns) > 0.25, half - turns, turns))
+        return _sine_of(turns)
 
     return lax.map(of_coordinate, (place, points.T, of.center, of.period))
+
+
+def _all_waves(of: Nodes, points: Float[Array, "b d"]) -> list[Array]:
+    """All waves of each coordinate (waves, b), without float64.
+
+    A phase is a wave's number times a point's place in the period. That is a multiple of 2⁻¹², whose products with the
+    number and with the first bits of the period are exact, and a small rest.
+    """
+    ahead = np.tile(np.repeat([0.25, 0.0], num := WAVES[points.shape[1]]), len(of.numbers) // (2 * num))[:, None]
+
+    def of_coordinate(x: Float[Array, " b"], center: Array, period: Array) -> Array:
+        apart, rest = two_sum(x, -center)
+        place = jnp.round(apart / period * STEPS) / STEPS
+        first = lax.reduce_precision(period, jnp.finfo(period.dtype).nexp, 10)
+        rest = ((apart - place * first) - place * (period - first) + rest) / period
+        numbers, phase = of.numbers[:, None], of.numbers[:, None] * place[None]
+        turns = (phase - jnp.round(phase)) + (numbers * rest[None] + ahead.astype(x.dtype))
+        return _sine_of(turns - jnp.round(turns))
+
+    return [of_coordinate(*x) for x in zip(points.T, of.center, of.period, strict=True)]

@@ -30,7 +30,8 @@ def mixed_sums(wanted: Wanted, chosen: Plan, *operands: Array) -> Sums:
         return of_matrices([wanted], chosen, *given, shares=shares, by_tiles=otherwise)[0]
 
     given = queries, keys, values, *weights
-    if blocks_that_may_pay([wanted], chosen, *given, bandwidths=tau.shape[-1])[0]:
+    one_sum = chosen.platform != "cuda"  # there nothing can tell whether the waves of all are too many
+    if one_sum and blocks_that_may_pay([wanted], chosen, *given, bandwidths=tau.shape[-1])[0]:
         matrices = jnp.sqrt(tau)[..., None], shares[..., None], *(x[..., 0, :, :] for x in given)
         found = one_by_one(of_all, *matrices)
     else:

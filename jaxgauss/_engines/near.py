@@ -26,6 +26,7 @@ from .anywhere import FEW
 from .boxes import boxes
 from .few_dimensions import Sizes, by_waves, most_blocks, pays
 from .lowering import by_platform, plan_there
+from .nodes import with_blocks
 from .plan import NEAR, STRICTER
 from .products import APART, powers, separation
 
@@ -51,15 +52,17 @@ def examined(
     Several arrays are one set of points or, if τ is a tuple, coordinates of the same points. Without keys, the queries
     are the keys. `pulls`: whether the call forms pulls, as it does when differentiated. `logs`: whether it forms
     logarithms, in float64. Few points are not examined: that would take longer than their sum, and both ways compile
-    quickly.
+    quickly. On CUDA points are examined for "fourier" alone, see `with_blocks`.
     """
     if settings.method == "differences" or settings.kernel.kinked:
         return settings
     given = tau, queries, keys, values
     primals: Any = jax.tree.map(_differentiated, given)
     arrays = jax.tree.leaves(primals)
-    if not all(map(_is_here, arrays)) or expected_platform(*arrays) != "cpu":
+    if not all(map(_is_here, arrays)):
         return settings
+    if (platform := expected_platform(*arrays)) != "cpu":
+        return with_blocks(settings, *primals[:3]) if platform == "cuda" and settings.method == "fourier" else settings
     pulls = pulls or any(x is not y for x, y in zip(jax.tree.leaves(given), arrays, strict=True))
     tau, queries, keys, values = primals
     each = isinstance(tau, tuple)

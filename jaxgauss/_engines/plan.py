@@ -12,8 +12,8 @@ import jax
 from .._arrays.devices import has_cuda
 from .._checks.settings import Settings, are_known
 from . import bridge
-from .costs import WORTH, columns, cuda_costs, estimates, kernel_columns, kernel_engine
-from .nodes import DIMENSIONS
+from .costs import ESTIMATE, WORTH, columns, cuda_costs, estimates, kernel_columns, kernel_engine
+from .nodes import DIMENSIONS, MOST, WAVES
 from .tiles import CUDA_TILE, TILE
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ class Plan:
         near: whether the points lie near one another; None if the points were not examined.
         waves: whether a Fourier series sums Gaussians of points that lie anywhere; None if that depends on the points.
         tolerance: of the Fourier series, relative to Σ|v|; None for the precision that sums promise.
+        blocks: of its waves on CUDA, of each coordinate; None for as many as there may be.
     """
 
     platform: str
@@ -62,12 +63,13 @@ class Plan:
     near: bool | None = None
     waves: bool | None = None
     tolerance: float | None = None
+    blocks: int | None = None
 
     def with_findings(self, settings: Settings) -> "Plan":
         """The plan with what the settings know of the points; waves are for "fourier", or for "auto" on a CPU."""
         open_to = self.native and settings.method == "auto" and self.platform == "cpu"
         waves = self.method == "fourier" or (settings.waves if open_to else False)
-        return replace(self, near=settings.near, waves=waves, tolerance=settings.tolerance)
+        return replace(self, near=settings.near, waves=waves, tolerance=settings.tolerance, blocks=settings.blocks)
 
     @property
     def reach(self) -> float:
@@ -162,6 +164,10 @@ def _on_cuda(settings: Settings, working: str, pairs: int, dim: int, channels: i
     kernel, native = min(times, key=times.__getitem__), "dense" if pairs <= CUDA_TILE.entries else "blocked"
     in_xla, basis = time_on_cuda(native, pairs, dim, channels)
     reason = f"{in_xla:.3g} ms in XLA, {times[kernel]:.3g} ms by {kernel} ({basis}: {card})"
+    if settings.kernel == GAUSS and dim in DIMENSIONS:
+        by_waves = time_of_waves_on_cuda(2 * math.sqrt(pairs), dim, channels, MOST[dim])
+        if by_waves < min(in_xla, times[kernel]):
+            reason += f"; at most {by_waves:.3g} ms by method 'fourier', which no GPU has timed"
     if in_xla <= times[kernel] and settings.precision in ("auto", "float32"):
         return Plan("cuda", native, working, "xla", reason)
     return Plan("cuda", "rescale", kernel.precision, kernel.name, reason)
@@ -175,6 +181,13 @@ def time_on_cuda(engine: "AttentionKernel | str", pairs: int, dim: int, channels
     else:
         nanoseconds = costs[kernel_engine(engine)].nanoseconds(pairs, kernel_columns(engine, dim, channels))
     return nanoseconds / 1e6, "measured" if are_measured else "estimated, not measured on this device"
+
+
+def time_of_waves_on_cuda(points: float, dim: int, channels: int, blocks: int) -> float:
+    """Milliseconds of a sum by waves, with so many blocks of each coordinate, at queries and keys together."""
+    costs, _ = cuda_costs(bridge.card().name if bridge.serves("cuda") else ESTIMATE)
+    cost, waves = costs["waves"], 2 * WAVES[dim] * blocks
+    return (cost.call + channels * points * (cost.pair * dim * waves + cost.column * waves**dim)) / 1e6
 
 
 def takes_half(settings: Settings) -> bool:

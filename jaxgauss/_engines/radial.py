@@ -153,6 +153,9 @@ def of_matrices(
         found = sums_of_sides(wanted, most, chosen, promise, operands, sizes, around, shares)
         return [x for x, _ in found], [x for _, x in found]
 
+    if chosen.platform == "cuda":  # nothing may wait for the device
+        return by_waves()[0]
+
     def of_rows(wanted: Wanted, side: Sequence[Array], some: Array) -> Sums:
         queries, keys, values, _, row_weights, weights = side
         rows, own = (rows_of(x, some) for x in (queries, row_weights))
@@ -176,7 +179,7 @@ def blocks_that_may_pay(
     if chosen.waves is False or {GAUSS} != {y for x in wanted for y in x.kernels}:
         return 0, sizes
     by_name = chosen.method == "fourier"
-    return at_most(sizes.dim) if by_name else most_blocks(chosen.precision, sizes), sizes
+    return at_most(sizes.dim, chosen) if by_name else most_blocks(chosen.precision, sizes), sizes
 
 
 def waves_pullback(
@@ -197,10 +200,15 @@ def waves_pullback(
 
         return one_by_one(of_matrix, queries, keys, values, by_point(jnp.sqrt(tau), queries), *weights)
 
+    def of_waves(*operands: Array) -> tuple[Array, ...]:
+        return jax.vjp(lambda *x: with_doubt(None, *x)[0], *operands)[1](cotangents)
+
     def pullback(*operands: Array) -> tuple[Array, ...]:
         with jax.enable_x64(True):  # JAX traces the rules of waves here
-            return jax.vjp(lambda *x: with_doubt(None, *x)[0], *operands)[1](cotangents)
+            return of_waves(*operands)
 
+    if chosen.platform == "cuda":
+        return of_waves(*operands)
     promise = None if chosen.method == "fourier" else SUMS[chosen.precision]
     doubt = with_doubt(promise, *map(lax.stop_gradient, operands))[1]
     return lax.cond(doubt.any(), otherwise, pullback, *operands)

@@ -1,7 +1,8 @@
 """Sums of Gaussians by waves, and the queries that these leave in doubt.
 
 The error at a query is at most ε Σ|v| and rounding, but it is promised relative to Σ Φ|v|. The same waves sum that,
-so it is known afterwards where the promise holds. Pulls may be small beside sums, so they are formed in float64.
+so it is known afterwards where the promise holds. Pulls may be small beside sums, so they are formed in float64, but
+on CUDA, where few cards have it.
 """
 
 import functools
@@ -17,9 +18,9 @@ from .._arrays.devices import vary_like
 from .._checks.settings import are_known
 from . import nufft
 from .boxes import Box, outside
-from .few_dimensions import Doubt, Sizes, tolerance_of, transforms_pay, wider
+from .few_dimensions import Doubt, Sizes, transforms_pay, wider
 from .fourier import coefficients, derivatives_at, values_at
-from .nodes import Nodes, nodes, spectrum
+from .nodes import Nodes, nodes, spectrum, tolerance_of
 from .plan import Plan
 from .tiles import scan
 from .wanted import Sums, Wanted
@@ -70,7 +71,7 @@ def layout(
         error = tolerance_of(jnp, chosen.precision, extent * scales)
     else:
         error = jnp.asarray(chosen.tolerance, dtype)
-    found, fits, bound = nodes(most, around.center, extent, scales, error, wide)
+    found, fits, bound = nodes(most, around.center, extent, scales, error, wide, at_once=chosen.platform == "cuda")
     if promise is None:
         eps = error / OF_ERROR
     else:  # pulls of points that are close together are as small as their squared distances
@@ -143,9 +144,13 @@ def sums_by_waves(
     if not wanted.pulls.kernels:
         return Sums(sums, nothing, nothing), doubt
     of = of._replace(nodes=of.nodes_of_pulls)
-    with jax.enable_x64(True):
-        found, own = _pulled(wanted, promise, *_in("float64", (of, *cloud[1:], row_weights, weights)))
-        found = _in(queries.dtype, found)
+    given = of, *cloud[1:], row_weights, weights
+    if of.nodes.at_once:
+        found, own = _pulled(wanted, promise, *given)
+    else:
+        with jax.enable_x64(True):
+            found, own = _pulled(wanted, promise, *_in("float64", given))
+            found = _in(queries.dtype, found)
     sums = jnp.concatenate([found.sums, sums], 1) if known else sums
     return found._replace(sums=sums), doubt | own
 

@@ -34,7 +34,9 @@ SIZES = ((1, 1), (2, 1), (3, 1), (16, 16), (64, 1), (64, 64), (128, 128))  # dim
 CUDA_PROBLEMS = (  # points, dimension, channels: every engine takes seconds to compile
     *((1024, 3, 1), (1024, 64, 64), (4096, 16, 16), (4096, 128, 1)),
     *((16384, 3, 1), (16384, 64, 64), (16384, 128, 128)),
+    *((2**17, 1, 1), (2**17, 2, 1), (2**17, 3, 1)),
 )
+MANY = 2**14  # points beyond which only waves are measured
 RUNS = 5
 ROWS = 64  # queries at which a sum is compared with float64
 CPU_DTYPES = ("float32", "float64")
@@ -148,7 +150,7 @@ def engines_of_cpu(dtype: str, num: int, dim: int, channels: int) -> dict[str, E
 def _by_waves(fast: bool, queries: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
     """The sum by one block of waves, by fast transforms or by products."""
     dtype, tau = queries.dtype.name, jnp.ones((1, 1), queries.dtype)
-    plan = Plan("cpu", "fourier", dtype, "xla", "", tolerance=1e-9)
+    plan = Plan("cuda" if has_cuda() else "cpu", "fourier", dtype, "xla", "", tolerance=1e-9)
     sizes = Sizes(len(queries), len(keys), keys.shape[1], 1)
     of = layout(1, plan, None, tau, sizes, box(queries, keys))
     eps = jnp.full((), nufft.LEAST[dtype], dtype) if fast else None
@@ -167,7 +169,12 @@ def _of_pairs(num: int, columns: int) -> Work:
 
 
 def engines_of_cuda(dtype: str, num: int, dim: int, channels: int) -> dict[str, Engine]:
-    """XLA, dense where "auto" may take that, and blocked; and every attention kernel that takes such points."""
+    """XLA, dense where "auto" may take that, and blocked; every attention kernel that takes such points; and waves."""
+    waves: dict[str, Engine] = {}
+    if dim in DIMENSIONS and channels == 1:
+        waves["waves"] = functools.partial(_by_waves, False), wave_work(num, dim), dtype
+    if num > MANY:
+        return waves
     names = ["dense"] if num**2 <= CUDA_TILE.entries else []
     found: dict[str, Engine] = {
         name: (functools.partial(gauss_sum, method=name), _of_pairs(num, costs.columns(name, dim, channels)), "float32")
@@ -184,7 +191,7 @@ def engines_of_cuda(dtype: str, num: int, dim: int, channels: int) -> dict[str, 
             _of_pairs(num, costs.kernel_columns(kernel, dim, channels)),
             precision,
         )
-    return found
+    return found | waves
 
 
 def fitted(rows: list[Row]) -> tuple[costs.Cost, float]:

@@ -18,8 +18,8 @@ from .._engines.attention import kernel_of
 from .._engines.blocked import blocked_sum
 from .._engines.dispatch import exact_plan_of
 from .._engines.few_dimensions import Sizes, at_most, estimated, most_blocks, pays_here
-from .._engines.nodes import WAVES
-from .._engines.plan import NEAR, Plan, time_on_cuda
+from .._engines.nodes import WAVES, with_blocks
+from .._engines.plan import NEAR, Plan, time_of_waves_on_cuda, time_on_cuda
 from .._engines.radial import share_of_tiles
 from .._engines.wanted import NOTHING, Channels, Wanted
 from .._engines.waves import SUMS, layout, sums_by_waves
@@ -84,6 +84,8 @@ def explain(
     )
     if 0 in (*q.shape, *k.shape, *v.shape):
         return chosen
+    if chosen.platform == "cuda" and settings.method == "fourier":
+        settings = with_blocks(settings, tau, queries, keys)
     by_waves = _by_waves(settings, chosen, q, k, v, t)
     if by_waves is not None:
         return by_waves
@@ -109,7 +111,7 @@ def _by_waves(settings: Settings, chosen: Plan, q: Array, k: Array, v: Array, ta
         return None
     q, k, v, scale = (x.reshape(x.shape[-2:]) for x in (q, k, v, jnp.sqrt(tau)[..., None, None]))
     sizes, by_name = Sizes(len(q), len(k), k.shape[1], v.shape[1]), chosen.method == "fourier"
-    most = at_most(sizes.dim) if by_name else most_blocks(chosen.precision, sizes)
+    most = at_most(sizes.dim, chosen) if by_name else most_blocks(chosen.precision, sizes)
     if not most:
         return None
     does, around = pays_here(chosen, most, chosen.precision, sizes, scale, q, k)
@@ -124,6 +126,9 @@ def _by_waves(settings: Settings, chosen: Plan, q: Array, k: Array, v: Array, ta
     found = np.asarray(of.nodes.counts) * WAVES[sizes.dim], np.round(np.asarray(scale[0] * around.extent), 1)
     waves, size = (" × ".join(map(str, x)) for x in found)
     milliseconds = [x / 1e6 for x in estimated(chosen.precision, sizes, list(map(float, of.nodes.counts)))]
+    if chosen.platform == "cuda":
+        pairs = time_on_cuda("blocked", len(q) * len(k), sizes.dim, sizes.channels)[0]
+        milliseconds = time_of_waves_on_cuda(len(q) + len(k), sizes.dim, sizes.channels, most), pairs
     way = "finufft" if of.nodes.eps else "products"
     points = "nearly all points'" if around.error > 0 else "the points'"
     reason = f"{waves} waves hold {points} box of {size} bandwidths to {float(of.error):.0e} of Σ|v|; by {way} an"

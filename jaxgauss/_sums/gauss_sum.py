@@ -55,7 +55,7 @@ def gauss_sum(
         s, (…, M, C), or (…, M) for values (N,), in the promoted dtype of queries, keys and values. Without keys: zeros.
 
     Raises:
-        ValueError: shapes do not fit, tau is not positive, or a named option cannot run there.
+        ValueError: shapes do not fit, tau is not positive, or a named option cannot run there, or not for such points.
         TypeError: an argument is not a floating array.
 
     Derivatives:

@@ -14,14 +14,13 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool
 
-from .._arrays.devices import replicated, vary_alike
+from .._arrays.devices import has_cuda, replicated, vary_alike
 from .._arrays.points import LOG_ZERO, align, by_point
 from .._checks.operands import also_called, as_operand, check_mesh, check_tolerance, takes_tau
 from .._checks.settings import Keys, MeshAxis, Queries, Settings, Sums, Tau, Values, axis_names, working_dtype
 from .._engines.boxes import box
-from .._engines.few_dimensions import tolerance_of
 from .._engines.fourier import coefficients, values_at
-from .._engines.nodes import MOST, nodes, spectrum
+from .._engines.nodes import MOST, nodes, spectrum, tolerance_of
 from .._engines.tiles import one_by_one
 from .._kernels.kernels import Kernel, as_kernel
 from .checked import checked
@@ -145,6 +144,8 @@ def _over_mesh(settings: Settings, summed: Callable, queries: Array, keys: Array
         if settings.method != "fourier":
             return by_parts(settings)
         total, fits = _by_coefficients(settings, *operands)
+        if has_cuda():  # nothing may wait for the device
+            return total.astype(queries.dtype)
         by_tiles = functools.partial(by_parts, replace(settings, method="auto", near=False, waves=False))
         return lax.cond(fits, lambda: total.astype(queries.dtype), by_tiles)
 
@@ -168,7 +169,8 @@ def _by_coefficients(
         scales = jnp.broadcast_to(scale[0], extent.shape)
         length = extent * lax.stop_gradient(scales)
         error = settings.tolerance or tolerance_of(jnp, dtype.name, length)
-        of, fits, _ = nodes(MOST[len(center)], center, extent, lax.stop_gradient(scales), error)
+        scales_of_waves = lax.stop_gradient(scales)
+        of, fits, _ = nodes(MOST[len(center)], center, extent, scales_of_waves, error, at_once=has_cuda())
         found = added(settings, coefficients(of, *vary_alike(keys, values.T)))
         g = spectrum(of, scales[None], jnp.ones_like(scales[:1]))
         return values_at(of, *vary_alike(queries, found * g[None])).T, fits[None, None]

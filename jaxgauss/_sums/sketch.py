@@ -15,12 +15,11 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from .._arrays.compensated import compensated, two_sum
-from .._arrays.devices import vary_alike
+from .._arrays.devices import has_cuda, vary_alike
 from .._checks.operands import check_operands, check_tau, check_tolerance, takes_tau
 from .._checks.settings import Sums, working_dtype
-from .._engines.few_dimensions import tolerance_of
 from .._engines.fourier import coefficients, values_at
-from .._engines.nodes import DIMENSIONS, WAVES, Nodes, blocks_of, nodes, spectrum
+from .._engines.nodes import DIMENSIONS, WAVES, Nodes, blocks_of, nodes, spectrum, tolerance_of
 
 LARGEST = 2**24  # the most coefficients of a channel
 STATIC = {"static": True}  # fields that programs are compiled for
@@ -134,7 +133,8 @@ class FourierSketch:
         dtype = self.coefficients.dtype
         lower, upper = (jnp.asarray(x, dtype) for x in (self.lower, self.upper))
         most = self.coefficients.shape[1] // (2 * WAVES[self.dim])
-        return nodes(most, lower + (upper - lower) / 2, upper - lower, self._scale(), self.tolerance)[0]
+        center, extent = lower + (upper - lower) / 2, upper - lower
+        return nodes(most, center, extent, self._scale(), self.tolerance, at_once=has_cuda())[0]
 
     def _scale(self) -> Float[Array, " d"]:
         """√τ of each coordinate."""

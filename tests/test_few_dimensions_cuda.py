@@ -1,0 +1,135 @@
+"""Waves on CUDA, by name: no float64, nothing waits, and the same sums as on a CPU."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_anywhere import error, errors, pairs
+
+from jaxgauss import FourierSketch, explain, fourier_sketch, gauss_sum, mmd_squared
+from jaxgauss._checks.settings import Settings
+from jaxgauss._engines import fourier, nodes
+from jaxgauss._engines.near import examined
+from oracle import relative_error, with_gradients
+
+pytestmark = pytest.mark.usefixtures("cuda")
+by_waves = functools.partial(gauss_sum, method="fourier")
+LONGEST = {1: 3000.0, 2: 195.0, 3: 40.0}  # bandwidths of a box that all waves hold
+
+
+def cloud(rng, dim, length, start=0.0):
+    """Queries, keys, values, τ and a cotangent: uniform in a box of so many bandwidths."""
+    tau, num = np.float32(4.0), 300 if dim < 3 else 120
+    x, y = (np.float32(rng.uniform(0, length / 2, (n, dim)) + start) for n in (num, num + 1))
+    return (
+        x,
+        y,
+        *(rng.normal(size=n).astype(np.float32) for n in (num + 1,)),
+        tau,
+        rng.normal(size=num).astype("float32"),
+    )
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_sums_and_all_gradients(rng, dim):
+    """In boxes of all sizes that waves hold, at the origin and away from it."""
+    ours = with_gradients(by_waves)
+    for length, start in ((0.1, 0.0), (8.0, -50.0), (LONGEST[dim], 0.0), (LONGEST[dim], 1000.0)):
+        case = cloud(rng, dim, length, start)
+        sums, gradients = ours(*case)
+        assert max(errors("gauss", *case, sums, *gradients)) < 3e-6
+
+
+def test_batches_and_float64(rng):
+    x, y = rng.uniform(0, 9, (3, 40, 2)), rng.uniform(0, 9, (50, 2))
+    v = rng.normal(size=(50, 2))
+    phi, _, _ = pairs("gauss", x.reshape(-1, 2), y, 1.0)
+    found = by_waves(x, y, v, 1.0).reshape(-1, 2)
+    assert found.dtype == jnp.float64 and error(found, phi @ v, phi @ np.abs(v)) < 1e-13
+    apart = x + 1e5 * np.arange(3)[:, None, None]  # each element of a batch has its box
+    for points in (np.float32(x), np.float32(apart)):
+        exact = [pairs("gauss", p, p, 1.0)[0].sum(1) for p in points]
+        assert relative_error(by_waves(points, points, np.ones((3, 40, 1), np.float32), 1.0)[..., 0], exact) < 1e-6
+    assert by_waves(x[0, :0], y, v, 1.0).shape == (0, 2)
+    z, tau = np.float32(x[0]), np.float32([0.01, 1.0, 400.0])  # one series for all would take too many waves
+    phi = [pairs("gauss", a, b, tau[:, None, None])[0] for a, b in ((z, z), (z, y), (y, y))]
+    exact = phi[0].mean() - 2 * phi[1].mean() + phi[2].mean()
+    for function in (mmd_squared, jax.jit(mmd_squared, static_argnames="method")):
+        assert abs(float(function(z, np.float32(y), tau, method="fourier")) - exact) < 1e-6
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_points_that_lie_too_far_apart(rng, dim):
+    """An error where the points can be seen, NaN under `jit`."""
+    x, y, v, tau, _ = cloud(rng, dim, 1.3 * LONGEST[dim] + 20)
+    for function in (by_waves, functools.partial(explain, method="fourier")):
+        with pytest.raises(
+            ValueError, match=r"on CUDA method 'fourier' has \d+ waves .* or leave the method on 'auto'"
+        ):
+            function(x, y, v, tau)
+    with pytest.raises(ValueError, match=r"`jaxgauss\.mmd_squared`: on CUDA method 'fourier'"):
+        mmd_squared(x, y, tau, method="fourier")
+    assert np.isnan(jax.jit(by_waves)(x, y, v, tau)).all()
+    assert np.isfinite(jax.jit(functools.partial(by_waves, tolerance=0.1))(x[:50] / 2, y, v, tau / 3)).all()
+
+
+def test_no_more_waves_than_points_need_where_they_can_be_seen(rng):
+    """Also at the ends of the blocks, where the device might round the other way."""
+    for dim in (1, 2, 3):
+        for blocks in range(1, nodes.MOST[dim] if dim > 1 else 4):
+            tolerance = 1e-5
+            b = np.sqrt(2 * np.log(4 * dim / tolerance))
+            full = blocks * nodes.WAVES[dim] * 2 * np.pi / b - b
+            for length in full * np.array([1 - 3e-5, 1 - 1e-7, 1.0, 1 + 1e-7]):
+                x = np.float32(rng.uniform(0, length, (60, dim)))
+                x[:2] = [[0.0] * dim, [length] * dim]
+                found = examined(Settings("fourier", tolerance=tolerance), 1.0, x, x, x[:, 0]).blocks
+                assert found is not None and blocks <= found <= max(2 * blocks, 2)
+                sums = by_waves(x, x, np.ones(60, np.float32), 1.0, tolerance=tolerance)
+                phi, _, _ = pairs("gauss", x, x, 1.0)
+                assert np.max(np.abs(np.asarray(sums) - phi.sum(1))) < 60 * tolerance
+    assert examined(Settings("fourier"), 1.0, x * np.nan, x, x[:, 0]).blocks is None
+    assert explain(x[:20], x[:20], x[:20, 0], 1e-3, method="fourier").reason.startswith("20 × 20 × 20 waves hold")
+
+
+def test_auto_says_where_waves_would_take_less_time():
+    def reason(num, dim):
+        shapes = jax.ShapeDtypeStruct((num, dim), "float32"), jax.ShapeDtypeStruct((num, 1), "float32")
+        return explain(shapes[0], shapes[0], shapes[1]).reason
+
+    assert all("ms by method 'fourier'" in reason(2**20, dim) for dim in (1, 2, 3))
+    assert not any("fourier" in reason(*x) for x in ((1000, 1), (10_000, 3), (2**20, 4)))
+
+
+@pytest.mark.parametrize("dim, blocks", [(1, 1), (1, 128), (2, 5), (3, 2)])
+def test_all_waves_at_once_are_those_of_the_blocks(rng, dim, blocks):
+    """Coefficients, values and derivatives; so a sketch may be made in one place and asked in another."""
+    tolerance, dtype = 1e-7, "float32"
+    b = np.sqrt(2 * np.log(4 * dim / tolerance))
+    length = 0.999 * (blocks * nodes.WAVES[dim] * 2 * np.pi / b - b)
+    x, v = np.float32(rng.uniform(0, length, (200, dim))), np.float32(rng.normal(size=(2, 200)))
+    given = blocks, jnp.full(dim, length / 2, dtype), jnp.full(dim, length, dtype), jnp.ones(dim, dtype), tolerance
+    (one, fits, _), (other, others_fit, _) = (nodes.nodes(*given, at_once=y) for y in (True, False))
+    assert fits and others_fit and one.at_once and not other.at_once and (one.period == other.period).all()
+    (found, *ours), (exact, *theirs) = (
+        [a := fourier.coefficients(y, x, v), fourier.values_at(y, x, a), fourier.derivatives_at(y, x, a)]
+        for y in (one, other)
+    )
+    assert relative_error(found, np.asarray(exact)) < 2e-6
+    for one, other in zip(ours, theirs, strict=True):
+        assert relative_error(one, np.asarray(other)) < 5e-6
+
+
+def test_sketches(rng, tmp_path):
+    keys, queries = (rng.uniform(0, 1, (n, 2)).astype(np.float32) for n in (500, 60))
+    values = rng.normal(size=(500, 2)).astype(np.float32)
+    sketch = fourier_sketch(keys[:200], values[:200], 900.0, lower=0, upper=1)
+    sketch += fourier_sketch(keys[200:], values[200:], 900.0, lower=0, upper=1)
+    sketch.save(tmp_path / "sketch.npz")
+    phi, _, _ = pairs("gauss", queries, keys, 900.0)
+    assert error(FourierSketch.load(tmp_path / "sketch.npz")(queries), phi @ values, phi @ np.abs(values)) < 2e-6
+    line = fourier_sketch(keys[:, :1], values, 1e9, lower=0, upper=1)  # of more waves than are computed at once
+    phi, _, _ = pairs("gauss", queries[:, :1], keys[:, :1], 1e9)
+    assert error(line(queries[:, :1]), phi @ values, phi @ np.abs(values) + 1e-6 * np.abs(values).sum(0)) < 2e-6
