@@ -18,6 +18,7 @@ from test_anywhere import (  # noqa: F401
 )
 
 from jaxgauss import kernel_mean, kernel_sum, log_gauss_sum
+from jaxgauss._engines.tiles import Tile
 from oracle import relative_error
 
 pytestmark = pytest.mark.usefixtures("cuda")
@@ -45,9 +46,19 @@ FORMULAS = {  # of functions of points, keys, values and τ
 }
 
 
-@pytest.mark.parametrize("order", [2, 3])
+@pytest.fixture
+def in_tiles(request, monkeypatch):
+    """All pairs at once, or a few at a time."""
+    if request.param:
+        for module in ("all_pairs", "fused"):
+            monkeypatch.setattr(f"jaxgauss._engines.{module}.CUDA_TILE", Tile(2**8, 16, 16, 2**8))
+        jax.clear_caches()
+        request.addfinalizer(jax.clear_caches)
+
+
+@pytest.mark.parametrize("order, in_tiles", [(2, False), (3, False), (2, True)], indirect=["in_tiles"])
 @pytest.mark.parametrize("name", FORMULAS)
-def test_derivatives_of_higher_order(rng, name, order):
+def test_derivatives_of_higher_order(rng, in_tiles, name, order):
     """Of all operands, in random directions, against those that JAX forms of the formula in float64."""
     shapes = (30, 3), (40, 3), (40, 1)
     operands, directions = ([*(rng.normal(size=x) for x in shapes), np.array(0.5)] for _ in range(2))

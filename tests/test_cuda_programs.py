@@ -24,7 +24,9 @@ CALLBACKS = {name: 4 for name in PROGRAMS} | {
 
 
 SIZES = [(300, 3), (100_000, 16)]
-CASES = [(name, x) for name in PROGRAMS for x in SIZES] + [(name, (100_000, x)) for name in WAVES for x in (1, 2, 3)]
+OF_TILES = "log_gauss_sum", "kde_score", "hsic", "leave_one_out_tau", "second derivatives"  # which XLA sums
+CASES = [(name, x) for name in PROGRAMS for x in SIZES] + [(name, (20_000, 3)) for name in OF_TILES]
+CASES += [(name, (100_000, x)) for name in WAVES for x in (1, 2, 3)]
 
 
 @pytest.mark.parametrize("name, sizes", CASES, ids=str)
@@ -36,7 +38,7 @@ def test_the_host_decides_nothing(name, sizes):
     assert "f64" not in text or name in IN_FLOAT64
     products = [x for x in text.splitlines() if "dot_general" in x and "xf32>" in x]
     assert all("HIGHEST, HIGHEST" in x for x in products)  # others take float32 numbers in TF32, with 11 bits
-    if sizes[0] > 10_000:
+    if sizes[0] == 100_000:
         assert text.count(CALLBACK.replace("gpu", "cpu")) == CALLBACKS.get(name, 0)
     if name in WAVES:
         assert max(math.prod(map(int, x.split("x"))) for x in re.findall(r"tensor<([\dx]+)xf32>", text)) < 2**25
