@@ -86,7 +86,7 @@ def _scaled_squares(scale: Array, q: Array, k: Array) -> Array:
 def _scaled_products(scale: Array, q: Array, b: Array, k: Array) -> Array:
     scale = scale.mT[..., None]
     factors = scale * _differences(b, k), scale * (_differences(q, k) + (b - q).mT[..., None])
-    # not by `jnp.clip`: JAX 0.10.2 hands its constants to the rule, for the operands, where tiles are differentiated twice
+    # not by `jnp.clip`: where tiles are differentiated twice, JAX 0.10.2 gives its constants to the rule as operands
     first, second = (jnp.maximum(jnp.minimum(x, CUT_OFF), -CUT_OFF) for x in factors)
     return first * second
 
