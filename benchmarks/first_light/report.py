@@ -40,6 +40,7 @@ def report(data: dict) -> str:
         "Of the physical limit: by `auto`, and by the fastest of ours": limits(data),
         "Launches": launches(cells(data, "launches")),
         "Few points": few(data, {"steps": {}}),
+        "Few dimensions": waves(cells(data, "waves")),
         "Milliseconds (and MiB) of an MMD step": mmd(cells(data, "mmd")),
         "Memory": memory(cells(data, "memory")),
         "Densities": densities(cells(data, "densities")),
@@ -132,6 +133,16 @@ def launches(found: Cells) -> str:
         counts = ", ".join(f"{count} {name[:60]}" for name, count in c["names"].items())
         names.append(f"- {c['method']}, C = {c['c']}, {c['what']}: {counts}\n")
     return plots.table(rows) + "\n" + "".join(names) if names else ""
+
+
+def waves(found: Cells) -> str:
+    """Milliseconds of a call under `jit`, by N and D."""
+    rows = [["N = M", "D", "", "auto", "waves", "error of auto", "error of waves"]]
+    for size, methods in sorted(plots.by_method([c for c in found if "method" in c], "n", "d", "what").items()):
+        both = [methods.get(name) for name in ("auto", "waves")]
+        errors = ["–" if c is None or "error" not in c else f"{c['error']:.1e}" for c in both]
+        rows.append([*map(str, size), *map(plots.milliseconds, both), *errors])
+    return plots.table(rows) if len(rows) > 1 else ""
 
 
 def few(now: dict, before: dict) -> str:

@@ -239,6 +239,15 @@ def few(sizes: Sizes) -> Iterator[Cell]:
         yield grids.cell("few", problem, what, ["auto", *rivals.JAX_NATIVE], d=dim, c=channels)
 
 
+def waves(sizes: Sizes) -> Iterator[Cell]:
+    """Many points of few dimensions: by as many waves as a coordinate may have, and by attention."""
+    by_waves = rivals.in_jax(functools.partial(gauss_sum, method="fourier"))
+    for num, what, dim in list(itertools.product(sizes.nums, grids.WHAT, (2, 3, 1)))[:: sizes.every]:
+        problem = Problem(num, dim, 1, 1, "float32", sizes.device)
+        cell = grids.cell("waves", problem, what, ["auto"], d=dim)
+        yield dataclasses.replace(cell, methods={**cell.methods, "waves": functools.partial(by_waves, problem, what)})
+
+
 def mmd(sizes: Sizes) -> Iterator[Cell]:
     """A training step, ours in half precision, and dense."""
     for num, dim in itertools.product(sizes.mmd, (16, 64)):
@@ -303,8 +312,9 @@ def limit(sizes: Sizes) -> Iterator[Task]:
 STEPS: dict[str, tuple[float, Callable[..., Any]]] = {  # and their shares of 25 minutes
     "tests": (4, tests),
     "launches": (1.5, launches),
-    "headline": (7, headline),
+    "headline": (6, headline),
     "few": (2, few),
+    "waves": (1, waves),
     "mmd": (2.5, mmd),
     "memory": (1.5, memory),
     "densities": (2, densities),
@@ -344,6 +354,6 @@ def device_of(sizes: Sizes, step: str) -> Iterator[None]:
         if sizes is EMULATED:
             stack.enter_context(study.emulated_if(True))
             stack.enter_context(mock.patch.multiple(inside.costs, **quickly))
-        if step in ("headline", "few", "densities"):
+        if step in ("headline", "few", "waves", "densities"):
             stack.enter_context(mock.patch.object(study, "peak_mebibytes", lambda call: None))  # compiles once more
         yield
