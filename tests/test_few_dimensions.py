@@ -13,6 +13,7 @@ from jaxgauss import (
     gauss_sum,
     kde_logpdf,
     kernel_mean,
+    ksd_squared,
     log_gauss_sum,
     mmd_flow_velocity,
     mmd_squared,
@@ -25,7 +26,7 @@ from jaxgauss._engines.near import examined
 from jaxgauss._engines.plan import Plan
 from jaxgauss._engines.wanted import NOTHING, Channels, Wanted
 from jaxgauss._kernels.kernels import GAUSS
-from oracle import with_gradients
+from oracle import relative_error, with_gradients
 
 CHOSEN = Plan("cpu", "blocked", "float32", "xla", "")
 
@@ -422,3 +423,35 @@ def test_several_bandwidths_of_methods(rng, monkeypatch):
     of_each = np.exp(-exact[2][:, None, None] / 2 * np.square(apart).sum(-1))
     pushed = np.asarray(phi) @ -exact[0] - (np.tensordot(exact[2] / 3, of_each, 1)[..., None] * apart).sum(1)
     assert error(svgd_direction(x, -x, tau), pushed / len(x), pushed / len(x)) < 2e-5
+
+
+@by_products
+def test_derivatives_of_higher_order_in_jaxs_own_mode(rng, free):
+    """Where float64 is off but for the waves: programs of third order, and numbers of a loop's derivatives, by KSD."""
+
+    def slope(f):
+        return lambda *z: jnp.vdot(along.astype(z[0].dtype), jax.grad(f)(*z))
+
+    x, along = (np.float32(rng.normal(size=(200, 2))) for _ in range(2))
+    tau = np.float32(0.7)
+    with jax.enable_x64(False):
+        jax.jit(slope(slope(slope(lambda *z: jnp.sin(gauss_sum(*z)).sum())))).trace(x, x, x, tau)
+        found = jax.jit(jax.grad(slope(ksd_squared)))(x, -x, tau)
+    exact = jax.grad(slope(functools.partial(ksd_squared, method="dense")))(*map(jnp.float64, (x, -x, tau)))
+    assert relative_error(found, exact) < 1e-5
+
+
+@each("moving", *((x, i) for x in WAYS for i in range(3)))
+def test_gradients_of_the_witness(rng, free, moving):
+    x, y, z = (np.float32(rng.normal(size=(n, 2))) for n in (300, 301, 302))
+    tau = np.float32(0.7)
+
+    def plain(x, y, z):
+        def mean(a, b):
+            return jnp.exp(-0.35 * jnp.square(a[:, None] - b[None]).sum(-1)).mean(1)
+
+        return jnp.sin(3 * (mean(x, y) - mean(x, z))).sum()
+
+    found = jax.jit(jax.grad(lambda *p: jnp.sin(3 * mmd_witness(*p, tau)).sum(), moving))(x, y, z)
+    exact = jax.grad(plain, moving)(*map(jnp.float64, (x, y, z)))
+    assert relative_error(found, exact) < 1e-5

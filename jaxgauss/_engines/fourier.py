@@ -159,9 +159,17 @@ def _no_gradient(of: Nodes) -> Nodes:
     return Nodes(*[None] * len(of))  # type: ignore[arg-type]
 
 
-coefficients.defvjp(lambda *args: (coefficients(*args), args), _coefficients_backward)
-values_at.defvjp(lambda *args: (values_at(*args), args), _values_backward)
-derivatives_at.defvjp(lambda *args: (derivatives_at(*args), args), _derivatives_backward)
+# Residuals are behind a barrier: JAX 0.10.2 confuses those that are arguments with constants, where the rule is
+# differentiated again in a loop.
+for _function, _backward in (
+    (coefficients, _coefficients_backward),
+    (values_at, _values_backward),
+    (derivatives_at, _derivatives_backward),
+):
+    _function.defvjp(
+        lambda *args, function=_function: (function(*args), lax.optimization_barrier(args)),
+        _backward,
+    )
 
 
 def _in_blocks(of: Nodes, channels: int, points: Array, *others: Array) -> list[Array]:

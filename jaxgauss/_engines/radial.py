@@ -34,7 +34,7 @@ from .plan import STRICTER, Plan
 from .products import product_pullback
 from .tiles import one_by_one
 from .wanted import NOTHING, Channels, Sums, Wanted
-from .waves import SUMS, Promise, sides, sums_of_sides
+from .waves import SUMS, Promise, in_64_bit_mode, sides, sums_of_sides
 
 
 def pair_sums(wanted: Wanted, chosen: Plan, *operands: Array) -> Sums:
@@ -200,18 +200,14 @@ def waves_pullback(
 
         return one_by_one(of_matrix, queries, keys, values, by_point(jnp.sqrt(tau), queries), *weights)
 
-    def of_waves(*operands: Array) -> tuple[Array, ...]:
+    def of_waves(cotangents: Sums, *operands: Array) -> tuple[Array, ...]:
         return jax.vjp(lambda *x: with_doubt(None, *x)[0], *operands)[1](cotangents)
 
-    def pullback(*operands: Array) -> tuple[Array, ...]:
-        with jax.enable_x64(True):  # JAX traces the rules of waves here
-            return of_waves(*operands)
-
     if chosen.platform == "cuda":
-        return of_waves(*operands)
+        return of_waves(cotangents, *operands)
     promise = None if chosen.method == "fourier" else SUMS[chosen.precision]
     doubt = with_doubt(promise, *map(lax.stop_gradient, operands))[1]
-    return lax.cond(doubt.any(), otherwise, pullback, *operands)
+    return lax.cond(doubt.any(), lambda _, *x: otherwise(*x), in_64_bit_mode(of_waves), cotangents, *operands)
 
 
 def share_of_tiles(kernel: Kernel, chosen: Plan, queries: Q, keys: K, tau: T) -> float:

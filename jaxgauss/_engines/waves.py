@@ -6,7 +6,7 @@ on CUDA, where few cards have it.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -131,7 +131,7 @@ def sums_by_waves(
     With `shares`, sums of the kernel Σ_t share_t Φ_t, whose own τ is one; each row of `scale` is then one √τ. Without a
     promise, no error puts a query in doubt. JAX can differentiate the sums to every order.
     """
-    known = weights.shape[1] if wanted.repeats else 0
+    known = weights.shape[1] if wanted.repeats and wanted.pulls.kernels else 0
     doubt, far = outside(of.box.of_queries, queries), outside(of.box.of_keys, keys)[:, None]
     queries = jnp.where(doubt[:, None], of.nodes.center[None], queries)
     keys = jnp.where(far, of.nodes.center[None], keys)
@@ -153,6 +153,21 @@ def sums_by_waves(
             found = _in(queries.dtype, found)
     sums = jnp.concatenate([found.sums, sums], 1) if known else sums
     return found._replace(sums=sums), doubt | own
+
+
+def in_64_bit_mode(function: Callable) -> Callable:
+    """`function`, traced in JAX's 64-bit mode, and so are its derivatives of every order."""
+
+    @jax.custom_vjp
+    def traced(*operands: Any) -> Any:
+        with jax.enable_x64(True):
+            return function(*operands)
+
+    def backward(operands: tuple[Any, ...], cotangents: Any) -> Any:
+        return in_64_bit_mode(lambda g, *x: jax.vjp(function, *x)[1](g))(cotangents, *operands)
+
+    traced.defvjp(lambda *operands: (traced(*operands), operands), backward)
+    return traced
 
 
 def _in(dtype: Any, of: Any) -> Any:
