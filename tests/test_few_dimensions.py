@@ -427,7 +427,7 @@ def test_several_bandwidths_of_methods(rng, monkeypatch):
 
 @by_products
 def test_derivatives_of_higher_order_in_jaxs_own_mode(rng, free):
-    """Where float64 is off but for the waves: programs of third order, and numbers of a loop's derivatives, by KSD."""
+    """Where float64 is off but for the waves: programs of third order and of batches; numbers of second by KSD."""
 
     def slope(f):
         return lambda *z: jnp.vdot(along.astype(z[0].dtype), jax.grad(f)(*z))
@@ -436,6 +436,8 @@ def test_derivatives_of_higher_order_in_jaxs_own_mode(rng, free):
     tau = np.float32(0.7)
     with jax.enable_x64(False):
         jax.jit(slope(slope(slope(lambda *z: jnp.sin(gauss_sum(*z)).sum())))).trace(x, x, x, tau)
+        each = jax.vmap(gauss_sum, (None, None, None, 0))
+        jax.jit(slope(slope(lambda *z: jnp.sin(each(*z)).sum()))).trace(x, x, x, np.ones(3, np.float32))
         found = jax.jit(jax.grad(slope(ksd_squared)))(x, -x, tau)
     exact = jax.grad(slope(functools.partial(ksd_squared, method="dense")))(*map(jnp.float64, (x, -x, tau)))
     assert relative_error(found, exact) < 1e-5

@@ -206,8 +206,9 @@ def waves_pullback(
     if chosen.platform == "cuda":
         return of_waves(cotangents, *operands)
     promise = None if chosen.method == "fourier" else SUMS[chosen.precision]
-    doubt = with_doubt(promise, *map(lax.stop_gradient, operands))[1]
-    return lax.cond(doubt.any(), lambda _, *x: otherwise(*x), in_64_bit_mode(of_waves), cotangents, *operands)
+    with jax.enable_x64(True):
+        doubt = with_doubt(promise, *map(lax.stop_gradient, operands))[1]
+        return lax.cond(doubt.any(), lambda _, *x: otherwise(*x), in_64_bit_mode(of_waves), cotangents, *operands)
 
 
 def share_of_tiles(kernel: Kernel, chosen: Plan, queries: Q, keys: K, tau: T) -> float:
