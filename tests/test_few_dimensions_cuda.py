@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from test_anywhere import error, errors, pairs
 
-from jaxgauss import FourierSketch, explain, fourier_sketch, gauss_sum, mmd_squared
+from jaxgauss import FourierSketch, explain, fourier_sketch, gauss_sum, gauss_sum_sharded, mmd_squared
 from jaxgauss._checks.settings import Settings
 from jaxgauss._engines import fourier, nodes
 from jaxgauss._engines.near import examined
@@ -71,6 +71,11 @@ def test_points_that_lie_too_far_apart(rng, dim):
             function(x, y, v, tau)
     with pytest.raises(ValueError, match=r"`jaxgauss\.mmd_squared`: on CUDA method 'fourier'"):
         mmd_squared(x, y, tau, method="fourier")
+    mesh = jax.make_mesh((1,), ("device",), axis_types=(jax.sharding.AxisType.Auto,))
+    over_mesh = functools.partial(gauss_sum_sharded, mesh=mesh, key_axis="device", method="fourier")
+    with pytest.raises(ValueError, match=r"`jaxgauss\.gauss_sum_sharded`: on CUDA method 'fourier'"):
+        over_mesh(x, y, v, tau)
+    assert relative_error(over_mesh(x / 2, y / 2, v, tau), by_waves(x / 2, y / 2, v, tau)) < 2e-6
     assert np.isnan(jax.jit(by_waves)(x, y, v, tau)).all()
     assert np.isfinite(jax.jit(functools.partial(by_waves, tolerance=0.1))(x[:50] / 2, y, v, tau / 3)).all()
 

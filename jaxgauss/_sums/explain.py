@@ -125,10 +125,11 @@ def _by_waves(settings: Settings, chosen: Plan, q: Array, k: Array, v: Array, ta
     _, doubt = sums_by_waves(wanted, of, SUMS[chosen.precision], some, k, v, scale, some[:, :0], k[:, :0])
     found = np.asarray(of.nodes.counts) * WAVES[sizes.dim], np.round(np.asarray(scale[0] * around.extent), 1)
     waves, size = (" × ".join(map(str, x)) for x in found)
-    milliseconds = [x / 1e6 for x in estimated(chosen.precision, sizes, list(map(float, of.nodes.counts)))]
     if chosen.platform == "cuda":
         pairs = time_on_cuda("blocked", len(q) * len(k), sizes.dim, sizes.channels)[0]
-        milliseconds = time_of_waves_on_cuda(len(q) + len(k), sizes.dim, sizes.channels, most), pairs
+        milliseconds = [time_of_waves_on_cuda(len(q) + len(k), sizes.dim, sizes.channels, most), pairs]
+    else:
+        milliseconds = [x / 1e6 for x in estimated(chosen.precision, sizes, list(map(float, of.nodes.counts)))]
     way = "finufft" if of.nodes.eps else "products"
     points = "nearly all points'" if around.error > 0 else "the points'"
     reason = f"{waves} waves hold {points} box of {size} bandwidths to {float(of.error):.0e} of Σ|v|; by {way} an"

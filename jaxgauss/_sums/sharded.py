@@ -20,6 +20,7 @@ from .._checks.operands import also_called, as_operand, check_mesh, check_tolera
 from .._checks.settings import Keys, MeshAxis, Queries, Settings, Sums, Tau, Values, axis_names, working_dtype
 from .._engines.boxes import box
 from .._engines.fourier import coefficients, values_at
+from .._engines.near import examined
 from .._engines.nodes import MOST, nodes, spectrum, tolerance_of
 from .._engines.tiles import one_by_one
 from .._kernels.kernels import Kernel, as_kernel
@@ -93,12 +94,14 @@ def gauss_sum_sharded(
     check_tolerance(function, method, tolerance)
     where = {"mesh": mesh, "query_axis": query_axis, "key_axis": key_axis}
     asked = Settings(method, precision, backend, "", function, kernel=kernel, tolerance=tolerance, **where)
-    settings, _ = checked(asked, queries, keys, values, tau)
+    settings, chosen = checked(asked, queries, keys, values, tau)
     for name, x, axis in (("queries", queries, query_axis), ("keys", keys, key_axis)):
         parts, given = _parts(mesh, axis), f"{name} {tuple(x.shape)} over {axis!r} of {dict(mesh.shape)}"
         if x.shape[-2] % parts:
             fix = f"Pad with {-x.shape[-2] % parts} more" + (", of value zero." if name == "keys" else ".")
             raise ValueError(f"`jaxgauss.{function}`: `mesh` must divide the number of {name}; got {given}. {fix}")
+    if chosen.platform == "cuda":
+        examined(settings, tau, queries, keys)  # an error, if waves cannot hold the points
     return _checked_sum(settings, queries, keys, values, as_operand(tau, settings.dtype))
 
 
