@@ -9,6 +9,7 @@ What the suites decide:
 
 """
 
+import argparse
 import sys
 from pathlib import Path
 
@@ -26,6 +27,8 @@ def main(given: list[str]) -> None:
     parser.add_argument("--suite", choices=SUITES, default="quick")
     parser.add_argument("--runs", type=int, default=10, help="timed repetitions of each method (default: 10)")
     parser.add_argument("--before", type=Path, help="another checkout, to measure beside this one (calls)")
+    parser.add_argument("--beside", type=Path, help="another environment's Python, measured in turns with this one")
+    parser.add_argument("--in-turn", action="store_true", help=argparse.SUPPRESS)  # how --beside runs the other
     parser.add_argument("--plot", type=Path, nargs="+", help="show these files, measure nothing")
     options = parser.parse_args(given)
     if options.plot:
@@ -37,7 +40,8 @@ def main(given: list[str]) -> None:
         parser.error(f"{options.suite} is for {' or '.join(study.devices)}; --before is for calls")
     if options.device == "cpu":
         jax.config.update("jax_platforms", "cpu")
-    study.measure(options.suite, options.device, options.runs, options.out, options.keep, **more)
+    where = options.out, options.keep, options.beside, options.in_turn
+    study.measure(options.suite, options.device, options.runs, *where, **more)
 
 
 if __name__ == "__main__":

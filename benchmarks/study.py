@@ -16,6 +16,7 @@ import importlib.metadata
 import json
 import os
 import platform
+import shlex
 import subprocess
 import sys
 import time
@@ -157,6 +158,48 @@ class Results:
         save(self.data, self.path)
 
 
+class Beside:
+    """The same suite in another environment, a step at a time."""
+
+    def __init__(self, python: Path, path: Path, name: str, device: str, runs: int):
+        self.path = path.with_suffix(".beside.json")
+        command = [str(python), "-m", "benchmarks", "--suite", name, "--device", device, "--runs", str(runs)]
+        self.command = [*command, "--out", str(self.path.resolve()), "--in-turn"]
+
+    def __enter__(self) -> "Beside":
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(self.command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
+        self._wait()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def take(self) -> None:
+        """Let it take one step, and wait until it has."""
+        assert self.process.stdin
+        print(file=self.process.stdin, flush=True)
+        self._wait()
+
+    def results(self) -> dict:
+        """What it has found, after the last step."""
+        found = json.loads(self.path.read_text())
+        self.path.unlink()
+        return found
+
+    def _wait(self) -> None:
+        assert self.process.stdout
+        if not self.process.stdout.readline():
+            raise SystemExit(f"It ended: {shlex.join(self.command)}")
+
+
+def next_turn() -> None:
+    """Tell `Beside` that it is its turn, and wait for one."""
+    print("ready", flush=True)
+    sys.stdin.readline()
+
+
 @dataclass(frozen=True)
 class Study:
     """A suite: what is measured on a device, and what is made of the results alone.
@@ -177,16 +220,41 @@ class Study:
     info: Callable[[str], dict] = lambda device: {}
     devices: Sequence[str] = ("cpu",)
 
-    def measure(self, name: str, device: str, runs: int, out: Path | None, keep: bool = False, **more: Any) -> None:
-        """Measure what the file does not hold yet, and show it."""
+    def measure(
+        self,
+        name: str,
+        device: str,
+        runs: int,
+        out: Path | None,
+        keep: bool = False,
+        beside: Path | None = None,
+        in_turn: bool = False,
+        **more: Any,
+    ) -> None:
+        """Measure what the file does not hold yet, and show it.
+
+        `beside` is the Python of another environment, which measures each step after this one; what it finds stands in
+        the same file, under “beside”. There `in_turn` waits before each step, and shows nothing.
+        """
         info = environment(device) | {"suite": name, "runs": runs}
         path = destination(info, name, out, keep)
         results = Results(path, info if path.exists() else info | self.info(device))
         before = results.data["complete"]
-        for step in tqdm(list(self.steps(device, **more)), unit="step"):
-            results.take(step, runs, self.ours)
+        with contextlib.ExitStack() as stack:
+            other = stack.enter_context(Beside(beside, path, name, device, runs)) if beside and not before else None
+            for step in tqdm(list(self.steps(device, **more)), unit="step", disable=in_turn):
+                if in_turn:
+                    next_turn()
+                results.take(step, runs, self.ours)
+                if other:
+                    other.take()
+            if other:
+                results.data["beside"] = other.results()
         results.data["complete"] = True
         results.save()
+        if in_turn:
+            next_turn()
+            return
         self.show(path)
         print(f"{'measured before (delete it to measure again)' if before else 'raw data'}: {shown(path)}")
 

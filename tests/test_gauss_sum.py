@@ -12,6 +12,7 @@ import pytest
 from jaxgauss import gauss_sum, gauss_sum_blocked, gauss_sum_dense, log_gauss_sum
 from jaxgauss._checks.settings import Settings
 from jaxgauss._engines import dispatch, tiles
+from jaxgauss._engines.versions import MEASURED
 from oracle import SIZES, assert_close, gauss_sum64, problem, relative_error
 
 METHODS = ("auto", "reweight", "prescale", "rescale", "blocked", "dense")
@@ -266,7 +267,7 @@ def test_products_are_fused_where_xla_can(rng, monkeypatch, batch, num_queries, 
     operands = [rng.normal(size=shape) for shape in shapes]
 
     def compiled(fuses):
-        monkeypatch.setattr(dispatch, "FUSES", fuses)
+        monkeypatch.setattr(dispatch, "MEASURED", MEASURED._replace(fuses=fuses))
         jax.clear_caches()
         narrow = [jnp.asarray(x, jnp.float32) for x in operands]
         settings = Settings("blocked")
@@ -275,9 +276,9 @@ def test_products_are_fused_where_xla_can(rng, monkeypatch, batch, num_queries, 
         assert relative_error(program(*narrow), gauss_sum64(*operands, 3 / dim)) < 5e-7
         return program.memory_analysis().temp_size_in_bytes
 
-    saved = compiled(False) - compiled(tiles.FUSES)
+    saved = compiled(False) - compiled(MEASURED.fuses)
     jax.clear_caches()
-    if tiles.FUSES:
+    if MEASURED.fuses:
         assert (saved > 3e5) == (max(dim, channels) <= tiles.FUSED_WIDTH)  # bytes: the least of the tiles has 6e5
 
 
@@ -289,7 +290,7 @@ def test_wide_points_and_values_with_gradients(rng, dim, channels):
     assert_close(*results, 5e-6)
 
 
-@pytest.mark.skipif(not tiles.FUSES, reason="written for XLA on a CPU since jaxlib 0.10.2")
+@pytest.mark.skipif(not MEASURED.fuses, reason="written for XLA on a CPU since jaxlib 0.10.2")
 @pytest.mark.parametrize(("num", "dim", "channels"), [(64, 3, 1), (64, 64, 64), (256, 128, 1)])
 def test_few_points_take_few_steps(rng, num, dim, channels):
     """XLA runs a program of up to eight steps on one thread; with more of them, few points wait for other threads."""

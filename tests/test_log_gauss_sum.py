@@ -11,8 +11,9 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from jaxgauss import gauss_sum, log_gauss_sum
-from jaxgauss._engines import dispatch, means, tiles
+from jaxgauss._engines import dispatch, means
 from jaxgauss._engines.dispatch import kernel_means
+from jaxgauss._engines.versions import MEASURED
 from jaxgauss._kernels.kernels import KERNELS
 from jaxgauss._sums import log_gauss_sum as rules
 from oracle import SIZES, assert_close, problem
@@ -216,7 +217,7 @@ def test_uneven_weights_of_points_that_lie_anywhere(rng, kernel):
     assert np.all(np.abs(found - exact) <= 1e-5 * np.maximum(1, np.abs(exact)))
 
 
-@pytest.mark.skipif(not tiles.FUSES, reason="written for XLA on a CPU since jaxlib 0.10.2")
+@pytest.mark.skipif(not MEASURED.fuses, reason="written for XLA on a CPU since jaxlib 0.10.2")
 @pytest.mark.parametrize("case", ["ordinary", "same points", "a near key", "no weight where one looks", "NaN"])
 def test_fused_means_look_at_some_keys_first(rng, fusing, case):
     """They take two passes only where a term is 2¹²⁷ times as large as those that were looked at; right in any case."""
@@ -243,7 +244,7 @@ def test_fused_means_look_at_some_keys_first(rng, fusing, case):
     assert np.all(np.abs(found - exact)[seen] <= 3e-5 * np.maximum(1, np.abs(exact))[seen])
 
 
-@pytest.mark.skipif(not tiles.FUSES, reason="written for XLA on a CPU since jaxlib 0.10.2")
+@pytest.mark.skipif(not MEASURED.fuses, reason="written for XLA on a CPU since jaxlib 0.10.2")
 @pytest.mark.parametrize("axes", [None, (0, None, None, None), (None, 0, 0, None), (0, 0, 0, 0)])
 def test_fused_means_have_gradients_and_batches(rng, fusing, axes):
     x = arguments(rng, 83, 91, 5, dtype="float32")

@@ -1,8 +1,9 @@
 """Fit the cost model by which `auto` chooses to this machine: `python -m benchmarks.tools.fit_costs`.
 
-Measures as `jaxgauss.calibrate` does, on CPUs with more sizes and repetitions (two minutes), and writes the costs into
-the row of this CPU's vendor, or of this CUDA device, in jaxgauss/_engines/cpu_costs.json or cuda_costs.json, for
-everybody; or with `--out` into a file of that row alone. `--rows FILE` takes what `first_light` has measured.
+Measures as `jaxgauss.calibrate` does, on CPUs with more sizes and repetitions (two minutes), and writes the costs for
+everybody: into the row of this CPU's vendor and this version of jaxlib in jaxgauss/_engines/cpu_costs.json, or of this
+CUDA device in cuda_costs.json; or with `--out` into a file of that row alone. `--rows FILE` takes what `first_light`
+has measured.
 """
 
 import argparse
@@ -22,11 +23,16 @@ ABOUT = ("date", "commit", "device_name", "cores", "versions")
 
 
 def row(device: str, runs: int) -> dict[str, dict]:
-    """Costs of every engine, by the machine's name; printed, too, with how far off they are."""
+    """Costs of every engine, by the CUDA device, or by vendor and jaxlib; printed, too, with how far off they are."""
     info = environment(device)
     found, factors = inside.calibrate.measured_costs(runs, *((NUMS, SIZES) if device == "cpu" else ()), progress=True)
     fits = {engine: (cost, factors[engine]) for engine, cost in found.items()}
-    return {devices.card().name if device == "cuda" else inside.costs.vendor(): printed(info, fits)}
+    costs = printed(info, fits)
+    return (
+        {devices.card().name: costs}
+        if device == "cuda"
+        else {inside.costs.vendor(): {info["versions"]["jaxlib"]: costs}}
+    )
 
 
 def of_first_light(data: dict) -> dict[str, tuple[Any, float]]:
@@ -58,7 +64,10 @@ def main(device: str, runs: int, out: Path | None = None, rows: Path | None = No
     else:
         costs = row(device, runs)
     table = inside.costs.CUDA_TABLE if device == "cuda" else inside.costs.TABLE
-    save(costs if out else json.loads(table.read_text()) | costs, out or table)
+    if not out:
+        rows = json.loads(table.read_text())
+        costs = rows | {name: x if device == "cuda" else rows.get(name, {}) | x for name, x in costs.items()}
+    save(costs, out or table)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from .._kernels.kernels import Kernel
 from .pairs import both_by_differences, by_differences, subtractable, with_rank, zeros_of
 from .plan import Plan
 from .products import about_center, known_by_norms, known_by_product, masked, sums_by_moments
+from .versions import MEASURED
 from .wanted import NOTHING, Channels, Columns, Rows, Sums, Wanted
 
 FEW_DIMENSIONS = 8  # up to these, differences take little longer than a product that tells whether they are needed
@@ -30,17 +31,16 @@ ROWS = 4096  # queries of a tile of products
 # Keys of a tile: few enough to lie about one center; half of that for more channels than the cache holds.
 COLUMNS, MANY = {True: 512, False: 256}, 96
 WORTH = {True: 0.25, False: 0}  # share of a tile's pairs of leaves above which a product takes less time
-FEW = 2**18  # pairs times dimensions up to which differences take less time than sorting
 CHUNK = {True: 2**18, False: 2**16}  # pairs of points whose differences are formed at a time
 LANES = 8  # the size of a leaf is a multiple of this, unless it is smaller
 INT_MAX = 2**31 - 1
 WAYS = 3  # levels of halving for each sort
 
 
-def sorts(chosen: Plan, *sizes: int) -> bool:
-    """Whether points are sorted: on a CPU, if the `sizes` M, N and D are known and M N D is large."""
+def sorts(chosen: Plan, *sizes: int, pulls: bool = True) -> bool:
+    """Whether points are sorted: on a CPU, if the `sizes` M, N and D are known and M N D is large; more so for sums."""
     wanted = chosen.platform == "cpu" and chosen.method != "differences" and are_known(*sizes)
-    return wanted and math.prod(sizes) > FEW
+    return wanted and math.prod(sizes) > MEASURED.few[pulls]
 
 
 def anywhere_sums(

@@ -39,6 +39,7 @@ from .tiles import (
     tiled_sum,
     unblocks,
 )
+from .versions import MEASURED
 
 
 def blocked_sum(queries: Q, keys: K, values: V, tau: T) -> S:
@@ -53,7 +54,7 @@ def scaled_sum(a: Scaled, b: Scaled, values: V, *, dense: bool = False, fused: b
     `dense` takes one tile. `fused` writes the products in the form that XLA on a CPU fuses.
     """
     width = max(a.points.shape[-1], values.shape[-1])
-    fused = fused and width <= FUSED_WIDTH and not (dense and width >= WIDE)
+    fused = fused and width <= (MEASURED.single_width if dense else FUSED_WIDTH)
     if dense and not fused:
         return _sum_of_tiles(functools.partial(tiled_sum, _dense_sum, dense=True), a, b, values)
     tile_sum, tile = (tile_sum_by_reduction, reduction_tile(values.shape[-1])) if fused else (_tile_sum, None)
@@ -71,15 +72,16 @@ def _sum_of_tiles(blocked: Callable, a: Any, b: Any, values: V) -> S:
     return in_groups(blocked, a, b, values)
 
 
-def blocked_pullback(queries: Q, keys: K, values: V, tau: T, cotangent: G, *, dense: bool = False) -> tuple[Q, K, V]:
-    """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of queries, keys and values, Φ computed once.
+def blocked_pullback(
+    a: Scaled, b: Scaled, queries: Q, keys: K, values: V, tau: T, cotangent: G, *, dense: bool = False
+) -> tuple[Q, K, V]:
+    """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of queries, keys and values, Φ computed once from scaled points.
 
     With S_mn = Φ ⟨g_m, v_n⟩: dv = Φᵀ g, da = S b - (S 1) a, db = Sᵀ a - (Sᵀ 1) b at scaled points, where Sᵀ 1 is
     Σ_c v dv. The transposed products are formed as (gᵀ Φ)ᵀ and (aᵀ S)ᵀ, because transposing a tile costs more on a
     CPU than forming it.
     """
     shapes = queries.shape, keys.shape, values.shape
-    a, b = with_norms(*scaled_points(queries, keys, tau))
     first, second = (a, b) if dense else logit_factors(a, b)
     operands = (first, a.points), (second, b.points), values, cotangent
     scale = by_point(jnp.sqrt(tau / BASE_2), keys)

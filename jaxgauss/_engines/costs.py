@@ -9,7 +9,8 @@ finufft, have three such numbers for each point (see `few_dimensions`). The firs
 - what `jaxgauss.calibrate` measured on this machine, with these versions of jaxlib and PyTorch, in the user's cache
   directory;
 - cpu_costs.json by the CPU's vendor (PyTorch's matrix products, by MKL, run at half speed on CPUs that are not
-  Intel's), and cuda_costs.json by the device's name, made by `python -m benchmarks.tools.fit_costs`;
+  Intel's) and the first version of jaxlib, and cuda_costs.json by the device's name, made by
+  `python -m benchmarks.tools.fit_costs`;
 - for other CPUs the row of a default vendor, for other CUDA devices estimates from published rates.
 
 The environment variable JAXGAUSS_CPU_VENDOR names a row of cpu_costs.json, which then replaces all measurements.
@@ -94,7 +95,7 @@ def kernel_columns(kernel: "AttentionKernel", dim: int, channels: int) -> int:
 @functools.cache
 def widths_of(name: str) -> tuple[int, ...]:
     """The widths for which the installed PyTorch has a kernel."""
-    version = tuple(map(int, importlib.metadata.version("torch").split(".")[:2]))
+    version = _numbers(importlib.metadata.version("torch"))
     return tuple(x for x in WIDTHS[name] if name != "flash" or x not in DROPPED or version < (2, 14))
 
 
@@ -110,14 +111,19 @@ def cpu_costs() -> tuple[Costs, str]:
 
 @functools.cache
 def _cpu_costs(name: str) -> tuple[Costs, str]:
-    table = json.loads(TABLE.read_text())
-    if name in table:
-        found, source = _costs(table[name]), f"row {name}"
-    else:
-        found = _costs(table[DEFAULT])
-        source = f"row {DEFAULT}, for there is none of {name}: jaxgauss.calibrate() makes one"
+    table, installed = json.loads(TABLE.read_text()), importlib.metadata.version("jaxlib")
+    known = name if name in table else DEFAULT
+    of_vendor = {_numbers(version): (version, row) for version, row in table[known].items()}
+    version, row = of_vendor[max((x for x in of_vendor if x <= _numbers(installed)), default=min(of_vendor))]
+    found, source = _costs(row), f"row {known} with jaxlib {version}"
+    if known != name or _numbers(version)[:2] != _numbers(installed)[:2]:
+        source += f", for there is none of {name} with {installed}: calibrate() measures yours in half a minute"
     own = None if os.environ.get("JAXGAUSS_CPU_VENDOR") else calibrated_rows().get(machine())
     return (found, source) if own is None else (found | _costs(own), f"measured here on {own['date']}")
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(x) for x in version.split(".") if x.isdecimal())
 
 
 @functools.cache

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from .._arrays.devices import platforms
-from .._arrays.points import scaled_points, with_norms
+from .._arrays.points import Scaled, are_within, scaled_points, with_norms
 from .._checks.operands import sizes
 from .._checks.settings import Settings, are_known, working_dtype
 from .._kernels.kernels import GAUSS, Kernel
@@ -24,9 +24,10 @@ from .blocked import blocked_pullback, scaled_sum
 from .few_dimensions import by_waves
 from .lowering import aligned_sizes, lowered, plan_there
 from .means import blocked_means, fused_means, means_anywhere
-from .near import but_not, one_of_two, within
+from .near import but_not, one_of_two
 from .plan import Plan, exact_plan, mixture_of
-from .tiles import FUSED_WIDTH, FUSES, ONE_PASS
+from .tiles import FUSED_WIDTH, ONE_PASS
+from .versions import MEASURED
 from .wanted import NOTHING, Channels, Sums, Wanted
 
 KEPT = 8  # a kept Φ has at most so many times the numbers of the operands: memory stays linear, under vmap as well
@@ -38,7 +39,7 @@ class Operation(NamedTuple):
     Attributes:
         anywhere: for points that lie anywhere; takes a plan and the operands.
         attended: by an attention kernel; takes a plan, its kernel, the scaled points and the operands.
-        in_xla: for near points, in XLA; takes a plan and the operands.
+        in_xla: for near points, in XLA; takes a plan, the scaled points with their norms, and the operands.
     """
 
     anywhere: Callable[..., tuple[jax.Array, ...]]
@@ -175,12 +176,20 @@ def _by_plan(
         return operation.anywhere(chosen, *operands)
     if not chosen.native:
         return by_attention(chosen, operation.attended, operation.anywhere, operands, near is None)
-    here, there = (functools.partial(x, chosen) for x in (operation.in_xla, operation.anywhere))
-    if near:
-        return here(*operands)
+    if not near and chosen.reach == -math.inf:
+        return operation.anywhere(chosen, *operands)
+    return _in_precision(functools.partial(_in_xla, operation, near))(chosen, *operands)
+
+
+def _in_xla(operation: Operation, near: bool | None, chosen: Plan, *operands: jax.Array) -> tuple[jax.Array, ...]:
+    """The operation by XLA. Points are scaled once, to find out whether they are near, and for the sum."""
     queries, keys, _, tau, *_ = operands
-    is_near = but_not(within(chosen.reach, queries, keys, tau), by_waves(chosen, *operands[:4]))
-    return one_of_two(is_near, here, there, *operands)
+    points = with_norms(*scaled_points(queries, keys, tau))
+    if not near:
+        near = chosen.reach == math.inf or are_within(chosen.reach, *points)
+        near = but_not(near, by_waves(chosen, *operands[:4]))
+    here = functools.partial(operation.in_xla, chosen)
+    return one_of_two(near, here, lambda _, *x: operation.anywhere(chosen, *x), points, *operands)
 
 
 def _sum_and_log(settings: Settings, platform: str, *operands: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -205,10 +214,8 @@ def _in_precision(function: Callable) -> Callable[..., tuple[jax.Array, ...]]:
     return compute
 
 
-@_in_precision
-def _sum_in_xla(chosen: Plan, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array):
-    a, b = with_norms(*scaled_points(queries, keys, tau))
-    return (scaled_sum(a, b, values, dense=chosen.method == "dense", fused=_fuses(chosen)),)
+def _sum_in_xla(chosen: Plan, points: tuple[Scaled, Scaled], *operands: jax.Array) -> tuple[jax.Array, ...]:
+    return (scaled_sum(*points, operands[2], dense=chosen.method == "dense", fused=_fuses(chosen)),)
 
 
 @_in_precision
@@ -219,12 +226,11 @@ def _sum_anywhere(chosen: Plan, queries: jax.Array, keys: jax.Array, values: jax
 
 
 def _fuses(chosen: Plan) -> bool:
-    return FUSES and (chosen.platform, chosen.precision) == ("cpu", "float32")
+    return MEASURED.fuses and (chosen.platform, chosen.precision) == ("cpu", "float32")
 
 
-@_in_precision
-def _pullback_in_xla(chosen: Plan, *operands: jax.Array) -> tuple[jax.Array, ...]:
-    return blocked_pullback(*operands[:5], dense=chosen.method == "dense")
+def _pullback_in_xla(chosen: Plan, points: tuple[Scaled, Scaled], *operands: jax.Array) -> tuple[jax.Array, ...]:
+    return blocked_pullback(*points, *operands[:5], dense=chosen.method == "dense")
 
 
 @_in_precision
@@ -233,12 +239,11 @@ def _pullback_anywhere(chosen: Plan, *operands: jax.Array) -> tuple[jax.Array, .
     return radial.pullback_anywhere(channels, chosen, *operands[:5], with_tau=False)[:3]
 
 
-@_in_precision
-def _means_in_xla(chosen: Plan, *operands: jax.Array) -> tuple[jax.Array, ...]:
+def _means_in_xla(chosen: Plan, points: tuple[Scaled, Scaled], *operands: jax.Array) -> tuple[jax.Array, ...]:
     """By `fused_means` where XLA fuses and enough pairs pay for two programs; else by `blocked_means`."""
     pairs, dim, channels = sizes(*operands[:4])
     if _fuses(chosen) and max(dim, channels + 1) <= FUSED_WIDTH and are_known(pairs) and pairs >= ONE_PASS:
-        return fused_means(*operands)
+        return fused_means(*points, *operands)
     return blocked_means(*operands, dense=chosen.method == "dense")
 
 

@@ -66,13 +66,13 @@ def blocked_means(queries: Q, keys: K, values: V, tau: T, log_weights: W, *, den
     return in_groups(functools.partial(tiled_means, logits, dense=dense), a, b, values, log_weights)
 
 
-def fused_means(queries: Q, keys: K, values: V, tau: T, log_weights: W) -> tuple[S, L]:
-    """`blocked_means` as one fused sum, of terms relative to a large one of the row; in two passes if that overflows.
+def fused_means(a: Scaled, b: Scaled, queries: Q, keys: K, values: V, tau: T, log_weights: W) -> tuple[S, L]:
+    """`blocked_means` as one fused sum of terms relative to a large one of the row; in two passes if that overflows.
 
-    The large one is the largest of the term of the key with the row's index, perhaps the same point, and those of 64
-    other keys. So no sum is below one, and a term more than 2¹²⁷ times as large shows, because its sum is infinite.
+    It takes the scaled points as well. The large one is the largest of the term of the key with the row's index,
+    perhaps the same point, and those of 64 other keys. So no sum is below one, and a term more than 2¹²⁷ times as large
+    shows, because its sum is infinite.
     """
-    a, b = with_norms(*scaled_points(queries, keys, tau))
     b = _weighted(b, norms=b.norms - 2 * BASE_2 * log_weights)
     large = _large_logit(*logit_factors(a, b))
     sums = scaled_sum(_weighted(a, norms=a.norms + 2 * large), b, _with_ones(values), fused=True)

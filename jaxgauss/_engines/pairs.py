@@ -18,7 +18,8 @@ from .._arrays.devices import vary_like
 from .._arrays.points import dot, squared_distances_of
 from .._checks.settings import are_known
 from .._kernels.kernels import Kernel
-from .tiles import FUSED_WIDTH, FUSES, product_by_reduction, scan
+from .tiles import FUSED_WIDTH, product_by_reduction, scan
+from .versions import MEASURED
 from .wanted import Columns, Rows, Sums, Wanted
 
 GROUP = 8  # coordinates whose differences are formed in one pass over a tile
@@ -45,7 +46,7 @@ def by_products(
     scale, dim, each = with_rank(scale, a), b.shape[-1], wanted.spread and scale.shape[-1] > 1
     b1 = jnp.concatenate([b, jnp.ones_like(b[..., :1]), *([b * b] if each else [])], -1)
     widest = max(b1.shape[-1], columns.values.shape[-1])
-    fused = FUSES and ratio is None and b.dtype == "float32" and widest <= FUSED_WIDTH
+    fused = MEASURED.fuses and ratio is None and b.dtype == "float32" and widest <= FUSED_WIDTH
     u = squared_distances_of(*factors)
     tiles = {} if fused else wanted.of(u if ratio is None else ratio * u)
     masks = () if keep is None else _masks(keep, a, b)
@@ -106,7 +107,7 @@ def by_differences(
     """
     u = _squares(scale, rows.points, columns.points)
     of_kernels = wanted.of(u if ratio is None else ratio * u)
-    fused = FUSES and ratio is None and u.dtype == "float32"
+    fused = MEASURED.fuses and ratio is None and u.dtype == "float32"
     sums = [_summed(of_kernels[kernel], v, fused) for kernel, v in wanted.sums.by_kernel(columns.values)]
     return results_of(wanted, sums, *_pulls(wanted, scale, u, of_kernels, rows, columns, moments))
 

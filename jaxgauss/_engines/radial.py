@@ -120,7 +120,8 @@ def sums_anywhere(wanted: Sequence[Wanted], chosen: Plan, *operands: Array) -> l
     as_one = shared(keys, values, scale, weights)  # the batch of the queries becomes more rows
     size = math.prod(queries.shape[:-1]) if as_one else queries.shape[-2]
     sizes = size, *keys.shape[-2:]
-    if 0 in sizes or (chosen.method != "fourier" and not sorts(chosen, *sizes)):
+    pulls = any(x.pulls.kernels for x in wanted)
+    if 0 in sizes or (chosen.method != "fourier" and not sorts(chosen, *sizes, pulls=pulls)):
         sides = operands, (keys, queries, row_weights, tau, weights, row_weights)
         return [sums_by_differences(x, *side) for x, side in zip(wanted, sides, strict=False)]
 
@@ -213,7 +214,7 @@ def waves_pullback(
 
 def share_of_tiles(kernel: Kernel, chosen: Plan, queries: Q, keys: K, tau: T) -> float:
     """The share of tiles that are summed for points that lie anywhere, or the mean share of a batch."""
-    if not sorts(chosen, queries.shape[-2], *keys.shape[-2:]):
+    if not sorts(chosen, queries.shape[-2], *keys.shape[-2:], pulls=False):
         return 1.0
     return float(_mean_share(kernel, queries, keys, tau))
 

@@ -1,14 +1,11 @@
 """Sums over tiles of the kernel matrix: the size of a tile, and the loops over rows, columns and batches of tiles."""
 
 import math
-import platform
-import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import jaxlib.version
 from jax import lax
 from jaxtyping import Array
 
@@ -16,16 +13,9 @@ from .._arrays.devices import has_cuda, vary_like
 from .._arrays.points import LOG_ZERO, as_rows, dot, logits, shared
 from .._checks.settings import are_known
 
-# XLA hands a product, a function of its entries and a second product to one pass of YNNPACK, if the second is written
-# as a reduction. No array of a tile's size is then read or written in between. This was measured on Linux with x86-64,
-# in float32, from this version of jaxlib on; a test examines the program.
-_MEASURED = (sys.platform, platform.machine()) == ("linux", "x86_64")
-FUSES = _MEASURED and jaxlib.version.__version_info__ >= (0, 10, 2)
-FUSED_WIDTH = 256  # D and C up to which that pass is faster
+FUSED_WIDTH = 256  # D and C up to which many tiles are fused, where XLA fuses
 ONE_PASS = 2**18  # pairs from which means are fused sums
-# Channels from which tiles are narrower, so that values stay in the cache; and D or C from which a single tile is not
-# fused: two products of few points are faster without columns for the norms and without the reduction.
-WIDE = 64
+WIDE = 64  # channels from which tiles are narrower, so that values stay in the cache
 
 
 class Tile(NamedTuple):
@@ -219,7 +209,7 @@ def tiled_means(
 
 
 def tile_sum_by_reduction(a: Any, b: Any, v: Array) -> Array:
-    """The sum of a tile with the second product as a reduction: for `FUSES`, and not to be differentiated."""
+    """The sum of a tile with the second product as a reduction, for XLA that fuses, and not to be differentiated."""
     return product_by_reduction(jnp.exp2(logits(a, b)), v)
 
 
