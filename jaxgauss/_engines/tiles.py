@@ -12,6 +12,7 @@ from jaxtyping import Array
 from .._arrays.devices import has_cuda, vary_like
 from .._arrays.points import LOG_ZERO, as_rows, dot, logits, shared
 from .._checks.settings import are_known
+from .versions import MEASURED
 
 FUSED_WIDTH = 256  # D and C up to which many tiles are fused, where XLA fuses
 ONE_PASS = 2**18  # pairs from which means are fused sums
@@ -222,9 +223,9 @@ def product_by_reduction(tile: Array, v: Array) -> Array:
 
 def reduction_tile(channels: int) -> Tile:
     """The tile of fused products."""
-    if channels == 1:
-        return Tile(2**21, 2048, 512, 2**20)
-    return Tile(2**21, 8192, 256, 2**20) if channels < WIDE else Tile(2**21, 8192, 128, 2**17)
+    if channels >= WIDE:
+        return Tile(2**21, *MEASURED.wide, 2**17)
+    return Tile(2**22, 8192, 512, 2**20) if channels == 1 else Tile(2**21, 8192, 256, 2**20)
 
 
 def blocks(x: Array, size: int, fill: float | None = 0.0) -> Array:
