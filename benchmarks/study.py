@@ -264,6 +264,10 @@ class Study:
         if not data.get("complete", True):
             print(f"{path}: not complete; the same command goes on with it")
         print(self.report(data))
+        if "beside" in data:
+            versions = (x["versions"] for x in (data, data["beside"]))
+            print("That was jax {}; beside it, jax {}:\n".format(*(x["jax"] for x in versions)))
+            print(self.report(data["beside"]))
         if self.draw:
             self.draw(data, path)
 

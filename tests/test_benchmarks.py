@@ -5,9 +5,11 @@ import functools
 import importlib
 import importlib.metadata
 import importlib.util
+import itertools
 import json
 import os
 import runpy
+import sys
 import time
 from pathlib import Path
 
@@ -268,6 +270,66 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(m, "environment", lambda device: info() | {"commit": "other"})
     with pytest.raises(SystemExit, match="of another device, commit, suite or number of runs"):
         measured("first")
+
+
+IN_TURN = """#!{python}
+import sys
+sys.path[:0] = [{root!r}, {tests!r}]
+from pathlib import Path
+from benchmarks import study
+from test_benchmarks import cell, info, logged
+assert sys.argv[1:10] == "-m benchmarks --suite test --device cpu --runs 2 --out".split()
+assert sys.argv[11:] == ["--in-turn"]
+study.environment = lambda device: info() | {{"commit": "other", "runs": 2, "versions": {{"jax": "0.1"}}}}
+steps = [cell(name, {{"auto": logged({log!r}, "there " + name)}}) for name in {names!r}]
+study.Study(lambda device: steps, str).measure("test", "cpu", 2, Path(sys.argv[10]), in_turn=True)
+"""
+
+
+def logged(log, line):
+    """A call that writes the line."""
+
+    def call():
+        with open(log, "a") as file:
+            print(line, file=file)
+        return 1.0
+
+    return call
+
+
+@pytest.mark.skipif(os.name == "nt", reason="the stand-in for Python is a script with a shebang")
+@pytest.mark.parametrize("ends", [False, True])
+def test_two_environments_take_turns(tmp_path, monkeypatch, capsys, ends):
+    """Each step is measured here, then there, and both stand in one file; if the other one ends, so does the run."""
+    from benchmarks import study as m
+
+    monkeypatch.setattr(m, "environment", lambda device: info() | {"runs": 2, "versions": {"jax": "0.2"}})
+    python, log, out = (tmp_path / name for name in ("python", "log", "result.json"))
+    names = ["a", "b", "c"]
+    text = IN_TURN.format(
+        python=sys.executable, root=str(ROOT), tests=str(ROOT / "tests"), log=str(log), names=names[: 3 - ends]
+    )
+    python.write_text(text)
+    python.chmod(0o755)
+    study = m.Study(
+        lambda device: [cell(x, {"auto": logged(log, "here " + x)}) for x in names],
+        lambda data: data["commit"],
+        ours=OURS,
+    )
+    if ends:
+        with pytest.raises(SystemExit, match=r"It ended: .*--in-turn"):
+            study.measure("test", "cpu", 2, out, beside=python)
+        return
+    study.measure("test", "cpu", 2, out, beside=python)
+    order = [line for line, _ in itertools.groupby(log.read_text().splitlines())]
+    assert order == [f"{where} {name}" for name in names for where in ("here", "there")]
+    assert "abc\nThat was jax 0.2; beside it, jax 0.1:\n\nother\n" in capsys.readouterr().out
+    data = json.loads(out.read_text())
+    other = data["beside"]
+    assert data["complete"] and other["complete"] and other["commit"] == "other"
+    for found in (data, other):
+        assert [c["figure"] for c in found["cells"]] == names and len(found["cells"][0]["seconds"]) == 2
+    assert sorted(x.name for x in tmp_path.iterdir()) == ["log", "python", "result.json"]
 
 
 def test_wrong_slow_and_broken_methods(tmp_path, monkeypatch):
