@@ -73,7 +73,7 @@ def examined(
         queries = np.concatenate([np.asarray(x, "float32") for x in queries], -1)
     queries, values = _as_one(queries), None if values is None else _as_one(values)
     keys = queries if keys is None else _as_one(keys)
-    if (math.prod(queries.shape[:-1]) + math.prod(keys.shape[:-1])) ** 2 * keys.shape[-1] <= 4 * MEASURED.few[pulls]:
+    if (math.prod(queries.shape[:-1]) + math.prod(keys.shape[:-1])) ** 2 * keys.shape[-1] <= 4 * MEASURED.few[True]:
         return settings
     limit, seen = NEAR[working_dtype(settings.dtype).name], math.inf
     with np.errstate(all="ignore"):
