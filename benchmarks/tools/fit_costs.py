@@ -65,8 +65,8 @@ def main(device: str, runs: int, out: Path | None = None, rows: Path | None = No
         costs = row(device, runs)
     table = inside.costs.CUDA_TABLE if device == "cuda" else inside.costs.TABLE
     if not out:
-        rows = json.loads(table.read_text())
-        costs = rows | {name: x if device == "cuda" else rows.get(name, {}) | x for name, x in costs.items()}
+        before = json.loads(table.read_text())
+        costs = before | {name: x if device == "cuda" else before.get(name, {}) | x for name, x in costs.items()}
     save(costs, out or table)
 
 

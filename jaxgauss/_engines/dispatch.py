@@ -185,11 +185,12 @@ def _in_xla(operation: Operation, near: bool | None, chosen: Plan, *operands: ja
     """The operation by XLA. Points are scaled once, to find out whether they are near, and for the sum."""
     queries, keys, _, tau, *_ = operands
     points = with_norms(*scaled_points(queries, keys, tau))
-    if not near:
-        near = chosen.reach == math.inf or are_within(chosen.reach, *points)
-        near = but_not(near, by_waves(chosen, *operands[:4]))
     here = functools.partial(operation.in_xla, chosen)
-    return one_of_two(near, here, lambda _, *x: operation.anywhere(chosen, *x), points, *operands)
+    if near:
+        return here(points, *operands)
+    is_near = chosen.reach == math.inf or are_within(chosen.reach, *points)
+    is_near = but_not(is_near, by_waves(chosen, *operands[:4]))
+    return one_of_two(is_near, here, lambda _, *x: operation.anywhere(chosen, *x), points, *operands)
 
 
 def _sum_and_log(settings: Settings, platform: str, *operands: jax.Array) -> tuple[jax.Array, jax.Array]:
