@@ -159,7 +159,7 @@ class Results:
 
 
 class Beside:
-    """The same suite in another environment, a step at a time."""
+    """The same suite in another environment, a step at a time; its results are in the file `path`."""
 
     def __init__(self, python: Path, path: Path, name: str, device: str, runs: int):
         self.path = path.with_suffix(".beside.json")
@@ -181,12 +181,6 @@ class Beside:
         assert self.process.stdin
         print(file=self.process.stdin, flush=True)
         self._wait()
-
-    def results(self) -> dict:
-        """What it has found, after the last step."""
-        found = json.loads(self.path.read_text())
-        self.path.unlink()
-        return found
 
     def _wait(self) -> None:
         assert self.process.stdout
@@ -249,9 +243,11 @@ class Study:
                 if other:
                     other.take()
             if other:
-                results.data["beside"] = other.results()
+                results.data["beside"] = json.loads(other.path.read_text())
         results.data["complete"] = True
         results.save()
+        if other:
+            other.path.unlink()
         if in_turn:
             next_turn()
             return

@@ -28,11 +28,9 @@ def row(device: str, runs: int) -> dict[str, dict]:
     found, factors = inside.calibrate.measured_costs(runs, *((NUMS, SIZES) if device == "cpu" else ()), progress=True)
     fits = {engine: (cost, factors[engine]) for engine, cost in found.items()}
     costs = printed(info, fits)
-    return (
-        {devices.card().name: costs}
-        if device == "cuda"
-        else {inside.costs.vendor(): {info["versions"]["jaxlib"]: costs}}
-    )
+    if device == "cuda":
+        return {devices.card().name: costs}
+    return {inside.costs.vendor(): {info["versions"]["jaxlib"]: costs}}
 
 
 def of_first_light(data: dict) -> dict[str, tuple[Any, float]]:

@@ -9,8 +9,8 @@ finufft, have three such numbers for each point (see `few_dimensions`). The firs
 - what `jaxgauss.calibrate` measured on this machine, with these versions of jaxlib and PyTorch, in the user's cache
   directory;
 - cpu_costs.json by the CPU's vendor (PyTorch's matrix products, by MKL, run at half speed on CPUs that are not
-  Intel's) and the first version of jaxlib, and cuda_costs.json by the device's name, made by
-  `python -m benchmarks.tools.fit_costs`;
+  Intel's) and by the version of jaxlib, the newest that is not newer than the one installed, and cuda_costs.json by the
+  device's name, made by `python -m benchmarks.tools.fit_costs`;
 - for other CPUs the row of a default vendor, for other CUDA devices estimates from published rates.
 
 The environment variable JAXGAUSS_CPU_VENDOR names a row of cpu_costs.json, which then replaces all measurements.
