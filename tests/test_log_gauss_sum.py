@@ -13,7 +13,6 @@ from jax.sharding import PartitionSpec as P
 from jaxgauss import gauss_sum, log_gauss_sum
 from jaxgauss._engines import dispatch, means
 from jaxgauss._engines.dispatch import kernel_means
-from jaxgauss._engines.versions import MEASURED
 from jaxgauss._kernels.kernels import KERNELS
 from jaxgauss._sums import log_gauss_sum as rules
 from oracle import SIZES, assert_close, problem
@@ -190,8 +189,8 @@ def test_wrong_arguments_are_named(change, error, message):
 
 
 @pytest.fixture
-def fusing(monkeypatch):
-    """Means of the fewest pairs as fused sums; how often it took two passes after all."""
+def in_one_pass(monkeypatch):
+    """Means of the fewest pairs in one pass; how often it took two passes after all."""
     passes, in_two_passes = [], means.blocked_means
 
     def counted(*operands, **options):
@@ -217,9 +216,8 @@ def test_uneven_weights_of_points_that_lie_anywhere(rng, kernel):
     assert np.all(np.abs(found - exact) <= 1e-5 * np.maximum(1, np.abs(exact)))
 
 
-@pytest.mark.skipif(not MEASURED.fuses, reason="written for XLA on a CPU since jaxlib 0.10.2")
 @pytest.mark.parametrize("case", ["ordinary", "same points", "a near key", "no weight where one looks", "NaN"])
-def test_fused_means_look_at_some_keys_first(rng, fusing, case):
+def test_means_look_at_some_keys_first(rng, in_one_pass, case):
     """They take two passes only where a term is 2¹²⁷ times as large as those that were looked at; right in any case."""
     m, n, dim = 70, 200 + len(case), 32 if case == "same points" else 2  # sizes that nobody else has
     queries, keys = (jnp.asarray(rng.uniform(-4, 4, (num, dim)), jnp.float32) for num in (m, n))
@@ -237,16 +235,15 @@ def test_fused_means_look_at_some_keys_first(rng, fusing, case):
     operands = queries, keys, log_weights, jnp.float32(1.0)
     found = np.asarray(log_gauss_sum(*operands), np.float64)
     jax.effects_barrier()
-    assert bool(fusing) == (case in ("a near key", "no weight where one looks"))
+    assert bool(in_one_pass) == (case in ("a near key", "no weight where one looks"))
     exact = np.asarray(dense(*(x.astype("float64") for x in operands)))
     assert bool(np.isnan(found[3])) == (case == "NaN")
     seen = ~np.isnan(exact)
     assert np.all(np.abs(found - exact)[seen] <= 3e-5 * np.maximum(1, np.abs(exact))[seen])
 
 
-@pytest.mark.skipif(not MEASURED.fuses, reason="written for XLA on a CPU since jaxlib 0.10.2")
 @pytest.mark.parametrize("axes", [None, (0, None, None, None), (None, 0, 0, None), (0, 0, 0, 0)])
-def test_fused_means_have_gradients_and_batches(rng, fusing, axes):
+def test_means_in_one_pass_have_gradients_and_batches(rng, in_one_pass, axes):
     x = arguments(rng, 83, 91, 5, dtype="float32")
     wide = [z.astype("float64") for z in x]
     ours, exact = slope(log_gauss_sum), slope(dense)
@@ -257,7 +254,7 @@ def test_fused_means_have_gradients_and_batches(rng, fusing, axes):
         ours, exact = jax.vmap(ours, axes), jax.vmap(exact, axes)
     assert_close(jax.jit(ours)(*x), jax.jit(exact)(*wide), 1e-5)
     jax.effects_barrier()
-    assert not fusing
+    assert not in_one_pass
 
 
 @pytest.mark.parametrize("argnum", [0, 1, 2, 3])

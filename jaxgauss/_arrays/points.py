@@ -10,9 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from .._checks.settings import are_known
 from .devices import replicated, vary_like
-from .shapes import K, Q, T
+from .shapes import K, Q, T, are_known
 
 DIMENSIONS = 8  # coordinates per pass over a tile
 SAMPLE = 128  # points whose mean is the center in half precision: a GPU adds so many in one step

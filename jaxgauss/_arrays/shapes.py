@@ -1,5 +1,8 @@
 """Shapes of operands of equal rank, whose batches broadcast."""
 
+from typing import Any
+
+import numpy as np
 from jaxtyping import Array, Float
 
 Q = Float[Array, "*#batch m d"]  # queries
@@ -10,3 +13,8 @@ S = Float[Array, "*result m c"]  # sums
 G = Float[Array, "*#batch m c"]  # a cotangent of sums
 W = Float[Array, "*#batch n 1"]  # weights
 L = Float[Array, "*result m 1"]  # logarithms
+
+
+def are_known(*sizes: Any) -> bool:
+    """Whether sizes are numbers, not symbols of `jax.export`."""
+    return all(isinstance(size, int | np.integer) for size in sizes)

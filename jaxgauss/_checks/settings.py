@@ -90,11 +90,6 @@ def methods_of(kernel: Kernel) -> tuple[str, ...]:
     return METHODS if kernel == GAUSS else KERNEL_METHODS
 
 
-def are_known(*sizes: Any) -> bool:
-    """Whether sizes are numbers, not symbols of `jax.export`."""
-    return all(isinstance(size, int | np.integer) for size in sizes)
-
-
 def working_dtype(dtype: Any) -> np.dtype:
     """The dtype in which sums are computed: float64 for float64, else float32."""
     return np.dtype("float64" if jnp.dtype(dtype) == np.float64 else "float32")

@@ -13,16 +13,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jaxlib.version import __version_info__ as JAXLIB
 from jaxtyping import Array, Bool, Float, Int
 
 from .._arrays.devices import vary_like
 from .._arrays.points import as_rows
-from .._checks.settings import are_known
+from .._arrays.shapes import are_known
 from .._kernels.kernels import Kernel
 from .pairs import both_by_differences, by_differences, subtractable, with_rank, zeros_of
 from .plan import Plan
 from .products import about_center, known_by_norms, known_by_product, masked, sums_by_moments
-from .versions import MEASURED
 from .wanted import NOTHING, Channels, Columns, Rows, Sums, Wanted
 
 FEW_DIMENSIONS = 8  # up to these, differences take little longer than a product that tells whether they are needed
@@ -33,6 +33,9 @@ COLUMNS, MANY = {True: 512, False: 256}, 96
 WORTH = {True: 0.25, False: 0}  # share of a tile's pairs of leaves above which a product takes less time
 CHUNK = {True: 2**18, False: 2**16}  # pairs of points whose differences are formed at a time
 LANES = 8  # the size of a leaf is a multiple of this, unless it is smaller
+# M N D up to which pulls, and sums, of points that lie anywhere take less time from differences than by sorting. A
+# branch that sorts costs time even where it is not taken: XLA takes 0.1 µs a call for each of its hundreds of buffers.
+FEW = {True: 2**18, False: 2**22 if JAXLIB >= (0, 12) else 2**20}
 INT_MAX = 2**31 - 1
 WAYS = 3  # levels of halving for each sort
 
@@ -40,7 +43,7 @@ WAYS = 3  # levels of halving for each sort
 def sorts(chosen: Plan, *sizes: int, pulls: bool = True) -> bool:
     """Whether points are sorted: on a CPU, if the `sizes` M, N and D are known and M N D is large; more so for sums."""
     wanted = chosen.platform == "cpu" and chosen.method != "differences" and are_known(*sizes)
-    return wanted and math.prod(sizes) > MEASURED.few[pulls]
+    return wanted and math.prod(sizes) > FEW[pulls]
 
 
 def anywhere_sums(

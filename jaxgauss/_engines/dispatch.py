@@ -14,8 +14,9 @@ import jax.numpy as jnp
 
 from .._arrays.devices import platforms
 from .._arrays.points import Scaled, are_within, scaled_points, with_norms
+from .._arrays.shapes import are_known
 from .._checks.operands import sizes
-from .._checks.settings import Settings, are_known, working_dtype
+from .._checks.settings import Settings, working_dtype
 from .._kernels.kernels import GAUSS, Kernel
 from .._kernels.mixtures import Mixture
 from . import mixed, radial
@@ -23,11 +24,10 @@ from .attention import attended_means, attended_pullback, attended_sum, by_atten
 from .blocked import blocked_pullback, scaled_sum
 from .few_dimensions import by_waves
 from .lowering import aligned_sizes, lowered, plan_there
-from .means import blocked_means, fused_means, means_anywhere
+from .means import blocked_means, means_anywhere, means_in_one_pass
 from .near import but_not, one_of_two
 from .plan import Plan, exact_plan, mixture_of
-from .tiles import FUSED_WIDTH, ONE_PASS
-from .versions import MEASURED
+from .tiles import ONE_PASS
 from .wanted import NOTHING, Channels, Sums, Wanted
 
 KEPT = 8  # a kept Φ has at most so many times the numbers of the operands: memory stays linear, under vmap as well
@@ -216,7 +216,7 @@ def _in_precision(function: Callable) -> Callable[..., tuple[jax.Array, ...]]:
 
 
 def _sum_in_xla(chosen: Plan, points: tuple[Scaled, Scaled], *operands: jax.Array) -> tuple[jax.Array, ...]:
-    return (scaled_sum(*points, operands[2], dense=chosen.method == "dense", fused=_fuses(chosen)),)
+    return (scaled_sum(*points, operands[2], dense=chosen.method == "dense"),)
 
 
 @_in_precision
@@ -224,10 +224,6 @@ def _sum_anywhere(chosen: Plan, queries: jax.Array, keys: jax.Array, values: jax
     wanted = Wanted(Channels((GAUSS,), values.shape[-1:]), NOTHING)
     nothing = queries[..., :0], keys[..., :0]
     return (radial.sums_anywhere([wanted], chosen, queries, keys, values, tau, *nothing)[0].sums,)
-
-
-def _fuses(chosen: Plan) -> bool:
-    return MEASURED.fuses and (chosen.platform, chosen.precision) == ("cpu", "float32")
 
 
 def _pullback_in_xla(chosen: Plan, points: tuple[Scaled, Scaled], *operands: jax.Array) -> tuple[jax.Array, ...]:
@@ -241,10 +237,10 @@ def _pullback_anywhere(chosen: Plan, *operands: jax.Array) -> tuple[jax.Array, .
 
 
 def _means_in_xla(chosen: Plan, points: tuple[Scaled, Scaled], *operands: jax.Array) -> tuple[jax.Array, ...]:
-    """By `fused_means` where XLA fuses and enough pairs pay for two programs; else by `blocked_means`."""
-    pairs, dim, channels = sizes(*operands[:4])
-    if _fuses(chosen) and max(dim, channels + 1) <= FUSED_WIDTH and are_known(pairs) and pairs >= ONE_PASS:
-        return fused_means(*points, *operands)
+    """By `means_in_one_pass` where enough pairs pay for two programs; else by `blocked_means`."""
+    pairs, *_ = sizes(*operands[:4])
+    if (chosen.platform, chosen.precision) == ("cpu", "float32") and are_known(pairs) and pairs >= ONE_PASS:
+        return means_in_one_pass(*points, *operands)
     return blocked_means(*operands, dense=chosen.method == "dense")
 
 

@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float
 
 from .._arrays.devices import vary_like
 from .._arrays.points import as_rows, by_point, shared
-from .._checks.settings import are_known
+from .._arrays.shapes import are_known
 from . import nufft
 from .boxes import Box, box, boxes, points_beyond
 from .costs import cpu_costs

@@ -1,4 +1,4 @@
-"""The engine of softmax means and logarithms in XLA: in two passes, as one fused sum, or for points that lie anywhere.
+"""The engine of softmax means and logarithms in XLA: in two passes, in one, or for points that lie anywhere.
 
 For points that lie anywhere, exponents are float64, because weights are made of their differences; tiles that are near
 their own center need fewer digits. The nearest tiles of sorted points come first, and tiles that can no longer change
@@ -16,6 +16,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from .._arrays.devices import has_cuda, vary_like
+from .._arrays.exponential import exp
 from .._arrays.points import (
     BASE_2,
     LOG_ZERO,
@@ -43,7 +44,6 @@ from .tiles import (
     blocks,
     in_groups,
     one_by_one,
-    product_by_reduction,
     scan,
     tiled_means,
     unblocks,
@@ -66,8 +66,8 @@ def blocked_means(queries: Q, keys: K, values: V, tau: T, log_weights: W, *, den
     return in_groups(functools.partial(tiled_means, logits, dense=dense), a, b, values, log_weights)
 
 
-def fused_means(a: Scaled, b: Scaled, queries: Q, keys: K, values: V, tau: T, log_weights: W) -> tuple[S, L]:
-    """`blocked_means` as one fused sum of terms relative to a large one of the row; in two passes if that overflows.
+def means_in_one_pass(a: Scaled, b: Scaled, queries: Q, keys: K, values: V, tau: T, log_weights: W) -> tuple[S, L]:
+    """`blocked_means` as one sum of terms relative to a large one of the row; in two passes if that overflows.
 
     It takes the scaled points as well. The large one is the largest of the term of the key with the row's index,
     perhaps the same point, and those of 64 other keys. So no sum is below one, and a term more than 2¹²⁷ times as large
@@ -75,7 +75,7 @@ def fused_means(a: Scaled, b: Scaled, queries: Q, keys: K, values: V, tau: T, lo
     """
     b = _weighted(b, norms=b.norms - 2 * BASE_2 * log_weights)
     large = _large_logit(*logit_factors(a, b))
-    sums = scaled_sum(_weighted(a, norms=a.norms + 2 * large), b, _with_ones(values), fused=True)
+    sums = scaled_sum(_weighted(a, norms=a.norms + 2 * large), b, _with_ones(values))
     in_two_passes = functools.partial(blocked_means, queries, keys, values, tau, log_weights)
     return _means_of(sums, large, in_two_passes)
 
@@ -205,11 +205,11 @@ def _sorted_means(
                 """The largest exponent of each row, and the sums of terms relative to it."""
                 logits = kernel.log(u) + (log_weights - most).T
                 own = logits.max(-1, keepdims=True)
-                return own + most, *summed(jnp.exp((logits - own).astype(digits)), jnp.ones_like(log_weights))
+                return own + most, *summed(exp((logits - own).astype(digits)), jnp.ones_like(log_weights))
 
             def summed(weights: Array, of_keys: Array) -> tuple[Array, Array]:
                 """The sums of ones, in one pass, and of values, in float64, because means may cancel."""
-                total = product_by_reduction(weights, of_keys.astype(digits)).astype(values.dtype)
+                total = dot(weights, of_keys.astype(digits)).astype(values.dtype)
                 return total, dot(weights.astype(values.dtype), of_keys * values)
 
             most, way = log_weights.max(), jnp.where(size <= reach, 0, 1)  # NaN goes to differences

@@ -20,15 +20,16 @@ from jax.custom_batching import custom_vmap
 
 from .._arrays.devices import expected_platform, platforms, vary_like
 from .._arrays.points import BASE_2, Scaled, are_within, center_indices, of_coordinates, scaled_points, with_norms
-from .._checks.settings import Settings, are_known, working_dtype
+from .._arrays.shapes import are_known
+from .._checks.settings import Settings, working_dtype
 from .._kernels.kernels import GAUSS, Kernel
+from .anywhere import FEW
 from .boxes import boxes
 from .few_dimensions import Sizes, by_waves, most_blocks, pays
 from .lowering import by_platform, plan_there
 from .nodes import with_blocks
 from .plan import NEAR, STRICTER
 from .products import APART, powers, separation
-from .versions import MEASURED
 
 # The answer is sure if R² differs from its limit, and the separation of pairs from its own, by such a factor. About
 # another center among the points, R² is up to four times as large; below a quarter of the limit all moments are
@@ -73,7 +74,7 @@ def examined(
         queries = np.concatenate([np.asarray(x, "float32") for x in queries], -1)
     queries, values = _as_one(queries), None if values is None else _as_one(values)
     keys = queries if keys is None else _as_one(keys)
-    if (math.prod(queries.shape[:-1]) + math.prod(keys.shape[:-1])) ** 2 * keys.shape[-1] <= 4 * MEASURED.few[True]:
+    if (math.prod(queries.shape[:-1]) + math.prod(keys.shape[:-1])) ** 2 * keys.shape[-1] <= 4 * FEW[True]:
         return settings
     limit, seen = NEAR[working_dtype(settings.dtype).name], math.inf
     with np.errstate(all="ignore"):

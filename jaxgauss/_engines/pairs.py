@@ -16,10 +16,9 @@ from jaxtyping import Array, Bool, Float
 
 from .._arrays.devices import vary_like
 from .._arrays.points import dot, squared_distances_of
-from .._checks.settings import are_known
+from .._arrays.shapes import are_known
 from .._kernels.kernels import Kernel
-from .tiles import FUSED_WIDTH, product_by_reduction, scan
-from .versions import MEASURED
+from .tiles import scan
 from .wanted import Columns, Rows, Sums, Wanted
 
 GROUP = 8  # coordinates whose differences are formed in one pass over a tile
@@ -39,34 +38,24 @@ def by_products(
 ) -> Sums:
     """`Sums` of a tile over the pairs of leaves to `keep`, from points times √τ about a center and the factors of u.
 
-    `ratio` is one, and carries the derivatives of τ (see `radial`). Without it XLA may fuse: each reduction then has a
-    product of its own, which takes less time than keeping a tile for several.
+    `ratio` is one, and carries the derivatives of τ (see `radial`).
     """
     a, b = rows.points, columns.points
     scale, dim, each = with_rank(scale, a), b.shape[-1], wanted.spread and scale.shape[-1] > 1
     b1 = jnp.concatenate([b, jnp.ones_like(b[..., :1]), *([b * b] if each else [])], -1)
-    widest = max(b1.shape[-1], columns.values.shape[-1])
-    fused = MEASURED.fuses and ratio is None and b.dtype == "float32" and widest <= FUSED_WIDTH
     u = squared_distances_of(*factors)
-    tiles = {} if fused else wanted.of(u if ratio is None else ratio * u)
-    masks = () if keep is None else _masks(keep, a, b)
-
-    def again() -> Array:
-        return squared_distances_of(*lax.optimization_barrier(factors)) if fused else u
-
-    def tile(f: Kernel) -> Array:
-        found = f(again()) if fused else tiles[f]
-        return found * dot(*masks) if masks else found
+    tiles = wanted.of(u if ratio is None else ratio * u)
+    if keep is not None:
+        kept = of_leaves(keep, u)
+        tiles = {f: jnp.where(kept, tile, 0) for f, tile in tiles.items()}
 
     def reduced(terms: list[tuple[Kernel, Array]]) -> list[Array]:
-        """Σ_n f(u) r for each f and r; if fused, by one reduction for each f."""
-        if not fused:
-            return [dot(tile(f), right) for f, right in terms]
+        """Σ_n f(u) r for each f and r, by one product for each f."""
         found = {}
         for f in dict.fromkeys(f for f, _ in terms):
             rights = [right for g, right in terms if g == f]
             ends = list(itertools.accumulate(x.shape[-1] for x in rights))[:-1]
-            found[f] = iter(jnp.split(product_by_reduction(tile(f), jnp.concatenate(rights, -1)), ends, -1))
+            found[f] = iter(jnp.split(dot(tiles[f], jnp.concatenate(rights, -1)), ends, -1))
         return [next(found[f]) for f, _ in terms]
 
     pulling = [(kernel.slope, g, w) for kernel, g, w in wanted.pulls.by_kernel(rows.weights, columns.weights)]
@@ -76,9 +65,9 @@ def by_products(
     pulls, spread = (jnp.zeros((*u.shape[:-1], width), u.dtype) for width in (b1.shape[-1], 1))
     for psi, g, w in pulling:
         one = w.shape[-1] == 1
-        pulls += g * next(pulled) if one else dot(tile(psi) * dot(g, w.mT), b1)
+        pulls += g * next(pulled) if one else dot(tiles[psi] * dot(g, w.mT), b1)
         if wanted.spread and not each:
-            weights = tile(psi) * again()
+            weights = tiles[psi] * u
             spread += g * dot(weights, w) if one else (weights * dot(g, w.mT)).sum(-1, keepdims=True)
     pulls, mass, squares = pulls[..., :dim], pulls[..., dim : dim + 1], pulls[..., dim + 1 :]
     spread = squares - a * (2 * pulls - mass * a) if each else spread
@@ -86,10 +75,10 @@ def by_products(
     return results_of(wanted, sums, (pulls - mass * a) / scale, spread)
 
 
-def _masks(keep: Bool[Array, "rows columns"], a: Array, b: Array) -> tuple[Array, Array]:
-    """Two factors whose product is one for pairs of points of leaves to keep, else zero; XLA fuses the product."""
-    of_leaf = jnp.repeat(jnp.eye(keep.shape[1], dtype=b.dtype), b.shape[0] // keep.shape[1], 1)
-    return jnp.repeat(keep.astype(a.dtype), a.shape[0] // keep.shape[0], 0), of_leaf
+def of_leaves(keep: Bool[Array, "rows columns"], tile: Array) -> Bool[Array, "m n"]:
+    """For each pair of points whether the pair of their leaves is to be kept."""
+    sizes = keep.shape[0], tile.shape[0] // keep.shape[0], keep.shape[1], tile.shape[1] // keep.shape[1]
+    return jnp.broadcast_to(keep[:, None, :, None], sizes).reshape(tile.shape)
 
 
 def by_differences(
@@ -107,8 +96,7 @@ def by_differences(
     """
     u = _squares(scale, rows.points, columns.points)
     of_kernels = wanted.of(u if ratio is None else ratio * u)
-    fused = MEASURED.fuses and ratio is None and u.dtype == "float32"
-    sums = [_summed(of_kernels[kernel], v, fused) for kernel, v in wanted.sums.by_kernel(columns.values)]
+    sums = [_summed(of_kernels[kernel], v) for kernel, v in wanted.sums.by_kernel(columns.values)]
     return results_of(wanted, sums, *_pulls(wanted, scale, u, of_kernels, rows, columns, moments))
 
 
@@ -256,11 +244,11 @@ def results_of(wanted: Wanted, sums: list[Array], pulls: Array, spread: Array) -
     )
 
 
-def _summed(tile: Float[Array, "*batch n m"], v: Float[Array, "*batch n c"], fused: bool) -> Float[Array, "*batch m c"]:
-    """Σ_n over a tile times v: by a product, or by a reduction that XLA fuses with what forms the tile."""
+def _summed(tile: Float[Array, "*batch n m"], v: Float[Array, "*batch n c"]) -> Float[Array, "*batch m c"]:
+    """Σ_n over a tile times v."""
     if v.shape[-1] == 1:
         return (tile * v).sum(-2)[..., None]
-    return (tile[..., None, :, :] * v.mT[..., None]).sum(-2).mT if fused else dot(v.mT, tile).mT
+    return dot(v.mT, tile).mT
 
 
 def _differences(q: Array, k: Array) -> Array:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 import jax
 
 from .._arrays.devices import has_cuda
-from .._checks.settings import Settings, are_known
+from .._arrays.shapes import are_known
+from .._checks.settings import Settings
 from . import bridge
 from .costs import ESTIMATE, WORTH, columns, cuda_costs, estimates, kernel_columns, kernel_engine
 from .nodes import DIMENSIONS, MOST, WAVES

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float
 
 from .._arrays.points import Scaled, as_rows, dot, squared_distances_of, squares_factors, with_norms
 from .._arrays.shapes import G, V
-from .pairs import FARTHEST, by_products
+from .pairs import FARTHEST, by_products, of_leaves
 from .plan import NEAR, STRICTER
 from .tiles import in_groups, tiled_pullback
 from .wanted import NOTHING, Channels, Columns, Rows, Sums, Wanted
@@ -117,10 +117,8 @@ def _at_both(
     """`Sums` at queries and at keys from one product, and what `separation` needs: W gives the pulls, |W| the rest."""
     (of_queries, of_keys), each, needs_separation = wanted, scale.shape[1] > 1, _needs_separation(wanted[0], scale, a)
     u = squared_distances_of(*squares_factors(a, b))
-    leaves = keep.shape[0], u.shape[0] // keep.shape[0], keep.shape[1], u.shape[1] // keep.shape[1]
-    kept = jnp.broadcast_to(keep[:, None, :, None], leaves).reshape(u.shape)
     width = None if of_queries.spread else a.points.shape[1] + 1  # squares only where they are used
-    parts, of_values = of_queries.pulls.pull(u, v, g, kept)
+    parts, of_values = of_queries.pulls.pull(u, v, g, of_leaves(keep, u))
     at_queries, at_keys = [], []
     for (psi, left, right), channels in zip(parts, of_queries.pulls.widths, strict=True):
         sizes = psi if channels == 1 else jnp.abs(psi)

@@ -10,13 +10,11 @@ from jax import lax
 from jaxtyping import Array
 
 from .._arrays.devices import has_cuda, vary_like
-from .._arrays.points import LOG_ZERO, as_rows, dot, logits, shared
-from .._checks.settings import are_known
-from .versions import MEASURED
+from .._arrays.exponential import exp
+from .._arrays.points import LOG_ZERO, as_rows, dot, shared
+from .._arrays.shapes import are_known
 
-FUSED_WIDTH = 256  # D and C up to which many tiles are fused, where XLA fuses
-ONE_PASS = 2**18  # pairs from which means are fused sums
-WIDE = 64  # channels from which tiles are narrower, so that values stay in the cache
+ONE_PASS = 2**18  # pairs from which means are one sum
 
 
 class Tile(NamedTuple):
@@ -34,10 +32,11 @@ class Tile(NamedTuple):
     worth: int
 
 
-# Measured best on CPUs, forward and back: 8 MiB in float32, nearly square, because every row of tiles reads all values.
-# Differences need more arrays of a tile's size, and XLA allocates workspace for every branch, taken or not.
-TILE = Tile(2**21, 1024, 1024, 2**21)
-WIDE_TILE = Tile(2**20, 1024, 1024, 2**20)  # of gradients where D or C is large
+# Measured best on CPUs, 8 and 4 MiB in float32. Tiles are narrow because a product adds a whole row in a few numbers:
+# half as many columns halve the rounding error. Differences need more arrays of a tile's size, and XLA allocates
+# workspace for every branch, taken or not.
+TILE = Tile(2**21, 4096, 512, 2**20)
+PULL_TILE = Tile(2**20, 2048, 512, 2**20)  # of gradients
 # 64 MiB in float32: an estimated 70 µs of work, on a card that takes 20 µs to launch a step.
 CUDA_TILE = Tile(2**24, 4096, 4096, 2**24)
 DIFFERENCES_TILE = Tile(2**17, 64, 64, 2**17)  # of differences of coordinates
@@ -46,6 +45,11 @@ DIFFERENCES_TILE = Tile(2**17, 64, 64, 2**17)  # of differences of coordinates
 def own_tile() -> Tile:
     """The tile of JAX's device."""
     return CUDA_TILE if has_cuda() else TILE
+
+
+def pull_tile() -> Tile:
+    """The tile of gradients on JAX's device."""
+    return CUDA_TILE if has_cuda() else PULL_TILE
 
 
 def block_sizes(batch: int, num_queries: int, num_keys: int, dense: bool, tile: Tile | None = None) -> tuple[int, int]:
@@ -150,7 +154,7 @@ def tiled_pullback(
     operands: list[Array] = jax.tree.leaves((a, b, v, g))
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in operands))
     num_queries, num_keys = g.shape[-2], v.shape[-2]
-    rows, columns = block_sizes(math.prod(batch), num_queries, num_keys, dense)
+    rows, columns = block_sizes(math.prod(batch), num_queries, num_keys, dense, pull_tile())
     key_blocks = _blocks((b, v), columns)
 
     def zeros(*shape: int) -> Array:
@@ -193,7 +197,7 @@ def tiled_means(
             b, v, log_weights = block
             logits = tile_logits(a, b) + log_weights.mT
             new = lax.stop_gradient(jnp.maximum(largest, logits.max(-1, keepdims=True)))
-            weights, before = jnp.exp(logits - new), jnp.exp(largest - new)
+            weights, before = exp(logits - new), jnp.exp(largest - new)
             total = total * before + weights.sum(-1, keepdims=True)
             return (new, total, sums * before + dot(weights, v)), None
 
@@ -207,25 +211,6 @@ def tiled_means(
 
     means, logs = scan(add_rows, None, blocks(a, rows))[1]
     return unblocks(means, num_queries), unblocks(logs, num_queries)
-
-
-def tile_sum_by_reduction(a: Any, b: Any, v: Array) -> Array:
-    """The sum of a tile with the second product as a reduction, for XLA that fuses, and not to be differentiated."""
-    return product_by_reduction(jnp.exp2(logits(a, b)), v)
-
-
-def product_by_reduction(tile: Array, v: Array) -> Array:
-    """A tile times values, written as a reduction."""
-    if v.shape[-1] == 1:
-        return (tile * v.mT).sum(-1, keepdims=True)
-    return (tile[..., None] * v[..., None, :, :]).sum(-2)
-
-
-def reduction_tile(channels: int) -> Tile:
-    """The tile of fused products."""
-    if channels >= WIDE:
-        return Tile(2**21, *MEASURED.wide, 2**17)
-    return Tile(2**22, 8192, 512, 2**20) if channels == 1 else Tile(2**21, 8192, 256, 2**20)
 
 
 def blocks(x: Array, size: int, fill: float | None = 0.0) -> Array:

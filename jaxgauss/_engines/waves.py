@@ -15,7 +15,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from .._arrays.devices import vary_like
-from .._checks.settings import are_known
+from .._arrays.shapes import are_known
 from . import nufft
 from .boxes import Box, outside
 from .few_dimensions import Doubt, Sizes, transforms_pay, wider

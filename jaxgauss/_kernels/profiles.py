@@ -9,6 +9,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
+from .._arrays.exponential import exp2
+
 # Up to this u points count as coincident for the derivatives of a kernel with a kink: powers of 1/√u stay finite.
 COINCIDENT = 2.0**-80
 DECAYED = {"float32": 88.0, "float64": 709.0}  # from this x on, e^-x is below the smallest normal number
@@ -43,7 +45,7 @@ class Gauss(Own):
     """exp(-u/2)."""
 
     def __call__(self, u: Array) -> Array:
-        return jnp.exp2(-math.log2(math.e) / 2 * u)
+        return exp2(-math.log2(math.e) / 2 * u)
 
     def with_slope(self, u: Array) -> tuple[Array, Array]:
         return (phi := self(u)), phi
@@ -70,7 +72,7 @@ class RationalQuadratic(Own):
         t = 1 + self.rate / (2 * self.alpha) * u
         if self.alpha in (0.5, 1.0):
             return lax.rsqrt(t) if self.alpha == 0.5 else 1 / t
-        return jnp.exp(-self.alpha * jnp.log(t))
+        return exp2(-self.alpha / math.log(2) * jnp.log(t))
 
     def with_slope(self, u: Array) -> tuple[Array, Array]:
         """-2κ' is (1 + u rate / 2α)^-(α + 1) rate."""
@@ -153,8 +155,8 @@ def _polynomial(n: int, rate: float, z: Array, u: Array) -> Array:
 
 
 def _decay(z: Array) -> Array:
-    """e^-z as a power of two, which is faster."""
-    return jnp.exp2(-math.log2(math.e) * z)
+    """e^-z."""
+    return exp2(-math.log2(math.e) * z)
 
 
 @_matern.defjvp

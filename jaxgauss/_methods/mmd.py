@@ -10,9 +10,10 @@ from jaxtyping import Array, Float
 
 from .._arrays.devices import has_cuda
 from .._arrays.points import unbroadcast, weighted_sum
+from .._arrays.shapes import are_known
 from .._checks.operands import takes_tau
 from .._checks.samples import check_balance, check_distinct_pairs, check_estimator, check_kernel, check_samples
-from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights, are_known
+from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights
 from .._kernels.kernels import Kernel
 from .._sums.checked import check_and_examine
 from .._sums.moments import Reduction, as_gaussians, prepare, shares_of, with_reduction

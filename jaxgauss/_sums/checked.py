@@ -11,8 +11,9 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from .._arrays.devices import expected_platform
+from .._arrays.shapes import are_known
 from .._checks.operands import as_operand, check_names, check_operands, check_tau, sizes
-from .._checks.settings import Settings, are_known, matmul_precision, methods_of, working_dtype
+from .._checks.settings import Settings, matmul_precision, methods_of, working_dtype
 from .._engines import costs
 from .._engines.bridge import warn_of_earlier_sums
 from .._engines.near import examined
