@@ -7,6 +7,7 @@ MODULES = {
     "blocked": "_engines.blocked",
     "calibrate": "_sums.calibrate",
     "costs": "_engines.costs",
+    "exponential": "_arrays.exponential",
     "tiles": "_engines.tiles",
     "labelings": "_methods.labelings",
     "nufft": "_engines.nufft",

@@ -301,7 +301,7 @@ def rates(device: str, dtype: str, size: int = 2048, runs: int = 30) -> dict[str
     # sums, which need not be written to memory, of a matrix, and of one that is not read from memory either
     exponentials = {
         f"{exp.__name__} of {name}": JaxCall(lambda *z, exp=exp: exp(sum(z)).sum(-1), *z)
-        for exp in (jnp.exp, jnp.exp2)
+        for exp in (jnp.exp, inside.exponential.exp2)
         for name, z in {"a matrix": (y,), "an outer sum": (y[:, :1], y[:1])}.items()
     }
     times = inside.costs.in_turns(products | exponentials, runs)  # for seconds: less may be one busy moment

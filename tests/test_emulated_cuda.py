@@ -269,7 +269,7 @@ def test_launches_of_a_call(rng, precision):
 
 def test_tiles_are_those_of_the_device():
     assert tiles.block_sizes(1, 8192, 10_000, False) == (4096, 3334)
-    assert tiles.block_sizes(1, 8192, 10_000, False, tiles.TILE) == (1024, 2000)
+    assert tiles.block_sizes(1, 8192, 10_000, False, tiles.TILE) == (4096, 500)
 
 
 def test_kernels_are_mixtures_or_evaluated(rng):

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from jaxgauss import gauss_sum, gauss_sum_blocked, gauss_sum_dense, log_gauss_sum
-from jaxgauss._engines import tiles
+from jaxgauss._checks.settings import Settings
+from jaxgauss._engines import dispatch, tiles
 from oracle import SIZES, assert_close, gauss_sum64, problem, relative_error
 
 METHODS = ("auto", "reweight", "prescale", "rescale", "blocked", "dense")

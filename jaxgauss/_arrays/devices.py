@@ -13,7 +13,7 @@ import jax.extend
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from .._checks.process import refuse_fork
+from .process import refuse_fork
 
 
 def platforms() -> list[str]:

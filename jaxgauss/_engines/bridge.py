@@ -21,7 +21,7 @@ import numpy as np
 from jax.experimental import buffer_callback
 
 from .._arrays.devices import vary_like
-from .._checks.process import is_forked_late, refuse_fork
+from .._arrays.process import is_forked_late, refuse_fork
 
 if TYPE_CHECKING:
     from torch_backend import AttentionKernel
