@@ -11,7 +11,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from .._arrays.devices import vary_like
-from .._arrays.exponential import exp2
+from .._arrays.exponential import FEW, exp2
 from .._arrays.points import (
     BASE_2,
     Scaled,
@@ -26,7 +26,7 @@ from .._arrays.points import (
     unbroadcast,
     with_norms,
 )
-from .._arrays.shapes import G, K, Q, S, T, V
+from .._arrays.shapes import G, K, Q, S, T, V, are_known
 from .tiles import (
     block_sizes,
     blocks,
@@ -37,7 +37,7 @@ from .tiles import (
     unblocks,
 )
 
-TURNED = range(9, 25)  # channels for which (vᵀ tileᵀ)ᵀ takes up to a fifth less time since jaxlib 0.12
+TURNED = range(9, 25)  # channels for which (vᵀ tileᵀ)ᵀ takes up to a fifth less time, since jaxlib 0.12, of many tiles
 
 
 def blocked_sum(queries: Q, keys: K, values: V, tau: T) -> S:
@@ -48,9 +48,16 @@ def blocked_sum(queries: Q, keys: K, values: V, tau: T) -> S:
 
 def scaled_sum(a: Scaled, b: Scaled, values: V, *, dense: bool = False) -> S:
     """Σ_n 2^(-½‖a - b‖²) v_n of points within reach; `dense` takes one tile."""
-    if dense:
-        return _sum_of_tiles(functools.partial(tiled_sum, _dense_sum, dense=True), a, b, values)
-    return _sum_of_tiles(functools.partial(tiled_sum, _tile_sum), *logit_factors(a, b), values)
+    few = _few(a, b, dense)
+    summed = _sum_of_few if few else _sum_turned if not dense and values.shape[-1] in TURNED else _tile_sum
+    points = (a, b) if few else logit_factors(a, b)
+    return _sum_of_tiles(functools.partial(tiled_sum, summed, dense=dense), *points, values)
+
+
+def _few(a: Scaled, b: Scaled, dense: bool) -> bool:
+    """Whether exponents of a single tile are not worth the factors whose product they are."""
+    pairs = math.prod(x.norms.shape[-2] for x in (a, b))
+    return dense and are_known(pairs) and pairs <= FEW
 
 
 def _sum_of_tiles(blocked: Callable, a: Any, b: Any, values: V) -> S:
@@ -74,12 +81,12 @@ def blocked_pullback(
     CPU than forming it.
     """
     shapes = queries.shape, keys.shape, values.shape
-    first, second = (a, b) if dense else logit_factors(a, b)
+    first, second = (a, b) if (few := _few(a, b, dense)) else logit_factors(a, b)
     operands = (first, a.points), (second, b.points), values, cotangent
     scale = by_point(jnp.sqrt(tau / BASE_2), keys)
     if shared(keys, values, scale):
         operands, scale = jax.tree.map(as_rows, (operands, scale))
-    da, db, dv = in_groups(functools.partial(_scaled_pullback, dense=dense), *operands)
+    da, db, dv = in_groups(functools.partial(_scaled_pullback, _kernel if few else _of_factors, dense), *operands)
     gradients = scale * da, scale * db, dv
     return tuple(  # type: ignore[return-value]
         unbroadcast(gradient, shape) if gradient.size != math.prod(shape) else gradient.reshape(shape)
@@ -88,7 +95,7 @@ def blocked_pullback(
 
 
 def _scaled_pullback(
-    queries: tuple[Any, Array], keys: tuple[Any, Array], v: Array, g: Array, *, dense: bool
+    kernel: Callable, dense: bool, queries: tuple[Any, Array], keys: tuple[Any, Array], v: Array, g: Array
 ) -> tuple[Array, Array, Array]:
     """Gradients of `blocked_pullback` with respect to the scaled points and the values, for the whole batch.
 
@@ -99,7 +106,6 @@ def _scaled_pullback(
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in operands))
     rows, columns = block_sizes(math.prod(batch), num_queries, num_keys, dense, pull_tile())
 
-    kernel = _kernel if dense else lambda a, b: exp2(logits(a, b))
     key_blocks = jax.tree.map(lambda x: blocks(x, columns), (*keys, v))
 
     def add_rows(total: tuple[Array, Array], block: tuple[Any, Any, Array]):
@@ -167,12 +173,18 @@ def _transposed_dot(x: Array, tile: Array) -> Array:
 
 
 def _tile_sum(a: Any, b: Any, v: Array) -> Array:
-    if v.shape[-1] in TURNED:
-        return _transposed_dot(v, exp2(logits(b, a)))
-    return dot(exp2(logits(a, b)), v)
+    return dot(_of_factors(a, b), v)
 
 
-def _dense_sum(a: Scaled, b: Scaled, v: Array) -> Array:
+def _sum_turned(a: Any, b: Any, v: Array) -> Array:
+    return _transposed_dot(v, _of_factors(b, a))
+
+
+def _of_factors(a: Any, b: Any) -> Array:
+    return exp2(logits(a, b))
+
+
+def _sum_of_few(a: Scaled, b: Scaled, v: Array) -> Array:
     return dot(_kernel(a, b), v)
 
 
