@@ -5,7 +5,15 @@ from jax import lax
 from jaxtyping import Array
 
 from .._arrays.devices import has_cuda
-from .._arrays.points import by_point, of_coordinates, scaled_points, squares_factors, with_axes_of, with_norms
+from .._arrays.points import (
+    by_point,
+    of_coordinates,
+    scaled_points,
+    squared_distances_of,
+    squares_factors,
+    with_axes_of,
+    with_norms,
+)
 from .._arrays.shapes import K, Q, S, T, V
 from .fused import fused_tile
 from .pairs import by_products, difference_tile, subtractable
@@ -27,7 +35,8 @@ def sums_by_products(wanted: Wanted, *operands: Array, dense: bool = False) -> S
 
         def tile_sum(rows: tuple[Array, Array, Array], columns: tuple[Array, Array, Array], values: Array) -> Sums:
             (a, factors, g), (b, others, w) = rows, columns
-            return by_products(wanted, scale, Rows(a, g), Columns(b, values, w), (factors, others), ratio=ratio)
+            u = squared_distances_of(factors, others)
+            return by_products(wanted, scale, Rows(a, g), Columns(b, values, w), u, ratio=ratio)
 
         return tiled_sum(tile_sum, (a, first, g), (b, second, w), v, dense=dense)
 

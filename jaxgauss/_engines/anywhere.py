@@ -22,7 +22,7 @@ from .._arrays.shapes import are_known
 from .._kernels.kernels import Kernel
 from .pairs import both_by_differences, by_differences, subtractable, with_rank, zeros_of
 from .plan import Plan
-from .products import about_center, known_by_norms, known_by_product, masked, sums_by_moments
+from .products import about_center, distances, known_by_norms, known_by_product, masked, sums_by_moments
 from .wanted import NOTHING, Channels, Columns, Rows, Sums, Wanted
 
 FEW_DIMENSIONS = 8  # up to these, differences take little longer than a product that tells whether they are needed
@@ -151,13 +151,16 @@ def _block_sums(wanted: Sequence[Wanted], scale: Array, rows: Rows, tiles: Colum
         tile, here = Columns(*(x[index] for x in tiles)), left[0][index]
         a, b = about_center(scale, rows.points, tile.points)
         known = known_by_norms(strict, a, b)
-        if not few:
-            look = functools.partial(known_by_product, strict, a, b)
+        u = None if few else distances(a, b)
+        if u is not None:
+            look = functools.partial(known_by_product, strict, a, b, u)
             known = lax.cond((here & ~known).any(), look, lambda known: known, known)
         keep = here & known
         kept, found = lax.cond(
             keep.mean() > WORTH[few],
-            lambda: varying(sums_by_moments(wanted, scale, rows.weights, tile, a, b, keep)),
+            lambda: varying(
+                sums_by_moments(wanted, scale, rows.weights, tile, a, b, distances(a, b) if u is None else u, keep)
+            ),
             lambda: varying(([jnp.zeros_like(keep)] * len(wanted), none)),
         )
         leaves = None, index * each + jnp.arange(each, dtype="int32")

@@ -15,7 +15,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from .._arrays.devices import vary_like
-from .._arrays.points import dot, squared_distances_of
+from .._arrays.points import dot
 from .._arrays.shapes import are_known
 from .._kernels.kernels import Kernel
 from .tiles import scan
@@ -32,18 +32,17 @@ def by_products(
     scale: Float[Array, "*#batch 1 _"],
     rows: Rows,
     columns: Columns,
-    factors: tuple[Array, Array],
+    u: Float[Array, "*batch m n"],
     keep: Bool[Array, "rows columns"] | None = None,
     ratio: Array | None = None,
 ) -> Sums:
-    """`Sums` of a tile over the pairs of leaves to `keep`, from points times √τ about a center and the factors of u.
+    """`Sums` of a tile over the pairs of leaves to `keep`, from points times √τ about a center and u.
 
     `ratio` is one, and carries the derivatives of τ (see `radial`).
     """
     a, b = rows.points, columns.points
     scale, dim, each = with_rank(scale, a), b.shape[-1], wanted.spread and scale.shape[-1] > 1
     b1 = jnp.concatenate([b, jnp.ones_like(b[..., :1]), *([b * b] if each else [])], -1)
-    u = squared_distances_of(*factors)
     tiles = wanted.of(u if ratio is None else ratio * u)
     if keep is not None:
         kept = of_leaves(keep, u)

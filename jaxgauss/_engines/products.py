@@ -58,18 +58,18 @@ Kept = Bool[Array, "rows columns"]
 
 
 def sums_by_moments(
-    wanted: Sequence[Wanted], scale: Array, rows: Array, columns: Columns, a: Scaled, b: Scaled, keep: Kept
+    wanted: Sequence[Wanted], scale: Array, rows: Array, columns: Columns, a: Scaled, b: Scaled, u: Array, keep: Kept
 ) -> tuple[list[Kept], list[Sums]]:
-    """Which of the pairs of leaves to keep are far enough apart for pulls; and `Sums` over these pairs.
+    """Which pairs of leaves to keep are far enough apart for pulls; and `Sums` over these pairs, whose u is given.
 
     The sums are at the queries, whose weights are `rows`; if `wanted` has two items, also at the keys.
     """
-    a, b = (Scaled(*(as_rows(jnp.where(x.norms < jnp.inf, y, 0)) for y in x)) for x in (a, b))
+    a, b = map(_for_products, (a, b))
     shapes, g, (v, w) = (rows.shape[:2], columns.points.shape[:2]), as_rows(rows), map(as_rows, columns[1:])
     if len(wanted) == 1:
-        found = [_at_queries(wanted[0], scale, g, Columns(b.points, v, w), a, b, keep)]
+        found = [_at_queries(wanted[0], scale, g, Columns(b.points, v, w), a, b, u, keep)]
     else:
-        found = _at_both(wanted, scale, g, w, a, b, keep)
+        found = _at_both(wanted, scale, g, w, a, b, u, keep)
     kept, results = [], []
     for axis, shape, x, (sums, seen) in zip((1, 0), shapes, (a, b), found, strict=False):
         enough = jnp.ones(shape[0], bool) if seen is None else separation(jnp, x, seen, shape[0]) >= APART
@@ -84,9 +84,9 @@ def masked(sums: Sums, keep: Bool[Array, " leaves"]) -> Sums:
 
 
 def _at_queries(
-    wanted: Wanted, scale: Array, g: Array, columns: Columns, a: Scaled, b: Scaled, keep: Kept
+    wanted: Wanted, scale: Array, g: Array, columns: Columns, a: Scaled, b: Scaled, u: Array, keep: Kept
 ) -> tuple[Sums, Array | None]:
-    """`Sums` at the queries by fused products, and what `separation` needs; both are further channels of the sums."""
+    """`Sums` at the queries, and what `separation` needs; both are further channels of the sums."""
     slopes, num, dim = [x.slope for x in wanted.pulls.kernels], len(wanted.sums.kernels), a.points.shape[1]
     single, needs_separation = set(wanted.pulls.widths) == {1}, _needs_separation(wanted, scale, a)
     of_powers = functools.partial(powers, jnp, b, each=scale.shape[1] > 1)
@@ -100,7 +100,7 @@ def _at_queries(
     asked = Channels(kernels, tuple(x.shape[1] for x in values))
     of_products = Wanted(asked, NOTHING) if single else wanted._replace(sums=asked)
     columns = columns._replace(values=jnp.concatenate(values or [columns.values], 1))
-    found = by_products(of_products, scale, Rows(a.points, g), columns, squares_factors(a, b), keep)
+    found = by_products(of_products, scale, Rows(a.points, g), columns, u, keep)
     parts = asked.parts(found.sums)
     own, pulling, seen = parts[:num], parts[num : num + len(pulling)], parts[num + len(pulling) :]
     found = found._replace(sums=jnp.concatenate([found.sums[:, :0], *own], 1))
@@ -112,11 +112,10 @@ def _at_queries(
 
 
 def _at_both(
-    wanted: Sequence[Wanted], scale: Array, g: Array, v: Array, a: Scaled, b: Scaled, keep: Kept
+    wanted: Sequence[Wanted], scale: Array, g: Array, v: Array, a: Scaled, b: Scaled, u: Array, keep: Kept
 ) -> list[tuple[Sums, Array | None]]:
-    """`Sums` at queries and at keys from one product, and what `separation` needs: W gives the pulls, |W| the rest."""
+    """`Sums` at queries and at keys from one u, and what `separation` needs: W gives the pulls, |W| the rest."""
     (of_queries, of_keys), each, needs_separation = wanted, scale.shape[1] > 1, _needs_separation(wanted[0], scale, a)
-    u = squared_distances_of(*squares_factors(a, b))
     width = None if of_queries.spread else a.points.shape[1] + 1  # squares only where they are used
     parts, of_values = of_queries.pulls.pull(u, v, g, of_leaves(keep, u))
     at_queries, at_keys = [], []
@@ -185,6 +184,15 @@ def about_center(scale: Array, rows: Array, columns: Array) -> tuple[Scaled, Sca
     return tuple(x._replace(norms=jnp.where(x.norms < LARGEST, x.norms, jnp.inf)) for x in found)  # type: ignore[return-value]
 
 
+def distances(a: Scaled, b: Scaled) -> Float[Array, "m n"]:
+    """The u of all pairs of points of leaves, by a product; points too far for products count as the center."""
+    return squared_distances_of(*squares_factors(*map(_for_products, (a, b))))
+
+
+def _for_products(x: Scaled) -> Scaled:
+    return Scaled(*(as_rows(jnp.where(x.norms < jnp.inf, y, 0)) for y in x))
+
+
 def known_by_norms(strict: bool, a: Scaled, b: Scaled) -> Bool[Array, "rows columns"]:
     """Whether the norms show that a product gives every u between two leaves accurately.
 
@@ -208,15 +216,13 @@ def known_by_norms(strict: bool, a: Scaled, b: Scaled) -> Bool[Array, "rows colu
     return (first >= ratio * p) & (least >= ratio * q) & apart & (jnp.maximum(largest, last) < jnp.inf)
 
 
-def known_by_product(strict: bool, a: Scaled, b: Scaled, known: Array) -> Bool[Array, "rows columns"]:
-    """Whether the norms (`known`) or a product show that a product gives every u between two leaves accurately.
+def known_by_product(strict: bool, a: Scaled, b: Scaled, u: Array, known: Array) -> Bool[Array, "rows columns"]:
+    """Whether the norms (`known`) or a product `u` show that it is accurate for every pair of points of two leaves.
 
-    The product forms u - t (‖a‖² + ‖b‖²) with t from TRUSTED. For no pair may that be below 0, or, unless `strict`,
-    below -1.
+    For no pair may u - t (‖a‖² + ‖b‖²), with t from TRUSTED, be below 0, or, unless `strict`, below -1.
     """
-    trusted = TRUSTED[a.points.dtype.name]
-    first, second = map(as_rows, squares_factors(*(x._replace(norms=(1 - trusted) * x.norms) for x in (a, b))))
-    rest = dot(first, second.T).reshape(*a.norms.shape[:2], *b.norms.shape[:2]).min((1, 3))
+    p, q = (TRUSTED[x.points.dtype.name] * as_rows(x.norms) for x in (a, b))
+    rest = (u - p - q.T).reshape(*a.norms.shape[:2], *b.norms.shape[:2]).min((1, 3))
     can = a.norms.max(1) + b.norms.max(1).T < jnp.inf
     return known | can & (rest + (0 if strict else 1) >= 0)
 
