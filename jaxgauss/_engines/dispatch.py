@@ -190,7 +190,14 @@ def _in_xla(operation: Operation, near: bool | None, chosen: Plan, *operands: ja
         return here(points, *operands)
     is_near = chosen.reach == math.inf or are_within(chosen.reach, *points)
     is_near = but_not(is_near, by_waves(chosen, *operands[:4]))
-    return one_of_two(is_near, here, lambda _, *x: operation.anywhere(chosen, *x), points, *operands)
+    ways = _flat(here), _flat(lambda _, *x: operation.anywhere(chosen, *x))
+    results = one_of_two(is_near, *ways, points, *operands)
+    return tuple(x if x.ndim == queries.ndim else x[..., None] for x in results)
+
+
+def _flat(function: Callable[..., tuple[jax.Array, ...]]) -> Callable[..., list[jax.Array]]:
+    """The function with columns as vectors: XLA lays a column out in one of two ways, and copies it after a `cond`."""
+    return lambda *x: [y[..., 0] if y.shape[-1] == 1 else y for y in function(*x)]
 
 
 def _sum_and_log(settings: Settings, platform: str, *operands: jax.Array) -> tuple[jax.Array, jax.Array]:
