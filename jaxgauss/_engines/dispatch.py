@@ -189,7 +189,7 @@ def _in_xla(operation: Operation, near: bool | None, chosen: Plan, *operands: ja
     if near:
         return here(points, *operands)
     is_near = chosen.reach == math.inf or are_within(chosen.reach, *points)
-    is_near = but_not(is_near, by_waves(chosen, *operands[:4]))
+    is_near = but_not(is_near, by_waves(chosen, *operands[:4], pulls=operation is PULLBACK))
     ways = _flat(here), _flat(lambda _, *x: operation.anywhere(chosen, *x))
     results = one_of_two(is_near, *ways, points, *operands)
     return tuple(x if x.ndim == queries.ndim else x[..., None] for x in results)

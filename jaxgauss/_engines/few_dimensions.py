@@ -15,6 +15,7 @@ from .._arrays.devices import vary_like
 from .._arrays.points import as_rows, by_point, shared
 from .._arrays.shapes import are_known
 from . import nufft
+from .anywhere import LEAF
 from .boxes import Box, box, boxes, points_beyond
 from .costs import cpu_costs
 from .nodes import DIMENSIONS, MOST, WAVES, blocks_of, tolerance_of
@@ -25,8 +26,11 @@ from .plan import NEAR, Plan
 TILES, SORTING, DIFFERENCES = 2.5, 300.0, 4.0
 FEW = 64  # at most one query in so many may be outside of a box
 AROUND = 32  # bandwidths; the box of keys is wider than that of queries by less
-REACH = 2 * 13.2 + 4  # bandwidths over which a tile has terms: a Gaussian in float32 ends at 13.2; two tiles' size is 4
+REACH = 2 * 13.2  # bandwidths over which a point has terms: a Gaussian in float32 ends at 13.2
 WORTH = 0.8  # waves must take less than this share of the time of pairs
+# Gradients take so many times as long as a sum: of all pairs, and by waves, in float64. Values of both signs take twice
+# as many waves as others, for Σ Φ|v|: in between is a sum whose values are not known.
+PULLS_OF_PAIRS, PULLS_OF_WAVES, OF_SIGNS = 2.0, 3.0, 1.5
 MORE = MOST | {2: 12}  # most blocks of a coordinate with fast transforms
 POINT = 60  # a coordinate of a point takes a fast transform as long as so many numbers of its grid
 IN_DOUBT = 32  # at most one query in so many is summed again by differences
@@ -34,13 +38,19 @@ AT_A_TIME = 64  # queries in doubt
 
 
 class Sizes(NamedTuple):
-    """M, N, D and C of a sum over two matrices of points, and the number of Gaussians that the kernel is made of."""
+    """M, N, D and C of a sum over two matrices of points.
+
+    Attributes:
+        bandwidths: the number of Gaussians that the kernel is made of.
+        pulls: whether gradients are asked for.
+    """
 
     queries: Any
     keys: Any
     dim: int
     channels: int
     bandwidths: int = 1
+    pulls: bool = False
 
 
 def at_most(dim: int, chosen: Plan | None = None) -> int:
@@ -51,12 +61,14 @@ def at_most(dim: int, chosen: Plan | None = None) -> int:
 
 
 def most_blocks(precision: str, sizes: Sizes) -> int:
-    """The most blocks of waves of a coordinate that can pay for such sizes on a CPU; 0 if none can."""
-    if sizes.dim not in DIMENSIONS or not are_known(*sizes) or 0 in sizes:
+    """The most blocks of waves of each coordinate that can pay for such sizes on a CPU; 0 if none can.
+
+    All coefficients have room for as many, so that fewer take less time.
+    """
+    if sizes.dim not in DIMENSIONS or not are_known(*sizes) or 0 in sizes[:4]:
         return 0
-    of_pairs, others = TILES * sizes.bandwidths * _of_pairs(precision, sizes), [1.0] * (sizes.dim - 1)
-    some = range(at_most(sizes.dim), 0, -1)
-    paying = (x for x in some if _of_waves(np, precision, sizes, [float(x), *others]) < of_pairs)
+    of_pairs, some = TILES * sizes.bandwidths * _of_pairs(precision, sizes), range(at_most(sizes.dim), 0, -1)
+    paying = (x for x in some if _of_waves(np, precision, sizes, [float(x)] * sizes.dim) < of_pairs)
     return next(paying, 0)
 
 
@@ -68,18 +80,19 @@ def by_waves(
     tau: Array,
     *,
     precision: str | None = None,
+    pulls: bool = False,
     known: bool = False,
 ) -> Bool[Array, ""] | bool:
     """Whether waves sum operands of equal rank, rather than products about one center.
 
     The answer is a Python boolean if the plan or the shapes decide. If not, the points are examined; with `known` they
-    are not, and the answer is False. `precision` replaces that of the plan.
+    are not, and the answer is False. `precision` replaces that of the plan. `pulls`: whether gradients are asked for.
     """
     if chosen.waves is not None:
         return chosen.waves
     scale, precision = by_point(jnp.sqrt(tau), queries), precision or chosen.precision
     num_queries = math.prod(queries.shape[:-1]) if shared(keys, values, scale) else queries.shape[-2]
-    sizes = Sizes(num_queries, keys.shape[-2], keys.shape[-1], values.shape[-1])
+    sizes = Sizes(num_queries, keys.shape[-2], keys.shape[-1], values.shape[-1], pulls=pulls)
     most = most_blocks(precision, sizes)
     if not most:
         return False
@@ -148,7 +161,9 @@ def _times(
     """
     blocks = blocks_of(xp, extent, tolerance_of(xp, precision, extent), wider)
     of_pairs = _of_pairs(precision, sizes)
-    of_tiles = TILES * of_pairs * xp.minimum(1, REACH / inner).prod(-1) + SORTING * (sizes.queries + sizes.keys)
+    leaf = min(1, LEAF[True] / min(sizes.queries, sizes.keys)) ** (1 / sizes.dim)  # its share of each coordinate
+    share = xp.minimum(1, REACH / inner + 2 * leaf).prod(-1)
+    of_tiles = TILES * of_pairs * share + SORTING * (sizes.queries + sizes.keys)
     otherwise = xp.where(xp.square(inner[0] / 2).sum() <= reach, of_pairs, of_tiles.max())
     in_doubt = 2 * sizes.dim * points_beyond(len(extent))
     of_doubt = np.where(FEW * in_doubt < sizes.queries, in_doubt / sizes.queries * DIFFERENCES * of_pairs, np.inf)
@@ -164,15 +179,17 @@ def estimated(precision: str, sizes: Sizes, counts: Any) -> tuple[float, float]:
 def _of_pairs(precision: str, sizes: Sizes) -> float:
     """Nanoseconds of all pairs, by products about one center."""
     cost = cpu_costs()[0][f"xla in {precision}"]
-    return cost.nanoseconds(sizes.queries * sizes.keys, sizes.dim + 2 + sizes.channels)
+    of_sum = cost.nanoseconds(sizes.queries * sizes.keys, sizes.dim + 2 + sizes.channels)
+    return (PULLS_OF_PAIRS if sizes.pulls else 1) * of_sum
 
 
 def _of_waves(xp: Any, precision: str, sizes: Sizes, counts: Any) -> Any:
     """Nanoseconds by waves, by products or by fast transforms, whichever take less."""
-    by_products = _of_products(precision, sizes, counts)
+    precision, factor = ("float64", PULLS_OF_WAVES) if sizes.pulls else (precision, OF_SIGNS)
+    by_products = factor * _of_products(precision, sizes, counts)
     if not nufft.is_installed():
         return by_products
-    return xp.minimum(by_products, _of_transforms(precision, sizes, counts))
+    return xp.minimum(by_products, factor * _of_transforms(precision, sizes, counts))
 
 
 def transforms_pay(precision: str, sizes: Sizes, most: int, counts: Array) -> Bool[Array, ""] | bool:

@@ -85,27 +85,27 @@ def examined(
                 values = np.abs(values[:, None] if values.ndim == 1 else values).max(-1, keepdims=True, initial=0)
             slope = functools.partial(_slope_of, settings.kernel)
             seen = separation_of(np, slope, a, b, values, each) / APART
-        waves = _are_for_waves(settings, logs, primals, values, a, b)
+        waves = _are_for_waves(settings, logs, pulls, primals, values, a, b)
     if squared > limit * SURE or seen < 1 / SURE_APART:
         return _with(settings, False, waves)
     return _with(settings, True if squared <= limit / SURE and seen > SURE_APART else None, waves)
 
 
-def _are_for_waves(settings: Settings, logs: bool, primals: Any, values: Any, a: Scaled, b: Scaled) -> bool | None:
+def _are_for_waves(
+    settings: Settings, logs: bool, pulls: bool, primals: Any, values: Any, a: Scaled, b: Scaled
+) -> bool | None:
     """Whether waves sum Gaussians of these points, even of the smallest of several arrays; None if that is open."""
     if settings.kernel != GAUSS or settings.method != "auto":
         return False
     if isinstance(primals[0], tuple) or np.size(primals[0]) > 1:
         return None
-    precision, channels = (
-        "float64" if logs else working_dtype(settings.dtype).name,
-        values.shape[-1] if np.ndim(values) > 1 else 1,
-    )
+    precision = "float64" if logs else working_dtype(settings.dtype).name
+    channels = values.shape[-1] if np.ndim(values) > 1 else 1
     num_queries, num_keys = (
         min(map(len, x)) if isinstance(x, tuple) else y.points.shape[-2]
         for x, y in zip(primals[1:3], (a, b), strict=True)
     )
-    sizes = Sizes(num_queries, num_keys, a.points.shape[-1], channels)
+    sizes = Sizes(num_queries, num_keys, a.points.shape[-1], channels, pulls=pulls)
     most = most_blocks(precision, sizes)
     if not most:
         return False
@@ -200,18 +200,18 @@ def are_near(
     `pulls`: near enough for pulls from moments; `second_order`: for moments of second order. False where waves sum the
     points; waves of `logs` are in float64.
     """
-    known = known_near(settings, *operands, logs=logs)
+    known = known_near(settings, *operands, pulls=pulls, logs=logs)
     return _look(settings, pulls, second_order, logs)(*operands) if known is None else known
 
 
-def known_near(settings: Settings, *operands: jax.Array, logs: bool = False) -> bool | None:
+def known_near(settings: Settings, *operands: jax.Array, pulls: bool = False, logs: bool = False) -> bool | None:
     """`are_near` where the settings or the shapes alone decide it; else None."""
     if settings.by_products is not None or len(platforms()) > 1:
         return settings.by_products
     chosen, precision = plan_there(settings, platforms()[0], operands), "float64" if logs else None
     if math.isinf(chosen.reach):
         return chosen.reach > 0
-    return False if by_waves(chosen, *operands, precision=precision, known=True) is True else None
+    return False if by_waves(chosen, *operands, precision=precision, pulls=pulls, known=True) is True else None
 
 
 @functools.cache
@@ -226,7 +226,7 @@ def _are_near(
     chosen = plan_there(settings, platform, operands)
     reach, slope = chosen.reach / (STRICTER if second_order else 1), settings.kernel.slope if pulls else None
     is_near = within(reach, queries, keys, tau, slope, jnp.abs(values).max(-1, keepdims=True, initial=0))
-    is_near = but_not(is_near, by_waves(chosen, *operands, precision="float64" if logs else None))
+    is_near = but_not(is_near, by_waves(chosen, *operands, precision="float64" if logs else None, pulls=pulls))
     return vary_like(jnp.full((), is_near), [queries, keys, tau]) if isinstance(is_near, bool) else is_near
 
 

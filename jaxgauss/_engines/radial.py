@@ -176,7 +176,8 @@ def blocks_that_may_pay(
     wanted: Sequence[Wanted], chosen: Plan, queries: Array, keys: Array, *values: Array, bandwidths: int = 1
 ) -> tuple[int, Sizes]:
     """The most blocks of waves that a coordinate may have, 0 if waves never pay; and the sizes."""
-    sizes = Sizes(queries.shape[-2], keys.shape[-2], keys.shape[-1], max(x.shape[-1] for x in values), bandwidths)
+    pulls, channels = any(x.pulls.kernels for x in wanted), max(x.shape[-1] for x in values)
+    sizes = Sizes(queries.shape[-2], *keys.shape[-2:], channels, bandwidths, pulls)
     if chosen.waves is False or {GAUSS} != {y for x in wanted for y in x.kernels}:
         return 0, sizes
     by_name = chosen.method == "fourier"

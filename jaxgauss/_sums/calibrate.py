@@ -29,7 +29,7 @@ from .checked import forget
 from .display import progress_bar
 from .gauss_sum import gauss_sum
 
-NUMS = 64, 2048
+NUMS = 64, 4096
 SIZES = ((1, 1), (2, 1), (3, 1), (16, 16), (64, 1), (64, 64), (128, 128))  # dimension, channels
 CUDA_PROBLEMS = (  # points, dimension, channels: every engine takes seconds to compile
     *((1024, 3, 1), (1024, 64, 64), (4096, 16, 16), (4096, 128, 1)),
@@ -67,7 +67,7 @@ class Calibration(NamedTuple):
 def calibrate(*, progress: bool = False) -> Calibration:
     """Measure this machine, so that `auto` chooses by what sums cost here. Takes half a minute.
 
-    It times `gauss_sum` in XLA, by PyTorch's kernels, by a Fourier series and, if installed, by finufft, for up to 2048
+    It times `gauss_sum` in XLA, by PyTorch's kernels, by a Fourier series and, if installed, by finufft, for up to 4096
     points (16384 on CUDA). Each result is checked against float64 first. The costs are saved in the user's cache
     directory for this machine and these versions; every process uses them from then on, and `explain` says so. Let
     nothing else compute meanwhile. All programs that JAX has compiled in this process are dropped, because `auto` may

@@ -183,8 +183,9 @@ def _gaussian_forward(settings: Settings, which: Which, *operands: Array) -> tup
 
 def _gaussian_gradients(settings: Settings, which: Which, operands: tuple[Array, ...], residuals: Any, g: Array):
     (queries, keys, values, tau), (looked, kept) = operands, residuals
-    is_near: Any = known_near(settings, *operands) if looked is None else looked
-    if not any(which[i] for i in (0, 1, 3)) and not keeps_tile(settings, *operands):
+    pulls = which.queries or which.keys or which.tau
+    is_near: Any = known_near(settings, *operands, pulls=pulls) if looked is None else looked
+    if not pulls and not keeps_tile(settings, *operands):
         return None, None, unbroadcast(gaussian_sum(settings, keys, queries, g, tau), values.shape), None
     ways = (functools.partial(f, which, settings) for f in (_near_gradients, _anywhere_gradients))
     rest = iter(near_or_anywhere(is_near, *ways, *operands, g, kept))
@@ -223,13 +224,12 @@ def _near_gradients(
     """The gradients that are asked for, of near points, by Gauss sums."""
     operands = queries, keys, values, tau
     d_queries = d_keys = d_values = d_tau = jnp.zeros(0)
-    want_keys = which.keys or which.tau
     if keeps_tile(settings, *operands):
         d_queries, d_keys, d_values = tile_pullback(kept, values, tau, g)
     elif cheaper_by_channels(queries, values):
         if which.queries or which.tau:
             d_queries = along(kept, g, tau)
-        if want_keys:
+        if which.keys or which.tau:
             d_values, key_pulls = sum_and_pulls(settings, keys, queries, g, tau)
             d_keys = along(key_pulls, values, tau)
         elif which.values:
