@@ -120,7 +120,7 @@ def test_the_source_says_whose_row_it_is(here, tmp_path, monkeypatch, vendor, ve
     monkeypatch.setattr(costs.importlib.metadata, "version", {"jaxlib": version, "torch": "2.13"}.__getitem__)
     found, whose = costs._cpu_costs.__wrapped__(vendor)
     assert found == {"xla in float32": CHEAP}
-    assert whose == source + (": calibrate() measures yours in half a minute" if "for" in source else "")
+    assert whose == source + (": calibrate() measures yours in two minutes" if "for" in source else "")
 
 
 def test_costs_of_a_device_are_those_measured_there(here, monkeypatch):

@@ -1,6 +1,6 @@
 """Fit the cost model by which `auto` chooses to this machine: `python -m benchmarks.tools.fit_costs`.
 
-Measures as `jaxgauss.calibrate` does, on CPUs with more sizes and repetitions (two minutes), and writes the costs for
+Measures as `jaxgauss.calibrate` does, on CPUs with more sizes and repetitions (three minutes), and writes the costs for
 everybody: into the row of this CPU's vendor and this version of jaxlib in jaxgauss/_engines/cpu_costs.json, or of this
 CUDA device in cuda_costs.json; or with `--out` into a file of that row alone. `--rows FILE` takes what `first_light`
 has measured.
@@ -16,7 +16,7 @@ from torch_backend import devices
 from .. import inside
 from ..study import environment, save
 
-NUMS = (16, 256, 1024, 4096)  # on CPUs
+NUMS = (64, 4096)  # on CPUs
 SIZES = ((1, 1), (2, 1), (3, 1), (16, 1), (16, 16), (64, 1), (64, 64), (128, 1), (128, 128))
 LEAST = 4  # rows for three numbers
 ABOUT = ("date", "commit", "device_name", "cores", "versions")

@@ -117,7 +117,7 @@ def _cpu_costs(name: str) -> tuple[Costs, str]:
     version, row = of_vendor[max((x for x in of_vendor if x <= _numbers(installed)), default=min(of_vendor))]
     found, source = _costs(row), f"row {known} with jaxlib {version}"
     if known != name or _numbers(version)[:2] != _numbers(installed)[:2]:
-        source += f", for there is none of {name} with {installed}: calibrate() measures yours in half a minute"
+        source += f", for there is none of {name} with {installed}: calibrate() measures yours in two minutes"
     own = None if os.environ.get("JAXGAUSS_CPU_VENDOR") else calibrated_rows().get(machine())
     return (found, source) if own is None else (found | _costs(own), f"measured here on {own['date']}")
 

@@ -65,7 +65,7 @@ class Calibration(NamedTuple):
 
 
 def calibrate(*, progress: bool = False) -> Calibration:
-    """Measure this machine, so that `auto` chooses by what sums cost here. Takes half a minute.
+    """Measure this machine, so that `auto` chooses by what sums cost here. Takes about two minutes.
 
     It times `gauss_sum` in XLA, by PyTorch's kernels, by a Fourier series and, if installed, by finufft, for up to 4096
     points (16384 on CUDA). Each result is checked against float64 first. The costs are saved in the user's cache
