@@ -182,7 +182,7 @@ def test_few_points_far_away_leave_the_others_to_waves(rng, monkeypatch, free):
     """Queries and keys, at any distance: sums, gradients and logarithms of all are right, and few are in doubt."""
     for name, x in {"GROUPS": 64, "BEYOND": (0, 3, 8), "LEAST": 256}.items():
         monkeypatch.setattr(boxes, name, x)
-    monkeypatch.setattr(few_dimensions, "FEW", 1)
+    monkeypatch.setattr(few_dimensions, "OUTSIDE", 1)
     monkeypatch.setattr(few_dimensions, "DIFFERENCES", -1.0)  # so that the smallest box is taken
     num, tau = 700, np.float32(0.7)
 

@@ -19,7 +19,7 @@ from .shapes import are_known
 COEFFICIENTS = (0.000153533632, 0.00133988749, 0.00961843736, 0.0555033247, 0.240226479, 0.693147203, 1.0)
 LEAST, LARGEST = -127.0, 128.0  # the exponents whose bits are those of zero and of infinity
 SHIFT = 1.5 * 2**23  # added to an integer, it leaves its lowest bits in those of the sum
-FEW = 2**16  # numbers up to which XLA's own takes less time: it divides longer programs among threads
+SHORT = 2**16  # numbers up to which XLA's own takes less time: it divides longer programs among threads
 
 
 def exp2(x: Float[Array, "*any"]) -> Float[Array, "*any"]:
@@ -33,7 +33,7 @@ def exp(x: Float[Array, "*any"]) -> Float[Array, "*any"]:
 
 
 def _pays(x: Array) -> bool:
-    return x.dtype == "float32" and not has_cuda() and not (are_known(x.size) and x.size <= FEW)
+    return x.dtype == "float32" and not has_cuda() and not (are_known(x.size) and x.size <= SHORT)
 
 
 @jax.custom_jvp

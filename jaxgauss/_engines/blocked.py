@@ -11,7 +11,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from .._arrays.devices import vary_like
-from .._arrays.exponential import FEW, exp2
+from .._arrays.exponential import SHORT, exp2
 from .._arrays.points import (
     BASE_2,
     Scaled,
@@ -57,7 +57,7 @@ def scaled_sum(a: Scaled, b: Scaled, values: V, *, dense: bool = False) -> S:
 def _few(a: Scaled, b: Scaled, dense: bool) -> bool:
     """Whether exponents of a single tile are not worth the factors whose product they are."""
     pairs = math.prod(x.norms.shape[-2] for x in (a, b))
-    return dense and are_known(pairs) and pairs <= FEW
+    return dense and are_known(pairs) and pairs <= SHORT
 
 
 def _sum_of_tiles(blocked: Callable, a: Any, b: Any, values: V) -> S:
@@ -189,5 +189,5 @@ def _sum_of_few(a: Scaled, b: Scaled, v: Array) -> Array:
 
 
 def _kernel(a: Scaled, b: Scaled) -> Array:
-    """The whole Φ of points scaled to the base of 2; for a single tile it does not pay to form `logit_factors`."""
+    """The whole Φ of points scaled to the base of 2; of few points it does not pay to form `logit_factors`."""
     return exp2(squared_distances(a, b) / -2)

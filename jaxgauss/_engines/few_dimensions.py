@@ -24,7 +24,7 @@ from .plan import NEAR, Plan
 # TILES, DIFFERENCES: time of a pair in tiles of points that lie anywhere, and by differences, relative to products
 # about one center. SORTING: nanoseconds of a point.
 TILES, SORTING, DIFFERENCES = 2.5, 300.0, 4.0
-FEW = 64  # at most one query in so many may be outside of a box
+OUTSIDE = 64  # at most one query in so many may be outside of a box
 AROUND = 32  # bandwidths; the box of keys is wider than that of queries by less
 REACH = 2 * 13.2  # bandwidths over which a point has terms: a Gaussian in float32 ends at 13.2
 WORTH = 0.8  # waves must take less than this share of the time of pairs
@@ -166,7 +166,7 @@ def _times(
     of_tiles = TILES * of_pairs * share + SORTING * (sizes.queries + sizes.keys)
     otherwise = xp.where(xp.square(inner[0] / 2).sum() <= reach, of_pairs, of_tiles.max())
     in_doubt = 2 * sizes.dim * points_beyond(len(extent))
-    of_doubt = np.where(FEW * in_doubt < sizes.queries, in_doubt / sizes.queries * DIFFERENCES * of_pairs, np.inf)
+    of_doubt = np.where(OUTSIDE * in_doubt < sizes.queries, in_doubt / sizes.queries * DIFFERENCES * of_pairs, np.inf)
     of_waves = _of_waves(xp, precision, sizes, list(xp.moveaxis(blocks, -1, 0)))
     return xp.where(blocks.max(-1) <= most, of_waves + of_doubt.astype(extent.dtype), xp.inf), otherwise
 

@@ -208,7 +208,7 @@ def _sorted_means(
                 return own + most, *summed(exp((logits - own).astype(digits)), jnp.ones_like(log_weights))
 
             def summed(weights: Array, of_keys: Array) -> tuple[Array, Array]:
-                """The sums of ones, in one pass, and of values, in float64, because means may cancel."""
+                """The sums of ones, and of values in float64, because means may cancel."""
                 total = dot(weights, of_keys.astype(digits)).astype(values.dtype)
                 return total, dot(weights.astype(values.dtype), of_keys * values)
 
