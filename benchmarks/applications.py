@@ -232,16 +232,24 @@ def steps(device: str) -> Iterator[Cell]:
 
 def report(data: dict) -> str:
     """Milliseconds and MiB of every method."""
-    lines, steps = ["| | N | D | ours | others |", "|---|---|---|---|---|"], []
+    lines = ["| | N | D | ours | others |", "|---|---|---|---|---|"]
     timed = [c for c in data["cells"] if "median" in c]
     for (figure, n, d), methods in plots.by_method(timed, "figure", "n", "d").items():
         ours, *others = (f"{m} {plots.milliseconds(c)} ({plots.mebibytes(c)})" for m, c in methods.items())
         lines.append(f"| {figure} | {n} | {d} | {ours} | {', '.join(others)} |")
-        if figure == "MMD step" and methods.keys() >= {"mmd_squared", "dense JAX"}:
-            steps.append(methods["dense JAX"]["median"] / methods["mmd_squared"]["median"])
-    if steps:
-        lines.append(f"\nMMD step, dense / ours: {plots.geometric_mean(steps):.2f}x in the geometric mean")
+    if ratios := _of_steps(data):
+        lines.append(f"\nMMD step, dense / ours: {plots.geometric_mean(ratios):.2f}x in the geometric mean")
+        if "beside" in data:
+            mean = plots.geometric_mean(_of_steps(data["beside"]))
+            lines[-1] += f"; with jax {data['beside']['versions']['jax']}, measured in turns, {mean:.2f}x"
     return "\n".join(lines) + "\n"
+
+
+def _of_steps(data: dict) -> list[float]:
+    """How many times the time of ours a step of training takes by dense JAX."""
+    found = plots.by_method(plots.having(data["cells"], figure="MMD step"), "n", "d").values()
+    timed = ({name: c["median"] for name, c in methods.items() if "median" in c} for methods in found)
+    return [x["dense JAX"] / x["mmd_squared"] for x in timed if x.keys() >= {"mmd_squared", "dense JAX"}]
 
 
 def draw(data: dict, path: Path) -> None:

@@ -188,19 +188,32 @@ def ratio_table(data: dict, what: str) -> dict[tuple, float]:
 
 
 def grid(data: dict) -> str:
-    """`auto` beside the faster of dense and blocked JAX."""
-    tables = [ratio_table(data, what) for what in WHAT]
-    every = [list(x.values()) for x in tables]
-    large = [[r for (_, _, num), r in x.items() if num >= 4096] for x in tables]
-    means = [f"{geometric_mean(x):.2f}" for x in (every[0] + every[1], *every, *large)]
+    """`auto` beside the faster of dense and blocked JAX, in one environment or in two."""
+    means, least = _of_grid(data)
     fixed = having(data["cells"], figure="fixed cost", what="forward")
     µs = {c["method"]: f"{1e6 * c['median']:.0f} µs" for c in fixed}
     return prose(
         f"Over the whole grid `auto` is {means[0]} times as fast in the geometric mean: {means[1]} forward, {means[2]}",
         f"with gradients. From N = 4096 on these are {means[3]} and {means[4]}, and the smallest ratio there is",
-        f"{min(large[0] + large[1]):.2f}. A call at N = 16 under `jit` takes {µs['auto']}, and {µs['rescale']} by",
-        "way of PyTorch.",
+        f"{least}. A call at N = 16 under `jit` takes {µs['auto']}, and {µs['rescale']} by way of PyTorch.",
+        *map(_of_another, [data["beside"]] if "beside" in data else []),
     )
+
+
+def _of_another(data: dict) -> str:
+    means, _ = _of_grid(data)
+    python, version = (data["versions"][x] for x in ("python", "jax"))
+    text = f"With jax {version} (Python {python}), measured in turns with it, `auto` is {means[0]} times as fast:"
+    return f"{text} {means[1]} forward, {means[2]} with gradients, {means[3]} and {means[4]} from N = 4096 on."
+
+
+def _of_grid(data: dict) -> tuple[list[str], str]:
+    """Geometric means of ratios: of all, forward, with gradients, these from N = 4096 on; and the least there."""
+    tables = [ratio_table(data, what) for what in WHAT]
+    every = [list(x.values()) for x in tables]
+    large = [[r for (_, _, num), r in x.items() if num >= 4096] for x in tables]
+    means = [f"{geometric_mean(x):.2f}" for x in (every[0] + every[1], *every, *large)]
+    return means, f"{min(large[0] + large[1]):.2f}"
 
 
 def draw(data: dict, path: Path) -> None:

@@ -1,6 +1,7 @@
 """Sums by waves, of many points in one, two and three dimensions: right for any cloud, and taken where they pay."""
 
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +22,7 @@ from jaxgauss import (
     svgd_direction,
 )
 from jaxgauss._checks.settings import Settings
-from jaxgauss._engines import boxes, few_dimensions, fourier, nodes, nufft, waves
+from jaxgauss._engines import boxes, few_dimensions, fourier, nodes, nufft, radial, waves
 from jaxgauss._engines.near import examined
 from jaxgauss._engines.plan import Plan
 from jaxgauss._engines.wanted import NOTHING, Channels, Wanted
@@ -142,6 +143,24 @@ def test_waves_are_taken_where_they_pay(rng):
     assert examined(Settings(), 1.0, x[:600], x[:600], v[:600]).waves is not True
     assert not examined(Settings(method="blocked"), 1.0, x, x, v).waves
     assert not examined(Settings(), 1.0, np.repeat(x, 2, 1), np.repeat(x, 2, 1), v).waves  # four dimensions
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_gradients_take_more_points_than_sums_until_waves_pay(dim):
+    counts = [2**i for i in range(5, 20)]
+    sizes = ([few_dimensions.Sizes(n, n, dim, 1, pulls=pulls) for n in counts] for pulls in (False, True))
+    sums, gradients = ([few_dimensions.most_blocks("float32", x) for x in y] for y in sizes)
+    assert 0 in sums and 0 in gradients and sums[-1] > 0 < gradients[-1]
+    assert all(x >= y for x, y in zip(sums, gradients, strict=True)) and sums != gradients
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_the_share_of_tiles_is_estimated(rng, dim):
+    for num, length in itertools.product((4096, 16384), (20, 200, 2000)):
+        x = jnp.asarray(rng.uniform(0, length, (num, dim)), "float32")
+        found = radial.share_of_tiles(GAUSS, CHOSEN, x, x, jnp.ones((), "float32"))
+        of = few_dimensions.Sizes(num, num, dim, 1)
+        assert 0.4 < few_dimensions.share_of_tiles(np, of, np.full(dim, float(length))) / found < 2.5
 
 
 def test_explain_tells_of_waves(rng):

@@ -196,9 +196,9 @@ def test_number_of_kernel_calls(rng, kernel_calls, channels, wanted, expected):
     assert_close([value, *gradients], [gauss_sum_dense(*operands), *(exact[i] for i in wanted)], 1e-12)
 
 
-@pytest.mark.parametrize("num, dim, exponentials", [(30, 16, 1), (400, 16, 2)])
+@pytest.mark.parametrize("num, dim, exponentials", [(30, 16, 1), (700, 16, 2)])
 def test_small_matrix_is_kept_for_the_gradients(rng, monkeypatch, num, dim, exponentials):
-    """One matrix Φ for value and gradients, unless it is larger than eight times the operands; under vmap as well."""
+    """One matrix Φ for value and gradients, unless it is larger than sixteen times the operands; under vmap as well."""
     for module in (near, dispatch):  # the program of near points alone
         monkeypatch.setattr(module, "one_of_two", lambda is_near, near, anywhere, *x: near(*x))
     jax.clear_caches()

@@ -155,12 +155,14 @@ def tile_pullback(
 ) -> tuple[Array, Array, Array]:
     """The gradients of `blocked_pullback` from Φ. For one channel g and v multiply the points, and S is not formed."""
     phi, a, b = kept
-    dv = _transposed_dot(g, phi)
     if values.shape[-1] == 1:
-        da = g * (dot(phi, values * b) - dot(phi, values) * a)
-        db = values * (_transposed_dot(g * a, phi) - dv * b)
+        a1, b1 = (jnp.concatenate([x, jnp.ones_like(x[:, :1])], 1) for x in (a, b))
+        of_rows, of_columns = dot(phi, values * b1), _transposed_dot(g * a1, phi)
+        dv = of_columns[:, -1:]
+        da = g * (of_rows[:, :-1] - of_rows[:, -1:] * a)
+        db = values * (of_columns[:, :-1] - dv * b)
     else:
-        s = phi * dot(g, values.mT)
+        s, dv = phi * dot(g, values.mT), _transposed_dot(g, phi)
         da = dot(s, b) - s.sum(-1, keepdims=True) * a
         db = _transposed_dot(a, s) - (values * dv).sum(-1, keepdims=True) * b
     scale = jnp.sqrt(tau / BASE_2)

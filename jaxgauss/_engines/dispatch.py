@@ -30,7 +30,7 @@ from .plan import Plan, exact_plan, mixture_of
 from .tiles import ONE_PASS
 from .wanted import NOTHING, Channels, Sums, Wanted
 
-KEPT = 8  # a kept Φ has at most so many times the numbers of the operands: memory stays linear, under vmap as well
+KEPT = 16  # a kept Φ has at most so many times the numbers of the operands: memory stays linear, under vmap as well
 
 
 class Operation(NamedTuple):

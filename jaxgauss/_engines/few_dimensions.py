@@ -161,14 +161,18 @@ def _times(
     """
     blocks = blocks_of(xp, extent, tolerance_of(xp, precision, extent), wider)
     of_pairs = _of_pairs(precision, sizes)
-    leaf = min(1, LEAF[True] / min(sizes.queries, sizes.keys)) ** (1 / sizes.dim)  # its share of each coordinate
-    share = xp.minimum(1, REACH / inner + 2 * leaf).prod(-1)
-    of_tiles = TILES * of_pairs * share + SORTING * (sizes.queries + sizes.keys)
+    of_tiles = TILES * of_pairs * share_of_tiles(xp, sizes, inner) + SORTING * (sizes.queries + sizes.keys)
     otherwise = xp.where(xp.square(inner[0] / 2).sum() <= reach, of_pairs, of_tiles.max())
     in_doubt = 2 * sizes.dim * points_beyond(len(extent))
     of_doubt = np.where(OUTSIDE * in_doubt < sizes.queries, in_doubt / sizes.queries * DIFFERENCES * of_pairs, np.inf)
     of_waves = _of_waves(xp, precision, sizes, list(xp.moveaxis(blocks, -1, 0)))
     return xp.where(blocks.max(-1) <= most, of_waves + of_doubt.astype(extent.dtype), xp.inf), otherwise
+
+
+def share_of_tiles(xp: Any, sizes: Sizes, inner: Any) -> Any:
+    """The share of the tiles of sorted points that are not zero, of points in a box of this size in bandwidths."""
+    leaf = min(1, LEAF[True] / min(sizes.queries, sizes.keys)) ** (1 / sizes.dim)  # its share of each coordinate
+    return xp.minimum(1, REACH / inner + 2 * leaf).prod(-1)
 
 
 def estimated(precision: str, sizes: Sizes, counts: Any) -> tuple[float, float]:
