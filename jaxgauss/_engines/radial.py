@@ -177,7 +177,7 @@ def blocks_that_may_pay(
 ) -> tuple[int, Sizes]:
     """The most blocks of waves that a coordinate may have, 0 if waves never pay; and the sizes."""
     pulls, channels = any(x.pulls.kernels for x in wanted), max(x.shape[-1] for x in values)
-    sizes = Sizes(queries.shape[-2], *keys.shape[-2:], channels, bandwidths, pulls)
+    sizes = Sizes(queries.shape[-2], keys.shape[-2], keys.shape[-1], channels, bandwidths, pulls)
     if chosen.waves is False or {GAUSS} != {y for x in wanted for y in x.kernels}:
         return 0, sizes
     by_name = chosen.method == "fourier"
