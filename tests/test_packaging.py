@@ -40,7 +40,8 @@ def sdist(tmp_path_factory):
     subprocess.run([sys.executable, "-c", code], cwd=tree, stdout=subprocess.DEVNULL, check=True)
     (archive,) = built.glob("*.tar.gz")
     with tarfile.open(archive) as file:
-        file.extractall(built, filter="data")
+        file.extraction_filter = getattr(tarfile, "data_filter", None)  # not before Python 3.11.4
+        file.extractall(built)
     return needed, built / archive.name.removesuffix(".tar.gz")
 
 
