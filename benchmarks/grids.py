@@ -196,7 +196,7 @@ def grid(data: dict) -> str:
         f"Over the whole grid `auto` is {means[0]} times as fast in the geometric mean: {means[1]} forward, {means[2]}",
         f"with gradients. From N = 4096 on these are {means[3]} and {means[4]}, and the smallest ratio there is",
         f"{least}. A call at N = 16 under `jit` takes {µs['auto']}, and {µs['rescale']} by way of PyTorch.",
-        *map(_of_another, [data["beside"]] if "beside" in data else []),
+        *([_of_another(data["beside"])] if "beside" in data else []),
     )
 
 

@@ -160,7 +160,7 @@ def test_the_share_of_tiles_is_estimated(rng, dim):
         x = jnp.asarray(rng.uniform(0, length, (num, dim)), "float32")
         found = radial.share_of_tiles(GAUSS, CHOSEN, x, x, jnp.ones((), "float32"))
         of = few_dimensions.Sizes(num, num, dim, 1)
-        assert 0.4 < few_dimensions.share_of_tiles(np, of, np.full(dim, float(length))) / found < 2.5
+        assert 0.4 < few_dimensions.share_within(np, of, np.full(dim, float(length))) / found < 2.5
 
 
 def test_explain_tells_of_waves(rng):

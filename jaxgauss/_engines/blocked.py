@@ -48,16 +48,17 @@ def blocked_sum(queries: Q, keys: K, values: V, tau: T) -> S:
 
 def scaled_sum(a: Scaled, b: Scaled, values: V, *, dense: bool = False) -> S:
     """Σ_n 2^(-½‖a - b‖²) v_n of points within reach; `dense` takes one tile."""
-    few = _few(a, b, dense)
-    summed = _sum_of_few if few else _sum_turned if not dense and values.shape[-1] in TURNED else _tile_sum
-    points = (a, b) if few else logit_factors(a, b)
-    return _sum_of_tiles(functools.partial(tiled_sum, summed, dense=dense), *points, values)
+    kernel, first, second = _kernel_of(a, b, dense)
+    summed = functools.partial(_sum_turned if not dense and values.shape[-1] in TURNED else _tile_sum, kernel)
+    return _sum_of_tiles(functools.partial(tiled_sum, summed, dense=dense), first, second, values)
 
 
-def _few(a: Scaled, b: Scaled, dense: bool) -> bool:
-    """Whether exponents of a single tile are not worth the factors whose product they are."""
+def _kernel_of(a: Scaled, b: Scaled, dense: bool) -> tuple[Callable[..., Array], Any, Any]:
+    """What forms a tile of Φ, and from what: few points in a single tile do not pay for the factors of exponents."""
     pairs = math.prod(x.norms.shape[-2] for x in (a, b))
-    return dense and are_known(pairs) and pairs <= SHORT
+    if dense and are_known(pairs) and pairs <= SHORT:
+        return _of_points, a, b
+    return _of_factors, *logit_factors(a, b)
 
 
 def _sum_of_tiles(blocked: Callable, a: Any, b: Any, values: V) -> S:
@@ -81,12 +82,12 @@ def blocked_pullback(
     CPU than forming it.
     """
     shapes = queries.shape, keys.shape, values.shape
-    first, second = (a, b) if (few := _few(a, b, dense)) else logit_factors(a, b)
+    kernel, first, second = _kernel_of(a, b, dense)
     operands = (first, a.points), (second, b.points), values, cotangent
     scale = by_point(jnp.sqrt(tau / BASE_2), keys)
     if shared(keys, values, scale):
         operands, scale = jax.tree.map(as_rows, (operands, scale))
-    da, db, dv = in_groups(functools.partial(_scaled_pullback, _kernel if few else _of_factors, dense), *operands)
+    da, db, dv = in_groups(functools.partial(_scaled_pullback, kernel, dense), *operands)
     gradients = scale * da, scale * db, dv
     return tuple(  # type: ignore[return-value]
         unbroadcast(gradient, shape) if gradient.size != math.prod(shape) else gradient.reshape(shape)
@@ -146,7 +147,7 @@ def sum_and_tile(
 ) -> tuple[Float[Array, "m c"], KeptTile]:
     """The Gauss sum, and Φ for `tile_pullback`; made of plain JAX functions."""
     a, b = scaled_points(queries, keys, tau)
-    phi = _kernel(*with_norms(a, b))
+    phi = _of_points(*with_norms(a, b))
     return dot(phi, values), KeptTile(phi, a, b)
 
 
@@ -174,22 +175,17 @@ def _transposed_dot(x: Array, tile: Array) -> Array:
     return lax.optimization_barrier(dot(x.mT, tile)).mT
 
 
-def _tile_sum(a: Any, b: Any, v: Array) -> Array:
-    return dot(_of_factors(a, b), v)
+def _tile_sum(kernel: Callable[..., Array], a: Any, b: Any, v: Array) -> Array:
+    return dot(kernel(a, b), v)
 
 
-def _sum_turned(a: Any, b: Any, v: Array) -> Array:
-    return _transposed_dot(v, _of_factors(b, a))
+def _sum_turned(kernel: Callable[..., Array], a: Any, b: Any, v: Array) -> Array:
+    return _transposed_dot(v, kernel(b, a))
 
 
 def _of_factors(a: Any, b: Any) -> Array:
     return exp2(logits(a, b))
 
 
-def _sum_of_few(a: Scaled, b: Scaled, v: Array) -> Array:
-    return dot(_kernel(a, b), v)
-
-
-def _kernel(a: Scaled, b: Scaled) -> Array:
-    """The whole Φ of points scaled to the base of 2; of few points it does not pay to form `logit_factors`."""
+def _of_points(a: Scaled, b: Scaled) -> Array:
     return exp2(squared_distances(a, b) / -2)

@@ -161,7 +161,7 @@ def _times(
     """
     blocks = blocks_of(xp, extent, tolerance_of(xp, precision, extent), wider)
     of_pairs = _of_pairs(precision, sizes)
-    of_tiles = TILES * of_pairs * share_of_tiles(xp, sizes, inner) + SORTING * (sizes.queries + sizes.keys)
+    of_tiles = TILES * of_pairs * share_within(xp, sizes, inner) + SORTING * (sizes.queries + sizes.keys)
     otherwise = xp.where(xp.square(inner[0] / 2).sum() <= reach, of_pairs, of_tiles.max())
     in_doubt = 2 * sizes.dim * points_beyond(len(extent))
     of_doubt = np.where(OUTSIDE * in_doubt < sizes.queries, in_doubt / sizes.queries * DIFFERENCES * of_pairs, np.inf)
@@ -169,7 +169,7 @@ def _times(
     return xp.where(blocks.max(-1) <= most, of_waves + of_doubt.astype(extent.dtype), xp.inf), otherwise
 
 
-def share_of_tiles(xp: Any, sizes: Sizes, inner: Any) -> Any:
+def share_within(xp: Any, sizes: Sizes, inner: Any) -> Any:
     """The share of the tiles of sorted points that are not zero, of points in a box of this size in bandwidths."""
     leaf = min(1, LEAF[True] / min(sizes.queries, sizes.keys)) ** (1 / sizes.dim)  # its share of each coordinate
     return xp.minimum(1, REACH / inner + 2 * leaf).prod(-1)
@@ -190,10 +190,10 @@ def _of_pairs(precision: str, sizes: Sizes) -> float:
 def _of_waves(xp: Any, precision: str, sizes: Sizes, counts: Any) -> Any:
     """Nanoseconds by waves, by products or by fast transforms, whichever take less."""
     precision, factor = ("float64", PULLS_OF_WAVES) if sizes.pulls else (precision, OF_SIGNS)
-    by_products = factor * _of_products(precision, sizes, counts)
-    if not nufft.is_installed():
-        return by_products
-    return xp.minimum(by_products, factor * _of_transforms(precision, sizes, counts))
+    times = _of_products(precision, sizes, counts)
+    if nufft.is_installed():
+        times = xp.minimum(times, _of_transforms(precision, sizes, counts))
+    return factor * times
 
 
 def transforms_pay(precision: str, sizes: Sizes, most: int, counts: Array) -> Bool[Array, ""] | bool:
