@@ -154,6 +154,15 @@ def test_gradients_take_more_points_than_sums_until_waves_pay(dim):
     assert all(x >= y for x, y in zip(sums, gradients, strict=True)) and sums != gradients
 
 
+def test_gradients_have_an_estimate_of_their_own(rng, monkeypatch):
+    """Outside of `jit` and inside."""
+    monkeypatch.setattr(few_dimensions, "PULLS_OF_WAVES", 1e9)
+    x, v = rng.uniform(-5, 5, (20000, 2)).astype(np.float32), np.ones((20000, 1), np.float32)
+    assert examined(Settings(), 1.0, x, x, v).waves and not examined(Settings(), 1.0, x, x, v, pulls=True).waves
+    operands = *map(jnp.asarray, (x, x, v)), jnp.ones((), "float32")
+    assert few_dimensions.by_waves(CHOSEN, *operands) and not few_dimensions.by_waves(CHOSEN, *operands, pulls=True)
+
+
 @pytest.mark.parametrize("dim", [1, 2, 3])
 def test_the_share_of_tiles_is_estimated(rng, dim):
     for num, length in itertools.product((4096, 16384), (20, 200, 2000)):

@@ -11,6 +11,7 @@ import pytest
 from jax.test_util import check_grads
 
 from jaxgauss import gauss_sum, gauss_sum_blocked, gauss_sum_dense
+from jaxgauss._checks.settings import Settings
 from jaxgauss._engines import dispatch, lowering, near
 from oracle import assert_close, gradients64, problem, relative_error, with_gradients
 
@@ -215,6 +216,13 @@ def test_small_matrix_is_kept_for_the_gradients(rng, monkeypatch, num, dim, expo
         assert sum(x.size for x in saved) <= (1 + 8) * sum(x.size for x in arguments) + 100
     monkeypatch.undo()
     jax.clear_caches()
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_gradients_from_a_kept_matrix(rng, channels):
+    operands = arrays(problem(rng, 20, 15, 4, channels, dtype="float32"))
+    assert dispatch.keeps_tile(Settings(), *operands[:4])
+    assert_close(pullback()(*operands), gradients64(*operands), 2e-6)
 
 
 def test_second_derivatives_out_of_reach_are_finite(rng):
