@@ -43,10 +43,10 @@ SMALL = (  # where times mean nothing; of the last two only waves
     *((2**15, dim, 1) for dim in (1, 2)),
 )
 GROUPS = {  # in cells of their own, in order of worth: what others may be broken by, or have to wait for
-    "auto": ["auto", BARE, OWN_WIDTH, "dense JAX"],
+    "auto": ["auto", "float32", BARE, OWN_WIDTH, "dense JAX"],
     "PyKeOps": ["PyKeOps"],
     "cuDNN": ["cudnn", "jax.nn attention"],
-    "ours": [*(name for name in rivals.OURS if name != "auto"), "float32", "blocked JAX", "torch eager"],
+    "ours": [*(name for name in rivals.OURS if name != "auto"), "blocked JAX", "torch eager"],
     "torch.compile": ["torch.compile"],
 }
 
@@ -218,8 +218,9 @@ def headline(sizes: Sizes) -> Iterator[Cell]:
     """In order of worth."""
 
     def worth(cell: tuple) -> tuple:
-        group, _, dtype, what, _ = cell
-        return group == "torch.compile", group == "ours", dtype, what, list(GROUPS).index(group)
+        group, num, dtype, what, _ = cell
+        rank = list(GROUPS).index(group)
+        return max(rank, 1), dtype == "float16", num, what, rank  # `auto` and KeOps first, in float32
 
     groups = ("auto", "ours") if sizes is EMULATED else GROUPS
     cells = itertools.product(groups, sizes.nums, ("float16", "float32"), grids.WHAT, sizes.pairs)
