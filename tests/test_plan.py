@@ -54,13 +54,14 @@ def test_auto_on_a_cpu(monkeypatch, size, intel, options, expected):
         ("float32", 16, {"method": "reweight"}, ("reweight", "float16", "flash")),
         ("bfloat16", 16, {}, ("rescale", "bfloat16", "flash")),
         ("float32", 300, {}, ("rescale", "float16", "efficient")),
-        ("float32", 16, {"precision": "float32"}, ("rescale", "float32", "efficient")),
+        ("float32", 16, {"precision": "float32"}, ("blocked", "float32", "xla")),
         ("float64", 16, {}, ("blocked", "float64", "xla")),
         ("float64", 16, {"precision": "float16"}, ("rescale", "float16", "flash")),
         ("float32", 16, {"matmul_precision": "high"}, ("rescale", "float16x2", "flash")),
         ("bfloat16", 16, {"matmul_precision": "high"}, ("rescale", "bfloat16x2", "flash")),
         ("float32", 100, {"matmul_precision": "high"}, ("rescale", "float32", "efficient")),
-        ("float32", 16, {"matmul_precision": "highest"}, ("rescale", "float32", "efficient")),
+        ("float32", 16, {"matmul_precision": "highest"}, ("blocked", "float32", "xla")),
+        ("float32", 64, {"matmul_precision": "highest"}, ("rescale", "float32", "efficient")),
         ("float32", 16, {"matmul_precision": "highest", "precision": "float16"}, ("rescale", "float16", "flash")),
     ],
 )
@@ -79,12 +80,15 @@ def test_auto_on_cuda(monkeypatch, dtype, dim, options, expected):
         (100, 16, {"precision": "bfloat16x2"}, HOPPER, ("rescale", "bfloat16x2", "cudnn")),
         (100, 64, {"method": "rescale"}, HOPPER, ("rescale", "float16", "flash")),
         (100_000, 64, {}, HOPPER, ("rescale", "float16", "cudnn")),
-        (100_000, 16, {}, HOPPER, ("rescale", "float16", "flash")),  # it is compiled for the width of 32, cuDNN for 64
+        (100_000, 16, {}, HOPPER, ("rescale", "float16", "cudnn")),
+        (12_000, 3, {}, HOPPER, ("blocked", "float32", "xla")),  # half precision is faster, but not by half
+        (12_000, 3, {"dtype": "float16"}, HOPPER, ("rescale", "float16", "cudnn")),  # whose digits are few as it is
         (100_000, 200, {}, HOPPER, ("rescale", "float16", "flash")),
         (100_000, 64, {}, HOPPER._replace(cudnn=91500), ("rescale", "float16", "flash")),
         (100_000, 64, {}, HOPPER._replace(capability=(8, 0)), ("rescale", "float16", "flash")),
         (100_000, 64, {}, HOPPER._replace(capability=(7, 5)), ("rescale", "float16", "efficient")),
-        (100_000, 16, {"matmul_precision": "highest"}, HOPPER, ("rescale", "float32", "efficient")),
+        (100_000, 16, {"matmul_precision": "highest"}, HOPPER, ("blocked", "float32", "xla")),
+        (100_000, 64, {"matmul_precision": "highest"}, HOPPER, ("rescale", "float32", "efficient")),
         (100_000, 64, {"dtype": "float64"}, HOPPER, ("blocked", "float64", "xla")),
     ],
 )
@@ -97,8 +101,22 @@ def test_auto_on_cuda_by_size_and_card(monkeypatch, num, dim, options, card, exp
     assert (plan.method, plan.precision, plan.backend) == expected
     assert plan.stands_in == ("float64" in options.values())
     if options in ({}, {"matmul_precision": "highest"}):
-        assert f"(estimated, not measured on this device: {card})" in plan.reason
+        assert f"(measured on an NVIDIA H200, not here: {card})" in plan.reason
     assert plan.reach == (-1 if plan.native else 1) * float("inf")  # nothing looks at the points
+
+
+@pytest.mark.parametrize("num, dim, channels", [(4096, 16, 1), (2048, 32, 1), (1536, 64, 64)])
+def test_sums_with_gradients_on_cuda_are_estimated_by_themselves(monkeypatch, num, dim, channels):
+    """Pulls from differences of coordinates take longer in XLA than the sum, more so than by attention."""
+    monkeypatch.setattr(bridge, "serves", lambda platform: True)
+    monkeypatch.setattr(devices, "card", lambda: HOPPER)
+    found = [plans.gauss_plan(Settings(pulls=pulls), "cuda", num**2, dim, channels).backend for pulls in (False, True)]
+    assert found[0] == "xla" != found[1]
+    kernel = kernels.select_kernel("flash", "float16", "cuda", "float32", dim)
+    for engine in ("dense", "blocked", kernel):
+        assert plans.time_on_cuda(engine, num**2, dim, channels, True) > plans.time_on_cuda(
+            engine, num**2, dim, channels
+        )
 
 
 def test_costs_of_a_cuda_device_replace_the_estimates(monkeypatch, tmp_path):

@@ -8,8 +8,9 @@ from ..plots import Cells, fastest, having
 from ..rivals import BARE, Problem, limit
 from ..tools import fit_costs
 from .steps import STEPS
-from .targets import OURS, cells, complete, headline, targets, tests_row
+from .targets import OURS, cells, complete, density_row, headline, memory_row, targets, tests_row
 
+MANY = 2**17  # points, which only waves are timed for
 ABOUT = ("test", "figure", "n", "d", "c", "dtype", "what", "method")  # which cell
 
 
@@ -77,14 +78,14 @@ def times(data: dict) -> str:
 
 
 def compared(data: dict) -> str:
-    """Forward sums in half precision: times and errors."""
-    rows = [["N = M", "D, C", "dense JAX", BARE, "auto", "error of dense JAX", "error of auto"]]
-    for size, methods in sorted(headline(data).items()):
-        if size[3:] == ("float16", "forward") and methods.keys() >= {"auto", BARE, "dense JAX"}:
-            dense, ours = methods["dense JAX"], methods["auto"]
-            timed = dense, methods[BARE], ours
-            errors = [f"{c['error']:.1e}" for c in (dense, ours)]
-            rows.append([str(size[0]), f"{size[1]}, {size[2]}", *map(plots.milliseconds, timed), *errors])
+    """Sums of float32, forward and with gradients: times and errors."""
+    shown = ("dense JAX", "auto", "float32")
+    rows = [["N = M", "D, C", "", *shown, BARE, *(f"error of {name}" for name in shown)]]
+    for (num, dim, channels, dtype, what), methods in sorted(headline(data).items()):
+        if dtype == "float32" and methods.keys() >= set(shown):
+            timed = map(methods.get, (*shown, BARE))
+            errors = (f"{methods[name]['error']:.1e}" for name in shown)
+            rows.append([str(num), f"{dim}, {channels}", what, *map(plots.milliseconds, timed), *errors])
     return plots.table(rows)
 
 
@@ -94,14 +95,33 @@ def of_few_points(now: dict, before: dict) -> str:
     return plots.prose(f"Of the GPU tests {counts}.") + "\n" + few(now, before)
 
 
+def applied(data: dict) -> str:
+    """Training steps, memory and densities."""
+    used = memory_row(cells(data, "memory"), complete(data, "memory")).measured
+    dense = density_row(cells(data, "densities")).measured
+    texts = (
+        f"Memory of a value with gradients grows as a power of N: {used}.",
+        f"SD-KDE of a million samples of 16 dimensions at 131,072 of them: {dense}.",
+    )
+    return mmd(cells(data, "mmd")) + "".join("\n" + plots.prose(text) for text in texts)
+
+
+def of_many_points(data: dict) -> str:
+    """By waves: all that a coordinate may have, and as many as the points need."""
+    needed = [c for c in having(cells(data, "costs"), engine="waves") if c["n"] == MANY]
+    texts = ", ".join(f"{c['row'][-1] / 1e6:.3g} ms for D = {c['d']}" for c in sorted(needed, key=lambda c: c["d"]))
+    text = f"With no more waves than normal points need, {MANY} at as many take {texts}."
+    return waves(cells(data, "waves")) + "\n" + plots.prose(text)
+
+
 def in_one_sentence(now: dict) -> str:
     """How long wide sums take, and dense JAX."""
     found, texts = headline(now), []
     for num in (16384, 65536):
-        methods = found[num, 32, 32, "float16", "forward"]
+        methods = found[num, 32, 32, "float32", "forward"]
         ours, dense = (plots.milliseconds(methods[name]) for name in ("auto", "dense JAX"))
         texts.append(f"{num} points in {ours} ms (dense JAX in {dense})")
-    return plots.prose(f"**On an {title(now)}** `auto` sums {' and '.join(texts)}, in float16 with D = C = 32.")
+    return plots.prose(f"**On an {title(now)}** `auto` sums {' and '.join(texts)}, of D = C = 32.")
 
 
 def limits(data: dict) -> str:

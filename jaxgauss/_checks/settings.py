@@ -66,6 +66,7 @@ class Settings:
     waves: bool | None = None  # whether a Fourier series is estimated to be faster; None if unknown
     tolerance: float | None = None  # of method "fourier"
     blocks: int | None = None  # of its waves on CUDA, of each coordinate; None if unknown
+    pulls: bool = False  # whether gradients of points or τ are asked for, too
 
     @property
     def by_products(self) -> bool | None:

@@ -11,7 +11,7 @@ finufft, have three such numbers for each point (see `few_dimensions`). The firs
 - cpu_costs.json by the CPU's vendor (PyTorch's matrix products, by MKL, run at half speed on CPUs that are not
   Intel's) and by the version of jaxlib, the newest that is not newer than the one installed, and cuda_costs.json by the
   device's name, made by `python -m benchmarks.tools.fit_costs`;
-- for other CPUs the row of a default vendor, for other CUDA devices estimates from published rates.
+- for other CPUs the row of a default vendor, for other CUDA devices that of a default card.
 
 The environment variable JAXGAUSS_CPU_VENDOR names a row of cpu_costs.json, which then replaces all measurements.
 """
@@ -35,10 +35,12 @@ from collections.abc import Callable
 
 TABLE, CUDA_TABLE = (Path(__file__).with_name(f"{device}_costs.json") for device in ("cpu", "cuda"))
 DEFAULT = "AuthenticAMD"  # for vendors that are not in the table
-ESTIMATE = "estimate"  # for CUDA devices that are not in the table
+CARD = "NVIDIA H200"  # for CUDA devices that are not in the table
 # On a CPU PyTorch's kernel must be estimated to be so many times as fast as XLA, which needs no PyTorch and can be
 # exported. If the table is wrong by a factor of 1.5, a sum by the kernel takes at most 1.2 times as long as in XLA.
 WORTH = 1.25
+# Sums of float32 in half precision lose digits, for which they must be so many times as fast as XLA.
+HALVES = 1.5
 # The widths that attention kernels are compiled for.
 WIDTHS = {
     "flash": (32, 64, 96, 128, 160, 192, 224, 256),
@@ -131,7 +133,7 @@ def cuda_costs(device: str) -> tuple[Costs, bool]:
     """The costs on a CUDA device by engine, "dense", "blocked" or `kernel_engine`, and whether they were measured."""
     table, own = json.loads(CUDA_TABLE.read_text()), calibrated_rows().get(machine(device))
     measured = table.get(device) if own is None else own
-    return _costs(table[ESTIMATE]) | _costs(measured or {}), measured is not None
+    return _costs(table[CARD]) | _costs(measured or {}), measured is not None
 
 
 def forget() -> None:

@@ -13,7 +13,7 @@ from .._arrays.devices import has_cuda
 from .._arrays.shapes import are_known
 from .._checks.settings import Settings
 from . import bridge
-from .costs import ESTIMATE, WORTH, columns, cuda_costs, estimates, kernel_columns, kernel_engine
+from .costs import CARD, HALVES, WORTH, columns, cuda_costs, estimates, kernel_columns, kernel_engine
 from .nodes import DIMENSIONS, MOST, WAVES
 from .tiles import CUDA_TILE, TILE
 
@@ -30,6 +30,7 @@ NEAR = {"float32": 2.0**7, "float64": 2.0**10}
 # R² must be so many times less for moments of kernels with long tails, and for moments of second order of Gaussians,
 # from which gradients of τ and Stein kernels are formed.
 STRICTER = 4
+PULL = 10  # columns on CUDA, see `time_on_cuda`
 HEAVIER = 1.5  # another kernel takes so many times as long as a Gaussian in XLA: measured on CPUs, an estimate on CUDA
 # Errors of a mixture, relative to κ(0): below the error of each precision.
 TOLERANCES = {"float16": 1e-4, "float16x2": 1e-4, "bfloat16": 1e-3, "bfloat16x2": 1e-3}
@@ -161,32 +162,45 @@ def _on_cuda(settings: Settings, working: str, pairs: int, dim: int, channels: i
     with contextlib.suppress(ValueError):  # points may be too wide for cuDNN, or of another dtype
         if kernel.half and card.prefers_cudnn:
             kernels.append(bridge.select_kernel("cudnn", kernel.precision, "cuda", settings.dtype, dim))
-    times = {x: time_on_cuda(x, pairs, dim, channels)[0] for x in kernels}
+    size = pairs, dim, channels, settings.pulls
+    times = {x: time_on_cuda(x, *size)[0] for x in kernels}
     kernel, native = min(times, key=times.__getitem__), "dense" if pairs <= CUDA_TILE.entries else "blocked"
-    in_xla, basis = time_on_cuda(native, pairs, dim, channels)
+    in_xla, basis = time_on_cuda(native, *size)
     reason = f"{in_xla:.3g} ms in XLA, {times[kernel]:.3g} ms by {kernel} ({basis}: {card})"
     if settings.kernel == GAUSS and dim in DIMENSIONS:
         by_waves = time_of_waves_on_cuda(2 * math.sqrt(pairs), dim, channels, MOST[dim])
         if by_waves < min(in_xla, times[kernel]):
-            reason += f"; at most {by_waves:.3g} ms by method 'fourier', which no GPU has timed"
-    if in_xla <= times[kernel] and settings.precision in ("auto", "float32"):
+            reason += f"; {by_waves:.3g} ms by method 'fourier', if it takes all of its waves"
+    if in_xla <= _worth(settings, kernel) * times[kernel] and settings.precision in ("auto", "float32"):
         return Plan("cuda", native, working, "xla", reason)
     return Plan("cuda", "rescale", kernel.precision, kernel.name, reason)
 
 
-def time_on_cuda(engine: "AttentionKernel | str", pairs: int, dim: int, channels: int) -> tuple[float, str]:
-    """Milliseconds of a sum by a kernel, or in XLA "dense" or "blocked"; and whether the costs were measured."""
+def _worth(settings: Settings, kernel: "AttentionKernel") -> float:
+    """How many times as fast as XLA a kernel must be."""
+    return HALVES if settings.dtype == "float32" and kernel.precision in ("float16", "bfloat16") else 1.0
+
+
+def time_on_cuda(
+    engine: "AttentionKernel | str", pairs: int, dim: int, channels: int, pulls: bool = False
+) -> tuple[float, str]:
+    """Milliseconds of a sum, with gradients if there are `pulls`, by a kernel or in XLA; and where the costs are from.
+
+    In XLA, from differences of coordinates, pulls are no products: on an H200 a coordinate of them takes as long as ten
+    columns. By a kernel gradients are a second sum for one channel, and a backward pass for many.
+    """
     costs, are_measured = cuda_costs(bridge.card().name)
     if isinstance(engine, str):
-        nanoseconds = costs[engine].nanoseconds(pairs, columns(engine, dim, channels))
+        nanoseconds = costs[engine].nanoseconds(pairs, columns(engine, dim, channels) + PULL * dim * pulls)
     else:
         nanoseconds = costs[kernel_engine(engine)].nanoseconds(pairs, kernel_columns(engine, dim, channels))
-    return nanoseconds / 1e6, "measured" if are_measured else "estimated, not measured on this device"
+        nanoseconds *= 1 if not pulls else 2 if channels == 1 else 3
+    return nanoseconds / 1e6, "measured" if are_measured else f"measured on an {CARD}, not here"
 
 
 def time_of_waves_on_cuda(points: float, dim: int, channels: int, blocks: int) -> float:
     """Milliseconds of a sum by waves, with so many blocks of each coordinate, at queries and keys together."""
-    costs, _ = cuda_costs(bridge.card().name if bridge.serves("cuda") else ESTIMATE)
+    costs, _ = cuda_costs(bridge.card().name if bridge.serves("cuda") else CARD)
     cost, waves = costs["waves"], 2 * WAVES[dim] * blocks
     return (cost.call + channels * points * (cost.pair * dim * waves + cost.column * waves**dim)) / 1e6
 
@@ -264,6 +278,6 @@ def _cheaper(settings: Settings, exact: Plan, pairs: int, dim: int, channels: in
     milliseconds, basis = time_on_cuda(kernel, pairs * terms, dim, channels)
     in_xla = HEAVIER * time_on_cuda(exact.method, pairs, dim, channels)[0]
     reason = f"{in_xla:.3g} ms in XLA, {milliseconds:.3g} ms by a mixture ({basis})"
-    if in_xla <= milliseconds:
+    if in_xla <= _worth(settings, kernel) * milliseconds:
         return replace(exact, reason=reason)
     return replace(by_mixture, reason=f"{by_mixture.reason}; {reason}")

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -48,11 +49,15 @@ class Which(NamedTuple):
     values: bool
     tau: bool
 
+    @property
+    def pulls(self) -> bool:
+        """Whether any of them is formed of pulls."""
+        return self.queries or self.keys or self.tau
+
 
 def _with_rule(function: Callable, num_static: int, forward: Callable, backward: Callable) -> Any:
     """`function` of static arguments and four operands, with a rule that knows which gradients are asked for."""
-    static = tuple(range(num_static))
-    ruled: Any = jax.custom_vjp(function, nondiff_argnums=static)
+    ruled: Any = jax.custom_vjp(function, nondiff_argnums=tuple(range(num_static)))
 
     def keep(*args: Any) -> tuple[Any, Any]:
         which, operands = Which(*(x.perturbed for x in args[num_static:])), tuple(x.value for x in args[num_static:])
@@ -89,12 +94,7 @@ def _radial_forward(
 
 
 def _radial_gradients(
-    settings: Settings,
-    channels: Channels,
-    which: Which,
-    operands: tuple[Array, ...],
-    kept: tuple[Array, Array],
-    g: Array,
+    settings: Settings, channels: Channels, which: Which, operands: tuple[Array, ...], kept: Any, g: Array
 ) -> tuple[Array | None, ...]:
     """Gradients by a pass at the queries, at the keys, or both; `kept` are pulls and spread from the sum, if any."""
     (queries, keys, values, tau), (pulls, spread) = operands, kept
@@ -175,7 +175,8 @@ mixed_sums.defvjp(lambda *args: (mixed_sums(*args), args[2:]), _mixed_sums_backw
 
 
 def _gaussian_forward(settings: Settings, which: Which, *operands: Array) -> tuple[Array, Any]:
-    is_near = are_near(settings, *operands, pulls=which.queries or which.keys or which.tau, second_order=which.tau)
+    settings = replace(settings, pulls=which.pulls)
+    is_near = are_near(settings, *operands, pulls=which.pulls, second_order=which.tau)
     ways = (functools.partial(f, which.queries or which.tau, settings) for f in (_near_and_kept, _anywhere_and_kept))
     total, kept = near_or_anywhere(is_near, *ways, *operands)
     return total, (None if isinstance(is_near, bool) else is_near, kept)
@@ -183,9 +184,9 @@ def _gaussian_forward(settings: Settings, which: Which, *operands: Array) -> tup
 
 def _gaussian_gradients(settings: Settings, which: Which, operands: tuple[Array, ...], residuals: Any, g: Array):
     (queries, keys, values, tau), (looked, kept) = operands, residuals
-    pulls = which.queries or which.keys or which.tau
-    is_near: Any = known_near(settings, *operands, pulls=pulls) if looked is None else looked
-    if not pulls and not keeps_tile(settings, *operands):
+    settings = replace(settings, pulls=which.pulls)
+    is_near: Any = known_near(settings, *operands, pulls=which.pulls) if looked is None else looked
+    if not which.pulls and not keeps_tile(settings, *operands):
         return None, None, unbroadcast(gaussian_sum(settings, keys, queries, g, tau), values.shape), None
     ways = (functools.partial(f, which, settings) for f in (_near_gradients, _anywhere_gradients))
     rest = iter(near_or_anywhere(is_near, *ways, *operands, g, kept))
