@@ -18,11 +18,10 @@ from ..suites import SUITES
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n)(.*?)(<!-- end -->)", re.S)
 PAPER = "2026-11-24_cpu_3cd43fb_paper"
-GRID = "2026-11-24_cpu_3cd43fb_jax"
+GRID = "2026-11-27_cpu_5813c63_jax"
 MMD = "2026-11-27_cpu_c8c87c9_mmd"
 SCALING = "2026-11-21_cpu_5523495_scaling"
-H200 = "2026-11-26_cuda_aee5a62_first_light"
-FEW, FEW_BEFORE = (f"2026-11-27_cuda_{commit}_first_light" for commit in ("9690d9c", "c164f82"))
+H200, H200_BEFORE = (f"2026-11-27_cuda_{commit}_first_light" for commit in ("bc68252", "9690d9c"))
 
 
 def losses(paper: dict, grid: dict, mmd: dict) -> str:
@@ -41,7 +40,7 @@ def losses(paper: dict, grid: dict, mmd: dict) -> str:
         least, num, dim, what = slower[0]
         nums, dims = (sorted({x[i] for x in slower}) for i in (1, 2))
         text += prose(
-            f"- **Few wide points.** In {len(slower)} of {sum(map(len, ratios.values()))} cells of the grid, N from",
+            f"- **Few points.** In {len(slower)} of {sum(map(len, ratios.values()))} cells of the grid, N from",
             f"{nums[0]} to {nums[-1]} and D from {dims[0]} to {dims[-1]}, dense or blocked JAX needs less time than",
             f"`auto`; the least is {least:.2f} of it, at N = {num} and D = {dim}, {what}.",
         )
@@ -83,7 +82,9 @@ BLOCKS: dict[str, tuple[Callable[..., str], tuple[str, ...]]] = {
     "applications": (applications.report, (MMD,)),
     "losses": (losses, (PAPER, GRID, MMD)),
     "gpu": (first_light.compared, (H200,)),
-    "gpu_few": (first_light.of_few_points, (FEW, FEW_BEFORE)),
+    "gpu_few": (first_light.of_few_points, (H200, H200_BEFORE)),
+    "gpu_applied": (first_light.applied, (H200,)),
+    "gpu_many": (first_light.of_many_points, (H200,)),
     "gpu_sentence": (first_light.in_one_sentence, (H200,)),
     "compiled": (compiled, ()),
     "wide": (scaling.wide, (SCALING,)),
