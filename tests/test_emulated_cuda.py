@@ -277,7 +277,7 @@ def test_kernels_are_mixtures_or_evaluated(rng):
     many, few = (jax.ShapeDtypeStruct((n, 16), "float32") for n in (50000, 100))
     weights = [jax.ShapeDtypeStruct(x.shape[:1], "float32") for x in (many, few)]
     chosen = explain(many, many, weights[0], kernel="matern52")
-    assert (chosen.method, chosen.precision, chosen.backend) == ("mixture", "float16", "flash")
+    assert (chosen.method, chosen.precision, chosen.backend) == ("mixture", "float16", "cudnn")
     assert chosen.reason.startswith("5 Gaussians, maximal error 9.7e-05, each by rescale")
     assert explain(few, few, weights[1], kernel="matern52").method == "dense"
     assert explain(many, many, weights[0], kernel="energy").method == "blocked"

@@ -17,7 +17,7 @@ from ..suites import SUITES
 
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n)(.*?)(<!-- end -->)", re.S)
-PAPER = "2026-11-24_cpu_3cd43fb_paper"
+PAPER = "2026-11-27_cpu_5813c63_paper"
 GRID = "2026-11-27_cpu_5813c63_jax"
 MMD = "2026-11-27_cpu_c8c87c9_mmd"
 SCALING = "2026-11-21_cpu_5523495_scaling"
