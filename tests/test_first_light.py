@@ -260,7 +260,9 @@ def test_the_headline_begins_with_what_is_worth_most():
     assert len(set(abouts)) == len(abouts)
     assert {(x[0], *x[3:]) for x in abouts[:5]} == {("auto", "float32", "forward")}
     assert {x[1] for x in abouts[:10]} == {16384} and {x[0] for x in abouts[:10]} <= {"auto", "PyKeOps"}
-    assert abouts[-1][0] == "torch.compile"
+    first = [x for x in abouts if x[0] in ("auto", "PyKeOps")]
+    assert abouts[: len(first)] == first and first == sorted(first, key=lambda x: (x[3] == "float16", x[1]))
+    assert abouts[len(first)][0] == "cuDNN" and abouts[-1][0] == "torch.compile"
     by_group = {cell.about["group"]: set(cell.methods) for cell in cells}
     assert all(by_group[group] == set(names) for group, names in GROUPS.items() if group != "PyKeOps")
 
