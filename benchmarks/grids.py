@@ -155,6 +155,13 @@ def everything(data: dict) -> str:
     )
 
 
+def limits(data: dict) -> str:
+    """The physical limit, relative to the time of `auto`, at the largest size."""
+    shares = zip(largest(data["cells"]), ratios(data, plots.LIMIT)["both"], strict=True)
+    found = [{"what": what, "size": f"{d}, {c}", "share": f"{x:.2f}"} for (what, d, c), x in shares]
+    return pivot("D, C", found, lambda x: x["what"], lambda x: x["size"], lambda x: x["share"])
+
+
 def rivals(data: dict, dtype: str = "float32") -> str:
     """How many times the time of `auto` the others take."""
     names = {

@@ -4,11 +4,9 @@ import importlib
 from typing import Any
 
 MODULES = {
-    "blocked": "_engines.blocked",
     "calibrate": "_sums.calibrate",
     "costs": "_engines.costs",
     "exponential": "_arrays.exponential",
-    "tiles": "_engines.tiles",
     "labelings": "_methods.labelings",
     "nufft": "_engines.nufft",
 }

@@ -27,7 +27,6 @@ SMALL: dict[str, tuple[int, dict]] = {  # of a suite, how many rows it finds wit
     "clouds": (2 * 5, {"NUMS": (40,), "DIMS": (3,), "FUNCTIONS": lambda m: ("sum", "logarithm")}),
     "few_dimensions": (35, {"SUMS": {"uniform": [(1, 8, 200), (1, 8, 300)]}, "DIMS": (1,), "HOSTILE": 100}),
     "kernels": (2 * 2 * 2 + 4, {"NUM": 600, "DIMS": (3,), "LARGE": (64, 128), "KEOPS": lambda m: first(m.KEOPS, 2)}),
-    "limits": (6, {"NUM": 64, "HEADLINE": [(3, 1)]}),
     "load": (6, {"NUM": 64, "CALLS": 2, "SETTINGS": {"default": ""}}),
     "mmd": (15, {"SIZES": lambda m: {f: [(n, 3) for n in (32, 64)[: 1 + (f == m.mmd_step)]] for f in m.SIZES}}),
     "neighbours": (14, {"DIMS": (3,), "SIZES": (200,), "LARGE": (300, 4), "AGREEING": 100, "SYSTEMS": (100, 150)}),
@@ -479,7 +478,7 @@ def test_pykeops_is_silent_unless_asked_to_speak(monkeypatch):
 def test_suites_name_cells_that_differ():
     from benchmarks.suites import SUITES
 
-    for name in ("quick", "paper", "jax", "precision", "scaling", "limits", "kernels", "load", "calls"):
+    for name in ("quick", "paper", "jax", "precision", "scaling", "kernels", "load", "calls"):
         for device in SUITES[name].devices:
             abouts = [json.dumps(step.about) for step in SUITES[name].steps(device)]
             assert len(set(abouts)) == len(abouts) > 0

@@ -78,6 +78,7 @@ def compiled() -> str:
 BLOCKS: dict[str, tuple[Callable[..., str], tuple[str, ...]]] = {
     "everything": (grids.everything, (PAPER,)),
     "rivals": (grids.rivals, (PAPER,)),
+    "limits": (grids.limits, (PAPER,)),
     "grid": (grids.grid, (GRID,)),
     "applications": (applications.report, (MMD,)),
     "losses": (losses, (PAPER, GRID, MMD)),
@@ -98,7 +99,6 @@ for file in (  # of which a page shows all
     "2026-11-23_cpu_060fc2f_neighbours",
     "2026-11-23_cpu_89e551b_resampling",
     "2026-11-23_cpu_af68f1d_calls",
-    "2026-11-23_cpu_af68f1d_limits",
     "2026-11-26_cpu_5e159cd_clouds",
     "2026-11-26_cpu_6517411_few_dimensions",
 ):
