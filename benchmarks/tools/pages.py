@@ -94,12 +94,12 @@ BLOCKS: dict[str, tuple[Callable[..., str], tuple[str, ...]]] = {
     "threads": (threads, ("2026-11-21_cpu_5523495_load", SCALING)),
 }
 for file in (  # of which a page shows all
-    "2026-11-22_cpu_1a6a991_kernels",
+    "2026-11-27_cpu_92917f7_kernels",
     "2026-11-22_cpu_6353f0c_precision",
     "2026-11-23_cpu_060fc2f_neighbours",
     "2026-11-23_cpu_89e551b_resampling",
     "2026-11-23_cpu_af68f1d_calls",
-    "2026-11-26_cpu_5e159cd_clouds",
+    "2026-11-27_cpu_92917f7_clouds",
     "2026-11-26_cpu_6517411_few_dimensions",
 ):
     suite = file.split("_", 3)[3]
