@@ -100,7 +100,7 @@ for file in (  # of which a page shows all
     "2026-11-23_cpu_89e551b_resampling",
     "2026-11-23_cpu_af68f1d_calls",
     "2026-11-27_cpu_92917f7_clouds",
-    "2026-11-26_cpu_6517411_few_dimensions",
+    "2026-11-27_cpu_92917f7_few_dimensions",
 ):
     suite = file.split("_", 3)[3]
     BLOCKS[suite] = SUITES[suite].report, (file,)

@@ -266,7 +266,9 @@ def settled(
 
 def _corrected(doubt: Doubt, found: Any, of_rows: Callable[[Array], Any]) -> Any:
     """The results, those in doubt replaced by sums of `of_rows`."""
-    indices = jnp.nonzero(doubt, size=len(doubt) // IN_DOUBT + AT_A_TIME, fill_value=len(doubt))[0].astype("int32")
+    num, most = len(doubt), len(doubt) // IN_DOUBT + AT_A_TIME
+    place = jnp.where(doubt, jnp.cumsum(doubt, dtype="int32") - 1, most)
+    indices = jnp.full(most, num, "int32").at[place].set(jnp.arange(num, dtype="int32"), mode="drop")
     number = doubt.sum(dtype="int32")
 
     def add(state: tuple[Array, Any]) -> tuple[Array, Any]:

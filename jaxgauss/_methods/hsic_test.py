@@ -224,7 +224,7 @@ def _chunk(
             y_rounded = _Side(y.groups, *(z.astype(rounded) for z in y[1:]))
             means = (rows[:, p].astype(rounded) for p in indices)
             b = _entries(settings, y_rounded, squared.astype(rounded), counts, *means)
-            return jnp.einsum("tmn,smn->ts", x_rounded, b, precision="highest").astype("float64")
+            return jnp.tensordot(x_rounded, b, ((1, 2), (1, 2)), precision="highest").astype("float64")
 
         products = lax.map(by_signs, of_x) if wild else jnp.moveaxis(lax.map(by_indices, (first.T, second.T)), 0, -1)
         return _Forms(total.products + twice * products, *(s + t for s, t in zip(total[1:], squares, strict=True)))

@@ -18,9 +18,9 @@ def weights_or_mean(weights: Array | None, points: Array, settings: Settings) ->
 
 
 def normalized(settings: Settings, weights: Array | None, points: Array) -> Array:
-    """The weights (N,), divided by their sum; not those of the mean, whose sum XLA would form as it compiles."""
+    """The weights (N,), divided by their sum."""
     w = jnp.asarray(weights_or_mean(weights, points, settings), points.dtype)
-    return w if weights is None else w / w.sum()
+    return w / w.sum()
 
 
 def distinct_pairs_factor(a: Array) -> Array:
