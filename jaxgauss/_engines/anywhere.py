@@ -143,7 +143,7 @@ def _block_sums(wanted: Sequence[Wanted], scale: Array, rows: Rows, tiles: Colum
 
     strict, sizes = wanted[-1].strict(dim, scale.shape[1]), (rows.points.shape[:2], tiles.points.shape[1:3])
     none = [zeros_of(x, *size, scale=scale, points=rows.points) for x, size in zip(wanted, sizes, strict=False)]
-    indices, number = _listed(left.any((1, 2)))
+    indices, number = listed(left.any((1, 2)))
 
     def add(state: tuple[Array, list[Sums], list[Array]]) -> tuple[Array, list[Sums], list[Array]]:
         start, total, left = state
@@ -180,10 +180,12 @@ def _added(total: Sums, found: Sums, indices: Array | None) -> Sums:
     return jax.tree.map(lambda x, y: x.at[indices].add(y, mode="drop"), total, found)
 
 
-def _listed(flags: Bool[Array, " n"]) -> tuple[Array, Array]:
-    """The flagged indices, followed by an index beyond the last, and their number."""
-    indices = jnp.where(flags, jnp.arange(flags.size, dtype="int32"), flags.size)
-    return lax.sort(indices), flags.sum(dtype="int32")
+def listed(flags: Bool[Array, " n"], more: int = 0) -> tuple[Array, Array]:
+    """The flagged indices, followed by an index beyond the last, (n + `more`,); and their number."""
+    place = jnp.where(flags, jnp.cumsum(flags, dtype="int32") - 1, flags.size + more)
+    beyond = jnp.full(flags.size + more, flags.size, "int32")
+    indices = jnp.arange(flags.size, dtype="int32")
+    return beyond.at[place].set(indices, mode="drop"), flags.sum(dtype="int32")
 
 
 def _add_differences(
@@ -197,8 +199,7 @@ def _add_differences(
     """The total plus the pairs of leaves that are flagged for either side, from differences, some at a time."""
     (_, num_columns), size, few = flags[0].shape, flags[0].size, rows.points.shape[2] <= FEW_DIMENSIONS
     each = max(1, min(size, CHUNK[few] // (rows.weights.shape[1] * columns.weights.shape[1])))
-    indices, number = _listed(functools.reduce(jnp.logical_or, flags).ravel())
-    indices = jnp.pad(indices, (0, each), constant_values=size)
+    indices, number = listed(functools.reduce(jnp.logical_or, flags).ravel(), more=each)
     rows, columns = rows._replace(points=rows.points.mT), columns._replace(points=columns.points.mT)
 
     def add(state: tuple[Array, list[Sums]]) -> tuple[Array, list[Sums]]:

@@ -15,7 +15,7 @@ from .._arrays.devices import vary_like
 from .._arrays.points import as_rows, by_point, shared
 from .._arrays.shapes import are_known
 from . import nufft
-from .anywhere import LEAF
+from .anywhere import LEAF, listed
 from .boxes import Box, box, boxes, points_beyond
 from .costs import cpu_costs
 from .nodes import DIMENSIONS, MOST, WAVES, blocks_of, tolerance_of
@@ -266,10 +266,7 @@ def settled(
 
 def _corrected(doubt: Doubt, found: Any, of_rows: Callable[[Array], Any]) -> Any:
     """The results, those in doubt replaced by sums of `of_rows`."""
-    num, most = len(doubt), len(doubt) // IN_DOUBT + AT_A_TIME
-    place = jnp.where(doubt, jnp.cumsum(doubt, dtype="int32") - 1, most)
-    indices = jnp.full(most, num, "int32").at[place].set(jnp.arange(num, dtype="int32"), mode="drop")
-    number = doubt.sum(dtype="int32")
+    indices, number = listed(doubt, more=AT_A_TIME)
 
     def add(state: tuple[Array, Any]) -> tuple[Array, Any]:
         start, total = state
