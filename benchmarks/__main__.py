@@ -26,7 +26,6 @@ def main(given: list[str]) -> None:
     parser.add_argument("--device", choices=BOTH, default="cpu")
     parser.add_argument("--suite", choices=SUITES, default="quick")
     parser.add_argument("--runs", type=int, default=10, help="timed repetitions of each method (default: 10)")
-    parser.add_argument("--before", type=Path, help="another checkout, to measure beside this one (calls)")
     parser.add_argument("--beside", type=Path, help="another environment's Python, measured in turns with this one")
     parser.add_argument("--in-turn", action="store_true", help=argparse.SUPPRESS)  # how --beside runs the other
     parser.add_argument("--plot", type=Path, nargs="+", help="show these files, measure nothing")
@@ -35,13 +34,13 @@ def main(given: list[str]) -> None:
         for path in options.plot:
             SUITES[read(path)["suite"]].show(path)
         return
-    study, more = SUITES[options.suite], {"before": options.before.resolve()} if options.before else {}
-    if options.device not in study.devices or (more and options.suite != "calls"):
-        parser.error(f"{options.suite} is for {' or '.join(study.devices)}; --before is for calls")
+    study = SUITES[options.suite]
+    if options.device not in study.devices:
+        parser.error(f"{options.suite} is for {' or '.join(study.devices)}")
     if options.device == "cpu":
         jax.config.update("jax_platforms", "cpu")
     where = options.out, options.keep, options.beside, options.in_turn
-    study.measure(options.suite, options.device, options.runs, *where, **more)
+    study.measure(options.suite, options.device, options.runs, *where)
 
 
 if __name__ == "__main__":

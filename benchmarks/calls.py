@@ -1,12 +1,10 @@
 """Sums of few points, N = M = 16 and 256, D = 8, C = 1: under `jit`, outside of it, of NumPy arrays; and all gradients.
 
 `jax.grad` outside of `jit` traces its function at every call: the last row is what JAX takes for that where the
-function is one product, jitted. With `--before` another checkout of this repository is measured as well, in turns, each
-in a process of its own.
+function is one product, jitted.
 """
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -14,25 +12,20 @@ import numpy as np
 from jaxgauss import gauss_sum
 
 from .plots import pivot
-from .study import ROOT, Cell, Study, Task, commit, elsewhere, unchecked
+from .study import Cell, Study, Task, elsewhere, unchecked
 
 NUMS, DIM = (16, 256), 8
-ROUNDS = 3  # processes of each checkout
+ROUNDS = 3  # processes
 
 
-def steps(device: str, before: Path | None = None) -> Iterator[Task]:
-    """Whether a call outside of `jit` got slower since an older commit: microseconds."""
+def steps(device: str) -> Iterator[Task]:
+    """What a call costs outside of `jit`: microseconds."""
     for i in range(ROUNDS):
-        for checkout in (before, ROOT) if before else (ROOT,):
-            first = (
-                f"import sys; sys.path.insert(0, {str(checkout)!r}); import jaxgauss, torch_backend; del sys.path[0]"
-            )
-            about = {"checkout": commit(checkout), "round": i, "d": DIM, "c": 1}
-            yield Task(about, lambda runs, first=first: elsewhere(here, runs, first=first))
+        yield Task({"round": i, "d": DIM, "c": 1}, lambda runs: elsewhere(here, runs))
 
 
 def here(runs: int) -> list[dict]:
-    """By the jaxgauss that is imported."""
+    """All cells, in this process."""
     return [cell.about | row for cell in cells() for row in cell.found(runs, (), ())[0]]
 
 
@@ -61,17 +54,16 @@ def cells() -> Iterator[Cell]:
 
 
 def report(data: dict) -> str:
-    """Medians over all rounds."""
+    """Medians over all rounds, in one environment or in two."""
     seconds: dict[tuple, list[float]] = {}
-    commits = {"before": data.get("before"), "now": data["commit"]}
-    for c in data["cells"]:
-        checkout = commits.get(c["checkout"], c["checkout"])
-        seconds.setdefault((c.get("call") or c["method"], checkout, c["n"]), []).extend(c["seconds"])
+    for part in (data, *([data["beside"]] if "beside" in data else [])):
+        for c in part["cells"]:
+            seconds.setdefault((c["method"], part["versions"]["jax"], c["n"]), []).extend(c["seconds"])
     return pivot(
         "µs",
         [{"key": key, "median": np.median(x)} for key, x in seconds.items()],
         lambda c: c["key"][0],
-        lambda c: "{}, N = {}".format(*c["key"][1:]),
+        lambda c: "jax {}, N = {}".format(*c["key"][1:]),
         lambda c: f"{1e6 * c['median']:.0f}",
     )
 

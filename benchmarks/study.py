@@ -199,7 +199,7 @@ class Study:
     """A suite: what is measured on a device, and what is made of the results alone.
 
     Attributes:
-        steps: of a device, and of what else the command line says; it is documented by what it decides.
+        steps: of a device; it is documented by what it decides.
         report: tables and sentences, as the page shows them.
         draw: writes the pictures, beside the file.
         ours: methods that must neither fail nor be wrong.
@@ -207,7 +207,7 @@ class Study:
         devices: where it runs.
     """
 
-    steps: Callable[..., Iterable[Cell | Task]]
+    steps: Callable[[str], Iterable[Cell | Task]]
     report: Callable[[dict], str]
     draw: Callable[[dict, Path], None] | None = None
     ours: Sequence[str] = ()
@@ -223,7 +223,6 @@ class Study:
         keep: bool = False,
         beside: Path | None = None,
         in_turn: bool = False,
-        **more: Any,
     ) -> None:
         """Measure what the file does not hold yet, and show it.
 
@@ -236,7 +235,7 @@ class Study:
         before = results.data["complete"]
         with contextlib.ExitStack() as stack:
             other = stack.enter_context(Beside(beside, path, name, device, runs)) if beside and not before else None
-            for step in tqdm(list(self.steps(device, **more)), unit="step", disable=in_turn):
+            for step in tqdm(list(self.steps(device)), unit="step", disable=in_turn):
                 if in_turn:
                     next_turn()
                 results.take(step, runs, self.ours)
@@ -361,7 +360,7 @@ def environment(device: str) -> dict:
             versions[name] = importlib.metadata.version(name)
     return {
         "date": datetime.date.today().isoformat(),
-        "commit": commit(ROOT),
+        "commit": commit(),
         "device": device,
         "device_name": torch.cuda.get_device_name() if device == "cuda" else inside.costs.cpu_name(),
         "cores": os.cpu_count(),
@@ -369,9 +368,9 @@ def environment(device: str) -> dict:
     }
 
 
-def commit(checkout: Path) -> str:
-    """Of a repository."""
-    command = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
+def commit() -> str:
+    """Of this repository."""
+    command = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):  # no git, or no repository: an unpacked sdist, say

@@ -182,7 +182,7 @@ def test_figures_stay_where_git_ignores_them_unless_kept(tmp_path, monkeypatch, 
     __main__.main(["--suite", "quick", "--out", str(tmp_path / "mine" / "a.json")])
     found = sorted((path.parent.name, path.suffix) for path in tmp_path.rglob("*.*"))
     assert found == [(folder, ".json") for folder in ("ignored", "kept", "mine")]
-    for wrong in (["--keep", "--out", "a.json"], ["--suite", "load", "--device", "cuda"], ["--before", "."]):
+    for wrong in (["--keep", "--out", "a.json"], ["--suite", "load", "--device", "cuda"]):
         with pytest.raises(SystemExit):
             __main__.main(wrong)
     with pytest.raises(SystemExit):

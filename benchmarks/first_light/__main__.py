@@ -125,7 +125,7 @@ def main(given: list[str]) -> None:
         report.write(options.report)
         return
     device, runs = "emulated" if options.emulate else "cuda", options.runs or (2 if options.emulate else 10)
-    info = {"date": datetime.date.today().isoformat(), "commit": commit(ROOT), "device": device}
+    info = {"date": datetime.date.today().isoformat(), "commit": commit(), "device": device}
     folder = options.out if options.out and options.out.suffix != ".json" else None
     path = destination(info, "first_light", folder / "first_light.json" if folder else options.out, options.keep)
 
