@@ -10,7 +10,15 @@ import optax
 import pytest
 from jax.test_util import check_grads
 
-from jaxgauss import gauss_sum, gauss_sum_blocked, gauss_sum_dense
+from jaxgauss import (
+    gauss_sum,
+    gauss_sum_blocked,
+    gauss_sum_dense,
+    kernel_mean,
+    kernel_sum,
+    log_gauss_sum,
+    mmd_squared,
+)
 from jaxgauss._checks.settings import Settings
 from jaxgauss._engines import dispatch, lowering, near
 from oracle import assert_close, gradients64, problem, relative_error, with_gradients
@@ -255,3 +263,32 @@ def test_wanted_gradients_may_change_between_calls(rng, channels):
     for transform, wanted in patterns:
         ours = jax.grad(loss(transform(lambda *x: gauss_sum(*x, method="blocked"))), wanted)(*operands)
         assert_close(ours, [exact[i] for i in wanted], 1e-12)
+
+
+FUNCTIONS = {
+    "gauss_sum": lambda x, y, w, tau: gauss_sum(x, y, w, tau).sum(),
+    "kernel_sum": lambda x, y, w, tau: kernel_sum(x, y, w, tau, kernel="matern32").sum(),
+    "log_gauss_sum": lambda x, y, w, tau: log_gauss_sum(x, y, w, tau).sum(),
+    "kernel_mean": lambda x, y, w, tau: kernel_mean(x, y, jnp.sin(y), tau, log_weights=w).sum(),
+    "mmd_squared": lambda x, y, w, tau: mmd_squared(x, y, tau, y_weights=w),
+}
+
+
+@pytest.mark.parametrize("function", FUNCTIONS)
+def test_pullbacks_may_wait_for_one_another(rng, function):
+    """Each is called after all are formed; they share a program, and what JAX caches of it."""
+    function, tau = jax.jit(FUNCTIONS[function]), jnp.float32(0.5)
+    operands = [*(jnp.asarray(rng.normal(size=size), "float32") for size in [(40, 3), (50, 3), (50,)]), tau]
+
+    def pullback(wanted):
+        def of_wanted(*moving):
+            given = dict(enumerate(operands)) | dict(zip(wanted, moving, strict=True))
+            return function(*(given[i] for i in ALL))
+
+        return jax.vjp(of_wanted, *(operands[i] for i in wanted))[1]
+
+    exact = jax.grad(function, ALL)(*operands)
+    patterns = [(0,), (1,), (0, 1), (2,), (3,)]
+    pullbacks = [pullback(wanted) for wanted in patterns]
+    for wanted, pull in zip(patterns, pullbacks, strict=True):
+        assert_close(pull(jnp.float32(1)), [exact[i] for i in wanted], 1e-5)

@@ -5,7 +5,8 @@ Arguments and results are of the working dtype; the 64-bit mode is on wherever J
 """
 
 import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,36 +40,110 @@ def _backward(settings: Settings, function: Callable, operands: tuple[Any, ...],
 in_float64.defvjp(lambda *args: (in_float64(*args), args[2:]), _backward)
 
 
-def rules_in_float64(function: Callable, forward: Callable, backward: Callable, formula: Callable, num: int) -> Any:
-    """function(settings, *operands) in float64, with the rules of a `jax.custom_vjp`; residuals are float64, too.
+@dataclass(frozen=True)
+class Rules:
+    """A function of near points, or of points anywhere, and its derivatives.
 
-    If operand `num`, τ, is differentiated, all gradients are those of `formula`, from differences, because moments
-    about a center cancel in the gradient of τ.
+    Attributes:
+        function: of settings, whether points are near, and operands.
+        forward: the same, with residuals: the operands, and what is kept.
+        backward: of settings, whether points are near, residuals and cotangents.
+        formula: of settings and operands, from differences.
+        of_any: of settings and operands, with the derivatives of the formula.
+        tau: the number of the operand τ.
     """
 
-    def run(settings: Settings, *operands: Array) -> Any:
-        return in_float64(settings, function, *operands)
+    function: Callable
+    forward: Callable
+    backward: Callable
+    formula: Callable
+    of_any: Callable
+    tau: int
 
-    def run_forward(settings: Settings, *primals: Any) -> Any:
-        operands, by_formula = tuple(x.value for x in primals), primals[num].perturbed
-        both = functools.partial(in_float64, settings, _InTwoParts(forward))
-        if by_formula:  # one tree of residuals, whatever has gradients: see `rules`
-            nothing = jax.tree.map(lambda x: operands[0].ravel()[:0], jax.eval_shape(both, *operands)[1])
-            found: Any = run(settings, *operands), nothing
+    def near(self, settings: Settings, *operands: Array) -> Any:
+        """By products."""
+        return self.function(settings, True, *operands)
+
+    def anywhere(self, settings: Settings, *operands: Array) -> Any:
+        """In float64; on CUDA from differences, which keep their digits in float32."""
+        if has_cuda():
+            return self.of_any(settings, *operands)
+        return in_float64(settings, _Anywhere(self.function), *operands)
+
+    def kept(self, settings: Settings, near: bool, *operands: Array) -> tuple[Any, tuple[Array, ...]]:
+        """The results, and what is kept."""
+        results, residuals = self.forward(settings, near, *operands)
+        return results, residuals[len(operands) :]
+
+
+def by_rules(rules: Rules, settings: Settings, for_values: Any, for_pulls: Any, *operands: Array) -> Any:
+    """By the rules, of points that are near `for_values`, or `for_pulls` where it is differentiated.
+
+    If τ is differentiated, all gradients of points anywhere are those of the formula, because moments about a center
+    cancel in the gradient of τ.
+    """
+    if for_pulls is True:
+        return rules.near(settings, *operands)
+    if for_pulls is False:  # a custom rule would make it an array
+        for_values = for_pulls = None
+    return _of_either(rules, settings, for_values, for_pulls, *operands)
+
+
+def _either(is_near: Array | None, near: Callable, anywhere: Callable, *operands: Any) -> Any:
+    return one_of_two(False if is_near is None else is_near, near, anywhere, *operands)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _of_either(rules: Rules, settings: Settings, for_values: Array | None, _: Array | None, *operands: Array) -> Any:
+    return _either(for_values, *(functools.partial(f, settings) for f in (rules.near, rules.anywhere)), *operands)
+
+
+def _either_forward(rules: Rules, settings: Settings, _: Any, for_pulls: Any, *primals: Any) -> Any:
+    operands, perturbed = tuple(x.value for x in primals), [x.perturbed for x in primals]
+
+    def zeros(like: Any) -> Any:
+        return jax.tree.map(lambda x: vary_like(jnp.zeros(x.shape, x.dtype), operands), like)
+
+    def near(*operands: Array) -> Any:
+        results, kept = rules.kept(settings, True, *operands)
+        return results, (kept, zeros(kept))
+
+    def anywhere(*operands: Array) -> Any:
+        in_two_parts = functools.partial(in_float64, settings, _InTwoParts(rules.kept))
+        if _by_formula(rules, perturbed):
+            return rules.anywhere(settings, *operands), zeros(jax.eval_shape(in_two_parts, *operands)[1])
+        return in_two_parts(*operands)
+
+    is_near = None if for_pulls is None else for_pulls.value
+    results, parts = _either(is_near, near, anywhere, *operands)
+    # one tree of residuals, whatever has gradients, which the shape of an array tells: see `rules`
+    return results, (is_near, operands, parts, jnp.zeros([1 + x for x in perturbed], bool))
+
+
+def _either_backward(rules: Rules, settings: Settings, residuals: Any, cotangents: Any) -> tuple[Any, ...]:
+    is_near, operands, parts, pattern = residuals
+    wanted = [size == 2 for size in pattern.shape]
+
+    def near(operands: Any, parts: Any, cotangents: Any) -> Any:
+        return [*itertools.compress(rules.backward(settings, True, (*operands, *parts[0]), cotangents), wanted)]
+
+    def anywhere(operands: Any, parts: Any, cotangents: Any) -> Any:
+        if _by_formula(rules, wanted):
+            found = with_all_digits(settings, _Pullback(rules.formula), operands, cotangents)
         else:
-            found = both(*operands)
-        return found[0], (operands, found[1], jnp.zeros([1 + by_formula], bool))
+            found = in_float64(settings, _OfTwoParts(rules.backward), operands, parts, cotangents)
+        return [*itertools.compress(found, wanted)]
 
-    def run_backward(settings: Settings, residuals: Any, cotangents: Any) -> Any:
-        operands, parts, pattern = residuals
-        cotangents = jax.tree.map(functools.partial(_instantiated, operands), cotangents, is_leaf=_is_zero)
-        if pattern.size == 2:
-            return in_float64(settings, _Pullback(formula), operands, cotangents)
-        return in_float64(settings, _OfTwoParts(backward), parts, cotangents)
+    cotangents = jax.tree.map(functools.partial(_instantiated, operands), cotangents, is_leaf=_is_zero)
+    gradients = iter(_either(is_near, near, anywhere, operands, parts, cotangents))
+    return None, None, *(next(gradients) if x else None for x in wanted)
 
-    rules = jax.custom_vjp(run, nondiff_argnums=(0,))
-    rules.defvjp(run_forward, run_backward, symbolic_zeros=True)
-    return rules
+
+_of_either.defvjp(_either_forward, _either_backward, symbolic_zeros=True)
+
+
+def _by_formula(rules: Rules, perturbed: Sequence[bool]) -> bool:
+    return has_cuda() or perturbed[rules.tau]
 
 
 def _is_zero(x: Any) -> bool:
@@ -79,39 +154,14 @@ def _instantiated(others: tuple[Array, ...], x: Any) -> Array:
     return vary_like(jnp.zeros(x.shape, x.dtype), others) if _is_zero(x) else x
 
 
-def near_for_each(near: Callable, anywhere: Callable, for_values: Any, for_pulls: Any, *operands: Any) -> Any:
-    """`one_of_two` by `for_values`, or by `for_pulls` where it is differentiated."""
-    if isinstance(for_pulls, bool):  # a custom rule would make it an array
-        return one_of_two(for_pulls, near, anywhere, *operands)
-    return _for_each(near, anywhere, for_values, for_pulls, *operands)
+@dataclass(frozen=True)
+class _Anywhere:
+    """A function of points that are not near."""
 
+    function: Callable
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _for_each(near: Callable, anywhere: Callable, for_values: Any, _: Any, *operands: Any) -> Any:
-    return one_of_two(for_values, near, anywhere, *operands)
-
-
-def _each_forward(near: Callable, anywhere: Callable, _: Any, for_pulls: Any, *primals: Any) -> Any:
-    perturbed = [x.perturbed for x in primals]
-
-    def of_perturbed(*given: Array) -> Any:  # so that the rules see which operands these are
-        own = iter(given)
-        every = (next(own) if moves else x.value for x, moves in zip(primals, perturbed, strict=True))
-        return one_of_two(for_pulls.value, near, anywhere, *every)
-
-    results, pullback = jax.vjp(of_perturbed, *(x.value for x in primals if x.perturbed))
-    return results, (pullback, results, jnp.zeros([1 + x for x in perturbed], bool))
-
-
-def _each_backward(_: Callable, __: Callable, residuals: Any, cotangents: Any) -> tuple[Any, ...]:
-    pullback, results, pattern = residuals
-    instantiated = functools.partial(_instantiated, tuple(jax.tree.leaves(results)))
-    cotangents = jax.tree.map(instantiated, cotangents, is_leaf=_is_zero)
-    gradients = iter(pullback(cotangents))
-    return None, None, *(next(gradients) if size == 2 else None for size in pattern.shape)
-
-
-_for_each.defvjp(_each_forward, _each_backward, symbolic_zeros=True)
+    def __call__(self, settings: Settings, *operands: Array) -> Any:
+        return self.function(settings, False, *operands)
 
 
 @dataclass(frozen=True)
@@ -126,21 +176,21 @@ class _Pullback:
 
 @dataclass(frozen=True)
 class _InTwoParts:
-    """A forward rule with residuals in two parts: each number is a sum of two that float32 holds."""
+    """What `kept` gives of points that are not near, in two parts: each number is a sum of two that float32 holds."""
 
-    forward: Callable
+    kept: Callable
 
     def __call__(self, settings: Settings, *operands: Array) -> tuple[Any, Any]:
-        results, kept = self.forward(settings, *operands)
+        results, kept = self.kept(settings, False, *operands)
         high = jax.tree.map(lambda x: x.astype("float32").astype("float64"), kept)
         return results, (high, jax.tree.map(jnp.subtract, kept, high))
 
 
 @dataclass(frozen=True)
 class _OfTwoParts:
-    """A backward rule for residuals in two parts."""
+    """A backward rule for points that are not near, from what is kept in two parts."""
 
     backward: Callable
 
-    def __call__(self, settings: Settings, kept: tuple[Any, Any], cotangents: Any) -> Any:
-        return self.backward(settings, jax.tree.map(jnp.add, *kept), cotangents)
+    def __call__(self, settings: Settings, operands: tuple[Array, ...], parts: tuple[Any, Any], cotangents: Any) -> Any:
+        return self.backward(settings, False, (*operands, *map(jnp.add, *parts)), cotangents)

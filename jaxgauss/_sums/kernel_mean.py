@@ -27,11 +27,10 @@ from .._checks.settings import (
 from .._engines.near import examined
 from .._kernels.kernels import GAUSS, Kernel
 from .checked import checked, reverse_only
-from .in_float64 import near_for_each, with_all_digits
+from .in_float64 import by_rules, with_all_digits
 from .log_gauss_sum import (
+    MEANS,
     LogWeights,
-    means,
-    means_anywhere,
     means_of_any,
     methods_of_logs,
     near_by_logs,
@@ -161,11 +160,7 @@ def means_over_mesh(
 
 
 def _means(settings: Settings, *operands: Array) -> tuple[Array, Array]:
-    """Means and logarithms of operands of equal rank: of near points, or anywhere (`means_anywhere`)."""
+    """Means and logarithms of operands of equal rank."""
     if settings.kernel != GAUSS:
         return with_all_digits(settings, means_of_any, *operands)
-    far = functools.partial(means_anywhere, settings)
-    if settings.method == "differences":
-        return far(*operands)
-    near = functools.partial(means, settings, True)
-    return near_for_each(near, far, *near_by_logs(settings, *operands), *operands)
+    return by_rules(MEANS, settings, *near_by_logs(settings, *operands), *operands)

@@ -2,7 +2,6 @@
 
 import functools
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,7 +20,7 @@ from .._engines.near import are_near, examined
 from .._engines.plan import takes_half
 from .._kernels.kernels import GAUSS, Kernel
 from .checked import checked, reverse_only
-from .in_float64 import near_for_each, rules_in_float64, with_all_digits
+from .in_float64 import Rules, by_rules, with_all_digits
 
 LogWeights = Float[Array | np.ndarray, "*#batch n"] | None
 LARGEST = 60.0  # the largest logarithm of one sum over another
@@ -122,23 +121,23 @@ def unrounded_log_sum(settings: Settings, queries: Array, keys: Array, log_weigh
         batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (queries, keys, log_weights)), tau.shape)
         return jnp.full((*batch, queries.shape[-2], 1), -math.inf, dtype)
     operands = queries, keys, tau, jnp.maximum(log_weights, LOG_ZERO)
-    far = functools.partial(_log_sum_anywhere, settings)
     if settings.kernel != GAUSS:
         logs: Any = with_all_digits(settings, _logs_of_any, *operands)
-    elif settings.method == "differences":
-        logs = far(*operands)
-    else:  # one boolean decides for a whole batch, so that `vmap` leaves this a conditional
-        near = functools.partial(_log_sum, settings, True)
-        logs = near_for_each(
-            near, far, *near_by_logs(settings, queries, keys, log_weights, tau, log_weights), *operands
-        )
+    else:
+        are_near = near_by_logs(settings, queries, keys, log_weights, tau, log_weights)
+        logs = by_rules(LOGS, settings, *are_near, *operands)
     return jnp.where(logs <= LOG_ZERO / 2, -math.inf, logs)
 
 
 def near_by_logs(
     settings: Settings, queries: Array, keys: Array, values: Array, tau: Array, log_weights: Array
 ) -> tuple[Any, Any]:
-    """Whether points are near: for the logarithms, and for their pulls."""
+    """Whether points are near: for the logarithms, and for their pulls.
+
+    One boolean decides for a whole batch, so that `vmap` leaves a conditional.
+    """
+    if settings.method == "differences":
+        return False, False
     for_values = are_near(settings, queries, keys, values, tau, logs=True)
     return for_values, are_near(settings, queries, keys, weights_of(log_weights), tau, pulls=True, logs=True)
 
@@ -269,17 +268,8 @@ def _log_formula(settings: Settings, queries: Array, keys: Array, tau: Array, lo
     return _means_formula(settings, queries, keys, jnp.zeros_like(log_weights), tau, log_weights)[1]
 
 
-def _anywhere(*rules: Callable, formula: Callable, num: int, of_any: Callable) -> Callable:
-    """The rules for points that lie anywhere, in float64; or on CUDA the formula, which keeps its digits in float32."""
-    run, forward, backward = (lambda settings, *x, rule=rule: rule(settings, False, *x) for rule in rules)
-    in_float64 = rules_in_float64(run, forward, backward, formula, num)
-    return lambda settings, *operands: (of_any if has_cuda() else in_float64)(settings, *operands)
-
-
-_log_sum_anywhere = _anywhere(
-    _log_sum, _log_sum_forward, _log_sum_backward, formula=_log_formula, num=2, of_any=_logs_of_any
-)
-means_anywhere = _anywhere(means, _means_forward, _means_backward, formula=_means_formula, num=3, of_any=means_of_any)
+LOGS = Rules(_log_sum, _log_sum_forward, _log_sum_backward, _log_formula, _logs_of_any, tau=2)
+MEANS = Rules(means, _means_forward, _means_backward, _means_formula, means_of_any, tau=3)
 
 
 def _transposed(

@@ -179,13 +179,13 @@ def _gaussian_forward(settings: Settings, which: Which, *operands: Array) -> tup
     is_near = are_near(settings, *operands, pulls=which.pulls, second_order=which.tau)
     ways = (functools.partial(f, which.queries or which.tau, settings) for f in (_near_and_kept, _anywhere_and_kept))
     total, kept = near_or_anywhere(is_near, *ways, *operands)
-    return total, (None if isinstance(is_near, bool) else is_near, kept)
+    return total, (jnp.zeros(0, bool) if isinstance(is_near, bool) else is_near, kept)
 
 
 def _gaussian_gradients(settings: Settings, which: Which, operands: tuple[Array, ...], residuals: Any, g: Array):
     (queries, keys, values, tau), (looked, kept) = operands, residuals
     settings = replace(settings, pulls=which.pulls)
-    is_near: Any = known_near(settings, *operands, pulls=which.pulls) if looked is None else looked
+    is_near: Any = looked if looked.size else known_near(settings, *operands, pulls=which.pulls)
     if not which.pulls and not keeps_tile(settings, *operands):
         return None, None, unbroadcast(gaussian_sum(settings, keys, queries, g, tau), values.shape), None
     ways = (functools.partial(f, which, settings) for f in (_near_gradients, _anywhere_gradients))
