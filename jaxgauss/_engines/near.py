@@ -52,10 +52,12 @@ def examined(
 
     Several arrays are one set of points or, if τ is a tuple, coordinates of the same points. Without keys, the queries
     are the keys. `pulls`: whether the call forms pulls, as it does when differentiated. `logs`: whether it forms
-    logarithms, in float64. Few points are not examined: that would take longer than their sum, and both ways compile
+    logarithms, in float64. Few points are not examined: that would take as long as their sum, and both ways compile
     quickly. On CUDA points are examined for "fourier" alone, see `with_blocks`.
     """
     if settings.method == "differences" or settings.kernel.kinked:
+        return settings
+    if settings.method != "fourier" and not isinstance(queries, tuple) and _are_few(queries, keys):
         return settings
     given = tau, queries, keys, values
     primals: Any = jax.tree.map(_differentiated, given)
@@ -74,7 +76,7 @@ def examined(
         queries = np.concatenate([np.asarray(x, "float32") for x in queries], -1)
     queries, values = _as_one(queries), None if values is None else _as_one(values)
     keys = queries if keys is None else _as_one(keys)
-    if (math.prod(queries.shape[:-1]) + math.prod(keys.shape[:-1])) ** 2 * keys.shape[-1] <= 4 * FEW[True]:
+    if _are_few(queries, keys):
         return settings
     limit, seen = NEAR[working_dtype(settings.dtype).name], math.inf
     with np.errstate(all="ignore"):
@@ -89,6 +91,12 @@ def examined(
     if squared > limit * SURE or seen < 1 / SURE_APART:
         return _with(settings, False, waves)
     return _with(settings, True if squared <= limit / SURE and seen > SURE_APART else None, waves)
+
+
+def _are_few(queries: Any, keys: Any) -> bool:
+    """Whether all points have so few pairs that a program with both ways compiles quickly."""
+    shapes = [x.shape for x in (queries, queries if keys is None else keys)]
+    return are_known(*sum(shapes, ())) and sum(math.prod(x[:-1]) for x in shapes) ** 2 * shapes[0][-1] <= 4 * FEW[True]
 
 
 def _are_for_waves(
