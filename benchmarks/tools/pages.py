@@ -20,7 +20,7 @@ BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n)(.*?)(<!-- end -->)", re.S)
 PAPER = "2026-11-27_cpu_5813c63_paper"
 GRID = "2026-11-27_cpu_5813c63_jax"
 MMD = "2026-11-27_cpu_c8c87c9_mmd"
-SCALING = "2026-11-21_cpu_5523495_scaling"
+SCALING = "2026-11-28_cpu_e591790_scaling"
 H200, H200_BEFORE = (f"2026-11-27_cuda_{commit}_first_light" for commit in ("bc68252", "9690d9c"))
 
 
@@ -91,14 +91,14 @@ BLOCKS: dict[str, tuple[Callable[..., str], tuple[str, ...]]] = {
     "wide": (scaling.wide, (SCALING,)),
     "streamed": (scaling.files, (SCALING,)),
     "forward_mode": (scaling.tangents, (SCALING,)),
-    "threads": (threads, ("2026-11-21_cpu_5523495_load", SCALING)),
+    "threads": (threads, ("2026-11-28_cpu_e591790_load", SCALING)),
 }
 for file in (  # of which a page shows all
     "2026-11-27_cpu_92917f7_kernels",
-    "2026-11-22_cpu_6353f0c_precision",
-    "2026-11-23_cpu_060fc2f_neighbours",
-    "2026-11-23_cpu_89e551b_resampling",
-    "2026-11-23_cpu_af68f1d_calls",
+    "2026-11-28_cpu_c27f2bd_precision",
+    "2026-11-28_cpu_71f184f_neighbours",
+    "2026-11-28_cpu_c27f2bd_resampling",
+    "2026-11-28_cpu_e591790_calls",
     "2026-11-27_cpu_92917f7_clouds",
     "2026-11-27_cpu_92917f7_few_dimensions",
 ):
