@@ -23,7 +23,7 @@ from .._arrays.points import BASE_2, Scaled, are_within, center_indices, of_coor
 from .._arrays.shapes import are_known
 from .._checks.settings import Settings, working_dtype
 from .._kernels.kernels import GAUSS, Kernel
-from .anywhere import FEW
+from .anywhere import are_few
 from .boxes import boxes
 from .few_dimensions import Sizes, by_waves, most_blocks, pays
 from .lowering import by_platform, plan_there
@@ -55,9 +55,8 @@ def examined(
     logarithms, in float64. Few points are not examined: that would take as long as their sum, and both ways compile
     quickly. On CUDA points are examined for "fourier" alone, see `with_blocks`.
     """
-    if settings.method == "differences" or settings.kernel.kinked:
-        return settings
-    if settings.method != "fourier" and not isinstance(queries, tuple) and _are_few(queries, keys):
+    small = settings.method != "fourier" and not isinstance(queries, tuple) and are_few(queries, keys)
+    if settings.method == "differences" or settings.kernel.kinked or small:
         return settings
     given = tau, queries, keys, values
     primals: Any = jax.tree.map(_differentiated, given)
@@ -68,15 +67,14 @@ def examined(
         return with_blocks(settings, *primals[:3]) if platform == "cuda" and settings.method == "fourier" else settings
     pulls = pulls or any(x is not y for x, y in zip(jax.tree.leaves(given), arrays, strict=True))
     tau, queries, keys, values = primals
-    each = isinstance(tau, tuple)
-    if each:
+    if each := isinstance(tau, tuple):
         if any(np.size(t) > 1 for t in tau):
             return settings
         tau = np.concatenate([np.full(x.shape[-1], t, "float32") for t, x in zip(tau, queries, strict=True)])
         queries = np.concatenate([np.asarray(x, "float32") for x in queries], -1)
     queries, values = _as_one(queries), None if values is None else _as_one(values)
     keys = queries if keys is None else _as_one(keys)
-    if _are_few(queries, keys):
+    if are_few(queries, keys):
         return settings
     limit, seen = NEAR[working_dtype(settings.dtype).name], math.inf
     with np.errstate(all="ignore"):
@@ -91,12 +89,6 @@ def examined(
     if squared > limit * SURE or seen < 1 / SURE_APART:
         return _with(settings, False, waves)
     return _with(settings, True if squared <= limit / SURE and seen > SURE_APART else None, waves)
-
-
-def _are_few(queries: Any, keys: Any) -> bool:
-    """Whether all points have so few pairs that a program with both ways compiles quickly."""
-    shapes = [x.shape for x in (queries, queries if keys is None else keys)]
-    return are_known(*sum(shapes, ())) and sum(math.prod(x[:-1]) for x in shapes) ** 2 * shapes[0][-1] <= 4 * FEW[True]
 
 
 def _are_for_waves(

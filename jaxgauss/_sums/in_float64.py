@@ -129,7 +129,7 @@ def _either_backward(rules: Rules, settings: Settings, residuals: Any, cotangent
 
     def anywhere(operands: Any, parts: Any, cotangents: Any) -> Any:
         if _by_formula(rules, wanted):
-            found = with_all_digits(settings, _Pullback(rules.formula), operands, cotangents)
+            found: Any = with_all_digits(settings, _Pullback(rules.formula), operands, cotangents)
         else:
             found = in_float64(settings, _OfTwoParts(rules.backward), operands, parts, cotangents)
         return [*itertools.compress(found, wanted)]

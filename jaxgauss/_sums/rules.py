@@ -14,6 +14,7 @@ from .._arrays.points import by_point, center, of_coordinates, shared, unbroadca
 from .._checks.settings import Settings
 from .._engines import dispatch
 from .._engines.all_pairs import sums_by_differences, sums_by_products
+from .._engines.anywhere import FEW_DIMENSIONS
 from .._engines.blocked import sum_and_tile, tile_pullback
 from .._engines.dispatch import keeps_tile, near_pullback, near_sum, near_sum_and_log, saves_log
 from .._engines.near import are_near, known_near, near_or_anywhere, one_of_two, tiles_are_near
@@ -147,7 +148,7 @@ def _pair_sums_backward(settings: Settings, wanted: Wanted, operands: tuple[Arra
     queries, keys, _, tau, *_ = operands
 
     def by_pairs(*operands: Array) -> Any:
-        if wanted.kinked or of_coordinates(tau, queries) or has_cuda():
+        if wanted.kinked or of_coordinates(tau, queries) or has_cuda() or queries.shape[-1] <= FEW_DIMENSIONS:
             return by_differences(*operands)
         return one_of_two(tiles_are_near(queries, keys, tau), by_products, by_differences, *operands)
 
