@@ -72,6 +72,7 @@ def loss(name, estimator="biased", **options):
 # Every method; and kernels with a kink, without, of weights alike, of one's own; from products and by differences
 GRADIENTS = [
     *((name, "gauss", estimator, 3) for name, estimator in WITH_ESTIMATORS),
+    *((name, "gauss", "biased", 9) for name in ("flow", "svgd", "ksd")),  # by products
     ("mmd", "matern12", "unbiased", 2),
     ("mmd", "imq", "biased", 2),
     ("mmd", "energy", "unbiased", 2),

@@ -53,6 +53,8 @@ def by_products(
         found = {}
         for f in dict.fromkeys(f for f, _ in terms):
             rights = [right for g, right in terms if g == f]
+            batch = jnp.broadcast_shapes(*(x.shape[:-1] for x in rights))
+            rights = [jnp.broadcast_to(x, (*batch, x.shape[-1])) for x in rights]
             ends = list(itertools.accumulate(x.shape[-1] for x in rights))[:-1]
             found[f] = iter(jnp.split(dot(tiles[f], jnp.concatenate(rights, -1)), ends, -1))
         return [next(found[f]) for f, _ in terms]
