@@ -1,7 +1,8 @@
 """Functions and their derivatives of any order in float64, whatever JAX's 64-bit mode.
 
 Logarithms and means of points that lie anywhere need float64: their weights depend on differences of exponents.
-Arguments and results are of the working dtype; the 64-bit mode is on wherever JAX traces a rule.
+Those of near points do not; `by_rules` takes either way. Arguments and results are of the working dtype; the 64-bit
+mode is on wherever JAX traces a rule.
 """
 
 import functools
