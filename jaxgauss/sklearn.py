@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from ._arrays.points import padded
 from ._checks.operands import check_tau
 from ._checks.optional import needed
 from ._checks.samples import check_kernel
@@ -29,7 +30,6 @@ with needed("jaxgauss.sklearn", "scikit-learn"):
 
 DTYPES = (np.float64, np.float32)  # of stored data and of sums; other dtypes become the first
 LEAVE_ONE_OUT = "leave_one_out"
-BLOCK = 64  # sums are compiled for multiples of this number of points
 
 
 class _KernelEstimator(BaseEstimator):
@@ -105,13 +105,13 @@ class _KernelEstimator(BaseEstimator):
     def _summed(self, function: Callable[..., Array], X: Any, *operands: np.ndarray, **more: np.ndarray) -> np.ndarray:
         """Apply a function to points and training points, padded to few lengths; operands are padded with zeros."""
         X = validate_data(self, X, dtype=self.X_fit_.dtype, reset=False)
-        others = (_padded(x, "constant") for x in operands)
+        others = (padded(x, "constant") for x in operands)
         function = functools.partial(function, tau=self.tau_, kernel=self.kernel)
-        return _computed(function, _padded(X), _padded(self.X_fit_), *others, **more)[: len(X)]
+        return _computed(function, padded(X), padded(self.X_fit_), *others, **more)[: len(X)]
 
     def _padded_weights(self) -> np.ndarray:
         weights = np.ones(len(self.X_fit_), self.X_fit_.dtype) if self.weights_ is None else self.weights_
-        return _padded(weights, "constant")
+        return padded(weights, "constant")
 
 
 class KernelDensity(_KernelEstimator):
@@ -363,12 +363,6 @@ def _solution(points: Array, values: Array, tau: Array, noise: Array, *, kernel,
     residuals = values - jax.vmap(operator.mv, -1, -1)(c)
     norms = jnp.linalg.norm(residuals, axis=0) / jnp.maximum(jnp.linalg.norm(values, axis=0), 1)
     return c, taken.max(), norms.max()
-
-
-def _padded(x: np.ndarray, mode: Any = "edge") -> np.ndarray:
-    """Add rows, so that few sums are compiled for many numbers of points: at most an eighth of them beyond 512."""
-    block = max(BLOCK, 1 << max(len(x).bit_length() - 4, 0))
-    return np.pad(x, ((0, -len(x) % block), *[(0, 0)] * (x.ndim - 1)), mode=mode)
 
 
 def _computed(function: Callable[..., Any], *arrays: np.ndarray, **more: np.ndarray | None) -> Any:

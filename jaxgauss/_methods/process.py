@@ -1,0 +1,153 @@
+"""Gaussian processes: which way the posterior is computed, and the most likely length scales and noise."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.optimize
+import scipy.spatial
+
+from .process_by_matrix import ByMatrix, Likelihood, log_likelihood
+from .process_by_transforms import ByTransforms
+from .process_by_waves import ByWaves, box_modes, number_of_modes, reach
+
+FEW, SOME = 2048, 8192  # points up to which the kernel matrix is taken; in more than three dimensions
+MODES = 5000  # cosines and sines whose matrix is factored: 200 MB
+GRID = 2**24  # numbers of the grid of fast transforms, at most
+# Parts of many points whose likelihood is taken first: neighbours of a random point, and points at random.
+PART, NEAR, ANYWHERE = 800, 4, 2
+STARTS = (0.3, 0.1, 0.03, 0.01)  # length scales, relative to the box, among which the search begins
+LEAST_NOISE = 1e-11  # relative to s² N: with less, rounding decides
+Box = tuple[np.ndarray, np.ndarray]
+Posterior = ByMatrix | ByWaves | ByTransforms
+
+
+def box_of(points: np.ndarray) -> Box:
+    """The corners of the box that holds all points."""
+    return points.min(0), points.max(0)
+
+
+def way(num: int, box: Box, scale: np.ndarray, noise: float) -> type[Posterior] | None:
+    """How the posterior of so many points in a box is computed; None if no way is."""
+    dim = len(scale)
+    if num <= (FEW if dim <= 3 else SOME):
+        return ByMatrix
+    if dim > 3:
+        return None
+    modes, _ = box_modes(*box, scale, noise, num)
+    if number_of_modes(modes) <= MODES:
+        return ByWaves
+    return ByTransforms if math.prod((4 * modes.most + 1).astype(float)) <= GRID else None
+
+
+def posterior(points: np.ndarray, values: np.ndarray, scale: np.ndarray, noise: float, box: Box) -> Posterior | None:
+    """The posterior of f in a box, given values (N, C) at points (N, D)."""
+    chosen = way(len(points), box, scale, noise)
+    if chosen is None or chosen is ByMatrix:
+        return chosen and ByMatrix(points, values, scale, noise)
+    return chosen(points, values, scale, noise, box)
+
+
+def wider(box: Box, points: np.ndarray, scale: np.ndarray) -> Box:
+    """The box with points that lie outside of it; beyond the reach of what is inside, f has its prior."""
+    most = reach(len(scale), np.finfo(float).eps) * scale
+    lower, upper = (np.clip(x, box[0] - most, box[1] + most) for x in box_of(points))
+    return np.minimum(lower, box[0]), np.maximum(upper, box[1])
+
+
+class Learned(NamedTuple):
+    """The most likely length scales (D,) and noise, relative to s².
+
+    Attributes:
+        value: the logarithm of the likelihood of all points, or of parts of them if `exact` is not set.
+        steps: evaluations of the likelihood.
+    """
+
+    scale: np.ndarray
+    noise: float
+    value: float
+    exact: bool
+    steps: int
+
+
+class Objective:
+    """The likelihood as a function of the logarithms of one or D length scales and of the noise."""
+
+    def __init__(self, points: np.ndarray, values: np.ndarray, shared: bool, rng: Any, tick: Callable[[], Any]):
+        self.points, self.values, self.shared, self.tick, self.steps = points, values, shared, tick, 0
+        self.box, self.few = box_of(points), len(points) <= FEW
+        self.parts = [np.arange(len(points))] if self.few else self._parts(rng)
+
+    def _parts(self, rng: Any) -> list[np.ndarray]:
+        """Indices of parts: the neighbours of some points tell of short length scales, points anywhere of long ones."""
+        extent = np.where(self.box[1] > self.box[0], self.box[1] - self.box[0], 1)
+        tree = scipy.spatial.cKDTree(self.points / extent)
+        centers = rng.choice(len(self.points), NEAR, replace=False)
+        _, near = tree.query(self.points[centers] / extent, PART)
+        return [*near, *(rng.choice(len(self.points), PART, replace=False) for _ in range(ANYWHERE))]
+
+    def scale_and_noise(self, theta: np.ndarray) -> tuple[np.ndarray, float]:
+        """Length scales (D,) and the noise."""
+        scale, noise = np.exp(theta[:-1]), float(np.exp(theta[-1]))
+        return np.broadcast_to(scale, self.points.shape[1:]).copy(), noise
+
+    def likelihoods(self, theta: np.ndarray, exact: bool) -> list[Likelihood]:
+        """Those of all points, by waves, or of the parts, by their matrices."""
+        scale, noise = self.scale_and_noise(theta)
+        if exact and not self.few:
+            return [ByWaves(self.points, self.values, scale, noise, self.box).likelihood()]
+        return [ByMatrix(self.points[x], self.values[x], scale, noise).likelihood() for x in self.parts]
+
+    def __call__(self, theta: np.ndarray, exact: bool = False) -> tuple[float, np.ndarray]:
+        """The logarithm of the likelihood and its gradient."""
+        self.steps += 1
+        self.tick()
+        value, gradient, _ = log_likelihood(self.likelihoods(theta, exact))
+        return value, np.append(gradient[:-1].sum(), gradient[-1]) if self.shared else gradient
+
+    def best(self, theta: np.ndarray, bounds: Any, exact: bool, max_iter: int) -> np.ndarray:
+        """The most likely point from a start, by L-BFGS."""
+        size = self.values.size if exact else self.values.shape[1] * sum(map(len, self.parts))
+
+        def minus(theta: np.ndarray) -> tuple[float, np.ndarray]:
+            value, gradient = self(theta, exact)
+            return -value / size, -gradient / size
+
+        options = {"maxiter": max_iter, "ftol": 1e-9, "gtol": 1e-5}
+        found = scipy.optimize.minimize(minus, theta, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
+        return np.clip(found.x, *np.array(bounds).T)
+
+
+def learned(objective: Objective, theta: np.ndarray | None, noise: float, max_iter: int) -> Learned:
+    """The most likely length scales and noise, from a start or from several.
+
+    Parts of many points are taken first. All points follow, if their waves can be factored.
+    """
+    points, dim = objective.points, objective.points.shape[1]
+    extent = np.maximum(objective.box[1] - objective.box[0], np.finfo(float).tiny)
+    extent = np.where(extent > 1e-12 * extent.max(), extent, extent.max())
+    if extent.max() <= np.finfo(float).tiny:
+        extent = np.ones(dim)
+    starts = [theta]
+    if theta is None:
+        sides = [extent.max()] if objective.shared else extent
+        starts = [np.log(np.append(np.multiply(share, sides), noise)) for share in STARTS]
+    least = max(1e-8, LEAST_NOISE * len(points))
+    sides = [(extent.min(), extent.max())] if objective.shared else [(x, x) for x in extent]
+    bounds = [*((math.log(1e-5 * x), math.log(100 * y)) for x, y in sides), (math.log(least), math.log(1e4))]
+    starts = [np.clip(x, *np.array(bounds).T) for x in starts]
+    start = starts[0] if len(starts) == 1 else max(starts, key=lambda x: objective(x)[0])
+    best, exact = objective.best(start, bounds, False, max_iter), objective.few
+
+    def fits(theta: np.ndarray) -> bool:
+        return dim <= 3 and way(len(points), objective.box, *objective.scale_and_noise(theta)) is ByWaves
+
+    if not exact and fits(best):
+        shift = next(x for x in np.linspace(-3, 0, 61) if fits(best + np.append(np.full(len(best) - 1, x), 0)))
+        inside = [*((max(low, x + shift), high) for x, (low, high) in zip(best, bounds[:-1], strict=False)), bounds[-1]]
+        found = objective.best(best, inside, True, max_iter)
+        exact = not any(x <= low for x, (low, _) in zip(found[:-1], inside, strict=False))
+        best = found if exact else best
+    scale, noise = objective.scale_and_noise(best)
+    return Learned(scale, noise, objective(best, exact)[0], exact, objective.steps)

@@ -1,0 +1,117 @@
+"""Gaussian processes of one kernel matrix: their likelihood and posterior, in NumPy's float64.
+
+Values are y = f + noise, with covariance s² (K + αI), K_mn = exp(-½ Σ_d ((x_m - x_n)_d / ℓ_d)²). The most likely s² is Q/N,
+Q = yᵀ(K + αI)⁻¹y, so the likelihood is a function of log ℓ and log α. Source: Rasmussen & Williams 2006, chapters 2 and 5.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import numpy as np
+import scipy.linalg
+from jaxtyping import Float
+from scipy.linalg import lapack
+
+Matrix = Float[np.ndarray, "n n"]
+
+
+class Likelihood(NamedTuple):
+    """What the likelihood of values (N, C) is made of, and derivatives with respect to log ℓ (D) and log α.
+
+    Attributes:
+        num: N C.
+        channels: C.
+        quadratic: Q, summed over channels.
+        log_det: log det(K + αI).
+        d_quadratic: (D + 1,).
+        d_log_det: (D + 1,).
+    """
+
+    num: int
+    channels: int
+    quadratic: float
+    log_det: float
+    d_quadratic: Float[np.ndarray, " d1"]
+    d_log_det: Float[np.ndarray, " d1"]
+
+
+def log_likelihood(parts: list[Likelihood]) -> tuple[float, Float[np.ndarray, " d1"], float]:
+    """The logarithm of the likelihood of independent parts, at the best s²; its gradient; and s²."""
+    num, quadratic = sum(x.num for x in parts), sum(x.quadratic for x in parts)
+    variance = max(quadratic / num, np.finfo(float).tiny)
+    log_det = sum(x.channels * x.log_det for x in parts)
+    d_quadratic = functools.reduce(np.add, [x.d_quadratic for x in parts])
+    d_log_det = functools.reduce(np.add, [x.channels * x.d_log_det for x in parts])
+    value = -(num * np.log(2 * np.pi * variance) + num + log_det) / 2
+    return value, -(d_quadratic / variance + d_log_det) / 2, variance
+
+
+class ByMatrix:
+    """The posterior given values (N, C) at few points (N, D), from the kernel matrix: O(N³) operations."""
+
+    def __init__(self, points: np.ndarray, values: np.ndarray, scale: np.ndarray, noise: float):
+        self.points, self.values, self.scale, self.noise = points / scale, values, scale, noise
+        self.matrix = gauss_matrix(self.points, self.points)
+        self.factor = factored(self.matrix + noise * np.eye(len(points)))
+        self.solution = scipy.linalg.cho_solve((self.factor, True), values, check_finite=False)
+
+    def likelihood(self) -> Likelihood:
+        """What the likelihood of the values is made of."""
+        inverse = inverted(self.factor)
+        apart = [np.square(x[:, None] - x) * self.matrix for x in self.points.T]
+        d_quadratic = [-(self.solution * (x @ self.solution)).sum() for x in apart]
+        d_log_det = [(inverse * x).sum() for x in apart]
+        of_noise = -self.noise * np.square(self.solution).sum(), self.noise * np.trace(inverse)
+        return Likelihood(
+            self.values.size,
+            self.values.shape[1],
+            float((self.values * self.solution).sum()),
+            log_determinant_of(self.factor),
+            np.array([*d_quadratic, of_noise[0]]),
+            np.array([*d_log_det, of_noise[1]]),
+        )
+
+    def mean(self, points: np.ndarray) -> np.ndarray:
+        """The mean of f at points, (P, C)."""
+        return gauss_matrix(points / self.scale, self.points) @ self.solution
+
+    def variance(self, points: np.ndarray) -> np.ndarray:
+        """The variance of f relative to s² at points, (P,)."""
+        half = scipy.linalg.solve_triangular(
+            self.factor, gauss_matrix(self.points, points / self.scale), lower=True, overwrite_b=True
+        )
+        return np.maximum(1 - np.square(half).sum(0), 0)
+
+    def deviations(self, points: np.ndarray, num: int, rng: Any) -> np.ndarray:
+        """Samples of f minus its mean, relative to s, (num, P)."""
+        queries = points / self.scale
+        half = scipy.linalg.solve_triangular(self.factor, gauss_matrix(self.points, queries), lower=True)
+        values, vectors = np.linalg.eigh(gauss_matrix(queries, queries) - half.T @ half)
+        return rng.normal(size=(num, len(points))) @ (vectors * np.sqrt(np.maximum(values, 0))).T
+
+
+def gauss_matrix(queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
+    """exp(-½ ‖q_m - k_n‖²), (M, N), from differences of coordinates."""
+    squared = np.zeros((len(queries), len(keys)))
+    for q, k in zip(queries.T, keys.T, strict=True):
+        squared += np.square(q[:, None] - k)
+    return np.exp(-squared / 2)
+
+
+def factored(matrix: Matrix) -> Matrix:
+    """Its lower Cholesky factor; the matrix is overwritten if its order is Fortran's."""
+    factor, info = lapack.dpotrf(matrix, lower=1, clean=1, overwrite_a=1)
+    if info:
+        raise np.linalg.LinAlgError("the matrix is not positive definite")
+    return factor
+
+
+def inverted(factor: Matrix) -> Matrix:
+    """The inverse of a matrix with this lower Cholesky factor."""
+    inverse, _ = lapack.dpotri(factor, lower=1)
+    return np.tril(inverse) + np.tril(inverse, -1).T
+
+
+def log_determinant_of(factor: Matrix) -> float:
+    """The logarithm of the determinant of a matrix with this Cholesky factor."""
+    return 2 * float(np.log(np.diag(factor)).sum())
