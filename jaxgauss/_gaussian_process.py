@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from ._checks.optional import needed
-from ._methods.process import LEAST_NOISE, SOME, Learned, Objective, box_of, learned, posterior, way, wider
-from ._methods.process_by_matrix import log_likelihood
+from ._checks.samples import check_positive
+from ._methods.process import LEAST_NOISE, SOME, Learned, Objective, Posterior, box_of, learned, posterior, wider
+from ._methods.process_by_matrix import Box, ByMatrix
 from ._methods.process_by_transforms import ByTransforms
 from ._sums.display import progress_bar
 
@@ -23,30 +24,31 @@ NAME = "jaxgauss.sklearn.GaussianProcess"
 
 
 class GaussianProcess(MultiOutputMixin, RegressorMixin, BaseEstimator):
-    """Gaussian process (kriging) with learned length scales and noise, for up to millions of points in D ≤ 3 dimensions.
+    """Gaussian process (kriging) with learned length scales and noise, of up to millions of points in D ≤ 3 dimensions.
 
-    y = mean + f + noise. The covariance of f is s² exp(-½ Σ_d ((x - x')_d / ℓ_d)²), that of the noise α s². In D ≤ 3 the
-    matrix K is a product of R waves: a likelihood with its gradient, the mean and all variances take O(N + R³) operations,
-    without another approximation. If the box is so many length scales wide that R > 5000, conjugate gradients take their
-    place (docs/other_libraries.md). Up to 2048 points, or 8192 if D > 3, the matrix is factored.
+    y is a mean, f and noise. f has covariance s² exp(-½ Σ_d ((x - x')_d / ℓ_d)²), the noise has variance α s². In D ≤ 3
+    the kernel matrix is a product of R waves: a likelihood with its gradient, the mean and all variances take O(N + R³)
+    operations. In a box so many length scales wide that R > 5000, conjugate gradients take the place of factors
+    (docs/gaussian_processes.md). For up to 2048 points, or 8192 if D > 3, the kernel matrix is factored.
 
     Args:
-        length_scale: ℓ, a number or (D,), at which the search starts. None: one for all coordinates, found among several.
-        noise: α, the variance of the noise relative to s²; the search starts there.
+        length_scale: ℓ, a number or (D,), where the search starts. None: one for all coordinates, from several starts.
+        noise: α, where the search starts.
         learn: whether ℓ and α are learned. s² always is.
-        max_iter: the largest number of L-BFGS steps.
-        num_samples: samples of f that standard deviations are computed from where R > 5000.
+        max_iter: the largest number of steps of L-BFGS.
+        num_samples: the number of samples of f that make standard deviations if R > 5000.
         progress: show a bar (needs tqdm).
-        random_state: for samples, and for the parts of the points whose likelihood is taken first.
+        random_state: of samples, and of the parts of many points whose likelihood is taken first.
 
     Attributes:
         length_scale_: ℓ, (D,).
         noise_: α.
         variance_: s², a number or (C,).
         noise_variance_: α s², likewise.
-        log_marginal_likelihood_value_: at ℓ, α and s²; of `exact_` points only, or of parts of them.
-        exact_: whether the likelihood that was maximized is that of all points.
-        std_error_: of predicted standard deviations of f, relative; 0 if they are no samples'.
+        theta_: the logarithms of the length scales that were learned, and of α.
+        log_marginal_likelihood_value_: the logarithm of the likelihood that was maximized.
+        exact_: whether that is of all points; if not, it is of parts of them, as if these were independent.
+        std_error_: the relative error of standard deviations of f: 0 unless they are those of samples.
         n_features_in_: D.
 
     Raises:
@@ -71,6 +73,8 @@ class GaussianProcess(MultiOutputMixin, RegressorMixin, BaseEstimator):
         billion data points", 2023, arXiv:2210.10210.
     """
 
+    X_fit_: np.ndarray
+
     def __init__(
         self,
         length_scale: Any = None,
@@ -91,32 +95,141 @@ class GaussianProcess(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
     def fit(self, X, y):
         """Learn from points X (N, D) and their values y, (N,) or (N, C)."""
-        X, y = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
-        scale, box = self._checked(X), box_of(X)
-        self.X_fit_, self.y_fit_ = X, y
+        found: Any = validate_data(self, X, y, dtype=np.float64, multi_output=True, y_numeric=True)
+        X, y = found
+        theta, self.X_fit_ = self._checked(X), X
         values = y.reshape(len(X), -1).astype(np.float64)
-        self._mean = values.mean(0)
-        size = values.std(0)
-        self._size = np.where(size > 1e-14 * np.abs(values).max(0), size, 1)
-        self._values = (values - self._mean) / self._size
-        start = None if self.length_scale is None else np.log(np.append(scale, self.noise))
+        self._mean, size = values.mean(0), values.std(0)
+        self._size = np.where(size > 1e-14 * np.abs(values).max(0), size, 1.0)
+        self._values, self._shape = (values - self._mean) / self._size, y.shape[1:]
         with self._bar("likelihood") as tick:
-            objective = self._objective(tick)
-            if self.learn and self._values.any():
-                found = learned(objective, start, self.noise, int(self.max_iter))
+            objective: Any = self._objective(tick)
+            if self.learn:
+                found = learned(objective, theta, float(self.noise), int(self.max_iter))
             else:
-                scale = np.broadcast_to(scale if start is not None else STARTS_AT * (box[1] - box[0]), X.shape[1:])
-                scale = np.where(scale > 0, scale, 1.0)
-                exact = way(len(X), box, scale, self.noise) is not ByTransforms
-                theta = np.log(np.append(scale[:1] if objective.shared else scale, self.noise))
-                found = Learned(scale, float(self.noise), objective(theta, exact)[0], exact, 1)
-        self._theta = np.log(np.append(found.scale[:1] if objective.shared else found.scale, found.noise))
-        variance = log_likelihood(objective.likelihoods(self._theta, found.exact))[2] * self._size**2
-        self.length_scale_, self.noise_, self.exact_ = found.scale, found.noise, found.exact
-        self.variance_ = variance if y.ndim > 1 else float(variance[0])
+                found = objective.at(theta, objective.fits(theta))
+        self.length_scale_, self.noise_, self.exact_, self.n_iter_ = found.scale, found.noise, found.exact, found.steps
+        variance = found.variance * np.square(self._size)
+        self.variance_ = variance if self._shape else float(variance[0])
         self.noise_variance_ = self.noise_ * self.variance_
-        self.log_marginal_likelihood_value_ = self._of_values(found.value, objective, found.exact)
-        self.n_iter_ = found.steps
-        self._posterior = self._in_box(box)
+        self.theta_, self.log_marginal_likelihood_value_ = found.theta, self._in_units(found)
+        self._posterior = self._in_box(objective.box)
         self.std_error_ = (2 * self.num_samples) ** -0.5 if isinstance(self._posterior, ByTransforms) else 0.0
         return self
+
+    def predict(self, X, return_std=False):
+        """The mean of f at each row of X, (P,) or (P, C); and the standard deviation of a new value, noise included."""
+        queries, found = self._at(X)
+        mean = self._mean + self._size * found.mean(queries)
+        if not return_std:
+            return mean.reshape(-1, *self._shape)
+        variance = self._variance(found, queries)[:, None] + self.noise_
+        std = np.sqrt(variance * np.reshape(self.variance_, (1, -1)))
+        return mean.reshape(-1, *self._shape), std.reshape(-1, *self._shape)
+
+    def sample_y(self, X, n_samples=1, random_state=0) -> np.ndarray:
+        """Samples of f, without noise, at the rows of X: (P, n_samples) or (P, C, n_samples)."""
+        queries, found = self._at(X, far=True)
+        rng, channels = check_random_state(random_state), len(self._mean)
+        drawn = found.deviations(queries, channels * n_samples, rng).reshape(n_samples, channels, -1)
+        sizes = np.sqrt(np.reshape(self.variance_, (-1, 1)))
+        samples = (self._mean + self._size * found.mean(queries)).T + sizes * drawn  # (n_samples, C, P)
+        return np.moveaxis(samples, (0, 1, 2), (2, 1, 0)).reshape(len(queries), *self._shape, n_samples)
+
+    def log_marginal_likelihood(self, theta=None, eval_gradient=False):
+        """The logarithm of the likelihood at the best s²; its gradient, too.
+
+        Args:
+            theta: the logarithms of the length scales, as many as are learned, and of the noise. None: `theta_`.
+            eval_gradient: whether the gradient is returned as well.
+        """
+        check_is_fitted(self)
+        objective = self._objective(lambda: None)
+        theta = self.theta_ if theta is None else np.asarray(theta, np.float64)
+        if theta.shape != self.theta_.shape:
+            raise ValueError(
+                f"`{NAME}`: `theta` must have the shape of theta_, {self.theta_.shape}; got theta {theta.shape}. Pass"
+                " logarithms of the length scales and of the noise."
+            )
+        exact = objective.fits(theta)
+        value = self._in_units(objective.at(theta, exact))
+        return (value, objective(theta, exact)[1]) if eval_gradient else value
+
+    def _checked(self, X: np.ndarray) -> np.ndarray | None:
+        """The logarithms of length scales and noise at the start, or None; ValueError if a parameter is wrong."""
+        for name, kind in (("noise", numbers.Real), ("max_iter", numbers.Integral), ("num_samples", numbers.Integral)):
+            check_positive(NAME.removeprefix("jaxgauss."), name, getattr(self, name), kind)
+        dim, given = X.shape[1], self.length_scale
+        if given is None and not self.learn:
+            raise ValueError(f"`{NAME}`: `length_scale` must be given if it is not learned; got None. Pass learn=True.")
+        if dim > 3 and len(X) > SOME:
+            raise ValueError(
+                f"`{NAME}`: X must have at most {SOME} rows of more than three dimensions; got X {X.shape}. Use"
+                " jaxgauss.sklearn.KernelRidge, which computes the mean without the matrix, or a part of the rows."
+            )
+        if self.noise < LEAST_NOISE * len(X):
+            raise ValueError(
+                f"`{NAME}`: `noise` must be at least {LEAST_NOISE * len(X):.0e} for {len(X)} points; got noise"
+                f" {self.noise!r}. With less, rounding in float64 decides."
+            )
+        if given is None:
+            return None
+        scale = np.asarray(given, np.float64) if np.ndim(given) < 2 else np.zeros(0)
+        if scale.shape not in ((), (dim,)) or not ((scale > 0) & (scale < math.inf)).all():
+            raise ValueError(
+                f"`{NAME}`: `length_scale` must be positive, a number or one for each column of X, ({dim},); got"
+                f" length_scale {given!r}. Pass None to have it found."
+            )
+        return np.log(np.append(scale, self.noise))
+
+    def _objective(self, tick: Any) -> Objective:
+        shared, rng = np.ndim(self.length_scale) == 0, check_random_state(self.random_state)
+        return Objective(self.X_fit_, self._values, shared, rng, tick)
+
+    def _in_units(self, found: Learned) -> float:
+        """The logarithm of the likelihood of y, not of y in units of its deviation."""
+        return float(found.value - found.num * np.log(self._size).sum())
+
+    def _in_box(self, box: Box) -> Posterior:
+        found = posterior(self.X_fit_, self._values, self.length_scale_, self.noise_, box)
+        if found is None:
+            size = " × ".join(f"{x:.3g}" for x in (box[1] - box[0]) / self.length_scale_)
+            raise ValueError(
+                f"`{NAME}`: points must lie in a box of at most a few hundred length scales, for which transforms have"
+                f" room; got {size} length scales. Pass a longer length_scale with learn=False, or a part of the rows."
+            )
+        return found
+
+    def _at(self, X: Any, *, far: bool = False) -> tuple[np.ndarray, Posterior]:
+        """Points to predict at, and a posterior whose box holds them.
+
+        Points beyond the reach of all others are moved, as far as f still has its prior, unless `far` points count.
+        """
+        check_is_fitted(self)
+        queries: Any = validate_data(self, X, dtype=np.float64, reset=False)
+        box = box_of(self.X_fit_)
+        if isinstance(self._posterior, ByMatrix):
+            return queries, self._posterior
+        around = box_of(np.concatenate([queries, box])) if far else wider(box, queries, self.length_scale_)
+        found = self._posterior if all(map(np.array_equal, around, box)) else self._in_box(around)
+        return np.clip(queries, *around), found
+
+    def _variance(self, found: Posterior, queries: np.ndarray) -> np.ndarray:
+        """The variance of f relative to s²; from samples, which a bar counts, where the matrix is not factored."""
+        if not isinstance(found, ByTransforms):
+            return found.variance(queries)
+        total = np.zeros(len(queries))
+        with self._bar("samples", int(self.num_samples)) as tick:
+            for some in found.samples(int(self.num_samples), check_random_state(self.random_state)):
+                total += np.square(found.values(queries, some)).sum(0)
+                tick(len(some))
+        return total / self.num_samples
+
+    @contextlib.contextmanager
+    def _bar(self, unit: str, total: int | None = None) -> Iterator[Any]:
+        """A function that a progress bar counts the calls of, if one is asked for."""
+        if not self.progress:
+            yield lambda number=1: None
+            return
+        with progress_bar(NAME.removeprefix("jaxgauss."), total, unit) as bar:
+            yield bar.update

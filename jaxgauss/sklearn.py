@@ -1,7 +1,6 @@
 """Estimators for scikit-learn, with NumPy arrays in and out, without the kernel matrix."""
 
 import functools
-import math
 import numbers
 import warnings
 from collections.abc import Callable
@@ -15,7 +14,8 @@ from jaxtyping import Array
 from ._arrays.points import padded
 from ._checks.operands import check_tau
 from ._checks.optional import needed
-from ._checks.samples import check_kernel
+from ._checks.samples import check_kernel, check_positive
+from ._gaussian_process import GaussianProcess as GaussianProcess
 from ._kernels.kernels import GAUSS, Kernel
 from ._methods.kde import check_integral, kde_logpdf
 from ._methods.leave_one_out import leave_one_out_tau
@@ -57,14 +57,6 @@ class _KernelEstimator(BaseEstimator):
                 )
             check_tau(where, float(tau), np.dtype(np.float64))
         return check_kernel(self._name, self.kernel, positive=True)
-
-    def _check_positive(self, name: str, value: Any, kind: type = numbers.Real) -> None:
-        if isinstance(value, bool) or not isinstance(value, kind) or not 0 < value < math.inf:
-            what = "number" if kind is numbers.Real else "integer"
-            raise ValueError(
-                f"`jaxgauss.{self._name}`: `{name}` must be a positive finite {what}; got {name} {value!r}. Pass"
-                f" {name}=1."
-            )
 
     def _validated(self, X: Any, *y: Any) -> tuple[np.ndarray, np.ndarray]:
         """Points, and values in their dtype if given; ValueError if there are none, or if their numbers differ."""
@@ -308,11 +300,11 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, _KernelEstimator):
     def fit(self, X, y, sample_weight=None):
         """Solve for points X (N, D), their values y, (N,) or (N, C), and weights of the squared errors, (N,)."""
         self._check_kernel()
-        self._check_positive("alpha", self.alpha)
+        check_positive(self._name, "alpha", self.alpha)
         for name in ("rank", "max_iter"):
-            self._check_positive(name, getattr(self, name), numbers.Integral)
+            check_positive(self._name, name, getattr(self, name), numbers.Integral)
         if self.tol is not None:
-            self._check_positive("tol", self.tol)
+            check_positive(self._name, "tol", self.tol)
         X, y = self._validated(X, y)
         self._keep(X, sample_weight)
         kept, noise = np.arange(len(X)), np.asarray(self.alpha, X.dtype)

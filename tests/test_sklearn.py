@@ -17,7 +17,7 @@ from sklearn.utils.estimator_checks import check_estimator
 from threadpoolctl import threadpool_limits
 
 import jaxgauss
-from jaxgauss.sklearn import KernelDensity, KernelMean, KernelRidge
+from jaxgauss.sklearn import GaussianProcess, KernelDensity, KernelMean, KernelRidge
 
 pytestmark = pytest.mark.slow
 
@@ -39,7 +39,9 @@ def data(rng):
     return points, values, rng.integers(0, 4, 307).astype(float), 2 * rng.normal(size=(71, 3))
 
 
-@pytest.mark.parametrize("model", [KernelDensity(), KernelMean(), pytest.param(KernelRidge(), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "model", [KernelDensity(), KernelMean(), GaussianProcess(), pytest.param(KernelRidge(), marks=pytest.mark.slow)]
+)
 def test_scikit_learn_finds_nothing_wrong(model):
     found = check_estimator(model, on_fail="raise", on_skip=None)
     statuses = {one["check_name"]: one["status"] for one in found}

@@ -1,5 +1,7 @@
 """Checks of the arguments of kernel methods: samples, weights, scores, estimators, random keys."""
 
+import math
+import numbers
 from typing import Any
 
 import jax
@@ -171,3 +173,12 @@ def check_estimator(function: str, estimator: str) -> None:
     """Raise ValueError unless the estimator is "biased" or "unbiased"."""
     if estimator not in ("biased", "unbiased"):
         raise ValueError(f"`jaxgauss.{function}`: `estimator` must be 'biased' or 'unbiased'; got {estimator!r}.")
+
+
+def check_positive(function: str, name: str, value: Any, kind: type = numbers.Real) -> None:
+    """Raise ValueError unless it is a positive finite number of this kind."""
+    if isinstance(value, bool) or not isinstance(value, kind) or not 0 < value < math.inf:
+        what = "number" if kind is numbers.Real else "integer"
+        raise ValueError(
+            f"`jaxgauss.{function}`: `{name}` must be a positive finite {what}; got {name} {value!r}. Pass {name}=1."
+        )

@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.optimize
-import scipy.spatial
+from scipy.spatial import KDTree
 
-from .process_by_matrix import ByMatrix, Likelihood, log_likelihood
+from .process_by_matrix import Box, ByMatrix, Likelihood, log_likelihood
 from .process_by_transforms import ByTransforms
 from .process_by_waves import ByWaves, box_modes, number_of_modes, reach
 
@@ -19,7 +19,6 @@ GRID = 2**24  # numbers of the grid of fast transforms, at most
 PART, NEAR, ANYWHERE = 800, 4, 2
 STARTS = (0.3, 0.1, 0.03, 0.01)  # length scales, relative to the box, among which the search begins
 LEAST_NOISE = 1e-11  # relative to s² N: with less, rounding decides
-Box = tuple[np.ndarray, np.ndarray]
 Posterior = ByMatrix | ByWaves | ByTransforms
 
 
@@ -43,7 +42,7 @@ def way(num: int, box: Box, scale: np.ndarray, noise: float) -> type[Posterior] 
 
 def posterior(points: np.ndarray, values: np.ndarray, scale: np.ndarray, noise: float, box: Box) -> Posterior | None:
     """The posterior of f in a box, given values (N, C) at points (N, D)."""
-    chosen = way(len(points), box, scale, noise)
+    chosen: Any = way(len(points), box, scale, noise)
     if chosen is None or chosen is ByMatrix:
         return chosen and ByMatrix(points, values, scale, noise)
     return chosen(points, values, scale, noise, box)
@@ -57,16 +56,22 @@ def wider(box: Box, points: np.ndarray, scale: np.ndarray) -> Box:
 
 
 class Learned(NamedTuple):
-    """The most likely length scales (D,) and noise, relative to s².
+    """Length scales (D,) and noise, relative to s², and what their likelihood is.
 
     Attributes:
-        value: the logarithm of the likelihood of all points, or of parts of them if `exact` is not set.
+        theta: the logarithms of one or D length scales and of the noise.
+        variance: s².
+        value: the logarithm of the likelihood of all points, or of parts of them if it is not `exact`.
+        num: the number of points that it is of.
         steps: evaluations of the likelihood.
     """
 
+    theta: np.ndarray
     scale: np.ndarray
     noise: float
+    variance: float
     value: float
+    num: int
     exact: bool
     steps: int
 
@@ -82,9 +87,9 @@ class Objective:
     def _parts(self, rng: Any) -> list[np.ndarray]:
         """Indices of parts: the neighbours of some points tell of short length scales, points anywhere of long ones."""
         extent = np.where(self.box[1] > self.box[0], self.box[1] - self.box[0], 1)
-        tree = scipy.spatial.cKDTree(self.points / extent)
+        tree = KDTree(self.points / extent)
         centers = rng.choice(len(self.points), NEAR, replace=False)
-        _, near = tree.query(self.points[centers] / extent, PART)
+        near: Any = tree.query(self.points[centers] / extent, PART)[1]
         return [*near, *(rng.choice(len(self.points), PART, replace=False) for _ in range(ANYWHERE))]
 
     def scale_and_noise(self, theta: np.ndarray) -> tuple[np.ndarray, float]:
@@ -99,12 +104,23 @@ class Objective:
             return [ByWaves(self.points, self.values, scale, noise, self.box).likelihood()]
         return [ByMatrix(self.points[x], self.values[x], scale, noise).likelihood() for x in self.parts]
 
-    def __call__(self, theta: np.ndarray, exact: bool = False) -> tuple[float, np.ndarray]:
+    def fits(self, theta: np.ndarray) -> bool:
+        """Whether the likelihood of all points is computed."""
+        return self.few or way(len(self.points), self.box, *self.scale_and_noise(theta)) is ByWaves
+
+    def __call__(self, theta: np.ndarray, exact: bool) -> tuple[float, np.ndarray]:
         """The logarithm of the likelihood and its gradient."""
         self.steps += 1
         self.tick()
         value, gradient, _ = log_likelihood(self.likelihoods(theta, exact))
         return value, np.append(gradient[:-1].sum(), gradient[-1]) if self.shared else gradient
+
+    def at(self, theta: np.ndarray, exact: bool) -> Learned:
+        """All that is known of one point."""
+        found = self.likelihoods(theta, exact)
+        value, _, variance = log_likelihood(found)
+        num = sum(x.num // x.channels for x in found)
+        return Learned(theta, *self.scale_and_noise(theta), variance, value, num, exact, self.steps)
 
     def best(self, theta: np.ndarray, bounds: Any, exact: bool, max_iter: int) -> np.ndarray:
         """The most likely point from a start, by L-BFGS."""
@@ -122,32 +138,25 @@ class Objective:
 def learned(objective: Objective, theta: np.ndarray | None, noise: float, max_iter: int) -> Learned:
     """The most likely length scales and noise, from a start or from several.
 
-    Parts of many points are taken first. All points follow, if their waves can be factored.
+    Parts of many points are taken first. All points follow, if the matrix of their waves can be factored.
     """
-    points, dim = objective.points, objective.points.shape[1]
-    extent = np.maximum(objective.box[1] - objective.box[0], np.finfo(float).tiny)
-    extent = np.where(extent > 1e-12 * extent.max(), extent, extent.max())
-    if extent.max() <= np.finfo(float).tiny:
-        extent = np.ones(dim)
-    starts = [theta]
-    if theta is None:
-        sides = [extent.max()] if objective.shared else extent
-        starts = [np.log(np.append(np.multiply(share, sides), noise)) for share in STARTS]
-    least = max(1e-8, LEAST_NOISE * len(points))
+    extent = objective.box[1] - objective.box[0]
+    extent = np.where(extent > 1e-12 * extent.max(), extent, extent.max() or 1)
     sides = [(extent.min(), extent.max())] if objective.shared else [(x, x) for x in extent]
+    least = max(1e-8, LEAST_NOISE * len(objective.points))
     bounds = [*((math.log(1e-5 * x), math.log(100 * y)) for x, y in sides), (math.log(least), math.log(1e4))]
+    starts: Any = [theta]
+    if theta is None:
+        starts = [np.log([*(share * y for _, y in sides), noise]) for share in STARTS]
     starts = [np.clip(x, *np.array(bounds).T) for x in starts]
-    start = starts[0] if len(starts) == 1 else max(starts, key=lambda x: objective(x)[0])
+    start = starts[0] if len(starts) == 1 else max(starts, key=lambda x: objective(x, False)[0])
     best, exact = objective.best(start, bounds, False, max_iter), objective.few
-
-    def fits(theta: np.ndarray) -> bool:
-        return dim <= 3 and way(len(points), objective.box, *objective.scale_and_noise(theta)) is ByWaves
-
-    if not exact and fits(best):
-        shift = next(x for x in np.linspace(-3, 0, 61) if fits(best + np.append(np.full(len(best) - 1, x), 0)))
-        inside = [*((max(low, x + shift), high) for x, (low, high) in zip(best, bounds[:-1], strict=False)), bounds[-1]]
+    if not exact and objective.fits(best):
+        shorter = (np.append(np.full(len(sides), x), 0) for x in np.linspace(-3, 0, 61))
+        shift = next(x for x in shorter if objective.fits(best + x))
+        inside = [(max(low, x), high) for x, (low, high) in zip(best + shift, bounds, strict=True)]
+        inside[-1] = bounds[-1]
         found = objective.best(best, inside, True, max_iter)
-        exact = not any(x <= low for x, (low, _) in zip(found[:-1], inside, strict=False))
+        exact = all(x > low for x, (low, _) in zip(found[:-1], inside, strict=False))
         best = found if exact else best
-    scale, noise = objective.scale_and_noise(best)
-    return Learned(scale, noise, objective(best, exact)[0], exact, objective.steps)
+    return objective.at(best, exact)

@@ -1,7 +1,8 @@
-"""Gaussian processes of one kernel matrix: their likelihood and posterior, in NumPy's float64.
+"""Gaussian processes of few points: likelihood and posterior from the kernel matrix, in NumPy's float64.
 
-Values are y = f + noise, with covariance s² (K + αI), K_mn = exp(-½ Σ_d ((x_m - x_n)_d / ℓ_d)²). The most likely s² is Q/N,
-Q = yᵀ(K + αI)⁻¹y, so the likelihood is a function of log ℓ and log α. Source: Rasmussen & Williams 2006, chapters 2 and 5.
+Values y = f + noise have covariance s² (K + αI), with K_mn = exp(-½ Σ_d ((x_m - x_n)_d / ℓ_d)²). The most likely s² is
+Q/N, Q = yᵀ(K + αI)⁻¹y, so the likelihood is a function of log ℓ and log α. Source: Rasmussen & Williams 2006, chapters
+2 and 5.
 """
 
 import functools
@@ -10,9 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import scipy.linalg
 from jaxtyping import Float
-from scipy.linalg import lapack
 
+lapack: Any = scipy.linalg.lapack
 Matrix = Float[np.ndarray, "n n"]
+Box = tuple[Float[np.ndarray, " d"], Float[np.ndarray, " d"]]  # lower and upper corner
 
 
 class Likelihood(NamedTuple):

@@ -1,7 +1,7 @@
 """Gaussian processes of many points and many modes: conjugate gradients, each step two fast Fourier transforms.
 
-As in `process_by_waves`, B = I + ΦᵀΦ/α is the matrix of the modes, here of complex ones. ΦᵀΦ is a convolution but for the
-roots of weights: its product with a vector takes O(R log R) operations, however many points there are.
+B = I + ΦᵀΦ/α is the matrix of `process_by_waves`, here of complex modes. But for the roots of weights, ΦᵀΦ is a
+convolution: its product with a vector takes O(R log R) operations, however many points there are.
 """
 
 import math
@@ -9,16 +9,16 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import scipy.fft
-from jaxtyping import Complex
+import scipy.fft as transforms
 
-from .._sums.trigonometric import Modes, trigonometric_sums, trigonometric_values
+from .._sums.trigonometric import trigonometric_sums, trigonometric_values
 from .process_by_waves import box_modes, log_weights
 
 OF_MEAN, OF_SAMPLES = 1e-8, 1e-3  # residuals relative to the right-hand side
 STEPS = 10_000  # of conjugate gradients, at most
 TOGETHER = 2**22  # numbers of all grids whose systems are solved together
-Rows = Complex[np.ndarray, "c ..."]
+fft: Any = transforms
+Rows = Any  # complex arrays (C, …)
 
 
 class ByTransforms:
@@ -28,13 +28,18 @@ class ByTransforms:
     """
 
     def __init__(
-        self, points: np.ndarray, values: np.ndarray, scale: np.ndarray, noise: float, box: tuple[np.ndarray, np.ndarray]
+        self,
+        points: np.ndarray,
+        values: np.ndarray,
+        scale: np.ndarray,
+        noise: float,
+        box: tuple[np.ndarray, np.ndarray],
     ):
         self.points, self.noise, num = points, noise, len(points)
         self.modes, _ = box_modes(*box, scale, noise, num)
         most = self.modes.most.tolist()
-        self.grid = tuple(scipy.fft.next_fast_len(4 * x + 1, real=True) for x in most)
-        sums = trigonometric_sums(Modes(*self.modes[:2], 2 * self.modes.most), points, np.ones((1, num)))
+        self.grid = tuple(fft.next_fast_len(4 * x + 1, real=True) for x in most)
+        sums = trigonometric_sums(self.modes._replace(most=2 * self.modes.most), points, np.ones((1, num)))
         self.density = self._on_grid(sums[..., 2 * most[-1] :], self._places([2 * x for x in most]))[0]
         j = np.stack(np.meshgrid(*[np.arange(-x, x + 1) for x in most], indexing="ij"), -1)[..., most[-1] :, :]
         self.roots = np.exp(log_weights(self.modes, scale, j) / 2)
@@ -54,12 +59,12 @@ class ByTransforms:
         full = np.zeros((len(modes), *self.grid[:-1], self.grid[-1] // 2 + 1), complex)
         for x, row in zip(full, modes, strict=True):
             x[places] = row
-        return scipy.fft.irfftn(full, self.grid, axes=range(1, full.ndim), norm="forward", workers=-1)
+        return fft.irfftn(full, self.grid, axes=range(1, full.ndim), norm="forward", workers=-1)
 
     def product(self, modes: Rows) -> Rows:
         """B times vectors of modes."""
         function = self._on_grid(self.roots * modes, self.inner) * self.density
-        found = scipy.fft.rfftn(function, axes=range(1, function.ndim), norm="forward", workers=-1, overwrite_x=True)
+        found = fft.rfftn(function, axes=range(1, function.ndim), norm="forward", workers=-1, overwrite_x=True)
         return modes + self.roots / self.noise * np.stack([x[self.inner] for x in found])
 
     def _dot(self, x: Rows, y: Rows) -> np.ndarray:
@@ -85,14 +90,14 @@ class ByTransforms:
 
     def mean(self, points: np.ndarray) -> np.ndarray:
         """The mean of f at points, (P, C)."""
-        return self._values(points, self.solution / self.noise).T
+        return self.values(points, self.solution / self.noise).T
 
     def samples(self, num: int, rng: Any) -> Iterator[Rows]:
         """Samples of a normal distribution with covariance B⁻¹, some at a time: B⁻¹ of samples with covariance B."""
         together = max(1, TOGETHER // math.prod(self.grid))
         for start in range(0, num, together):
             some = min(together, num - start)
-            white = scipy.fft.rfftn(
+            white = fft.rfftn(
                 rng.normal(size=(some, *self.grid)), axes=range(1, len(self.grid) + 1), norm="ortho", workers=-1
             )
             of_noise = trigonometric_sums(self.modes, self.points, rng.normal(size=(some, len(self.points))))
@@ -101,9 +106,9 @@ class ByTransforms:
 
     def deviations(self, points: np.ndarray, num: int, rng: Any) -> np.ndarray:
         """Samples of f minus its mean, relative to s, (num, P)."""
-        return np.concatenate([self._values(points, x) for x in self.samples(num, rng)])
+        return np.concatenate([self.values(points, x) for x in self.samples(num, rng)])
 
-    def _values(self, points: np.ndarray, modes: Rows) -> np.ndarray:
+    def values(self, points: np.ndarray, modes: Rows) -> np.ndarray:
         """The functions whose weighted modes these are, at points, (C, P)."""
         ahead = self.roots * modes
         axes, most = tuple(range(1, ahead.ndim)), self.modes.most[-1]

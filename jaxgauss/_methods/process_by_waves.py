@@ -1,13 +1,13 @@
 """Gaussian processes of many points in few dimensions: the kernel matrix as a product of few waves.
 
-In a box that holds all points, a Gaussian is a Fourier series: K = Φ Φᵀ, where the columns of Φ (N, R) are the cosines and
-sines of R modes, each times the root of its weight g. With B = I + ΦᵀΦ/α, b = Φᵀy and u = B⁻¹b,
+In a box that holds all points, a Gaussian is a Fourier series: K = ΦΦᵀ, where the columns of Φ (N, R) are cosines and
+sines of modes, each times the root of its weight. With B = I + ΦᵀΦ/α, b = Φᵀy and u = B⁻¹b,
 
     log det(K + αI) = N log α + log det B        Q = (yᵀy - bᵀu/α)/α
     mean of f = φ(x)ᵀu/α                         variance of f = s² φ(x)ᵀB⁻¹φ(x)
 
-The entries of ΦᵀΦ are trigonometric sums of the points at sums and differences of modes, so that O(N + R³) operations give
-all of these. A variance is itself a trigonometric polynomial, of twice the modes. Source: Greengard, Rachh & Barnett,
+The entries of ΦᵀΦ are trigonometric sums of the points, at sums and differences of modes. All of these take O(N + R³)
+operations. A variance is itself a trigonometric polynomial, with twice the modes. Source: Greengard, Rachh & Barnett,
 "Equispaced Fourier representations for efficient Gaussian process regression from a billion data points", 2023,
 arXiv:2210.10210.
 """
@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 import scipy.linalg
 from jaxtyping import Complex, Float, Int
-from scipy.linalg import lapack
 
 from .._sums.trigonometric import Modes, trigonometric_sums, trigonometric_values
-from .process_by_matrix import Likelihood, factored, inverted, log_determinant_of
+from .process_by_matrix import Likelihood, factored, inverted, lapack, log_determinant_of
 
 ERROR = 1e-4  # of the logarithm of the likelihood, by modes that are left out
 
@@ -65,7 +64,12 @@ class ByWaves:
     """The posterior given values (N, C) at points (N, D), in a box, from a matrix of R modes: O(N + R³) operations."""
 
     def __init__(
-        self, points: np.ndarray, values: np.ndarray, scale: np.ndarray, noise: float, box: tuple[np.ndarray, np.ndarray]
+        self,
+        points: np.ndarray,
+        values: np.ndarray,
+        scale: np.ndarray,
+        noise: float,
+        box: tuple[np.ndarray, np.ndarray],
     ):
         self.noise, self.num, self.channels = noise, len(points), values.shape[1]
         self.modes, error = box_modes(*box, scale, noise, self.num)
@@ -73,10 +77,10 @@ class ByWaves:
         self.unit = 2 * np.pi / self.modes.period * scale
         twice = self.modes._replace(most=2 * self.modes.most)
         self.strides = np.cumprod([1, *twice.shape[:0:-1]])[::-1]
-        sums = trigonometric_sums(twice, points, np.ones((1, len(points))))[0]
+        sums: Any = trigonometric_sums(twice, points, np.ones((1, len(points))))[0]
         roots = np.sqrt(self.weights)
         self.roots = np.append(roots, roots[1:])
-        of_values = trigonometric_sums(self.modes, points, values.T)
+        of_values: Any = trigonometric_sums(self.modes, points, values.T)
         places = tuple((self.half + self.modes.most).T)
         found = np.concatenate([of_values.real[:, *places], -of_values.imag[:, *places][:, 1:]], 1)
         self.right = self.roots[:, None] * found.T  # b, (R, C)
@@ -94,7 +98,7 @@ class ByWaves:
         center = (2 * self.modes.most) @ self.strides
         return center + flat[:, None] - flat, center + flat[:, None] + flat
 
-    def _gram(self, sums: Complex[np.ndarray, "..."]) -> Float[np.ndarray, "r r"]:
+    def _gram(self, sums: Any) -> Float[np.ndarray, "r r"]:
         """Sums over points of products of two cosines or sines, (R, R), without the roots of their weights."""
         num = len(self.half)
         differences, added = (sums.reshape(-1)[x] for x in self._pairs())

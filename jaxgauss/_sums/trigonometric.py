@@ -1,6 +1,6 @@
 """Trigonometric sums of weighted points, and values of trigonometric polynomials, in float64, with NumPy arrays."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,8 +42,8 @@ class Modes(NamedTuple):
         indices = np.zeros((largest**dim, dim), "int32")
         indices[: counts.prod()] = np.stack(np.unravel_index(np.arange(counts.prod()), counts), 1)
         eps = np.float64(EPS) if nufft.is_installed() else None
-        found = Nodes(self.center, self.period, counts.astype("int32"), indices, numbers, eps)
-        return jax.tree.map(jnp.asarray, found)
+        given: Any = (self.center, self.period, counts.astype("int32"), indices, numbers, eps)
+        return Nodes(*jax.tree.map(jnp.asarray, given))
 
 
 def trigonometric_sums(
@@ -75,7 +75,7 @@ def trigonometric_values(
             both[..., i, :] = full.reshape(both[..., i, :].shape)
         found = both.reshape(*both.shape[:-3], -1)
     with jax.enable_x64(True):
-        values = _values(modes._nodes(), padded(points), np.ascontiguousarray(found.real))
+        values = _values(modes._nodes(), padded(points), np.real(found))
         return np.asarray(values)[:, : len(points)]
 
 

@@ -1,0 +1,249 @@
+"""Gaussian processes: three ways to one posterior, likelihoods and gradients, calibration, and scikit-learn's own."""
+
+import pickle
+
+import numpy as np
+import pytest
+from sklearn.base import clone
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+from threadpoolctl import threadpool_limits
+
+from jaxgauss._methods import process
+from jaxgauss._methods.process import Objective, box_of, posterior
+from jaxgauss._methods.process_by_matrix import ByMatrix, log_likelihood
+from jaxgauss._methods.process_by_transforms import ByTransforms
+from jaxgauss._methods.process_by_waves import ByWaves
+from jaxgauss._sums.trigonometric import Modes, trigonometric_sums, trigonometric_values
+from jaxgauss.sklearn import GaussianProcess
+
+CLOUDS = {  # points, and length scales
+    "line": lambda rng: (rng.uniform(size=(301, 1)), [0.05]),
+    "plane": lambda rng: (1e4 + rng.uniform(size=(257, 2)) * [1, 30], [0.3, 5.0]),
+    "clusters": lambda rng: (rng.normal(size=(203, 2)) + 5.0 * rng.integers(0, 3, (203, 1)), [1.0, 2.0]),
+    "space": lambda rng: (rng.normal(size=(151, 3)), [2.0, 3.0, 2.5]),
+    "plane in space": lambda rng: (rng.uniform(size=(149, 3)) * [1, 1, 0], [0.3, 0.4, 1.0]),
+    "few": lambda rng: (rng.normal(size=(2, 2)), [1.0, 1.0]),
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """For matrices as small as these, threads of LAPACK that share cores with other processes only wait."""
+    with threadpool_limits(1):
+        yield
+
+
+@pytest.fixture(params=CLOUDS)
+def given(request, rng):
+    """Points, two values each, length scales, noise, and points to predict at: inside, at the ends and outside."""
+    points, scale = CLOUDS[request.param](rng)
+    values = np.stack([np.sin(points.sum(1) / scale[0]), rng.normal(size=len(points))], 1)
+    lower, upper = box_of(points)
+    queries = np.concatenate([points[:5], rng.uniform(lower, upper, (20, len(scale))), [lower, upper]])
+    return points, values, np.array(scale), 0.03, queries
+
+
+def dense(points, values, scale, noise, queries):
+    """Mean and variance of f, and log-likelihood at the best s², by the formulas."""
+    x, q = points / scale, queries / scale
+    matrix = np.exp(-np.square(x[:, None] - x[None]).sum(-1) / 2) + noise * np.eye(len(x))
+    cross = np.exp(-np.square(q[:, None] - x[None]).sum(-1) / 2)
+    quadratic = (values * np.linalg.solve(matrix, values)).sum()
+    num, channels = values.shape
+    value = -num * channels / 2 * (1 + np.log(2 * np.pi * quadratic / values.size))
+    value -= channels * np.linalg.slogdet(matrix)[1] / 2
+    variance = 1 - (cross * np.linalg.solve(matrix, cross.T).T).sum(1)
+    return cross @ np.linalg.solve(matrix, values), variance, value
+
+
+@pytest.mark.parametrize("way", [ByMatrix, ByWaves, ByTransforms])
+def test_posteriors_are_those_of_the_formulas(given, way):
+    points, values, scale, noise, queries = given
+    mean, variance, value = dense(*given)
+    more = () if way is ByMatrix else (box_of(points),)
+    found = way(points, values, scale, noise, *more)
+    assert np.abs(found.mean(queries) - mean).max() < (1e-4 if way is ByTransforms else 2e-6)
+    if way is ByTransforms:
+        return
+    assert np.abs(found.variance(queries) - variance).max() < 1e-6
+    assert log_likelihood([found.likelihood()])[0] == pytest.approx(value, abs=1e-3)
+
+
+def test_gradients_of_likelihoods_are_finite_differences(given):
+    points, values, scale, noise, _ = given
+
+    def found(theta):
+        return log_likelihood([ByMatrix(points, values, np.exp(theta[:-1]), np.exp(theta[-1])).likelihood()])
+
+    theta, step = np.log(np.append(scale, noise)), 1e-4
+    steps = step * np.eye(len(theta))
+    differences = [(found(theta + x)[0] - found(theta - x)[0]) / (2 * step) for x in steps]
+    gradient = found(theta)[1]
+    assert np.abs(gradient - differences).max() < 1e-6 * np.abs(gradient).max()
+    by_waves = ByWaves(points, values, scale, noise, box_of(points)).likelihood()
+    assert np.abs(gradient - log_likelihood([by_waves])[1]).max() < 1e-2
+
+
+@pytest.mark.parametrize("way", [ByMatrix, ByWaves, ByTransforms])
+def test_samples_have_the_covariance_of_the_posterior(rng, way):
+    points, values = rng.uniform(size=(80, 2)), rng.normal(size=(80, 1))
+    queries, scale = rng.uniform(0.1, 0.9, (6, 2)), np.array([0.5, 0.6])
+    found = way(points, values, scale, 0.1, *(() if way is ByMatrix else (box_of(points),)))
+    num = 2000 if way is not ByTransforms else 400
+    samples = found.deviations(queries, num, rng)
+    q, x = queries / scale, points / scale
+    cross = np.exp(-np.square(q[:, None] - x[None]).sum(-1) / 2)
+    matrix = np.exp(-np.square(x[:, None] - x[None]).sum(-1) / 2) + 0.1 * np.eye(80)
+    exact = np.exp(-np.square(q[:, None] - q[None]).sum(-1) / 2) - cross @ np.linalg.solve(matrix, cross.T)
+    size = np.sqrt(np.diag(exact))
+    assert np.abs((samples.T @ samples / num - exact) / size / size[:, None]).max() < 5 * np.sqrt(2 / num)
+
+
+@pytest.mark.parametrize("dim, most", [(1, (50,)), (2, (45, 13)), (3, (5, 23, 7))])
+def test_trigonometric_sums_and_values(rng, dim, most):
+    modes = Modes(rng.normal(size=dim), rng.uniform(7, 9, dim), np.array(most))
+    points, values = rng.normal(size=(101, dim)), rng.normal(size=(3, 101))
+    j = np.stack(np.meshgrid(*[np.arange(-x, x + 1) for x in most], indexing="ij"), -1).reshape(-1, dim)
+    waves = np.exp(2j * np.pi * ((points - modes.center) / modes.period) @ j.T)
+    sums = trigonometric_sums(modes, points, values)
+    assert np.abs(sums - (values @ waves.conj()).reshape(3, *modes.shape)).max() < 1e-11
+    found = sums * np.exp(-np.square(j).sum(1) / 100).reshape(modes.shape)
+    exact = (found.reshape(3, -1) @ waves.T).real
+    assert np.abs(trigonometric_values(modes, points, found) - exact).max() < 1e-12 * np.abs(found).sum()
+
+
+def of_process(rng, num, scale, noise):
+    """Points in the unit box, noisy values of a random function of variance one, and the function."""
+    frequencies, phases = rng.normal(size=(len(scale), 500)) / np.array(scale)[:, None], rng.uniform(0, 2 * np.pi, 500)
+
+    def function(x):
+        return np.cos(x @ frequencies + phases).sum(1) / np.sqrt(250)
+
+    points = rng.uniform(size=(num, len(scale)))
+    return points, function(points) + noise**0.5 * rng.normal(size=num), function
+
+
+def test_what_is_learned_is_the_truth_and_bands_hold_what_they_should(rng):
+    points, values, function = of_process(rng, 6000, (0.3, 0.15), 0.04)
+    model = GaussianProcess(length_scale=[1.0, 1.0], random_state=0).fit(points, 7 + 5 * values)
+    assert model.exact_ and isinstance(model._posterior, ByWaves) and model.std_error_ == 0
+    assert np.abs(np.log(model.length_scale_ / [0.3, 0.15])).max() < 0.2
+    assert model.noise_variance_ == pytest.approx(25 * 0.04, rel=0.1)
+    others = rng.uniform(size=(4000, 2))
+    mean, std = model.predict(others, return_std=True)
+    truth = 7 + 5 * (function(others) + 0.2 * rng.normal(size=4000))
+    assert 0.93 < (np.abs(truth - mean) < 2 * std).mean() < 0.97
+    theta = model.theta_
+    value, gradient = model.log_marginal_likelihood(theta, eval_gradient=True)
+    assert value == pytest.approx(model.log_marginal_likelihood_value_) and np.abs(gradient).max() < 1
+    assert value > max(model.log_marginal_likelihood(theta + shift) for shift in (0.1, -0.1))
+
+
+def test_many_length_scales_take_transforms(rng, monkeypatch):
+    monkeypatch.setattr(process, "MODES", 300)
+    points, values, function = of_process(rng, 5000, (0.1, 0.1), 0.04)
+    model = GaussianProcess(random_state=0, num_samples=32).fit(points, values)
+    assert isinstance(model._posterior, ByTransforms) and not model.exact_ and model.std_error_ == 0.125
+    assert np.abs(np.log(model.length_scale_ / 0.1)).max() < 0.2
+    others = rng.uniform(size=(1000, 2))
+    mean, std = model.predict(others, return_std=True)
+    truth = function(others) + 0.2 * rng.normal(size=1000)
+    assert 0.92 < (np.abs(truth - mean) < 2 * std).mean() < 0.98
+    exact = ByMatrix(points[:1], model._values[:1], model.length_scale_, model.noise_)
+    assert (np.sqrt(exact.variance(others) * model.variance_ + model.noise_variance_) > 0.9 * std).all()
+
+
+def test_it_is_scikit_learns(rng):
+    points, values, _ = of_process(rng, 150, (0.4, 0.4), 0.01)
+    theirs = GaussianProcessRegressor(ConstantKernel() * RBF(0.3) + WhiteKernel(0.1), normalize_y=True)
+    theirs.fit(points, values)
+    ours = GaussianProcess(length_scale=0.3).fit(points, values)
+    assert ours.length_scale_ == pytest.approx(theirs.kernel_.k1.k2.length_scale, rel=1e-2)
+    others = rng.uniform(-0.5, 1.5, (50, 2))
+    for found, expected in zip(*(x.predict(others, return_std=True) for x in (ours, theirs)), strict=True):
+        np.testing.assert_allclose(found, expected, atol=2e-2 * values.std())
+    likelihood = theirs.log_marginal_likelihood_value_ - len(values) * np.log(values.std())
+    assert ours.log_marginal_likelihood_value_ == pytest.approx(likelihood, abs=1e-2)
+
+
+def test_outside_of_the_points_it_is_the_prior_and_just_outside_the_posterior(rng):
+    points, values, _ = of_process(rng, 3000, (0.3, 0.3), 0.04)
+    fixed = {"length_scale": 0.3, "noise": 0.04, "learn": False}
+    model = GaussianProcess(**fixed).fit(points, values)
+    queries = np.array([[0.5, 1.2], [-0.1, 1.3], [40.0, 0.5], [-1e6, 1e6]])
+    exact = ByMatrix(points, model._values, model.length_scale_, model.noise_)
+    mean, std = model.predict(queries, return_std=True)
+    np.testing.assert_allclose(mean, model._mean + model._size * exact.mean(queries)[:, 0], atol=1e-5)
+    variance = (exact.variance(queries) + model.noise_) * model.variance_
+    np.testing.assert_allclose(std, np.sqrt(variance), rtol=1e-5)
+    samples = model.sample_y(queries[:2], n_samples=400, random_state=0)
+    assert samples.shape == (2, 400)
+    spread = np.sqrt(np.square(samples - mean[:2, None]).mean(1))
+    np.testing.assert_allclose(spread, np.sqrt(std[:2] ** 2 - model.noise_variance_), rtol=5 / np.sqrt(800))
+    with pytest.raises(ValueError, match=r"got 3.33e\+06 × 3.33e\+06 length scales"):
+        model.sample_y(queries)
+
+
+def test_several_values_constants_and_copies(rng):
+    points, values, _ = of_process(rng, 120, (0.4,), 0.04)
+    both = np.stack([values, 3 + 100 * values, np.full(120, 5.0)], 1)
+    model = GaussianProcess(length_scale=0.4, random_state=0).fit(points, both)
+    mean, std = model.predict(points, return_std=True)
+    assert mean.shape == std.shape == (120, 3) and model.variance_.shape == (3,)
+    np.testing.assert_allclose(mean[:, 1], 3 + 100 * mean[:, 0], rtol=1e-9)
+    np.testing.assert_allclose(mean[:, 2], 5)
+    assert model.sample_y(points[:7], 4).shape == (7, 3, 4)
+    again = pickle.loads(pickle.dumps(model)).predict(points)
+    assert np.array_equal(again, mean) and not hasattr(clone(model), "length_scale_")
+    constant = GaussianProcess().fit(points, np.full(120, 2.0))
+    assert np.isfinite(constant.predict(points, return_std=True)).all() and constant.predict(points)[0] == 2
+    one = GaussianProcess().fit([[0.0, 1.0]], [3.0]).predict([[0.0, 1.0], [5.0, 5.0]], return_std=True)
+    assert np.isfinite(one).all()
+    same = GaussianProcess().fit(np.zeros((5, 2)), np.arange(5.0)).predict(np.zeros((1, 2)))
+    assert same == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(
+    "parameters, shape, message",
+    [
+        ({"noise": 0.0}, (5, 2), "`noise` must be a positive finite number; got noise 0.0"),
+        ({"noise": 1e-13}, (5, 2), "`noise` must be at least 5e-11 for 5 points; got noise 1e-13"),
+        ({"max_iter": 1.5}, (5, 2), "`max_iter` must be a positive finite integer; got max_iter 1.5"),
+        ({"num_samples": True}, (5, 2), "`num_samples` must be a positive finite integer; got num_samples True"),
+        ({"length_scale": -1.0}, (5, 2), r"`length_scale` must be positive.* \(2,\); got length_scale -1.0"),
+        ({"length_scale": [1.0, 2.0, 3.0]}, (5, 2), r"got length_scale \[1.0, 2.0, 3.0\]"),
+        ({"learn": False}, (5, 2), "`length_scale` must be given if it is not learned; got None"),
+        ({}, (8193, 4), r"X must have at most 8192 rows of more than three dimensions; got X \(8193, 4\)"),
+        ({"length_scale": 1e-5, "learn": False}, (3000, 2), r"got 1e\+05 × 9.99e\+04 length scales"),
+    ],
+)
+def test_errors_say_what_is_wrong(rng, parameters, shape, message):
+    with pytest.raises(ValueError, match=message):
+        GaussianProcess(**parameters).fit(rng.uniform(size=shape), np.arange(float(shape[0])))
+
+
+def test_theta_must_fit(rng):
+    model = GaussianProcess(length_scale=1.0, learn=False).fit(rng.uniform(size=(9, 2)), np.arange(9.0))
+    with pytest.raises(ValueError, match=r"`theta` must have the shape of theta_, \(2,\); got theta \(3,\)"):
+        model.log_marginal_likelihood(np.zeros(3))
+
+
+def test_a_bar_counts_likelihoods(rng, capsys):
+    GaussianProcess(progress=True).fit(rng.uniform(size=(9, 2)), np.arange(9.0))
+    assert "likelihood" in capsys.readouterr().err
+
+
+def test_parts_of_many_points_are_near_or_anywhere(rng):
+    points = rng.uniform(size=(5000, 2))
+    parts = Objective(points, points[:, :1], True, np.random.RandomState(0), lambda: None).parts
+    assert len(parts) == 6 and all(len(set(x)) == 800 for x in parts)
+    sizes = [np.prod(np.ptp(points[x], 0)) for x in parts]
+    assert max(sizes[:4]) < 0.4 and min(sizes[4:]) > 0.9
+
+
+def test_a_box_without_a_side_is_no_trouble(rng):
+    points = np.stack([rng.uniform(size=3000), np.full(3000, 3.0)], 1)
+    found = posterior(points, points[:, :1], np.array([0.2, 0.2]), 0.1, box_of(points))
+    exact = ByMatrix(points, points[:, :1], np.array([0.2, 0.2]), 0.1)
+    assert isinstance(found, ByWaves) and np.abs(found.mean(points) - exact.mean(points)).max() < 1e-6
