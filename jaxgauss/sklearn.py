@@ -15,7 +15,7 @@ from ._arrays.points import padded
 from ._checks.operands import check_tau
 from ._checks.optional import needed
 from ._checks.samples import check_kernel, check_positive
-from ._gaussian_process import GaussianProcess as GaussianProcess
+from ._estimator import GaussianProcess as GaussianProcess
 from ._kernels.kernels import GAUSS, Kernel
 from ._methods.kde import check_integral, kde_logpdf
 from ._methods.leave_one_out import leave_one_out_tau

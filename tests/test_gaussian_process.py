@@ -9,8 +9,8 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from threadpoolctl import threadpool_limits
 
-from jaxgauss._methods import process
-from jaxgauss._methods.process import Objective, box_of, posterior
+from jaxgauss._methods import gaussian_process
+from jaxgauss._methods.gaussian_process import Objective, box_of, posterior
 from jaxgauss._methods.process_by_matrix import ByMatrix, log_likelihood
 from jaxgauss._methods.process_by_transforms import ByTransforms
 from jaxgauss._methods.process_by_waves import ByWaves
@@ -141,7 +141,7 @@ def test_what_is_learned_is_the_truth_and_bands_hold_what_they_should(rng):
 
 
 def test_many_length_scales_take_transforms(rng, monkeypatch):
-    monkeypatch.setattr(process, "MODES", 300)
+    monkeypatch.setattr(gaussian_process, "MODES", 300)
     points, values, function = of_process(rng, 5000, (0.1, 0.1), 0.04)
     model = GaussianProcess(random_state=0, num_samples=32).fit(points, values)
     assert isinstance(model._posterior, ByTransforms) and not model.exact_ and model.std_error_ == 0.125

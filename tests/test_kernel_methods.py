@@ -375,6 +375,23 @@ def test_leave_one_out(rng, monkeypatch, kernel, log_kappa, group, num):
     assert float(search.tau) == taus[np.argmax(expected)]
 
 
+@pytest.mark.parametrize("dim, nearest", [(1, 32), (2, 3), (3, 32)])
+def test_leave_one_out_of_many_points(rng, monkeypatch, dim, nearest):
+    """Sums over all points, less a point's own term; where that hides the others, its neighbours, or all."""
+    monkeypatch.setattr("jaxgauss._methods.leave_one_out.MANY", 1)
+    monkeypatch.setattr("jaxgauss._methods.leave_one_out.NEAREST", nearest)
+    points, taus = rng.normal(size=(67, dim)), np.asarray([0.3, 30.0, 1e3, 1e5])
+    points[0], points[1] = 30, points[2]
+    w = rng.uniform(size=67) * (np.arange(67) % 7 > 0)
+    search = leave_one_out_tau(points, taus, weights=w)
+    w = w / w.sum()
+    with np.errstate(divide="ignore"):
+        logits = np.log(w) - taus[:, None, None] / 2 * np.square(points[:, None] - points).sum(-1)
+    sums = logsumexp(np.where(np.eye(67, dtype=bool), -np.inf, logits), axis=2)
+    expected = (w * (sums - np.log(1 - w))).sum(1) + dim / 2 * np.log(taus / (2 * np.pi))
+    assert relative_error(search.scores, expected) < 1e-11 and float(search.tau) == taus[np.argmax(expected)]
+
+
 @pytest.mark.parametrize("name", ["logpdf", "score"])
 def test_weights_of_zero_have_derivatives(rng, name):
     """A mask, or a projection onto the simplex: a sample without weight still says what a weight would do."""

@@ -10,7 +10,17 @@ import numpy as np
 
 from ._checks.optional import needed
 from ._checks.samples import check_positive
-from ._methods.process import LEAST_NOISE, SOME, Learned, Objective, Posterior, box_of, learned, posterior, wider
+from ._methods.gaussian_process import (
+    LEAST_NOISE,
+    SOME,
+    Learned,
+    Objective,
+    Posterior,
+    box_of,
+    learned,
+    posterior,
+    wider,
+)
 from ._methods.process_by_matrix import Box, ByMatrix
 from ._methods.process_by_transforms import ByTransforms
 from ._sums.display import progress_bar
