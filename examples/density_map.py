@@ -1,8 +1,7 @@
 """A map of the density of a million points: `python examples/density_map.py`.
 
-The points are visited by Clifford's strange attractor. The bandwidth is the most likely one, each point left out in turn.
-Then come the log-density of as many other points, and of a grid. Beside it scikit-learn's tree, on a few thousand
-points, and SciPy. A million points take about a minute and 1.5 GB on two cores.
+Orbits of Clifford's attractor visit the points. The bandwidth is the most likely one, each point left out in turn. Then
+come the log-density of as many other points, and of a grid. Beside it scikit-learn's tree and SciPy, at a few points.
 """
 
 import argparse

@@ -1,9 +1,9 @@
 """Kriging of 100,000 elevations in the plane: `python examples/kriging.py`.
 
-A terrain of 344 × 403 heights ships with matplotlib. A Gaussian process sees `--points` of them, learns its length scales
-and noise, and predicts the whole terrain with standard deviations: 0.6 GB and about a minute and a half on two cores. The
-heights that it has not seen tell its error, and whether its bands hold what they claim. Beside it the height of the
-nearest point that is seen, and scikit-learn's process of 2,000 points.
+A terrain of 344 × 403 heights ships with matplotlib. A Gaussian process sees `--points` of them, learns length scales
+and noise, and predicts the whole terrain with standard deviations. The heights that it has not seen tell its error, and
+whether its bands hold what they claim. Beside it the height of the nearest point that is seen, and scikit-learn's
+process of 2,000 points.
 """
 
 import argparse
@@ -61,11 +61,11 @@ def main(points=100_000, samples=32, picture="outputs/kriging.png"):
     seconds = time.perf_counter() - learned
     down, right = process.length_scale_
     print(
-        f"{is_seen.sum()} heights: length scales {down:.2f} and {right:.2f} pixels, {process.variance_**0.5:.0f} m high,"
+        f"{is_seen.sum()} heights, learned in {learned - start:.0f} s: length scales of {down:.2f} and {right:.2f} ",
+        end="",
     )
-    print(
-        f"noise of {process.noise_variance_**0.5:.1f} m; learned in {learned - start:.0f} s, predicted in {seconds:.0f} s"
-    )
+    print(f"pixels, σ = {process.variance_**0.5:.0f} m, noise of {process.noise_variance_**0.5:.1f} m")
+    print(f"all heights predicted, with standard deviations, in {seconds:.0f} s")
     truth, unseen = values[~is_seen], places[~is_seen]
     nearest, of_few, their_seconds = others(places[is_seen], values[is_seen], unseen)
     scores = (truth - mean[~is_seen]) / std[~is_seen]
@@ -82,7 +82,7 @@ def main(points=100_000, samples=32, picture="outputs/kriging.png"):
 
 
 def draw(maps, scores, error, path):
-    """What is seen, predicted and true, as lit from the north-west; the deviations; and how well they are calibrated."""
+    """What is seen, predicted and true, lit from the north-west; the deviations, and their calibration."""
     fig, axes = plt.subplots(2, 3, figsize=(14, 8), layout="constrained")
     light, limits = LightSource(azdeg=315, altdeg=45), {"vmin": np.nanmin(maps[2]), "vmax": np.nanmax(maps[2])}
     axes[0, 0].imshow(maps[0], cmap="gist_earth", **limits)

@@ -19,6 +19,7 @@ import optax
 import pytest
 from scipy.linalg import sqrtm
 from scipy.ndimage import gaussian_filter
+from threadpoolctl import threadpool_limits
 
 import emulated_cuda
 from jaxgauss import mmd_squared
@@ -220,6 +221,33 @@ def test_kde_agrees_with_scikit_learn(picture, capsys):
     _, ours, theirs, *_ = main(num=300, steps=20, picture=picture)
     assert ours == pytest.approx(theirs, abs=1e-5)
     assert "leave_one_out_tau: 100%" in capsys.readouterr().err
+
+
+def test_kriging_holds_what_it_claims(picture, monkeypatch, capsys):
+    import kriging
+
+    monkeypatch.setattr(kriging, "FEW", 100)
+    monkeypatch.setattr(kriging, "get_sample_data", lambda name: {"elevation": terrain()})
+    with threadpool_limits(1):
+        process, errors, held = kriging.main(points=3000, picture=picture)
+    assert errors[0] < 0.5 * min(errors[1:]) and 0.92 < held < 0.98 and process.exact_
+    assert "3000 heights, learned in" in capsys.readouterr().out
+
+
+def terrain():
+    """Heights of 60 × 80 places, smooth but for noise of a meter."""
+    rng = np.random.default_rng(0)
+    return 500 + 400 * gaussian_filter(rng.normal(size=(60, 80)), 4.0) + rng.normal(size=(60, 80))
+
+
+def test_the_density_of_many_points_is_scikit_learns(picture, capsys):
+    from density_map import attractor, main
+
+    search, scores, by_tree, shown = main(points=6000, grid=60, taus=6, picture=picture)
+    assert np.abs(scores[: len(by_tree)] - by_tree).max() < 1e-3
+    low, high = attractor(6000, 0).min(0) - 0.05, attractor(6000, 0).max(0) + 0.05
+    assert np.exp(shown).mean() * np.prod(high - low) == pytest.approx(1, abs=0.05)
+    assert 0 < search.scores.argmax() < 5 and "leave-one-out: 6 bandwidths, 6000 points" in capsys.readouterr().out
 
 
 def test_dependence_is_seen_where_correlation_is_blind(picture, shrink, capsys):
