@@ -16,9 +16,9 @@ from .._checks.operands import as_operand
 from .._checks.settings import Settings, working_dtype
 from .._engines.plan import NEAR
 
-MOST = 8  # batches: each is compiled by itself
-CELLS = 256  # sizes that are told apart before they are merged
-WORTH, SLACK = 2**18, 0.05  # pairs, and the share of all pairs, that may be added to save a batch
+MOST = 16  # batches: each is compiled by itself
+CELLS = 128  # sizes that are told apart before they are merged
+WORTH, SLACK = 2**18, 0.03  # pairs, and the share of all pairs, that may be added to save a batch
 REMEMBERED = 32  # layouts
 
 

@@ -1,0 +1,198 @@
+"""MMD² between all pairs of several sets of unequal sizes, from one pass over the pairs of points."""
+
+import functools
+from typing import Any, NamedTuple, Unpack
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jaxtyping import Array, Float
+
+from .._checks.labels import check_labels
+from .._checks.operands import takes_tau
+from .._checks.samples import check_estimator, check_kernel, check_samples, visible
+from .._checks.settings import Labels, Options, Points, Settings, Taus, Weights, working_dtype
+from .._kernels.kernels import Kernel
+from .._sums.checked import check_plan
+from .._sums.kernel_sum import unrounded_kernel_sum
+from .._sums.moments import bandwidth_mean
+from .weights import in_own_unit
+
+WIDTHS, OVERHEAD = (8, 16, 32, 64, 128, 256, 512), 16  # points of a chunk, and what it costs beside them
+BLOCK, MOST = 2048, 64  # points of a block, and blocks
+
+
+@takes_tau
+def mmd_squared_matrix(
+    points: Points,
+    tau: Taus,
+    *,
+    segments: Labels,
+    kernel: str | Kernel = "gauss",
+    weights: Weights | None = None,
+    estimator: str = "biased",
+    **options: Unpack[Options],
+) -> Float[Array, "b b"]:
+    """Squared maximum mean discrepancies (MMD²) between all pairs of B sets of points, of unequal sizes.
+
+    Entry (a, b) is `mmd_squared` of the points with the a-th and those with the b-th label, in sorted order. Each pair
+    of points is summed once: O(N² D) operations and, with gradients, too, O(N D + B²) memory.
+
+    Args:
+        points: of all sets, (N, D), in any order.
+        tau: τ = 1/σ², positive; or several, (T,), whose kernels are averaged, as for `mmd_squared`.
+        segments: labels, (N,), any integers: the set of each point. They must be known outside of transformations.
+        kernel: a name or a `Kernel`, as for `kernel_sum`.
+        weights: (N,), of either sign, not normalized. None: 1/n for a set of n points.
+        estimator: "biased" or "unbiased", as for `mmd_squared`.
+        **options: `method`, `precision` and `backend`, as for `gauss_sum`.
+
+    Returns:
+        (B, B) in the promoted dtype of points and weights: symmetric, and zero on the diagonal. Sets are the distinct
+        labels, `np.unique(segments)`.
+
+    Raises:
+        ValueError: shapes do not fit, there are no points, tau is not positive, an option has an unknown value, a set
+            has too few points for the estimator, or the kernel needs weights with one sum in all sets.
+        TypeError: points or weights are not a floating array, or labels are not known integers.
+
+    Derivatives:
+        Reverse mode of any order with respect to points, weights and tau.
+
+    Precision:
+        As for `mmd_squared`: within 1e-6 of the size of the three terms in float32.
+
+    Example:
+        >>> import jax.numpy as jnp, numpy as np, jaxgauss
+        >>> points = jnp.array([[0.0], [0.0], [100.0]])
+        >>> jaxgauss.mmd_squared_matrix(points, 1.0, segments=np.array([7, 3, 7])).tolist()
+        [[0.0, 0.5], [0.5, 0.0]]
+
+    References:
+        Gretton, Borgwardt, Rasch, Schölkopf & Smola, "A Kernel Two-Sample Test", JMLR 13, 2012.
+    """
+    function = "mmd_squared_matrix"
+    check_estimator(function, estimator)
+    kernel, given = check_kernel(function, kernel), {"weights": weights}
+    settings: Any = check_samples(
+        function, {"points": points}, tau, options, weights=given, kernel=kernel, allowed=Options
+    )
+    labels = check_labels(function, segments, "points", points.shape[0])
+    _check_sets(kernel, labels, weights, estimator)
+    tau = check_plan(settings, tau, points.shape[0] ** 2, points.shape[1], 1, points)
+    return _matrix(settings, estimator, _layout(labels.tobytes()), points, weights, tau)
+
+
+def _check_sets(kernel: Kernel, labels: np.ndarray, weights: Any, estimator: str) -> None:
+    """Raise ValueError if the estimate of a set is 0/0, or if sums of weights differ where they may not."""
+    where, names = "`jaxgauss.mmd_squared_matrix`: ", np.unique(labels)
+    seen = None if weights is None else visible(weights)
+    if weights is not None and seen is None:
+        return
+    each = [np.ones(n) / n if seen is None else seen[labels == name] for name, n in _counted(labels)]
+    alone = [name for name, a in zip(names, each, strict=True) if np.square(a.sum()) - np.square(a).sum() == 0]
+    if estimator == "unbiased" and alone:
+        raise ValueError(
+            f"{where}`segments` must give each set two points with weight for the unbiased estimator; got {len(alone)}"
+            f" of {len(names)} sets without, such as {alone[0]}. Use estimator='biased'."
+        )
+    sums = [a.sum() for a in each]
+    if kernel.conditional and max(sums) - min(sums) > 1e-3 * max(np.abs(a).sum() for a in each):
+        raise ValueError(
+            f"{where}`weights` must have one sum in all sets for {kernel!r}, which is only conditionally positive"
+            f" definite; got sums from {min(sums):.6g} to {max(sums):.6g}. Divide those of each set by their sum."
+        )
+
+
+def _counted(labels: np.ndarray) -> list[tuple[int, int]]:
+    return list(zip(*np.unique(labels, return_counts=True), strict=True))
+
+
+class _Layout(NamedTuple):
+    """Chunks of points of one set each, in blocks; points are padded to the same number by others of no weight.
+
+    Attributes:
+        sets: of each point, (N,).
+        sizes: points of each set, (B,).
+        chunks: indices of points, (blocks, chunks, width).
+        counts: points of each chunk, (blocks, chunks).
+        owners: the set of each chunk, (blocks, chunks).
+        rows: indices of the points of each block, (blocks, most).
+        pairs: blocks of keys and of queries, each pair once, (2, pairs).
+    """
+
+    sets: Any
+    sizes: Any
+    chunks: Any
+    counts: Any
+    owners: Any
+    rows: Any
+    pairs: Any
+
+
+@functools.lru_cache(32)
+def _layout(labels: bytes) -> _Layout:
+    _, sets, sizes = np.unique(np.frombuffer(labels, "int64"), return_inverse=True, return_counts=True)
+    width = min(WIDTHS, key=lambda x: (-(-sizes // x)).sum() * (x + OVERHEAD))
+    num_blocks = min(MOST, -(-len(sets) // BLOCK))
+    numbers = -(-sizes // width)
+    owners = np.repeat(np.arange(len(sizes)), numbers)
+    firsts = width * (np.arange(len(owners)) - np.repeat(numbers.cumsum() - numbers, numbers))  # within the set
+    counts = np.minimum(width, sizes[owners] - firsts)
+    starts = (sizes.cumsum() - sizes)[owners] + firsts
+    padding = [0, -len(owners) % num_blocks]
+    owners, counts, starts = (np.pad(x, padding).reshape(num_blocks, -1) for x in (owners, counts, starts))
+    steps, order = np.arange(width), np.argsort(sets, kind="stable")
+    own = steps < counts[..., None]
+    chunks = order[starts[..., None] + np.where(own, steps, 0)]
+    rows = np.zeros((num_blocks, counts.sum(1).max()), int)
+    for i in range(num_blocks):
+        some = chunks[i][own[i]]
+        rows[i] = np.resize(some, rows.shape[1]) if some.size else 0
+    pairs = np.stack(np.triu_indices(num_blocks))
+    return _Layout(*(x.astype("int32") for x in (sets, sizes, chunks, counts, owners, rows, pairs)))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _matrix(settings: Settings, estimator: str, layout: _Layout, points: Array, weights: Any, tau: Any) -> Array:
+    dtype = working_dtype(settings.dtype)
+    unit, (points,) = in_own_unit(settings, points)
+    tau, num_sets = jnp.asarray(tau, dtype), len(layout.sizes)
+    a = (1 / layout.sizes.astype(dtype))[layout.sets] if weights is None else jnp.asarray(weights, dtype)
+    means = _forms(settings, layout, points, a, tau)
+    norms = jnp.diagonal(means)
+    if estimator == "unbiased":
+        total, squares = (jax.ops.segment_sum(x, layout.sets, num_sets) for x in (a, jnp.square(a)))
+        norms = jnp.square(total) / (jnp.square(total) - squares) * (norms - settings.kernel.at_zero * squares)
+    found = norms[:, None] + norms[None] - 2 * means
+    return (jnp.where(jnp.eye(num_sets, dtype=bool), 0, found) * unit).astype(settings.dtype)
+
+
+def _forms(settings: Settings, layout: _Layout, points: Array, weights: Array, tau: Array) -> Array:
+    """Σ a_i a_j κ(x_i, x_j) over the points of each pair of sets, (B, B): a pair of blocks at a time."""
+
+    def chunk_weights(block: Array) -> Array:
+        chunks, counts = layout.chunks[block], layout.counts[block]
+        own = jnp.arange(chunks.shape[-1], dtype="int32") < counts[:, None]
+        return jnp.where(own, weights[chunks], 0)
+
+    @jax.checkpoint  # else derivatives would keep the pulls of every chunk at every point
+    def of_pair(pair: Array) -> Array:
+        of_keys, of_queries = pair
+        keys, values = points[layout.chunks[of_keys]], chunk_weights(of_keys)[..., None]
+        queries = points[layout.rows[of_queries]]
+        sums = unrounded_kernel_sum(settings, queries, keys, values, tau[:, None] if tau.ndim else tau)
+        sums = bandwidth_mean(sums[..., 0], tau)  # (chunks, rows)
+        counts = layout.counts[of_queries]
+        places = jnp.cumsum(counts, dtype="int32")[:, None] - counts[:, None]
+        steps = jnp.arange(layout.chunks.shape[-1], dtype="int32")
+        places = jnp.minimum(places + steps, sums.shape[-1] - 1)
+        return (sums[:, places] * chunk_weights(of_queries)).sum(-1)
+
+    forms = lax.map(of_pair, layout.pairs.T)  # (pairs, chunks of keys, chunks of queries)
+    first, second = layout.pairs
+    forms = jnp.where((first == second)[:, None, None], forms / 2, forms)
+    total = jnp.zeros((len(layout.sizes),) * 2, forms.dtype)
+    total = total.at[layout.owners[first][:, :, None], layout.owners[second][:, None]].add(forms)
+    return total + total.T
