@@ -9,6 +9,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
+from .._arrays.devices import vary_like
 from .._checks.labels import check_labels
 from .._checks.operands import takes_tau
 from .._checks.samples import check_estimator, check_kernel, check_samples, visible
@@ -19,8 +20,8 @@ from .._sums.kernel_sum import unrounded_kernel_sum
 from .._sums.moments import bandwidth_mean
 from .weights import in_own_unit
 
-WIDTHS, OVERHEAD = (8, 16, 32, 64, 128, 256, 512), 16  # points of a chunk, and what it costs beside them
-BLOCK, MOST = 2048, 64  # points of a block, and blocks
+WIDTHS, OVERHEAD = (8, 16, 32, 64), 16  # points of a chunk, and what it costs beside them
+BLOCK = 1024  # points: the pairs of two blocks fill a tile
 
 
 @takes_tau
@@ -86,27 +87,22 @@ def mmd_squared_matrix(
 
 def _check_sets(kernel: Kernel, labels: np.ndarray, weights: Any, estimator: str) -> None:
     """Raise ValueError if the estimate of a set is 0/0, or if sums of weights differ where they may not."""
-    where, names = "`jaxgauss.mmd_squared_matrix`: ", np.unique(labels)
+    where = "`jaxgauss.mmd_squared_matrix`: "
+    names, sets, numbers = np.unique(labels, return_inverse=True, return_counts=True)
     seen = None if weights is None else visible(weights)
-    if weights is not None and seen is None:
-        return
-    each = [np.ones(n) / n if seen is None else seen[labels == name] for name, n in _counted(labels)]
-    alone = [name for name, a in zip(names, each, strict=True) if np.square(a.sum()) - np.square(a).sum() == 0]
+    a = 1 / numbers[sets] if seen is None else seen
+    sums, squares, sizes = (np.bincount(sets, x) for x in (a, np.square(a), np.abs(a)))
+    alone = names[np.square(sums) - squares == 0]
     if estimator == "unbiased" and alone:
         raise ValueError(
             f"{where}`segments` must give each set two points with weight for the unbiased estimator; got {len(alone)}"
             f" of {len(names)} sets without, such as {alone[0]}. Use estimator='biased'."
         )
-    sums = [a.sum() for a in each]
-    if kernel.conditional and max(sums) - min(sums) > 1e-3 * max(np.abs(a).sum() for a in each):
+    if kernel.conditional and sums.max() - sums.min() > 1e-3 * sizes.max():
         raise ValueError(
             f"{where}`weights` must have one sum in all sets for {kernel!r}, which is only conditionally positive"
-            f" definite; got sums from {min(sums):.6g} to {max(sums):.6g}. Divide those of each set by their sum."
+            f" definite; got sums from {sums.min():.6g} to {sums.max():.6g}. Divide those of each set by their sum."
         )
-
-
-def _counted(labels: np.ndarray) -> list[tuple[int, int]]:
-    return list(zip(*np.unique(labels, return_counts=True), strict=True))
 
 
 class _Layout(NamedTuple):
@@ -135,7 +131,7 @@ class _Layout(NamedTuple):
 def _layout(labels: bytes) -> _Layout:
     _, sets, sizes = np.unique(np.frombuffer(labels, "int64"), return_inverse=True, return_counts=True)
     width = min(WIDTHS, key=lambda x: (-(-sizes // x)).sum() * (x + OVERHEAD))
-    num_blocks = min(MOST, -(-len(sets) // BLOCK))
+    num_blocks = -(-len(sets) // BLOCK)
     numbers = -(-sizes // width)
     owners = np.repeat(np.arange(len(sizes)), numbers)
     firsts = width * (np.arange(len(owners)) - np.repeat(numbers.cumsum() - numbers, numbers))  # within the set
@@ -170,15 +166,15 @@ def _matrix(settings: Settings, estimator: str, layout: _Layout, points: Array, 
 
 
 def _forms(settings: Settings, layout: _Layout, points: Array, weights: Array, tau: Array) -> Array:
-    """Σ a_i a_j κ(x_i, x_j) over the points of each pair of sets, (B, B): a pair of blocks at a time."""
+    """Σ a_i a_j κ(x_i, x_j) over the points of each pair of sets, (B, B); one pair of blocks after the other."""
 
     def chunk_weights(block: Array) -> Array:
         chunks, counts = layout.chunks[block], layout.counts[block]
-        own = jnp.arange(chunks.shape[-1], dtype="int32") < counts[:, None]
+        own = jnp.arange(chunks.shape[-1], dtype="int32")[None] < counts[:, None]
         return jnp.where(own, weights[chunks], 0)
 
     @jax.checkpoint  # else derivatives would keep the pulls of every chunk at every point
-    def of_pair(pair: Array) -> Array:
+    def of_pair(pair: Array) -> Array:  # (chunks of keys, chunks of queries)
         of_keys, of_queries = pair
         keys, values = points[layout.chunks[of_keys]], chunk_weights(of_keys)[..., None]
         queries = points[layout.rows[of_queries]]
@@ -186,13 +182,16 @@ def _forms(settings: Settings, layout: _Layout, points: Array, weights: Array, t
         sums = bandwidth_mean(sums[..., 0], tau)  # (chunks, rows)
         counts = layout.counts[of_queries]
         places = jnp.cumsum(counts, dtype="int32")[:, None] - counts[:, None]
-        steps = jnp.arange(layout.chunks.shape[-1], dtype="int32")
+        steps = jnp.arange(layout.chunks.shape[-1], dtype="int32")[None]
         places = jnp.minimum(places + steps, sums.shape[-1] - 1)
-        return (sums[:, places] * chunk_weights(of_queries)).sum(-1)
+        return (sums[:, places] * chunk_weights(of_queries)[None]).sum(-1)
 
-    forms = lax.map(of_pair, layout.pairs.T)  # (pairs, chunks of keys, chunks of queries)
-    first, second = layout.pairs
-    forms = jnp.where((first == second)[:, None, None], forms / 2, forms)
-    total = jnp.zeros((len(layout.sizes),) * 2, forms.dtype)
-    total = total.at[layout.owners[first][:, :, None], layout.owners[second][:, None]].add(forms)
+    def add(total: Array, pair: Array) -> tuple[Array, None]:
+        forms = of_pair(pair)
+        forms = jnp.where(pair[0] == pair[1], forms / 2, forms)
+        owners = layout.owners[pair[0]][:, None], layout.owners[pair[1]][None]
+        return total.at[owners].add(forms), None
+
+    total = jnp.zeros((len(layout.sizes),) * 2, weights.dtype)
+    total, _ = lax.scan(add, vary_like(total, [points, weights, tau]), layout.pairs.T)
     return total + total.T

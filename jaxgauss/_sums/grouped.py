@@ -1,6 +1,7 @@
 """Sums over pairs of equal labels: groups of like sizes are padded to one size, and are one batched sum."""
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -99,16 +100,26 @@ def _alike(counts: np.ndarray) -> list[np.ndarray]:
 
 
 def grouped(
-    reduction: Callable[..., Array], settings: Settings, segments: Any, queries: Any, keys: Any, values: Any, tau: Any
+    reduction: Callable[..., Array],
+    settings: Settings,
+    segments: Any,
+    queries: Any,
+    keys: Any,
+    values: Any,
+    tau: Any,
+    empty: float = 0.0,
 ) -> Array:
-    """The reduction of checked arguments, with settings and operands as for `unrounded_gauss_sum`, by groups."""
+    """The reduction of checked arguments, with settings and operands as for `unrounded_gauss_sum`, by groups.
+
+    `empty` is the value of padding, and the result of a query without keys.
+    """
     labels = check_segments(settings.function, segments, queries.shape[-2], keys.shape[-2])
     operands = queries, keys, values, as_operand(tau, settings.dtype)
-    return _by_groups(reduction, settings, layout_of(*labels), *operands)
+    return _by_groups(reduction, settings, empty, layout_of(*labels), *operands)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _by_groups(reduction: Callable, settings: Settings, layout: Layout, *operands: Any) -> Array:
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _by_groups(reduction: Callable, settings: Settings, empty: float, layout: Layout, *operands: Any) -> Array:
     dtype = working_dtype(settings.dtype)
     queries, keys, values, tau = (jnp.asarray(x, dtype) for x in operands)
     weights = values.ndim == 1
@@ -116,19 +127,19 @@ def _by_groups(reduction: Callable, settings: Settings, layout: Layout, *operand
     leading = jnp.broadcast_shapes(*(x.shape[:-2] for x in (queries, keys, values)), tau.shape)
     rows = []
     for batch in layout.batches:
-        are_own = np.arange(batch.keys.shape[1], dtype="int32") < batch.counts[:, None]
-        own_values = jnp.where(are_own[..., None], _rows_of(values, batch.keys), 0)
+        are_own = np.arange(batch.keys.shape[1], dtype="int32")[None] < batch.counts[:, None]
+        own_values = jnp.where(are_own[..., None], _rows_of(values, batch.keys), empty)
         points = about_centers(_rows_of(queries, batch.queries), _rows_of(keys, batch.keys), tau)
         total = reduction(settings, *points, own_values, tau[..., None] if tau.ndim else tau)
-        total = total.reshape(*total.shape[:-3], -1, total.shape[-1])
+        total = total.reshape(*total.shape[:-3], math.prod(total.shape[-3:-1]), total.shape[-1])
         rows.append(jnp.broadcast_to(total, (*leading, *total.shape[-2:])))
-    rows.append(jnp.zeros((*leading, 1, values.shape[-1]), dtype))
-    total = jnp.take(jnp.concatenate(rows, -2), layout.places, -2, mode="clip").astype(settings.dtype)
+    rows.append(jnp.full((*leading, 1, values.shape[-1]), empty, dtype))
+    total = _rows_of(jnp.concatenate(rows, -2), layout.places).astype(settings.dtype)
     return total[..., 0] if weights else total
 
 
 def _rows_of(x: Array, indices: Any) -> Array:
-    """(…, N, W) -> (…, P, R, W)."""
+    """(…, N, W) -> (…, *shape of the indices, W)."""
     return jnp.take(x, indices, -2, mode="clip")
 
 
@@ -136,9 +147,9 @@ def about_centers(queries: Array, keys: Array, tau: Array) -> tuple[Array, Array
     """The points of each group (…, P, R, D) about a center of its own, if they lie near one another.
 
     Sums do not depend on it, but whether waves pay is decided by the box of the whole batch. A group that is wide stays
-    where it is: small distances in it would be rounded.
+    where it is, because small distances in it would be rounded; so do queries and keys of unequal batches.
     """
-    if 0 in (*queries.shape, *keys.shape, *tau.shape):
+    if 0 in (*queries.shape, *keys.shape, *tau.shape) or queries.shape[:-2] != keys.shape[:-2]:
         return queries, keys
     c = center(keys)
     squared = [jnp.square(lax.stop_gradient(x) - c).sum(-1).max(-1) for x in (queries, keys)]
