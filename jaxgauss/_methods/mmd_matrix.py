@@ -93,7 +93,7 @@ def _check_sets(kernel: Kernel, labels: np.ndarray, weights: Any, estimator: str
     a = 1 / numbers[sets] if seen is None else seen
     sums, squares, sizes = (np.bincount(sets, x) for x in (a, np.square(a), np.abs(a)))
     alone = names[np.square(sums) - squares == 0]
-    if estimator == "unbiased" and alone:
+    if estimator == "unbiased" and alone.size:
         raise ValueError(
             f"{where}`segments` must give each set two points with weight for the unbiased estimator; got {len(alone)}"
             f" of {len(names)} sets without, such as {alone[0]}. Use estimator='biased'."
@@ -157,12 +157,13 @@ def _matrix(settings: Settings, estimator: str, layout: _Layout, points: Array, 
     tau, num_sets = jnp.asarray(tau, dtype), len(layout.sizes)
     a = (1 / layout.sizes.astype(dtype))[layout.sets] if weights is None else jnp.asarray(weights, dtype)
     means = _forms(settings, layout, points, a, tau)
-    norms = jnp.diagonal(means)
+    is_own = jnp.eye(num_sets, dtype=bool)
+    norms = jnp.where(is_own, means, 0).sum(1)
     if estimator == "unbiased":
         total, squares = (jax.ops.segment_sum(x, layout.sets, num_sets) for x in (a, jnp.square(a)))
         norms = jnp.square(total) / (jnp.square(total) - squares) * (norms - settings.kernel.at_zero * squares)
     found = norms[:, None] + norms[None] - 2 * means
-    return (jnp.where(jnp.eye(num_sets, dtype=bool), 0, found) * unit).astype(settings.dtype)
+    return (jnp.where(is_own, 0, found) * unit).astype(settings.dtype)
 
 
 def _forms(settings: Settings, layout: _Layout, points: Array, weights: Array, tau: Array) -> Array:
