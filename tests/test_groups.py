@@ -255,6 +255,7 @@ def matrix64(kernel, estimator, points, weights, tau):
 def blocks(monkeypatch):
     """Several blocks of points, the last one with chunks that are empty."""
     monkeypatch.setattr(mmd_matrix, "BLOCK", 20)
+    monkeypatch.setattr(mmd_matrix, "CUDA_BLOCK", 20)
     monkeypatch.setattr(mmd_matrix, "WIDTHS", (8,))
     mmd_matrix._layout.cache_clear()
     yield

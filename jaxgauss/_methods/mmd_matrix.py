@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from .._arrays.devices import vary_like
+from .._arrays.devices import has_cuda, vary_like
 from .._checks.labels import check_labels
 from .._checks.operands import takes_tau
 from .._checks.samples import check_estimator, check_kernel, check_samples, visible
@@ -21,7 +21,7 @@ from .._sums.moments import bandwidth_mean
 from .weights import in_own_unit
 
 WIDTHS, OVERHEAD = (8, 16, 32, 64), 16  # points of a chunk, and what it costs beside them
-BLOCK = 1024  # points: the pairs of two blocks fill a tile
+BLOCK, CUDA_BLOCK = 1024, 4096  # points: the pairs of two blocks fill a tile
 
 
 @takes_tau
@@ -82,7 +82,9 @@ def mmd_squared_matrix(
     labels = check_labels(function, segments, "points", points.shape[0])
     _check_sets(kernel, labels, weights, estimator)
     tau = check_plan(settings, tau, points.shape[0] ** 2, points.shape[1], 1, points)
-    return _matrix(settings, estimator, _layout(labels.tobytes()), points, weights, tau)
+    return _matrix(
+        settings, estimator, _layout(labels.tobytes(), CUDA_BLOCK if has_cuda() else BLOCK), points, weights, tau
+    )
 
 
 def _check_sets(kernel: Kernel, labels: np.ndarray, weights: Any, estimator: str) -> None:
@@ -128,10 +130,10 @@ class _Layout(NamedTuple):
 
 
 @functools.lru_cache(32)
-def _layout(labels: bytes) -> _Layout:
+def _layout(labels: bytes, block: int) -> _Layout:
     _, sets, sizes = np.unique(np.frombuffer(labels, "int64"), return_inverse=True, return_counts=True)
     width = min(WIDTHS, key=lambda x: (-(-sizes // x)).sum() * (x + OVERHEAD))
-    num_blocks = -(-len(sets) // BLOCK)
+    num_blocks = -(-len(sets) // block)
     numbers = -(-sizes // width)
     owners = np.repeat(np.arange(len(sizes)), numbers)
     firsts = width * (np.arange(len(owners)) - np.repeat(numbers.cumsum() - numbers, numbers))  # within the set
