@@ -1,7 +1,7 @@
 """MMD² between all pairs of several sets of unequal sizes, from one pass over the pairs of points."""
 
 import functools
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack, cast
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from .._arrays.devices import has_cuda, vary_like
 from .._checks.labels import check_labels
 from .._checks.operands import takes_tau
 from .._checks.samples import check_estimator, check_kernel, check_samples, visible
-from .._checks.settings import Labels, Options, Points, Settings, Taus, Weights, working_dtype
+from .._checks.settings import Labels, MeshOptions, Options, Points, Settings, Taus, Weights, working_dtype
 from .._kernels.kernels import Kernel
 from .._sums.checked import check_plan
 from .._sums.kernel_sum import unrounded_kernel_sum
@@ -75,10 +75,8 @@ def mmd_squared_matrix(
     """
     function = "mmd_squared_matrix"
     check_estimator(function, estimator)
-    kernel, given = check_kernel(function, kernel), {"weights": weights}
-    settings: Any = check_samples(
-        function, {"points": points}, tau, options, weights=given, kernel=kernel, allowed=Options
-    )
+    kernel, given, asked = check_kernel(function, kernel), {"weights": weights}, cast(MeshOptions, options)
+    settings = check_samples(function, {"points": points}, tau, asked, weights=given, kernel=kernel, allowed=Options)
     labels = check_labels(function, segments, "points", points.shape[0])
     _check_sets(kernel, labels, weights, estimator)
     tau = check_plan(settings, tau, points.shape[0] ** 2, points.shape[1], 1, points)

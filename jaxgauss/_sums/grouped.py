@@ -49,7 +49,7 @@ def layout_of(query_labels: np.ndarray, key_labels: np.ndarray) -> Layout:
 @functools.lru_cache(REMEMBERED)
 def _layout(*labels: bytes) -> Layout:
     given = [np.frombuffer(x, "int64") for x in labels]
-    groups = np.intersect1d(*given)
+    groups = np.intersect1d(given[0], given[1])
     orders = [np.argsort(x, kind="stable") for x in given]
     lower, upper = (
         np.stack([np.searchsorted(x[order], groups, side) for x, order in zip(given, orders, strict=True)])
