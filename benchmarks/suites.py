@@ -7,7 +7,7 @@ from .rivals import OURS
 from .study import BOTH, Study
 
 SUMS = ("few_dimensions", "kernels", "clouds", "precision", "scaling")
-METHODS = ("neighbours", "resampling", "million")
+METHODS = ("neighbours", "resampling", "groups", "million")
 MACHINE = ("calls", "load")
 SUITES = {
     "quick": Study(grids.quick, grids.report, grids.draw, tuple(OURS), grids.all_rates, BOTH),

@@ -27,6 +27,7 @@ from ._methods.mmd import embedding_norm_squared as embedding_norm_squared
 from ._methods.mmd import mmd_squared as mmd_squared
 from ._methods.mmd_estimate import MMDEstimate as MMDEstimate
 from ._methods.mmd_estimate import mmd_estimate as mmd_estimate
+from ._methods.mmd_matrix import mmd_squared_matrix as mmd_squared_matrix
 from ._methods.mmd_test import mmd_test as mmd_test
 from ._methods.resampling import KernelTest as KernelTest
 from ._methods.stein import ksd_squared as ksd_squared

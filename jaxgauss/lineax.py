@@ -13,7 +13,7 @@ from ._arrays.points import dot
 from ._checks.operands import check_weights, takes_tau
 from ._checks.optional import needed
 from ._checks.samples import check_kernel, check_rng_key, visible
-from ._checks.settings import Points, Settings
+from ._checks.settings import Options, Points, Settings
 from ._kernels.kernels import Kernel
 from ._sums.checked import checked
 from ._sums.kernel_sum import kernel_sum
@@ -66,7 +66,7 @@ class GaussOperator(_Symmetric):
 
     def kernel_product(self, values: Array) -> Array:
         """K times values, (N,) or (N, C), without the noise."""
-        names = {"method": self.method, "precision": self.precision, "backend": self.backend}
+        names: Options = {"method": self.method, "precision": self.precision, "backend": self.backend}
         points = self.points
         return kernel_sum(points, points, values, self.tau, kernel=self.kernel, forward_mode=True, **names)
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import jaxgauss
 
@@ -55,6 +56,7 @@ PROGRAMS = {
     "kde_score": Program(jaxgauss.kde_score, "xyt"),
     "mmd_squared": Program(jaxgauss.mmd_squared, "xyt"),
     "mmd_squared of three τ": Program(jaxgauss.mmd_squared, "xyT"),
+    "mmd_squared_matrix": Program(lambda x, t: jaxgauss.mmd_squared_matrix(x, t, segments=np.arange(len(x)) % 5), "xt"),
     "mmd_flow_velocity": Program(jaxgauss.mmd_flow_velocity, "xyt", False),
     "mmd_witness": Program(jaxgauss.mmd_witness, "xyyt"),
     "ksd_squared": Program(jaxgauss.ksd_squared, "xst"),
@@ -69,6 +71,9 @@ PROGRAMS = {
     "ksd_squared of imq": Program(_partial("ksd_squared", kernel="imq"), "xst"),
     "leave_one_out_tau": Program(lambda x, t: jaxgauss.leave_one_out_tau(x, t).scores, "xT"),
     "second derivatives": Program(lambda *x: jax.grad(lambda *y: jaxgauss.gauss_sum(*y).sum())(*x), "xyvt"),
+    "gauss_sum of segments": Program(
+        lambda x, y, v, t: jaxgauss.gauss_sum(x, y, v, t, segments=(np.arange(len(x)) % 5,) * 2), "xyvt"
+    ),
     "gauss_sum under vmap": Program(
         lambda x, y, v, t: jax.vmap(jaxgauss.gauss_sum, (None, None, None, 0))(x, y, v, t), "xyvT"
     ),

@@ -26,6 +26,7 @@ SMALL: dict[str, tuple[int, dict]] = {  # of a suite, how many rows it finds wit
     "calls": (7, {"NUMS": (16,), "ROUNDS": 1}),
     "clouds": (2 * 5, {"NUMS": (40,), "DIMS": (3,), "FUNCTIONS": lambda m: ("sum", "logarithm")}),
     "few_dimensions": (35, {"SUMS": {"uniform": [(1, 8, 200), (1, 8, 300)]}, "DIMS": (1,), "HOSTILE": 100}),
+    "groups": (2 * 2 + 2 * 2, {"DIMS": (3,), "GROUPS": 3, "POINTS": 20, "SETS": 4, "SIZES": (5, 9)}),
     "kernels": (2 * 2 * 2 + 4, {"NUM": 600, "DIMS": (3,), "LARGE": (64, 128), "KEOPS": lambda m: first(m.KEOPS, 2)}),
     "load": (6, {"NUM": 64, "CALLS": 2, "SETTINGS": {"default": ""}}),
     "mmd": (15, {"SIZES": lambda m: {f: [(n, 3) for n in (32, 64)[: 1 + (f == m.mmd_step)]] for f in m.SIZES}}),

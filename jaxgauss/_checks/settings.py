@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from .._kernels.kernels import GAUSS, Kernel
 
@@ -20,6 +20,8 @@ Queries = Float[Array | np.ndarray, "*#batch m d"]
 Keys = Float[Array | np.ndarray, "*#batch n d"]
 Values = Float[Array | np.ndarray, "*#batch n c"] | Float[Array | np.ndarray, " n"]
 Tau = Float[Array | np.ndarray, "*#batch"] | float | int
+Labels = Int[Array | np.ndarray, " _"]
+Segments = tuple[Labels, Labels] | None
 Sums = Float[Array, "*result m c"] | Float[Array, "*result m"]
 Points = Float[Array | np.ndarray, "n d"]
 Weights = Float[Array | np.ndarray, " n"]

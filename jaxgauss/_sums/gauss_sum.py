@@ -9,11 +9,12 @@ from jaxtyping import Array
 from .._arrays.devices import replicated, vary_alike
 from .._arrays.points import align
 from .._checks.operands import as_operand, check_tolerance, takes_tau
-from .._checks.settings import Keys, Queries, Settings, Sums, Tau, Values, working_dtype
+from .._checks.settings import Keys, Queries, Segments, Settings, Sums, Tau, Values, working_dtype
 from .._engines.near import examined
 from .._engines.plan import Plan, warn_once
 from .checked import checked, reverse_only
 from .forward_mode import sum_in_both_modes
+from .grouped import grouped
 from .rules import gaussian_sum
 
 
@@ -29,6 +30,7 @@ def gauss_sum(
     backend: str = "auto",
     tolerance: float | None = None,
     forward_mode: bool = False,
+    segments: Segments = None,
 ) -> Sums:
     """Sum Gaussian kernels: s_m = Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n, without forming the M×N matrix.
 
@@ -50,13 +52,14 @@ def gauss_sum(
         backend: the attention kernel: "auto", "cpu", "flash", "efficient" or "cudnn".
         tolerance: the largest error of "fourier", relative to Σ|v|, before rounding. None: below rounding.
         forward_mode: whether forward mode, such as `jax.jvp` or `jax.hessian`, must work, too (docs/scale.md).
+        segments: integer labels (M,) and (N,): only pairs of equal labels are summed, group by group (docs/ragged.md).
 
     Returns:
         s, (…, M, C), or (…, M) for values (N,), in the promoted dtype of queries, keys and values. Without keys: zeros.
 
     Raises:
         ValueError: shapes do not fit, tau is not positive, or a named option cannot run there, or not for such points.
-        TypeError: an argument is not a floating array.
+        TypeError: an argument is not a floating array, or labels are not known integers.
 
     Derivatives:
         Reverse mode of any order with respect to queries, keys, values and tau, in linear memory. For C = 1 the value
@@ -69,8 +72,7 @@ def gauss_sum(
     Example:
         >>> import jax.numpy as jnp, jaxgauss
         >>> points = jnp.array([[0.0], [1.0]])
-        >>> sums = jaxgauss.gauss_sum(points, points, jnp.array([1.0, 1.0]), tau=2.0)
-        >>> bool(jnp.allclose(sums, 1 + jnp.exp(-1)))
+        >>> bool(jnp.allclose(jaxgauss.gauss_sum(points, points, jnp.ones(2), tau=2.0), 1 + jnp.exp(-1)))
         True
 
     References:
@@ -79,6 +81,8 @@ def gauss_sum(
     check_tolerance("gauss_sum", method, tolerance)
     asked = Settings(method, precision, backend, forward_mode=bool(forward_mode), tolerance=tolerance)
     settings, chosen = checked(asked, queries, keys, values, tau)
+    if segments is not None:
+        return grouped(unrounded_gauss_sum, settings, segments, queries, keys, values, tau)
     return checked_gauss_sum(examined(settings, tau, queries, keys, values), chosen, queries, keys, values, tau)
 
 

@@ -10,7 +10,7 @@ from jaxtyping import Array
 from .._arrays.devices import replicated, vary_alike
 from .._arrays.points import align, center, weighted_sum
 from .._checks.operands import as_operand, takes_tau
-from .._checks.settings import Keys, Queries, Settings, Sums, Tau, Values, working_dtype
+from .._checks.settings import Keys, Queries, Segments, Settings, Sums, Tau, Values, working_dtype
 from .._engines.dispatch import uses_mixture
 from .._engines.near import examined
 from .._engines.plan import of_gaussians
@@ -20,6 +20,7 @@ from .._kernels.mixtures import Mixture
 from .checked import checked, reverse_only
 from .forward_mode import radial_sum_in_both_modes
 from .gauss_sum import checked_gauss_sum, unrounded_gauss_sum
+from .grouped import grouped
 from .rules import radial_sum
 
 
@@ -35,6 +36,7 @@ def kernel_sum(
     precision: str = "auto",
     backend: str = "auto",
     forward_mode: bool = False,
+    segments: Segments = None,
 ) -> Sums:
     """Sum a radial kernel: s_m = Σ_n κ(u_mn) v_n with u_mn = τ‖q_m - k_n‖², without forming the M×N matrix.
 
@@ -54,7 +56,7 @@ def kernel_sum(
     mixture of Gaussians may stand for a smooth kernel; `explain` tells whether, and its error (docs/kernels.md).
 
     Args:
-        queries, keys, values, tau, backend, forward_mode: as for `gauss_sum`.
+        queries, keys, values, tau, backend, forward_mode, segments: as for `gauss_sum`.
         kernel: a name from the table, or a `Kernel`.
         method: "auto"; "blocked", "dense" or "differences" for κ itself; "mixture" for Gaussians. For "gauss", the
             methods of `gauss_sum`.
@@ -65,7 +67,7 @@ def kernel_sum(
 
     Raises:
         ValueError: as `gauss_sum` does; or there is no such kernel, or no mixture of it where one was asked for.
-        TypeError: an argument is not a floating array, or the kernel is neither a name nor a `Kernel`.
+        TypeError: as `gauss_sum` does; or the kernel is neither a name nor a `Kernel`.
 
     Derivatives:
         As for `gauss_sum`; one more pass over the pairs gives all first gradients. At points that coincide, where
@@ -86,6 +88,8 @@ def kernel_sum(
     function = "kernel_sum" if kernel != GAUSS else "gauss_sum"
     asked = Settings(method, precision, backend, function=function, forward_mode=bool(forward_mode), kernel=kernel)
     settings, chosen = checked(asked, queries, keys, values, tau)
+    if segments is not None:
+        return grouped(unrounded_kernel_sum, settings, segments, queries, keys, values, tau)
     settings = examined(settings, tau, queries, keys, values)
     if kernel == GAUSS:
         return checked_gauss_sum(settings, chosen, queries, keys, values, tau)

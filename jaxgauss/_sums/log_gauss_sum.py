@@ -13,13 +13,14 @@ from .._arrays.devices import has_cuda, replicated, vary_alike, vary_like
 from .._arrays.points import LOG_ZERO, align, center, unbroadcast
 from .._checks.operands import also_called, as_operand, check_names, check_weights, takes_tau
 from .._checks.samples import check_kernel
-from .._checks.settings import Keys, Queries, Settings, Tau, working_dtype
+from .._checks.settings import Keys, Queries, Segments, Settings, Tau, working_dtype
 from .._engines.dispatch import kernel_means
 from .._engines.means import difference_means
 from .._engines.near import are_near, examined
 from .._engines.plan import takes_half
 from .._kernels.kernels import GAUSS, Kernel
 from .checked import checked, reverse_only
+from .grouped import grouped
 from .in_float64 import Rules, by_rules, with_all_digits
 
 LogWeights = Float[Array | np.ndarray, "*#batch n"] | None
@@ -38,6 +39,7 @@ def log_gauss_sum(
     method: str = "auto",
     precision: str = "auto",
     backend: str = "auto",
+    segments: Segments = None,
 ) -> Float[Array, "*result m"]:
     """Logarithm of a sum of Gaussian kernels, log Σ_n w_n exp(-τ/2 ‖q_m - k_n‖²), also where the sum itself underflows.
 
@@ -53,14 +55,14 @@ def log_gauss_sum(
         method: "auto"; "rescale" for the attention kernel; "blocked", "dense" or "differences" for XLA. Kernels other
             than the Gaussian take "auto" or "differences".
         precision: as for `gauss_sum`, except that "auto" is float32 on CUDA.
-        backend: as for `gauss_sum`.
+        backend, segments: as for `gauss_sum`.
 
     Returns:
         (…, M) in the promoted dtype of queries, keys and log-weights. Without keys, or if all weights are zero: -inf.
 
     Raises:
         ValueError: shapes do not fit, tau is not positive, or a named method, precision or backend cannot run there.
-        TypeError: an argument is not a floating array.
+        TypeError: an argument is not a floating array, or labels are not known integers.
 
     Derivatives:
         Reverse mode of any order. With P_mn = w_n Φ_mn / Σ_n w_n Φ_mn, ∂q = τ (Σ_n P_mn k_n - q_m), the score of a
@@ -86,10 +88,14 @@ def log_gauss_sum(
     check_names(function, method, precision, backend, methods_of_logs(kernel))
     asked = Settings(method, precision, backend, "", function, "highest", kernel=kernel)
     settings, _ = checked(asked, queries, keys, values, tau, methods=METHODS)
-    given = None if log_weights is None else weights_of(log_weights[..., None])
-    settings = examined(settings, tau, queries, keys, given, logs=True)
+    if segments is None:
+        given = None if log_weights is None else weights_of(log_weights[..., None])
+        settings = examined(settings, tau, queries, keys, given, logs=True)
     if log_weights is None:
         log_weights = jnp.zeros(keys.shape[-2:-1], working_dtype(settings.dtype))
+    if segments is not None:
+        operands = queries, keys, log_weights[..., None], tau
+        return grouped(unrounded_log_sum, settings, segments, *operands, empty=-math.inf)[..., 0]
     return _checked_log_sum(settings, queries, keys, log_weights, as_operand(tau, settings.dtype))
 
 
