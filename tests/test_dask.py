@@ -198,7 +198,7 @@ def test_a_killed_worker_loses_nothing(tmp_path):
     arrays = points[:, :2], points[:, 2]
     lazy = [jaxgauss.dask.fourier_sketch(*arrays, 50.0, lower=0, upper=1), jaxgauss.dask.gauss_sum(queries, *arrays)]
     with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None) as cluster,
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
         Client(cluster) as client,
     ):
         futures = client.compute(lazy)
