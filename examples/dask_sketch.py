@@ -87,7 +87,7 @@ def main(points: int, workers: int, memory: str, kill: bool, scheduler: str | No
         client: Any = stack.enter_context(Client(cluster))
         da.to_npy_stack(folder, da.map_blocks(written, chunks=((*blocks,), (2,)), dtype=np.float32))
         data = da.from_npy_stack(folder)
-        found = f"{len(blocks)} files of {data.nbytes / 1e6:.0f} MB"
+        found = f"{len(blocks)} files, {data.nbytes / 1e6:.0f} MB in all"
         print(f"{points:,} stars in {found}, {len(client.nthreads())} workers")
         start, weights = time.perf_counter(), da.ones_like(data[:, 0])
         future = client.compute(jaxgauss.dask.fourier_sketch(data, weights, TAU, **BOX))
@@ -101,7 +101,7 @@ def main(points: int, workers: int, memory: str, kill: bool, scheduler: str | No
     grid = np.stack(np.meshgrid(axis, axis), -1)
     start = time.perf_counter()
     density = np.asarray(sketch(grid)) * TAU / (2 * np.pi * points)
-    size = sketch.coefficients.nbytes / 1e3
+    size = (sketch.coefficients.nbytes + sketch.rounding.nbytes) / 1e3
     print(sketch)
     print(f"{size:.0f} kB give {PIXELS}² densities in {time.perf_counter() - start:.1f} s")
     print(f"{CHECKED} sums over all stars differ from the sketch's by at most {error:.0e} of the number of stars")

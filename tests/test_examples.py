@@ -419,7 +419,7 @@ def test_stars_on_a_cluster_become_a_map(picture, capsys):
     expected += fourier_sketch(part, np.ones(10_000, "float32"), TAU, **BOX)
     np.testing.assert_allclose(sketch(part[:100]), expected(part[:100]), rtol=1e-5)
     printed = capsys.readouterr()
-    assert "260,000 stars in 2 files of 2 MB, 2 workers" in printed.out and "100%" in printed.err
+    assert "260,000 stars in 2 files, 2 MB in all, 2 workers" in printed.out and "100%" in printed.err
     stars_of_a_file, density_map, *_ = plt.gcf().axes
     assert len(stars_of_a_file.collections[0].get_offsets()) == 20_000 and len(density_map.images) == 1
 
