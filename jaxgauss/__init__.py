@@ -59,7 +59,7 @@ from ._sums.streamed import kernel_sum_streamed as kernel_sum_streamed
 
 __version__ = "0.1.0"
 
-_WITH_OTHERS = ("lineax", "optax", "ott", "sklearn")  # modules that need other libraries
+_WITH_OTHERS = ("dask", "lineax", "optax", "ott", "sklearn")  # modules that need other libraries
 
 
 def __getattr__(name: str) -> _ModuleType:

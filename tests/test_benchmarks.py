@@ -29,6 +29,7 @@ SMALL: dict[str, tuple[int, dict]] = {  # of a suite, how many rows it finds wit
     "groups": (2 * 2 + 2 * 2, {"DIMS": (3,), "GROUPS": 3, "POINTS": 20, "SETS": 4, "SIZES": (5, 9)}),
     "kernels": (2 * 2 * 2 + 4, {"NUM": 600, "DIMS": (3,), "LARGE": (64, 128), "KEOPS": lambda m: first(m.KEOPS, 2)}),
     "load": (6, {"NUM": 64, "CALLS": 2, "SETTINGS": {"default": ""}}),
+    "many_machines": (3, {"POINTS": 3000, "BLOCK": 1000}),
     "mmd": (15, {"SIZES": lambda m: {f: [(n, 3) for n in (32, 64)[: 1 + (f == m.mmd_step)]] for f in m.SIZES}}),
     "neighbours": (14, {"DIMS": (3,), "SIZES": (200,), "LARGE": (300, 4), "AGREEING": 100, "SYSTEMS": (100, 150)}),
     "precision": (186, {"NUM": 300, "DIMS": (3,), "TAUS": (1.0, 10.0, 10.0, 100.0), "OFFSETS": (10.0, 0.0)}),
@@ -47,7 +48,7 @@ def first(of, number=1):
     return dict(list(of.items())[:number])
 
 
-SLOW = ("clouds", "few_dimensions", "kernels", "mmd", "neighbours", "resampling", "scaling")
+SLOW = ("clouds", "few_dimensions", "kernels", "many_machines", "mmd", "neighbours", "resampling", "scaling")
 SUITES = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in SMALL]
 
 
@@ -94,6 +95,9 @@ def shows(name, cells, report):
     if name == "precision":
         assert {c["method"] for c in cells if not c["guard"]} == {"reweight", "prescale", "rescale"}
         assert {c["what"] for c in cells} == {"sum", "gradient"}
+    if name == "many_machines":
+        assert len({c["digest"] for c in cells if c["method"] != "one process"}) == 1 and "the same bits" in report
+        assert all(c["error"] < 1e-6 and c["mib"] > 0 for c in cells)
     if name == "mmd":
         assert "MMD step, dense / ours: " in report and "| density | 32 | 3 | kde_logpdf " in report
 

@@ -22,7 +22,7 @@ from scipy.ndimage import gaussian_filter
 from threadpoolctl import threadpool_limits
 
 import emulated_cuda
-from jaxgauss import mmd_squared
+from jaxgauss import fourier_sketch, mmd_squared
 from jaxgauss._engines import costs, plan
 
 pytestmark = pytest.mark.slow
@@ -435,6 +435,21 @@ def test_a_gaussian_process_fills_in_a_photo(picture, capsys):
     assert error < 0.12
     printed = capsys.readouterr().out
     assert "scikit-learn on " in printed and "products with the matrix" in printed
+
+
+def test_stars_on_a_cluster_become_a_map(picture, capsys):
+    from dask_sketch import BOX, TAU, main, stars
+
+    whole, part = (stars(num, seed) for num, seed in ((250_000, 0), (10_000, 1)))
+    sketch, density, error = main(260_000, 2, "1.5GiB", kill=False, scheduler=None, picture=str(picture))
+    assert error < 1e-6 and 0 < density.mean() * 4 < 1  # some stars are outside
+    expected = fourier_sketch(whole, np.ones(250_000, "float32"), TAU, **BOX)
+    expected += fourier_sketch(part, np.ones(10_000, "float32"), TAU, **BOX)
+    np.testing.assert_allclose(sketch(part[:100]), expected(part[:100]), rtol=1e-5)
+    printed = capsys.readouterr()
+    assert "260,000 stars in 2 files, 2 MB in all, 2 workers" in printed.out and "100%" in printed.err
+    stars_of_a_file, density_map, *_ = plt.gcf().axes
+    assert len(stars_of_a_file.collections[0].get_offsets()) == 20_000 and len(density_map.images) == 1
 
 
 def test_photos_exchange_their_colors(picture):

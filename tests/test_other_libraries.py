@@ -11,6 +11,7 @@ import pytest
 import jaxgauss
 
 MODULES = {  # what each needs, and what pip calls that
+    "dask": ("dask", "dask"),
     "lineax": ("lineax", "lineax"),
     "optax": ("optax", "optax"),
     "ott": ("ott", "ott-jax"),

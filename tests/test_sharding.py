@@ -15,6 +15,7 @@ import jax
 import numpy as np
 import pytest
 import sharded
+import sketched
 
 from jaxgauss import gauss_sum_sharded, leave_one_out_tau, mmd_squared
 from oracle import gauss_sum64, relative_error
@@ -41,14 +42,16 @@ def exact_of(function: str, far: bool) -> list[np.ndarray]:
 
 
 @contextlib.contextmanager
-def processes(num: int, num_devices: int, *arguments: str) -> Iterator[list[subprocess.Popen]]:
+def processes(
+    num: int, num_devices: int, *arguments: str, program: str = "sharded.py"
+) -> Iterator[list[subprocess.Popen]]:
     """Programs that talk to each other over the loopback address, each with its devices; killed in the end."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={num_devices}"
     environment = {**os.environ, "XLA_FLAGS": flags, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "sharded.py"]
+    command = [sys.executable, program]
     commands = [command if num == 1 else [*command, address, str(num), str(i), *arguments] for i in range(num)]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with contextlib.ExitStack() as stack:
@@ -90,6 +93,33 @@ def test_a_killed_process_is_an_error_in_the_others(gloo):
         _, error = survivor.communicate(timeout=60)
     assert survivor.returncode not in (0, -signal.SIGKILL)
     assert "Connection closed by peer" in error or "heartbeat timeout" in error, error
+
+
+@pytest.mark.slow
+def test_a_killed_job_goes_on_from_saved_sketches_to_the_same_digits(gloo, tmp_path):
+    """Two processes add up their sketches, once undisturbed, once killed and started again."""
+
+    def results(programs) -> list[dict]:
+        outputs = [program.communicate(timeout=100) for program in programs]
+        assert [program.returncode for program in programs] == [0, 0], [error for _, error in outputs]
+        return [json.loads(out.splitlines()[-1]) for out, _ in outputs]
+
+    folders = [tmp_path / name for name in ("undisturbed", "killed")]
+    for folder in folders:
+        folder.mkdir()
+    run = functools.partial(processes, 2, 1, program="sketched.py")
+    with run(str(folders[0])) as undisturbed, run(str(folders[1]), "killed") as killed:
+        assert killed[1].wait(timeout=100) == -signal.SIGKILL
+        first = results(undisturbed)
+    with run(str(folders[1])) as restarted:
+        second = results(restarted)
+    assert [x.pop("found") for x in first] == [0, 0]
+    assert [x.pop("found") for x in second][1] == 3
+    assert first[0] == first[1] == second[0] == second[1]
+    keys, weights = map(np.concatenate, zip(*map(sketched.chunk, range(sketched.CHUNKS)), strict=True))
+    expected = gauss_sum64(sketched.QUERIES, keys, weights[:, None], sketched.TAU)[:, 0]
+    for sums in first[0].values():
+        assert np.abs(np.array(sums) - expected).max() < 1e-6 * np.abs(weights).sum()
 
 
 MESH = jax.sharding.AbstractMesh((4, 2), ("data", "model"))

@@ -1,5 +1,7 @@
 """Fourier sketches: sums of all keys that went in, in whatever parts; and an error where a sketch does not hold."""
 
+import pickle
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,6 +29,7 @@ def test_sums_of_parts_that_were_added_and_saved(rng, tmp_path, dim, dtype, boun
     sketch = parts[0] + parts[1] + parts[2] + fourier_sketch(keys[:0], values[:0], tau, **BOX)
     sketch.save(tmp_path / "sketch.npz")
     sums = FourierSketch.load(tmp_path / "sketch.npz")(queries)
+    assert [path.name for path in tmp_path.iterdir()] == ["sketch.npz"]
     phi, _, _ = pairs("gauss", queries, keys, tau)
     assert sums.dtype == ("float64" if dtype == "float64" else "float32")
     assert error(sums, phi @ np.float64(values), phi @ np.abs(np.float64(values))) < bound
@@ -132,6 +135,7 @@ K, V = np.zeros((5, 2), "float32"), np.ones(5, "float32")
         ({"keys": K[:0], "values": V[:0], "lower": None}, ValueError, "`lower` must be given where there are no keys"),
         ({"tolerance": 0}, ValueError, "`tolerance` must be between 0 and 1; got 0"),
         ({"sigma": 1.0}, TypeError, "must be given as `tau`"),
+        ({"keys": np.zeros((5, 2), int)}, TypeError, "`keys` must be of dtype .*; got keys int64"),
     ],
 )
 def test_wrong_arguments_are_named(given, kind, message):
@@ -166,6 +170,24 @@ def test_other_files_and_dtypes_are_refused(tmp_path):
     fourier_sketch(np.float64(K), np.float64(V), **BOX).save(tmp_path / "wide.npz")
     with jax.enable_x64(False), pytest.raises(ValueError, match="needs JAX's 64-bit mode; got it switched off"):
         FourierSketch.load(tmp_path / "wide.npz")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_a_sketch_can_be_pickled_and_is_added_and_summed_like_itself(rng, dtype):
+    """And loses no digits in a process without the 64-bit mode, which cannot sum it, but hand it on."""
+    queries, keys, values, tau = problem(rng, 2, dtype)
+    sketch, other = (fourier_sketch(keys[i::2], values[i::2], tau, **BOX) for i in range(2))
+    with jax.enable_x64(False):
+        found = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(sketch))))
+        if dtype == "float64":
+            with pytest.raises(ValueError, match="a sketch in float64 needs JAX's 64-bit mode; got it switched off"):
+                found(queries)
+    assert repr(found) == repr(sketch) and found.coefficients.dtype == dtype
+    np.testing.assert_array_equal(found(queries), sketch(queries))
+    for total in (found + other, other + found, found + pickle.loads(pickle.dumps(other))):
+        np.testing.assert_array_equal(total.coefficients, (sketch + other).coefficients)
+        np.testing.assert_array_equal(total.rounding, (sketch + other).rounding)
+        np.testing.assert_array_equal(total(queries), (sketch + other)(queries))
 
 
 def test_it_says_what_it_is():

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float
 
 from .._arrays.compensated import compensated, two_sum
 from .._arrays.devices import has_cuda, vary_alike
-from .._checks.operands import check_operands, check_tau, check_tolerance, takes_tau
+from .._checks.operands import check_operands, check_tau, check_tolerance, floating_dtype, takes_tau
 from .._checks.settings import Sums, working_dtype
 from .._engines.fourier import coefficients, values_at
 from .._engines.nodes import DIMENSIONS, WAVES, Nodes, blocks_of, nodes, spectrum, tolerance_of
@@ -33,7 +33,8 @@ class FourierSketch:
 
     `sketch(queries)` are their Gauss sums. `first + second` is the sketch of both sets of points, if τ, box and
     tolerance are equal. The number of coefficients depends on the size of the box in bandwidths, not on the number of
-    points. A sketch is a pytree: `jax.lax.psum` adds the sketches of several devices.
+    points. A sketch is a pytree: `jax.lax.psum` adds the sketches of several devices. It can be pickled, and then has
+    NumPy's arrays, which lose no digits in a process without JAX's 64-bit mode.
 
     Attributes:
         coefficients: (C, W, …), with one axis for each coordinate.
@@ -70,9 +71,11 @@ class FourierSketch:
             (…, M, C), or (…, M) if each key has one weight, in the dtype of the coefficients.
 
         Raises:
-            ValueError: a query lies outside of the box (under `jit` its sum is NaN), or has another dimension.
+            ValueError: a query lies outside of the box (under `jit` its sum is NaN), or has another dimension; or the
+                sketch is in float64, without JAX's 64-bit mode.
             TypeError: queries are not floating.
         """
+        _check_mode(self.coefficients.dtype)
         keys, values = (jax.ShapeDtypeStruct((0, x), getattr(queries, "dtype", "float32")) for x in (self.dim, 1))
         check_operands("FourierSketch", queries, keys, values, self.tau)
         self._check_inside("FourierSketch", "queries", queries)
@@ -96,11 +99,16 @@ class FourierSketch:
         total, lacking = two_sum(self.coefficients, other.coefficients)
         return replace(self, coefficients=total, rounding=self.rounding + other.rounding + lacking)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {x.name: np.asarray(getattr(self, x.name)) for x in fields(self) if not x.metadata}
+
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the sketch to a file (.npz)."""
+        """Write the sketch to a file (.npz): all of it, or nothing if the process ends before."""
+        part = Path(f"{os.fspath(path)}.part")
         arrays: dict[str, Any] = {x.name: np.asarray(getattr(self, x.name)) for x in fields(self)}
-        with Path(path).open("wb") as file:
+        with part.open("wb") as file:
             np.savez(file, **arrays)
+        part.replace(path)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "FourierSketch":
@@ -112,12 +120,7 @@ class FourierSketch:
             raise ValueError(
                 f"`jaxgauss.FourierSketch`: `path` must be a file that `save` has written; got {str(path)!r}."
             ) from None
-        dtype = found["coefficients"].dtype
-        if jax.dtypes.canonicalize_dtype(dtype) != dtype:
-            raise ValueError(
-                f"`jaxgauss.FourierSketch`: a sketch in {dtype} needs JAX's 64-bit mode; got it switched off. Use"
-                " jax.config.update('jax_enable_x64', True)."
-            )
+        _check_mode(found["coefficients"].dtype)
         for x in fields(cls):
             number = found[x.name].tolist() if x.metadata else jnp.asarray(found[x.name])
             found[x.name] = tuple(number) if isinstance(number, list) else number
@@ -157,6 +160,15 @@ class FourierSketch:
                 f" {rows[~inside][0].tolist()}, and {(~inside).sum() - 1} others outside. Make the sketch with `lower`"
                 " and `upper` that hold all keys and queries."
             )
+
+
+def _check_mode(dtype: np.dtype) -> None:
+    """Raise ValueError if JAX would round a sketch of this dtype."""
+    if jax.dtypes.canonicalize_dtype(dtype) != dtype:
+        raise ValueError(
+            f"`jaxgauss.FourierSketch`: a sketch in {dtype} needs JAX's 64-bit mode; got it switched off. Use"
+            " jax.config.update('jax_enable_x64', True)."
+        )
 
 
 @takes_tau
@@ -219,9 +231,11 @@ def empty_sketch(
     function: str, keys: Any, values: Any, tau: Any, box: tuple[Bound, Bound], tolerance: float | None
 ) -> FourierSketch:
     """The sketch of no keys, for keys and values like these; everything is checked but whether keys are in the box."""
+    where = f"`jaxgauss.{function}`"
+    floating_dtype(where, "keys", keys)  # which are queries, too, in the check of all
     dtype = working_dtype(check_operands(function, keys, keys, values, tau))
     check_tolerance(function, "fourier", tolerance)
-    where, dim = f"`jaxgauss.{function}`", keys.shape[-1]
+    dim = keys.shape[-1]
     if len(keys.shape) != 2 or len(values.shape) > 2 or dim not in DIMENSIONS:
         raise ValueError(
             f"{where}: `keys` must be points (N, D) of 1, 2 or 3 dimensions, `values` (N, C) or (N,); got keys"

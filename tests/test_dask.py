@@ -1,0 +1,219 @@
+"""Sketches and sums of Dask arrays: those of all points in one place, on whatever workers, and if one is killed."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import dask
+import dask.array as da
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from dask.sizeof import sizeof
+from test_anywhere import error, pairs
+
+import jaxgauss
+from jaxgauss import Kernel, fourier_sketch
+from jaxgauss._sums.sketch import sketched
+from jaxgauss.dask import _sketch_of
+from oracle import gauss_sum64, relative_error
+
+ROWS = (300, 280, 0, 290, 131)  # of blocks
+BOX = {"lower": -1.0, "upper": 2.0}
+
+
+@pytest.fixture(autouse=True)
+def here():
+    """In this thread, unless a test says otherwise."""
+    with dask.config.set(scheduler="sync"):
+        yield
+
+
+def problem(rng, dim, dtype="float32", num_channels=2):
+    keys, queries = (rng.uniform(-1, 2, (n, dim)).astype(dtype) for n in (sum(ROWS), 113))
+    return queries, keys, rng.normal(size=(sum(ROWS), num_channels)).astype(dtype)
+
+
+def in_blocks(*arrays, rows=ROWS):
+    return [da.from_array(x, chunks=(rows, *x.shape[1:])) for x in arrays]
+
+
+@pytest.mark.parametrize("dim, dtype, bound", [(1, "float64", 1e-12), (2, "float32", 2e-6), (3, "bfloat16", 2e-6)])
+def test_a_sketch_of_blocks_is_that_of_all_points(rng, dim, dtype, bound):
+    queries, keys, values = problem(rng, dim, dtype)
+    tau = {1: 200.0, 2: 40.0, 3: 9.0}[dim]
+    sketch = jaxgauss.dask.fourier_sketch(*in_blocks(keys, values), tau, **BOX).compute()
+    phi, _, _ = pairs("gauss", queries, keys, tau)
+    assert error(sketch(queries), phi @ np.float64(values), phi @ np.abs(np.float64(values))) < bound
+    whole = fourier_sketch(keys, values, tau, **BOX)
+    assert repr(sketch) == repr(whole) and sketch.tolerance == whole.tolerance
+    assert sizeof(sketch) == 2 * whole.coefficients.nbytes
+
+
+def test_blocks_of_unknown_lengths_and_weights(rng):
+    """As a table has them: of two columns and a weight, which are read once."""
+    queries, keys, values = problem(rng, 2, num_channels=1)
+    read = []
+
+    def rows(block, block_info=None):
+        read.append(block_info[0]["chunk-location"][0])
+        return block
+
+    table = da.map_blocks(rows, *in_blocks(np.concatenate([keys, values], 1)), meta=np.empty((0, 3), "float32"))
+    table._chunks = (np.nan,) * len(ROWS), (3,)
+    weights = values[:, 0]
+    sketch = jaxgauss.dask.fourier_sketch(table[:, :2], table[:, 2], 40.0, **BOX).compute()
+    assert sorted(read) == list(range(len(ROWS)))
+    np.testing.assert_allclose(sketch(queries), fourier_sketch(keys, weights, 40.0, **BOX)(queries), rtol=0, atol=1e-4)
+    sums = jaxgauss.dask.gauss_sum(queries, table[:, :2], table[:, 2], 40.0).compute()
+    assert sums.shape == (113,) and relative_error(sums, gauss_sum64(queries, keys, values, 40.0)[:, 0]) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "dtype, options, bound",
+    [("float64", {}, 1e-13), ("float32", {"kernel": Kernel(lambda u: jnp.exp(-u / 2))}, 1e-5), ("bfloat16", {}, 4e-3)],
+)
+def test_sums_in_five_dimensions(rng, dtype, options, bound):
+    queries, keys, values = problem(rng, 5, dtype)
+    sums = jaxgauss.dask.gauss_sum(queries, *in_blocks(keys, values), 0.7, **options).compute()
+    assert sums.dtype == dtype and isinstance(sums, np.ndarray)
+    q, k, v = (np.float64(x) for x in (queries, keys, values))
+    assert np.abs(sums - gauss_sum64(q, k, v, 0.7)).max() < bound * gauss_sum64(q, k, abs(v), 0.7).max()
+
+
+def test_leading_axes_and_bandwidths(rng):
+    queries, keys, values = problem(rng, 2)
+    queries, tau = queries[:112].reshape(2, 56, 2), np.array([0.5, 2.0], "float32")
+    sums = jaxgauss.dask.gauss_sum(queries, *in_blocks(keys, values), tau).compute()
+    assert relative_error(sums, gauss_sum64(queries, keys, values, tau)) < 1e-5
+    by_waves = jaxgauss.dask.gauss_sum(queries, *in_blocks(keys, values), 40.0, method="fourier").compute()
+    assert np.abs(by_waves - gauss_sum64(queries, keys, values, 40.0)).max() < 1e-6 * np.abs(values).sum()
+
+
+def test_the_number_of_blocks_adds_no_error():
+    """Ones beside 2²⁴, from where float32 counts no further."""
+    values = np.ones(66, "float32")
+    values[0], values[-1] = 2**24, -(2**24)
+    blocks, query = in_blocks(np.full((66, 1), 0.3, "float32"), values, rows=(1,) * 66), np.full((1, 1), 0.3, "float32")
+    assert jaxgauss.dask.gauss_sum(query, *blocks).compute().tolist() == [64.0]
+    sketch = jaxgauss.dask.fourier_sketch(*blocks, **BOX).compute()
+    assert abs(float(sketch(query)[0]) - 64) < 0.1
+
+
+def test_workers_take_the_mode_of_the_caller(rng):
+    """Whatever theirs is."""
+    queries, keys, values = problem(rng, 1, "float64")
+    found = {}
+    for wide in (False, True):
+        with jax.enable_x64(wide):
+            lazy = jaxgauss.dask.fourier_sketch(*in_blocks(keys, values), **BOX)
+        with jax.enable_x64(not wide):
+            found[wide] = lazy.compute()
+    assert [x.coefficients.dtype for x in found.values()] == ["float32", "float64"]
+    assert np.abs(found[True](queries) - gauss_sum64(queries, keys, values, 1.0)).max() < 1e-11
+    with jax.enable_x64(False), pytest.raises(ValueError, match="a sketch in float64 needs JAX's 64-bit mode"):
+        found[True](queries)
+
+
+def test_blocks_of_similar_lengths_share_a_program(rng):
+    _, keys, values = problem(rng, 2)
+    kind = {**BOX, "tolerance": 0.0123}
+    before = sketched._cache_size()
+    for num in range(961, 1001, 13):
+        _sketch_of(keys[:num], values[:num], 1.0, kind, True)
+    assert sketched._cache_size() == before + 1
+
+
+K, V = da.zeros((5, 2), chunks=(3, 2)), da.ones(5, chunks=3)
+
+
+@pytest.mark.parametrize(
+    "given, kind, message",
+    [
+        (
+            {"keys": np.zeros((5, 2))},
+            TypeError,
+            r"`keys` must be a Dask array; got ndarray\. Use dask.array",
+        ),
+        ({"values": np.ones(5)}, TypeError, "`values` must be a Dask array; .* or `jaxgauss.fourier_sketch` for"),
+        ({"keys": K[None]}, ValueError, r"`keys` must be \(N, D\), .*; got keys \(1, 5, 2\), values \(5,\)"),
+        ({"values": V.rechunk(2)}, ValueError, r"in the blocks of the keys.*values \(\(2, 2, 1\),\)\. Use"),
+        ({"keys": K.rechunk((3, 1))}, ValueError, r"whole rows; got keys \(\(3, 2\), \(1, 1\)\)"),
+        ({"lower": None}, ValueError, r"`lower` and `upper` must be given.*got lower None, upper 1\. dask.compute"),
+        ({"keys": da.zeros((5, 4), chunks=(3, 4))}, ValueError, r"`jaxgauss.dask.fourier_sketch`.*got keys \(5, 4\)"),
+        ({"keys": K.astype(int)}, TypeError, "`jaxgauss.dask.fourier_sketch`: `keys` must be of dtype .*int64"),
+        ({"tau": -1.0}, ValueError, "`tau` must be positive .*; got tau -1"),
+        ({"gamma": 1.0}, TypeError, "must be given as `tau`"),
+    ],
+)
+def test_wrong_arguments_of_a_sketch_are_named(given, kind, message):
+    with pytest.raises(kind, match=message):
+        jaxgauss.dask.fourier_sketch(**{"keys": K, "values": V, "lower": 0, "upper": 1} | given)
+
+
+@pytest.mark.parametrize(
+    "given, kind, message",
+    [
+        ({"keys": np.zeros((5, 2))}, TypeError, "`jaxgauss.dask.gauss_sum`: `keys` must be .*or `jaxgauss.gauss_sum`"),
+        (
+            {"queries": [[0.0]]},
+            TypeError,
+            "`jaxgauss.dask.gauss_sum`: `queries` must be a JAX or NumPy array; got list",
+        ),
+        ({"queries": np.zeros((3, 4))}, ValueError, r"of the same dimension; got queries \(3, 4\), keys \(5, 2\)"),
+        ({"kernel": "box"}, ValueError, "`jaxgauss.dask.gauss_sum`: `kernel` must be one of .*; got 'box'"),
+        ({"method": "fast"}, ValueError, "`jaxgauss.dask.gauss_sum`: `method` must be one of .*; got 'fast'"),
+        ({"tolerance": 0.1}, ValueError, "`tolerance` must come with method='fourier'"),
+    ],
+)
+def test_wrong_arguments_of_a_sum_are_named(given, kind, message):
+    with pytest.raises(kind, match=message):
+        jaxgauss.dask.gauss_sum(**{"queries": np.zeros((3, 2)), "keys": K, "values": V} | given)
+
+
+def test_a_key_outside_of_the_box_is_an_error_of_its_task():
+    with pytest.raises(ValueError, match=r"`keys` must be in the box .*; got \[0\.0, 0\.0\]"):
+        jaxgauss.dask.fourier_sketch(K, V, lower=1, upper=2).compute()
+
+
+def made_slowly(log: str, block_info=None) -> np.ndarray:
+    """A block of points, and a line that says where it was made."""
+    number = block_info[None]["chunk-location"][0]
+    time.sleep(0.1)
+    with open(log, "a") as file:
+        print(os.getpid(), file=file)
+    return np.random.default_rng(number).uniform(size=block_info[None]["chunk-shape"]).astype("float32")
+
+
+@pytest.mark.slow
+def test_a_killed_worker_loses_nothing(tmp_path):
+    from distributed import Client, LocalCluster, wait
+
+    log, num = tmp_path / "log", 40
+    log.touch()
+    points = da.map_blocks(made_slowly, str(log), chunks=((1000,) * num, (3,)), dtype="float32")
+    queries = np.random.default_rng(1).uniform(size=(50, 2)).astype("float32")
+    arrays = points[:, :2], points[:, 2]
+    lazy = [jaxgauss.dask.fourier_sketch(*arrays, 50.0, lower=0, upper=1), jaxgauss.dask.gauss_sum(queries, *arrays)]
+    with (
+        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
+        Client(cluster) as client,
+    ):
+        futures = client.compute(lazy)
+        while log.read_text().count("\n") < num // 2:
+            time.sleep(0.05)
+        assert not any(x.done() for x in futures)
+        victim = int(log.read_text().split()[0])
+        os.kill(victim, signal.SIGKILL)
+        wait(futures, timeout=100)
+        sketch, sums = client.gather(futures)
+    pids = [int(x) for x in Path(log).read_text().split()]
+    assert len(pids) > num and pids.count(victim) >= 1  # what it held was computed again
+    one, expected = dask.compute(*lazy)
+    assert np.array_equal(sketch.coefficients, one.coefficients) and np.array_equal(sketch.rounding, one.rounding)
+    assert np.array_equal(sketch(queries), one(queries)) and np.array_equal(sums, expected)
+    made = np.float64(points.compute())
+    exact = gauss_sum64(queries, made[:, :2], made[:, 2:], 50.0)[:, 0]
+    assert relative_error((sketch + one)(queries), 2 * exact) < 1e-5
