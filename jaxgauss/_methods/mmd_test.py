@@ -6,6 +6,7 @@ import math
 from typing import Any, NamedTuple, Unpack
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -56,11 +57,9 @@ def mmd_test(
     """Test whether x and y come from one distribution, by MMD² and random labelings of the pooled points.
 
     With the kernel matrix K of the pooled points and a labeling σ (1 in x, -1 in y), MMD² is a combination of σᵀKσ,
-    σᵀK1 and 1ᵀK1. All labelings share the exponentials: O((M + N)² (D + P)) operations and O((M + N)(D + P)) memory, in
-    blocks of at most 64 MiB. With "auto" options, XLA takes each pair once, in float64: on CPUs, and elsewhere for
-    several bandwidths or up to 4096 points. On CPUs, the forms of Gaussians of many points in up to three dimensions
-    are sums over waves, O((M + N) P), if that is estimated to be faster (docs/few_dimensions.md). Otherwise, the
-    labelings are channels of a `gauss_sum`.
+    σᵀK1 and 1ᵀK1. By "auto", XLA takes each pair once, in float64, in O((M + N)² (D + P)): on CPUs, and elsewhere for
+    several bandwidths or up to 4096 points; many points in up to three dimensions, on CPUs, meet as waves, in
+    O((M + N) P). Otherwise, labelings are channels of a `gauss_sum`. Memory is O((M + N)(D + P)), at most 64 MiB for P.
 
     Args:
         x: points, (M, D).
@@ -135,7 +134,7 @@ def mmd_test(
             most = blocks_that_pay(num, dim, num_permutations + 2, bandwidths, design.num_blocks)
         if not most:
             return test(design)
-        needed = blocks_needed(*_as_pool(np.dtype("float64"), x, y, tau))
+        needed = _blocks_needed(x, y, tau)
         if not isinstance(needed, jax.core.Tracer):
             if not needed <= most:
                 return test(design)
@@ -181,6 +180,12 @@ def _as_pool(dtype: np.dtype, x: Any, y: Any, tau: Any) -> tuple[Array, Array]:
     """The pooled points and τ, in a dtype and without a gradient."""
     x, y, tau = replicated(*(jnp.asarray(lax.stop_gradient(jnp.asarray(z)), dtype) for z in (x, y, tau)))
     return jnp.concatenate([x, y]), tau
+
+
+@jax.jit
+def _blocks_needed(x: Array, y: Array, tau: Array) -> Array:
+    """`blocks_needed` of the pooled points."""
+    return blocks_needed(*_as_pool(np.dtype("float64"), x, y, tau))
 
 
 def _forms(settings: Settings, design: Design, progress: bool, pool: _Pool, rng_key: Array) -> Forms:

@@ -11,7 +11,6 @@ difference of such forms. It is a form of one matrix, that of the series: the st
 import functools
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
@@ -59,7 +58,6 @@ def num_coefficients(dim: int, most: int) -> int:
     return (2 * WAVES[dim] * most) ** dim
 
 
-@jax.jit
 def blocks_needed(points: Float[Array, "n d"], tau: Float[Array, "*bandwidths"]) -> Float[Array, ""]:
     """The number of blocks of waves that a coordinate needs; infinite where points are too sparse for waves."""
     extent = box(points).extent
