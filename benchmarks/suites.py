@@ -6,7 +6,7 @@ from . import applications, grids, plots
 from .rivals import OURS
 from .study import BOTH, Study
 
-SUMS = ("few_dimensions", "kernels", "clouds", "precision", "scaling")
+SUMS = ("few_dimensions", "plane", "kernels", "clouds", "precision", "scaling")
 METHODS = ("neighbours", "resampling")
 MACHINE = ("calls", "load")
 SUITES = {
