@@ -47,7 +47,7 @@ def flow(x, y, steps, frames):
     return pictures, curve
 
 
-def main(points=100_000, steps=100, frames=6, picture="outputs/mmd_flow_plane.png"):
+def main(points=100_000, steps=80, frames=6, picture="outputs/mmd_flow_plane.png"):
     """Let the particles flow, report the loss, time and memory, and draw them on their way."""
     rng = np.random.default_rng(0)
     y, independent = letters(rng, points), letters(rng, points)
@@ -90,7 +90,7 @@ def draw(pictures, y, curve, scale, path):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--points", type=int, default=100_000, help="particles, and points of the target")
-    parser.add_argument("--steps", type=int, default=100, help="steps of the flow")
+    parser.add_argument("--steps", type=int, default=80, help="steps of the flow")
     parser.add_argument("--frames", type=int, default=6, help="steps that are drawn")
     parser.add_argument("--picture", default="outputs/mmd_flow_plane.png", help="where to save it")
     main(**vars(parser.parse_args()))

@@ -68,7 +68,7 @@ def move(x, truth, steps):
     return x, curve
 
 
-def main(points=100_000, steps=120, picture="outputs/svgd_plane.png"):
+def main(points=100_000, steps=100, picture="outputs/svgd_plane.png"):
     """Move the particles, compare them with the density, report time and memory, and draw them."""
     keys = jax.random.split(jax.random.key(0), 3)
     truth, others = (exact_sample(key, points) for key in keys[:2])
@@ -113,6 +113,6 @@ def draw(x, exact, curve, scale, path):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--points", type=int, default=100_000, help="particles")
-    parser.add_argument("--steps", type=int, default=120, help="steps")
+    parser.add_argument("--steps", type=int, default=100, help="steps")
     parser.add_argument("--picture", default="outputs/svgd_plane.png", help="where to save it")
     main(**vars(parser.parse_args()))
