@@ -68,11 +68,11 @@ def draw(pictures, y, curve, scale, path):
     panels = {**{f"step {i}": x for i, x in pictures.items()}, "target": y}
     columns = -(-(len(panels) + 1) // 2)
     fig, axes = plt.subplots(2, columns, figsize=(3.3 * columns, 5), layout="constrained")
-    window = [[-1.15, 1.15], [-0.8, 0.8]]
-    counts = {name: np.histogram2d(*np.asarray(x).T, BINS, window)[0].T for name, x in panels.items()}
+    window = (-1.15, 1.15), (-0.8, 0.8)
+    counts = {name: np.histogram2d(*np.asarray(x).T, bins=BINS, range=window)[0].T for name, x in panels.items()}
     most = np.quantile(counts["target"][counts["target"] > 0], 0.98)
     for ax, (name, count) in zip(axes.flat, counts.items(), strict=False):
-        ax.imshow(count, origin="lower", extent=np.ravel(window), cmap="magma", vmax=1.3 * most, aspect="equal")
+        ax.imshow(count, origin="lower", extent=(*window[0], *window[1]), cmap="magma", vmax=1.3 * most, aspect="equal")
         ax.set(title=name, xticks=[], yticks=[])
     last, *rest = axes.flat[len(panels) :]
     last.semilogy(*np.transpose(curve), color="C3", label="particles")

@@ -21,7 +21,7 @@ from jaxgauss import gauss_sum, mmd_squared, svgd_direction
 NOISE, BEND = 0.5, 0.5  # of the banana
 TAU = 1 / 0.2**2  # σ is less than half of its width
 STEP = 0.04
-WINDOW, BINS = [[-3.4, 3.4], [-2.2, 4.4]], 100
+WINDOW, BINS = ((-3.4, 3.4), (-2.2, 4.4)), 100
 
 
 def log_density(x):
@@ -37,7 +37,7 @@ def exact_sample(rng_key, num):
 
 def bins(x):
     """The share of points in each bin of the window."""
-    return np.histogram2d(*np.asarray(x).T, BINS, WINDOW)[0].T / len(x)
+    return np.histogram2d(*np.asarray(x).T, bins=BINS, range=WINDOW)[0].T / len(x)
 
 
 def exact_bins():
@@ -92,7 +92,7 @@ def draw(x, exact, curve, scale, path):
     fig, axes = plt.subplot_mosaic("pea;pem", figsize=(14, 4.6), width_ratios=[1, 1, 1.1], layout="constrained")
     found = bins(x)
     for name, share, title in (("p", found, f"{len(x)} particles"), ("e", exact, "the density")):
-        axes[name].imshow(share, origin="lower", extent=np.ravel(WINDOW), cmap="magma", vmax=1.1 * exact.max())
+        axes[name].imshow(share, origin="lower", extent=(*WINDOW[0], *WINDOW[1]), cmap="magma", vmax=1.1 * exact.max())
         axes[name].set(title=title, xlabel="x₁", ylabel="x₂", aspect="auto")
     for d, (low, high) in enumerate(WINDOW):
         at, width = low + (np.arange(BINS) + 0.5) * (high - low) / BINS, (high - low) / BINS

@@ -24,7 +24,7 @@ CENTERS, SDS = np.array([[-1.6, -0.8], [0.2, 1.1], [1.7, -0.6]]), np.array([0.5,
 SPOT, SPREAD, SHARE = np.array([0.2, -0.9]), 0.15, 0.008  # where the second sample has more points, and how many
 TAU = 1 / 0.2**2  # of the map
 TAUS = np.array([1.0, 4.0, 16.0], np.float32) * np.float32(TAU / 4)  # of the test
-WINDOW = np.array([[-3.4, 3.4], [-2.8, 3.2]])
+WINDOW = (-3.4, 3.4), (-2.8, 3.2)
 AT_ONCE = 20  # labelings in one sum
 
 
@@ -97,10 +97,10 @@ BANDS = "at each point", "everywhere"
 
 def draw(x, y, test, witness, outside, dense, axes, path):
     """Both samples, the test, and the map with the regions outside of the bands."""
-    side, extent = len(axes[0]), WINDOW.ravel()
+    side, extent = len(axes[0]), (*WINDOW[0], *WINDOW[1])
     fig, (left, middle, statistics, right) = plt.subplots(1, 4, figsize=(16, 4.2), layout="constrained")
     for ax, z, name in ((left, x, "first sample"), (middle, y, "second sample")):
-        count = np.histogram2d(*z.T, 100, WINDOW)[0].T
+        count = np.histogram2d(*z.T, bins=100, range=WINDOW)[0].T
         ax.imshow(count, origin="lower", extent=extent, cmap="magma")
         ax.set(title=f"{name}: {len(z)} points", xticks=[], yticks=[])
     null = np.asarray(test.null_statistics)
