@@ -8,6 +8,7 @@ MODULES = {
     "costs": "_engines.costs",
     "exponential": "_arrays.exponential",
     "labelings": "_methods.labelings",
+    "mmd_test": "_methods.mmd_test",
     "nufft": "_engines.nufft",
 }
 

@@ -7,7 +7,7 @@ from .rivals import OURS
 from .study import BOTH, Study
 
 SUMS = ("few_dimensions", "kernels", "clouds", "precision", "scaling")
-METHODS = ("neighbours", "resampling", "groups", "million")
+METHODS = ("neighbours", "resampling", "groups", "million", "plane")
 MACHINE = ("calls", "load", "many_machines")
 SUITES = {
     "quick": Study(grids.quick, grids.report, grids.draw, tuple(OURS), grids.all_rates, BOTH),

@@ -30,8 +30,10 @@ SMALL: dict[str, tuple[int, dict]] = {  # of a suite, how many rows it finds wit
     "kernels": (2 * 2 * 2 + 4, {"NUM": 600, "DIMS": (3,), "LARGE": (64, 128), "KEOPS": lambda m: first(m.KEOPS, 2)}),
     "load": (6, {"NUM": 64, "CALLS": 2, "SETTINGS": {"default": ""}}),
     "many_machines": (3, {"POINTS": 3000, "BLOCK": 1000}),
+    "million": (6, {"PROCESSES": [("jaxgauss", 90)], "TERRAIN": 60, "SIDE": 9, "MILLION": 4200, "DENSITIES": [(2, 1.0)]}),
     "mmd": (15, {"SIZES": lambda m: {f: [(n, 3) for n in (32, 64)[: 1 + (f == m.mmd_step)]] for f in m.SIZES}}),
     "neighbours": (14, {"DIMS": (3,), "SIZES": (200,), "LARGE": (300, 4), "AGREEING": 100, "SYSTEMS": (100, 150)}),
+    "plane": (4 * 2, {"NUM": 320, "PERMUTATIONS": 19, "CHECKED": 8}),
     "precision": (186, {"NUM": 300, "DIMS": (3,), "TAUS": (1.0, 10.0, 10.0, 100.0), "OFFSETS": (10.0, 0.0)}),
     "resampling": (16, {"DRAWS": 2, "NUM": 24, "RESAMPLINGS": 19, "SIZES": (24,), "MANY": 24, "HUGE": 25}),
     "scaling": (2 + 4 + 5 + 2, {"WIDE": [(20, 3)], "WIDE_NUM": 50, "NUM": 40, "DIMS": (3,), "KEYS": 3000}),
@@ -48,7 +50,8 @@ def first(of, number=1):
     return dict(list(of.items())[:number])
 
 
-SLOW = ("clouds", "few_dimensions", "kernels", "many_machines", "mmd", "neighbours", "resampling", "scaling")
+SLOW = ("clouds", "few_dimensions", "kernels", "many_machines", "million", "mmd")
+SLOW += ("neighbours", "plane", "resampling", "scaling")
 SUITES = [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW)) for name in SMALL]
 
 
@@ -92,6 +95,8 @@ def shows(name, cells, report):
     if name == "scaling":
         assert {c["figure"] for c in cells} == {"training", "wide", "forward mode", "streamed"}
         assert [c["same_bits_when_resumed"] for c in cells if c["method"] == "streamed"] == [True]
+    if name == "plane":
+        assert all(c["error"] < 1e-5 for c in cells if c["figure"] == "step") and report.count("all pairs") == 4
     if name == "precision":
         assert {c["method"] for c in cells if not c["guard"]} == {"reweight", "prescale", "rescale"}
         assert {c["what"] for c in cells} == {"sum", "gradient"}

@@ -171,6 +171,54 @@ def test_mmd_flow_reaches_the_letters_by_kernels_that_see_far(picture):
         assert i % 4 == 3 or ((low < particles) & (particles < high)).all()  # nobody leaves a picture that is whole
 
 
+def test_mmd_flow_in_the_plane_nears_the_letters(picture, capsys):
+    from mmd_flow_plane import main
+
+    frames, curve, scale = main(points=300, steps=30, frames=4, picture=picture)
+    assert list(frames) == [0, 10, 20, 30] and {x.shape for x in frames.values()} == {(300, 2)}
+    assert curve[-1][0] == 30 and curve[-1][1] < min(scale, curve[0][1]) / 10
+    output = capsys.readouterr()
+    assert "300 particles, 300 points: 30 steps in" in output.out and "100%" in output.err
+    titles = [ax.get_title() for ax in plt.gcf().axes]
+    assert titles == ["step 0", "step 10", "step 20", "step 30", "target", "MMD² to the target"]
+
+
+def test_svgd_in_the_plane_follows_the_density(picture, capsys):
+    import svgd_plane
+
+    exact = svgd_plane.exact_bins()
+    assert exact.sum() == pytest.approx(1, abs=0.02)  # of the density, nearly all is in the window
+    x, curve, scale, wrong = svgd_plane.main(points=500, steps=60, picture=picture)
+    assert x.shape == (500, 2) and curve[-1][1] < min(scale, curve[0][1] / 3) / 2
+    assert wrong["particles"] < 1.1 * wrong["independent points"]
+    assert "500 particles: 60 steps in" in capsys.readouterr().out and len(plt.gcf().axes) == 4
+
+
+def test_two_samples_in_the_plane_differ_at_the_spot(picture, shrink, capsys):
+    import two_sample_plane
+
+    shrink(two_sample_plane, SHARE=0.1)
+    test, witness, (pointwise, everywhere), axes = two_sample_plane.main(1000, 99, 24, picture)
+    assert float(test.p_value) == pytest.approx(0.01)
+    row, column = np.unravel_index(np.abs(witness).argmax(), witness.shape)
+    spot = np.array([axes[0][column], axes[1][row]])
+    assert witness[row, column] < 0 and np.linalg.norm(spot - two_sample_plane.SPOT) < 0.3
+    assert everywhere[row, column] and (pointwise | ~everywhere).all() and pointwise.sum() < pointwise.size / 2
+    assert "2 × 1000 points, 99 permutations" in capsys.readouterr().out
+
+
+def test_the_bands_hold_what_does_not_differ(as_it_comes, rng):
+    """Of labelings that are like the samples: at each point nineteen of twenty, everywhere nearly as many."""
+    import two_sample_plane
+
+    x, y = (two_sample_plane.blobs(rng, 300).astype("float32") for _ in range(2))
+    grid = jnp.asarray(rng.uniform(-1.5, 1.5, (40, 2)), jnp.float32)
+    _, null = two_sample_plane.witness_map(rng, x, y, grid, 399)
+    pointwise, everywhere = two_sample_plane.bands(null[:199])
+    assert (np.abs(null[199:]) > pointwise).mean() == pytest.approx(0.05, abs=0.03)
+    assert (np.abs(null[199:]) > everywhere).any(1).mean() == pytest.approx(0.05, abs=0.05)
+
+
 def test_kernels_are_within_the_tolerances(picture, capsys):
     from kernels import NAMES, SHOWN, TOLERANCES, main
 

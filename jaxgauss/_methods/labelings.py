@@ -13,7 +13,10 @@ ROWS = 8192  # rows of the kernel matrix in one call of an attention kernel
 
 
 class Design(NamedTuple):
-    """The numbers of points and of labelings: column 0 is all ones, column 1 the samples, the others are random."""
+    """The numbers of points and of labelings: column 0 is all ones, column 1 the samples, the others are random.
+
+    `most` is the number of blocks of waves of a coordinate that compute the forms; 0 if pairs do.
+    """
 
     num_x: int
     num_y: int
@@ -22,6 +25,7 @@ class Design(NamedTuple):
     columns: int
     estimator: str = "unbiased"
     exact: bool = True
+    most: int = 0
 
     @property
     def num(self) -> int:
@@ -30,7 +34,9 @@ class Design(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """Rows of the kernel matrix in one chunk."""
+        """Rows of the kernel matrix in one chunk; by waves, all points."""
+        if self.most:
+            return self.num
         return -(-self.num // -(-self.num // (GROUP if self.exact else ROWS)))
 
     @property

@@ -3,9 +3,10 @@
 import contextlib
 import functools
 import math
-from typing import NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -19,11 +20,20 @@ from .._kernels.kernels import GAUSS, Kernel
 from .._sums.checked import check_plan
 from .._sums.display import refuse_progress_in_a_trace
 from .._sums.sharded import sum_over_mesh
+from .._sums.wave_forms import (
+    WaveForms,
+    blocks_needed,
+    blocks_that_pay,
+    forms_of_waves,
+    num_coefficients,
+    wave_forms,
+)
 from .labelings import Design, labels
 from .pair_forms import Forms, Groups, forms_of_pairs, group_pairs, grouped, smallest_distance
 from .resampling import KernelTest, as_test, check_number, in_blocks, side_by_side, soft_maximum
 
 BYTES = 2**26  # of signs in memory at a time
+BYTES_OF_WAVES = 2**24  # of signs, or of coefficients, where waves compute the forms
 FEW = 1024  # pooled points up to which kernels are kept in float64; for more points, rounding errors average out
 SMALL = 4096  # pooled points up to which every platform computes the forms in float64
 KERNEL_CHANNELS = 240  # columns in one call of an attention kernel
@@ -47,9 +57,9 @@ def mmd_test(
     """Test whether x and y come from one distribution, by MMD² and random labelings of the pooled points.
 
     With the kernel matrix K of the pooled points and a labeling σ (1 in x, -1 in y), MMD² is a combination of σᵀKσ,
-    σᵀK1 and 1ᵀK1. All labelings share the exponentials: O((M + N)² (D + P)) operations and O((M + N)(D + P)) memory, in
-    blocks of at most 64 MiB. With "auto" options, XLA takes each pair once, in float64: on CPUs, and elsewhere for
-    several bandwidths or up to 4096 points. Otherwise, the labelings are channels of a `gauss_sum`.
+    σᵀK1 and 1ᵀK1. By "auto", XLA takes each pair once, in float64, in O((M + N)² (D + P)): on CPUs, and elsewhere for
+    several bandwidths or up to 4096 points; many points in up to three dimensions, on CPUs, meet as waves, in
+    O((M + N) P). Otherwise, labelings are channels of a `gauss_sum`. Memory is O((M + N)(D + P)), at most 64 MiB for P.
 
     Args:
         x: points, (M, D).
@@ -110,36 +120,72 @@ def mmd_test(
     on_cpu = expected_platform(x, y) == "cpu"
     exact = settings.automatic and (on_cpu or bandwidths > 1 or num <= SMALL)
     largest = max(1, BYTES // ((8 if num <= FEW else 4) * num)) if exact else KERNEL_CHANNELS
-    num_blocks = -(-(num_permutations + 2) // largest)
-    columns = -(-(num_permutations + 2) // num_blocks)
-    design = Design(len(x), len(y), resampling, num_blocks, columns, estimator, exact)
-    tau = check_plan(settings, tau, num * num * bandwidths, x.shape[1], columns, x, y)
-    with jax.enable_x64(True) if exact else contextlib.nullcontext():
+    design = _design(len(x), len(y), resampling, num_permutations, largest, estimator, exact)
+    tau = check_plan(settings, tau, num * num * bandwidths, x.shape[1], design.columns, x, y)
+
+    def test(design: Design) -> KernelTest:
         pool = _pooled(settings, design, x, y, tau)
         forms = (_forms if progress else _forms_at_once)(settings, design, progress, pool, rng_key)
         return _test(settings, design, num_permutations, pool, forms)
 
+    with jax.enable_x64(True) if exact else contextlib.nullcontext():
+        most, dim = 0, x.shape[1]
+        if exact and on_cpu and kernel == GAUSS and settings.mesh is None:
+            most = blocks_that_pay(num, dim, num_permutations + 2, bandwidths, design.num_blocks)
+        if not most:
+            return test(design)
+        needed = _blocks_needed(x, y, tau)
+        if not isinstance(needed, jax.core.Tracer):
+            if not needed <= most:
+                return test(design)
+            most = int(needed)
+        largest = max(1, BYTES_OF_WAVES // (8 * max(num, num_coefficients(dim, most))))
+        by_waves = _design(len(x), len(y), resampling, num_permutations, largest, estimator, exact, most)
+        if not isinstance(needed, jax.core.Tracer):
+            return test(by_waves)
+        return lax.cond(needed <= most, lambda: test(by_waves), lambda: test(design))
+
+
+def _design(m: int, n: int, resampling: str, num_permutations: int, largest: int, *others: Any) -> Design:
+    """The design with blocks of at most so many columns, and of equal size."""
+    num_blocks = -(-(num_permutations + 2) // largest)
+    return Design(m, n, resampling, num_blocks, -(-(num_permutations + 2) // num_blocks), *others)
+
 
 class _Pool(NamedTuple):
-    """The pooled points and τ; for an exact test also the points in groups, and the smallest squared distance."""
+    """The pooled points and τ; for an exact test also their waves, or groups and the smallest squared distance."""
 
     points: Array
     tau: Array
     groups: Groups | None
     least: Array | None
+    waves: WaveForms | None = None
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _pooled(settings: Settings, design: Design, x, y, tau) -> _Pool:
     dtype = np.dtype("float64") if design.exact else working_dtype(settings.dtype)
-    x, y, tau = replicated(*(jnp.asarray(lax.stop_gradient(jnp.asarray(z)), dtype) for z in (x, y, tau)))
-    points = jnp.concatenate([x, y])
+    points, tau = _as_pool(dtype, x, y, tau)
+    if design.most:
+        return _Pool(points, tau, None, None, wave_forms(points, tau, design.most, design.columns))
     if not design.exact:
         return _Pool(points, tau, None, None)
     groups = grouped(points, tau)
     # a common factor of all kernels cancels in MMD²/‖K‖; this one keeps them from underflowing
     can_vanish = tau.ndim and settings.kernel == GAUSS
     return _Pool(points, tau, groups, smallest_distance(groups) if can_vanish else jnp.zeros(()))
+
+
+def _as_pool(dtype: np.dtype, x: Any, y: Any, tau: Any) -> tuple[Array, Array]:
+    """The pooled points and τ, in a dtype and without a gradient."""
+    x, y, tau = replicated(*(jnp.asarray(lax.stop_gradient(jnp.asarray(z)), dtype) for z in (x, y, tau)))
+    return jnp.concatenate([x, y]), tau
+
+
+@jax.jit
+def _blocks_needed(x: Array, y: Array, tau: Array) -> Array:
+    """`blocks_needed` of the pooled points."""
+    return blocks_needed(*_as_pool(np.dtype("float64"), x, y, tau))
 
 
 def _forms(settings: Settings, design: Design, progress: bool, pool: _Pool, rng_key: Array) -> Forms:
@@ -171,7 +217,9 @@ def _signs(design: Design, pool: _Pool, rng_key: Array, block: Array | int) -> A
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _chunk(settings: Settings, design: Design, pool: _Pool, signs: Array, j: Array | int) -> Forms:
     """The forms of one chunk of rows, or of pairs of groups, (*bandwidths, columns)."""
-    points, tau, groups, least = pool
+    points, tau, groups, least, waves = pool
+    if waves is not None:
+        return Forms(*forms_of_waves(waves, points, tau, signs))
     if groups is not None and least is not None:
         pairs = jnp.asarray(group_pairs(len(groups.points), design.num_chunks))[j]
         return forms_of_pairs(settings, groups, tau, signs, least, pairs)
