@@ -30,7 +30,13 @@ SMALL: dict[str, tuple[int, dict]] = {  # of a suite, how many rows it finds wit
     "kernels": (2 * 2 * 2 + 4, {"NUM": 600, "DIMS": (3,), "LARGE": (64, 128), "KEOPS": lambda m: first(m.KEOPS, 2)}),
     "load": (6, {"NUM": 64, "CALLS": 2, "SETTINGS": {"default": ""}}),
     "many_machines": (3, {"POINTS": 3000, "BLOCK": 1000}),
-    "million": (6, {"PROCESSES": [("jaxgauss", 90)], "TERRAIN": 60, "SIDE": 9, "MILLION": 4200, "DENSITIES": [(2, 1.0)]}),
+    "million": (
+        5,
+        {
+            **{"PROCESSES": [("jaxgauss", 90)], "TERRAIN": 60, "MILLION": 4200, "DENSITIES": [(2, 1.0)]},
+            "LIBRARIES": ("jaxgauss", "scikit-learn"),
+        },
+    ),
     "mmd": (15, {"SIZES": lambda m: {f: [(n, 3) for n in (32, 64)[: 1 + (f == m.mmd_step)]] for f in m.SIZES}}),
     "neighbours": (14, {"DIMS": (3,), "SIZES": (200,), "LARGE": (300, 4), "AGREEING": 100, "SYSTEMS": (100, 150)}),
     "plane": (4 * 2, {"NUM": 320, "PERMUTATIONS": 19, "CHECKED": 8}),
