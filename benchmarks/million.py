@@ -22,7 +22,7 @@ LENGTHS, NOISE, SIDE = (0.08, 0.05), 0.25, 300  # of the unit box; the random fu
 PROCESSES = [("jaxgauss", 2000), ("jaxgauss", 100_000), ("jaxgauss", 1_000_000)]
 PROCESSES += [("scikit-learn", 2000), ("GPyTorch (SKI)", 100_000)]
 TERRAIN = 100_000
-DENSITIES = [(2, 1.0), (2, 16.0), (3, 1.0)]  # D, and τ over Scott's
+DENSITIES = [(2, 1.0), (2, 16.0), (3, 0.125)]  # D, and τ over Scott's
 MILLION, GRID = 1_000_000, 1024
 LIBRARIES = ("jaxgauss", "scikit-learn", "SciPy", "KDEpy (grid)")
 
@@ -268,7 +268,7 @@ def report(data: dict) -> str:
             error = f"{c['error']:.3f}" if c["figure"] == "process" else f"{c['error']:.1f} m"
             times = (f"{c['learn']:.1f}", f"{c['predict']:.1f}", f"{c['gib']:.2f}")
             rows.append([name, f"{c['n']:,}", *times, error, f"{100 * c['within']:.1f} %"])
-    densities = [["", *(f"D = {d}, τ = {x:.0f} × Scott's" for d, x in DENSITIES)]]
+    densities = [["", *(f"D = {d}, τ = {x:.3g} × Scott's" for d, x in DENSITIES)]]
     for method in LIBRARIES:
         found = {(c["d"], c["narrower"]): c for c in having(data["cells"], figure="density", method=method)}
         cells = [f"{c['median']:.3g} ({c['error']:.0e})" if (c := found.get(x)) else "–" for x in DENSITIES]

@@ -39,7 +39,7 @@ class Promise(NamedTuple):
 
 
 SUMS = {"float32": Promise(2.0**-20, 2.0**-10), "float64": Promise(2.0**-41, 2.0**-30)}
-LOGS = {"float32": Promise(2.0**-24, 2.0**-24), "float64": Promise(2.0**-41, 2.0**-41)}  # by waves in float64
+LOGS = {"float32": Promise(2.0**-24, 2.0**-24), "float64": Promise(2.0**-34, 2.0**-34)}  # by waves in float64
 PULLS = 4  # times as large an error is promised for pulls
 FARTHEST = 6  # bandwidths up to which terms of pulls count: Σ Φ|w| r is at least Σ Φ|w| r² over this, but for 1e-8
 ROUNDING = 6  # error of the arithmetic, in the dtype's units times the size of all waves
