@@ -20,7 +20,7 @@ from .study import Study, Task, elsewhere, peak_bytes
 
 LENGTHS, NOISE, SIDE = (0.08, 0.05), 0.25, 300  # of the unit box; the random function has variance one
 PROCESSES = [("jaxgauss", 2000), ("jaxgauss", 100_000), ("jaxgauss", 1_000_000)]
-PROCESSES += [("scikit-learn", 2000), ("GPyTorch (SKI)", 100_000)]
+PROCESSES += [("scikit-learn", 2000), ("GPyTorch (SKI)", 10_000)]
 TERRAIN = 100_000
 DENSITIES = [(2, 1.0), (2, 16.0), (3, 0.125)]  # D, and τ over Scott's
 MILLION, GRID = 1_000_000, 1024

@@ -154,6 +154,13 @@ def test_many_length_scales_take_transforms(rng, monkeypatch):
     assert (np.sqrt(exact.variance(others) * model.variance_ + model.noise_variance_) > 0.9 * std).all()
 
 
+def test_conjugate_gradients_that_do_not_converge_warn(rng, monkeypatch):
+    monkeypatch.setattr("jaxgauss._methods.process_by_transforms.STEPS", 3)
+    points = rng.uniform(size=(400, 2))
+    with pytest.warns(RuntimeWarning, match=r"must come to a residual of 1e-08; got .* after 3 steps"):
+        ByTransforms(points, points[:, :1], np.array([0.3, 0.3]), 1e-3, box_of(points))
+
+
 def test_it_is_scikit_learns(rng):
     points, values, _ = of_process(rng, 150, (0.4, 0.4), 0.01)
     theirs = GaussianProcessRegressor(ConstantKernel() * RBF(0.3) + WhiteKernel(0.1), normalize_y=True)

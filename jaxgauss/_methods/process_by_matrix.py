@@ -12,6 +12,7 @@ import numpy as np
 import scipy.linalg
 from jaxtyping import Float
 
+NUMBERS = 2**22  # of a matrix of points and queries at a time
 lapack: Any = scipy.linalg.lapack
 Matrix = Float[np.ndarray, "n n"]
 Box = tuple[Float[np.ndarray, " d"], Float[np.ndarray, " d"]]  # lower and upper corner
@@ -75,19 +76,26 @@ class ByMatrix:
 
     def mean(self, points: np.ndarray) -> np.ndarray:
         """The mean of f at points, (P, C)."""
-        return gauss_matrix(points / self.scale, self.points) @ self.solution
+        return np.concatenate([gauss_matrix(x, self.points) @ self.solution for x in self._parts(points)])
 
     def variance(self, points: np.ndarray) -> np.ndarray:
         """The variance of f relative to s² at points, (P,)."""
-        half = scipy.linalg.solve_triangular(
-            self.factor, gauss_matrix(self.points, points / self.scale), lower=True, overwrite_b=True
-        )
-        return np.maximum(1 - np.square(half).sum(0), 0)
+        halves = (self._half(x) for x in self._parts(points))
+        return np.concatenate([np.maximum(1 - np.square(half).sum(0), 0) for half in halves])
+
+    def _parts(self, points: np.ndarray) -> list[np.ndarray]:
+        """Scaled points, some at a time."""
+        return np.array_split(points / self.scale, 1 + len(points) * len(self.points) // NUMBERS)
+
+    def _half(self, queries: np.ndarray) -> np.ndarray:
+        """L⁻¹ times the kernel matrix of the points and of scaled queries, for the factor L."""
+        matrix = gauss_matrix(self.points, queries)
+        return scipy.linalg.solve_triangular(self.factor, matrix, lower=True, overwrite_b=True)
 
     def deviations(self, points: np.ndarray, num: int, rng: Any) -> np.ndarray:
         """Samples of f minus its mean, relative to s, (num, P)."""
         queries = points / self.scale
-        half = scipy.linalg.solve_triangular(self.factor, gauss_matrix(self.points, queries), lower=True)
+        half = self._half(queries)
         values, vectors = np.linalg.eigh(gauss_matrix(queries, queries) - half.T @ half)
         return rng.normal(size=(num, len(points))) @ (vectors * np.sqrt(np.maximum(values, 0))).T
 
