@@ -19,12 +19,14 @@ from .plots import having, prose, table
 from .study import Study, Task, elsewhere, peak_bytes
 
 LENGTHS, NOISE, SIDE = (0.08, 0.05), 0.25, 300  # of the unit box; the random function has variance one
-PROCESSES = [("jaxgauss", 2000), ("jaxgauss", 100_000), ("jaxgauss", 1_000_000)]
+PROCESSES = [("jaxgauss", 2000), ("jaxgauss", 10_000), ("jaxgauss", 100_000), ("jaxgauss", 1_000_000)]
 PROCESSES += [("scikit-learn", 2000), ("GPyTorch (SKI)", 10_000)]
 TERRAIN = 100_000
 DENSITIES = [(2, 1.0), (2, 16.0), (3, 0.125)]  # D, and τ over Scott's
 MILLION, GRID = 1_000_000, 1024
 LIBRARIES = ("jaxgauss", "scikit-learn", "SciPy", "KDEpy (grid)")
+PARTS, CHECKED = {"scikit-learn": 256, "SciPy": 32}, 256  # places that are scored, and compared with differences
+Score = Callable[[np.ndarray], np.ndarray]
 
 
 def steps(device: str) -> Iterator[Task]:
@@ -106,7 +108,8 @@ def by_scikit_learn(points: np.ndarray, values: np.ndarray) -> tuple[Callable, A
     from sklearn.gaussian_process import GaussianProcessRegressor
     from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 
-    kernel = ConstantKernel() * RBF([0.2, 0.2], (1e-3, 1e2)) + WhiteKernel(0.1)
+    start: Any = [0.2, 0.2]
+    kernel = ConstantKernel() * RBF(start, (1e-3, 1e2)) + WhiteKernel(0.1)
     model = GaussianProcessRegressor(kernel, normalize_y=True).fit(points, values)
     found: Any = model.kernel_
     variance = found.k2.noise_level * values.var()
@@ -192,52 +195,53 @@ def density(method: str, num: int, dim: int, narrower: float) -> dict:
     from jaxgauss import kde_logpdf
 
     points, others = np.random.default_rng(0).normal(size=(2, num, dim))
-    tau = narrower * num ** (2 / (dim + 4))
+    tau, part = narrower * num ** (2 / (dim + 4)), others[: PARTS.get(method, num)]
     start = time.perf_counter()
-    scores, some = DENSITY[method](points, others, tau)
-    seconds, peak = time.perf_counter() - start, gibibytes()
-    few = some[:256]
-    exact = np.asarray(kde_logpdf(others[few].astype("float32"), points.astype("float32"), tau, method="differences"))
-    error = float(np.abs(scores[:256] - exact).max())
-    return {"median": seconds * num / len(some), "part": len(some), "gib": peak, "error": error}
+    score = DENSITY[method](points, tau)
+    learned = time.perf_counter()
+    scores = score(part)
+    last, peak, few = time.perf_counter(), gibibytes(), others[:CHECKED].astype("float32")
+    exact = np.asarray(kde_logpdf(few, points.astype("float32"), tau, method="differences"))
+    error = float(np.abs(scores[:CHECKED] - exact[: len(part)]).max())
+    seconds = learned - start + (last - learned) * num / len(part)
+    return {"median": seconds, "part": len(part), "gib": peak, "error": error}
 
 
-def density_of_ours(points: np.ndarray, others: np.ndarray, tau: float) -> tuple[np.ndarray, np.ndarray]:
-    """Log-densities of all."""
+def density_of_ours(points: np.ndarray, tau: float) -> Score:
+    """Log-densities of `jaxgauss.sklearn`."""
     from jaxgauss.sklearn import KernelDensity
 
-    return KernelDensity(tau=tau).fit(points).score_samples(others), np.arange(len(others))
+    return KernelDensity(tau=tau).fit(points).score_samples
 
 
-def density_by_scikit_learn(points: np.ndarray, others: np.ndarray, tau: float) -> tuple[np.ndarray, np.ndarray]:
-    """Its tree, of a part."""
+def density_by_scikit_learn(points: np.ndarray, tau: float) -> Score:
+    """Those of scikit-learn's tree."""
     from sklearn.neighbors import KernelDensity
 
-    some = np.arange(256)
-    return KernelDensity(bandwidth=tau**-0.5, rtol=1e-4).fit(points).score_samples(others[some]), some
+    least: Any = 1e-4
+    return KernelDensity(bandwidth=tau**-0.5, rtol=least).fit(points).score_samples
 
 
-def density_by_scipy(points: np.ndarray, others: np.ndarray, tau: float) -> tuple[np.ndarray, np.ndarray]:
-    """All pairs, of a part; its kernel has the shape of the cloud, which is round here but for a thousandth."""
+def density_by_scipy(points: np.ndarray, tau: float) -> Score:
+    """Those of all pairs; the kernel has the shape of the cloud, which is round here but for a thousandth."""
     from scipy.stats import gaussian_kde
 
-    some = np.arange(32)
-    return gaussian_kde(points.T, bw_method=tau**-0.5).logpdf(others[some].T), some
+    cloud = gaussian_kde(points.T, bw_method=tau**-0.5)
+    return lambda x: cloud.logpdf(x.T)
 
 
-def density_by_kdepy(points: np.ndarray, others: np.ndarray, tau: float) -> tuple[np.ndarray, np.ndarray]:
-    """Its transform, on a grid; between its places the logarithm is interpolated."""
+def density_by_kdepy(points: np.ndarray, tau: float) -> Score:
+    """Those of KDEpy's transform on a grid, between whose places the logarithm is interpolated."""
     from scipy.interpolate import RegularGridInterpolator
 
     kdepy: Any = importlib.import_module("KDEpy")
     grid, values = kdepy.FFTKDE(bw=tau**-0.5).fit(points).evaluate(GRID)
-    axes = [np.unique(x) for x in grid.T]
     with np.errstate(divide="ignore"):
-        between = RegularGridInterpolator(axes, np.log(values.reshape(GRID, GRID)), bounds_error=False)
-    return between(others), np.arange(len(others))
+        logs = np.log(values.reshape(GRID, GRID))
+    return RegularGridInterpolator([np.unique(x) for x in grid.T], logs, bounds_error=False)
 
 
-DENSITY = dict(
+DENSITY: dict[str, Callable[[np.ndarray, float], Score]] = dict(
     zip(LIBRARIES, (density_of_ours, density_by_scikit_learn, density_by_scipy, density_by_kdepy), strict=True)
 )
 
