@@ -8,6 +8,7 @@ import argparse
 import resource
 import time
 from pathlib import Path
+from typing import Any
 
 import jax
 import matplotlib.pyplot as plt
@@ -41,7 +42,8 @@ def scott_tau(points):
 
 def compare(train, points, tau):
     """Log-densities of a few points by scikit-learn and SciPy, and seconds of each for all points at its rate."""
-    theirs = sklearn.neighbors.KernelDensity(bandwidth=tau**-0.5, rtol=1e-5).fit(train)
+    least: Any = 1e-5
+    theirs = sklearn.neighbors.KernelDensity(bandwidth=tau**-0.5, rtol=least).fit(train)
     start = time.perf_counter()
     by_tree = theirs.score_samples(points[:FEW])
     middle = time.perf_counter()

@@ -10,6 +10,7 @@ import argparse
 import resource
 import time
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -28,7 +29,8 @@ FEW = 2000  # points of scikit-learn's process, which factors their matrix
 
 def load_terrain(num):
     """Heights in meters (344, 403), the places of all (N, 2), and which are seen."""
-    heights = get_sample_data("jacksboro_fault_dem.npz")["elevation"].astype(float)
+    data: Any = get_sample_data("jacksboro_fault_dem.npz")
+    heights = data["elevation"].astype(float)
     places = np.indices(heights.shape).reshape(2, -1).T.astype(float)
     is_seen = np.zeros(len(places), bool)
     is_seen[np.random.default_rng(0).permutation(len(places))[:num]] = True
@@ -44,7 +46,8 @@ def others(seen, values, unseen):
     """What the nearest point says, and what scikit-learn's process of a few points does."""
     nearest = KNeighborsRegressor(1).fit(seen, values).predict(unseen)
     few = np.random.default_rng(1).permutation(len(seen))[:FEW]
-    kernel = ConstantKernel() * RBF([5.0, 5.0], (0.1, 1e3)) + WhiteKernel(0.01, (1e-8, 10))
+    scale: Any = [5.0, 5.0]
+    kernel = ConstantKernel() * RBF(scale, (0.1, 1e3)) + WhiteKernel(0.01, (1e-8, 10))
     start = time.perf_counter()
     process = GaussianProcessRegressor(kernel, normalize_y=True).fit(seen[few], values[few])
     return nearest, process.predict(unseen), time.perf_counter() - start
@@ -59,13 +62,15 @@ def main(points=100_000, samples=32, picture="outputs/kriging.png"):
     learned = time.perf_counter()
     mean, std = process.predict(places, return_std=True)
     seconds = time.perf_counter() - learned
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     down, right = process.length_scale_
     print(
         f"{is_seen.sum()} heights, learned in {learned - start:.0f} s: length scales of {down:.2f} and {right:.2f} ",
         end="",
     )
     print(f"pixels, σ = {process.variance_**0.5:.0f} m, noise of {process.noise_variance_**0.5:.1f} m")
-    print(f"all heights predicted, with standard deviations, in {seconds:.0f} s")
+    print(f"all heights predicted, with standard deviations, in {seconds:.0f} s, {peak:.2f} GiB at most; ", end="")
+    print(f"the matrix would take {is_seen.sum() ** 2 * 8 / 2**30:.0f} GiB")
     truth, unseen = values[~is_seen], places[~is_seen]
     nearest, of_few, their_seconds = others(places[is_seen], values[is_seen], unseen)
     scores = (truth - mean[~is_seen]) / std[~is_seen]
@@ -74,8 +79,6 @@ def main(points=100_000, samples=32, picture="outputs/kriging.png"):
     print(f"error where nothing was seen: {errors[0]:.1f} m; {100 * held:.1f}% of the heights are within ±2σ")
     print(f"the nearest point: {errors[1]:.1f} m; scikit-learn's process of {FEW} points: {errors[2]:.1f} m", end="")
     print(f" in {their_seconds:.0f} s")
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(f"peak memory of the process {peak:.2f} GiB; the matrix would take {is_seen.sum() ** 2 * 8 / 2**30:.0f} GiB")
     maps = [np.where(is_seen, values, np.nan), mean, values, std]
     draw([x.reshape(heights.shape) for x in maps], scores, errors[0], Path(picture))
     return process, errors, held
@@ -92,7 +95,7 @@ def draw(maps, scores, error, path):
     ):
         ax.imshow(light.shade(heights, plt.get_cmap("gist_earth"), blend_mode="soft", vert_exag=0.1, **limits))
         ax.set_title(title)
-    shown = axes[1, 0].imshow(maps[3], cmap="magma")
+    shown = axes[1, 0].imshow(maps[3], cmap="magma", vmax=np.percentile(maps[3], 99.5))
     fig.colorbar(shown, ax=axes[1, 0], label="m")
     axes[1, 0].set_title("standard deviation of a new height")
     bins = np.linspace(-5, 5, 81)

@@ -47,8 +47,7 @@ class GaussianProcess(MultiOutputMixin, RegressorMixin, BaseEstimator):
         learn: whether ℓ and α are learned. s² always is.
         max_iter: the largest number of steps of L-BFGS.
         num_samples: the number of samples of f that make standard deviations if R > 5000.
-        progress: show a bar (needs tqdm).
-        random_state: of samples, and of the parts of many points whose likelihood is taken first.
+        progress, random_state: whether a bar is shown (needs tqdm); of samples and parts of many points.
 
     Attributes:
         length_scale_: ℓ, (D,).
@@ -56,8 +55,7 @@ class GaussianProcess(MultiOutputMixin, RegressorMixin, BaseEstimator):
         variance_: s², a number or (C,).
         noise_variance_: α s², likewise.
         theta_: the logarithms of the length scales that were learned, and of α.
-        log_marginal_likelihood_value_: the logarithm of the likelihood that was maximized.
-        exact_: whether that is of all points; if not, it is of parts of them, as if these were independent.
+        log_marginal_likelihood_value_: of all points if `exact_`, else of parts of them, as if they were independent.
         std_error_: the relative error of standard deviations of f: 0 unless they are those of samples.
         n_features_in_: D.
 

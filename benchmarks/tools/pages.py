@@ -101,10 +101,9 @@ for file in (  # of which a page shows all
     "2026-11-28_cpu_e591790_calls",
     "2026-11-27_cpu_92917f7_clouds",
     "2026-11-27_cpu_92917f7_few_dimensions",
-    "2026-11-28_cpu_492b0ac_million",
-    "2026-11-28_cpu_492b0ac_groups",
-    "2026-11-28_cpu_492b0ac_plane",
-    "2026-11-28_cpu_492b0ac_many_machines",
+    "2026-11-28_cpu_92c040e_million",
+    "2026-11-28_cpu_e03b89f_groups",
+    "2026-11-28_cpu_e03b89f_plane",
 ):
     suite = file.split("_", 3)[3]
     BLOCKS[suite] = SUITES[suite].report, (file,)
