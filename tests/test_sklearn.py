@@ -17,6 +17,7 @@ from sklearn.utils.estimator_checks import check_estimator
 from threadpoolctl import threadpool_limits
 
 import jaxgauss
+from jaxgauss._arrays.points import padded
 from jaxgauss.sklearn import GaussianProcess, KernelDensity, KernelMean, KernelRidge
 
 pytestmark = pytest.mark.slow
@@ -195,8 +196,6 @@ def test_what_cannot_be_sampled_is_said():
 
 
 def test_sums_are_compiled_for_few_numbers_of_points():
-    from jaxgauss.sklearn import _padded
-
-    sizes = {num: len(_padded(np.zeros(num), "constant")) for num in range(1, 5000)}
+    sizes = {num: len(padded(np.zeros(num), "constant")) for num in range(1, 5000)}
     assert all(num <= size <= max(num + 63, 1.125 * num) for num, size in sizes.items())
     assert len(set(sizes.values())) < 40
