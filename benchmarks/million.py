@@ -7,7 +7,6 @@ Densities are of normal points, at as many others; what takes long is timed at a
 """
 
 import importlib
-import importlib.util
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from .plots import having, prose, table
+from .rivals import is_installed
 from .study import Study, Task, elsewhere, peak_bytes
 
 LENGTHS, NOISE, SIDE = (0.08, 0.05), 0.25, 300  # of the unit box; the random function has variance one
@@ -31,27 +31,15 @@ Score = Callable[[np.ndarray], np.ndarray]
 
 def steps(device: str) -> Iterator[Task]:
     """Whether a million points fit a laptop's time and memory, and what the others need."""
-    for method, num in PROCESSES:
-        if method.startswith("GPyTorch") and not is_installed("gpytorch"):
-            continue
+    for method, num in [x for x in PROCESSES if is_installed(x[0])]:
         about = {"figure": "process", "method": method, "n": num, "d": 2}
         yield Task(about, lambda runs, m=method, n=num: [elsewhere(process, m, n)])
     yield Task({"figure": "terrain", "n": TERRAIN, "d": 2}, lambda runs: [elsewhere(terrain, TERRAIN)])
     for dim, narrower in DENSITIES:
-        for method in LIBRARIES if (dim, narrower) == DENSITIES[0] else LIBRARIES[:2]:
-            if method.startswith("KDEpy") and not is_installed("KDEpy"):
-                continue
+        for method in filter(is_installed, LIBRARIES if (dim, narrower) == DENSITIES[0] else LIBRARIES[:2]):
             about = {"figure": "density", "method": method, "n": MILLION, "d": dim, "narrower": narrower}
             yield Task(about, lambda runs, x=(method, MILLION, dim, narrower): [elsewhere(density, *x)])
     yield Task({"figure": "bandwidth", "n": MILLION, "d": 2}, lambda runs: [elsewhere(bandwidth, MILLION)])
-
-
-def is_installed(name: str) -> bool:
-    """Whether this library is there; if not, it is said that it is left out."""
-    found = importlib.util.find_spec(name) is not None
-    if not found:
-        print(f"{name} is not installed: left out")
-    return found
 
 
 def gibibytes() -> float:

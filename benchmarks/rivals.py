@@ -267,6 +267,7 @@ OTHERS = {
 }
 BARE = "bare attention"  # whose results are not a Gauss sum, and are not compared with one
 NEEDS = {"OTT online": "ott", "PyKeOps": "pykeops", "scikit-learn": "sklearn", "finufft": "finufft"}
+NEEDS |= {"GPyTorch (SKI)": "gpytorch", "KDEpy (grid)": "KDEpy"}
 
 
 def is_installed(name: str) -> bool:

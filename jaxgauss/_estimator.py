@@ -13,7 +13,6 @@ from ._checks.samples import check_positive
 from ._methods.gaussian_process import (
     LEAST_NOISE,
     SOME,
-    Learned,
     Objective,
     Posterior,
     box_of,
@@ -120,8 +119,9 @@ class GaussianProcess(MultiOutputMixin, RegressorMixin, BaseEstimator):
         variance = found.variance * np.square(self._size)
         self.variance_ = variance if self._shape else float(variance[0])
         self.noise_variance_ = self.noise_ * self.variance_
-        self.theta_, self.log_marginal_likelihood_value_ = found.theta, self._in_units(found)
-        self._posterior = self._in_box(objective.box)
+        self.theta_ = found.theta
+        self.log_marginal_likelihood_value_ = self._in_units(found.value, objective.num(found.exact))
+        self._posterior = found.posterior or self._in_box(objective.box)
         self.std_error_ = (2 * self.num_samples) ** -0.5 if isinstance(self._posterior, ByTransforms) else 0.0
         return self
 
@@ -160,8 +160,9 @@ class GaussianProcess(MultiOutputMixin, RegressorMixin, BaseEstimator):
                 " logarithms of the length scales and of the noise."
             )
         exact = objective.fits(theta)
-        value = self._in_units(objective.at(theta, exact))
-        return (value, objective(theta, exact)[1]) if eval_gradient else value
+        value, gradient = objective(theta, exact)
+        value = self._in_units(value, objective.num(exact))
+        return (value, gradient) if eval_gradient else value
 
     def _checked(self, X: np.ndarray) -> np.ndarray | None:
         """The logarithms of length scales and noise at the start, or None; ValueError if a parameter is wrong."""
@@ -194,9 +195,9 @@ class GaussianProcess(MultiOutputMixin, RegressorMixin, BaseEstimator):
         shared, rng = np.ndim(self.length_scale) == 0, check_random_state(self.random_state)
         return Objective(self.X_fit_, self._values, shared, rng, tick)
 
-    def _in_units(self, found: Learned) -> float:
-        """The logarithm of the likelihood of y, not of y in units of its deviation."""
-        return float(found.value - found.num * np.log(self._size).sum())
+    def _in_units(self, value: float, num: int) -> float:
+        """The logarithm of the likelihood of so many y, not of y in units of its deviation."""
+        return float(value - num * np.log(self._size).sum())
 
     def _in_box(self, box: Box) -> Posterior:
         found = posterior(self.X_fit_, self._values, self.length_scale_, self.noise_, box)

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from ._arrays.compensated import compensated, two_sum
+from ._arrays.points import padded
 from ._checks.operands import check_names, check_operands, check_tolerance, takes_tau
 from ._checks.optional import needed
 from ._checks.settings import Queries, Tau, methods_of, working_dtype
@@ -25,7 +26,6 @@ with needed("jaxgauss.dask", "dask"):
     from dask.sizeof import sizeof
 
 SPLIT = 8  # partial sums that a task adds
-LENGTHS = 8  # of blocks between two powers of two: blocks are padded to these, for which programs are compiled
 
 
 @takes_tau
@@ -192,14 +192,8 @@ def _wide() -> bool:
 def _sketch_of(keys: Any, values: Any, tau: float, kind: dict[str, Any], wide: bool) -> FourierSketch:
     """The sketch of a block, held by NumPy; it is padded, or a program would be compiled for every length."""
     keys, values = (np.asarray(x) for x in (keys, values))
-    step = max(1, 2 ** len(keys).bit_length() // (2 * LENGTHS))
-    more = -len(keys) % step
-    keys, values = (
-        np.concatenate([x, np.broadcast_to(filling, (more, *x.shape[1:]))]) if more else x
-        for x, filling in ((keys, keys[:1]), (values, np.zeros((), values.dtype)))
-    )
     with jax.enable_x64(wide):
-        return _in_numpy(sketch_in_memory(keys, values, tau, **kind))
+        return _in_numpy(sketch_in_memory(padded(keys), padded(values, "constant"), tau, **kind))
 
 
 def _in_numpy(sketch: FourierSketch) -> FourierSketch:

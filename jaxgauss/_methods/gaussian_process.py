@@ -1,14 +1,14 @@
 """Gaussian processes: which way the posterior is computed, and the most likely length scales and noise."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.optimize
 from scipy.spatial import KDTree
 
-from .process_by_matrix import Box, ByMatrix, Likelihood, log_likelihood
+from .process_by_matrix import Box, ByMatrix, log_likelihood
 from .process_by_transforms import ByTransforms
 from .process_by_waves import ByWaves, box_modes, number_of_modes, reach
 
@@ -62,8 +62,8 @@ class Learned(NamedTuple):
         theta: the logarithms of one or D length scales and of the noise.
         variance: s².
         value: the logarithm of the likelihood of all points, or of parts of them if it is not `exact`.
-        num: the number of points that it is of.
         steps: evaluations of the likelihood.
+        posterior: of all points, if the likelihood is.
     """
 
     theta: np.ndarray
@@ -71,9 +71,9 @@ class Learned(NamedTuple):
     noise: float
     variance: float
     value: float
-    num: int
     exact: bool
     steps: int
+    posterior: Posterior | None
 
 
 class Objective:
@@ -97,12 +97,18 @@ class Objective:
         scale, noise = np.exp(theta[:-1]), float(np.exp(theta[-1]))
         return np.broadcast_to(scale, self.points.shape[1:]).copy(), noise
 
-    def likelihoods(self, theta: np.ndarray, exact: bool) -> list[Likelihood]:
-        """Those of all points, by waves, or of the parts, by their matrices."""
+    def num(self, exact: bool) -> int:
+        """The number of points that the likelihood is of."""
+        return len(self.points) if exact else sum(map(len, self.parts))
+
+    def posteriors(self, theta: np.ndarray, exact: bool) -> Iterator[ByMatrix | ByWaves]:
+        """That of all points, by waves, or those of the parts, by their matrices."""
         scale, noise = self.scale_and_noise(theta)
         if exact and not self.few:
-            return [ByWaves(self.points, self.values, scale, noise, self.box).likelihood()]
-        return [ByMatrix(self.points[x], self.values[x], scale, noise).likelihood() for x in self.parts]
+            yield ByWaves(self.points, self.values, scale, noise, self.box)
+            return
+        for part in self.parts:
+            yield ByMatrix(self.points[part], self.values[part], scale, noise)
 
     def fits(self, theta: np.ndarray) -> bool:
         """Whether the likelihood of all points is computed."""
@@ -112,19 +118,19 @@ class Objective:
         """The logarithm of the likelihood and its gradient."""
         self.steps += 1
         self.tick()
-        value, gradient, _ = log_likelihood(self.likelihoods(theta, exact))
+        value, gradient, _ = log_likelihood([x.likelihood() for x in self.posteriors(theta, exact)])
         return value, np.append(gradient[:-1].sum(), gradient[-1]) if self.shared else gradient
 
     def at(self, theta: np.ndarray, exact: bool) -> Learned:
         """All that is known of one point."""
-        found = self.likelihoods(theta, exact)
-        value, _, variance = log_likelihood(found)
-        num = sum(x.num // x.channels for x in found)
-        return Learned(theta, *self.scale_and_noise(theta), variance, value, num, exact, self.steps)
+        found = list(self.posteriors(theta, exact))
+        value, _, variance = log_likelihood([x.likelihood() for x in found])
+        posterior = found[0] if exact else None
+        return Learned(theta, *self.scale_and_noise(theta), variance, value, exact, self.steps, posterior)
 
     def best(self, theta: np.ndarray, bounds: Any, exact: bool, max_iter: int) -> np.ndarray:
         """The most likely point from a start, by L-BFGS."""
-        size = self.values.size if exact else self.values.shape[1] * sum(map(len, self.parts))
+        size = self.values.shape[1] * self.num(exact)
 
         def minus(theta: np.ndarray) -> tuple[float, np.ndarray]:
             value, gradient = self(theta, exact)

@@ -54,14 +54,14 @@ class ByMatrix:
 
     def __init__(self, points: np.ndarray, values: np.ndarray, scale: np.ndarray, noise: float):
         self.points, self.values, self.scale, self.noise = points / scale, values, scale, noise
-        self.matrix = gauss_matrix(self.points, self.points)
-        self.factor = factored(self.matrix + noise * np.eye(len(points)))
+        self.factor = factored(gauss_matrix(self.points, self.points) + noise * np.eye(len(points)))
         self.solution = scipy.linalg.cho_solve((self.factor, True), values, check_finite=False)
 
     def likelihood(self) -> Likelihood:
         """What the likelihood of the values is made of."""
         inverse = inverted(self.factor)
-        apart = [np.square(x[:, None] - x) * self.matrix for x in self.points.T]
+        matrix = gauss_matrix(self.points, self.points)
+        apart = [np.square(x[:, None] - x) * matrix for x in self.points.T]
         d_quadratic = [-(self.solution * (x @ self.solution)).sum() for x in apart]
         d_log_det = [(inverse * x).sum() for x in apart]
         of_noise = -self.noise * np.square(self.solution).sum(), self.noise * np.trace(inverse)

@@ -13,6 +13,7 @@ import numpy as np
 import scipy.fft as transforms
 
 from .._sums.trigonometric import trigonometric_sums, trigonometric_values
+from .process_by_matrix import Box
 from .process_by_waves import box_modes, log_weights
 
 OF_MEAN, OF_SAMPLES = 1e-8, 1e-3  # residuals relative to the right-hand side
@@ -28,19 +29,12 @@ class ByTransforms:
     The modes have j_D ≥ 0 for the last coordinate; those of -j are their conjugates.
     """
 
-    def __init__(
-        self,
-        points: np.ndarray,
-        values: np.ndarray,
-        scale: np.ndarray,
-        noise: float,
-        box: tuple[np.ndarray, np.ndarray],
-    ):
+    def __init__(self, points: np.ndarray, values: np.ndarray, scale: np.ndarray, noise: float, box: Box):
         self.points, self.noise, num = points, noise, len(points)
         self.modes, _ = box_modes(*box, scale, noise, num)
         most = self.modes.most.tolist()
         self.grid = tuple(fft.next_fast_len(4 * x + 1, real=True) for x in most)
-        sums = trigonometric_sums(self.modes._replace(most=2 * self.modes.most), points, np.ones((1, num)))
+        sums = trigonometric_sums(self.modes.doubled, points, np.ones((1, num)))
         self.density = self._on_grid(sums[..., 2 * most[-1] :], self._places([2 * x for x in most]))[0]
         j = np.stack(np.meshgrid(*[np.arange(-x, x + 1) for x in most], indexing="ij"), -1)[..., most[-1] :, :]
         self.roots = np.exp(log_weights(self.modes, scale, j) / 2)

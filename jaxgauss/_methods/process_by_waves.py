@@ -75,7 +75,7 @@ class ByWaves:
         self.modes, error = box_modes(*box, scale, noise, self.num)
         self.half, self.weights = _kept(self.modes, scale, error)
         self.unit = 2 * np.pi / self.modes.period * scale
-        twice = self.modes._replace(most=2 * self.modes.most)
+        twice = self.modes.doubled
         self.strides = np.cumprod([1, *twice.shape[:0:-1]])[::-1]
         sums: Any = trigonometric_sums(twice, points, np.ones((1, len(points))))[0]
         roots = np.sqrt(self.weights)
@@ -155,10 +155,9 @@ class ByWaves:
 
     def variance(self, points: np.ndarray) -> np.ndarray:
         """The variance of f relative to s² at points, (P,)."""
-        twice = self.modes._replace(most=2 * self.modes.most)
-        return np.maximum(trigonometric_values(twice, points, self._variance_modes(twice)[None])[0], 0)
+        return np.maximum(trigonometric_values(self.modes.doubled, points, self._variance_modes()[None])[0], 0)
 
-    def _variance_modes(self, twice: Modes) -> Complex[np.ndarray, "..."]:
+    def _variance_modes(self) -> Complex[np.ndarray, "..."]:
         """The trigonometric polynomial φ(x)ᵀB⁻¹φ(x)."""
         num = len(self.half)
         inverse = inverted(self.factor) * self.roots * self.roots[:, None]
@@ -166,11 +165,12 @@ class ByWaves:
         mixed = np.zeros((num, num))
         sines[1:, 1:], mixed[:, 1:] = inverse[num:, num:], inverse[:num, num:]
         # cos a cos b, sin a sin b and 2 cos a sin b, as cosines and sines of a - b and a + b
-        size = math.prod(twice.shape)
+        shape = self.modes.doubled.shape
+        size = math.prod(shape)
         of_cosines, of_sines = np.zeros(size), np.zeros(size)
         for places, sign in zip(self._pairs(), (1, -1), strict=True):
             places = places.reshape(-1)
             of_cosines += np.bincount(places, ((cosines + sign * sines) / 2).reshape(-1), size)
             of_sines += np.bincount(places, (-sign * mixed).reshape(-1), size)
-        found = (of_cosines - 1j * of_sines).reshape(twice.shape)
+        found = (of_cosines - 1j * of_sines).reshape(shape)
         return (found + np.flip(found).conj()) / 2

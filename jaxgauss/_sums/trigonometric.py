@@ -33,6 +33,11 @@ class Modes(NamedTuple):
         """The number of modes of each coordinate."""
         return tuple((2 * self.most + 1).tolist())
 
+    @property
+    def doubled(self) -> "Modes":
+        """Sums and differences of these modes."""
+        return self._replace(most=2 * self.most)
+
     def _nodes(self) -> Nodes:
         """Blocks of cosines and sines that hold these modes."""
         dim = len(self.most)
