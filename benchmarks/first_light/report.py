@@ -8,7 +8,7 @@ from ..plots import Cells, fastest, having
 from ..rivals import BARE, Problem, limit
 from ..tools import fit_costs
 from .steps import STEPS
-from .targets import OURS, cells, complete, density_row, headline, memory_row, targets, tests_row
+from .targets import OURS, Table, cells, complete, density_row, headline, memory_row, targets, tests_row
 
 ABOUT = ("test", "figure", "n", "d", "c", "dtype", "what", "method")  # which cell
 
@@ -39,7 +39,7 @@ def report(data: dict) -> str:
         "Headline": times(data),
         "Of the physical limit: by `auto`, and by the fastest of ours": limits(data),
         "Launches": launches(cells(data, "launches")),
-        "Few points": few(data, {"steps": {}}),
+        "Few points": few(cells(data, "few")),
         "Few dimensions": waves(cells(data, "waves")),
         "Milliseconds (and MiB) of an MMD step": mmd(cells(data, "mmd")),
         "Memory": memory(cells(data, "memory")),
@@ -76,33 +76,42 @@ def times(data: dict) -> str:
     )
 
 
-def compared(data: dict) -> str:
+def both(now: dict, before: dict) -> Table:
+    """The headline; what was not timed is of the earlier visit."""
+    found = headline(before)
+    for size, methods in headline(now).items():
+        found[size] = found.get(size, {}) | {name: c for name, c in methods.items() if "median" in c}
+    return found
+
+
+def compared(now: dict, before: dict) -> str:
     """Sums of float32, forward and with gradients: times and errors."""
-    shown = ("dense JAX", "auto", "float32")
-    rows = [["N = M", "D, C", "", *shown, BARE, *(f"error of {name}" for name in shown)]]
-    for (num, dim, channels, dtype, what), methods in sorted(headline(data).items()):
-        if dtype == "float32" and methods.keys() >= set(shown):
-            timed = map(methods.get, (*shown, BARE))
-            errors = (f"{methods[name]['error']:.1e}" for name in shown)
-            rows.append([str(num), f"{dim}, {channels}", what, *map(plots.milliseconds, timed), *errors])
+    shown, errors_of = ("PyKeOps", "dense JAX", "auto", "float32", BARE), ("PyKeOps", "dense JAX", "auto", "float32")
+    rows = [["N = M", "D, C", "", *shown, *(f"error of {name}" for name in errors_of)]]
+    for (num, dim, channels, dtype, what), methods in sorted(both(now, before).items()):
+        if dtype == "float32" and methods.keys() >= {"auto", "float32"}:
+            errors = (f"{methods[x]['error']:.1e}" if "error" in methods.get(x, {}) else "–" for x in errors_of)
+            rows.append(
+                [str(num), f"{dim}, {channels}", what, *map(plots.milliseconds, map(methods.get, shown)), *errors]
+            )
     return plots.table(rows)
 
 
-def of_few_points(now: dict, before: dict) -> str:
-    """Tests, and sums that XLA computes, also at an earlier commit."""
-    counts = tests_row(cells(now, "tests"), complete(now, "tests")).measured
-    return plots.prose(f"Of the GPU tests {counts}.") + "\n" + few(now, before)
+def of_few_points(data: dict) -> str:
+    """Tests, and sums that XLA computes."""
+    counts = tests_row(cells(data, "tests"), complete(data, "tests")).measured
+    return plots.prose(f"Of the GPU tests {counts}.") + "\n" + few(cells(data, "few"))
 
 
-def applied(data: dict) -> str:
-    """Training steps, memory and densities."""
-    used = memory_row(cells(data, "memory"), complete(data, "memory")).measured
-    densities_are = density_row(cells(data, "densities")).measured
+def applied(now: dict, before: dict) -> str:
+    """Training steps, and memory and densities of the earlier visit."""
+    used = memory_row(cells(before, "memory"), complete(before, "memory")).measured
+    densities_are = density_row(cells(before, "densities")).measured
     texts = (
         f"Memory of a value with gradients grows as a power of N: {used}.",
         f"SD-KDE of a million samples of 16 dimensions at 131,072 of them: {densities_are}.",
     )
-    return mmd(cells(data, "mmd")) + "".join("\n" + plots.prose(text) for text in texts)
+    return mmd(cells(now, "mmd")) + "".join("\n" + plots.prose(text) for text in texts)
 
 
 def of_many_points(data: dict) -> str:
@@ -114,14 +123,19 @@ def of_many_points(data: dict) -> str:
     return waves(cells(data, "waves")) + "\n" + plots.prose(text)
 
 
-def in_one_sentence(now: dict) -> str:
-    """How long wide sums take, and dense JAX."""
-    found, texts = headline(now), []
-    for num in (16384, 65536):
-        methods = found[num, 32, 32, "float32", "forward"]
-        ours, dense = (plots.milliseconds(methods[name]) for name in ("auto", "dense JAX"))
-        texts.append(f"{num} points in {ours} ms (dense JAX in {dense})")
-    return plots.prose(f"**On an {title(now)}** `auto` sums {' and '.join(texts)}, of D = C = 32.")
+def in_one_sentence(now: dict, before: dict) -> str:
+    """How long wide sums take, by KeOps and dense JAX, too."""
+    found, texts = both(now, before), []
+    for num, what, words in ((16384, "forward", ""), (16384, "gradients", " with gradients"), (65536, "forward", "")):
+        ours, keops, dense = (
+            plots.milliseconds(found[num, 32, 32, "float32", what][name]) for name in ("auto", "PyKeOps", "dense JAX")
+        )
+        texts.append(f"{num} points{words} in {ours} ms (KeOps in {keops}, dense JAX in {dense})")
+    error = max(found[num, 32, 32, "float32", "forward"]["auto"]["error"] for num in (16384, 65536))
+    return plots.prose(
+        f"**On an {title(now)}** `auto` sums {', '.join(texts[:-1])} and {texts[-1]}, of D = C = 32, in float16 with",
+        f"errors of {error:.0e}.".replace("e-0", "e-"),
+    )
 
 
 def limits(data: dict) -> str:
@@ -165,20 +179,16 @@ def waves(found: Cells) -> str:
     return plots.table(rows) if len(rows) > 1 else ""
 
 
-def few(now: dict, before: dict) -> str:
+def few(found: Cells) -> str:
     """Milliseconds of one call, by N, D, C."""
-    sizes, earlier = (
-        plots.by_method([c for c in cells(data, "few") if "method" in c], "n", "d", "c", "what")
-        for data in (now, before)
-    )
     heads = ["auto", *rivals.JAX_NATIVE]
-    rows = [["N = M", "D, C", "", *["auto, before"] * bool(earlier), *heads, "error of auto"]]
-    for size, methods in sorted(sizes.items()):
-        num, dim, channels, what = size
-        timed = [*[earlier.get(size, {}).get("auto")] * bool(earlier), *map(methods.get, heads)]
+    rows = [["N = M", "D, C", "", *heads, "error of auto"]]
+    sizes = plots.by_method([c for c in found if "method" in c], "n", "d", "c", "what")
+    for (num, dim, channels, what), methods in sorted(sizes.items()):
         error = methods.get("auto", {}).get("error")
         last = "–" if error is None else f"{error:.1e}"
-        rows.append([str(num), f"{dim}, {channels}", what, *map(plots.milliseconds, timed), last])
+        timed = map(plots.milliseconds, map(methods.get, heads))
+        rows.append([str(num), f"{dim}, {channels}", what, *timed, last])
     return plots.table(rows) if len(rows) > 1 else ""
 
 

@@ -21,7 +21,7 @@ PAPER = "2026-11-27_cpu_5813c63_paper"
 GRID = "2026-11-27_cpu_5813c63_jax"
 MMD = "2026-11-27_cpu_c8c87c9_mmd"
 SCALING = "2026-11-28_cpu_e591790_scaling"
-H200, H200_BEFORE = (f"2026-11-27_cuda_{commit}_first_light" for commit in ("bc68252", "9690d9c"))
+H200, H200_BEFORE = (f"2026-11-{x}_first_light" for x in ("28_cuda_bc9542d", "27_cuda_bc68252"))
 
 
 def losses(paper: dict, grid: dict, mmd: dict) -> str:
@@ -82,11 +82,11 @@ BLOCKS: dict[str, tuple[Callable[..., str], tuple[str, ...]]] = {
     "grid": (grids.grid, (GRID,)),
     "applications": (applications.report, (MMD,)),
     "losses": (losses, (PAPER, GRID, MMD)),
-    "gpu": (first_light.compared, (H200,)),
-    "gpu_few": (first_light.of_few_points, (H200, H200_BEFORE)),
-    "gpu_applied": (first_light.applied, (H200,)),
-    "gpu_many": (first_light.of_many_points, (H200,)),
-    "gpu_sentence": (first_light.in_one_sentence, (H200,)),
+    "gpu": (first_light.compared, (H200, H200_BEFORE)),
+    "gpu_few": (first_light.of_few_points, (H200,)),
+    "gpu_applied": (first_light.applied, (H200, H200_BEFORE)),
+    "gpu_many": (first_light.of_many_points, (H200_BEFORE,)),
+    "gpu_sentence": (first_light.in_one_sentence, (H200, H200_BEFORE)),
     "compiled": (compiled, ()),
     "wide": (scaling.wide, (SCALING,)),
     "streamed": (scaling.files, (SCALING,)),
