@@ -6,7 +6,9 @@ import importlib
 import inspect
 import pkgutil
 import re
+import runpy
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import pytest
@@ -16,6 +18,7 @@ import torch_backend
 from benchmarks.tools import pages
 
 ROOT = Path(__file__).parent.parent
+entries = SimpleNamespace(**runpy.run_path(str(ROOT / "docs" / "site" / "entries.py")))
 PATHS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
     *sorted(ROOT.glob("docs/**/*.md")),
@@ -98,7 +101,7 @@ def test_readme_is_short():
 
 @pytest.mark.parametrize("package", [jaxgauss, torch_backend], ids=lambda package: package.__name__)
 def test_public_names_have_a_place_in_the_api(package):
-    shown = [x for page, text in PAGES.items() if "docs/api/" in page for x in re.findall(r"^::: (\S+)$", text, re.M)]
+    shown = [x for page, text in PAGES.items() if "docs/api/" in page for x in entries.ENTRY.findall(text)]
     assert len(shown) == len(set(shown))
     shown = {name.removeprefix(f"{package.__name__}.") for name in shown if name.startswith(package.__name__)}
     exported = set(re.findall(r"^from \S+ import \w+ as ([^_]\w*)$", Path(package.__file__).read_text(), re.M))
@@ -106,6 +109,11 @@ def test_public_names_have_a_place_in_the_api(package):
         own = r"^(?:def|class|from \._estimator import \w+ as) ([^_]\w*)"
         exported |= {f"{path.stem}.{x}" for x in re.findall(own, path.read_text(), re.M)}
     assert shown == exported and len(shown) > 15
+
+
+@pytest.mark.parametrize("page", entries.PAGES, ids=lambda page: page.stem)
+def test_the_api_says_what_docstrings_say_today(page):
+    assert entries.written(page.read_text()) == page.read_text(), "python docs/site/entries.py writes it anew"
 
 
 def test_public_functions_are_documented():
@@ -121,6 +129,6 @@ def test_the_gallery_shows_what_an_example_prints_today(path):
     page = PAGES[f"docs/gallery/{path.stem}.md"]
     digest = hashlib.sha256(path.read_bytes()).hexdigest()[:12]
     assert f"the code's digest is {digest}" in page, f"python docs/site/gallery.py {path.stem} writes it anew"
-    assert f"$ python examples/{path.name}\n" in page and f'--8<-- "examples/{path.name}"' in page
+    assert f"$ python examples/{path.name}\n" in page and f"](../../examples/{path.name})" in page
     assert path.stem == "quickstart" or f"](../../examples/pictures/{path.stem}.png)" in page
     assert f"({path.stem}.md)" in PAGES["docs/gallery/index.md"]

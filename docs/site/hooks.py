@@ -1,7 +1,8 @@
 """What MkDocs does beyond its plugins: files of the repository that a page links to, and formulas, come into the site.
 
 Pages in `docs/` link to files outside as a reader of the files needs it, `../tests/oracle.py`. In the site such a file
-is a page of its own, code as code, or a copy for pictures and data. `mmd_squared` becomes a link to that function, and
+is a page of its own, code as code, or a copy for pictures and data. A line of the pages of the API becomes the
+docstring that it leads to, and a page of the gallery gets its code. `mmd_squared` becomes a link to that function, and
 formulas become MathML, which browsers draw.
 """
 
@@ -11,6 +12,7 @@ import re
 from pathlib import Path
 
 from docstrings import linked
+from entries import ENTRY
 from latex2mathml.converter import convert
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
@@ -18,6 +20,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[2]
+EXAMPLE = re.compile(r"^\[`(examples/\w+\.py)`\]\(\S+\)$", re.M)
 LINK = re.compile(r"(\]\()((?:\.\./)+[^)#\s]+)")
 MATH = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.S)
 FENCE = re.compile(r"^```.*?^```$", re.S | re.M)
@@ -55,6 +58,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
     if here.startswith("source/"):
         return markdown
+    if here.startswith("api/"):
+        markdown = ENTRY.sub(r"::: \1\n", markdown)
+    if here.startswith("gallery/"):
+        markdown = EXAMPLE.sub(lambda match: f"```python\n{(ROOT / match[1]).read_text()}```", markdown)
     markdown = LINK.sub(inside, markdown)
     texts = [linked(text) for text in FENCE.split(markdown)]
     return "".join(text + code for text, code in zip(texts, [*FENCE.findall(markdown), ""], strict=True))
@@ -72,7 +79,8 @@ def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files
 
 
 def _links(file: File) -> list[tuple[str, str]]:
-    return LINK.findall(file.content_string)
+    text = ENTRY.sub("", file.content_string) if file.src_uri.startswith("api/") else file.content_string
+    return LINK.findall(text)
 
 
 def _path(page: str, link: str) -> str:
