@@ -27,14 +27,19 @@ def takes_tau(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _
 
     @functools.wraps(function)
     def checked(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-        for name in () if _BANDWIDTHS.keys().isdisjoint(kwargs) else sorted(_BANDWIDTHS.keys() & kwargs):
-            raise TypeError(
-                f"`jaxgauss.{function.__name__}`: the bandwidth must be given as `tau`, 1/σ²; got {name}"
-                f" {kwargs[name]}. Pass tau=jaxgauss.tau_from_bandwidth({name}{_BANDWIDTHS[name]})."
-            )
+        refuse_other_names(function.__name__, kwargs)
         return function(*args, **kwargs)
 
     return checked
+
+
+def refuse_other_names(function: str, kwargs: dict[str, Any]) -> None:
+    """Raise TypeError for a bandwidth that is not called τ."""
+    for name in () if _BANDWIDTHS.keys().isdisjoint(kwargs) else sorted(_BANDWIDTHS.keys() & kwargs):
+        raise TypeError(
+            f"`jaxgauss.{function}`: the bandwidth must be given as `tau`, 1/σ²; got {name}"
+            f" {kwargs[name]}. Pass tau=jaxgauss.tau_from_bandwidth({name}{_BANDWIDTHS[name]})."
+        )
 
 
 def also_called(name: str, function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from .._arrays.devices import has_cuda
 from .._arrays.points import unbroadcast, weighted_sum
 from .._arrays.shapes import are_known
-from .._checks.operands import takes_tau
+from .._checks.given import takes_arrays
 from .._checks.samples import check_balance, check_distinct_pairs, check_estimator, check_kernel, check_samples
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights
 from .._kernels.kernels import Kernel
@@ -22,7 +22,7 @@ from .weights import distinct_pairs_factor, in_own_unit, weights_or_mean
 BLOCKS, WORTH_BLOCKS = 2, 1024  # blocks of rows, and points from which they pay, measured on CPUs
 
 
-@takes_tau
+@takes_arrays()
 def mmd_squared(
     x: Points,
     y: Points,
@@ -102,7 +102,7 @@ def checked_mmd(function, kernel, x, y, tau, weights, estimator, y_norm_squared,
     return _mmd_squared(settings, estimator, x, y, tau, *weights.values(), y_norm_squared)
 
 
-@takes_tau
+@takes_arrays()
 def embedding_norm_squared(
     points: Points,
     tau: Taus,
