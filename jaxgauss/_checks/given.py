@@ -12,8 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 import numpy as np
 
-from .operands import refuse_other_names
-from .settings import DTYPES
+from .operands import FLOATING, refuse_other_names
 
 POINTS = ("queries", "keys", "points", "x", "y", "samples", "data", "particles")
 OTHERS = (
@@ -21,8 +20,10 @@ OTHERS = (
     *("tau", "taus", "tau_x", "tau_y"),
 )
 ARRAYS = frozenset((*POINTS, *OTHERS))
-SAMPLE = 128  # points of each array whose median is the center
-FAR = 8  # the distance of the center from the origin, in spreads of the points, from which it is subtracted
+FLOAT32, FLOAT64 = np.dtype("float32"), np.dtype("float64")
+SAMPLE = 32  # points of each array whose median is the center
+LARGEST = 1e38  # the largest coordinate of a center
+NEAR = 1 / 8  # how near to the median, relative to it, half of the points must be for it to be subtracted
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
@@ -40,9 +41,12 @@ def takes_arrays(center: str = "common") -> Callable[[Callable[_Arguments, _Resu
 
         @functools.wraps(function)
         def checked(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-            if has_tau:
+            if kwargs and has_tau:
                 refuse_other_names(function.__name__, kwargs)
-            if all(map(_is_plain, map(type, (*args, *kwargs.values())))):
+            for x in (*args, *kwargs.values()) if kwargs else args:  # a loop, in a tenth of a microsecond for each
+                if not (type(x) in _READY or _is_ready(x)):
+                    break
+            else:
                 return function(*args, **kwargs)
             given = dict(zip(names, args, strict=False)) | kwargs
             found = {name: as_array(x) for name, x in given.items() if name in ARRAYS}
@@ -58,16 +62,24 @@ def takes_arrays(center: str = "common") -> Callable[[Callable[_Arguments, _Resu
     return decorate
 
 
-@functools.cache
-def _is_plain(kind: type) -> bool:
-    """Whether nothing of this type is an array but JAX's own."""
-    return issubclass(kind, jax.Array | np.generic) or not hasattr(kind, "__array__")
+_READY: set[type] = set()  # types of which every object is ready, as far as they have been met
+
+
+def _is_ready(x: Any) -> bool:
+    """Whether an argument can stay: JAX's arrays, those of NumPy that JAX takes as they are, and what is no array."""
+    kind = type(x)
+    if kind is np.ndarray:
+        return x.dtype is FLOAT32 or (x.dtype is FLOAT64 and not will_be_rounded(x))
+    if issubclass(kind, jax.Array | np.generic) or not hasattr(kind, "__array__"):
+        _READY.add(kind)
+        return True
+    return isinstance(x, jax.Array)  # a tracer
 
 
 def as_array(x: Any) -> Any:
     """NumPy's array of an object that has one, such as a table, in the machine's byte order; anything else as it is."""
     if not isinstance(x, np.ndarray):
-        if _is_plain(type(x)) or isinstance(x, jax.Array) or hasattr(x, "__dlpack__"):
+        if _is_ready(x) or hasattr(x, "__dlpack__"):
             return x
         x = np.asarray(x)
     return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
@@ -76,39 +88,36 @@ def as_array(x: Any) -> Any:
 def will_be_rounded(x: Any) -> bool:
     """Whether it is an array of NumPy's float64, which JAX is about to round to float32."""
     config: Any = jax.config
-    return isinstance(x, np.ndarray) and x.dtype == np.float64 and not config.jax_enable_x64
+    return isinstance(x, np.ndarray) and x.dtype == FLOAT64 and not config.jax_enable_x64
 
 
 def centered(*points: Any) -> tuple[np.ndarray | None, tuple[Any, ...]]:
     """The center of all points if some will be rounded, or None if it is near; and the points about it."""
-    if not any(map(will_be_rounded, points)) or not _are_points(*points):
-        return None, points
-    center = center_of(*filter(will_be_rounded, points))
+    rounded = [x for x in points if will_be_rounded(x)]
+    center = center_of(*rounded) if rounded and _are_points(*points) else None
     return center, points if center is None else tuple(about(center, x) for x in points)
 
 
 def _are_points(*arrays: Any) -> bool:
     """Whether all are floating arrays of points of one dimension; other arguments are refused later, or chunks."""
-    are = all(isinstance(x, jax.Array | np.ndarray) and x.ndim > 1 and x.dtype.name in DTYPES for x in arrays)
+    are = all(isinstance(x, jax.Array | np.ndarray) and x.ndim > 1 and x.dtype in FLOATING for x in arrays)
     return are and len({x.shape[-1] for x in arrays}) == 1
 
 
 def center_of(*points: Any) -> np.ndarray | None:
-    """The median of some points (D,), numbers of float32, zero where it is not far; None if it is zero."""
-    flat = (x.reshape(-1, x.shape[-1]) for x in points)
-    some = np.concatenate([np.asarray(x[:: max(1, len(x) // SAMPLE)][:SAMPLE], np.float64) for x in flat])
-    some = some[np.isfinite(some).all(-1)]
+    """The median of some points (D,) in float32, zero in coordinates where points are not far; None if all are zero."""
+    flat = (x if x.ndim == 2 else x.reshape(-1, x.shape[-1]) for x in points)
+    some = np.concatenate([np.asarray(x[:: max(1, len(x) // SAMPLE)][:SAMPLE], FLOAT64) for x in flat])
     if not len(some):
         return None
-    with np.errstate(over="ignore", invalid="ignore"):
-        median = np.sort(some, 0)[len(some) // 2]
-        spread = np.sort(np.abs(some - median), 0)[len(some) // 2]
-        center = np.where(np.abs(median) > FAR * spread, median, 0).astype(np.float32)
-    center = np.where(np.isfinite(center), center, np.float32(0))
-    return center if center.any() else None
+    some.sort(0)
+    first, median, third = (some[i * len(some) // 4] for i in (1, 2, 3))
+    ends = median * (1 - NEAR), median * (1 + NEAR)
+    is_far = (np.minimum(*ends) < first) & (third < np.maximum(*ends))
+    return np.where(is_far, median.clip(-LARGEST, LARGEST), 0).astype(FLOAT32) if is_far.any() else None
 
 
 def about(center: np.ndarray, points: Any) -> Any:
     """The points about the center, in float32 unless NumPy's are float64; a difference of near numbers is exact."""
-    wide = isinstance(points, np.ndarray) and points.dtype == np.float64
-    return (points if wide else points.astype(np.float32)) - center.reshape(*[1] * (points.ndim - 1), -1)
+    wide = isinstance(points, np.ndarray) and points.dtype == FLOAT64
+    return (points if wide else points.astype(FLOAT32)) - center.reshape(*[1] * (points.ndim - 1), -1)
