@@ -48,7 +48,7 @@ def mmd_squared(
             under `jit` gives NaN.
         kernel: a name or a `Kernel`, as for `kernel_sum`. "energy" gives √τ times the energy distance, if the weights
             of x and of y have the same sum.
-        x_weights: a, (M,), of either sign. None: 1/M. They are not normalized; MMD² is a distance only if Σa = Σb.
+        x_weights: a, (M,), of either sign, not normalized: a distance takes Σa = Σb. None: 1/M. Or a mask, of booleans.
         y_weights: b, (N,), likewise.
         estimator: "biased", the formula above, at least 0; or "unbiased", without the pairs i = i within x and within
             y, times (Σa)² / ((Σa)² - Σa²). It needs two points with weight on each side.

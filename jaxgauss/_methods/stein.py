@@ -43,7 +43,7 @@ def ksd_squared(
         tau: τ = 1/σ², positive; or several, (T,), whose kernels are averaged.
         kernel: a name or a `Kernel` with second derivatives, as for `mmd_squared`: not "matern12" or "energy". A sample
             converges if KSD² of "imq" tends to 0; with "gauss" it need not.
-        weights: a, (N,), of either sign; they are not normalized. None: 1/N.
+        weights: a, (N,), of either sign; they are not normalized. None: 1/N. A mask of booleans, as for `mmd_squared`.
         estimator: "biased", over all pairs, or "unbiased", without the pairs i = i, as for `mmd_squared`.
         **options: `method`, `precision` and `backend`, as for `gauss_sum`; and `mesh`, `query_axis` and `key_axis`, as
             for `gauss_sum_sharded`, except that the mesh need not divide the numbers of points.
