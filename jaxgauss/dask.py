@@ -11,6 +11,7 @@ import numpy as np
 
 from ._arrays.compensated import compensated, two_sum
 from ._arrays.points import padded
+from ._checks.given import as_array
 from ._checks.operands import check_names, check_operands, check_tolerance, takes_tau
 from ._checks.optional import needed
 from ._checks.settings import Queries, Tau, methods_of, working_dtype
@@ -132,13 +133,15 @@ def gauss_sum(
         >>> jaxgauss.dask.gauss_sum(queries, keys, weights, 0.5).compute(scheduler="threads").round().tolist()
         [923.0]
     """
-    function = "dask.gauss_sum"
+    function, queries = "dask.gauss_sum", as_array(queries)
     shapes = _shapes(function, keys, values)
     check_names(function, method, precision, backend, methods_of(as_kernel(function, kernel)))
     check_tolerance(function, method, tolerance)
     dtype = check_operands(function, queries, *shapes, tau)
     options = {"kernel": kernel, "method": method, "precision": precision, "backend": backend, "tolerance": tolerance}
-    rows = delayed(np.asarray(queries).astype(working_dtype(dtype)), pure=False)  # partial sums are not rounded
+    wide = np.dtype("float64") in (queries.dtype, shapes[0].dtype)  # a worker centers points before it rounds them
+    kept = np.dtype("float64") if wide else working_dtype(dtype)
+    rows = delayed(np.asarray(queries).astype(kept), pure=False)  # partial sums are not rounded
     task = delayed(_sum_of, pure=False)
     found = [task(rows, k, v, np.asarray(tau), options, _wide()) for k, v in _blocks(keys, values)]
     return delayed(_rounded, pure=False)(_tree(found, _add_sums), dtype, _wide())
@@ -166,7 +169,10 @@ def _shapes(function: str, keys: Any, values: Any) -> tuple[Any, Any]:
             f" values {values.chunks}. Use keys.rechunk({{1: -1}}) and values.rechunk({{0: keys.chunks[0]}})."
         )
     known = np.isfinite(rows[0]).all()
-    found = (jax.ShapeDtypeStruct((x.shape[0] if known else 0, *x.shape[1:]), x.dtype) for x in (keys, values))
+    found = (
+        jax.ShapeDtypeStruct((x.shape[0] if known else 0, *x.shape[1:]), x.dtype.newbyteorder("="))
+        for x in (keys, values)
+    )
     return next(found), next(found)
 
 

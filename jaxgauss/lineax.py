@@ -10,7 +10,8 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from ._arrays.points import dot
-from ._checks.operands import check_weights, takes_tau
+from ._checks.given import takes_arrays
+from ._checks.operands import check_weights
 from ._checks.optional import needed
 from ._checks.samples import check_kernel, check_rng_key, visible
 from ._checks.settings import Options, Points, Settings
@@ -79,7 +80,7 @@ class GaussOperator(_Symmetric):
         return jax.ShapeDtypeStruct(self.points.shape[:1], self.points.dtype)
 
 
-@takes_tau
+@takes_arrays()
 def gauss_operator(
     points: Points,
     tau: Float[Array, ""] | float = 1.0,

@@ -334,3 +334,41 @@ def test_what_shapes_tell_is_found_once_and_values_are_looked_at_every_time(monk
     with jax.enable_x64(False):
         assert gauss_sum(numbers, numbers, numbers).dtype == np.float32
     assert calls == ["auto", "dense", "auto", "auto", "auto", "auto", "auto"]
+
+
+MASKED = {
+    "mmd_squared": lambda f, x, w: f(x, x[:9] + 1, 1.0, x_weights=w, estimator="unbiased"),
+    "energy_distance": lambda f, x, w: f(x[:9] + 1, x, y_weights=w),
+    "embedding_norm_squared": lambda f, x, w: f(x, 1.0, weights=w),
+    "mmd_witness": lambda f, x, w: f(x[:9], x, x + 1, 1.0, x_weights=w),
+    "mmd_flow_velocity": lambda f, x, w: f(x[:9], x, 1.0, y_weights=w),
+    "ksd_squared": lambda f, x, w: f(x, -x, 1.0, weights=w),
+    "kde_logpdf": lambda f, x, w: f(x[:9], x, 1.0, weights=w),
+    "hsic": lambda f, x, w: f(x, jnp.sin(x), 1.0, 1.0, weights=w),
+    "kernel_herding": lambda f, x, w: f(x, 1.0, 3, weights=w).mmd,
+    "mean_shift": lambda f, x, w: f(x[:9], x, 1.0, weights=w).points,
+    "leave_one_out_tau": lambda f, x, w: f(x, np.ones(2), weights=w).scores,
+}
+
+
+@pytest.mark.parametrize("name", MASKED)
+def test_a_mask_keeps_points_of_equal_weight(rng, name):
+    x, mask = rng.normal(size=(12, 2)), np.arange(12) % 3 > 0
+    found = MASKED[name](getattr(jaxgauss, name), x, jnp.asarray(mask))
+    weighted = MASKED[name](getattr(jaxgauss, name), x, mask / mask.sum())
+    np.testing.assert_allclose(found, weighted, rtol=1e-12)
+    with pytest.raises(ValueError, match=rf"`jaxgauss.{name}`: .*weights` must keep a point; got False for all 12"):
+        MASKED[name](getattr(jaxgauss, name), x, np.zeros(12, bool))
+
+
+def test_weights_that_should_have_been_normalized_are_noticed(rng):
+    x, ones = rng.normal(size=(2, 6, 2)), np.ones(6)
+    for name in ("mmd_squared", "mmd_flow_velocity"):
+        function = getattr(jaxgauss, name)
+        with pytest.warns(UserWarning, match=rf"`jaxgauss.{name}`: `y_weights` should have the sum 1.*; got 6") as seen:
+            function(*x, 1.0, y_weights=ones)
+        assert [warning.filename for warning in seen] == [__file__]
+        function(*x, 1.0, x_weights=ones / 6, y_weights=ones - 2)  # of other signs: on purpose
+        jax.jit(lambda w, f=function: f(*x, 1.0, y_weights=w))(ones)
+    with pytest.raises(TypeError, match=r"`weights` must be floating; got booleans\. Pass points\[mask\]"):
+        jaxgauss.mmd_squared_matrix(x[0], 1.0, segments=np.arange(6) % 2, weights=ones > 0)

@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, Mesh
 from .settings import BACKENDS, DTYPES, METHODS, PRECISIONS, axis_names, working_dtype
 
 TAU_RANGE = (1e-37, 1e38)  # normal in float32 and float64
-_FLOATING = frozenset(jnp.dtype(name) for name in DTYPES)
+FLOATING = frozenset(jnp.dtype(name) for name in DTYPES)
 _BANDWIDTHS = {"sigma": "", "bandwidth": "", "lengthscale": "", "length_scale": ""} | {
     name: f", {name!r}" for name in ("gamma", "h", "epsilon")
 }  # other names of a bandwidth, and their conventions for `tau_from_bandwidth`
@@ -27,14 +27,19 @@ def takes_tau(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _
 
     @functools.wraps(function)
     def checked(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-        for name in () if _BANDWIDTHS.keys().isdisjoint(kwargs) else sorted(_BANDWIDTHS.keys() & kwargs):
-            raise TypeError(
-                f"`jaxgauss.{function.__name__}`: the bandwidth must be given as `tau`, 1/σ²; got {name}"
-                f" {kwargs[name]}. Pass tau=jaxgauss.tau_from_bandwidth({name}{_BANDWIDTHS[name]})."
-            )
+        refuse_other_names(function.__name__, kwargs)
         return function(*args, **kwargs)
 
     return checked
+
+
+def refuse_other_names(function: str, kwargs: dict[str, Any]) -> None:
+    """Raise TypeError for a bandwidth that is not called τ."""
+    for name in () if _BANDWIDTHS.keys().isdisjoint(kwargs) else sorted(_BANDWIDTHS.keys() & kwargs):
+        raise TypeError(
+            f"`jaxgauss.{function}`: the bandwidth must be given as `tau`, 1/σ²; got {name}"
+            f" {kwargs[name]}. Pass tau=jaxgauss.tau_from_bandwidth({name}{_BANDWIDTHS[name]})."
+        )
 
 
 def also_called(name: str, function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
@@ -170,7 +175,7 @@ def floating_dtype(where: str, name: str, x: Any) -> np.dtype:
         dtype = jax.dtypes.canonicalize_dtype(x.dtype)
     except (TypeError, ValueError):  # an array of another library, or not of numbers
         dtype = None
-    if dtype not in _FLOATING:
+    if dtype not in FLOATING:
         fix = f"Convert with {name}.astype(jnp.float32)."
         if hasattr(x, "__dlpack__") and not isinstance(x, jax.Array | np.ndarray):
             fix = f"Convert with jnp.from_dlpack({name})."

@@ -2,6 +2,8 @@
 
 import math
 import numbers
+import sys
+import warnings
 from typing import Any
 
 import jax
@@ -48,7 +50,8 @@ def check_samples(
     method, precision, backend = (options.get(name, "auto") for name in ("method", "precision", "backend"))
     check_names(function, method, precision, backend, methods or methods_of(kernel))
     given = {**samples, **{name: x for name, x in (weights or {}).items() if x is not None}}
-    dtypes = {floating_dtype(where, name, x) for name, x in given.items()}
+    masks = [name for name, x in (weights or {}).items() if is_mask(x)]
+    dtypes = {floating_dtype(where, name, x) for name, x in given.items() if name not in masks}
     shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in given.items())
     for name, x in samples.items():
         if len(x.shape) != 2 or x.shape[1] == 0:
@@ -66,6 +69,9 @@ def check_samples(
     for (name, x), points in zip((weights or {}).items(), samples, strict=False):
         if x is not None and x.shape != samples[points].shape[:1]:
             raise ValueError(f"{where}: `{name}` must hold one weight for each point of `{points}`; got {shapes}.")
+    for name in masks:
+        if (seen := visible(given[name])) is not None and not seen.any():
+            raise ValueError(f"{where}: `{name}` must keep a point; got False for all {len(seen)}. Change the mask.")
     dtype = dtypes.pop() if len(dtypes) == 1 else jnp.result_type(*dtypes)
     for name, x in (tau if isinstance(tau, dict) else {"tau": tau}).items():
         shape = check_tau(where, x, working_dtype(dtype), name)
@@ -101,9 +107,17 @@ def check_kernel(function: str, kernel: Any, *, positive: bool = False, smooth: 
     return found
 
 
+def is_mask(weights: Any) -> bool:
+    """Whether weights are booleans, which stand for equal weights of the points that are kept."""
+    return getattr(weights, "dtype", None) == np.bool_
+
+
 def check_balance(function: str, kernel: Kernel, **weights: Any) -> None:
-    """Raise ValueError if the kernel is conditionally positive definite and known weights have unequal sums."""
-    seen = [np.ones(1) if a is None else visible(a) for a in weights.values()]
+    """Raise ValueError if the kernel is conditionally positive definite and known weights have unequal sums.
+
+    Warn of sums far above one for any kernel, unless weights have both signs.
+    """
+    seen = [np.ones(1) if a is None or is_mask(a) else visible(a) for a in weights.values()]
     sums, sizes = ([f(a) for a in seen if a is not None] for f in (np.sum, lambda a: np.abs(a).sum()))
     if kernel.conditional and sums and max(sums) - min(sums) > 1e-3 * max(sizes):
         names, given = (" and ".join(x) for x in ((f"`{name}`" for name in weights), (f"{x:.6g}" for x in sums)))
@@ -111,6 +125,20 @@ def check_balance(function: str, kernel: Kernel, **weights: Any) -> None:
             f"`jaxgauss.{function}`: {names} must have one sum for {kernel!r}, which is only conditionally positive"
             f" definite; got sums {given}. Divide each by its sum."
         )
+    for name, a in zip(weights, seen, strict=True):
+        if a is not None and a.sum() > 2 and a.min() >= 0:
+            warn(
+                f"`jaxgauss.{function}`: `{name}` should have the sum 1, because they are not normalized; got"
+                f" {a.sum():.6g}. Divide them by their sum, or pass a mask of booleans."
+            )
+
+
+def warn(message: str) -> None:
+    """Warn at the line that called jaxgauss."""
+    level, frame = 1, sys._getframe()
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith("jaxgauss."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)
 
 
 def visible(array: Any) -> np.ndarray | None:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from .._kernels.kernels import GAUSS, Kernel
 
@@ -24,7 +24,7 @@ Labels = Int[Array | np.ndarray, " _"]
 Segments = tuple[Labels, Labels] | None
 Sums = Float[Array, "*result m c"] | Float[Array, "*result m"]
 Points = Float[Array | np.ndarray, "n d"]
-Weights = Float[Array | np.ndarray, " n"]
+Weights = Float[Array | np.ndarray, " n"] | Bool[Array | np.ndarray, " n"]
 Taus = Float[Array | np.ndarray, "*#bandwidths"] | float | int
 MeshAxis = str | tuple[str, ...] | None
 

@@ -11,6 +11,7 @@ from jax import lax
 from jaxtyping import Array, Float, Key
 
 from .._arrays.devices import replicated
+from .._checks.given import takes_arrays
 from .._checks.samples import check_rng_key, check_samples
 from .._checks.settings import Points, working_dtype
 
@@ -74,6 +75,7 @@ def tau_from_bandwidth(bandwidth: Float[Array | np.ndarray, "*shape"] | float, c
     return CONVENTIONS[_FORMULAS[convention]][0](bandwidth)
 
 
+@takes_arrays()
 def median_heuristic(
     points: Points, *, rng_key: Key[Array, ""] | None = None, max_points: int = 1000
 ) -> Float[Array, ""]:

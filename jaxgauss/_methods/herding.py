@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from .._arrays.devices import replicated, vary_alike
 from .._arrays.points import difference_logits
-from .._checks.operands import takes_tau
+from .._checks.given import takes_arrays
 from .._checks.samples import check_kernel, check_samples, check_signs
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights, working_dtype
 from .._kernels.kernels import Kernel
@@ -46,7 +46,7 @@ class Herding(NamedTuple):
     __repr__ = short_repr
 
 
-@takes_tau
+@takes_arrays()
 def kernel_herding(
     points: Points,
     tau: Taus,

@@ -10,6 +10,7 @@ from jax import lax
 from jaxtyping import Array, Key
 
 from .._arrays.devices import replicated
+from .._checks.given import takes_arrays
 from .._checks.samples import check_estimator, check_rng_key
 from .._checks.settings import MeshOnly, Points, Settings, Taus, working_dtype
 from .._sums.display import refuse_progress_in_a_trace
@@ -30,6 +31,7 @@ from .resampling import (
 PERMUTATIONS = 64  # at a time
 
 
+@takes_arrays("own")
 def hsic_test(
     x: Points,
     y: Points,

@@ -11,7 +11,8 @@ from jaxtyping import Array, Key
 
 from .._arrays.devices import replicated
 from .._arrays.points import dot
-from .._checks.operands import as_operand, takes_tau
+from .._checks.given import takes_arrays
+from .._checks.operands import as_operand
 from .._checks.samples import check_estimator, check_kernel, check_rng_key, check_samples, check_scores
 from .._checks.settings import MeshOnly, MeshOptions, Points, Settings, Taus, working_dtype
 from .._kernels.kernels import Kernel
@@ -30,7 +31,7 @@ from .resampling import (
 )
 
 
-@takes_tau
+@takes_arrays()
 def ksd_test(
     points: Points,
     scores: Points,

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float
 
 from .._arrays.devices import expected_platform, replicated
 from .._arrays.points import LOG_ZERO, dot
+from .._checks.given import takes_arrays
 from .._checks.operands import check_operands
 from .._checks.samples import check_kernel, check_samples, check_signs, visible
 from .._checks.settings import MeshOptions, Options, Points, Settings, Values, Weights, working_dtype
@@ -49,6 +50,7 @@ class BandwidthSearch(NamedTuple):
     __repr__ = short_repr
 
 
+@takes_arrays()
 def leave_one_out_tau(
     points: Points,
     taus: Float[Array | np.ndarray, " t"] | None = None,

@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from .._arrays.devices import replicated, vary_alike
 from .._arrays.points import center
-from .._checks.operands import takes_tau
+from .._checks.given import centered, takes_arrays
 from .._checks.samples import check_samples, check_signs
 from .._checks.settings import MeshOptions, Points, Settings, Weights, working_dtype
 from .._sums.checked import check_plan, examined, reverse_only
@@ -43,7 +43,7 @@ class MeanShift(NamedTuple):
     __repr__ = short_repr
 
 
-@takes_tau
+@takes_arrays("none")
 def mean_shift(
     points: Points,
     data: Points,
@@ -101,6 +101,7 @@ def mean_shift(
         Carreira-Perpiñán, "Gaussian Mean-Shift Is an EM Algorithm", 2007.
     """
     function, given = "mean_shift", {"weights": weights}
+    origin, (points, data) = centered(points, data)
     samples = {"data": data, "points": points}
     settings = check_samples(function, samples, tau, options, weights=given, may_be_empty="points", methods=METHODS)
     settings = as_logs(settings)
@@ -115,7 +116,7 @@ def mean_shift(
     tau = check_plan(settings, tau, points.shape[0] * data.shape[0], data.shape[1], data.shape[1], points, data)
     settings = examined(settings, tau, points, data, weights, logs=True)  # moving points come no farther from the data
     if not progress:
-        return _mean_shift(settings, float(tol), int(max_steps), points, data, tau, weights)
+        return _about(origin, _mean_shift(settings, float(tol), int(max_steps), points, data, tau, weights))
     refuse_progress_in_a_trace(function, points, data, tau, weights)
     state = _begun(settings, points, data, tau, weights)
     with progress_bar(function, max_steps, "step") as bar:
@@ -123,7 +124,12 @@ def mean_shift(
             state = jax.block_until_ready(_step_at_once(settings, state))
             bar.update()
             bar.set_postfix(shift=f"{float(state.shift):.1e}")
-    return _result(settings, state)
+    return _about(origin, _result(settings, state))
+
+
+def _about(origin: np.ndarray | None, found: MeanShift) -> MeanShift:
+    """The result of points about an origin, with the points where they are."""
+    return found if origin is None else found._replace(points=found.points + origin[None])
 
 
 class _State(NamedTuple):

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from .._arrays.devices import has_cuda
 from .._arrays.points import unbroadcast, weighted_sum
 from .._arrays.shapes import are_known
-from .._checks.operands import takes_tau
+from .._checks.given import takes_arrays
 from .._checks.samples import check_balance, check_distinct_pairs, check_estimator, check_kernel, check_samples
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights
 from .._kernels.kernels import Kernel
@@ -22,7 +22,7 @@ from .weights import distinct_pairs_factor, in_own_unit, weights_or_mean
 BLOCKS, WORTH_BLOCKS = 2, 1024  # blocks of rows, and points from which they pay, measured on CPUs
 
 
-@takes_tau
+@takes_arrays()
 def mmd_squared(
     x: Points,
     y: Points,
@@ -48,7 +48,7 @@ def mmd_squared(
             under `jit` gives NaN.
         kernel: a name or a `Kernel`, as for `kernel_sum`. "energy" gives √τ times the energy distance, if the weights
             of x and of y have the same sum.
-        x_weights: a, (M,), of either sign. None: 1/M. They are not normalized; MMD² is a distance only if Σa = Σb.
+        x_weights: a, (M,), of either sign, not normalized: a distance takes Σa = Σb. None: 1/M. Or a mask, of booleans.
         y_weights: b, (N,), likewise.
         estimator: "biased", the formula above, at least 0; or "unbiased", without the pairs i = i within x and within
             y, times (Σa)² / ((Σa)² - Σa²). It needs two points with weight on each side.
@@ -102,7 +102,7 @@ def checked_mmd(function, kernel, x, y, tau, weights, estimator, y_norm_squared,
     return _mmd_squared(settings, estimator, x, y, tau, *weights.values(), y_norm_squared)
 
 
-@takes_tau
+@takes_arrays()
 def embedding_norm_squared(
     points: Points,
     tau: Taus,

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from .._checks.operands import floating_dtype, takes_tau
+from .._checks.given import about, as_array, center_of, takes_arrays, will_be_rounded
+from .._checks.operands import floating_dtype
 from .._checks.samples import check_estimator, check_kernel, check_samples
 from .._checks.settings import MeshOptions, Options, Points, Settings, Taus, working_dtype
 from .._kernels.kernels import Kernel
@@ -39,7 +40,7 @@ class MMDEstimate(NamedTuple):
     __repr__ = short_repr
 
 
-@takes_tau
+@takes_arrays()
 def mmd_estimate(
     x: Points | Chunks,
     y: Points | Chunks,
@@ -158,6 +159,7 @@ class _Sample:
     sizes: list[int]
     dim: int
     dtype: np.dtype
+    center: np.ndarray | None
 
     @classmethod
     def of(cls, name: str, given: Any) -> "_Sample":
@@ -169,18 +171,21 @@ class _Sample:
                 f"{WHERE}: `{name}` must be points (number, dimension), or chunks of them that can be read again and"
                 f" again; got {type(given).__name__}. Pass a list, or a function that returns what is iterated over."
             )
-        sizes, dims, dtypes = [], set(), set()
-        for number, chunk in enumerate(first):
+        sizes, dims, dtypes, center = [], set(), set(), None
+        for number, chunk in enumerate(map(as_array, first)):
             which = f"{name}[{number}]"
             _check_chunk(which, chunk)
             sizes.append(chunk.shape[0])
             dims.add(chunk.shape[1])
             dtypes.add(floating_dtype(WHERE, which, chunk))
+            if center is None and will_be_rounded(chunk):
+                center = center_of(chunk)
         if len(dims) != 1:
             raise ValueError(
                 f"{WHERE}: `{name}` must be chunks of one dimension, at least one; got dimensions {sorted(dims)}."
             )
-        return cls(name, chunks, sizes, dims.pop(), dtypes.pop() if len(dtypes) == 1 else jnp.result_type(*dtypes))
+        dtype = dtypes.pop() if len(dtypes) == 1 else jnp.result_type(*dtypes)
+        return cls(name, chunks, sizes, dims.pop(), dtype, center)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -190,7 +195,7 @@ class _Sample:
     def __iter__(self) -> Iterator[Any]:
         """The chunks; ValueError if they differ from those read before."""
         number = 0
-        for chunk in self.chunks():
+        for chunk in map(as_array, self.chunks()):
             if chunk.shape != (*self.sizes[number : number + 1], self.dim):
                 break
             number += 1
@@ -228,12 +233,17 @@ def _refuse_tracers(*arrays: Any) -> None:
 def _in_chunks(settings: Settings, estimator: str, x: _Sample, y: _Sample, tau: Any, progress: bool) -> MMDEstimate:
     """The estimate from chunks of rows, each summed over all chunks; rows are kept in float64."""
     dtype, sizes = working_dtype(settings.dtype), [size for size in (*x.sizes, *y.sizes) if size]
+    center = y.center if x.center is None else x.center
+
+    def in_memory(chunk: Any) -> np.ndarray:
+        return np.asarray(chunk if center is None else about(center, np.asarray(chunk)), dtype)
+
     with progress_bar("mmd_estimate", len(sizes) ** 2, "chunk") if progress else contextlib.nullcontext() as bar:
 
         def weighted(*samples: tuple[_Sample, float]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
             for sample, weight in samples:
                 for chunk in filter(len, sample):
-                    yield np.asarray(chunk, dtype), np.full(len(chunk), weight, dtype)
+                    yield in_memory(chunk), np.full(len(chunk), weight, dtype)
                     give_back(chunk)
                     if bar is not None:
                         bar.update()
@@ -243,7 +253,7 @@ def _in_chunks(settings: Settings, estimator: str, x: _Sample, y: _Sample, tau: 
             for chunk in filter(len, own):
                 num = len(chunk)
                 size = max(sizes) if 2 * num > max(sizes) else 2 ** (num - 1).bit_length()  # few shapes are compiled
-                queries = np.pad(np.asarray(chunk, dtype), ((0, size - num), (0, 0)), mode="edge")
+                queries = np.pad(in_memory(chunk), ((0, size - num), (0, 0)), mode="edge")
                 give_back(chunk)
                 keys = weighted((own, inside), (other, across))
                 sums = gauss_sum_streamed(queries, keys, tau, kernel=settings.kernel, **settings.options)

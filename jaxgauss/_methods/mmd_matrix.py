@@ -10,9 +10,9 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from .._arrays.devices import has_cuda, vary_like
+from .._checks.given import takes_arrays
 from .._checks.labels import check_labels
-from .._checks.operands import takes_tau
-from .._checks.samples import check_estimator, check_kernel, check_samples, visible
+from .._checks.samples import check_estimator, check_kernel, check_samples, is_mask, visible
 from .._checks.settings import Labels, MeshOptions, Options, Points, Settings, Taus, Weights, working_dtype
 from .._kernels.kernels import Kernel
 from .._sums.checked import check_plan
@@ -24,7 +24,7 @@ WIDTHS, OVERHEAD = (8, 16, 32, 64), 16  # points of a chunk, and what it costs b
 BLOCK, CUDA_BLOCK = 1024, 4096  # points: the pairs of two blocks fill a tile
 
 
-@takes_tau
+@takes_arrays()
 def mmd_squared_matrix(
     points: Points,
     tau: Taus,
@@ -77,6 +77,10 @@ def mmd_squared_matrix(
     check_estimator(function, estimator)
     kernel, given, asked = check_kernel(function, kernel), {"weights": weights}, cast(MeshOptions, options)
     settings = check_samples(function, {"points": points}, tau, asked, weights=given, kernel=kernel, allowed=Options)
+    if is_mask(weights):
+        raise TypeError(
+            f"`jaxgauss.{function}`: `weights` must be floating; got booleans. Pass points[mask] and segments[mask]."
+        )
     labels = check_labels(function, segments, "points", points.shape[0])
     _check_sets(kernel, labels, weights, estimator)
     tau = check_plan(settings, tau, points.shape[0] ** 2, points.shape[1], 1, points)

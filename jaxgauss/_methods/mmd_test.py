@@ -13,7 +13,7 @@ from jax import lax
 from jaxtyping import Array, Key
 
 from .._arrays.devices import expected_platform, replicated
-from .._checks.operands import takes_tau
+from .._checks.given import takes_arrays
 from .._checks.samples import check_estimator, check_kernel, check_rng_key, check_samples
 from .._checks.settings import MeshOptions, Points, Settings, Taus, working_dtype
 from .._kernels.kernels import GAUSS, Kernel
@@ -40,7 +40,7 @@ KERNEL_CHANNELS = 240  # columns in one call of an attention kernel
 LEAST_NORM = 1024  # in units of the dtype: below it, rounding of sums with the diagonal hides ‖K‖
 
 
-@takes_tau
+@takes_arrays()
 def mmd_test(
     x: Points,
     y: Points,

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from .._checks.operands import takes_tau
+from .._checks.given import takes_arrays
 from .._checks.samples import check_distinct_pairs, check_estimator, check_kernel, check_samples, check_scores
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights
 from .._kernels.kernels import GAUSS, Kernel
@@ -17,7 +17,7 @@ from .._sums.moments import Reduction, as_gaussians, bandwidth_mean, prepare, wi
 from .weights import distinct_pairs_factor, weights_or_mean
 
 
-@takes_tau
+@takes_arrays()
 def ksd_squared(
     points: Points,
     scores: Points,
@@ -43,7 +43,7 @@ def ksd_squared(
         tau: τ = 1/σ², positive; or several, (T,), whose kernels are averaged.
         kernel: a name or a `Kernel` with second derivatives, as for `mmd_squared`: not "matern12" or "energy". A sample
             converges if KSD² of "imq" tends to 0; with "gauss" it need not.
-        weights: a, (N,), of either sign; they are not normalized. None: 1/N.
+        weights: a, (N,), of either sign; they are not normalized. None: 1/N. A mask of booleans, as for `mmd_squared`.
         estimator: "biased", over all pairs, or "unbiased", without the pairs i = i, as for `mmd_squared`.
         **options: `method`, `precision` and `backend`, as for `gauss_sum`; and `mesh`, `query_axis` and `key_axis`, as
             for `gauss_sum_sharded`, except that the mesh need not divide the numbers of points.

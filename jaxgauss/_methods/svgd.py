@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
+from .._checks.given import takes_arrays
 from .._checks.operands import takes_tau
 from .._checks.samples import check_kernel, check_samples, check_scores
 from .._checks.settings import MeshOptions, Points, Settings, Taus, working_dtype
@@ -19,7 +20,7 @@ from .._sums.moments import Reduction, as_gaussians, prepare, shares_of, with_re
 from .bandwidth import median_heuristic
 
 
-@takes_tau
+@takes_arrays()
 def svgd_direction(
     particles: Points,
     scores: Points,

@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .._checks.given import about, as_array
 from .saved import WHERE, SavedSum, State
 
 CHUNK_BYTES = 2**22  # of keys and values in a chunk: measured best on CPUs, for ten queries and for thousands
@@ -15,7 +16,8 @@ class KeyChunks(Sequence):
     """Keys and values in chunks of (size, D) and (size, C) or (size,), for `gauss_sum_streamed`.
 
     A chunk is a slice, read only when it is used; the last one may be shorter. The arrays may be NumPy arrays,
-    memory-mapped ones (`np.memmap`, `np.load(…, mmap_mode="r")`), or anything else with a shape, a dtype and slices.
+    memory-mapped ones (`np.memmap`, `np.load(…, mmap_mode="r")`), tables, or anything else with a shape, a dtype and
+    slices.
 
     Args:
         keys: points, (N, D).
@@ -34,6 +36,7 @@ class KeyChunks(Sequence):
     """
 
     def __init__(self, keys: Any, values: Any, size: int | None = None):
+        keys, values = (x if hasattr(x, "dtype") else as_array(x) for x in (keys, values))
         if not all(hasattr(x, "shape") and hasattr(x, "dtype") and len(x.shape) > 0 for x in (keys, values)):
             given = ", ".join(type(x).__name__ for x in (keys, values))
             raise TypeError(f"`jaxgauss.KeyChunks`: `keys` and `values` must be arrays; got {given}. Use np.asarray.")
@@ -70,8 +73,11 @@ class Chunk(NamedTuple):
     mark: str
 
 
-def read_chunk(source: Iterator, kind: str, state: State, file: SavedSum) -> Chunk | None:
-    """A copy of the next chunk, padded to `largest` rows if it fills more than half of them, else to a power of two."""
+def read_chunk(source: Iterator, kind: str, state: State, file: SavedSum, center: np.ndarray | None) -> Chunk | None:
+    """A copy of the next chunk, padded to `largest` rows if it fills more than half of them, else to a power of two.
+
+    Keys are about the center, if there is one.
+    """
     number, largest = state.num_chunks, state.largest
     for chunk in source:
         keys, values = as_pair(chunk, number)
@@ -83,8 +89,9 @@ def read_chunk(source: Iterator, kind: str, state: State, file: SavedSum) -> Chu
             )
         largest = max(largest, num)
         size = largest if 2 * num > largest else num and 2 ** (num - 1).bit_length()
+        points = keys if center is None else about(center, keys)
         read = Chunk(
-            _padded(keys, size, keys[:1]), _padded(values, size, 0), largest, file.mark(state.mark, keys, values)
+            _padded(points, size, points[:1]), _padded(values, size, 0), largest, file.mark(state.mark, keys, values)
         )
         for x in (keys, values):
             give_back(x)
@@ -114,7 +121,7 @@ def give_back(array: Any) -> None:
 
 def as_pair(chunk: Any, number: int) -> tuple[Any, Any]:
     """The keys and values of a chunk; TypeError if it is not a pair of arrays."""
-    pair = chunk if isinstance(chunk, tuple | list) else (chunk,)
+    pair = tuple(map(as_array, chunk if isinstance(chunk, tuple | list) else (chunk,)))
     if len(pair) != 2 or not all(hasattr(x, "dtype") and len(getattr(x, "shape", ())) > 0 for x in pair):
         given = ", ".join(type(x).__name__ for x in pair)
         raise TypeError(

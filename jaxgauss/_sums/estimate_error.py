@@ -11,7 +11,8 @@ from jaxtyping import Array, Float, Key
 
 from .._arrays.devices import replicated
 from .._arrays.points import align
-from .._checks.operands import check_operands, takes_tau
+from .._checks.given import takes_arrays
+from .._checks.operands import check_operands
 from .._checks.samples import check_rng_key
 from .._checks.settings import Keys, Queries, Settings, Tau, Values, working_dtype
 from .._engines.all_pairs import difference_sums
@@ -44,7 +45,7 @@ class ErrorEstimate(NamedTuple):
         return jnp.maximum(self.relative_error - reach, 0), self.relative_error + reach
 
 
-@takes_tau
+@takes_arrays()
 def estimate_error(
     queries: Queries,
     keys: Keys,

@@ -11,7 +11,8 @@ from jaxtyping import Array
 
 from .._arrays.devices import replicated
 from .._arrays.points import align, scaled_points, shared, squared_radius, with_norms
-from .._checks.operands import sizes, takes_tau
+from .._checks.given import takes_arrays
+from .._checks.operands import sizes
 from .._checks.settings import Keys, Queries, Settings, Tau, Values, working_dtype
 from .._engines import bridge
 from .._engines.attention import kernel_of
@@ -29,7 +30,7 @@ from .checked import checked
 ROWS = 1024  # sampled queries, for the share that waves leave in doubt
 
 
-@takes_tau
+@takes_arrays()
 def explain(
     queries: Queries | jax.ShapeDtypeStruct,
     keys: Keys | jax.ShapeDtypeStruct,

@@ -9,7 +9,8 @@ from jaxtyping import Array
 
 from .._arrays.devices import replicated, vary_alike
 from .._arrays.points import align, center, weighted_sum
-from .._checks.operands import as_operand, takes_tau
+from .._checks.given import takes_arrays
+from .._checks.operands import as_operand
 from .._checks.settings import Keys, Queries, Segments, Settings, Sums, Tau, Values, working_dtype
 from .._engines.dispatch import uses_mixture
 from .._engines.near import examined
@@ -24,7 +25,7 @@ from .grouped import grouped
 from .rules import radial_sum
 
 
-@takes_tau
+@takes_arrays()
 def kernel_sum(
     queries: Queries,
     keys: Keys,

@@ -16,7 +16,8 @@ from jaxtyping import Array, Bool
 
 from .._arrays.devices import has_cuda, replicated, vary_alike
 from .._arrays.points import LOG_ZERO, align, by_point
-from .._checks.operands import also_called, as_operand, check_mesh, check_tolerance, takes_tau
+from .._checks.given import takes_arrays
+from .._checks.operands import also_called, as_operand, check_mesh, check_tolerance
 from .._checks.settings import Keys, MeshAxis, Queries, Settings, Sums, Tau, Values, axis_names, working_dtype
 from .._engines.boxes import box
 from .._engines.fourier import coefficients, values_at
@@ -30,7 +31,7 @@ from .log_gauss_sum import relative_sum, unrounded_log_sum
 from .rules import gaussian_sum
 
 
-@takes_tau
+@takes_arrays()
 def gauss_sum_sharded(
     queries: Queries,
     keys: Keys,

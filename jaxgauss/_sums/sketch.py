@@ -1,5 +1,6 @@
 """fourier_sketch: Fourier coefficients of weighted points in few dimensions; they add up, and queries take O(M)."""
 
+import functools
 import math
 import os
 import zipfile
@@ -16,7 +17,8 @@ from jaxtyping import Array, Bool, Float
 
 from .._arrays.compensated import compensated, two_sum
 from .._arrays.devices import has_cuda, vary_alike
-from .._checks.operands import check_operands, check_tau, check_tolerance, floating_dtype, takes_tau
+from .._checks.given import about, as_array, center_of, takes_arrays
+from .._checks.operands import check_operands, check_tau, check_tolerance, floating_dtype
 from .._checks.settings import Sums, working_dtype
 from .._engines.fourier import coefficients, values_at
 from .._engines.nodes import DIMENSIONS, WAVES, Nodes, blocks_of, nodes, spectrum, tolerance_of
@@ -76,10 +78,11 @@ class FourierSketch:
             TypeError: queries are not floating.
         """
         _check_mode(self.coefficients.dtype)
+        queries = as_array(queries)
         keys, values = (jax.ShapeDtypeStruct((0, x), getattr(queries, "dtype", "float32")) for x in (self.dim, 1))
         check_operands("FourierSketch", queries, keys, values, self.tau)
         self._check_inside("FourierSketch", "queries", queries)
-        return sums_of(self, queries)
+        return sums_of(self, self.about(queries))
 
     def __add__(self, other: "FourierSketch") -> "FourierSketch":
         """Return the sketch of both sets of points; ValueError if τ, box, tolerance or shapes differ."""
@@ -131,10 +134,23 @@ class FourierSketch:
         """The dimension D of the points."""
         return len(self.lower)
 
+    def about(self, points: Any) -> Any:
+        """Points about the origin of the waves, where those of float32 keep their digits if the box lies far away."""
+        origin = self._origin()
+        return points if origin is None else about(origin, points)
+
+    def _origin(self) -> np.ndarray | None:
+        return None if self.coefficients.dtype == np.float64 else _origin(self.lower, self.upper)
+
+    def _corners(self) -> tuple[np.ndarray, np.ndarray]:
+        """The corners about the origin."""
+        origin, dtype = self._origin(), self.coefficients.dtype
+        lower, upper = (np.subtract(x, 0 if origin is None else origin).astype(dtype) for x in (self.lower, self.upper))
+        return lower, upper
+
     def _nodes(self) -> Nodes:
         """The nodes of the box."""
-        dtype = self.coefficients.dtype
-        lower, upper = (jnp.asarray(x, dtype) for x in (self.lower, self.upper))
+        lower, upper = map(jnp.asarray, self._corners())
         most = self.coefficients.shape[1] // (2 * WAVES[self.dim])
         center, extent = lower + (upper - lower) / 2, upper - lower
         return nodes(most, center, extent, self._scale(), self.tolerance, at_once=has_cuda())[0]
@@ -144,22 +160,29 @@ class FourierSketch:
         return jnp.full(self.dim, math.sqrt(self.tau), self.coefficients.dtype)
 
     def _inside(self, points: Float[Array, "n d"], margin: float | Array = 0.0) -> Bool[Array, " n"]:
-        """Whether points are in the box, or at most a margin outside of it; NaN is not."""
-        lower, upper = (jnp.asarray(x, points.dtype)[None] for x in (self.lower, self.upper))
+        """Whether points about the origin are in the box, or at most a margin outside of it; NaN is not."""
+        lower, upper = (jnp.asarray(x)[None] for x in self._corners())
         return ((points >= lower - margin) & (points <= upper + margin)).all(-1)
 
     def _check_inside(self, function: str, name: str, points: Any) -> None:
         """Raise ValueError unless all points are in the box; under `jit` they are not checked."""
         if isinstance(points, jax.core.Tracer):
             return
-        rows = np.asarray(points, self.coefficients.dtype).reshape(-1, self.dim)
-        inside = ((rows >= np.asarray(self.lower, rows.dtype)) & (rows <= np.asarray(self.upper, rows.dtype))).all(-1)
+        rows, (lower, upper) = np.asarray(points).reshape(-1, self.dim), self._corners()
+        found = self.about(rows).astype(lower.dtype)
+        inside = ((found >= lower) & (found <= upper)).all(-1)
         if not inside.all():
             raise ValueError(
                 f"`jaxgauss.{function}`: `{name}` must be in the box from {list(self.lower)} to {list(self.upper)}; got"
                 f" {rows[~inside][0].tolist()}, and {(~inside).sum() - 1} others outside. Make the sketch with `lower`"
                 " and `upper` that hold all keys and queries."
             )
+
+
+@functools.lru_cache(64)
+def _origin(lower: tuple[float, ...], upper: tuple[float, ...]) -> np.ndarray | None:
+    """A point of the box, if it lies far from zero."""
+    return center_of(np.asarray([lower, upper]))
 
 
 def _check_mode(dtype: np.dtype) -> None:
@@ -171,7 +194,7 @@ def _check_mode(dtype: np.dtype) -> None:
         )
 
 
-@takes_tau
+@takes_arrays("none")
 def fourier_sketch(
     keys: Float[Array | np.ndarray, "n d"],
     values: Float[Array | np.ndarray, "n c"] | Float[Array | np.ndarray, " n"],
@@ -224,7 +247,7 @@ def fourier_sketch(
     """
     empty = empty_sketch("fourier_sketch", keys, values, tau, (lower, upper), tolerance)
     empty._check_inside("fourier_sketch", "keys", keys)
-    return replace(empty, coefficients=sketched(empty, keys, values))
+    return replace(empty, coefficients=sketched(empty, empty.about(keys), values))
 
 
 def empty_sketch(
@@ -245,11 +268,12 @@ def empty_sketch(
         raise TypeError(f"{where}: `tau` must be known before a transformation such as jit; got a tracer.")
     if shape := check_tau(where, tau, dtype):
         raise ValueError(f"{where}: `tau` must be one number; got tau {shape}. Make a sketch for each.")
-    lower = _corner(where, "lower", box[0], np.min, keys, dtype)
-    upper = _corner(where, "upper", box[1], np.max, keys, dtype)
+    lower, upper = _corner(where, "lower", box[0], np.min, keys), _corner(where, "upper", box[1], np.max, keys)
+    with np.errstate(over="ignore"):  # keys may be rounded
+        lower, upper = np.minimum(lower, lower.astype(dtype)), np.maximum(upper, upper.astype(dtype))
     if not (lower <= upper).all():
         raise ValueError(f"{where}: `lower` must be at most `upper`; got {lower.tolist()} and {upper.tolist()}.")
-    length = (np.float64(upper) - lower) * math.sqrt(tau)
+    length = (upper - lower) * math.sqrt(tau)
     tolerance = float(tolerance_of(np, dtype.name, np.maximum(length, 1e-30))) if tolerance is None else tolerance
     with np.errstate(over="ignore"):
         num = 2 * WAVES[dim] * blocks_of(np, length, tolerance).max()
@@ -265,16 +289,16 @@ def empty_sketch(
     return FourierSketch(zeros, zeros, float(tau), corners[0], corners[1], tolerance, len(values.shape) == 1)
 
 
-def _corner(where: str, name: str, given: Bound, extreme: Any, keys: Any, dtype: np.dtype) -> np.ndarray:
+def _corner(where: str, name: str, given: Bound, extreme: Any, keys: Any) -> np.ndarray:
     """A corner of the box: the one that was given, or that of the keys."""
     if given is None:
         if isinstance(keys, jax.core.Tracer):
             raise TypeError(f"{where}: `{name}` must be given under a transformation such as jit; got None.")
         if not len(keys):
             raise ValueError(f"{where}: `{name}` must be given where there are no keys; got None.")
-        given = extreme(np.asarray(keys, dtype), 0)
+        given = extreme(np.asarray(keys, np.float64), 0)
     try:
-        found = np.broadcast_to(np.asarray(given, dtype), keys.shape[1:])
+        found = np.broadcast_to(np.asarray(given, np.float64), keys.shape[1:])
     except (TypeError, ValueError, jax.errors.JAXTypeError):
         found = np.asarray(math.nan)
     if not np.isfinite(found).all():
@@ -284,7 +308,7 @@ def _corner(where: str, name: str, given: Bound, extreme: Any, keys: Any, dtype:
 
 @jax.jit
 def sketched(empty: FourierSketch, keys: Any, values: Any, margin: Any = None) -> Array:
-    """Coefficients of keys and values, in the layout of a sketch.
+    """Coefficients of keys, about the origin, and values, in the layout of a sketch.
 
     A key outside of its box has the value NaN; with a margin, a key outside of that has the value zero.
     """
@@ -302,7 +326,7 @@ def sketched(empty: FourierSketch, keys: Any, values: Any, margin: Any = None) -
 
 @jax.jit
 def sums_of(sketch: FourierSketch, queries: Array) -> Array:
-    """The sums at queries (…, M, D); NaN outside of the box."""
+    """The sums at queries (…, M, D) about the origin; NaN outside of the box."""
     points = jnp.asarray(queries, sketch.coefficients.dtype).reshape(-1, sketch.dim)
     of, inside = sketch._nodes(), sketch._inside(points)[:, None]
     g = spectrum(of, sketch._scale()[None], jnp.ones(1, sketch.coefficients.dtype))

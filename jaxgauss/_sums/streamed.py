@@ -17,7 +17,8 @@ import numpy as np
 from jaxtyping import Array
 
 from .._arrays.compensated import compensated, two_sum
-from .._checks.operands import also_called, as_operand, check_names, check_tolerance, takes_tau
+from .._checks.given import about, center_of, takes_arrays, will_be_rounded
+from .._checks.operands import also_called, as_operand, check_names, check_tolerance
 from .._checks.settings import Keys, Queries, Settings, Sums, Tau, Values, matmul_precision, methods_of, working_dtype
 from .._engines.plan import warn_once
 from .._kernels.kernels import GAUSS, Kernel, as_kernel
@@ -31,7 +32,7 @@ from .sketch import FourierSketch, empty_sketch, sketched, sums_of
 SAVING_SHARE = 1 / 20  # the largest share of the time for saving
 
 
-@takes_tau
+@takes_arrays("none")
 def gauss_sum_streamed(
     queries: Queries,
     chunks: Iterable[tuple[Keys, Values]],
@@ -100,7 +101,8 @@ def gauss_sum_streamed(
     options = method, precision, backend, asked.matmul_precision, jax.config.jax_enable_x64  # type: ignore[attr-defined]
     options += () if tolerance is None else (tolerance,)
     file = SavedSum(saved, (queries, tau, *options, *([] if kernel == GAUSS else [repr(kernel)])))
-    settings, kind, empty, state, source = _begun(asked, queries, chunks, tau, file)
+    settings, kind, empty, state, source, center = _begun(asked, queries, chunks, tau, file)
+    queries = queries if center is None else about(center, queries)
     queries, tau = jnp.asarray(queries), as_operand(tau, settings.dtype)
 
     summed = state  # complete; `state` includes the chunk that is being summed
@@ -114,12 +116,13 @@ def gauss_sum_streamed(
                 bar.update(summed.num_chunks - bar.n)
 
         try:
-            ahead = reader.submit(read_chunk, source, kind, state, file)
+            read = functools.partial(read_chunk, source, kind, file=file, center=center)
+            ahead = reader.submit(read, state)
             while (chunk := ahead.result()) is not None:
                 operands = jax.device_put((chunk.keys, chunk.values))
                 wait()
                 state = state._replace(num_chunks=state.num_chunks + 1, largest=chunk.largest, mark=chunk.mark)
-                ahead = reader.submit(read_chunk, source, kind, state, file)
+                ahead = reader.submit(read, state)
                 if len(chunk.keys):
                     sums = _added(settings, empty, state.sums, state.compensation, queries, *operands, tau)
                     state = state._replace(sums=sums[0], compensation=sums[1])
@@ -150,7 +153,7 @@ def _added(
     if empty is None:
         total, lacking = two_sum(sums, unrounded_kernel_sum(settings, queries, keys, values, tau))
     else:
-        total, lacking = two_sum(sums, sketched(empty, keys, values, _margin(empty)))
+        total, lacking = two_sum(sums, sketched(empty, empty.about(keys), values, _margin(empty)))
     return total, compensation + lacking
 
 
@@ -158,7 +161,7 @@ def _added(
 def _total(dtype: str, empty: FourierSketch | None, sums: Array, compensation: Array, queries: Array) -> Array:
     if empty is None:
         return compensated(sums, compensation).astype(dtype)
-    return sums_of(replace(empty, coefficients=sums, rounding=compensation), queries).astype(dtype)
+    return sums_of(replace(empty, coefficients=sums, rounding=compensation), empty.about(queries)).astype(dtype)
 
 
 def _sketch_around(settings: Settings, queries: Any, keys: Any, values: Any, tau: Any) -> FourierSketch:
@@ -184,8 +187,8 @@ def _margin(empty: FourierSketch) -> float:
 
 def _begun(
     asked: Settings, queries: Any, chunks: Iterable, tau: Any, file: SavedSum
-) -> tuple[Settings, str, FourierSketch | None, State, Iterator]:
-    """Check everything; return settings, kind of chunks, empty sketch if any, partial sum, and chunks still to sum."""
+) -> tuple[Settings, str, FourierSketch | None, State, Iterator, np.ndarray | None]:
+    """Check everything; return settings, kind of chunks, sketch if any, partial sum, chunks to sum, and center."""
     state, source = file.load(), iter(chunks)
     if state is None:
         first = list(itertools.islice(source, 1))
@@ -204,15 +207,16 @@ def _begun(
         )
     if chosen.stands_in:
         warn_once(chosen.reason)
-    empty = None
+    empty, center = None, center_of(queries) if any(map(will_be_rounded, (queries, keys))) else None
     if settings.method == "fourier":
-        empty = _sketch_around(settings, queries, keys, values, tau)
+        around = queries if center is None else about(center, queries)
+        empty = _sketch_around(settings, around, keys, values, tau)
     if state is None:
         batch = np.broadcast_shapes(queries.shape[:-2], np.shape(tau))
         zeros = jnp.zeros((*batch, queries.shape[-2], *values.shape[1:]), working_dtype(settings.dtype))
         zeros = zeros if empty is None else empty.coefficients
         state, source = State(zeros, zeros, 0, 0, ""), itertools.chain(first, source)
-    return settings, kind_of(keys, values), empty, state, source
+    return settings, kind_of(keys, values), empty, state, source, center
 
 
 def _passed_over(source: Iterator, state: State, file: SavedSum) -> tuple[Any, Any]:

@@ -1,0 +1,123 @@
+"""What public functions are given for arrays: those of other libraries, and points far from the origin.
+
+Without JAX's 64-bit mode NumPy's float64 becomes float32, which would round points far from the origin to a coarse
+grid. Sums see differences only, so a center that all points have in common is subtracted before, in float64.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+import jax
+import numpy as np
+
+from .operands import FLOATING, refuse_other_names
+
+POINTS = ("queries", "keys", "points", "x", "y", "samples", "data", "particles")
+OTHERS = (
+    *("values", "weights", "x_weights", "y_weights", "log_weights", "scores", "sums", "noise"),
+    *("tau", "taus", "tau_x", "tau_y"),
+)
+ARRAYS = frozenset((*POINTS, *OTHERS))
+FLOAT32, FLOAT64 = np.dtype("float32"), np.dtype("float64")
+SAMPLE = 32  # points of each array whose median is the center
+LARGEST = 1e38  # the largest coordinate of a center
+NEAR = 1 / 8  # how near to the median, relative to it, half of the points must be for it to be subtracted
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+def takes_arrays(center: str = "common") -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
+    """Decorate a public function: its arrays may be tables or in another byte order, its points far from the origin.
+
+    Arguments are known by their names. If there is τ, a bandwidth under another name is refused. Points get one
+    center that is "common", or each array its "own", or "none" because the function sees to it.
+    """
+
+    def decorate(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+        names = tuple(inspect.signature(function).parameters)
+        has_tau = "tau" in names
+
+        @functools.wraps(function)
+        def checked(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+            if kwargs and has_tau:
+                refuse_other_names(function.__name__, kwargs)
+            for x in (*args, *kwargs.values()) if kwargs else args:  # a loop, in a tenth of a microsecond for each
+                if not (type(x) in _READY or _is_ready(x)):
+                    break
+            else:
+                return function(*args, **kwargs)
+            given = dict(zip(names, args, strict=False)) | kwargs
+            found = {name: as_array(x) for name, x in given.items() if name in ARRAYS}
+            points = [name for name in POINTS if name in found]
+            for group in [points] if center == "common" else [[name] for name in points if center == "own"]:
+                found.update(zip(group, centered(*(found[name] for name in group))[1], strict=True))
+            called: Any = function
+            first = (found.get(name, x) for name, x in zip(names, args, strict=False))
+            return called(*first, *args[len(names) :], **{name: found.get(name, x) for name, x in kwargs.items()})
+
+        return checked
+
+    return decorate
+
+
+_READY: set[type] = set()  # types of which every object is ready, as far as they have been met
+
+
+def _is_ready(x: Any) -> bool:
+    """Whether an argument can stay: JAX's arrays, those of NumPy that JAX takes as they are, and what is no array."""
+    kind = type(x)
+    if kind is np.ndarray:
+        return x.dtype is FLOAT32 or (x.dtype is FLOAT64 and not will_be_rounded(x))
+    if issubclass(kind, jax.Array | np.generic) or not hasattr(kind, "__array__"):
+        _READY.add(kind)
+        return True
+    return isinstance(x, jax.Array)  # a tracer
+
+
+def as_array(x: Any) -> Any:
+    """NumPy's array of an object that has one, such as a table, in the machine's byte order; anything else as it is."""
+    if not isinstance(x, np.ndarray):
+        if _is_ready(x) or hasattr(x, "__dlpack__"):
+            return x
+        x = np.asarray(x)
+    return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
+
+
+def will_be_rounded(x: Any) -> bool:
+    """Whether it is an array of NumPy's float64, which JAX is about to round to float32."""
+    config: Any = jax.config
+    return isinstance(x, np.ndarray) and x.dtype == FLOAT64 and not config.jax_enable_x64
+
+
+def centered(*points: Any) -> tuple[np.ndarray | None, tuple[Any, ...]]:
+    """The center of all points if some will be rounded, or None if it is near; and the points about it."""
+    rounded = [x for x in points if will_be_rounded(x)]
+    center = center_of(*rounded) if rounded and _are_points(*points) else None
+    return center, points if center is None else tuple(about(center, x) for x in points)
+
+
+def _are_points(*arrays: Any) -> bool:
+    """Whether all are floating arrays of points of one dimension; other arguments are refused later, or chunks."""
+    are = all(isinstance(x, jax.Array | np.ndarray) and x.ndim > 1 and x.dtype in FLOATING for x in arrays)
+    return are and len({x.shape[-1] for x in arrays}) == 1
+
+
+def center_of(*points: Any) -> np.ndarray | None:
+    """The median of some points (D,) in float32, zero in coordinates where points are not far; None if all are zero."""
+    flat = (x if x.ndim == 2 else x.reshape(-1, x.shape[-1]) for x in points)
+    some = np.concatenate([np.asarray(x[:: max(1, len(x) // SAMPLE)][:SAMPLE], FLOAT64) for x in flat])
+    if not len(some):
+        return None
+    some.sort(0)
+    first, median, third = (some[i * len(some) // 4] for i in (1, 2, 3))
+    ends = median * (1 - NEAR), median * (1 + NEAR)
+    is_far = (np.minimum(*ends) < first) & (third < np.maximum(*ends))
+    return np.where(is_far, median.clip(-LARGEST, LARGEST), 0).astype(FLOAT32) if is_far.any() else None
+
+
+def about(center: np.ndarray, points: Any) -> Any:
+    """The points about the center, in float32 unless NumPy's are float64; a difference of near numbers is exact."""
+    wide = isinstance(points, np.ndarray) and points.dtype == FLOAT64
+    return (points if wide else points.astype(FLOAT32)) - center.reshape(*[1] * (points.ndim - 1), -1)

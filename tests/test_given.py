@@ -1,0 +1,191 @@
+"""What public functions are given: points far from the origin, tables, arrays in another byte order."""
+
+import inspect
+import typing
+
+import dask.array as da
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxgauss
+import jaxgauss.dask
+import jaxgauss.lineax
+from jaxgauss import KeyChunks
+from jaxgauss._checks import given
+from jaxgauss._checks.settings import Keys, Points, Queries
+from oracle import gauss_sum64, problem, relative_error
+
+KEY = {"rng_key": jax.random.key(0)}
+MESH = jax.make_mesh((1,), ("data",), devices=jax.devices()[:1], axis_types=(jax.sharding.AxisType.Auto,))
+Z = np.random.default_rng(0).normal(size=(24, 2)).round(12)
+V = np.cos(np.arange(24.0))
+W = np.full(24, 1 / 24)
+
+
+def chunks(x, *others):
+    return [tuple(z[i : i + 10] for z in (x, *others)) if others else x[i : i + 10] for i in (0, 10, 20)]
+
+
+def blocks(*arrays):
+    return [da.from_array(np.asarray(x), chunks=(10, *np.shape(x)[1:])) for x in arrays]
+
+
+# Each function, of points x and y, other points s such as scores, values v and weights w.
+FUNCTIONS = {
+    "gauss_sum": lambda f, x, y, s, v, w: f(x, y, v, 2.0),
+    "gauss_sum_dense": lambda f, x, y, s, v, w: f(x, y, values=v),
+    "gauss_sum_blocked": lambda f, x, y, s, v, w: f(x, keys=y, values=v),
+    "kernel_sum": lambda f, x, y, s, v, w: f(x, y, v, kernel="imq"),
+    "log_gauss_sum": lambda f, x, y, s, v, w: f(x, y, v),
+    "log_kernel_sum": lambda f, x, y, s, v, w: f(x, y, log_weights=v, kernel="matern32"),
+    "kernel_mean": lambda f, x, y, s, v, w: f(x, y, v, log_weights=v),
+    "explain": lambda f, x, y, s, v, w: f(x, y, v, 1e4).method == "anywhere",
+    "estimate_error": lambda f, x, y, s, v, w: f(x, y, v, sums=w, **KEY),
+    "gauss_sum_sharded": lambda f, x, y, s, v, w: f(x, y, v, mesh=MESH, key_axis="data"),
+    "kernel_sum_sharded": lambda f, x, y, s, v, w: f(x, y, v, mesh=MESH, query_axis="data", kernel="cauchy"),
+    "gauss_sum_streamed": lambda f, x, y, s, v, w: f(x, KeyChunks(y, v, 10)),
+    "kernel_sum_streamed": lambda f, x, y, s, v, w: f(x, [(y, v)], method="fourier"),
+    "fourier_sketch": lambda f, x, y, s, v, w: f(x, v, 2.0)(x),
+    "mmd_squared": lambda f, x, y, s, v, w: f(x, y, 1.0, x_weights=w),
+    "embedding_norm_squared": lambda f, x, y, s, v, w: f(x, 1.0, weights=v),
+    "energy_distance": lambda f, x, y, s, v, w: f(x, y, y_weights=w),
+    "mmd_squared_matrix": lambda f, x, y, s, v, w: f(x, 1.0, segments=np.arange(24) % 3),
+    "mmd_estimate": lambda f, x, y, s, v, w: (f(x, y, 1.0), f(chunks(x), chunks(y), 1.0)),
+    "mmd_test": lambda f, x, y, s, v, w: f(x, y, 1.0, num_permutations=9, **KEY)[1:],
+    "mmd_witness": lambda f, x, y, s, v, w: f(x[:5], x, y, 1.0, y_weights=w),
+    "mmd_flow_velocity": lambda f, x, y, s, v, w: f(x, y, 1.0),
+    "hsic": lambda f, x, y, s, v, w: f(x, s, 1.0, 1.0, weights=w),
+    "hsic_test": lambda f, x, y, s, v, w: f(s, x, 1.0, 1.0, num_permutations=9, **KEY)[1:],
+    "svgd_direction": lambda f, x, y, s, v, w: f(x, s, 1.0),
+    "ksd_squared": lambda f, x, y, s, v, w: f(x, s, 1.0, weights=w),
+    "ksd_test": lambda f, x, y, s, v, w: f(x, s, 1.0, num_bootstrap=9, **KEY)[1:],
+    "kde_logpdf": lambda f, x, y, s, v, w: f(x, y, 1.0, weights=w),
+    "kde_score": lambda f, x, y, s, v, w: f(x, y, 1.0),
+    "kernel_herding": lambda f, x, y, s, v, w: f(x, 1.0, 3),
+    "leave_one_out_tau": lambda f, x, y, s, v, w: (f(x), f(x, np.ones(2), values=v)),
+    "mean_shift": lambda f, x, y, s, v, w: f(x, y, 1.0, max_steps=5, weights=w)[1:],
+    "median_heuristic": lambda f, x, y, s, v, w: f(x),
+    "dask.gauss_sum": lambda f, x, y, s, v, w: f(x, *blocks(y, v)).compute(scheduler="sync"),
+    "dask.fourier_sketch": lambda f, x, y, s, v, w: f(
+        *blocks(x, v), lower=np.asarray(x).min(0), upper=np.asarray(x).max(0)
+    ).compute(scheduler="sync")(x),
+    "lineax.gauss_operator": lambda f, x, y, s, v, w: f(x, noise=w).mv(jnp.asarray(np.float32(v))),
+}
+
+
+def function(name):
+    module, _, name = name.rpartition(".")
+    return getattr(getattr(jaxgauss, module) if module else jaxgauss, name)
+
+
+def public():
+    """Public functions, with the names and annotations of their parameters."""
+    for prefix, module in (("", jaxgauss), ("dask.", jaxgauss.dask), ("lineax.", jaxgauss.lineax)):
+        for name, value in vars(module).items():
+            if name[0] != "_" and inspect.isfunction(value) and (not prefix or value.__module__ == module.__name__):
+                yield prefix + name, inspect.signature(value).parameters
+
+
+def test_every_function_of_points_is_here():
+    of_points = {name for name, parameters in public() if set(given.POINTS) & set(parameters)}
+    assert of_points == set(FUNCTIONS) and len(of_points) > 30
+
+
+def test_every_argument_of_points_has_a_name_that_is_known():
+    kinds = {Points, Queries, Keys}
+    for name, parameters in public():
+        for argument, parameter in parameters.items():
+            if kinds & {parameter.annotation, *typing.get_args(parameter.annotation)}:
+                assert argument in given.POINTS or argument == "scores", f"{name}: {argument}"
+
+
+class Table:
+    """An array with names for its columns, as in pandas; slices are tables."""
+
+    def __init__(self, array):
+        self.array, self.shape = np.asarray(array), np.shape(array)
+
+    def __array__(self, dtype=None, copy=None):
+        return self.array if dtype is None else self.array.astype(dtype)
+
+    def __getitem__(self, index):
+        return Table(self.array[index])
+
+
+def swapped(array):
+    return array.astype(array.dtype.newbyteorder())
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_points_far_from_the_origin_keep_their_digits_without_the_64_bit_mode(name):
+    """Also those of tables, and in another byte order."""
+
+    def found(x, y, *others):
+        return [np.asarray(z) for z in jax.tree.leaves(FUNCTIONS[name](function(name), x, y, *others))]
+
+    with jax.enable_x64(False):
+        for offset in np.array([[1e3, 0], [1e6, -2e6], [1e9, 1e9]]):
+            x, y = Z + offset, np.sin(2 * Z) + offset
+            exact = found(x - offset, y - offset, Z, V, W)
+            far = found(x, y, Z, V, W)
+            for given_, expected in zip(far, exact, strict=True):
+                np.testing.assert_allclose(given_, expected, rtol=2e-4, atol=1e-5 * np.abs(expected).max())
+        for kind in (Table, swapped):
+            for given_, expected in zip(found(*map(kind, (x, y, Z, V, W))), far, strict=True):
+                np.testing.assert_array_equal(given_, expected)
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e3, 1e6, 1e9])
+@pytest.mark.parametrize("shape", [(9, 2), (3, 3, 2)])
+def test_sums_of_far_points_are_those_of_float64(rng, offset, shape):
+    queries, keys = rng.normal(size=shape) + offset, rng.normal(size=(7, 2)) - offset / 2 + 1.5 * offset
+    values = rng.normal(size=(7, 3))
+    with jax.enable_x64(False):
+        assert (
+            relative_error(jaxgauss.gauss_sum(queries, keys, values, 0.5), gauss_sum64(queries, keys, values, 0.5))
+            < 2e-6
+        )
+        mixed = jax.jit(lambda k: jaxgauss.gauss_sum(queries, k, values, 0.5))(keys.astype("float32"))
+        exact = gauss_sum64(queries, keys.astype("float32"), values, 0.5)
+        assert np.abs(mixed - exact).max() < 1e-5  # JAX's keys have been rounded, but are not rounded again
+
+
+def test_what_cannot_be_centered_is_left_as_it_is(rng):
+    """Points about the origin, JAX's own, and without a number among them."""
+    near, far = rng.normal(size=(5, 2)), np.full((5, 2), 1e9)
+    with jax.enable_x64(False):
+        for points in (
+            (near, near),
+            (far.astype("float32"), jnp.ones((5, 2))),
+            (far * np.nan,),
+            (far[:0],),
+            (far, [far]),
+        ):
+            center, same = given.centered(*points)
+            assert center is None and all(x is y for x, y in zip(same, points, strict=True))
+    assert given.centered(far)[0] is None  # float64 stays
+
+
+def test_mean_shift_comes_back(rng):
+    x = np.concatenate([rng.normal(size=(20, 2)), rng.normal(size=(20, 2)) + 20])
+    with jax.enable_x64(False):
+        near, far = (jaxgauss.mean_shift(x + offset, x + offset, 1.0) for offset in (0, 1e6))
+    np.testing.assert_array_equal(near.labels, far.labels)
+    np.testing.assert_allclose(far.points - np.float32(1e6), near.points, atol=0.07)  # 1e6 has steps of 0.06
+
+
+def test_gradients_of_far_points_are_those_of_differences(rng):
+    p = problem(rng, 5, 7, 2, 1)
+    x, y = p.queries + 1e6, p.keys + 1e6
+    near = x - 1e6, y - 1e6
+    with jax.enable_x64(False):
+        rounded = jnp.asarray(x, "float32")  # by JAX: it is differentiated
+
+        def loss(queries, keys):
+            return jaxgauss.gauss_sum(queries, keys, p.values).sum()
+
+        found = jax.grad(loss)(rounded, y)
+        expected = jax.grad(loss)(rounded - np.float32(1e6), near[1])
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
