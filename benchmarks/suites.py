@@ -8,7 +8,7 @@ from .study import BOTH, Study
 
 SUMS = ("few_dimensions", "kernels", "clouds", "precision", "scaling")
 METHODS = ("neighbours", "resampling", "groups", "million", "plane")
-MACHINE = ("calls", "load", "many_machines")
+MACHINE = ("calls", "first_calls", "load", "many_machines")
 SUITES = {
     "quick": Study(grids.quick, grids.report, grids.draw, tuple(OURS), grids.all_rates, BOTH),
     "paper": Study(grids.paper, grids.report, grids.draw, tuple(OURS), grids.all_rates, BOTH),

@@ -5,6 +5,7 @@ import functools
 import importlib
 import importlib.metadata
 import importlib.util
+import inspect
 import itertools
 import json
 import os
@@ -16,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import jaxgauss
 from jaxgauss import kde_logpdf
 from jaxgauss._engines import costs
 
@@ -25,6 +27,7 @@ pytestmark = pytest.mark.usefixtures("as_it_comes")
 SMALL: dict[str, tuple[int, dict]] = {  # of a suite, how many rows it finds with these sizes
     "calls": (7, {"NUMS": (16,), "ROUNDS": 1}),
     "clouds": (2 * 5, {"NUMS": (40,), "DIMS": (3,), "FUNCTIONS": lambda m: ("sum", "logarithm")}),
+    "first_calls": (3, {"NUM": 40, "NAMES": ("gauss_sum", "gradients of hsic", "mmd_estimate of chunks")}),
     "few_dimensions": (35, {"SUMS": {"uniform": [(1, 8, 200), (1, 8, 300)]}, "DIMS": (1,), "HOSTILE": 100}),
     "groups": (2 * 2 + 2 * 2, {"DIMS": (3,), "GROUPS": 3, "POINTS": 20, "SETS": 4, "SIZES": (5, 9)}),
     "kernels": (2 * 2 * 2 + 4, {"NUM": 600, "DIMS": (3,), "LARGE": (64, 128), "KEOPS": lambda m: first(m.KEOPS, 2)}),
@@ -489,6 +492,14 @@ def test_pykeops_is_silent_unless_asked_to_speak(monkeypatch):
         monkeypatch.delenv(name)
     runpy.run_module("benchmarks.rivals")
     assert [os.environ[name] for name in names] == ["0", "0"]
+
+
+def test_first_calls_are_those_of_every_function():
+    from benchmarks import first_calls
+
+    public = {name for name, x in vars(jaxgauss).items() if inspect.isfunction(x) and not name.startswith("_")}
+    assert {x.partition(" of ")[0] for x in (*first_calls.FUNCTIONS, *first_calls.LEFT_OUT)} == public
+    assert {x.rpartition(" of ")[2] for x in first_calls.NAMES} <= {"chunks", *first_calls.FUNCTIONS}
 
 
 def test_suites_name_cells_that_differ():

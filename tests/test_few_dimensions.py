@@ -23,7 +23,7 @@ from jaxgauss import (
 )
 from jaxgauss._checks.settings import Settings
 from jaxgauss._engines import boxes, few_dimensions, fourier, nodes, nufft, radial, waves
-from jaxgauss._engines.near import examined
+from jaxgauss._engines.examined import examined
 from jaxgauss._engines.plan import Plan
 from jaxgauss._engines.wanted import NOTHING, Channels, Wanted
 from jaxgauss._kernels.kernels import GAUSS

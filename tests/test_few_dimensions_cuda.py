@@ -11,7 +11,7 @@ from test_anywhere import error, errors, pairs
 from jaxgauss import FourierSketch, explain, fourier_sketch, gauss_sum, gauss_sum_sharded, mmd_squared
 from jaxgauss._checks.settings import Settings
 from jaxgauss._engines import fourier, nodes
-from jaxgauss._engines.near import examined
+from jaxgauss._engines.examined import examined
 from oracle import relative_error, with_gradients
 
 pytestmark = pytest.mark.usefixtures("cuda")

@@ -8,7 +8,8 @@ from test_anywhere import cloud
 
 from jaxgauss import explain, gauss_sum, hsic, kde_score, kernel_mean, log_gauss_sum, mmd_flow_velocity, mmd_squared
 from jaxgauss._checks.settings import Settings
-from jaxgauss._engines.near import examined, within
+from jaxgauss._engines.examined import examined
+from jaxgauss._engines.near import within
 from jaxgauss._engines.plan import NEAR, STRICTER
 from jaxgauss._kernels.kernels import GAUSS
 from jaxgauss._sums import gauss_sum as module
@@ -24,19 +25,21 @@ METHODS = {
 }
 
 
-def test_what_is_seen_holds_about_any_center(rng):
-    """What the program itself would decide: of all gradients about the keys, of sums about any center."""
-    seen = []
+def test_what_is_seen_is_what_the_program_decides(rng):
+    """Of matrices, for sums and for moments of second order; of a batch, what holds about any center is certain."""
+    seen, of_batches = [], []
     for _ in range(100):
         x = cloud(rng, 600, 3)
         tau = np.float32(10 ** rng.uniform(-2, 4) / max(np.square(x - x[0]).sum(-1).mean(), 1e-6))
         x, y = x[:200], x[200:]
-        near = examined(Settings(), tau, x, y).near
-        seen.append(near)
+        for stricter, second_order in ((1, False), (STRICTER, True)):
+            seen.append(examined(Settings(), tau, x, y, second_order=second_order).near)
+            assert seen[-1] == bool(within(NEAR["float32"] / stricter, x, y, tau))
+        near = examined(Settings(), tau, x[None], y[None]).near
+        of_batches.append(near)
         loose = {bool(within(NEAR["float32"], q, k, tau)) for q, k in ((x, y), (y, x), (x, x), (y, y))}
-        strict = bool(within(1.01 * NEAR["float32"] / STRICTER, x, y, tau))
-        assert {True: strict and loose == {True}, False: not within(NEAR["float32"], x, y, tau), None: True}[near]
-    assert set(seen) == {True, False, None}
+        assert {True: loose == {True}, False: not within(NEAR["float32"], x, y, tau), None: True}[near]
+    assert set(seen) == {True, False} and set(of_batches) == {True, False, None}
 
 
 def test_slopes_are_seen_to_have_their_digits(rng):
@@ -46,13 +49,11 @@ def test_slopes_are_seen_to_have_their_digits(rng):
         x = cloud(rng, 600, 3)
         x *= 10 ** rng.uniform(-1, 1) / max(np.abs(x - x[0]).max(), 1e-6)
         x, y, v = x[:200], x[200:], np.float32(10 ** rng.uniform(-3, 0, 400))
-        near = examined(Settings(), 1.0, x, y, v, pulls=True).near
-        seen.append(near)
-        holds = bool(within(NEAR["float32"], x, y, jnp.float32(1), GAUSS.slope, v[:, None]))
-        assert {True: holds, False: not holds, None: True}[near]
+        seen.append(examined(Settings(), 1.0, x, y, v, pulls=True).near)
+        assert seen[-1] == bool(within(NEAR["float32"], x, y, jnp.float32(1), GAUSS.slope, v[:, None]))
         if examined(Settings(), (1.0, 4.0), (y[:, :1], y[:, 1:]), pulls=True).near:
             assert within(NEAR["float32"], y, y, jnp.float32([1, 4, 4]), GAUSS.slope)
-    assert set(seen) == {True, False, None}
+    assert set(seen) == {True, False}
 
 
 def test_points_are_seen_where_they_are_there():

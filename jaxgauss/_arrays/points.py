@@ -200,6 +200,11 @@ weighted_sum = functools.partial(jnp.tensordot, axes=1, precision=lax.Precision.
 
 
 def padded(x: np.ndarray, mode: Any = "edge") -> np.ndarray:
-    """Add rows, so that few sums are compiled for many numbers of points: at most an eighth of them beyond 512."""
-    block = max(BLOCK, 1 << max(len(x).bit_length() - 4, 0))
-    return np.pad(x, ((0, -len(x) % block), *[(0, 0)] * (x.ndim - 1)), mode=mode)
+    """Add rows to a `padded_number` of them."""
+    return np.pad(x, ((0, padded_number(len(x)) - len(x)), *[(0, 0)] * (x.ndim - 1)), mode=mode)
+
+
+def padded_number(num: int) -> int:
+    """A few more points, so that few sums are compiled for many numbers of them: at most an eighth more beyond 512."""
+    block = max(BLOCK, 1 << max(num.bit_length() - 4, 0))
+    return num + -num % block

@@ -1,6 +1,7 @@
 """Whether points are near: a sum then takes products about one center, otherwise tiles of sorted points or waves.
 
-Outside of `jit` many points are examined beforehand, and the program has only the way that they need; else it has both.
+Outside of `jit` many points are `examined` beforehand, and the program has only the way that they need; else it has
+both.
 On CUDA, where nothing may wait for the device, the plan decides: attention takes all points as near, and sums again
 behind a gate where half precision is not enough; XLA takes differences of coordinates.
 """
@@ -8,7 +9,6 @@ behind a gate where half precision is not enough; XLA takes differences of coord
 import functools
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -18,143 +18,17 @@ import numpy as np
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from .._arrays.devices import expected_platform, platforms, vary_like
-from .._arrays.points import BASE_2, Scaled, are_within, center_indices, of_coordinates, scaled_points, with_norms
+from .._arrays.devices import platforms, vary_like
+from .._arrays.points import BASE_2, Scaled, are_within, of_coordinates, scaled_points, with_norms
 from .._arrays.shapes import are_known
-from .._checks.settings import Settings, working_dtype
-from .._kernels.kernels import GAUSS, Kernel
-from .anywhere import are_few
-from .boxes import boxes
-from .few_dimensions import Sizes, by_waves, most_blocks, pays
+from .._checks.settings import Settings
+from .._kernels.kernels import GAUSS
+from .few_dimensions import by_waves
 from .lowering import by_platform, plan_there
-from .nodes import with_blocks
 from .plan import NEAR, STRICTER
 from .products import APART, powers, separation
 
-# The answer is sure if R² differs from its limit, and the separation of pairs from its own, by such a factor. About
-# another center among the points, R² is up to four times as large; below a quarter of the limit all moments are
-# accurate.
-SURE, SURE_APART = 4, 2
 LEAST_ROWS, MOST_ROWS = 8, 64  # queries from which the separation is estimated
-
-
-def examined(
-    settings: Settings,
-    tau: Any,
-    queries: Any,
-    keys: Any = None,
-    values: Any = None,
-    *,
-    pulls: bool = False,
-    logs: bool = False,
-) -> Settings:
-    """The settings, with `near` and `waves` found from arrays of points on a CPU, outside of `jit` and `vmap`.
-
-    Several arrays are one set of points or, if τ is a tuple, coordinates of the same points. Without keys, the queries
-    are the keys. `pulls`: whether the call forms pulls, as it does when differentiated. `logs`: whether it forms
-    logarithms, in float64. Few points are not examined: that would take as long as their sum, and both ways compile
-    quickly. On CUDA points are examined for "fourier" alone, see `with_blocks`.
-    """
-    small = settings.method != "fourier" and not isinstance(queries, tuple) and are_few(queries, keys)
-    if settings.method == "differences" or settings.kernel.kinked or small:
-        return settings
-    given = tau, queries, keys, values
-    primals: Any = jax.tree.map(_differentiated, given)
-    arrays = jax.tree.leaves(primals)
-    if not all(map(_is_here, arrays)):
-        return settings
-    if (platform := expected_platform(*arrays)) != "cpu":
-        return with_blocks(settings, *primals[:3]) if platform == "cuda" and settings.method == "fourier" else settings
-    pulls = pulls or any(x is not y for x, y in zip(jax.tree.leaves(given), arrays, strict=True))
-    tau, queries, keys, values = primals
-    if each := isinstance(tau, tuple):
-        if any(np.size(t) > 1 for t in tau):
-            return settings
-        tau = np.concatenate([np.full(x.shape[-1], t, "float32") for t, x in zip(tau, queries, strict=True)])
-        queries = np.concatenate([np.asarray(x, "float32") for x in queries], -1)
-    queries, values = _as_one(queries), None if values is None else _as_one(values)
-    keys = queries if keys is None else _as_one(keys)
-    if are_few(queries, keys):
-        return settings
-    limit, seen = NEAR[working_dtype(settings.dtype).name], math.inf
-    with np.errstate(all="ignore"):
-        a, b = _about_a_center(np.sqrt(tau)[..., None, :] if each else np.sqrt(tau)[..., None, None], queries, keys)
-        squared = max(np.fmax.reduce(x.norms, None) for x in (a, b))
-        if pulls and squared <= limit * SURE:
-            if values is not None:
-                values = np.abs(values[:, None] if values.ndim == 1 else values).max(-1, keepdims=True, initial=0)
-            slope = functools.partial(_slope_of, settings.kernel)
-            seen = separation_of(np, slope, a, b, values, each) / APART
-        waves = _are_for_waves(settings, logs, pulls, primals, values, a, b)
-    if squared > limit * SURE or seen < 1 / SURE_APART:
-        return _with(settings, False, waves)
-    return _with(settings, True if squared <= limit / SURE and seen > SURE_APART else None, waves)
-
-
-def _are_for_waves(
-    settings: Settings, logs: bool, pulls: bool, primals: Any, values: Any, a: Scaled, b: Scaled
-) -> bool | None:
-    """Whether waves sum Gaussians of these points, even of the smallest of several arrays; None if that is open."""
-    if settings.kernel != GAUSS or settings.method != "auto":
-        return False
-    if isinstance(primals[0], tuple) or np.size(primals[0]) > 1:
-        return None
-    precision = "float64" if logs else working_dtype(settings.dtype).name
-    channels = values.shape[-1] if np.ndim(values) > 1 else 1
-    num_queries, num_keys = (
-        min(map(len, x)) if isinstance(x, tuple) else y.points.shape[-2]
-        for x, y in zip(primals[1:3], (a, b), strict=True)
-    )
-    sizes = Sizes(num_queries, num_keys, a.points.shape[-1], channels, pulls=pulls)
-    most = most_blocks(precision, sizes)
-    if not most:
-        return False
-    ends = boxes(np, *(x.points.reshape(-1, sizes.dim) for x in (a, b)))
-    return bool(pays(np, most, precision, NEAR[precision], sizes, ends, np.ones_like(ends[0, 0]))[0])
-
-
-@functools.lru_cache(4096)
-def _with(settings: Settings, near: bool | None, waves: bool | None) -> Settings:
-    return replace(settings, near=near, waves=waves)
-
-
-def _slope_of(kernel: Kernel, u: np.ndarray) -> np.ndarray:
-    if kernel == GAUSS:
-        return np.exp(u / -2)
-    with jax.ensure_compile_time_eval():
-        return np.asarray(_evaluated(kernel.slope, u))
-
-
-_evaluated = jax.jit(lambda kernel, u: kernel(u), static_argnums=0)
-
-
-def _differentiated(x: Any) -> Any:
-    """The array that is differentiated outside of `jit`, or x itself."""
-    while isinstance(x, jax.core.Tracer) and hasattr(x, "primal"):
-        x = x.primal
-    return x
-
-
-def _is_here(x: Any) -> bool:
-    is_traced = isinstance(x, jax.core.Tracer) or not getattr(x, "is_fully_addressable", True)
-    return not is_traced and 0 not in np.shape(x)
-
-
-def _as_one(x: Any) -> Any:
-    """One array, or several concatenated, as a NumPy array of at least float32."""
-    arrays = [np.asarray(y) for y in (x if isinstance(x, tuple) else (x,))]
-    arrays = [y.astype("float32") if y.dtype.itemsize <= 2 else y for y in arrays]
-    return np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
-
-
-def _about_a_center(scale: Any, queries: Any, keys: Any) -> list[Scaled]:
-    """Queries and keys about a center, in bandwidths, with their squared norms."""
-    some = keys.reshape(-1, keys.shape[-1])
-    some = some[list(center_indices(len(some)))]
-    center = np.add.reduce(some) / np.float32(len(some))
-    points = [((x - center) * scale).astype(keys.dtype) for x in ((queries, keys) if queries is not keys else (keys,))]
-    found = [Scaled(x, np.einsum("...d,...d->...", x, x)[..., None]) for x in points]
-    return found if len(found) > 1 else found * 2
 
 
 def separation_of(xp: Any, slope: Callable[..., Any], a: Scaled, b: Scaled, weights: Any, each: bool) -> Any:

@@ -229,12 +229,12 @@ def _check(profile: Any) -> None:
 @functools.lru_cache(1024)
 def _at_zero(profile: Profile) -> float:
     with jax.ensure_compile_time_eval(), jax.enable_x64(True):
-        return float(profile(jnp.zeros((1,), jnp.float64))[0])
+        return float(jax.jit(lambda u: profile(u))(np.zeros(1))[0])  # one program
 
 
 @functools.lru_cache(1024)
 def _kinked(profile: Profile) -> bool:
     with jax.ensure_compile_time_eval():
-        u = jnp.asarray([0, 1e-20], jnp.float32)
+        u = np.asarray([0, 1e-20], "float32")
         slopes = np.asarray(jax.jit(lambda u: jax.jvp(profile, (u,), (jnp.ones_like(u),))[1])(u))
     return not (np.abs(slopes) < STEEP).all()

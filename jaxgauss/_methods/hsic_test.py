@@ -1,7 +1,7 @@
 """The independence test by HSIC: permutations, or a wild bootstrap whose resamplings share the exponentials."""
 
 import functools
-from typing import NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -103,12 +103,9 @@ def hsic_test(
         refuse_progress_in_a_trace(function, x, y, tau_x, tau_y, rng_key)
     largest = PERMUTATIONS if resampling == "permutation" else num_permutations + 1
     design = Resamplings.of(len(x), num_permutations, estimator, working_dtype(settings.dtype), largest=largest)
+    how = settings, design, resampling == "wild", aggregated, progress
     with jax.enable_x64(True):
-        sides = _centered(settings, design, x, y, tau_x, tau_y)
-        forms = (_forms if progress else _forms_at_once)(
-            settings, design, resampling == "wild", progress, sides, rng_key
-        )
-        return _test(settings, design, aggregated, forms)
+        return (_test if progress else _test_at_once)(*how, x, y, tau_x, tau_y, rng_key)
 
 
 class _Side(NamedTuple):
@@ -165,16 +162,27 @@ def _side(settings: Settings, design: Resamplings, points: Array, tau: Array) ->
     return _Side(groups, tau, rows / of_row, rows.sum((-2, -1)) / of_all)
 
 
-def _forms(
-    settings: Settings, design: Resamplings, wild: bool, progress: bool, sides: tuple[_Side, _Side], rng_key: Array
-) -> _Forms:
+def _test(
+    settings: Settings,
+    design: Resamplings,
+    wild: bool,
+    aggregated: bool,
+    progress: bool,
+    x: Any,
+    y: Any,
+    tau_x: Any,
+    tau_y: Any,
+    rng_key: Array,
+) -> KernelTest:
+    sides = _centered(settings, design, x, y, tau_x, tau_y)
     make = functools.partial(_columns, design, wild, sides[0].groups.there, rng_key)
     part, chunks = functools.partial(_chunk, settings, design, sides), len(sides[0].groups.points)
     blocks: _Forms = in_blocks(settings.function, design.num_blocks, chunks, make, part, progress)
-    return _Forms(side_by_side(blocks.products), blocks.squares_x[0], blocks.squares_y[0])
+    forms = _Forms(side_by_side(blocks.products), blocks.squares_x[0], blocks.squares_y[0])
+    return _result(settings, design, aggregated, forms)
 
 
-_forms_at_once = jax.jit(_forms, static_argnums=(0, 1, 2, 3))
+_test_at_once = jax.jit(_test, static_argnums=(0, 1, 2, 3, 4))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -248,7 +256,7 @@ def _entries(settings: Settings, side: _Side, squared: Array, counts: Array, fir
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _test(settings: Settings, design: Resamplings, aggregated: bool, forms: _Forms) -> KernelTest:
+def _result(settings: Settings, design: Resamplings, aggregated: bool, forms: _Forms) -> KernelTest:
     num, products = design.num, forms.products[..., : design.number + 1]
     of_x, of_y = jnp.sqrt(forms.squares_x)[:, None], jnp.sqrt(forms.squares_y)[None]
     sizes, unit = of_x * of_y, 16 * float(jnp.finfo(design.dtype).eps)

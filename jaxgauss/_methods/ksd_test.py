@@ -106,13 +106,11 @@ def ksd_test(
     check_one_bandwidth(function, estimator, tau=tau)
     if progress:
         refuse_progress_in_a_trace(function, points, scores, tau, rng_key)
-    design = Resamplings.of(
-        len(points), num_bootstrap, estimator, working_dtype(settings.dtype), flip_probability=float(flip_probability)
-    )
+    design = Resamplings.of(len(points), num_bootstrap, estimator, working_dtype(settings.dtype))
+    chance = None if flip_probability == 0.5 else np.float32(flip_probability)
+    operands = points, scores, as_operand(tau, settings.dtype), rng_key, chance
     with jax.enable_x64(True):
-        sample = _sample(points, scores, as_operand(tau, settings.dtype))
-        forms = (_forms if progress else _forms_at_once)(settings, design, progress, sample, rng_key)
-        return _test(settings, design, np.ndim(tau) > 0, forms)
+        return (_test if progress else _test_at_once)(settings, design, np.ndim(tau) > 0, progress, *operands)
 
 
 class _Sample(NamedTuple):
@@ -138,20 +136,23 @@ def _sample(points, scores, tau) -> _Sample:
     return _Sample(groups, in_groups(scores, groups.there), tau.reshape(-1))
 
 
-def _forms(settings: Settings, design: Resamplings, progress: bool, sample: _Sample, rng_key: Array) -> _Forms:
-    make = functools.partial(_signs, design, sample.groups.there, rng_key)
+def _test(
+    settings: Settings, design: Resamplings, aggregated: bool, progress: bool, points, scores, tau, rng_key, chance
+) -> KernelTest:
+    sample = _sample(points, scores, tau)
+    make = functools.partial(_signs, design, sample.groups.there, rng_key, chance)
     part, chunks = functools.partial(_chunk, settings, design, sample), len(sample.groups.points)
     blocks: _Forms = in_blocks(settings.function, design.num_blocks, chunks, make, part, progress)
-    return _Forms(side_by_side(blocks.products), blocks.squares[0])
+    return _result(settings, design, aggregated, _Forms(side_by_side(blocks.products), blocks.squares[0]))
 
 
-_forms_at_once = jax.jit(_forms, static_argnums=(0, 1, 2))
+_test_at_once = jax.jit(_test, static_argnums=(0, 1, 2, 3))
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _signs(design: Resamplings, there: Array, rng_key: Array, block: Array | int) -> Array:
+def _signs(design: Resamplings, there: Array, rng_key: Array, chance: Array | None, block: Array | int) -> Array:
     """A block of signs (groups, size, columns)."""
-    signs = random_signs(rng_key, design.indices(block), design.num, design.flip_probability)
+    signs = random_signs(rng_key, design.indices(block), design.num, chance)
     return in_groups(signs, there)
 
 
@@ -187,7 +188,7 @@ def _chunk(settings: Settings, design: Resamplings, sample: _Sample, signs: Arra
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _test(settings: Settings, design: Resamplings, aggregated: bool, forms: _Forms) -> KernelTest:
+def _result(settings: Settings, design: Resamplings, aggregated: bool, forms: _Forms) -> KernelTest:
     num = design.num
     products, pairs = forms.products[:, : design.number + 1], num**2 if design.biased else num * (num - 1)
     sizes = jnp.sqrt(forms.squares / pairs)

@@ -115,12 +115,13 @@ def mean_shift(
         raise ValueError(f"`jaxgauss.{function}`: `tol` must be positive; got {tol}. It is a part of a bandwidth.")
     tau = check_plan(settings, tau, points.shape[0] * data.shape[0], data.shape[1], data.shape[1], points, data)
     settings = examined(settings, tau, points, data, weights, logs=True)  # moving points come no farther from the data
+    limits = np.asarray(tol, working_dtype(settings.dtype)), np.asarray(min(max_steps, np.iinfo("int32").max), "int32")
     if not progress:
-        return _about(origin, _mean_shift(settings, float(tol), int(max_steps), points, data, tau, weights))
+        return _about(origin, _mean_shift(settings, points, data, tau, weights, *limits))
     refuse_progress_in_a_trace(function, points, data, tau, weights)
-    state = _begun(settings, points, data, tau, weights)
+    state = _begun(settings, points, data, tau, weights, *limits)
     with progress_bar(function, max_steps, "step") as bar:
-        while int(state.num_steps) < max_steps and float(state.shift) > tol:
+        while _goes_on(state):
             state = jax.block_until_ready(_step_at_once(settings, state))
             bar.update()
             bar.set_postfix(shift=f"{float(state.shift):.1e}")
@@ -133,7 +134,7 @@ def _about(origin: np.ndarray | None, found: MeanShift) -> MeanShift:
 
 
 class _State(NamedTuple):
-    """Points about a center, the longest of the last steps in bandwidths, and the number of steps.
+    """Points about a center, the longest of the last steps in bandwidths, the number of steps, and where they end.
 
     Centering keeps the means accurate: their rounding error grows with the size of the values.
     """
@@ -145,17 +146,19 @@ class _State(NamedTuple):
     tau: Array
     log_weights: Array
     center: Array
+    tol: Array
+    max_steps: Array
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _begun(settings: Settings, points, data, tau, weights) -> _State:
+def _begun(settings: Settings, points, data, tau, weights, tol, max_steps) -> _State:
     operands = (jnp.asarray(x, working_dtype(settings.dtype)) for x in (points, data, tau))
     points, data, tau = replicated(*operands)
     log_weights = log_or_zero(normalized(settings, weights, data))
     points, data, tau, log_weights = vary_alike(points, data, tau, log_weights)
     shift = jnp.full_like(tau, jnp.inf)
     c = center(data)
-    return _State(points - c, shift, jnp.zeros_like(tau, "int32"), data - c, tau, log_weights, c)
+    return _State(points - c, shift, jnp.zeros_like(tau, "int32"), data - c, tau, log_weights, c, tol, max_steps)
 
 
 def _moved(settings: Settings, points: Array, data: Array, tau: Array, log_weights: Array) -> Array:
@@ -176,20 +179,21 @@ _step_at_once = jax.jit(_step, static_argnums=0)
 # all points at once.
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _at_rest(settings: Settings, tol: float, max_steps: int, state: _State) -> _State:
-    def goes_on(state: _State) -> Array:
-        return (state.num_steps < max_steps) & (state.shift > tol)
-
-    return lax.while_loop(goes_on, functools.partial(_step, settings), state)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _at_rest(settings: Settings, state: _State) -> _State:
+    return lax.while_loop(_goes_on, functools.partial(_step, settings), state)
 
 
-def _at_rest_forward(settings: Settings, tol: float, max_steps: int, state: _State):
-    state = _at_rest(settings, tol, max_steps, state)
+def _goes_on(state: _State) -> Array:
+    return (state.num_steps < state.max_steps) & (state.shift > state.tol)
+
+
+def _at_rest_forward(settings: Settings, state: _State):
+    state = _at_rest(settings, state)
     return state, state
 
 
-def _at_rest_backward(settings: Settings, tol: float, max_steps: int, state: _State, cotangent: _State):
+def _at_rest_backward(settings: Settings, state: _State, cotangent: _State):
     operands = state.points, state.data, state.tau, state.log_weights
     settings = settings if settings.near is False else replace(settings, near=None)  # gradients need nearer points
     pullback = jax.vjp(functools.partial(_moved, settings), *operands)[1]
@@ -202,13 +206,13 @@ def _at_rest_backward(settings: Settings, tol: float, max_steps: int, state: _St
 _at_rest.defvjp(_at_rest_forward, _at_rest_backward)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _mean_shift(settings: Settings, tol: float, max_steps: int, points, data, tau, weights) -> MeanShift:
-    state = _begun(settings, points, data, tau, weights)
+@functools.partial(jax.jit, static_argnums=0)
+def _mean_shift(settings: Settings, points, data, tau, weights, tol, max_steps) -> MeanShift:
+    state = _begun(settings, points, data, tau, weights, tol, max_steps)
     operands = reverse_only(settings.function, state.points, state.data, state.tau, state.log_weights)
     points, data, tau, log_weights = operands
     begun = state._replace(points=points, data=data, tau=tau, log_weights=log_weights)
-    return _result(settings, _at_rest(settings, tol, max_steps, begun))
+    return _result(settings, _at_rest(settings, begun))
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -15,7 +15,7 @@ from .._checks.given import takes_arrays
 from .._checks.samples import check_balance, check_distinct_pairs, check_estimator, check_kernel, check_samples
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights
 from .._kernels.kernels import Kernel
-from .._sums.checked import check_and_examine
+from .._sums.checked import check_and_examine, is_differentiated
 from .._sums.moments import Reduction, as_gaussians, prepare, shares_of, with_reduction
 from .weights import distinct_pairs_factor, in_own_unit, weights_or_mean
 
@@ -96,8 +96,16 @@ def checked_mmd(function, kernel, x, y, tau, weights, estimator, y_norm_squared,
     check_balance(function, kernel, **weights)
     check_distinct_pairs(function, estimator, weights)
     num = x.shape[0] + y.shape[0]
+    own = [is_differentiated(tau, z, a) for z, a in zip((x, y), weights.values(), strict=True)]
     settings, tau = check_and_examine(
-        settings, tau, x.shape[0] * num, x.shape[1], x.shape[1] + 2, (x, y), (*weights.values(),)
+        settings,
+        tau,
+        x.shape[0] * num,
+        x.shape[1],
+        x.shape[1] + 2,
+        (x, y),
+        (*weights.values(),),
+        second_order=all(own),  # see `_form_forward`
     )
     return _mmd_squared(settings, estimator, x, y, tau, *weights.values(), y_norm_squared)
 
@@ -150,7 +158,14 @@ def embedding_norm_squared(
         kernel=check_kernel("embedding_norm_squared", kernel),
     )
     settings, tau = check_and_examine(
-        settings, tau, points.shape[0] ** 2, points.shape[1], points.shape[1] + 2, (points,), (weights,)
+        settings,
+        tau,
+        points.shape[0] ** 2,
+        points.shape[1],
+        points.shape[1] + 2,
+        (points,),
+        (weights,),
+        second_order=is_differentiated(tau),
     )
     check_distinct_pairs("embedding_norm_squared", estimator, {"weights": weights})
     nobody = np.zeros((0, points.shape[1]), points.dtype)

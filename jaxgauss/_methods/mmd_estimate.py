@@ -12,18 +12,22 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from .._arrays.points import padded_number
 from .._checks.given import about, as_array, center_of, takes_arrays, will_be_rounded
 from .._checks.operands import floating_dtype
 from .._checks.samples import check_estimator, check_kernel, check_samples
 from .._checks.settings import MeshOptions, Options, Points, Settings, Taus, working_dtype
 from .._kernels.kernels import Kernel
-from .._sums.checked import check_plan
+from .._sums.checked import check_and_examine, check_plan
 from .._sums.chunks import give_back
 from .._sums.display import progress_bar, short_repr
 from .._sums.moments import Reduction, as_gaussians, bandwidth_mean, prepare, with_reduction
 from .._sums.streamed import gauss_sum_streamed
 
 WHERE = "`jaxgauss.mmd_estimate`"
+# Chunks are padded to one size if that adds at most such a share of the pairs of points, or pairs that take less time
+# than a program takes to compile.
+LITTLE, FEW = 0.1, 2**26
 Chunks = Iterable[Points] | Callable[[], Iterable[Points]]
 
 
@@ -105,10 +109,11 @@ def mmd_estimate(
     elif progress:
         raise ValueError(f"{WHERE}: `progress` must be False for arrays, which take one call; got True. Pass chunks.")
     settings = check_samples("mmd_estimate", samples, tau, options, min_points=2, allowed=allowed, kernel=kernel)
-    sizes = [z.shape[0] for z in samples.values()]
-    tau = check_plan(settings, tau, sum(sizes) ** 2, samples["x"].shape[1], 1, *(() if in_chunks else (x, y)))
+    size = sum(z.shape[0] for z in samples.values()) ** 2, samples["x"].shape[1], 1
     if in_chunks:
+        tau = check_plan(settings, tau, *size)
         return _in_chunks(settings, estimator, samples["x"], samples["y"], tau, progress)
+    settings, tau = check_and_examine(settings, tau, *size, (x, y))
     return _in_memory(settings, estimator, x, y, tau)
 
 
@@ -234,16 +239,21 @@ def _in_chunks(settings: Settings, estimator: str, x: _Sample, y: _Sample, tau: 
     """The estimate from chunks of rows, each summed over all chunks; rows are kept in float64."""
     dtype, sizes = working_dtype(settings.dtype), [size for size in (*x.sizes, *y.sizes) if size]
     center = y.center if x.center is None else x.center
+    largest = padded_number(max(sizes))
+    more = (len(sizes) * largest) ** 2 - sum(sizes) ** 2  # pairs, if all chunks are padded to one size
+    as_one = more <= max(LITTLE * sum(sizes) ** 2, FEW)  # few shapes are compiled
 
-    def in_memory(chunk: Any) -> np.ndarray:
-        return np.asarray(chunk if center is None else about(center, np.asarray(chunk)), dtype)
+    def padded(chunk: Any, size: int) -> np.ndarray:
+        return _padded(chunk if center is None else about(center, np.asarray(chunk)), dtype, size)
 
     with progress_bar("mmd_estimate", len(sizes) ** 2, "chunk") if progress else contextlib.nullcontext() as bar:
 
         def weighted(*samples: tuple[_Sample, float]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
             for sample, weight in samples:
                 for chunk in filter(len, sample):
-                    yield in_memory(chunk), np.full(len(chunk), weight, dtype)
+                    size = largest if as_one else padded_number(len(chunk))
+                    weights = np.pad(np.full(len(chunk), weight, dtype), (0, size - len(chunk)))
+                    yield padded(chunk, size), weights
                     give_back(chunk)
                     if bar is not None:
                         bar.update()
@@ -252,8 +262,8 @@ def _in_chunks(settings: Settings, estimator: str, x: _Sample, y: _Sample, tau: 
             inside, across, themselves = _shares(settings, estimator, own.shape[0], other.shape[0])
             for chunk in filter(len, own):
                 num = len(chunk)
-                size = max(sizes) if 2 * num > max(sizes) else 2 ** (num - 1).bit_length()  # few shapes are compiled
-                queries = np.pad(in_memory(chunk), ((0, size - num), (0, 0)), mode="edge")
+                size = largest if as_one or 2 * num > largest else 2 ** (num - 1).bit_length()
+                queries = padded(chunk, size)
                 give_back(chunk)
                 keys = weighted((own, inside), (other, across))
                 sums = gauss_sum_streamed(queries, keys, tau, kernel=settings.kernel, **settings.options)
@@ -261,3 +271,8 @@ def _in_chunks(settings: Settings, estimator: str, x: _Sample, y: _Sample, tau: 
                 yield each.mean(0) if each.ndim > 1 else each
 
         return _of_rows(dtype, *(np.concatenate([*rows(*sides)]) for sides in ((x, y), (y, x))))
+
+
+def _padded(chunk: Any, dtype: np.dtype, size: int) -> np.ndarray:
+    """The points of a chunk, its last one repeated."""
+    return np.pad(np.asarray(chunk, dtype), ((0, size - len(chunk)), (0, 0)), mode="edge")

@@ -124,9 +124,8 @@ def mmd_test(
     tau = check_plan(settings, tau, num * num * bandwidths, x.shape[1], design.columns, x, y)
 
     def test(design: Design) -> KernelTest:
-        pool = _pooled(settings, design, x, y, tau)
-        forms = (_forms if progress else _forms_at_once)(settings, design, progress, pool, rng_key)
-        return _test(settings, design, num_permutations, pool, forms)
+        test = _test if progress else _test_at_once
+        return test(settings, design, num_permutations, progress, x, y, tau, rng_key)
 
     with jax.enable_x64(True) if exact else contextlib.nullcontext():
         most, dim = 0, x.shape[1]
@@ -188,14 +187,17 @@ def _blocks_needed(x: Array, y: Array, tau: Array) -> Array:
     return blocks_needed(*_as_pool(np.dtype("float64"), x, y, tau))
 
 
-def _forms(settings: Settings, design: Design, progress: bool, pool: _Pool, rng_key: Array) -> Forms:
-    """The forms of all labelings, (*bandwidths, blocks · columns)."""
+def _test(
+    settings: Settings, design: Design, num_permutations: int, progress: bool, x, y, tau, rng_key: Array
+) -> KernelTest:
+    pool = _pooled(settings, design, x, y, tau)
     make = functools.partial(_signs, design, pool, rng_key)
     part = functools.partial(_chunk, settings, design, pool)
-    return _joined(in_blocks(settings.function, design.num_blocks, design.num_chunks, make, part, progress))
+    forms = _joined(in_blocks(settings.function, design.num_blocks, design.num_chunks, make, part, progress))
+    return _result(settings, design, num_permutations, pool, forms)
 
 
-_forms_at_once = jax.jit(_forms, static_argnums=(0, 1, 2))
+_test_at_once = jax.jit(_test, static_argnums=(0, 1, 2, 3))
 
 
 def _joined(blocks: Forms) -> Forms:
@@ -242,7 +244,7 @@ def _chunk(settings: Settings, design: Design, pool: _Pool, signs: Array, j: Arr
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _test(settings: Settings, design: Design, num_permutations: int, pool: _Pool, forms: Forms) -> KernelTest:
+def _result(settings: Settings, design: Design, num_permutations: int, pool: _Pool, forms: Forms) -> KernelTest:
     m, n, biased = design.num_x, design.num_y, design.estimator == "biased"
     s, r, squares = forms
     t, s, r = s[..., :1], s[..., 1 : num_permutations + 2], r[..., 1 : num_permutations + 2]

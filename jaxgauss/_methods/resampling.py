@@ -46,17 +46,16 @@ class Resamplings(NamedTuple):
     number: int
     estimator: str
     dtype: str
-    flip_probability: float
     num_blocks: int
     columns: int
 
     @classmethod
-    def of(cls, num: int, number: int, estimator: str, dtype: Any, *, flip_probability=0.5, largest=BYTES):
+    def of(cls, num: int, number: int, estimator: str, dtype: Any, *, largest=BYTES):
         """Divide the resamplings into blocks of at most `largest` columns and 64 MiB."""
         rounded = np.dtype("float64" if num <= FEW else dtype)
         largest = min(largest, max(1, BYTES // (rounded.itemsize * num)))
         num_blocks = -(-(number + 1) // largest)
-        return cls(num, number, estimator, rounded.name, flip_probability, num_blocks, -(-(number + 1) // num_blocks))
+        return cls(num, number, estimator, rounded.name, num_blocks, -(-(number + 1) // num_blocks))
 
     @property
     def biased(self) -> bool:
@@ -140,21 +139,22 @@ def side_by_side(blocks: Float[Array, "blocks *leading columns"]) -> Float[Array
     return columns.reshape(*columns.shape[:-2], -1)
 
 
-def random_signs(rng_key: Array, columns: Array, num: int, flip_probability: float = 0.5) -> Int8[Array, "n columns"]:
+def random_signs(
+    rng_key: Array, columns: Array, num: int, flip_probability: Float[Array, ""] | None = None
+) -> Int8[Array, "n columns"]:
     """Random signs (n, columns); column 0, the sample itself, is all plus.
 
-    In each column a sign differs from the one before with `flip_probability`; 1/2 makes them independent.
+    In each column a sign differs from the one before with `flip_probability`; without one they are independent.
     """
     keys = jax.vmap(jax.random.fold_in, (None, 0))(rng_key, columns)  # signs do not depend on the blocks
-    if flip_probability == 0.5:
+    if flip_probability is None:
         words = jax.vmap(lambda key: jax.random.bits(key, (-(-num // 32),), "uint32"), out_axes=1)(keys)
         bits = (words[:, None] >> jnp.arange(32, dtype="uint32")[None, :, None]) & 1
         minus = bits.reshape(-1, len(columns))[:num]
     else:
-        chance = jnp.float32(flip_probability)  # its dtype decides that of the random numbers
 
-        def chain(key: Array) -> Array:
-            return jnp.cumsum(jax.random.bernoulli(key, chance, (num,)), dtype="uint8") & 1
+        def chain(key: Array) -> Array:  # the dtype of the probability decides that of the random numbers
+            return jnp.cumsum(jax.random.bernoulli(key, flip_probability, (num,)), dtype="uint8") & 1
 
         minus = lax.map(chain, keys, batch_size=32).T
     return jnp.where((columns == 0)[None], 1, 1 - 2 * minus.astype("int8"))

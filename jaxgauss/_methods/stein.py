@@ -84,7 +84,7 @@ def ksd_squared(
     check_scores("ksd_squared", "points", points, scores)
     check_distinct_pairs("ksd_squared", estimator, given)
     num, dim = points.shape
-    settings, tau = check_and_examine(settings, tau, num * num, dim, 2 * dim + 1, (points,))
+    settings, tau = check_and_examine(settings, tau, num * num, dim, 2 * dim + 1, (points,), second_order=True)
     return _ksd_squared(settings, estimator, points, scores, tau, weights)
 
 

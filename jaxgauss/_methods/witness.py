@@ -62,7 +62,8 @@ def mmd_witness(
         "mmd_witness", samples, tau, options, weights=weights, may_be_empty="points", kernel=kernel
     )
     num = x.shape[0] + y.shape[0]
-    settings, tau = check_and_examine(settings, tau, points.shape[0] * num, x.shape[1], x.shape[1] + 1, (x, y, points))
+    every, of_every = (points, x, y), (0, x_weights, y_weights)
+    settings, tau = check_and_examine(settings, tau, points.shape[0] * num, x.shape[1], x.shape[1] + 1, every, of_every)
     return _witness(settings, False, points, x, y, tau, x_weights, y_weights)[0]
 
 
@@ -113,7 +114,7 @@ def mmd_flow_velocity(
     settings = check_samples("mmd_flow_velocity", {"x": x, "y": y}, tau, options, weights=weights, kernel=kernel)
     num = x.shape[0] + y.shape[0]
     settings, tau = check_and_examine(
-        settings, tau, x.shape[0] * num, x.shape[1], x.shape[1] + 1, (x, y), (x_weights, y_weights), pulls=True
+        settings, tau, x.shape[0] * num, x.shape[1], x.shape[1] + 1, (x, x, y), (0, x_weights, y_weights), pulls=True
     )
     return _witness(settings, True, x, x, y, tau, x_weights, y_weights)[1]
 

@@ -16,7 +16,8 @@ from .._checks.operands import as_operand, check_names, check_operands, check_ta
 from .._checks.settings import Settings, matmul_precision, methods_of, working_dtype
 from .._engines import costs
 from .._engines.bridge import warn_of_earlier_sums
-from .._engines.near import examined
+from .._engines.examined import examined
+from .._engines.examined import is_differentiated as is_differentiated
 from .._engines.plan import Plan, plan
 
 TAUS = float | int | jax.Array | np.ndarray | np.generic
@@ -77,17 +78,22 @@ def check_and_examine(
     weights: tuple[Any, ...] = (),
     *,
     pulls: bool = False,
+    second_order: bool = False,
 ) -> Any:
     """The settings after `examined`, for a kernel method whose points do not move; and τ from `check_plan`.
 
-    Weights are one array for each array of points, or None for equal weights; `pulls`: whether the method forms pulls.
+    Weights are one array for each array of points, None for equal weights, or zero; `pulls` and `second_order`: whether
+    the method forms them.
     """
     chosen = check_plan(settings, tau, pairs, dim, channels, *points)
+    values = None
     if any(x is not None for x in weights) and are_known(*(x.shape[0] for x in points)):
-        alike = (np.full(len(x), 1 / max(1, len(x)), "float32") for x in points)
-        values = tuple(x if w is None else w for x, w in zip(alike, weights, strict=True))
-        return examined(settings, tau, points, values=values, pulls=pulls), chosen
-    return examined(settings, tau, points, pulls=pulls), chosen
+        alike = {None: lambda n: 1 / max(1, n), 0: lambda n: 0}
+        values = tuple(
+            w if np.ndim(w) else np.full(len(x), alike[w](len(x)), "float32")
+            for x, w in zip(points, weights, strict=True)
+        )
+    return examined(settings, tau, points, values=values, pulls=pulls, second_order=second_order), chosen
 
 
 def forget() -> None:

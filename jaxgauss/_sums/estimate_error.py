@@ -12,14 +12,17 @@ from jaxtyping import Array, Float, Key
 from .._arrays.devices import replicated
 from .._arrays.points import align
 from .._checks.given import takes_arrays
-from .._checks.operands import check_operands
+from .._checks.operands import as_operand, check_operands
 from .._checks.samples import check_rng_key
 from .._checks.settings import Keys, Queries, Settings, Tau, Values, working_dtype
 from .._engines.all_pairs import difference_sums
+from .._engines.examined import examined
+from .._engines.plan import warn_once
 from .._engines.wanted import Channels
 from .._kernels.kernels import GAUSS
+from .checked import checked
 from .display import short_repr
-from .gauss_sum import gauss_sum
+from .gauss_sum import unrounded_gauss_sum
 from .in_float64 import in_float64
 
 
@@ -108,27 +111,43 @@ def estimate_error(
     if 0 in (*expected, keys.shape[-2]):
         raise ValueError(f"{where}: there must be something to sum; got a sum of shape {expected}.")
 
-    total = queries.shape[-2]
-    chosen = jnp.arange(total)
-    if num_queries < total:
-        chosen = jax.random.choice(rng_key, total, (num_queries,), replace=False)
-    work = working_dtype(dtype)
-    queries, keys, values = replicated(*(lax.stop_gradient(jnp.asarray(x)) for x in (queries, keys, values)))
-    queries, tau = jnp.take(queries, chosen, axis=-2), lax.stop_gradient(tau)
+    settings = Settings(method, precision, backend, dtype)
+    queries, sums = _sampled(num_queries, weights, rng_key, queries, sums)
     if sums is None:
-        found = gauss_sum(queries, keys, values, tau, method=method, precision=precision, backend=backend)
-    else:
-        (sums,) = replicated(lax.stop_gradient(jnp.asarray(sums)))
-        found = jnp.take(sums, chosen, axis=-1 if weights else -2)
-    q, k, v, t, s = replicated(*(jnp.asarray(x, work) for x in (queries, keys, values, tau, found)))
-    if weights:
-        v, s = v[:, None], s[..., None]
-    return _estimate(total, dtype, *align(q, k, v, t), lax.expand_dims(s, range(len(leading) + 2 - s.ndim)))
+        settings, chosen = checked(settings, queries, keys, values, tau)
+        if chosen.stands_in:
+            warn_once(chosen.reason)
+        settings = examined(settings, tau, queries, keys, values)
+    return _estimate(settings, expected[-1 if weights else -2], queries, keys, values, as_operand(tau, dtype), sums)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _estimate(total: int, dtype: str, *operands: Array) -> ErrorEstimate:
-    found: Any = in_float64(Settings(dtype=dtype), _errors, *operands)
+def _sampled(num: int, weights: bool, rng_key: Array, queries: Any, sums: Any) -> tuple[Array, Array | None]:
+    """A random sample of the queries, or all if there are no more, and their sums, if there are any."""
+    total = queries.shape[-2]
+    chosen = jnp.arange(total)
+    if num < total:
+        chosen = jax.random.choice(rng_key, total, (num,), replace=False)
+    (queries,) = replicated(lax.stop_gradient(jnp.asarray(queries)))
+    if sums is not None:
+        (sums,) = replicated(lax.stop_gradient(jnp.asarray(sums)))
+        sums = jnp.take(sums, chosen, axis=-1 if weights else -2)
+    return jnp.take(queries, chosen, axis=-2), sums
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _estimate(settings: Settings, total: int, *operands: Any) -> ErrorEstimate:
+    given: Any
+    *given, sums = (None if x is None else lax.stop_gradient(jnp.asarray(x)) for x in operands)
+    if sums is None:
+        sums = unrounded_gauss_sum(settings, *given).astype(settings.dtype)
+    work = working_dtype(settings.dtype)
+    queries, keys, values, tau, sums = replicated(*(jnp.asarray(x, work) for x in (*given, sums)))
+    if values.ndim == 1:
+        values, sums = values[:, None], sums[..., None]
+    aligned = align(queries, keys, values, tau)
+    sums = lax.expand_dims(sums, range(aligned[0].ndim - sums.ndim))
+    found: Any = in_float64(Settings(dtype=settings.dtype), _errors, *aligned, sums)
     errors, sizes, ratios = found
     # A ratio estimator, with the correction for a finite population: Cochran, "Sampling Techniques", 1977, chapter 6.
     num = errors.shape[0]

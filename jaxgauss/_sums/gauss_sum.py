@@ -11,7 +11,7 @@ from .._arrays.points import align
 from .._checks.given import takes_arrays
 from .._checks.operands import as_operand, check_tolerance
 from .._checks.settings import Keys, Queries, Segments, Settings, Sums, Tau, Values, working_dtype
-from .._engines.near import examined
+from .._engines.examined import examined
 from .._engines.plan import Plan, warn_once
 from .checked import checked, reverse_only
 from .forward_mode import sum_in_both_modes

@@ -25,17 +25,18 @@ from .._checks.settings import (
     axis_names,
     working_dtype,
 )
-from .._engines.near import examined
+from .._engines.examined import examined
 from .._kernels.kernels import GAUSS, Kernel
 from .checked import checked, reverse_only
 from .in_float64 import by_rules, with_all_digits
 from .log_gauss_sum import (
     MEANS,
     LogWeights,
+    as_weights,
     means_of_any,
     methods_of_logs,
     near_by_logs,
-    weights_of,
+    none_are_zero,
 )
 from .sharded import added, alone, first_rows, over_mesh
 
@@ -114,10 +115,8 @@ def means_and_logs(
             f"`jaxgauss.{function}`: `keys` must hold at least one point; got queries {queries.shape}, keys"
             f" {keys.shape}. There is no mean of nothing."
         )
-    given = None if log_weights is None else weights_of(log_weights[..., None])
+    given = None if log_weights is None else as_weights(log_weights)
     settings = examined(as_logs(settings), tau, queries, keys, given, logs=True)
-    if log_weights is None:
-        log_weights = jnp.zeros(keys.shape[-2:-1], working_dtype(settings.dtype))
     return _checked_mean(settings, queries, keys, values, log_weights, as_operand(tau, settings.dtype))
 
 
@@ -128,7 +127,7 @@ def as_logs(settings: Settings) -> Settings:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _checked_mean(settings: Settings, queries, keys, values, log_weights, tau) -> tuple[Array, Array]:
-    of_one = values.ndim == 1
+    of_one, log_weights = values.ndim == 1, none_are_zero(log_weights, keys, settings)
     found, logs = means_over_mesh(settings, queries, keys, values[:, None] if of_one else values, log_weights, tau)
     return (found[..., 0] if of_one else found).astype(settings.dtype), logs[..., 0].astype(settings.dtype)
 

@@ -13,7 +13,7 @@ from .._checks.given import takes_arrays
 from .._checks.operands import as_operand
 from .._checks.settings import Keys, Queries, Segments, Settings, Sums, Tau, Values, working_dtype
 from .._engines.dispatch import uses_mixture
-from .._engines.near import examined
+from .._engines.examined import examined
 from .._engines.plan import of_gaussians
 from .._engines.wanted import Channels
 from .._kernels.kernels import GAUSS, Kernel, as_kernel

@@ -16,8 +16,9 @@ from .._checks.operands import also_called, as_operand, check_names, check_weigh
 from .._checks.samples import check_kernel
 from .._checks.settings import Keys, Queries, Segments, Settings, Tau, working_dtype
 from .._engines.dispatch import kernel_means
+from .._engines.examined import examined
 from .._engines.means import difference_means
-from .._engines.near import are_near, examined
+from .._engines.near import are_near
 from .._engines.plan import takes_half
 from .._kernels.kernels import GAUSS, Kernel
 from .checked import checked, reverse_only
@@ -90,12 +91,10 @@ def log_gauss_sum(
     asked = Settings(method, precision, backend, "", function, "highest", kernel=kernel)
     settings, _ = checked(asked, queries, keys, values, tau, methods=METHODS)
     if segments is None:
-        given = None if log_weights is None else weights_of(log_weights[..., None])
+        given = None if log_weights is None else as_weights(log_weights)
         settings = examined(settings, tau, queries, keys, given, logs=True)
-    if log_weights is None:
-        log_weights = jnp.zeros(keys.shape[-2:-1], working_dtype(settings.dtype))
     if segments is not None:
-        operands = queries, keys, log_weights[..., None], tau
+        operands = queries, keys, none_are_zero(log_weights, keys, settings)[..., None], tau
         return grouped(unrounded_log_sum, settings, segments, *operands, empty=-math.inf)[..., 0]
     return _checked_log_sum(settings, queries, keys, log_weights, as_operand(tau, settings.dtype))
 
@@ -108,14 +107,23 @@ def weights_of(log_weights: Any) -> Any:
     return jnp.exp(log_weights - jnp.max(log_weights, -2, keepdims=True, initial=LOG_ZERO))
 
 
+as_weights = jax.jit(lambda log_weights: weights_of(log_weights[..., None]))  # (…, N) -> (…, N, 1), in one program
+
+
 def methods_of_logs(kernel: Kernel) -> tuple[str, ...]:
     """The methods that may be asked for by name."""
     return METHODS if kernel == GAUSS else ("auto", "differences")
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _checked_log_sum(settings: Settings, queries: Array, keys: Array, log_weights: Array, tau: Array) -> Array:
+def _checked_log_sum(settings: Settings, queries: Array, keys: Array, log_weights: Any, tau: Array) -> Array:
+    log_weights = none_are_zero(log_weights, keys, settings)
     return unrounded_log_sum(settings, queries, keys, log_weights[..., None], tau)[..., 0].astype(settings.dtype)
+
+
+def none_are_zero(log_weights: Any, keys: Any, settings: Settings) -> Array:
+    """The log-weights (…, N); zeros if there are none."""
+    return jnp.zeros(keys.shape[-2:-1], working_dtype(settings.dtype)) if log_weights is None else log_weights
 
 
 def unrounded_log_sum(settings: Settings, queries: Array, keys: Array, log_weights: Array, tau: Array) -> Array:

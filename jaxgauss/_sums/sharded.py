@@ -20,8 +20,8 @@ from .._checks.given import takes_arrays
 from .._checks.operands import also_called, as_operand, check_mesh, check_tolerance
 from .._checks.settings import Keys, MeshAxis, Queries, Settings, Sums, Tau, Values, axis_names, working_dtype
 from .._engines.boxes import box
+from .._engines.examined import examined
 from .._engines.fourier import coefficients, values_at
-from .._engines.near import examined
 from .._engines.nodes import MOST, nodes, spectrum, tolerance_of
 from .._engines.tiles import one_by_one
 from .._kernels.kernels import Kernel, as_kernel

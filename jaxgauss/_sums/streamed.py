@@ -103,7 +103,7 @@ def gauss_sum_streamed(
     file = SavedSum(saved, (queries, tau, *options, *([] if kernel == GAUSS else [repr(kernel)])))
     settings, kind, empty, state, source, center = _begun(asked, queries, chunks, tau, file)
     queries = queries if center is None else about(center, queries)
-    queries, tau = jnp.asarray(queries), as_operand(tau, settings.dtype)
+    queries, tau = jax.device_put(queries), as_operand(tau, settings.dtype)
 
     summed = state  # complete; `state` includes the chunk that is being summed
     with _bar(progress, chunks, summed.num_chunks) as bar, ThreadPoolExecutor(1) as reader:
@@ -213,8 +213,8 @@ def _begun(
         empty = _sketch_around(settings, around, keys, values, tau)
     if state is None:
         batch = np.broadcast_shapes(queries.shape[:-2], np.shape(tau))
-        zeros = jnp.zeros((*batch, queries.shape[-2], *values.shape[1:]), working_dtype(settings.dtype))
-        zeros = zeros if empty is None else empty.coefficients
+        zeros = np.zeros((*batch, queries.shape[-2], *values.shape[1:]), working_dtype(settings.dtype))
+        zeros = jax.device_put(zeros) if empty is None else empty.coefficients
         state, source = State(zeros, zeros, 0, 0, ""), itertools.chain(first, source)
     return settings, kind_of(keys, values), empty, state, source, center
 

@@ -1,0 +1,169 @@
+"""What is seen of points outside of `jit`: whether they are near, and whether waves sum them."""
+
+import functools
+import math
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.core
+import numpy as np
+
+from .._arrays.devices import expected_platform
+from .._arrays.points import Scaled, center_indices
+from .._checks.settings import Settings, working_dtype
+from .._kernels.kernels import GAUSS, Kernel
+from .anywhere import are_few
+from .boxes import boxes
+from .few_dimensions import Sizes, most_blocks, pays
+from .near import separation_of
+from .nodes import with_blocks
+from .plan import NEAR, STRICTER
+from .products import APART
+
+# Where a program looks at other points than are examined, the answer is sure if R² differs from its limit, and the
+# separation of pairs from its own, by such a factor: about another center among the points, R² is up to four times as
+# large. Else both find the same.
+SURE, SURE_APART = 4, 2
+
+
+def examined(
+    settings: Settings,
+    tau: Any,
+    queries: Any,
+    keys: Any = None,
+    values: Any = None,
+    *,
+    pulls: bool = False,
+    second_order: bool | None = None,
+    logs: bool = False,
+) -> Settings:
+    """The settings, with `near` and `waves` found from arrays of points on a CPU, outside of `jit` and `vmap`.
+
+    Several arrays are one set of points or, if τ is a tuple, coordinates of the same points. Without keys, the queries
+    are the keys. `pulls`: whether the call forms pulls, as it does when differentiated. `second_order`: whether it
+    forms moments of second order; None: if τ is differentiated. `logs`: whether it forms logarithms, in float64. Few
+    points are not examined: that would take as long as their sum, and both ways compile quickly. On CUDA points are
+    examined for "fourier" alone, see `with_blocks`.
+    """
+    small = settings.method != "fourier" and not isinstance(queries, tuple) and are_few(queries, keys)
+    if settings.method == "differences" or settings.kernel.kinked or small:
+        return settings
+    given = tau, queries, keys, values
+    primals: Any = jax.tree.map(_differentiated, given)
+    arrays = jax.tree.leaves(primals)
+    if not all(map(_is_here, arrays)):
+        return settings
+    if (platform := expected_platform(*arrays)) != "cpu":
+        return with_blocks(settings, *primals[:3]) if platform == "cuda" and settings.method == "fourier" else settings
+    pulls = pulls or is_differentiated(*given)
+    if second_order is None:
+        second_order = settings.forward_mode or is_differentiated(tau)
+    tau, queries, keys, values = primals
+    if each := isinstance(tau, tuple):
+        if any(np.size(t) > 1 for t in tau):
+            return settings
+        tau = np.concatenate([np.full(x.shape[-1], t, "float32") for t, x in zip(tau, queries, strict=True)])
+        queries = np.concatenate([np.asarray(x, "float32") for x in queries], -1)
+    queries, values = _as_one(queries), None if values is None else _as_one(values)
+    keys = queries if keys is None else _as_one(keys)
+    if are_few(queries, keys):
+        return settings
+    is_same = settings.kernel == GAUSS and settings.mesh is None and queries.ndim == keys.ndim == 2
+    strictly = STRICTER if second_order and is_same and not logs else 1
+    limit, seen = NEAR[working_dtype(settings.dtype).name] / strictly, math.inf
+    sure_near = 1 if is_same else SURE
+    sure_far, sure_apart = (1, 1) if is_same and not each else (SURE, SURE_APART)
+    with np.errstate(all="ignore"):
+        a, b = _about_a_center(np.sqrt(tau)[..., None, :] if each else np.sqrt(tau)[..., None, None], queries, keys)
+        squared = max(np.fmax.reduce(x.norms, None) for x in (a, b))
+        if pulls and squared <= limit * sure_far:
+            if values is not None:
+                values = np.abs(values[:, None] if values.ndim == 1 else values).max(-1, keepdims=True, initial=0)
+            slope = functools.partial(_slope_of, settings.kernel)
+            seen = separation_of(np, slope, a, b, values, each) / APART
+        waves = _are_for_waves(settings, logs, pulls, primals, values, a, b)
+    if squared > limit * sure_far or seen < 1 / sure_apart:
+        return _with(settings, False, waves)
+    return _with(settings, True if squared <= limit / sure_near and seen >= sure_apart else None, waves)
+
+
+def _are_for_waves(
+    settings: Settings, logs: bool, pulls: bool, primals: Any, values: Any, a: Scaled, b: Scaled
+) -> bool | None:
+    """Whether waves sum Gaussians of these points, even of the smallest of several arrays; None if that is open."""
+    if settings.kernel != GAUSS or settings.method != "auto":
+        return False
+    own = working_dtype(settings.dtype).name
+    if isinstance(primals[0], tuple):  # two variables have sums of their own, and one of both
+        parts, channels = np.split(a.points, [primals[1][0].shape[-1]], -1), 1 if values is None else 2
+        found = {_pay(own, pulls, channels, x, x) for x in (a.points, *parts)}
+        return found.pop() if len(found) == 1 else None
+    if np.size(primals[0]) > 1:
+        return None
+    channels = values.shape[-1] if np.ndim(values) > 1 else 1
+    nums = (min(map(len, x)) if isinstance(x, tuple) else None for x in primals[1:3])
+    return _pay("float64" if logs else own, pulls, channels, a.points, b.points, *nums)
+
+
+def _pay(
+    precision: str, pulls: bool, channels: int, a: Any, b: Any, num_queries: Any = None, num_keys: Any = None
+) -> bool:
+    """Whether waves sum scaled points, or the smallest of several arrays of them."""
+    sizes = Sizes(num_queries or a.shape[-2], num_keys or b.shape[-2], a.shape[-1], channels, pulls=pulls)
+    most = most_blocks(precision, sizes)
+    if not most:
+        return False
+    ends = boxes(np, *(x.reshape(-1, sizes.dim) for x in (a, b)))
+    return bool(pays(np, most, precision, NEAR[precision], sizes, ends, np.ones_like(ends[0, 0]))[0])
+
+
+@functools.lru_cache(4096)
+def _with(settings: Settings, near: bool | None, waves: bool | None) -> Settings:
+    return replace(settings, near=near, waves=waves)
+
+
+def _slope_of(kernel: Kernel, u: np.ndarray) -> np.ndarray:
+    if kernel == GAUSS:
+        return np.exp(u / -2)
+    flat = np.ravel(u)
+    size = 1 << (flat.size - 1).bit_length()  # few sizes are compiled
+    with jax.ensure_compile_time_eval():
+        return np.asarray(_evaluated(kernel.slope, np.resize(flat, size)))[: flat.size].reshape(u.shape)
+
+
+_evaluated = jax.jit(lambda kernel, u: kernel(u), static_argnums=0)
+
+
+def is_differentiated(*arrays: Any) -> bool:
+    """Whether one of the arrays, or of tuples of them, is differentiated outside of `jit`."""
+    return any(x is not _differentiated(x) for x in jax.tree.leaves(arrays))
+
+
+def _differentiated(x: Any) -> Any:
+    """The array that is differentiated outside of `jit`, or x itself."""
+    while isinstance(x, jax.core.Tracer) and hasattr(x, "primal"):
+        x = x.primal
+    return x
+
+
+def _is_here(x: Any) -> bool:
+    is_traced = isinstance(x, jax.core.Tracer) or not getattr(x, "is_fully_addressable", True)
+    return not is_traced and 0 not in np.shape(x)
+
+
+def _as_one(x: Any) -> Any:
+    """One array, or several concatenated, as a NumPy array of at least float32."""
+    arrays = [np.asarray(y) for y in (x if isinstance(x, tuple) else (x,))]
+    arrays = [y.astype("float32") if y.dtype.itemsize <= 2 else y for y in arrays]
+    return np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
+
+
+def _about_a_center(scale: Any, queries: Any, keys: Any) -> list[Scaled]:
+    """Queries and keys about a center, in bandwidths, with their squared norms."""
+    some = keys.reshape(-1, keys.shape[-1])
+    some = some[list(center_indices(len(some)))]
+    center = np.add.reduce(some) / np.float32(len(some))
+    points = [((x - center) * scale).astype(keys.dtype) for x in ((queries, keys) if queries is not keys else (keys,))]
+    found = [Scaled(x, np.einsum("...d,...d->...", x, x)[..., None]) for x in points]
+    return found if len(found) > 1 else found * 2
