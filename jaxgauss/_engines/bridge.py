@@ -167,9 +167,11 @@ def card() -> "Card":
     return torch_backend().devices.card()
 
 
-def select_kernel(backend: str, precision: str, platform: str, dtype: str, dim: int) -> "AttentionKernel":
-    """The attention kernel for these options; ValueError if one that is named cannot run."""
+def select_kernel(
+    backend: str, precision: str, platform: str, dtype: str, dim: int, function: str = "gauss_sum"
+) -> "AttentionKernel":
+    """The attention kernel for these options; ValueError, in the function's name, if one that is named cannot run."""
     try:
         return torch_backend().select_kernel(backend, precision, platform, dtype, dim)
     except ValueError as error:
-        raise ValueError(str(error).replace("`torch_backend`", "`jaxgauss.gauss_sum`")) from None
+        raise ValueError(str(error).replace("`torch_backend`", f"`jaxgauss.{function}`")) from None

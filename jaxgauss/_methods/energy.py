@@ -4,10 +4,12 @@ from typing import Unpack
 
 from jaxtyping import Array, Float
 
+from .._checks.names import public
 from .._checks.settings import MeshOptions, Points, Weights
 from .mmd import checked_mmd
 
 
+@public
 def energy_distance(
     x: Points,
     y: Points,

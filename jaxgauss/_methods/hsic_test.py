@@ -10,7 +10,8 @@ from jax import lax
 from jaxtyping import Array, Key
 
 from .._arrays.devices import replicated
-from .._checks.samples import check_estimator, check_rng_key
+from .._checks.names import check_choice, public
+from .._checks.samples import check_estimator, check_number, check_rng_key
 from .._checks.settings import MeshOnly, Points, Settings, Taus, working_dtype
 from .._sums.display import refuse_progress_in_a_trace
 from .hsic import FEWEST, check_pairs
@@ -19,7 +20,6 @@ from .resampling import (
     KernelTest,
     Resamplings,
     as_test,
-    check_number,
     check_one_bandwidth,
     in_blocks,
     random_signs,
@@ -30,6 +30,7 @@ from .resampling import (
 PERMUTATIONS = 64  # at a time
 
 
+@public
 def hsic_test(
     x: Points,
     y: Points,
@@ -93,8 +94,7 @@ def hsic_test(
     settings, (tau_x, tau_y) = check_pairs(function, x, y, tau_x, tau_y, options, FEWEST["unbiased"], allowed=MeshOnly)
     check_rng_key(function, rng_key)
     check_number(function, "num_permutations", num_permutations)
-    if resampling not in ("permutation", "wild"):
-        raise ValueError(f"`jaxgauss.{function}`: `resampling` must be 'permutation' or 'wild'; got {resampling!r}.")
+    check_choice(function, "resampling", resampling, ("permutation", "wild"))
     aggregated = np.ndim(tau_x) + np.ndim(tau_y) > 0
     check_one_bandwidth(function, estimator, tau_x=tau_x, tau_y=tau_y)
     if progress:

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from .._arrays.devices import has_cuda
 from .._arrays.points import LOG_ZERO
-from .._checks.operands import takes_tau
+from .._checks.names import public
 from .._checks.samples import check_kernel, check_samples, check_signs
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights, working_dtype
 from .._kernels.kernels import Kernel
@@ -23,7 +23,7 @@ from .._sums.sharded import log_sum_over_mesh, relative_sum_over_mesh
 from .weights import normalized
 
 
-@takes_tau
+@public
 def kde_logpdf(
     points: Points,
     samples: Points,
@@ -75,7 +75,7 @@ def kde_logpdf(
     return _logpdf(settings, points, samples, tau, weights)
 
 
-@takes_tau
+@public
 def kde_score(
     points: Points,
     samples: Points,

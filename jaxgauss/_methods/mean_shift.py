@@ -1,7 +1,6 @@
 """Mean shift: points climb to the modes of a kernel density estimate, one attention call per step."""
 
 import functools
-import math
 from dataclasses import replace
 from typing import NamedTuple, Unpack
 
@@ -14,15 +13,14 @@ from jaxtyping import Array, Float, Int
 
 from .._arrays.devices import replicated, vary_alike
 from .._arrays.points import center
-from .._checks.operands import takes_tau
-from .._checks.samples import check_samples, check_signs
+from .._checks.names import public
+from .._checks.samples import check_number, check_positive, check_samples, check_signs
 from .._checks.settings import MeshOptions, Points, Settings, Weights, working_dtype
 from .._sums.checked import check_plan, examined, reverse_only
 from .._sums.display import progress_bar, refuse_progress_in_a_trace, short_repr
 from .._sums.kernel_mean import as_logs, means_over_mesh
 from .._sums.log_gauss_sum import METHODS
 from .kde import log_or_zero
-from .resampling import check_number
 from .weights import normalized
 
 MERGED = 0.5  # in bandwidths: final points nearer than this are at one mode
@@ -43,7 +41,7 @@ class MeanShift(NamedTuple):
     __repr__ = short_repr
 
 
-@takes_tau
+@public
 def mean_shift(
     points: Points,
     data: Points,
@@ -110,8 +108,7 @@ def mean_shift(
         )
     check_signs(function, weights)
     check_number(function, "max_steps", max_steps)
-    if not 0 < tol < math.inf:
-        raise ValueError(f"`jaxgauss.{function}`: `tol` must be positive; got {tol}. It is a part of a bandwidth.")
+    check_positive(function, "tol", tol, fix="It is a part of a bandwidth, such as 1e-3.")
     tau = check_plan(settings, tau, points.shape[0] * data.shape[0], data.shape[1], data.shape[1], points, data)
     settings = examined(settings, tau, points, data, weights, logs=True)  # moving points come no farther from the data
     if not progress:

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from .._checks.operands import floating_dtype, takes_tau
+from .._checks.names import public
+from .._checks.operands import floating_dtype
 from .._checks.samples import check_estimator, check_kernel, check_samples
 from .._checks.settings import MeshOptions, Options, Points, Settings, Taus, working_dtype
 from .._kernels.kernels import Kernel
@@ -39,7 +40,7 @@ class MMDEstimate(NamedTuple):
     __repr__ = short_repr
 
 
-@takes_tau
+@public
 def mmd_estimate(
     x: Points | Chunks,
     y: Points | Chunks,
@@ -179,6 +180,7 @@ class _Sample:
         if len(dims) != 1:
             raise ValueError(
                 f"{WHERE}: `{name}` must be chunks of one dimension, at least one; got dimensions {sorted(dims)}."
+                " Pass chunks (number, D)."
             )
         return cls(name, chunks, sizes, dims.pop(), dtypes.pop() if len(dtypes) == 1 else jnp.result_type(*dtypes))
 
@@ -199,8 +201,8 @@ class _Sample:
             if number == len(self.sizes):
                 return
         raise ValueError(
-            f"{WHERE}: chunks of `{self.name}` must be the same each time; got others, or fewer, from chunk {number}"
-            " on. A function must return a new iterator each time."
+            f"{WHERE}: `{self.name}` must have the same chunks each time; got others, or fewer, from chunk {number} on."
+            " A function must return a new iterator each time."
         )
 
 
@@ -214,14 +216,17 @@ def _check_chunk(name: str, chunk: Any) -> None:
     floating_dtype(WHERE, name, chunk)
     _refuse_tracers(chunk)
     if len(chunk.shape) != 2:
-        raise ValueError(f"{WHERE}: `{name}` must be points (number, dimension); got {name} {tuple(chunk.shape)}.")
+        raise ValueError(
+            f"{WHERE}: `{name}` must be points (number, dimension); got {name} {tuple(chunk.shape)}. One point is"
+            " point[None]."
+        )
 
 
 def _refuse_tracers(*arrays: Any) -> None:
     if any(isinstance(x, jax.core.Tracer) for x in arrays):
         raise TypeError(
-            f"{WHERE}: chunks are summed from Python, not under a transformation such as jit or vmap; got a tracer."
-            " Pass arrays."
+            f"{WHERE}: `x`, `y` and `tau` must be known outside of transformations such as jit or vmap if there are"
+            " chunks; got a tracer. Pass arrays."
         )
 
 

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from .._arrays.devices import has_cuda, vary_like
 from .._checks.labels import check_labels
-from .._checks.operands import takes_tau
+from .._checks.names import public
 from .._checks.samples import check_estimator, check_kernel, check_samples, visible
 from .._checks.settings import Labels, MeshOptions, Options, Points, Settings, Taus, Weights, working_dtype
 from .._kernels.kernels import Kernel
@@ -24,7 +24,7 @@ WIDTHS, OVERHEAD = (8, 16, 32, 64), 16  # points of a chunk, and what it costs b
 BLOCK, CUDA_BLOCK = 1024, 4096  # points: the pairs of two blocks fill a tile
 
 
-@takes_tau
+@public
 def mmd_squared_matrix(
     points: Points,
     tau: Taus,

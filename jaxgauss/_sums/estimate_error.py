@@ -11,8 +11,9 @@ from jaxtyping import Array, Float, Key
 
 from .._arrays.devices import replicated
 from .._arrays.points import align
-from .._checks.operands import check_operands, takes_tau
-from .._checks.samples import check_rng_key
+from .._checks.names import public
+from .._checks.operands import check_operands
+from .._checks.samples import check_number, check_rng_key
 from .._checks.settings import Keys, Queries, Settings, Tau, Values, working_dtype
 from .._engines.all_pairs import difference_sums
 from .._engines.wanted import Channels
@@ -44,7 +45,7 @@ class ErrorEstimate(NamedTuple):
         return jnp.maximum(self.relative_error - reach, 0), self.relative_error + reach
 
 
-@takes_tau
+@public
 def estimate_error(
     queries: Queries,
     keys: Keys,
@@ -95,17 +96,21 @@ def estimate_error(
     where = "`jaxgauss.estimate_error`"
     dtype = check_operands("estimate_error", queries, keys, values, tau)
     check_rng_key("estimate_error", rng_key)
-    if not isinstance(num_queries, int) or num_queries < 2:
-        raise ValueError(f"{where}: `num_queries` must be an integer of at least 2; got {num_queries!r}.")
+    check_number("estimate_error", "num_queries", num_queries, 2)
     weights = len(values.shape) == 1
     leading = np.broadcast_shapes(
         queries.shape[:-2], keys.shape[:-2], () if weights else values.shape[:-2], np.shape(tau)
     )
     expected = (*leading, queries.shape[-2]) if weights else (*leading, queries.shape[-2], values.shape[-1])
     if sums is not None and np.shape(sums) != expected:
-        raise ValueError(f"{where}: `sums` must be of shape {expected}; got sums {np.shape(sums)}.")
+        raise ValueError(
+            f"{where}: `sums` must be of shape {expected}; got sums {np.shape(sums)}. Pass what `gauss_sum` returned."
+        )
     if 0 in (*expected, keys.shape[-2]):
-        raise ValueError(f"{where}: there must be something to sum; got a sum of shape {expected}.")
+        raise ValueError(
+            f"{where}: `queries`, `keys` and `values` must not be empty; got queries {queries.shape}, keys"
+            f" {keys.shape}, values {values.shape}. An empty sum is exact."
+        )
 
     total = queries.shape[-2]
     chosen = jnp.arange(total)

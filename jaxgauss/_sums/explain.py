@@ -11,7 +11,8 @@ from jaxtyping import Array
 
 from .._arrays.devices import replicated
 from .._arrays.points import align, scaled_points, shared, squared_radius, with_norms
-from .._checks.operands import sizes, takes_tau
+from .._checks.names import as_kernel, public
+from .._checks.operands import sizes
 from .._checks.settings import Keys, Queries, Settings, Tau, Values, working_dtype
 from .._engines import bridge
 from .._engines.attention import kernel_of
@@ -23,13 +24,13 @@ from .._engines.plan import NEAR, Plan, time_of_waves_on_cuda, time_on_cuda
 from .._engines.radial import share_of_tiles
 from .._engines.wanted import NOTHING, Channels, Wanted
 from .._engines.waves import SUMS, layout, sums_by_waves
-from .._kernels.kernels import GAUSS, Kernel, as_kernel
+from .._kernels.kernels import GAUSS, Kernel
 from .checked import checked
 
 ROWS = 1024  # sampled queries, for the share that waves leave in doubt
 
 
-@takes_tau
+@public
 def explain(
     queries: Queries | jax.ShapeDtypeStruct,
     keys: Keys | jax.ShapeDtypeStruct,

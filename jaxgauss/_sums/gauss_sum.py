@@ -8,7 +8,8 @@ from jaxtyping import Array
 
 from .._arrays.devices import replicated, vary_alike
 from .._arrays.points import align
-from .._checks.operands import as_operand, check_tolerance, takes_tau
+from .._checks.names import public
+from .._checks.operands import as_operand, check_tolerance
 from .._checks.settings import Keys, Queries, Segments, Settings, Sums, Tau, Values, working_dtype
 from .._engines.near import examined
 from .._engines.plan import Plan, warn_once
@@ -18,7 +19,7 @@ from .grouped import grouped
 from .rules import gaussian_sum
 
 
-@takes_tau
+@public
 def gauss_sum(
     queries: Queries,
     keys: Keys,

@@ -11,7 +11,8 @@ from jaxtyping import Array
 
 from .._arrays.devices import replicated, vary_alike
 from .._arrays.points import LOG_ZERO, align
-from .._checks.operands import as_operand, check_weights, takes_tau
+from .._checks.names import public
+from .._checks.operands import as_operand, check_weights
 from .._checks.samples import check_kernel, check_options
 from .._checks.settings import (
     Keys,
@@ -39,7 +40,7 @@ from .log_gauss_sum import (
 from .sharded import added, alone, first_rows, over_mesh
 
 
-@takes_tau
+@public
 def kernel_mean(
     queries: Queries,
     keys: Keys,

@@ -9,13 +9,14 @@ from jaxtyping import Array
 
 from .._arrays.devices import replicated, vary_alike
 from .._arrays.points import align, center, weighted_sum
-from .._checks.operands import as_operand, takes_tau
+from .._checks.names import as_kernel, public
+from .._checks.operands import as_operand
 from .._checks.settings import Keys, Queries, Segments, Settings, Sums, Tau, Values, working_dtype
 from .._engines.dispatch import uses_mixture
 from .._engines.near import examined
 from .._engines.plan import of_gaussians
 from .._engines.wanted import Channels
-from .._kernels.kernels import GAUSS, Kernel, as_kernel
+from .._kernels.kernels import GAUSS, Kernel
 from .._kernels.mixtures import Mixture
 from .checked import checked, reverse_only
 from .forward_mode import radial_sum_in_both_modes
@@ -24,7 +25,7 @@ from .grouped import grouped
 from .rules import radial_sum
 
 
-@takes_tau
+@public
 def kernel_sum(
     queries: Queries,
     keys: Keys,
@@ -85,8 +86,7 @@ def kernel_sum(
         [-3.0, -3.0]
     """
     kernel = as_kernel("kernel_sum", kernel)
-    function = "kernel_sum" if kernel != GAUSS else "gauss_sum"
-    asked = Settings(method, precision, backend, function=function, forward_mode=bool(forward_mode), kernel=kernel)
+    asked = Settings(method, precision, backend, function="kernel_sum", forward_mode=bool(forward_mode), kernel=kernel)
     settings, chosen = checked(asked, queries, keys, values, tau)
     if segments is not None:
         return grouped(unrounded_kernel_sum, settings, segments, queries, keys, values, tau)

@@ -11,7 +11,8 @@ from jaxtyping import Array, Float
 
 from .._arrays.devices import has_cuda, replicated, vary_alike, vary_like
 from .._arrays.points import LOG_ZERO, align, center, unbroadcast
-from .._checks.operands import also_called, as_operand, check_names, check_weights, takes_tau
+from .._checks.names import also_called, check_names, public
+from .._checks.operands import as_operand, check_weights
 from .._checks.samples import check_kernel
 from .._checks.settings import Keys, Queries, Segments, Settings, Tau, working_dtype
 from .._engines.dispatch import kernel_means
@@ -28,7 +29,7 @@ LARGEST = 60.0  # the largest logarithm of one sum over another
 METHODS = ("auto", "rescale", "blocked", "dense", "differences")
 
 
-@takes_tau
+@public
 def log_gauss_sum(
     queries: Queries,
     keys: Keys,
