@@ -164,7 +164,7 @@ def test_chunks_that_change_are_refused(later):
     passes = itertools.chain([[GOOD, GOOD]], itertools.repeat(later))
     with pytest.raises(
         ValueError,
-        match=r"`jaxgauss.mmd_estimate`: chunks of `x` must be the same each time; got others, or fewer, from chunk ",
+        match=r"`jaxgauss.mmd_estimate`: `x` must have the same chunks each time; got others, or fewer, from chunk ",
     ):
         mmd_estimate(lambda: next(passes), GOOD, 1.0)
 

@@ -78,8 +78,8 @@ def check_samples(
         shape = check_tau(where, x, working_dtype(dtype), name)
         if len(shape) > 1 or shape == (0,):
             raise ValueError(
-                f"{where}: `{name}` must be a number or one-dimensional, for a mixture; got {name} {shape}. Pass one"
-                " number, or several as (T,)."
+                f"{where}: `{name}` must be a number or one-dimensional; got {name} {shape}. Pass one number, or"
+                " several as (T,)."
             )
     return Settings(dtype=dtype.name, function=function, matmul_precision=matmul_precision(), kernel=kernel, **options)
 

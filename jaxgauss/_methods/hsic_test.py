@@ -46,10 +46,10 @@ def hsic_test(
 ) -> KernelTest:
     """Test whether y depends on x, by the HSIC of the pairs (x_i, y_i) and of random resamplings of them.
 
-    "permutation" pairs every x_i with another y_j, in P random orders, in O(P N² D_y) operations. "wild" multiplies the
-    centered kernels by random signs w, wᵀ(HKH ∘ HLH)w. All its resamplings share the exponentials, in O(N² (D + P))
-    operations, a hundredth of the time for thousands of points. XLA takes each pair once, in float64. O(N (D + P))
-    memory, in blocks of at most 64 MiB.
+    "permutation" pairs every x_i with another y_j, in P random orders: O(P N² D_y) operations. "wild" multiplies the
+    centered kernels by random signs w, wᵀ(HKH ∘ HLH)w. All its resamplings share the same exponentials: O(N² (D + P))
+    operations, which take a hundredth of the time for thousands of points. XLA computes both kernels of each pair once,
+    in float64. O(N (D + P)) memory, in blocks of at most 64 MiB.
 
     Args:
         x: points, (N, D_x), N ≥ 4.

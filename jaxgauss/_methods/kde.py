@@ -57,8 +57,8 @@ def kde_logpdf(
         TypeError: points, samples or weights are not a floating array.
 
     Derivatives:
-        Reverse mode of any order with respect to points, samples, tau and weights. Derivatives to weights of zero are
-        cut off at 1e26.
+        Reverse mode of any order with respect to points, samples, tau and weights. Derivatives with respect to
+        weights of zero are cut off at 1e26.
 
     Precision:
         As for `log_gauss_sum`.

@@ -55,7 +55,7 @@ def ksd_test(
     """Test whether points are a sample of the density that has the given scores, by KSD² and random signs.
 
     The wild bootstrap multiplies the Stein kernel h of `ksd_squared` by random signs w: Σ_ij w_i w_j h(x_i, x_j). XLA
-    forms h one tile at a time, each pair once, in float64; all resamplings share it. O(N² (D + P)) operations and O(N
+    computes h once, in float64, one tile at a time; all resamplings share it. O(N² (D + P)) operations and O(N
     (D + P)) memory, in blocks of at most 64 MiB. The density need not be normalized.
 
     Args:

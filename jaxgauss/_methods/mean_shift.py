@@ -55,7 +55,7 @@ def mean_shift(
 ) -> MeanShift:
     """Find the modes of a density estimate: each point moves to the mean of the data around it until it rests.
 
-    The step x ← Σ_n w_n Φ(x, k_n) k_n / Σ_n w_n Φ(x, k_n) never overshoots; the density (`kde_logpdf`) grows at each.
+    The step x ← Σ_n w_n Φ(x, k_n) k_n / Σ_n w_n Φ(x, k_n) never overshoots: the density (`kde_logpdf`) grows.
     One attention call per step: O(P N D) operations and O((P + N) D) memory. Labels take O(P D) per mode.
 
     Args:

@@ -57,9 +57,9 @@ def mmd_test(
     """Test whether x and y come from one distribution, by MMD² and random labelings of the pooled points.
 
     With the kernel matrix K of the pooled points and a labeling σ (1 in x, -1 in y), MMD² is a combination of σᵀKσ,
-    σᵀK1 and 1ᵀK1. By "auto", XLA takes each pair once, in float64, in O((M + N)² (D + P)): on CPUs, and elsewhere for
-    several bandwidths or up to 4096 points; many points in up to three dimensions, on CPUs, meet as waves, in
-    O((M + N) P). Otherwise, labelings are channels of a `gauss_sum`. Memory is O((M + N)(D + P)), at most 64 MiB for P.
+    σᵀK1 and 1ᵀK1. By "auto", XLA computes K once, in float64, on CPUs, and elsewhere for several bandwidths or up to
+    4096 points: O((M + N)² (D + P)) operations. On CPUs a Fourier series replaces K for many points in D ≤ 3: O((M +
+    N) P). Otherwise labelings are channels of a `gauss_sum`. O((M + N)(D + P)) memory, at most 64 MiB for labelings.
 
     Args:
         x: points, (M, D).

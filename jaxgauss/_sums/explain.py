@@ -45,14 +45,14 @@ def explain(
     """Tell what `gauss_sum` or `kernel_sum` does with these arguments: method, precision, backend, and the reason.
 
     Shapes are enough (`jax.ShapeDtypeStruct`). The reason holds the time estimates by which "auto" chose, and where
-    they come from (see `calibrate`); for another kernel than the Gaussian also whether a mixture of Gaussians stands
-    for it, of how many, and with what error. If the arrays have values, the points are examined, too:
+    they come from (see `calibrate`). For other kernels it also tells whether a mixture of Gaussians stands for the
+    kernel, how many there are, and their error. If the arrays have values, the points are examined, too:
 
     - Points of up to three dimensions: whether a Fourier series sums them, with how many waves, what error and what
       estimated time, and the share of 1024 sampled queries that must be summed another way.
     - Other points: whether they lie near one another, and if not, how they are summed.
-    - Half precision: whether the sums, of 256 sampled queries, are so small that rounding has changed them; on CUDA,
-      the cost of the second kernel, which then runs.
+    - Half precision: whether the sums at 256 sampled queries are so small that rounding changes them. On CUDA a second
+      kernel then runs; its cost is in the reason.
 
     The kernel methods decide in the same way, from all their points together.
 

@@ -54,8 +54,8 @@ def gauss_sum_streamed(
 
     Args:
         queries: points q, (…, M, D).
-        chunks: pairs of keys (n, D) and values (n, C) or (n,): `KeyChunks`, or any iterable of pairs of NumPy arrays,
-            whose memory it may use again. n may differ; a few MiB each are best.
+        chunks: pairs of keys (n, D) and values (n, C) or (n,): `KeyChunks`, or any iterable of pairs of NumPy arrays.
+            It may write the next pair into the same memory. n may differ; a few MiB each are best.
         tau: τ = 1/σ², positive: a number, or an array that broadcasts against the leading axes of the queries.
         saved: path of a file (.npz) for the progress. It is written at the end, on any exception (Ctrl-C included), and
             now and then in between. To resume, call again with this file, the same queries, tau and options, and all
