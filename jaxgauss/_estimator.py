@@ -2,14 +2,13 @@
 
 import contextlib
 import math
-import numbers
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from ._checks.optional import needed
-from ._checks.samples import check_positive
+from ._checks.samples import check_number, check_positive
 from ._methods.gaussian_process import (
     LEAST_NOISE,
     SOME,
@@ -166,8 +165,10 @@ class GaussianProcess(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
     def _checked(self, X: np.ndarray) -> np.ndarray | None:
         """The logarithms of length scales and noise at the start, or None; ValueError if a parameter is wrong."""
-        for name, kind in (("noise", numbers.Real), ("max_iter", numbers.Integral), ("num_samples", numbers.Integral)):
-            check_positive(NAME.removeprefix("jaxgauss."), name, getattr(self, name), kind)
+        function = NAME.removeprefix("jaxgauss.")
+        check_positive(function, "noise", self.noise)
+        for name in ("max_iter", "num_samples"):
+            check_number(function, name, getattr(self, name))
         dim, given = X.shape[1], self.length_scale
         if given is None and not self.learn:
             raise ValueError(f"`{NAME}`: `length_scale` must be given if it is not learned; got None. Pass learn=True.")

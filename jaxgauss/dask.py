@@ -11,11 +11,12 @@ import numpy as np
 
 from ._arrays.compensated import compensated, two_sum
 from ._arrays.points import padded
-from ._checks.given import as_array
-from ._checks.operands import check_names, check_operands, check_tolerance, takes_tau
+from ._checks.given import as_array, public
+from ._checks.names import as_kernel, check_names
+from ._checks.operands import check_operands, check_tolerance
 from ._checks.optional import needed
 from ._checks.settings import Queries, Tau, methods_of, working_dtype
-from ._kernels.kernels import Kernel, as_kernel
+from ._kernels.kernels import Kernel
 from ._sums.chunks import KeyChunks
 from ._sums.sketch import Bound, FourierSketch, empty_sketch
 from ._sums.sketch import fourier_sketch as sketch_in_memory
@@ -29,7 +30,7 @@ with needed("jaxgauss.dask", "dask"):
 SPLIT = 8  # partial sums that a task adds
 
 
-@takes_tau
+@public(None)
 def fourier_sketch(
     keys: DaskArray,
     values: DaskArray,
@@ -89,7 +90,7 @@ def fourier_sketch(
     return _tree([task(k, v, empty.tau, kind, _wide()) for k, v in _blocks(keys, values)], _add_sketches)
 
 
-@takes_tau
+@public(None)
 def gauss_sum(
     queries: Queries,
     keys: DaskArray,

@@ -10,10 +10,10 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from ._arrays.points import dot
-from ._checks.given import takes_arrays
-from ._checks.operands import check_weights
+from ._checks.given import public
+from ._checks.operands import check_weights, floating_dtype
 from ._checks.optional import needed
-from ._checks.samples import check_kernel, check_rng_key, visible
+from ._checks.samples import check_kernel, check_number, check_rng_key, visible
 from ._checks.settings import Options, Points, Settings
 from ._kernels.kernels import Kernel
 from ._sums.checked import checked
@@ -23,6 +23,7 @@ with needed("jaxgauss.lineax", "lineax"):
     import equinox as eqx
     import lineax as lx
 
+OPERATOR = "jaxgauss.lineax.gauss_operator"
 HALF = ("float16", "bfloat16", "float16x2", "bfloat16x2")
 
 
@@ -80,7 +81,7 @@ class GaussOperator(_Symmetric):
         return jax.ShapeDtypeStruct(self.points.shape[:1], self.points.dtype)
 
 
-@takes_arrays()
+@public()
 def gauss_operator(
     points: Points,
     tau: Float[Array, ""] | float = 1.0,
@@ -137,6 +138,11 @@ def gauss_operator(
     """
     function = "lineax.gauss_operator"
     where, kernel = f"`jaxgauss.{function}`", check_kernel(function, kernel, positive=True)
+    dtype = floating_dtype(where, "points", points)
+    if len(points.shape) != 2:
+        raise ValueError(f"{where}: `points` must be (N, D); got points {points.shape}. Batches go by jax.vmap.")
+    if dtype not in ("float32", "float64"):
+        raise TypeError(f"{where}: `points` must be float32 or float64; got points {dtype}. Convert with .astype.")
     if np.ndim(tau) != 0:
         raise ValueError(f"{where}: `tau` must be one number; got tau {np.shape(tau)}. Make one operator for each.")
     if precision in HALF:
@@ -144,16 +150,15 @@ def gauss_operator(
             f"{where}: `precision` must be 'auto', 'float32' or 'float64'; got {precision!r}. Conjugate gradients do"
             " not survive half precision: the matrix rounded to it is not positive definite."
         )
-    asked = Settings(method, precision, backend, function, forward_mode=True, kernel=kernel)
+    asked = Settings(method, precision, backend, function=function, forward_mode=True, kernel=kernel)
     checked(asked, points, points, check_weights(function, "weights", None, points), tau)
-    if points.ndim != 2:
-        raise ValueError(f"{where}: `points` must be (N, D); got points {points.shape}. Batches go by jax.vmap.")
-    if points.dtype not in ("float32", "float64"):
-        raise TypeError(
-            f"{where}: `points` must be float32 or float64; got points {points.dtype}. Convert with .astype."
-        )
     points = jnp.asarray(points)
-    noise = jnp.asarray(noise, points.dtype)
+    try:
+        noise = jnp.asarray(noise, points.dtype)
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"{where}: `noise` must be a real number or array; got {noise!r}. It is a variance, σ²."
+        ) from None
     if noise.shape not in ((), points.shape[:1]):
         raise ValueError(
             f"{where}: `noise` must be a number or one for each point; got noise {noise.shape}, points {points.shape}."
@@ -207,6 +212,7 @@ class NystromPreconditioner(_Symmetric):
         return jax.ShapeDtypeStruct(self.vectors.shape[:1], self.vectors.dtype)
 
 
+@public(None)
 def nystrom_preconditioner(operator: GaussOperator, rank: int, *, rng_key: jax.Array) -> NystromPreconditioner:
     """An approximate inverse of K + diag(noise), from the leading eigenvectors of K, for `lineax.CG`.
 
@@ -236,11 +242,16 @@ def nystrom_preconditioner(operator: GaussOperator, rank: int, *, rng_key: jax.A
     function = "lineax.nystrom_preconditioner"
     where = f"`jaxgauss.{function}`"
     if not isinstance(operator, GaussOperator):
-        raise TypeError(f"{where}: `operator` must be of gauss_operator; got {type(operator).__name__}.")
+        raise TypeError(
+            f"{where}: `operator` must be from {OPERATOR}; got {type(operator).__name__}. Make one with it."
+        )
     check_rng_key(function, rng_key)
     num, dtype = operator.points.shape[0], operator.points.dtype
-    if not isinstance(rank, int | np.integer) or not 1 <= rank <= num:
-        raise ValueError(f"{where}: `rank` must be a number from 1 to that of points, {num}; got {rank!r}.")
+    check_number(function, "rank", rank)
+    if rank > num:
+        raise ValueError(
+            f"{where}: `rank` must be at most the number of points; got rank {rank}, {num} points. Pass rank={num}."
+        )
     seen = visible(operator.noise)
     if seen is not None and seen.min() == 0:
         raise ValueError(f"{where}: `operator` must have positive noise; got noise 0. Add some: noise=1e-6.")
@@ -269,6 +280,7 @@ class LogDeterminant(NamedTuple):
     standard_error: Float[Array, ""]
 
 
+@public(None)
 def log_determinant(
     operator: GaussOperator,
     *,
@@ -312,13 +324,22 @@ def log_determinant(
     with needed(f"jaxgauss.{function}", "matfree"):
         from matfree import decomp, funm, stochtrace
     if not isinstance(operator, GaussOperator):
-        raise TypeError(f"{where}: `operator` must be of gauss_operator; got {type(operator).__name__}.")
+        raise TypeError(
+            f"{where}: `operator` must be from {OPERATOR}; got {type(operator).__name__}. Make one with it."
+        )
     check_rng_key(function, rng_key)
     num = operator.points.shape[0]
-    if num_samples < 2 or not 1 <= num_matvecs <= num:
+    check_number(function, "num_samples", num_samples, 2)
+    check_number(function, "num_matvecs", num_matvecs)
+    if num_matvecs > num:
         raise ValueError(
-            f"{where}: `num_samples` must be at least 2 and `num_matvecs` from 1 to the number of points, {num}; got"
-            f" num_samples {num_samples}, num_matvecs {num_matvecs}."
+            f"{where}: `num_matvecs` must be at most the number of points; got num_matvecs {num_matvecs}, {num} points."
+            f" Pass num_matvecs={num}."
+        )
+    if not isinstance(preconditioner, NystromPreconditioner | None):
+        raise TypeError(
+            f"{where}: `preconditioner` must be from jaxgauss.lineax.nystrom_preconditioner; got"
+            f" {type(preconditioner).__name__}. Make one with it."
         )
     preconditioner = lax.stop_gradient(preconditioner)
 

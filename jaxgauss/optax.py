@@ -8,13 +8,14 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
+from ._checks.given import public
 from ._checks.operands import check_tau
 from ._checks.optional import needed
 from ._checks.samples import check_kernel, check_options
 from ._checks.settings import MeshOptions, Taus, working_dtype
 from ._kernels.kernels import Kernel
 from ._methods.bandwidth import median_heuristic
-from ._methods.svgd import _flat, svgd_direction
+from ._methods.svgd import _flat, check_particles, svgd_direction
 
 with needed("jaxgauss.optax", "optax"):
     from optax import EmptyState, GradientTransformation
@@ -24,6 +25,7 @@ WHERE = f"`jaxgauss.{FUNCTION}`"
 MAX_POINTS = 300  # their distances are sorted at every step
 
 
+@public(None)
 def scale_by_svgd(
     tau: Taus | str = "median", *, kernel: str | Kernel = "gauss", **options: Unpack[MeshOptions]
 ) -> GradientTransformation:
@@ -82,7 +84,8 @@ def scale_by_svgd(
         return EmptyState()
 
     def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        _check_particles(updates, params)
+        check_particles(FUNCTION, "params", params, "Call update(gradients, state, params).")
+        _check_updates(updates, params)
         particles = _flat(params)
         of_step = _liu_wang(particles) if isinstance(tau, str) else tau
         direction = svgd_direction(particles, -_flat(updates), of_step, kernel=kernel, **options)
@@ -99,20 +102,8 @@ def _liu_wang(particles: Array) -> Array:
     return jnp.log(len(particles)).astype(tau.dtype) * 2 * tau
 
 
-def _check_particles(updates: Any, params: Any) -> None:
-    """Raise ValueError unless both have the same shapes, with one first axis."""
+def _check_updates(updates: Any, params: Any) -> None:
     shapes, others = (jax.tree.map(np.shape, tree) for tree in (params, updates))
-    of_leaves = [np.shape(x) for x in jax.tree.leaves(params)]
-    if not of_leaves:
-        raise ValueError(
-            f"{WHERE}: `params` must be the particles, a pytree of arrays (N, …); got {params!r}. Call"
-            " update(gradients, state, params)."
-        )
-    if () in of_leaves or len({shape[0] for shape in of_leaves}) > 1:
-        raise ValueError(
-            f"{WHERE}: every leaf of `params` must have the particles on its first axis; got {shapes}. Make them by"
-            " jax.vmap of what makes one."
-        )
     if shapes != others:
         raise ValueError(
             f"{WHERE}: `updates` must be gradients of the shapes of `params`; got updates {others}, params {shapes}."

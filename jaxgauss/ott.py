@@ -8,7 +8,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from ._arrays.points import dot, squared_differences
-from ._checks.operands import check_names
+from ._checks.names import check_names
 from ._checks.optional import needed
 from ._checks.settings import Options
 from ._sums.gauss_sum import gauss_sum

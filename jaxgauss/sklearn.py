@@ -14,7 +14,7 @@ from jaxtyping import Array
 from ._arrays.points import padded
 from ._checks.operands import check_tau
 from ._checks.optional import needed
-from ._checks.samples import check_kernel, check_positive
+from ._checks.samples import check_kernel, check_number, check_positive
 from ._estimator import GaussianProcess as GaussianProcess
 from ._kernels.kernels import GAUSS, Kernel
 from ._methods.kde import check_integral, kde_logpdf
@@ -302,7 +302,7 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, _KernelEstimator):
         self._check_kernel()
         check_positive(self._name, "alpha", self.alpha)
         for name in ("rank", "max_iter"):
-            check_positive(self._name, name, getattr(self, name), numbers.Integral)
+            check_number(self._name, name, getattr(self, name))
         if self.tol is not None:
             check_positive(self._name, "tol", self.tol)
         X, y = self._validated(X, y)

@@ -26,9 +26,10 @@ from jaxgauss import (
     mmd_witness,
     svgd_direction,
 )
+from jaxgauss._checks.names import as_kernel
 from jaxgauss._engines import anywhere, means
 from jaxgauss._engines.anywhere import leaf_order
-from jaxgauss._kernels.kernels import KERNELS, as_kernel
+from jaxgauss._kernels.kernels import KERNELS
 from jaxgauss._methods import leave_one_out
 from oracle import with_gradients
 

@@ -1,5 +1,7 @@
 """`jax.export`: what XLA computes leaves the process, with shapes that are not known yet, too."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -68,8 +70,18 @@ def test_the_plan_for_symbolic_shapes_says_why():
         explain(*shapes("m, 3", "n, 3", "n"), method="rescale")
 
 
-def test_a_program_that_calls_pytorch_is_refused_by_jax():
-    specs = [jax.ShapeDtypeStruct(x, "float32") for x in ((5, 3), (7, 3), (7, 2))]
-    with pytest.raises(NotImplementedError, match="callbacks"):
-        exported(lambda *x: gauss_sum(*x, method="rescale"), *specs)
-    exported(lambda *x: gauss_sum(*x, method="blocked"), *specs)
+def test_a_program_with_a_callback_is_refused():
+    """To PyTorch, in `vmap` too, or to finufft; the same functions run where they are."""
+    points, values = np.ones((5, 3), "float32"), np.ones((5, 2), "float32")
+    rescaled = functools.partial(gauss_sum, method="rescale")
+    calls = [
+        (rescaled, (points, points, values)),
+        (jax.vmap(rescaled, (0, None, None)), (points[None], points, values)),
+        (jax.grad(lambda *x: rescaled(*x).sum()), (points, points, values)),
+    ]
+    for function, operands in calls:
+        specs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
+        with pytest.raises(ValueError, match="must run in XLA alone; got one that calls PyTorch.*method='blocked'"):
+            exported(function, *specs)
+        assert np.isfinite(jax.jit(function)(*operands)).all()
+    exported(functools.partial(gauss_sum, method="blocked"), *specs)

@@ -216,8 +216,8 @@ def test_several_values_constants_and_copies(rng):
     [
         ({"noise": 0.0}, (5, 2), "`noise` must be a positive finite number; got noise 0.0"),
         ({"noise": 1e-13}, (5, 2), "`noise` must be at least 5e-11 for 5 points; got noise 1e-13"),
-        ({"max_iter": 1.5}, (5, 2), "`max_iter` must be a positive finite integer; got max_iter 1.5"),
-        ({"num_samples": True}, (5, 2), "`num_samples` must be a positive finite integer; got num_samples True"),
+        ({"max_iter": 1.5}, (5, 2), "`max_iter` must be a positive integer; got max_iter 1.5"),
+        ({"num_samples": True}, (5, 2), "`num_samples` must be a positive integer; got num_samples True"),
         ({"length_scale": -1.0}, (5, 2), r"`length_scale` must be positive.* \(2,\); got length_scale -1.0"),
         ({"length_scale": [1.0, 2.0, 3.0]}, (5, 2), r"got length_scale \[1.0, 2.0, 3.0\]"),
         ({"learn": False}, (5, 2), "`length_scale` must be given if it is not learned; got None"),

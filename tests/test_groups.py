@@ -311,7 +311,7 @@ def test_the_matrix_under_vmap_and_with_one_set(rng):
         ({"segments": np.arange(4)}, ValueError, r"one label for each of the points, \(3,\); got \(4,\)"),
         ({"segments": np.ones(3)}, TypeError, "must hold integers.*got float64"),
         ({"weights": jnp.ones(2)}, ValueError, "`weights` must hold one weight for each point"),
-        ({"estimator": "V"}, ValueError, "`estimator` must be 'biased' or 'unbiased'"),
+        ({"estimator": "V"}, ValueError, "`estimator` must be one of biased, unbiased"),
         ({"estimator": "unbiased"}, ValueError, "each set two points.*got 1 of 2 sets without, such as 7.*'biased'"),
         (
             {"estimator": "unbiased", "segments": np.zeros(3, int), "weights": np.asarray([0.0, 2.0, 0.0])},
@@ -323,9 +323,9 @@ def test_the_matrix_under_vmap_and_with_one_set(rng):
             ValueError,
             "one sum in all sets .*got sums from 1 to 2",
         ),
-        ({"mesh": None}, TypeError, "options must be among method, precision, backend; got mesh"),
+        ({"mesh": None}, TypeError, "`mesh` must be one of its arguments, .*, backend; got mesh"),
         ({"tau": -1.0}, ValueError, "`tau` must be positive"),
-        ({"points": jnp.ones((0, 2)), "segments": np.zeros(0, int)}, ValueError, "at least 1 points"),
+        ({"points": jnp.ones((0, 2)), "segments": np.zeros(0, int)}, ValueError, "at least 1 point;"),
     ],
 )
 def test_arguments_of_the_matrix_are_checked(change, error, message):

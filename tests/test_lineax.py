@@ -157,16 +157,28 @@ def test_bad_arguments_are_named():
     precondition = functools.partial(nystrom_preconditioner, rng_key=jax.random.key(0))
     identity, options = lx.IdentityLinearOperator(operator.in_structure()), {"rng_key": jax.random.key(0)}
     for kind, message, call in (
-        (ValueError, r"`rank` must be a number from 1 to that of points, 5; got 6", lambda: precondition(operator, 6)),
+        (
+            ValueError,
+            r"`rank` must be at most the number of points; got rank 6, 5 points",
+            lambda: precondition(operator, 6),
+        ),
         (
             ValueError,
             r"`operator` must have positive noise; got noise 0",
             lambda: precondition(gauss_operator(points), 2),
         ),
-        (TypeError, r"must be of gauss_operator; got IdentityLinearOperator", lambda: precondition(identity, 2)),
-        (ValueError, r"got num_samples 1, num_matvecs 20", lambda: log_determinant(operator, num_samples=1, **options)),
+        (TypeError, r"must be from .*gauss_operator; got IdentityLinearOperator", lambda: precondition(identity, 2)),
+        (
+            ValueError,
+            r"`num_matvecs` must be at most .*; got num_matvecs 20, 5 points",
+            lambda: log_determinant(operator, **options),
+        ),
         (TypeError, r"`rng_key` must be one random key; got 0", lambda: log_determinant(operator, rng_key=0)),
-        (TypeError, r"`operator` must be of gauss_operator; got ArrayImpl", lambda: log_determinant(values, **options)),
+        (
+            TypeError,
+            r"`operator` must be from .*gauss_operator; got ArrayImpl",
+            lambda: log_determinant(values, **options),
+        ),
     ):
         with pytest.raises(kind, match=message):
             call()

@@ -164,7 +164,7 @@ def test_chunks_that_change_are_refused(later):
     passes = itertools.chain([[GOOD, GOOD]], itertools.repeat(later))
     with pytest.raises(
         ValueError,
-        match=r"`jaxgauss.mmd_estimate`: chunks of `x` must be the same each time; got others, or fewer, from chunk ",
+        match=r"`jaxgauss.mmd_estimate`: `x` must have the same chunks each time; got others, or fewer, from chunk ",
     ):
         mmd_estimate(lambda: next(passes), GOOD, 1.0)
 
@@ -176,5 +176,5 @@ def test_chunks_are_not_for_transformations(samples):
         (lambda tau: mmd_estimate([x], y, tau), 0.7),
         (lambda _: mmd_estimate([x], y, 0.7), 0.0),
     ):
-        with pytest.raises(TypeError, match=r"`jaxgauss.mmd_estimate`: chunks are summed from Python.*got a tracer"):
+        with pytest.raises(TypeError, match=r"`jaxgauss.mmd_estimate`: `x`, `y` and `tau` must be known outside.*got a tracer"):
             jax.jit(function)(argument)

@@ -172,7 +172,7 @@ REFUSED = [
     (KernelRidge(kernel="energy"), {}, "positive definite; got Kernel"),
     (KernelDensity(kernel="imq"), {}, "`jaxgauss.sklearn.KernelDensity`.*must have an integ"),
     (KernelRidge(alpha=0), {}, "`alpha` must be a positive finite number; got alpha 0."),
-    (KernelRidge(rank=2.5), {}, "`rank` must be a positive finite integer; got rank 2.5"),
+    (KernelRidge(rank=2.5), {}, "`rank` must be a positive integer; got rank 2.5"),
     (KernelRidge(max_iter=0), {}, "`max_iter` must be .* integer; got max_iter 0. Pass"),
     (KernelRidge(tol=-1e-3), {}, "`tol` must be a positive finite number; got tol -0.001"),
     (KernelMean(), {"sample_weight": [1, -1, 1]}, "`sample_weight` must not.*got weights from -1.0 to 1.0"),

@@ -164,7 +164,8 @@ def select_kernel(backend: str, precision: str, device: str, dtype: Any, dim: in
         kernel = replace(kernel, gap=GAP)
     if kernel.device != device:
         raise ValueError(
-            f"`torch_backend`: backend {backend!r} runs on {kernel.device}; got points on {device}. Use backend='auto'."
+            f"`torch_backend`: `backend` must be one for {device}, where the points are; got {backend!r}, which runs on"
+            f" {kernel.device}. Use backend='auto'."
         )
     if card is not None and not card.has_flash and (backend in ("flash", "cudnn") or dtype == "bfloat16"):
         raise ValueError(

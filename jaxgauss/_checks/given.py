@@ -12,7 +12,8 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 import numpy as np
 
-from .operands import FLOATING, refuse_other_names
+from .names import misfit, public_name
+from .operands import FLOATING
 
 POINTS = ("queries", "keys", "points", "x", "y", "samples", "data", "particles")
 OTHERS = (
@@ -28,38 +29,45 @@ _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
 
-def takes_arrays(center: str = "common") -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
+def public(center: str | None = "common") -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
     """Decorate a public function: its arrays may be tables or in another byte order, its points far from the origin.
 
-    Arguments are known by their names. If there is τ, a bandwidth under another name is refused. Points get one
-    center that is "common", or each array its "own", or "none" because the function sees to it.
+    Arguments are known by their names, and refused in the function's name if it does not take them. Points get one
+    center that is "common", or each array its "own", or "none" because the function sees to it; with None all stay as
+    they are.
     """
 
     def decorate(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
         names = tuple(inspect.signature(function).parameters)
-        has_tau = "tau" in names
 
         @functools.wraps(function)
-        def checked(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-            if kwargs and has_tau:
-                refuse_other_names(function.__name__, kwargs)
-            for x in (*args, *kwargs.values()) if kwargs else args:  # a loop, in a tenth of a microsecond for each
+        def called(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
+            for x in () if center is None else (*args, *kwargs.values()) if kwargs else args:  # a loop: 0.1 µs for each
                 if not (type(x) in _READY or _is_ready(x)):
+                    args, kwargs = _as_taken(names, center, args, kwargs)
                     break
-            else:
+            try:
                 return function(*args, **kwargs)
-            given = dict(zip(names, args, strict=False)) | kwargs
-            found = {name: as_array(x) for name, x in given.items() if name in ARRAYS}
-            points = [name for name in POINTS if name in found]
-            for group in [points] if center == "common" else [[name] for name in points if center == "own"]:
-                found.update(zip(group, centered(*(found[name] for name in group))[1], strict=True))
-            called: Any = function
-            first = (found.get(name, x) for name, x in zip(names, args, strict=False))
-            return called(*first, *args[len(names) :], **{name: found.get(name, x) for name, x in kwargs.items()})
+            except TypeError:
+                message = misfit(function, args, kwargs)
+                if message is None:
+                    raise
+            raise TypeError(f"`jaxgauss.{public_name(function)}`: {message}")
 
-        return checked
+        return called
 
     return decorate
+
+
+def _as_taken(names: tuple[str, ...], center: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments with their arrays as functions take them."""
+    given = dict(zip(names, args, strict=False)) | kwargs
+    found = {name: as_array(x) for name, x in given.items() if name in ARRAYS}
+    points = [name for name in POINTS if name in found]
+    for group in [points] if center == "common" else [[name] for name in points if center == "own"]:
+        found.update(zip(group, centered(*(found[name] for name in group))[1], strict=True))
+    first = (found.get(name, x) for name, x in zip(names, args, strict=False))
+    return (*first, *args[len(names) :]), {name: found.get(name, x) for name, x in kwargs.items()}
 
 
 _READY: set[type] = set()  # types of which every object is ready, as far as they have been met

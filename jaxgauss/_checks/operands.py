@@ -1,9 +1,7 @@
 """Checks of the arguments of sums: points, values, weights, τ, options and meshes."""
 
-import functools
 import math
-from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 import jax
 import jax.core
@@ -11,59 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
-from .settings import BACKENDS, DTYPES, METHODS, PRECISIONS, axis_names, working_dtype
+from .settings import DTYPES, axis_names, working_dtype
 
 TAU_RANGE = (1e-37, 1e38)  # normal in float32 and float64
 FLOATING = frozenset(jnp.dtype(name) for name in DTYPES)
-_BANDWIDTHS = {"sigma": "", "bandwidth": "", "lengthscale": "", "length_scale": ""} | {
-    name: f", {name!r}" for name in ("gamma", "h", "epsilon")
-}  # other names of a bandwidth, and their conventions for `tau_from_bandwidth`
-_Arguments = ParamSpec("_Arguments")
-_Result = TypeVar("_Result")
-
-
-def takes_tau(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """Decorate a public function to refuse a bandwidth under another name, and to say how to convert it."""
-
-    @functools.wraps(function)
-    def checked(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-        refuse_other_names(function.__name__, kwargs)
-        return function(*args, **kwargs)
-
-    return checked
-
-
-def refuse_other_names(function: str, kwargs: dict[str, Any]) -> None:
-    """Raise TypeError for a bandwidth that is not called τ."""
-    for name in () if _BANDWIDTHS.keys().isdisjoint(kwargs) else sorted(_BANDWIDTHS.keys() & kwargs):
-        raise TypeError(
-            f"`jaxgauss.{function}`: the bandwidth must be given as `tau`, 1/σ²; got {name}"
-            f" {kwargs[name]}. Pass tau=jaxgauss.tau_from_bandwidth({name}{_BANDWIDTHS[name]})."
-        )
-
-
-def also_called(name: str, function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """The function under another name, which its messages use."""
-
-    @functools.wraps(function)
-    def called(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-        try:
-            return function(*args, **kwargs)
-        except (TypeError, ValueError, ImportError) as error:
-            said = f"`jaxgauss.{function.__name__}`"
-            error.args = tuple(x.replace(said, f"`jaxgauss.{name}`") if isinstance(x, str) else x for x in error.args)
-            raise
-
-    called.__name__ = called.__qualname__ = name
-    return called
-
-
-def check_names(function: str, method: Any, precision: Any, backend: Any, methods: tuple[str, ...] = METHODS) -> None:
-    """Raise ValueError unless method, precision and backend exist."""
-    options = {"method": (method, methods), "precision": (precision, PRECISIONS), "backend": (backend, BACKENDS)}
-    for name, (given, allowed) in options.items():
-        if given not in allowed:
-            raise ValueError(f"`jaxgauss.{function}`: `{name}` must be one of {', '.join(allowed)}; got {given!r}.")
 
 
 def check_tolerance(function: str, method: str, tolerance: Any) -> None:
@@ -104,14 +53,18 @@ def check_operands(function: str, queries: Any, keys: Any, values: Any, tau: Any
             " Their last axes must be equal."
         )
     if keys.shape[-1] == 0:
-        raise ValueError(f"{where}: points must have at least one dimension; got {shapes}. Add a column of zeros.")
+        raise ValueError(
+            f"{where}: `queries` and `keys` must have at least one dimension; got {shapes}. Add a column of zeros."
+        )
     num_values = values.shape[0] if len(values.shape) == 1 else values.shape[-2]
     if num_values != keys.shape[-2]:
         fix = f"Weights are one for each key, ({keys.shape[-2]},)."
         if len(values.shape) > 1:
             fix = "The last two axes of values are keys and channels, (…, N, C)."
             if values.shape[-1] == keys.shape[-2]:
-                fix += " Weights in batches need a channel axis, values[..., None]; other values are transposed."
+                batched = len(queries.shape) > 2 or len(keys.shape) > 2 or np.ndim(tau) > 0
+                fix = "Weights in batches need an axis of channels: values[..., None]."
+                fix = fix if batched else "Keys come first: values.T."
         raise ValueError(f"{where}: `values` must hold one row for each key; got {shapes}. {fix}")
     dtype = dtypes[0] if len(set(dtypes)) == 1 else jnp.result_type(*dtypes)
     tau_shape = check_tau(where, tau, working_dtype(dtype))
@@ -155,12 +108,14 @@ def check_mesh(function: str, mesh: Any, query_axis: Any, key_axis: Any) -> None
     where = f"`jaxgauss.{function}`"
     if mesh is not None and not isinstance(mesh, (Mesh, AbstractMesh)):
         raise TypeError(f"{where}: `mesh` must be a jax.sharding.Mesh; got {type(mesh).__name__}. See jax.make_mesh.")
-    axes = [*axis_names(query_axis), *axis_names(key_axis)]
+    are_names = all(x is None or isinstance(x, str | tuple) for x in (query_axis, key_axis))
+    axes = [*axis_names(query_axis), *axis_names(key_axis)] if are_names else [None]
     names = () if mesh is None else mesh.axis_names
     if (mesh is not None) != bool(axes) or not set(axes) <= set(names) or len(set(axes)) < len(axes):
+        fix = f"Pass query_axis={names[0]!r}, for example." if names else "Make a mesh by jax.make_mesh."
         raise ValueError(
             f"{where}: `query_axis` and `key_axis` must name axes of `mesh`, at least one, and no axis twice; got"
-            f" query_axis {query_axis!r}, key_axis {key_axis!r}, axes of the mesh {names}."
+            f" query_axis {query_axis!r}, key_axis {key_axis!r}, axes of the mesh {names}. {fix}"
         )
 
 
@@ -206,7 +161,7 @@ def check_tau(where: str, tau: Any, dtype: np.dtype, name: str = "tau") -> tuple
         value = np.asarray(tau)
     except (TypeError, ValueError, RuntimeError):
         value = np.asarray(None)
-    if not _is_real(value.dtype) and not isinstance(tau, int):
+    if isinstance(tau, bool) or not (_is_real(value.dtype) or isinstance(tau, int)):
         raise TypeError(f"{where}: `{name}` must be a real number or array; got {name} {tau!r}. {fix}")
     with np.errstate(over="ignore"):
         try:

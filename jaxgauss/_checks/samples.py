@@ -11,8 +11,9 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from .._kernels.kernels import GAUSS, Kernel, as_kernel
-from .operands import check_mesh, check_names, check_tau, floating_dtype
+from .._kernels.kernels import GAUSS, Kernel
+from .names import as_kernel, check_choice, check_names
+from .operands import check_mesh, check_tau, floating_dtype
 from .settings import MeshOptions, Settings, Weights, matmul_precision, methods_of, working_dtype
 
 
@@ -61,14 +62,20 @@ def check_samples(
             )
     alike = "number" if paired else "dimension"
     if len({x.shape[0 if paired else 1] for x in samples.values()}) > 1:
-        names = " and ".join(f"`{name}`" for name in samples)
-        raise ValueError(f"{where}: {names} must be points of the same {alike}; got {shapes}.")
+        names = ", ".join(f"`{name}`" for name in samples).rpartition(", ")
+        names = f"{names[0]} and {names[2]}"
+        fix = "Row i of each is one pair." if paired else "A point is a row: transpose columns."
+        raise ValueError(f"{where}: {names} must be points of the same {alike}; got {shapes}. {fix}")
     for name, x in samples.items():
         if name != may_be_empty and x.shape[0] < min_points:
-            raise ValueError(f"{where}: `{name}` must hold at least {min_points} points; got {shapes}.")
+            number = f"{min_points} point{'s' * (min_points > 1)}"
+            raise ValueError(f"{where}: `{name}` must hold at least {number}; got {shapes}. Pass more points.")
     for (name, x), points in zip((weights or {}).items(), samples, strict=False):
         if x is not None and x.shape != samples[points].shape[:1]:
-            raise ValueError(f"{where}: `{name}` must hold one weight for each point of `{points}`; got {shapes}.")
+            fix = f"Its shape must be ({samples[points].shape[0]},)."
+            raise ValueError(
+                f"{where}: `{name}` must hold one weight for each point of `{points}`; got {shapes}. {fix}"
+            )
     for name in masks:
         if (seen := visible(given[name])) is not None and not seen.any():
             raise ValueError(f"{where}: `{name}` must keep a point; got False for all {len(seen)}. Change the mask.")
@@ -77,7 +84,8 @@ def check_samples(
         shape = check_tau(where, x, working_dtype(dtype), name)
         if len(shape) > 1 or shape == (0,):
             raise ValueError(
-                f"{where}: `{name}` must be a number or one-dimensional, for a mixture; got {name} {shape}."
+                f"{where}: `{name}` must be a number or one-dimensional; got {name} {shape}. Pass one number, or"
+                " several as (T,)."
             )
     return Settings(dtype=dtype.name, function=function, matmul_precision=matmul_precision(), kernel=kernel, **options)
 
@@ -87,7 +95,10 @@ def check_options(function: str, options: MeshOptions, allowed: type = MeshOptio
     names = allowed.__annotations__
     unknown = sorted(set(options) - set(names))
     if unknown:
-        raise TypeError(f"`jaxgauss.{function}`: options must be among {', '.join(names)}; got {', '.join(unknown)}.")
+        name = unknown[0]
+        raise TypeError(
+            f"`jaxgauss.{function}`: `{name}` must be one of its options, {', '.join(names)}; got {name}. Leave it out."
+        )
     check_mesh(function, options.get("mesh"), options.get("query_axis"), options.get("key_axis"))
 
 
@@ -158,7 +169,7 @@ def check_signs(function: str, weights: Weights | None) -> None:
     if seen is not None and not (seen.min() >= 0 and seen.sum() > 0):
         raise ValueError(
             f"`jaxgauss.{function}`: `weights` must not be negative, nor all zero; got weights from {seen.min()}"
-            f" to {seen.max()}. Take their absolute values."
+            f" to {seen.max()}. Pass positive ones."
         )
 
 
@@ -199,14 +210,30 @@ def check_scores(function: str, name: str, points: Any, scores: Any) -> None:
 
 def check_estimator(function: str, estimator: str) -> None:
     """Raise ValueError unless the estimator is "biased" or "unbiased"."""
-    if estimator not in ("biased", "unbiased"):
-        raise ValueError(f"`jaxgauss.{function}`: `estimator` must be 'biased' or 'unbiased'; got {estimator!r}.")
+    check_choice(function, "estimator", estimator, ("biased", "unbiased"))
 
 
-def check_positive(function: str, name: str, value: Any, kind: type = numbers.Real) -> None:
-    """Raise ValueError unless it is a positive finite number of this kind."""
-    if isinstance(value, bool) or not isinstance(value, kind) or not 0 < value < math.inf:
-        what = "number" if kind is numbers.Real else "integer"
+def check_positive(function: str, name: str, value: Any, below: float = math.inf, fix: str = "") -> None:
+    """Raise ValueError unless it is a positive finite number, less than a bound."""
+    try:
+        number = math.nan if isinstance(value, bool | str) else float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not 0 < number < below:
+        what = "a positive finite number" if below == math.inf else f"a number between 0 and {below:g}"
         raise ValueError(
-            f"`jaxgauss.{function}`: `{name}` must be a positive finite {what}; got {name} {value!r}. Pass {name}=1."
+            f"`jaxgauss.{function}`: `{name}` must be {what}; got {name} {value!r}. {fix or f'Pass {name}=1.0.'}"
         )
+
+
+def check_number(function: str, name: str, number: Any, least: int = 1) -> None:
+    """Raise ValueError unless it is an integer that is large enough, or TypeError if it is traced."""
+    where = f"`jaxgauss.{function}`: `{name}` must be"
+    if isinstance(number, jax.core.Tracer):
+        raise TypeError(
+            f"{where} known before a transformation; got a tracer, {jax.typeof(number)}. Mark it as static:"
+            f" jax.jit(…, static_argnames={name!r})."
+        )
+    if isinstance(number, bool) or not isinstance(number, numbers.Integral) or number < least:
+        what = "a positive integer" if least == 1 else f"an integer of at least {least}"
+        raise ValueError(f"{where} {what}; got {name} {number!r}. Pass {name}={max(least, 10)}, for example.")

@@ -133,7 +133,7 @@ def kernel_of(plan: Plan, like: Array) -> "AttentionKernel | str":
     try:
         return select_kernel(plan.backend, plan.precision, plan.platform, like.dtype.name, like.shape[-1])
     except ValueError as error:
-        return str(error).replace("`jaxgauss.gauss_sum`: ", "")
+        return str(error).partition("`: ")[2]
 
 
 def engine() -> "Engine":

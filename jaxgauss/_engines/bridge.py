@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import jax
 import numpy as np
 from jax.experimental import buffer_callback
+from jax.extend.core import Primitive
+from jax.interpreters import batching, mlir
 
 from .._arrays.devices import vary_like
 from .._arrays.process import is_forked_late, refuse_fork
@@ -48,7 +50,7 @@ def call(
     results = [jax.ShapeDtypeStruct(shape, dtype or operands[0].dtype) for shape in shapes]
     in_turn = "CONCURRENT" not in os.environ.get("XLA_FLAGS", "")  # the default; else two might share memory at once
     callback = buffer_callback.buffer_callback(buffered(make, options), results, command_buffer_compatible=in_turn)
-    return tuple(vary_like(x, operands) for x in callback(*operands))
+    return tuple(vary_like(x, operands) for x in callback(_stay_p.bind(operands[0]), *operands[1:]))
 
 
 @functools.cache
@@ -94,7 +96,32 @@ def call_numpy(write: Callable, options: tuple[Any, ...], shape: tuple[int, ...]
     """An array that write(*options, output, *operands) fills, in the last operand's dtype; NumPy arrays, on a CPU."""
     result = jax.ShapeDtypeStruct(shape, operands[-1].dtype)
     callback = buffer_callback.buffer_callback(_of_numpy(write, options), result, vmap_method="sequential")
-    return vary_like(callback(*operands), operands)
+    return vary_like(callback(_stay_p.bind(operands[0]), *operands[1:]), operands)
+
+
+# A callback cannot leave the process. This primitive is an identity; its lowering for `jax.export` is an error.
+_stay_p = Primitive("jaxgauss_stay")
+
+
+def _lowered(context: Any, x: Any) -> list[Any]:
+    if context.module_context.lowering_parameters.for_export:
+        raise ValueError(
+            "`jaxgauss`: a program for `jax.export` must run in XLA alone; got one that calls PyTorch or finufft. Pass"
+            " method='blocked' to the sum."
+        )
+    return [x]
+
+
+_stay_p.def_impl(lambda x: x)
+
+
+_stay_p.def_abstract_eval(lambda x: x)
+
+
+mlir.register_lowering(_stay_p, _lowered)
+
+
+batching.primitive_batchers[_stay_p] = lambda x, axes: (_stay_p.bind(*x), *axes)
 
 
 @functools.cache
@@ -167,9 +194,11 @@ def card() -> "Card":
     return torch_backend().devices.card()
 
 
-def select_kernel(backend: str, precision: str, platform: str, dtype: str, dim: int) -> "AttentionKernel":
-    """The attention kernel for these options; ValueError if one that is named cannot run."""
+def select_kernel(
+    backend: str, precision: str, platform: str, dtype: str, dim: int, function: str = "gauss_sum"
+) -> "AttentionKernel":
+    """The attention kernel for these options; ValueError, in the function's name, if one that is named cannot run."""
     try:
         return torch_backend().select_kernel(backend, precision, platform, dtype, dim)
     except ValueError as error:
-        raise ValueError(str(error).replace("`torch_backend`", "`jaxgauss.gauss_sum`")) from None
+        raise ValueError(str(error).replace("`torch_backend`", f"`jaxgauss.{function}`")) from None

@@ -93,17 +93,17 @@ class Plan:
 
 def gauss_plan(settings: Settings, platform: str, pairs: int, dim: int, channels: int) -> Plan:
     """The plan of a Gauss sum. ValueError if what was asked for by name cannot run on the platform."""
-    where = "`jaxgauss.gauss_sum`"
+    where = f"`jaxgauss.{settings.function}`"
     working = "float64" if "float64" in (settings.dtype, settings.precision) else "float32"
     if settings.method in NATIVE:
         if settings.backend != "auto" or settings.precision not in ("auto", "float32", "float64"):
             raise ValueError(
-                f"{where}: method {settings.method!r} runs in XLA, in float32 or float64; got precision"
-                f" {settings.precision!r}, backend {settings.backend!r}. Use method='rescale'."
+                f"{where}: `precision` must be 'float32' or 'float64', and `backend` 'auto', in XLA; got precision"
+                f" {settings.precision!r}, backend {settings.backend!r}, method {settings.method!r}. Use method='auto'."
             )
         if settings.method == "fourier" and dim not in (0, *DIMENSIONS):
             raise ValueError(
-                f"{where}: method 'fourier' is for points of 1, 2 or 3 dimensions; got {dim}. Leave it on 'auto'."
+                f"{where}: `method` must be another in more than 3 dimensions; got 'fourier' in {dim}. Use 'auto'."
             )
         precision = working if settings.precision == "auto" else settings.precision
         if precision == "float64" and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
@@ -142,10 +142,10 @@ def gauss_plan(settings: Settings, platform: str, pairs: int, dim: int, channels
         asked, _ = estimates((f"kernel in {settings.precision}",), pairs, dim, channels)
         reason = "asked for by name" + "".join(f", an estimated {x:.3g} ms" for x in asked)
         reason += f"; {own} takes an estimated {min(in_xla, by_kernel):.3g} ms ({row})"
-    kernel = bridge.select_kernel(settings.backend, settings.precision, platform, settings.dtype, dim)
-    if settings.method == "auto":
-        return Plan(platform, "rescale", kernel.precision, kernel.name, reason)
-    return Plan(platform, settings.method, kernel.precision, kernel.name, reason)
+    names = settings.backend, settings.precision
+    kernel = bridge.select_kernel(*names, platform, settings.dtype, dim, settings.function)
+    method = "rescale" if settings.method == "auto" else settings.method
+    return Plan(platform, method, kernel.precision, kernel.name, reason)
 
 
 def _on_cuda(settings: Settings, working: str, pairs: int, dim: int, channels: int) -> Plan:
@@ -154,7 +154,7 @@ def _on_cuda(settings: Settings, working: str, pairs: int, dim: int, channels: i
     if precision == "auto" and settings.matmul_precision in ("high", "highest"):
         split = "bfloat16x2" if settings.dtype == "bfloat16" else "float16x2"
         precision = split if settings.matmul_precision == "high" else "float32"
-    kernel = bridge.select_kernel(settings.backend, precision, "cuda", settings.dtype, dim)
+    kernel = bridge.select_kernel(settings.backend, precision, "cuda", settings.dtype, dim, settings.function)
     if settings.method != "auto" or settings.backend != "auto":
         method = "rescale" if settings.method == "auto" else settings.method
         return Plan("cuda", method, kernel.precision, kernel.name, f"asked for by name, on {card}")

@@ -1,6 +1,7 @@
 """Radial kernels κ(u), u = τ‖x - y‖², by name, and their derivatives, which are radial again."""
 
 import functools
+import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -190,25 +191,14 @@ def rational_quadratic(alpha: float) -> Kernel:
     References:
         Rasmussen & Williams, "Gaussian Processes for Machine Learning", 2006, section 4.2.
     """
+    given = alpha
     if isinstance(alpha, bool) or not isinstance(alpha, int | float | np.integer | np.floating):
-        raise ValueError(f"`jaxgauss.rational_quadratic`: `alpha` must be a positive number; got {alpha!r}.")
+        alpha = math.nan
     if not 0 < alpha < math.inf:
-        raise ValueError(f"`jaxgauss.rational_quadratic`: `alpha` must be positive and finite; got alpha {alpha}.")
+        raise ValueError(
+            f"`jaxgauss.rational_quadratic`: `alpha` must be a positive finite number; got {given!r}. α = 1 is a start."
+        )
     return Kernel(RationalQuadratic(float(alpha)), f"rational_quadratic({float(alpha)})")
-
-
-def as_kernel(function: str, kernel: Any) -> Kernel:
-    """The kernel of a name; TypeError or ValueError, in the name of a public function, for anything else."""
-    if isinstance(kernel, Kernel):
-        return kernel
-    where = f"`jaxgauss.{function}`: `kernel` must be"
-    if not isinstance(kernel, str):
-        fix = "Wrap a function of u = τ‖x - y‖²: jaxgauss.Kernel(function)."
-        raise TypeError(f"{where} a name or a jaxgauss.Kernel; got {type(kernel).__name__}. {fix}")
-    if kernel not in KERNELS:
-        fix = "Others are a jaxgauss.Kernel, such as jaxgauss.rational_quadratic(2.0)."
-        raise ValueError(f"{where} one of {', '.join(KERNELS)}; got {kernel!r}. {fix}")
-    return KERNELS[kernel]
 
 
 def _check(profile: Any) -> None:
@@ -216,7 +206,14 @@ def _check(profile: Any) -> None:
     if not callable(profile):
         raise TypeError(f"{where} be a function of u = τ‖x - y‖²; got {type(profile).__name__}. Pass lambda u: ….")
     u = jax.ShapeDtypeStruct((2, 3), jnp.float32)
-    found = jax.eval_shape(profile, u)
+    try:
+        found = jax.eval_shape(profile, u)
+    except (TypeError, ValueError) as error:  # what JAX and Python raise for a function of something else
+        name = getattr(profile, "__name__", profile)
+        given, fix = f"{name}, which raises {type(error).__name__}", "Use jax.numpy for numpy, and jnp.where for if."
+        if not _takes_one(profile):
+            given, fix = f"{name}{inspect.signature(profile)}", "Write k(x, y) as a function of u alone."
+        raise TypeError(f"{where} be a JAX function of one array, u = τ‖x - y‖²; got {given}. {fix}") from error
     dtype = getattr(found, "dtype", type(found).__name__)
     if dtype != u.dtype:
         raise TypeError(f"{where} return an array of the dtype of u; got {dtype} for {u.dtype}. Use jax.numpy.")
@@ -224,6 +221,17 @@ def _check(profile: Any) -> None:
         raise ValueError(f"{where} keep the shape of u; got {found.shape} for u {u.shape}. It takes all pairs at once.")
     if not math.isfinite(value := _at_zero(profile)):
         raise ValueError(f"{where} be finite at u = 0; got {value}. Add a positive number to u.")
+
+
+def _takes_one(profile: Any) -> bool:
+    """Whether a function can be called with one argument."""
+    try:
+        inspect.signature(profile).bind(None)
+    except TypeError:
+        return False
+    except ValueError:  # a function in C, which has no signature
+        return True
+    return True
 
 
 @functools.lru_cache(1024)

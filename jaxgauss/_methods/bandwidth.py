@@ -11,8 +11,9 @@ from jax import lax
 from jaxtyping import Array, Float, Key
 
 from .._arrays.devices import replicated
-from .._checks.given import takes_arrays
-from .._checks.samples import check_rng_key, check_samples
+from .._checks.given import public
+from .._checks.names import check_choice
+from .._checks.samples import check_number, check_rng_key, check_samples
 from .._checks.settings import Points, working_dtype
 
 # τ as a function of the parameter p of each library's formula.
@@ -33,6 +34,7 @@ CONVENTIONS = {
 _FORMULAS = {name: formula for formula, (_, names) in CONVENTIONS.items() for name in names}
 
 
+@public(None)
 def tau_from_bandwidth(bandwidth: Float[Array | np.ndarray, "*shape"] | float, convention: str = "sigma") -> Any:
     """Convert a bandwidth σ, or another library's parameter p, to the τ of exp(-τ/2 ‖x - y‖²) or of κ(τ ‖x - y‖²).
 
@@ -67,15 +69,24 @@ def tau_from_bandwidth(bandwidth: Float[Array | np.ndarray, "*shape"] | float, c
         >>> jaxgauss.tau_from_bandwidth(0.5), jaxgauss.tau_from_bandwidth(0.5, "scikit-learn")
         (4.0, 1.0)
     """
-    where = "`jaxgauss.tau_from_bandwidth`"
-    if convention not in _FORMULAS:
-        raise ValueError(f"{where}: `convention` must be one of {', '.join(_FORMULAS)}; got {convention!r}.")
-    if not isinstance(bandwidth, jax.core.Tracer) and not np.all(np.asarray(bandwidth) > 0):
-        raise ValueError(f"{where}: `bandwidth` must be positive; got {bandwidth}.")
-    return CONVENTIONS[_FORMULAS[convention]][0](bandwidth)
+    check_choice("tau_from_bandwidth", "convention", convention, tuple(_FORMULAS))
+    p = np.asarray(bandwidth) if isinstance(bandwidth, list | tuple) else bandwidth
+    if not isinstance(p, jax.core.Tracer):
+        seen = np.asarray(p)
+        if isinstance(p, bool) or seen.dtype.kind not in "iufV":  # V: bfloat16
+            raise TypeError(
+                f"`jaxgauss.tau_from_bandwidth`: `bandwidth` must be a real number or array; got {bandwidth!r}. Pass"
+                " 0.5, for example."
+            )
+        if not np.all((seen > 1e-150) & (seen < 1e150)):
+            raise ValueError(
+                f"`jaxgauss.tau_from_bandwidth`: `bandwidth` must be positive, and 1/σ² finite; got {bandwidth}. Pass"
+                " its absolute value."
+            )
+    return CONVENTIONS[_FORMULAS[convention]][0](p)
 
 
-@takes_arrays()
+@public()
 def median_heuristic(
     points: Points, *, rng_key: Key[Array, ""] | None = None, max_points: int = 1000
 ) -> Float[Array, ""]:
@@ -107,10 +118,7 @@ def median_heuristic(
         Garreau, Jitkrittum & Kanagawa, "Large sample analysis of the median heuristic", 2017, arXiv:1707.07269.
     """
     settings = check_samples("median_heuristic", {"points": points}, 1.0, {}, min_points=2)
-    if not isinstance(max_points, int) or max_points < 2:
-        raise ValueError(
-            f"`jaxgauss.median_heuristic`: `max_points` must be an integer of at least 2; got {max_points!r}."
-        )
+    check_number("median_heuristic", "max_points", max_points, 2)
     if rng_key is not None:
         check_rng_key("median_heuristic", rng_key)
     num = len(points)

@@ -4,12 +4,12 @@ from typing import Unpack
 
 from jaxtyping import Array, Float
 
-from .._checks.given import takes_arrays
+from .._checks.given import public
 from .._checks.settings import MeshOptions, Points, Weights
 from .mmd import checked_mmd
 
 
-@takes_arrays()
+@public()
 def energy_distance(
     x: Points,
     y: Points,

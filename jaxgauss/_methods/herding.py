@@ -13,14 +13,13 @@ from jaxtyping import Array, Float, Int
 
 from .._arrays.devices import replicated, vary_alike
 from .._arrays.points import difference_logits
-from .._checks.given import takes_arrays
-from .._checks.samples import check_kernel, check_samples, check_signs
+from .._checks.given import public
+from .._checks.samples import check_kernel, check_number, check_samples, check_signs
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights, working_dtype
 from .._kernels.kernels import Kernel
 from .._sums.checked import check_and_examine
 from .._sums.display import short_repr
 from .._sums.sharded import sum_over_mesh
-from .resampling import check_number
 from .weights import normalized
 
 # Added to the diagonal of the matrix that is solved, in units of the embedding's dtype. Without it, rounding errors of
@@ -46,7 +45,7 @@ class Herding(NamedTuple):
     __repr__ = short_repr
 
 
-@takes_arrays()
+@public()
 def kernel_herding(
     points: Points,
     tau: Taus,

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from .._arrays.devices import replicated, vary_alike
-from .._checks.given import takes_arrays
+from .._checks.given import public
 from .._checks.operands import as_operand
 from .._checks.samples import check_estimator, check_samples, check_signs, visible
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights, working_dtype
@@ -22,7 +22,7 @@ from .weights import normalized
 FEWEST = {"biased": 1, "unbiased": 4}  # points; the unbiased estimate is a mean over quadruples
 
 
-@takes_arrays("own")
+@public("own")
 def hsic(
     x: Points,
     y: Points,

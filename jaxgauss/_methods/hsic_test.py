@@ -10,8 +10,9 @@ from jax import lax
 from jaxtyping import Array, Key
 
 from .._arrays.devices import replicated
-from .._checks.given import takes_arrays
-from .._checks.samples import check_estimator, check_rng_key
+from .._checks.given import public
+from .._checks.names import check_choice
+from .._checks.samples import check_estimator, check_number, check_rng_key
 from .._checks.settings import MeshOnly, Points, Settings, Taus, working_dtype
 from .._sums.display import refuse_progress_in_a_trace
 from .hsic import FEWEST, check_pairs
@@ -20,7 +21,6 @@ from .resampling import (
     KernelTest,
     Resamplings,
     as_test,
-    check_number,
     check_one_bandwidth,
     in_blocks,
     random_signs,
@@ -31,7 +31,7 @@ from .resampling import (
 PERMUTATIONS = 64  # at a time
 
 
-@takes_arrays("own")
+@public("own")
 def hsic_test(
     x: Points,
     y: Points,
@@ -47,10 +47,10 @@ def hsic_test(
 ) -> KernelTest:
     """Test whether y depends on x, by the HSIC of the pairs (x_i, y_i) and of random resamplings of them.
 
-    "permutation" pairs every x_i with another y_j, in P random orders, in O(P N² D_y) operations. "wild" multiplies the
-    centered kernels by random signs w, wᵀ(HKH ∘ HLH)w. All its resamplings share the exponentials, in O(N² (D + P))
-    operations, a hundredth of the time for thousands of points. XLA takes each pair once, in float64. O(N (D + P))
-    memory, in blocks of at most 64 MiB.
+    "permutation" pairs every x_i with another y_j, in P random orders: O(P N² D_y) operations. "wild" multiplies the
+    centered kernels by random signs w, wᵀ(HKH ∘ HLH)w. All its resamplings share the same exponentials: O(N² (D + P))
+    operations, which take a hundredth of the time for thousands of points. XLA computes both kernels of each pair once,
+    in float64. O(N (D + P)) memory, in blocks of at most 64 MiB.
 
     Args:
         x: points, (N, D_x), N ≥ 4.
@@ -95,8 +95,7 @@ def hsic_test(
     settings, (tau_x, tau_y) = check_pairs(function, x, y, tau_x, tau_y, options, FEWEST["unbiased"], allowed=MeshOnly)
     check_rng_key(function, rng_key)
     check_number(function, "num_permutations", num_permutations)
-    if resampling not in ("permutation", "wild"):
-        raise ValueError(f"`jaxgauss.{function}`: `resampling` must be 'permutation' or 'wild'; got {resampling!r}.")
+    check_choice(function, "resampling", resampling, ("permutation", "wild"))
     aggregated = np.ndim(tau_x) + np.ndim(tau_y) > 0
     check_one_bandwidth(function, estimator, tau_x=tau_x, tau_y=tau_y)
     if progress:

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from .._arrays.devices import has_cuda
 from .._arrays.points import LOG_ZERO
-from .._checks.given import takes_arrays
+from .._checks.given import public
 from .._checks.samples import check_kernel, check_samples, check_signs
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights, working_dtype
 from .._kernels.kernels import Kernel
@@ -23,7 +23,7 @@ from .._sums.sharded import log_sum_over_mesh, relative_sum_over_mesh
 from .weights import normalized
 
 
-@takes_arrays()
+@public()
 def kde_logpdf(
     points: Points,
     samples: Points,
@@ -57,8 +57,8 @@ def kde_logpdf(
         TypeError: points, samples or weights are not a floating array.
 
     Derivatives:
-        Reverse mode of any order with respect to points, samples, tau and weights. Derivatives to weights of zero are
-        cut off at 1e26.
+        Reverse mode of any order with respect to points, samples, tau and weights. Derivatives with respect to
+        weights of zero are cut off at 1e26.
 
     Precision:
         As for `log_gauss_sum`.
@@ -75,7 +75,7 @@ def kde_logpdf(
     return _logpdf(settings, points, samples, tau, weights)
 
 
-@takes_arrays()
+@public()
 def kde_score(
     points: Points,
     samples: Points,

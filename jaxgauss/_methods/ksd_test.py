@@ -11,9 +11,17 @@ from jaxtyping import Array, Key
 
 from .._arrays.devices import replicated
 from .._arrays.points import dot
-from .._checks.given import takes_arrays
+from .._checks.given import public
 from .._checks.operands import as_operand
-from .._checks.samples import check_estimator, check_kernel, check_rng_key, check_samples, check_scores
+from .._checks.samples import (
+    check_estimator,
+    check_kernel,
+    check_number,
+    check_positive,
+    check_rng_key,
+    check_samples,
+    check_scores,
+)
 from .._checks.settings import MeshOnly, MeshOptions, Points, Settings, Taus, working_dtype
 from .._kernels.kernels import Kernel
 from .._sums.display import refuse_progress_in_a_trace
@@ -22,7 +30,6 @@ from .resampling import (
     KernelTest,
     Resamplings,
     as_test,
-    check_number,
     check_one_bandwidth,
     in_blocks,
     random_signs,
@@ -31,7 +38,7 @@ from .resampling import (
 )
 
 
-@takes_arrays()
+@public()
 def ksd_test(
     points: Points,
     scores: Points,
@@ -48,7 +55,7 @@ def ksd_test(
     """Test whether points are a sample of the density that has the given scores, by KSD² and random signs.
 
     The wild bootstrap multiplies the Stein kernel h of `ksd_squared` by random signs w: Σ_ij w_i w_j h(x_i, x_j). XLA
-    forms h one tile at a time, each pair once, in float64; all resamplings share it. O(N² (D + P)) operations and O(N
+    computes h once, in float64, one tile at a time; all resamplings share it. O(N² (D + P)) operations and O(N
     (D + P)) memory, in blocks of at most 64 MiB. The density need not be normalized.
 
     Args:
@@ -98,11 +105,7 @@ def ksd_test(
     check_scores(function, "points", points, scores)
     check_rng_key(function, rng_key)
     check_number(function, "num_bootstrap", num_bootstrap)
-    if not 0 < flip_probability < 1:
-        raise ValueError(
-            f"`jaxgauss.{function}`: `flip_probability` must lie between 0 and 1; got {flip_probability}. Independent"
-            " points take 0.5."
-        )
+    check_positive(function, "flip_probability", flip_probability, 1, "Independent points take 0.5.")
     check_one_bandwidth(function, estimator, tau=tau)
     if progress:
         refuse_progress_in_a_trace(function, points, scores, tau, rng_key)

@@ -14,8 +14,8 @@ from jaxtyping import Array, Float
 
 from .._arrays.devices import expected_platform, replicated
 from .._arrays.points import LOG_ZERO, dot
-from .._checks.given import takes_arrays
-from .._checks.operands import check_operands
+from .._checks.given import public
+from .._checks.operands import floating_dtype
 from .._checks.samples import check_kernel, check_samples, check_signs, visible
 from .._checks.settings import MeshOptions, Options, Points, Settings, Values, Weights, working_dtype
 from .._kernels.kernels import GAUSS, Kernel
@@ -50,7 +50,7 @@ class BandwidthSearch(NamedTuple):
     __repr__ = short_repr
 
 
-@takes_arrays()
+@public()
 def leave_one_out_tau(
     points: Points,
     taus: Float[Array | np.ndarray, " t"] | None = None,
@@ -101,14 +101,18 @@ def leave_one_out_tau(
         Stone, "Cross-Validatory Choice and Assessment of Statistical Predictions", 1974.
         Scott, "Multivariate Density Estimation", 1992.
     """
-    given = {"weights": weights}
-    checked = 1.0 if taus is None else taus
-    asked = MeshOptions(**options)
-    kernel = check_kernel("leave_one_out_tau", kernel, positive=True)
+    function, given = "leave_one_out_tau", {"weights": weights}
+    where, asked = f"`jaxgauss.{function}`", MeshOptions(**options)
+    kernel = check_kernel(function, kernel, positive=True)
+    if taus is not None and np.ndim(taus) != 1:
+        raise ValueError(
+            f"{where}: `taus` must be one-dimensional; got taus {np.shape(taus)}. Pass candidates, such as"
+            " np.geomspace(0.1, 100, 25)."
+        )
     settings = check_samples(
-        "leave_one_out_tau",
+        function,
         {"points": points},
-        checked,
+        {} if taus is None else {"taus": taus},
         asked,
         weights=given,
         min_points=2,
@@ -116,20 +120,23 @@ def leave_one_out_tau(
         kernel=kernel,
     )
     if values is None:
-        check_integral("leave_one_out_tau", kernel, points.shape[1])
+        check_integral(function, kernel, points.shape[1])
     else:
-        check_operands("leave_one_out_tau", points, points, values, 1.0)
-    check_signs("leave_one_out_tau", weights)
-    if taus is not None and np.ndim(taus) != 1:
-        raise ValueError(f"`jaxgauss.leave_one_out_tau`: `taus` must be one-dimensional; got taus {np.shape(taus)}.")
+        floating_dtype(where, "values", values)
+        if len(values.shape) not in (1, 2) or values.shape[0] != len(points):
+            raise ValueError(
+                f"{where}: `values` must hold one row for each point, (N, C) or (N,); got points {points.shape}, values"
+                f" {values.shape}. Row i belongs to point i."
+            )
+    check_signs(function, weights)
     if progress:
-        refuse_progress_in_a_trace("leave_one_out_tau", points, taus, weights, values)
+        refuse_progress_in_a_trace(function, points, taus, weights, values)
     are_many = values is None and _are_many(settings, points, taus, weights)
     if not (progress or are_many):
         return _search(settings, points, taus, weights, values)
     taus = _candidates(settings, points) if taus is None else taus
     search = _search_of_many if are_many else _search
-    bar = progress_bar("leave_one_out_tau", len(taus), "bandwidth") if progress else None
+    bar = progress_bar(function, len(taus), "bandwidth") if progress else None
     with bar or contextlib.nullcontext():
         found = []
         for i in range(len(taus)):

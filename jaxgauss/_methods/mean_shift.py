@@ -1,7 +1,6 @@
 """Mean shift: points climb to the modes of a kernel density estimate, one attention call per step."""
 
 import functools
-import math
 from dataclasses import replace
 from typing import NamedTuple, Unpack
 
@@ -14,15 +13,14 @@ from jaxtyping import Array, Float, Int
 
 from .._arrays.devices import replicated, vary_alike
 from .._arrays.points import center
-from .._checks.given import centered, takes_arrays
-from .._checks.samples import check_samples, check_signs
+from .._checks.given import centered, public
+from .._checks.samples import check_number, check_positive, check_samples, check_signs
 from .._checks.settings import MeshOptions, Points, Settings, Weights, working_dtype
 from .._sums.checked import check_plan, examined, reverse_only
 from .._sums.display import progress_bar, refuse_progress_in_a_trace, short_repr
 from .._sums.kernel_mean import as_logs, means_over_mesh
 from .._sums.log_gauss_sum import METHODS
 from .kde import log_or_zero
-from .resampling import check_number
 from .weights import normalized
 
 MERGED = 0.5  # in bandwidths: final points nearer than this are at one mode
@@ -43,7 +41,7 @@ class MeanShift(NamedTuple):
     __repr__ = short_repr
 
 
-@takes_arrays("none")
+@public("none")
 def mean_shift(
     points: Points,
     data: Points,
@@ -57,7 +55,7 @@ def mean_shift(
 ) -> MeanShift:
     """Find the modes of a density estimate: each point moves to the mean of the data around it until it rests.
 
-    The step x ← Σ_n w_n Φ(x, k_n) k_n / Σ_n w_n Φ(x, k_n) never overshoots; the density (`kde_logpdf`) grows at each.
+    The step x ← Σ_n w_n Φ(x, k_n) k_n / Σ_n w_n Φ(x, k_n) never overshoots: the density (`kde_logpdf`) grows.
     One attention call per step: O(P N D) operations and O((P + N) D) memory. Labels take O(P D) per mode.
 
     Args:
@@ -111,8 +109,7 @@ def mean_shift(
         )
     check_signs(function, weights)
     check_number(function, "max_steps", max_steps)
-    if not 0 < tol < math.inf:
-        raise ValueError(f"`jaxgauss.{function}`: `tol` must be positive; got {tol}. It is a part of a bandwidth.")
+    check_positive(function, "tol", tol, fix="It is a part of a bandwidth, such as 1e-3.")
     tau = check_plan(settings, tau, points.shape[0] * data.shape[0], data.shape[1], data.shape[1], points, data)
     settings = examined(settings, tau, points, data, weights, logs=True)  # moving points come no farther from the data
     limits = np.asarray(tol, working_dtype(settings.dtype)), np.asarray(min(max_steps, np.iinfo("int32").max), "int32")

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 from .._arrays.devices import has_cuda
 from .._arrays.points import unbroadcast, weighted_sum
 from .._arrays.shapes import are_known
-from .._checks.given import takes_arrays
+from .._checks.given import public
 from .._checks.samples import check_balance, check_distinct_pairs, check_estimator, check_kernel, check_samples
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights
 from .._kernels.kernels import Kernel
@@ -22,7 +22,7 @@ from .weights import distinct_pairs_factor, in_own_unit, weights_or_mean
 BLOCKS, WORTH_BLOCKS = 2, 1024  # blocks of rows, and points from which they pay, measured on CPUs
 
 
-@takes_arrays()
+@public()
 def mmd_squared(
     x: Points,
     y: Points,
@@ -95,6 +95,11 @@ def checked_mmd(function, kernel, x, y, tau, weights, estimator, y_norm_squared,
     )
     check_balance(function, kernel, **weights)
     check_distinct_pairs(function, estimator, weights)
+    if y_norm_squared is not None and (np.shape(y_norm_squared) != () or isinstance(y_norm_squared, str)):
+        raise ValueError(
+            f"`jaxgauss.{function}`: `y_norm_squared` must be one number; got {type(y_norm_squared).__name__}"
+            f" {np.shape(y_norm_squared)}. Pass jaxgauss.embedding_norm_squared(y, …)."
+        )
     num = x.shape[0] + y.shape[0]
     own = [is_differentiated(tau, z, a) for z, a in zip((x, y), weights.values(), strict=True)]
     settings, tau = check_and_examine(
@@ -110,7 +115,7 @@ def checked_mmd(function, kernel, x, y, tau, weights, estimator, y_norm_squared,
     return _mmd_squared(settings, estimator, x, y, tau, *weights.values(), y_norm_squared)
 
 
-@takes_arrays()
+@public()
 def embedding_norm_squared(
     points: Points,
     tau: Taus,

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from .._arrays.points import padded_number
-from .._checks.given import about, as_array, center_of, takes_arrays, will_be_rounded
+from .._checks.given import about, as_array, center_of, public, will_be_rounded
 from .._checks.operands import floating_dtype
 from .._checks.samples import check_estimator, check_kernel, check_samples
 from .._checks.settings import MeshOptions, Options, Points, Settings, Taus, working_dtype
@@ -44,7 +44,7 @@ class MMDEstimate(NamedTuple):
     __repr__ = short_repr
 
 
-@takes_arrays()
+@public()
 def mmd_estimate(
     x: Points | Chunks,
     y: Points | Chunks,
@@ -188,6 +188,7 @@ class _Sample:
         if len(dims) != 1:
             raise ValueError(
                 f"{WHERE}: `{name}` must be chunks of one dimension, at least one; got dimensions {sorted(dims)}."
+                " Pass chunks (number, D)."
             )
         dtype = dtypes.pop() if len(dtypes) == 1 else jnp.result_type(*dtypes)
         return cls(name, chunks, sizes, dims.pop(), dtype, center)
@@ -209,8 +210,8 @@ class _Sample:
             if number == len(self.sizes):
                 return
         raise ValueError(
-            f"{WHERE}: chunks of `{self.name}` must be the same each time; got others, or fewer, from chunk {number}"
-            " on. A function must return a new iterator each time."
+            f"{WHERE}: `{self.name}` must have the same chunks each time; got others, or fewer, from chunk {number} on."
+            " A function must return a new iterator each time."
         )
 
 
@@ -224,14 +225,17 @@ def _check_chunk(name: str, chunk: Any) -> None:
     floating_dtype(WHERE, name, chunk)
     _refuse_tracers(chunk)
     if len(chunk.shape) != 2:
-        raise ValueError(f"{WHERE}: `{name}` must be points (number, dimension); got {name} {tuple(chunk.shape)}.")
+        raise ValueError(
+            f"{WHERE}: `{name}` must be points (number, dimension); got {name} {tuple(chunk.shape)}. One point is"
+            " point[None]."
+        )
 
 
 def _refuse_tracers(*arrays: Any) -> None:
     if any(isinstance(x, jax.core.Tracer) for x in arrays):
         raise TypeError(
-            f"{WHERE}: chunks are summed from Python, not under a transformation such as jit or vmap; got a tracer."
-            " Pass arrays."
+            f"{WHERE}: `x`, `y` and `tau` must be known outside of transformations such as jit or vmap if there are"
+            " chunks; got a tracer. Pass arrays."
         )
 
 

@@ -10,7 +10,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from .._arrays.devices import has_cuda, vary_like
-from .._checks.given import takes_arrays
+from .._checks.given import public
 from .._checks.labels import check_labels
 from .._checks.samples import check_estimator, check_kernel, check_samples, is_mask, visible
 from .._checks.settings import Labels, MeshOptions, Options, Points, Settings, Taus, Weights, working_dtype
@@ -24,7 +24,7 @@ WIDTHS, OVERHEAD = (8, 16, 32, 64), 16  # points of a chunk, and what it costs b
 BLOCK, CUDA_BLOCK = 1024, 4096  # points: the pairs of two blocks fill a tile
 
 
-@takes_arrays()
+@public()
 def mmd_squared_matrix(
     points: Points,
     tau: Taus,

@@ -13,8 +13,9 @@ from jax import lax
 from jaxtyping import Array, Key
 
 from .._arrays.devices import expected_platform, replicated
-from .._checks.given import takes_arrays
-from .._checks.samples import check_estimator, check_kernel, check_rng_key, check_samples
+from .._checks.given import public
+from .._checks.names import check_choice
+from .._checks.samples import check_estimator, check_kernel, check_number, check_rng_key, check_samples
 from .._checks.settings import MeshOptions, Points, Settings, Taus, working_dtype
 from .._kernels.kernels import GAUSS, Kernel
 from .._sums.checked import check_plan
@@ -30,7 +31,7 @@ from .._sums.wave_forms import (
 )
 from .labelings import Design, labels
 from .pair_forms import Forms, Groups, forms_of_pairs, group_pairs, grouped, smallest_distance
-from .resampling import KernelTest, as_test, check_number, in_blocks, side_by_side, soft_maximum
+from .resampling import KernelTest, as_test, in_blocks, side_by_side, soft_maximum
 
 BYTES = 2**26  # of signs in memory at a time
 BYTES_OF_WAVES = 2**24  # of signs, or of coefficients, where waves compute the forms
@@ -40,7 +41,7 @@ KERNEL_CHANNELS = 240  # columns in one call of an attention kernel
 LEAST_NORM = 1024  # in units of the dtype: below it, rounding of sums with the diagonal hides ‖K‖
 
 
-@takes_arrays()
+@public()
 def mmd_test(
     x: Points,
     y: Points,
@@ -57,9 +58,9 @@ def mmd_test(
     """Test whether x and y come from one distribution, by MMD² and random labelings of the pooled points.
 
     With the kernel matrix K of the pooled points and a labeling σ (1 in x, -1 in y), MMD² is a combination of σᵀKσ,
-    σᵀK1 and 1ᵀK1. By "auto", XLA takes each pair once, in float64, in O((M + N)² (D + P)): on CPUs, and elsewhere for
-    several bandwidths or up to 4096 points; many points in up to three dimensions, on CPUs, meet as waves, in
-    O((M + N) P). Otherwise, labelings are channels of a `gauss_sum`. Memory is O((M + N)(D + P)), at most 64 MiB for P.
+    σᵀK1 and 1ᵀK1. By "auto", XLA computes K once, in float64, on CPUs, and elsewhere for several bandwidths or up to
+    4096 points: O((M + N)² (D + P)) operations. On CPUs a Fourier series replaces K for many points in D ≤ 3: O((M +
+    N) P). Otherwise labelings are channels of a `gauss_sum`. O((M + N)(D + P)) memory, at most 64 MiB for labelings.
 
     Args:
         x: points, (M, D).
@@ -106,11 +107,10 @@ def mmd_test(
     settings = check_samples("mmd_test", {"x": x, "y": y}, tau, options, min_points=2, kernel=kernel)
     check_rng_key("mmd_test", rng_key)
     check_number("mmd_test", "num_permutations", num_permutations)
-    if resampling not in ("permutation", "wild"):
-        raise ValueError(f"{where}: `resampling` must be 'permutation' or 'wild'; got {resampling!r}.")
+    check_choice("mmd_test", "resampling", resampling, ("permutation", "wild"))
     if resampling == "wild" and len(x) != len(y):
         raise ValueError(
-            f"{where}: resampling 'wild' swaps x_i and y_i, so the samples must be of one size; got x {x.shape},"
+            f"{where}: `x` and `y` must be of one size for resampling 'wild', which swaps x_i and y_i; got x {x.shape},"
             f" y {y.shape}. Use resampling='permutation'."
         )
     if progress:

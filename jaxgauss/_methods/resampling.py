@@ -73,19 +73,13 @@ class Resamplings(NamedTuple):
         return block * self.columns + jnp.arange(self.columns)
 
 
-def check_number(function: str, name: str, number: Any) -> None:
-    """Raise ValueError unless it is a positive integer."""
-    if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 1:
-        raise ValueError(f"`jaxgauss.{function}`: `{name}` must be a positive integer; got {number!r}.")
-
-
 def check_one_bandwidth(function: str, estimator: str, **taus: Any) -> None:
     """Raise ValueError if the estimator is biased and there are several bandwidths to aggregate."""
     if estimator == "biased" and any(np.ndim(tau) for tau in taus.values()):
         given = ", ".join(f"{name} {np.shape(tau)}" for name, tau in taus.items())
         raise ValueError(
-            f"`jaxgauss.{function}`: several bandwidths must go with estimator 'unbiased'; got {estimator!r}, {given}."
-            " What points are to themselves would hide the narrow ones."
+            f"`jaxgauss.{function}`: `estimator` must be 'unbiased' for several bandwidths; got {estimator!r}, {given}."
+            " Leave it out: the pairs of a point with itself would hide the narrow ones."
         )
 
 

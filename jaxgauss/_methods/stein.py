@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from .._checks.given import takes_arrays
+from .._checks.given import public
 from .._checks.samples import check_distinct_pairs, check_estimator, check_kernel, check_samples, check_scores
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights
 from .._kernels.kernels import GAUSS, Kernel
@@ -17,7 +17,7 @@ from .._sums.moments import Reduction, as_gaussians, bandwidth_mean, prepare, wi
 from .weights import distinct_pairs_factor, weights_or_mean
 
 
-@takes_arrays()
+@public()
 def ksd_squared(
     points: Points,
     scores: Points,

@@ -6,12 +6,13 @@ from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
-from .._checks.given import takes_arrays
-from .._checks.operands import takes_tau
-from .._checks.samples import check_kernel, check_samples, check_scores
+from .._checks.given import public
+from .._checks.operands import check_tau
+from .._checks.samples import check_kernel, check_options, check_samples, check_scores
 from .._checks.settings import MeshOptions, Points, Settings, Taus, working_dtype
 from .._kernels.kernels import Kernel
 from .._sums.checked import check_and_examine
@@ -20,7 +21,7 @@ from .._sums.moments import Reduction, as_gaussians, prepare, shares_of, with_re
 from .bandwidth import median_heuristic
 
 
-@takes_arrays()
+@public()
 def svgd_direction(
     particles: Points,
     scores: Points,
@@ -112,7 +113,7 @@ class SVGD(NamedTuple):
     step: Callable[..., SVGDState]
 
 
-@takes_tau
+@public(None)
 def svgd(
     grad_logdensity_fn: Callable[..., Any],
     optimizer: Any,
@@ -152,9 +153,23 @@ def svgd(
     References:
         Liu & Wang, "Stein Variational Gradient Descent", 2016, arXiv:1608.04471.
     """
-    kernel = check_kernel("svgd", kernel, positive=True)
+    kernel, where = check_kernel("svgd", kernel, positive=True), "`jaxgauss.svgd`"
+    check_options("svgd", options)
+    if tau is not None:
+        check_tau(where, tau, np.dtype("float32"))
+    if not callable(grad_logdensity_fn):
+        raise TypeError(
+            f"{where}: `grad_logdensity_fn` must be a function of one particle; got"
+            f" {type(grad_logdensity_fn).__name__}. Pass jax.grad(log_density)."
+        )
+    if not hasattr(optimizer, "update"):
+        raise TypeError(
+            f"{where}: `optimizer` must be one of Optax; got {type(optimizer).__name__}. Pass optax.adam(0.1), for"
+            " example."
+        )
 
     def init(particles: Any, kernel_parameters: dict[str, Any] | None = None) -> SVGDState:
+        check_particles("svgd", "particles", particles)
         flat = _flat(particles)
         parameters = kernel_parameters or {"tau": _liu_wang(flat) if tau is None else jnp.asarray(tau, flat.dtype)}
         return SVGDState(particles, parameters, optimizer.init(particles))
@@ -173,6 +188,19 @@ def svgd(
         return SVGDState(particles, parameters, opt_state)
 
     return SVGD(init, step)
+
+
+def check_particles(
+    function: str, name: str, particles: Any, fix: str = "Make them by jax.vmap of what makes one."
+) -> None:
+    """Raise ValueError unless it is a pytree of arrays with the particles on their first axes."""
+    shapes = [np.shape(x) for x in jax.tree.leaves(particles)]
+    if not shapes or () in shapes or len({shape[0] for shape in shapes}) > 1:
+        given = jax.tree.map(np.shape, particles)
+        raise ValueError(
+            f"`jaxgauss.{function}`: `{name}` must be a pytree of arrays (N, …), the particles on the first axis of"
+            f" each; got {given}. {fix}"
+        )
 
 
 def _flat(particles: Any) -> Float[Array, "n d"]:

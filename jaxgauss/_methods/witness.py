@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from .._checks.given import takes_arrays
+from .._checks.given import public
 from .._checks.samples import check_balance, check_kernel, check_samples
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights
 from .._kernels.kernels import Kernel
@@ -16,7 +16,7 @@ from .._sums.moments import Reduction, as_gaussians, prepare, shares_of, with_re
 from .weights import weights_or_mean
 
 
-@takes_arrays()
+@public()
 def mmd_witness(
     points: Points,
     x: Points,
@@ -67,7 +67,7 @@ def mmd_witness(
     return _witness(settings, False, points, x, y, tau, x_weights, y_weights)[0]
 
 
-@takes_arrays()
+@public()
 def mmd_flow_velocity(
     x: Points,
     y: Points,

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._arrays.devices import has_cuda
+from .._checks.given import public
 from .._engines import bridge, costs, nufft
 from .._engines.boxes import box
 from .._engines.costs import in_turns
@@ -64,6 +65,7 @@ class Calibration(NamedTuple):
     path: Path
 
 
+@public(None)
 def calibrate(*, progress: bool = False) -> Calibration:
     """Measure this machine, so that `auto` chooses by what sums cost here. Takes about two minutes.
 

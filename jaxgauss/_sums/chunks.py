@@ -42,12 +42,15 @@ class KeyChunks(Sequence):
             raise TypeError(f"`jaxgauss.KeyChunks`: `keys` and `values` must be arrays; got {given}. Use np.asarray.")
         if keys.shape[0] != values.shape[0]:
             shapes = f"keys {tuple(keys.shape)}, values {tuple(values.shape)}"
-            raise ValueError(f"`jaxgauss.KeyChunks`: `values` must hold one row for each key; got {shapes}.")
+            fix = "The first axes must be equal."
+            raise ValueError(f"`jaxgauss.KeyChunks`: `values` must hold one row for each key; got {shapes}. {fix}")
         if size is None:
             rows = (int(np.prod(x.shape[1:])) * x.dtype.itemsize for x in (keys, values))
             size = max(1, CHUNK_BYTES // max(1, sum(rows)))
         if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
-            raise ValueError(f"`jaxgauss.KeyChunks`: `size` must be a positive integer; got {size!r}.")
+            raise ValueError(
+                f"`jaxgauss.KeyChunks`: `size` must be a positive integer; got size {size!r}. Pass None for 4 MiB."
+            )
         self.keys, self.values, self.size = keys, values, size
 
     def __repr__(self) -> str:
@@ -84,8 +87,8 @@ def read_chunk(source: Iterator, kind: str, state: State, file: SavedSum, center
         num = keys.shape[0]
         if kind_of(keys, values) != kind or values.shape[0] != num:
             raise ValueError(
-                f"{WHERE}: chunk {number} must be like the first, with {kind}; got keys {keys.shape} {keys.dtype},"
-                f" values {values.shape} {values.dtype}."
+                f"{WHERE}: `chunks` must be like the first, with {kind}; got keys {keys.shape} {keys.dtype},"
+                f" values {values.shape} {values.dtype} as chunk {number}. Sum others by themselves."
             )
         largest = max(largest, num)
         size = largest if 2 * num > largest else num and 2 ** (num - 1).bit_length()
@@ -125,7 +128,8 @@ def as_pair(chunk: Any, number: int) -> tuple[Any, Any]:
     if len(pair) != 2 or not all(hasattr(x, "dtype") and len(getattr(x, "shape", ())) > 0 for x in pair):
         given = ", ".join(type(x).__name__ for x in pair)
         raise TypeError(
-            f"{WHERE}: chunk {number} must be a pair of arrays (keys, values); got ({given}). Use KeyChunks."
+            f"{WHERE}: `chunks` must hold pairs of arrays (keys, values); got ({given}) as chunk {number}. Use"
+            " jaxgauss.KeyChunks(keys, values)."
         )
     return pair[0], pair[1]
 

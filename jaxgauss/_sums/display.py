@@ -35,7 +35,9 @@ def progress_bar(function: str, total: int | None, unit: str, **options: Any) ->
     try:
         from tqdm import tqdm
     except ImportError as error:
-        raise ImportError(f"`jaxgauss.{function}`: a progress bar needs tqdm: pip install tqdm.") from error
+        raise ImportError(
+            f"`jaxgauss.{function}`: `progress` must be False without tqdm; got True. Run: pip install tqdm"
+        ) from error
     return tqdm(total=total, desc=function, unit=unit, **options)
 
 
@@ -43,5 +45,6 @@ def refuse_progress_in_a_trace(function: str, *arrays: Any) -> None:
     """Raise ValueError under a transformation, because tracing has no progress to show."""
     if any(isinstance(x, jax.core.Tracer) for x in arrays):
         raise ValueError(
-            f"`jaxgauss.{function}`: `progress` must be False under a transformation such as jit; got True."
+            f"`jaxgauss.{function}`: `progress` must be False under a transformation such as jit; got True. Leave it"
+            " out."
         )

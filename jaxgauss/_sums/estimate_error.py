@@ -11,9 +11,9 @@ from jaxtyping import Array, Float, Key
 
 from .._arrays.devices import replicated
 from .._arrays.points import align
-from .._checks.given import takes_arrays
+from .._checks.given import public
 from .._checks.operands import as_operand, check_operands
-from .._checks.samples import check_rng_key
+from .._checks.samples import check_number, check_rng_key
 from .._checks.settings import Keys, Queries, Settings, Tau, Values, working_dtype
 from .._engines.all_pairs import difference_sums
 from .._engines.examined import examined
@@ -48,7 +48,7 @@ class ErrorEstimate(NamedTuple):
         return jnp.maximum(self.relative_error - reach, 0), self.relative_error + reach
 
 
-@takes_arrays()
+@public()
 def estimate_error(
     queries: Queries,
     keys: Keys,
@@ -99,17 +99,21 @@ def estimate_error(
     where = "`jaxgauss.estimate_error`"
     dtype = check_operands("estimate_error", queries, keys, values, tau)
     check_rng_key("estimate_error", rng_key)
-    if not isinstance(num_queries, int) or num_queries < 2:
-        raise ValueError(f"{where}: `num_queries` must be an integer of at least 2; got {num_queries!r}.")
+    check_number("estimate_error", "num_queries", num_queries, 2)
     weights = len(values.shape) == 1
     leading = np.broadcast_shapes(
         queries.shape[:-2], keys.shape[:-2], () if weights else values.shape[:-2], np.shape(tau)
     )
     expected = (*leading, queries.shape[-2]) if weights else (*leading, queries.shape[-2], values.shape[-1])
     if sums is not None and np.shape(sums) != expected:
-        raise ValueError(f"{where}: `sums` must be of shape {expected}; got sums {np.shape(sums)}.")
+        raise ValueError(
+            f"{where}: `sums` must be of shape {expected}; got sums {np.shape(sums)}. Pass what `gauss_sum` returned."
+        )
     if 0 in (*expected, keys.shape[-2]):
-        raise ValueError(f"{where}: there must be something to sum; got a sum of shape {expected}.")
+        raise ValueError(
+            f"{where}: `queries`, `keys` and `values` must not be empty; got queries {queries.shape}, keys"
+            f" {keys.shape}, values {values.shape}. An empty sum is exact."
+        )
 
     settings = Settings(method, precision, backend, dtype)
     queries, sums = _sampled(num_queries, weights, rng_key, queries, sums)

@@ -11,7 +11,8 @@ from jaxtyping import Array
 
 from .._arrays.devices import replicated
 from .._arrays.points import align, scaled_points, shared, squared_radius, with_norms
-from .._checks.given import takes_arrays
+from .._checks.given import public
+from .._checks.names import as_kernel
 from .._checks.operands import sizes
 from .._checks.settings import Keys, Queries, Settings, Tau, Values, working_dtype
 from .._engines import bridge
@@ -24,13 +25,13 @@ from .._engines.plan import NEAR, Plan, time_of_waves_on_cuda, time_on_cuda
 from .._engines.radial import share_of_tiles
 from .._engines.wanted import NOTHING, Channels, Wanted
 from .._engines.waves import SUMS, layout, sums_by_waves
-from .._kernels.kernels import GAUSS, Kernel, as_kernel
+from .._kernels.kernels import GAUSS, Kernel
 from .checked import checked
 
 ROWS = 1024  # sampled queries, for the share that waves leave in doubt
 
 
-@takes_arrays()
+@public()
 def explain(
     queries: Queries | jax.ShapeDtypeStruct,
     keys: Keys | jax.ShapeDtypeStruct,
@@ -45,14 +46,14 @@ def explain(
     """Tell what `gauss_sum` or `kernel_sum` does with these arguments: method, precision, backend, and the reason.
 
     Shapes are enough (`jax.ShapeDtypeStruct`). The reason holds the time estimates by which "auto" chose, and where
-    they come from (see `calibrate`); for another kernel than the Gaussian also whether a mixture of Gaussians stands
-    for it, of how many, and with what error. If the arrays have values, the points are examined, too:
+    they come from (see `calibrate`). For other kernels it also tells whether a mixture of Gaussians stands for the
+    kernel, how many there are, and their error. If the arrays have values, the points are examined, too:
 
     - Points of up to three dimensions: whether a Fourier series sums them, with how many waves, what error and what
       estimated time, and the share of 1024 sampled queries that must be summed another way.
     - Other points: whether they lie near one another, and if not, how they are summed.
-    - Half precision: whether the sums, of 256 sampled queries, are so small that rounding has changed them; on CUDA,
-      the cost of the second kernel, which then runs.
+    - Half precision: whether the sums at 256 sampled queries are so small that rounding changes them. On CUDA a second
+      kernel then runs; its cost is in the reason.
 
     The kernel methods decide in the same way, from all their points together.
 

@@ -8,7 +8,7 @@ from jaxtyping import Array
 
 from .._arrays.devices import replicated, vary_alike
 from .._arrays.points import align
-from .._checks.given import takes_arrays
+from .._checks.given import public
 from .._checks.operands import as_operand, check_tolerance
 from .._checks.settings import Keys, Queries, Segments, Settings, Sums, Tau, Values, working_dtype
 from .._engines.examined import examined
@@ -19,7 +19,7 @@ from .grouped import grouped
 from .rules import gaussian_sum
 
 
-@takes_arrays()
+@public()
 def gauss_sum(
     queries: Queries,
     keys: Keys,
@@ -48,8 +48,8 @@ def gauss_sum(
             bandwidths, with sums (T, M, C). To learn τ, learn log τ: a negative τ under `jit` gives NaN.
         method: "auto"; "rescale", "prescale", "reweight" (attention kernel); "blocked", "dense", "differences" (XLA);
             or "fourier" (D ≤ 3). docs/which_function.md compares them.
-        precision: of the products: "float16", "bfloat16", "float32", "float64", or "float16x2", "bfloat16x2" for
-            two-part points. "auto" is float32 or float64 on a CPU, half precision on CUDA (docs/precision.md).
+        precision: of the products: "float16", "bfloat16", "float32", "float64"; "float16x2", "bfloat16x2" for pairs of
+            half-precision numbers. "auto" is float32 or float64 on a CPU, half precision on CUDA (docs/precision.md).
         backend: the attention kernel: "auto", "cpu", "flash", "efficient" or "cudnn".
         tolerance: the largest error of "fourier", relative to Σ|v|, before rounding. None: below rounding.
         forward_mode: whether forward mode, such as `jax.jvp` or `jax.hessian`, must work, too (docs/scale.md).

@@ -11,7 +11,7 @@ from jaxtyping import Array
 
 from .._arrays.devices import replicated, vary_alike
 from .._arrays.points import LOG_ZERO, align
-from .._checks.given import takes_arrays
+from .._checks.given import public
 from .._checks.operands import as_operand, check_weights
 from .._checks.samples import check_kernel, check_options
 from .._checks.settings import (
@@ -41,7 +41,7 @@ from .log_gauss_sum import (
 from .sharded import added, alone, first_rows, over_mesh
 
 
-@takes_arrays()
+@public()
 def kernel_mean(
     queries: Queries,
     keys: Keys,

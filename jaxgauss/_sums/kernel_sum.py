@@ -9,14 +9,15 @@ from jaxtyping import Array
 
 from .._arrays.devices import replicated, vary_alike
 from .._arrays.points import align, center, weighted_sum
-from .._checks.given import takes_arrays
+from .._checks.given import public
+from .._checks.names import as_kernel
 from .._checks.operands import as_operand
 from .._checks.settings import Keys, Queries, Segments, Settings, Sums, Tau, Values, working_dtype
 from .._engines.dispatch import uses_mixture
 from .._engines.examined import examined
 from .._engines.plan import of_gaussians
 from .._engines.wanted import Channels
-from .._kernels.kernels import GAUSS, Kernel, as_kernel
+from .._kernels.kernels import GAUSS, Kernel
 from .._kernels.mixtures import Mixture
 from .checked import checked, reverse_only
 from .forward_mode import radial_sum_in_both_modes
@@ -25,7 +26,7 @@ from .grouped import grouped
 from .rules import radial_sum
 
 
-@takes_arrays()
+@public()
 def kernel_sum(
     queries: Queries,
     keys: Keys,
@@ -86,8 +87,7 @@ def kernel_sum(
         [-3.0, -3.0]
     """
     kernel = as_kernel("kernel_sum", kernel)
-    function = "kernel_sum" if kernel != GAUSS else "gauss_sum"
-    asked = Settings(method, precision, backend, function=function, forward_mode=bool(forward_mode), kernel=kernel)
+    asked = Settings(method, precision, backend, function="kernel_sum", forward_mode=bool(forward_mode), kernel=kernel)
     settings, chosen = checked(asked, queries, keys, values, tau)
     if segments is not None:
         return grouped(unrounded_kernel_sum, settings, segments, queries, keys, values, tau)

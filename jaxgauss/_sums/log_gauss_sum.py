@@ -11,8 +11,9 @@ from jaxtyping import Array, Float
 
 from .._arrays.devices import has_cuda, replicated, vary_alike, vary_like
 from .._arrays.points import LOG_ZERO, align, center, unbroadcast
-from .._checks.given import takes_arrays
-from .._checks.operands import also_called, as_operand, check_names, check_weights
+from .._checks.given import public
+from .._checks.names import also_called, check_names
+from .._checks.operands import as_operand, check_weights
 from .._checks.samples import check_kernel
 from .._checks.settings import Keys, Queries, Segments, Settings, Tau, working_dtype
 from .._engines.dispatch import kernel_means
@@ -30,7 +31,7 @@ LARGEST = 60.0  # the largest logarithm of one sum over another
 METHODS = ("auto", "rescale", "blocked", "dense", "differences")
 
 
-@takes_arrays()
+@public()
 def log_gauss_sum(
     queries: Queries,
     keys: Keys,

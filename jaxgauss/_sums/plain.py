@@ -10,13 +10,13 @@ from jaxtyping import Array
 
 from .._arrays.devices import replicated, vary_alike
 from .._arrays.points import align, dot, scaled_points
-from .._checks.given import takes_arrays
+from .._checks.given import public
 from .._checks.operands import as_operand, check_operands
 from .._checks.settings import Keys, Queries, Sums, Tau, Values, working_dtype
 from .._engines.tiles import tiled_sum
 
 
-@takes_arrays()
+@public()
 def gauss_sum_dense(queries: Queries, keys: Keys, values: Values, tau: Tau = 1.0) -> Sums:
     """Sum Gaussian kernels in plain JAX, with the M×N kernel matrix in memory: Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n.
 
@@ -31,7 +31,7 @@ def gauss_sum_dense(queries: Queries, keys: Keys, values: Values, tau: Tau = 1.0
     return _native("gauss_sum_dense", _formula, queries, keys, values, tau)
 
 
-@takes_arrays()
+@public()
 def gauss_sum_blocked(queries: Queries, keys: Keys, values: Values, tau: Tau = 1.0) -> Sums:
     """Sum Gaussian kernels in plain JAX, one tile of the kernel matrix at a time: Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n.
 

@@ -28,6 +28,8 @@ class SavedSum:
     """The file of a partial sum, if there is one, and a digest of the arguments `of` that it belongs to."""
 
     def __init__(self, path: str | os.PathLike[str] | None, of: tuple[Any, ...]):
+        if not isinstance(path, str | os.PathLike | None):
+            raise TypeError(f"{WHERE}: `saved` must be a path; got {path!r}. Pass the name of a file.")
         self.path = None if path is None else Path(path)
         if self.path is not None and (self.path.is_dir() or not self.path.parent.is_dir()):
             raise ValueError(f"{WHERE}: `saved` must be a file in a folder that exists; got {str(path)!r}. Create it.")

@@ -16,22 +16,23 @@ from jaxtyping import Array, Bool
 
 from .._arrays.devices import has_cuda, replicated, vary_alike
 from .._arrays.points import LOG_ZERO, align, by_point
-from .._checks.given import takes_arrays
-from .._checks.operands import also_called, as_operand, check_mesh, check_tolerance
+from .._checks.given import public
+from .._checks.names import also_called, as_kernel
+from .._checks.operands import as_operand, check_mesh, check_tolerance
 from .._checks.settings import Keys, MeshAxis, Queries, Settings, Sums, Tau, Values, axis_names, working_dtype
 from .._engines.boxes import box
 from .._engines.examined import examined
 from .._engines.fourier import coefficients, values_at
 from .._engines.nodes import MOST, nodes, spectrum, tolerance_of
 from .._engines.tiles import one_by_one
-from .._kernels.kernels import Kernel, as_kernel
+from .._kernels.kernels import Kernel
 from .checked import checked
 from .kernel_sum import unrounded_kernel_sum
 from .log_gauss_sum import relative_sum, unrounded_log_sum
 from .rules import gaussian_sum
 
 
-@takes_arrays()
+@public()
 def gauss_sum_sharded(
     queries: Queries,
     keys: Keys,

@@ -17,7 +17,7 @@ from jaxtyping import Array, Bool, Float
 
 from .._arrays.compensated import compensated, two_sum
 from .._arrays.devices import has_cuda, vary_alike
-from .._checks.given import about, as_array, center_of, takes_arrays
+from .._checks.given import about, as_array, center_of, public
 from .._checks.operands import check_operands, check_tau, check_tolerance, floating_dtype
 from .._checks.settings import Sums, working_dtype
 from .._engines.fourier import coefficients, values_at
@@ -96,8 +96,8 @@ class FourierSketch:
         differing = ", ".join(f"{x} {kinds[0][x]} and {kinds[1][x]}" for x in kinds[0] if kinds[0][x] != kinds[1][x])
         if differing:
             raise ValueError(
-                f"`jaxgauss.FourierSketch`: sketches must be of one kind to be added; got {differing}. Give"
-                " `fourier_sketch` the same tau, lower, upper and tolerance."
+                f"`jaxgauss.FourierSketch`: `other` must be a sketch of the same kind to be added; got {differing}."
+                " Give `fourier_sketch` the same tau, lower, upper and tolerance."
             )
         total, lacking = two_sum(self.coefficients, other.coefficients)
         return replace(self, coefficients=total, rounding=self.rounding + other.rounding + lacking)
@@ -122,6 +122,7 @@ class FourierSketch:
         except (KeyError, ValueError, EOFError, zipfile.BadZipFile):
             raise ValueError(
                 f"`jaxgauss.FourierSketch`: `path` must be a file that `save` has written; got {str(path)!r}."
+                " Write it again."
             ) from None
         _check_mode(found["coefficients"].dtype)
         for x in fields(cls):
@@ -194,7 +195,7 @@ def _check_mode(dtype: np.dtype) -> None:
         )
 
 
-@takes_arrays("none")
+@public("none")
 def fourier_sketch(
     keys: Float[Array | np.ndarray, "n d"],
     values: Float[Array | np.ndarray, "n c"] | Float[Array | np.ndarray, " n"],
@@ -256,32 +257,42 @@ def empty_sketch(
     """The sketch of no keys, for keys and values like these; everything is checked but whether keys are in the box."""
     where = f"`jaxgauss.{function}`"
     floating_dtype(where, "keys", keys)  # which are queries, too, in the check of all
+    floating_dtype(where, "values", values)
+    if keys.shape[:1] != values.shape[:1]:
+        raise ValueError(
+            f"{where}: `values` must hold one row for each key; got keys {tuple(keys.shape)}, values"
+            f" {tuple(values.shape)}. Row i belongs to key i."
+        )
     dtype = working_dtype(check_operands(function, keys, keys, values, tau))
     check_tolerance(function, "fourier", tolerance)
     dim = keys.shape[-1]
     if len(keys.shape) != 2 or len(values.shape) > 2 or dim not in DIMENSIONS:
         raise ValueError(
             f"{where}: `keys` must be points (N, D) of 1, 2 or 3 dimensions, `values` (N, C) or (N,); got keys"
-            f" {tuple(keys.shape)}, values {tuple(values.shape)}."
+            f" {tuple(keys.shape)}, values {tuple(values.shape)}. `gauss_sum_streamed` takes more dimensions."
         )
     if isinstance(tau, jax.core.Tracer):
-        raise TypeError(f"{where}: `tau` must be known before a transformation such as jit; got a tracer.")
+        raise TypeError(
+            f"{where}: `tau` must be known before a transformation such as jit; got a tracer. Close over it."
+        )
     if shape := check_tau(where, tau, dtype):
         raise ValueError(f"{where}: `tau` must be one number; got tau {shape}. Make a sketch for each.")
     lower, upper = _corner(where, "lower", box[0], np.min, keys), _corner(where, "upper", box[1], np.max, keys)
     with np.errstate(over="ignore"):  # keys may be rounded
         lower, upper = np.minimum(lower, lower.astype(dtype)), np.maximum(upper, upper.astype(dtype))
     if not (lower <= upper).all():
-        raise ValueError(f"{where}: `lower` must be at most `upper`; got {lower.tolist()} and {upper.tolist()}.")
-    length = (upper - lower) * math.sqrt(tau)
+        raise ValueError(
+            f"{where}: `lower` must be at most `upper`; got {lower.tolist()} and {upper.tolist()}. Swap them."
+        )
+    length = (np.float64(upper) - lower) * math.sqrt(tau)
     tolerance = float(tolerance_of(np, dtype.name, np.maximum(length, 1e-30))) if tolerance is None else tolerance
     with np.errstate(over="ignore"):
         num = 2 * WAVES[dim] * blocks_of(np, length, tolerance).max()
     if not num**dim <= LARGEST:
         size, most = " × ".join(f"{x:.3g}" for x in length), LARGEST ** (1 / dim)
         raise ValueError(
-            f"{where}: a box of {size} bandwidths takes {num:.0f} coefficients a coordinate; more than {most:.0f} are"
-            " not held. Use `gauss_sum`, or a smaller tau or box."
+            f"{where}: `tau`, `lower` and `upper` must make a box of at most {most:.0f} coefficients a coordinate; got"
+            f" {num:.0f} for {size} bandwidths. Use `gauss_sum`, or a smaller tau or box."
         )
     channels = values.shape[1] if len(values.shape) > 1 else 1
     zeros = jnp.zeros((channels, *[int(num)] * dim), dtype)
@@ -293,16 +304,21 @@ def _corner(where: str, name: str, given: Bound, extreme: Any, keys: Any) -> np.
     """A corner of the box: the one that was given, or that of the keys."""
     if given is None:
         if isinstance(keys, jax.core.Tracer):
-            raise TypeError(f"{where}: `{name}` must be given under a transformation such as jit; got None.")
+            raise TypeError(
+                f"{where}: `{name}` must be given under a transformation such as jit; got None. Pass a number."
+            )
         if not len(keys):
-            raise ValueError(f"{where}: `{name}` must be given where there are no keys; got None.")
+            raise ValueError(f"{where}: `{name}` must be given where there are no keys; got None. Pass a number.")
         given = extreme(np.asarray(keys, np.float64), 0)
     try:
         found = np.broadcast_to(np.asarray(given, np.float64), keys.shape[1:])
     except (TypeError, ValueError, jax.errors.JAXTypeError):
         found = np.asarray(math.nan)
     if not np.isfinite(found).all():
-        raise ValueError(f"{where}: `{name}` must be finite, a number or ({keys.shape[1]},); got {name} {given}.")
+        raise ValueError(
+            f"{where}: `{name}` must be finite, a number or ({keys.shape[1]},); got {name} {given}. Leave it out for"
+            " that of the keys."
+        )
     return found
 
 

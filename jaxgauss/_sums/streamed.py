@@ -17,11 +17,12 @@ import numpy as np
 from jaxtyping import Array
 
 from .._arrays.compensated import compensated, two_sum
-from .._checks.given import about, center_of, takes_arrays, will_be_rounded
-from .._checks.operands import also_called, as_operand, check_names, check_tolerance
+from .._checks.given import about, center_of, public, will_be_rounded
+from .._checks.names import also_called, as_kernel, check_names
+from .._checks.operands import as_operand, check_tolerance
 from .._checks.settings import Keys, Queries, Settings, Sums, Tau, Values, matmul_precision, methods_of, working_dtype
 from .._engines.plan import warn_once
-from .._kernels.kernels import GAUSS, Kernel, as_kernel
+from .._kernels.kernels import GAUSS, Kernel
 from .checked import checked
 from .chunks import WHERE, State, as_pair, give_back, kind_of, read_chunk
 from .display import progress_bar
@@ -32,7 +33,7 @@ from .sketch import FourierSketch, empty_sketch, sketched, sums_of
 SAVING_SHARE = 1 / 20  # the largest share of the time for saving
 
 
-@takes_arrays("none")
+@public("none")
 def gauss_sum_streamed(
     queries: Queries,
     chunks: Iterable[tuple[Keys, Values]],
@@ -54,8 +55,8 @@ def gauss_sum_streamed(
 
     Args:
         queries: points q, (…, M, D).
-        chunks: pairs of keys (n, D) and values (n, C) or (n,): `KeyChunks`, or any iterable of pairs of NumPy arrays,
-            whose memory it may use again. n may differ; a few MiB each are best.
+        chunks: pairs of keys (n, D) and values (n, C) or (n,): `KeyChunks`, or any iterable of pairs of NumPy arrays.
+            It may write the next pair into the same memory. n may differ; a few MiB each are best.
         tau: τ = 1/σ², positive: a number, or an array that broadcasts against the leading axes of the queries.
         saved: path of a file (.npz) for the progress. It is written at the end, on any exception (Ctrl-C included), and
             now and then in between. To resume, call again with this file, the same queries, tau and options, and all
@@ -202,7 +203,7 @@ def _begun(
     settings, chosen = checked(asked, queries, keys, values, tau)
     if len(keys.shape) != 2 or len(values.shape) > 2:
         raise ValueError(
-            f"{WHERE}: a chunk must be keys (n, D) and values (n, C) or (n,); got keys {keys.shape}, values"
+            f"{WHERE}: `chunks` must hold keys (n, D) and values (n, C) or (n,); got keys {keys.shape}, values"
             f" {values.shape}. Leading axes are for queries and tau."
         )
     if chosen.stands_in:
@@ -245,6 +246,6 @@ def _bar(progress: bool, chunks: Any, num_chunks: int) -> contextlib.AbstractCon
 def _refuse_tracers(*arrays: Any) -> None:
     if any(isinstance(x, jax.core.Tracer) for x in arrays):
         raise TypeError(
-            f"{WHERE}: chunks are summed from Python, not under a transformation such as jit or grad; got a tracer."
-            " Use `gauss_sum`, or `gauss_sum_sharded` over several devices."
+            f"{WHERE}: `queries`, `chunks` and `tau` must be known outside of transformations such as jit or grad; got"
+            " a tracer. Use `gauss_sum`, or `gauss_sum_sharded` over several devices."
         )
