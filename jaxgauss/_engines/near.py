@@ -27,7 +27,8 @@ from .anywhere import are_few
 from .boxes import boxes
 from .few_dimensions import Sizes, by_waves, most_blocks, pays
 from .lowering import by_platform, plan_there
-from .nodes import with_blocks
+from .marks import note
+from .nodes import blocks_of, tolerance_of, with_blocks
 from .plan import NEAR, STRICTER
 from .products import APART, powers, separation
 
@@ -79,6 +80,7 @@ def examined(
     limit, seen = NEAR[working_dtype(settings.dtype).name], math.inf
     with np.errstate(all="ignore"):
         a, b = _about_a_center(np.sqrt(tau)[..., None, :] if each else np.sqrt(tau)[..., None, None], queries, keys)
+        note("points", (settings.kernel, a.points, b.points))
         squared = max(np.fmax.reduce(x.norms, None) for x in (a, b))
         if pulls and squared <= limit * SURE:
             if values is not None:
@@ -110,7 +112,9 @@ def _are_for_waves(
     if not most:
         return False
     ends = boxes(np, *(x.points.reshape(-1, sizes.dim) for x in (a, b)))
-    return bool(pays(np, most, precision, NEAR[precision], sizes, ends, np.ones_like(ends[0, 0]))[0])
+    does, around = pays(np, most, precision, NEAR[precision], sizes, ends, np.ones_like(ends[0, 0]))
+    note("blocks", blocks_of(np, around.extent, tolerance_of(np, precision, around.extent)))
+    return bool(does)
 
 
 @functools.lru_cache(4096)

@@ -1,7 +1,9 @@
 """explain: what `gauss_sum` does with given arguments, and why."""
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, overload
 
 import jax
 import jax.core
@@ -25,11 +27,16 @@ from .._engines.wanted import NOTHING, Channels, Wanted
 from .._engines.waves import SUMS, layout, sums_by_waves
 from .._kernels.kernels import GAUSS, Kernel, as_kernel
 from .checked import checked
+from .explanation import Explanation, explained
 
 ROWS = 1024  # sampled queries, for the share that waves leave in doubt
 
 
-@takes_tau
+@overload
+def explain(function: Callable[..., Any], /, *arguments: Any, **options: Any) -> Explanation: ...
+
+
+@overload
 def explain(
     queries: Queries | jax.ShapeDtypeStruct,
     keys: Keys | jax.ShapeDtypeStruct,
@@ -40,9 +47,18 @@ def explain(
     method: str = "auto",
     precision: str = "auto",
     backend: str = "auto",
-) -> Plan:
-    """Tell what `gauss_sum` or `kernel_sum` does with these arguments: method, precision, backend, and the reason.
+) -> Plan: ...
 
+
+@takes_tau
+def explain(*arguments: Any, **options: Any) -> Plan | Explanation:
+    """Tell what a function sums, and how long that takes; or what `gauss_sum` or `kernel_sum` does, and why.
+
+    `explain(function, *arguments, **options)` takes any function that JAX can trace, such as `mmd_flow_velocity` or
+    `jax.grad(loss)`, and does not run it. It lists all sums, each with its engine and estimated time. A loop whose
+    length depends on results counts as one step; points of which only shapes are known count as near.
+
+    `explain(queries, keys, values, tau)` gives the method, precision and backend of one sum, and the reason.
     Shapes are enough (`jax.ShapeDtypeStruct`). The reason holds the time estimates by which "auto" chose, and where
     they come from (see `calibrate`); for another kernel than the Gaussian also whether a mixture of Gaussians stands
     for it, of how many, and with what error. If the arrays have values, the points are examined, too:
@@ -53,16 +69,16 @@ def explain(
     - Half precision: whether the sums, of 256 sampled queries, are so small that rounding has changed them; on CUDA,
       the cost of the second kernel, which then runs.
 
-    The kernel methods decide in the same way, from all their points together.
-
     Args:
-        queries, keys, values, tau, kernel, method, precision, backend: as for `kernel_sum`.
+        *arguments, **options: a function and its arguments; or queries, keys, values, tau, kernel, method, precision
+            and backend, as for `kernel_sum`.
 
     Returns:
-        The `Plan` on the platform of the arrays, or of JAX's default device if the arrays have none.
+        For a function an `Explanation`, with `milliseconds` and `parts`; print it. For a sum the `Plan` on the platform
+        of the arrays, or of JAX's default device if the arrays have none.
 
     Raises:
-        ValueError, TypeError: as `gauss_sum` does.
+        ValueError, TypeError: as `gauss_sum` or the function does; or the function cannot be traced.
 
     Example:
         >>> import jax, jaxgauss
@@ -70,7 +86,25 @@ def explain(
         >>> weights = jax.ShapeDtypeStruct((8192,), "float32")
         >>> jaxgauss.explain(points, points, weights, method="rescale").backend
         'cpu'
+        >>> jaxgauss.explain(jaxgauss.mmd_squared, points, points, 1.0).parts[0].kind
+        'sum'
     """
+    if arguments and callable(arguments[0]):
+        return explained(*arguments, **options)
+    return _plan_of(*arguments, **options)
+
+
+def _plan_of(
+    queries: Any,
+    keys: Any,
+    values: Any,
+    tau: Any = 1.0,
+    *,
+    kernel: str | Kernel = "gauss",
+    method: str = "auto",
+    precision: str = "auto",
+    backend: str = "auto",
+) -> Plan:
     kernel = as_kernel("explain", kernel)
     asked = Settings(method, precision, backend, function="explain", kernel=kernel)
     settings, chosen = checked(asked, queries, keys, values, tau)
