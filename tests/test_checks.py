@@ -163,7 +163,6 @@ REFUSED = [  # functions, what is changed of good arguments, and the message: of
     ("mmd_estimate", {"x": 3.0}, r"`x` must be .*read again and again; got float", TypeError),
     ("mmd_estimate", {"x": lambda: None}, r"`x` must be .*read again and again; got function", TypeError),
     ("mmd_estimate", {"x": [CHUNK], "tau": 0.0}, r"`tau` must be positive and finite.*got tau 0.0"),
-    ("mmd_estimate", {"progress": True}, r"`progress` must be False for arrays.*got True\. Pass chunks"),
     ("mmd_estimate", {"mesh": None, "saved": 1}, r"options must be among .*got saved", TypeError),
     ("mmd_estimate", {"x": [CHUNK], "mesh": None}, r"must be among method, precision, backend; got mesh", TypeError),
     ("tau_from_bandwidth", {"convention": "foo"}, r"`convention` must be one of sigma.*got 'foo'"),

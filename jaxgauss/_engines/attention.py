@@ -176,7 +176,7 @@ def _pull_back(*operands: Any) -> tuple[Array, ...]:
 
 
 def _marked(kernel: "AttentionKernel", passes: float, queries: Array, keys: Array, values: Array) -> Any:
-    """A scope that tells `explain` the row of the kernel's costs, its pairs and columns, and how often it takes them."""
+    """A scope that tells `explain` the kernel's row of costs, its pairs and columns, and how many passes it takes."""
     row = f"kernel in {kernel.dtype}" if kernel.device == "cpu" else kernel_engine(kernel)
     batch = jnp.broadcast_shapes(*(x.shape[:2] for x in (queries, keys, values)))
     pairs, columns = math.prod((*batch, queries.shape[2], keys.shape[2])), 2 * max(queries.shape[3], values.shape[3])

@@ -97,6 +97,9 @@ def _are_for_waves(
     settings: Settings, logs: bool, pulls: bool, primals: Any, values: Any, a: Scaled, b: Scaled
 ) -> bool | None:
     """Whether waves sum Gaussians of these points, even of the smallest of several arrays; None if that is open."""
+    if settings.method == "fourier":
+        both = np.concatenate([x.points.reshape(-1, x.points.shape[-1]) for x in (a, b)])
+        note("blocks", blocks_of(np, extent := np.ptp(both, 0), tolerance_of(np, both.dtype.name, extent)))
     if settings.kernel != GAUSS or settings.method != "auto":
         return False
     if isinstance(primals[0], tuple) or np.size(primals[0]) > 1:

@@ -19,7 +19,7 @@ from .._engines import bridge
 from .._engines.attention import kernel_of
 from .._engines.blocked import blocked_sum
 from .._engines.dispatch import exact_plan_of
-from .._engines.few_dimensions import Sizes, at_most, estimated, most_blocks, pays_here
+from .._engines.few_dimensions import OF_SIGNS, Sizes, at_most, estimated, most_blocks, pays_here
 from .._engines.nodes import WAVES, with_blocks
 from .._engines.plan import NEAR, Plan, time_of_waves_on_cuda, time_on_cuda
 from .._engines.radial import share_of_tiles
@@ -163,7 +163,9 @@ def _by_waves(settings: Settings, chosen: Plan, q: Array, k: Array, v: Array, ta
         pairs = time_on_cuda("blocked", len(q) * len(k), sizes.dim, sizes.channels)[0]
         milliseconds = [time_of_waves_on_cuda(len(q) + len(k), sizes.dim, sizes.channels, most), pairs]
     else:
-        milliseconds = [x / 1e6 for x in estimated(chosen.precision, sizes, list(map(float, of.nodes.counts)))]
+        times = estimated(chosen.precision, sizes, list(map(float, of.nodes.counts)))
+        signs = jnp.where(((v > 0).any(0) & (v < 0).any(0)).any(), 2, 1) / OF_SIGNS  # values of both take twice as many
+        milliseconds = [float(signs) * times[0] / 1e6, times[1] / 1e6]
     way = "finufft" if of.nodes.eps else "products"
     points = "nearly all points'" if around.error > 0 else "the points'"
     reason = f"{waves} waves hold {points} box of {size} bandwidths to {float(of.error):.0e} of Σ|v|; by {way} an"

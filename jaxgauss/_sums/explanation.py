@@ -93,8 +93,8 @@ def explained(function: Callable[..., Any], /, *arguments: Any, **options: Any) 
             program = jax.make_jaxpr(call)(*shapes).jaxpr
         except FROM_PYTHON as error:
             raise TypeError(
-                f"`jaxgauss.explain`: the function must be one that JAX can trace; got {name}, which computes from Python."
-                " Explain a part of it."
+                f"`jaxgauss.explain`: the function must be one that JAX can trace; got {name}, which needs the values"
+                " of results. Explain a part of it."
             ) from error
     counter = Counter(expected_platform(*leaves), noted.get("blocks"), _share(noted.get("points")))
     found, parts = counter(program), []
