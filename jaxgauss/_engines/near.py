@@ -28,7 +28,7 @@ from .boxes import boxes
 from .few_dimensions import Sizes, by_waves, most_blocks, pays
 from .lowering import by_platform, plan_there
 from .marks import note
-from .nodes import blocks_of, tolerance_of, with_blocks
+from .nodes import with_blocks
 from .plan import NEAR, STRICTER
 from .products import APART, powers, separation
 
@@ -80,7 +80,7 @@ def examined(
     limit, seen = NEAR[working_dtype(settings.dtype).name], math.inf
     with np.errstate(all="ignore"):
         a, b = _about_a_center(np.sqrt(tau)[..., None, :] if each else np.sqrt(tau)[..., None, None], queries, keys)
-        note("points", (settings.kernel, a.points, b.points))
+        note("points", (settings, a.points, b.points))
         squared = max(np.fmax.reduce(x.norms, None) for x in (a, b))
         if pulls and squared <= limit * SURE:
             if values is not None:
@@ -88,18 +88,14 @@ def examined(
             slope = functools.partial(_slope_of, settings.kernel)
             seen = separation_of(np, slope, a, b, values, each) / APART
         waves = _are_for_waves(settings, logs, pulls, primals, values, a, b)
-    if squared > limit * SURE or seen < 1 / SURE_APART:
-        return _with(settings, False, waves)
-    return _with(settings, True if squared <= limit / SURE and seen > SURE_APART else None, waves)
+    is_near, is_far = squared <= limit / SURE and seen > SURE_APART, squared > limit * SURE or seen < 1 / SURE_APART
+    return _with(settings, True if is_near else False if is_far else None, waves)
 
 
 def _are_for_waves(
     settings: Settings, logs: bool, pulls: bool, primals: Any, values: Any, a: Scaled, b: Scaled
 ) -> bool | None:
     """Whether waves sum Gaussians of these points, even of the smallest of several arrays; None if that is open."""
-    if settings.method == "fourier":
-        both = np.concatenate([x.points.reshape(-1, x.points.shape[-1]) for x in (a, b)])
-        note("blocks", blocks_of(np, extent := np.ptp(both, 0), tolerance_of(np, both.dtype.name, extent)))
     if settings.kernel != GAUSS or settings.method != "auto":
         return False
     if isinstance(primals[0], tuple) or np.size(primals[0]) > 1:
@@ -116,7 +112,7 @@ def _are_for_waves(
         return False
     ends = boxes(np, *(x.points.reshape(-1, sizes.dim) for x in (a, b)))
     does, around = pays(np, most, precision, NEAR[precision], sizes, ends, np.ones_like(ends[0, 0]))
-    note("blocks", blocks_of(np, around.extent, tolerance_of(np, precision, around.extent)))
+    note("extent", around.extent)
     return bool(does)
 
 
@@ -143,8 +139,7 @@ def _differentiated(x: Any) -> Any:
 
 
 def _is_here(x: Any) -> bool:
-    is_traced = isinstance(x, jax.core.Tracer) or not getattr(x, "is_fully_addressable", True)
-    return not is_traced and 0 not in np.shape(x)
+    return not isinstance(x, jax.core.Tracer) and getattr(x, "is_fully_addressable", True) and 0 not in np.shape(x)
 
 
 def _as_one(x: Any) -> Any:
@@ -239,9 +234,7 @@ def _are_near(
 
 def but_not(is_near: jax.Array | bool, waves: jax.Array | bool) -> jax.Array | bool:
     """Whether points are near and not summed by waves."""
-    if isinstance(waves, bool):
-        return False if waves else is_near
-    return is_near & ~waves
+    return (False if waves else is_near) if isinstance(waves, bool) else is_near & ~waves
 
 
 def _unbatched(look: Callable[..., jax.Array]) -> Callable[..., jax.Array]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, Unpack
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax import lax

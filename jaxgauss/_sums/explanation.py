@@ -10,9 +10,10 @@ import numpy as np
 from jaxtyping import Array
 
 from .._arrays.devices import expected_platform
+from .._checks.settings import Settings, working_dtype
 from .._engines.marks import noting
+from .._engines.nodes import blocks_of, tolerance_of
 from .._engines.radial import mean_share
-from .._kernels.kernels import Kernel
 from .counted import Counter
 
 SOME = 2**15  # points whose tiles are looked at
@@ -96,7 +97,7 @@ def explained(function: Callable[..., Any], /, *arguments: Any, **options: Any) 
                 f"`jaxgauss.explain`: the function must be one that JAX can trace; got {name}, which needs the values"
                 " of results. Explain a part of it."
             ) from error
-    counter = Counter(expected_platform(*leaves), noted.get("blocks"), _share(noted.get("points")))
+    counter = Counter(expected_platform(*leaves), *_shown(**noted))
     found, parts = counter(program), []
     for (kind, batch, queries, keys, dim, channels, engine), (number, time) in found.sums.items():
         each = int(batch) * int(queries), int(keys), int(dim), int(channels)
@@ -106,13 +107,23 @@ def explained(function: Callable[..., Any], /, *arguments: Any, **options: Any) 
     return Explanation(name, found.nanoseconds / 1e6, tuple(parts), others, counter.basis)
 
 
-def _share(points: tuple[Kernel, np.ndarray, np.ndarray] | None) -> float:
-    """The share of the tiles of examined points, in bandwidths, that are not skipped."""
+def _shown(points: tuple[Settings, np.ndarray, np.ndarray] | None = None, extent: Any = None) -> tuple[Any, float]:
+    """What examined points, in bandwidths, show: the blocks of their waves, if known, and the share of tiles left.
+
+    `extent` is that of the box in which waves may sum them.
+    """
     if points is None:
-        return 1.0
-    kernel, *both = points
+        return None, 1.0
+    settings, *both = points
+    if settings.method == "fourier":
+        every = np.concatenate([x.reshape(-1, x.shape[-1]) for x in both])
+        extent = np.maximum(np.ptp(every, 0), 1e-30)
+    blocks = None
+    if extent is not None:
+        error = settings.tolerance or tolerance_of(np, working_dtype(settings.dtype).name, extent)
+        blocks = blocks_of(np, extent, error)
     q, k = (jnp.asarray(x[..., :: -(-x.shape[-2] // SOME), :]) for x in both)
-    return float(mean_share(kernel, q, k, jnp.ones((), q.dtype)))
+    return blocks, float(mean_share(settings.kernel, q, k, jnp.ones((), q.dtype)))
 
 
 def _time(milliseconds: float) -> str:

@@ -39,9 +39,8 @@ def gauss_sum(
     """Sum Gaussian kernels: s_m = Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n, without forming the M×N matrix.
 
     O(MN(D + C)) operations and O((M + N)(D + C)) memory, by one call of a PyTorch attention kernel or by XLA, whichever
-    is estimated to be faster; on a CPU O((M + N) C) operations for many points in D ≤ 3 dimensions
-    (docs/few_dimensions.md). `explain` tells which. Leading axes broadcast and dtypes promote as in `jnp.matmul`.
-    Sharded arrays are gathered, and every device computes the whole sum; `gauss_sum_sharded` divides the work.
+    is estimated to be faster (`explain` tells); on a CPU O((M + N) C) operations for many points in D ≤ 3 dimensions.
+    Leading axes broadcast and dtypes promote as in `jnp.matmul`. Sharded arrays are gathered: see `gauss_sum_sharded`.
 
     Args:
         queries: points q, (…, M, D).
