@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from .._engines.bridge import card
 from .._engines.costs import Cost, cpu_costs, cuda_costs
 from .._engines.few_dimensions import Sizes, estimated
 from .._engines.marks import marks_of
+from .._engines.plan import time_of_waves_on_cuda
 
 OPERATIONS = 24  # on every number of a tile, of which `pair` is the time: those of `exponential`
 POSITION, PLACE = 20.0, 2.0  # nanoseconds of a number that is sorted, and of one that is gathered or scattered
@@ -72,15 +74,13 @@ class Counter:
 
     def __init__(self, platform: str, blocks: Sequence[float] | None = None, share: float = 1.0):
         if platform == "cuda":
-            from .._engines.bridge import card
-
             self.rows, measured = cuda_costs(card().name)
             self.basis = "measured" if measured else "measured on another card"
             self.of = {"float32": self.rows["blocked"]}
         else:
             self.rows, self.basis = cpu_costs()
             self.of = {name: self.rows[f"xla in {name}"] for name in ("float32", "float64")}
-        self.blocks, self.share = blocks, share
+        self.platform, self.blocks, self.share = platform, blocks, share
 
     def __call__(self, jaxpr: Any, is_live: Iterable[bool] | None = None) -> Counted:
         """Count the operations of a jaxpr on which its results, or those that are live, depend."""
@@ -142,6 +142,9 @@ class Counter:
     def _of_waves(self, precision: str, most: str, sides: str, *sizes: str) -> tuple[str, float]:
         *numbers, pulls = sizes
         given = Sizes(*map(int, numbers), pulls=pulls == "True")
+        if self.platform == "cuda":
+            points = given.queries + given.keys
+            return "fourier", int(sides) * 1e6 * time_of_waves_on_cuda(points, given.dim, given.channels, int(most))
         blocks = [float(most)] * given.dim if self.blocks is None else [*map(float, self.blocks)]
         return "fourier", int(sides) * float(estimated(precision, given, blocks)[0])
 

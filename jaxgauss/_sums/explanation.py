@@ -70,7 +70,8 @@ class Explanation:
 
     def __str__(self) -> str:
         lines = [f"{self.function}: an estimated {_time(self.milliseconds)} ({self.basis})", *map(str, self.parts)]
-        return "\n  ".join([*lines, f"{_time(self.others)}: everything else"])
+        others = [f"{_time(self.others)}: everything else"] if self.parts else []
+        return "\n  ".join([*lines, *others])
 
     __repr__ = __str__
 
