@@ -180,7 +180,8 @@ def _marked(kernel: "AttentionKernel", passes: float, queries: Array, keys: Arra
     row = f"kernel in {kernel.dtype}" if kernel.device == "cpu" else kernel_engine(kernel)
     batch = jnp.broadcast_shapes(*(x.shape[:2] for x in (queries, keys, values)))
     pairs, columns = math.prod((*batch, queries.shape[2], keys.shape[2])), 2 * max(queries.shape[3], values.shape[3])
-    return mark("attention", row, pairs, columns, passes)
+    waits = kernel.gate is not None  # behind a gate it seldom computes
+    return mark("attention", row, 0 if waits else pairs, columns, passes)
 
 
 def _gate(kernel: "AttentionKernel", batch: Sequence[Any], queries: Array, keys: Array) -> tuple[Array, ...]:
