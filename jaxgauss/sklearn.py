@@ -1,5 +1,6 @@
 """Estimators for scikit-learn, with NumPy arrays in and out, without the kernel matrix."""
 
+import contextlib
 import functools
 import numbers
 import warnings
@@ -19,6 +20,7 @@ from ._estimator import GaussianProcess as GaussianProcess
 from ._kernels.kernels import GAUSS, Kernel
 from ._methods.kde import check_integral, kde_logpdf
 from ._methods.leave_one_out import leave_one_out_tau
+from ._sums.display import count, counting
 from ._sums.kernel_mean import kernel_mean
 from ._sums.kernel_sum import kernel_sum
 
@@ -246,6 +248,7 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, _KernelEstimator):
         rank: of the preconditioner. If it is at least N, the system is solved directly and then refined.
         tol: the largest entry of the residual relative to the root mean square of y. None: 1e-8, or 1e-4 for float32.
         max_iter: the largest number of steps.
+        progress: whether a bar of the steps is shown (needs tqdm); their number is not known beforehand.
 
     Attributes:
         X_fit_: the points, (N, D).
@@ -289,6 +292,7 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, _KernelEstimator):
         rank: int = 400,
         tol: float | None = None,
         max_iter: int = 1000,
+        progress: bool = False,
     ):
         self.alpha = alpha
         self.tau = tau
@@ -296,6 +300,7 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, _KernelEstimator):
         self.rank = rank
         self.tol = tol
         self.max_iter = max_iter
+        self.progress = progress
 
     def fit(self, X, y, sample_weight=None):
         """Solve for points X (N, D), their values y, (N,) or (N, C), and weights of the squared errors, (N,)."""
@@ -315,8 +320,10 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, _KernelEstimator):
         size = np.sqrt(np.square(values).mean(0))
         scale = np.where(size > 0, size, np.ones_like(size))
         tol = (1e-4 if X.dtype == np.float32 else 1e-8) if self.tol is None else float(self.tol)
-        solve = functools.partial(_solution, kernel=self.kernel, rank=int(self.rank), tol=tol, steps=int(self.max_iter))
-        found = _computed(solve, X[kept], values / scale, np.asarray(self.tau_, X.dtype), noise)
+        options = {"kernel": self.kernel, "rank": int(self.rank), "tol": tol, "steps": int(self.max_iter)}
+        solve = functools.partial(_solution, counted=bool(self.progress), **options)
+        with counting(self._name, "step") if self.progress else contextlib.nullcontext():
+            found = _computed(solve, X[kept], values / scale, np.asarray(self.tau_, X.dtype), noise)
         coefficients, self.n_iter_, self.residual_ = found[0], int(found[1]), float(found[2])
         self.dual_coef_ = np.zeros((len(X), values.shape[1]), X.dtype)
         self.dual_coef_[kept] = coefficients * scale
@@ -336,19 +343,27 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, _KernelEstimator):
         return self._summed(kernel_sum, X, self.dual_coef_)
 
 
-@functools.partial(jax.jit, static_argnames=("kernel", "rank", "tol", "steps"))
-def _solution(points: Array, values: Array, tau: Array, noise: Array, *, kernel, rank: int, tol: float, steps: int):
+@functools.partial(jax.jit, static_argnames=("kernel", "rank", "tol", "steps", "counted"))
+def _solution(
+    points: Array, values: Array, tau: Array, noise: Array, *, kernel, rank: int, tol: float, steps: int, counted: bool
+):
     """Solve (K + diag(noise)) c = v for v (N, C): c, the steps, and the largest relative residual."""
     with needed("jaxgauss.sklearn.KernelRidge", "lineax"):
         import lineax
     from .lineax import gauss_operator, nystrom_preconditioner
 
-    operator = gauss_operator(points, tau, noise=noise, kernel=kernel)
+    operator: Any = gauss_operator(points, tau, noise=noise, kernel=kernel)
     near = nystrom_preconditioner(operator, min(rank, len(points)), rng_key=jax.random.key(0))
+    if counted:
+        step = lambda v: (jax.debug.callback(count), operator.mv(v))[1]  # noqa: E731
+        tags = lineax.positive_semidefinite_tag
+        product = lineax.FunctionLinearOperator(step, operator.in_structure(), tags)
+    else:
+        product = operator
     solver = lineax.CG(tol, tol, max_steps=steps, stabilise_every=None)
 
     def of_column(v: Array) -> tuple[Array, Array]:
-        found = lineax.linear_solve(operator, v, solver, options={"preconditioner": near}, throw=False)
+        found = lineax.linear_solve(product, v, solver, options={"preconditioner": near}, throw=False)
         return found.value, found.stats["num_steps"]
 
     c, taken = jax.vmap(of_column, -1, (-1, 0))(values)

@@ -13,8 +13,10 @@ import torch
 import emulated_cuda
 import torch_backend
 from emulated_cuda import RefusedError
-from jaxgauss import explain, gauss_sum, kernel_sum
+from jaxgauss import explain, gauss_sum, kernel_sum, mmd_flow_velocity
 from jaxgauss._engines import bridge, plan, tiles
+from jaxgauss._engines import plan as plans
+from jaxgauss._engines.nodes import MOST
 from oracle import assert_close, gauss_sum64, gradients64, problem, relative_error, with_gradients
 from torch_backend import KERNELS, operators, select_kernel
 
@@ -302,6 +304,17 @@ def test_explain_names_the_card():
     points = jax.ShapeDtypeStruct((70_000, 16), "float32")
     for options in ({}, {"method": "rescale"}):
         assert "compute capability 9.0, cuDNN 9.19.0" in explain(points, points, points, **options).reason
+
+
+def test_explain_lists_the_sums_of_a_function_by_the_cards_costs():
+    many, few = (jax.ShapeDtypeStruct((n, 16), "float32") for n in (70_000, 100))
+    by_kernel, in_xla = (explain(mmd_flow_velocity, x, x, 1.0) for x in (many, few))
+    assert by_kernel.parts[0].engine in ("cudnn", "flash") and in_xla.parts[0].engine == "differences"
+    assert by_kernel.milliseconds > 30 * in_xla.milliseconds
+    solid = jax.ShapeDtypeStruct((70_000, 3), "float32")
+    by_waves = explain(lambda x: gauss_sum(x, x, x, method="fourier"), solid)
+    assert [x.engine for x in by_waves.parts] == ["fourier"]
+    assert by_waves.milliseconds == pytest.approx(plans.time_of_waves_on_cuda(140_000, 3, 3, MOST[3]), rel=0.05)
 
 
 ORDINARY = [(32, 1.0), (64, 1.0), (16, 4.0), (8, 16.0)]  # D, τ

@@ -3,6 +3,7 @@
 import functools
 import itertools
 import re
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,8 @@ import pytest
 from jaxgauss import gauss_sum, gauss_sum_blocked, gauss_sum_dense, log_gauss_sum
 from jaxgauss._checks.settings import Settings
 from jaxgauss._engines import dispatch, tiles
+from jaxgauss._sums import gauss_sum as module
+from jaxgauss._sums import in_parts
 from oracle import SIZES, assert_close, gauss_sum64, problem, relative_error
 
 METHODS = ("auto", "reweight", "prescale", "rescale", "blocked", "dense")
@@ -317,3 +320,34 @@ def test_eager_calls_of_known_shapes_compile_nothing(rng):
     finally:
         jax.monitoring.unregister_event_duration_listener(listener)
     assert 0 < before == len(compiled)
+
+
+def test_parts_with_a_bar_give_the_same(rng, monkeypatch, capsys):
+    """Of all queries of a batch, also if the last part is smaller; all parts are one program."""
+    expected, seen = in_parts.in_parts, []
+
+    def in_three_seconds(found, compute, queries, axis=-1):
+        def seeing(rows):
+            seen.append(rows.shape)
+            return compute(rows)
+
+        return expected(replace(found, milliseconds=3000.0), seeing, queries, axis)
+
+    monkeypatch.setattr(module, "in_parts", in_three_seconds)
+    for shape, values in (((2, 50, 3), (40, 4)), ((50, 3), (40,)), ((0, 3), (40,)), ((1, 3), (40, 1))):
+        operands = rng.normal(size=shape), rng.normal(size=(40, 3)), rng.normal(size=values)
+        for tau in (0.7, np.array([0.2, 0.7])) if len(shape) == 2 else (0.7,):
+            assert_close(gauss_sum(*operands, tau, progress=True), gauss_sum(*operands, tau), 1e-13)
+    shown = capsys.readouterr().err
+    assert seen[:3] == [(2, 17, 3)] * 3 and "gauss_sum: 100%" in shown and "50/50" in shown
+
+
+@pytest.mark.parametrize("transformed", [jax.jit, jax.grad, jax.vmap])
+def test_progress_is_refused_where_there_is_none(transformed):
+    def total(x):
+        return gauss_sum(x, x, x[:, 0], progress=True).sum()
+
+    with pytest.raises(ValueError, match=r"`jaxgauss.gauss_sum`: `progress` must be False under a transf.*; got True"):
+        transformed(total)(jnp.ones((2, 3, 1)) if transformed is jax.vmap else jnp.ones((3, 1)))
+    with pytest.raises(ValueError, match=r"`jaxgauss.gauss_sum`: `progress` must be False with segments; got True"):
+        gauss_sum(*[np.ones((3, 1))] * 3, segments=(np.zeros(3, int),) * 2, progress=True)

@@ -291,6 +291,17 @@ def test_candidates_one_by_one_give_the_same(rng, capsys):
         jax.jit(lambda x: leave_one_out_tau(x, progress=True))(x)
 
 
+def test_densities_in_parts_are_the_same(rng, capsys):
+    x, samples = rng.normal(size=(40, 2)), rng.normal(size=(30, 2))
+    for tau in (0.7, SEVERAL):
+        shown, expected = (kde_logpdf(x, samples, tau, weights=np.ones(30), progress=z) for z in (True, False))
+        assert_close(shown, expected, 1e-13)
+    shown = capsys.readouterr().err
+    assert "kde_logpdf: 100%" in shown and "40/40" in shown
+    with pytest.raises(ValueError, match=r"`jaxgauss.kde_logpdf`: `progress` must be False under .* jit; got True"):
+        jax.grad(lambda x: kde_logpdf(x, samples, 1.0, progress=True).sum())(x)
+
+
 def test_closed_forms(rng):
     x, y = jnp.asarray(rng.normal(size=(1, 4))), jnp.asarray(rng.normal(size=(1, 4)))
     k = float(np.exp(-np.square(x - y).sum()))

@@ -11,7 +11,9 @@ import pytest
 
 from formulas import exact_gradients, kernel_matrix
 from jaxgauss import mmd_estimate, mmd_squared
-from oracle import relative_error
+from jaxgauss._methods import mmd_estimate as module
+from jaxgauss._sums.explanation import Explanation
+from oracle import assert_close, relative_error
 
 REPETITIONS = 1000
 SIZES = 60, 90  # of x and y
@@ -150,6 +152,18 @@ def test_the_bar_counts_the_chunks(samples, capsys):
     x, y = samples
     mmd_estimate([x[:9], x[:0], x[9:]], [y], 0.7, progress=True)
     assert "mmd_estimate: 100%" in (shown := capsys.readouterr().err) and "9/9" in shown
+
+
+def test_arrays_are_divided_for_a_bar(samples, capsys, monkeypatch):
+    x, y = samples
+    monkeypatch.setattr(module, "explained", lambda *_, **__: Explanation("", 1e4, (), 0.0, ""))  # ten seconds
+    for estimator in ("unbiased", "biased"):
+        shown, expected = (mmd_estimate(x, y, 0.7, estimator=estimator, progress=z) for z in (True, False))
+        assert_close(shown, expected, 1e-12)
+    shown = capsys.readouterr().err
+    assert "mmd_estimate: 100%" in shown and "16/16" in shown
+    with pytest.raises(ValueError, match=r"`jaxgauss.mmd_estimate`: `progress` must be False under .*got True"):
+        jax.jit(lambda x: mmd_estimate(x, y, 0.7, progress=True))(x)
 
 
 def test_it_prints_numbers(samples):

@@ -5,9 +5,11 @@ from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from jaxgauss import explain
+import jaxgauss
+from jaxgauss import explain, gauss_sum
 from jaxgauss._arrays import devices as jax_devices
 from jaxgauss._checks.settings import Settings
 from jaxgauss._engines import bridge
@@ -198,3 +200,100 @@ def test_a_vendor_can_be_named(monkeypatch):
     assert models.vendor.__wrapped__() == "GenuineIntel"
     monkeypatch.delenv("JAXGAUSS_CPU_VENDOR")
     assert models.vendor.__wrapped__()
+
+
+def some_points(rng, num, dim):
+    return jnp.asarray(rng.normal(size=(num, dim)), "float32")
+
+
+def listed(found):
+    return [(x.number, x.kind, x.queries, x.keys, x.dim, x.channels, x.engine) for x in found.parts]
+
+
+def test_explain_lists_the_sums_of_a_function(rng):
+    """Also if it has run before, and without running it; from shapes as from arrays."""
+    x, y = some_points(rng, 900, 5), some_points(rng, 700, 5)
+    blocked, own, alike = "blocked in float32", (900, 1600, 5, 6), (900, 1600, 5, 7)
+    jaxgauss.mmd_flow_velocity(x, y, 0.1)
+    for points in ((x, y), shapes(900, 700, 5, 1)[:2]):
+        found = explain(jaxgauss.mmd_flow_velocity, *points, 0.1)
+        assert listed(found) == [(1, "sum", *own, "dense in float32")] and found.function == "mmd_flow_velocity"
+    found = explain(jax.grad(jaxgauss.mmd_squared), x, y, tau=0.1)
+    assert listed(found) == [(1, "sum", *alike, "dense in float32")]
+    x, y = (jnp.tile(z, (4, 1)) for z in (x, y))
+    found = explain(jax.value_and_grad(lambda x: gauss_sum(x, y, y[:, 0], 0.1).sum()), x)
+    assert listed(found) == [(1, "sum", 3600, 2800, 5, 6, blocked)]
+    found = explain(lambda x: gauss_sum(x, y, y, 0.1, method="rescale"), x)
+    assert listed(found) == [(1, "sum", 3600, 2800, 5, 5, "kernel in float32")]
+
+
+def test_explain_knows_where_the_points_lie(rng):
+    """By the values of the arrays: tiles that are skipped take no time, and few waves little."""
+    x = some_points(rng, 20000, 2)
+    far, waves = (explain(jaxgauss.mmd_flow_velocity, x, x + 1, tau) for tau in (1e6, 1.0))
+    assert [z.parts[0].engine for z in (far, waves)] == ["anywhere", "fourier"]
+    nothing = explain(jaxgauss.mmd_flow_velocity, *shapes(20000, 20000, 2, 1)[:2], 1.0)
+    assert waves.milliseconds < nothing.milliseconds / 4
+    assert far.milliseconds < explain(jaxgauss.mmd_flow_velocity, x, x + 1, 1e3).milliseconds
+
+
+def test_a_sum_takes_as_long_by_its_operations_as_by_its_plan(rng):
+    """The estimates by which "auto" chooses, and those of the program that it makes."""
+    for num, dim, channels in ((3000, 3, 1), (2000, 60, 1), (2000, 20, 40)):
+        x = some_points(rng, num, dim)
+        of_sum = float(explain(x, x, x[:, :1].repeat(channels, 1)).reason.split()[2])
+        found = explain(gauss_sum, x / 100, x, x[:, :1].repeat(channels, 1), tau=1e-3)
+        assert 0.7 < found.milliseconds / of_sum < 1.4
+
+
+def test_explain_counts_what_repeats(rng):
+    """Sums in a loop; one of unknown length is one step, and what is not used costs nothing."""
+    x = some_points(rng, 1500, 4)
+
+    def three(x):
+        return jax.lax.scan(lambda x, _: (x + gauss_sum(x, x, x, 0.1), None), x, None, length=3)[0]
+
+    found, one = explain(three, x), explain(gauss_sum, *[jax.ShapeDtypeStruct(x.shape, x.dtype)] * 3, 0.1)
+    assert [z.number for z in found.parts] == [3] and 2.5 < found.milliseconds / one.milliseconds < 3.5
+    assert [z.number for z in explain(jaxgauss.mean_shift, x, x, 0.1).parts] == [1]
+    assert explain(lambda x: (gauss_sum(x, x, x, 0.1), 1)[1], x).parts == ()
+    assert str(found).startswith("three: an estimated ") and "3 × sum of 1500 × 1500 pairs" in str(found)
+
+
+FUNCTIONS = {
+    "mmd_squared": lambda x, y: jaxgauss.mmd_squared(x, y, 0.1),
+    "mmd_estimate": lambda x, y: jaxgauss.mmd_estimate(x, y, 0.1),
+    "mmd_test": lambda x, y: jaxgauss.mmd_test(x, y, 0.1, rng_key=jax.random.key(0)),
+    "hsic": lambda x, y: jaxgauss.hsic(x, y, 0.1, 0.1),
+    "hsic_test": lambda x, y: jaxgauss.hsic_test(x, y, 0.1, 0.1, rng_key=jax.random.key(0)),
+    "ksd_squared": lambda x, y: jaxgauss.ksd_squared(x, y, 0.1),
+    "ksd_test": lambda x, y: jaxgauss.ksd_test(x, y, 0.1, rng_key=jax.random.key(0)),
+    "kde_logpdf": lambda x, y: jaxgauss.kde_logpdf(x, y, 0.1),
+    "kde_score": lambda x, y: jaxgauss.kde_score(x, y, 0.1),
+    "kernel_mean": lambda x, y: jaxgauss.kernel_mean(x, y, y, 0.1),
+    "log_gauss_sum": lambda x, y: jaxgauss.log_gauss_sum(x, y, y[:, 0], 0.1),
+    "kernel_sum": lambda x, y: jaxgauss.kernel_sum(x, y, y[:, 0], 0.1, kernel="imq"),
+    "mean_shift": lambda x, y: jaxgauss.mean_shift(x, y, 0.1),
+    "leave_one_out_tau": lambda x, y: jaxgauss.leave_one_out_tau(x),
+    "kernel_herding": lambda x, y: jaxgauss.kernel_herding(x, 0.1, num=9),
+    "svgd_direction": lambda x, y: jaxgauss.svgd_direction(x, y, 0.1),
+    "energy_distance": lambda x, y: jaxgauss.energy_distance(x, y),
+    "mmd_witness": lambda x, y: jaxgauss.mmd_witness(x, x, y, 0.1),
+    "mmd_squared_matrix": lambda x, y: jaxgauss.mmd_squared_matrix(x, 0.1, segments=np.arange(len(x)) // 1000),
+    "segments": lambda x, y: gauss_sum(x, y, y, 0.1, segments=(np.arange(len(x)) // 99,) * 2),
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_explain_takes_every_function(rng, name):
+    x, y = some_points(rng, 5000, 2), some_points(rng, 5000, 2)
+    found = explain(FUNCTIONS[name], x, y)
+    assert 0.1 < found.milliseconds < 1e5 and (found.parts or name.endswith("test"))
+
+
+def test_explain_says_what_it_cannot_trace(rng):
+    x = some_points(rng, 9, 2)
+    with pytest.raises(
+        TypeError, match=r"`jaxgauss.explain`: the function must be .* JAX can trace; got <lambda>, which needs"
+    ):
+        explain(lambda x: float(x.sum()), x)

@@ -1,6 +1,7 @@
 """Estimators pass scikit-learn's own checks, agree with its densities and regressions, and work in its tools."""
 
 import pickle
+import re
 import sys
 
 import jax.numpy as jnp
@@ -108,6 +109,14 @@ def test_bandwidths_are_chosen_by_leaving_one_out(data):
     assert density.tau_ == float(jaxgauss.leave_one_out_tau(points, weights=weights).tau)
     mean = KernelMean("leave_one_out").fit(points, values)
     assert mean.tau_ == float(jaxgauss.leave_one_out_tau(points, values=values).tau) != density.tau_
+
+
+def test_a_bar_counts_the_steps_of_ridge_regression(data, capsys):
+    points, values, *_ = data
+    shown, silent = (KernelRidge(0.1, rank=5, progress=x).fit(points, values) for x in (True, False))
+    np.testing.assert_allclose(shown.dual_coef_, silent.dual_coef_, rtol=0, atol=1e-9)
+    counts = [int(x) for x in re.findall(r"KernelRidge: (\d+)step", capsys.readouterr().err)]
+    assert shown.n_iter_ <= counts[-1] <= shown.n_iter_ + 2
 
 
 @pytest.mark.parametrize("model", [KernelDensity(), KernelMean(), KernelRidge()], ids=str)

@@ -20,6 +20,7 @@ from .._arrays.devices import vary_like
 from .._arrays.points import as_rows
 from .._arrays.shapes import are_known
 from .._kernels.kernels import Kernel
+from .marks import mark
 from .pairs import both_by_differences, by_differences, subtractable, with_rank, zeros_of
 from .plan import Plan
 from .products import about_center, distances, known_by_norms, known_by_product, masked, sums_by_moments
@@ -174,7 +175,8 @@ def _block_sums(wanted: Sequence[Wanted], scale: Array, rows: Rows, tiles: Colum
         return start + 1, total, [x.at[index].set(here & ~y) for x, y in zip(left, kept, strict=True)]
 
     state = varying((jnp.zeros((), "int32"), [none[0], *at_keys], [left] * len(wanted)))
-    _, total, left = lax.while_loop(lambda state: state[0] < number, add, state)
+    with mark("steps", len(tiles.points)):
+        _, total, left = lax.while_loop(lambda state: state[0] < number, add, state)
     flags = [x.swapaxes(0, 1).reshape(num, -1) for x in left]
     return _add_differences(total, flags, wanted, scale, rows, columns)
 

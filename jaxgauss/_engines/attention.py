@@ -5,6 +5,7 @@ attention kernel, the scaled points a and b, and operands of equal rank; their l
 """
 
 import functools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,8 @@ from jaxtyping import Array
 from .._arrays.points import by_point, scaled_points, unbroadcast
 from .._checks.settings import working_dtype
 from .bridge import call, select_kernel, torch_backend
+from .costs import kernel_engine
+from .marks import mark
 from .near import one_of_two
 from .plan import Plan
 
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from torch_backend import AttentionKernel, Engine
 
 Points = tuple[Array, Array]
+PASSES = 2.5  # a pullback takes so many times as long as attention
 
 
 def by_attention(
@@ -156,7 +160,8 @@ def _attend(
     options = replace(kernel, gate=None, alarm=None), bias is not None, bool(alarm)
     operands = *tensors, *alarm, *_gate(kernel, batch, queries, keys)
     shapes = [(*batch, queries.shape[2], width) for width in (values.shape[3], 1)]
-    out, lse = call(torch_attention, options, shapes, operands, working_dtype(kernel.dtype))
+    with _marked(kernel, 1, *tensors[:3]):
+        out, lse = call(torch_attention, options, shapes, operands, working_dtype(kernel.dtype))
     return out, lse
 
 
@@ -166,7 +171,17 @@ def _pull_back(*operands: Any) -> tuple[Array, ...]:
     gate = _gate(kernel, batch, *tensors[1:3])
     options = replace(kernel, gate=None, alarm=None), bool(gate)
     shapes: Any = [(*batch, *x.shape[2:]) for x in tensors[1:4]]
-    return call(torch_pullback, options, shapes, [*tensors, *gate], working_dtype(kernel.dtype))
+    with _marked(kernel, PASSES, *tensors[1:4]):
+        return call(torch_pullback, options, shapes, [*tensors, *gate], working_dtype(kernel.dtype))
+
+
+def _marked(kernel: "AttentionKernel", passes: float, queries: Array, keys: Array, values: Array) -> Any:
+    """A scope that tells `explain` the kernel's row of costs, its pairs and columns, and how many passes it takes."""
+    row = f"kernel in {kernel.dtype}" if kernel.device == "cpu" else kernel_engine(kernel)
+    batch = jnp.broadcast_shapes(*(x.shape[:2] for x in (queries, keys, values)))
+    pairs, columns = math.prod((*batch, queries.shape[2], keys.shape[2])), 2 * max(queries.shape[3], values.shape[3])
+    waits = kernel.gate is not None  # behind a gate it seldom computes
+    return mark("attention", row, 0 if waits else pairs, columns, passes)
 
 
 def _gate(kernel: "AttentionKernel", batch: Sequence[Any], queries: Array, keys: Array) -> tuple[Array, ...]:

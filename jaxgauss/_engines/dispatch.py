@@ -24,6 +24,7 @@ from .attention import attended_means, attended_pullback, attended_sum, by_atten
 from .blocked import blocked_pullback, scaled_sum
 from .few_dimensions import by_waves
 from .lowering import aligned_sizes, lowered, plan_there
+from .marks import facts_of, mark, marked
 from .means import blocked_means, means_anywhere, means_in_one_pass
 from .near import but_not, one_of_two
 from .plan import Plan, exact_plan, mixture_of
@@ -37,11 +38,13 @@ class Operation(NamedTuple):
     """One computation by three engines, from operands of equal rank: queries, keys, values, τ, ….
 
     Attributes:
+        name: what `explain` calls it.
         anywhere: for points that lie anywhere; takes a plan and the operands.
         attended: by an attention kernel; takes a plan, its kernel, the scaled points and the operands.
         in_xla: for near points, in XLA; takes a plan, the scaled points with their norms, and the operands.
     """
 
+    name: str
     anywhere: Callable[..., tuple[jax.Array, ...]]
     attended: Callable[..., Any]
     in_xla: Callable[..., tuple[jax.Array, ...]]
@@ -169,6 +172,13 @@ def _by_plan(
     operation: Operation, settings: Settings, near: bool | None, platform: str, *operands: jax.Array
 ) -> tuple[jax.Array, ...]:
     """The operation by its plan. `near`: whether points are known to be near; None if the program must find out."""
+    with mark("sum", operation.name, *facts_of(*operands)):
+        return _as_planned(operation, settings, near, platform, *operands)
+
+
+def _as_planned(
+    operation: Operation, settings: Settings, near: bool | None, platform: str, *operands: jax.Array
+) -> tuple[jax.Array, ...]:
     if near is False:
         return operation.anywhere(exact_plan_of(settings, platform, operands), *operands)
     chosen = plan_there(settings, platform, operands)
@@ -185,7 +195,7 @@ def _in_xla(operation: Operation, near: bool | None, chosen: Plan, *operands: ja
     """The operation by XLA. Points are scaled once, to find out whether they are near, and for the sum."""
     queries, keys, _, tau, *_ = operands
     points = with_norms(*scaled_points(queries, keys, tau))
-    here = functools.partial(operation.in_xla, chosen)
+    here = marked(functools.partial(operation.in_xla, chosen), "engine", f"{chosen.method} in {chosen.precision}")
     if near:
         return here(points, *operands)
     is_near = chosen.reach == math.inf or are_within(chosen.reach, *points)
@@ -209,7 +219,9 @@ def _exactly(function: Callable[..., Any], what: Any, settings: Settings, platfo
     """A function of `radial` or `mixed` with its plan, in the plan's precision."""
     queries, keys, _, tau, *_ = operands
     chosen = exact_plan_of(settings, platform, (queries, keys, keys, tau))
-    return _in_precision(functools.partial(function, what))(chosen, *operands)
+    pulls = isinstance(what, Channels) or what.pulls.kernels
+    with mark("sum", "sum with pulls" if pulls else "sum", *facts_of(*operands)):
+        return _in_precision(functools.partial(function, what))(chosen, *operands)
 
 
 def _in_precision(function: Callable) -> Callable[..., tuple[jax.Array, ...]]:
@@ -251,14 +263,14 @@ def _means_in_xla(chosen: Plan, points: tuple[Scaled, Scaled], *operands: jax.Ar
     return blocked_means(*operands, dense=chosen.method == "dense")
 
 
-SUM = Operation(_sum_anywhere, attended_sum, _sum_in_xla)
+SUM = Operation("sum", _sum_anywhere, attended_sum, _sum_in_xla)
 SUM_AND_LOG = SUM._replace(attended=functools.partial(attended_sum, with_log=True))
-PULLBACK = Operation(_pullback_anywhere, attended_pullback, _pullback_in_xla)
+PULLBACK = Operation("gradients", _pullback_anywhere, attended_pullback, _pullback_in_xla)
 
 
 @functools.cache
 def _means_of(kernel: Kernel) -> Operation:
-    return Operation(functools.partial(means_anywhere, kernel), attended_means, _means_in_xla)
+    return Operation("mean", functools.partial(means_anywhere, kernel), attended_means, _means_in_xla)
 
 
 _RADIAL_PULLBACK = {x: functools.partial(radial.radial_pullback, with_tau=x) for x in (False, True)}

@@ -16,6 +16,7 @@ from .._kernels.kernels import GAUSS, Kernel
 from .anywhere import are_few
 from .boxes import boxes
 from .few_dimensions import Sizes, most_blocks, pays
+from .marks import note
 from .near import separation_of
 from .nodes import with_blocks
 from .plan import NEAR, STRICTER
@@ -76,6 +77,7 @@ def examined(
     sure_far, sure_apart = (1, 1) if is_same and not each else (SURE, SURE_APART)
     with np.errstate(all="ignore"):
         a, b = _about_a_center(np.sqrt(tau)[..., None, :] if each else np.sqrt(tau)[..., None, None], queries, keys)
+        note("points", (settings, a.points, b.points))
         squared = max(np.fmax.reduce(x.norms, None) for x in (a, b))
         if pulls and squared <= limit * sure_far:
             if values is not None:
@@ -115,7 +117,9 @@ def _pay(
     if not most:
         return False
     ends = boxes(np, *(x.reshape(-1, sizes.dim) for x in (a, b)))
-    return bool(pays(np, most, precision, NEAR[precision], sizes, ends, np.ones_like(ends[0, 0]))[0])
+    does, around = pays(np, most, precision, NEAR[precision], sizes, ends, np.ones_like(ends[0, 0]))
+    note("extent", around.extent)
+    return bool(does)
 
 
 @functools.lru_cache(4096)

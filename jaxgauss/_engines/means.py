@@ -37,6 +37,7 @@ from .anywhere import in_leaves, in_place, leaf_order, sorts, squared_gaps
 from .blocked import scaled_sum
 from .few_dimensions import Sizes, most_blocks, pays_here, rows_of, settled
 from .fused import relative_means
+from .marks import mark, marked
 from .plan import NEAR, STRICTER, Plan
 from .tiles import (
     DIFFERENCES_TILE,
@@ -142,7 +143,7 @@ def _of_matrices(kernel: Kernel, chosen: Plan, *operands: Array) -> Any:
     queries, keys, values, tau, log_weights = operands
     sizes = Sizes(len(queries), len(keys), keys.shape[1], 1 + values.shape[1])
     most = most_blocks("float64", sizes) if kernel == GAUSS and chosen.waves is not False else 0
-    by_tiles = functools.partial(_sorted_means, kernel, chosen.precision, *operands)
+    by_tiles = marked(functools.partial(_sorted_means, kernel, chosen.precision, *operands), "engine", "anywhere")
     if not most:
         return by_tiles()
     scale = jnp.sqrt(tau)
@@ -156,7 +157,8 @@ def _of_matrices(kernel: Kernel, chosen: Plan, *operands: Array) -> Any:
         columns = jnp.concatenate([weights, weights * values], 1)
         wanted = Wanted(Channels((GAUSS,), columns.shape[1:]), NOTHING)
         side = queries, keys, columns, scale, queries[:, :0], keys[:, :0]
-        found, doubt = sums_by_waves(wanted, of, promise, *side)
+        with mark("waves", "float64", most, 1, *sizes):
+            found, doubt = sums_by_waves(wanted, of, promise, *side)
         total = found.sums[:, :1]
         return [(found.sums[:, 1:] / total, largest + jnp.log(total))], [doubt]
 
@@ -251,7 +253,9 @@ def _sorted_means(
             jnp.full((len(queries), 1), LOG_ZERO),
             *(jnp.zeros((len(queries), width)) for width in (1, values.shape[1] + 1)),
         )
-        _, largest, total, sums = lax.while_loop(goes_on, add, jax.tree.map(lambda x: vary_like(x, operands), none))
+        none = jax.tree.map(lambda x: vary_like(x, operands), none)
+        with mark("steps", len(points)):
+            _, largest, total, sums = lax.while_loop(goes_on, add, none)
         return sums[:, :-1] / sums[:, -1:], largest + jnp.log(total)
 
     return in_place(lax.map(of_block, (rows, bounds)), i, len(queries))

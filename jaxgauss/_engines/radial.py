@@ -28,6 +28,7 @@ from .._kernels.kernels import GAUSS, Kernel
 from .all_pairs import sums_by_differences, sums_by_products
 from .anywhere import anywhere_sums, share_left, sorts
 from .few_dimensions import Sizes, at_most, most_blocks, pays_here, rows_of, settled
+from .marks import mark, marked
 from .near import one_of_two, within
 from .pairs import with_rank, zeros_of
 from .plan import STRICTER, Plan
@@ -73,6 +74,7 @@ def radial_pullback(
 def _near_or_anywhere(wanted: Wanted, chosen: Plan, near: Callable, anywhere: Callable, *operands: Array) -> Any:
     """One of two functions, by the points; for Gaussians `anywhere`, because near ones have engines of their own."""
     queries, keys, values, tau, *weights = operands
+    near = marked(near, "engine", f"{chosen.method} in {chosen.precision}")
     if wanted.kinked or GAUSS in wanted.kernels or chosen.method == "differences":
         return anywhere(*operands)
     if not wanted.pulls.kernels:
@@ -123,7 +125,8 @@ def sums_anywhere(wanted: Sequence[Wanted], chosen: Plan, *operands: Array) -> l
     pulls = any(x.pulls.kernels for x in wanted)
     if 0 in sizes or (chosen.method != "fourier" and not sorts(chosen, *sizes, pulls=pulls)):
         sides = operands, (keys, queries, row_weights, tau, weights, row_weights)
-        return [sums_by_differences(x, *side) for x, side in zip(wanted, sides, strict=False)]
+        with mark("engine", "differences"):
+            return [sums_by_differences(x, *side) for x, side in zip(wanted, sides, strict=False)]
 
     summed = functools.partial(of_matrices, wanted, chosen)
     if not as_one:
@@ -145,6 +148,7 @@ def of_matrices(
     """Sums of matrices by waves, if these pay or are asked for, else `by_tiles`; of several Gaussians with `shares`."""
     queries, keys, values, scale, _, weights = operands
     most, sizes = blocks_that_may_pay(wanted, chosen, queries, keys, values, weights, bandwidths=len(scale))
+    by_tiles = marked(by_tiles, "engine", "anywhere")
     if not most:
         return by_tiles(wanted, *operands)
     promise = None if chosen.method == "fourier" else SUMS[chosen.precision]
@@ -217,11 +221,11 @@ def share_of_tiles(kernel: Kernel, chosen: Plan, queries: Q, keys: K, tau: T) ->
     """The share of tiles that are summed for points that lie anywhere, or the mean share of a batch."""
     if not sorts(chosen, queries.shape[-2], *keys.shape[-2:], pulls=False):
         return 1.0
-    return float(_mean_share(kernel, queries, keys, tau))
+    return float(mean_share(kernel, queries, keys, tau))
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _mean_share(kernel: Kernel, queries: Q, keys: K, tau: T) -> Array:
+def mean_share(kernel: Kernel, queries: Q, keys: K, tau: T) -> Array:
     share = functools.partial(share_left, kernel)
     return one_by_one(share, queries, keys, by_point(jnp.sqrt(tau), queries)).mean()
 

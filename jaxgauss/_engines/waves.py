@@ -20,6 +20,7 @@ from . import nufft
 from .boxes import Box, outside
 from .few_dimensions import Doubt, Sizes, transforms_pay, wider
 from .fourier import coefficients, derivatives_at, values_at
+from .marks import mark
 from .nodes import Nodes, nodes, spectrum, tolerance_of
 from .plan import Plan
 from .tiles import scan
@@ -103,9 +104,9 @@ def sums_of_sides(
     """`sums_by_waves` at the queries; if `wanted` has two items, also at the keys, where the row weights are summed."""
     of = layout(most, chosen, promise, operands[3], sizes, around)
     of = of if shares is None else of._replace(error=of.error * shares.sum())
-    return [
-        sums_by_waves(x, of, promise, *side, shares=shares) for x, side in zip(wanted, sides(operands), strict=False)
-    ]
+    with mark("waves", chosen.precision, most, len(wanted), *sizes):
+        each = zip(wanted, sides(operands), strict=False)
+        return [sums_by_waves(x, of, promise, *side, shares=shares) for x, side in each]
 
 
 def sides(operands: Sequence[Array]) -> tuple[Sequence[Array], Sequence[Array]]:

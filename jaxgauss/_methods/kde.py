@@ -17,6 +17,9 @@ from .._checks.samples import check_kernel, check_samples, check_signs
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights, working_dtype
 from .._kernels.kernels import Kernel
 from .._sums.checked import check_plan, examined
+from .._sums.display import refuse_progress_in_a_trace
+from .._sums.explanation import explained
+from .._sums.in_parts import in_parts
 from .._sums.kernel_mean import as_logs
 from .._sums.log_gauss_sum import methods_of_logs
 from .._sums.sharded import log_sum_over_mesh, relative_sum_over_mesh
@@ -31,6 +34,7 @@ def kde_logpdf(
     *,
     kernel: str | Kernel = "gauss",
     weights: Weights | None = None,
+    progress: bool = False,
     **options: Unpack[MeshOptions],
 ) -> Float[Array, " p"]:
     """Log-density of a kernel density estimate: log Σ_n w_n (τ/2π)^{D/2} exp(-τ/2 ‖x - k_n‖²), or with another kernel.
@@ -45,6 +49,7 @@ def kde_logpdf(
         kernel: "gauss", "matern12" ("laplace"), "matern32", "matern52"; or, in D < 2α dimensions,
             `rational_quadratic(alpha)`, which is Student's density with 2α - D degrees of freedom ("cauchy": α = 1).
         weights: w, (N,), not negative; they are divided by their sum. None: all are equal.
+        progress: take some points at a time and show a bar (needs tqdm); not under transformations.
         **options: `method`, `precision` and `backend`, as for `log_gauss_sum`; and `mesh`, `query_axis` and `key_axis`,
             as for `mmd_squared`.
 
@@ -53,7 +58,7 @@ def kde_logpdf(
 
     Raises:
         ValueError: shapes do not fit, there are no samples, tau or weights are not positive, or an option has an
-            unknown value.
+            unknown value, or `progress` under a transformation.
         TypeError: points, samples or weights are not a floating array.
 
     Derivatives:
@@ -71,8 +76,12 @@ def kde_logpdf(
     References:
         Silverman, "Density Estimation for Statistics and Data Analysis", 1986.
     """
-    settings, tau = _check("kde_logpdf", points, samples, tau, kernel, weights, options)
-    return _logpdf(settings, points, samples, tau, weights)
+    settings, operand = _check("kde_logpdf", points, samples, tau, kernel, weights, options)
+    if not progress:
+        return _logpdf(settings, points, samples, operand, weights)
+    refuse_progress_in_a_trace("kde_logpdf", points, samples, tau, weights)
+    expected = explained(kde_logpdf, points, samples, tau, kernel=kernel, weights=weights, **options)
+    return in_parts(expected, lambda x: _logpdf(settings, x, samples, operand, weights), points)
 
 
 @public()

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple, Unpack
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -185,17 +186,24 @@ def _search_of_many(settings: Settings, points, taus, weights, _: Any) -> Bandwi
         w = normalized(replace(settings, dtype="float64"), weights, x)
         tau = jnp.asarray(taus, "float64")[0]
         logs, hidden = _without_themselves(x, w, tau)
-        (indices,) = np.asarray(hidden).nonzero()
-        found, are_enough = _of_neighbours(np.asarray(x), np.asarray(w), float(tau), indices)
-        logs = logs.at[indices].set(found)
-        indices, some = indices[~are_enough], max(1, NUMBERS // len(x))
-        for start in range(0, len(indices), some):
-            rows = np.resize(indices[start : start + some], some)
-            logs = logs.at[rows].set(_of_rows(x, log_or_zero(w), tau, rows))
+        if not isinstance(hidden, jax.core.Tracer):  # `explain` traces this, as if none were hidden
+            logs = _with_hidden(x, w, tau, logs, np.asarray(hidden))
         each = logs + log_factor(settings.kernel, tau, x.shape[1]) - jnp.log1p(-w)
-        score = np.asarray((w * each).sum())
+        score = (w * each).sum().astype(working_dtype(settings.dtype))
     dtype = working_dtype(settings.dtype)
-    return BandwidthSearch(taus[0], jnp.asarray(taus, dtype), jnp.asarray(score[None], dtype))
+    return BandwidthSearch(taus[0], jnp.asarray(taus, dtype), score[None])
+
+
+def _with_hidden(x: Array, w: Array, tau: Array, logs: Array, hidden: np.ndarray) -> Array:
+    """The logarithms, those of hidden others summed again."""
+    (indices,) = hidden.nonzero()
+    found, are_enough = _of_neighbours(np.asarray(x), np.asarray(w), float(tau), indices)
+    logs = logs.at[indices].set(found)
+    indices, some = indices[~are_enough], max(1, NUMBERS // len(x))
+    for start in range(0, len(indices), some):
+        rows = np.resize(indices[start : start + some], some)
+        logs = logs.at[rows].set(_of_rows(x, log_or_zero(w), tau, rows))
+    return logs
 
 
 @jax.jit

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Unpack
@@ -20,7 +21,8 @@ from .._checks.settings import MeshOptions, Options, Points, Settings, Taus, wor
 from .._kernels.kernels import Kernel
 from .._sums.checked import check_and_examine, check_plan
 from .._sums.chunks import give_back
-from .._sums.display import progress_bar, short_repr
+from .._sums.display import progress_bar, refuse_progress, refuse_progress_in_a_trace, short_repr
+from .._sums.explanation import explained
 from .._sums.moments import Reduction, as_gaussians, bandwidth_mean, prepare, with_reduction
 from .._sums.streamed import gauss_sum_streamed
 
@@ -71,7 +73,7 @@ def mmd_estimate(
         kernel: a name or a `Kernel`, as for `mmd_squared`.
         estimator: "unbiased", without the pairs i = i, which may be negative; or "biased", with them, which is larger
             by about (1/M + 1/N)(k(0) - mean k).
-        progress: show a bar of the chunks (needs tqdm).
+        progress: show a bar of the chunks (needs tqdm); arrays are divided into some, not under transformations.
         **options: `method`, `precision` and `backend`, as for `gauss_sum`; for arrays also `mesh`, `query_axis` and
             `key_axis`, as for `mmd_squared`.
 
@@ -80,7 +82,7 @@ def mmd_estimate(
 
     Raises:
         ValueError: shapes do not fit, a sample has fewer than two points, an option has an unknown value, chunks change
-            when they are read again, or `progress` is set for arrays.
+            when they are read again, or `progress` under a transformation or with a mesh.
         TypeError: a sample is neither a floating array nor chunks; or chunks are given under `jit` or with a mesh.
         ImportError: `progress` without tqdm.
 
@@ -103,11 +105,14 @@ def mmd_estimate(
     kernel = check_kernel("mmd_estimate", kernel)
     samples: dict[str, Any] = {"x": x, "y": y}
     allowed, in_chunks = MeshOptions, not all(hasattr(z, "shape") and hasattr(z, "dtype") for z in (x, y))
+    if progress and not in_chunks:
+        refuse_progress_in_a_trace("mmd_estimate", x, y, tau)
+        refuse_progress("mmd_estimate", options.get("mesh") is not None, "with a mesh")
+        expected = explained(mmd_estimate, x, y, tau, kernel=kernel, estimator=estimator, **options)
+        samples, in_chunks = {name: _divided(z, expected.milliseconds) for name, z in samples.items()}, True
     if in_chunks:
         _refuse_tracers(tau, jnp.zeros(()))
         samples, allowed = {name: _Sample.of(name, z) for name, z in samples.items()}, Options
-    elif progress:
-        raise ValueError(f"{WHERE}: `progress` must be False for arrays, which take one call; got True. Pass chunks.")
     settings = check_samples("mmd_estimate", samples, tau, options, min_points=2, allowed=allowed, kernel=kernel)
     size = sum(z.shape[0] for z in samples.values()) ** 2, samples["x"].shape[1], 1
     if in_chunks:
@@ -229,6 +234,12 @@ def _check_chunk(name: str, chunk: Any) -> None:
             f"{WHERE}: `{name}` must be points (number, dimension); got {name} {tuple(chunk.shape)}. One point is"
             " point[None]."
         )
+
+
+def _divided(points: Points, milliseconds: float) -> list[Points]:
+    """Chunks of a sample, such that a pair of chunks takes about a second."""
+    number = max(1, math.ceil(math.sqrt(milliseconds / 1e3) / 2))
+    return [points[i : i + size] for size in [max(1, -(-len(points) // number))] for i in range(0, len(points), size)]
 
 
 def _refuse_tracers(*arrays: Any) -> None:

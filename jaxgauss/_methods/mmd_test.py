@@ -133,14 +133,16 @@ def mmd_test(
             most = blocks_that_pay(num, dim, num_permutations + 2, bandwidths, design.num_blocks)
         if not most:
             return test(design)
-        needed = _blocks_needed(x, y, tau)
-        if not isinstance(needed, jax.core.Tracer):
+        with jax.ensure_compile_time_eval():  # also where `explain` only traces the rest
+            needed = _blocks_needed(x, y, tau)
+            needed = needed if isinstance(needed, jax.core.Tracer) else float(needed)
+        if isinstance(needed, float):
             if not needed <= most:
                 return test(design)
             most = int(needed)
         largest = max(1, BYTES_OF_WAVES // (8 * max(num, num_coefficients(dim, most))))
         by_waves = _design(len(x), len(y), resampling, num_permutations, largest, estimator, exact, most)
-        if not isinstance(needed, jax.core.Tracer):
+        if isinstance(needed, float):
             return test(by_waves)
         return lax.cond(needed <= most, lambda: test(by_waves), lambda: test(design))
 

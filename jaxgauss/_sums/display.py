@@ -1,5 +1,7 @@
 """How results are printed, and progress bars."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -41,10 +43,33 @@ def progress_bar(function: str, total: int | None, unit: str, **options: Any) ->
     return tqdm(total=total, desc=function, unit=unit, **options)
 
 
+_bars: list[Any] = []
+
+
+@contextlib.contextmanager
+def counting(function: str, unit: str) -> Iterator[None]:
+    """A progress bar that `count` advances, which a compiled program may call."""
+    with progress_bar(function, None, unit) as bar:
+        _bars.append(bar)
+        try:
+            yield
+            jax.effects_barrier()
+        finally:
+            _bars.remove(bar)
+
+
+def count() -> None:
+    """Advance the newest bar of `counting`."""
+    if _bars:
+        _bars[-1].update()
+
+
 def refuse_progress_in_a_trace(function: str, *arrays: Any) -> None:
     """Raise ValueError under a transformation, because tracing has no progress to show."""
-    if any(isinstance(x, jax.core.Tracer) for x in arrays):
-        raise ValueError(
-            f"`jaxgauss.{function}`: `progress` must be False under a transformation such as jit; got True. Leave it"
-            " out."
-        )
+    refuse_progress(function, any(isinstance(x, jax.core.Tracer) for x in arrays), "under a transformation such as jit")
+
+
+def refuse_progress(function: str, is_asked: bool, where: str) -> None:
+    """Raise ValueError if progress is asked for where there is none to show."""
+    if is_asked:
+        raise ValueError(f"`jaxgauss.{function}`: `progress` must be False {where}; got True. Leave it out.")

@@ -1,7 +1,10 @@
 """explain: what `gauss_sum` does with given arguments, and why."""
 
+import functools
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any, overload
 
 import jax
 import jax.core
@@ -12,14 +15,14 @@ from jaxtyping import Array
 from .._arrays.devices import replicated
 from .._arrays.points import align, scaled_points, shared, squared_radius, with_norms
 from .._checks.given import public
-from .._checks.names import as_kernel
+from .._checks.names import also_called, as_kernel
 from .._checks.operands import sizes
 from .._checks.settings import Keys, Queries, Settings, Tau, Values, working_dtype
 from .._engines import bridge
 from .._engines.attention import kernel_of
 from .._engines.blocked import blocked_sum
 from .._engines.dispatch import exact_plan_of
-from .._engines.few_dimensions import Sizes, at_most, estimated, most_blocks, pays_here
+from .._engines.few_dimensions import OF_SIGNS, Sizes, at_most, estimated, most_blocks, pays_here
 from .._engines.nodes import WAVES, with_blocks
 from .._engines.plan import NEAR, Plan, time_of_waves_on_cuda, time_on_cuda
 from .._engines.radial import share_of_tiles
@@ -27,11 +30,16 @@ from .._engines.wanted import NOTHING, Channels, Wanted
 from .._engines.waves import SUMS, layout, sums_by_waves
 from .._kernels.kernels import GAUSS, Kernel
 from .checked import checked
+from .explanation import Explanation, explained
 
 ROWS = 1024  # sampled queries, for the share that waves leave in doubt
 
 
-@public()
+@overload
+def explain(function: Callable[..., Any], /, *arguments: Any, **options: Any) -> Explanation: ...
+
+
+@overload
 def explain(
     queries: Queries | jax.ShapeDtypeStruct,
     keys: Keys | jax.ShapeDtypeStruct,
@@ -42,9 +50,17 @@ def explain(
     method: str = "auto",
     precision: str = "auto",
     backend: str = "auto",
-) -> Plan:
-    """Tell what `gauss_sum` or `kernel_sum` does with these arguments: method, precision, backend, and the reason.
+) -> Plan: ...
 
+
+def explain(*arguments: Any, **options: Any) -> Plan | Explanation:
+    """Tell what a function sums, and how long that takes; or what `gauss_sum` or `kernel_sum` does, and why.
+
+    `explain(function, *arguments, **options)` takes any function that JAX can trace, such as `mmd_flow_velocity` or
+    `jax.grad(loss)`, and does not run it. It lists all sums, each with its engine and estimated time. A loop whose
+    length depends on results counts as one step; points of which only shapes are known count as near.
+
+    `explain(queries, keys, values, tau)` gives the method, precision and backend of one sum, and the reason.
     Shapes are enough (`jax.ShapeDtypeStruct`). The reason holds the time estimates by which "auto" chose, and where
     they come from (see `calibrate`). For other kernels it also tells whether a mixture of Gaussians stands for the
     kernel, how many there are, and their error. If the arrays have values, the points are examined, too:
@@ -55,16 +71,16 @@ def explain(
     - Half precision: whether the sums at 256 sampled queries are so small that rounding changes them. On CUDA a second
       kernel then runs; its cost is in the reason.
 
-    The kernel methods decide in the same way, from all their points together.
-
     Args:
-        queries, keys, values, tau, kernel, method, precision, backend: as for `kernel_sum`.
+        *arguments, **options: a function and its arguments; or queries, keys, values, tau, kernel, method, precision
+            and backend, as for `kernel_sum`.
 
     Returns:
-        The `Plan` on the platform of the arrays, or of JAX's default device if the arrays have none.
+        For a function an `Explanation`, with `milliseconds` and `parts`; print it. For a sum the `Plan` on the platform
+        of the arrays, or of JAX's default device if the arrays have none.
 
     Raises:
-        ValueError, TypeError: as `gauss_sum` does.
+        ValueError, TypeError: as `gauss_sum` or the function does; or the function cannot be traced.
 
     Example:
         >>> import jax, jaxgauss
@@ -72,7 +88,27 @@ def explain(
         >>> weights = jax.ShapeDtypeStruct((8192,), "float32")
         >>> jaxgauss.explain(points, points, weights, method="rescale").backend
         'cpu'
+        >>> jaxgauss.explain(jaxgauss.mmd_squared, points, points, 1.0).parts[0].kind
+        'sum'
     """
+    if arguments and callable(arguments[0]):
+        return explained(*arguments, **options)
+    return _plan_of(*arguments, **options)
+
+
+@functools.partial(also_called, "explain")
+@public()
+def _plan_of(
+    queries: Any,
+    keys: Any,
+    values: Any,
+    tau: Any = 1.0,
+    *,
+    kernel: str | Kernel = "gauss",
+    method: str = "auto",
+    precision: str = "auto",
+    backend: str = "auto",
+) -> Plan:
     kernel = as_kernel("explain", kernel)
     asked = Settings(method, precision, backend, function="explain", kernel=kernel)
     settings, chosen = checked(asked, queries, keys, values, tau)
@@ -131,7 +167,9 @@ def _by_waves(settings: Settings, chosen: Plan, q: Array, k: Array, v: Array, ta
         pairs = time_on_cuda("blocked", len(q) * len(k), sizes.dim, sizes.channels)[0]
         milliseconds = [time_of_waves_on_cuda(len(q) + len(k), sizes.dim, sizes.channels, most), pairs]
     else:
-        milliseconds = [x / 1e6 for x in estimated(chosen.precision, sizes, list(map(float, of.nodes.counts)))]
+        times = estimated(chosen.precision, sizes, list(map(float, of.nodes.counts)))
+        signs = jnp.where(((v > 0).any(0) & (v < 0).any(0)).any(), 2, 1) / OF_SIGNS  # values of both take twice as many
+        milliseconds = [float(signs) * times[0] / 1e6, times[1] / 1e6]
     way = "finufft" if of.nodes.eps else "products"
     points = "nearly all points'" if around.error > 0 else "the points'"
     reason = f"{waves} waves hold {points} box of {size} bandwidths to {float(of.error):.0e} of Σ|v|; by {way} an"

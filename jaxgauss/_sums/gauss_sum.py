@@ -14,8 +14,11 @@ from .._checks.settings import Keys, Queries, Segments, Settings, Sums, Tau, Val
 from .._engines.examined import examined
 from .._engines.plan import Plan, warn_once
 from .checked import checked, reverse_only
+from .display import refuse_progress, refuse_progress_in_a_trace
+from .explanation import explained
 from .forward_mode import sum_in_both_modes
 from .grouped import grouped
+from .in_parts import in_parts
 from .rules import gaussian_sum
 
 
@@ -32,13 +35,13 @@ def gauss_sum(
     tolerance: float | None = None,
     forward_mode: bool = False,
     segments: Segments = None,
+    progress: bool = False,
 ) -> Sums:
     """Sum Gaussian kernels: s_m = Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n, without forming the M×N matrix.
 
     O(MN(D + C)) operations and O((M + N)(D + C)) memory, by one call of a PyTorch attention kernel or by XLA, whichever
-    is estimated to be faster; on a CPU O((M + N) C) operations for many points in D ≤ 3 dimensions
-    (docs/few_dimensions.md). `explain` tells which. Leading axes broadcast and dtypes promote as in `jnp.matmul`.
-    Sharded arrays are gathered, and every device computes the whole sum; `gauss_sum_sharded` divides the work.
+    is estimated to be faster (`explain` tells); on a CPU O((M + N) C) operations for many points in D ≤ 3 dimensions.
+    Leading axes broadcast and dtypes promote as in `jnp.matmul`. Sharded arrays are gathered: see `gauss_sum_sharded`.
 
     Args:
         queries: points q, (…, M, D).
@@ -54,17 +57,18 @@ def gauss_sum(
         tolerance: the largest error of "fourier", relative to Σ|v|, before rounding. None: below rounding.
         forward_mode: whether forward mode, such as `jax.jvp` or `jax.hessian`, must work, too (docs/scale.md).
         segments: integer labels (M,) and (N,): only pairs of equal labels are summed, group by group (docs/ragged.md).
+        progress: sum some queries at a time, with a bar (needs tqdm); not under transformations or with segments.
 
     Returns:
         s, (…, M, C), or (…, M) for values (N,), in the promoted dtype of queries, keys and values. Without keys: zeros.
 
     Raises:
-        ValueError: shapes do not fit, tau is not positive, or a named option cannot run there, or not for such points.
+        ValueError: shapes do not fit, tau is not positive, or an option cannot be used there, or not for such points.
         TypeError: an argument is not a floating array, or labels are not known integers.
 
     Derivatives:
-        Reverse mode of any order with respect to queries, keys, values and tau, in linear memory. For C = 1 the value
-        and all gradients cost two sums. Without `forward_mode`, forward mode is an error.
+        Reverse mode of any order with respect to all four, in linear memory; for C = 1 the value and all gradients cost
+        two sums. Without `forward_mode`, forward mode is an error.
 
     Precision:
         The error relative to Σ Φ|v|, in L2 over the queries, is 2e-6 in float32 (gradients 1e-5), wherever the points
@@ -83,8 +87,16 @@ def gauss_sum(
     asked = Settings(method, precision, backend, forward_mode=bool(forward_mode), tolerance=tolerance)
     settings, chosen = checked(asked, queries, keys, values, tau)
     if segments is not None:
+        refuse_progress("gauss_sum", progress, "with segments")
         return grouped(unrounded_gauss_sum, settings, segments, queries, keys, values, tau)
-    return checked_gauss_sum(examined(settings, tau, queries, keys, values), chosen, queries, keys, values, tau)
+    settings = examined(settings, tau, queries, keys, values)
+    if not progress:
+        return checked_gauss_sum(settings, chosen, queries, keys, values, tau)
+    refuse_progress_in_a_trace("gauss_sum", queries, keys, values, tau)
+    names = {"method": method, "precision": precision, "backend": backend, "tolerance": tolerance}
+    expected = explained(gauss_sum, queries, keys, values, tau, **names)
+    compute = functools.partial(checked_gauss_sum, settings, chosen)
+    return in_parts(expected, lambda q: compute(q, keys, values, tau), queries, axis=-1 if values.ndim == 1 else -2)
 
 
 def checked_gauss_sum(settings: Settings, chosen: Plan, queries, keys, values, tau) -> Array:

@@ -22,6 +22,7 @@ from .._engines.boxes import box
 from .._engines.costs import cpu_costs
 from .._engines.few_dimensions import OF_SIGNS, WORTH, Sizes, at_most, estimated, transforms_pay
 from .._engines.fourier import POINTS, coefficients
+from .._engines.marks import mark
 from .._engines.nodes import DIMENSIONS, WAVES, Nodes, blocks_of, nodes, spectrum, tolerance_of
 
 # The error of Φ, relative to its mean over all pairs and to 1/N. Tests take statistics as equal if they differ by eight
@@ -106,7 +107,9 @@ def _coefficients(of: Nodes, points: Float[Array, "n d"], values: Float[Array, "
     if of.eps is not None and of.by_products is None:
         some = channels
     parts = jnp.pad(values, ((0, -channels % some), (0, 0))).reshape(-1, some, num)
-    found = lax.map(functools.partial(coefficients, of, points), parts)
+    most = len(of.numbers) // (2 * WAVES[dim])
+    with mark("waves", "float64", most, 1, *Sizes(0, num, dim, channels)):
+        found = lax.map(functools.partial(coefficients, of, points), parts)
     return found.reshape(-1, *found.shape[2:])[:channels]
 
 

@@ -1,0 +1,131 @@
+"""What a function sums, how, and how long that takes, for `explain`."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array
+
+from .._arrays.devices import expected_platform
+from .._checks.settings import Settings, working_dtype
+from .._engines.marks import noting
+from .._engines.nodes import blocks_of, tolerance_of
+from .._engines.radial import mean_share
+from .counted import Counter
+
+SOME = 2**15  # points whose tiles are looked at
+FROM_PYTHON = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+
+
+@dataclass(frozen=True)
+class Part:
+    """Sums of one kind, which `explain` has found in a function.
+
+    Attributes:
+        number: how many there are.
+        kind: sum, mean, gradients or sum with pulls.
+        queries, keys, dim, channels: M, N, D and C of each, of a batch together.
+        engine: what computes them: blocked, anywhere, fourier, … as `Plan.method`.
+        milliseconds: the estimated time of all.
+    """
+
+    number: int
+    kind: str
+    queries: int
+    keys: int
+    dim: int
+    channels: int
+    engine: str
+    milliseconds: float
+
+    def __str__(self) -> str:
+        pairs = f"{self.queries} × {self.keys} pairs of points, {self.dim} dimensions, {self.channels} channels"
+        return f"{_time(self.milliseconds)}: {self.number} × {self.kind} of {pairs}: {self.engine}"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a function sums, and how long that is estimated to take.
+
+    Attributes:
+        function: its name.
+        milliseconds: the estimated time of a call, once it is compiled.
+        parts: the sums, those that take longest first; a sum that gradients take again is a part of its own.
+        others: milliseconds of everything else.
+        basis: where the costs are from.
+    """
+
+    function: str
+    milliseconds: float
+    parts: tuple[Part, ...]
+    others: float
+    basis: str
+
+    def __str__(self) -> str:
+        lines = [f"{self.function}: an estimated {_time(self.milliseconds)} ({self.basis})", *map(str, self.parts)]
+        others = [f"{_time(self.others)}: everything else"] if self.parts else []
+        return "\n  ".join([*lines, *others])
+
+    __repr__ = __str__
+
+
+def explained(function: Callable[..., Any], /, *arguments: Any, **options: Any) -> Explanation:
+    """Trace the function without running it, and count its operations.
+
+    The arrays stay what they are, so that a function sees the points by which it decides; only shapes are arguments.
+    """
+    name = getattr(function, "__name__", type(function).__name__)
+    leaves, tree = jax.tree.flatten((arguments, options))
+    shapes = [x for x in leaves if isinstance(x, jax.ShapeDtypeStruct)]
+
+    def call(*arrays: Array) -> Any:
+        given = iter(arrays)
+        args, kwargs = tree.unflatten([next(given) if isinstance(x, jax.ShapeDtypeStruct) else x for x in leaves])
+        return [x for x in jax.tree.leaves(function(*args, **kwargs)) if isinstance(x, jax.Array)]
+
+    with noting() as noted:
+        try:
+            program = jax.make_jaxpr(call)(*shapes).jaxpr
+        except FROM_PYTHON as error:
+            raise TypeError(
+                f"`jaxgauss.explain`: the function must be one that JAX can trace; got {name}, which needs the values"
+                " of results. Explain a part of it."
+            ) from error
+    counter = Counter(expected_platform(*leaves), *_shown(**noted))
+    found, parts = counter(program), []
+    for (kind, batch, queries, keys, dim, channels, engine), (number, time) in found.sums.items():
+        each = int(batch) * int(queries), int(keys), int(dim), int(channels)
+        parts.append(Part(round(number), kind, *each, engine, time / 1e6))
+    parts.sort(key=lambda x: -x.milliseconds)
+    others = sum(found.engines.values()) / 1e6
+    return Explanation(name, found.nanoseconds / 1e6, tuple(parts), others, counter.basis)
+
+
+def _shown(points: tuple[Settings, np.ndarray, np.ndarray] | None = None, extent: Any = None) -> tuple[Any, float]:
+    """What examined points, in bandwidths, show: the blocks of their waves, if known, and the share of tiles left.
+
+    `extent` is that of the box in which waves may sum them.
+    """
+    if points is None:
+        return None, 1.0
+    settings, *both = points
+    if settings.method == "fourier":
+        every = np.concatenate([x.reshape(-1, x.shape[-1]) for x in both])
+        extent = np.maximum(np.ptp(every, 0), 1e-30)
+    blocks = None
+    if extent is not None:
+        error = settings.tolerance or tolerance_of(np, working_dtype(settings.dtype).name, extent)
+        blocks = blocks_of(np, extent, error)
+    q, k = (jnp.asarray(x[..., :: -(-x.shape[-2] // SOME), :]) for x in both)
+    return blocks, float(mean_share(settings.kernel, q, k, jnp.ones((), q.dtype)))
+
+
+def _time(milliseconds: float) -> str:
+    return f"{milliseconds / 1e3:.3g} s" if milliseconds >= 1e3 else f"{milliseconds:.3g} ms"
