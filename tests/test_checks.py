@@ -124,6 +124,7 @@ REFUSED = [  # functions, what is changed of good arguments, and the message: of
     ("leave_one_out_tau", {"taus": 1.0}, r"`taus` must be one-dimensional; got taus \(\)"),
     ("median_heuristic", {"max_points": 1}, r"`max_points` must be an integer of at least 2; got 1"),
     ("median_heuristic", {"points": ones(1, 3)}, r"`points` must hold at least 2 points; got points \(1, 3\)"),
+    ("mmd_squared", {"y_norm_squared": ones(3)}, r"`y_norm_squared` must be one number; got y_norm_squared \(3,\)"),
     ("kernel_herding", {"num": 6}, r"`num` must be at most the number of points; got num 6, points \(5, 3\)"),
     ("kernel_herding", {"num": 0}, "`num` must be a positive integer; got 0"),
     ("mmd_test hsic_test", {"num_permutations": 0}, r"`num_permutations` must be a positive integer; got 0"),
