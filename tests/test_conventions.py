@@ -253,4 +253,5 @@ def test_a_numpyro_model_plugs_in(rng):
 
 def test_conversions():
     assert [tau_from_bandwidth(2.0, c) for c in ("sigma", "gamma", "h", "keops")] == [0.25, 4.0, 1.0, 0.5]
+    assert {tau_from_bandwidth(2.0, c) for c in ("lengthscale", "gpytorch", "pykeops kriging")} == {0.25}
     assert jax.jit(tau_from_bandwidth)(jnp.asarray([1.0, 2.0])).tolist() == [1.0, 0.25]

@@ -80,6 +80,17 @@ def test_keys_without_weight_are_left_out(case):
     assert relative_error(ours, kernel_mean(queries, keys[:5], values[:5], tau)) < 1e-13
 
 
+@pytest.mark.parametrize("num", [2, 3000])  # in one tile, and in sorted ones
+@pytest.mark.parametrize("kernel", ["gauss", "matern32"])
+def test_points_as_far_away_as_float32_holds(kernel, num):
+    keys, values = np.zeros((num, 2), "float32"), np.zeros(num, "float32")
+    keys[-1], values[-1] = 1e25, 1
+    queries = np.float32([[1e30, 0], [2e25, 1e25], [0, 1]])
+    assert kernel_mean(queries[1:], keys, values, kernel=kernel).tolist() == [1, 0]
+    found, gradient = jax.value_and_grad(lambda q: kernel_mean(q, keys, values, kernel=kernel).sum())(queries)
+    assert 1 <= found <= 2 and np.isfinite(gradient).all()
+
+
 @pytest.mark.parametrize("precision, tolerance", [("float16", 5e-3), ("float32", 1e-6)])
 def test_precisions(rng, precision, tolerance):
     queries, keys, values = (jnp.asarray(rng.normal(size=(200, d)), jnp.float32) for d in (3, 3, 2))
@@ -91,6 +102,15 @@ def test_number_of_attention_calls():
     x = jax.ShapeDtypeStruct((32, 4), "float32")
     assert attention_calls(functools.partial(kernel_mean, method="rescale"), x, x, x, 1.0) == 1
     assert attention_calls(functools.partial(mean_shift, method="rescale"), x, x, 1.0) == 1  # of each step
+
+
+def test_there_is_no_mean_of_keys_that_are_all_left_out(case):
+    *operands, log_weights = case
+    nothing = jnp.full_like(log_weights, -jnp.inf)
+    with pytest.raises(ValueError, match=r"`log_weights` must not all be -inf; got log_weights \(7,\)"):
+        kernel_mean(*operands, log_weights=nothing)
+    plain = jax.jit(kernel_mean)(*operands, log_weights=nothing)
+    assert_close([plain], [np.broadcast_to(operands[2].mean(0), plain.shape)], 1e-13)
 
 
 def test_wrong_arguments_are_named():

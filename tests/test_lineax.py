@@ -1,6 +1,7 @@
 """Kernel matrices as lineax's operators: solutions, their preconditioner, log-determinants, and gradients."""
 
 import functools
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 import jaxgauss
-from jaxgauss.lineax import gauss_operator, log_determinant, nystrom_preconditioner
+from jaxgauss.lineax import gauss_operator, log_determinant, log_marginal_likelihood, nystrom_preconditioner
 from oracle import relative_error
 
 pytestmark = pytest.mark.slow
@@ -138,6 +139,96 @@ def test_gradients_of_a_log_determinant():
         assert abs(mean - b) < 5 * deviation / np.sqrt(20) and deviation < 0.2 * abs(b)
 
 
+def dense_likelihood(points, tau, noise, values):
+    """Of values (N, C), by Cholesky's factor."""
+    factor = jnp.linalg.cholesky(matrix(points, tau, noise))
+    quadratic = (values * jax.scipy.linalg.cho_solve((factor, True), values)).sum()
+    log_det = 2 * jnp.log(jnp.diag(factor)).sum()
+    return -(quadratic + values.shape[1] * log_det + values.size * jnp.log(2 * jnp.pi)) / 2
+
+
+def likelihood(rank, points, tau, noise, values, key, **options):
+    operator = gauss_operator(points, tau, noise=noise)
+    inverse = nystrom_preconditioner(operator, rank, rng_key=jax.random.key(0))
+    return log_marginal_likelihood(operator, values, rng_key=key, preconditioner=inverse, **options)
+
+
+@pytest.mark.parametrize("noise", [0.1, "for each point"])
+def test_a_likelihood_and_its_derivatives_are_those_of_the_matrix(noise):
+    points, values = problem(80)
+    values = jnp.stack([values, values**2], 1)
+    noise = jnp.asarray(jnp.linspace(0.1, 1, 80) if noise == "for each point" else noise)
+    operands, key = (points, jnp.asarray(2.0), noise, values), jax.random.key(1)
+    exact = jax.value_and_grad(dense_likelihood, (0, 1, 2, 3))(*operands)
+
+    def found(rank, options, scale=1.0):
+        def of_operands(*operands):
+            return scale * likelihood(rank, *operands, key, **options).value
+
+        return jax.jit(jax.value_and_grad(of_operands, (0, 1, 2, 3)))(*operands)
+
+    # With all eigenvectors nothing is random; with few, conjugate gradients and Lanczos' matrix do the work.
+    for rank, options, tolerance in ((80, {}, 1e-6), (40, {"num_samples": 400, "max_steps": 40}, 0.04)):
+        value, gradients = found(rank, options)
+        assert relative_error(value, exact[0]) < tolerance
+        for a, b in zip(gradients, exact[1], strict=True):
+            assert relative_error(a, b) < tolerance
+    small = found(80, {}, 1e-9)[1]
+    assert relative_error(small[1], 1e-9 * exact[1][1]) < 1e-6
+    tangents = jax.tree.map(jnp.ones_like, operands)
+    _, forward = jax.jvp(lambda *x: likelihood(80, *x, key).value, operands, tangents)
+    assert relative_error(forward, sum(x.sum() for x in exact[1])) < 1e-6
+
+
+def test_a_likelihood_has_a_length_scale_for_each_dimension():
+    points, values = problem(60)
+
+    def of_matrix(taus):
+        return dense_likelihood(points * jnp.sqrt(taus)[None], 1.0, 0.1, values[:, None])
+
+    def ours(taus):
+        return likelihood(60, points * jnp.sqrt(taus)[None], 1.0, 0.1, values, jax.random.key(0)).value
+
+    taus = jnp.array([1.0, 2.0, 4.0])
+    assert relative_error(jax.grad(ours)(taus), jax.grad(of_matrix)(taus)) < 1e-6
+
+
+def test_likelihoods_and_gradients_are_within_their_random_errors():
+    points, values = problem(200)
+    exact = dense_likelihood(points, 2.0, 0.1, values[:, None])
+    slopes = jax.grad(dense_likelihood, (1, 2))(points, 2.0, 0.1, values[:, None])
+
+    def logarithm(tau, noise, key):
+        found = likelihood(40, points, tau, noise, values, key, num_samples=8)
+        return found.value, found
+
+    estimate = jax.jit(jax.grad(logarithm, (0, 1), has_aux=True))
+    gradients, found = zip(*[estimate(2.0, 0.1, key) for key in jax.random.split(jax.random.key(1), 20)], strict=True)
+    deviations = np.array([(x.value - exact) / x.standard_error for x in found])
+    assert abs(deviations.mean()) < 5 / np.sqrt(20) and 0.5 < deviations.std() < 2
+    assert max(x.standard_error for x in found) < 3 and max(x.residual for x in found) < 1e-3
+    for ours, b in zip(np.array(gradients).T, slopes, strict=True):
+        assert abs(ours.mean() - b) < 5 * ours.std() / np.sqrt(20) and ours.std() < 0.15 * abs(b)
+
+
+def test_likelihoods_in_float32_and_their_residual():
+    points, values = problem(500)
+    exact = jax.value_and_grad(dense_likelihood, (1, 2))(points, 2.0, 0.01, values[:, None])
+
+    def logarithm(tau, noise):
+        found = likelihood(200, points.astype("float32"), tau, noise, values.astype("float32"), jax.random.key(1))
+        return found.value, found
+
+    (value, found), gradient = jax.value_and_grad(logarithm, (0, 1), has_aux=True)(2.0, 0.01)
+    assert abs(float(value) - exact[0]) < 0.3 and found.residual < 1e-3
+    for a, b in zip(gradient, exact[1], strict=True):
+        assert abs(float(a) - b) < 0.01 * abs(b)
+    stopped = likelihood(1, points, 2.0, 0.01, values, jax.random.key(1), max_steps=2)
+    assert stopped.residual > 0.1 and np.isfinite(stopped.value)
+    nothing = likelihood(1, points, 2.0, 0.01, 0 * values, jax.random.key(1))
+    assert nothing.residual == 0 and np.isfinite(nothing.value)
+
+
 def test_bad_arguments_are_named():
     points, values = problem(5)
     operator = gauss_operator(points, 1.0, noise=0.1)
@@ -155,6 +246,7 @@ def test_bad_arguments_are_named():
         with pytest.raises(kind, match=message):
             gauss_operator(**({"points": points} | change))
     precondition = functools.partial(nystrom_preconditioner, rng_key=jax.random.key(0))
+    logarithm: Any = log_marginal_likelihood
     identity, options = lx.IdentityLinearOperator(operator.in_structure()), {"rng_key": jax.random.key(0)}
     for kind, message, call in (
         (
@@ -179,6 +271,23 @@ def test_bad_arguments_are_named():
             r"`operator` must be from .*gauss_operator; got ArrayImpl",
             lambda: log_determinant(values, **options),
         ),
+        (TypeError, r"`operator` must be of gauss_op.*got ArrayImpl", lambda: logarithm(values, values, **options)),
+        (TypeError, r"`rng_key` must be one random key; got 0", lambda: logarithm(operator, values, rng_key=0)),
+        (TypeError, r"`values` must be a JAX or NumPy array; got list", lambda: logarithm(operator, [1.0], **options)),
+        (
+            TypeError,
+            r"of nystrom_preconditioner; got str",
+            lambda: logarithm(operator, values, **options, preconditioner=""),
+        ),
+        (ValueError, r"`values` must be .*got values \(4,\)", lambda: logarithm(operator, values[:4], **options)),
+        (ValueError, r"got num_samples 1, rtol", lambda: logarithm(operator, values, num_samples=1, **options)),
+        (ValueError, r"got num_samples 16, rtol 0", lambda: logarithm(operator, values, rtol=0, **options)),
+        (
+            ValueError,
+            r"`max_steps` must be .*got max_steps 0",
+            lambda: logarithm(operator, values, max_steps=0, **options),
+        ),
+        (ValueError, r"must have positive noise", lambda: logarithm(gauss_operator(points), values, **options)),
     ):
         with pytest.raises(kind, match=message):
             call()

@@ -118,6 +118,15 @@ def test_gradient_is_that_of_mmd_squared(samples):
     assert relative_error(ours, exact_gradients("mmd", (*samples, *weights, 0.7), estimator="unbiased")[0]) < 1e-12
 
 
+def test_gradient_of_a_standard_error_is_finite_at_identical_points(samples):
+    def error(x, y):
+        return mmd_estimate(x, y, 0.5).standard_error
+
+    points = np.ones((4, 3))
+    assert error(points, points) == 0 and not np.any(jax.grad(error)(points, points))
+    assert np.any(jax.grad(error)(*samples))
+
+
 def test_a_mesh_changes_nothing(samples):
     mesh = jax.make_mesh((1, 1), ("rows", "columns"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     shared = mmd_estimate(*samples, 0.7, mesh=mesh, query_axis="rows", key_axis="columns")
@@ -190,5 +199,7 @@ def test_chunks_are_not_for_transformations(samples):
         (lambda tau: mmd_estimate([x], y, tau), 0.7),
         (lambda _: mmd_estimate([x], y, 0.7), 0.0),
     ):
-        with pytest.raises(TypeError, match=r"`jaxgauss.mmd_estimate`: `x`, `y` and `tau` must be known outside.*got a tracer"):
+        with pytest.raises(
+            TypeError, match=r"`jaxgauss.mmd_estimate`: `x`, `y` and `tau` must be known outside.*got a tracer"
+        ):
             jax.jit(function)(argument)

@@ -103,6 +103,11 @@ def center_indices(num: int) -> Sequence[int]:
     return indices[: 1 << (len(indices).bit_length() - 1)]
 
 
+def least_log(dtype: Any) -> float:
+    """Stands for the logarithm of no term at all: below those of points that are as far apart as float32 holds."""
+    return float(jnp.finfo(dtype).min) / 4
+
+
 def align(queries: Array, keys: Array, values: Array, tau: Array) -> tuple[Array, Array, Array, Array]:
     """The operands with the same number of leading axes."""
     rank = max(queries.ndim - 2, keys.ndim - 2, values.ndim - 2, tau.ndim)

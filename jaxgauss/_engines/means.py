@@ -23,6 +23,7 @@ from .._arrays.points import (
     Scaled,
     difference_logits,
     dot,
+    least_log,
     logit_factors,
     logits,
     scaled_points,
@@ -181,7 +182,7 @@ def _sorted_means(
     """Means and logarithms by tiles of sorted points; operands in float64, weights in the dtype `digits`."""
     i, j = leaf_order(queries, ROWS), leaf_order(keys, COLUMNS)
     scale, rows, points = jnp.sqrt(tau), in_leaves(queries, i, None), in_leaves(keys, j, None)
-    weights = in_leaves(log_weights, j, LOG_ZERO)
+    weights = in_leaves(log_weights, j, least_log(log_weights.dtype))
     columns = points, in_leaves(_with_ones(values), j), weights
     bounds = _bounds(kernel, scale, rows, points) + weights.max((1, 2))[None]
     rest = jnp.log(float(len(keys))) - math.log(float(jnp.finfo(digits).eps)) + 1
@@ -250,7 +251,7 @@ def _sorted_means(
         operands = [queries, bounds, *columns]
         none = (
             jnp.zeros((), "int32"),
-            jnp.full((len(queries), 1), LOG_ZERO),
+            jnp.full((len(queries), 1), least_log(queries.dtype)),
             *(jnp.zeros((len(queries), width)) for width in (1, values.shape[1] + 1)),
         )
         none = jax.tree.map(lambda x: vary_like(x, operands), none)

@@ -11,7 +11,7 @@ from jaxtyping import Array
 
 from .._arrays.devices import has_cuda, vary_like
 from .._arrays.exponential import exp
-from .._arrays.points import LOG_ZERO, as_rows, dot, shared
+from .._arrays.points import as_rows, dot, least_log, shared
 from .._arrays.shapes import are_known
 
 ONE_PASS = 2**18  # pairs from which means are one sum
@@ -188,7 +188,7 @@ def tiled_means(
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (a, b, v, log_weights)))
     num_queries, _ = sizes = a.shape[-2], b.shape[-2]
     rows, columns = block_sizes(math.prod(batch), *sizes, dense, tile)
-    key_blocks = blocks(b, columns), blocks(v, columns), blocks(log_weights, columns, LOG_ZERO)
+    key_blocks = blocks(b, columns), blocks(v, columns), blocks(log_weights, columns, least_log(a.dtype))
     operands = [a, b, v, log_weights]
 
     def add_rows(_: None, a: Array):
@@ -204,7 +204,7 @@ def tiled_means(
         def full(width: int, value: float) -> Array:
             return vary_like(jnp.full((*batch, rows, width), value, a.dtype), operands)
 
-        carry = full(1, LOG_ZERO), full(1, 0.0), full(v.shape[-1], 0.0)
+        carry = full(1, least_log(a.dtype)), full(1, 0.0), full(v.shape[-1], 0.0)
         many = (rows, columns) != sizes
         largest, total, sums = scan(jax.checkpoint(add_columns) if many else add_columns, carry, key_blocks)[0]
         return None, (sums / total, largest + jnp.log(total))

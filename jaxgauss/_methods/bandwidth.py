@@ -20,7 +20,10 @@ from .._checks.settings import Points, working_dtype
 CONVENTIONS = {
     "exp(-d²/2p²)": (
         lambda p: 1 / p**2,
-        ("sigma", "coreax", "geomloss", "alibi-detect", "torchdrift", "mmdfuse", "gpjax", "scipy"),
+        (
+            *("sigma", "coreax", "geomloss", "alibi-detect", "torchdrift", "mmdfuse", "gpjax", "scipy"),
+            *("lengthscale", "gpytorch", "pykeops kriging"),
+        ),
     ),
     "exp(-pd²)": (lambda p: 2 * p, ("gamma", "scikit-learn", "sklearn", "hyppo")),
     "exp(-d²/p)": (lambda p: 2 / p, ("h", "blackjax", "numpyro", "epsilon", "ott")),
@@ -40,11 +43,12 @@ def tau_from_bandwidth(bandwidth: Float[Array | np.ndarray, "*shape"] | float, c
 
     | convention | kernel | τ |
     |---|---|---|
-    | sigma, coreax, geomloss, alibi-detect, torchdrift, mmdfuse, gpjax, scipy | exp(-d²/2p²) | 1/p² |
+    | sigma, coreax, geomloss, alibi-detect, torchdrift, mmdfuse, scipy | exp(-d²/2p²) | 1/p² |
+    | lengthscale, gpytorch, gpjax, pykeops kriging (its tutorial) | exp(-d²/2p²) | 1/p² |
     | gamma, scikit-learn (sklearn), hyppo | exp(-p d²) | 2p |
     | h, blackjax, numpyro, epsilon, ott | exp(-d²/p) | 2/p |
-    | keops | exp(-d²/p²) | 2/p² |
-    | Matern, RationalQuadratic (scikit-learn's, gpjax's) | of d/p: matern12 …, `rational_quadratic` | 1/p² |
+    | keops (its benchmarks) | exp(-d²/p²) | 2/p² |
+    | Matern, RationalQuadratic (scikit-learn, gpjax, gpytorch) | of d/p: matern12 …, `rational_quadratic` | 1/p² |
     | laplacian (geomloss, pykeops), ott Euclidean (p = ε) | exp(-d/p): matern12 | 1/p² |
     | imq (p = c) | (p² + d²)^(-½) = "imq" / p | 1/p² |
     | coreax RationalQuadraticKernel | (1 + d²/2αp²)^-α | 1/p² |

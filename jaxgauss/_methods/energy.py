@@ -31,7 +31,7 @@ def energy_distance(
 
     Returns:
         A scalar, at least zero with "biased": as `dcor.energy_distance`, the square of `scipy.stats.energy_distance`,
-        and twice geomloss's "energy" loss. Its square root has no gradient at zero.
+        and twice geomloss's "energy" loss. Its square root has no gradient at zero. NaN if a coordinate is infinite.
 
     Raises:
         ValueError, TypeError: as `mmd_squared` does.

@@ -88,6 +88,11 @@ def mmd_squared(
 def checked_mmd(function, kernel, x, y, tau, weights, estimator, y_norm_squared, options) -> Array:
     """MMD², checked in the name of a public function."""
     check_estimator(function, estimator)
+    if np.shape(y_norm_squared) != ():
+        raise ValueError(
+            f"`jaxgauss.{function}`: `y_norm_squared` must be one number; got y_norm_squared"
+            f" {np.shape(y_norm_squared)}. Pass that of embedding_norm_squared."
+        )
     smallest = 2 if estimator == "unbiased" else 1
     kernel = check_kernel(function, kernel)
     settings = check_samples(

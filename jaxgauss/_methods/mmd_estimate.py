@@ -79,6 +79,7 @@ def mmd_estimate(
 
     Returns:
         An `MMDEstimate`, with reverse-mode gradients if x and y are arrays (`mmd_squared` is cheaper to train with).
+        Where the standard error is zero, so is its gradient.
 
     Raises:
         ValueError: shapes do not fit, a sample has fewer than two points, an option has an unknown value, chunks change
@@ -157,7 +158,9 @@ def _shares(settings: Settings, estimator: str, num: int, num_others: int) -> tu
 def _of_rows(dtype: Any, *rows: Any) -> MMDEstimate:
     """A function that computes the estimate from the rows of x and of y."""
     value, variance = sum(row.mean() for row in rows), sum(4 * row.var(ddof=1) / row.size for row in rows)
-    return MMDEstimate(*(jnp.asarray(z, dtype) for z in (value, variance**0.5)))
+    where = jnp.where if isinstance(variance, jax.Array) else np.where
+    error = where(variance == 0, 0, where(variance == 0, 1, variance) ** 0.5)  # whose gradient at zero is zero
+    return MMDEstimate(*(jnp.asarray(z, dtype) for z in (value, error)))
 
 
 @dataclass(frozen=True)

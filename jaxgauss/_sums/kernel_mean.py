@@ -6,6 +6,7 @@ from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array
 
@@ -13,7 +14,7 @@ from .._arrays.devices import replicated, vary_alike
 from .._arrays.points import LOG_ZERO, align
 from .._checks.given import public
 from .._checks.operands import as_operand, check_weights
-from .._checks.samples import check_kernel, check_options
+from .._checks.samples import check_kernel, check_options, visible
 from .._checks.settings import (
     Keys,
     MeshOptions,
@@ -63,7 +64,8 @@ def kernel_mean(
         values: v, (…, N, C); or one number per key, (N,).
         tau: τ = 1/σ², as for `gauss_sum`. `leave_one_out_tau(keys, values=values)` finds one.
         kernel: a name or a `Kernel`, as for `log_gauss_sum`: not "energy".
-        log_weights: log w of the keys, (…, N); -inf leaves a key out. None: all weights are equal.
+        log_weights: log w of the keys, (…, N); -inf leaves a key out. None: all weights are equal. If all are -inf,
+            the result under `jit` is the plain mean.
         **options: `method`, `precision` and `backend`, as for `log_gauss_sum`; and `mesh`, `query_axis` and `key_axis`,
             as for `gauss_sum_sharded`, except that the mesh need not divide the numbers of points.
 
@@ -71,7 +73,8 @@ def kernel_mean(
         (…, M, C), or (…, M) for values (N,), in the promoted dtype, within the range of the values.
 
     Raises:
-        ValueError: shapes do not fit, there are no keys, tau is not positive, or an option has an unknown value.
+        ValueError: shapes do not fit, there are no keys or all weights are zero, tau is not positive, or an option has
+            an unknown value.
         TypeError: an argument is not a floating array.
 
     Derivatives:
@@ -114,6 +117,12 @@ def means_and_logs(
         raise ValueError(
             f"`jaxgauss.{function}`: `keys` must hold at least one point; got queries {queries.shape}, keys"
             f" {keys.shape}. There is no mean of nothing."
+        )
+    seen = None if log_weights is None else visible(log_weights)
+    if seen is not None and (seen.max(-1) == -np.inf).any():
+        raise ValueError(
+            f"`jaxgauss.{function}`: `log_weights` must not all be -inf; got log_weights {seen.shape}. There is no mean"
+            " of nothing."
         )
     given = None if log_weights is None else as_weights(log_weights)
     settings = examined(as_logs(settings), tau, queries, keys, given, logs=True)

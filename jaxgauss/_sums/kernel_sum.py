@@ -51,7 +51,7 @@ def kernel_sum(
     | imq | (1 + u)^(-1/2), the inverse multiquadric |
     | cauchy | 1/(1 + u) |
     | rational_quadratic(α) | (1 + u/2α)^(-α) |
-    | energy | -r, conditionally positive definite |
+    | energy | -r up to 1e18, conditionally positive definite |
     | Kernel(profile) | any function of u |
 
     O(MN(D + C)) operations and O((M + N)(D + C)) memory. On CPUs, on TPUs and in float64 XLA evaluates κ. On CUDA a
