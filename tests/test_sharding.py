@@ -17,7 +17,8 @@ import pytest
 import sharded
 import sketched
 
-from jaxgauss import gauss_sum_sharded, leave_one_out_tau, mmd_squared
+from formulas import kernel_matrix
+from jaxgauss import gauss_sum_sharded, kernel_sum_sharded, leave_one_out_tau, mmd_squared
 from oracle import gauss_sum64, relative_error
 
 FOLDER = Path(__file__).parent
@@ -165,3 +166,12 @@ def test_a_mesh_of_one_device_is_a_mesh(rng):
     queries, keys, values = rng.normal(size=(5, 2)), rng.normal(size=(7, 2)), rng.normal(size=(2, 7, 1))
     sums = gauss_sum_sharded(queries, keys, values, np.array([[0.5], [2.0]]), mesh=mesh, key_axis="data")
     np.testing.assert_allclose(sums, gauss_sum64(queries, keys, values, np.array([[0.5], [2.0]])), rtol=1e-12)
+
+
+def test_many_points_of_another_kernel_may_lie_anywhere(rng):
+    """So many that they would be sorted: both ways of the program vary alike over the mesh."""
+    x = rng.normal(size=(800, 3)).astype(np.float32)
+    mesh = jax.make_mesh((1,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))
+    for scale in (1, 100):
+        found = kernel_sum_sharded(scale * x, scale * x, x, 0.7, kernel="imq", mesh=mesh, query_axis="rows")
+        assert relative_error(found, kernel_matrix(scale * x, scale * x, 0.7, "imq") @ np.float64(x)) < 1e-5

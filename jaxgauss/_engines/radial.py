@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
+from .._arrays.devices import vary_like
 from .._arrays.points import (
     as_rows,
     by_point,
@@ -40,12 +41,19 @@ from .waves import SUMS, Promise, in_64_bit_mode, sides, sums_of_sides
 
 def pair_sums(wanted: Wanted, chosen: Plan, *operands: Array) -> Sums:
     """`Sums` of queries, keys, values, τ, and the weights of rows and of columns, all of equal rank."""
-    near = functools.partial(sums_by_products, wanted, dense=chosen.method == "dense")
+
+    def near(*operands: Array) -> Sums:
+        return _varying(sums_by_products(wanted, *operands, dense=chosen.method == "dense"), operands)
 
     def anywhere(*operands: Array) -> Sums:
-        return sums_anywhere([wanted], chosen, *operands)[0]
+        return _varying(sums_anywhere([wanted], chosen, *operands)[0], operands)
 
     return _near_or_anywhere(wanted, chosen, near, anywhere, *operands)
+
+
+def _varying(sums: Sums, operands: Sequence[Array]) -> Sums:
+    """The sums as both branches must have them over a mesh: those without columns, too."""
+    return jax.tree.map(lambda x: vary_like(x, operands), sums)
 
 
 def radial_pullback(
