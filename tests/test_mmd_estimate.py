@@ -176,5 +176,7 @@ def test_chunks_are_not_for_transformations(samples):
         (lambda tau: mmd_estimate([x], y, tau), 0.7),
         (lambda _: mmd_estimate([x], y, 0.7), 0.0),
     ):
-        with pytest.raises(TypeError, match=r"`jaxgauss.mmd_estimate`: `x`, `y` and `tau` must be known outside.*got a tracer"):
+        with pytest.raises(
+            TypeError, match=r"`jaxgauss.mmd_estimate`: `x`, `y` and `tau` must be known outside.*got a tracer"
+        ):
             jax.jit(function)(argument)
