@@ -164,7 +164,7 @@ def test_a_kernel_of_another_platform_is_refused_when_it_runs(rng, monkeypatch, 
     monkeypatch.setattr("jaxgauss._sums.checked.expected_platform", lambda *x: "cuda")
     monkeypatch.setattr(bridge, "serves", lambda platform: True)
     operands = problem(rng, dtype="float32").operands
-    with pytest.raises(jax.errors.JaxRuntimeError, match="must be one for cpu, .*; got 'flash', which runs on cuda"):
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"must be one for cpu, .*; got 'flash', which runs on cuda"):
         jax.block_until_ready(jax.jit(lambda *x: gauss_sum(*x, backend="flash"))(*operands))
 
 

@@ -79,10 +79,10 @@ def test_zero_against_zero_is_no_error():
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"num_queries": 1}, "got 1"),
-        ({"num_queries": 2.5}, "got 2.5"),
+        ({"num_queries": 1}, "got num_queries 1"),
+        ({"num_queries": 2.5}, "got num_queries 2.5"),
         ({"sums": jnp.ones((4, 2))}, r"must be of shape \(5, 2\); got sums \(4, 2\)"),
-        ({"queries": jnp.ones((0, 3))}, r"got a sum of shape \(0, 2\)"),
+        ({"queries": jnp.ones((0, 3))}, r"must not be empty; got queries \(0, 3\)"),
         ({"values": jnp.ones((6, 2))}, r"got queries \(5, 3\)"),
     ],
 )

@@ -81,7 +81,7 @@ def test_a_program_with_a_callback_is_refused():
     ]
     for function, operands in calls:
         specs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
-        with pytest.raises(ValueError, match="must run in XLA alone; got one that calls PyTorch.*method='blocked'"):
+        with pytest.raises(ValueError, match=r"must run in XLA alone; got one that calls PyTorch.*method='blocked'"):
             exported(function, *specs)
         assert np.isfinite(jax.jit(function)(*operands)).all()
     exported(functools.partial(gauss_sum, method="blocked"), *specs)

@@ -308,7 +308,7 @@ def test_options_that_do_not_fit(options, message):
 
 
 def test_too_many_dimensions_and_no_number():
-    with pytest.raises(ValueError, match="got 4"):
+    with pytest.raises(ValueError, match="got 'fourier' in 4"):
         gauss_sum(np.ones((3, 4)), np.ones((3, 4)), np.ones(3), method="fourier")
     with pytest.raises(TypeError, match="got str"):
         gauss_sum(np.ones((3, 2)), np.ones((3, 2)), np.ones(3), method="fourier", tolerance="1e-3")

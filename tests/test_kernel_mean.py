@@ -124,7 +124,7 @@ def test_wrong_arguments_are_named():
         (ValueError, r"one weight for each key; got log_weights \(4,\)", {"log_weights": jnp.ones(4)}),
         (ValueError, r"`kernel` must be positive definite; got Kernel\(energy\)", {"kernel": "energy"}),
         (ValueError, r"values.*got queries \(5, 2\), keys \(5, 2\), values \(4, 2\)", {"values": x[:4]}),
-        (TypeError, "options must be among method, .*; got speed", {"speed": 1}),
+        (TypeError, "`speed` must be one of its arguments, .*; got speed 1", {"speed": 1}),
         (ValueError, "`method` must be one of auto, rescale.*got 'prescale'", {"method": "prescale"}),
     ):
         with pytest.raises(error, match=message):
@@ -214,10 +214,10 @@ def test_wrong_arguments_of_mean_shift_are_named():
     x = jnp.ones((5, 2))
     for change, message in (
         ({"tau": jnp.ones(2)}, r"`tau` must be one number; got tau \(2,\)"),
-        ({"tol": 0.0}, "`tol` must be positive; got 0.0"),
-        ({"max_steps": 0}, "`max_steps` must be a positive integer; got 0"),
+        ({"tol": 0.0}, "`tol` must be a positive finite number; got tol 0.0"),
+        ({"max_steps": 0}, "`max_steps` must be a positive integer; got max_steps 0"),
         ({"weights": -jnp.ones(5)}, "`weights` must not be negative"),
-        ({"data": x[:0]}, "`data` must hold at least 1 points"),
+        ({"data": x[:0]}, "`data` must hold at least 1 point;"),
     ):
         with pytest.raises(ValueError, match="`jaxgauss.mean_shift`: " + message):
             mean_shift(**{"points": x, "data": x, "tau": 1.0, **change})

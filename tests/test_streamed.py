@@ -364,7 +364,7 @@ def test_key_chunks_are_a_sequence(tmp_path):
     for error, message, call in (
         (IndexError, None, lambda: chunks[3]),
         (ValueError, r"one row for each key; got keys \(7, 3\), values \(5, 2\)", lambda: KeyChunks(K, V[:5])),
-        (ValueError, "`size` must be a positive integer; got 0", lambda: KeyChunks(K, V, 0)),
+        (ValueError, "`size` must be a positive integer; got size 0", lambda: KeyChunks(K, V, 0)),
         (ValueError, "got True", lambda: KeyChunks(K, V, True)),
         (TypeError, "got list, list", lambda: KeyChunks([[1.0]], [1.0])),
     ):
