@@ -11,6 +11,7 @@ import numpy as np
 
 from ._arrays.compensated import compensated, two_sum
 from ._arrays.points import padded
+from ._checks.box import Bound
 from ._checks.given import as_array, public
 from ._checks.names import as_kernel, check_names
 from ._checks.operands import check_operands, check_tolerance
@@ -18,7 +19,7 @@ from ._checks.optional import needed
 from ._checks.settings import Queries, Tau, methods_of, working_dtype
 from ._kernels.kernels import Kernel
 from ._sums.chunks import KeyChunks
-from ._sums.sketch import Bound, FourierSketch, empty_sketch
+from ._sums.sketch import FourierSketch, empty_sketch
 from ._sums.sketch import fourier_sketch as sketch_in_memory
 from ._sums.streamed import gauss_sum_streamed
 

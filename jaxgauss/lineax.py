@@ -1,7 +1,7 @@
 """Kernel matrices as operators of lineax: (K + σ²I) x = y, log det(K + σ²I) and likelihoods, without K."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +13,7 @@ from ._arrays.points import dot
 from ._checks.given import public
 from ._checks.operands import check_weights, floating_dtype
 from ._checks.optional import needed
-from ._checks.samples import check_kernel, check_number, check_positive, check_rng_key, visible
+from ._checks.samples import check_kernel, check_number, check_rng_key, visible
 from ._checks.settings import Options, Points, Settings
 from ._kernels.kernels import Kernel
 from ._sums.checked import checked
@@ -26,7 +26,6 @@ with needed("jaxgauss.lineax", "lineax"):
     from ._methods.process_by_solves import log_likelihood_of
     from ._methods.symmetric import Symmetric
 
-OPERATOR = "jaxgauss.lineax.gauss_operator"
 HALF = ("float16", "bfloat16", "float16x2", "bfloat16x2")
 
 
@@ -199,6 +198,14 @@ class NystromPreconditioner(Symmetric):
         return jax.ShapeDtypeStruct(self.vectors.shape[:1], self.vectors.dtype)
 
 
+def _check_kind(where: str, name: str, given: Any, kind: type, source: str) -> None:
+    """Raise TypeError unless it is what a function of this module returns."""
+    if not isinstance(given, kind):
+        raise TypeError(
+            f"{where}: `{name}` must be from jaxgauss.lineax.{source}; got {type(given).__name__}. Make one with it."
+        )
+
+
 @public(None)
 def nystrom_preconditioner(operator: GaussOperator, rank: int, *, rng_key: jax.Array) -> NystromPreconditioner:
     """An approximate inverse of K + diag(noise), from the leading eigenvectors of K, for `lineax.CG`.
@@ -228,10 +235,7 @@ def nystrom_preconditioner(operator: GaussOperator, rank: int, *, rng_key: jax.A
     """
     function = "lineax.nystrom_preconditioner"
     where = f"`jaxgauss.{function}`"
-    if not isinstance(operator, GaussOperator):
-        raise TypeError(
-            f"{where}: `operator` must be from {OPERATOR}; got {type(operator).__name__}. Make one with it."
-        )
+    _check_kind(where, "operator", operator, GaussOperator, "gauss_operator")
     check_rng_key(function, rng_key)
     num, dtype = operator.points.shape[0], operator.points.dtype
     check_number(function, "rank", rank)
@@ -310,10 +314,7 @@ def log_determinant(
     where = f"`jaxgauss.{function}`"
     with needed(f"jaxgauss.{function}", "matfree"):
         from matfree import decomp, funm, stochtrace
-    if not isinstance(operator, GaussOperator):
-        raise TypeError(
-            f"{where}: `operator` must be from {OPERATOR}; got {type(operator).__name__}. Make one with it."
-        )
+    _check_kind(where, "operator", operator, GaussOperator, "gauss_operator")
     check_rng_key(function, rng_key)
     num = operator.points.shape[0]
     check_number(function, "num_samples", num_samples, 2)
@@ -323,11 +324,8 @@ def log_determinant(
             f"{where}: `num_matvecs` must be at most the number of points; got num_matvecs {num_matvecs}, {num} points."
             f" Pass num_matvecs={num}."
         )
-    if not isinstance(preconditioner, NystromPreconditioner | None):
-        raise TypeError(
-            f"{where}: `preconditioner` must be from jaxgauss.lineax.nystrom_preconditioner; got"
-            f" {type(preconditioner).__name__}. Make one with it."
-        )
+    if preconditioner is not None:
+        _check_kind(where, "preconditioner", preconditioner, NystromPreconditioner, "nystrom_preconditioner")
     preconditioner = lax.stop_gradient(preconditioner)
 
     def product(vector: Array, operator: GaussOperator) -> Array:
@@ -403,8 +401,7 @@ def log_marginal_likelihood(
     """
     function = "lineax.log_marginal_likelihood"
     where = f"`jaxgauss.{function}`"
-    if not isinstance(operator, GaussOperator):
-        raise TypeError(f"{where}: `operator` must be of gauss_operator; got {type(operator).__name__}.")
+    _check_kind(where, "operator", operator, GaussOperator, "gauss_operator")
     check_rng_key(function, rng_key)
     floating_dtype(where, "values", values)
     num, dtype = operator.points.shape[0], operator.points.dtype
@@ -413,19 +410,15 @@ def log_marginal_likelihood(
             f"{where}: `values` must be (N,) or (N, C), one for each point; got values {values.shape}, points"
             f" {operator.points.shape}. Batches go by jax.vmap."
         )
-    if num_samples < 2 or not 0 < rtol < 1:
-        raise ValueError(
-            f"{where}: `num_samples` must be at least 2 and `rtol` between 0 and 1; got num_samples {num_samples},"
-            f" rtol {rtol}. The defaults are 16 and 1e-4."
-        )
-    check_positive(function, "max_steps", max_steps, int)
+    check_number(function, "num_samples", num_samples, 2)
+    check_number(function, "max_steps", max_steps)
+    if not 0 < rtol < 1:
+        raise ValueError(f"{where}: `rtol` must be between 0 and 1; got rtol {rtol}. Pass rtol=1e-4.")
     rank_key, signs_key = jax.random.split(rng_key)
     if preconditioner is None:
         preconditioner = nystrom_preconditioner(operator, min(num, 200), rng_key=rank_key)
     signs = jax.random.rademacher(signs_key, (num, num_samples), dtype)
-    if not isinstance(preconditioner, NystromPreconditioner):
-        kind = type(preconditioner).__name__
-        raise TypeError(f"{where}: `preconditioner` must be of nystrom_preconditioner; got {kind}. Pass None.")
+    _check_kind(where, "preconditioner", preconditioner, NystromPreconditioner, "nystrom_preconditioner")
     of_columns = jnp.asarray(values, dtype).reshape(num, -1)
     return log_likelihood_of(
         operator, of_columns, lax.stop_gradient(preconditioner), signs, rtol=rtol, max_steps=max_steps

@@ -140,7 +140,7 @@ fourier_sketch(x[:0], a[:0]) | lower | None | Pass a number.
 FourierSketch.__call__(sketch, 99 * x) | queries | [9.9, 15.5 | Make the sketch with `lower` and `upper`
 FourierSketch.__call__(sketch, x[:, :2]) | queries | queries (5, 2), keys (0, 3) | Their last axes must be equal.
 FourierSketch.__add__(sketch, fourier_sketch(x, a, 2.0)) | other | tau 1.0 and 2.0 | Give `fourier_sketch` the same
-FourierSketch.load(__file__) | path | '/tmp/wrong_calls/tests/test_wrong_calls.py' | Write it again.
+FourierSketch.load(__file__) | path | '/ | Write it again.
 estimate_error(q, k, v, key=rng_key) | key | key PRNGKeyArray | Did you mean `rng_key`?
 estimate_error(q, k, v, rng_key=0) | rng_key | 0 | Make one with jax.random.key(0), several with jax.random.split.
 estimate_error(q, k, v, rng_key=rng_key, num_queries=True) | num_queries | num_queries True | Pass num_queries=10
@@ -215,7 +215,6 @@ mmd_estimate([x[:, :2]], y, 1.0) | x | x (5, 2), y (4, 3) | A point is a row: tr
 mmd_estimate([x], y, 0.0) | tau | tau 0.0 | Pass 1 / sigma**2.
 mmd_estimate([x], [y, y.astype(int)], 1.0) | y[1] | y[1] int64 | Convert with y[1].astype(jnp.float32).
 mmd_estimate([x], KeyChunks(y, y), 1.0) | y[0] | a tuple | Pass the points alone, lambda: (keys for keys
-mmd_estimate(x, y, 1.0, progress=True) | progress | True | Pass chunks.
 mmd_estimate([x], y, 1.0, mesh=mesh) | mesh | mesh | Leave it out.
 mmd_estimate(x, y, 1.0, saved=1) | saved | saved 1 | Leave it out.
 mmd_squared_matrix(x, 1.0, labels=labels) | labels | labels ndarray | Did you mean `segments`?
@@ -304,6 +303,9 @@ lineax.gauss_operator(x, precision="float16") | precision | 'float16' | Conjugat
 lineax.nystrom_preconditioner(x, 2, rng_key=rng_key) | operator | ndarray | Make one with it.
 lineax.nystrom_preconditioner(operator, True, rng_key=rng_key) | rank | rank True | Pass rank=10, for example.
 lineax.nystrom_preconditioner(operator, 9, rng_key=rng_key) | rank | rank 9, 5 points | Pass rank=5.
+lineax.log_marginal_likelihood(x, x, rng_key=rng_key) | operator | ndarray | Make one with it.
+lineax.log_marginal_likelihood(operator, x[:2], rng_key=rng_key) | values | values (2, 3), points (5, 3) | Batches go by
+lineax.log_marginal_likelihood(operator, x, rng_key=rng_key, rtol=2) | rtol | rtol 2 | Pass rtol=1e-4.
 lineax.log_determinant(operator, rng_key=0) | rng_key | 0 | Make one with jax.random.key(0)
 lineax.log_determinant(operator, rng_key=rng_key, num_samples=1) | num_samples | num_samples 1 | Pass num_samples=10
 lineax.log_determinant(operator, rng_key=rng_key, num_matvecs=2.5) | num_matvecs | num_matvecs 2.5 | Pass num_matvec

@@ -248,15 +248,14 @@ def _sorted_means(
             before, now = jnp.exp(largest - new), jnp.exp(own - new)
             return num + 1, new, *(x * before + y * now for x, y in zip(sums, found, strict=True))
 
-        operands = [queries, bounds, *columns]
         none = (
             jnp.zeros((), "int32"),
             jnp.full((len(queries), 1), least_log(queries.dtype)),
             *(jnp.zeros((len(queries), width)) for width in (1, values.shape[1] + 1)),
         )
-        none = jax.tree.map(lambda x: vary_like(x, operands), none)
         with mark("steps", len(points)):
-            _, largest, total, sums = lax.while_loop(goes_on, add, none)
+            begun = jax.tree.map(lambda x: vary_like(x, [queries, bounds, *columns]), none)
+            _, largest, total, sums = lax.while_loop(goes_on, add, begun)
         return sums[:, :-1] / sums[:, -1:], largest + jnp.log(total)
 
     return in_place(lax.map(of_block, (rows, bounds)), i, len(queries))

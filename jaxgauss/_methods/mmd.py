@@ -88,11 +88,6 @@ def mmd_squared(
 def checked_mmd(function, kernel, x, y, tau, weights, estimator, y_norm_squared, options) -> Array:
     """MMD², checked in the name of a public function."""
     check_estimator(function, estimator)
-    if np.shape(y_norm_squared) != ():
-        raise ValueError(
-            f"`jaxgauss.{function}`: `y_norm_squared` must be one number; got y_norm_squared"
-            f" {np.shape(y_norm_squared)}. Pass that of embedding_norm_squared."
-        )
     smallest = 2 if estimator == "unbiased" else 1
     kernel = check_kernel(function, kernel)
     settings = check_samples(
@@ -101,10 +96,10 @@ def checked_mmd(function, kernel, x, y, tau, weights, estimator, y_norm_squared,
     check_balance(function, kernel, **weights)
     check_distinct_pairs(function, estimator, weights)
     if y_norm_squared is not None and (np.shape(y_norm_squared) != () or isinstance(y_norm_squared, str)):
-        raise ValueError(
-            f"`jaxgauss.{function}`: `y_norm_squared` must be one number; got {type(y_norm_squared).__name__}"
-            f" {np.shape(y_norm_squared)}. Pass jaxgauss.embedding_norm_squared(y, …)."
+        given = (
+            f"{type(y_norm_squared).__name__} {np.shape(y_norm_squared)}. Pass jaxgauss.embedding_norm_squared(y, …)."
         )
+        raise ValueError(f"`jaxgauss.{function}`: `y_norm_squared` must be one number; got {given}")
     num = x.shape[0] + y.shape[0]
     own = [is_differentiated(tau, z, a) for z, a in zip((x, y), weights.values(), strict=True)]
     settings, tau = check_and_examine(
@@ -257,7 +252,6 @@ def _form_forward(settings: Settings, with_y: bool, tau, shares, x, y):
         y_value, _, d_y, y_spread = _row(reduction, tau, y, x, spread=tau_moves)
         return x_value + y_value, ((x_spread + y_spread) / -2 if tau_moves else nothing, d_x, d_y)
 
-    one_moves = not ((tau_moves or x_moves) and (tau_moves or y_moves))
     operands = (x.points, y.points), tau, *x[1:], *y[1:]
     value, (d_tau, d_x, d_y) = with_reduction(
         settings,
@@ -265,7 +259,7 @@ def _form_forward(settings: Settings, with_y: bool, tau, shares, x, y):
         *operands,
         shares=None if tau_moves else shares,
         weights=(x.weights, y.weights),
-        second_order=not one_moves,
+        second_order=(tau_moves or x_moves) and (tau_moves or y_moves),
     )
     d_shares = jnp.zeros(0, tau.dtype)
     if tau_moves and shares is not None:

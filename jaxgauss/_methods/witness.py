@@ -57,10 +57,10 @@ def mmd_witness(
     samples = {"x": x, "y": y, "points": points}
     weights = {"x_weights": x_weights, "y_weights": y_weights}
     kernel = check_kernel("mmd_witness", kernel)
-    check_balance("mmd_witness", kernel, x_weights=x_weights, y_weights=y_weights)
     settings = check_samples(
         "mmd_witness", samples, tau, options, weights=weights, may_be_empty="points", kernel=kernel
     )
+    check_balance("mmd_witness", kernel, **weights)
     num = x.shape[0] + y.shape[0]
     every, of_every = (points, x, y), (0, x_weights, y_weights)
     settings, tau = check_and_examine(settings, tau, points.shape[0] * num, x.shape[1], x.shape[1] + 1, every, of_every)
@@ -110,8 +110,8 @@ def mmd_flow_velocity(
     """
     weights = {"x_weights": x_weights, "y_weights": y_weights}
     kernel = check_kernel("mmd_flow_velocity", kernel)
-    check_balance("mmd_flow_velocity", kernel, x_weights=x_weights, y_weights=y_weights)
     settings = check_samples("mmd_flow_velocity", {"x": x, "y": y}, tau, options, weights=weights, kernel=kernel)
+    check_balance("mmd_flow_velocity", kernel, **weights)
     num = x.shape[0] + y.shape[0]
     settings, tau = check_and_examine(
         settings, tau, x.shape[0] * num, x.shape[1], x.shape[1] + 1, (x, x, y), (0, x_weights, y_weights), pulls=True

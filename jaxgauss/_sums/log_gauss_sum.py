@@ -91,12 +91,11 @@ def log_gauss_sum(
     check_names(function, method, precision, backend, methods_of_logs(kernel))
     asked = Settings(method, precision, backend, "", function, "highest", kernel=kernel)
     settings, _ = checked(asked, queries, keys, values, tau, methods=METHODS)
-    if segments is None:
-        given = None if log_weights is None else as_weights(log_weights)
-        settings = examined(settings, tau, queries, keys, given, logs=True)
     if segments is not None:
         operands = queries, keys, none_are_zero(log_weights, keys, settings)[..., None], tau
         return grouped(unrounded_log_sum, settings, segments, *operands, empty=-math.inf)[..., 0]
+    given = None if log_weights is None else as_weights(log_weights)
+    settings = examined(settings, tau, queries, keys, given, logs=True)
     return _checked_log_sum(settings, queries, keys, log_weights, as_operand(tau, settings.dtype))
 
 

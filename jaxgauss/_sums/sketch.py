@@ -4,7 +4,6 @@ import functools
 import math
 import os
 import zipfile
-from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from jaxtyping import Array, Bool, Float
 
 from .._arrays.compensated import compensated, two_sum
 from .._arrays.devices import has_cuda, vary_alike
+from .._checks.box import Bound, corners
 from .._checks.given import about, as_array, center_of, public
 from .._checks.operands import check_operands, check_tau, check_tolerance, floating_dtype
 from .._checks.settings import Sums, working_dtype
@@ -25,7 +25,6 @@ from .._engines.nodes import DIMENSIONS, WAVES, Nodes, blocks_of, nodes, spectru
 
 LARGEST = 2**24  # the most coefficients of a channel
 STATIC = {"static": True}  # fields that programs are compiled for
-Bound = float | Sequence[float] | Float[np.ndarray | Array, " d"] | None
 
 
 @jax.tree_util.register_dataclass
@@ -252,7 +251,7 @@ def fourier_sketch(
 
 
 def empty_sketch(
-    function: str, keys: Any, values: Any, tau: Any, box: tuple[Bound, Bound], tolerance: float | None
+    function: str, keys: Any, values: Any, tau: Any, ends: tuple[Bound, Bound], tolerance: float | None
 ) -> FourierSketch:
     """The sketch of no keys, for keys and values like these; everything is checked but whether keys are in the box."""
     where = f"`jaxgauss.{function}`"
@@ -277,13 +276,7 @@ def empty_sketch(
         )
     if shape := check_tau(where, tau, dtype):
         raise ValueError(f"{where}: `tau` must be one number; got tau {shape}. Make a sketch for each.")
-    lower, upper = _corner(where, "lower", box[0], np.min, keys), _corner(where, "upper", box[1], np.max, keys)
-    with np.errstate(over="ignore"):  # keys may be rounded
-        lower, upper = np.minimum(lower, lower.astype(dtype)), np.maximum(upper, upper.astype(dtype))
-    if not (lower <= upper).all():
-        raise ValueError(
-            f"{where}: `lower` must be at most `upper`; got {lower.tolist()} and {upper.tolist()}. Swap them."
-        )
+    lower, upper = corners(where, ends, keys, dtype)
     length = (np.float64(upper) - lower) * math.sqrt(tau)
     tolerance = float(tolerance_of(np, dtype.name, np.maximum(length, 1e-30))) if tolerance is None else tolerance
     with np.errstate(over="ignore"):
@@ -296,30 +289,8 @@ def empty_sketch(
         )
     channels = values.shape[1] if len(values.shape) > 1 else 1
     zeros = jnp.zeros((channels, *[int(num)] * dim), dtype)
-    corners = tuple(map(float, lower)), tuple(map(float, upper))
-    return FourierSketch(zeros, zeros, float(tau), corners[0], corners[1], tolerance, len(values.shape) == 1)
-
-
-def _corner(where: str, name: str, given: Bound, extreme: Any, keys: Any) -> np.ndarray:
-    """A corner of the box: the one that was given, or that of the keys."""
-    if given is None:
-        if isinstance(keys, jax.core.Tracer):
-            raise TypeError(
-                f"{where}: `{name}` must be given under a transformation such as jit; got None. Pass a number."
-            )
-        if not len(keys):
-            raise ValueError(f"{where}: `{name}` must be given where there are no keys; got None. Pass a number.")
-        given = extreme(np.asarray(keys, np.float64), 0)
-    try:
-        found = np.broadcast_to(np.asarray(given, np.float64), keys.shape[1:])
-    except (TypeError, ValueError, jax.errors.JAXTypeError):
-        found = np.asarray(math.nan)
-    if not np.isfinite(found).all():
-        raise ValueError(
-            f"{where}: `{name}` must be finite, a number or ({keys.shape[1]},); got {name} {given}. Leave it out for"
-            " that of the keys."
-        )
-    return found
+    box = tuple(map(float, lower)), tuple(map(float, upper))
+    return FourierSketch(zeros, zeros, float(tau), box[0], box[1], tolerance, len(values.shape) == 1)
 
 
 @jax.jit
