@@ -141,7 +141,7 @@ _evaluated = jax.jit(lambda kernel, u: kernel(u), static_argnums=0)
 
 def is_differentiated(*arrays: Any) -> bool:
     """Whether one of the arrays, or of tuples of them, is differentiated outside of `jit`."""
-    return any(x is not _differentiated(x) for x in jax.tree.leaves(arrays))
+    return any(is_differentiated(*x) if isinstance(x, tuple) else x is not _differentiated(x) for x in arrays)
 
 
 def _differentiated(x: Any) -> Any:

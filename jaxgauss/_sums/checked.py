@@ -87,8 +87,8 @@ def check_and_examine(
     the method forms them.
     """
     chosen = check_plan(settings, tau, pairs, dim, channels, *points)
-    values = None
-    if any(x is not None for x in weights) and are_known(*(x.shape[0] for x in points)):
+    values, pulls = None, pulls or is_differentiated(tau, points, weights)
+    if pulls and any(x is not None for x in weights) and are_known(*(x.shape[0] for x in points)):
         alike = {None: lambda n: 1 / max(1, n), 0: lambda n: 0}
         values = tuple(
             w if np.ndim(w) else np.full(len(x), alike[w](len(x)), "float32")
