@@ -33,7 +33,7 @@ class Kernel:
             Positive definiteness is not checked. Sums do not need it; most kernel methods do.
 
     Raises:
-        TypeError: profile returns no array, or one of another dtype.
+        TypeError: profile is no JAX function of one array, or returns no array, or one of another dtype.
         ValueError: profile changes the shape, or κ(0) is not finite.
 
     Derivatives:

@@ -67,6 +67,7 @@ def tau_from_bandwidth(bandwidth: Float[Array | np.ndarray, "*shape"] | float, c
 
     Raises:
         ValueError: the convention is not in the table, or a bandwidth is not positive (not checked under `jit`).
+        TypeError: a bandwidth is not a real number or array.
 
     Example:
         >>> import jaxgauss

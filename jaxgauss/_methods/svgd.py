@@ -139,7 +139,7 @@ def svgd(
         An `SVGD`: `init(particles)` takes a pytree of arrays (N, …), and `step(state, **grad_params)` a state.
 
     Raises:
-        ValueError, TypeError: the kernel is wrong; and at a step, as `svgd_direction` does.
+        ValueError, TypeError: an argument or the particles are wrong; and at a step, as `svgd_direction` does.
 
     Example:
         >>> import jax, jax.numpy as jnp, jaxgauss, optax
