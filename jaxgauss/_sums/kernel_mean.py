@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
-from .._arrays.devices import replicated, vary_alike
+from .._arrays.devices import has_cuda, replicated, vary_alike
 from .._arrays.points import LOG_ZERO, align
 from .._checks.operands import as_operand, check_weights, takes_tau
 from .._checks.samples import check_kernel, check_options, visible
@@ -26,6 +26,7 @@ from .._checks.settings import (
     working_dtype,
 )
 from .._engines.near import examined
+from .._engines.wanted import Channels
 from .._kernels.kernels import GAUSS, Kernel
 from .checked import checked, reverse_only
 from .in_float64 import by_rules, with_all_digits
@@ -37,6 +38,7 @@ from .log_gauss_sum import (
     near_by_logs,
     weights_of,
 )
+from .rules import radial_sum
 from .sharded import added, alone, first_rows, over_mesh
 
 
@@ -79,7 +81,8 @@ def kernel_mean(
         Reverse mode of any order with respect to queries, keys, values, tau and log-weights.
 
     Precision:
-        Within 1e-5 of the largest |v| in float32, wherever the points lie. On CUDA exponents err by 2⁻²⁴ τ‖q‖‖k‖, with
+        Within 1e-5 of the largest |v| in float32, wherever the points lie. Gradients of "imq" in float32 are
+        zero beyond 1e12 bandwidths. On CUDA exponents err by 2⁻²⁴ τ‖q‖‖k‖, with
         distances from the center.
 
     Example:
@@ -170,6 +173,21 @@ def means_over_mesh(
 
 def _means(settings: Settings, *operands: Array) -> tuple[Array, Array]:
     """Means and logarithms of operands of equal rank."""
-    if settings.kernel != GAUSS:
-        return with_all_digits(settings, means_of_any, *operands)
-    return by_rules(MEANS, settings, *near_by_logs(settings, *operands), *operands)
+    if settings.kernel == GAUSS:
+        return by_rules(MEANS, settings, *near_by_logs(settings, *operands), *operands)
+    if settings.kernel.heavy_tailed and not has_cuda():
+        return _of_sums(settings, *operands)
+    return with_all_digits(settings, means_of_any, *operands)
+
+
+def _of_sums(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array, log_weights: Array):
+    """Means and logarithms of a kernel whose sums do not underflow; one pass over the pairs gives all gradients."""
+    largest = lax.stop_gradient(log_weights.max(-2, keepdims=True))
+    weights = jnp.exp(log_weights - largest)
+    products = weights * values
+    columns = jnp.concatenate([products, jnp.broadcast_to(weights, (*products.shape[:-1], 1))], -1)
+    sums = radial_sum(settings, Channels((settings.kernel,), columns.shape[-1:]), queries, keys, columns, tau)
+    unit = lax.stop_gradient(1 / sums[..., -1:])  # else a square in the derivative of the quotient may underflow
+    sums = sums * unit
+    total = sums[..., -1:]
+    return sums[..., :-1] / total, largest + jnp.log(total) - jnp.log(unit)
