@@ -42,7 +42,7 @@ class LogLikelihood(NamedTuple):
 
 
 class _Step(NamedTuple):
-    count: Array
+    number: Array
     solutions: Array  # (N, C), as the next two
     rest: Array
     direction: Array
@@ -69,19 +69,19 @@ def solved(
         goes_on = good & (squared > rtol**2 * first)
         ratio = jnp.where(goes_on, squared / jnp.where(good, now.squared, 1), 0)
         return _Step(
-            now.count + 1,
+            now.number + 1,
             now.solutions + size * now.direction,
             rest,
             rest + ratio * now.direction,
             squared,
             goes_on,
-            now.inverse_sizes.at[now.count].set(inverse_size[0]),
-            now.ratios.at[now.count].set(ratio[0]),
+            now.inverse_sizes.at[now.number].set(inverse_size[0]),
+            now.ratios.at[now.number].set(ratio[0]),
         )
 
     history = jnp.ones((max_steps, right.shape[1]), right.dtype)
     start = _Step(jnp.array(0), jnp.zeros_like(right), right, right, first, first > 0, history, jnp.zeros_like(history))
-    end = lax.while_loop(lambda now: (now.count < max_steps) & now.goes_on.any(), advance, start)
+    end = lax.while_loop(lambda now: (now.number < max_steps) & now.goes_on.any(), advance, start)
     return end.solutions, jax.vmap(_log_form, 1)(end.inverse_sizes, end.ratios)
 
 
@@ -148,7 +148,7 @@ def log_likelihood_of(operator, values, preconditioner, signs, *, rtol, max_step
 
 @log_likelihood_of.def_jvp
 def _tangent(primals: Any, tangents: Any, *, rtol: float, max_steps: int) -> tuple[LogLikelihood, Any]:
-    found, known = _likelihood(*primals, rtol, max_steps)
+    found, known = _likelihood(*primals, rtol=rtol, max_steps=max_steps)
 
     def moving(operator: Any, values: Array) -> Array:
         of_kernel = (known.left * operator.kernel_product(known.right)).sum()
