@@ -101,11 +101,6 @@ class Kernel:
         """Whether κ is known to be positive and decreasing."""
         return isinstance(self.profile, Own) and not self.conditional
 
-    @property
-    def heavy_tailed(self) -> bool:
-        """Whether κ is at least about u^-½ for large u, as "imq" is, so that no sum of it underflows."""
-        return isinstance(self.profile, RationalQuadratic) and self.profile.alpha <= 0.5
-
     def end(self, dtype: str) -> float:
         """The u beyond which κ and its derivatives are zero in float32 or float64; infinite if unknown."""
         if isinstance(self.profile, Slope | Trace):
