@@ -191,7 +191,7 @@ mmd_squared(x, y, 1.0, weights=a) | weights | weights ndarray | Did you mean `x_
 mmd_squared(x, y, 1.0, x_weights=a[:3]) | x_weights | x (5, 3), y (4, 3), x_weights (3,) | Its shape must be (5,).
 mmd_squared(x, y, 1.0, y_weights=[1.0]) | y_weights | list | Convert with jnp.asarray(y_weights
 mmd_squared(x, y, 1.0, y_weights=np.eye(4)[0], estimator="unbiased") | y_weights | 1 of 4 points | Use estimator='bi
-mmd_squared(x, y, 1.0, y_norm_squared=y) | y_norm_squared | ndarray (4, 3) | Pass jaxgauss.embedding_norm_squared(y,
+mmd_squared(x, y, 1.0, y_norm_squared=y) | y_norm_squared | ndarray (4, 3) | Pass embedding_norm_squared(y,
 mmd_squared(x, y, 1.0, kernel="energy", x_weights=a) | x_weights | sums 5 and 1 | Divide each by its sum.
 mmd_squared(x, y, 1.0, kernel="imq", method="prescale") | method | 'prescale' | Pass 'auto', for example.
 mmd_squared(x, y, 1.0, speed="fast") | speed | speed 'fast' | Leave it out.

@@ -59,7 +59,7 @@ def public(center: str | None = "common") -> Callable[[Callable[_Arguments, _Res
     return decorate
 
 
-def _as_taken(names: tuple[str, ...], center: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _as_taken(names: tuple[str, ...], center: str | None, args: Any, kwargs: Any) -> tuple[Any, Any]:
     """The arguments with their arrays as functions take them."""
     given = dict(zip(names, args, strict=False)) | kwargs
     found = {name: as_array(x) for name, x in given.items() if name in ARRAYS}

@@ -96,12 +96,9 @@ def checked_mmd(function, kernel, x, y, tau, weights, estimator, y_norm_squared,
     check_balance(function, kernel, **weights)
     check_distinct_pairs(function, estimator, weights)
     if y_norm_squared is not None and (np.shape(y_norm_squared) != () or isinstance(y_norm_squared, str)):
-        given = (
-            f"{type(y_norm_squared).__name__} {np.shape(y_norm_squared)}. Pass jaxgauss.embedding_norm_squared(y, …)."
-        )
-        raise ValueError(f"`jaxgauss.{function}`: `y_norm_squared` must be one number; got {given}")
+        given, fix = f"{type(y_norm_squared).__name__} {np.shape(y_norm_squared)}", "Pass embedding_norm_squared(y, …)."
+        raise ValueError(f"`jaxgauss.{function}`: `y_norm_squared` must be one number; got {given}. {fix}")
     num = x.shape[0] + y.shape[0]
-    own = [is_differentiated(tau, z, a) for z, a in zip((x, y), weights.values(), strict=True)]
     settings, tau = check_and_examine(
         settings,
         tau,
@@ -110,7 +107,7 @@ def checked_mmd(function, kernel, x, y, tau, weights, estimator, y_norm_squared,
         x.shape[1] + 2,
         (x, y),
         (*weights.values(),),
-        second_order=all(own),  # see `_form_forward`
+        second_order=all(is_differentiated(tau, z, a) for z, a in zip((x, y), weights.values(), strict=True)),
     )
     return _mmd_squared(settings, estimator, x, y, tau, *weights.values(), y_norm_squared)
 

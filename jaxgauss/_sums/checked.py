@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.core
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
@@ -158,3 +159,8 @@ mlir.register_lowering(_primal_p, lambda _, x, *, function: [x])
 
 
 mlir.register_lowering(_tangent_p, lambda context, _, *, function: _refuse(context.avals_in[0], function))
+
+
+def none_are_zero(log_weights: Any, keys: Any, settings: Settings) -> jax.Array:
+    """The log-weights (…, N); zeros if there are none."""
+    return jnp.zeros(keys.shape[-2:-1], working_dtype(settings.dtype)) if log_weights is None else log_weights

@@ -28,7 +28,7 @@ from .._checks.settings import (
 )
 from .._engines.examined import examined
 from .._kernels.kernels import GAUSS, Kernel
-from .checked import checked, reverse_only
+from .checked import checked, none_are_zero, reverse_only
 from .in_float64 import by_rules, with_all_digits
 from .log_gauss_sum import (
     MEANS,
@@ -37,7 +37,6 @@ from .log_gauss_sum import (
     means_of_any,
     methods_of_logs,
     near_by_logs,
-    none_are_zero,
 )
 from .sharded import added, alone, first_rows, over_mesh
 

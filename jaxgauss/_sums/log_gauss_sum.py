@@ -22,7 +22,7 @@ from .._engines.means import difference_means
 from .._engines.near import are_near
 from .._engines.plan import takes_half
 from .._kernels.kernels import GAUSS, Kernel
-from .checked import checked, reverse_only
+from .checked import checked, none_are_zero, reverse_only
 from .grouped import grouped
 from .in_float64 import Rules, by_rules, with_all_digits
 
@@ -117,13 +117,8 @@ def methods_of_logs(kernel: Kernel) -> tuple[str, ...]:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _checked_log_sum(settings: Settings, queries: Array, keys: Array, log_weights: Any, tau: Array) -> Array:
-    log_weights = none_are_zero(log_weights, keys, settings)
-    return unrounded_log_sum(settings, queries, keys, log_weights[..., None], tau)[..., 0].astype(settings.dtype)
-
-
-def none_are_zero(log_weights: Any, keys: Any, settings: Settings) -> Array:
-    """The log-weights (…, N); zeros if there are none."""
-    return jnp.zeros(keys.shape[-2:-1], working_dtype(settings.dtype)) if log_weights is None else log_weights
+    weights = none_are_zero(log_weights, keys, settings)[..., None]
+    return unrounded_log_sum(settings, queries, keys, weights, tau)[..., 0].astype(settings.dtype)
 
 
 def unrounded_log_sum(settings: Settings, queries: Array, keys: Array, log_weights: Array, tau: Array) -> Array:
