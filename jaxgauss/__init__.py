@@ -43,6 +43,7 @@ from ._sums.chunks import KeyChunks as KeyChunks
 from ._sums.estimate_error import ErrorEstimate as ErrorEstimate
 from ._sums.estimate_error import estimate_error as estimate_error
 from ._sums.explain import explain as explain
+from ._sums.explanation import Explanation as Explanation
 from ._sums.gauss_sum import gauss_sum as gauss_sum
 from ._sums.kernel_mean import kernel_mean as kernel_mean
 from ._sums.kernel_sum import kernel_sum as kernel_sum
