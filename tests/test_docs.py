@@ -106,8 +106,8 @@ def test_public_names_have_a_place_in_the_api(package):
     shown = {name.removeprefix(f"{package.__name__}.") for name in shown if name.startswith(package.__name__)}
     exported = set(re.findall(r"^from \S+ import \w+ as ([^_]\w*)$", Path(package.__file__).read_text(), re.M))
     for path in Path(package.__file__).parent.glob("[!_]*.py") if package is jaxgauss else ():  # of other libraries
-        own = r"^(?:def|class|from \._estimator import \w+ as) ([^_]\w*)"
-        exported |= {f"{path.stem}.{x}" for x in re.findall(own, path.read_text(), re.M)}
+        for own in (r"^(?:def|class) ([^_]\w*)", r"^ *from \._\S+ import (\w+) as \1$"):
+            exported |= {f"{path.stem}.{x}" for x in re.findall(own, path.read_text(), re.M)}
     assert shown == exported and len(shown) > 15
 
 
