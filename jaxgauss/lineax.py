@@ -414,6 +414,12 @@ def log_marginal_likelihood(
     check_number(function, "max_steps", max_steps)
     if not 0 < rtol < 1:
         raise ValueError(f"{where}: `rtol` must be between 0 and 1; got rtol {rtol}. Pass rtol=1e-4.")
+    seen, least = visible(operator.noise), float(jnp.finfo(dtype).eps)
+    if seen is not None and seen.min() < least:
+        raise ValueError(
+            f"{where}: `operator` must have positive noise, at least {least:.0e} in {dtype}; got noise {seen.min():.0e}."
+            " Add some: noise=1e-4."
+        )
     rank_key, signs_key = jax.random.split(rng_key)
     if preconditioner is None:
         preconditioner = nystrom_preconditioner(operator, min(num, 200), rng_key=rank_key)

@@ -288,6 +288,7 @@ def test_bad_arguments_are_named():
             lambda: logarithm(operator, values, max_steps=0, **options),
         ),
         (ValueError, r"must have positive noise", lambda: logarithm(gauss_operator(points), values, **options)),
+        (ValueError, r"got noise 1e-20", lambda: logarithm(gauss_operator(points, noise=1e-20), values, **options)),
     ):
         with pytest.raises(kind, match=message):
             call()
