@@ -24,6 +24,7 @@ with needed("jaxgauss.lineax", "lineax"):
 
     from ._methods.process_by_solves import LogLikelihood as LogLikelihood
     from ._methods.process_by_solves import log_likelihood_of
+    from ._methods.symmetric import NystromPreconditioner as NystromPreconditioner
     from ._methods.symmetric import Symmetric
 
 HALF = ("float16", "bfloat16", "float16x2", "bfloat16x2")
@@ -160,50 +161,19 @@ def gauss_operator(
     return GaussOperator(points, jnp.asarray(tau, points.dtype), noise, kernel, method, precision, backend)
 
 
-class NystromPreconditioner(Symmetric):
-    """An approximate inverse P⁻¹ of an operator, made by `nystrom_preconditioner`: P = S⁻¹(U Λ Uᵀ + I)S⁻¹.
-
-    Attributes:
-        vectors: U, (N, R), orthonormal.
-        eigenvalues: Λ, (R,), decreasing. If the last one is below 1, a larger rank does not help.
-        scale: S = noise^(-½), () or (N,).
-    """
-
-    vectors: Array
-    eigenvalues: Array
-    scale: Array
-
-    def mv(self, vector: Float[Array, " n"]) -> Float[Array, " n"]:
-        """P⁻¹ times a vector, (N,)."""
-        return self.root(self.root(vector, transposed=True))
-
-    def root(self, vector: Float[Array, " n"], *, transposed: bool = False) -> Float[Array, " n"]:
-        """R v, or Rᵀ v if transposed, where P⁻¹ = R Rᵀ and R = S(U Λ Uᵀ + I)^(-½)."""
-        vector = self.scale * vector if transposed else vector
-        damping = 1 - lax.rsqrt(1 + self.eigenvalues)
-        vector = vector - dot(self.vectors, damping * dot(self.vectors.T, vector))
-        return vector if transposed else self.scale * vector
-
-    def log_determinant(self) -> Float[Array, ""]:
-        """log det P (not of its inverse)."""
-        of_scale = jnp.broadcast_to(jnp.log(self.scale), self.vectors.shape[:1]).sum()
-        return jnp.log1p(self.eigenvalues).sum() - 2 * of_scale
-
-    def diagonal(self) -> Float[Array, " n"]:
-        """The diagonal of P⁻¹, (N,)."""
-        return jnp.square(self.scale) * (1 - dot(jnp.square(self.vectors), self.eigenvalues / (1 + self.eigenvalues)))
-
-    def in_structure(self) -> jax.ShapeDtypeStruct:
-        """Shape and dtype of a vector, (N,)."""
-        return jax.ShapeDtypeStruct(self.vectors.shape[:1], self.vectors.dtype)
-
-
 def _check_kind(where: str, name: str, given: Any, kind: type, source: str) -> None:
     """Raise TypeError unless it is what a function of this module returns."""
     if not isinstance(given, kind):
         raise TypeError(
             f"{where}: `{name}` must be from jaxgauss.lineax.{source}; got {type(given).__name__}. Make one with it."
         )
+
+
+def _check_noise(where: str, noise: Array, least: float) -> None:
+    """Raise ValueError if known noise is no larger."""
+    if (seen := visible(noise)) is not None and seen.min() <= least:
+        given = f"{seen.min():.2g}. Add some: noise=1e-4."
+        raise ValueError(f"{where}: `operator` must have noise above {least:.2g}; got noise {given}")
 
 
 @public(None)
@@ -243,9 +213,7 @@ def nystrom_preconditioner(operator: GaussOperator, rank: int, *, rng_key: jax.A
         raise ValueError(
             f"{where}: `rank` must be at most the number of points; got rank {rank}, {num} points. Pass rank={num}."
         )
-    seen = visible(operator.noise)
-    if seen is not None and seen.min() == 0:
-        raise ValueError(f"{where}: `operator` must have positive noise; got noise 0. Add some: noise=1e-6.")
+    _check_noise(where, operator.noise, 0.0)
     operator = lax.stop_gradient(operator)
     scale = lax.rsqrt(operator.noise)
     rows = jnp.broadcast_to(scale, (num,))[:, None]
@@ -414,12 +382,7 @@ def log_marginal_likelihood(
     check_number(function, "max_steps", max_steps)
     if not 0 < rtol < 1:
         raise ValueError(f"{where}: `rtol` must be between 0 and 1; got rtol {rtol}. Pass rtol=1e-4.")
-    seen, least = visible(operator.noise), float(jnp.finfo(dtype).eps)
-    if seen is not None and seen.min() < least:
-        raise ValueError(
-            f"{where}: `operator` must have positive noise, at least {least:.0e} in {dtype}; got noise {seen.min():.0e}."
-            " Add some: noise=1e-4."
-        )
+    _check_noise(where, operator.noise, float(jnp.finfo(dtype).eps))
     rank_key, signs_key = jax.random.split(rng_key)
     if preconditioner is None:
         preconditioner = nystrom_preconditioner(operator, min(num, 200), rng_key=rank_key)

@@ -256,7 +256,7 @@ def test_bad_arguments_are_named():
         ),
         (
             ValueError,
-            r"`operator` must have positive noise; got noise 0",
+            r"`operator` must have noise above 0; got noise 0",
             lambda: precondition(gauss_operator(points), 2),
         ),
         (TypeError, r"must be from .*gauss_operator; got IdentityLinearOperator", lambda: precondition(identity, 2)),
@@ -287,7 +287,7 @@ def test_bad_arguments_are_named():
             r"`max_steps` must be .*got max_steps 0",
             lambda: logarithm(operator, values, max_steps=0, **options),
         ),
-        (ValueError, r"must have positive noise", lambda: logarithm(gauss_operator(points), values, **options)),
+        (ValueError, r"must have noise above", lambda: logarithm(gauss_operator(points), values, **options)),
         (ValueError, r"got noise 1e-20", lambda: logarithm(gauss_operator(points, noise=1e-20), values, **options)),
     ):
         with pytest.raises(kind, match=message):
