@@ -55,7 +55,7 @@ def samples(rng, dim=3, kernel="gauss"):
     """x, y, a, b in float64: some points coincide, weights of x are of either sign, one of y is zero."""
     x, y = rng.normal(size=(37, dim)), rng.normal(size=(30, dim)) + 0.3
     y[4:7] = x[4:7]
-    a, b = rng.normal(size=37) + 0.5, rng.uniform(size=30) * (np.arange(30) != 3) / 15
+    a, b = (rng.normal(size=37) + 0.5) / 15, rng.uniform(size=30) * (np.arange(30) != 3) / 15
     if kernel == "energy":  # whose weights must have one sum
         a, b = a / a.sum(), b / b.sum()
     return [jnp.asarray(z) for z in (x, y, a, b)]

@@ -266,7 +266,7 @@ def test_a_bar_needs_tqdm(monkeypatch):
         return found(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without_tqdm)
-    with pytest.raises(ImportError, match="needs tqdm: pip install tqdm"):
+    with pytest.raises(ImportError, match=r"`progress` must be False without tqdm; got True\. Run: pip install tqdm"):
         gauss_sum_streamed(np.ones((2, 3)), [(np.ones((4, 3)), np.ones(4))], progress=True)
 
 
@@ -365,7 +365,7 @@ def test_key_chunks_are_a_sequence(tmp_path):
         (IndexError, None, lambda: chunks[3]),
         (ValueError, r"one row for each key; got keys \(7, 3\), values \(5, 2\)", lambda: KeyChunks(K, V[:5])),
         (ValueError, "`size` must be a positive integer; got size 0", lambda: KeyChunks(K, V, 0)),
-        (ValueError, "got True", lambda: KeyChunks(K, V, True)),
+        (ValueError, "got size True", lambda: KeyChunks(K, V, True)),
         (TypeError, "got list, list", lambda: KeyChunks([[1.0]], [1.0])),
     ):
         with pytest.raises(error, match=message):
