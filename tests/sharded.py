@@ -113,7 +113,7 @@ def dependence(x, y, **shares):
     return jax.value_and_grad(loss)(x, jnp.cos(x)), regression, tuple(herding), tests
 
 
-def plain(_x, _y, queries=QUERIES, keys=KEYS, values=VALUES, weights=VALUES[:, 0] ** 2, batches=BATCHES):
+def plain(_x, _y, queries=QUERIES, keys=KEYS, values=VALUES, weights=VALUES[:, 0] ** 2 / 25, batches=BATCHES):
     """Every public function that knows nothing of meshes, and gradients by all four rules."""
     rng_key, both, many = jax.random.key(0), (queries, keys, 0.7), (queries, keys, TAUS)
     gauss_sum, options = jaxgauss.gauss_sum, {"y_weights": weights}
@@ -146,7 +146,7 @@ def plain(_x, _y, queries=QUERIES, keys=KEYS, values=VALUES, weights=VALUES[:, 0
     )  # fmt: skip
 
 
-def eager(_x, _y, queries=QUERIES, keys=KEYS, values=VALUES, weights=VALUES[:, 0] ** 2, _batches=None):
+def eager(_x, _y, queries=QUERIES, keys=KEYS, values=VALUES, weights=VALUES[:, 0] ** 2 / 25, _batches=None):
     """Without jit."""
     assert jaxgauss.explain(queries, keys, values).method == "dense"
     return (
@@ -209,7 +209,7 @@ def results(num_processes: int) -> dict:
             with jax.set_mesh(mixed):
                 flow = jaxgauss.mmd_flow_velocity(*placed, TAUS, **shares)
                 found[f"velocity, {kinds[0].name}, {kinds[1].name}"] = numbers(mixed, flow)
-            arrays = QUERIES, KEYS, VALUES, VALUES[:, 0] ** 2, BATCHES
+            arrays = QUERIES, KEYS, VALUES, VALUES[:, 0] ** 2 / 25, BATCHES
             axes = "columns", "rows", "rows", "rows", "columns"
             placed = [jax.device_put(x, NamedSharding(mixed, P(y))) for x, y in zip(arrays, axes, strict=True)]
             if kinds == (AxisType.Explicit, AxisType.Auto):

@@ -71,6 +71,13 @@ KERNELS = {  # the convention's name: a bandwidth, our kernel, their matrix, and
 }
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_a_bandwidth_keeps_its_dtype(dtype):
+    for bandwidth in (jnp.asarray([0.5, 4], dtype), np.asarray([0.5, 4], dtype)):
+        tau = tau_from_bandwidth(bandwidth)
+        assert tau.dtype == dtype and tau.tolist() == [4, 0.0625]
+
+
 @pytest.mark.parametrize("convention", KERNELS)
 def test_kernels_of(samples, convention):
     (x, y), (bandwidth, kernel, theirs, tolerance) = samples, KERNELS[convention]

@@ -83,7 +83,8 @@ def tau_from_bandwidth(bandwidth: Float[Array | np.ndarray, "*shape"] | float, c
                 f"`jaxgauss.tau_from_bandwidth`: `bandwidth` must be a real number or array; got {bandwidth!r}. Pass"
                 " 0.5, for example."
             )
-        if not np.all((seen > 1e-150) & (seen < 1e150)):
+        largest = float(jnp.finfo(seen.dtype).max) ** 0.5 / 2 if jnp.issubdtype(seen.dtype, jnp.floating) else 1e150
+        if not np.all((seen.astype("float64") > 1 / largest) & (seen.astype("float64") < largest)):
             raise ValueError(
                 f"`jaxgauss.tau_from_bandwidth`: `bandwidth` must be positive, and 1/σ² finite; got {bandwidth}. Pass"
                 " its absolute value."
