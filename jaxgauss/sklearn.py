@@ -20,7 +20,7 @@ from ._estimator import GaussianProcess as GaussianProcess
 from ._kernels.kernels import GAUSS, Kernel
 from ._methods.kde import check_integral, kde_logpdf
 from ._methods.leave_one_out import leave_one_out_tau
-from ._sums.display import count, counting
+from ._sums.display import counting, with_count
 from ._sums.kernel_mean import kernel_mean
 from ._sums.kernel_sum import kernel_sum
 
@@ -352,14 +352,10 @@ def _solution(
         import lineax
     from .lineax import gauss_operator, nystrom_preconditioner
 
-    operator: Any = gauss_operator(points, tau, noise=noise, kernel=kernel)
+    operator = gauss_operator(points, tau, noise=noise, kernel=kernel)
     near = nystrom_preconditioner(operator, min(rank, len(points)), rng_key=jax.random.key(0))
-    if counted:
-        step = lambda v: (jax.debug.callback(count), operator.mv(v))[1]  # noqa: E731
-        tags = lineax.positive_semidefinite_tag
-        product = lineax.FunctionLinearOperator(step, operator.in_structure(), tags)
-    else:
-        product = operator
+    shape, tags = operator.in_structure(), lineax.positive_semidefinite_tag
+    product: Any = lineax.FunctionLinearOperator(with_count(operator.mv), shape, tags) if counted else operator
     solver = lineax.CG(tol, tol, max_steps=steps, stabilise_every=None)
 
     def of_column(v: Array) -> tuple[Array, Array]:

@@ -113,14 +113,8 @@ def _lowered(context: Any, x: Any) -> list[Any]:
 
 
 _stay_p.def_impl(lambda x: x)
-
-
 _stay_p.def_abstract_eval(lambda x: x)
-
-
 mlir.register_lowering(_stay_p, _lowered)
-
-
 batching.primitive_batchers[_stay_p] = lambda x, axes: (_stay_p.bind(*x), *axes)
 
 

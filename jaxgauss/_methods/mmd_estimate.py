@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from .._arrays.points import padded_number
-from .._checks.given import about, as_array, center_of, public, will_be_rounded
+from .._checks.given import as_array, public, will_be_rounded
 from .._checks.operands import floating_dtype
 from .._checks.samples import check_estimator, check_kernel, check_samples
 from .._checks.settings import MeshOptions, Options, Points, Settings, Taus, working_dtype
@@ -172,7 +172,7 @@ class _Sample:
     sizes: list[int]
     dim: int
     dtype: np.dtype
-    center: np.ndarray | None
+    is_rounded: bool  # by JAX, if it is not centered before
 
     @classmethod
     def of(cls, name: str, given: Any) -> "_Sample":
@@ -184,22 +184,21 @@ class _Sample:
                 f"{WHERE}: `{name}` must be points (number, dimension), or chunks of them that can be read again and"
                 f" again; got {type(given).__name__}. Pass a list, or a function that returns what is iterated over."
             )
-        sizes, dims, dtypes, center = [], set(), set(), None
+        sizes, dims, dtypes, is_rounded = [], set(), set(), False
         for number, chunk in enumerate(map(as_array, first)):
             which = f"{name}[{number}]"
             _check_chunk(which, chunk)
             sizes.append(chunk.shape[0])
             dims.add(chunk.shape[1])
             dtypes.add(floating_dtype(WHERE, which, chunk))
-            if center is None and will_be_rounded(chunk):
-                center = center_of(chunk)
+            is_rounded |= will_be_rounded(chunk)
         if len(dims) != 1:
             raise ValueError(
                 f"{WHERE}: `{name}` must be chunks of one dimension, at least one; got dimensions {sorted(dims)}."
                 " Pass chunks (number, D)."
             )
         dtype = dtypes.pop() if len(dtypes) == 1 else jnp.result_type(*dtypes)
-        return cls(name, chunks, sizes, dims.pop(), dtype, center)
+        return cls(name, chunks, sizes, dims.pop(), dtype, is_rounded)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -242,7 +241,8 @@ def _check_chunk(name: str, chunk: Any) -> None:
 def _divided(points: Points, milliseconds: float) -> list[Points]:
     """Chunks of a sample, such that a pair of chunks takes about a second."""
     number = max(1, math.ceil(math.sqrt(milliseconds / 1e3) / 2))
-    return [points[i : i + size] for size in [max(1, -(-len(points) // number))] for i in range(0, len(points), size)]
+    size = max(1, -(-len(points) // number))
+    return [points[i : i + size] for i in range(0, len(points), size)]
 
 
 def _refuse_tracers(*arrays: Any) -> None:
@@ -256,13 +256,10 @@ def _refuse_tracers(*arrays: Any) -> None:
 def _in_chunks(settings: Settings, estimator: str, x: _Sample, y: _Sample, tau: Any, progress: bool) -> MMDEstimate:
     """The estimate from chunks of rows, each summed over all chunks; rows are kept in float64."""
     dtype, sizes = working_dtype(settings.dtype), [size for size in (*x.sizes, *y.sizes) if size]
-    center = y.center if x.center is None else x.center
+    of_points = np.float64 if x.is_rounded or y.is_rounded else dtype  # `gauss_sum_streamed` centers float64
     largest = padded_number(max(sizes))
     more = (len(sizes) * largest) ** 2 - sum(sizes) ** 2  # pairs, if all chunks are padded to one size
     as_one = more <= max(LITTLE * sum(sizes) ** 2, FEW)  # few shapes are compiled
-
-    def padded(chunk: Any, size: int) -> np.ndarray:
-        return _padded(chunk if center is None else about(center, np.asarray(chunk)), dtype, size)
 
     with progress_bar("mmd_estimate", len(sizes) ** 2, "chunk") if progress else contextlib.nullcontext() as bar:
 
@@ -271,7 +268,7 @@ def _in_chunks(settings: Settings, estimator: str, x: _Sample, y: _Sample, tau: 
                 for chunk in filter(len, sample):
                     size = largest if as_one else padded_number(len(chunk))
                     weights = np.pad(np.full(len(chunk), weight, dtype), (0, size - len(chunk)))
-                    yield padded(chunk, size), weights
+                    yield _padded(chunk, of_points, size), weights
                     give_back(chunk)
                     if bar is not None:
                         bar.update()
@@ -281,7 +278,7 @@ def _in_chunks(settings: Settings, estimator: str, x: _Sample, y: _Sample, tau: 
             for chunk in filter(len, own):
                 num = len(chunk)
                 size = largest if as_one or 2 * num > largest else 2 ** (num - 1).bit_length()
-                queries = padded(chunk, size)
+                queries = _padded(chunk, of_points, size)
                 give_back(chunk)
                 keys = weighted((own, inside), (other, across))
                 sums = gauss_sum_streamed(queries, keys, tau, kernel=settings.kernel, **settings.options)
@@ -291,6 +288,6 @@ def _in_chunks(settings: Settings, estimator: str, x: _Sample, y: _Sample, tau: 
         return _of_rows(dtype, *(np.concatenate([*rows(*sides)]) for sides in ((x, y), (y, x))))
 
 
-def _padded(chunk: Any, dtype: np.dtype, size: int) -> np.ndarray:
+def _padded(chunk: Any, dtype: Any, size: int) -> np.ndarray:
     """The points of a chunk, its last one repeated."""
     return np.pad(np.asarray(chunk, dtype), ((0, size - len(chunk)), (0, 0)), mode="edge")

@@ -1,7 +1,7 @@
 """How results are printed, and progress bars."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -48,7 +48,7 @@ _bars: list[Any] = []
 
 @contextlib.contextmanager
 def counting(function: str, unit: str) -> Iterator[None]:
-    """A progress bar that `count` advances, which a compiled program may call."""
+    """A progress bar of the calls of functions `with_count`."""
     with progress_bar(function, None, unit) as bar:
         _bars.append(bar)
         try:
@@ -58,10 +58,18 @@ def counting(function: str, unit: str) -> Iterator[None]:
             _bars.remove(bar)
 
 
-def count() -> None:
-    """Advance the newest bar of `counting`."""
-    if _bars:
-        _bars[-1].update()
+def with_count(function: Callable) -> Callable:
+    """The function, whose calls advance the newest bar of `counting`, also in a compiled program."""
+
+    def update() -> None:
+        if _bars:
+            _bars[-1].update()
+
+    def called(*args: Any) -> Any:
+        jax.debug.callback(update)
+        return function(*args)
+
+    return called
 
 
 def refuse_progress_in_a_trace(function: str, *arrays: Any) -> None:

@@ -4,7 +4,7 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, overload
+from typing import Any, Unpack, overload
 
 import jax
 import jax.core
@@ -17,7 +17,7 @@ from .._arrays.points import align, scaled_points, shared, squared_radius, with_
 from .._checks.given import public
 from .._checks.names import also_called, as_kernel
 from .._checks.operands import sizes
-from .._checks.settings import Keys, Queries, Settings, Tau, Values, working_dtype
+from .._checks.settings import Keys, Options, Queries, Settings, Tau, Values, working_dtype
 from .._engines import bridge
 from .._engines.attention import kernel_of
 from .._engines.blocked import blocked_sum
@@ -47,9 +47,7 @@ def explain(
     tau: Tau = 1.0,
     *,
     kernel: str | Kernel = "gauss",
-    method: str = "auto",
-    precision: str = "auto",
-    backend: str = "auto",
+    **options: Unpack[Options],
 ) -> Plan: ...
 
 
@@ -99,18 +97,10 @@ def explain(*arguments: Any, **options: Any) -> Plan | Explanation:
 @functools.partial(also_called, "explain")
 @public()
 def _plan_of(
-    queries: Any,
-    keys: Any,
-    values: Any,
-    tau: Any = 1.0,
-    *,
-    kernel: str | Kernel = "gauss",
-    method: str = "auto",
-    precision: str = "auto",
-    backend: str = "auto",
+    queries: Any, keys: Any, values: Any, tau: Any = 1.0, *, kernel: str | Kernel = "gauss", **options: Unpack[Options]
 ) -> Plan:
     kernel = as_kernel("explain", kernel)
-    asked = Settings(method, precision, backend, function="explain", kernel=kernel)
+    asked = Settings(**options, function="explain", kernel=kernel)
     settings, chosen = checked(asked, queries, keys, values, tau)
     if any(isinstance(x, (jax.ShapeDtypeStruct, jax.core.Tracer)) for x in (queries, keys, tau)):
         return chosen
