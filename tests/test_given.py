@@ -157,9 +157,12 @@ def test_sums_of_far_points_are_those_of_float64(rng, offset, shape):
 def test_what_cannot_be_centered_is_left_as_it_is(rng):
     """Points about the origin, JAX's own, and without a number among them."""
     near, far = rng.normal(size=(5, 2)), np.full((5, 2), 1e9)
+    both = np.where(np.arange(20)[:, None] < 9, 1e-5 * rng.normal(size=(20, 2)), 1e3)  # digits of those near zero count
     with jax.enable_x64(False):
         for points in (
             (near, near),
+            (both,),
+            (-both,),
             (far.astype("float32"), jnp.ones((5, 2))),
             (far * np.nan,),
             (far[:0],),
