@@ -246,6 +246,13 @@ def test_a_sum_takes_as_long_by_its_operations_as_by_its_plan(rng):
         assert 0.7 < found.milliseconds / of_sum < 1.4
 
 
+def test_explain_counts_differences_of_all_pairs_in_few_dimensions(rng):
+    """For kernels with a kink, of which products have not the digits; they take longer than products of near points."""
+    x = rng.normal(size=(10000, 4)).astype("float32")
+    kinked, smooth = (explain(jaxgauss.kernel_sum, x, x, x[:, 0], 0.1, kernel=name) for name in ("laplace", "gauss"))
+    assert kinked.milliseconds > 2 * smooth.milliseconds
+
+
 def test_explain_counts_what_repeats(rng):
     """Sums in a loop; one of unknown length is one step, and what is not used costs nothing."""
     x = some_points(rng, 1500, 4)

@@ -225,7 +225,8 @@ def _add_differences(
         return start + each, [_added(*x) for x in zip(total, found, (i, j), strict=False)]
 
     start = vary_like(jnp.zeros((), "int32"), flags)
-    return lax.while_loop(lambda state: state[0] < number, add, (start, total))[1]
+    with mark("steps", size / each if few else 1):  # in few dimensions products are seldom accurate enough
+        return lax.while_loop(lambda state: state[0] < number, add, (start, total))[1]
 
 
 def squared_gaps(scale: Array, a: Float[Array, "r m d"], b: Float[Array, "c n d"]) -> Float[Array, "r c"]:
