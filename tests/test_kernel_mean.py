@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from sklearn.datasets import make_blobs
+from test_anywhere import cloud, error
 
-from jaxgauss import kde_logpdf, kde_score, kernel_mean, leave_one_out_tau, mean_shift
+from jaxgauss import kde_logpdf, kde_score, kernel_mean, leave_one_out_tau, log_gauss_sum, mean_shift
 from jaxgauss._kernels.kernels import KERNELS
 from jaxgauss._methods import leave_one_out
 from oracle import assert_close, attention_calls, relative_error
@@ -48,8 +49,56 @@ def test_value_and_gradients(case, method):
 
 @pytest.mark.parametrize("kernel", ["imq", "matern32", "laplace"])
 def test_other_kernels(case, kernel):
-    ours = kernel_mean(*case[:4], log_weights=case[4], kernel=kernel)
-    assert relative_error(ours, dense(*case, kernel)) < 1e-12
+    """Values, gradients, and those of a number made of the gradients."""
+
+    def derivatives(function):
+        def first(*operands):
+            return jax.grad(lambda *x: jnp.sin(function(*x)).sum(), tuple(range(5)))(*operands)
+
+        second = jax.grad(lambda *x: sum(jnp.cos(g).sum() for g in first(*x)), tuple(range(5)))
+        return jax.jit(lambda *x: (function(*x), *first(*x), *second(*x)))
+
+    ours = derivatives(lambda *x: kernel_mean(*x[:4], log_weights=x[4], kernel=kernel))(*case)
+    assert_close(ours, derivatives(functools.partial(dense, kernel=kernel))(*case), 1e-10)
+
+
+@pytest.mark.parametrize("kernel, dim", [("imq", 3), ("matern12", 3), ("matern52", 17)])
+def test_means_and_logarithms_of_other_kernels_wherever_points_lie(rng, kernel, dim):
+    """In float32; gradients relative to the sizes of their terms, P ψ/κ times distances."""
+
+    @jax.jit
+    def ours(q, k, v, tau, w, g, h):
+        means, of_means = jax.vjp(lambda *x: kernel_mean(*x, log_weights=w, kernel=kernel), q, k, v, tau)
+        logs, of_logs = jax.vjp(lambda q, k, tau: log_gauss_sum(q, k, w, tau, kernel=kernel), q, k, tau)
+        (dq, dk, dv, d_tau), others = of_means(g), of_logs(h)
+        return means, logs, dv, (dq, dk, d_tau), others
+
+    @jax.jit
+    def exact(u):
+        logs, tangents = jax.jvp(KERNELS[kernel].log, (jnp.maximum(u, 1e-300),), (jnp.ones_like(u),))
+        return logs, jnp.where(u > 0, -2 * tangents, 0)
+
+    for near in (True, False) * 6:
+        x = cloud(rng, 300, dim)
+        x = (rng.normal(size=x.shape) if near else x).astype(np.float32)
+        x, y, tau = x[:170], x[170:], np.float32(1 / dim)
+        w, v, g, h = (rng.normal(size=n).astype(np.float32) for n in (130, 130, 170, 170))
+        means, logs, dv, of_means, of_logs = jax.tree.map(np.asarray, ours(x, y, v, tau, w, g, h))
+        apart = np.float64(y)[None] - np.float64(x)[:, None]
+        all_logs, slopes = map(np.asarray, exact(np.float64(tau) * np.square(apart).sum(-1)))
+        all_logs = all_logs + w
+        sums = np.logaddexp.reduce(all_logs, 1)
+        p = np.exp(all_logs - sums[:, None])
+        assert np.abs(means - p @ v).max() < 1e-5 * np.abs(v).max()
+        assert np.all(np.abs(logs - sums) < 1e-5 * np.maximum(1, np.abs(sums)))
+        assert error(dv, g @ p, np.abs(g) @ p) < 1e-5
+        away = v[None] - (p @ v)[:, None]
+        for found, t in ((of_means, p * g[:, None] * away), (of_logs, p * h[:, None])):
+            t, distances = t * slopes, np.linalg.norm(apart, axis=-1)
+            pulls, sizes, spread = tau * t[..., None] * apart, tau * np.abs(t) * distances, t * distances**2 / 2
+            assert error(found[0], pulls.sum(1), sizes.sum(1)) < 2e-5
+            assert error(found[1], -pulls.sum(0), sizes.sum(0)) < 2e-5
+            assert error(found[2], -spread.sum(), np.abs(spread).sum()) < 2e-5
 
 
 @pytest.mark.parametrize("spread", [1, 400])
@@ -115,7 +164,7 @@ def test_there_is_no_mean_of_keys_that_are_all_left_out(case):
 
 def test_wrong_arguments_are_named():
     x = jnp.ones((5, 2))
-    for error, message, change in (
+    for raised, message, change in (
         (
             ValueError,
             r"`keys` must hold at least one point; got .*, keys \(0, 2\)",
@@ -127,7 +176,7 @@ def test_wrong_arguments_are_named():
         (TypeError, "`speed` must be one of its arguments, .*; got speed 1", {"speed": 1}),
         (ValueError, "`method` must be one of auto, rescale.*got 'prescale'", {"method": "prescale"}),
     ):
-        with pytest.raises(error, match=message):
+        with pytest.raises(raised, match=message):
             kernel_mean(**{"queries": x, "keys": x, "values": x, **change})
 
 

@@ -29,15 +29,14 @@ from .._checks.settings import (
 from .._engines.examined import examined
 from .._kernels.kernels import GAUSS, Kernel
 from .checked import checked, none_are_zero, reverse_only
-from .in_float64 import by_rules, with_all_digits
+from .in_float64 import by_rules
 from .log_gauss_sum import (
     MEANS,
     LogWeights,
-    as_weights,
-    means_of_any,
     methods_of_logs,
     near_by_logs,
 )
+from .means_of_any import as_weights, positive_means
 from .sharded import added, alone, first_rows, over_mesh
 
 
@@ -170,5 +169,5 @@ def means_over_mesh(
 def _means(settings: Settings, *operands: Array) -> tuple[Array, Array]:
     """Means and logarithms of operands of equal rank."""
     if settings.kernel != GAUSS:
-        return with_all_digits(settings, means_of_any, *operands)
+        return positive_means(settings, *operands)
     return by_rules(MEANS, settings, *near_by_logs(settings, *operands), *operands)

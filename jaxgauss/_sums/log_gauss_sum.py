@@ -18,13 +18,13 @@ from .._checks.samples import check_kernel
 from .._checks.settings import Keys, Queries, Segments, Settings, Tau, working_dtype
 from .._engines.dispatch import kernel_means
 from .._engines.examined import examined
-from .._engines.means import difference_means
 from .._engines.near import are_near
 from .._engines.plan import takes_half
 from .._kernels.kernels import GAUSS, Kernel
 from .checked import checked, none_are_zero, reverse_only
 from .grouped import grouped
 from .in_float64 import Rules, by_rules, with_all_digits
+from .means_of_any import as_weights, logs_of_any, means_formula, means_of_any, positive_logs, weights_of
 
 LogWeights = Float[Array | np.ndarray, "*#batch n"] | None
 LARGEST = 60.0  # the largest logarithm of one sum over another
@@ -69,7 +69,8 @@ def log_gauss_sum(
 
     Derivatives:
         Reverse mode of any order. With P_mn = w_n Φ_mn / Σ_n w_n Φ_mn, ∂q = τ (Σ_n P_mn k_n - q_m), the score of a
-        mixture, comes from the same call. Gradients of other kernels take several times as long in many dimensions.
+        mixture, comes from the same call. Gradients of other kernels take several times as long in
+        many dimensions if points lie far apart.
         Forward mode is an error; a Hessian is `jax.jacrev(jax.grad(f))`.
 
     Precision:
@@ -102,14 +103,6 @@ def log_gauss_sum(
 log_kernel_sum = also_called("log_kernel_sum", log_gauss_sum)
 
 
-def weights_of(log_weights: Any) -> Any:
-    """Weights from their logarithms (…, N, 1), relative to the largest."""
-    return jnp.exp(log_weights - jnp.max(log_weights, -2, keepdims=True, initial=LOG_ZERO))
-
-
-as_weights = jax.jit(lambda log_weights: weights_of(log_weights[..., None]))  # (…, N) -> (…, N, 1), in one program
-
-
 def methods_of_logs(kernel: Kernel) -> tuple[str, ...]:
     """The methods that may be asked for by name."""
     return METHODS if kernel == GAUSS else ("auto", "differences")
@@ -132,7 +125,7 @@ def unrounded_log_sum(settings: Settings, queries: Array, keys: Array, log_weigh
         return jnp.full((*batch, queries.shape[-2], 1), -math.inf, dtype)
     operands = queries, keys, tau, jnp.maximum(log_weights, LOG_ZERO)
     if settings.kernel != GAUSS:
-        logs: Any = with_all_digits(settings, _logs_of_any, *operands)
+        logs: Any = positive_logs(settings, *operands)
     else:
         are_near = near_by_logs(settings, queries, keys, log_weights, tau, log_weights)
         logs = by_rules(LOGS, settings, *are_near, *operands)
@@ -210,29 +203,6 @@ def _shifts_and_logs(settings: Settings, near: bool, queries, keys, tau, log_wei
     return mean_keys - (queries - c), logs
 
 
-def _means_of_any(settings: Settings, *operands: Array) -> tuple[Array, Array]:
-    """Means and logarithms for any kernel; their derivatives are those of the formula, from differences."""
-    return kernel_means(settings, False, *operands)
-
-
-means_of_any: Any = jax.custom_vjp(_means_of_any, nondiff_argnums=(0,))
-
-
-def _means_formula(settings: Settings, *operands: Array) -> tuple[Array, Array]:
-    return difference_means(settings.kernel, *operands)
-
-
-def _means_of_any_backward(settings: Settings, operands: tuple[Array, ...], cotangents: Any):
-    return jax.vjp(functools.partial(_means_formula, settings), *operands)[1](cotangents)
-
-
-means_of_any.defvjp(lambda *args: (means_of_any(*args), args[1:]), _means_of_any_backward)
-
-
-def _logs_of_any(settings: Settings, queries: Array, keys: Array, tau: Array, log_weights: Array) -> Array:
-    return means_of_any(settings, queries, keys, jnp.zeros_like(log_weights), tau, log_weights)[1]
-
-
 def _relative_sum(settings: Settings, queries, keys, tau, log_weights, values, logs):
     operands = queries, keys, values, tau, log_weights
     by_rules = settings.kernel == GAUSS and not has_cuda()
@@ -275,11 +245,11 @@ means.defvjp(_means_forward, _means_backward)
 
 
 def _log_formula(settings: Settings, queries: Array, keys: Array, tau: Array, log_weights: Array) -> Array:
-    return _means_formula(settings, queries, keys, jnp.zeros_like(log_weights), tau, log_weights)[1]
+    return means_formula(settings, queries, keys, jnp.zeros_like(log_weights), tau, log_weights)[1]
 
 
-LOGS = Rules(_log_sum, _log_sum_forward, _log_sum_backward, _log_formula, _logs_of_any, tau=2)
-MEANS = Rules(means, _means_forward, _means_backward, _means_formula, means_of_any, tau=3)
+LOGS = Rules(_log_sum, _log_sum_forward, _log_sum_backward, _log_formula, logs_of_any, tau=2)
+MEANS = Rules(means, _means_forward, _means_backward, means_formula, means_of_any, tau=3)
 
 
 def _transposed(

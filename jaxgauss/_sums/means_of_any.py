@@ -1,0 +1,101 @@
+"""Means and logarithms of any positive kernel, and their derivatives.
+
+Of near points they are ratios and logarithms of sums, which do not underflow there: one pass over the pairs gives the
+gradients. Of others they are the engine's of means, and the derivatives those of its formula, in float64.
+"""
+
+import functools
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array
+
+from .._arrays.points import LOG_ZERO
+from .._checks.settings import Settings
+from .._engines.dispatch import kernel_means
+from .._engines.means import difference_means
+from .._engines.near import are_near, one_of_two
+from .._engines.wanted import Channels
+from .in_float64 import with_all_digits
+from .rules import radial_sum
+
+
+def weights_of(log_weights: Any) -> Any:
+    """Weights from their logarithms (…, N, 1), relative to the largest."""
+    return jnp.exp(log_weights - jnp.max(log_weights, -2, keepdims=True, initial=LOG_ZERO))
+
+
+as_weights = jax.jit(lambda log_weights: weights_of(log_weights[..., None]))  # (…, N) -> (…, N, 1), in one program
+
+
+def positive_means(
+    settings: Settings, queries: Array, keys: Array, values: Array, tau: Array, log_weights: Array
+) -> tuple[Array, Array]:
+    """Σ_n w κ v / Σ_n w κ (…, M, C) and log Σ_n w κ (…, M, 1), of operands of equal rank with log w (…, N, 1)."""
+    operands = queries, keys, values, tau, log_weights
+    anywhere = functools.partial(with_all_digits, settings, means_of_any)
+    return one_of_two(_are_near(settings, queries, keys, tau, log_weights), _of_sums(settings), anywhere, *operands)
+
+
+def positive_logs(settings: Settings, queries: Array, keys: Array, tau: Array, log_weights: Array) -> Array:
+    """log Σ_n w κ (…, M, 1) of operands of equal rank with log w (…, N, 1)."""
+
+    def near(queries: Array, keys: Array, tau: Array, log_weights: Array) -> Array:
+        return _of_sums(settings)(queries, keys, log_weights[..., :0], tau, log_weights)[1]
+
+    operands = queries, keys, tau, log_weights
+    anywhere = functools.partial(with_all_digits, settings, logs_of_any)
+    return one_of_two(_are_near(settings, *operands), near, anywhere, *operands)
+
+
+def _are_near(settings: Settings, queries: Array, keys: Array, tau: Array, log_weights: Array) -> Any:
+    """Whether sums of the kernel do not underflow, and have accurate pulls; those with a kink have them anywhere."""
+    if not settings.kernel.decays:
+        return False
+    pulls = not settings.kernel.kinked
+    return are_near(settings, queries, keys, weights_of(log_weights), tau, pulls=pulls, second_order=pulls)
+
+
+def _of_sums(settings: Settings) -> Callable[..., tuple[Array, Array]]:
+    """The means and logarithms of near points, as a function of the operands of `positive_means`."""
+    settings = replace(settings, near=True, waves=False)
+
+    def found(queries: Array, keys: Array, values: Array, tau: Array, log_weights: Array) -> tuple[Array, Array]:
+        largest = lax.stop_gradient(log_weights.max(-2, keepdims=True))
+        weights = jnp.exp(log_weights - largest)
+        products = weights * values
+        columns = jnp.concatenate([products, jnp.broadcast_to(weights, (*products.shape[:-1], 1))], -1)
+        sums = radial_sum(settings, Channels((settings.kernel,), columns.shape[-1:]), queries, keys, columns, tau)
+        unit = lax.stop_gradient(sums[..., -1:])  # else a square in the derivative of the ratio may underflow
+        sums = sums / unit
+        return sums[..., :-1] / sums[..., -1:], largest + jnp.log(unit) + jnp.log(sums[..., -1:])
+
+    return found
+
+
+def _means_of_any(settings: Settings, *operands: Array) -> tuple[Array, Array]:
+    return kernel_means(settings, False, *operands)
+
+
+def means_formula(settings: Settings, *operands: Array) -> tuple[Array, Array]:
+    """The means and logarithms from differences of coordinates."""
+    return difference_means(settings.kernel, *operands)
+
+
+means_of_any: Any = jax.custom_vjp(_means_of_any, nondiff_argnums=(0,))
+
+
+def _means_of_any_backward(settings: Settings, operands: tuple[Array, ...], cotangents: Any):
+    return jax.vjp(functools.partial(means_formula, settings), *operands)[1](cotangents)
+
+
+means_of_any.defvjp(lambda *args: (means_of_any(*args), args[1:]), _means_of_any_backward)
+
+
+def logs_of_any(settings: Settings, queries: Array, keys: Array, tau: Array, log_weights: Array) -> Array:
+    """The logarithms alone."""
+    return means_of_any(settings, queries, keys, jnp.zeros_like(log_weights), tau, log_weights)[1]
