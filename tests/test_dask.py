@@ -16,7 +16,7 @@ from test_anywhere import error, pairs
 
 import jaxgauss
 from jaxgauss import Kernel, fourier_sketch
-from jaxgauss._sums.sketch import sketched
+from jaxgauss._sums.sketch import in_frame
 from jaxgauss.dask import _sketch_of
 from oracle import gauss_sum64, relative_error
 
@@ -120,10 +120,10 @@ def test_workers_take_the_mode_of_the_caller(rng):
 def test_blocks_of_similar_lengths_share_a_program(rng):
     _, keys, values = problem(rng, 2)
     kind = {**BOX, "tolerance": 0.0123}
-    before = sketched._cache_size()
+    before = in_frame._cache_size()
     for num in range(961, 1001, 13):
         _sketch_of(keys[:num], values[:num], 1.0, kind, True)
-    assert sketched._cache_size() == before + 1
+    assert in_frame._cache_size() == before + 1
 
 
 K, V = da.zeros((5, 2), chunks=(3, 2)), da.ones(5, chunks=3)

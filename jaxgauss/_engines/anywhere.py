@@ -23,7 +23,7 @@ from .._kernels.kernels import Kernel
 from .marks import mark
 from .pairs import both_by_differences, by_differences, subtractable, with_rank, zeros_of
 from .plan import Plan
-from .products import about_center, distances, known_by_norms, known_by_product, masked, sums_by_moments
+from .products import about_center, distances, known_by_norms, known_by_product, masked, middles, sums_by_moments
 from .wanted import NOTHING, Channels, Columns, Rows, Sums, Wanted
 
 FEW_DIMENSIONS = 8  # up to these, differences take little longer than a product that tells whether they are needed
@@ -70,19 +70,20 @@ def anywhere_sums(
     order: Any = functools.partial(_order, wanted[-1], scale)
     alike = queries.shape == keys.shape  # one program for both compiles in half of the time
     order = list(jax.vmap(order)(jnp.stack(points)) if alike else map(order, points))
-    a, b = (in_leaves(x, i, None) for x, i in zip(points, order, strict=True))
-    rows = Rows(a, in_leaves(row_weights, order[0]))
-    columns = Columns(b, *(in_leaves(x, order[1]) for x in (values, column_weights)))
-    channels = values.shape[1] + (queries.shape[1] if wanted[-1].pulls.kernels else 0)
-    each = COLUMNS[queries.shape[1] <= FEW_DIMENSIONS] // (1 if channels <= MANY else 2)
+    dim = queries.shape[1]
+    rows = _with_weights(points[0], order[0], row_weights)
+    columns = _with_weights(points[1], order[1], values, column_weights)
+    ends = dim, dim + values.shape[1]  # of the points and of the values in the columns
+    channels = values.shape[1] + (dim if wanted[-1].pulls.kernels else 0)
+    each = COLUMNS[dim <= FEW_DIMENSIONS] // (1 if channels <= MANY else 2)
     tiles = _in_groups(columns, each)
 
-    def add(at_keys: list[Sums], block: Rows) -> tuple[list[Sums], Sums]:
-        at_queries, *at_keys = _block_sums(wanted, scale, block, tiles, at_keys)
+    def add(at_keys: list[Sums], block: Array) -> tuple[list[Sums], Sums]:
+        at_queries, *at_keys = _block_sums(wanted, scale, ends, block, tiles, at_keys)
         return at_keys, at_queries
 
-    at_keys = [zeros_of(x, *b.shape[:2], scale=scale, points=b) for x in wanted[1:]]
-    at_keys = jax.tree.map(lambda x: vary_like(x, [scale, *rows, *columns]), at_keys)
+    at_keys = [zeros_of(x, *columns.shape[:2], scale=scale, points=points[1]) for x in wanted[1:]]
+    at_keys = jax.tree.map(lambda x: vary_like(x, [scale, rows, columns]), at_keys)
     at_keys, at_queries = lax.scan(add, at_keys, _in_groups(rows, ROWS))
     found = zip((at_queries, *at_keys), order, points, strict=False)
     return [in_place(sums, i, len(x)) for sums, i, x in found]
@@ -91,8 +92,9 @@ def anywhere_sums(
 def share_left(kernel: Kernel, queries: Array, keys: Array, scale: Array) -> Float[Array, ""]:
     """The share of the pairs of leaves that are not skipped; the kernel is zero between the others."""
     wanted = Wanted(Channels((kernel,), (1,)), NOTHING)
-    rows, columns = (in_leaves(x, _order(wanted, scale, x), None) for x in (queries, keys))
-    return lax.map(lambda x: (~_are_apart(wanted, scale, x[None], columns)).mean(), rows).mean()
+    rows, columns = (ranges_of(in_leaves(x, _order(wanted, scale, x), None)) for x in (queries, keys))
+    each = lax.map(lambda x: (~_are_apart(wanted, scale, (x[0][None], x[1][None]), columns)).mean(), rows)
+    return each.mean()
 
 
 def _order(wanted: Wanted, scale: Array, points: Array) -> Array:
@@ -123,40 +125,50 @@ def _in_groups(leaves: Any, points: int) -> Any:
 
 
 def in_leaves(x: Array, order: Array, fill: float | None = 0.0) -> Array:
-    """Rows in the order of leaves, (leaves, size, W); padding is `fill`, or the leaf's first row if `fill` is None."""
-    is_there = order < len(x)
-    rows = x[jnp.minimum(jnp.where(is_there, order, order[:, :1]), len(x) - 1)]
-    return rows if fill is None else jnp.where(is_there[..., None], rows, fill)
+    """Rows in the order of leaves, (leaves, size, W); padding is `fill`, or copies of the last row if that is None."""
+    return _padded(x, order.size, fill)[order]
 
 
-def _are_apart(wanted: Wanted, scale: Array, a: Array, b: Array) -> Bool[Array, "rows columns"]:
-    """Whether all kernels are zero between two leaves, for every pair of leaves."""
-    return squared_gaps(scale, a, b) > wanted.end(a.dtype.name)
+def _with_weights(points: Array, order: Array, *weights: Array) -> Array:
+    """Points and weights side by side, in the order of leaves; those that pad a leaf have no weights."""
+    columns = _padded(points, order.size), *(_padded(x, order.size, 0) for x in weights)
+    return jnp.concatenate(columns, 1)[order]
 
 
-def _block_sums(wanted: Sequence[Wanted], scale: Array, rows: Rows, tiles: Columns, at_keys: list[Sums]) -> list[Sums]:
+def _are_apart(
+    wanted: Wanted, scale: Array, a: tuple[Array, Array], b: tuple[Array, Array]
+) -> Bool[Array, "rows columns"]:
+    """Whether all kernels are zero between two leaves, for every pair of leaves; from their `ranges_of`."""
+    return squared_gaps(scale, a, b) > wanted.end(scale.dtype.name)
+
+
+def _block_sums(
+    wanted: Sequence[Wanted], scale: Array, ends: Sequence[int], rows: Array, tiles: Array, at_keys: list[Sums]
+) -> list[Sums]:
     """`Sums` of a block of rows: by products where these are accurate, a tile at a time, else from differences.
 
-    The sums at the keys are added to `at_keys`, those of earlier blocks.
+    The sums at the keys are added to `at_keys`, those of earlier blocks. Points and weights are side by side, because a
+    program of fewer arrays compiles in less time. `Sums` are not: XLA leaves out those that nobody reads.
     """
-    num, each = len(rows.points), tiles.points.shape[1]
-    columns = jax.tree.map(lambda x: x.reshape(x.shape[0] * each, *x.shape[2:]), tiles)
-    left = ~_are_apart(wanted[-1], scale, rows.points, columns.points).reshape(num, -1, each).swapaxes(0, 1)
-    dim, few = rows.points.shape[2], rows.points.shape[2] <= FEW_DIMENSIONS
-    operands = [scale, *rows, *columns]
+    num, each, dim = len(rows), tiles.shape[1], ends[0]
+    columns = tiles.reshape(-1, *tiles.shape[2:])
+    own, others = (ranges_of(x[..., :dim]) for x in (rows, columns))
+    left = ~_are_apart(wanted[-1], scale, own, others).reshape(num, -1, each).swapaxes(0, 1)
+    few, operands = dim <= FEW_DIMENSIONS, [scale, rows, columns]
 
     def varying(results: Any) -> Any:
         return jax.tree.map(lambda x: vary_like(x, operands), results)
 
-    strict, sizes = wanted[-1].strict(dim, scale.shape[1]), (rows.points.shape[:2], tiles.points.shape[1:3])
-    none = [zeros_of(x, *size, scale=scale, points=rows.points) for x, size in zip(wanted, sizes, strict=False)]
+    strict, centers = wanted[-1].strict(dim, scale.shape[1]), middles(*(x.reshape(-1, each, dim) for x in others))
+    sizes = rows.shape[:2], tiles.shape[1:3]
+    none = [zeros_of(x, *size, scale=scale, points=rows[..., :dim]) for x, size in zip(wanted, sizes, strict=False)]
     indices, number = listed(left.any((1, 2)))
 
     def add(state: tuple[Array, list[Sums], list[Array]]) -> tuple[Array, list[Sums], list[Array]]:
         start, total, left = state
         index = indices[start]
-        tile, here = Columns(*(x[index] for x in tiles)), left[0][index]
-        a, b = about_center(scale, rows.points, tile.points)
+        tile, here = Columns(*jnp.split(tiles[index], ends, 2)), left[0][index]
+        a, b = about_center(scale, centers[index], rows[..., :dim], tile.points)
         known = known_by_norms(strict, a, b)
         u = None if few else distances(a, b)
         if u is not None:
@@ -166,19 +178,19 @@ def _block_sums(wanted: Sequence[Wanted], scale: Array, rows: Rows, tiles: Colum
         kept, found = lax.cond(
             keep.mean() > WORTH[few],
             lambda: varying(
-                sums_by_moments(wanted, scale, rows.weights, tile, a, b, distances(a, b) if u is None else u, keep)
+                sums_by_moments(wanted, scale, rows[..., dim:], tile, a, b, distances(a, b) if u is None else u, keep)
             ),
             lambda: varying(([jnp.zeros_like(keep)] * len(wanted), none)),
         )
         leaves = None, index * each + jnp.arange(each, dtype="int32")
-        total = [_added(x, y, i) for x, y, i in zip(total, found, leaves, strict=False)]
+        total = [_added(*x) for x in zip(total, found, leaves, strict=False)]
         return start + 1, total, [x.at[index].set(here & ~y) for x, y in zip(left, kept, strict=True)]
 
     state = varying((jnp.zeros((), "int32"), [none[0], *at_keys], [left] * len(wanted)))
-    with mark("steps", len(tiles.points)):
+    with mark("steps", len(tiles)):
         _, total, left = lax.while_loop(lambda state: state[0] < number, add, state)
     flags = [x.swapaxes(0, 1).reshape(num, -1) for x in left]
-    return _add_differences(total, flags, wanted, scale, rows, columns)
+    return _add_differences(total, flags, wanted, scale, ends, rows, columns)
 
 
 def _added(total: Sums, found: Sums, indices: Array | None) -> Sums:
@@ -190,10 +202,8 @@ def _added(total: Sums, found: Sums, indices: Array | None) -> Sums:
 
 def listed(flags: Bool[Array, " n"], more: int = 0) -> tuple[Array, Array]:
     """The flagged indices, followed by an index beyond the last, (n + `more`,); and their number."""
-    place = jnp.where(flags, jnp.cumsum(flags, dtype="int32") - 1, flags.size + more)
-    beyond = jnp.full(flags.size + more, flags.size, "int32")
-    indices = jnp.arange(flags.size, dtype="int32")
-    return beyond.at[place].set(indices, mode="drop"), flags.sum(dtype="int32")
+    indices = jnp.where(flags, jnp.arange(flags.size, dtype="int32"), flags.size)
+    return lax.sort(jnp.pad(indices, (0, more), constant_values=flags.size)), flags.sum(dtype="int32")
 
 
 def _add_differences(
@@ -201,20 +211,22 @@ def _add_differences(
     flags: list[Bool[Array, "rows columns"]],
     wanted: Sequence[Wanted],
     scale: Array,
-    rows: Rows,
-    columns: Columns,
+    ends: Sequence[int],
+    rows: Array,
+    columns: Array,
 ) -> list[Sums]:
     """The total plus the pairs of leaves that are flagged for either side, from differences, some at a time."""
-    (_, num_columns), size, few = flags[0].shape, flags[0].size, rows.points.shape[2] <= FEW_DIMENSIONS
-    each = max(1, min(size, CHUNK[few] // (rows.weights.shape[1] * columns.weights.shape[1])))
+    (_, num_columns), size, few = flags[0].shape, flags[0].size, ends[0] <= FEW_DIMENSIONS
+    each = max(1, min(size, CHUNK[few] // (rows.shape[1] * columns.shape[1])))
     indices, number = listed(functools.reduce(jnp.logical_or, flags).ravel(), more=each)
-    rows, columns = rows._replace(points=rows.points.mT), columns._replace(points=columns.points.mT)
+    sides = [(x[..., : ends[0]].mT, x[..., ends[0] :]) for x in (rows, columns)]
 
     def add(state: tuple[Array, list[Sums]]) -> tuple[Array, list[Sums]]:
         start, total = state
         index = lax.dynamic_slice(indices, (start,), (each,))
         i, j = index // num_columns, index % num_columns  # after the last pair, i is beyond the last leaf
-        pair = Rows(*(x[i] for x in rows)), Columns(*(x[j] for x in columns))
+        (a, g), (b, of_keys) = ([x[k] for x in side] for side, k in zip(sides, (i, j), strict=True))
+        pair = Rows(a, g), Columns(b, *jnp.split(of_keys, [ends[1] - ends[0]], 2))
         # in few dimensions, forming the differences again takes as long as moments
         if len(wanted) == 1:
             found = [by_differences(wanted[0], scale.T, *pair, moments=not few)]
@@ -229,9 +241,14 @@ def _add_differences(
         return lax.while_loop(lambda state: state[0] < number, add, (start, total))[1]
 
 
-def squared_gaps(scale: Array, a: Float[Array, "r m d"], b: Float[Array, "c n d"]) -> Float[Array, "r c"]:
-    """A lower bound of u between the points of two leaves, for every pair of leaves."""
-    gaps = jnp.maximum(a.min(1)[:, None] - b.max(1)[None], b.min(1)[None] - a.max(1)[:, None])
+def ranges_of(leaves: Float[Array, "leaves size d"]) -> tuple[Float[Array, "leaves d"], Float[Array, "leaves d"]]:
+    """The least and the largest coordinates of the points of each leaf."""
+    return leaves.min(1), leaves.max(1)
+
+
+def squared_gaps(scale: Array, a: tuple[Array, Array], b: tuple[Array, Array]) -> Float[Array, "r c"]:
+    """A lower bound of u between the points of two leaves, for every pair of leaves; from their `ranges_of`."""
+    gaps = jnp.maximum(a[0][:, None] - b[1][None], b[0][None] - a[1][:, None])
     return _squares(scale, jnp.maximum(gaps, 0))
 
 
@@ -240,7 +257,7 @@ def _squares(scale: Array, differences: Float[Array, "*shape d"]) -> Float[Array
 
 
 def leaf_order(points: Float[Array, "n d"], largest: int, in_order: bool = False) -> Int[Array, "leaves size"]:
-    """Indices of the points of each leaf, unsorted if `in_order`; indices from N on pad the last leaves.
+    """Indices of the points of each leaf, unsorted if `in_order`; indices from N on stand for copies of the last point.
 
     Each round sorts every segment by its widest coordinate and cuts it into eight. Coordinate and position are one
     integer of 64 bits: an array of these sorts five times as fast as two arrays.
@@ -252,20 +269,25 @@ def leaf_order(points: Float[Array, "n d"], largest: int, in_order: bool = False
     order = jnp.arange(size << levels, dtype="int32")[None]
     if in_order:
         return order.reshape(-1, size)
-    points = jnp.where(jnp.isfinite(points), points, 0).astype("float32")
+    points = _padded(jnp.where(jnp.isfinite(points), points, 0).astype("float32"), order.size)
     for level in range(0, levels, WAYS):
-        segments = points[jnp.minimum(order, num - 1)]  # (segments, each, D)
+        segments = points[order] if level else points[None]  # (segments, each, D)
         widest = lax.argmax(segments.max(1) - segments.min(1), 1, "int32")
-        coordinate = jnp.take_along_axis(segments, widest[:, None, None], 2)[..., 0]
-        first = _sorted_positions(coordinate, order < num)
+        first = _sorted_positions(jnp.take_along_axis(segments, widest[:, None, None], 2)[..., 0])
         order = jnp.take_along_axis(order, first, 1).reshape(len(order) << min(WAYS, levels - level), -1)
     return order
 
 
-def _sorted_positions(x: Float[Array, "segments n"], is_there: Bool[Array, "segments n"]) -> Int[Array, "segments n"]:
-    """The positions that sort each segment, with padding last."""
+def _padded(x: Float[Array, "n d"], num: int, fill: float | None = None) -> Float[Array, "num d"]:
+    """The rows, and more of them: copies of the last, or `fill`."""
+    padding = (0, num - len(x)), (0, 0)
+    return jnp.pad(x, padding, mode="edge") if fill is None else jnp.pad(x, padding, constant_values=fill)
+
+
+def _sorted_positions(x: Float[Array, "segments n"]) -> Int[Array, "segments n"]:
+    """The positions that sort each segment."""
     bits = lax.bitcast_convert_type(x, "int32")
-    ordered = jnp.where(is_there, jnp.where(bits < 0, bits ^ INT_MAX, bits), INT_MAX)  # in the order of the floats
+    ordered = jnp.where(bits < 0, bits ^ INT_MAX, bits)  # in the order of the floats
     with jax.enable_x64(True):
         both = (ordered.astype("int64") << 32) | jnp.arange(x.shape[1], dtype="int64")[None]
         return (lax.sort(both, dimension=1) & INT_MAX).astype("int32")

@@ -12,7 +12,7 @@ import numpy as np
 from .._arrays.devices import expected_platform
 from .._arrays.points import Scaled, center_indices
 from .._checks.settings import Settings, working_dtype
-from .._kernels.kernels import GAUSS, Kernel
+from .._kernels.kernels import GAUSS, Kernel, evaluated
 from .anywhere import are_few
 from .boxes import boxes
 from .few_dimensions import Sizes, most_blocks, pays
@@ -132,11 +132,7 @@ def _slope_of(kernel: Kernel, u: np.ndarray) -> np.ndarray:
         return np.exp(u / -2)
     flat = np.ravel(u)
     size = 1 << (flat.size - 1).bit_length()  # few sizes are compiled
-    with jax.ensure_compile_time_eval():
-        return np.asarray(_evaluated(kernel.slope, np.resize(flat, size)))[: flat.size].reshape(u.shape)
-
-
-_evaluated = jax.jit(lambda kernel, u: kernel(u), static_argnums=0)
+    return evaluated(kernel.slope, np.resize(flat, size))[: flat.size].reshape(u.shape)
 
 
 def is_differentiated(*arrays: Any) -> bool:

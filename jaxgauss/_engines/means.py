@@ -34,7 +34,7 @@ from .._arrays.points import (
 )
 from .._arrays.shapes import K, L, Q, S, T, V, W
 from .._kernels.kernels import GAUSS, Kernel
-from .anywhere import in_leaves, in_place, leaf_order, sorts, squared_gaps
+from .anywhere import in_leaves, in_place, leaf_order, ranges_of, sorts, squared_gaps
 from .blocked import scaled_sum
 from .few_dimensions import Sizes, most_blocks, pays_here, rows_of, settled
 from .fused import relative_means
@@ -272,4 +272,4 @@ def _bounds(kernel: Kernel, scale: Array, rows: Float[Array, "r m d"], columns: 
     """An upper bound of log κ for each pair of tiles (rows, columns); infinite if the kernel may not decay."""
     if not kernel.decays:
         return jnp.full((len(rows), len(columns)), jnp.inf)
-    return kernel.log(squared_gaps(scale, rows, columns))
+    return kernel.log(squared_gaps(scale, ranges_of(rows), ranges_of(columns)))

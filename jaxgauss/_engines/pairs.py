@@ -249,7 +249,12 @@ def _summed(tile: Float[Array, "*batch n m"], v: Float[Array, "*batch n c"]) -> 
     """Σ_n over a tile times v."""
     if v.shape[-1] == 1:
         return (tile * v).sum(-2)[..., None]
-    return dot(v.mT, tile).mT
+    return turned(dot(v.mT, tile))
+
+
+def turned(product: Array) -> Array:
+    """The transpose of Lᵀ S; without the barrier XLA on a CPU forms Sᵀ L, which takes five times as long."""
+    return lax.optimization_barrier(product).mT
 
 
 def _differences(q: Array, k: Array) -> Array:

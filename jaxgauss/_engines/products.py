@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float
 
 from .._arrays.points import Scaled, as_rows, dot, squared_distances_of, squares_factors, with_norms
 from .._arrays.shapes import G, V
-from .pairs import FARTHEST, by_products, of_leaves
+from .pairs import FARTHEST, by_products, of_leaves, turned
 from .plan import NEAR, STRICTER
 from .tiles import in_groups, tiled_pullback
 from .wanted import NOTHING, Channels, Columns, Rows, Sums, Wanted
@@ -123,23 +123,18 @@ def _at_both(
         sizes = psi if channels == 1 else jnp.abs(psi)
         terms = [(psi, left, right, width), (sizes, jnp.abs(left), jnp.abs(right), None)][: 1 + needs_separation]
         at_queries.append([x * dot(w, powers(jnp, b, y, each)[:, :n]) for w, x, y, n in terms])
-        at_keys.append([y * _turned(dot(powers(jnp, a, x, each)[:, :n].mT, w)) for w, x, y, n in terms])
+        at_keys.append([y * turned(dot(powers(jnp, a, x, each)[:, :n].mT, w)) for w, x, y, n in terms])
 
     def side(wanted: Wanted, sums: Array, x: Scaled, parts: list[list[Array]]) -> tuple[Sums, Array | None]:
         moments, *seen = (functools.reduce(jnp.add, x) for x in zip(*parts, strict=True))
         return _of_moments(wanted, scale, sums, x, moments), seen[0] if needs_separation else None
 
-    return [side(of_queries, g[:, :0], a, at_queries), side(of_keys, _turned(of_values), b, at_keys)]
+    return [side(of_queries, g[:, :0], a, at_queries), side(of_keys, turned(of_values), b, at_keys)]
 
 
 def _needs_separation(wanted: Wanted, scale: Array, a: Scaled) -> bool:
     """Whether the separation of pairs must be checked: if there are pulls and a small u need not be accurate."""
     return bool(wanted.pulls.kernels) and not wanted.strict(a.points.shape[1], scale.shape[1])
-
-
-def _turned(product: Array) -> Array:
-    """The transpose of Lᵀ S; without the barrier XLA on a CPU forms Sᵀ L, which takes five times as long."""
-    return lax.optimization_barrier(product).mT
 
 
 def _of_moments(wanted: Wanted, scale: Array, sums: Array, a: Scaled, moments: Array) -> Sums:
@@ -172,14 +167,14 @@ def separation(xp: Any, a: Scaled, sums: Any, groups: int = 1) -> Any:
     """
     moment, size = (z.reshape(*z.shape[:-2], groups, -1, z.shape[-1]) for z in about(a, sums)[1:])
     seen = size > 0  # false for NaN, and for a query that is far from all keys
-    own = xp.where(seen, moment / xp.where(seen, size, 1), 1).mean(-2)
-    moment, size = (xp.where(seen, z, 0).sum(-2) for z in (moment, size))
+    own = xp.where(seen, moment / xp.where(seen, size, 1), 1)
+    columns = own, xp.where(seen, moment, 0), xp.where(seen, size, 0)
+    own, moment, size = xp.split(xp.concatenate(columns, -1).mean(-2), 3, -1)  # one reduction compiles in less time
     return xp.minimum(xp.where(size > 0, moment / xp.where(size > 0, size, 1), 1), own).min(-1)
 
 
-def about_center(scale: Array, rows: Array, columns: Array) -> tuple[Scaled, Scaled]:
-    """The points of a tile about the center of its keys, with their norms: infinite if too large for products."""
-    center = _middle(columns)
+def about_center(scale: Array, center: Array, rows: Array, columns: Array) -> tuple[Scaled, Scaled]:
+    """The points of a tile about a center, with their norms: infinite if too large for products."""
     found = with_norms(*((x - center[None, None]) * scale[None] for x in (rows, columns)))
     return tuple(x._replace(norms=jnp.where(x.norms < LARGEST, x.norms, jnp.inf)) for x in found)  # type: ignore[return-value]
 
@@ -203,17 +198,21 @@ def known_by_norms(strict: bool, a: Scaled, b: Scaled) -> Bool[Array, "rows colu
     share, near = 1 - TRUSTED[dtype], 0 if strict else NEAR[dtype] / STRICTER
     ratio = ((1 + math.sqrt(1 - share**2)) / share) ** 2
 
-    def ranges(norms: Array) -> Iterator[Array]:
+    def ranges(norms: Array) -> Any:
         """The largest norm of near points, and the least and the largest norm of the others."""
         norms, is_near = norms[..., 0], norms[..., 0] <= near
-        three = jnp.where(is_near, norms, 0), jnp.where(is_near, -jnp.inf, -norms), jnp.where(is_near, 0, norms)
-        found, signs = jnp.stack(three).max(2), jnp.array([1, -1, 1], norms.dtype)
-        return iter(found * signs[:, None])
+        three = jnp.where(is_near, norms, 0), jnp.where(is_near, jnp.inf, norms), jnp.where(is_near, 0, norms)
+        none = tuple(jnp.full((), x, norms.dtype) for x in (0, jnp.inf, 0))
+        return lax.reduce(three, none, _joined, (1,))
 
     p, least, largest = (x[:, None] for x in ranges(a.norms))
     q, first, last = (x[None] for x in ranges(b.norms))
     apart = (least >= ratio * last) | (first >= ratio * largest)
     return (first >= ratio * p) & (least >= ratio * q) & apart & (jnp.maximum(largest, last) < jnp.inf)
+
+
+def _joined(a: Sequence[Array], b: Sequence[Array]) -> tuple[Array, ...]:
+    return jnp.maximum(a[0], b[0]), jnp.minimum(a[1], b[1]), jnp.maximum(a[2], b[2])
 
 
 def known_by_product(strict: bool, a: Scaled, b: Scaled, u: Array, known: Array) -> Bool[Array, "rows columns"]:
@@ -228,14 +227,13 @@ def known_by_product(strict: bool, a: Scaled, b: Scaled, u: Array, known: Array)
     return known | can & (rest + (0 if strict else 1) >= 0)
 
 
-def _middle(leaves: Float[Array, "leaves size d"]) -> Float[Array, " d"]:
-    """The middle of the most compact leaf, which neither outliers nor leaves with points of two clusters move.
+def middles(least: Float[Array, "tiles leaves d"], largest: Float[Array, "tiles leaves d"]) -> Float[Array, "tiles d"]:
+    """The middle of the most compact leaf of each tile, which neither outliers nor leaves of two clusters move.
 
     Halving is exact. Dividing by a number of points is not, and XLA may fuse it with one subtraction of the center and
     not with another: moments about two centers that differ in the last bit lose all their digits far from the origin.
     """
-    largest, least = leaves.max(1), leaves.min(1)
     spreads = jnp.square(largest - least).sum(-1)
     spreads = spreads.astype("float32")  # the only dtype that argmin has where JAX's 64-bit mode is off
-    most_compact = lax.argmin(jnp.where(jnp.isnan(spreads), jnp.inf, spreads), 0, "int32")
-    return (largest[most_compact] + least[most_compact]) / 2
+    most_compact = lax.argmin(jnp.where(jnp.isnan(spreads), jnp.inf, spreads), 1, "int32")
+    return jnp.take_along_axis((largest + least) / 2, most_compact[:, None, None], 1)[:, 0]

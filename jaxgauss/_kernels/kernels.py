@@ -236,13 +236,23 @@ def _takes_one(profile: Any) -> bool:
 
 @functools.lru_cache(1024)
 def _at_zero(profile: Profile) -> float:
-    with jax.ensure_compile_time_eval(), jax.enable_x64(True):
-        return float(jax.jit(lambda u: profile(u))(np.zeros(1))[0])  # one program
+    with jax.enable_x64(True):
+        return float(evaluated(profile, np.zeros(1))[0])
 
 
 @functools.lru_cache(1024)
 def _kinked(profile: Profile) -> bool:
-    with jax.ensure_compile_time_eval():
-        u = np.asarray([0, 1e-20], "float32")
-        slopes = np.asarray(jax.jit(lambda u: jax.jvp(profile, (u,), (jnp.ones_like(u),))[1])(u))
+    u = np.asarray([0, 1e-20], "float32")
+    slopes = evaluated(lambda u: jax.jvp(profile, (u,), (jnp.ones_like(u),))[1], u)
     return not (np.abs(slopes) < STEEP).all()
+
+
+def evaluated(function: Callable[[Array], Array], u: np.ndarray) -> np.ndarray:
+    """The function of an array by one program, wherever JAX traces another."""
+    x64: Any = jax.config.jax_enable_x64  # type: ignore[attr-defined]
+    return np.asarray(_program(function, u.shape, u.dtype, x64)(u))
+
+
+@functools.lru_cache(256)
+def _program(function: Callable[[Array], Array], shape: tuple[int, ...], dtype: np.dtype, _: bool) -> Callable:
+    return jax.jit(lambda u: function(u)).lower(np.zeros(shape, dtype)).compile()

@@ -184,7 +184,8 @@ def _mmd_squared(settings: Settings, estimator: str, x, y, tau, x_weights, y_wei
     x_factor, x_diagonal = _own_pairs(estimator, a)
     y_factor, y_diagonal = (jnp.zeros_like(x_factor),) * 2 if given else _own_pairs(estimator, b)
     shares = shares_of(tau, shares)
-    value = jnp.asarray(_form(settings, not given, tau, shares, _Side(x, a, x_factor), _Side(y, b, y_factor)))
+    way = _Way(not given, estimator == "biased")
+    value = jnp.asarray(_form(settings, way, tau, shares, _Side(x, a, x_factor), _Side(y, b, y_factor)))
     at_zero = settings.kernel.at_zero * (1 if shares is None else shares.sum())
     value = (value.reshape(()) - at_zero * (x_diagonal + y_diagonal).reshape(())) * unit
     if given:
@@ -208,7 +209,8 @@ def _own_pairs(estimator: str, a: Array) -> tuple[Array, Array]:
 #     dτ = -½ (Σ a_i w_z Φ ‖z - x_i‖² + likewise of y) = (Σ x·dx + Σ y·dy) / 2τ, at any origin
 #
 # A cotangent only scales these, so the pass that gives W also gives dx (channels [w z, w]), and one more channel,
-# r = K_xy b, separates the terms. If only x moves, V is not needed: F = aᵀW - aᵀr + h bᵀK_yy b.
+# r = K_xy b, separates the terms. If only x moves, V is not needed: F = aᵀW - aᵀr + h bᵀK_yy b. If f = h = 1 and both
+# samples move, one pass over all pairs of z gives W and -V, with the weights (a, -b).
 # Everything consists of Gauss sums with rules of their own, so it can be differentiated again.
 # For several bandwidths F = Σ_t share_t F_t is the form of one kernel, whose own τ is one. If τ is learned, each
 # bandwidth has its own dτ, and F_t is the gradient of its share.
@@ -222,17 +224,24 @@ class _Side(NamedTuple):
     factor: Array
 
 
+class _Way(NamedTuple):
+    """Whether the form has its third term, and whether its factors are one."""
+
+    with_y: bool
+    biased: bool
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _form(settings: Settings, with_y: bool, tau: Array, shares: Array | None, x: _Side, y: _Side) -> Array:
-    """The form F, (1,) for several bandwidths; without `with_y`, its third term is left out."""
+def _form(settings: Settings, way: _Way, tau: Array, shares: Array | None, x: _Side, y: _Side) -> Array:
+    """The form F, (1,) for several bandwidths."""
 
     def value(reduction: Reduction, points: tuple[Array, Array], tau: Array, *others: Array) -> Array:
-        return _by_x(reduction, tau, *_sides(points, *others), with_y, pulls=False)[0]
+        return _by_x(reduction, tau, *_sides(points, *others), way.with_y, pulls=False)[0]
 
     return with_reduction(settings, value, (x.points, y.points), tau, *x[1:], *y[1:], shares=shares, pulls=False)
 
 
-def _form_forward(settings: Settings, with_y: bool, tau, shares, x, y):
+def _form_forward(settings: Settings, way: _Way, tau, shares, x, y):
     tau_moves, x_moves, y_moves = (any(z.perturbed for z in jax.tree.leaves(side)) for side in ((tau, shares), x, y))
     tau, shares, x, y = jax.tree.map(lambda z: z.value, (tau, shares, x, y))
 
@@ -240,11 +249,14 @@ def _form_forward(settings: Settings, with_y: bool, tau, shares, x, y):
         x, y = _sides(points, *others)
         nothing = jnp.zeros(0, tau.dtype)  # stands for a gradient that is not wanted
         if not (tau_moves or y_moves):
-            value, d_x = _by_x(reduction, tau, x, y, with_y)
+            value, d_x = _by_x(reduction, tau, x, y, way.with_y)
             return value, (nothing, d_x, _Side(*[nothing] * 3))
         if not (tau_moves or x_moves):
             value, d_y = _by_x(reduction, tau, y, x, True)
             return value, (nothing, _Side(*[nothing] * 3), d_y)
+        if all(way):
+            value, spread, d_x, d_y = _of_all(reduction, tau, x, y, spread=tau_moves)
+            return value, (spread / -2 if tau_moves else nothing, d_x, d_y)
         x_value, _, d_x, x_spread = _row(reduction, tau, x, y, spread=tau_moves)
         y_value, _, d_y, y_spread = _row(reduction, tau, y, x, spread=tau_moves)
         return x_value + y_value, ((x_spread + y_spread) / -2 if tau_moves else nothing, d_x, d_y)
@@ -265,7 +277,7 @@ def _form_forward(settings: Settings, with_y: bool, tau, shares, x, y):
     return value, (x, y, d_tau, d_shares, d_x, d_y)
 
 
-def _form_backward(settings: Settings, with_y: bool, residuals, g):
+def _form_backward(settings: Settings, way: _Way, residuals, g):
     x, y, *of_bandwidths, d_x, d_y = residuals
     if isinstance(g, jax.custom_derivatives.SymbolicZero):
         return None, None, None, None
@@ -310,6 +322,15 @@ def _row(reduction: Reduction, tau: Array, x: _Side, y: _Side, pulls: bool = Tru
     total, cross = _paired(a, sums.mass), _paired(a, sums.sums)
     own_pairs = (total + cross) / jnp.where(x.factor == 0, 1, x.factor)[..., 0]
     return total, cross, _Side(2 * tau[..., None, None] * a * sums.pulls, 2 * sums.mass, own_pairs), sums.spread
+
+
+def _of_all(reduction: Reduction, tau: Array, x: _Side, y: _Side, spread: bool):
+    """F, Σ c_i c_j Φ ‖z_j - z_i‖², and both gradients, of a biased estimate: F = cᵀK c, c = (a, -b), from one pass."""
+    z, c, num = _points(x, y), jnp.concatenate([x.weights, -y.weights], -2), x.points.shape[-2]
+    sums = reduction(z, z, c, tau, spread=c if spread else None)
+    value, pulls = _paired(c, sums.mass), 2 * tau[..., None, None] * c * sums.pulls
+    d_x = _Side(pulls[..., :num, :], 2 * sums.mass[..., :num, :], jnp.zeros_like(value))
+    return value, sums.spread, d_x, _Side(pulls[..., num:, :], -2 * sums.mass[..., num:, :], jnp.zeros_like(value))
 
 
 def _sides(points: tuple[Array, Array], a: Array, f: Array, b: Array, h: Array) -> tuple[_Side, _Side]:

@@ -6,7 +6,7 @@ import os
 import zipfile
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.core
@@ -25,6 +25,32 @@ from .._engines.nodes import DIMENSIONS, WAVES, Nodes, blocks_of, nodes, spectru
 
 LARGEST = 2**24  # the most coefficients of a channel
 STATIC = {"static": True}  # fields that programs are compiled for
+
+
+class Frame(NamedTuple):
+    """What the nodes of a sketch depend on, as arrays: another τ or box compiles nothing.
+
+    Attributes:
+        lower, upper: corners of the box, about the origin of the waves (D,).
+        scale: √τ of each coordinate (D,).
+        tolerance: of the sketch, ().
+    """
+
+    lower: Float[Array | np.ndarray, " d"]
+    upper: Float[Array | np.ndarray, " d"]
+    scale: Float[Array | np.ndarray, " d"]
+    tolerance: Float[Array | np.ndarray, ""]
+
+    def nodes(self, coefficients: Float[Array, "c ..."]) -> Nodes:
+        """The nodes of coefficients in the layout of a sketch."""
+        lower, upper, scale, tolerance = map(jnp.asarray, self)
+        most, extent = coefficients.shape[1] // (2 * WAVES[len(lower)]), upper - lower
+        return nodes(most, lower + extent / 2, extent, scale, tolerance, at_once=has_cuda())[0]
+
+    def holds(self, points: Float[Array, "n d"], margin: float | Array = 0.0) -> Bool[Array, " n"]:
+        """Whether points about the origin are in the box, or at most a margin outside of it; NaN is not."""
+        lower, upper = (jnp.asarray(x)[None] for x in self[:2])
+        return ((points >= lower - margin) & (points <= upper + margin)).all(-1)
 
 
 @jax.tree_util.register_dataclass
@@ -81,7 +107,7 @@ class FourierSketch:
         keys, values = (jax.ShapeDtypeStruct((0, x), getattr(queries, "dtype", "float32")) for x in (self.dim, 1))
         check_operands("FourierSketch", queries, keys, values, self.tau)
         self._check_inside("FourierSketch", "queries", queries)
-        return sums_of(self, self.about(queries))
+        return sums_of(self, queries)
 
     def __add__(self, other: "FourierSketch") -> "FourierSketch":
         """Return the sketch of both sets of points; ValueError if τ, box, tolerance or shapes differ."""
@@ -148,21 +174,12 @@ class FourierSketch:
         lower, upper = (np.subtract(x, 0 if origin is None else origin).astype(dtype) for x in (self.lower, self.upper))
         return lower, upper
 
-    def _nodes(self) -> Nodes:
-        """The nodes of the box."""
-        lower, upper = map(jnp.asarray, self._corners())
-        most = self.coefficients.shape[1] // (2 * WAVES[self.dim])
-        center, extent = lower + (upper - lower) / 2, upper - lower
-        return nodes(most, center, extent, self._scale(), self.tolerance, at_once=has_cuda())[0]
-
-    def _scale(self) -> Float[Array, " d"]:
-        """√τ of each coordinate."""
-        return jnp.full(self.dim, math.sqrt(self.tau), self.coefficients.dtype)
-
-    def _inside(self, points: Float[Array, "n d"], margin: float | Array = 0.0) -> Bool[Array, " n"]:
-        """Whether points about the origin are in the box, or at most a margin outside of it; NaN is not."""
-        lower, upper = (jnp.asarray(x)[None] for x in self._corners())
-        return ((points >= lower - margin) & (points <= upper + margin)).all(-1)
+    @property
+    def frame(self) -> Frame:
+        """What the nodes depend on."""
+        dtype = self.coefficients.dtype
+        scale = np.full(self.dim, math.sqrt(self.tau), dtype)
+        return Frame(*self._corners(), scale, np.asarray(self.tolerance, dtype))
 
     def _check_inside(self, function: str, name: str, points: Any) -> None:
         """Raise ValueError unless all points are in the box; under `jit` they are not checked."""
@@ -247,7 +264,7 @@ def fourier_sketch(
     """
     empty = empty_sketch("fourier_sketch", keys, values, tau, (lower, upper), tolerance)
     empty._check_inside("fourier_sketch", "keys", keys)
-    return replace(empty, coefficients=sketched(empty, empty.about(keys), values))
+    return replace(empty, coefficients=sketched(empty, keys, values))
 
 
 def empty_sketch(
@@ -288,38 +305,47 @@ def empty_sketch(
             f" {num:.0f} for {size} bandwidths. Use `gauss_sum`, or a smaller tau or box."
         )
     channels = values.shape[1] if len(values.shape) > 1 else 1
-    zeros = jnp.zeros((channels, *[int(num)] * dim), dtype)
+    zeros = jax.device_put(np.zeros((channels, *[int(num)] * dim), dtype))
     box = tuple(map(float, lower)), tuple(map(float, upper))
     return FourierSketch(zeros, zeros, float(tau), box[0], box[1], tolerance, len(values.shape) == 1)
 
 
-@jax.jit
 def sketched(empty: FourierSketch, keys: Any, values: Any, margin: Any = None) -> Array:
-    """Coefficients of keys, about the origin, and values, in the layout of a sketch.
+    """Coefficients of keys and values, in the layout of a sketch.
 
     A key outside of its box has the value NaN; with a margin, a key outside of that has the value zero.
     """
-    dtype = empty.coefficients.dtype
-    if not len(keys):
-        return jnp.zeros_like(empty.coefficients)
-    keys, values = vary_alike(*(jnp.asarray(x, dtype) for x in (keys, values)))
-    inside = empty._inside(keys, jnp.asarray(0 if margin is None else margin, dtype))
-    elsewhere = jnp.where(jnp.isnan(keys).any(-1) | (margin is None), jnp.nan, 0)
-    values = values[:, None] if values.ndim == 1 else values
-    values = jnp.where(inside[:, None], values, elsewhere[:, None].astype(dtype))
-    of = empty._nodes()
-    return coefficients(of, jnp.where(inside[:, None], keys, of.center[None]), values.T)
+    return in_frame(empty.frame, empty.coefficients, empty.about(keys), values, margin)
 
 
 @jax.jit
-def sums_of(sketch: FourierSketch, queries: Array) -> Array:
-    """The sums at queries (…, M, D) about the origin; NaN outside of the box."""
-    points = jnp.asarray(queries, sketch.coefficients.dtype).reshape(-1, sketch.dim)
-    of, inside = sketch._nodes(), sketch._inside(points)[:, None]
-    g = spectrum(of, sketch._scale()[None], jnp.ones(1, sketch.coefficients.dtype))
-    found = compensated(sketch.coefficients, sketch.rounding) * g[None]
+def in_frame(frame: Frame, empty: Array, keys: Any, values: Any, margin: Any) -> Array:
+    """`sketched` of keys about the origin."""
+    dtype = empty.dtype
+    if not len(keys):
+        return jnp.zeros_like(empty)
+    keys, values = vary_alike(*(jnp.asarray(x, dtype) for x in (keys, values)))
+    inside = frame.holds(keys, jnp.asarray(0 if margin is None else margin, dtype))
+    elsewhere = jnp.where(jnp.isnan(keys).any(-1) | (margin is None), jnp.nan, 0)
+    values = values[:, None] if values.ndim == 1 else values
+    values = jnp.where(inside[:, None], values, elsewhere[:, None].astype(dtype))
+    of = frame.nodes(empty)
+    return coefficients(of, jnp.where(inside[:, None], keys, of.center[None]), values.T)
+
+
+def sums_of(sketch: FourierSketch, queries: Any) -> Array:
+    """The sums at queries (…, M, D); NaN outside of the box."""
+    return _sums_in_frame(sketch.one_weight, sketch.frame, sketch.coefficients, sketch.rounding, sketch.about(queries))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _sums_in_frame(one_weight: bool, frame: Frame, found: Array, rounding: Array, queries: Array) -> Array:
+    points = jnp.asarray(queries, found.dtype).reshape(-1, len(frame.lower))
+    of, inside = frame.nodes(found), frame.holds(points)[:, None]
+    g = spectrum(of, jnp.asarray(frame.scale)[None], jnp.ones(1, found.dtype))
+    found = compensated(found, rounding) * g[None]
     sums = jnp.zeros((0, len(found)), found.dtype)
     if len(points):
         sums = values_at(of, *vary_alike(jnp.where(inside, points, of.center[None]), found)).T
     sums = jnp.where(inside, sums, jnp.nan).reshape(*queries.shape[:-1], len(found))
-    return sums[..., 0] if sketch.one_weight else sums
+    return sums[..., 0] if one_weight else sums

@@ -106,7 +106,7 @@ def gauss_sum_streamed(
     queries = queries if center is None else about(center, queries)
     queries, tau = jax.device_put(queries), as_operand(tau, settings.dtype)
 
-    summed = state  # complete; `state` includes the chunk that is being summed
+    summed, total = state, None  # complete; `state` includes the chunk that is being summed, `total` is its result
     with _bar(progress, chunks, summed.num_chunks) as bar, ThreadPoolExecutor(1) as reader:
 
         def wait() -> None:
@@ -125,7 +125,7 @@ def gauss_sum_streamed(
                 state = state._replace(num_chunks=state.num_chunks + 1, largest=chunk.largest, mark=chunk.mark)
                 ahead = reader.submit(read, state)
                 if len(chunk.keys):
-                    sums = _added(settings, empty, state.sums, state.compensation, queries, *operands, tau)
+                    *sums, total = _added(settings, empty, state.sums, state.compensation, queries, *operands, tau)
                     state = state._replace(sums=sums[0], compensation=sums[1])
                 file.save(summed, share=SAVING_SHARE)  # while the chunk is being summed
         finally:
@@ -133,7 +133,7 @@ def gauss_sum_streamed(
                 wait()
             finally:
                 file.save(summed)
-    return _total(settings.dtype, empty, summed.sums, summed.compensation, queries)
+    return _total(settings.dtype, empty, summed.sums, summed.compensation, queries) if total is None else total
 
 
 kernel_sum_streamed = also_called("kernel_sum_streamed", gauss_sum_streamed)
@@ -149,20 +149,24 @@ def _added(
     keys: Array,
     values: Array,
     tau: Array,
-) -> tuple[Array, Array]:
-    """Sums, or coefficients of a sketch, plus those of another chunk; and their rounding errors so far."""
+) -> tuple[Array, Array, Array | None]:
+    """Sums, or coefficients of a sketch, plus those of another chunk; their rounding errors so far; and the result.
+
+    A sketch has no result yet: that takes longer than a chunk.
+    """
     if empty is None:
-        total, lacking = two_sum(sums, unrounded_kernel_sum(settings, queries, keys, values, tau))
-    else:
-        total, lacking = two_sum(sums, sketched(empty, empty.about(keys), values, _margin(empty)))
-    return total, compensation + lacking
+        sums, lacking = two_sum(sums, unrounded_kernel_sum(settings, queries, keys, values, tau))
+        compensation += lacking
+        return sums, compensation, compensated(sums, compensation).astype(settings.dtype)
+    sums, lacking = two_sum(sums, sketched(empty, keys, values, _margin(empty)))
+    return sums, compensation + lacking, None
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _total(dtype: str, empty: FourierSketch | None, sums: Array, compensation: Array, queries: Array) -> Array:
     if empty is None:
         return compensated(sums, compensation).astype(dtype)
-    return sums_of(replace(empty, coefficients=sums, rounding=compensation), empty.about(queries)).astype(dtype)
+    return sums_of(replace(empty, coefficients=sums, rounding=compensation), queries).astype(dtype)
 
 
 def _sketch_around(settings: Settings, queries: Any, keys: Any, values: Any, tau: Any) -> FourierSketch:
