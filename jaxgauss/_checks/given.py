@@ -12,7 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 import numpy as np
 
-from .names import misfit, public_name
+from .._calls import misfit
 from .operands import FLOATING
 
 POINTS = ("queries", "keys", "points", "x", "y", "samples", "data", "particles")
@@ -49,10 +49,10 @@ def public(center: str | None = "common") -> Callable[[Callable[_Arguments, _Res
             try:
                 return function(*args, **kwargs)
             except TypeError:
-                message = misfit(function, args, kwargs)
-                if message is None:
+                wrong = misfit(function, args, kwargs)
+                if wrong is None:
                     raise
-            raise TypeError(f"`jaxgauss.{public_name(function)}`: {message}")
+            raise wrong
 
         return called
 

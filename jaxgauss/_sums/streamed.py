@@ -17,8 +17,9 @@ import numpy as np
 from jaxtyping import Array
 
 from .._arrays.compensated import compensated, two_sum
+from .._calls import also_called
 from .._checks.given import about, center_of, public, will_be_rounded
-from .._checks.names import also_called, as_kernel, check_names
+from .._checks.names import as_kernel, check_names
 from .._checks.operands import as_operand, check_tolerance
 from .._checks.settings import Keys, Queries, Settings, Sums, Tau, Values, matmul_precision, methods_of, working_dtype
 from .._engines.plan import warn_once
