@@ -54,6 +54,13 @@ def did_you_mean(given: Any, names: Iterable[str]) -> str:
     return f"Pass {names[0]!r}, for example." if found is None else f"Did you mean {found!r}?"
 
 
+def public_name(function: Callable[..., Any]) -> str:
+    """The name of a public function, or of the class of a method, with its module if that is for another library."""
+    module = function.__module__.removeprefix("jaxgauss").lstrip(".")
+    name = function.__qualname__.partition(".")[0]
+    return name if module[:1] in ("", "_") else f"{module}.{name}"
+
+
 def named(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
     """Decorate a public function, or a method, whose class is then named: errors of its arguments are its own."""
 
@@ -73,14 +80,10 @@ def named(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Resu
 def misfit(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> TypeError | None:
     """The error of a call that is wrong before its arguments are looked at; None if it is not."""
     signature = dict(inspect.signature(function).parameters)
-    if (is_method := "self" in signature) and args:
+    if signature.pop("self", None) is not None:
         args = args[1:]
-    signature.pop("self", None)
     message = _message(function, signature, args, kwargs)
-    name = function.__qualname__.partition(".")[0] if is_method else function.__name__
-    module = function.__module__.removeprefix("jaxgauss").lstrip(".")
-    prefix = "" if module[:1] in ("", "_") else f"{module}."
-    return None if message is None else TypeError(f"`jaxgauss.{prefix}{name}`: {message}")
+    return None if message is None else TypeError(f"`jaxgauss.{public_name(function)}`: {message}")
 
 
 def _message(

@@ -173,6 +173,55 @@ def test_what_cannot_be_centered_is_left_as_it_is(rng):
     assert given.centered(far)[0] is None  # float64 stays
 
 
+@pytest.mark.parametrize(
+    "name, argument, call",
+    [
+        ("gauss_sum", "keys", lambda x, near: jaxgauss.gauss_sum(near, x, V, 900.0)),
+        ("gauss_sum", "queries", lambda x, near: jaxgauss.gauss_sum(1e6 * x, near, V)),
+        ("log_gauss_sum", "queries", lambda x, near: jaxgauss.log_gauss_sum(x, x, tau=900)),
+        ("explain", "queries", lambda x, near: jaxgauss.explain(Table(x), near, V, tau=900)),
+        ("hsic", "y", lambda x, near: jaxgauss.hsic(near, x, 1.0, tau_y=np.float64(900))),
+        ("mean_shift", "points", lambda x, near: jaxgauss.mean_shift(x, near, 900.0, max_steps=1)),
+        ("lineax.gauss_operator", "points", lambda x, near: jaxgauss.lineax.gauss_operator(x, 900.0)),
+    ],
+)
+def test_points_without_a_common_center_warn_that_they_are_rounded(name, argument, call):
+    x = Z / 30 + np.where(np.arange(24)[:, None] < 12, 1e6, -1e6)
+    said = rf"^`jaxgauss.{name}`: `{argument}` should .*; got coordinates of 1e\+(06|12), moved .*jax_enable_x64"
+    with jax.enable_x64(False), pytest.warns(UserWarning, match=said) as seen:
+        call(x, Z)
+    assert [x.filename for x in seen] == [__file__]
+    call(x, Z)  # float64 stays
+
+
+def test_what_rounding_does_not_move_does_not_warn(rng):
+    x = rng.normal(size=(100, 2))
+    clusters = x + np.where(np.arange(100)[:, None] < 50, 1e6, -1e6)
+    outlier, lost, endless = x.copy(), x.copy(), x.copy()
+    outlier[0], lost[0], endless[:50] = 1e9 / 7, np.nan, np.inf
+    with jax.enable_x64(False):
+        for tau, points in (
+            (1e4, x),
+            (1e4, outlier),
+            (1e4, lost),
+            (1e4, clusters.astype("float32")),
+            (1e4, clusters.astype("float32").astype(float)),
+            (1e4, jnp.asarray(clusters, "float32")),
+            (1e-8, clusters),
+            (np.ones(1), clusters),
+            (jnp.ones(()), clusters),
+            (None, clusters),
+            (-1.0, clusters),
+            (10**400, clusters),
+            (1.0, endless),
+            (1.0, clusters[:0]),
+        ):
+            given.warn_if_moved("gauss_sum", tau, {"queries": points})
+        for far in (clusters, 1e300 * clusters):
+            with pytest.warns(UserWarning, match="should lie near a common center"):
+                given.warn_if_moved("gauss_sum", 1e4, {"queries": x, "keys": far, "others": far})
+
+
 def test_mean_shift_comes_back(rng):
     x = np.concatenate([rng.normal(size=(20, 2)), rng.normal(size=(20, 2)) + 20])
     with jax.enable_x64(False):

@@ -1,19 +1,22 @@
 """What public functions are given for arrays: those of other libraries, and points far from the origin.
 
 Without JAX's 64-bit mode NumPy's float64 becomes float32, which would round points far from the origin to a coarse
-grid. Sums see differences only, so a center that all points have in common is subtracted before, in float64.
+grid. Sums see differences only, so a center that all points have in common is subtracted before, in float64. Where they
+have none, a warning says so.
 """
 
 import functools
 import inspect
+import math
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
 import jax
 import numpy as np
 
-from .._calls import misfit
-from .operands import FLOATING
+from .._calls import misfit, public_name
+from .operands import FLOATING, TAU_RANGE
+from .samples import warn
 
 POINTS = ("queries", "keys", "points", "x", "y", "samples", "data", "particles")
 OTHERS = (
@@ -25,6 +28,7 @@ FLOAT32, FLOAT64 = np.dtype("float32"), np.dtype("float64")
 SAMPLE = 32  # points of each array whose median is the center
 LARGEST = 1e38  # the largest coordinate of a center
 NEAR = 1 / 8  # how near to the median, relative to it, half of the points must be for it to be subtracted
+MOVED, FEW = 1e-3, 1 / 8  # by how many bandwidths rounding may move points; and which part of them any farther
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
@@ -38,13 +42,13 @@ def public(center: str | None = "common") -> Callable[[Callable[_Arguments, _Res
     """
 
     def decorate(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-        names = tuple(inspect.signature(function).parameters)
+        defaults = {name: p.default for name, p in inspect.signature(function).parameters.items()}
 
         @functools.wraps(function)
         def called(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
             for x in () if center is None else (*args, *kwargs.values()) if kwargs else args:  # a loop: 0.1 µs for each
                 if not (type(x) in _READY or _is_ready(x)):
-                    args, kwargs = _as_taken(names, center, args, kwargs)
+                    args, kwargs = _as_taken(public_name(function), defaults, center, args, kwargs)
                     break
             try:
                 return function(*args, **kwargs)
@@ -59,13 +63,16 @@ def public(center: str | None = "common") -> Callable[[Callable[_Arguments, _Res
     return decorate
 
 
-def _as_taken(names: tuple[str, ...], center: str | None, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """The arguments with their arrays as functions take them."""
+def _as_taken(function: str, names: dict[str, Any], center: str | None, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments with their arrays as functions take them; names of parameters come with their defaults."""
     given = dict(zip(names, args, strict=False)) | kwargs
     found = {name: as_array(x) for name, x in given.items() if name in ARRAYS}
     points = [name for name in POINTS if name in found]
     for group in [points] if center == "common" else [[name] for name in points if center == "own"]:
-        found.update(zip(group, centered(*(found[name] for name in group))[1], strict=True))
+        moved = dict(zip(group, centered(*(found[name] for name in group))[1], strict=True))
+        tau = f"tau_{group[0]}" if center == "own" else "tau"
+        warn_if_moved(function, given.get(tau, names.get(tau)), moved)
+        found |= moved
     first = (found.get(name, x) for name, x in zip(names, args, strict=False))
     return (*first, *args[len(names) :]), {name: found.get(name, x) for name, x in kwargs.items()}
 
@@ -114,8 +121,7 @@ def _are_points(*arrays: Any) -> bool:
 
 def center_of(*points: Any) -> np.ndarray | None:
     """The median of some points (D,) in float32, zero in coordinates where points are not far; None if all are zero."""
-    flat = (x if x.ndim == 2 else x.reshape(-1, x.shape[-1]) for x in points)
-    some = np.concatenate([np.asarray(x[:: max(1, len(x) // SAMPLE)][:SAMPLE], FLOAT64) for x in flat])
+    some = np.concatenate([np.asarray(_some(x), FLOAT64) for x in points])
     if not len(some):
         return None
     some.sort(0)
@@ -123,6 +129,32 @@ def center_of(*points: Any) -> np.ndarray | None:
     ends = median * (1 - NEAR), median * (1 + NEAR)
     is_far = (np.minimum(*ends) < first) & (third < np.maximum(*ends))
     return np.where(is_far, median.clip(-LARGEST, LARGEST), 0).astype(FLOAT32) if is_far.any() else None
+
+
+def _some(points: Any) -> Any:
+    """A few of the points, (…, D)."""
+    flat = points if points.ndim == 2 else points.reshape(-1, points.shape[-1])
+    return flat[:: max(1, len(flat) // SAMPLE)][:SAMPLE]
+
+
+def warn_if_moved(function: str, tau: Any, points: dict[str, Any]) -> None:
+    """Warn of points about their center which rounding to float32 moves, in bandwidths; if τ is a number."""
+    if not (isinstance(tau, float | int) and TAU_RANGE[0] < tau < TAU_RANGE[1]):
+        return
+    limit = MOVED / math.sqrt(tau)
+    for name, x in points.items():
+        if will_be_rounded(x) and x.ndim > 1 and np.vdot(some := _some(x), some) > (limit * 2**24) ** 2:  # not NaN
+            with np.errstate(all="ignore"):
+                moved = np.sort(np.abs(some - some.astype(FLOAT32)).max(-1))
+            by = float(moved[int((1 - FEW) * (len(moved) - 1))])
+            if by > limit:
+                size, by = float(np.abs(some).max()), by * MOVED / limit
+                return warn(
+                    f"`jaxgauss.{function}`: `{name}` should lie near a common center, because JAX rounds to float32;"
+                    f" got coordinates of {size:.0e}, moved by {by:.0e} bandwidths. Use"
+                    " jax.config.update('jax_enable_x64', True)."
+                )
+    return None
 
 
 def about(center: np.ndarray, points: Any) -> Any:

@@ -95,8 +95,8 @@ def explain(*arguments: Any, **options: Any) -> Plan | Explanation:
     return _plan_of(*arguments, **options)
 
 
-@functools.partial(also_called, "explain")
 @public()
+@functools.partial(also_called, "explain")
 def _plan_of(
     queries: Any, keys: Any, values: Any, tau: Any = 1.0, *, kernel: str | Kernel = "gauss", **options: Unpack[Options]
 ) -> Plan:
