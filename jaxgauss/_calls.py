@@ -150,7 +150,8 @@ def _listed(names: list[str]) -> str:
 
 
 def also_called(name: str, function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """The function under another name, which its messages use."""
+    """What the function wraps, or itself, under another name, which its messages use."""
+    function = inspect.unwrap(function)
 
     @functools.wraps(function)
     def called(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:

@@ -215,11 +215,12 @@ def test_what_rounding_does_not_move_does_not_warn(rng):
             (10**400, clusters),
             (1.0, endless),
             (1.0, clusters[:0]),
+            (1e4, [clusters]),
         ):
-            given.warn_if_moved("gauss_sum", tau, {"queries": points})
+            given.centered(points, tau=tau, names=("queries",))
         for far in (clusters, 1e300 * clusters):
             with pytest.warns(UserWarning, match="should lie near a common center"):
-                given.warn_if_moved("gauss_sum", 1e4, {"queries": x, "keys": far, "others": far})
+                given.centered(x, far, far, tau=1e4, names=("queries", "keys", "values"))
 
 
 def test_mean_shift_comes_back(rng):

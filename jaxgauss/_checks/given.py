@@ -8,7 +8,7 @@ have none, a warning says so.
 import functools
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -69,10 +69,9 @@ def _as_taken(function: str, names: dict[str, Any], center: str | None, args: An
     found = {name: as_array(x) for name, x in given.items() if name in ARRAYS}
     points = [name for name in POINTS if name in found]
     for group in [points] if center == "common" else [[name] for name in points if center == "own"]:
-        moved = dict(zip(group, centered(*(found[name] for name in group))[1], strict=True))
         tau = f"tau_{group[0]}" if center == "own" else "tau"
-        warn_if_moved(function, given.get(tau, names.get(tau)), moved)
-        found |= moved
+        arrays, tau = (found[name] for name in group), given.get(tau, names.get(tau))
+        found.update(zip(group, centered(*arrays, function=function, tau=tau, names=group)[1], strict=True))
     first = (found.get(name, x) for name, x in zip(names, args, strict=False))
     return (*first, *args[len(names) :]), {name: found.get(name, x) for name, x in kwargs.items()}
 
@@ -106,11 +105,25 @@ def will_be_rounded(x: Any) -> bool:
     return isinstance(x, np.ndarray) and x.dtype == FLOAT64 and not config.jax_enable_x64
 
 
-def centered(*points: Any) -> tuple[np.ndarray | None, tuple[Any, ...]]:
-    """The center of all points if some will be rounded, or None if it is near; and the points about it."""
+def centered(
+    *points: Any, function: str = "", tau: Any = None, names: Sequence[str] = ()
+) -> tuple[np.ndarray | None, tuple[Any, ...]]:
+    """The center of all points if some will be rounded, or None if it is near; and the points about it.
+
+    If τ is a number, and rounding moves points that have names, a warning says so.
+    """
     rounded = [x for x in points if will_be_rounded(x)]
-    center = center_of(*rounded) if rounded and _are_points(*points) else None
-    return center, points if center is None else tuple(about(center, x) for x in points)
+    if not (rounded and _are_points(*points)):
+        return None, points
+    some = sampled(*rounded)
+    center = center_of(some)
+    if center is not None:
+        points, some = tuple(about(center, x) for x in points), some - center
+    if isinstance(tau, float | int) and TAU_RANGE[0] < tau < TAU_RANGE[1]:
+        limit = MOVED / math.sqrt(tau)
+        if np.vdot(some, some) > (limit * 2**24) ** 2:  # not NaN
+            _warn_if_moved(function, limit, dict(zip(names, points, strict=True)))
+    return center, points
 
 
 def _are_points(*arrays: Any) -> bool:
@@ -119,41 +132,36 @@ def _are_points(*arrays: Any) -> bool:
     return are and len({x.shape[-1] for x in arrays}) == 1
 
 
-def center_of(*points: Any) -> np.ndarray | None:
-    """The median of some points (D,) in float32, zero in coordinates where points are not far; None if all are zero."""
-    some = np.concatenate([np.asarray(_some(x), FLOAT64) for x in points])
+def center_of(some: np.ndarray) -> np.ndarray | None:
+    """The median of points (N, D) in float32, zero in coordinates where points are not far; None if all are zero."""
     if not len(some):
         return None
-    some.sort(0)
+    some = np.sort(some, 0)
     first, median, third = (some[i * len(some) // 4] for i in (1, 2, 3))
     ends = median * (1 - NEAR), median * (1 + NEAR)
     is_far = (np.minimum(*ends) < first) & (third < np.maximum(*ends))
     return np.where(is_far, median.clip(-LARGEST, LARGEST), 0).astype(FLOAT32) if is_far.any() else None
 
 
-def _some(points: Any) -> Any:
-    """A few of the points, (…, D)."""
-    flat = points if points.ndim == 2 else points.reshape(-1, points.shape[-1])
-    return flat[:: max(1, len(flat) // SAMPLE)][:SAMPLE]
+def sampled(*points: Any) -> np.ndarray:
+    """A few of the points of each array."""
+    flat = (x if x.ndim == 2 else x.reshape(-1, x.shape[-1]) for x in points)
+    return np.concatenate([np.asarray(x[:: max(1, len(x) // SAMPLE)][:SAMPLE], FLOAT64) for x in flat])
 
 
-def warn_if_moved(function: str, tau: Any, points: dict[str, Any]) -> None:
-    """Warn of points about their center which rounding to float32 moves, in bandwidths; if τ is a number."""
-    if not (isinstance(tau, float | int) and TAU_RANGE[0] < tau < TAU_RANGE[1]):
-        return
-    limit = MOVED / math.sqrt(tau)
+def _warn_if_moved(function: str, limit: float, points: dict[str, Any]) -> None:
+    """Warn of the first array of points that rounding to float32 moves farther than the limit."""
     for name, x in points.items():
-        if will_be_rounded(x) and x.ndim > 1 and np.vdot(some := _some(x), some) > (limit * 2**24) ** 2:  # not NaN
-            with np.errstate(all="ignore"):
-                moved = np.sort(np.abs(some - some.astype(FLOAT32)).max(-1))
-            by = float(moved[int((1 - FEW) * (len(moved) - 1))])
-            if by > limit:
-                size, by = float(np.abs(some).max()), by * MOVED / limit
-                return warn(
-                    f"`jaxgauss.{function}`: `{name}` should lie near a common center, because JAX rounds to float32;"
-                    f" got coordinates of {size:.0e}, moved by {by:.0e} bandwidths. Use"
-                    " jax.config.update('jax_enable_x64', True)."
-                )
+        some = sampled(x) if will_be_rounded(x) else np.zeros((1, 1))
+        with np.errstate(all="ignore"):
+            moved = np.sort(np.abs(some - some.astype(FLOAT32)).max(-1))
+        by = float(moved[int((1 - FEW) * (len(moved) - 1))])
+        if by > limit:
+            return warn(
+                f"`jaxgauss.{function}`: `{name}` should lie near a common center, because JAX rounds to float32; got"
+                f" coordinates of {float(np.abs(some).max()):.0e}, moved by {by * MOVED / limit:.0e} bandwidths. Use"
+                " jax.config.update('jax_enable_x64', True)."
+            )
     return None
 
 

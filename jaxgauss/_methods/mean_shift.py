@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from .._arrays.devices import replicated, vary_alike
 from .._arrays.points import center
-from .._checks.given import centered, public, warn_if_moved
+from .._checks.given import centered, public
 from .._checks.samples import check_number, check_positive, check_samples, check_signs
 from .._checks.settings import MeshOptions, Points, Settings, Weights, working_dtype
 from .._sums.checked import check_plan, examined, reverse_only
@@ -99,9 +99,9 @@ def mean_shift(
         Carreira-Perpiñán, "Gaussian Mean-Shift Is an EM Algorithm", 2007.
     """
     function, given = "mean_shift", {"weights": weights}
-    origin, (points, data) = centered(points, data)
+    names = "points", "data"
+    origin, (points, data) = centered(points, data, function=function, tau=tau, names=names)
     samples = {"data": data, "points": points}
-    warn_if_moved(function, tau, samples)
     settings = check_samples(function, samples, tau, options, weights=given, may_be_empty="points", methods=METHODS)
     settings = as_logs(settings)
     if np.ndim(tau):

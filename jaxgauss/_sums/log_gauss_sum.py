@@ -100,7 +100,7 @@ def log_gauss_sum(
     return _checked_log_sum(settings, queries, keys, log_weights, as_operand(tau, settings.dtype))
 
 
-log_kernel_sum = also_called("log_kernel_sum", log_gauss_sum)
+log_kernel_sum = public()(also_called("log_kernel_sum", log_gauss_sum))
 
 
 def weights_of(log_weights: Any) -> Any:

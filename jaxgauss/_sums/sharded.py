@@ -108,7 +108,7 @@ def gauss_sum_sharded(
     return _checked_sum(settings, queries, keys, values, as_operand(tau, settings.dtype))
 
 
-kernel_sum_sharded = also_called("kernel_sum_sharded", gauss_sum_sharded)
+kernel_sum_sharded = public()(also_called("kernel_sum_sharded", gauss_sum_sharded))
 
 
 @functools.partial(jax.jit, static_argnums=0)
