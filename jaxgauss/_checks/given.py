@@ -157,7 +157,8 @@ def center_of(some: np.ndarray) -> np.ndarray | None:
     """The median of points (N, D) in float32, zero in coordinates where points are not far; None if all are zero."""
     if not len(some):
         return None
-    some = np.sort(some, 0)
+    some = some.copy()
+    some.sort(0)
     first, median, third = (some[i * len(some) // 4] for i in (1, 2, 3))
     ends = median * (1 - NEAR), median * (1 + NEAR)
     is_far = (np.minimum(*ends) < first) & (third < np.maximum(*ends))
