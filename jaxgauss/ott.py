@@ -1,6 +1,6 @@
 """A geometry for OTT-JAX's solvers, in linear memory."""
 
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import jax.numpy as jnp
 import jax.tree_util as jtu
@@ -8,6 +8,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from ._arrays.points import dot, squared_differences
+from ._calls import named
 from ._checks.names import check_names
 from ._checks.optional import needed
 from ._checks.settings import Options
@@ -19,6 +20,14 @@ with needed("jaxgauss.ott", "ott-jax"):
     from ott.geometry import costs, pointcloud
 
 NAME = "ott.PointCloud"  # in errors
+
+
+class _Options(TypedDict, total=False):
+    """Options of OTT's `PointCloud`."""
+
+    epsilon: Any
+    relative_epsilon: Any
+    scale_cost: Any
 
 
 @jtu.register_pytree_node_class
@@ -62,6 +71,7 @@ class PointCloud(pointcloud.PointCloud):
         Cuturi, Meng-Papaxanthos, Tian, Bunne, Davis & Teboul, "Optimal Transport Tools (OTT)", 2022, arXiv:2201.12324.
     """
 
+    @named
     def __init__(
         self,
         x: Float[Array, "n d"],
@@ -72,7 +82,7 @@ class PointCloud(pointcloud.PointCloud):
         method: str = "auto",
         precision: str = "auto",
         backend: str = "auto",
-        **kwargs: Any,
+        **kwargs: Unpack[_Options],
     ):
         check_names(NAME, method, precision, backend, METHODS)
         if cost_fn is not None and type(cost_fn) is not costs.SqEuclidean:

@@ -246,6 +246,7 @@ def test_boxes_of_nearly_all_points(rng):
         assert outside[0] == 0 and (outside[1:] <= 4.5 * boxes.points_beyond(4)[1:]).all()
 
 
+@pytest.mark.filterwarnings("ignore:.*got NaN among them")
 def test_what_is_not_finite_stays_in_its_row(rng, free):
     x = rng.normal(size=(600, 2)).astype(np.float32)
     spoiled = x.copy()

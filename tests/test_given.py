@@ -173,6 +173,128 @@ def test_what_cannot_be_centered_is_left_as_it_is(rng):
     assert given.centered(far)[0] is None  # float64 stays
 
 
+@pytest.mark.parametrize(
+    "name, argument, call",
+    [
+        ("gauss_sum", "keys", lambda x, near: jaxgauss.gauss_sum(near, x, V, 900.0)),
+        ("gauss_sum", "queries", lambda x, near: jaxgauss.gauss_sum(1e6 * x, near, V)),
+        ("log_gauss_sum", "queries", lambda x, near: jaxgauss.log_gauss_sum(x, x, tau=900)),
+        ("explain", "queries", lambda x, near: jaxgauss.explain(Table(x), near, V, tau=900)),
+        ("hsic", "y", lambda x, near: jaxgauss.hsic(near, x, 1.0, tau_y=np.float64(900))),
+        ("mean_shift", "points", lambda x, near: jaxgauss.mean_shift(x, near, 900.0, max_steps=1)),
+        ("lineax.gauss_operator", "points", lambda x, near: jaxgauss.lineax.gauss_operator(x, 900.0)),
+    ],
+)
+def test_points_without_a_common_center_warn_that_they_are_rounded(name, argument, call):
+    x = Z / 30 + np.where(np.arange(24)[:, None] < 12, 1e6, -1e6)
+    said = rf"^`jaxgauss.{name}`: `{argument}` should .*; got coordinates of 1e\+(06|12), moved .*jax_enable_x64"
+    with jax.enable_x64(False), pytest.warns(UserWarning, match=said) as seen:
+        call(x, Z)
+    assert [x.filename for x in seen] == [__file__]
+    call(x, Z)  # float64 stays
+
+
+def test_what_rounding_does_not_move_does_not_warn(rng):
+    x = rng.normal(size=(100, 2))
+    clusters = x + np.where(np.arange(100)[:, None] < 50, 1e6, -1e6)
+    outlier, lost, endless = x.copy(), x.copy(), x.copy()
+    outlier[0], lost[0], endless[:50] = 1e9 / 7, np.nan, np.inf
+    with jax.enable_x64(False):
+        for tau, points in (
+            (1e4, x),
+            (1e4, outlier),
+            (1e4, lost),
+            (1e4, clusters.astype("float32")),
+            (1e4, clusters.astype("float32").astype(float)),
+            (1e4, jnp.asarray(clusters, "float32")),
+            (1e-8, clusters),
+            (np.ones(1), clusters),
+            (jnp.ones(()), clusters),
+            (None, clusters),
+            (-1.0, clusters),
+            (10**400, clusters),
+            (1.0, endless),
+            (1.0, clusters[:0]),
+            (1e4, [clusters]),
+        ):
+            given.centered(points, tau=tau, names=("queries",))
+        for far in (clusters, 1e300 * clusters):
+            with pytest.warns(UserWarning, match="should lie near a common center"):
+                given.centered(x, far, far, tau=1e4, names=("queries", "keys", "values"))
+
+
+@pytest.fixture
+def first_call():
+    """No function has been called before."""
+    given.LOOKED.clear()
+
+
+@pytest.mark.usefixtures("first_call")
+@pytest.mark.parametrize(
+    "name",
+    sorted(
+        FUNCTIONS.keys() - {"explain", "fourier_sketch", "kernel_sum_streamed", "dask.gauss_sum", "dask.fourier_sketch"}
+    ),
+)
+def test_points_that_hold_nan_warn_once(name):
+    x = np.where(np.arange(24)[:, None] == 5, np.nan, Z)
+
+    def call():
+        with jax.enable_x64(False):
+            FUNCTIONS[name](function(name), x, Z, Z, V, W)
+
+    with pytest.warns(
+        UserWarning, match=rf"`jaxgauss.{name}`: `\w+` should hold .*; got NaN among them, \(\d+, 2\)"
+    ) as seen:
+        call()
+    assert {x.filename for x in seen} == {__file__}
+    call()
+
+
+TOO_LARGE = {  # functions of points x and y and of τ, whose results mean nothing if the kernel is zero between points
+    "mmd_squared": lambda x, y, tau, **more: jaxgauss.mmd_squared(x, y, tau, **more),
+    "mmd_flow_velocity": lambda x, y, tau, **more: jaxgauss.mmd_flow_velocity(x, y, tau, **more),
+    "mmd_witness": lambda x, y, tau, **more: jaxgauss.mmd_witness(0 * x[:5], x, y, tau, **more),
+    "mmd_test": lambda x, y, tau, **more: jaxgauss.mmd_test(x, y, tau, num_permutations=9, **KEY, **more),
+    "mmd_estimate": lambda x, y, tau, **more: jaxgauss.mmd_estimate(x, y, tau, **more),
+    "hsic": lambda x, y, tau: jaxgauss.hsic(x, y, 1e-9, tau),
+    "ksd_squared": lambda x, y, tau, **more: jaxgauss.ksd_squared(x, y, tau, **more),
+    "svgd_direction": lambda x, y, tau, **more: jaxgauss.svgd_direction(x, y, tau, **more),
+    "mean_shift": lambda x, y, tau, **more: jaxgauss.mean_shift(x, x, tau, max_steps=1, **more),
+    "kernel_herding": lambda x, y, tau, **more: jaxgauss.kernel_herding(x, tau, 2, **more),
+}
+
+
+@pytest.mark.usefixtures("first_call")
+@pytest.mark.parametrize("name", TOO_LARGE)
+def test_a_tau_by_which_no_two_points_meet_warns_once(rng, name):
+    x, y = 20 * rng.normal(size=(2, 30, 40)).astype("float32")
+    nearest = np.square(x[:, None] - x).sum(-1)[~np.eye(30, dtype=bool)].min()
+    said = (
+        rf"`jaxgauss.{name}`: `tau(_y)?` should be 1/σ².*; got tau(_y)? 20, squared distances of about 3.[0-9]+e\+04\."
+    )
+    with pytest.warns(UserWarning, match=said) as seen:
+        TOO_LARGE[name](x, y, [20.0, 2e3] if name not in ("mean_shift",) else 20.0)
+    assert [x.filename for x in seen] == [__file__]
+    TOO_LARGE[name](x, y, 20.0)
+    given.LOOKED.clear()
+    TOO_LARGE[name](x, x if name == "hsic" else y, 100 / nearest)
+    if name not in ("hsic", "mean_shift"):
+        given.LOOKED.clear()
+        TOO_LARGE[name](x, y, 20.0, kernel="imq")
+
+
+@pytest.mark.usefixtures("first_call")
+def test_a_large_tau_of_few_points_or_of_sums_does_not_warn(rng):
+    x = 20 * rng.normal(size=(30, 40))
+    twice = np.concatenate([x, x[:3]])
+    jaxgauss.mmd_squared(x[:7], x[7:14], 20.0)
+    jaxgauss.mmd_squared(twice, 1e4 + x, 20.0)
+    jaxgauss.gauss_sum(x, x, x, 20.0)
+    jaxgauss.kde_logpdf(x, x, 20.0)
+    jax.jit(jaxgauss.mmd_squared)(x, x + 1, 20.0)
+
+
 def test_mean_shift_comes_back(rng):
     x = np.concatenate([rng.normal(size=(20, 2)), rng.normal(size=(20, 2)) + 20])
     with jax.enable_x64(False):

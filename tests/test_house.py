@@ -14,7 +14,7 @@ import torch_backend
 
 PACKAGES = [Path(package.__file__).parent for package in (jaxgauss, torch_backend)]
 FILES = {path.relative_to(package.parent): path for package in PACKAGES for path in package.rglob("*.py")}
-STOREYS = ("_arrays", "_kernels", "_checks", "_engines", "_sums", "_methods")  # from the ground up
+STOREYS = ("_calls", "_arrays", "_kernels", "_checks", "_engines", "_sums", "_methods")  # from the ground up
 DOWNSTAIRS = {"_methods": {"_sums", "_arrays", "_checks", "_kernels"}}  # and not what sums are made by
 LONGEST = 250  # lines that are no docstring
 LONGEST_DOCSTRING = 45

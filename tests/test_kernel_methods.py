@@ -343,6 +343,7 @@ def test_signs_that_optax_takes(rng):
     assert jnp.abs(drawn.mean(0) - 3).max() < 0.1 and 0.6 < drawn.std() < 1.1
 
 
+@pytest.mark.filterwarnings("ignore:.*got NaN among them")
 def test_median_heuristic(rng):
     points = rng.normal(size=(40, 3))
     squared = np.square(points[:, None] - points).sum(-1)[np.triu_indices(40, 1)]

@@ -217,6 +217,7 @@ def test_uneven_weights_of_points_that_lie_anywhere(rng, kernel):
 
 
 @pytest.mark.parametrize("case", ["ordinary", "same points", "a near key", "no weight where one looks", "NaN"])
+@pytest.mark.filterwarnings("ignore:.*got NaN among them")
 def test_means_look_at_some_keys_first(rng, in_one_pass, case):
     """They take two passes only where a term is 2¹²⁷ times as large as those that were looked at; right in any case."""
     m, n, dim = 70, 200 + len(case), 32 if case == "same points" else 2  # sizes that nobody else has

@@ -71,6 +71,7 @@ def test_channels_of_any_size_keep_their_digits(rng):
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.filterwarnings("ignore:.*got NaN among them")
 def test_points_that_are_no_numbers(rng, bad):
     """In a query its own row, in a key all coefficients; finufft would read out of bounds."""
     x, v = operands(rng, 2, 9, 2, np.dtype("float64"))

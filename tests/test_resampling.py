@@ -77,6 +77,7 @@ def test_many_points_and_blocks(rng, monkeypatch, capsys, name):
 
 
 @pytest.mark.parametrize("name", TESTS)
+@pytest.mark.filterwarnings("ignore:.*got NaN among them")
 def test_what_is_no_number_is_no_evidence(name):
     x = jnp.ones((8, 2)).at[0, 0].set(jnp.nan)
     assert np.isnan(TESTS[name](x, jnp.ones((8, 2)), 1.0, 19, rng_key=KEY).p_value)

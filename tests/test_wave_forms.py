@@ -130,6 +130,7 @@ def test_progress_and_blocks(rng, taken, monkeypatch, capsys):
     assert float(in_blocks.p_value) == float(at_once.p_value)
 
 
+@pytest.mark.filterwarnings("ignore:.*got NaN among them")
 def test_nan_gives_no_p_value(rng, taken):
     x, y = samples(rng, 100, 100, 1)
     x[3] = np.nan

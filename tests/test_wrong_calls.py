@@ -20,6 +20,8 @@ TABLE = """
 # gauss_sum, and what all sums have in common: points
 gauss_sum(k, k) | values | queries, keys | Pass it, too.
 gauss_sum(q, k, v, 1.0, "rescale") | queries | 5, the last 'rescale' | Pass others by name: method, precision
+gauss_sum() | queries | nothing | Pass it, too.
+gauss_sum(q, k, v, queries=q) | queries | it by position and by name | Leave one out.
 gauss_sum(q[0], k, v) | queries | queries (3,), keys (7, 3), values (7, 2) | One-dimensional points are queries[:
 gauss_sum(q, k[0], v) | keys | queries (5, 3), keys (3,), values (7, 2) | One-dimensional points are keys[:, None].
 gauss_sum(q.T, k, v) | queries | queries (3, 5), keys (7, 3), values (7, 2) | Their last axes must be equal.
@@ -84,6 +86,7 @@ jax.jvp(lambda q: gauss_sum(q, k, v), (q,), (q,)) | derivatives | a tangent floa
 # other sums
 gauss_sum_dense(q, k.T, v) | queries | queries (5, 3), keys (3, 7), values (7, 2) | Their last axes must be equal.
 gauss_sum_dense(q, k, v, method="dense") | method | method 'dense' | Leave it out.
+gauss_sum_dense(q, k, v, 1.0, "dense") | queries | 5, the last 'dense' | Leave it out.
 gauss_sum_blocked(q, k, v, -1.0) | tau | tau -1.0 | Pass 1 / sigma**2.
 gauss_sum_blocked(q, k, v, precision="float32") | precision | precision 'float32' | Leave it out.
 explain(q, k, v, kernel="gaussian") | kernel | 'gaussian' | Did you mean 'gauss'?
@@ -126,6 +129,10 @@ gauss_sum_streamed(q, KeyChunks(k, v), saved=True) | saved | True | Pass the nam
 jax.jit(lambda q: gauss_sum_streamed(q, [(k, v)]))(q) | queries | a tracer | Use `gauss_sum`
 kernel_sum_streamed(q, [(k, v[:3])]) | values | queries (5, 3), keys (7, 3) | The last two axes of values are keys
 kernel_sum_streamed(q, [(k, v)], precision="fp16") | precision | 'fp16' | Did you mean 'float16'?
+KeyChunks() | keys | nothing | Pass it, too.
+KeyChunks(k, size=3) | values | keys, size | Pass it, too.
+KeyChunks(k, v, 3, "r") | keys | 4, the last 'r' | Leave it out.
+KeyChunks(k, v, sizes=3) | sizes | sizes 3 | Did you mean `size`?
 KeyChunks(k, v[:3]) | values | keys (7, 3), values (3, 2) | The first axes must be equal.
 KeyChunks(k, v, 0) | size | size 0 | Pass None for 4 MiB.
 KeyChunks(k.tolist(), v) | keys | list, ndarray | Use np.asarray.
@@ -137,6 +144,9 @@ fourier_sketch(x, a, lower="left") | lower | lower left | Leave it out for that 
 fourier_sketch(x, a, upper=0.5) | keys | [0.44285714285714284 | Make the sketch with `lower` and
 fourier_sketch(x, a, lower=-1e9, upper=1e9) | tau | 7616189720 | Use `gauss_sum`
 fourier_sketch(x[:0], a[:0]) | lower | None | Pass a number.
+FourierSketch.__call__(sketch) | queries | nothing | Pass it, too.
+FourierSketch.__call__(sketch, x, 1.0) | queries | 2, the last 1.0 | There is no `tau`: leave it out.
+FourierSketch.__call__(sketch, points=x) | points | points ndarray | Leave it out.
 FourierSketch.__call__(sketch, 99 * x) | queries | [9.9, 15.5 | Make the sketch with `lower` and `upper`
 FourierSketch.__call__(sketch, x[:, :2]) | queries | queries (5, 2), keys (0, 3) | Their last axes must be equal.
 FourierSketch.__add__(sketch, fourier_sketch(x, a, 2.0)) | other | tau 1.0 and 2.0 | Give `fourier_sketch` the same
@@ -148,6 +158,9 @@ estimate_error(q, k, v, rng_key=rng_key, sums=v) | sums | sums (7, 2) | Pass wha
 estimate_error(q, k[:0], v[:0], rng_key=rng_key) | queries | queries (5, 3), keys (0, 3) | An empty sum is exact.
 calibrate("cpu") | progress | 1, the last 'cpu' by position | Pass it by name.
 # kernels and bandwidths
+Kernel() | profile | nothing | Pass it, too.
+Kernel(jnp.exp, "exp", False, "x") | profile | 4, the last 'x' | Leave it out.
+Kernel(function=jnp.exp) | function | function PjitFunction | Leave it out.
 Kernel("gauss") | profile | str | Pass lambda u: ….
 Kernel(lambda u: np.exp(-u)) | profile | <lambda>, which raises | Use jax.numpy for numpy, and jnp.where for if.
 Kernel(lambda u: 1.0 if u > 1 else 0.0) | profile | <lambda>, which raises | Use jax.numpy for numpy
@@ -155,6 +168,9 @@ Kernel(lambda x, y: jnp.exp(-x)) | profile | <lambda>(x, y) | Write k(x, y) as a
 Kernel(lambda u: 1.0) | profile | float64 for float32 | Use jax.numpy.
 Kernel(lambda u: jnp.exp(-u).sum()) | profile | () for u (2, 3) | It takes all pairs at once.
 Kernel(jnp.log) | profile | -inf | Add a positive number to u.
+rational_quadratic() | alpha | nothing | Pass it, too.
+rational_quadratic(1.0, 2.0) | alpha | 2, the last 2.0 | There is no `tau`: leave it out.
+rational_quadratic(length_scale=1.0) | length_scale | length_scale 1.0 | There is no `tau`: leave it out.
 rational_quadratic(0.0) | alpha | 0.0 | α = 1 is a start.
 rational_quadratic(True) | alpha | True | α = 1 is a start.
 tau_from_bandwidth(-1.0) | bandwidth | -1.0 | Pass its absolute value.
@@ -313,6 +329,9 @@ optax.scale_by_svgd("mean") | tau | 'mean' | Pass 1 / sigma**2.
 optax.scale_by_svgd(1.0, speed=1) | speed | speed 1 | Leave it out.
 optax.scale_by_svgd(1.0).update(x, ()) | params | None | Call update(gradients, state, params).
 optax.scale_by_svgd(1.0).update(x, (), y) | updates | updates (5, 3), params (4, 3) | Take them of the sum of all
+ott.PointCloud() | x | nothing | Pass it, too.
+ott.PointCloud(x, y, None, 9, 0.1) | x | 5, the last 0.1 | There is no `tau`: leave it out.
+ott.PointCloud(x, y, eps=0.1) | eps | eps 0.1 | Did you mean `epsilon`?
 ott.PointCloud(x, y, method="fast") | method | 'fast' | Pass 'auto', for example.
 ott.PointCloud(x, y, cost_fn=3) | cost_fn | 3 | Leave it out, or use OTT's own PointCloud with a batch_size.
 sklearn.KernelDensity(tau="scott").fit(x) | tau | tau 'scott' | Pass 1 / sigma**2.

@@ -1,19 +1,25 @@
 """What public functions are given for arrays: those of other libraries, and points far from the origin.
 
 Without JAX's 64-bit mode NumPy's float64 becomes float32, which would round points far from the origin to a coarse
-grid. Sums see differences only, so a center that all points have in common is subtracted before, in float64.
+grid. Sums see differences only, so a center that all points have in common is subtracted before, in float64. Where they
+have none, a warning says so.
 """
 
 import functools
 import inspect
-from collections.abc import Callable
+import math
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
 
 import jax
+import jax.core
 import numpy as np
 
-from .names import misfit, public_name
-from .operands import FLOATING
+from .._calls import misfit, public_name
+from .first_call import look
+from .operands import FLOATING, TAU_RANGE
+from .samples import warn
 
 POINTS = ("queries", "keys", "points", "x", "y", "samples", "data", "particles")
 OTHERS = (
@@ -25,6 +31,7 @@ FLOAT32, FLOAT64 = np.dtype("float32"), np.dtype("float64")
 SAMPLE = 32  # points of each array whose median is the center
 LARGEST = 1e38  # the largest coordinate of a center
 NEAR = 1 / 8  # how near to the median, relative to it, half of the points must be for it to be subtracted
+MOVED, FEW = 1e-3, 1 / 8  # by how many bandwidths rounding may move points; and which part of them any farther
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
@@ -38,36 +45,56 @@ def public(center: str | None = "common") -> Callable[[Callable[_Arguments, _Res
     """
 
     def decorate(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-        names = tuple(inspect.signature(function).parameters)
+        defaults = {name: p.default for name, p in inspect.signature(function).parameters.items()}
 
         @functools.wraps(function)
         def called(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
             for x in () if center is None else (*args, *kwargs.values()) if kwargs else args:  # a loop: 0.1 µs for each
                 if not (type(x) in _READY or _is_ready(x)):
-                    args, kwargs = _as_taken(names, center, args, kwargs)
+                    args, kwargs = _as_taken(public_name(function), defaults, center, args, kwargs)
                     break
             try:
-                return function(*args, **kwargs)
+                result = function(*args, **kwargs)
             except TypeError:
-                message = misfit(function, args, kwargs)
-                if message is None:
+                wrong = misfit(function, args, kwargs)
+                if wrong is None:
                     raise
-            raise TypeError(f"`jaxgauss.{public_name(function)}`: {message}")
+            else:
+                key = (function, *[getattr(x, "shape", None) for x in args[:2]])  # with what finds it, 0.6 µs
+                if key not in LOOKED:
+                    _look(key, defaults, args, kwargs)
+                return result
+            raise wrong
 
         return called
 
     return decorate
 
 
-def _as_taken(names: tuple[str, ...], center: str | None, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """The arguments with their arrays as functions take them."""
+def _as_taken(function: str, names: dict[str, Any], center: str | None, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments with their arrays as functions take them; names of parameters come with their defaults."""
     given = dict(zip(names, args, strict=False)) | kwargs
     found = {name: as_array(x) for name, x in given.items() if name in ARRAYS}
     points = [name for name in POINTS if name in found]
     for group in [points] if center == "common" else [[name] for name in points if center == "own"]:
-        found.update(zip(group, centered(*(found[name] for name in group))[1], strict=True))
+        tau = f"tau_{group[0]}" if center == "own" else "tau"
+        arrays, tau = (found[name] for name in group), given.get(tau, names.get(tau))
+        found.update(zip(group, centered(*arrays, function=function, tau=tau, names=group)[1], strict=True))
     first = (found.get(name, x) for name, x in zip(names, args, strict=False))
     return (*first, *args[len(names) :]), {name: found.get(name, x) for name, x in kwargs.items()}
+
+
+LOOKED: set[Any] = set()  # functions, and shapes of their arguments by position, that have been looked at
+
+
+def _look(key: tuple[Any, ...], names: dict[str, Any], args: Any, kwargs: Any) -> None:
+    """Look at the arguments of a function, unless they are traced, or the call is jaxgauss's own."""
+    if str(sys._getframe(2).f_globals.get("__name__")).startswith("jaxgauss."):
+        return
+    given = names | dict(zip(names, args, strict=False)) | kwargs
+    if not any(isinstance(x, jax.core.Tracer) for x in given.values()):
+        LOOKED.add(key)
+        look(public_name(key[0]), {name: given[name] for name in POINTS if name in given}, given)
 
 
 _READY: set[type] = set()  # types of which every object is ready, as far as they have been met
@@ -99,11 +126,25 @@ def will_be_rounded(x: Any) -> bool:
     return isinstance(x, np.ndarray) and x.dtype == FLOAT64 and not config.jax_enable_x64
 
 
-def centered(*points: Any) -> tuple[np.ndarray | None, tuple[Any, ...]]:
-    """The center of all points if some will be rounded, or None if it is near; and the points about it."""
+def centered(
+    *points: Any, function: str = "", tau: Any = None, names: Sequence[str] = ()
+) -> tuple[np.ndarray | None, tuple[Any, ...]]:
+    """The center of all points if some will be rounded, or None if it is near; and the points about it.
+
+    If τ is a number, and rounding moves points that have names, a warning says so.
+    """
     rounded = [x for x in points if will_be_rounded(x)]
-    center = center_of(*rounded) if rounded and _are_points(*points) else None
-    return center, points if center is None else tuple(about(center, x) for x in points)
+    if not (rounded and _are_points(*points)):
+        return None, points
+    some = sampled(*rounded)
+    center = center_of(some)
+    if center is not None:
+        points, some = tuple(about(center, x) for x in points), some - center
+    if isinstance(tau, float | int) and TAU_RANGE[0] < tau < TAU_RANGE[1]:
+        limit = MOVED / math.sqrt(tau)
+        if np.vdot(some, some) > (limit * 2**24) ** 2:  # not NaN
+            _warn_if_moved(function, limit, dict(zip(names, points, strict=True)))
+    return center, points
 
 
 def _are_points(*arrays: Any) -> bool:
@@ -112,17 +153,38 @@ def _are_points(*arrays: Any) -> bool:
     return are and len({x.shape[-1] for x in arrays}) == 1
 
 
-def center_of(*points: Any) -> np.ndarray | None:
-    """The median of some points (D,) in float32, zero in coordinates where points are not far; None if all are zero."""
-    flat = (x if x.ndim == 2 else x.reshape(-1, x.shape[-1]) for x in points)
-    some = np.concatenate([np.asarray(x[:: max(1, len(x) // SAMPLE)][:SAMPLE], FLOAT64) for x in flat])
+def center_of(some: np.ndarray) -> np.ndarray | None:
+    """The median of points (N, D) in float32, zero in coordinates where points are not far; None if all are zero."""
     if not len(some):
         return None
+    some = some.copy()
     some.sort(0)
     first, median, third = (some[i * len(some) // 4] for i in (1, 2, 3))
     ends = median * (1 - NEAR), median * (1 + NEAR)
     is_far = (np.minimum(*ends) < first) & (third < np.maximum(*ends))
     return np.where(is_far, median.clip(-LARGEST, LARGEST), 0).astype(FLOAT32) if is_far.any() else None
+
+
+def sampled(*points: Any) -> np.ndarray:
+    """A few of the points of each array."""
+    flat = (x if x.ndim == 2 else x.reshape(-1, x.shape[-1]) for x in points)
+    return np.concatenate([np.asarray(x[:: max(1, len(x) // SAMPLE)][:SAMPLE], FLOAT64) for x in flat])
+
+
+def _warn_if_moved(function: str, limit: float, points: dict[str, Any]) -> None:
+    """Warn of the first array of points that rounding to float32 moves farther than the limit."""
+    for name, x in points.items():
+        some = sampled(x) if will_be_rounded(x) else np.zeros((1, 1))
+        with np.errstate(all="ignore"):
+            moved = np.sort(np.abs(some - some.astype(FLOAT32)).max(-1))
+        by = float(moved[int((1 - FEW) * (len(moved) - 1))])
+        if by > limit:
+            return warn(
+                f"`jaxgauss.{function}`: `{name}` should lie near a common center, because JAX rounds to float32; got"
+                f" coordinates of {float(np.abs(some).max()):.0e}, moved by {by * MOVED / limit:.0e} bandwidths. Use"
+                " jax.config.update('jax_enable_x64', True)."
+            )
+    return None
 
 
 def about(center: np.ndarray, points: Any) -> Any:

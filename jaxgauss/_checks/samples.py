@@ -153,14 +153,16 @@ def warn(message: str) -> None:
 
 
 def visible(array: Any) -> np.ndarray | None:
-    """The numbers of an array if they are known without waiting: not under `jit`, or on another device or process."""
-    if isinstance(array, jax.core.Tracer):
-        return None
-    if isinstance(array, jax.Array) and not (
-        array.is_fully_addressable and all(device.platform == "cpu" for device in array.devices())
-    ):
-        return None
-    return np.asarray(array, np.float64)
+    """The numbers of an array, if they are known here."""
+    return np.asarray(array, np.float64) if is_visible(array) else None
+
+
+def is_visible(array: Any) -> bool:
+    """Whether its numbers are known without waiting: not under `jit`, or on another device or process."""
+    if not isinstance(array, jax.Array):
+        return True
+    is_traced = isinstance(array, jax.core.Tracer)
+    return not is_traced and array.is_fully_addressable and all(x.platform == "cpu" for x in array.devices())
 
 
 def check_signs(function: str, weights: Weights | None) -> None:

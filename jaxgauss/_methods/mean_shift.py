@@ -99,7 +99,8 @@ def mean_shift(
         Carreira-Perpiñán, "Gaussian Mean-Shift Is an EM Algorithm", 2007.
     """
     function, given = "mean_shift", {"weights": weights}
-    origin, (points, data) = centered(points, data)
+    names = "points", "data"
+    origin, (points, data) = centered(points, data, function=function, tau=tau, names=names)
     samples = {"data": data, "points": points}
     settings = check_samples(function, samples, tau, options, weights=given, may_be_empty="points", methods=METHODS)
     settings = as_logs(settings)

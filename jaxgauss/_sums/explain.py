@@ -14,8 +14,9 @@ from jaxtyping import Array
 
 from .._arrays.devices import replicated
 from .._arrays.points import align, scaled_points, shared, squared_radius, with_norms
+from .._calls import also_called
 from .._checks.given import public
-from .._checks.names import also_called, as_kernel
+from .._checks.names import as_kernel
 from .._checks.operands import sizes
 from .._checks.settings import Keys, Options, Queries, Settings, Tau, Values, working_dtype
 from .._engines import bridge
@@ -94,8 +95,8 @@ def explain(*arguments: Any, **options: Any) -> Plan | Explanation:
     return _plan_of(*arguments, **options)
 
 
-@functools.partial(also_called, "explain")
 @public()
+@functools.partial(also_called, "explain")
 def _plan_of(
     queries: Any, keys: Any, values: Any, tau: Any = 1.0, *, kernel: str | Kernel = "gauss", **options: Unpack[Options]
 ) -> Plan:

@@ -11,8 +11,9 @@ from jaxtyping import Array, Float
 
 from .._arrays.devices import has_cuda, replicated, vary_alike, vary_like
 from .._arrays.points import LOG_ZERO, align, center, unbroadcast
+from .._calls import also_called
 from .._checks.given import public
-from .._checks.names import also_called, check_names
+from .._checks.names import check_names
 from .._checks.operands import as_operand, check_weights
 from .._checks.samples import check_kernel
 from .._checks.settings import Keys, Queries, Segments, Settings, Tau, working_dtype
@@ -100,7 +101,7 @@ def log_gauss_sum(
     return _checked_log_sum(settings, queries, keys, log_weights, as_operand(tau, settings.dtype))
 
 
-log_kernel_sum = also_called("log_kernel_sum", log_gauss_sum)
+log_kernel_sum = public()(also_called("log_kernel_sum", log_gauss_sum))
 
 
 def methods_of_logs(kernel: Kernel) -> tuple[str, ...]:

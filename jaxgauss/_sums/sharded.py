@@ -16,8 +16,9 @@ from jaxtyping import Array, Bool
 
 from .._arrays.devices import has_cuda, replicated, vary_alike
 from .._arrays.points import LOG_ZERO, align, by_point
+from .._calls import also_called
 from .._checks.given import public
-from .._checks.names import also_called, as_kernel
+from .._checks.names import as_kernel
 from .._checks.operands import as_operand, check_mesh, check_tolerance
 from .._checks.settings import Keys, MeshAxis, Queries, Settings, Sums, Tau, Values, axis_names, working_dtype
 from .._engines.boxes import box
@@ -107,7 +108,7 @@ def gauss_sum_sharded(
     return _checked_sum(settings, queries, keys, values, as_operand(tau, settings.dtype))
 
 
-kernel_sum_sharded = also_called("kernel_sum_sharded", gauss_sum_sharded)
+kernel_sum_sharded = public()(also_called("kernel_sum_sharded", gauss_sum_sharded))
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -16,6 +16,7 @@ from jaxtyping import Array, Bool, Float
 
 from .._arrays.compensated import compensated, two_sum
 from .._arrays.devices import has_cuda, vary_alike
+from .._calls import named
 from .._checks.box import Bound, corners
 from .._checks.given import about, as_array, center_of, public
 from .._checks.operands import check_operands, check_tau, check_tolerance, floating_dtype
@@ -88,6 +89,7 @@ class FourierSketch:
             f" tau={self.tau:.6g}, {sides}, tolerance={self.tolerance:.1e})"
         )
 
+    @named
     def __call__(self, queries: Float[Array | np.ndarray, "*batch m d"]) -> Sums:
         """Sum all keys of the sketch at the queries, Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n, in O(M).
 

@@ -17,8 +17,9 @@ import numpy as np
 from jaxtyping import Array
 
 from .._arrays.compensated import compensated, two_sum
-from .._checks.given import about, center_of, public, will_be_rounded
-from .._checks.names import also_called, as_kernel, check_names
+from .._calls import also_called
+from .._checks.given import about, center_of, public, sampled, will_be_rounded
+from .._checks.names import as_kernel, check_names
 from .._checks.operands import as_operand, check_tolerance
 from .._checks.settings import Keys, Queries, Settings, Sums, Tau, Values, matmul_precision, methods_of, working_dtype
 from .._engines.plan import warn_once
@@ -136,7 +137,7 @@ def gauss_sum_streamed(
     return _total(settings.dtype, empty, summed.sums, summed.compensation, queries) if total is None else total
 
 
-kernel_sum_streamed = also_called("kernel_sum_streamed", gauss_sum_streamed)
+kernel_sum_streamed = public("none")(also_called("kernel_sum_streamed", gauss_sum_streamed))
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -212,7 +213,7 @@ def _begun(
         )
     if chosen.stands_in:
         warn_once(chosen.reason)
-    empty, center = None, center_of(queries) if any(map(will_be_rounded, (queries, keys))) else None
+    empty, center = None, center_of(sampled(queries)) if any(map(will_be_rounded, (queries, keys))) else None
     if settings.method == "fourier":
         around = queries if center is None else about(center, queries)
         empty = _sketch_around(settings, around, keys, values, tau)

@@ -1,0 +1,59 @@
+"""What is almost certainly a mistake, looked for at the first call of a function with arrays of these shapes."""
+
+from typing import Any
+
+import jax
+import jax.core
+import numpy as np
+
+from .names import as_kernel
+from .samples import is_visible, visible, warn
+
+OF_PAIRS = frozenset(  # results that mean nothing if the kernel is zero between different points
+    {
+        *("mmd_squared", "mmd_flow_velocity", "mmd_witness", "mmd_test", "mmd_estimate", "hsic"),
+        *("ksd_squared", "svgd_direction", "mean_shift", "kernel_herding"),
+    }
+)
+SETS = (("x", "y"), ("data",), ("particles",), ("points",))  # the points of such a function are the first that it has
+NUMBERS = 2**22  # that are looked through for NaN
+ROWS, LEAST = 64, 16  # points whose distances from all others are computed; fewer tell nothing
+PAIRS, PRODUCTS = 2**21, 2**25  # that are computed at most
+
+
+def look(function: str, points: dict[str, Any], others: dict[str, Any]) -> None:
+    """Warn of NaN in points, and of a τ by which the kernel is zero between all different points."""
+    arrays = {name: x for name, x in points.items() if isinstance(x, jax.Array | np.ndarray) and is_visible(x)}
+    found = {name: np.asarray(x) for name, x in arrays.items()}
+    for name, x in found.items():
+        if np.isnan(x[:: max(1, x.size // NUMBERS)]).any():
+            return warn(
+                f"`jaxgauss.{function}`: `{name}` should hold numbers; got NaN among them, {x.shape}, and their"
+                f" results will be NaN. Leave such points out: {name}[~np.isnan({name}).any(-1)]."
+            )
+    if function in OF_PAIRS:
+        names = next(x for x in SETS if x[0] in points)
+        for group, tau in zip(names, ("tau_x", "tau_y"), strict=False) if "tau_x" in others else ((names, "tau"),):
+            _look_at_pairs(function, [found[name] for name in group if name in found], tau, others)
+    return None
+
+
+def _look_at_pairs(function: str, arrays: list[np.ndarray], name: str, others: dict[str, Any]) -> None:
+    tau, kernel = visible(others[name]), as_kernel(function, others.get("kernel", "gauss"))
+    size = sum(x.size for x in arrays)
+    num = sum(len(x) for x in arrays)
+    rows = np.arange(min(ROWS, num, PAIRS // max(1, num), PRODUCTS // max(1, size)))
+    if tau is None or len(rows) < LEAST:
+        return
+    rows, x = rows * num // len(rows), np.concatenate(arrays).astype(np.float64)
+    with np.errstate(all="ignore"):
+        x -= x.mean(0)
+        norms = np.einsum("nd,nd->n", x, x)
+        squared = norms[rows, None] + norms[None] - 2 * (x[rows] @ x.T)
+        squared[np.arange(len(rows)), rows] = np.inf
+        if squared.min() * tau.min() > kernel.end("float32"):
+            warn(
+                f"`jaxgauss.{function}`: `{name}` should be 1/σ², and so large a one makes the kernel zero between all"
+                f" different points; got {name} {tau.min():.3g}, squared distances of about {np.median(squared):.3g}."
+                " jaxgauss.median_heuristic finds one."
+            )
