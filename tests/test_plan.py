@@ -16,6 +16,7 @@ from jaxgauss._engines import bridge
 from jaxgauss._engines import costs as models
 from jaxgauss._engines import plan as plans
 from jaxgauss._sums import checked
+from jaxgauss.sklearn import KernelDensity
 from torch_backend import devices, kernels
 
 HOPPER = devices.Card("a card", (9, 0), 91900)
@@ -253,6 +254,13 @@ def test_explain_counts_differences_of_all_pairs_in_few_dimensions(rng):
     assert kinked.milliseconds > 2 * smooth.milliseconds
 
 
+def test_explain_counts_passes_over_tiles(rng):
+    """A kernel without an exponential takes nearly as long as one with."""
+    x = some_points(rng, 3000, 16)
+    root, gauss = (explain(jaxgauss.kernel_sum, x, x, x[:, 0], 0.1, kernel=name) for name in ("imq", "gauss"))
+    assert gauss.milliseconds / 2 < root.milliseconds < 2 * gauss.milliseconds
+
+
 def test_explain_counts_what_repeats(rng):
     """Sums in a loop; one of unknown length is one step, and what is not used costs nothing."""
     x = some_points(rng, 1500, 4)
@@ -304,3 +312,7 @@ def test_explain_says_what_it_cannot_trace(rng):
         TypeError, match=r"`jaxgauss.explain`: the function must be .* JAX can trace; got <lambda>, which needs"
     ):
         explain(lambda x: float(x.sum()), x)
+    streams = [(jaxgauss.gauss_sum_streamed, x, [(x, x)]), (jaxgauss.mmd_estimate, [x], [x], 1.0)]
+    for function, *arguments in [*streams, (KernelDensity(1.0).fit, x)]:
+        with pytest.raises(TypeError, match=r"`jaxgauss.explain`: .* Explain what it calls: of a stream the"):
+            explain(function, *arguments)

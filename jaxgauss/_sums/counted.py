@@ -13,12 +13,12 @@ import numpy as np
 
 from .._engines.bridge import card
 from .._engines.costs import Cost, cpu_costs, cuda_costs
-from .._engines.few_dimensions import Sizes, estimated
+from .._engines.few_dimensions import OF_SIGNS, Sizes, estimated
 from .._engines.marks import marks_of
 from .._engines.plan import time_of_waves_on_cuda
 
-# `pair` is the time of so many operations, functions, or passes of a product over the numbers of a tile; a root takes as
-# long as a pass. It is that of two products, and an exponential: one function, or half of the operations.
+# `pair` is the time of so many operations, functions, or passes of a product over the numbers of a tile; a root takes
+# as long as a pass. It is that of two products, and an exponential: one function, or half of the operations.
 OPERATIONS, FUNCTIONS, PASSES = 48, 2, 4
 ROOTS = {"sqrt", "rsqrt"}
 POSITION, PLACE = 20.0, 2.0  # nanoseconds of a number that is sorted, and of one that is gathered or scattered
@@ -150,7 +150,11 @@ class Counter:
         if self.platform == "cuda":
             points = given.queries + given.keys
             return "fourier", int(sides) * 1e6 * time_of_waves_on_cuda(points, given.dim, given.channels, int(most))
-        blocks = [float(most)] * given.dim if self.blocks is None else [*map(float, self.blocks)]
+        if not given.queries:  # coefficients alone: of known blocks, two channels at a time, without those of |v|
+            time = estimated(precision, given, [float(most)] * given.dim)[0] / (2 * OF_SIGNS)
+            return "fourier", int(sides) * float(time)
+        blocks = [int(most) / (given.dim + 1) ** (1 / given.dim)] * given.dim  # as many as on average from 0 to most
+        blocks = blocks if self.blocks is None else [*map(float, self.blocks)]
         return "fourier", int(sides) * float(estimated(precision, given, blocks)[0])
 
     def _of_attention(self, row: str, pairs: str, columns: str, passes: str) -> tuple[str, float]:
