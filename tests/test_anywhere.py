@@ -30,7 +30,7 @@ from jaxgauss._checks.names import as_kernel
 from jaxgauss._engines import anywhere, means
 from jaxgauss._engines.anywhere import leaf_order
 from jaxgauss._kernels.kernels import KERNELS
-from jaxgauss._methods import leave_one_out
+from jaxgauss._methods import over_others
 from oracle import with_gradients
 
 POWER = Kernel(lambda u: -(u**0.75), "power", conditional=True)  # of the generalized energy distance of exponent 1.5
@@ -352,8 +352,8 @@ def test_logarithms_of_clusters_of_which_one_counts(rng, case):
 
 @pytest.mark.parametrize("dim", [2, 17])
 def test_leaving_one_out(rng, monkeypatch, dim):
-    """Of regressions: what groups of points tell is put together by weights that are exponentials of any size."""
-    monkeypatch.setattr(leave_one_out, "GROUP", 60)
+    """Of regressions: exponents of any size are relative to that of the nearest, which may be nearly all of a mean."""
+    monkeypatch.setattr(over_others, "PAIRS", 60 * 150)
     num, t = 150, 1 / dim
 
     @jax.jit
@@ -378,6 +378,22 @@ def test_leaving_one_out(rng, monkeypatch, dim):
         w, size, lengths = w + w.T, size + size.T, np.sqrt(squares)
         assert error(ours_at[1][0], t * (w[..., None] * apart).sum(1), t * (size * lengths).sum(1)) < 2e-5
         assert error(ours_at[1][2], -(w * squares).sum() / 4, (size * squares).sum() / 4) < 2e-5
+
+
+def test_leaving_one_out_by_all_candidates(rng):
+    """Also those for which the nearest point is nearly all of a mean: its part of a gradient hides no other term."""
+    x = rng.normal(size=(200, 3)).astype(np.float32)
+    x[0] += 1000
+    v, taus = np.sin(2 * x[:, :2]), np.geomspace(0.1, 1e4, 25).astype(np.float32)
+
+    def dense(x, v):
+        u = taus.astype(x.dtype)[:, None, None] * jnp.square(x[:, None] - x[None]).sum(-1)[None]
+        p = jax.nn.softmax(jnp.where(jnp.eye(200, dtype=bool)[None], -jnp.inf, -u / 2), -1)
+        return -jnp.square(v[None] - p @ v).sum(-1).mean(-1).sum()
+
+    found = jax.grad(lambda *z: leave_one_out_tau(z[0], taus, values=z[1]).scores.sum(), (0, 1))(x, v)
+    expected = jax.grad(dense, (0, 1))(np.float64(x), np.float64(v))
+    assert all(error(a, b, jnp.abs(b).max()) < 2e-6 for a, b in zip(found, expected, strict=True))
 
 
 def test_energy_distance_of_points_of_any_size(rng):

@@ -11,7 +11,7 @@ from test_anywhere import cloud, error
 
 from jaxgauss import kde_logpdf, kde_score, kernel_mean, leave_one_out_tau, log_gauss_sum, mean_shift
 from jaxgauss._kernels.kernels import KERNELS
-from jaxgauss._methods import leave_one_out
+from jaxgauss._methods import over_others
 from oracle import assert_close, attention_calls, relative_error
 
 
@@ -180,10 +180,11 @@ def test_wrong_arguments_are_named():
             kernel_mean(**{"queries": x, "keys": x, "values": x, **change})
 
 
-@pytest.mark.parametrize("group", [1024, 37])
-@pytest.mark.parametrize("kernel", ["gauss", "imq"])
-def test_leaving_one_out_of_a_regression(rng, monkeypatch, group, kernel):
-    monkeypatch.setattr(leave_one_out, "GROUP", group)
+@pytest.mark.parametrize("kernel, by_groups", [(x, y) for x in ("gauss", "imq") for y in (False, True)])
+def test_leaving_one_out_of_a_regression(rng, monkeypatch, kernel, by_groups):
+    monkeypatch.setattr(over_others, "has_cuda", lambda: by_groups)
+    monkeypatch.setattr(over_others, "PAIRS", 90 * 37)
+    monkeypatch.setattr(over_others, "GROUP", 37)
     x, w, taus = rng.uniform(size=(90, 2)), rng.uniform(size=90), np.array([1.0, 30.0, 3000.0])
     x[0] += 50  # alone: nothing else is left of a sum that it was subtracted from
     y = np.stack([np.sin(5 * x[:, 0]), x[:, 1]], -1) + 0.1 * rng.normal(size=(90, 2))

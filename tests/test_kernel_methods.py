@@ -366,17 +366,18 @@ def test_median_heuristic(rng):
 
 
 @pytest.mark.parametrize(
-    "kernel, log_kappa, group, num",
+    "kernel, log_kappa, by_groups, num",
     [
-        ("gauss", lambda u: -u / 2, 1024, 20),
-        ("gauss", lambda u: -u / 2, 6, 22),  # of a shape that no other test compiles for
-        ("matern32", lambda u: np.log1p(np.sqrt(3 * u)) - np.sqrt(3 * u), 1024, 20),
+        ("gauss", lambda u: -u / 2, False, 20),
+        ("gauss", lambda u: -u / 2, True, 22),  # of a shape that no other test compiles for
+        ("matern32", lambda u: np.log1p(np.sqrt(3 * u)) - np.sqrt(3 * u), False, 20),
     ],
 )
-def test_leave_one_out(rng, monkeypatch, kernel, log_kappa, group, num):
+def test_leave_one_out(rng, monkeypatch, kernel, log_kappa, by_groups, num):
     points, w, taus = rng.normal(size=(num, 2)), rng.uniform(size=num), np.asarray([0.3, 3.0, 1000.0])
     points[0] += 30  # alone: its density must not be lost in rounding
-    monkeypatch.setattr("jaxgauss._methods.leave_one_out.GROUP", group)
+    monkeypatch.setattr("jaxgauss._methods.over_others.GROUP", 6)
+    monkeypatch.setattr("jaxgauss._methods.over_others.has_cuda", lambda: by_groups)
     search = leave_one_out_tau(points, taus, kernel=kernel, weights=w)
     others, w = ~np.eye(num, dtype=bool), w / w.sum()
     squared, expected = np.square(points[:, None] - points).sum(-1), []

@@ -9,7 +9,7 @@ import jax
 import pytest
 
 from jaxgauss import leave_one_out_tau, mmd_squared
-from jaxgauss._methods import leave_one_out
+from jaxgauss._methods import over_others
 
 SCRIPT = """
 import sys
@@ -87,9 +87,11 @@ def test_the_way_out_takes_little_memory():
     assert step.lower(x, x).compile().memory_analysis().temp_size_in_bytes < 32 * 2**20
 
 
-def test_gradients_of_a_search_hold_one_group(monkeypatch):
-    """Not the differences of coordinates of every group, N · GROUP · D numbers."""
-    monkeypatch.setattr(leave_one_out, "GROUP", 128)
+@pytest.mark.parametrize("by_groups, limit", [(False, 1024**2 * 8), (True, 1024 * 128 * 64 * 4)])
+def test_gradients_of_a_search_hold_some_rows(monkeypatch, by_groups, limit):
+    """Not all pairs; nor the differences of coordinates of every group, N · GROUP · D numbers."""
+    monkeypatch.setattr(over_others, "GROUP", 128)
+    monkeypatch.setattr(over_others, "has_cuda", lambda: by_groups)
     shapes = jax.ShapeDtypeStruct((1024, 64), "float32"), jax.ShapeDtypeStruct((2,), "float32")
     step = jax.jit(jax.grad(lambda x, taus: leave_one_out_tau(x, taus).scores.sum()))
-    assert step.lower(*shapes).compile().memory_analysis().temp_size_in_bytes < 1024 * 128 * 64 * 4
+    assert step.lower(*shapes).compile().memory_analysis().temp_size_in_bytes < limit

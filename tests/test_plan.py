@@ -16,6 +16,7 @@ from jaxgauss._engines import bridge
 from jaxgauss._engines import costs as models
 from jaxgauss._engines import plan as plans
 from jaxgauss._sums import checked
+from jaxgauss.sklearn import KernelDensity
 from torch_backend import devices, kernels
 
 HOPPER = devices.Card("a card", (9, 0), 91900)
@@ -304,3 +305,7 @@ def test_explain_says_what_it_cannot_trace(rng):
         TypeError, match=r"`jaxgauss.explain`: the function must be .* JAX can trace; got <lambda>, which needs"
     ):
         explain(lambda x: float(x.sum()), x)
+    streams = [(jaxgauss.gauss_sum_streamed, x, [(x, x)]), (jaxgauss.mmd_estimate, [x], [x], 1.0)]
+    for function, *arguments in [*streams, (KernelDensity(1.0).fit, x)]:
+        with pytest.raises(TypeError, match=r"`jaxgauss.explain`: .* Explain what it calls: of a stream the"):
+            explain(function, *arguments)

@@ -15,6 +15,10 @@ TAU_RANGE = (1e-37, 1e38)  # normal in float32 and float64
 FLOATING = frozenset(jnp.dtype(name) for name in DTYPES)
 
 
+class Traced(TypeError):
+    """A function that must see values was traced."""
+
+
 def check_tolerance(function: str, method: str, tolerance: Any) -> None:
     """Raise unless the tolerance is a number between 0 and 1, and the method is "fourier"."""
     if tolerance is None:

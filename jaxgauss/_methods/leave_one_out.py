@@ -14,7 +14,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from .._arrays.devices import expected_platform, replicated
-from .._arrays.points import LOG_ZERO, dot
+from .._arrays.points import LOG_ZERO
 from .._checks.given import public
 from .._checks.operands import floating_dtype
 from .._checks.samples import check_kernel, check_samples, check_signs, visible
@@ -22,17 +22,15 @@ from .._checks.settings import MeshOptions, Options, Points, Settings, Values, W
 from .._kernels.kernels import GAUSS, Kernel
 from .._sums.checked import reverse_only
 from .._sums.display import progress_bar, refuse_progress_in_a_trace, short_repr
-from .._sums.in_float64 import with_all_digits
-from .._sums.kernel_mean import as_logs, means_over_mesh
 from .._sums.log_gauss_sum import log_gauss_sum
 from .kde import check_integral, log_factor, log_or_zero
+from .over_others import over_others
 from .weights import normalized
 
 MANY = 4096  # points from which a sum over all of them, one's own term included, is taken in few dimensions
 HIDDEN = 1e-5  # the share of others in such a sum that leaves too few digits
 NEAREST, NUMBERS = 32, 2**22  # neighbours of a point whose own term hides them; terms of rows at a time
 DIMENSIONS = (1, 2, 3)
-GROUP = 1024  # points in a group: a dense matrix sums each group, without its diagonal
 
 
 class BandwidthSearch(NamedTuple):
@@ -66,8 +64,8 @@ def leave_one_out_tau(
 
     The score of τ is the mean of log p_{-i}(x_i), where p_{-i} is the density estimate from all points but x_i; or,
     with values, the mean of -‖v_i - m_{-i}(x_i)‖², where m_{-i} is the `kernel_mean` of the others. Isolated
-    points keep their accuracy. O(T N² D) operations and O(N (D + T)) memory; on a CPU, outside of transformations,
-    O(T N) operations for densities of many points in D ≤ 3 dimensions.
+    points keep their accuracy. O(N² (D + T)) operations, on CUDA O(T N² D), and O(N (D + T)) memory; on a CPU, outside
+    of transformations, O(T N) operations for densities of many points in D ≤ 3 dimensions.
 
     Args:
         points: x, (N, D), N ≥ 2.
@@ -155,12 +153,12 @@ def _search(settings: Settings, points, taus, weights, values) -> BandwidthSearc
     operands = replicated(x, jnp.asarray(taus, x.dtype), normalized(settings, weights, x))
     x, taus, w = reverse_only(settings.function, *operands)
     if values is None:
-        logs, _ = _over_others(settings, x, log_or_zero(w), taus, None)  # (T, N)
+        logs, _ = over_others(settings, x, log_or_zero(w), taus, None)  # (T, N)
         others = jnp.log1p(-jnp.minimum(w, 1 - jnp.finfo(w.dtype).eps))
         each = logs + log_factor(settings.kernel, taus, x.shape[1])[:, None] - others[None]
     else:
         (v,) = reverse_only(settings.function, *replicated(jnp.asarray(values, x.dtype).reshape(len(x), -1)))
-        means: Any = _over_others(settings, x, log_or_zero(w), taus, v)[1]  # (T, N, C)
+        means: Any = over_others(settings, x, log_or_zero(w), taus, v)[1]  # (T, N, C)
         each = -jnp.square(v[None] - means).sum(-1)
     scores = (w[None] * each).sum(-1)
     return BandwidthSearch(taus[scores.argmax()], taus, scores)
@@ -243,57 +241,3 @@ def _candidates(settings: Settings, points) -> Array:
     variance = x.var(0).mean()
     variance = jnp.where(variance > 1e-30, variance, 1)  # if all points are equal, any finite bandwidth will do
     return len(x) ** (2 / (x.shape[1] + 4)) / variance * 2 ** jnp.linspace(-4, 12, 25, dtype=x.dtype)
-
-
-def _over_others(settings: Settings, *operands: Any) -> tuple[Array, Array | None]:
-    """`_sums_over_others`, in float64 on a CPU, which takes half as long again.
-
-    Sums of groups are joined by exponentials of differences of logarithms, which float32 cannot hold for far points.
-    """
-    if not settings.automatic:
-        return _sums_over_others(settings, *operands)
-    return with_all_digits(settings, _sums_over_others, *operands)
-
-
-def _sums_over_others(
-    settings: Settings, points: Array, log_weights: Array, taus: Array, values: Array | None
-) -> tuple[Array, Array | None]:
-    """log Σ_{j ≠ i} w_j Φ(x_i, x_j), (T, N), and the means of the values if given, (T, N, C)."""
-    settings = replace(settings, dtype=points.dtype.name)
-    num, dim = points.shape
-    num_groups = -(-num // GROUP)
-    size = -(-num // num_groups)
-    padding = (0, num_groups * size - num)
-    x = jnp.pad(points, (padding, (0, 0)), mode="edge").reshape(num_groups, size, dim)  # padding adds no far points
-    w = jnp.pad(log_weights, padding, constant_values=LOG_ZERO).reshape(num_groups, size)
-    v = None if values is None else jnp.pad(values, (padding, (0, 0))).reshape(num_groups, size, -1)
-
-    def within(group: tuple[Array, Array, Array | None]) -> tuple[Array, Array | None]:  # (T, size), (T, size, C)
-        x, w, v = group
-        squared = jnp.square(x[:, None] - x[None]).sum(-1)
-        themselves = jnp.where(jnp.eye(size, dtype=bool), LOG_ZERO, 0)
-
-        @jax.checkpoint
-        def of_tau(tau: Array) -> tuple[Array, Array | None]:
-            logits = settings.kernel.log(tau * squared) + w[None] + themselves
-            return jax.nn.logsumexp(logits, -1), None if v is None else dot(jax.nn.softmax(logits, -1), v)
-
-        return lax.map(of_tau, taus)
-
-    def add(found: tuple[Array, Array | None], turn: Array):
-        logs, means = found
-        others = jnp.roll(x, turn, 0), jnp.roll(w, turn, 0)
-        if v is None or means is None:
-            more = log_gauss_sum(x, *others, taus[:, None], kernel=settings.kernel, **settings.options)
-            return (jnp.logaddexp(logs, jnp.maximum(more, LOG_ZERO)), None), None
-        theirs, more = means_over_mesh(as_logs(settings), x, others[0], jnp.roll(v, turn, 0), others[1], taus[:, None])
-        total = jnp.logaddexp(logs, more[..., 0])
-        means = means * jnp.exp(logs - total)[..., None] + theirs * jnp.exp(more - total[..., None])
-        return (total, means), None
-
-    found = jax.tree.map(
-        lambda z: jnp.moveaxis(z, 0, 1), lax.map(jax.checkpoint(within), (x, w, v))
-    )  # (T, groups, size, …)
-    if num_groups > 1:
-        found = lax.scan(jax.checkpoint(add), found, jnp.arange(1, num_groups))[0]
-    return jax.tree.map(lambda z: z.reshape(len(taus), -1, *z.shape[3:])[:, :num], found)

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float
 
 from .._arrays.points import padded_number
 from .._checks.given import as_array, public, will_be_rounded
-from .._checks.operands import floating_dtype
+from .._checks.operands import Traced, floating_dtype
 from .._checks.samples import check_estimator, check_kernel, check_samples
 from .._checks.settings import MeshOptions, Options, Points, Settings, Taus, working_dtype
 from .._kernels.kernels import Kernel
@@ -247,7 +247,7 @@ def _divided(points: Points, milliseconds: float) -> list[Points]:
 
 def _refuse_tracers(*arrays: Any) -> None:
     if any(isinstance(x, jax.core.Tracer) for x in arrays):
-        raise TypeError(
+        raise Traced(
             f"{WHERE}: `x`, `y` and `tau` must be known outside of transformations such as jit or vmap if there are"
             " chunks; got a tracer. Pass arrays."
         )

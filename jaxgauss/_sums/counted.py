@@ -1,7 +1,7 @@
 """The time of a program, counted from its operations: products, and what is computed of each pair of points.
 
-XLA takes `column` nanoseconds for each term of a product, and `pair` for an exponential: see `costs`. What it does to
-each number of a tile takes a share of `pair`. Waves and attention kernels have costs of their own.
+XLA takes `column` nanoseconds for each term of a product: see `costs`. What it does to each number of a tile takes a
+share of `pair`. Waves and attention kernels have costs of their own.
 """
 
 import math
@@ -13,11 +13,14 @@ import numpy as np
 
 from .._engines.bridge import card
 from .._engines.costs import Cost, cpu_costs, cuda_costs
-from .._engines.few_dimensions import Sizes, estimated
+from .._engines.few_dimensions import OF_SIGNS, Sizes, estimated
 from .._engines.marks import marks_of
 from .._engines.plan import time_of_waves_on_cuda
 
-OPERATIONS = 24  # on every number of a tile, of which `pair` is the time: those of `exponential`
+# `pair` is the time of so many operations, functions, or passes of a product over the numbers of a tile; a root takes
+# as long as a pass. It is that of two products, and an exponential: one function, or half of the operations.
+OPERATIONS, FUNCTIONS, PASSES = 48, 2, 4
+ROOTS = {"sqrt", "rsqrt"}
 POSITION, PLACE = 20.0, 2.0  # nanoseconds of a number that is sorted, and of one that is gathered or scattered
 TRANSCENDENTAL = {"exp", "exp2", "expm1", "log", "log1p", "pow", "sin", "cos", "tanh", "logistic", "erf", "lgamma"}
 FREE = {"broadcast_in_dim", "reshape", "squeeze", "transpose", "slice", "convert_element_type", "iota", "copy", "pvary"}
@@ -129,7 +132,8 @@ class Counter:
         cost: Cost = self.of.get("float64" if is_double else "float32", self.of["float32"])
         if name == "dot_general":
             (contracted, _), _ = params["dimension_numbers"]
-            return cost.column * sizes[-1] * math.prod(equation.invars[0].aval.shape[i] for i in contracted)
+            terms = sizes[-1] * math.prod(equation.invars[0].aval.shape[i] for i in contracted)
+            return cost.column * terms + cost.pair * max(sizes) / PASSES
         if name in FREE:
             return 0.0
         if name in ("sort", "top_k"):
@@ -137,7 +141,8 @@ class Counter:
         if name.startswith(("gather", "scatter", "dynamic")):  # what is written elsewhere stays where it is
             written = {"gather": -1, "dynamic_slice": -1, "dynamic_update_slice": 1}.get(name, 2)
             return PLACE * sizes[written]
-        return cost.pair * max(sizes, default=0) / (1 if name in TRANSCENDENTAL else OPERATIONS)
+        share = FUNCTIONS if name in TRANSCENDENTAL else PASSES if name in ROOTS else OPERATIONS
+        return cost.pair * max(sizes, default=0) / share
 
     def _of_waves(self, precision: str, most: str, sides: str, *sizes: str) -> tuple[str, float]:
         *numbers, pulls = sizes
@@ -145,7 +150,11 @@ class Counter:
         if self.platform == "cuda":
             points = given.queries + given.keys
             return "fourier", int(sides) * 1e6 * time_of_waves_on_cuda(points, given.dim, given.channels, int(most))
-        blocks = [float(most)] * given.dim if self.blocks is None else [*map(float, self.blocks)]
+        if not given.queries:  # coefficients alone: of known blocks, two channels at a time, without those of |v|
+            time = estimated(precision, given, [float(most)] * given.dim)[0] / (2 * OF_SIGNS)
+            return "fourier", int(sides) * float(time)
+        blocks = [int(most) / (given.dim + 1) ** (1 / given.dim)] * given.dim  # as many as on average from 0 to most
+        blocks = blocks if self.blocks is None else [*map(float, self.blocks)]
         return "fourier", int(sides) * float(estimated(precision, given, blocks)[0])
 
     def _of_attention(self, row: str, pairs: str, columns: str, passes: str) -> tuple[str, float]:

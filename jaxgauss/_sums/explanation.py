@@ -10,6 +10,7 @@ import numpy as np
 from jaxtyping import Array
 
 from .._arrays.devices import expected_platform
+from .._checks.operands import Traced
 from .._checks.settings import Settings, working_dtype
 from .._engines.marks import noting
 from .._engines.nodes import blocks_of, tolerance_of
@@ -21,6 +22,7 @@ FROM_PYTHON = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
+    Traced,
 )
 
 
@@ -88,7 +90,10 @@ def explained(function: Callable[..., Any], /, *arguments: Any, **options: Any) 
     def call(*arrays: Array) -> Any:
         given = iter(arrays)
         args, kwargs = tree.unflatten([next(given) if isinstance(x, jax.ShapeDtypeStruct) else x for x in leaves])
-        return [x for x in jax.tree.leaves(function(*args, **kwargs)) if isinstance(x, jax.Array)]
+        result = function(*args, **kwargs)
+        if result is getattr(function, "__self__", function):
+            raise Traced(f"it returns its {type(result).__name__}")
+        return [x for x in jax.tree.leaves(result) if isinstance(x, jax.Array)]
 
     with noting() as noted:
         try:
@@ -96,7 +101,8 @@ def explained(function: Callable[..., Any], /, *arguments: Any, **options: Any) 
         except FROM_PYTHON as error:
             raise TypeError(
                 f"`jaxgauss.explain`: the function must be one that JAX can trace; got {name}, which needs the values"
-                " of results. Explain a part of it."
+                " of results. Explain what it calls: of a stream the sum of one chunk, of an estimator `kde_logpdf`,"
+                " `kernel_mean` or another function."
             ) from error
     counter = Counter(expected_platform(*leaves), *_shown(**noted))
     found, parts = counter(program), []

@@ -20,7 +20,7 @@ from .._arrays.compensated import compensated, two_sum
 from .._calls import also_called
 from .._checks.given import about, center_of, public, sampled, will_be_rounded
 from .._checks.names import as_kernel, check_names
-from .._checks.operands import as_operand, check_tolerance
+from .._checks.operands import Traced, as_operand, check_tolerance
 from .._checks.settings import Keys, Queries, Settings, Sums, Tau, Values, matmul_precision, methods_of, working_dtype
 from .._engines.plan import warn_once
 from .._kernels.kernels import GAUSS, Kernel
@@ -250,7 +250,7 @@ def _bar(progress: bool, chunks: Any, num_chunks: int) -> contextlib.AbstractCon
 
 def _refuse_tracers(*arrays: Any) -> None:
     if any(isinstance(x, jax.core.Tracer) for x in arrays):
-        raise TypeError(
+        raise Traced(
             f"{WHERE}: `queries`, `chunks` and `tau` must be known outside of transformations such as jit or grad; got"
             " a tracer. Use `gauss_sum`, or `gauss_sum_sharded` over several devices."
         )
