@@ -224,7 +224,7 @@ def test_half_precision(rng, name):
 CALLS = {  # attention calls, each with everything that can be asked for from it
     "mmd_squared": (mmd_squared, 2),
     "gradient of mmd_squared": (jax.value_and_grad(mmd_squared), 2),
-    "gradient of both": (jax.value_and_grad(mmd_squared, (0, 1, 2)), 2),
+    "gradient of both": (jax.value_and_grad(mmd_squared, (0, 1, 2)), 1),
     "y_norm_squared": (jax.value_and_grad(functools.partial(mmd_squared, y_norm_squared=0.3)), 1),
     "embedding_norm_squared": (jax.value_and_grad(lambda x, y, tau, **o: embedding_norm_squared(x, tau, **o)), 1),
     "mmd_witness": (lambda x, y, tau, **o: mmd_witness(x, x, y, tau, **o), 1),

@@ -31,7 +31,7 @@ LEAF = {True: 256, False: 64}  # points of a leaf, in few dimensions and in many
 ROWS = 4096  # queries of a tile of products
 # Keys of a tile: few enough to lie about one center; half of that for more channels than the cache holds.
 COLUMNS, MANY = {True: 512, False: 256}, 96
-WORTH = {True: 0.25, False: 0}  # share of a tile's pairs of leaves above which a product takes less time
+WORTH = {True: 0.4, False: 0}  # share of a tile's pairs of leaves above which a product takes less time
 CHUNK = {True: 2**18, False: 2**16}  # pairs of points whose differences are formed at a time
 LANES = 8  # the size of a leaf is a multiple of this, unless it is smaller
 # M N D up to which pulls, and sums, of points that lie anywhere take less time from differences than by sorting. A

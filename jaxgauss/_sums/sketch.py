@@ -12,6 +12,7 @@ import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from .._arrays.compensated import compensated, two_sum
@@ -43,8 +44,8 @@ class Frame(NamedTuple):
     tolerance: Float[Array | np.ndarray, ""]
 
     def nodes(self, coefficients: Float[Array, "c ..."]) -> Nodes:
-        """The nodes of coefficients in the layout of a sketch."""
-        lower, upper, scale, tolerance = map(jnp.asarray, self)
+        """The nodes of coefficients in the layout of a sketch; rounded alike in every program, even where known."""
+        lower, upper, scale, tolerance = lax.optimization_barrier(tuple(map(jnp.asarray, self)))
         most, extent = coefficients.shape[1] // (2 * WAVES[len(lower)]), upper - lower
         return nodes(most, lower + extent / 2, extent, scale, tolerance, at_once=has_cuda())[0]
 
