@@ -1,5 +1,7 @@
 """Whether points are near is seen outside of `jit`, so that only what they need is compiled; and what is left out."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,8 +13,9 @@ from jaxgauss._checks.settings import Settings
 from jaxgauss._engines.examined import examined
 from jaxgauss._engines.near import within
 from jaxgauss._engines.plan import NEAR, STRICTER
-from jaxgauss._kernels.kernels import GAUSS
+from jaxgauss._kernels.kernels import GAUSS, KERNELS
 from jaxgauss._sums import gauss_sum as module
+from jaxgauss._sums import means_of_any
 
 METHODS = {
     "gauss_sum": lambda x, y: gauss_sum(x, y, y),
@@ -53,6 +56,18 @@ def test_slopes_are_seen_to_have_their_digits(rng):
         assert seen[-1] == bool(within(NEAR["float32"], x, y, jnp.float32(1), GAUSS.slope, v[:, None]))
         if examined(Settings(), (1.0, 4.0), (y[:, :1], y[:, 1:]), pulls=True).near:
             assert within(NEAR["float32"], y, y, jnp.float32([1, 4, 4]), GAUSS.slope)
+    assert set(seen) == {True, False}
+
+
+@pytest.mark.parametrize("kernel", ["imq", "matern12"])
+def test_logarithms_of_other_kernels_see_what_the_program_decides(rng, kernel):
+    settings, seen = Settings(kernel=KERNELS[kernel], dtype="float32"), []
+    ones, decided = np.ones((400, 1), np.float32), jax.jit(partial(means_of_any._are_near, settings))
+    for _ in range(40):
+        x = cloud(rng, 600, 3)
+        tau = np.float32(10 ** rng.uniform(-2, 4) / max(np.square(x - x[0]).sum(-1).mean(), 1e-6))
+        seen.append(examined(settings, tau, x[:200], x[200:], ones, pulls=True, logs=True).near)
+        assert seen[-1] == bool(decided(x[:200], x[200:], tau, np.log(ones)))
     assert set(seen) == {True, False}
 
 

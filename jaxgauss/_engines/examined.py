@@ -48,7 +48,8 @@ def examined(
     examined for "fourier" alone, see `with_blocks`.
     """
     small = settings.method != "fourier" and not isinstance(queries, tuple) and are_few(queries, keys)
-    if settings.method == "differences" or settings.kernel.kinked or small:
+    is_gauss, kinked = settings.kernel == GAUSS, settings.kernel.kinked
+    if settings.method == "differences" or (kinked and not logs) or small:
         return settings
     given = tau, queries, keys, values
     primals: Any = jax.tree.map(_differentiated, given)
@@ -57,7 +58,7 @@ def examined(
         return settings
     if (platform := expected_platform(*arrays)) != "cpu":
         return with_blocks(settings, *primals[:3]) if platform == "cuda" and settings.method == "fourier" else settings
-    pulls = pulls or is_differentiated(*given)
+    pulls = not kinked and (pulls or is_differentiated(*given))
     if second_order is None:
         second_order = settings.forward_mode or is_differentiated(tau)
     tau, queries, keys, values = primals
@@ -70,8 +71,9 @@ def examined(
     keys = queries if keys is None else _as_one(keys)
     if are_few(queries, keys):
         return settings
-    is_same = settings.kernel == GAUSS and settings.mesh is None and queries.ndim == keys.ndim == 2
-    strictly = STRICTER if second_order and is_same and not logs else 1
+    is_same = (is_gauss or logs) and settings.mesh is None and queries.ndim == keys.ndim == 2
+    strict = (second_order and not logs) if is_gauss else (logs and not kinked)
+    strictly = STRICTER if is_same and strict else 1
     limit, seen = NEAR[working_dtype(settings.dtype).name] / strictly, math.inf
     sure_near = 1 if is_same else SURE
     sure_far, sure_apart = (1, 1) if is_same and not each else (SURE, SURE_APART)
