@@ -28,7 +28,7 @@ from jaxgauss import (
 )
 from jaxgauss._checks.names import as_kernel
 from jaxgauss._engines import anywhere, means
-from jaxgauss._engines.anywhere import leaf_order
+from jaxgauss._engines.leaves import leaf_order
 from jaxgauss._kernels.kernels import KERNELS
 from jaxgauss._methods import over_others
 from oracle import with_gradients

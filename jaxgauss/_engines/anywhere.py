@@ -14,14 +14,14 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxlib.version import __version_info__ as JAXLIB
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from .._arrays.devices import vary_like
-from .._arrays.points import as_rows
 from .._arrays.shapes import are_known
 from .._kernels.kernels import Kernel
+from .leaves import in_leaves, in_place, leaf_order, padded_rows, ranges_of, squared_gaps
 from .marks import mark
-from .pairs import both_by_differences, by_differences, subtractable, with_rank, zeros_of
+from .pairs import both_by_differences, by_differences, subtractable, zeros_of
 from .plan import Plan
 from .products import about_center, distances, known_by_norms, known_by_product, masked, middles, sums_by_moments
 from .wanted import NOTHING, Channels, Columns, Rows, Sums, Wanted
@@ -33,12 +33,9 @@ ROWS = 4096  # queries of a tile of products
 COLUMNS, MANY = {True: 512, False: 256}, 96
 WORTH = {True: 0.4, False: 0}  # share of a tile's pairs of leaves above which a product takes less time
 CHUNK = {True: 2**18, False: 2**16}  # pairs of points whose differences are formed at a time
-LANES = 8  # the size of a leaf is a multiple of this, unless it is smaller
 # M N D up to which pulls, and sums, of points that lie anywhere take less time from differences than by sorting. A
 # branch that sorts costs time even where it is not taken: XLA takes 0.1 µs a call for each of its hundreds of buffers.
 FEW = {True: 2**18, False: 2**22 if JAXLIB >= (0, 12) else 2**20}
-INT_MAX = 2**31 - 1
-WAYS = 3  # levels of halving for each sort
 
 
 def sorts(chosen: Plan, *sizes: int, pulls: bool = True) -> bool:
@@ -104,16 +101,6 @@ def _order(wanted: Wanted, scale: Array, points: Array) -> Array:
     return leaf_order(lax.stop_gradient(scale * points), LEAF[few], in_order=not compact)
 
 
-def in_place(found: Any, order: Array, num: int) -> Any:
-    """The rows of leaves in the original order of the points, without padding."""
-
-    def placed(x: Array) -> Array:
-        empty = jnp.zeros((num, x.shape[-1]), x.dtype)
-        return empty.at[order.ravel()].set(as_rows(x), mode="drop", unique_indices=True)
-
-    return jax.tree.map(placed, found)
-
-
 def _in_groups(leaves: Any, points: int) -> Any:
     """(leaves, size, …) -> (groups, leaves, size, …); a group has a power of two leaves and at most `points` points."""
 
@@ -124,14 +111,9 @@ def _in_groups(leaves: Any, points: int) -> Any:
     return jax.tree.map(grouped, leaves)
 
 
-def in_leaves(x: Array, order: Array, fill: float | None = 0.0) -> Array:
-    """Rows in the order of leaves, (leaves, size, W); padding is `fill`, or copies of the last row if that is None."""
-    return _padded(x, order.size, fill)[order]
-
-
 def _with_weights(points: Array, order: Array, *weights: Array) -> Array:
     """Points and weights side by side, in the order of leaves; those that pad a leaf have no weights."""
-    columns = _padded(points, order.size), *(_padded(x, order.size, 0) for x in weights)
+    columns = padded_rows(points, order.size), *(padded_rows(x, order.size, 0) for x in weights)
     return jnp.concatenate(columns, 1)[order]
 
 
@@ -239,55 +221,3 @@ def _add_differences(
     start = vary_like(jnp.zeros((), "int32"), flags)
     with mark("steps", size / each if few else 1):  # in few dimensions products are seldom accurate enough
         return lax.while_loop(lambda state: state[0] < number, add, (start, total))[1]
-
-
-def ranges_of(leaves: Float[Array, "leaves size d"]) -> tuple[Float[Array, "leaves d"], Float[Array, "leaves d"]]:
-    """The least and the largest coordinates of the points of each leaf."""
-    return leaves.min(1), leaves.max(1)
-
-
-def squared_gaps(scale: Array, a: tuple[Array, Array], b: tuple[Array, Array]) -> Float[Array, "r c"]:
-    """A lower bound of u between the points of two leaves, for every pair of leaves; from their `ranges_of`."""
-    gaps = jnp.maximum(a[0][:, None] - b[1][None], b[0][None] - a[1][:, None])
-    return _squares(scale, jnp.maximum(gaps, 0))
-
-
-def _squares(scale: Array, differences: Float[Array, "*shape d"]) -> Float[Array, "*shape"]:
-    return jnp.square(differences * with_rank(scale, differences)).sum(-1)
-
-
-def leaf_order(points: Float[Array, "n d"], largest: int, in_order: bool = False) -> Int[Array, "leaves size"]:
-    """Indices of the points of each leaf, unsorted if `in_order`; indices from N on stand for copies of the last point.
-
-    Each round sorts every segment by its widest coordinate and cuts it into eight. Coordinate and position are one
-    integer of 64 bits: an array of these sorts five times as fast as two arrays.
-    """
-    num = points.shape[0]
-    levels = max(0, (-(-num // largest) - 1).bit_length())
-    size = -(-num // 2**levels)
-    size = size if size < LANES else -(-size // LANES) * LANES
-    order = jnp.arange(size << levels, dtype="int32")[None]
-    if in_order:
-        return order.reshape(-1, size)
-    points = _padded(jnp.where(jnp.isfinite(points), points, 0).astype("float32"), order.size)
-    for level in range(0, levels, WAYS):
-        segments = points[order] if level else points[None]  # (segments, each, D)
-        widest = lax.argmax(segments.max(1) - segments.min(1), 1, "int32")
-        first = _sorted_positions(jnp.take_along_axis(segments, widest[:, None, None], 2)[..., 0])
-        order = jnp.take_along_axis(order, first, 1).reshape(len(order) << min(WAYS, levels - level), -1)
-    return order
-
-
-def _padded(x: Float[Array, "n d"], num: int, fill: float | None = None) -> Float[Array, "num d"]:
-    """The rows, and more of them: copies of the last, or `fill`."""
-    padding = (0, num - len(x)), (0, 0)
-    return jnp.pad(x, padding, mode="edge") if fill is None else jnp.pad(x, padding, constant_values=fill)
-
-
-def _sorted_positions(x: Float[Array, "segments n"]) -> Int[Array, "segments n"]:
-    """The positions that sort each segment."""
-    bits = lax.bitcast_convert_type(x, "int32")
-    ordered = jnp.where(bits < 0, bits ^ INT_MAX, bits)  # in the order of the floats
-    with jax.enable_x64(True):
-        both = (ordered.astype("int64") << 32) | jnp.arange(x.shape[1], dtype="int64")[None]
-        return (lax.sort(both, dimension=1) & INT_MAX).astype("int32")

@@ -34,10 +34,11 @@ from .._arrays.points import (
 )
 from .._arrays.shapes import K, L, Q, S, T, V, W
 from .._kernels.kernels import GAUSS, Kernel
-from .anywhere import in_leaves, in_place, leaf_order, ranges_of, sorts, squared_gaps
+from .anywhere import sorts
 from .blocked import scaled_sum
 from .few_dimensions import Sizes, most_blocks, pays_here, rows_of, settled
 from .fused import relative_means
+from .leaves import in_leaves, in_place, leaf_order, ranges_of, squared_gaps
 from .marks import mark, marked
 from .plan import NEAR, STRICTER, Plan
 from .tiles import (
@@ -270,6 +271,5 @@ def _medoid(keys: Float[Array, "n d"]) -> Float[Array, "1 d"]:
 
 def _bounds(kernel: Kernel, scale: Array, rows: Float[Array, "r m d"], columns: Float[Array, "c n d"]) -> Array:
     """An upper bound of log κ for each pair of tiles (rows, columns); infinite if the kernel may not decay."""
-    if not kernel.decays:
-        return jnp.full((len(rows), len(columns)), jnp.inf)
-    return kernel.log(squared_gaps(scale, ranges_of(rows), ranges_of(columns)))
+    gaps = squared_gaps(scale, ranges_of(rows), ranges_of(columns))
+    return kernel.log(gaps) if kernel.decays else jnp.full_like(gaps, jnp.inf)

@@ -6,53 +6,27 @@ import os
 import zipfile
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from .._arrays.compensated import compensated, two_sum
-from .._arrays.devices import has_cuda, vary_alike
+from .._arrays.devices import vary_alike
 from .._calls import named
 from .._checks.box import Bound, corners
 from .._checks.given import about, as_array, center_of, public
 from .._checks.operands import check_operands, check_tau, check_tolerance, floating_dtype
 from .._checks.settings import Sums, working_dtype
 from .._engines.fourier import coefficients, values_at
-from .._engines.nodes import DIMENSIONS, WAVES, Nodes, blocks_of, nodes, spectrum, tolerance_of
+from .._engines.nodes import DIMENSIONS, WAVES, blocks_of, spectrum, tolerance_of
+from .frame import Frame
 
 LARGEST = 2**24  # the most coefficients of a channel
 STATIC = {"static": True}  # fields that programs are compiled for
-
-
-class Frame(NamedTuple):
-    """What the nodes of a sketch depend on, as arrays: another τ or box compiles nothing.
-
-    Attributes:
-        lower, upper: corners of the box, about the origin of the waves (D,).
-        scale: √τ of each coordinate (D,).
-        tolerance: of the sketch, ().
-    """
-
-    lower: Float[Array | np.ndarray, " d"]
-    upper: Float[Array | np.ndarray, " d"]
-    scale: Float[Array | np.ndarray, " d"]
-    tolerance: Float[Array | np.ndarray, ""]
-
-    def nodes(self, coefficients: Float[Array, "c ..."]) -> Nodes:
-        """The nodes of coefficients in the layout of a sketch; rounded alike in every program, even where known."""
-        lower, upper, scale, tolerance = lax.optimization_barrier(tuple(map(jnp.asarray, self)))
-        most, extent = coefficients.shape[1] // (2 * WAVES[len(lower)]), upper - lower
-        return nodes(most, lower + extent / 2, extent, scale, tolerance, at_once=has_cuda())[0]
-
-    def holds(self, points: Float[Array, "n d"], margin: float | Array = 0.0) -> Bool[Array, " n"]:
-        """Whether points about the origin are in the box, or at most a margin outside of it; NaN is not."""
-        lower, upper = (jnp.asarray(x)[None] for x in self[:2])
-        return ((points >= lower - margin) & (points <= upper + margin)).all(-1)
 
 
 @jax.tree_util.register_dataclass
