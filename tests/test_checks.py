@@ -1,5 +1,6 @@
 """What checks let pass, and what they find under transformations; tests/test_wrong_calls.py is the table of errors."""
 
+import functools
 import inspect
 
 import jax
@@ -199,6 +200,23 @@ def test_a_mask_keeps_points_of_equal_weight(rng, name):
     np.testing.assert_allclose(found, weighted, rtol=1e-12)
     with pytest.raises(ValueError, match=rf"`jaxgauss.{name}`: .*weights` must keep a point; got False for all 12"):
         MASKED[name](getattr(jaxgauss, name), x, np.zeros(12, bool))
+
+
+@pytest.mark.parametrize("name", [*MASKED][:6])
+def test_normalized_weights_add_up_to_one(rng, name):
+    """And have the derivatives of that."""
+    x, weights = rng.normal(size=(12, 2)), rng.uniform(1, 5, 12)
+
+    def value(w, **how):
+        return jnp.sin(MASKED[name](functools.partial(getattr(jaxgauss, name), **how), x, w)).sum()
+
+    found = jax.value_and_grad(functools.partial(value, normalize=True))(jnp.asarray(weights))
+    expected = jax.value_and_grad(lambda w: value(w / w.sum()))(jnp.asarray(weights))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-10, atol=1e-12), found, expected)
+    with pytest.raises(ValueError, match=rf"`jaxgauss.{name}`: `.*weights` must not add up to zero to be normalized"):
+        value(np.resize([1.0, -1.0], 12), normalize=True)
+    with pytest.raises(TypeError, match=rf"`jaxgauss.{name}`: `normalize` must be True or False; got str 'yes'"):
+        value(weights, normalize="yes")
 
 
 def test_weights_that_should_have_been_normalized_are_noticed(rng):

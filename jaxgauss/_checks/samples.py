@@ -76,6 +76,8 @@ def check_samples(
             raise ValueError(
                 f"{where}: `{name}` must hold one weight for each point of `{points}`; got {shapes}. {fix}"
             )
+    if (normalize := options.get("normalize", False)) is not False:
+        _check_sums(where, normalize, weights or {})
     for name in masks:
         if (seen := visible(given[name])) is not None and not seen.any():
             raise ValueError(f"{where}: `{name}` must keep a point; got False for all {len(seen)}. Change the mask.")
@@ -88,6 +90,20 @@ def check_samples(
                 " several as (T,)."
             )
     return Settings(dtype=dtype.name, function=function, matmul_precision=matmul_precision(), kernel=kernel, **options)
+
+
+def _check_sums(where: str, normalize: Any, weights: dict[str, Any]) -> None:
+    """Raise unless known weights can be divided by their sum."""
+    if normalize is not True:
+        given = f"{type(normalize).__name__} {normalize!r}"
+        raise TypeError(f"{where}: `normalize` must be True or False; got {given}. Pass normalize=True.")
+    for name, x in weights.items():
+        seen = None if x is None else visible(x)
+        if seen is not None and not abs(seen.sum()) > 1e-6 * np.abs(seen).sum():
+            raise ValueError(
+                f"{where}: `{name}` must not add up to zero to be normalized; got weights of the sum {seen.sum():.3g}."
+                " Leave `normalize` out."
+            )
 
 
 def check_options(function: str, options: MeshOptions, allowed: type = MeshOptions) -> None:
@@ -123,24 +139,27 @@ def is_mask(weights: Any) -> bool:
     return getattr(weights, "dtype", None) == np.bool_
 
 
-def check_balance(function: str, kernel: Kernel, **weights: Any) -> None:
+def check_balance(settings: Settings, **weights: Any) -> None:
     """Raise ValueError if the kernel is conditionally positive definite and known weights have unequal sums.
 
-    Warn of sums far above one for any kernel, unless weights have both signs.
+    Warn of sums far above one for any kernel, unless weights have both signs. Those that are normalized pass.
     """
+    if settings.normalize:
+        return
+    kernel, where = settings.kernel, f"`jaxgauss.{settings.function}`"
     seen = [np.ones(1) if a is None or is_mask(a) else visible(a) for a in weights.values()]
     sums, sizes = ([f(a) for a in seen if a is not None] for f in (np.sum, lambda a: np.abs(a).sum()))
     if kernel.conditional and sums and max(sums) - min(sums) > 1e-3 * max(sizes):
         names, given = (" and ".join(x) for x in ((f"`{name}`" for name in weights), (f"{x:.6g}" for x in sums)))
         raise ValueError(
-            f"`jaxgauss.{function}`: {names} must have one sum for {kernel!r}, which is only conditionally positive"
-            f" definite; got sums {given}. Divide each by its sum."
+            f"{where}: {names} must have one sum for {kernel!r}, which is only conditionally positive"
+            f" definite; got sums {given}. Pass normalize=True."
         )
     for name, a in zip(weights, seen, strict=True):
         if a is not None and a.sum() > 2 and a.min() >= 0:
             warn(
-                f"`jaxgauss.{function}`: `{name}` should have the sum 1, because they are not normalized; got"
-                f" {a.sum():.6g}. Divide them by their sum, or pass a mask of booleans."
+                f"{where}: `{name}` should have the sum 1, because they are not normalized; got {a.sum():.6g}. Pass"
+                " normalize=True, or a mask of booleans."
             )
 
 

@@ -49,6 +49,12 @@ class MeshOptions(Options, MeshOnly, total=False):
     """Options of a kernel method for its Gauss sums and their devices."""
 
 
+class WeightOptions(MeshOptions, total=False):
+    """Options of a kernel method whose points have weights: `normalize` divides these by their sum."""
+
+    normalize: bool
+
+
 @dataclass(frozen=True)
 class Settings:
     """What the caller asked for, and what is known of the arguments; static under transformations."""
@@ -69,6 +75,7 @@ class Settings:
     tolerance: float | None = None  # of method "fourier"
     blocks: int | None = None  # of its waves on CUDA, of each coordinate; None if unknown
     pulls: bool = False  # whether gradients of points or τ are asked for, too
+    normalize: bool = False  # whether weights are divided by their sum
 
     @property
     def by_products(self) -> bool | None:

@@ -5,7 +5,7 @@ from typing import Unpack
 from jaxtyping import Array, Float
 
 from .._checks.given import public
-from .._checks.settings import MeshOptions, Points, Weights
+from .._checks.settings import Points, WeightOptions, Weights
 from .mmd import checked_mmd
 
 
@@ -17,7 +17,7 @@ def energy_distance(
     x_weights: Weights | None = None,
     y_weights: Weights | None = None,
     estimator: str = "biased",
-    **options: Unpack[MeshOptions],
+    **options: Unpack[WeightOptions],
 ) -> Float[Array, ""]:
     """Energy distance of two samples, 2 E‖X - Y‖ - E‖X - X'‖ - E‖Y - Y'‖, with its gradient from the same sums.
 

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from .._checks.given import public
 from .._checks.samples import check_balance, check_distinct_pairs, check_estimator, check_kernel, check_samples
-from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights
+from .._checks.settings import Points, Settings, Taus, WeightOptions, Weights
 from .._kernels.kernels import Kernel
 from .._sums.checked import check_and_examine, is_differentiated
 from .._sums.moments import as_gaussians, prepare, shares_of
@@ -29,7 +29,7 @@ def mmd_squared(
     y_weights: Weights | None = None,
     estimator: str = "biased",
     y_norm_squared: Float[Array, ""] | float | None = None,
-    **options: Unpack[MeshOptions],
+    **options: Unpack[WeightOptions],
 ) -> Float[Array, ""]:
     """Squared maximum mean discrepancy (MMD²) of two samples, as a loss: one pass gives its value and its gradient.
 
@@ -44,14 +44,14 @@ def mmd_squared(
             under `jit` gives NaN.
         kernel: a name or a `Kernel`, as for `kernel_sum`. "energy" gives √τ times the energy distance, if the weights
             of x and of y have the same sum.
-        x_weights: a, (M,), of either sign, not normalized: a distance takes Σa = Σb. None: 1/M. Or a mask, of booleans.
+        x_weights: a, (M,), of either sign: a distance takes Σa = Σb. None: 1/M. Or a mask, of booleans.
         y_weights: b, (N,), likewise.
         estimator: "biased", the formula above, at least 0; or "unbiased", without the pairs i = i within x and within
             y, times (Σa)² / ((Σa)² - Σa²). It needs two points with weight on each side.
         y_norm_squared: the third term, if only x moves: `embedding_norm_squared(y, …)` with the same tau, kernel,
             weights and estimator. It saves a sum per step. Given as a number, it has no gradient.
-        **options: `method`, `precision` and `backend`, as for `gauss_sum`; and `mesh`, `query_axis` and `key_axis`, as
-            for `gauss_sum_sharded`, except that the mesh need not divide the numbers of points.
+        **options: `normalize=True` divides weights by their sum; `method`, `precision`, `backend` as for `gauss_sum`;
+            `mesh`, `query_axis` and `key_axis` as for `gauss_sum_sharded`, for any number of points.
 
     Returns:
         A scalar in the promoted dtype of the samples and weights.
@@ -87,9 +87,16 @@ def checked_mmd(function, kernel, x, y, tau, weights, estimator, y_norm_squared,
     smallest = 2 if estimator == "unbiased" else 1
     kernel = check_kernel(function, kernel)
     settings = check_samples(
-        function, {"x": x, "y": y}, tau, options, weights=weights, min_points=smallest, kernel=kernel
+        function,
+        {"x": x, "y": y},
+        tau,
+        options,
+        weights=weights,
+        min_points=smallest,
+        kernel=kernel,
+        allowed=WeightOptions,
     )
-    check_balance(function, kernel, **weights)
+    check_balance(settings, **weights)
     check_distinct_pairs(function, estimator, weights)
     if y_norm_squared is not None and (np.shape(y_norm_squared) != () or isinstance(y_norm_squared, str)):
         given, fix = f"{type(y_norm_squared).__name__} {np.shape(y_norm_squared)}", "Pass embedding_norm_squared(y, …)."
@@ -116,7 +123,7 @@ def embedding_norm_squared(
     kernel: str | Kernel = "gauss",
     weights: Weights | None = None,
     estimator: str = "biased",
-    **options: Unpack[MeshOptions],
+    **options: Unpack[WeightOptions],
 ) -> Float[Array, ""]:
     """Squared norm of a kernel mean embedding, Σ_ij a_i a_j k(x_i, x_j): the first and the third term of `mmd_squared`.
 
@@ -154,6 +161,7 @@ def embedding_norm_squared(
         weights={"weights": weights},
         min_points=smallest,
         kernel=check_kernel("embedding_norm_squared", kernel),
+        allowed=WeightOptions,
     )
     settings, tau = check_and_examine(
         settings,

@@ -10,7 +10,7 @@ from jaxtyping import Array, Float
 
 from .._checks.given import public
 from .._checks.samples import check_distinct_pairs, check_estimator, check_kernel, check_samples, check_scores
-from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights
+from .._checks.settings import Points, Settings, Taus, WeightOptions, Weights
 from .._kernels.kernels import GAUSS, Kernel
 from .._sums.checked import check_and_examine
 from .._sums.moments import Reduction, as_gaussians, bandwidth_mean, prepare, with_reduction
@@ -26,7 +26,7 @@ def ksd_squared(
     kernel: str | Kernel = "gauss",
     weights: Weights | None = None,
     estimator: str = "biased",
-    **options: Unpack[MeshOptions],
+    **options: Unpack[WeightOptions],
 ) -> Float[Array, ""]:
     """Squared kernel Stein discrepancy (KSD²) of weighted points from the density that has the given scores.
 
@@ -43,10 +43,10 @@ def ksd_squared(
         tau: τ = 1/σ², positive; or several, (T,), whose kernels are averaged.
         kernel: a name or a `Kernel` with second derivatives, as for `mmd_squared`: not "matern12" or "energy". A sample
             converges if KSD² of "imq" tends to 0; with "gauss" it need not.
-        weights: a, (N,), of either sign; they are not normalized. None: 1/N. A mask of booleans, as for `mmd_squared`.
+        weights: a, (N,), of either sign; None: 1/N. A mask of booleans, as for `mmd_squared`.
         estimator: "biased", over all pairs, or "unbiased", without the pairs i = i, as for `mmd_squared`.
-        **options: `method`, `precision` and `backend`, as for `gauss_sum`; and `mesh`, `query_axis` and `key_axis`, as
-            for `gauss_sum_sharded`, except that the mesh need not divide the numbers of points.
+        **options: `normalize=True` divides weights by their sum; `method`, `precision`, `backend` as for `gauss_sum`;
+            `mesh`, `query_axis` and `key_axis` as for `gauss_sum_sharded`, for any number of points.
 
     Returns:
         A scalar in the promoted dtype.
@@ -78,7 +78,16 @@ def ksd_squared(
     smallest = 2 if estimator == "unbiased" else 1
     samples, given = {"points": points, "scores": scores}, {"weights": weights}
     kernel = check_kernel("ksd_squared", kernel, positive=True, smooth=True)
-    settings = check_samples("ksd_squared", samples, tau, options, weights=given, min_points=smallest, kernel=kernel)
+    settings = check_samples(
+        "ksd_squared",
+        samples,
+        tau,
+        options,
+        weights=given,
+        min_points=smallest,
+        kernel=kernel,
+        allowed=WeightOptions,
+    )
     if kernel != GAUSS and settings.method == "auto":
         settings = replace(settings, method="blocked")  # second derivatives of a mixture are not accurate enough
     check_scores("ksd_squared", "points", points, scores)

@@ -11,14 +11,14 @@ from .._kernels.profiles import Energy
 
 
 def weights_or_mean(weights: Array | None, points: Array, settings: Settings) -> Array:
-    """The weights, or 1/N each if there are none or for N points that are kept.
+    """The weights, normalized if that is asked for; or 1/N each if there are none or for N points that are kept.
 
     In the working dtype, because 1/N may underflow in half precision.
     """
     if weights is None:
         num, dtype = points.shape[0], working_dtype(settings.dtype)
         return jnp.full(num, 1 / num if num != 0 else 0, dtype)
-    if is_mask(weights):
+    if is_mask(weights) or settings.normalize:
         kept = jnp.asarray(weights, working_dtype(settings.dtype))
         return kept / kept.sum()
     return weights

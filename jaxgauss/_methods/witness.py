@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 
 from .._checks.given import public
 from .._checks.samples import check_balance, check_kernel, check_samples
-from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights
+from .._checks.settings import Points, Settings, Taus, WeightOptions, Weights
 from .._kernels.kernels import Kernel
 from .._sums.checked import check_and_examine
 from .._sums.moments import Reduction, as_gaussians, prepare, shares_of, with_reduction
@@ -26,7 +26,7 @@ def mmd_witness(
     kernel: str | Kernel = "gauss",
     x_weights: Weights | None = None,
     y_weights: Weights | None = None,
-    **options: Unpack[MeshOptions],
+    **options: Unpack[WeightOptions],
 ) -> Float[Array, " p"]:
     """Witness function of the MMD, f(t) = Σ_i a_i k(x_i, t) - Σ_j b_j k(y_j, t): positive where x is denser than y.
 
@@ -58,9 +58,16 @@ def mmd_witness(
     weights = {"x_weights": x_weights, "y_weights": y_weights}
     kernel = check_kernel("mmd_witness", kernel)
     settings = check_samples(
-        "mmd_witness", samples, tau, options, weights=weights, may_be_empty="points", kernel=kernel
+        "mmd_witness",
+        samples,
+        tau,
+        options,
+        weights=weights,
+        may_be_empty="points",
+        kernel=kernel,
+        allowed=WeightOptions,
     )
-    check_balance("mmd_witness", kernel, **weights)
+    check_balance(settings, **weights)
     num = x.shape[0] + y.shape[0]
     every, of_every = (points, x, y), (0, x_weights, y_weights)
     settings, tau = check_and_examine(settings, tau, points.shape[0] * num, x.shape[1], x.shape[1] + 1, every, of_every)
@@ -76,7 +83,7 @@ def mmd_flow_velocity(
     kernel: str | Kernel = "gauss",
     x_weights: Weights | None = None,
     y_weights: Weights | None = None,
-    **options: Unpack[MeshOptions],
+    **options: Unpack[WeightOptions],
 ) -> Float[Array, "m d"]:
     """Velocity of the MMD flow that carries x to y: -∇f(x_i), where f is the witness function.
 
@@ -110,8 +117,11 @@ def mmd_flow_velocity(
     """
     weights = {"x_weights": x_weights, "y_weights": y_weights}
     kernel = check_kernel("mmd_flow_velocity", kernel)
-    settings = check_samples("mmd_flow_velocity", {"x": x, "y": y}, tau, options, weights=weights, kernel=kernel)
-    check_balance("mmd_flow_velocity", kernel, **weights)
+    samples = {"x": x, "y": y}
+    settings = check_samples(
+        "mmd_flow_velocity", samples, tau, options, weights=weights, kernel=kernel, allowed=WeightOptions
+    )
+    check_balance(settings, **weights)
     num = x.shape[0] + y.shape[0]
     settings, tau = check_and_examine(
         settings, tau, x.shape[0] * num, x.shape[1], x.shape[1] + 1, (x, x, y), (0, x_weights, y_weights), pulls=True
