@@ -15,6 +15,7 @@ IN_FLOAT64 = {"mmd_test", "hsic_test", "ksd_test", "estimate_error", "kernel_her
 CALLBACKS = {name: 4 for name in PROGRAMS} | {
     **dict.fromkeys(("mmd_flow_velocity", "mmd_witness", "ksd_squared", "svgd_direction"), 2),
     **dict.fromkeys(("second derivatives", "kernel_herding", "mean_shift", "mmd_test"), 2),
+    **dict.fromkeys(("mmd_squared", "mmd_squared of three τ", "mmd_squared of imq"), 2),  # gradients of both samples
     **dict.fromkeys(
         ("energy_distance", "kernel_sum of matern12", "ksd_squared of imq", "log_kernel_sum of imq", "blocked"), 0
     ),

@@ -31,7 +31,7 @@ from jaxgauss import (
     svgd_direction,
 )
 from jaxgauss._kernels.kernels import KERNELS
-from jaxgauss._methods import mmd as module
+from jaxgauss._methods import mmd_form
 from oracle import assert_close, relative_error
 
 ONE, SEVERAL = np.asarray(0.7), np.asarray([0.2, 0.7, 3.0])
@@ -161,8 +161,8 @@ def test_mmd_is_differentiable_again(rng, kernel):
 @pytest.mark.parametrize("estimator", ["biased", "unbiased"])
 def test_a_form_in_blocks_is_the_form(rng, monkeypatch, estimator):
     """That of y with itself, from three quarters of its pairs: value, and gradients of any order."""
-    monkeypatch.setattr(module, "BLOCKS", 4)
-    monkeypatch.setattr(module, "WORTH_BLOCKS", 2)
+    monkeypatch.setattr(mmd_form, "BLOCKS", 4)
+    monkeypatch.setattr(mmd_form, "WORTH_BLOCKS", 2)
     num = {"biased": 19, "unbiased": 21}[estimator]  # of shapes that no other test compiles for
     x, y, a, b = (z[:num] for z in samples(rng))
     operands = x, y, a, b, jnp.asarray(ONE)
