@@ -99,7 +99,7 @@ for file in (  # of which a page shows all
     "2026-11-28_cpu_71f184f_neighbours",
     "2026-11-28_cpu_c27f2bd_resampling",
     "2026-11-28_cpu_e591790_calls",
-    "2026-11-28_cpu_7639144_first_calls",
+    "2026-11-28_cpu_9847992_first_calls",
     "2026-11-27_cpu_92917f7_clouds",
     "2026-11-27_cpu_92917f7_few_dimensions",
     "2026-11-28_cpu_92c040e_million",
