@@ -33,7 +33,8 @@ WORTH = 0.8  # waves must take less than this share of the time of pairs
 PULLS_OF_PAIRS, PULLS_OF_WAVES, OF_SIGNS = 2.0, 3.0, 1.5
 MORE = MOST | {2: 12}  # most blocks of a coordinate with fast transforms
 POINT = 60  # a coordinate of a point takes a fast transform as long as so many numbers of its grid
-IN_DOUBT = 32  # at most one query in so many is summed again by differences
+# At most one query in so many is summed again by differences; of logarithms more, as their tiles are in float64.
+IN_DOUBT, IN_DOUBT_OF_LOGS = 32, 8
 AT_A_TIME = 64  # queries in doubt
 
 
@@ -237,11 +238,12 @@ def settled(
     by_tiles: Callable[[], Sequence[Any]],
     zeros: Sequence[Any],
     operands: Sequence[Array],
+    one_in: int = IN_DOUBT,
 ) -> list[Any]:
-    """Results by waves, with the queries in doubt summed again; by tiles if waves do not pay or leave many in doubt.
+    """Results by waves, with the queries in doubt summed again; by tiles if waves do not pay.
 
-    Each of several results has its own queries: its function `of_rows` sums at those of given indices, and its zeros
-    have its shape.
+    Tiles sum all as well if more than one query in `one_in` is in doubt. Each of several results has its own queries:
+    its function `of_rows` sums at those of given indices, and its zeros have its shape.
     """
 
     def varying(results: Any) -> Any:
@@ -258,7 +260,7 @@ def settled(
     def corrected() -> Sequence[Any]:
         return [_corrected(*x) for x in zip(doubt, found, of_rows, strict=True)]
 
-    are_many = functools.reduce(jnp.logical_or, [x.sum() > len(x) // IN_DOUBT for x in doubt])
+    are_many = functools.reduce(jnp.logical_or, [x.sum() > len(x) // one_in for x in doubt])
     are_none = ~functools.reduce(jnp.logical_or, [x.any() for x in doubt])
     way = jnp.where(are_none, 0, jnp.where(are_many, 2, 1))
     return lax.switch(way, (lambda: found, corrected, lambda: varying(by_tiles())))

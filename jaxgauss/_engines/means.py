@@ -36,7 +36,7 @@ from .._arrays.shapes import K, L, Q, S, T, V, W
 from .._kernels.kernels import GAUSS, Kernel
 from .anywhere import sorts
 from .blocked import scaled_sum
-from .few_dimensions import Sizes, most_blocks, pays_here, rows_of, settled
+from .few_dimensions import IN_DOUBT_OF_LOGS, Sizes, most_blocks, pays_here, rows_of, settled
 from .fused import relative_means
 from .leaves import in_leaves, in_place, leaf_order, ranges_of, squared_gaps
 from .marks import mark, marked
@@ -168,7 +168,7 @@ def _of_matrices(kernel: Kernel, chosen: Plan, *operands: Array) -> Any:
         return difference_means(kernel, rows_of(queries, some), keys, values, tau[0, 0], log_weights)
 
     zeros = jnp.zeros((len(queries), values.shape[1])), jnp.zeros((len(queries), 1))
-    return settled(does, by_waves, [of_rows], lambda: [by_tiles()], [zeros], operands)[0]
+    return settled(does, by_waves, [of_rows], lambda: [by_tiles()], [zeros], operands, IN_DOUBT_OF_LOGS)[0]
 
 
 def _sorted_means(
