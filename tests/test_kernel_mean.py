@@ -62,6 +62,30 @@ def test_other_kernels(case, kernel):
     assert_close(ours, derivatives(functools.partial(dense, kernel=kernel))(*case), 1e-10)
 
 
+@pytest.mark.parametrize("kernel", ["gauss", "imq"])
+def test_mapped_gradients_without_the_64_bit_mode(rng, kernel):
+    """Of programs that are mapped after they were traced, and of far points, which need float64."""
+    shapes = (2, 9, 3), (2, 7, 3), (2, 7, 2), (2,), (2, 7)
+    case = [rng.normal(size=shape).astype(np.float32) for shape in shapes]
+    case[0][:, 0] += 1000
+    case[3] = np.exp(case[3])
+
+    def loss(function):
+        return jax.vmap(jax.grad(lambda *x: jnp.sin(function(*x)).sum(), tuple(range(5))))
+
+    with jax.enable_x64(False):
+        found = jax.jit(loss(lambda *x: kernel_mean(*x[:4], log_weights=x[4], kernel=kernel)))(*case)
+    assert all(x.dtype == np.float32 for x in found)
+    assert_close(found, loss(functools.partial(dense, kernel=kernel))(*map(np.float64, case)), 1e-5)
+
+
+def test_weights_in_half_precision(rng):
+    x, log_weights = rng.normal(size=(400, 3)).astype(np.float16), rng.normal(size=400).astype(np.float16)
+    found = kernel_mean(x, x, x, log_weights=log_weights, kernel="imq")
+    exact = dense(*[np.float64(x)] * 3, 1.0, np.float64(log_weights), "imq")
+    assert found.dtype == np.float16 and relative_error(found, exact) < 1e-3
+
+
 @pytest.mark.parametrize("kernel, dim", [("imq", 3), ("matern12", 3), ("matern52", 17)])
 def test_means_and_logarithms_of_other_kernels_wherever_points_lie(rng, kernel, dim):
     """In float32; gradients relative to the sizes of their terms, P ψ/κ times distances."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.custom_batching import custom_vmap
 from jaxtyping import Array
 
 from .._arrays.devices import has_cuda, vary_like
@@ -24,9 +25,29 @@ from .._engines.near import one_of_two
 def in_float64(settings: Settings, function: Callable, *operands: Any) -> Any:
     """function(settings, *operands) in float64; the results in the working dtype."""
     dtype = working_dtype(settings.dtype)
-    with jax.enable_x64(True):
+
+    def computed(*operands: Any) -> Any:
         results = function(settings, *jax.tree.map(lambda x: x.astype("float64"), operands))
         return jax.tree.map(lambda x: x.astype(dtype), results)
+
+    return _in_64_bit_mode(computed)(*operands)
+
+
+def _in_64_bit_mode(function: Callable) -> Callable:
+    """The function in the 64-bit mode, in which `vmap` maps it as well: a program may be mapped after it was traced."""
+
+    @custom_vmap
+    def computed(*operands: Any) -> Any:
+        with jax.enable_x64(True):
+            return function(*operands)
+
+    @computed.def_vmap
+    def _(axis_size: int, is_mapped: Any, *operands: Any):
+        axes = jax.tree.map(lambda mapped: 0 if mapped else None, is_mapped)
+        results = _in_64_bit_mode(jax.vmap(function, tuple(axes), axis_size=axis_size))(*operands)
+        return results, jax.tree.map(lambda _: True, results)
+
+    return computed
 
 
 def with_all_digits(settings: Settings, function: Callable, *operands: Any) -> Any:

@@ -15,7 +15,7 @@ from jax import lax
 from jaxtyping import Array
 
 from .._arrays.points import LOG_ZERO
-from .._checks.settings import Settings
+from .._checks.settings import Settings, working_dtype
 from .._engines.dispatch import kernel_means
 from .._engines.means import difference_means
 from .._engines.near import are_near, one_of_two
@@ -29,7 +29,10 @@ def weights_of(log_weights: Any) -> Any:
     return jnp.exp(log_weights - jnp.max(log_weights, -2, keepdims=True, initial=LOG_ZERO))
 
 
-as_weights = jax.jit(lambda log_weights: weights_of(log_weights[..., None]))  # (…, N) -> (…, N, 1), in one program
+@jax.jit
+def as_weights(log_weights: Array) -> Array:
+    """`weights_of` (…, N) at once, (…, N, 1), of at least float32, which holds LOG_ZERO."""
+    return weights_of(log_weights.astype(working_dtype(log_weights.dtype.name))[..., None])
 
 
 def positive_means(
