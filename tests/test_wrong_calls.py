@@ -208,7 +208,7 @@ mmd_squared(x, y, 1.0, x_weights=a[:3]) | x_weights | x (5, 3), y (4, 3), x_weig
 mmd_squared(x, y, 1.0, y_weights=[1.0]) | y_weights | list | Convert with jnp.asarray(y_weights
 mmd_squared(x, y, 1.0, y_weights=np.eye(4)[0], estimator="unbiased") | y_weights | 1 of 4 points | Use estimator='bi
 mmd_squared(x, y, 1.0, y_norm_squared=y) | y_norm_squared | ndarray (4, 3) | Pass embedding_norm_squared(y,
-mmd_squared(x, y, 1.0, kernel="energy", x_weights=a) | x_weights | sums 5 and 1 | Divide each by its sum.
+mmd_squared(x, y, 1.0, kernel="energy", x_weights=a) | x_weights | sums 5 and 1 | Pass normalize=True.
 mmd_squared(x, y, 1.0, kernel="imq", method="prescale") | method | 'prescale' | Pass 'auto', for example.
 mmd_squared(x, y, 1.0, speed="fast") | speed | speed 'fast' | Leave it out.
 mmd_squared(x, y, 1.0, backend="cudnn") | backend | 'cudnn', which runs on cuda | Use backend='auto'.
@@ -218,7 +218,7 @@ embedding_norm_squared(x, 1.0, kernel=3) | kernel | int | Wrap a function of u =
 energy_distance(x, y, 1.0) | x | 3, the last 1.0 | There is no `tau`: leave it out.
 energy_distance(x, y, sigma=1.0) | sigma | sigma 1.0 | There is no `tau`: leave it out.
 energy_distance(x, y, estimator="best") | estimator | 'best' | Pass 'biased', for example.
-energy_distance(x, y, y_weights=np.ones(4)) | x_weights | sums 1 and 4 | Divide each by its sum.
+energy_distance(x, y, y_weights=np.ones(4)) | x_weights | sums 1 and 4 | Pass normalize=True.
 mmd_estimate(3.0, y, 1.0) | x | float | Pass a list, or a function that returns what is iterated over.
 mmd_estimate(iter([x]), y, 1.0) | x | list_iterator | Pass a list, or a function that returns what is iterated over.
 mmd_estimate(lambda: None, y, 1.0) | x | function | Pass a list, or a function that returns what is iterated over.
