@@ -5,7 +5,6 @@ gradients. Of others they are the engine's of means, and the derivatives those o
 """
 
 import functools
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +25,11 @@ from .rules import radial_sum
 
 def weights_of(log_weights: Any) -> Any:
     """Weights from their logarithms (…, N, 1), relative to the largest."""
-    return jnp.exp(log_weights - jnp.max(log_weights, -2, keepdims=True, initial=LOG_ZERO))
+    return jnp.exp(log_weights - _largest(log_weights))
+
+
+def _largest(log_weights: Any) -> Any:
+    return lax.stop_gradient(jnp.max(log_weights, -2, keepdims=True, initial=LOG_ZERO))
 
 
 @jax.jit
@@ -40,15 +43,15 @@ def positive_means(
 ) -> tuple[Array, Array]:
     """Σ_n w κ v / Σ_n w κ (…, M, C) and log Σ_n w κ (…, M, 1), of operands of equal rank with log w (…, N, 1)."""
     operands = queries, keys, values, tau, log_weights
-    anywhere = functools.partial(with_all_digits, settings, means_of_any)
-    return one_of_two(_are_near(settings, queries, keys, tau, log_weights), _of_sums(settings), anywhere, *operands)
+    near, anywhere = functools.partial(_of_sums, settings), functools.partial(with_all_digits, settings, means_of_any)
+    return one_of_two(_are_near(settings, queries, keys, tau, log_weights), near, anywhere, *operands)
 
 
 def positive_logs(settings: Settings, queries: Array, keys: Array, tau: Array, log_weights: Array) -> Array:
     """log Σ_n w κ (…, M, 1) of operands of equal rank with log w (…, N, 1)."""
 
     def near(queries: Array, keys: Array, tau: Array, log_weights: Array) -> Array:
-        return _of_sums(settings)(queries, keys, log_weights[..., :0], tau, log_weights)[1]
+        return _of_sums(settings, queries, keys, log_weights[..., :0], tau, log_weights)[1]
 
     operands = queries, keys, tau, log_weights
     anywhere = functools.partial(with_all_digits, settings, logs_of_any)
@@ -63,21 +66,17 @@ def _are_near(settings: Settings, queries: Array, keys: Array, tau: Array, log_w
     return are_near(settings, queries, keys, weights_of(log_weights), tau, pulls=pulls, second_order=pulls)
 
 
-def _of_sums(settings: Settings) -> Callable[..., tuple[Array, Array]]:
-    """The means and logarithms of near points, as a function of the operands of `positive_means`."""
-    settings = replace(settings, near=True, waves=False)
-
-    def found(queries: Array, keys: Array, values: Array, tau: Array, log_weights: Array) -> tuple[Array, Array]:
-        largest = lax.stop_gradient(log_weights.max(-2, keepdims=True))
-        weights = jnp.exp(log_weights - largest)
-        products = weights * values
-        columns = jnp.concatenate([products, jnp.broadcast_to(weights, (*products.shape[:-1], 1))], -1)
-        sums = radial_sum(settings, Channels((settings.kernel,), columns.shape[-1:]), queries, keys, columns, tau)
-        unit = lax.stop_gradient(sums[..., -1:])  # else a square in the derivative of the ratio may underflow
-        sums = sums / unit
-        return sums[..., :-1] / sums[..., -1:], largest + jnp.log(unit) + jnp.log(sums[..., -1:])
-
-    return found
+def _of_sums(
+    settings: Settings, queries: Array, keys: Array, values: Array, tau: Array, log_weights: Array
+) -> tuple[Array, Array]:
+    """The means and logarithms of near points."""
+    weights, settings = weights_of(log_weights), replace(settings, near=True, waves=False)
+    products = weights * values
+    columns = jnp.concatenate([products, jnp.broadcast_to(weights, (*products.shape[:-1], 1))], -1)
+    sums = radial_sum(settings, Channels((settings.kernel,), columns.shape[-1:]), queries, keys, columns, tau)
+    unit = lax.stop_gradient(sums[..., -1:])  # else a square in the derivative of the ratio may underflow
+    sums = sums / unit
+    return sums[..., :-1] / sums[..., -1:], _largest(log_weights) + jnp.log(unit) + jnp.log(sums[..., -1:])
 
 
 def _means_of_any(settings: Settings, *operands: Array) -> tuple[Array, Array]:
