@@ -1,4 +1,4 @@
-"""Calls that Python itself refuses: which argument is missing, unknown or one too many, and what was meant."""
+"""Errors of calls that do not fit a signature: an argument is missing, unknown or one too many; and what was meant."""
 
 import difflib
 import functools
@@ -12,7 +12,7 @@ _Result = TypeVar("_Result")
 _BANDWIDTHS = {"sigma": "", "bandwidth": "", "lengthscale": "", "length_scale": ""} | {
     name: f", {name!r}" for name in ("gamma", "h", "epsilon")
 }  # other names of a bandwidth, and their conventions for `tau_from_bandwidth`
-_MEANT = {  # what others call it, where letters do not tell
+_MEANT = {  # other libraries' names that are spelled too differently to be recognized
     "rng_key": ("key", "seed", "random_state"),
     "num_permutations": ("num_samples", "num_bootstrap"),
     "num_bootstrap": ("num_samples", "num_permutations"),
@@ -40,7 +40,7 @@ _OTHERS = {"kernel": "kernel_sum", "mesh": "gauss_sum_sharded", "segments": "gau
 
 
 def nearest(given: Any, names: Iterable[str]) -> str | None:
-    """The one of the names that was meant, if any is like it."""
+    """The name that was probably meant, or None."""
     text = str(getattr(given, "__name__", getattr(given, "name", given))).lower()
     known = {name.lower(): name for name in names}
     close = [name for name in known if text in _MEANT.get(name, ())] or difflib.get_close_matches(text, known, 1, 0.65)
@@ -62,7 +62,7 @@ def public_name(function: Callable[..., Any]) -> str:
 
 
 def named(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """Decorate a public function, or a method, whose class is then named: errors of its arguments are its own."""
+    """Decorate a public function or method: errors of its arguments name the function, or the method's class."""
 
     @functools.wraps(function)
     def called(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
@@ -78,7 +78,7 @@ def named(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Resu
 
 
 def misfit(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> TypeError | None:
-    """The error of a call that is wrong before its arguments are looked at; None if it is not."""
+    """The error of a call that does not fit the function's signature; None if it fits."""
     signature = dict(inspect.signature(function).parameters)
     if signature.pop("self", None) is not None:
         args = args[1:]
@@ -150,7 +150,7 @@ def _listed(names: list[str]) -> str:
 
 
 def also_called(name: str, function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-    """What the function wraps, or itself, under another name, which its messages use."""
+    """The undecorated function under another name, which its messages use."""
     function = inspect.unwrap(function)
 
     @functools.wraps(function)

@@ -44,8 +44,8 @@ class GaussianProcess(MultiOutputMixin, RegressorMixin, BaseEstimator):
         noise: α, where the search starts.
         learn: whether ℓ and α are learned. s² always is.
         max_iter: the largest number of steps of L-BFGS.
-        num_samples: the number of samples of f that make standard deviations if R > 5000.
-        progress, random_state: whether a bar is shown (needs tqdm); of samples and parts of many points.
+        num_samples: how many samples of f estimate the standard deviations if R > 5000.
+        progress, random_state: whether a bar is shown (needs tqdm); the seed of samples and of parts of many points.
 
     Attributes:
         length_scale_: ℓ, (D,).
@@ -54,7 +54,7 @@ class GaussianProcess(MultiOutputMixin, RegressorMixin, BaseEstimator):
         noise_variance_: α s², likewise.
         theta_: the logarithms of the length scales that were learned, and of α.
         log_marginal_likelihood_value_: of all points if `exact_`, else of parts of them, as if they were independent.
-        std_error_: the relative error of standard deviations of f: 0 unless they are those of samples.
+        std_error_: the relative error of standard deviations of f: 0 unless they are estimated from samples.
         n_features_in_: D.
 
     Raises:
@@ -197,7 +197,7 @@ class GaussianProcess(MultiOutputMixin, RegressorMixin, BaseEstimator):
         return Objective(self.X_fit_, self._values, shared, rng, tick)
 
     def _in_units(self, value: float, num: int) -> float:
-        """The logarithm of the likelihood of so many y, not of y in units of its deviation."""
+        """The logarithm of the likelihood of y, from that of `num` values in units of their standard deviation."""
         return float(value - num * np.log(self._size).sum())
 
     def _in_box(self, box: Box) -> Posterior:
@@ -213,7 +213,7 @@ class GaussianProcess(MultiOutputMixin, RegressorMixin, BaseEstimator):
     def _at(self, X: Any, *, far: bool = False) -> tuple[np.ndarray, Posterior]:
         """Points to predict at, and a posterior whose box holds them.
 
-        Points beyond the reach of all others are moved, as far as f still has its prior, unless `far` points count.
+        Points so far from all others that f has its prior there are moved nearer, unless `far`, as for samples.
         """
         check_is_fitted(self)
         queries: Any = validate_data(self, X, dtype=np.float64, reset=False)
@@ -225,7 +225,7 @@ class GaussianProcess(MultiOutputMixin, RegressorMixin, BaseEstimator):
         return np.clip(queries, *around), found
 
     def _variance(self, found: Posterior, queries: np.ndarray) -> np.ndarray:
-        """The variance of f relative to s²; from samples, which a bar counts, where the matrix is not factored."""
+        """The variance of f relative to s²; where the matrix is not factored, from samples, with a progress bar."""
         if not isinstance(found, ByTransforms):
             return found.variance(queries)
         total = np.zeros(len(queries))
@@ -237,7 +237,7 @@ class GaussianProcess(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
     @contextlib.contextmanager
     def _bar(self, unit: str, total: int | None = None) -> Iterator[Any]:
-        """A function that a progress bar counts the calls of, if one is asked for."""
+        """A function that advances the progress bar, or does nothing without one."""
         if not self.progress:
             yield lambda number=1: None
             return

@@ -65,9 +65,9 @@ def fourier_sketch(
         TypeError: keys or values are not Dask arrays of floating numbers.
 
     Precision:
-        As for `jaxgauss.fourier_sketch`, in the 64-bit mode of the caller, whatever that of the workers is. The order
-        of additions depends on the blocks alone: if a worker is lost, the blocks that are computed again give the same
-        bits, as long as all workers' processors are of one kind.
+        As for `jaxgauss.fourier_sketch`; workers take the 64-bit mode of the caller. The order of additions depends on
+        the blocks alone: if a worker is lost, the blocks that are computed again give the same bits, as long as all
+        workers' processors are of one kind.
 
     Example:
         >>> import dask.array, jax.numpy as jnp, jaxgauss, jaxgauss.dask
@@ -125,8 +125,8 @@ def gauss_sum(
         TypeError: queries are not an array of floating numbers, keys or values are not Dask arrays of such.
 
     Precision:
-        As for `gauss_sum_streamed`, for each block; compensated summation adds the blocks. The same bits if a worker is
-        lost, as for `fourier_sketch`.
+        As for `gauss_sum_streamed`, for each block; compensated summation adds the blocks. If a worker is lost, the
+        result has the same bits, as for `fourier_sketch`.
 
     Example:
         >>> import dask.array, numpy as np, jaxgauss.dask
@@ -179,8 +179,8 @@ def _shapes(function: str, keys: Any, values: Any) -> tuple[Any, Any]:
 
 
 def _blocks(*arrays: Any) -> list[tuple[Delayed, Delayed]]:
-    """Pairs of blocks; what both arrays are made of is read once."""
-    both = (x.to_delayed(optimize_graph=False).ravel() for x in arrays)  # optimized, each would read for itself
+    """Pairs of blocks; a source that both arrays share is read once."""
+    both = (x.to_delayed(optimize_graph=False).ravel() for x in arrays)  # optimized graphs would each read the source
     return list(zip(*both, strict=True))
 
 

@@ -86,7 +86,7 @@ def gauss_operator(
 
     Args:
         points: x, (N, D), float32 or float64.
-        tau: τ = 1/σ², a positive number.
+        tau: τ, a positive number: one over the squared bandwidth.
         noise: σ² ≥ 0: a number, or one for each point, (N,).
         kernel: a name or a positive definite `Kernel`, as for `kernel_sum`: not "energy".
         method, backend: as for `kernel_sum`.
@@ -170,7 +170,7 @@ def _check_kind(where: str, name: str, given: Any, kind: type, source: str) -> N
 
 
 def _check_noise(where: str, noise: Array, least: float) -> None:
-    """Raise ValueError if known noise is no larger."""
+    """Raise ValueError if known noise is at most `least`."""
     if (seen := visible(noise)) is not None and seen.min() <= least:
         given = f"{seen.min():.2g}. Add some: noise=1e-4."
         raise ValueError(f"{where}: `operator` must have noise above {least:.2g}; got noise {given}")
@@ -324,9 +324,9 @@ def log_marginal_likelihood(
 ) -> LogLikelihood:
     """Log-likelihood of a Gaussian process, -½ (yᵀA⁻¹y + log det A + N log 2π), A = K + diag(noise), with its gradient.
 
-    Conjugate gradients solve for the values and for random signs at once. The gradient uses the same solutions, so it
-    scales with the loss; that of `lineax.linear_solve` is another solution, which an absolute tolerance may stop at
-    zero. A sum of C + `num_samples` channels for each step, and a few of `rank` channels.
+    Conjugate gradients solve for the values and for random signs at once; the gradient uses the same solutions. (That
+    of `lineax.linear_solve` is another solution, which its absolute tolerance may stop at zero.) Each step is one sum
+    of C + `num_samples` channels; a few more have `rank` channels.
 
     Args:
         operator: from `gauss_operator`, with positive noise. For one length scale per dimension, divide the points by

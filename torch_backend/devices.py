@@ -1,4 +1,4 @@
-"""What a CUDA device cannot do: PyTorch's dispatcher knows it, its operators do not."""
+"""Limits of CUDA devices. PyTorch's dispatcher checks them; its operators, which are called here directly, do not."""
 
 import functools
 from typing import NamedTuple
@@ -28,11 +28,11 @@ class Card(NamedTuple):
 
     @property
     def prefers_cudnn(self) -> bool:
-        """Whether cuDNN's attention is written for the card (FlashAttention-2 is for Ampere) and is right."""
+        """Whether cuDNN's attention is written for the card (FlashAttention-2 is for Ampere) and is correct."""
         return self.capability[0] in (9, 10) and self.cudnn > FAULTY_CUDNN
 
     def cudnn_takes(self, num_queries: int, num_keys: int) -> bool:
-        """Whether cuDNN is right for these numbers of queries and keys.
+        """Whether cuDNN gives right results for these numbers of queries and keys.
 
         A single query is refused or wrong on Blackwell by cuDNN 9.19 to 9.25.0 (PyTorch 2.14.1, pytorch#193893).
         """

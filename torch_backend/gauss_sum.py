@@ -1,4 +1,4 @@
-"""Gauss sums of tensors, their pullback and logarithms: checks, and sums that are computed again."""
+"""Gauss sums of tensors, their pullback and logarithms: arguments are checked, inaccurate sums computed again."""
 
 import functools
 from collections.abc import Callable

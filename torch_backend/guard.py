@@ -5,8 +5,8 @@ An exponent -½|a - b|² is formed as a·b - ½|a|² - ½|b|², about the center
     rounding of the points, u each:  u R r,      rounding of the three terms to float32:  2⁻²⁴ R².
 
 R is the distance of points from the center and r that from each other, in bandwidths. R² bounds the second error. For
-the first, a few sampled pairs give the error over r, which is up to √D below u R if errors of coordinates are
-independent; and the largest sum tells how far apart points are at least.
+the first, a few sampled pairs give the error divided by r, which is up to √D below u R if errors of coordinates are
+independent; and the largest sum gives a lower bound of r.
 """
 
 import functools
@@ -24,7 +24,7 @@ from .arrays import EPS, Array, cast, held, nonzero, without_nan
 from .kernels import AttentionKernel, finest_kernel
 from .layout import squared_radius
 
-# The largest R² at which a reduction keeps the promise of its precision.
+# The largest R² at which a reduction is as accurate as its precision promises.
 REACH = {
     "rescale": {
         "float16": 2**10,
@@ -51,7 +51,7 @@ REACH = {
         "float64": 2**9,
     },
 }
-REACH_AGAIN = {"cuda": exact.REACH**2, "cpu": 2**36}  # R² of a sum that is computed again; on a CPU in float64
+REACH_AGAIN = {"cuda": exact.REACH**2, "cpu": 2**36}  # the largest R² of a sum computed again; on a CPU in float64
 # Root-mean-square errors of exponents beyond which a sum is computed again.
 DOUBT = {"float16": 5e-3, "bfloat16": 4e-2, "float16x2": 4e-4, "bfloat16x2": 2e-3}
 LOOKED_AT = 16  # sampled queries, and sampled keys
@@ -103,7 +103,7 @@ def doubtful(method: str, kernel: AttentionKernel, points: tuple[Array, Array], 
     """Whether half precision has lost accuracy, judged by the largest sum for |v| ≤ 1.
 
     If all sums are small, all points are at least r apart, r² ≥ -2 log(largest), and the errors of exponents grow with
-    r. In `reweight` with float16, sums are also added to a dummy weight of one.
+    r. In `reweight` with float16, small sums are also lost beside the dummy key's weight of one.
     """
     xp = array_namespace(largest)
     apart = xp.sqrt(-2 * xp.log(xp.clip(largest, SMALLEST, 1.0)))
@@ -113,9 +113,9 @@ def doubtful(method: str, kernel: AttentionKernel, points: tuple[Array, Array], 
 
 
 def relative_loss(a: Array, b: Array, kernel: AttentionKernel) -> Array:
-    """The error of an exponent in half precision over the distance r of its points: root mean square of 256 pairs.
+    """The error of an exponent in half precision divided by the distance r of its points.
 
-    For two-part points its bound, u² R.
+    It is the root mean square of 256 pairs; for two-part points the bound u² R.
     """
     xp = array_namespace(a, b)
     if kernel.parts == 2:
@@ -136,7 +136,7 @@ def gate_starts(gate: Array, batch: int, num_queries: int, num_keys: int) -> tup
 
 
 def report(flag: Tensor) -> None:
-    """Warn if the flag is true; of a flag on a device `warn_of_earlier_sums` will."""
+    """Warn if the flag is true; for a flag on a device, `warn_of_earlier_sums` warns later."""
     if flag.device.type != "cpu":
         report_later(flag)
     elif flag:
@@ -157,7 +157,7 @@ _raised: dict[int, Tensor] = {}  # whether a flag of the device was true
 
 @functools.cache
 def _on_host() -> Tensor:
-    """The same on the host, in memory that devices write to; not PyTorch's pinned one, which is tied to streams."""
+    """Copies of the flags on the host, in registered memory; PyTorch's own pinned memory is tied to streams."""
     flags = torch.zeros(max(1, torch.cuda.device_count()), dtype=torch.bool)
     if runtime := torch.cuda.cudart() if torch.cuda.is_available() else None:
         runtime.cudaHostRegister(flags.data_ptr(), flags.numel(), 0)

@@ -9,7 +9,7 @@ from . import exact
 from .arrays import HALF, MAX, Array, cast, dtype_of, held, nonzero, unbroadcast, without_nan
 from .kernels import AttentionKernel
 
-MOST = 2.0**15  # that weights and cotangents may be in half precision
+MOST = 2.0**15  # the largest weight or cotangent in half precision
 # S: ½|b|² exceeds 65504, the largest number of float16, beyond 362 bandwidths; so it is stored divided by S.
 SCALE = {"float16": 1024.0}
 LOG_ZERO = -1e4  # stands for log 0: its exponential is zero in every dtype, and its product with S is finite

@@ -32,8 +32,8 @@ def fused_sum(
 ) -> tuple[Array, ...]:
     """Σ_n Φ v_n (…, M, C), and the largest sum relative to max|v|.
 
-    With `with_log`, for `rescale` in one call, log Σ_n w_n Φ (…, M, 1) stands between them: the pullback need not
-    compute it again.
+    With `with_log`, for `rescale` in one call, log Σ_n w_n Φ (…, M, 1) is returned between them, so that the pullback
+    need not compute it again.
     """
     fold, reduction, num_queries = Fold(a, b, values), METHODS[method], a.shape[-2]
     a, b, v = fold.fold(a), fold.fold(b), fold.fold(values, of_values=True)
@@ -68,8 +68,7 @@ def fused_pullback(
         dv = Pᵀ g      da = S b - (S 1) a      db = Sᵀ a - (Sᵀ 1) b.
 
     Unless exponents are `exact`, P is the softmax instead, which neither exceeds one nor underflows in a whole row; g
-    is multiplied by the row sums of Φ. They come from `log_sum`, if the sum's own pass has returned it, else from
-    another pass.
+    is multiplied by the row sums of Φ. They come from `log_sum`, if the sum has returned it, else from another pass.
     """
     fold, shapes = Fold(a, b, values), [x.shape for x in (a, b, values)]
     a, b = fold.fold(a), fold.fold(b)
@@ -136,9 +135,9 @@ def _pullback(
         log_sum = xp.where(is_unknown, 0.0, log_sum)
         sums = xp.exp(xp.clip(log_sum, None, math.log(b.shape[-2])))
         lse = half_norms + log_sum
-        largest = xp.where(xp.any(is_unknown), 0.0, xp.max(sums))  # zero is never trusted
-    # The channels of v were divided by v_scale. So g is multiplied by it, for S, and dv is divided by it; its size, and
-    # that of g, whose product float32 may not hold, are left to the end.
+        largest = xp.where(xp.any(is_unknown), 0.0, xp.max(sums))  # at zero the gradient is computed again
+    # The channels of v were divided by v_scale. So g is multiplied by it, for S, and dv is divided by it. The sizes of
+    # v and g, whose product may overflow in float32, are multiplied at the end.
     v_scale = v_scale / v_size
     g_scale, p_scale = scales_for_sums(g * v_scale, sums, (a, b), kernel.dtype)
     g = g * v_scale * sums / (g_scale * p_scale)

@@ -18,8 +18,8 @@ from .shapes import are_known
 # The polynomial with the least relative error on [-½, ½], 2e-9, whose constant term is 1, by Lawson's iteration.
 COEFFICIENTS = (0.000153533632, 0.00133988749, 0.00961843736, 0.0555033247, 0.240226479, 0.693147203, 1.0)
 LEAST, LARGEST = -127.0, 128.0  # the exponents whose bits are those of zero and of infinity
-SHIFT = 1.5 * 2**23  # added to an integer, it leaves its lowest bits in those of the sum
-SHORT = 2**16  # numbers up to which XLA's own takes less time: it divides longer programs among threads
+SHIFT = 1.5 * 2**23  # a sum of it and an integer has the integer's bits as its own lowest bits
+SHORT = 2**16  # up to so many numbers XLA's own takes less time: it divides longer programs among threads
 
 
 def exp2(x: Float[Array, "*any"]) -> Float[Array, "*any"]:

@@ -66,7 +66,7 @@ def squared_radius(a: Scaled, b: Scaled) -> Float[Array, ""]:
 
 
 def are_within(reach: float, a: Scaled, b: Scaled) -> Bool[Array, ""]:
-    """Whether R² is at most `reach`, in one step of the program less than by R² itself. NaN does not count."""
+    """Whether R² is at most `reach`, in a program one step shorter than a comparison of R². NaN is ignored."""
     norms = jnp.concatenate(replicated(a.norms.ravel(), b.norms.ravel()))
     return ~(norms > reach * BASE_2).any()
 
@@ -104,7 +104,7 @@ def center_indices(num: int) -> Sequence[int]:
 
 
 def least_log(dtype: Any) -> float:
-    """Stands for the logarithm of no term at all: below those of points that are as far apart as float32 holds."""
+    """Stands for the logarithm of an empty sum: below that of any term, however far apart the points are."""
     return float(jnp.finfo(dtype).min) / 4
 
 
@@ -160,7 +160,7 @@ def squares_factors(a: Scaled, b: Scaled) -> tuple[Array, Array]:
 
 
 def squared_distances_of(first: Array, second: Array) -> Array:
-    """The product of such factors."""
+    """u, the product of `squares_factors`."""
     return jnp.maximum(dot(first, second.mT), 0)
 
 
@@ -210,6 +210,6 @@ def padded(x: np.ndarray, mode: Any = "edge") -> np.ndarray:
 
 
 def padded_number(num: int) -> int:
-    """A few more points, so that few sums are compiled for many numbers of them: at most an eighth more beyond 512."""
+    """The number rounded up, by at most an eighth beyond 512, so that many numbers of points share a program."""
     block = max(BLOCK, 1 << max(num.bit_length() - 4, 0))
     return num + -num % block

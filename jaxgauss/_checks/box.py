@@ -13,7 +13,7 @@ Bound = float | Sequence[float] | Float[np.ndarray | Array, " d"] | None
 
 
 def corners(where: str, box: tuple[Bound, Bound], keys: Any, dtype: np.dtype) -> tuple[np.ndarray, np.ndarray]:
-    """The lower and the upper corner in float64, with room for keys that are rounded; those of the keys for None."""
+    """The lower and the upper corner in float64, moved outwards by rounding to `dtype`; None stands for the keys'."""
     found = _corner(where, "lower", box[0], np.min, keys), _corner(where, "upper", box[1], np.max, keys)
     with np.errstate(over="ignore"):
         lower, upper = (extreme(x, x.astype(dtype)) for extreme, x in zip((np.minimum, np.maximum), found, strict=True))

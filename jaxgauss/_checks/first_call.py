@@ -1,4 +1,4 @@
-"""What is almost certainly a mistake, looked for at the first call of a function with arrays of these shapes."""
+"""Warnings of likely mistakes in the data, at a function's first call with arrays of given shapes."""
 
 from typing import Any
 
@@ -15,10 +15,10 @@ OF_PAIRS = frozenset(  # results that mean nothing if the kernel is zero between
         *("ksd_squared", "svgd_direction", "mean_shift", "kernel_herding"),
     }
 )
-SETS = (("x", "y"), ("data",), ("particles",), ("points",))  # the points of such a function are the first that it has
-NUMBERS = 2**22  # that are looked through for NaN
-ROWS, LEAST = 64, 16  # points whose distances from all others are computed; fewer tell nothing
-PAIRS, PRODUCTS = 2**21, 2**25  # that are computed at most
+SETS = (("x", "y"), ("data",), ("particles",), ("points",))  # such a function's points: the first names that it takes
+NUMBERS = 2**22  # entries that are searched for NaN, at most about so many
+ROWS, LEAST = 64, 16  # points whose distances from all others are computed; with fewer than LEAST, τ is not checked
+PAIRS, PRODUCTS = 2**21, 2**25  # the most pairs and products that are computed
 
 
 def look(function: str, points: dict[str, Any], others: dict[str, Any]) -> None:

@@ -1,8 +1,8 @@
-"""What public functions are given for arrays: those of other libraries, and points far from the origin.
+"""Preparation of public functions' arrays: those of other libraries are converted, points far from the origin centered.
 
-Without JAX's 64-bit mode NumPy's float64 becomes float32, which would round points far from the origin to a coarse
-grid. Sums see differences only, so a center that all points have in common is subtracted before, in float64. Where they
-have none, a warning says so.
+Without its 64-bit mode JAX rounds NumPy's float64 to float32, which is coarse far from the origin. Sums depend on
+differences only, so a common center of all points is subtracted first, in float64. If there is no common center, a
+warning says so.
 """
 
 import functools
@@ -30,18 +30,17 @@ ARRAYS = frozenset((*POINTS, *OTHERS))
 FLOAT32, FLOAT64 = np.dtype("float32"), np.dtype("float64")
 SAMPLE = 32  # points of each array whose median is the center
 LARGEST = 1e38  # the largest coordinate of a center
-NEAR = 1 / 8  # how near to the median, relative to it, half of the points must be for it to be subtracted
-MOVED, FEW = 1e-3, 1 / 8  # by how many bandwidths rounding may move points; and which part of them any farther
+NEAR = 1 / 8  # the median is subtracted if half of the points lie within this part of it from it
+MOVED, FEW = 1e-3, 1 / 8  # rounding may move points by so many bandwidths, and a part of them any farther
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
 
 
 def public(center: str | None = "common") -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
-    """Decorate a public function: its arrays may be tables or in another byte order, its points far from the origin.
+    """Decorate a public function: tables and other byte orders are converted, points far from the origin centered.
 
-    Arguments are known by their names, and refused in the function's name if it does not take them. Points get one
-    center that is "common", or each array its "own", or "none" because the function sees to it; with None all stay as
-    they are.
+    Arrays are recognized by the names of their arguments. Errors of wrong arguments name the function. The `center` is
+    "common" to all points, or each array's "own"; "none" leaves it to the function; None leaves all arrays as they are.
     """
 
     def decorate(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
@@ -60,7 +59,7 @@ def public(center: str | None = "common") -> Callable[[Callable[_Arguments, _Res
                 if wrong is None:
                     raise
             else:
-                key = (function, *[getattr(x, "shape", None) for x in args[:2]])  # with what finds it, 0.6 µs
+                key = (function, *[getattr(x, "shape", None) for x in args[:2]])  # with the lookup, 0.6 µs
                 if key not in LOOKED:
                     _look(key, defaults, args, kwargs)
                 return result
@@ -72,7 +71,7 @@ def public(center: str | None = "common") -> Callable[[Callable[_Arguments, _Res
 
 
 def _as_taken(function: str, names: dict[str, Any], center: str | None, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """The arguments with their arrays as functions take them; names of parameters come with their defaults."""
+    """The arguments, with arrays converted and centered; `names` are the parameters with their defaults."""
     given = dict(zip(names, args, strict=False)) | kwargs
     found = {name: as_array(x) for name, x in given.items() if name in ARRAYS}
     points = [name for name in POINTS if name in found]
@@ -84,11 +83,11 @@ def _as_taken(function: str, names: dict[str, Any], center: str | None, args: An
     return (*first, *args[len(names) :]), {name: found.get(name, x) for name, x in kwargs.items()}
 
 
-LOOKED: set[Any] = set()  # functions, and shapes of their arguments by position, that have been looked at
+LOOKED: set[Any] = set()  # functions and shapes of their first two arguments whose data have been checked
 
 
 def _look(key: tuple[Any, ...], names: dict[str, Any], args: Any, kwargs: Any) -> None:
-    """Look at the arguments of a function, unless they are traced, or the call is jaxgauss's own."""
+    """Check the data of a call, unless it comes from within jaxgauss or an argument is traced."""
     if str(sys._getframe(2).f_globals.get("__name__")).startswith("jaxgauss."):
         return
     given = names | dict(zip(names, args, strict=False)) | kwargs
@@ -97,11 +96,11 @@ def _look(key: tuple[Any, ...], names: dict[str, Any], args: Any, kwargs: Any) -
         look(public_name(key[0]), {name: given[name] for name in POINTS if name in given}, given)
 
 
-_READY: set[type] = set()  # types of which every object is ready, as far as they have been met
+_READY: set[type] = set()  # types met so far whose objects never need a conversion
 
 
 def _is_ready(x: Any) -> bool:
-    """Whether an argument can stay: JAX's arrays, those of NumPy that JAX takes as they are, and what is no array."""
+    """Whether an argument needs no conversion: an array of JAX, one of NumPy that JAX takes as it is, or no array."""
     kind = type(x)
     if kind is np.ndarray:
         return x.dtype is FLOAT32 or (x.dtype is FLOAT64 and not will_be_rounded(x))
@@ -112,7 +111,7 @@ def _is_ready(x: Any) -> bool:
 
 
 def as_array(x: Any) -> Any:
-    """NumPy's array of an object that has one, such as a table, in the machine's byte order; anything else as it is."""
+    """A table, or another object with `__array__`, as a NumPy array in native byte order; anything else as it is."""
     if not isinstance(x, np.ndarray):
         if _is_ready(x) or hasattr(x, "__dlpack__"):
             return x
@@ -129,9 +128,9 @@ def will_be_rounded(x: Any) -> bool:
 def centered(
     *points: Any, function: str = "", tau: Any = None, names: Sequence[str] = ()
 ) -> tuple[np.ndarray | None, tuple[Any, ...]]:
-    """The center of all points if some will be rounded, or None if it is near; and the points about it.
+    """The center of all points, or None if none of them will be rounded or it is zero; and the points about it.
 
-    If τ is a number, and rounding moves points that have names, a warning says so.
+    If τ is a number, and rounding moves points too far, a warning names them.
     """
     rounded = [x for x in points if will_be_rounded(x)]
     if not (rounded and _are_points(*points)):
@@ -148,7 +147,7 @@ def centered(
 
 
 def _are_points(*arrays: Any) -> bool:
-    """Whether all are floating arrays of points of one dimension; other arguments are refused later, or chunks."""
+    """Whether all are floating arrays of points of one dimension. Chunks are not; wrong arguments are refused later."""
     are = all(isinstance(x, jax.Array | np.ndarray) and x.ndim > 1 and x.dtype in FLOATING for x in arrays)
     return are and len({x.shape[-1] for x in arrays}) == 1
 

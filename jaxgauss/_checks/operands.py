@@ -16,7 +16,7 @@ FLOATING = frozenset(jnp.dtype(name) for name in DTYPES)
 
 
 class Traced(TypeError):
-    """A function that must see values was traced."""
+    """A function that needs the values of its arguments was traced."""
 
 
 def check_tolerance(function: str, method: str, tolerance: Any) -> None:
@@ -108,7 +108,7 @@ def check_weights(function: str, name: str, weights: Any, keys: Any) -> Any:
 
 
 def check_mesh(function: str, mesh: Any, query_axis: Any, key_axis: Any) -> None:
-    """Raise unless the axes belong to the mesh and differ from each other; neither mesh nor axes is right, too."""
+    """Raise unless the axes belong to the mesh and differ from each other, or there are neither mesh nor axes."""
     where = f"`jaxgauss.{function}`"
     if mesh is not None and not isinstance(mesh, (Mesh, AbstractMesh)):
         raise TypeError(f"{where}: `mesh` must be a jax.sharding.Mesh; got {type(mesh).__name__}. See jax.make_mesh.")

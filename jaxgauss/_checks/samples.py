@@ -38,7 +38,7 @@ def check_samples(
         samples: by name.
         tau: one τ, or several by name.
         options: as the caller gave them.
-        weights: by name, for each sample in turn, or None.
+        weights: by name, in the order of the samples, or None.
         min_points: the smallest number of points in a sample.
         allowed: the type of the options.
         may_be_empty: the name of a sample that need not have points.
@@ -135,14 +135,14 @@ def check_kernel(function: str, kernel: Any, *, positive: bool = False, smooth: 
 
 
 def is_mask(weights: Any) -> bool:
-    """Whether weights are booleans, which stand for equal weights of the points that are kept."""
+    """Whether weights are a mask of booleans: the points that it keeps have equal weights."""
     return getattr(weights, "dtype", None) == np.bool_
 
 
 def check_balance(settings: Settings, **weights: Any) -> None:
     """Raise ValueError if the kernel is conditionally positive definite and known weights have unequal sums.
 
-    Warn of sums far above one for any kernel, unless weights have both signs. Those that are normalized pass.
+    For any kernel, warn if weights that are nowhere negative have a sum above two. Normalized weights pass.
     """
     if settings.normalize:
         return
@@ -172,12 +172,12 @@ def warn(message: str) -> None:
 
 
 def visible(array: Any) -> np.ndarray | None:
-    """The numbers of an array, if they are known here."""
+    """The values of an array in float64, or None if the host does not know them."""
     return np.asarray(array, np.float64) if is_visible(array) else None
 
 
 def is_visible(array: Any) -> bool:
-    """Whether its numbers are known without waiting: not under `jit`, or on another device or process."""
+    """Whether the host knows the values without waiting: not under `jit`, nor on another device or process."""
     if not isinstance(array, jax.Array):
         return True
     is_traced = isinstance(array, jax.core.Tracer)

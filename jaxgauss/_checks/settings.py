@@ -73,8 +73,8 @@ class Settings:
     near: bool | None = None  # whether points lie near one another; None if unknown
     waves: bool | None = None  # whether a Fourier series is estimated to be faster; None if unknown
     tolerance: float | None = None  # of method "fourier"
-    blocks: int | None = None  # of its waves on CUDA, of each coordinate; None if unknown
-    pulls: bool = False  # whether gradients of points or τ are asked for, too
+    blocks: int | None = None  # of method "fourier" on CUDA: blocks of waves in a coordinate; None if unknown
+    pulls: bool = False  # whether gradients of points or τ are computed, too
     normalize: bool = False  # whether weights are divided by their sum
 
     @property

@@ -253,7 +253,7 @@ def _kinked(profile: Profile) -> bool:
 
 
 def evaluated(function: Callable[[Array], Array], u: np.ndarray) -> np.ndarray:
-    """The function of an array by one program, wherever JAX traces another."""
+    """Evaluate a function of an array by a compiled program, even while JAX traces another."""
     x64: Any = jax.config.jax_enable_x64  # type: ignore[attr-defined]
     return np.asarray(_program(function, u.shape, u.dtype, x64)(u))
 

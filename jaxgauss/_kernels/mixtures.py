@@ -29,8 +29,8 @@ class Mixture(NamedTuple):
         scales: s, (J,), from the widest to the narrowest.
         weights: w, (J,), positive, so the mixture is a kernel itself.
         maximal_error: of κ, relative to κ(0), at distances of 0 and from 1e-3 to 1e2 length scales.
-        constant: to be subtracted from the sum; not zero only for "energy", whose mixture holds for distances up to
-            one.
+        constant: to be subtracted from the mixture. It is zero except for "energy", whose mixture holds for distances
+            up to one.
     """
 
     scales: tuple[float, ...]
@@ -76,7 +76,7 @@ def _table() -> list[tuple[Profile, list[Mixture]]]:
 
 
 def _stretched(fitted: Profile, profile: Profile) -> float:
-    """The factor of u between the profile and the fitted one; zero if they differ otherwise."""
+    """The factor s with profile(u) = fitted(s u); zero if there is none, or no error is known for it."""
     if isinstance(fitted, RationalQuadratic) and isinstance(profile, RationalQuadratic):
         return profile.rate / fitted.rate if profile.alpha == fitted.alpha and profile.rate <= fitted.rate else 0.0
     return float(profile == fitted)

@@ -201,6 +201,6 @@ def _negative_distance_tangent(primals: tuple[Array], tangents: tuple[Array]) ->
 
 
 def _apart(u: Array) -> tuple[Array, Array]:
-    """Whether points do not coincide, and their distance, or one if they do."""
+    """Whether points are distinct, and their distance, or one if they coincide."""
     apart = ~(u <= COINCIDENT)  # so that NaN stays NaN
     return apart, jnp.sqrt(jnp.where(apart, u, 1))

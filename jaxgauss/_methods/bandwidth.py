@@ -108,8 +108,8 @@ def median_heuristic(
         max_points: at least 2; `max_points`² / 2 pairs are compared.
 
     Returns:
-        τ, a scalar in float32, or in float64 for float64 points, without a gradient. If half of the pairs coincide, the
-        median of the others; if all do, 1. NaN if a point is not finite.
+        τ, a scalar without a gradient, in float32, or in float64 for float64 points. If the median is zero, that of the
+        distances above zero replaces it; if all points are equal, τ is 1. NaN if a point is not finite.
 
     Raises:
         ValueError: shapes do not fit, or N < 2.

@@ -26,8 +26,8 @@ def energy_distance(
     Args:
         x: points, (M, D).
         y: points, (N, D).
-        x_weights, y_weights, estimator, **options: as for `mmd_squared`. Both weights must have the same sum; for a sum
-            of one the expectations are those above.
+        x_weights, y_weights, estimator, **options: as for `mmd_squared`. Both weights must have the same sum. If it is
+            one, E is the weighted mean.
 
     Returns:
         A scalar, at least zero with "biased": as `dcor.energy_distance`, the square of `scipy.stats.energy_distance`,

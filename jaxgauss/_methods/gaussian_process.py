@@ -1,4 +1,4 @@
-"""Gaussian processes: which way the posterior is computed, and the most likely length scales and noise."""
+"""Gaussian processes: the choice of an algorithm for the posterior, and the likeliest length scales and noise."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -12,13 +12,13 @@ from .process_by_matrix import Box, ByMatrix, log_likelihood
 from .process_by_transforms import ByTransforms
 from .process_by_waves import ByWaves, box_modes, number_of_modes, reach
 
-FEW, SOME = 2048, 8192  # points up to which the kernel matrix is taken; in more than three dimensions
-MODES = 5000  # cosines and sines whose matrix is factored: 200 MB
-GRID = 2**24  # numbers of the grid of fast transforms, at most
-# Parts of many points whose likelihood is taken first: neighbours of a random point, and points at random.
+FEW, SOME = 2048, 8192  # the kernel matrix is factored for up to FEW points; for SOME in more than three dimensions
+MODES = 5000  # the largest number of cosines and sines whose matrix is factored: 200 MB
+GRID = 2**24  # the largest number of grid points of the fast Fourier transforms
+# Of many points, the likelihood of parts is maximized first: PART points near a random one, or random points.
 PART, NEAR, ANYWHERE = 800, 4, 2
-STARTS = (0.3, 0.1, 0.03, 0.01)  # length scales, relative to the box, among which the search begins
-LEAST_NOISE = 1e-11  # relative to s² N: with less, rounding decides
+STARTS = (0.3, 0.1, 0.03, 0.01)  # the search begins at the likeliest of these length scales, relative to the box
+LEAST_NOISE = 1e-11  # relative to s² N: less noise is lost in rounding
 Posterior = ByMatrix | ByWaves | ByTransforms
 
 
@@ -28,7 +28,7 @@ def box_of(points: np.ndarray) -> Box:
 
 
 def way(num: int, box: Box, scale: np.ndarray, noise: float) -> type[Posterior] | None:
-    """How the posterior of so many points in a box is computed; None if no way is."""
+    """The class that computes the posterior of `num` points in a box; None if none can."""
     dim = len(scale)
     if num <= (FEW if dim <= 3 else SOME):
         return ByMatrix
@@ -49,21 +49,21 @@ def posterior(points: np.ndarray, values: np.ndarray, scale: np.ndarray, noise: 
 
 
 def wider(box: Box, points: np.ndarray, scale: np.ndarray) -> Box:
-    """The box with points that lie outside of it; beyond the reach of what is inside, f has its prior."""
+    """The box, enlarged to hold the points, but at most by the distance beyond which f has its prior distribution."""
     most = reach(len(scale), np.finfo(float).eps) * scale
     lower, upper = (np.clip(x, box[0] - most, box[1] + most) for x in box_of(points))
     return np.minimum(lower, box[0]), np.maximum(upper, box[1])
 
 
 class Learned(NamedTuple):
-    """Length scales (D,) and noise, relative to s², and what their likelihood is.
+    """Length scales (D,), the noise relative to s², and their likelihood.
 
     Attributes:
         theta: the logarithms of one or D length scales and of the noise.
         variance: s².
         value: the logarithm of the likelihood of all points, or of parts of them if it is not `exact`.
         steps: evaluations of the likelihood.
-        posterior: of all points, if the likelihood is.
+        posterior: of all points if `exact`, else None.
     """
 
     theta: np.ndarray
@@ -85,7 +85,7 @@ class Objective:
         self.parts = [np.arange(len(points))] if self.few else self._parts(rng)
 
     def _parts(self, rng: Any) -> list[np.ndarray]:
-        """Indices of parts: the neighbours of some points tell of short length scales, points anywhere of long ones."""
+        """Indices of the parts: near points determine short length scales, random points long ones."""
         extent = np.where(self.box[1] > self.box[0], self.box[1] - self.box[0], 1)
         tree = KDTree(self.points / extent)
         centers = rng.choice(len(self.points), NEAR, replace=False)
@@ -98,11 +98,11 @@ class Objective:
         return np.broadcast_to(scale, self.points.shape[1:]).copy(), noise
 
     def num(self, exact: bool) -> int:
-        """The number of points that the likelihood is of."""
+        """The number of points in the likelihood."""
         return len(self.points) if exact else sum(map(len, self.parts))
 
     def posteriors(self, theta: np.ndarray, exact: bool) -> Iterator[ByMatrix | ByWaves]:
-        """That of all points, by waves, or those of the parts, by their matrices."""
+        """The posterior of all points, by waves, or one of each part, by its kernel matrix."""
         scale, noise = self.scale_and_noise(theta)
         if exact and not self.few:
             yield ByWaves(self.points, self.values, scale, noise, self.box)
@@ -111,7 +111,7 @@ class Objective:
             yield ByMatrix(self.points[part], self.values[part], scale, noise)
 
     def fits(self, theta: np.ndarray) -> bool:
-        """Whether the likelihood of all points is computed."""
+        """Whether the likelihood of all points can be computed."""
         return self.few or way(len(self.points), self.box, *self.scale_and_noise(theta)) is ByWaves
 
     def __call__(self, theta: np.ndarray, exact: bool) -> tuple[float, np.ndarray]:
@@ -122,14 +122,14 @@ class Objective:
         return value, np.append(gradient[:-1].sum(), gradient[-1]) if self.shared else gradient
 
     def at(self, theta: np.ndarray, exact: bool) -> Learned:
-        """All that is known of one point."""
+        """θ with its likelihood and posterior."""
         found = list(self.posteriors(theta, exact))
         value, _, variance = log_likelihood([x.likelihood() for x in found])
         posterior = found[0] if exact else None
         return Learned(theta, *self.scale_and_noise(theta), variance, value, exact, self.steps, posterior)
 
     def best(self, theta: np.ndarray, bounds: Any, exact: bool, max_iter: int) -> np.ndarray:
-        """The most likely point from a start, by L-BFGS."""
+        """The likeliest θ that L-BFGS finds from a start."""
         size = self.values.shape[1] * self.num(exact)
 
         def minus(theta: np.ndarray) -> tuple[float, np.ndarray]:
@@ -142,9 +142,9 @@ class Objective:
 
 
 def learned(objective: Objective, theta: np.ndarray | None, noise: float, max_iter: int) -> Learned:
-    """The most likely length scales and noise, from a start or from several.
+    """The likeliest length scales and noise, from a given start or from the best of several.
 
-    Parts of many points are taken first. All points follow, if the matrix of their waves can be factored.
+    Of many points, the likelihood of parts is maximized first; then that of all, if their matrix can be factored.
     """
     extent = objective.box[1] - objective.box[0]
     extent = np.where(extent > 1e-12 * extent.max(), extent, extent.max() or 1)

@@ -44,7 +44,7 @@ def hsic(
 
     Args:
         x: points, (N, D_x).
-        y: points that belong to them, (N, D_y).
+        y: points that are paired with them, (N, D_y).
         tau_x: τ = 1/σ² of x, positive; or several, (T,), whose kernels are averaged.
         tau_y: τ of y, likewise, (S,).
         estimator: "biased", the formula above, at least 0; or "unbiased", over pairs, triples and quadruples of

@@ -54,13 +54,13 @@ def hsic_test(
 
     Args:
         x: points, (N, D_x), N ≥ 4.
-        y: points that belong to them, (N, D_y).
+        y: points that are paired with them, (N, D_y).
         tau_x: τ = 1/σ² of x, positive; or several, (T,), which are aggregated with those of y, in all pairs
             (docs/which_function.md).
         tau_y: τ of y, likewise.
         rng_key: random key for the resamplings, which are the same on every device and in every precision.
         num_permutations: P, for either kind of resampling. The p-value is at least 1/(P + 1).
-        estimator: "unbiased", which several bandwidths need and few points should have; or "biased", as for `hsic`.
+        estimator: "unbiased", required for several bandwidths and better for few points; or "biased", as for `hsic`.
         resampling: "permutation", exact for every N; or "wild", valid for many points. With "biased" it rejects too
             often if bandwidths are so narrow that a point has few others near it.
         progress: show a bar (needs tqdm); not under `jit`.
@@ -76,7 +76,7 @@ def hsic_test(
         ImportError: `progress` without tqdm.
 
     Precision:
-        That of float64. For more than 512 points in float32, statistics are within 1e-7 of √(V_x V_y).
+        That of float64. For more than 512 points in float32, statistics are within 1e-7 √(HSIC(x, x) HSIC(y, y)).
 
     Example:
         >>> import jax, jaxgauss

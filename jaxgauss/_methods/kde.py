@@ -63,7 +63,7 @@ def kde_logpdf(
 
     Derivatives:
         Reverse mode of any order with respect to points, samples, tau and weights. Derivatives with respect to
-        weights of zero are cut off at 1e26.
+        weights of zero do not exceed 1e26.
 
     Precision:
         As for `log_gauss_sum`.

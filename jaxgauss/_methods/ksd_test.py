@@ -82,7 +82,7 @@ def ksd_test(
         ImportError: `progress` without tqdm.
 
     Precision:
-        That of float64. For more than 512 points in float32, statistics are within 1e-7 of ‖h‖.
+        That of float64. For more than 512 points in float32, statistics are within 1e-7 of the root mean square of h.
 
     Example:
         >>> import jax, jaxgauss

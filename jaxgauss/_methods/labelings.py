@@ -13,9 +13,9 @@ ROWS = 8192  # rows of the kernel matrix in one call of an attention kernel
 
 
 class Design(NamedTuple):
-    """The numbers of points and of labelings: column 0 is all ones, column 1 the samples, the others are random.
+    """The numbers of points and of labelings: column 0 is all ones, column 1 the actual labels, the others are random.
 
-    `most` is the number of blocks of waves of a coordinate that compute the forms; 0 if pairs do.
+    If waves compute the forms, `most` is their number of blocks for a coordinate, else 0.
     """
 
     num_x: int

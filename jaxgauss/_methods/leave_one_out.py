@@ -27,9 +27,9 @@ from .kde import check_integral, log_factor, log_or_zero
 from .over_others import over_others
 from .weights import normalized
 
-MANY = 4096  # points from which a sum over all of them, one's own term included, is taken in few dimensions
-HIDDEN = 1e-5  # the share of others in such a sum that leaves too few digits
-NEAREST, NUMBERS = 32, 2**22  # neighbours of a point whose own term hides them; terms of rows at a time
+MANY = 4096  # from so many points on, in few dimensions, each point's own term is subtracted from a sum over all
+HIDDEN = 1e-5  # if the other terms are a smaller part of that sum, the difference has too few digits
+NEAREST, NUMBERS = 32, 2**22  # neighbors that are then summed instead; terms that are computed at a time
 DIMENSIONS = (1, 2, 3)
 
 
@@ -74,7 +74,7 @@ def leave_one_out_tau(
         values: v, (N, C) or (N,), to be predicted. None: the density is estimated.
         kernel: as for `kde_logpdf`; with values, as for `kernel_mean`.
         weights: (N,), not negative; they are divided by their sum. None: all are equal.
-        progress: show a bar (needs tqdm), for which candidates are taken one by one; not under `jit`.
+        progress: show a bar (needs tqdm); candidates are then scored one by one. Not under `jit`.
         **options: `method`, `precision` and `backend`, as for `log_gauss_sum`.
 
     Returns:
@@ -165,7 +165,7 @@ def _search(settings: Settings, points, taus, weights, values) -> BandwidthSearc
 
 
 def _are_many(settings: Settings, points: Any, *others: Any) -> bool:
-    """Whether one sum over all points, the point itself included, is the way: on a CPU, where nothing is traced."""
+    """Whether to subtract each point's own term from a sum over all: on a CPU, outside of transformations."""
     few_dimensions = settings.kernel == GAUSS and points.shape[1] in DIMENSIONS
     if not (settings.automatic and few_dimensions and points.shape[0] >= MANY):
         return False
@@ -174,10 +174,10 @@ def _are_many(settings: Settings, points: Any, *others: Any) -> bool:
 
 
 def _search_of_many(settings: Settings, points, taus, weights, _: Any) -> BandwidthSearch:
-    """`_search` of one τ without values: from sums over all points, where a point's own term does not hide the others.
+    """`_search` of one τ without values: each point's own term is subtracted from the sum over all points.
 
-    These sums have float64's digits, and take O(N) operations by waves. Where a point's own term does hide the others,
-    all of them are far away: the sum is that of a few neighbours, or of all if these are not enough.
+    The sums are computed in float64, in O(N) operations by waves. If a point's own term exceeds all others by far, the
+    others are summed without it: a few neighbors, or all points if more of them count.
     """
     with jax.enable_x64(True):
         x = jnp.asarray(np.asarray(points), "float64")
@@ -193,7 +193,7 @@ def _search_of_many(settings: Settings, points, taus, weights, _: Any) -> Bandwi
 
 
 def _with_hidden(x: Array, w: Array, tau: Array, logs: Array, hidden: np.ndarray) -> Array:
-    """The logarithms, those of hidden others summed again."""
+    """The logarithms; the `hidden` ones are summed again, without the point's own term."""
     (indices,) = hidden.nonzero()
     found, are_enough = _of_neighbours(np.asarray(x), np.asarray(w), float(tau), indices)
     logs = logs.at[indices].set(found)
@@ -206,14 +206,14 @@ def _with_hidden(x: Array, w: Array, tau: Array, logs: Array, hidden: np.ndarray
 
 @jax.jit
 def _without_themselves(x: Array, w: Array, tau: Array) -> tuple[Array, Array]:
-    """log Σ_{j ≠ i} w_j Φ(x_i, x_j) (N,), from sums over all j; and where too few digits are left."""
+    """log Σ_{j ≠ i} w_j Φ(x_i, x_j) (N,), from sums over all j; and for which i too few digits are left."""
     logs = log_gauss_sum(x, x, log_or_zero(w), tau)
     own = jnp.exp(log_or_zero(w) - logs)
     return logs + jnp.log1p(-own), 1 - own < HIDDEN
 
 
 def _of_neighbours(x: np.ndarray, w: np.ndarray, tau: float, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """log Σ w_j Φ(x_i, x_j) over the nearest j ≠ i, for some i; and whether no other term counts."""
+    """log Σ w_j Φ(x_i, x_j) over the nearest j ≠ i, for some i; and whether all other terms are negligible."""
     from scipy.spatial import KDTree  # here, because it takes a sixth of the time to import all of jaxgauss
 
     (there,) = w.nonzero()

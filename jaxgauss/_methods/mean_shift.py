@@ -31,7 +31,7 @@ class MeanShift(NamedTuple):
 
     Attributes:
         points: the final points, (P, D), each within a few times the tolerance of a mode.
-        labels: the number of each point's mode, (P,), from 0 in the order in which the points meet them.
+        labels: the number of each point's mode, (P,). Modes are numbered from 0 in the order of their first points.
         num_steps: the number of steps taken.
     """
 
@@ -61,7 +61,7 @@ def mean_shift(
     Args:
         points: the starting points x, (P, D): to cluster data, the data themselves or some of them.
         data: k, (N, D), N ≥ 1.
-        tau: τ = 1/σ², one positive number. A larger one has more modes.
+        tau: τ = 1/σ², one positive number. A larger τ gives more modes.
         tol: the iteration ends when no point moves by more than this number of bandwidths σ.
         max_steps: the largest number of steps.
         weights: w of the data, (N,), not negative. None: all are equal.
@@ -127,12 +127,12 @@ def mean_shift(
 
 
 def _about(origin: np.ndarray | None, found: MeanShift) -> MeanShift:
-    """The result of points about an origin, with the points where they are."""
+    """The result, with the origin added back to its points."""
     return found if origin is None else found._replace(points=found.points + origin[None])
 
 
 class _State(NamedTuple):
-    """Points about a center, the longest of the last steps in bandwidths, the number of steps, and where they end.
+    """Points and data about a center, the length in bandwidths of the longest last step, and when to stop.
 
     Centering keeps the means accurate: their rounding error grows with the size of the values.
     """

@@ -44,7 +44,7 @@ def mmd_squared(
             under `jit` gives NaN.
         kernel: a name or a `Kernel`, as for `kernel_sum`. "energy" gives √τ times the energy distance, if the weights
             of x and of y have the same sum.
-        x_weights: a, (M,), of either sign: a distance takes Σa = Σb. None: 1/M. Or a mask, of booleans.
+        x_weights: a, (M,), of either sign; MMD is a distance only if Σa = Σb. None: 1/M. Or a mask of booleans.
         y_weights: b, (N,), likewise.
         estimator: "biased", the formula above, at least 0; or "unbiased", without the pairs i = i within x and within
             y, times (Σa)² / ((Σa)² - Σa²). It needs two points with weight on each side.
@@ -82,7 +82,7 @@ def mmd_squared(
 
 
 def checked_mmd(function, kernel, x, y, tau, weights, estimator, y_norm_squared, options) -> Array:
-    """MMD², checked in the name of a public function."""
+    """MMD², with errors that name the public function."""
     check_estimator(function, estimator)
     smallest = 2 if estimator == "unbiased" else 1
     kernel = check_kernel(function, kernel)
@@ -131,8 +131,8 @@ def embedding_norm_squared(
 
     Args:
         points: x, (N, D).
-        tau, kernel, weights, estimator, **options: as for `mmd_squared`. With "energy" the term is negative, and no
-            norm.
+        tau, kernel, weights, estimator, **options: as for `mmd_squared`. With "energy" the result is negative, so it is
+            not a norm.
 
     Returns:
         A scalar.

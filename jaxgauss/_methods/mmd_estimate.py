@@ -27,8 +27,8 @@ from .._sums.moments import Reduction, as_gaussians, bandwidth_mean, prepare, wi
 from .._sums.streamed import gauss_sum_streamed
 
 WHERE = "`jaxgauss.mmd_estimate`"
-# Chunks are padded to one size if that adds at most such a share of the pairs of points, or pairs that take less time
-# than a program takes to compile.
+# Chunks are padded to one size if that adds at most this share of pairs of points, or so few pairs that they take less
+# time than the compilation of a second program.
 LITTLE, FEW = 0.1, 2**26
 Chunks = Iterable[Points] | Callable[[], Iterable[Points]]
 
@@ -71,9 +71,9 @@ def mmd_estimate(
         y: points, (N, D), or chunks, likewise.
         tau: τ = 1/σ², positive; or several, (T,), whose kernels are averaged.
         kernel: a name or a `Kernel`, as for `mmd_squared`.
-        estimator: "unbiased", without the pairs i = i, which may be negative; or "biased", with them, which is larger
-            by about (1/M + 1/N)(k(0) - mean k).
-        progress: show a bar of the chunks (needs tqdm); arrays are divided into some, not under transformations.
+        estimator: "unbiased", without the pairs i = i, may be negative; "biased", with them, is larger by about
+            (1/M + 1/N)(k(0) - mean k).
+        progress: show a bar (needs tqdm); arrays are then divided into chunks. Not under transformations.
         **options: `method`, `precision` and `backend`, as for `gauss_sum`; for arrays also `mesh`, `query_axis` and
             `key_axis`, as for `mmd_squared`.
 
@@ -156,7 +156,7 @@ def _shares(settings: Settings, estimator: str, num: int, num_others: int) -> tu
 
 
 def _of_rows(dtype: Any, *rows: Any) -> MMDEstimate:
-    """A function that computes the estimate from the rows of x and of y."""
+    """The estimate from the rows of x and of y."""
     value, variance = sum(row.mean() for row in rows), sum(4 * row.var(ddof=1) / row.size for row in rows)
     where = jnp.where if isinstance(variance, jax.Array) else np.where
     error = where(variance == 0, 0, where(variance == 0, 1, variance) ** 0.5)  # whose gradient at zero is zero
@@ -172,7 +172,7 @@ class _Sample:
     sizes: list[int]
     dim: int
     dtype: np.dtype
-    is_rounded: bool  # by JAX, if it is not centered before
+    is_rounded: bool  # whether JAX would round the points to float32 unless they are centered first
 
     @classmethod
     def of(cls, name: str, given: Any) -> "_Sample":

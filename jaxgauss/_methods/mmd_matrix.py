@@ -20,7 +20,7 @@ from .._sums.kernel_sum import unrounded_kernel_sum
 from .._sums.moments import bandwidth_mean
 from .weights import in_own_unit
 
-WIDTHS, OVERHEAD = (8, 16, 32, 64), 16  # points of a chunk, and what it costs beside them
+WIDTHS, OVERHEAD = (8, 16, 32, 64), 16  # points of a chunk; a chunk costs as much as so many points more
 BLOCK, CUDA_BLOCK = 1024, 4096  # points: the pairs of two blocks fill a tile
 
 
@@ -110,7 +110,7 @@ def _check_sets(kernel: Kernel, labels: np.ndarray, weights: Any, estimator: str
 
 
 class _Layout(NamedTuple):
-    """Chunks of points of one set each, in blocks; points are padded to the same number by others of no weight.
+    """Blocks of chunks; each chunk holds points of one set, and others of weight zero to fill its width.
 
     Attributes:
         sets: of each point, (N,).

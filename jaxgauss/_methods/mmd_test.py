@@ -58,8 +58,8 @@ def mmd_test(
     """Test whether x and y come from one distribution, by MMD² and random labelings of the pooled points.
 
     With the kernel matrix K of the pooled points and a labeling σ (1 in x, -1 in y), MMD² is a combination of σᵀKσ,
-    σᵀK1 and 1ᵀK1. By "auto", XLA computes K once, in float64, on CPUs, and elsewhere for several bandwidths or up to
-    4096 points: O((M + N)² (D + P)) operations. On CPUs a Fourier series replaces K for many points in D ≤ 3: O((M +
+    σᵀK1 and 1ᵀK1. On CPUs, and elsewhere for several bandwidths or up to 4096 points, "auto" computes K once, in XLA
+    and float64: O((M + N)² (D + P)) operations. On CPUs a Fourier series replaces K for many points in D ≤ 3: O((M +
     N) P). Otherwise labelings are channels of a `gauss_sum`. O((M + N)(D + P)) memory, at most 64 MiB for labelings.
 
     Args:

@@ -1,4 +1,4 @@
-"""Sums over all points but one, for each point and many τ."""
+"""Sums over all other points, for each point and many τ."""
 
 from dataclasses import replace
 
@@ -17,8 +17,8 @@ from .._sums.in_float64 import in_float64
 from .._sums.kernel_mean import as_logs, means_over_mesh
 from .._sums.log_gauss_sum import log_gauss_sum
 
-PAIRS, LEAST_ROWS = 2**16, 8  # pairs of points at a time, and points at least
-LEFT_OUT = 1e38  # how far a point is that is left out
+PAIRS, LEAST_ROWS = 2**16, 8  # pairs of points at a time, in at least so many rows
+LEFT_OUT = 1e38  # stands for the distance of a point that is left out
 GROUP = 1024  # points in a group
 
 
@@ -35,16 +35,16 @@ def over_others(
 def _of_rows(
     settings: Settings, points: Array, log_weights: Array, taus: Array, values: Array | None
 ) -> tuple[Array, Array | None]:
-    """The same, from float64: some points at a time meet all others, whose distances serve every τ.
+    """The same from float64 points: blocks of rows against all points, with distances computed once for all τ.
 
-    Exponents relative to the largest, their exponentials and sums have their digits in the working dtype.
+    Exponents are computed relative to the largest of their row, and then rounded to the working dtype.
     """
     num, dtype = len(points), working_dtype(settings.dtype)
     rows = min(num, max(LEAST_ROWS, PAIRS // num))
     w = jnp.exp(log_weights)
     w = jnp.where(w > float(jnp.finfo(dtype).tiny), w, 0)
     has_others = (w > 0).sum() > 1
-    w = jnp.where(has_others, w, 1 / num)  # of one point alone with a weight, the others count alike
+    w = jnp.where(has_others, w, 1 / num)  # if a single point has all the weight, all points count equally
     if values is None:
         center, columns = None, w[:, None]
     else:
@@ -77,9 +77,9 @@ def _of_rows(
 
 
 def _least_and_beyond(x: Array, others: Array, dtype: np.dtype) -> tuple[Array, Array]:
-    """The least of the others in each row, in float64, and how far they lie beyond.
+    """The smallest x of the others in each row, in float64, and the differences of the others from it.
 
-    The derivative of the least cancels that of its own term, which at a large τ would hide all others.
+    In derivatives the smallest x cancels with its own term, which at a large τ would hide all others.
     """
     least = jnp.where(others, x, jnp.inf).min(-1, keepdims=True)
     return least[:, 0], jnp.where(others, jnp.minimum(x - least, LEFT_OUT), LEFT_OUT).astype(dtype)
@@ -88,7 +88,7 @@ def _least_and_beyond(x: Array, others: Array, dtype: np.dtype) -> tuple[Array, 
 def _of_groups(
     settings: Settings, points: Array, log_weights: Array, taus: Array, values: Array | None
 ) -> tuple[Array, Array | None]:
-    """The same: a dense matrix sums each group, without its diagonal, and groups are joined turn by turn."""
+    """The same: a dense matrix without its diagonal sums within each group; other groups are added one by one."""
     settings = replace(settings, dtype=points.dtype.name)
     num, dim = points.shape
     num_groups = -(-num // GROUP)

@@ -1,7 +1,6 @@
 """Quadratic and linear forms of the kernel matrix without its diagonal, in float64, for the tests.
 
-With a narrow bandwidth the ones on the diagonal would hide all other terms, so they are never formed. Each pair is
-taken once.
+The diagonal is never formed: for narrow bandwidths its ones would hide all other terms. Each pair is computed once.
 """
 
 import math

@@ -19,7 +19,7 @@ Box = tuple[Float[np.ndarray, " d"], Float[np.ndarray, " d"]]  # lower and upper
 
 
 class Likelihood(NamedTuple):
-    """What the likelihood of values (N, C) is made of, and derivatives with respect to log ℓ (D) and log α.
+    """The terms of the likelihood of values (N, C), and their derivatives with respect to log ℓ (D) and log α.
 
     Attributes:
         num: N C.
@@ -58,7 +58,7 @@ class ByMatrix:
         self.solution = scipy.linalg.cho_solve((self.factor, True), values, check_finite=False)
 
     def likelihood(self) -> Likelihood:
-        """What the likelihood of the values is made of."""
+        """The terms of the likelihood of the values."""
         inverse = inverted(self.factor)
         matrix = gauss_matrix(self.points, self.points)
         apart = [np.square(x[:, None] - x) * matrix for x in self.points.T]
@@ -109,7 +109,7 @@ def gauss_matrix(queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
 
 
 def factored(matrix: Matrix) -> Matrix:
-    """Its lower Cholesky factor; the matrix is overwritten if its order is Fortran's."""
+    """The lower Cholesky factor of a matrix, which is overwritten if it is in Fortran order."""
     factor, info = lapack.dpotrf(matrix, lower=1, clean=1, overwrite_a=1)
     if info:
         raise np.linalg.LinAlgError("the matrix is not positive definite")

@@ -9,9 +9,10 @@ Derivatives of the former are 2cᵀ dy - cᵀ dA c. Those of the latter are tr B
 
     tr P⁻¹d diag(noise) + tr UᵀRᵀdK R U + E (z - Πz)ᵀRᵀdK R (z - Πz) + E zᵀRᵀdA R (v - z),  Π = UUᵀ
 
-where U are the eigenvectors that the preconditioner knows. The first two terms are exact. The others are small if R is
-good, because K is small where Π is zero, and v is near z. Source, but for this formula: Gardner, Pleiss, Bindel,
-Weinberger & Wilson, "GPyTorch: Blackbox Matrix-Matrix Gaussian Process Inference", 2018, arXiv:1809.11165.
+where U are the eigenvectors in the preconditioner. The first two terms are exact. The others are small if the
+preconditioner is good: K is then small where Π is zero, and v is near z. Source of all but this formula: Gardner,
+Pleiss, Bindel, Weinberger & Wilson, "GPyTorch: Blackbox Matrix-Matrix Gaussian Process Inference", 2018,
+arXiv:1809.11165.
 """
 
 import math
@@ -46,16 +47,16 @@ class _Step(NamedTuple):
     solutions: Array  # (N, C), as the next two
     rest: Array
     direction: Array
-    squared: Array  # (1, C), of the rest
+    squared: Array  # (1, C), the squared norm of the rest
     goes_on: Array
-    inverse_sizes: Array  # (S, C), 1 for a column that has arrived
-    ratios: Array  # and 0
+    inverse_sizes: Array  # (S, C), 1 after a column has converged
+    ratios: Array  # (S, C), 0 after a column has converged
 
 
 def solved(
     product: Callable[[Array], Array], right: Float[Array, "n c"], rtol: float, max_steps: int
 ) -> tuple[Array, Array]:
-    """By conjugate gradients, until the rest of each column has fallen by `rtol`: solutions and e₁ᵀ log(T) e₁, (C,)."""
+    """Solutions by conjugate gradients, until each column's residual has fallen by `rtol`; and e₁ᵀ log(T) e₁, (C,)."""
     first = jnp.square(right).sum(0, keepdims=True)
 
     def advance(now: _Step) -> _Step:

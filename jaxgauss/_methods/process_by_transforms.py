@@ -18,7 +18,7 @@ from .process_by_waves import box_modes, log_weights
 
 OF_MEAN, OF_SAMPLES = 1e-8, 1e-3  # residuals relative to the right-hand side
 STEPS = 10_000  # of conjugate gradients, at most
-TOGETHER = 2**22  # numbers of all grids whose systems are solved together
+TOGETHER = 2**22  # grid points of all systems that are solved together
 fft: Any = transforms
 Rows = Any  # complex arrays (C, …)
 

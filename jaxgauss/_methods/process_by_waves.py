@@ -93,7 +93,7 @@ class ByWaves:
         self.square = float(np.square(values).sum())
 
     def _pairs(self) -> tuple[np.ndarray, np.ndarray]:
-        """Places of the differences and the sums of all pairs of modes among those of twice the size."""
+        """Indices, among modes up to twice as large, of the differences and the sums of all pairs of modes."""
         flat = self.half @ self.strides
         center = (2 * self.modes.most) @ self.strides
         return center + flat[:, None] - flat, center + flat[:, None] + flat
@@ -111,7 +111,7 @@ class ByWaves:
         return matrix
 
     def likelihood(self) -> Likelihood:
-        """What the likelihood of the values is made of."""
+        """The terms of the likelihood of the values."""
         inverse, _ = lapack.dtrtri(self.factor, lower=1)
         diagonal = np.square(inverse).sum(0)
         bends = 1 - np.square(self.half * self.unit)  # ∂ log g / ∂ log ℓ, (H, D)

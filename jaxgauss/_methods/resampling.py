@@ -64,7 +64,7 @@ class Resamplings(NamedTuple):
 
     @property
     def rounding(self) -> float:
-        """How much equal statistics may differ, relative to the root mean square of N² terms."""
+        """By how much rounding may separate equal statistics, relative to the root mean square of N² terms."""
         unit = float(jnp.finfo(self.dtype).eps)
         return 16 * (unit if self.dtype == "float64" else 4 / self.num * unit)
 
@@ -84,7 +84,7 @@ def check_one_bandwidth(function: str, estimator: str, **taus: Any) -> None:
 
 
 def as_test(statistics: Float[Array, " p1"], rounding: Array, dtype: Any, working: Any) -> KernelTest:
-    """The test of statistics, of which the first is observed; ties within rounding raise the p-value."""
+    """The test from its statistics, of which the first is observed; ties within rounding raise the p-value."""
     observed, null = statistics[0], statistics[1:]
     p_value = _shares(len(null), working)[(null >= observed - rounding).sum()]
     p_value = jnp.where(jnp.isnan(observed), jnp.nan, p_value)  # NaN in the points gives no p-value

@@ -60,7 +60,7 @@ def ksd_squared(
         compute them inside the loss.
 
     Precision:
-        In float32 within 1e-5 of the sum of the sizes of the terms, gradients within 2e-5, wherever the points lie.
+        In float32 within 1e-5 of the sum of the absolute terms, gradients within 2e-5, wherever the points lie.
 
     Example:
         >>> import jax, jaxgauss

@@ -11,9 +11,9 @@ from .._kernels.profiles import Energy
 
 
 def weights_or_mean(weights: Array | None, points: Array, settings: Settings) -> Array:
-    """The weights, normalized if that is asked for; or 1/N each if there are none or for N points that are kept.
+    """The weights, normalized if asked for. Without weights, or by a mask, the N points that count get 1/N each.
 
-    In the working dtype, because 1/N may underflow in half precision.
+    1/N is in the working dtype, because it may underflow in half precision.
     """
     if weights is None:
         num, dtype = points.shape[0], working_dtype(settings.dtype)
