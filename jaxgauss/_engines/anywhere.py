@@ -45,12 +45,6 @@ def sorts(chosen: Plan, *sizes: int, pulls: bool = True) -> bool:
     return wanted and math.prod(sizes) > FEW[pulls]
 
 
-def are_few(queries: Any, keys: Any) -> bool:
-    """Whether all points have so few pairs that a program with both ways compiles quickly."""
-    shapes = [x.shape for x in (queries, queries if keys is None else keys)]
-    return are_known(*sum(shapes, ())) and sum(math.prod(x[:-1]) for x in shapes) ** 2 * shapes[0][-1] <= 4 * FEW[True]
-
-
 def anywhere_sums(
     wanted: Sequence[Wanted],
     queries: Float[Array, "m d"],

@@ -16,10 +16,10 @@ from jaxtyping import Array
 
 from .._arrays.points import by_point, scaled_points, unbroadcast
 from .._checks.settings import working_dtype
+from .branches import one_of_two
 from .bridge import call, select_kernel, torch_backend
 from .costs import kernel_engine
 from .marks import mark
-from .near import one_of_two
 from .plan import Plan
 
 if TYPE_CHECKING:

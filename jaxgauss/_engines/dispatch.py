@@ -13,20 +13,18 @@ import jax
 import jax.numpy as jnp
 
 from .._arrays.devices import platforms
-from .._arrays.points import Scaled, are_within, scaled_points, with_norms
+from .._arrays.points import Scaled, are_within, scaled_points, sizes, sizes_of_each, with_norms
 from .._arrays.shapes import are_known
-from .._checks.operands import sizes
 from .._checks.settings import Settings, working_dtype
 from .._kernels.kernels import GAUSS, Kernel
 from .._kernels.mixtures import Mixture
 from . import mixed, radial
 from .attention import attended_means, attended_pullback, attended_sum, by_attention, kernel_of
 from .blocked import blocked_pullback, scaled_sum
+from .branches import aligned_sizes, but_not, lowered, one_of_two, plan_there
 from .few_dimensions import by_waves
-from .lowering import aligned_sizes, lowered, plan_there
-from .marks import facts_of, mark, marked
+from .marks import mark, marked
 from .means import blocked_means, means_anywhere, means_in_one_pass
-from .near import but_not, one_of_two
 from .plan import Plan, exact_plan, mixture_of
 from .tiles import ONE_PASS
 from .wanted import NOTHING, Channels, Sums, Wanted
@@ -172,7 +170,7 @@ def _by_plan(
     operation: Operation, settings: Settings, near: bool | None, platform: str, *operands: jax.Array
 ) -> tuple[jax.Array, ...]:
     """The operation by its plan. `near`: whether points are known to be near; None if the program must find out."""
-    with mark("sum", operation.name, *facts_of(*operands)):
+    with mark("sum", operation.name, *sizes_of_each(*operands)):
         return _as_planned(operation, settings, near, platform, *operands)
 
 
@@ -220,7 +218,7 @@ def _exactly(function: Callable[..., Any], what: Any, settings: Settings, platfo
     queries, keys, _, tau, *_ = operands
     chosen = exact_plan_of(settings, platform, (queries, keys, keys, tau))
     pulls = isinstance(what, Channels) or what.pulls.kernels
-    with mark("sum", "sum with pulls" if pulls else "sum", *facts_of(*operands)):
+    with mark("sum", "sum with pulls" if pulls else "sum", *sizes_of_each(*operands)):
         return _in_precision(functools.partial(function, what))(chosen, *operands)
 
 

@@ -11,9 +11,10 @@ import numpy as np
 
 from .._arrays.devices import expected_platform
 from .._arrays.points import Scaled, center_indices
+from .._arrays.shapes import are_known
 from .._checks.settings import Settings, working_dtype
 from .._kernels.kernels import GAUSS, Kernel, evaluated
-from .anywhere import are_few
+from .anywhere import FEW
 from .boxes import boxes
 from .few_dimensions import Sizes, most_blocks, pays
 from .marks import note
@@ -47,7 +48,7 @@ def examined(
     points are not examined: that would take as long as their sum, and both ways compile quickly. On CUDA points are
     examined for "fourier" alone, see `with_blocks`.
     """
-    small = settings.method != "fourier" and not isinstance(queries, tuple) and are_few(queries, keys)
+    small = settings.method != "fourier" and not isinstance(queries, tuple) and _are_few(queries, keys)
     is_gauss, kinked = settings.kernel == GAUSS, settings.kernel.kinked
     if settings.method == "differences" or (kinked and not logs) or small:
         return settings
@@ -69,7 +70,7 @@ def examined(
         queries = np.concatenate([np.asarray(x, "float32") for x in queries], -1)
     queries, values = _as_one(queries), None if values is None else _as_one(values)
     keys = queries if keys is None else _as_one(keys)
-    if are_few(queries, keys):
+    if _are_few(queries, keys):
         return settings
     is_same = (is_gauss or logs) and settings.mesh is None and queries.ndim == keys.ndim == 2
     strict = (second_order and not logs) if is_gauss else (logs and not kinked)
@@ -90,6 +91,12 @@ def examined(
     if squared > limit * sure_far or seen < 1 / sure_apart:
         return _with(settings, False, waves)
     return _with(settings, True if squared <= limit / sure_near and seen >= sure_apart else None, waves)
+
+
+def _are_few(queries: Any, keys: Any) -> bool:
+    """Whether all points have so few pairs that a program with both ways compiles quickly."""
+    shapes = [x.shape for x in (queries, queries if keys is None else keys)]
+    return are_known(*sum(shapes, ())) and sum(math.prod(x[:-1]) for x in shapes) ** 2 * shapes[0][-1] <= 4 * FEW[True]
 
 
 def _are_for_waves(

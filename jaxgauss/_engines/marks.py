@@ -1,13 +1,11 @@
 """Marks: names of scopes, by which `explain` knows the parts of a program. They change no program."""
 
-import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 PREFIX = "jaxgauss:"
 _noted: ContextVar[dict[str, Any] | None] = ContextVar("_noted", default=None)
@@ -33,12 +31,6 @@ def marked(function: Callable, *facts: Any) -> Callable:
             return function(*args)
 
     return within
-
-
-def facts_of(queries: jax.Array, keys: jax.Array, values: jax.Array, *others: jax.Array) -> tuple[Any, ...]:
-    """The number of sums of a batch; M, N, D and C of each."""
-    batch = math.prod(jnp.broadcast_shapes(*(x.shape[:-2] for x in (queries, keys, values))))
-    return batch, queries.shape[-2], *keys.shape[-2:], values.shape[-1]
 
 
 @contextmanager

@@ -23,8 +23,8 @@ from .._arrays.points import BASE_2, Scaled, are_within, of_coordinates, scaled_
 from .._arrays.shapes import are_known
 from .._checks.settings import Settings
 from .._kernels.kernels import GAUSS
+from .branches import but_not, by_platform, plan_there
 from .few_dimensions import by_waves
-from .lowering import by_platform, plan_there
 from .plan import NEAR, STRICTER
 from .products import APART, powers, separation
 
@@ -104,13 +104,6 @@ def _are_near(
     return vary_like(jnp.full((), is_near), [queries, keys, tau]) if isinstance(is_near, bool) else is_near
 
 
-def but_not(is_near: jax.Array | bool, waves: jax.Array | bool) -> jax.Array | bool:
-    """Whether points are near and not summed by waves."""
-    if isinstance(waves, bool):
-        return False if waves else is_near
-    return is_near & ~waves
-
-
 def _unbatched(look: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     """`look`, which under `vmap` gets the whole batch, so that what depends on its boolean stays one conditional."""
 
@@ -129,29 +122,3 @@ def _unbatched(look: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 def tiles_are_near(queries: jax.Array, keys: jax.Array, tau: jax.Array) -> Any:
     """Whether points are near enough for derivatives of tiles from products, in their own dtype."""
     return within(NEAR[queries.dtype.name] / STRICTER, queries, keys, tau, GAUSS.slope)
-
-
-def one_of_two(is_near: jax.Array | bool, near: Callable, anywhere: Callable, *operands: Any) -> Any:
-    """`near(*operands)` if they are near, else `anywhere(*operands)`; each has its own derivatives."""
-    if isinstance(is_near, bool):
-        return (near if is_near else anywhere)(*operands)
-    return lax.cond(is_near, near, anywhere, *operands)
-
-
-def near_or_anywhere(is_near: jax.Array | bool, near: Callable, anywhere: Callable, *operands: Any) -> Any:
-    """`one_of_two`, with the derivatives of `anywhere` for both."""
-    if is_near is False:
-        return anywhere(*operands)
-    return _with_derivatives(near, anywhere, None if is_near is True else is_near, *operands)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _with_derivatives(near: Callable, anywhere: Callable, is_near: jax.Array | None, *operands: Any) -> Any:
-    return near(*operands) if is_near is None else one_of_two(is_near, near, anywhere, *operands)
-
-
-def _backward(near: Callable, anywhere: Callable, operands: tuple[Any, ...], cotangents: Any) -> tuple[Any, ...]:
-    return None, *jax.vjp(anywhere, *operands)[1](cotangents)
-
-
-_with_derivatives.defvjp(lambda near, anywhere, *args: (_with_derivatives(near, anywhere, *args), args[1:]), _backward)

@@ -28,9 +28,10 @@ from .._arrays.shapes import G, K, Q, T, V
 from .._kernels.kernels import GAUSS, Kernel
 from .all_pairs import sums_by_differences, sums_by_products
 from .anywhere import anywhere_sums, share_left, sorts
+from .branches import one_of_two
 from .few_dimensions import Sizes, at_most, most_blocks, pays_here, rows_of, settled
 from .marks import mark, marked
-from .near import one_of_two, within
+from .near import within
 from .pairs import with_rank, zeros_of
 from .plan import STRICTER, Plan
 from .products import product_pullback

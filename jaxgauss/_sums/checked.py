@@ -12,9 +12,10 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from .._arrays.devices import expected_platform
+from .._arrays.points import sizes
 from .._arrays.shapes import are_known
 from .._checks.names import check_names
-from .._checks.operands import as_operand, check_operands, check_tau, sizes
+from .._checks.operands import as_operand, check_operands, check_tau
 from .._checks.settings import Settings, matmul_precision, methods_of, working_dtype
 from .._engines import costs
 from .._engines.bridge import warn_of_earlier_sums

@@ -13,11 +13,10 @@ import numpy as np
 from jaxtyping import Array
 
 from .._arrays.devices import replicated
-from .._arrays.points import align, scaled_points, shared, squared_radius, with_norms
+from .._arrays.points import align, scaled_points, shared, sizes, squared_radius, with_norms
 from .._calls import also_called
 from .._checks.given import public
 from .._checks.names import as_kernel
-from .._checks.operands import sizes
 from .._checks.settings import Keys, Options, Queries, Settings, Tau, Values, working_dtype
 from .._engines import bridge
 from .._engines.attention import kernel_of

@@ -19,8 +19,9 @@ from .._arrays.points import center, unbroadcast
 from .._checks.settings import Settings
 from .._engines.all_pairs import difference_sums
 from .._engines.blocked import blocked_sum
+from .._engines.branches import one_of_two
 from .._engines.dispatch import gaussian_sum, near_sum, radial_sum
-from .._engines.near import are_near, one_of_two
+from .._engines.near import are_near
 from .._engines.plan import takes_half
 from .._engines.wanted import Channels
 from .._kernels.kernels import GAUSS

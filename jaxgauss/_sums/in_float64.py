@@ -18,7 +18,7 @@ from jaxtyping import Array
 
 from .._arrays.devices import has_cuda, vary_like
 from .._checks.settings import Settings, working_dtype
-from .._engines.near import one_of_two
+from .._engines.branches import one_of_two
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))

@@ -12,8 +12,9 @@ from jaxtyping import Array, Float
 from .._arrays.devices import replicated, vary_alike
 from .._arrays.points import align, center, weighted_sum
 from .._checks.settings import Settings, working_dtype
+from .._engines.branches import near_or_anywhere
 from .._engines.dispatch import near_sum, uses_mixture
-from .._engines.near import are_near, near_or_anywhere
+from .._engines.near import are_near
 from .._engines.plan import of_gaussians, takes_half
 from .._engines.wanted import NOTHING, Channels, Wanted
 from .._kernels.kernels import GAUSS

@@ -16,8 +16,9 @@ from .._engines import dispatch
 from .._engines.all_pairs import sums_by_differences, sums_by_products
 from .._engines.anywhere import FEW_DIMENSIONS
 from .._engines.blocked import sum_and_tile, tile_pullback
+from .._engines.branches import near_or_anywhere, one_of_two
 from .._engines.dispatch import keeps_tile, near_pullback, near_sum, near_sum_and_log, saves_log
-from .._engines.near import are_near, known_near, near_or_anywhere, one_of_two, tiles_are_near
+from .._engines.near import are_near, known_near, tiles_are_near
 from .._engines.plan import takes_half
 from .._engines.radial import gradients_of, of_tau, waves_pullback
 from .._engines.wanted import NOTHING, Channels, Sums, Wanted
