@@ -15,9 +15,9 @@ from ._methods.gaussian_process import (
     Objective,
     Posterior,
     box_of,
+    enlarged,
     learned,
     posterior,
-    wider,
 )
 from ._methods.process_by_matrix import Box, ByMatrix
 from ._methods.process_by_transforms import ByTransforms
@@ -220,7 +220,7 @@ class GaussianProcess(MultiOutputMixin, RegressorMixin, BaseEstimator):
         box = box_of(self.X_fit_)
         if isinstance(self._posterior, ByMatrix):
             return queries, self._posterior
-        around = box_of(np.concatenate([queries, box])) if far else wider(box, queries, self.length_scale_)
+        around = box_of(np.concatenate([queries, box])) if far else enlarged(box, queries, self.length_scale_)
         found = self._posterior if all(map(np.array_equal, around, box)) else self._in_box(around)
         return np.clip(queries, *around), found
 

@@ -20,7 +20,7 @@ from jaxgauss import (
     mmd_squared,
 )
 from jaxgauss._checks.settings import Settings
-from jaxgauss._engines import branches, dispatch, near
+from jaxgauss._engines import branches, dispatch
 from oracle import assert_close, gradients64, problem, relative_error, with_gradients
 
 ALL = (0, 1, 2, 3)

@@ -21,7 +21,7 @@ ROWS, LEAST = 64, 16  # points whose distances from all others are computed; few
 PAIRS, PRODUCTS = 2**21, 2**25  # that are computed at most
 
 
-def look(function: str, points: dict[str, Any], others: dict[str, Any]) -> None:
+def warn_of_mistakes(function: str, points: dict[str, Any], others: dict[str, Any]) -> None:
     """Warn of NaN in points, and of a τ by which the kernel is zero between all different points."""
     arrays = {name: x for name, x in points.items() if isinstance(x, jax.Array | np.ndarray) and is_visible(x)}
     found = {name: np.asarray(x) for name, x in arrays.items()}

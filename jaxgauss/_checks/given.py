@@ -17,7 +17,7 @@ import jax.core
 import numpy as np
 
 from .._calls import misfit, public_name
-from .first_call import look
+from .first_call import warn_of_mistakes
 from .operands import FLOATING, TAU_RANGE
 from .samples import warn
 
@@ -94,7 +94,7 @@ def _look(key: tuple[Any, ...], names: dict[str, Any], args: Any, kwargs: Any) -
     given = names | dict(zip(names, args, strict=False)) | kwargs
     if not any(isinstance(x, jax.core.Tracer) for x in given.values()):
         LOOKED.add(key)
-        look(public_name(key[0]), {name: given[name] for name in POINTS if name in given}, given)
+        warn_of_mistakes(public_name(key[0]), {name: given[name] for name in POINTS if name in given}, given)
 
 
 _READY: set[type] = set()  # types of which every object is ready, as far as they have been met
@@ -189,5 +189,5 @@ def _warn_if_moved(function: str, limit: float, points: dict[str, Any]) -> None:
 
 def about(center: np.ndarray, points: Any) -> Any:
     """The points about the center, in float32 unless NumPy's are float64; a difference of near numbers is exact."""
-    wide = isinstance(points, np.ndarray) and points.dtype == FLOAT64
-    return (points if wide else points.astype(FLOAT32)) - center.reshape(*[1] * (points.ndim - 1), -1)
+    is_float64 = isinstance(points, np.ndarray) and points.dtype == FLOAT64
+    return (points if is_float64 else points.astype(FLOAT32)) - center.reshape(*[1] * (points.ndim - 1), -1)

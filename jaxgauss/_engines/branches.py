@@ -16,7 +16,7 @@ from jax.custom_batching import custom_vmap
 from .._arrays.devices import platforms, replicated, shard_like, vary_like
 from .._arrays.points import by_point, sizes
 from .._checks.settings import Settings
-from .plan import Plan, plan
+from .plan import Plan, plan_of
 
 
 def lowered(
@@ -77,7 +77,7 @@ def by_platform(
 def plan_there(settings: Settings, platform: str, operands: tuple[jax.Array, ...]) -> Plan:
     """The plan on a platform, even if the arguments were checked for another."""
     try:
-        return plan(settings, platform, *aligned_sizes(*operands[:4])).with_findings(settings)
+        return plan_of(settings, platform, *aligned_sizes(*operands[:4])).with_findings(settings)
     except ValueError:  # the arguments were checked for another platform: PyTorch refuses if the sum runs on this one
         method = "rescale" if settings.method == "auto" else settings.method
         return Plan(platform, method, settings.precision, settings.backend, "asked for by name", waves=False)

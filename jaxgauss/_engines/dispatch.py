@@ -22,12 +22,12 @@ from . import mixed, radial
 from .attention import attended_means, attended_pullback, attended_sum, by_attention, kernel_of
 from .blocked import blocked_pullback, scaled_sum
 from .branches import aligned_sizes, but_not, lowered, one_of_two, plan_there
-from .few_dimensions import by_waves
+from .few_dimensions import are_for_waves
 from .marks import mark, marked
 from .means import blocked_means, means_anywhere, means_in_one_pass
 from .plan import Plan, exact_plan, mixture_of
 from .tiles import ONE_PASS
-from .wanted import NOTHING, Channels, Sums, Wanted
+from .wanted import NOTHING, Channels, PairSums, Wanted
 
 KEPT = 16  # a kept Φ has at most so many times the numbers of the operands: memory stays linear, under vmap as well
 
@@ -99,11 +99,11 @@ def pair_sums(
     values: jax.Array,
     tau: jax.Array,
     *weights: jax.Array,
-) -> Sums:
+) -> PairSums:
     """`radial.pair_sums` of operands of equal rank; `weights` are those of the queries and those of the keys."""
     values, *others = _without_unwanted(wanted, values, weights)
     given = queries, keys, values, tau, *others
-    return Sums(*lowered(_exactly, (radial.pair_sums, wanted, settings), *given, needed=2))
+    return PairSums(*lowered(_exactly, (radial.pair_sums, wanted, settings), *given, needed=2))
 
 
 def mixed_sums(
@@ -115,11 +115,11 @@ def mixed_sums(
     tau: jax.Array,
     shares: jax.Array,
     *weights: jax.Array,
-) -> Sums:
+) -> PairSums:
     """`mixed.mixed_sums` of operands of equal rank, with the shares (…, T) of the Gaussians."""
     values, *others = _without_unwanted(wanted, values, weights)
     given = queries, keys, values, tau, shares, *others
-    return Sums(*lowered(_exactly, (mixed.mixed_sums, wanted, settings), *given, needed=2))
+    return PairSums(*lowered(_exactly, (mixed.mixed_sums, wanted, settings), *given, needed=2))
 
 
 def _without_unwanted(wanted: Wanted, values: jax.Array, weights: tuple[jax.Array, ...]) -> list[jax.Array]:
@@ -151,8 +151,8 @@ def keeps_tile(settings: Settings, queries: jax.Array, keys: jax.Array, values: 
 def uses_mixture(settings: Settings, *operands: Any) -> Mixture | None:
     """The mixture that stands for the kernel on a platform of JAX, for operands of such shapes; None without one."""
     plans = [plan_there(settings, platform, operands) for platform in platforms()]
-    chosen = next((x for x in plans if x.method == "mixture"), None)
-    return None if chosen is None else mixture_of(settings, chosen.precision)
+    plan = next((x for x in plans if x.method == "mixture"), None)
+    return None if plan is None else mixture_of(settings, plan.precision)
 
 
 def saves_log(settings: Settings, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array) -> bool:
@@ -160,8 +160,8 @@ def saves_log(settings: Settings, queries: jax.Array, keys: jax.Array, values: j
     operands = queries, keys, values, tau
     if 0 in (*queries.shape, *keys.shape, *values.shape) or "cuda" not in platforms():
         return False
-    chosen, batch = plan_there(settings, "cuda", operands), math.prod(values.shape[:-2])
-    kernel = None if chosen.native or chosen.method != "rescale" else kernel_of(chosen, queries)
+    plan, batch = plan_there(settings, "cuda", operands), math.prod(values.shape[:-2])
+    kernel = None if plan.native or plan.method != "rescale" else kernel_of(plan, queries)
     channels = values.shape[-1] * batch
     return kernel is not None and not isinstance(kernel, str) and kernel.channels(channels) == channels
 
@@ -179,26 +179,26 @@ def _as_planned(
 ) -> tuple[jax.Array, ...]:
     if near is False:
         return operation.anywhere(exact_plan_of(settings, platform, operands), *operands)
-    chosen = plan_there(settings, platform, operands)
-    if chosen.method in ("differences", "fourier"):
-        return operation.anywhere(chosen, *operands)
-    if not chosen.native:
-        return by_attention(chosen, operation.attended, operation.anywhere, operands, near is None)
-    if not near and chosen.reach == -math.inf:
-        return operation.anywhere(chosen, *operands)
-    return _in_precision(functools.partial(_in_xla, operation, near))(chosen, *operands)
+    plan = plan_there(settings, platform, operands)
+    if plan.method in ("differences", "fourier"):
+        return operation.anywhere(plan, *operands)
+    if not plan.native:
+        return by_attention(plan, operation.attended, operation.anywhere, operands, near is None)
+    if not near and plan.reach == -math.inf:
+        return operation.anywhere(plan, *operands)
+    return _in_precision(functools.partial(_in_xla, operation, near))(plan, *operands)
 
 
-def _in_xla(operation: Operation, near: bool | None, chosen: Plan, *operands: jax.Array) -> tuple[jax.Array, ...]:
+def _in_xla(operation: Operation, near: bool | None, plan: Plan, *operands: jax.Array) -> tuple[jax.Array, ...]:
     """The operation by XLA. Points are scaled once, to find out whether they are near, and for the sum."""
     queries, keys, _, tau, *_ = operands
     points = with_norms(*scaled_points(queries, keys, tau))
-    here = marked(functools.partial(operation.in_xla, chosen), "engine", f"{chosen.method} in {chosen.precision}")
+    here = marked(functools.partial(operation.in_xla, plan), "engine", f"{plan.method} in {plan.precision}")
     if near:
         return here(points, *operands)
-    is_near = chosen.reach == math.inf or are_within(chosen.reach, *points)
-    is_near = but_not(is_near, by_waves(chosen, *operands[:4], pulls=operation is PULLBACK))
-    ways = _flat(here), _flat(lambda _, *x: operation.anywhere(chosen, *x))
+    is_near = plan.reach == math.inf or are_within(plan.reach, *points)
+    is_near = but_not(is_near, are_for_waves(plan, *operands[:4], pulls=operation is PULLBACK))
+    ways = _flat(here), _flat(lambda _, *x: operation.anywhere(plan, *x))
     results = one_of_two(is_near, *ways, points, *operands)
     return tuple(x if x.ndim == queries.ndim else x[..., None] for x in results)
 
@@ -216,49 +216,49 @@ def _sum_and_log(settings: Settings, platform: str, *operands: jax.Array) -> tup
 def _exactly(function: Callable[..., Any], what: Any, settings: Settings, platform: str, *operands: jax.Array) -> Any:
     """A function of `radial` or `mixed` with its plan, in the plan's precision."""
     queries, keys, _, tau, *_ = operands
-    chosen = exact_plan_of(settings, platform, (queries, keys, keys, tau))
+    plan = exact_plan_of(settings, platform, (queries, keys, keys, tau))
     pulls = isinstance(what, Channels) or what.pulls.kernels
     with mark("sum", "sum with pulls" if pulls else "sum", *sizes_of_each(*operands)):
-        return _in_precision(functools.partial(function, what))(chosen, *operands)
+        return _in_precision(functools.partial(function, what))(plan, *operands)
 
 
 def _in_precision(function: Callable) -> Callable[..., tuple[jax.Array, ...]]:
     """`function` of a plan and operands, in the plan's precision; the results have the operands' dtype."""
 
-    def compute(chosen: Plan, *operands: jax.Array) -> tuple[jax.Array, ...]:
-        results = function(chosen, *(x.astype(chosen.precision) for x in operands))
+    def compute(plan: Plan, *operands: jax.Array) -> tuple[jax.Array, ...]:
+        results = function(plan, *(x.astype(plan.precision) for x in operands))
         return tuple(x.astype(operands[0].dtype) for x in results)
 
     return compute
 
 
-def _sum_in_xla(chosen: Plan, points: tuple[Scaled, Scaled], *operands: jax.Array) -> tuple[jax.Array, ...]:
-    return (scaled_sum(*points, operands[2], dense=chosen.method == "dense"),)
+def _sum_in_xla(plan: Plan, points: tuple[Scaled, Scaled], *operands: jax.Array) -> tuple[jax.Array, ...]:
+    return (scaled_sum(*points, operands[2], dense=plan.method == "dense"),)
 
 
 @_in_precision
-def _sum_anywhere(chosen: Plan, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array):
+def _sum_anywhere(plan: Plan, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array):
     wanted = Wanted(Channels((GAUSS,), values.shape[-1:]), NOTHING)
     nothing = queries[..., :0], keys[..., :0]
-    return (radial.sums_anywhere([wanted], chosen, queries, keys, values, tau, *nothing)[0].sums,)
+    return (radial.sums_anywhere([wanted], plan, queries, keys, values, tau, *nothing)[0].sums,)
 
 
-def _pullback_in_xla(chosen: Plan, points: tuple[Scaled, Scaled], *operands: jax.Array) -> tuple[jax.Array, ...]:
-    return blocked_pullback(*points, *operands[:5], dense=chosen.method == "dense")
+def _pullback_in_xla(plan: Plan, points: tuple[Scaled, Scaled], *operands: jax.Array) -> tuple[jax.Array, ...]:
+    return blocked_pullback(*points, *operands[:5], dense=plan.method == "dense")
 
 
 @_in_precision
-def _pullback_anywhere(chosen: Plan, *operands: jax.Array) -> tuple[jax.Array, ...]:
+def _pullback_anywhere(plan: Plan, *operands: jax.Array) -> tuple[jax.Array, ...]:
     channels = Channels((GAUSS,), operands[2].shape[-1:])
-    return radial.pullback_anywhere(channels, chosen, *operands[:5], with_tau=False)[:3]
+    return radial.pullback_anywhere(channels, plan, *operands[:5], with_tau=False)[:3]
 
 
-def _means_in_xla(chosen: Plan, points: tuple[Scaled, Scaled], *operands: jax.Array) -> tuple[jax.Array, ...]:
+def _means_in_xla(plan: Plan, points: tuple[Scaled, Scaled], *operands: jax.Array) -> tuple[jax.Array, ...]:
     """By `means_in_one_pass` where enough pairs pay for two programs; else by `blocked_means`."""
     pairs, *_ = sizes(*operands[:4])
-    if (chosen.platform, chosen.precision) == ("cpu", "float32") and are_known(pairs) and pairs >= ONE_PASS:
+    if (plan.platform, plan.precision) == ("cpu", "float32") and are_known(pairs) and pairs >= ONE_PASS:
         return means_in_one_pass(*points, *operands)
-    return blocked_means(*operands, dense=chosen.method == "dense")
+    return blocked_means(*operands, dense=plan.method == "dense")
 
 
 SUM = Operation("sum", _sum_anywhere, attended_sum, _sum_in_xla)

@@ -16,7 +16,7 @@ from .._checks.settings import Settings, working_dtype
 from .._kernels.kernels import GAUSS, Kernel, evaluated
 from .anywhere import FEW
 from .boxes import boxes
-from .few_dimensions import Sizes, most_blocks, pays
+from .few_dimensions import Sizes, most_blocks, waves_pay
 from .marks import note
 from .near import separation_of
 from .nodes import with_blocks
@@ -87,7 +87,7 @@ def examined(
                 values = np.abs(values[:, None] if values.ndim == 1 else values).max(-1, keepdims=True, initial=0)
             slope = functools.partial(_slope_of, settings.kernel)
             seen = separation_of(np, slope, a, b, values, each) / APART
-        waves = _are_for_waves(settings, logs, pulls, primals, values, a, b)
+        waves = _waves_pay(settings, logs, pulls, primals, values, a, b)
     if squared > limit * sure_far or seen < 1 / sure_apart:
         return _with(settings, False, waves)
     return _with(settings, True if squared <= limit / sure_near and seen >= sure_apart else None, waves)
@@ -99,7 +99,7 @@ def _are_few(queries: Any, keys: Any) -> bool:
     return are_known(*sum(shapes, ())) and sum(math.prod(x[:-1]) for x in shapes) ** 2 * shapes[0][-1] <= 4 * FEW[True]
 
 
-def _are_for_waves(
+def _waves_pay(
     settings: Settings, logs: bool, pulls: bool, primals: Any, values: Any, a: Scaled, b: Scaled
 ) -> bool | None:
     """Whether waves sum Gaussians of these points, even of the smallest of several arrays; None if that is open."""
@@ -126,7 +126,7 @@ def _pay(
     if not most:
         return False
     ends = boxes(np, *(x.reshape(-1, sizes.dim) for x in (a, b)))
-    does, around = pays(np, most, precision, NEAR[precision], sizes, ends, np.ones_like(ends[0, 0]))
+    does, around = waves_pay(np, most, precision, NEAR[precision], sizes, ends, np.ones_like(ends[0, 0]))
     note("extent", around.extent)
     return bool(does)
 

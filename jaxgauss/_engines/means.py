@@ -2,7 +2,7 @@
 
 For points that lie anywhere, exponents are float64, because weights are made of their differences; tiles that are near
 their own center need fewer digits. The nearest tiles of sorted points come first, and tiles that can no longer change
-a row are skipped. On CUDA see `fused`.
+a row are skipped. On CUDA see `cuda_tiles`.
 """
 
 import functools
@@ -36,8 +36,8 @@ from .._arrays.shapes import K, L, Q, S, T, V, W
 from .._kernels.kernels import GAUSS, Kernel
 from .anywhere import sorts
 from .blocked import scaled_sum
-from .few_dimensions import IN_DOUBT_OF_LOGS, Sizes, most_blocks, pays_here, rows_of, settled
-from .fused import relative_means
+from .cuda_tiles import relative_means
+from .few_dimensions import IN_DOUBT_OF_LOGS, Sizes, most_blocks, rows_of, settled, waves_pay_here
 from .leaves import in_leaves, in_place, leaf_order, ranges_of, squared_gaps
 from .marks import mark, marked
 from .plan import NEAR, STRICTER, Plan
@@ -52,7 +52,7 @@ from .tiles import (
     unblocks,
 )
 from .wanted import NOTHING, Channels, Wanted
-from .waves import LOGS, layout, sums_by_waves
+from .waves import LOGS, sums_by_waves, wave_grid
 
 LEAST = 2.0**-100  # a larger sum has lost only negligible terms
 SOME_KEYS = 64  # keys whose exponents are formed first: a percent of a pass over thousands
@@ -112,16 +112,16 @@ def _weighted(x: Scaled, norms: Array) -> Scaled:
     return Scaled(*(jnp.broadcast_to(y, (*batch, *y.shape[-2:])) for y in (x.points, norms)))
 
 
-def means_anywhere(kernel: Kernel, chosen: Plan, queries: Q, keys: K, values: V, tau: T, log_weights: W) -> tuple[S, L]:
+def means_anywhere(kernel: Kernel, plan: Plan, queries: Q, keys: K, values: V, tau: T, log_weights: W) -> tuple[S, L]:
     """Σ_n w κ v / Σ_n w κ and log Σ_n w κ of a positive kernel and operands of equal rank; it has no derivatives."""
-    if chosen.platform == "cuda":
+    if plan.platform == "cuda":
         return relative_means(kernel, queries, keys, values, tau, log_weights)
     dtype, sizes = queries.dtype, (queries.shape[-2], *keys.shape[-2:])
     operands = queries, keys, values, tau, log_weights
     with jax.enable_x64(True):
         q, k, v, t, w = operands = tuple(x.astype("float64") for x in operands)
-        if sorts(chosen, *sizes):
-            found = one_by_one(functools.partial(_of_matrices, kernel, chosen), q, k, v, t[..., None, None], w)
+        if sorts(plan, *sizes):
+            found = one_by_one(functools.partial(_of_matrices, kernel, plan), q, k, v, t[..., None, None], w)
         else:
             found = difference_means(kernel, *operands)
         means, logs = (x.astype(dtype) for x in found)
@@ -140,18 +140,18 @@ def difference_means(kernel: Kernel, queries: Q, keys: K, values: V, tau: T, log
     return tiled_means(tile_logits, with_axes_of(tau, queries), keys, values, log_weights, tile=DIFFERENCES_TILE)
 
 
-def _of_matrices(kernel: Kernel, chosen: Plan, *operands: Array) -> Any:
+def _of_matrices(kernel: Kernel, plan: Plan, *operands: Array) -> Any:
     """Means and logarithms of one batch element: by waves where these pay, else by tiles of sorted points."""
     queries, keys, values, tau, log_weights = operands
     sizes = Sizes(len(queries), len(keys), keys.shape[1], 1 + values.shape[1])
-    most = most_blocks("float64", sizes) if kernel == GAUSS and chosen.waves is not False else 0
-    by_tiles = marked(functools.partial(_sorted_means, kernel, chosen.precision, *operands), "engine", "anywhere")
+    most = most_blocks("float64", sizes) if kernel == GAUSS and plan.waves is not False else 0
+    by_tiles = marked(functools.partial(_sorted_means, kernel, plan.precision, *operands), "engine", "anywhere")
     if not most:
         return by_tiles()
     scale = jnp.sqrt(tau)
-    promise = LOGS[chosen.precision]
-    does, around = pays_here(chosen, most, "float64", sizes, scale, queries, keys)
-    of = layout(most, chosen, promise, scale, sizes, around)
+    promise = LOGS[plan.precision]
+    does, around = waves_pay_here(plan, most, "float64", sizes, scale, queries, keys)
+    of = wave_grid(most, plan, promise, scale, sizes, around)
 
     def by_waves() -> Any:
         largest = log_weights.max()

@@ -24,7 +24,7 @@ from .._arrays.shapes import are_known
 from .._checks.settings import Settings
 from .._kernels.kernels import GAUSS
 from .branches import but_not, by_platform, plan_there
-from .few_dimensions import by_waves
+from .few_dimensions import are_for_waves
 from .plan import NEAR, STRICTER
 from .products import APART, powers, separation
 
@@ -82,10 +82,10 @@ def known_near(settings: Settings, *operands: jax.Array, pulls: bool = False, lo
     """`are_near` where the settings or the shapes alone decide it; else None."""
     if settings.by_products is not None or len(platforms()) > 1:
         return settings.by_products
-    chosen, precision = plan_there(settings, platforms()[0], operands), "float64" if logs else None
-    if math.isinf(chosen.reach):
-        return chosen.reach > 0
-    return False if by_waves(chosen, *operands, precision=precision, pulls=pulls, known=True) is True else None
+    plan, precision = plan_there(settings, platforms()[0], operands), "float64" if logs else None
+    if math.isinf(plan.reach):
+        return plan.reach > 0
+    return False if are_for_waves(plan, *operands, precision=precision, pulls=pulls, known=True) is True else None
 
 
 @functools.cache
@@ -97,10 +97,10 @@ def _are_near(
     settings: Settings, pulls: bool, second_order: bool, logs: bool, platform: str, *operands: jax.Array
 ) -> jax.Array:
     queries, keys, values, tau = operands
-    chosen = plan_there(settings, platform, operands)
-    reach, slope = chosen.reach / (STRICTER if second_order else 1), settings.kernel.slope if pulls else None
+    plan = plan_there(settings, platform, operands)
+    reach, slope = plan.reach / (STRICTER if second_order else 1), settings.kernel.slope if pulls else None
     is_near = within(reach, queries, keys, tau, slope, jnp.abs(values).max(-1, keepdims=True, initial=0))
-    is_near = but_not(is_near, by_waves(chosen, *operands, precision="float64" if logs else None, pulls=pulls))
+    is_near = but_not(is_near, are_for_waves(plan, *operands, precision="float64" if logs else None, pulls=pulls))
     return vary_like(jnp.full((), is_near), [queries, keys, tau]) if isinstance(is_near, bool) else is_near
 
 

@@ -224,7 +224,7 @@ def warn_once(reason: str) -> None:
     warnings.warn(f"jaxgauss: {reason}; the blocked JAX sum stands in (method='blocked').", stacklevel=4)
 
 
-def plan(settings: Settings, platform: str, pairs: int, dim: int, channels: int) -> Plan:
+def plan_of(settings: Settings, platform: str, pairs: int, dim: int, channels: int) -> Plan:
     """The plan of a sum of the settings' kernel. ValueError if what was asked for by name cannot run."""
     size = pairs, dim, channels
     if settings.kernel == GAUSS or settings.method in NATIVE:

@@ -15,7 +15,7 @@ from .._arrays.shapes import G, V
 from .pairs import FARTHEST, by_products, of_leaves, turned
 from .plan import NEAR, STRICTER
 from .tiles import in_groups, tiled_pullback
-from .wanted import NOTHING, Channels, Columns, Rows, Sums, Wanted
+from .wanted import NOTHING, Channels, Columns, PairSums, Rows, Wanted
 
 APART = 2**-4  # least mean of u over that of ‖a‖² + ‖b‖², weighted as in the sum, at which moments give accurate pulls
 # The least u over ‖a‖² + ‖b‖² at which a product is accurate: its relative error is then at most the unit over this.
@@ -59,7 +59,7 @@ Kept = Bool[Array, "rows columns"]
 
 def sums_by_moments(
     wanted: Sequence[Wanted], scale: Array, rows: Array, columns: Columns, a: Scaled, b: Scaled, u: Array, keep: Kept
-) -> tuple[list[Kept], list[Sums]]:
+) -> tuple[list[Kept], list[PairSums]]:
     """Which pairs of leaves to keep are far enough apart for pulls; and `Sums` over these pairs, whose u is given.
 
     The sums are at the queries, whose weights are `rows`; if `wanted` has two items, also at the keys.
@@ -73,19 +73,19 @@ def sums_by_moments(
     kept, results = [], []
     for axis, shape, x, (sums, seen) in zip((1, 0), shapes, (a, b), found, strict=False):
         enough = jnp.ones(shape[0], bool) if seen is None else separation(jnp, x, seen, shape[0]) >= APART
-        results.append(masked(Sums(*(y.reshape(*shape, y.shape[1]) for y in sums)), enough))
+        results.append(masked(PairSums(*(y.reshape(*shape, y.shape[1]) for y in sums)), enough))
         kept.append(keep & jnp.expand_dims(enough, axis))
     return kept, results
 
 
-def masked(sums: Sums, keep: Bool[Array, " leaves"]) -> Sums:
+def masked(sums: PairSums, keep: Bool[Array, " leaves"]) -> PairSums:
     """The sums at the leaves to keep, and zeros at the others."""
     return jax.tree.map(lambda x: jnp.where(keep[:, None, None], x, 0), sums)
 
 
 def _at_queries(
     wanted: Wanted, scale: Array, g: Array, columns: Columns, a: Scaled, b: Scaled, u: Array, keep: Kept
-) -> tuple[Sums, Array | None]:
+) -> tuple[PairSums, Array | None]:
     """`Sums` at the queries, and what `separation` needs; both are further channels of the sums."""
     slopes, num, dim = [x.slope for x in wanted.pulls.kernels], len(wanted.sums.kernels), a.points.shape[1]
     single, needs_separation = set(wanted.pulls.widths) == {1}, _needs_separation(wanted, scale, a)
@@ -113,7 +113,7 @@ def _at_queries(
 
 def _at_both(
     wanted: Sequence[Wanted], scale: Array, g: Array, v: Array, a: Scaled, b: Scaled, u: Array, keep: Kept
-) -> list[tuple[Sums, Array | None]]:
+) -> list[tuple[PairSums, Array | None]]:
     """`Sums` at queries and at keys from one u, and what `separation` needs: W gives the pulls, |W| the rest."""
     (of_queries, of_keys), each, needs_separation = wanted, scale.shape[1] > 1, _needs_separation(wanted[0], scale, a)
     width = None if of_queries.spread else a.points.shape[1] + 1  # squares only where they are used
@@ -125,7 +125,7 @@ def _at_both(
         at_queries.append([x * dot(w, powers(jnp, b, y, each)[:, :n]) for w, x, y, n in terms])
         at_keys.append([y * turned(dot(powers(jnp, a, x, each)[:, :n].mT, w)) for w, x, y, n in terms])
 
-    def side(wanted: Wanted, sums: Array, x: Scaled, parts: list[list[Array]]) -> tuple[Sums, Array | None]:
+    def side(wanted: Wanted, sums: Array, x: Scaled, parts: list[list[Array]]) -> tuple[PairSums, Array | None]:
         moments, *seen = (functools.reduce(jnp.add, x) for x in zip(*parts, strict=True))
         return _of_moments(wanted, scale, sums, x, moments), seen[0] if needs_separation else None
 
@@ -137,9 +137,9 @@ def _needs_separation(wanted: Wanted, scale: Array, a: Scaled) -> bool:
     return bool(wanted.pulls.kernels) and not wanted.strict(a.points.shape[1], scale.shape[1])
 
 
-def _of_moments(wanted: Wanted, scale: Array, sums: Array, a: Scaled, moments: Array) -> Sums:
+def _of_moments(wanted: Wanted, scale: Array, sums: Array, a: Scaled, moments: Array) -> PairSums:
     toward, apart, _ = about(a, moments)
-    return Sums(sums, toward / scale, apart / jnp.square(scale) if wanted.spread else apart[:, :0])
+    return PairSums(sums, toward / scale, apart / jnp.square(scale) if wanted.spread else apart[:, :0])
 
 
 def powers(xp: Any, b: Scaled, weights: Any, each: bool) -> Any:

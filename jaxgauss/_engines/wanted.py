@@ -118,7 +118,7 @@ class Columns(NamedTuple):
     weights: Float[Array, "*batch n e"]
 
 
-class Sums(NamedTuple):
+class PairSums(NamedTuple):
     """Sums at each query, with W = Σ ψ(u) ⟨g_m, w_n⟩ over the kernels of the pulls.
 
     Attributes:
@@ -131,7 +131,7 @@ class Sums(NamedTuple):
     pulls: Float[Array, "*batch m d"]
     spread: Float[Array, "*batch m s"]
 
-    def mixed(self, tau: Float[Array, "*batch t"], shares: Float[Array, "*batch t"]) -> "Sums":
+    def mixed(self, tau: Float[Array, "*batch t"], shares: Float[Array, "*batch t"]) -> "PairSums":
         """The sums of the one kernel Σ_t share_t κ_t, whose own τ is one, from those of each κ_t, (…, T, M, ·)."""
         weights = shares, shares * tau, shares * tau
-        return Sums(*((w[..., None, None] * x).sum(-3) for w, x in zip(weights, self, strict=True)))
+        return PairSums(*((w[..., None, None] * x).sum(-3) for w, x in zip(weights, self, strict=True)))

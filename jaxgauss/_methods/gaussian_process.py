@@ -10,12 +10,12 @@ from scipy.spatial import KDTree
 
 from .process_by_matrix import Box, ByMatrix, log_likelihood
 from .process_by_transforms import ByTransforms
-from .process_by_waves import ByWaves, box_modes, number_of_modes, reach
+from .process_by_waves import ByWaves, box_modes, negligible_from, number_of_modes
 
 FEW, SOME = 2048, 8192  # points up to which the kernel matrix is taken; in more than three dimensions
 MODES = 5000  # cosines and sines whose matrix is factored: 200 MB
 GRID = 2**24  # numbers of the grid of fast transforms, at most
-# Parts of many points whose likelihood is taken first: neighbours of a random point, and points at random.
+# Parts of many points whose likelihood is taken first: neighbors of a random point, and points at random.
 PART, NEAR, ANYWHERE = 800, 4, 2
 STARTS = (0.3, 0.1, 0.03, 0.01)  # length scales, relative to the box, among which the search begins
 LEAST_NOISE = 1e-11  # relative to s² N: with less, rounding decides
@@ -48,9 +48,9 @@ def posterior(points: np.ndarray, values: np.ndarray, scale: np.ndarray, noise: 
     return chosen(points, values, scale, noise, box)
 
 
-def wider(box: Box, points: np.ndarray, scale: np.ndarray) -> Box:
+def enlarged(box: Box, points: np.ndarray, scale: np.ndarray) -> Box:
     """The box with points that lie outside of it; beyond the reach of what is inside, f has its prior."""
-    most = reach(len(scale), np.finfo(float).eps) * scale
+    most = negligible_from(len(scale), np.finfo(float).eps) * scale
     lower, upper = (np.clip(x, box[0] - most, box[1] + most) for x in box_of(points))
     return np.minimum(lower, box[0]), np.maximum(upper, box[1])
 
@@ -85,7 +85,7 @@ class Objective:
         self.parts = [np.arange(len(points))] if self.few else self._parts(rng)
 
     def _parts(self, rng: Any) -> list[np.ndarray]:
-        """Indices of parts: the neighbours of some points tell of short length scales, points anywhere of long ones."""
+        """Indices of parts: the neighbors of some points tell of short length scales, points anywhere of long ones."""
         extent = np.where(self.box[1] > self.box[0], self.box[1] - self.box[0], 1)
         tree = KDTree(self.points / extent)
         centers = rng.choice(len(self.points), NEAR, replace=False)

@@ -29,7 +29,7 @@ from .weights import normalized
 
 MANY = 4096  # points from which a sum over all of them, one's own term included, is taken in few dimensions
 HIDDEN = 1e-5  # the share of others in such a sum that leaves too few digits
-NEAREST, NUMBERS = 32, 2**22  # neighbours of a point whose own term hides them; terms of rows at a time
+NEAREST, NUMBERS = 32, 2**22  # neighbors of a point whose own term hides them; terms of rows at a time
 DIMENSIONS = (1, 2, 3)
 
 
@@ -177,7 +177,7 @@ def _search_of_many(settings: Settings, points, taus, weights, _: Any) -> Bandwi
     """`_search` of one τ without values: from sums over all points, where a point's own term does not hide the others.
 
     These sums have float64's digits, and take O(N) operations by waves. Where a point's own term does hide the others,
-    all of them are far away: the sum is that of a few neighbours, or of all if these are not enough.
+    all of them are far away: the sum is that of a few neighbors, or of all if these are not enough.
     """
     with jax.enable_x64(True):
         x = jnp.asarray(np.asarray(points), "float64")
@@ -195,7 +195,7 @@ def _search_of_many(settings: Settings, points, taus, weights, _: Any) -> Bandwi
 def _with_hidden(x: Array, w: Array, tau: Array, logs: Array, hidden: np.ndarray) -> Array:
     """The logarithms, those of hidden others summed again."""
     (indices,) = hidden.nonzero()
-    found, are_enough = _of_neighbours(np.asarray(x), np.asarray(w), float(tau), indices)
+    found, are_enough = _of_neighbors(np.asarray(x), np.asarray(w), float(tau), indices)
     logs = logs.at[indices].set(found)
     indices, some = indices[~are_enough], max(1, NUMBERS // len(x))
     for start in range(0, len(indices), some):
@@ -212,7 +212,7 @@ def _without_themselves(x: Array, w: Array, tau: Array) -> tuple[Array, Array]:
     return logs + jnp.log1p(-own), 1 - own < HIDDEN
 
 
-def _of_neighbours(x: np.ndarray, w: np.ndarray, tau: float, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _of_neighbors(x: np.ndarray, w: np.ndarray, tau: float, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """log Σ w_j Φ(x_i, x_j) over the nearest j ≠ i, for some i; and whether no other term counts."""
     from scipy.spatial import KDTree  # here, because it takes a sixth of the time to import all of jaxgauss
 

@@ -35,25 +35,25 @@ class ByTransforms:
         most = self.modes.most.tolist()
         self.grid = tuple(fft.next_fast_len(4 * x + 1, real=True) for x in most)
         sums = trigonometric_sums(self.modes.doubled, points, np.ones((1, num)))
-        self.density = self._on_grid(sums[..., 2 * most[-1] :], self._places([2 * x for x in most]))[0]
+        self.density = self._on_grid(sums[..., 2 * most[-1] :], self._positions([2 * x for x in most]))[0]
         j = np.stack(np.meshgrid(*[np.arange(-x, x + 1) for x in most], indexing="ij"), -1)[..., most[-1] :, :]
         self.roots = np.exp(log_weights(self.modes, scale, j) / 2)
         self.twice = np.where(j[..., -1] > 0, 2, 1)
         self.precondition = 1 / (1 + num / noise * np.square(self.roots))
-        self.inner = self._places(most)
+        self.inner = self._positions(most)
         right = self.roots * trigonometric_sums(self.modes, points, values.T)[..., most[-1] :]
         self.solution = self._solved(right, OF_MEAN)
 
-    def _places(self, most: list[int]) -> Any:
+    def _positions(self, most: list[int]) -> Any:
         """Indices of the modes on the grid of the transforms."""
         ahead = [np.arange(-x, x + 1) % n for x, n in zip(most[:-1], self.grid, strict=False)]
         return np.ix_(*ahead, np.arange(most[-1] + 1))
 
-    def _on_grid(self, modes: Rows, places: Any) -> np.ndarray:
+    def _on_grid(self, modes: Rows, positions: Any) -> np.ndarray:
         """The functions that have these modes, at the points of the grid."""
         full = np.zeros((len(modes), *self.grid[:-1], self.grid[-1] // 2 + 1), complex)
         for x, row in zip(full, modes, strict=True):
-            x[places] = row
+            x[positions] = row
         return fft.irfftn(full, self.grid, axes=range(1, full.ndim), norm="forward", workers=-1)
 
     def product(self, modes: Rows) -> Rows:

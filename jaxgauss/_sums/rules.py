@@ -21,7 +21,7 @@ from .._engines.dispatch import keeps_tile, near_pullback, near_sum, near_sum_an
 from .._engines.near import are_near, known_near, tiles_are_near
 from .._engines.plan import takes_half
 from .._engines.radial import gradients_of, of_tau, waves_pullback
-from .._engines.wanted import NOTHING, Channels, Sums, Wanted
+from .._engines.wanted import NOTHING, Channels, PairSums, Wanted
 from .._kernels.kernels import GAUSS
 from .by_channels import along, cheaper_by_channels, keeps_pulls, own_points, sum_and_pulls
 
@@ -141,7 +141,7 @@ def _pullback_backward(settings: Settings, channels: Channels, _: bool, operands
 radial_pullback.defvjp(lambda *args: (radial_pullback(*args), args[3:]), _pullback_backward)
 
 
-def _pair_sums_backward(settings: Settings, wanted: Wanted, operands: tuple[Array, ...], cotangents: Sums):
+def _pair_sums_backward(settings: Settings, wanted: Wanted, operands: tuple[Array, ...], cotangents: PairSums):
     def pullback(function: Any, *operands: Array) -> Any:
         return jax.vjp(functools.partial(function, wanted), *operands)[1](cotangents)
 
@@ -155,17 +155,17 @@ def _pair_sums_backward(settings: Settings, wanted: Wanted, operands: tuple[Arra
 
     if {*wanted.kernels} != {GAUSS} or len(platforms()) > 1:
         return by_pairs(*operands)
-    chosen = dispatch.exact_plan_of(settings, platforms()[0], (queries, keys, keys, tau))
-    return waves_pullback(wanted, chosen, by_pairs, operands, cotangents)
+    plan = dispatch.exact_plan_of(settings, platforms()[0], (queries, keys, keys, tau))
+    return waves_pullback(wanted, plan, by_pairs, operands, cotangents)
 
 
 pair_sums.defvjp(lambda *args: (pair_sums(*args), args[2:]), _pair_sums_backward)
 
 
-def _mixed_sums_backward(settings: Settings, wanted: Wanted, operands: tuple[Array, ...], cotangents: Sums):
+def _mixed_sums_backward(settings: Settings, wanted: Wanted, operands: tuple[Array, ...], cotangents: PairSums):
     """The gradients, from those of each Gaussian by itself."""
 
-    def one_by_one(queries: Array, keys: Array, values: Array, tau: Array, shares: Array, *weights: Array) -> Sums:
+    def one_by_one(queries: Array, keys: Array, values: Array, tau: Array, shares: Array, *weights: Array) -> PairSums:
         found = pair_sums(settings, wanted, queries, keys, values, tau, *weights).mixed(tau, shares)
         return jax.tree.map(lambda x: x[None], found)
 

@@ -97,13 +97,13 @@ def gauss_sum_sharded(
     check_tolerance(function, method, tolerance)
     where = {"mesh": mesh, "query_axis": query_axis, "key_axis": key_axis}
     asked = Settings(method, precision, backend, "", function, kernel=kernel, tolerance=tolerance, **where)
-    settings, chosen = checked(asked, queries, keys, values, tau)
+    settings, plan = checked(asked, queries, keys, values, tau)
     for name, x, axis in (("queries", queries, query_axis), ("keys", keys, key_axis)):
         parts, given = _parts(mesh, axis), f"{name} {tuple(x.shape)} over {axis!r} of {dict(mesh.shape)}"
         if x.shape[-2] % parts:
             fix = f"Pad with {-x.shape[-2] % parts} more" + (", of value zero." if name == "keys" else ".")
             raise ValueError(f"`jaxgauss.{function}`: `mesh` must divide the number of {name}; got {given}. {fix}")
-    if chosen.platform == "cuda":
+    if plan.platform == "cuda":
         examined(settings, tau, queries, keys)  # an error, if waves cannot hold the points
     return _checked_sum(settings, queries, keys, values, as_operand(tau, settings.dtype))
 

@@ -205,14 +205,14 @@ def _begun(
         keys, values = _passed_over(source, state, file)
         first = []
     _refuse_tracers(keys, values)
-    settings, chosen = checked(asked, queries, keys, values, tau)
+    settings, plan = checked(asked, queries, keys, values, tau)
     if len(keys.shape) != 2 or len(values.shape) > 2:
         raise ValueError(
             f"{WHERE}: `chunks` must hold keys (n, D) and values (n, C) or (n,); got keys {keys.shape}, values"
             f" {values.shape}. Leading axes are for queries and tau."
         )
-    if chosen.stands_in:
-        warn_once(chosen.reason)
+    if plan.stands_in:
+        warn_once(plan.reason)
     empty, center = None, center_of(sampled(queries)) if any(map(will_be_rounded, (queries, keys))) else None
     if settings.method == "fourier":
         around = queries if center is None else about(center, queries)

@@ -19,13 +19,13 @@ from .._arrays.shapes import K, L, Q, S, T, V, W
 from .._kernels.kernels import GAUSS, Kernel
 from .pairs import FARTHEST, cut_off, largest_coordinate, results_of, with_rank
 from .tiles import CUDA_TILE, block_sizes, blocks, scan, tiled_sum, unblocks
-from .wanted import Columns, Rows, Sums, Wanted
+from .wanted import Columns, PairSums, Rows, Wanted
 
 CUT_OFF = FARTHEST**0.5  # bandwidths, of a coordinate
 ONCE = 32  # coordinates from which distances take longer than to transpose them
 
 
-def fused_tile(wanted: Wanted, scale: Array, rows: Rows, columns: Columns, ratio: Array) -> Sums:
+def cuda_tile(wanted: Wanted, scale: Array, rows: Rows, columns: Columns, ratio: Array) -> PairSums:
     """`Sums` of a tile from differences of unscaled points (*batch, N, D); `scale` is √τ (*batch, 1, 1 or D)."""
     a, b = _subtractable(rows.points), _subtractable(columns.points)
     scale = with_rank(scale, a)
