@@ -6,8 +6,9 @@ import jax
 import jax.core
 import numpy as np
 
+from .._arrays.devices import is_visible
 from .names import as_kernel
-from .samples import is_visible, visible, warn
+from .samples import visible, warn
 
 OF_PAIRS = frozenset(  # results that mean nothing if the kernel is zero between different points
     {

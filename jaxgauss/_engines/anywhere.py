@@ -54,7 +54,7 @@ def anywhere_sums(
     row_weights: Float[Array, "m e"],
     column_weights: Float[Array, "n e"],
 ) -> list[PairSums]:
-    """`Sums` at the queries; if `wanted` has two items, also at the keys, where the row weights are summed.
+    """`PairSums` at the queries; if `wanted` has two items, also at the keys, where the row weights are summed.
 
     One pass gives both. `scale` is √τ, one or one for each coordinate.
     """
@@ -122,10 +122,10 @@ def _are_apart(
 def _block_sums(
     wanted: Sequence[Wanted], scale: Array, ends: Sequence[int], rows: Array, tiles: Array, at_keys: list[PairSums]
 ) -> list[PairSums]:
-    """`Sums` of a block of rows: by products where these are accurate, a tile at a time, else from differences.
+    """`PairSums` of a block of rows: by products where these are accurate, a tile at a time, else from differences.
 
     The sums at the keys are added to `at_keys`, those of earlier blocks. Points and weights are side by side, because a
-    program of fewer arrays compiles in less time. `Sums` are not: XLA leaves out those that nobody reads.
+    program of fewer arrays compiles in less time. `PairSums` are not: XLA leaves out those that nobody reads.
     """
     num, each, dim = len(rows), tiles.shape[1], ends[0]
     columns = tiles.reshape(-1, *tiles.shape[2:])

@@ -26,7 +26,7 @@ ONCE = 32  # coordinates from which distances take longer than to transpose them
 
 
 def cuda_tile(wanted: Wanted, scale: Array, rows: Rows, columns: Columns, ratio: Array) -> PairSums:
-    """`Sums` of a tile from differences of unscaled points (*batch, N, D); `scale` is √τ (*batch, 1, 1 or D)."""
+    """`PairSums` of a tile from differences of unscaled points (*batch, N, D); `scale` is √τ (*batch, 1, 1 or D)."""
     a, b = _subtractable(rows.points), _subtractable(columns.points)
     scale = with_rank(scale, a)
     once = wanted.at_keys and a.shape[-1] >= ONCE  # as at the queries: XLA then computes u once for both

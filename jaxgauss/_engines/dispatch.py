@@ -23,7 +23,7 @@ from .attention import attended_means, attended_pullback, attended_sum, by_atten
 from .blocked import blocked_pullback, scaled_sum
 from .branches import aligned_sizes, but_not, lowered, one_of_two, plan_there
 from .few_dimensions import are_for_waves
-from .marks import mark, marked
+from .marks import mark
 from .means import blocked_means, means_anywhere, means_in_one_pass
 from .plan import Plan, exact_plan, mixture_of
 from .tiles import ONE_PASS
@@ -193,7 +193,8 @@ def _in_xla(operation: Operation, near: bool | None, plan: Plan, *operands: jax.
     """The operation by XLA. Points are scaled once, to find out whether they are near, and for the sum."""
     queries, keys, _, tau, *_ = operands
     points = with_norms(*scaled_points(queries, keys, tau))
-    here = marked(functools.partial(operation.in_xla, plan), "engine", f"{plan.method} in {plan.precision}")
+
+    here = mark("engine", f"{plan.method} in {plan.precision}")(functools.partial(operation.in_xla, plan))
     if near:
         return here(points, *operands)
     is_near = plan.reach == math.inf or are_within(plan.reach, *points)

@@ -2,6 +2,9 @@
 
 import functools
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
@@ -17,7 +20,6 @@ from .._kernels.kernels import GAUSS, Kernel, evaluated
 from .anywhere import FEW
 from .boxes import boxes
 from .few_dimensions import Sizes, most_blocks, waves_pay
-from .marks import note
 from .near import separation_of
 from .nodes import with_blocks
 from .plan import NEAR, STRICTER
@@ -27,6 +29,7 @@ from .products import APART
 # separation of pairs from its own, by such a factor: about another center among the points, R² is up to four times as
 # large. Else both find the same.
 SURE, SURE_APART = 4, 2
+_noted: ContextVar[dict[str, Any] | None] = ContextVar("_noted", default=None)
 
 
 def examined(
@@ -80,7 +83,7 @@ def examined(
     sure_far, sure_apart = (1, 1) if is_same and not each else (SURE, SURE_APART)
     with np.errstate(all="ignore"):
         a, b = _about_a_center(np.sqrt(tau)[..., None, :] if each else np.sqrt(tau)[..., None, None], queries, keys)
-        note("points", (settings, a.points, b.points))
+        _note("points", (settings, a.points, b.points))
         squared = max(np.fmax.reduce(x.norms, None) for x in (a, b))
         if pulls and squared <= limit * sure_far:
             if values is not None:
@@ -127,7 +130,7 @@ def _pay(
         return False
     ends = boxes(np, *(x.reshape(-1, sizes.dim) for x in (a, b)))
     does, around = waves_pay(np, most, precision, NEAR[precision], sizes, ends, np.ones_like(ends[0, 0]))
-    note("extent", around.extent)
+    _note("extent", around.extent)
     return bool(does)
 
 
@@ -176,3 +179,19 @@ def _about_a_center(scale: Any, queries: Any, keys: Any) -> list[Scaled]:
     points = [((x - center) * scale).astype(keys.dtype) for x in ((queries, keys) if queries is not keys else (keys,))]
     found = [Scaled(x, np.einsum("...d,...d->...", x, x)[..., None]) for x in points]
     return found if len(found) > 1 else found * 2
+
+
+@contextmanager
+def noting() -> Iterator[dict[str, Any]]:
+    """What is found of points that are examined in the context, by name, for `explain`."""
+    token = _noted.set(found := {})
+    try:
+        yield found
+    finally:
+        _noted.reset(token)
+
+
+def _note(name: str, found: Any) -> None:
+    """Keep what the points have shown, in the context of `noting`."""
+    if (noted := _noted.get()) is not None:
+        noted[name] = found

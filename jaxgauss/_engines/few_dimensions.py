@@ -110,7 +110,7 @@ def are_for_waves(
 def waves_pay_here(
     plan: Plan, most: int, precision: str, sizes: Sizes, scale: Float[Array, "t _"], queries: Array, keys: Array
 ) -> tuple[Bool[Array, ""] | bool, Box]:
-    """Whether waves sum these points, by the plan or by `pays`; and in which box. `scale` is √τ.
+    """Whether waves sum these points, by the plan or by `waves_pay`; and in which box. `scale` is √τ.
 
     For several Gaussians, one in each row of `scale`: whether one sum of all takes less time than one sum of each.
     """

@@ -39,7 +39,7 @@ from .blocked import scaled_sum
 from .cuda_tiles import relative_means
 from .few_dimensions import IN_DOUBT_OF_LOGS, Sizes, most_blocks, rows_of, settled, waves_pay_here
 from .leaves import in_leaves, in_place, leaf_order, ranges_of, squared_gaps
-from .marks import mark, marked
+from .marks import mark
 from .plan import NEAR, STRICTER, Plan
 from .tiles import (
     DIFFERENCES_TILE,
@@ -145,7 +145,7 @@ def _of_matrices(kernel: Kernel, plan: Plan, *operands: Array) -> Any:
     queries, keys, values, tau, log_weights = operands
     sizes = Sizes(len(queries), len(keys), keys.shape[1], 1 + values.shape[1])
     most = most_blocks("float64", sizes) if kernel == GAUSS and plan.waves is not False else 0
-    by_tiles = marked(functools.partial(_sorted_means, kernel, plan.precision, *operands), "engine", "anywhere")
+    by_tiles = mark("engine", "anywhere")(functools.partial(_sorted_means, kernel, plan.precision, *operands))
     if not most:
         return by_tiles()
     scale = jnp.sqrt(tau)

@@ -36,7 +36,7 @@ def by_products(
     keep: Bool[Array, "rows columns"] | None = None,
     ratio: Array | None = None,
 ) -> PairSums:
-    """`Sums` of a tile over the pairs of leaves to `keep`, from points times √τ about a center and u.
+    """`PairSums` of a tile over the pairs of leaves to `keep`, from points times √τ about a center and u.
 
     `ratio` is one, and carries the derivatives of τ (see `radial`).
     """
@@ -90,7 +90,7 @@ def by_differences(
     ratio: Array | None = None,
     moments: bool = False,
 ) -> PairSums:
-    """`Sums` of a tile from differences of unscaled points (*batch, D, N); `scale` is √τ (*batch, 1 or D, 1).
+    """`PairSums` of a tile from differences of unscaled points (*batch, D, N); `scale` is √τ (*batch, 1 or D, 1).
 
     With `moments`, pulls may be moments in float64, which must not be differentiated. Tiles are (…, N, M): reductions
     over keys are then vectorized over queries.
@@ -104,7 +104,7 @@ def by_differences(
 def both_by_differences(
     wanted: Sequence[Wanted], scale: Array, rows: Rows, columns: Columns, moments: bool
 ) -> list[PairSums]:
-    """`Sums` at the queries and at the keys, from weights g_m and v_n; u, κ and ψ are formed once for both."""
+    """`PairSums` at the queries and at the keys, from weights g_m and v_n; u, κ and ψ are formed once for both."""
     of_queries, of_keys = wanted
     u = _squares(scale, rows.points, columns.points)
     of_kernels = of_keys.of(u)
@@ -211,7 +211,7 @@ def difference_tile(wanted: Wanted, scale: Array, rows: Rows, columns: Columns, 
 
 
 def zeros_of(wanted: Wanted, *shape: int, scale: Array, points: Array) -> PairSums:
-    """`Sums` of zeros, for queries of this shape."""
+    """`PairSums` of zeros, for queries of this shape."""
     widths = wanted.widths(points.shape[-1], scale.shape[-1])
     return PairSums(*(jnp.zeros((*shape, width), points.dtype) for width in widths))
 

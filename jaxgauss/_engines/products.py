@@ -60,7 +60,7 @@ Kept = Bool[Array, "rows columns"]
 def sums_by_moments(
     wanted: Sequence[Wanted], scale: Array, rows: Array, columns: Columns, a: Scaled, b: Scaled, u: Array, keep: Kept
 ) -> tuple[list[Kept], list[PairSums]]:
-    """Which pairs of leaves to keep are far enough apart for pulls; and `Sums` over these pairs, whose u is given.
+    """Which pairs of leaves to keep are far enough apart for pulls; and `PairSums` over these pairs, whose u is given.
 
     The sums are at the queries, whose weights are `rows`; if `wanted` has two items, also at the keys.
     """
@@ -86,7 +86,7 @@ def masked(sums: PairSums, keep: Bool[Array, " leaves"]) -> PairSums:
 def _at_queries(
     wanted: Wanted, scale: Array, g: Array, columns: Columns, a: Scaled, b: Scaled, u: Array, keep: Kept
 ) -> tuple[PairSums, Array | None]:
-    """`Sums` at the queries, and what `separation` needs; both are further channels of the sums."""
+    """`PairSums` at the queries, and what `separation` needs; both are further channels of the sums."""
     slopes, num, dim = [x.slope for x in wanted.pulls.kernels], len(wanted.sums.kernels), a.points.shape[1]
     single, needs_separation = set(wanted.pulls.widths) == {1}, _needs_separation(wanted, scale, a)
     of_powers = functools.partial(powers, jnp, b, each=scale.shape[1] > 1)
@@ -114,7 +114,7 @@ def _at_queries(
 def _at_both(
     wanted: Sequence[Wanted], scale: Array, g: Array, v: Array, a: Scaled, b: Scaled, u: Array, keep: Kept
 ) -> list[tuple[PairSums, Array | None]]:
-    """`Sums` at queries and at keys from one u, and what `separation` needs: W gives the pulls, |W| the rest."""
+    """`PairSums` at queries and at keys from one u, and what `separation` needs: W gives the pulls, |W| the rest."""
     (of_queries, of_keys), each, needs_separation = wanted, scale.shape[1] > 1, _needs_separation(wanted[0], scale, a)
     width = None if of_queries.spread else a.points.shape[1] + 1  # squares only where they are used
     parts, of_values = of_queries.pulls.pull(u, v, g, of_leaves(keep, u))

@@ -30,7 +30,7 @@ from .all_pairs import sums_by_differences, sums_by_products
 from .anywhere import anywhere_sums, share_left, sorts
 from .branches import one_of_two
 from .few_dimensions import Sizes, at_most, most_blocks, rows_of, settled, waves_pay_here
-from .marks import mark, marked
+from .marks import mark
 from .near import within
 from .pairs import with_rank, zeros_of
 from .plan import STRICTER, Plan
@@ -41,7 +41,7 @@ from .waves import SUMS, Promise, in_64_bit_mode, sides, sums_of_sides
 
 
 def pair_sums(wanted: Wanted, plan: Plan, *operands: Array) -> PairSums:
-    """`Sums` of queries, keys, values, τ, and the weights of rows and of columns, all of equal rank."""
+    """`PairSums` of queries, keys, values, τ, and the weights of rows and of columns, all of equal rank."""
 
     def near(*operands: Array) -> PairSums:
         return _varying(sums_by_products(wanted, *operands, dense=plan.method == "dense"), operands)
@@ -83,7 +83,7 @@ def radial_pullback(
 def _near_or_anywhere(wanted: Wanted, plan: Plan, near: Callable, anywhere: Callable, *operands: Array) -> Any:
     """One of two functions, by the points; for Gaussians `anywhere`, because near ones have engines of their own."""
     queries, keys, values, tau, *weights = operands
-    near = marked(near, "engine", f"{plan.method} in {plan.precision}")
+    near = mark("engine", f"{plan.method} in {plan.precision}")(near)
     if wanted.kinked or GAUSS in wanted.kernels or plan.method == "differences":
         return anywhere(*operands)
     if not wanted.pulls.kernels:
@@ -113,7 +113,7 @@ def pullback_anywhere(
 def gradients_of(
     about_queries: PairSums, about_keys: PairSums, queries: Q, keys: K, values: V, tau: T
 ) -> tuple[Q, K, V, T]:
-    """The gradients of the operands, from `Sums` at the queries and at the keys; the latter hold Σ_m κ g_m."""
+    """The gradients of the operands, from `PairSums` at the queries and at the keys; the latter hold Σ_m κ g_m."""
     scale = by_point(tau, queries)
     found = scale * about_queries.pulls, scale * about_keys.pulls, about_keys.sums, of_tau(about_queries.spread, tau)
     return _in_shapes(found, (queries, keys, values, tau))
@@ -159,7 +159,7 @@ def of_matrices(
     """Sums of matrices by waves, if these pay or are asked for, else `by_tiles`; of several Gaussians with `shares`."""
     queries, keys, values, scale, _, weights = operands
     most, sizes = blocks_that_may_pay(wanted, plan, queries, keys, values, weights, bandwidths=len(scale))
-    by_tiles = marked(by_tiles, "engine", "anywhere")
+    by_tiles = mark("engine", "anywhere")(by_tiles)
     if not most:
         return by_tiles(wanted, *operands)
     promise = None if plan.method == "fourier" else SUMS[plan.precision]

@@ -93,7 +93,7 @@ class Wanted(NamedTuple):
         return max(kernel.end(dtype) for kernel in self.kernels)
 
     def widths(self, dim: int, scales: int) -> tuple[int, int, int]:
-        """The columns of the three `Sums`, for points of `dim` coordinates and one τ or one for each."""
+        """The columns of the three `PairSums`, for points of `dim` coordinates and one τ or one for each."""
         return sum(self.sums.widths), dim if self.pulls.kernels else 0, scales if self.spread else 0
 
     def of(self, u: Array) -> dict[Kernel, Array]:

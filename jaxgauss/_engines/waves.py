@@ -127,7 +127,7 @@ def sums_by_waves(
     weights: Float[Array, "n e"],
     shares: Float[Array, "t 1"] | None = None,
 ) -> tuple[PairSums, Doubt]:
-    """`Sums` of a Gaussian, and the queries in doubt: all of them if the nodes do not fit.
+    """`PairSums` of a Gaussian, and the queries in doubt: all of them if the nodes do not fit.
 
     With `shares`, sums of the kernel Σ_t share_t Φ_t, whose own τ is one; each row of `scale` is then one √τ. Without a
     promise, no error puts a query in doubt. JAX can differentiate the sums to every order.

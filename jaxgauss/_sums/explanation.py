@@ -12,7 +12,7 @@ from jaxtyping import Array
 from .._arrays.devices import expected_platform
 from .._checks.operands import Traced
 from .._checks.settings import Settings, working_dtype
-from .._engines.marks import noting
+from .._engines.examined import noting
 from .._engines.nodes import blocks_of, tolerance_of
 from .._engines.radial import mean_share
 from .counted import Counter

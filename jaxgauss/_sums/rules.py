@@ -17,7 +17,6 @@ from .._engines.all_pairs import sums_by_differences, sums_by_products
 from .._engines.anywhere import FEW_DIMENSIONS
 from .._engines.blocked import sum_and_tile, tile_pullback
 from .._engines.branches import near_or_anywhere, one_of_two
-from .._engines.dispatch import keeps_tile, near_pullback, near_sum, near_sum_and_log, saves_log
 from .._engines.near import are_near, known_near, tiles_are_near
 from .._engines.plan import takes_half
 from .._engines.radial import gradients_of, of_tau, waves_pullback
@@ -187,7 +186,7 @@ def _gaussian_gradients(settings: Settings, which: Which, operands: tuple[Array,
     (queries, keys, values, tau), (looked, kept) = operands, residuals
     settings = replace(settings, pulls=which.pulls)
     is_near: Any = looked if looked.size else known_near(settings, *operands, pulls=which.pulls)
-    if not which.pulls and not keeps_tile(settings, *operands):
+    if not which.pulls and not dispatch.keeps_tile(settings, *operands):
         return None, None, unbroadcast(gaussian_sum(settings, keys, queries, g, tau), values.shape), None
     ways = (functools.partial(f, which, settings) for f in (_near_gradients, _anywhere_gradients))
     rest = iter(near_or_anywhere(is_near, *ways, *operands, g, kept))
@@ -197,13 +196,13 @@ def _gaussian_gradients(settings: Settings, which: Which, operands: tuple[Array,
 def _near_and_kept(with_pulls: bool, settings: Settings, queries: Array, keys: Array, values: Array, tau: Array):
     """The sum, and what is kept of it for the gradients: a tile, the pulls, or nothing."""
     operands = queries, keys, values, tau
-    if keeps_tile(settings, *operands):
+    if dispatch.keeps_tile(settings, *operands):
         return sum_and_tile(*operands)
     if with_pulls and cheaper_by_channels(queries, values):
         return sum_and_pulls(settings, *operands)
-    if with_pulls and saves_log(settings, *operands):
-        return near_sum_and_log(settings, *operands)
-    total = near_sum(settings, *operands)
+    if with_pulls and dispatch.saves_log(settings, *operands):
+        return dispatch.near_sum_and_log(settings, *operands)
+    total = dispatch.near_sum(settings, *operands)
     return total, vary_like(jnp.zeros(0, total.dtype), [total])
 
 
@@ -226,7 +225,7 @@ def _near_gradients(
     """The gradients that are asked for, of near points, by Gauss sums."""
     operands = queries, keys, values, tau
     d_queries = d_keys = d_values = d_tau = jnp.zeros(0)
-    if keeps_tile(settings, *operands):
+    if dispatch.keeps_tile(settings, *operands):
         d_queries, d_keys, d_values = tile_pullback(kept, values, tau, g)
     elif cheaper_by_channels(queries, values):
         if which.queries or which.tau:
@@ -235,11 +234,11 @@ def _near_gradients(
             d_values, key_pulls = sum_and_pulls(settings, keys, queries, g, tau)
             d_keys = along(key_pulls, values, tau)
         elif which.values:
-            d_values = near_sum(settings, keys, queries, g, tau)
+            d_values = dispatch.near_sum(settings, keys, queries, g, tau)
     else:
         points = own_points(queries, keys, tau) if which.tau else (queries, keys)
-        of_sum = [kept] if saves_log(settings, *operands) and kept.size else []
-        d_queries, d_keys, d_values = near_pullback(settings, *points, values, tau, g, *of_sum)
+        of_sum = [kept] if dispatch.saves_log(settings, *operands) and kept.size else []
+        d_queries, d_keys, d_values = dispatch.near_pullback(settings, *points, values, tau, g, *of_sum)
     if which.tau:
         c = center(queries if shared(queries) else keys, takes_half(settings))
         moments = (((x - c) * d_x).sum(-2, keepdims=True) for x, d_x in ((queries, d_queries), (keys, d_keys)))
