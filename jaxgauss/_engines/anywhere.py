@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float
 from .._arrays.devices import vary_like
 from .._arrays.shapes import are_known
 from .._kernels.kernels import Kernel
-from .leaves import in_leaves, in_place, leaf_order, padded_rows, ranges_of, squared_gaps
+from .leaves import in_given_order, in_leaves, leaf_order, padded_rows, ranges_of, squared_gaps
 from .marks import mark
 from .pairs import both_by_differences, by_differences, subtractable, zeros_of
 from .plan import Plan
@@ -78,7 +78,7 @@ def anywhere_sums(
     at_keys = jax.tree.map(lambda x: vary_like(x, [scale, rows, columns]), at_keys)
     at_keys, at_queries = lax.scan(add, at_keys, _in_groups(rows, ROWS))
     found = zip((at_queries, *at_keys), order, points, strict=False)
-    return [in_place(sums, i, len(x)) for sums, i, x in found]
+    return [in_given_order(sums, i, len(x)) for sums, i, x in found]
 
 
 def share_left(kernel: Kernel, queries: Array, keys: Array, scale: Array) -> Float[Array, ""]:

@@ -231,7 +231,7 @@ def transform_work(precision: str, sizes: Sizes) -> tuple[float, float]:
 Doubt = Bool[Array, " m"]
 
 
-def settled(
+def waves_or_tiles(
     pays: Array | bool,
     by_waves: Callable[[], tuple[Sequence[Any], Sequence[Doubt]]],
     of_rows: Sequence[Callable[[Array], Any]],

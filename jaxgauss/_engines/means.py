@@ -37,8 +37,8 @@ from .._kernels.kernels import GAUSS, Kernel
 from .anywhere import sorts
 from .blocked import scaled_sum
 from .cuda_tiles import relative_means
-from .few_dimensions import IN_DOUBT_OF_LOGS, Sizes, most_blocks, rows_of, settled, waves_pay_here
-from .leaves import in_leaves, in_place, leaf_order, ranges_of, squared_gaps
+from .few_dimensions import IN_DOUBT_OF_LOGS, Sizes, most_blocks, rows_of, waves_or_tiles, waves_pay_here
+from .leaves import in_given_order, in_leaves, leaf_order, ranges_of, squared_gaps
 from .marks import mark
 from .plan import NEAR, STRICTER, Plan
 from .tiles import (
@@ -168,7 +168,7 @@ def _of_matrices(kernel: Kernel, plan: Plan, *operands: Array) -> Any:
         return difference_means(kernel, rows_of(queries, some), keys, values, tau[0, 0], log_weights)
 
     zeros = jnp.zeros((len(queries), values.shape[1])), jnp.zeros((len(queries), 1))
-    return settled(does, by_waves, [of_rows], lambda: [by_tiles()], [zeros], operands, IN_DOUBT_OF_LOGS)[0]
+    return waves_or_tiles(does, by_waves, [of_rows], lambda: [by_tiles()], [zeros], operands, IN_DOUBT_OF_LOGS)[0]
 
 
 def _sorted_means(
@@ -259,7 +259,7 @@ def _sorted_means(
             _, largest, total, sums = lax.while_loop(goes_on, add, begun)
         return sums[:, :-1] / sums[:, -1:], largest + jnp.log(total)
 
-    return in_place(lax.map(of_block, (rows, bounds)), i, len(queries))
+    return in_given_order(lax.map(of_block, (rows, bounds)), i, len(queries))
 
 
 def _medoid(keys: Float[Array, "n d"]) -> Float[Array, "1 d"]:

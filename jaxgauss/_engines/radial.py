@@ -29,7 +29,7 @@ from .._kernels.kernels import GAUSS, Kernel
 from .all_pairs import sums_by_differences, sums_by_products
 from .anywhere import anywhere_sums, share_left, sorts
 from .branches import one_of_two
-from .few_dimensions import Sizes, at_most, most_blocks, rows_of, settled, waves_pay_here
+from .few_dimensions import Sizes, at_most, most_blocks, rows_of, waves_or_tiles, waves_pay_here
 from .marks import mark
 from .near import within
 from .pairs import with_rank, zeros_of
@@ -184,7 +184,7 @@ def of_matrices(
 
     each = [functools.partial(of_rows, *x) for x in zip(wanted, sides(operands), strict=False)]
     zeros = [zeros_of(x, len(y), scale=scale, points=y) for x, y in zip(wanted, operands, strict=False)]
-    return settled(does, by_waves, each, lambda: by_tiles(wanted, *operands), zeros, operands)
+    return waves_or_tiles(does, by_waves, each, lambda: by_tiles(wanted, *operands), zeros, operands)
 
 
 def blocks_that_may_pay(

@@ -22,7 +22,7 @@ from .._engines.plan import takes_half
 from .._engines.radial import gradients_of, of_tau, waves_pullback
 from .._engines.wanted import NOTHING, Channels, PairSums, Wanted
 from .._kernels.kernels import GAUSS
-from .by_channels import along, cheaper_by_channels, keeps_pulls, own_points, sum_and_pulls
+from .by_channels import cheaper_by_channels, gradient_of_pulls, keeps_pulls, own_points, sum_and_pulls
 
 # Derivatives. With u = τ‖q_m - k_n‖², s_m = Σ_n κ(u) v_n, ψ = -2κ', a cotangent g and w_mn = ψ(u) ⟨g_m, v_n⟩, from
 # ∂κ/∂q = 2τ κ' (q - k) = τ ψ (k - q):
@@ -229,10 +229,10 @@ def _near_gradients(
         d_queries, d_keys, d_values = tile_pullback(kept, values, tau, g)
     elif cheaper_by_channels(queries, values):
         if which.queries or which.tau:
-            d_queries = along(kept, g, tau)
+            d_queries = gradient_of_pulls(kept, g, tau)
         if which.keys or which.tau:
             d_values, key_pulls = sum_and_pulls(settings, keys, queries, g, tau)
-            d_keys = along(key_pulls, values, tau)
+            d_keys = gradient_of_pulls(key_pulls, values, tau)
         elif which.values:
             d_values = dispatch.near_sum(settings, keys, queries, g, tau)
     else:
