@@ -19,7 +19,7 @@ from ._methods.gaussian_process import (
     learned,
     posterior,
 )
-from ._methods.process_by_matrix import Box, ByMatrix
+from ._methods.process_by_matrix import ByMatrix, Corners
 from ._methods.process_by_transforms import ByTransforms
 from ._sums.display import progress_bar
 
@@ -200,7 +200,7 @@ class GaussianProcess(MultiOutputMixin, RegressorMixin, BaseEstimator):
         """The logarithm of the likelihood of so many y, not of y in units of its deviation."""
         return float(value - num * np.log(self._size).sum())
 
-    def _in_box(self, box: Box) -> Posterior:
+    def _in_box(self, box: Corners) -> Posterior:
         found = posterior(self.X_fit_, self._values, self.length_scale_, self.noise_, box)
         if found is None:
             size = " × ".join(f"{x:.3g}" for x in (box[1] - box[0]) / self.length_scale_)

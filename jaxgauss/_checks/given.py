@@ -139,7 +139,7 @@ def centered(
     some = sampled(*rounded)
     center = center_of(some)
     if center is not None:
-        points, some = tuple(about(center, x) for x in points), some - center
+        points, some = tuple(minus_center(center, x) for x in points), some - center
     if isinstance(tau, float | int) and TAU_RANGE[0] < tau < TAU_RANGE[1]:
         limit = MOVED / math.sqrt(tau)
         if np.vdot(some, some) > (limit * 2**24) ** 2:  # not NaN
@@ -187,7 +187,7 @@ def _warn_if_moved(function: str, limit: float, points: dict[str, Any]) -> None:
     return None
 
 
-def about(center: np.ndarray, points: Any) -> Any:
+def minus_center(center: np.ndarray, points: Any) -> Any:
     """The points about the center, in float32 unless NumPy's are float64; a difference of near numbers is exact."""
     is_float64 = isinstance(points, np.ndarray) and points.dtype == FLOAT64
     return (points if is_float64 else points.astype(FLOAT32)) - center.reshape(*[1] * (points.ndim - 1), -1)

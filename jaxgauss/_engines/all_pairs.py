@@ -17,7 +17,7 @@ from .._arrays.points import (
 from .._arrays.shapes import K, Q, S, T, V
 from .cuda_tiles import cuda_tile
 from .pairs import by_products, difference_tile, subtractable
-from .tiles import CUDA_TILE, DIFFERENCES_TILE, in_groups, tiled_sum
+from .tiles import CUDA_TILE, DIFFERENCES_TILE, by_parts_of_batch, tiled_sum
 from .wanted import NOTHING, Channels, Columns, PairSums, Rows, Wanted
 
 # Derivatives with respect to τ do not go through the points: u = ρ u₀ with u₀ = τ₀ ‖k - q‖², where τ₀ = τ is a constant
@@ -25,7 +25,7 @@ from .wanted import NOTHING, Channels, Columns, PairSums, Rows, Wanted
 
 
 def sums_by_products(wanted: Wanted, *operands: Array, dense: bool = False) -> PairSums:
-    """`pair_sums` of near points; made of plain JAX functions, which every transformation takes."""
+    """`PairSums` of near points; made of plain JAX functions, which every transformation takes."""
     queries, keys, values, tau, row_weights, weights = operands
     unit, scale, ratio = _unit_and_ratio(tau, queries)
     a, b = with_norms(*scaled_points(queries, keys, unit, base_2=False))
@@ -41,11 +41,11 @@ def sums_by_products(wanted: Wanted, *operands: Array, dense: bool = False) -> P
         return tiled_sum(tile_sum, (a, first, g), (b, second, w), v, dense=dense)
 
     first, second = squares_factors(a, b)
-    return in_groups(summed, a.points, first, row_weights, b.points, second, weights, values, scale, ratio)
+    return by_parts_of_batch(summed, a.points, first, row_weights, b.points, second, weights, values, scale, ratio)
 
 
 def sums_by_differences(wanted: Wanted, *operands: Array, forward_mode: bool = False) -> PairSums:
-    """`pair_sums` of all pairs from differences of coordinates; made of plain JAX functions."""
+    """`PairSums` of all pairs from differences of coordinates; made of plain JAX functions."""
     queries, keys, values, tau, row_weights, weights = operands
     _, scale, ratio = _unit_and_ratio(tau, queries)
 

@@ -30,7 +30,7 @@ from .._arrays.shapes import G, K, Q, S, T, V, are_known
 from .tiles import (
     block_sizes,
     blocks,
-    in_groups,
+    by_parts_of_batch,
     pull_tile,
     scan,
     tiled_sum,
@@ -69,7 +69,7 @@ def _sum_of_tiles(blocked: Callable, a: Any, b: Any, values: V) -> S:
         total = total.reshape(*first.shape[:-1], values.shape[-1])
         batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (first, second, values)))
         return jnp.broadcast_to(total, (*batch, *total.shape[-2:]))
-    return in_groups(blocked, a, b, values)
+    return by_parts_of_batch(blocked, a, b, values)
 
 
 def blocked_pullback(
@@ -87,7 +87,7 @@ def blocked_pullback(
     scale = by_point(jnp.sqrt(tau / BASE_2), keys)
     if shared(keys, values, scale):
         operands, scale = jax.tree.map(as_rows, (operands, scale))
-    da, db, dv = in_groups(functools.partial(_scaled_pullback, kernel, dense), *operands)
+    da, db, dv = by_parts_of_batch(functools.partial(_scaled_pullback, kernel, dense), *operands)
     gradients = scale * da, scale * db, dv
     return tuple(  # type: ignore[return-value]
         unbroadcast(gradient, shape) if gradient.size != math.prod(shape) else gradient.reshape(shape)

@@ -1,4 +1,6 @@
-"""Sums and pullbacks by the engine that the plan names on each platform; the derivative rules call these functions.
+"""Sums and pullbacks by the engine that the plan names on each platform.
+
+The derivative rules call the functions `planned_…`, which have no derivatives themselves.
 
 Mapped axes of `vmap` become leading axes here. An operand that is not mapped gets an axis of length 1 and stays shared.
 """
@@ -48,7 +50,7 @@ class Operation(NamedTuple):
     in_xla: Callable[..., tuple[jax.Array, ...]]
 
 
-def gaussian_sum(
+def planned_gaussian_sum(
     settings: Settings, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array
 ) -> jax.Array:
     """Σ_n Φ_τ(q_m, k_n) v_n of operands of equal rank in float32 or float64, wherever the points lie."""
@@ -56,7 +58,7 @@ def gaussian_sum(
 
 
 def near_sum(settings: Settings, *operands: jax.Array) -> jax.Array:
-    """`gaussian_sum` of points that are known to be near."""
+    """`planned_gaussian_sum` of points that are known to be near."""
     return lowered(_by_plan, (SUM, settings, True), *operands)[0]
 
 
@@ -83,15 +85,15 @@ def kernel_means(settings: Settings, near: bool, *operands: jax.Array) -> tuple[
     return means, logs
 
 
-def radial_sum(
+def planned_radial_sum(
     settings: Settings, channels: Channels, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array
 ) -> jax.Array:
     """Σ_n κ(u) v_n of operands of equal rank; XLA evaluates κ, and each channel has its own."""
     nothing = queries[..., :0], keys[..., :0]
-    return pair_sums(settings, Wanted(channels, NOTHING), queries, keys, values, tau, *nothing).sums
+    return planned_pair_sums(settings, Wanted(channels, NOTHING), queries, keys, values, tau, *nothing).sums
 
 
-def pair_sums(
+def planned_pair_sums(
     settings: Settings,
     wanted: Wanted,
     queries: jax.Array,
@@ -100,13 +102,13 @@ def pair_sums(
     tau: jax.Array,
     *weights: jax.Array,
 ) -> PairSums:
-    """`radial.pair_sums` of operands of equal rank; `weights` are those of the queries and those of the keys."""
+    """`PairSums` of operands of equal rank; `weights` are those of the queries and those of the keys."""
     values, *others = _without_unwanted(wanted, values, weights)
     given = queries, keys, values, tau, *others
-    return PairSums(*lowered(_exactly, (radial.pair_sums, wanted, settings), *given, needed=2))
+    return PairSums(*lowered(_exactly, (radial.pair_sums_in_xla, wanted, settings), *given, needed=2))
 
 
-def mixed_sums(
+def planned_mixed_sums(
     settings: Settings,
     wanted: Wanted,
     queries: jax.Array,
@@ -116,10 +118,10 @@ def mixed_sums(
     shares: jax.Array,
     *weights: jax.Array,
 ) -> PairSums:
-    """`mixed.mixed_sums` of operands of equal rank, with the shares (…, T) of the Gaussians."""
+    """`PairSums` of a mixture, of operands of equal rank, with the shares (…, T) of the Gaussians."""
     values, *others = _without_unwanted(wanted, values, weights)
     given = queries, keys, values, tau, shares, *others
-    return PairSums(*lowered(_exactly, (mixed.mixed_sums, wanted, settings), *given, needed=2))
+    return PairSums(*lowered(_exactly, (mixed.mixed_sums_in_xla, wanted, settings), *given, needed=2))
 
 
 def _without_unwanted(wanted: Wanted, values: jax.Array, weights: tuple[jax.Array, ...]) -> list[jax.Array]:
@@ -130,7 +132,7 @@ def _without_unwanted(wanted: Wanted, values: jax.Array, weights: tuple[jax.Arra
     ]
 
 
-def radial_pullback(
+def planned_radial_pullback(
     settings: Settings, channels: Channels, with_tau: bool, *operands: jax.Array
 ) -> tuple[jax.Array, ...]:
     """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of queries, keys, values and τ; these and g are of equal rank."""
@@ -272,7 +274,7 @@ def _means_of(kernel: Kernel) -> Operation:
     return Operation("mean", functools.partial(means_anywhere, kernel), attended_means, _means_in_xla)
 
 
-_RADIAL_PULLBACK = {x: functools.partial(radial.radial_pullback, with_tau=x) for x in (False, True)}
+_RADIAL_PULLBACK = {x: functools.partial(radial.radial_pullback_in_xla, with_tau=x) for x in (False, True)}
 
 
 def exact_plan_of(settings: Settings, platform: str, operands: tuple[jax.Array, ...]) -> Plan:

@@ -45,7 +45,7 @@ from .tiles import (
     DIFFERENCES_TILE,
     TILE,
     blocks,
-    in_groups,
+    by_parts_of_batch,
     one_by_one,
     scan,
     tiled_means,
@@ -66,7 +66,7 @@ def blocked_means(queries: Q, keys: K, values: V, tau: T, log_weights: W, *, den
     """Σ_n w Φ v / Σ_n w Φ and log Σ_n w Φ, from terms relative to the largest so far."""
     a, b = scaled_points(queries, keys, tau, base_2=False)
     a, b = logit_factors(*with_norms(a, b))
-    return in_groups(functools.partial(tiled_means, logits, dense=dense), a, b, values, log_weights)
+    return by_parts_of_batch(functools.partial(tiled_means, logits, dense=dense), a, b, values, log_weights)
 
 
 def means_in_one_pass(a: Scaled, b: Scaled, queries: Q, keys: K, values: V, tau: T, log_weights: W) -> tuple[S, L]:

@@ -7,18 +7,18 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from .plan import Plan
-from .radial import blocks_that_may_pay, of_matrices, pair_sums
+from .radial import blocks_that_may_pay, of_matrices, pair_sums_in_xla
 from .tiles import one_by_one
 from .wanted import PairSums, Wanted
 
 
-def mixed_sums(wanted: Wanted, plan: Plan, *operands: Array) -> PairSums:
-    """`pair_sums` (…, 1, M, ·) of the one kernel Σ_t share_t κ_t, whose own τ is one, from τ and shares (…, T)."""
+def mixed_sums_in_xla(wanted: Wanted, plan: Plan, *operands: Array) -> PairSums:
+    """`PairSums` (…, 1, M, ·) of the one kernel Σ_t share_t κ_t, whose own τ is one, from τ and shares (…, T)."""
     queries, keys, values, tau, shares, *weights = operands
 
     def of_each(tau: Array, shares: Array, *operands: Array) -> PairSums:
         queries, keys, values, *weights = operands
-        return pair_sums(wanted, plan, queries, keys, values, tau, *weights).mixed(tau, shares)
+        return pair_sums_in_xla(wanted, plan, queries, keys, values, tau, *weights).mixed(tau, shares)
 
     def of_all(scale: Array, shares: Array, *operands: Array) -> PairSums:
         queries, keys, values, *weights = operands

@@ -14,7 +14,7 @@ from .._arrays.points import Scaled, as_rows, dot, squared_distances_of, squares
 from .._arrays.shapes import G, V
 from .pairs import FARTHEST, by_products, of_leaves, turned
 from .plan import NEAR, STRICTER
-from .tiles import in_groups, tiled_pullback
+from .tiles import by_parts_of_batch, tiled_pullback
 from .wanted import NOTHING, Channels, Columns, PairSums, Rows, Wanted
 
 APART = 2**-4  # least mean of u over that of ‖a‖² + ‖b‖², weighted as in the sum, at which moments give accurate pulls
@@ -34,7 +34,7 @@ def product_pullback(
         return _pull(channels, first[..., :dim] / -2, second[..., :dim], u, v, g, with_tau)
 
     factors = squares_factors(a, b)
-    return in_groups(functools.partial(tiled_pullback, pull, dim, dense=dense), *factors, values, g)
+    return by_parts_of_batch(functools.partial(tiled_pullback, pull, dim, dense=dense), *factors, values, g)
 
 
 def _pull(channels: Channels, x: Array, y: Array, u: Array, v: Array, g: Array, with_tau: bool) -> tuple[Array, ...]:
@@ -138,7 +138,7 @@ def _needs_separation(wanted: Wanted, scale: Array, a: Scaled) -> bool:
 
 
 def _of_moments(wanted: Wanted, scale: Array, sums: Array, a: Scaled, moments: Array) -> PairSums:
-    toward, apart, _ = about(a, moments)
+    toward, apart, _ = pulls_from_powers(a, moments)
     return PairSums(sums, toward / scale, apart / jnp.square(scale) if wanted.spread else apart[:, :0])
 
 
@@ -148,7 +148,7 @@ def powers(xp: Any, b: Scaled, weights: Any, each: bool) -> Any:
     return xp.concatenate([b.points, xp.ones_like(b.norms), squares], -1) * weights
 
 
-def about(a: Scaled, sums: Any) -> tuple[Any, Any, Any]:
+def pulls_from_powers(a: Scaled, sums: Any) -> tuple[Any, Any, Any]:
     """Σ W (b - a), Σ W ‖b - a‖² and Σ W (‖a‖² + ‖b‖²) from Σ_n ψ `powers` at the rows, or their parts by coordinate."""
     dim = a.points.shape[-1]
     first, mass, second = sums[..., :dim], sums[..., dim : dim + 1], sums[..., dim + 1 :]
@@ -165,7 +165,7 @@ def separation(xp: Any, a: Scaled, sums: Any, groups: int = 1) -> Any:
     It is the ratio over all pairs of a group, or the mean of the ratios of its rows if that is less. Of parts by
     coordinate it is the least.
     """
-    moment, size = (z.reshape(*z.shape[:-2], groups, -1, z.shape[-1]) for z in about(a, sums)[1:])
+    moment, size = (z.reshape(*z.shape[:-2], groups, -1, z.shape[-1]) for z in pulls_from_powers(a, sums)[1:])
     seen = size > 0  # false for NaN, and for a query that is far from all keys
     own = xp.where(seen, moment / xp.where(seen, size, 1), 1)
     columns = own, xp.where(seen, moment, 0), xp.where(seen, size, 0)

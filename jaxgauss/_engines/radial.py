@@ -40,7 +40,7 @@ from .wanted import NOTHING, Channels, PairSums, Wanted
 from .waves import SUMS, Promise, in_64_bit_mode, sides, sums_of_sides
 
 
-def pair_sums(wanted: Wanted, plan: Plan, *operands: Array) -> PairSums:
+def pair_sums_in_xla(wanted: Wanted, plan: Plan, *operands: Array) -> PairSums:
     """`PairSums` of queries, keys, values, τ, and the weights of rows and of columns, all of equal rank."""
 
     def near(*operands: Array) -> PairSums:
@@ -57,7 +57,7 @@ def _varying(sums: PairSums, operands: Sequence[Array]) -> PairSums:
     return jax.tree.map(lambda x: vary_like(x, operands), sums)
 
 
-def radial_pullback(
+def radial_pullback_in_xla(
     channels: Channels, plan: Plan, queries: Q, keys: K, values: V, tau: T, cotangent: G, *, with_tau: bool = True
 ) -> tuple[Q, K, V, T]:
     """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of the operands; that of τ is valid only `with_tau`.
@@ -104,7 +104,7 @@ def _near_or_anywhere(wanted: Wanted, plan: Plan, near: Callable, anywhere: Call
 def pullback_anywhere(
     channels: Channels, plan: Plan, queries: Q, keys: K, values: V, tau: T, g: G, *, with_tau: bool = True
 ) -> tuple[Q, K, V, T]:
-    """`radial_pullback` of points that lie anywhere."""
+    """`radial_pullback_in_xla` of points that lie anywhere."""
     wanted = Wanted(NOTHING, channels, with_tau), Wanted(channels, channels, repeats=True, at_keys=True)
     at_queries, at_keys = sums_anywhere(wanted, plan, queries, keys, keys[..., :0], tau, g, values)
     return gradients_of(at_queries, at_keys, queries, keys, values, tau)
@@ -127,7 +127,7 @@ def of_tau(spread: Float[Array, "*batch m s"], tau: T) -> T:
 
 
 def sums_anywhere(wanted: Sequence[Wanted], plan: Plan, *operands: Array) -> list[PairSums]:
-    """`pair_sums` of points that lie anywhere; if `wanted` has two items, also at the keys, where g are the values."""
+    """`PairSums` of points that lie anywhere; if `wanted` has two items, also at the keys, where g are the values."""
     queries, keys, values, tau, row_weights, weights = operands
     scale = by_point(jnp.sqrt(tau), queries)
     as_one = shared(keys, values, scale, weights)  # the batch of the queries becomes more rows

@@ -8,7 +8,7 @@ import numpy as np
 import scipy.optimize
 from scipy.spatial import KDTree
 
-from .process_by_matrix import Box, ByMatrix, log_likelihood
+from .process_by_matrix import ByMatrix, Corners, log_likelihood
 from .process_by_transforms import ByTransforms
 from .process_by_waves import ByWaves, box_modes, negligible_from, number_of_modes
 
@@ -22,12 +22,12 @@ LEAST_NOISE = 1e-11  # relative to s² N: with less, rounding decides
 Posterior = ByMatrix | ByWaves | ByTransforms
 
 
-def box_of(points: np.ndarray) -> Box:
+def box_of(points: np.ndarray) -> Corners:
     """The corners of the box that holds all points."""
     return points.min(0), points.max(0)
 
 
-def way(num: int, box: Box, scale: np.ndarray, noise: float) -> type[Posterior] | None:
+def way(num: int, box: Corners, scale: np.ndarray, noise: float) -> type[Posterior] | None:
     """How the posterior of so many points in a box is computed; None if no way is."""
     dim = len(scale)
     if num <= (FEW if dim <= 3 else SOME):
@@ -40,7 +40,9 @@ def way(num: int, box: Box, scale: np.ndarray, noise: float) -> type[Posterior] 
     return ByTransforms if math.prod((4 * modes.most + 1).astype(float)) <= GRID else None
 
 
-def posterior(points: np.ndarray, values: np.ndarray, scale: np.ndarray, noise: float, box: Box) -> Posterior | None:
+def posterior(
+    points: np.ndarray, values: np.ndarray, scale: np.ndarray, noise: float, box: Corners
+) -> Posterior | None:
     """The posterior of f in a box, given values (N, C) at points (N, D)."""
     chosen: Any = way(len(points), box, scale, noise)
     if chosen is None or chosen is ByMatrix:
@@ -48,7 +50,7 @@ def posterior(points: np.ndarray, values: np.ndarray, scale: np.ndarray, noise: 
     return chosen(points, values, scale, noise, box)
 
 
-def enlarged(box: Box, points: np.ndarray, scale: np.ndarray) -> Box:
+def enlarged(box: Corners, points: np.ndarray, scale: np.ndarray) -> Corners:
     """The box with points that lie outside of it; beyond the reach of what is inside, f has its prior."""
     most = negligible_from(len(scale), np.finfo(float).eps) * scale
     lower, upper = (np.clip(x, box[0] - most, box[1] + most) for x in box_of(points))

@@ -13,14 +13,14 @@ import numpy as np
 import scipy.fft as transforms
 
 from .._sums.trigonometric import trigonometric_sums, trigonometric_values
-from .process_by_matrix import Box
+from .process_by_matrix import Corners
 from .process_by_waves import box_modes, log_weights
 
 OF_MEAN, OF_SAMPLES = 1e-8, 1e-3  # residuals relative to the right-hand side
 STEPS = 10_000  # of conjugate gradients, at most
 TOGETHER = 2**22  # numbers of all grids whose systems are solved together
 fft: Any = transforms
-Rows = Any  # complex arrays (C, …)
+ModeRows = Any  # complex arrays (C, …)
 
 
 class ByTransforms:
@@ -29,7 +29,7 @@ class ByTransforms:
     The modes have j_D ≥ 0 for the last coordinate; those of -j are their conjugates.
     """
 
-    def __init__(self, points: np.ndarray, values: np.ndarray, scale: np.ndarray, noise: float, box: Box):
+    def __init__(self, points: np.ndarray, values: np.ndarray, scale: np.ndarray, noise: float, box: Corners):
         self.points, self.noise, num = points, noise, len(points)
         self.modes, _ = box_modes(*box, scale, noise, num)
         most = self.modes.most.tolist()
@@ -49,24 +49,24 @@ class ByTransforms:
         ahead = [np.arange(-x, x + 1) % n for x, n in zip(most[:-1], self.grid, strict=False)]
         return np.ix_(*ahead, np.arange(most[-1] + 1))
 
-    def _on_grid(self, modes: Rows, positions: Any) -> np.ndarray:
+    def _on_grid(self, modes: ModeRows, positions: Any) -> np.ndarray:
         """The functions that have these modes, at the points of the grid."""
         full = np.zeros((len(modes), *self.grid[:-1], self.grid[-1] // 2 + 1), complex)
         for x, row in zip(full, modes, strict=True):
             x[positions] = row
         return fft.irfftn(full, self.grid, axes=range(1, full.ndim), norm="forward", workers=-1)
 
-    def product(self, modes: Rows) -> Rows:
+    def product(self, modes: ModeRows) -> ModeRows:
         """B times vectors of modes."""
         function = self._on_grid(self.roots * modes, self.inner) * self.density
         found = fft.rfftn(function, axes=range(1, function.ndim), norm="forward", workers=-1, overwrite_x=True)
         return modes + self.roots / self.noise * np.stack([x[self.inner] for x in found])
 
-    def _dot(self, x: Rows, y: Rows) -> np.ndarray:
+    def _dot(self, x: ModeRows, y: ModeRows) -> np.ndarray:
         axes = tuple(range(1, x.ndim))
         return ((x.real * y.real + x.imag * y.imag) * self.twice).sum(axes).reshape(-1, *[1] * len(axes))
 
-    def _solved(self, right: Rows, tolerance: float) -> Rows:
+    def _solved(self, right: ModeRows, tolerance: float) -> ModeRows:
         """B⁻¹ times vectors, by preconditioned conjugate gradients."""
         found, residual = np.zeros_like(right), right.copy()
         direction = self.precondition * residual
@@ -94,7 +94,7 @@ class ByTransforms:
         """The mean of f at points, (P, C)."""
         return self.values(points, self.solution / self.noise).T
 
-    def samples(self, num: int, rng: Any) -> Iterator[Rows]:
+    def samples(self, num: int, rng: Any) -> Iterator[ModeRows]:
         """Samples of a normal distribution with covariance B⁻¹, some at a time: B⁻¹ of samples with covariance B."""
         together = max(1, TOGETHER // math.prod(self.grid))
         for start in range(0, num, together):
@@ -110,7 +110,7 @@ class ByTransforms:
         """Samples of f minus its mean, relative to s, (num, P)."""
         return np.concatenate([self.values(points, x) for x in self.samples(num, rng)])
 
-    def values(self, points: np.ndarray, modes: Rows) -> np.ndarray:
+    def values(self, points: np.ndarray, modes: ModeRows) -> np.ndarray:
         """The functions whose weighted modes these are, at points, (C, P)."""
         ahead = self.roots * modes
         axes, most = tuple(range(1, ahead.ndim)), self.modes.most[-1]

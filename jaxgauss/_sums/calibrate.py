@@ -26,7 +26,7 @@ from .._engines.tiles import CUDA_TILE
 from .._engines.wanted import NOTHING, Channels, Wanted
 from .._engines.waves import sums_by_waves, wave_grid
 from .._kernels.kernels import GAUSS
-from .checked import forget
+from .checked import forget_all
 from .display import progress_bar
 from .gauss_sum import gauss_sum
 
@@ -100,7 +100,7 @@ def calibrate(*, progress: bool = False) -> Calibration:
     part = path.with_suffix(f".{os.getpid()}")
     part.write_text(json.dumps(costs.calibrated_rows() | {name: row}, indent=1) + "\n")
     part.replace(path)
-    forget()
+    forget_all()
     return Calibration(name, found, max(off_by.values()), path)
 
 

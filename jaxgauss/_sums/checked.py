@@ -99,9 +99,9 @@ def check_and_examine(
     return examined(settings, tau, points, values=values, pulls=pulls, second_order=second_order), operand
 
 
-def forget() -> None:
+def forget_all() -> None:
     """Drop all costs, plans and compiled programs, so that sums are planned again by the present costs."""
-    costs.forget()
+    costs.forget_costs()
     _remembered.cache_clear()
     jax.clear_caches()
 

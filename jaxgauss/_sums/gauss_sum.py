@@ -17,7 +17,7 @@ from .checked import checked, reverse_only
 from .display import refuse_progress, refuse_progress_in_a_trace
 from .explanation import explained
 from .forward_mode import sum_in_both_modes
-from .grouped import grouped
+from .grouped import by_segments
 from .in_parts import in_parts
 from .rules import gaussian_sum
 
@@ -88,7 +88,7 @@ def gauss_sum(
     settings, plan = checked(asked, queries, keys, values, tau)
     if segments is not None:
         refuse_progress("gauss_sum", progress, "with segments")
-        return grouped(unrounded_gauss_sum, settings, segments, queries, keys, values, tau)
+        return by_segments(unrounded_gauss_sum, settings, segments, queries, keys, values, tau)
     settings = examined(settings, tau, queries, keys, values)
     if not progress:
         return checked_gauss_sum(settings, plan, queries, keys, values, tau)

@@ -99,7 +99,7 @@ def _alike(counts: np.ndarray) -> list[np.ndarray]:
     return members
 
 
-def grouped(
+def by_segments(
     reduction: Callable[..., Array],
     settings: Settings,
     segments: Any,

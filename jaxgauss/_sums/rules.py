@@ -76,9 +76,9 @@ def _with_rule(function: Callable, num_static: int, forward: Callable, backward:
     return ruled
 
 
-pair_sums: Any = jax.custom_vjp(dispatch.pair_sums, nondiff_argnums=(0, 1))
-mixed_sums: Any = jax.custom_vjp(dispatch.mixed_sums, nondiff_argnums=(0, 1))
-radial_pullback: Any = jax.custom_vjp(dispatch.radial_pullback, nondiff_argnums=(0, 1, 2))
+pair_sums: Any = jax.custom_vjp(dispatch.planned_pair_sums, nondiff_argnums=(0, 1))
+mixed_sums: Any = jax.custom_vjp(dispatch.planned_mixed_sums, nondiff_argnums=(0, 1))
+radial_pullback: Any = jax.custom_vjp(dispatch.planned_radial_pullback, nondiff_argnums=(0, 1, 2))
 
 
 def _radial_forward(
@@ -122,7 +122,7 @@ def _radial_gradients(
     return tuple(unbroadcast(d, x.shape) if is_wanted else None for d, is_wanted, x in gradients)  # type: ignore[arg-type]
 
 
-radial_sum = _with_rule(dispatch.radial_sum, 2, _radial_forward, _radial_gradients)
+radial_sum = _with_rule(dispatch.planned_radial_sum, 2, _radial_forward, _radial_gradients)
 
 
 def _by_pairs(settings: Settings, channels: Channels, queries, keys, values, tau, g) -> tuple[Array, ...]:
@@ -258,4 +258,4 @@ def _anywhere_gradients(which: Which, settings: Settings, *operands: Any):
     return tuple(d for d in gradients if d is not None)
 
 
-gaussian_sum = _with_rule(dispatch.gaussian_sum, 1, _gaussian_forward, _gaussian_gradients)
+gaussian_sum = _with_rule(dispatch.planned_gaussian_sum, 1, _gaussian_forward, _gaussian_gradients)
