@@ -40,7 +40,7 @@ FEW = {True: 2**18, False: 2**22 if JAXLIB >= (0, 12) else 2**20}
 
 
 def sorts(plan: Plan, *sizes: int, pulls: bool = True) -> bool:
-    """Whether points are sorted: on a CPU, if the `sizes` M, N and D are known and M N D is large; more so for sums."""
+    """Whether points are sorted: on a CPU, if `sizes` M, N and D are known and M N D is large; larger without pulls."""
     wanted = plan.platform == "cpu" and plan.method != "differences" and are_known(*sizes)
     return wanted and math.prod(sizes) > FEW[pulls]
 

@@ -54,7 +54,7 @@ def scaled_sum(a: Scaled, b: Scaled, values: V, *, dense: bool = False) -> S:
 
 
 def _kernel_of(a: Scaled, b: Scaled, dense: bool) -> tuple[Callable[..., Array], Any, Any]:
-    """What forms a tile of Φ, and from what: few points in a single tile do not pay for the factors of exponents."""
+    """The function that forms a tile of Φ, and its operands: few points themselves, or factors of the exponents."""
     pairs = math.prod(x.norms.shape[-2] for x in (a, b))
     if dense and are_known(pairs) and pairs <= SHORT:
         return _of_points, a, b

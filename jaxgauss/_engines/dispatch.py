@@ -213,7 +213,7 @@ def _flat(function: Callable[..., tuple[jax.Array, ...]]) -> Callable[..., list[
 
 def _sum_and_log(settings: Settings, platform: str, *operands: jax.Array) -> tuple[jax.Array, jax.Array]:
     total, *logs = _by_plan(SUM_AND_LOG, settings, True, platform, *operands)
-    return total, logs[0] if logs else jnp.zeros_like(total[..., :1])  # not read elsewhere
+    return total, logs[0] if logs else jnp.zeros_like(total[..., :1])  # only CUDA reads it
 
 
 def _exactly(function: Callable[..., Any], what: Any, settings: Settings, platform: str, *operands: jax.Array) -> Any:

@@ -1,4 +1,4 @@
-"""What is seen of points outside of `jit`: whether they are near, and whether waves sum them."""
+"""Points are examined outside of `jit`: whether they are near, and whether waves sum them."""
 
 import functools
 import math
@@ -25,9 +25,9 @@ from .nodes import with_blocks
 from .plan import NEAR, STRICTER
 from .products import APART
 
-# Where a program looks at other points than are examined, the answer is sure if R² differs from its limit, and the
-# separation of pairs from its own, by such a factor: about another center among the points, R² is up to four times as
-# large. Else both find the same.
+# A program that examines the same points finds the same. If it examines others, such as part of a batch, the answer
+# here is used only if R² differs from its limit, and the separation of pairs from its own, by such a factor: about
+# another center among the points, R² is up to four times as large.
 SURE, SURE_APART = 4, 2
 _noted: ContextVar[dict[str, Any] | None] = ContextVar("_noted", default=None)
 
@@ -105,7 +105,7 @@ def _are_few(queries: Any, keys: Any) -> bool:
 def _waves_pay(
     settings: Settings, logs: bool, pulls: bool, primals: Any, values: Any, a: Scaled, b: Scaled
 ) -> bool | None:
-    """Whether waves sum Gaussians of these points, even of the smallest of several arrays; None if that is open."""
+    """Whether waves sum Gaussians of these points, even of the smallest of several arrays; None if unknown."""
     if settings.kernel != GAUSS or settings.method != "auto":
         return False
     own = working_dtype(settings.dtype).name

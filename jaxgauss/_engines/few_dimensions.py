@@ -24,7 +24,7 @@ from .plan import NEAR, Plan
 # TILES, DIFFERENCES: time of a pair in tiles of points that lie anywhere, and by differences, relative to products
 # about one center. SORTING: nanoseconds of a point.
 TILES, SORTING, DIFFERENCES = 2.5, 300.0, 4.0
-OUTSIDE = 64  # at most one query in so many may be outside of a box
+OUTSIDE = 64  # at most one query in OUTSIDE may lie outside of a box
 AROUND = 32  # bandwidths; the box of keys is wider than that of queries by less
 END = 2 * 13.2  # bandwidths over which a point has terms: a Gaussian in float32 ends at 13.2
 WORTH = 0.8  # waves must take less than this share of the time of pairs

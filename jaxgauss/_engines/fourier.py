@@ -191,7 +191,7 @@ def _over_waves(
     shape: tuple[int, ...],
     operands: Sequence[Array],
 ) -> Array:
-    """Zeros after `add` for each block of points and of waves; `add` also gets the place of the coefficients."""
+    """What `add` makes of zeros, for all blocks of points and of waves; it also gets the index of the coefficients."""
     others = jax.tree.leaves((of, points, operands))
     zero, zeros = (vary_like(jnp.zeros(x, y), others) for x, y in (((), "int32"), (shape, points.dtype)))
     if of.indices is None:

@@ -30,7 +30,7 @@ def mixed_sums_in_xla(wanted: Wanted, plan: Plan, *operands: Array) -> PairSums:
         return of_matrices([wanted], plan, *given, shares=shares, by_tiles=otherwise)[0]
 
     given = queries, keys, values, *weights
-    one_sum = plan.platform != "cuda"  # there nothing can tell whether the waves of all are too many
+    one_sum = plan.platform != "cuda"  # there nothing waits to learn whether all need too many waves
     if one_sum and blocks_that_may_pay([wanted], plan, *given, bandwidths=tau.shape[-1])[0]:
         matrices = jnp.sqrt(tau)[..., None], shares[..., None], *(x[..., 0, :, :] for x in given)
         found = one_by_one(of_all, *matrices)

@@ -1,7 +1,7 @@
 """Whether points are near: a sum then takes products about one center, otherwise tiles of sorted points or waves.
 
-Outside of `jit` many points are `examined` beforehand, and the program has only the way that they need; else it has
-both.
+Outside of `jit` many points are `examined` beforehand, and the program has one branch; else it has both.
+
 On CUDA, where nothing may wait for the device, the plan decides: attention takes all points as near, and sums again
 behind a gate where half precision is not enough; XLA takes differences of coordinates.
 """

@@ -38,7 +38,7 @@ def by_products(
 ) -> PairSums:
     """`PairSums` of a tile over the pairs of leaves to `keep`, from points times √τ about a center and u.
 
-    `ratio` is one, and carries the derivatives of τ (see `radial`).
+    `ratio` is one, and carries the derivatives of τ (see `all_pairs`).
     """
     a, b = rows.points, columns.points
     scale, dim, each = with_rank(scale, a), b.shape[-1], wanted.spread and scale.shape[-1] > 1

@@ -62,7 +62,7 @@ class WaveGrid(NamedTuple):
 def wave_grid(
     most: int, plan: Plan, promise: Promise | None, scale: Float[Array, "t _"], sizes: Sizes, around: Box
 ) -> WaveGrid:
-    """The layout for the plan's tolerance, or for an error negligible beside its rounding; at most `most` blocks.
+    """The grid for the plan's tolerance, or for an error negligible beside its rounding; at most `most` blocks.
 
     For several Gaussians the waves are those of the narrowest, and the period is that of the widest.
     """

@@ -81,7 +81,7 @@ class Explanation:
 def explained(function: Callable[..., Any], /, *arguments: Any, **options: Any) -> Explanation:
     """Trace the function without running it, and count its operations.
 
-    The arrays stay what they are, so that a function sees the points by which it decides; only shapes are arguments.
+    The function gets the arrays themselves, because it decides by the points; only bare shapes are traced.
     """
     name = getattr(function, "__name__", type(function).__name__)
     leaves, tree = jax.tree.flatten((arguments, options))

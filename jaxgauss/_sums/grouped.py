@@ -35,7 +35,7 @@ class Batch(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """All batches, and the place (M,) of each query in their concatenated rows; past the end without keys."""
+    """All batches, and the index (M,) of each query in their concatenated rows; beyond the last if it has no keys."""
 
     batches: tuple[Batch, ...]
     positions: np.ndarray

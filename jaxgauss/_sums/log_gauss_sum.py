@@ -151,7 +151,7 @@ def relative_sum(
 ) -> Array:
     """Σ_n w_n Φ v_n exp(-logs_m) (…, M, C) of operands of equal rank, w ≥ 0 and any v; at most 1e26 times the mean.
 
-    It is never in half precision: it is rarely needed, and a second way would be compiled in every program.
+    Never in half precision: it is rarely needed, and every program would have to contain another branch.
     """
     operands = vary_alike(*replicated(queries, keys, tau, log_weights, values, logs))
     return with_all_digits(settings, _relative_sum, *operands)
