@@ -96,20 +96,20 @@ def _message(
     taus = [f"`{name}`" for name in names if name.startswith("tau")]
     for name in sorted(kwargs.keys() - names):
         return _unknown(function, name, kwargs[name], names, taus)
-    places = [name for name, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
-    if len(args) > len(places):
-        others = ", ".join(name for name in names if name not in places)
+    positions = [name for name, p in parameters.items() if p.kind is p.POSITIONAL_OR_KEYWORD]
+    if len(args) > len(positions):
+        others = ", ".join(name for name in names if name not in positions)
         fix = f"Pass others by name: {others}." if others else "Leave it out."
         if not taus and isinstance(args[-1], numbers.Real):
             fix = "There is no `tau`: leave it out."
         given = f"{len(args)}, the last {_shown(args[-1])}"
-        if not places:
+        if not positions:
             return f"{_listed(names)} must be given by name; got {given} by position. Pass it by name."
-        return f"positional arguments must be {_listed(places)} alone; got {given}. {fix}"
-    for name in places[: len(args)]:
+        return f"positional arguments must be {_listed(positions)} alone; got {given}. {fix}"
+    for name in positions[: len(args)]:
         if name in kwargs:
             return f"`{name}` must be given once; got it by position and by name. Leave one out."
-    there = {*places[: len(args)], *kwargs}
+    there = {*positions[: len(args)], *kwargs}
     for name, p in parameters.items():
         if p.default is p.empty and name not in there:
             given = ", ".join(x for x in names if x in there) or "nothing"

@@ -15,11 +15,11 @@ from ._methods.gaussian_process import (
     Objective,
     Posterior,
     box_of,
+    enlarged,
     learned,
     posterior,
-    wider,
 )
-from ._methods.process_by_matrix import Box, ByMatrix
+from ._methods.process_by_matrix import ByMatrix, Corners
 from ._methods.process_by_transforms import ByTransforms
 from ._sums.display import progress_bar
 
@@ -200,7 +200,7 @@ class GaussianProcess(MultiOutputMixin, RegressorMixin, BaseEstimator):
         """The logarithm of the likelihood of y, from that of `num` values in units of their standard deviation."""
         return float(value - num * np.log(self._size).sum())
 
-    def _in_box(self, box: Box) -> Posterior:
+    def _in_box(self, box: Corners) -> Posterior:
         found = posterior(self.X_fit_, self._values, self.length_scale_, self.noise_, box)
         if found is None:
             size = " × ".join(f"{x:.3g}" for x in (box[1] - box[0]) / self.length_scale_)
@@ -220,7 +220,7 @@ class GaussianProcess(MultiOutputMixin, RegressorMixin, BaseEstimator):
         box = box_of(self.X_fit_)
         if isinstance(self._posterior, ByMatrix):
             return queries, self._posterior
-        around = box_of(np.concatenate([queries, box])) if far else wider(box, queries, self.length_scale_)
+        around = box_of(np.concatenate([queries, box])) if far else enlarged(box, queries, self.length_scale_)
         found = self._posterior if all(map(np.array_equal, around, box)) else self._in_box(around)
         return np.clip(queries, *around), found
 

@@ -88,7 +88,7 @@ def fourier_sketch(
     empty = empty_sketch(function, *shapes, tau, (lower, upper), tolerance)
     kind = {"lower": empty.lower, "upper": empty.upper, "tolerance": empty.tolerance}
     task = delayed(_sketch_of, pure=False)
-    return _tree([task(k, v, empty.tau, kind, _wide()) for k, v in _blocks(keys, values)], _add_sketches)
+    return _tree([task(k, v, empty.tau, kind, _has_64_bits()) for k, v in _blocks(keys, values)], _add_sketches)
 
 
 @public(None)
@@ -141,12 +141,15 @@ def gauss_sum(
     check_tolerance(function, method, tolerance)
     dtype = check_operands(function, queries, *shapes, tau)
     options = {"kernel": kernel, "method": method, "precision": precision, "backend": backend, "tolerance": tolerance}
-    wide = np.dtype("float64") in (queries.dtype, shapes[0].dtype)  # a worker centers points before it rounds them
-    kept = np.dtype("float64") if wide else working_dtype(dtype)
+    is_float64 = np.dtype("float64") in (
+        queries.dtype,
+        shapes[0].dtype,
+    )  # a worker centers points before it rounds them
+    kept = np.dtype("float64") if is_float64 else working_dtype(dtype)
     rows = delayed(np.asarray(queries).astype(kept), pure=False)  # partial sums are not rounded
     task = delayed(_sum_of, pure=False)
-    found = [task(rows, k, v, np.asarray(tau), options, _wide()) for k, v in _blocks(keys, values)]
-    return delayed(_rounded, pure=False)(_tree(found, _add_sums), dtype, _wide())
+    found = [task(rows, k, v, np.asarray(tau), options, _has_64_bits()) for k, v in _blocks(keys, values)]
+    return delayed(_rounded, pure=False)(_tree(found, _add_sums), dtype, _has_64_bits())
 
 
 def _shapes(function: str, keys: Any, values: Any) -> tuple[Any, Any]:
@@ -192,15 +195,15 @@ def _tree(parts: list[Delayed], add: Callable) -> Delayed:
     return parts[0]
 
 
-def _wide() -> bool:
+def _has_64_bits() -> bool:
     """Whether JAX is in its 64-bit mode here."""
     return jax.config.jax_enable_x64  # type: ignore[attr-defined]
 
 
-def _sketch_of(keys: Any, values: Any, tau: float, kind: dict[str, Any], wide: bool) -> FourierSketch:
+def _sketch_of(keys: Any, values: Any, tau: float, kind: dict[str, Any], x64: bool) -> FourierSketch:
     """The sketch of a block, held by NumPy; it is padded, or a program would be compiled for every length."""
     keys, values = (np.asarray(x) for x in (keys, values))
-    with jax.enable_x64(wide):
+    with jax.enable_x64(x64):
         return _in_numpy(sketch_in_memory(padded(keys), padded(values, "constant"), tau, **kind))
 
 
@@ -212,10 +215,10 @@ def _add_sketches(sketches: list[FourierSketch]) -> FourierSketch:
     return functools.reduce(operator.add, sketches)
 
 
-def _sum_of(queries: Any, keys: Any, values: Any, tau: Any, options: dict[str, Any], wide: bool) -> tuple:
+def _sum_of(queries: Any, keys: Any, values: Any, tau: Any, options: dict[str, Any], x64: bool) -> tuple:
     """The sums over a block, and their rounding errors."""
     keys, values = (np.asarray(x).astype(queries.dtype, copy=False) for x in (keys, values))
-    with jax.enable_x64(wide):
+    with jax.enable_x64(x64):
         sums = np.asarray(gauss_sum_streamed(queries, KeyChunks(keys, values), tau, **options))
     return sums, np.zeros_like(sums)
 
@@ -229,8 +232,8 @@ def _add_sums(parts: list[tuple]) -> tuple:
     return total, lacking
 
 
-def _rounded(pair: tuple, dtype: str, wide: bool) -> np.ndarray:
-    with jax.enable_x64(wide):
+def _rounded(pair: tuple, dtype: str, x64: bool) -> np.ndarray:
+    with jax.enable_x64(x64):
         return np.asarray(compensated(*pair).astype(dtype))
 
 

@@ -16,7 +16,7 @@ import torch_backend
 from emulated_cuda import Launches
 from jaxgauss import explain, gauss_sum, gauss_sum_dense
 from jaxgauss._engines import attention as engine
-from jaxgauss._engines import bridge, dispatch, lowering, plan
+from jaxgauss._engines import branches, bridge, dispatch, plan
 from jaxgauss._sums import checked
 from oracle import assert_close, gauss_sum64, problem, relative_error
 from torch_backend import operators
@@ -27,7 +27,7 @@ def fresh():
     """Nothing compiled, before and after: what the test patches is traced, and does not outlive it."""
 
     def clear():
-        for cache in (bridge.buffered, lowering._batched, plan.warn_once, checked._remembered):
+        for cache in (bridge.buffered, branches._batched, plan.warn_once, checked._remembered):
             cache.cache_clear()
         jax.clear_caches()
 
@@ -143,7 +143,7 @@ def test_memory_errors_on_a_gpu_name_the_setting():
 
 def test_several_platforms_share_one_program(rng, monkeypatch, fresh):
     """As on a GPU machine: the branch is chosen when the program is lowered."""
-    for module in (lowering, dispatch):
+    for module in (branches, dispatch):
         monkeypatch.setattr(module, "platforms", lambda: ["cpu", "cuda"])
     monkeypatch.setattr(bridge, "serves", lambda platform: True)
     *operands, g = (jnp.asarray(x) for x in problem(rng, c=30))

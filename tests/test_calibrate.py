@@ -11,7 +11,7 @@ import pytest
 import jaxgauss
 from jaxgauss._engines import bridge, costs, nufft
 from jaxgauss._sums import calibrate as module
-from jaxgauss._sums.checked import forget
+from jaxgauss._sums.checked import forget_all
 
 CHEAP, DEAR = costs.Cost(1.0, 1e-3, 1e-4), costs.Cost(1e6, 10.0, 1.0)
 WAVES = {f"waves in {dtype}": DEAR for dtype in ("float32", "float64")}
@@ -23,10 +23,10 @@ def here(monkeypatch, tmp_path):
     """A cache directory of this test's own, forgotten afterwards."""
     monkeypatch.setattr(costs, "calibrated_path", lambda: tmp_path / "new" / "costs.json")
     monkeypatch.delenv("JAXGAUSS_CPU_VENDOR", raising=False)
-    forget()
+    forget_all()
     yield tmp_path / "new" / "costs.json"
     monkeypatch.undo()
-    forget()
+    forget_all()
 
 
 def plan(num=300, dim=3):
@@ -66,7 +66,7 @@ def test_programs_compiled_before_are_dropped(here, monkeypatch, rng):
     np.testing.assert_allclose(jaxgauss.gauss_sum(*arguments), before, rtol=1e-5)
     assert seen
     here.unlink()
-    forget()
+    forget_all()
     assert plan().method == "dense"
 
 
@@ -93,7 +93,7 @@ def test_a_named_vendor_counts_more(here, monkeypatch):
     jaxgauss.calibrate()
     monkeypatch.setenv("JAXGAUSS_CPU_VENDOR", "GenuineIntel")
     costs.vendor.cache_clear()
-    forget()
+    forget_all()
     assert "(row GenuineIntel with jaxlib 0.1" in plan().reason
     monkeypatch.undo()
     costs.vendor.cache_clear()

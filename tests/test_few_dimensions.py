@@ -160,7 +160,9 @@ def test_gradients_have_an_estimate_of_their_own(rng, monkeypatch):
     x, v = rng.uniform(-5, 5, (20000, 2)).astype(np.float32), np.ones((20000, 1), np.float32)
     assert examined(Settings(), 1.0, x, x, v).waves and not examined(Settings(), 1.0, x, x, v, pulls=True).waves
     operands = *map(jnp.asarray, (x, x, v)), jnp.ones((), "float32")
-    assert few_dimensions.by_waves(CHOSEN, *operands) and not few_dimensions.by_waves(CHOSEN, *operands, pulls=True)
+    assert few_dimensions.are_for_waves(CHOSEN, *operands) and not few_dimensions.are_for_waves(
+        CHOSEN, *operands, pulls=True
+    )
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3])
@@ -321,7 +323,7 @@ def test_rounding_is_estimated(rng, free):
     @jax.jit
     def by_waves(x):
         one, ones, nothing = (jnp.ones((n, width), "float32") for n, width in ((1, 1), (3000, 1), (3000, 0)))
-        of = waves.layout(3, CHOSEN, promise, one, few_dimensions.Sizes(3000, *x.shape, 1), boxes.box(x))
+        of = waves.wave_grid(3, CHOSEN, promise, one, few_dimensions.Sizes(3000, *x.shape, 1), boxes.box(x))
         return waves.sums_by_waves(wanted, of, promise, x, x, ones, one, nothing, nothing)
 
     promise, wanted = waves.SUMS["float32"], Wanted(Channels((GAUSS,), (1,)), NOTHING)

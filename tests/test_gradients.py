@@ -20,7 +20,7 @@ from jaxgauss import (
     mmd_squared,
 )
 from jaxgauss._checks.settings import Settings
-from jaxgauss._engines import dispatch, lowering, near
+from jaxgauss._engines import branches, dispatch
 from oracle import assert_close, gradients64, problem, relative_error, with_gradients
 
 ALL = (0, 1, 2, 3)
@@ -170,10 +170,10 @@ def kernel_calls(monkeypatch) -> list[str]:
     monkeypatch.setattr(dispatch, "scaled_sum", record("sum", dispatch.scaled_sum))
     pullback = dispatch.PULLBACK._replace(in_xla=record("pullback", dispatch.PULLBACK.in_xla))
     monkeypatch.setattr(dispatch, "PULLBACK", pullback)
-    lowering._batched.cache_clear()
+    branches._batched.cache_clear()
     jax.clear_caches()
     yield calls
-    lowering._batched.cache_clear()
+    branches._batched.cache_clear()
     jax.clear_caches()
 
 
@@ -208,7 +208,7 @@ def test_number_of_kernel_calls(rng, kernel_calls, channels, wanted, expected):
 @pytest.mark.parametrize("num, dim, exponentials", [(30, 16, 1), (700, 16, 2)])
 def test_small_matrix_is_kept_for_the_gradients(rng, monkeypatch, num, dim, exponentials):
     """One matrix Φ for value and gradients, unless it is larger than sixteen times the operands; under vmap as well."""
-    for module in (near, dispatch):  # the program of near points alone
+    for module in (branches, dispatch):  # the program of near points alone
         monkeypatch.setattr(module, "one_of_two", lambda is_near, near, anywhere, *x: near(*x))
     jax.clear_caches()
     operands = arrays(problem(rng, num, num, dim, 1))[:3]

@@ -259,9 +259,9 @@ def blocks(monkeypatch):
     monkeypatch.setattr(mmd_matrix, "BLOCK", 20)
     monkeypatch.setattr(mmd_matrix, "CUDA_BLOCK", 20)
     monkeypatch.setattr(mmd_matrix, "WIDTHS", (8,))
-    mmd_matrix._layout.cache_clear()
+    mmd_matrix._chunk_table.cache_clear()
     yield
-    mmd_matrix._layout.cache_clear()
+    mmd_matrix._chunk_table.cache_clear()
 
 
 @pytest.mark.parametrize(

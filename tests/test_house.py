@@ -69,6 +69,20 @@ def test_no_two_files_have_one_name():
     assert not {name for name, number in names.items() if number > 1} and len(names) > 50
 
 
+def test_a_name_of_jaxgauss_has_one_meaning():
+    """What other files may import, functions and classes without an underscore, is defined in one file."""
+    places = {}
+    for path in FILES:
+        if path.parts[0] == "jaxgauss" and len(path.parts) == 3:
+            for node in ast.parse(FILES[path].read_text()).body:
+                targets = [*getattr(node, "targets", []), getattr(node, "target", None)]
+                names = {getattr(node, "name", "_"), *(x.id for x in targets if isinstance(x, ast.Name))}
+                for name in names:
+                    if name[0] != "_" and not name.isupper():
+                        places.setdefault(name, set()).add(path.name)
+    assert not {name: files for name, files in places.items() if len(files) > 1} and len(places) > 300
+
+
 def test_a_public_docstring_fits_on_a_screen():
     lengths = {
         f"{value.__module__}.{name}": len(inspect.cleandoc(value.__doc__ or "").splitlines())

@@ -88,9 +88,9 @@ def test_points_that_are_no_numbers(rng, bad):
 def test_no_points(rng):
     x, v = operands(rng, 2, 9, 2, np.dtype("float64"))
     _, fast = nodes_of(x)
-    found = nufft.coefficients(fast, 40, x[:0], v[:, :0])
+    found = nufft.coefficients_by_transforms(fast, 40, x[:0], v[:, :0])
     assert found.shape == (2, 320, 320) and not found.any()
-    assert nufft.values_at(fast, 40, x[:0], found).shape == (2, 0)
+    assert nufft.values_by_transforms(fast, 40, x[:0], found).shape == (2, 0)
 
 
 @pytest.mark.parametrize("mapped", [(0, None, None), (None, 0, 0), (0, 0, 0), (None, None, 0)])

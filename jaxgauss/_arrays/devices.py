@@ -45,6 +45,14 @@ def _lowering_name(device: Any) -> str:
     return "rocm" if "rocm" in device.client.platform_version.lower() else "cuda"
 
 
+def is_visible(array: Any) -> bool:
+    """Whether the host knows the values without waiting: not under `jit`, nor on another device or process."""
+    if not isinstance(array, jax.Array):
+        return True
+    is_traced = isinstance(array, jax.core.Tracer)
+    return not is_traced and array.is_fully_addressable and all(x.platform == "cpu" for x in array.devices())
+
+
 def vary_alike(*arrays: jax.Array) -> tuple[jax.Array, ...]:
     """The arrays, each varying over every mesh axis over which one of them varies.
 

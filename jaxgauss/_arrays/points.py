@@ -115,6 +115,20 @@ def align(queries: Array, keys: Array, values: Array, tau: Array) -> tuple[Array
     return queries, keys, values, lax.expand_dims(tau, range(rank - tau.ndim))
 
 
+def sizes(queries: Any, keys: Any, values: Any, tau: Any) -> tuple[int, int, int]:
+    """Kernel evaluations (batch · M · N), dimension and channels of a sum."""
+    leading = {np.shape(tau), *(tuple(x.shape[:-2]) for x in (queries, keys, values))}
+    batch = math.prod(jnp.broadcast_shapes(*leading))
+    channels = values.shape[-1] if len(values.shape) > 1 else 1
+    return batch * queries.shape[-2] * keys.shape[-2], queries.shape[-1], channels
+
+
+def sizes_of_each(queries: Array, keys: Array, values: Array, *others: Array) -> tuple[Any, ...]:
+    """The number of sums of a batch; M, N, D and C of each."""
+    batch = math.prod(jnp.broadcast_shapes(*(x.shape[:-2] for x in (queries, keys, values))))
+    return batch, queries.shape[-2], *keys.shape[-2:], values.shape[-1]
+
+
 def with_axes_of(tau: Array, points: Array) -> Array:
     """The points, broadcast to the batch of τ."""
     batch = by_point(tau, points).shape[:-2]

@@ -6,8 +6,9 @@ import jax
 import jax.core
 import numpy as np
 
+from .._arrays.devices import is_visible
 from .names import as_kernel
-from .samples import is_visible, visible, warn
+from .samples import visible, warn
 
 OF_PAIRS = frozenset(  # results that mean nothing if the kernel is zero between different points
     {
@@ -21,7 +22,7 @@ ROWS, LEAST = 64, 16  # points whose distances from all others are computed; wit
 PAIRS, PRODUCTS = 2**21, 2**25  # the most pairs and products that are computed
 
 
-def look(function: str, points: dict[str, Any], others: dict[str, Any]) -> None:
+def warn_of_mistakes(function: str, points: dict[str, Any], others: dict[str, Any]) -> None:
     """Warn of NaN in points, and of a τ by which the kernel is zero between all different points."""
     arrays = {name: x for name, x in points.items() if isinstance(x, jax.Array | np.ndarray) and is_visible(x)}
     found = {name: np.asarray(x) for name, x in arrays.items()}

@@ -17,7 +17,7 @@ import jax.core
 import numpy as np
 
 from .._calls import misfit, public_name
-from .first_call import look
+from .first_call import warn_of_mistakes
 from .operands import FLOATING, TAU_RANGE
 from .samples import warn
 
@@ -93,7 +93,7 @@ def _look(key: tuple[Any, ...], names: dict[str, Any], args: Any, kwargs: Any) -
     given = names | dict(zip(names, args, strict=False)) | kwargs
     if not any(isinstance(x, jax.core.Tracer) for x in given.values()):
         LOOKED.add(key)
-        look(public_name(key[0]), {name: given[name] for name in POINTS if name in given}, given)
+        warn_of_mistakes(public_name(key[0]), {name: given[name] for name in POINTS if name in given}, given)
 
 
 _READY: set[type] = set()  # types met so far whose objects never need a conversion
@@ -138,7 +138,7 @@ def centered(
     some = sampled(*rounded)
     center = center_of(some)
     if center is not None:
-        points, some = tuple(about(center, x) for x in points), some - center
+        points, some = tuple(minus_center(center, x) for x in points), some - center
     if isinstance(tau, float | int) and TAU_RANGE[0] < tau < TAU_RANGE[1]:
         limit = MOVED / math.sqrt(tau)
         if np.vdot(some, some) > (limit * 2**24) ** 2:  # not NaN
@@ -186,7 +186,7 @@ def _warn_if_moved(function: str, limit: float, points: dict[str, Any]) -> None:
     return None
 
 
-def about(center: np.ndarray, points: Any) -> Any:
+def minus_center(center: np.ndarray, points: Any) -> Any:
     """The points about the center, in float32 unless NumPy's are float64; a difference of near numbers is exact."""
-    wide = isinstance(points, np.ndarray) and points.dtype == FLOAT64
-    return (points if wide else points.astype(FLOAT32)) - center.reshape(*[1] * (points.ndim - 1), -1)
+    is_float64 = isinstance(points, np.ndarray) and points.dtype == FLOAT64
+    return (points if is_float64 else points.astype(FLOAT32)) - center.reshape(*[1] * (points.ndim - 1), -1)

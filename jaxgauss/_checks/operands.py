@@ -179,11 +179,3 @@ def check_tau(where: str, tau: Any, dtype: np.dtype, name: str = "tau") -> tuple
 
 def _is_real(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
-
-
-def sizes(queries: Any, keys: Any, values: Any, tau: Any) -> tuple[int, int, int]:
-    """Kernel evaluations (batch · M · N), dimension and channels of a sum."""
-    leading = {np.shape(tau), *(tuple(x.shape[:-2]) for x in (queries, keys, values))}
-    batch = math.prod(jnp.broadcast_shapes(*leading))
-    channels = values.shape[-1] if len(values.shape) > 1 else 1
-    return batch * queries.shape[-2] * keys.shape[-2], queries.shape[-1], channels

@@ -11,6 +11,7 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+from .._arrays.devices import is_visible
 from .._kernels.kernels import GAUSS, Kernel
 from .names import as_kernel, check_choice, check_names
 from .operands import check_mesh, check_tau, floating_dtype
@@ -174,14 +175,6 @@ def warn(message: str) -> None:
 def visible(array: Any) -> np.ndarray | None:
     """The values of an array in float64, or None if the host does not know them."""
     return np.asarray(array, np.float64) if is_visible(array) else None
-
-
-def is_visible(array: Any) -> bool:
-    """Whether the host knows the values without waiting: not under `jit`, nor on another device or process."""
-    if not isinstance(array, jax.Array):
-        return True
-    is_traced = isinstance(array, jax.core.Tracer)
-    return not is_traced and array.is_fully_addressable and all(x.platform == "cpu" for x in array.devices())
 
 
 def check_signs(function: str, weights: Weights | None) -> None:

@@ -19,12 +19,12 @@ from jaxtyping import Array, Bool, Float
 from .._arrays.devices import vary_like
 from .._arrays.shapes import are_known
 from .._kernels.kernels import Kernel
-from .leaves import in_leaves, in_place, leaf_order, padded_rows, ranges_of, squared_gaps
+from .leaves import in_given_order, in_leaves, leaf_order, padded_rows, ranges_of, squared_gaps
 from .marks import mark
 from .pairs import both_by_differences, by_differences, subtractable, zeros_of
 from .plan import Plan
 from .products import about_center, distances, known_by_norms, known_by_product, masked, middles, sums_by_moments
-from .wanted import NOTHING, Channels, Columns, Rows, Sums, Wanted
+from .wanted import NOTHING, Channels, Columns, PairSums, Rows, Wanted
 
 FEW_DIMENSIONS = 8  # up to these, differences take little longer than a product that tells whether they are needed
 LEAF = {True: 256, False: 64}  # points of a leaf, in few dimensions and in many
@@ -39,16 +39,10 @@ SORTED = 2**14  # flags that are listed by a sort, which compiles in half of the
 FEW = {True: 2**18, False: 2**22 if JAXLIB >= (0, 12) else 2**20}
 
 
-def sorts(chosen: Plan, *sizes: int, pulls: bool = True) -> bool:
-    """Whether points are sorted: on a CPU, if the `sizes` M, N and D are known and M N D is large; more so for sums."""
-    wanted = chosen.platform == "cpu" and chosen.method != "differences" and are_known(*sizes)
+def sorts(plan: Plan, *sizes: int, pulls: bool = True) -> bool:
+    """Whether points are sorted: on a CPU, if `sizes` M, N and D are known and M N D is large; larger without pulls."""
+    wanted = plan.platform == "cpu" and plan.method != "differences" and are_known(*sizes)
     return wanted and math.prod(sizes) > FEW[pulls]
-
-
-def are_few(queries: Any, keys: Any) -> bool:
-    """Whether all points have so few pairs that a program with both ways compiles quickly."""
-    shapes = [x.shape for x in (queries, queries if keys is None else keys)]
-    return are_known(*sum(shapes, ())) and sum(math.prod(x[:-1]) for x in shapes) ** 2 * shapes[0][-1] <= 4 * FEW[True]
 
 
 def anywhere_sums(
@@ -59,8 +53,8 @@ def anywhere_sums(
     scale: Float[Array, "1 _"],
     row_weights: Float[Array, "m e"],
     column_weights: Float[Array, "n e"],
-) -> list[Sums]:
-    """`Sums` at the queries; if `wanted` has two items, also at the keys, where the row weights are summed.
+) -> list[PairSums]:
+    """`PairSums` at the queries; if `wanted` has two items, also at the keys, where the row weights are summed.
 
     One pass gives both. `scale` is √τ, one or one for each coordinate.
     """
@@ -76,7 +70,7 @@ def anywhere_sums(
     each = COLUMNS[dim <= FEW_DIMENSIONS] // (1 if channels <= MANY else 2)
     tiles = _in_groups(columns, each)
 
-    def add(at_keys: list[Sums], block: Array) -> tuple[list[Sums], Sums]:
+    def add(at_keys: list[PairSums], block: Array) -> tuple[list[PairSums], PairSums]:
         at_queries, *at_keys = _block_sums(wanted, scale, ends, block, tiles, at_keys)
         return at_keys, at_queries
 
@@ -84,7 +78,7 @@ def anywhere_sums(
     at_keys = jax.tree.map(lambda x: vary_like(x, [scale, rows, columns]), at_keys)
     at_keys, at_queries = lax.scan(add, at_keys, _in_groups(rows, ROWS))
     found = zip((at_queries, *at_keys), order, points, strict=False)
-    return [in_place(sums, i, len(x)) for sums, i, x in found]
+    return [in_given_order(sums, i, len(x)) for sums, i, x in found]
 
 
 def share_left(kernel: Kernel, queries: Array, keys: Array, scale: Array) -> Float[Array, ""]:
@@ -126,12 +120,12 @@ def _are_apart(
 
 
 def _block_sums(
-    wanted: Sequence[Wanted], scale: Array, ends: Sequence[int], rows: Array, tiles: Array, at_keys: list[Sums]
-) -> list[Sums]:
-    """`Sums` of a block of rows: by products where these are accurate, a tile at a time, else from differences.
+    wanted: Sequence[Wanted], scale: Array, ends: Sequence[int], rows: Array, tiles: Array, at_keys: list[PairSums]
+) -> list[PairSums]:
+    """`PairSums` of a block of rows: by products where these are accurate, a tile at a time, else from differences.
 
     The sums at the keys are added to `at_keys`, those of earlier blocks. Points and weights are side by side, because a
-    program of fewer arrays compiles in less time. `Sums` are not: XLA leaves out those that nobody reads.
+    program of fewer arrays compiles in less time. `PairSums` are not: XLA leaves out those that nobody reads.
     """
     num, each, dim = len(rows), tiles.shape[1], ends[0]
     columns = tiles.reshape(-1, *tiles.shape[2:])
@@ -145,9 +139,9 @@ def _block_sums(
     strict, centers = wanted[-1].strict(dim, scale.shape[1]), middles(*(x.reshape(-1, each, dim) for x in others))
     sizes = rows.shape[:2], tiles.shape[1:3]
     none = [zeros_of(x, *size, scale=scale, points=rows[..., :dim]) for x, size in zip(wanted, sizes, strict=False)]
-    indices, number = listed(left.any((1, 2)))
+    indices, number = flagged_indices(left.any((1, 2)))
 
-    def add(state: tuple[Array, list[Sums], list[Array]]) -> tuple[Array, list[Sums], list[Array]]:
+    def add(state: tuple[Array, list[PairSums], list[Array]]) -> tuple[Array, list[PairSums], list[Array]]:
         start, total, left = state
         index = indices[start]
         tile, here = Columns(*jnp.split(tiles[index], ends, 2)), left[0][index]
@@ -176,14 +170,14 @@ def _block_sums(
     return _add_differences(total, flags, wanted, scale, ends, rows, columns)
 
 
-def _added(total: Sums, found: Sums, indices: Array | None) -> Sums:
+def _added(total: PairSums, found: PairSums, indices: Array | None) -> PairSums:
     """The total with `found` added to the leaves of these indices, or to all; an index beyond the last is ignored."""
     if indices is None:
         return jax.tree.map(jnp.add, total, found)
     return jax.tree.map(lambda x, y: x.at[indices].add(y, mode="drop"), total, found)
 
 
-def listed(flags: Bool[Array, " n"], more: int = 0) -> tuple[Array, Array]:
+def flagged_indices(flags: Bool[Array, " n"], more: int = 0) -> tuple[Array, Array]:
     """The flagged indices, followed by an index beyond the last, (n + `more`,); and their number."""
     indices, number = jnp.arange(flags.size, dtype="int32"), flags.sum(dtype="int32")
     if flags.size <= SORTED:
@@ -194,21 +188,21 @@ def listed(flags: Bool[Array, " n"], more: int = 0) -> tuple[Array, Array]:
 
 
 def _add_differences(
-    total: list[Sums],
+    total: list[PairSums],
     flags: list[Bool[Array, "rows columns"]],
     wanted: Sequence[Wanted],
     scale: Array,
     ends: Sequence[int],
     rows: Array,
     columns: Array,
-) -> list[Sums]:
+) -> list[PairSums]:
     """The total plus the pairs of leaves that are flagged for either side, from differences, some at a time."""
     (_, num_columns), size, few = flags[0].shape, flags[0].size, ends[0] <= FEW_DIMENSIONS
     each = max(1, min(size, CHUNK[few] // (rows.shape[1] * columns.shape[1])))
-    indices, number = listed(functools.reduce(jnp.logical_or, flags).ravel(), more=each)
+    indices, number = flagged_indices(functools.reduce(jnp.logical_or, flags).ravel(), more=each)
     sides = [(x[..., : ends[0]].mT, x[..., ends[0] :]) for x in (rows, columns)]
 
-    def add(state: tuple[Array, list[Sums]]) -> tuple[Array, list[Sums]]:
+    def add(state: tuple[Array, list[PairSums]]) -> tuple[Array, list[PairSums]]:
         start, total = state
         index = lax.dynamic_slice(indices, (start,), (each,))
         i, j = index // num_columns, index % num_columns  # after the last pair, i is beyond the last leaf

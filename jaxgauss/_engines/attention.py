@@ -16,10 +16,10 @@ from jaxtyping import Array
 
 from .._arrays.points import by_point, scaled_points, unbroadcast
 from .._checks.settings import working_dtype
+from .branches import one_of_two
 from .bridge import call, select_kernel, torch_backend
 from .costs import kernel_engine
 from .marks import mark
-from .near import one_of_two
 from .plan import Plan
 
 if TYPE_CHECKING:
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 
     from torch_backend import AttentionKernel, Engine
 
-Points = tuple[Array, Array]
+ScaledPoints = tuple[Array, Array]
 PASSES = 2.5  # a pullback takes so many times as long as attention
 
 
 def by_attention(
-    chosen: Plan, attended: Callable, anywhere: Callable, operands: tuple[Array, ...], examines: bool
+    plan: Plan, attended: Callable, anywhere: Callable, operands: tuple[Array, ...], examines: bool
 ) -> tuple[Array, ...]:
     """`attended` of the operands; on a CPU, `rescale` in their own dtype if the plan is not accurate enough for them.
 
     If that is not accurate enough either, `anywhere` sums them; this is checked only with `examines`.
     """
-    kernel, dtype = kernel_of(chosen, operands[0]), operands[0].dtype
-    far = functools.partial(anywhere, replace(chosen, precision=dtype.name))
+    kernel, dtype = kernel_of(plan, operands[0]), operands[0].dtype
+    far = functools.partial(anywhere, replace(plan, precision=dtype.name))
     if any(0 in x.shape for x in operands):
         return far(*operands)  # only its shapes matter
     if isinstance(kernel, str):
@@ -47,38 +47,43 @@ def by_attention(
         return tuple(call(refusal, (kernel,), shapes, operands))
     if kernel.dtype == "float64" and dtype != jnp.float64:
         with jax.enable_x64(True):
-            results = by_attention(chosen, attended, anywhere, tuple(x.astype("float64") for x in operands), examines)
+            results = by_attention(plan, attended, anywhere, tuple(x.astype("float64") for x in operands), examines)
             return tuple(x.astype(dtype) for x in results)
 
     queries, keys, _, tau, *_ = operands
     points = scaled_points(queries, keys, tau, base_2=False, many=kernel.half)
 
     def run(*_: Array) -> tuple[Array, ...]:
-        return attended(chosen, kernel, points, operands)[:-1]
+        return attended(plan, kernel, points, operands)[:-1]
 
-    is_last = chosen.method == "rescale" and not kernel.half
-    if chosen.platform != "cpu" or (is_last and not examines):
+    is_last = plan.method == "rescale" and not kernel.half
+    if plan.platform != "cpu" or (is_last and not examines):
         return run()
     guard = torch_backend().guard
     if is_last:
-        is_near = guard.squared_radius(*points) <= chosen.reach if chosen.near is None else chosen.near
+        is_near = guard.squared_radius(*points) <= plan.reach if plan.near is None else plan.near
         return one_of_two(is_near, run, far, *operands)
-    own = replace(chosen, method="rescale", precision=dtype.name)
+    own = replace(plan, method="rescale", precision=dtype.name)
 
     def again(*operands: Array) -> tuple[Array, ...]:
         return by_attention(own, attended, anywhere, operands, True)
 
     def unless_doubted(*operands: Array) -> tuple[Array, ...]:
-        *results, largest = attended(chosen, kernel, points, operands)
-        doubted = guard.doubtful(chosen.method, kernel, points, largest)
+        *results, largest = attended(plan, kernel, points, operands)
+        doubted = guard.doubtful(plan.method, kernel, points, largest)
         return one_of_two(doubted, again, lambda *_: tuple(results), *operands)
 
-    within = guard.squared_radius(*points) <= guard.REACH[chosen.method][kernel.precision]
+    within = guard.squared_radius(*points) <= guard.REACH[plan.method][kernel.precision]
     return one_of_two(within, unless_doubted if kernel.half else run, again, *operands)
 
 
 def attended_sum(
-    chosen: Plan, kernel: "AttentionKernel", points: Points, operands: tuple[Array, ...], *, with_log: bool = False
+    plan: Plan,
+    kernel: "AttentionKernel",
+    points: ScaledPoints,
+    operands: tuple[Array, ...],
+    *,
+    with_log: bool = False,
 ) -> tuple[Array, ...]:
     """Σ_n Φ v_n; on CUDA, `with_log`, log Σ_n Φ for the pullback; the largest sum, for values scaled to at most one.
 
@@ -87,13 +92,13 @@ def attended_sum(
     fused_sum, attend = torch_backend().fused_sum, engine().attend
 
     def compute(kernel: "AttentionKernel", method: str) -> tuple[Array, ...]:
-        return fused_sum(method, *points, operands[2], kernel, attend, with_log=with_log and chosen.platform == "cuda")
+        return fused_sum(method, *points, operands[2], kernel, attend, with_log=with_log and plan.platform == "cuda")
 
-    return _computed(chosen, kernel, points, compute)
+    return _computed(plan, kernel, points, compute)
 
 
 def attended_pullback(
-    chosen: Plan, kernel: "AttentionKernel", points: Points, operands: tuple[Array, ...]
+    plan: Plan, kernel: "AttentionKernel", points: ScaledPoints, operands: tuple[Array, ...]
 ) -> tuple[Array, ...]:
     """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of queries, keys and values; and the largest Σ_n Φ.
 
@@ -101,20 +106,20 @@ def attended_pullback(
     """
     fused_pullback, by_torch = torch_backend().fused_pullback, engine()
     *originals, tau, cotangent = operands[:5]
-    saved = operands[5] if chosen.platform == "cuda" and len(operands) > 5 else None
+    saved = operands[5] if plan.platform == "cuda" and len(operands) > 5 else None
 
     def compute(kernel: "AttentionKernel", _: str) -> tuple[Array, ...]:
         exact = kernel.device == "cpu" and not kernel.half  # points here are within reach
         return fused_pullback(*points, originals[2], cotangent, kernel, by_torch, exact=exact, log_sum=saved)
 
-    da, db, dv, largest = _computed(chosen, kernel, points, compute)
+    da, db, dv, largest = _computed(plan, kernel, points, compute)
     scale = by_point(jnp.sqrt(tau), cotangent)
     gradients = zip((scale * da, scale * db, dv), originals, strict=True)
     return *(unbroadcast(gradient, x.shape) for gradient, x in gradients), largest
 
 
 def attended_means(
-    chosen: Plan, kernel: "AttentionKernel", points: Points, operands: tuple[Array, ...]
+    plan: Plan, kernel: "AttentionKernel", points: ScaledPoints, operands: tuple[Array, ...]
 ) -> tuple[Array, ...]:
     """Σ_n w Φ v / Σ_n w Φ and log Σ_n w Φ of queries, keys, values, τ and log-weights; and the largest Σ_n w Φ."""
     fused_means, attend = torch_backend().fused_means, engine().attend
@@ -122,14 +127,14 @@ def attended_means(
     def compute(kernel: "AttentionKernel", _: str) -> tuple[Array, ...]:
         return fused_means(*points, operands[2], operands[4], kernel, attend)
 
-    return _computed(chosen, kernel, points, compute)
+    return _computed(plan, kernel, points, compute)
 
 
-def _computed(chosen: Plan, kernel: "AttentionKernel", points: Points, compute: Callable) -> tuple[Array, ...]:
+def _computed(plan: Plan, kernel: "AttentionKernel", points: ScaledPoints, compute: Callable) -> tuple[Array, ...]:
     """The results of `compute`; on CUDA a gate lets it run again where half precision is not enough."""
-    if chosen.platform == "cuda":
-        return torch_backend().guard.gated(chosen.method, kernel, points, compute)
-    return compute(kernel, chosen.method)
+    if plan.platform == "cuda":
+        return torch_backend().guard.gated(plan.method, kernel, points, compute)
+    return compute(kernel, plan.method)
 
 
 def kernel_of(plan: Plan, like: Array) -> "AttentionKernel | str":
@@ -160,7 +165,7 @@ def _attend(
     options = replace(kernel, gate=None, alarm=None), bias is not None, bool(alarm)
     operands = *tensors, *alarm, *_gate(kernel, batch, queries, keys)
     shapes = [(*batch, queries.shape[2], width) for width in (values.shape[3], 1)]
-    with _marked(kernel, 1, *tensors[:3]):
+    with _mark_of(kernel, 1, *tensors[:3]):
         out, lse = call(torch_attention, options, shapes, operands, working_dtype(kernel.dtype))
     return out, lse
 
@@ -171,11 +176,11 @@ def _pull_back(*operands: Any) -> tuple[Array, ...]:
     gate = _gate(kernel, batch, *tensors[1:3])
     options = replace(kernel, gate=None, alarm=None), bool(gate)
     shapes: Any = [(*batch, *x.shape[2:]) for x in tensors[1:4]]
-    with _marked(kernel, PASSES, *tensors[1:4]):
+    with _mark_of(kernel, PASSES, *tensors[1:4]):
         return call(torch_pullback, options, shapes, [*tensors, *gate], working_dtype(kernel.dtype))
 
 
-def _marked(kernel: "AttentionKernel", passes: float, queries: Array, keys: Array, values: Array) -> Any:
+def _mark_of(kernel: "AttentionKernel", passes: float, queries: Array, keys: Array, values: Array) -> Any:
     """A scope that tells `explain` the kernel's row of costs, its pairs and columns, and how many passes it takes."""
     row = f"kernel in {kernel.dtype}" if kernel.device == "cpu" else kernel_engine(kernel)
     batch = jnp.broadcast_shapes(*(x.shape[:2] for x in (queries, keys, values)))

@@ -30,7 +30,7 @@ from .._arrays.shapes import G, K, Q, S, T, V, are_known
 from .tiles import (
     block_sizes,
     blocks,
-    in_groups,
+    by_parts_of_batch,
     pull_tile,
     scan,
     tiled_sum,
@@ -54,7 +54,7 @@ def scaled_sum(a: Scaled, b: Scaled, values: V, *, dense: bool = False) -> S:
 
 
 def _kernel_of(a: Scaled, b: Scaled, dense: bool) -> tuple[Callable[..., Array], Any, Any]:
-    """What forms a tile of Φ, and from what: few points in a single tile do not pay for the factors of exponents."""
+    """The function that forms a tile of Φ, and its operands: few points themselves, or factors of the exponents."""
     pairs = math.prod(x.norms.shape[-2] for x in (a, b))
     if dense and are_known(pairs) and pairs <= SHORT:
         return _of_points, a, b
@@ -69,7 +69,7 @@ def _sum_of_tiles(blocked: Callable, a: Any, b: Any, values: V) -> S:
         total = total.reshape(*first.shape[:-1], values.shape[-1])
         batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (first, second, values)))
         return jnp.broadcast_to(total, (*batch, *total.shape[-2:]))
-    return in_groups(blocked, a, b, values)
+    return by_parts_of_batch(blocked, a, b, values)
 
 
 def blocked_pullback(
@@ -87,7 +87,7 @@ def blocked_pullback(
     scale = by_point(jnp.sqrt(tau / BASE_2), keys)
     if shared(keys, values, scale):
         operands, scale = jax.tree.map(as_rows, (operands, scale))
-    da, db, dv = in_groups(functools.partial(_scaled_pullback, kernel, dense), *operands)
+    da, db, dv = by_parts_of_batch(functools.partial(_scaled_pullback, kernel, dense), *operands)
     gradients = scale * da, scale * db, dv
     return tuple(  # type: ignore[return-value]
         unbroadcast(gradient, shape) if gradient.size != math.prod(shape) else gradient.reshape(shape)

@@ -136,7 +136,7 @@ def cuda_costs(device: str) -> tuple[Costs, bool]:
     return _costs(table[CARD]) | _costs(measured or {}), measured is not None
 
 
-def forget() -> None:
+def forget_costs() -> None:
     """Make the next call read the tables again."""
     for function in (_cpu_costs, cuda_costs):
         function.cache_clear()

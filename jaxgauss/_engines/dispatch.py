@@ -1,4 +1,6 @@
-"""Sums and pullbacks by the engine that the plan names on each platform; the derivative rules call these functions.
+"""Sums and pullbacks by the engine that the plan names on each platform.
+
+The derivative rules call the functions `planned_…`, which have no derivatives themselves.
 
 Mapped axes of `vmap` become leading axes here. An operand that is not mapped gets an axis of length 1 and stays shared.
 """
@@ -13,23 +15,21 @@ import jax
 import jax.numpy as jnp
 
 from .._arrays.devices import platforms
-from .._arrays.points import Scaled, are_within, scaled_points, with_norms
+from .._arrays.points import Scaled, are_within, scaled_points, sizes, sizes_of_each, with_norms
 from .._arrays.shapes import are_known
-from .._checks.operands import sizes
 from .._checks.settings import Settings, working_dtype
 from .._kernels.kernels import GAUSS, Kernel
 from .._kernels.mixtures import Mixture
 from . import mixed, radial
 from .attention import attended_means, attended_pullback, attended_sum, by_attention, kernel_of
 from .blocked import blocked_pullback, scaled_sum
-from .few_dimensions import by_waves
-from .lowering import aligned_sizes, lowered, plan_there
-from .marks import facts_of, mark, marked
+from .branches import aligned_sizes, but_not, lowered, one_of_two, plan_there
+from .few_dimensions import are_for_waves
+from .marks import mark
 from .means import blocked_means, means_anywhere, means_in_one_pass
-from .near import but_not, one_of_two
 from .plan import Plan, exact_plan, mixture_of
 from .tiles import ONE_PASS
-from .wanted import NOTHING, Channels, Sums, Wanted
+from .wanted import NOTHING, Channels, PairSums, Wanted
 
 KEPT = 16  # a kept Φ has at most so many times the numbers of the operands: memory stays linear, under vmap as well
 
@@ -50,7 +50,7 @@ class Operation(NamedTuple):
     in_xla: Callable[..., tuple[jax.Array, ...]]
 
 
-def gaussian_sum(
+def planned_gaussian_sum(
     settings: Settings, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array
 ) -> jax.Array:
     """Σ_n Φ_τ(q_m, k_n) v_n of operands of equal rank in float32 or float64, wherever the points lie."""
@@ -58,7 +58,7 @@ def gaussian_sum(
 
 
 def near_sum(settings: Settings, *operands: jax.Array) -> jax.Array:
-    """`gaussian_sum` of points that are known to be near."""
+    """`planned_gaussian_sum` of points that are known to be near."""
     return lowered(_by_plan, (SUM, settings, True), *operands)[0]
 
 
@@ -85,15 +85,15 @@ def kernel_means(settings: Settings, near: bool, *operands: jax.Array) -> tuple[
     return means, logs
 
 
-def radial_sum(
+def planned_radial_sum(
     settings: Settings, channels: Channels, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array
 ) -> jax.Array:
     """Σ_n κ(u) v_n of operands of equal rank; XLA evaluates κ, and each channel has its own."""
     nothing = queries[..., :0], keys[..., :0]
-    return pair_sums(settings, Wanted(channels, NOTHING), queries, keys, values, tau, *nothing).sums
+    return planned_pair_sums(settings, Wanted(channels, NOTHING), queries, keys, values, tau, *nothing).sums
 
 
-def pair_sums(
+def planned_pair_sums(
     settings: Settings,
     wanted: Wanted,
     queries: jax.Array,
@@ -101,14 +101,14 @@ def pair_sums(
     values: jax.Array,
     tau: jax.Array,
     *weights: jax.Array,
-) -> Sums:
-    """`radial.pair_sums` of operands of equal rank; `weights` are those of the queries and those of the keys."""
+) -> PairSums:
+    """`PairSums` of operands of equal rank; `weights` are those of the queries and those of the keys."""
     values, *others = _without_unwanted(wanted, values, weights)
     given = queries, keys, values, tau, *others
-    return Sums(*lowered(_exactly, (radial.pair_sums, wanted, settings), *given, needed=2))
+    return PairSums(*lowered(_exactly, (radial.pair_sums_in_xla, wanted, settings), *given, needed=2))
 
 
-def mixed_sums(
+def planned_mixed_sums(
     settings: Settings,
     wanted: Wanted,
     queries: jax.Array,
@@ -117,11 +117,11 @@ def mixed_sums(
     tau: jax.Array,
     shares: jax.Array,
     *weights: jax.Array,
-) -> Sums:
-    """`mixed.mixed_sums` of operands of equal rank, with the shares (…, T) of the Gaussians."""
+) -> PairSums:
+    """`PairSums` of a mixture, of operands of equal rank, with the shares (…, T) of the Gaussians."""
     values, *others = _without_unwanted(wanted, values, weights)
     given = queries, keys, values, tau, shares, *others
-    return Sums(*lowered(_exactly, (mixed.mixed_sums, wanted, settings), *given, needed=2))
+    return PairSums(*lowered(_exactly, (mixed.mixed_sums_in_xla, wanted, settings), *given, needed=2))
 
 
 def _without_unwanted(wanted: Wanted, values: jax.Array, weights: tuple[jax.Array, ...]) -> list[jax.Array]:
@@ -132,7 +132,7 @@ def _without_unwanted(wanted: Wanted, values: jax.Array, weights: tuple[jax.Arra
     ]
 
 
-def radial_pullback(
+def planned_radial_pullback(
     settings: Settings, channels: Channels, with_tau: bool, *operands: jax.Array
 ) -> tuple[jax.Array, ...]:
     """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of queries, keys, values and τ; these and g are of equal rank."""
@@ -153,8 +153,8 @@ def keeps_tile(settings: Settings, queries: jax.Array, keys: jax.Array, values: 
 def uses_mixture(settings: Settings, *operands: Any) -> Mixture | None:
     """The mixture that stands for the kernel on a platform of JAX, for operands of such shapes; None without one."""
     plans = [plan_there(settings, platform, operands) for platform in platforms()]
-    chosen = next((x for x in plans if x.method == "mixture"), None)
-    return None if chosen is None else mixture_of(settings, chosen.precision)
+    plan = next((x for x in plans if x.method == "mixture"), None)
+    return None if plan is None else mixture_of(settings, plan.precision)
 
 
 def saves_log(settings: Settings, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array) -> bool:
@@ -162,8 +162,8 @@ def saves_log(settings: Settings, queries: jax.Array, keys: jax.Array, values: j
     operands = queries, keys, values, tau
     if 0 in (*queries.shape, *keys.shape, *values.shape) or "cuda" not in platforms():
         return False
-    chosen, batch = plan_there(settings, "cuda", operands), math.prod(values.shape[:-2])
-    kernel = None if chosen.native or chosen.method != "rescale" else kernel_of(chosen, queries)
+    plan, batch = plan_there(settings, "cuda", operands), math.prod(values.shape[:-2])
+    kernel = None if plan.native or plan.method != "rescale" else kernel_of(plan, queries)
     channels = values.shape[-1] * batch
     return kernel is not None and not isinstance(kernel, str) and kernel.channels(channels) == channels
 
@@ -172,7 +172,7 @@ def _by_plan(
     operation: Operation, settings: Settings, near: bool | None, platform: str, *operands: jax.Array
 ) -> tuple[jax.Array, ...]:
     """The operation by its plan. `near`: whether points are known to be near; None if the program must find out."""
-    with mark("sum", operation.name, *facts_of(*operands)):
+    with mark("sum", operation.name, *sizes_of_each(*operands)):
         return _as_planned(operation, settings, near, platform, *operands)
 
 
@@ -181,26 +181,27 @@ def _as_planned(
 ) -> tuple[jax.Array, ...]:
     if near is False:
         return operation.anywhere(exact_plan_of(settings, platform, operands), *operands)
-    chosen = plan_there(settings, platform, operands)
-    if chosen.method in ("differences", "fourier"):
-        return operation.anywhere(chosen, *operands)
-    if not chosen.native:
-        return by_attention(chosen, operation.attended, operation.anywhere, operands, near is None)
-    if not near and chosen.reach == -math.inf:
-        return operation.anywhere(chosen, *operands)
-    return _in_precision(functools.partial(_in_xla, operation, near))(chosen, *operands)
+    plan = plan_there(settings, platform, operands)
+    if plan.method in ("differences", "fourier"):
+        return operation.anywhere(plan, *operands)
+    if not plan.native:
+        return by_attention(plan, operation.attended, operation.anywhere, operands, near is None)
+    if not near and plan.reach == -math.inf:
+        return operation.anywhere(plan, *operands)
+    return _in_precision(functools.partial(_in_xla, operation, near))(plan, *operands)
 
 
-def _in_xla(operation: Operation, near: bool | None, chosen: Plan, *operands: jax.Array) -> tuple[jax.Array, ...]:
+def _in_xla(operation: Operation, near: bool | None, plan: Plan, *operands: jax.Array) -> tuple[jax.Array, ...]:
     """The operation by XLA. Points are scaled once, to find out whether they are near, and for the sum."""
     queries, keys, _, tau, *_ = operands
     points = with_norms(*scaled_points(queries, keys, tau))
-    here = marked(functools.partial(operation.in_xla, chosen), "engine", f"{chosen.method} in {chosen.precision}")
+
+    here = mark("engine", f"{plan.method} in {plan.precision}")(functools.partial(operation.in_xla, plan))
     if near:
         return here(points, *operands)
-    is_near = chosen.reach == math.inf or are_within(chosen.reach, *points)
-    is_near = but_not(is_near, by_waves(chosen, *operands[:4], pulls=operation is PULLBACK))
-    ways = _flat(here), _flat(lambda _, *x: operation.anywhere(chosen, *x))
+    is_near = plan.reach == math.inf or are_within(plan.reach, *points)
+    is_near = but_not(is_near, are_for_waves(plan, *operands[:4], pulls=operation is PULLBACK))
+    ways = _flat(here), _flat(lambda _, *x: operation.anywhere(plan, *x))
     results = one_of_two(is_near, *ways, points, *operands)
     return tuple(x if x.ndim == queries.ndim else x[..., None] for x in results)
 
@@ -212,55 +213,55 @@ def _flat(function: Callable[..., tuple[jax.Array, ...]]) -> Callable[..., list[
 
 def _sum_and_log(settings: Settings, platform: str, *operands: jax.Array) -> tuple[jax.Array, jax.Array]:
     total, *logs = _by_plan(SUM_AND_LOG, settings, True, platform, *operands)
-    return total, logs[0] if logs else jnp.zeros_like(total[..., :1])  # not read elsewhere
+    return total, logs[0] if logs else jnp.zeros_like(total[..., :1])  # only CUDA reads it
 
 
 def _exactly(function: Callable[..., Any], what: Any, settings: Settings, platform: str, *operands: jax.Array) -> Any:
     """A function of `radial` or `mixed` with its plan, in the plan's precision."""
     queries, keys, _, tau, *_ = operands
-    chosen = exact_plan_of(settings, platform, (queries, keys, keys, tau))
+    plan = exact_plan_of(settings, platform, (queries, keys, keys, tau))
     pulls = isinstance(what, Channels) or what.pulls.kernels
-    with mark("sum", "sum with pulls" if pulls else "sum", *facts_of(*operands)):
-        return _in_precision(functools.partial(function, what))(chosen, *operands)
+    with mark("sum", "sum with pulls" if pulls else "sum", *sizes_of_each(*operands)):
+        return _in_precision(functools.partial(function, what))(plan, *operands)
 
 
 def _in_precision(function: Callable) -> Callable[..., tuple[jax.Array, ...]]:
     """`function` of a plan and operands, in the plan's precision; the results have the operands' dtype."""
 
-    def compute(chosen: Plan, *operands: jax.Array) -> tuple[jax.Array, ...]:
-        results = function(chosen, *(x.astype(chosen.precision) for x in operands))
+    def compute(plan: Plan, *operands: jax.Array) -> tuple[jax.Array, ...]:
+        results = function(plan, *(x.astype(plan.precision) for x in operands))
         return tuple(x.astype(operands[0].dtype) for x in results)
 
     return compute
 
 
-def _sum_in_xla(chosen: Plan, points: tuple[Scaled, Scaled], *operands: jax.Array) -> tuple[jax.Array, ...]:
-    return (scaled_sum(*points, operands[2], dense=chosen.method == "dense"),)
+def _sum_in_xla(plan: Plan, points: tuple[Scaled, Scaled], *operands: jax.Array) -> tuple[jax.Array, ...]:
+    return (scaled_sum(*points, operands[2], dense=plan.method == "dense"),)
 
 
 @_in_precision
-def _sum_anywhere(chosen: Plan, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array):
+def _sum_anywhere(plan: Plan, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array):
     wanted = Wanted(Channels((GAUSS,), values.shape[-1:]), NOTHING)
     nothing = queries[..., :0], keys[..., :0]
-    return (radial.sums_anywhere([wanted], chosen, queries, keys, values, tau, *nothing)[0].sums,)
+    return (radial.sums_anywhere([wanted], plan, queries, keys, values, tau, *nothing)[0].sums,)
 
 
-def _pullback_in_xla(chosen: Plan, points: tuple[Scaled, Scaled], *operands: jax.Array) -> tuple[jax.Array, ...]:
-    return blocked_pullback(*points, *operands[:5], dense=chosen.method == "dense")
+def _pullback_in_xla(plan: Plan, points: tuple[Scaled, Scaled], *operands: jax.Array) -> tuple[jax.Array, ...]:
+    return blocked_pullback(*points, *operands[:5], dense=plan.method == "dense")
 
 
 @_in_precision
-def _pullback_anywhere(chosen: Plan, *operands: jax.Array) -> tuple[jax.Array, ...]:
+def _pullback_anywhere(plan: Plan, *operands: jax.Array) -> tuple[jax.Array, ...]:
     channels = Channels((GAUSS,), operands[2].shape[-1:])
-    return radial.pullback_anywhere(channels, chosen, *operands[:5], with_tau=False)[:3]
+    return radial.pullback_anywhere(channels, plan, *operands[:5], with_tau=False)[:3]
 
 
-def _means_in_xla(chosen: Plan, points: tuple[Scaled, Scaled], *operands: jax.Array) -> tuple[jax.Array, ...]:
+def _means_in_xla(plan: Plan, points: tuple[Scaled, Scaled], *operands: jax.Array) -> tuple[jax.Array, ...]:
     """By `means_in_one_pass` where enough pairs pay for two programs; else by `blocked_means`."""
     pairs, *_ = sizes(*operands[:4])
-    if (chosen.platform, chosen.precision) == ("cpu", "float32") and are_known(pairs) and pairs >= ONE_PASS:
+    if (plan.platform, plan.precision) == ("cpu", "float32") and are_known(pairs) and pairs >= ONE_PASS:
         return means_in_one_pass(*points, *operands)
-    return blocked_means(*operands, dense=chosen.method == "dense")
+    return blocked_means(*operands, dense=plan.method == "dense")
 
 
 SUM = Operation("sum", _sum_anywhere, attended_sum, _sum_in_xla)
@@ -273,7 +274,7 @@ def _means_of(kernel: Kernel) -> Operation:
     return Operation("mean", functools.partial(means_anywhere, kernel), attended_means, _means_in_xla)
 
 
-_RADIAL_PULLBACK = {x: functools.partial(radial.radial_pullback, with_tau=x) for x in (False, True)}
+_RADIAL_PULLBACK = {x: functools.partial(radial.radial_pullback_in_xla, with_tau=x) for x in (False, True)}
 
 
 def exact_plan_of(settings: Settings, platform: str, operands: tuple[jax.Array, ...]) -> Plan:

@@ -1,7 +1,10 @@
-"""What is seen of points outside of `jit`: whether they are near, and whether waves sum them."""
+"""Points are examined outside of `jit`: whether they are near, and whether waves sum them."""
 
 import functools
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import Any
 
@@ -11,21 +14,22 @@ import numpy as np
 
 from .._arrays.devices import expected_platform
 from .._arrays.points import Scaled, center_indices
+from .._arrays.shapes import are_known
 from .._checks.settings import Settings, working_dtype
 from .._kernels.kernels import GAUSS, Kernel, evaluated
-from .anywhere import are_few
+from .anywhere import FEW
 from .boxes import boxes
-from .few_dimensions import Sizes, most_blocks, pays
-from .marks import note
+from .few_dimensions import Sizes, most_blocks, waves_pay
 from .near import separation_of
 from .nodes import with_blocks
 from .plan import NEAR, STRICTER
 from .products import APART
 
-# Where a program looks at other points than are examined, the answer is sure if R² differs from its limit, and the
-# separation of pairs from its own, by such a factor: about another center among the points, R² is up to four times as
-# large. Else both find the same.
+# A program that examines the same points finds the same. If it examines others, such as part of a batch, the answer
+# here is used only if R² differs from its limit, and the separation of pairs from its own, by such a factor: about
+# another center among the points, R² is up to four times as large.
 SURE, SURE_APART = 4, 2
+_noted: ContextVar[dict[str, Any] | None] = ContextVar("_noted", default=None)
 
 
 def examined(
@@ -47,7 +51,7 @@ def examined(
     points are not examined: that would take as long as their sum, and both ways compile quickly. On CUDA points are
     examined for "fourier" alone, see `with_blocks`.
     """
-    small = settings.method != "fourier" and not isinstance(queries, tuple) and are_few(queries, keys)
+    small = settings.method != "fourier" and not isinstance(queries, tuple) and _are_few(queries, keys)
     is_gauss, kinked = settings.kernel == GAUSS, settings.kernel.kinked
     if settings.method == "differences" or (kinked and not logs) or small:
         return settings
@@ -69,7 +73,7 @@ def examined(
         queries = np.concatenate([np.asarray(x, "float32") for x in queries], -1)
     queries, values = _as_one(queries), None if values is None else _as_one(values)
     keys = queries if keys is None else _as_one(keys)
-    if are_few(queries, keys):
+    if _are_few(queries, keys):
         return settings
     is_same = (is_gauss or logs) and settings.mesh is None and queries.ndim == keys.ndim == 2
     strict = (second_order and not logs) if is_gauss else (logs and not kinked)
@@ -79,23 +83,29 @@ def examined(
     sure_far, sure_apart = (1, 1) if is_same and not each else (SURE, SURE_APART)
     with np.errstate(all="ignore"):
         a, b = _about_a_center(np.sqrt(tau)[..., None, :] if each else np.sqrt(tau)[..., None, None], queries, keys)
-        note("points", (settings, a.points, b.points))
+        _note("points", (settings, a.points, b.points))
         squared = max(np.fmax.reduce(x.norms, None) for x in (a, b))
         if pulls and squared <= limit * sure_far:
             if values is not None:
                 values = np.abs(values[:, None] if values.ndim == 1 else values).max(-1, keepdims=True, initial=0)
             slope = functools.partial(_slope_of, settings.kernel)
             seen = separation_of(np, slope, a, b, values, each) / APART
-        waves = _are_for_waves(settings, logs, pulls, primals, values, a, b)
+        waves = _waves_pay(settings, logs, pulls, primals, values, a, b)
     if squared > limit * sure_far or seen < 1 / sure_apart:
         return _with(settings, False, waves)
     return _with(settings, True if squared <= limit / sure_near and seen >= sure_apart else None, waves)
 
 
-def _are_for_waves(
+def _are_few(queries: Any, keys: Any) -> bool:
+    """Whether all points have so few pairs that a program with both ways compiles quickly."""
+    shapes = [x.shape for x in (queries, queries if keys is None else keys)]
+    return are_known(*sum(shapes, ())) and sum(math.prod(x[:-1]) for x in shapes) ** 2 * shapes[0][-1] <= 4 * FEW[True]
+
+
+def _waves_pay(
     settings: Settings, logs: bool, pulls: bool, primals: Any, values: Any, a: Scaled, b: Scaled
 ) -> bool | None:
-    """Whether waves sum Gaussians of these points, even of the smallest of several arrays; None if that is open."""
+    """Whether waves sum Gaussians of these points, even of the smallest of several arrays; None if unknown."""
     if settings.kernel != GAUSS or settings.method != "auto":
         return False
     own = working_dtype(settings.dtype).name
@@ -119,8 +129,8 @@ def _pay(
     if not most:
         return False
     ends = boxes(np, *(x.reshape(-1, sizes.dim) for x in (a, b)))
-    does, around = pays(np, most, precision, NEAR[precision], sizes, ends, np.ones_like(ends[0, 0]))
-    note("extent", around.extent)
+    does, around = waves_pay(np, most, precision, NEAR[precision], sizes, ends, np.ones_like(ends[0, 0]))
+    _note("extent", around.extent)
     return bool(does)
 
 
@@ -169,3 +179,19 @@ def _about_a_center(scale: Any, queries: Any, keys: Any) -> list[Scaled]:
     points = [((x - center) * scale).astype(keys.dtype) for x in ((queries, keys) if queries is not keys else (keys,))]
     found = [Scaled(x, np.einsum("...d,...d->...", x, x)[..., None]) for x in points]
     return found if len(found) > 1 else found * 2
+
+
+@contextmanager
+def noting() -> Iterator[dict[str, Any]]:
+    """What is found of points that are examined in the context, by name, for `explain`."""
+    token = _noted.set(found := {})
+    try:
+        yield found
+    finally:
+        _noted.reset(token)
+
+
+def _note(name: str, found: Any) -> None:
+    """Keep what the points have shown, in the context of `noting`."""
+    if (noted := _noted.get()) is not None:
+        noted[name] = found

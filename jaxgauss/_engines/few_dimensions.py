@@ -15,7 +15,7 @@ from .._arrays.devices import vary_like
 from .._arrays.points import as_rows, by_point, shared
 from .._arrays.shapes import are_known
 from . import nufft
-from .anywhere import LEAF, listed
+from .anywhere import LEAF, flagged_indices
 from .boxes import Box, box, boxes, points_beyond
 from .costs import cpu_costs
 from .nodes import DIMENSIONS, MOST, WAVES, blocks_of, tolerance_of
@@ -24,9 +24,9 @@ from .plan import NEAR, Plan
 # TILES, DIFFERENCES: time of a pair in tiles of points that lie anywhere, and by differences, relative to products
 # about one center. SORTING: nanoseconds of a point.
 TILES, SORTING, DIFFERENCES = 2.5, 300.0, 4.0
-OUTSIDE = 64  # at most one query in so many may be outside of a box
+OUTSIDE = 64  # at most one query in OUTSIDE may lie outside of a box
 AROUND = 32  # bandwidths; the box of keys is wider than that of queries by less
-REACH = 2 * 13.2  # bandwidths over which a point has terms: a Gaussian in float32 ends at 13.2
+END = 2 * 13.2  # bandwidths over which a point has terms: a Gaussian in float32 ends at 13.2
 WORTH = 0.8  # waves must take less than this share of the time of pairs
 # Gradients take so many times as long as a sum: of all pairs, and by waves, in float64. Values of both signs take twice
 # as many waves as others, for Σ Φ|v|: in between is a sum whose values are not known.
@@ -54,10 +54,10 @@ class Sizes(NamedTuple):
     pulls: bool = False
 
 
-def at_most(dim: int, chosen: Plan | None = None) -> int:
+def at_most(dim: int, plan: Plan | None = None) -> int:
     """The most blocks of waves that a coordinate may have, by a plan or for any on a CPU."""
-    if chosen is not None and chosen.platform == "cuda":
-        return chosen.blocks or MOST[dim]
+    if plan is not None and plan.platform == "cuda":
+        return plan.blocks or MOST[dim]
     return (MORE if nufft.is_installed() else MOST)[dim]
 
 
@@ -73,8 +73,8 @@ def most_blocks(precision: str, sizes: Sizes) -> int:
     return next(paying, 0)
 
 
-def by_waves(
-    chosen: Plan,
+def are_for_waves(
+    plan: Plan,
     queries: Array,
     keys: Array,
     values: Array,
@@ -89,9 +89,9 @@ def by_waves(
     The answer is a Python boolean if the plan or the shapes decide. If not, the points are examined; with `known` they
     are not, and the answer is False. `precision` replaces that of the plan. `pulls`: whether gradients are asked for.
     """
-    if chosen.waves is not None:
-        return chosen.waves
-    scale, precision = by_point(jnp.sqrt(tau), queries), precision or chosen.precision
+    if plan.waves is not None:
+        return plan.waves
+    scale, precision = by_point(jnp.sqrt(tau), queries), precision or plan.precision
     num_queries = math.prod(queries.shape[:-1]) if shared(keys, values, scale) else queries.shape[-2]
     sizes = Sizes(num_queries, keys.shape[-2], keys.shape[-1], values.shape[-1], pulls=pulls)
     most = most_blocks(precision, sizes)
@@ -99,44 +99,44 @@ def by_waves(
         return False
     widest = np.full(sizes.dim, 2 * math.sqrt(NEAR[precision] / sizes.dim), precision)
     ends, one = np.stack([0 * widest, widest])[None], np.ones(sizes.dim, precision)
-    if pays(np, most, precision, math.inf, sizes, ends, one)[0]:
+    if waves_pay(np, most, precision, math.inf, sizes, ends, one)[0]:
         return True
     if known:
         return False
     ends = boxes(jnp, *(as_rows(lax.stop_gradient(scale * x)) for x in (queries, keys)))
-    return pays(jnp, most, precision, chosen.reach, sizes, ends, jnp.ones_like(ends[0, 0]))[0]
+    return waves_pay(jnp, most, precision, plan.reach, sizes, ends, jnp.ones_like(ends[0, 0]))[0]
 
 
-def pays_here(
-    chosen: Plan, most: int, precision: str, sizes: Sizes, scale: Float[Array, "t _"], queries: Array, keys: Array
+def waves_pay_here(
+    plan: Plan, most: int, precision: str, sizes: Sizes, scale: Float[Array, "t _"], queries: Array, keys: Array
 ) -> tuple[Bool[Array, ""] | bool, Box]:
-    """Whether waves sum these points, by the plan or by `pays`; and in which box. `scale` is √τ.
+    """Whether waves sum these points, by the plan or by `waves_pay`; and in which box. `scale` is √τ.
 
     For several Gaussians, one in each row of `scale`: whether one sum of all takes less time than one sum of each.
     """
     queries, keys, scale = map(lax.stop_gradient, (queries, keys, scale))
-    if chosen.method == "fourier":
+    if plan.method == "fourier":
         return True, box(queries, keys)
     if sizes.bandwidths == 1:
-        does, found = pays(jnp, most, precision, chosen.reach, sizes, boxes(jnp, queries, keys), scale[0])
-        return (does if chosen.waves is None else chosen.waves), found
+        does, found = waves_pay(jnp, most, precision, plan.reach, sizes, boxes(jnp, queries, keys), scale[0])
+        return (does if plan.waves is None else plan.waves), found
     found = box(queries, keys)
 
-    def times(scale: Array, wider: Any = 1.0) -> tuple[Array, Array]:
+    def times(scale: Array, ratio: Any = 1.0) -> tuple[Array, Array]:
         extent = (found.extent * scale)[None]
-        return _times(jnp, most, precision, chosen.reach, sizes, extent, extent, wider)
+        return _times(jnp, most, precision, plan.reach, sizes, extent, extent, ratio)
 
     of_each = functools.reduce(jnp.add, (jnp.minimum(*times(x)) for x in scale))
-    of_all, _ = times(scale.max(0), wider(scale))
-    return (of_all < WORTH * of_each)[0] if chosen.waves is None else chosen.waves, found
+    of_all, _ = times(scale.max(0), bandwidth_ratio(scale))
+    return (of_all < WORTH * of_each)[0] if plan.waves is None else plan.waves, found
 
 
-def wider(scale: Float[Array, "t _"]) -> Any:
+def bandwidth_ratio(scale: Float[Array, "t _"]) -> Any:
     """The ratio of the widest Gaussian's bandwidth to that of the narrowest."""
     return 1.0 if len(scale) == 1 else (scale.max(0) / scale.min(0)).max()
 
 
-def pays(xp: Any, most: int, precision: str, reach: float, sizes: Sizes, ends: Any, scale: Any) -> tuple[Any, Box]:
+def waves_pay(xp: Any, most: int, precision: str, reach: float, sizes: Sizes, ends: Any, scale: Any) -> tuple[Any, Box]:
     """Whether waves are estimated to take less time than pairs, for the best of several `boxes`; and that box.
 
     `reach` is the R² up to which products about one center sum all pairs. `xp` is NumPy or JAX.
@@ -154,13 +154,13 @@ def pays(xp: Any, most: int, precision: str, reach: float, sizes: Sizes, ends: A
 
 
 def _times(
-    xp: Any, most: int, precision: str, reach: float, sizes: Sizes, extent: Any, inner: Any, wider: Any = 1.0
+    xp: Any, most: int, precision: str, reach: float, sizes: Sizes, extent: Any, inner: Any, ratio: Any = 1.0
 ) -> Any:
-    """Nanoseconds by waves, for each box, and by pairs. The waves serve Gaussians up to `wider` times as wide.
+    """Nanoseconds by waves, for each box, and by pairs. The waves serve Gaussians up to `ratio` times as wide.
 
     `extent` (boxes, D) is the size of all that is summed, `inner` that of the part in which nearly all points are.
     """
-    blocks = blocks_of(xp, extent, tolerance_of(xp, precision, extent), wider)
+    blocks = blocks_of(xp, extent, tolerance_of(xp, precision, extent), ratio)
     of_pairs = _of_pairs(precision, sizes)
     of_tiles = TILES * of_pairs * share_within(xp, sizes, inner) + SORTING * (sizes.queries + sizes.keys)
     otherwise = xp.where(xp.square(inner[0] / 2).sum() <= reach, of_pairs, of_tiles.max())
@@ -173,7 +173,7 @@ def _times(
 def share_within(xp: Any, sizes: Sizes, inner: Any) -> Any:
     """The share of the tiles of sorted points that are not zero, of points in a box of this size in bandwidths."""
     leaf = min(1, LEAF[True] / min(sizes.queries, sizes.keys)) ** (1 / sizes.dim)  # its share of each coordinate
-    return xp.minimum(1, REACH / inner + 2 * leaf).prod(-1)
+    return xp.minimum(1, END / inner + 2 * leaf).prod(-1)
 
 
 def estimated(precision: str, sizes: Sizes, counts: Any) -> tuple[float, float]:
@@ -231,7 +231,7 @@ def transform_work(precision: str, sizes: Sizes) -> tuple[float, float]:
 Doubt = Bool[Array, " m"]
 
 
-def settled(
+def waves_or_tiles(
     pays: Array | bool,
     by_waves: Callable[[], tuple[Sequence[Any], Sequence[Doubt]]],
     of_rows: Sequence[Callable[[Array], Any]],
@@ -268,7 +268,7 @@ def settled(
 
 def _corrected(doubt: Doubt, found: Any, of_rows: Callable[[Array], Any]) -> Any:
     """The results, those in doubt replaced by sums of `of_rows`."""
-    indices, number = listed(doubt, more=AT_A_TIME)
+    indices, number = flagged_indices(doubt, more=AT_A_TIME)
 
     def add(state: tuple[Array, Any]) -> tuple[Array, Any]:
         start, total = state

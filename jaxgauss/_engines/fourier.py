@@ -57,14 +57,18 @@ def _axes(dim: int) -> list[list[int]]:
 def coefficients(of: Nodes, keys: Float[Array, "n d"], values: Float[Array, "c n"]) -> Float[Array, "c ..."]:
     """A = Σ_n v_n T(k_n₁) ⊗ T(k_n₂) ⊗ … (C, waves, waves, …); coefficients beyond the nodes' blocks are zero."""
     by_products = functools.partial(_coefficients_by_products, of, keys, values)
-    return _one_of_two(of, by_products, functools.partial(nufft.coefficients, of, WAVES[keys.shape[1]], keys, values))
+    return _one_of_two(
+        of, by_products, functools.partial(nufft.coefficients_by_transforms, of, WAVES[keys.shape[1]], keys, values)
+    )
 
 
 @jax.custom_vjp
 def values_at(of: Nodes, queries: Float[Array, "m d"], found: Float[Array, "c ..."]) -> Float[Array, "c m"]:
     """Σ_j A_j T_j(q_m) of coefficients A."""
     by_products = functools.partial(_values_by_products, of, queries, found, False)
-    return _one_of_two(of, by_products, functools.partial(nufft.values_at, of, WAVES[queries.shape[1]], queries, found))
+    return _one_of_two(
+        of, by_products, functools.partial(nufft.values_by_transforms, of, WAVES[queries.shape[1]], queries, found)
+    )
 
 
 @jax.custom_vjp
@@ -76,7 +80,9 @@ def derivatives_at(of: Nodes, queries: Float[Array, "m d"], found: Float[Array, 
         return _values_by_products(of, queries, jnp.concatenate([found[:1], derivatives[-1], found[1:]]), True)
 
     def by_transforms() -> Array:
-        return nufft.values_at(of, WAVES[dim], queries, jnp.concatenate([found[:1], *derivatives, found[1:]]))
+        return nufft.values_by_transforms(
+            of, WAVES[dim], queries, jnp.concatenate([found[:1], *derivatives, found[1:]])
+        )
 
     return _one_of_two(of, by_products, by_transforms)
 
@@ -185,7 +191,7 @@ def _over_waves(
     shape: tuple[int, ...],
     operands: Sequence[Array],
 ) -> Array:
-    """Zeros after `add` for each block of points and of waves; `add` also gets the place of the coefficients."""
+    """What `add` makes of zeros, for all blocks of points and of waves; it also gets the index of the coefficients."""
     others = jax.tree.leaves((of, points, operands))
     zero, zeros = (vary_like(jnp.zeros(x, y), others) for x, y in (((), "int32"), (shape, points.dtype)))
     if of.indices is None:

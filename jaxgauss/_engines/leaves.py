@@ -51,8 +51,8 @@ def in_leaves(x: Array, order: Array, fill: float | None = 0.0) -> Array:
     return padded_rows(x, order.size, fill)[order]
 
 
-def in_place(found: Any, order: Array, num: int) -> Any:
-    """The rows of leaves in the original order of the points, without padding."""
+def in_given_order(found: Any, order: Array, num: int) -> Any:
+    """The rows of leaves in the order in which the points were given, without padding."""
 
     def placed(x: Array) -> Array:
         empty = jnp.zeros((num, x.shape[-1]), x.dtype)

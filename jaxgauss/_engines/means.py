@@ -2,7 +2,7 @@
 
 For points that lie anywhere, exponents are float64, because weights are made of their differences; tiles that are near
 their own center need fewer digits. The nearest tiles of sorted points come first, and tiles that can no longer change
-a row are skipped. On CUDA see `fused`.
+a row are skipped. On CUDA see `cuda_tiles`.
 """
 
 import functools
@@ -36,23 +36,23 @@ from .._arrays.shapes import K, L, Q, S, T, V, W
 from .._kernels.kernels import GAUSS, Kernel
 from .anywhere import sorts
 from .blocked import scaled_sum
-from .few_dimensions import IN_DOUBT_OF_LOGS, Sizes, most_blocks, pays_here, rows_of, settled
-from .fused import relative_means
-from .leaves import in_leaves, in_place, leaf_order, ranges_of, squared_gaps
-from .marks import mark, marked
+from .cuda_tiles import relative_means
+from .few_dimensions import IN_DOUBT_OF_LOGS, Sizes, most_blocks, rows_of, waves_or_tiles, waves_pay_here
+from .leaves import in_given_order, in_leaves, leaf_order, ranges_of, squared_gaps
+from .marks import mark
 from .plan import NEAR, STRICTER, Plan
 from .tiles import (
     DIFFERENCES_TILE,
     TILE,
     blocks,
-    in_groups,
+    by_parts_of_batch,
     one_by_one,
     scan,
     tiled_means,
     unblocks,
 )
 from .wanted import NOTHING, Channels, Wanted
-from .waves import LOGS, layout, sums_by_waves
+from .waves import LOGS, sums_by_waves, wave_grid
 
 LEAST = 2.0**-100  # a larger sum has lost only negligible terms
 SOME_KEYS = 64  # keys whose exponents are formed first: a percent of a pass over thousands
@@ -66,7 +66,7 @@ def blocked_means(queries: Q, keys: K, values: V, tau: T, log_weights: W, *, den
     """Σ_n w Φ v / Σ_n w Φ and log Σ_n w Φ, from terms relative to the largest so far."""
     a, b = scaled_points(queries, keys, tau, base_2=False)
     a, b = logit_factors(*with_norms(a, b))
-    return in_groups(functools.partial(tiled_means, logits, dense=dense), a, b, values, log_weights)
+    return by_parts_of_batch(functools.partial(tiled_means, logits, dense=dense), a, b, values, log_weights)
 
 
 def means_in_one_pass(a: Scaled, b: Scaled, queries: Q, keys: K, values: V, tau: T, log_weights: W) -> tuple[S, L]:
@@ -112,16 +112,16 @@ def _weighted(x: Scaled, norms: Array) -> Scaled:
     return Scaled(*(jnp.broadcast_to(y, (*batch, *y.shape[-2:])) for y in (x.points, norms)))
 
 
-def means_anywhere(kernel: Kernel, chosen: Plan, queries: Q, keys: K, values: V, tau: T, log_weights: W) -> tuple[S, L]:
+def means_anywhere(kernel: Kernel, plan: Plan, queries: Q, keys: K, values: V, tau: T, log_weights: W) -> tuple[S, L]:
     """Σ_n w κ v / Σ_n w κ and log Σ_n w κ of a positive kernel and operands of equal rank; it has no derivatives."""
-    if chosen.platform == "cuda":
+    if plan.platform == "cuda":
         return relative_means(kernel, queries, keys, values, tau, log_weights)
     dtype, sizes = queries.dtype, (queries.shape[-2], *keys.shape[-2:])
     operands = queries, keys, values, tau, log_weights
     with jax.enable_x64(True):
         q, k, v, t, w = operands = tuple(x.astype("float64") for x in operands)
-        if sorts(chosen, *sizes):
-            found = one_by_one(functools.partial(_of_matrices, kernel, chosen), q, k, v, t[..., None, None], w)
+        if sorts(plan, *sizes):
+            found = one_by_one(functools.partial(_of_matrices, kernel, plan), q, k, v, t[..., None, None], w)
         else:
             found = difference_means(kernel, *operands)
         means, logs = (x.astype(dtype) for x in found)
@@ -140,18 +140,18 @@ def difference_means(kernel: Kernel, queries: Q, keys: K, values: V, tau: T, log
     return tiled_means(tile_logits, with_axes_of(tau, queries), keys, values, log_weights, tile=DIFFERENCES_TILE)
 
 
-def _of_matrices(kernel: Kernel, chosen: Plan, *operands: Array) -> Any:
+def _of_matrices(kernel: Kernel, plan: Plan, *operands: Array) -> Any:
     """Means and logarithms of one batch element: by waves where these pay, else by tiles of sorted points."""
     queries, keys, values, tau, log_weights = operands
     sizes = Sizes(len(queries), len(keys), keys.shape[1], 1 + values.shape[1])
-    most = most_blocks("float64", sizes) if kernel == GAUSS and chosen.waves is not False else 0
-    by_tiles = marked(functools.partial(_sorted_means, kernel, chosen.precision, *operands), "engine", "anywhere")
+    most = most_blocks("float64", sizes) if kernel == GAUSS and plan.waves is not False else 0
+    by_tiles = mark("engine", "anywhere")(functools.partial(_sorted_means, kernel, plan.precision, *operands))
     if not most:
         return by_tiles()
     scale = jnp.sqrt(tau)
-    promise = LOGS[chosen.precision]
-    does, around = pays_here(chosen, most, "float64", sizes, scale, queries, keys)
-    of = layout(most, chosen, promise, scale, sizes, around)
+    promise = LOGS[plan.precision]
+    does, around = waves_pay_here(plan, most, "float64", sizes, scale, queries, keys)
+    of = wave_grid(most, plan, promise, scale, sizes, around)
 
     def by_waves() -> Any:
         largest = log_weights.max()
@@ -168,7 +168,7 @@ def _of_matrices(kernel: Kernel, chosen: Plan, *operands: Array) -> Any:
         return difference_means(kernel, rows_of(queries, some), keys, values, tau[0, 0], log_weights)
 
     zeros = jnp.zeros((len(queries), values.shape[1])), jnp.zeros((len(queries), 1))
-    return settled(does, by_waves, [of_rows], lambda: [by_tiles()], [zeros], operands, IN_DOUBT_OF_LOGS)[0]
+    return waves_or_tiles(does, by_waves, [of_rows], lambda: [by_tiles()], [zeros], operands, IN_DOUBT_OF_LOGS)[0]
 
 
 def _sorted_means(
@@ -259,7 +259,7 @@ def _sorted_means(
             _, largest, total, sums = lax.while_loop(goes_on, add, begun)
         return sums[:, :-1] / sums[:, -1:], largest + jnp.log(total)
 
-    return in_place(lax.map(of_block, (rows, bounds)), i, len(queries))
+    return in_given_order(lax.map(of_block, (rows, bounds)), i, len(queries))
 
 
 def _medoid(keys: Float[Array, "n d"]) -> Float[Array, "1 d"]:

@@ -1,7 +1,7 @@
 """Whether points are near: a sum then takes products about one center, otherwise tiles of sorted points or waves.
 
-Outside of `jit` many points are `examined` beforehand, and the program has only the way that they need; else it has
-both.
+Outside of `jit` many points are `examined` beforehand, and the program has one branch; else it has both.
+
 On CUDA, where nothing may wait for the device, the plan decides: attention takes all points as near, and sums again
 behind a gate where half precision is not enough; XLA takes differences of coordinates.
 """
@@ -23,8 +23,8 @@ from .._arrays.points import BASE_2, Scaled, are_within, of_coordinates, scaled_
 from .._arrays.shapes import are_known
 from .._checks.settings import Settings
 from .._kernels.kernels import GAUSS
-from .few_dimensions import by_waves
-from .lowering import by_platform, plan_there
+from .branches import but_not, by_platform, plan_there
+from .few_dimensions import are_for_waves
 from .plan import NEAR, STRICTER
 from .products import APART, powers, separation
 
@@ -82,10 +82,10 @@ def known_near(settings: Settings, *operands: jax.Array, pulls: bool = False, lo
     """`are_near` where the settings or the shapes alone decide it; else None."""
     if settings.by_products is not None or len(platforms()) > 1:
         return settings.by_products
-    chosen, precision = plan_there(settings, platforms()[0], operands), "float64" if logs else None
-    if math.isinf(chosen.reach):
-        return chosen.reach > 0
-    return False if by_waves(chosen, *operands, precision=precision, pulls=pulls, known=True) is True else None
+    plan, precision = plan_there(settings, platforms()[0], operands), "float64" if logs else None
+    if math.isinf(plan.reach):
+        return plan.reach > 0
+    return False if are_for_waves(plan, *operands, precision=precision, pulls=pulls, known=True) is True else None
 
 
 @functools.cache
@@ -97,18 +97,11 @@ def _are_near(
     settings: Settings, pulls: bool, second_order: bool, logs: bool, platform: str, *operands: jax.Array
 ) -> jax.Array:
     queries, keys, values, tau = operands
-    chosen = plan_there(settings, platform, operands)
-    reach, slope = chosen.reach / (STRICTER if second_order else 1), settings.kernel.slope if pulls else None
+    plan = plan_there(settings, platform, operands)
+    reach, slope = plan.reach / (STRICTER if second_order else 1), settings.kernel.slope if pulls else None
     is_near = within(reach, queries, keys, tau, slope, jnp.abs(values).max(-1, keepdims=True, initial=0))
-    is_near = but_not(is_near, by_waves(chosen, *operands, precision="float64" if logs else None, pulls=pulls))
+    is_near = but_not(is_near, are_for_waves(plan, *operands, precision="float64" if logs else None, pulls=pulls))
     return vary_like(jnp.full((), is_near), [queries, keys, tau]) if isinstance(is_near, bool) else is_near
-
-
-def but_not(is_near: jax.Array | bool, waves: jax.Array | bool) -> jax.Array | bool:
-    """Whether points are near and not summed by waves."""
-    if isinstance(waves, bool):
-        return False if waves else is_near
-    return is_near & ~waves
 
 
 def _unbatched(look: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
@@ -129,29 +122,3 @@ def _unbatched(look: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 def tiles_are_near(queries: jax.Array, keys: jax.Array, tau: jax.Array) -> Any:
     """Whether points are near enough for derivatives of tiles from products, in their own dtype."""
     return within(NEAR[queries.dtype.name] / STRICTER, queries, keys, tau, GAUSS.slope)
-
-
-def one_of_two(is_near: jax.Array | bool, near: Callable, anywhere: Callable, *operands: Any) -> Any:
-    """`near(*operands)` if they are near, else `anywhere(*operands)`; each has its own derivatives."""
-    if isinstance(is_near, bool):
-        return (near if is_near else anywhere)(*operands)
-    return lax.cond(is_near, near, anywhere, *operands)
-
-
-def near_or_anywhere(is_near: jax.Array | bool, near: Callable, anywhere: Callable, *operands: Any) -> Any:
-    """`one_of_two`, with the derivatives of `anywhere` for both."""
-    if is_near is False:
-        return anywhere(*operands)
-    return _with_derivatives(near, anywhere, None if is_near is True else is_near, *operands)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _with_derivatives(near: Callable, anywhere: Callable, is_near: jax.Array | None, *operands: Any) -> Any:
-    return near(*operands) if is_near is None else one_of_two(is_near, near, anywhere, *operands)
-
-
-def _backward(near: Callable, anywhere: Callable, operands: tuple[Any, ...], cotangents: Any) -> tuple[Any, ...]:
-    return None, *jax.vjp(anywhere, *operands)[1](cotangents)
-
-
-_with_derivatives.defvjp(lambda near, anywhere, *args: (_with_derivatives(near, anywhere, *args), args[1:]), _backward)

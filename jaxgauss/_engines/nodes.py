@@ -21,7 +21,7 @@ SHARE = 2.5  # bandwidths, √2π, over which a sum has its terms
 # By dimension: waves of a block, and the most blocks of a coordinate. The data decide how many blocks are used.
 WAVES, MOST = {1: 32, 2: 40, 3: 20}, {1: 128, 2: 6, 3: 3}
 DIMENSIONS = tuple(WAVES)
-STEPS = 2**12  # places in a period, and waves, whose products are exact in float32
+STEPS = 2**12  # positions in a period, and waves, whose products are exact in float32
 LONGEST = 9.0  # bandwidths by which the period exceeds the box at most: the error is then below float64's
 # The number of terms of the sine of x turns, |x| ≤ ¼, relative to 2πx, in powers of x²: errors are below half of the
 # last digit.
@@ -62,24 +62,24 @@ def nodes(
     extent: Array,
     scale: Array,
     tolerance: Any,
-    wider: Any = 1.0,
+    ratio: Any = 1.0,
     *,
     at_once: bool = False,
 ) -> tuple[Nodes, Bool[Array, ""], Float[Array, ""]]:
     """Nodes of a box, with √τ as `scale` (D,), for an error of Φ; whether `most` blocks are enough; the error.
 
     Blocks are full: waves beyond those that the tolerance needs lengthen the period and reduce the error. The nodes
-    also serve Gaussians up to `wider` times as wide, because the period is longer by as much. `at_once`: all blocks are
+    also serve Gaussians up to `ratio` times as wide, because the period is longer by as much. `at_once`: all blocks are
     computed whatever the points, so that nothing waits for a device; if they are not enough, all sums are NaN.
     """
     dim, dtype = len(center), center.dtype
     at_once &= WAVES[dim] * most <= STEPS
     length = extent * scale
-    blocks = blocks_of(jnp, length, tolerance, wider)
+    blocks = blocks_of(jnp, length, tolerance, ratio)
     counts = jnp.minimum(blocks, most)
-    beyond = (jnp.sqrt(jnp.square(length) + 8 * math.pi * wider * WAVES[dim] * counts) - length) / (2 * wider)
+    beyond = (jnp.sqrt(jnp.square(length) + 8 * math.pi * ratio * WAVES[dim] * counts) - length) / (2 * ratio)
     beyond = jnp.minimum(beyond, LONGEST)
-    period = (length + wider * beyond) / scale
+    period = (length + ratio * beyond) / scale
     fit = ((blocks <= most) & jnp.isfinite(center + period) & (period > 0)).all()
     numbers = np.repeat(np.arange(WAVES[dim] * most).reshape(most, 1, WAVES[dim]), 2, 1).ravel()
     found = Nodes(
@@ -102,11 +102,11 @@ def tolerance_of(xp: Any, dtype: str, extent: Any) -> Any:
     return xp.maximum(xp.minimum(1, SHARE / extent).prod(-1) * float(np.finfo(dtype).eps), 1e-30).astype(extent.dtype)
 
 
-def blocks_of(xp: Any, length: Float[Array | np.ndarray, "*boxes d"], tolerance: Any, wider: Any = 1.0) -> Any:
+def blocks_of(xp: Any, length: Float[Array | np.ndarray, "*boxes d"], tolerance: Any, ratio: Any = 1.0) -> Any:
     """The number of blocks of waves of each coordinate, for a box in bandwidths and an error. `xp` is NumPy or JAX."""
     dim = length.shape[-1]
     beyond = xp.sqrt(2 * xp.log(4 * dim / tolerance))[..., None]
-    return xp.floor((length + wider * beyond) * beyond / (2 * math.pi) / WAVES[dim]) + 1
+    return xp.floor((length + ratio * beyond) * beyond / (2 * math.pi) / WAVES[dim]) + 1
 
 
 def with_blocks(settings: Settings, tau: Any, queries: Any, keys: Any) -> Settings:

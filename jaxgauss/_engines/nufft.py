@@ -32,7 +32,7 @@ def is_installed() -> bool:
     return importlib.util.find_spec("finufft") is not None
 
 
-def coefficients(of: Any, waves: int, keys: Float[Array, "n d"], values: Float[Array, "c n"]) -> Array:
+def coefficients_by_transforms(of: Any, waves: int, keys: Float[Array, "n d"], values: Float[Array, "c n"]) -> Array:
     """`fourier.coefficients` by transforms; `waves` are those of a block."""
     angles, known = _angles(of, keys)
     shape = values.shape[0], *[len(of.numbers)] * keys.shape[1]
@@ -40,7 +40,9 @@ def coefficients(of: Any, waves: int, keys: Float[Array, "n d"], values: Float[A
     return call_numpy(_write_coefficients, (waves,), shape, [of.eps, of.counts, angles, values])
 
 
-def values_at(of: Any, waves: int, queries: Float[Array, "m d"], found: Float[Array, "c ..."]) -> Float[Array, "c m"]:
+def values_by_transforms(
+    of: Any, waves: int, queries: Float[Array, "m d"], found: Float[Array, "c ..."]
+) -> Float[Array, "c m"]:
     """`fourier.values_at` by transforms; `waves` are those of a block."""
     angles, known = _angles(of, queries)
     shape = found.shape[0], queries.shape[0]

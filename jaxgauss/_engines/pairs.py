@@ -19,7 +19,7 @@ from .._arrays.points import dot
 from .._arrays.shapes import are_known
 from .._kernels.kernels import Kernel
 from .tiles import scan
-from .wanted import Columns, Rows, Sums, Wanted
+from .wanted import Columns, PairSums, Rows, Wanted
 
 GROUP = 8  # coordinates whose differences are formed in one pass over a tile
 PARTS = 4  # into which the queries of a tile are divided
@@ -35,10 +35,10 @@ def by_products(
     u: Float[Array, "*batch m n"],
     keep: Bool[Array, "rows columns"] | None = None,
     ratio: Array | None = None,
-) -> Sums:
-    """`Sums` of a tile over the pairs of leaves to `keep`, from points times √τ about a center and u.
+) -> PairSums:
+    """`PairSums` of a tile over the pairs of leaves to `keep`, from points times √τ about a center and u.
 
-    `ratio` is one, and carries the derivatives of τ (see `radial`).
+    `ratio` is one, and carries the derivatives of τ (see `all_pairs`).
     """
     a, b = rows.points, columns.points
     scale, dim, each = with_rank(scale, a), b.shape[-1], wanted.spread and scale.shape[-1] > 1
@@ -89,8 +89,8 @@ def by_differences(
     columns: Columns,
     ratio: Array | None = None,
     moments: bool = False,
-) -> Sums:
-    """`Sums` of a tile from differences of unscaled points (*batch, D, N); `scale` is √τ (*batch, 1 or D, 1).
+) -> PairSums:
+    """`PairSums` of a tile from differences of unscaled points (*batch, D, N); `scale` is √τ (*batch, 1 or D, 1).
 
     With `moments`, pulls may be moments in float64, which must not be differentiated. Tiles are (…, N, M): reductions
     over keys are then vectorized over queries.
@@ -103,8 +103,8 @@ def by_differences(
 
 def both_by_differences(
     wanted: Sequence[Wanted], scale: Array, rows: Rows, columns: Columns, moments: bool
-) -> list[Sums]:
-    """`Sums` at the queries and at the keys, from weights g_m and v_n; u, κ and ψ are formed once for both."""
+) -> list[PairSums]:
+    """`PairSums` at the queries and at the keys, from weights g_m and v_n; u, κ and ψ are formed once for both."""
     of_queries, of_keys = wanted
     u = _squares(scale, rows.points, columns.points)
     of_kernels = of_keys.of(u)
@@ -194,7 +194,7 @@ def _are_of_one_scale(scale: Array, u: Array, queries: Array, keys: Array) -> Bo
     return jnp.square(scale[..., 0] * extent).max() < ONE_SCALE**2 * nearest
 
 
-def difference_tile(wanted: Wanted, scale: Array, rows: Rows, columns: Columns, ratio: Array) -> Sums:
+def difference_tile(wanted: Wanted, scale: Array, rows: Rows, columns: Columns, ratio: Array) -> PairSums:
     """`by_differences` of points (*batch, N, D), with queries in parts: XLA reduces a batch of tiles faster."""
     num = rows.points.shape[-2]
     parts = PARTS if are_known(num) and num % PARTS == 0 else 1
@@ -210,10 +210,10 @@ def difference_tile(wanted: Wanted, scale: Array, rows: Rows, columns: Columns, 
     return jax.tree.map(lambda x: x.reshape(*x.shape[:-3], num, x.shape[-1]), found)
 
 
-def zeros_of(wanted: Wanted, *shape: int, scale: Array, points: Array) -> Sums:
-    """`Sums` of zeros, for queries of this shape."""
+def zeros_of(wanted: Wanted, *shape: int, scale: Array, points: Array) -> PairSums:
+    """`PairSums` of zeros, for queries of this shape."""
     widths = wanted.widths(points.shape[-1], scale.shape[-1])
-    return Sums(*(jnp.zeros((*shape, width), points.dtype) for width in widths))
+    return PairSums(*(jnp.zeros((*shape, width), points.dtype) for width in widths))
 
 
 def subtractable(x: Array) -> Array:
@@ -237,8 +237,8 @@ def cut_off(u: Array) -> Array:
     return jnp.where(u > FARTHEST, FARTHEST, u)
 
 
-def results_of(wanted: Wanted, sums: list[Array], pulls: Array, spread: Array) -> Sums:
-    return Sums(
+def results_of(wanted: Wanted, sums: list[Array], pulls: Array, spread: Array) -> PairSums:
+    return PairSums(
         jnp.concatenate(sums, -1) if sums else pulls[..., :0],
         pulls if wanted.pulls.kernels else pulls[..., :0],
         spread if wanted.spread else spread[..., :0],

@@ -30,7 +30,7 @@ NEAR = {"float32": 2.0**7, "float64": 2.0**10}
 # R² must be so many times less for moments of kernels with long tails, and for moments of second order of Gaussians,
 # from which gradients of τ and Stein kernels are formed.
 STRICTER = 4
-PASSES = 3  # so many times as long as a sum do logarithms and means take in XLA on CUDA: an estimate
+PASSES = 3  # logarithms and means take so many times as long as a sum in XLA on CUDA: an estimate
 PULL = 10  # columns on CUDA, see `time_on_cuda`
 HEAVIER = 2.0  # another kernel in XLA on CUDA: 1.5 times a Gaussian's time, as on CPUs, and more with gradients
 # Errors of a mixture, relative to κ(0): below the error of each precision.
@@ -180,7 +180,7 @@ def _on_cuda(settings: Settings, working: str, pairs: int, dim: int, channels: i
 def _worth(settings: Settings, kernel: "AttentionKernel") -> float:
     """How many times as fast as XLA a kernel must be: more if it loses digits, less for logarithms and means.
 
-    Those are what mostly asks for float32; XLA finds the largest terms first for them.
+    Mostly logarithms and means ask for float32; for them XLA needs another pass, which finds the largest terms.
     """
     if kernel.precision == "float32":
         return 1 / PASSES
@@ -224,7 +224,7 @@ def warn_once(reason: str) -> None:
     warnings.warn(f"jaxgauss: {reason}; the blocked JAX sum stands in (method='blocked').", stacklevel=4)
 
 
-def plan(settings: Settings, platform: str, pairs: int, dim: int, channels: int) -> Plan:
+def plan_of(settings: Settings, platform: str, pairs: int, dim: int, channels: int) -> Plan:
     """The plan of a sum of the settings' kernel. ValueError if what was asked for by name cannot run."""
     size = pairs, dim, channels
     if settings.kernel == GAUSS or settings.method in NATIVE:

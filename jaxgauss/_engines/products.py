@@ -14,8 +14,8 @@ from .._arrays.points import Scaled, as_rows, dot, squared_distances_of, squares
 from .._arrays.shapes import G, V
 from .pairs import FARTHEST, by_products, of_leaves, turned
 from .plan import NEAR, STRICTER
-from .tiles import in_groups, tiled_pullback
-from .wanted import NOTHING, Channels, Columns, Rows, Sums, Wanted
+from .tiles import by_parts_of_batch, tiled_pullback
+from .wanted import NOTHING, Channels, Columns, PairSums, Rows, Wanted
 
 APART = 2**-4  # least mean of u over that of ‖a‖² + ‖b‖², weighted as in the sum, at which moments give accurate pulls
 # The least u over ‖a‖² + ‖b‖² at which a product is accurate: its relative error is then at most the unit over this.
@@ -34,7 +34,7 @@ def product_pullback(
         return _pull(channels, first[..., :dim] / -2, second[..., :dim], u, v, g, with_tau)
 
     factors = squares_factors(a, b)
-    return in_groups(functools.partial(tiled_pullback, pull, dim, dense=dense), *factors, values, g)
+    return by_parts_of_batch(functools.partial(tiled_pullback, pull, dim, dense=dense), *factors, values, g)
 
 
 def _pull(channels: Channels, x: Array, y: Array, u: Array, v: Array, g: Array, with_tau: bool) -> tuple[Array, ...]:
@@ -59,8 +59,8 @@ Kept = Bool[Array, "rows columns"]
 
 def sums_by_moments(
     wanted: Sequence[Wanted], scale: Array, rows: Array, columns: Columns, a: Scaled, b: Scaled, u: Array, keep: Kept
-) -> tuple[list[Kept], list[Sums]]:
-    """Which pairs of leaves to keep are far enough apart for pulls; and `Sums` over these pairs, whose u is given.
+) -> tuple[list[Kept], list[PairSums]]:
+    """Which pairs of leaves to keep are far enough apart for pulls; and `PairSums` over these pairs, whose u is given.
 
     The sums are at the queries, whose weights are `rows`; if `wanted` has two items, also at the keys.
     """
@@ -73,20 +73,20 @@ def sums_by_moments(
     kept, results = [], []
     for axis, shape, x, (sums, seen) in zip((1, 0), shapes, (a, b), found, strict=False):
         enough = jnp.ones(shape[0], bool) if seen is None else separation(jnp, x, seen, shape[0]) >= APART
-        results.append(masked(Sums(*(y.reshape(*shape, y.shape[1]) for y in sums)), enough))
+        results.append(masked(PairSums(*(y.reshape(*shape, y.shape[1]) for y in sums)), enough))
         kept.append(keep & jnp.expand_dims(enough, axis))
     return kept, results
 
 
-def masked(sums: Sums, keep: Bool[Array, " leaves"]) -> Sums:
+def masked(sums: PairSums, keep: Bool[Array, " leaves"]) -> PairSums:
     """The sums at the leaves to keep, and zeros at the others."""
     return jax.tree.map(lambda x: jnp.where(keep[:, None, None], x, 0), sums)
 
 
 def _at_queries(
     wanted: Wanted, scale: Array, g: Array, columns: Columns, a: Scaled, b: Scaled, u: Array, keep: Kept
-) -> tuple[Sums, Array | None]:
-    """`Sums` at the queries, and what `separation` needs; both are further channels of the sums."""
+) -> tuple[PairSums, Array | None]:
+    """`PairSums` at the queries, and what `separation` needs; both are further channels of the sums."""
     slopes, num, dim = [x.slope for x in wanted.pulls.kernels], len(wanted.sums.kernels), a.points.shape[1]
     single, needs_separation = set(wanted.pulls.widths) == {1}, _needs_separation(wanted, scale, a)
     of_powers = functools.partial(powers, jnp, b, each=scale.shape[1] > 1)
@@ -113,8 +113,8 @@ def _at_queries(
 
 def _at_both(
     wanted: Sequence[Wanted], scale: Array, g: Array, v: Array, a: Scaled, b: Scaled, u: Array, keep: Kept
-) -> list[tuple[Sums, Array | None]]:
-    """`Sums` at queries and at keys from one u, and what `separation` needs: W gives the pulls, |W| the rest."""
+) -> list[tuple[PairSums, Array | None]]:
+    """`PairSums` at queries and at keys from one u, and what `separation` needs: W gives the pulls, |W| the rest."""
     (of_queries, of_keys), each, needs_separation = wanted, scale.shape[1] > 1, _needs_separation(wanted[0], scale, a)
     width = None if of_queries.spread else a.points.shape[1] + 1  # squares only where they are used
     parts, of_values = of_queries.pulls.pull(u, v, g, of_leaves(keep, u))
@@ -125,7 +125,7 @@ def _at_both(
         at_queries.append([x * dot(w, powers(jnp, b, y, each)[:, :n]) for w, x, y, n in terms])
         at_keys.append([y * turned(dot(powers(jnp, a, x, each)[:, :n].mT, w)) for w, x, y, n in terms])
 
-    def side(wanted: Wanted, sums: Array, x: Scaled, parts: list[list[Array]]) -> tuple[Sums, Array | None]:
+    def side(wanted: Wanted, sums: Array, x: Scaled, parts: list[list[Array]]) -> tuple[PairSums, Array | None]:
         moments, *seen = (functools.reduce(jnp.add, x) for x in zip(*parts, strict=True))
         return _of_moments(wanted, scale, sums, x, moments), seen[0] if needs_separation else None
 
@@ -137,9 +137,9 @@ def _needs_separation(wanted: Wanted, scale: Array, a: Scaled) -> bool:
     return bool(wanted.pulls.kernels) and not wanted.strict(a.points.shape[1], scale.shape[1])
 
 
-def _of_moments(wanted: Wanted, scale: Array, sums: Array, a: Scaled, moments: Array) -> Sums:
-    toward, apart, _ = about(a, moments)
-    return Sums(sums, toward / scale, apart / jnp.square(scale) if wanted.spread else apart[:, :0])
+def _of_moments(wanted: Wanted, scale: Array, sums: Array, a: Scaled, moments: Array) -> PairSums:
+    toward, apart, _ = pulls_from_powers(a, moments)
+    return PairSums(sums, toward / scale, apart / jnp.square(scale) if wanted.spread else apart[:, :0])
 
 
 def powers(xp: Any, b: Scaled, weights: Any, each: bool) -> Any:
@@ -148,7 +148,7 @@ def powers(xp: Any, b: Scaled, weights: Any, each: bool) -> Any:
     return xp.concatenate([b.points, xp.ones_like(b.norms), squares], -1) * weights
 
 
-def about(a: Scaled, sums: Any) -> tuple[Any, Any, Any]:
+def pulls_from_powers(a: Scaled, sums: Any) -> tuple[Any, Any, Any]:
     """Σ W (b - a), Σ W ‖b - a‖² and Σ W (‖a‖² + ‖b‖²) from Σ_n ψ `powers` at the rows, or their parts by coordinate."""
     dim = a.points.shape[-1]
     first, mass, second = sums[..., :dim], sums[..., dim : dim + 1], sums[..., dim + 1 :]
@@ -165,7 +165,7 @@ def separation(xp: Any, a: Scaled, sums: Any, groups: int = 1) -> Any:
     It is the ratio over all pairs of a group, or the mean of the ratios of its rows if that is less. Of parts by
     coordinate it is the least.
     """
-    moment, size = (z.reshape(*z.shape[:-2], groups, -1, z.shape[-1]) for z in about(a, sums)[1:])
+    moment, size = (z.reshape(*z.shape[:-2], groups, -1, z.shape[-1]) for z in pulls_from_powers(a, sums)[1:])
     seen = size > 0  # false for NaN, and for a query that is far from all keys
     own = xp.where(seen, moment / xp.where(seen, size, 1), 1)
     columns = own, xp.where(seen, moment, 0), xp.where(seen, size, 0)

@@ -28,36 +28,37 @@ from .._arrays.shapes import G, K, Q, T, V
 from .._kernels.kernels import GAUSS, Kernel
 from .all_pairs import sums_by_differences, sums_by_products
 from .anywhere import anywhere_sums, share_left, sorts
-from .few_dimensions import Sizes, at_most, most_blocks, pays_here, rows_of, settled
-from .marks import mark, marked
-from .near import one_of_two, within
+from .branches import one_of_two
+from .few_dimensions import Sizes, at_most, most_blocks, rows_of, waves_or_tiles, waves_pay_here
+from .marks import mark
+from .near import within
 from .pairs import with_rank, zeros_of
 from .plan import STRICTER, Plan
 from .products import product_pullback
 from .tiles import one_by_one
-from .wanted import NOTHING, Channels, Sums, Wanted
+from .wanted import NOTHING, Channels, PairSums, Wanted
 from .waves import SUMS, Promise, in_64_bit_mode, sides, sums_of_sides
 
 
-def pair_sums(wanted: Wanted, chosen: Plan, *operands: Array) -> Sums:
-    """`Sums` of queries, keys, values, τ, and the weights of rows and of columns, all of equal rank."""
+def pair_sums_in_xla(wanted: Wanted, plan: Plan, *operands: Array) -> PairSums:
+    """`PairSums` of queries, keys, values, τ, and the weights of rows and of columns, all of equal rank."""
 
-    def near(*operands: Array) -> Sums:
-        return _varying(sums_by_products(wanted, *operands, dense=chosen.method == "dense"), operands)
+    def near(*operands: Array) -> PairSums:
+        return _varying(sums_by_products(wanted, *operands, dense=plan.method == "dense"), operands)
 
-    def anywhere(*operands: Array) -> Sums:
-        return _varying(sums_anywhere([wanted], chosen, *operands)[0], operands)
+    def anywhere(*operands: Array) -> PairSums:
+        return _varying(sums_anywhere([wanted], plan, *operands)[0], operands)
 
-    return _near_or_anywhere(wanted, chosen, near, anywhere, *operands)
+    return _near_or_anywhere(wanted, plan, near, anywhere, *operands)
 
 
-def _varying(sums: Sums, operands: Sequence[Array]) -> Sums:
+def _varying(sums: PairSums, operands: Sequence[Array]) -> PairSums:
     """The sums as both branches must have them over a mesh: those without columns, too."""
     return jax.tree.map(lambda x: vary_like(x, operands), sums)
 
 
-def radial_pullback(
-    channels: Channels, chosen: Plan, queries: Q, keys: K, values: V, tau: T, cotangent: G, *, with_tau: bool = True
+def radial_pullback_in_xla(
+    channels: Channels, plan: Plan, queries: Q, keys: K, values: V, tau: T, cotangent: G, *, with_tau: bool = True
 ) -> tuple[Q, K, V, T]:
     """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of the operands; that of τ is valid only `with_tau`.
 
@@ -70,27 +71,27 @@ def radial_pullback(
     def near(*_: Array) -> Any:
         a, b = with_norms(*scaled_points(queries, keys, tau, base_2=False))
         da, db, dv, d_scale = product_pullback(
-            channels, a, b, values, cotangent, dense=chosen.method == "dense", with_tau=with_tau
+            channels, a, b, values, cotangent, dense=plan.method == "dense", with_tau=with_tau
         )
         scale = by_point(jnp.sqrt(tau), queries)
         return _in_shapes((scale * da, scale * db, dv, d_scale / (2 * tau)), operands)
 
-    anywhere = functools.partial(pullback_anywhere, channels, chosen, with_tau=with_tau)
-    return _near_or_anywhere(wanted, chosen, near, anywhere, *operands)
+    anywhere = functools.partial(pullback_anywhere, channels, plan, with_tau=with_tau)
+    return _near_or_anywhere(wanted, plan, near, anywhere, *operands)
 
 
-def _near_or_anywhere(wanted: Wanted, chosen: Plan, near: Callable, anywhere: Callable, *operands: Array) -> Any:
+def _near_or_anywhere(wanted: Wanted, plan: Plan, near: Callable, anywhere: Callable, *operands: Array) -> Any:
     """One of two functions, by the points; for Gaussians `anywhere`, because near ones have engines of their own."""
     queries, keys, values, tau, *weights = operands
-    near = marked(near, "engine", f"{chosen.method} in {chosen.precision}")
-    if wanted.kinked or GAUSS in wanted.kernels or chosen.method == "differences":
+    near = mark("engine", f"{plan.method} in {plan.precision}")(near)
+    if wanted.kinked or GAUSS in wanted.kernels or plan.method == "differences":
         return anywhere(*operands)
     if not wanted.pulls.kernels:
-        return one_of_two(within(chosen.reach, queries, keys, tau), near, anywhere, *operands)
+        return one_of_two(within(plan.reach, queries, keys, tau), near, anywhere, *operands)
     slopes = [kernel.slope for kernel in wanted.pulls.kernels]
     pulling = jnp.abs(weights[1] if len(weights) > 1 else values).max(-1, keepdims=True, initial=0)
     is_near = within(
-        chosen.reach / STRICTER,
+        plan.reach / STRICTER,
         queries,
         keys,
         tau,
@@ -101,16 +102,18 @@ def _near_or_anywhere(wanted: Wanted, chosen: Plan, near: Callable, anywhere: Ca
 
 
 def pullback_anywhere(
-    channels: Channels, chosen: Plan, queries: Q, keys: K, values: V, tau: T, g: G, *, with_tau: bool = True
+    channels: Channels, plan: Plan, queries: Q, keys: K, values: V, tau: T, g: G, *, with_tau: bool = True
 ) -> tuple[Q, K, V, T]:
-    """`radial_pullback` of points that lie anywhere."""
+    """`radial_pullback_in_xla` of points that lie anywhere."""
     wanted = Wanted(NOTHING, channels, with_tau), Wanted(channels, channels, repeats=True, at_keys=True)
-    at_queries, at_keys = sums_anywhere(wanted, chosen, queries, keys, keys[..., :0], tau, g, values)
+    at_queries, at_keys = sums_anywhere(wanted, plan, queries, keys, keys[..., :0], tau, g, values)
     return gradients_of(at_queries, at_keys, queries, keys, values, tau)
 
 
-def gradients_of(about_queries: Sums, about_keys: Sums, queries: Q, keys: K, values: V, tau: T) -> tuple[Q, K, V, T]:
-    """The gradients of the operands, from `Sums` at the queries and at the keys; the latter hold Σ_m κ g_m."""
+def gradients_of(
+    about_queries: PairSums, about_keys: PairSums, queries: Q, keys: K, values: V, tau: T
+) -> tuple[Q, K, V, T]:
+    """The gradients of the operands, from `PairSums` at the queries and at the keys; the latter hold Σ_m κ g_m."""
     scale = by_point(tau, queries)
     found = scale * about_queries.pulls, scale * about_keys.pulls, about_keys.sums, of_tau(about_queries.spread, tau)
     return _in_shapes(found, (queries, keys, values, tau))
@@ -123,20 +126,20 @@ def of_tau(spread: Float[Array, "*batch m s"], tau: T) -> T:
     return (spread.sum(-2) if of_coordinates(tau, spread) else spread.sum((-2, -1))) / -2
 
 
-def sums_anywhere(wanted: Sequence[Wanted], chosen: Plan, *operands: Array) -> list[Sums]:
-    """`pair_sums` of points that lie anywhere; if `wanted` has two items, also at the keys, where g are the values."""
+def sums_anywhere(wanted: Sequence[Wanted], plan: Plan, *operands: Array) -> list[PairSums]:
+    """`PairSums` of points that lie anywhere; if `wanted` has two items, also at the keys, where g are the values."""
     queries, keys, values, tau, row_weights, weights = operands
     scale = by_point(jnp.sqrt(tau), queries)
     as_one = shared(keys, values, scale, weights)  # the batch of the queries becomes more rows
     size = math.prod(queries.shape[:-1]) if as_one else queries.shape[-2]
     sizes = size, *keys.shape[-2:]
     pulls = any(x.pulls.kernels for x in wanted)
-    if 0 in sizes or (chosen.method != "fourier" and not sorts(chosen, *sizes, pulls=pulls)):
+    if 0 in sizes or (plan.method != "fourier" and not sorts(plan, *sizes, pulls=pulls)):
         sides = operands, (keys, queries, row_weights, tau, weights, row_weights)
         with mark("engine", "differences"):
             return [sums_by_differences(x, *side) for x, side in zip(wanted, sides, strict=False)]
 
-    summed = functools.partial(of_matrices, wanted, chosen)
+    summed = functools.partial(of_matrices, wanted, plan)
     if not as_one:
         return one_by_one(summed, queries, keys, values, scale, row_weights, weights)
     batch = jnp.broadcast_shapes(queries.shape[:-2], row_weights.shape[:-2])
@@ -148,28 +151,28 @@ def sums_anywhere(wanted: Sequence[Wanted], chosen: Plan, *operands: Array) -> l
 
 def of_matrices(
     wanted: Sequence[Wanted],
-    chosen: Plan,
+    plan: Plan,
     *operands: Array,
     shares: Float[Array, "t 1"] | None = None,
-    by_tiles: Callable[..., list[Sums]] = anywhere_sums,
-) -> list[Sums]:
+    by_tiles: Callable[..., list[PairSums]] = anywhere_sums,
+) -> list[PairSums]:
     """Sums of matrices by waves, if these pay or are asked for, else `by_tiles`; of several Gaussians with `shares`."""
     queries, keys, values, scale, _, weights = operands
-    most, sizes = blocks_that_may_pay(wanted, chosen, queries, keys, values, weights, bandwidths=len(scale))
-    by_tiles = marked(by_tiles, "engine", "anywhere")
+    most, sizes = blocks_that_may_pay(wanted, plan, queries, keys, values, weights, bandwidths=len(scale))
+    by_tiles = mark("engine", "anywhere")(by_tiles)
     if not most:
         return by_tiles(wanted, *operands)
-    promise = None if chosen.method == "fourier" else SUMS[chosen.precision]
-    does, around = pays_here(chosen, most, chosen.precision, sizes, scale, queries, keys)
+    promise = None if plan.method == "fourier" else SUMS[plan.precision]
+    does, around = waves_pay_here(plan, most, plan.precision, sizes, scale, queries, keys)
 
-    def by_waves() -> tuple[list[Sums], list[Array]]:
-        found = sums_of_sides(wanted, most, chosen, promise, operands, sizes, around, shares)
+    def by_waves() -> tuple[list[PairSums], list[Array]]:
+        found = sums_of_sides(wanted, most, plan, promise, operands, sizes, around, shares)
         return [x for x, _ in found], [x for _, x in found]
 
-    if chosen.platform == "cuda":  # nothing may wait for the device
+    if plan.platform == "cuda":  # nothing may wait for the device
         return by_waves()[0]
 
-    def of_rows(wanted: Wanted, side: Sequence[Array], some: Array) -> Sums:
+    def of_rows(wanted: Wanted, side: Sequence[Array], some: Array) -> PairSums:
         queries, keys, values, _, row_weights, weights = side
         rows, own = (rows_of(x, some) for x in (queries, row_weights))
         if shares is None:
@@ -181,53 +184,53 @@ def of_matrices(
 
     each = [functools.partial(of_rows, *x) for x in zip(wanted, sides(operands), strict=False)]
     zeros = [zeros_of(x, len(y), scale=scale, points=y) for x, y in zip(wanted, operands, strict=False)]
-    return settled(does, by_waves, each, lambda: by_tiles(wanted, *operands), zeros, operands)
+    return waves_or_tiles(does, by_waves, each, lambda: by_tiles(wanted, *operands), zeros, operands)
 
 
 def blocks_that_may_pay(
-    wanted: Sequence[Wanted], chosen: Plan, queries: Array, keys: Array, *values: Array, bandwidths: int = 1
+    wanted: Sequence[Wanted], plan: Plan, queries: Array, keys: Array, *values: Array, bandwidths: int = 1
 ) -> tuple[int, Sizes]:
     """The most blocks of waves that a coordinate may have, 0 if waves never pay; and the sizes."""
     pulls, channels = any(x.pulls.kernels for x in wanted), max(x.shape[-1] for x in values)
     sizes = Sizes(queries.shape[-2], keys.shape[-2], keys.shape[-1], channels, bandwidths, pulls)
-    if chosen.waves is False or {GAUSS} != {y for x in wanted for y in x.kernels}:
+    if plan.waves is False or {GAUSS} != {y for x in wanted for y in x.kernels}:
         return 0, sizes
-    by_name = chosen.method == "fourier"
-    return at_most(sizes.dim, chosen) if by_name else most_blocks(chosen.precision, sizes), sizes
+    by_name = plan.method == "fourier"
+    return at_most(sizes.dim, plan) if by_name else most_blocks(plan.precision, sizes), sizes
 
 
 def waves_pullback(
-    wanted: Wanted, chosen: Plan, otherwise: Callable, operands: Sequence[Array], cotangents: Sums
+    wanted: Wanted, plan: Plan, otherwise: Callable, operands: Sequence[Array], cotangents: PairSums
 ) -> tuple[Array, ...]:
     """The gradients of `pair_sums` by waves, if these pay and no query is in doubt, else otherwise(*operands)."""
-    most, sizes = blocks_that_may_pay([wanted], chosen, *(operands[i] for i in (0, 1, 2, -1)))
+    most, sizes = blocks_that_may_pay([wanted], plan, *(operands[i] for i in (0, 1, 2, -1)))
     if not most:
         return otherwise(*operands)
 
-    def with_doubt(promise: Promise | None, *operands: Array) -> tuple[Sums, Array]:
+    def with_doubt(promise: Promise | None, *operands: Array) -> tuple[PairSums, Array]:
         queries, keys, values, tau, *weights = operands
 
-        def of_matrix(*operands: Array) -> tuple[Sums, Array]:
-            does, around = pays_here(chosen, most, chosen.precision, sizes, operands[3], *operands[:2])
-            ((sums, doubt),) = sums_of_sides([wanted], most, chosen, promise, operands, sizes, around)
+        def of_matrix(*operands: Array) -> tuple[PairSums, Array]:
+            does, around = waves_pay_here(plan, most, plan.precision, sizes, operands[3], *operands[:2])
+            ((sums, doubt),) = sums_of_sides([wanted], most, plan, promise, operands, sizes, around)
             return sums, doubt.any() | jnp.logical_not(does)
 
         return one_by_one(of_matrix, queries, keys, values, by_point(jnp.sqrt(tau), queries), *weights)
 
-    def of_waves(cotangents: Sums, *operands: Array) -> tuple[Array, ...]:
+    def of_waves(cotangents: PairSums, *operands: Array) -> tuple[Array, ...]:
         return jax.vjp(lambda *x: with_doubt(None, *x)[0], *operands)[1](cotangents)
 
-    if chosen.platform == "cuda":
+    if plan.platform == "cuda":
         return of_waves(cotangents, *operands)
-    promise = None if chosen.method == "fourier" else SUMS[chosen.precision]
+    promise = None if plan.method == "fourier" else SUMS[plan.precision]
     with jax.enable_x64(True):
         doubt = with_doubt(promise, *map(lax.stop_gradient, operands))[1]
         return lax.cond(doubt.any(), lambda _, *x: otherwise(*x), in_64_bit_mode(of_waves), cotangents, *operands)
 
 
-def share_of_tiles(kernel: Kernel, chosen: Plan, queries: Q, keys: K, tau: T) -> float:
+def share_of_tiles(kernel: Kernel, plan: Plan, queries: Q, keys: K, tau: T) -> float:
     """The share of tiles that are summed for points that lie anywhere, or the mean share of a batch."""
-    if not sorts(chosen, queries.shape[-2], *keys.shape[-2:], pulls=False):
+    if not sorts(plan, queries.shape[-2], *keys.shape[-2:], pulls=False):
         return 1.0
     return float(mean_share(kernel, queries, keys, tau))
 

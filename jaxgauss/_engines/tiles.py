@@ -70,7 +70,7 @@ def _evened(num: int, largest: int) -> int:
     return -(-max(1, num) // -(-max(1, num) // largest))
 
 
-def in_groups(function: Callable, *operands: Any):
+def by_parts_of_batch(function: Callable, *operands: Any):
     """`function` of operands that share a batch, for as many of its elements at a time as fill a tile together.
 
     A tile of all elements would take too little of each: products of many small tiles are slow on a CPU. If an operand

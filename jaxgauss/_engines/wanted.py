@@ -93,7 +93,7 @@ class Wanted(NamedTuple):
         return max(kernel.end(dtype) for kernel in self.kernels)
 
     def widths(self, dim: int, scales: int) -> tuple[int, int, int]:
-        """The columns of the three `Sums`, for points of `dim` coordinates and one τ or one for each."""
+        """The columns of the three `PairSums`, for points of `dim` coordinates and one τ or one for each."""
         return sum(self.sums.widths), dim if self.pulls.kernels else 0, scales if self.spread else 0
 
     def of(self, u: Array) -> dict[Kernel, Array]:
@@ -118,7 +118,7 @@ class Columns(NamedTuple):
     weights: Float[Array, "*batch n e"]
 
 
-class Sums(NamedTuple):
+class PairSums(NamedTuple):
     """Sums at each query, with W = Σ ψ(u) ⟨g_m, w_n⟩ over the kernels of the pulls.
 
     Attributes:
@@ -131,7 +131,7 @@ class Sums(NamedTuple):
     pulls: Float[Array, "*batch m d"]
     spread: Float[Array, "*batch m s"]
 
-    def mixed(self, tau: Float[Array, "*batch t"], shares: Float[Array, "*batch t"]) -> "Sums":
+    def mixed(self, tau: Float[Array, "*batch t"], shares: Float[Array, "*batch t"]) -> "PairSums":
         """The sums of the one kernel Σ_t share_t κ_t, whose own τ is one, from those of each κ_t, (…, T, M, ·)."""
         weights = shares, shares * tau, shares * tau
-        return Sums(*((w[..., None, None] * x).sum(-3) for w, x in zip(weights, self, strict=True)))
+        return PairSums(*((w[..., None, None] * x).sum(-3) for w, x in zip(weights, self, strict=True)))

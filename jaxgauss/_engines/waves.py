@@ -18,13 +18,13 @@ from .._arrays.devices import vary_like
 from .._arrays.shapes import are_known
 from . import nufft
 from .boxes import Box, outside
-from .few_dimensions import Doubt, Sizes, transforms_pay, wider
+from .few_dimensions import Doubt, Sizes, bandwidth_ratio, transforms_pay
 from .fourier import coefficients, derivatives_at, values_at
 from .marks import mark
 from .nodes import Nodes, nodes, spectrum, tolerance_of
 from .plan import Plan
 from .tiles import scan
-from .wanted import Sums, Wanted
+from .wanted import PairSums, Wanted
 
 
 class Promise(NamedTuple):
@@ -49,7 +49,7 @@ ROUNDING = 6  # error of the arithmetic, in the dtype's units times the size of 
 OF_PROMISE, OF_ERROR, OF_EPS = 1e7, 8, 0.5
 
 
-class Layout(NamedTuple):
+class WaveGrid(NamedTuple):
     """The box of two sets of points, its nodes, whether these fit, the error ε of Φ; the nodes of pulls, in float64."""
 
     box: Box
@@ -59,28 +59,28 @@ class Layout(NamedTuple):
     nodes_of_pulls: Nodes
 
 
-def layout(
-    most: int, chosen: Plan, promise: Promise | None, scale: Float[Array, "t _"], sizes: Sizes, around: Box
-) -> Layout:
-    """The layout for the plan's tolerance, or for an error negligible beside its rounding; at most `most` blocks.
+def wave_grid(
+    most: int, plan: Plan, promise: Promise | None, scale: Float[Array, "t _"], sizes: Sizes, around: Box
+) -> WaveGrid:
+    """The grid for the plan's tolerance, or for an error negligible beside its rounding; at most `most` blocks.
 
     For several Gaussians the waves are those of the narrowest, and the period is that of the widest.
     """
     scale, extent = lax.stop_gradient(scale), around.extent
-    scales, dtype, wide = jnp.broadcast_to(scale.max(0), extent.shape), extent.dtype, wider(scale)
-    if chosen.tolerance is None:
-        error = tolerance_of(jnp, chosen.precision, extent * scales)
+    scales, dtype, ratio = jnp.broadcast_to(scale.max(0), extent.shape), extent.dtype, bandwidth_ratio(scale)
+    if plan.tolerance is None:
+        error = tolerance_of(jnp, plan.precision, extent * scales)
     else:
-        error = jnp.asarray(chosen.tolerance, dtype)
-    found, fits, bound = nodes(most, around.center, extent, scales, error, wide, at_once=chosen.platform == "cuda")
+        error = jnp.asarray(plan.tolerance, dtype)
+    found, fits, bound = nodes(most, around.center, extent, scales, error, ratio, at_once=plan.platform == "cuda")
     if promise is None:
         eps = error / OF_ERROR
     else:  # pulls of points that are close together are as small as their squared distances
-        eps = promise.of_one / OF_PROMISE * jnp.minimum(1, jnp.square(extent * scales / wide).max())
+        eps = promise.of_one / OF_PROMISE * jnp.minimum(1, jnp.square(extent * scales / ratio).max())
 
     def of(precision: str) -> Nodes:
         """The nodes, with the error that fast transforms are asked for, if these pay in a precision."""
-        if chosen.platform != "cpu" or not nufft.is_installed() or not are_known(*sizes):
+        if plan.platform != "cpu" or not nufft.is_installed() or not are_known(*sizes):
             return found
         does = transforms_pay(precision, sizes._replace(channels=1), most, found.counts.astype(dtype))
         asked = jnp.maximum(eps, nufft.LEAST[precision])
@@ -88,23 +88,23 @@ def layout(
             return found._replace(eps=asked) if does else found
         return found._replace(eps=jnp.where(does, asked, 0), by_products=~does)
 
-    return Layout(around, of(dtype.name), fits, bound + around.error, of("float64"))
+    return WaveGrid(around, of(dtype.name), fits, bound + around.error, of("float64"))
 
 
 def sums_of_sides(
     wanted: Sequence[Wanted],
     most: int,
-    chosen: Plan,
+    plan: Plan,
     promise: Promise | None,
     operands: Sequence[Array],
     sizes: Sizes,
     around: Box,
     shares: Float[Array, "t 1"] | None = None,
-) -> list[tuple[Sums, Doubt]]:
+) -> list[tuple[PairSums, Doubt]]:
     """`sums_by_waves` at the queries; if `wanted` has two items, also at the keys, where the row weights are summed."""
-    of = layout(most, chosen, promise, operands[3], sizes, around)
+    of = wave_grid(most, plan, promise, operands[3], sizes, around)
     of = of if shares is None else of._replace(error=of.error * shares.sum())
-    with mark("waves", chosen.precision, most, len(wanted), *sizes):
+    with mark("waves", plan.precision, most, len(wanted), *sizes):
         each = zip(wanted, sides(operands), strict=False)
         return [sums_by_waves(x, of, promise, *side, shares=shares) for x, side in each]
 
@@ -117,7 +117,7 @@ def sides(operands: Sequence[Array]) -> tuple[Sequence[Array], Sequence[Array]]:
 
 def sums_by_waves(
     wanted: Wanted,
-    of: Layout,
+    of: WaveGrid,
     promise: Promise | None,
     queries: Float[Array, "m d"],
     keys: Float[Array, "n d"],
@@ -126,8 +126,8 @@ def sums_by_waves(
     row_weights: Float[Array, "m e"],
     weights: Float[Array, "n e"],
     shares: Float[Array, "t 1"] | None = None,
-) -> tuple[Sums, Doubt]:
-    """`Sums` of a Gaussian, and the queries in doubt: all of them if the nodes do not fit.
+) -> tuple[PairSums, Doubt]:
+    """`PairSums` of a Gaussian, and the queries in doubt: all of them if the nodes do not fit.
 
     With `shares`, sums of the kernel Σ_t share_t Φ_t, whose own τ is one; each row of `scale` is then one √τ. Without a
     promise, no error puts a query in doubt. JAX can differentiate the sums to every order.
@@ -143,7 +143,7 @@ def sums_by_waves(
         sums, own = _summed(promise, *cloud, others)
         doubt |= own
     if not wanted.pulls.kernels:
-        return Sums(sums, nothing, nothing), doubt
+        return PairSums(sums, nothing, nothing), doubt
     of = of._replace(nodes=of.nodes_of_pulls)
     given = of, *cloud[1:], row_weights, weights
     if of.nodes.at_once:
@@ -178,7 +178,7 @@ def _in(dtype: Any, of: Any) -> Any:
 
 def _summed(
     promise: Promise | None,
-    of: Layout,
+    of: WaveGrid,
     scale: Array,
     shares: Array | None,
     queries: Array,
@@ -211,14 +211,14 @@ def _summed(
 def _pulled(
     wanted: Wanted,
     promise: Promise | None,
-    of: Layout,
+    of: WaveGrid,
     scale: Array,
     shares: Array | None,
     queries: Array,
     keys: Array,
     row_weights: Array,
     weights: Float[Array, "n e"],
-) -> tuple[Sums, Doubt]:
+) -> tuple[PairSums, Doubt]:
     """Σ Φ w for each channel of the weights, the pulls and spread of all channels, and the queries in doubt.
 
     With a promise, Σ Φ|w| u and Σ Φ|w| are summed as well: they tell which queries are in doubt.
@@ -244,7 +244,7 @@ def _pulled(
             (error,), terms = _errors(of, waves[0][:1], v), values[-len(of_terms) :]
             terms = [x - y for x, y in zip(terms, _errors(of, waves[1], v), strict=True)]
             size, of_pulls = jnp.abs(rows), promise._replace(of_all=PULLS * promise.of_all)
-            doubt |= _are_in_doubt(of_pulls, wider(scale) * size * error, size * terms[0] / FARTHEST)
+            doubt |= _are_in_doubt(of_pulls, bandwidth_ratio(scale) * size * error, size * terms[0] / FARTHEST)
             if wanted.repeats:
                 doubt |= _are_in_doubt(promise, error, terms[1])
         return (pulls, spread, doubt), total
@@ -252,10 +252,10 @@ def _pulled(
     zeros = [vary_like(jnp.zeros((x, num), dtype), operands) for x in (dim, len(squares))]
     state = *zeros, vary_like(jnp.zeros(num, bool), operands)
     (pulls, spread, doubt), sums = scan(add, state, (row_weights.T, weights.T))
-    return Sums(sums.T, pulls.T / jnp.square(unit), spread.T / jnp.square(unit)), doubt
+    return PairSums(sums.T, pulls.T / jnp.square(unit), spread.T / jnp.square(unit)), doubt
 
 
-def _spectra(of: Layout, scale: Array, shares: Array | None) -> tuple[Float[Array, "1 ..."], Float[Array, "d ..."]]:
+def _spectra(of: WaveGrid, scale: Array, shares: Array | None) -> tuple[Float[Array, "1 ..."], Float[Array, "d ..."]]:
     """g of Σ Φ v, and of each coordinate's part of Σ Φ v u."""
     scales = jnp.broadcast_to(scale, (len(scale), len(of.nodes.period)))
     every = jnp.ones_like(scale[:, 0]) if shares is None else shares[:, 0]
@@ -263,7 +263,7 @@ def _spectra(of: Layout, scale: Array, shares: Array | None) -> tuple[Float[Arra
     return found[0][None], jnp.stack(found[1:])
 
 
-def _errors(of: Layout, found: Float[Array, "s ..."], v: Float[Array, " n"]) -> Float[Array, " s"]:
+def _errors(of: WaveGrid, found: Float[Array, "s ..."], v: Float[Array, " n"]) -> Float[Array, " s"]:
     """The errors of values at queries from such coefficients: rounding of the size of all waves, and ε Σ|v|."""
     size = jnp.sqrt(jnp.square(found).sum((*range(1, found.ndim),)))
     rounding = jnp.asarray(ROUNDING * float(jnp.finfo(found.dtype).eps), found.dtype)

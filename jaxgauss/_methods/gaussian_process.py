@@ -8,9 +8,9 @@ import numpy as np
 import scipy.optimize
 from scipy.spatial import KDTree
 
-from .process_by_matrix import Box, ByMatrix, log_likelihood
+from .process_by_matrix import ByMatrix, Corners, log_likelihood
 from .process_by_transforms import ByTransforms
-from .process_by_waves import ByWaves, box_modes, number_of_modes, reach
+from .process_by_waves import ByWaves, box_modes, negligible_from, number_of_modes
 
 FEW, SOME = 2048, 8192  # the kernel matrix is factored for up to FEW points; for SOME in more than three dimensions
 MODES = 5000  # the largest number of cosines and sines whose matrix is factored: 200 MB
@@ -22,12 +22,12 @@ LEAST_NOISE = 1e-11  # relative to s² N: less noise is lost in rounding
 Posterior = ByMatrix | ByWaves | ByTransforms
 
 
-def box_of(points: np.ndarray) -> Box:
+def box_of(points: np.ndarray) -> Corners:
     """The corners of the box that holds all points."""
     return points.min(0), points.max(0)
 
 
-def way(num: int, box: Box, scale: np.ndarray, noise: float) -> type[Posterior] | None:
+def way(num: int, box: Corners, scale: np.ndarray, noise: float) -> type[Posterior] | None:
     """The class that computes the posterior of `num` points in a box; None if none can."""
     dim = len(scale)
     if num <= (FEW if dim <= 3 else SOME):
@@ -40,7 +40,9 @@ def way(num: int, box: Box, scale: np.ndarray, noise: float) -> type[Posterior] 
     return ByTransforms if math.prod((4 * modes.most + 1).astype(float)) <= GRID else None
 
 
-def posterior(points: np.ndarray, values: np.ndarray, scale: np.ndarray, noise: float, box: Box) -> Posterior | None:
+def posterior(
+    points: np.ndarray, values: np.ndarray, scale: np.ndarray, noise: float, box: Corners
+) -> Posterior | None:
     """The posterior of f in a box, given values (N, C) at points (N, D)."""
     chosen: Any = way(len(points), box, scale, noise)
     if chosen is None or chosen is ByMatrix:
@@ -48,9 +50,9 @@ def posterior(points: np.ndarray, values: np.ndarray, scale: np.ndarray, noise: 
     return chosen(points, values, scale, noise, box)
 
 
-def wider(box: Box, points: np.ndarray, scale: np.ndarray) -> Box:
+def enlarged(box: Corners, points: np.ndarray, scale: np.ndarray) -> Corners:
     """The box, enlarged to hold the points, but at most by the distance beyond which f has its prior distribution."""
-    most = reach(len(scale), np.finfo(float).eps) * scale
+    most = negligible_from(len(scale), np.finfo(float).eps) * scale
     lower, upper = (np.clip(x, box[0] - most, box[1] + most) for x in box_of(points))
     return np.minimum(lower, box[0]), np.maximum(upper, box[1])
 

@@ -16,7 +16,7 @@ from .._checks.samples import check_estimator, check_number, check_rng_key
 from .._checks.settings import MeshOnly, Points, Settings, Taus, working_dtype
 from .._sums.display import refuse_progress_in_a_trace
 from .hsic import FEWEST, check_pairs
-from .pair_forms import Groups, group_pairs, grouped, in_groups, scan_pairs, squared_distances, times
+from .pair_forms import Groups, group_distances, group_pairs, groups_of, multiplicity, rows_in_groups, scan_pairs
 from .resampling import (
     KernelTest,
     Resamplings,
@@ -142,10 +142,10 @@ def _centered(settings: Settings, design: Resamplings, x, y, tau_x, tau_y) -> tu
 
 
 def _side(settings: Settings, design: Resamplings, points: Array, tau: Array) -> _Side:
-    groups, num = grouped(points, tau), design.num
+    groups, num = groups_of(points, tau), design.num
 
     def add(rows: Array, pair: Array, groups: Groups, tau: Array) -> Array:
-        squared, counts = squared_distances(groups, pair)
+        squared, counts = group_distances(groups, pair)
 
         def of_tau(tau: Array) -> tuple[Array, Array]:
             phi = jnp.where(counts, settings.kernel(tau * squared), 0)
@@ -194,7 +194,7 @@ def _columns(design: Resamplings, wild: bool, there: Array, rng_key: Array, bloc
         keys = jax.vmap(jax.random.fold_in, (None, 0))(rng_key, column)
         orders = jax.vmap(lambda key: jax.random.permutation(key, jnp.arange(design.num, dtype="int32")))(keys).T
         found = jnp.where((column == 0)[None], jnp.arange(design.num, dtype="int32")[:, None], orders)
-    return in_groups(found, there)
+    return rows_in_groups(found, there)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -206,12 +206,12 @@ def _chunk(
 
     def tiles(side: _Side, pair: Array) -> Array:
         """Entries of the centered kernels, (T, size, size)."""
-        squared, counts = squared_distances(side.groups, pair, diagonal=design.biased)
+        squared, counts = group_distances(side.groups, pair, diagonal=design.biased)
         means = side.rows[:, pair[0]], side.rows[:, pair[1]]
         return _entries(settings, side, squared, counts, *means)
 
     def add(total: _Forms, pair: Array, x: _Side, y: _Side, columns: Array) -> _Forms:
-        of_x, of_y, twice = tiles(x, pair), tiles(y, pair), times(pair)
+        of_x, of_y, twice = tiles(x, pair), tiles(y, pair), multiplicity(pair)
         x_rounded = of_x.astype(rounded)
         squares = (twice * jnp.square(z).sum((-2, -1)) for z in (of_x, of_y))
         first, second = columns[pair[0]], columns[pair[1]]
@@ -229,7 +229,7 @@ def _chunk(
             rows = y.rows.reshape(len(y.rows), -1)
             second_of_two = jnp.where(pair[0] == pair[1], 0, 1)  # indices into `moved`; (-1, -1) is padding
             here = jnp.where(pair[0] < 0, -1, jnp.stack([jnp.zeros_like(second_of_two), second_of_two]))
-            squared, counts = squared_distances(moved, here, diagonal=design.biased)
+            squared, counts = group_distances(moved, here, diagonal=design.biased)
             y_rounded = _Side(y.groups, *(z.astype(rounded) for z in y[1:]))
             means = (rows[:, p].astype(rounded) for p in indices)
             b = _entries(settings, y_rounded, squared.astype(rounded), counts, *means)

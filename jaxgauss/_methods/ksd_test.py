@@ -25,7 +25,7 @@ from .._checks.samples import (
 from .._checks.settings import MeshOnly, MeshOptions, Points, Settings, Taus, working_dtype
 from .._kernels.kernels import Kernel
 from .._sums.display import refuse_progress_in_a_trace
-from .pair_forms import Groups, group_pairs, grouped, in_groups, scan_pairs, squared_distances, times
+from .pair_forms import Groups, group_distances, group_pairs, groups_of, multiplicity, rows_in_groups, scan_pairs
 from .resampling import (
     KernelTest,
     Resamplings,
@@ -135,8 +135,8 @@ class _Forms(NamedTuple):
 def _sample(points, scores, tau) -> _Sample:
     operands = (jnp.asarray(lax.stop_gradient(jnp.asarray(z)), "float64") for z in (points, scores, tau))
     points, scores, tau = replicated(*operands)
-    groups = grouped(points, tau.reshape(-1))
-    return _Sample(groups, in_groups(scores, groups.there), tau.reshape(-1))
+    groups = groups_of(points, tau.reshape(-1))
+    return _Sample(groups, rows_in_groups(scores, groups.there), tau.reshape(-1))
 
 
 def _test(
@@ -156,7 +156,7 @@ _test_at_once = jax.jit(_test, static_argnums=(0, 1, 2, 3))
 def _signs(design: Resamplings, there: Array, rng_key: Array, chance: Array | None, block: Array | int) -> Array:
     """A block of signs (groups, size, columns)."""
     signs = random_signs(rng_key, design.indices(block), design.num, chance)
-    return in_groups(signs, there)
+    return rows_in_groups(signs, there)
 
 
 # h(x, y) = κ ⟨s, t⟩ + τ ψ ⟨s - t, x - y⟩ + τ (D ψ - u χ) of scores s at x and t at y: four products of two groups.
@@ -167,10 +167,10 @@ def _chunk(settings: Settings, design: Resamplings, sample: _Sample, signs: Arra
     """The forms of one chunk of pairs of groups."""
 
     def add(total: _Forms, pair: Array, sample: _Sample, signs: Array) -> _Forms:
-        squared, counts = squared_distances(sample.groups, pair, diagonal=design.biased)
+        squared, counts = group_distances(sample.groups, pair, diagonal=design.biased)
         (x, y), (s, t) = (z[pair] for z in (sample.groups.points, sample.scores))
         slopes = (s * x).sum(-1)[:, None] + (t * y).sum(-1)[None] - dot(s, y.T) - dot(x, t.T)
-        between, trace, twice = dot(s, t.T), settings.kernel.trace(x.shape[-1]), times(pair)
+        between, trace, twice = dot(s, t.T), settings.kernel.trace(x.shape[-1]), multiplicity(pair)
         first, second = (signs[i].astype(design.dtype) for i in pair)
 
         def of_tau(tau: Array) -> tuple[Array, Array]:

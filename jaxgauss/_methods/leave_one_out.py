@@ -195,7 +195,7 @@ def _search_of_many(settings: Settings, points, taus, weights, _: Any) -> Bandwi
 def _with_hidden(x: Array, w: Array, tau: Array, logs: Array, hidden: np.ndarray) -> Array:
     """The logarithms; the `hidden` ones are summed again, without the point's own term."""
     (indices,) = hidden.nonzero()
-    found, are_enough = _of_neighbours(np.asarray(x), np.asarray(w), float(tau), indices)
+    found, are_enough = _of_neighbors(np.asarray(x), np.asarray(w), float(tau), indices)
     logs = logs.at[indices].set(found)
     indices, some = indices[~are_enough], max(1, NUMBERS // len(x))
     for start in range(0, len(indices), some):
@@ -212,7 +212,7 @@ def _without_themselves(x: Array, w: Array, tau: Array) -> tuple[Array, Array]:
     return logs + jnp.log1p(-own), 1 - own < HIDDEN
 
 
-def _of_neighbours(x: np.ndarray, w: np.ndarray, tau: float, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _of_neighbors(x: np.ndarray, w: np.ndarray, tau: float, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """log Σ w_j Φ(x_i, x_j) over the nearest j ≠ i, for some i; and whether all other terms are negligible."""
     from scipy.spatial import KDTree  # here, because it takes a sixth of the time to import all of jaxgauss
 

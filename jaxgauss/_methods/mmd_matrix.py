@@ -85,7 +85,7 @@ def mmd_squared_matrix(
     _check_sets(kernel, labels, weights, estimator)
     tau = check_plan(settings, tau, points.shape[0] ** 2, points.shape[1], 1, points)
     return _matrix(
-        settings, estimator, _layout(labels.tobytes(), CUDA_BLOCK if has_cuda() else BLOCK), points, weights, tau
+        settings, estimator, _chunk_table(labels.tobytes(), CUDA_BLOCK if has_cuda() else BLOCK), points, weights, tau
     )
 
 
@@ -109,7 +109,7 @@ def _check_sets(kernel: Kernel, labels: np.ndarray, weights: Any, estimator: str
         )
 
 
-class _Layout(NamedTuple):
+class _ChunkTable(NamedTuple):
     """Blocks of chunks; each chunk holds points of one set, and others of weight zero to fill its width.
 
     Attributes:
@@ -132,7 +132,7 @@ class _Layout(NamedTuple):
 
 
 @functools.lru_cache(32)
-def _layout(labels: bytes, block: int) -> _Layout:
+def _chunk_table(labels: bytes, block: int) -> _ChunkTable:
     _, sets, sizes = np.unique(np.frombuffer(labels, "int64"), return_inverse=True, return_counts=True)
     width = min(WIDTHS, key=lambda x: (-(-sizes // x)).sum() * (x + OVERHEAD))
     num_blocks = -(-len(sets) // block)
@@ -151,11 +151,11 @@ def _layout(labels: bytes, block: int) -> _Layout:
         some = chunks[i][own[i]]
         rows[i] = np.resize(some, rows.shape[1]) if some.size else 0
     pairs = np.stack(np.triu_indices(num_blocks))
-    return _Layout(*(x.astype("int32") for x in (sets, sizes, chunks, counts, owners, rows, pairs)))
+    return _ChunkTable(*(x.astype("int32") for x in (sets, sizes, chunks, counts, owners, rows, pairs)))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _matrix(settings: Settings, estimator: str, layout: _Layout, points: Array, weights: Any, tau: Any) -> Array:
+def _matrix(settings: Settings, estimator: str, layout: _ChunkTable, points: Array, weights: Any, tau: Any) -> Array:
     dtype = working_dtype(settings.dtype)
     unit, (points,) = in_own_unit(settings, points)
     tau, num_sets = jnp.asarray(tau, dtype), len(layout.sizes)
@@ -170,7 +170,7 @@ def _matrix(settings: Settings, estimator: str, layout: _Layout, points: Array, 
     return (jnp.where(is_own, 0, found) * unit).astype(settings.dtype)
 
 
-def _forms(settings: Settings, layout: _Layout, points: Array, weights: Array, tau: Array) -> Array:
+def _forms(settings: Settings, layout: _ChunkTable, points: Array, weights: Array, tau: Array) -> Array:
     """Σ a_i a_j κ(x_i, x_j) over the points of each pair of sets, (B, B); one pair of blocks after the other."""
 
     def chunk_weights(block: Array) -> Array:
@@ -186,10 +186,10 @@ def _forms(settings: Settings, layout: _Layout, points: Array, weights: Array, t
         sums = unrounded_kernel_sum(settings, queries, keys, values, tau[:, None] if tau.ndim else tau)
         sums = bandwidth_mean(sums[..., 0], tau)  # (chunks, rows)
         counts = layout.counts[of_queries]
-        places = jnp.cumsum(counts, dtype="int32")[:, None] - counts[:, None]
+        positions = jnp.cumsum(counts, dtype="int32")[:, None] - counts[:, None]
         steps = jnp.arange(layout.chunks.shape[-1], dtype="int32")[None]
-        places = jnp.minimum(places + steps, sums.shape[-1] - 1)
-        return (sums[:, places] * chunk_weights(of_queries)[None]).sum(-1)
+        positions = jnp.minimum(positions + steps, sums.shape[-1] - 1)
+        return (sums[:, positions] * chunk_weights(of_queries)[None]).sum(-1)
 
     def add(total: Array, pair: Array) -> tuple[Array, None]:
         forms = of_pair(pair)

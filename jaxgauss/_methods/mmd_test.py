@@ -30,7 +30,7 @@ from .._sums.wave_forms import (
     wave_forms,
 )
 from .labelings import Design, labels
-from .pair_forms import Forms, Groups, forms_of_pairs, group_pairs, grouped, smallest_distance
+from .pair_forms import Forms, Groups, forms_of_pairs, group_pairs, groups_of, smallest_distance
 from .resampling import KernelTest, as_test, in_blocks, side_by_side, soft_maximum
 
 BYTES = 2**26  # of signs in memory at a time
@@ -171,7 +171,7 @@ def _pooled(settings: Settings, design: Design, x, y, tau) -> _Pool:
         return _Pool(points, tau, None, None, wave_forms(points, tau, design.most, design.columns))
     if not design.exact:
         return _Pool(points, tau, None, None)
-    groups = grouped(points, tau)
+    groups = groups_of(points, tau)
     # a common factor of all kernels cancels in MMD²/‖K‖; this one keeps them from underflowing
     can_vanish = tau.ndim and settings.kernel == GAUSS
     return _Pool(points, tau, groups, smallest_distance(groups) if can_vanish else jnp.zeros(()))
@@ -269,7 +269,7 @@ def _norms(settings: Settings, design: Design, pool: _Pool, squares: Array) -> A
     if not design.exact:
         with jax.enable_x64(True):
             points, tau = pool.points.astype("float64"), pool.tau.astype("float64")
-            groups = grouped(points, tau)
+            groups = groups_of(points, tau)
             none, pairs = jnp.zeros((*groups.there.shape, 0)), jnp.asarray(group_pairs(len(groups.points))[0])
             squares = forms_of_pairs(settings, groups, tau, none, jnp.zeros(()), pairs).squares.astype(dtype)
     norms = jnp.sqrt(squares / (num * (num - 1)))

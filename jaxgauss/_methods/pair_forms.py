@@ -44,16 +44,16 @@ class Groups(NamedTuple):
     by_product: Bool[Array, ""]  # whether products give their distances accurately
 
 
-def grouped(points: Float[Array, "n d"], tau: Float[Array, "*bandwidths"]) -> Groups:
+def groups_of(points: Float[Array, "n d"], tau: Float[Array, "*bandwidths"]) -> Groups:
     num_groups = -(-len(points) // GROUP)
     size = -(-len(points) // num_groups)
     x = points - center(points)
     by_product = ~(tau.max() * jnp.square(x).sum(-1).max() > PRODUCT_REACH)
     there = (jnp.arange(num_groups * size) < len(points)).reshape(num_groups, size)
-    return Groups(in_groups(x, there), there, by_product)
+    return Groups(rows_in_groups(x, there), there, by_product)
 
 
-def in_groups(x: Array, there: Bool[Array, "groups size"]) -> Array:
+def rows_in_groups(x: Array, there: Bool[Array, "groups size"]) -> Array:
     """Rows (n, …) in groups (groups, size, …), padded with zeros."""
     padding = (0, there.size - len(x)), *[(0, 0)] * (x.ndim - 1)
     return jnp.pad(x, padding).reshape(*there.shape, *x.shape[1:])
@@ -70,7 +70,7 @@ def smallest_distance(groups: Groups) -> Float[Array, ""]:
     """The smallest ‖x_i - x_j‖² of two different points."""
 
     def least(so_far: Array, pair: Array):
-        squared, counts = squared_distances(groups, pair)
+        squared, counts = group_distances(groups, pair)
         return jnp.minimum(so_far, jnp.where(counts, squared, jnp.inf).min()), None
 
     return lax.scan(least, jnp.asarray(jnp.inf), group_pairs(len(groups.points))[0])[0]
@@ -106,10 +106,10 @@ def forms_of_pairs(settings: Settings, groups: Groups, tau: Array, signs: Array,
     """
 
     def add(total: Forms, pair: Array, groups: Groups, tau: Array, signs: Array, least: Array) -> Forms:
-        squared, counts = squared_distances(groups, pair)
+        squared, counts = group_distances(groups, pair)
         first, second = signs[pair[0]].astype(tau.dtype), signs[pair[1]]
         ones = jnp.ones((signs.shape[1], 1), signs.dtype)
-        twice = times(pair)
+        twice = multiplicity(pair)
 
         def of_tau(tau: Array) -> Forms:
             phi = jnp.where(counts, settings.kernel(tau * (squared - least)), 0)
@@ -125,12 +125,12 @@ def forms_of_pairs(settings: Settings, groups: Groups, tau: Array, signs: Array,
     return scan_pairs(settings, add, zeros, pairs, groups, tau, signs, least)
 
 
-def times(pair: Int[Array, " 2"]) -> Array:
+def multiplicity(pair: Int[Array, " 2"]) -> Array:
     """How often a pair of groups counts: (i, j) also stands for (j, i)."""
     return jnp.where(pair[0] == pair[1], 1, 2)
 
 
-def squared_distances(
+def group_distances(
     groups: Groups, pair: Int[Array, " 2"], diagonal: bool = False
 ) -> tuple[Float[Array, "m n"], Bool[Array, "m n"]]:
     """‖x_i - x_j‖² of two groups, and which pairs count: those of two different points, or all with `diagonal`."""

@@ -15,7 +15,7 @@ from jaxtyping import Float
 NUMBERS = 2**22  # of a matrix of points and queries at a time
 lapack: Any = scipy.linalg.lapack
 Matrix = Float[np.ndarray, "n n"]
-Box = tuple[Float[np.ndarray, " d"], Float[np.ndarray, " d"]]  # lower and upper corner
+Corners = tuple[Float[np.ndarray, " d"], Float[np.ndarray, " d"]]  # lower and upper corner
 
 
 class Likelihood(NamedTuple):

@@ -107,15 +107,15 @@ class _Constants(NamedTuple):
     of_noise: Float[Array, " n"]
 
 
-def columns(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
+def by_columns(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
     """A function of vectors (N,) as one of columns (N, C)."""
     return jax.vmap(function, 1, 1)
 
 
 def _likelihood(operator, values, preconditioner, signs, rtol, max_steps) -> tuple[LogLikelihood, _Constants]:
     channels, num_samples = values.shape[1], signs.shape[1]
-    root, product = columns(preconditioner.root), columns(operator.mv)
-    back = columns(lambda x: preconditioner.root(x, transposed=True))
+    root, product = by_columns(preconditioner.root), by_columns(operator.mv)
+    back = by_columns(lambda x: preconditioner.root(x, transposed=True))
     right = jnp.concatenate([back(values), signs], 1)
     solutions, log_forms = solved(lambda x: back(product(root(x))), right, rtol, max_steps)
     c = root(solutions[:, :channels])

@@ -28,12 +28,12 @@ ERROR = 1e-4  # of the logarithm of the likelihood, by modes that are left out
 def box_modes(lower: np.ndarray, upper: np.ndarray, scale: np.ndarray, noise: float, num: int) -> tuple[Modes, float]:
     """The modes that a box needs for `num` points, and the sum of the weights g that may be left out of them."""
     dim, error = len(scale), min(1e-9, max(ERROR * noise / num, 1e-15))
-    period = (upper - lower) + reach(dim, error) * scale
+    period = (upper - lower) + negligible_from(dim, error) * scale
     most = np.ceil(math.sqrt(2 * math.log(8 * dim / error)) / (2 * math.pi / period * scale)).astype(int)
     return Modes((lower + upper) / 2, period, most), error
 
 
-def reach(dim: int, error: float) -> float:
+def negligible_from(dim: int, error: float) -> float:
     """The distance, in bandwidths, from which on a Gaussian is negligible."""
     return math.sqrt(2 * math.log(4 * dim / error))
 
@@ -81,8 +81,8 @@ class ByWaves:
         roots = np.sqrt(self.weights)
         self.roots = np.append(roots, roots[1:])
         of_values: Any = trigonometric_sums(self.modes, points, values.T)
-        places = tuple((self.half + self.modes.most).T)
-        found = np.concatenate([of_values.real[:, *places], -of_values.imag[:, *places][:, 1:]], 1)
+        positions = tuple((self.half + self.modes.most).T)
+        found = np.concatenate([of_values.real[:, *positions], -of_values.imag[:, *positions][:, 1:]], 1)
         self.right = self.roots[:, None] * found.T  # b, (R, C)
         matrix = self._gram(sums)
         matrix *= self.roots / noise
@@ -146,11 +146,11 @@ class ByWaves:
         """φ(x)ᵀw at points, (C, P), of weights (C, R)."""
         weights, num = weights * self.roots, len(self.half)
         found = np.zeros((len(weights), *self.modes.shape), complex)
-        places = [tuple((sign * self.half + self.modes.most).T) for sign in (1, -1)]
+        positions = [tuple((sign * self.half + self.modes.most).T) for sign in (1, -1)]
         sines = np.pad(weights[:, num:], ((0, 0), (1, 0)))
         halves = np.where(self.half.any(1), 0.5, 1) * (weights[:, :num] - 1j * sines)
-        found[:, *places[0]] = halves
-        found[:, *places[1]] = halves.conj()
+        found[:, *positions[0]] = halves
+        found[:, *positions[1]] = halves.conj()
         return trigonometric_values(self.modes, points, found)
 
     def variance(self, points: np.ndarray) -> np.ndarray:
@@ -168,9 +168,9 @@ class ByWaves:
         shape = self.modes.doubled.shape
         size = math.prod(shape)
         of_cosines, of_sines = np.zeros(size), np.zeros(size)
-        for places, sign in zip(self._pairs(), (1, -1), strict=True):
-            places = places.reshape(-1)
-            of_cosines += np.bincount(places, ((cosines + sign * sines) / 2).reshape(-1), size)
-            of_sines += np.bincount(places, (-sign * mixed).reshape(-1), size)
+        for positions, sign in zip(self._pairs(), (1, -1), strict=True):
+            positions = positions.reshape(-1)
+            of_cosines += np.bincount(positions, ((cosines + sign * sines) / 2).reshape(-1), size)
+            of_sines += np.bincount(positions, (-sign * mixed).reshape(-1), size)
         found = (of_cosines - 1j * of_sines).reshape(shape)
         return (found + np.flip(found).conj()) / 2

@@ -36,7 +36,7 @@ def sum_and_pulls(settings: Settings, queries: Array, keys: Array, values: Array
     return s, first - s[..., None] * (queries - c)[..., None, :]
 
 
-def along(pulls: Array, weights: Array, tau: Array) -> Array:
+def gradient_of_pulls(pulls: Array, weights: Array, tau: Array) -> Array:
     """τ Σ_c g_c (W_k,c - q s_c): the gradient (…, M, D) from pulls (…, M, C, D) and weights (…, M, C)."""
     return by_point(tau, weights) * (pulls * weights[..., None]).sum(-2)
 

@@ -24,9 +24,9 @@ from .._engines.nodes import DIMENSIONS, WAVES
 from .._engines.plan import Plan
 from .._engines.tiles import CUDA_TILE
 from .._engines.wanted import NOTHING, Channels, Wanted
-from .._engines.waves import layout, sums_by_waves
+from .._engines.waves import sums_by_waves, wave_grid
 from .._kernels.kernels import GAUSS
-from .checked import forget
+from .checked import forget_all
 from .display import progress_bar
 from .gauss_sum import gauss_sum
 
@@ -100,7 +100,7 @@ def calibrate(*, progress: bool = False) -> Calibration:
     part = path.with_suffix(f".{os.getpid()}")
     part.write_text(json.dumps(costs.calibrated_rows() | {name: row}, indent=1) + "\n")
     part.replace(path)
-    forget()
+    forget_all()
     return Calibration(name, found, max(off_by.values()), path)
 
 
@@ -154,7 +154,7 @@ def _by_waves(fast: bool, queries: jax.Array, keys: jax.Array, values: jax.Array
     dtype, tau = queries.dtype.name, jnp.ones((1, 1), queries.dtype)
     plan = Plan("cuda" if has_cuda() else "cpu", "fourier", dtype, "xla", "", tolerance=1e-9)
     sizes = Sizes(len(queries), len(keys), keys.shape[1], 1)
-    of = layout(1, plan, None, tau, sizes, box(queries, keys))
+    of = wave_grid(1, plan, None, tau, sizes, box(queries, keys))
     eps = jnp.full((), nufft.LEAST[dtype], dtype) if fast else None
     of = of._replace(nodes=of.nodes._replace(eps=eps))
     wanted = Wanted(Channels((GAUSS,), values.shape[1:]), NOTHING)

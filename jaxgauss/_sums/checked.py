@@ -12,15 +12,16 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
 from .._arrays.devices import expected_platform
+from .._arrays.points import sizes
 from .._arrays.shapes import are_known
 from .._checks.names import check_names
-from .._checks.operands import as_operand, check_operands, check_tau, sizes
+from .._checks.operands import as_operand, check_operands, check_tau
 from .._checks.settings import Settings, matmul_precision, methods_of, working_dtype
 from .._engines import costs
 from .._engines.bridge import warn_of_earlier_sums
 from .._engines.examined import examined
 from .._engines.examined import is_differentiated as is_differentiated
-from .._engines.plan import Plan, plan
+from .._engines.plan import Plan, plan_of
 
 TAUS = float | int | jax.Array | np.ndarray | np.generic
 
@@ -41,9 +42,9 @@ def checked(
     config: Any = jax.config
     modes = matmul_precision(), config.jax_enable_x64, config.jax_numpy_dtype_promotion
     shapes = ((x.shape, x.dtype) for x in operands)
-    settings, chosen = _remembered(asked, methods, platform, modes, getattr(tau, "shape", ()), *shapes)
+    settings, plan = _remembered(asked, methods, platform, modes, getattr(tau, "shape", ()), *shapes)
     check_tau(f"`jaxgauss.{asked.function}`", tau, working_dtype(settings.dtype))
-    return settings, chosen
+    return settings, plan
 
 
 @functools.lru_cache(4096)
@@ -60,13 +61,13 @@ def _checked(
     check_names(asked.function, asked.method, asked.precision, asked.backend, methods)
     dtype = check_operands(asked.function, queries, keys, values, tau)
     settings = replace(asked, dtype=dtype, matmul_precision=asked.matmul_precision or matmul_precision())
-    return settings, plan(settings, platform, *sizes(queries, keys, values, tau))
+    return settings, plan_of(settings, platform, *sizes(queries, keys, values, tau))
 
 
 def check_plan(settings: Settings, tau: Any, pairs: int, dim: int, channels: int, *arrays: Any) -> Any:
     """Raise ValueError if what was asked for by name cannot run on this platform; return τ as `jax.jit` takes it."""
     warn_of_earlier_sums()
-    plan(settings, expected_platform(*arrays), pairs, dim, channels)
+    plan_of(settings, expected_platform(*arrays), pairs, dim, channels)
     return as_operand(tau, settings.dtype)
 
 
@@ -87,7 +88,7 @@ def check_and_examine(
     Weights are one array for each array of points, None for equal weights, or zero; `pulls` and `second_order`: whether
     the method forms them.
     """
-    chosen = check_plan(settings, tau, pairs, dim, channels, *points)
+    operand = check_plan(settings, tau, pairs, dim, channels, *points)
     values, pulls = None, pulls or is_differentiated(tau, points, weights)
     if pulls and any(x is not None for x in weights) and are_known(*(x.shape[0] for x in points)):
         alike = {None: lambda n: 1 / max(1, n), 0: lambda n: 0}
@@ -95,12 +96,12 @@ def check_and_examine(
             w if np.ndim(w) else np.full(len(x), alike[w](len(x)), "float32")
             for x, w in zip(points, weights, strict=True)
         )
-    return examined(settings, tau, points, values=values, pulls=pulls, second_order=second_order), chosen
+    return examined(settings, tau, points, values=values, pulls=pulls, second_order=second_order), operand
 
 
-def forget() -> None:
+def forget_all() -> None:
     """Drop all costs, plans and compiled programs, so that sums are planned again by the present costs."""
-    costs.forget()
+    costs.forget_costs()
     _remembered.cache_clear()
     jax.clear_caches()
 

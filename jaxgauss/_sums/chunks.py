@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .._calls import named
-from .._checks.given import about, as_array
+from .._checks.given import as_array, minus_center
 from .saved import WHERE, SavedSum, State
 
 CHUNK_BYTES = 2**22  # of keys and values in a chunk: measured best on CPUs, for ten queries and for thousands
@@ -94,7 +94,7 @@ def read_chunk(source: Iterator, kind: str, state: State, file: SavedSum, center
             )
         largest = max(largest, num)
         size = largest if 2 * num > largest else num and 2 ** (num - 1).bit_length()
-        points = keys if center is None else about(center, keys)
+        points = keys if center is None else minus_center(center, keys)
         read = Chunk(
             _padded(points, size, points[:1]), _padded(values, size, 0), largest, file.mark(state.mark, keys, values)
         )

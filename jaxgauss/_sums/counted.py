@@ -71,8 +71,8 @@ class Counted:
 class Counter:
     """Counts programs by the costs of a platform.
 
-    What points have shown: `blocks`, of the waves of each coordinate; `share`, of the tiles of sorted points that are
-    not skipped.
+    Examined points give the number of `blocks` of waves of each coordinate, and the `share` of the tiles of sorted
+    points that are not skipped.
     """
 
     def __init__(self, platform: str, blocks: Sequence[float] | None = None, share: float = 1.0):

@@ -118,9 +118,9 @@ def estimate_error(
     settings = Settings(method, precision, backend, dtype)
     queries, sums = _sampled(num_queries, weights, rng_key, queries, sums)
     if sums is None:
-        settings, chosen = checked(settings, queries, keys, values, tau)
-        if chosen.stands_in:
-            warn_once(chosen.reason)
+        settings, plan = checked(settings, queries, keys, values, tau)
+        if plan.stands_in:
+            warn_once(plan.reason)
         settings = examined(settings, tau, queries, keys, values)
     return _estimate(settings, expected[-1 if weights else -2], queries, keys, values, as_operand(tau, dtype), sums)
 

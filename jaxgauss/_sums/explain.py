@@ -13,22 +13,21 @@ import numpy as np
 from jaxtyping import Array
 
 from .._arrays.devices import replicated
-from .._arrays.points import align, scaled_points, shared, squared_radius, with_norms
+from .._arrays.points import align, scaled_points, shared, sizes, squared_radius, with_norms
 from .._calls import also_called
 from .._checks.given import public
 from .._checks.names import as_kernel
-from .._checks.operands import sizes
 from .._checks.settings import Keys, Options, Queries, Settings, Tau, Values, working_dtype
 from .._engines import bridge
 from .._engines.attention import kernel_of
 from .._engines.blocked import blocked_sum
 from .._engines.dispatch import exact_plan_of
-from .._engines.few_dimensions import OF_SIGNS, Sizes, at_most, estimated, most_blocks, pays_here
+from .._engines.few_dimensions import OF_SIGNS, Sizes, at_most, estimated, most_blocks, waves_pay_here
 from .._engines.nodes import WAVES, with_blocks
 from .._engines.plan import NEAR, Plan, time_of_waves_on_cuda, time_on_cuda
 from .._engines.radial import share_of_tiles
 from .._engines.wanted import NOTHING, Channels, Wanted
-from .._engines.waves import SUMS, layout, sums_by_waves
+from .._engines.waves import SUMS, sums_by_waves, wave_grid
 from .._kernels.kernels import GAUSS, Kernel
 from .checked import checked
 from .explanation import Explanation, explained
@@ -102,9 +101,9 @@ def _plan_of(
 ) -> Plan:
     kernel = as_kernel("explain", kernel)
     asked = Settings(**options, function="explain", kernel=kernel)
-    settings, chosen = checked(asked, queries, keys, values, tau)
+    settings, plan = checked(asked, queries, keys, values, tau)
     if any(isinstance(x, (jax.ShapeDtypeStruct, jax.core.Tracer)) for x in (queries, keys, tau)):
-        return chosen
+        return plan
     work = working_dtype(settings.dtype)
     given = isinstance(values, jax.Array | np.ndarray) and not isinstance(values, jax.core.Tracer)
     v = jnp.asarray(values, work) if given else jnp.ones(keys.shape[-2], work)
@@ -112,53 +111,53 @@ def _plan_of(
         *replicated(*(jnp.asarray(x, work) for x in (queries, keys, v[:, None] if v.ndim == 1 else v, tau)))
     )
     if 0 in (*q.shape, *k.shape, *v.shape):
-        return chosen
-    if chosen.platform == "cuda" and settings.method == "fourier":
+        return plan
+    if plan.platform == "cuda" and settings.method == "fourier":
         settings = with_blocks(settings, tau, queries, keys)
-    by_waves = _by_waves(settings, chosen, q, k, v, t)
+    by_waves = _by_waves(settings, plan, q, k, v, t)
     if by_waves is not None:
         return by_waves
     reach = float(squared_radius(*with_norms(*scaled_points(q, k, t))))
-    far = f"points lie {math.sqrt(reach):.0f} bandwidths from their center, farther than {chosen.precision} reaches"
-    if not chosen.native:
-        return _by_attention(chosen, far, q, k, v, t, sizes(queries, keys, values, tau))
-    if chosen.method == "differences" or chosen.platform != "cpu" or not (kernel.kinked or reach > chosen.reach):
-        return chosen
+    far = f"points lie {math.sqrt(reach):.0f} bandwidths from their center, farther than {plan.precision} reaches"
+    if not plan.native:
+        return _by_attention(plan, far, q, k, v, t, sizes(queries, keys, values, tau))
+    if plan.method == "differences" or plan.platform != "cpu" or not (kernel.kinked or reach > plan.reach):
+        return plan
     reason = "distances need all digits" if kernel.kinked else far
     reason += ": tiles of sorted points look after their own"
-    share = share_of_tiles(kernel, chosen, q, k, t)
+    share = share_of_tiles(kernel, plan, q, k, t)
     reason += "" if share == 1 else f"; {share:.1%} of the tiles are summed, in the others the kernel is zero"
-    return replace(chosen, method="anywhere", near=False, reason=reason)
+    return replace(plan, method="anywhere", near=False, reason=reason)
 
 
-def _by_waves(settings: Settings, chosen: Plan, q: Array, k: Array, v: Array, tau: Array) -> Plan | None:
+def _by_waves(settings: Settings, plan: Plan, q: Array, k: Array, v: Array, tau: Array) -> Plan | None:
     """The plan if waves sum these points; else None."""
     if settings.kernel != GAUSS or not shared(q, k, v, tau[..., None, None]):
         return None
-    chosen = exact_plan_of(settings, chosen.platform, (q, k, v, tau))
-    if chosen.waves is False:
+    plan = exact_plan_of(settings, plan.platform, (q, k, v, tau))
+    if plan.waves is False:
         return None
     q, k, v, scale = (x.reshape(x.shape[-2:]) for x in (q, k, v, jnp.sqrt(tau)[..., None, None]))
-    sizes, by_name = Sizes(len(q), len(k), k.shape[1], v.shape[1]), chosen.method == "fourier"
-    most = at_most(sizes.dim, chosen) if by_name else most_blocks(chosen.precision, sizes)
+    sizes, by_name = Sizes(len(q), len(k), k.shape[1], v.shape[1]), plan.method == "fourier"
+    most = at_most(sizes.dim, plan) if by_name else most_blocks(plan.precision, sizes)
     if not most:
         return None
-    does, around = pays_here(chosen, most, chosen.precision, sizes, scale, q, k)
+    does, around = waves_pay_here(plan, most, plan.precision, sizes, scale, q, k)
     if not does:
         return None
     some = q[:: -(-len(q) // ROWS)]
-    of = layout(most, chosen, SUMS[chosen.precision], scale, sizes, around)
+    of = wave_grid(most, plan, SUMS[plan.precision], scale, sizes, around)
     if not of.fits:
-        return replace(chosen, method="anywhere", near=False, reason="too many waves: tiles of sorted points take it")
+        return replace(plan, method="anywhere", near=False, reason="too many waves: tiles of sorted points take it")
     wanted = Wanted(Channels((GAUSS,), v.shape[-1:]), NOTHING)
-    _, doubt = sums_by_waves(wanted, of, SUMS[chosen.precision], some, k, v, scale, some[:, :0], k[:, :0])
+    _, doubt = sums_by_waves(wanted, of, SUMS[plan.precision], some, k, v, scale, some[:, :0], k[:, :0])
     found = np.asarray(of.nodes.counts) * WAVES[sizes.dim], np.round(np.asarray(scale[0] * around.extent), 1)
     waves, size = (" × ".join(map(str, x)) for x in found)
-    if chosen.platform == "cuda":
+    if plan.platform == "cuda":
         pairs = time_on_cuda("blocked", len(q) * len(k), sizes.dim, sizes.channels)[0]
         milliseconds = [time_of_waves_on_cuda(len(q) + len(k), sizes.dim, sizes.channels, most), pairs]
     else:
-        times = estimated(chosen.precision, sizes, list(map(float, of.nodes.counts)))
+        times = estimated(plan.precision, sizes, list(map(float, of.nodes.counts)))
         signs = jnp.where(((v > 0).any(0) & (v < 0).any(0)).any(), 2, 1) / OF_SIGNS  # values of both take twice as many
         milliseconds = [float(signs) * times[0] / 1e6, times[1] / 1e6]
     way = "finufft" if of.nodes.eps else "products"
@@ -167,27 +166,27 @@ def _by_waves(settings: Settings, chosen: Plan, q: Array, k: Array, v: Array, ta
     reason += f" estimated {milliseconds[0]:.3g} ms, all pairs {milliseconds[1]:.3g} ms; "
     share = f"{float(doubt.mean()):.1%} of {len(some)} queries are in doubt"
     reason += f"asked for by name, {share}" if by_name else f"{share}, and summed from differences or by tiles"
-    return replace(chosen, method="fourier", waves=True, reason=reason)
+    return replace(plan, method="fourier", waves=True, reason=reason)
 
 
-def _by_attention(chosen: Plan, far: str, q: Array, k: Array, v: Array, tau: Array, size: tuple[int, int, int]) -> Plan:
+def _by_attention(plan: Plan, far: str, q: Array, k: Array, v: Array, tau: Array, size: tuple[int, int, int]) -> Plan:
     """The plan of an attention kernel, or of what sums again if its precision is too coarse for the points."""
-    kernel, guard = kernel_of(chosen, q), bridge.torch_backend().guard
+    kernel, guard = kernel_of(plan, q), bridge.torch_backend().guard
     if isinstance(kernel, str):
-        return chosen
+        return plan
     points = scaled_points(q, k, tau, base_2=False, many=kernel.half)
     reach = guard.squared_radius(*points)
-    is_far = reach > min(chosen.reach, guard.REACH[chosen.method][chosen.precision])
-    if not is_far and not (kernel.half and guard.doubtful(chosen.method, kernel, points, _largest(q, k, v, tau))):
-        return chosen
-    reason = far if is_far else f"all sums are so small that {chosen.precision} has lost their digits"
-    if chosen.platform != "cuda":
+    is_far = reach > min(plan.reach, guard.REACH[plan.method][plan.precision])
+    if not is_far and not (kernel.half and guard.doubtful(plan.method, kernel, points, _largest(q, k, v, tau))):
+        return plan
+    reason = far if is_far else f"all sums are so small that {plan.precision} has lost their digits"
+    if plan.platform != "cuda":
         near = reach <= NEAR[q.dtype.name]
         method, backend = ("rescale", "cpu") if near else ("anywhere", "xla")
-        return replace(chosen, method=method, backend=backend, precision=q.dtype.name, reason=reason)
+        return replace(plan, method=method, backend=backend, precision=q.dtype.name, reason=reason)
     milliseconds, basis = time_on_cuda(guard.finest_kernel("cuda", "float32"), *size)
     reason += f": a second kernel computes them again, in {milliseconds:.3g} ms more ({basis})"
-    return replace(chosen, method="rescale", backend="efficient", precision="float32", reason=reason)
+    return replace(plan, method="rescale", backend="efficient", precision="float32", reason=reason)
 
 
 def _largest(q: Array, k: Array, v: Array, tau: Array) -> Array:

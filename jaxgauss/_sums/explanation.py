@@ -12,7 +12,7 @@ from jaxtyping import Array
 from .._arrays.devices import expected_platform
 from .._checks.operands import Traced
 from .._checks.settings import Settings, working_dtype
-from .._engines.marks import noting
+from .._engines.examined import noting
 from .._engines.nodes import blocks_of, tolerance_of
 from .._engines.radial import mean_share
 from .counted import Counter
@@ -81,7 +81,7 @@ class Explanation:
 def explained(function: Callable[..., Any], /, *arguments: Any, **options: Any) -> Explanation:
     """Trace the function without running it, and count its operations.
 
-    The arrays stay what they are, so that a function sees the points by which it decides; only shapes are arguments.
+    The function gets the arrays themselves, because it decides by the points; only bare shapes are traced.
     """
     name = getattr(function, "__name__", type(function).__name__)
     leaves, tree = jax.tree.flatten((arguments, options))

@@ -19,8 +19,9 @@ from .._arrays.points import center, unbroadcast
 from .._checks.settings import Settings
 from .._engines.all_pairs import difference_sums
 from .._engines.blocked import blocked_sum
-from .._engines.dispatch import gaussian_sum, near_sum, radial_sum
-from .._engines.near import are_near, one_of_two
+from .._engines.branches import one_of_two
+from .._engines.dispatch import near_sum, planned_gaussian_sum, planned_radial_sum
+from .._engines.near import are_near
 from .._engines.plan import takes_half
 from .._engines.wanted import Channels
 from .._kernels.kernels import GAUSS
@@ -48,7 +49,7 @@ gauss_sum_p = Primitive("gauss_sum")
 
 def _sum(*operands: Array, settings: Settings, near: bool) -> Array:
     """The sum; `near`: whether points are known to be near."""
-    return (near_sum if near else gaussian_sum)(settings, *operands)
+    return (near_sum if near else planned_gaussian_sum)(settings, *operands)
 
 
 def _abstract_sum(queries, keys, values, tau, **_: Any):
@@ -166,7 +167,7 @@ mlir.register_lowering(gauss_sum_p, mlir.lower_fun(_sum, multiple_results=False)
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def radial_sum_in_both_modes(settings: Settings, channels: Channels, *operands: Array) -> Array:
     """The sum of radial kernels under all transformations; its derivatives are those of the sum from differences."""
-    return radial_sum(settings, channels, *operands)
+    return planned_radial_sum(settings, channels, *operands)
 
 
 @radial_sum_in_both_modes.defjvp

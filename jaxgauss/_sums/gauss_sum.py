@@ -17,7 +17,7 @@ from .checked import checked, reverse_only
 from .display import refuse_progress, refuse_progress_in_a_trace
 from .explanation import explained
 from .forward_mode import sum_in_both_modes
-from .grouped import grouped
+from .grouped import by_segments
 from .in_parts import in_parts
 from .rules import gaussian_sum
 
@@ -85,24 +85,24 @@ def gauss_sum(
     """
     check_tolerance("gauss_sum", method, tolerance)
     asked = Settings(method, precision, backend, forward_mode=bool(forward_mode), tolerance=tolerance)
-    settings, chosen = checked(asked, queries, keys, values, tau)
+    settings, plan = checked(asked, queries, keys, values, tau)
     if segments is not None:
         refuse_progress("gauss_sum", progress, "with segments")
-        return grouped(unrounded_gauss_sum, settings, segments, queries, keys, values, tau)
+        return by_segments(unrounded_gauss_sum, settings, segments, queries, keys, values, tau)
     settings = examined(settings, tau, queries, keys, values)
     if not progress:
-        return checked_gauss_sum(settings, chosen, queries, keys, values, tau)
+        return checked_gauss_sum(settings, plan, queries, keys, values, tau)
     refuse_progress_in_a_trace("gauss_sum", queries, keys, values, tau)
     names = {"method": method, "precision": precision, "backend": backend, "tolerance": tolerance}
     expected = explained(gauss_sum, queries, keys, values, tau, **names)
-    compute = functools.partial(checked_gauss_sum, settings, chosen)
+    compute = functools.partial(checked_gauss_sum, settings, plan)
     return in_parts(expected, lambda q: compute(q, keys, values, tau), queries, axis=-1 if values.ndim == 1 else -2)
 
 
-def checked_gauss_sum(settings: Settings, chosen: Plan, queries, keys, values, tau) -> Array:
+def checked_gauss_sum(settings: Settings, plan: Plan, queries, keys, values, tau) -> Array:
     """The sum of checked arguments."""
-    if chosen.stands_in:
-        warn_once(chosen.reason)
+    if plan.stands_in:
+        warn_once(plan.reason)
     return _checked_sum(settings, queries, keys, values, as_operand(tau, settings.dtype))
 
 

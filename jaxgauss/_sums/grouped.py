@@ -35,10 +35,10 @@ class Batch(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """All batches, and the place (M,) of each query in their concatenated rows; past the end without keys."""
+    """All batches, and the index (M,) of each query in their concatenated rows; beyond the last if it has no keys."""
 
     batches: tuple[Batch, ...]
-    places: np.ndarray
+    positions: np.ndarray
 
 
 def layout_of(query_labels: np.ndarray, key_labels: np.ndarray) -> Layout:
@@ -55,15 +55,15 @@ def _layout(*labels: bytes) -> Layout:
         np.stack([np.searchsorted(x[order], groups, side) for x, order in zip(given, orders, strict=True)])
         for side in ("left", "right")
     )
-    batches, rows, places = [], 0, np.full(len(given[0]), -1)
+    batches, rows, positions = [], 0, np.full(len(given[0]), -1)
     for chosen in _alike(upper - lower):
         (queries, are_own), (keys, _) = (
             _padded(orders[i], lower[i, chosen], (upper - lower)[i, chosen]) for i in range(2)
         )
-        places[queries[are_own]] = rows + np.flatnonzero(are_own)
+        positions[queries[are_own]] = rows + np.flatnonzero(are_own)
         rows += queries.size
         batches.append(Batch(queries.astype("int32"), keys.astype("int32"), (upper - lower)[1, chosen].astype("int32")))
-    return Layout(tuple(batches), np.where(places < 0, rows, places).astype("int32"))
+    return Layout(tuple(batches), np.where(positions < 0, rows, positions).astype("int32"))
 
 
 def _padded(order: np.ndarray, starts: np.ndarray, counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -99,7 +99,7 @@ def _alike(counts: np.ndarray) -> list[np.ndarray]:
     return members
 
 
-def grouped(
+def by_segments(
     reduction: Callable[..., Array],
     settings: Settings,
     segments: Any,
@@ -134,7 +134,7 @@ def _by_groups(reduction: Callable, settings: Settings, empty: float, layout: La
         total = total.reshape(*total.shape[:-3], math.prod(total.shape[-3:-1]), total.shape[-1])
         rows.append(jnp.broadcast_to(total, (*leading, *total.shape[-2:])))
     rows.append(jnp.full((*leading, 1, values.shape[-1]), empty, dtype))
-    total = _rows_of(jnp.concatenate(rows, -2), layout.places).astype(settings.dtype)
+    total = _rows_of(jnp.concatenate(rows, -2), layout.positions).astype(settings.dtype)
     return total[..., 0] if weights else total
 
 

@@ -18,7 +18,7 @@ from jaxtyping import Array
 
 from .._arrays.devices import has_cuda, vary_like
 from .._checks.settings import Settings, working_dtype
-from .._engines.near import one_of_two
+from .._engines.branches import one_of_two
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -99,7 +99,7 @@ class Rules:
 
 
 def by_rules(rules: Rules, settings: Settings, for_values: Any, for_pulls: Any, *operands: Array) -> Any:
-    """By the rules, of points that are near `for_values`, or `for_pulls` where it is differentiated.
+    """The function by its rules, as for near points if `for_values`; where it is differentiated, if `for_pulls`.
 
     If τ is differentiated, all gradients of points anywhere are those of the formula, because moments about a center
     cancel in the gradient of τ.
@@ -138,7 +138,7 @@ def _either_forward(rules: Rules, settings: Settings, _: Any, for_pulls: Any, *p
 
     is_near = None if for_pulls is None else for_pulls.value
     results, parts = _either(is_near, near, anywhere, *operands)
-    # one tree of residuals, whatever has gradients, which the shape of an array tells: see `rules`
+    # JAX keeps one tree of residuals; the shape of an array says which gradients are wanted: see `rules`
     return results, (is_near, operands, parts, jnp.zeros([1 + x for x in perturbed], bool))
 
 

@@ -37,7 +37,7 @@ from .log_gauss_sum import (
     near_by_logs,
 )
 from .means_of_any import as_weights, positive_means
-from .sharded import added, alone, first_rows, over_mesh
+from .sharded import added_over_devices, first_rows, over_mesh, without_mesh
 
 
 @public()
@@ -154,11 +154,11 @@ def means_over_mesh(
     axes = axis_names(settings.key_axis)
 
     def local(tau: Array, queries: Array, keys: Array, values: Array, log_weights: Array) -> Array:
-        found, logs = _means(alone(settings), queries, keys, values, tau, log_weights)
+        found, logs = _means(without_mesh(settings), queries, keys, values, tau, log_weights)
         largest = lax.stop_gradient(logs)
         largest = lax.pmax(largest, axes) if axes else largest
         shares = jnp.exp(logs - largest)
-        parts = added(settings, jnp.concatenate([shares * found, shares], -1))
+        parts = added_over_devices(settings, jnp.concatenate([shares * found, shares], -1))
         return jnp.concatenate([parts[..., :-1] / parts[..., -1:], largest + jnp.log(parts[..., -1:])], -1)
 
     both = over_mesh(settings, local, (tau,), (queries,), (keys, values, log_weights), fill=LOG_ZERO)

@@ -22,7 +22,7 @@ from .._kernels.mixtures import Mixture
 from .checked import checked, reverse_only
 from .forward_mode import radial_sum_in_both_modes
 from .gauss_sum import checked_gauss_sum, unrounded_gauss_sum
-from .grouped import grouped
+from .grouped import by_segments
 from .rules import radial_sum
 
 
@@ -88,12 +88,12 @@ def kernel_sum(
     """
     kernel = as_kernel("kernel_sum", kernel)
     asked = Settings(method, precision, backend, function="kernel_sum", forward_mode=bool(forward_mode), kernel=kernel)
-    settings, chosen = checked(asked, queries, keys, values, tau)
+    settings, plan = checked(asked, queries, keys, values, tau)
     if segments is not None:
-        return grouped(unrounded_kernel_sum, settings, segments, queries, keys, values, tau)
+        return by_segments(unrounded_kernel_sum, settings, segments, queries, keys, values, tau)
     settings = examined(settings, tau, queries, keys, values)
     if kernel == GAUSS:
-        return checked_gauss_sum(settings, chosen, queries, keys, values, tau)
+        return checked_gauss_sum(settings, plan, queries, keys, values, tau)
     return _checked_sum(settings, queries, keys, values, as_operand(tau, settings.dtype))
 
 

@@ -23,7 +23,7 @@ from .._engines.near import are_near
 from .._engines.plan import takes_half
 from .._kernels.kernels import GAUSS, Kernel
 from .checked import checked, none_are_zero, reverse_only
-from .grouped import grouped
+from .grouped import by_segments
 from .in_float64 import Rules, by_rules, with_all_digits
 from .means_of_any import as_weights, logs_of_any, means_formula, means_of_any, positive_logs, weights_of
 
@@ -95,7 +95,7 @@ def log_gauss_sum(
     settings, _ = checked(asked, queries, keys, values, tau, methods=METHODS)
     if segments is not None:
         operands = queries, keys, none_are_zero(log_weights, keys, settings)[..., None], tau
-        return grouped(unrounded_log_sum, settings, segments, *operands, empty=-math.inf)[..., 0]
+        return by_segments(unrounded_log_sum, settings, segments, *operands, empty=-math.inf)[..., 0]
     given = None if log_weights is None else as_weights(log_weights)
     settings = examined(settings, tau, queries, keys, given, logs=True)
     return _checked_log_sum(settings, queries, keys, log_weights, as_operand(tau, settings.dtype))
@@ -151,7 +151,7 @@ def relative_sum(
 ) -> Array:
     """Σ_n w_n Φ v_n exp(-logs_m) (…, M, C) of operands of equal rank, w ≥ 0 and any v; at most 1e26 times the mean.
 
-    It is never in half precision: it is rarely needed, and a second way would be compiled in every program.
+    Never in half precision: it is rarely needed, and every program would have to contain another branch.
     """
     operands = vary_alike(*replicated(queries, keys, tau, log_weights, values, logs))
     return with_all_digits(settings, _relative_sum, *operands)

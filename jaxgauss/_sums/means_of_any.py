@@ -15,9 +15,10 @@ from jaxtyping import Array
 
 from .._arrays.points import LOG_ZERO
 from .._checks.settings import Settings, working_dtype
+from .._engines.branches import one_of_two
 from .._engines.dispatch import kernel_means
 from .._engines.means import difference_means
-from .._engines.near import are_near, one_of_two
+from .._engines.near import are_near
 from .._engines.wanted import Channels
 from .in_float64 import with_all_digits
 from .rules import radial_sum

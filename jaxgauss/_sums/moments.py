@@ -12,15 +12,16 @@ from jaxtyping import Array, Float
 from .._arrays.devices import replicated, vary_alike
 from .._arrays.points import align, center, weighted_sum
 from .._checks.settings import Settings, working_dtype
+from .._engines.branches import near_or_anywhere
 from .._engines.dispatch import near_sum, uses_mixture
-from .._engines.near import are_near, near_or_anywhere
+from .._engines.near import are_near
 from .._engines.plan import of_gaussians, takes_half
 from .._engines.wanted import NOTHING, Channels, Wanted
 from .._kernels.kernels import GAUSS
 from .checked import reverse_only
 from .kernel_sum import as_bandwidths
 from .rules import mixed_sums, pair_sums
-from .sharded import added, alone, everywhere, first_rows, over_mesh
+from .sharded import added_over_devices, first_rows, over_mesh, replicated_over_mesh, without_mesh
 
 
 class Moments(NamedTuple):
@@ -85,7 +86,7 @@ class Reduction:
         def local(*operands: Any) -> list[Any]:
             found = moments(*operands)
             own = None if c is None else jnp.asarray(getattr(found, form))[..., None, None]
-            return added(self.settings, [*found[:3], own])
+            return added_over_devices(self.settings, [*found[:3], own])
 
         *sums, own = over_mesh(self.settings, local, copies, rows, columns)
         found = Moments(*(first_rows(self.settings, x, queries.shape[-2]) for x in sums))
@@ -99,7 +100,7 @@ class Reduction:
         apart = None if shifts is None or shares is None else shifts[..., :dim]  # moments have each its τ, shifts none
         firsts = weights * k if shifts is None or apart is not None else shifts + weights * k
         columns = _side_by_side([firsts[..., :dim], apart, weights, values])
-        total = near_sum(alone(self.settings), *vary_alike(*align(q, k, columns, tau)))
+        total = near_sum(without_mesh(self.settings), *vary_alike(*align(q, k, columns, tau)))
         start = dim if apart is None else 2 * dim
         first, mass, sums = total[..., :dim], total[..., start : start + 1], total[..., start + 1 :]
         found = Moments(mass, first - q[..., :dim] * mass, sums)
@@ -119,7 +120,7 @@ class Reduction:
     def _of_any(self, with_pulls: bool, form: str, *operands: Any) -> Moments:
         """One pass over the pairs on each device: sums of κ, sums of the form, and pulls."""
         _, tau, shares, queries, rows, keys, weights, values, shifts = operands
-        kernel, settings = self.settings.kernel, alone(self.settings)
+        kernel, settings = self.settings.kernel, without_mesh(self.settings)
         traces = rows is not None and form == "trace" and kernel != GAUSS  # a Gaussian's is made of mass and spread
         spreads = rows is not None and not traces
         columns, kernels = [_side_by_side([weights, values, shifts if with_pulls else None])], [kernel]
@@ -154,7 +155,7 @@ def prepare(settings: Settings, tau: Any, *arrays: Any) -> tuple[Array, ...]:
     (tau,) = replicated(jnp.asarray(tau, dtype))
     operands = vary_alike(tau, *(jnp.asarray(x, dtype) for x in arrays))
     tau, *given = reverse_only(settings.function, *operands)
-    given = everywhere(settings, *given)
+    given = replicated_over_mesh(settings, *given)
     return tau, *(jnp.expand_dims(x, range(tau.ndim)) for x in given)
 
 
@@ -223,7 +224,7 @@ def with_reduction(
         return anywhere(points, tau, shares, *others)
     every = jnp.concatenate(points, -2)
     values = jnp.concatenate(weights, -2) if weights else jnp.ones_like(every[..., :1])
-    is_near = are_near(alone(settings), every, every, values, tau, pulls=pulls, second_order=second_order)
+    is_near = are_near(without_mesh(settings), every, every, values, tau, pulls=pulls, second_order=second_order)
     return near_or_anywhere(is_near, near, anywhere, points, tau, shares, *others)
 
 

@@ -16,13 +16,13 @@ from .._engines import dispatch
 from .._engines.all_pairs import sums_by_differences, sums_by_products
 from .._engines.anywhere import FEW_DIMENSIONS
 from .._engines.blocked import sum_and_tile, tile_pullback
-from .._engines.dispatch import keeps_tile, near_pullback, near_sum, near_sum_and_log, saves_log
-from .._engines.near import are_near, known_near, near_or_anywhere, one_of_two, tiles_are_near
+from .._engines.branches import near_or_anywhere, one_of_two
+from .._engines.near import are_near, known_near, tiles_are_near
 from .._engines.plan import takes_half
 from .._engines.radial import gradients_of, of_tau, waves_pullback
-from .._engines.wanted import NOTHING, Channels, Sums, Wanted
+from .._engines.wanted import NOTHING, Channels, PairSums, Wanted
 from .._kernels.kernels import GAUSS
-from .by_channels import along, cheaper_by_channels, keeps_pulls, own_points, sum_and_pulls
+from .by_channels import cheaper_by_channels, gradient_of_pulls, keeps_pulls, own_points, sum_and_pulls
 
 # Derivatives. With u = τ‖q_m - k_n‖², s_m = Σ_n κ(u) v_n, ψ = -2κ', a cotangent g and w_mn = ψ(u) ⟨g_m, v_n⟩, from
 # ∂κ/∂q = 2τ κ' (q - k) = τ ψ (k - q):
@@ -76,9 +76,9 @@ def _with_rule(function: Callable, num_static: int, forward: Callable, backward:
     return ruled
 
 
-pair_sums: Any = jax.custom_vjp(dispatch.pair_sums, nondiff_argnums=(0, 1))
-mixed_sums: Any = jax.custom_vjp(dispatch.mixed_sums, nondiff_argnums=(0, 1))
-radial_pullback: Any = jax.custom_vjp(dispatch.radial_pullback, nondiff_argnums=(0, 1, 2))
+pair_sums: Any = jax.custom_vjp(dispatch.planned_pair_sums, nondiff_argnums=(0, 1))
+mixed_sums: Any = jax.custom_vjp(dispatch.planned_mixed_sums, nondiff_argnums=(0, 1))
+radial_pullback: Any = jax.custom_vjp(dispatch.planned_radial_pullback, nondiff_argnums=(0, 1, 2))
 
 
 def _radial_forward(
@@ -122,7 +122,7 @@ def _radial_gradients(
     return tuple(unbroadcast(d, x.shape) if is_wanted else None for d, is_wanted, x in gradients)  # type: ignore[arg-type]
 
 
-radial_sum = _with_rule(dispatch.radial_sum, 2, _radial_forward, _radial_gradients)
+radial_sum = _with_rule(dispatch.planned_radial_sum, 2, _radial_forward, _radial_gradients)
 
 
 def _by_pairs(settings: Settings, channels: Channels, queries, keys, values, tau, g) -> tuple[Array, ...]:
@@ -140,7 +140,7 @@ def _pullback_backward(settings: Settings, channels: Channels, _: bool, operands
 radial_pullback.defvjp(lambda *args: (radial_pullback(*args), args[3:]), _pullback_backward)
 
 
-def _pair_sums_backward(settings: Settings, wanted: Wanted, operands: tuple[Array, ...], cotangents: Sums):
+def _pair_sums_backward(settings: Settings, wanted: Wanted, operands: tuple[Array, ...], cotangents: PairSums):
     def pullback(function: Any, *operands: Array) -> Any:
         return jax.vjp(functools.partial(function, wanted), *operands)[1](cotangents)
 
@@ -154,17 +154,17 @@ def _pair_sums_backward(settings: Settings, wanted: Wanted, operands: tuple[Arra
 
     if {*wanted.kernels} != {GAUSS} or len(platforms()) > 1:
         return by_pairs(*operands)
-    chosen = dispatch.exact_plan_of(settings, platforms()[0], (queries, keys, keys, tau))
-    return waves_pullback(wanted, chosen, by_pairs, operands, cotangents)
+    plan = dispatch.exact_plan_of(settings, platforms()[0], (queries, keys, keys, tau))
+    return waves_pullback(wanted, plan, by_pairs, operands, cotangents)
 
 
 pair_sums.defvjp(lambda *args: (pair_sums(*args), args[2:]), _pair_sums_backward)
 
 
-def _mixed_sums_backward(settings: Settings, wanted: Wanted, operands: tuple[Array, ...], cotangents: Sums):
+def _mixed_sums_backward(settings: Settings, wanted: Wanted, operands: tuple[Array, ...], cotangents: PairSums):
     """The gradients, from those of each Gaussian by itself."""
 
-    def one_by_one(queries: Array, keys: Array, values: Array, tau: Array, shares: Array, *weights: Array) -> Sums:
+    def one_by_one(queries: Array, keys: Array, values: Array, tau: Array, shares: Array, *weights: Array) -> PairSums:
         found = pair_sums(settings, wanted, queries, keys, values, tau, *weights).mixed(tau, shares)
         return jax.tree.map(lambda x: x[None], found)
 
@@ -186,7 +186,7 @@ def _gaussian_gradients(settings: Settings, which: Which, operands: tuple[Array,
     (queries, keys, values, tau), (looked, kept) = operands, residuals
     settings = replace(settings, pulls=which.pulls)
     is_near: Any = looked if looked.size else known_near(settings, *operands, pulls=which.pulls)
-    if not which.pulls and not keeps_tile(settings, *operands):
+    if not which.pulls and not dispatch.keeps_tile(settings, *operands):
         return None, None, unbroadcast(gaussian_sum(settings, keys, queries, g, tau), values.shape), None
     ways = (functools.partial(f, which, settings) for f in (_near_gradients, _anywhere_gradients))
     rest = iter(near_or_anywhere(is_near, *ways, *operands, g, kept))
@@ -196,13 +196,13 @@ def _gaussian_gradients(settings: Settings, which: Which, operands: tuple[Array,
 def _near_and_kept(with_pulls: bool, settings: Settings, queries: Array, keys: Array, values: Array, tau: Array):
     """The sum, and what is kept of it for the gradients: a tile, the pulls, or nothing."""
     operands = queries, keys, values, tau
-    if keeps_tile(settings, *operands):
+    if dispatch.keeps_tile(settings, *operands):
         return sum_and_tile(*operands)
     if with_pulls and cheaper_by_channels(queries, values):
         return sum_and_pulls(settings, *operands)
-    if with_pulls and saves_log(settings, *operands):
-        return near_sum_and_log(settings, *operands)
-    total = near_sum(settings, *operands)
+    if with_pulls and dispatch.saves_log(settings, *operands):
+        return dispatch.near_sum_and_log(settings, *operands)
+    total = dispatch.near_sum(settings, *operands)
     return total, vary_like(jnp.zeros(0, total.dtype), [total])
 
 
@@ -225,20 +225,20 @@ def _near_gradients(
     """The gradients that are asked for, of near points, by Gauss sums."""
     operands = queries, keys, values, tau
     d_queries = d_keys = d_values = d_tau = jnp.zeros(0)
-    if keeps_tile(settings, *operands):
+    if dispatch.keeps_tile(settings, *operands):
         d_queries, d_keys, d_values = tile_pullback(kept, values, tau, g)
     elif cheaper_by_channels(queries, values):
         if which.queries or which.tau:
-            d_queries = along(kept, g, tau)
+            d_queries = gradient_of_pulls(kept, g, tau)
         if which.keys or which.tau:
             d_values, key_pulls = sum_and_pulls(settings, keys, queries, g, tau)
-            d_keys = along(key_pulls, values, tau)
+            d_keys = gradient_of_pulls(key_pulls, values, tau)
         elif which.values:
-            d_values = near_sum(settings, keys, queries, g, tau)
+            d_values = dispatch.near_sum(settings, keys, queries, g, tau)
     else:
         points = own_points(queries, keys, tau) if which.tau else (queries, keys)
-        of_sum = [kept] if saves_log(settings, *operands) and kept.size else []
-        d_queries, d_keys, d_values = near_pullback(settings, *points, values, tau, g, *of_sum)
+        of_sum = [kept] if dispatch.saves_log(settings, *operands) and kept.size else []
+        d_queries, d_keys, d_values = dispatch.near_pullback(settings, *points, values, tau, g, *of_sum)
     if which.tau:
         c = center(queries if shared(queries) else keys, takes_half(settings))
         moments = (((x - c) * d_x).sum(-2, keepdims=True) for x, d_x in ((queries, d_queries), (keys, d_keys)))
@@ -258,4 +258,4 @@ def _anywhere_gradients(which: Which, settings: Settings, *operands: Any):
     return tuple(d for d in gradients if d is not None)
 
 
-gaussian_sum = _with_rule(dispatch.gaussian_sum, 1, _gaussian_forward, _gaussian_gradients)
+gaussian_sum = _with_rule(dispatch.planned_gaussian_sum, 1, _gaussian_forward, _gaussian_gradients)

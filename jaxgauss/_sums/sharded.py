@@ -97,13 +97,13 @@ def gauss_sum_sharded(
     check_tolerance(function, method, tolerance)
     where = {"mesh": mesh, "query_axis": query_axis, "key_axis": key_axis}
     asked = Settings(method, precision, backend, "", function, kernel=kernel, tolerance=tolerance, **where)
-    settings, chosen = checked(asked, queries, keys, values, tau)
+    settings, plan = checked(asked, queries, keys, values, tau)
     for name, x, axis in (("queries", queries, query_axis), ("keys", keys, key_axis)):
         parts, given = _parts(mesh, axis), f"{name} {tuple(x.shape)} over {axis!r} of {dict(mesh.shape)}"
         if x.shape[-2] % parts:
             fix = f"Pad with {-x.shape[-2] % parts} more" + (", of value zero." if name == "keys" else ".")
             raise ValueError(f"`jaxgauss.{function}`: `mesh` must divide the number of {name}; got {given}. {fix}")
-    if chosen.platform == "cuda":
+    if plan.platform == "cuda":
         examined(settings, tau, queries, keys)  # an error, if waves cannot hold the points
     return _checked_sum(settings, queries, keys, values, as_operand(tau, settings.dtype))
 
@@ -145,7 +145,7 @@ def _over_mesh(settings: Settings, summed: Callable, queries: Array, keys: Array
         operands = queries, keys, values, tau
 
         def by_parts(settings: Settings) -> Array:
-            return added(settings, summed(alone(settings), *vary_alike(*operands)))
+            return added_over_devices(settings, summed(without_mesh(settings), *vary_alike(*operands)))
 
         if settings.method != "fourier":
             return by_parts(settings)
@@ -177,7 +177,7 @@ def _by_coefficients(
         error = settings.tolerance or tolerance_of(jnp, dtype.name, length)
         scales_of_waves = lax.stop_gradient(scales)
         of, fits, _ = nodes(MOST[len(center)], center, extent, scales_of_waves, error, at_once=has_cuda())
-        found = added(settings, coefficients(of, *vary_alike(keys, values.T)))
+        found = added_over_devices(settings, coefficients(of, *vary_alike(keys, values.T)))
         g = spectrum(of, scales[None], jnp.ones_like(scales[:1]))
         return values_at(of, *vary_alike(queries, found * g[None])).T, fits[None, None]
 
@@ -194,10 +194,10 @@ def log_sum_over_mesh(settings: Settings, queries: Array, keys: Array, log_weigh
     axes = axis_names(settings.key_axis)
 
     def local(tau: Array, queries: Array, keys: Array, log_weights: Array) -> Array:
-        logs = unrounded_log_sum(alone(settings), queries, keys, log_weights, tau)
+        logs = unrounded_log_sum(without_mesh(settings), queries, keys, log_weights, tau)
         largest = jnp.maximum(lax.stop_gradient(logs), LOG_ZERO)
         largest = lax.pmax(largest, axes) if axes else largest
-        return largest + jnp.log(added(settings, jnp.exp(logs - largest)))
+        return largest + jnp.log(added_over_devices(settings, jnp.exp(logs - largest)))
 
     logs = over_mesh(settings, local, (tau,), (queries,), (keys, log_weights), fill=LOG_ZERO)
     return first_rows(settings, logs, queries.shape[-2])
@@ -212,7 +212,9 @@ def relative_sum_over_mesh(
 
     def local(tau: Array, queries: Array, logs: Array, keys: Array, values: Array, counts: Array) -> Array:
         log_weights = jnp.where(counts > 0, 0, LOG_ZERO).astype(values.dtype)
-        return added(settings, relative_sum(alone(settings), queries, keys, values, log_weights, tau, logs))
+        return added_over_devices(
+            settings, relative_sum(without_mesh(settings), queries, keys, values, log_weights, tau, logs)
+        )
 
     if settings.mesh is None:
         return local(tau, queries, logs, keys, values, counts)
@@ -255,10 +257,10 @@ def over_mesh(
 
 def first_rows(settings: Settings, x: Array, num_rows: int) -> Array:
     """The rows of `over_mesh` that are not padding."""
-    return x if x.shape[-2] == num_rows else everywhere(settings, x)[0][..., :num_rows, :]
+    return x if x.shape[-2] == num_rows else replicated_over_mesh(settings, x)[0][..., :num_rows, :]
 
 
-def everywhere(settings: Settings, *arrays: Array) -> list[Any]:
+def replicated_over_mesh(settings: Settings, *arrays: Array) -> list[Any]:
     """The arrays, replicated where their types name axes of a mesh, so that they can be sliced and concatenated."""
     return list(replicated(*arrays)) if settings.mesh is None else _placed(settings, arrays, None)
 
@@ -277,13 +279,13 @@ def _placed(settings: Settings, arrays: Sequence[Array | None], axis: MeshAxis) 
     return [None if x is None else place(x) for x in arrays]
 
 
-def added(settings: Settings, partial_sums: Any) -> Any:
+def added_over_devices(settings: Settings, partial_sums: Any) -> Any:
     """The partial sums of all devices, added up over the axes that divide the keys."""
     axes = axis_names(settings.key_axis)
     return lax.psum(partial_sums, axes) if axes else partial_sums
 
 
-def alone(settings: Settings) -> Settings:
+def without_mesh(settings: Settings) -> Settings:
     """The settings without the mesh, for the sum on each device."""
     return replace(settings, mesh=None, query_axis=None, key_axis=None)
 

@@ -18,7 +18,7 @@ from .._arrays.compensated import compensated, two_sum
 from .._arrays.devices import vary_alike
 from .._calls import named
 from .._checks.box import Bound, corners
-from .._checks.given import about, as_array, center_of, public
+from .._checks.given import as_array, center_of, minus_center, public
 from .._checks.operands import check_operands, check_tau, check_tolerance, floating_dtype
 from .._checks.settings import Sums, working_dtype
 from .._engines.fourier import coefficients, values_at
@@ -140,7 +140,7 @@ class FourierSketch:
     def about(self, points: Any) -> Any:
         """Points about the origin of the waves, where those of float32 keep their digits if the box lies far away."""
         origin = self._origin()
-        return points if origin is None else about(origin, points)
+        return points if origin is None else minus_center(origin, points)
 
     def _origin(self) -> np.ndarray | None:
         return None if self.coefficients.dtype == np.float64 else _origin(self.lower, self.upper)

@@ -18,7 +18,7 @@ from jaxtyping import Array
 
 from .._arrays.compensated import compensated, two_sum
 from .._calls import also_called
-from .._checks.given import about, center_of, public, sampled, will_be_rounded
+from .._checks.given import center_of, minus_center, public, sampled, will_be_rounded
 from .._checks.names import as_kernel, check_names
 from .._checks.operands import Traced, as_operand, check_tolerance
 from .._checks.settings import Keys, Queries, Settings, Sums, Tau, Values, matmul_precision, methods_of, working_dtype
@@ -104,7 +104,7 @@ def gauss_sum_streamed(
     options += () if tolerance is None else (tolerance,)
     file = SavedSum(saved, (queries, tau, *options, *([] if kernel == GAUSS else [repr(kernel)])))
     settings, kind, empty, state, source, center = _begun(asked, queries, chunks, tau, file)
-    queries = queries if center is None else about(center, queries)
+    queries = queries if center is None else minus_center(center, queries)
     queries, tau = jax.device_put(queries), as_operand(tau, settings.dtype)
 
     summed, total = state, None  # complete; `state` includes the chunk that is being summed, `total` is its result
@@ -205,17 +205,17 @@ def _begun(
         keys, values = _passed_over(source, state, file)
         first = []
     _refuse_tracers(keys, values)
-    settings, chosen = checked(asked, queries, keys, values, tau)
+    settings, plan = checked(asked, queries, keys, values, tau)
     if len(keys.shape) != 2 or len(values.shape) > 2:
         raise ValueError(
             f"{WHERE}: `chunks` must hold keys (n, D) and values (n, C) or (n,); got keys {keys.shape}, values"
             f" {values.shape}. Leading axes are for queries and tau."
         )
-    if chosen.stands_in:
-        warn_once(chosen.reason)
+    if plan.stands_in:
+        warn_once(plan.reason)
     empty, center = None, center_of(sampled(queries)) if any(map(will_be_rounded, (queries, keys))) else None
     if settings.method == "fourier":
-        around = queries if center is None else about(center, queries)
+        around = queries if center is None else minus_center(center, queries)
         empty = _sketch_around(settings, around, keys, values, tau)
     if state is None:
         batch = np.broadcast_shapes(queries.shape[:-2], np.shape(tau))

@@ -58,7 +58,7 @@ def trigonometric_sums(
     with jax.enable_x64(True):
         found = np.asarray(_coefficients(modes._nodes(), padded(points), padded(values.T, "constant").T))
     for most in modes.most:  # the second axis becomes the last
-        cosines, sines = _split(np.moveaxis(found, 1, -1), len(modes.most), most)
+        cosines, sines = _cosines_and_sines(np.moveaxis(found, 1, -1), len(modes.most), most)
         found = np.concatenate([(cosines + 1j * sines)[..., :0:-1], cosines - 1j * sines], -1)
     return found
 
@@ -87,7 +87,7 @@ def trigonometric_values(
 _coefficients, _values = jax.jit(coefficients), jax.jit(values_at)
 
 
-def _split(found: np.ndarray, dim: int, most: int) -> tuple[np.ndarray, np.ndarray]:
+def _cosines_and_sines(found: np.ndarray, dim: int, most: int) -> tuple[np.ndarray, np.ndarray]:
     """Cosines and sines 0, …, most from blocks of both along the last axis."""
     blocks = found.reshape(*found.shape[:-1], -1, 2, WAVES[dim])
     cosines, sines = (blocks[..., i, :].reshape(*found.shape[:-1], -1)[..., : most + 1] for i in range(2))

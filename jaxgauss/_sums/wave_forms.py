@@ -62,18 +62,18 @@ def num_coefficients(dim: int, most: int) -> int:
 def blocks_needed(points: Float[Array, "n d"], tau: Float[Array, "*bandwidths"]) -> Float[Array, ""]:
     """The number of blocks of waves that a coordinate needs; infinite where points are too sparse for waves."""
     extent = box(points).extent
-    scale, wider = _scales(tau, extent)
+    scale, ratio = _scales(tau, extent)
     length = extent * scale
     is_dense = len(points) * tolerance_of(jnp, "float64", length) >= DENSE * float(jnp.finfo("float64").eps)
-    return jnp.where(is_dense, blocks_of(jnp, length, _error(length, len(points)), wider).max(), jnp.inf)
+    return jnp.where(is_dense, blocks_of(jnp, length, _error(length, len(points)), ratio).max(), jnp.inf)
 
 
 def wave_forms(points: Float[Array, "n d"], tau: Float[Array, "*bandwidths"], most: int, labelings: int) -> WaveForms:
     """What all labelings of float64 points share, with `most` blocks of waves."""
     (num, dim), around = points.shape, box(points)
-    scale, wider = _scales(tau, around.extent)
+    scale, ratio = _scales(tau, around.extent)
     error = _error(around.extent * scale, num)
-    found, _, _ = nodes(most, around.center, around.extent, scale, error, wider)
+    found, _, _ = nodes(most, around.center, around.extent, scale, error, ratio)
     if nufft.is_installed():
         pay = transforms_pay("float64", Sizes(0, num, dim, labelings), most, found.counts.astype(points.dtype))
         least = jnp.asarray(max(nufft.LEAST["float64"], ERROR / num), points.dtype)

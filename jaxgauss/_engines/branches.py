@@ -1,4 +1,7 @@
-"""Lowering: a plan and a branch of the program for each platform, and mapped axes of `vmap` as leading axes."""
+"""Branches of a program: one for each platform, with its plan; one for near points and one for any.
+
+Mapped axes of `vmap` become leading axes.
+"""
 
 import contextlib
 import functools
@@ -11,10 +14,9 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 
 from .._arrays.devices import platforms, replicated, shard_like, vary_like
-from .._arrays.points import by_point
-from .._checks.operands import sizes
+from .._arrays.points import by_point, sizes
 from .._checks.settings import Settings
-from .plan import Plan, plan
+from .plan import Plan, plan_of
 
 
 def lowered(
@@ -75,7 +77,7 @@ def by_platform(
 def plan_there(settings: Settings, platform: str, operands: tuple[jax.Array, ...]) -> Plan:
     """The plan on a platform, even if the arguments were checked for another."""
     try:
-        return plan(settings, platform, *aligned_sizes(*operands[:4])).with_findings(settings)
+        return plan_of(settings, platform, *aligned_sizes(*operands[:4])).with_findings(settings)
     except ValueError:  # the arguments were checked for another platform: PyTorch refuses if the sum runs on this one
         method = "rescale" if settings.method == "auto" else settings.method
         return Plan(platform, method, settings.precision, settings.backend, "asked for by name", waves=False)
@@ -84,3 +86,36 @@ def plan_there(settings: Settings, platform: str, operands: tuple[jax.Array, ...
 def aligned_sizes(queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array) -> tuple[int, int, int]:
     """The `sizes` of operands of equal rank."""
     return sizes(queries, keys, values, by_point(tau, queries)[..., 0, 0])
+
+
+def one_of_two(is_near: jax.Array | bool, near: Callable, anywhere: Callable, *operands: Any) -> Any:
+    """`near(*operands)` if they are near, else `anywhere(*operands)`; each has its own derivatives."""
+    if isinstance(is_near, bool):
+        return (near if is_near else anywhere)(*operands)
+    return lax.cond(is_near, near, anywhere, *operands)
+
+
+def near_or_anywhere(is_near: jax.Array | bool, near: Callable, anywhere: Callable, *operands: Any) -> Any:
+    """`one_of_two`, with the derivatives of `anywhere` for both."""
+    if is_near is False:
+        return anywhere(*operands)
+    return _with_derivatives(near, anywhere, None if is_near is True else is_near, *operands)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _with_derivatives(near: Callable, anywhere: Callable, is_near: jax.Array | None, *operands: Any) -> Any:
+    return near(*operands) if is_near is None else one_of_two(is_near, near, anywhere, *operands)
+
+
+def _backward(near: Callable, anywhere: Callable, operands: tuple[Any, ...], cotangents: Any) -> tuple[Any, ...]:
+    return None, *jax.vjp(anywhere, *operands)[1](cotangents)
+
+
+_with_derivatives.defvjp(lambda near, anywhere, *args: (_with_derivatives(near, anywhere, *args), args[1:]), _backward)
+
+
+def but_not(is_near: jax.Array | bool, waves: jax.Array | bool) -> jax.Array | bool:
+    """Whether points are near and not summed by waves."""
+    if isinstance(waves, bool):
+        return False if waves else is_near
+    return is_near & ~waves

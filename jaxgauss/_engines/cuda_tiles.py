@@ -19,18 +19,18 @@ from .._arrays.shapes import K, L, Q, S, T, V, W
 from .._kernels.kernels import GAUSS, Kernel
 from .pairs import FARTHEST, cut_off, largest_coordinate, results_of, with_rank
 from .tiles import CUDA_TILE, block_sizes, blocks, scan, tiled_sum, unblocks
-from .wanted import Columns, Rows, Sums, Wanted
+from .wanted import Columns, PairSums, Rows, Wanted
 
 CUT_OFF = FARTHEST**0.5  # bandwidths, of a coordinate
 ONCE = 32  # coordinates from which distances take longer than to transpose them
 
 
-def fused_tile(wanted: Wanted, scale: Array, rows: Rows, columns: Columns, ratio: Array) -> Sums:
-    """`Sums` of a tile from differences of unscaled points (*batch, N, D); `scale` is √τ (*batch, 1, 1 or D)."""
+def cuda_tile(wanted: Wanted, scale: Array, rows: Rows, columns: Columns, ratio: Array) -> PairSums:
+    """`PairSums` of a tile from differences of unscaled points (*batch, N, D); `scale` is √τ (*batch, 1, 1 or D)."""
     a, b = _subtractable(rows.points), _subtractable(columns.points)
     scale = with_rank(scale, a)
     once = wanted.at_keys and a.shape[-1] >= ONCE  # as at the queries: XLA then computes u once for both
-    u = squared_distances(scale, b, a).mT if once else squared_distances(scale, a, b)
+    u = squared_distances_on_cuda(scale, b, a).mT if once else squared_distances_on_cuda(scale, a, b)
     of_kernels = wanted.of(ratio * u)
     sums = [_summed(of_kernels[kernel], v) for kernel, v in wanted.sums.by_kernel(columns.values)]
     weights, each = jnp.zeros_like(u), wanted.spread and scale.shape[-1] > 1
@@ -54,7 +54,7 @@ def fused_tile(wanted: Wanted, scale: Array, rows: Rows, columns: Columns, ratio
 # For b = q this is u, with the same rule. But then b is no constant to the next derivative: u has its own function.
 
 
-def squared_distances(scale: Array, q: Array, k: Array) -> Array:
+def squared_distances_on_cuda(scale: Array, q: Array, k: Array) -> Array:
     """The u of all pairs, (*batch, M, N), from unscaled points (*batch, N, D)."""
     return cut_off(_squares(*_of_one_batch(scale, q, k)))
 
@@ -181,7 +181,7 @@ def relative_means(kernel: Kernel, queries: Q, keys: K, values: V, tau: T, log_w
         if kernel == GAUSS:
             logs = products_of_differences(scale, q, largest.key, k) / -2 + log_weights.mT - largest.log_weight
         else:
-            logs = kernel.log(squared_distances(scale, q, k)) + log_weights.mT - largest.log
+            logs = kernel.log(squared_distances_on_cuda(scale, q, k)) + log_weights.mT - largest.log
         terms = jnp.exp(jnp.where(logs > 1, 0, logs))  # only rounding makes a term larger than the largest
         of_ones = values[..., -1:]
         return jnp.concatenate([_summed(terms, values[..., :-1]), _summed(terms, of_ones)], -1)
@@ -205,7 +205,7 @@ def _largest_terms(kernel: Kernel, scale: Array, queries: Array, keys: Array, lo
     def add_rows(_: None, q: Array) -> tuple[None, Largest]:
         def add_columns(largest: Largest, block: tuple[Array, Array]) -> tuple[Largest, None]:
             k, log_weights = block
-            logs = kernel.log(squared_distances(scale, q, k)) + log_weights.mT
+            logs = kernel.log(squared_distances_on_cuda(scale, q, k)) + log_weights.mT
             index, (k, w) = logs.argmax(-1)[..., None], (jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in block)
             own = Largest(logs.max(-1, keepdims=True), *(jnp.take_along_axis(x, index, -2) for x in (w, k)))
             is_larger = ~(own.log <= largest.log)  # true for NaN
