@@ -89,7 +89,7 @@ def misfit(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str
 def _message(
     function: Callable[..., Any], signature: dict[str, inspect.Parameter], args: Any, kwargs: dict[str, Any]
 ) -> str | None:
-    """What is wrong, and what was meant."""
+    """The message of such an error, or None."""
     options = [p.annotation.__args__[0].__annotations__ for p in signature.values() if p.kind is p.VAR_KEYWORD]
     parameters = {name: p for name, p in signature.items() if p.kind is not p.VAR_KEYWORD}
     names = [*parameters, *(name for more in options for name in more)]

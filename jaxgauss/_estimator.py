@@ -36,8 +36,8 @@ class GaussianProcess(MultiOutputMixin, RegressorMixin, BaseEstimator):
 
     y is a mean, f and noise. f has covariance s² exp(-½ Σ_d ((x - x')_d / ℓ_d)²), the noise has variance α s². In D ≤ 3
     the kernel matrix is a product of R waves: a likelihood with its gradient, the mean and all variances take O(N + R³)
-    operations. In a box so many length scales wide that R > 5000, conjugate gradients take the place of factors
-    (docs/gaussian_processes.md). For up to 2048 points, or 8192 if D > 3, the kernel matrix is factored.
+    operations. If the box of the points is so many length scales wide that R > 5000, conjugate gradients replace
+    factors (docs/gaussian_processes.md). For up to 2048 points, or 8192 if D > 3, the kernel matrix is factored.
 
     Args:
         length_scale: ℓ, a number or (D,), where the search starts. None: one for all coordinates, from several starts.

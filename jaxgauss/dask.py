@@ -1,4 +1,4 @@
-"""Sketches and sums of Dask arrays: points that no machine holds, a block at a time on any worker, added in a tree."""
+"""Sketches and sums of Dask arrays larger than a machine's memory: workers sum blocks, and a tree adds the results."""
 
 import functools
 import operator
@@ -44,7 +44,7 @@ def fourier_sketch(
     """Reduce the weighted points of Dask arrays to Fourier coefficients, as `jaxgauss.fourier_sketch` does in memory.
 
     A worker reads a block of keys and values and keeps its coefficients; sketches are added eight at a time, in a tree.
-    O(N) operations; memory for the blocks in work and their sketches. The arrays may come from files, by
+    O(N) operations; memory for the blocks in progress and their sketches. The arrays may come from files, by
     `dask.array.from_zarr` or `dask.dataframe.read_parquet(…).values`; docs/scale.md shows how.
 
     Args:
@@ -107,7 +107,7 @@ def gauss_sum(
     """Sum Gaussian kernels over keys in Dask arrays, in any dimension: s_m = Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n.
 
     A worker streams the block of keys that it has read, by `gauss_sum_streamed`; partial sums are added eight at a
-    time, in a tree. O(MN(D + C)) operations; memory for the blocks in work, and O(M(D + C)) for each.
+    time, in a tree. O(MN(D + C)) operations; memory for the blocks in progress, and O(M(D + C)) for each.
 
     Args:
         queries: points q, (…, M, D), an array in memory: every worker gets all of them.
@@ -239,5 +239,5 @@ def _rounded(pair: tuple, dtype: str, x64: bool) -> np.ndarray:
 
 @sizeof.register(FourierSketch)
 def _bytes(sketch: FourierSketch) -> int:
-    """How much memory a worker counts for a sketch."""
+    """The memory of a sketch, as Dask should count it."""
     return sketch.coefficients.nbytes + sketch.rounding.nbytes

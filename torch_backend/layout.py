@@ -48,7 +48,7 @@ def scaled_points(queries: Array, keys: Array, tau: Array) -> tuple[Array, Array
 
 
 def normalized(values: Array, dtype: str, axis: int | tuple[int, ...] = -2) -> tuple[Array, Array | float]:
-    """Values that `dtype` holds, and the factor that undoes their scaling: in half precision the axis' largest."""
+    """Values scaled into the range of `dtype`, and the factor that undoes it: in half precision the axis' largest."""
     if dtype not in HALF:
         return values, 1.0
     xp = array_namespace(values)
@@ -57,7 +57,7 @@ def normalized(values: Array, dtype: str, axis: int | tuple[int, ...] = -2) -> t
 
 
 def _finite_sizes(x: Array) -> Array:
-    """|x|, and zero for what is not finite: a NaN affects only its own row."""
+    """|x|, with zero for NaN and infinities, so that they affect only their own rows."""
     xp = array_namespace(x)
     return xp.where(xp.isfinite(x), xp.abs(x), xp.zeros_like(x))
 
@@ -85,7 +85,7 @@ def scales_for_sums(
 
         Σ_m Φ |g_m| ≤ Σ_m |g_m|      and      |g_m| Σ_n Φ |v_n| ≤ |g_m| Σ_m.
 
-    P is about 1/N, of which float16 holds ever fewer bits from N = 2¹⁴ on: hence t.
+    P is about 1/N, for which float16 has fewer and fewer bits from N = 2¹⁴ on: hence t.
     """
     if dtype not in HALF:
         return 1.0, 1.0

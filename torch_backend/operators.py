@@ -87,7 +87,7 @@ def _efficient_backward(g: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor)
 
 
 def efficient_gated_backward(g: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, *, gate: Gate) -> tuple:
-    """The backward pass of the memory-efficient kernel behind a gate, likewise."""
+    """The backward pass of the memory-efficient kernel behind a gate; where it is shut, the result is arbitrary."""
     starts = _starts(q, k, gate)
     packed, sizes = [_packed(x) for x in (g, q, k, v)], (q.shape[2], k.shape[2])
     backward, seed = torch.ops.aten._efficient_attention_backward.default, torch.empty((), dtype=torch.int64)

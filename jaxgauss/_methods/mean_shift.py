@@ -81,8 +81,8 @@ def mean_shift(
 
     Derivatives:
         Reverse mode of first order, of the final points with respect to data, tau and weights, by the implicit function
-        theorem. The gradient of the starting points is zero. Gradients are meaningless for points that have not come to
-        rest at a maximum.
+        theorem. With respect to the starting points it is zero. Gradients are meaningless for points that have not come
+        to rest at a maximum.
 
     Precision:
         As for `kernel_mean`. In float32, steps below about 1e-7 of the distance from the center are lost in rounding.

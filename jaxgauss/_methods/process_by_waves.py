@@ -39,7 +39,7 @@ def negligible_from(dim: int, error: float) -> float:
 
 
 def number_of_modes(modes: Modes) -> float:
-    """About as many cosines and sines are kept: those in a ball, whose axes are shorter by the sum's tolerance."""
+    """About how many cosines and sines are kept: the volume of the ellipsoid inside the box of modes."""
     dim = len(modes.most)
     return math.pi ** (dim / 2) / math.gamma(dim / 2 + 1) * float(np.prod(modes.most.astype(float)))
 

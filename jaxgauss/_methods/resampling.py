@@ -1,4 +1,4 @@
-"""What the tests share: their result, p-values, aggregated bandwidths, and resamplings in blocks."""
+"""Common to all tests: their result, p-values, aggregated bandwidths, and resamplings in blocks."""
 
 import math
 from collections.abc import Callable
