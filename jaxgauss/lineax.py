@@ -200,6 +200,14 @@ def nystrom_preconditioner(operator: GaussOperator, rank: int, *, rng_key: jax.A
     Derivatives:
         None: it does not change the solution, and is a constant for `jax.grad`.
 
+    Example:
+        >>> import jax, jax.numpy as jnp, jaxgauss
+        >>> operator = jaxgauss.lineax.gauss_operator(jnp.linspace(0, 1, 50)[:, None], 10.0, noise=0.1)
+        >>> preconditioner = jaxgauss.lineax.nystrom_preconditioner(operator, 10, rng_key=jax.random.key(0))
+        >>> product = preconditioner.as_matrix() @ operator.as_matrix()
+        >>> bool(jnp.allclose(product, jnp.eye(50), atol=1e-3))
+        True
+
     References:
         Frangella, Tropp & Udell, "Randomized Nyström Preconditioning", 2021, arXiv:2110.02820.
     """
@@ -273,6 +281,13 @@ def log_determinant(
     Derivatives:
         Reverse mode, of the value with respect to points, τ and noise: tr(A⁻¹ dA) by the same samples. The
         preconditioner is a constant.
+
+    Example:
+        >>> import jax, jax.numpy as jnp, jaxgauss
+        >>> operator = jaxgauss.lineax.gauss_operator(jnp.linspace(0, 1, 50)[:, None], 10.0, noise=0.1)
+        >>> found = jaxgauss.lineax.log_determinant(operator, rng_key=jax.random.key(0), num_matvecs=20)
+        >>> bool(abs(found.value - jnp.linalg.slogdet(operator.as_matrix())[1]) < 4 * found.standard_error)
+        True
 
     References:
         Ubaru, Chen & Saad, "Fast Estimation of tr(f(A)) via Stochastic Lanczos Quadrature", 2017.
