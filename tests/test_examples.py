@@ -39,16 +39,11 @@ def run(*arguments: str, flags: str = os.environ["XLA_FLAGS"], **environment: st
 
 @pytest.fixture
 def run_here(as_it_comes, monkeypatch, capsys) -> Callable[..., str]:
-    """The same in this one, where everything is imported already: of the arguments of `python`."""
+    """The same in this one, where everything is imported already."""
 
     def run_here(*arguments: str) -> str:
-        is_module = arguments[0] == "-m"
-        monkeypatch.setattr(sys, "argv", list(arguments[1:] if is_module else arguments))
-        if is_module:
-            monkeypatch.delitem(sys.modules, arguments[1])  # which Python warns of
-            runpy.run_module(arguments[1], run_name="__main__")
-        else:
-            runpy.run_path(str(ROOT / arguments[0]), run_name="__main__")
+        monkeypatch.setattr(sys, "argv", list(arguments))
+        runpy.run_path(str(ROOT / arguments[0]), run_name="__main__")
         return capsys.readouterr().out
 
     return run_here
@@ -73,9 +68,8 @@ def shrink(monkeypatch) -> Callable[..., None]:
     return shrink
 
 
-def test_quickstart_agrees_with_dense():
-    optimized = os.environ["XLA_FLAGS"].replace("--xla_backend_optimization_level=0", "").strip()
-    lines = run("examples/quickstart.py", "--num", "2048", flags=optimized).splitlines()
+def test_quickstart_agrees_with_dense(run_here):
+    lines = run_here("examples/quickstart.py", "--num", "512").splitlines()
     errors = [float(line.split()[-1]) for line in lines if "×" in line]
     assert len(errors) == 3 and all(x < 1e-5 for x in errors)
 

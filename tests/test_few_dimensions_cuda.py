@@ -87,6 +87,7 @@ def test_other_functions_refuse_them_by_name_and_take_nearer_ones(rng):
 def test_no_more_waves_than_points_need_where_they_can_be_seen():
     """At the ends of the blocks as well, where the device may round the other way."""
     tau, tolerance = np.float32(1.7), 1e-5
+    fit = jax.jit(lambda most, *box: nodes.nodes(most, *box, jnp.float32(tolerance), at_once=True)[1], static_argnums=0)
     for dim in (1, 2, 3):
         b = np.sqrt(2 * np.log(4 * dim / tolerance))
         for blocks in range(1, nodes.MOST[dim] if dim > 1 else 4):
@@ -95,11 +96,9 @@ def test_no_more_waves_than_points_need_where_they_can_be_seen():
                 x = np.float32([[0.0] * dim, [length] * dim])
                 found = examined(Settings("fourier", tolerance=tolerance), tau, x, x, x[:, 0]).blocks
                 assert found is not None and blocks <= found <= max(2 * blocks, 2)
-                center, scale = jnp.asarray(x.mean(0)), jnp.full(dim, jnp.sqrt(tau))
-                fits = nodes.nodes(found, center, jnp.asarray(x[1]), scale, jnp.float32(tolerance), at_once=True)[1]
-                assert fits
-            sums = by_waves(x, x, np.ones(2, np.float32), tau, tolerance=tolerance)
-            assert np.max(np.abs(np.asarray(sums) - 1)) < 2 * tolerance
+                assert fit(found, x.mean(0), x[1], np.full(dim, np.sqrt(tau)))
+        sums = by_waves(x, x, np.ones(2, np.float32), tau, tolerance=tolerance)
+        assert np.max(np.abs(np.asarray(sums) - 1)) < 2 * tolerance
     assert examined(Settings("fourier"), 1.0, x * np.nan, x, x[:, 0]).blocks is None
     assert explain(x[:20], x[:20], x[:20, 0], 1e-3, method="fourier").reason.startswith("20 × 20 × 20 waves hold")
 
