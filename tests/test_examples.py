@@ -545,6 +545,7 @@ def test_the_benchmark_of_that_step_bears_half_precision(way):
     assert way[1]  # by kernels, either way: so many pairs are worth it
 
 
+@pytest.mark.parametrize("way", [BY_KERNELS], indirect=True)
 def test_mmd_flow_on_cuda_moves(way, picture):
     from mmd_flow import main
 
@@ -563,10 +564,10 @@ def test_svgd_posterior_on_cuda_predicts(way, picture, capsys):
     check_way(way)
 
 
-@pytest.mark.filterwarnings("ignore:torch_backend. points")  # the narrowest of the bandwidths, in float32
+@pytest.mark.parametrize("way", [AS_IT_COMES], indirect=True)
 def test_kde_on_cuda_agrees_with_scikit_learn(way, picture):
     from kde import main
 
     _, ours, theirs, *_ = main(num=200, steps=5, picture=picture)
-    assert ours == pytest.approx(theirs, abs=2e-3 if way[0] == "by kernels" else 1e-4)
+    assert ours == pytest.approx(theirs, abs=1e-4)
     check_way(way)
