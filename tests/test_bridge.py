@@ -154,12 +154,11 @@ def test_several_platforms_share_one_program(rng, monkeypatch, fresh):
         value, pullback = jax.vjp(functools.partial(gauss_sum, **options), *case[:4])
         return value, *pullback(case[4])
 
-    for method in ("auto", "rescale", "blocked"):
+    for method in ("auto", "rescale"):  # by XLA on both platforms; by attention here, by blocks there
         mapped = jax.jit(jax.vmap(functools.partial(run, method=method)))(*(x[None] for x in case))
         assert_close([x[0] for x in mapped], exact, 1e-12)
-    for precision, tolerance in (("auto", 1e-5), ("float16", 1e-2)):  # by XLA here, by flash there; and by both kernels
-        found = jax.jit(functools.partial(run, precision=precision))(*(np.float32(x) for x in case))
-        assert_close(found, exact, tolerance)
+    low = jax.jit(functools.partial(run, precision="float16"))(*map(np.float32, case))  # by both kernels
+    assert_close(low, exact, 1e-2)
 
 
 def test_a_kernel_of_another_platform_is_refused_when_it_runs(rng, monkeypatch, fresh):

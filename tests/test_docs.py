@@ -28,8 +28,9 @@ WITH_CODE = [
     for page, text in PAGES.items()
     if "```python\n" in text
 ]
+SLOW = {f"jaxgauss.{name}" for name in jaxgauss._WITH_OTHERS} | {"jaxgauss._estimator"}  # other libraries, a training
 WITH_DOCSTRINGS = [
-    pytest.param(module.name, marks=[pytest.mark.slow] * (module.name == "jaxgauss._estimator"))  # which trains
+    pytest.param(module.name, marks=[pytest.mark.slow] * (module.name in SLOW))
     for module in pkgutil.walk_packages(jaxgauss.__path__, "jaxgauss.")
     if not module.ispkg
 ]
