@@ -28,7 +28,7 @@ WITH_CODE = [
     for page, text in PAGES.items()
     if "```python\n" in text
 ]
-SLOW = {f"jaxgauss.{name}" for name in jaxgauss._WITH_OTHERS} | {"jaxgauss._estimator"}  # other libraries, a training
+SLOW = {f"jaxgauss.{name}" for name in jaxgauss._WITH_OTHERS} | {"jaxgauss._estimator"}  # other libraries
 WITH_DOCSTRINGS = [
     pytest.param(module.name, marks=[pytest.mark.slow] * (module.name in SLOW))
     for module in pkgutil.walk_packages(jaxgauss.__path__, "jaxgauss.")
