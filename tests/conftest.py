@@ -13,6 +13,7 @@ os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_opti
 if importlib.metadata.version("jaxlib").startswith("0.10."):  # a flag that XLA does not know would end the process
     os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # several processes share the cores
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # NumPy's and SciPy's, whose threads wait busily
 
 import jax
 import matplotlib

@@ -10,7 +10,6 @@ import runpy
 from pathlib import Path
 from types import SimpleNamespace
 
-import jax
 import pytest
 
 import jaxgauss
@@ -29,14 +28,18 @@ WITH_CODE = [
     for page, text in PAGES.items()
     if "```python\n" in text
 ]
-MODULES = [module.name for module in pkgutil.walk_packages(jaxgauss.__path__, "jaxgauss.") if not module.ispkg]
+SLOW = {f"jaxgauss.{name}" for name in jaxgauss._WITH_OTHERS} | {"jaxgauss._estimator"}  # other libraries
+WITH_DOCSTRINGS = [
+    pytest.param(module.name, marks=[pytest.mark.slow] * (module.name in SLOW))
+    for module in pkgutil.walk_packages(jaxgauss.__path__, "jaxgauss.")
+    if not module.ispkg
+]
 
 
 @pytest.mark.parametrize("page", WITH_CODE)
-def test_examples_of_a_page_run(capsys, page):
+def test_examples_of_a_page_run(as_it_comes, capsys, page):
     code = "".join(re.findall(r"```python\n(.*?)```", PAGES[page], re.S))
-    with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        exec(compile(code, page, "exec"), {})
+    exec(compile(code, page, "exec"), {})
     printed = capsys.readouterr().out.splitlines()
     expected = re.findall(r"# -> (.*)", code)
     if len(expected) == 1:
@@ -46,13 +49,12 @@ def test_examples_of_a_page_run(capsys, page):
         assert got == said or float(got) == pytest.approx(float(said), rel=1e-4)
 
 
-@pytest.mark.parametrize("name", MODULES)
-def test_docstring_examples(name):
+@pytest.mark.parametrize("name", WITH_DOCSTRINGS)
+def test_docstring_examples(as_it_comes, name):
     module, finder, runner = importlib.import_module(name), doctest.DocTestFinder(), doctest.DocTestRunner()
     own = {x for x, value in vars(module).items() if callable(value) and getattr(value, "__module__", "") == name}
-    with jax.enable_x64(False), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        for test in (test for x in sorted(own) for test in finder.find(getattr(module, x), x, globs={})):
-            runner.run(test)
+    for test in (test for x in sorted(own) for test in finder.find(getattr(module, x), x, globs={})):
+        runner.run(test)
     public = {x for x in own & vars(jaxgauss).keys() if x.islower()}
     without = {"gauss_sum_dense", "gauss_sum_blocked"}
     assert runner.failures == 0 and runner.tries >= len(public - without)

@@ -125,6 +125,19 @@ def test_the_memory_that_a_kernel_reads_is_there(rng, monkeypatch):
     assert any(torch.isnan(x).any() for x in operators.BACKWARD["efficient"](g, q, k, v, lse))
 
 
+@pytest.fixture
+def tensors_on_cuda(monkeypatch):
+    """`torch_backend` takes any tensors for CUDA's."""
+    module = sys.modules["torch_backend.gauss_sum"]  # the package exports the function of its name
+    monkeypatch.setattr(module, "select_kernel", lambda b, p, _, *rest: select_kernel(b, p, "cuda", *rest))
+
+
+def assert_right_of_tensors(case, **options):
+    q, k, v, t, g = (torch.from_numpy(np.asarray(x)) for x in case)
+    assert relative_error(torch_backend.gauss_sum(q, k, v, t, **options), gauss_sum64(*case.operands)) < 3e-3
+    assert_close(torch_backend.gauss_sum_pullback(q, k, v, t, g, **options), gradients64(*case)[:3], 5e-3)
+
+
 @pytest.mark.parametrize(
     "capability, precision, dim, expected",
     [
@@ -137,15 +150,17 @@ def test_the_memory_that_a_kernel_reads_is_there(rng, monkeypatch):
         (HOPPER, "float16x2", 64, ("flash", "float16x2", 200)),
     ],
 )
-def test_every_card_has_a_kernel_that_it_runs(rng, capability, precision, dim, expected):
-    case = problem(rng, 60, 50, dim, 9, tau=1.0)
+def test_every_card_has_a_kernel_that_it_runs(rng, tensors_on_cuda, capability, precision, dim, expected):
     with emulated_cuda.on(capability=capability):
         kernel = select_kernel("auto", precision, "cuda", "float32", dim)
         assert (kernel.name, kernel.precision, kernel.width(kernel.columns(dim) + 2)) == expected
-        function = functools.partial(gauss_sum, precision=precision, method="rescale")
-        ours, gradients = with_gradients(function)(*map(jnp.float32, case))
-    assert relative_error(ours, gauss_sum64(*case.operands)) < 3e-3
-    assert_close(gradients[:3], gradients64(*case)[:3], 5e-3)
+        assert_right_of_tensors(problem(rng, 60, 50, dim, 9, tau=1.0, dtype="float32"), precision=precision)
+
+
+@pytest.mark.parametrize("tau", [1.0, 3000.0])
+def test_tensors_take_the_same_kernels(rng, tensors_on_cuda, tau):
+    """`torch_backend` by itself, its gate in PyTorch."""
+    assert_right_of_tensors(problem(rng, 60, 50, 3, 2, tau=tau, dtype="float32"))
 
 
 @pytest.mark.parametrize(
@@ -161,15 +176,13 @@ def test_what_a_card_cannot_run_is_refused_by_name(rng, options):
 
 
 @pytest.mark.parametrize("cudnn, capability", [(91002, HOPPER), (91500, HOPPER), (91900, HOPPER), (92100, (10, 0))])
-def test_cudnn_gets_what_it_takes(rng, cudnn, capability):
+def test_cudnn_gets_what_it_takes(cudnn, capability):
     with emulated_cuda.on(cudnn=cudnn, capability=capability):
-        for *sizes, method in (
-            *((*x, "rescale") for x in ((128, 256), (130, 256), (128, 250), (5, 1), (1, 256))),
-            (130, 256, "reweight"),
-        ):
-            case = problem(rng, *sizes, 16, 3, tau=1.0)
-            ours = gauss_sum(*map(jnp.float32, case.operands), backend="cudnn", method=method)
-            assert relative_error(ours, gauss_sum64(*case.operands)) < 3e-3
+        for num_queries, num_keys in ((128, 256), (130, 256), (128, 250), (130, 250), (5, 1), (1, 256)):
+            _, *tensors = operands("float16", 24, num_queries, num_keys)
+            q, k, v = (x.double() for x in tensors)
+            exact = (q @ k.mT).softmax(-1) @ v, (q @ k.mT).logsumexp(-1)
+            assert_close(operators.FORWARD["cudnn"](*tensors), exact, EPS["float16"])
 
 
 REFUSED = [
@@ -192,27 +205,15 @@ def test_operators_refuse_what_their_source_refuses(capability, name, options):
         operators.FORWARD[name](*tensors)
 
 
-@pytest.mark.parametrize("capability", [(8, 6), (8, 9), (12, 0), (8, 0), (9, 0)])
+@pytest.mark.parametrize("capability", [(8, 6), (8, 9), (12, 0)])
 def test_widths_of_flash_backward(capability):
     g, q, k, v = operands("float16", width=208)
     lse = torch.zeros(*q.shape[:3], 1)
-    with emulated_cuda.on(capability=capability):
-        if capability in ((8, 0), (9, 0)):
+    for larger_card in (AMPERE, HOPPER):
+        with emulated_cuda.on(capability=larger_card):
             operators.BACKWARD["flash"](g, q, k, v, lse)
-            return
-        with pytest.raises(RefusedError, match="invalid argument"):
-            operators.BACKWARD["flash"](g, q, k, v, lse)
-
-
-def test_tensors_take_the_same_kernels(rng, monkeypatch):
-    """`torch_backend` by itself, its gate in PyTorch."""
-    module = sys.modules["torch_backend.gauss_sum"]  # the package exports the function of its name
-    monkeypatch.setattr(module, "select_kernel", lambda b, p, _, *rest: select_kernel(b, p, "cuda", *rest))
-    for tau in (1.0, 3000.0):
-        case = problem(rng, 60, 50, 3, 2, tau=tau, dtype="float32")
-        q, k, v, t, g = (torch.from_numpy(np.asarray(x)) for x in case)
-        assert relative_error(torch_backend.gauss_sum(q, k, v, t), gauss_sum64(*case.operands)) < 3e-3
-        assert_close(torch_backend.gauss_sum_pullback(q, k, v, t, g), gradients64(*case)[:3], 5e-3)
+    with emulated_cuda.on(capability=capability), pytest.raises(RefusedError, match="invalid argument"):
+        operators.BACKWARD["flash"](g, q, k, v, lse)
 
 
 def test_a_warning_of_earlier_sums(rng):
@@ -235,11 +236,10 @@ def test_calls_may_be_recorded_where_they_run_in_turn(rng, monkeypatch, flags):
     monkeypatch.setattr(torch.cuda, "MemPool", object)
     monkeypatch.setattr(torch.cuda, "use_mem_pool", lambda *x: pools.append(x) or contextlib.nullcontext())
     bridge._memory.cache_clear()
-    for method in ("rescale", "reweight"):
-        jax.block_until_ready(gauss_sum(*map(jnp.float32, problem(rng, 37 + len(flags)).operands), method=method))
+    jax.block_until_ready(gauss_sum(*map(jnp.float32, problem(rng, 37 + len(flags)).operands), method="rescale"))
     bridge._memory.cache_clear()
-    assert given == [{"command_buffer_compatible": not flags}] * 4
-    assert len(pools) == 4 and len({id(pool) for pool, _ in pools}) == 1 and pools[0][0] is not None
+    assert given == [{"command_buffer_compatible": not flags}] * 2
+    assert len(pools) == 2 and len({id(pool) for pool, _ in pools}) == 1 and pools[0][0] is not None
 
 
 @pytest.mark.parametrize("read", [float, bool])
@@ -251,14 +251,14 @@ def test_a_callback_that_tells_the_host_a_number_is_refused(rng, monkeypatch, re
         jax.block_until_ready(gauss_sum(*map(jnp.float32, problem(rng).operands), method="rescale"))
 
 
-@pytest.mark.parametrize("precision", ["float16", "float16x2", "float32"])
+@pytest.mark.parametrize("precision", ["float16x2", "float32"])
 def test_launches_of_a_call(rng, precision):
     """Of each callback: one kernel, an array copied for each of its results, and what a backward pass reads as zeros.
 
     The second kernel, behind a gate, comes with two operations for a bit that the host may read. Nothing else is
     PyTorch's.
     """
-    *operands, g = (jnp.float32(x) for x in problem(rng, 300, 400, 32, 32))
+    *operands, g = (jnp.float32(x) for x in problem(rng, 30, 40, 32, 32))
     function = functools.partial(gauss_sum, method="rescale", precision=precision)
     jax.block_until_ready(function(*operands))  # the first report of a process makes the bit
     with emulated_cuda.counting() as of_sum:
@@ -287,17 +287,18 @@ def test_kernels_are_mixtures_or_evaluated(rng):
 
     q, k, v, g = (rng.normal(size=s).astype("float32") for s in ((90, 6), (80, 6), (80, 1), (90, 1)))
     squared = np.square(q[:, None].astype("float64") - k[None]).sum(-1)
-    for kernel, phi, tolerance in (
-        ("imq", (1 + squared) ** -0.5, 1e-3),
-        ("matern12", np.exp(-np.sqrt(squared)), 1e-6),
-        ("energy", -np.sqrt(squared), 1e-6),
+    lengths = np.sqrt(squared)
+    for kernel, phi, psi, tolerance in (
+        ("imq", (1 + squared) ** -0.5, (1 + squared) ** -1.5, 1e-3),
+        ("matern12", np.exp(-lengths), np.exp(-lengths) / lengths, 1e-6),
+        ("energy", -lengths, 1 / lengths, 1e-6),
     ):
         options = {"method": "mixture", "precision": "float16"} if kernel == "imq" else {"method": "blocked"}
-        error = np.asarray(kernel_sum(q, k, v, kernel=kernel, **options), np.float64) - phi @ v
+        found, pullback = jax.vjp(lambda q: kernel_sum(q, k, v, kernel=kernel, **options), q)  # noqa: B023
+        error = np.asarray(found, np.float64) - phi @ v
         assert np.linalg.norm(error) < tolerance * np.linalg.norm(np.abs(phi) @ np.abs(v))
-        on_cuda = jax.grad(lambda q: (kernel_sum(q, k, v, kernel=kernel, **options) * g).sum())(q)  # noqa: B023
-        exact = jax.grad(lambda q: (kernel_sum(q, k, v, kernel=kernel, method="differences") * g).sum())(q)  # noqa: B023
-        assert relative_error(on_cuda, exact) < 3 * tolerance
+        exact = np.einsum("mn,mnd->md", psi * (g @ v.T), np.float64(k) - q[:, None])
+        assert relative_error(pullback(g)[0], exact) < 3 * tolerance
 
 
 def test_explain_names_the_card():
@@ -317,9 +318,6 @@ def test_explain_lists_the_sums_of_a_function_by_the_cards_costs():
     assert by_waves.milliseconds == pytest.approx(plans.time_of_waves_on_cuda(140_000, 3, 3, MOST[3]), rel=0.05)
 
 
-ORDINARY = [(32, 1.0), (64, 1.0), (16, 4.0), (8, 16.0)]  # D, τ
-
-
 def gates(monkeypatch):
     """What becomes of every gate."""
     seen, original = [], emulated_cuda.STAND_INS["_efficient_attention_forward"]
@@ -332,7 +330,7 @@ def gates(monkeypatch):
     return seen
 
 
-@pytest.mark.parametrize("dim, tau", ORDINARY)
+@pytest.mark.parametrize("dim, tau", [(64, 1.0), (8, 16.0)])
 def test_half_precision_is_not_computed_twice_of_ordinary_points(rng, monkeypatch, dim, tau):
     seen = gates(monkeypatch)
     q, k = (rng.normal(size=(512, dim)) for _ in range(2))
@@ -344,8 +342,7 @@ def test_half_precision_is_not_computed_twice_of_ordinary_points(rng, monkeypatc
     assert seen == [False] and np.linalg.norm(error) < 5e-3 * np.linalg.norm(bound)
 
 
-@pytest.mark.parametrize("dear", [0, 10**9])
-@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize("channels, dear", [(1, 0), (3, 10**9)])
 def test_a_sum_with_gradients_has_an_engine_of_its_own(rng, monkeypatch, channels, dear):
     """Attention, if pulls in XLA are dear: then value and gradients are its; gradients of values have none."""
     monkeypatch.setattr(plan, "PULL", dear)

@@ -30,7 +30,15 @@ EPS = {"float64": 2e-16, "float32": 1e-7, "float16": 1e-3, "bfloat16": 8e-3, "fl
 
 
 def tensors(case) -> list[torch.Tensor]:
-    return [torch.from_numpy(x) for x in case]
+    return [torch.as_tensor(x) for x in case]
+
+
+def assert_right(case, of_sums, of_gradients, **options):
+    """Sums by every method, and their pullback."""
+    exact, gradients = gauss_sum64(*case[:4]), gradients64(*case)[:3]
+    for method in METHODS:
+        assert relative_error(gauss_sum(*tensors(case[:4]), method=method, **options), exact) < of_sums, method
+    assert_close(gauss_sum_pullback(*tensors(case), **options), gradients, of_gradients)
 
 
 def naive(queries, keys, values, tau, dtype):
@@ -41,38 +49,35 @@ def naive(queries, keys, values, tau, dtype):
     return (weights @ v.float()).to(dtype)
 
 
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("precision", EPS)
-@pytest.mark.parametrize("size", SIZES)
-def test_reduction_is_as_exact_as_its_dtype(rng, method, precision, size):
-    case = problem(rng, *size, tau=1.0)
-    exact = gauss_sum64(*case.operands)
-    bound = np.exp(-0.5 * np.square(case.queries[:, None] - case.keys).sum(-1)) @ np.abs(case.values)
-    result = gauss_sum(*tensors(case.operands), method=method, precision=precision)
-    same = naive(*case[:3], 1.0, getattr(torch, kernels.PRECISIONS[precision])).double().numpy()
-    assert result.dtype == torch.float64
-    error = np.abs(result.numpy() - exact).max()
-    assert error <= 4 * np.abs(same - exact).max() + 8 * EPS[precision] * bound.max()
+def test_reductions_and_the_pullback_are_as_exact_as_their_dtype(rng, precision):
+    tolerance = {"float64": 1e-13, "float32": 2e-6}.get(precision, 3 * EPS[precision])
+    for size in (*SIZES, (300, 200, 16, 32)):
+        case = problem(rng, *size, tau=1.0)
+        exact, bound = (gauss_sum64(*case[:2], v, case.tau) for v in (case.values, np.abs(case.values)))
+        same = naive(*case[:3], 1.0, getattr(torch, kernels.PRECISIONS[precision])).double().numpy()
+        for method in METHODS:
+            result = gauss_sum(*tensors(case.operands), method=method, precision=precision)
+            assert result.dtype == torch.float64
+            error = np.abs(result.numpy() - exact).max()
+            assert error <= 4 * np.abs(same - exact).max() + 8 * EPS[precision] * bound.max(), (size, method)
+        case = case._replace(tau=np.asarray(2.0))
+        assert_close(gauss_sum_pullback(*tensors(case), precision=precision), gradients64(*case)[:3], tolerance)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_leading_axes_broadcast(rng, method):
+def test_leading_axes_broadcast(rng):
     axes = [(), (1,), (3,), (2, 1), (2, 3), (4, 2, 3), (4, 2, 1), (2, 1, 1, 3), (2, 1, 2, 3)]
     checked = 0
-    for count, shapes in enumerate(itertools.product(axes, axes, axes, [(), (3,), (2, 1)])):
+    for shapes in list(itertools.product(axes, axes, axes, [(), (3,), (2, 1)]))[::14]:  # of every kind
         try:
             batch = np.broadcast_shapes(*shapes)
         except ValueError:
             continue
-        if count % 7:  # a seventh of the combinations, of every kind
-            continue
         checked += 1
         sizes = [(*x, *y) for x, y in zip((*shapes[:3], batch), ((5, 2), (7, 2), (7, 3), (5, 3)), strict=True)]
         q, k, v, g = (rng.normal(size=x) for x in sizes)
-        case = q, k, v, np.asarray(rng.uniform(0.5, 1.5, size=shapes[3])), g
-        assert_close([gauss_sum(*tensors(case[:4]), method=method)], [gauss_sum64(*case[:4])], 1e-13)
-        assert_close(gauss_sum_pullback(*tensors(case)), gradients64(*case)[:3], 1e-12)
-    assert checked > 100
+        assert_right((q, k, v, np.asarray(rng.uniform(0.5, 1.5, size=shapes[3])), g), 1e-13, 1e-12)
+    assert checked > 60
 
 
 @pytest.mark.parametrize(
@@ -92,24 +97,16 @@ def test_shared_operands_are_not_copied(shapes, folded):
     assert [x.data_ptr() for x in operands[:2]] == [q.data_ptr(), k.data_ptr()]
 
 
-@pytest.mark.parametrize("precision", EPS)
-@pytest.mark.parametrize("size", [*SIZES, (300, 200, 16, 32)])
-def test_pullback_is_as_exact_as_its_dtype(rng, precision, size):
-    case = problem(rng, *size, tau=2.0)
-    tolerance = {"float64": 1e-13, "float32": 2e-6}.get(precision, 3 * EPS[precision])
-    assert_close(gauss_sum_pullback(*tensors(case), precision=precision), gradients64(*case)[:3], tolerance)
-
-
-@pytest.mark.parametrize("threads", [1, 3])
-def test_pullback_does_not_depend_on_the_number_of_threads(rng, threads):
-    case = problem(rng, 50, 21, 3, 2)
-    exact = gauss_sum_pullback(*tensors(case))
-    before = torch.get_num_threads()
+def test_pullback_does_not_depend_on_the_number_of_threads(rng):
+    case, before, found = problem(rng, 50, 21, 3, 2), torch.get_num_threads(), []
     try:
-        torch.set_num_threads(threads)
-        assert_close(gauss_sum_pullback(*tensors(case)), exact, 1e-14)
+        for threads in (before, 1, 3):
+            torch.set_num_threads(threads)
+            found.append(gauss_sum_pullback(*tensors(case)))
     finally:
         torch.set_num_threads(before)
+    for gradients in found[1:]:
+        assert_close(gradients, found[0], 1e-14)
 
 
 def test_half_precision_pullback_reaches_rows_far_below_its_range(rng):
@@ -126,26 +123,21 @@ def test_cotangents_of_another_shape_are_refused(shape):
         gauss_sum_pullback(torch.ones(5, 3), torch.ones(7, 3), torch.ones(7, 2), 1.0, torch.ones(5, 2).long())
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_autocast_around_the_call_changes_nothing(rng, method):
+def test_autocast_around_the_call_changes_nothing(rng):
     case = problem(rng, 20, 30, 5, 3, dtype="float32")
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        result = gauss_sum(*tensors(case.operands), method=method)
+        assert_right(case, 1e-6, 1e-6)
         gradients = gauss_sum_pullback(*tensors(case))
-    assert relative_error(result, gauss_sum64(*case.operands)) < 1e-6
     assert_close(gradients, gauss_sum_pullback(*tensors(case)), 1e-7)
 
 
 @pytest.mark.parametrize("precision", ["float16", "bfloat16", "float16x2", "bfloat16x2", "float32"])
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("far", [370.0, 1e5])
-def test_an_outlier_changes_nothing_else(rng, precision, method, far):
+def test_an_outlier_changes_nothing_else(rng, precision, far):
     """It moves the center, and every other point away from it: what half precision does not hold is computed again."""
     case = problem(rng, 50, 60, 3, 2, tau=1.0, dtype="float32")
     case.keys[0, 0] = case.queries[0, 0] = far
-    result = gauss_sum(*tensors(case.operands), method=method, precision=precision)
-    assert relative_error(result, gauss_sum64(*case.operands)) < 1e-5
-    assert_close(gauss_sum_pullback(*tensors(case), precision=precision), gradients64(*case)[:3], 1e-4)
+    assert_right(case, 1e-5, 1e-4, precision=precision)
 
 
 @pytest.mark.parametrize("precision", ["float16", "float32", "float64"])
@@ -168,20 +160,16 @@ def test_half_precision_sums_over_many_queries_do_not_overflow(rng, keys):
     assert_close(gauss_sum_pullback(q, k, v, tau, g, precision="float16"), exact, 1e-3)
 
 
-def test_autograd_differentiates_reweight(rng):
+def test_autograd_differentiates_reweight_and_is_refused_where_it_would_be_wrong(rng):
     case = problem(rng, 20, 30, 5, 3)
     *operands, g = (x.requires_grad_() for x in tensors(case))
     ours = torch.autograd.grad((gauss_sum(*operands, method="reweight") * g).sum(), operands)
     assert_close(ours, gradients64(*case), 1e-12)
-
-
-@pytest.mark.parametrize("method", ["rescale", "prescale"])
-def test_autograd_is_refused_where_it_would_be_wrong(rng, method):
-    q, k, v, tau, _ = tensors(problem(rng))
-    with pytest.raises(ValueError, match="got tensors that require a gradient"):
-        gauss_sum(q.requires_grad_(), k, v, tau, method=method)
-    with torch.no_grad():
-        gauss_sum(q, k, v, tau, method=method)
+    for method in ("rescale", "prescale"):
+        with pytest.raises(ValueError, match="got tensors that require a gradient"):
+            gauss_sum(*operands, method=method)
+        with torch.no_grad():
+            gauss_sum(*operands, method=method)
 
 
 def test_reweight_is_the_public_function(rng):
@@ -201,56 +189,44 @@ def test_reweight_is_the_public_function(rng):
     assert "sdpa_kernel" not in source and "torch.backends" not in source
 
 
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("shape", [(0, 5, 2, 3), (4, 0, 2, 3), (4, 5, 2, 0), (0, 0, 2, 3)])
-def test_empty_operands_give_zeros_and_never_reach_the_kernel(method, shape):
+def test_empty_operands_give_zeros_and_never_reach_the_kernel(shape):
     m, n, d, c = shape
     q, k, v = torch.ones(m, d), torch.ones(n, d), torch.ones(n, c)
-    result = gauss_sum(q, k, v, method=method)
-    assert result.shape == (m, c) and not result.any()
+    for method in METHODS:
+        result = gauss_sum(q, k, v, method=method)
+        assert result.shape == (m, c) and not result.any()
+        assert gauss_sum(q.expand(0, m, d), k, v, method=method).shape == (0, m, c)
     assert [x.shape for x in gauss_sum_pullback(q, k, v, 1.0, torch.ones(m, c))] == [q.shape, k.shape, v.shape]
-    assert gauss_sum(q.expand(0, m, d), k, v, method=method).shape == (0, m, c)
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_strided_operands_are_packed(rng, method):
-    q, k, v, tau, _ = tensors(problem(rng, 20, 30, 16, 16))
-    exact = gauss_sum64(q, k, v, tau)
-    strided = [x.T.contiguous().T for x in (q, k, v)]
+def test_strided_operands_are_packed(rng):
+    *operands, tau, g = tensors(problem(rng, 20, 30, 16, 16))
+    strided = [x.T.contiguous().T for x in operands]
     assert not strided[0].is_contiguous()
-    assert relative_error(gauss_sum(*strided, tau, method=method), exact) < 1e-13
-    every_second = [torch.stack([x, -x], -1).flatten(-2)[:, ::2] for x in (q, k, v)]
-    assert relative_error(gauss_sum(*every_second, tau, method=method), exact) < 1e-13
+    for layout_ in (strided, [torch.stack([x, -x], -1).flatten(-2)[:, ::2] for x in operands]):
+        assert_right((*layout_, tau, g), 1e-13, 1e-13)
 
 
 @pytest.mark.parametrize("channels", [1, 40, 300])
 def test_channels_are_summed_in_blocks_where_the_kernel_is_narrow(rng, channels, monkeypatch):
-    case = problem(rng, 9, 11, 4, channels)
     module = sys.modules["torch_backend.gauss_sum"]  # the package exports the function of its name
     monkeypatch.setattr(module, "select_kernel", lambda *args: replace(select_kernel(*args), max_width=16))
-    for method in METHODS:
-        assert relative_error(gauss_sum(*tensors(case.operands), method=method), gauss_sum64(*case.operands)) < 1e-13
-    assert_close(gauss_sum_pullback(*tensors(case)), gradients64(*case)[:3], 1e-13)
+    assert_right(problem(rng, 9, 11, 4, channels), 1e-13, 1e-13)
 
 
-@pytest.mark.parametrize("precision", ["float64", "float16"])
-def test_many_points_take_several_calls(rng, precision, monkeypatch):
+@pytest.mark.parametrize("precision, tolerance", [("float64", 1e-12), ("float16", 5e-3)])
+def test_many_points_take_several_calls(rng, precision, tolerance, monkeypatch):
     """Chunks of 16 queries and of 16 keys of 40 and 50; keys and queries are shared by a batch of values."""
-    queries, keys, values, tau, _ = tensors(problem(rng, 40, 50, 3, 2))
-    values, g = torch.stack([values, 2 * values]), torch.from_numpy(rng.normal(size=(2, 40, 2)))
-    operands, tolerance = (queries, keys, values, tau), 1e-12 if precision == "float64" else 5e-3
-    log_weights = values[0].abs().log()[..., :1]
-    whole_means = torch_backend.log_gauss_sum(*operands, log_weights)
-    calls = []
-    attend = operators._cpu
+    queries, keys, values, tau, _ = problem(rng, 40, 50, 3, 2)
+    case = queries, keys, np.stack([values, 2 * values]), tau, rng.normal(size=(2, 40, 2))
+    weighted = *tensors(case[:4]), torch.from_numpy(values).abs().log()[..., :1]
+    whole_means, calls, attend = torch_backend.log_gauss_sum(*weighted), [], operators._cpu
     monkeypatch.setitem(operators.FORWARD, "cpu", lambda *x: (calls.append(1), attend(*x))[1])
     monkeypatch.setattr(attention, "MAX_POINTS", 16)
-    for method in METHODS:
-        result = gauss_sum(*operands, method=method, precision=precision)
-        assert relative_error(result, gauss_sum64(*operands)) < tolerance
+    assert_right(case, tolerance, tolerance, precision=precision)
     assert len(calls) >= 3 * 4
-    assert_close(gauss_sum_pullback(*operands, g, precision=precision), gradients64(*operands, g)[:3], tolerance)
-    assert_close(torch_backend.log_gauss_sum(*operands, log_weights, precision=precision), whole_means, tolerance)
+    assert_close(torch_backend.log_gauss_sum(*weighted, precision=precision), whole_means, tolerance)
 
 
 @pytest.mark.parametrize(("dim", "channels"), [(257, 1), (300, 700), (1024, 257), (16, 4096)])
@@ -278,13 +254,12 @@ def test_no_operand_has_more_elements_than_32_bits_count():
         assert points < 2**28  # κ of Algorithm 2
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_large_batches(rng, method):
+def test_large_batches(rng):
     """More than CUDA's grid holds; heads likewise."""
     case = problem(rng, 70_000, 3, 2, 1)
     queries, keys = case.queries.reshape(70_000, 1, 2), rng.normal(size=(70_000, 3, 2))
     exact = gauss_sum64(queries, keys, case.values, case.tau)
-    for batch in ((70_000,), (1, 70_000)):
+    for method, batch in itertools.product(METHODS, ((70_000,), (1, 70_000))):
         operands = tensors((queries.reshape(*batch, 1, 2), keys.reshape(*batch, 3, 2), case.values, case.tau))
         assert relative_error(gauss_sum(*operands, method=method), exact.reshape(*batch, 1, 1)) < 1e-13
 
