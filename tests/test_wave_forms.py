@@ -18,20 +18,28 @@ TAUS = {1: 9.0, 2: 4.0, 3: 0.1}
 AS_EQUAL = 16 * 4 * float(np.finfo("float32").eps)  # statistics are equal if they differ by this times mean(K) / N
 
 
-@pytest.fixture
-def taken(monkeypatch):
-    """Waves wherever they hold the points; the number of blocks of every test that took them."""
-    taken, forms = [], module.wave_forms
+@pytest.fixture(scope="module")
+def traced():
+    """Waves wherever they hold the points; the number of blocks of every test that is traced to take them."""
+    traced, forms = [], module.wave_forms
 
     def recorded(points, tau, most, labelings):
-        taken.append(most)
+        traced.append(most)
         return forms(points, tau, most, labelings)
 
-    monkeypatch.setattr(module, "wave_forms", recorded)
-    monkeypatch.setattr(module, "blocks_that_pay", lambda num, dim, *_: 4 if dim <= 3 else 0)
-    jax.clear_caches()  # which programs compute the forms is not part of their keys
-    yield taken
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "wave_forms", recorded)
+        patch.setattr(module, "blocks_that_pay", lambda num, dim, *_: 4 if dim <= 3 else 0)
+        jax.clear_caches()  # which programs compute the forms is not part of their keys
+        yield traced
     jax.clear_caches()
+
+
+@pytest.fixture
+def taken(traced):
+    """Those of this test, whose samples have sizes of their own."""
+    traced.clear()
+    return traced
 
 
 def samples(rng, m, n, dim):
@@ -48,12 +56,10 @@ def largest_error(found, exact, x, y, tau):
     return np.abs(found - exact).max() / (AS_EQUAL * mean / (len(x) + len(y)))
 
 
-@pytest.mark.parametrize("way", ["products", "finufft"])
-@pytest.mark.parametrize("dim, m, n, estimator, resampling", [
-    (1, 500, 500, "biased", "wild"),
-    (2, 700, 200, "unbiased", "permutation"),
-    (2, 300, 300, "unbiased", "wild"),
-    (3, 150, 400, "biased", "permutation"),
+@pytest.mark.parametrize("way, dim, m, n, estimator, resampling", [
+    ("products", 1, 300, 300, "biased", "wild"),
+    ("finufft", 2, 500, 200, "unbiased", "permutation"),
+    ("products", 3, 150, 400, "biased", "permutation"),
 ])  # fmt: skip
 def test_statistics_are_those_of_all_pairs(rng, monkeypatch, taken, way, dim, m, n, estimator, resampling):
     if way == "products":
@@ -69,7 +75,7 @@ def test_statistics_are_those_of_all_pairs(rng, monkeypatch, taken, way, dim, m,
     assert float(test.p_value) == pytest.approx((1 + (exact[1:] >= exact[0]).sum()) / 20, abs=1e-12)
 
 
-@pytest.mark.parametrize("dim, estimator", [(1, "unbiased"), (2, "biased"), (3, "unbiased")])
+@pytest.mark.parametrize("dim, estimator", [(1, "unbiased"), (3, "biased")])
 def test_bandwidths_share_the_coefficients(rng, taken, dim, estimator):
     x, y = samples(rng, 400, 300, dim)
     taus = TAUS[dim] * np.array([1.0, 0.1, 0.5])
