@@ -6,16 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxgauss import (
-    estimate_error,
-    hsic_test,
-    kernel_mean,
-    ksd_test,
-    log_gauss_sum,
-    mean_shift,
-    mmd_estimate,
-    mmd_test,
-)
+from jaxgauss import estimate_error, hsic_test, kernel_mean, ksd_test, log_gauss_sum, mean_shift, mmd_estimate, mmd_test
 
 COMPILED = "/jax/core/compile/backend_compile_duration"
 KEY = jax.random.key(0)

@@ -290,9 +290,7 @@ def test_transformations_are_refused():
         lambda: jax.jit(lambda: gauss_sum_streamed(Q, [(K, V)]))(),
         lambda: jax.grad(lambda v: gauss_sum_streamed(Q, [(K, v)]).sum())(V),
     ):
-        with pytest.raises(
-            TypeError, match=r"of transformations such as jit or grad; got a tracer\. Use `gauss_s"
-        ):
+        with pytest.raises(TypeError, match=r"of transformations such as jit or grad; got a tracer\. Use `gauss_s"):
             call()
 
 
