@@ -187,7 +187,7 @@ def test_batches_and_vmap(rng, free):
             np.testing.assert_allclose(found, exact, rtol=2e-4, atol=2e-4)
 
 
-@by_products
+@by_finufft
 def test_methods(rng, free):
     """MMD and densities, with their gradients."""
     x, y = rng.normal(size=(2, 900, 2)).astype(np.float32)

@@ -79,8 +79,8 @@ def test_the_share_of_tiles_is_estimated(rng, dim):
 
 
 def test_explain_tells_of_waves(rng):
-    x = rng.normal(size=(20000, 2)).astype(np.float32)
-    found = jaxgauss.explain(x, x, np.ones(20000, np.float32), 4.0)
+    x = rng.normal(size=(5000, 2)).astype(np.float32)
+    found = jaxgauss.explain(x, x, np.ones(5000, np.float32), 4.0)
     assert found.method == "fourier" and "40 × 40 waves" in found.reason and "in doubt" in found.reason
     assert jaxgauss.explain(x[:500], x[:500], np.ones(500, np.float32), 4.0).method == "dense"
 
