@@ -149,7 +149,7 @@ def test_other_tests_take_pairs(rng, taken):
     test(x, y, 1.0, kernel="imq")
     test(x, y, 1.0, method="blocked")
     test(*samples(rng, 60, 60, 4), 1.0)
-    test(x, y, 1e5)  # so sparse that the diagonal is nearly all
+    test(x, y, 100.0)  # so sparse that the diagonal is nearly all
     assert taken == []
     test(x, y, 1.0)
     assert taken == [1]
