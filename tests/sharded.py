@@ -59,10 +59,9 @@ def second_derivative(x, y, **shares):
 def kernels(x, y, **shares):
     """Of every kind: smooth and with a kink, from products and by differences, evaluated and by a mixture."""
     wide = [jnp.concatenate([z, jnp.sin(z), jnp.cos(z)], -1) for z in (x, y)]
-    many = [(pair, kernel) for pair in ([x, y], wide) for kernel in ("matern12", "imq")]
     losses = [
         jax.value_and_grad(jaxgauss.mmd_squared, (0, 1, 2))(*pair, TAUS, kernel=kernel, **shares)
-        for pair, kernel in many
+        for pair, kernel in (([x, y], "imq"), (wide, "matern12"))
     ]
     ksd = jaxgauss.ksd_squared(x, -x, TAUS, kernel="imq", **shares)
     flow = jaxgauss.mmd_flow_velocity(x, y, 1.0, kernel="energy", **shares)
@@ -72,11 +71,8 @@ def kernels(x, y, **shares):
 
 
 def kernel(x, y, **shares):
-    if not shares:
-        return [jaxgauss.kernel_sum(x[:16], y[:16], Y[:16], 0.5, kernel=name) for name in ("imq", "energy")]
-    return [
-        jaxgauss.gauss_sum_sharded(x[:16], y[:16], Y[:16], 0.5, kernel=name, **shares) for name in ("imq", "energy")
-    ]
+    summed = jaxgauss.gauss_sum_sharded if shares else jaxgauss.kernel_sum
+    return [summed(x[:16], y[:16], Y[:16], 0.5, kernel=name, **shares) for name in ("imq", "energy")]
 
 
 def svgd(x, y, **shares):
@@ -195,32 +191,28 @@ def results(num_processes: int) -> dict:
     mesh = make_mesh()
     every = mmd, svgd, waves, second_derivative, others, kernels, kernel, dependence
     for function in every[:2] if num_processes > 1 else every:
-        for points, case in ((X, "queries and keys"), (FAR, "keys"))[: 2 if function in (mmd, waves) else 1]:
-            query_axis, key_axis = SHARES[case]
-            run = jax.jit(lambda x, y, f=function, o=(mesh, query_axis, key_axis): f(
-                x, y, mesh=o[0], query_axis=o[1], key_axis=o[2]
-            ))  # fmt: skip
-            found[f"{function.__name__}, {case}"] = numbers(mesh, run(points, Y))
+        case = "keys" if function in (mmd, waves) else "queries and keys"
+        shares = {"mesh": mesh} | dict(zip(("query_axis", "key_axis"), SHARES[case], strict=True))
+        run = jax.jit(functools.partial(function, **shares))
+        for name, points in {"near": X, "far": FAR}.items() if case == "keys" else [("near", X)]:
+            found[f"{function.__name__}, {name}"] = numbers(mesh, run(points, Y))
     if num_processes == 1:
-        for kinds in itertools.product((AxisType.Auto, AxisType.Explicit), repeat=2):
+        for kinds in itertools.combinations_with_replacement((AxisType.Auto, AxisType.Explicit), 2):
+            name = ", ".join(kind.name for kind in kinds)
             mixed = jax.make_mesh((2, 4), ("rows", "columns"), axis_types=kinds)
             shares = {"mesh": mixed, "query_axis": "columns", "key_axis": "rows"}
             placed = [jax.device_put(x, NamedSharding(mixed, P("rows"))) for x in (X[:18], Y)]
-            with jax.set_mesh(mixed):
-                flow = jaxgauss.mmd_flow_velocity(*placed, TAUS, **shares)
-                found[f"velocity, {kinds[0].name}, {kinds[1].name}"] = numbers(mixed, flow)
             arrays = QUERIES, KEYS, VALUES, VALUES[:, 0] ** 2 / 25, BATCHES
             axes = "columns", "rows", "rows", "rows", "columns"
-            placed = [jax.device_put(x, NamedSharding(mixed, P(y))) for x, y in zip(arrays, axes, strict=True)]
-            if kinds == (AxisType.Explicit, AxisType.Auto):
-                continue  # like the other mixed one
-            found[f"eager, {kinds[0].name}, {kinds[1].name}"] = numbers(mixed, eager(X, Y, *placed))
-            if AxisType.Explicit in kinds:  # whose types are checked by tracing; it takes long to compile
-                with jax.set_mesh(mixed):
-                    jax.eval_shape(jax.jit(plain), X, Y, *placed)
-                continue
             with jax.set_mesh(mixed):
-                found[f"plain, {kinds[0].name}, {kinds[1].name}"] = numbers(mixed, jax.jit(plain)(X, Y, *placed))
+                found[f"velocity, {name}"] = numbers(mixed, jaxgauss.mmd_flow_velocity(*placed, TAUS, **shares))
+            placed = [jax.device_put(x, NamedSharding(mixed, P(y))) for x, y in zip(arrays, axes, strict=True)]
+            found[f"eager, {name}"] = numbers(mixed, eager(X, Y, *placed))
+            with jax.set_mesh(mixed):
+                if AxisType.Explicit in kinds:  # whose types are checked by tracing; it takes long to compile
+                    jax.eval_shape(jax.jit(plain), X, Y, *placed)
+                else:
+                    found[f"plain, {name}"] = numbers(mixed, jax.jit(plain)(X, Y, *placed))
         placed = place(mesh, OPERANDS, "rows", None)
         for method in ("rescale", "blocked"):
             total = jax.jit(lambda *x, m=method: jaxgauss.gauss_sum(*x, method=m))(*placed)

@@ -13,7 +13,6 @@ from test_anywhere import (  # noqa: F401
     test_independence_criterion,
     test_logarithms_and_means,
     test_mmd_witness_and_flow,
-    test_outliers_whose_squares_overflow,
     test_stein_discrepancy_and_direction,
     test_sums_and_all_gradients,
 )

@@ -40,10 +40,10 @@ def in_blocks(*arrays, rows=ROWS):
     return [da.from_array(x, chunks=(rows, *x.shape[1:])) for x in arrays]
 
 
-@pytest.mark.parametrize("dim, dtype, bound", [(1, "float64", 1e-12), (2, "float32", 2e-6), (3, "bfloat16", 2e-6)])
+@pytest.mark.parametrize("dim, dtype, bound", [(1, "float64", 1e-12), (2, "bfloat16", 2e-6)])
 def test_a_sketch_of_blocks_is_that_of_all_points(rng, dim, dtype, bound):
     queries, keys, values = problem(rng, dim, dtype)
-    tau = {1: 200.0, 2: 40.0, 3: 9.0}[dim]
+    tau = {1: 200.0, 2: 40.0}[dim]
     sketch = jaxgauss.dask.fourier_sketch(*in_blocks(keys, values), tau, **BOX).compute()
     phi, _, _ = pairs("gauss", queries, keys, tau)
     assert error(sketch(queries), phi @ np.float64(values), phi @ np.abs(np.float64(values))) < bound
@@ -72,8 +72,7 @@ def test_blocks_of_unknown_lengths_and_weights(rng):
 
 
 @pytest.mark.parametrize(
-    "dtype, options, bound",
-    [("float64", {}, 1e-13), ("float32", {"kernel": Kernel(lambda u: jnp.exp(-u / 2))}, 1e-5), ("bfloat16", {}, 4e-3)],
+    "dtype, options, bound", [("float64", {"kernel": Kernel(lambda u: jnp.exp(-u / 2))}, 1e-13), ("bfloat16", {}, 4e-3)]
 )
 def test_sums_in_five_dimensions(rng, dtype, options, bound):
     queries, keys, values = problem(rng, 5, dtype)
@@ -129,26 +128,25 @@ def test_blocks_of_similar_lengths_share_a_program(rng):
 K, V = da.zeros((5, 2), chunks=(3, 2)), da.ones(5, chunks=3)
 
 
+SKETCH, SUM = "`jaxgauss.dask.fourier_sketch`", "`jaxgauss.dask.gauss_sum`"
+
+
 @pytest.mark.parametrize(
     "given, kind, message",
     [
-        (
-            {"keys": np.zeros((5, 2))},
-            TypeError,
-            r"`keys` must be a Dask array; got ndarray\. Use dask.array",
-        ),
         ({"values": np.ones(5)}, TypeError, "`values` must be a Dask array; .* or `jaxgauss.fourier_sketch` for"),
         ({"keys": K[None]}, ValueError, r"`keys` must be \(N, D\), .*; got keys \(1, 5, 2\), values \(5,\)"),
         ({"values": V.rechunk(2)}, ValueError, r"in the blocks of the keys.*values \(\(2, 2, 1\),\)\. Use"),
         ({"keys": K.rechunk((3, 1))}, ValueError, r"whole rows; got keys \(\(3, 2\), \(1, 1\)\)"),
         ({"lower": None}, ValueError, r"`lower` and `upper` must be given.*got lower None, upper 1\. dask.compute"),
-        ({"keys": da.zeros((5, 4), chunks=(3, 4))}, ValueError, r"`jaxgauss.dask.fourier_sketch`.*got keys \(5, 4\)"),
-        ({"keys": K.astype(int)}, TypeError, "`jaxgauss.dask.fourier_sketch`: `keys` must be of dtype .*int64"),
+        ({"keys": da.zeros((5, 4), chunks=(3, 4))}, ValueError, rf"{SKETCH}.*got keys \(5, 4\)"),
+        ({"keys": K.astype(int)}, TypeError, f"{SKETCH}: `keys` must be of dtype .*int64"),
         ({"tau": -1.0}, ValueError, "`tau` must be positive .*; got tau -1"),
         ({"gamma": 1.0}, TypeError, "must be given as `tau`"),
     ],
 )
 def test_wrong_arguments_of_a_sketch_are_named(given, kind, message):
+    """Others, here and below, are in test_wrong_calls."""
     with pytest.raises(kind, match=message):
         jaxgauss.dask.fourier_sketch(**{"keys": K, "values": V, "lower": 0, "upper": 1} | given)
 
@@ -156,15 +154,10 @@ def test_wrong_arguments_of_a_sketch_are_named(given, kind, message):
 @pytest.mark.parametrize(
     "given, kind, message",
     [
-        ({"keys": np.zeros((5, 2))}, TypeError, "`jaxgauss.dask.gauss_sum`: `keys` must be .*or `jaxgauss.gauss_sum`"),
-        (
-            {"queries": [[0.0]]},
-            TypeError,
-            "`jaxgauss.dask.gauss_sum`: `queries` must be a JAX or NumPy array; got list",
-        ),
+        ({"queries": [[0.0]]}, TypeError, f"{SUM}: `queries` must be a JAX or NumPy array; got list"),
         ({"queries": np.zeros((3, 4))}, ValueError, r"of the same dimension; got queries \(3, 4\), keys \(5, 2\)"),
-        ({"kernel": "box"}, ValueError, "`jaxgauss.dask.gauss_sum`: `kernel` must be one of .*; got 'box'"),
-        ({"method": "fast"}, ValueError, "`jaxgauss.dask.gauss_sum`: `method` must be one of .*; got 'fast'"),
+        ({"kernel": "box"}, ValueError, f"{SUM}: `kernel` must be one of .*; got 'box'"),
+        ({"method": "fast"}, ValueError, f"{SUM}: `method` must be one of .*; got 'fast'"),
         ({"tolerance": 0.1}, ValueError, "`tolerance` must come with method='fourier'"),
     ],
 )
@@ -197,10 +190,8 @@ def test_a_killed_worker_loses_nothing(tmp_path):
     queries = np.random.default_rng(1).uniform(size=(50, 2)).astype("float32")
     arrays = points[:, :2], points[:, 2]
     lazy = [jaxgauss.dask.fourier_sketch(*arrays, 50.0, lower=0, upper=1), jaxgauss.dask.gauss_sum(queries, *arrays)]
-    with (
-        LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
-        Client(cluster) as client,
-    ):
+    workers = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0")
+    with workers as cluster, Client(cluster) as client:
         futures = client.compute(lazy)
         while log.read_text().count("\n") < num // 2:
             time.sleep(0.05)

@@ -9,7 +9,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from test_anywhere import error, pairs
 
-from jaxgauss import FourierSketch, fourier_sketch, gauss_sum
+from jaxgauss import FourierSketch, fourier_sketch
+from oracle import gauss_sum64, gradients64
 
 BOX = {"lower": -1.0, "upper": 2.0}
 
@@ -21,8 +22,7 @@ def problem(rng, dim, dtype="float32", num_channels=2):
     return queries, keys, values, tau
 
 
-@pytest.mark.parametrize("dim", [1, 2, 3])
-@pytest.mark.parametrize("dtype, bound", [("float32", 2e-6), ("float64", 1e-12), ("bfloat16", 2e-6)])
+@pytest.mark.parametrize("dim, dtype, bound", [(1, "float64", 1e-12), (2, "float32", 2e-6), (3, "bfloat16", 2e-6)])
 def test_sums_of_parts_that_were_added_and_saved(rng, tmp_path, dim, dtype, bound):
     queries, keys, values, tau = problem(rng, dim, dtype)
     parts = [fourier_sketch(keys[i::3], values[i::3], tau, **BOX) for i in range(3)]
@@ -39,8 +39,7 @@ def test_sums_of_parts_that_were_added_and_saved(rng, tmp_path, dim, dtype, boun
 def test_weights_leading_axes_and_one_point(rng):
     queries, keys, values, tau = problem(rng, 2)
     sketch = fourier_sketch(keys, values[:, 0], tau, **BOX)
-    assert sketch(queries[:112].reshape(2, 7, 8, 2)).shape == (2, 7, 8)
-    np.testing.assert_array_equal(sketch(queries[:112].reshape(2, 7, 8, 2)).ravel(), sketch(queries[:112]))
+    np.testing.assert_array_equal(sketch(queries[:112].reshape(2, 7, 8, 2)), sketch(queries[:112]).reshape(2, 7, 8))
     one = fourier_sketch(keys[:1], np.ones(1, "float32"), tau)  # a box of no extent
     assert abs(float(one(keys[:1])[0]) - 1) < 1e-6
 
@@ -67,21 +66,15 @@ def test_tolerance(rng):
     assert sizes == sorted(sizes) and sizes[0] < sizes[-1]
 
 
-@pytest.mark.parametrize("dim", [1, 2, 3])
-def test_gradients_are_those_of_sums(rng, dim):
-    queries, keys, values, tau = problem(rng, dim, "float64")
+def test_gradients_are_those_of_sums(rng):
+    *operands, tau = problem(rng, 2, "float64")
 
-    def loss(summed, *operands):
-        return jnp.sin(summed(*operands)).sum()
+    def slopes(summed):
+        return jax.jit(jax.grad(lambda *x: jnp.sin(summed(*x)).sum(), (0, 1, 2)))(*operands)
 
-    def by_sketch(queries, keys, values):
-        return fourier_sketch(keys, values, tau, **BOX)(queries)
-
-    def by_pairs(queries, keys, values):
-        return gauss_sum(queries, keys, values, tau, method="dense")
-
-    ours, exact = (jax.jit(jax.grad(lambda *x, f=f: loss(f, *x), (0, 1, 2))) for f in (by_sketch, by_pairs))
-    for x, y in zip(ours(queries, keys, values), exact(queries, keys, values), strict=True):
+    ours = slopes(lambda queries, keys, values: fourier_sketch(keys, values, tau, **BOX)(queries))
+    sums = gauss_sum64(*operands, np.asarray(tau))
+    for x, y in zip(ours, gradients64(*operands, np.asarray(tau), np.cos(sums)), strict=False):
         np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-11 * np.abs(y).max())
 
 
@@ -97,7 +90,7 @@ def test_under_transformations(rng):
 
     summed = jax.jit(jax.shard_map(of_all, mesh=mesh, in_specs=P("data"), out_specs=P()))(keys, values)
     np.testing.assert_allclose(summed(queries), sketch(queries), rtol=1e-4, atol=1e-4)
-    hessian = jax.jacrev(jax.grad(lambda q: sketch(q[None])[0, 0]))(queries[0])
+    hessian = jax.jit(jax.jacrev(jax.grad(lambda q: sketch(q[None])[0, 0])))(queries[0])
     assert hessian.shape == (2, 2) and np.isfinite(hessian).all()
 
 
@@ -123,42 +116,35 @@ K, V = np.zeros((5, 2), "float32"), np.ones(5, "float32")
 @pytest.mark.parametrize(
     "given, kind, message",
     [
-        ({"keys": np.zeros((5, 4), "f4")}, ValueError, r"1, 2 or 3 dimensions.*got keys \(5, 4\)"),
         ({"keys": np.zeros((2, 5, 2), "f4")}, ValueError, r"got keys \(2, 5, 2\)"),
-        ({"values": V[:4]}, ValueError, r"one row for each key; got .* values \(4,\)"),
-        ({"tau": np.ones(3)}, ValueError, r"`tau` must be one number; got tau \(3,\)"),
         ({"tau": -1.0}, ValueError, "`tau` must be positive .*; got tau -1"),
-        ({"tau": 1e12}, ValueError, r"at most 4096 coefficients.*; got \d+ for 1e\+06 × 5e\+05 bandwidths"),
-        ({"lower": 1.0}, ValueError, r"`lower` must be at most `upper`; got \[1.0, 1.0\] and \[1.0, 0.5\]"),
         ({"lower": [0.0] * 3}, ValueError, r"`lower` must be finite, a number or \(2,\); got lower \[0.0, 0.0, 0.0\]"),
         ({"upper": np.inf}, ValueError, "`upper` must be finite"),
-        ({"keys": K[:0], "values": V[:0], "lower": None}, ValueError, "`lower` must be given where there are no keys"),
         ({"tolerance": 0}, ValueError, "`tolerance` must be between 0 and 1; got 0"),
-        ({"sigma": 1.0}, TypeError, "must be given as `tau`"),
         ({"keys": np.zeros((5, 2), int)}, TypeError, "`keys` must be of dtype .*; got keys int64"),
     ],
 )
 def test_wrong_arguments_are_named(given, kind, message):
+    """Others are in test_wrong_calls."""
     with pytest.raises(kind, match=message):
         fourier_sketch(**{"keys": K, "values": V, "lower": 0.0, "upper": [1.0, 0.5]} | given)
 
 
 def test_what_a_sketch_refuses():
     """A box or a τ that is traced, and a sketch of another kind."""
-    sketch, two = fourier_sketch(K, V, 2.0, **BOX, tolerance=1e-6), np.ones((5, 2), "float32")
+    sketch, two = of_kind(V), np.ones((5, 2), "float32")
     for kind, message, call in (
         (TypeError, "`lower` must be given under a transformation", lambda: jax.jit(fourier_sketch)(K, V)),
         (TypeError, "`tau` must be known", lambda: jax.jit(lambda tau: fourier_sketch(K, V, tau, **BOX))(1.0)),
-        (ValueError, r"of the same kind to be added; got tau 2.0 and 3.0\. Give", lambda: sketch + of_kind(V, 3.0)),
-        (ValueError, "got one_weight True and False, channels 1 and 2", lambda: sketch + of_kind(two, 2.0)),
+        (ValueError, "got one_weight True and False, channels 1 and 2", lambda: sketch + of_kind(two)),
         (TypeError, "unsupported operand", lambda: sketch + 1.0),
     ):
         with pytest.raises(kind, match=message):
             call()
 
 
-def of_kind(values, tau):
-    return fourier_sketch(K, values, tau, **BOX, tolerance=1e-6)
+def of_kind(values):
+    return fourier_sketch(K, values, 2.0, **BOX, tolerance=1e-6)
 
 
 def test_other_files_and_dtypes_are_refused(tmp_path):
@@ -172,22 +158,24 @@ def test_other_files_and_dtypes_are_refused(tmp_path):
         FourierSketch.load(tmp_path / "wide.npz")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_a_sketch_can_be_pickled_and_is_added_and_summed_like_itself(rng, dtype):
+def test_a_sketch_can_be_pickled_and_is_added_and_summed_like_itself(rng):
     """And loses no digits in a process without the 64-bit mode, which cannot sum it, but hand it on."""
-    queries, keys, values, tau = problem(rng, 2, dtype)
+    queries, keys, values, tau = problem(rng, 2, "float64")
     sketch, other = (fourier_sketch(keys[i::2], values[i::2], tau, **BOX) for i in range(2))
     with jax.enable_x64(False):
         found = pickle.loads(pickle.dumps(pickle.loads(pickle.dumps(sketch))))
-        if dtype == "float64":
-            with pytest.raises(ValueError, match="a sketch in float64 needs JAX's 64-bit mode; got it switched off"):
-                found(queries)
-    assert repr(found) == repr(sketch) and found.coefficients.dtype == dtype
+        with pytest.raises(ValueError, match="a sketch in float64 needs JAX's 64-bit mode; got it switched off"):
+            found(queries)
+    assert repr(found) == repr(sketch) and found.coefficients.dtype == "float64"
     np.testing.assert_array_equal(found(queries), sketch(queries))
     for total in (found + other, other + found, found + pickle.loads(pickle.dumps(other))):
         np.testing.assert_array_equal(total.coefficients, (sketch + other).coefficients)
         np.testing.assert_array_equal(total.rounding, (sketch + other).rounding)
         np.testing.assert_array_equal(total(queries), (sketch + other)(queries))
+    single = fourier_sketch(*(x.astype("float32") for x in (keys, values)), tau, **BOX)
+    with jax.enable_x64(False):
+        found = pickle.loads(pickle.dumps(single))
+        np.testing.assert_array_equal(found(queries.astype("float32")), single(queries.astype("float32")))
 
 
 def test_it_says_what_it_is():

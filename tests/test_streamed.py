@@ -28,14 +28,24 @@ def interrupted(chunks, stop, error=KeyboardInterrupt):
         yield chunk
 
 
-@pytest.mark.parametrize("method, dtype, tolerance", [("auto", "float64", 1e-13), ("rescale", "float32", 3e-6)])
-def test_sum_is_that_of_all_chunks_at_once(rng, method, dtype, tolerance):
-    p = problem(rng, 31, 203, 5, 2, dtype=dtype)
-    result = gauss_sum_streamed(p.queries, KeyChunks(p.keys, p.values, 50), p.tau, method=method)
-    assert result.dtype == dtype and relative_error(result, gauss_sum64(*p.operands)) < tolerance
+def test_sum_is_that_of_all_chunks_at_once(rng):
+    """Of chunks that may be ragged and empty, lazy or a sequence; of half precision accumulated in float32."""
+    p = problem(rng, 9, 203, 4, 2, tau=2.0)
+    exact, bounds = gauss_sum64(*p.operands), [0, 0, 40, 40, 43, 203]
+    chunks = [(p.keys[i:j], p.values[i:j]) for i, j in itertools.pairwise(bounds)]
+    for given in (iter(chunks), KeyChunks(p.keys, p.values, 50)):
+        assert relative_error(gauss_sum_streamed(p.queries, given, 2), exact) < 1e-13
+    assert not gauss_sum_streamed(p.queries, chunks[:1]).any()
+    single = [x.astype("float32") for x in p.operands]
+    found = gauss_sum_streamed(single[0], KeyChunks(*single[1:3], 50), single[3], method="rescale")
+    assert found.dtype == "float32" and relative_error(found, exact) < 3e-6
+    assert np.array_equal(gauss_sum_streamed(single[0], [single[1:3]], single[3]), gauss_sum(*single))
+    half = np.ones((1, 2), np.float16)
+    found = gauss_sum_streamed(half, [(half, half[:, :1])] * 2500)  # by ones, float16 counts to 2048
+    assert found.dtype == jnp.float16 and float(found[0, 0]) == 2500
 
 
-@pytest.mark.parametrize("dim", [1, 2, 3])
+@pytest.mark.parametrize("dim", [1, 3])
 def test_coefficients_of_all_chunks(rng, dim):
     """Keys lie in the box of the queries, around it, or where no query sees them; those do not count."""
     p = problem(rng, 31, 603, dim, 2, tau=3.0)
@@ -59,31 +69,11 @@ def test_coefficients_of_what_is_not_finite(rng):
     assert np.isnan(gauss_sum_streamed(p.queries, KeyChunks(keys, p.values, 10), p.tau, method="fourier")).all()
 
 
-def test_one_chunk_is_one_sum(rng):
-    p = problem(rng, dtype="float32")
-    assert np.array_equal(gauss_sum_streamed(*p.operands[:1], [p.operands[1:3]], p.tau), gauss_sum(*p.operands))
-
-
-def test_chunks_may_be_ragged_and_empty(rng):
-    p = problem(rng, 9, 203, 4, 1, tau=2.0)
-    bounds = [0, 0, 40, 40, 43, 203]
-    chunks = ((p.keys[i:j], p.values[i:j]) for i, j in itertools.pairwise(bounds))
-    assert relative_error(gauss_sum_streamed(p.queries, chunks, 2), gauss_sum64(*p.operands)) < 1e-13
-    assert not gauss_sum_streamed(p.queries, [(p.keys[:0], p.values[:0])]).any()
-
-
 def test_weights_batches_and_several_bandwidths(rng):
     p = problem(rng, 12, 50, 3, 1)
     queries, tau = p.queries.reshape(2, 6, 3), np.array([0.5, 3.0])
     result = gauss_sum_streamed(jnp.asarray(queries), KeyChunks(p.keys, p.values[:, 0], 20), jnp.asarray(tau))
     assert relative_error(result, gauss_sum64(queries, p.keys, p.values, tau)[..., 0]) < 1e-13
-
-
-def test_half_precision_accumulates_in_float32():
-    point = np.ones((1, 2), np.float16)
-    chunks = ((point, np.ones((1, 1), dtype)) for dtype in [np.float16] * 2500)
-    result = gauss_sum_streamed(point, chunks)  # by ones, float16 counts to 2048
-    assert result.dtype == jnp.float16 and float(result[0, 0]) == 2500
 
 
 def test_the_number_of_chunks_adds_no_error(rng):
@@ -109,10 +99,7 @@ def test_64_bit_arrays_outside_of_the_64_bit_mode(rng):
     assert result.dtype == jnp.float32 and relative_error(result, gauss_sum64(*p.operands)) < 1e-5
 
 
-@pytest.mark.parametrize(
-    "as_chunks, error, method",
-    [(list, KeyboardInterrupt, "auto"), (iter, OSError, "auto"), (iter, KeyboardInterrupt, "fourier")],
-)
+@pytest.mark.parametrize("as_chunks, error, method", [(list, KeyboardInterrupt, "auto"), (iter, OSError, "fourier")])
 def test_an_interrupted_sum_resumes_to_the_same_bits(rng, tmp_path, as_chunks, error, method):
     p = problem(rng, 20, 500, 3, 2, dtype="float32")
     gauss_sum_streamed = functools.partial(jaxgauss.gauss_sum_streamed, method=method)
@@ -147,19 +134,6 @@ def test_a_finished_sum_goes_on_with_new_chunks(rng, tmp_path):
     assert list_read_once == [2, 2, 2, 2, 1]  # the old ones too, to know them; at 3 the first sum has ended
 
 
-def test_it_is_saved_on_the_way(rng, tmp_path):
-    p = problem(rng)
-    found = []
-
-    def chunks():
-        for i in range(4):
-            found.append((tmp_path / "sum.npz").exists())
-            yield p.keys, p.values + i
-
-    gauss_sum_streamed(p.queries, chunks(), p.tau, saved=tmp_path / "sum.npz")
-    assert not found[0] and found[-1]
-
-
 SCRIPT = """
 import signal, sys, time, numpy as np, jaxgauss
 signal.signal(signal.SIGINT, signal.default_int_handler)  # shells have what runs in the background ignore it
@@ -182,17 +156,19 @@ def test_ctrl_c_saves_what_has_been_summed(tmp_path):
     assert np.load(tmp_path / "sum.npz")["num_chunks"] in (2, 3)
 
 
-def test_a_generator_may_use_its_memory_again(rng):
-    p = problem(rng, 20, 500, 3, 2)
+def test_a_generator_may_use_its_memory_again_and_sees_its_sum_saved_on_the_way(rng, tmp_path):
+    p, found = problem(rng, 20, 500, 3, 2), []
 
     def chunks():
         keys, values = np.empty((100, 3)), np.empty((100, 2))
         for i in range(0, 500, 100):
+            found.append((tmp_path / "sum.npz").exists())
             keys[:], values[:] = p.keys[i : i + 100], p.values[i : i + 100]
             yield keys, values
             keys[:], values[:] = np.nan, np.nan
 
-    assert relative_error(gauss_sum_streamed(p.queries, chunks(), p.tau), gauss_sum64(*p.operands)) < 1e-13
+    sums = gauss_sum_streamed(p.queries, chunks(), p.tau, saved=tmp_path / "sum.npz")
+    assert relative_error(sums, gauss_sum64(*p.operands)) < 1e-13 and not found[0] and found[-1]
 
 
 @pytest.mark.parametrize("method", ["auto", "rescale"])
@@ -277,22 +253,18 @@ Q, K, V = np.ones((5, 3)), np.ones((7, 3)), np.ones((7, 2))
 @pytest.mark.parametrize(
     "chunks, error, message",
     [
-        (None, TypeError, "`chunks` must be an iterable of pairs; got NoneType"),
-        ([], ValueError, "`chunks` must hold at least one chunk; got none"),
-        ((K, V), TypeError, r"`chunks` must hold pairs of arrays \(keys, values\); got \(ndarray\) as chunk 0"),
-        ([(K, V), None], TypeError, r".* pairs of arrays .*; got \(NoneType\) as chunk 1"),
+        ([(K, V), None], TypeError, r"`chunks` must hold pairs of arrays .*; got \(NoneType\) as chunk 1"),
         ([(K, [1.0] * 7)], TypeError, r".* pairs of arrays .*; got \(ndarray, list\)"),
         ([(K[:, :2], V)], ValueError, r".* same dimension; got queries \(5, 3\), keys \(7, 2\)"),
-        ([(K, V[:5])], ValueError, r".* one row for each key; got .* values \(5, 2\)"),
         ([(K.astype(int), V)], TypeError, ".* got keys int64"),
         ([(K[None], V)], ValueError, r"`chunks` must hold keys \(n, D\) .*; got keys \(1, 7, 3\), values \(7, 2\)"),
         ([(K, V), (K[:, :2], V)], ValueError, r".* with keys \(n, 3\) .*; got keys \(7, 2\) float64.* as chunk 1"),
-        ([(K, V), (K, V[:, 0])], ValueError, r".* values \(n, 2\) .*; got .* values \(7,\) float64 as chunk 1"),
         ([(K, V), (K, V[:5])], ValueError, r".*; got keys \(7, 3\) float64, values \(5, 2\) float64 as chunk 1"),
         ([(K, V)] * 2 + [(K, V.astype("f4"))], ValueError, r".*float64; got .* values \(7, 2\) float32 as chunk 2"),
     ],
 )
 def test_wrong_chunks_are_named(chunks, error, message):
+    """Others, and other functions' arguments, are in test_wrong_calls."""
     with pytest.raises(error, match="`jaxgauss.gauss_sum_streamed`: " + message):
         gauss_sum_streamed(Q, chunks)
 
@@ -303,10 +275,7 @@ def test_wrong_chunks_are_named(chunks, error, message):
         ("`jaxgauss.gauss_sum_streamed`: `method` must be .*; got 'softmax'", {"method": "softmax"}),
         ("`tau` must be positive .*; got tau -1", {"tau": -1}),
         (r"`jaxgauss.gauss_sum_streamed`: `tau` must be one number; got tau \(2,\)", {"queries": Q[None], "tau": V[0]}),
-        (
-            r"`jaxgauss.gauss_sum_streamed`: .* a box of at most \d+ coefficients.*; got \d+ for",
-            {"queries": Q * np.arange(5)[:, None], "tau": 1e12},
-        ),
+        (r".* a box of at most \d+ coefficients.*; got \d+ for", {"queries": Q * np.c_[:5], "tau": 1e12}),
         (r"`tolerance` must come with method='fourier'; got tolerance 0\.1", {"tolerance": 0.1, "method": "auto"}),
         ("`backend` must be one for cpu, .*; got 'flash', which runs on cuda", {"backend": "flash", "method": "auto"}),
     ],
@@ -316,19 +285,13 @@ def test_options_and_tau_are_checked(message, change):
         gauss_sum_streamed(**{"queries": Q, "chunks": [(K, V)], "method": "fourier", **change})
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda: jax.jit(lambda q: gauss_sum_streamed(q, [(K, V)]))(Q),
+def test_transformations_are_refused():
+    for call in (
         lambda: jax.jit(lambda: gauss_sum_streamed(Q, [(K, V)]))(),
         lambda: jax.grad(lambda v: gauss_sum_streamed(Q, [(K, v)]).sum())(V),
-    ],
-)
-def test_transformations_are_refused(call):
-    with pytest.raises(
-        TypeError, match=r"outside of transformations such as jit or grad; got a tracer. Use `gauss_sum`"
     ):
-        call()
+        with pytest.raises(TypeError, match=r"of transformations such as jit or grad; got a tracer\. Use `gauss_s"):
+            call()
 
 
 def test_the_file_of_another_sum_is_refused(tmp_path):
@@ -343,9 +306,7 @@ def test_the_file_of_another_sum_is_refused(tmp_path):
     one_weight[3] += 1
     for chunk in ((K[:5], V[:5]), (K + 1, V), (K, one_weight), (K, V[:, 0])):
         for chunks in ([(K, V), (K, V), chunk], [chunk, (K, V), (K, V)]):
-            with pytest.raises(
-                ValueError, match=rf"first 3 chunks must be those summed in {saved}; got others, or fewer"
-            ):
+            with pytest.raises(ValueError, match=rf"first 3 chunks must be those summed in {saved}; got others, or f"):
                 gauss_sum_streamed(Q, chunks, saved=saved)
     with pytest.raises(ValueError, match=r"first 3 chunks must be those summed in"):
         gauss_sum_streamed(Q, [(K, V)], saved=saved)
@@ -362,15 +323,10 @@ def test_key_chunks_are_a_sequence(tmp_path):
     assert chunks[-1][1].tolist() == [6]
     assert len(KeyChunks(np.ones((2**20, 3), np.float32), np.ones(2**20, np.float32))) == 4
     assert not gauss_sum_streamed(K, KeyChunks(K[:0], V[:0])).any()
-    for error, message, call in (
-        (IndexError, None, lambda: chunks[3]),
-        (ValueError, r"one row for each key; got keys \(7, 3\), values \(5, 2\)", lambda: KeyChunks(K, V[:5])),
-        (ValueError, "`size` must be a positive integer; got size 0", lambda: KeyChunks(K, V, 0)),
-        (ValueError, "got size True", lambda: KeyChunks(K, V, True)),
-        (TypeError, "got list, list", lambda: KeyChunks([[1.0]], [1.0])),
-    ):
-        with pytest.raises(error, match=message):
-            call()
+    with pytest.raises(IndexError):
+        chunks[3]
+    with pytest.raises(ValueError, match="got size True"):
+        KeyChunks(K, V, True)
     for path in (tmp_path, tmp_path / "missing" / "sum.npz"):
         with pytest.raises(ValueError, match=rf"in a folder that exists; got '{path}'"):
             gauss_sum_streamed(K, chunks, saved=path)

@@ -1,0 +1,207 @@
+"""Where sums by waves, of many points in few dimensions, are estimated to pay; their nodes, boxes and rounding."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_anywhere import error, pairs
+
+import jaxgauss
+from jaxgauss._checks.settings import Settings
+from jaxgauss._engines import boxes, few_dimensions, fourier, nodes, radial, waves
+from jaxgauss._engines.examined import examined
+from jaxgauss._engines.plan import Plan
+from jaxgauss._engines.wanted import Channels, Wanted
+from jaxgauss._kernels.kernels import GAUSS
+from oracle import with_gradients
+
+CHOSEN = Plan("cpu", "blocked", "float32", "xla", "")
+
+
+@pytest.mark.parametrize("dim, tolerance, counts", [(1, 1e-9, (1, 3)), (2, 1e-4, (1, 2)), (3, 1e-2, (1,))])
+def test_the_bound_holds(dim, tolerance, counts):
+    """Of Φ itself, for one key and queries all over the box, corners included; of boxes that fill their waves."""
+    for blocks in counts:
+        num = blocks * nodes.WAVES[dim] * 2 * np.pi
+        length = 0.999 * (num / (b := np.sqrt(2 * np.log(4 * dim / tolerance))) - b)
+        x = np.stack(np.meshgrid(*[np.linspace(0, length, 7)] * dim), -1).reshape(-1, dim)
+        found = jaxgauss.gauss_sum(x, x[:1], np.ones(1), 1.0, method="fourier", tolerance=tolerance)
+        wrong = np.max(np.abs(found - np.exp(-np.square(x - x[0]).sum(-1) / 2)))
+        around = boxes.box(jnp.asarray(x))
+        of, fits, bound = jax.jit(nodes.nodes, static_argnums=0)(
+            8, around.center, around.extent, np.ones(dim), tolerance
+        )
+        assert fits and wrong - 1e-14 <= bound <= tolerance < 2 * bound and (of.counts == blocks).all()
+        v = np.sin(np.arange(2 * len(x))).reshape(-1, 2)
+        sums, phi = jaxgauss.gauss_sum(x, x, v, 1.0, method="fourier"), pairs("gauss", x, x, 1.0)[0]
+        assert sums.dtype == jnp.float64 and error(sums, phi @ v, phi @ np.abs(v)) < 1e-12
+
+
+def test_waves_are_taken_where_they_pay(rng):
+    """And what points that are here tell, a program need not ask."""
+    x = rng.uniform(-5, 5, (20000, 2)).astype(np.float32)
+    v = np.ones(20000, np.float32)
+    assert examined(Settings(), 1.0, x, x, v).waves
+    assert not examined(Settings(), 1e8, x, x, v).waves  # so narrow that tiles leave nearly all out
+    assert examined(Settings(), 1.0, x[:600], x[:600], v[:600]).waves is not True
+    assert not examined(Settings(method="blocked"), 1.0, x, x, v).waves
+    assert not examined(Settings(), 1.0, np.repeat(x, 2, 1), np.repeat(x, 2, 1), v).waves  # four dimensions
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_gradients_take_more_points_than_sums_until_waves_pay(dim):
+    counts = [2**i for i in range(5, 20)]
+    sizes = ([few_dimensions.Sizes(n, n, dim, 1, pulls=pulls) for n in counts] for pulls in (False, True))
+    sums, gradients = ([few_dimensions.most_blocks("float32", x) for x in y] for y in sizes)
+    assert 0 in sums and 0 in gradients and sums[-1] > 0 < gradients[-1]
+    assert all(x >= y for x, y in zip(sums, gradients, strict=True)) and sums != gradients
+
+
+def test_gradients_have_an_estimate_of_their_own(rng, monkeypatch):
+    """Outside of `jit` and inside."""
+    monkeypatch.setattr(few_dimensions, "PULLS_OF_WAVES", 1e9)
+    x, v = rng.uniform(-5, 5, (20000, 2)).astype(np.float32), np.ones((20000, 1), np.float32)
+    assert examined(Settings(), 1.0, x, x, v).waves and not examined(Settings(), 1.0, x, x, v, pulls=True).waves
+    operands = *map(jnp.asarray, (x, x, v)), jnp.ones((), "float32")
+    assert few_dimensions.are_for_waves(CHOSEN, *operands) and not few_dimensions.are_for_waves(
+        CHOSEN, *operands, pulls=True
+    )
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_the_share_of_tiles_is_estimated(rng, dim):
+    for num, length in itertools.product((4096, 16384), (20, 200, 2000)):
+        x = jnp.asarray(rng.uniform(0, length, (num, dim)), "float32")
+        found = radial.share_of_tiles(GAUSS, CHOSEN, x, x, jnp.ones((), "float32"))
+        of = few_dimensions.Sizes(num, num, dim, 1)
+        assert 0.4 < few_dimensions.share_within(np, of, np.full(dim, float(length))) / found < 2.5
+
+
+def test_explain_tells_of_waves(rng):
+    x = rng.normal(size=(5000, 2)).astype(np.float32)
+    found = jaxgauss.explain(x, x, np.ones(5000, np.float32), 4.0)
+    assert found.method == "fourier" and "40 × 40 waves" in found.reason and "in doubt" in found.reason
+    assert jaxgauss.explain(x[:500], x[:500], np.ones(500, np.float32), 4.0).method == "dense"
+
+
+def test_boxes_of_nearly_all_points(rng):
+    """The first is that of all; as many points are outside of the others as is said, of whatever order."""
+    x = rng.normal(size=(20_011, 2)).astype(np.float32)
+    x[7] = np.nan
+    boxes_of = jax.jit(functools.partial(boxes.boxes, jnp))
+    for points in (x, np.sort(x, 0), x[:, ::-1] * 1e30):
+        found = np.asarray(boxes_of(points, points[:5000]))
+        np.testing.assert_array_equal(found, boxes.boxes(np, points, points[:5000]))
+        np.testing.assert_array_equal(found[0], [np.nanmin(points, 0), np.nanmax(points, 0)])
+        outside = [int(boxes.outside(jnp.asarray(ends), jnp.asarray(points)).sum()) for ends in found]
+        assert outside[0] == 0 and (outside[1:] <= 4.5 * boxes.points_beyond(4)[1:]).all()
+
+
+@pytest.mark.parametrize(
+    "dim, kind, options, message",
+    [
+        (2, ValueError, {"method": "auto", "tolerance": 1e-3}, "got tolerance 0.001, method 'auto'"),
+        (2, ValueError, {"tolerance": 2.0}, "got 2.0"),
+        (2, ValueError, {"precision": "float16"}, "got precision 'float16'"),
+        (2, TypeError, {"tolerance": "1e-3"}, "got str"),
+        (4, ValueError, {}, "got 'fourier' in 4"),
+    ],
+)
+def test_options_that_do_not_fit(dim, kind, options, message):
+    with pytest.raises(kind, match=message):
+        jaxgauss.gauss_sum(np.ones((3, dim)), np.ones((3, dim)), np.ones(3), **{"method": "fourier"} | options)
+
+
+def test_slopes_are_derivatives(rng, dim=3):
+    """Those of waves at the points are those of the coefficients, and so are their own derivatives."""
+    x = jnp.asarray(rng.normal(size=(50, dim)))
+    around = boxes.box(x)
+    of = nodes.nodes(1, around.center, around.extent, jnp.ones(dim), 1e-9)[0]
+    found = fourier.coefficients(of, x, jnp.asarray(rng.normal(size=(1, 50))))
+    found *= nodes.spectrum(of, jnp.ones((1, dim)), jnp.ones(1))[None]
+    g = jnp.asarray(rng.normal(size=(1 + dim, 50)))
+
+    def by_coefficients(x, found):
+        slopes = [fourier.derivative(of, found, d) for d in range(dim)]
+        return fourier.values_at(of, x, jnp.concatenate([found, *slopes]))
+
+    both = functools.partial(fourier.derivatives_at, of), by_coefficients
+    ours, exact = (jax.tree.leaves(with_gradients(f)(x, found, g)) for f in both)
+    for a, b in zip(ours, exact, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-11)
+
+
+@jax.jit
+def pulls_of(x, y, v, scale, shares):
+    """By waves sums, pulls and doubt of a Gaussian, or of several, of weights that are both summed and pull."""
+    channels = Channels((GAUSS,), (1,))
+    ones = jnp.ones((len(x), 1), x.dtype)
+    operands = x, y, v[:, None], scale[:, None], ones, v[:, None]
+    sizes, wanted = few_dimensions.Sizes(len(x), *y.shape, 1, len(scale)), Wanted(channels, channels, repeats=True)
+    ((found, doubt),) = waves.sums_of_sides(
+        [wanted],
+        min(8, nodes.MOST[x.shape[1]]),
+        CHOSEN,
+        waves.SUMS["float32"],
+        operands,
+        sizes,
+        boxes.box(x, y),
+        shares,
+    )
+    return found.sums[:, 0], found.pulls, doubt
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_several_gaussians_have_one_sum(rng, dim):
+    """The sum and the pulls of the kernel that they are, without anything that pairs would mend."""
+    tau, shares = np.float32([0.2, 0.5, 1.0, 2.0]), np.float32([0.1, 0.2, 0.3, 0.4])
+    x, y = (rng.normal(size=(n, dim)).astype(np.float32) for n in (300, 401))
+    v = rng.normal(size=401).astype(np.float32)
+    sums, pulls, doubt = pulls_of(x, y, v, np.sqrt(tau), shares[:, None])
+    apart = np.float64(y)[None] - np.float64(x)[:, None]
+    of_each = np.exp(-tau[:, None, None].astype(float) / 2 * np.square(apart).sum(-1))
+    phi, psi = np.tensordot(shares, of_each, 1), np.tensordot(shares * tau, of_each, 1)
+    assert doubt.mean() < 0.01
+    assert error(sums, phi @ v, phi @ np.abs(v)) < 1e-6
+    w = psi * v
+    assert error(pulls, (w[..., None] * apart).sum(1), (np.abs(w) * np.linalg.norm(apart, axis=-1)).sum(1)) < 1e-6
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_few_pulls_are_in_doubt(rng, dim):
+    """Of values of both signs."""
+    for x in (rng.normal(size=(1000, dim)), rng.uniform(-6, 6, (1000, dim))):
+        x, v = x.astype(np.float32), rng.normal(size=1000).astype(np.float32)
+        assert pulls_of(x, x, v, np.ones(1, np.float32), None)[2].mean() < 0.005
+
+
+def test_several_bandwidths_of_methods(rng, monkeypatch):
+    """MMD with all of its gradients, its witness and flow, and SVGD, beside the mean of plain ones in float64."""
+    monkeypatch.setattr(few_dimensions, "_of_waves", lambda *_: 1.0)  # so that one sum takes less time than several
+    tau = np.float32([0.3, 1.0, 2.0])
+    x, y = (rng.normal(size=(n, 2)).astype(np.float32) for n in (300, 401))
+
+    def plain(x, y, tau):
+        def k(a, b):
+            return jnp.exp(-tau[:, None, None] / 2 * jnp.square(a[:, None] - b[None]).sum(-1)[None]).mean(0)
+
+        return k(x, x).mean() - 2 * k(x, y).mean() + k(y, y).mean(), k(x, x).mean(1) - k(x, y).mean(1), k(x, x)
+
+    exact = [np.float64(z) for z in (x, y, tau)]
+    (value, (witness, phi)), gradients = jax.jit(
+        jax.value_and_grad(lambda *z: (plain(*z)[0], plain(*z)[1:]), (0, 1, 2), has_aux=True)
+    )(*exact)
+    found, slopes = jax.jit(jax.value_and_grad(jaxgauss.mmd_squared, (0, 1, 2)))(x, y, tau)
+    assert abs(float(found) - float(value)) < 1e-6
+    for slope, expected in zip(slopes, gradients, strict=True):
+        assert error(slope, np.asarray(expected), np.asarray(expected)) < 2e-5
+    assert error(jaxgauss.mmd_witness(x, x, y, tau), np.asarray(witness), np.asarray(phi).mean(1)) < 2e-6
+    velocity = np.asarray(gradients[0]) * -len(x) / 2
+    assert error(jaxgauss.mmd_flow_velocity(x, y, tau), velocity, velocity) < 2e-5
+    apart = exact[0][None] - exact[0][:, None]
+    of_each = np.exp(-exact[2][:, None, None] / 2 * np.square(apart).sum(-1))
+    pushed = np.asarray(phi) @ -exact[0] - (np.tensordot(exact[2] / 3, of_each, 1)[..., None] * apart).sum(1)
+    assert error(jaxgauss.svgd_direction(x, -x, tau), pushed / len(x), pushed / len(x)) < 2e-5
