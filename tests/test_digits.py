@@ -64,10 +64,14 @@ def derivatives(function):
     """Gradients in all arguments, and those of a number made of the gradients."""
 
     def first(*operands):
-        return jax.grad(lambda *x: weighted(function(*x)), (0, 1, 2))(*operands)
+        slopes = jax.grad(lambda *x: weighted(function(*x)), (0, 1, 2))(*operands)
+        return sum(map(weighted, slopes)), slopes
 
-    second = jax.grad(lambda *x: sum(weighted(g) for g in first(*x)), (0, 1, 2))
-    return jax.jit(lambda *operands: (*first(*operands), *second(*operands)))
+    def found(*operands):
+        second, slopes = jax.grad(first, (0, 1, 2), has_aux=True)(*operands)
+        return *slopes, *second
+
+    return jax.jit(found)
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
@@ -109,28 +113,22 @@ def test_each_bandwidth_goes_its_own_way(rng):
 @pytest.mark.parametrize("x64", [False, True])
 def test_of_any_order_in_either_mode(rng, x64):
     """Batches of Hessians, and of third derivatives, with JAX's 64-bit mode on, and off."""
-    x, y = (rng.normal(size=(n, 2)).astype(np.float32) for n in (6, 5))
+    x, y, v = (rng.normal(size=(n, 2)).astype(np.float32) for n in (6, 5, 5))
 
     def of_batch(function):
         def along(t, x):
-            return weighted(jnp.sin(function(x * (1 + t), jnp.asarray(y), 1 + t)))
+            return weighted(jnp.sin(function(x * (1 + t), jnp.asarray(y), jnp.asarray(v) * (1 - t), 1 + t)))
 
         number = jnp.asarray(0.1, x.dtype)
         if x64:
             return jax.jit(jax.vmap(jax.jacrev(jax.grad(along, 1), 1), (None, 0)))(number, jnp.stack([x, -x]))
         return jax.jit(jax.vmap(jax.grad(jax.grad(jax.grad(along))), (None, 0)))(number, jnp.stack([x, -x]))
 
-    def formula(x, y, tau):
-        return kernel(x, y, tau).sum(1, keepdims=True)
-
-    def ours(x, y, tau):
-        return gauss_sum(x, y, jnp.ones((len(y), 1), x.dtype), tau)
-
     with jax.enable_x64(x64):
-        found = of_batch(ours)
+        found = of_batch(gauss_sum)
         assert found.dtype == np.float32
-    x, y = x.astype(np.float64), y.astype(np.float64)
-    assert relative_error(found, of_batch(formula)) < 1e-5
+    x, y, v = (z.astype(np.float64) for z in (x, y, v))
+    assert relative_error(found, of_batch(lambda x, y, v, tau: kernel(x, y, tau) @ v)) < 1e-5
 
 
 def test_logarithms_beyond_any_reach(rng):
@@ -161,18 +159,19 @@ def test_the_dense_formulas_say_where_they_stop(rng, dtype, unit, far):
         assert relative_error(differences, exact) < 20 * unit
 
 
-@pytest.mark.parametrize("dim", [2, 24, 256, 1000])
+@pytest.mark.parametrize("dim", [2, 24, 1000])
 def test_logarithms_hold_their_statement(rng, dim):
     """Near zero, where terms are 22 bandwidths away, and where each query sees one key, far from the center."""
+    num, num_keys = (60, 50) if dim < 100 else (16, 15)  # so few that they are not sorted
     for case in (dim**-0.5, 1.0, 15 * dim**-0.5, "sphere"):
-        x, y = (rng.normal(size=(n, dim)) for n in (60, 50))
+        x, y = (rng.normal(size=(n, dim)) for n in (num, num_keys))
         if case == "sphere":
             y *= 0.98 * max(22, 2 * dim**0.5) / np.linalg.norm(y, axis=1, keepdims=True)
-            x = y[rng.integers(0, 50, 60)] + 0.02 * x
+            x = y[rng.integers(0, num_keys, num)] + 0.02 * x
         scale = 1 if case == "sphere" else case
         x, y = (scale * z.astype(np.float32) for z in (x, y))
         logits = -squares(x, y) / 2
-        exact = np.asarray(jax.nn.logsumexp(logits, axis=1))
+        exact = np.logaddexp.reduce(logits, 1)
         reach = max(np.square(z - y.mean(0)).sum(1).max() for z in (x, y))
         for method, slope in (("auto", 3e-7), ("rescale", 6e-7)):
             error = np.abs(np.asarray(log_gauss_sum(x, y, method=method), np.float64) - exact)

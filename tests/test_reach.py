@@ -6,9 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import torch
 from test_anywhere import cloud
 
-from jaxgauss import explain, gauss_sum, hsic, kde_score, kernel_mean, log_gauss_sum, mmd_flow_velocity, mmd_squared
+from formulas import flow, matrix, mmd, tensors
+from jaxgauss import explain, gauss_sum, hsic, log_gauss_sum, mmd_flow_velocity, mmd_squared
 from jaxgauss._checks.settings import Settings
 from jaxgauss._engines.examined import examined
 from jaxgauss._engines.near import within
@@ -16,46 +18,55 @@ from jaxgauss._engines.plan import NEAR, STRICTER
 from jaxgauss._kernels.kernels import GAUSS, KERNELS
 from jaxgauss._sums import gauss_sum as module
 from jaxgauss._sums import means_of_any
+from oracle import gauss_sum64
 
-METHODS = {
-    "gauss_sum": lambda x, y: gauss_sum(x, y, y),
-    "log_gauss_sum": log_gauss_sum,
-    "kernel_mean": lambda x, y: kernel_mean(x, y, y),
-    "mmd": lambda x, y: mmd_squared(x, y, 1.0),
-    "flow": lambda x, y: mmd_flow_velocity(x, y, 1.0),
-    "score": lambda x, y: kde_score(x, y, 1.0),
-    "hsic": lambda x, y: hsic(x, y, 1.0, 1.0),
+ONE, EQUAL = torch.ones(()), torch.full((300,), 1 / 300, dtype=torch.float64)
+
+
+def hsic_formula(x, y):
+    k, h = (matrix("gauss", z, z, ONE) for z in (x, y))
+    k, h = (z - z.mean(0) - z.mean(1)[:, None] + z.mean() for z in (k, h))
+    return (k * h).mean()
+
+
+METHODS = {  # and their formulas
+    "gauss_sum": (lambda x, y: gauss_sum(x, y, y), lambda x, y: matrix("gauss", x, y, ONE) @ y),
+    "log_gauss_sum": (log_gauss_sum, lambda x, y: torch.logsumexp(-(x[:, None] - y).square().sum(-1) / 2, 1)),
+    "mmd": (lambda x, y: mmd_squared(x, y, 1.0), lambda x, y: mmd("gauss", x, y, EQUAL, EQUAL, ONE, "biased")),
+    "flow": (lambda x, y: mmd_flow_velocity(x, y, 1.0), lambda x, y: flow("gauss", x, y, EQUAL, EQUAL, ONE, "")),
+    "hsic": (lambda x, y: hsic(x, y, 1.0, 1.0), hsic_formula),
 }
 
 
 def test_what_is_seen_is_what_the_program_decides(rng):
     """Of matrices, for sums and for moments of second order; of a batch, what holds about any center is certain."""
     seen, of_batches = [], []
-    for _ in range(100):
+    inside = jax.jit(within, static_argnums=0)
+    for _ in range(60):
         x = cloud(rng, 600, 3)
         tau = np.float32(10 ** rng.uniform(-2, 4) / max(np.square(x - x[0]).sum(-1).mean(), 1e-6))
         x, y = x[:200], x[200:]
         for stricter, second_order in ((1, False), (STRICTER, True)):
             seen.append(examined(Settings(), tau, x, y, second_order=second_order).near)
-            assert seen[-1] == bool(within(NEAR["float32"] / stricter, x, y, tau))
+            assert seen[-1] == bool(inside(NEAR["float32"] / stricter, x, y, tau))
         near = examined(Settings(), tau, x[None], y[None]).near
         of_batches.append(near)
-        loose = {bool(within(NEAR["float32"], q, k, tau)) for q, k in ((x, y), (y, x), (x, x), (y, y))}
-        assert {True: loose == {True}, False: not within(NEAR["float32"], x, y, tau), None: True}[near]
+        loose = {bool(inside(NEAR["float32"], q, k, tau)) for q, k in ((x, y), (y, x), (x, x), (y, y))}
+        assert {True: loose == {True}, False: not inside(NEAR["float32"], x, y, tau), None: True}[near]
     assert set(seen) == {True, False} and set(of_batches) == {True, False, None}
 
 
 def test_slopes_are_seen_to_have_their_digits(rng):
     """Of pairs that are spread: what the program itself would decide, by weights of keys and by each variable."""
-    seen = []
-    for _ in range(60):
+    seen, inside = [], jax.jit(within, static_argnums=(0, 4))
+    for _ in range(40):
         x = cloud(rng, 600, 3)
         x *= 10 ** rng.uniform(-1, 1) / max(np.abs(x - x[0]).max(), 1e-6)
         x, y, v = x[:200], x[200:], np.float32(10 ** rng.uniform(-3, 0, 400))
         seen.append(examined(Settings(), 1.0, x, y, v, pulls=True).near)
-        assert seen[-1] == bool(within(NEAR["float32"], x, y, jnp.float32(1), GAUSS.slope, v[:, None]))
+        assert seen[-1] == bool(inside(NEAR["float32"], x, y, jnp.float32(1), GAUSS.slope, v[:, None]))
         if examined(Settings(), (1.0, 4.0), (y[:, :1], y[:, 1:]), pulls=True).near:
-            assert within(NEAR["float32"], y, y, jnp.float32([1, 4, 4]), GAUSS.slope)
+            assert inside(NEAR["float32"], y, y, jnp.float32([1, 4, 4]), GAUSS.slope)
     assert set(seen) == {True, False}
 
 
@@ -63,7 +74,7 @@ def test_slopes_are_seen_to_have_their_digits(rng):
 def test_logarithms_of_other_kernels_see_what_the_program_decides(rng, kernel):
     settings, seen = Settings(kernel=KERNELS[kernel], dtype="float32"), []
     ones, decided = np.ones((400, 1), np.float32), jax.jit(partial(means_of_any._are_near, settings))
-    for _ in range(40):
+    for _ in range(30):
         x = cloud(rng, 600, 3)
         tau = np.float32(10 ** rng.uniform(-2, 4) / max(np.square(x - x[0]).sum(-1).mean(), 1e-6))
         seen.append(examined(settings, tau, x[:200], x[200:], ones, pulls=True, logs=True).near)
@@ -89,17 +100,21 @@ def test_points_are_seen_where_they_are_there():
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_outside_of_jit_it_is_the_same(rng, name):
+def test_outside_of_jit_it_is_right(rng, name):
     """Near, far, and in between; with gradients."""
     x, y = rng.normal(size=(2, 300, 3)).astype(np.float32)
-    ours = METHODS[name]
-    if name not in ("flow", "score"):  # which are slopes
-        ours = jax.value_and_grad(lambda *z: jnp.sin(METHODS[name](*z)).sum(), (0, 1))
-    jitted = jax.jit(ours)
+    ours, formula = METHODS[name]
+    if name != "flow":  # which is a slope
+        ours = jax.value_and_grad(lambda *z: METHODS[name][0](*z).sum(), (0, 1))
     for scale in (0.3, 2, 100) if name in ("gauss_sum", "mmd") else (0.3, 100):
-        found, exact = (jax.tree.leaves(f(scale * x, scale * y)) for f in (ours, jitted))
-        for z, w in zip(found, exact, strict=True):
-            assert jnp.linalg.norm(z - w) <= 2e-5 * jnp.linalg.norm(w) + 1e-6
+        points = [np.float32(scale) * z for z in (x, y)]
+        moving = [z.requires_grad_() for z in tensors(*points)]
+        exact = [formula(*moving)]
+        if name != "flow":
+            exact = [exact[0].sum(), *torch.autograd.grad(exact[0].sum(), moving)]
+        for z, w in zip(jax.tree.leaves(ours(*points)), exact, strict=True):
+            w = w.detach().numpy()
+            assert np.linalg.norm(np.asarray(z, np.float64) - w) <= 2e-5 * np.linalg.norm(w) + 1e-6
 
 
 def test_weights_of_any_size_are_seen(rng):
@@ -136,5 +151,6 @@ def test_explain_tells_what_is_left_of_clusters(rng, dim):
     share = float(plan.reason.split("; ")[1].split("%")[0]) / 100
     assert plan.method == "anywhere" and share == 0.25
     values = rng.normal(size=(4, 2048, 1)).astype(np.float32)
-    found = gauss_sum(points, points, values.reshape(-1, 1), tau).reshape(4, -1, 1)
-    assert jnp.abs(found - gauss_sum(x, x, values, tau)).max() < 1e-5 * jnp.abs(found).max()
+    found = np.asarray(gauss_sum(points, points, values.reshape(-1, 1), tau)).reshape(4, -1, 1)
+    exact = np.stack([gauss_sum64(z, z, v, tau) for z, v in zip(x, values, strict=True)])
+    assert np.abs(found - exact).max() < 1e-5 * np.abs(exact).max()
