@@ -248,7 +248,9 @@ OURS = {
     "float16x2": ours(method="rescale", precision="float16x2"),
 }
 VARIANTS = {  # of ours, that are of interest on some devices or points; cuDNN's needs columns for norms, and others
-    "float32": ours(method="rescale", precision="float32"),
+    "float32": where(
+        lambda p, what: p.dtype == "float32", "half-precision points", ours(method="rescale", precision="float32")
+    ),
     "cudnn": where(
         lambda p, what: max(p.dim + 4, p.channels) <= 128, "too wide", ours(method="rescale", backend="cudnn")
     ),

@@ -201,9 +201,8 @@ def of_step(found: Cells) -> str:
     named = [c for c in found if "method" in c]
 
     def text(c: dict) -> str:
-        more = [f"{c['error']:.0e}"] * bool(c.get("error")) + [f"{c.get('peak', 0):.0f} MiB"] * (
-            c["figure"] == "memory"
-        )
+        more = [f"{c['error']:.0e}"] if c.get("error") else []
+        more += [f"{c['peak']:.0f} MiB"] if c["figure"] == "memory" and "peak" in c else []
         return plots.milliseconds(c) + (f" ({', '.join(more)})" if more else "")
 
     def size(c: dict) -> str:
