@@ -10,6 +10,15 @@ import types
 import jax
 import pytest
 
+from benchmarks import inside
+from benchmarks.first_light import steps as light
+from benchmarks.first_light.__main__ import conduct, ended, main
+from benchmarks.first_light.part import Part
+from benchmarks.first_light.report import in_one_sentence, report, targets
+from benchmarks.first_light.steps import EMULATED, GPU, GROUPS, Recorder, headline
+from benchmarks.grids import HEADLINE, WHAT
+from benchmarks.study import Cell, Task
+from benchmarks.tools import fit_costs
 from jaxgauss._engines.costs import cuda_costs
 
 pytestmark = pytest.mark.usefixtures("as_it_comes")
@@ -20,15 +29,12 @@ CELL = {"done": [{"n": 1}], "cells": [{"n": 1}]}
 @pytest.mark.slow
 @pytest.mark.emulated
 def test_the_emulated_walk_takes_every_step_and_no_step_twice(tmp_path, capsys):
-    from benchmarks.first_light.__main__ import STEPS, main
-    from benchmarks.first_light.report import targets
-
     out = tmp_path / "first_light.json"
     walk = functools.partial(main, ["--emulate", "--minutes", "20", "--out", str(out)])
     walk()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["first_light.json", "first_light.md"]
     data = json.loads(out.read_text())
-    assert data["device"] == "emulated" and data["steps"].keys() == STEPS.keys()
+    assert data["device"] == "emulated" and data["steps"].keys() == light.STEPS.keys()
     for name, step in data["steps"].items():
         assert step["complete"] and step["cells"] and not step["crashes"], name
         assert not [c for c in step["cells"] if "failed" in c], name
@@ -38,17 +44,16 @@ def test_the_emulated_walk_takes_every_step_and_no_step_twice(tmp_path, capsys):
     text = out.with_suffix(".md").read_text()
     assert text.startswith("# First light: emulated: figures mean nothing\n")
     assert all(f"\n| {row.target} " in text for row in targets(data))
-    assert all(f"\n## {title}" in text for title in ("Steps", *(x for x in STEPS if x not in ("tests", "costs"))))
+    assert all(f"\n## {title}" in text for title in ("Steps", *(x for x in light.STEPS if x not in ("tests", "costs"))))
     before = out.read_text()
     capsys.readouterr()
     walk()
-    assert capsys.readouterr().out.count(": measured before\n") == len(STEPS)
+    assert capsys.readouterr().out.count(": measured before\n") == len(light.STEPS)
     assert out.read_text() == before
 
 
 def conducted(out, codes, minutes=1.0):
     """Programs in the place of steps, which find in `step` what the file has of them, and `write` it."""
-    from benchmarks.first_light.__main__ import conduct
 
     start = (
         "import json, os, pathlib, sys, time; path, name = pathlib.Path(sys.argv[1]), sys.argv[2];"
@@ -64,8 +69,6 @@ def conducted(out, codes, minutes=1.0):
 
 
 def test_steps_that_hang_or_crash_do_not_take_the_others_along(tmp_path, capsys):
-    from benchmarks.first_light.report import report
-
     out = tmp_path / "a.json"
     finish, begin = (f"write(**{CELL | x!r});" for x in ({"complete": 1}, {"begun": {"n": 2}}))
     codes = {
@@ -96,7 +99,6 @@ def test_steps_that_hang_or_crash_do_not_take_the_others_along(tmp_path, capsys)
 @pytest.fixture
 def part(tmp_path):
     """A step's file, with what a process left there."""
-    from benchmarks.first_light.part import Part
 
     def part(**left):
         (tmp_path / "part.json").write_text(json.dumps({"steps": {"mmd": left}}))
@@ -110,14 +112,10 @@ def written(part):
 
 
 def task(about, find):
-    from benchmarks.study import Task
-
     return Task(about, lambda runs: find())
 
 
 def cell(calls, error=0.0):
-    from benchmarks.study import Cell
-
     methods = {name: (lambda call=call: call) for name, call in calls.items()}
     return Cell({"figure": "a", "what": "forward"}, methods, lambda found: found * error, 1e-3, "series")
 
@@ -171,8 +169,6 @@ def test_a_process_whose_device_is_lost_ends(part, monkeypatch, capsys):
 
 
 def test_a_cell_that_hangs_ends_the_process(part):
-    from benchmarks.first_light.__main__ import ended
-
     code = "import time, sys; from pathlib import Path; from benchmarks.first_light import part as f; f.PATIENCE = 0.1;"
     code += "f.Part(Path(sys.argv[1]), 'mmd', 'cpu', 9).take(f.Task({'n': 1}, lambda runs: time.sleep(600)), 2)"
     new = part()
@@ -182,8 +178,6 @@ def test_a_cell_that_hangs_ends_the_process(part):
 
 
 def test_what_becomes_of_tests_is_written_at_once(part):
-    from benchmarks.first_light.steps import Recorder
-
     new = part(begun={"test": "crashed"}, done=[{"test": "before"}])
     recorder = Recorder(new, alone=True)
 
@@ -214,17 +208,13 @@ def test_what_becomes_of_tests_is_written_at_once(part):
 
 
 def test_tests_that_are_done_are_left_out(part, monkeypatch):
-    from benchmarks.first_light.steps import EMULATED, tests
-
     seen = []
     monkeypatch.setattr(pytest, "main", lambda arguments, plugins: seen.append(arguments) or 0)
-    tests(part(done=[{"test": "before"}]), EMULATED)
+    light.tests(part(done=[{"test": "before"}]), EMULATED)
     assert seen[0][seen[0].index("--deselect") + 1] == "before"
 
 
 def test_the_headline_begins_with_what_is_worth_most():
-    from benchmarks.first_light.steps import GPU, GROUPS, headline
-
     cells = list(headline(GPU))
     abouts = [tuple(cell.about[name] for name in ("group", "n", "d", "dtype", "what")) for cell in cells]
     assert len(set(abouts)) == len(abouts)
@@ -239,8 +229,6 @@ def test_the_headline_begins_with_what_is_worth_most():
 
 def test_the_costs_of_a_card_are_fitted_to_the_rows_of_a_file(tmp_path, monkeypatch, capsys):
     """Of engines that enough were measured of; into the table, beside others, or into a file."""
-    from benchmarks import inside
-    from benchmarks.tools import fit_costs
 
     sizes = [(1e6, 64.0), (16e6, 128.0), (16e6, 64.0), (256e6, 192.0)]
     rows = [{"engine": "flash", "row": [1, p, p * c, 2e5 + p * (4e-4 + 5e-6 * c)]} for p, c in sizes]
@@ -262,7 +250,7 @@ def test_the_costs_of_a_card_are_fitted_to_the_rows_of_a_file(tmp_path, monkeypa
 
 
 TESTS, FEW, MMD, MEMORY, DENSITIES = "GPU tests", "few points", "MMD step", "memory linear", "SD-KDE"  # targets' lines
-STEPS = {TESTS: "tests", FEW: "few", MMD: "mmd", MEMORY: "memory", DENSITIES: "densities"}  # others are of the headline
+OF = {TESTS: "tests", FEW: "few", MMD: "mmd", MEMORY: "memory", DENSITIES: "densities"}  # others are of the headline
 BARE, KEOPS, JAX = "float16, D = C = 32, N = 16384", "float16, D ≥ 16, forward", "`auto` never slower"
 KEOPS_GRADIENTS = "float16, D ≥ 16, gradients"
 INFO = {"date": "2026-12-01", "commit": "abc", "device_name": "a card", "cores": 2, "versions": {"jax": "0.11"}}
@@ -284,8 +272,6 @@ def sums(n, d, c, what="forward", dtype="float16", **milliseconds):
 
 
 def all_sums(nums=(16384, 65536), dtypes=("float16", "float32"), **milliseconds):
-    from benchmarks.grids import HEADLINE, WHAT
-
     sizes = itertools.product(nums, HEADLINE, WHAT, dtypes)
     return [x for n, (d, c), what, dtype in sizes for x in sums(n, d, c, what, dtype, **milliseconds)]
 
@@ -314,8 +300,6 @@ def results(complete=True, **cells):
 
 
 def verdicts(data):
-    from benchmarks.first_light.report import targets
-
     return {row.target: row.verdict for row in targets(data)}
 
 
@@ -363,11 +347,11 @@ CASES = [
 
 @pytest.mark.parametrize(("target", "cells", "verdict"), CASES)
 def test_targets_are_met_from_their_threshold_on(target, cells, verdict):
-    step = STEPS.get(target, "headline")
+    step = OF.get(target, "headline")
     found = verdicts(results(**{step: cells() if callable(cells) else cells}))
     (mine,) = (x for x in found if x.startswith(target))
     assert found.pop(mine) == verdict and len(found) == 13
-    others = {x for x in found if step != "headline" or x.startswith(tuple(STEPS))}
+    others = {x for x in found if step != "headline" or x.startswith(tuple(OF))}
     assert len(others) >= 4 and {found[x] for x in others} == {"not measured"}
 
 
@@ -379,9 +363,6 @@ def test_what_is_not_at_its_end_is_met_so_far():
 
 
 def test_the_report_is_made_from_the_file_alone(tmp_path, capsys):
-    from benchmarks.first_light.__main__ import STEPS, main
-    from benchmarks.first_light.report import in_one_sentence
-
     path = tmp_path / "a.json"
     data = results(
         tests=[PASSED, FAILED],
@@ -395,7 +376,7 @@ def test_the_report_is_made_from_the_file_alone(tmp_path, capsys):
     main(["--report", str(path)])
     text = path.with_suffix(".md").read_text()
     assert text.startswith("# First light: a card\n\n2026-12-01, commit abc; jax 0.11\n")
-    assert "1.40x at worst, by cudnn 0.5 ms at 16384, 32, 32, float16, forward; 1 of 1 cells | met " in text
+    assert "1.40x at worst, by cudnn 0.5 ms at 16384, 32, 32, float16, forward; 1 of 1 cells" in text
     assert "3.00x in the mean, 3.00x at worst, by mmd_squared 1000 ms at 1024, 16; 6 of 6 cells" in text
     assert "| 16384, 3, 1, float16, forward     | 1 (1e-04) | 3 (1e-03) | 0.5 (1e-03) | 0.7 (1e-03) " in text
     assert "- tests, b:\n      assert" in text and "| 16384, 16    | 1000 (16384 MiB)" in text
@@ -409,4 +390,4 @@ def test_the_report_is_made_from_the_file_alone(tmp_path, capsys):
     path.write_text(json.dumps(results()))
     main(["--report", str(path)])
     assert set(verdicts(results()).values()) == {"not measured"}
-    assert path.with_suffix(".md").read_text().count("| did not begin |") == len(STEPS)
+    assert path.with_suffix(".md").read_text().count("| did not begin |") == len(light.STEPS)
