@@ -17,6 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from scipy.special import logsumexp
+from scipy.stats import gaussian_kde
+from sklearn.neighbors import KernelDensity
 
 import jaxgauss
 from jaxgauss import gauss_sum, kde_logpdf, mmd_squared, mmd_squared_matrix, svgd_direction, tau_from_bandwidth
@@ -145,13 +147,15 @@ def density(num: int, dim: int, device: str) -> Cell:
         squared = jnp.square(x).sum(-1)[:, None] + jnp.square(y).sum(-1) - 2 * x @ y.T
         return jax.nn.logsumexp(-squared / (2 * bandwidth**2), axis=1) - constant
 
-    methods = {
-        "kde_logpdf": lambda: JaxCall(lambda x, y: kde_logpdf(x, y, tau), x, y),
+    ours = functools.partial(kde_logpdf, tau=tau)
+    methods: dict[str, Callable] = {
+        "kde_logpdf": lambda: JaxCall(ours, x, y),
         "dense JAX": lambda: JaxCall(dense, x, y),
     }
     if device == "cpu":  # others run on the host
-        others = {"SciPy": rivals.density_by_scipy, "scikit-learn": rivals.density_by_scikit_learn}
-        methods |= {name: lambda f=f: functools.partial(f(points, bandwidth), queries) for name, f in others.items()}
+        methods["SciPy"] = lambda: functools.partial(gaussian_kde(points.T, bandwidth).logpdf, queries.T)
+        tree = KernelDensity(bandwidth=bandwidth)
+        methods["scikit-learn"] = lambda: functools.partial(tree.fit(points).score_samples, queries)
 
     def error(found: Any) -> float:
         return relative(found[:ROWS], exact_logpdf(queries[:ROWS], points, float(tau)))

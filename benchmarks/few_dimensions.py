@@ -55,8 +55,8 @@ def steps(device: str) -> Iterator[Cell]:
     for size in SUMS:
         yield sums(*size)
     for name in METHODS:
-        yield made_of_sums(name, PLANE, *(("step", 64.0) if name.endswith("a step") else ("methods", 100.0)))
-    yield made_of_sums("log-density", 10 * PLANE, "methods", 100.0)
+        yield made_of_sums(name, PLANE)
+    yield made_of_sums("log-density", 10 * PLANE)
     for name, tau in TAUS.items():
         yield of_tests(f"test, {name}", tau)
     for dim in DIMS:
@@ -162,9 +162,10 @@ def beside_pairs(about: dict, x: np.ndarray, v: np.ndarray, tau: float) -> Cell:
     return Cell(about, calls, lambda found: error_of(found, x, x, v, tau), 1e-5)
 
 
-def made_of_sums(name: str, num: int, figure: str, tau: float) -> Cell:
+def made_of_sums(name: str, num: int) -> Cell:
     """By waves and, of as many points as last long, by pairs."""
     x, y = (cloud("normal", num, 2, seed) for seed in (0, 1))
+    tau = 64.0 if name.endswith("a step") else 100.0
     of, function = {"auto": (x, y)}, functools.partial(METHODS[name], tau=tau)
     calls = {"auto": lambda: JaxCall(function, jnp.asarray(x), jnp.asarray(y))}
     if num == PLANE:
@@ -176,8 +177,7 @@ def made_of_sums(name: str, num: int, figure: str, tau: float) -> Cell:
         found = jax.tree.leaves(results)[0]
         return relative(found[:CHECKED], exact(name, *of["auto" if len(found) == num else "all pairs"], tau))
 
-    about = {"figure": figure, "what" if figure == "step" else "function": name, "n": num}
-    return Cell(about, calls, error, 1e-3, times={"all pairs": FEWER**2})
+    return Cell({"figure": "methods", "function": name, "n": num}, calls, error, 1e-3, times={"all pairs": FEWER**2})
 
 
 def exact(name: str, x: np.ndarray, y: np.ndarray, tau: float) -> np.ndarray:
@@ -195,7 +195,7 @@ def exact(name: str, x: np.ndarray, y: np.ndarray, tau: float) -> np.ndarray:
     }[name]
 
 
-def of_tests(what: str, tau: Any) -> Cell:
+def of_tests(name: str, tau: Any) -> Cell:
     """A test by permutations; by pairs of fewer points the same statistics are found."""
     x, y = (cloud("normal", PLANE, 2, seed) for seed in (0, 1))
 
@@ -205,11 +205,9 @@ def of_tests(what: str, tau: Any) -> Cell:
             test = jaxgauss.mmd_test(x, y, tau, rng_key=jax.random.key(0), num_permutations=PERMUTATIONS)
         return np.append(test.statistic, test.null_statistics)
 
-    methods: dict[str, Callable] = {
-        "auto": lambda: unchecked(functools.partial(found, x, y, True)),
-        "all pairs": lambda: unchecked(functools.partial(found, x[::FEWER], y[::FEWER], False)),
-    }
-    about = {"figure": "test", "what": what, "n": PLANE, "permutations": PERMUTATIONS}
+    auto, pairs = functools.partial(found, x, y, True), functools.partial(found, x[::FEWER], y[::FEWER], False)
+    methods = {"auto": lambda: unchecked(auto), "all pairs": lambda: unchecked(pairs)}
+    about = {"figure": "methods", "function": name, "n": PLANE, "permutations": PERMUTATIONS}
     return Cell(about, methods, times={"all pairs": FEWER**2})
 
 
@@ -217,23 +215,19 @@ def report(data: dict) -> str:
     """Sums by waves, by all pairs and by others."""
     made, hostile, small = (having(data["cells"], figure=figure) for figure in ("methods", "hostile", "small"))
     of_sums = having(data["cells"], figure="sums")
-    whole = [c | {"function": c["what"]} for c in data["cells"] if c["figure"] in ("test", "step")]
     slowest = max(ratios(small, "auto", "all pairs", "d", "n", "l"))
-    texts = [
-        pivot("D, L, N", of_sums, "{d}, {l}, {n:,}", "{method}"),
-        prose(
-            f"{data['device_name']}, {data['cores']} cores; sums by `auto` err by at most",
-            f"{power(max(c['error'] for c in having(of_sums, method='auto')))} of Σ Φ|v| in L2. Normal points in the",
-            f"plane, milliseconds (pairs of an eighth of the points, times {FEWER**2}):",
-        ),
-        pivot("", made + whole, "{function}, N = {n:,}", "{method}"),
-        prose(
-            f"Clouds of {hostile[0]['n']:,} points that are hostile to waves, in one to three dimensions, take",
-            f"{span(ratios(hostile, 'auto', 'all pairs', 'cloud', 'd'))} times as long as all pairs. Of sums of 64 to",
-            f"16,384 points in 1 to 1000 bandwidths, the slowest takes {slowest:.2f} times as long.",
-        ),
-    ]
-    return "\n".join(texts)
+    exact = prose(
+        f"{data['device_name']}, {data['cores']} cores; sums by `auto` err by at most",
+        f"{power(max(c['error'] for c in having(of_sums, method='auto')))} of Σ Φ|v| in L2. Normal points in the",
+        f"plane, milliseconds (pairs of an eighth of the points, times {FEWER**2}):",
+    )
+    others = prose(
+        f"Clouds of {hostile[0]['n']:,} points that are hostile to waves, in one to three dimensions, take",
+        f"{span(ratios(hostile, 'auto', 'all pairs', 'cloud', 'd'))} times as long as all pairs. Of sums of 64 to",
+        f"16,384 points in 1 to 1000 bandwidths, the slowest takes {slowest:.2f} times as long.",
+    )
+    plane = pivot("", made, "{function}, N = {n:,}", "{method}")
+    return "\n".join([pivot("D, L, N", of_sums, "{d}, {l}, {n:,}", "{method}"), exact, plane, others])
 
 
 def draw(data: dict, path: Path) -> None:

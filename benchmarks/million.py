@@ -52,13 +52,9 @@ def process(method: str, num: int) -> dict:
     mean, std = predict(places)
     last, peak, truth = time.perf_counter(), peak_bytes() / 2**30, function(places)
     new = truth + math.sqrt(NOISE) * np.random.default_rng(1).normal(size=len(truth))
-    return {
-        "learn": learned - start,
-        "predict": last - learned,
-        "gib": peak,
-        "error": float(np.sqrt(np.square(mean - truth).mean())),
-        "within": float((np.abs(new - mean) < 2 * std).mean()),
-    }
+    row = {"learn": learned - start, "predict": last - learned, "gib": peak}
+    row["error"] = float(np.sqrt(np.square(mean - truth).mean()))
+    return row | {"within": float((np.abs(new - mean) < 2 * std).mean())}
 
 
 def ours(points: np.ndarray, values: np.ndarray) -> Callable:
@@ -87,15 +83,8 @@ def by_scikit_learn(points: np.ndarray, values: np.ndarray) -> Callable:
 
 def report(data: dict) -> str:
     """A row for every process."""
-    columns = {
-        "": "{method}",
-        "N": "{n:,}",
-        "learn, s": "{learn:.1f}",
-        "predict, s": "{predict:.1f}",
-        "GiB": "{gib:.2f}",
-        "error": "{error:.3f}",
-        "within ±2σ": "{within:.1%}",
-    }
+    columns = {"": "{method}", "N": "{n:,}", "learn, s": "{learn:.1f}", "predict, s": "{predict:.1f}"}
+    columns |= {"GiB": "{gib:.2f}", "error": "{error:.3f}", "within ±2σ": "{within:.1%}"}
     return listing(data["cells"], columns)
 
 

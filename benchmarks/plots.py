@@ -33,7 +33,6 @@ UNITS = {
     "median": "seconds",
     "mib": "MiB beyond the inputs",
     "error": "relative L2 error",
-    "peak": "MiB at most",
     "ratio": "times the time of auto",
 }
 ALONG = {"squared_radius": "τ‖x‖² of the farthest point", "d": "dimension D", "n": "number of points, N = M"}

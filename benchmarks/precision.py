@@ -104,11 +104,10 @@ def report(data: dict) -> str:
 
 def draw(data: dict, path: Path) -> None:
     """Error against τ‖x‖² of the farthest point: the three reductions by themselves, and what gauss_sum returns."""
-    cells = [
-        c | {"error": np.nan_to_num(np.clip(c["error"], 1e-8, 10), nan=10), "n": NUM}
-        for c in having(data["cells"], what="sum", offset=0.0)
-    ]
-    cells = [c | {"method": "gauss_sum"} if c["guard"] else c for c in cells]
+    cells: Cells = []
+    for c in having(data["cells"], what="sum", offset=0.0):
+        error = np.nan_to_num(np.clip(c["error"], 1e-8, 10), nan=10)
+        cells.append(c | {"error": error, "n": NUM} | ({"method": "gauss_sum"} if c["guard"] else {}))
     figures = {precision: having(cells, precision=precision) for precision in PRECISIONS}
     plots.panels(data, path, "", [("error", figures)], "an error of 10: infinite or NaN", ls="", lw=1)
 

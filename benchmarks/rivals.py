@@ -205,21 +205,6 @@ def by_scikit_learn(problem: Problem, what: str) -> Call:
     return lambda: rbf_kernel(q, k, gamma=0.5) @ v
 
 
-def density_by_scipy(points: np.ndarray, bandwidth: float) -> Callable[[np.ndarray], Any]:
-    """Log-densities by all pairs: the kernel has the shape of the cloud times the bandwidth squared."""
-    from scipy.stats import gaussian_kde
-
-    cloud = gaussian_kde(points.T, bandwidth)
-    return lambda queries: cloud.logpdf(queries.T)
-
-
-def density_by_scikit_learn(points: np.ndarray, bandwidth: float, **options: Any) -> Callable[[np.ndarray], Any]:
-    """Log-densities by a tree."""
-    from sklearn.neighbors import KernelDensity
-
-    return KernelDensity(bandwidth=bandwidth, **options).fit(points).score_samples
-
-
 def bare_attention(problem: Problem, what: str) -> Call:
     """The attention call alone, on ready-made tensors at the width that `rescale` runs at. Not a Gauss sum."""
     kernel = select_kernel("auto", "auto", problem.device, getattr(torch, problem.dtype), problem.dim)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 from .. import grids, scaling
 from ..first_light import report as first_light
-from ..plots import listing, prose, span
+from ..plots import Text, listing, prose, span
 from ..study import RESULTS, ROOT, read
 from ..suites import SUITES
 
@@ -48,17 +48,12 @@ def losses(paper: dict, grid: dict) -> str:
 def compiled() -> str:
     """What CUDA's programs launch and hold, as XLA compiles them."""
     facts = json.loads((ROOT / "tests" / "cuda_programs.json").read_text())
-    columns = {
-        "program": lambda x: f"`{x['program']}`" if x["program"].isidentifier() else x["program"],
-        "N": "{sizes[0]}",
-        "D": "{sizes[1]}",
-        "kernels": "{kernels}",
-        "calls of PyTorch": "{callbacks}",
-        "MiB": "{mebibytes}",
-        "waits, before": "{before[waits]}",
-        "kernels, before": "{before[kernels]}",
-        "MiB, before": "{before[mebibytes]}",
+    columns: dict[str, Text] = {
+        "program": lambda x: f"`{x['program']}`" if x["program"].isidentifier() else x["program"]
     }
+    columns |= {"N": "{sizes[0]}", "D": "{sizes[1]}", "kernels": "{kernels}", "calls of PyTorch": "{callbacks}"}
+    columns |= {"MiB": "{mebibytes}", "waits, before": "{before[waits]}", "kernels, before": "{before[kernels]}"}
+    columns |= {"MiB, before": "{before[mebibytes]}"}
     of = f"Compiled for an {facts['device']} by jax {facts['jax']}; “before” is the commit {facts['before']}."
     return listing(facts["rows"], columns) + "\n" + prose(of)
 
