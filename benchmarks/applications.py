@@ -31,16 +31,14 @@ from .study import Call, Cell, JaxCall, exact_matrix, relative
 ROWS = 256  # whose results are compared with float64
 TOLERANCES = {"cpu": 1e-3, "cuda": 1e-2}  # of gradients, in half precision on CUDA
 LARGEST = {"cpu": 8192, "cuda": 65536}  # points in a sample of dense methods
-LARGEST_GEOMETRY = 5000  # points of OTT's dense one
 GROUPS, SETS = (100, 1000), (64, 50, 500)  # number and size; number, least size and largest
 NAMES = {"iteration": "Sinkhorn step", "sums": "sums within 100 groups", "mmd": "MMD² of all pairs of 64 sets"}
 
 
-def samples(num: int, dim: int) -> tuple[jax.Array, jax.Array]:
+def samples(num: int, dim: int) -> list[jax.Array]:
     """Two samples of Gaussian points scaled by D^-1/2, the second one moved."""
     rng = np.random.default_rng(0)
-    x, y = (jnp.asarray(rng.normal(size=(num, dim)) / dim**0.5 + 0.1 * i, jnp.float32) for i in range(2))
-    return x, y
+    return [jnp.asarray(rng.normal(size=(num, dim)) / dim**0.5 + 0.1 * i, jnp.float32) for i in range(2)]
 
 
 def mmd_dense(x: jax.Array, y: jax.Array, tau: float) -> jax.Array:
@@ -68,11 +66,9 @@ def mmd_step(num: int, dim: int, device: str) -> Cell:
 
     def error(found: tuple) -> float:
         a, b = (np.asarray(z, np.float64) for z in (x, y))
-        total = np.zeros((min(ROWS, num), dim))
-        for points, sign in ((a, 2), (b, -2)):
-            phi = exact_matrix(a[:ROWS], points)
-            total += sign * (phi @ points - phi.sum(1)[:, None] * a[:ROWS]) / num**2
-        return relative(found[3][:ROWS], total)
+        among, beside = exact_matrix(a[:ROWS], a), exact_matrix(a[:ROWS], b)
+        pulled = among @ a - beside @ b - (among.sum(1) - beside.sum(1))[:, None] * a[:ROWS]
+        return relative(found[3][:ROWS], 2 * pulled / num**2)
 
     methods = {
         "mmd_squared": lambda: call(mmd_squared),
@@ -107,12 +103,8 @@ def svgd_step(num: int, dim: int, device: str) -> Cell:
     x = jnp.asarray(np.random.default_rng(0).normal(size=(num, dim)), jnp.float32)
     tau, optimizer = 1 / dim, optax.sgd(1.0)
 
-    def log_density(x: jax.Array) -> jax.Array:
-        return -jnp.square(x).sum() / 2
-
     def ours(x: jax.Array, state: Any):
-        direction = svgd_direction(x, jax.vmap(jax.grad(log_density))(x), tau)
-        updates, state = optimizer.update(-direction, state)
+        updates, state = optimizer.update(-svgd_direction(x, -x, tau), state)
         return optax.apply_updates(x, updates), state
 
     def blackjax() -> Call | str:
@@ -122,7 +114,7 @@ def svgd_step(num: int, dim: int, device: str) -> Cell:
 
         kernel = svgd.build_kernel(optimizer)
         state = svgd.init(x, {"length_scale": 2 / tau}, optimizer)
-        return JaxCall(lambda state: kernel(state, jax.grad(log_density), svgd.rbf_kernel), state)
+        return JaxCall(lambda state: kernel(state, jnp.negative, svgd.rbf_kernel), state)
 
     def error(found: tuple) -> float:
         a = np.asarray(x, np.float64)
@@ -186,7 +178,7 @@ def sinkhorn_step(num: int, dim: int, device: str) -> Cell:
         return float(np.abs(np.asarray(found[0][:ROWS]) - exact).max() / np.abs(exact).max())
 
     geometries = {"jaxgauss": jaxgauss.ott.PointCloud, "OTT online": functools.partial(theirs, batch_size=1024)}
-    geometries |= {"OTT dense": theirs} if num <= LARGEST_GEOMETRY else {}
+    geometries |= {"OTT dense": theirs} if num <= 5000 else {}
     calls = {name: functools.partial(JaxCall, functools.partial(both, g), x, y) for name, g in geometries.items()}
     return Cell({"figure": "iteration", "n": num, "d": dim, "epsilon": epsilon}, calls, error, 1e-4)
 
@@ -300,20 +292,19 @@ def report(data: dict) -> str:
         figure = NAMES.get(first["figure"], first["figure"]) + " with gradients" * (first.get("what") == WHAT[1])
         rows.append(first | {"figure": figure, "ours": ours, "others": ", ".join(others)})
     text = listing(rows, {"": "{figure}", "N": "{n}", "D": "{d}", "ours": "{ours}", "others": "{others}"})
-    if ratios := _of_steps(data):
-        text += f"\nMMD step, dense / ours: {geometric_mean(ratios):.2f}x in the geometric mean"
-        if "beside" in data:
-            mean, version = geometric_mean(_of_steps(data["beside"])), data["beside"]["versions"]["jax"]
-            text += f"; with jax {version}, measured in turns, {mean:.2f}x"
+    here, there = (
+        plots.ratios(plots.having(x["cells"], figure="MMD step"), "dense JAX", "mmd_squared", "n", "d")
+        for x in (data, data.get("beside", {"cells": []}))
+    )
+    if here:
+        text += f"\nMMD step, dense / ours: {geometric_mean(here):.2f}x in the geometric mean"
+    if there:
+        version = data["beside"]["versions"]["jax"]
+        text += f"; with jax {version}, measured in turns, {geometric_mean(there):.2f}x"
     return text + "\n"
-
-
-def _of_steps(data: dict) -> list[float]:
-    """How many times the time of ours a step of training takes by dense JAX."""
-    return plots.ratios(plots.having(data["cells"], figure="MMD step"), "dense JAX", "mmd_squared", "n", "d")
 
 
 def draw(data: dict, path: Path) -> None:
     """Times over N."""
     cells = [c for c in data["cells"] if c["figure"] in ("MMD step", "SVGD step", "density")]
-    plots.panels(data, path, "", [("median", plots.titled(cells, lambda c: f"{c['figure']}, D = {c['d']}"))])
+    plots.panels(data, path, "", [("median", plots.titled(cells, "{figure}, D = {d}"))])

@@ -6,6 +6,7 @@ of sorted points look after their own digits. Sums and logarithms are checked ag
 """
 
 import functools
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,13 +27,12 @@ FUNCTIONS += tuple(f"gradients of {x}" for x in ("mmd_squared", "energy_distance
 
 def steps(device: str) -> Iterator[Cell]:
     """Whether points far from one another cost more than near ones, by any function."""
-    for num in NUMS:
-        for dim in DIMS:
-            points, values = clouds(num, dim), np.random.default_rng(1).normal(size=num).astype(np.float32)
-            for name in FUNCTIONS:
-                methods = {cloud: functools.partial(call, cloud, name, x, values) for cloud, x in points.items()}
-                error = functools.partial(error_of, name, points, values, 1 / dim)
-                yield Cell({"function": name, "n": num, "d": dim}, methods, error, 1e-5)
+    for num, dim in itertools.product(NUMS, DIMS):
+        points, values = clouds(num, dim), np.random.default_rng(1).normal(size=num).astype(np.float32)
+        for name in FUNCTIONS:
+            methods = {cloud: functools.partial(call, cloud, name, x, values) for cloud, x in points.items()}
+            error = functools.partial(error_of, name, points, values, 1 / dim)
+            yield Cell({"function": name, "n": num, "d": dim}, methods, error, 1e-5)
 
 
 def call(cloud: str, name: str, x: np.ndarray, values: np.ndarray) -> Call:

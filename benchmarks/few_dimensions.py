@@ -86,16 +86,13 @@ def sums(dim: int, length: int, num: int) -> Cell:
     v = np.ones(num, np.float32)
     few = x if num <= LARGEST else x[:PAIRS]
 
-    def of(x: np.ndarray, method: str = "auto") -> Call:
-        """A call of the program as it is compiled now, by what is patched now."""
+    def of(x: np.ndarray, is_installed: Callable = inside.nufft.is_installed, **how: str) -> Call:
+        """A call of the program as it is compiled with finufft, or as without it."""
         jax.clear_caches()
         operands = [jnp.asarray(z) for z in (x, y, v)]
-        program = jax.jit(functools.partial(gauss_sum, tau=tau, method=method)).lower(*operands).compile()
+        with mock.patch.object(inside.nufft, "is_installed", is_installed):
+            program = jax.jit(functools.partial(gauss_sum, tau=tau, **how)).lower(*operands).compile()
         return lambda: jax.block_until_ready(program(*operands))
-
-    def products() -> Call:
-        with mock.patch.object(inside.nufft, "is_installed", lambda: False):
-            return of(x)
 
     def finufft() -> Call | str:
         call = by_finufft(x, y, v, tau)
@@ -103,8 +100,8 @@ def sums(dim: int, length: int, num: int) -> Cell:
 
     calls: dict[str, Callable[[], Call | str]] = {
         "auto": lambda: of(x),
-        "products": products,
-        "all pairs": lambda: of(few, "blocked"),
+        "products": lambda: of(x, lambda: False),
+        "all pairs": lambda: of(few, method="blocked"),
         "finufft": finufft,
     }
     return Cell(
@@ -233,8 +230,7 @@ def report(data: dict) -> str:
 def draw(data: dict, path: Path) -> None:
     """Over N, a panel for each dimension: uniform points."""
     cells = [c for c in having(data["cells"], figure="sums") if c["n"] != 200_000]
-    figures = plots.titled(cells, lambda c: f"D = {c['d']}, {c['l']} bandwidths across")
-    plots.panels(data, path, "", [("median", figures)])
+    plots.panels(data, path, "", [("median", plots.titled(cells, "D = {d}, {l} bandwidths across"))])
 
 
 STUDY = Study(steps, report, draw, OURS)

@@ -156,8 +156,7 @@ def rivals(data: dict, dtype: str = "float32") -> str:
 def report(data: dict) -> str:
     """Of every dtype, times, ratios and memory."""
     cells = data["cells"]
-    dtypes = dict.fromkeys(c["dtype"] for c in cells)
-    parts = [f"{x}\n\n{times(cells, x, beside=True)}{rivals(data, x)}" for x in dtypes]
+    parts = [f"{x}\n\n{times(cells, x, True)}{rivals(data, x)}" for x in dict.fromkeys(c["dtype"] for c in cells)]
     if memory := having(cells, figure="memory"):
         parts.append(pivot("gradients", memory, "{method}", "N = {n}", plots.mebibytes))
     return "\n".join(parts)

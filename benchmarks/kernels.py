@@ -40,7 +40,6 @@ FORMULAS = {  # of u = τ·|q - k|²
     "rational_quadratic(2.0)": lambda u: (1 + u / 4) ** -2,
     "energy": lambda u: -np.sqrt(u),
 }
-TOLERANCE = 1e-5  # relative to what a sum has in it: that of float32 sums everywhere
 
 
 def steps(device: str) -> Iterator[Cell]:
@@ -64,7 +63,7 @@ def cell(kernel: str, problem: Problem, what: str) -> Cell:
         return relative(np.asarray(sums)[: rivals.ROWS], FORMULAS[kernel](cdist(q[: rivals.ROWS], k) ** 2) @ v)
 
     about = {"figure": "time", "kernel": kernel, "n": problem.num, "d": problem.dim, "c": 1, "what": what}
-    return Cell(about, methods, error, TOLERANCE)
+    return Cell(about, methods, error, 1e-5)  # relative to what a sum has in it
 
 
 def report(data: dict) -> str:

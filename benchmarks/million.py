@@ -16,8 +16,7 @@ from .plots import listing
 from .study import Study, Task, elsewhere, peak_bytes
 
 LENGTHS, NOISE, SIDE = (0.08, 0.05), 0.25, 300  # of the unit box; the random function has variance one
-PROCESSES = [("jaxgauss", 2000), ("jaxgauss", 10_000), ("jaxgauss", 100_000), ("jaxgauss", 1_000_000)]
-PROCESSES += [("scikit-learn", 2000)]
+PROCESSES = [*(("jaxgauss", num) for num in (2000, 10_000, 100_000, 1_000_000)), ("scikit-learn", 2000)]
 
 
 def steps(device: str) -> Iterator[Task]:

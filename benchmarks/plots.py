@@ -218,9 +218,9 @@ def finish(figure: Any, data: dict, path: Path, suffix: str, note: str = "") -> 
     print(f"picture: {shown(picture)}")
 
 
-def titled(cells: Cells, title: Callable[[dict], str]) -> dict[str, Cells]:
+def titled(cells: Cells, title: Text) -> dict[str, Cells]:
     """The cells of every panel by its title: of those that have more than one size."""
     found: dict[str, Cells] = {}
     for c in cells:
-        found.setdefault(title(c), []).append(c)
+        found.setdefault(said(title, c), []).append(c)
     return {x: of for x, of in found.items() if len({c["n"] for c in of} | {c["d"] for c in of}) > 2}

@@ -46,7 +46,6 @@ NOTHING = {"complete": False, "done": [], "slow": [], "cells": []}  # of results
 
 Call = Callable[[], Any]  # computes, waits for the results, and returns them
 Cells = list[dict[str, Any]]  # rows of results
-Found = tuple[Cells, list[str]]  # with the names of methods that are too slow
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class Task:
     find: Callable[[int], list[dict]]
     series: str = ""
 
-    def found(self, runs: int, ours: Sequence[str], left_out: Sequence[str]) -> Found:
+    def found(self, runs: int, ours: Sequence[str], left_out: Sequence[str]) -> tuple[Cells, list[str]]:
         """The rows."""
         return self.find(runs), []
 
@@ -82,8 +81,8 @@ class Cell:
     series: str = ""
     times: Mapping[str, float] = field(default_factory=dict)
 
-    def found(self, runs: int, ours: Sequence[str], left_out: Sequence[str]) -> Found:
-        """What was measured of every method. What fails of `ours` raises."""
+    def found(self, runs: int, ours: Sequence[str], left_out: Sequence[str]) -> tuple[Cells, list[str]]:
+        """What was measured of every method, and which are too slow. What fails of `ours` raises."""
         calls: dict[str, Call] = {}
         rows: dict[str, dict] = {}
         for name in (name for name in self.methods if name not in left_out):

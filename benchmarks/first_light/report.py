@@ -14,7 +14,6 @@ from .steps import GPU, PRECISIONS, STEPS
 
 OURS = (*METHODS, "float32", "cudnn")
 EXPONENT, SECONDS = 1.1, 2.3  # of the memory in N; of densities
-BEFORE = {"state": "did not begin"}  # of a step
 SIZE = ("n", "d", "c", "dtype", "what")
 ABOUT = ("test", "figure", *SIZE, "method")  # which cell
 Table = dict[tuple, dict[str, dict[str, Any]]]  # cells by N, D, C, dtype and forward or gradients; and by name
@@ -168,7 +167,8 @@ def report(data: dict) -> str:
     steps = data["steps"]
     infos = (step["info"]["versions"] for step in steps.values() if "info" in step)
     versions = {f"{name} {version}": None for info in infos for name, version in info.items()}
-    states = [{"step": x, "state": "was interrupted", "seconds": 0, "done": []} | steps.get(x, BEFORE) for x in STEPS]
+    new, none = {"state": "was interrupted", "seconds": 0, "done": []}, {"state": "did not begin"}
+    states = [{"step": x} | new | steps.get(x, none) for x in STEPS]
     columns = {"step": "{step}", "": "{state}", "seconds": "{seconds:.0f}", "cells": lambda x: str(len(x["done"]))}
     tables = {
         "Steps": listing(states, columns),

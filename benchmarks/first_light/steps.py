@@ -29,7 +29,6 @@ product: Any = itertools.product  # whose types nobody knows here
 WORKERS = min(12, max(1, (os.cpu_count() or 1) * 3 // 4))  # of the tests, which mostly compile, on a GPU
 TESTS = "test_wrong_devices or test_float64_falls_back"  # that are quick to emulate
 ROWS = 64  # of densities, which are compared with float64
-BANDWIDTH = 0.5  # Scott's for a million points N(0, I) of 16 dimensions
 PRECISIONS = ("float16", "auto", "float16x2")  # of densities, whose "auto" is float32
 ENGINES = ("dense", "flash", "cudnn", "efficient in float32", "waves", "blocked", "efficient")  # in order of worth
 GROUPS = {  # in cells of their own, in order of worth: what others may be broken by, or have to wait for
@@ -171,7 +170,7 @@ def debiased(queries: jax.Array, samples: jax.Array, tau: float, **options: Any)
 
 def densities(sizes: SimpleNamespace) -> Iterator[Cell]:
     """A million points, as Flash-SD-KDE has them: densities with debiasing."""
-    tau, dim = float(tau_from_bandwidth(BANDWIDTH)), 16
+    tau, dim = float(tau_from_bandwidth(0.5)), 16  # Scott's bandwidth for a million points N(0, I)
     queries, samples = (x * dim**0.5 for x in Problem(sizes.samples, dim, 1).jax[:2])  # N(0, I)
     queries = queries[: sizes.queries]
 
