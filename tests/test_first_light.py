@@ -52,17 +52,20 @@ def test_the_emulated_walk_takes_every_step_and_no_step_twice(tmp_path, capsys):
     assert out.read_text() == before
 
 
+START = """
+import json, os, pathlib, sys, time
+path, name = pathlib.Path(sys.argv[1]), sys.argv[2]
+data = json.loads(path.read_text())
+step = data['steps'].setdefault(name, {})
+write = lambda **more: step.update(more) or path.write_text(json.dumps(data))
+"""
+
+
 def conducted(out, codes, minutes=1.0):
     """Programs in the place of steps, which find in `step` what the file has of them, and `write` it."""
 
-    start = (
-        "import json, os, pathlib, sys, time; path, name = pathlib.Path(sys.argv[1]), sys.argv[2];"
-        "data = json.loads(path.read_text()); step = data['steps'].setdefault(name, {});"
-        "write = lambda **more: step.update(more) or path.write_text(json.dumps(data));"
-    )
-
     def command(name):
-        return lambda seconds: [sys.executable, "-u", "-c", start + codes[name], str(out), name]
+        return lambda seconds: [sys.executable, "-u", "-c", START + codes[name], str(out), name]
 
     conduct(out, "cuda", {(name,): command(name) for name in codes}, minutes)
     return json.loads(out.read_text())["steps"]
@@ -111,10 +114,6 @@ def written(part):
     return json.loads(part.path.read_text())["steps"]["mmd"]
 
 
-def task(about, find):
-    return Task(about, lambda runs: find())
-
-
 def cell(calls, error=0.0):
     methods = {name: (lambda call=call: call) for name, call in calls.items()}
     return Cell({"figure": "a", "what": "forward"}, methods, lambda found: found * error, 1e-3, "series")
@@ -126,8 +125,8 @@ def raises(message):
 
 def test_a_process_goes_on_behind_the_cell_that_ended_the_one_before_it(part):
     new = part(begun={"n": 2}, **CELL)
-    new.take(task({"n": 2}, lambda: pytest.fail("it was done")), 2)
-    new.take(task({"n": 3}, lambda: [{"peak": 1}]), 2)
+    new.take(Task({"n": 2}, lambda runs: pytest.fail("it was done")), 2)
+    new.take(Task({"n": 3}, lambda runs: [{"peak": 1}]), 2)
     assert written(new)["done"] == [{"n": 1}, {"n": 2}, {"n": 3}]
     *_, ended, after = written(new)["cells"]
     assert ended == {"n": 2, "failed": "the process ended in it"} and after["n"] == 3 and after["peak"] > 1
@@ -177,37 +176,33 @@ def test_a_cell_that_hangs_ends_the_process(part):
     assert written(new)["begun"] == {"n": 1}
 
 
-def test_what_becomes_of_tests_is_written_at_once(part):
+def test_what_becomes_of_tests_is_written_at_once(part, monkeypatch):
+    """By one worker, and by several whose tests overlap and one of which crashes; those that are done are left out."""
     new = part(begun={"test": "crashed"}, done=[{"test": "before"}])
+
+    def report(recorder, name, *outcomes):
+        for outcome in outcomes:
+            found = {"skipped": outcome == "skipped", "failed": outcome == "failed", "longreprtext": "a\nb"}
+            recorder.pytest_runtest_logreport(types.SimpleNamespace(nodeid=name, **found))
+        if name != "x":
+            recorder.pytest_runtest_logfinish(name)
+
     recorder = Recorder(new, alone=True)
-
-    def report(name, outcome):
-        found = {"skipped": outcome == "skipped", "failed": outcome == "failed", "longreprtext": "a\nb"}
-        return types.SimpleNamespace(nodeid=name, **found)
-
     for name, outcomes in {"p": ["passed"] * 3, "f": ["passed", "failed", "passed"], "s": ["skipped"]}.items():
         recorder.pytest_runtest_logstart(name)
         assert written(new)["begun"] == {"test": name}
-        for outcome in outcomes:
-            recorder.pytest_runtest_logreport(report(name, outcome))
-        recorder.pytest_runtest_logfinish(name)
-    recorder.pytest_collectreport(report("file", "failed"))
-    found = [c.get("outcome", c.get("failed")) for c in written(new)["cells"]]
-    assert found == ["the process ended in it", "passed", "a\nb", "skipped", "a\nb"]
-
-    several = Recorder(new, alone=False)  # workers whose tests overlap, and one of which crashes
+        report(recorder, name, *outcomes)
+    recorder.pytest_collectreport(types.SimpleNamespace(nodeid="file", failed=True, longreprtext="a\nb"))
+    several = Recorder(new, alone=False)
     for name in ("v", "w", "x", "interrupted"):
         several.pytest_runtest_logstart(name)
-    for name, outcome in (("w", "failed"), ("v", "passed")):
-        several.pytest_runtest_logreport(report(name, outcome))
-        several.pytest_runtest_logfinish(name)
-    several.pytest_runtest_logreport(report("x", "failed"))
+    for name, outcome in (("w", "failed"), ("v", "passed"), ("x", "failed")):
+        report(several, name, outcome)
     several.pytest_sessionfinish()
-    found = [(c["test"], c.get("outcome", c.get("failed"))) for c in written(new)["cells"][-3:]]
-    assert found == [("w", "a\nb"), ("v", "passed"), ("x", "a\nb")]
-
-
-def test_tests_that_are_done_are_left_out(part, monkeypatch):
+    found = {c["test"]: c.get("outcome", c.get("failed")) for c in written(new)["cells"]}
+    failed = dict.fromkeys(("f", "file", "w", "x"), "a\nb")
+    passed = {"crashed": "the process ended in it", "p": "passed", "s": "skipped", "v": "passed"}
+    assert found == failed | passed
     seen = []
     monkeypatch.setattr(pytest, "main", lambda arguments, plugins: seen.append(arguments) or 0)
     light.tests(part(done=[{"test": "before"}]), EMULATED)
@@ -233,20 +228,19 @@ def test_the_costs_of_a_card_are_fitted_to_the_rows_of_a_file(tmp_path, monkeypa
     sizes = [(1e6, 64.0), (16e6, 128.0), (16e6, 64.0), (256e6, 192.0)]
     rows = [{"engine": "flash", "row": [1, p, p * c, 2e5 + p * (4e-4 + 5e-6 * c)]} for p, c in sizes]
     data = results(costs=[*rows, {"engine": "cudnn", "row": [1, 1e6, 64e6, 2e5]}, {"engine": "dense", "failed": "oh"}])
-    (tmp_path / "light.json").write_text(json.dumps(data))
-    table = tmp_path / "table.json"
+    light, none, table = (tmp_path / f"{name}.json" for name in ("light", "none", "table"))
+    light.write_text(json.dumps(data))
+    none.write_text(json.dumps(results(costs=rows[:3])))
     table.write_text('{"another": {}}')
     monkeypatch.setattr(inside.costs, "CUDA_TABLE", table)
-    fit_costs.main("cpu", 10, rows=tmp_path / "light.json")
+    fit_costs.main("cpu", 10, rows=light)
     found = json.loads(table.read_text())
     assert found.keys() == {"another", "a card"} and found["a card"].keys() == {*fit_costs.ABOUT, "flash"}
     assert found["a card"]["flash"] == pytest.approx({"call": 2e5, "pair": 4e-4, "column": 5e-6}, rel=0.02)
     assert "a card, flash: " in capsys.readouterr().out
-    (tmp_path / "none.json").write_text(json.dumps(results(costs=rows[:3])))
-    before = table.read_text()
     with pytest.raises(SystemExit, match=r"none.json has no engine with 4 times: run benchmarks.first_light"):
-        fit_costs.main("cpu", 10, rows=tmp_path / "none.json")
-    assert table.read_text() == before
+        fit_costs.main("cpu", 10, rows=none)
+    assert json.loads(table.read_text()) == found
 
 
 TESTS, FEW, MMD, MEMORY, DENSITIES = "GPU tests", "few points", "MMD step", "memory linear", "SD-KDE"  # targets' lines
@@ -315,24 +309,24 @@ CASES = [
     (BARE, sums(16384, 32, 32, rescale=1), "not measured"),
     (BARE, [*sums(16384, 32, 32, bare=1), BROKEN], "missed"),
     (BARE, [*sums(16384, 32, 32, bare=1), HALF | {"method": "auto", "error": 0.5}], "missed"),
-    (KEOPS, lambda: all_sums(auto=1, keops=2.01), "met"),
+    (KEOPS, all_sums(auto=1, keops=2.01), "met"),
     (KEOPS, sums(16384, 16, 1, auto=1, keops=2.01), "met so far"),
     (KEOPS, sums(16384, 16, 1, auto=1, keops=1.99), "missed"),
     (KEOPS, sums(16384, 16, 1, rescale=1, keops=99), "missed"),  # as wrong as that is
     (KEOPS, sums(16384, 3, 1, auto=1, keops=1), "not measured"),
-    ("float32, D ≥ 16, forward", lambda: all_sums(auto=1, keops=2.01), "met"),
-    (KEOPS_GRADIENTS, lambda: all_sums(auto=1, keops=3.01), "met"),
-    (KEOPS_GRADIENTS, lambda: all_sums(auto=1, keops=2.99), "missed"),
-    ("float32, D ≥ 16, gradients", lambda: all_sums(auto=1, keops=2.99), "missed"),
-    (JAX, lambda: all_sums(auto=1, dense=1.01), "met"),
+    ("float32, D ≥ 16, forward", all_sums(auto=1, keops=2.01), "met"),
+    (KEOPS_GRADIENTS, all_sums(auto=1, keops=3.01), "met"),
+    (KEOPS_GRADIENTS, all_sums(auto=1, keops=2.99), "missed"),
+    ("float32, D ≥ 16, gradients", all_sums(auto=1, keops=2.99), "missed"),
+    (JAX, all_sums(auto=1, dense=1.01), "met"),
     (JAX, sums(16384, 3, 1, auto=1, dense=1.01), "met so far"),
     (JAX, sums(16384, 3, 1, auto=1, dense=0.99), "missed"),
     (JAX, [*sums(16384, 32, 32, dense=1), BROKEN], "missed"),
-    (FEW, lambda: few_sums(dense=1.01), "met"),
-    (FEW, lambda: few_sums(dense=0.99), "missed"),
-    (FEW, lambda: few_sums(dense=1.01)[:4], "met so far"),
-    (FEW, lambda: few_sums(dense=1.01)[:1], "not measured"),
-    (FEW, lambda: [*few_sums(dense=1.01)[2:], *sums(16384, 32, 32, dense=1), BROKEN], "missed"),
+    (FEW, few_sums(dense=1.01), "met"),
+    (FEW, few_sums(dense=0.99), "missed"),
+    (FEW, few_sums(dense=1.01)[:4], "met so far"),
+    (FEW, few_sums(dense=1.01)[:1], "not measured"),
+    (FEW, [*few_sums(dense=1.01)[2:], *sums(16384, 32, 32, dense=1), BROKEN], "missed"),
     (MMD, mmd_steps(2.01) + mmd_steps(0.1, (256, 65536)), "met"),
     (MMD, mmd_steps(1.99) + mmd_steps(9, (256, 65536)), "missed"),
     (MMD, mmd_steps(2.01, (1024,)), "met so far"),
@@ -348,7 +342,7 @@ CASES = [
 @pytest.mark.parametrize(("target", "cells", "verdict"), CASES)
 def test_targets_are_met_from_their_threshold_on(target, cells, verdict):
     step = OF.get(target, "headline")
-    found = verdicts(results(**{step: cells() if callable(cells) else cells}))
+    found = verdicts(results(**{step: cells}))
     (mine,) = (x for x in found if x.startswith(target))
     assert found.pop(mine) == verdict and len(found) == 13
     others = {x for x in found if step != "headline" or x.startswith(tuple(OF))}
