@@ -9,6 +9,7 @@ import inspect
 import itertools
 import json
 import os
+import runpy
 import sys
 import time
 from pathlib import Path
@@ -411,6 +412,16 @@ def test_a_commit_may_be_unknown(monkeypatch):
     assert study.environment("cpu")["commit"] == "unknown"
 
 
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules")
+def test_pykeops_is_silent_unless_asked_to_speak(monkeypatch):
+    names = ("PYKEOPS_VERBOSE", "KEOPS_VERBOSE")  # 2.3 reads both
+    for given, then in (("1", "1"), (None, "0")):
+        for name in names:
+            monkeypatch.setenv(name, given) if given else monkeypatch.delenv(name)
+        runpy.run_module("benchmarks.rivals")
+        assert [os.environ[name] for name in names] == [then, then]
+
+
 def test_calls_are_those_of_every_function():
     public = {name for name, x in vars(jaxgauss).items() if inspect.isfunction(x) and not name.startswith("_")}
     assert {x.partition(" of ")[0] for x in (*calls.FUNCTIONS, *calls.LEFT_OUT)} == public
@@ -447,4 +458,5 @@ def test_fit_finds_the_costs(tmp_path, monkeypatch):
 def test_limits_count_products_and_exponentials():
     single, batch = rivals.Problem(10, 3, 1), rivals.Problem(10, 3, 1, 2)
     assert rivals.limit(single, "forward", {"matmul": 4.0, "exp": 1e9}) == 100
+    assert rivals.limit(single, "forward", {"matmul": 1e9, "exp": 1.0}) == 100
     assert rivals.limit(batch, "gradients", {"matmul": 1e9, "exp": 4.0}) == 100
