@@ -15,7 +15,7 @@ from pathlib import Path
 
 import jax
 
-from .study import BOTH, arguments, read
+from .study import BOTH, arguments, destination, read
 from .suites import SUITES
 
 
@@ -39,8 +39,8 @@ def main(given: list[str]) -> None:
         parser.error(f"{options.suite} is for {' or '.join(study.devices)}")
     if options.device == "cpu":
         jax.config.update("jax_platforms", "cpu")
-    where = options.out, options.keep, options.beside, options.in_turn
-    study.measure(options.suite, options.device, options.runs, *where)
+    path = destination(options.device, options.suite, options.out, options.keep)
+    study.measure(options.suite, options.device, options.runs, path, options.beside, options.in_turn)
 
 
 if __name__ == "__main__":

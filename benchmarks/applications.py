@@ -1,6 +1,12 @@
-"""What Gauss sums are for, beside what people use today: a training step, a permutation test, SVGD, densities."""
+"""What Gauss sums are for, beside what people use today: steps of training, of SVGD and of Sinkhorn, densities, groups.
+
+Sinkhorn's step is the two log-sum-exps of one iteration, by OTT's own geometries and by ours. Groups are 100 of 1000
+points, whose sums stand beside as many separate calls, and 64 sets of 50 to 500 points, whose MMD² between all pairs
+stands beside a loop, in which sets are padded to one size by points without weight, so that it is compiled once.
+"""
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,24 +16,29 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from scipy.special import logsumexp
+from scipy.stats import gaussian_kde
+from sklearn.neighbors import KernelDensity
 
-from jaxgauss import gauss_sum, kde_logpdf, kde_score, mmd_squared, mmd_test, svgd_direction, tau_from_bandwidth
+import jaxgauss
+from jaxgauss import gauss_sum, kde_logpdf, mmd_squared, mmd_squared_matrix, svgd_direction, tau_from_bandwidth
 
-from . import inside, plots
+from . import plots, rivals
+from .grids import WHAT
+from .plots import geometric_mean, listing, mebibytes, milliseconds
 from .study import Call, Cell, JaxCall, exact_matrix, relative
 
 ROWS = 256  # whose results are compared with float64
-PERMUTATIONS = 999
 TOLERANCES = {"cpu": 1e-3, "cuda": 1e-2}  # of gradients, in half precision on CUDA
 LARGEST = {"cpu": 8192, "cuda": 65536}  # points in a sample of dense methods
-Calls = dict[str, Callable[[], Call | str]]
+GROUPS, SETS = (100, 1000), (64, 50, 500)  # number and size; number, least size and largest
+NAMES = {"iteration": "Sinkhorn step", "sums": "sums within 100 groups", "mmd": "MMD² of all pairs of 64 sets"}
 
 
-def samples(num: int, dim: int, shift: float = 0.1) -> tuple[jax.Array, jax.Array]:
+def samples(num: int, dim: int) -> list[jax.Array]:
     """Two samples of Gaussian points scaled by D^-1/2, the second one moved."""
     rng = np.random.default_rng(0)
-    x, y = (jnp.asarray(rng.normal(size=(num, dim)) / dim**0.5 + shift * i, jnp.float32) for i in range(2))
-    return x, y
+    return [jnp.asarray(rng.normal(size=(num, dim)) / dim**0.5 + 0.1 * i, jnp.float32) for i in range(2)]
 
 
 def mmd_dense(x: jax.Array, y: jax.Array, tau: float) -> jax.Array:
@@ -55,14 +66,14 @@ def mmd_step(num: int, dim: int, device: str) -> Cell:
 
     def error(found: tuple) -> float:
         a, b = (np.asarray(z, np.float64) for z in (x, y))
-        total = np.zeros((min(ROWS, num), dim))
-        for points, sign in ((a, 2), (b, -2)):
-            phi = exact_matrix(a[:ROWS], points)
-            total += sign * (phi @ points - phi.sum(1)[:, None] * a[:ROWS]) / num**2
-        return relative(found[3][:ROWS], total)
+        among, beside = exact_matrix(a[:ROWS], a), exact_matrix(a[:ROWS], b)
+        pulled = among @ a - beside @ b - (among.sum(1) - beside.sum(1))[:, None] * a[:ROWS]
+        return relative(found[3][:ROWS], 2 * pulled / num**2)
 
-    methods: Calls = {"mmd_squared": lambda: call(mmd_squared)}
-    methods["dense JAX"] = lambda: call(mmd_dense) if num <= LARGEST[device] else "matrices too large"
+    methods = {
+        "mmd_squared": lambda: call(mmd_squared),
+        "dense JAX": lambda: call(mmd_dense) if num <= LARGEST[device] else "matrices too large",
+    }
     about = {"figure": "MMD step", "n": num, "d": dim}
     return Cell(about, methods, error, TOLERANCES[device], f"MMD step, D = {dim}")
 
@@ -83,42 +94,8 @@ def digits_step(device: str) -> Cell:
         return relative(found[1], np.asarray(exact))
 
     losses = {"mmd_squared": mmd_squared, "dense JAX": mmd_squared_dense}
-    methods: Calls = {name: functools.partial(call, loss, x, y) for name, loss in losses.items()}
-    about = {"figure": "digits step", "n": 1024, "d": 64}
-    return Cell(about, methods, error, TOLERANCES[device])
-
-
-def permutation_test(num: int, dim: int, device: str) -> Cell:
-    """999 permutations of two samples of one distribution; with the kernel matrix kept for all of them; and one sum.
-
-    The matrix knows the same labelings, so the p-values agree but for ties; of one sum of all points a test that sums
-    anew for every permutation would take a thousand.
-    """
-    x, y = samples(num, dim, shift=0.0)
-    rng_key, z = jax.random.key(0), jnp.concatenate([x, y])
-
-    def with_matrix(x: jax.Array, y: jax.Array) -> jax.Array:
-        z = jnp.concatenate([x, y])
-        squares = jnp.square(z).sum(-1)
-        matrix = jnp.exp(jnp.minimum(z @ z.T - squares[:, None] / 2 - squares / 2, 0))
-        design = inside.labelings.Design(len(x), len(y), "permutation", 1, PERMUTATIONS + 2)
-        signs = jnp.where(inside.labelings.labels(design, rng_key, 0), 1.0, -1.0)
-        forms = (signs * (matrix @ signs - signs)).sum(0)  # MMD² but for a factor and a constant, as M = N
-        return (1 + (forms[2:] >= forms[1] - 2e-6 * num).sum()) / (PERMUTATIONS + 1)
-
-    def ours(x: jax.Array, y: jax.Array) -> jax.Array:
-        return mmd_test(x, y, 1.0, rng_key=rng_key, num_permutations=PERMUTATIONS).p_value
-
-    def error(result: Any) -> float:
-        return abs(float(result) - float(jax.jit(with_matrix)(x, y))) if result.ndim == 0 else 0.0
-
-    methods: Calls = {
-        "mmd_test": lambda: JaxCall(ours, x, y),
-        "kernel matrix": lambda: JaxCall(with_matrix, x, y),
-        "one gauss_sum": lambda: JaxCall(gauss_sum, z, z, jnp.ones(2 * num)),
-    }
-    about = {"figure": "permutation test", "n": num, "d": dim}
-    return Cell(about, methods, error, 2 * TOLERANCES[device], "permutation test")
+    methods = {name: functools.partial(call, loss, x, y) for name, loss in losses.items()}
+    return Cell({"figure": "digits step", "n": 1024, "d": 64}, methods, error, TOLERANCES[device])
 
 
 def svgd_step(num: int, dim: int, device: str) -> Cell:
@@ -126,12 +103,8 @@ def svgd_step(num: int, dim: int, device: str) -> Cell:
     x = jnp.asarray(np.random.default_rng(0).normal(size=(num, dim)), jnp.float32)
     tau, optimizer = 1 / dim, optax.sgd(1.0)
 
-    def log_density(x: jax.Array) -> jax.Array:
-        return -jnp.square(x).sum() / 2
-
     def ours(x: jax.Array, state: Any):
-        direction = svgd_direction(x, jax.vmap(jax.grad(log_density))(x), tau)
-        updates, state = optimizer.update(-direction, state)
+        updates, state = optimizer.update(-svgd_direction(x, -x, tau), state)
         return optax.apply_updates(x, updates), state
 
     def blackjax() -> Call | str:
@@ -141,16 +114,15 @@ def svgd_step(num: int, dim: int, device: str) -> Cell:
 
         kernel = svgd.build_kernel(optimizer)
         state = svgd.init(x, {"length_scale": 2 / tau}, optimizer)
-        return JaxCall(lambda state: kernel(state, jax.grad(log_density), svgd.rbf_kernel), state)
+        return JaxCall(lambda state: kernel(state, jnp.negative, svgd.rbf_kernel), state)
 
     def error(found: tuple) -> float:
         a = np.asarray(x, np.float64)
         phi = exact_matrix(a[:ROWS], a, tau)
         return relative((found[0] - x)[:ROWS], (phi @ (-a - tau * a) + tau * phi.sum(1)[:, None] * a[:ROWS]) / num)
 
-    methods: Calls = {"svgd_direction": lambda: JaxCall(ours, x, optimizer.init(x)), "blackjax": blackjax}
-    about = {"figure": "SVGD step", "n": num, "d": dim}
-    return Cell(about, methods, error, TOLERANCES[device], "SVGD")
+    methods = {"svgd_direction": lambda: JaxCall(ours, x, optimizer.init(x)), "blackjax": blackjax}
+    return Cell({"figure": "SVGD step", "n": num, "d": dim}, methods, error, TOLERANCES[device], "SVGD")
 
 
 def density(num: int, dim: int, device: str) -> Cell:
@@ -167,13 +139,15 @@ def density(num: int, dim: int, device: str) -> Cell:
         squared = jnp.square(x).sum(-1)[:, None] + jnp.square(y).sum(-1) - 2 * x @ y.T
         return jax.nn.logsumexp(-squared / (2 * bandwidth**2), axis=1) - constant
 
-    methods: Calls = {
-        "kde_logpdf": lambda: JaxCall(lambda x, y: kde_logpdf(x, y, tau), x, y),
+    ours = functools.partial(kde_logpdf, tau=tau)
+    methods: dict[str, Callable] = {
+        "kde_logpdf": lambda: JaxCall(ours, x, y),
         "dense JAX": lambda: JaxCall(dense, x, y),
     }
     if device == "cpu":  # others run on the host
-        methods["SciPy"] = functools.partial(by_scipy, queries, points, bandwidth)
-        methods["scikit-learn"] = functools.partial(by_scikit_learn, queries, points, bandwidth)
+        methods["SciPy"] = lambda: functools.partial(gaussian_kde(points.T, bandwidth).logpdf, queries.T)
+        tree = KernelDensity(bandwidth=bandwidth)
+        methods["scikit-learn"] = lambda: functools.partial(tree.fit(points).score_samples, queries)
 
     def error(found: Any) -> float:
         return relative(found[:ROWS], exact_logpdf(queries[:ROWS], points, float(tau)))
@@ -181,81 +155,156 @@ def density(num: int, dim: int, device: str) -> Cell:
     return Cell({"figure": "density", "n": num, "d": dim}, methods, error, 1e-3, f"density, D = {dim}")
 
 
-def by_scipy(queries: np.ndarray, points: np.ndarray, bandwidth: float) -> Call:
-    """Of the points' covariance, here σ²: see `density`."""
-    from scipy.stats import gaussian_kde
-
-    return functools.partial(gaussian_kde(points.T, bandwidth).logpdf, queries.T)
-
-
-def by_scikit_learn(queries: np.ndarray, points: np.ndarray, bandwidth: float, **options: Any) -> Call:
-    """By a tree."""
-    from sklearn.neighbors import KernelDensity
-
-    return functools.partial(KernelDensity(bandwidth=bandwidth, **options).fit(points).score_samples, queries)
-
-
 def exact_logpdf(queries: Any, samples: Any, tau: float) -> np.ndarray:
     """In float64."""
     return np.log(exact_matrix(queries, samples, tau).mean(1)) + samples.shape[1] / 2 * math.log(tau / (2 * math.pi))
 
 
-def debiased(queries: jax.Array, samples: jax.Array, tau: float, **options: Any) -> tuple[jax.Array, jax.Array]:
-    """Log-densities of samples moved by half of σ² times the score at them (SD-KDE, arXiv:2602.10378), and these."""
-    moved = samples + kde_score(samples, samples, tau, **options) / (2 * tau)
-    return kde_logpdf(queries, moved, tau, **options), moved
+def sinkhorn_step(num: int, dim: int, device: str) -> Cell:
+    """Two log-sum-exps, over rows and over columns, in every geometry, of points N(0, I) and N(0.3, 0.64 I)."""
+    rng, theirs = np.random.default_rng(0), rivals.otts_point_cloud()
+    x, y = (jnp.asarray(a + b * rng.standard_normal((num, dim)), jnp.float32) for a, b in ((0, 1), (0.3, 0.8)))
+    epsilon = float(jaxgauss.ott.PointCloud(x, y).epsilon)
+
+    def both(geometry: Callable, x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
+        g = geometry(x, y, epsilon=epsilon)
+        f = g.apply_lse_kernel(jnp.zeros(len(x)), jnp.zeros(len(y)), epsilon, axis=1)[0]
+        return f, g.apply_lse_kernel(-f, jnp.zeros(len(y)), epsilon, axis=0)[0]
+
+    def error(found: Any) -> float:
+        rows, columns = np.asarray(x[:ROWS], np.float64), np.asarray(y, np.float64)
+        cost: Any = np.square(rows).sum(1)[:, None] + np.square(columns).sum(1) - 2 * rows @ columns.T
+        exact = epsilon * np.asarray(logsumexp(-cost / epsilon, axis=1))
+        return float(np.abs(np.asarray(found[0][:ROWS]) - exact).max() / np.abs(exact).max())
+
+    geometries = {"jaxgauss": jaxgauss.ott.PointCloud, "OTT online": functools.partial(theirs, batch_size=1024)}
+    geometries |= {"OTT dense": theirs} if num <= 5000 else {}
+    calls = {name: functools.partial(JaxCall, functools.partial(both, g), x, y) for name, g in geometries.items()}
+    return Cell({"figure": "iteration", "n": num, "d": dim, "epsilon": epsilon}, calls, error, 1e-4)
 
 
-def debiased_error(queries: Any, samples: Any, tau: float, found: tuple, rows: int = ROWS) -> float:
-    """Of the first rows of both."""
-    x = np.asarray(samples, np.float64)
-    phi = exact_matrix(x[:rows], x, tau)
-    moved = (x[:rows] + phi @ x / phi.sum(1)[:, None]) / 2
-    return max(relative(found[1][:rows], moved), relative(found[0][:rows], exact_logpdf(queries[:rows], found[1], tau)))
+def grouped_sums(what: str, dim: int, device: str) -> Cell:
+    """Sums of all groups, whose points are in random order; those of the first group are checked."""
+    rng = np.random.default_rng(0)
+    labels = rng.permutation(np.repeat(np.arange(GROUPS[0]), GROUPS[1]))
+    points, values = (rng.standard_normal((len(labels), n), np.float32) for n in (dim, 1))
+    each = [np.flatnonzero(labels == i) for i in range(GROUPS[0])]
+
+    def summed(function: Callable, points: Any, values: Any) -> Any:
+        if what == "forward":
+            return function(points, points, values)
+        value, pullback = jax.vjp(lambda x, v: function(x, x, v), points, values)
+        return value, *pullback(jnp.ones_like(value))
+
+    def by_segments() -> Call:
+        function = functools.partial(summed, functools.partial(gauss_sum, segments=(labels, labels)))
+        call = JaxCall(function, jnp.asarray(points), jnp.asarray(values))
+        return lambda: [np.asarray(x)[each[0]] for x in jax.tree.leaves(call())]
+
+    def one_by_one() -> Call:
+        step = jax.jit(functools.partial(summed, gauss_sum))
+        groups = [(jnp.asarray(points[i]), jnp.asarray(values[i])) for i in each]
+        return lambda: jax.tree.leaves(jax.block_until_ready([step(*x) for x in groups])[0])
+
+    def error(results: Any) -> float:
+        x, v = points[each[0]].astype(np.float64), values[each[0]].astype(np.float64)
+        phi = exact_matrix(x, x)
+        weights = phi * (v + v.T)
+        exact = [phi @ v, weights @ x - weights.sum(1)[:, None] * x, phi.sum(0)[:, None]]
+        return max(map(relative, results, exact))  # of the sums alone, if there are no gradients
+
+    about = {"figure": "sums", "d": dim, "groups": GROUPS[0], "n": GROUPS[1], "what": what}
+    return Cell(about, {"segments": by_segments, "one by one": one_by_one}, error, 1e-5)
 
 
-SIZES: dict[Callable[..., Cell], list[tuple[int, int]]] = {  # N, D
+def grouped_mmd(what: str, dim: int, device: str) -> Cell:
+    """MMD² between all pairs of sets; with the gradient of the sum of their squares."""
+    rng = np.random.default_rng(0)
+    sizes = rng.integers(SETS[1], SETS[2] + 1, SETS[0])
+    labels = np.repeat(np.arange(SETS[0]), sizes)
+    points = (rng.standard_normal((len(labels), dim)) + 0.2 * rng.standard_normal((SETS[0], dim))[labels]).astype(
+        np.float32
+    )
+    upper = np.triu_indices(SETS[0], 1)
+
+    def squared(function: Callable, argnums: Any) -> Callable:
+        """What the function finds, behind the gradient of its squares."""
+
+        def both(*x: Any) -> Any:
+            found = function(*x)
+            return jnp.square(found).sum(), found
+
+        return (lambda *x: both(*x)[1]) if what == "forward" else jax.grad(both, argnums, has_aux=True)
+
+    def at_once() -> Call:
+        call = JaxCall(squared(lambda x: mmd_squared_matrix(x, 1.0, segments=labels), 0), jnp.asarray(points))
+        return lambda: np.asarray(jax.tree.leaves(call())[-1])[upper]
+
+    def one_by_one() -> Call:
+        width = sizes.max()
+        sets = [jnp.asarray(points[np.resize(np.flatnonzero(labels == i), width)]) for i in range(SETS[0])]
+        weights = [jnp.asarray(np.where(np.arange(width) < n, 1 / n, 0), "float32") for n in sizes]
+        step = jax.jit(squared(lambda x, y, a, b: mmd_squared(x, y, 1.0, x_weights=a, y_weights=b), (0, 1)))
+
+        def call() -> np.ndarray:
+            pairs = zip(*upper, strict=True)
+            found = jax.block_until_ready([step(sets[i], sets[j], weights[i], weights[j]) for i, j in pairs])
+            return np.asarray([jax.tree.leaves(x)[-1] for x in found])
+
+        return call
+
+    def error(results: Any) -> float:
+        ones = (labels[:, None] == np.arange(SETS[0])) / sizes
+        means = ones.T @ exact_matrix(points, points) @ ones
+        exact = np.diag(means)[:, None] + np.diag(means) - 2 * means
+        return float(np.abs(results - exact[upper]).max())
+
+    about = {"figure": "mmd", "d": dim, "groups": SETS[0], "n": len(labels), "what": what}
+    return Cell(about, {"mmd_squared_matrix": at_once, "one by one": one_by_one}, error, 1e-6)  # relative to κ(0)
+
+
+SIZES: dict[Callable[..., Cell], list[tuple]] = {  # N or what, and D
     mmd_step: [(num, dim) for dim in (16, 64) for num in (256, 1024, 4096, 8192, 65536)],
-    permutation_test: [(1000, 16), (5000, 16)],
     svgd_step: [(500, 30), (2000, 30), (10000, 30)],
     density: [(num, dim) for dim in (3, 16) for num in (1000, 20000)],
+    sinkhorn_step: [*itertools.product((2000, 5000, 20_000), (3, 64))],
+    grouped_sums: [(what, dim) for dim in (2, 3) for what in WHAT],
+    grouped_mmd: [(what, 3) for what in WHAT],
 }
+OURS = ("mmd_squared", "svgd_direction", "kde_logpdf", "jaxgauss", "segments", "mmd_squared_matrix")
 
 
 def steps(device: str) -> Iterator[Cell]:
-    """Whether what the sums are for is faster than what people use today: training, tests, SVGD, densities."""
+    """Whether what the sums are for is faster than what people use: training, SVGD, densities, Sinkhorn, groups."""
     yield digits_step(device)
     for cell, sizes in SIZES.items():
-        for num, dim in sizes:
-            yield cell(num, dim, device)
+        for size in sizes:
+            yield cell(*size, device)
 
 
 def report(data: dict) -> str:
     """Milliseconds and MiB of every method."""
-    lines = ["| | N | D | ours | others |", "|---|---|---|---|---|"]
+    rows = []
     timed = [c for c in data["cells"] if "median" in c]
-    for (figure, n, d), methods in plots.by_method(timed, "figure", "n", "d").items():
-        ours, *others = (f"{m} {plots.milliseconds(c)} ({plots.mebibytes(c)})" for m, c in methods.items())
-        lines.append(f"| {figure} | {n} | {d} | {ours} | {', '.join(others)} |")
-    if ratios := _of_steps(data):
-        lines.append(f"\nMMD step, dense / ours: {plots.geometric_mean(ratios):.2f}x in the geometric mean")
-        if "beside" in data:
-            mean = plots.geometric_mean(_of_steps(data["beside"]))
-            lines[-1] += f"; with jax {data['beside']['versions']['jax']}, measured in turns, {mean:.2f}x"
-    return "\n".join(lines) + "\n"
-
-
-def _of_steps(data: dict) -> list[float]:
-    """How many times the time of ours a step of training takes by dense JAX."""
-    found = plots.by_method(plots.having(data["cells"], figure="MMD step"), "n", "d").values()
-    timed = ({name: c["median"] for name, c in methods.items() if "median" in c} for methods in found)
-    return [x["dense JAX"] / x["mmd_squared"] for x in timed if x.keys() >= {"mmd_squared", "dense JAX"}]
+    for methods in plots.by_method(timed, "figure", "n", "d", "what").values():
+        ours, *others = (f"{name} {milliseconds(c)} ({mebibytes(c)})" for name, c in methods.items())
+        first = next(iter(methods.values()))
+        figure = NAMES.get(first["figure"], first["figure"]) + " with gradients" * (first.get("what") == WHAT[1])
+        rows.append(first | {"figure": figure, "ours": ours, "others": ", ".join(others)})
+    text = listing(rows, {"": "{figure}", "N": "{n}", "D": "{d}", "ours": "{ours}", "others": "{others}"})
+    here, there = (
+        plots.ratios(plots.having(x["cells"], figure="MMD step"), "dense JAX", "mmd_squared", "n", "d")
+        for x in (data, data.get("beside", {"cells": []}))
+    )
+    if here:
+        text += f"\nMMD step, dense / ours: {geometric_mean(here):.2f}x in the geometric mean"
+    if there:
+        version = data["beside"]["versions"]["jax"]
+        text += f"; with jax {version}, measured in turns, {geometric_mean(there):.2f}x"
+    return text + "\n"
 
 
 def draw(data: dict, path: Path) -> None:
     """Times over N."""
-
-    def title(c: dict) -> str:
-        return c["figure"] + ("" if c["figure"] in ("permutation test", "digits step") else f", D = {c['d']}")
-
-    plots.panels(data, path, "", [("median", plots.titled(data["cells"], title))])
+    cells = [c for c in data["cells"] if c["figure"] in ("MMD step", "SVGD step", "density")]
+    plots.panels(data, path, "", [("median", plots.titled(cells, "{figure}, D = {d}"))])

@@ -1,11 +1,10 @@
 """Many points in few dimensions: sums of N points at as many, by waves and by all pairs, under `jit`.
 
-They are uniform in a box of L bandwidths or normal with four standard deviations across it. By `auto`, with finufft
-and, by products alone, without; by all pairs (method "blocked"); by finufft itself, types 1 and 2 at 1e-6; by SciPy's
-`gaussian_kde`; by scikit-learn's KD-tree at a relative tolerance of 1e-4. SciPy and scikit-learn are timed for 1024 of
-the queries, pairs of a million keys for 16,384, and that many times as long is taken for all. Then come clouds that are
-hostile to waves, small sums, where `auto` must not be slower than pairs, and what is made of sums: gradients, a step of
-MMD, log-densities, scores.
+They are uniform in a box of L bandwidths. By `auto`, with finufft and, by products alone, without; by all pairs (method
+"blocked"), of a million keys for 16,384 queries, and that many times as long is taken for all; by finufft itself, types
+1 and 2 at 1e-6. Then come clouds that are hostile to waves, small sums, where `auto` must not be slower than pairs, and
+what is made of sums in the plane, whose pairs are timed for an eighth of the points: gradients, densities, steps of MMD
+and SVGD, tests of 199 permutations.
 """
 
 import functools
@@ -23,34 +22,43 @@ import numpy as np
 import jaxgauss
 from jaxgauss import gauss_sum
 
-from . import applications, inside, plots, rivals
-from .plots import by_method, having, pivot, power, prose
-from .study import Call, Cell, Cells, JaxCall, Study, compiled, unchecked
+from . import inside, plots, rivals
+from .plots import having, pivot, power, prose, ratios, span
+from .study import Call, Cell, JaxCall, Study, exact_matrix, relative, unchecked
 
-UNIFORM = [
+SUMS = [  # D, L, N
     *((1, 20, num) for num in (1000, 10_000, 100_000, 1_000_000)),
     *((2, 20, num) for num in (1000, 10_000, 100_000, 1_000_000)),
     *((3, 8, num) for num in (1000, 10_000, 100_000)),
     *((1, 30, 200_000), (2, 15, 200_000), (2, 50, 200_000), (3, 8, 200_000)),
 ]
-SUMS = {"uniform": UNIFORM, "normal": [(1, 20, 100_000), (2, 20, 100_000), (2, 20, 1_000_000), (3, 8, 100_000)]}
-ROWS, PAIRS, CHECKED = 1024, 2**14, 64  # queries that others and pairs are timed for, and that are checked
+PAIRS, CHECKED = 2**14, 64  # queries that pairs are timed for, and that are checked
 LARGEST = 200_000  # points, of which all pairs are timed
 HOSTILE = 20_000  # points
 DIMS, SMALL = (1, 2, 3), (64, 256, 1024, 4096, 16384)  # points of small sums
 LENGTHS = (1, 5, 20, 100, 1000)  # bandwidths across, of the small sums
-OTHERS = {"finufft": 1_000_000, "SciPy": 10_000, "scikit-learn": 10_000}  # points they are given at most
-NAMES = ("auto", "products", "all pairs", *OTHERS)
-PAIRWISE = functools.partial(gauss_sum, method="blocked")
-PLANE, FEWER = 100_000, 8  # points that methods are given, and how many times fewer of all pairs
+PLANE, FEWER, PERMUTATIONS = 100_000, 8, 199  # points that methods are given, and how many times fewer of all pairs
+TAUS = {"a bandwidth": 64.0, "three bandwidths": np.array([16.0, 64.0, 256.0], np.float32)}  # of tests
+OURS = ("auto", "products", "all pairs")
+METHODS: dict[str, Callable] = {  # of points x, y and τ
+    "gradients": jax.grad(lambda x, y, tau, **how: gauss_sum(x, y, jnp.ones(len(y)), tau, **how).sum(), (0, 1)),
+    "MMD step": jax.grad(jaxgauss.mmd_squared),
+    "log-density": jaxgauss.kde_logpdf,
+    "score": jaxgauss.kde_score,
+    "MMD flow, a step": jaxgauss.mmd_flow_velocity,
+    "SVGD, a step": lambda x, y, tau, **how: jaxgauss.svgd_direction(x, -4 * x, tau, **how),
+}
 
 
 def steps(device: str) -> Iterator[Cell]:
     """Whether waves are faster than all pairs, and than others, wherever `auto` takes them, and as exact."""
-    for name, sizes in SUMS.items():
-        for dim, length, num in sizes:
-            yield sums(name, dim, length, num)
-    yield from methods()
+    for size in SUMS:
+        yield sums(*size)
+    for name in METHODS:
+        yield made_of_sums(name, PLANE)
+    yield made_of_sums("log-density", 10 * PLANE)
+    for name, tau in TAUS.items():
+        yield of_tests(f"test, {name}", tau)
     for dim in DIMS:
         for name, operands in hostile(dim).items():
             yield beside_pairs({"figure": "hostile", "cloud": name, "d": dim, "n": HOSTILE}, *operands, 1.0)
@@ -67,45 +75,41 @@ def cloud(name: str, num: int, dim: int, seed: int) -> np.ndarray:
 
 
 def error_of(found: Any, x: np.ndarray, y: np.ndarray, v: np.ndarray, tau: float) -> float:
-    """Of the first rows of a sum, in L2."""
-    apart = x[:CHECKED, None].astype(np.float64) - y[None]
-    phi = np.exp(-tau / 2 * np.square(apart).sum(-1))
-    wrong = np.asarray(found[:CHECKED], np.float64) - phi @ v.astype(np.float64)
-    return float(np.linalg.norm(wrong) / np.linalg.norm(phi @ np.abs(v).astype(np.float64)))
+    """Of the first rows of a sum, in L2, relative to Σ Φ|v|."""
+    phi = exact_matrix(x[:CHECKED], y, tau)
+    return float(np.linalg.norm(np.asarray(found[:CHECKED]) - phi @ v) / np.linalg.norm(phi @ np.abs(v)))
 
 
-def sums(name: str, dim: int, length: int, num: int) -> Cell:
+def sums(dim: int, length: int, num: int) -> Cell:
     """By everything that can."""
-    x, y, v, tau = cloud(name, num, dim, 0), cloud(name, num, dim, 1), np.ones(num, np.float32), length**2 / 4
+    (x, y), tau = (cloud("uniform", num, dim, seed) for seed in (0, 1)), length**2 / 4
+    v = np.ones(num, np.float32)
     few = x if num <= LARGEST else x[:PAIRS]
-    auto = functools.partial(gauss_sum, tau=tau)
 
-    def of(function: Callable, x: np.ndarray = x) -> Call:
-        return compiled(function, *(jnp.asarray(z) for z in (x, y, v)))
-
-    def products() -> Call:
-        with mock.patch.object(inside.nufft, "is_installed", lambda: False):
-            return of(auto)
+    def of(x: np.ndarray, is_installed: Callable = inside.nufft.is_installed, **how: str) -> Call:
+        """A call of the program as it is compiled with finufft, or as without it."""
+        jax.clear_caches()
+        operands = [jnp.asarray(z) for z in (x, y, v)]
+        with mock.patch.object(inside.nufft, "is_installed", is_installed):
+            program = jax.jit(functools.partial(gauss_sum, tau=tau, **how)).lower(*operands).compile()
+        return lambda: jax.block_until_ready(program(*operands))
 
     def finufft() -> Call | str:
         call = by_finufft(x, y, v, tau)
         return unchecked(call) if error_of(call(), x, y, v, tau) < 1e-5 else "1e-6 was asked of it"
 
     calls: dict[str, Callable[[], Call | str]] = {
-        "auto": lambda: of(auto),
-        "products": products,
-        "all pairs": lambda: of(functools.partial(auto, method="blocked"), few),
+        "auto": lambda: of(x),
+        "products": lambda: of(x, lambda: False),
+        "all pairs": lambda: of(few, method="blocked"),
         "finufft": finufft,
-        "SciPy": lambda: unchecked(applications.by_scipy(x[:ROWS], y, float(1 / np.sqrt(tau * y.var())))),
-        "scikit-learn": lambda: unchecked(applications.by_scikit_learn(x[:ROWS], y, tau**-0.5, rtol=1e-4)),
     }
-    queries = dict.fromkeys(NAMES, num) | {"all pairs": len(few)} | dict.fromkeys(("SciPy", "scikit-learn"), ROWS)
     return Cell(
-        {"figure": "sums", "cloud": name, "d": dim, "l": length, "n": num},
-        {name: call for name, call in calls.items() if num <= OTHERS.get(name, num) and rivals.is_installed(name)},
+        {"figure": "sums", "cloud": "uniform", "d": dim, "l": length, "n": num},
+        {name: call for name, call in calls.items() if rivals.is_installed(name)},
         lambda found: error_of(found, x, y, v, tau),
         2e-6,
-        times={name: max(1.0, num / queries[name]) for name in NAMES},
+        times={"all pairs": num / len(few)},
     )
 
 
@@ -150,70 +154,83 @@ def hostile(dim: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 def beside_pairs(about: dict, x: np.ndarray, v: np.ndarray, tau: float) -> Cell:
     """`auto` beside all pairs, of points at themselves."""
     operands = [jnp.asarray(z) for z in (x, x, v, np.float32(tau))]
-    calls = {
-        name: functools.partial(JaxCall, f, *operands) for name, f in (("auto", gauss_sum), ("all pairs", PAIRWISE))
-    }
+    functions = {"auto": gauss_sum, "all pairs": functools.partial(gauss_sum, method="blocked")}
+    calls = {name: functools.partial(JaxCall, f, *operands) for name, f in functions.items()}
     return Cell(about, calls, lambda found: error_of(found, x, x, v, tau), 1e-5)
 
 
-def methods() -> Iterator[Cell]:
-    """What is made of sums of points in the plane, by waves and, of as many points as last long, by pairs."""
-    functions: dict[str, Callable] = {
-        "gradients": lambda **how: jax.grad(lambda x, y: gauss_sum(x, y, jnp.ones(len(x)), 100.0, **how).sum(), (0, 1)),
-        "MMD step": lambda **how: jax.grad(lambda x, y: jaxgauss.mmd_squared(x, y, 100.0, **how)),
-        "log-density": lambda **how: lambda x, y: jaxgauss.kde_logpdf(x, y, 100.0, **how),
-        "score": lambda **how: lambda x, y: jaxgauss.kde_score(x, y, 100.0, **how),
-    }
-    for name, num in [*((name, PLANE) for name in functions), ("log-density", 10 * PLANE)]:
-        x, y = (jnp.asarray(cloud("normal", num, 2, seed)) for seed in (0, 1))
-        calls = {"auto": functools.partial(JaxCall, functions[name](), x, y)}
-        if num == PLANE:
-            few = x[: num // FEWER], y[: num // FEWER]
-            calls["all pairs"] = functools.partial(JaxCall, functions[name](method="blocked"), *few)
-        yield Cell({"figure": "methods", "function": name, "n": num}, calls, times={"all pairs": FEWER**2})
+def made_of_sums(name: str, num: int) -> Cell:
+    """By waves and, of as many points as last long, by pairs."""
+    x, y = (cloud("normal", num, 2, seed) for seed in (0, 1))
+    tau = 64.0 if name.endswith("a step") else 100.0
+    of, function = {"auto": (x, y)}, functools.partial(METHODS[name], tau=tau)
+    calls = {"auto": lambda: JaxCall(function, jnp.asarray(x), jnp.asarray(y))}
+    if num == PLANE:
+        of["all pairs"] = few = (x[: num // FEWER], y[: num // FEWER])
+        pairs = functools.partial(function, method="blocked")
+        calls["all pairs"] = lambda: JaxCall(pairs, *map(jnp.asarray, few))
+
+    def error(results: Any) -> float:
+        found = jax.tree.leaves(results)[0]
+        return relative(found[:CHECKED], exact(name, *of["auto" if len(found) == num else "all pairs"], tau))
+
+    return Cell({"figure": "methods", "function": name, "n": num}, calls, error, 1e-3, times={"all pairs": FEWER**2})
 
 
-def beside(cells: Cells) -> dict[tuple, float]:
-    """Of `auto`, how many times as long as all pairs it takes."""
-    found = by_method(cells, "cloud", "d", "n", "l")
-    return {key: auto["median"] / pairs["median"] for key, (auto, pairs) in ((k, x.values()) for k, x in found.items())}
+def exact(name: str, x: np.ndarray, y: np.ndarray, tau: float) -> np.ndarray:
+    """The first rows in float64."""
+    few, num = x[:CHECKED].astype(np.float64), len(y)
+    among, beside = exact_matrix(few, x, tau), exact_matrix(few, y, tau)
+    repelled, drawn = (phi.sum(1)[:, None] * few - phi @ z for phi, z in ((among, x), (beside, y)))  # Σ Φ (x - z)
+    return {
+        "gradients": -tau * drawn,
+        "MMD step": 2 * tau / num**2 * (drawn - repelled),
+        "log-density": np.log(beside.mean(1) * tau / (2 * np.pi)),
+        "score": -tau * drawn / beside.sum(1)[:, None],
+        "MMD flow, a step": tau / num * (repelled - drawn),
+        "SVGD, a step": (tau * repelled - 4 * among @ x) / num,
+    }[name]
+
+
+def of_tests(name: str, tau: Any) -> Cell:
+    """A test by permutations; by pairs of fewer points the same statistics are found."""
+    x, y = (cloud("normal", PLANE, 2, seed) for seed in (0, 1))
+
+    def found(x: np.ndarray, y: np.ndarray, waves: bool) -> np.ndarray:
+        pays = inside.mmd_test.blocks_that_pay
+        with mock.patch.object(inside.mmd_test, "blocks_that_pay", pays if waves else lambda *_: 0):
+            test = jaxgauss.mmd_test(x, y, tau, rng_key=jax.random.key(0), num_permutations=PERMUTATIONS)
+        return np.append(test.statistic, test.null_statistics)
+
+    auto, pairs = functools.partial(found, x, y, True), functools.partial(found, x[::FEWER], y[::FEWER], False)
+    methods = {"auto": lambda: unchecked(auto), "all pairs": lambda: unchecked(pairs)}
+    about = {"figure": "methods", "function": name, "n": PLANE, "permutations": PERMUTATIONS}
+    return Cell(about, methods, times={"all pairs": FEWER**2})
 
 
 def report(data: dict) -> str:
     """Sums by waves, by all pairs and by others."""
-    cells = data["cells"]
-    of_sums = [c for c in cells if "cloud" in c and c["figure"] in ("sums", "cells")]
-    uniform = [c for c in having(of_sums, cloud="uniform") if "median" in c]
-    rows = pivot("D, L, N", uniform, lambda c: f"{c['d']}, {c['l']}, {c['n']:,}", lambda c: c["method"], ms)
-    made = by_method(having(cells, figure="methods"), "function", "n")
-    few, many = sorted({n for _, n in made})
-    lines = pivot("", having(cells, figure="methods", n=few), lambda c: c["function"], lambda c: c["method"], ms)
-    worst, small = beside(having(cells, figure="hostile")), beside(having(cells, figure="small")).values()
-    (cloud, dim, num, _), most = max(worst.items(), key=lambda item: item[1])
-    text = prose(
-        f"{data['device_name']}, {data['cores']} cores; of uniform points, sums by `auto` err by at most",
-        f"{power(max(c['error'] for c in having(of_sums, method='auto')))} of Σ Φ|v| in L2. Normal points in",
-        f"the plane, {few:,} at as many, in milliseconds (pairs of an eighth of the points, times 64); log-densities",
-        f"of a million at a million take {made['log-density', many]['auto']['median']:.1f} s:",
+    made, hostile, small = (having(data["cells"], figure=figure) for figure in ("methods", "hostile", "small"))
+    of_sums = having(data["cells"], figure="sums")
+    slowest = max(ratios(small, "auto", "all pairs", "d", "n", "l"))
+    exact = prose(
+        f"{data['device_name']}, {data['cores']} cores; sums by `auto` err by at most",
+        f"{power(max(c['error'] for c in having(of_sums, method='auto')))} of Σ Φ|v| in L2. Normal points in the",
+        f"plane, milliseconds (pairs of an eighth of the points, times {FEWER**2}):",
     )
     others = prose(
-        f"Clouds that are hostile to waves, {num:,} points in one to three dimensions, take",
-        f"{min(worst.values()):.2f} to {most:.2f} times as long as all pairs ({cloud}, D = {dim}). Of {len(small)}",
-        f"small sums, 64 to 16,384 points in 1 to 1000 bandwidths, the slowest takes {max(small):.2f} times as long.",
+        f"Clouds of {hostile[0]['n']:,} points that are hostile to waves, in one to three dimensions, take",
+        f"{span(ratios(hostile, 'auto', 'all pairs', 'cloud', 'd'))} times as long as all pairs. Of sums of 64 to",
+        f"16,384 points in 1 to 1000 bandwidths, the slowest takes {slowest:.2f} times as long.",
     )
-    return f"{rows}\n\n{text}\n\n{lines}\n\n{others}"
-
-
-def ms(cell: dict) -> str:
-    """Three digits."""
-    return f"{1e3 * cell['median']:.3g}"
+    plane = pivot("", made, "{function}, N = {n:,}", "{method}")
+    return "\n".join([pivot("D, L, N", of_sums, "{d}, {l}, {n:,}", "{method}"), exact, plane, others])
 
 
 def draw(data: dict, path: Path) -> None:
     """Over N, a panel for each dimension: uniform points."""
-    cells = [c for c in data["cells"] if c.get("cloud") == "uniform" and c["n"] != 200_000 and "l" in c]
-    figures = plots.titled(cells, lambda c: f"D = {c['d']}, {c['l']} bandwidths across")
-    plots.panels(data, path, "", [("median", figures)])
+    cells = [c for c in having(data["cells"], figure="sums") if c["n"] != 200_000]
+    plots.panels(data, path, "", [("median", plots.titled(cells, "D = {d}, {l} bandwidths across"))])
 
 
-STUDY = Study(steps, report, draw, ("auto", "products", "all pairs"))
+STUDY = Study(steps, report, draw, OURS)

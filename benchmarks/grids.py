@@ -3,6 +3,7 @@
 The paper's sizes are those of a GPU; on a CPU they shrink, as the plots say.
 """
 
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,6 @@ HEADLINE = [(3, 1), (16, 1), (32, 32), (64, 64), (128, 1)]  # D, C
 WHAT = ("forward", "gradients")
 TOLERANCE = 2e-2  # an error beyond it is a bug, not a measurement: half precision has 7e-3 in gradients at most
 EVERYTHING = [*OURS, *JAX_NATIVE, *OTHERS, BARE]
-ALMOST = [name for name in EVERYTHING if name not in ("prescale", "reweight")]
 
 
 def cell(figure: str, problem: Problem, what: str, names: list[str], **series: object) -> Cell:
@@ -32,51 +32,42 @@ def cell(figure: str, problem: Problem, what: str, names: list[str], **series: o
 
 def quick(device: str) -> Iterator[Cell]:
     """Whether jaxgauss is worth a try on this machine: the paper's figures in small."""
-    for dim, channels in ((3, 1), (32, 32)):
-        for what in WHAT:
-            for num in (256, 1024, 4096):
-                problem = Problem(num, dim, channels, dtype=dtypes(device)[0], device=device)
-                yield cell(f"N, D = {dim}, C = {channels}", problem, what, _curves(device), d=dim, c=channels)
+    for (dim, channels), what, num in itertools.product(((3, 1), (32, 32)), WHAT, (256, 1024, 4096)):
+        problem = Problem(num, dim, channels, dtype=dtypes(device)[0], device=device)
+        yield cell(f"N, D = {dim}, C = {channels}", problem, what, _curves(device), d=dim, c=channels)
 
 
 def paper(device: str) -> Iterator[Cell]:
     """How far we are from every rival, and from what the device could do: every figure of the paper."""
-    gpu = device == "cuda"
-    curves = _curves(device)
+    gpu, curves, all_dtypes = device == "cuda", _curves(device), dtypes(device)
+    for dtype, (dim, channels), what in itertools.product(all_dtypes, HEADLINE, WHAT):
+        problem = Problem(65536 if gpu else 8192, dim, channels, 1, dtype, device)
+        names = EVERYTHING if what == "forward" else [*curves, "prescale", "reweight"]
+        yield cell("headline", problem, what, names, d=dim, c=channels)
+    for num in (4096, 8192, 16384, 32768):
+        problem = Problem(num, 16, 1, 1, all_dtypes[0], device)
+        yield cell("memory", problem, "gradients", ["auto", "rescale", "prescale", "reweight"])
     nums = [2**i for i in range(8, 18 if gpu else 13)]
     dims = (1, 3, 8, 16, 32, 64, 128, 256) if gpu else (1, 3, 8, 16, 32, 64, 128)
-    for dtype in dtypes(device):
-        for dim, channels in HEADLINE:
-            for what in WHAT:
-                problem = Problem(65536 if gpu else 8192, dim, channels, 1, dtype, device)
-                names = EVERYTHING if what == "forward" else [*curves, "prescale", "reweight"]
-                yield cell("headline", problem, what, names, d=dim, c=channels)
-    for num in (4096, 8192, 16384, 32768):
-        problem = Problem(num, 16, 1, 1, dtypes(device)[0], device)
-        yield cell("memory", problem, "gradients", ["auto", "rescale", "prescale", "reweight"])
-    for dtype in dtypes(device):
-        for dim, channels, whats in ((3, 1, WHAT[:1]), (32, 32, WHAT[:1]), (32, 1, WHAT)):
-            if dtype != dtypes(device)[0] and len(whats) == 1:
-                continue
-            for what in whats:
-                for num in nums:
-                    problem = Problem(num, dim, channels, 4, dtype, device)
-                    yield cell(f"N, D = {dim}, C = {channels}", problem, what, curves, d=dim, c=channels)
+    figures = [(3, 1, "forward"), (32, 32, "forward"), *((32, 1, what) for what in WHAT)]
+    for dtype in all_dtypes:
+        for dim, channels, what in figures if dtype == all_dtypes[0] else figures[2:]:
+            for num in nums:
+                problem = Problem(num, dim, channels, 4, dtype, device)
+                yield cell(f"N, D = {dim}, C = {channels}", problem, what, curves, d=dim, c=channels)
         batch, num = (64, 16384) if gpu else (2, 4096)
-        for what in WHAT:
-            for dim in dims:
-                yield cell("D", Problem(num, dim, 1, batch, dtype, device), what, curves)
+        for what, dim in itertools.product(WHAT, dims):
+            yield cell("D", Problem(num, dim, 1, batch, dtype, device), what, curves)
 
 
 def jax(device: str) -> Iterator[Cell]:
     """Whether `auto` is ever slower than JAX's own sums, from 16 points to 16384."""
     names = ["auto", "rescale", *JAX_NATIVE]
-    for num in (16, 64, 256, 1024, 4096, 16384):
-        for dim in (3, 16, 64, 128) if num > 16 else (8,):
-            for channels in (1, dim) if num > 16 else (1,):
-                for what in WHAT:
-                    problem = Problem(num, dim, channels, 1, "float32", device)
-                    yield cell("grid" if num > 16 else "fixed cost", problem, what, names, d=dim, c=channels)
+    for what in WHAT:
+        yield cell("fixed cost", Problem(16, 8, 1, device=device), what, names)
+    for num, dim, wide, what in itertools.product((64, 256, 1024, 4096, 16384), (3, 16, 64, 128), (False, True), WHAT):
+        channels = dim if wide else 1
+        yield cell("grid", Problem(num, dim, channels, device=device), what, names, d=dim, c=channels)
 
 
 def dtypes(device: str) -> tuple[str, ...]:
@@ -91,7 +82,8 @@ def all_rates(device: str) -> dict:
 
 def _curves(device: str) -> list[str]:
     """What is drawn; split points, which are slow without tensor cores, are only in the table of a CPU."""
-    return [name for name in ALMOST if device == "cuda" or name != "float16x2"]
+    left_out = ("prescale", "reweight", *(["float16x2"] if device == "cpu" else []))
+    return [name for name in EVERYTHING if name not in left_out]
 
 
 def largest(cells: Cells, dtype: str = "float32") -> dict[tuple, dict[str, dict]]:
@@ -104,62 +96,45 @@ def largest(cells: Cells, dtype: str = "float32") -> dict[tuple, dict[str, dict]
 def times(cells: Cells, dtype: str = "float32", beside: bool = False) -> str:
     """Milliseconds of all methods at the largest size, forward and with gradients; and how many times `auto`'s."""
     order, tables = list(plots.COLORS), []
+
+    def text(c: dict) -> str:
+        is_beside = beside and "median" in c and "median" in (c["auto"] or {}) and c["method"] != "auto"
+        return milliseconds(c) + (f" ({two(c['median'] / c['auto']['median'])}x)" if is_beside else "")
+
     for what in WHAT:
-        found = [
-            c | {"auto": x.get("auto")}
-            for key, x in largest(cells, dtype).items()
-            if key[0] == what
-            for c in x.values()
-        ]
-        found.sort(key=lambda c: order.index(c["method"]) if c["method"] in order else len(order))
-
-        def text(c: dict) -> str:
-            is_beside = beside and "median" in c and "median" in (c["auto"] or {}) and c["method"] != "auto"
-            return milliseconds(c) + (f" ({two(c['median'] / c['auto']['median'])}x)" if is_beside else "")
-
+        methods = [x for key, x in largest(cells, dtype).items() if key[0] == what]
+        found: Cells = [c | {"auto": x.get("auto")} for x in methods for c in x.values()]
+        found.sort(key=lambda c: order.index(c["method"]))
         if found:
-            head = f"{what}: D, C"
-            tables.append(pivot(head, found, lambda c: c["method"], lambda c: f"{c['d']}, {c['c']}", text) + "\n")
+            tables.append(pivot(f"{what}: D, C", found, "{method}", "{d}, {c}", text) + "\n")
     return "".join(tables)
 
 
 def ratios(data: dict, *methods: str, dtype: str = "float32") -> dict[str, list[float]]:
     """How many times the time of `auto` the fastest of these methods takes, at the largest size."""
-    found: dict[str, list[float]] = {what: [] for what in (*WHAT, "both")}
+    found: dict[str, list[float]] = {what: [] for what in WHAT}
     for (what, d, c), cells in largest(data["cells"], dtype).items():
         timed = {name: cell["median"] for name, cell in cells.items() if "median" in cell}
         if "rates" in data:
-            problem = Problem(cells["auto"]["n"], d, c)
-            timed[plots.LIMIT] = limit(problem, what, data["rates"][dtype])
+            timed[plots.LIMIT] = limit(Problem(cells["auto"]["n"], d, c), what, data["rates"][dtype])
         if timed.keys() >= set(methods):
-            ratio = min(timed[name] for name in methods) / timed["auto"]
-            found[what].append(ratio)
-            found["both"].append(ratio)
+            found[what].append(min(timed[name] for name in methods) / timed["auto"])
     return found
 
 
 def everything(data: dict) -> str:
     """All methods at the largest size of the paper."""
     cells = data["cells"]
-    ours, dense = (
-        plots.power(max(c["error"] for c in cells if c["method"] in names))
-        for names in (("auto", "rescale"), ("dense JAX",))
-    )
+    worst = {name: max(c["error"] for c in having(cells, method=name)) for name in ("auto", "rescale", "dense JAX")}
+    ours, dense = map(plots.power, (max(worst["auto"], worst["rescale"]), worst["dense JAX"]))
     memory = {c["method"]: c for c in having(cells, figure="memory", n=32768)}
     return times(cells) + prose(
         "The physical limit is the time of the exponentials or of the products alone, at the rates that the same run",
-        f"measured. It is {span(ratios(data, plots.LIMIT)['both'])} of `auto`'s time. The worst relative error in",
-        f"float32 is {ours} for `auto` and `rescale`, and {dense} for the dense formula. A value with all gradients at",
-        f"D = 16, N = 32768 needs {plots.mebibytes(memory['auto'])} by `auto`,",
+        f"measured. It is {span(itertools.chain(*ratios(data, plots.LIMIT).values()))} of `auto`'s time. The worst",
+        f"relative error in float32 is {ours} for `auto` and `rescale`, and {dense} for the dense formula.",
+        f"A value with all gradients at D = 16, N = 32768 needs {plots.mebibytes(memory['auto'])} by `auto`,",
         f"at most {max(c['mib'] for c in memory.values()):.0f} MiB by another method of ours.",
     )
-
-
-def limits(data: dict) -> str:
-    """The physical limit, relative to the time of `auto`, at the largest size."""
-    shares = zip(largest(data["cells"]), ratios(data, plots.LIMIT)["both"], strict=True)
-    found = [{"what": what, "size": f"{d}, {c}", "share": f"{x:.2f}"} for (what, d, c), x in shares]
-    return pivot("D, C", found, lambda x: x["what"], lambda x: x["size"], lambda x: x["share"])
 
 
 def rivals(data: dict, dtype: str = "float32") -> str:
@@ -181,10 +156,10 @@ def rivals(data: dict, dtype: str = "float32") -> str:
 def report(data: dict) -> str:
     """Of every dtype, times, ratios and memory."""
     cells = data["cells"]
-    parts = [
-        f"{x}\n\n{times(cells, x, beside=True)}{rivals(data, x)}" for x in dict.fromkeys(c["dtype"] for c in cells)
-    ]
-    return "\n".join([*parts, plots.memory_report(having(cells, figure="memory"))])
+    parts = [f"{x}\n\n{times(cells, x, True)}{rivals(data, x)}" for x in dict.fromkeys(c["dtype"] for c in cells)]
+    if memory := having(cells, figure="memory"):
+        parts.append(pivot("gradients", memory, "{method}", "N = {n}", plots.mebibytes))
+    return "\n".join(parts)
 
 
 def ratio_table(data: dict, what: str) -> dict[tuple, float]:
@@ -197,21 +172,22 @@ def ratio_table(data: dict, what: str) -> dict[tuple, float]:
 def grid(data: dict) -> str:
     """`auto` beside the faster of dense and blocked JAX, in one environment or in two."""
     means, least = _of_grid(data)
-    fixed = having(data["cells"], figure="fixed cost", what="forward")
-    µs = {c["method"]: f"{1e6 * c['median']:.0f} µs" for c in fixed}
-    return prose(
+    µs = {
+        c["method"]: f"{1e6 * c['median']:.0f} µs" for c in having(data["cells"], figure="fixed cost", what="forward")
+    }
+    texts = [
         f"Over the whole grid `auto` is {means[0]} times as fast in the geometric mean: {means[1]} forward, {means[2]}",
         f"with gradients. From N = 4096 on these are {means[3]} and {means[4]}, and the smallest ratio there is",
         f"{least}. A call at N = 16 under `jit` takes {µs['auto']}, and {µs['rescale']} by way of PyTorch.",
-        *([_of_another(data["beside"])] if "beside" in data else []),
-    )
-
-
-def _of_another(data: dict) -> str:
-    means, _ = _of_grid(data)
-    python, version = (data["versions"][x] for x in ("python", "jax"))
-    text = f"With jax {version} (Python {python}), measured in turns with it, `auto` is {means[0]} times as fast:"
-    return f"{text} {means[1]} forward, {means[2]} with gradients, {means[3]} and {means[4]} from N = 4096 on."
+    ]
+    if "beside" in data:
+        (means, _), versions = _of_grid(data["beside"]), data["beside"]["versions"]
+        texts += [
+            f"With jax {versions['jax']} (Python {versions['python']}), measured in turns with it, `auto` is",
+            f"{means[0]} times as fast: {means[1]} forward, {means[2]} with gradients,",
+            f"{means[3]} and {means[4]} from N = 4096 on.",
+        ]
+    return prose(*texts)
 
 
 def _of_grid(data: dict) -> tuple[list[str], str]:

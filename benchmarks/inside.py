@@ -1,19 +1,9 @@
-"""The private modules of jaxgauss that benchmarks look into, each imported when it is first used."""
+"""The private modules of jaxgauss that benchmarks look into."""
 
-import importlib
-from typing import Any
+from importlib import import_module
 
-MODULES = {
-    "calibrate": "_sums.calibrate",
-    "costs": "_engines.costs",
-    "exponential": "_arrays.exponential",
-    "labelings": "_methods.labelings",
-    "mmd_test": "_methods.mmd_test",
-    "nufft": "_engines.nufft",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in MODULES:
-        raise AttributeError(name)
-    return importlib.import_module(f"jaxgauss.{MODULES[name]}")
+calibrate = import_module("jaxgauss._sums.calibrate")
+costs = import_module("jaxgauss._engines.costs")
+exponential = import_module("jaxgauss._arrays.exponential")
+mmd_test = import_module("jaxgauss._methods.mmd_test")
+nufft = import_module("jaxgauss._engines.nufft")

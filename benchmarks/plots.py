@@ -1,7 +1,7 @@
 """Tables, sentences and pictures of results."""
 
 import textwrap
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,15 @@ from .rivals import BARE, JAX_NATIVE, OTHERS, OURS, Problem, limit
 from .study import Cells, shown
 
 LIMIT = "physical limit"
-METHODS = ("mmd_squared", "mmd_test", "svgd_direction", "kde_logpdf")  # ours that are made of sums
+METHODS = ("mmd_squared", "svgd_direction", "kde_logpdf")  # ours that are made of sums
 COLORS = {
     **dict(zip(OURS, ("#b2182b", "#ef8a62", "#fdb863", "#c994c7", "#8c510a"), strict=True)),
     **dict(zip(JAX_NATIVE, ("#2166ac", "#67a9cf"), strict=True)),
-    **dict(zip(OTHERS, ("#762a83", "#9970ab", "#1b7837", "#666666", "#999999", "#b8a100"), strict=True)),
+    **dict(zip(OTHERS, ("#9970ab", "#1b7837", "#666666", "#999999", "#b8a100"), strict=True)),
     BARE: "#000000",
     LIMIT: "#000000",
     **dict.fromkeys(METHODS, "#b2182b"),
-    **{"kernel matrix": "#2166ac", "one gauss_sum": "#ef8a62", "blackjax": "#1b7837", "SciPy": "#1b7837"},
+    **{"blackjax": "#1b7837", "SciPy": "#1b7837"},
 }
 MORE = mpl.rcParams["axes.prop_cycle"].by_key()["color"]  # for other names
 BOLD = ("auto", "gauss_sum", *METHODS)
@@ -33,10 +33,10 @@ UNITS = {
     "median": "seconds",
     "mib": "MiB beyond the inputs",
     "error": "relative L2 error",
-    "peak": "MiB at most",
     "ratio": "times the time of auto",
 }
 ALONG = {"squared_radius": "τ‖x‖² of the farthest point", "d": "dimension D", "n": "number of points, N = M"}
+Text = str | Callable[[dict], str]  # of a cell: a format of its entries and of its time, `ms`, or a function
 PAGE = 2**-8  # MiB, in which the system counts memory: none is drawn as one page
 
 
@@ -47,12 +47,22 @@ def table(rows: list[list[str]]) -> str:
     return "\n".join([lines[0], "|" + "|".join("-" * (w + 2) for w in widths) + "|", *lines[1:]]) + "\n"
 
 
-def pivot(corner: str, cells: Cells, row: Callable, column: Callable, text: Callable) -> str:
-    """A table of the cells' texts, whose heads are said by functions of them, too; “–” where there is none."""
+def said(text: Text, cell: dict) -> str:
+    """Of the cell."""
+    return text(cell) if callable(text) else text.format(**({"ms": milliseconds(cell)} | cell))
+
+
+def listing(cells: Cells, columns: Mapping[str, Text]) -> str:
+    """A table with a row for every cell."""
+    return table([[*columns], *([said(text, cell) for text in columns.values()] for cell in cells)])
+
+
+def pivot(corner: str, cells: Cells, row: Text, column: Text, text: Text = "{ms}") -> str:
+    """A table of the cells' texts, whose heads are said of them, too; “–” where there is none."""
     rows: dict[str, dict[str, str]] = {}
     for cell in cells:
-        rows.setdefault(row(cell), {})[column(cell)] = text(cell)
-    columns = list(dict.fromkeys(map(column, cells)))
+        rows.setdefault(said(row, cell), {})[said(column, cell)] = said(text, cell)
+    columns = list(dict.fromkeys(said(column, cell) for cell in cells))
     return table([[corner, *columns], *([name, *(of.get(x, "–") for x in columns)] for name, of in rows.items())])
 
 
@@ -64,12 +74,12 @@ def prose(*parts: str) -> str:
 
 def milliseconds(cell: dict | None) -> str:
     """Three digits; `*`: timed once."""
-    if cell is None:
+    if not cell:
         return "–"
     if "median" not in cell:
         return "failed" if "failed" in cell else "wrong"
     value = 1e3 * cell["median"]
-    return (f"{value:.0f}" if value >= 100 else f"{value:.3g}") + ("*" if len(cell["seconds"]) == 1 else "")
+    return (f"{value:.0f}" if value >= 100 else f"{value:.3g}") + ("*" if len(cell.get("seconds", ())) == 1 else "")
 
 
 def mebibytes(cell: dict) -> str:
@@ -116,20 +126,17 @@ def fastest(methods: dict[str, dict], names: Iterable[str]) -> dict | None:
     return min((methods[x] for x in names if "median" in methods.get(x, {})), key=lambda c: c["median"], default=None)
 
 
+def ratios(cells: Cells, of: str, to: str, *keys: str) -> list[float]:
+    """How many times the time of one method another takes, of each problem that both were timed of."""
+    found = by_method([c for c in cells if "median" in c], *keys).values()
+    return [x[of]["median"] / x[to]["median"] for x in found if x.keys() >= {of, to}]
+
+
 def exponents(cells: Cells, quantity: str) -> dict[str, float]:
     """Of N in the memory, by method, where there are two sizes that need any."""
     found = {method: [c for c in having(cells, method=method) if c.get(quantity)] for method in names(cells)}
     many = {method: np.log([(c["n"], c[quantity]) for c in of]) for method, of in found.items() if len(of) > 1}
     return {method: float(np.polyfit(points[:, 0], points[:, 1], 1)[0]) for method, points in many.items()}
-
-
-def memory_report(cells: Cells) -> str:
-    """Memory beyond the inputs over N, and its exponent: where the system tells it at all."""
-    fits = exponents(cells, "mib")
-    spans = {name: ", ".join(map(mebibytes, having(cells, method=name))) for name in names(cells)}
-    return "".join(
-        f"memory, {name}: {x}" + (f", N^{fits[name]:.2f}" if name in fits else "") + "\n" for name, x in spans.items()
-    )
 
 
 def names(cells: Cells) -> list[str]:
@@ -211,9 +218,9 @@ def finish(figure: Any, data: dict, path: Path, suffix: str, note: str = "") -> 
     print(f"picture: {shown(picture)}")
 
 
-def titled(cells: Cells, title: Callable[[dict], str]) -> dict[str, Cells]:
+def titled(cells: Cells, title: Text) -> dict[str, Cells]:
     """The cells of every panel by its title: of those that have more than one size."""
     found: dict[str, Cells] = {}
     for c in cells:
-        found.setdefault(title(c), []).append(c)
+        found.setdefault(said(title, c), []).append(c)
     return {x: of for x, of in found.items() if len({c["n"] for c in of} | {c["d"] for c in of}) > 2}

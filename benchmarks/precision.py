@@ -18,8 +18,8 @@ import torch_backend
 from jaxgauss import gauss_sum
 
 from . import plots
-from .plots import having, power
-from .study import BOTH, Study, Task, exact_matrix, relative
+from .plots import having, pivot, power
+from .study import BOTH, Cells, Study, Task, exact_matrix, relative
 
 NUM = 4096
 DIMS, TAUS, OFFSETS = (3, 8, 16, 32, 64), (0.01, 1.0, 10.0, 100.0, 1000.0), (0.0, 10.0, 1000.0)
@@ -55,19 +55,20 @@ def errors(device: str, dim: int, tau: float, offset: float, sign: str) -> list[
     size = np.linalg.norm(exact if sign == "positive" else bound)
     if size < 1e-38:  # nothing that float32 could hold
         return []
-    rows, about = [], {"squared_radius": reach}
+    rows = []
+
+    def add(what: str, method: str, precision: str, guard: bool, error: float) -> None:
+        about = {"squared_radius": reach, "what": what, "method": method, "precision": precision}
+        rows.append(about | {"guard": guard, "error": error})
+
     tensors = [torch.from_numpy(x).to(device) for x in arrays]
     for precision, method, guard in itertools.product(PRECISIONS, METHODS, (False, True)):
-        if (guard and method != "rescale") or (not guard and offset):
-            continue
-        sums = torch_backend.gauss_sum(*tensors, tau, method=method, precision=precision, guard=guard)
-        error = float(np.linalg.norm(sums.double().cpu().numpy() - exact) / size)
-        about |= {"what": "sum", "method": method, "precision": precision, "guard": guard}
-        rows.append(about | {"error": error})
+        if method == "rescale" if guard else not offset:
+            sums = torch_backend.gauss_sum(*tensors, tau, method=method, precision=precision, guard=guard)
+            add("sum", method, precision, guard, float(np.linalg.norm(sums.double().cpu().numpy() - exact) / size))
     for precision in HALF:
-        error = relative(slope(precision, *(jnp.asarray(x) for x in arrays), tau), gradient)
-        about |= {"what": "gradient", "method": "rescale", "precision": precision, "guard": True}
-        rows.append(about | {"error": error})
+        found = slope(precision, *(jnp.asarray(x) for x in arrays), tau)
+        add("gradient", "rescale", precision, True, relative(found, gradient))
     return rows
 
 
@@ -77,43 +78,36 @@ def slope(precision: str, q: jax.Array, k: jax.Array, v: jax.Array, tau: float) 
     return jax.grad(lambda q: gauss_sum(q, k, v, tau, method="rescale", precision=precision).sum())(q)
 
 
-def worst(cells: plots.Cells, taus: tuple[float, ...], **about: object) -> str:
-    """The largest error, if one was measured; NaN: it is lost, too."""
-    errors = [c["error"] for c in having(cells, **about) if c["tau"] in taus]
-    if not errors:
-        return ""
-    largest = np.max(errors)
-    return power(largest) if about["guard"] or largest < 0.9 else "all lost"
-
-
 def report(data: dict) -> str:
-    """The worst errors."""
-    names = ("float16", "float16x2", "bfloat16", "bfloat16x2")
-    guarded = {"method": "rescale", "guard": True}
-    itself = {"what": "sum", "guard": False, "offset": 0.0}
+    """The worst errors; NaN: a sum is lost, too."""
+    near, far = TAUS[:3], TAUS[3:4]
+    alone = "by itself, τ = 100, not shifted"
     lines = {
-        "`gauss_sum`, τ ≤ 10": (TAUS[:3], guarded | {"what": "sum"}),
-        "`gauss_sum`, τ = 100": (TAUS[3:4], guarded | {"what": "sum"}),
-        "`rescale` by itself, τ = 100, not shifted": (TAUS[3:4], itself | {"method": "rescale"}),
-        "`reweight` (Algorithm 2), τ = 100, not shifted": (TAUS[3:4], itself | {"method": "reweight"}),
-        "`prescale` (Algorithm 1), τ = 100, not shifted": (TAUS[3:4], itself | {"method": "prescale"}),
-        "gradient of the queries, τ ≤ 10": (TAUS[:3], guarded | {"what": "gradient"}),
-        "gradient of the queries, τ = 100": (TAUS[3:4], guarded | {"what": "gradient"}),
+        "`gauss_sum`, τ ≤ 10": (near, {"what": "sum", "guard": True}),
+        "`gauss_sum`, τ = 100": (far, {"what": "sum", "guard": True}),
+        f"`rescale` {alone}": (far, {"guard": False, "method": "rescale"}),
+        f"`reweight` (Algorithm 2) {alone}": (far, {"guard": False, "method": "reweight"}),
+        f"`prescale` (Algorithm 1) {alone}": (far, {"guard": False, "method": "prescale"}),
+        "gradient of the queries, τ ≤ 10": (near, {"what": "gradient"}),
+        "gradient of the queries, τ = 100": (far, {"what": "gradient"}),
     }
-    rows = [
-        [text, *(worst(data["cells"], taus, precision=name, **about) for name in names)]
-        for text, (taus, about) in lines.items()
-    ]
-    return plots.table([["worst error", *(f"`{name}`" for name in names)], *rows])
+    cells: Cells = []
+    for (line, (taus, about)), name in itertools.product(
+        lines.items(), ("float16", "float16x2", "bfloat16", "bfloat16x2")
+    ):
+        if found := [c["error"] for c in having(data["cells"], precision=name, **about) if c["tau"] in taus]:
+            largest = np.max(found)
+            lost = not about.get("guard", True) and not largest < 0.9
+            cells.append({"line": line, "precision": name, "worst": "all lost" if lost else power(largest)})
+    return pivot("worst error", cells, "{line}", "`{precision}`", "{worst}")
 
 
 def draw(data: dict, path: Path) -> None:
     """Error against τ‖x‖² of the farthest point: the three reductions by themselves, and what gauss_sum returns."""
-    cells = [
-        c | {"error": np.nan_to_num(np.clip(c["error"], 1e-8, 10), nan=10), "n": NUM}
-        for c in having(data["cells"], what="sum", offset=0.0)
-    ]
-    cells = [c | {"method": "gauss_sum"} if c["guard"] else c for c in cells]
+    cells: Cells = []
+    for c in having(data["cells"], what="sum", offset=0.0):
+        error = np.nan_to_num(np.clip(c["error"], 1e-8, 10), nan=10)
+        cells.append(c | {"error": error, "n": NUM} | ({"method": "gauss_sum"} if c["guard"] else {}))
     figures = {precision: having(cells, precision=precision) for precision in PRECISIONS}
     plots.panels(data, path, "", [("error", figures)], "an error of 10: infinite or NaN", ls="", lw=1)
 

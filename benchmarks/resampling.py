@@ -1,16 +1,14 @@
 """Tests by resampling beside kerneltests (MMDAgg, MMD-FUSE, HSICAggInc, KSDAgg) and hyppo: level, power, time, memory.
 
-P-values of one sample by one statistic; power at level 0.05 of the same draws, with 199 resamplings, 999 for tests that
-correct for their number of bandwidths; time with 999 resamplings of each (500 and 499 of those) over N, from N = 250 to
-where a call takes more than a second. Bandwidths: ours by the median heuristic, or as many as a rival aggregates, with
-σ from a quarter to four times the median distance; theirs by their defaults. Then HSIC of many points, and densities
-debiased by scores.
+Power at level 0.05 of the same draws, with 199 resamplings, 999 for tests that correct for their number of bandwidths;
+time with 999 resamplings of each (500 and 499 of those) over N, from N = 250 to where a call takes more than a second.
+Bandwidths: ours by the median heuristic, or as many as a rival aggregates, with σ from a quarter to four times the
+median distance; theirs by their defaults.
 """
 
 import functools
 import importlib
 import importlib.util
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -18,46 +16,39 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgauss import hsic, hsic_test, ksd_test, median_heuristic, mmd_test
+from jaxgauss import hsic_test, ksd_test, median_heuristic, mmd_test
 
-from .applications import by_scikit_learn, debiased, debiased_error
-from .plots import by_method, having, pivot, prose, table, two
-from .study import Call, Cell, JaxCall, Study, Task, unchecked
+from .plots import having, milliseconds, pivot
+from .study import Cell, Study, Task, unchecked
 
-LEVEL, DRAWS, NUM, RESAMPLINGS, FEW, P_VALUES = 0.05, 100, 100, 999, 199, 1999
+LEVEL, DRAWS, NUM, RESAMPLINGS, FEW = 0.05, 100, 100, 999, 199
 SIZES, DIM = (250, 500, 1000, 2000, 4000, 8000), 8
-MANY, HUGE, DEBIASED = 10000, 100_000, (4096, 32768)
-TOLERANCE = 1e-4  # of log-densities
 RIVALS = {"kt": "kerneltests", "hyppo": "hyppo"}
 Test = Callable[[np.ndarray, np.ndarray, int, int], bool]  # x, y, seed, resamplings: rejected?
 
 
 class Method(NamedTuple):
-    """A test, the module it needs, and which of ours does the most similar.
-
-    Power is measured with `enough` resamplings; None: another's is the same.
-    """
+    """A test, the module it needs, and resamplings that its power needs."""
 
     test: Test
     module: str = "jaxgauss"
-    beside: str = ""
-    enough: int | None = FEW
-
-
-def spread(tau: jax.Array, number: int) -> jax.Array:
-    """So many bandwidths about a τ, or that alone."""
-    return tau if number == 1 else tau * jnp.geomspace(1 / 16, 16, number, dtype=tau.dtype)
+    enough: int = FEW
 
 
 @functools.partial(jax.jit, static_argnums=(3, 4, 5))
 def p_value(x, y, key, problem: str, number: int, options: tuple) -> jax.Array:
-    """Ours, at so many bandwidths (of each variable)."""
+    """Ours, at so many bandwidths (of each variable), about the median heuristic's."""
     how: dict[str, Any] = dict(options) | {"rng_key": key}
+
+    def spread(z: jax.Array) -> jax.Array:
+        tau = median_heuristic(z)
+        return tau if number == 1 else tau * jnp.geomspace(1 / 16, 16, number, dtype=tau.dtype)
+
     if problem == "two-sample":
-        return mmd_test(x, y, spread(median_heuristic(jnp.concatenate([x, y])), number), **how).p_value
+        return mmd_test(x, y, spread(jnp.concatenate([x, y])), **how).p_value
     if problem == "independence":
-        return hsic_test(x, y, *(spread(median_heuristic(z), number) for z in (x, y)), **how).p_value
-    return ksd_test(x, y, spread(median_heuristic(x), number), **how).p_value
+        return hsic_test(x, y, spread(x), spread(y), **how).p_value
+    return ksd_test(x, y, spread(x), **how).p_value
 
 
 def ours(problem: str, number: int = 1, **options: str) -> Method:
@@ -71,82 +62,68 @@ def ours(problem: str, number: int = 1, **options: str) -> Method:
     return Method(test)
 
 
-def aggregated(beside: str, module: str, function: str, *what: str) -> Method:
+def aggregated(module: str, function: str, *what: str) -> Method:
     """A test of kerneltests."""
+    fuse = function == "mmdfuse"
 
     def test(x: np.ndarray, y: np.ndarray, seed: int, resamplings: int) -> bool:
-        how = {"alpha": LEVEL, "seed": seed}
-        if function == "mmdfuse":
-            how["number_permutations"] = resamplings
-        else:
-            how |= {"B1": resamplings - resamplings // 2, "B2": resamplings // 2}
+        parts = {"B1": resamplings - resamplings // 2, "B2": resamplings // 2}
+        how = {"alpha": LEVEL, "seed": seed} | ({"number_permutations": resamplings} if fuse else parts)
         return bool(getattr(importlib.import_module(f"kt.{module}"), function)(*what, x, y, **how))
 
-    return Method(test, "kt", beside, FEW if function == "mmdfuse" else RESAMPLINGS)
+    return Method(test, "kt", FEW if fuse else RESAMPLINGS)
 
 
-def of_hyppo(beside: str, module: str, name: str, approximate: bool = False) -> Method:
-    """A test of hyppo, by permutations or by the approximation that is its default."""
+def of_hyppo(module: str, name: str) -> Method:
+    """A test of hyppo, by the approximation that is its default."""
 
     def test(x: np.ndarray, y: np.ndarray, seed: int, resamplings: int) -> bool:
         find = getattr(importlib.import_module(f"hyppo.{module}"), name)().test
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of fewer than 1000 permutations
-            found = find(x.astype(float), y.astype(float), reps=resamplings, auto=approximate)
-        return bool(found[1] <= LEVEL)
+        return bool(find(x.astype(float), y.astype(float), auto=True)[1] <= LEVEL)
 
-    return Method(test, "hyppo", beside, FEW if approximate else None)
+    return Method(test, "hyppo")
 
 
 METHODS = {
     "two-sample": {
         "mmd_test": ours("two-sample"),
         "mmd_test, 20 bandwidths": ours("two-sample", 20),
-        "MMD-FUSE": aggregated("mmd_test, 20 bandwidths", "mmdfuse", "mmdfuse"),
-        "MMDAgg": aggregated("mmd_test, 20 bandwidths", "mmdagg", "mmdagg"),
-        "hyppo MMD": of_hyppo("mmd_test", "ksample", "MMD"),
-        "hyppo MMD, χ²": of_hyppo("mmd_test", "ksample", "MMD", approximate=True),
+        "MMD-FUSE": aggregated("mmdfuse", "mmdfuse"),
+        "MMDAgg": aggregated("mmdagg", "mmdagg"),
+        "hyppo MMD, χ²": of_hyppo("ksample", "MMD"),
     },
     "independence": {
         "hsic_test": ours("independence"),
         "hsic_test, wild": ours("independence", resampling="wild"),
         "hsic_test, wild, 25 bandwidths": ours("independence", 5, resampling="wild"),
-        "HSICAggInc": aggregated("hsic_test, wild, 25 bandwidths", "agginc", "agginc", "hsic"),
-        "hyppo Hsic": of_hyppo("hsic_test", "independence", "Hsic"),
-        "hyppo Hsic, χ²": of_hyppo("hsic_test, wild", "independence", "Hsic", approximate=True),
+        "HSICAggInc": aggregated("agginc", "agginc", "hsic"),
+        "hyppo Hsic, χ²": of_hyppo("independence", "Hsic"),
     },
     "goodness of fit": {
         "ksd_test": ours("goodness of fit"),
         "ksd_test, 10 bandwidths": ours("goodness of fit", 10),
-        "KSDAgg": aggregated("ksd_test, 10 bandwidths", "ksdagg", "ksdagg"),
+        "KSDAgg": aggregated("ksdagg", "ksdagg"),
     },
 }
 
 
-def there(module: str) -> bool:
-    """Whether it is installed."""
-    return importlib.util.find_spec(module) is not None
+def known(problem: str) -> dict[str, Method]:
+    """The tests that are installed."""
+    return {name: x for name, x in METHODS[problem].items() if importlib.util.find_spec(x.module)}
 
 
 def steps(device: str) -> Iterator[Cell | Task]:
-    """Whether tests by resampling are as powerful as others, faster, and right about the same p-values."""
-    for name in (name for module, name in RIVALS.items() if not there(module)):
-        print(f"{name} is not installed: left out")
-    for seed in range(3):
-        yield Task(
-            {"figure": "p-values", "n": NUM, "resamplings": P_VALUES, "seed": seed}, lambda runs, s=seed: pairs(s)
-        )
+    """Whether tests by resampling are as powerful as others, and faster."""
+    for module, name in RIVALS.items():
+        if not importlib.util.find_spec(module):
+            print(f"{name} is not installed: left out")
     for problem, alternatives in ALTERNATIVES.items():
         for name, (make, strengths) in alternatives.items():
             for strength in strengths:
                 about = {"figure": "power", "problem": problem, "alternative": name, "strength": strength}
-                find = functools.partial(power, problem, make, strength)
-                yield Task(about | {"n": NUM, "draws": DRAWS}, lambda runs, find=find: find())
+                yield Task(about | {"n": NUM, "draws": DRAWS}, functools.partial(power, problem, make, strength))
         for num in SIZES:
             yield times(problem, num)
-    yield from many_points()
-    for num in DEBIASED:
-        yield density(num)
 
 
 def wavy(rng: np.random.Generator, draw: Callable, wave: Callable, num: int) -> np.ndarray:
@@ -175,12 +152,7 @@ def linear(rng: np.random.Generator, num: int, strength: float, dim: int = DIM) 
 
 def woven(rng: np.random.Generator, num: int, strength: float) -> tuple[np.ndarray, np.ndarray]:
     """Numbers of the joint density 1 + s sin(2x) sin(2y): uniform each, and not correlated."""
-    pairs = wavy(
-        rng,
-        lambda n: rng.uniform(-np.pi, np.pi, (n, 2)),
-        lambda x: strength * np.sin(2 * x[:, 0]) * np.sin(2 * x[:, 1]),
-        num,
-    )
+    pairs = wavy(rng, lambda n: rng.uniform(-np.pi, np.pi, (n, 2)), lambda x: strength * np.sin(2 * x).prod(1), num)
     return pairs[:, :1], pairs[:, 1:]
 
 
@@ -209,113 +181,30 @@ def sample(make: Callable, num: int, strength: float, seed: int) -> tuple[np.nda
     return tuple(z.astype(np.float32) for z in make(np.random.default_rng([num, seed]), num, strength))
 
 
-def power(problem: str, make: Callable, strength: float) -> list[dict]:
+def power(problem: str, make: Callable, strength: float, runs: int) -> list[dict]:
     """How many of the draws each test rejects."""
-    draws = [sample(make, NUM, strength, seed) for seed in range(DRAWS)]
-    rows = []
-    for name, method in METHODS[problem].items():
-        if method.enough and there(method.module):
-            rejected = sum(method.test(x, y, seed, method.enough) for seed, (x, y) in enumerate(draws))
-            rows.append({"method": name, "resamplings": method.enough, "rejected": rejected})
+    draws, rows = [sample(make, NUM, strength, seed) for seed in range(DRAWS)], []
+    for name, method in known(problem).items():
+        rejected = sum(method.test(x, y, seed, method.enough) for seed, (x, y) in enumerate(draws))
+        rows.append({"method": name, "resamplings": method.enough, "rejected": rejected})
     return rows
 
 
 def times(problem: str, num: int) -> Cell:
     """Seconds of a test of so many points, or pairs of them."""
     make, strength = TIMED[problem]
-    x, y = sample(make, num, strength, 0)
+    draw = sample(make, num, strength, 0)
     methods = {
-        name: lambda test=method.test: unchecked(functools.partial(test, x, y, 0, RESAMPLINGS))
-        for name, method in METHODS[problem].items()
-        if there(method.module)
+        name: lambda test=method.test: unchecked(functools.partial(test, *draw, 0, RESAMPLINGS))
+        for name, method in known(problem).items()
     }
     about = {"figure": "time", "problem": problem, "n": num, "resamplings": RESAMPLINGS}
     return Cell(about, methods, series=problem)
 
 
-def pairs(seed: int) -> list[dict]:
-    """P-values of ours and theirs, of one sample each, by one bandwidth and one statistic."""
-    rows, key = [], jax.random.key(0)
-
-    def add(problem: str, rival: str, found: Any, theirs: float) -> None:
-        rows.append({"problem": problem, "rival": rival, "ours": float(found.p_value), "theirs": float(theirs)})
-
-    def of_kerneltests(name: str, *arguments: Any, **options: Any) -> list[float]:
-        found = getattr(importlib.import_module(f"kt.{name}"), name)(*arguments, return_details=True, **options)[1]
-        return [found[x] if name == "mmdfuse" else found[x][1] for x in ("bandwidth", "p_value")]
-
-    x, y = sample(shifted, NUM, 0.5, seed)
-    u, v = sample(linear, NUM, 0.15, seed)
-    points, scores = sample(off_center, NUM, 0.3, seed)
-    ours = functools.partial(mmd_test, x, y, rng_key=key, num_permutations=P_VALUES)
-    if there("kt"):
-        how: dict[str, Any] = {"B1": P_VALUES, "B2": 1, "number_bandwidths": 3}
-        width, theirs = of_kerneltests("mmdagg", x, y, kernel="gaussian", permutations_same_sample_size=True, **how)
-        add("two-sample", "MMDAgg, one bandwidth", ours(2 / width**2), theirs)
-        sharpness = (2 * NUM * (2 * NUM - 1)) ** 0.5 / (NUM * (NUM - 1))
-        fuse = {"kernels": "gaussian", "number_permutations": P_VALUES, "lambda_multiplier": sharpness}
-        width, theirs = of_kerneltests("mmdfuse", x, y, **fuse)
-        add("two-sample", "MMD-FUSE, of our λ", ours(width**-2.0), theirs)
-        width, theirs = of_kerneltests("ksdagg", points, scores, **how)
-        found = ksd_test(points, scores, width**-2.0, rng_key=key, num_bootstrap=P_VALUES)
-        add("goodness of fit", "KSDAgg, one bandwidth", found, theirs)
-    if there("hyppo"):
-        of_hyppos = {"reps": P_VALUES, "auto": False}
-        theirs = importlib.import_module("hyppo.ksample").MMD(gamma=0.05).test(x, y, **of_hyppos)[1]
-        add("two-sample", "hyppo MMD", ours(0.1), theirs)
-        theirs = importlib.import_module("hyppo.independence").Hsic(gamma=0.05).test(u, v, **of_hyppos)[1]
-        found = hsic_test(u, v, 0.1, 0.1, rng_key=key, num_permutations=P_VALUES)
-        add("independence", "hyppo Hsic", found, theirs)
-    return rows
-
-
-def many_points() -> Iterator[Cell]:
-    """A test by HSIC, and HSIC itself, of more points than others take."""
-    x, y = sample(linear, MANY, 0.05, 0)
-    how = (("resampling", "wild"), ("num_permutations", RESAMPLINGS))
-    test = functools.partial(p_value, x, y, jax.random.key(0), "independence", 1, how)
-    u, v = (jnp.asarray(z) for z in sample(linear, HUGE, 0.05, 0))
-    value = JaxCall(lambda u, v: hsic(u, v, median_heuristic(u), median_heuristic(v)), u, v)
-    calls = {"hsic_test, wild": (MANY, lambda: jax.block_until_ready(test())), "hsic": (HUGE, value)}
-    for name, (num, call) in calls.items():
-        yield Cell({"figure": "many points", "n": num}, {name: lambda call=call: call})
-
-
-def mixture(num: int, dim: int = 16) -> tuple[np.ndarray, np.ndarray]:
-    """Samples of a mixture of five normal densities, and an eighth as many points."""
-    rng = np.random.default_rng(0)
-    means = rng.normal(size=(5, dim))
-    of = lambda n: (means[rng.integers(5, size=n)] + rng.normal(size=(n, dim))).astype(np.float32)  # noqa: E731
-    return of(num), of(num // 8)
-
-
-def density(num: int) -> Cell:
-    """Debiased densities, and scikit-learn's, which are not: they are one sum of an eighth as many."""
-    samples, points = mixture(num)
-    tau = num ** (2 / (samples.shape[1] + 8))
-    operands = jnp.asarray(points), jnp.asarray(samples)
-    methods: dict[str, Callable[[], Call]] = {
-        "debiased": lambda: JaxCall(functools.partial(debiased, tau=tau), *operands),
-        "scikit-learn, not debiased": lambda: unchecked(by_scikit_learn(points, samples, tau**-0.5)),
-    }
-    error = functools.partial(debiased_error, points, samples, tau)
-    return Cell({"figure": "density", "n": num, "m": num // 8, "d": 16, "tau": tau}, methods, error, TOLERANCE)
-
-
-def entry(cell: dict) -> str:
-    """Milliseconds and MiB."""
-    if "median" not in cell:
-        return "–"
-    ms, mib = 1e3 * cell["median"], cell.get("mib")
-    return (f"{ms:.3g}" if ms < 1e3 else f"{ms:.0f}") + ("" if mib is None else f" ({mib:.0f})")
-
-
 def report(data: dict) -> str:
-    """Power, times and memory, and where others are faster."""
-    text, said = ["", ""], {True: [], False: []}
-
-    def name(c: dict) -> str:
-        return c["method"]
+    """Power, times and memory."""
+    powers, tables = [], []
 
     def alternative(c: dict) -> str:
         return f"{c['alternative']} {c['strength']:g}" if c["strength"] else f"null ({c['alternative']})"
@@ -323,32 +212,16 @@ def report(data: dict) -> str:
     def share(c: dict) -> str:
         return f"{c['rejected'] / c['draws']:.2f}"
 
-    for problem in ALTERNATIVES:
-        power, times, memory = (
-            having(data["cells"], figure=figure, problem=problem) for figure in ("power", "time", "memory")
-        )
-        mib = {(c["method"], c["n"]): {"mib": c["mib"]} for c in memory}
-        order = list(METHODS[problem])
-        times = [c | mib.get((c["method"], c["n"]), {}) for c in times]
-        times.sort(key=lambda c: (order.index(c["method"]), c["n"]))
-        text[0] += pivot(f"{problem}: rejected", power, name, alternative, share) + "\n"
-        text[1] += pivot(f"{problem}: n", times, name, lambda c: str(c["n"]), entry) + "\n"
-        found = by_method([c for c in times if "median" in c], "n")
-        for rival, own in ((rival, method.beside) for rival, method in METHODS[problem].items()):
-            if common := [n for n, x in found.items() if x.keys() >= {rival, own}]:
-                (n,) = max(common)
-                ratio = found[n,][rival]["median"] / found[n,][own]["median"]
-                said[ratio >= 1].append(f"{rival} takes {two(ratio)} times the time of {own} at n = {n}")
-    faster, slower = ("; ".join(said[x]) or "nowhere" for x in (True, False))
-    others = [c for c in data["cells"] if c["figure"] in ("many points", "density")]
-    rows = [["", "points", "ms (MiB)"], *([c["method"], str(c["n"]), entry(c)] for c in others)]
-    known = having(data["cells"], figure="p-values")
-    apart = max((abs(c["ours"] - c["theirs"]) for c in known), default=0.0)
-    sentences = prose(
-        f"Where we are faster: {faster}. Where we are slower: {slower}. By one statistic, with",
-        f"{P_VALUES} resamplings each, {len(known)} p-values of ours and theirs are at most {apart:.3f} apart.",
-    )
-    return f"{text[0]}{text[1]}{table(rows)}\n{sentences}"
+    def time(c: dict) -> str:
+        return f"{milliseconds(c)} ({c['mib'] or 0:.0f})"
+
+    for problem, methods in METHODS.items():
+        power, times = (having(data["cells"], figure=figure, problem=problem) for figure in ("power", "time"))
+        times = [c for c in times if "median" in c]
+        times.sort(key=lambda c: (list(methods).index(c["method"]), c["n"]))
+        powers.append(pivot(f"{problem}: rejected", power, "{method}", alternative, share))
+        tables.append(pivot(f"{problem}: n", times, "{method}", "{n}", time))
+    return "\n".join([*powers, *tables])
 
 
-STUDY = Study(steps, report, ours=("debiased",))
+STUDY = Study(steps, report)

@@ -6,6 +6,7 @@ queries, keys and values for a cotangent). It prepares a call, or returns the re
 
 import functools
 import importlib.util
+import itertools
 import os
 import warnings
 from collections.abc import Callable, Iterable
@@ -130,19 +131,23 @@ def in_torch(function: Callable) -> Callable[[Problem, str], Call]:
     return method
 
 
+def where(holds: Callable[[Problem, str], bool], reason: str, method: Method) -> Method:
+    """A method of some problems."""
+    return lambda problem, what: method(problem, what) if holds(problem, what) else reason
+
+
 def dense(method: Method, arrays: int = 1) -> Method:
-    """A method that holds so many kernel matrices, where memory holds them."""
+    """A method that holds so many kernel matrices, three times as many for gradients, where memory holds them."""
 
-    def limited(problem: Problem, what: str) -> Call | str:
-        needed = problem.matrix_bytes * arrays * (1 if what == "forward" else 3)
-        return "matrix too large" if needed > LARGEST_MATRIX[problem.device] else method(problem, what)
+    def fits(problem: Problem, what: str) -> bool:
+        return problem.matrix_bytes * arrays * (1 if what == "forward" else 3) <= LARGEST_MATRIX[problem.device]
 
-    return limited
+    return where(fits, "matrix too large", method)
 
 
-def forward_only(method: Method) -> Method:
-    """A method whose derivatives are not those of the sum."""
-    return lambda problem, what: method(problem, what) if what == "forward" else "no gradients"
+def ours(**options: Any) -> Method:
+    """The sum, with options."""
+    return in_jax(functools.partial(gauss_sum, **options))
 
 
 def dense_jax(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
@@ -164,29 +169,6 @@ def by_torch_compile(problem: Problem, what: str) -> Call:
     return in_torch(torch.compile(dense_torch, dynamic=False))(problem, what)
 
 
-def by_jax_attention(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """JAX's own attention and its log-sum-exp, by hand: the paper's Algorithm 1 without PyTorch.
-
-    JAX has no gradient of the log-sum-exp: gradients come out wrong, and are not timed.
-    """
-    width = -(-max(q.shape[-1], v.shape[-1]) // 8) * 8
-    values = v * jnp.exp(-jnp.square(k).sum(-1, keepdims=True) / 2)
-
-    def padded(x: jax.Array) -> jax.Array:  # (batch, N, heads, width)
-        x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, width - x.shape[-1])])
-        return x[..., None, :]
-
-    cudnn = jax.default_backend() == "gpu" and q.dtype != jnp.float32
-    means, log_sums = jax.nn.dot_product_attention(
-        *(padded(x) for x in (q, k, values)),
-        scale=1.0,
-        return_residual=True,
-        implementation="cudnn" if cudnn else None,
-    )
-    factor = jnp.exp(log_sums - jnp.square(q).sum(-1)[..., None] / 2)  # (batch, N, heads)
-    return means[..., 0, : v.shape[-1]] * factor
-
-
 def otts_point_cloud() -> type:
     """Of OTT-JAX, which forms blocks of its cost matrix as it goes if it has a `batch_size`."""
     from jax.interpreters import batching
@@ -199,15 +181,9 @@ def otts_point_cloud() -> type:
     return PointCloud
 
 
-def by_ott(problem: Problem, what: str) -> Call | str:
+def ott_sum(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     """OTT's PointCloud with `batch_size`, which forms blocks of its cost matrix as it goes."""
-    if problem.channels != 1 or problem.batch != 1:
-        return "one vector, one problem"
-
-    def apply(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return otts_point_cloud()(q, k, epsilon=2.0, batch_size=1024).apply_kernel(v[:, 0], axis=1)[:, None]
-
-    return dense(in_jax(apply))(problem, what)
+    return otts_point_cloud()(q, k, epsilon=2.0, batch_size=1024).apply_kernel(v[:, 0], axis=1)[:, None]
 
 
 def by_keops(problem: Problem, what: str, formula: str = "Exp(-p*SqDist(x,y))", parameter: float = 0.5) -> Call | str:
@@ -221,26 +197,21 @@ def by_keops(problem: Problem, what: str, formula: str = "Exp(-p*SqDist(x,y))", 
     return in_torch(lambda q, k, v: reduction(q, k, v, p, backend=backend))(problem, what)
 
 
-def by_scikit_learn(problem: Problem, what: str) -> Call | str:
+def by_scikit_learn(problem: Problem, what: str) -> Call:
     """`rbf_kernel`, a matrix, times the values."""
-    if what != "forward" or problem.batch != 1 or problem.device != "cpu":
-        return "no gradients, no batch, no GPU"
     from sklearn.metrics.pairwise import rbf_kernel
 
     q, k, v, _ = problem.arrays
     return lambda: rbf_kernel(q, k, gamma=0.5) @ v
 
 
-def bare_attention(problem: Problem, what: str) -> Call | str:
+def bare_attention(problem: Problem, what: str) -> Call:
     """The attention call alone, on ready-made tensors at the width that `rescale` runs at. Not a Gauss sum."""
-    if what != "forward":
-        return "the sum only"
     kernel = select_kernel("auto", "auto", problem.device, getattr(torch, problem.dtype), problem.dim)
     width = kernel.width(max(problem.dim + (0 if kernel.takes_bias else kernel.norm_columns), problem.channels))
     shape = (problem.batch, 1, problem.num, width)
-    q, k, v = (
-        (torch.randn(shape, device=problem.device) / width**0.5).to(getattr(torch, kernel.dtype)) for _ in range(3)
-    )
+    drawn = (torch.randn(shape, device=problem.device) / width**0.5 for _ in range(3))
+    q, k, v = (x.to(getattr(torch, kernel.dtype)) for x in drawn)
 
     def call() -> Any:
         with torch.inference_mode():
@@ -249,25 +220,42 @@ def bare_attention(problem: Problem, what: str) -> Call | str:
     return unchecked(_waiting(call, problem.device))
 
 
+def is_forward(problem: Problem, what: str) -> bool:
+    """Whether only the sum is wanted."""
+    return what == "forward"
+
+
 OURS = {
-    "auto": in_jax(gauss_sum),
-    "rescale": in_jax(functools.partial(gauss_sum, method="rescale")),
-    "prescale": in_jax(functools.partial(gauss_sum, method="prescale")),
-    "reweight": in_jax(functools.partial(gauss_sum, method="reweight")),
-    "float16x2": in_jax(functools.partial(gauss_sum, method="rescale", precision="float16x2")),
+    "auto": ours(),
+    "rescale": ours(method="rescale"),
+    "prescale": ours(method="prescale"),
+    "reweight": ours(method="reweight"),
+    "float16x2": ours(method="rescale", precision="float16x2"),
+}
+VARIANTS = {  # of ours, that are of interest on some devices or points; cuDNN's needs columns for norms, and others
+    "float32": where(
+        lambda p, what: p.dtype == "float32", "half-precision points", ours(method="rescale", precision="float32")
+    ),
+    "cudnn": where(
+        lambda p, what: max(p.dim + 4, p.channels) <= 128, "too wide", ours(method="rescale", backend="cudnn")
+    ),
+    "waves": ours(method="fourier"),
 }
 JAX_NATIVE = {"dense JAX": dense(in_jax(dense_jax)), "blocked JAX": in_jax(gauss_sum_blocked)}
 OTHERS = {
-    "jax.nn attention": dense(forward_only(in_jax(by_jax_attention))),
-    "OTT online": by_ott,
+    "OTT online": where(lambda p, what: p.channels == p.batch == 1, "one vector", dense(in_jax(ott_sum))),
     "PyKeOps": by_keops,
     "torch eager": dense(in_torch(dense_torch), 2),
     "torch.compile": dense(by_torch_compile),
-    "scikit-learn": dense(by_scikit_learn, 2),
+    "scikit-learn": where(
+        lambda p, what: is_forward(p, what) and p.batch == 1 and p.device == "cpu",
+        "no gradients, no batch, no GPU",
+        dense(by_scikit_learn, 2),
+    ),
 }
 BARE = "bare attention"  # whose results are not a Gauss sum, and are not compared with one
+KNOWN = OURS | VARIANTS | JAX_NATIVE | OTHERS | {BARE: where(is_forward, "the sum only", bare_attention)}
 NEEDS = {"OTT online": "ott", "PyKeOps": "pykeops", "scikit-learn": "sklearn", "finufft": "finufft"}
-NEEDS |= {"GPyTorch (SKI)": "gpytorch", "KDEpy (grid)": "KDEpy"}
 
 
 def is_installed(name: str) -> bool:
@@ -277,20 +265,16 @@ def is_installed(name: str) -> bool:
 
 def calls(names: Iterable[str], problem: Problem, what: str) -> dict[str, Callable[[], Call | str]]:
     """What prepares the calls of those methods that are installed here."""
-    known = OURS | JAX_NATIVE | OTHERS | {BARE: bare_attention}
-    return {name: functools.partial(known[name], problem, what) for name in names if is_installed(name)}
+    return {name: functools.partial(KNOWN[name], problem, what) for name in names if is_installed(name)}
 
 
 def _waiting(call: Call, device: str) -> Call:
-    if device == "cpu":
-        return call
-
     def waiting() -> Any:
         results = call()
         torch.cuda.synchronize()
         return results
 
-    return waiting
+    return waiting if device == "cuda" else call
 
 
 def rates(device: str, dtype: str, size: int = 2048, runs: int = 30) -> dict[str, float]:
@@ -298,17 +282,16 @@ def rates(device: str, dtype: str, size: int = 2048, runs: int = 30) -> dict[str
     size = 4 * size if device == "cuda" else size
     x = torch.rand(size, size, device=device).to(getattr(torch, dtype))
     y = jnp.asarray(np.random.default_rng(0).random((size, size)), dtype)
-    products = {"in PyTorch": _waiting(lambda: x @ x, device), "in JAX": JaxCall(lambda y: y @ y, y)}
-    # sums, which need not be written to memory, of a matrix, and of one that is not read from memory either
-    exponentials = {
-        f"{exp.__name__} of {name}": JaxCall(lambda *z, exp=exp: exp(sum(z)).sum(-1), *z)
-        for exp in (jnp.exp, inside.exponential.exp2)
-        for name, z in {"a matrix": (y,), "an outer sum": (y[:, :1], y[:1])}.items()
+    calls: dict[tuple, Call] = {
+        ("matmul", "torch"): _waiting(lambda: x @ x, device),
+        ("matmul", "jax"): JaxCall(lambda y: y @ y, y),
     }
-    times = inside.costs.in_turns(products | exponentials, runs)  # for seconds: less may be one busy moment
-    least = {"matmul": products, "exp": exponentials}
+    # sums, which need not be written to memory, of a matrix, and of one that is not read from memory either
+    for exp, operands in itertools.product((jnp.exp, inside.exponential.exp2), ((y,), (y[:, :1], y[:1]))):
+        calls["exp", exp, len(operands)] = JaxCall(lambda *z, exp=exp: exp(sum(z)).sum(-1), *operands)
+    times = inside.costs.in_turns(calls, runs)  # for seconds: less may be one busy moment
     work = {"matmul": size**3, "exp": size**2}
-    return {what: work[what] / min(min(times[name]) for name in least[what]) for what in work}
+    return {what: work[what] / min(min(x) for key, x in times.items() if key[0] == what) for what in work}
 
 
 def limit(problem: Problem, what: str, rates: dict[str, float]) -> float:

@@ -46,7 +46,6 @@ NOTHING = {"complete": False, "done": [], "slow": [], "cells": []}  # of results
 
 Call = Callable[[], Any]  # computes, waits for the results, and returns them
 Cells = list[dict[str, Any]]  # rows of results
-Found = tuple[Cells, list[str]]  # with the names of methods that are too slow
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class Task:
     find: Callable[[int], list[dict]]
     series: str = ""
 
-    def found(self, runs: int, ours: Sequence[str], left_out: Sequence[str]) -> Found:
+    def found(self, runs: int, ours: Sequence[str], left_out: Sequence[str]) -> tuple[Cells, list[str]]:
         """The rows."""
         return self.find(runs), []
 
@@ -82,17 +81,14 @@ class Cell:
     series: str = ""
     times: Mapping[str, float] = field(default_factory=dict)
 
-    def found(self, runs: int, ours: Sequence[str], left_out: Sequence[str]) -> Found:
-        """What was measured of every method. What fails of `ours` raises."""
+    def found(self, runs: int, ours: Sequence[str], left_out: Sequence[str]) -> tuple[Cells, list[str]]:
+        """What was measured of every method, and which are too slow. What fails of `ours` raises."""
         calls: dict[str, Call] = {}
         rows: dict[str, dict] = {}
-        slow = []
-        for name, prepare in self.methods.items():
-            if name in left_out:
-                continue
+        for name in (name for name in self.methods if name not in left_out):
             start = time.perf_counter()
             try:
-                call = prepare()
+                call = self.methods[name]()
                 if isinstance(call, str):
                     continue
                 results = call()
@@ -101,22 +97,19 @@ class Cell:
                     raise
                 rows[name] = failure(reason)
                 continue
-            rows[name] = {"first_call": time.perf_counter() - start}
-            rows[name]["error"] = error = None if results is None else self.error(results)
+            row = rows[name] = {"first_call": time.perf_counter() - start}
+            row["error"] = error = None if results is None else self.error(results)
             del results
-            if not (error or 0.0) <= self.tolerance:
-                if name in ours:
-                    raise AssertionError(f"{name}, {self.about}: error {error}")
-                continue
-            rows[name]["mib"] = peak_mebibytes(call)
-            start = time.perf_counter()
-            call()
-            once = time.perf_counter() - start
-            if once > TOO_SLOW:
-                rows[name]["seconds"] = [once]
-                slow.append(name)
-            else:
-                calls[name] = call
+            if (error or 0.0) <= self.tolerance:
+                row["mib"] = peak_mebibytes(call)
+                start = time.perf_counter()
+                call()
+                row["seconds"] = [time.perf_counter() - start]
+                if row["seconds"][0] <= TOO_SLOW:
+                    calls[name] = call
+            elif name in ours:
+                raise AssertionError(f"{name}, {self.about}: error {error}")
+        slow = [name for name, row in rows.items() if "seconds" in row and name not in calls]
         for name, seconds in inside.costs.in_turns(calls, runs).items():
             rows[name]["seconds"] = seconds
         found = [{"method": name, "times": self.times.get(name, 1)} | row for name, row in rows.items()]
@@ -128,13 +121,10 @@ class Results:
 
     def __init__(self, path: Path, info: dict):
         self.path = path
-        self.data = info | copy.deepcopy(NOTHING)
-        if path.exists():
-            self.data = json.loads(path.read_text())
-            if any(self.data.get(name) != info[name] for name in ("device", "commit", "suite", "runs")):
-                raise SystemExit(
-                    f"{path} is of another device, commit, suite or number of runs: name another file (--out)."
-                )
+        self.data = read(path) if path.exists() else info | copy.deepcopy(NOTHING)
+        if any(self.data.get(name) != info[name] for name in ("device", "commit", "suite", "runs")):
+            wrong = "is of another device, commit, suite or number of runs: name another file (--out)."
+            raise SystemExit(f"{path} {wrong}")
 
     def take(self, step: Cell | Task, runs: int, ours: Sequence[str] = ()) -> None:
         """Find what the file does not hold yet, and write it."""
@@ -158,38 +148,30 @@ class Results:
         save(self.data, self.path)
 
 
-class Beside:
-    """The same suite in another environment, a step at a time; its results are in the file `path`."""
+@contextlib.contextmanager
+def beside(python: Path, path: Path, name: str, device: str, runs: int) -> Iterator[Callable[[], None]]:
+    """The same suite in another environment, whose results are in the file: what lets it take a step, and waits."""
+    command = [str(python), "-m", "benchmarks", "--suite", name, "--device", device, "--runs", str(runs)]
+    command += ["--out", str(path.resolve()), "--in-turn"]
 
-    def __init__(self, python: Path, path: Path, name: str, device: str, runs: int):
-        self.path = path.with_suffix(".beside.json")
-        command = [str(python), "-m", "benchmarks", "--suite", name, "--device", device, "--runs", str(runs)]
-        self.command = [*command, "--out", str(self.path.resolve()), "--in-turn"]
+    def wait() -> None:
+        if not (process.stdout and process.stdout.readline()):
+            raise SystemExit(f"It ended: {shlex.join(command)}")
 
-    def __enter__(self) -> "Beside":
-        pipe = subprocess.PIPE
-        self.process = subprocess.Popen(self.command, cwd=ROOT, stdin=pipe, stdout=pipe, text=True)
-        self._wait()
-        return self
+    def take() -> None:
+        print(file=process.stdin, flush=True)
+        wait()
 
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.communicate()
-
-    def take(self) -> None:
-        """Let it take one step, and wait until it has."""
-        assert self.process.stdin
-        print(file=self.process.stdin, flush=True)
-        self._wait()
-
-    def _wait(self) -> None:
-        assert self.process.stdout
-        if not self.process.stdout.readline():
-            raise SystemExit(f"It ended: {shlex.join(self.command)}")
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            wait()
+            yield take
+        finally:
+            process.kill()
 
 
 def next_turn() -> None:
-    """Tell `Beside` that it is its turn, and wait for one."""
+    """Tell `beside` that it is its turn, and wait for one."""
     print("ready", flush=True)
     sys.stdin.readline()
 
@@ -215,38 +197,28 @@ class Study:
     devices: Sequence[str] = ("cpu",)
 
     def measure(
-        self,
-        name: str,
-        device: str,
-        runs: int,
-        out: Path | None,
-        keep: bool = False,
-        beside: Path | None = None,
-        in_turn: bool = False,
+        self, name: str, device: str, runs: int, path: Path, other: Path | None = None, in_turn: bool = False
     ) -> None:
         """Measure what the file does not hold yet, and show it.
 
-        `beside` is the Python of another environment, which measures each step after this one; what it finds stands in
+        `other` is the Python of another environment, which measures each step after this one; what it finds stands in
         the same file, under “beside”. There `in_turn` waits before each step, and shows nothing.
         """
         info = environment(device) | {"suite": name, "runs": runs}
-        path = destination(info, name, out, keep)
         results = Results(path, info if path.exists() else info | self.info(device))
-        before = results.data["complete"]
-        with contextlib.ExitStack() as stack:
-            other = stack.enter_context(Beside(beside, path, name, device, runs)) if beside and not before else None
+        before, there = results.data["complete"], path.with_suffix(".beside.json")
+        with beside(other, there, name, device, runs) if other and not before else contextlib.nullcontext() as take:
             for step in tqdm(list(self.steps(device)), unit="step", disable=in_turn):
                 if in_turn:
                     next_turn()
                 results.take(step, runs, self.ours)
-                if other:
-                    other.take()
-            if other:
-                results.data["beside"] = json.loads(other.path.read_text())
+                if take:
+                    take()
+        if take:
+            results.data["beside"] = read(there)
         results.data["complete"] = True
         results.save()
-        if other:
-            other.path.unlink()
+        there.unlink(missing_ok=True)
         if in_turn:
             next_turn()
             return
@@ -294,14 +266,6 @@ class JaxCall:
         """What XLA gives the program, its results included."""
         needed: Any = self.function.lower(*self.arguments).compile().memory_analysis()
         return needed.temp_size_in_bytes + needed.output_size_in_bytes
-
-
-def compiled(function: Callable, *operands: Any) -> Call:
-    """A call of the program as it is compiled now, by what is patched now, without its results."""
-    jax.clear_caches()
-    program = jax.jit(lambda *x: function(*x)).lower(*operands).compile()
-    jax.clear_caches()
-    return lambda: jax.block_until_ready(program(*operands))
 
 
 def unchecked(call: Call) -> Call:
@@ -377,28 +341,14 @@ def commit() -> str:
         return "unknown"
 
 
-def elsewhere(function: Callable, *arguments: Any, first: str = "") -> Any:
-    """What the function returns in a process of its own, on the same platform, which runs the code `first` before."""
-    code = f"{first}\nimport json; from {function.__module__} import {function.__name__} as f; "
+def elsewhere(function: Callable, *arguments: Any) -> Any:
+    """What the function returns in a process of its own, on the same platform."""
+    code = f"import json; from {function.__module__} import {function.__name__} as f; "
     code += f"print(json.dumps(f{arguments!r}))"
     variables = os.environ | {"JAX_PLATFORMS": {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())}
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, check=True, text=True)
     return json.loads(done.stdout.splitlines()[-1])
-
-
-@contextlib.contextmanager
-def emulated_if(wanted: bool) -> Iterator[None]:
-    """If so, CUDA is JAX's platform within it, on a CPU: every line of its way runs, and no time means anything."""
-    if not wanted:
-        yield
-        return
-    if str(ROOT / "tests") not in sys.path:
-        sys.path.append(str(ROOT / "tests"))
-    import emulated_cuda  # pyright: ignore[reportMissingImports]
-
-    with emulated_cuda.emulated():
-        yield
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
@@ -410,9 +360,10 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
     return parser
 
 
-def destination(info: dict, suffix: str, out: Path | None, keep: bool) -> Path:
+def destination(device: str, suffix: str, out: Path | None, keep: bool) -> Path:
     """The file asked for; else one named by date, device and commit, in a folder that git ignores, or to be kept."""
-    return out or (RESULTS if keep else OUTPUTS) / f"{info['date']}_{info['device']}_{info['commit']}_{suffix}.json"
+    name = f"{datetime.date.today().isoformat()}_{device}_{commit()}_{suffix}.json"
+    return out or (RESULTS if keep else OUTPUTS) / name
 
 
 def save(data: dict, out: Path) -> None:
@@ -424,27 +375,8 @@ def save(data: dict, out: Path) -> None:
 
 
 def read(path: Path) -> dict:
-    """A file of results, with a row for each method in `cells`, whose median is in seconds.
-
-    In files from before 27 November 2026 some have milliseconds, or all methods in a row, or rows in other lists.
-    """
-    data = json.loads(path.read_text())
-    data.setdefault("suite", path.stem.split("_", 3)[-1])
-    rows = [
-        {"figure": row.get("suite", part)} | row
-        for part in ("cells", "methods", "hostile", "small")
-        for row in data.get(part, [])
-    ]
-    data["cells"] = []
-    for row in rows:
-        ms, seconds = row.get("ms"), row.get("seconds")
-        if isinstance(seconds, dict):
-            data["cells"] += [row | {"method": m, "seconds": x, "median": np.median(x)} for m, x in seconds.items()]
-        elif isinstance(ms, dict):
-            data["cells"] += [row | {"method": m, "median": x / 1e3} for m, x in ms.items()]
-        else:
-            data["cells"].append(row | ({"median": ms / 1e3} if ms is not None else {}))
-    return data
+    """A file of results, with a row for each method in `cells`, whose median is in seconds."""
+    return json.loads(path.read_text())
 
 
 def shown(path: Path) -> Path:

@@ -2,18 +2,17 @@
 
 import importlib
 
-from . import applications, grids, plots
+from . import applications, calls, grids
 from .rivals import OURS
 from .study import BOTH, Study
 
-SUMS = ("few_dimensions", "kernels", "clouds", "precision", "scaling")
-METHODS = ("neighbours", "resampling", "groups", "million", "plane")
-MACHINE = ("calls", "first_calls", "load", "many_machines")
+OWN = ("few_dimensions", "kernels", "clouds", "precision", "scaling", "resampling", "million")
 SUITES = {
     "quick": Study(grids.quick, grids.report, grids.draw, tuple(OURS), grids.all_rates, BOTH),
     "paper": Study(grids.paper, grids.report, grids.draw, tuple(OURS), grids.all_rates, BOTH),
     "jax": Study(grids.jax, grids.grid, grids.draw_ratios, tuple(OURS), grids.all_rates, BOTH),
-    "mmd": Study(applications.steps, applications.report, applications.draw, plots.METHODS, devices=BOTH),
+    "mmd": Study(applications.steps, applications.report, applications.draw, applications.OURS, devices=BOTH),
+    "first_calls": calls.FIRST,
+    "calls": calls.LATER,
 }
-for name in (*SUMS, *METHODS, *MACHINE):
-    SUITES[name] = importlib.import_module(f"{__package__}.{name}").STUDY
+SUITES |= {name: importlib.import_module(f"{__package__}.{name}").STUDY for name in OWN}

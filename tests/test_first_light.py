@@ -1,6 +1,7 @@
 """The one program for a GPU's first day: whatever becomes of a step, the others run, and no target is misjudged."""
 
 import functools
+import itertools
 import json
 import os
 import sys
@@ -8,8 +9,16 @@ import types
 
 import jax
 import pytest
-import torch
 
+from benchmarks import inside, rivals
+from benchmarks.first_light import steps as light
+from benchmarks.first_light.__main__ import conduct, ended, main
+from benchmarks.first_light.part import Part
+from benchmarks.first_light.report import in_one_sentence, report, targets
+from benchmarks.first_light.steps import EMULATED, GPU, GROUPS, Recorder, headline
+from benchmarks.grids import HEADLINE, WHAT
+from benchmarks.study import Cell, Task
+from benchmarks.tools import fit_costs
 from jaxgauss._engines.costs import cuda_costs
 
 pytestmark = pytest.mark.usefixtures("as_it_comes")
@@ -20,89 +29,79 @@ CELL = {"done": [{"n": 1}], "cells": [{"n": 1}]}
 @pytest.mark.slow
 @pytest.mark.emulated
 def test_the_emulated_walk_takes_every_step_and_no_step_twice(tmp_path, capsys):
-    from benchmarks.first_light.__main__ import STEPS, main
-    from benchmarks.first_light.targets import targets
-    from benchmarks.tools import fit_costs
-
-    walk = functools.partial(main, ["--emulate", "--minutes", "20", "--out", str(tmp_path)])
-    walk()
     out = tmp_path / "first_light.json"
-    assert sorted(path.name for path in tmp_path.iterdir()) == [f"first_light.{x}" for x in ("json", "md", "png")]
+    walk = functools.partial(main, ["--emulate", "--minutes", "20", "--out", str(out)])
+    walk()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["first_light.json", "first_light.md"]
     data = json.loads(out.read_text())
-    assert data["device"] == "emulated" and data["steps"].keys() == STEPS.keys()
+    assert data["device"] == "emulated" and data["steps"].keys() == light.STEPS.keys()
     for name, step in data["steps"].items():
         assert step["complete"] and step["cells"] and not step["crashes"], name
         assert not [c for c in step["cells"] if "failed" in c], name
-        assert all("median" in c or "launches" in c for c in step["cells"] if "method" in c), name
-    found = fit_costs.of_first_light(data)  # of every engine there, each by its own columns
-    assert found.keys() >= cuda_costs("any")[0].keys()
+        assert all("median" in c for c in step["cells"] if "method" in c), name
+    rows = {c["engine"]: c["row"][-1] for c in data["steps"]["costs"]["cells"]}
+    assert rows.keys() >= cuda_costs("any")[0].keys() and min(rows.values()) > 0
     text = out.with_suffix(".md").read_text()
     assert text.startswith("# First light: emulated: figures mean nothing\n")
     assert all(f"\n| {row.target} " in text for row in targets(data))
-    assert all(
-        f"\n## {title}" in text
-        for title in ("Steps", "Headline", "Launches", "Memory", "Densities", "Costs", "Few dimensions")
-    )
-    assert out.with_suffix(".png").stat().st_size > 10_000
+    assert all(f"\n## {title}" in text for title in ("Steps", *(x for x in light.STEPS if x not in ("tests", "costs"))))
     before = out.read_text()
     capsys.readouterr()
     walk()
-    assert capsys.readouterr().out.count(": measured before\n") == len(STEPS)
+    assert capsys.readouterr().out.count(": measured before\n") == len(light.STEPS)
     assert out.read_text() == before
 
 
-def conducted(out, codes, **options):
-    """Programs in the place of steps, which find in `step` what the file has of them, and `write` it."""
-    from benchmarks.first_light.__main__ import conduct
+START = """
+import json, os, pathlib, sys, time
+path, name = pathlib.Path(sys.argv[1]), sys.argv[2]
+data = json.loads(path.read_text())
+step = data['steps'].setdefault(name, {})
+write = lambda **more: step.update(more) or path.write_text(json.dumps(data))
+"""
 
-    start = (
-        "import json, os, pathlib, sys, time; path, name = pathlib.Path(sys.argv[1]), sys.argv[2];"
-        "data = json.loads(path.read_text()); step = data['steps'].setdefault(name, {});"
-        "write = lambda **more: step.update(more) or path.write_text(json.dumps(data));"
-    )
+
+def conducted(out, codes, minutes=1.0):
+    """Programs in the place of steps, which find in `step` what the file has of them, and `write` it."""
 
     def command(name):
-        return lambda seconds: [sys.executable, "-u", "-c", start + codes[name], str(out), name]
+        return lambda seconds: [sys.executable, "-u", "-c", START + codes[name], str(out), name]
 
-    conduct(out, "cuda", {(name,): command(name) for name in codes}, **options)
+    conduct(out, "cuda", {(name,): command(name) for name in codes}, minutes)
     return json.loads(out.read_text())["steps"]
 
 
 def test_steps_that_hang_or_crash_do_not_take_the_others_along(tmp_path, capsys):
-    from benchmarks.first_light.report import report
-
     out = tmp_path / "a.json"
     finish, begin = (f"write(**{CELL | x!r});" for x in ({"complete": 1}, {"begun": {"n": 2}}))
     codes = {
-        "limit": begin + "time.sleep(600)",
-        "launches": "print('oh'); os.abort()",
+        "few": begin + "time.sleep(600)",
+        "mmd": "print('oh'); os.abort()",
         "memory": f"exec({finish!r} if step else {begin + 'os.abort()'!r})",
         "costs": finish,
     }
     steps = conducted(out, codes, minutes=0.5)  # of which the first one has 2 s
-    assert steps["limit"]["state"].startswith("was ended after") and steps["limit"]["cells"] == [{"n": 1}]
-    assert steps["limit"]["begun"] is None  # it is tried again
-    assert steps["launches"]["state"] == "crashed" and steps["launches"]["crashes"] == [["exit code -6", "oh"]]
+    assert steps["few"]["state"].startswith("was ended after") and steps["few"]["cells"] == [{"n": 1}]
+    assert steps["few"]["begun"] is None  # it is tried again
+    assert steps["mmd"]["state"] == "crashed" and steps["mmd"]["crashes"] == [["exit code -6", "oh"]]
     assert steps["memory"]["state"] == "complete" and steps["memory"]["crashes"] == [["exit code -6"]]
     assert steps["costs"]["state"] == "complete"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "a.md"]
     text = out.with_suffix(".md").read_text()
-    assert "| launches  | crashed " in text and "| tests     | did not begin " in text
-    assert "- launches crashed:\n      exit code -6\n      oh\n" in text and "  oh\n" in capsys.readouterr().out
-    steps = conducted(out, {"launches": finish, "costs": "os.abort()"}, minutes=1)
-    assert steps["launches"]["complete"] and steps["costs"]["state"] == "complete"
+    assert "| mmd       | crashed " in text and "| tests     | did not begin " in text
+    assert "- mmd crashed:\n      exit code -6\n      oh\n" in text and "  oh\n" in capsys.readouterr().out
+    steps = conducted(out, {"mmd": finish, "costs": "os.abort()"})
+    assert steps["mmd"]["complete"] and steps["costs"]["state"] == "complete"
     steps["memory"].pop("state")
     assert "| memory    | was interrupted " in report({"device": "cuda", "steps": steps})
-    assert conducted(out, {"costs": "os.abort()"}, minutes=1, again=True)["costs"]["state"] == "crashed"
     out.write_text(json.dumps({"device": "emulated", "steps": {}}))
     with pytest.raises(SystemExit, match="of another device, emulated"):
-        conducted(out, {}, minutes=1)
+        conducted(out, {})
 
 
 @pytest.fixture
 def part(tmp_path):
     """A step's file, with what a process left there."""
-    from benchmarks.first_light.part import Part
 
     def part(**left):
         (tmp_path / "part.json").write_text(json.dumps({"steps": {"mmd": left}}))
@@ -115,15 +114,7 @@ def written(part):
     return json.loads(part.path.read_text())["steps"]["mmd"]
 
 
-def task(about, find):
-    from benchmarks.study import Task
-
-    return Task(about, lambda runs: find())
-
-
 def cell(calls, error=0.0):
-    from benchmarks.study import Cell
-
     methods = {name: (lambda call=call: call) for name, call in calls.items()}
     return Cell({"figure": "a", "what": "forward"}, methods, lambda found: found * error, 1e-3, "series")
 
@@ -134,8 +125,8 @@ def raises(message):
 
 def test_a_process_goes_on_behind_the_cell_that_ended_the_one_before_it(part):
     new = part(begun={"n": 2}, **CELL)
-    new.take(task({"n": 2}, lambda: pytest.fail("it was done")), 2)
-    new.take(task({"n": 3}, lambda: [{"peak": 1}]), 2)
+    new.take(Task({"n": 2}, lambda runs: pytest.fail("it was done")), 2)
+    new.take(Task({"n": 3}, lambda runs: [{"peak": 1}]), 2)
     assert written(new)["done"] == [{"n": 1}, {"n": 2}, {"n": 3}]
     *_, ended, after = written(new)["cells"]
     assert ended == {"n": 2, "failed": "the process ended in it"} and after["n"] == 3 and after["peak"] > 1
@@ -177,8 +168,6 @@ def test_a_process_whose_device_is_lost_ends(part, monkeypatch, capsys):
 
 
 def test_a_cell_that_hangs_ends_the_process(part):
-    from benchmarks.first_light.__main__ import ended
-
     code = "import time, sys; from pathlib import Path; from benchmarks.first_light import part as f; f.PATIENCE = 0.1;"
     code += "f.Part(Path(sys.argv[1]), 'mmd', 'cpu', 9).take(f.Task({'n': 1}, lambda runs: time.sleep(600)), 2)"
     new = part()
@@ -187,74 +176,41 @@ def test_a_cell_that_hangs_ends_the_process(part):
     assert written(new)["begun"] == {"n": 1}
 
 
-def test_what_becomes_of_tests_is_written_at_once(part):
-    from benchmarks.first_light.steps import Recorder
-
+def test_what_becomes_of_tests_is_written_at_once(part, monkeypatch):
+    """By one worker, and by several whose tests overlap and one of which crashes; those that are done are left out."""
     new = part(begun={"test": "crashed"}, done=[{"test": "before"}])
+
+    def report(recorder, name, *outcomes):
+        for outcome in outcomes:
+            found = {"skipped": outcome == "skipped", "failed": outcome == "failed", "longreprtext": "a\nb"}
+            recorder.pytest_runtest_logreport(types.SimpleNamespace(nodeid=name, **found))
+        if name != "x":
+            recorder.pytest_runtest_logfinish(name)
+
     recorder = Recorder(new, alone=True)
-
-    def report(name, outcome):
-        found = {"skipped": outcome == "skipped", "failed": outcome == "failed", "longreprtext": "a\nb"}
-        return types.SimpleNamespace(nodeid=name, **found)
-
     for name, outcomes in {"p": ["passed"] * 3, "f": ["passed", "failed", "passed"], "s": ["skipped"]}.items():
         recorder.pytest_runtest_logstart(name)
         assert written(new)["begun"] == {"test": name}
-        for outcome in outcomes:
-            recorder.pytest_runtest_logreport(report(name, outcome))
-        recorder.pytest_runtest_logfinish(name)
-    recorder.pytest_collectreport(report("file", "failed"))
-    found = [c.get("outcome", c.get("failed")) for c in written(new)["cells"]]
-    assert found == ["the process ended in it", "passed", "a\nb", "skipped", "a\nb"]
-
-    several = Recorder(new, alone=False)  # workers whose tests overlap, and one of which crashes
+        report(recorder, name, *outcomes)
+    recorder.pytest_collectreport(types.SimpleNamespace(nodeid="file", failed=True, longreprtext="a\nb"))
+    several = Recorder(new, alone=False)
     for name in ("v", "w", "x", "interrupted"):
         several.pytest_runtest_logstart(name)
-    for name, outcome in (("w", "failed"), ("v", "passed")):
-        several.pytest_runtest_logreport(report(name, outcome))
-        several.pytest_runtest_logfinish(name)
-    several.pytest_runtest_logreport(report("x", "failed"))
+    for name, outcome in (("w", "failed"), ("v", "passed"), ("x", "failed")):
+        report(several, name, outcome)
     several.pytest_sessionfinish()
-    found = [(c["test"], c.get("outcome", c.get("failed"))) for c in written(new)["cells"][-3:]]
-    assert found == [("w", "a\nb"), ("v", "passed"), ("x", "a\nb")]
-
-
-def test_tests_that_are_done_are_left_out(part, monkeypatch):
-    from benchmarks.first_light.steps import EMULATED, tests
-
+    found = {c["test"]: c.get("outcome", c.get("failed")) for c in written(new)["cells"]}
+    failed = dict.fromkeys(("f", "file", "w", "x"), "a\nb")
+    passed = {"crashed": "the process ended in it", "p": "passed", "s": "skipped", "v": "passed"}
+    assert found == failed | passed
     seen = []
     monkeypatch.setattr(pytest, "main", lambda arguments, plugins: seen.append(arguments) or 0)
-    tests(part(done=[{"test": "before"}]), EMULATED)
+    light.tests(part(done=[{"test": "before"}]), EMULATED)
     assert seen[0][seen[0].index("--deselect") + 1] == "before"
 
 
-def test_launches_are_read_off_the_profile(monkeypatch):
-    """Those on the device: how many, from when to when, and how long they take."""
-    from benchmarks.first_light.steps import profiled
-
-    def event(name, start, end, device="CUDA"):
-        times, device_type = (types.SimpleNamespace(**x) for x in ({"start": start, "end": end}, {"name": device}))
-        return types.SimpleNamespace(name=name, time_range=times, device_type=device_type)
-
-    class Profile(torch.profiler.profile):
-        def __init__(self, activities, **options):
-            assert activities == [torch.profiler.ProfilerActivity.CUDA]
-            super().__init__(activities=[torch.profiler.ProfilerActivity.CPU], **options)
-
-        def events(self):
-            seen = super().events()  # of a CPU
-            assert seen and all(x.device_type.name == "CPU" and x.time_range.end >= x.time_range.start for x in seen)
-            return [*seen, event("flash", 30.0, 90.0), event("fusion", 10.0, 20.0)]
-
-    monkeypatch.setattr(torch.profiler, "profile", Profile)
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    found = profiled(lambda: torch.ones(1))
-    assert found == {"launches": 2, "names": {"flash": 1, "fusion": 1}, "span": 8e-5, "busy": pytest.approx(7e-5)}
-
-
-def test_the_headline_begins_with_what_is_worth_most():
-    from benchmarks.first_light.steps import GPU, GROUPS, headline
-
+def test_the_headline_begins_with_what_is_worth_most(monkeypatch):
+    monkeypatch.setattr(rivals, "is_installed", lambda name: True)
     cells = list(headline(GPU))
     abouts = [tuple(cell.about[name] for name in ("group", "n", "d", "dtype", "what")) for cell in cells]
     assert len(set(abouts)) == len(abouts)
@@ -264,43 +220,39 @@ def test_the_headline_begins_with_what_is_worth_most():
     assert abouts[: len(first)] == first and first == sorted(first, key=lambda x: (x[3] == "float16", x[1]))
     assert abouts[len(first)][0] == "cuDNN" and abouts[-1][0] == "torch.compile"
     by_group = {cell.about["group"]: set(cell.methods) for cell in cells}
-    assert all(by_group[group] == set(names) for group, names in GROUPS.items() if group != "PyKeOps")
+    assert all(by_group[group] == set(names) for group, names in GROUPS.items())
 
 
 def test_the_costs_of_a_card_are_fitted_to_the_rows_of_a_file(tmp_path, monkeypatch, capsys):
     """Of engines that enough were measured of; into the table, beside others, or into a file."""
-    from benchmarks import inside
-    from benchmarks.first_light import report
-    from benchmarks.tools import fit_costs
 
     sizes = [(1e6, 64.0), (16e6, 128.0), (16e6, 64.0), (256e6, 192.0)]
     rows = [{"engine": "flash", "row": [1, p, p * c, 2e5 + p * (4e-4 + 5e-6 * c)]} for p, c in sizes]
     data = results(costs=[*rows, {"engine": "cudnn", "row": [1, 1e6, 64e6, 2e5]}, {"engine": "dense", "failed": "oh"}])
-    (tmp_path / "light.json").write_text(json.dumps(data))
-    table = tmp_path / "table.json"
+    light, none, table = (tmp_path / f"{name}.json" for name in ("light", "none", "table"))
+    light.write_text(json.dumps(data))
+    none.write_text(json.dumps(results(costs=rows[:3])))
     table.write_text('{"another": {}}')
     monkeypatch.setattr(inside.costs, "CUDA_TABLE", table)
-    fit_costs.main("cpu", 10, rows=tmp_path / "light.json")
+    fit_costs.main("cpu", 10, rows=light)
     found = json.loads(table.read_text())
     assert found.keys() == {"another", "a card"} and found["a card"].keys() == {*fit_costs.ABOUT, "flash"}
     assert found["a card"]["flash"] == pytest.approx({"call": 2e5, "pair": 4e-4, "column": 5e-6}, rel=0.02)
     assert "a card, flash: " in capsys.readouterr().out
-    (tmp_path / "none.json").write_text(json.dumps(results(costs=rows[:3])))
-    before = table.read_text()
     with pytest.raises(SystemExit, match=r"none.json has no engine with 4 times: run benchmarks.first_light"):
-        fit_costs.main("cpu", 10, rows=tmp_path / "none.json")
-    assert table.read_text() == before
-    assert "| flash  | 2e+05 | 0.0004 | 5e-06  | 1.00 " in report.costs(data) and not report.costs(results())
+        fit_costs.main("cpu", 10, rows=none)
+    assert json.loads(table.read_text()) == found
 
 
 TESTS, FEW, MMD, MEMORY, DENSITIES = "GPU tests", "few points", "MMD step", "memory linear", "SD-KDE"  # targets' lines
-STEPS = {TESTS: "tests", FEW: "few", MMD: "mmd", MEMORY: "memory", DENSITIES: "densities"}  # others are of the headline
+OF = {TESTS: "tests", FEW: "few", MMD: "mmd", MEMORY: "memory", DENSITIES: "densities"}  # others are of the headline
 BARE, KEOPS, JAX = "float16, D = C = 32, N = 16384", "float16, D ≥ 16, forward", "`auto` never slower"
 KEOPS_GRADIENTS = "float16, D ≥ 16, gradients"
 INFO = {"date": "2026-12-01", "commit": "abc", "device_name": "a card", "cores": 2, "versions": {"jax": "0.11"}}
 PASSED, FAILED = {"test": "a", "outcome": "passed"}, {"test": "b", "failed": "assert"}
 HALF = {"figure": "headline", "n": 16384, "d": 32, "c": 32, "batch": 1, "dtype": "float16", "what": "forward"}
-NAMES = {"bare": "bare attention", "own": "bare attention, own width", "dense": "dense JAX", "keops": "PyKeOps"}
+BROKEN = HALF | {"method": "auto", "failed": "oh"}
+NAMES = {"bare": "bare attention", "dense": "dense JAX", "keops": "PyKeOps"}
 
 
 def timed(seconds, **about):
@@ -308,28 +260,18 @@ def timed(seconds, **about):
 
 
 def sums(n, d, c, what="forward", dtype="float16", **milliseconds):
-    """Cells of the headline. The errors of `auto` are a tenth of all others'."""
+    """Cells of a step. The errors of `auto` are a tenth of all others'."""
     about = HALF | {"n": n, "d": d, "c": c, "dtype": dtype, "what": what}
     found = {NAMES.get(name, name): ms / 1e3 for name, ms in milliseconds.items()}
     return [timed(s, **about, method=m, error=1e-4 if m == "auto" else 1e-3) for m, s in found.items()]
 
 
-def all_sums(**milliseconds):
-    from benchmarks.grids import HEADLINE, WHAT
-
-    sizes = [(n, d, c, w, t) for n in (16384, 65536) for d, c in HEADLINE for w in WHAT for t in ("float16", "float32")]
-    return [x for size in sizes for x in sums(*size, **milliseconds)]
+def all_sums(nums=(16384, 65536), dtypes=("float16", "float32"), **milliseconds):
+    sizes = itertools.product(nums, HEADLINE, WHAT, dtypes)
+    return [x for n, (d, c), what, dtype in sizes for x in sums(n, d, c, what, dtype, **milliseconds)]
 
 
-def about_few(n, d, c, what):
-    return {"figure": "few", "n": n, "d": d, "c": c, "what": what, "dtype": "float32"}
-
-
-def few_sums(ratio):
-    from benchmarks.grids import HEADLINE, WHAT
-
-    about = [about_few(n, d, c, w) for n in (256, 1024, 4096) for d, c in HEADLINE for w in WHAT]
-    return [timed(s, **x, method=m, error=1e-7) for x in about for m, s in (("dense JAX", ratio), ("auto", 1.0))]
+few_sums = functools.partial(all_sums, (256, 1024, 4096), ("float32",), auto=1)
 
 
 def mmd_steps(ratio, nums=(1024, 4096, 16384)):
@@ -353,8 +295,6 @@ def results(complete=True, **cells):
 
 
 def verdicts(data):
-    from benchmarks.first_light.targets import targets
-
     return {row.target: row.verdict for row in targets(data)}
 
 
@@ -368,26 +308,26 @@ CASES = [
         for more, verdict in ((1e-3, "met"), (-1e-3, "missed"))
     ),
     (BARE, sums(16384, 32, 32, rescale=1), "not measured"),
-    (BARE, [*sums(16384, 32, 32, bare=1), HALF | {"method": "auto", "failed": "oh"}], "missed"),
+    (BARE, [*sums(16384, 32, 32, bare=1), BROKEN], "missed"),
     (BARE, [*sums(16384, 32, 32, bare=1), HALF | {"method": "auto", "error": 0.5}], "missed"),
-    (KEOPS, lambda: all_sums(auto=1, keops=2.01), "met"),
+    (KEOPS, all_sums(auto=1, keops=2.01), "met"),
     (KEOPS, sums(16384, 16, 1, auto=1, keops=2.01), "met so far"),
     (KEOPS, sums(16384, 16, 1, auto=1, keops=1.99), "missed"),
     (KEOPS, sums(16384, 16, 1, rescale=1, keops=99), "missed"),  # as wrong as that is
     (KEOPS, sums(16384, 3, 1, auto=1, keops=1), "not measured"),
-    ("float32, D ≥ 16, forward", lambda: all_sums(auto=1, keops=2.01), "met"),
-    (KEOPS_GRADIENTS, lambda: all_sums(auto=1, keops=3.01), "met"),
-    (KEOPS_GRADIENTS, lambda: all_sums(auto=1, keops=2.99), "missed"),
-    ("float32, D ≥ 16, gradients", lambda: all_sums(auto=1, keops=2.99), "missed"),
-    (JAX, lambda: all_sums(auto=1, dense=1.01), "met"),
+    ("float32, D ≥ 16, forward", all_sums(auto=1, keops=2.01), "met"),
+    (KEOPS_GRADIENTS, all_sums(auto=1, keops=3.01), "met"),
+    (KEOPS_GRADIENTS, all_sums(auto=1, keops=2.99), "missed"),
+    ("float32, D ≥ 16, gradients", all_sums(auto=1, keops=2.99), "missed"),
+    (JAX, all_sums(auto=1, dense=1.01), "met"),
     (JAX, sums(16384, 3, 1, auto=1, dense=1.01), "met so far"),
     (JAX, sums(16384, 3, 1, auto=1, dense=0.99), "missed"),
-    (JAX, [*sums(16384, 32, 32, dense=1), HALF | {"method": "auto", "failed": "oh"}], "missed"),
-    (FEW, lambda: few_sums(1.01), "met"),
-    (FEW, lambda: few_sums(0.99), "missed"),
-    (FEW, lambda: few_sums(1.01)[:4], "met so far"),
-    (FEW, lambda: few_sums(1.01)[:1], "not measured"),
-    (FEW, lambda: [few_sums(1.01)[0], {**about_few(256, 3, 1, "forward"), "method": "auto", "failed": "oh"}], "missed"),
+    (JAX, [*sums(16384, 32, 32, dense=1), BROKEN], "missed"),
+    (FEW, few_sums(dense=1.01), "met"),
+    (FEW, few_sums(dense=0.99), "missed"),
+    (FEW, few_sums(dense=1.01)[:4], "met so far"),
+    (FEW, few_sums(dense=1.01)[:1], "not measured"),
+    (FEW, [*few_sums(dense=1.01)[2:], *sums(16384, 32, 32, dense=1), BROKEN], "missed"),
     (MMD, mmd_steps(2.01) + mmd_steps(0.1, (256, 65536)), "met"),
     (MMD, mmd_steps(1.99) + mmd_steps(9, (256, 65536)), "missed"),
     (MMD, mmd_steps(2.01, (1024,)), "met so far"),
@@ -402,11 +342,11 @@ CASES = [
 
 @pytest.mark.parametrize(("target", "cells", "verdict"), CASES)
 def test_targets_are_met_from_their_threshold_on(target, cells, verdict):
-    step = STEPS.get(target, "headline")
-    found = verdicts(results(**{step: cells() if callable(cells) else cells}))
+    step = OF.get(target, "headline")
+    found = verdicts(results(**{step: cells}))
     (mine,) = (x for x in found if x.startswith(target))
     assert found.pop(mine) == verdict and len(found) == 13
-    others = {x for x in found if step != "headline" or x.startswith(tuple(STEPS))}
+    others = {x for x in found if step != "headline" or x.startswith(tuple(OF))}
     assert len(others) >= 4 and {found[x] for x in others} == {"not measured"}
 
 
@@ -418,40 +358,31 @@ def test_what_is_not_at_its_end_is_met_so_far():
 
 
 def test_the_report_is_made_from_the_file_alone(tmp_path, capsys):
-    from benchmarks.first_light.__main__ import main
-
     path = tmp_path / "a.json"
-    launch = {"figure": "launches", "c": 32, "what": "forward", "method": "auto", "launches": 7, "names": {"flash": 1}}
     data = results(
         tests=[PASSED, FAILED],
-        launches=[launch | {"host": 1e-4, "span": 2e-4, "busy": 1e-4}],
-        headline=all_sums(auto=1, cudnn=0.5, bare=0.7, own=0.6, dense=4, keops=8),
-        few=few_sums(1.5),
+        headline=all_sums(auto=1, float32=3, cudnn=0.5, bare=0.7, dense=4, keops=8),
+        few=few_sums(dense=1.5),
         mmd=mmd_steps(3.0),
         memory=peaks(1.0),
         densities=sd_kde(1.0),
-        limit=[{"figure": "limit", "dtype": "float16", "matmul": 1e15, "exp": 1e12}],
     )
     path.write_text(json.dumps(data))
     main(["--report", str(path)])
     text = path.with_suffix(".md").read_text()
     assert text.startswith("# First light: a card\n\n2026-12-01, commit abc; jax 0.11\n")
-    assert "1.40: cudnn 0.5 ms, bare 0.7 ms; 1.20 of it at its own width, 0.6 ms" in text
-    assert "| cudnn                     | 0.5 (0.50x) | 0.5 (0.50x) |" in text and "| 0.27 | 0.54 cudnn " in text
-    assert "| auto   | 32 | forward | 7        | 200               | 100           | 100            |" in text
-    assert "- tests, b:\n      assert" in text and "3.00x in the geometric mean" in text
-    assert "| 256   | 3, 1   | forward   | 1000 | 1500      | –           | 1.0e-07       |" in text
-    assert path.with_suffix(".png").stat().st_size > 10_000
+    assert "1.40x at worst, by cudnn 0.5 ms at 16384, 32, 32, float16, forward; 1 of 1 cells" in text
+    assert "3.00x in the mean, 3.00x at worst, by mmd_squared 1000 ms at 1024, 16; 6 of 6 cells" in text
+    assert "| 16384, 3, 1, float16, forward     | 1 (1e-04) | 3 (1e-03) | 0.5 (1e-03) | 0.7 (1e-03) " in text
+    assert "- tests, b:\n      assert" in text and "| 16384, 16    | 1000 (16384 MiB)" in text
     assert "| missed " in capsys.readouterr().out
-
-
-def test_a_report_of_nothing(tmp_path):
-    from benchmarks.first_light.__main__ import STEPS as STEPS_OF_ALL
-    from benchmarks.first_light.report import write
-
-    path = tmp_path / "a.json"
+    for size, of in ((16384, "gradients"), (65536, "forward")):
+        sums_of = [c for c in data["steps"]["headline"]["cells"] if (c["n"], c["what"]) == (size, of)]
+        assert all(c.pop("median") for c in sums_of if c["method"] == "dense JAX")
+    before = results(headline=all_sums(auto=2, float32=3, dense=7, keops=9))
+    assert "16384 points in 1 ms (KeOps in 8, dense JAX in 4), 16384" in in_one_sentence(data, before)
+    assert "gradients in 1 ms (KeOps in 8, dense JAX in 7)" in in_one_sentence(data, before).replace("\n", " ")
     path.write_text(json.dumps(results()))
-    write(path)
+    main(["--report", str(path)])
     assert set(verdicts(results()).values()) == {"not measured"}
-    text = path.with_suffix(".md").read_text()
-    assert not path.with_suffix(".png").exists() and text.count("| did not begin |") == len(STEPS_OF_ALL)
+    assert path.with_suffix(".md").read_text().count("| did not begin |") == len(light.STEPS)

@@ -1,9 +1,9 @@
 """What a GPU should tell on the day when there is one: by one command, and in order of worth.
 
     python -m benchmarks.first_light --minutes 25                        everything, on a machine with CUDA
-    python -m benchmarks.first_light --minutes 9 --steps tests launches  some of it
+    python -m benchmarks.first_light --minutes 9 --steps tests headline  some of it
     python -m benchmarks.first_light --emulate                           all of it on a CPU: figures mean nothing
-    python -m benchmarks.first_light --report FILE.json                  table and pictures from such a file alone
+    python -m benchmarks.first_light --report FILE.json                  tables from such a file alone
 
 Each step is a process of its own with a share of the minutes; what one does not need the later ones have. Every cell is
 written at once: one that crashes, hangs or is cut short is lost alone, the step goes on behind it in another process,
@@ -12,7 +12,6 @@ and the same command goes on where it was.
 
 import collections
 import contextlib
-import datetime
 import itertools
 import json
 import os
@@ -24,7 +23,7 @@ from collections.abc import Callable
 from pathlib import Path
 from subprocess import PIPE, STDOUT, Popen, TimeoutExpired
 
-from ..study import ROOT, arguments, commit, destination, failure, save, shown
+from ..study import ROOT, arguments, destination, failure, save, shown
 from . import report
 from .steps import STEPS
 
@@ -32,16 +31,14 @@ Steps = tuple[str, ...]  # that one process takes in turn
 Command = Callable[[float], list[str]]  # what runs them, in so many seconds
 
 
-def conduct(out: Path, device: str, processes: dict[Steps, Command], minutes: float, again: bool = False) -> None:
+def conduct(out: Path, device: str, processes: dict[Steps, Command], minutes: float) -> None:
     """Run the steps that the file does not say are complete, by their shares; write file and table after each."""
     data = json.loads(out.read_text()) if out.exists() else {"device": device, "steps": {}}
     if data["device"] != device:
         raise SystemExit(f"{out} is of another device, {data['device']}: name another file (--out).")
     steps, end = data["steps"], time.monotonic() + 60 * minutes
     for name in itertools.chain(*processes):
-        if again:
-            steps.pop(name, None)
-        elif steps.get(name, {}).get("complete"):
+        if steps.get(name, {}).get("complete"):
             print(f"{name}: measured before")
     save(data, out)
     todo = [names for names in processes if not all(steps.get(name, {}).get("complete") for name in names)]
@@ -58,7 +55,7 @@ def conduct(out: Path, device: str, processes: dict[Steps, Command], minutes: fl
             step["crashes"] = [*step.get("crashes", []), *crashes]
         save(data, out)
         try:
-            report.write(out, pictures=not todo)
+            report.write(out, aloud=not todo)
         except Exception as reason:  # a report can be made again, figures cannot
             print(f"no report: {failure(reason)['failed']}", flush=True)
         print(f"{', '.join(names)}: {state}, after {time.monotonic() - start:.0f} s", flush=True)
@@ -118,26 +115,23 @@ def main(given: list[str]) -> None:
     parser.add_argument("--steps", choices=STEPS, nargs="+", default=list(STEPS), help="which (default: all of them)")
     parser.add_argument("--runs", type=int, help="timed repetitions of each method (default: 10; 2 under emulation)")
     parser.add_argument("--emulate", action="store_true", help="in small, on a CPU, by stand-ins for CUDA's operators")
-    parser.add_argument("--again", action="store_true", help="run steps anew that are complete")
-    parser.add_argument("--report", type=Path, help="make table and pictures of this file, measure nothing")
+    parser.add_argument("--report", type=Path, help="make the tables of this file, measure nothing")
     options = parser.parse_args(given)
     if options.report:
         report.write(options.report)
         return
     device, runs = "emulated" if options.emulate else "cuda", options.runs or (2 if options.emulate else 10)
-    info = {"date": datetime.date.today().isoformat(), "commit": commit(), "device": device}
-    folder = options.out if options.out and options.out.suffix != ".json" else None
-    path = destination(info, "first_light", folder / "first_light.json" if folder else options.out, options.keep)
+    path = destination(device, "first_light", options.out, options.keep).absolute()
 
     def command(names: Steps) -> Command:
         code = "from benchmarks.first_light.steps import take; take"
         rest = options.emulate, runs
-        return lambda seconds: [sys.executable, "-u", "-c", f"{code}{(names, str(path.absolute()), seconds, *rest)}"]
+        return lambda seconds: [sys.executable, "-u", "-c", f"{code}{(names, str(path), seconds, *rest)}"]
 
     wanted = [name for name in STEPS if name in options.steps]
     light = tuple(name for name in wanted if options.emulate and name != "tests")  # whose imports take most of the time
     processes = [(name,) for name in wanted if name not in light] + [light] * bool(light)
-    conduct(path.absolute(), device, {names: command(names) for names in processes}, options.minutes, options.again)
+    conduct(path, device, {names: command(names) for names in processes}, options.minutes)
 
 
 if __name__ == "__main__":

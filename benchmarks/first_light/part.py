@@ -109,8 +109,7 @@ def line(about: dict, rows: list[dict]) -> str:
     """What is printed of a cell."""
 
     def text(row: dict) -> str:
-        seconds = row.get("median", row.get("host"))
-        said = ("wrong" if row.get("error") else "") if seconds is None else f"{1e3 * seconds:.3g} ms"
+        said = f"{1e3 * row['median']:.3g} ms" if "median" in row else "wrong" if row.get("error") else ""
         return f"{row.get('method', '')} {row.get('failed', said)}".strip()
 
     return ", ".join(str(x) for x in about.values()) + ": " + "; ".join(filter(None, map(text, rows)))

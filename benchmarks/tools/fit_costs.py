@@ -11,10 +11,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from torch_backend import devices
-
 from .. import inside
-from ..study import environment, save
+from ..study import environment, read, save
 
 NUMS = (64, 4096)  # on CPUs
 SIZES = ((1, 1), (2, 1), (3, 1), (16, 1), (16, 16), (64, 1), (64, 64), (128, 1), (128, 128))
@@ -22,50 +20,41 @@ LEAST = 4  # rows for three numbers
 ABOUT = ("date", "commit", "device_name", "cores", "versions")
 
 
-def row(device: str, runs: int) -> dict[str, dict]:
-    """Costs of every engine, by the CUDA device, or by vendor and jaxlib; printed, too, with how far off they are."""
+def measured(device: str, runs: int) -> tuple[dict, dict[str, tuple[Any, float]]]:
+    """Where it was measured, and of every engine the costs and how far off they are."""
+    sizes = (NUMS, SIZES) if device == "cpu" else ()
     info = environment(device)
-    found, factors = inside.calibrate.measured_costs(runs, *((NUMS, SIZES) if device == "cpu" else ()), progress=True)
-    fits = {engine: (cost, factors[engine]) for engine, cost in found.items()}
-    costs = printed(info, fits)
-    if device == "cuda":
-        return {devices.card().name: costs}
-    return {inside.costs.vendor(): {info["versions"]["jaxlib"]: costs}}
+    found, factors = inside.calibrate.measured_costs(runs, *sizes, progress=True)
+    return info, {engine: (cost, factors[engine]) for engine, cost in found.items()}
 
 
-def of_first_light(data: dict) -> dict[str, tuple[Any, float]]:
-    """Costs of every engine that enough rows were measured of, and how far off they are."""
+def of_first_light(path: Path) -> tuple[dict, dict[str, tuple[Any, float]]]:
+    """The same of engines that enough rows were measured of."""
+    step = read(path)["steps"].get("costs", {})
     rows: dict[str, list] = {}
-    for cell in data["steps"].get("costs", {}).get("cells", []):
-        if "row" in cell:
-            rows.setdefault(cell["engine"], []).append(cell["row"])
-    return {engine: inside.calibrate.fitted(x) for engine, x in rows.items() if len(x) >= LEAST}
-
-
-def printed(info: dict, fits: dict[str, tuple[Any, float]]) -> dict:
-    """A row of the table, which is printed, too."""
-    costs = {name: info[name] for name in ABOUT}
-    for engine, (cost, factor) in fits.items():
-        print(f"{info['device_name']}, {engine}: {cost}, off by a factor of {factor:.2f} at most")
-        costs[engine] = cost._asdict()
-    return costs
+    for cell in (x for x in step.get("cells", []) if "row" in x):
+        rows.setdefault(cell["engine"], []).append(cell["row"])
+    fits = {engine: inside.calibrate.fitted(x) for engine, x in rows.items() if len(x) >= LEAST}
+    if not fits:
+        raise SystemExit(f"{path} has no engine with {LEAST} times: run benchmarks.first_light --steps costs.")
+    return step["info"], fits
 
 
 def main(device: str, runs: int, out: Path | None = None, rows: Path | None = None) -> None:
     """Measure, or read, fit, write the table."""
-    if rows:
-        data, device = json.loads(rows.read_text()), "cuda"
-        if not (fits := of_first_light(data)):
-            raise SystemExit(f"{rows} has no engine with {LEAST} times: run benchmarks.first_light --steps costs.")
-        info = data["steps"]["costs"]["info"]
-        costs = {info["device_name"]: printed(info, fits)}
+    info, fits = of_first_light(rows) if rows else measured(device, runs)
+    costs = {name: info[name] for name in ABOUT}
+    for engine, (cost, factor) in fits.items():
+        print(f"{info['device_name']}, {engine}: {cost}, off by a factor of {factor:.2f} at most")
+        costs[engine] = cost._asdict()
+    if rows or device == "cuda":
+        table, new = inside.costs.CUDA_TABLE, {info["device_name"]: costs}
     else:
-        costs = row(device, runs)
-    table = inside.costs.CUDA_TABLE if device == "cuda" else inside.costs.TABLE
+        table, new = inside.costs.TABLE, {inside.costs.vendor(): {info["versions"]["jaxlib"]: costs}}
     if not out:
         before = json.loads(table.read_text())
-        costs = before | {name: x if device == "cuda" else before.get(name, {}) | x for name, x in costs.items()}
-    save(costs, out or table)
+        new = before | {x: before.get(x, {}) | y if table == inside.costs.TABLE else y for x, y in new.items()}
+    save(new, out or table)
 
 
 if __name__ == "__main__":

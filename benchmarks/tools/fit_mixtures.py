@@ -19,19 +19,11 @@ import numpy as np
 from scipy.optimize import least_squares
 from tqdm import tqdm
 
+from ..kernels import FORMULAS
 from ..study import ROOT
 
 TABLE = ROOT / "jaxgauss" / "_kernels" / "mixtures.json"
-KERNELS = {
-    "matern12": lambda u: np.exp(-np.sqrt(u)),
-    "matern32": lambda u: (1 + np.sqrt(3 * u)) * np.exp(-np.sqrt(3 * u)),
-    "matern52": lambda u: (1 + np.sqrt(5 * u) + 5 * u / 3) * np.exp(-np.sqrt(5 * u)),
-    "imq": lambda u: (1 + u) ** -0.5,
-    "cauchy": lambda u: 1 / (1 + u),
-    "rational_quadratic(2.0)": lambda u: (1 + u / 4) ** -2,
-    "energy": lambda u: -np.sqrt(u),
-}
-RANGES = {name: (-3, 2) for name in KERNELS} | {"energy": (-3, 0)}  # log10 r: in length scales, or else in diameters
+RANGES = {name: (-3, 2) for name in FORMULAS} | {"energy": (-3, 0)}  # log10 r: in length scales, or else in diameters
 TOLERANCES = ("1e-3", "1e-4", "1e-6")
 POINTS = 80  # of the grid, where r grows by a factor of ten
 POWERS = (2, 4, 8, 16, 32, 64, 128)  # of the errors whose sum is made small: the more, the closer to their maximum
@@ -46,7 +38,7 @@ class Problem:
     def __init__(self, kernel: str, points: int = POINTS):
         low, high = RANGES[kernel]
         self.squared = np.append(0, np.logspace(low, high, (high - low) * points + 1)) ** 2  # u
-        self.values = KERNELS[kernel](self.squared)
+        self.values = FORMULAS[kernel](self.squared)
         self.constant = kernel == "energy"
 
     def terms(self, x: np.ndarray) -> np.ndarray:
@@ -87,17 +79,9 @@ def leveled(problem: Problem, start: np.ndarray, free: np.ndarray, power: int) -
         slopes = (more + 1) * np.abs(problem.errors(x) / unit) ** more
         return slopes[:, None] * problem.derivatives(x)[:, free] / unit
 
+    options: dict = {"jac": jacobian, "ftol": 1e-10, "xtol": 1e-10, "gtol": 1e-14, "max_nfev": 150}
     with np.errstate(over="ignore"):  # in a step that is too long, and therefore refused
-        found = least_squares(
-            residuals,
-            start[free],
-            jacobian,  # pyright: ignore[reportArgumentType]
-            ftol=1e-10,
-            xtol=1e-10,
-            gtol=1e-14,
-            max_nfev=150,
-        )
-    return whole(found.x)
+        return whole(least_squares(residuals, start[free], **options).x)
 
 
 def fitted(problem: Problem, x: np.ndarray, held: int | None = None) -> np.ndarray:
@@ -167,7 +151,7 @@ def mixtures(kernel: str, bar: tqdm) -> dict[str, dict]:
 
 if __name__ == "__main__":
     table: dict = {"source": "python -m benchmarks.tools.fit_mixtures"}
-    with tqdm(total=len(KERNELS) * len(TOLERANCES), unit="mixture") as bar:
-        table |= {name: mixtures(name, bar) for name in KERNELS}
+    with tqdm(total=len(FORMULAS) * len(TOLERANCES), unit="mixture") as bar:
+        table |= {name: mixtures(name, bar) for name in FORMULAS}
     text = re.sub(r"(?<=\[)\n {4}|\n {3}(?=\])", "", json.dumps(table, indent=1))  # each array in a line of its own
     TABLE.write_text(text.replace("\n    ", " ") + "\n")
