@@ -74,19 +74,3 @@ def test_zero_against_zero_is_no_error():
     far = jnp.full((5, 2), 1e3, jnp.float32)
     estimate = estimate_error(far, jnp.zeros((4, 2), jnp.float32), jnp.ones(4, jnp.float32), rng_key=jax.random.key(0))
     assert estimate == (0, 0, 0)
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"num_queries": 1}, "got num_queries 1"),
-        ({"num_queries": 2.5}, "got num_queries 2.5"),
-        ({"sums": jnp.ones((4, 2))}, r"must be of shape \(5, 2\); got sums \(4, 2\)"),
-        ({"queries": jnp.ones((0, 3))}, r"must not be empty; got queries \(0, 3\)"),
-        ({"values": jnp.ones((6, 2))}, r"got queries \(5, 3\)"),
-    ],
-)
-def test_wrong_arguments_are_named(change, message):
-    call = {"queries": jnp.ones((5, 3)), "keys": jnp.ones((7, 3)), "values": jnp.ones((7, 2))} | change
-    with pytest.raises(ValueError, match=message):
-        estimate_error(**call, rng_key=jax.random.key(0))

@@ -1,7 +1,6 @@
 """MMD² with a standard error: dense formulas, the spread of many samples, chunks, and bad input."""
 
 import gc
-import itertools
 import weakref
 
 import jax
@@ -177,29 +176,3 @@ def test_arrays_are_divided_for_a_bar(samples, capsys, monkeypatch):
 
 def test_it_prints_numbers(samples):
     assert repr(mmd_estimate(*samples, 0.7)).startswith("MMDEstimate(mmd_squared=0.")
-
-
-GOOD = np.ones((4, 3))
-
-
-@pytest.mark.parametrize("later", [[], [GOOD], [GOOD, GOOD[:2]], [GOOD, GOOD, GOOD]], ids=len)
-def test_chunks_that_change_are_refused(later):
-    passes = itertools.chain([[GOOD, GOOD]], itertools.repeat(later))
-    with pytest.raises(
-        ValueError,
-        match=r"`jaxgauss.mmd_estimate`: `x` must have the same chunks each time; got others, or fewer, from chunk ",
-    ):
-        mmd_estimate(lambda: next(passes), GOOD, 1.0)
-
-
-def test_chunks_are_not_for_transformations(samples):
-    x, y = samples
-    for function, argument in (
-        (lambda x: mmd_estimate([x], y, 0.7), x),
-        (lambda tau: mmd_estimate([x], y, tau), 0.7),
-        (lambda _: mmd_estimate([x], y, 0.7), 0.0),
-    ):
-        with pytest.raises(
-            TypeError, match=r"`jaxgauss.mmd_estimate`: `x`, `y` and `tau` must be known outside.*got a tracer"
-        ):
-            jax.jit(function)(argument)

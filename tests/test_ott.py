@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ott.geometry import costs, epsilon_scheduler, pointcloud
+from ott.geometry import epsilon_scheduler, pointcloud
 from ott.problems.linear import linear_problem
 from ott.solvers.linear import acceleration, sinkhorn
 from ott.tools import sinkhorn_divergence
@@ -111,14 +111,6 @@ def test_no_matrix_is_formed():
     x = jax.ShapeDtypeStruct((50_000, 64), jnp.float32)
     program = str(jax.make_jaxpr(jax.grad(lambda x, y: solved(OURS, x, y).reg_ot_cost))(x, x))
     assert "50000,64" in program and "50000,50000" not in program
-
-
-def test_bad_arguments_are_named():
-    x = jnp.ones((5, 2))
-    with pytest.raises(ValueError, match=r"`cost_fn` must be the squared Euclidean.*got .*PNormP"):
-        OURS(x, x, cost_fn=costs.PNormP(1.5))
-    with pytest.raises(ValueError, match=r"`method` must be one of .*; got 'prescale'"):
-        OURS(x, x, method="prescale")
 
 
 def test_costs_have_their_digits_away_from_the_origin():

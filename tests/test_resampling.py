@@ -87,9 +87,3 @@ def test_what_is_no_number_is_no_evidence(name):
 def test_equal_points_are_ties(name):
     """Whichever way they are labeled, the statistic is the same: no evidence."""
     assert float(TESTS[name](jnp.ones((8, 2)), jnp.ones((8, 2)), 1.0, 19, rng_key=KEY).p_value) == 1.0
-
-
-@pytest.mark.parametrize("name", TESTS)
-def test_no_bar_under_jit(name):
-    with pytest.raises(ValueError, match="`progress` must be False under a transformation such as jit; got True"):
-        jax.jit(lambda x: TESTS[name](x, x, 1.0, 19, rng_key=KEY, progress=True))(jnp.ones((5, 3)))
