@@ -1,5 +1,7 @@
 """Kernel matrices as lineax's operators: solutions, their preconditioner, log-determinants, and gradients."""
 
+import functools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -9,7 +11,7 @@ import pytest
 
 import jaxgauss
 from jaxgauss.lineax import gauss_operator, log_determinant, log_marginal_likelihood, nystrom_preconditioner
-from oracle import relative_error
+from oracle import assert_close, relative_error
 
 pytestmark = pytest.mark.slow
 
@@ -51,16 +53,15 @@ def test_an_operator_is_its_matrix(noise):
     assert relative_error(inverse.log_determinant(), jnp.linalg.slogdet(dense)[1]) < 1e-9
 
 
-@pytest.mark.parametrize("kernel", ["matern32", "imq"])
-def test_other_kernels(kernel):
+def test_other_kernels():
     points, values = problem(40)
-    operator = gauss_operator(points, 2.0, noise=0.1, kernel=kernel)
-    dense = jaxgauss.kernel_sum(points, points, jnp.eye(40), 2.0, kernel=kernel) + 0.1 * jnp.eye(40)
+    operator = gauss_operator(points, 2.0, noise=0.1, kernel="imq")
+    dense = jaxgauss.kernel_sum(points, points, jnp.eye(40), 2.0, kernel="imq") + 0.1 * jnp.eye(40)
     assert relative_error(solve(operator, values, 20).value, jnp.linalg.solve(dense, values)) < 1e-8
 
 
 def test_a_preconditioner_makes_steps_few():
-    points, values = problem(500, "float32")
+    points, values = problem(300, "float32")
     operator = gauss_operator(points, 5.0, noise=1e-2)
     solver = lx.CG(rtol=1e-5, atol=1e-5, stabilise_every=None)
     plain, preconditioned = (eqx.filter_jit(solve)(operator, values, r, solver) for r in (0, 100))
@@ -90,8 +91,8 @@ def test_gradients_of_a_solution(rng):
     operands = points, jnp.asarray(2.0), jnp.asarray(0.1), values
     exact = jax.grad(by_matrix, (0, 1, 2, 3))(*operands)
     for rank in (0, 30):
-        for a, b in zip(jax.grad(by_operator, (1, 2, 3, 4))(rank, *operands), exact, strict=True):
-            assert relative_error(a, b) < 1e-7
+        found = jax.jit(jax.grad(functools.partial(by_operator, rank), (0, 1, 2, 3)))(*operands)
+        assert_close(found, exact, 1e-7)
 
 
 def test_columns_share_their_sums(rng):
@@ -105,7 +106,7 @@ def test_columns_share_their_sums(rng):
     assert relative_error(together.T, jnp.linalg.solve(matrix(points, 2.0, 0.1), many.T)) < 1e-8
 
 
-@pytest.mark.parametrize(("rank", "steps"), [(0, 60), (30, 20), (100, 10)])
+@pytest.mark.parametrize(("rank", "steps"), [(0, 60), (100, 10)])
 def test_log_determinants_are_within_their_standard_errors(rank, steps):
     points, _ = problem(200)
     exact = jnp.linalg.slogdet(matrix(points, 2.0, 0.1))[1]
@@ -118,7 +119,7 @@ def test_log_determinants_are_within_their_standard_errors(rank, steps):
     deviations = np.array([(x.value - exact) / x.standard_error for x in found])
     assert abs(deviations.mean()) < 5 / np.sqrt(20)
     assert 0.5 < deviations.std() < 2
-    assert max(x.standard_error for x in found) < {0: 20, 30: 5, 100: 0.1}[rank]
+    assert max(x.standard_error for x in found) < {0: 20, 100: 0.1}[rank]
 
 
 def test_gradients_of_a_log_determinant():
@@ -152,42 +153,25 @@ def likelihood(rank, points, tau, noise, values, key, **options):
 
 @pytest.mark.parametrize("noise", [0.1, "for each point"])
 def test_a_likelihood_and_its_derivatives_are_those_of_the_matrix(noise):
+    """With all eigenvectors nothing is random; with few, conjugate gradients and Lanczos' matrix do the work."""
     points, values = problem(80)
-    values = jnp.stack([values, values**2], 1)
-    noise = jnp.asarray(jnp.linspace(0.1, 1, 80) if noise == "for each point" else noise)
+    values, one = jnp.stack([values, values**2], 1), noise == 0.1
+    noise = jnp.asarray(0.1 if one else jnp.linspace(0.1, 1, 80))
     operands, key = (points, jnp.asarray(2.0), noise, values), jax.random.key(1)
-    exact = jax.value_and_grad(dense_likelihood, (0, 1, 2, 3))(*operands)
+    exact = jax.jit(jax.value_and_grad(dense_likelihood, (0, 1, 2, 3)))(*operands)
+    rank, options, tolerance = (40, {"num_samples": 400, "max_steps": 40}, 0.04) if one else (80, {}, 1e-6)
 
-    def found(rank, options, scale=1.0):
-        def of_operands(*operands):
-            return scale * likelihood(rank, *operands, key, **options).value
+    def scaled(scale, *operands):
+        return scale * likelihood(rank, *operands, key, **options).value
 
-        return jax.jit(jax.value_and_grad(of_operands, (0, 1, 2, 3)))(*operands)
-
-    # With all eigenvectors nothing is random; with few, conjugate gradients and Lanczos' matrix do the work.
-    for rank, options, tolerance in ((80, {}, 1e-6), (40, {"num_samples": 400, "max_steps": 40}, 0.04)):
-        value, gradients = found(rank, options)
-        assert relative_error(value, exact[0]) < tolerance
-        for a, b in zip(gradients, exact[1], strict=True):
-            assert relative_error(a, b) < tolerance
-    small = found(80, {}, 1e-9)[1]
-    assert relative_error(small[1], 1e-9 * exact[1][1]) < 1e-6
-    tangents = jax.tree.map(jnp.ones_like, operands)
-    _, forward = jax.jvp(lambda *x: likelihood(80, *x, key).value, operands, tangents)
-    assert relative_error(forward, sum(x.sum() for x in exact[1])) < 1e-6
-
-
-def test_a_likelihood_has_a_length_scale_for_each_dimension():
-    points, values = problem(60)
-
-    def of_matrix(taus):
-        return dense_likelihood(points * jnp.sqrt(taus)[None], 1.0, 0.1, values[:, None])
-
-    def ours(taus):
-        return likelihood(60, points * jnp.sqrt(taus)[None], 1.0, 0.1, values, jax.random.key(0)).value
-
-    taus = jnp.array([1.0, 2.0, 4.0])
-    assert relative_error(jax.grad(ours)(taus), jax.grad(of_matrix)(taus)) < 1e-6
+    found = jax.jit(jax.value_and_grad(scaled, (1, 2, 3, 4)))
+    for scale in (1.0, 1e-9):
+        value, gradients = found(scale, *operands)
+        assert_close([value, *gradients], [scale * x for x in (exact[0], *exact[1])], tolerance)
+    if one:
+        tangents = jax.tree.map(jnp.ones_like, operands)
+        _, forward = jax.jit(lambda *x: jax.jvp(lambda *x: likelihood(80, *x, key).value, x, tangents))(*operands)
+        assert relative_error(forward, sum(x.sum() for x in exact[1])) < 1e-6
 
 
 def test_likelihoods_and_gradients_are_within_their_random_errors():
@@ -209,18 +193,17 @@ def test_likelihoods_and_gradients_are_within_their_random_errors():
 
 
 def test_likelihoods_in_float32_and_their_residual():
-    points, values = problem(500)
+    points, values = problem(300)
     exact = jax.value_and_grad(dense_likelihood, (1, 2))(points, 2.0, 0.01, values[:, None])
 
     def logarithm(tau, noise):
         found = likelihood(200, points.astype("float32"), tau, noise, values.astype("float32"), jax.random.key(1))
         return found.value, found
 
-    (value, found), gradient = jax.value_and_grad(logarithm, (0, 1), has_aux=True)(2.0, 0.01)
+    (value, found), gradient = jax.jit(jax.value_and_grad(logarithm, (0, 1), has_aux=True))(2.0, 0.01)
     assert abs(float(value) - exact[0]) < 0.3 and found.residual < 1e-3
     for a, b in zip(gradient, exact[1], strict=True):
         assert abs(float(a) - b) < 0.01 * abs(b)
-    stopped = likelihood(1, points, 2.0, 0.01, values, jax.random.key(1), max_steps=2)
-    assert stopped.residual > 0.1 and np.isfinite(stopped.value)
-    nothing = likelihood(1, points, 2.0, 0.01, 0 * values, jax.random.key(1))
-    assert nothing.residual == 0 and np.isfinite(nothing.value)
+    stopped = jax.jit(lambda values: likelihood(1, points, 2.0, 0.01, values, jax.random.key(1), max_steps=2))
+    assert stopped(values).residual > 0.1 and np.isfinite(stopped(values).value)
+    assert stopped(0 * values).residual == 0 and np.isfinite(stopped(0 * values).value)

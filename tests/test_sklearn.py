@@ -88,9 +88,9 @@ def test_means_are_those_of_the_formula(as_it_comes, data):
     np.testing.assert_allclose(of_one.predict(queries), model.predict(queries)[:, 0], rtol=1e-13)
 
 
-@pytest.mark.parametrize("kernel", ["matern32", jaxgauss.rational_quadratic(3.0)], ids=str)
-def test_other_kernels(data, kernel):
+def test_other_kernels(data):
     points, values, weights, queries = (x[:67] for x in data)
+    kernel = jaxgauss.rational_quadratic(3.0)
     values, options = values[:, 0], {"kernel": kernel}
     density = KernelDensity(0.5, **options).fit(points, sample_weight=weights).score_samples(queries)
     expected = jaxgauss.kde_logpdf(queries, points, 0.5, weights=weights, **options)
@@ -170,11 +170,13 @@ def test_samples_follow_the_density(rng):
     assert model.sample().shape == (1, 2) and model.sample(7, np.random.RandomState(1)).shape == (7, 2)
 
 
-def test_what_cannot_be_sampled_is_said():
-    with pytest.raises(ValueError, match=r"must be 'gauss'.*got 'matern12'\. Add"):
-        KernelDensity(kernel="matern12").fit(X).sample()
+def test_what_cannot_be_is_said():
     with pytest.raises(NotFittedError, match="not fitted"):
         KernelDensity().sample()
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        KernelMean().fit(np.ones((3, 2)), np.ones(3), sample_weight=[1, 2])
+    with pytest.raises(ValueError, match="`points` must hold at least 2 points; got"):
+        KernelDensity("leave_one_out").fit(np.ones((1, 2)))
 
 
 def test_sums_are_compiled_for_few_numbers_of_points():
