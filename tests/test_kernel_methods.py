@@ -77,7 +77,6 @@ GRADIENTS = [
     ("witness", "gauss", "biased", 3, True),
     ("flow", "gauss", "biased", 9, True),
     ("svgd", "gauss", "biased", 9, True),
-    ("ksd", "gauss", "biased", 9, False),
     ("ksd", "gauss", "unbiased", 3, True),
     ("logpdf", "gauss", "biased", 3, True),
     ("score", "gauss", "biased", 3, True),
