@@ -459,7 +459,9 @@ def test_svgd_takes_a_kernel(rng):
     particles = jnp.asarray(rng.normal(size=(40, 2)))
     sampler = svgd(lambda x: -(x - 1.0), optax.sgd(0.5), kernel="imq")
     state = sampler.init(particles)
-    direction = svgd_direction(particles, 1 - particles, state.kernel_parameters["tau"], kernel="imq")
+    tau = 2 * np.log(40) * median_heuristic(particles)
+    direction = svgd_direction(particles, 1 - particles, tau, kernel="imq")
+    assert relative_error(state.kernel_parameters["tau"], tau) < 1e-12
     assert relative_error(sampler.step(state).particles, particles + 0.5 * direction) < 1e-12
 
 
