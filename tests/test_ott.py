@@ -73,7 +73,6 @@ def test_gradients_of_the_divergence():
     check(lambda geometry, *x: jax.value_and_grad(divergence, (1, 2))(geometry, *x), *clouds(150, 120), tolerance=1e-4)
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`NormalCG:DeprecationWarning")  # of OTT's
 @pytest.mark.parametrize("implicit", [True, False])
 def test_gradients_of_the_potentials(implicit):

@@ -2,7 +2,6 @@
 
 import pickle
 import re
-import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -41,9 +40,7 @@ def data(rng):
     return points, values, rng.integers(0, 4, 307).astype(float), 2 * rng.normal(size=(71, 3))
 
 
-@pytest.mark.parametrize(
-    "model", [KernelDensity(), KernelMean(), GaussianProcess(), pytest.param(KernelRidge(), marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("model", [KernelDensity(), KernelMean(), GaussianProcess(), KernelRidge()])
 def test_scikit_learn_finds_nothing_wrong(model):
     found = check_estimator(model, on_fail="raise", on_skip=None)
     statuses = {one["check_name"]: one["status"] for one in found}
@@ -152,12 +149,6 @@ def test_an_unfinished_solution_is_warned_of(data):
         residual = values - (np.exp(-model.tau / 2 * squared) + given["alpha"] * np.eye(len(points))) @ model.dual_coef_
         relative = np.linalg.norm(residual, axis=0) / np.linalg.norm(values, axis=0)
         assert model.residual_ == pytest.approx(relative.max(), rel=1e-3) and model.residual_ > 1e-7
-
-
-def test_a_missing_lineax_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "lineax", None)
-    with pytest.raises(ImportError, match=r"`jaxgauss.sklearn.KernelRidge` needs lineax.*Run: pip install lineax"):
-        KernelRidge().fit(np.zeros((17, 1)), np.zeros(17))
 
 
 def test_samples_follow_the_density(rng):
