@@ -62,6 +62,20 @@ def as_it_comes(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Resamplings in blocks of few columns, of few points at a time: 90 points have several."""
+    columns = 8 * 90 * 12
+    for name, value in {
+        "resampling.BYTES": columns,
+        "resampling.FEW": 50,
+        "mmd_test.BYTES": columns,
+        "pair_forms.GROUP": 32,
+        "labelings.GROUP": 30,
+    }.items():
+        monkeypatch.setattr(f"jaxgauss._methods.{name}", value)
+
+
+@pytest.fixture
 def gloo() -> None:
     """What connects JAX's processes on CPUs: it looks the machine up by its name."""
     try:

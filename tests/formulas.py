@@ -2,6 +2,7 @@
 
 import numpy as np
 import torch
+from scipy.special import logsumexp
 
 from jaxgauss import rational_quadratic
 from jaxgauss._kernels.kernels import KERNELS
@@ -147,6 +148,12 @@ def score(kernel, x, y, _a, b, tau, _estimator):
 
 
 FORMULAS = {f.__name__: f for f in (mmd, norm, witness, flow, svgd, ksd, logpdf, score)}
+
+
+def soft_maximum(num, statistics):
+    """Of normalized statistics (T, P) of n points: (1/λ) log mean_t exp(λ u_t), λ = √(n(n - 1))."""
+    sharpness = (num * (num - 1)) ** 0.5
+    return logsumexp(sharpness * np.asarray(statistics), axis=0, b=1 / len(statistics)) / sharpness
 
 
 def gradients(function, operands, twice=()):

@@ -230,6 +230,7 @@ def test_blackjax_takes_the_same_step(rng):
         assert float(state.kernel_parameters["tau"]) == pytest.approx(float(theirs_tau), rel=1e-10)
 
 
+@pytest.mark.slow
 def test_a_numpyro_model_plugs_in(rng):
     numpyro = pytest.importorskip("numpyro")
     from numpyro.contrib.einstein.stein_kernels import RBFKernel

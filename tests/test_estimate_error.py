@@ -26,19 +26,15 @@ def test_interval_covers_the_error_in_nine_of_ten_problems():
     assert covered >= 90
 
 
-def test_all_queries_leave_no_doubt(rng):
-    case = problem(rng, 100, 80, 3, 2, dtype="float32")
+@pytest.mark.parametrize("num", [100, 1])
+def test_all_queries_leave_no_doubt(rng, num):
+    case = problem(rng, num, 80, 3, 2, dtype="float32")
     sums = gauss_sum(*case.operands, precision="float16")
     estimate = estimate_error(*case.operands, rng_key=jax.random.key(0), sums=sums)
     exact, bound = gauss_sum64(*case.operands), gauss_sum64(*case[:2], np.abs(case.values), case.tau)
     ratio = (np.abs(np.asarray(sums) - exact) / bound).max()
     assert np.allclose(estimate, (relative_error(sums, exact), 0, ratio), rtol=1e-5)
-
-
-def test_one_query_leaves_no_doubt_either(rng):
-    case = problem(rng, 1, 30, 2, 1, dtype="float32")
-    estimate = estimate_error(*case.operands, rng_key=jax.random.key(0), precision="float16")
-    assert 0 < estimate.relative_error < 1e-2 and estimate.standard_error == 0
+    assert 0 < estimate.relative_error < 1e-2
 
 
 def test_it_sees_an_error_that_is_put_there(rng):
@@ -48,13 +44,12 @@ def test_it_sees_an_error_that_is_put_there(rng):
     assert abs(estimate.relative_error - 0.01) < 1e-5 and estimate.largest_ratio > 1e-3
 
 
-def test_weights_batches_and_options(rng):
+@pytest.mark.parametrize("channels, precision, low, high", [((), "float16", 1e-6, 3e-3), ((4,), "float64", 0, 1e-13)])
+def test_weights_batches_and_options(rng, channels, precision, low, high):
     q, k, tau = rng.normal(size=(3, 40, 2)), rng.normal(size=(50, 2)), rng.uniform(0.5, 1, size=3)
-    for values in (rng.normal(size=50), rng.normal(size=(50, 4))):
-        for precision, low, high in (("float16", 1e-6, 3e-3), ("float64", 0, 1e-13)):
-            x = [jnp.asarray(y) for y in (q, k, values, tau)]
-            estimate = estimate_error(*x, rng_key=jax.random.key(0), num_queries=20, precision=precision)
-            assert low <= estimate.relative_error <= high
+    operands = [jnp.asarray(y) for y in (q, k, rng.normal(size=(50, *channels)), tau)]
+    estimate = estimate_error(*operands, rng_key=jax.random.key(0), num_queries=20, precision=precision)
+    assert low <= estimate.relative_error <= high
 
 
 def test_errors_below_those_of_float32_are_seen(rng):
@@ -71,22 +66,5 @@ def test_errors_below_those_of_float32_are_seen(rng):
 
 
 def test_zero_against_zero_is_no_error():
-    far = jnp.full((5, 2), 1e3, jnp.float32)
-    estimate = estimate_error(far, jnp.zeros((4, 2), jnp.float32), jnp.ones(4, jnp.float32), rng_key=jax.random.key(0))
-    assert estimate == (0, 0, 0)
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ({"num_queries": 1}, "got num_queries 1"),
-        ({"num_queries": 2.5}, "got num_queries 2.5"),
-        ({"sums": jnp.ones((4, 2))}, r"must be of shape \(5, 2\); got sums \(4, 2\)"),
-        ({"queries": jnp.ones((0, 3))}, r"must not be empty; got queries \(0, 3\)"),
-        ({"values": jnp.ones((6, 2))}, r"got queries \(5, 3\)"),
-    ],
-)
-def test_wrong_arguments_are_named(change, message):
-    call = {"queries": jnp.ones((5, 3)), "keys": jnp.ones((7, 3)), "values": jnp.ones((7, 2))} | change
-    with pytest.raises(ValueError, match=message):
-        estimate_error(**call, rng_key=jax.random.key(0))
+    far = np.full((5, 2), 1e3, "float32")
+    assert estimate_error(far, far[:4] - 1e3, far[:4, 0], rng_key=jax.random.key(0)) == (0, 0, 0)

@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import scipy.integrate
+import scipy.special
 import scipy.stats
 from scipy.special import logsumexp
 
@@ -24,7 +26,6 @@ from jaxgauss import (
     median_heuristic,
     mmd_flow_velocity,
     mmd_squared,
-    mmd_test,
     mmd_witness,
     rational_quadratic,
     svgd,
@@ -47,7 +48,6 @@ METHODS = {
     "logpdf": lambda x, y, a, b, tau, e, **o: kde_logpdf(x, y, tau, weights=b, **o),
     "score": lambda x, y, a, b, tau, e, **o: kde_score(x, y, tau, weights=b, **o),
 }
-WITH_ESTIMATORS = [*((name, "biased") for name in METHODS), *((name, "unbiased") for name in ("mmd", "norm", "ksd"))]
 OTHER, DENSITY = rational_quadratic(2.5), rational_quadratic(4.0)
 
 
@@ -69,55 +69,54 @@ def loss(name, estimator="biased", **options):
     return sines
 
 
-# Every method; and kernels with a kink, without, of weights alike, of one's own; from products and by differences
+# Every method: by differences, in 9 dimensions by products, under vmap; and kernels with a kink, without, one's own
 GRADIENTS = [
-    *((name, "gauss", estimator, 3) for name, estimator in WITH_ESTIMATORS),
-    *((name, "gauss", "biased", 9) for name in ("flow", "svgd", "ksd")),  # by products
-    ("mmd", "matern12", "unbiased", 2),
-    ("mmd", "imq", "biased", 2),
-    ("mmd", "energy", "unbiased", 2),
-    ("mmd", OTHER, "biased", 2),
-    ("mmd", "matern12", "biased", 6),
-    ("mmd", "imq", "unbiased", 6),
-    ("ksd", "matern52", "unbiased", 2),
-    ("ksd", "imq", "biased", 2),
-    ("ksd", "cauchy", "unbiased", 2),
-    ("ksd", OTHER, "biased", 2),
-    ("ksd", "imq", "unbiased", 6),
-    ("logpdf", "matern12", "biased", 2),
-    ("logpdf", "matern32", "biased", 2),
-    ("logpdf", "matern52", "biased", 2),
-    ("logpdf", DENSITY, "biased", 2),
-    ("logpdf", "matern12", "biased", 5),
+    ("mmd", "gauss", "biased", 3, False),
+    ("mmd", "gauss", "unbiased", 3, True),
+    ("norm", "gauss", "unbiased", 3, True),
+    ("witness", "gauss", "biased", 3, True),
+    ("flow", "gauss", "biased", 9, True),
+    ("svgd", "gauss", "biased", 9, True),
+    ("ksd", "gauss", "unbiased", 3, True),
+    ("logpdf", "gauss", "biased", 3, True),
+    ("score", "gauss", "biased", 3, True),
+    ("mmd", "matern12", "unbiased", 6, False),
+    ("mmd", "energy", "unbiased", 2, False),
+    ("mmd", OTHER, "biased", 2, False),
+    ("ksd", "matern52", "unbiased", 2, False),
+    ("ksd", "imq", "unbiased", 6, False),
+    ("ksd", "cauchy", "biased", 2, False),
+    ("logpdf", "matern12", "biased", 5, False),
+    ("logpdf", DENSITY, "biased", 2, False),
 ]
 
 
-@pytest.mark.parametrize("name, kernel, estimator, dim", GRADIENTS, ids=str)
-def test_values_and_gradients_are_those_of_the_formula(rng, name, kernel, estimator, dim):
-    operands = *samples(rng, dim, kernel), jnp.asarray(SEVERAL if estimator == "biased" else ONE)
-    ours = jax.jit(jax.value_and_grad(loss(name, estimator, kernel=kernel), EVERY, has_aux=True))
-    (_, value), gradients = ours(*operands)
-    assert relative_error(value, exact(name, operands, kernel, estimator)) < (1e-11 if kernel == "gauss" else 1e-12)
+@pytest.mark.parametrize("name, kernel, estimator, dim, batched", GRADIENTS, ids=str)
+def test_values_and_gradients_are_those_of_the_formula(rng, name, kernel, estimator, dim, batched):
+    """Of a batch of two, or of one sample; there and in norms a weight is zero, and still has a derivative."""
+    taus = [jnp.asarray(SEVERAL if estimator == "biased" else ONE) * factor for factor in (1, 1.3)]
+    batch = [(*samples(rng, dim, kernel), tau) for tau in taus]
+    method = "blocked" if dim in (2, 9) and name != "logpdf" else "auto"
+    ours = jax.value_and_grad(loss(name, estimator, kernel=kernel, method=method), EVERY, has_aux=True)
+    if batched:
+        operands = [jnp.stack(x) for x in zip(*batch, strict=True)]
+        (_, values), gradients = jax.jit(jax.vmap(ours))(*operands)
+        found = [(value, [x[i] for x in gradients]) for i, value in enumerate(values)]
+    else:
+        (_, value), gradients = jax.jit(ours)(*batch[0])
+        found = [(value, gradients)]
     tolerance = 1e-9 if kernel != "gauss" and name in ("ksd", "logpdf") else 1e-10
-    assert_close(gradients, exact_gradients(name, operands, kernel, estimator), tolerance)
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_under_vmap(rng, name):
-    x, y, a, b = (jnp.stack(z) for z in zip(samples(rng), samples(rng), strict=True))
-    tau = jnp.asarray([0.5, 0.9])
-    results = jax.vmap(lambda *operands: METHODS[name](*operands, "biased"))(x, y, a, b, tau)
-    each = [exact(name, (x[i], y[i], a[i], b[i], tau[i])) for i in range(2)]
-    assert relative_error(results, np.stack(each)) < 1e-12
+    for (value, gradients), operands in zip(found, batch, strict=False):
+        assert relative_error(value, exact(name, operands, kernel, estimator)) < (1e-11 if kernel == "gauss" else 1e-12)
+        assert_close(gradients, exact_gradients(name, operands, kernel, estimator), tolerance)
 
 
 VALUES_OF_OTHERS = [
-    *((name, kernel) for name in ("witness", "flow") for kernel in ("matern12", "imq", "energy", OTHER)),
-    *(("svgd", kernel) for kernel in ("matern12", "matern32", "matern52", "imq", "cauchy", OTHER)),
-    *(("score", kernel) for kernel in ("matern12", "matern32", "matern52", DENSITY)),
-    *(("ksd", kernel) for kernel in ("matern32", "imq", "matern52")),
-    *(("mmd", kernel) for kernel in ("matern32", "cauchy")),
-    ("norm", "imq"),
+    *(("witness", kernel) for kernel in ("energy", OTHER)),
+    *(("flow", kernel) for kernel in ("matern12", "energy")),
+    *(("svgd", kernel) for kernel in ("matern52", "cauchy")),
+    *(("score", kernel) for kernel in ("matern12", DENSITY)),
+    *(("ksd", "matern32"), ("mmd", "matern32"), ("norm", "imq")),
 ]
 
 
@@ -132,12 +131,10 @@ def test_values_with_other_kernels(rng, name, kernel):
     "moving, kernel, estimator",
     [
         ((0,), "gauss", "biased"),
-        ((0,), "matern12", "unbiased"),
         ((0,), "energy", "biased"),
         ((1,), "gauss", "unbiased"),
         ((4,), "gauss", "biased"),
         ((0, 2), "imq", "unbiased"),
-        ((1, 3), "gauss", "biased"),
     ],
     ids=str,
 )
@@ -149,7 +146,7 @@ def test_mmd_gradients_of_what_moves(rng, moving, kernel, estimator):
     assert_close(found, [every[i] for i in moving], 1e-11 if kernel == "gauss" else 1e-10)
 
 
-@pytest.mark.parametrize("kernel", ["gauss", "matern52", "imq", "matern12"])
+@pytest.mark.parametrize("kernel", ["gauss", "matern12"])
 def test_mmd_is_differentiable_again(rng, kernel):
     operands = *samples(rng, 2, kernel), jnp.asarray(ONE)
     first = jax.grad(loss("mmd", "unbiased", kernel=kernel), (0, 1, 4), has_aux=True)
@@ -158,29 +155,30 @@ def test_mmd_is_differentiable_again(rng, kernel):
     assert_close(again, expected, 1e-11 if kernel == "gauss" else 1e-10)
 
 
-@pytest.mark.parametrize("estimator", ["biased", "unbiased"])
-def test_a_form_in_blocks_is_the_form(rng, monkeypatch, estimator):
+@pytest.mark.parametrize("estimator, num", [("biased", 19), ("unbiased", 21)])  # no other test has such shapes
+def test_a_form_in_blocks_is_the_form(rng, monkeypatch, estimator, num):
     """That of y with itself, from three quarters of its pairs: value, and gradients of any order."""
     monkeypatch.setattr(mmd_form, "BLOCKS", 4)
     monkeypatch.setattr(mmd_form, "WORTH_BLOCKS", 2)
-    num = {"biased": 19, "unbiased": 21}[estimator]  # of shapes that no other test compiles for
-    x, y, a, b = (z[:num] for z in samples(rng))
-    operands = x, y, a, b, jnp.asarray(ONE)
-    of_x, of_y = (jax.grad(loss("mmd", estimator), i, has_aux=True) for i in (0, 1))
-    twice = jax.grad(lambda *z: jnp.sin(of_x(*z)[0]).sum(), EVERY)
-    found, value = jax.jit(of_x)(*operands)
-    every = exact_gradients("mmd", operands, estimator=estimator)
-    assert_close([value, found, of_y(*operands)[0]], [exact("mmd", operands, estimator=estimator), *every[:2]], 1e-11)
-    assert_close(jax.jit(twice)(*operands), exact_gradients("mmd", operands, estimator=estimator, twice=(0,)), 1e-11)
+    operands = *(z[:num] for z in samples(rng)), jnp.asarray(ONE)
+    of_x, of_y = (jax.jit(jax.grad(loss("mmd", estimator), i, has_aux=True)) for i in (0, 1))
+    found, value = of_y(*operands)
+    expected = exact("mmd", operands, estimator=estimator), *exact_gradients("mmd", operands, estimator=estimator)
+    assert_close([value, found], [expected[0], expected[2]], 1e-11)
+    if estimator == "unbiased":
+        assert_close(of_x(*operands)[:1], expected[1:2], 1e-11)
+        first = jax.grad(loss("mmd", estimator, method="blocked"), has_aux=True)
+        twice = jax.jit(jax.grad(lambda *z: jnp.sin(first(*z)[0]).sum(), EVERY))(*operands)
+        assert_close(twice, exact_gradients("mmd", operands, estimator=estimator, twice=(0,)), 1e-11)
 
 
-@pytest.mark.parametrize("kernel, estimator", [("gauss", "unbiased"), ("matern12", "biased"), ("energy", "unbiased")])
+@pytest.mark.parametrize("kernel, estimator", [("gauss", "unbiased"), ("energy", "biased")])
 def test_a_known_term_is_not_summed_again(rng, kernel, estimator):
     x, y, a, b = samples(rng, 2, kernel)
     known = embedding_norm_squared(y, SEVERAL, kernel=kernel, weights=b, estimator=estimator)
     options = {"kernel": kernel, "y_norm_squared": known}
-    (_, value), gradient = jax.value_and_grad(loss("mmd", estimator, **options), has_aux=True)(x, y, a, b, SEVERAL)
-    operands = x, y, a, b, SEVERAL
+    operands = x, y, a, b, jnp.asarray(SEVERAL)
+    (_, value), gradient = jax.jit(jax.value_and_grad(loss("mmd", estimator, **options), has_aux=True))(*operands)
     assert relative_error(value, exact("mmd", operands, kernel, estimator)) < 1e-11
     assert relative_error(gradient, exact_gradients("mmd", operands, kernel, estimator)[0]) < 1e-10
 
@@ -193,32 +191,26 @@ def relative_to_exact(name, operands, estimator, **options):
     return relative_error(found, exact(name, single, estimator=estimator))
 
 
-@pytest.mark.parametrize("name, estimator", WITH_ESTIMATORS)
-def test_float32_is_right_to_five_digits(rng, name, estimator):
-    """Far from the origin, and in two clusters ten thousand bandwidths apart: products would have no digits left."""
+@pytest.mark.parametrize("name", METHODS)
+def test_float32_is_right_to_five_digits(rng, name):
+    """Far from the origin, and in two clusters ten thousand bandwidths apart: products would have no digits left.
+
+    In half precision, within the promise for gauss_sum of the size of the terms.
+    """
     clusters = 3e4 * rng.integers(0, 2, size=(300, 1))
     weights = rng.uniform(size=300) / 150, rng.uniform(size=200) / 100
+    several = name in ("mmd", "ksd", "score")
     for apart, offset, tau in ((0, 50, ONE), (clusters, 0, np.asarray(0.3))):
         x = rng.normal(size=(300, 5)) + offset + apart
         y = rng.normal(size=(200, 5)) + offset + 0.5 + (apart if offset else apart[:200])
         if not offset and name in ("svgd", "ksd"):  # whose scores are points
             x = x / 3e4
-        assert relative_to_exact(name, (x, y, *weights, tau), estimator) < 1e-5
-
-
-@pytest.mark.parametrize("name", ["mmd", "ksd", "score"])
-def test_float32_of_several_bandwidths(rng, name):
-    x, y = rng.normal(size=(300, 5)), rng.normal(size=(200, 5)) + 0.5
-    weights = rng.uniform(size=300) / 150, rng.uniform(size=200) / 100
-    assert relative_to_exact(name, (x, y, *weights, SEVERAL), "biased") < 1e-5
-
-
-@pytest.mark.parametrize("name", ["mmd", "norm", "witness", "flow", "svgd", "ksd"])
-def test_half_precision(rng, name):
-    """Within the promise for gauss_sum of the size of the terms."""
-    x, y = (rng.normal(size=(250, 5)) + 0.5 * i for i in range(2))
-    a = np.full(250, 1 / 250)
-    assert relative_to_exact(name, (x, y, a, a, ONE), "unbiased", precision="float16") < 5e-3
+        operands = x, y, *weights, tau * np.asarray([1, 0.3, 5]) if several else tau
+        assert relative_to_exact(name, operands, "unbiased") < 1e-5
+    if name in ("mmd", "witness", "svgd", "ksd"):
+        x, y = (rng.normal(size=(250, 5)) + 0.5 * i for i in range(2))
+        operands = x, y, *[np.full(250, 1 / 250)] * 2, ONE
+        assert relative_to_exact(name, operands, "unbiased", precision="float16") < 5e-3
 
 
 CALLS = {  # attention calls, each with everything that can be asked for from it
@@ -251,10 +243,7 @@ def test_number_of_attention_calls(name):
     [
         lambda x, tau: jax.value_and_grad(lambda x: gauss_sum(x, x, x, tau).sum())(x),
         lambda x, tau: jax.grad(lambda x: log_gauss_sum(x, x, None, tau).sum())(x),
-        lambda x, tau: jax.grad(mmd_squared)(x, x, tau),
         lambda x, tau: ksd_squared(x, x, tau),
-        lambda x, tau: leave_one_out_tau(x, tau).scores,
-        lambda x, tau: mmd_test(x, x, tau, rng_key=jax.random.key(0)).p_value,
     ],
 )
 def test_several_bandwidths_in_many_blocks(function):
@@ -269,8 +258,9 @@ def test_nowhere_to_look(method):
     assert kde_logpdf(none, x, taus, method=method).shape == (0,)
     assert kde_score(none, x, taus, method=method).shape == (0, 2)
     assert mmd_witness(none, x, x, taus, method=method).shape == (0,)
-    gradient = jax.grad(lambda x: kde_logpdf(none, x, 1.0, method=method).sum() + mmd_witness(none, x, x, 1.0).sum())
-    assert not gradient(x).any()
+    if method == "blocked":
+        sums = jax.grad(lambda x: (kde_logpdf(none, x, 1.0) + mmd_witness(none, x, x, 1.0)).sum())
+        assert not jax.jit(sums)(x).any()
 
 
 def test_a_single_particle_climbs_without_a_bandwidth():
@@ -281,48 +271,27 @@ def test_a_single_particle_climbs_without_a_bandwidth():
     assert jnp.abs(state.particles - 3).max() < 1e-4 and state.kernel_parameters["tau"] == 1
 
 
-def test_candidates_one_by_one_give_the_same(rng, capsys):
-    x = jnp.asarray(rng.normal(size=(40, 2)))
+def test_parts_with_a_bar_give_the_same(rng, capsys):
+    """Candidates one by one, densities of some points at a time."""
+    x, samples = jnp.asarray(rng.normal(size=(40, 2))), rng.normal(size=(30, 2))
     for taus in (None, jnp.asarray([0.5, 2.0, 8.0])):
         shown, expected = leave_one_out_tau(x, taus, progress=True), leave_one_out_tau(x, taus)
         assert_close(shown, expected, 1e-12)
     assert "leave_one_out_tau: 100%" in capsys.readouterr().err
-    with pytest.raises(ValueError, match=r"`jaxgauss.leave_one_out_tau`: `progress` must be False .* got True"):
-        jax.jit(lambda x: leave_one_out_tau(x, progress=True))(x)
-
-
-def test_densities_in_parts_are_the_same(rng, capsys):
-    x, samples = rng.normal(size=(40, 2)), rng.normal(size=(30, 2))
     for tau in (0.7, SEVERAL):
         shown, expected = (kde_logpdf(x, samples, tau, weights=np.ones(30), progress=z) for z in (True, False))
         assert_close(shown, expected, 1e-13)
     shown = capsys.readouterr().err
     assert "kde_logpdf: 100%" in shown and "40/40" in shown
-    with pytest.raises(ValueError, match=r"`jaxgauss.kde_logpdf`: `progress` must be False under .* jit; got True"):
-        jax.grad(lambda x: kde_logpdf(x, samples, 1.0, progress=True).sum())(x)
 
 
-def test_closed_forms(rng):
-    x, y = jnp.asarray(rng.normal(size=(1, 4))), jnp.asarray(rng.normal(size=(1, 4)))
-    k = float(np.exp(-np.square(x - y).sum()))
-    assert float(mmd_squared(x, y, 2.0)) == pytest.approx(2 - 2 * k, rel=1e-12)
-    assert relative_error(svgd_direction(x, y, 2.0), y) < 1e-12  # alone, a particle climbs
-    assert float(ksd_squared(x, y, 2.0)) == pytest.approx(float(jnp.square(y).sum()) + 2 * 4, rel=1e-12)
+def test_far_from_a_single_point_the_density_is_a_normal_one(rng):
+    x = jnp.asarray(rng.normal(size=(1, 4)))
+    assert relative_error(svgd_direction(x, 2 * x, 2.0), 2 * x) < 1e-12  # alone, a particle climbs
     far = x + 50 / np.sqrt(2.0) * jnp.asarray([[1.0, 0, 0, 0]])  # 50 bandwidths
     normal = -0.5 * 50**2 + 2 * np.log(2.0 / (2 * np.pi))
     assert float(kde_logpdf(far.astype("float32"), x.astype("float32"), 2.0)[0]) == pytest.approx(normal, rel=1e-5)
     assert relative_error(kde_score(far, x, 2.0), 2 * (x - far)) < 1e-12
-
-
-def test_mmd_of_gaussians_is_that_of_their_distributions(rng):
-    """E k = (1 + 2τ)^{-D/2} exp(-½ τ/(1 + 2τ) ‖difference of means‖²): the U-statistic has it as its mean."""
-    x, y = (jnp.asarray(rng.normal(size=(2000, 2)) + shift, jnp.float32) for shift in (0.0, 0.5))
-    tau = 0.8
-    expected = 2 / (1 + 2 * tau) * (1 - np.exp(-tau / (1 + 2 * tau) * 0.5**2 * 2 / 2))
-    samples = x.reshape(20, 100, 2), y.reshape(20, 100, 2)
-    estimates = np.asarray(jax.vmap(lambda x, y: mmd_squared(x, y, tau, estimator="unbiased"))(*samples))
-    error = estimates.std() / np.sqrt(19)
-    assert abs(estimates.mean() - expected) < 5 * error < expected
 
 
 def test_signs_that_optax_takes(rng):
@@ -388,7 +357,7 @@ def test_leave_one_out(rng, monkeypatch, kernel, log_kappa, by_groups, num):
     assert float(search.tau) == taus[np.argmax(expected)]
 
 
-@pytest.mark.parametrize("dim, nearest", [(1, 32), (2, 3), (3, 32)])
+@pytest.mark.parametrize("dim, nearest", [(1, 32), (2, 3)])
 def test_leave_one_out_of_many_points(rng, monkeypatch, dim, nearest):
     """Sums over all points, less a point's own term; where that hides the others, its neighbours, or all."""
     monkeypatch.setattr("jaxgauss._methods.leave_one_out.MANY", 1)
@@ -405,21 +374,11 @@ def test_leave_one_out_of_many_points(rng, monkeypatch, dim, nearest):
     assert relative_error(search.scores, expected) < 1e-11 and float(search.tau) == taus[np.argmax(expected)]
 
 
-@pytest.mark.parametrize("name", ["logpdf", "score"])
-def test_weights_of_zero_have_derivatives(rng, name):
-    """A mask, or a projection onto the simplex: a sample without weight still says what a weight would do."""
-    x, y, a, b = samples(rng, 2)
-    operands = x, y, a, jnp.where(np.arange(30) % 3 == 2, 0, b), jnp.asarray([0.5, 2.0])
-    found, _ = jax.jit(jax.grad(loss(name), (0, 1, 3, 4), has_aux=True))(*operands)
-    expected = exact_gradients(name, operands)
-    assert_close(found, [expected[i] for i in (0, 1, 3, 4)], 1e-12)
-
-
 def test_the_derivative_by_a_weight_of_zero_is_finite(rng):
     """Far from all others, where a weight would be all that is seen."""
     w = rng.uniform(size=8) * (np.arange(8) % 3 != 2)
     far = rng.normal(size=(8, 2)) + 30 * (w > 0)[:, None]
-    gradient = jax.grad(lambda w: kde_logpdf(np.zeros((1, 2)), far, 1.0, weights=w)[0])(w)
+    gradient = jax.jit(jax.grad(lambda w: kde_logpdf(np.zeros((1, 2)), far, 1.0, weights=w)[0]))(w)
     assert np.isfinite(gradient).all() and gradient[2] > 1e20
 
 
@@ -428,8 +387,8 @@ def test_moving_samples_up_the_density_removes_its_first_bias():
     samples, points = scipy.stats.norm.ppf((np.arange(1000) + 0.5) / 1000)[:, None], np.linspace(-2, 2, 21)[:, None]
     errors = []
     for tau in (1 / 0.4**2, 1 / 0.2**2):
-        moved = samples + kde_score(samples, samples, tau) / (2 * tau)
-        densities = (jnp.exp(kde_logpdf(points, x, tau)) for x in (samples, moved))
+        moved = samples + kde_score(samples, samples, tau, method="blocked") / (2 * tau)
+        densities = (jnp.exp(kde_logpdf(points, x, tau, method="blocked")) for x in (samples, moved))
         errors.append([np.abs(x - scipy.stats.norm.pdf(points[:, 0])).max() for x in densities])
     plain, moved = np.array(errors[0]) / errors[1]
     assert 3 < plain < 5 and 11 < moved < 17 and errors[1][1] < errors[1][0] / 15
@@ -441,7 +400,7 @@ def test_leave_one_out_finds_the_bandwidth(rng):
     search = jax.jit(leave_one_out_tau)(points)
     scott = 500 ** (2 / 6)
     assert scott / 4 < search.tau < 4 * scott and len(search.taus) == 25
-    gradient = jax.grad(lambda x: leave_one_out_tau(x, search.taus[:2]).scores.sum())(points)
+    gradient = jax.jit(jax.grad(lambda x: leave_one_out_tau(x, search.taus[:2]).scores.sum()))(points)
     assert np.isfinite(gradient).all() and np.any(gradient)
     for same in (jnp.ones((5, 2), "float16"), jnp.full((5, 2), 1e30, "float32")):
         search = leave_one_out_tau(same)
@@ -462,8 +421,10 @@ def test_public_methods_keep_working_under_a_mesh(rng):
         out_specs=P("devices"),
     )
     value, gradient = jax.jit(sharded)(x, y)
-    expected, expected_gradient = function(x, y)
-    assert float(value[0]) == pytest.approx(float(expected)) and relative_error(gradient[0], expected_gradient) < 1e-12
+    operands = x, y, np.full(37, 1 / 37), np.full(30, 1 / 30), 0.7
+    assert relative_error(value[0], exact("mmd", operands)) < 1e-12
+    slope = exact_gradients("mmd", operands)[0] / np.cos(float(value[0]))  # of the sine that it is of
+    assert relative_error(gradient[0], slope) < 1e-12
 
 
 def test_a_millionth_is_a_weight_in_half_precision():
@@ -474,7 +435,7 @@ def test_a_millionth_is_a_weight_in_half_precision():
 
 @pytest.mark.parametrize(
     "name, kernel, estimator",
-    [("mmd", OTHER, "biased"), ("witness", "imq", ""), ("mmd", "energy", "unbiased")],
+    [("norm", OTHER, "biased"), ("witness", "energy", "")],
     ids=str,
 )
 def test_mixtures_serve_the_methods(rng, name, kernel, estimator):
@@ -489,7 +450,8 @@ def test_mixtures_serve_the_methods(rng, name, kernel, estimator):
 def test_ksd_of_matern32_has_a_gradient(rng):
     """Its third derivatives have a kink where points coincide, as each does with itself."""
     x, _, a, _ = samples(rng, 2)
-    gradient = jax.grad(lambda *z: ksd_squared(*z, kernel="matern32", weights=a), (0, 1, 2))(x, 0.1 - x, 0.7)
+    of = jax.jit(jax.grad(lambda *z: ksd_squared(*z, kernel="matern32", weights=a, method="blocked"), (0, 1, 2)))
+    gradient = of(x, 0.1 - x, jnp.asarray(0.7))
     assert all(jnp.isfinite(z).all() for z in gradient)
 
 
@@ -497,7 +459,9 @@ def test_svgd_takes_a_kernel(rng):
     particles = jnp.asarray(rng.normal(size=(40, 2)))
     sampler = svgd(lambda x: -(x - 1.0), optax.sgd(0.5), kernel="imq")
     state = sampler.init(particles)
-    direction = svgd_direction(particles, 1 - particles, state.kernel_parameters["tau"], kernel="imq")
+    tau = 2 * np.log(40) * median_heuristic(particles)
+    direction = svgd_direction(particles, 1 - particles, tau, kernel="imq")
+    assert relative_error(state.kernel_parameters["tau"], tau) < 1e-12
     assert relative_error(sampler.step(state).particles, particles + 0.5 * direction) < 1e-12
 
 
@@ -510,33 +474,25 @@ def test_energy_distance_is_scipys(rng):
     assert relative_error(scaled, 3 * ours) < 1e-12
 
 
-@pytest.mark.parametrize(
-    "kernel, estimator",
-    [("matern12", "biased"), ("imq", "unbiased"), ("energy", "biased"), (OTHER, "unbiased")],
-    ids=str,
-)
-def test_mmd_test_has_the_statistic_of_the_loss(rng, kernel, estimator):
-    x, y, *_ = samples(rng, 2)
-    options = {"rng_key": jax.random.key(0), "num_permutations": 30, "kernel": kernel, "estimator": estimator}
-    test, by_sums = (mmd_test(x, y, 0.7, **options, method=method) for method in ("auto", "blocked"))
-    weights = np.full(37, 1 / 37), np.full(30, 1 / 30)
-    assert relative_error(test.statistic, exact("mmd", (x, y, *weights, 0.7), kernel, estimator)) < 1e-10
-    assert by_sums.p_value == test.p_value
-    assert relative_error(by_sums.null_statistics, test.null_statistics) < 1e-9
+@pytest.mark.parametrize("kernel", ["matern12", "matern32", "matern52", DENSITY, "gauss"], ids=str)
+def test_integrals_are_those_of_profiles(kernel):
+    """Σ κ(r²) times the surface of a sphere, of the density and its scale."""
+    for dim in (1, 2, 5):
+        surface = 2 * np.pi ** (dim / 2) / scipy.special.gamma(dim / 2)
+        integral, _ = scipy.integrate.quad(
+            lambda r, dim=dim: r ** (dim - 1) * float(PROFILES[kernel](*tensors(r * r))[0]), 0, np.inf
+        )
+        if np.isfinite(found := KERNELS.get(kernel, kernel).log_integral(dim)):
+            assert found == pytest.approx(np.log(surface * integral), rel=1e-6)
 
 
-@pytest.mark.parametrize("kernel", ["matern12", "matern32", "matern52", DENSITY], ids=str)
-def test_densities_integrate_to_one(kernel):
-    """In one and two dimensions, on a grid; the tails beyond it are worked out for none, and small for all."""
-    grid = np.linspace(-60, 60, 6001)[:, None]
-    density = np.exp(kde_logpdf(grid, np.array([[0.3], [-0.5]]), 2.0, kernel=kernel))
-    assert density.sum() * (grid[1, 0] - grid[0, 0]) == pytest.approx(1, abs=1e-3)
+def test_densities_integrate_to_one():
     axis = np.linspace(-12, 12, 241)
     grid = np.stack(np.meshgrid(axis, axis), -1).reshape(-1, 2)
-    density = np.exp(kde_logpdf(grid, np.zeros((1, 2)), 2.0, kernel=kernel))
+    density = np.exp(kde_logpdf(grid, np.zeros((1, 2)), 2.0, kernel="matern32"))
     assert density.sum() * 0.1**2 == pytest.approx(1, abs=0.02)
     near, far = np.zeros((1, 2), "float32"), np.full((1, 2), 1e4, "float32")
-    assert jnp.isfinite(kde_logpdf(far, near, 1.0, kernel=kernel)).all()
+    assert jnp.isfinite(kde_logpdf(far, near, 1.0, kernel="matern32")).all()
 
 
 def test_logarithms_of_kernels(rng):
@@ -549,7 +505,7 @@ def test_logarithms_of_kernels(rng):
 
 @pytest.mark.parametrize(
     "kernel, dim",
-    [("matern32", 2), ("matern32", 17), ("matern52", 17), ("imq", 2), ("cauchy", 17), (OTHER, 2)],
+    [("matern32", 2), ("matern52", 17), ("cauchy", 17), (OTHER, 2)],
     ids=str,
 )
 def test_gradients_have_their_digits_far_out(rng, kernel, dim):

@@ -1,7 +1,6 @@
 """MMD² with a standard error: dense formulas, the spread of many samples, chunks, and bad input."""
 
 import gc
-import itertools
 import weakref
 
 import jax
@@ -36,11 +35,9 @@ def dense(x, y, taus, estimator, kernel="gauss"):
     return f.mean() + g.mean(), np.sqrt(4 * f.var(ddof=1) / len(f) + 4 * g.var(ddof=1) / len(g))
 
 
-SEVERAL = np.array([0.2, 3.0])
 CASES = {  # a kernel, bandwidths, an estimator, the dtype of points, and how far off the estimate may be
     "one bandwidth": ("gauss", 0.7, "unbiased", "float64", 1e-13),
-    "several": ("gauss", SEVERAL, "biased", "float64", 1e-13),
-    "several of another kernel": ("imq", SEVERAL, "unbiased", "float64", 1e-13),
+    "several of another kernel": ("imq", np.array([0.2, 3.0]), "unbiased", "float64", 1e-13),
     "energy": ("energy", 0.7, "biased", "float64", 1e-13),
     "float32": ("gauss", 0.7, "unbiased", "float32", 1e-6),
     "float16": ("gauss", 0.7, "unbiased", "float16", 2e-3),
@@ -77,60 +74,55 @@ def test_chunks_of_float64_without_it(samples):
     assert result.mmd_squared.dtype == jnp.float32 and float(result.mmd_squared) == pytest.approx(exact[0], abs=1e-6)
 
 
-def spread(shift, estimator):
+@jax.jit
+def spread(shift):
     """Estimates and standard errors of many pairs of samples, in float64."""
 
     def estimate(rng_key):
         keys = jax.random.split(rng_key)
         x, y = (jax.random.normal(key, (num, 2)) for key, num in zip(keys, SIZES, strict=True))
-        return mmd_estimate(x, y + shift, 0.5, estimator=estimator)
+        return mmd_estimate(x, y + shift, 0.5)
 
-    return jax.jit(jax.vmap(estimate))(jax.random.split(jax.random.key(0), REPETITIONS))
+    return jax.vmap(estimate)(jax.random.split(jax.random.key(0), REPETITIONS))
 
 
-@pytest.mark.parametrize("estimator", ["unbiased", "biased"])
-def test_the_standard_error_is_how_far_estimates_spread(estimator):
+def test_the_standard_error_is_how_far_estimates_spread():
     """Within five standard errors of each side, and so is the share of 95 % intervals that hold the exact value."""
     shift = 1.0
-    found = spread(shift, estimator)
+    found = spread(shift)
     deviations = np.square(found.mmd_squared - found.mmd_squared.mean())  # whose mean is the variance of an estimate
     claimed = np.square(found.standard_error)
     error = np.hypot(deviations.std(), claimed.std()) / REPETITIONS**0.5
     assert abs(deviations.mean() - claimed.mean()) < 5 * error < deviations.mean() / 2
     exact = 1 - np.exp(-(shift**2) / 4)  # E k(X, X') = 1/(1 + 2τ) = ½, E k(X, Y) = ½ exp(-τ/2 ‖shift‖² / (1 + 2τ))
-    bias = (1 - 0.5) * (1 / SIZES[0] + 1 / SIZES[1]) if estimator == "biased" else 0.0
-    assert abs(found.mmd_squared.mean() - exact - bias) < 5 * found.mmd_squared.std() / REPETITIONS**0.5
-    covered = np.abs(found.mmd_squared - exact - bias) < 1.96 * found.standard_error
+    assert abs(found.mmd_squared.mean() - exact) < 5 * found.mmd_squared.std() / REPETITIONS**0.5
+    covered = np.abs(found.mmd_squared - exact) < 1.96 * found.standard_error
     assert abs(covered.mean() - 0.95) < 5 * (0.95 * 0.05 / REPETITIONS) ** 0.5
 
 
 def test_of_one_distribution_it_is_too_large_by_the_root_of_two():
     """As the docstring says: f vanishes, and twice the variance is what estimates of it spread by."""
-    found = spread(0.0, "unbiased")
+    found = spread(0.0)
     ratios = np.square(found.standard_error).mean() / found.mmd_squared.var()
     squares = np.square(found.mmd_squared - found.mmd_squared.mean())
     assert abs(ratios - 2) < 5 * 2 * squares.std() / squares.mean() / REPETITIONS**0.5 < 1  # so it is not 1
 
 
-def test_gradient_is_that_of_mmd_squared(samples):
-    weights = np.full(23, 1 / 23), np.full(31, 1 / 31)
-    ours = jax.grad(lambda x: jnp.sin(mmd_estimate(x, samples[1], 0.7).mmd_squared))(samples[0])
-    assert relative_error(ours, exact_gradients("mmd", (*samples, *weights, 0.7), estimator="unbiased")[0]) < 1e-12
-
-
-def test_gradient_of_a_standard_error_is_finite_at_identical_points(samples):
-    def error(x, y):
-        return mmd_estimate(x, y, 0.5).standard_error
-
-    points = np.ones((4, 3))
-    assert error(points, points) == 0 and not np.any(jax.grad(error)(points, points))
-    assert np.any(jax.grad(error)(*samples))
+def test_gradients_are_that_of_mmd_squared_and_finite_of_a_standard_error(samples):
+    x, y = samples
+    gradients = jax.jit(jax.jacrev(lambda x, y: tuple(mmd_estimate(x, y, 0.7))))
+    ours, of_error = gradients(x, y)
+    weights, value = (np.full(23, 1 / 23), np.full(31, 1 / 31)), dense(x, y, 0.7, "unbiased")[0]
+    exact = exact_gradients("mmd", (*samples, *weights, 0.7), estimator="unbiased")[0]  # of its sine
+    assert relative_error(np.cos(value) * ours, exact) < 1e-12 and np.any(of_error)
+    points = np.ones_like(x), np.ones_like(y)
+    assert mmd_estimate(*points, 0.7).standard_error == 0 and not np.any(gradients(*points)[1])
 
 
 def test_a_mesh_changes_nothing(samples):
     mesh = jax.make_mesh((1, 1), ("rows", "columns"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     shared = mmd_estimate(*samples, 0.7, mesh=mesh, query_axis="rows", key_axis="columns")
-    assert relative_error(shared, mmd_estimate(*samples, 0.7)) < 1e-12
+    assert relative_error(shared, dense(*samples, 0.7, "unbiased")) < 1e-12
 
 
 class Watched(np.ndarray):
@@ -171,35 +163,7 @@ def test_arrays_are_divided_for_a_bar(samples, capsys, monkeypatch):
         assert_close(shown, expected, 1e-12)
     shown = capsys.readouterr().err
     assert "mmd_estimate: 100%" in shown and "16/16" in shown
-    with pytest.raises(ValueError, match=r"`jaxgauss.mmd_estimate`: `progress` must be False under .*got True"):
-        jax.jit(lambda x: mmd_estimate(x, y, 0.7, progress=True))(x)
 
 
 def test_it_prints_numbers(samples):
     assert repr(mmd_estimate(*samples, 0.7)).startswith("MMDEstimate(mmd_squared=0.")
-
-
-GOOD = np.ones((4, 3))
-
-
-@pytest.mark.parametrize("later", [[], [GOOD], [GOOD, GOOD[:2]], [GOOD, GOOD, GOOD]], ids=len)
-def test_chunks_that_change_are_refused(later):
-    passes = itertools.chain([[GOOD, GOOD]], itertools.repeat(later))
-    with pytest.raises(
-        ValueError,
-        match=r"`jaxgauss.mmd_estimate`: `x` must have the same chunks each time; got others, or fewer, from chunk ",
-    ):
-        mmd_estimate(lambda: next(passes), GOOD, 1.0)
-
-
-def test_chunks_are_not_for_transformations(samples):
-    x, y = samples
-    for function, argument in (
-        (lambda x: mmd_estimate([x], y, 0.7), x),
-        (lambda tau: mmd_estimate([x], y, tau), 0.7),
-        (lambda _: mmd_estimate([x], y, 0.7), 0.0),
-    ):
-        with pytest.raises(
-            TypeError, match=r"`jaxgauss.mmd_estimate`: `x`, `y` and `tau` must be known outside.*got a tracer"
-        ):
-            jax.jit(function)(argument)

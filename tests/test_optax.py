@@ -72,31 +72,6 @@ def test_one_particle_descends():
     np.testing.assert_allclose(updates, np.ones((1, 3)))
 
 
-def update(params, gradients=None):
-    return scale_by_svgd(1.0).update(params if gradients is None else gradients, optax.EmptyState(), params)
-
-
-@pytest.mark.parametrize(
-    ("call", "error", "match"),
-    [
-        (lambda x: scale_by_svgd(1.0).update(x, optax.EmptyState()), ValueError, "`params` must be.*got None. Call"),
-        (lambda x: update({}), ValueError, r"`params` must be a pytree.*got {}. Call update"),
-        (lambda x: update((x, x[1:])), ValueError, r"first axis of each; got \(\(37, 5\), \(36, 5\)\). Call"),
-        (
-            lambda x: update({"x": x, "scale": x[0, 0]}),
-            ValueError,
-            r"first axis of each; got {'scale': \(\), 'x': \(37, 5\)}",
-        ),
-        (lambda x: update(x, x[:, 1:]), ValueError, r"shapes of `params`; got updates \(37, 4\), params \(37, 5\)"),
-        (lambda x: update({"x": x}, {"y": x}), ValueError, r"got updates {'y': \(37, 5\)}, params {'x'"),
-        (lambda x: update(x.astype(int)), TypeError, "got particles int64"),
-        (lambda x: scale_by_svgd("mean"), ValueError, "`tau` must be a positive number or 'median'; got 'mean'. Pass"),
-        (lambda x: scale_by_svgd(-1.0), ValueError, "`jaxgauss.optax.scale_by_svgd`: `tau` must.*got tau -1.0. Pass"),
-        (lambda x: scale_by_svgd(kernel="energy"), ValueError, "positive definite; got Kernel"),
-        (lambda x: scale_by_svgd(sigma=1.0), TypeError, "must be given as `tau`.*got sigma"),  # type: ignore[call-arg]
-        (lambda x: scale_by_svgd(query_axis="x"), ValueError, "must name axes of `mesh`.*got"),
-    ],
-)
-def test_what_is_wrong_is_said(particles, call, error, match):
-    with pytest.raises(error, match=match):
-        call(particles)
+def test_points_must_be_floats(particles):
+    with pytest.raises(TypeError, match="got particles int64"):
+        scale_by_svgd(1.0).update(particles.astype(int), optax.EmptyState(), particles.astype(int))

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from ott.geometry import costs, epsilon_scheduler, pointcloud
+from ott.geometry import epsilon_scheduler, pointcloud
 from ott.problems.linear import linear_problem
 from ott.solvers.linear import acceleration, sinkhorn
 from ott.tools import sinkhorn_divergence
@@ -44,7 +44,7 @@ def test_potentials_and_costs_are_those_of_the_dense_geometry():
         out = solved(geometry, x, y)
         return out.f, out.g, out.reg_ot_cost, out.primal_cost
 
-    check(found, *clouds(1600, 1500), tolerance=1e-5)
+    check(found, *clouds(1100, 1050), tolerance=1e-5)
 
 
 SOLVERS = {
@@ -70,10 +70,9 @@ def test_gradients_of_the_divergence():
         options = {"min_iterations": 20, "max_iterations": 20}
         return sinkhorn_divergence.sinkhorn_divergence(geometry, x, y, epsilon=0.5, solve_kwargs=options)[0]
 
-    check(lambda geometry, *x: jax.value_and_grad(divergence, (1, 2))(geometry, *x), *clouds(400, 300), tolerance=1e-4)
+    check(lambda geometry, *x: jax.value_and_grad(divergence, (1, 2))(geometry, *x), *clouds(150, 120), tolerance=1e-4)
 
 
-@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`NormalCG:DeprecationWarning")  # of OTT's
 @pytest.mark.parametrize("implicit", [True, False])
 def test_gradients_of_the_potentials(implicit):
@@ -111,14 +110,6 @@ def test_no_matrix_is_formed():
     x = jax.ShapeDtypeStruct((50_000, 64), jnp.float32)
     program = str(jax.make_jaxpr(jax.grad(lambda x, y: solved(OURS, x, y).reg_ot_cost))(x, x))
     assert "50000,64" in program and "50000,50000" not in program
-
-
-def test_bad_arguments_are_named():
-    x = jnp.ones((5, 2))
-    with pytest.raises(ValueError, match=r"`cost_fn` must be the squared Euclidean.*got .*PNormP"):
-        OURS(x, x, cost_fn=costs.PNormP(1.5))
-    with pytest.raises(ValueError, match=r"`method` must be one of .*; got 'prescale'"):
-        OURS(x, x, method="prescale")
 
 
 def test_costs_have_their_digits_away_from_the_origin():

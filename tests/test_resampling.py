@@ -1,6 +1,4 @@
-"""What `mmd_test`, `hsic_test` and `ksd_test` have in common: p-values that are uniform, blocks, no evidence of NaN."""
-
-import functools
+"""What `mmd_test`, `hsic_test` and `ksd_test` have in common: p-values that are uniform, and no evidence of NaN."""
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +7,6 @@ import pytest
 from scipy.stats import binom, kstest
 
 from jaxgauss import hsic_test, ksd_test, mmd_test
-from jaxgauss._methods import labelings, pair_forms, resampling
-from jaxgauss._methods import mmd_test as module
 
 KEY = jax.random.key(7)
 # of x, y and τ
@@ -24,27 +20,24 @@ TESTS = {
 
 
 @pytest.mark.parametrize(
-    "case",
+    "name, num, tau, kernel",
     [
-        ("mmd", 15, 0.5),
-        ("mmd", 15, (0.2, 2.0)),
-        ("mmd, wild", 15, 0.5),
-        ("hsic", 50, 0.5),
-        ("hsic, wild", 200, 0.5),
-        ("hsic, wild", 50, (0.5, 5.0)),
-        ("ksd", 50, 1.0),
-        ("ksd", 50, (0.1, 1.0, 10.0)),
-        *(("mmd", 12, (0.3, 3.0), {"kernel": kernel}) for kernel in ("matern12", "imq", "energy")),
+        ("mmd", 15, 0.5, {}),
+        ("mmd", 12, (0.3, 3.0), {"kernel": "energy"}),
+        ("mmd, wild", 15, (0.2, 2.0), {"kernel": "imq"}),
+        ("hsic", 50, 0.5, {}),
+        ("hsic, wild", 50, (0.5, 5.0), {}),
+        ("ksd", 50, (0.1, 1.0, 10.0), {}),
     ],
+    ids=str,
 )
-def test_p_values_are_uniform_under_the_null(case):
+def test_p_values_are_uniform_under_the_null(name, num, tau, kernel):
     """300 nulls; the shares of rejections at six levels lie in binomial intervals that hold 99.99 % each."""
-    name, num, tau, *options = case
 
     def p_value(key):
         data, labels = jax.random.split(key)
         x, y = jax.random.normal(data, (2, num, 2))
-        return TESTS[name](x, y, np.asarray(tau), 19, rng_key=labels, **dict(*options)).p_value
+        return TESTS[name](x, y, np.asarray(tau), 19, rng_key=labels, **kernel).p_value
 
     mapped = jax.jit(lambda keys: jax.lax.map(p_value, keys, batch_size=20))  # under vmap
     found = np.asarray(mapped(jax.random.split(KEY, 300)), np.float64)
@@ -55,41 +48,12 @@ def test_p_values_are_uniform_under_the_null(case):
     assert kstest(jittered, "uniform").pvalue > 1e-4
 
 
-@pytest.mark.parametrize("name", ["mmd", "hsic", "hsic, wild", "ksd"])
-def test_many_points_and_blocks(rng, monkeypatch, capsys, name):
-    """Groups of points, blocks of columns, float32 and the bar: the statistics stay."""
-    x, y = rng.normal(size=(90, 3)), rng.normal(size=(90, 3))
-    test = functools.partial(TESTS[name], tau=0.7, num=30, rng_key=KEY)
-    whole = np.asarray(test(x, y).null_statistics)
-    for of, constants in (
-        (resampling, {"BYTES": 8 * 90 * 12, "FEW": 50}),
-        (module, {"BYTES": 8 * 180 * 12}),
-        (pair_forms, {"GROUP": 32}),
-        (labelings, {"GROUP": 30}),
-    ):
-        for constant, value in constants.items():
-            monkeypatch.setattr(of, constant, value)
-    for dtype, options, tolerance in (("f8", {}, 1e-11), ("f8", {"progress": True}, 1e-11), ("f4", {}, 1e-4)):
-        found = test(x.astype(dtype), y.astype(dtype), **options)
-        apart = np.asarray(found.null_statistics, np.float64) - whole
-        assert np.abs(apart).max() <= tolerance * np.abs(whole).max()
-    assert "100%" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("name", TESTS)
 @pytest.mark.filterwarnings("ignore:.*got NaN among them")
-def test_what_is_no_number_is_no_evidence(name):
-    x = jnp.ones((8, 2)).at[0, 0].set(jnp.nan)
-    assert np.isnan(TESTS[name](x, jnp.ones((8, 2)), 1.0, 19, rng_key=KEY).p_value)
-
-
-@pytest.mark.parametrize("name", ["mmd", "hsic"])
-def test_equal_points_are_ties(name):
-    """Whichever way they are labeled, the statistic is the same: no evidence."""
-    assert float(TESTS[name](jnp.ones((8, 2)), jnp.ones((8, 2)), 1.0, 19, rng_key=KEY).p_value) == 1.0
-
-
-@pytest.mark.parametrize("name", TESTS)
-def test_no_bar_under_jit(name):
-    with pytest.raises(ValueError, match="`progress` must be False under a transformation such as jit; got True"):
-        jax.jit(lambda x: TESTS[name](x, x, 1.0, 19, rng_key=KEY, progress=True))(jnp.ones((5, 3)))
+def test_what_is_no_number_is_no_evidence_nor_are_equal_points(name):
+    """Whichever way equal points are labeled, the statistic is the same."""
+    ones = jnp.ones((8, 2))
+    found = TESTS[name](ones.at[0, 0].set(jnp.nan), ones, 1.0, 19, rng_key=KEY)
+    assert np.isnan(found.p_value)
+    if name in ("mmd", "hsic"):
+        assert float(TESTS[name](ones, ones, 1.0, 19, rng_key=KEY).p_value) == 1.0

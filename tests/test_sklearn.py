@@ -2,7 +2,6 @@
 
 import pickle
 import re
-import sys
 
 import jax.numpy as jnp
 import numpy as np
@@ -41,9 +40,7 @@ def data(rng):
     return points, values, rng.integers(0, 4, 307).astype(float), 2 * rng.normal(size=(71, 3))
 
 
-@pytest.mark.parametrize(
-    "model", [KernelDensity(), KernelMean(), GaussianProcess(), pytest.param(KernelRidge(), marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("model", [KernelDensity(), KernelMean(), GaussianProcess(), KernelRidge()])
 def test_scikit_learn_finds_nothing_wrong(model):
     found = check_estimator(model, on_fail="raise", on_skip=None)
     statuses = {one["check_name"]: one["status"] for one in found}
@@ -88,9 +85,9 @@ def test_means_are_those_of_the_formula(as_it_comes, data):
     np.testing.assert_allclose(of_one.predict(queries), model.predict(queries)[:, 0], rtol=1e-13)
 
 
-@pytest.mark.parametrize("kernel", ["matern32", jaxgauss.rational_quadratic(3.0)], ids=str)
-def test_other_kernels(data, kernel):
+def test_other_kernels(data):
     points, values, weights, queries = (x[:67] for x in data)
+    kernel = jaxgauss.rational_quadratic(3.0)
     values, options = values[:, 0], {"kernel": kernel}
     density = KernelDensity(0.5, **options).fit(points, sample_weight=weights).score_samples(queries)
     expected = jaxgauss.kde_logpdf(queries, points, 0.5, weights=weights, **options)
@@ -154,12 +151,6 @@ def test_an_unfinished_solution_is_warned_of(data):
         assert model.residual_ == pytest.approx(relative.max(), rel=1e-3) and model.residual_ > 1e-7
 
 
-def test_a_missing_lineax_is_named(monkeypatch):
-    monkeypatch.setitem(sys.modules, "lineax", None)
-    with pytest.raises(ImportError, match=r"`jaxgauss.sklearn.KernelRidge` needs lineax.*Run: pip install lineax"):
-        KernelRidge().fit(np.zeros((17, 1)), np.zeros(17))
-
-
 def test_samples_follow_the_density(rng):
     model = KernelDensity(4.0).fit([[0.0, 5.0], [9.0, 9.0], [2.0, 5.0]], sample_weight=[1.0, 0.0, 3.0])
     drawn = model.sample(20_000, random_state=0)
@@ -170,38 +161,13 @@ def test_samples_follow_the_density(rng):
     assert model.sample().shape == (1, 2) and model.sample(7, np.random.RandomState(1)).shape == (7, 2)
 
 
-X = np.arange(6.0).reshape(3, 2)
-REFUSED = [
-    (KernelDensity(-1.0), {}, "`jaxgauss.sklearn.KernelDensity`: `tau` must.*got tau -1.0."),
-    (KernelDensity(True), {}, "a positive number or 'leave_one_out'; got tau True. Pass"),
-    (KernelDensity("scott"), {}, "number or 'leave_one_out'; got tau 'scott'. Pass 1 /"),
-    (KernelRidge(tau="leave_one_out"), {}, "a positive number; got tau 'leave_one_out'"),
-    (KernelMean(tau=np.inf), {}, "`jaxgauss.sklearn.KernelMean`: `tau`.*got tau inf"),
-    (KernelMean(kernel="rbf"), {}, "`jaxgauss.sklearn.KernelMean`.*got 'rbf'"),
-    (KernelRidge(kernel="energy"), {}, "positive definite; got Kernel"),
-    (KernelDensity(kernel="imq"), {}, "`jaxgauss.sklearn.KernelDensity`.*must have an integ"),
-    (KernelRidge(alpha=0), {}, "`alpha` must be a positive finite number; got alpha 0."),
-    (KernelRidge(rank=2.5), {}, "`rank` must be a positive integer; got rank 2.5"),
-    (KernelRidge(max_iter=0), {}, "`max_iter` must be .* integer; got max_iter 0. Pass"),
-    (KernelRidge(tol=-1e-3), {}, "`tol` must be a positive finite number; got tol -0.001"),
-    (KernelMean(), {"sample_weight": [1, -1, 1]}, "`sample_weight` must not.*got weights from -1.0 to 1.0"),
-    (KernelMean(), {"sample_weight": X}, r"must be one-dimensional; got sample_weight \(3, 2\). Pass"),
-    (KernelMean(), {"sample_weight": [1, 2]}, "inconsistent numbers of samples"),
-    (KernelDensity("leave_one_out"), {"X": X[:1], "y": None}, "at least 2 points; got"),
-]
-
-
-@pytest.mark.parametrize("model, given, match", REFUSED)
-def test_what_is_wrong_is_said(model, given, match):
-    with pytest.raises(ValueError, match=match):
-        model.fit(**({"X": X, "y": X} | given))
-
-
-def test_what_cannot_be_sampled_is_said():
-    with pytest.raises(ValueError, match=r"must be 'gauss'.*got 'matern12'\. Add"):
-        KernelDensity(kernel="matern12").fit(X).sample()
+def test_what_cannot_be_is_said():
     with pytest.raises(NotFittedError, match="not fitted"):
         KernelDensity().sample()
+    with pytest.raises(ValueError, match="inconsistent numbers of samples"):
+        KernelMean().fit(np.ones((3, 2)), np.ones(3), sample_weight=[1, 2])
+    with pytest.raises(ValueError, match="`points` must hold at least 2 points; got"):
+        KernelDensity("leave_one_out").fit(np.ones((1, 2)))
 
 
 def test_sums_are_compiled_for_few_numbers_of_points():
