@@ -155,7 +155,10 @@ def test_a_program_has_only_the_ways_that_its_sizes_leave_open(monkeypatch, num,
     """What is not there need not be compiled, nor called. No other test has as many points."""
     monkeypatch.setattr(nufft, "is_installed", lambda: installed)
     traced = set()
-    for name, module, function in (("products", fourier, "_values_by_products"), ("finufft", nufft, "values_at")):
+    for name, module, function in (
+        ("products", fourier, "_values_by_products"),
+        ("finufft", nufft, "values_by_transforms"),
+    ):
         original = getattr(module, function)
         monkeypatch.setattr(module, function, lambda *x, name=name, f=original: (traced.add(name), f(*x))[1])
     x, v = jax.ShapeDtypeStruct((num, 2), "float32"), jax.ShapeDtypeStruct((num,), "float32")
