@@ -47,14 +47,11 @@ def error_of(result, case) -> float:
 def test_sums_hold_their_grade(rng, precision, dim, promised):
     """Relative to Σ Φ|v|; in float16 also relative to the sum."""
     for tau, positive in ((0.01, True), (1.0, False), (10.0, True), (10.0, False), (100.0, False)):
-        # At τ = 100 one term is nearly all of the sums of float16: its error is a matter of chance, the mean is not.
-        by_chance, errors = (precision, tau) == ("float16", 100.0), []
-        for _ in range(8 if by_chance else 1):
-            case = problem(rng, 800, 1000, dim, 1, tau=tau, dtype="float32", positive=positive)
-            case = case._replace(queries=case.queries + np.float32(1000), keys=case.keys + np.float32(1000))
-            result = gauss_sum(*case.operands, precision=precision)
-            errors.append(error_of(result, case))
-        assert np.mean(errors) <= (5e-3 if by_chance else promised), (tau, positive)
+        case = problem(rng, 800, 1000, dim, 1, tau=tau, dtype="float32", positive=positive)
+        case = case._replace(queries=case.queries + np.float32(1000), keys=case.keys + np.float32(1000))
+        bound = 5e-3 if (precision, tau) == ("float16", 100.0) else promised
+        result = gauss_sum(*case.operands, precision=precision)
+        assert error_of(result, case) <= bound, (tau, positive)
         if (precision, positive) == ("float16", False) and tau < 100:
             assert relative_error(result, gauss_sum64(*case.operands)) <= 1.5e-3
 
@@ -178,15 +175,17 @@ def test_gradients_are_finite(case, call):
 
 
 @pytest.mark.parametrize("precision", ["float16", "bfloat16", "float16x2", "float32"])
-def test_a_distant_query_leaves_the_gradients_of_the_others(rng, precision):
-    """Moments about a center that it moves lose all digits of the gradients of keys and of τ."""
+def test_gradients_of_points_far_apart_have_all_digits(rng, precision):
+    """Of one distant query, which gets none, and of two clusters: moments about one center would lose all digits."""
     case = problem(rng, 60, 50, 3, 1, tau=1.0, dtype="float32")
-    for far in (1e4, 1e6, 1e24):
-        case.queries[7] = far
-        queries, cotangent = (np.delete(x, 7, 0) for x in (case.queries, case.cotangent))
-        exact = gradients64(queries, *case[1:4], cotangent)
-        d_queries, *others = gradients["rescale", precision](*case)[1]
-        assert_close([np.delete(d_queries, 7, 0), *others], exact, 1e-5)
+    index, far = np.arange(60)[:, None], np.float32([1e4, 1e6, 1e24])
+    clouds = [(np.where(index == 7, x, case.queries), case.keys) for x in far]
+    clouds += [(case.queries + x * (index % 2 > 0), case.keys + x * (index[:50] % 2 > 0)) for x in far[:2]]
+    for queries, keys in clouds:
+        d_queries, *others = gradients["rescale", precision](queries, keys, *case[2:])[1]
+        there = np.abs(queries).max(1) < 1e7  # beyond, squares overflow in the oracle
+        exact = gradients64(queries[there], keys, *case[2:4], case.cotangent[there])
+        assert_close([d_queries[there], *others], exact, 1e-5)
 
 
 @pytest.mark.parametrize("precision", ["float16", "bfloat16", "float64"])

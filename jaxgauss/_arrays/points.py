@@ -79,41 +79,22 @@ def unbroadcast(array: Array, shape: tuple[int, ...]) -> Array:
 
 
 def center(points: K, many: bool = False) -> Float[Array, "*#batch 1 d"]:
-    """The mean of at most eight points; with `many` of a sample without outliers; zero if not finite; no gradient.
+    """The mean of at most eight points, or of a sample with `many`; zero if it is not finite; without a gradient.
 
     In float32 any center among the points is accurate enough. Eight points need no reduction: it would be a ninth step
     in a program for few points, and XLA runs at most eight steps on one thread. In half precision the mean of many
-    points saves up to a third of a gradient's error. There an outlier must not move the center, because gradients of τ
-    are moments about it.
+    points saves up to a third of a gradient's error.
     """
     num, points = points.shape[-2], lax.stop_gradient(points)
     if num == 0:
         return jnp.zeros((*points.shape[:-2], 1, points.shape[-1]), points.dtype)
-    if many and are_known(num):
-        mean = _median_of_means(points[..., :: max(1, num // SAMPLE), :][..., :SAMPLE, :])
-    elif many:
-        mean = jnp.nanmean(points, -2, keepdims=True)
-    else:
-        some = [points[..., i : i + 1, :] for i in center_indices(num)]
-        mean = functools.reduce(jnp.add, some) / len(some)
+    if many:
+        sample = points[..., :: max(1, num // SAMPLE), :][..., :SAMPLE, :] if are_known(num) else points
+        mean = jnp.nanmean(sample, -2, keepdims=True)
+        return jnp.where(jnp.isfinite(mean), mean, 0)
+    chosen = [points[..., i : i + 1, :] for i in center_indices(num)]
+    mean = functools.reduce(jnp.add, chosen) / len(chosen)
     return jnp.where(jnp.isfinite(mean), mean, 0)
-
-
-def _median_of_means(points: Array) -> Array:
-    """The median of the means of five parts of the points, or of three or one if they are few; NaN is ignored."""
-    parts, of_all = next(x for x in (5, 3, 1) if x <= points.shape[-2]), jnp.nanmean(points, -2, keepdims=True)
-    each = (jnp.nanmean(points[..., i::parts, :], -2, keepdims=True) for i in range(parts))
-    a, *means = (jnp.where(jnp.isnan(x), of_all, x) for x in each)
-    if parts == 5:
-        b, c, d, e = means
-        means = [
-            jnp.maximum(jnp.minimum(b, c), jnp.minimum(d, e)),
-            jnp.minimum(jnp.maximum(b, c), jnp.maximum(d, e)),
-        ]
-    if not means:
-        return a
-    least, most = jnp.minimum(*means), jnp.maximum(*means)
-    return jnp.maximum(least, jnp.minimum(a, most))
 
 
 def center_indices(num: int) -> Sequence[int]:

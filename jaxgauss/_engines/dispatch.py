@@ -195,7 +195,6 @@ def _in_xla(operation: Operation, near: bool | None, plan: Plan, *operands: jax.
     """The operation by XLA. Points are scaled once, to find out whether they are near, and for the sum."""
     queries, keys, _, tau, *_ = operands
     points = with_norms(*scaled_points(queries, keys, tau))
-
     here = mark("engine", f"{plan.method} in {plan.precision}")(functools.partial(operation.in_xla, plan))
     if near:
         return here(points, *operands)

@@ -90,7 +90,7 @@ def examined(
                 values = np.abs(values[:, None] if values.ndim == 1 else values).max(-1, keepdims=True, initial=0)
             slope = functools.partial(_slope_of, settings.kernel)
             seen = separation_of(np, slope, a, b, values, each) / APART
-        waves = _waves_pay(settings, logs, pulls, primals, values, a, b)
+        waves = _summed_by_waves(settings, logs, pulls, primals, values, a, b)
     if squared > limit * sure_far or seen < 1 / sure_apart:
         return _with(settings, False, waves)
     return _with(settings, True if squared <= limit / sure_near and seen >= sure_apart else None, waves)
@@ -102,7 +102,7 @@ def _are_few(queries: Any, keys: Any) -> bool:
     return are_known(*sum(shapes, ())) and sum(math.prod(x[:-1]) for x in shapes) ** 2 * shapes[0][-1] <= 4 * FEW[True]
 
 
-def _waves_pay(
+def _summed_by_waves(
     settings: Settings, logs: bool, pulls: bool, primals: Any, values: Any, a: Scaled, b: Scaled
 ) -> bool | None:
     """Whether waves sum Gaussians of these points, even of the smallest of several arrays; None if unknown."""

@@ -25,7 +25,7 @@ from .._checks.settings import Settings
 from .._kernels.kernels import GAUSS
 from .branches import but_not, by_platform, plan_there
 from .few_dimensions import are_for_waves
-from .plan import NEAR, STRICTER
+from .plan import NEAR, STRICTER, Plan
 from .products import APART, powers, separation
 
 LEAST_ROWS, MOST_ROWS = 8, 64  # queries from which the separation is estimated
@@ -83,9 +83,16 @@ def known_near(settings: Settings, *operands: jax.Array, pulls: bool = False, lo
     if settings.by_products is not None or len(platforms()) > 1:
         return settings.by_products
     plan, precision = plan_there(settings, platforms()[0], operands), "float64" if logs else None
-    if math.isinf(plan.reach):
-        return plan.reach > 0
+    reach = _reach(plan, pulls)
+    if math.isinf(reach):
+        return reach > 0
     return False if are_for_waves(plan, *operands, precision=precision, pulls=pulls, known=True) is True else None
+
+
+def _reach(plan: Plan, pulls: bool) -> float:
+    """The plan's reach. A sum in half precision has a guard; its pulls are moments, in float32 where the guard acts."""
+    guarded = plan.platform == "cpu" and plan.precision not in NEAR and plan.near is None
+    return NEAR["float32"] if guarded and pulls else plan.reach
 
 
 @functools.cache
@@ -98,7 +105,7 @@ def _are_near(
 ) -> jax.Array:
     queries, keys, values, tau = operands
     plan = plan_there(settings, platform, operands)
-    reach, slope = plan.reach / (STRICTER if second_order else 1), settings.kernel.slope if pulls else None
+    reach, slope = _reach(plan, pulls) / (STRICTER if second_order else 1), settings.kernel.slope if pulls else None
     is_near = within(reach, queries, keys, tau, slope, jnp.abs(values).max(-1, keepdims=True, initial=0))
     is_near = but_not(is_near, are_for_waves(plan, *operands, precision="float64" if logs else None, pulls=pulls))
     return vary_like(jnp.full((), is_near), [queries, keys, tau]) if isinstance(is_near, bool) else is_near
