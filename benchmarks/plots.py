@@ -24,10 +24,10 @@ COLORS = {
     **dict(zip(OTHERS, ("#9970ab", "#1b7837", "#666666", "#999999", "#b8a100"), strict=True)),
     BARE: "#000000",
     LIMIT: "#000000",
-    **dict.fromkeys(METHODS, "#b2182b"),
+    **dict.fromkeys(("gauss_sum", *METHODS), "#b2182b"),
     **{"blackjax": "#1b7837", "SciPy": "#1b7837"},
 }
-MORE = mpl.rcParams["axes.prop_cycle"].by_key()["color"]  # for other names
+MORE = [f"C{i}" for i in range(10) if i != 3]  # for other names: the fourth is red, which is ours
 BOLD = ("auto", "gauss_sum", *METHODS)
 UNITS = {
     "median": "seconds",
