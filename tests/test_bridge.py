@@ -78,19 +78,6 @@ def test_value_and_gradients_take_two_callbacks(rng, callbacks):
     assert forward == FORWARD and sum("attention" in name for name in backward) == 1 and len(backward) <= 8
 
 
-@pytest.mark.parametrize("name, dtype", [("flash", "float16"), ("efficient", "float32"), ("cudnn", "bfloat16")])
-def test_operators_of_an_engine_on_cuda(name, dtype):
-    """Counted on the meta device; the callback adds what it writes: two and three copies."""
-    kernel = replace(torch_backend.KERNELS[name], dtype=dtype)
-    q, k = (torch.empty(2, 3, n, 16, dtype=getattr(torch, dtype), device="meta") for n in (70, 50))
-    with torch.inference_mode(), Launches() as operators:
-        out, lse = torch_backend.ENGINE.attend(q, k, k, kernel)
-    assert lse.dtype == torch.float32 and out.shape == q.shape and len(operators.names) == 1, operators.names
-    with torch.inference_mode(), Launches() as operators:
-        torch_backend.ENGINE.pullback(q, q, k, k, lse, kernel)
-    assert len(operators.names) <= 6, operators.names
-
-
 def test_shared_keys_reach_pytorch_once(monkeypatch, fresh):
     shapes, original = [], operators.FORWARD["cpu"]
     monkeypatch.setitem(

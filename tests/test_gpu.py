@@ -502,24 +502,3 @@ def test_solvers_of_other_libraries(rng):
     x, y = (np.asarray(z, np.float64) for z in (points, values))
     exact = np.linalg.solve(np.exp(-np.square(x[:, None] - x).sum(-1)) + 0.1 * np.eye(300), y)
     assert relative_error(solved, exact) < 1e-4
-
-
-def test_optimal_transport(rng):
-    pytest.importorskip("ott")
-    from ott.geometry.pointcloud import PointCloud
-
-    from jaxgauss import ott
-
-    x, y = rng.normal(size=(2, 200, 3))
-    f, g = 0.1 * np.sin(np.arange(200)), 0.1 * np.cos(np.arange(200))
-
-    def found(geometry, x, y, f, g):
-        geometry = geometry(x, y, epsilon=0.5)
-        logs = geometry.apply_lse_kernel(f, g, 0.5, axis=1)[0]
-        return logs, geometry.apply_transport_from_potentials(f, g, jnp.stack([f, g]), axis=0)
-
-    ours = jax.jit(functools.partial(found, ott.PointCloud))(*on_gpu([x, y, f, g]))
-    with jax.numpy_rank_promotion("allow"):
-        exact = on_cpu(functools.partial(found, PointCloud), x, y, f, g)
-    for a, b in zip(ours, exact, strict=True):
-        assert relative_error(a, b) < 1e-5

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from scipy.spatial.distance import cdist
 from scipy.special import logsumexp
 
 from formulas import gradients, kernel_matrix, mmd, tensors
@@ -184,28 +183,6 @@ def test_sizes_of_queries_and_keys_may_differ(rng):
     assert padded_pairs(layout) < 2.5 * pairs + grouped.WORTH
 
 
-@pytest.mark.parametrize(
-    "segments, error, message",
-    [
-        ((np.arange(3),), ValueError, r"`segments` must be a pair.*got 1 of them.*\(labels, labels\)"),
-        ((np.arange(3), np.arange(3, dtype="uint64")), TypeError, "hold integers that fit into int64; got uint64"),
-        ((np.arange(3), np.ones(3, bool)), TypeError, "got bool"),
-        ((np.arange(3), np.arange(4)), ValueError, r"one label for each of the keys, \(3,\); got \(4,\)"),
-        (
-            (np.arange(3)[None], np.arange(3)),
-            ValueError,
-            r"each of the queries, \(3,\); got \(1, 3\).*share the labels",
-        ),
-    ],
-)
-def test_labels_are_checked(segments, error, message):
-    """Others are in test_wrong_calls."""
-    x = jnp.ones((3, 2))
-    for function in (gauss_sum, functools.partial(kernel_sum, kernel="imq")):
-        with pytest.raises(error, match=message):
-            function(x, x, x, segments=segments)
-
-
 # MMD² between all pairs
 
 SIZES = (9, 3, 30, 70, 2)
@@ -274,39 +251,7 @@ def test_the_matrix_under_vmap_and_with_one_set(rng):
     assert mmd_squared_matrix(points[0], 0.7, segments=0 * SETS).tolist() == [[0.0]]
 
 
-@pytest.mark.parametrize(
-    "change, error, message",
-    [
-        ({"points": jnp.ones((2, 3, 1))}, ValueError, r"`points` must be points \(number, dimension\)"),
-        ({"segments": np.ones(3)}, TypeError, "must hold integers.*got float64"),
-        ({"weights": jnp.ones(2)}, ValueError, "`weights` must hold one weight for each point"),
-        ({"estimator": "V"}, ValueError, "`estimator` must be one of biased, unbiased"),
-        (
-            {"estimator": "unbiased", "segments": np.zeros(3, int), "weights": np.asarray([0.0, 2.0, 0.0])},
-            ValueError,
-            "got 1 of 1 sets without, such as 0",
-        ),
-        ({"kernel": "energy", "weights": np.ones(3)}, ValueError, "one sum in all sets .*got sums from 1 to 2"),
-        ({"mesh": None}, TypeError, "`mesh` must be one of its arguments, .*, backend; got mesh"),
-        ({"tau": -1.0}, ValueError, "`tau` must be positive"),
-        ({"points": jnp.ones((0, 2)), "segments": np.zeros(0, int)}, ValueError, "at least 1 point;"),
-    ],
-)
-def test_arguments_of_the_matrix_are_checked(change, error, message):
-    given = {"points": jnp.ones((3, 2)), "tau": 1.0, "segments": np.asarray([5, 7, 5])} | change
-    with pytest.raises(error, match=f"`jaxgauss.mmd_squared_matrix`.*{message}"):
-        mmd_squared_matrix(**given)
-
-
 def test_one_point_with_unknown_weights_has_no_unbiased_estimate():
     x, labels = jnp.ones((3, 2)), np.asarray([5, 7, 5])
     with pytest.raises(ValueError, match=r"two points with weight.*such as 7"):
         jax.jit(lambda w: mmd_squared_matrix(x, 1.0, segments=labels, weights=w, estimator="unbiased"))(jnp.ones(3))
-
-
-def test_energy_of_sets(rng):
-    points = rng.normal(size=(len(SETS), 2)) * 1e5
-    found = mmd_squared_matrix(points, 1.0, segments=SETS, kernel="energy")
-    first, second = (points[name == SETS] for name in NAMES[:2])
-    own = [cdist(x, x).mean() for x in (first, second)]
-    assert relative_error(found[0, 1], 2 * cdist(first, second).mean() - sum(own)) < 1e-12

@@ -200,17 +200,6 @@ def test_there_is_no_mean_of_keys_that_are_all_left_out(case):
     assert_close([plain], [np.broadcast_to(operands[2].mean(0), plain.shape)], 1e-13)
 
 
-def test_wrong_arguments_are_named():
-    """Others are in test_wrong_calls."""
-    x = jnp.ones((5, 2))
-    for message, change in (
-        (r"values.*got queries \(5, 2\), keys \(5, 2\), values \(4, 2\)", {"values": x[:4]}),
-        ("`method` must be one of auto, rescale.*got 'prescale'", {"method": "prescale"}),
-    ):
-        with pytest.raises(ValueError, match=message):
-            kernel_mean(**{"queries": x, "keys": x, "values": x, **change})
-
-
 @pytest.mark.parametrize("kernel, by_groups", [("gauss", False), ("gauss", True), ("imq", True)])
 def test_leaving_one_out_of_a_regression(rng, monkeypatch, kernel, by_groups):
     monkeypatch.setattr(over_others, "has_cuda", lambda: by_groups)
@@ -290,16 +279,3 @@ def test_gradients_of_modes_are_those_of_differences(rng):
         ends = [modes(*(x + sign * 1e-5 * along if j == i else x for j, x in enumerate(operands))) for sign in (1, -1)]
         slope = float((ends[0] - ends[1]) / 2e-5)
         assert float((gradients[i] * along).sum()) == pytest.approx(slope, rel=1e-5, abs=1e-8)
-
-
-def test_wrong_arguments_of_mean_shift_are_named():
-    """Others are in test_wrong_calls."""
-    x = jnp.ones((5, 2))
-    for change, message in (
-        ({"weights": -jnp.ones(5)}, "`weights` must not be negative"),
-        ({"data": x[:0]}, "`data` must hold at least 1 point;"),
-    ):
-        with pytest.raises(ValueError, match="`jaxgauss.mean_shift`: " + message):
-            mean_shift(**{"points": x, "data": x, "tau": 1.0, **change})
-    with pytest.raises(ValueError, match="`progress` must be False under a transformation"):
-        jax.jit(lambda x: mean_shift(x, x, 1.0, progress=True))(x)

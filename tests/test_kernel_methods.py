@@ -285,33 +285,6 @@ def test_parts_with_a_bar_give_the_same(rng, capsys):
     assert "kde_logpdf: 100%" in shown and "40/40" in shown
 
 
-def test_far_from_a_single_point_the_density_is_a_normal_one(rng):
-    x = jnp.asarray(rng.normal(size=(1, 4)))
-    assert relative_error(svgd_direction(x, 2 * x, 2.0), 2 * x) < 1e-12  # alone, a particle climbs
-    far = x + 50 / np.sqrt(2.0) * jnp.asarray([[1.0, 0, 0, 0]])  # 50 bandwidths
-    normal = -0.5 * 50**2 + 2 * np.log(2.0 / (2 * np.pi))
-    assert float(kde_logpdf(far.astype("float32"), x.astype("float32"), 2.0)[0]) == pytest.approx(normal, rel=1e-5)
-    assert relative_error(kde_score(far, x, 2.0), 2 * (x - far)) < 1e-12
-
-
-def test_signs_that_optax_takes(rng):
-    """Minus the velocity, or the direction, is what an optimizer descends along."""
-    x, y = (jnp.asarray(rng.normal(size=(50, 2)) + 2 * i, jnp.float32) for i in range(2))
-
-    def moved(optimizer, direction, steps):
-        def step(carry, _):
-            x, state = carry
-            updates, state = optimizer.update(-direction(x), state)
-            return (optax.apply_updates(x, updates), state), None
-
-        return jax.jit(lambda x: jax.lax.scan(step, (x, optimizer.init(x)), length=steps)[0][0])(x)
-
-    flown = moved(optax.sgd(2.0), lambda x: mmd_flow_velocity(x, y, 0.2), 100)
-    assert mmd_squared(flown, y, 0.2) < 0.1 * mmd_squared(x, y, 0.2)
-    drawn = moved(optax.sgd(0.5), lambda x: svgd_direction(x, 3 - x, 1.0), 100)  # the scores of N(3, 1)
-    assert jnp.abs(drawn.mean(0) - 3).max() < 0.1 and 0.6 < drawn.std() < 1.1
-
-
 @pytest.mark.filterwarnings("ignore:.*got NaN among them")
 def test_median_heuristic(rng):
     points = rng.normal(size=(40, 3))
@@ -484,23 +457,6 @@ def test_integrals_are_those_of_profiles(kernel):
         )
         if np.isfinite(found := KERNELS.get(kernel, kernel).log_integral(dim)):
             assert found == pytest.approx(np.log(surface * integral), rel=1e-6)
-
-
-def test_densities_integrate_to_one():
-    axis = np.linspace(-12, 12, 241)
-    grid = np.stack(np.meshgrid(axis, axis), -1).reshape(-1, 2)
-    density = np.exp(kde_logpdf(grid, np.zeros((1, 2)), 2.0, kernel="matern32"))
-    assert density.sum() * 0.1**2 == pytest.approx(1, abs=0.02)
-    near, far = np.zeros((1, 2), "float32"), np.full((1, 2), 1e4, "float32")
-    assert jnp.isfinite(kde_logpdf(far, near, 1.0, kernel="matern32")).all()
-
-
-def test_logarithms_of_kernels(rng):
-    """Where κ underflows, they do not; a mesh of one device makes no difference."""
-    x, y = rng.normal(size=(5, 3)), rng.normal(size=(7, 3)) + 3000
-    logs = log_gauss_sum(x, y, kernel="matern12")
-    r = np.linalg.norm(x[:, None] - y[None], axis=-1)
-    assert relative_error(logs, -r.min(1) + np.log(np.exp(r.min(1, keepdims=True) - r).sum(1))) < 1e-13
 
 
 @pytest.mark.parametrize(

@@ -239,22 +239,6 @@ def test_gradients_of_a_mixture_are_its_own(rng):
     assert relative_error(ours, gradients(formula("matern52"), operands)[0]) < 1e-4
 
 
-def test_wrong_kernels_are_refused():
-    """Others are in test_wrong_calls."""
-    x = np.ones((3, 2))
-    for message, options in (
-        ("one of auto, mixture, .*; got 'rescale'", {"kernel": "imq", "method": "rescale"}),
-        ("one of auto, reweight, .*; got 'mixture'", {"method": "mixture"}),
-    ):
-        with pytest.raises(ValueError, match=message):
-            kernel_sum(x, x, x, **options)
-    with pytest.raises(TypeError, match=r"must return an array of the dtype of u; got float64"):
-        Kernel(lambda u: jnp.exp(u.astype("float64")))
-    for alpha in (np.inf, "a"):
-        with pytest.raises(ValueError, match=r"`jaxgauss.rational_quadratic`: `alpha` must be (a )?positive"):
-            rational_quadratic(alpha)
-
-
 def test_kernels_are_values():
     """They are compared by what they are, so that equal ones are compiled once; and may carry any name."""
     assert rational_quadratic(2) == rational_quadratic(2.0) != rational_quadratic(3.0)

@@ -174,19 +174,6 @@ def test_score_and_value_cost_one_call(rng, monkeypatch):
     jax.clear_caches()
 
 
-@pytest.mark.parametrize(
-    "log_weights, error, message",  # others are in test_wrong_calls
-    [
-        (jnp.ones(()), ValueError, r"got log_weights \(\)"),
-        ([1.0] * 5, TypeError, "got list"),
-        (jnp.ones(5, int), TypeError, "got log_weights int64"),
-    ],
-)
-def test_wrong_weights_are_named(log_weights, error, message):
-    with pytest.raises(error, match=message):
-        log_gauss_sum(jnp.ones((3, 2)), jnp.ones((5, 2)), log_weights)
-
-
 @pytest.fixture
 def in_one_pass(monkeypatch):
     """Means of the fewest pairs in one pass; how often it took two passes after all."""

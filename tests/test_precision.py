@@ -255,21 +255,6 @@ def test_what_exponents_lose_is_seen_from_a_few_pairs(rng, precision, kind):
     assert 0.5 < found / errors.square().mean().sqrt() < 2
 
 
-def test_the_gated_kernel_accepts_our_arguments():
-    """Schema and shapes alone, on the meta device: this says nothing about the kernel."""
-    q, k = (torch.empty(2, 3, n, 16, device="meta") for n in (70, 50))
-    out, lse = operators.efficient_gated(q, k, k, gate=torch.empty((), dtype=torch.bool, device="meta"))
-    assert out.shape == q.shape and lse.shape == q.shape[:-1]
-
-
-def test_sequences_behind_a_closed_gate_are_empty():
-    q = torch.ones(2, 3, 70, 16)
-    starts = [guard.gate_starts(torch.tensor(is_open), 2, 70, 50) for is_open in (True, False)]
-    assert [[x.tolist() for x in pair] for pair in starts] == [[[0, 70, 140], [0, 50, 100]], [[0, 0, 0]] * 2]
-    assert all(x.dtype == torch.int32 for pair in starts for x in pair)
-    assert torch.equal(operators._unpacked(operators._packed(q), q), q)
-
-
 @pytest.mark.parametrize("precision, parts", [("float16", 1), ("float16x2", 2), ("bfloat16x2", 2), ("float32", 1)])
 def test_split_points_hold_their_digits(rng, precision, parts):
     kernel = torch_backend.select_kernel("cpu", precision, "cpu", torch.float32, 3)

@@ -250,50 +250,6 @@ def test_a_bar_needs_tqdm(monkeypatch):
 Q, K, V = np.ones((5, 3)), np.ones((7, 3)), np.ones((7, 2))
 
 
-@pytest.mark.parametrize(
-    "chunks, error, message",
-    [
-        ([(K, V), None], TypeError, r"`chunks` must hold pairs of arrays .*; got \(NoneType\) as chunk 1"),
-        ([(K, [1.0] * 7)], TypeError, r".* pairs of arrays .*; got \(ndarray, list\)"),
-        ([(K[:, :2], V)], ValueError, r".* same dimension; got queries \(5, 3\), keys \(7, 2\)"),
-        ([(K.astype(int), V)], TypeError, ".* got keys int64"),
-        ([(K[None], V)], ValueError, r"`chunks` must hold keys \(n, D\) .*; got keys \(1, 7, 3\), values \(7, 2\)"),
-        ([(K, V), (K[:, :2], V)], ValueError, r".* with keys \(n, 3\) .*; got keys \(7, 2\) float64.* as chunk 1"),
-        ([(K, V), (K, V[:5])], ValueError, r".*; got keys \(7, 3\) float64, values \(5, 2\) float64 as chunk 1"),
-        ([(K, V)] * 2 + [(K, V.astype("f4"))], ValueError, r".*float64; got .* values \(7, 2\) float32 as chunk 2"),
-    ],
-)
-def test_wrong_chunks_are_named(chunks, error, message):
-    """Others, and other functions' arguments, are in test_wrong_calls."""
-    with pytest.raises(error, match="`jaxgauss.gauss_sum_streamed`: " + message):
-        gauss_sum_streamed(Q, chunks)
-
-
-@pytest.mark.parametrize(
-    "message, change",
-    [
-        ("`jaxgauss.gauss_sum_streamed`: `method` must be .*; got 'softmax'", {"method": "softmax"}),
-        ("`tau` must be positive .*; got tau -1", {"tau": -1}),
-        (r"`jaxgauss.gauss_sum_streamed`: `tau` must be one number; got tau \(2,\)", {"queries": Q[None], "tau": V[0]}),
-        (r".* a box of at most \d+ coefficients.*; got \d+ for", {"queries": Q * np.c_[:5], "tau": 1e12}),
-        (r"`tolerance` must come with method='fourier'; got tolerance 0\.1", {"tolerance": 0.1, "method": "auto"}),
-        ("`backend` must be one for cpu, .*; got 'flash', which runs on cuda", {"backend": "flash", "method": "auto"}),
-    ],
-)
-def test_options_and_tau_are_checked(message, change):
-    with pytest.raises(ValueError, match=message):
-        gauss_sum_streamed(**{"queries": Q, "chunks": [(K, V)], "method": "fourier", **change})
-
-
-def test_transformations_are_refused():
-    for call in (
-        lambda: jax.jit(lambda: gauss_sum_streamed(Q, [(K, V)]))(),
-        lambda: jax.grad(lambda v: gauss_sum_streamed(Q, [(K, v)]).sum())(V),
-    ):
-        with pytest.raises(TypeError, match=r"of transformations such as jit or grad; got a tracer\. Use `gauss_s"):
-            call()
-
-
 def test_the_file_of_another_sum_is_refused(tmp_path):
     saved = tmp_path / "sum.npz"
     gauss_sum_streamed(Q, [(K, V)] * 3, saved=saved)

@@ -100,21 +100,6 @@ def test_boxes_of_nearly_all_points(rng):
         assert outside[0] == 0 and (outside[1:] <= 4.5 * boxes.points_beyond(4)[1:]).all()
 
 
-@pytest.mark.parametrize(
-    "dim, kind, options, message",
-    [
-        (2, ValueError, {"method": "auto", "tolerance": 1e-3}, "got tolerance 0.001, method 'auto'"),
-        (2, ValueError, {"tolerance": 2.0}, "got 2.0"),
-        (2, ValueError, {"precision": "float16"}, "got precision 'float16'"),
-        (2, TypeError, {"tolerance": "1e-3"}, "got str"),
-        (4, ValueError, {}, "got 'fourier' in 4"),
-    ],
-)
-def test_options_that_do_not_fit(dim, kind, options, message):
-    with pytest.raises(kind, match=message):
-        jaxgauss.gauss_sum(np.ones((3, dim)), np.ones((3, dim)), np.ones(3), **{"method": "fourier"} | options)
-
-
 def test_slopes_are_derivatives(rng, dim=3):
     """Those of waves at the points are those of the coefficients, and so are their own derivatives."""
     x = jnp.asarray(rng.normal(size=(50, dim)))
