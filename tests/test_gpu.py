@@ -260,18 +260,6 @@ def test_digits_of_points_far_apart(rng, dim, channels):
                 assert np.linalg.norm(np.asarray(ours, np.float64) - exact) < reach * np.linalg.norm(size)
 
 
-def test_default_matmul_precision(rng):
-    operands = on_gpu(problem(rng, 300, 400, 16, 1).operands)
-    shapes = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands[:3]]
-    seen, by_kernel = [], functools.partial(gauss_sum, method="rescale")
-    for grade in ("default", "high", "highest"):
-        with jax.default_matmul_precision(grade):
-            plan = explain(*shapes, operands[3], method="rescale")
-            seen.append((plan.precision, relative_error(by_kernel(*operands), gauss_sum64(*operands))))
-    assert [precision for precision, _ in seen] == ["float16", "float16x2", "float32"]
-    assert seen[2][1] < 1e-5
-
-
 def test_log_gauss_sum_and_estimate_error(rng):
     case = problem(rng, 300, 400, 8, 1, positive=True)
     q, k, v, tau = on_gpu(case.operands)
