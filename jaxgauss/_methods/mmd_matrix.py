@@ -17,8 +17,7 @@ from .._checks.settings import Labels, MeshOptions, Options, Points, Settings, T
 from .._kernels.kernels import Kernel
 from .._sums.checked import check_plan
 from .._sums.kernel_sum import unrounded_kernel_sum
-from .._sums.moments import bandwidth_mean
-from .weights import in_own_unit
+from .._sums.moments import bandwidth_mean, in_own_unit
 
 WIDTHS, OVERHEAD = (8, 16, 32, 64), 16  # points of a chunk; a chunk costs as much as so many points more
 BLOCK, CUDA_BLOCK = 1024, 4096  # points: the pairs of two blocks fill a tile

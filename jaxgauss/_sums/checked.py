@@ -36,7 +36,7 @@ def checked(
     warn_of_earlier_sums()
     methods = methods or methods_of(asked.kernel)
     platform, operands = expected_platform(queries, keys, values), (queries, keys, values)
-    are_arrays = all(isinstance(x, jax.Array | np.ndarray) for x in operands)
+    are_arrays = all(isinstance(x, jax.Array | np.ndarray | jax.ShapeDtypeStruct) for x in operands)
     if not are_arrays or not isinstance(tau, TAUS) or isinstance(tau, jax.core.Tracer):
         return _checked(asked, methods, platform, *operands, tau)
     config: Any = jax.config
