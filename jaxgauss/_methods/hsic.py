@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from .._arrays.devices import replicated, vary_alike
+from .._arrays.devices import replicated, vary_alike, visible
 from .._checks.given import public
 from .._checks.operands import as_operand
-from .._checks.samples import check_estimator, check_samples, check_signs, visible
+from .._checks.samples import check_estimator, check_samples, check_signs
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights, working_dtype
 from .._sums.checked import check_plan, examined, reverse_only
 from .._sums.sharded import product_over_mesh, replicated_over_mesh, sum_over_mesh

@@ -9,10 +9,10 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from .._arrays.devices import has_cuda, vary_like
+from .._arrays.devices import has_cuda, vary_like, visible
 from .._checks.given import public
 from .._checks.labels import check_labels
-from .._checks.samples import check_estimator, check_kernel, check_samples, is_mask, visible
+from .._checks.samples import check_estimator, check_kernel, check_samples, is_mask
 from .._checks.settings import Labels, MeshOptions, Options, Points, Settings, Taus, Weights, working_dtype
 from .._kernels.kernels import Kernel
 from .._sums.checked import check_plan
