@@ -138,6 +138,11 @@ def sizes(queries: Any, keys: Any, values: Any, tau: Any) -> tuple[int, int, int
     return batch * queries.shape[-2] * keys.shape[-2], queries.shape[-1], channels
 
 
+def aligned_sizes(queries: Array, keys: Array, values: Array, tau: Array) -> tuple[int, int, int]:
+    """The `sizes` of operands of equal rank."""
+    return sizes(queries, keys, values, by_point(tau, queries)[..., 0, 0])
+
+
 def sizes_of_each(queries: Array, keys: Array, values: Array, *others: Array) -> tuple[Any, ...]:
     """The number of sums of a batch; M, N, D and C of each."""
     batch = math.prod(jnp.broadcast_shapes(*(x.shape[:-2] for x in (queries, keys, values))))
