@@ -1,9 +1,11 @@
-"""Errors of calls that do not fit a signature: an argument is missing, unknown or one too many; and what was meant."""
+"""Errors of calls that do not fit a signature: an argument is missing, unknown or one too many. Warnings of calls."""
 
 import difflib
 import functools
 import inspect
 import numbers
+import sys
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar
 
@@ -164,3 +166,11 @@ def also_called(name: str, function: Callable[_Arguments, _Result]) -> Callable[
 
     called.__name__ = called.__qualname__ = name
     return called
+
+
+def warn(message: str) -> None:
+    """Warn at the line that called jaxgauss."""
+    level, frame = 1, sys._getframe()
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith("jaxgauss."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(message, stacklevel=level)

@@ -9,11 +9,12 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
+from ._arrays.devices import visible
 from ._arrays.points import dot
-from ._checks.given import public
-from ._checks.operands import check_weights, floating_dtype
+from ._checks.given import floating_dtype, public
+from ._checks.operands import check_weights
 from ._checks.optional import needed
-from ._checks.samples import check_kernel, check_number, check_rng_key, visible
+from ._checks.samples import check_kernel, check_number, check_rng_key
 from ._checks.settings import Options, Points, Settings
 from ._kernels.kernels import Kernel
 from ._sums.checked import checked

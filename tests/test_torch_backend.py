@@ -21,8 +21,8 @@ from torch_backend import (
     gauss_sum,
     gauss_sum_pullback,
     kernels,
-    layout,
     operators,
+    reductions,
     select_kernel,
 )
 
@@ -91,7 +91,7 @@ def test_leading_axes_broadcast(rng):
 )
 def test_shared_operands_are_not_copied(shapes, folded):
     q, k, v = (torch.randn(shape) for shape in shapes)
-    fold = layout.Fold(q, k, v, torch.ones(1, 1))
+    fold = reductions.Fold(q, k, v, torch.ones(1, 1))
     operands = [fold.fold(q), fold.fold(k), fold.fold(v, of_values=True)]
     assert [tuple(x.shape) for x in operands] == folded
     assert [x.data_ptr() for x in operands[:2]] == [q.data_ptr(), k.data_ptr()]

@@ -17,7 +17,7 @@ of the grids cancel one another. So the last group begins with a new sum.
 
 from array_api_compat import array_namespace
 
-from .arrays import Array
+from .dtypes import Array
 
 COARSE, FINE = 2.0**6, 2.0**-4
 REACH = 2.0**16  # bandwidths: multiples of COARSE up to it have 11 bits, and sums of a step's products 24

@@ -6,11 +6,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .arrays import dtype_of
 from .attention import ENGINE
 from .guard import guarded
 from .kernels import DTYPES, AttentionKernel, select_kernel
-from .layout import broadcast_shapes, scaled_points
+from .layout import broadcast_shapes, dtype_of, scaled_points
 from .reductions import METHODS, are_exact, fused_means, fused_pullback, fused_sum
 
 

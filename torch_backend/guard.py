@@ -20,9 +20,9 @@ from array_api_compat import array_namespace
 from torch import Tensor
 
 from . import exact
-from .arrays import EPS, Array, cast, held, nonzero, without_nan
+from .dtypes import EPS, Array
 from .kernels import AttentionKernel, finest_kernel
-from .layout import squared_radius
+from .layout import cast, held, nonzero, squared_radius, without_nan
 
 # The largest R² at which a reduction is as accurate as its precision promises.
 REACH = {

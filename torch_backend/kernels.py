@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 from . import devices, exact
-from .arrays import BITS, HALF, Array, accumulation_dtype
+from .dtypes import BITS, HALF, Array, accumulation_dtype
 
 DTYPES = tuple(BITS)
 TWO_PARTS = {

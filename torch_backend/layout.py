@@ -1,18 +1,66 @@
-"""Points and values as one attention call takes them: batch axes folded, centered, scaled, padded."""
+"""Points and values as one attention call takes them: centered, scaled, rounded, padded.
+
+Array functions beyond the array API standard are here too, so that reductions are written once for PyTorch, JAX and
+NumPy. Dtypes are given by name.
+"""
 
 import math
 
-from array_api_compat import array_namespace
+from array_api_compat import array_namespace, is_jax_array
 from torch import broadcast_shapes as _broadcast_shapes
 
 from . import exact
-from .arrays import HALF, MAX, Array, cast, dtype_of, held, nonzero, unbroadcast, without_nan
+from .dtypes import BITS, HALF, MAX, SUBNORMAL, Array
 from .kernels import AttentionKernel
 
 MOST = 2.0**15  # the largest weight or cotangent in half precision
 # S: ½|b|² exceeds 65504, the largest number of float16, beyond 362 bandwidths; so it is stored divided by S.
 SCALE = {"float16": 1024.0}
 LOG_ZERO = -1e4  # stands for log 0: its exponential is zero in every dtype, and its product with S is finite
+
+
+def dtype_of(x: Array) -> str:
+    """The name of the array's dtype."""
+    return str(x.dtype).removeprefix("torch.")
+
+
+def cast(x: Array, dtype: str) -> Array:
+    """The array in another dtype."""
+    xp = array_namespace(x)
+    return x if dtype_of(x) == dtype else xp.astype(x, getattr(xp, dtype))
+
+
+def held(x: Array, dtype: str) -> Array:
+    """Round x to a dtype, clipped to its range, but keep it in its own dtype.
+
+    XLA may remove a cast and the cast back. It keeps its rounding operation, which ignores float16's subnormal numbers.
+    """
+    xp = array_namespace(x)
+    if dtype_of(x) == dtype:
+        return x
+    if dtype in HALF:
+        x = xp.clip(x, -MAX[dtype], MAX[dtype])
+    if not is_jax_array(x):
+        return cast(cast(x, dtype), dtype_of(x))
+    from jax import lax
+
+    rounded = lax.reduce_precision(x, *BITS[dtype])
+    if dtype != "float16":
+        return rounded
+    begin, step = SUBNORMAL
+    return xp.where(xp.abs(x) < begin, xp.round(x / step) * step, rounded)
+
+
+def without_nan(x: Array) -> Array:
+    """The array with zeros for NaN."""
+    xp = array_namespace(x)
+    return xp.where(xp.isnan(x), xp.zeros_like(x), x)
+
+
+def nonzero(x: Array) -> Array:
+    """The array with ones for zeros, to divide by."""
+    xp = array_namespace(x)
+    return xp.where(x == 0, xp.ones_like(x), x)
 
 
 def half_squared_norms(points: Array) -> Array:
@@ -173,50 +221,3 @@ def pack(*columns: Array | float, width: int, dtype: str, last: tuple[float, ...
         row = joined([xp.full_like(x[..., :1, :], number) for x, number in zip(arrays, numbers, strict=True)])
         rows = xp.concat([rows, row], axis=-2)
     return cast(rows, dtype)
-
-
-class Fold:
-    """How leading axes become the kernel's (batch, heads) without copying what a batch shares.
-
-    If keys and values are shared, the queries' batch becomes rows. If the points are shared, the values' batch becomes
-    channels, and all of it shares the exponentials. Otherwise there are two axes, of length 1 where an operand is
-    shared.
-    """
-
-    def __init__(self, queries: Array, keys: Array, values: Array, *others: Array):
-        leading = [tuple(x.shape[:-2]) for x in (queries, keys, values, *others)]
-        self.batch = broadcast_shapes(*leading)
-        varies = [math.prod(axes) > 1 for axes in leading]
-        self.rows = not any(varies[1:])
-        self.channels = not self.rows and not (varies[0] or varies[1] or any(varies[3:]))
-
-    def fold(self, operand: Array, *, of_values: bool = False) -> Array:
-        """(…, N, W) -> (batch, heads, N, W); with `of_values` the last axis is the channels of the values."""
-        xp = array_namespace(operand)
-        if self.rows:
-            return xp.reshape(operand, (1, 1, -1, operand.shape[-1]))
-        matrix = tuple(operand.shape[-2:])
-        if self.channels:
-            operand = xp.reshape(operand, (-1, *matrix))  # (B or 1, N, W)
-            if of_values:
-                operand = xp.reshape(xp.moveaxis(operand, 0, 1), (1, matrix[0], -1))
-            return operand[None, :1]
-        operand = operand[(None,) * (len(self.batch) + 2 - operand.ndim)]
-        axes = [i for i, size in enumerate(self.batch) if size != 1]
-        if len(axes) > 2:  # more than two axes: the rest is merged, and copied where shared
-            rest = [self.batch[i] for i in axes[1:]]
-            sizes = [operand.shape[i] for i in axes]
-            operand = xp.broadcast_to(xp.reshape(operand, (*sizes, *matrix)), (sizes[0], *rest, *matrix))
-            return xp.reshape(operand, (sizes[0], math.prod(rest), *matrix))
-        sizes = [operand.shape[i] for i in axes]
-        return xp.reshape(operand, (*[1] * (2 - len(axes)), *sizes, *matrix))
-
-    def unfold(self, result: Array, shape: tuple[int, ...], *, of_values: bool = False) -> Array:
-        """The inverse of `fold`, summed over the axes along which an operand of this shape is shared."""
-        xp = array_namespace(result)
-        if self.channels and of_values:
-            result = xp.moveaxis(xp.reshape(result[0, 0], (result.shape[-2], -1, shape[-1])), 1, 0)
-            return xp.reshape(result, shape)
-        if self.rows or self.channels:
-            return xp.reshape(result, shape)
-        return unbroadcast(xp.reshape(result, (*self.batch, *shape[-2:])), shape)

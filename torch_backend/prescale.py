@@ -5,9 +5,9 @@ Source: Rux & Neumayer, "Fast Gauss Sums via Flash Attention", 2026, arXiv:2609.
 
 from array_api_compat import array_namespace
 
-from .arrays import Array, cast, dtype_of
+from .dtypes import Array
 from .kernels import Attend, AttentionKernel
-from .layout import normalized, pack, point_columns
+from .layout import cast, dtype_of, normalized, pack, point_columns
 
 LARGEST = {"float32": 80.0, "float64": 700.0}  # larger exponents overflow; the values are zero there
 

@@ -8,13 +8,16 @@ import math
 
 from array_api_compat import array_namespace
 
-from .arrays import EPS, Array, accumulation_dtype, cast, dtype_of, nonzero
+from .dtypes import EPS, Array, accumulation_dtype
 from .kernels import PROBES, Attend, AttentionKernel, Engine
 from .layout import (
-    Fold,
+    broadcast_shapes,
+    cast,
+    dtype_of,
     exponent_columns,
     from_columns,
     half_squared_norms,
+    nonzero,
     normalized,
     pack,
     scales_for_sums,
@@ -25,6 +28,62 @@ from .reweight import reweight
 
 METHODS = {"reweight": reweight, "prescale": prescale, "rescale": rescale}
 EXACT = 1e-2  # the pullback treats exponents with a smaller rounding error as exact
+
+
+class Fold:
+    """How leading axes become the kernel's (batch, heads) without copying what a batch shares.
+
+    If keys and values are shared, the queries' batch becomes rows. If the points are shared, the values' batch becomes
+    channels, and all of it shares the exponentials. Otherwise there are two axes, of length 1 where an operand is
+    shared.
+    """
+
+    def __init__(self, queries: Array, keys: Array, values: Array, *others: Array):
+        leading = [tuple(x.shape[:-2]) for x in (queries, keys, values, *others)]
+        self.batch = broadcast_shapes(*leading)
+        varies = [math.prod(axes) > 1 for axes in leading]
+        self.rows = not any(varies[1:])
+        self.channels = not self.rows and not (varies[0] or varies[1] or any(varies[3:]))
+
+    def fold(self, operand: Array, *, of_values: bool = False) -> Array:
+        """(…, N, W) -> (batch, heads, N, W); with `of_values` the last axis is the channels of the values."""
+        xp = array_namespace(operand)
+        if self.rows:
+            return xp.reshape(operand, (1, 1, -1, operand.shape[-1]))
+        matrix = tuple(operand.shape[-2:])
+        if self.channels:
+            operand = xp.reshape(operand, (-1, *matrix))  # (B or 1, N, W)
+            if of_values:
+                operand = xp.reshape(xp.moveaxis(operand, 0, 1), (1, matrix[0], -1))
+            return operand[None, :1]
+        operand = operand[(None,) * (len(self.batch) + 2 - operand.ndim)]
+        axes = [i for i, size in enumerate(self.batch) if size != 1]
+        if len(axes) > 2:  # more than two axes: the rest is merged, and copied where shared
+            rest = [self.batch[i] for i in axes[1:]]
+            sizes = [operand.shape[i] for i in axes]
+            operand = xp.broadcast_to(xp.reshape(operand, (*sizes, *matrix)), (sizes[0], *rest, *matrix))
+            return xp.reshape(operand, (sizes[0], math.prod(rest), *matrix))
+        sizes = [operand.shape[i] for i in axes]
+        return xp.reshape(operand, (*[1] * (2 - len(axes)), *sizes, *matrix))
+
+    def unfold(self, result: Array, shape: tuple[int, ...], *, of_values: bool = False) -> Array:
+        """The inverse of `fold`, summed over the axes along which an operand of this shape is shared."""
+        xp = array_namespace(result)
+        if self.channels and of_values:
+            result = xp.moveaxis(xp.reshape(result[0, 0], (result.shape[-2], -1, shape[-1])), 1, 0)
+            return xp.reshape(result, shape)
+        if self.rows or self.channels:
+            return xp.reshape(result, shape)
+        return _unbroadcast(xp.reshape(result, (*self.batch, *shape[-2:])), shape)
+
+
+def _unbroadcast(x: Array, shape: tuple[int, ...]) -> Array:
+    """The sum over the axes that broadcasting has stretched from `shape` to the array's shape."""
+    xp = array_namespace(x)
+    extra = x.ndim - len(shape)
+    stretched = [i + extra for i, n in enumerate(shape) if n == 1 and x.shape[i + extra] != 1]
+    axes = (*range(extra), *stretched)
+    return xp.reshape(xp.sum(x, axis=axes) if axes else x, shape)
 
 
 def fused_sum(

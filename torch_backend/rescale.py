@@ -7,9 +7,18 @@ import math
 
 from array_api_compat import array_namespace
 
-from .arrays import Array, cast, dtype_of
+from .dtypes import Array
 from .kernels import PROBES, Attend, AttentionKernel
-from .layout import LOG_ZERO, exponent_columns, in_parts, pack, point_columns, signs_and_log_rows
+from .layout import (
+    LOG_ZERO,
+    cast,
+    dtype_of,
+    exponent_columns,
+    in_parts,
+    pack,
+    point_columns,
+    signs_and_log_rows,
+)
 
 SMALL_ROWS = -12 * math.log(2)  # from this logarithm up, half precision can hold the sizes of rows in the values
 SMALLEST = 2.0**-126  # normal number of float32

@@ -7,9 +7,9 @@ import math
 
 from array_api_compat import array_namespace
 
-from .arrays import Array, cast, dtype_of
+from .dtypes import Array
 from .kernels import Attend, AttentionKernel
-from .layout import in_parts, normalized, pack, point_columns
+from .layout import cast, dtype_of, in_parts, normalized, pack, point_columns
 
 
 def reweight(queries: Array, keys: Array, values: Array, kernel: AttentionKernel, attend: Attend) -> Array:

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 import jax.core
 import jax.extend
+import numpy as np
 from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
@@ -51,6 +52,11 @@ def is_visible(array: Any) -> bool:
         return True
     is_traced = isinstance(array, jax.core.Tracer)
     return not is_traced and array.is_fully_addressable and all(x.platform == "cpu" for x in array.devices())
+
+
+def visible(array: Any) -> np.ndarray | None:
+    """The values of an array in float64, or None if the host does not know them."""
+    return np.asarray(array, np.float64) if is_visible(array) else None
 
 
 def vary_alike(*arrays: jax.Array) -> tuple[jax.Array, ...]:

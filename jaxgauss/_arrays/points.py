@@ -45,6 +45,16 @@ def by_point(tau: T, points: K) -> Float[Array, "*#batch 1 _"]:
     return tau[..., None, :] if of_coordinates(tau, points) else tau[..., None, None]
 
 
+# Derivatives with respect to τ do not go through the points: u = ρ u₀ with u₀ = τ₀ ‖k - q‖², where τ₀ = τ is a constant
+# to JAX, and ρ = τ/τ₀ is one. Otherwise derivatives of Σ W u / τ would have terms that nearly cancel for small u.
+def unit_and_ratio(tau: T, points: Q) -> tuple[T, Array, Array]:
+    """τ₀, its root and ρ; if each coordinate has its own τ, τ₀ carries the derivatives and ρ is a constant."""
+    by_coordinate = of_coordinates(tau, points)
+    unit = tau if by_coordinate else lax.stop_gradient(tau)
+    ratio = by_point(tau / unit, points)
+    return unit, by_point(jnp.sqrt(unit), points), jnp.ones_like(ratio[..., :1]) if by_coordinate else ratio
+
+
 class Scaled(NamedTuple):
     """Scaled points (…, N, D), and their squared norms (…, N, 1)."""
 
@@ -115,12 +125,22 @@ def align(queries: Array, keys: Array, values: Array, tau: Array) -> tuple[Array
     return queries, keys, values, lax.expand_dims(tau, range(rank - tau.ndim))
 
 
+def with_rank(x: Array, like: Array) -> Array:
+    """x with leading axes of length one, so that it has the rank of the other."""
+    return lax.expand_dims(x, range(like.ndim - x.ndim))
+
+
 def sizes(queries: Any, keys: Any, values: Any, tau: Any) -> tuple[int, int, int]:
     """Kernel evaluations (batch · M · N), dimension and channels of a sum."""
     leading = {np.shape(tau), *(tuple(x.shape[:-2]) for x in (queries, keys, values))}
     batch = math.prod(jnp.broadcast_shapes(*leading))
     channels = values.shape[-1] if len(values.shape) > 1 else 1
     return batch * queries.shape[-2] * keys.shape[-2], queries.shape[-1], channels
+
+
+def aligned_sizes(queries: Array, keys: Array, values: Array, tau: Array) -> tuple[int, int, int]:
+    """The `sizes` of operands of equal rank."""
+    return sizes(queries, keys, values, by_point(tau, queries)[..., 0, 0])
 
 
 def sizes_of_each(queries: Array, keys: Array, values: Array, *others: Array) -> tuple[Any, ...]:
@@ -216,6 +236,11 @@ def logits(a: Any, b: Any) -> Array:
 
 dot = functools.partial(jnp.matmul, precision=lax.Precision.HIGHEST)
 weighted_sum = functools.partial(jnp.tensordot, axes=1, precision=lax.Precision.HIGHEST)  # Σ_t w_t x_t
+
+
+def turned(product: Array) -> Array:
+    """The transpose of Lᵀ S; without the barrier XLA on a CPU forms Sᵀ L, which takes five times as long."""
+    return lax.optimization_barrier(product).mT
 
 
 def padded(x: np.ndarray, mode: Any = "edge") -> np.ndarray:

@@ -6,9 +6,9 @@ import jax
 import jax.core
 import numpy as np
 
-from .._arrays.devices import is_visible
+from .._arrays.devices import is_visible, visible
+from .._calls import warn
 from .names import as_kernel
-from .samples import visible, warn
 
 OF_PAIRS = frozenset(  # results that mean nothing if the kernel is zero between different points
     {

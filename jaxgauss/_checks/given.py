@@ -1,4 +1,4 @@
-"""Preparation of public functions' arrays: those of other libraries are converted, points far from the origin centered.
+"""Preparation of public functions' arrays: converted or refused, and points far from the origin centered.
 
 Without its 64-bit mode JAX rounds NumPy's float64 to float32, which is coarse far from the origin. Sums depend on
 differences only, so a common center of all points is subtracted first, in float64. If there is no common center, a
@@ -14,12 +14,12 @@ from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.core
+import jax.numpy as jnp
 import numpy as np
 
-from .._calls import misfit, public_name
+from .._calls import misfit, public_name, warn
 from .first_call import warn_of_mistakes
-from .operands import FLOATING, TAU_RANGE
-from .samples import warn
+from .settings import DTYPES, TAU_RANGE
 
 POINTS = ("queries", "keys", "points", "x", "y", "samples", "data", "particles")
 OTHERS = (
@@ -27,6 +27,7 @@ OTHERS = (
     *("tau", "taus", "tau_x", "tau_y"),
 )
 ARRAYS = frozenset((*POINTS, *OTHERS))
+FLOATING = frozenset(jnp.dtype(name) for name in DTYPES)
 FLOAT32, FLOAT64 = np.dtype("float32"), np.dtype("float64")
 SAMPLE = 32  # points of each array whose median is the center
 LARGEST = 1e38  # the largest coordinate of a center
@@ -117,6 +118,33 @@ def as_array(x: Any) -> Any:
             return x
         x = np.asarray(x)
     return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
+
+
+def floating_dtype(where: str, name: str, x: Any) -> np.dtype:
+    """The dtype of a floating array; TypeError for anything else."""
+    if not (hasattr(x, "shape") and hasattr(x, "dtype")):
+        fix = f"Convert with jnp.asarray({name}, jnp.float32): only `tau` may be a list."
+        if isinstance(x, int | float | complex):
+            fix = f"For all alike jnp.full(number, {x})."
+        raise TypeError(f"{where}: `{name}` must be a JAX or NumPy array; got {type(x).__name__}. {fix}")
+    try:
+        dtype = jax.dtypes.canonicalize_dtype(x.dtype)
+    except (TypeError, ValueError):  # an array of another library, or not of numbers
+        dtype = None
+    if dtype not in FLOATING:
+        fix = f"Convert with {name}.astype(jnp.float32)."
+        if hasattr(x, "__dlpack__") and not isinstance(x, jax.Array | np.ndarray):
+            fix = f"Convert with jnp.from_dlpack({name})."
+            if type(x).__module__.split(".")[0] == "torch":
+                fix += " For tensors there is torch_backend.gauss_sum, too."
+        elif jnp.issubdtype(x.dtype, jnp.complexfloating):
+            fix = f"Sum the parts by themselves, {name}.real and {name}.imag."
+            if name not in ("values", "weights", "x_weights", "y_weights", "log_weights"):
+                fix = f"Complex coordinates are two real ones each: jnp.concatenate([{name}.real, {name}.imag], -1)."
+        elif jnp.issubdtype(x.dtype, jax.dtypes.extended):
+            fix = "Random keys go by `rng_key`, where there is one."
+        raise TypeError(f"{where}: `{name}` must be of dtype {', '.join(DTYPES)}; got {name} {x.dtype}. {fix}")
+    return np.dtype(dtype)
 
 
 def will_be_rounded(x: Any) -> bool:

@@ -9,10 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
-from .settings import DTYPES, axis_names, working_dtype
-
-TAU_RANGE = (1e-37, 1e38)  # normal in float32 and float64
-FLOATING = frozenset(jnp.dtype(name) for name in DTYPES)
+from .given import floating_dtype
+from .settings import TAU_RANGE, axis_names, working_dtype
 
 
 class Traced(TypeError):
@@ -121,33 +119,6 @@ def check_mesh(function: str, mesh: Any, query_axis: Any, key_axis: Any) -> None
             f"{where}: `query_axis` and `key_axis` must name axes of `mesh`, at least one, and no axis twice; got"
             f" query_axis {query_axis!r}, key_axis {key_axis!r}, axes of the mesh {names}. {fix}"
         )
-
-
-def floating_dtype(where: str, name: str, x: Any) -> np.dtype:
-    """The dtype of a floating array; TypeError for anything else."""
-    if not (hasattr(x, "shape") and hasattr(x, "dtype")):
-        fix = f"Convert with jnp.asarray({name}, jnp.float32): only `tau` may be a list."
-        if isinstance(x, int | float | complex):
-            fix = f"For all alike jnp.full(number, {x})."
-        raise TypeError(f"{where}: `{name}` must be a JAX or NumPy array; got {type(x).__name__}. {fix}")
-    try:
-        dtype = jax.dtypes.canonicalize_dtype(x.dtype)
-    except (TypeError, ValueError):  # an array of another library, or not of numbers
-        dtype = None
-    if dtype not in FLOATING:
-        fix = f"Convert with {name}.astype(jnp.float32)."
-        if hasattr(x, "__dlpack__") and not isinstance(x, jax.Array | np.ndarray):
-            fix = f"Convert with jnp.from_dlpack({name})."
-            if type(x).__module__.split(".")[0] == "torch":
-                fix += " For tensors there is torch_backend.gauss_sum, too."
-        elif jnp.issubdtype(x.dtype, jnp.complexfloating):
-            fix = f"Sum the parts by themselves, {name}.real and {name}.imag."
-            if name not in ("values", "weights", "x_weights", "y_weights", "log_weights"):
-                fix = f"Complex coordinates are two real ones each: jnp.concatenate([{name}.real, {name}.imag], -1)."
-        elif jnp.issubdtype(x.dtype, jax.dtypes.extended):
-            fix = "Random keys go by `rng_key`, where there is one."
-        raise TypeError(f"{where}: `{name}` must be of dtype {', '.join(DTYPES)}; got {name} {x.dtype}. {fix}")
-    return np.dtype(dtype)
 
 
 def check_tau(where: str, tau: Any, dtype: np.dtype, name: str = "tau") -> tuple[int, ...]:

@@ -2,8 +2,6 @@
 
 import math
 import numbers
-import sys
-import warnings
 from typing import Any
 
 import jax
@@ -11,10 +9,12 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from .._arrays.devices import is_visible
+from .._arrays.devices import visible
+from .._calls import warn
 from .._kernels.kernels import GAUSS, Kernel
+from .given import floating_dtype
 from .names import as_kernel, check_choice, check_names
-from .operands import check_mesh, check_tau, floating_dtype
+from .operands import check_mesh, check_tau
 from .settings import MeshOptions, Settings, Weights, matmul_precision, methods_of, working_dtype
 
 
@@ -162,19 +162,6 @@ def check_balance(settings: Settings, **weights: Any) -> None:
                 f"{where}: `{name}` should have the sum 1, because they are not normalized; got {a.sum():.6g}. Pass"
                 " normalize=True, or a mask of booleans."
             )
-
-
-def warn(message: str) -> None:
-    """Warn at the line that called jaxgauss."""
-    level, frame = 1, sys._getframe()
-    while frame is not None and str(frame.f_globals.get("__name__")).startswith("jaxgauss."):
-        level, frame = level + 1, frame.f_back
-    warnings.warn(message, stacklevel=level)
-
-
-def visible(array: Any) -> np.ndarray | None:
-    """The values of an array in float64, or None if the host does not know them."""
-    return np.asarray(array, np.float64) if is_visible(array) else None
 
 
 def check_signs(function: str, weights: Weights | None) -> None:

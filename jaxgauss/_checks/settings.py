@@ -16,6 +16,7 @@ KERNEL_METHODS = ("auto", "mixture", "blocked", "dense", "differences")  # for k
 PRECISIONS = ("auto", "float16", "bfloat16", "float16x2", "bfloat16x2", "float32", "float64")
 BACKENDS = ("auto", "flash", "efficient", "cudnn", "cpu")
 DTYPES = ("float16", "bfloat16", "float32", "float64")
+TAU_RANGE = (1e-37, 1e38)  # of τ: normal in float32 and float64
 Queries = Float[Array | np.ndarray, "*#batch m d"]
 Keys = Float[Array | np.ndarray, "*#batch n d"]
 Values = Float[Array | np.ndarray, "*#batch n c"] | Float[Array | np.ndarray, " n"]

@@ -19,12 +19,20 @@ from jaxtyping import Array, Bool, Float
 from .._arrays.devices import vary_like
 from .._arrays.shapes import are_known
 from .._kernels.kernels import Kernel
+from .differences import both_by_differences, by_differences, subtractable
+from .leaf_products import (
+    about_center,
+    distances,
+    known_by_norms,
+    known_by_product,
+    masked,
+    middles,
+    sums_by_moments,
+)
 from .leaves import in_given_order, in_leaves, leaf_order, padded_rows, ranges_of, squared_gaps
 from .marks import mark
-from .pairs import both_by_differences, by_differences, subtractable, zeros_of
 from .plan import Plan
-from .products import about_center, distances, known_by_norms, known_by_product, masked, middles, sums_by_moments
-from .wanted import NOTHING, Channels, Columns, PairSums, Rows, Wanted
+from .wanted import NOTHING, Channels, Columns, PairSums, Rows, Wanted, zeros_of
 
 FEW_DIMENSIONS = 8  # up to these, differences take little longer than a product that tells whether they are needed
 LEAF = {True: 256, False: 64}  # points of a leaf, in few dimensions and in many

@@ -14,7 +14,7 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 
 from .._arrays.devices import platforms, replicated, shard_like, vary_like
-from .._arrays.points import by_point, sizes
+from .._arrays.points import aligned_sizes
 from .._checks.settings import Settings
 from .plan import Plan, plan_of
 
@@ -81,11 +81,6 @@ def plan_there(settings: Settings, platform: str, operands: tuple[jax.Array, ...
     except ValueError:  # the arguments were checked for another platform: PyTorch refuses if the sum runs on this one
         method = "rescale" if settings.method == "auto" else settings.method
         return Plan(platform, method, settings.precision, settings.backend, "asked for by name", waves=False)
-
-
-def aligned_sizes(queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array) -> tuple[int, int, int]:
-    """The `sizes` of operands of equal rank."""
-    return sizes(queries, keys, values, by_point(tau, queries)[..., 0, 0])
 
 
 def one_of_two(is_near: jax.Array | bool, near: Callable, anywhere: Callable, *operands: Any) -> Any:

@@ -14,10 +14,10 @@ from jax import lax
 from jaxtyping import Array
 
 from .._arrays.devices import vary_like
-from .._arrays.points import LOG_ZERO, dot, with_axes_of
+from .._arrays.points import LOG_ZERO, dot, with_axes_of, with_rank
 from .._arrays.shapes import K, L, Q, S, T, V, W
 from .._kernels.kernels import GAUSS, Kernel
-from .pairs import FARTHEST, cut_off, largest_coordinate, results_of, with_rank
+from .differences import FARTHEST, cut_off, joined, largest_coordinate
 from .tiles import CUDA_TILE, block_sizes, blocks, scan, tiled_sum, unblocks
 from .wanted import Columns, PairSums, Rows, Wanted
 
@@ -43,7 +43,7 @@ def cuda_tile(wanted: Wanted, scale: Array, rows: Rows, columns: Columns, ratio:
         spread = (weights[..., None, :, :] * jnp.square(_differences(a, b))).sum(-1).mT
     elif wanted.spread:
         spread = (weights * u).sum(-1, keepdims=True) / jnp.square(scale)
-    return results_of(wanted, sums, pulled, spread)
+    return PairSums(joined(sums, pulled), pulled, spread)
 
 
 # Sums over coordinates or over keys. The derivatives of each are made of the others, so that no order of derivatives

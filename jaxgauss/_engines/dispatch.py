@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from .._arrays.devices import platforms
-from .._arrays.points import Scaled, are_within, scaled_points, sizes, sizes_of_each, with_norms
+from .._arrays.points import Scaled, aligned_sizes, are_within, scaled_points, sizes, sizes_of_each, with_norms
 from .._arrays.shapes import are_known
 from .._checks.settings import Settings, working_dtype
 from .._kernels.kernels import GAUSS, Kernel
@@ -23,7 +23,7 @@ from .._kernels.mixtures import Mixture
 from . import mixed, radial
 from .attention import attended_means, attended_pullback, attended_sum, by_attention, kernel_of
 from .blocked import blocked_pullback, scaled_sum
-from .branches import aligned_sizes, but_not, lowered, one_of_two, plan_there
+from .branches import but_not, lowered, one_of_two, plan_there
 from .few_dimensions import are_for_waves
 from .marks import mark
 from .means import blocked_means, means_anywhere, means_in_one_pass

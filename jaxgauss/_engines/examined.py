@@ -20,10 +20,9 @@ from .._kernels.kernels import GAUSS, Kernel, evaluated
 from .anywhere import FEW
 from .boxes import boxes
 from .few_dimensions import Sizes, most_blocks, waves_pay
-from .near import separation_of
 from .nodes import with_blocks
 from .plan import NEAR, STRICTER
-from .products import APART
+from .products import APART, separation_of
 
 # A program that examines the same points finds the same. If it examines others, such as part of a batch, the answer
 # here is used only if R² differs from its limit, and the separation of pairs from its own, by such a factor: about

@@ -14,56 +14,16 @@ from typing import Any
 import jax
 import jax.core
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.custom_batching import custom_vmap
 
 from .._arrays.devices import platforms, vary_like
-from .._arrays.points import BASE_2, Scaled, are_within, of_coordinates, scaled_points, with_norms
-from .._arrays.shapes import are_known
 from .._checks.settings import Settings
 from .._kernels.kernels import GAUSS
 from .branches import but_not, by_platform, plan_there
 from .few_dimensions import are_for_waves
 from .plan import NEAR, STRICTER, Plan
-from .products import APART, powers, separation
-
-LEAST_ROWS, MOST_ROWS = 8, 64  # queries from which the separation is estimated
-
-
-def separation_of(xp: Any, slope: Callable[..., Any], a: Scaled, b: Scaled, weights: Any, each: bool) -> Any:
-    """The `separation` of pairs, estimated from some queries: the least of a batch. `xp` is NumPy or JAX."""
-    num = a.points.shape[-2]
-    if are_known(num):
-        rows = min(num, MOST_ROWS, max(LEAST_ROWS, num // MOST_ROWS))
-        indices: Any = np.int32(num * (0.618034 * np.arange(1, rows + 1) % 1))  # golden ratio: avoids any period
-    else:
-        indices = (num * (0.618034 * jnp.arange(1, LEAST_ROWS + 1, dtype="float32") % 1)).astype("int32")
-    a = Scaled(a.points[..., indices, :], a.norms[..., indices, :])
-    psi = xp.abs(slope(xp.maximum(a.norms + b.norms.mT - 2 * a.points @ b.points.mT, 0)))
-    ones = xp.ones_like(b.norms)
-    return separation(xp, a, psi @ powers(xp, b, ones if weights is None else xp.abs(weights), each)).min()
-
-
-def within(
-    reach: float,
-    queries: jax.Array,
-    keys: jax.Array,
-    tau: jax.Array,
-    slope: Callable[..., Any] | None = None,
-    weights: jax.Array | None = None,
-) -> jax.Array | bool:
-    """Whether R² of the whole batch is at most `reach`: one boolean.
-
-    With a slope ψ, also whether pairs, weighted by ψ and weights of keys (…, N, 1), are far enough apart.
-    """
-    if math.isinf(reach):
-        return reach > 0
-    a, b = with_norms(*scaled_points(queries, keys, tau, base_2=False))
-    is_near = are_within(reach / BASE_2, a, b)
-    if slope is None or 0 in (*queries.shape, *keys.shape):
-        return is_near
-    return is_near & (separation_of(jnp, slope, a, b, weights, of_coordinates(tau, keys)) >= APART)
+from .products import within
 
 
 def are_near(

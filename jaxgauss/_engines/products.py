@@ -1,26 +1,116 @@
-"""Tiles of u = ‖a - b‖² from one product, for near points: gradients of kernel sums, and pulls from moments."""
+"""Sums over near points: tiles of u = ‖a - b‖² from one product; and whether products are accurate for the points."""
 
 import functools
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from .._arrays.points import Scaled, as_rows, dot, squared_distances_of, squares_factors, with_norms
-from .._arrays.shapes import G, V
-from .pairs import FARTHEST, by_products, of_leaves, turned
-from .plan import NEAR, STRICTER
-from .tiles import by_parts_of_batch, tiled_pullback
-from .wanted import NOTHING, Channels, Columns, PairSums, Rows, Wanted
+from .._arrays.points import (
+    BASE_2,
+    Scaled,
+    are_within,
+    dot,
+    of_coordinates,
+    scaled_points,
+    squared_distances_of,
+    squares_factors,
+    unit_and_ratio,
+    with_norms,
+    with_rank,
+)
+from .._arrays.shapes import G, V, are_known
+from .._kernels.kernels import Kernel
+from .tiles import by_parts_of_batch, tiled_pullback, tiled_sum
+from .wanted import Channels, Columns, PairSums, Rows, Wanted
 
 APART = 2**-4  # least mean of u over that of ‖a‖² + ‖b‖², weighted as in the sum, at which moments give accurate pulls
-# The least u over ‖a‖² + ‖b‖² at which a product is accurate: its relative error is then at most the unit over this.
-TRUSTED = {"float32": 0.1, "float64": 1e-3}
-LARGEST = FARTHEST / 8  # the largest ‖a‖² for products
+LEAST_ROWS, MOST_ROWS = 8, 64  # queries from which the separation is estimated
+
+
+def sums_by_products(wanted: Wanted, *operands: Array, dense: bool = False) -> PairSums:
+    """`PairSums` of near points; made of plain JAX functions, which every transformation takes."""
+    queries, keys, values, tau, row_weights, weights = operands
+    unit, scale, ratio = unit_and_ratio(tau, queries)
+    a, b = with_norms(*scaled_points(queries, keys, unit, base_2=False))
+
+    def summed(*operands: Array) -> PairSums:
+        a, first, g, b, second, w, v, scale, ratio = operands
+
+        def tile_sum(rows: tuple[Array, Array, Array], columns: tuple[Array, Array, Array], values: Array) -> PairSums:
+            (a, factors, g), (b, others, w) = rows, columns
+            u = squared_distances_of(factors, others)
+            return by_products(wanted, scale, Rows(a, g), Columns(b, values, w), u, ratio=ratio)
+
+        return tiled_sum(tile_sum, (a, first, g), (b, second, w), v, dense=dense)
+
+    first, second = squares_factors(a, b)
+    return by_parts_of_batch(summed, a.points, first, row_weights, b.points, second, weights, values, scale, ratio)
+
+
+def by_products(
+    wanted: Wanted,
+    scale: Float[Array, "*#batch 1 _"],
+    rows: Rows,
+    columns: Columns,
+    u: Float[Array, "*batch m n"],
+    keep: Bool[Array, "rows columns"] | None = None,
+    ratio: Array | None = None,
+) -> PairSums:
+    """`PairSums` of a tile over the pairs of leaves to `keep`, from points times √τ about a center and u.
+
+    `ratio` is one, and carries the derivatives of τ (see `unit_and_ratio`).
+    """
+    a, b = rows.points, columns.points
+    scale, dim, each = with_rank(scale, a), b.shape[-1], wanted.spread and scale.shape[-1] > 1
+    b1 = jnp.concatenate([b, jnp.ones_like(b[..., :1]), *([b * b] if each else [])], -1)
+    tiles = wanted.of(u if ratio is None else ratio * u)
+    if keep is not None:
+        kept = of_leaves(keep, u)
+        tiles = {f: jnp.where(kept, tile, 0) for f, tile in tiles.items()}
+
+    def reduced(terms: list[tuple[Kernel, Array]]) -> list[Array]:
+        """Σ_n f(u) r for each f and r, by one product for each f."""
+        found = {}
+        for f in dict.fromkeys(f for f, _ in terms):
+            rights = [right for g, right in terms if g == f]
+            batch = jnp.broadcast_shapes(*(x.shape[:-1] for x in rights))
+            rights = [jnp.broadcast_to(x, (*batch, x.shape[-1])) for x in rights]
+            ends = list(itertools.accumulate(x.shape[-1] for x in rights))[:-1]
+            found[f] = iter(jnp.split(dot(tiles[f], jnp.concatenate(rights, -1)), ends, -1))
+        return [next(found[f]) for f, _ in terms]
+
+    pulling = [(kernel.slope, g, w) for kernel, g, w in wanted.pulls.by_kernel(rows.weights, columns.weights)]
+    single = [(psi, w * b1) for psi, _, w in pulling if w.shape[-1] == 1]
+    found = reduced([*wanted.sums.by_kernel(columns.values), *single])
+    sums, pulled = found[: len(wanted.sums.kernels)], iter(found[len(wanted.sums.kernels) :])
+    pulls, spread = (jnp.zeros((*u.shape[:-1], width), u.dtype) for width in (b1.shape[-1], 1))
+    for psi, g, w in pulling:
+        one = w.shape[-1] == 1
+        pulls += g * next(pulled) if one else dot(tiles[psi] * dot(g, w.mT), b1)
+        if wanted.spread and not each:
+            weights = tiles[psi] * u
+            spread += g * dot(weights, w) if one else (weights * dot(g, w.mT)).sum(-1, keepdims=True)
+    pulls, mass, squares = pulls[..., :dim], pulls[..., dim : dim + 1], pulls[..., dim + 1 :]
+    spread = squares - a * (2 * pulls - mass * a) if each else spread
+    spread = spread / jnp.square(scale) if wanted.spread else spread
+    pulls = (pulls - mass * a) / scale
+    return PairSums(
+        jnp.concatenate(sums, -1) if sums else pulls[..., :0],
+        pulls if wanted.pulls.kernels else pulls[..., :0],
+        spread if wanted.spread else spread[..., :0],
+    )
+
+
+def of_leaves(keep: Bool[Array, "rows columns"], tile: Array) -> Bool[Array, "m n"]:
+    """For each pair of points whether the pair of their leaves is to be kept."""
+    sizes = keep.shape[0], tile.shape[0] // keep.shape[0], keep.shape[1], tile.shape[1] // keep.shape[1]
+    return jnp.broadcast_to(keep[:, None, :, None], sizes).reshape(tile.shape)
 
 
 def product_pullback(
@@ -54,92 +144,53 @@ def _pull(channels: Channels, x: Array, y: Array, u: Array, v: Array, g: Array, 
     return *(jnp.broadcast_to(z, (*batch, *z.shape[-2:])) for z in (da, db, dv)), total
 
 
-Kept = Bool[Array, "rows columns"]
+def within(
+    reach: float,
+    queries: jax.Array,
+    keys: jax.Array,
+    tau: jax.Array,
+    slope: Callable[..., Any] | None = None,
+    weights: jax.Array | None = None,
+) -> jax.Array | bool:
+    """Whether R² of the whole batch is at most `reach`: one boolean.
 
-
-def sums_by_moments(
-    wanted: Sequence[Wanted], scale: Array, rows: Array, columns: Columns, a: Scaled, b: Scaled, u: Array, keep: Kept
-) -> tuple[list[Kept], list[PairSums]]:
-    """Which pairs of leaves to keep are far enough apart for pulls; and `PairSums` over these pairs, whose u is given.
-
-    The sums are at the queries, whose weights are `rows`; if `wanted` has two items, also at the keys.
+    With a slope ψ, also whether pairs, weighted by ψ and weights of keys (…, N, 1), are far enough apart.
     """
-    a, b = map(_for_products, (a, b))
-    shapes, g, (v, w) = (rows.shape[:2], columns.points.shape[:2]), as_rows(rows), map(as_rows, columns[1:])
-    if len(wanted) == 1:
-        found = [_at_queries(wanted[0], scale, g, Columns(b.points, v, w), a, b, u, keep)]
+    if math.isinf(reach):
+        return reach > 0
+    a, b = with_norms(*scaled_points(queries, keys, tau, base_2=False))
+    is_near = are_within(reach / BASE_2, a, b)
+    if slope is None or 0 in (*queries.shape, *keys.shape):
+        return is_near
+    return is_near & (separation_of(jnp, slope, a, b, weights, of_coordinates(tau, keys)) >= APART)
+
+
+def separation_of(xp: Any, slope: Callable[..., Any], a: Scaled, b: Scaled, weights: Any, each: bool) -> Any:
+    """The `separation` of pairs, estimated from some queries: the least of a batch. `xp` is NumPy or JAX."""
+    num = a.points.shape[-2]
+    if are_known(num):
+        rows = min(num, MOST_ROWS, max(LEAST_ROWS, num // MOST_ROWS))
+        indices: Any = np.int32(num * (0.618034 * np.arange(1, rows + 1) % 1))  # golden ratio: avoids any period
     else:
-        found = _at_both(wanted, scale, g, w, a, b, u, keep)
-    kept, results = [], []
-    for axis, shape, x, (sums, seen) in zip((1, 0), shapes, (a, b), found, strict=False):
-        enough = jnp.ones(shape[0], bool) if seen is None else separation(jnp, x, seen, shape[0]) >= APART
-        results.append(masked(PairSums(*(y.reshape(*shape, y.shape[1]) for y in sums)), enough))
-        kept.append(keep & jnp.expand_dims(enough, axis))
-    return kept, results
+        indices = (num * (0.618034 * jnp.arange(1, LEAST_ROWS + 1, dtype="float32") % 1)).astype("int32")
+    a = Scaled(a.points[..., indices, :], a.norms[..., indices, :])
+    psi = xp.abs(slope(xp.maximum(a.norms + b.norms.mT - 2 * a.points @ b.points.mT, 0)))
+    ones = xp.ones_like(b.norms)
+    return separation(xp, a, psi @ powers(xp, b, ones if weights is None else xp.abs(weights), each)).min()
 
 
-def masked(sums: PairSums, keep: Bool[Array, " leaves"]) -> PairSums:
-    """The sums at the leaves to keep, and zeros at the others."""
-    return jax.tree.map(lambda x: jnp.where(keep[:, None, None], x, 0), sums)
+def separation(xp: Any, a: Scaled, sums: Any, groups: int = 1) -> Any:
+    """The mean of u over that of ‖a‖² + ‖b‖² for each group of rows (*batch, groups), from Σ_n |ψ w| [b, 1, ‖b‖²].
 
-
-def _at_queries(
-    wanted: Wanted, scale: Array, g: Array, columns: Columns, a: Scaled, b: Scaled, u: Array, keep: Kept
-) -> tuple[PairSums, Array | None]:
-    """`PairSums` at the queries, and what `separation` needs; both are further channels of the sums."""
-    slopes, num, dim = [x.slope for x in wanted.pulls.kernels], len(wanted.sums.kernels), a.points.shape[1]
-    single, needs_separation = set(wanted.pulls.widths) == {1}, _needs_separation(wanted, scale, a)
-    of_powers = functools.partial(powers, jnp, b, each=scale.shape[1] > 1)
-    weights = wanted.pulls.parts(columns.weights)
-    shared = single and needs_separation and wanted.one_sign  # the pulls tell it
-    width = None if wanted.spread or shared else dim + 1  # squares only where they are used
-    pulling = [of_powers(w)[:, :width] for w in weights] if single else []
-    seen = [of_powers(jnp.abs(w).max(1, keepdims=True)) for w in weights] if needs_separation and not shared else []
-    values = [*wanted.sums.parts(columns.values), *pulling, *seen]
-    kernels = *wanted.sums.kernels, *slopes[: len(pulling)], *slopes[: len(seen)]
-    asked = Channels(kernels, tuple(x.shape[1] for x in values))
-    of_products = Wanted(asked, NOTHING) if single else wanted._replace(sums=asked)
-    columns = columns._replace(values=jnp.concatenate(values or [columns.values], 1))
-    found = by_products(of_products, scale, Rows(a.points, g), columns, u, keep)
-    parts = asked.parts(found.sums)
-    own, pulling, seen = parts[:num], parts[num : num + len(pulling)], parts[num + len(pulling) :]
-    found = found._replace(sums=jnp.concatenate([found.sums[:, :0], *own], 1))
-    if single:
-        moments = functools.reduce(jnp.add, (g * x for g, x in zip(wanted.pulls.parts(g), pulling, strict=True)))
-        found = _of_moments(wanted, scale, found.sums, a, moments)
-    seen = [jnp.sign(x[:, dim : dim + 1]) * x for x in pulling] if shared else seen
-    return found, functools.reduce(jnp.add, seen) if needs_separation else None
-
-
-def _at_both(
-    wanted: Sequence[Wanted], scale: Array, g: Array, v: Array, a: Scaled, b: Scaled, u: Array, keep: Kept
-) -> list[tuple[PairSums, Array | None]]:
-    """`PairSums` at queries and at keys from one u, and what `separation` needs: W gives the pulls, |W| the rest."""
-    (of_queries, of_keys), each, needs_separation = wanted, scale.shape[1] > 1, _needs_separation(wanted[0], scale, a)
-    width = None if of_queries.spread else a.points.shape[1] + 1  # squares only where they are used
-    parts, of_values = of_queries.pulls.pull(u, v, g, of_leaves(keep, u))
-    at_queries, at_keys = [], []
-    for (psi, left, right), channels in zip(parts, of_queries.pulls.widths, strict=True):
-        sizes = psi if channels == 1 else jnp.abs(psi)
-        terms = [(psi, left, right, width), (sizes, jnp.abs(left), jnp.abs(right), None)][: 1 + needs_separation]
-        at_queries.append([x * dot(w, powers(jnp, b, y, each)[:, :n]) for w, x, y, n in terms])
-        at_keys.append([y * turned(dot(powers(jnp, a, x, each)[:, :n].mT, w)) for w, x, y, n in terms])
-
-    def side(wanted: Wanted, sums: Array, x: Scaled, parts: list[list[Array]]) -> tuple[PairSums, Array | None]:
-        moments, *seen = (functools.reduce(jnp.add, x) for x in zip(*parts, strict=True))
-        return _of_moments(wanted, scale, sums, x, moments), seen[0] if needs_separation else None
-
-    return [side(of_queries, g[:, :0], a, at_queries), side(of_keys, turned(of_values), b, at_keys)]
-
-
-def _needs_separation(wanted: Wanted, scale: Array, a: Scaled) -> bool:
-    """Whether the separation of pairs must be checked: if there are pulls and a small u need not be accurate."""
-    return bool(wanted.pulls.kernels) and not wanted.strict(a.points.shape[1], scale.shape[1])
-
-
-def _of_moments(wanted: Wanted, scale: Array, sums: Array, a: Scaled, moments: Array) -> PairSums:
-    toward, apart, _ = pulls_from_powers(a, moments)
-    return PairSums(sums, toward / scale, apart / jnp.square(scale) if wanted.spread else apart[:, :0])
+    It is the ratio over all pairs of a group, or the mean of the ratios of its rows if that is less. Of parts by
+    coordinate it is the least.
+    """
+    moment, size = (z.reshape(*z.shape[:-2], groups, -1, z.shape[-1]) for z in pulls_from_powers(a, sums)[1:])
+    seen = size > 0  # false for NaN, and for a query that is far from all keys
+    own = xp.where(seen, moment / xp.where(seen, size, 1), 1)
+    columns = own, xp.where(seen, moment, 0), xp.where(seen, size, 0)
+    own, moment, size = xp.split(xp.concatenate(columns, -1).mean(-2), 3, -1)  # one reduction compiles in less time
+    return xp.minimum(xp.where(size > 0, moment / xp.where(size > 0, size, 1), 1), own).min(-1)
 
 
 def powers(xp: Any, b: Scaled, weights: Any, each: bool) -> Any:
@@ -157,83 +208,3 @@ def pulls_from_powers(a: Scaled, sums: Any) -> tuple[Any, Any, Any]:
         cross, norms = cross.sum(-1, keepdims=True), a.norms
     size = mass * norms + second
     return first - mass * a.points, size - 2 * cross, size
-
-
-def separation(xp: Any, a: Scaled, sums: Any, groups: int = 1) -> Any:
-    """The mean of u over that of ‖a‖² + ‖b‖² for each group of rows (*batch, groups), from Σ_n |ψ w| [b, 1, ‖b‖²].
-
-    It is the ratio over all pairs of a group, or the mean of the ratios of its rows if that is less. Of parts by
-    coordinate it is the least.
-    """
-    moment, size = (z.reshape(*z.shape[:-2], groups, -1, z.shape[-1]) for z in pulls_from_powers(a, sums)[1:])
-    seen = size > 0  # false for NaN, and for a query that is far from all keys
-    own = xp.where(seen, moment / xp.where(seen, size, 1), 1)
-    columns = own, xp.where(seen, moment, 0), xp.where(seen, size, 0)
-    own, moment, size = xp.split(xp.concatenate(columns, -1).mean(-2), 3, -1)  # one reduction compiles in less time
-    return xp.minimum(xp.where(size > 0, moment / xp.where(size > 0, size, 1), 1), own).min(-1)
-
-
-def about_center(scale: Array, center: Array, rows: Array, columns: Array) -> tuple[Scaled, Scaled]:
-    """The points of a tile about a center, with their norms: infinite if too large for products."""
-    found = with_norms(*((x - center[None, None]) * scale[None] for x in (rows, columns)))
-    return tuple(x._replace(norms=jnp.where(x.norms < LARGEST, x.norms, jnp.inf)) for x in found)  # type: ignore[return-value]
-
-
-def distances(a: Scaled, b: Scaled) -> Float[Array, "m n"]:
-    """The u of all pairs of points of leaves, by a product; points too far for products count as the center."""
-    return squared_distances_of(*squares_factors(*map(_for_products, (a, b))))
-
-
-def _for_products(x: Scaled) -> Scaled:
-    return Scaled(*(as_rows(jnp.where(x.norms < jnp.inf, y, 0)) for y in x))
-
-
-def known_by_norms(strict: bool, a: Scaled, b: Scaled) -> Bool[Array, "rows columns"]:
-    """Whether the norms show that a product gives every u between two leaves accurately.
-
-    It does for two points near the center, where u may be small, and for two whose squared norms differ by a factor of
-    `ratio`, because u is then large beside them.
-    """
-    dtype = a.points.dtype.name
-    share, near = 1 - TRUSTED[dtype], 0 if strict else NEAR[dtype] / STRICTER
-    ratio = ((1 + math.sqrt(1 - share**2)) / share) ** 2
-
-    def ranges(norms: Array) -> Any:
-        """The largest norm of near points, and the least and the largest norm of the others."""
-        norms, is_near = norms[..., 0], norms[..., 0] <= near
-        three = jnp.where(is_near, norms, 0), jnp.where(is_near, jnp.inf, norms), jnp.where(is_near, 0, norms)
-        none = tuple(jnp.full((), x, norms.dtype) for x in (0, jnp.inf, 0))
-        return lax.reduce(three, none, _joined, (1,))
-
-    p, least, largest = (x[:, None] for x in ranges(a.norms))
-    q, first, last = (x[None] for x in ranges(b.norms))
-    apart = (least >= ratio * last) | (first >= ratio * largest)
-    return (first >= ratio * p) & (least >= ratio * q) & apart & (jnp.maximum(largest, last) < jnp.inf)
-
-
-def _joined(a: Sequence[Array], b: Sequence[Array]) -> tuple[Array, ...]:
-    return jnp.maximum(a[0], b[0]), jnp.minimum(a[1], b[1]), jnp.maximum(a[2], b[2])
-
-
-def known_by_product(strict: bool, a: Scaled, b: Scaled, u: Array, known: Array) -> Bool[Array, "rows columns"]:
-    """Whether the norms (`known`) or a product `u` show that it is accurate for every pair of points of two leaves.
-
-    For no pair may u - t (‖a‖² + ‖b‖²), with t from TRUSTED, be below 0, or, unless `strict`, below -1.
-    """
-    p, q = (TRUSTED[x.points.dtype.name] * x.norms for x in (a, b))
-    rest = (u.reshape(*a.norms.shape[:2], -1) - p).min(1)  # one axis at a time: XLA takes less time for that
-    rest = (rest - as_rows(q).T).reshape(-1, *b.norms.shape[:2]).min(2)
-    can = a.norms.max(1) + b.norms.max(1).T < jnp.inf
-    return known | can & (rest + (0 if strict else 1) >= 0)
-
-
-def middles(least: Float[Array, "tiles leaves d"], largest: Float[Array, "tiles leaves d"]) -> Float[Array, "tiles d"]:
-    """The middle of the most compact leaf of each tile, which neither outliers nor leaves of two clusters move.
-
-    Halving is exact. Dividing by a number of points is not, and XLA may fuse it with one subtraction of the center and
-    not with another: moments about two centers that differ in the last bit lose all their digits far from the origin.
-    """
-    spreads = jnp.square(largest - least).sum(-1)
-    spreads = spreads.astype("float32")  # the only dtype that argmin has where JAX's 64-bit mode is off
-    most_compact = lax.argmin(jnp.where(jnp.isnan(spreads), jnp.inf, spreads), 1, "int32")
-    return jnp.take_along_axis((largest + least) / 2, most_compact[:, None, None], 1)[:, 0]

@@ -23,20 +23,19 @@ from .._arrays.points import (
     shared,
     unbroadcast,
     with_norms,
+    with_rank,
 )
 from .._arrays.shapes import G, K, Q, T, V
 from .._kernels.kernels import GAUSS, Kernel
-from .all_pairs import sums_by_differences, sums_by_products
+from .all_pairs import sums_by_differences
 from .anywhere import anywhere_sums, share_left, sorts
 from .branches import one_of_two
 from .few_dimensions import Sizes, at_most, most_blocks, rows_of, waves_or_tiles, waves_pay_here
 from .marks import mark
-from .near import within
-from .pairs import with_rank, zeros_of
 from .plan import STRICTER, Plan
-from .products import product_pullback
+from .products import product_pullback, sums_by_products, within
 from .tiles import one_by_one
-from .wanted import NOTHING, Channels, PairSums, Wanted
+from .wanted import NOTHING, Channels, PairSums, Wanted, zeros_of
 from .waves import SUMS, Promise, in_64_bit_mode, sides, sums_of_sides
 
 

@@ -135,3 +135,9 @@ class PairSums(NamedTuple):
         """The sums of the one kernel Σ_t share_t κ_t, whose own τ is one, from those of each κ_t, (…, T, M, ·)."""
         weights = shares, shares * tau, shares * tau
         return PairSums(*((w[..., None, None] * x).sum(-3) for w, x in zip(weights, self, strict=True)))
+
+
+def zeros_of(wanted: Wanted, *shape: int, scale: Array, points: Array) -> PairSums:
+    """`PairSums` of zeros, for queries of this shape."""
+    widths = wanted.widths(points.shape[-1], scale.shape[-1])
+    return PairSums(*(jnp.zeros((*shape, width), points.dtype) for width in widths))

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from .._arrays.devices import replicated, vary_alike
+from .._arrays.devices import replicated, vary_alike, visible
 from .._checks.given import public
 from .._checks.operands import as_operand
-from .._checks.samples import check_estimator, check_samples, check_signs, visible
+from .._checks.samples import check_estimator, check_samples, check_signs
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights, working_dtype
 from .._sums.checked import check_plan, examined, reverse_only
 from .._sums.sharded import product_over_mesh, replicated_over_mesh, sum_over_mesh
@@ -140,7 +140,8 @@ def _hsic(settings: Settings, estimator: str, x, y, tau_x, tau_y, weights) -> Ar
     x, y, tau_x, tau_y = replicated(*(jnp.asarray(z, dtype) for z in (x, y, tau_x, tau_y)))
     a = normalized(settings, weights, x)
     x, y, tau_x, tau_y, a = reverse_only(settings.function, *vary_alike(x, y, tau_x, tau_y, a))
-    x, y, a = replicated_over_mesh(settings, x, y, a[:, None])
+    given = x, y, a[:, None]
+    x, y, a = replicated(*given) if settings.mesh is None else replicated_over_mesh(settings, *given)
     tau_x, tau_y = tau_x.ravel(), tau_y.ravel()
     of_x, of_y = (sum_over_mesh(settings, z, z, a, tau).mean(0) for z, tau in ((x, tau_x), (y, tau_y)))
 

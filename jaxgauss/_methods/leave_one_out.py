@@ -13,11 +13,10 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from .._arrays.devices import expected_platform, replicated
+from .._arrays.devices import expected_platform, replicated, visible
 from .._arrays.points import LOG_ZERO
-from .._checks.given import public
-from .._checks.operands import floating_dtype
-from .._checks.samples import check_kernel, check_samples, check_signs, visible
+from .._checks.given import floating_dtype, public
+from .._checks.samples import check_kernel, check_samples, check_signs
 from .._checks.settings import MeshOptions, Options, Points, Settings, Values, Weights, working_dtype
 from .._kernels.kernels import GAUSS, Kernel
 from .._sums.checked import reverse_only

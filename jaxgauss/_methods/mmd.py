@@ -13,9 +13,9 @@ from .._checks.samples import check_balance, check_distinct_pairs, check_estimat
 from .._checks.settings import Points, Settings, Taus, WeightOptions, Weights
 from .._kernels.kernels import Kernel
 from .._sums.checked import check_and_examine, is_differentiated
-from .._sums.moments import as_gaussians, prepare, shares_of
+from .._sums.moments import as_gaussians, in_own_unit, prepare, shares_of
 from .mmd_form import Side, Way, form
-from .weights import distinct_pairs_factor, in_own_unit, weights_or_mean
+from .weights import distinct_pairs_factor, weights_or_mean
 
 
 @public()
@@ -180,7 +180,7 @@ def embedding_norm_squared(
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _mmd_squared(settings: Settings, estimator: str, x, y, tau, x_weights, y_weights, y_norm_squared) -> Array:
-    a, b = weights_or_mean(x_weights, x, settings), weights_or_mean(y_weights, y, settings)
+    a, b = weights_or_mean(x_weights, x.shape[0], settings), weights_or_mean(y_weights, y.shape[0], settings)
     given = y_norm_squared is not None
     unit, (x, y) = in_own_unit(settings, x, y)
     settings, tau, shares = as_gaussians(settings, tau, x, y)

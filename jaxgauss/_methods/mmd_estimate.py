@@ -14,8 +14,8 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from .._arrays.points import padded_number
-from .._checks.given import as_array, public, will_be_rounded
-from .._checks.operands import Traced, floating_dtype
+from .._checks.given import as_array, floating_dtype, public, will_be_rounded
+from .._checks.operands import Traced
 from .._checks.samples import check_estimator, check_kernel, check_samples
 from .._checks.settings import MeshOptions, Options, Points, Settings, Taus, working_dtype
 from .._kernels.kernels import Kernel

@@ -107,7 +107,7 @@ def ksd_squared(
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _ksd_squared(settings: Settings, estimator: str, points, scores, tau, weights) -> Array:
-    a = weights_or_mean(weights, points, settings)
+    a = weights_or_mean(weights, points.shape[0], settings)
     settings, tau, shares = as_gaussians(settings, tau, points)
     tau, x, s, a = prepare(settings, tau, points, scores, a[:, None])
 

@@ -132,7 +132,7 @@ def mmd_flow_velocity(
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _witness(settings: Settings, pulls: bool, points, x, y, tau, x_weights, y_weights) -> tuple[Array, Array]:
     """The witness function (P,) and, with `pulls`, minus its gradient (P, D)."""
-    a, b = weights_or_mean(x_weights, x, settings), weights_or_mean(y_weights, y, settings)
+    a, b = weights_or_mean(x_weights, x.shape[0], settings), weights_or_mean(y_weights, y.shape[0], settings)
     settings, tau, shares = as_gaussians(settings, tau, x, y)
     tau, points, x, y, a, b = prepare(settings, tau, points, x, y, a[:, None], b[:, None])
 

@@ -23,6 +23,7 @@ from .._engines.examined import examined
 from .._engines.examined import is_differentiated as is_differentiated
 from .._engines.plan import Plan, plan_of
 
+VALUES = jax.Array | np.ndarray | jax.ShapeDtypeStruct  # of weights the shape alone, see `check_weights`
 TAUS = float | int | jax.Array | np.ndarray | np.generic
 
 
@@ -36,7 +37,7 @@ def checked(
     warn_of_earlier_sums()
     methods = methods or methods_of(asked.kernel)
     platform, operands = expected_platform(queries, keys, values), (queries, keys, values)
-    are_arrays = all(isinstance(x, jax.Array | np.ndarray) for x in operands)
+    are_arrays = all(isinstance(x, jax.Array | np.ndarray) for x in (queries, keys)) and isinstance(values, VALUES)
     if not are_arrays or not isinstance(tau, TAUS) or isinstance(tau, jax.core.Tracer):
         return _checked(asked, methods, platform, *operands, tau)
     config: Any = jax.config

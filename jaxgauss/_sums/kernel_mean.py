@@ -10,11 +10,11 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
-from .._arrays.devices import replicated, vary_alike
+from .._arrays.devices import replicated, vary_alike, visible
 from .._arrays.points import LOG_ZERO, align
 from .._checks.given import public
 from .._checks.operands import as_operand, check_weights
-from .._checks.samples import check_kernel, check_options, visible
+from .._checks.samples import check_kernel, check_options
 from .._checks.settings import (
     Keys,
     MeshOptions,

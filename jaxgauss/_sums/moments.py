@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float
 
 from .._arrays.devices import replicated, vary_alike
@@ -18,6 +19,7 @@ from .._engines.near import are_near
 from .._engines.plan import of_gaussians, takes_half
 from .._engines.wanted import NOTHING, Channels, Wanted
 from .._kernels.kernels import GAUSS
+from .._kernels.profiles import Energy
 from .checked import reverse_only
 from .kernel_sum import as_bandwidths
 from .rules import mixed_sums, pair_sums
@@ -155,8 +157,24 @@ def prepare(settings: Settings, tau: Any, *arrays: Any) -> tuple[Array, ...]:
     (tau,) = replicated(jnp.asarray(tau, dtype))
     operands = vary_alike(tau, *(jnp.asarray(x, dtype) for x in arrays))
     tau, *given = reverse_only(settings.function, *operands)
-    given = replicated_over_mesh(settings, *given)
+    given = replicated(*given) if settings.mesh is None else replicated_over_mesh(settings, *given)
     return tau, *(jnp.expand_dims(x, range(tau.ndim)) for x in given)
+
+
+def in_own_unit(settings: Settings, *points: Array) -> tuple[Array, tuple[Array, ...]]:
+    """A unit, and the points in that unit: for "energy" the power of two nearest to the largest coordinate, else 1.
+
+    -‖x - y‖ is homogeneous, so the sum is that of the scaled points times the unit. NaN if a coordinate is infinite.
+    """
+    dtype = working_dtype(settings.dtype)
+    points = tuple(jnp.asarray(x, dtype) for x in points)
+    if not isinstance(settings.kernel.profile, Energy):
+        return jnp.ones((), dtype), points
+    sizes = [jnp.abs(x).max() for x in replicated(*(lax.stop_gradient(x) for x in points)) if x.size]
+    largest = jnp.stack(sizes).max()
+    exponent = jnp.round(jnp.log2(jnp.where(largest > 0, largest, 1)))
+    unit = jnp.where(jnp.isfinite(largest), jnp.ldexp(jnp.ones((), dtype), exponent.astype("int32")), jnp.nan)
+    return unit, tuple(x / unit for x in points)
 
 
 def as_gaussians(settings: Settings, tau: Array, *points: Array) -> tuple[Settings, Array, Array | None]:

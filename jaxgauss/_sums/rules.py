@@ -13,12 +13,13 @@ from .._arrays.devices import has_cuda, platforms, vary_like
 from .._arrays.points import by_point, center, of_coordinates, shared, unbroadcast
 from .._checks.settings import Settings
 from .._engines import dispatch
-from .._engines.all_pairs import sums_by_differences, sums_by_products
+from .._engines.all_pairs import sums_by_differences
 from .._engines.anywhere import FEW_DIMENSIONS
 from .._engines.blocked import sum_and_tile, tile_pullback
 from .._engines.branches import near_or_anywhere, one_of_two
 from .._engines.near import are_near, known_near, tiles_are_near
 from .._engines.plan import takes_half
+from .._engines.products import sums_by_products
 from .._engines.radial import gradients_of, of_tau, waves_pullback
 from .._engines.wanted import NOTHING, Channels, PairSums, Wanted
 from .._kernels.kernels import GAUSS
@@ -62,8 +63,7 @@ def _with_rule(function: Callable, num_static: int, forward: Callable, backward:
     def keep(*args: Any) -> tuple[Any, Any]:
         which, operands = Which(*(x.perturbed for x in args[num_static:])), tuple(x.value for x in args[num_static:])
         total, kept = forward(*args[:num_static], which, *operands)
-        # JAX keeps one tree of residuals for all patterns of wanted gradients (that of its last trace): the tree must
-        # not depend on the pattern, so the pattern travels as the shape of an array.
+        # JAX keeps one tree of residuals, that of its last trace, for all patterns: a pattern is the shape of an array.
         return total, (operands, kept, jnp.zeros([1 + x for x in which], bool))
 
     def gradients(*args: Any) -> tuple[Array | None, ...]:

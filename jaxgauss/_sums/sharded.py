@@ -14,7 +14,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool
 
-from .._arrays.devices import has_cuda, replicated, vary_alike
+from .._arrays.devices import has_cuda, vary_alike
 from .._arrays.points import LOG_ZERO, align, by_point
 from .._calls import also_called
 from .._checks.given import public
@@ -261,8 +261,8 @@ def first_rows(settings: Settings, x: Array, num_rows: int) -> Array:
 
 
 def replicated_over_mesh(settings: Settings, *arrays: Array) -> list[Any]:
-    """The arrays, replicated where their types name axes of a mesh, so that they can be sliced and concatenated."""
-    return list(replicated(*arrays)) if settings.mesh is None else _placed(settings, arrays, None)
+    """The arrays, replicated on the mesh of the settings, so that they can be sliced and concatenated."""
+    return _placed(settings, arrays, None)
 
 
 def _placed(settings: Settings, arrays: Sequence[Array | None], axis: MeshAxis) -> list[Any]:

@@ -18,8 +18,8 @@ from .._arrays.compensated import compensated, two_sum
 from .._arrays.devices import vary_alike
 from .._calls import named
 from .._checks.box import Bound, corners
-from .._checks.given import as_array, center_of, minus_center, public
-from .._checks.operands import check_operands, check_tau, check_tolerance, floating_dtype
+from .._checks.given import as_array, center_of, floating_dtype, minus_center, public
+from .._checks.operands import check_operands, check_tau, check_tolerance
 from .._checks.settings import Sums, working_dtype
 from .._engines.fourier import coefficients, values_at
 from .._engines.nodes import DIMENSIONS, WAVES, blocks_of, spectrum, tolerance_of

@@ -1,10 +1,6 @@
-"""Sums over the pairs of a tile: kernels of u = τ‖q - k‖² times values, and pulls at the queries.
-
-A tile takes u and the pulls from products about a center near to it, or from differences of coordinates.
-"""
+"""Sums over the pairs of a tile from differences of coordinates: kernels of u = τ‖q - k‖², and pulls at the queries."""
 
 import functools
-import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -15,7 +11,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from .._arrays.devices import vary_like
-from .._arrays.points import dot
+from .._arrays.points import dot, turned, with_rank
 from .._arrays.shapes import are_known
 from .._kernels.kernels import Kernel
 from .tiles import scan
@@ -25,61 +21,6 @@ GROUP = 8  # coordinates whose differences are formed in one pass over a tile
 PARTS = 4  # into which the queries of a tile are divided
 ONE_SCALE = 2.0**30  # ratio of an extent to a distance at which float64 keeps 23 bits of the distance
 FARTHEST = 2.0**120  # the largest u of which all kernels and slopes can be computed in float32
-
-
-def by_products(
-    wanted: Wanted,
-    scale: Float[Array, "*#batch 1 _"],
-    rows: Rows,
-    columns: Columns,
-    u: Float[Array, "*batch m n"],
-    keep: Bool[Array, "rows columns"] | None = None,
-    ratio: Array | None = None,
-) -> PairSums:
-    """`PairSums` of a tile over the pairs of leaves to `keep`, from points times √τ about a center and u.
-
-    `ratio` is one, and carries the derivatives of τ (see `all_pairs`).
-    """
-    a, b = rows.points, columns.points
-    scale, dim, each = with_rank(scale, a), b.shape[-1], wanted.spread and scale.shape[-1] > 1
-    b1 = jnp.concatenate([b, jnp.ones_like(b[..., :1]), *([b * b] if each else [])], -1)
-    tiles = wanted.of(u if ratio is None else ratio * u)
-    if keep is not None:
-        kept = of_leaves(keep, u)
-        tiles = {f: jnp.where(kept, tile, 0) for f, tile in tiles.items()}
-
-    def reduced(terms: list[tuple[Kernel, Array]]) -> list[Array]:
-        """Σ_n f(u) r for each f and r, by one product for each f."""
-        found = {}
-        for f in dict.fromkeys(f for f, _ in terms):
-            rights = [right for g, right in terms if g == f]
-            batch = jnp.broadcast_shapes(*(x.shape[:-1] for x in rights))
-            rights = [jnp.broadcast_to(x, (*batch, x.shape[-1])) for x in rights]
-            ends = list(itertools.accumulate(x.shape[-1] for x in rights))[:-1]
-            found[f] = iter(jnp.split(dot(tiles[f], jnp.concatenate(rights, -1)), ends, -1))
-        return [next(found[f]) for f, _ in terms]
-
-    pulling = [(kernel.slope, g, w) for kernel, g, w in wanted.pulls.by_kernel(rows.weights, columns.weights)]
-    single = [(psi, w * b1) for psi, _, w in pulling if w.shape[-1] == 1]
-    found = reduced([*wanted.sums.by_kernel(columns.values), *single])
-    sums, pulled = found[: len(wanted.sums.kernels)], iter(found[len(wanted.sums.kernels) :])
-    pulls, spread = (jnp.zeros((*u.shape[:-1], width), u.dtype) for width in (b1.shape[-1], 1))
-    for psi, g, w in pulling:
-        one = w.shape[-1] == 1
-        pulls += g * next(pulled) if one else dot(tiles[psi] * dot(g, w.mT), b1)
-        if wanted.spread and not each:
-            weights = tiles[psi] * u
-            spread += g * dot(weights, w) if one else (weights * dot(g, w.mT)).sum(-1, keepdims=True)
-    pulls, mass, squares = pulls[..., :dim], pulls[..., dim : dim + 1], pulls[..., dim + 1 :]
-    spread = squares - a * (2 * pulls - mass * a) if each else spread
-    spread = spread / jnp.square(scale) if wanted.spread else spread
-    return results_of(wanted, sums, (pulls - mass * a) / scale, spread)
-
-
-def of_leaves(keep: Bool[Array, "rows columns"], tile: Array) -> Bool[Array, "m n"]:
-    """For each pair of points whether the pair of their leaves is to be kept."""
-    sizes = keep.shape[0], tile.shape[0] // keep.shape[0], keep.shape[1], tile.shape[1] // keep.shape[1]
-    return jnp.broadcast_to(keep[:, None, :, None], sizes).reshape(tile.shape)
 
 
 def by_differences(
@@ -98,7 +39,8 @@ def by_differences(
     u = _squares(scale, rows.points, columns.points)
     of_kernels = wanted.of(u if ratio is None else ratio * u)
     sums = [_summed(of_kernels[kernel], v) for kernel, v in wanted.sums.by_kernel(columns.values)]
-    return results_of(wanted, sums, *_pulls(wanted, scale, u, of_kernels, rows, columns, moments))
+    pulls, spread = _pulls(wanted, scale, u, of_kernels, rows, columns, moments)
+    return PairSums(joined(sums, pulls), pulls, spread)
 
 
 def both_by_differences(
@@ -110,7 +52,8 @@ def both_by_differences(
     of_kernels = of_keys.of(u)
     sums = [dot(of_kernels[kernel], g) for kernel, g in of_keys.sums.by_kernel(rows.weights)]
     pulls, spread, at_keys = _pulls(of_queries, scale, u, of_kernels, rows, columns, moments, both=True)
-    return [results_of(of_queries, [], pulls, spread), results_of(of_keys, sums, at_keys, at_keys[..., :0])]
+    at_queries = PairSums(pulls[..., :0], pulls, spread)
+    return [at_queries, PairSums(joined(sums, at_keys), at_keys, at_keys[..., :0])]
 
 
 def _squares(scale: Array, queries: Array, keys: Array) -> Float[Array, "*batch n m"]:
@@ -210,12 +153,6 @@ def difference_tile(wanted: Wanted, scale: Array, rows: Rows, columns: Columns, 
     return jax.tree.map(lambda x: x.reshape(*x.shape[:-3], num, x.shape[-1]), found)
 
 
-def zeros_of(wanted: Wanted, *shape: int, scale: Array, points: Array) -> PairSums:
-    """`PairSums` of zeros, for queries of this shape."""
-    widths = wanted.widths(points.shape[-1], scale.shape[-1])
-    return PairSums(*(jnp.zeros((*shape, width), points.dtype) for width in widths))
-
-
 def subtractable(x: Array) -> Array:
     """The points, with finite coordinates clipped so that their differences do not overflow."""
     largest = largest_coordinate(x.dtype)
@@ -227,22 +164,14 @@ def largest_coordinate(dtype: Any) -> float:
     return float(jnp.finfo(dtype).max) / 4
 
 
-def with_rank(x: Array, like: Array) -> Array:
-    """x with leading axes of length one, so that it has the rank of the other."""
-    return lax.expand_dims(x, range(like.ndim - x.ndim))
-
-
 def cut_off(u: Array) -> Array:
     """The u, at most FARTHEST; NaN stays NaN, which XLA's minimum on a CPU would lose."""
     return jnp.where(u > FARTHEST, FARTHEST, u)
 
 
-def results_of(wanted: Wanted, sums: list[Array], pulls: Array, spread: Array) -> PairSums:
-    return PairSums(
-        jnp.concatenate(sums, -1) if sums else pulls[..., :0],
-        pulls if wanted.pulls.kernels else pulls[..., :0],
-        spread if wanted.spread else spread[..., :0],
-    )
+def joined(sums: list[Array], like: Array) -> Array:
+    """The sums of all kernels side by side; of no kernel, without columns."""
+    return jnp.concatenate(sums, -1) if sums else like[..., :0]
 
 
 def _summed(tile: Float[Array, "*batch n m"], v: Float[Array, "*batch n c"]) -> Float[Array, "*batch m c"]:
@@ -250,11 +179,6 @@ def _summed(tile: Float[Array, "*batch n m"], v: Float[Array, "*batch n c"]) -> 
     if v.shape[-1] == 1:
         return (tile * v).sum(-2)[..., None]
     return turned(dot(v.mT, tile))
-
-
-def turned(product: Array) -> Array:
-    """The transpose of Lᵀ S; without the barrier XLA on a CPU forms Sᵀ L, which takes five times as long."""
-    return lax.optimization_barrier(product).mT
 
 
 def _differences(q: Array, k: Array) -> Array:
