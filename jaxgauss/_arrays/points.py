@@ -130,17 +130,17 @@ def with_rank(x: Array, like: Array) -> Array:
     return lax.expand_dims(x, range(like.ndim - x.ndim))
 
 
-def sizes(queries: Any, keys: Any, values: Any, tau: Any) -> tuple[int, int, int]:
+def sizes(queries: Any, keys: Any, values: Any, batch_of_tau: tuple[int, ...]) -> tuple[int, int, int]:
     """Kernel evaluations (batch · M · N), dimension and channels of a sum."""
-    leading = {np.shape(tau), *(tuple(x.shape[:-2]) for x in (queries, keys, values))}
+    leading = {batch_of_tau, *(tuple(x.shape[:-2]) for x in (queries, keys, values))}
     batch = math.prod(jnp.broadcast_shapes(*leading))
     channels = values.shape[-1] if len(values.shape) > 1 else 1
     return batch * queries.shape[-2] * keys.shape[-2], queries.shape[-1], channels
 
 
 def aligned_sizes(queries: Array, keys: Array, values: Array, tau: Array) -> tuple[int, int, int]:
-    """The `sizes` of operands of equal rank."""
-    return sizes(queries, keys, values, by_point(tau, queries)[..., 0, 0])
+    """The `sizes` of operands of equal rank, which may have one τ for each coordinate."""
+    return sizes(queries, keys, values, tau.shape[: queries.ndim - 2])
 
 
 def sizes_of_each(queries: Array, keys: Array, values: Array, *others: Array) -> tuple[Any, ...]:

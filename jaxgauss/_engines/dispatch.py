@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from .._arrays.devices import platforms
-from .._arrays.points import Scaled, aligned_sizes, are_within, scaled_points, sizes, sizes_of_each, with_norms
+from .._arrays.points import Scaled, aligned_sizes, are_within, scaled_points, sizes_of_each, with_norms
 from .._arrays.shapes import are_known
 from .._checks.settings import Settings, working_dtype
 from .._kernels.kernels import GAUSS, Kernel
@@ -257,7 +257,7 @@ def _pullback_anywhere(plan: Plan, *operands: jax.Array) -> tuple[jax.Array, ...
 
 def _means_in_xla(plan: Plan, points: tuple[Scaled, Scaled], *operands: jax.Array) -> tuple[jax.Array, ...]:
     """By `means_in_one_pass` where enough pairs pay for two programs; else by `blocked_means`."""
-    pairs, *_ = sizes(*operands[:4])
+    pairs, *_ = aligned_sizes(*operands[:4])
     if (plan.platform, plan.precision) == ("cpu", "float32") and are_known(pairs) and pairs >= ONE_PASS:
         return means_in_one_pass(*points, *operands)
     return blocked_means(*operands, dense=plan.method == "dense")

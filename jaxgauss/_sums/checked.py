@@ -62,7 +62,7 @@ def _checked(
     check_names(asked.function, asked.method, asked.precision, asked.backend, methods)
     dtype = check_operands(asked.function, queries, keys, values, tau)
     settings = replace(asked, dtype=dtype, matmul_precision=asked.matmul_precision or matmul_precision())
-    return settings, plan_of(settings, platform, *sizes(queries, keys, values, tau))
+    return settings, plan_of(settings, platform, *sizes(queries, keys, values, np.shape(tau)))
 
 
 def check_plan(settings: Settings, tau: Any, pairs: int, dim: int, channels: int, *arrays: Any) -> Any:

@@ -120,7 +120,7 @@ def _plan_of(
     reach = float(squared_radius(*with_norms(*scaled_points(q, k, t))))
     far = f"points lie {math.sqrt(reach):.0f} bandwidths from their center, farther than {plan.precision} reaches"
     if not plan.native:
-        return _by_attention(plan, far, q, k, v, t, sizes(queries, keys, values, tau))
+        return _by_attention(plan, far, q, k, v, t, sizes(queries, keys, values, np.shape(tau)))
     if plan.method == "differences" or plan.platform != "cpu" or not (kernel.kinked or reach > plan.reach):
         return plan
     reason = "distances need all digits" if kernel.kinked else far
