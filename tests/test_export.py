@@ -46,7 +46,8 @@ def test_gradients_of_symbolic_shapes_in_batches(rng, method):
 def test_others_of_symbolic_shapes(rng):
     def others(x, y, w):
         sums = gauss_sum_dense(x, y, w), gauss_sum_blocked(x, y, w), log_gauss_sum(x, y, jnp.log(w))
-        return *sums, kde_logpdf(x, y, 1.0, weights=w), mmd_squared(x, y, 1.0, y_weights=w / 400)
+        slope = jax.grad(lambda x: gauss_sum(x, y, w).sum())(x)
+        return *sums, slope, kde_logpdf(x, y, 1.0, weights=w), mmd_squared(x, y, 1.0, y_weights=w / 400)
 
     operands = [rng.uniform(0.1, 1, size=s).astype("float32") for s in ((30, 3), (1200, 3), (1200,))]
     found = exported(others, *shapes("m, 3", "n, 3", "n"))(*operands)
