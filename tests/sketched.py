@@ -3,9 +3,9 @@
     python sketched.py ADDRESS NUM_PROCESSES PROCESS_ID FOLDER [killed]
 
 Each process adds up the sketches of its own chunks of points, saves the sum after every chunk in the folder, and begins
-with what it finds there; an all-reduce then adds the sketches of all processes. Prints as JSON the number of chunks
-that were found, the sums at queries, and those by `gauss_sum_sharded`. With "killed", the last process kills itself on
-its way.
+with what it finds there; an all-reduce then adds the sketches of all processes. With "killed", the last process kills
+itself on its way. Prints as JSON the number of chunks that were found, the sums at queries, and those by
+`gauss_sum_sharded`; and the same of a job in the empty folder FOLDER/undisturbed.
 """
 
 import json
@@ -50,7 +50,7 @@ def own_sketch(process: int, num_processes: int, folder: Path, is_killed: bool) 
     return sketch, found
 
 
-def main(process: int, num_processes: int, folder: Path, is_killed: bool) -> None:
+def job(process: int, num_processes: int, folder: Path, is_killed: bool = False) -> dict:
     mesh = jax.make_mesh((num_processes,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
     shared_out = NamedSharding(mesh, P("data"))
 
@@ -59,20 +59,28 @@ def main(process: int, num_processes: int, folder: Path, is_killed: bool) -> Non
         return jax.make_array_from_process_local_data(shared_out, np.asarray(x))
 
     @jax.jit
-    def sums(sketches, queries):
-        def added(own):
-            return jax.lax.psum(jax.tree.map(lambda x: x[0], own), "data")
+    def added(sketches):
+        whole = jax.shard_map(
+            lambda own: jax.lax.psum(jax.tree.map(lambda x: x[0], own), "data"),
+            mesh=mesh,
+            in_specs=P("data"),
+            out_specs=P(),
+        )
+        return whole(sketches)(QUERIES)
 
-        return jax.shard_map(added, mesh=mesh, in_specs=P("data"), out_specs=P())(sketches)(queries)
+    def sums(sketch):
+        return np.asarray(added(jax.tree.map(lambda x: of_all(x[None]), sketch)))
 
+    sums(sketch_of(*(x[:0] for x in chunk(0))))  # connects the processes
     sketch, found = own_sketch(process, num_processes, folder, is_killed)
-    total = sums(jax.tree.map(lambda x: of_all(x[None]), sketch), QUERIES)
+    total = sums(sketch)
     points = (of_all(np.concatenate(x)) for x in zip(*map(chunk, range(process, CHUNKS, num_processes)), strict=True))
     sharded = gauss_sum_sharded(jnp.asarray(QUERIES), *points, TAU, mesh=mesh, key_axis="data", method="fourier")
-    print(json.dumps({"found": found, "sums": total.tolist(), "sharded": sharded.tolist()}))
+    return {"found": found, "sums": total.tolist(), "sharded": sharded.tolist()}
 
 
 if __name__ == "__main__":
-    address, number, index = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    address, number, index, folder = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), Path(sys.argv[4])
     jax.distributed.initialize(address, number, index, heartbeat_timeout_seconds=10)
-    main(index, number, Path(sys.argv[4]), sys.argv[5:] == ["killed"] and index == number - 1)
+    resumed = job(index, number, folder, sys.argv[5:] == ["killed"] and index == number - 1)
+    print(json.dumps([resumed, job(index, number, folder / "undisturbed")]))
