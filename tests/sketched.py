@@ -8,6 +8,7 @@ itself on its way. Prints as JSON the number of chunks that were found, the sums
 `gauss_sum_sharded`; and the same of a job in the empty folder FOLDER/undisturbed.
 """
 
+import functools
 import json
 import os
 import signal
@@ -32,8 +33,11 @@ def chunk(number: int) -> tuple[np.ndarray, np.ndarray]:
     return rng.uniform(size=(ROWS, 2)).astype("float32"), rng.normal(size=ROWS).astype("float32")
 
 
-def sketch_of(*points: np.ndarray) -> FourierSketch:
-    return fourier_sketch(*points, TAU, lower=0, upper=1)
+sketch_of = functools.partial(fourier_sketch, tau=TAU, lower=0, upper=1)
+
+
+def empty() -> FourierSketch:
+    return sketch_of(*(x[:0] for x in chunk(0)))
 
 
 def own_sketch(process: int, num_processes: int, folder: Path, is_killed: bool) -> tuple[FourierSketch, int]:
@@ -41,7 +45,7 @@ def own_sketch(process: int, num_processes: int, folder: Path, is_killed: bool) 
     own = range(process, CHUNKS, num_processes)
     saved = {int(path.stem.split("_")[1]): path for path in folder.glob(f"{process}_*.npz")}
     found = max(saved, default=0)
-    sketch = FourierSketch.load(saved[found]) if saved else sketch_of(*(x[:0] for x in chunk(0)))
+    sketch = FourierSketch.load(saved[found]) if saved else empty()
     for done in range(found, len(own)):
         sketch += sketch_of(*chunk(own[done]))
         sketch.save(folder / f"{process}_{done + 1}.npz")
@@ -58,22 +62,14 @@ def job(process: int, num_processes: int, folder: Path, is_killed: bool = False)
         """What each process has, as one array that is divided over them."""
         return jax.make_array_from_process_local_data(shared_out, np.asarray(x))
 
-    @jax.jit
+    @functools.partial(jax.shard_map, mesh=mesh, in_specs=P("data"), out_specs=P())
     def added(sketches):
-        whole = jax.shard_map(
-            lambda own: jax.lax.psum(jax.tree.map(lambda x: x[0], own), "data"),
-            mesh=mesh,
-            in_specs=P("data"),
-            out_specs=P(),
-        )
-        return whole(sketches)(QUERIES)
+        return jax.lax.psum(jax.tree.map(lambda x: x[0], sketches), "data")
 
-    def sums(sketch):
-        return np.asarray(added(jax.tree.map(lambda x: of_all(x[None]), sketch)))
-
-    sums(sketch_of(*(x[:0] for x in chunk(0))))  # connects the processes
+    sums = jax.jit(lambda sketches: added(sketches)(QUERIES))
+    sums(jax.tree.map(lambda x: of_all(x[None]), empty()))  # connects the processes
     sketch, found = own_sketch(process, num_processes, folder, is_killed)
-    total = sums(sketch)
+    total = sums(jax.tree.map(lambda x: of_all(x[None]), sketch))
     points = (of_all(np.concatenate(x)) for x in zip(*map(chunk, range(process, CHUNKS, num_processes)), strict=True))
     sharded = gauss_sum_sharded(jnp.asarray(QUERIES), *points, TAU, mesh=mesh, key_axis="data", method="fourier")
     return {"found": found, "sums": total.tolist(), "sharded": sharded.tolist()}
