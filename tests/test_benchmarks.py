@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import importlib
 import importlib.metadata
 import importlib.util
 import inspect
