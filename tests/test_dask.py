@@ -126,8 +126,6 @@ def test_blocks_of_similar_lengths_share_a_program(rng):
 
 
 K, V = da.zeros((5, 2), chunks=(3, 2)), da.ones(5, chunks=3)
-
-
 SKETCH, SUM = jaxgauss.dask.fourier_sketch, jaxgauss.dask.gauss_sum
 GIVEN = {SKETCH: {"lower": 0, "upper": 1}, SUM: {"queries": np.zeros((3, 2))}}
 
