@@ -36,8 +36,8 @@ SMALL: dict[str, tuple[int, dict]] = {  # of a suite, how many rows it finds wit
     "clouds": (2 * 5, {"NUMS": (40,), "DIMS": (3,), "FUNCTIONS": ("gauss_sum", "log_gauss_sum")}),
     "first_calls": (3, {"NUM": 40, "NAMES": ("gauss_sum", "gradients of hsic", "mmd_estimate of chunks")}),
     "few_dimensions": (
-        4 + 7 + 2 + 6 * 2 + 2,
-        {"SUMS": [(1, 8, 200)], "DIMS": (1,), "HOSTILE": 100, "SMALL": (64,), "LENGTHS": (5,)}
+        2 * 4 + 7 + 2 + 6 * 2 + 2,
+        {"SUMS": [(1, 8, 200), (1, 8, 300)], "DIMS": (1,), "HOSTILE": 100, "SMALL": (64,), "LENGTHS": (5,)}
         | {"PLANE": 80, "PERMUTATIONS": 19, "CHECKED": 8, "TAUS": lambda m: some(m.TAUS)}
         | {"METHODS": lambda m: some(m.METHODS, "score", "log-density", "MMD flow, a step")},
     ),
