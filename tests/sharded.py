@@ -1,13 +1,13 @@
 """A program, not a test: sums and kernel methods over a mesh of eight devices, of one process or of several.
 
-    python sharded.py [ADDRESS NUM_PROCESSES PROCESS_ID [forever]]
+    python sharded.py [ADDRESS NUM_PROCESSES PROCESS_ID]
 
 Prints as JSON what comes out, and which collectives a sum needs. What should come out, the functions tell that are
-called without a mesh. With "forever", one sum is computed again and again.
+called without a mesh.
 """
 
 import functools
-import itertools
+import gc
 import json
 import re
 import sys
@@ -66,13 +66,10 @@ def kernels(x, y, **shares):
     ksd = jaxgauss.ksd_squared(x, -x, TAUS, kernel="imq", **shares)
     flow = jaxgauss.mmd_flow_velocity(x, y, 1.0, kernel="energy", **shares)
     test = jaxgauss.mmd_test(x, y, TAUS, kernel="matern52", rng_key=jax.random.key(0), num_permutations=20, **shares)
-    mixed = jaxgauss.mmd_squared(x, y, 1.0, kernel="matern32", method="mixture", **shares)
-    return losses, ksd, flow, tuple(test), mixed
-
-
-def kernel(x, y, **shares):
     summed = jaxgauss.gauss_sum_sharded if shares else jaxgauss.kernel_sum
-    return [summed(x[:16], y[:16], Y[:16], 0.5, kernel=name, **shares) for name in ("imq", "energy")]
+    ways = {"imq": "auto", "energy": "auto", "matern32": "mixture"}.items()
+    sums = [summed(x[:16], y[:16], Y[:16], 0.5, kernel=name, method=way, **shares) for name, way in ways]
+    return losses, ksd, flow, tuple(test), sums
 
 
 def svgd(x, y, **shares):
@@ -91,7 +88,7 @@ def waves(x, y, **shares):
     summed = jaxgauss.gauss_sum_sharded if shares else jaxgauss.gauss_sum
 
     def loss(x, y):
-        return jnp.sin(summed(x[:16], y[:16], VALUES[:16], TAU, method="fourier", **shares)).sum()
+        return jnp.sin(summed(x[:16, :2], y[:16, :2], VALUES[:16], TAU, method="fourier", **shares)).sum()
 
     return jax.value_and_grad(loss, (0, 1))(x, y)
 
@@ -135,7 +132,6 @@ def plain(_x, _y, queries=QUERIES, keys=KEYS, values=VALUES, weights=VALUES[:, 0
         jaxgauss.mean_shift(*both, weights=weights, max_steps=20),
         jaxgauss.estimate_error(*both[:2], weights, 0.7, rng_key=rng_key, num_queries=5, precision="float16"),
         jax.grad(lambda *x: jnp.sin(gauss_sum(*x)).sum(), (0, 1, 2))(*both[:2], values),
-        jax.grad(jaxgauss.mmd_squared, (0, 1))(*many),
         jax.vmap(lambda x: gauss_sum(x, keys, values))(batches),
         jax.vmap(jax.grad(lambda x: jaxgauss.mmd_squared(x, keys, 0.7)))(batches),
         jax.grad(lambda x: jaxgauss.log_gauss_sum(queries, x).sum())(keys),
@@ -153,8 +149,8 @@ def eager(_x, _y, queries=QUERIES, keys=KEYS, values=VALUES, weights=VALUES[:, 0
     )
 
 
-def make_mesh(axis_type: AxisType = AxisType.Auto):
-    return jax.make_mesh((2, 4), ("rows", "columns"), axis_types=(axis_type,) * 2)
+def make_mesh(*axis_types: AxisType):
+    return jax.make_mesh((2, 4), ("rows", "columns"), axis_types=axis_types)
 
 
 def place(mesh, operands, query_axis, key_axis):
@@ -176,60 +172,57 @@ def numbers(mesh, tree) -> list:
 
 
 def results(num_processes: int) -> dict:
-    found = {}
-    cases = list(itertools.product((AxisType.Auto, AxisType.Explicit), SHARES.items()))
-    for axis_type, (name, (query_axis, key_axis)) in cases[: 4 if num_processes == 1 else 1]:
-        mesh = make_mesh(axis_type)
+    found, auto, explicit = {}, AxisType.Auto, AxisType.Explicit
+    cases = [*((auto, case) for case in SHARES.items()), (explicit, ("queries and keys", SHARES["queries and keys"]))]
+    for axis_type, (name, (query_axis, key_axis)) in cases if num_processes == 1 else cases[:1]:
+        mesh = make_mesh(axis_type, axis_type)
         shares = {"mesh": mesh, "query_axis": query_axis, "key_axis": key_axis}
         placed = place(mesh, OPERANDS, query_axis, key_axis)
-        compiled = jax.jit(lambda *x, shares=shares: forward(*x, **shares)).lower(*placed).compile()
+        compiled = jax.jit(functools.partial(forward, **shares)).lower(*placed).compile()
         found[f"collectives, {name}, {axis_type.name}"] = collectives(compiled)
         found[f"forward, {name}, {axis_type.name}"] = numbers(mesh, compiled(*placed))
         if name == "queries and keys":
-            pulled_back = jax.jit(lambda *x, shares=shares: gradients(*x, **shares))(*placed)
+            pulled_back = jax.jit(functools.partial(gradients, **shares))(*placed)
             found[f"gradients, {name}, {axis_type.name}"] = numbers(mesh, pulled_back)
-    mesh = make_mesh()
-    every = mmd, svgd, waves, second_derivative, others, kernels, kernel, dependence
-    for function in every[:2] if num_processes > 1 else every:
+    mesh = make_mesh(auto, auto)
+    for function in (mmd, svgd, waves, second_derivative, others, kernels, dependence)[
+        : 7 if num_processes == 1 else 1
+    ]:
         case = "keys" if function in (mmd, waves) else "queries and keys"
         shares = {"mesh": mesh} | dict(zip(("query_axis", "key_axis"), SHARES[case], strict=True))
         run = jax.jit(functools.partial(function, **shares))
         for name, points in {"near": X, "far": FAR}.items() if case == "keys" else [("near", X)]:
             found[f"{function.__name__}, {name}"] = numbers(mesh, run(points, Y))
-    if num_processes == 1:
-        for kinds in itertools.combinations_with_replacement((AxisType.Auto, AxisType.Explicit), 2):
-            name = ", ".join(kind.name for kind in kinds)
-            mixed = jax.make_mesh((2, 4), ("rows", "columns"), axis_types=kinds)
-            shares = {"mesh": mixed, "query_axis": "columns", "key_axis": "rows"}
-            placed = [jax.device_put(x, NamedSharding(mixed, P("rows"))) for x in (X[:18], Y)]
-            arrays = QUERIES, KEYS, VALUES, VALUES[:, 0] ** 2 / 25, BATCHES
-            axes = "columns", "rows", "rows", "rows", "columns"
-            with jax.set_mesh(mixed):
-                found[f"velocity, {name}"] = numbers(mixed, jaxgauss.mmd_flow_velocity(*placed, TAUS, **shares))
-            placed = [jax.device_put(x, NamedSharding(mixed, P(y))) for x, y in zip(arrays, axes, strict=True)]
-            found[f"eager, {name}"] = numbers(mixed, eager(X, Y, *placed))
-            with jax.set_mesh(mixed):
-                if AxisType.Explicit in kinds:  # whose types are checked by tracing; it takes long to compile
-                    jax.eval_shape(jax.jit(plain), X, Y, *placed)
-                else:
-                    found[f"plain, {name}"] = numbers(mixed, jax.jit(plain)(X, Y, *placed))
-        placed = place(mesh, OPERANDS, "rows", None)
-        for method in ("rescale", "blocked"):
-            total = jax.jit(lambda *x, m=method: jaxgauss.gauss_sum(*x, method=m))(*placed)
-            found[f"forward, by gauss_sum, {method}"] = numbers(mesh, total)
-        found["half"] = numbers(mesh, forward(*HALF, mesh=mesh, key_axis=("columns", "rows")))
+    if num_processes > 1:
+        return found
+    arrays = QUERIES, KEYS, VALUES, VALUES[:, 0] ** 2 / 25, BATCHES
+    axes = "columns", "rows", "rows", "rows", "columns"
+    for kinds in ((auto, auto), (auto, explicit), (explicit, explicit)):
+        mesh, name = make_mesh(*kinds), ", ".join(kind.name for kind in kinds)
+        placed = [jax.device_put(x, NamedSharding(mesh, P(y))) for x, y in zip(arrays, axes, strict=True)]
+        if kinds == (auto, explicit):
+            found[f"eager, {name}"] = numbers(mesh, eager(X, Y, *placed))
+        with jax.set_mesh(mesh):
+            if kinds == (auto, auto):
+                found[f"plain, {name}"] = numbers(mesh, jax.jit(plain)(X, Y, *placed))
+                continue
+            if kinds == (explicit, explicit):  # types are checked by tracing; it takes long to compile
+                jax.eval_shape(jax.jit(plain), X, Y, *placed)
+            x, y = (jax.device_put(z, NamedSharding(mesh, P("rows"))) for z in (X[:18], Y))
+            moved = jaxgauss.mmd_flow_velocity(x, y, TAUS, mesh=mesh, query_axis="columns", key_axis="rows")
+            found[f"velocity, {name}"] = numbers(mesh, moved)
+    placed = place(mesh := make_mesh(auto, auto), OPERANDS, "rows", None)
+    for method in ("rescale", "blocked"):
+        total = jax.jit(functools.partial(jaxgauss.gauss_sum, method=method))(*placed)
+        found[f"forward, by gauss_sum, {method}"] = numbers(mesh, total)
+    found["half"] = numbers(mesh, forward(*HALF, mesh=mesh, key_axis=("columns", "rows")))
     return found
 
 
 if __name__ == "__main__":
+    gc.disable()  # looking through what JAX keeps takes time
     jax.config.update("jax_enable_x64", True)
     if len(sys.argv) > 1:
         jax.distributed.initialize(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), heartbeat_timeout_seconds=10)
-    if sys.argv[4:] == ["forever"]:
-        whole = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
-        for i in itertools.count():
-            jax.block_until_ready(forward(*OPERANDS, mesh=whole, key_axis="data"))
-            if i == 0:
-                print("running", flush=True)
     assert jax.device_count() == 8
     print(json.dumps(results(jax.process_count())))

@@ -79,13 +79,13 @@ def train(x, tau, steps):
 
 x, y, weights, tau, _ = map(jnp.asarray, problem(np.random.default_rng(0), 32, 32, 128, 1, dtype="float32"))
 step(100 * x, tau)  # out of reach, where some later steps are, too
-x, tau = train(x, tau, 200)
+x, tau = train(x, tau, 100)
 if sys.platform == "linux":
     before, arrays = resident_mebibytes(), len(jax.live_arrays())
-    x, tau = train(x, tau, 1000)
+    x, tau = train(x, tau, 500)
     assert len(jax.live_arrays()) == arrays
     grown = resident_mebibytes() - before
-    assert grown < 4, grown  # to leak the points of a step, 16 KiB, would cost 16 MiB
+    assert grown < 4, grown  # to leak the points of a step, 16 KiB, would cost 8 MiB
 """
 
 EXIT = """

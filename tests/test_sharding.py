@@ -58,63 +58,46 @@ def processes(
         yield programs
 
 
+def printed(programs: list[subprocess.Popen]) -> list:
+    """What is read in the last lines of programs that end well."""
+    outputs = [program.communicate(timeout=400) for program in programs]
+    assert not any(program.returncode for program in programs), [error for _, error in outputs]
+    return [json.loads(out.splitlines()[-1]) for out, _ in outputs]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("num_processes", [1, 2])
 def test_eight_devices_of_one_or_more_processes_give_what_one_device_gives(num_processes, request):
     if num_processes > 1:
         request.getfixturevalue("gloo")
     with processes(num_processes, 8 // num_processes) as programs:
-        outputs = [program.communicate(timeout=400) for program in programs]
-        assert [program.returncode for program in programs] == [0] * num_processes, [error for _, error in outputs]
-    for out, _ in outputs:
-        found = json.loads(out.splitlines()[-1])
-        for name, result in found.items():
-            if name.startswith("collectives"):
-                assert result == ({} if name.split(", ")[1] == "queries" else {"all-reduce": 1}), (name, result)
-                continue
-            tolerance, (function, points, *_) = 1e-3 if name == "half" else 1e-9, (*name.split(", "), "")
-            for ours, expected in zip(result, exact(function, points if points == "far" else ""), strict=True):
-                assert relative_error(ours, expected) < tolerance, (name, ours, expected)
+        outputs = printed(programs)
+    for name, result in ((name, result) for found in outputs for name, result in found.items()):
+        function, points, *_ = *name.split(", "), ""
+        if function == "collectives":
+            assert result == ({} if points == "queries" else {"all-reduce": 1}), (name, result)
+            continue
+        for ours, expected in zip(result, exact(function, points if points == "far" else ""), strict=True):
+            assert relative_error(ours, expected) < (1e-3 if name == "half" else 1e-9), (name, ours, expected)
 
 
 @pytest.mark.slow
-def test_a_killed_process_is_an_error_in_the_others(gloo):
-    with processes(2, 1, "forever") as programs:
-        for program in programs:
-            assert program.stdout is not None
-            while program.stdout.readline() not in ("running\n", ""):
-                pass
-        survivor, victim = programs
-        victim.kill()
-        _, error = survivor.communicate(timeout=60)
+def test_a_killed_process_ends_the_others_and_their_job_goes_on_to_the_same_digits(gloo, tmp_path):
+    """Two processes add up their sketches: killed, started again with those that were saved, and undisturbed."""
+    (tmp_path / "undisturbed").mkdir()
+    with processes(2, 1, str(tmp_path), "killed", program="sketched.py") as (survivor, victim):
+        _, error = survivor.communicate(timeout=100)
+        assert victim.wait(timeout=100) == -signal.SIGKILL
     assert survivor.returncode not in (0, -signal.SIGKILL)
     assert "Connection closed by peer" in error or "heartbeat timeout" in error, error
-
-
-@pytest.mark.slow
-def test_a_killed_job_goes_on_from_saved_sketches_to_the_same_digits(gloo, tmp_path):
-    """Two processes add up their sketches, once undisturbed, once killed and started again."""
-
-    def results(programs) -> list[dict]:
-        outputs = [program.communicate(timeout=100) for program in programs]
-        assert [program.returncode for program in programs] == [0, 0], [error for _, error in outputs]
-        return [json.loads(out.splitlines()[-1]) for out, _ in outputs]
-
-    folders = [tmp_path / name for name in ("undisturbed", "killed")]
-    for folder in folders:
-        folder.mkdir()
-    run = functools.partial(processes, 2, 1, program="sketched.py")
-    with run(str(folders[0])) as undisturbed, run(str(folders[1]), "killed") as killed:
-        assert killed[1].wait(timeout=100) == -signal.SIGKILL
-        first = results(undisturbed)
-    with run(str(folders[1])) as restarted:
-        second = results(restarted)
-    assert [x.pop("found") for x in first] == [0, 0]
-    assert [x.pop("found") for x in second][1] == 3
-    assert first[0] == first[1] == second[0] == second[1]
+    with processes(2, 1, str(tmp_path), program="sketched.py") as restarted:
+        resumed, undisturbed = zip(*printed(restarted), strict=True)
+    assert [x.pop("found") for x in undisturbed] == [0, 0]
+    assert [x.pop("found") for x in resumed][1] == 3
+    assert resumed[0] == resumed[1] == undisturbed[0] == undisturbed[1]
     keys, weights = map(np.concatenate, zip(*map(sketched.chunk, range(sketched.CHUNKS)), strict=True))
     expected = gauss_sum64(sketched.QUERIES, keys, weights[:, None], sketched.TAU)[:, 0]
-    for sums in first[0].values():
+    for sums in resumed[0].values():
         assert np.abs(np.array(sums) - expected).max() < 1e-6 * np.abs(weights).sum()
 
 

@@ -14,13 +14,15 @@ with install_import_hook(checked, "beartype.beartype"):
 import jax, jax.numpy as jnp
 from jaxgauss._arrays import points
 
+def value_and_gradients(q, k, v, tau):
+    value, vjp = jax.vjp(lambda *x: jaxgauss.gauss_sum(*x, method=method), q, k, v, tau)
+    return vjp(value)
+
 q, k, v = jnp.ones((2, 5, 3)), jnp.ones((7, 3)), jnp.ones((7, 2))
-for method in ("rescale", "blocked"):
-    for values in (v, v[:, 0]):
-        value, vjp = jax.vjp(lambda *x: jaxgauss.gauss_sum(*x, method=method), q, k, values, 1.0)
-        vjp(value)
-    jaxgauss.gauss_sum(q, k, v, jnp.ones(2), method=method)
-jaxgauss.gauss_sum_blocked(q, k, v)
+for method in ("rescale", "blocked"):  # shapes are checked while functions are traced
+    for values, tau in ((v, 1.0), (v[:, 0], 1.0), (v, jnp.ones(2))):
+        jax.eval_shape(value_and_gradients, q, k, values, tau)
+jax.eval_shape(jaxgauss.gauss_sum_blocked, q, k, v)
 print("right shapes pass")
 for wrong in (lambda: points.center(jnp.ones(3)), lambda: points.unbroadcast(3, ())):
     try:
