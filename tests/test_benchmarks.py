@@ -45,8 +45,7 @@ SMALL: dict[str, tuple[int, dict]] = {  # of a suite, how many rows it finds wit
     "million": (2, {"PROCESSES": [("jaxgauss", 90), ("scikit-learn", 90)], "SIDE": 20}),
     "mmd": (
         2 + 2 * 2 + 2 + 4 + 3 + 2 * 2,
-        {"GROUPS": (3, 20), "SETS": (4, 5, 9), "ROWS": 20, "SIZES": lambda m: {f: mmd_sizes(m, f) for f in m.SIZES}}
-        | {"digits_step": lambda m: functools.partial(m.mmd_step, 48, 3)},  # test_examples measures that one
+        {"GROUPS": (3, 20), "SETS": (4, 5, 9), "ROWS": 20} | {"SIZES": lambda m: {f: mmd_sizes(m, f) for f in m.SIZES}},
     ),
     "precision": (124, {"NUM": 300, "DIMS": (3,), "TAUS": (1.0, 1.0, 1.0, 100.0), "OFFSETS": (10.0, 0.0)}),
     "resampling": (
