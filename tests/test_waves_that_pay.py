@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from test_anywhere import error, pairs
 
+import formulas
 import jaxgauss
 from jaxgauss._checks.settings import Settings
 from jaxgauss._engines import boxes, few_dimensions, fourier, nodes, radial, waves
@@ -16,7 +17,7 @@ from jaxgauss._engines.examined import examined
 from jaxgauss._engines.plan import Plan
 from jaxgauss._engines.wanted import Channels, Wanted
 from jaxgauss._kernels.kernels import GAUSS
-from oracle import with_gradients
+from oracle import relative_error, with_gradients
 
 CHOSEN = Plan("cpu", "blocked", "float32", "xla", "")
 
@@ -166,27 +167,13 @@ def test_few_pulls_are_in_doubt(rng, dim):
 def test_several_bandwidths_of_methods(rng, monkeypatch):
     """MMD with all of its gradients, its witness and flow, and SVGD, beside the mean of plain ones in float64."""
     monkeypatch.setattr(few_dimensions, "_of_waves", lambda *_: 1.0)  # so that one sum takes less time than several
-    tau = np.float32([0.3, 1.0, 2.0])
-    x, y = (rng.normal(size=(n, 2)).astype(np.float32) for n in (300, 401))
-
-    def plain(x, y, tau):
-        def k(a, b):
-            return jnp.exp(-tau[:, None, None] / 2 * jnp.square(a[:, None] - b[None]).sum(-1)[None]).mean(0)
-
-        return k(x, x).mean() - 2 * k(x, y).mean() + k(y, y).mean(), k(x, x).mean(1) - k(x, y).mean(1), k(x, x)
-
-    exact = [np.float64(z) for z in (x, y, tau)]
-    (value, (witness, phi)), gradients = jax.jit(
-        jax.value_and_grad(lambda *z: (plain(*z)[0], plain(*z)[1:]), (0, 1, 2), has_aux=True)
-    )(*exact)
+    tau, (x, y) = np.float32([0.3, 1, 2]), (rng.normal(size=(n, 2)).astype(np.float32) for n in (401, 300))
+    operands = x, y, np.full(401, 1 / 401), np.full(300, 1 / 300), tau
     found, slopes = jax.jit(jax.value_and_grad(jaxgauss.mmd_squared, (0, 1, 2)))(x, y, tau)
-    assert abs(float(found) - float(value)) < 1e-6
-    for slope, expected in zip(slopes, gradients, strict=True):
-        assert error(slope, np.asarray(expected), np.asarray(expected)) < 2e-5
-    assert error(jaxgauss.mmd_witness(x, x, y, tau), np.asarray(witness), np.asarray(phi).mean(1)) < 2e-6
-    velocity = np.asarray(gradients[0]) * -len(x) / 2
-    assert error(jaxgauss.mmd_flow_velocity(x, y, tau), velocity, velocity) < 2e-5
-    apart = exact[0][None] - exact[0][:, None]
-    of_each = np.exp(-exact[2][:, None, None] / 2 * np.square(apart).sum(-1))
-    pushed = np.asarray(phi) @ -exact[0] - (np.tensordot(exact[2] / 3, of_each, 1)[..., None] * apart).sum(1)
-    assert error(jaxgauss.svgd_direction(x, -x, tau), pushed / len(x), pushed / len(x)) < 2e-5
+    assert abs(float(found) - float(formulas.exact("mmd", operands))) < 1e-6
+    of_sine = formulas.exact_gradients("mmd", operands)
+    for slope, expected in zip(slopes, (of_sine[0], of_sine[1], of_sine[4]), strict=True):
+        assert relative_error(slope, expected / np.cos(float(found))) < 2e-5
+    assert relative_error(jaxgauss.mmd_witness(y + 1, x, y, tau), formulas.exact("witness", operands)) < 2e-5
+    assert relative_error(jaxgauss.mmd_flow_velocity(x, y, tau), formulas.exact("flow", operands)) < 2e-5
+    assert relative_error(jaxgauss.svgd_direction(y, x[:300], tau), formulas.exact("svgd", operands)) < 2e-5
