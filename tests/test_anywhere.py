@@ -172,7 +172,7 @@ def assert_right_mmd(kernel, x, y, tau, value, slopes, velocity, witness):
     assert error(witness, kappa @ signs, np.abs(kappa) @ np.abs(signs)) < 1e-5
 
 
-@pytest.mark.parametrize("kernel, dim", [("gauss", 64), ("energy", 2)])
+@pytest.mark.parametrize("kernel, dim", [("gauss", 64), ("energy", 2), ("matern32", 2), ("cauchy", 17)])
 def test_mmd_witness_and_flow(rng, kernel, dim):
     """In many dimensions points may see little but themselves: terms far smaller than moments are rounded by."""
 
@@ -182,7 +182,7 @@ def test_mmd_witness_and_flow(rng, kernel, dim):
         witness = jaxgauss.mmd_witness(jnp.concatenate([x, y]), x, y, tau, kernel=kernel)
         return *found, jaxgauss.mmd_flow_velocity(x, y, tau, kernel=kernel), witness
 
-    num = {2: 600, 64: 280}[dim]
+    num = {2: 600, 17: 300, 64: 280}[dim]
     cases = [(cloud(rng, num, dim), 1 / dim) for _ in range(4)]
     normal = rng.normal(size=(num, dim)).astype(np.float32)
     for z, tau in [*cases, (normal, 0.1), (normal, 0.5)]:
