@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 import torch
 from sklearn.datasets import make_blobs
-from test_anywhere import cloud, error
 
 import formulas
-from jaxgauss import kde_logpdf, kde_score, kernel_mean, leave_one_out_tau, log_gauss_sum, mean_shift
-from jaxgauss._kernels.kernels import KERNELS
+from jaxgauss import kde_logpdf, kde_score, kernel_mean, leave_one_out_tau, mean_shift
 from jaxgauss._methods import over_others
 from oracle import assert_close, attention_calls, relative_error
 
@@ -99,45 +97,6 @@ def test_weights_in_half_precision(rng):
     found = kernel_mean(x, x, x, log_weights=log_weights, kernel="imq")
     expected = exact(x, x, x, 1.0, log_weights, kernel="imq")
     assert found.dtype == np.float16 and relative_error(found, expected) < 1e-3
-
-
-@pytest.mark.parametrize("kernel, dim", [("matern12", 3), ("matern52", 17)])  # others: test_anywhere
-def test_means_and_logarithms_of_other_kernels_wherever_points_lie(rng, kernel, dim):
-    """In float32; gradients relative to the sizes of their terms, P ψ/κ times distances."""
-
-    @jax.jit
-    def with_pullbacks(q, k, v, tau, w, g, h):
-        means, of_means = jax.vjp(lambda *x: kernel_mean(*x, log_weights=w, kernel=kernel), q, k, v, tau)
-        logs, of_logs = jax.vjp(lambda q, k, tau: log_gauss_sum(q, k, w, tau, kernel=kernel), q, k, tau)
-        (dq, dk, dv, d_tau), others = of_means(g), of_logs(h)
-        return means, logs, dv, (dq, dk, d_tau), others
-
-    @jax.jit
-    def slopes_of(u):
-        logs, tangents = jax.jvp(KERNELS[kernel].log, (jnp.maximum(u, 1e-300),), (jnp.ones_like(u),))
-        return logs, jnp.where(u > 0, -2 * tangents, 0)
-
-    for near in (True, False) * 4:
-        x = cloud(rng, 300, dim)
-        x = (rng.normal(size=x.shape) if near else x).astype(np.float32)
-        x, y, tau = x[:170], x[170:], np.float32(1 / dim)
-        w, v, g, h = (rng.normal(size=n).astype(np.float32) for n in (130, 130, 170, 170))
-        means, logs, dv, of_means, of_logs = jax.tree.map(np.asarray, with_pullbacks(x, y, v, tau, w, g, h))
-        apart = np.float64(y)[None] - np.float64(x)[:, None]
-        all_logs, slopes = map(np.asarray, slopes_of(np.float64(tau) * np.square(apart).sum(-1)))
-        all_logs = all_logs + w
-        sums = np.logaddexp.reduce(all_logs, 1)
-        p = np.exp(all_logs - sums[:, None])
-        assert np.abs(means - p @ v).max() < 1e-5 * np.abs(v).max()
-        assert np.all(np.abs(logs - sums) < 1e-5 * np.maximum(1, np.abs(sums)))
-        assert error(dv, g @ p, np.abs(g) @ p) < 1e-5
-        away = v[None] - (p @ v)[:, None]
-        for found, t in ((of_means, p * g[:, None] * away), (of_logs, p * h[:, None])):
-            t, distances = t * slopes, np.linalg.norm(apart, axis=-1)
-            pulls, sizes, spread = tau * t[..., None] * apart, tau * np.abs(t) * distances, t * distances**2 / 2
-            assert error(found[0], pulls.sum(1), sizes.sum(1)) < 2e-5
-            assert error(found[1], -pulls.sum(0), sizes.sum(0)) < 2e-5
-            assert error(found[2], -spread.sum(), np.abs(spread).sum()) < 2e-5
 
 
 def test_the_far_tail_is_that_of_more_digits(rng):
