@@ -8,7 +8,6 @@ import inspect
 import itertools
 import json
 import os
-import runpy
 import sys
 import time
 from pathlib import Path
@@ -405,21 +404,6 @@ def test_every_figure_has_its_panels(tmp_path, monkeypatch):
     labels = [a.get_ylabel() if a.get_visible() else None for a in found["five"].axes]
     assert labels == [units["mib"]] * 5 + [None] + [units["error"]] * 5 + [None]
     assert len({a.get_ylim() for a in found["five"].axes if a.get_ylabel() == units["error"]}) == 1
-
-
-def test_a_commit_may_be_unknown(monkeypatch):
-    monkeypatch.setenv("PATH", "")
-    assert study.environment("cpu")["commit"] == "unknown"
-
-
-@pytest.mark.filterwarnings("ignore:.*found in sys.modules")
-def test_pykeops_is_silent_unless_asked_to_speak(monkeypatch):
-    names = ("PYKEOPS_VERBOSE", "KEOPS_VERBOSE")  # 2.3 reads both
-    for given, then in (("1", "1"), (None, "0")):
-        for name in names:
-            monkeypatch.setenv(name, given) if given else monkeypatch.delenv(name)
-        runpy.run_module("benchmarks.rivals")
-        assert [os.environ[name] for name in names] == [then, then]
 
 
 def test_calls_are_those_of_every_function():

@@ -73,7 +73,9 @@ def test_half_precision_gradients(rng, precision, channels, tolerance):
     assert_close(pullback(*case, precision=precision), gradients64(*case), tolerance)
 
 
-@pytest.mark.parametrize("method, size", [("blocked", (5, 6, 2, 1)), ("rescale", (4, 5, 20, 4))])
+@pytest.mark.parametrize(
+    "method, size", [("blocked", (5, 6, 2, 1)), ("rescale", (4, 5, 20, 4)), ("differences", (4, 5, 2, 2))]
+)
 def test_second_derivatives_match_dense(rng, method, size):
     operands = arrays(problem(rng, *size).operands)
     slope = jax.grad(loss(gauss_sum, method=method), ALL)
