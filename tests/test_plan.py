@@ -14,6 +14,7 @@ from test_given import FUNCTIONS as CALLS
 import jaxgauss
 from jaxgauss import explain, gauss_sum
 from jaxgauss._arrays import devices as jax_devices
+from jaxgauss._arrays.points import aligned_sizes
 from jaxgauss._checks.settings import Settings
 from jaxgauss._engines import bridge
 from jaxgauss._engines import costs as models
@@ -164,6 +165,9 @@ def test_the_platform_is_that_of_the_arrays():
 def test_batches_count_as_work():
     plan = explain(jax.ShapeDtypeStruct((1000, 64, 3), "float32"), *shapes(1, 64, 3, 1)[1:])
     assert plan.method != "dense"
+    x = jax.ShapeDtypeStruct((1, 64, 3), "float32")
+    for tau in ((9,), (9, 3)):  # one for each coordinate
+        assert aligned_sizes(x, x, x, jax.ShapeDtypeStruct(tau, "float32"))[0] == 9 * 64**2
 
 
 def test_auto_takes_what_the_table_says_is_cheaper(monkeypatch):
