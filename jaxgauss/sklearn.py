@@ -72,6 +72,10 @@ class _KernelEstimator(BaseEstimator):
         self.X_fit_ = X
         self.weights_ = None if sample_weight is None else self._checked_weights(sample_weight)
         if self.tau == LEAVE_ONE_OUT:
+            if len(X) < 2:
+                raise ValueError(
+                    f"`jaxgauss.{self._name}`: `X` must have 2 rows at least; got X {X.shape}. Pass tau=1.0."
+                )
             search = functools.partial(leave_one_out_tau, kernel=self.kernel)
             found = _computed(lambda *x, **more: search(*x, **more).tau, X, values=values, weights=self.weights_)
             self.tau_ = float(found)

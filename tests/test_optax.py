@@ -70,8 +70,3 @@ def test_leaves_of_several_dtypes_keep_theirs(as_it_comes, particles):
 def test_one_particle_descends():
     updates, _ = scale_by_svgd().update(jnp.ones((1, 3)), optax.EmptyState(), jnp.zeros((1, 3)))
     np.testing.assert_allclose(updates, np.ones((1, 3)))
-
-
-def test_points_must_be_floats(particles):
-    with pytest.raises(TypeError, match="got particles int64"):
-        scale_by_svgd(1.0).update(particles.astype(int), optax.EmptyState(), particles.astype(int))

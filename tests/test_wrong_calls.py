@@ -382,6 +382,7 @@ svgd(jnp.sin, adam, tau=-1.0) | tau | tau -1.0 | Pass 1 / sigma**2.
 svgd(jnp.sin, adam, speed=1) | speed! | speed 1 | Leave it out.
 svgd(jnp.sin, adam, kernel="energy") | kernel | Kernel(energy) | Use kernel='matern12', or 'imq'.
 svgd(jnp.sin, adam).init({"a": x, "b": y}) | particles | {'a': (5, 3), 'b': (4, 3)} | Make them by jax.vmap of what
+svgd(jnp.sin, adam).init(x.astype(int)) | particles! | particles int64 | Convert with particles.astype(jnp.float32).
 svgd_direction(x, s[:3], 1.0) | scores | particles (5, 3), scores (3, 3) | One for each:
 svgd_direction({"a": x}, {"a": s}, 1.0) | particles! | dict | Convert with jnp.asarray(particles
 svgd_direction(x, s, 1.0, kernel="energy") | kernel | Kernel(energy) | Use kernel='matern12', or 'imq'.
@@ -446,6 +447,7 @@ optax.scale_by_svgd(1.0).update({}, (), {}) | params must be a pytree | {} | Cal
 optax.scale_by_svgd(1.0).update((x, y), (), (x, y)) | params must be a pytree | ((5, 3), (4, 3)) | Call update(gradients
 optax.scale_by_svgd(1.0).update([a[0]], (), [a[0]]) | params | [()] | Call update(gradients, state, params).
 optax.scale_by_svgd(1.0).update({"y": x}, (), {"x": x}) | updates | updates {'y': (5, 3)}, params {'x': (5, 3)} | Take
+optax.scale_by_svgd(1.0).update(x.astype(int), (), x.astype(int)) | params! | params int64 | Convert with params.astype(
 ott.PointCloud() | x! | nothing | Pass it, too.
 ott.PointCloud(x, y, None, 9, 0.1) | x! | 5, the last 0.1 | There is no `tau`: leave it out.
 ott.PointCloud(x, y, eps=0.1) | eps! | eps 0.1 | Did you mean `epsilon`?
@@ -457,6 +459,7 @@ sklearn.KernelDensity(-1.0).fit(x) | tau | tau -1.0 | Pass 1 / sigma**2.
 sklearn.KernelDensity(True).fit(x) | tau must be a positive number or 'leave_one_out' | tau True | Pass 1 / sigma**2.
 sklearn.KernelDensity(kernel="imq").fit(x) | kernel must have an integral | Kernel(imq) in 3 dimensions | Use a Matérn k
 sklearn.KernelDensity(kernel="matern12").fit(x).sample() | kernel must be 'gauss' | 'matern12' | Add noise of the kernel
+sklearn.KernelDensity("leave_one_out").fit(x[:1]) | X must have 2 rows | X (1, 3) | Pass tau=1.0.
 sklearn.KernelMean(kernel="energy").fit(x, a) | kernel | Kernel(energy) | Use kernel='matern12', or 'imq'.
 sklearn.KernelMean(tau=np.inf).fit(x, a) | tau | tau inf | Pass 1 / sigma**2.
 sklearn.KernelMean(kernel="rbf").fit(x, a) | kernel | 'rbf' | Did you mean 'gauss'?

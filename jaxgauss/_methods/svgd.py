@@ -10,7 +10,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
-from .._checks.given import public
+from .._checks.given import floating_dtype, public
 from .._checks.operands import check_tau
 from .._checks.samples import check_kernel, check_options, check_samples, check_scores
 from .._checks.settings import MeshOptions, Points, Settings, Taus, working_dtype
@@ -193,7 +193,7 @@ def svgd(
 def check_particles(
     function: str, name: str, particles: Any, fix: str = "Make them by jax.vmap of what makes one."
 ) -> None:
-    """Raise ValueError unless it is a pytree of arrays with the particles on their first axes."""
+    """Raise ValueError or TypeError unless it is a pytree of floating arrays with the particles on their first axes."""
     shapes = [np.shape(x) for x in jax.tree.leaves(particles)]
     if not shapes or () in shapes or len({shape[0] for shape in shapes}) > 1:
         given = jax.tree.map(np.shape, particles)
@@ -201,6 +201,8 @@ def check_particles(
             f"`jaxgauss.{function}`: `{name}` must be a pytree of arrays (N, …), the particles on the first axis of"
             f" each; got {given}. {fix}"
         )
+    for leaf in jax.tree.leaves(particles):
+        floating_dtype(f"`jaxgauss.{function}`", name, leaf)
 
 
 def _flat(particles: Any) -> Float[Array, "n d"]:
