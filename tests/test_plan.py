@@ -170,6 +170,26 @@ def test_batches_count_as_work():
         assert aligned_sizes(x, x, x, jax.ShapeDtypeStruct(tau, "float32"))[0] == 9 * 64**2
 
 
+PAIRS = {  # of 31 points x and 19 points y
+    **dict.fromkeys(["gauss_sum", "kernel_sum", "log_gauss_sum", "kernel_mean", "kde_logpdf", "mean_shift"], 31 * 19),
+    **dict.fromkeys(["embedding_norm_squared", "hsic", "svgd_direction", "ksd_squared", "kernel_herding"], 31 * 31),
+    **dict.fromkeys(["mmd_squared", "energy_distance", "mmd_flow_velocity"], 31 * (31 + 19)),
+    "mmd_witness": 19 * (31 + 19),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_a_plan_is_that_of_the_pairs_that_are_summed(rng, monkeypatch, name):
+    def plan_of(settings, platform, pairs, *_):
+        raise LookupError(pairs)
+
+    monkeypatch.setattr(checked, "plan_of", plan_of)
+    x, y = rng.normal(size=(31, 2)), rng.normal(size=(19, 2))
+    of_each = y if PAIRS[name] == 31 * 19 else x  # values, or weights
+    with pytest.raises(LookupError, match=f"^{PAIRS[name]}$"):
+        CALLS[name](getattr(jaxgauss, name), x, y, np.sin(x), of_each[:, 0], None)
+
+
 def test_auto_takes_what_the_table_says_is_cheaper(monkeypatch):
     """And says so, with both estimates; a call's own cost decides for few pairs, columns for many."""
     kernel, xla = {"call": 10.0, "pair": 1.0, "column": 0.0}, {"call": 0.0, "pair": 1.0, "column": 1.0}
