@@ -126,33 +126,6 @@ def test_blocks_of_similar_lengths_share_a_program(rng):
 
 
 K, V = da.zeros((5, 2), chunks=(3, 2)), da.ones(5, chunks=3)
-SKETCH, SUM = jaxgauss.dask.fourier_sketch, jaxgauss.dask.gauss_sum
-GIVEN = {SKETCH: {"lower": 0, "upper": 1}, SUM: {"queries": np.zeros((3, 2))}}
-
-
-@pytest.mark.parametrize(
-    "function, given, kind, message",
-    [
-        (SKETCH, {"values": np.ones(5)}, TypeError, "`values` must be a Dask .* or `jaxgauss.fourier_sketch` for"),
-        (SKETCH, {"keys": K[None]}, ValueError, r"`keys` must be \(N, D\), .*; got keys \(1, 5, 2\), values \(5,\)"),
-        (SKETCH, {"values": V.rechunk(2)}, ValueError, r"in the blocks of the keys.*values \(\(2, 2, 1\),\)\. Use"),
-        (SKETCH, {"keys": K.rechunk((3, 1))}, ValueError, r"whole rows; got keys \(\(3, 2\), \(1, 1\)\)"),
-        (SKETCH, {"lower": None}, ValueError, r"`lower` and `upper` must .*got lower None, upper 1\. dask.compute"),
-        (SKETCH, {"keys": da.zeros((5, 4), chunks=(3, 4))}, ValueError, r"got keys \(5, 4\)"),
-        (SKETCH, {"keys": K.astype(int)}, TypeError, "`keys` must be of dtype .*int64"),
-        (SKETCH, {"tau": -1.0}, ValueError, "`tau` must be positive .*; got tau -1"),
-        (SKETCH, {"gamma": 1.0}, TypeError, "must be given as `tau`"),
-        (SUM, {"queries": [[0.0]]}, TypeError, "`queries` must be a JAX or NumPy array; got list"),
-        (SUM, {"queries": np.zeros((3, 4))}, ValueError, r"same dimension; got queries \(3, 4\), keys \(5, 2\)"),
-        (SUM, {"kernel": "box"}, ValueError, "`kernel` must be one of .*; got 'box'"),
-        (SUM, {"method": "fast"}, ValueError, "`method` must be one of .*; got 'fast'"),
-        (SUM, {"tolerance": 0.1}, ValueError, "`tolerance` must come with method='fourier'"),
-    ],
-)
-def test_wrong_arguments_are_named(function, given, kind, message):
-    """Others are in test_wrong_calls."""
-    with pytest.raises(kind, match=f"`jaxgauss.dask.{function.__name__}`.*{message}"):
-        function(**{"keys": K, "values": V} | GIVEN[function] | given)
 
 
 def test_a_key_outside_of_the_box_is_an_error_of_its_task():

@@ -18,7 +18,7 @@ import sharded
 import sketched
 
 from formulas import kernel_matrix
-from jaxgauss import gauss_sum_sharded, kernel_sum_sharded, leave_one_out_tau, mmd_squared
+from jaxgauss import gauss_sum_sharded, kernel_sum_sharded
 from oracle import gauss_sum64, relative_error
 
 FOLDER = Path(__file__).parent
@@ -111,16 +111,6 @@ def test_a_mesh_that_does_not_fit_is_refused():
         gauss_sum_sharded(queries, keys, np.zeros(6), mesh=MESH, key_axis="data")
     with pytest.raises(ValueError, match=r"queries; got queries \(4, 3\).*with 4 more\."):
         gauss_sum_sharded(queries, keys, np.zeros(6), mesh=MESH, query_axis=("data", "model"))
-
-
-def test_kernel_methods_refuse_a_mesh_that_does_not_fit():
-    x = np.zeros((4, 3))
-    with pytest.raises(ValueError, match=r"`jaxgauss.mmd_squared`.*got query_axis None, key_axis 'rows'"):
-        mmd_squared(x, x, 1.0, mesh=MESH, key_axis="rows")
-    with pytest.raises(ValueError, match=r"`jaxgauss.mmd_squared`.*key_axis 'rows', axes of the mesh \(\)"):
-        mmd_squared(x, x, 1.0, key_axis="rows")
-    with pytest.raises(TypeError, match=r"`jaxgauss.leave_one_out_tau`.*got mesh"):
-        leave_one_out_tau(x, mesh=MESH)
 
 
 def test_a_mesh_of_one_device_is_a_mesh(rng):

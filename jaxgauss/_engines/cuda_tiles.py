@@ -17,9 +17,9 @@ from .._arrays.devices import vary_like
 from .._arrays.points import LOG_ZERO, dot, with_axes_of, with_rank
 from .._arrays.shapes import K, L, Q, S, T, V, W
 from .._kernels.kernels import GAUSS, Kernel
-from .differences import FARTHEST, cut_off, joined, largest_coordinate
+from .differences import FARTHEST, cut_off, largest_coordinate
 from .tiles import CUDA_TILE, block_sizes, blocks, scan, tiled_sum, unblocks
-from .wanted import Columns, PairSums, Rows, Wanted
+from .wanted import Columns, PairSums, Rows, Wanted, joined
 
 CUT_OFF = FARTHEST**0.5  # bandwidths, of a coordinate
 ONCE = 32  # coordinates from which distances take longer than to transpose them

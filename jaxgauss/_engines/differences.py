@@ -15,7 +15,7 @@ from .._arrays.points import dot, turned, with_rank
 from .._arrays.shapes import are_known
 from .._kernels.kernels import Kernel
 from .tiles import scan
-from .wanted import Columns, PairSums, Rows, Wanted
+from .wanted import Columns, PairSums, Rows, Wanted, joined
 
 GROUP = 8  # coordinates whose differences are formed in one pass over a tile
 PARTS = 4  # into which the queries of a tile are divided
@@ -167,11 +167,6 @@ def largest_coordinate(dtype: Any) -> float:
 def cut_off(u: Array) -> Array:
     """The u, at most FARTHEST; NaN stays NaN, which XLA's minimum on a CPU would lose."""
     return jnp.where(u > FARTHEST, FARTHEST, u)
-
-
-def joined(sums: list[Array], like: Array) -> Array:
-    """The sums of all kernels side by side; of no kernel, without columns."""
-    return jnp.concatenate(sums, -1) if sums else like[..., :0]
 
 
 def _summed(tile: Float[Array, "*batch n m"], v: Float[Array, "*batch n c"]) -> Float[Array, "*batch m c"]:

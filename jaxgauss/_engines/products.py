@@ -27,7 +27,7 @@ from .._arrays.points import (
 from .._arrays.shapes import G, V, are_known
 from .._kernels.kernels import Kernel
 from .tiles import by_parts_of_batch, tiled_pullback, tiled_sum
-from .wanted import Channels, Columns, PairSums, Rows, Wanted
+from .wanted import Channels, Columns, PairSums, Rows, Wanted, joined
 
 APART = 2**-4  # least mean of u over that of ‖a‖² + ‖b‖², weighted as in the sum, at which moments give accurate pulls
 LEAST_ROWS, MOST_ROWS = 8, 64  # queries from which the separation is estimated
@@ -101,7 +101,7 @@ def by_products(
     spread = spread / jnp.square(scale) if wanted.spread else spread
     pulls = (pulls - mass * a) / scale
     return PairSums(
-        jnp.concatenate(sums, -1) if sums else pulls[..., :0],
+        joined(sums, pulls),
         pulls if wanted.pulls.kernels else pulls[..., :0],
         spread if wanted.spread else spread[..., :0],
     )

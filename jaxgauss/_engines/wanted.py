@@ -137,6 +137,11 @@ class PairSums(NamedTuple):
         return PairSums(*((w[..., None, None] * x).sum(-3) for w, x in zip(weights, self, strict=True)))
 
 
+def joined(sums: list[Array], like: Array) -> Array:
+    """The sums of all kernels side by side; of no kernel, without columns."""
+    return jnp.concatenate(sums, -1) if sums else like[..., :0]
+
+
 def zeros_of(wanted: Wanted, *shape: int, scale: Array, points: Array) -> PairSums:
     """`PairSums` of zeros, for queries of this shape."""
     widths = wanted.widths(points.shape[-1], scale.shape[-1])
