@@ -17,8 +17,10 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+from .._arrays.devices import is_visible
 from .._calls import misfit, public_name, warn
 from .first_call import warn_of_mistakes
+from .hidden import shown, weighed_by
 from .settings import DTYPES, TAU_RANGE
 
 POINTS = ("queries", "keys", "points", "x", "y", "samples", "data", "particles")
@@ -46,13 +48,17 @@ def public(center: str | None = "common") -> Callable[[Callable[_Arguments, _Res
 
     def decorate(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
         defaults = {name: p.default for name, p in inspect.signature(function).parameters.items()}
+        weighed = weighed_by(defaults)
 
         @functools.wraps(function)
         def called(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
             for x in () if center is None else (*args, *kwargs.values()) if kwargs else args:  # a loop: 0.1 µs for each
                 if not (type(x) in _READY or _is_ready(x)):
-                    args, kwargs = _as_taken(public_name(function), defaults, center, args, kwargs)
+                    args, kwargs = _as_taken(public_name(function), defaults, center, weighed, args, kwargs)
                     break
+            if weighed:
+                found = shown(weighed, dict(zip(defaults, args, strict=False)) | kwargs)
+                args, kwargs = _with(found, defaults, args, kwargs) if found else (args, kwargs)
             try:
                 result = function(*args, **kwargs)
             except TypeError:
@@ -71,15 +77,23 @@ def public(center: str | None = "common") -> Callable[[Callable[_Arguments, _Res
     return decorate
 
 
-def _as_taken(function: str, names: dict[str, Any], center: str | None, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _as_taken(
+    function: str, names: dict[str, Any], center: str | None, weighed: Any, args: Any, kwargs: Any
+) -> tuple[Any, Any]:
     """The arguments, with arrays converted and centered; `names` are the parameters with their defaults."""
     given = dict(zip(names, args, strict=False)) | kwargs
     found = {name: as_array(x) for name, x in given.items() if name in ARRAYS}
+    found |= shown({name: rows for name, rows in weighed.items() if is_visible(found.get(name))}, found)
     points = [name for name in POINTS if name in found]
     for group in [points] if center == "common" else [[name] for name in points if center == "own"]:
         tau = f"tau_{group[0]}" if center == "own" else "tau"
         arrays, tau = (found[name] for name in group), given.get(tau, names.get(tau))
         found.update(zip(group, centered(*arrays, function=function, tau=tau, names=group)[1], strict=True))
+    return _with(found, names, args, kwargs)
+
+
+def _with(found: dict[str, Any], names: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The arguments, with those that are found in place of what was given."""
     first = (found.get(name, x) for name, x in zip(names, args, strict=False))
     return (*first, *args[len(names) :]), {name: found.get(name, x) for name, x in kwargs.items()}
 

@@ -182,7 +182,7 @@ def embedding_norm_squared(
 def _mmd_squared(settings: Settings, estimator: str, x, y, tau, x_weights, y_weights, y_norm_squared) -> Array:
     a, b = weights_or_mean(x_weights, x.shape[0], settings), weights_or_mean(y_weights, y.shape[0], settings)
     given = y_norm_squared is not None
-    unit, (x, y) = in_own_unit(settings, x, y)
+    unit, (x, y) = in_own_unit(settings, tau, (x, y), (a, b))
     settings, tau, shares = as_gaussians(settings, tau, x, y)
     tau, x, y, a, b = prepare(settings, tau, x, y, a[:, None], b[:, None])
     x_factor, x_diagonal = _own_pairs(estimator, a)

@@ -1,7 +1,8 @@
 """Moments, of which the kernel methods are made: sums and pulls from one call, for near points or anywhere."""
 
 import functools
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -24,6 +25,9 @@ from .checked import reverse_only
 from .kernel_sum import as_bandwidths
 from .rules import mixed_sums, pair_sums
 from .sharded import added_over_devices, first_rows, over_mesh, replicated_over_mesh, without_mesh
+
+# Of points in their own unit, bandwidths from the origin: u stays below 2¹²⁰, which kernels take.
+LARGEST, FARTHEST = 2.0**50, 2.0**60
 
 
 class Moments(NamedTuple):
@@ -161,20 +165,24 @@ def prepare(settings: Settings, tau: Any, *arrays: Any) -> tuple[Array, ...]:
     return tau, *(jnp.expand_dims(x, range(tau.ndim)) for x in given)
 
 
-def in_own_unit(settings: Settings, *points: Array) -> tuple[Array, tuple[Array, ...]]:
-    """A unit, and the points in that unit: for "energy" the power of two nearest to the largest coordinate, else 1.
+def in_own_unit(settings: Settings, tau: Any, points: Sequence[Array], weights: Sequence[Array]) -> Any:
+    """A unit, and the points in that unit: for "energy" a power of two, else 1.
 
-    -‖x - y‖ is homogeneous, so the sum is that of the scaled points times the unit. NaN if a coordinate is infinite.
+    -‖x - y‖ is homogeneous, so the sum is that of the scaled points times the unit. In it the farthest point that has
+    weight lies at about LARGEST bandwidths, so that squares of distances 2⁹⁰ times as small do not underflow; points
+    without weight may lie farther, and are cut off. NaN if a coordinate of a point with weight is infinite.
     """
     dtype = working_dtype(settings.dtype)
     points = tuple(jnp.asarray(x, dtype) for x in points)
     if not isinstance(settings.kernel.profile, Energy):
         return jnp.ones((), dtype), points
-    sizes = [jnp.abs(x).max() for x in replicated(*(lax.stop_gradient(x) for x in points)) if x.size]
-    largest = jnp.stack(sizes).max()
-    exponent = jnp.round(jnp.log2(jnp.where(largest > 0, largest, 1)))
-    unit = jnp.where(jnp.isfinite(largest), jnp.ldexp(jnp.ones((), dtype), exponent.astype("int32")), jnp.nan)
-    return unit, tuple(x / unit for x in points)
+    rows = [lax.stop_gradient(jnp.where(a[:, None] == 0, 0, x)) for x, a in zip(points, weights, strict=True) if x.size]
+    largest = jnp.stack([jnp.abs(x).max() for x in replicated(*rows)]).max()
+    tau = lax.stop_gradient(jnp.asarray(tau, dtype)).max(initial=0)
+    exponent = jnp.log2(jnp.where(largest > 0, largest, 1)) + jnp.log2(tau) / 2 - math.log2(LARGEST)
+    exponent = jnp.maximum(jnp.round(exponent), jnp.finfo(dtype).minexp).astype("int32")
+    unit = jnp.where(jnp.isfinite(largest), jnp.ldexp(jnp.ones((), dtype), exponent), jnp.nan)
+    return unit, tuple(jnp.clip(x / unit, -FARTHEST, FARTHEST) for x in points)
 
 
 def as_gaussians(settings: Settings, tau: Array, *points: Array) -> tuple[Settings, Array, Array | None]:
