@@ -107,6 +107,15 @@ def center(points: K, many: bool = False) -> Float[Array, "*#batch 1 d"]:
     return jnp.where(jnp.isfinite(mean), mean, 0)
 
 
+def common_center(points: K, c: Float[Array, "*#batch 1 d"]) -> Float[Array, "*#batch 1 d"]:
+    """The center c of points that lie anywhere, zero in coordinates in which a point is not nearer to it than to zero.
+
+    Points about it lose no digits that they had: neither beside an outlier nor in clusters far apart.
+    """
+    x = lax.stop_gradient(points)
+    return jnp.where((jnp.abs(x - c) > jnp.abs(x)).any(-2, keepdims=True), 0, lax.stop_gradient(c))
+
+
 def center_indices(num: int) -> Sequence[int]:
     """Indices of one, two, four or eight points, whose mean is not rounded by the division."""
     indices = range(0, num, -(-num // 8)) if are_known(num) else [i * num // 8 for i in range(8)]

@@ -148,7 +148,7 @@ def _herding(settings: Settings, num: int, unique: bool, points, tau, w, embeddi
         return (penalty + row, taken, cross, own), (i, mmd)
 
     zero = jnp.zeros_like(norm)
-    state = jnp.zeros_like(embedding), jnp.zeros_like(embedding, bool), zero, zero
+    state = jnp.zeros_like(embedding), w == 0, zero, zero
     _, (indices, squared) = lax.scan(choose, state, jnp.arange(num, dtype="float64"))
     chosen, target = x[indices], embedding[indices]
     units = (float(jnp.finfo(z).eps) for z in (working_dtype(settings.dtype), "float64"))

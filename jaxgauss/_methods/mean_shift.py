@@ -12,7 +12,7 @@ from jax.scipy.sparse.linalg import cg
 from jaxtyping import Array, Float, Int
 
 from .._arrays.devices import replicated, vary_alike
-from .._arrays.points import center
+from .._arrays.points import common_center, dot
 from .._checks.given import centered, public
 from .._checks.samples import check_number, check_positive, check_samples, check_signs
 from .._checks.settings import MeshOptions, Points, Settings, Weights, working_dtype
@@ -152,10 +152,9 @@ class _State(NamedTuple):
 def _begun(settings: Settings, points, data, tau, weights, tol, max_steps) -> _State:
     operands = (jnp.asarray(x, working_dtype(settings.dtype)) for x in (points, data, tau))
     points, data, tau = replicated(*operands)
-    log_weights = log_or_zero(normalized(settings, weights, data))
-    points, data, tau, log_weights = vary_alike(points, data, tau, log_weights)
-    shift = jnp.full_like(tau, jnp.inf)
-    c = center(data)
+    points, data, tau, w = vary_alike(points, data, tau, normalized(settings, weights, data))
+    log_weights, shift = log_or_zero(w), jnp.full_like(tau, jnp.inf)
+    c = common_center(data, dot(w[None], data))
     return _State(points - c, shift, jnp.zeros_like(tau, "int32"), data - c, tau, log_weights, c, tol, max_steps)
 
 

@@ -10,6 +10,7 @@ from jaxtyping import Array
 from .._arrays.devices import replicated, vary_alike
 from .._arrays.points import align, center, weighted_sum
 from .._checks.given import public
+from .._checks.hidden import without_hidden
 from .._checks.names import as_kernel
 from .._checks.operands import as_operand
 from .._checks.settings import Keys, Queries, Segments, Settings, Sums, Tau, Values, working_dtype
@@ -109,7 +110,8 @@ def unrounded_kernel_sum(settings: Settings, queries: Array, keys: Array, values
     dtype = working_dtype(settings.dtype)
     queries, keys, values, tau = replicated(*(jnp.asarray(x, dtype) for x in (queries, keys, values, tau)))
     weights = values.ndim == 1
-    operands = vary_alike(*align(queries, keys, values[:, None] if weights else values, tau))
+    queries, keys, values, tau = align(queries, keys, values[:, None] if weights else values, tau)
+    operands = vary_alike(queries, without_hidden(keys, values), values, tau)
     found = uses_mixture(settings, *operands)
     if found is not None:
         total = _sum_of_gaussians(settings, found, *operands)

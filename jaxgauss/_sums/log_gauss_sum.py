@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from .._arrays.devices import has_cuda, replicated, vary_alike, vary_like
-from .._arrays.points import LOG_ZERO, align, center, unbroadcast
+from .._arrays.points import LOG_ZERO, align, center, common_center, unbroadcast
 from .._calls import also_called
 from .._checks.given import public
 from .._checks.names import check_names
@@ -187,7 +187,7 @@ def _log_sum_forward(settings: Settings, near: bool, *operands: Array):
 
 def _log_sum_backward(settings: Settings, near: bool, residuals, h: Array):
     queries, keys, tau, log_weights, shifts, logs = residuals
-    c = center(keys, takes_half(settings))
+    c = _center(settings, near, keys)
     d_queries = tau[..., None, None] * h * shifts
     (weight,), (first,) = _transposed(settings, near, queries - c, keys - c, tau, log_weights, logs, h)
     d_keys = tau[..., None, None] * (first - (keys - c) * weight)
@@ -197,9 +197,14 @@ def _log_sum_backward(settings: Settings, near: bool, residuals, h: Array):
 _log_sum.defvjp(_log_sum_forward, _log_sum_backward)
 
 
+def _center(settings: Settings, near: bool, keys: Array) -> Array:
+    c = center(keys, takes_half(settings))
+    return c if near else common_center(keys, c)
+
+
 def _shifts_and_logs(settings: Settings, near: bool, queries, keys, tau, log_weights):
     """Σ_n P_mn (k_n - q_m), and the logarithms, from one call."""
-    c = center(keys, takes_half(settings))
+    c = _center(settings, near, keys)
     mean_keys, logs = means(settings, near, queries, keys, keys - c, tau, log_weights)
     return mean_keys - (queries - c), logs
 
@@ -219,7 +224,7 @@ def _means_forward(settings: Settings, near: bool, *operands):
 def _means_backward(settings: Settings, near: bool, residuals, cotangents):
     queries, keys, values, tau, log_weights, found, logs = residuals
     g, h = cotangents
-    c = center(keys, takes_half(settings))
+    c = _center(settings, near, keys)
     q, k = queries - c, keys - c
     products = values[..., :, None] * k[..., None, :]  # (…, N, C, D)
     batch = jnp.broadcast_shapes(products.shape[:-3], k.shape[:-2])
