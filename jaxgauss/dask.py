@@ -135,7 +135,8 @@ def gauss_sum(
         >>> jaxgauss.dask.gauss_sum(queries, keys, weights, 0.5).compute(scheduler="threads").round().tolist()
         [923.0]
     """
-    function, queries = "dask.gauss_sum", as_array(queries)
+    function = "dask.gauss_sum"
+    queries = as_array(queries, function, "queries")
     shapes = _shapes(function, keys, values)
     check_names(function, method, precision, backend, methods_of(as_kernel(function, kernel)))
     check_tolerance(function, method, tolerance)

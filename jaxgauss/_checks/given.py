@@ -82,7 +82,7 @@ def _as_taken(
 ) -> tuple[Any, Any]:
     """The arguments, with arrays converted and centered; `names` are the parameters with their defaults."""
     given = dict(zip(names, args, strict=False)) | kwargs
-    found = {name: as_array(x) for name, x in given.items() if name in ARRAYS}
+    found = {name: as_array(x, function, name) for name, x in given.items() if name in ARRAYS}
     found |= shown({name: rows for name, rows in weighed.items() if is_visible(found.get(name))}, found)
     points = [name for name in POINTS if name in found]
     for group in [points] if center == "common" else [[name] for name in points if center == "own"]:
@@ -125,8 +125,18 @@ def _is_ready(x: Any) -> bool:
     return isinstance(x, jax.Array)  # a tracer
 
 
-def as_array(x: Any) -> Any:
-    """A table, or another object with `__array__`, as a NumPy array in native byte order; anything else as it is."""
+def as_array(x: Any, function: str, name: str) -> Any:
+    """A table, or another object with `__array__`, as a NumPy array in native byte order; anything else as it is.
+
+    TypeError for an array of which elements are masked: JAX would compute with what lies under the mask.
+    """
+    if isinstance(x, np.ma.MaskedArray):
+        if np.ma.is_masked(x):
+            raise TypeError(
+                f"`jaxgauss.{function}`: `{name}` must have no masked elements; got {np.ma.count_masked(x)} of"
+                f" {x.size}. Pass {name}.filled(0), with a weight of zero for rows that do not count."
+            )
+        x = x.data
     if not isinstance(x, np.ndarray):
         if _is_ready(x) or hasattr(x, "__dlpack__"):
             return x

@@ -65,11 +65,11 @@ def _zeros(hidden: Any, rows: Any) -> Any:
 
 
 def _others(hidden: Any, rows: Any) -> Any:
-    """The rows, with the first that is not hidden in place of those that are."""
+    """The rows, with the first that is not hidden in place of those that are; if all are, as by `_zeros`."""
     xp, hidden = _hidden_rows(hidden, rows)
     axis = max(0, rows.ndim - 2)
     first = xp.take_along_axis(rows, xp.argmin(hidden, axis, keepdims=True), axis)
-    first = xp.where(hidden.all(axis, keepdims=True), xp.zeros_like(first), first)
+    first = xp.where(hidden.all(axis, keepdims=True), xp.where(xp.isfinite(rows), rows, xp.zeros_like(rows)), first)
     return xp.where(hidden, first, rows)
 
 

@@ -38,7 +38,7 @@ class KeyChunks(Sequence):
 
     @named
     def __init__(self, keys: Any, values: Any, size: int | None = None):
-        keys, values = (x if hasattr(x, "dtype") else as_array(x) for x in (keys, values))
+        keys, values = (x if hasattr(x, "dtype") else as_array(x, "KeyChunks", "keys") for x in (keys, values))
         if not all(hasattr(x, "shape") and hasattr(x, "dtype") and len(x.shape) > 0 for x in (keys, values)):
             given = ", ".join(type(x).__name__ for x in (keys, values))
             raise TypeError(f"`jaxgauss.KeyChunks`: `keys` and `values` must be arrays; got {given}. Use np.asarray.")
@@ -126,7 +126,9 @@ def give_back(array: Any) -> None:
 
 def as_pair(chunk: Any, number: int) -> tuple[Any, Any]:
     """The keys and values of a chunk; TypeError if it is not a pair of arrays."""
-    pair = tuple(map(as_array, chunk if isinstance(chunk, tuple | list) else (chunk,)))
+    pair = tuple(
+        as_array(x, "gauss_sum_streamed", "chunks") for x in (chunk if isinstance(chunk, tuple | list) else (chunk,))
+    )
     if len(pair) != 2 or not all(hasattr(x, "dtype") and len(getattr(x, "shape", ())) > 0 for x in pair):
         given = ", ".join(type(x).__name__ for x in pair)
         raise TypeError(

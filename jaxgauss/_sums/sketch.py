@@ -80,7 +80,7 @@ class FourierSketch:
             TypeError: queries are not floating.
         """
         _check_mode(self.coefficients.dtype)
-        queries = as_array(queries)
+        queries = as_array(queries, "FourierSketch", "queries")
         keys, values = (jax.ShapeDtypeStruct((0, x), getattr(queries, "dtype", "float32")) for x in (self.dim, 1))
         check_operands("FourierSketch", queries, keys, values, self.tau)
         self._check_inside("FourierSketch", "queries", queries)
