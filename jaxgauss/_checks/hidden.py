@@ -1,8 +1,8 @@
 """Points of weight zero, which do not count: neither they nor what belongs to them, even if that is NaN.
 
-A mask, or a log-weight of -inf, takes a row away: the row of a point that counts replaces it, so that it can neither
-spoil a sum nor move a center. A weight or a value of zero has a derivative, for which the point must stay where it is:
-only coordinates that are not finite are replaced, by zero.
+The row of a point that counts replaces theirs, so that they can neither spoil a sum nor move a center. But a traced
+weight, or a value, may have a derivative at zero, for which the point must stay where it is: then only coordinates that
+are not finite are replaced, by zero.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -35,11 +35,11 @@ def shown(weighed: Mapping[str, Sequence[str]], given: Mapping[str, Any]) -> dic
         weights, arrays = given.get(name), {row: given[row] for row in rows if given.get(row) is not None}
         if weights is None or not all(_fit(weights, x) for x in arrays.values()):
             continue
+        completely = is_visible(weights) or name == "log_weights" or weights.dtype == np.bool_
         hidden = np.asarray(weights) if is_visible(weights) else weights
-        hidden = hidden == (-np.inf if name == "log_weights" else 0)
+        hidden = ~hidden if weights.dtype == np.bool_ else hidden == (-np.inf if name == "log_weights" else 0)
         if isinstance(hidden, np.ndarray) and not hidden.any():
             continue
-        completely = name == "log_weights" or weights.dtype == np.bool_
         found.update({row: (_others if completely else _zeros)(hidden, x) for row, x in arrays.items()})
     return found
 

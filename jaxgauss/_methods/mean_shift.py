@@ -85,7 +85,8 @@ def mean_shift(
         to rest at a maximum.
 
     Precision:
-        As for `kernel_mean`. In float32, steps below about 1e-7 of the distance from the center are lost in rounding.
+        As for `kernel_mean`. In float32, steps below about 1e-7 of the coordinates are lost in rounding: of those about
+        the mean of the data if it is nearer to all of them than the origin.
 
     Example:
         >>> import jax.numpy as jnp, jaxgauss

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool, Float, Int
 
 from .._arrays.devices import has_cuda, vary_alike, vary_like
-from .._arrays.points import center, difference_logits, dot
+from .._arrays.points import center, common_center, difference_logits, dot
 from .._checks.settings import Settings, axis_names
 
 GROUP = 512  # points; two groups make a tile of the kernel matrix
@@ -47,7 +47,7 @@ class Groups(NamedTuple):
 def groups_of(points: Float[Array, "n d"], tau: Float[Array, "*bandwidths"]) -> Groups:
     num_groups = -(-len(points) // GROUP)
     size = -(-len(points) // num_groups)
-    x = points - center(points)
+    x = points - common_center(points, center(points))
     by_product = ~(tau.max() * jnp.square(x).sum(-1).max() > PRODUCT_REACH)
     there = (jnp.arange(num_groups * size) < len(points)).reshape(num_groups, size)
     return Groups(rows_in_groups(x, there), there, by_product)
