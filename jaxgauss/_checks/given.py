@@ -49,6 +49,7 @@ def public(center: str | None = "common") -> Callable[[Callable[_Arguments, _Res
     def decorate(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
         defaults = {name: p.default for name, p in inspect.signature(function).parameters.items()}
         weighed = weighed_by(defaults)
+        first = min(map([*defaults].index, weighed), default=len(defaults))
 
         @functools.wraps(function)
         def called(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
@@ -56,7 +57,7 @@ def public(center: str | None = "common") -> Callable[[Callable[_Arguments, _Res
                 if not (type(x) in _READY or _is_ready(x)):
                     args, kwargs = _as_taken(public_name(function), defaults, center, weighed, args, kwargs)
                     break
-            if weighed:
+            if weighed and (len(args) > first or not weighed.keys().isdisjoint(kwargs)):
                 found = shown(weighed, dict(zip(defaults, args, strict=False)) | kwargs)
                 args, kwargs = _with(found, defaults, args, kwargs) if found else (args, kwargs)
             try:

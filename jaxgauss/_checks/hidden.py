@@ -32,15 +32,18 @@ def shown(weighed: Mapping[str, Sequence[str]], given: Mapping[str, Any]) -> dic
     """The arrays of which rows are replaced, by name; arguments that do not fit together are refused later."""
     found = {}
     for name, rows in weighed.items():
-        weights, arrays = given.get(name), {row: given[row] for row in rows if given.get(row) is not None}
-        if weights is None or not all(_fit(weights, x) for x in arrays.values()):
+        weights = given.get(name)
+        if not isinstance(weights, jax.Array | np.ndarray):
             continue
-        completely = is_visible(weights) or name == "log_weights" or weights.dtype == np.bool_
-        hidden = np.asarray(weights) if is_visible(weights) else weights
-        hidden = ~hidden if weights.dtype == np.bool_ else hidden == (-np.inf if name == "log_weights" else 0)
-        if isinstance(hidden, np.ndarray) and not hidden.any():
+        are_known, is_mask = is_visible(weights), weights.dtype == np.bool_
+        hidden = np.asarray(weights) if are_known else weights
+        hidden = ~hidden if is_mask else hidden == (-np.inf if name == "log_weights" else 0)
+        if are_known and not hidden.any():
             continue
-        found.update({row: (_others if completely else _zeros)(hidden, x) for row, x in arrays.items()})
+        arrays = {row: given[row] for row in rows if given.get(row) is not None}
+        if all(_fit(weights, x) for x in arrays.values()):
+            replaced = _others if are_known or is_mask or name == "log_weights" else _zeros
+            found.update({row: replaced(hidden, x) for row, x in arrays.items()})
     return found
 
 
