@@ -41,7 +41,7 @@ class GaussianProcess(MultiOutputMixin, RegressorMixin, BaseEstimator):
     factors (docs/gaussian_processes.md). For up to 2048 points, or 8192 if D > 3, the kernel matrix is factored.
 
     Args:
-        length_scale: ℓ, a number or (D,), where the search starts. None: one for all coordinates, from several starts.
+        length_scale: ℓ, a number or (D,), where the search starts. None: one for all, at a distance of neighbors.
         noise: α, where the search starts.
         learn: whether ℓ and α are learned. s² always is.
         max_iter: the largest number of steps of L-BFGS.
@@ -51,7 +51,7 @@ class GaussianProcess(MultiOutputMixin, RegressorMixin, BaseEstimator):
     Attributes:
         length_scale_: ℓ, (D,).
         noise_: α.
-        variance_: s², a number or (C,).
+        variance_: s², a number or (C,), with a warning if it is beyond float64's range.
         noise_variance_: α s², likewise.
         theta_: the logarithms of the length scales that were learned, and of α.
         log_marginal_likelihood_value_: of all points if `exact_`, else of parts of them, as if they were independent.
@@ -62,7 +62,8 @@ class GaussianProcess(MultiOutputMixin, RegressorMixin, BaseEstimator):
         ValueError: by `fit`, if a parameter is wrong or the points are too many for their dimensions or length scales.
 
     Precision:
-        float64 throughout. Left-out waves change the logarithm of the likelihood by about 1e-4.
+        float64 throughout, in any units. Left-out waves change the logarithm of the likelihood by about 1e-4. From a
+        constant y, or one row, nothing is learned: ℓ and α stay at their start, and s is 1.
 
     Example:
         >>> import numpy as np
@@ -223,7 +224,8 @@ class GaussianProcess(MultiOutputMixin, RegressorMixin, BaseEstimator):
             size = " × ".join(f"{x:.3g}" for x in (box[1] - box[0]) / self.length_scale_)
             raise ValueError(
                 f"`{NAME}`: points must lie in a box of at most a few hundred length scales, for which transforms have"
-                f" room; got {size} length scales. Pass a longer length_scale with learn=False, or a part of the rows."
+                f" room; got {size} length scales. Pass a longer length_scale with learn=False, or leave out rows, such"
+                " as those far from all others."
             )
         return found
 

@@ -8,7 +8,7 @@ import numpy as np
 import scipy.optimize
 from scipy.spatial import KDTree
 
-from .process_by_matrix import ByMatrix, Corners, log_likelihood
+from .process_by_matrix import ByMatrix, Corners, count_nonzero, log_likelihood
 from .process_by_transforms import ByTransforms
 from .process_by_waves import ByWaves, box_modes, negligible_from, number_of_modes
 from .process_starts import starts_of, units_of
@@ -159,7 +159,7 @@ class Objective:
 
     def best(self, start: np.ndarray, bounds: np.ndarray, exact: bool, max_iter: int) -> tuple[float, np.ndarray]:
         """The likeliest θ that L-BFGS visits from a start, after the logarithm of its likelihood."""
-        size, visited = self.values.shape[1] * self.num(exact), []
+        size, visited = max(1, count_nonzero(self.values)) * self.num(exact), []
 
         def minus(theta: np.ndarray) -> tuple[float, np.ndarray]:
             value, gradient = self(theta, exact)
