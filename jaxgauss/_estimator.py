@@ -51,8 +51,7 @@ class GaussianProcess(MultiOutputMixin, RegressorMixin, BaseEstimator):
     Attributes:
         length_scale_: ℓ, (D,).
         noise_: α.
-        variance_: s², a number or (C,), with a warning if it is beyond float64's range.
-        noise_variance_: α s², likewise.
+        variance_, noise_variance_: s² and α s², numbers or (C,), with a warning if they exceed float64's range.
         theta_: the logarithms of the length scales that were learned, and of α.
         log_marginal_likelihood_value_: of all points if `exact_`, else of parts of them, as if they were independent.
         std_error_: the relative error of standard deviations of f: 0 unless they are estimated from samples.
