@@ -44,7 +44,7 @@ class GaussianProcess(MultiOutputMixin, RegressorMixin, BaseEstimator):
         length_scale: ℓ, a number or (D,), where the search starts. None: one for all, at a distance of neighbors.
         noise: α, where the search starts.
         learn: whether ℓ and α are learned. s² always is.
-        max_iter: the largest number of steps of L-BFGS.
+        max_iter: the largest number of steps of L-BFGS from a start.
         num_samples: how many samples of f estimate the standard deviations if R > 5000.
         progress, random_state: whether a bar is shown (needs tqdm); the seed of samples and of parts of many points.
 
