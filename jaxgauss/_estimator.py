@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -40,18 +41,17 @@ class GaussianProcess(MultiOutputMixin, RegressorMixin, BaseEstimator):
     factors (docs/gaussian_processes.md). For up to 2048 points, or 8192 if D > 3, the kernel matrix is factored.
 
     Args:
-        length_scale: ℓ, a number or (D,), where the search starts. None: one for all coordinates, from several starts.
+        length_scale: ℓ, a number or (D,), where the search starts. None: one for all, at a distance of neighbors.
         noise: α, where the search starts.
         learn: whether ℓ and α are learned. s² always is.
-        max_iter: the largest number of steps of L-BFGS.
+        max_iter: the largest number of steps of L-BFGS from a start.
         num_samples: how many samples of f estimate the standard deviations if R > 5000.
         progress, random_state: whether a bar is shown (needs tqdm); the seed of samples and of parts of many points.
 
     Attributes:
         length_scale_: ℓ, (D,).
         noise_: α.
-        variance_: s², a number or (C,).
-        noise_variance_: α s², likewise.
+        variance_, noise_variance_: s² and α s², numbers or (C,), with a warning if they exceed float64's range.
         theta_: the logarithms of the length scales that were learned, and of α.
         log_marginal_likelihood_value_: of all points if `exact_`, else of parts of them, as if they were independent.
         std_error_: the relative error of standard deviations of f: 0 unless they are estimated from samples.
@@ -61,7 +61,8 @@ class GaussianProcess(MultiOutputMixin, RegressorMixin, BaseEstimator):
         ValueError: by `fit`, if a parameter is wrong or the points are too many for their dimensions or length scales.
 
     Precision:
-        float64 throughout. Left-out waves change the logarithm of the likelihood by about 1e-4.
+        float64 throughout, in any units. Left-out waves change the logarithm of the likelihood by about 1e-4. From a
+        constant y, or one row, nothing is learned: ℓ and α stay at their start, and s is 1.
 
     Example:
         >>> import numpy as np
@@ -105,9 +106,7 @@ class GaussianProcess(MultiOutputMixin, RegressorMixin, BaseEstimator):
         X, y = found
         theta, self.X_fit_ = self._checked(X), X
         values = y.reshape(len(X), -1).astype(np.float64)
-        self._mean, size = values.mean(0), values.std(0)
-        self._size = np.where(size > 1e-14 * np.abs(values).max(0), size, 1.0)
-        self._values, self._shape = (values - self._mean) / self._size, y.shape[1:]
+        (self._values, self._mean, self._size), self._shape = _standardized(values), y.shape[1:]
         with self._bar("likelihood") as tick:
             objective: Any = self._objective(tick)
             if self.learn:
@@ -115,14 +114,34 @@ class GaussianProcess(MultiOutputMixin, RegressorMixin, BaseEstimator):
             else:
                 found = objective.at(theta, objective.fits(theta))
         self.length_scale_, self.noise_, self.exact_, self.n_iter_ = found.scale, found.noise, found.exact, found.steps
-        variance = found.variance * np.square(self._size)
-        self.variance_ = variance if self._shape else float(variance[0])
-        self.noise_variance_ = self.noise_ * self.variance_
-        self.theta_ = found.theta
+        self._std, self.theta_ = math.sqrt(found.variance) * self._size, found.theta
         self.log_marginal_likelihood_value_ = self._in_units(found.value, objective.num(found.exact))
         self._posterior = found.posterior or self._in_box(objective.box)
         self.std_error_ = (2 * self.num_samples) ** -0.5 if isinstance(self._posterior, ByTransforms) else 0.0
         return self
+
+    @property
+    def variance_(self):
+        """s², a number or (C,)."""
+        return self._variance_of(self._std)
+
+    @property
+    def noise_variance_(self):
+        """α s², a number or (C,)."""
+        return self._variance_of(math.sqrt(self.noise_) * self._std)
+
+    def _variance_of(self, std: np.ndarray) -> Any:
+        """Squares of standard deviations, with a warning if they are out of range."""
+        with np.errstate(over="ignore"):
+            found = np.square(std)
+        if not ((found >= np.finfo(float).tiny) & (found < math.inf)).all():
+            warnings.warn(
+                f"`{NAME}`: variances must lie in the range of float64; got standard deviations from {std.min():.3g} to"
+                f" {std.max():.3g}. Pass y in other units.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        return found if self._shape else float(found[0])
 
     def predict(self, X, return_std=False):
         """The mean of f at each row of X, (P,) or (P, C); and the standard deviation of a new value, noise included."""
@@ -130,8 +149,7 @@ class GaussianProcess(MultiOutputMixin, RegressorMixin, BaseEstimator):
         mean = self._mean + self._size * found.mean(queries)
         if not return_std:
             return mean.reshape(-1, *self._shape)
-        variance = self._variance(found, queries)[:, None] + self.noise_
-        std = np.sqrt(variance * np.reshape(self.variance_, (1, -1)))
+        std = np.sqrt(self._variance(found, queries)[:, None] + self.noise_) * self._std
         return mean.reshape(-1, *self._shape), std.reshape(-1, *self._shape)
 
     def sample_y(self, X, n_samples=1, random_state=0) -> np.ndarray:
@@ -139,8 +157,7 @@ class GaussianProcess(MultiOutputMixin, RegressorMixin, BaseEstimator):
         queries, found = self._at(X, far=True)
         rng, channels = check_random_state(random_state), len(self._mean)
         drawn = found.deviations(queries, channels * n_samples, rng).reshape(n_samples, channels, -1)
-        sizes = np.sqrt(np.reshape(self.variance_, (-1, 1)))
-        samples = (self._mean + self._size * found.mean(queries)).T + sizes * drawn  # (n_samples, C, P)
+        samples = (self._mean + self._size * found.mean(queries)).T + self._std[:, None] * drawn  # (n_samples, C, P)
         return np.moveaxis(samples, (0, 1, 2), (2, 1, 0)).reshape(len(queries), *self._shape, n_samples)
 
     def log_marginal_likelihood(self, theta=None, eval_gradient=False):
@@ -206,7 +223,8 @@ class GaussianProcess(MultiOutputMixin, RegressorMixin, BaseEstimator):
             size = " × ".join(f"{x:.3g}" for x in (box[1] - box[0]) / self.length_scale_)
             raise ValueError(
                 f"`{NAME}`: points must lie in a box of at most a few hundred length scales, for which transforms have"
-                f" room; got {size} length scales. Pass a longer length_scale with learn=False, or a part of the rows."
+                f" room; got {size} length scales. Pass a longer length_scale with learn=False, or leave out rows, such"
+                " as those far from all others."
             )
         return found
 
@@ -243,3 +261,15 @@ class GaussianProcess(MultiOutputMixin, RegressorMixin, BaseEstimator):
             return
         with progress_bar(NAME.removeprefix("jaxgauss."), total, unit) as bar:
             yield bar.update
+
+
+def _standardized(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Columns about their means in units of their standard deviations; the means; and these. Of constants 0, and 1."""
+    exponent = np.frexp(np.abs(values).max(0))[1]
+    values = np.ldexp(values, -exponent)  # squares would overflow
+    apart = values - values[0]  # exactly zero for constants
+    center, size, limits = apart.mean(0), apart.std(0), np.finfo(float)
+    varies = size > limits.eps  # more than by rounding
+    mean = np.ldexp(values[0] + center, exponent)
+    sizes = np.maximum(np.ldexp(size, exponent), limits.smallest_subnormal)
+    return np.where(varies, apart - center, 0) / np.where(varies, size, 1), mean, np.where(varies, sizes, 1.0)

@@ -2,9 +2,8 @@
 
 import contextlib
 import functools
-import numbers
+import math
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -12,107 +11,26 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from ._arrays.points import padded
-from ._checks.operands import check_tau
 from ._checks.optional import needed
 from ._checks.samples import check_kernel, check_number, check_positive
 from ._estimator import GaussianProcess as GaussianProcess
+from ._kernel_estimator import KernelEstimator, computed, exponent_of, scaled
 from ._kernels.kernels import GAUSS, Kernel
 from ._methods.kde import check_integral, kde_logpdf
-from ._methods.leave_one_out import leave_one_out_tau
 from ._sums.display import counting, with_count
 from ._sums.kernel_mean import kernel_mean
 from ._sums.kernel_sum import kernel_sum
 
 with needed("jaxgauss.sklearn", "scikit-learn"):
-    from sklearn.base import BaseEstimator, MultiOutputMixin, RegressorMixin
+    from sklearn.base import MultiOutputMixin, RegressorMixin
     from sklearn.exceptions import ConvergenceWarning
-    from sklearn.utils import check_array, check_random_state
-    from sklearn.utils.validation import check_consistent_length, check_is_fitted, validate_data
+    from sklearn.utils import check_random_state
+    from sklearn.utils.validation import check_is_fitted
 
-DTYPES = (np.float64, np.float32)  # of stored data and of sums; other dtypes become the first
-LEAVE_ONE_OUT = "leave_one_out"
-
-
-class _KernelEstimator(BaseEstimator):
-    """Base class: τ and a kernel, training points with weights, and sums over them."""
-
-    tau: Any
-    kernel: Any
-    X_fit_: np.ndarray
-    weights_: np.ndarray | None
-    tau_: float
-    _searches = True  # whether τ may be "leave_one_out"
-
-    @property
-    def _name(self) -> str:
-        return f"sklearn.{type(self).__name__}"
-
-    def _check_kernel(self) -> Kernel:
-        """The kernel; ValueError or TypeError if it or τ cannot be used."""
-        where, tau = f"`jaxgauss.{self._name}`", self.tau
-        if not (self._searches and isinstance(tau, str) and tau == LEAVE_ONE_OUT):
-            if isinstance(tau, bool) or not isinstance(tau, numbers.Real):
-                names = f" or {LEAVE_ONE_OUT!r}" if self._searches else ""
-                raise ValueError(
-                    f"{where}: `tau` must be a positive number{names}; got tau {tau!r}. Pass 1 / sigma**2."
-                )
-            check_tau(where, float(tau), np.dtype(np.float64))
-        return check_kernel(self._name, self.kernel, positive=True)
-
-    def _validated(self, X: Any, *y: Any) -> tuple[np.ndarray, np.ndarray]:
-        """Points, and values in their dtype if given; ValueError if there are none, or if their numbers differ."""
-        found: Any = validate_data(
-            self, X, *y, dtype=DTYPES, **({"multi_output": True, "y_numeric": True} if y else {})
-        )
-        return (found[0], found[1].astype(found[0].dtype)) if y else (found, found)
-
-    def _keep(self, X: np.ndarray, sample_weight: Any, values: np.ndarray | None = None) -> None:
-        """Store training points, their weights and τ."""
-        self.X_fit_ = X
-        self.weights_ = None if sample_weight is None else self._checked_weights(sample_weight)
-        if self.tau == LEAVE_ONE_OUT:
-            if len(X) < 2:
-                raise ValueError(
-                    f"`jaxgauss.{self._name}`: `X` must have 2 rows at least; got X {X.shape}. Pass tau=1.0."
-                )
-            search = functools.partial(leave_one_out_tau, kernel=self.kernel)
-            found = _computed(lambda *x, **more: search(*x, **more).tau, X, values=values, weights=self.weights_)
-            self.tau_ = float(found)
-        else:
-            self.tau_ = float(self.tau)
-
-    def _checked_weights(self, sample_weight: Any) -> np.ndarray:
-        X = self.X_fit_
-        if isinstance(sample_weight, numbers.Real):
-            sample_weight = np.full(len(X), sample_weight)
-        weights = check_array(sample_weight, ensure_2d=False, input_name="sample_weight").astype(X.dtype)
-        check_consistent_length(X, weights)
-        if weights.ndim != 1:
-            raise ValueError(
-                f"`jaxgauss.{self._name}`: `sample_weight` must be one-dimensional; got sample_weight {weights.shape}."
-                " Pass one weight for each row of X."
-            )
-        if not (weights.min() >= 0 and weights.max() > 0):
-            raise ValueError(
-                f"`jaxgauss.{self._name}`: `sample_weight` must not be negative, nor all zero; got weights from"
-                f" {weights.min()} to {weights.max()}. Leave out points of no weight."
-            )
-        return weights
-
-    def _summed(self, function: Callable[..., Array], X: Any, *operands: np.ndarray, **more: np.ndarray) -> np.ndarray:
-        """Apply a function to points and training points, padded to few lengths; operands are padded with zeros."""
-        X = validate_data(self, X, dtype=self.X_fit_.dtype, reset=False)
-        others = (padded(x, "constant") for x in operands)
-        function = functools.partial(function, tau=self.tau_, kernel=self.kernel)
-        return _computed(function, padded(X), padded(self.X_fit_), *others, **more)[: len(X)]
-
-    def _padded_weights(self) -> np.ndarray:
-        weights = np.ones(len(self.X_fit_), self.X_fit_.dtype) if self.weights_ is None else self.weights_
-        return padded(weights, "constant")
+NEGLIGIBLE = 1e30  # points of so much more noise, relative to one or to the least, change no digit of a prediction
 
 
-class KernelDensity(_KernelEstimator):
+class KernelDensity(KernelEstimator):
     """Kernel density estimate p(x) = Σ_n w_n (τ/2π)^{D/2} exp(-τ/2 ‖x - x_n‖²), or with another kernel: `kde_logpdf`.
 
     It is `sklearn.neighbors.KernelDensity` with bandwidth = τ^-½ and rtol = atol = 0. O(P N D) operations and O((P + N)
@@ -163,7 +81,8 @@ class KernelDensity(_KernelEstimator):
     def score_samples(self, X) -> np.ndarray:
         """Log-density of each row of X, (P,)."""
         check_is_fitted(self)
-        return self._summed(kde_logpdf, X, weights=self._padded_weights())
+        found = self._summed(kde_logpdf, X, weights=self._padded_weights())
+        return found - found.dtype.type(self._unit * self.X_fit_.shape[1] * math.log(2))
 
     def score(self, X, y=None) -> float:
         """Log-likelihood of X: the sum of `score_samples`; y is ignored."""
@@ -178,12 +97,12 @@ class KernelDensity(_KernelEstimator):
                 " Add noise of the kernel's density to X_fit_."
             )
         rng = check_random_state(random_state)
-        shares = None if self.weights_ is None else (w := self.weights_.astype(np.float64)) / w.sum()
+        shares = None if self.weights_ is None else (w := scaled(self.weights_, exponent_of(self.weights_))) / w.sum()
         centers = self.X_fit_[rng.choice(len(self.X_fit_), n_samples, p=shares)]
         return rng.normal(centers, self.tau_**-0.5).astype(centers.dtype)
 
 
-class KernelMean(MultiOutputMixin, RegressorMixin, _KernelEstimator):
+class KernelMean(MultiOutputMixin, RegressorMixin, KernelEstimator):
     """Kernel regression (Nadaraya-Watson), f(x) = Σ_n w_n Φ(x, x_n) y_n / Σ_n w_n Φ(x, x_n): `kernel_mean`.
 
     `fit` only stores the points. Predictions stay within the range of y; far from all points, the prediction is the
@@ -235,10 +154,12 @@ class KernelMean(MultiOutputMixin, RegressorMixin, _KernelEstimator):
         check_is_fitted(self)
         with np.errstate(divide="ignore"):
             log_weights = np.log(self._padded_weights())
-        return self._summed(kernel_mean, X, self.y_fit_, log_weights=log_weights)
+        exponents = exponent_of(self.y_fit_, 0)
+        values = scaled(self.y_fit_, exponents, self.X_fit_.dtype)
+        return np.ldexp(self._summed(kernel_mean, X, values, log_weights=log_weights), exponents)
 
 
-class KernelRidge(MultiOutputMixin, RegressorMixin, _KernelEstimator):
+class KernelRidge(MultiOutputMixin, RegressorMixin, KernelEstimator):
     """Kernel ridge regression, f(x) = Σ_n Φ(x, x_n) c_n with (K + αI) c = y, by conjugate gradients without K.
 
     It is `sklearn.kernel_ridge.KernelRidge(kernel="rbf")` with gamma = τ/2, and the mean of a Gaussian process with
@@ -318,20 +239,24 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, _KernelEstimator):
         self._keep(X, sample_weight)
         kept, noise = np.arange(len(X)), np.asarray(self.alpha, X.dtype)
         if self.weights_ is not None:
-            (kept,) = self.weights_.nonzero()
-            noise = (self.alpha / self.weights_[kept]).astype(X.dtype)
+            with np.errstate(divide="ignore", over="ignore"):
+                noise = self.alpha / self.weights_
+            (kept,) = (noise <= NEGLIGIBLE * max(1, noise.min())).nonzero()
+            noise = np.minimum(noise[kept], np.finfo(X.dtype).max).astype(X.dtype)
         values = y.reshape(len(X), -1)[kept]
+        self._exponents = exponent_of(values, 0)
+        values = scaled(values, self._exponents, X.dtype)
         size = np.sqrt(np.square(values).mean(0))
         scale = np.where(size > 0, size, np.ones_like(size))
         tol = (1e-4 if X.dtype == np.float32 else 1e-8) if self.tol is None else float(self.tol)
         options = {"kernel": self.kernel, "rank": int(self.rank), "tol": tol, "steps": int(self.max_iter)}
         solve = functools.partial(_solution, counted=bool(self.progress), **options)
         with counting(self._name, "step") if self.progress else contextlib.nullcontext():
-            found = _computed(solve, X[kept], values / scale, np.asarray(self.tau_, X.dtype), noise)
+            tau = np.asarray(math.ldexp(self.tau_, 2 * self._unit), X.dtype)
+            found = computed(solve, scaled(X[kept], self._unit), values / scale, tau, noise)
         coefficients, self.n_iter_, self.residual_ = found[0], int(found[1]), float(found[2])
-        self.dual_coef_ = np.zeros((len(X), values.shape[1]), X.dtype)
-        self.dual_coef_[kept] = coefficients * scale
-        self.dual_coef_ = self.dual_coef_.reshape(y.shape)
+        self._solution, self._shape = np.zeros((len(X), values.shape[1]), X.dtype), y.shape[1:]
+        self._solution[kept] = coefficients * scale
         if not self.residual_ <= 10 * tol:
             warnings.warn(
                 f"`jaxgauss.{self._name}`: conjugate gradients must come to a residual of tol {tol:.1e}; got"
@@ -341,10 +266,15 @@ class KernelRidge(MultiOutputMixin, RegressorMixin, _KernelEstimator):
             )
         return self
 
+    @property
+    def dual_coef_(self) -> np.ndarray:
+        """c, (N,) or (N, C)."""
+        return np.ldexp(self._solution, self._exponents).reshape(-1, *self._shape)
+
     def predict(self, X) -> np.ndarray:
         """f at each row of X, (P,) or (P, C)."""
         check_is_fitted(self)
-        return self._summed(kernel_sum, X, self.dual_coef_)
+        return np.ldexp(self._summed(kernel_sum, X, self._solution), self._exponents).reshape(-1, *self._shape)
 
 
 @functools.partial(jax.jit, static_argnames=("kernel", "rank", "tol", "steps", "counted"))
@@ -370,10 +300,3 @@ def _solution(
     residuals = values - jax.vmap(operator.mv, -1, -1)(c)
     norms = jnp.linalg.norm(residuals, axis=0) / jnp.maximum(jnp.linalg.norm(values, axis=0), 1)
     return c, taken.max(), norms.max()
-
-
-def _computed(function: Callable[..., Any], *arrays: np.ndarray, **more: np.ndarray | None) -> Any:
-    """Call a function in the dtype of its NumPy arrays, with JAX's default promotion; return new arrays."""
-    with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
-        given = {name: None if x is None else jnp.asarray(x) for name, x in more.items()}
-        return jax.tree.map(np.array, function(*map(jnp.asarray, arrays), **given))

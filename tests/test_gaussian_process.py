@@ -1,5 +1,6 @@
 """Gaussian processes: three ways to one posterior, likelihoods and gradients, calibration, and scikit-learn's own."""
 
+import math
 import pickle
 
 import numpy as np
@@ -201,6 +202,177 @@ def test_several_values_constants_and_copies(rng):
     assert np.isfinite(one).all()
     same = GaussianProcess().fit(np.zeros((5, 2)), np.arange(5.0)).predict(np.zeros((1, 2)))
     assert same == pytest.approx(2.0)
+
+
+def wave(rng, num, dim=1):
+    """Points in the unit box, and values of waves with a little noise."""
+    points = rng.uniform(size=(num, dim))
+    return points, np.sin(9 * points).sum(1) + 0.1 * rng.normal(size=num)
+
+
+def with_row(points, row, place):
+    points = points.copy()
+    points[row] = place
+    return points
+
+
+ODD = {  # points that lie where no box, mean or nearest neighbor tells how far others lie from one another
+    "outlier": lambda x: with_row(x, 7, 1e3),
+    "far outlier": lambda x: with_row(x, 7, -1e6),
+    "farther outlier": lambda x: with_row(x, 7, 1e12),
+    "farthest outlier": lambda x: with_row(x, 7, 1e300),
+    "outliers": lambda x: with_row(x, [1, 7, 9], [[1e3], [-1e6], [1e12]]),
+    "outlier in one coordinate": lambda x: with_row(x, 7, [0.5, 1e6]),
+    "copies": lambda x: with_row(x, slice(40, 80), x[:40]),
+    "nearly copies": lambda x: with_row(x, slice(40, 80), x[:40] + 1e-9),
+    "clusters": lambda x: x + 1e6 * (np.arange(len(x))[:, None] // 40),
+    "constant coordinate": lambda x: x * [1, 0] + [0, 1e9],
+    "coordinates of different units": lambda x: x * [1e-9, 1e9],
+}
+PLANE = {"outlier in one coordinate", "constant coordinate", "coordinates of different units"}
+
+
+@pytest.mark.parametrize("start", [None, "given"])
+@pytest.mark.parametrize("odd", ODD)
+def test_a_few_odd_points_do_not_hide_the_function(rng, odd, start):
+    points = ODD[odd](rng.uniform(size=(120, 2 if odd in PLANE else 1)))
+    of_one = points / 1e-9 if odd == "coordinates of different units" else points
+    values = np.sin(9 * of_one[:, 0]) + 0.1 * rng.normal(size=120)
+    given = [0.2] * points.shape[1]
+    if start is None:  # with one length scale for all coordinates, their units count
+        given = None if odd != "coordinates of different units" else [1.0, 1.0]
+    model = GaussianProcess(given).fit(points, values)
+    residuals = values - model.predict(points)
+    assert np.sqrt(np.mean(np.square(residuals))) < 0.13
+    assert 0.05 < np.sqrt(model.noise_variance_) < 0.15
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_learned_is_likelier_than_every_start(seed):
+    """Of few or many points, of any spread, with and without an outlier among points and values."""
+    rng = np.random.default_rng(seed)
+    num, dim = int(rng.integers(2, 60)), int(rng.integers(1, 4))
+    points, values = rng.standard_cauchy((num, dim)) ** 3, rng.standard_cauchy(num)
+    for given in (None, 0.2, [0.2] * dim, 1e-30, [1e9] * dim):
+        model = GaussianProcess(given).fit(points, values)
+        objective = model._objective(lambda: None)
+        starts = objective.plain(0.1)
+        if given is not None:
+            starts.append(np.log(np.append(given, 0.1)))
+        found = model.log_marginal_likelihood_value_
+        assert found >= max(map(model.log_marginal_likelihood, starts)) - 1e-9 * abs(found)
+        assert all(np.isfinite(x).all() for x in model.predict(points, return_std=True))
+
+
+def test_odd_points_are_as_likely_as_by_scikit_learn(rng):
+    points, values = wave(rng, 60)
+    for odd in ("far outlier", "clusters"):
+        places = ODD[odd](points)
+        theirs = GaussianProcessRegressor(ConstantKernel() * RBF(0.2) + WhiteKernel(0.1), normalize_y=True)
+        theirs.fit(places, values)
+        likelihood = theirs.log_marginal_likelihood_value_ - len(values) * np.log(values.std())
+        model = GaussianProcess().fit(places, values)
+        assert model.log_marginal_likelihood_value_ > likelihood - 1e-2
+        found, expected = model.predict(points), theirs.predict(points)
+        np.testing.assert_allclose(found, expected, atol=2e-2 * values.std())
+
+
+def every_way(monkeypatch):
+    """The ways to the posterior; all but the first for more than 50 points."""
+    yield ByMatrix
+    monkeypatch.setattr(gaussian_process, "FEW", 50)
+    monkeypatch.setattr(gaussian_process, "PART", 50)
+    yield ByWaves
+    monkeypatch.setattr(gaussian_process, "MODES", 3)
+    yield ByTransforms
+
+
+@pytest.mark.parametrize("learn", [True, False])
+def test_results_scale_with_values_and_points(rng, monkeypatch, learn):
+    points, values = wave(rng, 80)
+    values = np.stack([values, -3 * values], 1)
+    queries = rng.uniform(size=(20, 1))
+
+    def results(way, unit=1.0, size=1.0, offset=0.0):
+        """Predictions, samples, likelihood and length scale, in units of the points and values."""
+        options = {"learn": learn, "random_state": 0, "num_samples": 4}
+        model = GaussianProcess([0.25 * unit], **options).fit(unit * points, size * (values + offset))
+        assert type(model._posterior) is way
+        mean, std = model.predict(unit * queries, return_std=True)
+        samples = model.sample_y(unit * queries[:5], 3)
+        likelihood = model.log_marginal_likelihood_value_
+        if way is ByTransforms:  # of parts
+            samples, likelihood = np.zeros(1), 0.0
+        else:
+            likelihood += values.size * math.log(size)
+        return (mean / size - offset, std / size, samples / size - offset), likelihood, model.length_scale_ / unit
+
+    for way in every_way(monkeypatch):
+        expected, likelihood, scale = results(way)
+        for unit, size in ((2.0**-400, 2.0**500), (1e150, 1e160), (1e-150, 1e-200), (1e300, 1e300), (1e-305, 1e-305)):
+            found, also, longer = results(way, unit, size)
+            for x, y in zip(found, expected, strict=True):
+                np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-4)
+            assert also == pytest.approx(likelihood, abs=1e-4) and longer == pytest.approx(scale, rel=1e-4)
+        found, _, longer = results(way, offset=1e9)
+        np.testing.assert_allclose(found[0], expected[0], atol=1e-5)
+        np.testing.assert_allclose(found[1], expected[1], rtol=1e-4)
+
+
+def test_a_length_scale_in_other_units_is_a_start_like_any_other(rng):
+    points, values = wave(rng, 80)
+    expected = GaussianProcess(0.25).fit(points, values)
+    for unit in (1e150, 1e-150):
+        model = GaussianProcess(0.25).fit(unit * points, values)
+        np.testing.assert_allclose(model.predict(unit * points), expected.predict(points), atol=1e-3)
+        assert model.length_scale_ == pytest.approx(unit * expected.length_scale_, rel=1e-3)
+
+
+@pytest.mark.parametrize("points, value", [([[0.3]], 5.0), (np.zeros((4, 2)), 0.0), (np.eye(3), 1e9 / 3)])
+def test_a_constant_has_a_scale_of_one_and_teaches_nothing(points, value):
+    values = np.full(len(points), value)
+    for given, noise in ((None, 0.1), (1e-30, 1e-10), (0.2, 1e6)):
+        model = GaussianProcess(given, noise=noise).fit(points, values)
+        mean, std = model.predict(points, return_std=True)
+        assert (mean == value).all() and model.variance_ == 1
+        assert model.noise_ == pytest.approx(noise) and given in (None, pytest.approx(model.length_scale_[0]))
+        exact = ByMatrix(np.asarray(points), values[:, None], model.length_scale_, noise).variance(points)
+        np.testing.assert_allclose(std, np.sqrt(exact + noise), rtol=1e-9)
+    far = np.full((1, np.shape(points)[1]), 1e9)
+    assert GaussianProcess().fit(points, values).predict(far, return_std=True)[1] == pytest.approx(np.sqrt(1.1))
+
+
+def test_a_constant_does_not_change_what_is_learned_beside_it(rng, monkeypatch):
+    points, values = wave(rng, 80)
+    both = np.stack([values, np.full(80, 0.1 + 0.2)], 1)
+    for way in every_way(monkeypatch):
+        options = {"random_state": 0, "num_samples": 4}
+        one, two = (GaussianProcess(**options).fit(points, x) for x in (values, both))
+        assert type(two._posterior) is way and two.length_scale_ == pytest.approx(one.length_scale_, rel=1e-6)
+        (mean, std), (means, stds) = (x.predict(points, return_std=True) for x in (one, two))
+        np.testing.assert_allclose(means[:, 0], mean, atol=1e-6)
+        assert (means[:, 1] == both[:, 1]).all()
+        np.testing.assert_allclose(stds, np.stack([std, std / values.std()], 1), rtol=1e-3)  # as solved for samples
+        assert two.log_marginal_likelihood_value_ == pytest.approx(one.log_marginal_likelihood_value_, abs=1e-6)
+
+
+def test_variances_beyond_the_range_are_told(rng):
+    points, values = wave(rng, 30)
+    for size in (1e200, 1e-200):
+        model = GaussianProcess(0.2, learn=False).fit(points, size * values)
+        for name in ("variance_", "noise_variance_"):
+            with pytest.warns(RuntimeWarning, match=r"variances must lie in the range of float64; got standard dev"):
+                getattr(model, name)
+
+
+def test_points_too_far_for_transforms_are_an_error(rng, monkeypatch):
+    points, values = wave(rng, 80)
+    ways = every_way(monkeypatch)
+    for _ in range(2):
+        next(ways)
+    for place in (1e8, 1e30, 1e300):
+        with pytest.raises(ValueError, match=r"length scales. Pass .* leave out rows, such as those far from all oth"):
+            GaussianProcess(0.2, learn=False).fit(with_row(points, 7, place), values)
 
 
 def test_a_bar_counts_likelihoods(rng, capsys):

@@ -108,6 +108,52 @@ def test_bandwidths_are_chosen_by_leaving_one_out(data):
     assert mean.tau_ == float(jaxgauss.leave_one_out_tau(points, values=values).tau) != density.tau_
 
 
+@pytest.mark.parametrize("dtype, unit, error", [(np.float64, 140, 1e-7), (np.float32, 17, 5e-3)])
+@pytest.mark.parametrize("tau", [4.0, "leave_one_out"])
+def test_units_of_points_values_and_weights_do_not_matter(as_it_comes, data, dtype, unit, error, tau):
+    points, values, weights, queries = (x[:60] for x in data)
+
+    def results(length, sizes, weight):
+        """Predictions in units of the values, log-densities in those of points, and τ."""
+        given = {"X": (length * points).astype(dtype), "sample_weight": weight * weights}
+        places, there = (length * queries).astype(dtype), np.array(tau if tau == "leave_one_out" else tau / length**2)
+        density, mean = (x(there.item()).fit(y=sizes * values, **given) for x in (KernelDensity, KernelMean))
+        ridge = KernelRidge(0.1 * weight, 4.0 / length**2).fit(y=sizes * values, **given)
+        logs = density.score_samples(places) + 3 * np.log(length)
+        means = [x.predict(places) / sizes for x in (mean, ridge)]
+        assert all(x.dtype == dtype for x in (density.score_samples(places), mean.predict(places)))
+        return logs, *means, density.tau_ * length**2, mean.tau_ * length**2
+
+    expected = results(1.0, np.ones(2), 1.0)
+    for length in (10.0**unit, 10.0**-unit):
+        for sizes, weight in (
+            ([10.0 ** (2 * unit), 1.0], 10.0**-unit),
+            ([10.0 ** (-2 * unit), 1.0], 10.0 ** (2 * unit)),
+        ):
+            sizes = np.array(sizes)
+            if tau == "leave_one_out":  # errors of both columns are added
+                sizes[1] = sizes[0]
+            for found, exact in zip(results(length, sizes, weight), expected, strict=True):
+                np.testing.assert_allclose(found, exact, rtol=error, atol=error)
+
+
+def test_a_best_bandwidth_out_of_range_is_an_error(data):
+    points, values, *_ = data
+    for unit in (1e200, 1e-200):
+        for model in (KernelDensity("leave_one_out"), KernelMean("leave_one_out")):
+            with pytest.raises(ValueError, match=r"the best `tau` must lie in the range of float64; got tau (0.0|inf)"):
+                model.fit(unit * points[:30], values[:30])
+
+
+def test_points_of_negligible_weight_count_no_more_than_others_without(data):
+    points, values, _, queries = (x[:60] for x in data)
+    weights = np.where(np.arange(60) < 5, 1e-200, 1.0)
+    found, expected = (
+        KernelRidge(0.1).fit(points, values, sample_weight=x).predict(queries) for x in (weights, np.round(weights))
+    )
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+
+
 def test_a_bar_counts_the_steps_of_ridge_regression(data, capsys):
     points, values, *_ = data
     shown, silent = (KernelRidge(0.1, rank=5, progress=x).fit(points, values) for x in (True, False))

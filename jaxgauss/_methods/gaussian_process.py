@@ -8,17 +8,20 @@ import numpy as np
 import scipy.optimize
 from scipy.spatial import KDTree
 
-from .process_by_matrix import ByMatrix, Corners, log_likelihood
+from .process_by_matrix import ByMatrix, Corners, count_nonzero, log_likelihood
 from .process_by_transforms import ByTransforms
 from .process_by_waves import ByWaves, box_modes, negligible_from, number_of_modes
+from .process_starts import starts_of, units_of
 
 FEW, SOME = 2048, 8192  # the kernel matrix is factored for up to FEW points; for SOME in more than three dimensions
 MODES = 5000  # the largest number of cosines and sines whose matrix is factored: 200 MB
 GRID = 2**24  # the largest number of grid points of the fast Fourier transforms
 # Of many points, the likelihood of parts is maximized first: PART points near a random one, or random points.
 PART, NEAR, ANYWHERE = 800, 4, 2
-STARTS = (0.3, 0.1, 0.03, 0.01)  # the search begins at the likeliest of these length scales, relative to the box
 LEAST_NOISE = 1e-11  # relative to s² N: less noise is lost in rounding
+SHORTER, LONGER = 1e-5, 100  # length scales that are tried, relative to the shortest plain start and to the box
+FARTHEST = 1e100  # places among which neighbors are searched, in units of near points
+EXTREMES = math.log(np.finfo(float).smallest_subnormal), math.log(np.finfo(float).max) - 5  # of log ℓ
 Posterior = ByMatrix | ByWaves | ByTransforms
 
 
@@ -88,15 +91,33 @@ class Objective:
 
     def _parts(self, rng: Any) -> list[np.ndarray]:
         """Indices of the parts: near points determine short length scales, random points long ones."""
-        extent = np.where(self.box[1] > self.box[0], self.box[1] - self.box[0], 1)
-        tree = KDTree(self.points / extent)
-        centers = rng.choice(len(self.points), NEAR, replace=False)
-        near: Any = tree.query(self.points[centers] / extent, PART)[1]
-        return [*near, *(rng.choice(len(self.points), PART, replace=False) for _ in range(ANYWHERE))]
+        anywhere = [rng.choice(len(self.points), PART, replace=False) for _ in range(ANYWHERE)]
+        units = units_of(self.points[anywhere[-1]], self.shared)
+        with np.errstate(over="ignore"):
+            places = np.clip(self.points / units, -FARTHEST, FARTHEST)
+        centers = rng.choice(len(places), NEAR, replace=False)
+        near: Any = KDTree(places).query(places[centers], PART)[1]
+        return [*near, *anywhere]
+
+    def plain(self, noise: float) -> list[np.ndarray]:
+        """θ from which a search may begin: the distances of neighbors, and a given noise."""
+        some = self.points[self.parts[-1]]  # all, or random ones
+        found = starts_of(some, units_of(some, self.shared))
+        return [np.log(np.append(x[: 1 if self.shared else None], noise)) for x in found]
+
+    def bounds(self, plain: list[np.ndarray], start: np.ndarray) -> np.ndarray:
+        """The least and the largest θ that are tried, (2, D + 1) or (2, 2); `start` is among them."""
+        with np.errstate(over="ignore", divide="ignore"):
+            lengths = np.log(self.box[1] - self.box[0])
+        least = max(1e-8, LEAST_NOISE * len(self.points))
+        low = np.append(np.min(plain, 0)[:-1] + math.log(SHORTER), math.log(least))
+        high = np.append(lengths.max() if self.shared else lengths, math.log(1e4 / LONGER)) + math.log(LONGER)
+        low, high = np.min([low, start], 0), np.max([high, start, *plain], 0)
+        return np.clip([low, high], *EXTREMES)
 
     def scale_and_noise(self, theta: np.ndarray) -> tuple[np.ndarray, float]:
         """Length scales (D,) and the noise."""
-        scale, noise = np.exp(theta[:-1]), float(np.exp(theta[-1]))
+        scale, noise = np.exp(np.clip(theta[:-1], *EXTREMES)), float(np.exp(theta[-1]))
         return np.broadcast_to(scale, self.points.shape[1:]).copy(), noise
 
     def num(self, exact: bool) -> int:
@@ -123,48 +144,53 @@ class Objective:
         value, gradient, _ = log_likelihood([x.likelihood() for x in self.posteriors(theta, exact)])
         return value, np.append(gradient[:-1].sum(), gradient[-1]) if self.shared else gradient
 
+    def value(self, theta: np.ndarray) -> float:
+        """The logarithm of the likelihood of the parts."""
+        self.steps += 1
+        self.tick()
+        return log_likelihood([x.likelihood(slopes=False) for x in self.posteriors(theta, False)])[0]
+
     def at(self, theta: np.ndarray, exact: bool) -> Learned:
         """θ with its likelihood and posterior."""
         found = list(self.posteriors(theta, exact))
-        value, _, variance = log_likelihood([x.likelihood() for x in found])
+        value, _, variance = log_likelihood([x.likelihood(slopes=False) for x in found])
         posterior = found[0] if exact else None
         return Learned(theta, *self.scale_and_noise(theta), variance, value, exact, self.steps, posterior)
 
-    def best(self, theta: np.ndarray, bounds: Any, exact: bool, max_iter: int) -> np.ndarray:
-        """The likeliest θ that L-BFGS finds from a start."""
-        size = self.values.shape[1] * self.num(exact)
+    def best(self, start: np.ndarray, bounds: np.ndarray, exact: bool, max_iter: int) -> tuple[float, np.ndarray]:
+        """The likeliest θ that L-BFGS visits from a start, after the logarithm of its likelihood."""
+        size, visited = max(1, count_nonzero(self.values)) * self.num(exact), []
 
         def minus(theta: np.ndarray) -> tuple[float, np.ndarray]:
             value, gradient = self(theta, exact)
+            visited.append((value, theta.copy()))
             return -value / size, -gradient / size
 
         options = {"maxiter": max_iter, "ftol": 1e-9, "gtol": 1e-5}
-        found = scipy.optimize.minimize(minus, theta, jac=True, method="L-BFGS-B", bounds=bounds, options=options)
-        return np.clip(found.x, *np.array(bounds).T)
+        scipy.optimize.minimize(minus, start, jac=True, method="L-BFGS-B", bounds=bounds.T, options=options)
+        return max(visited, key=lambda x: x[0])
 
 
 def learned(objective: Objective, theta: np.ndarray | None, noise: float, max_iter: int) -> Learned:
-    """The likeliest length scales and noise, from a given start or from the best of several.
+    """The likeliest length scales and noise, from a given start or the likeliest plain one, or from both.
 
-    Of many points, the likelihood of parts is maximized first; then that of all, if their matrix can be factored.
+    A plain start that is likelier than all that was found from the given one is a start, too. Of many points, the
+    likelihood of parts is maximized first; then that of all, if their matrix can be factored.
     """
-    extent = objective.box[1] - objective.box[0]
-    extent = np.where(extent > 1e-12 * extent.max(), extent, extent.max() or 1)
-    sides = [(extent.min(), extent.max())] if objective.shared else [(x, x) for x in extent]
-    least = max(1e-8, LEAST_NOISE * len(objective.points))
-    bounds = [*((math.log(1e-5 * x), math.log(100 * y)) for x, y in sides), (math.log(least), math.log(1e4))]
-    starts: Any = [theta]
-    if theta is None:
-        starts = [np.log([*(share * y for _, y in sides), noise]) for share in STARTS]
-    starts = [np.clip(x, *np.array(bounds).T) for x in starts]
-    start = starts[0] if len(starts) == 1 else max(starts, key=lambda x: objective(x, False)[0])
-    best, exact = objective.best(start, bounds, False, max_iter), objective.few
+    plain = objective.plain(noise)
+    likeliest = max(plain, key=objective.value)
+    start = likeliest if theta is None else theta
+    bounds = objective.bounds(plain, start)
+    value, best = objective.best(start, bounds, False, max_iter)
+    if theta is not None and objective.value(likeliest) > value:
+        value, best = max((value, best), objective.best(likeliest, bounds, False, max_iter), key=lambda x: x[0])
+    exact = objective.few
     if not exact and objective.fits(best):
-        shorter = (np.append(np.full(len(sides), x), 0) for x in np.linspace(-3, 0, 61))
+        shorter = (np.append(np.full(len(best) - 1, x), 0) for x in np.linspace(-3, 0, 61))
         shift = next(x for x in shorter if objective.fits(best + x))
-        inside = [(max(low, x), high) for x, (low, high) in zip(best + shift, bounds, strict=True)]
-        inside[-1] = bounds[-1]
-        found = objective.best(best, inside, True, max_iter)
-        exact = all(x > low for x, (low, _) in zip(found[:-1], inside, strict=False))
+        inside = bounds.copy()
+        inside[0, :-1] = np.maximum(bounds[0], best + shift)[:-1]
+        _, found = objective.best(best, inside, True, max_iter)
+        exact = bool((found > inside[0])[:-1].all())
         best = found if exact else best
     return objective.at(best, exact)

@@ -13,6 +13,7 @@ import scipy.linalg
 from jaxtyping import Float
 
 NUMBERS = 2**22  # of a matrix of points and queries at a time
+FAR = 1e300  # squared distances are at most that, so that none is infinite
 lapack: Any = scipy.linalg.lapack
 Matrix = Float[np.ndarray, "n n"]
 Corners = tuple[Float[np.ndarray, " d"], Float[np.ndarray, " d"]]  # lower and upper corner
@@ -23,7 +24,7 @@ class Likelihood(NamedTuple):
 
     Attributes:
         num: N C.
-        channels: C.
+        channels: C, without those that are zero: a constant tells nothing.
         quadratic: Q, summed over channels.
         log_det: log det(K + αI).
         d_quadratic: (D + 1,).
@@ -39,9 +40,9 @@ class Likelihood(NamedTuple):
 
 
 def log_likelihood(parts: list[Likelihood]) -> tuple[float, Float[np.ndarray, " d1"], float]:
-    """The logarithm of the likelihood of independent parts, at the best s²; its gradient; and s²."""
+    """The logarithm of the likelihood of independent parts, at the best s²; its gradient; and s², one of no values."""
     num, quadratic = sum(x.num for x in parts), sum(x.quadratic for x in parts)
-    variance = max(quadratic / num, np.finfo(float).tiny)
+    variance = quadratic / num if num else 1.0
     log_det = sum(x.channels * x.log_det for x in parts)
     d_quadratic = functools.reduce(np.add, [x.d_quadratic for x in parts])
     d_log_det = functools.reduce(np.add, [x.channels * x.d_log_det for x in parts])
@@ -53,30 +54,30 @@ class ByMatrix:
     """The posterior given values (N, C) at few points (N, D), from the kernel matrix: O(N³) operations."""
 
     def __init__(self, points: np.ndarray, values: np.ndarray, scale: np.ndarray, noise: float):
-        self.points, self.values, self.scale, self.noise = points / scale, values, scale, noise
-        self.factor = factored(gauss_matrix(self.points, self.points) + noise * np.eye(len(points)))
+        self.points, self.values, self.scale, self.noise = points, values, scale, noise
+        self.factor = factored(gauss_matrix(points, points, scale) + noise * np.eye(len(points)))
         self.solution = scipy.linalg.cho_solve((self.factor, True), values, check_finite=False)
 
-    def likelihood(self) -> Likelihood:
-        """The terms of the likelihood of the values."""
+    def likelihood(self, *, slopes: bool = True) -> Likelihood:
+        """The terms of the likelihood of the values; derivatives are left zero unless `slopes` are wanted."""
+        channels, none = count_nonzero(self.values), np.zeros(len(self.scale) + 1)
+        quadratic, log_det = float((self.values * self.solution).sum()), log_determinant_of(self.factor)
+        found = Likelihood(len(self.values) * channels, channels, quadratic, log_det, none, none)
+        if not slopes:
+            return found
         inverse = inverted(self.factor)
-        matrix = gauss_matrix(self.points, self.points)
-        apart = [np.square(x[:, None] - x) * matrix for x in self.points.T]
+        matrix = gauss_matrix(self.points, self.points, self.scale)
+        apart = [squares(x, x, y) * matrix for x, y in zip(self.points.T, self.scale, strict=True)]
         d_quadratic = [-(self.solution * (x @ self.solution)).sum() for x in apart]
         d_log_det = [(inverse * x).sum() for x in apart]
         of_noise = -self.noise * np.square(self.solution).sum(), self.noise * np.trace(inverse)
-        return Likelihood(
-            self.values.size,
-            self.values.shape[1],
-            float((self.values * self.solution).sum()),
-            log_determinant_of(self.factor),
-            np.array([*d_quadratic, of_noise[0]]),
-            np.array([*d_log_det, of_noise[1]]),
+        return found._replace(
+            d_quadratic=np.array([*d_quadratic, of_noise[0]]), d_log_det=np.array([*d_log_det, of_noise[1]])
         )
 
     def mean(self, points: np.ndarray) -> np.ndarray:
         """The mean of f at points, (P, C)."""
-        return np.concatenate([gauss_matrix(x, self.points) @ self.solution for x in self._parts(points)])
+        return np.concatenate([gauss_matrix(x, self.points, self.scale) @ self.solution for x in self._parts(points)])
 
     def variance(self, points: np.ndarray) -> np.ndarray:
         """The variance of f relative to s² at points, (P,)."""
@@ -84,28 +85,40 @@ class ByMatrix:
         return np.concatenate([np.maximum(1 - np.square(half).sum(0), 0) for half in halves])
 
     def _parts(self, points: np.ndarray) -> list[np.ndarray]:
-        """Scaled points, some at a time."""
-        return np.array_split(points / self.scale, 1 + len(points) * len(self.points) // NUMBERS)
+        """Points, some at a time."""
+        return np.array_split(points, 1 + len(points) * len(self.points) // NUMBERS)
 
     def _half(self, queries: np.ndarray) -> np.ndarray:
-        """L⁻¹ times the kernel matrix of the points and of scaled queries, for the factor L."""
-        matrix = gauss_matrix(self.points, queries)
+        """L⁻¹ times the kernel matrix of the points and of queries, for the factor L."""
+        matrix = gauss_matrix(self.points, queries, self.scale)
         return scipy.linalg.solve_triangular(self.factor, matrix, lower=True, overwrite_b=True)
 
     def deviations(self, points: np.ndarray, num: int, rng: Any) -> np.ndarray:
         """Samples of f minus its mean, relative to s, (num, P)."""
-        queries = points / self.scale
-        half = self._half(queries)
-        values, vectors = np.linalg.eigh(gauss_matrix(queries, queries) - half.T @ half)
+        half = self._half(points)
+        values, vectors = np.linalg.eigh(gauss_matrix(points, points, self.scale) - half.T @ half)
         return rng.normal(size=(num, len(points))) @ (vectors * np.sqrt(np.maximum(values, 0))).T
 
 
-def gauss_matrix(queries: np.ndarray, keys: np.ndarray) -> np.ndarray:
-    """exp(-½ ‖q_m - k_n‖²), (M, N), from differences of coordinates."""
+def count_nonzero(values: np.ndarray) -> int:
+    """How many channels are not zero."""
+    return int(values.any(0).sum())
+
+
+def gauss_matrix(queries: np.ndarray, keys: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    """exp(-½ Σ_d ((q_m - k_n)_d / ℓ_d)²), (M, N), from differences of coordinates."""
     squared = np.zeros((len(queries), len(keys)))
-    for q, k in zip(queries.T, keys.T, strict=True):
-        squared += np.square(q[:, None] - k)
+    for q, k, length in zip(queries.T, keys.T, scale, strict=True):
+        squared += squares(q, k, length)
     return np.exp(-squared / 2)
+
+
+def squares(queries: np.ndarray, keys: np.ndarray, length: float) -> np.ndarray:
+    """((q_m - k_n) / ℓ)² of one coordinate, (M, N); distances may overflow, as those of outliers."""
+    with np.errstate(over="ignore"):
+        apart = queries[:, None] - keys
+        apart /= length
+        return np.minimum(np.square(apart, out=apart), FAR, out=apart)
 
 
 def factored(matrix: Matrix) -> Matrix:

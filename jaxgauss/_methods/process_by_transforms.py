@@ -81,7 +81,8 @@ class ByTransforms:
             ahead = self.precondition * residual
             last, size = size, self._dot(residual, ahead)
             direction = ahead + size / np.maximum(last, np.finfo(float).tiny) * direction
-        left = float(np.sqrt(self._dot(residual, residual) / self._dot(right, right)).max())
+        sizes = np.maximum(self._dot(right, right), np.finfo(float).tiny)
+        left = float(np.sqrt(self._dot(residual, residual) / sizes).max())
         warnings.warn(
             f"`jaxgauss.sklearn.GaussianProcess`: conjugate gradients must come to a residual of {tolerance:.0e}; got"
             f" {left:.1e} after {STEPS} steps. Pass a larger noise.",

@@ -20,17 +20,18 @@ import scipy.linalg
 from jaxtyping import Complex, Float, Int
 
 from .._sums.trigonometric import Modes, trigonometric_sums, trigonometric_values
-from .process_by_matrix import Likelihood, factored, inverted, lapack, log_determinant_of
+from .process_by_matrix import Likelihood, count_nonzero, factored, inverted, lapack, log_determinant_of
 
 ERROR = 1e-4  # of the logarithm of the likelihood, by modes that are left out
+MOST = 2**40  # modes of a coordinate that are counted: no way takes as many
 
 
 def box_modes(lower: np.ndarray, upper: np.ndarray, scale: np.ndarray, noise: float, num: int) -> tuple[Modes, float]:
     """The modes that a box needs for `num` points, and the sum of the weights g that may be left out of them."""
     dim, error = len(scale), min(1e-9, max(ERROR * noise / num, 1e-15))
     period = (upper - lower) + negligible_from(dim, error) * scale
-    most = np.ceil(math.sqrt(2 * math.log(8 * dim / error)) / (2 * math.pi / period * scale)).astype(int)
-    return Modes((lower + upper) / 2, period, most), error
+    most = np.ceil(math.sqrt(2 * math.log(8 * dim / error)) / (2 * math.pi * (scale / period)))
+    return Modes(lower / 2 + upper / 2, period, np.minimum(most, MOST).astype(int)), error
 
 
 def negligible_from(dim: int, error: float) -> float:
@@ -46,7 +47,7 @@ def number_of_modes(modes: Modes) -> float:
 
 def log_weights(modes: Modes, scale: np.ndarray, j: Int[np.ndarray, "*modes d"]) -> Float[np.ndarray, "*modes"]:
     """log g of modes j."""
-    unit = 2 * math.pi / modes.period * scale  # ω of j = 1, in bandwidths
+    unit = 2 * math.pi * (scale / modes.period)  # ω of j = 1, in bandwidths
     return np.log(unit).sum() - len(unit) / 2 * math.log(2 * math.pi) - np.square(j * unit).sum(-1) / 2
 
 
@@ -71,10 +72,10 @@ class ByWaves:
         noise: float,
         box: tuple[np.ndarray, np.ndarray],
     ):
-        self.noise, self.num, self.channels = noise, len(points), values.shape[1]
+        self.noise, self.num = noise, len(points)
         self.modes, error = box_modes(*box, scale, noise, self.num)
         self.half, self.weights = _kept(self.modes, scale, error)
-        self.unit = 2 * np.pi / self.modes.period * scale
+        self.unit = 2 * np.pi * (scale / self.modes.period)
         twice = self.modes.doubled
         self.strides = np.cumprod([1, *twice.shape[:0:-1]])[::-1]
         sums: Any = trigonometric_sums(twice, points, np.ones((1, len(points))))[0]
@@ -90,7 +91,7 @@ class ByWaves:
         matrix[np.diag_indices(len(matrix))] += 1
         self.factor = factored(matrix)
         self.solution = scipy.linalg.cho_solve((self.factor, True), self.right, check_finite=False)  # u
-        self.square = float(np.square(values).sum())
+        self.square, self.channels = float(np.square(values).sum()), count_nonzero(values)
 
     def _pairs(self) -> tuple[np.ndarray, np.ndarray]:
         """Indices, among modes up to twice as large, of the differences and the sums of all pairs of modes."""
@@ -110,28 +111,24 @@ class ByWaves:
         matrix[num:, :num] = matrix[:num, num:].T
         return matrix
 
-    def likelihood(self) -> Likelihood:
-        """The terms of the likelihood of the values."""
+    def likelihood(self, *, slopes: bool = True) -> Likelihood:
+        """The terms of the likelihood of the values; derivatives are left zero unless `slopes` are wanted."""
+        noise, product = self.noise, float((self.right * self.solution).sum())
+        quadratic = (self.square - product / noise) / noise
+        quadratic = max(quadratic, self.square / (self.num + noise))  # no eigenvalue of K exceeds N
+        log_det, none = self.num * math.log(noise) + log_determinant_of(self.factor), np.zeros(len(self.unit) + 1)
+        found = Likelihood(self.num * self.channels, self.channels, quadratic, log_det, none, none)
+        if not slopes:
+            return found
         inverse, _ = lapack.dtrtri(self.factor, lower=1)
         diagonal = np.square(inverse).sum(0)
         bends = 1 - np.square(self.half * self.unit)  # ∂ log g / ∂ log ℓ, (H, D)
         bends = np.append(bends, bends[1:], 0)
-        squares = np.square(self.solution)
-        product = float((self.right * self.solution).sum())
-        noise = self.noise
+        squared = np.square(self.solution)
         d_log_det = np.append(bends.T @ (1 - diagonal), self.num - (1 - diagonal).sum())
-        d_quadratic = np.append(
-            -(bends.T @ squares.sum(1)) / noise**2,
-            (product + squares.sum()) / noise**2 - self.square / noise,
-        )
-        return Likelihood(
-            self.num * self.channels,
-            self.channels,
-            (self.square - product / noise) / noise,
-            self.num * math.log(noise) + log_determinant_of(self.factor),
-            d_quadratic,
-            d_log_det,
-        )
+        of_noise = (product + squared.sum()) / noise**2 - self.square / noise
+        d_quadratic = np.append(-(bends.T @ squared.sum(1)) / noise**2, of_noise)
+        return found._replace(d_quadratic=d_quadratic, d_log_det=d_log_det)
 
     def mean(self, points: np.ndarray) -> np.ndarray:
         """The mean of f at points, (P, C)."""

@@ -39,7 +39,7 @@ class Modes(NamedTuple):
         return self._replace(most=2 * self.most)
 
     def _nodes(self) -> Nodes:
-        """Blocks of cosines and sines that hold these modes."""
+        """Blocks of cosines and sines of `turns` that hold these modes."""
         dim = len(self.most)
         counts = self.most // WAVES[dim] + 1
         largest = int(counts.max())
@@ -47,8 +47,12 @@ class Modes(NamedTuple):
         indices = np.zeros((largest**dim, dim), "int32")
         indices[: counts.prod()] = np.stack(np.unravel_index(np.arange(counts.prod()), counts), 1)
         eps = np.float64(EPS) if nufft.is_installed() else None
-        given: Any = (self.center, self.period, counts.astype("int32"), indices, numbers, eps)
+        given: Any = (np.zeros(dim), np.ones(dim), counts.astype("int32"), indices, numbers, eps)
         return Nodes(*jax.tree.map(jnp.asarray, given))
+
+    def turns(self, points: Float[np.ndarray, "n d"]) -> Float[np.ndarray, "n d"]:
+        """Places of points in the period, from the center, by NumPy: XLA takes subnormal numbers for zero."""
+        return (points - self.center) / self.period
 
 
 def trigonometric_sums(
@@ -56,7 +60,7 @@ def trigonometric_sums(
 ) -> Complex[np.ndarray, "c ..."]:
     """Σ_n v_n exp(-2πi j·(x_n - center)/period) for all modes."""
     with jax.enable_x64(True):
-        found = np.asarray(_coefficients(modes._nodes(), padded(points), padded(values.T, "constant").T))
+        found = np.asarray(_coefficients(modes._nodes(), padded(modes.turns(points)), padded(values.T, "constant").T))
     for most in modes.most:  # the second axis becomes the last
         cosines, sines = _cosines_and_sines(np.moveaxis(found, 1, -1), len(modes.most), most)
         found = np.concatenate([(cosines + 1j * sines)[..., :0:-1], cosines - 1j * sines], -1)
@@ -80,7 +84,7 @@ def trigonometric_values(
             both[..., i, :] = full.reshape(both[..., i, :].shape)
         found = both.reshape(*both.shape[:-3], -1)
     with jax.enable_x64(True):
-        values = _values(modes._nodes(), padded(points), np.real(found))
+        values = _values(modes._nodes(), padded(modes.turns(points)), np.real(found))
         return np.asarray(values)[:, : len(points)]
 
 
