@@ -180,7 +180,7 @@ def in_own_unit(settings: Settings, tau: Any, points: Sequence[Array], weights: 
     largest = jnp.stack([jnp.abs(x).max() for x in replicated(*rows)]).max()
     tau = lax.stop_gradient(jnp.asarray(tau, dtype)).max(initial=0)
     exponent = jnp.log2(jnp.where(largest > 0, largest, 1)) + jnp.log2(tau) / 2 - math.log2(LARGEST)
-    exponent = jnp.maximum(jnp.round(exponent), jnp.finfo(dtype).minexp).astype("int32")
+    exponent = jnp.maximum(jnp.round(exponent), jnp.finfo(dtype).minexp + 26).astype("int32")  # for gradients
     unit = jnp.where(jnp.isfinite(largest), jnp.ldexp(jnp.ones((), dtype), exponent), jnp.nan)
     return unit, tuple(jnp.clip(x / unit, -FARTHEST, FARTHEST) for x in points)
 
