@@ -16,9 +16,9 @@ from .._checks.samples import check_estimator, check_kernel, check_samples, is_m
 from .._checks.settings import Labels, MeshOptions, Options, Points, Settings, Taus, Weights, working_dtype
 from .._kernels.kernels import Kernel
 from .._sums.checked import check_plan, reverse_only
+from .._sums.distinct import are_hidden, mean_kernel, sums_of_others, usual_or_sparse
 from .._sums.kernel_sum import unrounded_kernel_sum
 from .._sums.moments import bandwidth_mean, in_own_unit
-from .distinct import are_hidden, mean_kernel, sums_of_others, usual_or_sparse
 
 WIDTHS, OVERHEAD = (8, 16, 32, 64), 16  # points of a chunk; a chunk costs as much as so many points more
 BLOCK, CUDA_BLOCK = 1024, 4096  # points: the pairs of two blocks fill a tile
@@ -62,7 +62,7 @@ def mmd_squared_matrix(
         Reverse mode of any order with respect to points, weights and tau.
 
     Precision:
-        As for `mmd_squared`: within 1e-6 of the size of the three terms in float32.
+        As for `mmd_squared`: within 1e-6 of the size of the three terms in float32; sparse points likewise.
 
     Example:
         >>> import jax.numpy as jnp, numpy as np, jaxgauss

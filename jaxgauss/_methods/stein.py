@@ -15,8 +15,8 @@ from .._checks.samples import check_distinct_pairs, check_estimator, check_kerne
 from .._checks.settings import Points, Settings, Taus, WeightOptions, Weights
 from .._kernels.kernels import GAUSS, Kernel
 from .._sums.checked import check_and_examine, reverse_only
+from .._sums.distinct import are_sparse, sums_of_others, usual_or_sparse
 from .._sums.moments import Reduction, as_gaussians, bandwidth_mean, prepare, with_reduction
-from .distinct import are_sparse, sums_of_others, usual_or_sparse
 from .weights import distinct_pairs_factor, weights_or_mean
 
 
