@@ -1,6 +1,7 @@
 """Bandwidths of points with ties and outliers: `leave_one_out_tau` and `median_heuristic`."""
 
 import warnings
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +26,7 @@ def test_copies_of_points_change_no_bandwidth(rng, monkeypatch, form):
     """The chosen τ is that of single points with weights, with a warning outside of transformations."""
     monkeypatch.setattr("jaxgauss._methods.leave_one_out.MANY", 1 if form == "many" else 10**6)
     x, counts = rng.normal(size=(53, 1)), rng.integers(2, 4, 53)
-    more = {"kernel": "matern32"} if form == "matern32" else {}
+    more: dict[str, Any] = {"kernel": "matern32"} if form == "matern32" else {}
     copies, w = (
         np.repeat(x, counts, 0),
         rng.uniform(0.5, 1, counts.sum()) if form == "weights" else np.ones(sum(counts)),
@@ -95,10 +96,10 @@ def test_an_outlier_moves_no_bandwidth_far(rng, outlier, where):
     y = x.copy()
     y[where] = outlier
     best = float(leave_one_out_tau(x).tau)
-    for points in (y, np.float64(y)):
+    for points in (y, y.astype(float)):
         search = leave_one_out_tau(points)
         assert search.taus[0] < best < search.taus[-1] and np.isfinite(search.scores).all()
         assert best / 256 < search.tau < 4 * best
-        z = np.float64(y)
+        z = y.astype(float)
         squared = np.square(z[:, None] - z[None]).sum(-1)[np.triu_indices(100, 1)]
         assert float(median_heuristic(points)) == pytest.approx(1 / np.median(squared), rel=1e-5)

@@ -89,8 +89,8 @@ def test_sparse_pairs_show_dependence(rng, weighted):
     """The unbiased HSIC in float32, against its formula from float64 matrices without their diagonals."""
     x, y, a, _ = sparse_points(rng, 5.0)
     a = np.abs(a) if weighted else np.full(NUM, 1 / NUM, "float32")
-    more = {"weights": jnp.asarray(a)} if weighted else {}
-    found = hsic(jnp.asarray(x), jnp.asarray(y), jnp.float32(1), jnp.float32(1), estimator="unbiased", **more)
+    w = jnp.asarray(a) if weighted else None
+    found = hsic(jnp.asarray(x), jnp.asarray(y), jnp.float32(1), jnp.float32(1), weights=w, estimator="unbiased")
     w = np.float64(a) / np.float64(a).sum()
     k, m = (matrix("gauss", *tensors(z, z, 1.0)).numpy() * (1 - np.eye(NUM)) for z in (x, y))
     p1, p2, p3, p4 = ((w**n).sum() for n in (1, 2, 3, 4))
