@@ -174,6 +174,15 @@ def check_signs(function: str, weights: Weights | None) -> None:
         )
 
 
+def warn_of_ties(function: str, num: int, different: int, best: Any, tau: Any) -> None:
+    """Warn that equal points made the best score, and which τ was chosen instead."""
+    warn(
+        f"`jaxgauss.{function}`: `points` should differ, because equal ones make a narrow kernel look good, however"
+        f" narrow it is; got {different} different ones of {num}, and the largest score at tau {float(best):.3g}."
+        f" `tau` is {float(tau):.3g}, the best one if equal points are left out together."
+    )
+
+
 def check_distinct_pairs(function: str, estimator: str, weights: dict[str, Any]) -> None:
     """Raise ValueError if the unbiased estimate of known weights would be 0/0."""
     for name, a in weights.items():

@@ -57,7 +57,7 @@ def _reach(plan: Plan, pulls: bool) -> float:
 
 @functools.cache
 def _look(*options: Any) -> Callable[..., jax.Array]:
-    return _unbatched(functools.partial(by_platform, _are_near, options))
+    return unbatched(functools.partial(by_platform, _are_near, options))
 
 
 def _are_near(
@@ -71,7 +71,7 @@ def _are_near(
     return vary_like(jnp.full((), is_near), [queries, keys, tau]) if isinstance(is_near, bool) else is_near
 
 
-def _unbatched(look: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+def unbatched(look: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     """`look`, which under `vmap` gets the whole batch, so that what depends on its boolean stays one conditional."""
 
     @custom_vmap
@@ -85,7 +85,7 @@ def _unbatched(look: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
     return lambda *operands: looked(*(lax.stop_gradient(x) for x in operands))
 
 
-@_unbatched
+@unbatched
 def tiles_are_near(queries: jax.Array, keys: jax.Array, tau: jax.Array) -> Any:
     """Whether points are near enough for derivatives of tiles from products, in their own dtype."""
     return within(NEAR[queries.dtype.name] / STRICTER, queries, keys, tau, GAUSS.slope)

@@ -34,6 +34,7 @@ CONVENTIONS = {
     ),
     "(1 + d²/2p²)^(-1/2)": (lambda p: 1 / (2 * p**2), ("coreax PCIMQKernel",)),
 }
+SHIFTS = 8  # distances for each point that a median's order is estimated from
 _FORMULAS = {name: formula for formula, (_, names) in CONVENTIONS.items() for name in names}
 
 
@@ -141,9 +142,9 @@ def median_heuristic(
 def _median_tau(dtype: str, points: Array, chosen: Array) -> Array:
     (points,) = replicated(jnp.asarray(points, working_dtype(dtype)))
     x = points[chosen]
-    scale = jnp.maximum(jnp.abs(x - x[:1]).max(), jnp.finfo(x.dtype).tiny)  # squares must not over- or underflow
-    x = (x - x[:1]) / scale
-    squared = jnp.sort(jnp.square(x[:, None] - x[None]).sum(-1)[np.triu_indices(len(x), 1)])
+    scale = 1 / jnp.maximum(_usual_distance(x), jnp.finfo(x.dtype).tiny)
+    squared = jnp.square((x[:, None] - x[None]) * scale).sum(-1)
+    squared = jnp.sort(squared[np.triu_indices(len(x), 1)])
 
     def median(first: Array | int) -> Array:  # of the sorted distances from `first` on
         middle = first + len(squared) - 1
@@ -151,5 +152,17 @@ def _median_tau(dtype: str, points: Array, chosen: Array) -> Array:
 
     half = jnp.where(median(0) > 0, median(0), median(jnp.searchsorted(squared, 0, side="right")))
     limits = jnp.finfo(x.dtype)
-    tau = jnp.where(squared[-1] > 0, jnp.clip(1 / half / scale / scale, limits.tiny, limits.max), 1)
+    tau = jnp.where(squared[-1] > 0, jnp.clip(1 / half * scale * scale, limits.tiny, limits.max), 1)
     return jnp.where(jnp.isfinite(points[chosen]).all(), tau, jnp.nan)
+
+
+def _usual_distance(x: Array) -> Array:
+    """The median of some distances above zero, by the largest coordinate: an outlier does not change its order.
+
+    Squares of distances in its units neither over- nor underflow where the median of all is.
+    """
+    num = len(x)
+    others = [jnp.roll(x, -(1 + i * (num - 1) // SHIFTS), 0) for i in range(min(SHIFTS, num - 1))]
+    found = jnp.sort(jnp.concatenate([jnp.abs(x - y).max(-1) for y in others]))
+    first = jnp.minimum(jnp.searchsorted(found, 0, side="right"), len(found) - 1)
+    return found[(first + len(found) - 1) // 2]

@@ -8,6 +8,7 @@ from typing import Any, Unpack
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jaxtyping import Array, Float
 
 from .._arrays.devices import replicated, vary_alike, visible
@@ -16,6 +17,7 @@ from .._checks.operands import as_operand
 from .._checks.samples import check_estimator, check_samples, check_signs
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights, working_dtype
 from .._sums.checked import check_plan, examined, reverse_only
+from .._sums.distinct import are_hidden, mean_kernel, sums_of_others, usual_or_sparse
 from .._sums.sharded import product_over_mesh, replicated_over_mesh, sum_over_mesh
 from .weights import normalized
 
@@ -161,13 +163,26 @@ def _hsic(settings: Settings, estimator: str, x, y, tau_x, tau_y, weights) -> Ar
         again = of_both / num
     else:
         of_both, again = sums_of_both(a, squares)
+    own = jnp.square(a).sum()
+    usual = [of_x - a, of_y - a, of_both - a, again - squares]
+    amounts = lax.stop_gradient(jnp.stack([(a * x).sum() for x in usual[:3]]))
+    is_sparse = are_hidden(settings, num, amounts, jnp.full(3, own))
+    others = usual_or_sparse(settings, is_sparse, lambda *_: usual, _sums_of_distinct, x, y, tau_x, tau_y, a)
+    of_x, of_y, of_both, again = others
     p1, p2, p3, p4 = (jnp.power(a, k).sum() for k in (1, 2, 3, 4))
-    product = (of_x - a) * (of_y - a)
-    twos = (a * of_both).sum() - p2
-    threes = (a * product).sum() - ((a * again).sum() - p3)
-    means = (a * (of_x - a)).sum() * (a * (of_y - a)).sum()
-    fours = means - 4 * (squares * product).sum() + 2 * ((squares * again).sum() - p4)
+    product = of_x * of_y
+    twos = (a * of_both).sum()
+    threes = (a * product).sum() - (a * again).sum()
+    means = (a * of_x).sum() * (a * of_y).sum()
+    fours = means - 4 * (squares * product).sum() + 2 * (squares * again).sum()
     twos, threes = twos / (p1**2 - p2), threes / (p1**3 - 3 * p1 * p2 + 2 * p3)
     fours = fours / (p1**4 - 6 * p1**2 * p2 + 3 * p2**2 + 8 * p1 * p3 - 6 * p4)
     enough = jnp.count_nonzero(a) >= FEWEST[estimator]  # else the estimate is 0/0, up to rounding
     return jnp.where(enough, twos - 2 * threes + fours, jnp.nan).astype(settings.dtype)
+
+
+def _sums_of_distinct(settings: Settings, x: Array, y: Array, tau_x: Array, tau_y: Array, a: Array) -> list[Array]:
+    """K'a, L'a, (K' ∘ L') a and (K' ∘ L') a², each (N, 1)."""
+    of_x, of_y = (mean_kernel(settings.kernel, tau, z) for tau, z in ((tau_x, x), (tau_y, y)))
+    both = sums_of_others(lambda *rows: of_x(*rows) * of_y(*rows), jnp.concatenate([a, jnp.square(a)], -1))
+    return [sums_of_others(of_x, a), sums_of_others(of_y, a), both[:, :1], both[:, 1:]]

@@ -13,15 +13,16 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from .._arrays.devices import expected_platform, replicated, visible
+from .._arrays.devices import expected_platform, has_cuda, is_visible, replicated, visible
 from .._arrays.points import LOG_ZERO
 from .._checks.given import floating_dtype, public
-from .._checks.samples import check_kernel, check_samples, check_signs
+from .._checks.samples import check_kernel, check_samples, check_signs, warn_of_ties
 from .._checks.settings import MeshOptions, Options, Points, Settings, Values, Weights, working_dtype
 from .._kernels.kernels import GAUSS, Kernel
 from .._sums.checked import reverse_only
 from .._sums.display import progress_bar, refuse_progress_in_a_trace, short_repr
 from .._sums.log_gauss_sum import log_gauss_sum
+from .candidates import candidates, chosen, merged
 from .kde import check_integral, log_factor, log_or_zero
 from .over_others import over_others
 from .weights import normalized
@@ -36,7 +37,7 @@ class BandwidthSearch(NamedTuple):
     """The result of `leave_one_out_tau`.
 
     Attributes:
-        tau: the τ with the largest score.
+        tau: the τ with the largest score, unless equal points make it: see `leave_one_out_tau`.
         taus: all candidates, (T,).
         scores: of each candidate, (T,), the larger the better: the mean over points of log p_{-i}(x_i), or of -‖v_i -
             m_{-i}(x_i)‖².
@@ -66,10 +67,16 @@ def leave_one_out_tau(
     points keep their accuracy. O(N² (D + T)) operations, on CUDA O(T N² D), and O(N (D + T)) memory; on a CPU, outside
     of transformations, O(T N) operations for densities of many points in D ≤ 3 dimensions.
 
+    Equal points (counts, rounded numbers, copies) may give the largest score to a kernel narrower than their grid. If
+    they raise the density there by more than e^½ in the geometric mean, the chosen τ is the best one if all that equal
+    x_i are left out with it, and a warning says so, but not under `jit` or on CUDA; likewise for the errors of a
+    regression, if equal points have equal values. If all points are equal, it is the candidate nearest to Scott's τ.
+
     Args:
         points: x, (N, D), N ≥ 2.
         taus: candidates, (T,). None: 25, from 1/16 to 4096 times Scott's τ, (N^{1/(D + 4)} / s)², where s² is the mean
-            variance of a coordinate (1 if all points are equal).
+            variance of a coordinate (1 if all points are equal). An outlier counts as 30 times as far from the median
+            as half of the other coordinates are.
         values: v, (N, C) or (N,), to be predicted. None: the density is estimated.
         kernel: as for `kde_logpdf`; with values, as for `kernel_mean`.
         weights: (N,), not negative; they are divided by their sum. None: all are equal.
@@ -129,26 +136,67 @@ def leave_one_out_tau(
     check_signs(function, weights)
     if progress:
         refuse_progress_in_a_trace(function, points, taus, weights, values)
+    found = _scores(settings, points, taus, weights, values, progress)
+    if not all(x is None or is_visible(x) for x in (points, taus, weights, values)):
+        return _without_ties(settings, points, found, weights, values)
+    best = BandwidthSearch(found.taus[found.scores.argmax()], *found)
+    own, are_equal = _merged(settings, points, weights, values)
+    if isinstance(are_equal, jax.core.Tracer) or not are_equal:  # `explain` traces this, as if none were equal
+        return best
+    without = _scores(settings, points, found.taus, own, values).scores
+    tau, number = chosen(values is None, points.shape, *found, without, own), int((own > 0).sum())
+    if tau < best.tau and number > 1:
+        warn_of_ties(settings.function, len(points), number, best.tau, tau)
+    return best._replace(tau=tau)
+
+
+class _Scores(NamedTuple):
+    """Candidates and their scores."""
+
+    taus: Array
+    scores: Array
+
+
+def _scores(settings: Settings, points, taus, weights, values, progress: bool = False) -> _Scores:
+    """The scores of all candidates, in one program or one by one."""
     are_many = values is None and _are_many(settings, points, taus, weights)
     if not (progress or are_many):
         return _search(settings, points, taus, weights, values)
-    taus = _candidates(settings, points) if taus is None else taus
+    taus = candidates(points, working_dtype(settings.dtype)) if taus is None else taus
     search = _search_of_many if are_many else _search
-    bar = progress_bar(function, len(taus), "bandwidth") if progress else None
+    bar = progress_bar(settings.function, len(taus), "bandwidth") if progress else None
     with bar or contextlib.nullcontext():
         found = []
         for i in range(len(taus)):
             found.append(jax.block_until_ready(search(settings, points, taus[i : i + 1], weights, values)))
             if bar is not None:
                 bar.update()
-    _, taus, scores = (jnp.concatenate([jnp.atleast_1d(x) for x in field]) for field in zip(*found, strict=True))
-    return BandwidthSearch(taus[scores.argmax()], taus, scores)
+    return _Scores(*(jnp.concatenate(field) for field in zip(*found, strict=True)))
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _search(settings: Settings, points, taus, weights, values) -> BandwidthSearch:
+def _without_ties(settings: Settings, points, found: _Scores, weights, values) -> BandwidthSearch:
+    """The result, where the program has to find equal points."""
+    own, are_equal = _merged(settings, points, weights, values)
+    points, others, own, values = jax.tree.map(lax.stop_gradient, (points, found, own, values))
+    search = functools.partial(_search, settings, points, others.taus, own, values)
+    # on CUDA nothing may wait for the device
+    without = search().scores if has_cuda() else lax.cond(are_equal, lambda: search().scores, lambda: others.scores)
+    tau = chosen(values is None, points.shape, *others, without, own)
+    return BandwidthSearch(jnp.where(are_equal, tau, others.taus[others.scores.argmax()]), *found)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _merged(settings: Settings, points, weights, values) -> tuple[Array, Array]:
+    x = jnp.asarray(points, working_dtype(settings.dtype))
+    v = None if values is None else jnp.asarray(values, x.dtype).reshape(len(x), -1)
+    return merged(x, normalized(settings, weights, x), v)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _search(settings: Settings, points, taus, weights, values) -> _Scores:
     (x,) = replicated(jnp.asarray(points, working_dtype(settings.dtype)))
-    taus = _candidates(settings, x) if taus is None else taus
+    taus = candidates(x, x.dtype) if taus is None else taus
     operands = replicated(x, jnp.asarray(taus, x.dtype), normalized(settings, weights, x))
     x, taus, w = reverse_only(settings.function, *operands)
     if values is None:
@@ -159,8 +207,7 @@ def _search(settings: Settings, points, taus, weights, values) -> BandwidthSearc
         (v,) = reverse_only(settings.function, *replicated(jnp.asarray(values, x.dtype).reshape(len(x), -1)))
         means: Any = over_others(settings, x, log_or_zero(w), taus, v)[1]  # (T, N, C)
         each = -jnp.square(v[None] - means).sum(-1)
-    scores = (w[None] * each).sum(-1)
-    return BandwidthSearch(taus[scores.argmax()], taus, scores)
+    return _Scores(taus, (w[None] * jnp.maximum(each, jnp.finfo(x.dtype).min)).sum(-1))
 
 
 def _are_many(settings: Settings, points: Any, *others: Any) -> bool:
@@ -172,7 +219,7 @@ def _are_many(settings: Settings, points: Any, *others: Any) -> bool:
     return are_known and expected_platform(points) == "cpu"
 
 
-def _search_of_many(settings: Settings, points, taus, weights, _: Any) -> BandwidthSearch:
+def _search_of_many(settings: Settings, points, taus, weights, _: Any) -> _Scores:
     """`_search` of one τ without values: each point's own term is subtracted from the sum over all points.
 
     The sums are computed in float64, in O(N) operations by waves. If a point's own term exceeds all others by far, the
@@ -187,8 +234,7 @@ def _search_of_many(settings: Settings, points, taus, weights, _: Any) -> Bandwi
             logs = _with_hidden(x, w, tau, logs, np.asarray(hidden))
         each = logs + log_factor(settings.kernel, tau, x.shape[1]) - jnp.log1p(-w)
         score = (w * each).sum().astype(working_dtype(settings.dtype))
-    dtype = working_dtype(settings.dtype)
-    return BandwidthSearch(taus[0], jnp.asarray(taus, dtype), score[None])
+    return _Scores(jnp.asarray(taus, working_dtype(settings.dtype)), score[None])
 
 
 def _with_hidden(x: Array, w: Array, tau: Array, logs: Array, hidden: np.ndarray) -> Array:
@@ -232,11 +278,3 @@ def _of_rows(x: Array, log_weights: Array, tau: Array, rows: Array) -> Array:
     squared = functools.reduce(jnp.add, [jnp.square(y[rows][:, None] - y[None]) for y in x.T])
     logits = log_weights[None] - tau / 2 * squared
     return jax.nn.logsumexp(jnp.where(rows[:, None] == jnp.arange(len(x))[None], LOG_ZERO, logits), -1)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _candidates(settings: Settings, points) -> Array:
-    (x,) = replicated(lax.stop_gradient(jnp.asarray(points, working_dtype(settings.dtype))))
-    variance = x.var(0).mean()
-    variance = jnp.where(variance > 1e-30, variance, 1)  # if all points are equal, any finite bandwidth will do
-    return len(x) ** (2 / (x.shape[1] + 4)) / variance * 2 ** jnp.linspace(-4, 12, 25, dtype=x.dtype)

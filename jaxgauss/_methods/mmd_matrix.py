@@ -15,7 +15,8 @@ from .._checks.labels import check_labels
 from .._checks.samples import check_estimator, check_kernel, check_samples, is_mask
 from .._checks.settings import Labels, MeshOptions, Options, Points, Settings, Taus, Weights, working_dtype
 from .._kernels.kernels import Kernel
-from .._sums.checked import check_plan
+from .._sums.checked import check_plan, reverse_only
+from .._sums.distinct import are_hidden, mean_kernel, sums_of_others, usual_or_sparse
 from .._sums.kernel_sum import unrounded_kernel_sum
 from .._sums.moments import bandwidth_mean, in_own_unit
 
@@ -61,7 +62,7 @@ def mmd_squared_matrix(
         Reverse mode of any order with respect to points, weights and tau.
 
     Precision:
-        As for `mmd_squared`: within 1e-6 of the size of the three terms in float32.
+        As for `mmd_squared`: within 1e-6 of the size of the three terms in float32; sparse points likewise.
 
     Example:
         >>> import jax.numpy as jnp, numpy as np, jaxgauss
@@ -164,9 +165,24 @@ def _matrix(settings: Settings, estimator: str, layout: _ChunkTable, points: Arr
     norms = jnp.where(is_own, means, 0).sum(1)
     if estimator == "unbiased":
         total, squares = (jax.ops.segment_sum(x, layout.sets, num_sets) for x in (a, jnp.square(a)))
-        norms = jnp.square(total) / (jnp.square(total) - squares) * (norms - settings.kernel.at_zero * squares)
+        own = settings.kernel.at_zero * squares
+        given = points, a, tau, layout.sets.astype(dtype)
+        is_sparse = are_hidden(settings, len(points), lax.stop_gradient(norms - own), own)
+        norms = usual_or_sparse(settings, is_sparse, lambda *x: norms - own, _OfEachSet(num_sets), *given)
+        norms = jnp.square(total) / (jnp.square(total) - squares) * norms
     found = norms[:, None] + norms[None] - 2 * means
     return (jnp.where(is_own, 0, found) * unit).astype(settings.dtype)
+
+
+class _OfEachSet(NamedTuple):
+    """Σ_{i ≠ j} a_i a_j κ(x_i, x_j) over the points of each of so many sets."""
+
+    number: int
+
+    def __call__(self, settings: Settings, points: Array, a: Array, tau: Array, sets: Array) -> Array:
+        points, a, tau = reverse_only(settings.function, points, a, tau)
+        sums = sums_of_others(mean_kernel(settings.kernel, tau, points), a[:, None], sets)
+        return jax.ops.segment_sum(a * sums[:, 0], sets.astype("int32"), self.number)
 
 
 def _forms(settings: Settings, layout: _ChunkTable, points: Array, weights: Array, tau: Array) -> Array:

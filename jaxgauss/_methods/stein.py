@@ -1,6 +1,7 @@
 """Kernel Stein discrepancy: how far points are from a density, of which only the scores are known."""
 
 import functools
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Unpack
 
@@ -8,11 +9,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from .._arrays.points import dot
 from .._checks.given import public
 from .._checks.samples import check_distinct_pairs, check_estimator, check_kernel, check_samples, check_scores
 from .._checks.settings import Points, Settings, Taus, WeightOptions, Weights
 from .._kernels.kernels import GAUSS, Kernel
-from .._sums.checked import check_and_examine
+from .._sums.checked import check_and_examine, reverse_only
+from .._sums.distinct import are_sparse, sums_of_others, usual_or_sparse
 from .._sums.moments import Reduction, as_gaussians, bandwidth_mean, prepare, with_reduction
 from .weights import distinct_pairs_factor, weights_or_mean
 
@@ -108,6 +111,15 @@ def ksd_squared(
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _ksd_squared(settings: Settings, estimator: str, points, scores, tau, weights) -> Array:
     a = weights_or_mean(weights, points.shape[0], settings)
+    usual = functools.partial(_by_all_pairs, settings, estimator, weights is None)
+    is_sparse = estimator == "unbiased" and are_sparse(settings, (points,), (a,), tau, weights is None)
+    return usual_or_sparse(settings, is_sparse, usual, _by_distinct_pairs, points, scores, tau, a).astype(
+        settings.dtype
+    )
+
+
+def _by_all_pairs(settings: Settings, estimator: str, one_sign: bool, points, scores, tau, a) -> Array:
+    """KSD² from sums over all pairs."""
     settings, tau, shares = as_gaussians(settings, tau, points)
     tau, x, s, a = prepare(settings, tau, points, scores, a[:, None])
 
@@ -117,11 +129,30 @@ def _ksd_squared(settings: Settings, estimator: str, points, scores, tau, weight
         stein = s * (sums.sums - 2 * tau[..., None, None] * sums.pulls)
         return (a * stein).sum((-2, -1)) + tau * sums.trace
 
-    value = with_reduction(
-        settings, function, (x,), tau, s, a, pulls=False, second_order=True, one_sign=weights is None
-    )
+    value = with_reduction(settings, function, (x,), tau, s, a, pulls=False, second_order=True, one_sign=one_sign)
     if estimator == "unbiased":
         own = settings.kernel.at_zero * jnp.square(s).sum(-1, keepdims=True)
         own = jnp.square(a) * (own + settings.kernel.slope.at_zero * tau[..., None, None] * x.shape[-1])
         value = distinct_pairs_factor(a) * (value - own.sum((-2, -1)))
-    return bandwidth_mean(value, tau, shares).astype(settings.dtype)
+    return bandwidth_mean(value, tau, shares)
+
+
+def _by_distinct_pairs(settings: Settings, x: Array, s: Array, tau: Array, a: Array) -> Array:
+    """The unbiased KSD² from h(x_i, x_j) of different points."""
+    x, s, tau, a = reverse_only(settings.function, x, s, tau, a)
+    kernel, dim, at_points = settings.kernel, x.shape[1], (s * x).sum(-1)
+
+    def tile(rows: Array, squared: Callable[[Array], Array]) -> Array:
+        distances = squared(x)
+        products = dot(s[rows], s.T)
+        steps = at_points[rows][:, None] - dot(s[rows], x.T) - dot(x[rows], s.T) + at_points[None]
+
+        def of_tau(t: Array) -> Array:
+            u = t * distances
+            trace = (dim - u) * kernel(u) if kernel == GAUSS else kernel.trace(dim)(u)
+            return kernel(u) * products + t * (kernel.slope(u) * steps + trace)
+
+        return functools.reduce(jnp.add, map(of_tau, jnp.atleast_1d(tau))) / max(1, tau.size)
+
+    sums = sums_of_others(tile, a[:, None])
+    return distinct_pairs_factor(a[:, None]) * (a * sums[:, 0]).sum()
