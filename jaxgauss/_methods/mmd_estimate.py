@@ -207,9 +207,8 @@ class _Sample:
                 f" again; got {type(given).__name__}. Pass a list, or a function that returns what is iterated over."
             )
         sizes, dims, dtypes, is_rounded = [], set(), set(), False
-        for number, given in enumerate(first):
+        for number, chunk in enumerate(as_array(x, "mmd_estimate", name) for x in first):
             which = f"{name}[{number}]"
-            chunk = as_array(given, "mmd_estimate", which)
             _check_chunk(which, chunk)
             sizes.append(chunk.shape[0])
             dims.add(chunk.shape[1])
@@ -231,8 +230,7 @@ class _Sample:
     def __iter__(self) -> Iterator[Any]:
         """The chunks; ValueError if they differ from those read before."""
         number = 0
-        for given in self.chunks():
-            chunk = as_array(given, "mmd_estimate", self.name)
+        for chunk in (as_array(x, "mmd_estimate", self.name) for x in self.chunks()):
             if chunk.shape != (*self.sizes[number : number + 1], self.dim):
                 break
             number += 1
