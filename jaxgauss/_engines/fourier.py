@@ -25,14 +25,15 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from .._arrays.compensated import two_sum
+from .._arrays.compensated import compensated, two_sum
 from .._arrays.devices import vary_like
 from .._arrays.points import dot
 from . import nufft
-from .nodes import STEPS, WAVES, Nodes, sine
+from .nodes import STEPS, WAVES, Nodes, sine_of
 from .tiles import blocks, scan
 
 POINTS = {1: 4096, 2: 4096, 3: 1024}  # points at a time, by dimension
+GROUP = 128  # points that one product adds: equal terms round the same way, so errors do not average
 AT_ONCE = 2**24  # numbers of points and waves at a time where all waves are computed at once
 
 
@@ -98,13 +99,27 @@ def _coefficients_by_products(of: Nodes, keys: Float[Array, "n d"], values: Floa
     points = _in_blocks(of, channels, keys, values.T)
 
     def add(total: Array, block: Array, indices: list[Array], waves: list[Array]) -> Array:
-        left = _at(points[1], block).T  # (C, points)
-        for x in waves[:-1]:
-            left = (left[:, None] * x[None]).reshape(-1, left.shape[-1])
-        part = dot(left, waves[-1].T).reshape(channels, *map(len, waves))
-        return _updated(total, _sliced(total, indices, part.shape) + part, indices)
+        part = _products(_at(points[1], block).T, waves, not of.at_once).reshape(channels, *map(len, waves))
+        before, lacking = _sliced(total, indices := [jnp.zeros_like(block), *indices], (2, *part.shape))
+        after, rest = two_sum(before, part)
+        return _updated(total, jnp.stack([after, lacking + rest]), indices)
 
-    return _over_waves(of, points[0], add, (channels, *[len(of.numbers)] * dim), [values])
+    shape = 2, channels, *[len(of.numbers)] * dim  # the sums, and their rounding errors
+    return compensated(*_over_waves(of, points[0], add, shape, [values]))
+
+
+def _products(values: Float[Array, "c b"], waves: list[Array], in_groups: bool) -> Float[Array, "r waves"]:
+    """Σ_n v_n T(k_n₁) ⊗ T(k_n₂) ⊗ … of a block of points, perhaps a group of them at a time."""
+    if in_groups and values.shape[1] > GROUP:
+        if len(values) == len(waves) == 1:
+            return _summed((values * waves[0]).reshape(len(waves[0]), -1, GROUP)).sum(-1)[None]
+        groups = [jnp.moveaxis(x.reshape(len(x), -1, GROUP), 1, 0) for x in (values, *waves)]
+        zeros = jnp.zeros((math.prod(map(len, (values, *waves[:-1]))), len(waves[-1])), values.dtype)
+        zeros = vary_like(zeros, groups)
+        return lax.scan(lambda total, x: (total + _products(x[0], x[1:], False), None), zeros, groups)[0]
+    for x in waves[:-1]:
+        values = (values[:, None] * x[None]).reshape(-1, values.shape[-1])
+    return dot(values, waves[-1].T)
 
 
 def _values_by_products(of: Nodes, queries: Array, found: Array, derivatives: bool) -> Array:
@@ -181,7 +196,9 @@ for _function, _backward in (
 def _in_blocks(of: Nodes, channels: int, points: Array, *others: Array) -> list[Array]:
     num, dim = points.shape
     most = AT_ONCE // (channels * len(of.numbers) ** max(1, dim - 1)) if of.at_once else POINTS[dim]
-    return [blocks(x, min(max(1, most), max(1, num))) for x in (points, *others)]
+    size = min(max(1, most), max(1, num))
+    size += 0 if of.at_once or size <= GROUP else -size % GROUP
+    return [blocks(x, size) for x in (points, *others)]
 
 
 def _over_waves(
@@ -221,12 +238,6 @@ def _summed(x: Float[Array, "r waves b"]) -> Float[Array, "r b"]:
     return x[:, 0]
 
 
-def _sine_of(turns: Array) -> Array:
-    """The sine of turns, |turns| ≤ ½."""
-    half = jnp.where(turns > 0, 0.5, -0.5).astype(turns.dtype)
-    return sine(jnp.where(jnp.abs(turns) > 0.25, half - turns, turns))
-
-
 # Indices are never negative: to say so spares XLA a program for each, which takes 10 ms to compile.
 _sliced = functools.partial(lax.dynamic_slice, allow_negative_indices=False)
 _updated = functools.partial(lax.dynamic_update_slice, allow_negative_indices=False)
@@ -248,7 +259,7 @@ def _waves(of: Nodes, points: Float[Array, "b d"], place: Int[Array, " d"]) -> F
             x, center, period = (y.astype("float64") for y in rest)
             phase = number.astype("float64") * ((x - center) / period)[None] + ahead
             turns = (phase - jnp.round(phase)).astype(points.dtype)
-        return _sine_of(turns)
+        return sine_of(turns)
 
     return lax.map(of_coordinate, (place, points.T, of.center, of.period))
 
@@ -268,6 +279,6 @@ def _all_waves(of: Nodes, points: Float[Array, "b d"]) -> list[Array]:
         rest = ((apart - place * first) - place * (period - first) + rest) / period
         numbers, phase = of.numbers[:, None], of.numbers[:, None] * place[None]
         turns = (phase - jnp.round(phase)) + (numbers * rest[None] + ahead.astype(x.dtype))
-        return _sine_of(turns - jnp.round(turns))
+        return sine_of(turns - jnp.round(turns))
 
     return [of_coordinate(*x) for x in zip(points.T, of.center, of.period, strict=True)]

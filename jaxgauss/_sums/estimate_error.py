@@ -64,15 +64,16 @@ def estimate_error(
 ) -> ErrorEstimate:
     """Estimate the error of a Gauss sum: a random sample of its queries is computed again in float64.
 
-    O(num_queries · N · (D + C)) operations, a few per cent of the sum. It works under `jit`. With leading axes the same
-    queries are taken from every batch element.
+    The cost is that of the whole sum, unless `sums` are given, and O(num_queries · N · (D + C)) operations. All queries
+    are summed, because a sum of few may be computed in another way, with other errors. It works under `jit`. With
+    leading axes the same queries are taken from every batch element.
 
     Args:
         queries, keys, values, tau: as for `gauss_sum`.
         rng_key: random key that chooses the queries.
         num_queries: how many queries to sample, at least 2; all of them if there are fewer.
-        sums: the result of `gauss_sum` for these arguments, if it is to be judged. None: the sampled queries are summed
-            here, with the options below.
+        sums: the result of `gauss_sum` for these arguments, if there is one. None: `gauss_sum` of all queries is
+            computed here, with the options below.
         method, precision, backend: as for `gauss_sum`.
 
     Returns:
@@ -115,43 +116,39 @@ def estimate_error(
             f" {keys.shape}, values {values.shape}. An empty sum is exact."
         )
 
-    settings = Settings(method, precision, backend, dtype)
-    queries, sums = _sampled(num_queries, weights, rng_key, queries, sums)
+    settings, operands = Settings(method, precision, backend, dtype), (queries, keys, values, as_operand(tau, dtype))
     if sums is None:
         settings, plan = checked(settings, queries, keys, values, tau)
         if plan.stands_in:
             warn_once(plan.reason)
         settings = examined(settings, tau, queries, keys, values)
-    return _estimate(settings, expected[-1 if weights else -2], queries, keys, values, as_operand(tau, dtype), sums)
+    queries, sums = _sampled(settings, num_queries, rng_key, sums, *operands)
+    return _estimate(dtype, expected[-1 if weights else -2], queries, *operands[1:], sums)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _sampled(num: int, weights: bool, rng_key: Array, queries: Any, sums: Any) -> tuple[Array, Array | None]:
-    """A random sample of the queries, or all if there are no more, and their sums, if there are any."""
-    total = queries.shape[-2]
+def _sampled(settings: Settings, num: int, rng_key: Array, sums: Any, *operands: Any) -> tuple[Array, Array]:
+    """A random sample of the queries, or all if there are no more, and their sums, which are computed if not given."""
+    operands = tuple(lax.stop_gradient(jnp.asarray(x)) for x in operands)
+    if sums is None:
+        sums = unrounded_gauss_sum(settings, *operands).astype(settings.dtype)
+    total, weights = operands[0].shape[-2], operands[2].ndim == 1
     chosen = jnp.arange(total)
     if num < total:
         chosen = jax.random.choice(rng_key, total, (num,), replace=False)
-    (queries,) = replicated(lax.stop_gradient(jnp.asarray(queries)))
-    if sums is not None:
-        (sums,) = replicated(lax.stop_gradient(jnp.asarray(sums)))
-        sums = jnp.take(sums, chosen, axis=-1 if weights else -2)
-    return jnp.take(queries, chosen, axis=-2), sums
+    queries, sums = replicated(operands[0], lax.stop_gradient(jnp.asarray(sums)))
+    return jnp.take(queries, chosen, axis=-2), jnp.take(sums, chosen, axis=-1 if weights else -2)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _estimate(settings: Settings, total: int, *operands: Any) -> ErrorEstimate:
-    given: Any
-    *given, sums = (None if x is None else lax.stop_gradient(jnp.asarray(x)) for x in operands)
-    if sums is None:
-        sums = unrounded_gauss_sum(settings, *given).astype(settings.dtype)
-    work = working_dtype(settings.dtype)
-    queries, keys, values, tau, sums = replicated(*(jnp.asarray(x, work) for x in (*given, sums)))
+def _estimate(dtype: str, total: int, *operands: Any) -> ErrorEstimate:
+    work = working_dtype(dtype)
+    queries, keys, values, tau, sums = replicated(*(lax.stop_gradient(jnp.asarray(x, work)) for x in operands))
     if values.ndim == 1:
         values, sums = values[:, None], sums[..., None]
     aligned = align(queries, keys, values, tau)
     sums = lax.expand_dims(sums, range(aligned[0].ndim - sums.ndim))
-    found: Any = in_float64(Settings(dtype=settings.dtype), _errors, *aligned, sums)
+    found: Any = in_float64(Settings(dtype=dtype), _errors, *aligned, sums)
     errors, sizes, ratios = found
     # A ratio estimator, with the correction for a finite population: Cochran, "Sampling Techniques", 1977, chapter 6.
     num = errors.shape[0]
