@@ -9,7 +9,6 @@ from jaxtyping import Array
 from .._arrays.devices import replicated, vary_alike
 from .._arrays.points import align
 from .._checks.given import public
-from .._checks.hidden import without_hidden
 from .._checks.operands import as_operand, check_tolerance
 from .._checks.settings import Keys, Queries, Segments, Settings, Sums, Tau, Values, working_dtype
 from .._engines.examined import examined
@@ -121,7 +120,7 @@ def unrounded_gauss_sum(settings: Settings, queries: Array, keys: Array, values:
     queries, keys, values, tau = replicated(*(jnp.asarray(x, dtype) for x in (queries, keys, values, tau)))
     weights = values.ndim == 1
     queries, keys, values, tau = align(queries, keys, values[:, None] if weights else values, tau)
-    operands = vary_alike(queries, without_hidden(keys, values), values, tau)
+    operands = vary_alike(queries, keys, values, tau)
     if settings.forward_mode:
         total = sum_in_both_modes(settings, *operands)
     else:
