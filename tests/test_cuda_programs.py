@@ -12,10 +12,9 @@ pytestmark = [pytest.mark.usefixtures("cuda"), pytest.mark.emulated]
 # Statistics of float64 by design: of resamplings, of errors, and of points chosen one after another.
 IN_FLOAT64 = {"mmd_test", "hsic_test", "ksd_test", "estimate_error", "kernel_herding"}
 # Callbacks of many points: a sum takes two, one of them behind a gate; its gradients take another sum.
-CALLBACKS = {
-    "estimate_error": 2,name: 4 for name in PROGRAMS} | {
+CALLBACKS = {name: 4 for name in PROGRAMS} | {
     **dict.fromkeys(("mmd_flow_velocity", "mmd_witness", "ksd_squared", "svgd_direction"), 2),
-    **dict.fromkeys(("second derivatives", "kernel_herding", "mean_shift", "mmd_test"), 2),
+    **dict.fromkeys(("estimate_error", "second derivatives", "kernel_herding", "mean_shift", "mmd_test"), 2),
     **dict.fromkeys(("mmd_squared", "mmd_squared of three τ", "mmd_squared of imq"), 2),  # gradients of both samples
     **dict.fromkeys(
         ("energy_distance", "kernel_sum of matern12", "ksd_squared of imq", "log_kernel_sum of imq", "blocked"), 0
