@@ -71,7 +71,10 @@ def _others(hidden: Any, rows: Any) -> Any:
     """The rows, with the first that is not hidden in place of those that are; if all are, as by `_zeros`."""
     xp, hidden = _hidden_rows(hidden, rows)
     axis = max(0, rows.ndim - 2)
-    first = xp.take_along_axis(rows, xp.argmin(hidden, axis, keepdims=True), axis)
+    index = xp.argmin(hidden, axis, keepdims=True)
+    numbers = np.arange(rows.shape[axis]).reshape(-1, *[1] * (rows.ndim - 1 - axis))
+    first = xp.where(xp.expand_dims(numbers, tuple(range(axis))) == index, rows, xp.zeros_like(rows))
+    first = first.sum(axis, keepdims=True)  # no gather, which sharded rows do not take
     first = xp.where(hidden.all(axis, keepdims=True), xp.where(xp.isfinite(rows), rows, xp.zeros_like(rows)), first)
     return xp.where(hidden, first, rows)
 
