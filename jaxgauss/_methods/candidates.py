@@ -21,10 +21,10 @@ def merged(points: Array, weights: Array, values: Array | None) -> tuple[Array, 
 
     With values (N, C), equal points that differ in value stand for noise that can be seen: then nothing is merged.
     """
-    x, w = replicated(*map(lax.stop_gradient, (points, weights)))
+    x, weights = replicated(*map(lax.stop_gradient, (points, weights)))
     x = jnp.where(x == 0, 0, x)  # -0 equals 0
-    order = jnp.lexsort((*_hashes(x), w <= 0))
-    x, w = x[order], w[order]
+    order = jnp.lexsort((*_hashes(x), weights <= 0))
+    x, w = x[order], weights[order]
     are_equal = (x[1:] == x[:-1]).all(-1) & (w[1:] > 0)
     any_equal = are_equal.any()
     if values is not None:
