@@ -72,8 +72,8 @@ def _others(hidden: Any, rows: Any) -> Any:
     xp, hidden = _hidden_rows(hidden, rows)
     axis = max(0, rows.ndim - 2)
     index = xp.argmin(hidden, axis, keepdims=True)
-    numbers = np.arange(rows.shape[axis]).reshape(-1, *[1] * (rows.ndim - 1 - axis))
-    first = xp.where(xp.expand_dims(numbers, tuple(range(axis))) == index, rows, xp.zeros_like(rows))
+    numbers = xp.expand_dims(xp.arange(rows.shape[axis]), [i for i in range(rows.ndim) if i != axis])
+    first = xp.where(numbers == index, rows, xp.zeros_like(rows))
     first = first.sum(axis, keepdims=True)  # no gather, which sharded rows do not take
     first = xp.where(hidden.all(axis, keepdims=True), xp.where(xp.isfinite(rows), rows, xp.zeros_like(rows)), first)
     return xp.where(hidden, first, rows)
