@@ -34,3 +34,72 @@ def test_equal_weights_keep_their_digits(points):
     assert np.abs(np.float64(sketch(some)) - right).max() < 1e-6 * right.max()
     norm = jaxgauss.embedding_norm_squared(points, 1.0)
     assert abs(float(norm) - sums.mean()) < 1e-6
+
+
+CONSTANTS = 0.1, 1 / 3
+CLOUDS = {  # where every term of a query's sum is one of few numbers
+    "equal": lambda n, dim: np.zeros((n, dim)),
+    "lattice": lambda n, dim: np.repeat(np.arange(n)[:, None] % 8 / 8, dim, 1),
+    "far rows": lambda n, dim: np.where(np.arange(n)[:, None] < 3, 1e5, 0) + np.zeros((n, dim)),
+}
+
+
+NEAR = [(method, cloud) for method in ("blocked", "dense", "rescale") for cloud in ("equal", "lattice")]
+
+
+@pytest.mark.parametrize("method, cloud", [*NEAR, *((x, cloud) for x in ("auto", "differences") for cloud in CLOUDS)])
+@pytest.mark.parametrize("sizes", [(1, 200_000, 2), (3, 30_000, 1), (64, 5000, 8), (900, 900, 3), (2500, 3000, 17)])
+def test_sums_of_equal_terms_keep_their_digits(method, sizes, cloud):
+    """Of one value, of several channels, with few rows and with many."""
+    (num_queries, num_keys, channels), dim = sizes, 5
+    keys = CLOUDS[cloud](num_keys, dim).astype("float32")
+    queries = keys[-num_queries:]
+    points, counts = np.unique(keys, axis=0, return_counts=True)
+    squared = np.square(queries[:, None] - np.float64(points)).sum(-1)
+    values = np.float32([CONSTANTS[i % 2] for i in range(channels)])
+    exact = (np.exp(-squared / 2) @ counts)[:, None] * np.float64(values)
+    sums = jaxgauss.gauss_sum(queries, keys, np.broadcast_to(values, (num_keys, channels)), method=method)
+    assert (np.linalg.norm(np.float64(sums) - exact, axis=0) < 2e-6 * np.linalg.norm(exact, axis=0)).all()
+
+
+@pytest.mark.parametrize("sizes", [(2, 50_000), (50_000, 2), (1000, 1000)])
+@pytest.mark.parametrize("channels, dim", [(1, 1), (1, 3), (4, 1), (4, 3)])
+@pytest.mark.parametrize("kernel", ["gauss", "imq"])
+def test_gradients_of_equal_terms_keep_their_digits(kernel, channels, dim, sizes):
+    """Of points that lie in two places: of a value, of a query and of a key, beside the sums of their terms' sizes."""
+    num_queries, num_keys = sizes
+    queries, keys = jnp.zeros((num_queries, dim)), jnp.full((num_keys, dim), 0.5)
+    values, g = (jnp.full((n, channels), c) for n, c in ((num_keys, CONSTANTS[0]), (num_queries, CONSTANTS[1])))
+    _, pullback = jax.vjp(lambda *x: jaxgauss.kernel_sum(*x, kernel=kernel), queries, keys, values)
+    u, both = dim / 4, channels * np.float64(np.float32(CONSTANTS[0])) * np.float64(np.float32(CONSTANTS[1]))
+    kappa, psi = (np.exp(-u / 2),) * 2 if kernel == "gauss" else ((1 + u) ** -0.5, (1 + u) ** -1.5)
+    exact = (
+        np.full(queries.shape, psi * both * num_keys / 2),
+        np.full(keys.shape, -psi * both * num_queries / 2),
+        np.full(values.shape, kappa * num_queries * np.float64(np.float32(CONSTANTS[1]))),
+    )
+    for ours, right in zip(pullback(g), exact, strict=True):
+        assert np.linalg.norm(np.float64(ours) - right) < 1e-5 * np.linalg.norm(right)
+
+
+@pytest.mark.parametrize("sizes", [(3, 8, 1), (150, 300, 3), (900, 1500, 2)])
+@pytest.mark.parametrize("kernel, method", [("gauss", x) for x in ("auto", "differences", "rescale")] + [("imq", "auto")])
+def test_values_near_the_end_of_the_range(rng, kernel, method, sizes):
+    """Finite sums of values whose partial sums overflow, and means; with gradients, traced or not."""
+    num_queries, num_keys, channels = sizes
+    keys = jnp.asarray(rng.normal(size=(num_keys, 3)), "float32")
+    values = jnp.asarray(3e38 * rng.choice([-1, 1], size=(num_keys, channels)), "float32")
+    queries = keys[:num_queries]
+    u = np.square(np.float64(queries)[:, None] - np.float64(keys)).sum(-1)
+    kappa = np.exp(-u / 2) if kernel == "gauss" else (1 + u) ** -0.5
+    exact, size, largest = kappa @ np.float64(values), kappa @ np.abs(np.float64(values)), np.finfo("float32").max
+
+    def function(queries, values):
+        return jaxgauss.kernel_sum(queries, keys, values, kernel=kernel, method=method)
+
+    for sums in (function(queries, values), jax.jit(function)(queries, values)):
+        ours = np.clip(np.float64(sums), -largest, largest)
+        assert (np.abs(ours - np.clip(exact, -largest, largest)) <= 2e-6 * size).all()
+    gradients = jax.grad(lambda *x: (1e-9 * function(*x)).sum(), (0, 1))(queries, values)
+    assert all(np.isfinite(x).all() for x in gradients)
+    assert np.isfinite(jaxgauss.kernel_mean(queries, keys, values, kernel=kernel)).all()

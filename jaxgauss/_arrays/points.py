@@ -15,6 +15,7 @@ from .devices import replicated, vary_like
 from .shapes import K, Q, T, are_known
 
 DIMENSIONS = 8  # coordinates per pass over a tile
+MANY = 2**30  # stands for an unknown number of points
 SAMPLE = 128  # points whose mean is the center in half precision: a GPU adds so many in one step
 LOG_ZERO = -1e27  # stands for log 0: finite in float32, and below every exponent
 BLOCK = 64  # sums of NumPy arrays are compiled for multiples of this number of points
@@ -75,10 +76,28 @@ def squared_radius(a: Scaled, b: Scaled) -> Float[Array, ""]:
     return jnp.where(jnp.isnan(norms), 0, norms).max(initial=0) / BASE_2
 
 
-def are_within(reach: float, a: Scaled, b: Scaled) -> Bool[Array, ""]:
-    """Whether R² is at most `reach`, in a program one step shorter than a comparison of R². NaN is ignored."""
-    norms = jnp.concatenate(replicated(a.norms.ravel(), b.norms.ravel()))
-    return ~(norms > reach * BASE_2).any()
+def are_within(reach: float, a: Scaled, b: Scaled, values: Array | None = None) -> Bool[Array, ""]:
+    """Whether R² is at most `reach`, and no sum of values overflows. NaN is ignored.
+
+    The program is one step shorter than a comparison of R².
+    """
+    limit, found = reach * BASE_2, [x.norms.ravel() for x in (a, b)]
+    if values is not None:
+        nums = a.norms.shape[-2], b.norms.shape[-2]
+        most = largest_of_sums(values.dtype, max(2, *nums) if are_known(*nums) else MANY)
+        found.append(jnp.abs(values).ravel() * (limit / most))
+    return (jnp.concatenate(replicated(*found)) > limit).astype("float32").sum() == 0
+
+
+def largest_of_sums(dtype: Any, num: int) -> float:
+    """The largest value of which so many have a sum."""
+    return float(jnp.finfo(dtype).max) / (2 * num)
+
+
+def for_sums(x: Array, num: int, axes: int | tuple[int, ...]) -> Array:
+    """The power of two by which x is multiplied before so many are summed: one, unless a sum may overflow."""
+    is_large = jnp.abs(x).max(axes, keepdims=True, initial=0) > largest_of_sums(x.dtype, num)
+    return jnp.where(lax.stop_gradient(is_large), 2.0 ** -(num.bit_length() + 1), 1.0).astype(x.dtype)
 
 
 def unbroadcast(array: Array, shape: tuple[int, ...]) -> Array:

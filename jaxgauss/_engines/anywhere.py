@@ -16,6 +16,7 @@ from jax import lax
 from jaxlib.version import __version_info__ as JAXLIB
 from jaxtyping import Array, Bool, Float
 
+from .._arrays.compensated import compensated, two_sum
 from .._arrays.devices import vary_like
 from .._arrays.shapes import are_known
 from .._kernels.kernels import Kernel
@@ -149,8 +150,8 @@ def _block_sums(
     none = [zeros_of(x, *size, scale=scale, points=rows[..., :dim]) for x, size in zip(wanted, sizes, strict=False)]
     indices, number = flagged_indices(left.any((1, 2)))
 
-    def add(state: tuple[Array, list[PairSums], list[Array]]) -> tuple[Array, list[PairSums], list[Array]]:
-        start, total, left = state
+    def add(state: tuple[Array, list[PairSums], PairSums, list[Array]]) -> tuple[Any, ...]:
+        start, total, lacking, left = state
         index = indices[start]
         tile, here = Columns(*jnp.split(tiles[index], ends, 2)), left[0][index]
         a, b = about_center(scale, centers[index], rows[..., :dim], tile.points)
@@ -167,21 +168,22 @@ def _block_sums(
             ),
             lambda: varying(([jnp.zeros_like(keep)] * len(wanted), none)),
         )
-        leaves = None, index * each + jnp.arange(each, dtype="int32")
-        total = [_added(*x) for x in zip(total, found, leaves, strict=False)]
-        return start + 1, total, [x.at[index].set(here & ~y) for x, y in zip(left, kept, strict=True)]
+        added = jax.tree.map(lambda x, y: two_sum(x, y)[1], total[0], found[0])
+        own, lacking = jax.tree.map(jnp.add, (total[0], lacking), (found[0], added))
+        leaves = index * each + jnp.arange(each, dtype="int32")
+        total = [own, *(_added(*x, leaves) for x in zip(total[1:], found[1:], strict=True))]
+        return start + 1, total, lacking, [x.at[index].set(here & ~y) for x, y in zip(left, kept, strict=True)]
 
-    state = varying((jnp.zeros((), "int32"), [none[0], *at_keys], [left] * len(wanted)))
+    state = varying((jnp.zeros((), "int32"), [none[0], *at_keys], none[0], [left] * len(wanted)))
     with mark("steps", len(tiles)):
-        _, total, left = lax.while_loop(lambda state: state[0] < number, add, state)
+        _, total, lacking, left = lax.while_loop(lambda state: state[0] < number, add, state)
+    total[0] = jax.tree.map(compensated, total[0], lacking)
     flags = [x.swapaxes(0, 1).reshape(num, -1) for x in left]
     return _add_differences(total, flags, wanted, scale, ends, rows, columns)
 
 
-def _added(total: PairSums, found: PairSums, indices: Array | None) -> PairSums:
-    """The total with `found` added to the leaves of these indices, or to all; an index beyond the last is ignored."""
-    if indices is None:
-        return jax.tree.map(jnp.add, total, found)
+def _added(total: PairSums, found: PairSums, indices: Array) -> PairSums:
+    """The total with `found` added to the leaves of these indices; an index beyond the last is ignored."""
     return jax.tree.map(lambda x, y: x.at[indices].add(y, mode="drop"), total, found)
 
 

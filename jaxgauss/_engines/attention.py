@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from .._arrays.points import by_point, scaled_points, unbroadcast
+from .._arrays.points import by_point, for_sums, scaled_points, unbroadcast
 from .._checks.settings import working_dtype
 from .branches import one_of_two
 from .bridge import call, select_kernel, torch_backend
@@ -50,8 +50,9 @@ def by_attention(
             results = by_attention(plan, attended, anywhere, tuple(x.astype("float64") for x in operands), examines)
             return tuple(x.astype(dtype) for x in results)
 
-    queries, keys, _, tau, *_ = operands
+    queries, keys, values, tau, *_ = operands
     points = scaled_points(queries, keys, tau, base_2=False, many=kernel.half)
+    finite = (for_sums(values, keys.shape[-2], (-2, -1)) == 1).all()
 
     def run(*_: Array) -> tuple[Array, ...]:
         return attended(plan, kernel, points, operands)[:-1]
@@ -62,7 +63,7 @@ def by_attention(
     guard = torch_backend().guard
     if is_last:
         is_near = guard.squared_radius(*points) <= plan.reach if plan.near is None else plan.near
-        return one_of_two(is_near, run, far, *operands)
+        return one_of_two(is_near & finite, run, far, *operands)
     own = replace(plan, method="rescale", precision=dtype.name)
 
     def again(*operands: Array) -> tuple[Array, ...]:
@@ -74,7 +75,7 @@ def by_attention(
         return one_of_two(doubted, again, lambda *_: tuple(results), *operands)
 
     within = guard.squared_radius(*points) <= guard.REACH[plan.method][kernel.precision]
-    return one_of_two(within, unless_doubted if kernel.half else run, again, *operands)
+    return one_of_two(within & finite, unless_doubted if kernel.half else run, again, *operands)
 
 
 def attended_sum(

@@ -27,17 +27,10 @@ from .._arrays.points import (
     with_norms,
 )
 from .._arrays.shapes import G, K, Q, S, T, V, are_known
-from .tiles import (
-    block_sizes,
-    blocks,
-    by_parts_of_batch,
-    pull_tile,
-    scan,
-    tiled_sum,
-    unblocks,
-)
+from .short_products import LONGEST_PULL, PIECE, longest, summed, summed_over_rows
+from .tiles import block_sizes, blocks, by_parts_of_batch, pull_tile, scan, tiled_sum, unblocks
 
-TURNED = range(9, 25)  # channels for which (vᵀ tileᵀ)ᵀ takes up to a fifth less time, since jaxlib 0.12, of many tiles
+TURNED = 8  # a long product of at most so many channels, and more rows, takes less time as (vᵀ tileᵀ)ᵀ
 
 
 def blocked_sum(queries: Q, keys: K, values: V, tau: T) -> S:
@@ -49,8 +42,8 @@ def blocked_sum(queries: Q, keys: K, values: V, tau: T) -> S:
 def scaled_sum(a: Scaled, b: Scaled, values: V, *, dense: bool = False) -> S:
     """Σ_n 2^(-½‖a - b‖²) v_n of points within reach; `dense` takes one tile."""
     kernel, first, second = _kernel_of(a, b, dense)
-    summed = functools.partial(_sum_turned if not dense and values.shape[-1] in TURNED else _tile_sum, kernel)
-    return _sum_of_tiles(functools.partial(tiled_sum, summed, dense=dense), first, second, values)
+    tile_sum = functools.partial(_tile_sum, kernel)
+    return _sum_of_tiles(functools.partial(tiled_sum, tile_sum, dense=dense), first, second, values)
 
 
 def _kernel_of(a: Scaled, b: Scaled, dense: bool) -> tuple[Callable[..., Array], Any, Any]:
@@ -105,28 +98,25 @@ def _scaled_pullback(
     num_queries, num_keys, dim = g.shape[-2], v.shape[-2], queries[1].shape[-1]
     operands: list[Array] = jax.tree.leaves((queries, keys, v, g))
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in operands))
-    rows, columns = block_sizes(math.prod(batch), num_queries, num_keys, dense, pull_tile())
+    rows, columns = block_sizes(math.prod(batch), num_queries, num_keys, dense, pull_tile(), LONGEST_PULL, few=256)
 
     key_blocks = jax.tree.map(lambda x: blocks(x, columns), (*keys, v))
 
     def add_rows(total: tuple[Array, Array], block: tuple[Any, Any, Array]):
         first, a, g = block
 
-        def add_columns(sums: tuple[Array, Array], block: tuple[Any, Any, Array]):
+        def add_columns(total: Array, block: tuple[Any, Array, Array]):
             second, b, v = block
-            tile = kernel(first, second)  # (*batch, rows, columns)
-            s = tile * dot(g, v.mT)
-            sums = sums[0] + dot(s, b), sums[1] + s.sum(-1, keepdims=True)
-            return sums, (dot(a.mT, s), dot(g.mT, tile))
+            da, *parts = _pulls(kernel(first, second), a, b, v, g)  # of a tile (*batch, rows, columns)
+            return total + da, parts
 
-        zeros = (vary_like(jnp.zeros((*batch, rows, width), v.dtype), operands) for width in (dim, 1))
-        (sb, s1), parts = scan(add_columns, tuple(zeros), key_blocks)
-        return jax.tree.map(jnp.add, total, parts), sb - s1 * a
+        da, parts = scan(add_columns, vary_like(jnp.zeros((*batch, rows, dim), v.dtype), operands), key_blocks)
+        return jax.tree.map(jnp.add, total, parts), da
 
     num_blocks = -(-num_keys // columns)
-    zeros = tuple(
+    zeros = [
         vary_like(jnp.zeros((num_blocks, *batch, width, columns), v.dtype), operands) for width in (dim, v.shape[-1])
-    )
+    ]
     (sa, pg), da = scan(add_rows, zeros, jax.tree.map(lambda x: blocks(x, rows), (*queries, g)))
     _, b, v = key_blocks
     sa, dv = sa.mT, pg.mT  # (blocks, *batch, columns, D or C)
@@ -134,10 +124,21 @@ def _scaled_pullback(
     return unblocks(da, num_queries), unblocks(db, num_keys), unblocks(dv, num_keys)
 
 
-class KeptTile(NamedTuple):
-    """Φ of a few points, and these points scaled."""
+def _pulls(tile: Array, a: Array, b: Array, v: Array, g: Array) -> tuple[Array, Array, Array]:
+    """S b - (S 1) a, (Sᵀ a)ᵀ and gᵀ Φ of a tile Φ. For one channel g and v multiply the points: S is not formed."""
+    if v.shape[-1] == 1:
+        a1, b1 = (jnp.concatenate([x, jnp.ones_like(x[..., :1])], -1) for x in (a, b))
+        of_rows, of_columns = summed(tile, v * b1, LONGEST_PULL), _turned_dot(g * a1, tile)
+        da = g * (of_rows[..., :-1] - of_rows[..., -1:] * a)
+        return da, v.mT * of_columns[..., :-1, :], of_columns[..., -1:, :]
+    s = tile * dot(g, v.mT)
+    return summed(s, b, LONGEST_PULL) - s.sum(-1, keepdims=True) * a, _turned_dot(a, s), _turned_dot(g, tile)
 
-    phi: Float[Array, "m n"]
+
+class KeptTile(NamedTuple):
+    """Φ of a few points, in blocks of columns, the last one padded; and these points scaled."""
+
+    blocks: list[Float[Array, "m _"]]
     a: Float[Array, "m d"]
     b: Float[Array, "n d"]
 
@@ -147,40 +148,37 @@ def sum_and_tile(
 ) -> tuple[Float[Array, "m c"], KeptTile]:
     """The Gauss sum, and Φ for `tile_pullback`; made of plain JAX functions."""
     a, b = scaled_points(queries, keys, tau)
-    phi = _of_points(*with_norms(a, b))
-    return dot(phi, values), KeptTile(phi, a, b)
+    _, columns = block_sizes(1, len(a), *values.shape[:1], dense=True, most=longest(values.shape[1]))
+    of_rows = with_norms(a, a)[0]
+    tiles = [_of_points(of_rows, with_norms(x, x)[0]) for x in blocks(b, columns)]
+    total = functools.reduce(jnp.add, map(summed, tiles, blocks(values, columns)))
+    return total, KeptTile(tiles, a, b)
 
 
 def tile_pullback(
     kept: KeptTile, values: Float[Array, "n c"], tau: Float[Array, ""], g: Float[Array, "m c"]
 ) -> tuple[Array, Array, Array]:
-    """The gradients of `blocked_pullback` from Φ. For one channel g and v multiply the points, and S is not formed."""
-    phi, a, b = kept
-    if values.shape[-1] == 1:
-        a1, b1 = (jnp.concatenate([x, jnp.ones_like(x[:, :1])], 1) for x in (a, b))
-        of_rows, of_columns = dot(phi, values * b1), _transposed_dot(g * a1, phi)
-        dv = of_columns[:, -1:]
-        da = g * (of_rows[:, :-1] - of_rows[:, -1:] * a)
-        db = values * (of_columns[:, :-1] - dv * b)
-    else:
-        s, dv = phi * dot(g, values.mT), _transposed_dot(g, phi)
-        da = dot(s, b) - s.sum(-1, keepdims=True) * a
-        db = _transposed_dot(a, s) - (values * dv).sum(-1, keepdims=True) * b
+    """The gradients of `blocked_pullback` from Φ."""
+    columns = (blocks(x, kept.blocks[0].shape[1]) for x in (kept.b, values))
+    found = [_pulls(tile, kept.a, b, v, g) for tile, b, v in zip(kept.blocks, *columns, strict=True)]
+    parts, sa, dv = zip(*found, strict=True)
+    da, num = functools.reduce(jnp.add, parts), len(values)
+    sa, dv = (jnp.concatenate(x, 1).T[:num] for x in (sa, dv))
     scale = jnp.sqrt(tau / BASE_2)
+    db = sa - (values * dv).sum(1, keepdims=True) * kept.b
     return scale * da, scale * db, dv
 
 
-def _transposed_dot(x: Array, tile: Array) -> Array:
-    """Tileᵀ x as (xᵀ tile)ᵀ; the barrier keeps XLA from transposing the tile instead."""
-    return lax.optimization_barrier(dot(x.mT, tile)).mT
+def _turned_dot(x: Array, tile: Array) -> Array:
+    """(tileᵀ x)ᵀ as xᵀ tile; the barrier keeps XLA from transposing the tile instead."""
+    return lax.optimization_barrier(summed_over_rows(x, tile))
 
 
 def _tile_sum(kernel: Callable[..., Array], a: Any, b: Any, v: Array) -> Array:
-    return dot(kernel(a, b), v)
-
-
-def _sum_turned(kernel: Callable[..., Array], a: Any, b: Any, v: Array) -> Array:
-    return _transposed_dot(v, kernel(b, a))
+    num, channels, rows = *v.shape[-2:], jax.tree.leaves(a)[0].shape[-2]
+    if are_known(num, rows) and 1 < channels <= TURNED < rows and num > longest(channels):
+        return lax.optimization_barrier(summed_over_rows(v, kernel(b, a), PIECE[False])).mT
+    return summed(kernel(a, b), v)
 
 
 def _of_factors(a: Any, b: Any) -> Array:

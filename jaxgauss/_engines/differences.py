@@ -14,6 +14,7 @@ from .._arrays.devices import vary_like
 from .._arrays.points import dot, turned, with_rank
 from .._arrays.shapes import are_known
 from .._kernels.kernels import Kernel
+from .short_products import longest, short_sum, summed_over_rows
 from .tiles import scan
 from .wanted import Columns, PairSums, Rows, Wanted, joined
 
@@ -98,7 +99,7 @@ def _pulls(
         pulls, *others = (x.mT for x in found)
         spread = others.pop() if each else spread
     if wanted.spread and not each:
-        spread = (weights * u).sum(-2)[..., None] / jnp.square(scale)
+        spread = short_sum(weights * u)[..., None] / jnp.square(scale)
     return [pulls, spread, *others]
 
 
@@ -109,8 +110,8 @@ def _pulled(each: bool, both: bool, weights: Array, queries: Array, keys: Array)
     def pull(x: tuple[Array, Array]) -> list[Array]:
         differences = _differences(*x)
         terms = weights * differences
-        at_keys, squares = [-terms.sum(-1)] if both else [], [(terms * differences).sum(-2)] if each else []
-        return [terms.sum(-2), *at_keys, *squares]
+        at_keys, squares = [-terms.sum(-1)] if both else [], [short_sum(terms * differences)] if each else []
+        return [short_sum(terms), *at_keys, *squares]
 
     found = lax.map(pull, tuple(jnp.moveaxis(x, -2, 0) for x in (queries, keys)))
     return [jnp.moveaxis(x, 0, -2) for x in found]
@@ -172,8 +173,8 @@ def cut_off(u: Array) -> Array:
 def _summed(tile: Float[Array, "*batch n m"], v: Float[Array, "*batch n c"]) -> Float[Array, "*batch m c"]:
     """Σ_n over a tile times v."""
     if v.shape[-1] == 1:
-        return (tile * v).sum(-2)[..., None]
-    return turned(dot(v.mT, tile))
+        return short_sum(tile * v)[..., None]
+    return turned(summed_over_rows(v, tile, longest(v.shape[-1])))
 
 
 def _differences(q: Array, k: Array) -> Array:

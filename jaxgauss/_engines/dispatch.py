@@ -198,7 +198,7 @@ def _in_xla(operation: Operation, near: bool | None, plan: Plan, *operands: jax.
     here = mark("engine", f"{plan.method} in {plan.precision}")(functools.partial(operation.in_xla, plan))
     if near:
         return here(points, *operands)
-    is_near = plan.reach == math.inf or are_within(plan.reach, *points)
+    is_near = plan.reach == math.inf or are_within(plan.reach, points[0], points[1], operands[2])
     is_near = but_not(is_near, are_for_waves(plan, *operands[:4], pulls=operation is PULLBACK))
     ways = _flat(here), _flat(lambda _, *x: operation.anywhere(plan, *x))
     results = one_of_two(is_near, *ways, points, *operands)

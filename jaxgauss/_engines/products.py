@@ -26,6 +26,7 @@ from .._arrays.points import (
 )
 from .._arrays.shapes import G, V, are_known
 from .._kernels.kernels import Kernel
+from .short_products import LONGEST_PULL, summed
 from .tiles import by_parts_of_batch, tiled_pullback, tiled_sum
 from .wanted import Channels, Columns, PairSums, Rows, Wanted, joined
 
@@ -38,8 +39,9 @@ def sums_by_products(wanted: Wanted, *operands: Array, dense: bool = False) -> P
     queries, keys, values, tau, row_weights, weights = operands
     unit, scale, ratio = unit_and_ratio(tau, queries)
     a, b = with_norms(*scaled_points(queries, keys, unit, base_2=False))
+    width = 2 if wanted.pulls.kernels else max(wanted.sums.widths, default=1)  # of the widest product, nearly
 
-    def summed(*operands: Array) -> PairSums:
+    def of_batch(*operands: Array) -> PairSums:
         a, first, g, b, second, w, v, scale, ratio = operands
 
         def tile_sum(rows: tuple[Array, Array, Array], columns: tuple[Array, Array, Array], values: Array) -> PairSums:
@@ -47,10 +49,10 @@ def sums_by_products(wanted: Wanted, *operands: Array, dense: bool = False) -> P
             u = squared_distances_of(factors, others)
             return by_products(wanted, scale, Rows(a, g), Columns(b, values, w), u, ratio=ratio)
 
-        return tiled_sum(tile_sum, (a, first, g), (b, second, w), v, dense=dense)
+        return tiled_sum(tile_sum, (a, first, g), (b, second, w), v, dense=dense, width=width)
 
     first, second = squares_factors(a, b)
-    return by_parts_of_batch(summed, a.points, first, row_weights, b.points, second, weights, values, scale, ratio)
+    return by_parts_of_batch(of_batch, a.points, first, row_weights, b.points, second, weights, values, scale, ratio)
 
 
 def by_products(
@@ -82,7 +84,7 @@ def by_products(
             batch = jnp.broadcast_shapes(*(x.shape[:-1] for x in rights))
             rights = [jnp.broadcast_to(x, (*batch, x.shape[-1])) for x in rights]
             ends = list(itertools.accumulate(x.shape[-1] for x in rights))[:-1]
-            found[f] = iter(jnp.split(dot(tiles[f], jnp.concatenate(rights, -1)), ends, -1))
+            found[f] = iter(jnp.split(summed(tiles[f], jnp.concatenate(rights, -1)), ends, -1))
         return [next(found[f]) for f, _ in terms]
 
     pulling = [(kernel.slope, g, w) for kernel, g, w in wanted.pulls.by_kernel(rows.weights, columns.weights)]
@@ -92,10 +94,10 @@ def by_products(
     pulls, spread = (jnp.zeros((*u.shape[:-1], width), u.dtype) for width in (b1.shape[-1], 1))
     for psi, g, w in pulling:
         one = w.shape[-1] == 1
-        pulls += g * next(pulled) if one else dot(tiles[psi] * dot(g, w.mT), b1)
+        pulls += g * next(pulled) if one else summed(tiles[psi] * dot(g, w.mT), b1, LONGEST_PULL)
         if wanted.spread and not each:
             weights = tiles[psi] * u
-            spread += g * dot(weights, w) if one else (weights * dot(g, w.mT)).sum(-1, keepdims=True)
+            spread += g * summed(weights, w) if one else (weights * dot(g, w.mT)).sum(-1, keepdims=True)
     pulls, mass, squares = pulls[..., :dim], pulls[..., dim : dim + 1], pulls[..., dim + 1 :]
     spread = squares - a * (2 * pulls - mass * a) if each else spread
     spread = spread / jnp.square(scale) if wanted.spread else spread
@@ -135,7 +137,7 @@ def _pull(channels: Channels, x: Array, y: Array, u: Array, v: Array, g: Array, 
     batch = jnp.broadcast_shapes(*(z.shape[:-2] for z in (x, y, v, g)))
     x1, y1 = (jnp.concatenate([z, jnp.ones_like(z[..., :1])], -1) for z in (x, y))  # S [b, 1]: S b and its row sums
     parts, dv = channels.pull(u, v, g)
-    da = functools.reduce(jnp.add, (left * dot(s, right * y1) for s, left, right in parts))
+    da = functools.reduce(jnp.add, (left * summed(s, right * y1, LONGEST_PULL) for s, left, right in parts))
     db = functools.reduce(jnp.add, (right.mT * dot((left * x1).mT, s) for s, left, right in parts))
     total = jnp.zeros(batch, u.dtype)
     if with_tau:
@@ -152,14 +154,14 @@ def within(
     slope: Callable[..., Any] | None = None,
     weights: jax.Array | None = None,
 ) -> jax.Array | bool:
-    """Whether R² of the whole batch is at most `reach`: one boolean.
+    """Whether R² of the whole batch is at most `reach`, and no sum of weights overflows: one boolean.
 
     With a slope ψ, also whether pairs, weighted by ψ and weights of keys (…, N, 1), are far enough apart.
     """
     if math.isinf(reach):
         return reach > 0
     a, b = with_norms(*scaled_points(queries, keys, tau, base_2=False))
-    is_near = are_within(reach / BASE_2, a, b)
+    is_near = are_within(reach / BASE_2, a, b, weights)
     if slope is None or 0 in (*queries.shape, *keys.shape):
         return is_near
     return is_near & (separation_of(jnp, slope, a, b, weights, of_coordinates(tau, keys)) >= APART)

@@ -16,8 +16,10 @@ from jaxtyping import Array, Float
 
 from .._arrays.devices import vary_like
 from .._arrays.points import (
+    MANY,
     as_rows,
     by_point,
+    for_sums,
     of_coordinates,
     scaled_points,
     shared,
@@ -25,7 +27,7 @@ from .._arrays.points import (
     with_norms,
     with_rank,
 )
-from .._arrays.shapes import G, K, Q, T, V
+from .._arrays.shapes import G, K, Q, T, V, are_known
 from .._kernels.kernels import GAUSS, Kernel
 from .all_pairs import sums_by_differences
 from .anywhere import anywhere_sums, share_left, sorts
@@ -86,7 +88,7 @@ def _near_or_anywhere(wanted: Wanted, plan: Plan, near: Callable, anywhere: Call
     if wanted.kinked or GAUSS in wanted.kernels or plan.method == "differences":
         return anywhere(*operands)
     if not wanted.pulls.kernels:
-        return one_of_two(within(plan.reach, queries, keys, tau), near, anywhere, *operands)
+        return one_of_two(within(plan.reach, queries, keys, tau, weights=values), near, anywhere, *operands)
     slopes = [kernel.slope for kernel in wanted.pulls.kernels]
     pulling = jnp.abs(weights[1] if len(weights) > 1 else values).max(-1, keepdims=True, initial=0)
     is_near = within(
@@ -126,7 +128,22 @@ def of_tau(spread: Float[Array, "*batch m s"], tau: T) -> T:
 
 
 def sums_anywhere(wanted: Sequence[Wanted], plan: Plan, *operands: Array) -> list[PairSums]:
-    """`PairSums` of points that lie anywhere; if `wanted` has two items, also at the keys, where g are the values."""
+    """`PairSums` of points anywhere; if `wanted` has two items, also at the keys, where g are the values.
+
+    Values and weights whose sums might overflow are summed in a unit of their own.
+    """
+    queries, keys, values, tau, g, w = operands
+    sizes = queries.shape[-2], keys.shape[-2]
+    num = max(sizes) if are_known(*sizes) else MANY
+    of_values, of_g, of_w = for_sums(values, num, -2), *(for_sums(x, num, (-2, -1)) for x in (g, w))
+    found = _sums_anywhere(wanted, plan, queries, keys, values * of_values, tau, g * of_g, w * of_w)
+    return [
+        PairSums(x.sums / unit, x.pulls / of_g / of_w, x.spread / of_g / of_w)
+        for x, unit in zip(found, (of_values, of_g), strict=False)
+    ]
+
+
+def _sums_anywhere(wanted: Sequence[Wanted], plan: Plan, *operands: Array) -> list[PairSums]:
     queries, keys, values, tau, row_weights, weights = operands
     scale = by_point(jnp.sqrt(tau), queries)
     as_one = shared(keys, values, scale, weights)  # the batch of the queries becomes more rows

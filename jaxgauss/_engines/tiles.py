@@ -9,10 +9,12 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
+from .._arrays.compensated import compensated, two_sum
 from .._arrays.devices import has_cuda, vary_like
 from .._arrays.exponential import exp
 from .._arrays.points import as_rows, dot, least_log, shared
 from .._arrays.shapes import are_known
+from .short_products import LONGEST_PULL, PIECE, longest
 
 ONE_PASS = 2**18  # pairs from which means are one sum
 
@@ -32,14 +34,16 @@ class Tile(NamedTuple):
     worth: int
 
 
-# Measured best on CPUs, 8 and 4 MiB in float32. Tiles are narrow because a product adds a whole row in a few numbers:
-# half as many columns halve the rounding error. Differences need more arrays of a tile's size, and XLA allocates
+# Measured best on CPUs, 8 and 4 MiB in float32. Differences need more arrays of a tile's size, and XLA allocates
 # workspace for every branch, taken or not.
 TILE = Tile(2**21, 4096, 512, 2**20)
 PULL_TILE = Tile(2**20, 2048, 512, 2**20)  # of gradients
 # 64 MiB in float32: an estimated 70 µs of work, on a card that takes 20 µs to launch a step.
 CUDA_TILE = Tile(2**24, 4096, 4096, 2**24)
 DIFFERENCES_TILE = Tile(2**17, 64, 64, 2**17)  # of differences of coordinates
+
+FEW_ROWS = 512  # fewer rows take a longer tile, whose product is added in pieces, in less time than several tiles
+FEW_TILES, MANY_TILES = 8, 64  # so few are added without a loop if all rows are in a tile; more, with compensation
 
 
 def own_tile() -> Tile:
@@ -52,22 +56,37 @@ def pull_tile() -> Tile:
     return CUDA_TILE if has_cuda() else PULL_TILE
 
 
-def block_sizes(batch: int, num_queries: int, num_keys: int, dense: bool, tile: Tile | None = None) -> tuple[int, int]:
-    """Rows and columns of a tile that holds the whole batch, or all if `dense`; symbolic sizes take full tiles."""
+def block_sizes(
+    batch: int,
+    num_queries: int,
+    num_keys: int,
+    dense: bool,
+    tile: Tile | None = None,
+    most: int = 2**62,
+    few: int = FEW_ROWS,
+) -> tuple[int, int]:
+    """Rows and columns of a tile that holds the whole batch, or all rows if `dense`; symbolic sizes take full tiles.
+
+    A tile has at most `most` columns, unless it has fewer than `few` rows.
+    """
     tile = tile or own_tile()
     if not are_known(batch, num_queries, num_keys):
-        return (num_queries, num_keys) if dense else (tile.rows, tile.columns)
-    if dense:
-        return max(1, num_queries), max(1, num_keys)
-    rows = max(1, min(num_queries, tile.rows))
-    columns = max(1, min(num_keys, max(tile.columns, tile.worth // max(1, batch * rows))))
-    rows = max(1, min(rows, tile.entries // max(1, batch * columns)))
-    return _evened(num_queries, rows), _evened(num_keys, columns)
+        return (num_queries, num_keys) if dense else (tile.rows, min(tile.columns, most))
+    rows = max(1, num_queries if dense else min(num_queries, tile.rows))
+    columns = num_keys if dense else max(tile.columns, tile.worth // max(1, batch * rows))
+    if rows >= few or num_keys <= 2 * most:
+        columns = min(columns, most)
+    columns = max(1, min(num_keys, columns))
+    if not dense:
+        rows = max(1, min(rows, tile.entries // max(1, batch * columns)))
+    unit = PIECE[True] if columns > most else 8 if columns < num_keys and not has_cuda() else 1
+    return _evened(num_queries, rows), _evened(num_keys, columns, unit)
 
 
-def _evened(num: int, largest: int) -> int:
-    """The size of the fewest blocks of nearly equal size: the last one is nearly full."""
-    return -(-max(1, num) // -(-max(1, num) // largest))
+def _evened(num: int, largest: int, unit: int = 1) -> int:
+    """The size of the fewest blocks of nearly equal size, a multiple of `unit`: the last one is nearly full."""
+    size = -(-max(1, num) // -(-max(1, num) // largest))
+    return size + -size % unit
 
 
 def by_parts_of_batch(function: Callable, *operands: Any):
@@ -116,22 +135,40 @@ def one_by_one(function: Callable, *operands: Array) -> Any:
     return jax.tree.map(lambda x: x.reshape(*batch, *x.shape[1:]), found)
 
 
-def tiled_sum(tile_sum: Callable, a: Any, b: Any, v: Array, *, dense: bool = False, tile: Tile | None = None) -> Any:
+def tiled_sum(
+    tile_sum: Callable,
+    a: Any,
+    b: Any,
+    v: Array,
+    *,
+    dense: bool = False,
+    tile: Tile | None = None,
+    width: int | None = None,
+) -> Any:
     """The sums of tile_sum(a, b, v) over blocks of keys, for each block of queries; padding keys have the value 0.
 
-    a and b are arrays or trees of several, and so are the sums of a tile (…, rows, ·).
+    a and b are arrays or trees of several, and so are the sums of a tile (…, rows, ·), by products of `width` columns:
+    by default those of the values.
     """
     operands: list[Array] = jax.tree.leaves((a, b, v))
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in operands))
     sizes = operands[0].shape[-2], v.shape[-2]
-    rows, columns = block_sizes(math.prod(batch), *sizes, dense, tile)
+    most = longest(v.shape[-1] if width is None else width)
+    rows, columns = block_sizes(math.prod(batch), *sizes, dense, tile, most)
     key_blocks = _blocks(b, columns), blocks(v, columns)
     tile_sum = tile_sum if (rows, columns) == sizes else jax.checkpoint(tile_sum)  # derivatives keep one tile at most
+    num_tiles = key_blocks[1].shape[0]
+    many = are_known(num_tiles) and num_tiles > MANY_TILES
 
     def add_rows(_: None, a: Any):
-        def add_columns(total: Array, block: tuple[Any, Array]):
+        def add_columns(sums: tuple[Any, Any], block: tuple[Any, Array]):
+            total, lacking = sums
             b, v = block
-            return jax.tree.map(jnp.add, total, tile_sum(a, b, v)), None
+            found = tile_sum(a, b, v)
+            if not many:
+                return (jax.tree.map(jnp.add, total, found), lacking), None
+            added = jax.tree.map(lambda x, y: lax.stop_gradient(two_sum(x, y)[1]), total, found)
+            return jax.tree.map(jnp.add, (total, lacking), (found, added)), None
 
         def of_one(a: Any, blocks: tuple[Any, Array]) -> Any:
             b, v = jax.tree.map(lambda x: x.sum(0), blocks)  # the shape of a block, even if there is none
@@ -139,7 +176,8 @@ def tiled_sum(tile_sum: Callable, a: Any, b: Any, v: Array, *, dense: bool = Fal
 
         shapes = jax.eval_shape(of_one, a, key_blocks)
         zeros = jax.tree.map(lambda x: vary_like(jnp.zeros((*batch, *x.shape[-2:]), x.dtype), operands), shapes)
-        return None, scan(add_columns, zeros, key_blocks)[0]
+        total, lacking = scan(add_columns, (zeros, zeros if many else None), key_blocks, FEW_TILES if dense else 1)[0]
+        return None, jax.tree.map(compensated, total, lacking) if many else total
 
     return jax.tree.map(lambda x: unblocks(x, sizes[0]), scan(add_rows, None, _blocks(a, rows))[1])
 
@@ -154,7 +192,7 @@ def tiled_pullback(
     operands: list[Array] = jax.tree.leaves((a, b, v, g))
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in operands))
     num_queries, num_keys = g.shape[-2], v.shape[-2]
-    rows, columns = block_sizes(math.prod(batch), num_queries, num_keys, dense, pull_tile())
+    rows, columns = block_sizes(math.prod(batch), num_queries, num_keys, dense, pull_tile(), LONGEST_PULL, few=64)
     key_blocks = _blocks((b, v), columns)
 
     def zeros(*shape: int) -> Array:
@@ -227,9 +265,10 @@ def unblocks(x: Array, num: int) -> Array:
     return x.reshape(*x.shape[:-3], x.shape[-3] * x.shape[-2], x.shape[-1])[..., :num, :]
 
 
-def scan(body: Callable, carry, blocks):
-    """`lax.scan`, without a loop for a single block."""
-    if jax.tree.leaves(blocks)[0].shape[0] != 1:
-        return lax.scan(body, carry, blocks)
+def scan(body: Callable, carry, blocks, few: int = 1):
+    """`lax.scan`, without a loop for at most so `few` blocks."""
+    num = jax.tree.leaves(blocks)[0].shape[0]
+    if num != 1:
+        return lax.scan(body, carry, blocks, unroll=num if are_known(num) and num <= few else 1)
     carry, out = body(carry, jax.tree.map(lambda x: x[0], blocks))
     return carry, jax.tree.map(lambda x: x[None], out)

@@ -11,7 +11,8 @@ from jax import lax
 from jaxtyping import Array
 
 from .._arrays.devices import replicated, vary_alike, visible
-from .._arrays.points import LOG_ZERO, align
+from .._arrays.points import LOG_ZERO, MANY, align, for_sums
+from .._arrays.shapes import are_known
 from .._checks.given import public
 from .._checks.operands import as_operand, check_weights
 from .._checks.samples import check_kernel, check_options
@@ -166,8 +167,14 @@ def means_over_mesh(
     return both[..., :-1], both[..., -1:]
 
 
-def _means(settings: Settings, *operands: Array) -> tuple[Array, Array]:
-    """Means and logarithms of operands of equal rank."""
+def _means(
+    settings: Settings, queries: Array, keys: Array, values: Array, tau: Array, log_weights: Array
+) -> tuple[Array, Array]:
+    """Means and logarithms of operands of equal rank; sums of values do not overflow."""
+    unit = for_sums(values, keys.shape[-2] if are_known(keys.shape[-2]) else MANY, -2)
+    operands = queries, keys, values * unit, tau, log_weights
     if settings.kernel != GAUSS:
-        return positive_means(settings, *operands)
-    return by_rules(MEANS, settings, *near_by_logs(settings, *operands), *operands)
+        found, logs = positive_means(settings, *operands)
+    else:
+        found, logs = by_rules(MEANS, settings, *near_by_logs(settings, *operands), *operands)
+    return found / unit, logs
