@@ -174,7 +174,9 @@ def test_autograd_differentiates_reweight_and_is_refused_where_it_would_be_wrong
 
 def test_reweight_is_the_public_function(rng):
     """To the bit, and for autograd; no setting of the process is touched on the way, which other threads might see."""
-    operands = [torch.from_numpy(x)[None, None] for x in problem(rng, 50, 70, 4, 4)[:3]]
+    operands = [
+        torch.from_numpy(x)[None, None] for x in problem(rng, 52, 70, 4, 4)[:3]
+    ]  # rows by fours: others are filled up
     kernel, results = select_kernel("cpu", "float64", "cpu", torch.float64, 4), []
 
     def attend(*tensors, **options):

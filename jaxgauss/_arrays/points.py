@@ -85,7 +85,7 @@ def are_within(reach: float, a: Scaled, b: Scaled, values: Array | None = None) 
     if values is not None:
         nums = a.norms.shape[-2], b.norms.shape[-2]
         most = largest_of_sums(values.dtype, max(2, *nums) if are_known(*nums) else MANY)
-        found.append(jnp.abs(values).ravel() * (limit / most))
+        found.append(jnp.where(jnp.isinf(values), 0, jnp.abs(values) * (limit / most)).ravel())
     return (jnp.concatenate(replicated(*found)) > limit).astype("float32").sum() == 0
 
 

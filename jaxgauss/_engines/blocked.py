@@ -148,7 +148,7 @@ def sum_and_tile(
 ) -> tuple[Float[Array, "m c"], KeptTile]:
     """The Gauss sum, and Φ for `tile_pullback`; made of plain JAX functions."""
     a, b = scaled_points(queries, keys, tau)
-    _, columns = block_sizes(1, len(a), *values.shape[:1], dense=True, most=longest(values.shape[1]))
+    _, columns = block_sizes(1, len(a), *values.shape[:1], dense=True, most=longest(values))
     of_rows = with_norms(a, a)[0]
     tiles = [_of_points(of_rows, with_norms(x, x)[0]) for x in blocks(b, columns)]
     total = functools.reduce(jnp.add, map(summed, tiles, blocks(values, columns)))
@@ -176,7 +176,7 @@ def _turned_dot(x: Array, tile: Array) -> Array:
 
 def _tile_sum(kernel: Callable[..., Array], a: Any, b: Any, v: Array) -> Array:
     num, channels, rows = *v.shape[-2:], jax.tree.leaves(a)[0].shape[-2]
-    if are_known(num, rows) and 1 < channels <= TURNED < rows and num > longest(channels):
+    if are_known(num, rows) and 1 < channels <= TURNED < rows and num > longest(v):
         return lax.optimization_barrier(summed_over_rows(v, kernel(b, a), PIECE[False])).mT
     return summed(kernel(a, b), v)
 

@@ -174,7 +174,7 @@ def _summed(tile: Float[Array, "*batch n m"], v: Float[Array, "*batch n c"]) -> 
     """Σ_n over a tile times v."""
     if v.shape[-1] == 1:
         return short_sum(tile * v)[..., None]
-    return turned(summed_over_rows(v, tile, longest(v.shape[-1])))
+    return turned(summed_over_rows(v, tile, longest(v)))
 
 
 def _differences(q: Array, k: Array) -> Array:

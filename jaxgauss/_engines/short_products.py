@@ -19,15 +19,17 @@ LONGEST_PULL = 1024  # in a gradient, which may err five times as much
 PIECE = {True: 512, False: 128}  # terms of a piece of a longer product, of one column and of several
 
 
-def longest(width: int) -> int:
-    """The most terms of a product of `width` columns on JAX's device that are added one after the other."""
-    return 2**62 if has_cuda() else LONGEST[width == 1]
+def longest(v: Array, width: int | None = None) -> int:
+    """The most terms of a product with v, of `width` columns, that are added one after the other on JAX's device."""
+    if has_cuda() or v.dtype == "float64":
+        return 2**62
+    return LONGEST[(width or v.shape[-1]) == 1]
 
 
 def summed(tile: Array, v: Array, most: int | None = None) -> Array:
     """The product of a tile and values, of which at most `most` terms, or `longest`, are added one after the other."""
     terms, width = v.shape[-2:]
-    if not are_known(terms) or terms <= (most or longest(width)) or has_cuda():
+    if not are_known(terms) or terms <= max(most or 0, longest(v)):
         return dot(tile, v)
     values = in_pieces(v, PIECE[width == 1 or most is not None])
     tile = jnp.pad(tile, [(0, 0)] * (tile.ndim - 1) + [(0, math.prod(values.shape[-3:-1]) - terms)])

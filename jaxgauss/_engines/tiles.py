@@ -153,7 +153,7 @@ def tiled_sum(
     operands: list[Array] = jax.tree.leaves((a, b, v))
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in operands))
     sizes = operands[0].shape[-2], v.shape[-2]
-    most = longest(v.shape[-1] if width is None else width)
+    most = longest(v, width)
     rows, columns = block_sizes(math.prod(batch), *sizes, dense, tile, most)
     key_blocks = _blocks(b, columns), blocks(v, columns)
     tile_sum = tile_sum if (rows, columns) == sizes else jax.checkpoint(tile_sum)  # derivatives keep one tile at most
