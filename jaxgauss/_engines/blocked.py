@@ -27,8 +27,8 @@ from .._arrays.points import (
     with_norms,
 )
 from .._arrays.shapes import G, K, Q, S, T, V, are_known
-from .short_products import LONGEST_PULL, PIECE, longest, summed, summed_over_rows
-from .tiles import block_sizes, blocks, by_parts_of_batch, pull_tile, scan, tiled_sum, unblocks
+from .short_products import PIECE, longest, summed, summed_over_rows
+from .tiles import block_sizes, blocks, by_parts_of_batch, pull_sizes, scan, tiled_sum, unblocks
 
 TURNED = 8  # a long product of at most so many channels, and more rows, takes less time as (vᵀ tileᵀ)ᵀ
 
@@ -40,7 +40,7 @@ def blocked_sum(queries: Q, keys: K, values: V, tau: T) -> S:
 
 
 def scaled_sum(a: Scaled, b: Scaled, values: V, *, dense: bool = False) -> S:
-    """Σ_n 2^(-½‖a - b‖²) v_n of points within reach; `dense` takes one tile."""
+    """Σ_n 2^(-½‖a - b‖²) v_n of points within reach; `dense` takes all rows in a tile."""
     kernel, first, second = _kernel_of(a, b, dense)
     tile_sum = functools.partial(_tile_sum, kernel)
     return _sum_of_tiles(functools.partial(tiled_sum, tile_sum, dense=dense), first, second, values)
@@ -98,7 +98,7 @@ def _scaled_pullback(
     num_queries, num_keys, dim = g.shape[-2], v.shape[-2], queries[1].shape[-1]
     operands: list[Array] = jax.tree.leaves((queries, keys, v, g))
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in operands))
-    rows, columns = block_sizes(math.prod(batch), num_queries, num_keys, dense, pull_tile(), LONGEST_PULL, few=256)
+    rows, columns = pull_sizes(math.prod(batch), num_queries, v, dense)
 
     key_blocks = jax.tree.map(lambda x: blocks(x, columns), (*keys, v))
 
@@ -128,11 +128,11 @@ def _pulls(tile: Array, a: Array, b: Array, v: Array, g: Array) -> tuple[Array, 
     """S b - (S 1) a, (Sᵀ a)ᵀ and gᵀ Φ of a tile Φ. For one channel g and v multiply the points: S is not formed."""
     if v.shape[-1] == 1:
         a1, b1 = (jnp.concatenate([x, jnp.ones_like(x[..., :1])], -1) for x in (a, b))
-        of_rows, of_columns = summed(tile, v * b1, LONGEST_PULL), _turned_dot(g * a1, tile)
+        of_rows, of_columns = summed(tile, v * b1, pull=True), _turned_dot(g * a1, tile)
         da = g * (of_rows[..., :-1] - of_rows[..., -1:] * a)
         return da, v.mT * of_columns[..., :-1, :], of_columns[..., -1:, :]
     s = tile * dot(g, v.mT)
-    return summed(s, b, LONGEST_PULL) - s.sum(-1, keepdims=True) * a, _turned_dot(a, s), _turned_dot(g, tile)
+    return summed(s, b, pull=True) - s.sum(-1, keepdims=True) * a, _turned_dot(a, s), _turned_dot(g, tile)
 
 
 class KeptTile(NamedTuple):
@@ -148,9 +148,9 @@ def sum_and_tile(
 ) -> tuple[Float[Array, "m c"], KeptTile]:
     """The Gauss sum, and Φ for `tile_pullback`; made of plain JAX functions."""
     a, b = scaled_points(queries, keys, tau)
-    _, columns = block_sizes(1, len(a), *values.shape[:1], dense=True, most=longest(values))
-    of_rows = with_norms(a, a)[0]
-    tiles = [_of_points(of_rows, with_norms(x, x)[0]) for x in blocks(b, columns)]
+    _, columns = block_sizes(1, len(a), len(b), dense=True, most=longest(values))
+    (of_rows,) = with_norms(a)
+    tiles = [_of_points(of_rows, *with_norms(x)) for x in blocks(b, columns)]
     total = functools.reduce(jnp.add, map(summed, tiles, blocks(values, columns)))
     return total, KeptTile(tiles, a, b)
 

@@ -26,7 +26,7 @@ from .._arrays.points import (
 )
 from .._arrays.shapes import G, V, are_known
 from .._kernels.kernels import Kernel
-from .short_products import LONGEST_PULL, summed
+from .short_products import summed
 from .tiles import by_parts_of_batch, tiled_pullback, tiled_sum
 from .wanted import Channels, Columns, PairSums, Rows, Wanted, joined
 
@@ -94,7 +94,7 @@ def by_products(
     pulls, spread = (jnp.zeros((*u.shape[:-1], width), u.dtype) for width in (b1.shape[-1], 1))
     for psi, g, w in pulling:
         one = w.shape[-1] == 1
-        pulls += g * next(pulled) if one else summed(tiles[psi] * dot(g, w.mT), b1, LONGEST_PULL)
+        pulls += g * next(pulled) if one else summed(tiles[psi] * dot(g, w.mT), b1, pull=True)
         if wanted.spread and not each:
             weights = tiles[psi] * u
             spread += g * summed(weights, w) if one else (weights * dot(g, w.mT)).sum(-1, keepdims=True)
@@ -137,7 +137,7 @@ def _pull(channels: Channels, x: Array, y: Array, u: Array, v: Array, g: Array, 
     batch = jnp.broadcast_shapes(*(z.shape[:-2] for z in (x, y, v, g)))
     x1, y1 = (jnp.concatenate([z, jnp.ones_like(z[..., :1])], -1) for z in (x, y))  # S [b, 1]: S b and its row sums
     parts, dv = channels.pull(u, v, g)
-    da = functools.reduce(jnp.add, (left * summed(s, right * y1, LONGEST_PULL) for s, left, right in parts))
+    da = functools.reduce(jnp.add, (left * summed(s, right * y1, pull=True) for s, left, right in parts))
     db = functools.reduce(jnp.add, (right.mT * dot((left * x1).mT, s) for s, left, right in parts))
     total = jnp.zeros(batch, u.dtype)
     if with_tau:

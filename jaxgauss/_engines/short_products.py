@@ -16,22 +16,23 @@ from .._arrays.shapes import are_known
 
 LONGEST = {True: 1024, False: 192}  # terms of a product of one column, and of several, in a sum
 LONGEST_PULL = 1024  # in a gradient, which may err five times as much
+NO_LIMIT = 2**62
 PIECE = {True: 512, False: 128}  # terms of a piece of a longer product, of one column and of several
 
 
-def longest(v: Array, width: int | None = None) -> int:
+def longest(v: Array, width: int | None = None, *, pull: bool = False) -> int:
     """The most terms of a product with v, of `width` columns, that are added one after the other on JAX's device."""
     if has_cuda() or v.dtype == "float64":
-        return 2**62
-    return LONGEST[(width or v.shape[-1]) == 1]
+        return NO_LIMIT
+    return LONGEST_PULL if pull else LONGEST[(width or v.shape[-1]) == 1]
 
 
-def summed(tile: Array, v: Array, most: int | None = None) -> Array:
-    """The product of a tile and values, of which at most `most` terms, or `longest`, are added one after the other."""
+def summed(tile: Array, v: Array, *, pull: bool = False) -> Array:
+    """The product of a tile and values, of which no more than the `longest` terms are added one after the other."""
     terms, width = v.shape[-2:]
-    if not are_known(terms) or terms <= max(most or 0, longest(v)):
+    if not are_known(terms) or terms <= longest(v, pull=pull):
         return dot(tile, v)
-    values = in_pieces(v, PIECE[width == 1 or most is not None])
+    values = in_pieces(v, PIECE[width == 1 or pull])
     tile = jnp.pad(tile, [(0, 0)] * (tile.ndim - 1) + [(0, math.prod(values.shape[-3:-1]) - terms)])
     tile = tile.reshape(*tile.shape[:-1], *values.shape[-3:-1])
     return dot(jnp.moveaxis(tile, -2, -3), values).sum(-3)

@@ -14,7 +14,7 @@ from .._arrays.devices import has_cuda, vary_like
 from .._arrays.exponential import exp
 from .._arrays.points import as_rows, dot, least_log, shared
 from .._arrays.shapes import are_known
-from .short_products import LONGEST_PULL, PIECE, longest
+from .short_products import NO_LIMIT, PIECE, longest
 
 ONE_PASS = 2**18  # pairs from which means are one sum
 
@@ -51,18 +51,13 @@ def own_tile() -> Tile:
     return CUDA_TILE if has_cuda() else TILE
 
 
-def pull_tile() -> Tile:
-    """The tile of gradients on JAX's device."""
-    return CUDA_TILE if has_cuda() else PULL_TILE
-
-
 def block_sizes(
     batch: int,
     num_queries: int,
     num_keys: int,
     dense: bool,
     tile: Tile | None = None,
-    most: int = 2**62,
+    most: int = NO_LIMIT,
     few: int = FEW_ROWS,
 ) -> tuple[int, int]:
     """Rows and columns of a tile that holds the whole batch, or all rows if `dense`; symbolic sizes take full tiles.
@@ -81,6 +76,12 @@ def block_sizes(
         rows = max(1, min(rows, tile.entries // max(1, batch * columns)))
     unit = PIECE[True] if columns > most else 8 if columns < num_keys and not has_cuda() else 1
     return _evened(num_queries, rows), _evened(num_keys, columns, unit)
+
+
+def pull_sizes(batch: int, num_queries: int, v: Array, dense: bool) -> tuple[int, int]:
+    """`block_sizes` of gradients, of keys with the values v."""
+    tile = CUDA_TILE if has_cuda() else PULL_TILE
+    return block_sizes(batch, num_queries, v.shape[-2], dense, tile, longest(v, pull=True), FEW_ROWS // 2)
 
 
 def _evened(num: int, largest: int, unit: int = 1) -> int:
@@ -192,7 +193,7 @@ def tiled_pullback(
     operands: list[Array] = jax.tree.leaves((a, b, v, g))
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in operands))
     num_queries, num_keys = g.shape[-2], v.shape[-2]
-    rows, columns = block_sizes(math.prod(batch), num_queries, num_keys, dense, pull_tile(), LONGEST_PULL, few=64)
+    rows, columns = pull_sizes(math.prod(batch), num_queries, v, dense)
     key_blocks = _blocks((b, v), columns)
 
     def zeros(*shape: int) -> Array:
