@@ -83,21 +83,31 @@ def are_within(reach: float, a: Scaled, b: Scaled, values: Array | None = None) 
     """
     limit, found = reach * BASE_2, [x.norms.ravel() for x in (a, b)]
     if values is not None:
-        nums = a.norms.shape[-2], b.norms.shape[-2]
-        most = largest_of_sums(values.dtype, max(2, *nums) if are_known(*nums) else MANY)
+        most = largest_of_sums(values.dtype, *(x.norms.shape[-2] for x in (a, b)))
         found.append(jnp.where(jnp.isinf(values), 0, jnp.abs(values) * (limit / most)).ravel())
-    return (jnp.concatenate(replicated(*found)) > limit).astype("float32").sum() == 0
+    is_beyond = jnp.concatenate(replicated(*found)) > limit
+    return is_beyond.astype("float32").sum() == 0  # one step on a CPU, where `any` of many takes several
 
 
-def largest_of_sums(dtype: Any, num: int) -> float:
-    """The largest value of which so many have a sum."""
-    return float(jnp.finfo(dtype).max) / (2 * num)
+def largest_of_sums(dtype: Any, *nums: int) -> float:
+    """The largest value of which as many as each of `nums` have a sum; half of that, to be safe."""
+    return float(jnp.finfo(dtype).max) / (2 * _most(nums))
 
 
-def for_sums(x: Array, num: int, axes: int | tuple[int, ...]) -> Array:
-    """The power of two by which x is multiplied before so many are summed: one, unless a sum may overflow."""
-    is_large = jnp.abs(x).max(axes, keepdims=True, initial=0) > largest_of_sums(x.dtype, num)
-    return jnp.where(lax.stop_gradient(is_large), 2.0 ** -(num.bit_length() + 1), 1.0).astype(x.dtype)
+def may_overflow(xp: Any, x: Any, *nums: int, axes: Any = None) -> Any:
+    """Whether a sum of as many finite numbers of x as each of `nums` may overflow. `xp` is NumPy or JAX."""
+    finite = xp.where(xp.isfinite(x), x, 0)
+    return xp.abs(finite).max(axes, keepdims=axes is not None, initial=0) > largest_of_sums(x.dtype, *nums)
+
+
+def for_sums(x: Array, *nums: int, axes: int | tuple[int, ...]) -> Array:
+    """The power of two by which x is multiplied before it is summed: one, unless a sum `may_overflow`."""
+    is_large = lax.stop_gradient(may_overflow(jnp, x, *nums, axes=axes))
+    return jnp.where(is_large, 2.0 ** -(_most(nums).bit_length() + 1), 1.0).astype(x.dtype)
+
+
+def _most(nums: Sequence[int]) -> int:
+    return max(1, *nums) if are_known(*nums) else MANY
 
 
 def unbroadcast(array: Array, shape: tuple[int, ...]) -> Array:

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from .._arrays.points import by_point, for_sums, scaled_points, unbroadcast
+from .._arrays.points import by_point, may_overflow, scaled_points, unbroadcast
 from .._checks.settings import working_dtype
 from .branches import one_of_two
 from .bridge import call, select_kernel, torch_backend
@@ -52,7 +52,6 @@ def by_attention(
 
     queries, keys, values, tau, *_ = operands
     points = scaled_points(queries, keys, tau, base_2=False, many=kernel.half)
-    finite = (for_sums(values, keys.shape[-2], (-2, -1)) == 1).all()
 
     def run(*_: Array) -> tuple[Array, ...]:
         return attended(plan, kernel, points, operands)[:-1]
@@ -60,7 +59,7 @@ def by_attention(
     is_last = plan.method == "rescale" and not kernel.half
     if plan.platform != "cpu" or (is_last and not examines):
         return run()
-    guard = torch_backend().guard
+    guard, finite = torch_backend().guard, ~may_overflow(jnp, values, queries.shape[-2], keys.shape[-2])
     if is_last:
         is_near = guard.squared_radius(*points) <= plan.reach if plan.near is None else plan.near
         return one_of_two(is_near & finite, run, far, *operands)

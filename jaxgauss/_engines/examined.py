@@ -13,7 +13,7 @@ import jax.core
 import numpy as np
 
 from .._arrays.devices import expected_platform
-from .._arrays.points import Scaled, center_indices, largest_of_sums
+from .._arrays.points import Scaled, center_indices, may_overflow
 from .._arrays.shapes import are_known
 from .._checks.settings import Settings, working_dtype
 from .._kernels.kernels import GAUSS, Kernel, evaluated
@@ -90,7 +90,7 @@ def examined(
             slope = functools.partial(_slope_of, settings.kernel)
             seen = separation_of(np, slope, a, b, values, each) / APART
         waves = _summed_by_waves(settings, logs, pulls, primals, values, a, b)
-        large = values is not None and np.abs(values).max(initial=0) > largest_of_sums(values.dtype, len(keys))
+        large = values is not None and may_overflow(np, values, queries.shape[-2], keys.shape[-2])
     if squared > limit * sure_far or seen < 1 / sure_apart or large:
         return _with(settings, False, waves)
     return _with(settings, True if squared <= limit / sure_near and seen >= sure_apart else None, waves)

@@ -16,7 +16,6 @@ from jaxtyping import Array, Float
 
 from .._arrays.devices import vary_like
 from .._arrays.points import (
-    MANY,
     as_rows,
     by_point,
     for_sums,
@@ -27,7 +26,7 @@ from .._arrays.points import (
     with_norms,
     with_rank,
 )
-from .._arrays.shapes import G, K, Q, T, V, are_known
+from .._arrays.shapes import G, K, Q, T, V
 from .._kernels.kernels import GAUSS, Kernel
 from .all_pairs import sums_by_differences
 from .anywhere import anywhere_sums, share_left, sorts
@@ -134,8 +133,8 @@ def sums_anywhere(wanted: Sequence[Wanted], plan: Plan, *operands: Array) -> lis
     """
     queries, keys, values, tau, g, w = operands
     sizes = queries.shape[-2], keys.shape[-2]
-    num = max(sizes) if are_known(*sizes) else MANY
-    of_values, of_g, of_w = for_sums(values, num, -2), *(for_sums(x, num, (-2, -1)) for x in (g, w))
+    of_values = for_sums(values, *sizes, axes=-2)
+    of_g, of_w = (for_sums(x, *sizes, axes=(-2, -1)) for x in (g, w))
     found = _sums_anywhere(wanted, plan, queries, keys, values * of_values, tau, g * of_g, w * of_w)
     return [
         PairSums(x.sums / unit, x.pulls / of_g / of_w, x.spread / of_g / of_w)

@@ -11,8 +11,7 @@ from jax import lax
 from jaxtyping import Array
 
 from .._arrays.devices import replicated, vary_alike, visible
-from .._arrays.points import LOG_ZERO, MANY, align, for_sums
-from .._arrays.shapes import are_known
+from .._arrays.points import LOG_ZERO, align, for_sums
 from .._checks.given import public
 from .._checks.operands import as_operand, check_weights
 from .._checks.samples import check_kernel, check_options
@@ -171,7 +170,7 @@ def _means(
     settings: Settings, queries: Array, keys: Array, values: Array, tau: Array, log_weights: Array
 ) -> tuple[Array, Array]:
     """Means and logarithms of operands of equal rank; sums of values do not overflow."""
-    unit = for_sums(values, keys.shape[-2] if are_known(keys.shape[-2]) else MANY, -2)
+    unit = for_sums(values, keys.shape[-2], axes=-2)
     operands = queries, keys, values * unit, tau, log_weights
     if settings.kernel != GAUSS:
         found, logs = positive_means(settings, *operands)
