@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgauss import KeyChunks, gauss_sum, gauss_sum_blocked, gauss_sum_dense, gauss_sum_streamed
+from jaxgauss import KeyChunks, gauss_sum, gauss_sum_streamed
 
 from .plots import having, pivot, prose
-from .rivals import Problem
+from .rivals import Problem, blocked_jax, dense_jax
 from .study import Cell, JaxCall, Study, Task, exact_matrix, relative
 
 NUM, DIMS = 8192, (3, 16, 64)
@@ -47,13 +47,13 @@ def forward_mode(dim: int) -> Iterator[Cell]:
 
     operands = Problem(NUM, dim, 1).jax[:3]
     for what, of, more in (("jvp", tangent, {}), ("Hessian times vector", hessian_times, {"reverse": twice_reverse})):
-        functions = {"forward mode": of(ours), "blocked JAX": of(gauss_sum_blocked), **more}
+        functions = {"forward mode": of(ours), "blocked JAX": of(blocked_jax), **more}
         methods = {name: lambda f=f: JaxCall(f, *operands) for name, f in functions.items()}
 
         def error(results: object, of: Callable = of) -> float:
             with jax.enable_x64(True):
                 rows = (operands[0][:500], *operands[1:])  # every row is of a query of its own
-                exact = jax.tree.leaves(of(gauss_sum_dense)(*(x.astype(jnp.float64) for x in rows)))
+                exact = jax.tree.leaves(of(dense_jax)(*(x.astype(jnp.float64) for x in rows)))
             return max(relative(x[:500], np.asarray(y)) for x, y in zip(jax.tree.leaves(results), exact, strict=True))
 
         about = {"figure": "forward mode", "n": NUM, "d": dim, "c": 1, "what": what}

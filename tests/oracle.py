@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from scipy.spatial.distance import cdist
 
@@ -44,6 +45,12 @@ def squared64(queries, keys) -> np.ndarray:
     if queries.ndim == keys.ndim == 2:
         return cdist(queries, keys, "sqeuclidean")
     return np.square(queries[..., :, None, :] - keys[..., None, :, :]).sum(-1)
+
+
+def in_plain_jax(queries, keys, values, tau=1.0) -> jax.Array:
+    """The same in JAX, with JAX's own derivatives: what transformations of our functions are compared with."""
+    squared = jnp.square(queries[..., :, None, :] - keys[..., None, :, :]).sum(-1)
+    return jnp.matmul(jnp.exp(-jnp.asarray(tau)[..., None, None] / 2 * squared), values, precision="highest")
 
 
 def gradients64(queries, keys, values, tau, g) -> list[np.ndarray]:

@@ -48,9 +48,12 @@ WEIGHTED = {
     "log_sum": lambda x, w, v: jg.log_gauss_sum(P, x, jnp.log(w), 0.7),
     "log_sum_cauchy": lambda x, w, v: jg.log_kernel_sum(P, x, jnp.log(w), 0.7, kernel="cauchy"),
     "mean": lambda x, w, v: jg.kernel_mean(P, x, v, 0.7, log_weights=jnp.log(w)),
+    "sum": lambda x, w, v: jg.gauss_sum(P, x, w, 0.7),
+    "sum_blocked": lambda x, w, v: jg.gauss_sum_blocked(P, x, w[:, None] * v, 0.7),
+    "sum_rescaled": lambda x, w, v: jg.gauss_sum(P, x, w[:, None] * v, 0.7, method="rescale"),
     "sum_energy": lambda x, w, v: jg.kernel_sum(P, x, w[:, None] * WEIGHTS[None, :2], 0.7, kernel="energy"),
 }
-NO_MASK = ("matrix", "log_sum", "log_sum_cauchy", "mean", "sum_energy")
+NO_MASK = ("matrix", "log_sum", "log_sum_cauchy", "mean", "sum", "sum_blocked", "sum_rescaled", "sum_energy")
 
 
 @pytest.mark.parametrize("name", WEIGHTED)
@@ -79,7 +82,7 @@ def test_points_of_weight_zero_do_not_count(name):
             assert (own[place] == 0).all()
 
 
-@pytest.mark.parametrize("name", ["mmd", "energy_distance", "kde", "score", "hsic", "mean", "sum_energy"])
+@pytest.mark.parametrize("name", ["mmd", "energy_distance", "kde", "score", "hsic", "mean", "sum", "sum_energy"])
 def test_traced_weights_of_zero_hide_points(name):
     """As above; their own derivatives, for which a point must stay where it is, are finite."""
     function = jax.jit(WEIGHTED[name])
@@ -90,6 +93,35 @@ def test_traced_weights_of_zero_hide_points(name):
         np.testing.assert_allclose(function(x, w, v), exact, rtol=2e-5, atol=2e-6 * np.abs(exact).max())
         if name not in ("score", "mean"):  # the logarithm of zero has no derivative
             assert jnp.isfinite(gradient(w, x, v)).all()
+
+
+@pytest.mark.parametrize("method", ["auto", "blocked", "reweight", "rescale", "fourier", "differences"])
+def test_keys_without_values_do_not_count_in_any_engine(method):
+    """Of so many points that they are examined, sorted or summed by waves; with derivatives of second order."""
+    draw = np.random.default_rng(2)
+    queries, keys = (draw.normal(size=(n, 2)).astype("float32") for n in (700, 900))
+    values, hidden = draw.normal(size=(900, 2)).astype("float32"), np.arange(900) % 100 == 0
+    values[hidden] = 0
+
+    def loss(q, k, v):
+        return jnp.sin(jg.gauss_sum(q, k, v, 0.7, method=method)).sum()
+
+    def derivatives(q, k, v):
+        slopes = jax.grad(loss, (0, 1))(q, k, v)
+        return *slopes, jax.grad(lambda q: jnp.square(jax.grad(loss)(q, k, v)).sum())(q)
+
+    exact = jax.jit(derivatives)(queries, keys[~hidden], values[~hidden])
+    for fill in (np.nan, np.inf):
+        filled = np.where(hidden[:, None], fill, keys).astype("float32")
+        for of in (jg.gauss_sum, jax.jit(jg.gauss_sum, static_argnames="method")):
+            found = of(queries, filled, values, 0.7, method=method)
+            np.testing.assert_allclose(
+                found, jg.gauss_sum(queries, keys[~hidden], values[~hidden], 0.7), rtol=0, atol=1e-4
+            )
+        at_queries, at_keys, twice = jax.jit(derivatives)(queries, filled, values)
+        assert (at_keys[hidden] == 0).all()
+        for ours, other in zip((at_queries, at_keys[~hidden], twice), exact, strict=True):
+            np.testing.assert_allclose(ours, other, rtol=0, atol=1e-4 * np.abs(other).max())
 
 
 def test_points_stay_shared_where_weights_are_mapped():

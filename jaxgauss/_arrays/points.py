@@ -77,11 +77,11 @@ def squared_radius(a: Scaled, b: Scaled) -> Float[Array, ""]:
 
 
 def are_within(reach: float, a: Scaled, b: Scaled, values: Array | None = None) -> Bool[Array, ""]:
-    """Whether R² is at most `reach`, and no sum of values overflows. NaN is ignored.
+    """Whether R² is at most `reach`, no sum of values overflows, and no key is NaN. NaN in queries is ignored.
 
     The program is one step shorter than a comparison of R².
     """
-    limit, found = reach * BASE_2, [x.norms.ravel() for x in (a, b)]
+    limit, found = reach * BASE_2, [a.norms.ravel(), jnp.where(jnp.isnan(b.norms), jnp.inf, b.norms).ravel()]
     if values is not None:
         most = largest_of_sums(values.dtype, *(x.norms.shape[-2] for x in (a, b)))
         found.append(jnp.where(jnp.isinf(values), 0, jnp.abs(values) * (limit / most)).ravel())

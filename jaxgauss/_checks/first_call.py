@@ -8,6 +8,7 @@ import numpy as np
 
 from .._arrays.devices import is_visible, visible
 from .._calls import warn
+from .hidden import without_hidden
 from .names import as_kernel
 
 OF_PAIRS = frozenset(  # results that mean nothing if the kernel is zero between different points
@@ -26,6 +27,9 @@ def warn_of_mistakes(function: str, points: dict[str, Any], others: dict[str, An
     """Warn of NaN in points, and of a τ by which the kernel is zero between all different points."""
     arrays = {name: x for name, x in points.items() if isinstance(x, jax.Array | np.ndarray) and is_visible(x)}
     found = {name: np.asarray(x) for name, x in arrays.items()}
+    values = visible(others.get("values")) if "keys" in found and "_sum" in function else None
+    if values is not None and np.ndim(values):
+        found["keys"] = without_hidden(found["keys"], values if values.ndim > 1 else values[:, None])
     for name, x in found.items():
         if np.isnan(x[:: max(1, x.size // NUMBERS)]).any():
             return warn(

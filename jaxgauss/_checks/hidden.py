@@ -5,6 +5,8 @@ weight, or a value, may have a derivative at zero, for which the point must stay
 are not finite are replaced, by zero.
 """
 
+import functools
+import operator
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -47,9 +49,10 @@ def shown(weighed: Mapping[str, Sequence[str]], given: Mapping[str, Any]) -> dic
     return found
 
 
-def without_hidden(keys: jax.Array, values: jax.Array) -> jax.Array:
-    """The keys of a sum, zero where coordinates of a key are not finite whose values are all zero."""
-    return _zeros((values == 0).all(-1), keys)
+def without_hidden(points: Any, *weights: Any) -> Any:
+    """The points (…, N, D) of a sum, zero where coordinates are not finite of points whose weights are all zero."""
+    hidden = [(x == 0).all(-1) for x in weights if x.shape[-1]]
+    return _zeros(functools.reduce(operator.and_, hidden), points) if hidden else points
 
 
 def _fit(weights: Any, rows: Any) -> bool:

@@ -60,6 +60,7 @@ def by_attention(
     if plan.platform != "cpu" or (is_last and not examines):
         return run()
     guard, finite = torch_backend().guard, ~may_overflow(jnp, values, queries.shape[-2], keys.shape[-2])
+    finite = finite & ~jnp.isnan(keys).any()
     if is_last:
         is_near = guard.squared_radius(*points) <= plan.reach if plan.near is None else plan.near
         return one_of_two(is_near & finite, run, far, *operands)

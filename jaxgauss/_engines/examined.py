@@ -91,6 +91,7 @@ def examined(
             seen = separation_of(np, slope, a, b, values, each) / APART
         waves = _summed_by_waves(settings, logs, pulls, primals, values, a, b)
         large = values is not None and may_overflow(np, values, queries.shape[-2], keys.shape[-2])
+        large = large or np.isnan(b.norms).any()
     if squared > limit * sure_far or seen < 1 / sure_apart or large:
         return _with(settings, False, waves)
     return _with(settings, True if squared <= limit / sure_near and seen >= sure_apart else None, waves)

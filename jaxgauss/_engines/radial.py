@@ -27,6 +27,7 @@ from .._arrays.points import (
     with_rank,
 )
 from .._arrays.shapes import G, K, Q, T, V
+from .._checks.hidden import without_hidden
 from .._kernels.kernels import GAUSS, Kernel
 from .all_pairs import sums_by_differences
 from .anywhere import anywhere_sums, share_left, sorts
@@ -129,10 +130,10 @@ def of_tau(spread: Float[Array, "*batch m s"], tau: T) -> T:
 def sums_anywhere(wanted: Sequence[Wanted], plan: Plan, *operands: Array) -> list[PairSums]:
     """`PairSums` of points anywhere; if `wanted` has two items, also at the keys, where g are the values.
 
-    Values and weights whose sums might overflow are summed in a unit of their own.
+    Values and weights whose sums might overflow are summed in a unit of their own. Keys without either may be NaN.
     """
     queries, keys, values, tau, g, w = operands
-    sizes = queries.shape[-2], keys.shape[-2]
+    sizes, keys = (queries.shape[-2], keys.shape[-2]), without_hidden(keys, values, w)
     of_values = for_sums(values, *sizes, axes=-2)
     of_g, of_w = (for_sums(x, *sizes, axes=(-2, -1)) for x in (g, w))
     found = _sums_anywhere(wanted, plan, queries, keys, values * of_values, tau, g * of_g, w * of_w)

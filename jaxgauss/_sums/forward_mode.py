@@ -16,6 +16,7 @@ from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array
 
 from .._arrays.points import center, unbroadcast
+from .._checks.hidden import without_hidden
 from .._checks.settings import Settings
 from .._engines.all_pairs import difference_sums
 from .._engines.blocked import blocked_sum
@@ -74,6 +75,8 @@ def _primal_and_tangent(
 
 
 def _by_differences(primals: tuple[Array, ...], tangents: list[Array | None]) -> tuple[Array, Array]:
+    queries, keys, values, tau = primals
+    primals = queries, without_hidden(keys, values), values, tau
     return _automatic(functools.partial(difference_sums, Channels((GAUSS,), primals[2].shape[-1:])), primals, tangents)
 
 

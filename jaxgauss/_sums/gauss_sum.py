@@ -6,9 +6,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from .._arrays.devices import replicated, vary_alike
+from .._arrays.devices import has_cuda, replicated, vary_alike
 from .._arrays.points import align
 from .._checks.given import public
+from .._checks.hidden import without_hidden
 from .._checks.operands import as_operand, check_tolerance
 from .._checks.settings import Keys, Queries, Segments, Settings, Sums, Tau, Values, working_dtype
 from .._engines.examined import examined
@@ -120,6 +121,8 @@ def unrounded_gauss_sum(settings: Settings, queries: Array, keys: Array, values:
     queries, keys, values, tau = replicated(*(jnp.asarray(x, dtype) for x in (queries, keys, values, tau)))
     weights = values.ndim == 1
     queries, keys, values, tau = align(queries, keys, values[:, None] if weights else values, tau)
+    if has_cuda():  # on a CPU the ways of far points do this
+        keys = without_hidden(keys, values)
     operands = vary_alike(queries, keys, values, tau)
     if settings.forward_mode:
         total = sum_in_both_modes(settings, *operands)

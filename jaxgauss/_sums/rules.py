@@ -11,6 +11,7 @@ from jaxtyping import Array
 
 from .._arrays.devices import has_cuda, platforms, vary_like
 from .._arrays.points import by_point, center, of_coordinates, shared, unbroadcast
+from .._checks.hidden import without_hidden
 from .._checks.settings import Settings
 from .._engines import dispatch
 from .._engines.all_pairs import sums_by_differences
@@ -187,6 +188,7 @@ def _gaussian_gradients(settings: Settings, which: Which, operands: tuple[Array,
     settings = replace(settings, pulls=which.pulls)
     is_near: Any = looked if looked.size else known_near(settings, *operands, pulls=which.pulls)
     if not which.pulls and not dispatch.keeps_tile(settings, *operands):
+        keys = without_hidden(keys, values)
         return None, None, unbroadcast(gaussian_sum(settings, keys, queries, g, tau), values.shape), None
     ways = (functools.partial(f, which, settings) for f in (_near_gradients, _anywhere_gradients))
     rest = iter(near_or_anywhere(is_near, *ways, *operands, g, kept))
@@ -208,24 +210,23 @@ def _near_and_kept(with_pulls: bool, settings: Settings, queries: Array, keys: A
 
 def _anywhere_and_kept(with_pulls: bool, settings: Settings, queries: Array, keys: Array, values: Array, tau: Array):
     """`_near_and_kept` for points anywhere: the pulls of one channel are kept, or zeros like what is kept near."""
-    operands = queries, keys, values, tau
+    operands = queries, without_hidden(keys, values), values, tau
     channels = Channels((GAUSS,), values.shape[-1:])
     if with_pulls and keeps_pulls(settings, *operands):
-        ones = jnp.ones_like(queries[..., :1])
-        found = pair_sums(settings, Wanted(channels, channels, repeats=True), *operands, ones, values)
+        weights = jnp.ones_like(queries[..., :1]), values
+        found = pair_sums(settings, Wanted(channels, channels, repeats=True), *operands, *weights)
         return found.sums, found.pulls[..., None, :]
     kept = jax.eval_shape(functools.partial(_near_and_kept, with_pulls, settings), *operands)[1]
     total = radial_sum(settings, channels, *operands)
     return total, jax.tree.map(lambda x: vary_like(jnp.zeros(x.shape, x.dtype), [total]), kept)
 
 
-def _near_gradients(
-    which: Which, settings: Settings, queries: Array, keys: Array, values: Array, tau: Array, g: Array, kept: Any
-):
+def _near_gradients(which: Which, settings: Settings, *operands: Any):
     """The gradients that are asked for, of near points, by Gauss sums."""
-    operands = queries, keys, values, tau
+    *primals, g, kept = operands
+    queries, keys, values, tau = primals
     d_queries = d_keys = d_values = d_tau = jnp.zeros(0)
-    if dispatch.keeps_tile(settings, *operands):
+    if dispatch.keeps_tile(settings, *primals):
         d_queries, d_keys, d_values = tile_pullback(kept, values, tau, g)
     elif cheaper_by_channels(queries, values):
         if which.queries or which.tau:
@@ -237,25 +238,24 @@ def _near_gradients(
             d_values = dispatch.near_sum(settings, keys, queries, g, tau)
     else:
         points = own_points(queries, keys, tau) if which.tau else (queries, keys)
-        of_sum = [kept] if dispatch.saves_log(settings, *operands) and kept.size else []
+        of_sum = [kept] if dispatch.saves_log(settings, *primals) and kept.size else []
         d_queries, d_keys, d_values = dispatch.near_pullback(settings, *points, values, tau, g, *of_sum)
     if which.tau:
         c = center(queries if shared(queries) else keys, takes_half(settings))
         moments = (((x - c) * d_x).sum(-2, keepdims=True) for x, d_x in ((queries, d_queries), (keys, d_keys)))
         of_queries, of_keys = (unbroadcast(x, by_point(tau, x).shape) for x in moments)
         d_tau = (of_queries + of_keys).reshape(tau.shape) / (2 * tau)
-    gradients = zip((d_queries, d_keys, d_values, d_tau), which, operands, strict=True)
+    gradients = zip((d_queries, d_keys, d_values, d_tau), which, primals, strict=True)
     return tuple(unbroadcast(gradient, x.shape) for gradient, is_wanted, x in gradients if is_wanted)
 
 
 def _anywhere_gradients(which: Which, settings: Settings, *operands: Any):
     """The gradients that are asked for, of points that lie anywhere."""
-    *primals, g, kept = operands
-    queries, _, values, _ = primals
+    queries, keys, values, tau, g, kept = operands
+    primals = queries, without_hidden(keys, values), values, tau
     channels, nothing = Channels((GAUSS,), values.shape[-1:]), queries[..., :0]
     pulls = kept[..., 0, :] if (which.queries or which.tau) and keeps_pulls(settings, *primals) else nothing
-    gradients = _radial_gradients(settings, channels, which, tuple(primals), (pulls, nothing), g)
-    return tuple(d for d in gradients if d is not None)
+    return tuple(d for d in _radial_gradients(settings, channels, which, primals, (pulls, nothing), g) if d is not None)
 
 
 gaussian_sum = _with_rule(dispatch.planned_gaussian_sum, 1, _gaussian_forward, _gaussian_gradients)
