@@ -85,7 +85,8 @@ def test_gradients_of_equal_terms_keep_their_digits(kernel, channels, dim, sizes
 
 @pytest.mark.parametrize("sizes", [(3, 8, 1), (150, 300, 3), (900, 1500, 2)])
 @pytest.mark.parametrize(
-    "kernel, method", [("gauss", x) for x in ("auto", "differences", "rescale")] + [("imq", "auto")]
+    "kernel, method",
+    [("gauss", x) for x in ("auto", "differences", "rescale")] + [("imq", "auto"), ("imq", "mixture")],
 )
 def test_values_near_the_end_of_the_range(rng, kernel, method, sizes):
     """Finite sums of values whose partial sums overflow, and means; with gradients, traced or not."""

@@ -8,7 +8,7 @@ from jax import lax
 from jaxtyping import Array
 
 from .._arrays.devices import replicated, vary_alike
-from .._arrays.points import align, center, weighted_sum
+from .._arrays.points import align, center, for_sums, weighted_sum
 from .._checks.given import public
 from .._checks.hidden import without_hidden
 from .._checks.names import as_kernel
@@ -129,9 +129,11 @@ def _sum_of_gaussians(
 ) -> Array:
     """Σ_j w_j Σ_n exp(-τ s_j/2 ‖q_m - k_n‖²) v_n: one batch of Gauss sums over shared points."""
     taus, weights, factor, constant = as_bandwidths(found, tau, queries, keys)
+    unit = for_sums(values, keys.shape[-2], axes=-2)
+    values = unit * values
     sums = unrounded_gauss_sum(of_gaussians(settings), queries[None], keys[None], values[None], taus)
     total = weighted_sum(weights, sums) - constant * values.sum(-2, keepdims=True)
-    return factor[..., None, None] * total
+    return factor[..., None, None] * total / unit
 
 
 def as_bandwidths(found: Mixture, tau: Array, *points: Array) -> tuple[Array, Array, Array, float]:
