@@ -95,12 +95,15 @@ def test_traced_weights_of_zero_hide_points(name):
             assert jnp.isfinite(gradient(w, x, v)).all()
 
 
-@pytest.mark.parametrize("method", ["auto", "blocked", "reweight", "rescale", "fourier", "differences"])
-def test_keys_without_values_do_not_count_in_any_engine(method):
+@pytest.mark.parametrize(
+    "method, channels",
+    [("auto", 1), ("auto", 2), ("blocked", 2), ("reweight", 2), ("rescale", 1), ("fourier", 2), ("differences", 1)],
+)
+def test_keys_without_values_do_not_count_in_any_engine(method, channels):
     """Of so many points that they are examined, sorted or summed by waves; with derivatives of second order."""
     draw = np.random.default_rng(2)
     queries, keys = (draw.normal(size=(n, 2)).astype("float32") for n in (700, 900))
-    values, hidden = draw.normal(size=(900, 2)).astype("float32"), np.arange(900) % 100 == 0
+    values, hidden = draw.normal(size=(900, channels)).astype("float32"), np.arange(900) % 100 == 3
     values[hidden] = 0
 
     def loss(q, k, v):

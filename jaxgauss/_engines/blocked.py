@@ -171,7 +171,7 @@ def tile_pullback(
 
 def _turned_dot(x: Array, tile: Array) -> Array:
     """(tileᵀ x)ᵀ as xᵀ tile; the barrier keeps XLA from transposing the tile instead."""
-    return lax.optimization_barrier(summed_over_rows(x, tile))
+    return lax.optimization_barrier(summed_over_rows(x, tile, longest(x, pull=True)))
 
 
 def _tile_sum(kernel: Callable[..., Array], a: Any, b: Any, v: Array) -> Array:

@@ -26,7 +26,7 @@ from .._arrays.points import (
 )
 from .._arrays.shapes import G, V, are_known
 from .._kernels.kernels import Kernel
-from .short_products import summed
+from .short_products import longest, summed, summed_over_rows
 from .tiles import by_parts_of_batch, tiled_pullback, tiled_sum
 from .wanted import Channels, Columns, PairSums, Rows, Wanted, joined
 
@@ -138,7 +138,9 @@ def _pull(channels: Channels, x: Array, y: Array, u: Array, v: Array, g: Array, 
     x1, y1 = (jnp.concatenate([z, jnp.ones_like(z[..., :1])], -1) for z in (x, y))  # S [b, 1]: S b and its row sums
     parts, dv = channels.pull(u, v, g)
     da = functools.reduce(jnp.add, (left * summed(s, right * y1, pull=True) for s, left, right in parts))
-    db = functools.reduce(jnp.add, (right.mT * dot((left * x1).mT, s) for s, left, right in parts))
+    db = functools.reduce(
+        jnp.add, (right.mT * summed_over_rows(left * x1, s, longest(v, pull=True)) for s, left, right in parts)
+    )
     total = jnp.zeros(batch, u.dtype)
     if with_tau:
         total -= functools.reduce(jnp.add, ((s * u * left * right.mT).sum((-2, -1)) for s, left, right in parts))

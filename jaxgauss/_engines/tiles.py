@@ -81,7 +81,11 @@ def block_sizes(
 def pull_sizes(batch: int, num_queries: int, v: Array, dense: bool) -> tuple[int, int]:
     """`block_sizes` of gradients, of keys with the values v."""
     tile = CUDA_TILE if has_cuda() else PULL_TILE
-    return block_sizes(batch, num_queries, v.shape[-2], dense, tile, longest(v, pull=True), FEW_ROWS // 2)
+    most = longest(v, pull=True)
+    rows, columns = block_sizes(batch, num_queries, v.shape[-2], dense, tile, most, FEW_ROWS // 2)
+    if not dense and are_known(num_queries, rows) and rows > most:  # sums over rows, too
+        rows = _evened(num_queries, most)
+    return rows, columns
 
 
 def _evened(num: int, largest: int, unit: int = 1) -> int:

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 from .._arrays.points import dot
 from .._arrays.shapes import G, V
 from .._kernels.kernels import Kernel
-from .short_products import summed_over_rows
+from .short_products import longest, summed_over_rows
 
 MANY_DIMENSIONS = 32  # pulls in more dimensions need an accurate u: see `strict`
 
@@ -40,7 +40,7 @@ class Channels(NamedTuple):
         for kernel, v, g_own in self.by_kernel(values, g):
             tiles = kernel.with_slope(u)
             kappa, psi = tiles if keep is None else (jnp.where(keep, x, 0) for x in tiles)
-            d_values.append(summed_over_rows(g_own, kappa))
+            d_values.append(summed_over_rows(g_own, kappa, longest(g_own, pull=True)))
             single = v.shape[-1] == 1
             parts.append((psi, g_own, v) if single else (psi * dot(g_own, v.mT), one, one))
         batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in d_values))
