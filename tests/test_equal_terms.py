@@ -65,14 +65,14 @@ def test_sums_of_equal_terms_keep_their_digits(method, sizes, cloud):
 
 @pytest.mark.parametrize("sizes", [(2, 50_000), (50_000, 2), (1000, 1000)])
 @pytest.mark.parametrize("channels, dim", [(1, 1), (1, 16), (4, 3), (17, 3)])
-@pytest.mark.parametrize("kernel", ["gauss", "imq"])
-def test_gradients_of_equal_terms_keep_their_digits(kernel, channels, dim, sizes):
+@pytest.mark.parametrize("kernel, method", [("gauss", "auto"), ("gauss", "rescale"), ("imq", "auto")])
+def test_gradients_of_equal_terms_keep_their_digits(kernel, method, channels, dim, sizes):
     """Of points that lie in two places: of a value, of a query and of a key, beside the sums of their terms' sizes."""
     num_queries, num_keys = sizes
     queries, keys = jnp.zeros((num_queries, dim), "float32"), jnp.full((num_keys, dim), 0.5, "float32")
     sides = (num_keys, CONSTANTS[0]), (num_queries, CONSTANTS[1])
     values, g = (jnp.full((n, channels), c, "float32") for n, c in sides)
-    _, pullback = jax.vjp(lambda *x: jaxgauss.kernel_sum(*x, kernel=kernel), queries, keys, values)
+    _, pullback = jax.vjp(lambda *x: jaxgauss.kernel_sum(*x, kernel=kernel, method=method), queries, keys, values)
     u, both = dim / 4, channels * np.float64(np.float32(CONSTANTS[0])) * np.float64(np.float32(CONSTANTS[1]))
     kappa, psi = (np.exp(-u / 2),) * 2 if kernel == "gauss" else ((1 + u) ** -0.5, (1 + u) ** -1.5)
     exact = (

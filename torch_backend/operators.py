@@ -33,10 +33,14 @@ def _aten(name: str) -> Callable[..., tuple]:
 def _cpu(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The CPU kernel, with rows filled up to fours: products of fewer rows add their terms one after the other."""
     num = q.shape[2]
-    if num % 4:
-        q = torch.nn.functional.pad(q, (0, 0, 0, -num % 4))
-    out, lse = _aten("flash_attention_for_cpu")(q, k, v, 0.0, False, attn_mask=bias, scale=1.0)
+    out, lse = _aten("flash_attention_for_cpu")(_filled(q), k, v, 0.0, False, attn_mask=bias, scale=1.0)
     return out[:, :, :num], lse[:, :, :num]
+
+
+def _filled(x: Tensor, multiple: int = 4) -> Tensor:
+    """Rows filled up with zeros to a multiple."""
+    missing = -x.shape[2] % multiple
+    return torch.nn.functional.pad(x, (0, 0, 0, missing)) if missing else x
 
 
 def _flash(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -71,9 +75,18 @@ def efficient_gated(q: Tensor, k: Tensor, v: Tensor, *, gate: Gate) -> tuple[Ten
 
 
 def _cpu_backward(g: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor) -> tuple:
-    return _aten("flash_attention_for_cpu_backward")(
+    """The CPU kernel's backward pass, with rows filled up to fours, too.
+
+    Keys are filled up by the last one, because exponents of a key of zeros may overflow. Its values of zero, and
+    cotangents of zero, change nothing.
+    """
+    num_queries, num_keys = q.shape[2], k.shape[2]
+    g, q, v, lse = (_filled(x) for x in (g, q, v, lse))
+    k = torch.cat([k, k[:, :, -1:].expand(-1, -1, v.shape[2] - num_keys, -1)], 2) if v.shape[2] > num_keys else k
+    sk, sq, pg = _aten("flash_attention_for_cpu_backward")(
         g, q, k, v, torch.zeros_like(g), lse[..., 0].contiguous(), 0.0, False, scale=1.0
     )
+    return sk[:, :, :num_queries], sq[:, :, :num_keys], pg[:, :, :num_keys]
 
 
 def _flash_backward(g: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor) -> tuple:
@@ -119,19 +132,16 @@ def _cpu_backward_on_threads(*operands: Tensor) -> tuple[Tensor, ...]:
     parts = torch.get_num_threads() // (batch * heads)
     if parts < 2 or num_queries < 2 * parts:
         return _cpu_backward(*operands)
-    size = -(-num_queries // parts)
     g, q, k, v, lse = (x.reshape(batch * heads, 1, *x.shape[2:]) for x in operands)
 
     def split(x: Tensor) -> Tensor:  # zero rows of g change nothing
-        missing = size * parts - num_queries
-        x = torch.nn.functional.pad(x, (0, 0, 0, missing)) if missing else x
-        return x.unflatten(2, (parts, size))[:, 0]
+        return _filled(x, 4 * parts).unflatten(2, (parts, -1))[:, 0]
 
     def share(x: Tensor) -> Tensor:
         return x.expand(-1, parts, -1, -1)
 
     sk, sq, pg = _cpu_backward(split(g), split(q), share(k), share(v), split(lse))
-    sk = sk.reshape(batch, heads, parts * size, width)[..., :num_queries, :]
+    sk = sk.reshape(batch, heads, -1, width)[..., :num_queries, :]
     return sk, sq.sum(1).reshape(batch, heads, -1, width), pg.sum(1).reshape(batch, heads, -1, width)
 
 
