@@ -10,7 +10,6 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from .._arrays.devices import vary_like
 from .._arrays.exponential import SHORT, exp2
 from .._arrays.points import (
     BASE_2,
@@ -28,7 +27,7 @@ from .._arrays.points import (
 )
 from .._arrays.shapes import G, K, Q, S, T, V, are_known
 from .short_products import PIECE, longest, summed, summed_over_rows
-from .tiles import block_sizes, blocks, by_parts_of_batch, pull_sizes, scan, tiled_sum, unblocks
+from .tiles import block_sizes, blocks, by_parts_of_batch, tiled_pullback, tiled_sum
 
 TURNED = 8  # a long product of at most so many channels, and more rows, takes less time as (vᵀ tileᵀ)ᵀ
 
@@ -95,33 +94,13 @@ def _scaled_pullback(
 
     `queries` and `keys` are each what a tile is formed from, and the scaled points.
     """
-    num_queries, num_keys, dim = g.shape[-2], v.shape[-2], queries[1].shape[-1]
-    operands: list[Array] = jax.tree.leaves((queries, keys, v, g))
-    batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in operands))
-    rows, columns = pull_sizes(math.prod(batch), num_queries, v, dense)
 
-    key_blocks = jax.tree.map(lambda x: blocks(x, columns), (*keys, v))
+    def tile_pullback(queries: tuple[Any, Array], keys: tuple[Any, Array], v: Array, g: Array) -> tuple[Array, ...]:
+        (first, a), (second, b) = queries, keys
+        return *_pulls(kernel(first, second), a, b, v, g), 0.0
 
-    def add_rows(total: tuple[Array, Array], block: tuple[Any, Any, Array]):
-        first, a, g = block
-
-        def add_columns(total: Array, block: tuple[Any, Array, Array]):
-            second, b, v = block
-            da, *parts = _pulls(kernel(first, second), a, b, v, g)  # of a tile (*batch, rows, columns)
-            return total + da, parts
-
-        da, parts = scan(add_columns, vary_like(jnp.zeros((*batch, rows, dim), v.dtype), operands), key_blocks)
-        return jax.tree.map(jnp.add, total, parts), da
-
-    num_blocks = -(-num_keys // columns)
-    zeros = [
-        vary_like(jnp.zeros((num_blocks, *batch, width, columns), v.dtype), operands) for width in (dim, v.shape[-1])
-    ]
-    (sa, pg), da = scan(add_rows, zeros, jax.tree.map(lambda x: blocks(x, rows), (*queries, g)))
-    _, b, v = key_blocks
-    sa, dv = sa.mT, pg.mT  # (blocks, *batch, columns, D or C)
-    db = sa - (v * dv).sum(-1, keepdims=True) * b
-    return unblocks(da, num_queries), unblocks(db, num_keys), unblocks(dv, num_keys)
+    da, sa, dv, _ = tiled_pullback(tile_pullback, queries[1].shape[-1], queries, keys, v, g, dense=dense)
+    return da, sa - (v * dv).sum(-1, keepdims=True) * keys[1], dv
 
 
 def _pulls(tile: Array, a: Array, b: Array, v: Array, g: Array) -> tuple[Array, Array, Array]:
