@@ -18,6 +18,7 @@ DIMENSIONS = 8  # coordinates per pass over a tile
 MANY = 2**30  # stands for an unknown number of points
 SAMPLE = 128  # points whose mean is the center in half precision: a GPU adds so many in one step
 LOG_ZERO = -1e27  # stands for log 0: finite in float32, and below every exponent
+JOINED = 2**13  # so many numbers are looked at together with others; more, in a step of their own
 BLOCK = 64  # sums of NumPy arrays are compiled for multiples of this number of points
 BASE_2 = math.log2(math.e)  # exponents are those of 2^x, which is faster than e^x
 
@@ -81,12 +82,17 @@ def are_within(reach: float, a: Scaled, b: Scaled, values: Array | None = None) 
 
     The program is one step shorter than a comparison of R².
     """
-    limit, found = reach * BASE_2, [a.norms.ravel(), jnp.where(jnp.isnan(b.norms), jnp.inf, b.norms).ravel()]
+    limit, found = reach * BASE_2, [[a.norms.ravel(), jnp.where(jnp.isnan(b.norms), jnp.inf, b.norms).ravel()]]
     if values is not None:
         most = largest_of_sums(values.dtype, *(x.norms.shape[-2] for x in (a, b)))
-        found.append(jnp.where(jnp.isinf(values), 0, jnp.abs(values) * (limit / most)).ravel())
-    is_beyond = jnp.concatenate(replicated(*found)) > limit
-    return is_beyond.astype("float32").sum() == 0  # one step on a CPU, where `any` of many takes several
+        sizes = jnp.where(jnp.isinf(values), 0, jnp.abs(values) * (limit / most)).ravel()
+        if are_known(values.size) and values.size > JOINED:
+            found.append([sizes])
+        else:
+            found[0].append(sizes)
+    # A sum is one step on a CPU, where `any` of many takes several.
+    beyond = [(jnp.concatenate(replicated(*x)) > limit).astype("float32").sum() for x in found]
+    return functools.reduce(jnp.add, beyond) == 0
 
 
 def largest_of_sums(dtype: Any, *nums: int) -> float:

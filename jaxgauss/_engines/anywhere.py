@@ -16,7 +16,7 @@ from jax import lax
 from jaxlib.version import __version_info__ as JAXLIB
 from jaxtyping import Array, Bool, Float
 
-from .._arrays.compensated import compensated, two_sum
+from .._arrays.compensated import RunningSum
 from .._arrays.devices import vary_like
 from .._arrays.shapes import are_known
 from .._kernels.kernels import Kernel
@@ -168,8 +168,7 @@ def _block_sums(
             ),
             lambda: varying(([jnp.zeros_like(keep)] * len(wanted), none)),
         )
-        added = jax.tree.map(lambda x, y: two_sum(x, y)[1], total[0], found[0])
-        own, lacking = jax.tree.map(jnp.add, (total[0], lacking), (found[0], added))
+        own, lacking = RunningSum(total[0], lacking).plus(found[0])
         leaves = index * each + jnp.arange(each, dtype="int32")
         total = [own, *(_added(*x, leaves) for x in zip(total[1:], found[1:], strict=True))]
         return start + 1, total, lacking, [x.at[index].set(here & ~y) for x, y in zip(left, kept, strict=True)]
@@ -177,7 +176,7 @@ def _block_sums(
     state = varying((jnp.zeros((), "int32"), [none[0], *at_keys], none[0], [left] * len(wanted)))
     with mark("steps", len(tiles)):
         _, total, lacking, left = lax.while_loop(lambda state: state[0] < number, add, state)
-    total[0] = jax.tree.map(compensated, total[0], lacking)
+    total[0] = RunningSum(total[0], lacking).value()
     flags = [x.swapaxes(0, 1).reshape(num, -1) for x in left]
     return _add_differences(total, flags, wanted, scale, ends, rows, columns)
 

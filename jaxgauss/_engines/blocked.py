@@ -27,9 +27,9 @@ from .._arrays.points import (
 )
 from .._arrays.shapes import G, K, Q, S, T, V, are_known
 from .short_products import PIECE, longest, summed, summed_over_rows
-from .tiles import block_sizes, blocks, by_parts_of_batch, tiled_pullback, tiled_sum
+from .tiles import by_parts_of_batch, tiled_pullback, tiled_sum
 
-TURNED = 8  # a long product of at most so many channels, and more rows, takes less time as (vᵀ tileᵀ)ᵀ
+TURNED = 8, 128  # a long product of at most so many channels and at least so many rows takes less time as (vᵀ tileᵀ)ᵀ
 
 
 def blocked_sum(queries: Q, keys: K, values: V, tau: T) -> S:
@@ -95,11 +95,11 @@ def _scaled_pullback(
     `queries` and `keys` are each what a tile is formed from, and the scaled points.
     """
 
-    def tile_pullback(queries: tuple[Any, Array], keys: tuple[Any, Array], v: Array, g: Array) -> tuple[Array, ...]:
+    def of_tile(queries: tuple[Any, Array], keys: tuple[Any, Array], v: Array, g: Array) -> tuple[Array, ...]:
         (first, a), (second, b) = queries, keys
-        return *_pulls(kernel(first, second), a, b, v, g), 0.0
+        return *_pulls(kernel(first, second), a, b, v, g), jnp.zeros((), v.dtype)
 
-    da, sa, dv, _ = tiled_pullback(tile_pullback, queries[1].shape[-1], queries, keys, v, g, dense=dense)
+    da, sa, dv, _ = tiled_pullback(of_tile, queries[1].shape[-1], queries, keys, v, g, dense=dense)
     return da, sa - (v * dv).sum(-1, keepdims=True) * keys[1], dv
 
 
@@ -115,9 +115,9 @@ def _pulls(tile: Array, a: Array, b: Array, v: Array, g: Array) -> tuple[Array, 
 
 
 class KeptTile(NamedTuple):
-    """Φ of a few points, in blocks of columns, the last one padded; and these points scaled."""
+    """Φ of a few points, and these points scaled."""
 
-    blocks: list[Float[Array, "m _"]]
+    tile: Float[Array, "m n"]
     a: Float[Array, "m d"]
     b: Float[Array, "n d"]
 
@@ -127,25 +127,17 @@ def sum_and_tile(
 ) -> tuple[Float[Array, "m c"], KeptTile]:
     """The Gauss sum, and Φ for `tile_pullback`; made of plain JAX functions."""
     a, b = scaled_points(queries, keys, tau)
-    _, columns = block_sizes(1, len(a), len(b), dense=True, most=longest(values))
-    (of_rows,) = with_norms(a)
-    tiles = [_of_points(of_rows, *with_norms(x)) for x in blocks(b, columns)]
-    total = functools.reduce(jnp.add, map(summed, tiles, blocks(values, columns)))
-    return total, KeptTile(tiles, a, b)
+    tile = _of_points(*with_norms(a, b))
+    return summed(tile, values), KeptTile(tile, a, b)
 
 
 def tile_pullback(
     kept: KeptTile, values: Float[Array, "n c"], tau: Float[Array, ""], g: Float[Array, "m c"]
 ) -> tuple[Array, Array, Array]:
     """The gradients of `blocked_pullback` from Φ."""
-    columns = (blocks(x, kept.blocks[0].shape[1]) for x in (kept.b, values))
-    found = [_pulls(tile, kept.a, b, v, g) for tile, b, v in zip(kept.blocks, *columns, strict=True)]
-    parts, sa, dv = zip(*found, strict=True)
-    da, num = functools.reduce(jnp.add, parts), len(values)
-    sa, dv = (jnp.concatenate(x, 1).T[:num] for x in (sa, dv))
-    scale = jnp.sqrt(tau / BASE_2)
-    db = sa - (values * dv).sum(1, keepdims=True) * kept.b
-    return scale * da, scale * db, dv
+    da, sa, dv = _pulls(*kept, values, g)
+    sa, dv, scale = sa.T, dv.T, jnp.sqrt(tau / BASE_2)
+    return scale * da, scale * (sa - (values * dv).sum(1, keepdims=True) * kept.b), dv
 
 
 def _turned_dot(x: Array, tile: Array) -> Array:
@@ -155,7 +147,7 @@ def _turned_dot(x: Array, tile: Array) -> Array:
 
 def _tile_sum(kernel: Callable[..., Array], a: Any, b: Any, v: Array) -> Array:
     num, channels, rows = *v.shape[-2:], jax.tree.leaves(a)[0].shape[-2]
-    if are_known(num, rows) and 1 < channels <= TURNED < rows and num > longest(v):
+    if are_known(num, rows) and 1 < channels <= TURNED[0] and rows >= TURNED[1] and num > longest(v):
         return lax.optimization_barrier(summed_over_rows(v, kernel(b, a), PIECE[False])).mT
     return summed(kernel(a, b), v)
 

@@ -2,14 +2,14 @@
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from .._arrays.compensated import compensated, two_sum
+from .._arrays.compensated import RunningSum
 from .._arrays.devices import has_cuda, vary_like
 from .._arrays.exponential import exp
 from .._arrays.points import as_rows, dot, least_log, shared
@@ -17,7 +17,6 @@ from .._arrays.shapes import are_known
 from .short_products import NO_LIMIT, PIECE, longest
 
 ONE_PASS = 2**18  # pairs from which means are one sum
-Sums: TypeAlias = tuple[Any, Any]  # arrays, and the sums of their rounding errors or None
 
 
 class Tile(NamedTuple):
@@ -166,9 +165,9 @@ def tiled_sum(
     num_tiles = key_blocks[1].shape[0]
 
     def add_rows(_: None, a: Any):
-        def add_columns(sums: Sums, block: tuple[Any, Array]):
+        def add_columns(sums: RunningSum, block: tuple[Any, Array]):
             b, v = block
-            return _add(sums, tile_sum(a, b, v)), None
+            return sums.plus(tile_sum(a, b, v)), None
 
         def of_one(a: Any, blocks: tuple[Any, Array]) -> Any:
             b, v = jax.tree.map(lambda x: x.sum(0), blocks)  # the shape of a block, even if there is none
@@ -176,8 +175,8 @@ def tiled_sum(
 
         shapes = jax.eval_shape(of_one, a, key_blocks)
         zeros = jax.tree.map(lambda x: vary_like(jnp.zeros((*batch, *x.shape[-2:]), x.dtype), operands), shapes)
-        sums, _ = scan(add_columns, _sums_from(zeros, num_tiles), key_blocks, FEW_TILES if dense else 1)
-        return None, _total(sums)
+        sums, _ = scan(add_columns, _sum_of(num_tiles, zeros), key_blocks, FEW_TILES if dense else 1)
+        return None, sums.value()
 
     return jax.tree.map(lambda x: unblocks(x, sizes[0]), scan(add_rows, None, _blocks(a, rows))[1])
 
@@ -198,7 +197,7 @@ def tiled_pullback(
     def zeros(*shape: int) -> Array:
         return vary_like(jnp.zeros(shape, v.dtype), operands)
 
-    def add_rows(sums: Sums, block: tuple[Any, Array]):
+    def add_rows(sums: RunningSum, block: tuple[Any, Array]):
         a, g = block
 
         def add_columns(carry: tuple[Array, Array], block: tuple[Any, Array]):
@@ -207,30 +206,17 @@ def tiled_pullback(
             return (carry[0] + da, carry[1] + d_number), (db, dv)
 
         (da, d_number), parts = scan(add_columns, (zeros(*batch, rows, dim), zeros(*batch)), key_blocks)
-        return _add(sums, (*parts, d_number)), da
+        return sums.plus((*parts, d_number)), da
 
     num_blocks, row_blocks = -(-num_keys // columns), _blocks((a, g), rows)
     none = *(zeros(num_blocks, *batch, width, columns) for width in (dim, v.shape[-1])), zeros(*batch)
-    sums, da = scan(add_rows, _sums_from(none, row_blocks[1].shape[0]), row_blocks)
-    db, dv, d_number = _total(sums)
+    sums, da = scan(add_rows, _sum_of(row_blocks[1].shape[0], none), row_blocks)
+    db, dv, d_number = sums.value()
     return unblocks(da, num_queries), unblocks(db.mT, num_keys), unblocks(dv.mT, num_keys), d_number
 
 
-def _sums_from(zeros: Any, num: int) -> Sums:
-    """Sums of no terms: of more than `MANY_TILES`, with their rounding errors."""
-    return zeros, zeros if are_known(num) and num > MANY_TILES else None
-
-
-def _add(sums: Sums, terms: Any) -> Sums:
-    total, lacking = sums
-    if lacking is not None:
-        errors = jax.tree.map(lambda x, y: lax.stop_gradient(two_sum(x, y)[1]), total, terms)
-        lacking = jax.tree.map(jnp.add, lacking, errors)
-    return jax.tree.map(jnp.add, total, terms), lacking
-
-
-def _total(sums: Sums) -> Any:
-    return sums[0] if sums[1] is None else jax.tree.map(compensated, *sums)
+def _sum_of(num: int, zeros: Any) -> RunningSum:
+    return RunningSum(zeros, zeros if are_known(num) and num > MANY_TILES else None)
 
 
 def _blocks(arrays: Any, size: int) -> Any:
