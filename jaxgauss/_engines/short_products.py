@@ -4,6 +4,7 @@ A product on a CPU adds terms in order, and roundings of equal terms go one way:
 sum in float32. One column is added as eight numbers. On CUDA products stay as they are.
 """
 
+import functools
 import math
 
 import jax.numpy as jnp
@@ -17,6 +18,7 @@ from .._arrays.shapes import are_known
 LONGEST = {True: 1024, False: 192}  # terms of a product of one column, and of several, in a sum
 LONGEST_PULL = 1024  # in a gradient, which may err five times as much
 NO_LIMIT = 2**62
+FEW_PIECES = 4  # so few pieces of a product are products of their own; more are a batch, for which the tile is copied
 PIECE = {True: 512, False: 128}  # terms of a piece of a longer product, of one column and of several
 
 
@@ -30,8 +32,12 @@ def longest(v: Array, width: int | None = None, *, pull: bool = False) -> int:
 def summed(tile: Array, v: Array, *, pull: bool = False) -> Array:
     """The product of a tile and values, of which no more than the `longest` terms are added one after the other."""
     terms, width = v.shape[-2:]
-    if not are_known(terms) or terms <= longest(v, pull=pull):
+    if not are_known(terms) or terms <= (most := longest(v, pull=pull)):
         return dot(tile, v)
+    if (num := -(-terms // most)) <= FEW_PIECES:
+        size = 8 * -(-terms // (8 * num))
+        ends = [slice(i, i + size) for i in range(0, terms, size)]
+        return functools.reduce(jnp.add, (dot(tile[..., x], v[..., x, :]) for x in ends))
     values = in_pieces(v, PIECE[width == 1 or pull])
     tile = jnp.pad(tile, [(0, 0)] * (tile.ndim - 1) + [(0, math.prod(values.shape[-3:-1]) - terms)])
     tile = tile.reshape(*tile.shape[:-1], *values.shape[-3:-1])
