@@ -38,11 +38,14 @@ def blocked_sum(queries: Q, keys: K, values: V, tau: T) -> S:
     return scaled_sum(a, b, values)
 
 
-def scaled_sum(a: Scaled, b: Scaled, values: V, *, dense: bool = False) -> S:
-    """Σ_n 2^(-½‖a - b‖²) v_n of points within reach; `dense` takes all rows in a tile."""
+def scaled_sum(a: Scaled, b: Scaled, values: V, *, dense: bool = False, moments: int = 0) -> S:
+    """Σ_n 2^(-½‖a - b‖²) v_n of points within reach; `dense` takes all rows in a tile.
+
+    The first channels may be `moments` for gradients, of which longer products are accurate enough.
+    """
     kernel, first, second = _kernel_of(a, b, dense)
-    tile_sum = functools.partial(_tile_sum, kernel)
-    return _sum_of_tiles(functools.partial(tiled_sum, tile_sum, dense=dense), first, second, values)
+    tile_sum, width = functools.partial(_tile_sum, kernel, moments), 1 if moments else None
+    return _sum_of_tiles(functools.partial(tiled_sum, tile_sum, dense=dense, width=width), first, second, values)
 
 
 def _kernel_of(a: Scaled, b: Scaled, dense: bool) -> tuple[Callable[..., Array], Any, Any]:
@@ -145,8 +148,12 @@ def _turned_dot(x: Array, tile: Array) -> Array:
     return lax.optimization_barrier(summed_over_rows(x, tile, longest(x, pull=True)))
 
 
-def _tile_sum(kernel: Callable[..., Array], a: Any, b: Any, v: Array) -> Array:
+def _tile_sum(kernel: Callable[..., Array], moments: int, a: Any, b: Any, v: Array) -> Array:
     num, channels, rows = *v.shape[-2:], jax.tree.leaves(a)[0].shape[-2]
+    if moments and are_known(num) and num > longest(v):
+        tile = lax.optimization_barrier(kernel(a, b))
+        columns = jnp.split(v, [*range(moments, channels)], -1)
+        return jnp.concatenate([summed(tile, x, pull=i == 0) for i, x in enumerate(columns)], -1)
     if are_known(num, rows) and 1 < channels <= TURNED[0] and rows >= TURNED[1] and num > longest(v):
         return lax.optimization_barrier(summed_over_rows(v, kernel(b, a), PIECE[False])).mT
     return summed(kernel(a, b), v)

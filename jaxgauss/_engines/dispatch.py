@@ -57,9 +57,9 @@ def planned_gaussian_sum(
     return lowered(_by_plan, (SUM, settings, None), queries, keys, values, tau)[0]
 
 
-def near_sum(settings: Settings, *operands: jax.Array) -> jax.Array:
-    """`planned_gaussian_sum` of points that are known to be near."""
-    return lowered(_by_plan, (SUM, settings, True), *operands)[0]
+def near_sum(settings: Settings, *operands: jax.Array, moments: int = 0) -> jax.Array:
+    """`planned_gaussian_sum` of points that are known to be near; its first channels may be `moments` for gradients."""
+    return lowered(_by_plan, (_sum_with(moments), settings, True), *operands)[0]
 
 
 def near_sum_and_log(settings: Settings, *operands: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -234,8 +234,8 @@ def _in_precision(function: Callable) -> Callable[..., tuple[jax.Array, ...]]:
     return compute
 
 
-def _sum_in_xla(plan: Plan, points: tuple[Scaled, Scaled], *operands: jax.Array) -> tuple[jax.Array, ...]:
-    return (scaled_sum(*points, operands[2], dense=plan.method == "dense"),)
+def _sum_in_xla(plan: Plan, points: tuple[Scaled, Scaled], *operands: jax.Array, moments=0) -> tuple[jax.Array, ...]:
+    return (scaled_sum(*points, operands[2], dense=plan.method == "dense", moments=moments),)
 
 
 @_in_precision
@@ -266,6 +266,11 @@ def _means_in_xla(plan: Plan, points: tuple[Scaled, Scaled], *operands: jax.Arra
 SUM = Operation("sum", _sum_anywhere, attended_sum, _sum_in_xla)
 SUM_AND_LOG = SUM._replace(attended=functools.partial(attended_sum, with_log=True))
 PULLBACK = Operation("gradients", _pullback_anywhere, attended_pullback, _pullback_in_xla)
+
+
+@functools.cache
+def _sum_with(moments: int) -> Operation:
+    return SUM._replace(in_xla=functools.partial(_sum_in_xla, moments=moments)) if moments else SUM
 
 
 @functools.cache

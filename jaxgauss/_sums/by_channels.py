@@ -29,8 +29,8 @@ def sum_and_pulls(settings: Settings, queries: Array, keys: Array, values: Array
     c = center(keys, takes_half(settings))
     moments = values[..., :, None] * (keys - c)[..., None, :]  # (…, N, C, D)
     columns = jnp.concatenate([flat_channels(moments), _full(values, moments)], -1)
-    total = near_sum(settings, queries, keys, columns, tau)
     channels, dim = moments.shape[-2:]
+    total = near_sum(settings, queries, keys, columns, tau, moments=dim if channels == 1 else 0)
     first, s = total[..., : channels * dim], total[..., channels * dim :]
     first = first.reshape(*first.shape[:-1], channels, dim)
     return s, first - s[..., None] * (queries - c)[..., None, :]

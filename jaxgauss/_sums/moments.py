@@ -106,8 +106,8 @@ class Reduction:
         apart = None if shifts is None or shares is None else shifts[..., :dim]  # moments have each its τ, shifts none
         firsts = weights * k if shifts is None or apart is not None else shifts + weights * k
         columns = _side_by_side([firsts[..., :dim], apart, weights, values])
-        total = near_sum(without_mesh(self.settings), *vary_alike(*align(q, k, columns, tau)))
         start = dim if apart is None else 2 * dim
+        total = near_sum(without_mesh(self.settings), *vary_alike(*align(q, k, columns, tau)), moments=start)
         first, mass, sums = total[..., :dim], total[..., start : start + 1], total[..., start + 1 :]
         found = Moments(mass, first - q[..., :dim] * mass, sums)
         if shares is not None:
