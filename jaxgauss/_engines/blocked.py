@@ -29,6 +29,7 @@ from .._arrays.shapes import G, K, Q, S, T, V, are_known
 from .short_products import PIECE, longest, summed, summed_over_rows
 from .tiles import by_parts_of_batch, tiled_pullback, tiled_sum
 
+ALONE = 3  # so many channels beside moments are products by themselves: of one column they may be longer
 TURNED = 8, 128  # a long product of at most so many channels and at least so many rows takes less time as (vᵀ tileᵀ)ᵀ
 
 
@@ -44,7 +45,7 @@ def scaled_sum(a: Scaled, b: Scaled, values: V, *, dense: bool = False, moments:
     The first channels may be `moments` for gradients, of which longer products are accurate enough.
     """
     kernel, first, second = _kernel_of(a, b, dense)
-    tile_sum, width = functools.partial(_tile_sum, kernel, moments), 1 if moments else None
+    tile_sum, width = functools.partial(_tile_sum, kernel, moments), 1 if values.shape[-1] - moments <= ALONE else None
     return _sum_of_tiles(functools.partial(tiled_sum, tile_sum, dense=dense, width=width), first, second, values)
 
 
@@ -150,13 +151,15 @@ def _turned_dot(x: Array, tile: Array) -> Array:
 
 def _tile_sum(kernel: Callable[..., Array], moments: int, a: Any, b: Any, v: Array) -> Array:
     num, channels, rows = *v.shape[-2:], jax.tree.leaves(a)[0].shape[-2]
-    if moments and are_known(num) and num > longest(v):
-        tile = lax.optimization_barrier(kernel(a, b))
-        columns = jnp.split(v, [*range(moments, channels)], -1)
-        return jnp.concatenate([summed(tile, x, pull=i == 0) for i, x in enumerate(columns)], -1)
-    if are_known(num, rows) and 1 < channels <= TURNED[0] and rows >= TURNED[1] and num > longest(v):
+    if channels == 1 or not are_known(num, rows) or num <= longest(v):
+        return summed(kernel(a, b), v)
+    if channels <= TURNED[0] and rows >= TURNED[1] and num > longest(v, 1):
         return lax.optimization_barrier(summed_over_rows(v, kernel(b, a), PIECE[False])).mT
-    return summed(kernel(a, b), v)
+    if channels - moments > ALONE:
+        return summed(kernel(a, b), v)
+    tile = lax.optimization_barrier(kernel(a, b))
+    first, *others = jnp.split(v, [*range(moments or 1, channels)], -1)
+    return jnp.concatenate([summed(tile, first, pull=moments > 0), *(summed(tile, x) for x in others)], -1)
 
 
 def _of_factors(a: Any, b: Any) -> Array:
