@@ -16,6 +16,7 @@ from . import devices
 from .guard import gate_starts
 
 SHORT = 512  # queries or keys in one half-precision sum
+IN_ORDER = 512  # terms that a gradient may add one after the other
 Gate: TypeAlias = Tensor | tuple[Tensor, Tensor]
 
 
@@ -75,14 +76,16 @@ def efficient_gated(q: Tensor, k: Tensor, v: Tensor, *, gate: Gate) -> tuple[Ten
 
 
 def _cpu_backward(g: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor) -> tuple:
-    """The CPU kernel's backward pass, with rows filled up to fours, too.
+    """The CPU kernel's backward pass, with rows filled up to fours, too, where they add many terms.
 
     Keys are filled up by the last one, because exponents of a key of zeros may overflow. Its values of zero, and
     cotangents of zero, change nothing.
     """
     num_queries, num_keys = q.shape[2], k.shape[2]
-    g, q, v, lse = (_filled(x) for x in (g, q, v, lse))
-    k = torch.cat([k, k[:, :, -1:].expand(-1, -1, v.shape[2] - num_keys, -1)], 2) if v.shape[2] > num_keys else k
+    if num_keys > IN_ORDER:
+        g, q, lse = (_filled(x) for x in (g, q, lse))
+    if num_queries > IN_ORDER and num_keys % 4:
+        k, v = torch.cat([k, k[:, :, -1:].expand(-1, -1, -num_keys % 4, -1)], 2), _filled(v)
     sk, sq, pg = _aten("flash_attention_for_cpu_backward")(
         g, q, k, v, torch.zeros_like(g), lse[..., 0].contiguous(), 0.0, False, scale=1.0
     )
@@ -132,10 +135,11 @@ def _cpu_backward_on_threads(*operands: Tensor) -> tuple[Tensor, ...]:
     parts = torch.get_num_threads() // (batch * heads)
     if parts < 2 or num_queries < 2 * parts:
         return _cpu_backward(*operands)
+    multiple = parts * (4 if operands[2].shape[2] > IN_ORDER else 1)
     g, q, k, v, lse = (x.reshape(batch * heads, 1, *x.shape[2:]) for x in operands)
 
     def split(x: Tensor) -> Tensor:  # zero rows of g change nothing
-        return _filled(x, 4 * parts).unflatten(2, (parts, -1))[:, 0]
+        return _filled(x, multiple).unflatten(2, (parts, -1))[:, 0]
 
     def share(x: Tensor) -> Tensor:
         return x.expand(-1, parts, -1, -1)
