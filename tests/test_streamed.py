@@ -89,7 +89,22 @@ def test_the_number_of_chunks_adds_no_error(rng):
 
 def test_a_sum_beyond_the_range_is_infinite():
     point, huge = np.ones((1, 2), np.float32), np.full(1, 3e38, np.float32)
-    assert gauss_sum_streamed(point, [(point, huge), (point, huge), (point, -huge)])[0] == np.inf
+    assert gauss_sum_streamed(point, [(point, huge), (point, huge), (point, huge / 8)])[0] == np.inf
+
+
+@pytest.mark.parametrize("method", ["auto", "fourier"])
+@pytest.mark.parametrize("size", [1, 7, 40])
+def test_partial_sums_may_be_beyond_the_range(rng, tmp_path, size, method):
+    """Of one chunk or of several; the sum is resumed, too."""
+    keys, queries = rng.normal(size=(40, 2)).astype("float32"), np.zeros((3, 2), "float32")
+    values = np.repeat([1e-30, 3e38, -3e38], [2, 20, 18]).astype("float32")
+    values[3:5] = 1e25, -2e38
+    chunks = KeyChunks(keys, values, size)
+    kept = {"saved": tmp_path / "sum.npz", "method": method}
+    gauss_sum_streamed(queries, [chunks[0]], 1e-3, **kept)
+    sums = gauss_sum_streamed(queries, chunks, 1e-3, **kept)
+    exact = gauss_sum64(queries, keys, values[:, None].astype("float64"), 1e-3)[:, 0]
+    assert np.abs(np.float64(sums) - exact).max() < 1e-6 * np.abs(np.float64(values)).sum()
 
 
 def test_64_bit_arrays_outside_of_the_64_bit_mode(rng):

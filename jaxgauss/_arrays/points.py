@@ -106,10 +106,15 @@ def may_overflow(xp: Any, x: Any, *nums: int, axes: Any = None) -> Any:
     return xp.abs(finite).max(axes, keepdims=axes is not None, initial=0) > largest_of_sums(x.dtype, *nums)
 
 
-def for_sums(x: Array, *nums: int, axes: int | tuple[int, ...]) -> Array:
+def for_sums(x: Array, *nums: int, axes: int | tuple[int, ...] | None = None) -> Array:
     """The power of two by which x is multiplied before it is summed: one, unless a sum `may_overflow`."""
     is_large = lax.stop_gradient(may_overflow(jnp, x, *nums, axes=axes))
-    return jnp.where(is_large, 2.0 ** -(_most(nums).bit_length() + 1), 1.0).astype(x.dtype)
+    return jnp.where(is_large, small_unit(*nums), 1.0).astype(x.dtype)
+
+
+def small_unit(*nums: int) -> float:
+    """The power of two in which sums of as many numbers as each of `nums` are finite."""
+    return 2.0 ** -(_most(nums).bit_length() + 1)
 
 
 def _most(nums: Sequence[int]) -> int:

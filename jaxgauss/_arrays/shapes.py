@@ -1,7 +1,9 @@
 """Shapes of operands of equal rank, whose batches broadcast."""
 
+from collections.abc import Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
@@ -18,3 +20,15 @@ L = Float[Array, "*result m 1"]  # logarithms
 def are_known(*sizes: Any) -> bool:
     """Whether sizes are numbers, not symbols of `jax.export`."""
     return all(isinstance(size, int | np.integer) for size in sizes)
+
+
+def in_parts_of(arrays: Sequence[Array | None], parts: int, fill: float) -> list[Array | None]:
+    """Points and other arrays with so many more rows that `parts` divides their number."""
+    points, *others = arrays
+    assert points is not None
+    missing = -points.shape[-2] % parts
+
+    def pad(x: Array | None, **filling: Any) -> Array | None:
+        return None if x is None else jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, missing), (0, 0)], **filling)
+
+    return [pad(points, mode="edge"), *(pad(x, constant_values=fill) for x in others)] if missing else list(arrays)

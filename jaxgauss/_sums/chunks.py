@@ -1,5 +1,6 @@
 """Keys and values in chunks, from arrays or from any iterable of pairs; chunks are read one by one and padded."""
 
+import math
 import mmap
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -76,6 +77,7 @@ class Chunk(NamedTuple):
     values: np.ndarray
     largest: int  # number of keys in the largest chunk so far
     mark: str
+    size: float  # of the state with this chunk
 
 
 def read_chunk(source: Iterator, kind: str, state: State, file: SavedSum, center: np.ndarray | None) -> Chunk | None:
@@ -95,13 +97,21 @@ def read_chunk(source: Iterator, kind: str, state: State, file: SavedSum, center
         largest = max(largest, num)
         size = largest if 2 * num > largest else num and 2 ** (num - 1).bit_length()
         points = keys if center is None else minus_center(center, keys)
-        read = Chunk(
-            _padded(points, size, points[:1]), _padded(values, size, 0), largest, file.mark(state.mark, keys, values)
+        copies, mark = (
+            (_padded(points, size, points[:1]), _padded(values, size, 0)),
+            file.mark(state.mark, keys, values),
         )
+        read = Chunk(*copies, largest, mark, state.size + num * math.ldexp(_largest(copies[1]), -64))
         for x in (keys, values):
             give_back(x)
         return read
     return None
+
+
+def _largest(values: np.ndarray) -> float:
+    """The largest finite |v|."""
+    largest = max(float(values.max(initial=0)), -float(values.min(initial=0)))
+    return largest if math.isfinite(largest) else float(np.abs(values[np.isfinite(values)]).max(initial=0))
 
 
 def _padded(rows: Any, size: int, filling: Any) -> np.ndarray:

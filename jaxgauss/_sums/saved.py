@@ -22,6 +22,18 @@ class State(NamedTuple):
     num_chunks: int
     largest: int  # number of keys in the largest chunk
     mark: str  # a digest of all chunks, if the sum is saved
+    size: float  # at least 2⁻⁶⁴ Σ|v|, which is finite
+
+    @property
+    def unit(self) -> float:
+        """The power of two that the sums so far are multiplied by, so that none overflows: one, for most."""
+        return unit_of(self.size, self.sums.dtype)
+
+
+def unit_of(size: float, dtype: Any) -> float:
+    """The power of two by which values of this `State.size` are multiplied before they are summed."""
+    most = math.ldexp(float(np.finfo(dtype).max), -66)
+    return 1.0 if size <= most else 2.0 ** -math.ceil(math.log2(size / most))
 
 
 class SavedSum:
@@ -53,8 +65,8 @@ class SavedSum:
                 f"{WHERE}: `saved` must be a new file, or that of the same queries, tau and options; got {self.path}."
                 " Delete it, or name another."
             )
-        sums, compensation, num_chunks, largest, mark = (fields[name] for name in State._fields)
-        return State(sums, compensation, int(num_chunks), int(largest), str(mark))
+        sums, compensation, num_chunks, largest, mark, size = (fields[name] for name in State._fields)
+        return State(sums, compensation, int(num_chunks), int(largest), str(mark), float(size))
 
     def save(self, state: State, share: float = math.inf) -> None:
         """Save the state, unless that takes more than a share of the time since the last save."""

@@ -15,7 +15,8 @@ from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool
 
 from .._arrays.devices import has_cuda, vary_alike
-from .._arrays.points import LOG_ZERO, align, by_point
+from .._arrays.points import LOG_ZERO, align, by_point, for_sums, small_unit
+from .._arrays.shapes import in_parts_of
 from .._calls import also_called
 from .._checks.given import public
 from .._checks.names import as_kernel
@@ -52,8 +53,8 @@ def gauss_sum_sharded(
     """Sum Gaussian kernels over the devices of a mesh: s_m = Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n.
 
     `query_axis` divides the queries, which needs no communication. `key_axis` divides keys and values; one all-reduce
-    of M C numbers then adds the partial sums. With both, each device sums one block of the kernel matrix. The mesh may
-    span several processes (docs/scale.md).
+    of 2 M C numbers then adds the partial sums. With both, each device sums one block of the kernel matrix. The mesh
+    may span several processes (docs/scale.md).
 
     Args:
         queries: points q, (…, M, D).
@@ -141,22 +142,38 @@ def product_over_mesh(settings: Settings, x: Array, y: Array, values: Array, tau
 
 
 def _over_mesh(settings: Settings, summed: Callable, queries: Array, keys: Array, values: Array, tau: Array) -> Array:
+    axes, num_keys = axis_names(settings.key_axis), keys.shape[-2]
+
     def local(tau: Array, queries: Array, keys: Array, values: Array) -> Array:
-        operands = queries, keys, values, tau
+        values = values.astype(working_dtype(settings.dtype))
+        unit = for_sums(values, num_keys)
+        if settings.method == "fourier" and axes:  # coefficients are added in one unit
+            unit = lax.pmin(unit, axes)
+        operands = queries, keys, unit * values, tau
 
         def by_parts(settings: Settings) -> Array:
-            return added_over_devices(settings, summed(without_mesh(settings), *vary_alike(*operands)))
+            return _added_in_units(settings, summed(without_mesh(settings), *vary_alike(*operands)), unit, num_keys)
 
         if settings.method != "fourier":
             return by_parts(settings)
         total, fits = _by_coefficients(settings, *operands)
+        total = (total / unit.astype(total.dtype)).astype(queries.dtype)
         if has_cuda():  # nothing may wait for the device
-            return total.astype(queries.dtype)
+            return total
         by_tiles = functools.partial(by_parts, replace(settings, method="auto", near=False, waves=False))
-        return lax.cond(fits, lambda: total.astype(queries.dtype), by_tiles)
+        return lax.cond(fits, lambda: total, by_tiles)
 
     total = over_mesh(settings, local, (tau,), (queries,), (keys, values), alike=False)
     return first_rows(settings, total, queries.shape[-2])
+
+
+def _added_in_units(settings: Settings, total: Array, unit: Array, num_keys: int) -> Array:
+    """The sums of all devices from those in the unit of each, one or the `small_unit`, by one all-reduce."""
+    if not settings.key_axis:
+        return total / unit
+    each = jnp.stack([jnp.where(unit == 1, total, 0), jnp.where(unit == 1, 0, total)])
+    (most, large), small = added_over_devices(settings, each), small_unit(num_keys)
+    return jnp.where(large == 0, most, (small * most + large) / small)
 
 
 def _by_coefficients(
@@ -242,8 +259,8 @@ def over_mesh(
     assert mesh is not None and queries is not None
     leading = [None] * (queries.ndim - 2)
     row, column = P(*leading, settings.query_axis), P(*leading, settings.key_axis)
-    rows = _padded(rows, _parts(mesh, settings.query_axis), 0.0)
-    columns = _padded(columns, _parts(mesh, settings.key_axis), fill)
+    rows = in_parts_of(rows, _parts(mesh, settings.query_axis), 0.0)
+    columns = in_parts_of(columns, _parts(mesh, settings.key_axis), fill)
     rows, columns = _placed(settings, rows, settings.query_axis), _placed(settings, columns, settings.key_axis)
 
     def run(*operands: Any) -> Any:
@@ -293,15 +310,3 @@ def without_mesh(settings: Settings) -> Settings:
 def _parts(mesh: Mesh | AbstractMesh, axis: MeshAxis) -> int:
     """How many parts an axis of an array is divided into."""
     return math.prod(mesh.shape[name] for name in axis_names(axis))
-
-
-def _padded(arrays: Sequence[Array | None], parts: int, fill: float) -> list[Array | None]:
-    """Points and other arrays with so many more rows that `parts` divides their number."""
-    points, *others = arrays
-    assert points is not None
-    missing = -points.shape[-2] % parts
-
-    def pad(x: Array | None, **filling: Any) -> Array | None:
-        return None if x is None else jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, missing), (0, 0)], **filling)
-
-    return [pad(points, mode="edge"), *(pad(x, constant_values=fill) for x in others)] if missing else list(arrays)

@@ -28,7 +28,7 @@ from .checked import checked
 from .chunks import WHERE, State, as_pair, give_back, kind_of, read_chunk
 from .display import progress_bar
 from .kernel_sum import unrounded_kernel_sum
-from .saved import SavedSum
+from .saved import SavedSum, unit_of
 from .sketch import FourierSketch, empty_sketch, sketched, sums_of
 
 SAVING_SHARE = 1 / 20  # the largest share of the time for saving
@@ -121,20 +121,24 @@ def gauss_sum_streamed(
             read = functools.partial(read_chunk, source, kind, file=file, center=center)
             ahead = reader.submit(read, state)
             while (chunk := ahead.result()) is not None:
-                operands = jax.device_put((chunk.keys, chunk.values))
+                unit = unit_of(chunk.size, state.sums.dtype)
+                operands = jax.device_put((chunk.keys, _times(unit, chunk.values)))
                 wait()
-                state = state._replace(num_chunks=state.num_chunks + 1, largest=chunk.largest, mark=chunk.mark)
+                sums, lacking = (_times(unit / state.unit, x) for x in (state.sums, state.compensation))
+                state = State(sums, lacking, state.num_chunks + 1, chunk.largest, chunk.mark, chunk.size)
                 ahead = reader.submit(read, state)
                 if len(chunk.keys):
-                    *sums, total = _added(settings, empty, state.sums, state.compensation, queries, *operands, tau)
-                    state = state._replace(sums=sums[0], compensation=sums[1])
+                    sums, lacking, total = _added(settings, empty, sums, lacking, queries, *operands, tau)
+                    state = state._replace(sums=sums, compensation=lacking)
                 file.save(summed, share=SAVING_SHARE)  # while the chunk is being summed
         finally:
             try:
                 wait()
             finally:
                 file.save(summed)
-    return _total(settings.dtype, empty, summed.sums, summed.compensation, queries) if total is None else total
+    if total is not None and summed.unit == 1:
+        return total
+    return _total(settings.dtype, empty, summed.sums, summed.compensation, queries, summed.unit)
 
 
 kernel_sum_streamed = public("none")(also_called("kernel_sum_streamed", gauss_sum_streamed))
@@ -164,10 +168,18 @@ def _added(
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _total(dtype: str, empty: FourierSketch | None, sums: Array, compensation: Array, queries: Array) -> Array:
+def _total(
+    dtype: str, empty: FourierSketch | None, sums: Array, compensation: Array, queries: Array, unit: Any
+) -> Array:
     if empty is None:
-        return compensated(sums, compensation).astype(dtype)
-    return sums_of(replace(empty, coefficients=sums, rounding=compensation), queries).astype(dtype)
+        total = compensated(sums, compensation)
+    else:
+        total = sums_of(replace(empty, coefficients=sums, rounding=compensation), queries)
+    return (total / jnp.asarray(unit, total.dtype)).astype(dtype)
+
+
+def _times(factor: float, x: Any) -> Any:
+    return x if factor == 1 else x * np.asarray(factor, x.dtype)
 
 
 def _sketch_around(settings: Settings, queries: Any, keys: Any, values: Any, tau: Any) -> FourierSketch:
@@ -221,7 +233,7 @@ def _begun(
         batch = np.broadcast_shapes(queries.shape[:-2], np.shape(tau))
         zeros = np.zeros((*batch, queries.shape[-2], *values.shape[1:]), working_dtype(settings.dtype))
         zeros = jax.device_put(zeros) if empty is None else empty.coefficients
-        state, source = State(zeros, zeros, 0, 0, ""), itertools.chain(first, source)
+        state, source = State(zeros, zeros, 0, 0, "", 0.0), itertools.chain(first, source)
     return settings, kind_of(keys, values), empty, state, source, center
 
 
