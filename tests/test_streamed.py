@@ -17,6 +17,7 @@ import pytest
 
 import jaxgauss
 from jaxgauss import KeyChunks, gauss_sum, gauss_sum_streamed
+from jaxgauss._sums import streamed
 from oracle import gauss_sum64, problem, relative_error
 
 
@@ -130,6 +131,23 @@ def test_an_interrupted_sum_resumes_to_the_same_bits(rng, tmp_path, as_chunks, e
         resumed = gauss_sum_streamed(p.queries, as_chunks(chunks), p.tau, saved=tmp_path / "sum.npz")
         assert np.array_equal(resumed, whole)
     assert [x.name for x in tmp_path.iterdir()] == ["sum.npz"]
+
+
+def test_a_chunk_that_failed_is_not_counted(rng, tmp_path, monkeypatch):
+    p, added = problem(rng, 20, 500, 3, 2), itertools.count()
+    chunks, original = KeyChunks(p.keys, p.values, 100), streamed._added
+
+    def fails(*operands):
+        if next(added) == 2:
+            raise KeyboardInterrupt
+        return original(*operands)
+
+    monkeypatch.setattr(streamed, "_added", fails)
+    with pytest.raises(KeyboardInterrupt):
+        gauss_sum_streamed(p.queries, chunks, p.tau, saved=tmp_path / "sum.npz")
+    assert np.load(tmp_path / "sum.npz")["num_chunks"] == 2
+    resumed = gauss_sum_streamed(p.queries, chunks, p.tau, saved=tmp_path / "sum.npz")
+    assert np.array_equal(resumed, gauss_sum_streamed(p.queries, chunks, p.tau))
 
 
 def test_a_finished_sum_goes_on_with_new_chunks(rng, tmp_path):

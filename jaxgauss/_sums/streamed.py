@@ -125,11 +125,11 @@ def gauss_sum_streamed(
                 operands = jax.device_put((chunk.keys, _times(unit, chunk.values)))
                 wait()
                 sums, lacking = (_times(unit / state.unit, x) for x in (state.sums, state.compensation))
-                state = State(sums, lacking, state.num_chunks + 1, chunk.largest, chunk.mark, chunk.size)
-                ahead = reader.submit(read, state)
+                following = State(sums, lacking, state.num_chunks + 1, chunk.largest, chunk.mark, chunk.size)
+                ahead = reader.submit(read, following)
                 if len(chunk.keys):
                     sums, lacking, total = _added(settings, empty, sums, lacking, queries, *operands, tau)
-                    state = state._replace(sums=sums, compensation=lacking)
+                state = following._replace(sums=sums, compensation=lacking)  # at once: it may be saved at any time
                 file.save(summed, share=SAVING_SHARE)  # while the chunk is being summed
         finally:
             try:
