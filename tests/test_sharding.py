@@ -29,11 +29,9 @@ def exact(function: str, points: str) -> list[np.ndarray]:
     """What one device gives, by the dense sum where it is one."""
     if function in ("forward", "gradients"):
         result = getattr(sharded, function)(*sharded.OPERANDS)
-    elif function == "half":
-        result = gauss_sum64(*sharded.HALF[:2], sharded.HALF[2][:, None], sharded.HALF[3])[:, 0]
-    elif function == "large":
-        points = [x[:, :2] for x in sharded.LARGE[:2]]
-        result = gauss_sum64(*points, sharded.LARGE[2][:, None], sharded.LARGE[3])[:, 0]
+    elif function in ("half", "large"):
+        queries, keys, values, tau = getattr(sharded, function.upper())
+        result = gauss_sum64(queries, keys, values[:, None], tau)[:, 0]
     else:
         run = getattr(sharded, function) if function == "eager" else jax.jit(getattr(sharded, function))
         result = run(sharded.FAR if points == "far" else sharded.X, sharded.Y)

@@ -22,11 +22,11 @@ def are_known(*sizes: Any) -> bool:
     return all(isinstance(size, int | np.integer) for size in sizes)
 
 
-def in_parts_of(arrays: Sequence[Array | None], parts: int, fill: float) -> list[Array | None]:
-    """Points and other arrays with so many more rows that `parts` divides their number."""
+def padded_to_multiple(arrays: Sequence[Array | None], multiple: int, fill: float) -> list[Array | None]:
+    """Points and other arrays with so many more rows that their number is a multiple."""
     points, *others = arrays
     assert points is not None
-    missing = -points.shape[-2] % parts
+    missing = -points.shape[-2] % multiple
 
     def pad(x: Array | None, **filling: Any) -> Array | None:
         return None if x is None else jnp.pad(x, [(0, 0)] * (x.ndim - 2) + [(0, missing), (0, 0)], **filling)

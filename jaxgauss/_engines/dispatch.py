@@ -234,7 +234,9 @@ def _in_precision(function: Callable) -> Callable[..., tuple[jax.Array, ...]]:
     return compute
 
 
-def _sum_in_xla(plan: Plan, points: tuple[Scaled, Scaled], *operands: jax.Array, moments=0) -> tuple[jax.Array, ...]:
+def _sum_in_xla(
+    plan: Plan, points: tuple[Scaled, Scaled], *operands: jax.Array, moments: int = 0
+) -> tuple[jax.Array, ...]:
     return (scaled_sum(*points, operands[2], dense=plan.method == "dense", moments=moments),)
 
 

@@ -36,8 +36,8 @@ def summed(tile: Array, v: Array, *, pull: bool = False) -> Array:
         return dot(tile, v)
     if (num := -(-terms // most)) <= FEW_PIECES:
         size = 8 * -(-terms // (8 * num))
-        ends = [slice(i, i + size) for i in range(0, terms, size)]
-        return functools.reduce(jnp.add, (dot(tile[..., x], v[..., x, :]) for x in ends))
+        pieces = [slice(i, i + size) for i in range(0, terms, size)]
+        return functools.reduce(jnp.add, (dot(tile[..., x], v[..., x, :]) for x in pieces))
     values = in_pieces(v, PIECE[width == 1 or pull])
     tile = jnp.pad(tile, [(0, 0)] * (tile.ndim - 1) + [(0, math.prod(values.shape[-3:-1]) - terms)])
     tile = tile.reshape(*tile.shape[:-1], *values.shape[-3:-1])

@@ -97,11 +97,9 @@ def read_chunk(source: Iterator, kind: str, state: State, file: SavedSum, center
         largest = max(largest, num)
         size = largest if 2 * num > largest else num and 2 ** (num - 1).bit_length()
         points = keys if center is None else minus_center(center, keys)
-        copies, mark = (
-            (_padded(points, size, points[:1]), _padded(values, size, 0)),
-            file.mark(state.mark, keys, values),
-        )
-        read = Chunk(*copies, largest, mark, state.size + num * math.ldexp(_largest(copies[1]), -64))
+        copies = _padded(points, size, points[:1]), _padded(values, size, 0)
+        bound = state.size + num * math.ldexp(_largest(copies[1]), -64)
+        read = Chunk(*copies, largest, file.mark(state.mark, keys, values), bound)
         for x in (keys, values):
             give_back(x)
         return read

@@ -27,13 +27,8 @@ class State(NamedTuple):
     @property
     def unit(self) -> float:
         """The power of two that the sums so far are multiplied by, so that none overflows: one, for most."""
-        return unit_of(self.size, self.sums.dtype)
-
-
-def unit_of(size: float, dtype: Any) -> float:
-    """The power of two by which values of this `State.size` are multiplied before they are summed."""
-    most = math.ldexp(float(np.finfo(dtype).max), -66)
-    return 1.0 if size <= most else 2.0 ** -math.ceil(math.log2(size / most))
+        most = math.ldexp(float(np.finfo(self.sums.dtype).max), -66)
+        return 1.0 if self.size <= most else 2.0 ** -math.ceil(math.log2(self.size / most))
 
 
 class SavedSum:

@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool
 
 from .._arrays.devices import has_cuda, vary_alike
 from .._arrays.points import LOG_ZERO, align, by_point, for_sums, small_unit
-from .._arrays.shapes import in_parts_of
+from .._arrays.shapes import padded_to_multiple
 from .._calls import also_called
 from .._checks.given import public
 from .._checks.names import as_kernel
@@ -146,15 +146,18 @@ def _over_mesh(settings: Settings, summed: Callable, queries: Array, keys: Array
 
     def local(tau: Array, queries: Array, keys: Array, values: Array) -> Array:
         values = values.astype(working_dtype(settings.dtype))
-        unit = for_sums(values, num_keys)
-        if settings.method == "fourier" and axes:  # coefficients are added in one unit
+        by_waves = settings.method == "fourier"
+        unit = jnp.ones((), values.dtype)
+        if axes or by_waves:  # other sums of one device look after themselves
+            unit = for_sums(values, num_keys)
+        if by_waves and axes:  # coefficients are added in one unit
             unit = lax.pmin(unit, axes)
         operands = queries, keys, unit * values, tau
 
         def by_parts(settings: Settings) -> Array:
             return _added_in_units(settings, summed(without_mesh(settings), *vary_alike(*operands)), unit, num_keys)
 
-        if settings.method != "fourier":
+        if not by_waves:
             return by_parts(settings)
         total, fits = _by_coefficients(settings, *operands)
         total = (total / unit.astype(total.dtype)).astype(queries.dtype)
@@ -259,8 +262,8 @@ def over_mesh(
     assert mesh is not None and queries is not None
     leading = [None] * (queries.ndim - 2)
     row, column = P(*leading, settings.query_axis), P(*leading, settings.key_axis)
-    rows = in_parts_of(rows, _parts(mesh, settings.query_axis), 0.0)
-    columns = in_parts_of(columns, _parts(mesh, settings.key_axis), fill)
+    rows = padded_to_multiple(rows, _parts(mesh, settings.query_axis), 0.0)
+    columns = padded_to_multiple(columns, _parts(mesh, settings.key_axis), fill)
     rows, columns = _placed(settings, rows, settings.query_axis), _placed(settings, columns, settings.key_axis)
 
     def run(*operands: Any) -> Any:

@@ -28,7 +28,7 @@ from .checked import checked
 from .chunks import WHERE, State, as_pair, give_back, kind_of, read_chunk
 from .display import progress_bar
 from .kernel_sum import unrounded_kernel_sum
-from .saved import SavedSum, unit_of
+from .saved import SavedSum
 from .sketch import FourierSketch, empty_sketch, sketched, sums_of
 
 SAVING_SHARE = 1 / 20  # the largest share of the time for saving
@@ -121,7 +121,7 @@ def gauss_sum_streamed(
             read = functools.partial(read_chunk, source, kind, file=file, center=center)
             ahead = reader.submit(read, state)
             while (chunk := ahead.result()) is not None:
-                unit = unit_of(chunk.size, state.sums.dtype)
+                unit = state._replace(size=chunk.size).unit
                 operands = jax.device_put((chunk.keys, _times(unit, chunk.values)))
                 wait()
                 sums, lacking = (_times(unit / state.unit, x) for x in (state.sums, state.compensation))
