@@ -160,7 +160,7 @@ def _over_mesh(settings: Settings, summed: Callable, queries: Array, keys: Array
         if not by_waves:
             return by_parts(settings)
         total, fits = _by_coefficients(settings, *operands)
-        total = (total / unit.astype(total.dtype)).astype(queries.dtype)
+        total = (total / unit.astype(total.dtype)).astype(values.dtype)
         if has_cuda():  # nothing may wait for the device
             return total
         by_tiles = functools.partial(by_parts, replace(settings, method="auto", near=False, waves=False))
