@@ -382,3 +382,17 @@ def test_the_pullback_takes_what_the_sum_has_left(rng, precision, rows):
     assert len(passes) == 1
     assert_close(ours, own[:3], 1e-5 if precision == "float32" else 5e-3)
     assert (largest == 0) == (precision != "float32" and rows == 1e-20)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_rows_that_fill_up_a_backward_pass_change_nothing(dtype):
+    """Of so many queries that keys are filled up; exp of a logit of zero, minus this log-sum-exp, would overflow."""
+    num, keys, log = 601 * torch.get_num_threads(), 5, -2000.0
+    rows = torch.linspace(0.5, 1, num, dtype=dtype)[None, None, :, None].expand(1, 1, num, 16)
+    queries, k = torch.zeros_like(rows), torch.zeros(1, 1, keys, 16, dtype=dtype)
+    queries[..., 0], k[..., 0] = 1, log
+    v, kernel = torch.ones_like(k), select_kernel("auto", "auto", "cpu", dtype, 3)
+    found = torch_backend.ENGINE.pullback(rows, queries, k, v, torch.full_like(rows[..., :1], log), kernel)
+    total = rows.sum(2, keepdim=True)
+    for ours, exact in zip(found, (keys * 16 * rows * k[:, :, :1], 16 * total * queries[:, :, :1], total), strict=True):
+        torch.testing.assert_close(ours, exact.expand_as(ours), rtol=1e-5, atol=0)
