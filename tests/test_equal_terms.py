@@ -1,5 +1,7 @@
 """Errors that do not average: sums of many equal terms, whose roundings all go one way."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -63,12 +65,16 @@ def test_sums_of_equal_terms_keep_their_digits(method, sizes, cloud):
     assert (np.linalg.norm(np.float64(sums) - exact, axis=0) < most * np.linalg.norm(exact, axis=0)).all()
 
 
-@pytest.mark.parametrize("sizes", [(2, 50_000), (50_000, 2), (1000, 1000)])
-@pytest.mark.parametrize("channels, dim", [(1, 1), (1, 16), (4, 3), (17, 3)])
-@pytest.mark.parametrize("kernel, method", [("gauss", "auto"), ("gauss", "rescale"), ("imq", "auto")])
-def test_gradients_of_equal_terms_keep_their_digits(kernel, method, channels, dim, sizes):
+KINDS = ("gauss", "auto"), ("gauss", "rescale"), ("imq", "auto")
+WIDTHS = (1, 1), (1, 16), (4, 3), (17, 3)
+SIZES = (2, 50_000), (50_000, 2), (1000, 1000)
+MANY_TILES = (("imq", "auto"), (4, 3), (4_000_000, 1))
+
+
+@pytest.mark.parametrize("kind, width, sizes", [*itertools.product(KINDS, WIDTHS, SIZES), MANY_TILES])
+def test_gradients_of_equal_terms_keep_their_digits(kind, width, sizes):
     """Of points that lie in two places: of a value, of a query and of a key, beside the sums of their terms' sizes."""
-    num_queries, num_keys = sizes
+    (kernel, method), (channels, dim), (num_queries, num_keys) = kind, width, sizes
     queries, keys = jnp.zeros((num_queries, dim), "float32"), jnp.full((num_keys, dim), 0.5, "float32")
     sides = (num_keys, CONSTANTS[0]), (num_queries, CONSTANTS[1])
     values, g = (jnp.full((n, channels), c, "float32") for n, c in sides)
