@@ -62,17 +62,24 @@ def test_the_plan_for_symbolic_shapes_says_why():
 
 
 def test_a_program_with_a_callback_is_refused():
-    """To PyTorch, in `vmap` too, or to finufft; the same functions run where they are."""
+    """To PyTorch, in `vmap` too, to finufft, or to what sums far points; the same functions run where they are."""
     points, values = np.ones((5, 3), "float32"), np.ones((5, 2), "float32")
+    many = np.ones((700, 3), "float32"), np.ones((700, 3), "float32"), np.ones((700, 2), "float32")
     rescaled = functools.partial(gauss_sum, method="rescale")
     calls = [
+        (gauss_sum, many),
+        (functools.partial(gauss_sum, method="fourier"), many),
+        (mmd_squared, (*many[:2], np.float32(1))),
+        (lambda *x: kde_logpdf(*x, 1.0), many[:2]),
         (rescaled, (points, points, values)),
         (jax.vmap(rescaled, (0, None, None)), (points[None], points, values)),
         (jax.grad(lambda *x: rescaled(*x).sum()), (points, points, values)),
     ]
     for function, operands in calls:
         specs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
-        with pytest.raises(ValueError, match=r"must run in XLA alone; got one that calls PyTorch.*method='blocked'"):
+        with pytest.raises(
+            ValueError, match=r"must run in XLA alone; got one with a callback, by which PyTorch.*method='blocked'"
+        ):
             exported(function, *specs)
         assert np.isfinite(jax.jit(function)(*operands)).all()
     exported(functools.partial(gauss_sum, method="blocked"), *specs)

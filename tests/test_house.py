@@ -2,7 +2,6 @@
 
 import ast
 import inspect
-from collections import Counter
 from graphlib import TopologicalSorter
 from importlib import import_module
 from pathlib import Path
@@ -16,7 +15,7 @@ PACKAGES = [Path(package.__file__).parent for package in (jaxgauss, torch_backen
 FILES = {path.relative_to(package.parent): path for package in PACKAGES for path in package.rglob("*.py")}
 STOREYS = ("_calls", "_arrays", "_kernels", "_checks", "_engines", "_sums", "_methods")  # from the ground up
 DOWNSTAIRS = {"_methods": {"_sums", "_arrays", "_checks", "_kernels"}}  # and not what sums are made by
-LONGEST = 250  # lines that are no docstring
+LONGEST = 400  # lines that are no docstring
 LONGEST_DOCSTRING = 45
 PUBLIC = [jaxgauss, torch_backend, *(import_module(f"jaxgauss.{name}") for name in jaxgauss._WITH_OTHERS)]
 
@@ -62,25 +61,6 @@ def test_a_file_says_whose_room_it_is_and_is_no_longer_than_some_pages(path):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node):
             lines -= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
     assert len(lines) <= LONGEST
-
-
-def test_no_two_files_have_one_name():
-    names = Counter(path.name for path in FILES if path.parts[0] == "jaxgauss" and path.name != "__init__.py")
-    assert not {name for name, number in names.items() if number > 1} and len(names) > 50
-
-
-def test_a_name_of_jaxgauss_has_one_meaning():
-    """What other files may import, functions and classes without an underscore, is defined in one file."""
-    places = {}
-    for path in FILES:
-        if path.parts[0] == "jaxgauss" and len(path.parts) == 3:
-            for node in ast.parse(FILES[path].read_text()).body:
-                targets = [*getattr(node, "targets", []), getattr(node, "target", None)]
-                names = {getattr(node, "name", "_"), *(x.id for x in targets if isinstance(x, ast.Name))}
-                for name in names:
-                    if name[0] != "_" and not name.isupper():
-                        places.setdefault(name, set()).add(path.name)
-    assert not {name: files for name, files in places.items() if len(files) > 1} and len(places) > 300
 
 
 def test_a_public_docstring_fits_on_a_screen():

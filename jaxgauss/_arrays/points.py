@@ -108,8 +108,9 @@ def may_overflow(xp: Any, x: Any, *nums: int, axes: Any = None) -> Any:
 
 def for_sums(x: Array, *nums: int, axes: int | tuple[int, ...] | None = None) -> Array:
     """The power of two by which x is multiplied before it is summed: one, unless a sum `may_overflow`."""
-    is_large = lax.stop_gradient(may_overflow(jnp, x, *nums, axes=axes))
-    return jnp.where(is_large, small_unit(*nums), 1.0).astype(x.dtype)
+    xp = np if isinstance(x, np.ndarray) else jnp
+    is_large = may_overflow(xp, x if xp is np else lax.stop_gradient(x), *nums, axes=axes)
+    return xp.where(is_large, small_unit(*nums), 1.0).astype(x.dtype)
 
 
 def small_unit(*nums: int) -> float:

@@ -41,11 +41,12 @@ class Box(NamedTuple):
         return self.of_keys[0] + self.extent / 2
 
 
-def box(*points: Float[Array, "_ d"], axes: tuple[str, ...] = ()) -> Box:
-    """The box of all points, also over the axes of a mesh; NaN is ignored."""
-    least = functools.reduce(jnp.minimum, [_ends(jnp, x) for x in points])
+def box(*points: Float[Array | np.ndarray, "_ d"], axes: tuple[str, ...] = ()) -> Box:
+    """The box of all points, also over the axes of a mesh; NaN is ignored. NumPy's if the points are."""
+    xp: Any = np if isinstance(points[0], np.ndarray) else jnp
+    least = functools.reduce(xp.minimum, [_ends(xp, x) for x in points])
     ends = _signed(lax.pmin(least, axes) if axes else least)
-    return Box(ends, ends, jnp.zeros((), ends.dtype))
+    return Box(ends, ends, xp.zeros((), ends.dtype))
 
 
 def boxes(xp: Any, *points: Float[Array | np.ndarray, "_ d"]) -> Any:

@@ -50,14 +50,14 @@ def call(
     results = [jax.ShapeDtypeStruct(shape, dtype or operands[0].dtype) for shape in shapes]
     in_turn = "CONCURRENT" not in os.environ.get("XLA_FLAGS", "")  # the default; else two might share memory at once
     callback = buffer_callback.buffer_callback(buffered(make, options), results, command_buffer_compatible=in_turn)
-    return tuple(vary_like(x, operands) for x in callback(_stay_p.bind(operands[0]), *operands[1:]))
+    return tuple(vary_like(x, operands) for x in callback(stay(operands[0]), *operands[1:]))
 
 
 @functools.cache
 def buffered(make: Callable, options: tuple[Any, ...]) -> Callable:
     """A buffer callback that writes make(*options)(*inputs) into the outputs."""
     function, made = make(*options), f"{make.__name__}({', '.join(map(str, options))})"
-    _finish_before_exit()
+    finish_before_exit()
 
     def run(tensor: Callable[[Any], Any], outputs: Sequence[Any], inputs: Sequence[Any]) -> None:
         tensors = [tensor(x) for x in inputs]
@@ -96,18 +96,23 @@ def call_numpy(write: Callable, options: tuple[Any, ...], shape: tuple[int, ...]
     """An array that write(*options, output, *operands) fills, in the last operand's dtype; NumPy arrays, on a CPU."""
     result = jax.ShapeDtypeStruct(shape, operands[-1].dtype)
     callback = buffer_callback.buffer_callback(_of_numpy(write, options), result, vmap_method="sequential")
-    return vary_like(callback(_stay_p.bind(operands[0]), *operands[1:]), operands)
+    return vary_like(callback(stay(operands[0]), *operands[1:]), operands)
 
 
 # A callback cannot leave the process. This primitive is an identity; its lowering for `jax.export` is an error.
 _stay_p = Primitive("jaxgauss_stay")
 
 
+def stay(x: jax.Array) -> jax.Array:
+    """The operand of a callback, which keeps its program in this process."""
+    return _stay_p.bind(x)
+
+
 def _lowered(context: Any, x: Any) -> list[Any]:
     if context.module_context.lowering_parameters.for_export:
         raise ValueError(
-            "`jaxgauss`: a program for `jax.export` must run in XLA alone; got one that calls PyTorch or finufft. Pass"
-            " method='blocked' to the sum."
+            "`jaxgauss`: a program for `jax.export` must run in XLA alone; got one with a callback, by which PyTorch or"
+            " finufft sums, or XLA where points are far. Pass method='blocked' to the sum."
         )
     return [x]
 
@@ -120,7 +125,7 @@ batching.primitive_batchers[_stay_p] = lambda x, axes: (_stay_p.bind(*x), *axes)
 
 @functools.cache
 def _of_numpy(write: Callable, options: tuple[Any, ...]) -> Callable:
-    _finish_before_exit()
+    finish_before_exit()
 
     def callback(_: Any, output: Any, *inputs: Any) -> None:
         refuse_fork()
@@ -135,7 +140,7 @@ def _of_numpy(write: Callable, options: tuple[Any, ...]) -> Callable:
 
 
 @functools.cache
-def _finish_before_exit() -> None:
+def finish_before_exit() -> None:
     """Wait for running sums when the process ends: a callback without an interpreter would abort it."""
 
     @atexit.register

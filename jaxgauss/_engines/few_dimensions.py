@@ -11,11 +11,11 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from .._arrays.devices import vary_like
 from .._arrays.points import as_rows, by_point, shared
 from .._arrays.shapes import are_known
 from . import nufft
-from .anywhere import LEAF, flagged_indices
+from .anywhere import LEAF
+from .apart import apart
 from .boxes import Box, box, boxes, points_beyond
 from .costs import cpu_costs
 from .nodes import DIMENSIONS, MOST, WAVES, blocks_of, tolerance_of
@@ -36,6 +36,7 @@ POINT = 60  # a coordinate of a point takes a fast transform as long as so many 
 # At most one query in so many is summed again by differences; of logarithms more, as their tiles are in float64.
 IN_DOUBT, IN_DOUBT_OF_LOGS = 32, 8
 AT_A_TIME = 64  # queries in doubt
+SHAPE_OF_BOOL = jax.ShapeDtypeStruct((), np.dtype(bool))
 
 
 class Sizes(NamedTuple):
@@ -103,30 +104,42 @@ def are_for_waves(
         return True
     if known:
         return False
-    ends = boxes(jnp, *(as_rows(lax.stop_gradient(scale * x)) for x in (queries, keys)))
-    return waves_pay(jnp, most, precision, plan.reach, sizes, ends, jnp.ones_like(ends[0, 0]))[0]
+    points = (as_rows(lax.stop_gradient(scale * x)) for x in (queries, keys))
+    return apart(_pay_apart, (most, precision, plan.reach, sizes), SHAPE_OF_BOOL, *points, ways=lambda: [_true])
+
+
+def _pay_apart(most: int, precision: str, reach: float, sizes: Sizes, *points: np.ndarray) -> np.bool_:
+    """`waves_pay` of scaled points."""
+    ends = boxes(np, *points)
+    return waves_pay(np, most, precision, reach, sizes, ends, np.ones_like(ends[0, 0]))[0]
+
+
+def _true(*_: Array) -> Array:
+    return jnp.ones((), bool)
 
 
 def waves_pay_here(
-    plan: Plan, most: int, precision: str, sizes: Sizes, scale: Float[Array, "t _"], queries: Array, keys: Array
-) -> tuple[Bool[Array, ""] | bool, Box]:
-    """Whether waves sum these points, by the plan or by `waves_pay`; and in which box. `scale` is √τ.
+    plan: Plan, most: int, precision: str, sizes: Sizes, scale: Any, queries: Any, keys: Any
+) -> tuple[Any, Box]:
+    """Whether waves sum these points, by the plan or by `waves_pay`; and in which box. `scale` is √τ; NumPy or JAX.
 
     For several Gaussians, one in each row of `scale`: whether one sum of all takes less time than one sum of each.
     """
-    queries, keys, scale = map(lax.stop_gradient, (queries, keys, scale))
+    xp: Any = np if isinstance(queries, np.ndarray) else jnp
+    if xp is jnp:
+        queries, keys, scale = map(lax.stop_gradient, (queries, keys, scale))
     if plan.method == "fourier":
         return True, box(queries, keys)
     if sizes.bandwidths == 1:
-        does, found = waves_pay(jnp, most, precision, plan.reach, sizes, boxes(jnp, queries, keys), scale[0])
+        does, found = waves_pay(xp, most, precision, plan.reach, sizes, boxes(xp, queries, keys), scale[0])
         return (does if plan.waves is None else plan.waves), found
     found = box(queries, keys)
 
-    def times(scale: Array, ratio: Any = 1.0) -> tuple[Array, Array]:
+    def times(scale: Any, ratio: Any = 1.0) -> tuple[Any, Any]:
         extent = (found.extent * scale)[None]
-        return _times(jnp, most, precision, plan.reach, sizes, extent, extent, ratio)
+        return _times(xp, most, precision, plan.reach, sizes, extent, extent, ratio)
 
-    of_each = functools.reduce(jnp.add, (jnp.minimum(*times(x)) for x in scale))
+    of_each = functools.reduce(xp.add, (xp.minimum(*times(x)) for x in scale))
     of_all, _ = times(scale.max(0), bandwidth_ratio(scale))
     return (of_all < WORTH * of_each)[0] if plan.waves is None else plan.waves, found
 
@@ -231,54 +244,31 @@ def transform_work(precision: str, sizes: Sizes) -> tuple[float, float]:
 Doubt = Bool[Array, " m"]
 
 
-def waves_or_tiles(
-    pays: Array | bool,
-    by_waves: Callable[[], tuple[Sequence[Any], Sequence[Doubt]]],
-    of_rows: Sequence[Callable[[Array], Any]],
+def doubt_resolved(
+    found: Sequence[Any],
+    doubt: Sequence[Doubt],
+    of_rows: Sequence[Callable[[np.ndarray], Any]],
     by_tiles: Callable[[], Sequence[Any]],
-    zeros: Sequence[Any],
-    operands: Sequence[Array],
     one_in: int = IN_DOUBT,
-) -> list[Any]:
-    """Results by waves, with the queries in doubt summed again; by tiles if waves do not pay.
+) -> Sequence[Any]:
+    """Results by waves, with the queries in doubt summed again; by tiles if these are more than one in `one_in`.
 
-    Tiles sum all as well if more than one query in `one_in` is in doubt. Each of several results has its own queries:
-    its function `of_rows` sums at those of given indices, and its zeros have its shape.
+    Each of several results has its own queries: its function `of_rows` sums at those of given indices.
     """
-
-    def varying(results: Any) -> Any:
-        return jax.tree.map(lambda x: vary_like(x, operands), results)
-
-    def by_none() -> Any:
-        return varying((zeros, [jnp.ones(len(jax.tree.leaves(x)[0]), bool) for x in zeros]))
-
-    def where_they_pay() -> Any:
-        return varying(by_waves())
-
-    found, doubt = where_they_pay() if pays is True else lax.cond(pays, where_they_pay, by_none)
-
-    def corrected() -> Sequence[Any]:
-        return [_corrected(*x) for x in zip(doubt, found, of_rows, strict=True)]
-
-    are_many = functools.reduce(jnp.logical_or, [x.sum() > len(x) // one_in for x in doubt])
-    are_none = ~functools.reduce(jnp.logical_or, [x.any() for x in doubt])
-    way = jnp.where(are_none, 0, jnp.where(are_many, 2, 1))
-    return lax.switch(way, (lambda: found, corrected, lambda: varying(by_tiles())))
+    doubt = [np.asarray(x) for x in doubt]
+    if any(x.sum() > len(x) // one_in for x in doubt):
+        return by_tiles()
+    return [_corrected(*x) for x in zip(doubt, found, of_rows, strict=True)]
 
 
-def _corrected(doubt: Doubt, found: Any, of_rows: Callable[[Array], Any]) -> Any:
-    """The results, those in doubt replaced by sums of `of_rows`."""
-    indices, number = flagged_indices(doubt, more=AT_A_TIME)
-
-    def add(state: tuple[Array, Any]) -> tuple[Array, Any]:
-        start, total = state
-        some = lax.dynamic_slice(indices, (start,), (AT_A_TIME,))
-        return start + AT_A_TIME, jax.tree.map(lambda x, y: x.at[some].set(y, mode="drop"), total, of_rows(some))
-
-    start = vary_like(jnp.zeros((), "int32"), [doubt])
-    return lax.while_loop(lambda state: state[0] < number, add, (start, found))[1]
-
-
-def rows_of(x: Array, some: Array) -> Array:
-    """The rows of these indices; zeros for an index beyond the last."""
-    return x.at[some].get(mode="fill", fill_value=0)
+def _corrected(doubt: np.ndarray, found: Any, of_rows: Callable[[np.ndarray], Any]) -> Any:
+    """The results, those in doubt replaced by sums of `of_rows`, so many at a time that one program is compiled."""
+    if not doubt.any():
+        return found
+    total = jax.tree.map(np.array, found)
+    every = np.flatnonzero(doubt)
+    for start in range(0, len(every), AT_A_TIME):
+        some = np.resize(every[start : start + AT_A_TIME], AT_A_TIME)
+        for x, y in zip(jax.tree.leaves(total), jax.tree.leaves(of_rows(some)), strict=True):
+            x[some] = y
+    return total

@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
@@ -35,9 +36,12 @@ from .._arrays.points import (
 from .._arrays.shapes import K, L, Q, S, T, V, W
 from .._kernels.kernels import GAUSS, Kernel
 from .anywhere import sorts
+from .apart import apart
 from .blocked import scaled_sum
+from .boxes import Box, box
 from .cuda_tiles import relative_means
-from .few_dimensions import IN_DOUBT_OF_LOGS, Sizes, most_blocks, rows_of, waves_or_tiles, waves_pay_here
+from .far import in_turn
+from .few_dimensions import IN_DOUBT_OF_LOGS, Sizes, doubt_resolved, most_blocks, waves_pay_here
 from .leaves import in_given_order, in_leaves, leaf_order, ranges_of, squared_gaps
 from .marks import mark
 from .plan import NEAR, STRICTER, Plan
@@ -114,18 +118,32 @@ def _weighted(x: Scaled, norms: Array) -> Scaled:
 
 def means_anywhere(kernel: Kernel, plan: Plan, queries: Q, keys: K, values: V, tau: T, log_weights: W) -> tuple[S, L]:
     """Σ_n w κ v / Σ_n w κ and log Σ_n w κ of a positive kernel and operands of equal rank; it has no derivatives."""
-    if plan.platform == "cuda":
-        return relative_means(kernel, queries, keys, values, tau, log_weights)
-    dtype, sizes = queries.dtype, (queries.shape[-2], *keys.shape[-2:])
     operands = queries, keys, values, tau, log_weights
+    if plan.platform == "cuda":
+        return relative_means(kernel, *operands)
+    if not plan.apart or not sorts(plan, queries.shape[-2], *keys.shape[-2:]):
+        return _in_float64(_by_shapes, kernel, plan, *operands)
+    batch = jnp.broadcast_shapes(tau.shape, *(x.shape[:-2] for x in (queries, keys, values, log_weights)))
+    shapes = tuple(
+        jax.ShapeDtypeStruct((*batch, queries.shape[-2], width), queries.dtype) for width in (values.shape[-1], 1)
+    )
+    ways = functools.partial(_ways, kernel, plan, queries, keys, values)
+    return apart(_means_apart, (kernel, plan.bare()), shapes, *operands, ways=ways)
+
+
+def _in_float64(function: Callable, kernel: Kernel, plan: Plan, *operands: Array) -> tuple[S, L]:
+    """The function of operands in float64, in JAX's 64-bit mode; its results in their dtype."""
     with jax.enable_x64(True):
-        q, k, v, t, w = operands = tuple(x.astype("float64") for x in operands)
-        if sorts(plan, *sizes):
-            found = one_by_one(functools.partial(_of_matrices, kernel, plan), q, k, v, t[..., None, None], w)
-        else:
-            found = difference_means(kernel, *operands)
-        means, logs = (x.astype(dtype) for x in found)
-        return means, logs
+        means, logs = function(kernel, plan, *(x.astype("float64") for x in operands))
+        return means.astype(operands[0].dtype), logs.astype(operands[0].dtype)
+
+
+def _by_shapes(kernel: Kernel, plan: Plan, *operands: Array) -> tuple[S, L]:
+    queries, keys, values, tau, log_weights = operands
+    if not sorts(plan, queries.shape[-2], *keys.shape[-2:]):
+        return difference_means(kernel, *operands)
+    by_tiles = mark("engine", "anywhere")(functools.partial(_sorted_means, kernel, plan.precision))
+    return one_by_one(by_tiles, queries, keys, values, tau[..., None, None], log_weights)
 
 
 def difference_means(kernel: Kernel, queries: Q, keys: K, values: V, tau: T, log_weights: W) -> tuple[S, L]:
@@ -140,35 +158,72 @@ def difference_means(kernel: Kernel, queries: Q, keys: K, values: V, tau: T, log
     return tiled_means(tile_logits, with_axes_of(tau, queries), keys, values, log_weights, tile=DIFFERENCES_TILE)
 
 
-def _of_matrices(kernel: Kernel, plan: Plan, *operands: Array) -> Any:
-    """Means and logarithms of one batch element: by waves where these pay, else by tiles of sorted points."""
+def _ways(kernel: Kernel, plan: Plan, queries: Array, keys: Array, values: Array) -> list[Callable[..., tuple[S, L]]]:
+    """The ways of `_means_apart`, as far as they are known without the points."""
+    most, sizes = _blocks_that_may_pay(kernel, plan, queries, keys, values)
+
+    def by_waves(*operands: Array) -> tuple[S, L]:
+        queries, keys, values, tau, log_weights = (x.astype("float64") for x in operands)
+
+        def of_matrix(queries: Array, keys: Array, *others: Array) -> Any:
+            return _waves_of_matrix(most, plan, sizes, box(queries, keys), queries, keys, *others)[0]
+
+        return one_by_one(of_matrix, queries, keys, values, tau[..., None, None], log_weights)
+
+    of_waves = [functools.partial(_in_float64, lambda _, __, *x: by_waves(*x), kernel, plan)] if most else []
+    by_tiles = [functools.partial(_in_float64, _by_shapes, kernel, plan)]
+    return of_waves if plan.waves and most else of_waves + by_tiles
+
+
+def _blocks_that_may_pay(kernel: Kernel, plan: Plan, queries: Any, keys: Any, values: Any) -> tuple[int, Sizes]:
+    sizes = Sizes(queries.shape[-2], *keys.shape[-2:], 1 + values.shape[-1])
+    return (most_blocks("float64", sizes) if kernel == GAUSS and plan.waves is not False else 0), sizes
+
+
+def _means_apart(kernel: Kernel, plan: Plan, *operands: np.ndarray) -> tuple[S, L]:
+    """The means and logarithms of NumPy's arrays, for each element of a batch by the way that its points need."""
+    queries, keys, values, tau, log_weights = (x.astype("float64") for x in operands)
+    most, sizes = _blocks_that_may_pay(kernel, plan, queries, keys, values)
+    with jax.enable_x64(True):
+        if not most:
+            return _batch_by_tiles(kernel, plan, queries, keys, values, tau, log_weights)
+        of_matrix = functools.partial(_of_matrix, kernel, plan, most, sizes)
+        return in_turn(of_matrix, queries, keys, values, tau[..., None, None], log_weights)
+
+
+def _of_matrix(kernel: Kernel, plan: Plan, most: int, sizes: Sizes, *operands: np.ndarray) -> tuple[S, L]:
     queries, keys, values, tau, log_weights = operands
-    sizes = Sizes(len(queries), len(keys), keys.shape[1], 1 + values.shape[1])
-    most = most_blocks("float64", sizes) if kernel == GAUSS and plan.waves is not False else 0
-    by_tiles = mark("engine", "anywhere")(functools.partial(_sorted_means, kernel, plan.precision, *operands))
-    if not most:
-        return by_tiles()
-    scale = jnp.sqrt(tau)
-    promise = LOGS[plan.precision]
-    does, around = waves_pay_here(plan, most, "float64", sizes, scale, queries, keys)
+
+    def by_tiles() -> list[tuple[S, L]]:
+        return [_batch_by_tiles(kernel, plan, queries, keys, values, tau[0, 0], log_weights)]
+
+    def of_rows(some: np.ndarray) -> tuple[S, L]:
+        return _rows_by_differences(kernel, queries[some], keys, values, tau[0, 0], log_weights)
+
+    does, around = waves_pay_here(plan, most, "float64", sizes, np.sqrt(tau), queries, keys)
+    if not does:
+        return by_tiles()[0]
+    found, doubt = _waves_of_matrix(most, plan, sizes, around, *operands)
+    return doubt_resolved([found], [doubt], [of_rows], by_tiles, IN_DOUBT_OF_LOGS)[0]
+
+
+_batch_by_tiles = jax.jit(_by_shapes, static_argnums=(0, 1))
+_rows_by_differences = jax.jit(difference_means, static_argnums=0)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _waves_of_matrix(most: int, plan: Plan, sizes: Sizes, around: Box, *operands: Array) -> tuple[tuple[S, L], Array]:
+    """The means and logarithms of a matrix by waves, and the queries in doubt."""
+    queries, keys, values, tau, log_weights = operands
+    scale, promise, largest = jnp.sqrt(tau), LOGS[plan.precision], log_weights.max()
     of = wave_grid(most, plan, promise, scale, sizes, around)
-
-    def by_waves() -> Any:
-        largest = log_weights.max()
-        weights = jnp.exp(log_weights - largest)
-        columns = jnp.concatenate([weights, weights * values], 1)
-        wanted = Wanted(Channels((GAUSS,), columns.shape[1:]), NOTHING)
-        side = queries, keys, columns, scale, queries[:, :0], keys[:, :0]
-        with mark("waves", "float64", most, 1, *sizes):
-            found, doubt = sums_by_waves(wanted, of, promise, *side)
-        total = found.sums[:, :1]
-        return [(found.sums[:, 1:] / total, largest + jnp.log(total))], [doubt]
-
-    def of_rows(some: Array) -> Any:
-        return difference_means(kernel, rows_of(queries, some), keys, values, tau[0, 0], log_weights)
-
-    zeros = jnp.zeros((len(queries), values.shape[1])), jnp.zeros((len(queries), 1))
-    return waves_or_tiles(does, by_waves, [of_rows], lambda: [by_tiles()], [zeros], operands, IN_DOUBT_OF_LOGS)[0]
+    weights = jnp.exp(log_weights - largest)
+    columns = jnp.concatenate([weights, weights * values], 1)
+    wanted = Wanted(Channels((GAUSS,), columns.shape[1:]), NOTHING)
+    with mark("waves", "float64", most, 1, *sizes):
+        found, doubt = sums_by_waves(wanted, of, promise, queries, keys, columns, scale, queries[:, :0], keys[:, :0])
+    total = found.sums[:, :1]
+    return (found.sums[:, 1:] / total, largest + jnp.log(total)), doubt
 
 
 def _sorted_means(

@@ -1,39 +1,76 @@
 """Sums of kernels that are made of several Gaussians: waves sum all at once, other engines sum each by itself."""
 
-from typing import Any
+import functools
+from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
+from .all_pairs import sums_by_differences
+from .apart import apart
+from .far import blocks_that_may_pay, in_turn, sums_by_points, waves_of_matrix, without_overflow
+from .few_dimensions import doubt_resolved, waves_pay_here
 from .plan import Plan
-from .radial import blocks_that_may_pay, of_matrices, pair_sums_in_xla
-from .tiles import one_by_one
-from .wanted import PairSums, Wanted
+from .radial import pair_sums_in_xla
+from .wanted import PairSums, Wanted, shapes_of
 
 
 def mixed_sums_in_xla(wanted: Wanted, plan: Plan, *operands: Array) -> PairSums:
     """`PairSums` (…, 1, M, ·) of the one kernel Σ_t share_t κ_t, whose own τ is one, from τ and shares (…, T)."""
+    queries, keys, values, tau, _, *weights = operands
+    most, _ = blocks_that_may_pay([wanted], plan, queries, keys, values, *weights, bandwidths=tau.shape[-1])
+    if plan.apart and most:
+        batch = np.broadcast_shapes(tau.shape[:-1], *(x.shape[:-3] for x in (queries, keys, values, *weights)))
+        shape = *batch, 1, queries.shape[-2]
+        shapes = shapes_of(wanted, *shape, scale=tau[..., :1], points=queries)
+        by_each = functools.partial(_by_each, wanted, plan)
+        return apart(_sums_apart, (wanted, plan.bare()), shapes, *operands, ways=lambda: [by_each])
+    return _by_each(wanted, plan, *operands)
+
+
+def _by_each(wanted: Wanted, plan: Plan, *operands: Array) -> PairSums:
+    queries, keys, values, tau, shares, *weights = operands
+    found = pair_sums_in_xla(wanted, plan, queries, keys, values, tau, *weights).mixed(tau, shares)
+    return jax.tree.map(lambda x: x[..., None, :, :], found)
+
+
+def _sums_apart(wanted: Wanted, plan: Plan, *operands: np.ndarray) -> PairSums:
+    """The sums of NumPy's arrays, for each element of a batch by the way that its points need."""
     queries, keys, values, tau, shares, *weights = operands
 
-    def of_each(tau: Array, shares: Array, *operands: Array) -> PairSums:
-        queries, keys, values, *weights = operands
-        return pair_sums_in_xla(wanted, plan, queries, keys, values, tau, *weights).mixed(tau, shares)
+    def summed(queries: np.ndarray, keys: np.ndarray, values: np.ndarray, _: None, *weights: np.ndarray):
+        points = (x[..., 0, :, :] for x in (queries, keys, values, *weights))
+        found = in_turn(functools.partial(_of_matrix, wanted, plan), tau[..., None], shares[..., None], *points)
+        return [jax.tree.map(lambda x: x[..., None, :, :], found)]
 
-    def of_all(scale: Array, shares: Array, *operands: Array) -> PairSums:
-        queries, keys, values, *weights = operands
+    (found,) = without_overflow(summed, queries, keys, values, None, *weights)
+    return found
 
-        def otherwise(*_: Any) -> list[PairSums]:
-            return [of_each(jnp.square(scale[:, 0]), shares[:, 0], *(x[None] for x in operands))]
 
-        given = queries, keys, values, scale, *weights
-        return of_matrices([wanted], plan, *given, shares=shares, by_tiles=otherwise)[0]
+def _of_matrix(wanted: Wanted, plan: Plan, tau: np.ndarray, shares: np.ndarray, *operands: np.ndarray) -> PairSums:
+    queries, keys, values, row_weights, weights = operands
+    scale, sizes_of = np.sqrt(tau), (queries, keys, values, weights)
+    most, sizes = blocks_that_may_pay([wanted], plan, *sizes_of, bandwidths=len(tau))
+    given = queries, keys, values, scale, row_weights, weights
 
-    given = queries, keys, values, *weights
-    one_sum = plan.platform != "cuda"  # there nothing waits to learn whether all need too many waves
-    if one_sum and blocks_that_may_pay([wanted], plan, *given, bandwidths=tau.shape[-1])[0]:
-        matrices = jnp.sqrt(tau)[..., None], shares[..., None], *(x[..., 0, :, :] for x in given)
-        found = one_by_one(of_all, *matrices)
-    else:
-        found = of_each(tau, shares, *given)
-    return jax.tree.map(lambda x: x[..., None, :, :], found)
+    def by_each() -> Sequence[PairSums]:
+        q, k, v, g, w = (x[None] for x in operands)
+        return [sums_by_points([wanted], plan, q, k, v, tau[:, 0], g, w)[0].mixed(tau[:, 0], shares[:, 0])]
+
+    def of_rows(some: np.ndarray) -> PairSums:
+        return _rows_of_mixture(
+            wanted, tau[:, 0], shares[:, 0], queries[some], keys, values, row_weights[some], weights
+        )
+
+    does, around = waves_pay_here(plan, most, plan.precision, sizes, scale, queries, keys)
+    if not does:
+        return by_each()[0]
+    found, doubt = waves_of_matrix([wanted], plan, most, sizes, around, shares, *given)
+    return doubt_resolved(found, doubt, [of_rows], by_each)[0]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _rows_of_mixture(wanted: Wanted, tau: Array, shares: Array, *operands: Array) -> PairSums:
+    queries, keys, values, row_weights, weights = (x[None] for x in operands)
+    return sums_by_differences(wanted, queries, keys, values, tau, row_weights, weights).mixed(tau, shares)

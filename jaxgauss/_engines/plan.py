@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 from .._kernels.kernels import GAUSS
 from .._kernels.mixtures import Mixture, mixture
 
-NATIVE = ("dense", "blocked", "differences", "fourier")
+IN_XLA_ALONE = ("dense", "blocked", "differences")
+NATIVE = (*IN_XLA_ALONE, "fourier")
 # R² up to which points are near: products about one center then give exponents, and moments for the pulls of Gaussians,
 # within 1e-5 of the terms' sizes, in float64 1e-13.
 NEAR = {"float32": 2.0**7, "float64": 2.0**10}
@@ -55,6 +56,7 @@ class Plan:
         waves: whether a Fourier series sums Gaussians of points that lie anywhere; None if that depends on the points.
         tolerance: of the Fourier series, relative to Σ|v|; None for the precision that sums promise.
         blocks: of its waves on CUDA, of each coordinate; None for as many as there may be.
+        apart: whether far points are summed by programs of their own; else by the caller's, in XLA alone.
     """
 
     platform: str
@@ -67,12 +69,20 @@ class Plan:
     waves: bool | None = None
     tolerance: float | None = None
     blocks: int | None = None
+    apart: bool = False
 
     def with_findings(self, settings: Settings) -> "Plan":
         """The plan with what the settings know of the points; waves are for "fourier", or for "auto" on a CPU."""
         open_to = self.native and settings.method == "auto" and self.platform == "cpu"
         waves = self.method == "fourier" or (settings.waves if open_to else False)
-        return replace(self, near=settings.near, waves=waves, tolerance=settings.tolerance, blocks=settings.blocks)
+        apart = self.platform == "cpu" and settings.method not in IN_XLA_ALONE
+        found = {"near": settings.near, "tolerance": settings.tolerance, "blocks": settings.blocks}
+        return replace(self, waves=waves, apart=apart, **found)
+
+    def bare(self) -> "Plan":
+        """What a sum of points that lie anywhere needs of the plan, so that plans share its programs."""
+        method = self.method if self.method in ("differences", "fourier") else "blocked"
+        return replace(self, method=method, backend="xla", reason="", stands_in=False, near=None, apart=False)
 
     @property
     def reach(self) -> float:

@@ -5,7 +5,6 @@ are functions of √u, each tile keeps its own digits.
 """
 
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,29 +15,24 @@ from jaxtyping import Array, Float
 
 from .._arrays.devices import vary_like
 from .._arrays.points import (
-    as_rows,
     by_point,
-    for_sums,
     of_coordinates,
     scaled_points,
-    shared,
     unbroadcast,
     with_norms,
-    with_rank,
 )
 from .._arrays.shapes import G, K, Q, T, V
-from .._checks.hidden import without_hidden
 from .._kernels.kernels import GAUSS, Kernel
-from .all_pairs import sums_by_differences
-from .anywhere import anywhere_sums, share_left, sorts
+from .anywhere import share_left, sorts
 from .branches import one_of_two
-from .few_dimensions import Sizes, at_most, most_blocks, rows_of, waves_or_tiles, waves_pay_here
+from .far import blocks_that_may_pay, sums_anywhere
+from .few_dimensions import waves_pay_here
 from .marks import mark
 from .plan import STRICTER, Plan
 from .products import product_pullback, sums_by_products, within
 from .tiles import one_by_one
-from .wanted import NOTHING, Channels, PairSums, Wanted, zeros_of
-from .waves import SUMS, Promise, in_64_bit_mode, sides, sums_of_sides
+from .wanted import NOTHING, Channels, PairSums, Wanted
+from .waves import SUMS, Promise, in_64_bit_mode, sums_of_sides
 
 
 def pair_sums_in_xla(wanted: Wanted, plan: Plan, *operands: Array) -> PairSums:
@@ -125,94 +119,6 @@ def of_tau(spread: Float[Array, "*batch m s"], tau: T) -> T:
     if not spread.shape[-1]:
         return jnp.zeros_like(tau)
     return (spread.sum(-2) if of_coordinates(tau, spread) else spread.sum((-2, -1))) / -2
-
-
-def sums_anywhere(wanted: Sequence[Wanted], plan: Plan, *operands: Array) -> list[PairSums]:
-    """`PairSums` of points anywhere; if `wanted` has two items, also at the keys, where g are the values.
-
-    Values and weights whose sums might overflow are summed in a unit of their own. Keys without either may be NaN.
-    """
-    queries, keys, values, tau, g, w = operands
-    sizes, keys = (queries.shape[-2], keys.shape[-2]), without_hidden(keys, values, w)
-    of_values = for_sums(values, *sizes, axes=-2)
-    of_g, of_w = (for_sums(x, *sizes, axes=(-2, -1)) for x in (g, w))
-    found = _sums_anywhere(wanted, plan, queries, keys, values * of_values, tau, g * of_g, w * of_w)
-    return [
-        PairSums(x.sums / unit, x.pulls / of_g / of_w, x.spread / of_g / of_w)
-        for x, unit in zip(found, (of_values, of_g), strict=False)
-    ]
-
-
-def _sums_anywhere(wanted: Sequence[Wanted], plan: Plan, *operands: Array) -> list[PairSums]:
-    queries, keys, values, tau, row_weights, weights = operands
-    scale = by_point(jnp.sqrt(tau), queries)
-    as_one = shared(keys, values, scale, weights)  # the batch of the queries becomes more rows
-    size = math.prod(queries.shape[:-1]) if as_one else queries.shape[-2]
-    sizes = size, *keys.shape[-2:]
-    pulls = any(x.pulls.kernels for x in wanted)
-    if 0 in sizes or (plan.method != "fourier" and not sorts(plan, *sizes, pulls=pulls)):
-        sides = operands, (keys, queries, row_weights, tau, weights, row_weights)
-        with mark("engine", "differences"):
-            return [sums_by_differences(x, *side) for x, side in zip(wanted, sides, strict=False)]
-
-    summed = functools.partial(of_matrices, wanted, plan)
-    if not as_one:
-        return one_by_one(summed, queries, keys, values, scale, row_weights, weights)
-    batch = jnp.broadcast_shapes(queries.shape[:-2], row_weights.shape[:-2])
-    rows = (jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (queries, row_weights))
-    at_queries, *at_keys = summed(*map(as_rows, (next(rows), keys, values, scale, next(rows), weights)))
-    at_queries = jax.tree.map(lambda x: x.reshape(*batch, queries.shape[-2], x.shape[-1]), at_queries)
-    return [at_queries, *jax.tree.map(lambda x: with_rank(x, keys), at_keys)]
-
-
-def of_matrices(
-    wanted: Sequence[Wanted],
-    plan: Plan,
-    *operands: Array,
-    shares: Float[Array, "t 1"] | None = None,
-    by_tiles: Callable[..., list[PairSums]] = anywhere_sums,
-) -> list[PairSums]:
-    """Sums of matrices by waves, if these pay or are asked for, else `by_tiles`; of several Gaussians with `shares`."""
-    queries, keys, values, scale, _, weights = operands
-    most, sizes = blocks_that_may_pay(wanted, plan, queries, keys, values, weights, bandwidths=len(scale))
-    by_tiles = mark("engine", "anywhere")(by_tiles)
-    if not most:
-        return by_tiles(wanted, *operands)
-    promise = None if plan.method == "fourier" else SUMS[plan.precision]
-    does, around = waves_pay_here(plan, most, plan.precision, sizes, scale, queries, keys)
-
-    def by_waves() -> tuple[list[PairSums], list[Array]]:
-        found = sums_of_sides(wanted, most, plan, promise, operands, sizes, around, shares)
-        return [x for x, _ in found], [x for _, x in found]
-
-    if plan.platform == "cuda":  # nothing may wait for the device
-        return by_waves()[0]
-
-    def of_rows(wanted: Wanted, side: Sequence[Array], some: Array) -> PairSums:
-        queries, keys, values, _, row_weights, weights = side
-        rows, own = (rows_of(x, some) for x in (queries, row_weights))
-        if shares is None:
-            tau = jnp.square(scale[0] if scale.shape[1] > 1 else scale[0, 0])
-            return sums_by_differences(wanted, rows, keys, values, tau, own, weights)
-        rows, keys, values, own, weights = (x[None] for x in (rows, keys, values, own, weights))
-        tau = jnp.square(scale[:, 0])
-        return sums_by_differences(wanted, rows, keys, values, tau, own, weights).mixed(tau, shares[:, 0])
-
-    each = [functools.partial(of_rows, *x) for x in zip(wanted, sides(operands), strict=False)]
-    zeros = [zeros_of(x, len(y), scale=scale, points=y) for x, y in zip(wanted, operands, strict=False)]
-    return waves_or_tiles(does, by_waves, each, lambda: by_tiles(wanted, *operands), zeros, operands)
-
-
-def blocks_that_may_pay(
-    wanted: Sequence[Wanted], plan: Plan, queries: Array, keys: Array, *values: Array, bandwidths: int = 1
-) -> tuple[int, Sizes]:
-    """The most blocks of waves that a coordinate may have, 0 if waves never pay; and the sizes."""
-    pulls, channels = any(x.pulls.kernels for x in wanted), max(x.shape[-1] for x in values)
-    sizes = Sizes(queries.shape[-2], keys.shape[-2], keys.shape[-1], channels, bandwidths, pulls)
-    if plan.waves is False or {GAUSS} != {y for x in wanted for y in x.kernels}:
-        return 0, sizes
-    by_name = plan.method == "fourier"
-    return at_most(sizes.dim, plan) if by_name else most_blocks(plan.precision, sizes), sizes
 
 
 def waves_pullback(

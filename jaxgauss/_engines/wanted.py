@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
@@ -143,7 +144,13 @@ def joined(sums: list[Array], like: Array) -> Array:
     return jnp.concatenate(sums, -1) if sums else like[..., :0]
 
 
+def shapes_of(wanted: Wanted, *shape: int, scale: Array, points: Array) -> PairSums:
+    """The shapes of `PairSums`, for queries of this shape."""
+    widths = wanted.widths(points.shape[-1], scale.shape[-1])
+    return PairSums(*(jax.ShapeDtypeStruct((*shape, width), points.dtype) for width in widths))
+
+
 def zeros_of(wanted: Wanted, *shape: int, scale: Array, points: Array) -> PairSums:
     """`PairSums` of zeros, for queries of this shape."""
-    widths = wanted.widths(points.shape[-1], scale.shape[-1])
-    return PairSums(*(jnp.zeros((*shape, width), points.dtype) for width in widths))
+    found = shapes_of(wanted, *shape, scale=scale, points=points)
+    return PairSums(*(jnp.zeros(x.shape, x.dtype) for x in found))

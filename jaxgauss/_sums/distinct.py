@@ -39,7 +39,7 @@ def usual_or_sparse(
         return lambda *x: jax.tree.map(lambda z: vary_like(z, x), function(*x))
 
     operands = vary_alike(*replicated(*(jnp.asarray(x, working_dtype(settings.dtype)) for x in operands)))
-    ways = functools.partial(in_float64, settings, sparse), usual
+    ways = functools.partial(in_float64, settings, sparse, far=True), usual
     return lax.cond(is_sparse, *map(varying, ways), *operands)
 
 

@@ -12,6 +12,7 @@ from jaxtyping import Array
 from .._arrays.devices import expected_platform
 from .._checks.operands import Traced
 from .._checks.settings import Settings, working_dtype
+from .._engines.apart import inline
 from .._engines.examined import noting
 from .._engines.nodes import blocks_of, tolerance_of
 from .._engines.radial import mean_share
@@ -95,7 +96,7 @@ def explained(function: Callable[..., Any], /, *arguments: Any, **options: Any) 
             raise Traced(f"it returns its {type(result).__name__}")
         return [x for x in jax.tree.leaves(result) if isinstance(x, jax.Array)]
 
-    with noting() as noted:
+    with noting() as noted, inline():
         try:
             program = jax.make_jaxpr(call)(*shapes).jaxpr
         except FROM_PYTHON as error:

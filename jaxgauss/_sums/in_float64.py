@@ -13,53 +13,93 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.custom_batching import custom_vmap
 from jaxtyping import Array
 
-from .._arrays.devices import has_cuda, vary_like
+from .._arrays.devices import has_cuda, platforms, vary_like
+from .._arrays.shapes import are_known
 from .._checks.settings import Settings, working_dtype
+from .._engines.apart import apart
 from .._engines.branches import one_of_two
+from .._engines.plan import IN_XLA_ALONE
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def in_float64(settings: Settings, function: Callable, *operands: Any) -> Any:
-    """function(settings, *operands) in float64; the results in the working dtype."""
-    dtype = working_dtype(settings.dtype)
+def in_float64(settings: Settings, function: Callable, *operands: Any, far: bool = False) -> Any:
+    """function(settings, *operands) in float64; the results in the working dtype.
 
-    def computed(*operands: Any) -> Any:
-        results = function(settings, *jax.tree.map(lambda x: x.astype("float64"), operands))
-        return jax.tree.map(lambda x: x.astype(dtype), results)
-
-    return _in_64_bit_mode(computed)(*operands)
+    `far`: whether it is only for points that are far, and so computed `apart`. Equal functions are then one program.
+    """
+    far = far and platforms() == ["cpu"] and settings.method not in IN_XLA_ALONE
+    return _ruled(settings, function, far and are_known(*(x.size for x in jax.tree.leaves(operands))), *operands)
 
 
-def _in_64_bit_mode(function: Callable) -> Callable:
-    """The function in the 64-bit mode, in which `vmap` maps it as well: a program may be mapped after it was traced."""
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def _ruled(settings: Settings, function: Callable, far: bool, *operands: Any) -> Any:
+    leaves, tree = jax.tree.flatten(operands)
+    return _computed(settings, function, far, tree, *leaves)
+
+
+def _backward(settings: Settings, function: Callable, far: bool, operands: tuple[Any, ...], cotangents: Any) -> Any:
+    return in_float64(settings, _Pullback(function), operands, cotangents, far=far)
+
+
+_ruled.defvjp(lambda *args: (_ruled(*args), args[3:]), _backward)
+
+
+def _computed(settings: Settings, function: Callable, far: bool, tree: Any, *leaves: Array) -> Any:
+    """The function of a tree with these leaves: apart, or in JAX's 64-bit mode, in which `vmap` maps it as well."""
+    options = settings, function, tree
 
     @custom_vmap
-    def computed(*operands: Any) -> Any:
-        with jax.enable_x64(True):
-            return function(*operands)
+    def computed(*leaves: Array) -> Any:
+        if not far:
+            return _in_64_bit_mode(*options, *leaves)
+        in_one_program = functools.partial(_in_64_bit_mode, *options)
+        return apart(_apart, options, jax.eval_shape(in_one_program, *leaves), *leaves, ways=lambda: [in_one_program])
 
     @computed.def_vmap
-    def _(axis_size: int, is_mapped: Any, *operands: Any):
-        axes = jax.tree.map(lambda mapped: 0 if mapped else None, is_mapped)
-        results = _in_64_bit_mode(jax.vmap(function, tuple(axes), axis_size=axis_size))(*operands)
+    def _(axis_size: int, is_mapped: Any, *leaves: Array):
+        mapped = _Mapped(function, tree, tuple(0 if x else None for x in is_mapped), axis_size)
+        results = _computed(settings, mapped, far, jax.tree.structure(leaves), *leaves)
         return results, jax.tree.map(lambda _: True, results)
 
-    return computed
+    return computed(*leaves)
 
 
-def with_all_digits(settings: Settings, function: Callable, *operands: Any) -> Any:
+def _in_64_bit_mode(settings: Settings, function: Callable, tree: Any, *leaves: Array) -> Any:
+    with jax.enable_x64(True):
+        results = function(settings, *tree.unflatten([x.astype("float64") for x in leaves]))
+        return jax.tree.map(lambda x: x.astype(working_dtype(settings.dtype)), results)
+
+
+_program = jax.jit(_in_64_bit_mode, static_argnums=(0, 1, 2))
+
+
+def _apart(settings: Settings, function: Callable, tree: Any, *leaves: np.ndarray) -> Any:
+    with jax.enable_x64(True):
+        return _program(settings, function, tree, *leaves)
+
+
+@dataclass(frozen=True)
+class _Mapped:
+    """A function that is mapped over an axis of leaves of its operands."""
+
+    function: Callable
+    tree: Any
+    axes: tuple[int | None, ...]
+    axis_size: int
+
+    def __call__(self, settings: Settings, *leaves: Array) -> Any:
+        def of_one(*leaves: Array) -> Any:
+            return self.function(settings, *self.tree.unflatten(leaves))
+
+        return jax.vmap(of_one, self.axes, axis_size=self.axis_size)(*leaves)
+
+
+def with_all_digits(settings: Settings, function: Callable, *operands: Any, far: bool = False) -> Any:
     """`in_float64`; on CUDA in the working dtype, in which `relative_means` keeps the digits of differences."""
-    return function(settings, *operands) if has_cuda() else in_float64(settings, function, *operands)
-
-
-def _backward(settings: Settings, function: Callable, operands: tuple[Any, ...], cotangents: Any) -> Any:
-    return in_float64(settings, _Pullback(function), operands, cotangents)
-
-
-in_float64.defvjp(lambda *args: (in_float64(*args), args[2:]), _backward)
+    return function(settings, *operands) if has_cuda() else in_float64(settings, function, *operands, far=far)
 
 
 @dataclass(frozen=True)
@@ -86,11 +126,11 @@ class Rules:
         """By products."""
         return self.function(settings, True, *operands)
 
-    def anywhere(self, settings: Settings, *operands: Array) -> Any:
+    def anywhere(self, settings: Settings, far: bool, *operands: Array) -> Any:
         """In float64; on CUDA from differences, which keep their digits in float32."""
         if has_cuda():
             return self.of_any(settings, *operands)
-        return in_float64(settings, _Anywhere(self.function), *operands)
+        return in_float64(settings, _Anywhere(self.function), *operands, far=far)
 
     def kept(self, settings: Settings, near: bool, *operands: Array) -> tuple[Any, tuple[Array, ...]]:
         """The results, and what is kept."""
@@ -117,11 +157,14 @@ def _either(is_near: Array | None, near: Callable, anywhere: Callable, *operands
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _of_either(rules: Rules, settings: Settings, for_values: Array | None, _: Array | None, *operands: Array) -> Any:
-    return _either(for_values, *(functools.partial(f, settings) for f in (rules.near, rules.anywhere)), *operands)
+    near = functools.partial(rules.near, settings)
+    anywhere = functools.partial(rules.anywhere, settings, for_values is not None)
+    return _either(for_values, near, anywhere, *operands)
 
 
 def _either_forward(rules: Rules, settings: Settings, _: Any, for_pulls: Any, *primals: Any) -> Any:
     operands, perturbed = tuple(x.value for x in primals), [x.perturbed for x in primals]
+    far = for_pulls is not None
 
     def zeros(like: Any) -> Any:
         return jax.tree.map(lambda x: vary_like(jnp.zeros(x.shape, x.dtype), operands), like)
@@ -131,9 +174,9 @@ def _either_forward(rules: Rules, settings: Settings, _: Any, for_pulls: Any, *p
         return results, (kept, zeros(kept))
 
     def anywhere(*operands: Array) -> Any:
-        in_two_parts = functools.partial(in_float64, settings, _InTwoParts(rules.kept))
+        in_two_parts = functools.partial(in_float64, settings, _InTwoParts(rules.kept), far=far)
         if _by_formula(rules, perturbed):
-            return rules.anywhere(settings, *operands), zeros(jax.eval_shape(in_two_parts, *operands)[1])
+            return rules.anywhere(settings, far, *operands), zeros(jax.eval_shape(in_two_parts, *operands)[1])
         return in_two_parts(*operands)
 
     is_near = None if for_pulls is None else for_pulls.value
@@ -144,6 +187,7 @@ def _either_forward(rules: Rules, settings: Settings, _: Any, for_pulls: Any, *p
 
 def _either_backward(rules: Rules, settings: Settings, residuals: Any, cotangents: Any) -> tuple[Any, ...]:
     is_near, operands, parts, pattern = residuals
+    far = is_near is not None
     wanted = [size == 2 for size in pattern.shape]
 
     def near(operands: Any, parts: Any, cotangents: Any) -> Any:
@@ -151,9 +195,9 @@ def _either_backward(rules: Rules, settings: Settings, residuals: Any, cotangent
 
     def anywhere(operands: Any, parts: Any, cotangents: Any) -> Any:
         if _by_formula(rules, wanted):
-            found: Any = with_all_digits(settings, _Pullback(rules.formula), operands, cotangents)
+            found: Any = with_all_digits(settings, _Pullback(rules.formula), operands, cotangents, far=far)
         else:
-            found = in_float64(settings, _OfTwoParts(rules.backward), operands, parts, cotangents)
+            found = in_float64(settings, _OfTwoParts(rules.backward), operands, parts, cotangents, far=far)
         return [*itertools.compress(found, wanted)]
 
     cotangents = jax.tree.map(functools.partial(_instantiated, operands), cotangents, is_leaf=_is_zero)

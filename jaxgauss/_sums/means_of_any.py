@@ -44,8 +44,9 @@ def positive_means(
 ) -> tuple[Array, Array]:
     """Σ_n w κ v / Σ_n w κ (…, M, C) and log Σ_n w κ (…, M, 1), of operands of equal rank with log w (…, N, 1)."""
     operands = queries, keys, values, tau, log_weights
-    near, anywhere = functools.partial(_of_sums, settings), functools.partial(with_all_digits, settings, means_of_any)
-    return one_of_two(_are_near(settings, queries, keys, tau, log_weights), near, anywhere, *operands)
+    near, is_near = functools.partial(_of_sums, settings), _are_near(settings, queries, keys, tau, log_weights)
+    anywhere = functools.partial(with_all_digits, settings, means_of_any, far=not isinstance(is_near, bool))
+    return one_of_two(is_near, near, anywhere, *operands)
 
 
 def positive_logs(settings: Settings, queries: Array, keys: Array, tau: Array, log_weights: Array) -> Array:
@@ -55,8 +56,9 @@ def positive_logs(settings: Settings, queries: Array, keys: Array, tau: Array, l
         return _of_sums(settings, queries, keys, log_weights[..., :0], tau, log_weights)[1]
 
     operands = queries, keys, tau, log_weights
-    anywhere = functools.partial(with_all_digits, settings, logs_of_any)
-    return one_of_two(_are_near(settings, *operands), near, anywhere, *operands)
+    is_near = _are_near(settings, *operands)
+    anywhere = functools.partial(with_all_digits, settings, logs_of_any, far=not isinstance(is_near, bool))
+    return one_of_two(is_near, near, anywhere, *operands)
 
 
 def _are_near(settings: Settings, queries: Array, keys: Array, tau: Array, log_weights: Array) -> Any:
