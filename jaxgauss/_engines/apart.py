@@ -75,6 +75,7 @@ def _callback(function: Callable[..., Any], options: tuple[Any, ...], level: int
                 jax.default_device(device(level)),
                 jax.disable_jit(False),
                 jax.debug_nans(False),
+                jax.transfer_guard("allow"),
                 _level(level + 1),
                 np.errstate(all="ignore"),
             ):

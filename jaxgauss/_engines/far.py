@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from .._arrays.points import as_rows, by_point, for_sums, shared, with_rank
+from .._arrays.points import as_rows, by_point, for_sums, largest_of_sums, shared, with_rank
 from .._checks.hidden import without_hidden
 from .._kernels.kernels import GAUSS
 from .all_pairs import sums_by_differences
@@ -69,7 +69,10 @@ def _in_xla(wanted: Sequence[Wanted], plan: Plan, *operands: Array) -> list[Pair
 def without_overflow(summed: Callable[..., list[PairSums]], *operands: Any) -> list[PairSums]:
     """The sums of values and weights in a unit in which they do not overflow, without hidden keys; NumPy or JAX."""
     queries, keys, values, tau, g, w = operands
-    sizes, keys = (len_of(queries), len_of(keys)), without_hidden(keys, values, w)
+    sizes = len_of(queries), len_of(keys)
+    if isinstance(keys, np.ndarray) and np.isfinite(keys.sum()) and _are_small(sizes, values, g, w):
+        return summed(*operands)
+    keys = without_hidden(keys, values, w)
     of_values = for_sums(values, *sizes, axes=-2)
     of_g, of_w = (for_sums(x, *sizes, axes=(-2, -1)) for x in (g, w))
     found = summed(queries, keys, values * of_values, tau, g * of_g, w * of_w)
@@ -77,6 +80,11 @@ def without_overflow(summed: Callable[..., list[PairSums]], *operands: Any) -> l
         PairSums(x.sums / unit, x.pulls / of_g / of_w, x.spread / of_g / of_w)
         for x, unit in zip(found, (of_values, of_g), strict=False)
     ]
+
+
+def _are_small(sizes: Sequence[int], *arrays: np.ndarray) -> bool:
+    """Whether no sum of the numbers of an array overflows, and all are finite."""
+    return all(np.abs(x).max(initial=0) <= largest_of_sums(x.dtype, *sizes) for x in arrays)
 
 
 def _by_shapes(wanted: Sequence[Wanted], plan: Plan, *operands: Array) -> list[PairSums]:
@@ -154,7 +162,7 @@ def sums_by_points(wanted: Sequence[Wanted], plan: Plan, *operands: np.ndarray) 
     rows = as_rows(queries) if as_one else queries
     most, sizes = blocks_that_may_pay(wanted, plan, rows, keys, values, weights)
     if not most:
-        return _batch_by_tiles(wanted, TILES, *operands)
+        return _batch_by_tiles(tuple(wanted), TILES, *operands)
     of_matrix = functools.partial(_of_matrix, wanted, plan, most, sizes)
     if as_one:
         return _of_one_matrix(of_matrix, *given)
@@ -179,7 +187,7 @@ def _of_matrix(wanted: Sequence[Wanted], plan: Plan, most: int, sizes: Sizes, *o
 
     def by_tiles() -> list[PairSums]:
         tau = np.square(scale[0] if scale.shape[1] > 1 else scale[0, 0])
-        return _batch_by_tiles(wanted, TILES, *operands[:3], tau, *operands[4:])
+        return _batch_by_tiles(tuple(wanted), TILES, *operands[:3], tau, *operands[4:])
 
     def of_rows(wanted: Wanted, side: Sequence[np.ndarray], some: np.ndarray) -> PairSums:
         queries, keys, values, scale, row_weights, weights = side
