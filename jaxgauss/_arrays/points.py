@@ -12,7 +12,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from .devices import replicated, vary_like
-from .shapes import K, Q, T, are_known
+from .shapes import K, Numbers, Q, T, are_known
 
 DIMENSIONS = 8  # coordinates per pass over a tile
 MANY = 2**30  # stands for an unknown number of points
@@ -37,12 +37,12 @@ def scaled_points(
     return (queries - c) * scale, (keys - c) * scale
 
 
-def of_coordinates(tau: T, points: K) -> bool:
+def of_coordinates(tau: Numbers, points: Numbers) -> bool:
     """Whether each coordinate has its own τ, (*batch, D)."""
     return tau.ndim == points.ndim - 1
 
 
-def by_point(tau: T, points: K) -> Float[Array, "*#batch 1 _"]:
+def by_point(tau: Numbers, points: Numbers) -> Any:
     """τ (*batch), or τ of each coordinate, with the axes of the points."""
     return tau[..., None, :] if of_coordinates(tau, points) else tau[..., None, None]
 
@@ -106,7 +106,7 @@ def may_overflow(xp: Any, x: Any, *nums: int, axes: Any = None) -> Any:
     return xp.abs(finite).max(axes, keepdims=axes is not None, initial=0) > largest_of_sums(x.dtype, *nums)
 
 
-def for_sums(x: Array, *nums: int, axes: int | tuple[int, ...] | None = None) -> Array:
+def for_sums(x: Numbers, *nums: int, axes: int | tuple[int, ...] | None = None) -> Any:
     """The power of two by which x is multiplied before it is summed: one, unless a sum `may_overflow`."""
     xp = np if isinstance(x, np.ndarray) else jnp
     is_large = may_overflow(xp, x if xp is np else lax.stop_gradient(x), *nums, axes=axes)
@@ -205,12 +205,12 @@ def with_axes_of(tau: Array, points: Array) -> Array:
     return jnp.broadcast_to(points, (*jnp.broadcast_shapes(points.shape[:-2], batch), *points.shape[-2:]))
 
 
-def shared(*operands: Array) -> bool:
+def shared(*operands: Numbers) -> bool:
     """Whether every operand is the same for the whole batch."""
     return all(math.prod(x.shape[:-2]) == 1 for x in operands)
 
 
-def as_rows(x: Array) -> Array:
+def as_rows(x: Numbers) -> Any:
     """(…, N, W) -> (B N, W)."""
     return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
 

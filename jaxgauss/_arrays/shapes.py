@@ -15,6 +15,7 @@ S = Float[Array, "*result m c"]  # sums
 G = Float[Array, "*#batch m c"]  # a cotangent of sums
 W = Float[Array, "*#batch n 1"]  # weights
 L = Float[Array, "*result m 1"]  # logarithms
+Numbers = Array | np.ndarray
 
 
 def are_known(*sizes: Any) -> bool:

@@ -16,12 +16,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src.lib import xla_client  # JAX has no public way to make a client
+from jax._src.lib import xla_client  # type: ignore[attr-defined]  # JAX has no public way to make a client
 from jax.experimental import buffer_callback
 
 from .._arrays.devices import vary_like
 from .._arrays.process import refuse_fork
 from .bridge import finish_before_exit, stay
+from .marks import mark
 
 INLINE = -1  # the level of programs that are not run, but counted
 _level: Any = jax.make_user_context(0)  # what JAX traces and compiles depends on it
@@ -46,7 +47,8 @@ def apart(
     if there:
         callback = _callback(function, options, _level.value, jax.config.jax_enable_x64)  # type: ignore[attr-defined]
         run = buffer_callback.buffer_callback(callback, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in there])
-        there = run(stay(operands[0]), *operands[1:])
+        with mark("apart", function.__module__.rpartition(".")[2]):
+            there = run(stay(operands[0]), *operands[1:])
     found = iter(there)
     results = (next(found) if math.prod(x.shape) else jax.numpy.zeros(x.shape, x.dtype) for x in leaves)
     return tree.unflatten([vary_like(x, operands) for x in results])

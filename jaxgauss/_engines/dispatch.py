@@ -261,7 +261,7 @@ def _means_in_xla(plan: Plan, points: tuple[Scaled, Scaled], *operands: jax.Arra
     """By `means_in_one_pass` where enough pairs pay for two programs; else by `blocked_means`."""
     pairs, *_ = aligned_sizes(*operands[:4])
     if (plan.platform, plan.precision) == ("cpu", "float32") and are_known(pairs) and pairs >= ONE_PASS:
-        return means_in_one_pass(*points, *operands)
+        return means_in_one_pass(*points, *operands, is_apart=plan.apart)
     return blocked_means(*operands, dense=plan.method == "dense")
 
 

@@ -248,17 +248,17 @@ def doubt_resolved(
     found: Sequence[Any],
     doubt: Sequence[Doubt],
     of_rows: Sequence[Callable[[np.ndarray], Any]],
-    by_tiles: Callable[[], Sequence[Any]],
+    by_tiles: Callable[[], list[Any]],
     one_in: int = IN_DOUBT,
-) -> Sequence[Any]:
+) -> list[Any]:
     """Results by waves, with the queries in doubt summed again; by tiles if these are more than one in `one_in`.
 
     Each of several results has its own queries: its function `of_rows` sums at those of given indices.
     """
-    doubt = [np.asarray(x) for x in doubt]
-    if any(x.sum() > len(x) // one_in for x in doubt):
+    flags = [np.asarray(x) for x in doubt]
+    if any(x.sum() > len(x) // one_in for x in flags):
         return by_tiles()
-    return [_corrected(*x) for x in zip(doubt, found, of_rows, strict=True)]
+    return [_corrected(*x) for x in zip(flags, found, of_rows, strict=True)]
 
 
 def _corrected(doubt: np.ndarray, found: Any, of_rows: Callable[[np.ndarray], Any]) -> Any:

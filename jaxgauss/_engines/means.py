@@ -73,7 +73,9 @@ def blocked_means(queries: Q, keys: K, values: V, tau: T, log_weights: W, *, den
     return by_parts_of_batch(functools.partial(tiled_means, logits, dense=dense), a, b, values, log_weights)
 
 
-def means_in_one_pass(a: Scaled, b: Scaled, queries: Q, keys: K, values: V, tau: T, log_weights: W) -> tuple[S, L]:
+def means_in_one_pass(
+    a: Scaled, b: Scaled, queries: Q, keys: K, values: V, tau: T, log_weights: W, *, is_apart: bool
+) -> tuple[S, L]:
     """`blocked_means` as one sum of terms relative to a large one of the row; in two passes if that overflows.
 
     It takes the scaled points as well. The large one is the largest of the term of the key with the row's index,
@@ -83,20 +85,30 @@ def means_in_one_pass(a: Scaled, b: Scaled, queries: Q, keys: K, values: V, tau:
     b = _weighted(b, norms=b.norms - 2 * BASE_2 * log_weights)
     large = _large_logit(*logit_factors(a, b))
     sums = scaled_sum(_weighted(a, norms=a.norms + 2 * large), b, _with_ones(values))
-    in_two_passes = functools.partial(blocked_means, queries, keys, values, tau, log_weights)
+    operands = queries, keys, values, tau, log_weights
+
+    def in_two_passes(found: tuple[S, L]) -> tuple[S, L]:
+        if not is_apart:
+            return blocked_means(*operands)
+        return apart(_in_two_passes, (), found, *operands, ways=lambda: [blocked_means])
+
     return _means_of(sums, large, in_two_passes)
+
+
+def _in_two_passes(*operands: np.ndarray) -> tuple[S, L]:
+    return jax.jit(blocked_means)(*operands)
 
 
 def _with_ones(values: V) -> V:
     return jnp.concatenate([values, jnp.ones_like(values[..., :1])], -1)
 
 
-def _means_of(sums: S, large: L, otherwise: Callable[[], Any]) -> tuple[S, L]:
-    """Means and logarithms from sums of values and of ones relative to a large term; `otherwise()` if they overflow."""
+def _means_of(sums: S, large: L, otherwise: Callable[[tuple[S, L]], tuple[S, L]]) -> tuple[S, L]:
+    """Means and logarithms from sums of values and of ones relative to a large term; `otherwise` if they overflow."""
     total = sums[..., -1:]
     found = sums[..., :-1] / total, (large + jnp.log2(total)) / BASE_2
     is_there = jnp.isfinite(sums).all(-1, keepdims=True) & (total > LEAST)
-    return lax.cond((is_there | jnp.isnan(total)).all(), lambda: found, otherwise)
+    return lax.cond((is_there | jnp.isnan(total)).all(), lambda found: found, otherwise, found)
 
 
 def _large_logit(a: Array, b: Array) -> Float[Array, "*batch m 1"]:
@@ -160,23 +172,23 @@ def difference_means(kernel: Kernel, queries: Q, keys: K, values: V, tau: T, log
 
 def _ways(kernel: Kernel, plan: Plan, queries: Array, keys: Array, values: Array) -> list[Callable[..., tuple[S, L]]]:
     """The ways of `_means_apart`, as far as they are known without the points."""
+    most, _ = _blocks_that_may_pay(kernel, plan, queries, keys, values)
+    ways = [_by_waves] * (most > 0) + [_by_shapes] * (not (plan.waves and most))
+    return [functools.partial(_in_float64, way, kernel, plan) for way in ways]
+
+
+def _by_waves(kernel: Kernel, plan: Plan, *operands: Array) -> tuple[S, L]:
+    queries, keys, values, tau, log_weights = operands
     most, sizes = _blocks_that_may_pay(kernel, plan, queries, keys, values)
 
-    def by_waves(*operands: Array) -> tuple[S, L]:
-        queries, keys, values, tau, log_weights = (x.astype("float64") for x in operands)
+    def of_matrix(*operands: Array) -> tuple[S, L]:
+        return _waves_of_matrix(most, plan, sizes, box(*operands[:2]), *operands)[0]
 
-        def of_matrix(queries: Array, keys: Array, *others: Array) -> Any:
-            return _waves_of_matrix(most, plan, sizes, box(queries, keys), queries, keys, *others)[0]
-
-        return one_by_one(of_matrix, queries, keys, values, tau[..., None, None], log_weights)
-
-    of_waves = [functools.partial(_in_float64, lambda _, __, *x: by_waves(*x), kernel, plan)] if most else []
-    by_tiles = [functools.partial(_in_float64, _by_shapes, kernel, plan)]
-    return of_waves if plan.waves and most else of_waves + by_tiles
+    return one_by_one(of_matrix, queries, keys, values, tau[..., None, None], log_weights)
 
 
 def _blocks_that_may_pay(kernel: Kernel, plan: Plan, queries: Any, keys: Any, values: Any) -> tuple[int, Sizes]:
-    sizes = Sizes(queries.shape[-2], *keys.shape[-2:], 1 + values.shape[-1])
+    sizes = Sizes(queries.shape[-2], keys.shape[-2], keys.shape[-1], 1 + values.shape[-1])
     return (most_blocks("float64", sizes) if kernel == GAUSS and plan.waves is not False else 0), sizes
 
 

@@ -1,7 +1,6 @@
 """Sums of kernels that are made of several Gaussians: waves sum all at once, other engines sum each by itself."""
 
 import functools
-from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -54,7 +53,7 @@ def _of_matrix(wanted: Wanted, plan: Plan, tau: np.ndarray, shares: np.ndarray, 
     most, sizes = blocks_that_may_pay([wanted], plan, *sizes_of, bandwidths=len(tau))
     given = queries, keys, values, scale, row_weights, weights
 
-    def by_each() -> Sequence[PairSums]:
+    def by_each() -> list[PairSums]:
         q, k, v, g, w = (x[None] for x in operands)
         return [sums_by_points([wanted], plan, q, k, v, tau[:, 0], g, w)[0].mixed(tau[:, 0], shares[:, 0])]
 

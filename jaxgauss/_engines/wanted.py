@@ -1,13 +1,13 @@
 """Records of what engines sum over pairs of points: what is wanted, the operands, the results."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from .._arrays.points import dot
-from .._arrays.shapes import G, V
+from .._arrays.shapes import G, Numbers, V
 from .._kernels.kernels import Kernel
 from .short_products import longest, summed_over_rows
 
@@ -133,7 +133,7 @@ class PairSums(NamedTuple):
     pulls: Float[Array, "*batch m d"]
     spread: Float[Array, "*batch m s"]
 
-    def mixed(self, tau: Float[Array, "*batch t"], shares: Float[Array, "*batch t"]) -> "PairSums":
+    def mixed(self, tau: Numbers, shares: Numbers) -> "PairSums":
         """The sums of the one kernel Σ_t share_t κ_t, whose own τ is one, from those of each κ_t, (…, T, M, ·)."""
         weights = shares, shares * tau, shares * tau
         return PairSums(*((w[..., None, None] * x).sum(-3) for w, x in zip(weights, self, strict=True)))
@@ -144,10 +144,11 @@ def joined(sums: list[Array], like: Array) -> Array:
     return jnp.concatenate(sums, -1) if sums else like[..., :0]
 
 
-def shapes_of(wanted: Wanted, *shape: int, scale: Array, points: Array) -> PairSums:
+def shapes_of(wanted: Wanted, *shape: int, scale: Array, points: Array) -> Any:
     """The shapes of `PairSums`, for queries of this shape."""
     widths = wanted.widths(points.shape[-1], scale.shape[-1])
-    return PairSums(*(jax.ShapeDtypeStruct((*shape, width), points.dtype) for width in widths))
+    found: list[Any] = [jax.ShapeDtypeStruct((*shape, width), points.dtype) for width in widths]
+    return PairSums(*found)
 
 
 def zeros_of(wanted: Wanted, *shape: int, scale: Array, points: Array) -> PairSums:

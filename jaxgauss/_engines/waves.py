@@ -15,7 +15,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from .._arrays.devices import vary_like
-from .._arrays.shapes import are_known
+from .._arrays.shapes import Numbers, are_known
 from . import nufft
 from .boxes import Box, outside
 from .few_dimensions import Doubt, Sizes, bandwidth_ratio, transforms_pay
@@ -109,7 +109,7 @@ def sums_of_sides(
         return [sums_by_waves(x, of, promise, *side, shares=shares) for x, side in each]
 
 
-def sides(operands: Sequence[Array]) -> tuple[Sequence[Array], Sequence[Array]]:
+def sides(operands: Sequence[Numbers]) -> tuple[Sequence[Any], Sequence[Any]]:
     """The operands of sums at the queries, and of those at the keys, where the row weights are summed."""
     queries, keys, _, scale, row_weights, weights = operands
     return operands, (keys, queries, row_weights, scale, weights, row_weights)
