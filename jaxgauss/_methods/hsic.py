@@ -5,13 +5,13 @@ import math
 from dataclasses import replace
 from typing import Any, Unpack
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
 from .._arrays.devices import replicated, vary_alike, visible
+from .._arrays.tracing import jitted
 from .._checks.given import public
 from .._checks.operands import as_operand
 from .._checks.samples import check_estimator, check_samples, check_signs
@@ -136,7 +136,7 @@ def check_quadruples(function: str, estimator: str, weights: Any) -> None:
 # joint sum; equal weights do not. Everything consists of Gauss sums, which have their own rules.
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(jitted, num_static=2)
 def _hsic(settings: Settings, estimator: str, x, y, tau_x, tau_y, weights) -> Array:
     dtype, num = working_dtype(settings.dtype), len(x)
     x, y, tau_x, tau_y = replicated(*(jnp.asarray(z, dtype) for z in (x, y, tau_x, tau_y)))

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 
 from .._arrays.devices import has_cuda
 from .._arrays.points import LOG_ZERO
+from .._arrays.tracing import jitted
 from .._checks.given import public
 from .._checks.samples import check_kernel, check_samples, check_signs
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights, working_dtype
@@ -149,7 +150,7 @@ def check_integral(function: str, kernel: Kernel, dim: int) -> None:
         )
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jitted, num_static=1)
 def _logpdf(settings: Settings, points, samples, tau, weights) -> Array:
     dtype = working_dtype(settings.dtype)
     points, samples, tau = (jnp.asarray(x, dtype) for x in (points, samples, tau))
@@ -163,7 +164,7 @@ def _logpdf(settings: Settings, points, samples, tau, weights) -> Array:
     return logs.astype(settings.dtype)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jitted, num_static=1)
 def _score(settings: Settings, points, samples, tau, weights) -> Array:
     points = jnp.asarray(points, working_dtype(settings.dtype))
     # the rule of log_gauss_sum takes the means from the same call; XLA drops what is unused

@@ -3,11 +3,11 @@
 import functools
 from typing import NamedTuple, Unpack
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from .._arrays.tracing import jitted
 from .._checks.given import public
 from .._checks.samples import check_balance, check_distinct_pairs, check_estimator, check_kernel, check_samples
 from .._checks.settings import Points, Settings, Taus, WeightOptions, Weights
@@ -179,7 +179,7 @@ def embedding_norm_squared(
     return _mmd_squared(settings, estimator, points, nobody, tau, weights, None, 0.0)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(jitted, num_static=2)
 def _mmd_squared(settings: Settings, estimator: str, x, y, tau, x_weights, y_weights, y_norm_squared) -> Array:
     a, b = weights_or_mean(x_weights, x.shape[0], settings), weights_or_mean(y_weights, y.shape[0], settings)
     given = y_norm_squared is not None

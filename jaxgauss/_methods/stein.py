@@ -5,11 +5,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Unpack
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from .._arrays.points import dot
+from .._arrays.tracing import jitted
 from .._checks.given import public
 from .._checks.samples import check_distinct_pairs, check_estimator, check_kernel, check_samples, check_scores
 from .._checks.settings import Points, Settings, Taus, WeightOptions, Weights
@@ -108,7 +108,7 @@ def ksd_squared(
 # same sums: Σ_ij a_i a_j Φ ‖x_i - x_j‖² = -2 Σ_i a_i ⟨x_i - c, g_i⟩ for any c, as Σ_i a_i g_i = 0.
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(jitted, num_static=2)
 def _ksd_squared(settings: Settings, estimator: str, points, scores, tau, weights) -> Array:
     a = weights_or_mean(weights, points.shape[0], settings)
     usual = functools.partial(_by_all_pairs, settings, estimator, weights is None)

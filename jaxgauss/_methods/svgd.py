@@ -10,6 +10,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
+from .._arrays.tracing import jitted
 from .._checks.given import floating_dtype, public
 from .._checks.operands import check_tau
 from .._checks.samples import check_kernel, check_options, check_samples, check_scores
@@ -76,7 +77,7 @@ def svgd_direction(
     return _direction(settings, particles, scores, tau)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jitted, num_static=1)
 def _direction(settings: Settings, particles: Array, scores: Array, tau: Array) -> Array:
     settings, tau, shares = as_gaussians(settings, tau, particles)
     tau, x, s = prepare(settings, tau, particles, scores)

@@ -3,10 +3,10 @@
 import functools
 from typing import Unpack
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from .._arrays.tracing import jitted
 from .._checks.given import public
 from .._checks.samples import check_balance, check_kernel, check_samples
 from .._checks.settings import Points, Settings, Taus, WeightOptions, Weights
@@ -129,7 +129,7 @@ def mmd_flow_velocity(
     return _witness(settings, True, x, x, y, tau, x_weights, y_weights)[1]
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(jitted, num_static=2)
 def _witness(settings: Settings, pulls: bool, points, x, y, tau, x_weights, y_weights) -> tuple[Array, Array]:
     """The witness function (P,) and, with `pulls`, minus its gradient (P, D)."""
     a, b = weights_or_mean(x_weights, x.shape[0], settings), weights_or_mean(y_weights, y.shape[0], settings)

@@ -2,12 +2,12 @@
 
 import functools
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
 from .._arrays.devices import has_cuda, replicated, vary_alike
 from .._arrays.points import align
+from .._arrays.tracing import jitted
 from .._checks.given import public
 from .._checks.hidden import without_hidden
 from .._checks.operands import as_operand, check_tolerance
@@ -107,7 +107,7 @@ def checked_gauss_sum(settings: Settings, plan: Plan, queries, keys, values, tau
     return _checked_sum(settings, queries, keys, values, as_operand(tau, settings.dtype))
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jitted, num_static=1)
 def _checked_sum(settings: Settings, *operands: Array) -> Array:
     return unrounded_gauss_sum(settings, *operands).astype(settings.dtype)
 

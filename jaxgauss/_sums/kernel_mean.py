@@ -4,7 +4,6 @@ import functools
 from dataclasses import replace
 from typing import Any, Unpack
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -12,6 +11,7 @@ from jaxtyping import Array
 
 from .._arrays.devices import replicated, vary_alike, visible
 from .._arrays.points import LOG_ZERO, align, for_sums
+from .._arrays.tracing import jitted
 from .._checks.given import public
 from .._checks.operands import as_operand, check_weights
 from .._checks.samples import check_kernel, check_options
@@ -132,7 +132,7 @@ def as_logs(settings: Settings) -> Settings:
     return replace(settings, matmul_precision="highest")
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jitted, num_static=1)
 def _checked_mean(settings: Settings, queries, keys, values, log_weights, tau) -> tuple[Array, Array]:
     of_one, log_weights = values.ndim == 1, none_are_zero(log_weights, keys, settings)
     found, logs = means_over_mesh(settings, queries, keys, values[:, None] if of_one else values, log_weights, tau)

@@ -2,13 +2,13 @@
 
 import functools
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
 from .._arrays.devices import replicated, vary_alike
 from .._arrays.points import align, center, for_sums, weighted_sum
+from .._arrays.tracing import jitted
 from .._checks.given import public
 from .._checks.hidden import without_hidden
 from .._checks.names import as_kernel
@@ -98,7 +98,7 @@ def kernel_sum(
     return _checked_sum(settings, queries, keys, values, as_operand(tau, settings.dtype))
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jitted, num_static=1)
 def _checked_sum(settings: Settings, *operands: Array) -> Array:
     return unrounded_kernel_sum(settings, *operands).astype(settings.dtype)
 

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 
 from .._arrays.devices import has_cuda, replicated, vary_alike, vary_like
 from .._arrays.points import LOG_ZERO, align, center, common_center, unbroadcast
+from .._arrays.tracing import jitted
 from .._calls import also_called
 from .._checks.given import public
 from .._checks.names import check_names
@@ -109,7 +110,7 @@ def methods_of_logs(kernel: Kernel) -> tuple[str, ...]:
     return METHODS if kernel == GAUSS else ("auto", "differences")
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jitted, num_static=1)
 def _checked_log_sum(settings: Settings, queries: Array, keys: Array, log_weights: Any, tau: Array) -> Array:
     weights = none_are_zero(log_weights, keys, settings)[..., None]
     return unrounded_log_sum(settings, queries, keys, weights, tau)[..., 0].astype(settings.dtype)
