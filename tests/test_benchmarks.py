@@ -33,6 +33,10 @@ def some(of, *names):
 SMALL: dict[str, tuple[int, dict]] = {  # of a suite, how many rows it finds with these sizes
     "calls": (7, {"NUMS": (16,), "ROUNDS": 1}),
     "clouds": (2 * 5, {"NUMS": (40,), "DIMS": (3,), "FUNCTIONS": ("gauss_sum", "log_gauss_sum")}),
+    "compiling": (
+        3,
+        {"SIZES": [(40, 3)], "PROCESSES": 1, "FUNCTIONS": lambda m: some(m.FUNCTIONS, *list(m.FUNCTIONS)[:3])},
+    ),
     "first_calls": (3, {"NUM": 40, "NAMES": ("gauss_sum", "gradients of hsic", "mmd_estimate of chunks")}),
     "few_dimensions": (
         2 * 4 + 7 + 2 + 6 * 2 + 2,
