@@ -21,6 +21,7 @@ from .._checks.settings import Settings, working_dtype
 from .._kernels.kernels import GAUSS, Kernel
 from .._kernels.mixtures import Mixture
 from . import mixed, radial
+from .anywhere import sorts
 from .attention import attended_means, attended_pullback, attended_sum, by_attention, kernel_of
 from .blocked import blocked_pullback, scaled_sum
 from .branches import but_not, lowered, one_of_two, plan_there
@@ -148,6 +149,13 @@ def keeps_tile(settings: Settings, queries: jax.Array, keys: jax.Array, values: 
     plans = [plan_there(settings, platform, operands) for platform in platforms()]
     dense = "dense", working_dtype(settings.dtype).name
     return all((x.method, x.precision) == dense and x.reach > 0 for x in plans)
+
+
+def sums_apart(settings: Settings, queries: jax.Array, keys: jax.Array, _: jax.Array, tau: jax.Array, *__: Any) -> bool:
+    """Whether points that lie anywhere are so many that they are summed apart, on the only platform of JAX."""
+    (platform,), *others = ([x] for x in platforms())
+    plan = exact_plan_of(settings, platform, (queries, keys, keys, tau))
+    return plan.apart and not others and sorts(plan, queries.shape[-2], *keys.shape[-2:])
 
 
 def uses_mixture(settings: Settings, *operands: Any) -> Mixture | None:

@@ -27,6 +27,7 @@ TILES, SORTING, DIFFERENCES = 2.5, 300.0, 4.0
 OUTSIDE = 64  # at most one query in OUTSIDE may lie outside of a box
 AROUND = 32  # bandwidths; the box of keys is wider than that of queries by less
 END = 2 * 13.2  # bandwidths over which a point has terms: a Gaussian in float32 ends at 13.2
+LONG = 4e6  # nanoseconds of all pairs from which a callback finds out whether waves pay: 0.15 ms, but less to compile
 WORTH = 0.8  # waves must take less than this share of the time of pairs
 # Gradients take so many times as long as a sum: of all pairs, and by waves, in float64. Values of both signs take twice
 # as many waves as others, for Σ Φ|v|: in between is a sum whose values are not known.
@@ -36,7 +37,6 @@ POINT = 60  # a coordinate of a point takes a fast transform as long as so many 
 # At most one query in so many is summed again by differences; of logarithms more, as their tiles are in float64.
 IN_DOUBT, IN_DOUBT_OF_LOGS = 32, 8
 AT_A_TIME = 64  # queries in doubt
-SHAPE_OF_BOOL = jax.ShapeDtypeStruct((), np.dtype(bool))
 
 
 class Sizes(NamedTuple):
@@ -105,17 +105,17 @@ def are_for_waves(
     if known:
         return False
     points = (as_rows(lax.stop_gradient(scale * x)) for x in (queries, keys))
-    return apart(_pay_apart, (most, precision, plan.reach, sizes), SHAPE_OF_BOOL, *points, ways=lambda: [_true])
+    options = most, precision, plan.reach, sizes
+    if not plan.apart or _of_pairs(precision, sizes) < LONG:
+        return _pay(jnp, *options, *points)
+    look = functools.partial(_pay, jnp, *options)
+    return apart(_pay, (np, *options), jax.ShapeDtypeStruct((), np.dtype(bool)), *points, ways=lambda: [look])
 
 
-def _pay_apart(most: int, precision: str, reach: float, sizes: Sizes, *points: np.ndarray) -> np.bool_:
+def _pay(xp: Any, most: int, precision: str, reach: float, sizes: Sizes, *points: Any) -> Any:
     """`waves_pay` of scaled points."""
-    ends = boxes(np, *points)
-    return waves_pay(np, most, precision, reach, sizes, ends, np.ones_like(ends[0, 0]))[0]
-
-
-def _true(*_: Array) -> Array:
-    return jnp.ones((), bool)
+    ends = boxes(xp, *points)
+    return waves_pay(xp, most, precision, reach, sizes, ends, xp.ones_like(ends[0, 0]))[0]
 
 
 def waves_pay_here(

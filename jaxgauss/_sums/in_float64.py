@@ -13,16 +13,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-from jax.custom_batching import custom_vmap
 from jaxtyping import Array
 
 from .._arrays.devices import has_cuda, platforms, vary_like
 from .._arrays.shapes import are_known
-from .._checks.settings import Settings, working_dtype
-from .._engines.apart import apart
+from .._checks.settings import Settings
 from .._engines.branches import one_of_two
 from .._engines.plan import IN_XLA_ALONE
+from .._engines.programs import How, Pullback, as_program
 
 
 def in_float64(settings: Settings, function: Callable, *operands: Any, far: bool = False) -> Any:
@@ -30,71 +28,9 @@ def in_float64(settings: Settings, function: Callable, *operands: Any, far: bool
 
     `far`: whether it is only for points that are far, and so computed `apart`. Equal functions are then one program.
     """
-    far = far and platforms() == ["cpu"] and settings.method not in IN_XLA_ALONE
-    return _ruled(settings, function, far and are_known(*(x.size for x in jax.tree.leaves(operands))), *operands)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def _ruled(settings: Settings, function: Callable, far: bool, *operands: Any) -> Any:
-    leaves, tree = jax.tree.flatten(operands)
-    return _computed(settings, function, far, tree, *leaves)
-
-
-def _backward(settings: Settings, function: Callable, far: bool, operands: tuple[Any, ...], cotangents: Any) -> Any:
-    return in_float64(settings, _Pullback(function), operands, cotangents, far=far)
-
-
-_ruled.defvjp(lambda *args: (_ruled(*args), args[3:]), _backward)
-
-
-def _computed(settings: Settings, function: Callable, far: bool, tree: Any, *leaves: Array) -> Any:
-    """The function of a tree with these leaves: apart, or in JAX's 64-bit mode, in which `vmap` maps it as well."""
-    options = settings, function, tree
-
-    @custom_vmap
-    def computed(*leaves: Array) -> Any:
-        if not far:
-            return _in_64_bit_mode(*options, *leaves)
-        in_one_program = functools.partial(_in_64_bit_mode, *options)
-        return apart(_apart, options, jax.eval_shape(in_one_program, *leaves), *leaves, ways=lambda: [in_one_program])
-
-    @computed.def_vmap
-    def _(axis_size: int, is_mapped: Any, *leaves: Array):
-        mapped = _Mapped(function, tree, tuple(0 if x else None for x in is_mapped), axis_size)
-        results = _computed(settings, mapped, far, jax.tree.structure(leaves), *leaves)
-        return results, jax.tree.map(lambda _: True, results)
-
-    return computed(*leaves)
-
-
-def _in_64_bit_mode(settings: Settings, function: Callable, tree: Any, *leaves: Array) -> Any:
-    with jax.enable_x64(True):
-        results = function(settings, *tree.unflatten([x.astype("float64") for x in leaves]))
-        return jax.tree.map(lambda x: x.astype(working_dtype(settings.dtype)), results)
-
-
-_program = jax.jit(_in_64_bit_mode, static_argnums=(0, 1, 2))
-
-
-def _apart(settings: Settings, function: Callable, tree: Any, *leaves: np.ndarray) -> Any:
-    with jax.enable_x64(True):
-        return _program(settings, function, tree, *leaves)
-
-
-@dataclass(frozen=True)
-class _Mapped:
-    """A function that is mapped over an axis of leaves of its operands."""
-
-    function: Callable
-    tree: Any
-    axes: tuple[int | None, ...]
-    axis_size: int
-
-    def __call__(self, settings: Settings, *leaves: Array) -> Any:
-        def of_one(*leaves: Array) -> Any:
-            return self.function(settings, *self.tree.unflatten(leaves))
-
-        return jax.vmap(of_one, self.axes, axis_size=self.axis_size)(*leaves)
+    is_known = are_known(*(x.size for x in jax.tree.leaves(operands)))
+    is_apart = far and is_known and platforms() == ["cpu"] and settings.method not in IN_XLA_ALONE
+    return as_program(How(is_apart, double=True), function, (settings,), *operands)
 
 
 def with_all_digits(settings: Settings, function: Callable, *operands: Any, far: bool = False) -> Any:
@@ -195,7 +131,7 @@ def _either_backward(rules: Rules, settings: Settings, residuals: Any, cotangent
 
     def anywhere(operands: Any, parts: Any, cotangents: Any) -> Any:
         if _by_formula(rules, wanted):
-            found: Any = with_all_digits(settings, _Pullback(rules.formula), operands, cotangents, far=far)
+            found: Any = with_all_digits(settings, Pullback(rules.formula), operands, cotangents, far=far)
         else:
             found = in_float64(settings, _OfTwoParts(rules.backward), operands, parts, cotangents, far=far)
         return [*itertools.compress(found, wanted)]
@@ -228,16 +164,6 @@ class _Anywhere:
 
     def __call__(self, settings: Settings, *operands: Array) -> Any:
         return self.function(settings, False, *operands)
-
-
-@dataclass(frozen=True)
-class _Pullback:
-    """The pullback of a function: gradients at its operands, from cotangents."""
-
-    function: Callable
-
-    def __call__(self, settings: Settings, operands: tuple[Any, ...], cotangents: Any) -> tuple[Any, ...]:
-        return jax.vjp(functools.partial(self.function, settings), *operands)[1](cotangents)
 
 
 @dataclass(frozen=True)

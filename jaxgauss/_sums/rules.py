@@ -21,6 +21,7 @@ from .._engines.branches import near_or_anywhere, one_of_two
 from .._engines.near import are_near, known_near, tiles_are_near
 from .._engines.plan import takes_half
 from .._engines.products import sums_by_products
+from .._engines.programs import How, as_program
 from .._engines.radial import gradients_of, of_tau, waves_pullback
 from .._engines.wanted import NOTHING, Channels, PairSums, Wanted
 from .._kernels.kernels import GAUSS
@@ -142,6 +143,14 @@ radial_pullback.defvjp(lambda *args: (radial_pullback(*args), args[3:]), _pullba
 
 
 def _pair_sums_backward(settings: Settings, wanted: Wanted, operands: tuple[Array, ...], cotangents: PairSums):
+    """The gradients; of many points on a CPU, by a program apart."""
+    if dispatch.sums_apart(settings, *operands):
+        options, how = (settings, wanted), How(apart=True, double=False)
+        return as_program(how, _pullback_of_pairs, options, operands, cotangents)
+    return _pullback_of_pairs(settings, wanted, operands, cotangents)
+
+
+def _pullback_of_pairs(settings: Settings, wanted: Wanted, operands: tuple[Array, ...], cotangents: PairSums):
     def pullback(function: Any, *operands: Array) -> Any:
         return jax.vjp(functools.partial(function, wanted), *operands)[1](cotangents)
 

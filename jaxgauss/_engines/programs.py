@@ -1,0 +1,106 @@
+"""Functions as programs of their own: apart, in float64, or both; their derivatives and `vmap` of them, too."""
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.custom_batching import custom_vmap
+from jaxtyping import Array
+
+from .apart import apart
+
+
+@dataclass(frozen=True)
+class How:
+    """Whether a function is computed `apart`, and in float64 in JAX's 64-bit mode, whatever the caller's mode is."""
+
+    apart: bool
+    double: bool
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def as_program(how: How, function: Callable, options: tuple[Any, ...], *operands: Any) -> Any:
+    """function(*options, *operands) of trees of arrays of one dtype; the results have it, too.
+
+    The function is made of JAX's functions. Apart, equal functions and options are one program.
+    """
+    leaves, tree = jax.tree.flatten(operands)
+    return _of_leaves(how, function, options, tree, *leaves)
+
+
+def _backward(
+    how: How, function: Callable, options: tuple[Any, ...], operands: tuple[Any, ...], cotangents: Any
+) -> Any:
+    return as_program(how, Pullback(function), options, operands, cotangents)
+
+
+as_program.defvjp(lambda *args: (as_program(*args), args[3:]), _backward)
+
+
+def _of_leaves(how: How, function: Callable, options: tuple[Any, ...], tree: Any, *leaves: Array) -> Any:
+    run = functools.partial(_run, how.double, function, options, tree)
+
+    @custom_vmap
+    def computed(*leaves: Array) -> Any:
+        if not how.apart:
+            return run(*leaves)
+        return apart(_apart, run.args, jax.eval_shape(run, *leaves), *leaves, ways=lambda: [run])
+
+    @computed.def_vmap
+    def _(axis_size: int, is_mapped: Any, *leaves: Array):
+        mapped = _Mapped(function, len(options), tree, tuple(0 if x else None for x in is_mapped), axis_size)
+        results = _of_leaves(how, mapped, options, jax.tree.structure(leaves), *leaves)
+        return results, jax.tree.map(lambda _: True, results)
+
+    return computed(*leaves)
+
+
+def _run(double: bool, function: Callable, options: tuple[Any, ...], tree: Any, *leaves: Array) -> Any:
+    if not double:
+        return function(*options, *tree.unflatten(leaves))
+    with jax.enable_x64(True):
+        results = function(*options, *tree.unflatten([x.astype("float64") for x in leaves]))
+        return jax.tree.map(lambda x: x.astype(leaves[0].dtype), results)
+
+
+_program = jax.jit(_run, static_argnums=(0, 1, 2, 3))
+
+
+def _apart(double: bool, function: Callable, options: tuple[Any, ...], tree: Any, *leaves: np.ndarray) -> Any:
+    if not double:
+        return _program(double, function, options, tree, *leaves)
+    with jax.enable_x64(True):
+        return _program(double, function, options, tree, *leaves)
+
+
+@dataclass(frozen=True)
+class Pullback:
+    """The pullback of a function: gradients at its operands, from cotangents."""
+
+    function: Callable
+
+    def __call__(self, *given: Any) -> tuple[Any, ...]:
+        *options, operands, cotangents = given
+        return jax.vjp(functools.partial(self.function, *options), *operands)[1](cotangents)
+
+
+@dataclass(frozen=True)
+class _Mapped:
+    """A function that is mapped over an axis of leaves of its operands."""
+
+    function: Callable
+    num_options: int
+    tree: Any
+    axes: tuple[int | None, ...]
+    axis_size: int
+
+    def __call__(self, *given: Any) -> Any:
+        options, leaves = given[: self.num_options], given[self.num_options :]
+
+        def of_one(*leaves: Array) -> Any:
+            return self.function(*options, *self.tree.unflatten(leaves))
+
+        return jax.vmap(of_one, self.axes, axis_size=self.axis_size)(*leaves)
