@@ -33,6 +33,19 @@ def in_float64(settings: Settings, function: Callable, *operands: Any, far: bool
     return as_program(How(is_apart, double=True), function, (settings,), *operands)
 
 
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def differentiated_in_float64(settings: Settings, function: Callable, far: bool, *operands: Array) -> Any:
+    """function(settings, *operands), which has all digits, and its derivatives `in_float64`; on CUDA as they are."""
+    return function(settings, *operands)
+
+
+def _backward(settings: Settings, function: Callable, far: bool, operands: tuple[Array, ...], cotangents: Any) -> Any:
+    return with_all_digits(settings, Pullback(function), operands, cotangents, far=far)
+
+
+differentiated_in_float64.defvjp(lambda *args: (differentiated_in_float64(*args), args[3:]), _backward)
+
+
 def with_all_digits(settings: Settings, function: Callable, *operands: Any, far: bool = False) -> Any:
     """`in_float64`; on CUDA in the working dtype, in which `relative_means` keeps the digits of differences."""
     return function(settings, *operands) if has_cuda() else in_float64(settings, function, *operands, far=far)
@@ -47,7 +60,7 @@ class Rules:
         forward: the same, with residuals: the operands, and what is kept.
         backward: of settings, whether points are near, residuals and cotangents.
         formula: of settings and operands, from differences.
-        of_any: of settings and operands, with the derivatives of the formula.
+        of_any: of settings and operands, wherever points lie, with the derivatives of the formula.
         tau: the number of the operand τ.
     """
 
@@ -61,12 +74,6 @@ class Rules:
     def near(self, settings: Settings, *operands: Array) -> Any:
         """By products."""
         return self.function(settings, True, *operands)
-
-    def anywhere(self, settings: Settings, far: bool, *operands: Array) -> Any:
-        """In float64; on CUDA from differences, which keep their digits in float32."""
-        if has_cuda():
-            return self.of_any(settings, *operands)
-        return in_float64(settings, _Anywhere(self.function), *operands, far=far)
 
     def kept(self, settings: Settings, near: bool, *operands: Array) -> tuple[Any, tuple[Array, ...]]:
         """The results, and what is kept."""
@@ -93,9 +100,7 @@ def _either(is_near: Array | None, near: Callable, anywhere: Callable, *operands
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _of_either(rules: Rules, settings: Settings, for_values: Array | None, _: Array | None, *operands: Array) -> Any:
-    near = functools.partial(rules.near, settings)
-    anywhere = functools.partial(rules.anywhere, settings, for_values is not None)
-    return _either(for_values, near, anywhere, *operands)
+    return _either(for_values, *(functools.partial(f, settings) for f in (rules.near, rules.of_any)), *operands)
 
 
 def _either_forward(rules: Rules, settings: Settings, _: Any, for_pulls: Any, *primals: Any) -> Any:
@@ -112,7 +117,7 @@ def _either_forward(rules: Rules, settings: Settings, _: Any, for_pulls: Any, *p
     def anywhere(*operands: Array) -> Any:
         in_two_parts = functools.partial(in_float64, settings, _InTwoParts(rules.kept), far=far)
         if _by_formula(rules, perturbed):
-            return rules.anywhere(settings, far, *operands), zeros(jax.eval_shape(in_two_parts, *operands)[1])
+            return rules.of_any(settings, *operands), zeros(jax.eval_shape(in_two_parts, *operands)[1])
         return in_two_parts(*operands)
 
     is_near = None if for_pulls is None else for_pulls.value
@@ -154,16 +159,6 @@ def _is_zero(x: Any) -> bool:
 
 def _instantiated(others: tuple[Array, ...], x: Any) -> Array:
     return vary_like(jnp.zeros(x.shape, x.dtype), others) if _is_zero(x) else x
-
-
-@dataclass(frozen=True)
-class _Anywhere:
-    """A function of points that are not near."""
-
-    function: Callable
-
-    def __call__(self, settings: Settings, *operands: Array) -> Any:
-        return self.function(settings, False, *operands)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from .._engines.dispatch import kernel_means
 from .._engines.means import difference_means
 from .._engines.near import are_near
 from .._engines.wanted import Channels
-from .in_float64 import with_all_digits
+from .in_float64 import differentiated_in_float64
 from .rules import radial_sum
 
 
@@ -45,7 +45,7 @@ def positive_means(
     """Σ_n w κ v / Σ_n w κ (…, M, C) and log Σ_n w κ (…, M, 1), of operands of equal rank with log w (…, N, 1)."""
     operands = queries, keys, values, tau, log_weights
     near, is_near = functools.partial(_of_sums, settings), _are_near(settings, queries, keys, tau, log_weights)
-    anywhere = functools.partial(with_all_digits, settings, means_of_any, far=not isinstance(is_near, bool))
+    anywhere = functools.partial(differentiated_in_float64, settings, means_of_any, not isinstance(is_near, bool))
     return one_of_two(is_near, near, anywhere, *operands)
 
 
@@ -57,7 +57,7 @@ def positive_logs(settings: Settings, queries: Array, keys: Array, tau: Array, l
 
     operands = queries, keys, tau, log_weights
     is_near = _are_near(settings, *operands)
-    anywhere = functools.partial(with_all_digits, settings, logs_of_any, far=not isinstance(is_near, bool))
+    anywhere = functools.partial(differentiated_in_float64, settings, logs_of_any, not isinstance(is_near, bool))
     return one_of_two(is_near, near, anywhere, *operands)
 
 
