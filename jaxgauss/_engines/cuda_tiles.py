@@ -186,7 +186,7 @@ def relative_means(kernel: Kernel, queries: Q, keys: K, values: V, tau: T, log_w
         of_ones = values[..., -1:]
         return jnp.concatenate([_summed(terms, values[..., :-1]), _summed(terms, of_ones)], -1)
 
-    ones = jnp.ones_like(values[..., :1])
+    ones = jnp.ones_like(values, shape=(*values.shape[:-1], 1))
     sums = tiled_sum(tile_sum, (q, largest), (k, log_weights), jnp.concatenate([values, ones], -1), tile=CUDA_TILE)
     total, log = sums[..., -1:], largest.log
     if kernel == GAUSS:

@@ -80,9 +80,10 @@ def near_pullback(settings: Settings, *operands: jax.Array) -> tuple[jax.Array, 
 def kernel_means(settings: Settings, near: bool, *operands: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Σ_n w κ v / Σ_n w κ and log Σ_n w κ of queries, keys, values, τ and log-weights (…, N, 1), of equal rank.
 
-    `near`: whether points are known to be near, and the kernel is Gaussian; else they may lie anywhere.
+    `near`: whether points are known to be near, and the kernel is Gaussian; else they may lie anywhere, and values may
+    have no columns.
     """
-    means, logs = lowered(_by_plan, (_means_of(settings.kernel), settings, near), *operands)
+    means, logs = lowered(_by_plan, (_means_of(settings.kernel), settings, near), *operands, needed=2)
     return means, logs
 
 

@@ -100,7 +100,7 @@ def _in_two_passes(*operands: np.ndarray) -> tuple[S, L]:
 
 
 def _with_ones(values: V) -> V:
-    return jnp.concatenate([values, jnp.ones_like(values[..., :1])], -1)
+    return jnp.concatenate([values, jnp.ones_like(values, shape=(*values.shape[:-1], 1))], -1)
 
 
 def _means_of(sums: S, large: L, otherwise: Callable[[tuple[S, L]], tuple[S, L]]) -> tuple[S, L]:
@@ -129,7 +129,10 @@ def _weighted(x: Scaled, norms: Array) -> Scaled:
 
 
 def means_anywhere(kernel: Kernel, plan: Plan, queries: Q, keys: K, values: V, tau: T, log_weights: W) -> tuple[S, L]:
-    """Σ_n w κ v / Σ_n w κ and log Σ_n w κ of a positive kernel and operands of equal rank; it has no derivatives."""
+    """Σ_n w κ v / Σ_n w κ and log Σ_n w κ of a positive kernel and operands of equal rank; it has no derivatives.
+
+    Values without columns, where logarithms alone are needed, take less time.
+    """
     operands = queries, keys, values, tau, log_weights
     if plan.platform == "cuda":
         return relative_means(kernel, *operands)

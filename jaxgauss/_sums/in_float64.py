@@ -20,7 +20,7 @@ from .._arrays.shapes import are_known
 from .._checks.settings import Settings
 from .._engines.branches import one_of_two
 from .._engines.plan import IN_XLA_ALONE
-from .._engines.programs import How, Pullback, as_program
+from .._engines.programs import How, Pullback, Some, as_program, instantiated, is_zero, with_pullback
 
 
 def in_float64(settings: Settings, function: Callable, *operands: Any, far: bool = False) -> Any:
@@ -33,17 +33,16 @@ def in_float64(settings: Settings, function: Callable, *operands: Any, far: bool
     return as_program(How(is_apart, double=True), function, (settings,), *operands)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
-def differentiated_in_float64(settings: Settings, function: Callable, far: bool, *operands: Array) -> Any:
+def _differentiated(settings: Settings, function: Callable, far: bool, *operands: Array) -> Any:
     """function(settings, *operands), which has all digits, and its derivatives `in_float64`; on CUDA as they are."""
     return function(settings, *operands)
 
 
-def _backward(settings: Settings, function: Callable, far: bool, operands: tuple[Array, ...], cotangents: Any) -> Any:
-    return with_all_digits(settings, Pullback(function), operands, cotangents, far=far)
+def _pullback(settings: Settings, function: Callable, far: bool, wanted: Any, *given: Any) -> Any:
+    return with_all_digits(settings, Some(Pullback(function), wanted), *given, far=far)
 
 
-differentiated_in_float64.defvjp(lambda *args: (differentiated_in_float64(*args), args[3:]), _backward)
+differentiated_in_float64 = with_pullback(_differentiated, 3, _pullback)
 
 
 def with_all_digits(settings: Settings, function: Callable, *operands: Any, far: bool = False) -> Any:
@@ -129,19 +128,17 @@ def _either_forward(rules: Rules, settings: Settings, _: Any, for_pulls: Any, *p
 def _either_backward(rules: Rules, settings: Settings, residuals: Any, cotangents: Any) -> tuple[Any, ...]:
     is_near, operands, parts, pattern = residuals
     far = is_near is not None
-    wanted = [size == 2 for size in pattern.shape]
+    wanted = tuple(size == 2 for size in pattern.shape)
 
     def near(operands: Any, parts: Any, cotangents: Any) -> Any:
         return [*itertools.compress(rules.backward(settings, True, (*operands, *parts[0]), cotangents), wanted)]
 
     def anywhere(operands: Any, parts: Any, cotangents: Any) -> Any:
         if _by_formula(rules, wanted):
-            found: Any = with_all_digits(settings, Pullback(rules.formula), operands, cotangents, far=far)
-        else:
-            found = in_float64(settings, _OfTwoParts(rules.backward), operands, parts, cotangents, far=far)
-        return [*itertools.compress(found, wanted)]
+            return with_all_digits(settings, Some(Pullback(rules.formula), wanted), operands, cotangents, far=far)
+        return in_float64(settings, Some(_OfTwoParts(rules.backward), wanted), operands, parts, cotangents, far=far)
 
-    cotangents = jax.tree.map(functools.partial(_instantiated, operands), cotangents, is_leaf=_is_zero)
+    cotangents = jax.tree.map(functools.partial(instantiated, operands), cotangents, is_leaf=is_zero)
     gradients = iter(_either(is_near, near, anywhere, operands, parts, cotangents))
     return None, None, *(next(gradients) if x else None for x in wanted)
 
@@ -151,14 +148,6 @@ _of_either.defvjp(_either_forward, _either_backward, symbolic_zeros=True)
 
 def _by_formula(rules: Rules, perturbed: Sequence[bool]) -> bool:
     return has_cuda() or perturbed[rules.tau]
-
-
-def _is_zero(x: Any) -> bool:
-    return isinstance(x, jax.custom_derivatives.SymbolicZero)
-
-
-def _instantiated(others: tuple[Array, ...], x: Any) -> Array:
-    return vary_like(jnp.zeros(x.shape, x.dtype), others) if _is_zero(x) else x
 
 
 @dataclass(frozen=True)

@@ -177,7 +177,7 @@ means: Any = jax.custom_vjp(kernel_means, nondiff_argnums=(0, 1))
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _log_sum(settings: Settings, near: bool, queries: Array, keys: Array, tau: Array, log_weights: Array) -> Array:
     """log Σ_n w_n Φ (…, M, 1)."""
-    nothing = vary_like(jnp.zeros_like(log_weights), [log_weights])
+    nothing = vary_like(jnp.zeros_like(log_weights), [log_weights]) if near else log_weights[..., :0]
     return means(settings, near, queries, keys, nothing, tau, log_weights)[1]
 
 
@@ -252,7 +252,7 @@ means.defvjp(_means_forward, _means_backward)
 
 
 def _log_formula(settings: Settings, queries: Array, keys: Array, tau: Array, log_weights: Array) -> Array:
-    return means_formula(settings, queries, keys, jnp.zeros_like(log_weights), tau, log_weights)[1]
+    return means_formula(settings, queries, keys, log_weights[..., :0], tau, log_weights)[1]
 
 
 LOGS = Rules(_log_sum, _log_sum_forward, _log_sum_backward, _log_formula, logs_of_any, tau=2)

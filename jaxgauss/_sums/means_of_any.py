@@ -103,4 +103,4 @@ means_of_any.defvjp(lambda *args: (means_of_any(*args), args[1:]), _means_of_any
 
 def logs_of_any(settings: Settings, queries: Array, keys: Array, tau: Array, log_weights: Array) -> Array:
     """The logarithms alone."""
-    return means_of_any(settings, queries, keys, jnp.zeros_like(log_weights), tau, log_weights)[1]
+    return means_of_any(settings, queries, keys, log_weights[..., :0], tau, log_weights)[1]

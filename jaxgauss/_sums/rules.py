@@ -21,7 +21,7 @@ from .._engines.branches import near_or_anywhere, one_of_two
 from .._engines.near import are_near, known_near, tiles_are_near
 from .._engines.plan import takes_half
 from .._engines.products import sums_by_products
-from .._engines.programs import How, as_program
+from .._engines.programs import How, Some, as_program, with_pullback
 from .._engines.radial import gradients_of, of_tau, waves_pullback
 from .._engines.wanted import NOTHING, Channels, PairSums, Wanted
 from .._kernels.kernels import GAUSS
@@ -78,7 +78,6 @@ def _with_rule(function: Callable, num_static: int, forward: Callable, backward:
     return ruled
 
 
-pair_sums: Any = jax.custom_vjp(dispatch.planned_pair_sums, nondiff_argnums=(0, 1))
 mixed_sums: Any = jax.custom_vjp(dispatch.planned_mixed_sums, nondiff_argnums=(0, 1))
 radial_pullback: Any = jax.custom_vjp(dispatch.planned_radial_pullback, nondiff_argnums=(0, 1, 2))
 
@@ -142,12 +141,12 @@ def _pullback_backward(settings: Settings, channels: Channels, _: bool, operands
 radial_pullback.defvjp(lambda *args: (radial_pullback(*args), args[3:]), _pullback_backward)
 
 
-def _pair_sums_backward(settings: Settings, wanted: Wanted, operands: tuple[Array, ...], cotangents: PairSums):
-    """The gradients; of many points on a CPU, by a program apart."""
+def _pair_sums_pullback(settings: Settings, wanted: Wanted, which: tuple[bool, ...], operands: Any, cotangents: Any):
+    """The gradients of `pair_sums` that are asked for; of many points on a CPU, by a program apart."""
+    some, options = Some(_pullback_of_pairs, which), (settings, wanted)
     if dispatch.sums_apart(settings, *operands):
-        options, how = (settings, wanted), How(apart=True, double=False)
-        return as_program(how, _pullback_of_pairs, options, operands, cotangents)
-    return _pullback_of_pairs(settings, wanted, operands, cotangents)
+        return as_program(How(apart=True, double=False), some, options, operands, cotangents)
+    return some(*options, operands, cotangents)
 
 
 def _pullback_of_pairs(settings: Settings, wanted: Wanted, operands: tuple[Array, ...], cotangents: PairSums):
@@ -168,7 +167,7 @@ def _pullback_of_pairs(settings: Settings, wanted: Wanted, operands: tuple[Array
     return waves_pullback(wanted, plan, by_pairs, operands, cotangents)
 
 
-pair_sums.defvjp(lambda *args: (pair_sums(*args), args[2:]), _pair_sums_backward)
+pair_sums = with_pullback(dispatch.planned_pair_sums, 2, _pair_sums_pullback)
 
 
 def _mixed_sums_backward(settings: Settings, wanted: Wanted, operands: tuple[Array, ...], cotangents: PairSums):
