@@ -84,18 +84,21 @@ def costs_of(name: str, arrays: dict[str, jax.Array]) -> dict[str, float]:
     return row
 
 
+def seconds_of(cell: dict) -> float:
+    """Of tracing and compiling."""
+    return cell["trace"] + cell["compile"]
+
+
 def report(data: dict) -> str:
     """Multiples of the unit, and seconds."""
     best: dict[tuple, dict] = {}
     for c in data["cells"]:
         key = c["n"], c["d"], c["method"]
-        best[key] = min(best.get(key, c), c, key=lambda c: c["trace"] + c["compile"])
+        best[key] = min((best.get(key, c), c), key=seconds_of)
     cells = []
     for (num, dim, name), c in best.items():
-        size, unit = f"{num} × {dim}", best[num, dim, DENSE]
-        seconds = c["trace"] + c["compile"]
-        multiple = seconds / (unit["trace"] + unit["compile"])
-        shown = {"s": f"{seconds:.2f}", "× dense": f"{multiple:.1f}", "first far, s": f"{c['first far']:.1f}"}
+        size, multiple = f"{num} × {dim}", seconds_of(c) / seconds_of(best[num, dim, DENSE])
+        shown = {"s": f"{seconds_of(c):.2f}", "× dense": f"{multiple:.1f}", "first far, s": f"{c['first far']:.1f}"}
         cells += [{"name": name, "key": f"{size}: {what}", "text": text} for what, text in shown.items()]
     return pivot("", cells, "{name}", "{key}", "{text}")
 

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_programs import programs  # noqa: F401
 
 from jaxgauss import gauss_sum, gauss_sum_blocked, gauss_sum_dense, log_gauss_sum
 from jaxgauss._checks.settings import Settings
@@ -236,11 +237,12 @@ def test_few_points_take_few_steps(rng, num, dim, channels):
 
 
 @pytest.mark.parametrize("function", [gauss_sum, *NATIVE])
-def test_an_eager_call_is_one_program(rng, function):
-    """Each operation by itself would be dispatched by itself, and take its time."""
-    operands = problem(rng).operands
-    (call,) = jax.make_jaxpr(function)(*operands).eqns
-    assert call.primitive.name in ("jit", "pjit")
+def test_an_eager_call_is_one_program(rng, programs, function):  # noqa: F811
+    """Each operation by itself would be dispatched by itself, and take its time. No other test has as many points."""
+    operands = [jnp.asarray(x) for x in problem(rng, 37, 41, 5, 3).operands]
+    programs.clear()
+    jax.block_until_ready(function(*operands))
+    assert len(programs) == 1
 
 
 def test_eager_calls_of_known_shapes_compile_nothing(rng):

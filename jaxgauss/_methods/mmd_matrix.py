@@ -10,7 +10,6 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from .._arrays.devices import has_cuda, vary_like, visible
-from .._arrays.tracing import jitted
 from .._checks.given import public
 from .._checks.labels import check_labels
 from .._checks.samples import check_estimator, check_kernel, check_samples, is_mask
@@ -155,7 +154,7 @@ def _chunk_table(labels: bytes, block: int) -> _ChunkTable:
     return _ChunkTable(*(x.astype("int32") for x in (sets, sizes, chunks, counts, owners, rows, pairs)))
 
 
-@functools.partial(jitted, num_static=2)
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def _matrix(settings: Settings, estimator: str, layout: _ChunkTable, points: Array, weights: Any, tau: Any) -> Array:
     dtype = working_dtype(settings.dtype)
     tau, num_sets = jnp.asarray(tau, dtype), len(layout.sizes)
