@@ -94,7 +94,7 @@ def report(data: dict) -> str:
     best: dict[tuple, dict] = {}
     for c in data["cells"]:
         key = c["n"], c["d"], c["method"]
-        best[key] = min((best.get(key, c), c), key=seconds_of)
+        best[key] = min(best.setdefault(key, c), c, key=seconds_of)
     cells = []
     for (num, dim, name), c in best.items():
         size, multiple = f"{num} × {dim}", seconds_of(c) / seconds_of(best[num, dim, DENSE])
