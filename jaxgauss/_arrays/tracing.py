@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.core
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -19,8 +20,10 @@ def jitted(function: Callable[..., Any], *, num_static: int) -> Callable[..., An
 
     @functools.wraps(function)
     def call(*arguments: Any) -> Any:
-        is_part = any(map(_is_staged, jax.tree.leaves(arguments[num_static:])))
-        return (function if is_part else program)(*arguments)
+        static, operands = arguments[:num_static], arguments[num_static:]
+        if any(map(_is_staged, jax.tree.leaves(operands))):
+            return function(*static, *jax.tree.map(jnp.asarray, operands))
+        return program(*arguments)
 
     return call
 
