@@ -154,8 +154,8 @@ def keeps_tile(settings: Settings, queries: jax.Array, keys: jax.Array, values: 
 
 def sums_apart(settings: Settings, queries: jax.Array, keys: jax.Array, _: jax.Array, tau: jax.Array, *__: Any) -> bool:
     """Whether points that lie anywhere are so many that they are summed apart, on the only platform of JAX."""
-    (platform,), *others = ([x] for x in platforms())
-    plan = exact_plan_of(settings, platform, (queries, keys, keys, tau))
+    first, *others = platforms()
+    plan = exact_plan_of(settings, first, (queries, keys, keys, tau))
     return plan.apart and not others and sorts(plan, queries.shape[-2], *keys.shape[-2:])
 
 

@@ -184,14 +184,13 @@ def matrices(batch: tuple[int, ...], *operands: np.ndarray) -> Iterator[tuple[np
 
 def _of_matrix(wanted: Sequence[Wanted], plan: Plan, most: int, sizes: Sizes, *operands: np.ndarray) -> list[PairSums]:
     queries, keys, _, scale, *_ = operands
+    tau = np.square(scale[0] if scale.shape[1] > 1 else scale[0, 0])
 
     def by_tiles() -> list[PairSums]:
-        tau = np.square(scale[0] if scale.shape[1] > 1 else scale[0, 0])
         return _batch_by_tiles(tuple(wanted), TILES, *operands[:3], tau, *operands[4:])
 
     def of_rows(wanted: Wanted, side: Sequence[np.ndarray], some: np.ndarray) -> PairSums:
-        queries, keys, values, scale, row_weights, weights = side
-        tau = np.square(scale[0] if scale.shape[1] > 1 else scale[0, 0])
+        queries, keys, values, _, row_weights, weights = side
         return _rows_by_differences(wanted, queries[some], keys, values, tau, row_weights[some], weights)
 
     does, around = waves_pay_here(plan, most, plan.precision, sizes, scale, queries, keys)
