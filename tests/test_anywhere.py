@@ -11,8 +11,9 @@ from scipy.spatial.distance import cdist
 
 import jaxgauss
 from jaxgauss._checks.names import as_kernel
-from jaxgauss._engines import anywhere, means
-from jaxgauss._engines.leaves import leaf_order
+from jaxgauss._engines import means
+from jaxgauss._engines.clusters import sorted_tiles as anywhere
+from jaxgauss._engines.clusters.leaves import leaf_order
 from jaxgauss._kernels.kernels import KERNELS
 from jaxgauss._methods import over_others
 from oracle import with_gradients

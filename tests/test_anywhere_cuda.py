@@ -40,7 +40,7 @@ def in_tiles(request, monkeypatch):
     """All pairs at once, or a few at a time."""
     if request.param:
         for module in ("all_pairs", "cuda_tiles"):
-            monkeypatch.setattr(f"jaxgauss._engines.{module}.CUDA_TILE", Tile(2**8, 16, 16, 2**8))
+            monkeypatch.setattr(f"jaxgauss._engines.differences.{module}.CUDA_TILE", Tile(2**8, 16, 16, 2**8))
         jax.clear_caches()
         request.addfinalizer(jax.clear_caches)
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import jaxgauss
-from jaxgauss._engines import bridge, costs, nufft
+from jaxgauss._engines import bridge, costs
+from jaxgauss._engines.fourier import nufft
 from jaxgauss._sums import calibrate as module
 from jaxgauss._sums.checked import forget_all
 
@@ -64,8 +65,8 @@ def test_programs_compiled_before_are_dropped_and_rows_of_other_machines_stay(he
     monkeypatch.setattr(module, "measured_costs", lambda *_, **__: (FITS, {"xla in float32": 1.5}))
     machine = jaxgauss.calibrate().machine
     assert json.loads(here.read_text()).keys() == {"another", machine}
-    attended = jaxgauss._engines.dispatch.by_attention
-    monkeypatch.setattr(jaxgauss._engines.dispatch, "by_attention", lambda *x: (seen.append(1), attended(*x))[1])
+    attended = jaxgauss._engines.run.by_attention
+    monkeypatch.setattr(jaxgauss._engines.run, "by_attention", lambda *x: (seen.append(1), attended(*x))[1])
     assert plan().method == "rescale"
     np.testing.assert_allclose(jaxgauss.gauss_sum(*arguments), before, rtol=1e-5)
     assert seen

@@ -16,7 +16,7 @@ from emulated_cuda import RefusedError
 from jaxgauss import explain, gauss_sum, mmd_flow_velocity
 from jaxgauss._engines import bridge, plan, tiles
 from jaxgauss._engines import plan as plans
-from jaxgauss._engines.nodes import MOST
+from jaxgauss._engines.fourier.frequencies import MOST
 from oracle import assert_close, gauss_sum64, gradients64, problem, relative_error, with_gradients
 from torch_backend import KERNELS, operators, select_kernel
 

@@ -14,7 +14,7 @@ N = 20_000
 
 @pytest.fixture
 def points(monkeypatch):
-    monkeypatch.setattr("jaxgauss._engines.nufft.is_installed", lambda: False)  # by products
+    monkeypatch.setattr("jaxgauss._engines.fourier.nufft.is_installed", lambda: False)  # by products
     return jnp.asarray(np.random.default_rng(0).normal(size=(N, 1)), "float32")
 
 

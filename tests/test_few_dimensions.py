@@ -11,9 +11,11 @@ from test_anywhere import SIZES, clouds, error, errors, pairs
 
 import formulas
 import jaxgauss
-from jaxgauss._engines import boxes, few_dimensions, nufft, waves
+from jaxgauss._engines.fourier import boxes, nufft
+from jaxgauss._engines.fourier import cost as few_dimensions
+from jaxgauss._engines.fourier import sums as waves
 from jaxgauss._engines.plan import Plan
-from jaxgauss._engines.wanted import NOTHING, Channels, Wanted
+from jaxgauss._engines.request import NOTHING, Channels, Request
 from jaxgauss._kernels.kernels import GAUSS
 from oracle import relative_error, squared64, with_gradients
 
@@ -213,9 +215,9 @@ def test_rounding_is_estimated(rng, free, dims):
     def by_waves(x):
         one, ones, nothing = (jnp.ones((n, width), "float32") for n, width in ((1, 1), (3000, 1), (3000, 0)))
         of = waves.wave_grid(3, CHOSEN, promise, one, few_dimensions.Sizes(3000, *x.shape, 1), boxes.box(x))
-        return waves.sums_by_waves(wanted, of, promise, x, x, ones, one, nothing, nothing)
+        return waves.sums_by_waves(request, of, promise, x, x, ones, one, nothing, nothing)
 
-    promise, wanted = waves.SUMS["float32"], Wanted(Channels((GAUSS,), (1,)), NOTHING)
+    promise, request = waves.SUMS["float32"], Request(Channels((GAUSS,), (1,)), NOTHING)
     for dim in dims:
         for x in (rng.uniform(-6, 6, (3000, dim)), rng.normal(size=(3000, dim))):
             x = x.astype(np.float32)

@@ -13,7 +13,8 @@ from test_programs import programs  # noqa: F401
 
 from jaxgauss import gauss_sum, gauss_sum_blocked, gauss_sum_dense, log_gauss_sum
 from jaxgauss._checks.settings import Settings
-from jaxgauss._engines import dispatch, tiles
+from jaxgauss._engines import run as dispatch
+from jaxgauss._engines import tiles
 from jaxgauss._sums import gauss_sum as module
 from jaxgauss._sums import in_parts
 from oracle import SIZES, assert_close, gauss_sum64, gradients64, problem, relative_error

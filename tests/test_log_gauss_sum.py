@@ -12,8 +12,9 @@ from jax.sharding import PartitionSpec as P
 
 import formulas
 from jaxgauss import gauss_sum, log_gauss_sum
-from jaxgauss._engines import dispatch, means
-from jaxgauss._engines.dispatch import kernel_means
+from jaxgauss._engines import means
+from jaxgauss._engines import run as dispatch
+from jaxgauss._engines.run import kernel_means
 from jaxgauss._kernels.kernels import KERNELS
 from jaxgauss._sums import log_gauss_sum as rules
 from oracle import assert_close, problem, with_gradients

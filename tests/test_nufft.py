@@ -6,7 +6,11 @@ import numpy as np
 import pytest
 
 from jaxgauss import explain, gauss_sum
-from jaxgauss._engines import boxes, few_dimensions, fourier, nodes, nufft, waves
+from jaxgauss._engines.fourier import boxes, nufft
+from jaxgauss._engines.fourier import cost as few_dimensions
+from jaxgauss._engines.fourier import frequencies as nodes
+from jaxgauss._engines.fourier import series as fourier
+from jaxgauss._engines.fourier import sums as waves
 from jaxgauss._sums import calibrate
 
 pytest.importorskip("finufft")
@@ -124,7 +128,7 @@ def test_a_failure_surfaces_and_the_process_lives_on(rng, monkeypatch):
     _, fast = nodes_of(x)
     with monkeypatch.context() as patch:
         patch.setattr("finufft.Plan", lambda *_, **__: 1 / 0)
-        with pytest.raises(jax.errors.JaxRuntimeError, match=r"`jaxgauss`: jaxgauss._engines.nufft failed on .*zero"):
+        with pytest.raises(jax.errors.JaxRuntimeError, match=r"`jaxgauss`: .*fourier.nufft failed on .*zero"):
             jax.block_until_ready(fourier.coefficients(fast, x, v))
     assert np.isfinite(fourier.coefficients(fast, x, v)).all()
 
@@ -193,7 +197,7 @@ def test_many_waves(rng, monkeypatch):
 
 
 def test_a_tolerance_makes_transforms_cheap(rng, monkeypatch, seen, tolerance=1e-3):
-    monkeypatch.setattr("jaxgauss._engines.waves.transforms_pay", lambda *_: True)
+    monkeypatch.setattr("jaxgauss._engines.fourier.sums.transforms_pay", lambda *_: True)
     x, v = operands(rng, 2, 9, 1, np.dtype("float32"), num=500)
     found = np.asarray(gauss_sum(x, x, v[0], method="fourier", tolerance=tolerance))
     phi = np.exp(-np.square(np.float64(x)[:, None] - np.float64(x)[None]).sum(-1) / 2)

@@ -14,7 +14,7 @@ from jaxgauss import explain, gauss_sum, hsic, log_gauss_sum, mmd_flow_velocity,
 from jaxgauss._checks.settings import Settings
 from jaxgauss._engines.examined import examined
 from jaxgauss._engines.plan import NEAR, STRICTER
-from jaxgauss._engines.products import within
+from jaxgauss._engines.products.pair_sums import within
 from jaxgauss._kernels.kernels import GAUSS, KERNELS
 from jaxgauss._sums import gauss_sum as module
 from jaxgauss._sums import means_of_any

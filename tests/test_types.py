@@ -8,7 +8,7 @@ import pytest
 SCRIPT = """
 from jaxtyping import install_import_hook
 
-checked = ["jaxgauss._arrays.points", "jaxgauss._engines.blocked", "jaxgauss._sums.gauss_sum"]
+checked = ["jaxgauss._arrays.points", "jaxgauss._engines.products.gaussian", "jaxgauss._sums.gauss_sum"]
 with install_import_hook(checked, "beartype.beartype"):
     import jaxgauss
 import jax, jax.numpy as jnp

@@ -10,7 +10,7 @@ from test_mmd_test import KEY, aggregated, labels_of, naive
 
 from formulas import kernel_matrix
 from jaxgauss import mmd_test
-from jaxgauss._engines import nufft
+from jaxgauss._engines.fourier import nufft
 from jaxgauss._methods import mmd_test as module
 from jaxgauss._sums import wave_forms
 

@@ -12,10 +12,15 @@ from test_anywhere import error, pairs
 import formulas
 import jaxgauss
 from jaxgauss._checks.settings import Settings
-from jaxgauss._engines import boxes, few_dimensions, fourier, nodes, radial, waves
+from jaxgauss._engines import radial
 from jaxgauss._engines.examined import examined
+from jaxgauss._engines.fourier import boxes
+from jaxgauss._engines.fourier import cost as few_dimensions
+from jaxgauss._engines.fourier import frequencies as nodes
+from jaxgauss._engines.fourier import series as fourier
+from jaxgauss._engines.fourier import sums as waves
 from jaxgauss._engines.plan import Plan
-from jaxgauss._engines.wanted import Channels, Wanted
+from jaxgauss._engines.request import Channels, Request
 from jaxgauss._kernels.kernels import GAUSS
 from oracle import relative_error, with_gradients
 
@@ -126,9 +131,9 @@ def pulls_of(x, y, v, scale, shares):
     channels = Channels((GAUSS,), (1,))
     ones = jnp.ones((len(x), 1), x.dtype)
     operands = x, y, v[:, None], scale[:, None], ones, v[:, None]
-    sizes, wanted = few_dimensions.Sizes(len(x), *y.shape, 1, len(scale)), Wanted(channels, channels, repeats=True)
+    sizes, request = few_dimensions.Sizes(len(x), *y.shape, 1, len(scale)), Request(channels, channels, repeats=True)
     ((found, doubt),) = waves.sums_of_sides(
-        [wanted],
+        [request],
         min(8, nodes.MOST[x.shape[1]]),
         CHOSEN,
         waves.SUMS["float32"],

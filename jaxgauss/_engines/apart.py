@@ -22,7 +22,7 @@ from jax.experimental import buffer_callback
 from .._arrays.devices import vary_like
 from .._arrays.process import refuse_fork
 from .bridge import finish_before_exit, stay
-from .marks import mark
+from .scopes import scope
 
 INLINE = -1  # the level of programs that are not run, but counted
 _level: Any = jax.make_user_context(0)  # what JAX traces and compiles depends on it
@@ -47,7 +47,7 @@ def apart(
     if there:
         callback = _callback(function, options, _level.value, jax.config.jax_enable_x64)  # type: ignore[attr-defined]
         run = buffer_callback.buffer_callback(callback, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in there])
-        with mark("apart", function.__module__.rpartition(".")[2]):
+        with scope("apart", function.__module__.rpartition(".")[2]):
             there = run(stay(operands[0]), *operands[1:])
     found = iter(there)
     results = (next(found) if math.prod(x.shape) else jax.numpy.zeros(x.shape, x.dtype) for x in leaves)

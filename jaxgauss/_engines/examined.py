@@ -17,12 +17,12 @@ from .._arrays.points import Scaled, center_indices, may_overflow
 from .._arrays.shapes import are_known
 from .._checks.settings import Settings, working_dtype
 from .._kernels.kernels import GAUSS, Kernel, evaluated
-from .anywhere import FEW
-from .boxes import boxes
-from .few_dimensions import Sizes, most_blocks, waves_pay
-from .nodes import with_blocks
+from .clusters.sorted_tiles import FEW
+from .fourier.boxes import boxes
+from .fourier.cost import Sizes, most_blocks, waves_pay
+from .fourier.frequencies import with_blocks
 from .plan import NEAR, STRICTER
-from .products import APART, separation_of
+from .products.pair_sums import APART, separation_of
 
 # A program that examines the same points finds the same. If it examines others, such as part of a batch, the answer
 # here is used only if R² differs from its limit, and the separation of pairs from its own, by such a factor: about

@@ -17,32 +17,32 @@ from jaxtyping import Array
 from .._arrays.points import as_rows, by_point, for_sums, largest_of_sums, shared, with_rank
 from .._checks.hidden import without_hidden
 from .._kernels.kernels import GAUSS
-from .all_pairs import sums_by_differences
-from .anywhere import anywhere_sums, sorts
 from .apart import apart
-from .boxes import Box, box
-from .few_dimensions import Doubt, Sizes, at_most, doubt_resolved, most_blocks, waves_pay_here
-from .marks import mark
+from .clusters.sorted_tiles import anywhere_sums, sorts
+from .differences.all_pairs import sums_by_differences
+from .fourier.boxes import Box, box
+from .fourier.cost import Doubt, Sizes, at_most, doubt_resolved, most_blocks, waves_pay_here
+from .fourier.sums import SUMS, Promise, sides, sums_of_sides
 from .plan import Plan
+from .request import PairSums, Request, shapes_of
+from .scopes import scope
 from .tiles import one_by_one
-from .wanted import PairSums, Wanted, shapes_of
-from .waves import SUMS, Promise, sides, sums_of_sides
 
 
-def sums_anywhere(wanted: Sequence[Wanted], plan: Plan, *operands: Array) -> list[PairSums]:
-    """`PairSums` of points anywhere; if `wanted` has two items, also at the keys, where g are the values.
+def sums_anywhere(requests: Sequence[Request], plan: Plan, *operands: Array) -> list[PairSums]:
+    """`PairSums` of points anywhere; if `requests` has two items, also at the keys, where g are the values.
 
     Values and weights whose sums might overflow are summed in a unit of their own. Keys without either may be NaN.
     """
-    options = tuple(wanted), plan.bare()
-    if not plan.apart or _are_few(wanted, plan, operands):
+    options = tuple(requests), plan.bare()
+    if not plan.apart or _are_few(requests, plan, operands):
         return _in_xla(*options, *operands)
     queries, keys, _, tau, *_ = operands
     scale = by_point(tau, queries)
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (*operands[:3], scale, *operands[4:])))
     shapes = [
         shapes_of(x, *batch, len_of(points), scale=scale, points=queries)
-        for x, points in zip(wanted, (queries, keys), strict=False)
+        for x, points in zip(requests, (queries, keys), strict=False)
     ]
     return apart(_sums_apart, options, shapes, *operands, ways=functools.partial(_ways, *options, operands))
 
@@ -52,18 +52,18 @@ def len_of(points: Any) -> int:
     return points.shape[-2]
 
 
-def _are_few(wanted: Sequence[Wanted], plan: Plan, operands: Sequence[Any]) -> bool:
+def _are_few(requests: Sequence[Request], plan: Plan, operands: Sequence[Any]) -> bool:
     """Whether differences of all pairs take less time than sorting, or nothing is to be sorted."""
     queries, keys, values, tau, _, weights = operands
     as_one = shared(keys, values, by_point(tau, queries), weights)  # the batch of the queries becomes more rows
     sizes = (as_rows(queries).shape[0] if as_one else len_of(queries)), *keys.shape[-2:]
-    pulls = any(x.pulls.kernels for x in wanted)
+    pulls = any(x.pulls.kernels for x in requests)
     return 0 in sizes or (plan.method != "fourier" and not sorts(plan, *sizes, pulls=pulls))
 
 
-def _in_xla(wanted: Sequence[Wanted], plan: Plan, *operands: Array) -> list[PairSums]:
+def _in_xla(requests: Sequence[Request], plan: Plan, *operands: Array) -> list[PairSums]:
     """The sums by one program."""
-    return without_overflow(functools.partial(_by_shapes, wanted, plan), *operands)
+    return without_overflow(functools.partial(_by_shapes, requests, plan), *operands)
 
 
 def without_overflow(summed: Callable[..., list[PairSums]], *operands: Any) -> list[PairSums]:
@@ -87,14 +87,14 @@ def _are_small(sizes: Sequence[int], *arrays: np.ndarray) -> bool:
     return all(np.abs(x).max(initial=0) <= largest_of_sums(x.dtype, *sizes) for x in arrays)
 
 
-def _by_shapes(wanted: Sequence[Wanted], plan: Plan, *operands: Array) -> list[PairSums]:
+def _by_shapes(requests: Sequence[Request], plan: Plan, *operands: Array) -> list[PairSums]:
     """By waves if they are asked for, by tiles of sorted points if there are many, else from differences."""
     queries, keys, values, tau, row_weights, weights = operands
-    if _are_few(wanted, plan, operands):
+    if _are_few(requests, plan, operands):
         both = operands, (keys, queries, row_weights, tau, weights, row_weights)
-        with mark("engine", "differences"):
-            return [sums_by_differences(x, *side) for x, side in zip(wanted, both, strict=False)]
-    summed = functools.partial(_by_waves if plan.method == "fourier" else _by_tiles, wanted, plan)
+        with scope("engine", "differences"):
+            return [sums_by_differences(x, *side) for x, side in zip(requests, both, strict=False)]
+    summed = functools.partial(_by_waves if plan.method == "fourier" else _by_tiles, requests, plan)
     scale = by_point(jnp.sqrt(tau), queries)
     if not shared(keys, values, scale, weights):
         return one_by_one(summed, queries, keys, values, scale, row_weights, weights)
@@ -113,34 +113,34 @@ def _of_one_matrix(summed: Callable[..., list[PairSums]], *operands: Any) -> lis
     return [at_queries, *jax.tree.map(lambda x: with_rank(x, keys), at_keys)]
 
 
-@mark("engine", "anywhere")
-def _by_tiles(wanted: Sequence[Wanted], _: Plan, *operands: Array) -> list[PairSums]:
-    return anywhere_sums(wanted, *operands)
+@scope("engine", "anywhere")
+def _by_tiles(requests: Sequence[Request], _: Plan, *operands: Array) -> list[PairSums]:
+    return anywhere_sums(requests, *operands)
 
 
-def _by_waves(wanted: Sequence[Wanted], plan: Plan, *operands: Array) -> list[PairSums]:
+def _by_waves(requests: Sequence[Request], plan: Plan, *operands: Array) -> list[PairSums]:
     """By as many waves as there may be: nothing waits to learn whether these are enough."""
     queries, keys, values, _, _, weights = operands
-    most, sizes = blocks_that_may_pay(wanted, plan, queries, keys, values, weights)
-    found = sums_of_sides(wanted, most, plan, None, operands, sizes, box(queries, keys))
+    most, sizes = blocks_that_may_pay(requests, plan, queries, keys, values, weights)
+    found = sums_of_sides(requests, most, plan, None, operands, sizes, box(queries, keys))
     return [x for x, _ in found]
 
 
-def _ways(wanted: Sequence[Wanted], plan: Plan, operands: Sequence[Array]) -> list[Callable[..., list[PairSums]]]:
+def _ways(requests: Sequence[Request], plan: Plan, operands: Sequence[Array]) -> list[Callable[..., list[PairSums]]]:
     """The ways of `_sums_apart`, as far as they are known without the points."""
-    most, _ = blocks_that_may_pay(wanted, plan, *(operands[i] for i in (0, 1, 2, -1)))
-    by_waves = [functools.partial(_in_xla, wanted, replace(plan, method="fourier"))] if most else []
-    by_tiles = [functools.partial(_in_xla, wanted, replace(plan, waves=False))]
+    most, _ = blocks_that_may_pay(requests, plan, *(operands[i] for i in (0, 1, 2, -1)))
+    by_waves = [functools.partial(_in_xla, requests, replace(plan, method="fourier"))] if most else []
+    by_tiles = [functools.partial(_in_xla, requests, replace(plan, waves=False))]
     return by_waves if plan.waves and most else by_waves + by_tiles
 
 
 def blocks_that_may_pay(
-    wanted: Sequence[Wanted], plan: Plan, queries: Any, keys: Any, *values: Any, bandwidths: int = 1
+    requests: Sequence[Request], plan: Plan, queries: Any, keys: Any, *values: Any, bandwidths: int = 1
 ) -> tuple[int, Sizes]:
     """The most blocks of waves that a coordinate may have, 0 if waves never pay; and the sizes."""
-    pulls, channels = any(x.pulls.kernels for x in wanted), max(x.shape[-1] for x in values)
+    pulls, channels = any(x.pulls.kernels for x in requests), max(x.shape[-1] for x in values)
     sizes = Sizes(len_of(queries), len_of(keys), keys.shape[-1], channels, bandwidths, pulls)
-    if plan.waves is False or {GAUSS} != {y for x in wanted for y in x.kernels}:
+    if plan.waves is False or {GAUSS} != {y for x in requests for y in x.kernels}:
         return 0, sizes
     by_name = plan.method == "fourier"
     return at_most(sizes.dim, plan) if by_name else most_blocks(plan.precision, sizes), sizes
@@ -149,21 +149,21 @@ def blocks_that_may_pay(
 # What follows gets arrays of NumPy.
 
 
-def _sums_apart(wanted: Sequence[Wanted], plan: Plan, *operands: np.ndarray) -> list[PairSums]:
-    return without_overflow(functools.partial(sums_by_points, wanted, plan), *operands)
+def _sums_apart(requests: Sequence[Request], plan: Plan, *operands: np.ndarray) -> list[PairSums]:
+    return without_overflow(functools.partial(sums_by_points, requests, plan), *operands)
 
 
-def sums_by_points(wanted: Sequence[Wanted], plan: Plan, *operands: np.ndarray) -> list[PairSums]:
+def sums_by_points(requests: Sequence[Request], plan: Plan, *operands: np.ndarray) -> list[PairSums]:
     """The sums of each matrix of a batch, by the way that its points need."""
     queries, keys, values, tau, row_weights, weights = operands
     scale = by_point(np.sqrt(tau), queries)
     given = queries, keys, values, scale, row_weights, weights
     as_one = shared(keys, values, scale, weights)
     rows = as_rows(queries) if as_one else queries
-    most, sizes = blocks_that_may_pay(wanted, plan, rows, keys, values, weights)
+    most, sizes = blocks_that_may_pay(requests, plan, rows, keys, values, weights)
     if not most:
-        return _batch_by_tiles(tuple(wanted), TILES, *operands)
-    of_matrix = functools.partial(_of_matrix, wanted, plan, most, sizes)
+        return _batch_by_tiles(tuple(requests), TILES, *operands)
+    of_matrix = functools.partial(_of_matrix, requests, plan, most, sizes)
     if as_one:
         return _of_one_matrix(of_matrix, *given)
     return in_turn(of_matrix, *given)
@@ -182,22 +182,24 @@ def matrices(batch: tuple[int, ...], *operands: np.ndarray) -> Iterator[tuple[np
     return (tuple(x[i] for x in every) for i in np.ndindex(batch))
 
 
-def _of_matrix(wanted: Sequence[Wanted], plan: Plan, most: int, sizes: Sizes, *operands: np.ndarray) -> list[PairSums]:
+def _of_matrix(
+    requests: Sequence[Request], plan: Plan, most: int, sizes: Sizes, *operands: np.ndarray
+) -> list[PairSums]:
     queries, keys, _, scale, *_ = operands
     tau = np.square(scale[0] if scale.shape[1] > 1 else scale[0, 0])
 
     def by_tiles() -> list[PairSums]:
-        return _batch_by_tiles(tuple(wanted), TILES, *operands[:3], tau, *operands[4:])
+        return _batch_by_tiles(tuple(requests), TILES, *operands[:3], tau, *operands[4:])
 
-    def of_rows(wanted: Wanted, side: Sequence[np.ndarray], some: np.ndarray) -> PairSums:
+    def of_rows(request: Request, side: Sequence[np.ndarray], some: np.ndarray) -> PairSums:
         queries, keys, values, _, row_weights, weights = side
-        return _rows_by_differences(wanted, queries[some], keys, values, tau, row_weights[some], weights)
+        return _rows_by_differences(request, queries[some], keys, values, tau, row_weights[some], weights)
 
     does, around = waves_pay_here(plan, most, plan.precision, sizes, scale, queries, keys)
     if not does:
         return by_tiles()
-    each = [functools.partial(of_rows, *x) for x in zip(wanted, sides(operands), strict=False)]
-    return doubt_resolved(*waves_of_matrix(wanted, plan, most, sizes, around, None, *operands), each, by_tiles)
+    each = [functools.partial(of_rows, *x) for x in zip(requests, sides(operands), strict=False)]
+    return doubt_resolved(*waves_of_matrix(requests, plan, most, sizes, around, None, *operands), each, by_tiles)
 
 
 TILES = Plan("cpu", "blocked", "float32", "xla", "", waves=False)  # its precision does not matter
@@ -206,7 +208,7 @@ _rows_by_differences = jax.jit(sums_by_differences, static_argnums=0)
 
 
 def waves_of_matrix(
-    wanted: Sequence[Wanted],
+    requests: Sequence[Request],
     plan: Plan,
     most: int,
     sizes: Sizes,
@@ -216,10 +218,10 @@ def waves_of_matrix(
 ) -> tuple[list[PairSums], list[Doubt]]:
     """The sums of a matrix by waves, and the queries in doubt."""
     promise = None if plan.method == "fourier" else SUMS[plan.precision]
-    return _waves(tuple(wanted), most, plan, promise, operands, sizes, around, shares)
+    return _waves(tuple(requests), most, plan, promise, operands, sizes, around, shares)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 5))
-def _waves(wanted: Any, most: int, plan: Plan, promise: Promise | None, operands: Any, sizes: Sizes, *of: Any) -> Any:
-    found = sums_of_sides(wanted, most, plan, promise, operands, sizes, *of)
+def _waves(request: Any, most: int, plan: Plan, promise: Promise | None, operands: Any, sizes: Sizes, *of: Any) -> Any:
+    found = sums_of_sides(request, most, plan, promise, operands, sizes, *of)
     return [x for x, _ in found], [x for _, x in found]

@@ -35,16 +35,18 @@ from .._arrays.points import (
 )
 from .._arrays.shapes import K, L, Q, S, T, V, W
 from .._kernels.kernels import GAUSS, Kernel
-from .anywhere import sorts
 from .apart import apart
-from .blocked import scaled_sum
-from .boxes import Box, box
-from .cuda_tiles import relative_means
+from .clusters.leaves import in_given_order, in_leaves, leaf_order, ranges_of, squared_gaps
+from .clusters.sorted_tiles import sorts
+from .differences.cuda_tiles import relative_means
 from .far import in_turn
-from .few_dimensions import IN_DOUBT_OF_LOGS, Sizes, doubt_resolved, most_blocks, waves_pay_here
-from .leaves import in_given_order, in_leaves, leaf_order, ranges_of, squared_gaps
-from .marks import mark
+from .fourier.boxes import Box, box
+from .fourier.cost import IN_DOUBT_OF_LOGS, Sizes, doubt_resolved, most_blocks, waves_pay_here
+from .fourier.sums import LOGS, sums_by_waves, wave_grid
 from .plan import NEAR, STRICTER, Plan
+from .products.gaussian import scaled_sum
+from .request import NOTHING, Channels, Request
+from .scopes import scope
 from .tiles import (
     DIFFERENCES_TILE,
     TILE,
@@ -55,8 +57,6 @@ from .tiles import (
     tiled_means,
     unblocks,
 )
-from .wanted import NOTHING, Channels, Wanted
-from .waves import LOGS, sums_by_waves, wave_grid
 
 LEAST = 2.0**-100  # a larger sum has lost only negligible terms
 SOME_KEYS = 64  # keys whose exponents are formed first: a percent of a pass over thousands
@@ -157,7 +157,7 @@ def _by_shapes(kernel: Kernel, plan: Plan, *operands: Array) -> tuple[S, L]:
     queries, keys, values, tau, log_weights = operands
     if not sorts(plan, queries.shape[-2], *keys.shape[-2:]):
         return difference_means(kernel, *operands)
-    by_tiles = mark("engine", "anywhere")(functools.partial(_sorted_means, kernel, plan.precision))
+    by_tiles = scope("engine", "anywhere")(functools.partial(_sorted_means, kernel, plan.precision))
     return one_by_one(by_tiles, queries, keys, values, tau[..., None, None], log_weights)
 
 
@@ -234,9 +234,9 @@ def _waves_of_matrix(most: int, plan: Plan, sizes: Sizes, around: Box, *operands
     of = wave_grid(most, plan, promise, scale, sizes, around)
     weights = jnp.exp(log_weights - largest)
     columns = jnp.concatenate([weights, weights * values], 1)
-    wanted = Wanted(Channels((GAUSS,), columns.shape[1:]), NOTHING)
-    with mark("waves", "float64", most, 1, *sizes):
-        found, doubt = sums_by_waves(wanted, of, promise, queries, keys, columns, scale, queries[:, :0], keys[:, :0])
+    request = Request(Channels((GAUSS,), columns.shape[1:]), NOTHING)
+    with scope("waves", "float64", most, 1, *sizes):
+        found, doubt = sums_by_waves(request, of, promise, queries, keys, columns, scale, queries[:, :0], keys[:, :0])
     total = found.sums[:, :1]
     return (found.sums[:, 1:] / total, largest + jnp.log(total)), doubt
 
@@ -324,7 +324,7 @@ def _sorted_means(
             jnp.full((len(queries), 1), least_log(queries.dtype)),
             *(jnp.zeros((len(queries), width)) for width in (1, values.shape[1] + 1)),
         )
-        with mark("steps", len(points)):
+        with scope("steps", len(points)):
             begun = jax.tree.map(lambda x: vary_like(x, [queries, bounds, *columns]), none)
             _, largest, total, sums = lax.while_loop(goes_on, add, begun)
         return sums[:, :-1] / sums[:, -1:], largest + jnp.log(total)

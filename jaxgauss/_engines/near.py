@@ -21,9 +21,9 @@ from .._arrays.devices import platforms, vary_like
 from .._checks.settings import Settings
 from .._kernels.kernels import GAUSS
 from .branches import but_not, by_platform, plan_there
-from .few_dimensions import are_for_waves
+from .fourier.cost import are_for_waves
 from .plan import NEAR, STRICTER, Plan
-from .products import within
+from .products.pair_sums import within
 
 
 def are_near(

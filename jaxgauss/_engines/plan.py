@@ -14,7 +14,7 @@ from .._arrays.shapes import are_known
 from .._checks.settings import Settings
 from . import bridge
 from .costs import CARD, HALVES, WORTH, columns, cuda_costs, estimates, kernel_columns, kernel_engine
-from .nodes import DIMENSIONS, MOST, WAVES
+from .fourier.frequencies import DIMENSIONS, MOST, WAVES
 from .tiles import CUDA_TILE, TILE
 
 if TYPE_CHECKING:

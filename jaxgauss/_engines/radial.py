@@ -23,28 +23,28 @@ from .._arrays.points import (
 )
 from .._arrays.shapes import G, K, Q, T, V
 from .._kernels.kernels import GAUSS, Kernel
-from .anywhere import share_left, sorts
 from .branches import one_of_two
+from .clusters.sorted_tiles import share_left, sorts
 from .far import blocks_that_may_pay, sums_anywhere
-from .few_dimensions import waves_pay_here
-from .marks import mark
+from .fourier.cost import waves_pay_here
+from .fourier.sums import SUMS, Promise, in_64_bit_mode, sums_of_sides
 from .plan import STRICTER, Plan
-from .products import product_pullback, sums_by_products, within
+from .products.pair_sums import product_pullback, sums_by_products, within
+from .request import NOTHING, Channels, PairSums, Request
+from .scopes import scope
 from .tiles import one_by_one
-from .wanted import NOTHING, Channels, PairSums, Wanted
-from .waves import SUMS, Promise, in_64_bit_mode, sums_of_sides
 
 
-def pair_sums_in_xla(wanted: Wanted, plan: Plan, *operands: Array) -> PairSums:
+def pair_sums_in_xla(request: Request, plan: Plan, *operands: Array) -> PairSums:
     """`PairSums` of queries, keys, values, τ, and the weights of rows and of columns, all of equal rank."""
 
     def near(*operands: Array) -> PairSums:
-        return _varying(sums_by_products(wanted, *operands, dense=plan.method == "dense"), operands)
+        return _varying(sums_by_products(request, *operands, dense=plan.method == "dense"), operands)
 
     def anywhere(*operands: Array) -> PairSums:
-        return _varying(sums_anywhere([wanted], plan, *operands)[0], operands)
+        return _varying(sums_anywhere([request], plan, *operands)[0], operands)
 
-    return _near_or_anywhere(wanted, plan, near, anywhere, *operands)
+    return _near_or_anywhere(request, plan, near, anywhere, *operands)
 
 
 def _varying(sums: PairSums, operands: Sequence[Array]) -> PairSums:
@@ -61,7 +61,7 @@ def radial_pullback_in_xla(
     dv = Σ_m κ g_m: all from one pass.
     """
     operands = queries, keys, values, tau, cotangent
-    wanted = Wanted(channels, channels, with_tau)
+    request = Request(channels, channels, with_tau)
 
     def near(*_: Array) -> Any:
         a, b = with_norms(*scaled_points(queries, keys, tau, base_2=False))
@@ -72,18 +72,18 @@ def radial_pullback_in_xla(
         return _in_shapes((scale * da, scale * db, dv, d_scale / (2 * tau)), operands)
 
     anywhere = functools.partial(pullback_anywhere, channels, plan, with_tau=with_tau)
-    return _near_or_anywhere(wanted, plan, near, anywhere, *operands)
+    return _near_or_anywhere(request, plan, near, anywhere, *operands)
 
 
-def _near_or_anywhere(wanted: Wanted, plan: Plan, near: Callable, anywhere: Callable, *operands: Array) -> Any:
+def _near_or_anywhere(request: Request, plan: Plan, near: Callable, anywhere: Callable, *operands: Array) -> Any:
     """One of two functions, by the points; for Gaussians `anywhere`, because near ones have engines of their own."""
     queries, keys, values, tau, *weights = operands
-    near = mark("engine", f"{plan.method} in {plan.precision}")(near)
-    if wanted.kinked or GAUSS in wanted.kernels or plan.method == "differences":
+    near = scope("engine", f"{plan.method} in {plan.precision}")(near)
+    if request.kinked or GAUSS in request.kernels or plan.method == "differences":
         return anywhere(*operands)
-    if not wanted.pulls.kernels:
+    if not request.pulls.kernels:
         return one_of_two(within(plan.reach, queries, keys, tau, weights=values), near, anywhere, *operands)
-    slopes = [kernel.slope for kernel in wanted.pulls.kernels]
+    slopes = [kernel.slope for kernel in request.pulls.kernels]
     pulling = jnp.abs(weights[1] if len(weights) > 1 else values).max(-1, keepdims=True, initial=0)
     is_near = within(
         plan.reach / STRICTER,
@@ -100,8 +100,8 @@ def pullback_anywhere(
     channels: Channels, plan: Plan, queries: Q, keys: K, values: V, tau: T, g: G, *, with_tau: bool = True
 ) -> tuple[Q, K, V, T]:
     """`radial_pullback_in_xla` of points that lie anywhere."""
-    wanted = Wanted(NOTHING, channels, with_tau), Wanted(channels, channels, repeats=True, at_keys=True)
-    at_queries, at_keys = sums_anywhere(wanted, plan, queries, keys, keys[..., :0], tau, g, values)
+    request = Request(NOTHING, channels, with_tau), Request(channels, channels, repeats=True, at_keys=True)
+    at_queries, at_keys = sums_anywhere(request, plan, queries, keys, keys[..., :0], tau, g, values)
     return gradients_of(at_queries, at_keys, queries, keys, values, tau)
 
 
@@ -122,10 +122,10 @@ def of_tau(spread: Float[Array, "*batch m s"], tau: T) -> T:
 
 
 def waves_pullback(
-    wanted: Wanted, plan: Plan, otherwise: Callable, operands: Sequence[Array], cotangents: PairSums
+    request: Request, plan: Plan, otherwise: Callable, operands: Sequence[Array], cotangents: PairSums
 ) -> tuple[Array, ...]:
     """The gradients of `pair_sums` by waves, if these pay and no query is in doubt, else otherwise(*operands)."""
-    most, sizes = blocks_that_may_pay([wanted], plan, *(operands[i] for i in (0, 1, 2, -1)))
+    most, sizes = blocks_that_may_pay([request], plan, *(operands[i] for i in (0, 1, 2, -1)))
     if not most:
         return otherwise(*operands)
 
@@ -134,7 +134,7 @@ def waves_pullback(
 
         def of_matrix(*operands: Array) -> tuple[PairSums, Array]:
             does, around = waves_pay_here(plan, most, plan.precision, sizes, operands[3], *operands[:2])
-            ((sums, doubt),) = sums_of_sides([wanted], most, plan, promise, operands, sizes, around)
+            ((sums, doubt),) = sums_of_sides([request], most, plan, promise, operands, sizes, around)
             return sums, doubt.any() | jnp.logical_not(does)
 
         return one_by_one(of_matrix, queries, keys, values, by_point(jnp.sqrt(tau), queries), *weights)

@@ -14,7 +14,7 @@ from .._arrays.devices import has_cuda, vary_like
 from .._arrays.exponential import exp
 from .._arrays.points import as_rows, dot, least_log, shared
 from .._arrays.shapes import are_known
-from .short_products import NO_LIMIT, PIECE, longest
+from .products.short import NO_LIMIT, PIECE, longest
 
 ONE_PASS = 2**18  # pairs from which means are one sum
 

@@ -5,8 +5,8 @@ from jaxtyping import Array
 
 from .._arrays.points import by_point, center, shared
 from .._checks.settings import Settings
-from .._engines.dispatch import keeps_tile, near_sum
 from .._engines.plan import takes_half
+from .._engines.run import keeps_tile, near_sum
 
 
 def cheaper_by_channels(points: Array, values: Array) -> bool:

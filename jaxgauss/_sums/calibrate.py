@@ -16,15 +16,16 @@ import numpy as np
 
 from .._arrays.devices import has_cuda
 from .._checks.given import public
-from .._engines import bridge, costs, nufft
-from .._engines.boxes import box
+from .._engines import bridge, costs
 from .._engines.costs import in_turns
-from .._engines.few_dimensions import Sizes, transform_work
-from .._engines.nodes import DIMENSIONS, WAVES
+from .._engines.fourier import nufft
+from .._engines.fourier.boxes import box
+from .._engines.fourier.cost import Sizes, transform_work
+from .._engines.fourier.frequencies import DIMENSIONS, WAVES
+from .._engines.fourier.sums import sums_by_waves, wave_grid
 from .._engines.plan import Plan
+from .._engines.request import NOTHING, Channels, Request
 from .._engines.tiles import CUDA_TILE
-from .._engines.wanted import NOTHING, Channels, Wanted
-from .._engines.waves import sums_by_waves, wave_grid
 from .._kernels.kernels import GAUSS
 from .checked import forget_all
 from .display import progress_bar
@@ -157,8 +158,8 @@ def _by_waves(fast: bool, queries: jax.Array, keys: jax.Array, values: jax.Array
     of = wave_grid(1, plan, None, tau, sizes, box(queries, keys))
     eps = jnp.full((), nufft.LEAST[dtype], dtype) if fast else None
     of = of._replace(nodes=of.nodes._replace(eps=eps))
-    wanted = Wanted(Channels((GAUSS,), values.shape[1:]), NOTHING)
-    return sums_by_waves(wanted, of, None, queries, keys, values, tau, queries[:, :0], keys[:, :0])[0].sums
+    request = Request(Channels((GAUSS,), values.shape[1:]), NOTHING)
+    return sums_by_waves(request, of, None, queries, keys, values, tau, queries[:, :0], keys[:, :0])[0].sums
 
 
 def wave_work(num: int, dim: int) -> Work:

@@ -13,9 +13,9 @@ import numpy as np
 
 from .._engines.bridge import card
 from .._engines.costs import Cost, cpu_costs, cuda_costs
-from .._engines.few_dimensions import OF_SIGNS, Sizes, estimated
-from .._engines.marks import marks_of
+from .._engines.fourier.cost import OF_SIGNS, Sizes, estimated
 from .._engines.plan import time_of_waves_on_cuda
+from .._engines.scopes import scopes_of
 
 # `pair` is the time of so many operations, functions, or passes of a product over the numbers of a tile; a root takes
 # as long as a pass. It is that of two products, and an exponential: one function, or half of the operations.
@@ -96,17 +96,17 @@ class Counter:
             if not (any(used) or equation.effects):
                 continue
             live |= {same.get(x, x) for x in equation.invars if not hasattr(x, "val")}
-            marks = marks_of(equation)
-            found.mark = found.mark or (tuple(marks["sum"]) if "sum" in marks else None)
-            (engine,) = marks.get("engine", [""])
-            for kind in {"waves", "attention"} & marks.keys():
-                if (fact := (kind, *marks[kind])) not in seen:
+            scopes = scopes_of(equation)
+            found.mark = found.mark or (tuple(scopes["sum"]) if "sum" in scopes else None)
+            (engine,) = scopes.get("engine", [""])
+            for kind in {"waves", "attention"} & scopes.keys():
+                if (fact := (kind, *scopes[kind])) not in seen:
                     seen.add(fact)
                     name, time = self._of_waves(*fact[1:]) if kind == "waves" else self._of_attention(*fact[1:])
                     found.add(name, time)
                 break
             else:
-                times = max(1.0, self.share * float(marks["steps"][0])) if "steps" in marks else 1.0
+                times = max(1.0, self.share * float(scopes["steps"][0])) if "steps" in scopes else 1.0
                 self._add(found, equation, used, engine, times)
         return found
 

@@ -15,10 +15,10 @@ from .._checks.given import public
 from .._checks.operands import as_operand, check_operands
 from .._checks.samples import check_number, check_rng_key
 from .._checks.settings import Keys, Queries, Settings, Tau, Values, working_dtype
-from .._engines.all_pairs import difference_sums
+from .._engines.differences.all_pairs import difference_sums
 from .._engines.examined import examined
 from .._engines.plan import warn_once
-from .._engines.wanted import Channels
+from .._engines.request import Channels
 from .._kernels.kernels import GAUSS
 from .checked import checked
 from .display import short_repr

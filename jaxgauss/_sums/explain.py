@@ -19,15 +19,15 @@ from .._checks.given import public
 from .._checks.names import as_kernel
 from .._checks.settings import Keys, Options, Queries, Settings, Tau, Values, working_dtype
 from .._engines import bridge
-from .._engines.attention import kernel_of
-from .._engines.blocked import blocked_sum
-from .._engines.dispatch import exact_plan_of
-from .._engines.few_dimensions import OF_SIGNS, Sizes, at_most, estimated, most_blocks, waves_pay_here
-from .._engines.nodes import WAVES, with_blocks
+from .._engines.attention.reductions import kernel_of
+from .._engines.fourier.cost import OF_SIGNS, Sizes, at_most, estimated, most_blocks, waves_pay_here
+from .._engines.fourier.frequencies import WAVES, with_blocks
+from .._engines.fourier.sums import SUMS, sums_by_waves, wave_grid
 from .._engines.plan import NEAR, Plan, time_of_waves_on_cuda, time_on_cuda
+from .._engines.products.gaussian import blocked_sum
 from .._engines.radial import share_of_tiles
-from .._engines.wanted import NOTHING, Channels, Wanted
-from .._engines.waves import SUMS, sums_by_waves, wave_grid
+from .._engines.request import NOTHING, Channels, Request
+from .._engines.run import exact_plan_of
 from .._kernels.kernels import GAUSS, Kernel
 from .checked import checked
 from .explanation import Explanation, explained
@@ -149,8 +149,8 @@ def _by_waves(settings: Settings, plan: Plan, q: Array, k: Array, v: Array, tau:
     of = wave_grid(most, plan, SUMS[plan.precision], scale, sizes, around)
     if not of.fits:
         return replace(plan, method="anywhere", near=False, reason="too many waves: tiles of sorted points take it")
-    wanted = Wanted(Channels((GAUSS,), v.shape[-1:]), NOTHING)
-    _, doubt = sums_by_waves(wanted, of, SUMS[plan.precision], some, k, v, scale, some[:, :0], k[:, :0])
+    request = Request(Channels((GAUSS,), v.shape[-1:]), NOTHING)
+    _, doubt = sums_by_waves(request, of, SUMS[plan.precision], some, k, v, scale, some[:, :0], k[:, :0])
     found = np.asarray(of.nodes.counts) * WAVES[sizes.dim], np.round(np.asarray(scale[0] * around.extent), 1)
     waves, size = (" × ".join(map(str, x)) for x in found)
     if plan.platform == "cuda":

@@ -14,7 +14,7 @@ from .._checks.operands import Traced
 from .._checks.settings import Settings, working_dtype
 from .._engines.apart import inline
 from .._engines.examined import noting
-from .._engines.nodes import blocks_of, tolerance_of
+from .._engines.fourier.frequencies import blocks_of, tolerance_of
 from .._engines.radial import mean_share
 from .counted import Counter
 

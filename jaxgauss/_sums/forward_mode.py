@@ -18,13 +18,13 @@ from jaxtyping import Array
 from .._arrays.points import center, unbroadcast
 from .._checks.hidden import without_hidden
 from .._checks.settings import Settings
-from .._engines.all_pairs import difference_sums
-from .._engines.blocked import blocked_sum
 from .._engines.branches import one_of_two
-from .._engines.dispatch import near_sum, planned_gaussian_sum, planned_radial_sum
+from .._engines.differences.all_pairs import difference_sums
 from .._engines.near import are_near
 from .._engines.plan import takes_half
-from .._engines.wanted import Channels
+from .._engines.products.gaussian import blocked_sum
+from .._engines.request import Channels
+from .._engines.run import near_sum, planned_gaussian_sum, planned_radial_sum
 from .._kernels.kernels import GAUSS
 from .by_channels import cheaper_by_channels, flat_channels
 

@@ -8,7 +8,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from .._arrays.devices import has_cuda
-from .._engines.nodes import WAVES, Nodes, nodes
+from .._engines.fourier.frequencies import WAVES, Nodes, nodes
 
 
 class Frame(NamedTuple):

@@ -14,10 +14,10 @@ from .._checks.hidden import without_hidden
 from .._checks.names import as_kernel
 from .._checks.operands import as_operand
 from .._checks.settings import Keys, Queries, Segments, Settings, Sums, Tau, Values, working_dtype
-from .._engines.dispatch import uses_mixture
 from .._engines.examined import examined
 from .._engines.plan import of_gaussians
-from .._engines.wanted import Channels
+from .._engines.request import Channels
+from .._engines.run import uses_mixture
 from .._kernels.kernels import GAUSS, Kernel
 from .._kernels.mixtures import Mixture
 from .checked import checked, reverse_only

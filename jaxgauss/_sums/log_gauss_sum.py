@@ -18,10 +18,10 @@ from .._checks.names import check_names
 from .._checks.operands import as_operand, check_weights
 from .._checks.samples import check_kernel
 from .._checks.settings import Keys, Queries, Segments, Settings, Tau, working_dtype
-from .._engines.dispatch import kernel_means
 from .._engines.examined import examined
 from .._engines.near import are_near
 from .._engines.plan import takes_half
+from .._engines.run import kernel_means
 from .._kernels.kernels import GAUSS, Kernel
 from .checked import checked, none_are_zero, reverse_only
 from .grouped import by_segments

@@ -16,10 +16,10 @@ from jaxtyping import Array
 from .._arrays.points import LOG_ZERO
 from .._checks.settings import Settings, working_dtype
 from .._engines.branches import one_of_two
-from .._engines.dispatch import kernel_means
 from .._engines.means import difference_means
 from .._engines.near import are_near
-from .._engines.wanted import Channels
+from .._engines.request import Channels
+from .._engines.run import kernel_means
 from .in_float64 import differentiated_in_float64
 from .rules import radial_sum
 

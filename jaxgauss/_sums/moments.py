@@ -15,10 +15,10 @@ from .._arrays.devices import replicated, vary_alike
 from .._arrays.points import align, center, weighted_sum
 from .._checks.settings import Settings, working_dtype
 from .._engines.branches import near_or_anywhere
-from .._engines.dispatch import near_sum, uses_mixture
 from .._engines.near import are_near
 from .._engines.plan import of_gaussians, takes_half
-from .._engines.wanted import NOTHING, Channels, Wanted
+from .._engines.request import NOTHING, Channels, Request
+from .._engines.run import near_sum, uses_mixture
 from .._kernels.kernels import GAUSS
 from .._kernels.profiles import Energy
 from .checked import reverse_only
@@ -136,10 +136,10 @@ class Reduction:
         channels = Channels(tuple(kernels), tuple(x.shape[-1] for x in columns))
         pulls = Channels((kernel,), (1,)) if with_pulls or spreads else NOTHING
         ones, values_of_all = jnp.ones_like(queries[..., :1]), _side_by_side(list(columns))
-        wanted = Wanted(channels, pulls, spreads, self.one_sign, repeats=True)
+        request = Request(channels, pulls, spreads, self.one_sign, repeats=True)
         given = (tau,) if shares is None else (tau, shares)
         summed = pair_sums if shares is None else mixed_sums
-        found = summed(settings, wanted, queries, keys, values_of_all, *given, ones, weights)
+        found = summed(settings, request, queries, keys, values_of_all, *given, ones, weights)
         of_kappa, *others = channels.parts(found.sums)
         num = 0 if values is None else values.shape[-1]
         mass, sums, moved = of_kappa[..., :1], of_kappa[..., 1 : 1 + num], of_kappa[..., 1 + num :]

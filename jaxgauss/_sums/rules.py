@@ -13,17 +13,17 @@ from .._arrays.devices import has_cuda, platforms, vary_like
 from .._arrays.points import by_point, center, of_coordinates, shared, unbroadcast
 from .._checks.hidden import without_hidden
 from .._checks.settings import Settings
-from .._engines import dispatch
-from .._engines.all_pairs import sums_by_differences
-from .._engines.anywhere import FEW_DIMENSIONS
-from .._engines.blocked import sum_and_tile, tile_pullback
+from .._engines import run as dispatch
 from .._engines.branches import near_or_anywhere, one_of_two
+from .._engines.clusters.sorted_tiles import FEW_DIMENSIONS
+from .._engines.differences.all_pairs import sums_by_differences
 from .._engines.near import are_near, known_near, tiles_are_near
 from .._engines.plan import takes_half
-from .._engines.products import sums_by_products
+from .._engines.products.gaussian import sum_and_tile, tile_pullback
+from .._engines.products.pair_sums import sums_by_products
 from .._engines.programs import How, Some, as_program, with_pullback
 from .._engines.radial import gradients_of, of_tau, waves_pullback
-from .._engines.wanted import NOTHING, Channels, PairSums, Wanted
+from .._engines.request import NOTHING, Channels, PairSums, Request
 from .._kernels.kernels import GAUSS
 from .by_channels import cheaper_by_channels, gradient_of_pulls, keeps_pulls, own_points, sum_and_pulls
 
@@ -88,8 +88,8 @@ def _radial_forward(
     queries, _, values, _ = operands
     about_keys = which.keys or which.values  # if both sides are wanted, one pass afterwards gives both for near points
     if (which.queries or which.tau) and not about_keys and sum(channels.widths) == 1:
-        wanted = Wanted(channels, channels, which.tau, repeats=True)
-        found = pair_sums(settings, wanted, *operands, jnp.ones_like(queries[..., :1]), values)
+        request = Request(channels, channels, which.tau, repeats=True)
+        found = pair_sums(settings, request, *operands, jnp.ones_like(queries[..., :1]), values)
         return found.sums, (found.pulls, found.spread)
     return radial_sum(settings, channels, *operands), (queries[..., :0], queries[..., :0])
 
@@ -110,13 +110,13 @@ def _radial_gradients(
         d_queries, d_keys, d_values, d_tau = radial_pullback(settings, channels, which.tau, *operands, g)
     elif about_keys or (needs_tau and not needs_rows):
         summed, pulling = (channels if x else NOTHING for x in (which.values, which.keys or needs_tau))
-        wanted = Wanted(summed, pulling, needs_tau, repeats=summed == pulling, at_keys=True)
-        found = pair_sums(settings, wanted, keys, queries, g if which.values else nothing, tau, values, g)
+        request = Request(summed, pulling, needs_tau, repeats=summed == pulling, at_keys=True)
+        found = pair_sums(settings, request, keys, queries, g if which.values else nothing, tau, values, g)
         d_keys, d_values = scale * found.pulls, found.sums
         d_tau = of_tau(found.spread, tau) if needs_tau else d_tau
     elif needs_rows:
-        wanted = Wanted(NOTHING, channels, needs_tau)
-        found = pair_sums(settings, wanted, queries, keys, keys[..., :0], tau, g, values)
+        request = Request(NOTHING, channels, needs_tau)
+        found = pair_sums(settings, request, queries, keys, keys[..., :0], tau, g, values)
         d_queries = scale * found.pulls
         d_tau = of_tau(found.spread, tau) if needs_tau else d_tau
     gradients = zip((d_queries, d_keys, d_values, d_tau), which, operands, strict=True)
@@ -128,9 +128,9 @@ radial_sum = _with_rule(dispatch.planned_radial_sum, 2, _radial_forward, _radial
 
 def _by_pairs(settings: Settings, channels: Channels, queries, keys, values, tau, g) -> tuple[Array, ...]:
     """The rules above, by `pair_sums` at the queries and at the keys."""
-    of_rows = pair_sums(settings, Wanted(NOTHING, channels, True), queries, keys, keys[..., :0], tau, g, values)
-    wanted = Wanted(channels, channels, repeats=True, at_keys=True)
-    of_columns = pair_sums(settings, wanted, keys, queries, g, tau, values, g)
+    of_rows = pair_sums(settings, Request(NOTHING, channels, True), queries, keys, keys[..., :0], tau, g, values)
+    request = Request(channels, channels, repeats=True, at_keys=True)
+    of_columns = pair_sums(settings, request, keys, queries, g, tau, values, g)
     return gradients_of(of_rows, of_columns, queries, keys, values, tau)
 
 
@@ -141,40 +141,40 @@ def _pullback_backward(settings: Settings, channels: Channels, _: bool, operands
 radial_pullback.defvjp(lambda *args: (radial_pullback(*args), args[3:]), _pullback_backward)
 
 
-def _pair_sums_pullback(settings: Settings, wanted: Wanted, which: tuple[bool, ...], operands: Any, cotangents: Any):
+def _pair_sums_pullback(settings: Settings, request: Request, which: tuple[bool, ...], operands: Any, cotangents: Any):
     """The gradients of `pair_sums` that are asked for; of many points on a CPU, by a program apart."""
-    some, options = Some(_pullback_of_pairs, which), (settings, wanted)
+    some, options = Some(_pullback_of_pairs, which), (settings, request)
     if dispatch.sums_apart(settings, *operands):
         return as_program(How(apart=True, double=False), some, options, operands, cotangents)
     return some(*options, operands, cotangents)
 
 
-def _pullback_of_pairs(settings: Settings, wanted: Wanted, operands: tuple[Array, ...], cotangents: PairSums):
+def _pullback_of_pairs(settings: Settings, request: Request, operands: tuple[Array, ...], cotangents: PairSums):
     def pullback(function: Any, *operands: Array) -> Any:
-        return jax.vjp(functools.partial(function, wanted), *operands)[1](cotangents)
+        return jax.vjp(functools.partial(function, request), *operands)[1](cotangents)
 
     by_products, by_differences = (functools.partial(pullback, x) for x in (sums_by_products, sums_by_differences))
     queries, keys, _, tau, *_ = operands
 
     def by_pairs(*operands: Array) -> Any:
-        if wanted.kinked or of_coordinates(tau, queries) or has_cuda() or queries.shape[-1] <= FEW_DIMENSIONS:
+        if request.kinked or of_coordinates(tau, queries) or has_cuda() or queries.shape[-1] <= FEW_DIMENSIONS:
             return by_differences(*operands)
         return one_of_two(tiles_are_near(queries, keys, tau), by_products, by_differences, *operands)
 
-    if {*wanted.kernels} != {GAUSS} or len(platforms()) > 1:
+    if {*request.kernels} != {GAUSS} or len(platforms()) > 1:
         return by_pairs(*operands)
     plan = dispatch.exact_plan_of(settings, platforms()[0], (queries, keys, keys, tau))
-    return waves_pullback(wanted, plan, by_pairs, operands, cotangents)
+    return waves_pullback(request, plan, by_pairs, operands, cotangents)
 
 
 pair_sums = with_pullback(dispatch.planned_pair_sums, 2, _pair_sums_pullback)
 
 
-def _mixed_sums_backward(settings: Settings, wanted: Wanted, operands: tuple[Array, ...], cotangents: PairSums):
+def _mixed_sums_backward(settings: Settings, request: Request, operands: tuple[Array, ...], cotangents: PairSums):
     """The gradients, from those of each Gaussian by itself."""
 
     def one_by_one(queries: Array, keys: Array, values: Array, tau: Array, shares: Array, *weights: Array) -> PairSums:
-        found = pair_sums(settings, wanted, queries, keys, values, tau, *weights).mixed(tau, shares)
+        found = pair_sums(settings, request, queries, keys, values, tau, *weights).mixed(tau, shares)
         return jax.tree.map(lambda x: x[None], found)
 
     return jax.vjp(one_by_one, *operands)[1](cotangents)
@@ -222,7 +222,7 @@ def _anywhere_and_kept(with_pulls: bool, settings: Settings, queries: Array, key
     channels = Channels((GAUSS,), values.shape[-1:])
     if with_pulls and keeps_pulls(settings, *operands):
         weights = jnp.ones_like(queries[..., :1]), values
-        found = pair_sums(settings, Wanted(channels, channels, repeats=True), *operands, *weights)
+        found = pair_sums(settings, Request(channels, channels, repeats=True), *operands, *weights)
         return found.sums, found.pulls[..., None, :]
     kept = jax.eval_shape(functools.partial(_near_and_kept, with_pulls, settings), *operands)[1]
     total = radial_sum(settings, channels, *operands)

@@ -22,10 +22,10 @@ from .._checks.given import public
 from .._checks.names import as_kernel
 from .._checks.operands import as_operand, check_mesh, check_tolerance
 from .._checks.settings import Keys, MeshAxis, Queries, Settings, Sums, Tau, Values, axis_names, working_dtype
-from .._engines.boxes import box
 from .._engines.examined import examined
-from .._engines.fourier import coefficients, values_at
-from .._engines.nodes import MOST, nodes, spectrum, tolerance_of
+from .._engines.fourier.boxes import box
+from .._engines.fourier.frequencies import MOST, nodes, spectrum, tolerance_of
+from .._engines.fourier.series import coefficients, values_at
 from .._engines.tiles import one_by_one
 from .._kernels.kernels import Kernel
 from .checked import checked

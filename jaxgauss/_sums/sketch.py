@@ -21,8 +21,8 @@ from .._checks.box import Bound, corners
 from .._checks.given import as_array, center_of, floating_dtype, minus_center, public
 from .._checks.operands import check_operands, check_tau, check_tolerance
 from .._checks.settings import Sums, working_dtype
-from .._engines.fourier import coefficients, values_at
-from .._engines.nodes import DIMENSIONS, WAVES, blocks_of, spectrum, tolerance_of
+from .._engines.fourier.frequencies import DIMENSIONS, WAVES, blocks_of, spectrum, tolerance_of
+from .._engines.fourier.series import coefficients, values_at
 from .frame import Frame
 
 LARGEST = 2**24  # the most coefficients of a channel

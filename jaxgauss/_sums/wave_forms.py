@@ -17,13 +17,13 @@ from jaxtyping import Array, Float
 
 from .._arrays.points import dot
 from .._arrays.shapes import are_known
-from .._engines import nufft
-from .._engines.boxes import box
 from .._engines.costs import cpu_costs
-from .._engines.few_dimensions import OF_SIGNS, WORTH, Sizes, at_most, estimated, transforms_pay
-from .._engines.fourier import POINTS, coefficients
-from .._engines.marks import mark
-from .._engines.nodes import DIMENSIONS, WAVES, Nodes, blocks_of, nodes, spectrum, tolerance_of
+from .._engines.fourier import nufft
+from .._engines.fourier.boxes import box
+from .._engines.fourier.cost import OF_SIGNS, WORTH, Sizes, at_most, estimated, transforms_pay
+from .._engines.fourier.frequencies import DIMENSIONS, WAVES, Nodes, blocks_of, nodes, spectrum, tolerance_of
+from .._engines.fourier.series import POINTS, coefficients
+from .._engines.scopes import scope
 
 # The error of Φ, relative to its mean over all pairs and to 1/N. Tests take statistics as equal if they differ by eight
 # times as much.
@@ -108,7 +108,7 @@ def _coefficients(of: Nodes, points: Float[Array, "n d"], values: Float[Array, "
         some = channels
     parts = jnp.pad(values, ((0, -channels % some), (0, 0))).reshape(-1, some, num)
     most = len(of.numbers) // (2 * WAVES[dim])
-    with mark("waves", "float64", most, 1, *Sizes(0, num, dim, channels)):
+    with scope("waves", "float64", most, 1, *Sizes(0, num, dim, channels)):
         found = lax.map(functools.partial(coefficients, of, points), parts)
     return found.reshape(-1, *found.shape[2:])[:channels]
 

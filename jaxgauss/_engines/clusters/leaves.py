@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from .._arrays.points import as_rows, with_rank
+from ..._arrays.points import as_rows, with_rank
 
 LANES = 8  # the size of a leaf is a multiple of this, unless it is smaller
 INT_MAX = 2**31 - 1

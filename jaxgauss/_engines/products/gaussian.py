@@ -10,8 +10,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from .._arrays.exponential import SHORT, exp2
-from .._arrays.points import (
+from ..._arrays.exponential import SHORT, exp2
+from ..._arrays.points import (
     BASE_2,
     Scaled,
     as_rows,
@@ -25,9 +25,9 @@ from .._arrays.points import (
     unbroadcast,
     with_norms,
 )
-from .._arrays.shapes import G, K, Q, S, T, V, are_known
-from .short_products import PIECE, longest, summed, summed_over_rows
-from .tiles import by_parts_of_batch, tiled_pullback, tiled_sum
+from ..._arrays.shapes import G, K, Q, S, T, V, are_known
+from ..tiles import by_parts_of_batch, tiled_pullback, tiled_sum
+from .short import PIECE, longest, summed, summed_over_rows
 
 ALONE = 3  # so many channels beside moments are products by themselves: of one column they may be longer
 TURNED = 8, 128  # a long product of at most so many channels and at least so many rows takes less time as (vᵀ tileᵀ)ᵀ

@@ -6,70 +6,70 @@ import jax
 import numpy as np
 from jaxtyping import Array
 
-from .all_pairs import sums_by_differences
 from .apart import apart
+from .differences.all_pairs import sums_by_differences
 from .far import blocks_that_may_pay, in_turn, sums_by_points, waves_of_matrix, without_overflow
-from .few_dimensions import doubt_resolved, waves_pay_here
+from .fourier.cost import doubt_resolved, waves_pay_here
 from .plan import Plan
 from .radial import pair_sums_in_xla
-from .wanted import PairSums, Wanted, shapes_of
+from .request import PairSums, Request, shapes_of
 
 
-def mixed_sums_in_xla(wanted: Wanted, plan: Plan, *operands: Array) -> PairSums:
+def mixed_sums_in_xla(request: Request, plan: Plan, *operands: Array) -> PairSums:
     """`PairSums` (…, 1, M, ·) of the one kernel Σ_t share_t κ_t, whose own τ is one, from τ and shares (…, T)."""
     queries, keys, values, tau, _, *weights = operands
-    most, _ = blocks_that_may_pay([wanted], plan, queries, keys, values, *weights, bandwidths=tau.shape[-1])
+    most, _ = blocks_that_may_pay([request], plan, queries, keys, values, *weights, bandwidths=tau.shape[-1])
     if plan.apart and most:
         batch = np.broadcast_shapes(tau.shape[:-1], *(x.shape[:-3] for x in (queries, keys, values, *weights)))
         shape = *batch, 1, queries.shape[-2]
-        shapes = shapes_of(wanted, *shape, scale=tau[..., :1], points=queries)
-        by_each = functools.partial(_by_each, wanted, plan)
-        return apart(_sums_apart, (wanted, plan.bare()), shapes, *operands, ways=lambda: [by_each])
-    return _by_each(wanted, plan, *operands)
+        shapes = shapes_of(request, *shape, scale=tau[..., :1], points=queries)
+        by_each = functools.partial(_by_each, request, plan)
+        return apart(_sums_apart, (request, plan.bare()), shapes, *operands, ways=lambda: [by_each])
+    return _by_each(request, plan, *operands)
 
 
-def _by_each(wanted: Wanted, plan: Plan, *operands: Array) -> PairSums:
+def _by_each(request: Request, plan: Plan, *operands: Array) -> PairSums:
     queries, keys, values, tau, shares, *weights = operands
-    found = pair_sums_in_xla(wanted, plan, queries, keys, values, tau, *weights).mixed(tau, shares)
+    found = pair_sums_in_xla(request, plan, queries, keys, values, tau, *weights).mixed(tau, shares)
     return jax.tree.map(lambda x: x[..., None, :, :], found)
 
 
-def _sums_apart(wanted: Wanted, plan: Plan, *operands: np.ndarray) -> PairSums:
+def _sums_apart(request: Request, plan: Plan, *operands: np.ndarray) -> PairSums:
     """The sums of NumPy's arrays, for each element of a batch by the way that its points need."""
     queries, keys, values, tau, shares, *weights = operands
 
     def summed(queries: np.ndarray, keys: np.ndarray, values: np.ndarray, _: None, *weights: np.ndarray):
         points = (x[..., 0, :, :] for x in (queries, keys, values, *weights))
-        found = in_turn(functools.partial(_of_matrix, wanted, plan), tau[..., None], shares[..., None], *points)
+        found = in_turn(functools.partial(_of_matrix, request, plan), tau[..., None], shares[..., None], *points)
         return [jax.tree.map(lambda x: x[..., None, :, :], found)]
 
     (found,) = without_overflow(summed, queries, keys, values, None, *weights)
     return found
 
 
-def _of_matrix(wanted: Wanted, plan: Plan, tau: np.ndarray, shares: np.ndarray, *operands: np.ndarray) -> PairSums:
+def _of_matrix(request: Request, plan: Plan, tau: np.ndarray, shares: np.ndarray, *operands: np.ndarray) -> PairSums:
     queries, keys, values, row_weights, weights = operands
     scale, sizes_of = np.sqrt(tau), (queries, keys, values, weights)
-    most, sizes = blocks_that_may_pay([wanted], plan, *sizes_of, bandwidths=len(tau))
+    most, sizes = blocks_that_may_pay([request], plan, *sizes_of, bandwidths=len(tau))
     given = queries, keys, values, scale, row_weights, weights
 
     def by_each() -> list[PairSums]:
         q, k, v, g, w = (x[None] for x in operands)
-        return [sums_by_points([wanted], plan, q, k, v, tau[:, 0], g, w)[0].mixed(tau[:, 0], shares[:, 0])]
+        return [sums_by_points([request], plan, q, k, v, tau[:, 0], g, w)[0].mixed(tau[:, 0], shares[:, 0])]
 
     def of_rows(some: np.ndarray) -> PairSums:
         return _rows_of_mixture(
-            wanted, tau[:, 0], shares[:, 0], queries[some], keys, values, row_weights[some], weights
+            request, tau[:, 0], shares[:, 0], queries[some], keys, values, row_weights[some], weights
         )
 
     does, around = waves_pay_here(plan, most, plan.precision, sizes, scale, queries, keys)
     if not does:
         return by_each()[0]
-    found, doubt = waves_of_matrix([wanted], plan, most, sizes, around, shares, *given)
+    found, doubt = waves_of_matrix([request], plan, most, sizes, around, shares, *given)
     return doubt_resolved(found, doubt, [of_rows], by_each)[0]
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _rows_of_mixture(wanted: Wanted, tau: Array, shares: Array, *operands: Array) -> PairSums:
+def _rows_of_mixture(request: Request, tau: Array, shares: Array, *operands: Array) -> PairSums:
     queries, keys, values, row_weights, weights = (x[None] for x in operands)
-    return sums_by_differences(wanted, queries, keys, values, tau, row_weights, weights).mixed(tau, shares)
+    return sums_by_differences(request, queries, keys, values, tau, row_weights, weights).mixed(tau, shares)

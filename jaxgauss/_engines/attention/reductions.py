@@ -14,13 +14,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from .._arrays.points import by_point, may_overflow, scaled_points, unbroadcast
-from .._checks.settings import working_dtype
-from .branches import one_of_two
-from .bridge import call, select_kernel, torch_backend
-from .costs import kernel_engine
-from .marks import mark
-from .plan import Plan
+from ..._arrays.points import by_point, may_overflow, scaled_points, unbroadcast
+from ..._checks.settings import working_dtype
+from ..branches import one_of_two
+from ..bridge import call, select_kernel, torch_backend
+from ..costs import kernel_engine
+from ..plan import Plan
+from ..scopes import scope
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -187,7 +187,7 @@ def _mark_of(kernel: "AttentionKernel", passes: float, queries: Array, keys: Arr
     batch = jnp.broadcast_shapes(*(x.shape[:2] for x in (queries, keys, values)))
     pairs, columns = math.prod((*batch, queries.shape[2], keys.shape[2])), 2 * max(queries.shape[3], values.shape[3])
     waits = kernel.gate is not None  # behind a gate it seldom computes
-    return mark("attention", row, 0 if waits else pairs, columns, passes)
+    return scope("attention", row, 0 if waits else pairs, columns, passes)
 
 
 def _gate(kernel: "AttentionKernel", batch: Sequence[Any], queries: Array, keys: Array) -> tuple[Array, ...]:

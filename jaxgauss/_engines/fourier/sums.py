@@ -14,17 +14,17 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from .._arrays.devices import vary_like
-from .._arrays.shapes import Numbers, are_known
+from ..._arrays.devices import vary_like
+from ..._arrays.shapes import Numbers, are_known
+from ..plan import Plan
+from ..request import PairSums, Request
+from ..scopes import scope
+from ..tiles import scan
 from . import nufft
 from .boxes import Box, outside
-from .few_dimensions import Doubt, Sizes, bandwidth_ratio, transforms_pay
-from .fourier import coefficients, derivatives_at, values_at
-from .marks import mark
-from .nodes import Nodes, nodes, spectrum, tolerance_of
-from .plan import Plan
-from .tiles import scan
-from .wanted import PairSums, Wanted
+from .cost import Doubt, Sizes, bandwidth_ratio, transforms_pay
+from .frequencies import Nodes, nodes, spectrum, tolerance_of
+from .series import coefficients, derivatives_at, values_at
 
 
 class Promise(NamedTuple):
@@ -92,7 +92,7 @@ def wave_grid(
 
 
 def sums_of_sides(
-    wanted: Sequence[Wanted],
+    requests: Sequence[Request],
     most: int,
     plan: Plan,
     promise: Promise | None,
@@ -101,11 +101,11 @@ def sums_of_sides(
     around: Box,
     shares: Float[Array, "t 1"] | None = None,
 ) -> list[tuple[PairSums, Doubt]]:
-    """`sums_by_waves` at the queries; if `wanted` has two items, also at the keys, where the row weights are summed."""
+    """`sums_by_waves` at the queries; if `requests` has two items, also at the keys, where row weights are summed."""
     of = wave_grid(most, plan, promise, operands[3], sizes, around)
     of = of if shares is None else of._replace(error=of.error * shares.sum())
-    with mark("waves", plan.precision, most, len(wanted), *sizes):
-        each = zip(wanted, sides(operands), strict=False)
+    with scope("waves", plan.precision, most, len(requests), *sizes):
+        each = zip(requests, sides(operands), strict=False)
         return [sums_by_waves(x, of, promise, *side, shares=shares) for x, side in each]
 
 
@@ -116,7 +116,7 @@ def sides(operands: Sequence[Numbers]) -> tuple[Sequence[Any], Sequence[Any]]:
 
 
 def sums_by_waves(
-    wanted: Wanted,
+    request: Request,
     of: WaveGrid,
     promise: Promise | None,
     queries: Float[Array, "m d"],
@@ -132,7 +132,7 @@ def sums_by_waves(
     With `shares`, sums of the kernel Σ_t share_t Φ_t, whose own τ is one; each row of `scale` is then one √τ. Without a
     promise, no error puts a query in doubt. JAX can differentiate the sums to every order.
     """
-    known = weights.shape[1] if wanted.repeats and wanted.pulls.kernels else 0
+    known = weights.shape[1] if request.repeats and request.pulls.kernels else 0
     doubt, far = outside(of.box.of_queries, queries), outside(of.box.of_keys, keys)[:, None]
     queries = jnp.where(doubt[:, None], of.nodes.center[None], queries)
     keys = jnp.where(far, of.nodes.center[None], keys)
@@ -142,15 +142,15 @@ def sums_by_waves(
     if len(others):
         sums, own = _summed(promise, *cloud, others)
         doubt |= own
-    if not wanted.pulls.kernels:
+    if not request.pulls.kernels:
         return PairSums(sums, nothing, nothing), doubt
     of = of._replace(nodes=of.nodes_of_pulls)
     given = of, *cloud[1:], row_weights, weights
     if of.nodes.at_once:
-        found, own = _pulled(wanted, promise, *given)
+        found, own = _pulled(request, promise, *given)
     else:
         with jax.enable_x64(True):
-            found, own = _pulled(wanted, promise, *_in("float64", given))
+            found, own = _pulled(request, promise, *_in("float64", given))
             found = _in(queries.dtype, found)
     sums = jnp.concatenate([found.sums, sums], 1) if known else sums
     return found._replace(sums=sums), doubt | own
@@ -209,7 +209,7 @@ def _summed(
 
 
 def _pulled(
-    wanted: Wanted,
+    request: Request,
     promise: Promise | None,
     of: WaveGrid,
     scale: Array,
@@ -226,8 +226,8 @@ def _pulled(
     (num, dim), dtype, operands = queries.shape, queries.dtype, [scale, queries, keys, row_weights, weights]
     phi, parts = _spectra(of, scale, shares)
     all_parts = parts.sum(0, keepdims=True)
-    squares = (parts if scale.shape[1] > 1 else all_parts) if wanted.spread else parts[:0]
-    of_terms = jnp.concatenate([all_parts, phi]) if wanted.repeats else all_parts
+    squares = (parts if scale.shape[1] > 1 else all_parts) if request.spread else parts[:0]
+    of_terms = jnp.concatenate([all_parts, phi]) if request.repeats else all_parts
     unit = scale if shares is None else jnp.ones_like(scale[:1])
 
     def add(state: tuple[Array, ...], item: tuple[Any, ...]) -> tuple[tuple[Array, ...], Array]:
@@ -238,14 +238,14 @@ def _pulled(
         waves = [found[:1] * jnp.concatenate([phi, squares]), *(x[None] * of_terms for x in found[1:])]
         total, *values = derivatives_at(of.nodes, queries, jnp.concatenate(waves))
         pulls += rows[None] * jnp.stack(values[:dim])
-        if wanted.spread:
+        if request.spread:
             spread += rows[None] * jnp.stack(values[dim : dim + len(squares)])
         if promise is not None:
             (error,), terms = _errors(of, waves[0][:1], v), values[-len(of_terms) :]
             terms = [x - y for x, y in zip(terms, _errors(of, waves[1], v), strict=True)]
             size, of_pulls = jnp.abs(rows), promise._replace(of_all=PULLS * promise.of_all)
             doubt |= _are_in_doubt(of_pulls, bandwidth_ratio(scale) * size * error, size * terms[0] / FARTHEST)
-            if wanted.repeats:
+            if request.repeats:
                 doubt |= _are_in_doubt(promise, error, terms[1])
         return (pulls, spread, doubt), total
 

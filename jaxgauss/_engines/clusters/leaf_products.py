@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from .._arrays.points import Scaled, as_rows, dot, squared_distances_of, squares_factors, turned, with_norms
-from .differences import FARTHEST
-from .plan import NEAR, STRICTER
-from .products import APART, by_products, of_leaves, powers, pulls_from_powers, separation
-from .wanted import NOTHING, Channels, Columns, PairSums, Rows, Wanted
+from ..._arrays.points import Scaled, as_rows, dot, squared_distances_of, squares_factors, turned, with_norms
+from ..differences.tile_sums import FARTHEST
+from ..plan import NEAR, STRICTER
+from ..products.pair_sums import APART, by_products, of_leaves, powers, pulls_from_powers, separation
+from ..request import NOTHING, Channels, Columns, PairSums, Request, Rows
 
 # The least u over ‖a‖² + ‖b‖² at which a product is accurate: its relative error is then at most the unit over this.
 TRUSTED = {"float32": 0.1, "float64": 1e-3}
@@ -23,18 +23,18 @@ Kept = Bool[Array, "rows columns"]
 
 
 def sums_by_moments(
-    wanted: Sequence[Wanted], scale: Array, rows: Array, columns: Columns, a: Scaled, b: Scaled, u: Array, keep: Kept
+    requests: Sequence[Request], scale: Array, rows: Array, columns: Columns, a: Scaled, b: Scaled, u: Array, keep: Kept
 ) -> tuple[list[Kept], list[PairSums]]:
     """Which pairs of leaves to keep are far enough apart for pulls; and `PairSums` over these pairs, whose u is given.
 
-    The sums are at the queries, whose weights are `rows`; if `wanted` has two items, also at the keys.
+    The sums are at the queries, whose weights are `rows`; if `requests` has two items, also at the keys.
     """
     a, b = map(_for_products, (a, b))
     shapes, g, (v, w) = (rows.shape[:2], columns.points.shape[:2]), as_rows(rows), map(as_rows, columns[1:])
-    if len(wanted) == 1:
-        found = [_at_queries(wanted[0], scale, g, Columns(b.points, v, w), a, b, u, keep)]
+    if len(requests) == 1:
+        found = [_at_queries(requests[0], scale, g, Columns(b.points, v, w), a, b, u, keep)]
     else:
-        found = _at_both(wanted, scale, g, w, a, b, u, keep)
+        found = _at_both(requests, scale, g, w, a, b, u, keep)
     kept, results = [], []
     for axis, shape, x, (sums, seen) in zip((1, 0), shapes, (a, b), found, strict=False):
         enough = jnp.ones(shape[0], bool) if seen is None else separation(jnp, x, seen, shape[0]) >= APART
@@ -49,38 +49,39 @@ def masked(sums: PairSums, keep: Bool[Array, " leaves"]) -> PairSums:
 
 
 def _at_queries(
-    wanted: Wanted, scale: Array, g: Array, columns: Columns, a: Scaled, b: Scaled, u: Array, keep: Kept
+    request: Request, scale: Array, g: Array, columns: Columns, a: Scaled, b: Scaled, u: Array, keep: Kept
 ) -> tuple[PairSums, Array | None]:
     """`PairSums` at the queries, and what `separation` needs; both are further channels of the sums."""
-    slopes, num, dim = [x.slope for x in wanted.pulls.kernels], len(wanted.sums.kernels), a.points.shape[1]
-    single, needs_separation = set(wanted.pulls.widths) == {1}, _needs_separation(wanted, scale, a)
+    slopes, num, dim = [x.slope for x in request.pulls.kernels], len(request.sums.kernels), a.points.shape[1]
+    single, needs_separation = set(request.pulls.widths) == {1}, _needs_separation(request, scale, a)
     of_powers = functools.partial(powers, jnp, b, each=scale.shape[1] > 1)
-    weights = wanted.pulls.parts(columns.weights)
-    shared = single and needs_separation and wanted.one_sign  # the pulls tell it
-    width = None if wanted.spread or shared else dim + 1  # squares only where they are used
+    weights = request.pulls.parts(columns.weights)
+    shared = single and needs_separation and request.one_sign  # the pulls tell it
+    width = None if request.spread or shared else dim + 1  # squares only where they are used
     pulling = [of_powers(w)[:, :width] for w in weights] if single else []
     seen = [of_powers(jnp.abs(w).max(1, keepdims=True)) for w in weights] if needs_separation and not shared else []
-    values = [*wanted.sums.parts(columns.values), *pulling, *seen]
-    kernels = *wanted.sums.kernels, *slopes[: len(pulling)], *slopes[: len(seen)]
+    values = [*request.sums.parts(columns.values), *pulling, *seen]
+    kernels = *request.sums.kernels, *slopes[: len(pulling)], *slopes[: len(seen)]
     asked = Channels(kernels, tuple(x.shape[1] for x in values))
-    of_products = Wanted(asked, NOTHING) if single else wanted._replace(sums=asked)
+    of_products = Request(asked, NOTHING) if single else request._replace(sums=asked)
     columns = columns._replace(values=jnp.concatenate(values or [columns.values], 1))
     found = by_products(of_products, scale, Rows(a.points, g), columns, u, keep)
     parts = asked.parts(found.sums)
     own, pulling, seen = parts[:num], parts[num : num + len(pulling)], parts[num + len(pulling) :]
     found = found._replace(sums=jnp.concatenate([found.sums[:, :0], *own], 1))
     if single:
-        moments = functools.reduce(jnp.add, (g * x for g, x in zip(wanted.pulls.parts(g), pulling, strict=True)))
-        found = _of_moments(wanted, scale, found.sums, a, moments)
+        moments = functools.reduce(jnp.add, (g * x for g, x in zip(request.pulls.parts(g), pulling, strict=True)))
+        found = _of_moments(request, scale, found.sums, a, moments)
     seen = [jnp.sign(x[:, dim : dim + 1]) * x for x in pulling] if shared else seen
     return found, functools.reduce(jnp.add, seen) if needs_separation else None
 
 
 def _at_both(
-    wanted: Sequence[Wanted], scale: Array, g: Array, v: Array, a: Scaled, b: Scaled, u: Array, keep: Kept
+    requests: Sequence[Request], scale: Array, g: Array, v: Array, a: Scaled, b: Scaled, u: Array, keep: Kept
 ) -> list[tuple[PairSums, Array | None]]:
     """`PairSums` at queries and at keys from one u, and what `separation` needs: W gives the pulls, |W| the rest."""
-    (of_queries, of_keys), each, needs_separation = wanted, scale.shape[1] > 1, _needs_separation(wanted[0], scale, a)
+    (of_queries, of_keys), each = requests, scale.shape[1] > 1
+    needs_separation = _needs_separation(of_queries, scale, a)
     width = None if of_queries.spread else a.points.shape[1] + 1  # squares only where they are used
     parts, of_values = of_queries.pulls.pull(u, v, g, of_leaves(keep, u))
     at_queries, at_keys = [], []
@@ -90,21 +91,21 @@ def _at_both(
         at_queries.append([x * dot(w, powers(jnp, b, y, each)[:, :n]) for w, x, y, n in terms])
         at_keys.append([y * turned(dot(powers(jnp, a, x, each)[:, :n].mT, w)) for w, x, y, n in terms])
 
-    def side(wanted: Wanted, sums: Array, x: Scaled, parts: list[list[Array]]) -> tuple[PairSums, Array | None]:
+    def side(request: Request, sums: Array, x: Scaled, parts: list[list[Array]]) -> tuple[PairSums, Array | None]:
         moments, *seen = (functools.reduce(jnp.add, x) for x in zip(*parts, strict=True))
-        return _of_moments(wanted, scale, sums, x, moments), seen[0] if needs_separation else None
+        return _of_moments(request, scale, sums, x, moments), seen[0] if needs_separation else None
 
     return [side(of_queries, g[:, :0], a, at_queries), side(of_keys, turned(of_values), b, at_keys)]
 
 
-def _needs_separation(wanted: Wanted, scale: Array, a: Scaled) -> bool:
+def _needs_separation(request: Request, scale: Array, a: Scaled) -> bool:
     """Whether the separation of pairs must be checked: if there are pulls and a small u need not be accurate."""
-    return bool(wanted.pulls.kernels) and not wanted.strict(a.points.shape[1], scale.shape[1])
+    return bool(request.pulls.kernels) and not request.strict(a.points.shape[1], scale.shape[1])
 
 
-def _of_moments(wanted: Wanted, scale: Array, sums: Array, a: Scaled, moments: Array) -> PairSums:
+def _of_moments(request: Request, scale: Array, sums: Array, a: Scaled, moments: Array) -> PairSums:
     toward, apart, _ = pulls_from_powers(a, moments)
-    return PairSums(sums, toward / scale, apart / jnp.square(scale) if wanted.spread else apart[:, :0])
+    return PairSums(sums, toward / scale, apart / jnp.square(scale) if request.spread else apart[:, :0])
 
 
 def about_center(scale: Array, center: Array, rows: Array, columns: Array) -> tuple[Scaled, Scaled]:

@@ -16,11 +16,14 @@ from jax import lax
 from jaxlib.version import __version_info__ as JAXLIB
 from jaxtyping import Array, Bool, Float
 
-from .._arrays.compensated import RunningSum
-from .._arrays.devices import vary_like
-from .._arrays.shapes import are_known
-from .._kernels.kernels import Kernel
-from .differences import both_by_differences, by_differences, subtractable
+from ..._arrays.compensated import RunningSum
+from ..._arrays.devices import vary_like
+from ..._arrays.shapes import are_known
+from ..._kernels.kernels import Kernel
+from ..differences.tile_sums import both_by_differences, by_differences, subtractable
+from ..plan import Plan
+from ..request import NOTHING, Channels, Columns, PairSums, Request, Rows, zeros_of
+from ..scopes import scope
 from .leaf_products import (
     about_center,
     distances,
@@ -31,9 +34,6 @@ from .leaf_products import (
     sums_by_moments,
 )
 from .leaves import in_given_order, in_leaves, leaf_order, padded_rows, ranges_of, squared_gaps
-from .marks import mark
-from .plan import Plan
-from .wanted import NOTHING, Channels, Columns, PairSums, Rows, Wanted, zeros_of
 
 FEW_DIMENSIONS = 8  # up to these, differences take little longer than a product that tells whether they are needed
 LEAF = {True: 256, False: 64}  # points of a leaf, in few dimensions and in many
@@ -50,12 +50,12 @@ FEW = {True: 2**18, False: 2**22 if JAXLIB >= (0, 12) else 2**20}
 
 def sorts(plan: Plan, *sizes: int, pulls: bool = True) -> bool:
     """Whether points are sorted: on a CPU, if `sizes` M, N and D are known and M N D is large; larger without pulls."""
-    wanted = plan.platform == "cpu" and plan.method != "differences" and are_known(*sizes)
-    return wanted and math.prod(sizes) > FEW[pulls]
+    are_many = plan.platform == "cpu" and plan.method != "differences" and are_known(*sizes)
+    return are_many and math.prod(sizes) > FEW[pulls]
 
 
 def anywhere_sums(
-    wanted: Sequence[Wanted],
+    requests: Sequence[Request],
     queries: Float[Array, "m d"],
     keys: Float[Array, "n d"],
     values: Float[Array, "n c"],
@@ -63,27 +63,27 @@ def anywhere_sums(
     row_weights: Float[Array, "m e"],
     column_weights: Float[Array, "n e"],
 ) -> list[PairSums]:
-    """`PairSums` at the queries; if `wanted` has two items, also at the keys, where the row weights are summed.
+    """`PairSums` at the queries; if `requests` has two items, also at the keys, where the row weights are summed.
 
     One pass gives both. `scale` is √τ, one or one for each coordinate.
     """
     points = [subtractable(x) for x in (queries, keys)]
-    order: Any = functools.partial(_order, wanted[-1], scale)
+    order: Any = functools.partial(_order, requests[-1], scale)
     alike = queries.shape == keys.shape  # one program for both compiles in half of the time
     order = list(jax.vmap(order)(jnp.stack(points)) if alike else map(order, points))
     dim = queries.shape[1]
     rows = _with_weights(points[0], order[0], row_weights)
     columns = _with_weights(points[1], order[1], values, column_weights)
     ends = dim, dim + values.shape[1]  # of the points and of the values in the columns
-    channels = values.shape[1] + (dim if wanted[-1].pulls.kernels else 0)
+    channels = values.shape[1] + (dim if requests[-1].pulls.kernels else 0)
     each = COLUMNS[dim <= FEW_DIMENSIONS] // (1 if channels <= MANY else 2)
     tiles = _in_groups(columns, each)
 
     def add(at_keys: list[PairSums], block: Array) -> tuple[list[PairSums], PairSums]:
-        at_queries, *at_keys = _block_sums(wanted, scale, ends, block, tiles, at_keys)
+        at_queries, *at_keys = _block_sums(requests, scale, ends, block, tiles, at_keys)
         return at_keys, at_queries
 
-    at_keys = [zeros_of(x, *columns.shape[:2], scale=scale, points=points[1]) for x in wanted[1:]]
+    at_keys = [zeros_of(x, *columns.shape[:2], scale=scale, points=points[1]) for x in requests[1:]]
     at_keys = jax.tree.map(lambda x: vary_like(x, [scale, rows, columns]), at_keys)
     at_keys, at_queries = lax.scan(add, at_keys, _in_groups(rows, ROWS))
     found = zip((at_queries, *at_keys), order, points, strict=False)
@@ -92,16 +92,16 @@ def anywhere_sums(
 
 def share_left(kernel: Kernel, queries: Array, keys: Array, scale: Array) -> Float[Array, ""]:
     """The share of the pairs of leaves that are not skipped; the kernel is zero between the others."""
-    wanted = Wanted(Channels((kernel,), (1,)), NOTHING)
-    rows, columns = (ranges_of(in_leaves(x, _order(wanted, scale, x), None)) for x in (queries, keys))
-    each = lax.map(lambda x: (~_are_apart(wanted, scale, (x[0][None], x[1][None]), columns)).mean(), rows)
+    request = Request(Channels((kernel,), (1,)), NOTHING)
+    rows, columns = (ranges_of(in_leaves(x, _order(request, scale, x), None)) for x in (queries, keys))
+    each = lax.map(lambda x: (~_are_apart(request, scale, (x[0][None], x[1][None]), columns)).mean(), rows)
     return each.mean()
 
 
-def _order(wanted: Wanted, scale: Array, points: Array) -> Array:
+def _order(request: Request, scale: Array, points: Array) -> Array:
     """Indices of the points of each leaf; points keep their order where compact leaves gain nothing."""
     few = points.shape[1] <= FEW_DIMENSIONS
-    compact = not few or bool(wanted.pulls.kernels) or wanted.end(points.dtype.name) < math.inf
+    compact = not few or bool(request.pulls.kernels) or request.end(points.dtype.name) < math.inf
     return leaf_order(lax.stop_gradient(scale * points), LEAF[few], in_order=not compact)
 
 
@@ -122,14 +122,14 @@ def _with_weights(points: Array, order: Array, *weights: Array) -> Array:
 
 
 def _are_apart(
-    wanted: Wanted, scale: Array, a: tuple[Array, Array], b: tuple[Array, Array]
+    request: Request, scale: Array, a: tuple[Array, Array], b: tuple[Array, Array]
 ) -> Bool[Array, "rows columns"]:
     """Whether all kernels are zero between two leaves, for every pair of leaves; from their `ranges_of`."""
-    return squared_gaps(scale, a, b) > wanted.end(scale.dtype.name)
+    return squared_gaps(scale, a, b) > request.end(scale.dtype.name)
 
 
 def _block_sums(
-    wanted: Sequence[Wanted], scale: Array, ends: Sequence[int], rows: Array, tiles: Array, at_keys: list[PairSums]
+    requests: Sequence[Request], scale: Array, ends: Sequence[int], rows: Array, tiles: Array, at_keys: list[PairSums]
 ) -> list[PairSums]:
     """`PairSums` of a block of rows: by products where these are accurate, a tile at a time, else from differences.
 
@@ -139,15 +139,15 @@ def _block_sums(
     num, each, dim = len(rows), tiles.shape[1], ends[0]
     columns = tiles.reshape(-1, *tiles.shape[2:])
     own, others = (ranges_of(x[..., :dim]) for x in (rows, columns))
-    left = ~_are_apart(wanted[-1], scale, own, others).reshape(num, -1, each).swapaxes(0, 1)
+    left = ~_are_apart(requests[-1], scale, own, others).reshape(num, -1, each).swapaxes(0, 1)
     few, operands = dim <= FEW_DIMENSIONS, [scale, rows, columns]
 
     def varying(results: Any) -> Any:
         return jax.tree.map(lambda x: vary_like(x, operands), results)
 
-    strict, centers = wanted[-1].strict(dim, scale.shape[1]), middles(*(x.reshape(-1, each, dim) for x in others))
+    strict, centers = requests[-1].strict(dim, scale.shape[1]), middles(*(x.reshape(-1, each, dim) for x in others))
     sizes = rows.shape[:2], tiles.shape[1:3]
-    none = [zeros_of(x, *size, scale=scale, points=rows[..., :dim]) for x, size in zip(wanted, sizes, strict=False)]
+    none = [zeros_of(x, *size, scale=scale, points=rows[..., :dim]) for x, size in zip(requests, sizes, strict=False)]
     indices, number = flagged_indices(left.any((1, 2)))
 
     def add(state: tuple[Array, list[PairSums], PairSums, list[Array]]) -> tuple[Any, ...]:
@@ -164,21 +164,21 @@ def _block_sums(
         kept, found = lax.cond(
             keep.mean() > WORTH[few],
             lambda: varying(
-                sums_by_moments(wanted, scale, rows[..., dim:], tile, a, b, distances(a, b) if u is None else u, keep)
+                sums_by_moments(requests, scale, rows[..., dim:], tile, a, b, distances(a, b) if u is None else u, keep)
             ),
-            lambda: varying(([jnp.zeros_like(keep)] * len(wanted), none)),
+            lambda: varying(([jnp.zeros_like(keep)] * len(requests), none)),
         )
         own, lacking = RunningSum(total[0], lacking).plus(found[0])
         leaves = index * each + jnp.arange(each, dtype="int32")
         total = [own, *(_added(*x, leaves) for x in zip(total[1:], found[1:], strict=True))]
         return start + 1, total, lacking, [x.at[index].set(here & ~y) for x, y in zip(left, kept, strict=True)]
 
-    state = varying((jnp.zeros((), "int32"), [none[0], *at_keys], none[0], [left] * len(wanted)))
-    with mark("steps", len(tiles)):
+    state = varying((jnp.zeros((), "int32"), [none[0], *at_keys], none[0], [left] * len(requests)))
+    with scope("steps", len(tiles)):
         _, total, lacking, left = lax.while_loop(lambda state: state[0] < number, add, state)
     total[0] = RunningSum(total[0], lacking).value()
     flags = [x.swapaxes(0, 1).reshape(num, -1) for x in left]
-    return _add_differences(total, flags, wanted, scale, ends, rows, columns)
+    return _add_differences(total, flags, requests, scale, ends, rows, columns)
 
 
 def _added(total: PairSums, found: PairSums, indices: Array) -> PairSums:
@@ -199,7 +199,7 @@ def flagged_indices(flags: Bool[Array, " n"], more: int = 0) -> tuple[Array, Arr
 def _add_differences(
     total: list[PairSums],
     flags: list[Bool[Array, "rows columns"]],
-    wanted: Sequence[Wanted],
+    requests: Sequence[Request],
     scale: Array,
     ends: Sequence[int],
     rows: Array,
@@ -218,14 +218,14 @@ def _add_differences(
         (a, g), (b, of_keys) = ([x[k] for x in side] for side, k in zip(sides, (i, j), strict=True))
         pair = Rows(a, g), Columns(b, *jnp.split(of_keys, [ends[1] - ends[0]], 2))
         # in few dimensions, forming the differences again takes as long as moments
-        if len(wanted) == 1:
-            found = [by_differences(wanted[0], scale.T, *pair, moments=not few)]
+        if len(requests) == 1:
+            found = [by_differences(requests[0], scale.T, *pair, moments=not few)]
         else:
-            found = both_by_differences(wanted, scale.T, *pair, moments=not few)
+            found = both_by_differences(requests, scale.T, *pair, moments=not few)
             are_flagged = (x.ravel().at[index].get(mode="fill", fill_value=False) for x in flags)
             found = map(masked, found, are_flagged)
         return start + each, [_added(*x) for x in zip(total, found, (i, j), strict=False)]
 
     start = vary_like(jnp.zeros((), "int32"), flags)
-    with mark("steps", size / each if few else 1):  # in few dimensions products are seldom accurate enough
+    with scope("steps", size / each if few else 1):  # in few dimensions products are seldom accurate enough
         return lax.while_loop(lambda state: state[0] < number, add, (start, total))[1]

@@ -25,12 +25,12 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
-from .._arrays.compensated import compensated, two_sum
-from .._arrays.devices import vary_like
-from .._arrays.points import dot
+from ..._arrays.compensated import compensated, two_sum
+from ..._arrays.devices import vary_like
+from ..._arrays.points import dot
+from ..tiles import blocks, scan
 from . import nufft
-from .nodes import STEPS, WAVES, Nodes, sine_of
-from .tiles import blocks, scan
+from .frequencies import STEPS, WAVES, Nodes, sine_of
 
 POINTS = {1: 4096, 2: 4096, 3: 1024}  # points at a time, by dimension
 GROUP = 128  # points that one product adds: equal terms round the same way, so errors do not average

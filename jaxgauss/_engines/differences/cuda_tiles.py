@@ -13,35 +13,35 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from .._arrays.devices import vary_like
-from .._arrays.points import LOG_ZERO, dot, with_axes_of, with_rank
-from .._arrays.shapes import K, L, Q, S, T, V, W
-from .._kernels.kernels import GAUSS, Kernel
-from .differences import FARTHEST, cut_off, largest_coordinate
-from .tiles import CUDA_TILE, block_sizes, blocks, scan, tiled_sum, unblocks
-from .wanted import Columns, PairSums, Rows, Wanted, joined
+from ..._arrays.devices import vary_like
+from ..._arrays.points import LOG_ZERO, dot, with_axes_of, with_rank
+from ..._arrays.shapes import K, L, Q, S, T, V, W
+from ..._kernels.kernels import GAUSS, Kernel
+from ..request import Columns, PairSums, Request, Rows, joined
+from ..tiles import CUDA_TILE, block_sizes, blocks, scan, tiled_sum, unblocks
+from .tile_sums import FARTHEST, cut_off, largest_coordinate
 
 CUT_OFF = FARTHEST**0.5  # bandwidths, of a coordinate
 ONCE = 32  # coordinates from which distances take longer than to transpose them
 
 
-def cuda_tile(wanted: Wanted, scale: Array, rows: Rows, columns: Columns, ratio: Array) -> PairSums:
+def cuda_tile(request: Request, scale: Array, rows: Rows, columns: Columns, ratio: Array) -> PairSums:
     """`PairSums` of a tile from differences of unscaled points (*batch, N, D); `scale` is √τ (*batch, 1, 1 or D)."""
     a, b = _subtractable(rows.points), _subtractable(columns.points)
     scale = with_rank(scale, a)
-    once = wanted.at_keys and a.shape[-1] >= ONCE  # as at the queries: XLA then computes u once for both
+    once = request.at_keys and a.shape[-1] >= ONCE  # as at the queries: XLA then computes u once for both
     u = squared_distances_on_cuda(scale, b, a).mT if once else squared_distances_on_cuda(scale, a, b)
-    of_kernels = wanted.of(ratio * u)
-    sums = [_summed(of_kernels[kernel], v) for kernel, v in wanted.sums.by_kernel(columns.values)]
-    weights, each = jnp.zeros_like(u), wanted.spread and scale.shape[-1] > 1
-    for kernel, g, w in wanted.pulls.by_kernel(rows.weights, columns.weights):
+    of_kernels = request.of(ratio * u)
+    sums = [_summed(of_kernels[kernel], v) for kernel, v in request.sums.by_kernel(columns.values)]
+    weights, each = jnp.zeros_like(u), request.spread and scale.shape[-1] > 1
+    for kernel, g, w in request.pulls.by_kernel(rows.weights, columns.weights):
         weights += of_kernels[kernel.slope] * (g * w.mT if w.shape[-1] == 1 else dot(g, w.mT))
     batch = weights.shape[:-2]
     a, b = (jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (a, b))
-    pulled, spread = pulls(weights, a, b) if wanted.pulls.kernels else a[..., :0], a[..., :0]
+    pulled, spread = pulls(weights, a, b) if request.pulls.kernels else a[..., :0], a[..., :0]
     if each:
         spread = (weights[..., None, :, :] * jnp.square(_differences(a, b))).sum(-1).mT
-    elif wanted.spread:
+    elif request.spread:
         spread = (weights * u).sum(-1, keepdims=True) / jnp.square(scale)
     return PairSums(joined(sums, pulled), pulled, spread)
 

@@ -9,7 +9,7 @@ from jaxtyping import Array, Float
 from .._arrays.points import dot
 from .._arrays.shapes import G, Numbers, V
 from .._kernels.kernels import Kernel
-from .short_products import longest, summed_over_rows
+from .products.short import longest, summed_over_rows
 
 MANY_DIMENSIONS = 32  # pulls in more dimensions need an accurate u: see `strict`
 
@@ -51,7 +51,7 @@ class Channels(NamedTuple):
 NOTHING = Channels((), ())
 
 
-class Wanted(NamedTuple):
+class Request(NamedTuple):
     """What is summed at each query. Static, as kernels are.
 
     Attributes:
@@ -144,14 +144,14 @@ def joined(sums: list[Array], like: Array) -> Array:
     return jnp.concatenate(sums, -1) if sums else like[..., :0]
 
 
-def shapes_of(wanted: Wanted, *shape: int, scale: Array, points: Array) -> Any:
+def shapes_of(request: Request, *shape: int, scale: Array, points: Array) -> Any:
     """The shapes of `PairSums`, for queries of this shape."""
-    widths = wanted.widths(points.shape[-1], scale.shape[-1])
+    widths = request.widths(points.shape[-1], scale.shape[-1])
     found: list[Any] = [jax.ShapeDtypeStruct((*shape, width), points.dtype) for width in widths]
     return PairSums(*found)
 
 
-def zeros_of(wanted: Wanted, *shape: int, scale: Array, points: Array) -> PairSums:
+def zeros_of(request: Request, *shape: int, scale: Array, points: Array) -> PairSums:
     """`PairSums` of zeros, for queries of this shape."""
-    found = shapes_of(wanted, *shape, scale=scale, points=points)
+    found = shapes_of(request, *shape, scale=scale, points=points)
     return PairSums(*(jnp.zeros(x.shape, x.dtype) for x in found))

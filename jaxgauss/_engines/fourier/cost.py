@@ -11,15 +11,15 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from .._arrays.points import as_rows, by_point, shared
-from .._arrays.shapes import are_known
+from ..._arrays.points import as_rows, by_point, shared
+from ..._arrays.shapes import are_known
+from ..apart import apart
+from ..clusters.sorted_tiles import LEAF
+from ..costs import cpu_costs
+from ..plan import NEAR, Plan
 from . import nufft
-from .anywhere import LEAF
-from .apart import apart
 from .boxes import Box, box, boxes, points_beyond
-from .costs import cpu_costs
-from .nodes import DIMENSIONS, MOST, WAVES, blocks_of, tolerance_of
-from .plan import NEAR, Plan
+from .frequencies import DIMENSIONS, MOST, WAVES, blocks_of, tolerance_of
 
 # TILES, DIFFERENCES: time of a pair in tiles of points that lie anywhere, and by differences, relative to products
 # about one center. SORTING: nanoseconds of a point.

@@ -1,4 +1,4 @@
-"""Marks: names of scopes, by which `explain` knows the parts of a program. They change no program."""
+"""Named scopes, by which `explain` knows the parts of a program. They change no program."""
 
 from typing import Any
 
@@ -7,12 +7,12 @@ import jax
 PREFIX = "jaxgauss:"
 
 
-def mark(kind: str, *facts: Any) -> Any:
+def scope(kind: str, *facts: Any) -> Any:
     """A scope of a kind: "sum", "engine", "waves", "attention", a loop of so many "steps"; or a decorator."""
     return jax.named_scope(PREFIX + ":".join(map(str, (kind, *facts))))
 
 
-def marks_of(equation: Any) -> dict[str, list[str]]:
+def scopes_of(equation: Any) -> dict[str, list[str]]:
     """The facts of each kind in the scopes of an equation; the outermost scope of a kind counts."""
     names = [getattr(scope, "name", "") for scope in equation.source_info.name_stack.stack]
     found = [name.removeprefix(PREFIX).split(":") for name in names if name.startswith(PREFIX)]

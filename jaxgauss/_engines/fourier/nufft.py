@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from .bridge import call_numpy
+from ..bridge import call_numpy
 
 LEAST = {"float32": 1e-6, "float64": 1e-14}  # the least error that finufft is asked for, relative to all waves in L2
 WIDTH = {"float32": 7, "float64": 15}  # numbers of its grid that a point touches in each coordinate

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from .._arrays.devices import vary_like
-from .._arrays.points import dot, turned, with_rank
-from .._arrays.shapes import are_known
-from .._kernels.kernels import Kernel
-from .short_products import longest, short_sum, summed_over_rows
-from .tiles import scan
-from .wanted import Columns, PairSums, Rows, Wanted, joined
+from ..._arrays.devices import vary_like
+from ..._arrays.points import dot, turned, with_rank
+from ..._arrays.shapes import are_known
+from ..._kernels.kernels import Kernel
+from ..products.short import longest, short_sum, summed_over_rows
+from ..request import Columns, PairSums, Request, Rows, joined
+from ..tiles import scan
 
 GROUP = 8  # coordinates whose differences are formed in one pass over a tile
 PARTS = 4  # into which the queries of a tile are divided
@@ -25,7 +25,7 @@ FARTHEST = 2.0**120  # the largest u of which all kernels and slopes can be comp
 
 
 def by_differences(
-    wanted: Wanted,
+    request: Request,
     scale: Array,
     rows: Rows,
     columns: Columns,
@@ -38,17 +38,17 @@ def by_differences(
     over keys are then vectorized over queries.
     """
     u = _squares(scale, rows.points, columns.points)
-    of_kernels = wanted.of(u if ratio is None else ratio * u)
-    sums = [_summed(of_kernels[kernel], v) for kernel, v in wanted.sums.by_kernel(columns.values)]
-    pulls, spread = _pulls(wanted, scale, u, of_kernels, rows, columns, moments)
+    of_kernels = request.of(u if ratio is None else ratio * u)
+    sums = [_summed(of_kernels[kernel], v) for kernel, v in request.sums.by_kernel(columns.values)]
+    pulls, spread = _pulls(request, scale, u, of_kernels, rows, columns, moments)
     return PairSums(joined(sums, pulls), pulls, spread)
 
 
 def both_by_differences(
-    wanted: Sequence[Wanted], scale: Array, rows: Rows, columns: Columns, moments: bool
+    requests: Sequence[Request], scale: Array, rows: Rows, columns: Columns, moments: bool
 ) -> list[PairSums]:
     """`PairSums` at the queries and at the keys, from weights g_m and v_n; u, κ and ψ are formed once for both."""
-    of_queries, of_keys = wanted
+    of_queries, of_keys = requests
     u = _squares(scale, rows.points, columns.points)
     of_kernels = of_keys.of(u)
     sums = [dot(of_kernels[kernel], g) for kernel, g in of_keys.sums.by_kernel(rows.weights)]
@@ -72,7 +72,7 @@ def _squares(scale: Array, queries: Array, keys: Array) -> Float[Array, "*batch 
 
 
 def _pulls(
-    wanted: Wanted,
+    request: Request,
     scale: Array,
     u: Array,
     of_kernels: dict[Kernel, Array],
@@ -83,12 +83,12 @@ def _pulls(
 ) -> list[Array]:
     """Pulls and spread at the queries (*batch, M, ·); for `both`, also the pulls Σ_m W (q - k) at the keys."""
     weights = jnp.zeros_like(u)
-    for kernel, g, w in wanted.pulls.by_kernel(rows.weights, columns.weights):
+    for kernel, g, w in request.pulls.by_kernel(rows.weights, columns.weights):
         weights += of_kernels[kernel.slope] * (w * g.mT if w.shape[-1] == 1 else dot(w, g.mT))
     pulls = spread = jnp.zeros((*u.shape[:-2], u.shape[-1], 0), u.dtype)
     scale = with_rank(scale, rows.points)
-    each, others = wanted.spread and scale.shape[-2] > 1, []
-    if wanted.pulls.kernels:
+    each, others = request.spread and scale.shape[-2] > 1, []
+    if request.pulls.kernels:
         points, differences = (rows.points, columns.points), functools.partial(_pulled, each, both)
         if each or not moments:
             found = differences(weights, *points)
@@ -98,7 +98,7 @@ def _pulls(
             found = lax.cond(one_scale, in_float64, differences, weights, *points)
         pulls, *others = (x.mT for x in found)
         spread = others.pop() if each else spread
-    if wanted.spread and not each:
+    if request.spread and not each:
         spread = short_sum(weights * u)[..., None] / jnp.square(scale)
     return [pulls, spread, *others]
 
@@ -138,7 +138,7 @@ def _are_of_one_scale(scale: Array, u: Array, queries: Array, keys: Array) -> Bo
     return jnp.square(scale[..., 0] * extent).max() < ONE_SCALE**2 * nearest
 
 
-def difference_tile(wanted: Wanted, scale: Array, rows: Rows, columns: Columns, ratio: Array) -> PairSums:
+def difference_tile(request: Request, scale: Array, rows: Rows, columns: Columns, ratio: Array) -> PairSums:
     """`by_differences` of points (*batch, N, D), with queries in parts: XLA reduces a batch of tiles faster."""
     num = rows.points.shape[-2]
     parts = PARTS if are_known(num) and num % PARTS == 0 else 1
@@ -150,7 +150,7 @@ def difference_tile(wanted: Wanted, scale: Array, rows: Rows, columns: Columns, 
     b, v, w = (x[..., None, :, :] for x in columns)
     points = (lax.optimization_barrier(x.mT) for x in (a, b))
     rows, columns = Rows(next(points), g), Columns(next(points), v, w)
-    found = by_differences(wanted, scale.mT[..., None, :, :], rows, columns, ratio[..., None, :, :])
+    found = by_differences(request, scale.mT[..., None, :, :], rows, columns, ratio[..., None, :, :])
     return jax.tree.map(lambda x: x.reshape(*x.shape[:-3], num, x.shape[-1]), found)
 
 

@@ -2,16 +2,16 @@
 
 from jaxtyping import Array
 
-from .._arrays.devices import has_cuda
-from .._arrays.points import unit_and_ratio, with_axes_of
-from .._arrays.shapes import K, Q, S, T, V
+from ..._arrays.devices import has_cuda
+from ..._arrays.points import unit_and_ratio, with_axes_of
+from ..._arrays.shapes import K, Q, S, T, V
+from ..request import NOTHING, Channels, Columns, PairSums, Request, Rows
+from ..tiles import CUDA_TILE, DIFFERENCES_TILE, tiled_sum
 from .cuda_tiles import cuda_tile
-from .differences import difference_tile, subtractable
-from .tiles import CUDA_TILE, DIFFERENCES_TILE, tiled_sum
-from .wanted import NOTHING, Channels, Columns, PairSums, Rows, Wanted
+from .tile_sums import difference_tile, subtractable
 
 
-def sums_by_differences(wanted: Wanted, *operands: Array, forward_mode: bool = False) -> PairSums:
+def sums_by_differences(request: Request, *operands: Array, forward_mode: bool = False) -> PairSums:
     """`PairSums` of all pairs from differences of coordinates; made of plain JAX functions."""
     queries, keys, values, tau, row_weights, weights = operands
     _, scale, ratio = unit_and_ratio(tau, queries)
@@ -20,7 +20,7 @@ def sums_by_differences(wanted: Wanted, *operands: Array, forward_mode: bool = F
     of_tile, tile = (cuda_tile, CUDA_TILE) if cuda else (difference_tile, DIFFERENCES_TILE)
 
     def tile_sum(rows: Rows, columns: tuple[Array, Array], values: Array) -> PairSums:
-        return of_tile(wanted, scale, rows, Columns(columns[0], values, columns[1]), ratio)
+        return of_tile(request, scale, rows, Columns(columns[0], values, columns[1]), ratio)
 
     if not cuda:
         queries, keys = subtractable(queries), subtractable(keys)
@@ -31,4 +31,4 @@ def sums_by_differences(wanted: Wanted, *operands: Array, forward_mode: bool = F
 def difference_sums(channels: Channels, queries: Q, keys: K, values: V, tau: T) -> S:
     """The sums of `sums_by_differences`, without pulls, for derivatives of either mode."""
     operands = queries, keys, values, tau, queries[..., :0], keys[..., :0]
-    return sums_by_differences(Wanted(channels, NOTHING), *operands, forward_mode=True).sums
+    return sums_by_differences(Request(channels, NOTHING), *operands, forward_mode=True).sums

@@ -20,17 +20,18 @@ from .._arrays.shapes import are_known
 from .._checks.settings import Settings, working_dtype
 from .._kernels.kernels import GAUSS, Kernel
 from .._kernels.mixtures import Mixture
-from . import mixed, radial
-from .anywhere import sorts
-from .attention import attended_means, attended_pullback, attended_sum, by_attention, kernel_of
-from .blocked import blocked_pullback, scaled_sum
+from . import radial
+from . import several_bandwidths as mixed
+from .attention.reductions import attended_means, attended_pullback, attended_sum, by_attention, kernel_of
 from .branches import but_not, lowered, one_of_two, plan_there
-from .few_dimensions import are_for_waves
-from .marks import mark
+from .clusters.sorted_tiles import sorts
+from .fourier.cost import are_for_waves
 from .means import blocked_means, means_anywhere, means_in_one_pass
 from .plan import Plan, exact_plan, mixture_of
+from .products.gaussian import blocked_pullback, scaled_sum
+from .request import NOTHING, Channels, PairSums, Request
+from .scopes import scope
 from .tiles import ONE_PASS
-from .wanted import NOTHING, Channels, PairSums, Wanted
 
 KEPT = 16  # a kept Φ has at most so many times the numbers of the operands: memory stays linear, under vmap as well
 
@@ -92,12 +93,12 @@ def planned_radial_sum(
 ) -> jax.Array:
     """Σ_n κ(u) v_n of operands of equal rank; XLA evaluates κ, and each channel has its own."""
     nothing = queries[..., :0], keys[..., :0]
-    return planned_pair_sums(settings, Wanted(channels, NOTHING), queries, keys, values, tau, *nothing).sums
+    return planned_pair_sums(settings, Request(channels, NOTHING), queries, keys, values, tau, *nothing).sums
 
 
 def planned_pair_sums(
     settings: Settings,
-    wanted: Wanted,
+    request: Request,
     queries: jax.Array,
     keys: jax.Array,
     values: jax.Array,
@@ -105,14 +106,14 @@ def planned_pair_sums(
     *weights: jax.Array,
 ) -> PairSums:
     """`PairSums` of operands of equal rank; `weights` are those of the queries and those of the keys."""
-    values, *others = _without_unwanted(wanted, values, weights)
+    values, *others = _of_request(request, values, weights)
     given = queries, keys, values, tau, *others
-    return PairSums(*lowered(_exactly, (radial.pair_sums_in_xla, wanted, settings), *given, needed=2))
+    return PairSums(*lowered(_exactly, (radial.pair_sums_in_xla, request, settings), *given, needed=2))
 
 
 def planned_mixed_sums(
     settings: Settings,
-    wanted: Wanted,
+    request: Request,
     queries: jax.Array,
     keys: jax.Array,
     values: jax.Array,
@@ -121,16 +122,16 @@ def planned_mixed_sums(
     *weights: jax.Array,
 ) -> PairSums:
     """`PairSums` of a mixture, of operands of equal rank, with the shares (…, T) of the Gaussians."""
-    values, *others = _without_unwanted(wanted, values, weights)
+    values, *others = _of_request(request, values, weights)
     given = queries, keys, values, tau, shares, *others
-    return PairSums(*lowered(_exactly, (mixed.mixed_sums_in_xla, wanted, settings), *given, needed=2))
+    return PairSums(*lowered(_exactly, (mixed.mixed_sums_in_xla, request, settings), *given, needed=2))
 
 
-def _without_unwanted(wanted: Wanted, values: jax.Array, weights: tuple[jax.Array, ...]) -> list[jax.Array]:
+def _of_request(request: Request, values: jax.Array, weights: tuple[jax.Array, ...]) -> list[jax.Array]:
     """The values and the weights, without columns if no sums or no pulls are wanted."""
     return [
-        values if wanted.sums.kernels else values[..., :0],
-        *(x if wanted.pulls.kernels else x[..., :0] for x in weights),
+        values if request.sums.kernels else values[..., :0],
+        *(x if request.pulls.kernels else x[..., :0] for x in weights),
     ]
 
 
@@ -181,7 +182,7 @@ def _by_plan(
     operation: Operation, settings: Settings, near: bool | None, platform: str, *operands: jax.Array
 ) -> tuple[jax.Array, ...]:
     """The operation by its plan. `near`: whether points are known to be near; None if the program must find out."""
-    with mark("sum", operation.name, *sizes_of_each(*operands)):
+    with scope("sum", operation.name, *sizes_of_each(*operands)):
         return _as_planned(operation, settings, near, platform, *operands)
 
 
@@ -204,7 +205,7 @@ def _in_xla(operation: Operation, near: bool | None, plan: Plan, *operands: jax.
     """The operation by XLA. Points are scaled once, to find out whether they are near, and for the sum."""
     queries, keys, _, tau, *_ = operands
     points = with_norms(*scaled_points(queries, keys, tau))
-    here = mark("engine", f"{plan.method} in {plan.precision}")(functools.partial(operation.in_xla, plan))
+    here = scope("engine", f"{plan.method} in {plan.precision}")(functools.partial(operation.in_xla, plan))
     if near:
         return here(points, *operands)
     is_near = plan.reach == math.inf or are_within(plan.reach, points[0], points[1], operands[2])
@@ -229,7 +230,7 @@ def _exactly(function: Callable[..., Any], what: Any, settings: Settings, platfo
     queries, keys, _, tau, *_ = operands
     plan = exact_plan_of(settings, platform, (queries, keys, keys, tau))
     pulls = isinstance(what, Channels) or what.pulls.kernels
-    with mark("sum", "sum with pulls" if pulls else "sum", *sizes_of_each(*operands)):
+    with scope("sum", "sum with pulls" if pulls else "sum", *sizes_of_each(*operands)):
         return _in_precision(functools.partial(function, what))(plan, *operands)
 
 
@@ -251,9 +252,9 @@ def _sum_in_xla(
 
 @_in_precision
 def _sum_anywhere(plan: Plan, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array):
-    wanted = Wanted(Channels((GAUSS,), values.shape[-1:]), NOTHING)
+    request = Request(Channels((GAUSS,), values.shape[-1:]), NOTHING)
     nothing = queries[..., :0], keys[..., :0]
-    return (radial.sums_anywhere([wanted], plan, queries, keys, values, tau, *nothing)[0].sums,)
+    return (radial.sums_anywhere([request], plan, queries, keys, values, tau, *nothing)[0].sums,)
 
 
 def _pullback_in_xla(plan: Plan, points: tuple[Scaled, Scaled], *operands: jax.Array) -> tuple[jax.Array, ...]:

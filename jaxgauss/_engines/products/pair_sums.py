@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from .._arrays.points import (
+from ..._arrays.points import (
     BASE_2,
     Scaled,
     are_within,
@@ -24,22 +24,22 @@ from .._arrays.points import (
     with_norms,
     with_rank,
 )
-from .._arrays.shapes import G, V, are_known
-from .._kernels.kernels import Kernel
-from .short_products import longest, summed, summed_over_rows
-from .tiles import by_parts_of_batch, tiled_pullback, tiled_sum
-from .wanted import Channels, Columns, PairSums, Rows, Wanted, joined
+from ..._arrays.shapes import G, V, are_known
+from ..._kernels.kernels import Kernel
+from ..request import Channels, Columns, PairSums, Request, Rows, joined
+from ..tiles import by_parts_of_batch, tiled_pullback, tiled_sum
+from .short import longest, summed, summed_over_rows
 
 APART = 2**-4  # least mean of u over that of ‖a‖² + ‖b‖², weighted as in the sum, at which moments give accurate pulls
 LEAST_ROWS, MOST_ROWS = 8, 64  # queries from which the separation is estimated
 
 
-def sums_by_products(wanted: Wanted, *operands: Array, dense: bool = False) -> PairSums:
+def sums_by_products(request: Request, *operands: Array, dense: bool = False) -> PairSums:
     """`PairSums` of near points; made of plain JAX functions, which every transformation takes."""
     queries, keys, values, tau, row_weights, weights = operands
     unit, scale, ratio = unit_and_ratio(tau, queries)
     a, b = with_norms(*scaled_points(queries, keys, unit, base_2=False))
-    width = 2 if wanted.pulls.kernels else max(wanted.sums.widths, default=1)  # of the widest product, nearly
+    width = 2 if request.pulls.kernels else max(request.sums.widths, default=1)  # of the widest product, nearly
 
     def of_batch(*operands: Array) -> PairSums:
         a, first, g, b, second, w, v, scale, ratio = operands
@@ -47,7 +47,7 @@ def sums_by_products(wanted: Wanted, *operands: Array, dense: bool = False) -> P
         def tile_sum(rows: tuple[Array, Array, Array], columns: tuple[Array, Array, Array], values: Array) -> PairSums:
             (a, factors, g), (b, others, w) = rows, columns
             u = squared_distances_of(factors, others)
-            return by_products(wanted, scale, Rows(a, g), Columns(b, values, w), u, ratio=ratio)
+            return by_products(request, scale, Rows(a, g), Columns(b, values, w), u, ratio=ratio)
 
         return tiled_sum(tile_sum, (a, first, g), (b, second, w), v, dense=dense, width=width)
 
@@ -56,7 +56,7 @@ def sums_by_products(wanted: Wanted, *operands: Array, dense: bool = False) -> P
 
 
 def by_products(
-    wanted: Wanted,
+    request: Request,
     scale: Float[Array, "*#batch 1 _"],
     rows: Rows,
     columns: Columns,
@@ -69,9 +69,9 @@ def by_products(
     `ratio` is one, and carries the derivatives of τ (see `unit_and_ratio`).
     """
     a, b = rows.points, columns.points
-    scale, dim, each = with_rank(scale, a), b.shape[-1], wanted.spread and scale.shape[-1] > 1
+    scale, dim, each = with_rank(scale, a), b.shape[-1], request.spread and scale.shape[-1] > 1
     b1 = jnp.concatenate([b, jnp.ones_like(b[..., :1]), *([b * b] if each else [])], -1)
-    tiles = wanted.of(u if ratio is None else ratio * u)
+    tiles = request.of(u if ratio is None else ratio * u)
     if keep is not None:
         kept = of_leaves(keep, u)
         tiles = {f: jnp.where(kept, tile, 0) for f, tile in tiles.items()}
@@ -87,25 +87,25 @@ def by_products(
             found[f] = iter(jnp.split(summed(tiles[f], jnp.concatenate(rights, -1)), ends, -1))
         return [next(found[f]) for f, _ in terms]
 
-    pulling = [(kernel.slope, g, w) for kernel, g, w in wanted.pulls.by_kernel(rows.weights, columns.weights)]
+    pulling = [(kernel.slope, g, w) for kernel, g, w in request.pulls.by_kernel(rows.weights, columns.weights)]
     single = [(psi, w * b1) for psi, _, w in pulling if w.shape[-1] == 1]
-    found = reduced([*wanted.sums.by_kernel(columns.values), *single])
-    sums, pulled = found[: len(wanted.sums.kernels)], iter(found[len(wanted.sums.kernels) :])
+    found = reduced([*request.sums.by_kernel(columns.values), *single])
+    sums, pulled = found[: len(request.sums.kernels)], iter(found[len(request.sums.kernels) :])
     pulls, spread = (jnp.zeros((*u.shape[:-1], width), u.dtype) for width in (b1.shape[-1], 1))
     for psi, g, w in pulling:
         one = w.shape[-1] == 1
         pulls += g * next(pulled) if one else summed(tiles[psi] * dot(g, w.mT), b1, pull=True)
-        if wanted.spread and not each:
+        if request.spread and not each:
             weights = tiles[psi] * u
             spread += g * summed(weights, w) if one else (weights * dot(g, w.mT)).sum(-1, keepdims=True)
     pulls, mass, squares = pulls[..., :dim], pulls[..., dim : dim + 1], pulls[..., dim + 1 :]
     spread = squares - a * (2 * pulls - mass * a) if each else spread
-    spread = spread / jnp.square(scale) if wanted.spread else spread
+    spread = spread / jnp.square(scale) if request.spread else spread
     pulls = (pulls - mass * a) / scale
     return PairSums(
         joined(sums, pulls),
-        pulls if wanted.pulls.kernels else pulls[..., :0],
-        spread if wanted.spread else spread[..., :0],
+        pulls if request.pulls.kernels else pulls[..., :0],
+        spread if request.spread else spread[..., :0],
     )
 
 

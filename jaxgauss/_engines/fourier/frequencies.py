@@ -14,8 +14,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from .._arrays.points import dot
-from .._checks.settings import Settings, working_dtype
+from ..._arrays.points import dot
+from ..._checks.settings import Settings, working_dtype
 
 SHARE = 2.5  # bandwidths, √2π, over which a sum has its terms
 # By dimension: waves of a block, and the most blocks of a coordinate. The data decide how many blocks are used.

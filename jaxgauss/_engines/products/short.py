@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from .._arrays.devices import has_cuda
-from .._arrays.points import dot
-from .._arrays.shapes import are_known
+from ..._arrays.devices import has_cuda
+from ..._arrays.points import dot
+from ..._arrays.shapes import are_known
 
 LONGEST = {True: 1024, False: 192}  # terms of a product of one column, and of several, in a sum
 LONGEST_PULL = 1024  # in a gradient, which may err five times as much

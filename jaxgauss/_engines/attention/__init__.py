@@ -1,0 +1,1 @@
+"""The attention kernels of PyTorch, called through the bridge."""

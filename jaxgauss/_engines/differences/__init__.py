@@ -1,0 +1,1 @@
+"""Sums from differences of coordinates: no center, no cancellation, any points."""

@@ -1,0 +1,1 @@
+"""Matrix products about one center, for points near one another."""
