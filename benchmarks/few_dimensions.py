@@ -101,7 +101,7 @@ def sums(dim: int, length: int, num: int) -> Cell:
     calls: dict[str, Callable[[], Call | str]] = {
         "auto": lambda: of(x),
         "products": lambda: of(x, lambda: False),
-        "all pairs": lambda: of(few, method="blocked"),
+        "all pairs": lambda: of(few, engine="blocked"),
         "finufft": finufft,
     }
     return Cell(
@@ -154,7 +154,7 @@ def hostile(dim: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
 def beside_pairs(about: dict, x: np.ndarray, v: np.ndarray, tau: float) -> Cell:
     """`auto` beside all pairs, of points at themselves."""
     operands = [jnp.asarray(z) for z in (x, x, v, np.float32(tau))]
-    functions = {"auto": gauss_sum, "all pairs": functools.partial(gauss_sum, method="blocked")}
+    functions = {"auto": gauss_sum, "all pairs": functools.partial(gauss_sum, engine="blocked")}
     calls = {name: functools.partial(JaxCall, f, *operands) for name, f in functions.items()}
     return Cell(about, calls, lambda found: error_of(found, x, x, v, tau), 1e-5)
 
@@ -167,7 +167,7 @@ def made_of_sums(name: str, num: int) -> Cell:
     calls = {"auto": lambda: JaxCall(function, jnp.asarray(x), jnp.asarray(y))}
     if num == PLANE:
         of["all pairs"] = few = (x[: num // FEWER], y[: num // FEWER])
-        pairs = functools.partial(function, method="blocked")
+        pairs = functools.partial(function, engine="blocked")
         calls["all pairs"] = lambda: JaxCall(pairs, *map(jnp.asarray, few))
 
     def error(results: Any) -> float:

@@ -75,7 +75,7 @@ def errors(device: str, dim: int, tau: float, offset: float, sign: str) -> list[
 @functools.partial(jax.jit, static_argnums=0)
 def slope(precision: str, q: jax.Array, k: jax.Array, v: jax.Array, tau: float) -> jax.Array:
     """The gradient of the sum of all sums with respect to the queries."""
-    return jax.grad(lambda q: gauss_sum(q, k, v, tau, method="rescale", precision=precision).sum())(q)
+    return jax.grad(lambda q: gauss_sum(q, k, v, tau, engine="rescale", precision=precision).sum())(q)
 
 
 def report(data: dict) -> str:

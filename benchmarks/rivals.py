@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 
-from jaxgauss import gauss_sum
+from jaxgauss import Attention, gauss_sum
 from torch_backend import attention, select_kernel
 
 from . import inside
@@ -239,19 +239,19 @@ def is_forward(problem: Problem, what: str) -> bool:
 
 OURS = {
     "auto": ours(),
-    "rescale": ours(method="rescale"),
-    "prescale": ours(method="prescale"),
-    "reweight": ours(method="reweight"),
-    "float16x2": ours(method="rescale", precision="float16x2"),
+    "rescale": ours(engine="rescale"),
+    "prescale": ours(engine="prescale"),
+    "reweight": ours(engine="reweight"),
+    "float16x2": ours(engine="rescale", precision="float16x2"),
 }
 VARIANTS = {  # of ours, that are of interest on some devices or points; cuDNN's needs columns for norms, and others
     "float32": where(
-        lambda p, what: p.dtype == "float32", "half-precision points", ours(method="rescale", precision="float32")
+        lambda p, what: p.dtype == "float32", "half-precision points", ours(engine="rescale", precision="float32")
     ),
     "cudnn": where(
-        lambda p, what: max(p.dim + 4, p.channels) <= 128, "too wide", ours(method="rescale", backend="cudnn")
+        lambda p, what: max(p.dim + 4, p.channels) <= 128, "too wide", ours(engine=Attention(kernel="cudnn"))
     ),
-    "waves": ours(method="fourier"),
+    "waves": ours(engine="fourier"),
 }
 JAX_NATIVE = {"dense JAX": dense(in_jax(dense_jax)), "blocked JAX": in_jax(blocked_jax)}
 OTHERS = {

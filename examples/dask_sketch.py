@@ -95,7 +95,7 @@ def main(points: int, workers: int, memory: str, kill: bool, scheduler: str | No
         seconds, peaks = time.perf_counter() - start, client.run(peak_mebibytes, on_error="ignore").values()
         print(f"sketched in {seconds:.0f} s; the workers' peak memory: {max(peaks):.0f} MiB, libraries included")
         some = stars(CHECKED, seed=len(blocks))
-        exact = client.compute(jaxgauss.dask.gauss_sum(some, data, weights, TAU, method="blocked")).result()
+        exact = client.compute(jaxgauss.dask.gauss_sum(some, data, weights, TAU, engine="blocked")).result()
     error = float(np.abs(sketch(some) - exact).max()) / points
     axis = np.linspace(-1, 1, PIXELS, dtype=np.float32)
     grid = np.stack(np.meshgrid(axis, axis), -1)

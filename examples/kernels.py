@@ -48,7 +48,7 @@ def compare_sums(num, dim=16):
     v = jax.random.normal(jax.random.key(1), (num,))
     differences = {}
     for name in SHOWN:
-        exact, by_mixture = (kernel_sum(x, y, v, kernel=name, method=method) for method in ("blocked", "mixture"))
+        exact, by_mixture = (kernel_sum(x, y, v, kernel=name, engine=method) for method in ("blocked", "mixture"))
         differences[name] = float(jnp.linalg.norm(by_mixture - exact) / jnp.linalg.norm(exact))
     return differences
 

@@ -27,7 +27,7 @@ def mmd_squared_dense(x, y, tau, y_norm_squared=None, kernel="gauss"):
 
     def mean(x, y):
         if kernel != "gauss":
-            return kernel_sum(x, y, jnp.full(len(y), 1 / len(y)), tau, kernel=kernel, method="dense").mean()
+            return kernel_sum(x, y, jnp.full(len(y), 1 / len(y)), tau, kernel=kernel, engine="dense").mean()
         products = jnp.matmul(x, y.T, precision="highest")
         squared = jnp.square(x).sum(-1)[:, None] + jnp.square(y).sum(-1) - 2 * products
         return jnp.exp(-jnp.asarray(tau)[..., None, None] / 2 * squared).mean()

@@ -48,7 +48,7 @@ def witness_map(rng, x, y, grid, permutations):
     weights = np.repeat(np.array([1 / len(x), -1 / len(y)], np.float32), [len(x), len(y)])
     columns = [weights, *(rng.permutation(weights) for _ in range(permutations))]
     # by name, waves leave no point of the grid in doubt: the error is relative to the largest values, as the map's is
-    sums = jax.jit(lambda v: gauss_sum(grid, points, v, TAU, method="fourier"))
+    sums = jax.jit(lambda v: gauss_sum(grid, points, v, TAU, engine="fourier"))
     with tqdm(total=len(columns), unit="labeling", desc="map") as bar:
         for start in range(0, len(columns), AT_ONCE):
             some = columns[start : start + AT_ONCE]
@@ -82,7 +82,7 @@ def main(points=100_000, permutations=199, side=96, picture="outputs/two_sample_
     seconds = time.perf_counter() - start
     pointwise, everywhere = bands(null)
     outside = [np.abs(witness) > band for band in (pointwise, everywhere)]
-    counts = gauss_sum(grid, np.concatenate([x, y]), np.ones(2 * points, np.float32), TAU, method="fourier")
+    counts = gauss_sum(grid, np.concatenate([x, y]), np.ones(2 * points, np.float32), TAU, engine="fourier")
     dense = np.asarray(counts) > 2e-3 * points
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
     print(f"map of {side} × {side} points: {seconds:.1f} s, {memory:.0f} MiB at most")

@@ -6,7 +6,15 @@ s_m = Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n
 from importlib import import_module as _import_module
 from types import ModuleType as _ModuleType
 
+from ._engines.attention.engine import Attention as Attention
+from ._engines.clusters.engine import Clusters as Clusters
+from ._engines.differences.engine import Differences as Differences
+from ._engines.engine import Engine as Engine
+from ._engines.fourier.engine import Fourier as Fourier
+from ._engines.mixture import Mixture as Mixture
 from ._engines.plan import Plan as Plan
+from ._engines.products.engine import Blocked as Blocked
+from ._engines.products.engine import Dense as Dense
 from ._kernels.kernels import Kernel as Kernel
 from ._kernels.kernels import rational_quadratic as rational_quadratic
 from ._methods.bandwidth import median_heuristic as median_heuristic

@@ -25,6 +25,7 @@ _MEANT = {  # other libraries' names that are spelled too differently to be reco
     "x_weights": ("weights",),
     "values": ("weights",),
     "auto": ("gpu", "cuda", "xla"),
+    "engine": ("method", "backend", "algorithm", "solver"),
     "gauss": ("rbf", "squared_exponential"),
     "imq": ("inverse_multiquadric", "multiquadric"),
     "float16": ("half", "fp16", "f16"),
@@ -54,6 +55,15 @@ def did_you_mean(given: Any, names: Iterable[str]) -> str:
     names = [*names]
     found = nearest(given, names)
     return f"Pass {names[0]!r}, for example." if found is None else f"Did you mean {found!r}?"
+
+
+def check_choice(function: str, name: str, given: Any, allowed: tuple[str, ...]) -> None:
+    """Raise ValueError unless the value of an option is one of those that exist."""
+    if given not in allowed:
+        raise ValueError(
+            f"`jaxgauss.{function}`: `{name}` must be one of {', '.join(allowed)}; got {given!r}."
+            f" {did_you_mean(given, allowed)}"
+        )
 
 
 def public_name(function: Callable[..., Any]) -> str:
@@ -116,9 +126,6 @@ def _message(
         if p.default is p.empty and name not in there:
             given = ", ".join(x for x in names if x in there) or "nothing"
             return f"`{name}` must be given; got {given}. {_FIXES.get(name, 'Pass it, too.')}"
-    for name in sorted({"method", "precision", "backend"} & kwargs.keys()):
-        if not isinstance(kwargs[name], str):
-            return f"`{name}` must be a string; got {type(kwargs[name]).__name__}. Pass 'auto', for example."
     return None
 
 
@@ -138,6 +145,8 @@ def _unknown(function: Callable[..., Any], name: str, value: Any, names: list[st
         fix = "Pass log_weights=jnp.log(weights)."
     elif not taus and name in ("tau", *_BANDWIDTHS):
         fix = "There is no `tau`: leave it out."
+    elif name == "tolerance" and "engine" in names:
+        fix = f"Pass engine=jaxgauss.Fourier(tolerance={_shown(value)})."
     elif name in _OTHERS and function.__name__.startswith(("gauss_sum", "kernel_sum", "log_")):
         fix = f"`jaxgauss.{_OTHERS[name]}` takes it."
     return f"`{name}` must be one of its arguments, {', '.join(names)}; {given}. {fix}"

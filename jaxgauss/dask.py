@@ -8,15 +8,17 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.lax import Precision
 
 from ._arrays.compensated import compensated, two_sum
 from ._arrays.points import padded
 from ._checks.box import Bound
 from ._checks.given import as_array, public
-from ._checks.names import as_kernel, check_names
-from ._checks.operands import check_operands, check_tolerance
+from ._checks.names import as_engine, as_kernel
+from ._checks.operands import check_operands
 from ._checks.optional import needed
-from ._checks.settings import Queries, Tau, methods_of, working_dtype
+from ._checks.settings import Queries, Tau, working_dtype
+from ._engines.engine import Engine
 from ._kernels.kernels import Kernel
 from ._sums.chunks import KeyChunks
 from ._sums.sketch import FourierSketch, empty_sketch
@@ -99,10 +101,8 @@ def gauss_sum(
     tau: Tau = 1.0,
     *,
     kernel: str | Kernel = "gauss",
-    method: str = "auto",
-    precision: str = "auto",
-    backend: str = "auto",
-    tolerance: float | None = None,
+    engine: str | Engine = "auto",
+    precision: str | Precision | None = None,
 ) -> Delayed:
     """Sum Gaussian kernels over keys in Dask arrays, in any dimension: s_m = Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n.
 
@@ -114,7 +114,7 @@ def gauss_sum(
         keys: points k, (N, D), in blocks of rows, as for `fourier_sketch`, in any dimension.
         values: v, (N, C) or (N,), in the same blocks.
         tau: τ = 1/σ², as for `gauss_sum_streamed`.
-        kernel, method, precision, backend, tolerance: as for `gauss_sum_streamed`, on every worker.
+        kernel, engine, precision: as for `gauss_sum_streamed`, on every worker.
 
     Returns:
         A `dask.delayed.Delayed`, whose `compute()` returns s, (…, M, C), or (…, M) for values (N,): a NumPy array in
@@ -138,10 +138,9 @@ def gauss_sum(
     function = "dask.gauss_sum"
     queries = as_array(queries, function, "queries")
     shapes = _shapes(function, keys, values)
-    check_names(function, method, precision, backend, methods_of(as_kernel(function, kernel)))
-    check_tolerance(function, method, tolerance)
+    as_kernel(function, kernel)
+    options = {"kernel": kernel, "engine": as_engine(function, engine, precision)}
     dtype = check_operands(function, queries, *shapes, tau)
-    options = {"kernel": kernel, "method": method, "precision": precision, "backend": backend, "tolerance": tolerance}
     is_float64 = np.dtype("float64") in (
         queries.dtype,
         shapes[0].dtype,

@@ -1,21 +1,25 @@
 """Kernel matrices as operators of lineax: (K + σ²I) x = y, log det(K + σ²I) and likelihoods, without K."""
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.lax import Precision
 from jaxtyping import Array, Float
 
 from ._arrays.devices import visible
 from ._arrays.points import dot
 from ._checks.given import floating_dtype, public
+from ._checks.names import as_engine
 from ._checks.operands import check_weights
 from ._checks.optional import needed
 from ._checks.samples import check_kernel, check_number, check_rng_key
-from ._checks.settings import Options, Points, Settings
+from ._checks.settings import Points, Settings
+from ._engines.engine import Engine
 from ._kernels.kernels import Kernel
 from ._sums.checked import checked
 from ._sums.kernel_sum import kernel_sum
@@ -45,9 +49,7 @@ class GaussOperator(Symmetric):
     tau: Array
     noise: Array
     kernel: Kernel = eqx.field(static=True)
-    method: str = eqx.field(static=True)
-    precision: str = eqx.field(static=True)
-    backend: str = eqx.field(static=True)
+    engine: Engine = eqx.field(static=True)
 
     def mv(self, vector: Float[Array, " n"]) -> Float[Array, " n"]:
         """The product with a vector, (N,), by one sum. A batch of vectors, by `jax.vmap`, shares one sum."""
@@ -55,9 +57,8 @@ class GaussOperator(Symmetric):
 
     def kernel_product(self, values: Array) -> Array:
         """K times values, (N,) or (N, C), without the noise."""
-        names: Options = {"method": self.method, "precision": self.precision, "backend": self.backend}
-        points = self.points
-        return kernel_sum(points, points, values, self.tau, kernel=self.kernel, forward_mode=True, **names)
+        points, how = self.points, {"kernel": self.kernel, "engine": self.engine}
+        return kernel_sum(points, points, values, self.tau, forward_mode=True, **how)
 
     def diagonal(self) -> Float[Array, " n"]:
         """The diagonal, κ(0) + noise, (N,)."""
@@ -75,9 +76,8 @@ def gauss_operator(
     *,
     noise: Float[Array, "*#n"] | float = 0.0,
     kernel: str | Kernel = "gauss",
-    method: str = "auto",
-    precision: str = "auto",
-    backend: str = "auto",
+    engine: str | Engine = "auto",
+    precision: str | Precision | None = None,
 ) -> GaussOperator:
     """The matrix A = K + diag(noise), K_mn = exp(-τ/2 ‖x_m - x_n‖²), as a lineax operator in linear memory.
 
@@ -90,8 +90,8 @@ def gauss_operator(
         tau: τ, a positive number: one over the squared bandwidth.
         noise: σ² ≥ 0: a number, or one for each point, (N,).
         kernel: a name or a positive definite `Kernel`, as for `kernel_sum`: not "energy".
-        method, backend: as for `kernel_sum`.
-        precision: "float32" or "float64"; "auto" is the dtype of the points. Half precision is refused: the rounded
+        engine: as for `kernel_sum`.
+        precision: "float32" or "float64"; None is the dtype of the points. Half precision is refused: the rounded
             matrix is not positive definite, and conjugate gradients diverge.
 
     Returns:
@@ -133,13 +133,14 @@ def gauss_operator(
         raise TypeError(f"{where}: `points` must be float32 or float64; got points {dtype}. Convert with .astype.")
     if np.ndim(tau) != 0:
         raise ValueError(f"{where}: `tau` must be one number; got tau {np.shape(tau)}. Make one operator for each.")
-    if precision in HALF:
+    asked = as_engine(function, engine, precision)
+    if asked.precision in HALF:
         raise ValueError(
-            f"{where}: `precision` must be 'auto', 'float32' or 'float64'; got {precision!r}. Conjugate gradients do"
+            f"{where}: `precision` must be 'float32' or 'float64'; got {asked.precision!r}. Conjugate gradients do"
             " not survive half precision: the matrix rounded to it is not positive definite."
         )
-    asked = Settings(method, precision, backend, function=function, forward_mode=True, kernel=kernel)
-    checked(asked, points, points, check_weights(function, "weights", None, points), tau)
+    settings = Settings(asked, function=function, forward_mode=True, kernel=kernel)
+    checked(settings, points, points, check_weights(function, "weights", None, points), tau)
     points = jnp.asarray(points)
     try:
         noise = jnp.asarray(noise, points.dtype)
@@ -158,8 +159,8 @@ def gauss_operator(
             f"{where}: `noise` must not be negative, and finite; got noise from {seen.min()} to {seen.max()}."
             " It is a variance, σ²."
         )
-    precision = str(points.dtype) if precision == "auto" else precision
-    return GaussOperator(points, jnp.asarray(tau, points.dtype), noise, kernel, method, precision, backend)
+    asked = asked if asked.precision in ("float32", "float64") else replace(asked, precision=str(points.dtype))
+    return GaussOperator(points, jnp.asarray(tau, points.dtype), noise, kernel, asked)
 
 
 def _check_kind(where: str, name: str, given: Any, kind: type, source: str) -> None:

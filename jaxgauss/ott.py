@@ -1,20 +1,22 @@
 """A geometry for OTT-JAX's solvers, in linear memory."""
 
+from dataclasses import replace
 from typing import Any, TypedDict, Unpack
 
 import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax import lax
+from jax.lax import Precision
 from jaxtyping import Array, Float
 
 from ._arrays.points import dot, squared_differences
 from ._calls import named
-from ._checks.names import check_names
+from ._checks.names import as_engine
 from ._checks.optional import needed
-from ._checks.settings import Options
+from ._engines.engine import Engine
 from ._sums.gauss_sum import gauss_sum
 from ._sums.kernel_mean import means_and_logs
-from ._sums.log_gauss_sum import METHODS, log_gauss_sum
+from ._sums.log_gauss_sum import log_gauss_sum
 
 with needed("jaxgauss.ott", "ott-jax"):
     from ott.geometry import costs, pointcloud
@@ -42,7 +44,7 @@ class PointCloud(pointcloud.PointCloud):
     Args:
         x: points (n, d).
         y: points (m, d); None: x.
-        method, precision, backend: as for `log_gauss_sum`.
+        engine, precision: as for `log_gauss_sum`.
         batch_size: rows of the cost matrix at a time, where it is traversed, as for `scale_cost="max_cost"`.
         **kwargs: `epsilon`, `relative_epsilon`, `scale_cost` (not "median") and `cost_fn` (only `SqEuclidean()`), as
             for OTT's `PointCloud`. The default `epsilon` is 0.05 standard deviations of the cost, found in linear time.
@@ -79,26 +81,27 @@ class PointCloud(pointcloud.PointCloud):
         cost_fn: costs.CostFn | None = None,
         batch_size: int = 1024,
         *,
-        method: str = "auto",
-        precision: str = "auto",
-        backend: str = "auto",
+        engine: str | Engine = "auto",
+        precision: str | Precision | None = None,
         **kwargs: Unpack[_Options],
     ):
-        check_names(NAME, method, precision, backend, METHODS)
+        asked = as_engine(NAME, engine, precision)
         if cost_fn is not None and type(cost_fn) is not costs.SqEuclidean:
             raise ValueError(
                 f"`jaxgauss.{NAME}`: `cost_fn` must be the squared Euclidean distance, whose kernel is Gaussian; got"
                 f" {cost_fn!r}. Leave it out, or use OTT's own PointCloud with a batch_size."
             )
         super().__init__(x, y, cost_fn, batch_size, **kwargs)
-        self._options: Options = {"method": method, "precision": precision, "backend": backend}
+        self._engine = asked
 
     def apply_lse_kernel(  # noqa: D102
         self, f: Array, g: Array, eps: float | Array, vec: Array | None = None, axis: int = 0
     ) -> tuple[Array, Array]:
         if vec is None:
             to, points, log_weights = self._sides(f, g, eps, axis)
-            return eps * log_gauss_sum(to, points, log_weights, self._tau(eps), **self._options), jnp.ones(1, to.dtype)
+            return eps * log_gauss_sum(to, points, log_weights, self._tau(eps), engine=self._engine), jnp.ones(
+                1, to.dtype
+            )
         means, logs = self._means_and_logs(f, g, eps, vec, axis)
         return eps * (logs + jnp.log(jnp.abs(means))), jnp.sign(means)
 
@@ -112,10 +115,10 @@ class PointCloud(pointcloud.PointCloud):
 
     def apply_kernel(self, vec: Array, eps: float | Array | None = None, axis: int = 0) -> Array:  # noqa: D102
         to, points = (self.x, self.y) if axis == 1 else (self.y, self.x)
-        options: Options = {**self._options}
-        if options.get("precision") == "auto" and self.dtype in (jnp.float32, jnp.float64):
-            options["precision"] = str(self.dtype)
-        return gauss_sum(to, points, vec, self._tau(self.epsilon if eps is None else eps), **options)
+        engine = self._engine
+        if engine.precision is None and self.dtype in (jnp.float32, jnp.float64):
+            engine = replace(engine, precision=str(self.dtype))
+        return gauss_sum(to, points, vec, self._tau(self.epsilon if eps is None else eps), engine=engine)
 
     def _apply_cost_to_vec(
         self, vec: Array, axis: int = 0, fn: Any = None, is_linear: bool = False, scale_cost: float | None = None
@@ -182,11 +185,11 @@ class PointCloud(pointcloud.PointCloud):
     def _means_and_logs(self, f: Array, g: Array, eps: Any, vec: Array, axis: int) -> tuple[Array, Array]:
         """Means of values by the kernel with weights exp(g/ε) or exp(f/ε), and the logarithms of the total weights."""
         to, points, log_weights = self._sides(f, g, eps, axis)
-        return means_and_logs(NAME, to, points, vec, log_weights, self._tau(eps), "gauss", {**self._options})
+        return means_and_logs(NAME, to, points, vec, log_weights, self._tau(eps), "gauss", {"engine": self._engine})
 
     def _tau(self, eps: Any) -> Array:
         return jnp.asarray(2 * self.inv_scale_cost / eps, self.dtype)
 
     def tree_flatten(self):  # noqa: D102
         children, static = super().tree_flatten()
-        return children, {**static, **self._options}
+        return children, {**static, "engine": self._engine}

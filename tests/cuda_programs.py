@@ -80,8 +80,8 @@ PROGRAMS = {
     "float32": Program(_partial("gauss_sum", precision="float32"), "xyvt"),
     "bfloat16": Program(_partial("gauss_sum", precision="bfloat16"), "xyvt"),
     "float16x2": Program(_partial("gauss_sum", precision="float16x2"), "xyvt"),
-    "reweight": Program(_partial("gauss_sum", method="reweight"), "xyvt"),
-    "blocked": Program(_partial("gauss_sum", method="blocked"), "xyvt"),
+    "reweight": Program(_partial("gauss_sum", engine="reweight"), "xyvt"),
+    "blocked": Program(_partial("gauss_sum", engine="blocked"), "xyvt"),
     "kernel_herding": Program(_partial("kernel_herding", num=8), "xt", False),
     "mean_shift": Program(lambda x, t: jaxgauss.mean_shift(x, x, t).points, "xt", False),
     "mmd_test": Program(_drawn("mmd_test", num_permutations=99), "xytr", False),
@@ -91,13 +91,13 @@ PROGRAMS = {
 }
 
 WAVES = {  # of up to three dimensions
-    "gauss_sum by waves": Program(_partial("gauss_sum", method="fourier"), "xyvt"),
-    "mmd_squared by waves": Program(_partial("mmd_squared", method="fourier"), "xyt"),
-    "mmd_squared of three τ by waves": Program(_partial("mmd_squared", method="fourier"), "xyT"),
-    "mmd_flow_velocity by waves": Program(_partial("mmd_flow_velocity", method="fourier"), "xyt", False),
-    "svgd_direction by waves": Program(_partial("svgd_direction", method="fourier"), "xst", False),
+    "gauss_sum by waves": Program(_partial("gauss_sum", engine="fourier"), "xyvt"),
+    "mmd_squared by waves": Program(_partial("mmd_squared", engine="fourier"), "xyt"),
+    "mmd_squared of three τ by waves": Program(_partial("mmd_squared", engine="fourier"), "xyT"),
+    "mmd_flow_velocity by waves": Program(_partial("mmd_flow_velocity", engine="fourier"), "xyt", False),
+    "svgd_direction by waves": Program(_partial("svgd_direction", engine="fourier"), "xst", False),
     "second derivatives by waves": Program(
-        lambda *x: jax.grad(lambda *y: jaxgauss.gauss_sum(*y, method="fourier").sum())(*x), "xyvt"
+        lambda *x: jax.grad(lambda *y: jaxgauss.gauss_sum(*y, engine="fourier").sum())(*x), "xyvt"
     ),
     "fourier_sketch": Program(lambda x, y, v: jaxgauss.fourier_sketch(x, v, 25.0, lower=0, upper=1)(y), "xyv"),
 }

@@ -39,7 +39,7 @@ BATCHES = RNG.normal(size=(4, 5, 3))
 def forward(*operands, mesh=None, **shares):
     if mesh is None:
         return jaxgauss.gauss_sum_dense(*operands)
-    return jaxgauss.gauss_sum_sharded(*operands, mesh=mesh, method="rescale", **shares)
+    return jaxgauss.gauss_sum_sharded(*operands, mesh=mesh, engine="rescale", **shares)
 
 
 def gradients(*operands, **shares):
@@ -70,7 +70,7 @@ def kernels(x, y, **shares):
     test = jaxgauss.mmd_test(x, y, TAUS, kernel="matern52", rng_key=jax.random.key(0), num_permutations=20, **shares)
     summed = jaxgauss.gauss_sum_sharded if shares else jaxgauss.kernel_sum
     ways = {"imq": "auto", "energy": "auto", "matern32": "mixture"}.items()
-    sums = [summed(x[:16], y[:16], Y[:16], 0.5, kernel=name, method=way, **shares) for name, way in ways]
+    sums = [summed(x[:16], y[:16], Y[:16], 0.5, kernel=name, engine=way, **shares) for name, way in ways]
     return losses, ksd, flow, tuple(test), sums
 
 
@@ -90,7 +90,7 @@ def waves(x, y, **shares):
     summed = jaxgauss.gauss_sum_sharded if shares else jaxgauss.gauss_sum
 
     def loss(x, y):
-        return jnp.sin(summed(x[:16, :2], y[:16, :2], VALUES[:16], TAU, method="fourier", **shares)).sum()
+        return jnp.sin(summed(x[:16, :2], y[:16, :2], VALUES[:16], TAU, engine="fourier", **shares)).sum()
 
     return jax.value_and_grad(loss, (0, 1))(x, y)
 
@@ -114,7 +114,7 @@ def plain(_x, _y, queries=QUERIES, keys=KEYS, values=VALUES, weights=VALUES[:, 0
     gauss_sum, options = jaxgauss.gauss_sum, {"y_weights": weights}
     sampler = jaxgauss.svgd(lambda x: -x, optax.sgd(0.1))
     return (
-        [gauss_sum(*both[:2], values, 0.7, method=m) for m in ("rescale", "blocked")],
+        [gauss_sum(*both[:2], values, 0.7, engine=m) for m in ("rescale", "blocked")],
         gauss_sum(*both[:2], weights, 0.7, forward_mode=True),
         [f(*both[:2], weights, TAUS) for f in (jaxgauss.gauss_sum_dense, jaxgauss.gauss_sum_blocked)],
         jaxgauss.log_gauss_sum(*both[:2], jnp.log(weights), 0.7),
@@ -142,7 +142,7 @@ def plain(_x, _y, queries=QUERIES, keys=KEYS, values=VALUES, weights=VALUES[:, 0
 
 def eager(_x, _y, queries=QUERIES, keys=KEYS, values=VALUES, weights=VALUES[:, 0] ** 2 / 25, _batches=None):
     """Without jit."""
-    assert jaxgauss.explain(queries, keys, values).method == "dense"
+    assert jaxgauss.explain(queries, keys, values).name == "dense"
     return (
         jaxgauss.gauss_sum(queries, keys, weights, 1.0),
         jaxgauss.mmd_squared(queries, keys, 1.0),
@@ -215,11 +215,11 @@ def results(num_processes: int) -> dict:
             found[f"velocity, {name}"] = numbers(mesh, moved)
     placed = place(mesh := make_mesh(auto, auto), OPERANDS, "rows", None)
     for method in ("rescale", "blocked"):
-        total = jax.jit(functools.partial(jaxgauss.gauss_sum, method=method))(*placed)
+        total = jax.jit(functools.partial(jaxgauss.gauss_sum, engine=method))(*placed)
         found[f"forward, by gauss_sum, {method}"] = numbers(mesh, total)
     found["half"] = numbers(mesh, forward(*HALF, mesh=mesh, key_axis=("columns", "rows")))
     for name, operands, method in (("half", HALF, "fourier"), ("large", LARGE, "auto"), ("large", LARGE, "fourier")):
-        sums = jaxgauss.gauss_sum_sharded(*operands, mesh=mesh, key_axis=("columns", "rows"), method=method)
+        sums = jaxgauss.gauss_sum_sharded(*operands, mesh=mesh, key_axis=("columns", "rows"), engine=method)
         found[f"{name}, {method}"] = numbers(mesh, sums)
     return found
 

@@ -71,7 +71,7 @@ def job(process: int, num_processes: int, folder: Path, is_killed: bool = False)
     sketch, found = own_sketch(process, num_processes, folder, is_killed)
     total = sums(jax.tree.map(lambda x: of_all(x[None]), sketch))
     points = (of_all(np.concatenate(x)) for x in zip(*map(chunk, range(process, CHUNKS, num_processes)), strict=True))
-    sharded = gauss_sum_sharded(jnp.asarray(QUERIES), *points, TAU, mesh=mesh, key_axis="data", method="fourier")
+    sharded = gauss_sum_sharded(jnp.asarray(QUERIES), *points, TAU, mesh=mesh, key_axis="data", engine="fourier")
     return {"found": found, "sums": total.tolist(), "sharded": sharded.tolist()}
 
 

@@ -419,7 +419,7 @@ def test_leaves_apart_are_skipped_where_a_kernel_is_zero_in_its_dtype(rng, kerne
     x, y = (z.astype(dtype) for z in rng.normal(size=(2, 1100, 1)))
     near, far, ones = y + decays / rate**0.5, y + 200 / rate**0.5, np.ones(1100, dtype)
     exact = pairs(kernel, x, near, 1.0)[0].sum(1)
-    near, far = (np.asarray(jaxgauss.kernel_sum(x, z, ones, kernel=kernel, method="blocked")) for z in (near, far))
+    near, far = (np.asarray(jaxgauss.kernel_sum(x, z, ones, kernel=kernel, engine="blocked")) for z in (near, far))
     assert 0 < exact.max() < 1e-20 and np.linalg.norm(near / exact - 1) < (1e-9 if dtype == "float64" else 1e-3)
     assert (far == 0).all() == (dtype == "float32")
 

@@ -29,7 +29,7 @@ FORMULAS = {  # of functions of points, keys, values and τ: by us, and of τ|x 
     "sums of imq": (functools.partial(kernel_sum, kernel="imq"), lambda u, v: (1 + u) ** -0.5 @ v),
     "means": (kernel_mean, lambda u, v: torch.softmax(u / -2, -1) @ v),
     "logarithms": (
-        lambda x, y, v, tau, method: log_gauss_sum(x, y, v[:, 0], tau, method=method),
+        lambda x, y, v, tau, engine: log_gauss_sum(x, y, v[:, 0], tau, engine=engine),
         lambda u, v: torch.logsumexp(u / -2 + v.T, -1),
     ),
 }
@@ -54,7 +54,7 @@ def test_derivatives_of_higher_order(rng, in_tiles, name, order):
     function, formula = FORMULAS[name]
 
     def loss(*operands):
-        return jnp.sin(function(*operands, method="differences")).sum()
+        return jnp.sin(function(*operands, engine="differences")).sum()
 
     def slope(f, *operands):
         return sum(map(jnp.vdot, jax.grad(f, (0, 1, 2, 3))(*operands), directions))

@@ -44,7 +44,7 @@ TRANSFORMS = {
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_transforms_agree_with_dense(rng, transform):
     operands = [jnp.asarray(x) for x in problem(rng, 4, 5, 2, 1).operands]
-    ours = functools.partial(gauss_sum, method="rescale", forward_mode=True)
+    ours = functools.partial(gauss_sum, engine="rescale", forward_mode=True)
     results, exact = (jax.jit(functools.partial(TRANSFORMS[transform], f))(*operands) for f in (ours, in_plain_jax))
     assert_close(leaves(results), leaves(exact), 1e-10)
 
@@ -52,7 +52,7 @@ def test_transforms_agree_with_dense(rng, transform):
 @pytest.mark.parametrize(("method", "channels"), [("rescale", 3), ("blocked", 40)])
 def test_several_channels_by_moments_or_in_blocks(rng, method, channels):
     operands = [jnp.asarray(x) for x in problem(rng, 23, 31, 3, channels).operands]
-    ours = functools.partial(gauss_sum, method=method, forward_mode=True)
+    ours = functools.partial(gauss_sum, engine=method, forward_mode=True)
     both = jax.jit(lambda f, *x: (jvp(f, *x), gradients(f, *x)), static_argnums=0)
     assert_close(*(leaves(both(f, *operands)) for f in (ours, in_plain_jax)), 1e-12)
 
@@ -76,7 +76,7 @@ def test_tangents_of_points_far_from_their_center(rng):
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float16", 4e-3)])
 def test_tangents_in_lower_precision(rng, dtype, tolerance):
     operands = [jnp.asarray(x, dtype) for x in problem(rng, 203, 113, 5, 1, positive=True).operands]
-    ours = functools.partial(gauss_sum, method="rescale", precision=dtype, forward_mode=True)
+    ours = functools.partial(gauss_sum, engine="rescale", precision=dtype, forward_mode=True)
     results = leaves(jvp(ours, *operands))
     assert_close(results, leaves(in_float64(operands)), tolerance)
 
@@ -84,7 +84,7 @@ def test_tangents_in_lower_precision(rng, dtype, tolerance):
 def test_value_and_tangent_take_two_calls_and_so_do_all_gradients(rng):
     operands = [jnp.asarray(x, jnp.float32) for x in problem(rng).operands]
     operands[2] = operands[2][:, :1]
-    ours = functools.partial(gauss_sum, method="rescale", forward_mode=True)
+    ours = functools.partial(gauss_sum, engine="rescale", forward_mode=True)
     for transform in (jvp, gradients):
         text = jax.jit(functools.partial(transform, ours)).lower(*operands).compile().as_text()
         assert text.count('custom_call_target="xla_buffer_python_cpu_callback"') == 2
@@ -96,7 +96,7 @@ def test_tangents_under_shard_map(rng):
     operands = [jnp.asarray(x) for x in problem(rng).operands]
 
     def local(*operands):
-        return jax.lax.psum(gauss_sum(*operands, method="rescale", forward_mode=True), "data")
+        return jax.lax.psum(gauss_sum(*operands, engine="rescale", forward_mode=True), "data")
 
     sharded = jax.shard_map(local, mesh=mesh, in_specs=(nowhere, rows, rows, nowhere), out_specs=nowhere)
     of_both = jax.jit(TRANSFORMS["jvp of gradient"], static_argnums=0)

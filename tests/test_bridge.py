@@ -15,7 +15,7 @@ import torch
 
 import torch_backend
 from emulated_cuda import Launches
-from jaxgauss import explain, gauss_sum
+from jaxgauss import Attention, explain, gauss_sum
 from jaxgauss._engines import branches, bridge, plan
 from jaxgauss._engines import run as dispatch
 from jaxgauss._engines.attention import reductions as engine
@@ -63,13 +63,13 @@ FORWARD = ["_scaled_dot_product_flash_attention_for_cpu", "copy_", "copy_"]
 def test_one_operator_in_one_callback(rng, callbacks, transform, dtype, method):
     """Nothing is copied, cast or packed beside it."""
     operands = [jnp.asarray(x) for x in problem(rng, 300, 200, 16, 8, dtype=dtype, tau=0.1).operands]
-    jax.block_until_ready(transform(lambda *x: gauss_sum(*x, method=method))(*operands))
+    jax.block_until_ready(transform(lambda *x: gauss_sum(*x, engine=method))(*operands))
     assert callbacks == [FORWARD]
 
 
 def test_value_and_gradients_take_two_callbacks(rng, callbacks):
     *operands, _ = (jnp.asarray(x) for x in problem(rng, 300, 200, 16, 1, tau=0.1))
-    function = jax.value_and_grad(lambda *x: gauss_sum(*x, method="rescale").sum(), (0, 1, 2))
+    function = jax.value_and_grad(lambda *x: gauss_sum(*x, engine="rescale").sum(), (0, 1, 2))
     jax.block_until_ready(jax.jit(function)(*operands))
     assert callbacks == [FORWARD] * 2
     del callbacks[:]
@@ -85,7 +85,7 @@ def test_shared_keys_reach_pytorch_once(monkeypatch, fresh):
         operators.FORWARD, "cpu", lambda *x: shapes.append([y.stride()[:2] for y in x[:3]]) or original(*x)
     )
     q, k, v = jnp.ones((4, 3, 6, 2)), jnp.ones((3, 5, 2)), jnp.ones((5, 1))
-    over = jax.vmap(jax.vmap(lambda q, k: gauss_sum(q, k, v, method="rescale")), (0, None))
+    over = jax.vmap(jax.vmap(lambda q, k: gauss_sum(q, k, v, engine="rescale")), (0, None))
     jax.block_until_ready(jax.jit(over)(q, k))
     assert shapes == [[(3 * 6 * 16, 6 * 16), (0, 5 * 16), (0, 0)]]  # shared keys and values: strides of zero
 
@@ -93,7 +93,7 @@ def test_shared_keys_reach_pytorch_once(monkeypatch, fresh):
 def test_inputs_are_never_written(rng):
     case = problem(rng, 30, 20, 4, 3)
     operands = [jnp.asarray(x) for x in case]
-    jax.block_until_ready(jax.vjp(lambda *x: gauss_sum(*x, method="rescale"), *operands[:4])[1](operands[4]))
+    jax.block_until_ready(jax.vjp(lambda *x: gauss_sum(*x, engine="rescale"), *operands[:4])[1](operands[4]))
     assert all(np.array_equal(x, y) for x, y in zip(operands, case, strict=True))
 
 
@@ -103,7 +103,7 @@ def test_a_setting_has_one_callback_and_a_shape_is_compiled_once(rng):
     callbacks = [bridge.buffered(engine.torch_attention, (x, True, False)) for x in (kernel, replace(kernel))]
     assert callbacks[0] is callbacks[1]
     count = []
-    f = jax.jit(lambda *x: (count.append(1), gauss_sum(*x, method="rescale"))[1])
+    f = jax.jit(lambda *x: (count.append(1), gauss_sum(*x, engine="rescale"))[1])
     for i in range(3):
         f(q + i, k, v, tau)
     assert len(count) == 1
@@ -118,9 +118,9 @@ def test_a_failure_in_pytorch_surfaces_once_and_the_process_lives_on(rng, monkey
     monkeypatch.setitem(operators.FORWARD, "cpu", fail)
     message = r"`jaxgauss`: PyTorch failed on float64\[.*\] on cpu, .*float64.*: the kernel is on strike"
     with pytest.raises(jax.errors.JaxRuntimeError, match=message):
-        jax.block_until_ready(transform(lambda *x: gauss_sum(*x, method="rescale"))(*operands))
+        jax.block_until_ready(transform(lambda *x: gauss_sum(*x, engine="rescale"))(*operands))
     monkeypatch.undo()
-    result = gauss_sum(*operands, method="rescale")
+    result = gauss_sum(*operands, engine="rescale")
     assert relative_error(result, gauss_sum64(*operands)) < 1e-13
 
 
@@ -143,7 +143,7 @@ def test_several_platforms_share_one_program(rng, monkeypatch, fresh):
         return value, *pullback(case[4])
 
     for method in ("auto", "rescale"):  # by XLA on both platforms; by attention here, by blocks there
-        mapped = jax.jit(jax.vmap(functools.partial(run, method=method)))(*(x[None] for x in case))
+        mapped = jax.jit(jax.vmap(functools.partial(run, engine=method)))(*(x[None] for x in case))
         assert_close([x[0] for x in mapped], exact, 1e-12)
     low = jax.jit(functools.partial(run, precision="float16"))(*map(np.float32, case))  # by both kernels
     assert_close(low, exact, 1e-2)
@@ -155,7 +155,7 @@ def test_a_kernel_of_another_platform_is_refused_when_it_runs(rng, monkeypatch, 
     monkeypatch.setattr(bridge, "serves", lambda platform: True)
     operands = problem(rng, dtype="float32").operands
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"must be one for cpu, .*; got 'flash', which runs on cuda"):
-        jax.block_until_ready(jax.jit(lambda *x: gauss_sum(*x, backend="flash"))(*operands))
+        jax.block_until_ready(jax.jit(lambda *x: gauss_sum(*x, engine=Attention(kernel="flash")))(*operands))
 
 
 @pytest.mark.parametrize("platform, dtype", [("tpu", "float32"), ("cuda", "float32"), ("cuda", "float64")])
@@ -164,15 +164,15 @@ def test_auto_falls_back_to_blocks_and_says_so_once(rng, monkeypatch, fresh, pla
     if dtype == "float64":
         monkeypatch.setattr(bridge, "serves", lambda platform: True)
     operands = problem(rng, dtype=dtype).operands
-    assert explain(*operands).method == "blocked"
+    assert explain(*operands).name == "dense"
     with pytest.warns(UserWarning, match=r"jaxgauss: .*the blocked JAX sum stands in") as caught:
         result = gauss_sum(*operands)
     assert len(caught) == 1 and relative_error(result, gauss_sum64(*operands)) < 1e-5
     with warnings.catch_warnings(action="error"):
         gauss_sum(*operands)  # once
-        gauss_sum(*operands, method="blocked")  # asked for
-    with pytest.raises(ValueError, match=r"got method 'rescale'.*method='blocked'"):
-        gauss_sum(*operands, method="rescale")
+        gauss_sum(*operands, engine="blocked")  # asked for
+    with pytest.raises(ValueError, match=r"; got Attention\(\)\. Use engine='auto'"):
+        gauss_sum(*operands, engine="rescale")
 
 
 @pytest.mark.slow
@@ -188,7 +188,7 @@ jax.eval_shape(lambda x: jaxgauss.gauss_sum(x, x, x), points)
 assert "finufft" not in sys.modules
 import torch
 threads = torch.get_num_threads()
-jaxgauss.gauss_sum(jax.numpy.ones((3, 2)), jax.numpy.ones((3, 2)), jax.numpy.ones((3,)), method="rescale")
+jaxgauss.gauss_sum(jax.numpy.ones((3, 2)), jax.numpy.ones((3, 2)), jax.numpy.ones((3,)), engine="rescale")
 assert torch.get_num_threads() == threads and dict(jax.config.values) == before
 assert torch.is_grad_enabled()
 """

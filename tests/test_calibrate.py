@@ -65,14 +65,16 @@ def test_programs_compiled_before_are_dropped_and_rows_of_other_machines_stay(he
     monkeypatch.setattr(module, "measured_costs", lambda *_, **__: (FITS, {"xla in float32": 1.5}))
     machine = jaxgauss.calibrate().machine
     assert json.loads(here.read_text()).keys() == {"another", machine}
-    attended = jaxgauss._engines.run.by_attention
-    monkeypatch.setattr(jaxgauss._engines.run, "by_attention", lambda *x: (seen.append(1), attended(*x))[1])
-    assert plan().method == "rescale"
+    attended = jaxgauss._engines.attention.engine.by_attention
+    monkeypatch.setattr(
+        jaxgauss._engines.attention.engine, "by_attention", lambda *x: (seen.append(1), attended(*x))[1]
+    )
+    assert plan().name == "attention"
     np.testing.assert_allclose(jaxgauss.gauss_sum(*arguments), before, rtol=1e-5)
     assert seen
     here.unlink()
     forget_all()
-    assert plan().method == "dense"
+    assert plan().name == "dense"
 
 
 @pytest.mark.parametrize("text", ["not JSON", "[]", '{"a": {}}', '{"a": {"xla in float32": {}}}'])
@@ -81,7 +83,7 @@ def test_a_file_that_cannot_be_read_is_left_out(here, text):
     here.write_text(text)
     with pytest.warns(UserWarning, match="costs.json cannot be read, and is left out"):
         assert "(row " in plan().reason
-    assert plan(301).method == "dense"
+    assert plan(301).name == "dense"
 
 
 def test_a_named_vendor_counts_more(here, monkeypatch):

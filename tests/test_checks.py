@@ -36,9 +36,9 @@ def test_shapes_are_checked_in_a_trace_too(change, message):
 def test_float64_by_blocks_needs_the_64_bit_mode():
     with jax.enable_x64(False):
         operands = [np.ones((4, 2), np.float32)] * 3
-        with pytest.raises(ValueError, match="64-bit mode; got it switched off"):
-            gauss_sum(*operands, method="blocked", precision="float64")
-        assert gauss_sum(*operands, method="rescale", precision="float64").dtype == jnp.float32
+        with pytest.raises(ValueError, match=r"float64 in XLA needs jax\.config\.update.*got Blocked"):
+            gauss_sum(*operands, engine="blocked", precision="float64")
+        assert gauss_sum(*operands, engine="rescale", precision="float64").dtype == jnp.float32
 
 
 def test_tau_is_checked_in_the_dtype_that_it_is_used_in():
@@ -125,7 +125,7 @@ def test_results_print_in_a_line():
 def test_what_shapes_tell_is_found_once_and_values_are_looked_at_every_time(monkeypatch):
     q, v = jnp.ones((12, 3)), jnp.ones(12)
     calls, original = [], checked._checked
-    monkeypatch.setattr(checked, "_checked", lambda *x: (calls.append(x[0].method), original(*x))[1])
+    monkeypatch.setattr(checked, "_checked", lambda *x: (calls.append(x[0].engine.name), original(*x))[1])
     checked._remembered.cache_clear()
     for tau in (1.0, 2, jnp.asarray(3.0), np.float32(4)):
         gauss_sum(q, q, v, tau)
@@ -134,7 +134,7 @@ def test_what_shapes_tell_is_found_once_and_values_are_looked_at_every_time(monk
         with pytest.raises(ValueError, match="must be positive"):
             gauss_sum(q, q, v, tau)
     assert calls == ["auto"]
-    gauss_sum(q, q, v, method="dense")
+    gauss_sum(q, q, v, engine="dense")
     with jax.numpy_dtype_promotion("standard"):
         gauss_sum(q, q, v.astype("float32"))
     with pytest.raises(Exception, match="promotion=strict"):

@@ -123,7 +123,7 @@ def compared(rng, callbacks, name, num, dim, change=str, far=0.0, of_terms=False
     executable = compile_for(name, num, dim)
     with jax.enable_x64(False):
         found = replayed(executable, list(callbacks), operands, change)
-    options = {"method": "differences"} if name in (*WAVES, "bfloat16", "float16x2", "reweight", "float32") else {}
+    options = {"engine": "differences"} if name in (*WAVES, "bfloat16", "float16x2", "reweight", "float32") else {}
     function = PROGRAMS["gauss_sum"].function if options and name not in WAVES else EVERY[name].function
     exact_run = EVERY[name]._replace(function=functools.partial(function, **options)).run
     with jax.default_device(jax.devices("cpu")[0]):  # not CUDA's engines

@@ -87,7 +87,7 @@ def test_leading_axes_and_bandwidths(rng):
     queries, tau = queries[:112].reshape(2, 56, 2), np.array([0.5, 2.0], "float32")
     sums = jaxgauss.dask.gauss_sum(queries, *in_blocks(keys, values), tau).compute()
     assert relative_error(sums, gauss_sum64(queries, keys, values, tau)) < 1e-5
-    by_waves = jaxgauss.dask.gauss_sum(queries, *in_blocks(keys, values), 40.0, method="fourier").compute()
+    by_waves = jaxgauss.dask.gauss_sum(queries, *in_blocks(keys, values), 40.0, engine="fourier").compute()
     assert np.abs(by_waves - gauss_sum64(queries, keys, values, 40.0)).max() < 1e-6 * np.abs(values).sum()
 
 

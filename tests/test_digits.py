@@ -144,7 +144,7 @@ def test_sums_in_xla_hold_for_clusters_far_apart(rng, function, apart):
         points[-1] = 1e3 * apart
         points, ones, direction = points.astype(dtype), np.ones(300, dtype), rng.normal(size=(300, 2)).astype(dtype)
         phi = np.exp(-squares(points, points) / 2)
-        assert relative_error(gauss_sum(points, points, ones, method="differences"), phi.sum(1)) < 20 * unit
+        assert relative_error(gauss_sum(points, points, ones, engine="differences"), phi.sum(1)) < 20 * unit
         slopes = -np.einsum("mn,mnd,md->m", phi, differences(*[points.astype("float64")] * 2), direction)
         for sums in (function, jax.jit(function)):
             value, tangent = jax.jvp(lambda q, f=sums: f(q, points, ones), (points,), (direction,))  # noqa: B023
@@ -166,5 +166,5 @@ def test_logarithms_hold_their_statement(rng, dim):
         exact = np.logaddexp.reduce(logits, 1)
         reach = max(np.square(z - y.mean(0)).sum(1).max() for z in (x, y))
         for method, slope in (("auto", 3e-7), ("rescale", 6e-7)):
-            error = np.abs(np.asarray(log_gauss_sum(x, y, method=method), np.float64) - exact)
+            error = np.abs(np.asarray(log_gauss_sum(x, y, engine=method), np.float64) - exact)
             assert np.all(error <= (1e-6 + slope * reach) * np.maximum(1, np.abs(exact)))

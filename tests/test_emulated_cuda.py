@@ -11,11 +11,11 @@ import pytest
 import torch
 
 import emulated_cuda
+import jaxgauss
 import torch_backend
 from emulated_cuda import RefusedError
-from jaxgauss import explain, gauss_sum, mmd_flow_velocity
-from jaxgauss._engines import bridge, plan, tiles
-from jaxgauss._engines import plan as plans
+from jaxgauss import Attention, explain, gauss_sum, mmd_flow_velocity
+from jaxgauss._engines import bridge, costs, tiles
 from jaxgauss._engines.fourier.frequencies import MOST
 from oracle import assert_close, gauss_sum64, gradients64, problem, relative_error, with_gradients
 from torch_backend import KERNELS, operators, select_kernel
@@ -81,23 +81,23 @@ def larger(x):
 
 
 WRONG = [
-    ("_scaled_dot_product_flash_attention", 0, larger, {"backend": "flash"}),
-    ("_scaled_dot_product_flash_attention", 1, lambda x: x + 0.02, {"backend": "flash"}),
-    ("_scaled_dot_product_flash_attention_backward", 0, larger, {"backend": "flash"}),
-    ("_scaled_dot_product_flash_attention_backward", 1, larger, {"backend": "flash"}),
-    ("_scaled_dot_product_flash_attention_backward", 2, larger, {"backend": "flash"}),
-    ("_scaled_dot_product_efficient_attention", 0, larger, {"backend": "efficient"}),
-    ("_scaled_dot_product_efficient_attention", 1, lambda x: x.roll(1, -1), {"backend": "efficient"}),
-    ("_scaled_dot_product_efficient_attention_backward", 2, larger, {"backend": "efficient"}),
-    ("_scaled_dot_product_cudnn_attention", 1, lambda x: x + 0.02, {"backend": "cudnn"}),
-    ("_efficient_attention_forward", 0, larger, {"backend": "flash", "far": 60.0}),
-    ("_efficient_attention_backward", 0, larger, {"backend": "flash", "far": 60.0}),
+    ("_scaled_dot_product_flash_attention", 0, larger, {"engine": Attention(kernel="flash")}),
+    ("_scaled_dot_product_flash_attention", 1, lambda x: x + 0.02, {"engine": Attention(kernel="flash")}),
+    ("_scaled_dot_product_flash_attention_backward", 0, larger, {"engine": Attention(kernel="flash")}),
+    ("_scaled_dot_product_flash_attention_backward", 1, larger, {"engine": Attention(kernel="flash")}),
+    ("_scaled_dot_product_flash_attention_backward", 2, larger, {"engine": Attention(kernel="flash")}),
+    ("_scaled_dot_product_efficient_attention", 0, larger, {"engine": Attention(kernel="efficient")}),
+    ("_scaled_dot_product_efficient_attention", 1, lambda x: x.roll(1, -1), {"engine": Attention(kernel="efficient")}),
+    ("_scaled_dot_product_efficient_attention_backward", 2, larger, {"engine": Attention(kernel="efficient")}),
+    ("_scaled_dot_product_cudnn_attention", 1, lambda x: x + 0.02, {"engine": Attention(kernel="cudnn")}),
+    ("_efficient_attention_forward", 0, larger, {"engine": Attention(kernel="flash"), "far": 60.0}),
+    ("_efficient_attention_backward", 0, larger, {"engine": Attention(kernel="flash"), "far": 60.0}),
 ]
 
 
 @functools.cache
-def compiled(backend):
-    return with_gradients(functools.partial(gauss_sum, backend=backend, precision="float16"))
+def compiled(engine):
+    return with_gradients(functools.partial(gauss_sum, engine=engine, precision="float16"))
 
 
 @pytest.mark.parametrize("name, index, change, options", WRONG)
@@ -107,7 +107,7 @@ def test_a_stand_in_that_is_wrong_is_noticed(rng, monkeypatch, name, index, chan
     case.queries[0] = case.keys[0] = options.get("far", 0.0)  # which opens the gate
 
     def check():
-        value, gradients = compiled(options["backend"])(*map(jnp.float32, case))
+        value, gradients = compiled(options["engine"])(*map(jnp.float32, case))
         assert_close([value, *gradients[:3]], [gauss_sum64(*case.operands), *gradients64(*case)[:3]], 6e-3)
 
     check()
@@ -164,13 +164,18 @@ def test_tensors_take_the_same_kernels(rng, tensors_on_cuda, tau):
 
 
 @pytest.mark.parametrize(
-    "options", [{"backend": "flash"}, {"backend": "cudnn"}, {"backend": "efficient", "precision": "bfloat16"}]
+    "options",
+    [
+        {"engine": Attention(kernel="flash")},
+        {"engine": Attention(kernel="cudnn")},
+        {"engine": Attention(kernel="efficient"), "precision": "bfloat16"},
+    ],
 )
 def test_what_a_card_cannot_run_is_refused_by_name(rng, options):
     operands = [jnp.float32(x) for x in problem(rng).operands]
     with (
         emulated_cuda.on(capability=TURING),
-        pytest.raises(ValueError, match=r"needs compute capability 8\.0; got emulated, co"),
+        pytest.raises(ValueError, match=r"needs compute capability 8\.0 \(here emulated, co"),
     ):
         gauss_sum(*operands, **options)
 
@@ -219,10 +224,10 @@ def test_widths_of_flash_backward(capability):
 def test_a_warning_of_earlier_sums(rng):
     """It comes with a later call, once; an error, if that is what the filters make of it, is not the callback's."""
     far, near = ([jnp.float32(x) for x in problem(rng, tau=tau).operands] for tau in (1e12, 1.0))
-    jax.block_until_ready(gauss_sum(*far, method="rescale"))
+    jax.block_until_ready(gauss_sum(*far, engine="rescale"))
     with pytest.raises(UserWarning, match="lie farther from their center"):
-        gauss_sum(*near, method="rescale")
-    assert relative_error(gauss_sum(*near, method="rescale"), gauss_sum64(*near)) < 3e-3
+        gauss_sum(*near, engine="rescale")
+    assert relative_error(gauss_sum(*near, engine="rescale"), gauss_sum64(*near)) < 3e-3
 
 
 @pytest.mark.parametrize("flags", ["", "--xla_gpu_command_buffer_scheduling_mode=CONCURRENT"])
@@ -236,7 +241,7 @@ def test_calls_may_be_recorded_where_they_run_in_turn(rng, monkeypatch, flags):
     monkeypatch.setattr(torch.cuda, "MemPool", object)
     monkeypatch.setattr(torch.cuda, "use_mem_pool", lambda *x: pools.append(x) or contextlib.nullcontext())
     bridge._memory.cache_clear()
-    jax.block_until_ready(gauss_sum(*map(jnp.float32, problem(rng, 37 + len(flags)).operands), method="rescale"))
+    jax.block_until_ready(gauss_sum(*map(jnp.float32, problem(rng, 37 + len(flags)).operands), engine="rescale"))
     bridge._memory.cache_clear()
     assert given == [{"command_buffer_compatible": not flags}] * 2
     assert len(pools) == 2 and len({id(pool) for pool, _ in pools}) == 1 and pools[0][0] is not None
@@ -248,7 +253,7 @@ def test_a_callback_that_tells_the_host_a_number_is_refused(rng, monkeypatch, re
     original = operators.FORWARD["flash"]
     monkeypatch.setitem(operators.FORWARD, "flash", lambda q, *x: original(q, *x) if read(q[0, 0, 0, 0]) else None)
     with pytest.raises(Exception, match="not permitted when stream is capturing"):
-        jax.block_until_ready(gauss_sum(*map(jnp.float32, problem(rng).operands), method="rescale"))
+        jax.block_until_ready(gauss_sum(*map(jnp.float32, problem(rng).operands), engine=Attention(kernel="flash")))
 
 
 @pytest.mark.parametrize("precision", ["float16x2", "float32"])
@@ -259,7 +264,7 @@ def test_launches_of_a_call(rng, precision):
     PyTorch's.
     """
     *operands, g = (jnp.float32(x) for x in problem(rng, 30, 40, 32, 32))
-    function = functools.partial(gauss_sum, method="rescale", precision=precision)
+    function = functools.partial(gauss_sum, engine="rescale", precision=precision)
     jax.block_until_ready(function(*operands))  # the first report of a process makes the bit
     with emulated_cuda.counting() as of_sum:
         jax.block_until_ready(function(*operands))
@@ -279,16 +284,16 @@ def test_kernels_are_mixtures_or_evaluated():
     many, few = (jax.ShapeDtypeStruct((n, 16), "float32") for n in (50000, 100))
     weights = [jax.ShapeDtypeStruct(x.shape[:1], "float32") for x in (many, few)]
     chosen = explain(many, many, weights[0], kernel="matern52")
-    assert (chosen.method, chosen.precision, chosen.backend) == ("mixture", "float16", "cudnn")
-    assert chosen.reason.startswith("5 Gaussians, maximal error 9.7e-05, each by rescale")
-    assert explain(few, few, weights[1], kernel="matern52").method == "dense"
-    assert explain(many, many, weights[0], kernel="energy").method == "blocked"
-    assert explain(many, many, weights[0], kernel="imq", precision="bfloat16x2").reason.startswith("7 Gaussians")
+    assert chosen.engine == jaxgauss.Mixture(Attention(kernel="cudnn", precision="float16"), precision="float16")
+    assert "; 5 Gaussians, maximal error 9.7e-05" in chosen.reason
+    assert explain(few, few, weights[1], kernel="matern52").name == "dense"
+    assert explain(many, many, weights[0], kernel="energy").name == "blocked"
+    assert "; 7 Gaussians" in explain(many, many, weights[0], kernel="imq", precision="bfloat16x2").reason
 
 
 def test_explain_names_the_card():
     points = jax.ShapeDtypeStruct((70_000, 16), "float32")
-    for options in ({}, {"method": "rescale"}):
+    for options in ({}, {"engine": "rescale"}):
         assert "compute capability 9.0, cuDNN 9.19.0" in explain(points, points, points, **options).reason
 
 
@@ -298,9 +303,9 @@ def test_explain_lists_the_sums_of_a_function_by_the_cards_costs():
     assert by_kernel.parts[0].engine in ("cudnn", "flash") and in_xla.parts[0].engine == "differences"
     assert by_kernel.milliseconds > 30 * in_xla.milliseconds
     solid = jax.ShapeDtypeStruct((70_000, 3), "float32")
-    by_waves = explain(lambda x: gauss_sum(x, x, x, method="fourier"), solid)
+    by_waves = explain(lambda x: gauss_sum(x, x, x, engine="fourier"), solid)
     assert [x.engine for x in by_waves.parts] == ["fourier"]
-    assert by_waves.milliseconds == pytest.approx(plans.time_of_waves_on_cuda(140_000, 3, 3, MOST[3]), rel=0.05)
+    assert by_waves.milliseconds == pytest.approx(costs.time_of_waves_on_cuda(140_000, 3, 3, MOST[3]), rel=0.05)
 
 
 def gates(monkeypatch):
@@ -321,7 +326,7 @@ def test_half_precision_is_not_computed_twice_of_ordinary_points(rng, monkeypatc
     q, k = (rng.normal(size=(512, dim)) for _ in range(2))
     operands = [jnp.float32(x) for x in (q, k, rng.normal(size=(512, 1)), tau)]
     bound = gauss_sum64(*operands[:2], np.abs(operands[2]), tau)
-    options = {"method": "rescale", "precision": "float16"}
+    options = {"engine": "rescale", "precision": "float16"}
     assert explain(*operands, **options).precision == "float16"
     error = np.asarray(gauss_sum(*operands, **options), np.float64) - gauss_sum64(*operands)
     assert seen == [False] and np.linalg.norm(error) < 5e-3 * np.linalg.norm(bound)
@@ -330,7 +335,7 @@ def test_half_precision_is_not_computed_twice_of_ordinary_points(rng, monkeypatc
 @pytest.mark.parametrize("channels, dear", [(1, 0), (3, 10**9)])
 def test_a_sum_with_gradients_has_an_engine_of_its_own(rng, monkeypatch, channels, dear):
     """Attention, if pulls in XLA are dear: then value and gradients are its; gradients of values have none."""
-    monkeypatch.setattr(plan, "PULL", dear)
+    monkeypatch.setattr(costs, "PULL", dear)
     *case, g = problem(rng, 45, 37, 5, channels, dtype="float32")
     exact, gradients = gauss_sum64(*case), gradients64(*case, g)
 
@@ -355,8 +360,8 @@ def test_what_is_computed_twice_is_told_with_its_price(rng, monkeypatch, shift, 
     seen = gates(monkeypatch)
     q, k = (rng.normal(size=(512, 8)) for _ in range(2))
     operands = [jnp.float32(x) for x in (q + shift, k - shift * (shift > 10), rng.normal(size=(512, 1)), 2.0)]
-    plan = explain(*operands, method="rescale", precision="float16")
-    assert (plan.backend, plan.precision) == ("efficient", "float32")
+    plan = explain(*operands, engine="rescale", precision="float16")
+    assert plan.engine == Attention(kernel="efficient", precision="float32")
     assert plan.reason.startswith(reason) and plan.reason.endswith("ms more (measured on an NVIDIA H200, not here)")
-    jax.block_until_ready(gauss_sum(*operands, method="rescale", precision="float16"))
+    jax.block_until_ready(gauss_sum(*operands, engine="rescale", precision="float16"))
     assert seen == [True]

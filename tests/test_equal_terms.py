@@ -60,7 +60,7 @@ def test_sums_of_equal_terms_keep_their_digits(method, sizes, cloud):
     squared = np.square(queries[:, None] - np.float64(points)).sum(-1)
     values = np.float32([CONSTANTS[i % 2] for i in range(channels)])
     exact = (np.exp(-squared / 2) @ counts)[:, None] * np.float64(values)
-    sums = jaxgauss.gauss_sum(queries, keys, np.broadcast_to(values, (num_keys, channels)), method=method)
+    sums = jaxgauss.gauss_sum(queries, keys, np.broadcast_to(values, (num_keys, channels)), engine=method)
     most = 3e-6 if method == "rescale" else 2e-6  # PyTorch's kernel adds terms as it does
     assert (np.linalg.norm(np.float64(sums) - exact, axis=0) < most * np.linalg.norm(exact, axis=0)).all()
 
@@ -78,7 +78,7 @@ def test_gradients_of_equal_terms_keep_their_digits(kind, width, sizes):
     queries, keys = jnp.zeros((num_queries, dim), "float32"), jnp.full((num_keys, dim), 0.5, "float32")
     sides = (num_keys, CONSTANTS[0]), (num_queries, CONSTANTS[1])
     values, g = (jnp.full((n, channels), c, "float32") for n, c in sides)
-    _, pullback = jax.vjp(lambda *x: jaxgauss.kernel_sum(*x, kernel=kernel, method=method), queries, keys, values)
+    _, pullback = jax.vjp(lambda *x: jaxgauss.kernel_sum(*x, kernel=kernel, engine=method), queries, keys, values)
     u, both = dim / 4, channels * np.float64(np.float32(CONSTANTS[0])) * np.float64(np.float32(CONSTANTS[1]))
     kappa, psi = (np.exp(-u / 2),) * 2 if kernel == "gauss" else ((1 + u) ** -0.5, (1 + u) ** -1.5)
     exact = (
@@ -106,7 +106,7 @@ def test_values_near_the_end_of_the_range(rng, kernel, method, sizes):
     exact, size, largest = kappa @ np.float64(values), kappa @ np.abs(np.float64(values)), np.finfo("float32").max
 
     def function(queries, values):
-        return jaxgauss.kernel_sum(queries, keys, values, kernel=kernel, method=method)
+        return jaxgauss.kernel_sum(queries, keys, values, kernel=kernel, engine=method)
 
     for sums in (function(queries, values), jax.jit(function)(queries, values)):
         ours = np.clip(np.float64(sums), -largest, largest)

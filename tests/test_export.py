@@ -27,7 +27,7 @@ SIZES = [(5, 7), (1100, 1), (1025, 2049)]  # few points, one key, several tiles 
 
 def test_sums_of_symbolic_shapes(rng):
     methods = "auto", "dense", "differences"
-    call = exported(lambda *x: [gauss_sum(*x, 2.0, method=m) for m in methods], *shapes("m, 3", "n, 3", "n, 2"))
+    call = exported(lambda *x: [gauss_sum(*x, 2.0, engine=m) for m in methods], *shapes("m, 3", "n, 3", "n, 2"))
     for m, n in SIZES:
         operands = [rng.normal(size=s).astype("float32") for s in ((m, 3), (n, 3), (n, 2))]
         assert_close(call(*operands), [gauss_sum64(*operands, np.asarray(2.0))] * len(methods), 2e-6)
@@ -35,7 +35,7 @@ def test_sums_of_symbolic_shapes(rng):
 
 @pytest.mark.parametrize("method", ["blocked", "dense"])
 def test_gradients_of_symbolic_shapes_in_batches(rng, method):
-    loss = jax.grad(lambda *x: jnp.sin(gauss_sum(*x, method=method)).sum(), (0, 1, 2, 3))
+    loss = jax.grad(lambda *x: jnp.sin(gauss_sum(*x, engine=method)).sum(), (0, 1, 2, 3))
     call = exported(loss, *shapes("b, m, 3", "b, n, 3", "n, 2", "b"))
     for batch, m, n in ((2, 5, 7), (3, 1100, 3)):
         operands = [rng.normal(size=s).astype("float32") for s in ((batch, m, 3), (batch, n, 3), (n, 2))]
@@ -56,19 +56,19 @@ def test_others_of_symbolic_shapes(rng):
 
 def test_the_plan_for_symbolic_shapes_says_why():
     plan = explain(*shapes("m, 3", "n, 3", "n"))
-    assert plan.method == "blocked" and "symbolic shapes" in plan.reason
-    with pytest.raises(ValueError, match=r"PyTorch's kernels take no symbolic shapes; got method 'rescale'.*'blocked'"):
-        explain(*shapes("m, 3", "n, 3", "n"), method="rescale")
+    assert plan.name == "blocked" and "symbolic shapes" in plan.reason
+    with pytest.raises(ValueError, match=r"kernels take no symbolic shapes; got Attention\(\)\. Use engine='auto'"):
+        explain(*shapes("m, 3", "n, 3", "n"), engine="rescale")
 
 
 def test_a_program_with_a_callback_is_refused():
     """To PyTorch, in `vmap` too, to finufft, or to what sums far points; the same functions run where they are."""
     points, values = np.ones((5, 3), "float32"), np.ones((5, 2), "float32")
     many = np.ones((700, 3), "float32"), np.ones((700, 3), "float32"), np.ones((700, 2), "float32")
-    rescaled = functools.partial(gauss_sum, method="rescale")
+    rescaled = functools.partial(gauss_sum, engine="rescale")
     calls = [
         (gauss_sum, many),
-        (functools.partial(gauss_sum, method="fourier"), many),
+        (functools.partial(gauss_sum, engine="fourier"), many),
         (mmd_squared, (*many[:2], np.float32(1))),
         (lambda *x: kde_logpdf(*x, 1.0), many[:2]),
         (rescaled, (points, points, values)),
@@ -78,8 +78,8 @@ def test_a_program_with_a_callback_is_refused():
     for function, operands in calls:
         specs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in operands]
         with pytest.raises(
-            ValueError, match=r"must run in XLA alone; got one with a callback, by which PyTorch.*method='blocked'"
+            ValueError, match=r"must run in XLA alone; got one with a callback, by which PyTorch.*engine='blocked'"
         ):
             exported(function, *specs)
         assert np.isfinite(jax.jit(function)(*operands)).all()
-    exported(functools.partial(gauss_sum, method="blocked"), *specs)
+    exported(functools.partial(gauss_sum, engine="blocked"), *specs)

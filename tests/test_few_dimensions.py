@@ -19,7 +19,7 @@ from jaxgauss._engines.request import NOTHING, Channels, Request
 from jaxgauss._kernels.kernels import GAUSS
 from oracle import relative_error, squared64, with_gradients
 
-CHOSEN = Plan("cpu", "blocked", "float32", "xla", "")
+CHOSEN = Plan("cpu", jaxgauss.Blocked(precision="float32"), "")
 
 
 def each(names, *cases):
@@ -68,7 +68,7 @@ def not_alike(rng, dim):
 @each("method, dim", ("products", "fourier", 1), ("products", "auto", 3), ("finufft", "auto", 2))
 def test_sums_and_all_gradients_of_any_cloud(rng, free, method, dim):
     free.clear()
-    ours = with_gradients(functools.partial(jaxgauss.gauss_sum, method=method))
+    ours = with_gradients(functools.partial(jaxgauss.gauss_sum, engine=method))
     for case in clouds(rng, dim, 4) if dim == 3 else itertools.chain(clouds(rng, dim, 6), not_alike(rng, dim)):
         sums, gradients = ours(*case)
         of_sums, of_queries, of_keys, of_values, of_tau = errors("gauss", *case, sums, *gradients)
@@ -275,7 +275,7 @@ def test_derivatives_of_higher_order_in_jaxs_own_mode(rng, free):
         found = jax.jit(jax.grad(jaxgauss.ksd_squared))(x, -x, tau)
         many = jax.ShapeDtypeStruct((20_000, 2), np.float32)
         jax.jit(jaxgauss.kde_logpdf).lower(many, many, tau)  # what JAX expands as late as here must not ask for 64 bits
-    dense = jax.jit(jax.grad(functools.partial(jaxgauss.ksd_squared, method="dense")))
+    dense = jax.jit(jax.grad(functools.partial(jaxgauss.ksd_squared, engine="dense")))
     assert relative_error(found, dense(*map(jnp.float64, (x, -x, tau)))) < 1e-5
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from test_anywhere import error, errors, pairs
 
-from jaxgauss import FourierSketch, explain, fourier_sketch, gauss_sum, gauss_sum_sharded, mmd_squared
+from jaxgauss import Fourier, FourierSketch, explain, fourier_sketch, gauss_sum, gauss_sum_sharded, mmd_squared
 from jaxgauss._checks.settings import Settings
 from jaxgauss._engines.examined import examined
 from jaxgauss._engines.fourier import frequencies as nodes
@@ -16,7 +16,7 @@ from jaxgauss._engines.fourier import series as fourier
 from oracle import relative_error, with_gradients
 
 pytestmark = pytest.mark.usefixtures("cuda")
-by_waves = functools.partial(gauss_sum, method="fourier")
+by_waves = functools.partial(gauss_sum, engine="fourier")
 LONGEST = {1: 3000.0, 2: 195.0, 3: 40.0}  # bandwidths of a box that all waves hold
 
 
@@ -57,8 +57,8 @@ def test_batches_and_float64(rng):
     z, tau = np.float32(x[0]), np.float32([0.01, 1.0, 400.0])  # one series for all would take too many waves
     phi = [pairs("gauss", a, b, tau[:, None, None])[0] for a, b in ((z, z), (z, y), (y, y))]
     exact = phi[0].mean() - 2 * phi[1].mean() + phi[2].mean()
-    for function in (mmd_squared, jax.jit(mmd_squared, static_argnames="method")):
-        assert abs(float(function(z, np.float32(y), tau, method="fourier")) - exact) < 1e-6
+    for function in (mmd_squared, jax.jit(mmd_squared, static_argnames="engine")):
+        assert abs(float(function(z, np.float32(y), tau, engine="fourier")) - exact) < 1e-6
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3])
@@ -66,23 +66,21 @@ def test_points_that_lie_too_far_apart(rng, dim):
     """An error where the points can be seen, NaN under `jit`."""
     x, y, v, tau, _ = cloud(rng, dim, 1.3 * LONGEST[dim] + 20)
     assert np.isnan(jax.jit(by_waves)(x, y, v, tau)).all()
-    for function in (by_waves, functools.partial(explain, method="fourier")):
-        with pytest.raises(
-            ValueError, match=r"on CUDA method 'fourier' has \d+ waves .* or leave the method on 'auto'"
-        ):
+    for function in (by_waves, functools.partial(explain, engine="fourier")):
+        with pytest.raises(ValueError, match=r"on CUDA 'fourier' has \d+ waves .* or leave the engine on 'auto'"):
             function(x, y, v, tau)
 
 
 def test_other_functions_refuse_them_by_name_and_take_nearer_ones(rng):
     x, y, v, tau, _ = cloud(rng, 2, 1.3 * LONGEST[2] + 20)
-    with pytest.raises(ValueError, match=r"`jaxgauss\.mmd_squared`: on CUDA method 'fourier'"):
-        mmd_squared(x, y, tau, method="fourier")
+    with pytest.raises(ValueError, match=r"`jaxgauss\.mmd_squared`: on CUDA 'fourier'"):
+        mmd_squared(x, y, tau, engine="fourier")
     mesh = jax.make_mesh((1,), ("device",), axis_types=(jax.sharding.AxisType.Auto,))
-    over_mesh = functools.partial(gauss_sum_sharded, mesh=mesh, key_axis="device", method="fourier")
-    with pytest.raises(ValueError, match=r"`jaxgauss\.gauss_sum_sharded`: on CUDA method 'fourier'"):
+    over_mesh = functools.partial(gauss_sum_sharded, mesh=mesh, key_axis="device", engine="fourier")
+    with pytest.raises(ValueError, match=r"`jaxgauss\.gauss_sum_sharded`: on CUDA 'fourier'"):
         over_mesh(x, y, v, tau)
     assert relative_error(over_mesh(x / 2, y / 2, v, tau), by_waves(x / 2, y / 2, v, tau)) < 2e-6
-    assert np.isfinite(jax.jit(functools.partial(by_waves, tolerance=0.1))(x[:50] / 2, y, v, tau / 3)).all()
+    assert np.isfinite(jax.jit(functools.partial(gauss_sum, engine=Fourier(0.1)))(x[:50] / 2, y, v, tau / 3)).all()
 
 
 def test_no_more_waves_than_points_need_where_they_can_be_seen():
@@ -95,13 +93,13 @@ def test_no_more_waves_than_points_need_where_they_can_be_seen():
             full = (blocks * nodes.WAVES[dim] * 2 * np.pi / b - b) / np.sqrt(float(tau))
             for length in full * (1 + 2.0**-24 * np.array([-12, -4, -2, -1, 0, 1, 2, 4, 12])):
                 x = np.float32([[0.0] * dim, [length] * dim])
-                found = examined(Settings("fourier", tolerance=tolerance), tau, x, x, x[:, 0]).blocks
+                found = examined(Settings(Fourier(tolerance)), tau, x, x, x[:, 0]).blocks
                 assert found is not None and blocks <= found <= max(2 * blocks, 2)
                 assert fit(found, x.mean(0), x[1], np.full(dim, np.sqrt(tau)))
-        sums = by_waves(x, x, np.ones(2, np.float32), tau, tolerance=tolerance)
+        sums = gauss_sum(x, x, np.ones(2, np.float32), tau, engine=Fourier(tolerance))
         assert np.max(np.abs(np.asarray(sums) - 1)) < 2 * tolerance
-    assert examined(Settings("fourier"), 1.0, x * np.nan, x, x[:, 0]).blocks is None
-    assert explain(x[:20], x[:20], x[:20, 0], 1e-3, method="fourier").reason.startswith("20 × 20 × 20 waves hold")
+    assert examined(Settings(Fourier()), 1.0, x * np.nan, x, x[:, 0]).blocks is None
+    assert explain(x[:20], x[:20], x[:20, 0], 1e-3, engine="fourier").reason.startswith("20 × 20 × 20 waves hold")
 
 
 def test_auto_says_where_waves_would_take_less_time():
@@ -109,8 +107,8 @@ def test_auto_says_where_waves_would_take_less_time():
         shapes = jax.ShapeDtypeStruct((num, dim), "float32"), jax.ShapeDtypeStruct((num, 1), "float32")
         return explain(shapes[0], shapes[0], shapes[1]).reason
 
-    assert all("ms by method 'fourier'" in reason(2**20, dim) for dim in (1, 2, 3))
-    assert not any("fourier" in reason(*x) for x in ((1000, 1), (10_000, 3), (2**20, 4)))
+    assert all("ms by engine=Fourier() if" in reason(2**20, dim) for dim in (1, 2, 3))
+    assert not any("Fourier" in reason(*x) for x in ((1000, 1), (10_000, 3), (2**20, 4)))
 
 
 @pytest.mark.parametrize("dim, blocks", [(1, 128), (2, 5), (3, 2)])

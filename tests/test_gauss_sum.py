@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from test_programs import programs  # noqa: F401
 
+import jaxgauss
 from jaxgauss import gauss_sum, gauss_sum_blocked, gauss_sum_dense, log_gauss_sum
 from jaxgauss._checks.settings import Settings
 from jaxgauss._engines import run as dispatch
@@ -21,7 +22,7 @@ from oracle import SIZES, assert_close, gauss_sum64, gradients64, problem, relat
 
 METHODS = ("auto", "reweight", "prescale", "rescale", "blocked", "dense")
 NATIVE = [gauss_sum_dense, gauss_sum_blocked]
-WAYS = {x: functools.partial(gauss_sum, method=x) for x in METHODS} | {x.__name__: x for x in NATIVE}
+WAYS = {x: functools.partial(gauss_sum, engine=x) for x in METHODS} | {x.__name__: x for x in NATIVE}
 OTHERS = [x for x in WAYS if x not in ("rescale", "blocked")]
 
 
@@ -48,7 +49,7 @@ def test_float32_holds_its_figure(rng, method, dim, channels):
     case = problem(rng, 700, 900, dim, channels, tau=1.0, dtype="float32")
     for offset, tolerance in ((0, 2e-6), (100, 1e-5)):
         moved = case._replace(queries=case.queries + np.float32(offset), keys=case.keys + np.float32(offset))
-        result = gauss_sum(*moved.operands, method=method)
+        result = gauss_sum(*moved.operands, engine=method)
         assert relative_error(result, gauss_sum64(*moved.operands)) <= tolerance
 
 
@@ -60,7 +61,7 @@ def test_half_precision_arguments_are_summed_in_float32(rng, method, dtype):
     tolerance = {"float16": 1e-3, "bfloat16": 8e-3}[dtype]
     case = problem(rng, 40, 50, 5, 3)
     operands = [jnp.asarray(x).astype(dtype) for x in case[:3]]
-    result = gauss_sum(*operands, 0.7, method=method)
+    result = gauss_sum(*operands, 0.7, engine=method)
     assert result.dtype == dtype
     assert relative_error(result.astype(float), gauss_sum64(*(x.astype(float) for x in operands), 0.7)) <= tolerance
 
@@ -72,7 +73,7 @@ BETWEEN = {"bfloat16": (3e-4, 3e-2), "float32": (1e-9, 3e-6), "float64": (0, 1e-
 @pytest.mark.parametrize("method, precision", in_full(["rescale"], [*BETWEEN], ["auto", "reweight", "prescale"]))
 def test_precision_is_what_was_asked_for(rng, method, precision):
     case = problem(rng, 40, 50, 5, 3, tau=1.0)
-    error = relative_error(gauss_sum(*case.operands, method=method, precision=precision), gauss_sum64(*case.operands))
+    error = relative_error(gauss_sum(*case.operands, engine=method, precision=precision), gauss_sum64(*case.operands))
     low, high = BETWEEN[precision]
     assert low <= error <= high
 
@@ -114,7 +115,7 @@ EMPTY = [(0, 5, 2, 3), (4, 5, 2, 0), (4, 0, 2, 3)]  # M, N, D, C
 def test_empty_sums_are_zeros_with_zero_gradients(method, size):
     m, n, d, c = size
     operands = jnp.ones((m, d)), jnp.ones((n, d)), jnp.ones((n, c)), jnp.asarray(1.0)
-    result, pullback = jax.vjp(functools.partial(gauss_sum, method=method), *operands)
+    result, pullback = jax.vjp(functools.partial(gauss_sum, engine=method), *operands)
     gradients = pullback(jnp.ones_like(result))
     assert result.shape == (m, c) and [x.shape for x in gradients] == [x.shape for x in operands]
     assert not any(x.any() for x in (result, *gradients))
@@ -122,13 +123,13 @@ def test_empty_sums_are_zeros_with_zero_gradients(method, size):
 
 @pytest.mark.parametrize("method", ["rescale", "blocked", "fourier"])
 def test_empty_batches(method):
-    total = functools.partial(gauss_sum, keys=jnp.ones((5, 2)), values=jnp.ones((5, 3)), method=method)
+    total = functools.partial(gauss_sum, keys=jnp.ones((5, 2)), values=jnp.ones((5, 3)), engine=method)
     assert total(jnp.ones((0, 4, 2))).shape == (0, 4, 3)
     assert jax.vmap(total)(jnp.ones((2, 0, 2))).shape == (2, 0, 3)
 
 
 # And batches of keys, which share the queries that points are then centered on.
-WITH_NAN = [*((x, "auto", ()) for x in METHODS[1:]), ("rescale", "auto", (2,)), ("rescale", "float16", (2,))]
+WITH_NAN = [*((x, None, ()) for x in METHODS[1:]), ("rescale", None, (2,)), ("rescale", "float16", (2,))]
 
 
 @pytest.mark.parametrize("method, precision, batch", WITH_NAN)
@@ -136,12 +137,12 @@ WITH_NAN = [*((x, "auto", ()) for x in METHODS[1:]), ("rescale", "auto", (2,)), 
 def test_nan_spoils_only_the_rows_that_it_touches(rng, method, precision, batch):
     queries, keys, values = (rng.normal(size=x) for x in ((60, 3), (*batch, 40, 3), (40, 2)))
     queries, keys, others = queries + 1000, keys + 1000, np.arange(60) != 7
-    total = functools.partial(gauss_sum, method=method, precision=precision)
+    total = functools.partial(gauss_sum, engine=method, precision=precision)
     queries[7, 1] = np.nan
     result, exact = np.asarray(total(queries, keys, values)), gauss_sum64(queries[others], keys, values, 1.0)
     assert np.isnan(result[..., 7, :]).all()
     assert relative_error(result[..., others, :], exact) <= (2e-3 if precision == "float16" else 1e-9)
-    if precision == "auto":
+    if precision is None:
         values[5, 0] = np.nan
         result = np.asarray(total(queries, keys, values))[..., others, :]
         assert np.isnan(result[..., 0]).all() and np.isfinite(result[..., 1]).all()
@@ -154,7 +155,7 @@ def test_nan_spoils_only_the_rows_that_it_touches(rng, method, precision, batch)
 def test_nan_in_a_query_spoils_only_its_row_of_the_gradient(rng, precision, channels, tolerance):
     case = problem(rng, 30, 40, 3, channels)
     queries = jnp.asarray(case.queries).at[7, 1].set(jnp.nan)
-    slope = jax.grad(lambda q: gauss_sum(q, *case.operands[1:], method="rescale", precision=precision).sum())
+    slope = jax.grad(lambda q: gauss_sum(q, *case.operands[1:], engine="rescale", precision=precision).sum())
     spoiled, clean = np.asarray(slope(queries)), np.asarray(slope(jnp.asarray(case.queries)))
     others = np.arange(30) != 7
     assert np.isnan(spoiled[7]).all() and relative_error(spoiled[others], clean[others]) <= tolerance
@@ -166,7 +167,7 @@ def test_results_do_not_depend_on_the_size_of_the_blocks(rng, monkeypatch):
     monkeypatch.setattr(tiles, "TILE", tiles.Tile(4096, 7, 7, 4096))  # many blocks, the last ones padded
     jax.clear_caches()
 
-    by_blocks = functools.partial(gauss_sum, method="blocked")
+    by_blocks = functools.partial(gauss_sum, engine="blocked")
 
     def with_pullback(*operands):
         result, pullback = jax.vjp(by_blocks, *operands)
@@ -191,8 +192,8 @@ def test_batches_go_by_groups_that_fill_a_tile(rng, monkeypatch, batches, entrie
 
     @jax.jit
     def found(*operands):
-        result, pullback = jax.vjp(lambda *x: gauss_sum(*x, method="blocked"), *operands)
-        logs = log_gauss_sum(*operands[:2], jnp.log(weights[..., 0]), method="blocked")
+        result, pullback = jax.vjp(lambda *x: gauss_sum(*x, engine="blocked"), *operands)
+        logs = log_gauss_sum(*operands[:2], jnp.log(weights[..., 0]), engine="blocked")
         return result, *pullback(jnp.asarray(g)), jnp.exp(logs)
 
     *ours, of_logs = found(*operands)
@@ -215,7 +216,7 @@ def test_tiles_have_all_digits(rng, batch, num_queries, num_keys, dim, channels)
     shapes = ((*batch, num_queries, dim), (*batch, num_keys, dim), (*batch, num_keys, channels))
     operands = [rng.normal(size=shape) for shape in shapes]
     tau = jnp.full((1,) * len(batch), 3 / dim, jnp.float32)
-    total = jax.jit(functools.partial(dispatch.near_sum, Settings("blocked")))
+    total = jax.jit(functools.partial(dispatch.near_sum, Settings(jaxgauss.Blocked())))
     found = total(*(jnp.asarray(x, jnp.float32) for x in operands), tau)
     assert relative_error(found, gauss_sum64(*operands, 3 / dim)) < 5e-7
 

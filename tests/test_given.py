@@ -12,8 +12,9 @@ import pytest
 import jaxgauss
 import jaxgauss.dask
 import jaxgauss.lineax
-from jaxgauss import KeyChunks
+from jaxgauss import KeyChunks, explain
 from jaxgauss._checks import given
+from jaxgauss._checks.data import checked_data
 from jaxgauss._checks.settings import Keys, Points, Queries
 from oracle import gauss_sum64, problem, relative_error
 
@@ -41,12 +42,12 @@ FUNCTIONS = {
     "log_gauss_sum": lambda f, x, y, s, v, w: f(x, y, v),
     "log_kernel_sum": lambda f, x, y, s, v, w: f(x, y, log_weights=v, kernel="matern32"),
     "kernel_mean": lambda f, x, y, s, v, w: f(x, y, v, log_weights=v),
-    "explain": lambda f, x, y, s, v, w: f(x, y, v, 1e4).method == "anywhere",
+    "explain": lambda f, x, y, s, v, w: f(x, y, v, 1e4).engine.name == "clusters",
     "estimate_error": lambda f, x, y, s, v, w: f(x, y, v, sums=w, **KEY),
     "gauss_sum_sharded": lambda f, x, y, s, v, w: f(x, y, v, mesh=MESH, key_axis="data"),
     "kernel_sum_sharded": lambda f, x, y, s, v, w: f(x, y, v, mesh=MESH, query_axis="data", kernel="cauchy"),
     "gauss_sum_streamed": lambda f, x, y, s, v, w: f(x, KeyChunks(y, v, 10)),
-    "kernel_sum_streamed": lambda f, x, y, s, v, w: f(x, [(y, v)], method="fourier"),
+    "kernel_sum_streamed": lambda f, x, y, s, v, w: f(x, [(y, v)], engine="fourier"),
     "fourier_sketch": lambda f, x, y, s, v, w: f(x, v, 2.0)(x),
     "mmd_squared": lambda f, x, y, s, v, w: f(x, y, 1.0, x_weights=w),
     "embedding_norm_squared": lambda f, x, y, s, v, w: f(x, 1.0, weights=v),
@@ -121,12 +122,6 @@ def swapped(array):
     return array.astype(array.dtype.newbyteorder())
 
 
-@pytest.fixture
-def first_call():
-    """No function has been called before."""
-    given.LOOKED.clear()
-
-
 def found(name, x, y, *others):
     with jax.enable_x64(False):
         return [np.asarray(z) for z in jax.tree.leaves(FUNCTIONS[name](function(name), x, y, *others))]
@@ -144,8 +139,8 @@ def far_points_tables_and_swapped_bytes(name):
             np.testing.assert_array_equal(given_, expected)
 
 
-def warns_once(name, said, *arrays):
-    with pytest.warns(UserWarning, match=said) as seen:
+def warns_if_asked(name, said, *arrays):
+    with pytest.warns(UserWarning, match=said) as seen, checked_data():
         found(name, *arrays)
     assert {x.filename for x in seen} == {__file__}
     found(name, *arrays)
@@ -154,14 +149,14 @@ def warns_once(name, said, *arrays):
 def nan(name):
     x = np.where(np.arange(24)[:, None] == 5, np.nan, Z)
     said = rf"`jaxgauss.{name}`: `\w+` should hold .*; got NaN among them, \(\d+, 2\)"
-    warns_once(name, said, x, Z, Z, V, W)
+    warns_if_asked(name, said, x, Z, Z, V, W)
 
 
 def tau_by_which_no_two_points_meet(name):
     distances = r"squared distances of about [0-9.]+e\+0[67]\."
     said = rf"`jaxgauss.{name}`: `tau(_[xy])?` should be 1/σ².*; got tau(_[xy])? 1, {distances}"
     x = 1e3 * Z
-    warns_once(name, said, x, x + 1e3, x, V, W)
+    warns_if_asked(name, said, x, x + 1e3, x, V, W)
 
 
 # Whose results mean nothing if the kernel is zero between points.
@@ -171,7 +166,6 @@ CHECKS = {far_points_tables_and_swapped_bytes: FUNCTIONS.keys(), nan: FUNCTIONS.
 CHECKS[tau_by_which_no_two_points_meet] = OF_PAIRS
 
 
-@pytest.mark.usefixtures("first_call")
 @pytest.mark.parametrize(
     "name, check",  # one function after the other, so that its programs are used again
     [pytest.param(x, f, id=f"{x}-{f.__name__}") for x in FUNCTIONS for f, names in CHECKS.items() if x in names],
@@ -244,16 +238,21 @@ def test_what_rounding_does_not_move_does_not_warn(rng):
                 given.centered(x, far, far, tau=1e4, names=("queries", "keys", "values"))
 
 
-@pytest.mark.usefixtures("first_call")
-def test_a_large_tau_of_few_points_of_sums_or_of_other_kernels_does_not_warn(rng):
+def test_explain_checks_the_data(rng):
+    """A τ by which no two points meet; not of few points, of sums, or of kernels with long tails."""
     x = 1e3 * rng.normal(size=(30, 3))
     twice = np.concatenate([x, x[:3]])
-    jaxgauss.mmd_squared(x[:7], x[7:14], 20.0)
-    jaxgauss.mmd_squared(x, 1e4 + x, 20.0, kernel="imq")
-    jaxgauss.mmd_squared(twice, 1e4 + x, 20.0)
-    jaxgauss.gauss_sum(x, x, x, 20.0)
-    jaxgauss.kde_logpdf(x, x, 20.0)
-    jax.jit(jaxgauss.mmd_squared)(x, x + 1, 20.0)
+    with pytest.warns(UserWarning, match=r"`jaxgauss.mmd_squared`: `tau` should be 1/σ²"):
+        explain(jaxgauss.mmd_squared, x, 1e4 + x, 20.0)
+    with pytest.warns(UserWarning, match=r"`jaxgauss.hsic`: `tau_y` should be 1/σ²"):
+        explain(lambda: jaxgauss.hsic(x / 1e3, x, 1.0, 20.0))
+    explain(jaxgauss.mmd_squared, x[:7], x[7:14], 20.0)
+    explain(jaxgauss.mmd_squared, x, 1e4 + x, 20.0, kernel="imq")
+    explain(jaxgauss.mmd_squared, twice, 1e4 + x, 20.0)
+    explain(jaxgauss.kde_logpdf, x, x, 20.0)
+    explain(jax.jit(jaxgauss.mmd_squared), x, x + 1, 20.0)
+    explain(x, x, x, 20.0)
+    jaxgauss.mmd_squared(x, 1e4 + x, 20.0)  # which does not look
 
 
 def test_mean_shift_comes_back(rng):

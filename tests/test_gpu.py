@@ -10,7 +10,7 @@ import torch
 
 import jaxgauss
 from emulated_cuda import HAS_CUDA
-from jaxgauss import explain, gauss_sum, kernel_sum, log_gauss_sum, mmd_squared
+from jaxgauss import Attention, explain, gauss_sum, kernel_sum, log_gauss_sum, mmd_squared
 from jaxgauss._engines import plan
 from oracle import (
     assert_close,
@@ -66,26 +66,29 @@ EVERY = [
 ]
 
 
-@pytest.mark.parametrize("backend, precision, method, size", EVERY)
-def test_every_kernel_sums(rng, backend, precision, method, size):
+FLASH, EFFICIENT = Attention(kernel="flash", precision="float16"), Attention(kernel="efficient", precision="float32")
+
+
+@pytest.mark.parametrize("kernel, precision, method, size", EVERY)
+def test_every_kernel_sums(rng, kernel, precision, method, size):
     case = problem(rng, *size, tau=1.0)
-    result = gauss_sum(*on_gpu(case.operands), method=method, backend=backend, precision=precision)
+    result = gauss_sum(*on_gpu(case.operands), engine=Attention(method, kernel=kernel, precision=precision))
     assert relative_error(result, gauss_sum64(*case.operands)) <= TOLERANCE[precision]
 
 
 @pytest.mark.parametrize(
-    "backend, precision, size",
+    "kernel, precision, size",
     [(*x, (300, 400, 16, 33)) for x in KERNELS] + [(*x, (113, 203, 16, 1)) for x in emulated_share(KERNELS[::2], 0, 3)],
 )
-def test_every_kernel_has_gradients(rng, backend, precision, size):
+def test_every_kernel_has_gradients(rng, kernel, precision, size):
     case = problem(rng, *size, tau=1.0)
-    sums, ours = value_and_gradients(case, backend=backend, precision=precision)
+    sums, ours = value_and_gradients(case, engine=Attention(kernel=kernel, precision=precision))
     assert relative_error(sums, gauss_sum64(*case.operands)) <= TOLERANCE[precision]
     assert_gradients_close(ours, gradients64(*case), case, 2 * TOLERANCE[precision])
 
 
 @pytest.mark.parametrize(
-    "backend, precision, tolerance, channels",
+    "kernel, precision, tolerance, channels",
     [
         ("flash", "float16x2", 1e-3, 33),
         ("flash", "bfloat16x2", 8e-3, 1),
@@ -93,9 +96,9 @@ def test_every_kernel_has_gradients(rng, backend, precision, size):
         ("efficient", "bfloat16x2", 8e-3, 33),
     ],
 )
-def test_split_points(rng, backend, precision, tolerance, channels):
+def test_split_points(rng, kernel, precision, tolerance, channels):
     case = problem(rng, 700, 800, 16, channels, tau=30.0)
-    ours, gradients = value_and_gradients(case, backend=backend, precision=precision)
+    ours, gradients = value_and_gradients(case, engine=Attention(kernel=kernel, precision=precision))
     bound = gauss_sum64(*case[:2], np.abs(case.values), case.tau)
     error = np.asarray(ours, np.float64) - gauss_sum64(*case.operands)
     assert np.linalg.norm(error) <= tolerance * np.linalg.norm(bound)
@@ -105,7 +108,7 @@ def test_split_points(rng, backend, precision, tolerance, channels):
 @pytest.mark.parametrize("method, channels", [("rescale", 1), ("rescale", 33), ("reweight", 33), ("prescale", 1)])
 def test_what_half_precision_does_not_hold_is_computed_again(rng, method, channels):
     """The gate opens and shuts for new data, in a graph too: XLA records what first calls launch, and replays it."""
-    step = with_gradients(functools.partial(gauss_sum, method=method, precision="float16"))
+    step = with_gradients(functools.partial(gauss_sum, engine=method, precision="float16"))
     for tau in [1.0, 1.0, 1.0, 0.5, 3000.0, 2.0, 3000.0, 1.0, 1e12, 1.0] if HAS_CUDA else [1.0, 3000.0, 1e12, 1.0]:
         case = problem(rng, 300, 400, 3, channels, tau=tau)
         operands = on_gpu(case)
@@ -119,7 +122,7 @@ def test_what_half_precision_does_not_hold_is_computed_again(rng, method, channe
             assert_gradients_close(gradients, gradients64(*case), case, 6e-3)
     torch.cuda.synchronize()
     with pytest.warns(UserWarning, match="lie farther from their center"):  # by a later call
-        gauss_sum(*on_gpu(problem(rng).operands), method="rescale")
+        gauss_sum(*on_gpu(problem(rng).operands), engine="rescale")
 
 
 CLOUDS = {  # how many queries and keys, and what becomes of standard normal ones, of values and cotangents
@@ -157,7 +160,7 @@ def test_gradients_keep_the_digits_of_half_precision(rng, cloud, channels):
     case = problem(rng, num_queries, num_keys, 8, channels)
     queries, keys, values, cotangent = changed(case.queries, case.keys, case.values, case.cotangent)
     case = case._replace(queries=queries, keys=keys, values=values, cotangent=cotangent)
-    _, ours = value_and_gradients(case, method="rescale", precision="float16")
+    _, ours = value_and_gradients(case, engine="rescale", precision="float16")
     assert_gradients_close(ours, gradients64(*case), case, 1e-3)
 
 
@@ -166,7 +169,7 @@ def test_gradients_of_values_need_no_product_of_sizes(rng, size):
     """Of cotangents and values, which float32 may not hold: gradients of points are then zero or infinite."""
     case = problem(rng, 60, 70, 8, 33)
     case = case._replace(cotangent=case.cotangent * size[0], values=case.values * size[1])
-    ours = value_and_gradients(case, method="rescale", precision="float16")[1]
+    ours = value_and_gradients(case, engine="rescale", precision="float16")[1]
     exact, product = gradients64(*case), size[0] * size[1]
     assert_close([ours[2]], [exact[2]], 1e-3)
     if 1e-38 < product < 1e38:
@@ -180,7 +183,7 @@ def test_a_graph_runs_no_python(rng, monkeypatch):
     calls, original = [], operators.FORWARD["flash"]
     monkeypatch.setitem(operators.FORWARD, "flash", lambda *x: calls.append(1) or original(*x))
     operands = on_gpu(problem(rng, 300, 400, 3, 33).operands)
-    step = jax.jit(functools.partial(gauss_sum, method="rescale", precision="float16"))
+    step = jax.jit(functools.partial(gauss_sum, engine="rescale", precision="float16"))
     for _ in range(40):
         result = jax.block_until_ready(step(*operands))
     assert len(calls) <= 10 and relative_error(result, gauss_sum64(*operands)) < 3e-3
@@ -189,8 +192,8 @@ def test_a_graph_runs_no_python(rng, monkeypatch):
 def test_graphs_share_memory(rng):
     """Results that are held, so that every call has its own, and PyTorch's memory given back, and used, in between."""
     q, k, v, g = on_gpu([rng.normal(size=(1000, n)) / 4 for n in (16, 16, 4, 4)])
-    step = jax.jit(lambda *x: jax.vjp(functools.partial(gauss_sum, method="rescale", precision="float16"), *x)[1](g))
-    other = jax.jit(lambda *x: gauss_sum(*x, method="reweight", precision="float16"))
+    step = jax.jit(lambda *x: jax.vjp(functools.partial(gauss_sum, engine="rescale", precision="float16"), *x)[1](g))
+    other = jax.jit(lambda *x: gauss_sum(*x, engine="reweight", precision="float16"))
     exact, of_other = step(q, k, v), other(q, k, v)
     held = []
     for i in range(60 if HAS_CUDA else 3):
@@ -204,9 +207,7 @@ def test_graphs_share_memory(rng):
         assert relative_error(sums, of_other) < 1e-3
 
 
-@pytest.mark.parametrize(
-    "options", emulated_share([{"precision": "float16"}, {}, {"backend": "efficient", "precision": "float32"}], 0, 3)
-)
+@pytest.mark.parametrize("options", emulated_share([{"precision": "float16"}, {}, {"engine": EFFICIENT}], 0, 3))
 def test_no_conditional_waits_for_the_host(rng, options):
     operands = on_gpu(problem(rng, 300, 400, 3, 1).operands)
 
@@ -222,7 +223,7 @@ def test_few_points_are_summed_by_xla_at_any_distance(rng):
     case = problem(rng, 300, 400, 16, 3, tau=30.0)
     case.queries[::2], case.keys[::2] = case.queries[::2] + 1e3, case.keys[::2] + 1e3
     *operands, g = on_gpu(case)
-    assert (explain(*operands).method, explain(*operands).precision) == ("dense", "float32")
+    assert (explain(*operands).name, explain(*operands).precision) == ("dense", "float32")
     case = type(case)(*(np.asarray(x, np.float64) for x in (*operands, g)))
     ours, vjp = jax.vjp(gauss_sum, *operands)
     assert relative_error(ours, gauss_sum64(*case.operands)) < 2e-3
@@ -238,7 +239,7 @@ def test_digits_of_points_far_apart(rng, dim, channels):
 
     Errors grow with the distance R, in bandwidths: 2⁻²³ R allows for twice those of a difference of coordinates.
     """
-    step = compiled(method="rescale", precision="float16")
+    step = compiled(engine="rescale", precision="float16")
     x, v, g = (rng.normal(size=(n, m)) for n, m in ((600, dim), (300, channels), (300, channels)))
     x /= dim**0.5
     for far in (100.0, 1e4, 3e4):
@@ -280,7 +281,7 @@ def test_inputs_are_not_copied(rng, monkeypatch):
     monkeypatch.setitem(operators.FORWARD, "flash", lambda *x: seen.append(x) or original(*x))
     operands = on_gpu(problem(rng, 300, 200, 16, 8).operands)
     before = torch.cuda.memory_stats().get("allocation.all.allocated", 0)
-    jax.block_until_ready(gauss_sum(*operands, backend="flash"))
+    jax.block_until_ready(gauss_sum(*operands, engine=Attention(kernel="flash")))
     assert all(x.is_cuda for x in seen[0])
     assert torch.cuda.memory_stats().get("allocation.all.allocated", 0) - before < 40  # the kernels' own
 
@@ -318,13 +319,13 @@ def test_transformations(rng, method):
 
         return jax.vmap(jax.jit(jax.value_and_grad(loss, (0, 1, 2, 3), has_aux=True)))(*stacked)
 
-    ours, exact = map(transformed, (functools.partial(gauss_sum, method=method), in_plain_jax))
+    ours, exact = map(transformed, (functools.partial(gauss_sum, engine=method), in_plain_jax))
     assert_close(jax.tree.leaves(ours), jax.tree.leaves(exact), 1e-2)
 
 
 def test_float64_falls_back_to_blocks(rng):
     operands = [jax.device_put(jnp.asarray(x), jax.devices("gpu")[0]) for x in problem(rng).operands]
-    assert explain(*operands).method == "blocked"
+    assert explain(*operands).name == "blocked"
     plan.warn_once.cache_clear()
     with pytest.warns(UserWarning, match="no fused attention in float64"):
         assert relative_error(gauss_sum(*operands), gauss_sum64(*operands)) < 1e-12
@@ -333,9 +334,9 @@ def test_float64_falls_back_to_blocks(rng):
 def test_wrong_devices_are_refused(rng):
     operands = on_gpu(problem(rng).operands)
     with pytest.raises(ValueError, match=r"must be one for cuda, .*; got 'cpu'"):
-        gauss_sum(*operands, backend="cpu")
+        gauss_sum(*operands, engine=Attention(kernel="cpu"))
     with jax.default_device(jax.devices("cpu")[0]), pytest.raises(ValueError, match="must be one for cpu"):
-        gauss_sum(*(jnp.asarray(x) for x in problem(rng).operands), backend="flash")
+        gauss_sum(*(jnp.asarray(x) for x in problem(rng).operands), engine=Attention(kernel="flash"))
 
 
 @pytest.mark.gpu  # both platforms in one program
@@ -381,7 +382,7 @@ def points_and_results(name):
     return points, jax.tree.leaves(on_cpu(METHODS[name], *points))
 
 
-HALF, SINGLE = ({"precision": "float16"}, 5e-3), ({"precision": "float32", "backend": "efficient"}, 1e-4)
+HALF, SINGLE = ({"precision": "float16"}, 5e-3), ({"engine": EFFICIENT}, 1e-4)
 
 
 @pytest.mark.parametrize(
@@ -421,15 +422,15 @@ def test_other_kernels(rng, kernel, method, dim, tolerance):
     q, k = rng.normal(size=(500, dim)) / 2, rng.normal(size=(600, dim)) / 2 + 0.3
 
     def both(q, k, method):
-        loss = functools.partial(mmd_squared, tau=1.0, kernel=kernel, method=method)
-        return kernel_sum(q, k, k[:, :1], kernel=kernel, method=method), *jax.value_and_grad(loss)(q, k)
+        loss = functools.partial(mmd_squared, tau=1.0, kernel=kernel, engine=method)
+        return kernel_sum(q, k, k[:, :1], kernel=kernel, engine=method), *jax.value_and_grad(loss)(q, k)
 
     precision = {"precision": "float16"} if method == "mixture" else {}
-    results = jax.jit(functools.partial(both, method=method))(*on_gpu((q, k)))
+    results = jax.jit(functools.partial(both, engine=method))(*on_gpu((q, k)))
     if precision:
-        half = kernel_sum(*on_gpu((q, k)), on_gpu((k[:, :1],))[0], kernel=kernel, method=method, **precision)
+        half = kernel_sum(*on_gpu((q, k)), on_gpu((k[:, :1],))[0], kernel=kernel, engine=method, **precision)
         assert relative_error(half, results[0]) < 1e-2
-    assert_close(results, on_cpu(functools.partial(both, method="differences"), q, k), tolerance)
+    assert_close(results, on_cpu(functools.partial(both, engine="differences"), q, k), tolerance)
 
 
 @pytest.mark.parametrize("dim, channels", emulated_share([(257, 1), (1024, 257), (16, 700), (3, 4096)]))
@@ -448,9 +449,9 @@ def test_more_points_and_batches_than_one_launch_holds(rng, monkeypatch):
             monkeypatch.setattr(attention, limit, 600)
     many = problem(rng, num, num, 2, 1, positive=True)
     queries, keys, values, tau = on_gpu(many.operands)
-    result = gauss_sum(queries, keys, values, tau, backend="flash", precision="float16")[:: num // 10]
+    result = gauss_sum(queries, keys, values, tau, engine=FLASH)[:: num // 10]
     assert relative_error(result, gauss_sum64(many.queries[:: num // 10], *many.operands[1:])) < 3e-3
-    batch = gauss_sum(queries[:, None], keys[:, None], values[:, None], tau, backend="flash", precision="float16")
+    batch = gauss_sum(queries[:, None], keys[:, None], values[:, None], tau, engine=FLASH)
     exact = np.exp(-many.tau / 2 * np.square(many.queries - many.keys).sum(-1)) * many.values[:, 0]
     assert relative_error(batch[:, 0, 0], exact) < 3e-3
 

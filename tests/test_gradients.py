@@ -24,6 +24,7 @@ from jaxgauss import (
 from jaxgauss._checks.settings import Settings
 from jaxgauss._engines import branches
 from jaxgauss._engines import run as dispatch
+from jaxgauss._engines.products import engine as products
 from oracle import assert_close, gauss_sum64, gradients64, problem, with_gradients
 
 ALL = (0, 1, 2, 3)
@@ -56,7 +57,7 @@ def loss(function, **options):
     ],
 )
 def test_gradients_match_dense(rng, method, size):
-    case, ours = problem(rng, *size), with_gradients(functools.partial(gauss_sum, method=method))
+    case, ours = problem(rng, *size), with_gradients(functools.partial(gauss_sum, engine=method))
     assert_close(ours(*case)[1], gradients64(*case), 1e-12)
 
 
@@ -65,7 +66,7 @@ def test_float32_gradients_hold_their_figure(rng, method, dim, channels):
     case = problem(rng, 400, 300, dim, channels, tau=1.0, dtype="float32")
     for offset in np.float32([0, 30]):  # compiled once
         moved = case._replace(queries=case.queries + offset, keys=case.keys + offset)
-        assert_close(pullback(*moved, method=method), gradients64(*moved), 1e-5)
+        assert_close(pullback(*moved, engine=method), gradients64(*moved), 1e-5)
 
 
 @pytest.mark.parametrize("precision, channels, tolerance", [("float16", 1, 3e-3), ("bfloat16", 8, 3e-2)])
@@ -79,7 +80,7 @@ def test_half_precision_gradients(rng, precision, channels, tolerance):
 )
 def test_second_derivatives_match_dense(rng, method, size):
     operands = arrays(problem(rng, *size).operands)
-    slope = jax.grad(loss(gauss_sum, method=method), ALL)
+    slope = jax.grad(loss(gauss_sum, engine=method), ALL)
     ours = jax.jit(jax.grad(lambda *x: sum(jnp.sin(g).sum() for g in slope(*x)), ALL))(*operands)
     assert_close(ours, formulas.gradients(formula, operands, twice=ALL), 1e-9)
 
@@ -87,7 +88,7 @@ def test_second_derivatives_match_dense(rng, method, size):
 @pytest.mark.parametrize("channels", [1, 30])
 def test_coincident_points_have_finite_gradients(channels):
     x, values = jnp.zeros((4, 3)), jnp.ones((4, channels))
-    gradients = jax.grad(lambda q, k: gauss_sum(q, k, values, method="rescale").sum(), (0, 1))(x, x)
+    gradients = jax.grad(lambda q, k: gauss_sum(q, k, values, engine="rescale").sum(), (0, 1))(x, x)
     assert not any(x.any() for x in gradients)
 
 
@@ -105,7 +106,7 @@ def test_gradients_of_shared_operands_are_summed(rng, method, channels, shapes):
     q, k = rng.normal(size=(*shapes[0], 5, 2)), rng.normal(size=(*shapes[1], 7, 2))
     v, tau = rng.normal(size=(*shapes[2], 7, channels)), rng.uniform(0.5, 2, size=shapes[3])
     g = rng.normal(size=(*np.broadcast_shapes(*shapes), 5, channels))
-    value, gradients = with_gradients(functools.partial(gauss_sum, method=method))(q, k, v, tau, g)
+    value, gradients = with_gradients(functools.partial(gauss_sum, engine=method))(q, k, v, tau, g)
     assert_close([value, *gradients], [gauss_sum64(q, k, v, tau), *gradients64(q, k, v, tau, g)], 1e-11)
 
 
@@ -123,7 +124,7 @@ def test_bandwidth_is_learnable(rng):
 
     @jax.jit
     def step(log_tau, state):
-        slope = jax.grad(lambda x: jnp.square(gauss_sum(q, k, v, jnp.exp(x), method="rescale") - target).mean())
+        slope = jax.grad(lambda x: jnp.square(gauss_sum(q, k, v, jnp.exp(x), engine="rescale") - target).mean())
         updates, state = optimizer.update(slope(log_tau), state)
         return optax.apply_updates(log_tau, updates), state
 
@@ -148,14 +149,14 @@ def test_bandwidth_is_learnable(rng):
 )
 def test_number_of_sums(channels, wanted, expected):
     operands = [jax.ShapeDtypeStruct(x, "float64") for x in ((600, 16), (500, 16), (500, channels), ())]
-    found = explain(jax.value_and_grad(loss(gauss_sum, method="blocked"), wanted), *operands)
+    found = explain(jax.value_and_grad(loss(gauss_sum, engine="blocked"), wanted), *operands)
     assert sorted(kind for x in found.parts for kind in [x.kind] * round(x.number)) == expected
 
 
 @pytest.mark.parametrize("num, dim, exponentials", [(30, 16, 1), (700, 16, 2)])
 def test_small_matrix_is_kept_for_the_gradients(rng, monkeypatch, num, dim, exponentials):
     """One matrix Φ for value and gradients, unless it is larger than sixteen times the operands; under vmap as well."""
-    for module in (branches, dispatch):  # the program of near points alone
+    for module in (branches, products):  # the program of near points alone
         monkeypatch.setattr(module, "one_of_two", lambda is_near, near, anywhere, *x: near(*x))
     jax.clear_caches()
     operands = arrays(problem(rng, num, num, dim, 1))[:3]
@@ -199,7 +200,7 @@ def test_wanted_gradients_may_change_between_calls(rng, channels, patterns):
     operands = arrays(problem(rng, 6, 5, 3, channels).operands)
     exact = formulas.gradients(formula, operands)
     for wanted in patterns:
-        function = functools.partial(gauss_sum, method="blocked")
+        function = functools.partial(gauss_sum, engine="blocked")
         of_sum = loss(jax.checkpoint(function) if wanted == (0, 2) else function)
         assert_close(jax.grad(of_sum, wanted)(*operands), [exact[i] for i in wanted], 1e-12)
 
@@ -207,8 +208,8 @@ def test_wanted_gradients_may_change_between_calls(rng, channels, patterns):
 FUNCTIONS = {
     "gauss_sum": lambda x, y, w, tau: gauss_sum(x, y, w, tau).sum(),
     "kernel_sum": lambda x, y, w, tau: kernel_sum(x, y, w, tau, kernel="matern32").sum(),
-    "log_gauss_sum": lambda x, y, w, tau: log_gauss_sum(x, y, w, tau, method="differences").sum(),
-    "kernel_mean": lambda x, y, w, tau: kernel_mean(x, y, y, tau, log_weights=w, method="differences").sum(),
+    "log_gauss_sum": lambda x, y, w, tau: log_gauss_sum(x, y, w, tau, engine="differences").sum(),
+    "kernel_mean": lambda x, y, w, tau: kernel_mean(x, y, y, tau, log_weights=w, engine="differences").sum(),
     "mmd_squared": lambda x, y, w, tau: mmd_squared(x, y, tau, y_weights=w, kernel="matern12"),
 }
 

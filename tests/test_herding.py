@@ -82,4 +82,4 @@ def test_in_jit_of_float32(rng, as_it_comes):
 
 def test_number_of_attention_calls():
     x = jax.ShapeDtypeStruct((32, 4), "float32")
-    assert attention_calls(lambda x: kernel_herding(x, 1.0, 5, method="rescale"), x) == 1
+    assert attention_calls(lambda x: kernel_herding(x, 1.0, 5, engine="rescale"), x) == 1

@@ -50,7 +50,7 @@ WEIGHTED = {
     "mean": lambda x, w, v: jg.kernel_mean(P, x, v, 0.7, log_weights=jnp.log(w)),
     "sum": lambda x, w, v: jg.gauss_sum(P, x, w, 0.7),
     "sum_blocked": lambda x, w, v: jg.gauss_sum_blocked(P, x, w[:, None] * v, 0.7),
-    "sum_rescaled": lambda x, w, v: jg.gauss_sum(P, x, w[:, None] * v, 0.7, method="rescale"),
+    "sum_rescaled": lambda x, w, v: jg.gauss_sum(P, x, w[:, None] * v, 0.7, engine="rescale"),
     "sum_energy": lambda x, w, v: jg.kernel_sum(P, x, w[:, None] * WEIGHTS[None, :2], 0.7, kernel="energy"),
 }
 NO_MASK = ("matrix", "log_sum", "log_sum_cauchy", "mean", "sum", "sum_blocked", "sum_rescaled", "sum_energy")
@@ -107,7 +107,7 @@ def test_keys_without_values_do_not_count_in_any_engine(method, channels):
     values[hidden] = 0
 
     def loss(q, k, v):
-        return jnp.sin(jg.gauss_sum(q, k, v, 0.7, method=method)).sum()
+        return jnp.sin(jg.gauss_sum(q, k, v, 0.7, engine=method)).sum()
 
     def derivatives(q, k, v):
         slopes = jax.grad(loss, (0, 1))(q, k, v)
@@ -116,8 +116,8 @@ def test_keys_without_values_do_not_count_in_any_engine(method, channels):
     exact = jax.jit(derivatives)(queries, keys[~hidden], values[~hidden])
     for fill in (np.nan, np.inf):
         filled = np.where(hidden[:, None], fill, keys).astype("float32")
-        for of in (jg.gauss_sum, jax.jit(jg.gauss_sum, static_argnames="method")):
-            found = of(queries, filled, values, 0.7, method=method)
+        for of in (jg.gauss_sum, jax.jit(jg.gauss_sum, static_argnames="engine")):
+            found = of(queries, filled, values, 0.7, engine=method)
             np.testing.assert_allclose(
                 found, jg.gauss_sum(queries, keys[~hidden], values[~hidden], 0.7), rtol=0, atol=1e-4
             )

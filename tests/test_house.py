@@ -13,8 +13,8 @@ import torch_backend
 
 PACKAGES = [Path(package.__file__).parent for package in (jaxgauss, torch_backend)]
 FILES = {path.relative_to(package.parent): path for package in PACKAGES for path in package.rglob("*.py")}
-STOREYS = ("_calls", "_arrays", "_kernels", "_checks", "_engines", "_sums", "_methods")  # from the ground up
-DOWNSTAIRS = {"_methods": {"_sums", "_arrays", "_checks", "_kernels"}}  # and not what sums are made by
+STOREYS = ("_calls", "_arrays", "_kernels", "_engines", "_checks", "_sums", "_methods")  # from the ground up
+DOWNSTAIRS = {"_methods": {"_sums", "_arrays", "_checks", "_kernels", "_calls"}}  # and not what sums are made by
 LONGEST = 400  # lines that are no docstring
 LONGEST_DOCSTRING = 45
 PUBLIC = [jaxgauss, torch_backend, *(import_module(f"jaxgauss.{name}") for name in jaxgauss._WITH_OTHERS)]

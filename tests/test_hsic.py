@@ -55,11 +55,11 @@ def pairs(rng):
     return jnp.asarray(x), jnp.asarray(x[:, :2] ** 2 + rng.normal(size=(40, 2)))
 
 
-def sines(estimator, method="auto"):
+def sines(estimator, engine="auto"):
     """30 of it, so that a sine sees it."""
 
     def function(*operands):
-        value = hsic(*operands, estimator=estimator, method=method)
+        value = hsic(*operands, estimator=estimator, engine=engine)
         return jnp.sin(30 * value), value
 
     return function
@@ -131,7 +131,7 @@ def test_float32_and_points_far_apart(rng, estimator):
 
 @pytest.mark.parametrize("with_gradients, calls", [(False, 3), (True, 6)])
 def test_number_of_attention_calls(with_gradients, calls):
-    loss = functools.partial(hsic, method="rescale")
+    loss = functools.partial(hsic, engine="rescale")
     function = jax.value_and_grad(loss, (0, 1, 2, 3)) if with_gradients else loss
     x = jax.ShapeDtypeStruct((32, 4), "float32")
     assert attention_calls(function, x, x, 1.0, 1.0) == calls

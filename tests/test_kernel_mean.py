@@ -55,7 +55,7 @@ def case(rng):
     "kernel, method", [("gauss", "blocked"), ("gauss", "differences"), ("matern32", "auto"), ("matern12", "auto")]
 )
 def test_value_and_gradients(case, kernel, method):
-    gradients, found = jax.jit(slopes(kernel=kernel, method=method))(*case)
+    gradients, found = jax.jit(slopes(kernel=kernel, engine=method))(*case)
     assert_close([found], [exact(*case, kernel=kernel)], 1e-13)
     assert_close(gradients, formulas.gradients(functools.partial(dense, kernel=kernel), case), 1e-10)
 
@@ -67,7 +67,7 @@ def test_second_derivatives(case, kernel, method):
     @jax.jit
     def derivatives(*x):
         def of_slopes(*x):
-            first, value = slopes(kernel=kernel, method=method)(*x)
+            first, value = slopes(kernel=kernel, engine=method)(*x)
             return sum(jnp.sin(g).sum() for g in first), (value, *first)
 
         second, others = jax.grad(of_slopes, EVERY, has_aux=True)(*x)
@@ -115,7 +115,7 @@ def test_the_far_tail_is_that_of_more_digits(rng):
         weights = np.exp(exponents - exponents.max(1, keepdims=True))
         expected = (weights @ wide[2] / weights.sum(1)).astype(np.float64)
         for method in ("auto", "rescale", "blocked"):
-            found = np.asarray(kernel_mean(*case, np.float32(0.7), method=method), np.float64)
+            found = np.asarray(kernel_mean(*case, np.float32(0.7), engine=method), np.float64)
             assert np.abs(found / expected - 1).max() < 1e-6
 
 
@@ -147,7 +147,7 @@ def test_number_of_attention_calls():
     """Those of mean shift are of each step."""
     x = jax.ShapeDtypeStruct((32, 4), "float32")
     for function, *operands in ((kernel_mean, x, x, x, 1.0), (mean_shift, x, x, 1.0)):
-        assert attention_calls(functools.partial(function, method="rescale"), *operands) == 1
+        assert attention_calls(functools.partial(function, engine="rescale"), *operands) == 1
 
 
 def test_there_is_no_mean_of_keys_that_are_all_left_out(case):

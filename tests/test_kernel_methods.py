@@ -97,7 +97,7 @@ def test_values_and_gradients_are_those_of_the_formula(rng, name, kernel, estima
     taus = [jnp.asarray(SEVERAL if estimator == "biased" else ONE) * factor for factor in (1, 1.3)]
     batch = [(*samples(rng, dim, kernel), tau) for tau in taus]
     method = "blocked" if dim in (2, 9) and name != "logpdf" else "auto"
-    ours = jax.value_and_grad(loss(name, estimator, kernel=kernel, method=method), EVERY, has_aux=True)
+    ours = jax.value_and_grad(loss(name, estimator, kernel=kernel, engine=method), EVERY, has_aux=True)
     if batched:
         operands = [jnp.stack(x) for x in zip(*batch, strict=True)]
         (_, values), gradients = jax.jit(jax.vmap(ours))(*operands)
@@ -167,7 +167,7 @@ def test_a_form_in_blocks_is_the_form(rng, monkeypatch, estimator, num):
     assert_close([value, found], [expected[0], expected[2]], 1e-11)
     if estimator == "unbiased":
         assert_close(of_x(*operands)[:1], expected[1:2], 1e-11)
-        first = jax.grad(loss("mmd", estimator, method="blocked"), has_aux=True)
+        first = jax.grad(loss("mmd", estimator, engine="blocked"), has_aux=True)
         twice = jax.jit(jax.grad(lambda *z: jnp.sin(first(*z)[0]).sum(), EVERY))(*operands)
         assert_close(twice, exact_gradients("mmd", operands, estimator=estimator, twice=(0,)), 1e-11)
 
@@ -232,7 +232,7 @@ CALLS = {  # attention calls, each with everything that can be asked for from it
 def test_number_of_attention_calls(name):
     function, expected = CALLS[name]
     x, y = jnp.ones((32, 4), jnp.float32), jnp.ones((24, 4), jnp.float32)
-    compiled = jax.jit(functools.partial(function, method="rescale")).lower(x, y, jnp.ones(3, jnp.float32)).compile()
+    compiled = jax.jit(functools.partial(function, engine="rescale")).lower(x, y, jnp.ones(3, jnp.float32)).compile()
     calls = [x for x in compiled.as_text().splitlines() if re.search(r'custom_call_target="xla_\w*buffer', x)]
     together = [x for x in calls if "f32[1,3," in x]  # others are for points out of reach: float64, or one τ each
     assert len(together) == expected
@@ -255,9 +255,9 @@ def test_several_bandwidths_in_many_blocks(function):
 def test_nowhere_to_look(method):
     """No points give nothing, as in `gauss_sum`, and gradients of zero."""
     none, x, taus = jnp.ones((0, 2)), jnp.ones((3, 2)), jnp.ones(2)
-    assert kde_logpdf(none, x, taus, method=method).shape == (0,)
-    assert kde_score(none, x, taus, method=method).shape == (0, 2)
-    assert mmd_witness(none, x, x, taus, method=method).shape == (0,)
+    assert kde_logpdf(none, x, taus, engine=method).shape == (0,)
+    assert kde_score(none, x, taus, engine=method).shape == (0, 2)
+    assert mmd_witness(none, x, x, taus, engine=method).shape == (0,)
     if method == "blocked":
         sums = jax.grad(lambda x: (kde_logpdf(none, x, 1.0) + mmd_witness(none, x, x, 1.0)).sum())
         assert not jax.jit(sums)(x).any()
@@ -360,8 +360,8 @@ def test_moving_samples_up_the_density_removes_its_first_bias():
     samples, points = scipy.stats.norm.ppf((np.arange(1000) + 0.5) / 1000)[:, None], np.linspace(-2, 2, 21)[:, None]
     errors = []
     for tau in (1 / 0.4**2, 1 / 0.2**2):
-        moved = samples + kde_score(samples, samples, tau, method="blocked") / (2 * tau)
-        densities = (jnp.exp(kde_logpdf(points, x, tau, method="blocked")) for x in (samples, moved))
+        moved = samples + kde_score(samples, samples, tau, engine="blocked") / (2 * tau)
+        densities = (jnp.exp(kde_logpdf(points, x, tau, engine="blocked")) for x in (samples, moved))
         errors.append([np.abs(x - scipy.stats.norm.pdf(points[:, 0])).max() for x in densities])
     plain, moved = np.array(errors[0]) / errors[1]
     assert 3 < plain < 5 and 11 < moved < 17 and errors[1][1] < errors[1][0] / 15
@@ -415,7 +415,7 @@ def test_mixtures_serve_the_methods(rng, name, kernel, estimator):
     """As they would on CUDA: within the mixture's error, 1e-6 of κ(0), or of the diameter."""
     x, y, _, b = samples(rng, 2)
     operands = x, y, np.full(37, 1 / 37), b / b.sum(), np.asarray([0.3, 0.6])
-    found = METHODS[name](*operands, estimator, kernel=kernel, method="mixture")
+    found = METHODS[name](*operands, estimator, kernel=kernel, engine="mixture")
     error = np.abs(found - exact(name, operands, kernel, estimator)).max()
     assert 0 < error < 4e-6 * (10 if kernel == "energy" else 1)
 
@@ -423,7 +423,7 @@ def test_mixtures_serve_the_methods(rng, name, kernel, estimator):
 def test_ksd_of_matern32_has_a_gradient(rng):
     """Its third derivatives have a kink where points coincide, as each does with itself."""
     x, _, a, _ = samples(rng, 2)
-    of = jax.jit(jax.grad(lambda *z: ksd_squared(*z, kernel="matern32", weights=a, method="blocked"), (0, 1, 2)))
+    of = jax.jit(jax.grad(lambda *z: ksd_squared(*z, kernel="matern32", weights=a, engine="blocked"), (0, 1, 2)))
     gradient = of(x, 0.1 - x, jnp.asarray(0.7))
     assert all(jnp.isfinite(z).all() for z in gradient)
 

@@ -28,11 +28,11 @@ from oracle import gauss_sum64, problem, relative_error
 num = 700  # enough for both libraries to use all their threads
 case = problem(np.random.default_rng(0), num, num, 16, 1, dtype="float32")
 exact = gauss_sum64(*case.operands)
-rescale = lambda *x: gauss_sum(*x, method="rescale")
+rescale = lambda *x: gauss_sum(*x, engine="rescale")
 """
 
 THREADS = """
-steps = [f for method in ("rescale", "auto") for f in [lambda *x, m=method: gauss_sum(*x, method=m)] * 2]
+steps = [f for method in ("rescale", "auto") for f in [lambda *x, m=method: gauss_sum(*x, engine=m)] * 2]
 steps[1::2] = map(jax.jit, steps[1::2])
 
 def work(i):
@@ -90,7 +90,7 @@ if sys.platform == "linux":
 
 EXIT = """
 x, v, busy = jnp.ones((4096, 16)) / 4096, jnp.ones((4096, 1)), jnp.ones((1500, 1500))
-f = jax.jit(lambda v: gauss_sum(x, x, v, method="rescale"))
+f = jax.jit(lambda v: gauss_sum(x, x, v, engine="rescale"))
 f(v).block_until_ready()
 threading.Thread(target=lambda: [f(v).block_until_ready() for _ in range(2)]).start()
 for _ in range(3):
@@ -101,7 +101,7 @@ for _ in range(20):
 
 CHILDREN = """
 def first_sum(pool):
-    return relative_error(pool.apply(gauss_sum, case.operands, {"method": "rescale"}), exact)
+    return relative_error(pool.apply(gauss_sum, case.operands, {"engine": "rescale"}), exact)
 
 warnings.filterwarnings("ignore", "os.fork", RuntimeWarning)  # JAX says what may happen; here is what does
 fork, spawn = map(multiprocessing.get_context, ("fork", "spawn"))
@@ -111,7 +111,7 @@ with fork.Pool(1) as pool:  # before this process has used JAX
 
 def refused(pool):
     try:
-        pool.apply_async(gauss_sum, case.operands, {"method": "rescale"}).get(60)
+        pool.apply_async(gauss_sum, case.operands, {"engine": "rescale"}).get(60)
     except (RuntimeError, ValueError) as error:
         return "must not be forked after JAX was used" in str(error)
     raise AssertionError("a forked process computed")
@@ -163,10 +163,10 @@ def test_failures_are_told_once_under_jit_and_scan(rng, monkeypatch, capfd, fres
         return str(caught.value)
 
     def scanned(q, k, v, tau):
-        return jax.lax.scan(lambda c, _: (gauss_sum(q, k, c, tau, method="rescale"), None), v, None, length=3)[0]
+        return jax.lax.scan(lambda c, _: (gauss_sum(q, k, c, tau, engine="rescale"), None), v, None, length=3)[0]
 
     monkeypatch.setitem(operators.FORWARD, "cpu", sometimes)
-    functions = [lambda *x: gauss_sum(*x, method="rescale"), jax.jit(scanned)]
+    functions = [lambda *x: gauss_sum(*x, engine="rescale"), jax.jit(scanned)]
     functions.insert(1, jax.jit(functions[0]))
     good = [function(*operands) for function in functions]
     is_broken = True

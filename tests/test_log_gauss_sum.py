@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 import formulas
 from jaxgauss import gauss_sum, log_gauss_sum
 from jaxgauss._engines import means
-from jaxgauss._engines import run as dispatch
+from jaxgauss._engines.products import engine as products
 from jaxgauss._engines.run import kernel_means
 from jaxgauss._kernels.kernels import KERNELS
 from jaxgauss._sums import log_gauss_sum as rules
@@ -58,12 +58,12 @@ def value_and_slope(function):
 )
 def test_value_and_gradients_match_dense(rng, method, size):
     x = arguments(rng, *size)
-    assert_close(value_and_slope(functools.partial(log_gauss_sum, method=method))(*x), exact_of(*x), 1e-12)
+    assert_close(value_and_slope(functools.partial(log_gauss_sum, engine=method))(*x), exact_of(*x), 1e-12)
 
 
 @pytest.mark.parametrize("method", ["rescale", "blocked"])
 def test_second_derivatives_match_dense(rng, method):
-    x, first = arguments(rng, 4, 5, 2), value_and_slope(functools.partial(log_gauss_sum, method=method))
+    x, first = arguments(rng, 4, 5, 2), value_and_slope(functools.partial(log_gauss_sum, engine=method))
     ours = jax.jit(jax.grad(lambda *y: sum(jnp.sin(z).sum() for z in first(*y)[1:]), ALL))(*x)
     assert_close(ours, formulas.gradients(dense, x, twice=ALL), 1e-10)
 
@@ -80,7 +80,7 @@ def mapped(x, axes):
 )
 def test_vmap(rng, method, axes):
     x, exact = mapped(arguments(rng), axes)
-    ours = value_and_slope(functools.partial(log_gauss_sum, method=method))
+    ours = value_and_slope(functools.partial(log_gauss_sum, engine=method))
     assert_close(jax.vmap(ours, axes)(*x), exact, 1e-12)
 
 
@@ -95,12 +95,12 @@ def test_leading_axes_broadcast(rng):
     q, k, tau = rng.normal(size=(3, 1, 4, 2)), rng.normal(size=(2, 5, 2)), rng.uniform(0.5, 1, size=(3, 1))
     w = rng.normal(size=(2, 5))
     exact = dense(*formulas.tensors(q, k, w, tau))
-    assert_close([log_gauss_sum(q, k, w, tau, method=m) for m in ("rescale", "blocked")], [exact, exact], 1e-13)
+    assert_close([log_gauss_sum(q, k, w, tau, engine=m) for m in ("rescale", "blocked")], [exact, exact], 1e-13)
 
 
 def test_other_transformations(rng):
     q, k, w, tau = arguments(rng)
-    f = lambda q: jnp.sin(log_gauss_sum(q, k, w, tau, method="rescale")).sum()  # noqa: E731
+    f = lambda q: jnp.sin(log_gauss_sum(q, k, w, tau, engine="rescale")).sum()  # noqa: E731
     mesh = jax.make_mesh((1,), ("i",), axis_types=(jax.sharding.AxisType.Auto,))
 
     @jax.jit
@@ -116,7 +116,7 @@ def test_other_transformations(rng):
 def test_tails_in_float32(rng, method, both):
     """The sum itself is zero there: exp(-5e7)."""
     near, keys, w, tau = arguments(rng, 40, 50, 3, tau=1.0, dtype="float32")
-    pulled = with_gradients(functools.partial(log_gauss_sum, method=method))
+    pulled = with_gradients(functools.partial(log_gauss_sum, engine=method))
     for far in np.float32([30, 1e4]):
         q, k = near + far, jnp.concatenate([keys, keys + far]) if both else keys
         x = q, k, jnp.concatenate([w, w]) if both else w, tau
@@ -148,7 +148,7 @@ def test_it_is_the_logarithm_of_the_sum(rng):
 def test_weights_of_zero(rng, method):
     q, k, w, tau = arguments(rng)
     w = w.at[1:3].set(-jnp.inf)
-    ours = value_and_slope(functools.partial(log_gauss_sum, method=method))
+    ours = value_and_slope(functools.partial(log_gauss_sum, engine=method))
     found, *gradients = ours(q, k, w, tau)
     assert_close([found], [dense(*formulas.tensors(q, k, w, tau))], 1e-13)
     assert all(jnp.isfinite(x).all() for x in gradients) and not gradients[1][1:3].any()
@@ -157,7 +157,7 @@ def test_weights_of_zero(rng, method):
 
 def test_empty_sums():
     assert jnp.all(log_gauss_sum(jnp.ones((3, 2)), jnp.ones((0, 2))) == -jnp.inf)
-    assert log_gauss_sum(jnp.ones((0, 2)), jnp.ones((3, 2)), method="rescale").shape == (0,)
+    assert log_gauss_sum(jnp.ones((0, 2)), jnp.ones((3, 2)), engine="rescale").shape == (0,)
     assert log_gauss_sum(jnp.ones((4, 3, 2)), jnp.ones((0, 2))).shape == (4, 3)
 
 
@@ -169,7 +169,7 @@ def test_score_and_value_cost_one_call(rng, monkeypatch):
     counted.defvjp(rules._means_forward, rules._means_backward)
     monkeypatch.setattr(rules, "means", counted)
     jax.clear_caches()
-    compiled = jax.jit(jax.value_and_grad(lambda q: log_gauss_sum(q, k, w, tau, method="rescale").sum())).lower(q)
+    compiled = jax.jit(jax.value_and_grad(lambda q: log_gauss_sum(q, k, w, tau, engine="rescale").sum())).lower(q)
     lines = [x for x in compiled.compile().as_text().splitlines() if "custom_call_target" in x]
     assert True in calls and len([x for x in lines if "jaxgauss:apart" not in x]) == 1
     jax.clear_caches()
@@ -184,7 +184,7 @@ def in_one_pass(monkeypatch):
         jax.debug.callback(lambda: passes.append(1))
         return in_two_passes(*operands, **options)
 
-    monkeypatch.setattr(dispatch, "ONE_PASS", 1)
+    monkeypatch.setattr(products, "ONE_PASS", 1)
     monkeypatch.setattr(means, "blocked_means", counted)
     return passes
 

@@ -33,7 +33,7 @@ def pulled_back(function):
         return value, vjp(value)
     return both
 
-rescale, key = functools.partial(gauss_sum, method="rescale"), jax.random.key(0)
+rescale, key = functools.partial(gauss_sum, engine="rescale"), jax.random.key(0)
 mebibytes(rescale, *[(64, 16)] * 3)  # PyTorch and its threads
 x, half = (NUM, 30), (NUM // 2, 30)
 steps = [functools.partial(mmd_squared, tau=1.0, kernel=kernel) for kernel in ("gauss", "imq", "matern12")]

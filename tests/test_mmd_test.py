@@ -57,7 +57,7 @@ def test_other_kernels_have_the_statistic_of_the_loss(rng, kernel, estimator):
     auto, weights = test(), (np.full(37, 1 / 37), np.full(30, 1 / 30))
     assert relative_error(auto.statistic, exact("mmd", (x, y, *weights, 0.7), kernel, estimator)) < 1e-10
     if kernel != "energy":
-        by_sums = test(method="blocked")
+        by_sums = test(engine="blocked")
         assert by_sums.p_value == auto.p_value
         assert relative_error(by_sums.null_statistics, auto.null_statistics) < 1e-9
 
@@ -91,7 +91,7 @@ def test_bandwidths_are_aggregated(rng, estimator, method):
     """Each pair once, or by Gauss sums that hold the diagonal."""
     x, y, taus = rng.normal(size=(15, 2)), rng.normal(size=(19, 2)) + 0.4, np.array([0.3, 1.0, 4.0])
     labels = labels_of(15, 19, 50)
-    test = functools.partial(mmd_test, rng_key=KEY, num_permutations=50, estimator=estimator, method=method)
+    test = functools.partial(mmd_test, rng_key=KEY, num_permutations=50, estimator=estimator, engine=method)
     result, exact = test(x, y, taus), aggregated(x, y, taus, labels, estimator)
     assert relative_error(np.append(result.statistic, result.null_statistics), exact) < 1e-12
     if method == "auto":  # in two clusters, where products have lost the distances, differences have not
@@ -123,7 +123,7 @@ def test_narrow_bandwidths_do_not_hide_in_the_diagonal(m, n, dim, estimator):
 def test_what_gauss_sums_do_not_see_is_left_out(rng):
     """Asked for by name they hold the diagonal, so of a bandwidth far too narrow they know nothing."""
     x, y = (rng.normal(size=(100, 10)).astype("float32") for _ in range(2))
-    test = functools.partial(mmd_test, x, y, rng_key=KEY, num_permutations=19, method="blocked")
+    test = functools.partial(mmd_test, x, y, rng_key=KEY, num_permutations=19, engine="blocked")
     alone, with_narrow = (test(np.asarray(taus, "float32")) for taus in ([0.1, 0.1], [0.1, 1e5]))
     assert float(alone.p_value) == float(with_narrow.p_value)
     assert np.isfinite(with_narrow.null_statistics).all() and np.any(with_narrow.null_statistics)
@@ -132,7 +132,7 @@ def test_what_gauss_sums_do_not_see_is_left_out(rng):
 @pytest.mark.parametrize("precision", ["float16", "bfloat16"])
 def test_signs_are_exact_in_half_precision(rng, precision):
     x, y = (jnp.asarray(rng.normal(size=(300, 4)) + 0.2 * i, jnp.float32) for i in range(2))
-    half, single = (mmd_test(x, y, 0.5, rng_key=KEY, num_permutations=99, precision=p) for p in (precision, "auto"))
+    half, single = (mmd_test(x, y, 0.5, rng_key=KEY, num_permutations=99, precision=p) for p in (precision, None))
     spread = single.null_statistics.std()
     assert jnp.abs(half.null_statistics - single.null_statistics).max() < 0.1 * spread
     assert float(half.p_value) == float(single.p_value) == pytest.approx(0.01)

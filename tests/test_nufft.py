@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import jaxgauss
 from jaxgauss import explain, gauss_sum
 from jaxgauss._engines.fourier import boxes, nufft
 from jaxgauss._engines.fourier import cost as few_dimensions
@@ -153,7 +154,7 @@ def test_a_program_has_only_the_ways_that_its_sizes_leave_open(monkeypatch, rng,
         original = getattr(module, function)
         monkeypatch.setattr(module, function, lambda *x, name=name, f=original: (traced.add(name), f(*x))[1])
     x, v = rng.uniform(size=(num, 2)).astype("float32"), rng.normal(size=num).astype("float32")
-    jax.block_until_ready(jax.value_and_grad(lambda x, v: gauss_sum(x, x, v, method="fourier").sum())(x, v))
+    jax.block_until_ready(jax.value_and_grad(lambda x, v: gauss_sum(x, x, v, engine="fourier").sum())(x, v))
     assert traced == ways
 
 
@@ -188,18 +189,18 @@ def test_many_waves(rng, monkeypatch):
     x = rng.uniform(-150, 150, (100_000, 2)).astype("float32")
     v = rng.normal(size=100_000).astype("float32")
     plan = explain(x, x, v)
-    assert plan.method == "fourier" and "by finufft" in plan.reason
+    assert plan.name == "fourier" and "by finufft" in plan.reason
     phi = np.exp(-np.square(np.float64(x)[:50, None] - np.float64(x)[None]).sum(-1) / 2)
     wrong = np.asarray(jax.jit(gauss_sum)(x, x, v))[:50] - phi @ np.float64(v)
     assert np.linalg.norm(wrong) < 2e-6 * np.linalg.norm(phi @ np.abs(np.float64(v)))
     monkeypatch.setattr(nufft, "is_installed", lambda: False)
-    assert explain(x, x, v).method != "fourier"
+    assert explain(x, x, v).name != "fourier"
 
 
 def test_a_tolerance_makes_transforms_cheap(rng, monkeypatch, seen, tolerance=1e-3):
     monkeypatch.setattr("jaxgauss._engines.fourier.sums.transforms_pay", lambda *_: True)
     x, v = operands(rng, 2, 9, 1, np.dtype("float32"), num=500)
-    found = np.asarray(gauss_sum(x, x, v[0], method="fourier", tolerance=tolerance))
+    found = np.asarray(gauss_sum(x, x, v[0], engine=jaxgauss.Fourier(tolerance)))
     phi = np.exp(-np.square(np.float64(x)[:, None] - np.float64(x)[None]).sum(-1) / 2)
     assert np.max(np.abs(found - phi @ np.float64(v[0]))) < tolerance * np.abs(v).sum()
     np.testing.assert_allclose(seen, [tolerance / 8] * 2, rtol=1e-6)

@@ -101,8 +101,8 @@ def test_what_a_geometry_can_be_asked(options):
 
 def test_options_survive_transformations():
     x, y = (jnp.asarray(z, jnp.float32) for z in clouds())
-    geometry = jax.jit(lambda x: OURS(x, y, epsilon=0.3, method="blocked", precision="float64"))(x)
-    assert geometry._options == {"method": "blocked", "precision": "float64", "backend": "auto"}
+    geometry = jax.jit(lambda x: OURS(x, y, epsilon=0.3, engine="blocked", precision="float64"))(x)
+    assert geometry._engine == jaxgauss.Blocked(precision="float64")
     assert geometry.set_scale_cost(2.0)._options == geometry._options
 
 

@@ -12,13 +12,14 @@ import pytest
 from test_given import FUNCTIONS as CALLS
 
 import jaxgauss
-from jaxgauss import explain, gauss_sum
+from jaxgauss import Attention, Blocked, Dense, explain, gauss_sum
 from jaxgauss._arrays import devices as jax_devices
 from jaxgauss._arrays.points import aligned_sizes
+from jaxgauss._checks.names import as_engine
 from jaxgauss._checks.settings import Settings
 from jaxgauss._engines import bridge
 from jaxgauss._engines import costs as models
-from jaxgauss._engines import plan as plans
+from jaxgauss._engines.engines import plan_of
 from jaxgauss._sums import checked
 from jaxgauss.sklearn import KernelDensity
 from torch_backend import devices, kernels
@@ -30,83 +31,93 @@ def shapes(m, n, d, c, dtype="float32"):
     return [jax.ShapeDtypeStruct(shape, dtype) for shape in ((m, d), (n, d), (n, c))]
 
 
+def by(kernel, precision, method="rescale"):
+    return Attention(method, kernel=kernel, precision=precision)
+
+
+def settings(options, dtype="float32"):
+    others = {name: x for name, x in options.items() if name not in ("engine", "precision")}
+    engine = as_engine("gauss_sum", options.get("engine", "auto"), options.get("precision"))
+    return Settings(engine, **{"dtype": dtype} | others)
+
+
 @pytest.mark.parametrize(
     "size, intel, options, expected",
     [
-        ((64, 64, 3, 1), True, {}, ("dense", "float32", "xla")),
-        ((8192, 8192, 3, 1), True, {}, ("blocked", "float32", "xla")),
-        ((8192, 8192, 128, 128), True, {}, ("blocked", "float32", "xla")),
-        ((8192, 8192, 3, 1), False, {}, ("blocked", "float32", "xla")),
-        ((8192, 8192, 3, 1), False, {"method": "rescale"}, ("rescale", "float32", "cpu")),
-        ((8192, 8192, 3, 1), False, {"backend": "cpu"}, ("rescale", "float32", "cpu")),
-        ((64, 64, 3, 1), False, {"precision": "float16"}, ("rescale", "float16", "cpu")),
-        ((64, 64, 3, 1), False, {"method": "reweight", "precision": "bfloat16"}, ("reweight", "bfloat16", "cpu")),
-        ((8192, 8192, 3, 1), False, {"method": "dense"}, ("dense", "float32", "xla")),
+        ((64, 64, 3, 1), True, {}, Dense(precision="float32")),
+        ((8192, 8192, 3, 1), True, {}, Blocked(precision="float32")),
+        ((8192, 8192, 128, 128), True, {}, Blocked(precision="float32")),
+        ((8192, 8192, 3, 1), False, {}, Blocked(precision="float32")),
+        ((8192, 8192, 3, 1), False, {"engine": Attention("rescale")}, by("cpu", "float32")),
+        ((8192, 8192, 3, 1), False, {"engine": Attention(kernel="cpu")}, by("cpu", "float32")),
+        ((64, 64, 3, 1), False, {"precision": "float16"}, by("cpu", "float16")),
+        ((64, 64, 3, 1), False, {"engine": "reweight", "precision": "bfloat16"}, by("cpu", "bfloat16", "reweight")),
+        ((8192, 8192, 3, 1), False, {"engine": "dense"}, Dense(precision="float32")),
     ],
 )
 def test_auto_on_a_cpu(monkeypatch, size, intel, options, expected):
     monkeypatch.setattr(models, "vendor", lambda: "GenuineIntel" if intel else "HygonGenuine")
     plan = explain(*shapes(*size), **options)
-    assert (plan.method, plan.precision, plan.backend) == expected
+    assert plan.engine == expected
     assert plan.platform == "cpu" and plan.reason
 
 
 @pytest.mark.parametrize(
     "dtype, dim, options, expected",
     [
-        ("float32", 16, {}, ("rescale", "float16", "flash")),
-        ("float32", 16, {"method": "reweight"}, ("reweight", "float16", "flash")),
-        ("bfloat16", 16, {}, ("rescale", "bfloat16", "flash")),
-        ("float32", 300, {}, ("rescale", "float16", "efficient")),
-        ("float32", 16, {"precision": "float32"}, ("rescale", "float32", "efficient")),
-        ("float64", 16, {}, ("blocked", "float64", "xla")),
-        ("float64", 16, {"precision": "float16"}, ("rescale", "float16", "flash")),
-        ("float32", 16, {"matmul_precision": "high"}, ("rescale", "float16x2", "flash")),
-        ("bfloat16", 16, {"matmul_precision": "high"}, ("rescale", "bfloat16x2", "flash")),
-        ("float32", 100, {"matmul_precision": "high"}, ("rescale", "float32", "efficient")),
-        ("float32", 3, {"matmul_precision": "highest"}, ("blocked", "float32", "xla")),
-        ("float32", 16, {"matmul_precision": "highest"}, ("rescale", "float32", "efficient")),
-        ("float32", 16, {"matmul_precision": "highest", "precision": "float16"}, ("rescale", "float16", "flash")),
+        ("float32", 16, {}, by("flash", "float16")),
+        ("float32", 16, {"engine": Attention("reweight")}, by("flash", "float16", "reweight")),
+        ("bfloat16", 16, {}, by("flash", "bfloat16")),
+        ("float32", 300, {}, by("efficient", "float16")),
+        ("float32", 16, {"precision": "float32"}, by("efficient", "float32")),
+        ("float64", 16, {}, Blocked(precision="float64")),
+        ("float64", 16, {"precision": "float16"}, by("flash", "float16")),
+        ("float32", 16, {"matmul_precision": "high"}, by("flash", "float16x2")),
+        ("bfloat16", 16, {"matmul_precision": "high"}, by("flash", "bfloat16x2")),
+        ("float32", 100, {"matmul_precision": "high"}, by("efficient", "float32")),
+        ("float32", 3, {"matmul_precision": "highest"}, Blocked(precision="float32")),
+        ("float32", 16, {"matmul_precision": "highest"}, by("efficient", "float32")),
+        ("float32", 16, {"matmul_precision": "highest", "precision": "float16"}, by("flash", "float16")),
     ],
 )
 def test_auto_on_cuda(monkeypatch, dtype, dim, options, expected):
     monkeypatch.setattr(bridge, "serves", lambda platform: True)
-    plan = plans.gauss_plan(Settings(**options, dtype=dtype), "cuda", 10**10, dim, 1)
-    assert (plan.method, plan.precision, plan.backend) == expected
+    plan = plan_of(settings(options, dtype=dtype), "cuda", 10**10, dim, 1)
+    assert plan.engine == expected
 
 
 @pytest.mark.parametrize(
     "num, dim, options, card, expected",
     [
-        (100, 64, {}, HOPPER, ("dense", "float32", "xla")),
-        (100, 64, {"dtype": "bfloat16"}, HOPPER, ("dense", "float32", "xla")),
-        (100, 64, {"precision": "float16"}, HOPPER, ("rescale", "float16", "cudnn")),
-        (100, 16, {"precision": "bfloat16x2"}, HOPPER, ("rescale", "bfloat16x2", "cudnn")),
-        (100, 64, {"method": "rescale"}, HOPPER, ("rescale", "float16", "flash")),
-        (100_000, 64, {}, HOPPER, ("rescale", "float16", "cudnn")),
-        (100_000, 16, {}, HOPPER, ("rescale", "float16", "cudnn")),
-        (12_000, 3, {}, HOPPER, ("blocked", "float32", "xla")),  # half precision is faster, but not by half
-        (12_000, 3, {"dtype": "float16"}, HOPPER, ("rescale", "float16", "cudnn")),  # whose digits are few as it is
-        (100_000, 200, {}, HOPPER, ("rescale", "float16", "flash")),
-        (100_000, 64, {}, HOPPER._replace(cudnn=91500), ("rescale", "float16", "flash")),
-        (100_000, 64, {}, HOPPER._replace(capability=(8, 0)), ("rescale", "float16", "flash")),
-        (100_000, 64, {}, HOPPER._replace(capability=(7, 5)), ("rescale", "float16", "efficient")),
-        (100_000, 3, {"matmul_precision": "highest"}, HOPPER, ("blocked", "float32", "xla")),
-        (100_000, 16, {"matmul_precision": "highest"}, HOPPER, ("rescale", "float32", "efficient")),
-        (100_000, 64, {"dtype": "float64"}, HOPPER, ("blocked", "float64", "xla")),
+        (100, 64, {}, HOPPER, Dense(precision="float32")),
+        (100, 64, {"dtype": "bfloat16"}, HOPPER, Dense(precision="float32")),
+        (100, 64, {"precision": "float16"}, HOPPER, by("cudnn", "float16")),
+        (100, 16, {"precision": "bfloat16x2"}, HOPPER, by("cudnn", "bfloat16x2")),
+        (100, 64, {"engine": Attention("rescale")}, HOPPER, by("cudnn", "float16")),
+        (100_000, 64, {}, HOPPER, by("cudnn", "float16")),
+        (100_000, 16, {}, HOPPER, by("cudnn", "float16")),
+        (12_000, 3, {}, HOPPER, Blocked(precision="float32")),  # half precision is faster, but not by half
+        (12_000, 3, {"dtype": "float16"}, HOPPER, by("cudnn", "float16")),  # whose digits are few as it is
+        (100_000, 200, {}, HOPPER, by("flash", "float16")),
+        (100_000, 64, {}, HOPPER._replace(cudnn=91500), by("flash", "float16")),
+        (100_000, 64, {}, HOPPER._replace(capability=(8, 0)), by("flash", "float16")),
+        (100_000, 64, {}, HOPPER._replace(capability=(7, 5)), by("efficient", "float16")),
+        (100_000, 3, {"matmul_precision": "highest"}, HOPPER, Blocked(precision="float32")),
+        (100_000, 16, {"matmul_precision": "highest"}, HOPPER, by("efficient", "float32")),
+        (100_000, 64, {"dtype": "float64"}, HOPPER, Blocked(precision="float64")),
     ],
 )
 def test_auto_on_cuda_by_size_and_card(monkeypatch, num, dim, options, card, expected):
     monkeypatch.setattr(bridge, "serves", lambda platform: True)
     monkeypatch.setattr(devices, "card", lambda: card)
     kernels.select_kernel.cache_clear()
-    plan = plans.gauss_plan(Settings(**{"dtype": "float32"} | options), "cuda", num**2, dim, 1)
+    plan = plan_of(settings(options), "cuda", num**2, dim, 1)
     kernels.select_kernel.cache_clear()
-    assert (plan.method, plan.precision, plan.backend) == expected
+    assert plan.engine == expected
     assert plan.stands_in == ("float64" in options.values())
     if options in ({}, {"matmul_precision": "highest"}):
         assert f"(measured on an NVIDIA H200, not here: {card})" in plan.reason
-    assert plan.reach == (-1 if plan.native else 1) * float("inf")  # nothing looks at the points
+    assert plan.reach == (-1 if plan.engine.in_xla else 1) * float("inf")  # nothing looks at the points
 
 
 @pytest.mark.parametrize("num, dim, channels", [(4096, 16, 1), (2048, 32, 1), (1536, 64, 64)])
@@ -114,11 +125,11 @@ def test_sums_with_gradients_on_cuda_are_estimated_by_themselves(monkeypatch, nu
     """Pulls from differences of coordinates take longer in XLA than the sum, more so than by attention."""
     monkeypatch.setattr(bridge, "serves", lambda platform: True)
     monkeypatch.setattr(devices, "card", lambda: HOPPER)
-    found = [plans.gauss_plan(Settings(pulls=pulls), "cuda", num**2, dim, channels).backend for pulls in (False, True)]
-    assert found[0] == "xla" != found[1]
+    found = [plan_of(Settings(pulls=pulls), "cuda", num**2, dim, channels).name for pulls in (False, True)]
+    assert found[0] != "attention" == found[1]
     kernel = kernels.select_kernel("flash", "float16", "cuda", "float32", dim)
     for engine in ("dense", "blocked", kernel):
-        assert plans.time_on_cuda(engine, num**2, dim, channels, True) > plans.time_on_cuda(
+        assert models.time_on_cuda(engine, num**2, dim, channels, True) > models.time_on_cuda(
             engine, num**2, dim, channels
         )
 
@@ -132,9 +143,9 @@ def test_costs_of_a_cuda_device_replace_the_estimates(monkeypatch, tmp_path):
     monkeypatch.setattr(models, "CUDA_TABLE", tmp_path / "costs.json")
     models.CUDA_TABLE.write_text(json.dumps(table))
     models.cuda_costs.cache_clear()
-    plan = plans.gauss_plan(Settings(dtype="float32"), "cuda", 10**10, 16, 1)
+    plan = plan_of(Settings(), "cuda", 10**10, 16, 1)
     models.cuda_costs.cache_clear()
-    assert plan.method == "blocked" and f"(measured: {HOPPER})" in plan.reason and plan.reach < float("inf")
+    assert plan.name == "blocked" and f"(measured: {HOPPER})" in plan.reason and plan.reach < float("inf")
     flash, cudnn = (replace(kernels.KERNELS[name], dtype="float16") for name in ("flash", "cudnn"))
     assert [models.kernel_columns(flash, dim, 1) for dim in (3, 30, 31, 62, 63, 200)] == [64, 64, 128, 128, 192, 448]
     assert [models.kernel_columns(flash, 3, channels) for channels in (64, 256, 300)] == [128, 512, 1024]
@@ -164,7 +175,7 @@ def test_the_platform_is_that_of_the_arrays():
 
 def test_batches_count_as_work():
     plan = explain(jax.ShapeDtypeStruct((1000, 64, 3), "float32"), *shapes(1, 64, 3, 1)[1:])
-    assert plan.method != "dense"
+    assert plan.name != "dense"
     x = jax.ShapeDtypeStruct((1, 64, 3), "float32")
     for tau in ((9,), (9, 3)):  # one for each coordinate
         assert aligned_sizes(x, x, x, jax.ShapeDtypeStruct(tau, "float32"))[0] == 9 * 64**2
@@ -195,10 +206,10 @@ def test_auto_takes_what_the_table_says_is_cheaper(monkeypatch):
     kernel, xla = {"call": 10.0, "pair": 1.0, "column": 0.0}, {"call": 0.0, "pair": 1.0, "column": 1.0}
     costs = {"xla in float32": models.Cost(**xla), "kernel in float32": models.Cost(**kernel)}
     monkeypatch.setattr(models, "cpu_costs", lambda: (costs, "row A"))
-    assert explain(*shapes(1, 1, 3, 1)).method == "dense"
+    assert explain(*shapes(1, 1, 3, 1)).name == "dense"
     many = explain(*shapes(100, 100, 3, 1))
-    assert many.method == "rescale"
-    assert many.reason == "an estimated 0.07 ms in XLA, 0.01 ms by PyTorch's kernel (row A)"
+    assert many.name == "attention"
+    assert many.reason == "an estimated 0.01 ms by attention in float32, 0.07 ms by dense in float32 (row A)"
 
 
 def test_costs_grow_with_everything():
@@ -238,7 +249,7 @@ def test_explain_lists_the_sums_of_a_function(rng):
     x, y = (jnp.tile(z, (4, 1)) for z in (x, y))
     found = explain(jax.value_and_grad(lambda x: gauss_sum(x, y, y[:, 0], 0.1).sum()), x)
     assert listed(found) == [(1, "sum", 3600, 2800, 5, 6, blocked)]
-    found = explain(lambda x: gauss_sum(x, y, y, 0.1, method="rescale"), x)
+    found = explain(lambda x: gauss_sum(x, y, y, 0.1, engine="rescale"), x)
     assert listed(found) == [(1, "sum", 3600, 2800, 5, 5, "kernel in float32")]
 
 
@@ -246,7 +257,7 @@ def test_explain_knows_where_the_points_lie(rng):
     """By the values of the arrays: tiles that are skipped take no time, and few waves little."""
     x = some_points(rng, 20000, 2)
     far, waves = (explain(jaxgauss.mmd_flow_velocity, x, x + 1, tau) for tau in (1e6, 1.0))
-    assert [z.parts[0].engine for z in (far, waves)] == ["anywhere", "fourier"]
+    assert [z.parts[0].engine for z in (far, waves)] == ["clusters", "fourier"]
     nothing = explain(jaxgauss.mmd_flow_velocity, *shapes(20000, 20000, 2, 1)[:2], 1.0)
     assert waves.milliseconds < nothing.milliseconds / 4
     assert far.milliseconds < explain(jaxgauss.mmd_flow_velocity, x, x + 1, 1e3).milliseconds

@@ -24,7 +24,7 @@ methods = st.sampled_from(["rescale", "reweight", "blocked"])
 @given(problems, methods, st.floats(-10, 10), st.floats(-1000, 1000), st.randoms(use_true_random=False))
 def test_what_holds_for_every_sum(case, method, factor, offset, random):
     q, k, v, tau, g = case
-    total = functools.partial(gauss_sum, method=method)
+    total = functools.partial(gauss_sum, engine=method)
     result, other = np.asarray(total(q, k, v, tau)), np.cos(v)
 
     def close(x, y, tolerance=1e-11):

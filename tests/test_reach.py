@@ -149,7 +149,7 @@ def test_explain_tells_what_is_left_of_clusters(rng, dim):
     points, tau = x.reshape(-1, dim), 1 / dim
     plan = explain(points, points, points[:, 0], tau)
     share = float(plan.reason.split("; ")[1].split("%")[0]) / 100
-    assert plan.method == "anywhere" and share == 0.25
+    assert plan.name == "clusters" and share == 0.25
     values = rng.normal(size=(4, 2048, 1)).astype(np.float32)
     found = np.asarray(gauss_sum(points, points, values.reshape(-1, 1), tau)).reshape(4, -1, 1)
     exact = np.stack([gauss_sum64(z, z, v, tau) for z, v in zip(x, values, strict=True)])

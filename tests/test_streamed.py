@@ -38,7 +38,7 @@ def test_sum_is_that_of_all_chunks_at_once(rng):
         assert relative_error(gauss_sum_streamed(p.queries, given, 2), exact) < 1e-13
     assert not gauss_sum_streamed(p.queries, chunks[:1]).any()
     single = [x.astype("float32") for x in p.operands]
-    found = gauss_sum_streamed(single[0], KeyChunks(*single[1:3], 50), single[3], method="rescale")
+    found = gauss_sum_streamed(single[0], KeyChunks(*single[1:3], 50), single[3], engine="rescale")
     assert found.dtype == "float32" and relative_error(found, exact) < 3e-6
     assert np.array_equal(gauss_sum_streamed(single[0], [single[1:3]], single[3]), gauss_sum(*single))
     half = np.ones((1, 2), np.float16)
@@ -51,10 +51,10 @@ def test_coefficients_of_all_chunks(rng, dim):
     """Keys lie in the box of the queries, around it, or where no query sees them; those do not count."""
     p = problem(rng, 31, 603, dim, 2, tau=3.0)
     keys = p.keys * rng.choice([1, 3, 1e6], (603, 1))
-    sums = gauss_sum_streamed(p.queries, KeyChunks(keys, p.values, 50), 3, method="fourier", tolerance=1e-9)
+    sums = gauss_sum_streamed(p.queries, KeyChunks(keys, p.values, 50), 3, engine=jaxgauss.Fourier(1e-9))
     exact = gauss_sum64(p.queries, keys, p.values, 3.0)
     assert np.abs(np.asarray(sums) - exact).max() < 1e-9 * np.abs(p.values).sum(0).max()
-    batch = gauss_sum_streamed(p.queries[:30].reshape(2, 15, dim), KeyChunks(keys, p.values), 3.0, method="fourier")
+    batch = gauss_sum_streamed(p.queries[:30].reshape(2, 15, dim), KeyChunks(keys, p.values), 3.0, engine="fourier")
     assert relative_error(batch.reshape(30, 2), exact[:30]) < 1e-12
 
 
@@ -63,11 +63,11 @@ def test_coefficients_of_what_is_not_finite(rng):
     p = problem(rng, 9, 40, 2, 1)
     queries, keys = p.queries.copy(), p.keys.copy()
     queries[3], keys[5] = np.nan, np.inf
-    sums = gauss_sum_streamed(queries, KeyChunks(keys, p.values, 10), p.tau, method="fourier")
+    sums = gauss_sum_streamed(queries, KeyChunks(keys, p.values, 10), p.tau, engine="fourier")
     exact = gauss_sum64(queries, np.delete(keys, 5, 0), np.delete(p.values, 5, 0), p.tau)
     np.testing.assert_allclose(sums, exact, rtol=1e-10, atol=1e-12)
     keys[5] = np.nan
-    assert np.isnan(gauss_sum_streamed(p.queries, KeyChunks(keys, p.values, 10), p.tau, method="fourier")).all()
+    assert np.isnan(gauss_sum_streamed(p.queries, KeyChunks(keys, p.values, 10), p.tau, engine="fourier")).all()
 
 
 def test_weights_batches_and_several_bandwidths(rng):
@@ -101,7 +101,7 @@ def test_partial_sums_may_be_beyond_the_range(rng, tmp_path, size, method):
     values = np.repeat([1e-30, 3e38, -3e38], [2, 20, 18]).astype("float32")
     values[3:5] = 1e25, -2e38
     chunks = KeyChunks(keys, values, size)
-    kept = {"saved": tmp_path / "sum.npz", "method": method}
+    kept = {"saved": tmp_path / "sum.npz", "engine": method}
     gauss_sum_streamed(queries, [chunks[0]], 1e-3, **kept)
     sums = gauss_sum_streamed(queries, chunks, 1e-3, **kept)
     exact = gauss_sum64(queries, keys, values[:, None].astype("float64"), 1e-3)[:, 0]
@@ -118,7 +118,7 @@ def test_64_bit_arrays_outside_of_the_64_bit_mode(rng):
 @pytest.mark.parametrize("as_chunks, error, method", [(list, KeyboardInterrupt, "auto"), (iter, OSError, "fourier")])
 def test_an_interrupted_sum_resumes_to_the_same_bits(rng, tmp_path, as_chunks, error, method):
     p = problem(rng, 20, 500, 3, 2, dtype="float32")
-    gauss_sum_streamed = functools.partial(jaxgauss.gauss_sum_streamed, method=method)
+    gauss_sum_streamed = functools.partial(jaxgauss.gauss_sum_streamed, engine=method)
     bounds = [0, 90, 190, 200, 290, 390, 430, 500]
     chunks = [(p.keys[i:j], p.values[i:j]) for i, j in itertools.pairwise(bounds)]
     whole = gauss_sum_streamed(p.queries, chunks, p.tau)
@@ -221,7 +221,7 @@ def test_two_chunks_are_alive_at_most(method):
             del keys
 
     gc.collect()
-    gauss_sum_streamed(np.ones((2, 3)), chunks(), method=method)
+    gauss_sum_streamed(np.ones((2, 3)), chunks(), engine=method)
     assert max(host for host, _ in most) <= 2 and max(device for _, device in most) <= 2
 
 
@@ -286,7 +286,7 @@ Q, K, V = np.ones((5, 3)), np.ones((7, 3)), np.ones((7, 2))
 def test_the_file_of_another_sum_is_refused(tmp_path):
     saved = tmp_path / "sum.npz"
     gauss_sum_streamed(Q, [(K, V)] * 3, saved=saved)
-    for other in ({"queries": Q + 1}, {"tau": 2.0}, {"method": "blocked"}):
+    for other in ({"queries": Q + 1}, {"tau": 2.0}, {"engine": "blocked"}):
         with pytest.raises(ValueError, match=rf"same queries, tau and options; got {saved}. Delete it"):
             gauss_sum_streamed(**({"queries": Q, "chunks": [(K, V)]} | other), saved=saved)
     with jax.enable_x64(False), pytest.raises(ValueError, match="same queries, tau and options; got"):

@@ -71,7 +71,7 @@ def test_transformation_agrees_with_dense(rng, name, channels, method):
     if name == "while":
         channels = 2 if channels == 1 else 3  # as many as dimensions, to iterate on
     operands = operands_of(rng, channels, batch=3 if name in BATCHED else None)
-    ours = TRANSFORMS[name](lambda *x: gauss_sum(*x, method=method))(*operands)
+    ours = TRANSFORMS[name](lambda *x: gauss_sum(*x, engine=method))(*operands)
     exact = TRANSFORMS[name](in_plain_jax)(*operands)
     assert jax.tree.structure(ours) == jax.tree.structure(exact)
     assert_close(jax.tree.leaves(ours), jax.tree.leaves(exact), 1e-10)
@@ -83,7 +83,7 @@ def test_vmap_on_every_subset_of_arguments(rng):
     for i, mapped in enumerate(itertools.product([True, False], repeat=4)):
         if not any(mapped):
             continue
-        ours = functools.partial(gauss_sum, method=["rescale", "blocked"][i % 2])
+        ours = functools.partial(gauss_sum, engine=["rescale", "blocked"][i % 2])
         axes = tuple(0 if is_mapped else None for is_mapped in mapped)
         operands = [x if is_mapped else y for x, y, is_mapped in zip(batched, single, mapped, strict=True)]
         assert relative_error(jax.vmap(ours, axes)(*operands), gauss_sum64(*operands)) <= 1e-11
@@ -108,7 +108,7 @@ def test_nested_vmap_of_gradients(rng, method, outer, inner):
                 factor = rng.uniform(0.5, 1.5, size=size)
                 operands[i] = jnp.stack([jnp.asarray(operands[i]) * f for f in factor], axis)
     operands = [jnp.asarray(x) for x in operands]
-    ours = functools.partial(gauss_sum, method=method)
+    ours = functools.partial(gauss_sum, engine=method)
     results, exact = (jax.jit(jax.vmap(jax.vmap(gradients(f), inner), outer))(*operands) for f in (ours, in_plain_jax))
     assert_close(results, exact, 1e-11)
 
@@ -126,6 +126,6 @@ def test_shard_map_on_one_device(rng, method, channels, check_vma):
         return jax.shard_map(shard, mesh=mesh, in_specs=specs, out_specs=P(), check_vma=check_vma)
 
     operands = operands_of(rng, channels)
-    functions = total(lambda *x: gauss_sum(*x, method=method)), loss(in_plain_jax)
+    functions = total(lambda *x: gauss_sum(*x, engine=method)), loss(in_plain_jax)
     results, exact = (jax.jit(jax.value_and_grad(f, ALL))(*operands) for f in functions)
     assert_close(jax.tree.leaves(results), jax.tree.leaves(exact), 1e-11)

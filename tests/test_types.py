@@ -15,7 +15,7 @@ import jax, jax.numpy as jnp
 from jaxgauss._arrays import points
 
 def value_and_gradients(q, k, v, tau):
-    value, vjp = jax.vjp(lambda *x: jaxgauss.gauss_sum(*x, method=method), q, k, v, tau)
+    value, vjp = jax.vjp(lambda *x: jaxgauss.gauss_sum(*x, engine=method), q, k, v, tau)
     return vjp(value)
 
 q, k, v = jnp.ones((2, 5, 3)), jnp.ones((7, 3)), jnp.ones((7, 2))

@@ -147,7 +147,7 @@ def test_other_tests_take_pairs(rng, taken):
     x, y = samples(rng, 60, 60, 2)
     test = functools.partial(mmd_test, rng_key=KEY, num_permutations=19)
     test(x, y, 1.0, kernel="imq")
-    test(x, y, 1.0, method="blocked")
+    test(x, y, 1.0, engine="blocked")
     test(*samples(rng, 60, 60, 4), 1.0)
     test(x, y, 100.0)  # so sparse that the diagonal is nearly all
     assert taken == []

@@ -12,7 +12,7 @@ from test_anywhere import error, pairs
 import formulas
 import jaxgauss
 from jaxgauss._checks.settings import Settings
-from jaxgauss._engines import radial
+from jaxgauss._engines.clusters import sorted_tiles
 from jaxgauss._engines.examined import examined
 from jaxgauss._engines.fourier import boxes
 from jaxgauss._engines.fourier import cost as few_dimensions
@@ -24,7 +24,7 @@ from jaxgauss._engines.request import Channels, Request
 from jaxgauss._kernels.kernels import GAUSS
 from oracle import relative_error, with_gradients
 
-CHOSEN = Plan("cpu", "blocked", "float32", "xla", "")
+CHOSEN = Plan("cpu", jaxgauss.Blocked(precision="float32"), "")
 
 
 @pytest.mark.parametrize("dim, tolerance, counts", [(1, 1e-9, (1, 3)), (2, 1e-4, (1, 2)), (3, 1e-2, (1,))])
@@ -34,7 +34,7 @@ def test_the_bound_holds(dim, tolerance, counts):
         num = blocks * nodes.WAVES[dim] * 2 * np.pi
         length = 0.999 * (num / (b := np.sqrt(2 * np.log(4 * dim / tolerance))) - b)
         x = np.stack(np.meshgrid(*[np.linspace(0, length, 7)] * dim), -1).reshape(-1, dim)
-        found = jaxgauss.gauss_sum(x, x[:1], np.ones(1), 1.0, method="fourier", tolerance=tolerance)
+        found = jaxgauss.gauss_sum(x, x[:1], np.ones(1), 1.0, engine=jaxgauss.Fourier(tolerance))
         wrong = np.max(np.abs(found - np.exp(-np.square(x - x[0]).sum(-1) / 2)))
         around = boxes.box(jnp.asarray(x))
         of, fits, bound = jax.jit(nodes.nodes, static_argnums=0)(
@@ -42,7 +42,7 @@ def test_the_bound_holds(dim, tolerance, counts):
         )
         assert fits and wrong - 1e-14 <= bound <= tolerance < 2 * bound and (of.counts == blocks).all()
         v = np.sin(np.arange(2 * len(x))).reshape(-1, 2)
-        sums, phi = jaxgauss.gauss_sum(x, x, v, 1.0, method="fourier"), pairs("gauss", x, x, 1.0)[0]
+        sums, phi = jaxgauss.gauss_sum(x, x, v, 1.0, engine="fourier"), pairs("gauss", x, x, 1.0)[0]
         assert sums.dtype == jnp.float64 and error(sums, phi @ v, phi @ np.abs(v)) < 1e-12
 
 
@@ -53,7 +53,7 @@ def test_waves_are_taken_where_they_pay(rng):
     assert examined(Settings(), 1.0, x, x, v).waves
     assert not examined(Settings(), 1e8, x, x, v).waves  # so narrow that tiles leave nearly all out
     assert examined(Settings(), 1.0, x[:600], x[:600], v[:600]).waves is not True
-    assert not examined(Settings(method="blocked"), 1.0, x, x, v).waves
+    assert not examined(Settings(jaxgauss.Blocked()), 1.0, x, x, v).waves
     assert not examined(Settings(), 1.0, np.repeat(x, 2, 1), np.repeat(x, 2, 1), v).waves  # four dimensions
 
 
@@ -81,7 +81,7 @@ def test_gradients_have_an_estimate_of_their_own(rng, monkeypatch):
 def test_the_share_of_tiles_is_estimated(rng, dim):
     for num, length in itertools.product((4096, 16384), (20, 200, 2000)):
         x = jnp.asarray(rng.uniform(0, length, (num, dim)), "float32")
-        found = radial.share_of_tiles(GAUSS, CHOSEN, x, x, jnp.ones((), "float32"))
+        found = sorted_tiles.share_of_tiles(GAUSS, CHOSEN, x, x, jnp.ones((), "float32"))
         of = few_dimensions.Sizes(num, num, dim, 1)
         assert 0.4 < few_dimensions.share_within(np, of, np.full(dim, float(length))) / found < 2.5
 
@@ -89,8 +89,8 @@ def test_the_share_of_tiles_is_estimated(rng, dim):
 def test_explain_tells_of_waves(rng):
     x = rng.normal(size=(5000, 2)).astype(np.float32)
     found = jaxgauss.explain(x, x, np.ones(5000, np.float32), 4.0)
-    assert found.method == "fourier" and "40 × 40 waves" in found.reason and "in doubt" in found.reason
-    assert jaxgauss.explain(x[:500], x[:500], np.ones(500, np.float32), 4.0).method == "dense"
+    assert found.name == "fourier" and "40 × 40 waves" in found.reason and "in doubt" in found.reason
+    assert jaxgauss.explain(x[:500], x[:500], np.ones(500, np.float32), 4.0).name == "dense"
 
 
 def test_boxes_of_nearly_all_points(rng):

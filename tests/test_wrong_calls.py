@@ -21,7 +21,7 @@ import jaxgauss
 TABLE = """
 # gauss_sum, and what all sums have in common: points
 gauss_sum(k, k) | values! | queries, keys | Pass it, too.
-gauss_sum(q, k, v, 1.0, "rescale") | queries! | 5, the last 'rescale' | Pass others by name: method, precision
+gauss_sum(q, k, v, 1.0, "rescale") | queries! | 5, the last 'rescale' | Pass others by name: engine, precision
 gauss_sum() | queries! | nothing | Pass it, too.
 gauss_sum(q, k, v, queries=q) | queries! | it by position and by name | Leave one out.
 gauss_sum(q[0], k, v) | queries | queries (3,), keys (7, 3), values (7, 2) | One-dimensional points are queries[:
@@ -64,18 +64,28 @@ gauss_sum(q, k, v, np.zeros((), [("a", "f4")])) | tau! | tau array((0.,), dtype=
 gauss_sum(q, k, v, sigma=2.0) | tau! | sigma 2.0 | Pass tau=jaxgauss.tau_from_bandwidth(sigma).
 gauss_sum(q, k, v, gamma=2.0) | tau! | gamma 2.0 | Pass tau=jaxgauss.tau_from_bandwidth(gamma, 'gamma').
 # options
-gauss_sum(q, k, v, method="blokced") | method | 'blokced' | Did you mean 'blocked'?
-gauss_sum(q, k, v, method=None) | method | None | Pass 'auto', for example.
-gauss_sum(q, k, v, method=["blocked"]) | method! | list | Pass 'auto', for example.
+gauss_sum(q, k, v, engine="blokced") | engine | 'blokced' | Did you mean 'blocked'?
+gauss_sum(q, k, v, engine=None) | engine! | NoneType | Pass 'auto'.
+gauss_sum(q, k, v, engine=["blocked"]) | engine! | list | Pass 'auto'.
 gauss_sum(q, k, v, precision="double") | precision | 'double' | Did you mean 'float64'?
 gauss_sum(q, k, v, precision=jnp.float32) | precision | <class 'jax.numpy.float32'> | Did you mean 'float32'?
-gauss_sum(q, k, v, backend="gpu") | backend | 'gpu' | Did you mean 'auto'?
-gauss_sum(q, k, v, backend="flash") | backend | 'flash', which runs on cuda | Use backend='auto'.
-gauss_sum(q, k, v, method="dense", backend="cpu") | precision | precision 'auto' | Use method='auto'.
-gauss_sum(np.ones((5, 4)), np.ones((7, 4)), v, method="fourier") | method | 'fourier' in 4 | Use 'auto'.
-gauss_sum(q, k, v, tolerance=1e-3) | tolerance | tolerance 0.001, method 'auto' | Other methods promise digits: see
-gauss_sum(q, k, v, method="fourier", tolerance="1e-3") | tolerance! | str | Pass one such as 1e-4.
-gauss_sum(q, k, v, method="fourier", tolerance=2) | tolerance | 2 | Pass one such as 1e-4.
+gauss_sum(q, k, v, engine="gpu") | engine | 'gpu' | Did you mean 'auto'?
+gauss_sum(q, k, v, engine=jaxgauss.Fourier) | engine! | the class Fourier | Pass Fourier().
+gauss_sum(q, k, v, engine="rescale", precision="half") | precision | 'half' | Did you mean 'float16'?
+gauss_sum(q, k, v, engine=Dense(precision="float64"), precision="float32") | precision | 'float32' and D | Leave it
+Attention("rescaled") | method | 'rescaled' | Did you mean 'rescale'?
+Attention(kernel="flesh") | kernel | 'flesh' | Did you mean 'flash'?
+Differences(precision="single") | precision | 'single' | Did you mean 'float32'?
+Blocked(precision="double") | precision | 'double' | Did you mean 'float64'?
+Dense(precision=32) | precision | 32 | Pass 'float16', for example.
+Clusters(precision="fp32") | precision | 'fp32' | Did you mean 'float32'?
+Engine(precision="bf16") | precision | 'bf16' | Did you mean 'bfloat16'?
+Mixture("attention") | gaussians! | str | Pass jaxgauss.Attention(), for example.
+gauss_sum(q, k, v, engine=jaxgauss.Attention(kernel="flash")) | engine | Attention(kernel='flash') | Use engine='auto'.
+gauss_sum(np.ones((5, 4)), np.ones((7, 4)), v, engine="fourier") | engine | Fourier() | Use engine='auto'.
+gauss_sum(q, k, v, tolerance=1e-3) | tolerance! | tolerance 0.001 | Pass engine=jaxgauss.Fourier(tolerance=0.001).
+Fourier(tolerance="1e-3") | tolerance! | str | Pass one such as 1e-4.
+Fourier(2) | tolerance | 2 | Pass one such as 1e-4.
 gauss_sum(q, k, v, kernel="imq") | kernel! | kernel 'imq' | `jaxgauss.kernel_sum` takes it.
 gauss_sum(q, k, v, mesh=mesh) | mesh! | mesh Mesh | `jaxgauss.gauss_sum_sharded` takes it.
 gauss_sum(q, k, v, weights=w) | weights! | weights ndarray | Did you mean `values`?
@@ -86,22 +96,22 @@ gauss_sum(q, k, v, segments=(a, w)) | segments! | float64 | Number the groups: n
 jax.jit(lambda labels: gauss_sum(q, q, q, segments=(labels, labels)))(labels) | segments! | a tracer, int64[ | Close
 jax.jvp(lambda q: gauss_sum(q, k, v), (q,), (q,)) | derivatives! | a tangent float64 | Use jax.jacrev(jax.grad(f))
 gauss_sum(q, k, v, segments=(labels,)) | segments | 1 of them | If both are the same points: (labels, labels).
-gauss_sum(x, x, x, segments=(labels, labels.astype("uint64"))) | segments! | uint64 | Number the groups: np.unique(label
-gauss_sum(x, x, x, segments=(labels, labels > 0)) | segments! | bool | Number the groups: np.unique(labels, return_inver
-gauss_sum(q, k, v, method="blocked", precision="float16") | precision | precision 'float16', | Use method='auto'.
-gauss_sum(x, x, x, method="fourier", precision="float16") | precision | precision 'float16', | Use method='auto'.
+gauss_sum(x, x, x, segments=(labels, labels.astype("uint64"))) | segments! | uint64 | Number the groups: np.unique(labe
+gauss_sum(x, x, x, segments=(labels, labels > 0)) | segments! | bool | Number the groups: np.unique(labels, return_inve
+gauss_sum(q, k, v, engine="blocked", precision="float16") | engine | Blocked(precision='float16') | Use engine='auto'.
+gauss_sum(x, x, x, engine="fourier", precision="float16") | engine | Fourier(precision='float16') | Use engine='auto'.
 gauss_sum(x, x, x, segments=(labels, labels), progress=True) | progress | True | Leave it out.
 jax.jit(lambda q: gauss_sum(q, k, v, progress=True))(q) | progress | True | Leave it out.
 jax.grad(lambda q: gauss_sum(q, k, v, progress=True).sum())(q) | progress | True | Leave it out.
 jax.vmap(lambda q: gauss_sum(q, k, v, progress=True))(stack(q)) | progress | True | Leave it out.
 # other sums
 gauss_sum_dense(q, k.T, v) | queries | queries (5, 3), keys (3, 7), values (7, 2) | Their last axes must be equal.
-gauss_sum_dense(q, k, v, method="dense") | method! | method 'dense' | Leave it out.
+gauss_sum_dense(q, k, v, engine="dense") | engine! | engine 'dense' | Leave it out.
 gauss_sum_dense(q, k, v, 1.0, "dense") | queries! | 5, the last 'dense' | Leave it out.
 gauss_sum_blocked(q, k, v, -1.0) | tau | tau -1.0 | Pass 1 / sigma**2.
 gauss_sum_blocked(q, k, v, precision="float32") | precision! | precision 'float32' | Leave it out.
 explain(q, k, v, kernel="gaussian") | kernel | 'gaussian' | Did you mean 'gauss'?
-explain(q, k, v, kernel="imq", method="rescale") | method | 'rescale' | Pass 'auto', for example.
+explain(q, k, v, kernel="imq", engine="rescale") | engine | Attention() | Use engine='auto'.
 explain(q, k, v, 0.0) | tau | tau 0.0 | Pass 1 / sigma**2.
 kernel_sum(q, k, v, -1.0) | tau | tau -1.0 | Pass 1 / sigma**2.
 kernel_sum(q, k, v.T) | values | queries (5, 3), keys (7, 3), values (2, 7) | Keys come first: values.T.
@@ -109,28 +119,28 @@ kernel_sum(q, k, v, kernel="rbf") | kernel | 'rbf' | Did you mean 'gauss'?
 kernel_sum(q, k, v, kernel="Matern52") | kernel | 'Matern52' | Did you mean 'matern52'?
 kernel_sum(q, k, v, kernel="rational_quadratic") | kernel | 'rational_quadratic' | Others are a jaxgauss.Kernel
 kernel_sum(q, k, v, kernel=lambda u: jnp.exp(-u)) | kernel! | function | Wrap a function of u = τ‖x - y‖²:
-kernel_sum(q, k, v, kernel=student, method="mixture") | method | kernel Kernel(<lambda>) | Leave them on 'auto'.
-kernel_sum(q, k, v, tolerance=1e-3) | tolerance! | tolerance 0.001 | Leave it out.
+kernel_sum(q, k, v, kernel=student, engine="mixture") | engine | Mixture() | Use engine='auto'.
+kernel_sum(q, k, v, tolerance=1e-3) | tolerance! | tolerance 0.001 | Pass engine=jaxgauss.Fourier(tolerance=0.001).
 kernel_sum(x, x, x, segments=(labels, labels[:4])) | segments | (4,) | All elements of a batch share the labels.
 kernel_sum(x, x, x, segments=(labels[None], labels)) | segments | (1, 5) | All elements of a batch share the labels.
-kernel_sum(q, k, v, kernel="imq", method="rescale") | method | 'rescale' | Pass 'auto', for example.
-kernel_sum(q, k, v, method="mixture") | method | 'mixture' | Pass 'auto', for example.
+kernel_sum(q, k, v, kernel="imq", engine="rescale") | engine | Attention() | Use engine='auto'.
+kernel_sum(q, k, v, engine="mixture") | engine | Mixture() | Use engine='auto'.
 kernel_mean(q, k[:0], v[:0]) | keys | queries (5, 3), keys (0, 3) | There is no mean of nothing.
 kernel_mean(q, k, v, log_weights=np.ones(5)) | log_weights | log_weights (5,) | Its last axis must be that of the
 kernel_mean(q, k, v, weights=w) | weights! | weights ndarray | Pass log_weights=jnp.log(weights).
 kernel_mean(q, k, v, kernel="energy") | kernel | Kernel(energy) | Use kernel='matern12', or 'imq'.
 kernel_mean(q, k, v, bandwidth=0.5) | tau! | bandwidth 0.5 | Pass tau=jaxgauss.tau_from_bandwidth(bandwidth).
-kernel_mean(q, k, v[:5]) | values | queries (5, 3), keys (7, 3), values (5, 2) | The last two axes of values are keys an
-kernel_mean(q, k, v, method="prescale") | method | 'prescale' | Did you mean 'rescale'?
+kernel_mean(q, k, v[:5]) | values | queries (5, 3), keys (7, 3), values (5, 2) | The last two axes of values are keys a
+kernel_mean(q, k, v, engine="prescale") | engine | Attention(method='prescale') | Use engine='auto'.
 kernel_mean(q, k, v, log_weights=w - np.inf) | log_weights | log_weights (7,) | There is no mean of nothing.
 log_gauss_sum(q, k, v) | log_weights | log_weights (7, 2), keys (7, 3) | Its last axis must be that of the keys.
 log_gauss_sum(q, k, 1.0) | log_weights! | float | For all alike jnp.full(number, 1.0).
 log_gauss_sum(q, k, weights=w) | weights! | weights ndarray | Pass log_weights=jnp.log(weights).
-log_gauss_sum(q, k, method="reweight") | method | 'reweight' | Pass 'auto', for example.
-log_gauss_sum(q, k, kernel="imq", method="rescale") | method | 'rescale' | Pass 'auto', for example.
+log_gauss_sum(q, k, engine="reweight") | engine | Attention(method='reweight') | Use engine='auto'.
+log_gauss_sum(q, k, kernel="imq", engine="rescale") | engine | Attention() | Use engine='auto'.
 log_gauss_sum(q, k, kernel="energy") | kernel | Kernel(energy) | Use kernel='matern12', or 'imq'.
 log_gauss_sum(q, k, w[0]) | log_weights | log_weights (), keys (7, 3) | Its last axis must be that of the keys.
-log_gauss_sum(q, k, [1.0] * 7) | log_weights! | list | Convert with jnp.asarray(log_weights, jnp.float32): only `tau` ma
+log_gauss_sum(q, k, [1.0] * 7) | log_weights! | list | Convert with jnp.asarray(log_weights, jnp.float32): only `tau` m
 log_gauss_sum(q, k, w.astype(int)) | log_weights! | log_weights int64 | Convert with log_weights.astype(jnp.float32).
 log_kernel_sum(q, k, w[:5]) | log_weights | log_weights (5,), keys (7, 3) | Its last axis must be that of the keys.
 log_kernel_sum(q, k, length_scale=1.0) | tau! | length_scale 1.0 | Pass tau=jaxgauss.tau_from_bandwidth(length_scale)
@@ -154,15 +164,15 @@ gauss_sum_streamed(q, [(k[:, :2], v)]) | queries | queries (5, 3), keys (7, 2), 
 gauss_sum_streamed(q, [(k.astype(int), v)]) | keys! | keys int64 | Convert with keys.astype(jnp.float32).
 gauss_sum_streamed(q, [(k[None], v)]) | chunks | keys (1, 7, 3), values (7, 2) | Leading axes are for queries and tau.
 gauss_sum_streamed(q, [(k, v), (k[:, :2], v)]) | chunks | keys (7, 2) float64, values (7, 2) | Sum others by themselves
-gauss_sum_streamed(q, [(k, v), (k, v[:5])]) | chunks | keys (7, 3) float64, values (5, 2) flo | Sum others by themselves
-gauss_sum_streamed(q, [(k, v)] * 2 + [(k, v.astype("f4"))]) | chunks | keys (7, 3) float64, v | Sum others by themselves
-gauss_sum_streamed(q, [(k, v)], method="softmax") | method | 'softmax' | Pass 'auto', for example.
+gauss_sum_streamed(q, [(k, v), (k, v[:5])]) | chunks | keys (7, 3) float64, values (5, 2) flo | Sum others by themselve
+gauss_sum_streamed(q, [(k, v)] * 2 + [(k, v.astype("f4"))]) | chunks | keys (7, 3) float64, v | Sum others by themselve
+gauss_sum_streamed(q, [(k, v)], engine="softmax") | engine | 'softmax' | Pass 'auto', for example.
 gauss_sum_streamed(q, [(k, v)], -1) | tau | tau -1 | Pass 1 / sigma**2.
-gauss_sum_streamed(stack(q), [(k, v)], np.ones(2), method="fourier") | tau | tau (2,) | Make a sketch for each.
-gauss_sum_streamed(1e6 * q, [(k, v)], 1e12, method="fourier") | tau | 2611265022320 for 6.86e | Use `gauss_sum`, or a sm
-gauss_sum_streamed(q, [(k, v)], tolerance=0.1) | tolerance | tolerance 0.1, method 'auto' | Other methods promise digits
-gauss_sum_streamed(q, [(k, v)], backend="flash") | backend | 'flash', which runs on cuda | Use backend='auto'.
-jax.grad(lambda v: gauss_sum_streamed(q, [(k, v)]).sum())(v) | queries! | a tracer | Use `gauss_sum`, or `gauss_sum_shar
+gauss_sum_streamed(stack(q), [(k, v)], np.ones(2), engine="fourier") | tau | tau (2,) | Make a sketch for each.
+gauss_sum_streamed(1e6 * q, [(k, v)], 1e12, engine="fourier") | tau | 2611265022320 for 6.86e | Use `gauss_sum`, or a s
+gauss_sum_streamed(q, [(k, v)], tolerance=0.1) | tolerance! | tolerance 0.1 | Pass engine=jaxgauss.Fourier(tolerance=0.
+gauss_sum_streamed(q, [(k, v)], engine=jaxgauss.Attention(kernel="flash")) | engine | Attention(kernel='flash') | Use en
+jax.grad(lambda v: gauss_sum_streamed(q, [(k, v)]).sum())(v) | queries! | a tracer | Use `gauss_sum`, or `gauss_sum_sha
 gauss_sum_streamed(q, [(k, v)], saved="missing/sum.npz") | saved | 'missing/sum.npz' | Create it.
 kernel_sum_streamed(q, [(k, v[:3])]) | values | queries (5, 3), keys (7, 3) | The last two axes of values are keys
 kernel_sum_streamed(q, [(k, v)], precision="fp16") | precision | 'fp16' | Did you mean 'float16'?
@@ -188,7 +198,7 @@ fourier_sketch(x, a, -1.0) | tau | tau -1.0 | Pass 1 / sigma**2.
 fourier_sketch(x, a, lower=[0.0] * 2) | lower | lower [0.0, 0.0] | Leave it out for that of the keys.
 fourier_sketch(x, a, upper=np.inf) | upper | upper inf | Leave it out for that of the keys.
 fourier_sketch(x, a, tolerance=0) | tolerance | 0 | Pass one such as 1e-4.
-fourier_sketch(x * np.nan, a, lower=0, upper=1) | keys | [nan, nan, nan], and 4 others outsid | Make the sketch with `lo
+fourier_sketch(x * np.nan, a, lower=0, upper=1) | keys | [nan, nan, nan], and 4 others outsid | Make the sketch with `l
 jax.jit(fourier_sketch)(x, a) | lower! | None | Pass a number.
 jax.jit(lambda tau: fourier_sketch(x, a, tau, lower=0, upper=1))(1.0) | tau! | a tracer | Close over it.
 FourierSketch.__call__(sketch) | queries! | nothing | Pass it, too.
@@ -198,7 +208,7 @@ FourierSketch.__call__(sketch, 99 * x) | queries | [9.9, 15.5 | Make the sketch 
 FourierSketch.__call__(sketch, x[:, :2]) | queries | queries (5, 2), keys (0, 3) | Their last axes must be equal.
 FourierSketch.__add__(sketch, fourier_sketch(x, a, 2.0)) | other | tau 1.0 and 2.0 | Give `fourier_sketch` the same
 FourierSketch.load(__file__) | path | '/ | Write it again.
-FourierSketch.__add__(sketch, fourier_sketch(x, x)) | other | one_weight True and False, chan | Give `fourier_sketch` th
+FourierSketch.__add__(sketch, fourier_sketch(x, x)) | other | one_weight True and False, chan | Give `fourier_sketch` t
 estimate_error(q, k, v, key=rng_key) | key! | key PRNGKeyArray | Did you mean `rng_key`?
 estimate_error(q, k, v, rng_key=0) | rng_key! | 0 | Make one with jax.random.key(0), several with jax.random.split.
 estimate_error(q, k, v, rng_key=rng_key, num_queries=True) | num_queries | num_queries True | Pass num_queries=10
@@ -264,11 +274,11 @@ mmd_squared(x, y, 1.0, y_weights=[1.0]) | y_weights! | list | Convert with jnp.a
 mmd_squared(x, y, 1.0, y_weights=np.eye(4)[0], estimator="unbiased") | y_weights | 1 of 4 points | Use estimator='bi
 mmd_squared(x, y, 1.0, y_norm_squared=y) | y_norm_squared | ndarray (4, 3) | Pass embedding_norm_squared(y,
 mmd_squared(x, y, 1.0, kernel="energy", x_weights=a) | x_weights | sums 5 and 1 | Pass normalize=True.
-mmd_squared(x, y, 1.0, kernel="imq", method="prescale") | method | 'prescale' | Pass 'auto', for example.
+mmd_squared(x, y, 1.0, kernel="imq", engine="prescale") | engine | Attention(method='prescale') | Use engine='auto'.
 mmd_squared(x, y, 1.0, speed="fast") | speed! | speed 'fast' | Leave it out.
-mmd_squared(x, y, 1.0, backend="cudnn") | backend | 'cudnn', which runs on cuda | Use backend='auto'.
-mmd_squared(x, y, 1.0, key_axis="rows") | query_axis | query_axis None, key_axis 'rows', axes | Make a mesh by jax.make_
-mmd_squared(x, y, 1.0, mesh=mesh, key_axis="rows") | query_axis | query_axis None, key_axis ' | Pass query_axis='i', for
+mmd_squared(x, y, 1.0, engine=jaxgauss.Attention(kernel="cudnn")) | engine | Attention(kernel='cudnn') | Use engine='au
+mmd_squared(x, y, 1.0, key_axis="rows") | query_axis | query_axis None, key_axis 'rows', axes | Make a mesh by jax.make
+mmd_squared(x, y, 1.0, mesh=mesh, key_axis="rows") | query_axis | query_axis None, key_axis ' | Pass query_axis='i', fo
 embedding_norm_squared(x, x, 1.0) | points! | 3, the last 1.0 | Pass others by name: kernel, weights, estimator
 embedding_norm_squared(x, 1.0, x_weights=a) | x_weights! | x_weights ndarray | Did you mean `weights`?
 embedding_norm_squared(x, 1.0, kernel=3) | kernel! | int | Wrap a function of u = τ‖x - y‖²:
@@ -290,7 +300,7 @@ mmd_estimate([x], [y, y.astype(int)], 1.0) | y[1]! | y[1] int64 | Convert with y
 mmd_estimate([x], KeyChunks(y, y), 1.0) | y[0]! | a tuple | Pass the points alone, lambda: (keys for keys
 mmd_estimate([x], y, 1.0, mesh=mesh) | mesh! | mesh | Leave it out.
 mmd_estimate(x, y, 1.0, saved=1) | saved! | saved 1 | Leave it out.
-mmd_estimate(changing(), y, 1.0) | x must have the same chunks each time | others, or fewer, from chunk 0 | A function m
+mmd_estimate(changing(), y, 1.0) | x must have the same chunks each time | others, or fewer, from chunk 0 | A function 
 mmd_estimate(changing(x), y, 1.0) | x | others, or fewer, from chunk 1 | A function must
 mmd_estimate(changing(x, x[:2]), y, 1.0) | x | others, or fewer, from chunk 1 | A function must
 mmd_estimate(changing(x, x, x), y, 1.0) | x | others, or fewer, from chunk 2 | A function must
@@ -302,13 +312,13 @@ mmd_squared_matrix(x, 1.0, labels=labels) | labels! | labels ndarray | Did you m
 mmd_squared_matrix(x, 1.0, segments=labels[:3]) | segments | (3,) | All elements of a batch share the labels.
 mmd_squared_matrix(x, 1.0, segments=[0, 0, 1, 1, 1]) | segments! | list | Convert the labels with np.asarray.
 mmd_squared_matrix(x, 1.0, segments=np.arange(5), estimator="unbiased") | segments | 5 of 5 sets | Use estimator='bi
-mmd_squared_matrix(stack(x), 1.0, segments=labels) | points | points (1, 5, 3) | One-dimensional points are points[:, No
+mmd_squared_matrix(stack(x), 1.0, segments=labels) | points | points (1, 5, 3) | One-dimensional points are points[:, N
 mmd_squared_matrix(x[:0], 1.0, segments=labels[:0]) | points | points (0, 3) | Pass more points.
 mmd_squared_matrix(x, -1.0, segments=labels) | tau | tau -1.0 | Pass 1 / sigma**2.
-mmd_squared_matrix(x, 1.0, segments=a) | segments! | float64 | Number the groups: np.unique(labels, return_inverse=True)
+mmd_squared_matrix(x, 1.0, segments=a) | segments! | float64 | Number the groups: np.unique(labels, return_inverse=True
 mmd_squared_matrix(x, 1.0, segments=labels, mesh=None) | mesh! | mesh None | Leave it out.
 mmd_squared_matrix(x, 1.0, segments=labels, weights=a[:2]) | weights | points (5, 3), weights | Its shape must be (5,).
-mmd_squared_matrix(x, 1.0, segments=labels, weights=a > 0) | weights! | booleans | Pass points[mask] and segments[mask].
+mmd_squared_matrix(x, 1.0, segments=labels, weights=a > 0) | weights! | booleans | Pass points[mask] and segments[mask]
 mmd_squared_matrix(x, 1.0, segments=labels, estimator="V") | estimator | 'V' | Pass 'biased', for example.
 mmd_squared_matrix(x, 1.0, segments=labels, weights=a, kernel="energy") | weights | sums from 2 | Divide those of each
 mmd_witness(x[:, :2], x, y, 1.0) | x | x (5, 3), y (4, 3), points (5, 2) | A point is a row: transpose columns.
@@ -342,7 +352,7 @@ hsic(x, x, 1.0, 1.0, estimator="unbiased", weights=np.eye(5)[0]) | weights | 1 o
 hsic_test(x, x, 1.0, 1.0) | rng_key! | x, y, tau_x, tau_y | Make one with jax.random.key(0).
 hsic_test(x, x, [1.0, 2.0], 1.0, rng_key=rng_key, estimator="biased") | estimator | 'biased', tau_x | Leave it out:
 hsic_test(x, x, 1.0, 1.0, rng_key=rng_key, num_permutations=0) | num_permutations | num_permutations | Pass num_permu
-hsic_test(x, x, 1.0, 1.0, rng_key=rng_key, method="dense") | method! | method 'dense' | Leave it out.
+hsic_test(x, x, 1.0, 1.0, rng_key=rng_key, engine="dense") | engine! | engine 'dense' | Leave it out.
 jax.jit(lambda x: hsic_test(x, x, 1.0, 1.0, rng_key=rng_key, progress=True))(x) | progress | True | Leave it out.
 ksd_squared(x, s[:3], 1.0) | scores | points (5, 3), scores (3, 3) | One for each:
 ksd_squared(x, jnp.sin, 1.0) | scores! | PjitFunction | Convert with jnp.asarray(scores
@@ -389,18 +399,18 @@ svgd_direction(x, s, 1.0, kernel="energy") | kernel | Kernel(energy) | Use kerne
 # other libraries
 dask.gauss_sum(q, k, v) | keys! | ndarray | Use dask.array.from_array, or `jaxgauss.gauss_sum` for arrays in memory.
 dask.gauss_sum(q, k, v, sigma=1.0) | tau! | sigma 1.0 | Pass tau=jaxgauss.tau_from_bandwidth(sigma).
-dask.gauss_sum([[0.0]], K, V) | queries! | list | Convert with jnp.asarray(queries, jnp.float32): only `tau` may be a li
+dask.gauss_sum([[0.0]], K, V) | queries! | list | Convert with jnp.asarray(queries, jnp.float32): only `tau` may be a l
 dask.gauss_sum(x[:, :2], K, V) | queries | queries (5, 2), keys (5, 3), values (5,) | Their last axes must be equal.
-dask.gauss_sum(x, K, V, kernel="box") | kernel | 'box' | Others are a jaxgauss.Kernel, such as jaxgauss.rational_quadrat
-dask.gauss_sum(x, K, V, method="fast") | method | 'fast' | Pass 'auto', for example.
-dask.gauss_sum(x, K, V, tolerance=0.1) | tolerance | tolerance 0.1, method 'auto' | Other methods promise digits: see do
+dask.gauss_sum(x, K, V, kernel="box") | kernel | 'box' | Others are a jaxgauss.Kernel, such as jaxgauss.rational_quadra
+dask.gauss_sum(x, K, V, engine="fast") | engine | 'fast' | Pass 'auto', for example.
+dask.gauss_sum(x, K, V, tolerance=0.1) | tolerance! | tolerance 0.1 | Pass engine=jaxgauss.Fourier(tolerance=0.1).
 dask.fourier_sketch(k, v, lower=0.0, upper=1.0) | keys! | ndarray | Use dask.array.from_array
-dask.fourier_sketch(K, a, lower=0, upper=1) | values! | ndarray | Use dask.array.from_array, or `jaxgauss.fourier_sketch
-dask.fourier_sketch(K[None], V, lower=0, upper=1) | keys | keys (1, 5, 3), values (5,) | Leading axes are for queries an
-dask.fourier_sketch(K, V.rechunk(2), lower=0, upper=1) | values | keys ((3, 2), (3,)), values | Use keys.rechunk({1: -1}
-dask.fourier_sketch(K.rechunk((3, 1)), V, lower=0, upper=1) | values | keys ((3, 2), (1, 1, 1 | Use keys.rechunk({1: -1}
-dask.fourier_sketch(K, V, lower=None, upper=1) | lower | lower None, upper 1 | dask.compute(keys.min(0), keys.max(0)) fi
-dask.fourier_sketch(K @ np.ones((3, 4)), V, lower=0, upper=1) | keys | keys (5, 4), values (5 | `gauss_sum_streamed` tak
+dask.fourier_sketch(K, a, lower=0, upper=1) | values! | ndarray | Use dask.array.from_array, or `jaxgauss.fourier_sketc
+dask.fourier_sketch(K[None], V, lower=0, upper=1) | keys | keys (1, 5, 3), values (5,) | Leading axes are for queries a
+dask.fourier_sketch(K, V.rechunk(2), lower=0, upper=1) | values | keys ((3, 2), (3,)), values | Use keys.rechunk({1: -1
+dask.fourier_sketch(K.rechunk((3, 1)), V, lower=0, upper=1) | values | keys ((3, 2), (1, 1, 1 | Use keys.rechunk({1: -1
+dask.fourier_sketch(K, V, lower=None, upper=1) | lower | lower None, upper 1 | dask.compute(keys.min(0), keys.max(0)) f
+dask.fourier_sketch(K @ np.ones((3, 4)), V, lower=0, upper=1) | keys | keys (5, 4), values (5 | `gauss_sum_streamed` ta
 dask.fourier_sketch(K.astype(int), V, lower=0, upper=1) | keys! | keys int64 | Convert with keys.astype(jnp.float32).
 dask.fourier_sketch(K, V, -1.0, lower=0, upper=1) | tau | tau -1.0 | Pass 1 / sigma**2.
 dask.fourier_sketch(K, V, gamma=1.0, lower=0, upper=1) | tau! | gamma 1.0 | Pass tau=jaxgauss.tau_from_bandwidth(gamma,
@@ -412,53 +422,52 @@ lineax.gauss_operator(x, sigma=1.0) | tau! | sigma 1.0 | Pass tau=jaxgauss.tau_f
 lineax.gauss_operator(x, noise=-1.0) | noise must not be negative | noise from -1.0 to -1.0 | It is a variance, σ².
 lineax.gauss_operator(x, noise="loud") | noise! | 'loud' | It is a variance, σ².
 lineax.gauss_operator(x, precision="float16") | precision | 'float16' | Conjugate gradients do not survive half
-lineax.gauss_operator(x.astype("float16")) | points must be float32 or float64! | points float16 | Convert with .astype.
+lineax.gauss_operator(x.astype("float16")) | points must be float32 or float64! | points float16 | Convert with .astype
 lineax.gauss_operator(x, noise=a[:3]) | noise must be a number or one for each point | noise (3,), points (5, 3) | It is
-lineax.gauss_operator(x, kernel="energy") | kernel must be positive definite | Kernel(energy) | Use kernel='matern12', o
+lineax.gauss_operator(x, kernel="energy") | kernel must be positive definite | Kernel(energy) | Use kernel='matern12', 
 lineax.nystrom_preconditioner(x, 2, rng_key=rng_key) | operator! | ndarray | Make one with it.
 lineax.nystrom_preconditioner(operator, True, rng_key=rng_key) | rank | rank True | Pass rank=10, for example.
 lineax.nystrom_preconditioner(operator, 9, rng_key=rng_key) | rank must be at most | rank 9, 5 points | Pass rank=5.
 lineax.nystrom_preconditioner(lineax.gauss_operator(x), 2, rng_key=rng_key) | operator must have | noise 0 | Add some
 lineax.log_marginal_likelihood(x, x, rng_key=rng_key) | operator! | ndarray | Make one with it.
-lineax.log_marginal_likelihood(operator, x[:2], rng_key=rng_key) | values | values (2, 3), points (5, 3) | Batches go by
+lineax.log_marginal_likelihood(operator, x[:2], rng_key=rng_key) | values | values (2, 3), points (5, 3) | Batches go b
 lineax.log_marginal_likelihood(operator, x, rng_key=rng_key, rtol=2) | rtol | rtol 2 | Pass rtol=1e-4.
 lineax.log_marginal_likelihood(operator, x, rng_key=0) | rng_key! | 0 | Make one with jax.random.key(0)
 lineax.log_marginal_likelihood(operator, [1.0], rng_key=rng_key) | values must be a JAX or NumPy array! | list | Convert
 lineax.log_marginal_likelihood(operator, x, rng_key=rng_key, preconditioner="") | preconditioner! | str | Make one with
-lineax.log_marginal_likelihood(operator, x, rng_key=rng_key, num_samples=1) | num_samples | num_samples 1 | Pass num_sam
+lineax.log_marginal_likelihood(operator, x, rng_key=rng_key, num_samples=1) | num_samples | num_samples 1 | Pass num_sa
 lineax.log_marginal_likelihood(operator, x, rng_key=rng_key, rtol=0) | rtol | rtol 0 | Pass rtol=1e-4.
 lineax.log_marginal_likelihood(operator, x, rng_key=rng_key, max_steps=0) | max_steps | max_steps 0 | Pass max_steps=10
-lineax.log_marginal_likelihood(lineax.gauss_operator(x), x, rng_key=rng_key) | operator | noise 0 | Add some: noise=1e-4
+lineax.log_marginal_likelihood(lineax.gauss_operator(x), x, rng_key=rng_key) | operator | noise 0 | Add some: noise=1e-
 lineax.log_marginal_likelihood(lineax.gauss_operator(x, noise=1e-20), x, rng_key=rng_key) | operator | noise 1e-20 | Add
 lineax.log_determinant(operator, rng_key=0) | rng_key! | 0 | Make one with jax.random.key(0)
 lineax.log_determinant(operator, rng_key=rng_key, num_samples=1) | num_samples | num_samples 1 | Pass num_samples=10
 lineax.log_determinant(operator, rng_key=rng_key, num_matvecs=2.5) | num_matvecs | num_matvecs 2.5 | Pass num_matvec
 lineax.log_determinant(x, rng_key=rng_key) | operator must be from jaxgauss.lineax.gauss_operator! | ndarray | Make one
-lineax.log_determinant(operator, rng_key=rng_key) | num_matvecs must be at most | num_matvecs 20, 5 points | Pass num_ma
+lineax.log_determinant(operator, rng_key=rng_key) | num_matvecs must be at most | num_matvecs 20, 5 points | Pass num_m
 optax.scale_by_svgd("mean") | tau must be a positive number or 'median' | 'mean' | Pass 1 / sigma**2.
 optax.scale_by_svgd(1.0, speed=1) | speed! | speed 1 | Leave it out.
 optax.scale_by_svgd(1.0).update(x, ()) | params | None | Call update(gradients, state, params).
 optax.scale_by_svgd(1.0).update(x, (), y) | updates | updates (5, 3), params (4, 3) | Take them of the sum of all
 optax.scale_by_svgd(-1.0) | tau | tau -1.0 | Pass 1 / sigma**2.
 optax.scale_by_svgd(sigma=1.0) | tau! | sigma 1.0 | Pass tau=jaxgauss.tau_from_bandwidth(sigma).
-optax.scale_by_svgd(kernel="energy") | kernel must be positive definite | Kernel(energy) | Use kernel='matern12', or 'im
+optax.scale_by_svgd(kernel="energy") | kernel must be positive definite | Kernel(energy) | Use kernel='matern12', or 'i
 optax.scale_by_svgd(query_axis="x") | query_axis and key_axis must name axes of | query_axis 'x' | Make a mesh by jax
 optax.scale_by_svgd(1.0).update({}, (), {}) | params must be a pytree | {} | Call update(gradients, state, params).
-optax.scale_by_svgd(1.0).update((x, y), (), (x, y)) | params must be a pytree | ((5, 3), (4, 3)) | Call update(gradients
+optax.scale_by_svgd(1.0).update((x, y), (), (x, y)) | params must be a pytree | ((5, 3), (4, 3)) | Call update(gradient
 optax.scale_by_svgd(1.0).update([a[0]], (), [a[0]]) | params | [()] | Call update(gradients, state, params).
 optax.scale_by_svgd(1.0).update({"y": x}, (), {"x": x}) | updates | updates {'y': (5, 3)}, params {'x': (5, 3)} | Take
-optax.scale_by_svgd(1.0).update(x.astype(int), (), x.astype(int)) | params! | params int64 | Convert with params.astype(
+optax.scale_by_svgd(1.0).update(x.astype(int), (), x.astype(int)) | params! | params int64 | Convert with params.astype
 ott.PointCloud() | x! | nothing | Pass it, too.
 ott.PointCloud(x, y, None, 9, 0.1) | x! | 5, the last 0.1 | There is no `tau`: leave it out.
 ott.PointCloud(x, y, eps=0.1) | eps! | eps 0.1 | Did you mean `epsilon`?
-ott.PointCloud(x, y, method="fast") | method | 'fast' | Pass 'auto', for example.
-ott.PointCloud(x, y, cost_fn=ott.costs.PNormP(1.5)) | cost_fn must be the squared Euclidean | <ott | Leave it out, or us
-ott.PointCloud(x, y, method="prescale") | method | 'prescale' | Did you mean 'rescale'?
+ott.PointCloud(x, y, engine="fast") | engine | 'fast' | Pass 'auto', for example.
+ott.PointCloud(x, y, cost_fn=ott.costs.PNormP(1.5)) | cost_fn must be the squared Euclidean | <ott | Leave it out, or u
 sklearn.KernelDensity(tau="scott").fit(x) | tau | tau 'scott' | Pass 1 / sigma**2.
 sklearn.KernelDensity(-1.0).fit(x) | tau | tau -1.0 | Pass 1 / sigma**2.
 sklearn.KernelDensity(True).fit(x) | tau must be a positive number or 'leave_one_out' | tau True | Pass 1 / sigma**2.
-sklearn.KernelDensity(kernel="imq").fit(x) | kernel must have an integral | Kernel(imq) in 3 dimensions | Use a Matérn k
-sklearn.KernelDensity(kernel="matern12").fit(x).sample() | kernel must be 'gauss' | 'matern12' | Add noise of the kernel
+sklearn.KernelDensity(kernel="imq").fit(x) | kernel must have an integral | Kernel(imq) in 3 dimensions | Use a Matérn 
+sklearn.KernelDensity(kernel="matern12").fit(x).sample() | kernel must be 'gauss' | 'matern12' | Add noise of the kerne
 sklearn.KernelDensity("leave_one_out").fit(x[:1]) | X must have 2 rows | X (1, 3) | Pass tau=1.0.
 sklearn.KernelMean(kernel="energy").fit(x, a) | kernel | Kernel(energy) | Use kernel='matern12', or 'imq'.
 sklearn.KernelMean(tau=np.inf).fit(x, a) | tau | tau inf | Pass 1 / sigma**2.
@@ -467,16 +476,16 @@ sklearn.KernelMean().fit(x, a, sample_weight=s[:, 0]) | sample_weight must not b
 sklearn.KernelMean().fit(x, a, sample_weight=x) | sample_weight must be one-dimensional | sample_weight (5, 3) | Pass on
 sklearn.KernelRidge(alpha=-1.0).fit(x, a) | alpha must be a positive finite number | alpha -1.0 | Pass alpha=1.0.
 sklearn.KernelRidge(rank=0).fit(x, a) | rank must be a positive integer | rank 0 | Pass rank=10, for example.
-sklearn.KernelRidge(tau="leave_one_out").fit(x, a) | tau must be a positive number | tau 'leave_one_out' | Pass 1 / sigm
-sklearn.KernelRidge(kernel="energy").fit(x, a) | kernel must be positive definite | Kernel(energy) | Use kernel='matern1
+sklearn.KernelRidge(tau="leave_one_out").fit(x, a) | tau must be a positive number | tau 'leave_one_out' | Pass 1 / sig
+sklearn.KernelRidge(kernel="energy").fit(x, a) | kernel must be positive definite | Kernel(energy) | Use kernel='matern
 sklearn.KernelRidge(max_iter=0).fit(x, a) | max_iter | max_iter 0 | Pass max_iter=10, for example.
 sklearn.KernelRidge(tol=-1e-3).fit(x, a) | tol must be a positive finite number | tol -0.001 | Pass tol=1.0.
 sklearn.GaussianProcess(noise=0.0).fit(x, a) | noise must be a positive finite number | noise 0.0 | Pass noise=1.0.
-sklearn.GaussianProcess(learn=False).fit(x, a) | length_scale must be given if it is not learned | None | Pass learn=Tru
-sklearn.GaussianProcess(noise=1e-13).fit(x, a) | noise must be at least 5e-11 for 5 points | noise 1e-13 | With less, ro
+sklearn.GaussianProcess(learn=False).fit(x, a) | length_scale must be given if it is not learned | None | Pass learn=Tr
+sklearn.GaussianProcess(noise=1e-13).fit(x, a) | noise must be at least 5e-11 for 5 points | noise 1e-13 | With less, r
 sklearn.GaussianProcess(max_iter=1.5).fit(x, a) | max_iter must be a positive integer | max_iter 1.5 | Pass max_iter=10
-sklearn.GaussianProcess(num_samples=True).fit(x, a) | num_samples | num_samples True | Pass num_samples=10, for example.
-sklearn.GaussianProcess(-1.0).fit(x, a) | length_scale must be positive | length_scale -1.0 | Pass None to have it found
+sklearn.GaussianProcess(num_samples=True).fit(x, a) | num_samples | num_samples True | Pass num_samples=10, for example
+sklearn.GaussianProcess(-1.0).fit(x, a) | length_scale must be positive | length_scale -1.0 | Pass None to have it foun
 sklearn.GaussianProcess([1.0, 2.0]).fit(x, a) | length_scale | length_scale [1.0, 2.0] | Pass None to have it found.
 sklearn.GaussianProcess().fit(np.ones((8193, 4)), np.ones(8193)) | X must have at most 8192 rows | X (8193, 4) | Use jax
 sklearn.GaussianProcess(1e-5, learn=False).fit(many, many[:, 0]) | points | 1e+05 × 1e+05 length scales | Pass a longer
@@ -506,7 +515,7 @@ def arguments():
     return {
         **{name: getattr(jaxgauss, name) for name in PUBLIC if "." not in name},
         **OTHERS,
-        **{"jax": jax, "jnp": jnp, "np": np, "math": math, "torch": torch},
+        **{"jaxgauss": jaxgauss, "jax": jax, "jnp": jnp, "np": np, "math": math, "torch": torch},
         **{"q": x, "k": k, "v": v, "w": np.ones(7), "x": x, "y": y, "a": np.ones(5), "s": -x},
         **{"labels": np.arange(5) % 2, "many": np.linspace(0, 1, 6000).reshape(3000, 2), "__file__": __file__},
         "changing": lambda *later: itertools.chain([[x, x]], itertools.repeat(list(later))).__next__,

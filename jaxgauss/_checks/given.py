@@ -18,9 +18,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._arrays.devices import is_visible
+from .._arrays.hidden import shown, weighed_by
 from .._calls import misfit, public_name, warn
-from .first_call import warn_of_mistakes
-from .hidden import shown, weighed_by
+from .data import are_checked, warn_of_mistakes
 from .settings import DTYPES, TAU_RANGE
 
 POINTS = ("queries", "keys", "points", "x", "y", "samples", "data", "particles")
@@ -67,9 +67,8 @@ def public(center: str | None = "common") -> Callable[[Callable[_Arguments, _Res
                 if wrong is None:
                     raise
             else:
-                key = (function, *[getattr(x, "shape", None) for x in args[:2]])  # with the lookup, 0.6 µs
-                if key not in LOOKED:
-                    _look(key, defaults, args, kwargs)
+                if are_checked.get():
+                    _look(function, defaults, args, kwargs)
                 return result
             raise wrong
 
@@ -99,17 +98,14 @@ def _with(found: dict[str, Any], names: Any, args: Any, kwargs: Any) -> tuple[An
     return (*first, *args[len(names) :]), {name: found.get(name, x) for name, x in kwargs.items()}
 
 
-LOOKED: set[Any] = set()  # functions and shapes of their first two arguments whose data have been checked
-
-
-def _look(key: tuple[Any, ...], names: dict[str, Any], args: Any, kwargs: Any) -> None:
+def _look(function: Callable[..., Any], names: dict[str, Any], args: Any, kwargs: Any) -> None:
     """Check the data of a call, unless it comes from within jaxgauss or an argument is traced."""
-    if str(sys._getframe(2).f_globals.get("__name__")).startswith("jaxgauss."):
+    caller = str(sys._getframe(2).f_globals.get("__name__"))
+    if caller.startswith("jaxgauss.") and not caller.endswith(".explanation"):
         return
     given = names | dict(zip(names, args, strict=False)) | kwargs
     if not any(isinstance(x, jax.core.Tracer) for x in given.values()):
-        LOOKED.add(key)
-        warn_of_mistakes(public_name(key[0]), {name: given[name] for name in POINTS if name in given}, given)
+        warn_of_mistakes(public_name(function), {name: given[name] for name in POINTS if name in given}, given)
 
 
 _READY: set[type] = set()  # types met so far whose objects never need a conversion

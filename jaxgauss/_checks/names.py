@@ -1,26 +1,37 @@
-"""Checks of options and kernels that have names."""
+"""Checks of engines and kernels, which have names."""
 
+from dataclasses import replace
 from typing import Any
 
 from .._calls import did_you_mean, nearest
+from .._engines.engine import Engine, as_precision
+from .._engines.engines import NAMES
 from .._kernels.kernels import KERNELS, Kernel
-from .settings import BACKENDS, METHODS, PRECISIONS
 
 
-def check_names(function: str, method: Any, precision: Any, backend: Any, methods: tuple[str, ...] = METHODS) -> None:
-    """Raise ValueError unless method, precision and backend exist."""
-    options = {"method": (method, methods), "precision": (precision, PRECISIONS), "backend": (backend, BACKENDS)}
-    for name, (given, allowed) in options.items():
-        check_choice(function, name, given, allowed)
-
-
-def check_choice(function: str, name: str, given: Any, allowed: tuple[str, ...]) -> None:
-    """Raise ValueError unless the value of an option is one of those that exist."""
-    if given not in allowed:
-        raise ValueError(
-            f"`jaxgauss.{function}`: `{name}` must be one of {', '.join(allowed)}; got {given!r}."
-            f" {did_you_mean(given, allowed)}"
+def as_engine(function: str, engine: Any, precision: Any = None) -> Engine:
+    """The engine of a name, or itself, in a precision; TypeError or ValueError in the name of a public function."""
+    precision = as_precision(function, precision)
+    where = f"`jaxgauss.{function}`: `engine` must be"
+    if isinstance(engine, str):
+        if engine not in NAMES:
+            fix = did_you_mean(engine, NAMES)
+            raise ValueError(f"{where} one of {', '.join(NAMES)}, or a jaxgauss.Engine; got {engine!r}. {fix}")
+        engine = NAMES[engine]
+    if not isinstance(engine, Engine):
+        fix = (
+            f"Pass {engine.__name__}()." if isinstance(engine, type) and issubclass(engine, Engine) else "Pass 'auto'."
         )
+        given = f"the class {engine.__name__}" if isinstance(engine, type) else type(engine).__name__
+        raise TypeError(f"{where} a name or a jaxgauss.Engine; got {given}. {fix}")
+    if precision is None or precision == engine.precision:
+        return engine
+    if engine.precision is not None:
+        raise ValueError(
+            f"`jaxgauss.{function}`: `precision` must be that of the engine; got {precision!r} and {engine!r}. Leave"
+            " it out."
+        )
+    return replace(engine, precision=precision)
 
 
 def as_kernel(function: str, kernel: Any) -> Kernel:

@@ -17,24 +17,6 @@ class Traced(TypeError):
     """A function that needs the values of its arguments was traced."""
 
 
-def check_tolerance(function: str, method: str, tolerance: Any) -> None:
-    """Raise unless the tolerance is a number between 0 and 1, and the method is "fourier"."""
-    if tolerance is None:
-        return
-    where = f"`jaxgauss.{function}`"
-    if isinstance(tolerance, bool) or not isinstance(tolerance, int | float | np.floating):
-        raise TypeError(
-            f"{where}: `tolerance` must be a number; got {type(tolerance).__name__}. Pass one such as 1e-4."
-        )
-    if not 0 < tolerance < 1:
-        raise ValueError(f"{where}: `tolerance` must be between 0 and 1; got {tolerance}. Pass one such as 1e-4.")
-    if method != "fourier":
-        raise ValueError(
-            f"{where}: `tolerance` must come with method='fourier'; got tolerance {tolerance}, method {method!r}."
-            " Other methods promise digits: see docs/precision.md."
-        )
-
-
 def check_operands(function: str, queries: Any, keys: Any, values: Any, tau: Any) -> str:
     """Raise TypeError or ValueError unless the arguments fit together; return the name of the promoted dtype."""
     where = f"`jaxgauss.{function}`"

@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._arrays.devices import visible
-from .._calls import warn
+from .._calls import check_choice, warn
 from .._kernels.kernels import GAUSS, Kernel
 from .given import floating_dtype
-from .names import as_kernel, check_choice, check_names
+from .names import as_engine, as_kernel
 from .operands import check_mesh, check_tau
-from .settings import MeshOptions, Settings, Weights, matmul_precision, methods_of, working_dtype
+from .settings import MeshOptions, Settings, Weights, matmul_precision, working_dtype
 
 
 def check_samples(
@@ -29,7 +29,7 @@ def check_samples(
     allowed: type = MeshOptions,
     may_be_empty: str = "",
     kernel: Kernel = GAUSS,
-    methods: tuple[str, ...] = (),
+    logs: bool = False,
     paired: bool = False,
 ) -> Settings:
     """Raise unless the samples are points (number, D) of one dimension, with one weight per point; return the settings.
@@ -44,13 +44,12 @@ def check_samples(
         allowed: the type of the options.
         may_be_empty: the name of a sample that need not have points.
         kernel: of the sums.
-        methods: names of methods; None for those of the kernel.
+        logs: whether logarithms or means are computed.
         paired: whether samples must have the same number of points, in any dimension.
     """
     where = f"`jaxgauss.{function}`"
     check_options(function, options, allowed)
-    method, precision, backend = (options.get(name, "auto") for name in ("method", "precision", "backend"))
-    check_names(function, method, precision, backend, methods or methods_of(kernel))
+    engine = as_engine(function, options.get("engine", "auto"), options.get("precision"))
     given = {**samples, **{name: x for name, x in (weights or {}).items() if x is not None}}
     masks = [name for name, x in (weights or {}).items() if is_mask(x)]
     dtypes = {floating_dtype(where, name, x) for name, x in given.items() if name not in masks}
@@ -90,7 +89,9 @@ def check_samples(
                 f"{where}: `{name}` must be a number or one-dimensional; got {name} {shape}. Pass one number, or"
                 " several as (T,)."
             )
-    return Settings(dtype=dtype.name, function=function, matmul_precision=matmul_precision(), kernel=kernel, **options)
+    others: Any = {name: x for name, x in options.items() if name not in ("engine", "precision")}
+    asked = {"engine": engine, "kernel": kernel, "logs": logs, "matmul_precision": matmul_precision()}
+    return Settings(dtype=dtype.name, function=function, **asked, **others)
 
 
 def _check_sums(where: str, normalize: Any, weights: dict[str, Any]) -> None:

@@ -14,9 +14,6 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 
 from .._arrays.devices import platforms, replicated, shard_like, vary_like
-from .._arrays.points import aligned_sizes
-from .._checks.settings import Settings
-from .plan import Plan, plan_of
 
 
 def lowered(
@@ -72,15 +69,6 @@ def by_platform(
         results = jax.eval_shape(on[known[0]], *operands)
         return jax.tree.map(lambda x: vary_like(jnp.zeros(x.shape, x.dtype), operands), results)
     return on[known[0]](*operands) if len(known) == 1 else lax.platform_dependent(*operands, **on, default=on["cpu"])
-
-
-def plan_there(settings: Settings, platform: str, operands: tuple[jax.Array, ...]) -> Plan:
-    """The plan on a platform, even if the arguments were checked for another."""
-    try:
-        return plan_of(settings, platform, *aligned_sizes(*operands[:4])).with_findings(settings)
-    except ValueError:  # the arguments were checked for another platform: PyTorch refuses if the sum runs on this one
-        method = "rescale" if settings.method == "auto" else settings.method
-        return Plan(platform, method, settings.precision, settings.backend, "asked for by name", waves=False)
 
 
 def one_of_two(is_near: jax.Array | bool, near: Callable, anywhere: Callable, *operands: Any) -> Any:

@@ -26,7 +26,6 @@ from .._arrays.devices import vary_like
 from .._arrays.process import is_forked_late, refuse_fork
 
 if TYPE_CHECKING:
-    from torch_backend import AttentionKernel
     from torch_backend.devices import Card
 
 DLPACK_CUDA = 2
@@ -112,7 +111,7 @@ def _lowered(context: Any, x: Any) -> list[Any]:
     if context.module_context.lowering_parameters.for_export:
         raise ValueError(
             "`jaxgauss`: a program for `jax.export` must run in XLA alone; got one with a callback, by which PyTorch or"
-            " finufft sums, or XLA where points are far. Pass method='blocked' to the sum."
+            " finufft sums, or XLA where points are far. Pass engine='blocked' to the sum."
         )
     return [x]
 
@@ -191,13 +190,3 @@ def torch_backend():  # pyright knows the type of the module
 def card() -> "Card":
     """The CUDA device that PyTorch runs on."""
     return torch_backend().devices.card()
-
-
-def select_kernel(
-    backend: str, precision: str, platform: str, dtype: str, dim: int, function: str = "gauss_sum"
-) -> "AttentionKernel":
-    """The attention kernel for these options; ValueError, in the function's name, if one that is named cannot run."""
-    try:
-        return torch_backend().select_kernel(backend, precision, platform, dtype, dim)
-    except ValueError as error:
-        raise ValueError(str(error).replace("`torch_backend`", f"`jaxgauss.{function}`")) from None

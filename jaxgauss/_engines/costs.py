@@ -18,20 +18,23 @@ The environment variable JAXGAUSS_CPU_VENDOR names a row of cpu_costs.json, whic
 
 import functools
 import importlib.metadata
+import itertools
 import json
 import os
 import platform
+import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import platformdirs
 
+from . import bridge
+from .fourier.frequencies import WAVES
+
 if TYPE_CHECKING:
     from torch_backend import AttentionKernel
-import itertools
-import time
-from collections.abc import Callable
 
 TABLE, CUDA_TABLE = (Path(__file__).with_name(f"{device}_costs.json") for device in ("cpu", "cuda"))
 DEFAULT = "AuthenticAMD"  # for vendors that are not in the table
@@ -48,6 +51,7 @@ WIDTHS = {
     "efficient": (64, 128),  # beyond, one form serves all widths
 }
 DROPPED = 160, 224  # of flash attention, in PyTorch 2.14.1
+PULL = 10  # columns on CUDA, see `time_on_cuda`
 WARM_UPS, SHORTEST = 3, 5e-3  # calls; seconds of a repetition
 SETTLED = 0.02  # seconds of untimed calls before a repetition: threads of another library may spin so long
 
@@ -134,6 +138,38 @@ def cuda_costs(device: str) -> tuple[Costs, bool]:
     table, own = json.loads(CUDA_TABLE.read_text()), calibrated_rows().get(machine(device))
     measured = table.get(device) if own is None else own
     return _costs(table[CARD]) | _costs(measured or {}), measured is not None
+
+
+def time_on_cuda(
+    engine: "AttentionKernel | str", pairs: int, dim: int, channels: int, pulls: bool = False
+) -> tuple[float, str]:
+    """Milliseconds of a sum, with gradients if there are `pulls`, by a kernel or in XLA; and where the costs are from.
+
+    In XLA, from differences of coordinates, pulls are no products: on an H200 a coordinate of them takes as long as ten
+    columns. By a kernel gradients are a second sum for one channel, and a backward pass for many.
+    """
+    costs, are_measured = cuda_costs(bridge.card().name)
+    if isinstance(engine, str):
+        nanoseconds = costs[engine].nanoseconds(pairs, columns(engine, dim, channels) + PULL * dim * pulls)
+    else:
+        nanoseconds = costs[kernel_engine(engine)].nanoseconds(pairs, kernel_columns(engine, dim, channels))
+        nanoseconds *= 1 if not pulls else 2 if channels == 1 else 3
+    return nanoseconds / 1e6, "measured" if are_measured else f"measured on an {CARD}, not here"
+
+
+def time_of_waves_on_cuda(points: float, dim: int, channels: int, blocks: int) -> float:
+    """Milliseconds of a sum by waves, with so many blocks of each coordinate, at queries and keys together."""
+    costs, _ = cuda_costs(bridge.card().name if bridge.serves("cuda") else CARD)
+    cost, waves = costs["waves"], 2 * WAVES[dim] * blocks
+    return (cost.call + channels * points * (cost.pair * dim * waves + cost.column * waves**dim)) / 1e6
+
+
+def source_of(platform: str) -> str:
+    """Where the costs on a platform are from."""
+    if platform != "cuda":
+        return cpu_costs()[1]
+    card = bridge.card()
+    return f"{'measured' if cuda_costs(card.name)[1] else f'measured on an {CARD}, not here'}: {card}"
 
 
 def forget_costs() -> None:

@@ -15,7 +15,6 @@ import numpy as np
 from .._arrays.devices import expected_platform
 from .._arrays.points import Scaled, center_indices, may_overflow
 from .._arrays.shapes import are_known
-from .._checks.settings import Settings, working_dtype
 from .._kernels.kernels import GAUSS, Kernel, evaluated
 from .clusters.sorted_tiles import FEW
 from .fourier.boxes import boxes
@@ -23,6 +22,7 @@ from .fourier.cost import Sizes, most_blocks, waves_pay
 from .fourier.frequencies import with_blocks
 from .plan import NEAR, STRICTER
 from .products.pair_sums import APART, separation_of
+from .settings import Settings, working_dtype
 
 # A program that examines the same points finds the same. If it examines others, such as part of a batch, the answer
 # here is used only if R² differs from its limit, and the separation of pairs from its own, by such a factor: about
@@ -50,9 +50,9 @@ def examined(
     points are not examined: that would take as long as their sum, and both ways compile quickly. On CUDA points are
     examined for "fourier" alone, see `with_blocks`.
     """
-    small = settings.method != "fourier" and not isinstance(queries, tuple) and _are_few(queries, keys)
+    small = settings.engine.name != "fourier" and not isinstance(queries, tuple) and _are_few(queries, keys)
     is_gauss, kinked = settings.kernel == GAUSS, settings.kernel.kinked
-    if settings.method == "differences" or (kinked and not logs) or small:
+    if settings.engine.anywhere or (kinked and not logs) or small:
         return settings
     given = tau, queries, keys, values
     primals: Any = jax.tree.map(_differentiated, given)
@@ -60,7 +60,11 @@ def examined(
     if not all(map(_is_here, arrays)):
         return settings
     if (platform := expected_platform(*arrays)) != "cpu":
-        return with_blocks(settings, *primals[:3]) if platform == "cuda" and settings.method == "fourier" else settings
+        return (
+            with_blocks(settings, *primals[:3])
+            if platform == "cuda" and settings.engine.name == "fourier"
+            else settings
+        )
     pulls = not kinked and (pulls or is_differentiated(*given))
     if second_order is None:
         second_order = settings.forward_mode or is_differentiated(tau)
@@ -107,7 +111,7 @@ def _summed_by_waves(
     settings: Settings, logs: bool, pulls: bool, primals: Any, values: Any, a: Scaled, b: Scaled
 ) -> bool | None:
     """Whether waves sum Gaussians of these points, even of the smallest of several arrays; None if unknown."""
-    if settings.kernel != GAUSS or settings.method != "auto":
+    if settings.kernel != GAUSS or not settings.automatic:
         return False
     own = working_dtype(settings.dtype).name
     if isinstance(primals[0], tuple):  # two variables have sums of their own, and one of both

@@ -14,12 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
+from .._arrays.hidden import without_hidden
 from .._arrays.points import as_rows, by_point, for_sums, largest_of_sums, shared, with_rank
-from .._checks.hidden import without_hidden
 from .._kernels.kernels import GAUSS
 from .apart import apart
 from .clusters.sorted_tiles import anywhere_sums, sorts
 from .differences.all_pairs import sums_by_differences
+from .engine import AUTO
 from .fourier.boxes import Box, box
 from .fourier.cost import Doubt, Sizes, at_most, doubt_resolved, most_blocks, waves_pay_here
 from .fourier.sums import SUMS, Promise, sides, sums_of_sides
@@ -58,7 +59,7 @@ def _are_few(requests: Sequence[Request], plan: Plan, operands: Sequence[Any]) -
     as_one = shared(keys, values, by_point(tau, queries), weights)  # the batch of the queries becomes more rows
     sizes = (as_rows(queries).shape[0] if as_one else len_of(queries)), *keys.shape[-2:]
     pulls = any(x.pulls.kernels for x in requests)
-    return 0 in sizes or (plan.method != "fourier" and not sorts(plan, *sizes, pulls=pulls))
+    return 0 in sizes or (plan.name != "fourier" and not sorts(plan, *sizes, pulls=pulls))
 
 
 def _in_xla(requests: Sequence[Request], plan: Plan, *operands: Array) -> list[PairSums]:
@@ -94,7 +95,7 @@ def _by_shapes(requests: Sequence[Request], plan: Plan, *operands: Array) -> lis
         both = operands, (keys, queries, row_weights, tau, weights, row_weights)
         with scope("engine", "differences"):
             return [sums_by_differences(x, *side) for x, side in zip(requests, both, strict=False)]
-    summed = functools.partial(_by_waves if plan.method == "fourier" else _by_tiles, requests, plan)
+    summed = functools.partial(_by_waves if plan.waves else _by_tiles, requests, plan)
     scale = by_point(jnp.sqrt(tau), queries)
     if not shared(keys, values, scale, weights):
         return one_by_one(summed, queries, keys, values, scale, row_weights, weights)
@@ -113,7 +114,7 @@ def _of_one_matrix(summed: Callable[..., list[PairSums]], *operands: Any) -> lis
     return [at_queries, *jax.tree.map(lambda x: with_rank(x, keys), at_keys)]
 
 
-@scope("engine", "anywhere")
+@scope("engine", "clusters")
 def _by_tiles(requests: Sequence[Request], _: Plan, *operands: Array) -> list[PairSums]:
     return anywhere_sums(requests, *operands)
 
@@ -129,7 +130,7 @@ def _by_waves(requests: Sequence[Request], plan: Plan, *operands: Array) -> list
 def _ways(requests: Sequence[Request], plan: Plan, operands: Sequence[Array]) -> list[Callable[..., list[PairSums]]]:
     """The ways of `_sums_apart`, as far as they are known without the points."""
     most, _ = blocks_that_may_pay(requests, plan, *(operands[i] for i in (0, 1, 2, -1)))
-    by_waves = [functools.partial(_in_xla, requests, replace(plan, method="fourier"))] if most else []
+    by_waves = [functools.partial(_in_xla, requests, replace(plan, waves=True))] if most else []
     by_tiles = [functools.partial(_in_xla, requests, replace(plan, waves=False))]
     return by_waves if plan.waves and most else by_waves + by_tiles
 
@@ -142,7 +143,7 @@ def blocks_that_may_pay(
     sizes = Sizes(len_of(queries), len_of(keys), keys.shape[-1], channels, bandwidths, pulls)
     if plan.waves is False or {GAUSS} != {y for x in requests for y in x.kernels}:
         return 0, sizes
-    by_name = plan.method == "fourier"
+    by_name = plan.name == "fourier"
     return at_most(sizes.dim, plan) if by_name else most_blocks(plan.precision, sizes), sizes
 
 
@@ -202,7 +203,7 @@ def _of_matrix(
     return doubt_resolved(*waves_of_matrix(requests, plan, most, sizes, around, None, *operands), each, by_tiles)
 
 
-TILES = Plan("cpu", "blocked", "float32", "xla", "", waves=False)  # its precision does not matter
+TILES = Plan("cpu", AUTO, "", waves=False)
 _batch_by_tiles = jax.jit(_by_shapes, static_argnums=(0, 1))
 _rows_by_differences = jax.jit(sums_by_differences, static_argnums=0)
 
@@ -217,7 +218,7 @@ def waves_of_matrix(
     *operands: np.ndarray,
 ) -> tuple[list[PairSums], list[Doubt]]:
     """The sums of a matrix by waves, and the queries in doubt."""
-    promise = None if plan.method == "fourier" else SUMS[plan.precision]
+    promise = None if plan.name == "fourier" else SUMS[plan.precision]
     return _waves(tuple(requests), most, plan, promise, operands, sizes, around, shares)
 
 

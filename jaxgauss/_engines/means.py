@@ -157,7 +157,7 @@ def _by_shapes(kernel: Kernel, plan: Plan, *operands: Array) -> tuple[S, L]:
     queries, keys, values, tau, log_weights = operands
     if not sorts(plan, queries.shape[-2], *keys.shape[-2:]):
         return difference_means(kernel, *operands)
-    by_tiles = scope("engine", "anywhere")(functools.partial(_sorted_means, kernel, plan.precision))
+    by_tiles = scope("engine", "clusters")(functools.partial(_sorted_means, kernel, plan.precision))
     return one_by_one(by_tiles, queries, keys, values, tau[..., None, None], log_weights)
 
 

@@ -18,12 +18,13 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 
 from .._arrays.devices import platforms, vary_like
-from .._checks.settings import Settings
 from .._kernels.kernels import GAUSS
-from .branches import but_not, by_platform, plan_there
+from .branches import but_not, by_platform
+from .engines import plan_there
 from .fourier.cost import are_for_waves
 from .plan import NEAR, STRICTER, Plan
 from .products.pair_sums import within
+from .settings import Settings
 
 
 def are_near(

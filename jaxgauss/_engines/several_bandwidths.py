@@ -11,11 +11,10 @@ from .differences.all_pairs import sums_by_differences
 from .far import blocks_that_may_pay, in_turn, sums_by_points, waves_of_matrix, without_overflow
 from .fourier.cost import doubt_resolved, waves_pay_here
 from .plan import Plan
-from .radial import pair_sums_in_xla
 from .request import PairSums, Request, shapes_of
 
 
-def mixed_sums_in_xla(request: Request, plan: Plan, *operands: Array) -> PairSums:
+def mixed_sums(request: Request, plan: Plan, *operands: Array) -> PairSums:
     """`PairSums` (…, 1, M, ·) of the one kernel Σ_t share_t κ_t, whose own τ is one, from τ and shares (…, T)."""
     queries, keys, values, tau, _, *weights = operands
     most, _ = blocks_that_may_pay([request], plan, queries, keys, values, *weights, bandwidths=tau.shape[-1])
@@ -30,7 +29,7 @@ def mixed_sums_in_xla(request: Request, plan: Plan, *operands: Array) -> PairSum
 
 def _by_each(request: Request, plan: Plan, *operands: Array) -> PairSums:
     queries, keys, values, tau, shares, *weights = operands
-    found = pair_sums_in_xla(request, plan, queries, keys, values, tau, *weights).mixed(tau, shares)
+    found = plan.engine.pair_sums(plan, request, queries, keys, values, tau, *weights).mixed(tau, shares)
     return jax.tree.map(lambda x: x[..., None, :, :], found)
 
 

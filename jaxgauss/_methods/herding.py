@@ -69,7 +69,7 @@ def kernel_herding(
         kernel: a name or a `Kernel`, as for `mmd_squared`: not "energy".
         weights: w, (N,), not negative; they are divided by their sum. None: all are equal.
         unique: whether a point is chosen at most once; num is then at most N.
-        **options: of the Gauss sum: `method`, `precision` and `backend`, as for `gauss_sum`, except that "auto" is
+        **options: of the Gauss sum: `engine` and `precision`, as for `gauss_sum`, except that None is
             float32 on CUDA; and `mesh`, `query_axis` and `key_axis`, as for `mmd_squared`.
 
     Returns:

@@ -52,7 +52,7 @@ def hsic(
         estimator: "biased", the formula above, at least 0; or "unbiased", over pairs, triples and quadruples of
             distinct points, weighted by the products of their weights (N ≥ 4).
         weights: a, (N,), not negative; they are divided by their sum. None: all are equal.
-        **options: `method`, `precision` and `backend`, as for `gauss_sum`, except that "auto" is float32 on CUDA; and
+        **options: `engine` and `precision`, as for `gauss_sum`, except that None is float32 on CUDA; and
             `mesh`, `query_axis` and `key_axis`, as for `mmd_squared`.
 
     Returns:

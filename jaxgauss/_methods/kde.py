@@ -22,7 +22,6 @@ from .._sums.display import refuse_progress_in_a_trace
 from .._sums.explanation import explained
 from .._sums.in_parts import in_parts
 from .._sums.kernel_mean import as_logs
-from .._sums.log_gauss_sum import methods_of_logs
 from .._sums.sharded import log_sum_over_mesh, relative_sum_over_mesh
 from .weights import normalized
 
@@ -51,7 +50,7 @@ def kde_logpdf(
             `rational_quadratic(alpha)`, which is Student's density with 2α - D degrees of freedom ("cauchy": α = 1).
         weights: w, (N,), not negative; they are divided by their sum. None: all are equal.
         progress: take some points at a time and show a bar (needs tqdm); not under transformations.
-        **options: `method`, `precision` and `backend`, as for `log_gauss_sum`; and `mesh`, `query_axis` and `key_axis`,
+        **options: `engine` and `precision`, as for `log_gauss_sum`; and `mesh`, `query_axis` and `key_axis`,
             as for `mmd_squared`.
 
     Returns:
@@ -131,7 +130,7 @@ def _check(
     given = {"weights": weights}
     both = {"samples": samples, "points": points}
     kernel = check_kernel(function, kernel, positive=True)
-    how = {"kernel": kernel, "methods": methods_of_logs(kernel)}
+    how = {"kernel": kernel, "logs": True}
     settings = check_samples(function, both, tau, options, weights=given, may_be_empty="points", **how)
     check_integral(function, kernel, points.shape[1])
     check_signs(function, weights)

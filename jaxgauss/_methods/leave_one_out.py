@@ -81,7 +81,7 @@ def leave_one_out_tau(
         kernel: as for `kde_logpdf`; with values, as for `kernel_mean`.
         weights: (N,), not negative; they are divided by their sum. None: all are equal.
         progress: show a bar (needs tqdm); candidates are then scored one by one. Not under `jit`.
-        **options: `method`, `precision` and `backend`, as for `log_gauss_sum`.
+        **options: `engine` and `precision`, as for `log_gauss_sum`.
 
     Returns:
         A `BandwidthSearch`: the best τ, the candidates, and their scores, in float32 or float64.

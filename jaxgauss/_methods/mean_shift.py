@@ -19,7 +19,6 @@ from .._checks.settings import MeshOptions, Points, Settings, Weights, working_d
 from .._sums.checked import check_plan, examined, reverse_only
 from .._sums.display import progress_bar, refuse_progress_in_a_trace, short_repr
 from .._sums.kernel_mean import as_logs, means_over_mesh
-from .._sums.log_gauss_sum import METHODS
 from .kde import log_or_zero
 from .weights import normalized
 
@@ -66,7 +65,7 @@ def mean_shift(
         max_steps: the largest number of steps.
         weights: w of the data, (N,), not negative. None: all are equal.
         progress: show a bar (needs tqdm); not under `jit`.
-        **options: `method`, `precision` and `backend`, as for `log_gauss_sum`; and `mesh`, `query_axis` and `key_axis`,
+        **options: `engine` and `precision`, as for `log_gauss_sum`; and `mesh`, `query_axis` and `key_axis`,
             as for `mmd_squared`.
 
     Returns:
@@ -103,7 +102,7 @@ def mean_shift(
     names = "points", "data"
     origin, (points, data) = centered(points, data, function=function, tau=tau, names=names)
     samples = {"data": data, "points": points}
-    settings = check_samples(function, samples, tau, options, weights=given, may_be_empty="points", methods=METHODS)
+    settings = check_samples(function, samples, tau, options, weights=given, may_be_empty="points", logs=True)
     settings = as_logs(settings)
     if np.ndim(tau):
         raise ValueError(

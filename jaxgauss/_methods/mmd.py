@@ -51,7 +51,7 @@ def mmd_squared(
             y, times (Σa)² / ((Σa)² - Σa²). It needs two points with weight on each side.
         y_norm_squared: the third term, if only x moves: `embedding_norm_squared(y, …)` with the same tau, kernel,
             weights and estimator. It saves a sum per step. Given as a number, it has no gradient.
-        **options: `normalize=True` divides weights by their sum; `method`, `precision`, `backend` as for `gauss_sum`;
+        **options: `normalize=True` divides weights by their sum; `engine`, `precision` as for `gauss_sum`;
             `mesh`, `query_axis` and `key_axis` as for `gauss_sum_sharded`, for any number of points.
 
     Returns:

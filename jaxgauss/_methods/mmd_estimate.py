@@ -76,7 +76,7 @@ def mmd_estimate(
         estimator: "unbiased", without the pairs i = i, may be negative; "biased", with them, is larger by about
             (1/M + 1/N)(k(0) - mean k).
         progress: show a bar (needs tqdm); arrays are then divided into chunks. Not under transformations.
-        **options: `method`, `precision` and `backend`, as for `gauss_sum`; for arrays also `mesh`, `query_axis` and
+        **options: `engine` and `precision`, as for `gauss_sum`; for arrays also `mesh`, `query_axis` and
             `key_axis`, as for `mmd_squared`.
 
     Returns:

@@ -47,7 +47,7 @@ def mmd_squared_matrix(
         kernel: a name or a `Kernel`, as for `kernel_sum`.
         weights: (N,), of either sign, not normalized. None: 1/n for a set of n points.
         estimator: "biased" or "unbiased", as for `mmd_squared`.
-        **options: `method`, `precision` and `backend`, as for `gauss_sum`.
+        **options: `engine` and `precision`, as for `gauss_sum`.
 
     Returns:
         (B, B) in the promoted dtype of points and weights: symmetric, and zero on the diagonal. Sets are the distinct

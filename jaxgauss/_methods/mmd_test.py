@@ -13,8 +13,8 @@ from jax import lax
 from jaxtyping import Array, Key
 
 from .._arrays.devices import expected_platform, replicated
+from .._calls import check_choice
 from .._checks.given import public
-from .._checks.names import check_choice
 from .._checks.samples import check_estimator, check_kernel, check_number, check_rng_key, check_samples
 from .._checks.settings import MeshOptions, Points, Settings, Taus, working_dtype
 from .._kernels.kernels import GAUSS, Kernel
@@ -73,7 +73,7 @@ def mmd_test(
         resampling: "permutation" of all labels; or "wild", a wild bootstrap that swaps x_i and y_i at random. It needs
             M = N, and is also valid for paired samples.
         progress: show a bar (needs tqdm); not under `jit`.
-        **options: `method`, `precision` and `backend`, as for `gauss_sum`; and `mesh`, `query_axis` and `key_axis`, as
+        **options: `engine` and `precision`, as for `gauss_sum`; and `mesh`, `query_axis` and `key_axis`, as
             for `mmd_squared`.
 
     Returns:

@@ -11,6 +11,7 @@ from jaxtyping import Array, Float
 from .._arrays.points import dot
 from .._arrays.tracing import jitted
 from .._checks.given import public
+from .._checks.names import as_engine
 from .._checks.samples import check_distinct_pairs, check_estimator, check_kernel, check_samples, check_scores
 from .._checks.settings import Points, Settings, Taus, WeightOptions, Weights
 from .._kernels.kernels import GAUSS, Kernel
@@ -48,7 +49,7 @@ def ksd_squared(
             converges if KSD² of "imq" tends to 0; with "gauss" it need not.
         weights: a, (N,), of either sign; None: 1/N. A mask of booleans, as for `mmd_squared`.
         estimator: "biased", over all pairs, or "unbiased", without the pairs i = i, as for `mmd_squared`.
-        **options: `normalize=True` divides weights by their sum; `method`, `precision`, `backend` as for `gauss_sum`;
+        **options: `normalize=True` divides weights by their sum; `engine`, `precision` as for `gauss_sum`;
             `mesh`, `query_axis` and `key_axis` as for `gauss_sum_sharded`, for any number of points.
 
     Returns:
@@ -91,8 +92,10 @@ def ksd_squared(
         kernel=kernel,
         allowed=WeightOptions,
     )
-    if kernel != GAUSS and settings.method == "auto":
-        settings = replace(settings, method="blocked")  # second derivatives of a mixture are not accurate enough
+    if kernel != GAUSS and settings.automatic:
+        settings = replace(
+            settings, engine=as_engine(settings.function, "blocked")
+        )  # second derivatives of a mixture are not accurate enough
     check_scores("ksd_squared", "points", points, scores)
     check_distinct_pairs("ksd_squared", estimator, given)
     num, dim = points.shape

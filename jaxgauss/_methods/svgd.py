@@ -41,7 +41,7 @@ def svgd_direction(
         scores: s_j = ∇ log p(x_j), (N, D): `jax.vmap(jax.grad(log_density))(particles)`.
         tau: τ = 1/σ², positive; or several, (T,), whose kernels are averaged.
         kernel: a name or a positive definite `Kernel`, as for `mmd_squared`: not "energy".
-        **options: `method`, `precision` and `backend`, as for `gauss_sum`; and `mesh`, `query_axis` and `key_axis`, as
+        **options: `engine` and `precision`, as for `gauss_sum`; and `mesh`, `query_axis` and `key_axis`, as
             for `gauss_sum_sharded`, except that the mesh need not divide the numbers of points.
 
     Returns:

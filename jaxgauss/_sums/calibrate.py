@@ -17,13 +17,16 @@ import numpy as np
 from .._arrays.devices import has_cuda
 from .._checks.given import public
 from .._engines import bridge, costs
+from .._engines.attention.engine import Attention, kernel_of
 from .._engines.costs import in_turns
 from .._engines.fourier import nufft
 from .._engines.fourier.boxes import box
 from .._engines.fourier.cost import Sizes, transform_work
+from .._engines.fourier.engine import Fourier
 from .._engines.fourier.frequencies import DIMENSIONS, WAVES
 from .._engines.fourier.sums import sums_by_waves, wave_grid
 from .._engines.plan import Plan
+from .._engines.products.engine import Blocked
 from .._engines.request import NOTHING, Channels, Request
 from .._engines.tiles import CUDA_TILE
 from .._kernels.kernels import GAUSS
@@ -45,7 +48,7 @@ CPU_DTYPES = ("float32", "float64")
 KERNELS = (("flash", "float16"), ("cudnn", "float16"), ("efficient", "float16"), ("efficient", "float32"))  # on CUDA
 TOLERANCES = {"float16": 2e-2, "bfloat16": 5e-2}  # others: 1e-5
 Work = tuple[float, float]  # pairs, and pairs · columns; for waves see `wave_work`
-Engine = tuple[Callable[..., jax.Array], Work, str]  # a function that sums, its work, its precision
+Measured = tuple[Callable[..., jax.Array], Work, str]  # a function that sums, its work, its precision
 Row = tuple[float, float, float, float]  # 1, the work and nanoseconds
 
 
@@ -129,18 +132,18 @@ def measured_costs(
     return {name: cost for name, (cost, _) in fits.items()}, {name: factor for name, (_, factor) in fits.items()}
 
 
-def engines_of_cpu(dtype: str, num: int, dim: int, channels: int) -> dict[str, Engine]:
+def engines_of_cpu(dtype: str, num: int, dim: int, channels: int) -> dict[str, Measured]:
     """The blocked sum; PyTorch's kernel, for float32 also in bfloat16, which is fast on CPUs with AMX; and waves."""
-    asked = {f"xla in {dtype}": ("blocked", dtype), f"kernel in {dtype}": ("rescale", dtype)}
+    asked = {f"xla in {dtype}": Blocked(precision=dtype), f"kernel in {dtype}": Attention(precision=dtype)}
     if dtype == "float32":
-        asked["kernel in bfloat16"] = "rescale", "bfloat16"
-    found: dict[str, Engine] = {
+        asked["kernel in bfloat16"] = Attention(precision="bfloat16")
+    found: dict[str, Measured] = {
         name: (
-            functools.partial(gauss_sum, method=method, precision=precision),
+            functools.partial(gauss_sum, engine=engine),
             _of_pairs(num, costs.columns(name, dim, channels)),
-            precision,
+            str(engine.precision),
         )
-        for name, (method, precision) in asked.items()
+        for name, engine in asked.items()
     }
     if dim in DIMENSIONS and channels == 1:
         found[f"waves in {dtype}"] = functools.partial(_by_waves, False), wave_work(num, dim), dtype
@@ -153,7 +156,7 @@ def engines_of_cpu(dtype: str, num: int, dim: int, channels: int) -> dict[str, E
 def _by_waves(fast: bool, queries: jax.Array, keys: jax.Array, values: jax.Array) -> jax.Array:
     """The sum by one block of waves, by fast transforms or by products."""
     dtype, tau = queries.dtype.name, jnp.ones((1, 1), queries.dtype)
-    plan = Plan("cuda" if has_cuda() else "cpu", "fourier", dtype, "xla", "", tolerance=1e-9)
+    plan = Plan("cuda" if has_cuda() else "cpu", Fourier(tolerance=1e-9, precision=dtype), "")
     sizes = Sizes(len(queries), len(keys), keys.shape[1], 1)
     of = wave_grid(1, plan, None, tau, sizes, box(queries, keys))
     eps = jnp.full((), nufft.LEAST[dtype], dtype) if fast else None
@@ -171,24 +174,23 @@ def _of_pairs(num: int, columns: int) -> Work:
     return float(num**2), float(num**2 * columns)
 
 
-def engines_of_cuda(dtype: str, num: int, dim: int, channels: int) -> dict[str, Engine]:
+def engines_of_cuda(dtype: str, num: int, dim: int, channels: int) -> dict[str, Measured]:
     """XLA, dense where "auto" may take that, and blocked; every attention kernel that takes such points; and waves."""
-    waves: dict[str, Engine] = {}
+    waves: dict[str, Measured] = {}
     if dim in DIMENSIONS and channels == 1:
         waves["waves"] = functools.partial(_by_waves, False), wave_work(num, dim), dtype
     if num > MANY:
         return waves
     names = ["dense"] if num**2 <= CUDA_TILE.entries else []
-    found: dict[str, Engine] = {
-        name: (functools.partial(gauss_sum, method=name), _of_pairs(num, costs.columns(name, dim, channels)), "float32")
+    found: dict[str, Measured] = {
+        name: (functools.partial(gauss_sum, engine=name), _of_pairs(num, costs.columns(name, dim, channels)), "float32")
         for name in (*names, "blocked")
     }
-    for backend, precision in KERNELS:
-        try:
-            kernel = bridge.select_kernel(backend, precision, "cuda", dtype, dim)
-        except ValueError:  # too wide, or not on this card
+    for name, precision in KERNELS:
+        engine = Attention(kernel=name, precision=precision)
+        if isinstance(kernel := kernel_of(engine, "cuda", dtype, dim), str):  # too wide, or not on this card
             continue
-        function = functools.partial(gauss_sum, method="rescale", backend=backend, precision=precision)
+        function = functools.partial(gauss_sum, engine=engine)
         found[costs.kernel_engine(kernel)] = (
             function,
             _of_pairs(num, costs.kernel_columns(kernel, dim, channels)),
@@ -213,7 +215,7 @@ def fitted(rows: list[Row]) -> tuple[costs.Cost, float]:
 
 
 def measured_rows(
-    found: dict[str, Engine], num: int, dim: int, channels: int, runs: int, dtype: str = "float32"
+    found: dict[str, Measured], num: int, dim: int, channels: int, runs: int, dtype: str = "float32"
 ) -> dict[str, Row]:
     """A row of the least-squares problem for each engine; RuntimeError if its sum is wrong."""
     rng, calls = np.random.default_rng(0), {}

@@ -14,52 +14,44 @@ from jax.interpreters import ad, batching, mlir
 from .._arrays.devices import expected_platform
 from .._arrays.points import sizes
 from .._arrays.shapes import are_known
-from .._checks.names import check_names
 from .._checks.operands import as_operand, check_operands, check_tau
-from .._checks.settings import Settings, matmul_precision, methods_of, working_dtype
+from .._checks.settings import Settings, matmul_precision, working_dtype
 from .._engines import costs
 from .._engines.bridge import warn_of_earlier_sums
+from .._engines.engines import plan_of
 from .._engines.examined import examined
 from .._engines.examined import is_differentiated as is_differentiated
-from .._engines.plan import Plan, plan_of
+from .._engines.plan import Plan
 
 VALUES = jax.Array | np.ndarray | jax.ShapeDtypeStruct  # of weights the shape alone, see `check_weights`
 TAUS = float | int | jax.Array | np.ndarray | np.generic
 
 
-def checked(
-    asked: Settings, queries: Any, keys: Any, values: Any, tau: Any, *, methods: tuple[str, ...] = ()
-) -> tuple[Settings, Plan]:
+def checked(asked: Settings, queries: Any, keys: Any, values: Any, tau: Any) -> tuple[Settings, Plan]:
     """The settings with the promoted dtype, and their plan; ValueError or TypeError if arguments are wrong.
 
     The results depend only on shapes, dtypes and options, and are cached by these; the value of τ is always checked.
     """
     warn_of_earlier_sums()
-    methods = methods or methods_of(asked.kernel)
     platform, operands = expected_platform(queries, keys, values), (queries, keys, values)
     are_arrays = all(isinstance(x, jax.Array | np.ndarray) for x in (queries, keys)) and isinstance(values, VALUES)
     if not are_arrays or not isinstance(tau, TAUS) or isinstance(tau, jax.core.Tracer):
-        return _checked(asked, methods, platform, *operands, tau)
+        return _checked(asked, platform, *operands, tau)
     config: Any = jax.config
     modes = matmul_precision(), config.jax_enable_x64, config.jax_numpy_dtype_promotion
     shapes = ((x.shape, x.dtype) for x in operands)
-    settings, plan = _remembered(asked, methods, platform, modes, getattr(tau, "shape", ()), *shapes)
+    settings, plan = _remembered(asked, platform, modes, getattr(tau, "shape", ()), *shapes)
     check_tau(f"`jaxgauss.{asked.function}`", tau, working_dtype(settings.dtype))
     return settings, plan
 
 
 @functools.lru_cache(4096)
-def _remembered(
-    asked: Settings, methods: tuple[str, ...], platform: str, modes: Any, tau_shape: Any, *operands: Any
-) -> tuple[Settings, Plan]:
+def _remembered(asked: Settings, platform: str, modes: Any, tau_shape: Any, *operands: Any) -> tuple[Settings, Plan]:
     queries, keys, values = (jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in operands)
-    return _checked(asked, methods, platform, queries, keys, values, np.ones(tau_shape, "float32"))
+    return _checked(asked, platform, queries, keys, values, np.ones(tau_shape, "float32"))
 
 
-def _checked(
-    asked: Settings, methods: tuple[str, ...], platform: str, queries: Any, keys: Any, values: Any, tau: Any
-) -> tuple[Settings, Plan]:
-    check_names(asked.function, asked.method, asked.precision, asked.backend, methods)
+def _checked(asked: Settings, platform: str, queries: Any, keys: Any, values: Any, tau: Any) -> tuple[Settings, Plan]:
     dtype = check_operands(asked.function, queries, keys, values, tau)
     settings = replace(asked, dtype=dtype, matmul_precision=asked.matmul_precision or matmul_precision())
     return settings, plan_of(settings, platform, *sizes(queries, keys, values, np.shape(tau)))

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 
 from .._engines.bridge import card
-from .._engines.costs import Cost, cpu_costs, cuda_costs
+from .._engines.costs import Cost, cpu_costs, cuda_costs, time_of_waves_on_cuda
 from .._engines.fourier.cost import OF_SIGNS, Sizes, estimated
-from .._engines.plan import time_of_waves_on_cuda
 from .._engines.scopes import scopes_of
 
 # `pair` is the time of so many operations, functions, or passes of a product over the numbers of a tile; a root takes

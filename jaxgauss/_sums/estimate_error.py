@@ -7,15 +7,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.lax import Precision
 from jaxtyping import Array, Float, Key
 
 from .._arrays.devices import replicated
 from .._arrays.points import align
 from .._checks.given import public
+from .._checks.names import as_engine
 from .._checks.operands import as_operand, check_operands
 from .._checks.samples import check_number, check_rng_key
 from .._checks.settings import Keys, Queries, Settings, Tau, Values, working_dtype
 from .._engines.differences.all_pairs import difference_sums
+from .._engines.engine import Engine
 from .._engines.examined import examined
 from .._engines.plan import warn_once
 from .._engines.request import Channels
@@ -58,9 +61,8 @@ def estimate_error(
     rng_key: Key[Array, ""],
     num_queries: int = 128,
     sums: Float[Array | np.ndarray, "..."] | None = None,
-    method: str = "auto",
-    precision: str = "auto",
-    backend: str = "auto",
+    engine: str | Engine = "auto",
+    precision: str | Precision | None = None,
 ) -> ErrorEstimate:
     """Estimate the error of a Gauss sum: a random sample of its queries is computed again in float64.
 
@@ -74,7 +76,7 @@ def estimate_error(
         num_queries: how many queries to sample, at least 2; all of them if there are fewer.
         sums: the result of `gauss_sum` for these arguments, if there is one. None: `gauss_sum` of all queries is
             computed here, with the options below.
-        method, precision, backend: as for `gauss_sum`.
+        engine, precision: as for `gauss_sum`.
 
     Returns:
         An `ErrorEstimate`: the relative L2 error, its standard error (zero if all queries were taken), and the largest
@@ -116,7 +118,8 @@ def estimate_error(
             f" {keys.shape}, values {values.shape}. An empty sum is exact."
         )
 
-    settings, operands = Settings(method, precision, backend, dtype), (queries, keys, values, as_operand(tau, dtype))
+    settings = Settings(as_engine("estimate_error", engine, precision), dtype)
+    operands = queries, keys, values, as_operand(tau, dtype)
     if sums is None:
         settings, plan = checked(settings, queries, keys, values, tau)
         if plan.stands_in:

@@ -10,24 +10,31 @@ import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
+from jax.lax import Precision
 from jaxtyping import Array
 
 from .._arrays.devices import replicated
 from .._arrays.points import align, scaled_points, shared, sizes, squared_radius, with_norms
 from .._calls import also_called
+from .._checks.data import checked_data
 from .._checks.given import public
-from .._checks.names import as_kernel
+from .._checks.names import as_engine, as_kernel
 from .._checks.settings import Keys, Options, Queries, Settings, Tau, Values, working_dtype
 from .._engines import bridge
-from .._engines.attention.reductions import kernel_of
+from .._engines.attention.engine import Attention, kernel_of
+from .._engines.clusters.engine import Clusters
+from .._engines.clusters.sorted_tiles import share_of_tiles
+from .._engines.costs import time_of_waves_on_cuda, time_on_cuda
+from .._engines.engine import Engine
+from .._engines.engines import exact_plan_of
 from .._engines.fourier.cost import OF_SIGNS, Sizes, at_most, estimated, most_blocks, waves_pay_here
+from .._engines.fourier.engine import Fourier
 from .._engines.fourier.frequencies import WAVES, with_blocks
 from .._engines.fourier.sums import SUMS, sums_by_waves, wave_grid
-from .._engines.plan import NEAR, Plan, time_of_waves_on_cuda, time_on_cuda
+from .._engines.mixture import Mixture
+from .._engines.plan import NEAR, Plan
 from .._engines.products.gaussian import blocked_sum
-from .._engines.radial import share_of_tiles
 from .._engines.request import NOTHING, Channels, Request
-from .._engines.run import exact_plan_of
 from .._kernels.kernels import GAUSS, Kernel
 from .checked import checked
 from .explanation import Explanation, explained
@@ -58,7 +65,7 @@ def explain(*arguments: Any, **options: Any) -> Plan | Explanation:
     `jax.grad(loss)`, and does not run it. It lists all sums, each with its engine and estimated time. A loop whose
     length depends on results counts as one step; points of which only shapes are known count as near.
 
-    `explain(queries, keys, values, tau)` gives the method, precision and backend of one sum, and the reason.
+    `explain(queries, keys, values, tau)` gives the engine of one sum, with all that it has chosen, and the reason.
     Shapes are enough (`jax.ShapeDtypeStruct`). The reason holds the time estimates by which "auto" chose, and where
     they come from (see `calibrate`). For other kernels it also tells whether a mixture of Gaussians stands for the
     kernel, how many there are, and their error. If the arrays have values, the points are examined, too:
@@ -69,9 +76,11 @@ def explain(*arguments: Any, **options: Any) -> Plan | Explanation:
     - Half precision: whether the sums at 256 sampled queries are so small that rounding changes them. On CUDA a second
       kernel then runs; its cost is in the reason.
 
+    Likely mistakes in the data are warnings: NaN among points, and a τ by which the kernel is zero between all of them.
+
     Args:
-        *arguments, **options: a function and its arguments; or queries, keys, values, tau, kernel, method, precision
-            and backend, as for `kernel_sum`.
+        *arguments, **options: a function and its arguments; or queries, keys, values, tau, kernel, engine and
+            precision, as for `kernel_sum`.
 
     Returns:
         For a function an `Explanation`, with `milliseconds` and `parts`; print it. For a sum the `Plan` on the platform
@@ -84,23 +93,31 @@ def explain(*arguments: Any, **options: Any) -> Plan | Explanation:
         >>> import jax, jaxgauss
         >>> points = jax.ShapeDtypeStruct((8192, 16), "float32")
         >>> weights = jax.ShapeDtypeStruct((8192,), "float32")
-        >>> jaxgauss.explain(points, points, weights, method="rescale").backend
-        'cpu'
+        >>> jaxgauss.explain(points, points, weights, engine="attention").engine
+        Attention(kernel='cpu', precision='float32')
         >>> jaxgauss.explain(jaxgauss.mmd_squared, points, points, 1.0).parts[0].kind
         'sum'
     """
     if arguments and callable(arguments[0]):
         return explained(*arguments, **options)
-    return _plan_of(*arguments, **options)
+    with checked_data():
+        return _plan_of(*arguments, **options)
 
 
 @public()
 @functools.partial(also_called, "explain")
 def _plan_of(
-    queries: Any, keys: Any, values: Any, tau: Any = 1.0, *, kernel: str | Kernel = "gauss", **options: Unpack[Options]
+    queries: Any,
+    keys: Any,
+    values: Any,
+    tau: Any = 1.0,
+    *,
+    kernel: str | Kernel = "gauss",
+    engine: str | Engine = "auto",
+    precision: str | Precision | None = None,
 ) -> Plan:
     kernel = as_kernel("explain", kernel)
-    asked = Settings(**options, function="explain", kernel=kernel)
+    asked = Settings(as_engine("explain", engine, precision), function="explain", kernel=kernel)
     settings, plan = checked(asked, queries, keys, values, tau)
     if any(isinstance(x, (jax.ShapeDtypeStruct, jax.core.Tracer)) for x in (queries, keys, tau)):
         return plan
@@ -112,22 +129,24 @@ def _plan_of(
     )
     if 0 in (*q.shape, *k.shape, *v.shape):
         return plan
-    if plan.platform == "cuda" and settings.method == "fourier":
+    if plan.platform == "cuda" and settings.engine.name == "fourier":
         settings = with_blocks(settings, tau, queries, keys)
     by_waves = _by_waves(settings, plan, q, k, v, t)
     if by_waves is not None:
         return by_waves
+    if isinstance(plan.engine, Mixture):
+        return plan
     reach = float(squared_radius(*with_norms(*scaled_points(q, k, t))))
     far = f"points lie {math.sqrt(reach):.0f} bandwidths from their center, farther than {plan.precision} reaches"
-    if not plan.native:
+    if isinstance(plan.engine, Attention):
         return _by_attention(plan, far, q, k, v, t, sizes(queries, keys, values, np.shape(tau)))
-    if plan.method == "differences" or plan.platform != "cpu" or not (kernel.kinked or reach > plan.reach):
+    if plan.engine.anywhere or plan.platform != "cpu" or not (kernel.kinked or reach > plan.reach):
         return plan
     reason = "distances need all digits" if kernel.kinked else far
     reason += ": tiles of sorted points look after their own"
     share = share_of_tiles(kernel, plan, q, k, t)
     reason += "" if share == 1 else f"; {share:.1%} of the tiles are summed, in the others the kernel is zero"
-    return replace(plan, method="anywhere", near=False, reason=reason)
+    return replace(plan, engine=Clusters(precision=plan.precision), near=False, reason=reason)
 
 
 def _by_waves(settings: Settings, plan: Plan, q: Array, k: Array, v: Array, tau: Array) -> Plan | None:
@@ -138,7 +157,7 @@ def _by_waves(settings: Settings, plan: Plan, q: Array, k: Array, v: Array, tau:
     if plan.waves is False:
         return None
     q, k, v, scale = (x.reshape(x.shape[-2:]) for x in (q, k, v, jnp.sqrt(tau)[..., None, None]))
-    sizes, by_name = Sizes(len(q), len(k), k.shape[1], v.shape[1]), plan.method == "fourier"
+    sizes, by_name = Sizes(len(q), len(k), k.shape[1], v.shape[1]), plan.name == "fourier"
     most = at_most(sizes.dim, plan) if by_name else most_blocks(plan.precision, sizes)
     if not most:
         return None
@@ -148,7 +167,8 @@ def _by_waves(settings: Settings, plan: Plan, q: Array, k: Array, v: Array, tau:
     some = q[:: -(-len(q) // ROWS)]
     of = wave_grid(most, plan, SUMS[plan.precision], scale, sizes, around)
     if not of.fits:
-        return replace(plan, method="anywhere", near=False, reason="too many waves: tiles of sorted points take it")
+        engine = Clusters(precision=plan.precision)
+        return replace(plan, engine=engine, near=False, reason="too many waves: tiles of sorted points take it")
     request = Request(Channels((GAUSS,), v.shape[-1:]), NOTHING)
     _, doubt = sums_by_waves(request, of, SUMS[plan.precision], some, k, v, scale, some[:, :0], k[:, :0])
     found = np.asarray(of.nodes.counts) * WAVES[sizes.dim], np.round(np.asarray(scale[0] * around.extent), 1)
@@ -166,27 +186,29 @@ def _by_waves(settings: Settings, plan: Plan, q: Array, k: Array, v: Array, tau:
     reason += f" estimated {milliseconds[0]:.3g} ms, all pairs {milliseconds[1]:.3g} ms; "
     share = f"{float(doubt.mean()):.1%} of {len(some)} queries are in doubt"
     reason += f"asked for by name, {share}" if by_name else f"{share}, and summed from differences or by tiles"
-    return replace(plan, method="fourier", waves=True, reason=reason)
+    engine = plan.engine if by_name else Fourier(precision=plan.precision)
+    return replace(plan, engine=engine, waves=True, reason=reason)
 
 
 def _by_attention(plan: Plan, far: str, q: Array, k: Array, v: Array, tau: Array, size: tuple[int, int, int]) -> Plan:
     """The plan of an attention kernel, or of what sums again if its precision is too coarse for the points."""
-    kernel, guard = kernel_of(plan, q), bridge.torch_backend().guard
+    engine, guard = plan.engine, bridge.torch_backend().guard
+    kernel = kernel_of(engine, plan.platform, q.dtype.name, q.shape[-1])
     if isinstance(kernel, str):
         return plan
     points = scaled_points(q, k, tau, base_2=False, many=kernel.half)
     reach = guard.squared_radius(*points)
-    is_far = reach > min(plan.reach, guard.REACH[plan.method][plan.precision])
-    if not is_far and not (kernel.half and guard.doubtful(plan.method, kernel, points, _largest(q, k, v, tau))):
+    is_far = reach > min(plan.reach, guard.REACH[engine.method][engine.precision])
+    if not is_far and not (kernel.half and guard.doubtful(engine.method, kernel, points, _largest(q, k, v, tau))):
         return plan
     reason = far if is_far else f"all sums are so small that {plan.precision} has lost their digits"
     if plan.platform != "cuda":
         near = reach <= NEAR[q.dtype.name]
-        method, backend = ("rescale", "cpu") if near else ("anywhere", "xla")
-        return replace(plan, method=method, backend=backend, precision=q.dtype.name, reason=reason)
+        own = (Attention if near else Clusters)(precision=q.dtype.name)
+        return replace(plan, engine=replace(own, kernel="cpu") if near else own, reason=reason)
     milliseconds, basis = time_on_cuda(guard.finest_kernel("cuda", "float32"), *size)
     reason += f": a second kernel computes them again, in {milliseconds:.3g} ms more ({basis})"
-    return replace(plan, method="rescale", backend="efficient", precision="float32", reason=reason)
+    return replace(plan, engine=Attention(kernel="efficient", precision="float32"), reason=reason)
 
 
 def _largest(q: Array, k: Array, v: Array, tau: Array) -> Array:

@@ -10,12 +10,13 @@ import numpy as np
 from jaxtyping import Array
 
 from .._arrays.devices import expected_platform
+from .._checks.data import checked_data
 from .._checks.operands import Traced
-from .._checks.settings import Settings, working_dtype
+from .._checks.settings import Settings
 from .._engines.apart import inline
+from .._engines.clusters.sorted_tiles import mean_share
 from .._engines.examined import noting
 from .._engines.fourier.frequencies import blocks_of, tolerance_of
-from .._engines.radial import mean_share
 from .counted import Counter
 
 SOME = 2**15  # points whose tiles are looked at
@@ -35,7 +36,7 @@ class Part:
         number: how many there are.
         kind: sum, mean, gradients or sum with pulls.
         queries, keys, dim, channels: M, N, D and C of each, of a batch together.
-        engine: what computes them: blocked, anywhere, fourier, … as `Plan.method`.
+        engine: what computes them: "blocked in float32", "clusters", "fourier", …
         milliseconds: the estimated time of all.
     """
 
@@ -96,7 +97,7 @@ def explained(function: Callable[..., Any], /, *arguments: Any, **options: Any) 
             raise Traced(f"it returns its {type(result).__name__}")
         return [x for x in jax.tree.leaves(result) if isinstance(x, jax.Array)]
 
-    with noting() as noted, inline():
+    with noting() as noted, inline(), checked_data():
         try:
             program = jax.make_jaxpr(call)(*shapes).jaxpr
         except FROM_PYTHON as error:
@@ -123,12 +124,12 @@ def _shown(points: tuple[Settings, np.ndarray, np.ndarray] | None = None, extent
     if points is None:
         return None, 1.0
     settings, *both = points
-    if settings.method == "fourier":
+    if settings.engine.name == "fourier":
         every = np.concatenate([x.reshape(-1, x.shape[-1]) for x in both])
         extent = np.maximum(np.ptp(every, 0), 1e-30)
     blocks = None
     if extent is not None:
-        error = settings.tolerance or tolerance_of(np, working_dtype(settings.dtype).name, extent)
+        error = settings.tolerance or tolerance_of(np, settings.precision, extent)
         blocks = blocks_of(np, extent, error)
     q, k = (jnp.asarray(x[..., :: -(-x.shape[-2] // SOME), :]) for x in both)
     return blocks, float(mean_share(settings.kernel, q, k, jnp.ones((), q.dtype)))

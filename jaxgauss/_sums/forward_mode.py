@@ -15,8 +15,8 @@ from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array
 
+from .._arrays.hidden import without_hidden
 from .._arrays.points import center, unbroadcast
-from .._checks.hidden import without_hidden
 from .._checks.settings import Settings
 from .._engines.branches import one_of_two
 from .._engines.differences.all_pairs import difference_sums
@@ -24,7 +24,7 @@ from .._engines.near import are_near
 from .._engines.plan import takes_half
 from .._engines.products.gaussian import blocked_sum
 from .._engines.request import Channels
-from .._engines.run import near_sum, planned_gaussian_sum, planned_radial_sum
+from .._engines.run import near_sum, planned_gaussian_sum, planned_kernel_sum
 from .._kernels.kernels import GAUSS
 from .by_channels import cheaper_by_channels, flat_channels
 
@@ -170,7 +170,7 @@ mlir.register_lowering(gauss_sum_p, mlir.lower_fun(_sum, multiple_results=False)
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
 def radial_sum_in_both_modes(settings: Settings, channels: Channels, *operands: Array) -> Array:
     """The sum of radial kernels under all transformations; its derivatives are those of the sum from differences."""
-    return planned_radial_sum(settings, channels, *operands)
+    return planned_kernel_sum(settings, channels, *operands)
 
 
 @radial_sum_in_both_modes.defjvp

@@ -3,15 +3,18 @@
 import functools
 
 import jax.numpy as jnp
+from jax.lax import Precision
 from jaxtyping import Array
 
 from .._arrays.devices import has_cuda, replicated, vary_alike
+from .._arrays.hidden import without_hidden
 from .._arrays.points import align
 from .._arrays.tracing import jitted
 from .._checks.given import public
-from .._checks.hidden import without_hidden
-from .._checks.operands import as_operand, check_tolerance
+from .._checks.names import as_engine
+from .._checks.operands import as_operand
 from .._checks.settings import Keys, Queries, Segments, Settings, Sums, Tau, Values, working_dtype
+from .._engines.engine import Engine
 from .._engines.examined import examined
 from .._engines.plan import Plan, warn_once
 from .checked import checked, reverse_only
@@ -30,10 +33,8 @@ def gauss_sum(
     values: Values,
     tau: Tau = 1.0,
     *,
-    method: str = "auto",
-    precision: str = "auto",
-    backend: str = "auto",
-    tolerance: float | None = None,
+    engine: str | Engine = "auto",
+    precision: str | Precision | None = None,
     forward_mode: bool = False,
     segments: Segments = None,
     progress: bool = False,
@@ -50,12 +51,11 @@ def gauss_sum(
         values: v, (…, N, C); or one weight per key, (N,).
         tau: τ = 1/σ², positive: a number, or an array that broadcasts against the leading axes. τ (T,) is a batch of T
             bandwidths, with sums (T, M, C). To learn τ, learn log τ: a negative τ under `jit` gives NaN.
-        method: "auto"; "rescale", "prescale", "reweight" (attention kernel); "blocked", "dense", "differences" (XLA);
-            or "fourier" (D ≤ 3). docs/which_function.md compares them.
+        engine: "auto", another name, or an engine with options, such as `jaxgauss.Fourier(tolerance=1e-3)` or
+            `jaxgauss.Attention("reweight", kernel="flash")`. docs/which_function.md compares them.
         precision: of the products: "float16", "bfloat16", "float32", "float64"; "float16x2", "bfloat16x2" for pairs of
-            half-precision numbers. "auto" is float32 or float64 on a CPU, half precision on CUDA (docs/precision.md).
-        backend: the attention kernel: "auto", "cpu", "flash", "efficient" or "cudnn".
-        tolerance: the largest error of "fourier", relative to Σ|v|, before rounding. None: below rounding.
+            half-precision numbers; or as `jnp.matmul` takes it, such as "highest". None: float32 or float64 on a CPU,
+            half precision on CUDA (docs/precision.md).
         forward_mode: whether forward mode, such as `jax.jvp` or `jax.hessian`, must work, too (docs/scale.md).
         segments: integer labels (M,) and (N,): only pairs of equal labels are summed, group by group (docs/ragged.md).
         progress: sum some queries at a time, with a bar (needs tqdm); not under transformations or with segments.
@@ -84,8 +84,7 @@ def gauss_sum(
     References:
         Rux & Neumayer, "Fast Gauss Sums via Flash Attention", 2026, arXiv:2609.04910.
     """
-    check_tolerance("gauss_sum", method, tolerance)
-    asked = Settings(method, precision, backend, forward_mode=bool(forward_mode), tolerance=tolerance)
+    asked = Settings(as_engine("gauss_sum", engine, precision), forward_mode=bool(forward_mode))
     settings, plan = checked(asked, queries, keys, values, tau)
     if segments is not None:
         refuse_progress("gauss_sum", progress, "with segments")
@@ -94,8 +93,7 @@ def gauss_sum(
     if not progress:
         return checked_gauss_sum(settings, plan, queries, keys, values, tau)
     refuse_progress_in_a_trace("gauss_sum", queries, keys, values, tau)
-    names = {"method": method, "precision": precision, "backend": backend, "tolerance": tolerance}
-    expected = explained(gauss_sum, queries, keys, values, tau, **names)
+    expected = explained(gauss_sum, queries, keys, values, tau, engine=asked.engine)
     compute = functools.partial(checked_gauss_sum, settings, plan)
     return in_parts(expected, lambda q: compute(q, keys, values, tau), queries, axis=-1 if values.ndim == 1 else -2)
 

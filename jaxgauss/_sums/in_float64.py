@@ -19,7 +19,6 @@ from .._arrays.devices import has_cuda, platforms, vary_like
 from .._arrays.shapes import are_known
 from .._checks.settings import Settings
 from .._engines.branches import one_of_two
-from .._engines.plan import IN_XLA_ALONE
 from .._engines.programs import How, Pullback, Some, as_program, instantiated, is_zero, with_pullback
 
 
@@ -29,7 +28,7 @@ def in_float64(settings: Settings, function: Callable, *operands: Any, far: bool
     `far`: whether it is only for points that are far, and so computed `apart`. Equal functions are then one program.
     """
     is_known = are_known(*(x.size for x in jax.tree.leaves(operands)))
-    is_apart = far and is_known and platforms() == ["cpu"] and settings.method not in IN_XLA_ALONE
+    is_apart = far and is_known and platforms() == ["cpu"] and not settings.engine.alone
     return as_program(How(is_apart, double=True), function, (settings,), *operands)
 
 

@@ -13,6 +13,7 @@ from .._arrays.devices import replicated, vary_alike, visible
 from .._arrays.points import LOG_ZERO, align, for_sums
 from .._arrays.tracing import jitted
 from .._checks.given import public
+from .._checks.names import as_engine
 from .._checks.operands import as_operand, check_weights
 from .._checks.samples import check_kernel, check_options
 from .._checks.settings import (
@@ -33,7 +34,6 @@ from .in_float64 import by_rules
 from .log_gauss_sum import (
     MEANS,
     LogWeights,
-    methods_of_logs,
     near_by_logs,
 )
 from .means_of_any import as_weights, positive_means
@@ -64,7 +64,7 @@ def kernel_mean(
         kernel: a name or a `Kernel`, as for `log_gauss_sum`: not "energy".
         log_weights: log w of the keys, (…, N); -inf leaves a key out. None: all weights are equal. If all are -inf,
             the result under `jit` is the plain mean.
-        **options: `method`, `precision` and `backend`, as for `log_gauss_sum`; and `mesh`, `query_axis` and `key_axis`,
+        **options: `engine` and `precision`, as for `log_gauss_sum`; and `mesh`, `query_axis` and `key_axis`,
             as for `gauss_sum_sharded`, except that the mesh need not divide the numbers of points.
 
     Returns:
@@ -108,9 +108,11 @@ def means_and_logs(
     check_options(function, options)
     of_weights = check_weights(function, "log_weights", log_weights, keys)
     kernel = check_kernel(function, kernel, positive=True)
-    asked = Settings(function=function, kernel=kernel, **options)
-    settings, _ = checked(asked, queries, keys, values, tau, methods=methods_of_logs(kernel))
-    checked(settings, queries, keys, of_weights, tau, methods=methods_of_logs(kernel))
+    where: Any = {name: x for name, x in options.items() if name not in ("engine", "precision")}
+    engine = as_engine(function, options.get("engine", "auto"), options.get("precision"))
+    asked = Settings(engine, function=function, kernel=kernel, logs=True, **where)
+    settings, _ = checked(asked, queries, keys, values, tau)
+    checked(settings, queries, keys, of_weights, tau)
     if keys.shape[-2] == 0:
         raise ValueError(
             f"`jaxgauss.{function}`: `keys` must hold at least one point; got queries {queries.shape}, keys"

@@ -4,18 +4,20 @@ import functools
 
 import jax.numpy as jnp
 from jax import lax
+from jax.lax import Precision
 from jaxtyping import Array
 
 from .._arrays.devices import replicated, vary_alike
+from .._arrays.hidden import without_hidden
 from .._arrays.points import align, center, for_sums, weighted_sum
 from .._arrays.tracing import jitted
 from .._checks.given import public
-from .._checks.hidden import without_hidden
-from .._checks.names import as_kernel
+from .._checks.names import as_engine, as_kernel
 from .._checks.operands import as_operand
 from .._checks.settings import Keys, Queries, Segments, Settings, Sums, Tau, Values, working_dtype
+from .._engines.engine import Engine
 from .._engines.examined import examined
-from .._engines.plan import of_gaussians
+from .._engines.mixture import of_gaussians
 from .._engines.request import Channels
 from .._engines.run import uses_mixture
 from .._kernels.kernels import GAUSS, Kernel
@@ -35,9 +37,8 @@ def kernel_sum(
     tau: Tau = 1.0,
     *,
     kernel: str | Kernel = "gauss",
-    method: str = "auto",
-    precision: str = "auto",
-    backend: str = "auto",
+    engine: str | Engine = "auto",
+    precision: str | Precision | None = None,
     forward_mode: bool = False,
     segments: Segments = None,
 ) -> Sums:
@@ -59,10 +60,10 @@ def kernel_sum(
     mixture of Gaussians may stand for a smooth kernel; `explain` tells whether, and its error (docs/kernels.md).
 
     Args:
-        queries, keys, values, tau, backend, forward_mode, segments: as for `gauss_sum`.
+        queries, keys, values, tau, forward_mode, segments: as for `gauss_sum`.
         kernel: a name from the table, or a `Kernel`.
-        method: "auto"; "blocked", "dense" or "differences" for κ itself; "mixture" for Gaussians. For "gauss", the
-            methods of `gauss_sum`.
+        engine: "auto"; "blocked", "dense", "clusters" or "differences" for κ itself; "mixture" for Gaussians, or
+            `jaxgauss.Mixture` with an engine for them. For "gauss", the engines of `gauss_sum`.
         precision: as for `gauss_sum`. κ itself takes "float32" or "float64"; half precision needs a mixture.
 
     Returns:
@@ -88,7 +89,8 @@ def kernel_sum(
         [-3.0, -3.0]
     """
     kernel = as_kernel("kernel_sum", kernel)
-    asked = Settings(method, precision, backend, function="kernel_sum", forward_mode=bool(forward_mode), kernel=kernel)
+    asked = as_engine("kernel_sum", engine, precision)
+    asked = Settings(asked, function="kernel_sum", forward_mode=bool(forward_mode), kernel=kernel)
     settings, plan = checked(asked, queries, keys, values, tau)
     if segments is not None:
         return by_segments(unrounded_kernel_sum, settings, segments, queries, keys, values, tau)

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.lax import Precision
 from jaxtyping import Array, Float
 
 from .._arrays.devices import has_cuda, replicated, vary_alike, vary_like
@@ -14,10 +15,11 @@ from .._arrays.points import LOG_ZERO, align, center, common_center, unbroadcast
 from .._arrays.tracing import jitted
 from .._calls import also_called
 from .._checks.given import public
-from .._checks.names import check_names
+from .._checks.names import as_engine
 from .._checks.operands import as_operand, check_weights
 from .._checks.samples import check_kernel
 from .._checks.settings import Keys, Queries, Segments, Settings, Tau, working_dtype
+from .._engines.engine import Engine
 from .._engines.examined import examined
 from .._engines.near import are_near
 from .._engines.plan import takes_half
@@ -30,7 +32,6 @@ from .means_of_any import as_weights, logs_of_any, means_formula, means_of_any, 
 
 LogWeights = Float[Array | np.ndarray, "*#batch n"] | None
 LARGEST = 60.0  # the largest logarithm of one sum over another
-METHODS = ("auto", "rescale", "blocked", "dense", "differences")
 
 
 @public()
@@ -41,9 +42,8 @@ def log_gauss_sum(
     tau: Tau = 1.0,
     *,
     kernel: str | Kernel = "gauss",
-    method: str = "auto",
-    precision: str = "auto",
-    backend: str = "auto",
+    engine: str | Engine = "auto",
+    precision: str | Precision | None = None,
     segments: Segments = None,
 ) -> Float[Array, "*result m"]:
     """Logarithm of a sum of Gaussian kernels, log Σ_n w_n exp(-τ/2 ‖q_m - k_n‖²), also where the sum itself underflows.
@@ -57,16 +57,16 @@ def log_gauss_sum(
         tau: τ = 1/σ², positive: a number, or an array that broadcasts against the leading axes, as for `gauss_sum`.
         kernel: a name or a `Kernel` that is nowhere negative: not "energy". The logarithm of a named kernel is accurate
             where κ underflows; that of a `Kernel(profile)` is not.
-        method: "auto"; "rescale" for the attention kernel; "blocked", "dense" or "differences" for XLA. Kernels other
-            than the Gaussian take "auto" or "differences".
-        precision: as for `gauss_sum`, except that "auto" is float32 on CUDA.
-        backend, segments: as for `gauss_sum`.
+        engine: as for `gauss_sum`: "auto", "attention", "blocked", "dense", "clusters" or "differences". Kernels other
+            than the Gaussian take "auto", "clusters" or "differences".
+        precision: as for `gauss_sum`, except that None is float32 on CUDA.
+        segments: as for `gauss_sum`.
 
     Returns:
         (…, M) in the promoted dtype of queries, keys and log-weights. Without keys, or if all weights are zero: -inf.
 
     Raises:
-        ValueError: shapes do not fit, tau is not positive, or a named method, precision or backend cannot run there.
+        ValueError: shapes do not fit, tau is not positive, or an engine or a precision cannot run there.
         TypeError: an argument is not a floating array, or labels are not known integers.
 
     Derivatives:
@@ -91,9 +91,8 @@ def log_gauss_sum(
     function = "log_gauss_sum"
     values = check_weights(function, "log_weights", log_weights, keys)
     kernel = check_kernel(function, kernel, positive=True)
-    check_names(function, method, precision, backend, methods_of_logs(kernel))
-    asked = Settings(method, precision, backend, "", function, "highest", kernel=kernel)
-    settings, _ = checked(asked, queries, keys, values, tau, methods=METHODS)
+    asked = Settings(as_engine(function, engine, precision), "", function, "highest", kernel=kernel, logs=True)
+    settings, _ = checked(asked, queries, keys, values, tau)
     if segments is not None:
         operands = queries, keys, none_are_zero(log_weights, keys, settings)[..., None], tau
         return by_segments(unrounded_log_sum, settings, segments, *operands, empty=-math.inf)[..., 0]
@@ -103,11 +102,6 @@ def log_gauss_sum(
 
 
 log_kernel_sum = public()(also_called("log_kernel_sum", log_gauss_sum))
-
-
-def methods_of_logs(kernel: Kernel) -> tuple[str, ...]:
-    """The methods that may be asked for by name."""
-    return METHODS if kernel == GAUSS else ("auto", "differences")
 
 
 @functools.partial(jitted, num_static=1)
@@ -141,7 +135,7 @@ def near_by_logs(
 
     One boolean decides for a whole batch, so that `vmap` leaves a conditional.
     """
-    if settings.method == "differences":
+    if settings.engine.anywhere:
         return False, False
     for_values = are_near(settings, queries, keys, values, tau, logs=True)
     return for_values, are_near(settings, queries, keys, weights_of(log_weights), tau, pulls=True, logs=True)

@@ -15,8 +15,9 @@ from .._arrays.devices import replicated, vary_alike
 from .._arrays.points import align, center, weighted_sum
 from .._checks.settings import Settings, working_dtype
 from .._engines.branches import near_or_anywhere
+from .._engines.mixture import of_gaussians
 from .._engines.near import are_near
-from .._engines.plan import of_gaussians, takes_half
+from .._engines.plan import takes_half
 from .._engines.request import NOTHING, Channels, Request
 from .._engines.run import near_sum, uses_mixture
 from .._kernels.kernels import GAUSS

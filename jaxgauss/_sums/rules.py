@@ -10,19 +10,20 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from .._arrays.devices import has_cuda, platforms, vary_like
+from .._arrays.hidden import without_hidden
 from .._arrays.points import by_point, center, of_coordinates, shared, unbroadcast
-from .._checks.hidden import without_hidden
 from .._checks.settings import Settings
 from .._engines import run as dispatch
 from .._engines.branches import near_or_anywhere, one_of_two
 from .._engines.clusters.sorted_tiles import FEW_DIMENSIONS
 from .._engines.differences.all_pairs import sums_by_differences
+from .._engines.fourier.pullback import waves_pullback
+from .._engines.gradients import gradients_of, of_tau
 from .._engines.near import are_near, known_near, tiles_are_near
 from .._engines.plan import takes_half
 from .._engines.products.gaussian import sum_and_tile, tile_pullback
 from .._engines.products.pair_sums import sums_by_products
 from .._engines.programs import How, Some, as_program, with_pullback
-from .._engines.radial import gradients_of, of_tau, waves_pullback
 from .._engines.request import NOTHING, Channels, PairSums, Request
 from .._kernels.kernels import GAUSS
 from .by_channels import cheaper_by_channels, gradient_of_pulls, keeps_pulls, own_points, sum_and_pulls
@@ -79,7 +80,7 @@ def _with_rule(function: Callable, num_static: int, forward: Callable, backward:
 
 
 mixed_sums: Any = jax.custom_vjp(dispatch.planned_mixed_sums, nondiff_argnums=(0, 1))
-radial_pullback: Any = jax.custom_vjp(dispatch.planned_radial_pullback, nondiff_argnums=(0, 1, 2))
+radial_pullback: Any = jax.custom_vjp(dispatch.planned_pair_pullback, nondiff_argnums=(0, 1, 2))
 
 
 def _radial_forward(
@@ -123,7 +124,7 @@ def _radial_gradients(
     return tuple(unbroadcast(d, x.shape) if is_wanted else None for d, is_wanted, x in gradients)  # type: ignore[arg-type]
 
 
-radial_sum = _with_rule(dispatch.planned_radial_sum, 2, _radial_forward, _radial_gradients)
+radial_sum = _with_rule(dispatch.planned_kernel_sum, 2, _radial_forward, _radial_gradients)
 
 
 def _by_pairs(settings: Settings, channels: Channels, queries, keys, values, tau, g) -> tuple[Array, ...]:

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.lax import Precision
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array, Bool
@@ -19,9 +20,10 @@ from .._arrays.points import LOG_ZERO, align, by_point, for_sums, small_unit
 from .._arrays.shapes import padded_to_multiple
 from .._calls import also_called
 from .._checks.given import public
-from .._checks.names import as_kernel
-from .._checks.operands import as_operand, check_mesh, check_tolerance
+from .._checks.names import as_engine, as_kernel
+from .._checks.operands import as_operand, check_mesh
 from .._checks.settings import Keys, MeshAxis, Queries, Settings, Sums, Tau, Values, axis_names, working_dtype
+from .._engines.engine import AUTO, Engine
 from .._engines.examined import examined
 from .._engines.fourier.boxes import box
 from .._engines.fourier.frequencies import MOST, nodes, spectrum, tolerance_of
@@ -45,10 +47,8 @@ def gauss_sum_sharded(
     query_axis: MeshAxis = None,
     key_axis: MeshAxis = None,
     kernel: str | Kernel = "gauss",
-    method: str = "auto",
-    precision: str = "auto",
-    backend: str = "auto",
-    tolerance: float | None = None,
+    engine: str | Engine = "auto",
+    precision: str | Precision | None = None,
 ) -> Sums:
     """Sum Gaussian kernels over the devices of a mesh: s_m = Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n.
 
@@ -95,9 +95,8 @@ def gauss_sum_sharded(
     function = "gauss_sum_sharded"
     check_mesh(function, mesh, query_axis, key_axis)
     kernel = as_kernel(function, kernel)
-    check_tolerance(function, method, tolerance)
     where = {"mesh": mesh, "query_axis": query_axis, "key_axis": key_axis}
-    asked = Settings(method, precision, backend, "", function, kernel=kernel, tolerance=tolerance, **where)
+    asked = Settings(as_engine(function, engine, precision), "", function, kernel=kernel, **where)
     settings, plan = checked(asked, queries, keys, values, tau)
     for name, x, axis in (("queries", queries, query_axis), ("keys", keys, key_axis)):
         parts, given = _parts(mesh, axis), f"{name} {tuple(x.shape)} over {axis!r} of {dict(mesh.shape)}"
@@ -146,7 +145,7 @@ def _over_mesh(settings: Settings, summed: Callable, queries: Array, keys: Array
 
     def local(tau: Array, queries: Array, keys: Array, values: Array) -> Array:
         values = values.astype(working_dtype(settings.dtype))
-        by_waves = settings.method == "fourier"
+        by_waves = settings.engine.name == "fourier"
         unit = jnp.ones((), values.dtype)
         if axes or by_waves:  # other sums of one device look after themselves
             unit = for_sums(values, num_keys)
@@ -163,7 +162,7 @@ def _over_mesh(settings: Settings, summed: Callable, queries: Array, keys: Array
         total = (total / unit.astype(total.dtype)).astype(values.dtype)
         if has_cuda():  # nothing may wait for the device
             return total
-        by_tiles = functools.partial(by_parts, replace(settings, method="auto", near=False, waves=False))
+        by_tiles = functools.partial(by_parts, replace(settings, engine=AUTO, near=False, waves=False))
         return lax.cond(fits, lambda: total, by_tiles)
 
     total = over_mesh(settings, local, (tau,), (queries,), (keys, values), alike=False)
@@ -187,7 +186,7 @@ def _by_coefficients(
     Operands are not cast to vary alike, so that JAX knows what is the same on every device.
     """
     axes = axis_names(settings.query_axis) + axis_names(settings.key_axis)
-    dtype = np.dtype("float64") if settings.precision == "float64" else working_dtype(settings.dtype)
+    dtype = np.dtype(settings.precision)
 
     def of_matrix(queries: Array, keys: Array, values: Array, scale: Array) -> tuple[Array, Array]:
         around = box(*map(lax.stop_gradient, (queries, keys)), axes=axes)

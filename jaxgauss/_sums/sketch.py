@@ -19,8 +19,9 @@ from .._arrays.devices import vary_alike
 from .._calls import named
 from .._checks.box import Bound, corners
 from .._checks.given import as_array, center_of, floating_dtype, minus_center, public
-from .._checks.operands import check_operands, check_tau, check_tolerance
+from .._checks.operands import check_operands, check_tau
 from .._checks.settings import Sums, working_dtype
+from .._engines.fourier.engine import check_tolerance
 from .._engines.fourier.frequencies import DIMENSIONS, WAVES, blocks_of, spectrum, tolerance_of
 from .._engines.fourier.series import coefficients, values_at
 from .frame import Frame
@@ -257,7 +258,7 @@ def empty_sketch(
             f" {tuple(values.shape)}. Row i belongs to key i."
         )
     dtype = working_dtype(check_operands(function, keys, keys, values, tau))
-    check_tolerance(function, "fourier", tolerance)
+    check_tolerance(function, tolerance)
     dim = keys.shape[-1]
     if len(keys.shape) != 2 or len(values.shape) > 2 or dim not in DIMENSIONS:
         raise ValueError(

@@ -14,14 +14,16 @@ import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
+from jax.lax import Precision
 from jaxtyping import Array
 
 from .._arrays.compensated import compensated, two_sum
 from .._calls import also_called
 from .._checks.given import center_of, minus_center, public, sampled, will_be_rounded
-from .._checks.names import as_kernel, check_names
-from .._checks.operands import Traced, as_operand, check_tolerance
-from .._checks.settings import Keys, Queries, Settings, Sums, Tau, Values, matmul_precision, methods_of, working_dtype
+from .._checks.names import as_engine, as_kernel
+from .._checks.operands import Traced, as_operand
+from .._checks.settings import Keys, Queries, Settings, Sums, Tau, Values, matmul_precision, working_dtype
+from .._engines.engine import Engine
 from .._engines.plan import warn_once
 from .._kernels.kernels import GAUSS, Kernel
 from .checked import checked
@@ -43,10 +45,8 @@ def gauss_sum_streamed(
     saved: str | os.PathLike[str] | None = None,
     progress: bool = False,
     kernel: str | Kernel = "gauss",
-    method: str = "auto",
-    precision: str = "auto",
-    backend: str = "auto",
-    tolerance: float | None = None,
+    engine: str | Engine = "auto",
+    precision: str | Precision | None = None,
 ) -> Sums:
     """Sum Gaussian kernels over chunks of keys, for more keys than memory holds: s_m = Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n.
 
@@ -94,14 +94,12 @@ def gauss_sum_streamed(
     """
     function = "gauss_sum_streamed"
     kernel = as_kernel(function, kernel)
-    check_names(function, method, precision, backend, methods_of(kernel))
+    asked = as_engine(function, engine, precision)
     _refuse_tracers(queries, tau, jnp.zeros(()))
     if not isinstance(chunks, Iterable):
         raise TypeError(f"{WHERE}: `chunks` must be an iterable of pairs; got {type(chunks).__name__}. Use KeyChunks.")
-    check_tolerance(function, method, tolerance)
-    asked = Settings(method, precision, backend, "", function, matmul_precision(), kernel=kernel, tolerance=tolerance)
-    options = method, precision, backend, asked.matmul_precision, jax.config.jax_enable_x64  # type: ignore[attr-defined]
-    options += () if tolerance is None else (tolerance,)
+    options = repr(asked), matmul_precision(), jax.config.jax_enable_x64  # type: ignore[attr-defined]
+    asked = Settings(asked, "", function, matmul_precision(), kernel=kernel)
     file = SavedSum(saved, (queries, tau, *options, *([] if kernel == GAUSS else [repr(kernel)])))
     settings, kind, empty, state, source, center = _begun(asked, queries, chunks, tau, file)
     queries = queries if center is None else minus_center(center, queries)
@@ -184,7 +182,7 @@ def _times(factor: float, x: Any) -> Any:
 
 def _sketch_around(settings: Settings, queries: Any, keys: Any, values: Any, tau: Any) -> FourierSketch:
     """The empty sketch of a box that holds the queries, with a margin around them."""
-    dtype = "float64" if settings.precision == "float64" else working_dtype(settings.dtype).name
+    dtype = settings.precision
     keys, values = (jax.ShapeDtypeStruct(x.shape, dtype) for x in (keys, values))
     rows = np.asarray(queries, dtype).reshape(-1, queries.shape[-1])
     rows = rows[np.isfinite(rows).all(-1)]
@@ -226,7 +224,7 @@ def _begun(
     if plan.stands_in:
         warn_once(plan.reason)
     empty, center = None, center_of(sampled(queries)) if any(map(will_be_rounded, (queries, keys))) else None
-    if settings.method == "fourier":
+    if settings.engine.name == "fourier":
         around = queries if center is None else minus_center(center, queries)
         empty = _sketch_around(settings, around, keys, values, tau)
     if state is None:

@@ -4,23 +4,20 @@ XLA centers, scales, rounds and packs the points, and rescales the result. The f
 attention kernel, the scaled points a and b, and operands of equal rank; their last result is the largest sum.
 """
 
-import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from ..._arrays.points import by_point, may_overflow, scaled_points, unbroadcast
-from ..._checks.settings import working_dtype
-from ..branches import one_of_two
-from ..bridge import call, select_kernel, torch_backend
+from ..._arrays.points import by_point, unbroadcast
+from ..bridge import call, torch_backend
 from ..costs import kernel_engine
 from ..plan import Plan
 from ..scopes import scope
+from ..settings import working_dtype
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,53 +26,6 @@ if TYPE_CHECKING:
 
 ScaledPoints = tuple[Array, Array]
 PASSES = 2.5  # a pullback takes so many times as long as attention
-
-
-def by_attention(
-    plan: Plan, attended: Callable, anywhere: Callable, operands: tuple[Array, ...], examines: bool
-) -> tuple[Array, ...]:
-    """`attended` of the operands; on a CPU, `rescale` in their own dtype if the plan is not accurate enough for them.
-
-    If that is not accurate enough either, `anywhere` sums them; this is checked only with `examines`.
-    """
-    kernel, dtype = kernel_of(plan, operands[0]), operands[0].dtype
-    far = functools.partial(anywhere, replace(plan, precision=dtype.name))
-    if any(0 in x.shape for x in operands):
-        return far(*operands)  # only its shapes matter
-    if isinstance(kernel, str):
-        shapes = [x.shape for x in jax.eval_shape(far, *operands)]
-        return tuple(call(refusal, (kernel,), shapes, operands))
-    if kernel.dtype == "float64" and dtype != jnp.float64:
-        with jax.enable_x64(True):
-            results = by_attention(plan, attended, anywhere, tuple(x.astype("float64") for x in operands), examines)
-            return tuple(x.astype(dtype) for x in results)
-
-    queries, keys, values, tau, *_ = operands
-    points = scaled_points(queries, keys, tau, base_2=False, many=kernel.half)
-
-    def run(*_: Array) -> tuple[Array, ...]:
-        return attended(plan, kernel, points, operands)[:-1]
-
-    is_last = plan.method == "rescale" and not kernel.half
-    if plan.platform != "cpu" or (is_last and not examines):
-        return run()
-    guard, finite = torch_backend().guard, ~may_overflow(jnp, values, queries.shape[-2], keys.shape[-2])
-    finite = finite & ~jnp.isnan(keys).any()
-    if is_last:
-        is_near = guard.squared_radius(*points) <= plan.reach if plan.near is None else plan.near
-        return one_of_two(is_near & finite, run, far, *operands)
-    own = replace(plan, method="rescale", precision=dtype.name)
-
-    def again(*operands: Array) -> tuple[Array, ...]:
-        return by_attention(own, attended, anywhere, operands, True)
-
-    def unless_doubted(*operands: Array) -> tuple[Array, ...]:
-        *results, largest = attended(plan, kernel, points, operands)
-        doubted = guard.doubtful(plan.method, kernel, points, largest)
-        return one_of_two(doubted, again, lambda *_: tuple(results), *operands)
-
-    within = guard.squared_radius(*points) <= guard.REACH[plan.method][kernel.precision]
-    return one_of_two(within & finite, unless_doubted if kernel.half else run, again, *operands)
 
 
 def attended_sum(
@@ -134,16 +84,8 @@ def attended_means(
 def _computed(plan: Plan, kernel: "AttentionKernel", points: ScaledPoints, compute: Callable) -> tuple[Array, ...]:
     """The results of `compute`; on CUDA a gate lets it run again where half precision is not enough."""
     if plan.platform == "cuda":
-        return torch_backend().guard.gated(plan.method, kernel, points, compute)
-    return compute(kernel, plan.method)
-
-
-def kernel_of(plan: Plan, like: Array) -> "AttentionKernel | str":
-    """The attention kernel of a plan for points like these (…, N, D); or the message that says why there is none."""
-    try:
-        return select_kernel(plan.backend, plan.precision, plan.platform, like.dtype.name, like.shape[-1])
-    except ValueError as error:
-        return str(error).partition("`: ")[2]
+        return torch_backend().guard.gated(plan.engine.method, kernel, points, compute)
+    return compute(kernel, plan.engine.method)
 
 
 def engine() -> "Engine":
@@ -217,14 +159,5 @@ def torch_pullback(kernel: "AttentionKernel", is_gated: bool) -> Callable:
     def run(*operands: "Tensor") -> "Sequence[Tensor]":
         tensors, gate = operands[:5], operands[5:]
         return pullback(*tensors, replace(kernel, gate=gate) if is_gated else kernel)
-
-    return run
-
-
-def refusal(message: str) -> Callable:
-    """A function of tensors that raises ValueError with a message."""
-
-    def run(*operands: "Tensor") -> "Sequence[Tensor]":
-        raise ValueError(message)
 
     return run

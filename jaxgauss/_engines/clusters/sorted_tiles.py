@@ -18,12 +18,14 @@ from jaxtyping import Array, Bool, Float
 
 from ..._arrays.compensated import RunningSum
 from ..._arrays.devices import vary_like
-from ..._arrays.shapes import are_known
+from ..._arrays.points import by_point
+from ..._arrays.shapes import K, Q, T, are_known
 from ..._kernels.kernels import Kernel
 from ..differences.tile_sums import both_by_differences, by_differences, subtractable
 from ..plan import Plan
 from ..request import NOTHING, Channels, Columns, PairSums, Request, Rows, zeros_of
 from ..scopes import scope
+from ..tiles import one_by_one
 from .leaf_products import (
     about_center,
     distances,
@@ -50,7 +52,7 @@ FEW = {True: 2**18, False: 2**22 if JAXLIB >= (0, 12) else 2**20}
 
 def sorts(plan: Plan, *sizes: int, pulls: bool = True) -> bool:
     """Whether points are sorted: on a CPU, if `sizes` M, N and D are known and M N D is large; larger without pulls."""
-    are_many = plan.platform == "cpu" and plan.method != "differences" and are_known(*sizes)
+    are_many = plan.platform == "cpu" and plan.name != "differences" and are_known(*sizes)
     return are_many and math.prod(sizes) > FEW[pulls]
 
 
@@ -229,3 +231,16 @@ def _add_differences(
     start = vary_like(jnp.zeros((), "int32"), flags)
     with scope("steps", size / each if few else 1):  # in few dimensions products are seldom accurate enough
         return lax.while_loop(lambda state: state[0] < number, add, (start, total))[1]
+
+
+def share_of_tiles(kernel: Kernel, plan: Plan, queries: Q, keys: K, tau: T) -> float:
+    """The share of tiles that are summed for points that lie anywhere, or the mean share of a batch."""
+    if not sorts(plan, queries.shape[-2], *keys.shape[-2:], pulls=False):
+        return 1.0
+    return float(mean_share(kernel, queries, keys, tau))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def mean_share(kernel: Kernel, queries: Q, keys: K, tau: T) -> Array:
+    share = functools.partial(share_left, kernel)
+    return one_by_one(share, queries, keys, by_point(jnp.sqrt(tau), queries)).mean()

@@ -128,7 +128,7 @@ def waves_pay_here(
     xp: Any = np if isinstance(queries, np.ndarray) else jnp
     if xp is jnp:
         queries, keys, scale = map(lax.stop_gradient, (queries, keys, scale))
-    if plan.method == "fourier":
+    if plan.name == "fourier":
         return True, box(queries, keys)
     if sizes.bandwidths == 1:
         does, found = waves_pay(xp, most, precision, plan.reach, sizes, boxes(xp, queries, keys), scale[0])

@@ -15,7 +15,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
 from ..._arrays.points import dot
-from ..._checks.settings import Settings, working_dtype
+from ..settings import Settings
 
 SHARE = 2.5  # bandwidths, √2π, over which a sum has its terms
 # By dimension: waves of a block, and the most blocks of a coordinate. The data decide how many blocks are used.
@@ -120,22 +120,22 @@ def with_blocks(settings: Settings, tau: Any, queries: Any, keys: Any) -> Settin
         return settings
     lower, upper = ([np.asarray(f(x, axis=-2), "float64") for x in arrays] for f in (jnp.min, jnp.max))
     dim, most = arrays[0].shape[-1], MOST[arrays[0].shape[-1]]
-    precision = "float64" if settings.precision == "float64" else working_dtype(settings.dtype).name
+    precision = settings.precision
     scales = np.sqrt(np.asarray(tau, "float64"))[..., None] * (1 + 1e-5)  # the device may round the other way
 
     def needed(scale: np.ndarray, lower: list[np.ndarray], upper: list[np.ndarray]) -> tuple[float, np.ndarray]:
         length = (functools.reduce(np.maximum, upper) - functools.reduce(np.minimum, lower)) * scale
         length = np.maximum(length, 1e-30)
-        tolerance = settings.tolerance or tolerance_of(np, precision, length)
-        return blocks_of(np, length, tolerance).max(), length.reshape(-1, dim).max(0)
+        error = settings.tolerance or tolerance_of(np, precision, length)
+        return blocks_of(np, length, error).max(), length.reshape(-1, dim).max(0)
 
     of_each, length = needed(scales, lower, upper)
     if most < of_each < math.inf:
         size = " × ".join(f"{x:.0f}" for x in length)
         raise ValueError(
-            f"`jaxgauss.{settings.function}`: on CUDA method 'fourier' has {most * WAVES[dim]} waves of a coordinate;"
+            f"`jaxgauss.{settings.function}`: on CUDA 'fourier' has {most * WAVES[dim]} waves of a coordinate;"
             f" got points in a box of {size} bandwidths, which takes {of_each * WAVES[dim]:.0f}. Use a smaller tau or a"
-            " larger tolerance, or leave the method on 'auto'."
+            " larger tolerance, or leave the engine on 'auto'."
         )
     ends = ([f(x.reshape(-1, dim), 0) for x in y] for f, y in ((np.min, lower), (np.max, upper)))
     of_all, _ = needed(scales.max(), *ends)

@@ -68,10 +68,8 @@ def wave_grid(
     """
     scale, extent = lax.stop_gradient(scale), around.extent
     scales, dtype, ratio = jnp.broadcast_to(scale.max(0), extent.shape), extent.dtype, bandwidth_ratio(scale)
-    if plan.tolerance is None:
-        error = tolerance_of(jnp, plan.precision, extent * scales)
-    else:
-        error = jnp.asarray(plan.tolerance, dtype)
+    asked = getattr(plan.engine, "tolerance", None)
+    error = tolerance_of(jnp, plan.precision, extent * scales) if asked is None else jnp.asarray(asked, dtype)
     found, fits, bound = nodes(most, around.center, extent, scales, error, ratio, at_once=plan.platform == "cuda")
     if promise is None:
         eps = error / OF_ERROR

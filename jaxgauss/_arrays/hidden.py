@@ -16,7 +16,7 @@ import numpy as np
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from .._arrays.devices import is_visible
+from .devices import is_visible
 
 ROWS = {"x_weights": ("x",), "y_weights": ("y",), "log_weights": ("keys", "values")}
 OF_WEIGHTS = (("samples",), ("data",), ("points", "x", "y", "scores", "values"))

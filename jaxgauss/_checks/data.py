@@ -1,5 +1,8 @@
-"""Warnings of likely mistakes in the data, at a function's first call with arrays of given shapes."""
+"""Warnings of likely mistakes in the data, for `explain`: other calls do not pass over them."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import jax
@@ -7,8 +10,8 @@ import jax.core
 import numpy as np
 
 from .._arrays.devices import is_visible, visible
+from .._arrays.hidden import without_hidden
 from .._calls import warn
-from .hidden import without_hidden
 from .names import as_kernel
 
 OF_PAIRS = frozenset(  # results that mean nothing if the kernel is zero between different points
@@ -21,6 +24,18 @@ SETS = (("x", "y"), ("data",), ("particles",), ("points",))  # such a function's
 NUMBERS = 2**22  # entries that are searched for NaN, at most about so many
 ROWS, LEAST = 64, 16  # points whose distances from all others are computed; with fewer than LEAST, τ is not checked
 PAIRS, PRODUCTS = 2**21, 2**25  # the most pairs and products that are computed
+
+are_checked: ContextVar[bool] = ContextVar("are_checked", default=False)
+
+
+@contextmanager
+def checked_data() -> Iterator[None]:
+    """A context in which public functions check their data."""
+    token = are_checked.set(True)
+    try:
+        yield
+    finally:
+        are_checked.reset(token)
 
 
 def warn_of_mistakes(function: str, points: dict[str, Any], others: dict[str, Any]) -> None:

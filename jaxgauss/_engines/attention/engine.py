@@ -1,0 +1,216 @@
+"""Attention: the flash-attention kernels of PyTorch, by DLPack and one callback."""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from ..._arrays.points import may_overflow, scaled_points
+from ..._calls import check_choice
+from ..._kernels.kernels import GAUSS, Kernel
+from .. import bridge
+from ..branches import one_of_two
+from ..bridge import call, torch_backend
+from ..clusters.engine import CLUSTERS
+from ..costs import HALVES, WORTH, estimates, time_on_cuda
+from ..engine import GRADES, Auto, Engine, Problem
+from ..plan import NEAR, Plan
+from .reductions import attended_means, attended_pullback, attended_sum
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from torch_backend import AttentionKernel
+
+METHODS = ("reweight", "prescale", "rescale")
+KERNELS = ("flash", "efficient", "cudnn", "cpu")
+PASSES = 3  # logarithms and means take so many times as long as a sum in XLA on CUDA: an estimate
+
+
+@dataclass(frozen=True, repr=False)
+class Attention(Engine):
+    """Flash attention: PyTorch's kernels sum exp(⟨q, k⟩) v, from which a method makes the Gauss sum.
+
+    Sums for which the precision is too coarse are computed again: on a CPU by "rescale" in the dtype of the points, on
+    CUDA by a second kernel in float32. Points beyond the reach of that are summed by clusters.
+
+    Args:
+        method: "reweight" or "prescale", the paper's algorithms; "rescale", ours, which never overflows.
+        kernel: "flash", "efficient" or "cudnn" on CUDA, "cpu" on a CPU; None: the fastest that takes the points.
+        precision: "float16", "bfloat16", "float32", "float64"; "float16x2", "bfloat16x2" for coordinates that are sums
+            of two numbers. None: float32 or float64 on a CPU, half precision on CUDA.
+
+    References:
+        Rux & Neumayer, "Fast Gauss Sums via Flash Attention", 2026, arXiv:2609.04910: Algorithms 1 and 2.
+    """
+
+    method: str = "rescale"
+    kernel: str | None = None
+
+    in_xla = False
+
+    def __post_init__(self) -> None:
+        """Raise ValueError unless method and kernel exist."""
+        super().__post_init__()
+        check_choice("Attention", "method", self.method, METHODS)
+        if self.kernel is not None:
+            check_choice("Attention", "kernel", self.kernel, KERNELS)
+
+    def refuses(self, problem: Problem) -> str | None:
+        """What no kernel of PyTorch takes: other kernels, symbolic shapes, some widths and precisions."""
+        if problem.kernel != GAUSS:
+            return "attention sums Gaussians"
+        if problem.logs and self.method != "rescale":
+            return "logarithms need the method 'rescale'"
+        if not problem.known:
+            return "PyTorch's kernels take no symbolic shapes"
+        if not bridge.serves(problem.platform):
+            return f"the PyTorch installed here does not run on JAX's platform {problem.platform!r}"
+        asked = self._asked(problem)
+        if problem.platform == "cuda" and (problem.dtype if asked is None else asked) == "float64":
+            return "PyTorch has no fused attention in float64 on CUDA"
+        found = self._kernel(replace(self, precision=asked), problem)
+        if not isinstance(found, str):
+            return None
+        required, _, here = found.rpartition(". ")[0].partition("; got ")
+        return f"{required} (here {here})"
+
+    def automatic(self, problem: Problem) -> bool:
+        """Always: its cost tells."""
+        return True
+
+    def fitted(self, problem: Problem) -> "Attention":
+        """With the kernel that is estimated to be fastest, and its precision."""
+        asked = replace(self, precision=self._asked(problem))
+        kernels = [self._kernel(asked, problem)]
+        if self.kernel is None and kernels[0].half and problem.platform == "cuda" and bridge.card().prefers_cudnn:
+            other = kernel_of(replace(asked, kernel="cudnn"), "cuda", problem.dtype, problem.dim)
+            kernels += [other] if not isinstance(other, str) and other.precision == kernels[0].precision else []
+        best = min(kernels, key=lambda x: self._time(x, problem)) if len(kernels) > 1 else kernels[0]
+        return replace(self, kernel=best.name, precision=best.precision)
+
+    def cost(self, problem: Problem) -> float:
+        """By the columns of both products, and on CUDA the width that the kernel is compiled for."""
+        if problem.platform == "cuda":
+            return self._time(self._kernel(self, problem), problem)
+        size = problem.pairs, problem.dim, problem.channels
+        found, _ = estimates((f"kernel in {self.precision}",), *size)
+        return found[0] if found else math.inf
+
+    def handicap(self, problem: Problem) -> float:
+        """More if it loses digits; less for logarithms on CUDA, for which XLA needs another pass."""
+        if problem.platform != "cuda":
+            return WORTH
+        if self.precision == "float32":  # which logarithms and means ask for
+            return 1 / PASSES
+        return HALVES if problem.dtype == "float32" and self.precision in ("float16", "bfloat16") else 1.0
+
+    def by_name(self, problem: Problem) -> tuple[Engine, ...]:
+        """On a CPU in bfloat16, which is fast where there is AMX."""
+        is_single = problem.platform == "cpu" and problem.working == "float32" and self.precision is None
+        return (replace(self, precision="bfloat16"),) if is_single else ()
+
+    def reach(self, platform: str, near: bool | None) -> float:
+        """Half precision has a guard of its own, and CUDA's kernels a gate."""
+        return math.inf if near or platform == "cuda" else NEAR.get(self.precision or "", math.inf)
+
+    def sums(
+        self, plan: Plan, near: bool | None, *operands: Array, moments: int = 0, with_log: bool = False
+    ) -> tuple[Array, ...]:
+        """Σ_n Φ v_n; on CUDA with log Σ_n Φ, which spares the pullback one pass."""
+        attended = functools.partial(attended_sum, with_log=with_log)
+        return by_attention(plan, attended, CLUSTERS.sums, operands, near is None)
+
+    def pullback(self, plan: Plan, near: bool | None, *operands: Array) -> tuple[Array, ...]:
+        """By a second sum for one channel, by the kernel's backward pass for many."""
+        return by_attention(plan, attended_pullback, CLUSTERS.pullback, operands, near is None)
+
+    def log_means(self, plan: Plan, near: bool | None, *operands: Array, kernel: Kernel = GAUSS) -> tuple[Array, ...]:
+        """The kernel's own result, and its log-sum-exp."""
+        anywhere = functools.partial(CLUSTERS.log_means, kernel=kernel)
+        return by_attention(plan, attended_means, anywhere, operands, near is None)
+
+    def _asked(self, problem: Problem) -> str | None:
+        """The precision that is asked for by name, or by a grade: on CUDA two-part points are "high"."""
+        grade = problem.grade if self.precision is None else self.precision
+        if grade not in GRADES or problem.platform != "cuda":
+            return self.precision if grade not in GRADES else None
+        two_parts = "bfloat16x2" if problem.dtype == "bfloat16" else "float16x2"
+        return {"default": None, "high": two_parts, "highest": "float32"}[grade]
+
+    def _kernel(self, asked: "Attention", problem: Problem) -> Any:
+        return kernel_of(asked, problem.platform, problem.dtype, problem.dim)
+
+    def _time(self, kernel: "AttentionKernel", problem: Problem) -> float:
+        return time_on_cuda(kernel, problem.pairs, problem.dim, problem.channels, problem.gradients)[0]
+
+
+def kernel_of(engine: Attention, platform: str, dtype: str, dim: int) -> "AttentionKernel | str":
+    """The attention kernel for points of a dtype and dimension; or the message that says why there is none."""
+    try:
+        names = engine.kernel or "auto", engine.precision or "auto"
+        return torch_backend().select_kernel(*names, platform, dtype, dim)
+    except ValueError as error:
+        return str(error).partition("`: ")[2].replace("`backend`", "`kernel`").replace("backend", "kernel")
+
+
+def by_attention(
+    plan: Plan, attended: Callable, anywhere: Callable, operands: tuple[Array, ...], examines: bool
+) -> tuple[Array, ...]:
+    """`attended` of the operands; on a CPU, `rescale` in their own dtype if the plan is not accurate enough for them.
+
+    If that is not accurate enough either, `anywhere` sums them; this is checked only with `examines`.
+    """
+    dtype = operands[0].dtype
+    kernel = kernel_of(plan.engine, plan.platform, dtype.name, operands[0].shape[-1])
+    far = functools.partial(anywhere, replace(plan, engine=Auto(precision=dtype.name)), None)
+    if any(0 in x.shape for x in operands):
+        return far(*operands)  # only its shapes matter
+    if isinstance(kernel, str):
+        shapes = [x.shape for x in jax.eval_shape(far, *operands)]
+        return tuple(call(refusal, (kernel,), shapes, operands))
+    if kernel.dtype == "float64" and dtype != jnp.float64:
+        with jax.enable_x64(True):
+            results = by_attention(plan, attended, anywhere, tuple(x.astype("float64") for x in operands), examines)
+            return tuple(x.astype(dtype) for x in results)
+
+    queries, keys, values, tau, *_ = operands
+    points = scaled_points(queries, keys, tau, base_2=False, many=kernel.half)
+
+    def run(*_: Array) -> tuple[Array, ...]:
+        return attended(plan, kernel, points, operands)[:-1]
+
+    is_last = plan.engine.method == "rescale" and not kernel.half
+    if plan.platform != "cpu" or (is_last and not examines):
+        return run()
+    guard, finite = torch_backend().guard, ~may_overflow(jnp, values, queries.shape[-2], keys.shape[-2])
+    finite = finite & ~jnp.isnan(keys).any()
+    if is_last:
+        is_near = guard.squared_radius(*points) <= plan.reach if plan.near is None else plan.near
+        return one_of_two(is_near & finite, run, far, *operands)
+    own = replace(plan, engine=replace(plan.engine, method="rescale", precision=dtype.name))
+
+    def again(*operands: Array) -> tuple[Array, ...]:
+        return by_attention(own, attended, anywhere, operands, True)
+
+    def unless_doubted(*operands: Array) -> tuple[Array, ...]:
+        *results, largest = attended(plan, kernel, points, operands)
+        doubted = guard.doubtful(plan.engine.method, kernel, points, largest)
+        return one_of_two(doubted, again, lambda *_: tuple(results), *operands)
+
+    within = guard.squared_radius(*points) <= guard.REACH[plan.engine.method][kernel.precision]
+    return one_of_two(within & finite, unless_doubted if kernel.half else run, again, *operands)
+
+
+def refusal(message: str) -> Callable:
+    """A function of tensors that raises ValueError with a message."""
+
+    def run(*operands: "Tensor") -> "Sequence[Tensor]":
+        raise ValueError(message)
+
+    return run

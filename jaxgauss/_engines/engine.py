@@ -1,0 +1,161 @@
+"""What every engine is: one way of summing kernels over all pairs of points, as an object that users may pass."""
+
+import dataclasses
+import math
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple
+
+import jax
+
+from .._arrays.shapes import are_known
+from .._calls import check_choice
+from .._kernels.kernels import GAUSS, Kernel
+
+HALF = ("float16", "bfloat16", "float16x2", "bfloat16x2")  # x2: each coordinate is the sum of two numbers
+GRADES = ("default", "high", "highest")  # what JAX calls the precision of matrix products
+PRECISIONS = (*HALF, "float32", "float64", *GRADES)
+
+
+class Problem(NamedTuple):
+    """All that the choice of an engine may know without seeing points. Static.
+
+    Attributes:
+        platform: cpu, cuda, …
+        dtype: of the points.
+        kernel: of the sum.
+        pairs, dim, channels: M·N of a whole batch, D and C; sizes may be symbolic.
+        logs: whether logarithms or means are asked for.
+        gradients: whether gradients of points or τ are computed, too.
+        grade: the precision of matrix products that JAX is asked for, one of `GRADES`.
+    """
+
+    platform: str
+    dtype: str
+    kernel: Kernel
+    pairs: Any
+    dim: Any
+    channels: Any
+    logs: bool = False
+    gradients: bool = False
+    grade: str = "default"
+
+    @property
+    def working(self) -> str:
+        """The dtype in which sums are computed: float64 for float64, else float32."""
+        return "float64" if self.dtype == "float64" else "float32"
+
+    @property
+    def known(self) -> bool:
+        """Whether all sizes are numbers."""
+        return are_known(self.pairs, self.dim, self.channels)
+
+
+@dataclass(frozen=True, repr=False)
+class Engine:
+    """A way of summing kernels over all pairs of points. Immutable and hashable; static under transformations.
+
+    Attributes:
+        precision: of the products. None: what the engine's documentation says; `explain` returns the engine that runs,
+            with the precision that it has.
+    """
+
+    precision: str | None = field(default=None, kw_only=True)
+    name: ClassVar[str] = "engine"
+    in_xla: ClassVar[bool] = True  # without PyTorch
+    alone: ClassVar[bool] = False  # in one program of XLA, without callbacks: what `jax.export` takes
+    anywhere: ClassVar[bool] = False  # takes all points, and need not look at them
+
+    def __init_subclass__(cls) -> None:
+        """An engine's name is that of its class."""
+        cls.name = cls.__name__.lower()
+
+    def __post_init__(self) -> None:
+        """Raise ValueError unless the precision exists."""
+        object.__setattr__(self, "precision", as_precision(type(self).__name__, self.precision))
+
+    def __repr__(self) -> str:
+        """The call that makes the engine, without defaults."""
+        fields = sorted(dataclasses.fields(self), key=lambda x: bool(x.kw_only))
+        given = [(x.name, getattr(self, x.name), x.default) for x in fields]
+        return f"{type(self).__name__}({', '.join(f'{name}={x!r}' for name, x, default in given if x != default)})"
+
+    def __str__(self) -> str:
+        """The name and the precision."""
+        return self.name if self.precision is None else f"{self.name} in {self.precision}"
+
+    def refuses(self, problem: Problem) -> str | None:
+        """Why the engine cannot sum this, in words for an error; None if it can."""
+        if not self.in_xla:
+            return None
+        if self.precision in HALF:
+            return "XLA sums in float32 or float64"
+        if self.fitted(problem).precision == "float64" and not jax.config.jax_enable_x64:  # type: ignore[attr-defined]
+            return "float64 in XLA needs jax.config.update('jax_enable_x64', True)"
+        return None
+
+    def automatic(self, problem: Problem) -> bool:
+        """Whether "auto" may take the engine without seeing points."""
+        return False
+
+    def fitted(self, problem: Problem) -> Any:
+        """The engine with everything that it chooses itself for a problem that it does not refuse."""
+        if self.precision in ("float32", "float64"):
+            return self
+        return dataclasses.replace(self, precision=problem.working)
+
+    def cost(self, problem: Problem) -> float:
+        """Estimated milliseconds of a sum by a fitted engine; infinite if they depend on the points."""
+        return math.inf
+
+    def handicap(self, problem: Problem) -> float:
+        """The factor by which the cost must be less than that of another engine."""
+        return 1.0
+
+    def by_name(self, problem: Problem) -> "tuple[Engine, ...]":
+        """Engines that "auto" does not take, because they lose digits or may not be accurate, but may be faster."""
+        return ()
+
+    def note(self, problem: Problem) -> str:
+        """What else `explain` is to say of a fitted engine."""
+        return ""
+
+    def reach(self, platform: str, near: bool | None) -> float:
+        """The largest R² at which the engine is accurate; points beyond it are handed on. `near`: if that is known."""
+        return -math.inf
+
+    def sums(self, plan: Any, near: bool | None, *operands: jax.Array, moments: int = 0, with_log: bool = False) -> Any:
+        """Σ_n Φ v_n of queries, keys, values and τ; perhaps with log Σ_n Φ for the pullback."""
+        raise NotImplementedError
+
+    def pullback(self, plan: Any, near: bool | None, *operands: jax.Array) -> Any:
+        """Gradients of Σ_m ⟨g_m, s_m⟩ with respect to queries, keys and values; the fifth operand is g."""
+        raise NotImplementedError
+
+    def log_means(self, plan: Any, near: bool | None, *operands: jax.Array, kernel: Kernel = GAUSS) -> Any:
+        """Σ_n w κ v / Σ_n w κ and log Σ_n w κ; the fifth operand are log-weights."""
+        raise NotImplementedError
+
+    def pair_sums(self, plan: Any, request: Any, *operands: jax.Array) -> Any:
+        """`PairSums` of any kernels, from queries, keys, values, τ, and the weights of both."""
+        raise NotImplementedError
+
+    def pair_pullback(self, plan: Any, channels: Any, *operands: jax.Array, with_tau: bool = True) -> Any:
+        """Gradients of Σ_m ⟨g_m, s_m⟩ of any kernels with respect to queries, keys, values and τ."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, repr=False)
+class Auto(Engine):
+    """The engine that is estimated to be fastest, in a precision."""
+
+
+def as_precision(function: str, precision: Any) -> str | None:
+    """The name of a precision, also of `jax.lax.Precision`; ValueError if there is none of that name."""
+    if isinstance(precision, jax.lax.Precision):
+        return precision.name.lower()
+    if precision is not None:
+        check_choice(function, "precision", precision, PRECISIONS)
+    return precision
+
+
+AUTO = Auto()

@@ -1,0 +1,58 @@
+"""All engines, and the plan of a sum: which of them sums it."""
+
+from dataclasses import replace
+from typing import Any
+
+import jax
+
+from .._arrays.points import aligned_sizes
+from .._kernels.kernels import GAUSS
+from .attention.engine import METHODS, Attention
+from .choose import cheapest
+from .clusters.engine import CLUSTERS
+from .differences.engine import Differences
+from .engine import AUTO
+from .fourier.engine import Fourier
+from .mixture import Mixture
+from .plan import Plan
+from .products.engine import Blocked, Dense
+from .settings import Settings
+
+ENGINES = (Dense(), Blocked(), Attention(), CLUSTERS, Fourier(), Differences(), Mixture())
+NAMES = {x.name: x for x in (AUTO, *ENGINES)} | {name: Attention(name) for name in METHODS}
+
+
+def plan_of(settings: Settings, platform: str, pairs: Any, dim: Any, channels: Any) -> Plan:
+    """The plan of a sum of the settings' kernel. ValueError if no engine that is asked for sums it."""
+    problem = settings.problem(platform, pairs, dim, channels)
+    try:
+        return cheapest(ENGINES, settings.engine, problem)
+    except ValueError as error:
+        raise ValueError(f"`jaxgauss.{settings.function}`: {error}") from None
+
+
+def exact_plan(settings: Settings, platform: str, pairs: Any) -> Plan:
+    """The plan that evaluates κ itself in XLA, whatever the kernel. ValueError if its precision cannot run."""
+    engine, problem = settings.engine, settings.problem(platform, pairs, 0, 0)  # in XLA D and C do not matter
+    if not engine.in_xla or settings.automatic:
+        engine = (Dense if Dense().automatic(problem) else Blocked)(precision=engine.precision)
+    if (reason := engine.refuses(problem._replace(logs=False, kernel=GAUSS))) is not None:
+        raise ValueError(f"`jaxgauss.{settings.function}`: `engine` must be one of XLA that can sum this: {reason}.")
+    return Plan(platform, engine.fitted(problem), "XLA evaluates the kernel itself")
+
+
+def exact_plan_of(settings: Settings, platform: str, operands: tuple[jax.Array, ...]) -> Plan:
+    """`exact_plan`; for Gaussians in the working dtype, since the precision asked for may be an attention kernel's."""
+    if settings.kernel == GAUSS:
+        engine = AUTO if settings.automatic or not settings.engine.in_xla else settings.engine
+        settings = replace(settings, engine=engine)
+    return exact_plan(settings, platform, aligned_sizes(*operands[:4])[0]).with_findings(settings)
+
+
+def plan_there(settings: Settings, platform: str, operands: tuple[jax.Array, ...]) -> Plan:
+    """The plan on a platform, even if the arguments were checked for another."""
+    try:
+        return plan_of(settings, platform, *aligned_sizes(*operands[:4])).with_findings(settings)
+    except ValueError:  # the arguments were checked for another platform: PyTorch refuses if the sum runs on this one
+        engine = Attention(precision=settings.engine.precision) if settings.automatic else settings.engine
+        return Plan(platform, engine, "asked for by name", waves=False)

@@ -1,0 +1,187 @@
+"""Products about one center: exponents by one matrix product, for points near one another."""
+
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from ..._arrays.devices import vary_like
+from ..._arrays.points import Scaled, aligned_sizes, are_within, by_point, scaled_points, with_norms
+from ..._arrays.shapes import are_known
+from ..._kernels.kernels import GAUSS, Kernel
+from ..branches import but_not, one_of_two
+from ..clusters.engine import CLUSTERS
+from ..costs import estimates, time_on_cuda
+from ..engine import Engine, Problem
+from ..fourier.cost import are_for_waves
+from ..gradients import in_shapes
+from ..means import blocked_means, means_in_one_pass
+from ..plan import NEAR, STRICTER, Plan, in_precision
+from ..request import Channels, PairSums, Request
+from ..scopes import scope
+from ..tiles import CUDA_TILE, ONE_PASS, TILE
+from .gaussian import blocked_pullback, scaled_sum
+from .pair_sums import product_pullback, sums_by_products, within
+
+# Another kernel takes so many times as long as a Gaussian, on CUDA more with gradients.
+HEAVIER = {"cpu": 1.5, "cuda": 2.0}
+
+
+@dataclass(frozen=True, repr=False)
+class Blocked(Engine):
+    """Products about one center, a tile of the M×N matrix at a time: linear memory, in XLA alone.
+
+    Exponents are one matrix product, accurate for points within some bandwidths of their center (R² ≤ 128 in float32,
+    1024 in float64). Farther points are summed by clusters. On CUDA exponents are from differences of coordinates.
+    Every transformation of JAX works, `jax.export` included.
+
+    Args:
+        precision: float32 or float64; None: the dtype of the points.
+    """
+
+    dense: ClassVar[bool] = False
+    alone = True
+
+    def refuses(self, problem: Problem) -> str | None:
+        """Logarithms of other kernels, which are summed from differences."""
+        if problem.logs and problem.kernel != GAUSS:
+            return "logarithms of other kernels than the Gaussian have no products"
+        return super().refuses(problem)
+
+    def automatic(self, problem: Problem) -> bool:
+        """For as many pairs as the name says."""
+        tile = CUDA_TILE if problem.platform == "cuda" else TILE
+        return self.dense == (are_known(problem.pairs) and problem.pairs <= tile.entries)
+
+    def cost(self, problem: Problem) -> float:
+        """By the columns of both products."""
+        if not problem.known:
+            return math.inf
+        size = problem.pairs, problem.dim, problem.channels
+        times = 1 if problem.kernel == GAUSS else HEAVIER.get(problem.platform, 1)
+        if problem.platform == "cuda":
+            return times * time_on_cuda(self.name, *size, problem.gradients)[0]
+        return times * estimates((f"xla in {self.precision}",), *size)[0][0]
+
+    def reach(self, platform: str, near: bool | None) -> float:
+        """As far as products have digits; on CUDA, where nothing may wait for the device, XLA takes differences."""
+        if platform == "cuda":
+            return -math.inf
+        return math.inf if near else NEAR.get(self.precision or "", math.inf)
+
+    def sums(
+        self, plan: Plan, near: bool | None, *operands: jax.Array, moments: int = 0, with_log: bool = False
+    ) -> tuple[jax.Array, ...]:
+        """Σ_n Φ v_n; nothing is kept for the pullback."""
+        return _near_or_far(plan, near, functools.partial(_near_sums, moments), CLUSTERS.sums, operands)
+
+    def pullback(self, plan: Plan, near: bool | None, *operands: jax.Array) -> tuple[jax.Array, ...]:
+        """Gradients of Σ_m ⟨g_m, s_m⟩ in one pass."""
+        return _near_or_far(plan, near, _near_pullback, CLUSTERS.pullback, operands, pulls=True)
+
+    def log_means(
+        self, plan: Plan, near: bool | None, *operands: jax.Array, kernel: Kernel = GAUSS
+    ) -> tuple[jax.Array, ...]:
+        """By `means_in_one_pass` where enough pairs pay for two programs; else by `blocked_means`."""
+        anywhere = functools.partial(CLUSTERS.log_means, kernel=kernel)
+        return _near_or_far(plan, near, _near_log_means, anywhere, operands)
+
+    def pair_sums(self, plan: Plan, request: Request, *operands: jax.Array) -> PairSums:
+        """By products about one center for near points, else by clusters."""
+
+        def near(*operands: jax.Array) -> PairSums:
+            found = sums_by_products(request, *operands, dense=self.dense)
+            return jax.tree.map(lambda x: vary_like(x, operands), found)
+
+        return _pairs(plan, request, near, functools.partial(CLUSTERS.pair_sums, plan, request), *operands)
+
+    def pair_pullback(
+        self, plan: Plan, channels: Channels, *operands: jax.Array, with_tau: bool = True
+    ) -> tuple[jax.Array, ...]:
+        """With S_mn = Σ_κ ψ(u) ⟨g_m, v_n⟩, ψ = -2κ', all from one pass; the gradient of τ is valid only `with_tau`.
+
+        dq = τ Σ_n S (k - q), dk = τ Σ_m S (q - k), dτ = -½ Σ S ‖q - k‖², and dv = Σ_m κ g_m.
+        """
+        request, (queries, keys, values, tau, g) = Request(channels, channels, with_tau), operands
+
+        def near(*_: jax.Array) -> tuple[jax.Array, ...]:
+            a, b = with_norms(*scaled_points(queries, keys, tau, base_2=False))
+            da, db, dv, d_scale = product_pullback(channels, a, b, values, g, dense=self.dense, with_tau=with_tau)
+            scale = by_point(jnp.sqrt(tau), queries)
+            return in_shapes((scale * da, scale * db, dv, d_scale / (2 * tau)), operands)
+
+        anywhere = functools.partial(CLUSTERS.pair_pullback, plan, channels, with_tau=with_tau)
+        return _pairs(plan, request, near, anywhere, *operands)
+
+
+@dataclass(frozen=True, repr=False)
+class Dense(Blocked):
+    """Products about one center with up to all of the M×N matrix in memory, as plain JAX has it; else as `Blocked`.
+
+    Args:
+        precision: float32 or float64; None: the dtype of the points.
+    """
+
+    dense = True
+
+
+def _near_or_far(
+    plan: Plan, near: bool | None, summed: Callable, far: Callable, operands: tuple[jax.Array, ...], pulls: bool = False
+) -> tuple[jax.Array, ...]:
+    """`summed` if the points are near, else `far`. `near`: whether they are known to be; None if not."""
+    if not near and plan.reach == -math.inf:
+        return far(plan, None, *operands)
+    return in_precision(functools.partial(_by_points, near, summed, far, pulls))(plan, *operands)
+
+
+def _by_points(
+    near: bool | None, summed: Callable, far: Callable, pulls: bool, plan: Plan, *operands: jax.Array
+) -> tuple[jax.Array, ...]:
+    """The points are scaled once, to find out whether they are near, and for the sum."""
+    queries, keys, _, tau, *_ = operands
+    points = with_norms(*scaled_points(queries, keys, tau))
+    here = scope("engine", str(plan.engine))(functools.partial(summed, plan))
+    if near:
+        return here(points, *operands)
+    is_near = plan.reach == math.inf or are_within(plan.reach, points[0], points[1], operands[2])
+    is_near = but_not(is_near, are_for_waves(plan, *operands[:4], pulls=pulls))
+    results = one_of_two(is_near, _flat(here), _flat(lambda _, *x: far(plan, None, *x)), points, *operands)
+    return tuple(x if x.ndim == queries.ndim else x[..., None] for x in results)
+
+
+def _pairs(plan: Plan, request: Request, near: Callable, anywhere: Callable, *operands: jax.Array) -> Any:
+    """One of two functions, by the points; for Gaussians `anywhere`, because near ones have engines of their own."""
+    queries, keys, values, tau, *weights = operands
+    near = scope("engine", str(plan.engine))(near)
+    if request.kinked or GAUSS in request.kernels:
+        return anywhere(*operands)
+    if not request.pulls.kernels:
+        return one_of_two(within(plan.reach, queries, keys, tau, weights=values), near, anywhere, *operands)
+    slopes = [kernel.slope for kernel in request.pulls.kernels]
+    pulling = jnp.abs(weights[1] if len(weights) > 1 else values).max(-1, keepdims=True, initial=0)
+    limit, slope = plan.reach / STRICTER, lambda u: functools.reduce(jnp.add, [f(u) for f in slopes])
+    return one_of_two(within(limit, queries, keys, tau, slope, pulling), near, anywhere, *operands)
+
+
+def _flat(function: Callable[..., tuple[jax.Array, ...]]) -> Callable[..., list[jax.Array]]:
+    """The function with columns as vectors: XLA lays a column out in one of two ways, and copies it after a `cond`."""
+    return lambda *x: [y[..., 0] if y.shape[-1] == 1 else y for y in function(*x)]
+
+
+def _near_sums(moments: int, plan: Plan, points: tuple[Scaled, Scaled], *operands: jax.Array) -> tuple[jax.Array, ...]:
+    return (scaled_sum(*points, operands[2], dense=plan.name == "dense", moments=moments),)
+
+
+def _near_pullback(plan: Plan, points: tuple[Scaled, Scaled], *operands: jax.Array) -> tuple[jax.Array, ...]:
+    return blocked_pullback(*points, *operands[:5], dense=plan.name == "dense")
+
+
+def _near_log_means(plan: Plan, points: tuple[Scaled, Scaled], *operands: jax.Array) -> tuple[jax.Array, ...]:
+    pairs, *_ = aligned_sizes(*operands[:4])
+    if (plan.platform, plan.precision) == ("cpu", "float32") and are_known(pairs) and pairs >= ONE_PASS:
+        return means_in_one_pass(*points, *operands, is_apart=plan.apart)
+    return blocked_means(*operands, dense=plan.name == "dense")

@@ -1,0 +1,94 @@
+"""What the caller asked for, and what is known of the arguments."""
+
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AbstractMesh, Mesh
+
+from .._kernels.kernels import GAUSS, Kernel
+from .engine import AUTO, Auto, Engine, Problem
+
+MeshAxis = str | tuple[str, ...] | None
+
+
+class Options(TypedDict, total=False):
+    """Options of a kernel method for its Gauss sums, as for `gauss_sum`."""
+
+    engine: str | Engine
+    precision: str | jax.lax.Precision | None
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the caller asked for, and what is known of the arguments; static under transformations."""
+
+    engine: Engine = AUTO
+    dtype: str = "float32"  # promoted from the arguments
+    function: str = "gauss_sum"  # the public function, for messages
+    matmul_precision: str = ""  # of `jax.default_matmul_precision`: default, high or highest
+    forward_mode: bool = False  # whether the sum must have tangents
+    mesh: Mesh | AbstractMesh | None = None  # of devices
+    query_axis: MeshAxis = None
+    key_axis: MeshAxis = None
+    kernel: Kernel = GAUSS
+    near: bool | None = None  # whether points lie near one another; None if unknown
+    waves: bool | None = None  # whether a Fourier series is estimated to be faster; None if unknown
+    blocks: int | None = None  # of a Fourier series on CUDA: blocks of waves in a coordinate; None if unknown
+    pulls: bool = False  # whether gradients of points or τ are computed, too
+    logs: bool = False  # whether logarithms or means are computed
+    normalize: bool = False  # whether weights are divided by their sum
+
+    @property
+    def by_products(self) -> bool | None:
+        """Whether sums take products about one center; None if that depends on the points."""
+        if self.near is False or self.waves:
+            return False
+        return True if self.near and self.waves is False else None
+
+    @property
+    def options(self) -> Options:
+        """The options for another function."""
+        return {"engine": self.engine}
+
+    @property
+    def automatic(self) -> bool:
+        """Whether the engine is chosen by its estimated time."""
+        return isinstance(self.engine, Auto)
+
+    @property
+    def tolerance(self) -> float | None:
+        """Of a Fourier series, relative to Σ|v|; None for the precision that sums promise."""
+        return getattr(self.engine, "tolerance", None)
+
+    @property
+    def precision(self) -> str:
+        """float64 if it is asked for, else the dtype in which XLA sums."""
+        return "float64" if self.engine.precision == "float64" else working_dtype(self.dtype).name
+
+    def problem(self, platform: str, pairs: Any, dim: Any, channels: Any) -> Problem:
+        """The problem that an engine is chosen for."""
+        asked = self.logs, self.pulls, self.matmul_precision or "default"
+        return Problem(platform, self.dtype, self.kernel, pairs, dim, channels, *asked)
+
+
+def working_dtype(dtype: Any) -> np.dtype:
+    """The dtype in which sums are computed: float64 for float64, else float32."""
+    return np.dtype("float64" if jnp.dtype(dtype) == np.float64 else "float32")
+
+
+def matmul_precision() -> str:
+    """What `jax.default_matmul_precision` asks for: "default" (one product), "high" (three) or "highest" (float32)."""
+    asked = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
+    if asked in ("highest", "float32", "F32_F32_F32", "F64_F64_F64", "BF16_BF16_F32_X6", "BF16_BF16_F32_X9"):
+        return "highest"
+    return "high" if asked in ("high", "tensorfloat32", "bfloat16_3x") or "_X3" in str(asked) else "default"
+
+
+def axis_names(axis: MeshAxis) -> tuple[str, ...]:
+    """The mesh axes that divide one axis of an array."""
+    if axis is None:
+        return ()
+    return (axis,) if isinstance(axis, str) else tuple(axis)
