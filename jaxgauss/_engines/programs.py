@@ -2,17 +2,16 @@
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.custom_batching import custom_vmap
 from jaxtyping import Array
 
-from .._arrays.devices import vary_like
+from .._arrays.custom_rule import Wanted, with_rule
 from .apart import apart
 
 
@@ -24,47 +23,6 @@ class How:
     double: bool
 
 
-def with_pullback(function: Callable, num_static: int, pullback: Callable) -> Any:
-    """`function` of static arguments and trees, with a rule that forms only the gradients that are asked for.
-
-    `pullback` gets the static arguments, a boolean for each leaf of the operands, the operands and the cotangents, and
-    returns the gradients of the leaves that are wanted. XLA would leave out the others, but not from a program apart.
-    """
-    ruled: Any = jax.custom_vjp(function, nondiff_argnums=tuple(range(num_static)))
-
-    def forward(*args: Any) -> tuple[Any, Any]:
-        static, given = args[:num_static], args[num_static:]
-        operands = jax.tree.map(lambda x: x.value, given, is_leaf=_is_primal)
-        # JAX keeps one tree of residuals, whichever gradients are wanted: shapes of arrays tell them.
-        pattern = [jnp.zeros(1 + x.perturbed, bool) for x in jax.tree.leaves(given, is_leaf=_is_primal)]
-        return ruled(*static, *operands), (operands, pattern)
-
-    def backward(*args: Any) -> Any:
-        *static, (operands, pattern), cotangents = args
-        leaves, tree = jax.tree.flatten(operands)
-        cotangents = jax.tree.map(functools.partial(instantiated, leaves), cotangents, is_leaf=is_zero)
-        wanted = tuple(x.size == 2 for x in pattern)
-        found = iter(pullback(*static, wanted, operands, cotangents))
-        return tree.unflatten([next(found) if is_wanted else None for is_wanted in wanted])
-
-    ruled.defvjp(forward, backward, symbolic_zeros=True)
-    return ruled
-
-
-def instantiated(others: Sequence[Array], x: Any) -> Array:
-    """A cotangent, as an array if it is a symbolic zero; it varies like the others."""
-    return vary_like(jnp.zeros(x.shape, x.dtype), others) if is_zero(x) else x
-
-
-def is_zero(x: Any) -> bool:
-    """Whether a cotangent is a symbolic zero."""
-    return isinstance(x, jax.custom_derivatives.SymbolicZero)
-
-
-def _is_primal(x: Any) -> bool:
-    return isinstance(x, jax.custom_derivatives.CustomVJPPrimal)
-
-
 def _as_program(how: How, function: Callable, options: tuple[Any, ...], *operands: Any) -> Any:
     """function(*options, *operands) of trees of arrays of one dtype; the results have it, too.
 
@@ -74,11 +32,13 @@ def _as_program(how: How, function: Callable, options: tuple[Any, ...], *operand
     return _of_leaves(how, function, options, tree, *leaves)
 
 
-def _pullback(how: How, function: Callable, options: tuple[Any, ...], wanted: Any, *given: Any) -> list[Array]:
-    return as_program(how, Some(Pullback(function), wanted), options, *given)
+def _pullback(
+    how: How, function: Callable, options: tuple[Any, ...], wanted: Wanted, operands: Any, _: Any, cotangents: Any
+) -> list[Array]:
+    return as_program(how, Some(Pullback(function), wanted), options, operands, cotangents)
 
 
-as_program = with_pullback(_as_program, 3, _pullback)
+as_program = with_rule(_as_program, 3, _pullback)
 
 
 def _of_leaves(how: How, function: Callable, options: tuple[Any, ...], tree: Any, *leaves: Array) -> Any:
@@ -133,7 +93,7 @@ class Some:
     """Those results of a function that are wanted."""
 
     function: Callable
-    wanted: tuple[bool, ...]
+    wanted: Wanted
 
     def __call__(self, *given: Any) -> list[Array]:
         return [*itertools.compress(jax.tree.leaves(self.function(*given)), self.wanted)]

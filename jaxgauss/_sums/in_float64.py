@@ -15,11 +15,12 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from .._arrays.custom_rule import Wanted, with_rule
 from .._arrays.devices import has_cuda, platforms, vary_like
 from .._arrays.shapes import are_known
 from .._checks.settings import Settings
 from .._engines.branches import one_of_two
-from .._engines.programs import How, Pullback, Some, as_program, instantiated, is_zero, with_pullback
+from .._engines.programs import How, Pullback, Some, as_program
 
 
 def in_float64(settings: Settings, function: Callable, *operands: Any, far: bool = False) -> Any:
@@ -37,11 +38,13 @@ def _differentiated(settings: Settings, function: Callable, far: bool, *operands
     return function(settings, *operands)
 
 
-def _pullback(settings: Settings, function: Callable, far: bool, wanted: Any, *given: Any) -> Any:
-    return with_all_digits(settings, Some(Pullback(function), wanted), *given, far=far)
+def _pullback(
+    settings: Settings, function: Callable, far: bool, wanted: Wanted, operands: Any, _: Any, cotangents: Any
+) -> Any:
+    return with_all_digits(settings, Some(Pullback(function), wanted), operands, cotangents, far=far)
 
 
-differentiated_in_float64 = with_pullback(_differentiated, 3, _pullback)
+differentiated_in_float64 = with_rule(_differentiated, 3, _pullback)
 
 
 def with_all_digits(settings: Settings, function: Callable, *operands: Any, far: bool = False) -> Any:
@@ -96,14 +99,12 @@ def _either(is_near: Array | None, near: Callable, anywhere: Callable, *operands
     return one_of_two(False if is_near is None else is_near, near, anywhere, *operands)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _of_either(rules: Rules, settings: Settings, for_values: Array | None, _: Array | None, *operands: Array) -> Any:
+def _by_points(rules: Rules, settings: Settings, for_values: Array | None, _: Array | None, *operands: Array) -> Any:
     return _either(for_values, *(functools.partial(f, settings) for f in (rules.near, rules.of_any)), *operands)
 
 
-def _either_forward(rules: Rules, settings: Settings, _: Any, for_pulls: Any, *primals: Any) -> Any:
-    operands, perturbed = tuple(x.value for x in primals), [x.perturbed for x in primals]
-    far = for_pulls is not None
+def _forward(rules: Rules, settings: Settings, wanted: Wanted, _: Any, is_near: Array | None, *operands: Array) -> Any:
+    far, wanted = is_near is not None, wanted[-len(operands) :]
 
     def zeros(like: Any) -> Any:
         return jax.tree.map(lambda x: vary_like(jnp.zeros(x.shape, x.dtype), operands), like)
@@ -114,20 +115,16 @@ def _either_forward(rules: Rules, settings: Settings, _: Any, for_pulls: Any, *p
 
     def anywhere(*operands: Array) -> Any:
         in_two_parts = functools.partial(in_float64, settings, _InTwoParts(rules.kept), far=far)
-        if _by_formula(rules, perturbed):
+        if _by_formula(rules, wanted):
             return rules.of_any(settings, *operands), zeros(jax.eval_shape(in_two_parts, *operands)[1])
         return in_two_parts(*operands)
 
-    is_near = None if for_pulls is None else for_pulls.value
-    results, parts = _either(is_near, near, anywhere, *operands)
-    # JAX keeps one tree of residuals; the shape of an array says which gradients are wanted: see `rules`
-    return results, (is_near, operands, parts, jnp.zeros([1 + x for x in perturbed], bool))
+    return _either(is_near, near, anywhere, *operands)
 
 
-def _either_backward(rules: Rules, settings: Settings, residuals: Any, cotangents: Any) -> tuple[Any, ...]:
-    is_near, operands, parts, pattern = residuals
-    far = is_near is not None
-    wanted = tuple(size == 2 for size in pattern.shape)
+def _backward(rules: Rules, settings: Settings, wanted: Wanted, given: Any, parts: Any, cotangents: Any) -> Any:
+    _, is_near, *operands = given
+    far, wanted = is_near is not None, wanted[-len(operands) :]
 
     def near(operands: Any, parts: Any, cotangents: Any) -> Any:
         return [*itertools.compress(rules.backward(settings, True, (*operands, *parts[0]), cotangents), wanted)]
@@ -137,12 +134,10 @@ def _either_backward(rules: Rules, settings: Settings, residuals: Any, cotangent
             return with_all_digits(settings, Some(Pullback(rules.formula), wanted), operands, cotangents, far=far)
         return in_float64(settings, Some(_OfTwoParts(rules.backward), wanted), operands, parts, cotangents, far=far)
 
-    cotangents = jax.tree.map(functools.partial(instantiated, operands), cotangents, is_leaf=is_zero)
-    gradients = iter(_either(is_near, near, anywhere, operands, parts, cotangents))
-    return None, None, *(next(gradients) if x else None for x in wanted)
+    return _either(is_near, near, anywhere, tuple(operands), parts, cotangents)
 
 
-_of_either.defvjp(_either_forward, _either_backward, symbolic_zeros=True)
+_of_either = with_rule(_by_points, 2, _backward, _forward)
 
 
 def _by_formula(rules: Rules, perturbed: Sequence[bool]) -> bool:

@@ -1,7 +1,6 @@
 """The derivative rules: gradients of radial kernel sums are sums of radial kernels, those of Gauss sums Gauss sums."""
 
 import functools
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -9,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from .._arrays.custom_rule import Wanted, with_rule
 from .._arrays.devices import has_cuda, platforms, vary_like
 from .._arrays.hidden import without_hidden
 from .._arrays.points import by_point, center, of_coordinates, shared, unbroadcast
@@ -23,7 +23,7 @@ from .._engines.near import are_near, known_near, tiles_are_near
 from .._engines.plan import takes_half
 from .._engines.products.gaussian import sum_and_tile, tile_pullback
 from .._engines.products.pair_sums import sums_by_products
-from .._engines.programs import How, Some, as_program, with_pullback
+from .._engines.programs import How, Some, as_program
 from .._engines.request import NOTHING, Channels, PairSums, Request
 from .._kernels.kernels import GAUSS
 from .by_channels import cheaper_by_channels, gradient_of_pulls, keeps_pulls, own_points, sum_and_pulls
@@ -59,33 +59,14 @@ class Which(NamedTuple):
         return self.queries or self.keys or self.tau
 
 
-def _with_rule(function: Callable, num_static: int, forward: Callable, backward: Callable) -> Any:
-    """`function` of static arguments and four operands, with a rule that knows which gradients are asked for."""
-    ruled: Any = jax.custom_vjp(function, nondiff_argnums=tuple(range(num_static)))
-
-    def keep(*args: Any) -> tuple[Any, Any]:
-        which, operands = Which(*(x.perturbed for x in args[num_static:])), tuple(x.value for x in args[num_static:])
-        total, kept = forward(*args[:num_static], which, *operands)
-        # JAX keeps one tree of residuals, that of its last trace, for all patterns: a pattern is the shape of an array.
-        return total, (operands, kept, jnp.zeros([1 + x for x in which], bool))
-
-    def gradients(*args: Any) -> tuple[Array | None, ...]:
-        *static, (operands, kept, pattern), g = args
-        if isinstance(g, jax.custom_derivatives.SymbolicZero):
-            return None, None, None, None
-        return backward(*static, Which(*(size == 2 for size in pattern.shape)), operands, kept, g)
-
-    ruled.defvjp(keep, gradients, symbolic_zeros=True)
-    return ruled
-
-
 mixed_sums: Any = jax.custom_vjp(dispatch.planned_mixed_sums, nondiff_argnums=(0, 1))
 radial_pullback: Any = jax.custom_vjp(dispatch.planned_pair_pullback, nondiff_argnums=(0, 1, 2))
 
 
 def _radial_forward(
-    settings: Settings, channels: Channels, which: Which, *operands: Array
+    settings: Settings, channels: Channels, wanted: Wanted, *operands: Array
 ) -> tuple[Array, tuple[Array, Array]]:
+    which = Which(*wanted)
     queries, _, values, _ = operands
     about_keys = which.keys or which.values  # if both sides are wanted, one pass afterwards gives both for near points
     if (which.queries or which.tau) and not about_keys and sum(channels.widths) == 1:
@@ -96,10 +77,10 @@ def _radial_forward(
 
 
 def _radial_gradients(
-    settings: Settings, channels: Channels, which: Which, operands: tuple[Array, ...], kept: Any, g: Array
-) -> tuple[Array | None, ...]:
+    settings: Settings, channels: Channels, wanted: Wanted, operands: tuple[Array, ...], kept: Any, g: Array
+) -> list[Array]:
     """Gradients by a pass at the queries, at the keys, or both; `kept` are pulls and spread from the sum, if any."""
-    (queries, keys, values, tau), (pulls, spread) = operands, kept
+    which, (queries, keys, values, tau), (pulls, spread) = Which(*wanted), operands, kept
     nothing, scale, about_keys = queries[..., :0], by_point(tau, queries), which.keys or which.values
     d_queries = d_keys = d_values = d_tau = None
     if pulls.size:
@@ -121,10 +102,10 @@ def _radial_gradients(
         d_queries = scale * found.pulls
         d_tau = of_tau(found.spread, tau) if needs_tau else d_tau
     gradients = zip((d_queries, d_keys, d_values, d_tau), which, operands, strict=True)
-    return tuple(unbroadcast(d, x.shape) if is_wanted else None for d, is_wanted, x in gradients)  # type: ignore[arg-type]
+    return [unbroadcast(d, x.shape) for d, is_wanted, x in gradients if is_wanted]  # type: ignore[arg-type]
 
 
-radial_sum = _with_rule(dispatch.planned_kernel_sum, 2, _radial_forward, _radial_gradients)
+radial_sum = with_rule(dispatch.planned_kernel_sum, 2, _radial_gradients, _radial_forward)
 
 
 def _by_pairs(settings: Settings, channels: Channels, queries, keys, values, tau, g) -> tuple[Array, ...]:
@@ -142,9 +123,11 @@ def _pullback_backward(settings: Settings, channels: Channels, _: bool, operands
 radial_pullback.defvjp(lambda *args: (radial_pullback(*args), args[3:]), _pullback_backward)
 
 
-def _pair_sums_pullback(settings: Settings, request: Request, which: tuple[bool, ...], operands: Any, cotangents: Any):
-    """The gradients of `pair_sums` that are asked for; of many points on a CPU, by a program apart."""
-    some, options = Some(_pullback_of_pairs, which), (settings, request)
+def _pair_sums_pullback(
+    settings: Settings, request: Request, wanted: Wanted, operands: Any, _: Any, cotangents: PairSums
+) -> list[Array]:
+    """Of many points on a CPU by a program apart."""
+    some, options = Some(_pullback_of_pairs, wanted), (settings, request)
     if dispatch.sums_apart(settings, *operands):
         return as_program(How(apart=True, double=False), some, options, operands, cotangents)
     return some(*options, operands, cotangents)
@@ -168,7 +151,7 @@ def _pullback_of_pairs(settings: Settings, request: Request, operands: tuple[Arr
     return waves_pullback(request, plan, by_pairs, operands, cotangents)
 
 
-pair_sums = with_pullback(dispatch.planned_pair_sums, 2, _pair_sums_pullback)
+pair_sums = with_rule(dispatch.planned_pair_sums, 2, _pair_sums_pullback)
 
 
 def _mixed_sums_backward(settings: Settings, request: Request, operands: tuple[Array, ...], cotangents: PairSums):
@@ -184,7 +167,8 @@ def _mixed_sums_backward(settings: Settings, request: Request, operands: tuple[A
 mixed_sums.defvjp(lambda *args: (mixed_sums(*args), args[2:]), _mixed_sums_backward)
 
 
-def _gaussian_forward(settings: Settings, which: Which, *operands: Array) -> tuple[Array, Any]:
+def _gaussian_forward(settings: Settings, wanted: Wanted, *operands: Array) -> tuple[Array, Any]:
+    which = Which(*wanted)
     settings = replace(settings, pulls=which.pulls)
     is_near = are_near(settings, *operands, pulls=which.pulls, second_order=which.tau)
     ways = (functools.partial(f, which.queries or which.tau, settings) for f in (_near_and_kept, _anywhere_and_kept))
@@ -192,16 +176,15 @@ def _gaussian_forward(settings: Settings, which: Which, *operands: Array) -> tup
     return total, (jnp.zeros(0, bool) if isinstance(is_near, bool) else is_near, kept)
 
 
-def _gaussian_gradients(settings: Settings, which: Which, operands: tuple[Array, ...], residuals: Any, g: Array):
-    (queries, keys, values, tau), (looked, kept) = operands, residuals
+def _gaussian_gradients(settings: Settings, wanted: Wanted, operands: tuple[Array, ...], residuals: Any, g: Array):
+    which, (queries, keys, values, tau), (looked, kept) = Which(*wanted), operands, residuals
     settings = replace(settings, pulls=which.pulls)
     is_near: Any = looked if looked.size else known_near(settings, *operands, pulls=which.pulls)
     if not which.pulls and not dispatch.keeps_tile(settings, *operands):
         keys = without_hidden(keys, values)
-        return None, None, unbroadcast(gaussian_sum(settings, keys, queries, g, tau), values.shape), None
+        return [unbroadcast(gaussian_sum(settings, keys, queries, g, tau), values.shape)]
     ways = (functools.partial(f, which, settings) for f in (_near_gradients, _anywhere_gradients))
-    rest = iter(near_or_anywhere(is_near, *ways, *operands, g, kept))
-    return tuple(next(rest) if is_wanted else None for is_wanted in which)
+    return near_or_anywhere(is_near, *ways, *operands, g, kept)
 
 
 def _near_and_kept(with_pulls: bool, settings: Settings, queries: Array, keys: Array, values: Array, tau: Array):
@@ -264,7 +247,7 @@ def _anywhere_gradients(which: Which, settings: Settings, *operands: Any):
     primals = queries, without_hidden(keys, values), values, tau
     channels, nothing = Channels((GAUSS,), values.shape[-1:]), queries[..., :0]
     pulls = kept[..., 0, :] if (which.queries or which.tau) and keeps_pulls(settings, *primals) else nothing
-    return tuple(d for d in _radial_gradients(settings, channels, which, primals, (pulls, nothing), g) if d is not None)
+    return tuple(_radial_gradients(settings, channels, which, primals, (pulls, nothing), g))
 
 
-gaussian_sum = _with_rule(dispatch.planned_gaussian_sum, 1, _gaussian_forward, _gaussian_gradients)
+gaussian_sum = with_rule(dispatch.planned_gaussian_sum, 1, _gaussian_gradients, _gaussian_forward)
