@@ -10,7 +10,6 @@ from jax.lax import Precision
 from jaxtyping import Array, Float
 
 from ._arrays.points import dot, squared_differences
-from ._calls import named
 from ._checks.names import as_engine
 from ._checks.optional import needed
 from ._engines.engine import Engine
@@ -73,7 +72,6 @@ class PointCloud(pointcloud.PointCloud):
         Cuturi, Meng-Papaxanthos, Tian, Bunne, Davis & Teboul, "Optimal Transport Tools (OTT)", 2022, arXiv:2201.12324.
     """
 
-    @named
     def __init__(
         self,
         x: Float[Array, "n d"],

@@ -20,10 +20,6 @@ import jaxgauss
 # call | argument, and what it must be; ! of a TypeError | what was given | the fix; the last two from their beginning
 TABLE = """
 # gauss_sum, and what all sums have in common: points
-gauss_sum(k, k) | values! | queries, keys | Pass it, too.
-gauss_sum(q, k, v, 1.0, "rescale") | queries! | 5, the last 'rescale' | Pass others by name: engine, precision
-gauss_sum() | queries! | nothing | Pass it, too.
-gauss_sum(q, k, v, queries=q) | queries! | it by position and by name | Leave one out.
 gauss_sum(q[0], k, v) | queries | queries (3,), keys (7, 3), values (7, 2) | One-dimensional points are queries[:
 gauss_sum(q, k[0], v) | keys | queries (5, 3), keys (3,), values (7, 2) | One-dimensional points are keys[:, None].
 gauss_sum(q.T, k, v) | queries | queries (3, 5), keys (7, 3), values (7, 2) | Their last axes must be equal.
@@ -61,8 +57,6 @@ gauss_sum(q, k, v, "wide") | tau! | tau 'wide' | Pass 1 / sigma**2.
 gauss_sum(q, k, v, None) | tau! | tau None | Pass 1 / sigma**2.
 gauss_sum(q, k, v, 1j) | tau! | tau 1j | Pass 1 / sigma**2.
 gauss_sum(q, k, v, np.zeros((), [("a", "f4")])) | tau! | tau array((0.,), dtype=[('a', '<f4')]) | Pass 1 / sigma**2.
-gauss_sum(q, k, v, sigma=2.0) | tau! | sigma 2.0 | Pass tau=jaxgauss.tau_from_bandwidth(sigma).
-gauss_sum(q, k, v, gamma=2.0) | tau! | gamma 2.0 | Pass tau=jaxgauss.tau_from_bandwidth(gamma, 'gamma').
 # options
 gauss_sum(q, k, v, engine="blokced") | engine | 'blokced' | Did you mean 'blocked'?
 gauss_sum(q, k, v, engine=None) | engine! | NoneType | Pass 'auto'.
@@ -83,12 +77,8 @@ Engine(precision="bf16") | precision | 'bf16' | Did you mean 'bfloat16'?
 Mixture("attention") | gaussians! | str | Pass jaxgauss.Attention(), for example.
 gauss_sum(q, k, v, engine=jaxgauss.Attention(kernel="flash")) | engine | Attention(kernel='flash') | Use engine='auto'.
 gauss_sum(np.ones((5, 4)), np.ones((7, 4)), v, engine="fourier") | engine | Fourier() | Use engine='auto'.
-gauss_sum(q, k, v, tolerance=1e-3) | tolerance! | tolerance 0.001 | Pass engine=jaxgauss.Fourier(tolerance=0.001).
 Fourier(tolerance="1e-3") | tolerance! | str | Pass one such as 1e-4.
 Fourier(2) | tolerance | 2 | Pass one such as 1e-4.
-gauss_sum(q, k, v, kernel="imq") | kernel! | kernel 'imq' | `jaxgauss.kernel_sum` takes it.
-gauss_sum(q, k, v, mesh=mesh) | mesh! | mesh Mesh | `jaxgauss.gauss_sum_sharded` takes it.
-gauss_sum(q, k, v, weights=w) | weights! | weights ndarray | Did you mean `values`?
 gauss_sum(q, k, v, segments=labels) | segments | ndarray | If both are the same points: (labels, labels).
 gauss_sum(q, k, v, segments=(labels, labels)) | segments | (5,) | All elements of a batch share the labels.
 gauss_sum(q, k, v, segments=([0] * 5, [0] * 7)) | segments! | list | Convert the labels with np.asarray.
@@ -106,10 +96,7 @@ jax.grad(lambda q: gauss_sum(q, k, v, progress=True).sum())(q) | progress | True
 jax.vmap(lambda q: gauss_sum(q, k, v, progress=True))(stack(q)) | progress | True | Leave it out.
 # other sums
 gauss_sum_dense(q, k.T, v) | queries | queries (5, 3), keys (3, 7), values (7, 2) | Their last axes must be equal.
-gauss_sum_dense(q, k, v, engine="dense") | engine! | engine 'dense' | Leave it out.
-gauss_sum_dense(q, k, v, 1.0, "dense") | queries! | 5, the last 'dense' | Leave it out.
 gauss_sum_blocked(q, k, v, -1.0) | tau | tau -1.0 | Pass 1 / sigma**2.
-gauss_sum_blocked(q, k, v, precision="float32") | precision! | precision 'float32' | Leave it out.
 explain(q, k, v, kernel="gaussian") | kernel | 'gaussian' | Did you mean 'gauss'?
 explain(q, k, v, kernel="imq", engine="rescale") | engine | Attention() | Use engine='auto'.
 explain(q, k, v, 0.0) | tau | tau 0.0 | Pass 1 / sigma**2.
@@ -120,22 +107,18 @@ kernel_sum(q, k, v, kernel="Matern52") | kernel | 'Matern52' | Did you mean 'mat
 kernel_sum(q, k, v, kernel="rational_quadratic") | kernel | 'rational_quadratic' | Others are a jaxgauss.Kernel
 kernel_sum(q, k, v, kernel=lambda u: jnp.exp(-u)) | kernel! | function | Wrap a function of u = τ‖x - y‖²:
 kernel_sum(q, k, v, kernel=student, engine="mixture") | engine | Mixture() | Use engine='auto'.
-kernel_sum(q, k, v, tolerance=1e-3) | tolerance! | tolerance 0.001 | Pass engine=jaxgauss.Fourier(tolerance=0.001).
 kernel_sum(x, x, x, segments=(labels, labels[:4])) | segments | (4,) | All elements of a batch share the labels.
 kernel_sum(x, x, x, segments=(labels[None], labels)) | segments | (1, 5) | All elements of a batch share the labels.
 kernel_sum(q, k, v, kernel="imq", engine="rescale") | engine | Attention() | Use engine='auto'.
 kernel_sum(q, k, v, engine="mixture") | engine | Mixture() | Use engine='auto'.
 kernel_mean(q, k[:0], v[:0]) | keys | queries (5, 3), keys (0, 3) | There is no mean of nothing.
 kernel_mean(q, k, v, log_weights=np.ones(5)) | log_weights | log_weights (5,) | Its last axis must be that of the
-kernel_mean(q, k, v, weights=w) | weights! | weights ndarray | Pass log_weights=jnp.log(weights).
 kernel_mean(q, k, v, kernel="energy") | kernel | Kernel(energy) | Use kernel='matern12', or 'imq'.
-kernel_mean(q, k, v, bandwidth=0.5) | tau! | bandwidth 0.5 | Pass tau=jaxgauss.tau_from_bandwidth(bandwidth).
 kernel_mean(q, k, v[:5]) | values | queries (5, 3), keys (7, 3), values (5, 2) | The last two axes of values are keys a
 kernel_mean(q, k, v, engine="prescale") | engine | Attention(method='prescale') | Use engine='auto'.
 kernel_mean(q, k, v, log_weights=w - np.inf) | log_weights | log_weights (7,) | There is no mean of nothing.
 log_gauss_sum(q, k, v) | log_weights | log_weights (7, 2), keys (7, 3) | Its last axis must be that of the keys.
 log_gauss_sum(q, k, 1.0) | log_weights! | float | For all alike jnp.full(number, 1.0).
-log_gauss_sum(q, k, weights=w) | weights! | weights ndarray | Pass log_weights=jnp.log(weights).
 log_gauss_sum(q, k, engine="reweight") | engine | Attention(method='reweight') | Use engine='auto'.
 log_gauss_sum(q, k, kernel="imq", engine="rescale") | engine | Attention() | Use engine='auto'.
 log_gauss_sum(q, k, kernel="energy") | kernel | Kernel(energy) | Use kernel='matern12', or 'imq'.
@@ -143,8 +126,6 @@ log_gauss_sum(q, k, w[0]) | log_weights | log_weights (), keys (7, 3) | Its last
 log_gauss_sum(q, k, [1.0] * 7) | log_weights! | list | Convert with jnp.asarray(log_weights, jnp.float32): only `tau` m
 log_gauss_sum(q, k, w.astype(int)) | log_weights! | log_weights int64 | Convert with log_weights.astype(jnp.float32).
 log_kernel_sum(q, k, w[:5]) | log_weights | log_weights (5,), keys (7, 3) | Its last axis must be that of the keys.
-log_kernel_sum(q, k, length_scale=1.0) | tau! | length_scale 1.0 | Pass tau=jaxgauss.tau_from_bandwidth(length_scale)
-gauss_sum_sharded(q, k, v) | mesh! | queries, keys, values | Pass it, too.
 gauss_sum_sharded(q, k, v, mesh=mesh) | query_axis | query_axis None | Pass query_axis='i', for example.
 gauss_sum_sharded(q, k, v, mesh=mesh, query_axis="j") | query_axis | query_axis 'j' | Pass query_axis='i'
 gauss_sum_sharded(q, k, v, mesh=mesh, query_axis="i", key_axis="i") | query_axis | query_axis 'i' | Pass query_axis=
@@ -170,16 +151,11 @@ gauss_sum_streamed(q, [(k, v)], engine="softmax") | engine | 'softmax' | Pass 'a
 gauss_sum_streamed(q, [(k, v)], -1) | tau | tau -1 | Pass 1 / sigma**2.
 gauss_sum_streamed(stack(q), [(k, v)], np.ones(2), engine="fourier") | tau | tau (2,) | Make a sketch for each.
 gauss_sum_streamed(1e6 * q, [(k, v)], 1e12, engine="fourier") | tau | 2611265022320 for 6.86e | Use `gauss_sum`, or a s
-gauss_sum_streamed(q, [(k, v)], tolerance=0.1) | tolerance! | tolerance 0.1 | Pass engine=jaxgauss.Fourier(tolerance=0.
 gauss_sum_streamed(q, [(k, v)], engine=jaxgauss.Attention(kernel="flash")) | engine | Attention(kernel='flash') | Use en
 jax.grad(lambda v: gauss_sum_streamed(q, [(k, v)]).sum())(v) | queries! | a tracer | Use `gauss_sum`, or `gauss_sum_sha
 gauss_sum_streamed(q, [(k, v)], saved="missing/sum.npz") | saved | 'missing/sum.npz' | Create it.
 kernel_sum_streamed(q, [(k, v[:3])]) | values | queries (5, 3), keys (7, 3) | The last two axes of values are keys
 kernel_sum_streamed(q, [(k, v)], precision="fp16") | precision | 'fp16' | Did you mean 'float16'?
-KeyChunks() | keys! | nothing | Pass it, too.
-KeyChunks(k, size=3) | values! | keys, size | Pass it, too.
-KeyChunks(k, v, 3, "r") | keys! | 4, the last 'r' | Leave it out.
-KeyChunks(k, v, sizes=3) | sizes! | sizes 3 | Did you mean `size`?
 KeyChunks(k, v[:3]) | values | keys (7, 3), values (3, 2) | The first axes must be equal.
 KeyChunks(k, v, 0) | size | size 0 | Pass None for 4 MiB.
 KeyChunks(k.tolist(), v) | keys! | list, ndarray | Use np.asarray.
@@ -201,26 +177,18 @@ fourier_sketch(x, a, tolerance=0) | tolerance | 0 | Pass one such as 1e-4.
 fourier_sketch(x * np.nan, a, lower=0, upper=1) | keys | [nan, nan, nan], and 4 others outsid | Make the sketch with `l
 jax.jit(fourier_sketch)(x, a) | lower! | None | Pass a number.
 jax.jit(lambda tau: fourier_sketch(x, a, tau, lower=0, upper=1))(1.0) | tau! | a tracer | Close over it.
-FourierSketch.__call__(sketch) | queries! | nothing | Pass it, too.
-FourierSketch.__call__(sketch, x, 1.0) | queries! | 2, the last 1.0 | There is no `tau`: leave it out.
-FourierSketch.__call__(sketch, points=x) | points! | points ndarray | Leave it out.
 FourierSketch.__call__(sketch, 99 * x) | queries | [9.9, 15.5 | Make the sketch with `lower` and `upper`
 FourierSketch.__call__(sketch, x[:, :2]) | queries | queries (5, 2), keys (0, 3) | Their last axes must be equal.
 FourierSketch.__add__(sketch, fourier_sketch(x, a, 2.0)) | other | tau 1.0 and 2.0 | Give `fourier_sketch` the same
 FourierSketch.load(__file__) | path | '/ | Write it again.
 FourierSketch.__add__(sketch, fourier_sketch(x, x)) | other | one_weight True and False, chan | Give `fourier_sketch` t
-estimate_error(q, k, v, key=rng_key) | key! | key PRNGKeyArray | Did you mean `rng_key`?
 estimate_error(q, k, v, rng_key=0) | rng_key! | 0 | Make one with jax.random.key(0), several with jax.random.split.
 estimate_error(q, k, v, rng_key=rng_key, num_queries=True) | num_queries | num_queries True | Pass num_queries=10
 estimate_error(q, k, v, rng_key=rng_key, sums=v) | sums | sums (7, 2) | Pass what `gauss_sum` returned.
 estimate_error(q, k[:0], v[:0], rng_key=rng_key) | queries | queries (5, 3), keys (0, 3) | An empty sum is exact.
 estimate_error(q, k, v, rng_key=rng_key, num_queries=1) | num_queries | num_queries 1 | Pass num_queries=10
 estimate_error(q, k, v[:6], rng_key=rng_key) | values | queries (5, 3), keys (7, 3), values (6, 2) | The last two
-calibrate("cpu") | progress! | 1, the last 'cpu' by position | Pass it by name.
 # kernels and bandwidths
-Kernel() | profile! | nothing | Pass it, too.
-Kernel(jnp.exp, "exp", False, "x") | profile! | 4, the last 'x' | Leave it out.
-Kernel(function=jnp.exp) | function! | function PjitFunction | Leave it out.
 Kernel("gauss") | profile! | str | Pass lambda u: ….
 Kernel(lambda u: np.exp(-u)) | profile! | <lambda>, which raises | Use jax.numpy for numpy, and jnp.where for if.
 Kernel(lambda u: 1.0 if u > 1 else 0.0) | profile! | <lambda>, which raises | Use jax.numpy for numpy
@@ -229,9 +197,6 @@ Kernel(lambda u: 1.0) | profile! | float64 for float32 | Use jax.numpy.
 Kernel(lambda u: jnp.exp(-u).sum()) | profile | () for u (2, 3) | It takes all pairs at once.
 Kernel(jnp.log) | profile | -inf | Add a positive number to u.
 Kernel(lambda u: jnp.exp(u.astype("float64"))) | profile! | float64 for float32 | Use jax.numpy.
-rational_quadratic() | alpha! | nothing | Pass it, too.
-rational_quadratic(1.0, 2.0) | alpha! | 2, the last 2.0 | There is no `tau`: leave it out.
-rational_quadratic(length_scale=1.0) | length_scale! | length_scale 1.0 | There is no `tau`: leave it out.
 rational_quadratic(0.0) | alpha | 0.0 | α = 1 is a start.
 rational_quadratic(True) | alpha | True | α = 1 is a start.
 rational_quadratic(np.inf) | alpha | inf | α = 1 is a start.
@@ -241,22 +206,16 @@ tau_from_bandwidth("1") | bandwidth! | '1' | Pass 0.5, for example.
 tau_from_bandwidth(1e-200) | bandwidth | 1e-200 | Pass its absolute value.
 tau_from_bandwidth(1.0, "scikit_learn") | convention | 'scikit_learn' | Did you mean 'scikit-learn'?
 tau_from_bandwidth(1.0, "foo") | convention | 'foo' | Pass 'sigma', for example.
-tau_from_bandwidth(gamma=1.0) | bandwidth! | gamma 1.0 | Call jaxgauss.tau_from_bandwidth(gamma, 'gamma').
-median_heuristic(x, rng_key) | points! | 2, the last PRNGKeyArray | Pass others by name: rng_key, max_points.
 median_heuristic(a) | points | points (5,) | One-dimensional points are points[:, None]; batches go by jax.vmap.
 median_heuristic(x[:1]) | points | points (1, 3) | Pass more points.
 median_heuristic(x, rng_key=0) | rng_key! | 0 | Make one with jax.random.key(0), several with jax.random.split.
 median_heuristic(x, max_points=1) | max_points | max_points 1 | Pass max_points=10, for example.
 leave_one_out_tau(x, 1.0) | taus | taus () | Pass candidates, such as np.geomspace(0.1, 100, 25).
 leave_one_out_tau(x, np.array([1.0, -1.0])) | taus | taus [ 1. -1.] | Pass 1 / sigma**2.
-leave_one_out_tau(x, tau=1.0) | tau! | tau 1.0 | Did you mean `taus`?
 leave_one_out_tau(x, values=a[:3]) | values | points (5, 3), values (3,) | Row i belongs to point i.
-leave_one_out_tau(x, y=a) | y! | y ndarray | Leave it out.
 leave_one_out_tau(x, kernel=student) | kernel | Kernel(<lambda>) in 3 dimensions | Use a Matérn kernel
 jax.jit(lambda x: leave_one_out_tau(x, progress=True))(x) | progress must be False | True | Leave it out.
-leave_one_out_tau(x, mesh=mesh) | mesh! | mesh Mesh | Leave it out.
 # MMD and energy
-mmd_squared(x, y) | tau! | x, y | Pass 1 / sigma**2; jaxgauss.median_heuristic finds one.
 mmd_squared(x, y.T, 1.0) | x | x (5, 3), y (3, 4) | A point is a row: transpose columns.
 mmd_squared(x[0], y, 1.0) | x | x (3,), y (4, 3) | One-dimensional points are x[:, None]; batches go by jax.vmap.
 mmd_squared(stack(x), stack(y), 1.0) | x | x (1, 5, 3), y (1, 4, 3) | One-dimensional points are x[:, None]
@@ -266,24 +225,17 @@ mmd_squared([[1.0]], y, 1.0) | x! | list | Convert with jnp.asarray(x, jnp.float
 mmd_squared(x.astype(int), y, 1.0) | x! | x int64 | Convert with x.astype(jnp.float32).
 mmd_squared(x, y, np.ones((2, 2))) | tau | tau (2, 2) | Pass one number, or several as (T,).
 mmd_squared(x, y, tau="median") | tau! | tau 'median' | Pass 1 / sigma**2.
-mmd_squared(x, y, 1.0, "imq") | x! | 4, the last 'imq' | Pass others by name: kernel, x_weights, y_weights
 mmd_squared(x, y, 1.0, estimator="unbias") | estimator | 'unbias' | Did you mean 'unbiased'?
-mmd_squared(x, y, 1.0, weights=a) | weights! | weights ndarray | Did you mean `x_weights`?
 mmd_squared(x, y, 1.0, x_weights=a[:3]) | x_weights | x (5, 3), y (4, 3), x_weights (3,) | Its shape must be (5,).
 mmd_squared(x, y, 1.0, y_weights=[1.0]) | y_weights! | list | Convert with jnp.asarray(y_weights
 mmd_squared(x, y, 1.0, y_weights=np.eye(4)[0], estimator="unbiased") | y_weights | 1 of 4 points | Use estimator='bi
 mmd_squared(x, y, 1.0, y_norm_squared=y) | y_norm_squared | ndarray (4, 3) | Pass embedding_norm_squared(y,
 mmd_squared(x, y, 1.0, kernel="energy", x_weights=a) | x_weights | sums 5 and 1 | Pass normalize=True.
 mmd_squared(x, y, 1.0, kernel="imq", engine="prescale") | engine | Attention(method='prescale') | Use engine='auto'.
-mmd_squared(x, y, 1.0, speed="fast") | speed! | speed 'fast' | Leave it out.
 mmd_squared(x, y, 1.0, engine=jaxgauss.Attention(kernel="cudnn")) | engine | Attention(kernel='cudnn') | Use engine='au
 mmd_squared(x, y, 1.0, key_axis="rows") | query_axis | query_axis None, key_axis 'rows', axes | Make a mesh by jax.make
 mmd_squared(x, y, 1.0, mesh=mesh, key_axis="rows") | query_axis | query_axis None, key_axis ' | Pass query_axis='i', fo
-embedding_norm_squared(x, x, 1.0) | points! | 3, the last 1.0 | Pass others by name: kernel, weights, estimator
-embedding_norm_squared(x, 1.0, x_weights=a) | x_weights! | x_weights ndarray | Did you mean `weights`?
 embedding_norm_squared(x, 1.0, kernel=3) | kernel! | int | Wrap a function of u = τ‖x - y‖²:
-energy_distance(x, y, 1.0) | x! | 3, the last 1.0 | There is no `tau`: leave it out.
-energy_distance(x, y, sigma=1.0) | sigma! | sigma 1.0 | There is no `tau`: leave it out.
 energy_distance(x, y, estimator="best") | estimator | 'best' | Pass 'biased', for example.
 energy_distance(x, y, y_weights=np.ones(4)) | x_weights | sums 1 and 4 | Pass normalize=True.
 mmd_estimate(3.0, y, 1.0) | x! | float | Pass a list, or a function that returns what is iterated over.
@@ -298,8 +250,6 @@ mmd_estimate([x[:, :2]], y, 1.0) | x | x (5, 2), y (4, 3) | A point is a row: tr
 mmd_estimate([x], y, 0.0) | tau | tau 0.0 | Pass 1 / sigma**2.
 mmd_estimate([x], [y, y.astype(int)], 1.0) | y[1]! | y[1] int64 | Convert with y[1].astype(jnp.float32).
 mmd_estimate([x], KeyChunks(y, y), 1.0) | y[0]! | a tuple | Pass the points alone, lambda: (keys for keys
-mmd_estimate([x], y, 1.0, mesh=mesh) | mesh! | mesh | Leave it out.
-mmd_estimate(x, y, 1.0, saved=1) | saved! | saved 1 | Leave it out.
 mmd_estimate(changing(), y, 1.0) | x must have the same chunks each time | others, or fewer, from chunk 0 | A function 
 mmd_estimate(changing(x), y, 1.0) | x | others, or fewer, from chunk 1 | A function must
 mmd_estimate(changing(x, x[:2]), y, 1.0) | x | others, or fewer, from chunk 1 | A function must
@@ -308,7 +258,6 @@ jax.jit(lambda x: mmd_estimate([x], y, 1.0))(x) | x, y and tau must be known out
 jax.jit(lambda tau: mmd_estimate([x], y, tau))(1.0) | tau! | a tracer | Pass arrays.
 jax.jit(lambda _: mmd_estimate([x], y, 1.0))(1.0) | x! | a tracer | Pass arrays.
 jax.jit(lambda x: mmd_estimate(x, y, 1.0, progress=True))(x) | progress must be False | True | Leave it out.
-mmd_squared_matrix(x, 1.0, labels=labels) | labels! | labels ndarray | Did you mean `segments`?
 mmd_squared_matrix(x, 1.0, segments=labels[:3]) | segments | (3,) | All elements of a batch share the labels.
 mmd_squared_matrix(x, 1.0, segments=[0, 0, 1, 1, 1]) | segments! | list | Convert the labels with np.asarray.
 mmd_squared_matrix(x, 1.0, segments=np.arange(5), estimator="unbiased") | segments | 5 of 5 sets | Use estimator='bi
@@ -316,32 +265,23 @@ mmd_squared_matrix(stack(x), 1.0, segments=labels) | points | points (1, 5, 3) |
 mmd_squared_matrix(x[:0], 1.0, segments=labels[:0]) | points | points (0, 3) | Pass more points.
 mmd_squared_matrix(x, -1.0, segments=labels) | tau | tau -1.0 | Pass 1 / sigma**2.
 mmd_squared_matrix(x, 1.0, segments=a) | segments! | float64 | Number the groups: np.unique(labels, return_inverse=True
-mmd_squared_matrix(x, 1.0, segments=labels, mesh=None) | mesh! | mesh None | Leave it out.
 mmd_squared_matrix(x, 1.0, segments=labels, weights=a[:2]) | weights | points (5, 3), weights | Its shape must be (5,).
 mmd_squared_matrix(x, 1.0, segments=labels, weights=a > 0) | weights! | booleans | Pass points[mask] and segments[mask]
 mmd_squared_matrix(x, 1.0, segments=labels, estimator="V") | estimator | 'V' | Pass 'biased', for example.
 mmd_squared_matrix(x, 1.0, segments=labels, weights=a, kernel="energy") | weights | sums from 2 | Divide those of each
 mmd_witness(x[:, :2], x, y, 1.0) | x | x (5, 3), y (4, 3), points (5, 2) | A point is a row: transpose columns.
 mmd_witness(x, x, y, 0) | tau | tau 0 | Pass 1 / sigma**2.
-mmd_witness(x, x, y) | tau! | points, x, y | Pass 1 / sigma**2; jaxgauss.median_heuristic finds one.
 mmd_flow_velocity(x, y, 1.0, x_weights=a[:3]) | x_weights | x (5, 3), y (4, 3) | Its shape must be (5,).
-mmd_flow_velocity(x, y, 1.0, noise=0.1) | noise! | noise 0.1 | Leave it out.
 # tests
-mmd_test(x, y, 1.0) | rng_key! | x, y, tau | Make one with jax.random.key(0).
-mmd_test(x, y, 1.0, rng_key) | x! | 4, the last PRNGKeyArray | Pass others by name: rng_key, kernel
-mmd_test(x, y, 1.0, key=rng_key) | key! | key PRNGKeyArray | Did you mean `rng_key`?
 mmd_test(x, y[:1], 1.0, rng_key=rng_key) | y | x (5, 3), y (1, 3) | Pass more points.
 mmd_test(x, y, 1.0, rng_key=None) | rng_key! | None | Make one with jax.random.key(0), several with jax.random.split.
 mmd_test(x, y, 1.0, rng_key=a) | rng_key! | float64 (5,) | Make one with jax.random.key(0)
 mmd_test(x, y, 1.0, rng_key=jax.random.split(rng_key)) | rng_key! | key<fry> (2,) | Make one with jax.random.key(0)
 mmd_test(x, y, 1.0, rng_key=np.uint32(3)) | rng_key! | uint32 () | Make one with jax.random.key(0)
 mmd_test(x, y, 1.0, rng_key=rng_key, num_permutations=-5) | num_permutations | num_permutations | Pass num_permutati
-mmd_test(x, y, 1.0, rng_key=rng_key, num_samples=99) | num_samples! | num_samples 99 | Did you mean
 mmd_test(x, y, 1.0, rng_key=rng_key, resampling="wild") | x | x (5, 3), y (4, 3) | Use resampling='permutation'.
 mmd_test(x, y, 1.0, rng_key=rng_key, resampling="boot") | resampling | 'boot' | Pass 'permutation', for example.
 jax.jit(lambda x: mmd_test(x, x, 1.0, rng_key=rng_key, progress=True))(x) | progress | True | Leave it out.
-hsic(x, x, 1.0) | tau_y! | x, y, tau_x | The points x and y have a bandwidth each.
-hsic(x, x, tau=1.0) | tau! | tau 1.0 | Did you mean `tau_x` and `tau_y`?
 hsic(x, y, 1.0, 1.0) | x | x (5, 3), y (4, 3) | Row i of each is one pair.
 hsic(x, a, 1.0, 1.0) | y | x (5, 3), y (5,) | One-dimensional points are y[:, None]; batches go by jax.vmap.
 hsic(x, x, np.ones((2, 2)), 1.0) | tau_x | tau_x (2, 2) | Pass one number, or several as (T,).
@@ -349,10 +289,8 @@ hsic(x, x, -1.0, 1.0) | tau_x | tau_x -1.0 | Pass 1 / sigma**2.
 hsic(x, x, 1.0, 1.0, weights=-a) | weights | weights from -1.0 to -1.0 | Pass positive ones.
 hsic(x[:3], x[:3], 1.0, 1.0, estimator="unbiased") | x | x (3, 3), y (3, 3) | Pass more points.
 hsic(x, x, 1.0, 1.0, estimator="unbiased", weights=np.eye(5)[0]) | weights | 1 of 5 points | Use estimator='biased'.
-hsic_test(x, x, 1.0, 1.0) | rng_key! | x, y, tau_x, tau_y | Make one with jax.random.key(0).
 hsic_test(x, x, [1.0, 2.0], 1.0, rng_key=rng_key, estimator="biased") | estimator | 'biased', tau_x | Leave it out:
 hsic_test(x, x, 1.0, 1.0, rng_key=rng_key, num_permutations=0) | num_permutations | num_permutations | Pass num_permu
-hsic_test(x, x, 1.0, 1.0, rng_key=rng_key, engine="dense") | engine! | engine 'dense' | Leave it out.
 jax.jit(lambda x: hsic_test(x, x, 1.0, 1.0, rng_key=rng_key, progress=True))(x) | progress | True | Leave it out.
 ksd_squared(x, s[:3], 1.0) | scores | points (5, 3), scores (3, 3) | One for each:
 ksd_squared(x, jnp.sin, 1.0) | scores! | PjitFunction | Convert with jnp.asarray(scores
@@ -361,12 +299,10 @@ ksd_test(x, s, 1.0, rng_key=7) | rng_key! | 7 | Make one with jax.random.key(0),
 ksd_test(x[:1], s[:1], 1.0, rng_key=rng_key) | points | points (1, 3), scores (1, 3) | Pass more points.
 ksd_test(x, s, [1.0, 2.0], rng_key=rng_key, estimator="biased") | estimator | 'biased', tau | Leave it out: the
 ksd_test(x, s, 1.0, rng_key=rng_key, num_bootstrap=1.5) | num_bootstrap | num_bootstrap | Pass num_bootstrap=10
-ksd_test(x, s, 1.0, rng_key=rng_key, num_permutations=9) | num_permutations! | num_permutations | Did you mean
 ksd_test(x, s, 1.0, rng_key=rng_key, flip_probability="half") | flip_probability | flip_probability | Independent
 jax.jit(lambda x: ksd_test(x, x, 1.0, rng_key=rng_key, progress=True))(x) | progress | True | Leave it out.
 # densities, particles and modes
 kde_logpdf(a, y, 1.0) | points | samples (4, 3), points (5,) | One-dimensional points are points[:, None]
-kde_logpdf(x, y, h=1.0) | tau! | h 1.0 | Pass tau=jaxgauss.tau_from_bandwidth(h, 'h').
 kde_logpdf(x, y, 1.0, kernel="imq") | kernel | Kernel(imq) in 3 dimensions | Use a Matérn kernel
 kde_logpdf(x, y, 1.0, weights=np.zeros(4)) | weights | weights from 0.0 to 0.0 | Pass positive ones.
 jax.grad(lambda x: kde_logpdf(x, y, 1.0, progress=True).sum())(x) | progress must be False | True | Leave it out.
@@ -374,7 +310,6 @@ kde_score(x, y[:0], 1.0) | samples | samples (0, 3), points (5, 3) | Pass more p
 kde_score(x, y, 1.0, kernel="laplacian") | kernel | 'laplacian' | Did you mean 'laplace'?
 mean_shift(x, y, [1.0, 2.0]) | tau | tau (2,) | Try each by itself.
 mean_shift(x, y, 1.0, tol="small") | tol | tol 'small' | It is a part of a bandwidth, such as 1e-3.
-mean_shift(x, y, 1.0, max_iter=5) | max_iter! | max_iter 5 | Did you mean `max_steps`?
 mean_shift(x, y, 1.0, max_steps=0) | max_steps | max_steps 0 | Pass max_steps=10, for example.
 mean_shift(x, y[:0], 1.0) | data | data (0, 3), points (5, 3) | Pass more points.
 mean_shift(x, y, 1.0, weights=-np.ones(4)) | weights | weights from -1.0 to -1.0 | Pass positive ones.
@@ -383,13 +318,11 @@ kernel_herding(x, 1.0, 0) | num | num 0 | Pass num=10, for example.
 kernel_herding(x, 1.0, 6) | num | num 6, points (5, 3) | With unique=False a point may be chosen again.
 kernel_herding(x, 1.0, 2.0) | num | num 2.0 | Pass num=10, for example.
 kernel_herding(x, 1.0, 2, weights=-a) | weights | weights from -1.0 to -1.0 | Pass positive ones.
-kernel_herding(x, 1.0, num_samples=2) | num_samples! | num_samples 2 | Did you mean `num`?
 jax.jit(kernel_herding)(x, 1.0, 2) | num! | a tracer, ~int64[] | Mark it as static: jax.jit(…
 kernel_herding(x, 1.0, 2, kernel="energy") | kernel | Kernel(energy) | Use kernel='matern12', or 'imq'.
 svgd(None, adam) | grad_logdensity_fn! | NoneType | Pass jax.grad(log_density).
 svgd(jnp.sin, 0.1) | optimizer! | float | Pass optax.adam(0.1), for example.
 svgd(jnp.sin, adam, tau=-1.0) | tau | tau -1.0 | Pass 1 / sigma**2.
-svgd(jnp.sin, adam, speed=1) | speed! | speed 1 | Leave it out.
 svgd(jnp.sin, adam, kernel="energy") | kernel | Kernel(energy) | Use kernel='matern12', or 'imq'.
 svgd(jnp.sin, adam).init({"a": x, "b": y}) | particles | {'a': (5, 3), 'b': (4, 3)} | Make them by jax.vmap of what
 svgd(jnp.sin, adam).init(x.astype(int)) | particles! | particles int64 | Convert with particles.astype(jnp.float32).
@@ -398,12 +331,10 @@ svgd_direction({"a": x}, {"a": s}, 1.0) | particles! | dict | Convert with jnp.a
 svgd_direction(x, s, 1.0, kernel="energy") | kernel | Kernel(energy) | Use kernel='matern12', or 'imq'.
 # other libraries
 dask.gauss_sum(q, k, v) | keys! | ndarray | Use dask.array.from_array, or `jaxgauss.gauss_sum` for arrays in memory.
-dask.gauss_sum(q, k, v, sigma=1.0) | tau! | sigma 1.0 | Pass tau=jaxgauss.tau_from_bandwidth(sigma).
 dask.gauss_sum([[0.0]], K, V) | queries! | list | Convert with jnp.asarray(queries, jnp.float32): only `tau` may be a l
 dask.gauss_sum(x[:, :2], K, V) | queries | queries (5, 2), keys (5, 3), values (5,) | Their last axes must be equal.
 dask.gauss_sum(x, K, V, kernel="box") | kernel | 'box' | Others are a jaxgauss.Kernel, such as jaxgauss.rational_quadra
 dask.gauss_sum(x, K, V, engine="fast") | engine | 'fast' | Pass 'auto', for example.
-dask.gauss_sum(x, K, V, tolerance=0.1) | tolerance! | tolerance 0.1 | Pass engine=jaxgauss.Fourier(tolerance=0.1).
 dask.fourier_sketch(k, v, lower=0.0, upper=1.0) | keys! | ndarray | Use dask.array.from_array
 dask.fourier_sketch(K, a, lower=0, upper=1) | values! | ndarray | Use dask.array.from_array, or `jaxgauss.fourier_sketc
 dask.fourier_sketch(K[None], V, lower=0, upper=1) | keys | keys (1, 5, 3), values (5,) | Leading axes are for queries a
@@ -413,12 +344,10 @@ dask.fourier_sketch(K, V, lower=None, upper=1) | lower | lower None, upper 1 | d
 dask.fourier_sketch(K @ np.ones((3, 4)), V, lower=0, upper=1) | keys | keys (5, 4), values (5 | `gauss_sum_streamed` ta
 dask.fourier_sketch(K.astype(int), V, lower=0, upper=1) | keys! | keys int64 | Convert with keys.astype(jnp.float32).
 dask.fourier_sketch(K, V, -1.0, lower=0, upper=1) | tau | tau -1.0 | Pass 1 / sigma**2.
-dask.fourier_sketch(K, V, gamma=1.0, lower=0, upper=1) | tau! | gamma 1.0 | Pass tau=jaxgauss.tau_from_bandwidth(gamma,
 lineax.gauss_operator(x.tolist()) | points! | list | Convert with jnp.asarray(points
 lineax.gauss_operator(stack(x)) | points must be (N, D) | points (1, 5, 3) | Batches go by jax.vmap.
 lineax.gauss_operator(x, -1.0) | tau | tau -1.0 | Pass 1 / sigma**2.
 lineax.gauss_operator(x, [1.0, 2.0]) | tau must be one number | tau (2,) | Make one operator for each.
-lineax.gauss_operator(x, sigma=1.0) | tau! | sigma 1.0 | Pass tau=jaxgauss.tau_from_bandwidth(sigma).
 lineax.gauss_operator(x, noise=-1.0) | noise must not be negative | noise from -1.0 to -1.0 | It is a variance, σ².
 lineax.gauss_operator(x, noise="loud") | noise! | 'loud' | It is a variance, σ².
 lineax.gauss_operator(x, precision="float16") | precision | 'float16' | Conjugate gradients do not survive half
@@ -446,11 +375,9 @@ lineax.log_determinant(operator, rng_key=rng_key, num_matvecs=2.5) | num_matvecs
 lineax.log_determinant(x, rng_key=rng_key) | operator must be from jaxgauss.lineax.gauss_operator! | ndarray | Make one
 lineax.log_determinant(operator, rng_key=rng_key) | num_matvecs must be at most | num_matvecs 20, 5 points | Pass num_m
 optax.scale_by_svgd("mean") | tau must be a positive number or 'median' | 'mean' | Pass 1 / sigma**2.
-optax.scale_by_svgd(1.0, speed=1) | speed! | speed 1 | Leave it out.
 optax.scale_by_svgd(1.0).update(x, ()) | params | None | Call update(gradients, state, params).
 optax.scale_by_svgd(1.0).update(x, (), y) | updates | updates (5, 3), params (4, 3) | Take them of the sum of all
 optax.scale_by_svgd(-1.0) | tau | tau -1.0 | Pass 1 / sigma**2.
-optax.scale_by_svgd(sigma=1.0) | tau! | sigma 1.0 | Pass tau=jaxgauss.tau_from_bandwidth(sigma).
 optax.scale_by_svgd(kernel="energy") | kernel must be positive definite | Kernel(energy) | Use kernel='matern12', or 'i
 optax.scale_by_svgd(query_axis="x") | query_axis and key_axis must name axes of | query_axis 'x' | Make a mesh by jax
 optax.scale_by_svgd(1.0).update({}, (), {}) | params must be a pytree | {} | Call update(gradients, state, params).
@@ -458,9 +385,6 @@ optax.scale_by_svgd(1.0).update((x, y), (), (x, y)) | params must be a pytree | 
 optax.scale_by_svgd(1.0).update([a[0]], (), [a[0]]) | params | [()] | Call update(gradients, state, params).
 optax.scale_by_svgd(1.0).update({"y": x}, (), {"x": x}) | updates | updates {'y': (5, 3)}, params {'x': (5, 3)} | Take
 optax.scale_by_svgd(1.0).update(x.astype(int), (), x.astype(int)) | params! | params int64 | Convert with params.astype
-ott.PointCloud() | x! | nothing | Pass it, too.
-ott.PointCloud(x, y, None, 9, 0.1) | x! | 5, the last 0.1 | There is no `tau`: leave it out.
-ott.PointCloud(x, y, eps=0.1) | eps! | eps 0.1 | Did you mean `epsilon`?
 ott.PointCloud(x, y, engine="fast") | engine | 'fast' | Pass 'auto', for example.
 ott.PointCloud(x, y, cost_fn=ott.costs.PNormP(1.5)) | cost_fn must be the squared Euclidean | <ott | Leave it out, or u
 sklearn.KernelDensity(tau="scott").fit(x) | tau | tau 'scott' | Pass 1 / sigma**2.
@@ -491,8 +415,29 @@ sklearn.GaussianProcess().fit(np.ones((8193, 4)), np.ones(8193)) | X must have a
 sklearn.GaussianProcess(1e-5, learn=False).fit(many, many[:, 0]) | points | 1e+05 × 1e+05 length scales | Pass a longer
 sklearn.GaussianProcess(1.0, learn=False).fit(x, a).log_marginal_likelihood(a) | theta | theta (5,) | Pass logarithms
 """
+# call that Python refuses | the hint in a note
+HINTS = """
+gauss_sum(q, k, v, sigma=2.0) | Pass tau=jaxgauss.tau_from_bandwidth(sigma): τ is 1/σ².
+gauss_sum(q, k, v, gamma=2.0) | Pass tau=jaxgauss.tau_from_bandwidth(gamma, 'gamma'): τ is 1/σ².
+gauss_sum(q, k, v, tolerance=1e-3) | Pass engine=jaxgauss.Fourier(tolerance=0.001).
+gauss_sum(q, k, v, method="dense") | Did you mean engine?
+gauss_sum(q, k, v, kernel="imq") | jaxgauss.kernel_sum takes it.
+gauss_sum(q, k, v, mesh=mesh) | jaxgauss.gauss_sum_sharded takes it.
+gauss_sum_streamed(q, [(k, v)], tolerance=0.1) | Pass engine=jaxgauss.Fourier(tolerance=0.1).
+kernel_mean(q, k, v, bandwidth=0.5) | Pass tau=jaxgauss.tau_from_bandwidth(bandwidth): τ is 1/σ².
+log_gauss_sum(q, k, weights=w) | Pass log_weights=jnp.log(weights).
+log_kernel_sum(q, k, length_scale=1.0) | Pass tau=jaxgauss.tau_from_bandwidth(length_scale): τ is 1/σ².
+mmd_squared(x, y) | A tau is 1/σ²; jaxgauss.median_heuristic finds one.
+mmd_test(x, y, 1.0, rng_key=rng_key, num_samples=99) | Did you mean num_permutations?
+mmd_test(x, y, 1.0, key=rng_key) | Did you mean rng_key?
+hsic(x, x, sigma=1.0) | Pass tau_x=jaxgauss.tau_from_bandwidth(sigma): τ is 1/σ².
+kde_logpdf(x, y, h=1.0) | Pass tau=jaxgauss.tau_from_bandwidth(h, 'h'): τ is 1/σ².
+mean_shift(x, y, 1.0, max_iter=5) | Did you mean max_steps?
+lineax.gauss_operator(x, sigma=1.0) | Pass tau=jaxgauss.tau_from_bandwidth(sigma): τ is 1/σ².
+"""
 CALLS = [line.split(" | ") for line in TABLE.strip().splitlines() if not line.startswith("#")]
-RESULTS = {  # classes that users do not make themselves
+RESULTS = {  # classes that users do not make themselves, and a function that takes nothing that may be wrong
+    "calibrate",
     *("Explanation", "Plan", "Herding", "BandwidthSearch", "MeanShift", "MMDEstimate", "KernelTest", "SVGD"),
     *("SVGDState", "Calibration", "ErrorEstimate", "lineax.GaussOperator", "lineax.NystromPreconditioner"),
     *("lineax.LogDeterminant", "lineax.LogLikelihood"),
@@ -544,3 +489,15 @@ def test_an_error_names_function_argument_given_and_fix(call, argument, given, f
 
 def test_the_table_calls_every_public_function():
     assert {NAMED.search(call)[1] for call, *_ in CALLS} == PUBLIC - RESULTS and len(CALLS) > 430
+
+
+@pytest.mark.parametrize("call, hint", [line.split(" | ") for line in HINTS.strip().splitlines()])
+def test_what_python_refuses_has_a_hint(call, hint):
+    with pytest.raises(TypeError, match=r"unexpected keyword argument|missing \d required") as caught:
+        eval(call, dict(arguments()))
+    assert hint in caught.value.__notes__
+
+
+def test_an_option_that_a_method_does_not_take_is_refused_as_python_does():
+    with pytest.raises(TypeError, match=r"^mmd_squared\(\) got an unexpected keyword argument 'speed'$"):
+        eval('mmd_squared(x, y, 1.0, speed="fast")', dict(arguments()))

@@ -19,7 +19,7 @@ import numpy as np
 
 from .._arrays.devices import is_visible
 from .._arrays.hidden import shown, weighed_by
-from .._calls import misfit, public_name, warn
+from .._calls import add_hint, public_name, warn
 from .data import are_checked, warn_of_mistakes
 from .settings import DTYPES, TAU_RANGE
 
@@ -62,15 +62,12 @@ def public(center: str | None = "common") -> Callable[[Callable[_Arguments, _Res
                 args, kwargs = _with(found, defaults, args, kwargs) if found else (args, kwargs)
             try:
                 result = function(*args, **kwargs)
-            except TypeError:
-                wrong = misfit(function, args, kwargs)
-                if wrong is None:
-                    raise
-            else:
-                if are_checked.get():
-                    _look(function, defaults, args, kwargs)
-                return result
-            raise wrong
+            except TypeError as error:
+                add_hint(error, function, kwargs)
+                raise
+            if are_checked.get():
+                _look(function, defaults, args, kwargs)
+            return result
 
         return called
 

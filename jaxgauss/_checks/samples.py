@@ -113,10 +113,7 @@ def check_options(function: str, options: MeshOptions, allowed: type = MeshOptio
     names = allowed.__annotations__
     unknown = sorted(set(options) - set(names))
     if unknown:
-        name = unknown[0]
-        raise TypeError(
-            f"`jaxgauss.{function}`: `{name}` must be one of its options, {', '.join(names)}; got {name}. Leave it out."
-        )
+        raise TypeError(f"{function}() got an unexpected keyword argument {unknown[0]!r}")
     check_mesh(function, options.get("mesh"), options.get("query_axis"), options.get("key_axis"))
 
 

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from .._calls import named
 from .profiles import COINCIDENT, Energy, Gauss, Matern, Own, RationalQuadratic
 
 LOG_ZERO = -1e27  # stands for log 0
@@ -114,9 +113,6 @@ class Kernel:
         return _at_zero(self.profile)
 
 
-Kernel.__init__ = named(Kernel.__init__)
-
-
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
 def _with_slope(kernel: Kernel, u: Array) -> tuple[Array, Array]:
     if isinstance(kernel.profile, Own):
@@ -170,7 +166,6 @@ KERNELS = {
 }
 
 
-@named
 def rational_quadratic(alpha: float) -> Kernel:
     """The rational quadratic kernel (1 + u/2α)^-α, u = τ‖x - y‖²; scikit-learn's has τ = 1/length_scale².
 

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._calls import named
 from .._checks.given import as_array, minus_center
 from .saved import WHERE, SavedSum, State
 
@@ -37,7 +36,6 @@ class KeyChunks(Sequence):
         [(4, 3), (4, 3), (2, 3)]
     """
 
-    @named
     def __init__(self, keys: Any, values: Any, size: int | None = None):
         keys, values = (x if hasattr(x, "dtype") else as_array(x, "KeyChunks", "keys") for x in (keys, values))
         if not all(hasattr(x, "shape") and hasattr(x, "dtype") and len(x.shape) > 0 for x in (keys, values)):

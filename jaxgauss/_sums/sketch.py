@@ -16,7 +16,6 @@ from jaxtyping import Array, Float
 
 from .._arrays.compensated import compensated, two_sum
 from .._arrays.devices import vary_alike
-from .._calls import named
 from .._checks.box import Bound, corners
 from .._checks.given import as_array, center_of, floating_dtype, minus_center, public
 from .._checks.operands import check_operands, check_tau
@@ -65,7 +64,6 @@ class FourierSketch:
             f" tau={self.tau:.6g}, {sides}, tolerance={self.tolerance:.1e})"
         )
 
-    @named
     def __call__(self, queries: Float[Array | np.ndarray, "*batch m d"]) -> Sums:
         """Sum all keys of the sketch at the queries, Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n, in O(M).
 
