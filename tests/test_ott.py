@@ -103,7 +103,7 @@ def test_options_survive_transformations():
     x, y = (jnp.asarray(z, jnp.float32) for z in clouds())
     geometry = jax.jit(lambda x: OURS(x, y, epsilon=0.3, engine="blocked", precision="float64"))(x)
     assert geometry._engine == jaxgauss.Blocked(precision="float64")
-    assert geometry.set_scale_cost(2.0)._options == geometry._options
+    assert geometry.set_scale_cost(2.0)._engine == geometry._engine
 
 
 def test_no_matrix_is_formed():

@@ -488,7 +488,7 @@ def test_an_error_names_function_argument_given_and_fix(call, argument, given, f
 
 
 def test_the_table_calls_every_public_function():
-    assert {NAMED.search(call)[1] for call, *_ in CALLS} == PUBLIC - RESULTS and len(CALLS) > 430
+    assert {NAMED.search(call)[1] for call, *_ in CALLS} == PUBLIC - RESULTS and len(CALLS) > 380
 
 
 @pytest.mark.parametrize("call, hint", [line.split(" | ") for line in HINTS.strip().splitlines()])
