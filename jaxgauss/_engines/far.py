@@ -157,7 +157,7 @@ def _sums_apart(requests: Sequence[Request], plan: Plan, *operands: np.ndarray) 
 def sums_by_points(requests: Sequence[Request], plan: Plan, *operands: np.ndarray) -> list[PairSums]:
     """The sums of each matrix of a batch, by the way that its points need."""
     queries, keys, values, tau, row_weights, weights = operands
-    scale = by_point(np.sqrt(tau), queries)
+    scale = by_point(np.sqrt(tau)[...], queries)
     given = queries, keys, values, scale, row_weights, weights
     as_one = shared(keys, values, scale, weights)
     rows = as_rows(queries) if as_one else queries

@@ -99,7 +99,7 @@ def _in_two_passes(*operands: np.ndarray) -> tuple[S, L]:
     return jax.jit(blocked_means)(*operands)
 
 
-def _with_ones(values: V) -> V:
+def _with_ones(values: V) -> Float[Array, "*#batch n one_more"]:
     return jnp.concatenate([values, jnp.ones_like(values, shape=(*values.shape[:-1], 1))], -1)
 
 

@@ -170,7 +170,7 @@ def cut_off(u: Array) -> Array:
     return jnp.where(u > FARTHEST, FARTHEST, u)
 
 
-def _summed(tile: Float[Array, "*batch n m"], v: Float[Array, "*batch n c"]) -> Float[Array, "*batch m c"]:
+def _summed(tile: Float[Array, "*#batch n m"], v: Float[Array, "*#batch n c"]) -> Float[Array, "*sums m c"]:
     """Σ_n over a tile times v."""
     if v.shape[-1] == 1:
         return short_sum(tile * v)[..., None]
