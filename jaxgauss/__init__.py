@@ -53,18 +53,18 @@ from ._sums.estimate_error import estimate_error as estimate_error
 from ._sums.explain import explain as explain
 from ._sums.explanation import Explanation as Explanation
 from ._sums.gauss_sum import gauss_sum as gauss_sum
+from ._sums.in_xla import gauss_sum_blocked as gauss_sum_blocked
+from ._sums.in_xla import gauss_sum_dense as gauss_sum_dense
 from ._sums.kernel_mean import kernel_mean as kernel_mean
 from ._sums.kernel_sum import kernel_sum as kernel_sum
 from ._sums.log_gauss_sum import log_gauss_sum as log_gauss_sum
 from ._sums.log_gauss_sum import log_kernel_sum as log_kernel_sum
-from ._sums.plain import gauss_sum_blocked as gauss_sum_blocked
-from ._sums.plain import gauss_sum_dense as gauss_sum_dense
-from ._sums.sharded import gauss_sum_sharded as gauss_sum_sharded
-from ._sums.sharded import kernel_sum_sharded as kernel_sum_sharded
+from ._sums.mesh import gauss_sum_sharded as gauss_sum_sharded
+from ._sums.mesh import kernel_sum_sharded as kernel_sum_sharded
 from ._sums.sketch import FourierSketch as FourierSketch
 from ._sums.sketch import fourier_sketch as fourier_sketch
-from ._sums.streamed import gauss_sum_streamed as gauss_sum_streamed
-from ._sums.streamed import kernel_sum_streamed as kernel_sum_streamed
+from ._sums.stream import gauss_sum_streamed as gauss_sum_streamed
+from ._sums.stream import kernel_sum_streamed as kernel_sum_streamed
 
 __version__ = "0.1.0"
 

@@ -12,8 +12,8 @@ from jax.lax import Precision
 
 from ._arrays.compensated import compensated, two_sum
 from ._arrays.points import padded
+from ._checks.arguments import as_array, public
 from ._checks.box import Bound
-from ._checks.given import as_array, public
 from ._checks.names import as_engine, as_kernel
 from ._checks.operands import check_operands
 from ._checks.optional import needed
@@ -23,7 +23,7 @@ from ._kernels.kernels import Kernel
 from ._sums.chunks import KeyChunks
 from ._sums.sketch import FourierSketch, empty_sketch
 from ._sums.sketch import fourier_sketch as sketch_in_memory
-from ._sums.streamed import gauss_sum_streamed
+from ._sums.stream import gauss_sum_streamed
 
 with needed("jaxgauss.dask", "dask"):
     from dask.array import Array as DaskArray

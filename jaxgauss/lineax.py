@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 
 from ._arrays.devices import visible
 from ._arrays.points import dot
-from ._checks.given import floating_dtype, public
+from ._checks.arguments import floating_dtype, public
 from ._checks.names import as_engine
 from ._checks.operands import check_weights
 from ._checks.optional import needed
@@ -21,8 +21,8 @@ from ._checks.samples import check_kernel, check_number, check_rng_key
 from ._checks.settings import Points, Settings
 from ._engines.engine import Engine
 from ._kernels.kernels import Kernel
-from ._sums.checked import checked
 from ._sums.kernel_sum import kernel_sum
+from ._sums.preparation import checked
 
 with needed("jaxgauss.lineax", "lineax"):
     import equinox as eqx

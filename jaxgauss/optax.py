@@ -8,7 +8,7 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array
 
-from ._checks.given import public
+from ._checks.arguments import public
 from ._checks.operands import check_tau
 from ._checks.optional import needed
 from ._checks.samples import check_kernel, check_options

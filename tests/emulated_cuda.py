@@ -22,7 +22,7 @@ import torch_backend.attention
 import torch_backend.guard
 from jaxgauss._arrays import devices as jax_devices
 from jaxgauss._engines import bridge, plan
-from jaxgauss._sums import checked
+from jaxgauss._sums import preparation as checked
 from torch_backend import devices
 
 NAN = float("nan")

@@ -15,7 +15,7 @@ from jaxgauss._engines import means
 from jaxgauss._engines.clusters import sorted_tiles as anywhere
 from jaxgauss._engines.clusters.leaves import leaf_order
 from jaxgauss._kernels.kernels import KERNELS
-from jaxgauss._methods import over_others
+from jaxgauss._methods import leave_one_out_sums as over_others
 from oracle import with_gradients
 
 POWER = jaxgauss.Kernel(

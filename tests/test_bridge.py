@@ -19,7 +19,7 @@ from jaxgauss import Attention, explain, gauss_sum
 from jaxgauss._engines import branches, bridge, plan
 from jaxgauss._engines import run as dispatch
 from jaxgauss._engines.attention import reductions as engine
-from jaxgauss._sums import checked
+from jaxgauss._sums import preparation as checked
 from oracle import assert_close, gauss_sum64, gradients64, problem, relative_error
 from torch_backend import operators
 
@@ -151,7 +151,7 @@ def test_several_platforms_share_one_program(rng, monkeypatch, fresh):
 
 def test_a_kernel_of_another_platform_is_refused_when_it_runs(rng, monkeypatch, fresh):
     """Under jit a program may be lowered for a platform other than the one that was checked."""
-    monkeypatch.setattr("jaxgauss._sums.checked.expected_platform", lambda *x: "cuda")
+    monkeypatch.setattr("jaxgauss._sums.preparation.expected_platform", lambda *x: "cuda")
     monkeypatch.setattr(bridge, "serves", lambda platform: True)
     operands = problem(rng, dtype="float32").operands
     with pytest.raises(jax.errors.JaxRuntimeError, match=r"must be one for cpu, .*; got 'flash', which runs on cuda"):
@@ -160,7 +160,7 @@ def test_a_kernel_of_another_platform_is_refused_when_it_runs(rng, monkeypatch, 
 
 @pytest.mark.parametrize("platform, dtype", [("tpu", "float32"), ("cuda", "float32"), ("cuda", "float64")])
 def test_auto_falls_back_to_blocks_and_says_so_once(rng, monkeypatch, fresh, platform, dtype):
-    monkeypatch.setattr("jaxgauss._sums.checked.expected_platform", lambda *x: platform)
+    monkeypatch.setattr("jaxgauss._sums.preparation.expected_platform", lambda *x: platform)
     if dtype == "float64":
         monkeypatch.setattr(bridge, "serves", lambda platform: True)
     operands = problem(rng, dtype=dtype).operands

@@ -12,7 +12,7 @@ import jaxgauss
 from jaxgauss._engines import bridge, costs
 from jaxgauss._engines.fourier import nufft
 from jaxgauss._sums import calibrate as module
-from jaxgauss._sums.checked import forget_all
+from jaxgauss._sums.preparation import forget_all
 
 CHEAP, DEAR = costs.Cost(1.0, 1e-3, 1e-4), costs.Cost(1e6, 10.0, 1.0)
 WAVES = {f"waves in {dtype}": DEAR for dtype in ("float32", "float64")}

@@ -10,7 +10,7 @@ import pytest
 
 import jaxgauss
 from jaxgauss import gauss_sum
-from jaxgauss._sums import checked
+from jaxgauss._sums import preparation as checked
 from oracle import gauss_sum64, relative_error
 
 ones = lambda *shape: jnp.ones(shape)  # noqa: E731

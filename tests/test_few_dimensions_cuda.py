@@ -10,9 +10,9 @@ from test_anywhere import error, errors, pairs
 
 from jaxgauss import Fourier, FourierSketch, explain, fourier_sketch, gauss_sum, gauss_sum_sharded, mmd_squared
 from jaxgauss._checks.settings import Settings
-from jaxgauss._engines.examined import examined
 from jaxgauss._engines.fourier import frequencies as nodes
 from jaxgauss._engines.fourier import series as fourier
+from jaxgauss._engines.inspection import examined
 from oracle import relative_error, with_gradients
 
 pytestmark = pytest.mark.usefixtures("cuda")

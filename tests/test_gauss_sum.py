@@ -17,7 +17,7 @@ from jaxgauss._checks.settings import Settings
 from jaxgauss._engines import run as dispatch
 from jaxgauss._engines import tiles
 from jaxgauss._sums import gauss_sum as module
-from jaxgauss._sums import in_parts
+from jaxgauss._sums import progress as in_parts
 from oracle import SIZES, assert_close, gauss_sum64, gradients64, problem, relative_error
 
 METHODS = ("auto", "reweight", "prescale", "rescale", "blocked", "dense")

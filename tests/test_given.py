@@ -13,7 +13,7 @@ import jaxgauss
 import jaxgauss.dask
 import jaxgauss.lineax
 from jaxgauss import KeyChunks, explain
-from jaxgauss._checks import given
+from jaxgauss._checks import arguments as given
 from jaxgauss._checks.data import checked_data
 from jaxgauss._checks.settings import Keys, Points, Queries
 from oracle import gauss_sum64, problem, relative_error

@@ -14,7 +14,7 @@ from scipy.special import logsumexp
 from formulas import gradients, kernel_matrix, mmd, tensors
 from jaxgauss import gauss_sum, kernel_sum, log_gauss_sum, log_kernel_sum, mmd_squared_matrix
 from jaxgauss._methods import mmd_matrix
-from jaxgauss._sums import grouped
+from jaxgauss._sums import segments as grouped
 from oracle import assert_close, gauss_sum64, gradients64, relative_error, with_gradients
 
 M, N = 40, 50

@@ -318,8 +318,8 @@ def test_median_heuristic(rng):
 def test_leave_one_out(rng, monkeypatch, kernel, log_kappa, by_groups, num):
     points, w, taus = rng.normal(size=(num, 2)), rng.uniform(size=num), np.asarray([0.3, 3.0, 1000.0])
     points[0] += 30  # alone: its density must not be lost in rounding
-    monkeypatch.setattr("jaxgauss._methods.over_others.GROUP", 6)
-    monkeypatch.setattr("jaxgauss._methods.over_others.has_cuda", lambda: by_groups)
+    monkeypatch.setattr("jaxgauss._methods.leave_one_out_sums.GROUP", 6)
+    monkeypatch.setattr("jaxgauss._methods.leave_one_out_sums.has_cuda", lambda: by_groups)
     search = leave_one_out_tau(points, taus, kernel=kernel, weights=w)
     others, w = ~np.eye(num, dtype=bool), w / w.sum()
     squared, expected = np.square(points[:, None] - points).sum(-1), []

@@ -8,7 +8,7 @@ import jax
 import pytest
 
 from jaxgauss import leave_one_out_tau, mmd_squared
-from jaxgauss._methods import over_others
+from jaxgauss._methods import leave_one_out_sums as over_others
 
 NUM = 8192
 SCRIPT = """

@@ -20,7 +20,7 @@ from jaxgauss._checks.settings import Settings
 from jaxgauss._engines import bridge
 from jaxgauss._engines import costs as models
 from jaxgauss._engines.engines import plan_of
-from jaxgauss._sums import checked
+from jaxgauss._sums import preparation as checked
 from jaxgauss.sklearn import KernelDensity
 from torch_backend import devices, kernels
 

@@ -17,7 +17,7 @@ import pytest
 
 import jaxgauss
 from jaxgauss import KeyChunks, gauss_sum, gauss_sum_streamed
-from jaxgauss._sums import streamed
+from jaxgauss._sums import stream as streamed
 from oracle import gauss_sum64, problem, relative_error
 
 
@@ -249,7 +249,7 @@ def test_pages_of_a_memory_map_are_given_back(tmp_path, mode):
 def test_lengths_are_compiled_once(rng):
     p = problem(rng, 9, 100, 4, 1)
     chunks = [(p.keys[:n], p.values[:n]) for n in (64, 63, 50, 33, 64, 34, 32, 31, 17)]
-    from jaxgauss._sums.streamed import _added
+    from jaxgauss._sums.stream import _added
 
     before = _added._cache_size()
     gauss_sum_streamed(p.queries, chunks)

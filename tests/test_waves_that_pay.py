@@ -13,12 +13,12 @@ import formulas
 import jaxgauss
 from jaxgauss._checks.settings import Settings
 from jaxgauss._engines.clusters import sorted_tiles
-from jaxgauss._engines.examined import examined
 from jaxgauss._engines.fourier import boxes
 from jaxgauss._engines.fourier import cost as few_dimensions
 from jaxgauss._engines.fourier import frequencies as nodes
 from jaxgauss._engines.fourier import series as fourier
 from jaxgauss._engines.fourier import sums as waves
+from jaxgauss._engines.inspection import examined
 from jaxgauss._engines.plan import Plan
 from jaxgauss._engines.request import Channels, Request
 from jaxgauss._kernels.kernels import GAUSS

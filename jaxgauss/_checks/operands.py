@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
-from .given import floating_dtype
+from .arguments import floating_dtype
 from .settings import TAU_RANGE, axis_names, working_dtype
 
 

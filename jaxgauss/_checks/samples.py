@@ -12,7 +12,7 @@ import numpy as np
 from .._arrays.devices import visible
 from .._calls import check_choice, warn
 from .._kernels.kernels import GAUSS, Kernel
-from .given import floating_dtype
+from .arguments import floating_dtype
 from .names import as_engine, as_kernel
 from .operands import check_mesh, check_tau
 from .settings import MeshOptions, Settings, Weights, matmul_precision, working_dtype

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Key
 
 from .._arrays.devices import replicated
 from .._calls import check_choice
-from .._checks.given import public
+from .._checks.arguments import public
 from .._checks.samples import check_number, check_rng_key, check_samples
 from .._checks.settings import Points, working_dtype
 

@@ -4,7 +4,7 @@ from typing import Unpack
 
 from jaxtyping import Array, Float
 
-from .._checks.given import public
+from .._checks.arguments import public
 from .._checks.settings import Points, WeightOptions, Weights
 from .mmd import checked_mmd
 

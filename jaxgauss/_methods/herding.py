@@ -13,13 +13,13 @@ from jaxtyping import Array, Float, Int
 
 from .._arrays.devices import replicated, vary_alike
 from .._arrays.points import difference_logits
-from .._checks.given import public
+from .._checks.arguments import public
 from .._checks.samples import check_kernel, check_number, check_samples, check_signs
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights, working_dtype
 from .._kernels.kernels import Kernel
-from .._sums.checked import check_and_examine
 from .._sums.display import short_repr
-from .._sums.sharded import sum_over_mesh
+from .._sums.mesh import sum_over_mesh
+from .._sums.preparation import check_and_examine
 from .weights import normalized
 
 # Added to the diagonal of the matrix that is solved, in units of the embedding's dtype. Without it, rounding errors of

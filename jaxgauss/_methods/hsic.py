@@ -12,13 +12,13 @@ from jaxtyping import Array, Float
 
 from .._arrays.devices import replicated, vary_alike, visible
 from .._arrays.tracing import jitted
-from .._checks.given import public
+from .._checks.arguments import public
 from .._checks.operands import as_operand
 from .._checks.samples import check_estimator, check_samples, check_signs
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights, working_dtype
-from .._sums.checked import check_plan, examined, reverse_only
 from .._sums.distinct import are_hidden, mean_kernel, sums_of_others, usual_or_sparse
-from .._sums.sharded import product_over_mesh, replicated_over_mesh, sum_over_mesh
+from .._sums.mesh import product_over_mesh, replicated_over_mesh, sum_over_mesh
+from .._sums.preparation import check_plan, examined, reverse_only
 from .weights import normalized
 
 FEWEST = {"biased": 1, "unbiased": 4}  # points; the unbiased estimate is a mean over quadruples

@@ -11,7 +11,7 @@ from jaxtyping import Array, Key
 
 from .._arrays.devices import replicated
 from .._calls import check_choice
-from .._checks.given import public
+from .._checks.arguments import public
 from .._checks.samples import check_estimator, check_number, check_rng_key
 from .._checks.settings import MeshOnly, Points, Settings, Taus, working_dtype
 from .._sums.display import refuse_progress_in_a_trace

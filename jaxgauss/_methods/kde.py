@@ -13,16 +13,16 @@ from jaxtyping import Array, Float
 from .._arrays.devices import has_cuda
 from .._arrays.points import LOG_ZERO
 from .._arrays.tracing import jitted
-from .._checks.given import public
+from .._checks.arguments import public
 from .._checks.samples import check_kernel, check_samples, check_signs
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights, working_dtype
 from .._kernels.kernels import Kernel
-from .._sums.checked import check_plan, examined
 from .._sums.display import refuse_progress_in_a_trace
 from .._sums.explanation import explained
-from .._sums.in_parts import in_parts
 from .._sums.kernel_mean import as_logs
-from .._sums.sharded import log_sum_over_mesh, relative_sum_over_mesh
+from .._sums.mesh import log_sum_over_mesh, relative_sum_over_mesh
+from .._sums.preparation import check_plan, examined
+from .._sums.progress import in_parts
 from .weights import normalized
 
 

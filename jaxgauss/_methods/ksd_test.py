@@ -11,7 +11,7 @@ from jaxtyping import Array, Key
 
 from .._arrays.devices import replicated
 from .._arrays.points import dot
-from .._checks.given import public
+from .._checks.arguments import public
 from .._checks.operands import as_operand
 from .._checks.samples import (
     check_estimator,

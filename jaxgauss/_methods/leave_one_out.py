@@ -15,16 +15,16 @@ from jaxtyping import Array, Float
 
 from .._arrays.devices import expected_platform, has_cuda, is_visible, replicated, visible
 from .._arrays.points import LOG_ZERO
-from .._checks.given import floating_dtype, public
+from .._checks.arguments import floating_dtype, public
 from .._checks.samples import check_kernel, check_samples, check_signs, warn_of_ties
 from .._checks.settings import MeshOptions, Options, Points, Settings, Values, Weights, working_dtype
 from .._kernels.kernels import GAUSS, Kernel
-from .._sums.checked import reverse_only
 from .._sums.display import progress_bar, refuse_progress_in_a_trace, short_repr
 from .._sums.log_gauss_sum import log_gauss_sum
+from .._sums.preparation import reverse_only
 from .candidates import candidates, chosen, merged
 from .kde import check_integral, log_factor, log_or_zero
-from .over_others import over_others
+from .leave_one_out_sums import over_others
 from .weights import normalized
 
 MANY = 4096  # from so many points on, in few dimensions, each point's own term is subtracted from a sum over all

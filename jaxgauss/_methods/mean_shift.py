@@ -13,12 +13,12 @@ from jaxtyping import Array, Float, Int
 
 from .._arrays.devices import replicated, vary_alike
 from .._arrays.points import common_center, dot
-from .._checks.given import centered, public
+from .._checks.arguments import centered, public
 from .._checks.samples import check_number, check_positive, check_samples, check_signs
 from .._checks.settings import MeshOptions, Points, Settings, Weights, working_dtype
-from .._sums.checked import check_plan, examined, reverse_only
 from .._sums.display import progress_bar, refuse_progress_in_a_trace, short_repr
 from .._sums.kernel_mean import as_logs, means_over_mesh
+from .._sums.preparation import check_plan, examined, reverse_only
 from .kde import log_or_zero
 from .weights import normalized
 

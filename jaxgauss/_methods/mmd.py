@@ -8,13 +8,13 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from .._arrays.tracing import jitted
-from .._checks.given import public
+from .._checks.arguments import public
 from .._checks.samples import check_balance, check_distinct_pairs, check_estimator, check_kernel, check_samples
 from .._checks.settings import Points, Settings, Taus, WeightOptions, Weights
 from .._kernels.kernels import Kernel
-from .._sums.checked import check_and_examine, is_differentiated, reverse_only
 from .._sums.distinct import are_sparse, mean_kernel, sums_of_others, usual_or_sparse
 from .._sums.moments import as_gaussians, in_own_unit, prepare, shares_of
+from .._sums.preparation import check_and_examine, is_differentiated, reverse_only
 from .mmd_form import Side, Way, form
 from .weights import distinct_pairs_factor, weights_or_mean
 

@@ -10,15 +10,15 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from .._arrays.devices import has_cuda, vary_like, visible
-from .._checks.given import public
+from .._checks.arguments import public
 from .._checks.labels import check_labels
 from .._checks.samples import check_estimator, check_kernel, check_samples, is_mask
 from .._checks.settings import Labels, MeshOptions, Options, Points, Settings, Taus, Weights, working_dtype
 from .._kernels.kernels import Kernel
-from .._sums.checked import check_plan, reverse_only
 from .._sums.distinct import are_hidden, mean_kernel, sums_of_others, usual_or_sparse
 from .._sums.kernel_sum import unrounded_kernel_sum
 from .._sums.moments import bandwidth_mean, in_own_unit
+from .._sums.preparation import check_plan, reverse_only
 
 WIDTHS, OVERHEAD = (8, 16, 32, 64), 16  # points of a chunk; a chunk costs as much as so many points more
 BLOCK, CUDA_BLOCK = 1024, 4096  # points: the pairs of two blocks fill a tile

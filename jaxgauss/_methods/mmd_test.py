@@ -14,13 +14,13 @@ from jaxtyping import Array, Key
 
 from .._arrays.devices import expected_platform, replicated
 from .._calls import check_choice
-from .._checks.given import public
+from .._checks.arguments import public
 from .._checks.samples import check_estimator, check_kernel, check_number, check_rng_key, check_samples
 from .._checks.settings import MeshOptions, Points, Settings, Taus, working_dtype
 from .._kernels.kernels import GAUSS, Kernel
-from .._sums.checked import check_plan
 from .._sums.display import refuse_progress_in_a_trace
-from .._sums.sharded import sum_over_mesh
+from .._sums.mesh import sum_over_mesh
+from .._sums.preparation import check_plan
 from .._sums.wave_forms import (
     WaveForms,
     blocks_needed,

@@ -10,14 +10,14 @@ from jaxtyping import Array, Float
 
 from .._arrays.points import dot
 from .._arrays.tracing import jitted
-from .._checks.given import public
+from .._checks.arguments import public
 from .._checks.names import as_engine
 from .._checks.samples import check_distinct_pairs, check_estimator, check_kernel, check_samples, check_scores
 from .._checks.settings import Points, Settings, Taus, WeightOptions, Weights
 from .._kernels.kernels import GAUSS, Kernel
-from .._sums.checked import check_and_examine, reverse_only
 from .._sums.distinct import are_sparse, sums_of_others, usual_or_sparse
 from .._sums.moments import Reduction, as_gaussians, bandwidth_mean, prepare, with_reduction
+from .._sums.preparation import check_and_examine, reverse_only
 from .weights import distinct_pairs_factor, weights_or_mean
 
 

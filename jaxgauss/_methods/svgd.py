@@ -11,14 +11,14 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from .._arrays.tracing import jitted
-from .._checks.given import floating_dtype, public
+from .._checks.arguments import floating_dtype, public
 from .._checks.operands import check_tau
 from .._checks.samples import check_kernel, check_options, check_samples, check_scores
 from .._checks.settings import MeshOptions, Points, Settings, Taus, working_dtype
 from .._kernels.kernels import Kernel
-from .._sums.checked import check_and_examine
 from .._sums.display import short_repr
 from .._sums.moments import Reduction, as_gaussians, prepare, shares_of, with_reduction
+from .._sums.preparation import check_and_examine
 from .bandwidth import median_heuristic
 
 

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from .._arrays.tracing import jitted
-from .._checks.given import public
+from .._checks.arguments import public
 from .._checks.samples import check_balance, check_kernel, check_samples
 from .._checks.settings import Points, Settings, Taus, WeightOptions, Weights
 from .._kernels.kernels import Kernel
-from .._sums.checked import check_and_examine
 from .._sums.moments import Reduction, as_gaussians, prepare, shares_of, with_reduction
+from .._sums.preparation import check_and_examine
 from .weights import weights_or_mean
 
 

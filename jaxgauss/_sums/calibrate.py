@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .._arrays.devices import has_cuda
-from .._checks.given import public
+from .._checks.arguments import public
 from .._engines import bridge, costs
 from .._engines.attention.engine import Attention, kernel_of
 from .._engines.costs import in_turns
@@ -30,9 +30,9 @@ from .._engines.products.engine import Blocked
 from .._engines.request import NOTHING, Channels, Request
 from .._engines.tiles import CUDA_TILE
 from .._kernels.kernels import GAUSS
-from .checked import forget_all
 from .display import progress_bar
 from .gauss_sum import gauss_sum
+from .preparation import forget_all
 
 NUMS = 64, 4096
 SIZES = ((1, 1), (2, 1), (3, 1), (16, 16), (64, 1), (64, 64), (128, 128))  # dimension, channels

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._checks.given import as_array, minus_center
-from .saved import WHERE, SavedSum, State
+from .._checks.arguments import as_array, minus_center
+from .checkpoint import WHERE, SavedSum, State
 
 CHUNK_BYTES = 2**22  # of keys and values in a chunk: measured best on CPUs, for ten queries and for thousands
 

@@ -12,21 +12,21 @@ from jaxtyping import Array, Float, Key
 
 from .._arrays.devices import replicated
 from .._arrays.points import align
-from .._checks.given import public
+from .._checks.arguments import public
 from .._checks.names import as_engine
 from .._checks.operands import as_operand, check_operands
 from .._checks.samples import check_number, check_rng_key
 from .._checks.settings import Keys, Queries, Settings, Tau, Values, working_dtype
 from .._engines.differences.all_pairs import difference_sums
 from .._engines.engine import Engine
-from .._engines.examined import examined
+from .._engines.inspection import examined
 from .._engines.plan import warn_once
 from .._engines.request import Channels
 from .._kernels.kernels import GAUSS
-from .checked import checked
 from .display import short_repr
+from .float64 import in_float64
 from .gauss_sum import unrounded_gauss_sum
-from .in_float64 import in_float64
+from .preparation import checked
 
 
 class ErrorEstimate(NamedTuple):

@@ -16,8 +16,8 @@ from jaxtyping import Array
 from .._arrays.devices import replicated
 from .._arrays.points import align, scaled_points, shared, sizes, squared_radius, with_norms
 from .._calls import also_called
+from .._checks.arguments import public
 from .._checks.data import checked_data
-from .._checks.given import public
 from .._checks.names import as_engine, as_kernel
 from .._checks.settings import Keys, Options, Queries, Settings, Tau, Values, working_dtype
 from .._engines import bridge
@@ -36,8 +36,8 @@ from .._engines.plan import NEAR, Plan
 from .._engines.products.gaussian import blocked_sum
 from .._engines.request import NOTHING, Channels, Request
 from .._kernels.kernels import GAUSS, Kernel
-from .checked import checked
 from .explanation import Explanation, explained
+from .preparation import checked
 
 ROWS = 1024  # sampled queries, for the share that waves leave in doubt
 

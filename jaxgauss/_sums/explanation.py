@@ -15,9 +15,9 @@ from .._checks.operands import Traced
 from .._checks.settings import Settings
 from .._engines.apart import inline
 from .._engines.clusters.sorted_tiles import mean_share
-from .._engines.examined import noting
 from .._engines.fourier.frequencies import blocks_of, tolerance_of
-from .counted import Counter
+from .._engines.inspection import noting
+from .program_cost import Counter
 
 SOME = 2**15  # points whose tiles are looked at
 FROM_PYTHON = (

@@ -26,7 +26,7 @@ from .._engines.products.gaussian import blocked_sum
 from .._engines.request import Channels
 from .._engines.run import near_sum, planned_gaussian_sum, planned_kernel_sum
 from .._kernels.kernels import GAUSS
-from .by_channels import cheaper_by_channels, flat_channels
+from .channels import cheaper_by_channels, flat_channels
 
 
 def sum_in_both_modes(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array) -> Array:

@@ -10,20 +10,20 @@ from .._arrays.devices import has_cuda, replicated, vary_alike
 from .._arrays.hidden import without_hidden
 from .._arrays.points import align
 from .._arrays.tracing import jitted
-from .._checks.given import public
+from .._checks.arguments import public
 from .._checks.names import as_engine
 from .._checks.operands import as_operand
 from .._checks.settings import Keys, Queries, Segments, Settings, Sums, Tau, Values, working_dtype
 from .._engines.engine import Engine
-from .._engines.examined import examined
+from .._engines.inspection import examined
 from .._engines.plan import Plan, warn_once
-from .checked import checked, reverse_only
 from .display import refuse_progress, refuse_progress_in_a_trace
 from .explanation import explained
 from .forward_mode import sum_in_both_modes
-from .grouped import by_segments
-from .in_parts import in_parts
+from .preparation import checked, reverse_only
+from .progress import in_parts
 from .rules import gaussian_sum
+from .segments import by_segments
 
 
 @public()

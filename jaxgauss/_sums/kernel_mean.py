@@ -12,7 +12,7 @@ from jaxtyping import Array
 from .._arrays.devices import replicated, vary_alike, visible
 from .._arrays.points import LOG_ZERO, align, for_sums
 from .._arrays.tracing import jitted
-from .._checks.given import public
+from .._checks.arguments import public
 from .._checks.names import as_engine
 from .._checks.operands import as_operand, check_weights
 from .._checks.samples import check_kernel, check_options
@@ -27,17 +27,17 @@ from .._checks.settings import (
     axis_names,
     working_dtype,
 )
-from .._engines.examined import examined
+from .._engines.inspection import examined
 from .._kernels.kernels import GAUSS, Kernel
-from .checked import checked, none_are_zero, reverse_only
-from .in_float64 import by_rules
+from .float64 import by_rules
 from .log_gauss_sum import (
     MEANS,
     LogWeights,
     near_by_logs,
 )
-from .means_of_any import as_weights, positive_means
-from .sharded import added_over_devices, first_rows, over_mesh, without_mesh
+from .mesh import added_over_devices, first_rows, over_mesh, without_mesh
+from .positive_kernels import as_weights, positive_means
+from .preparation import checked, none_are_zero, reverse_only
 
 
 @public()

@@ -11,22 +11,22 @@ from .._arrays.devices import replicated, vary_alike
 from .._arrays.hidden import without_hidden
 from .._arrays.points import align, center, for_sums, weighted_sum
 from .._arrays.tracing import jitted
-from .._checks.given import public
+from .._checks.arguments import public
 from .._checks.names import as_engine, as_kernel
 from .._checks.operands import as_operand
 from .._checks.settings import Keys, Queries, Segments, Settings, Sums, Tau, Values, working_dtype
 from .._engines.engine import Engine
-from .._engines.examined import examined
+from .._engines.inspection import examined
 from .._engines.mixture import of_gaussians
 from .._engines.request import Channels
 from .._engines.run import uses_mixture
 from .._kernels.kernels import GAUSS, Kernel
 from .._kernels.mixtures import Mixture
-from .checked import checked, reverse_only
 from .forward_mode import radial_sum_in_both_modes
 from .gauss_sum import checked_gauss_sum, unrounded_gauss_sum
-from .grouped import by_segments
+from .preparation import checked, reverse_only
 from .rules import radial_sum
+from .segments import by_segments
 
 
 @public()

@@ -14,21 +14,21 @@ from .._arrays.devices import has_cuda, replicated, vary_alike, vary_like
 from .._arrays.points import LOG_ZERO, align, center, common_center, unbroadcast
 from .._arrays.tracing import jitted
 from .._calls import also_called
-from .._checks.given import public
+from .._checks.arguments import public
 from .._checks.names import as_engine
 from .._checks.operands import as_operand, check_weights
 from .._checks.samples import check_kernel
 from .._checks.settings import Keys, Queries, Segments, Settings, Tau, working_dtype
 from .._engines.engine import Engine
-from .._engines.examined import examined
+from .._engines.inspection import examined
 from .._engines.near import are_near
 from .._engines.plan import takes_half
 from .._engines.run import kernel_means
 from .._kernels.kernels import GAUSS, Kernel
-from .checked import checked, none_are_zero, reverse_only
-from .grouped import by_segments
-from .in_float64 import Rules, by_rules, with_all_digits
-from .means_of_any import as_weights, logs_of_any, means_formula, means_of_any, positive_logs, weights_of
+from .float64 import Rules, by_rules, with_all_digits
+from .positive_kernels import as_weights, logs_of_any, means_formula, means_of_any, positive_logs, weights_of
+from .preparation import checked, none_are_zero, reverse_only
+from .segments import by_segments
 
 LogWeights = Float[Array | np.ndarray, "*#batch n"] | None
 LARGEST = 60.0  # the largest logarithm of one sum over another

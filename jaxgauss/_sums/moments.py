@@ -22,10 +22,10 @@ from .._engines.request import NOTHING, Channels, Request
 from .._engines.run import near_sum, uses_mixture
 from .._kernels.kernels import GAUSS
 from .._kernels.profiles import Energy
-from .checked import reverse_only
 from .kernel_sum import as_bandwidths
+from .mesh import added_over_devices, first_rows, over_mesh, replicated_over_mesh, without_mesh
+from .preparation import reverse_only
 from .rules import mixed_sums, pair_sums
-from .sharded import added_over_devices, first_rows, over_mesh, replicated_over_mesh, without_mesh
 
 # Of points in their own unit, bandwidths from the origin: u stays below 2¹²⁰, which kernels take.
 LARGEST, FARTHEST = 2.0**50, 2.0**60

@@ -26,7 +26,7 @@ from .._engines.products.pair_sums import sums_by_products
 from .._engines.programs import How, Some, as_program
 from .._engines.request import NOTHING, Channels, PairSums, Request
 from .._kernels.kernels import GAUSS
-from .by_channels import cheaper_by_channels, gradient_of_pulls, keeps_pulls, own_points, sum_and_pulls
+from .channels import cheaper_by_channels, gradient_of_pulls, keeps_pulls, own_points, sum_and_pulls
 
 # Derivatives. With u = τ‖q_m - k_n‖², s_m = Σ_n κ(u) v_n, ψ = -2κ', a cotangent g and w_mn = ψ(u) ⟨g_m, v_n⟩, from
 # ∂κ/∂q = 2τ κ' (q - k) = τ ψ (k - q):

@@ -16,8 +16,8 @@ from jaxtyping import Array, Float
 
 from .._arrays.compensated import compensated, two_sum
 from .._arrays.devices import vary_alike
+from .._checks.arguments import as_array, center_of, floating_dtype, minus_center, public
 from .._checks.box import Bound, corners
-from .._checks.given import as_array, center_of, floating_dtype, minus_center, public
 from .._checks.operands import check_operands, check_tau
 from .._checks.settings import Sums, working_dtype
 from .._engines.fourier.engine import check_tolerance

@@ -20,7 +20,7 @@ from .._engines.means import difference_means
 from .._engines.near import are_near
 from .._engines.request import Channels
 from .._engines.run import kernel_means
-from .in_float64 import differentiated_in_float64
+from .float64 import differentiated_in_float64
 from .rules import radial_sum
 
 

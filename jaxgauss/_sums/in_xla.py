@@ -2,12 +2,12 @@
 
 from jaxtyping import Array
 
-from .._checks.given import public
+from .._checks.arguments import public
 from .._checks.settings import Keys, Queries, Settings, Sums, Tau, Values
-from .._engines.examined import examined
+from .._engines.inspection import examined
 from .._engines.products.engine import Blocked, Dense
-from .checked import checked
 from .gauss_sum import checked_gauss_sum
+from .preparation import checked
 
 
 @public()

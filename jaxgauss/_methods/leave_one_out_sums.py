@@ -13,7 +13,7 @@ from .._arrays.exponential import exp
 from .._arrays.points import LOG_ZERO, difference_logits, dot
 from .._checks.settings import Settings, working_dtype
 from .._kernels.kernels import GAUSS
-from .._sums.in_float64 import in_float64
+from .._sums.float64 import in_float64
 from .._sums.kernel_mean import as_logs, means_over_mesh
 from .._sums.log_gauss_sum import log_gauss_sum
 

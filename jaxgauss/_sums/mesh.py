@@ -19,20 +19,20 @@ from .._arrays.devices import has_cuda, vary_alike
 from .._arrays.points import LOG_ZERO, align, by_point, for_sums, small_unit
 from .._arrays.shapes import padded_to_multiple
 from .._calls import also_called
-from .._checks.given import public
+from .._checks.arguments import public
 from .._checks.names import as_engine, as_kernel
 from .._checks.operands import as_operand, check_mesh
 from .._checks.settings import Keys, MeshAxis, Queries, Settings, Sums, Tau, Values, axis_names, working_dtype
 from .._engines.engine import AUTO, Engine
-from .._engines.examined import examined
 from .._engines.fourier.boxes import box
 from .._engines.fourier.frequencies import MOST, nodes, spectrum, tolerance_of
 from .._engines.fourier.series import coefficients, values_at
+from .._engines.inspection import examined
 from .._engines.tiles import one_by_one
 from .._kernels.kernels import Kernel
-from .checked import checked
 from .kernel_sum import unrounded_kernel_sum
 from .log_gauss_sum import relative_sum, unrounded_log_sum
+from .preparation import checked
 from .rules import gaussian_sum
 
 

@@ -19,18 +19,18 @@ from jaxtyping import Array
 
 from .._arrays.compensated import compensated, two_sum
 from .._calls import also_called
-from .._checks.given import center_of, minus_center, public, sampled, will_be_rounded
+from .._checks.arguments import center_of, minus_center, public, sampled, will_be_rounded
 from .._checks.names import as_engine, as_kernel
 from .._checks.operands import Traced, as_operand
 from .._checks.settings import Keys, Queries, Settings, Sums, Tau, Values, matmul_precision, working_dtype
 from .._engines.engine import Engine
 from .._engines.plan import warn_once
 from .._kernels.kernels import GAUSS, Kernel
-from .checked import checked
+from .checkpoint import SavedSum
 from .chunks import WHERE, State, as_pair, give_back, kind_of, read_chunk
 from .display import progress_bar
 from .kernel_sum import unrounded_kernel_sum
-from .saved import SavedSum
+from .preparation import checked
 from .sketch import FourierSketch, empty_sketch, sketched, sums_of
 
 SAVING_SHARE = 1 / 20  # the largest share of the time for saving

@@ -19,8 +19,8 @@ from .._checks.settings import Settings, matmul_precision, working_dtype
 from .._engines import costs
 from .._engines.bridge import warn_of_earlier_sums
 from .._engines.engines import plan_of
-from .._engines.examined import examined
-from .._engines.examined import is_differentiated as is_differentiated
+from .._engines.inspection import examined
+from .._engines.inspection import is_differentiated as is_differentiated
 from .._engines.plan import Plan
 
 VALUES = jax.Array | np.ndarray | jax.ShapeDtypeStruct  # of weights the shape alone, see `check_weights`
