@@ -134,3 +134,9 @@ def test_the_gallery_shows_what_an_example_prints_today(path):
     assert f"$ python examples/{path.name}\n" in page and f"](../../examples/{path.name})" in page
     assert path.stem == "quickstart" or f"](../../examples/pictures/{path.stem}.png)" in page
     assert f"({path.stem}.md)" in PAGES["docs/gallery/index.md"]
+
+
+def test_contributing_names_tests_that_exist():
+    named = set(re.findall(r"`(test_\w+)`", (ROOT / "CONTRIBUTING.md").read_text()))
+    there = set(re.findall(r"^def (test_\w+)", "".join(x.read_text() for x in (ROOT / "tests").glob("*.py")), re.M))
+    assert len(named) >= 4 and named <= there

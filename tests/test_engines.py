@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 import jaxgauss
-from jaxgauss import Attention, Differences, Engine, Fourier, Mixture, explain, gauss_sum, kernel_sum, log_gauss_sum
+from jaxgauss import Attention, Differences, Fourier, Mixture, explain, gauss_sum, kernel_sum, log_gauss_sum
 from jaxgauss._engines.clusters.engine import Anywhere
 from jaxgauss._engines.engines import ENGINES, NAMES
 from oracle import assert_close, in_plain_jax
 
+ERRORS: dict[str, float] = {}  # of engines that promise less than 1e-5 of the terms, by name
 GAUSSIAN = [x for x in ENGINES if not isinstance(x, Mixture)] + [Attention("reweight"), Attention("prescale")]
 CLOUDS = ("near", "outlier", "clusters", "copies", "far from the origin")
 
@@ -48,6 +49,7 @@ def test_values_and_gradients_are_those_of_differences(rng, engine, name):
     """For one channel and for many, under `vmap`, too; relative to the sizes of the terms."""
     if isinstance(engine, Fourier) and name in ("outlier", "clusters"):
         return  # the box is too large: see test_few_dimensions
+    error = ERRORS.get(engine.name, 1e-5)
     for num, dim, channels in ((90, 2, 1), (130, 3, 5)):
         points = [cloud(rng, name, n, dim) for n in (num, num + 20)]
         v, g = (rng.normal(size=(n, channels)).astype("float32") for n in (num + 20, num))
@@ -55,10 +57,10 @@ def test_values_and_gradients_are_those_of_differences(rng, engine, name):
         ours, exact = (with_pullback(x, *points, v, g) for x in (engine, Differences()))
         sizes = with_pullback(Differences(), *points, np.abs(v), np.abs(g))
         for x, y, size in zip(ours, exact, sizes, strict=True):
-            assert np.linalg.norm(x - y) <= 1e-5 * np.linalg.norm(size)
+            assert np.linalg.norm(x - y) <= error * np.linalg.norm(size)
         queries = np.stack([points[0], points[0]])
         batch = jax.vmap(functools.partial(gauss_sum, engine=engine), (0, None, None, None))(queries, points[1], v, 2.0)
-        assert np.linalg.norm(batch[1] - exact[0]) <= 1e-5 * np.linalg.norm(sizes[0])
+        assert np.linalg.norm(batch[1] - exact[0]) <= error * np.linalg.norm(sizes[0])
 
 
 @pytest.mark.parametrize("engine", **names(ENGINES))
@@ -125,7 +127,7 @@ class RandomFeatures(Anywhere):
         frequencies = jax.random.normal(jax.random.key(0), (queries.shape[-1], self.num), queries.dtype)
         q, k = (jnp.sqrt(tau)[..., None, None] * x @ frequencies for x in (queries, keys))
         products = (jnp.stack([f(k) for f in (jnp.cos, jnp.sin)]).mT @ values) / self.num
-        return ((jnp.stack([f(q) for f in (jnp.cos, jnp.sin)]) @ products).sum(0),)
+        return (jnp.stack([f(q) for f in (jnp.cos, jnp.sin)]) @ products).sum(0)
 
 
 def test_an_engine_of_ones_own(rng):
@@ -137,10 +139,28 @@ def test_an_engine_of_ones_own(rng):
         assert 1e-6 < np.abs(ours - exact).max() / exact.max() < 0.03
     batch = jax.vmap(lambda x: gauss_sum(x, x, v, engine=RandomFeatures()))(np.stack([x, x]))
     assert np.abs(batch - exact[None]).max() / exact.max() < 0.03
-    slopes = [jax.grad(lambda x, e=e: gauss_sum(x, x, v, engine=e).sum())(x) for e in (RandomFeatures(), "auto")]
-    assert_close(slopes[:1], slopes[1:], 1e-5)
+    for values in (v, v[:, :1]):  # the value under `value_and_grad` is the engine's, too
+
+        def total(x, engine, values=values):
+            return gauss_sum(x, x[::-1], values, engine=engine).sum()
+
+        (value, slope), (_, exact_slope) = (jax.value_and_grad(total)(x, e) for e in (RandomFeatures(), "auto"))
+        by_features, exact_sum = (float(total(x, e)) for e in (RandomFeatures(), "auto"))
+        assert abs(value - by_features) < 1e-5 * abs(exact_sum) < 1e-2 * abs(value - exact_sum)
+        assert_close([slope], [exact_slope], 1e-5)
     assert float(jaxgauss.mmd_squared(x, x + 1, 1.0, engine=RandomFeatures())) > 0
     wide = np.ones((4, 9), "float32")
     with pytest.raises(ValueError, match=r"too many dimensions; got RandomFeatures\(\)\. Use engine='auto'"):
         gauss_sum(wide, wide, wide, engine=RandomFeatures())
-    assert isinstance(explain(x, x, v, engine=RandomFeatures()).engine, Engine)
+    assert isinstance(explain(x, x, v, engine=RandomFeatures()).engine, RandomFeatures)
+
+
+def test_sums_of_another_shape_are_refused(rng):
+    @dataclass(frozen=True, repr=False)
+    class Transposed(Anywhere):
+        def sums(self, plan, near, queries, keys, values, tau, **_):
+            return in_plain_jax(queries, keys, values, tau).mT
+
+    x = cloud(rng, "near", 6, 3)
+    with pytest.raises(ValueError, match=r"`Transposed.sums` must return sums \(…, M, C\); got \(3, 6\) for queries"):
+        gauss_sum(x, x, x, engine=Transposed())

@@ -451,9 +451,10 @@ def test_energy_distance_is_scipys(rng):
 def test_integrals_are_those_of_profiles(kernel):
     """Σ κ(r²) times the surface of a sphere, of the density and its scale."""
     for dim in (1, 2, 5):
+        if not np.isfinite(found := KERNELS.get(kernel, kernel).log_integral(dim)):
+            continue
         surface = 2 * np.pi ** (dim / 2) / scipy.special.gamma(dim / 2)
         integral, _ = scipy.integrate.quad(
             lambda r, dim=dim: r ** (dim - 1) * float(PROFILES[kernel](*tensors(r * r))[0]), 0, np.inf
         )
-        if np.isfinite(found := KERNELS.get(kernel, kernel).log_integral(dim)):
-            assert found == pytest.approx(np.log(surface * integral), rel=1e-6)
+        assert found == pytest.approx(np.log(surface * integral), rel=1e-6)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import jax
+import numpy as np
 
 from .._arrays.shapes import are_known
 from .._calls import check_choice
@@ -124,7 +125,12 @@ class Engine:
         return -math.inf
 
     def sums(self, plan: Any, near: bool | None, *operands: jax.Array, moments: int = 0, with_log: bool = False) -> Any:
-        """Σ_n Φ v_n of queries, keys, values and τ; perhaps with log Σ_n Φ for the pullback."""
+        """Σ_n Φ v_n (…, M, C) of queries (…, M, D), keys (…, N, D), values (…, N, C) and τ (…), which broadcast.
+
+        Operands are in the working dtype, and so are results. `near`: whether the points are known to lie within
+        `reach`; None if that is unknown. The first `moments` channels are for gradients; on CUDA `with_log` asks for
+        (sums, log Σ_n Φ).
+        """
         raise NotImplementedError
 
     def pullback(self, plan: Any, near: bool | None, *operands: jax.Array) -> Any:
@@ -159,3 +165,12 @@ def as_precision(function: str, precision: Any) -> str | None:
 
 
 AUTO = Auto()
+
+
+def as_sums(engine: Engine, results: Any, queries: jax.Array, _: jax.Array, values: jax.Array, *__: Any) -> tuple:
+    """What an engine's `sums` returned, as a tuple; ValueError unless the first has a row for each query."""
+    found = results if isinstance(results, tuple) else (results,)
+    if np.shape(found[0])[-2:] != (queries.shape[-2], values.shape[-1]):
+        shapes = f"got {np.shape(found[0])} for queries {queries.shape}, values {values.shape}"
+        raise ValueError(f"`{type(engine).__name__}.sums` must return sums (…, M, C); {shapes}.")
+    return found

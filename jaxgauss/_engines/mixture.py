@@ -43,7 +43,7 @@ class Mixture(Engine):
         if problem.kernel == GAUSS or problem.logs:
             return "a mixture stands for kernels other than the Gaussian, and for no logarithms"
         if mixture(problem.kernel, FINEST) is None:
-            return f"{problem.kernel!r} is no mixture of Gaussians"
+            return f"there is no mixture of Gaussians for {problem.kernel!r}"
         return self.of_one.refuses(problem._replace(kernel=GAUSS)) if not isinstance(self.of_one, Auto) else None
 
     def automatic(self, problem: Problem) -> bool:

@@ -21,7 +21,7 @@ from .attention.engine import Attention, kernel_of
 from .branches import lowered
 from .clusters.engine import CLUSTERS
 from .clusters.sorted_tiles import sorts
-from .engine import Engine
+from .engine import Engine, as_sums
 from .engines import exact_plan_of, plan_there
 from .mixture import gaussians_of
 from .plan import Plan, in_precision
@@ -41,8 +41,9 @@ class Operation(NamedTuple):
     options: tuple[tuple[str, Any], ...] = ()
 
     def by(self, engine: Engine, *given: Any) -> tuple[jax.Array, ...]:
-        """The results of an engine."""
-        return getattr(engine, self.method)(*given, **dict(self.options))
+        """The results of an engine, of its plan, whether points are near, and the operands."""
+        results = getattr(engine, self.method)(*given, **dict(self.options))
+        return as_sums(engine, results, *given[2:]) if self.method == "sums" else results
 
 
 SUM, PULLBACK = Operation("sums", "sum"), Operation("pullback", "gradients")

@@ -6,7 +6,7 @@ import jax
 
 from ..._arrays.devices import vary_like
 from ..._kernels.kernels import GAUSS, Kernel
-from ..engine import Engine, Problem
+from ..engine import Engine, Problem, as_sums
 from ..far import sums_anywhere
 from ..gradients import gradients_of
 from ..means import means_anywhere
@@ -15,7 +15,13 @@ from ..request import NOTHING, Channels, PairSums, Request
 
 
 class Anywhere(Engine):
-    """What engines have in common that take points wherever they lie."""
+    """What engines have in common that take points wherever they lie; clusters do what they leave out.
+
+    An engine that has `sums` of its own sums Gaussians by them, also where it is differentiated; the gradients, other
+    kernels and logarithms are those of clusters.
+    """
+
+    anywhere = True
 
     def sums(self, plan: Plan, near: bool | None, *operands: jax.Array, **_: object) -> tuple[jax.Array, ...]:
         """Σ_n Φ v_n; nothing is kept for the pullback."""
@@ -33,7 +39,14 @@ class Anywhere(Engine):
 
     def pair_sums(self, plan: Plan, request: Request, *operands: jax.Array) -> PairSums:
         """`PairSums` of any kernels; those without columns, too, vary over a mesh."""
-        found = sums_anywhere([request], plan, *operands)[0]
+        if request.sums.kernels == (GAUSS,) and type(self).sums is not Anywhere.sums:
+            queries, keys, values, *others = operands
+            found = as_sums(self, self.sums(plan, None, *operands[:4]), *operands)
+            request = request._replace(sums=NOTHING, repeats=False)
+            pulls = sums_anywhere([request], plan, queries, keys, values[..., :0], *others)[0]
+            found = pulls._replace(sums=found[0])
+        else:
+            found = sums_anywhere([request], plan, *operands)[0]
         return jax.tree.map(lambda x: vary_like(x, operands), found)
 
     def pair_pullback(
@@ -71,7 +84,6 @@ class Clusters(Anywhere):
     """
 
     alone = True
-    anywhere = True
 
     def automatic(self, problem: Problem) -> bool:
         """For logarithms of other kernels, which have no products."""

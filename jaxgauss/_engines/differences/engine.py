@@ -17,4 +17,3 @@ class Differences(Anywhere):
     """
 
     alone = True
-    anywhere = True

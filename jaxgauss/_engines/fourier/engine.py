@@ -27,6 +27,8 @@ class Fourier(Anywhere):
 
     tolerance: float | None = None
 
+    anywhere = False  # a box of waves has to hold the points
+
     def __post_init__(self) -> None:
         """Raise TypeError or ValueError unless the tolerance is a number between 0 and 1."""
         super().__post_init__()
