@@ -341,7 +341,7 @@ def forget() -> None:
     jax.clear_caches()
     torch_backend.guard._raised.clear()
     torch_backend.guard._on_host().zero_()
-    for cached in (checked._remembered, bridge.buffered, plan.warn_once, torch_backend.select_kernel):
+    for cached in (checked._remembered, checked._planned, bridge.buffered, plan.warn_once, torch_backend.select_kernel):
         cached.cache_clear()
 
 

@@ -60,8 +60,14 @@ def _checked(asked: Settings, platform: str, queries: Any, keys: Any, values: An
 def check_plan(settings: Settings, tau: Any, pairs: int, dim: int, channels: int, *arrays: Any) -> Any:
     """Raise ValueError if what was asked for by name cannot run on this platform; return τ as `jax.jit` takes it."""
     warn_of_earlier_sums()
-    plan_of(settings, expected_platform(*arrays), pairs, dim, channels)
+    planned: Any = _planned if are_known(pairs, dim, channels) else _planned.__wrapped__
+    planned(settings, expected_platform(*arrays), jax.config.jax_enable_x64, pairs, dim, channels)  # type: ignore[attr-defined]
     return as_operand(tau, settings.dtype)
+
+
+@functools.lru_cache(4096)
+def _planned(settings: Settings, platform: str, _: bool, *sizes: Any) -> Plan:
+    return plan_of(settings, platform, *sizes)
 
 
 def check_and_examine(
@@ -95,7 +101,8 @@ def check_and_examine(
 def forget_all() -> None:
     """Drop all costs, plans and compiled programs, so that sums are planned again by the present costs."""
     costs.forget_costs()
-    _remembered.cache_clear()
+    for remembered in (_remembered, _planned):
+        remembered.cache_clear()
     jax.clear_caches()
 
 

@@ -71,6 +71,8 @@ class Attention(Engine):
             return "PyTorch's kernels take no symbolic shapes"
         if not bridge.serves(problem.platform):
             return f"the PyTorch installed here does not run on JAX's platform {problem.platform!r}"
+        if problem.platform == "cpu":  # whose kernel takes everything: PyTorch is not imported to say so
+            return None if self.kernel in (None, "cpu") else f"the kernel {self.kernel!r} is one for CUDA"
         asked = self._asked(problem)
         if problem.platform == "cuda" and (problem.dtype if asked is None else asked) == "float64":
             return "PyTorch has no fused attention in float64 on CUDA"
@@ -87,8 +89,10 @@ class Attention(Engine):
     def fitted(self, problem: Problem) -> "Attention":
         """With the kernel that is estimated to be fastest, and its precision."""
         asked = replace(self, precision=self._asked(problem))
+        if problem.platform == "cpu":
+            return replace(asked, kernel="cpu", precision=asked.precision or problem.working)
         kernels = [self._kernel(asked, problem)]
-        if self.kernel is None and kernels[0].half and problem.platform == "cuda" and bridge.card().prefers_cudnn:
+        if self.kernel is None and kernels[0].half and bridge.card().prefers_cudnn:
             other = kernel_of(replace(asked, kernel="cudnn"), "cuda", problem.dtype, problem.dim)
             kernels += [other] if not isinstance(other, str) and other.precision == kernels[0].precision else []
         best = min(kernels, key=lambda x: self._time(x, problem)) if len(kernels) > 1 else kernels[0]
