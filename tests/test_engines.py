@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 import jaxgauss
-from jaxgauss import Attention, Differences, Fourier, Mixture, explain, gauss_sum, kernel_sum, log_gauss_sum
-from jaxgauss._engines.clusters.engine import Anywhere
+from jaxgauss import Attention, Differences, Engine, Fourier, Mixture, explain, gauss_sum, kernel_sum, log_gauss_sum
 from jaxgauss._engines.engines import ENGINES, NAMES
 from oracle import assert_close, in_plain_jax
 
@@ -115,7 +114,7 @@ def test_an_engine_is_a_constant(engine):
 
 
 @dataclass(frozen=True, repr=False)
-class RandomFeatures(Anywhere):
+class RandomFeatures(Engine):
     """A toy: Φ as the mean of cosines of random frequencies. Clusters do the derivatives and the logarithms."""
 
     num: int = 20_000
@@ -157,7 +156,7 @@ def test_an_engine_of_ones_own(rng):
 
 def test_sums_of_another_shape_are_refused(rng):
     @dataclass(frozen=True, repr=False)
-    class Transposed(Anywhere):
+    class Transposed(Engine):
         def sums(self, plan, near, queries, keys, values, tau, **_):
             return in_plain_jax(queries, keys, values, tau).mT
 

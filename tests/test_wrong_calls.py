@@ -75,6 +75,10 @@ Dense(precision=32) | precision | 32 | Pass 'float16', for example.
 Clusters(precision="fp32") | precision | 'fp32' | Did you mean 'float32'?
 Engine(precision="bf16") | precision | 'bf16' | Did you mean 'bfloat16'?
 Mixture("attention") | gaussians! | str | Pass jaxgauss.Attention(), for example.
+Mixture(Mixture()) | gaussians! | Mixture | Pass jaxgauss.Attention(), for example.
+Mixture(Attention(precision="float16"), precision="float32") | precision | 'float32' and Attention( | Leave it out.
+gauss_sum(q, k, v, engine="flash") | engine | 'flash' | Pass jaxgauss.Attention(kernel='flash').
+estimate_error(q, k, v, rng_key=rng_key, engine="dense", precision="float16") | engine | Dense(precision= | Use engine=
 gauss_sum(q, k, v, engine=jaxgauss.Attention(kernel="flash")) | engine | Attention(kernel='flash') | Use engine='auto'.
 gauss_sum(np.ones((5, 4)), np.ones((7, 4)), v, engine="fourier") | engine | Fourier() | Use engine='auto'.
 Fourier(tolerance="1e-3") | tolerance! | str | Pass one such as 1e-4.

@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from .._calls import did_you_mean, nearest
+from .._engines.attention.engine import KERNELS as KERNELS_OF_ATTENTION
 from .._engines.engine import Engine, as_precision
 from .._engines.engines import NAMES
 from .._kernels.kernels import KERNELS, Kernel
@@ -16,6 +17,8 @@ def as_engine(function: str, engine: Any, precision: Any = None) -> Engine:
     if isinstance(engine, str):
         if engine not in NAMES:
             fix = did_you_mean(engine, NAMES)
+            if engine in KERNELS_OF_ATTENTION:
+                fix = f"Pass jaxgauss.Attention(kernel={engine!r})."
             raise ValueError(f"{where} one of {', '.join(NAMES)}, or a jaxgauss.Engine; got {engine!r}. {fix}")
         engine = NAMES[engine]
     if not isinstance(engine, Engine):

@@ -11,6 +11,7 @@ import numpy as np
 from .._arrays.shapes import are_known
 from .._calls import check_choice
 from .._kernels.kernels import GAUSS, Kernel
+from .request import NOTHING, Channels, PairSums, Request
 
 HALF = ("float16", "bfloat16", "float16x2", "bfloat16x2")  # x2: each coordinate is the sum of two numbers
 GRADES = ("default", "high", "highest")  # what JAX calls the precision of matrix products
@@ -55,6 +56,8 @@ class Problem(NamedTuple):
 class Engine:
     """A way of summing kernels over all pairs of points. Immutable and hashable; static under transformations.
 
+    An engine of your own is a subclass with `sums`; what it leaves out, `Clusters` does (CONTRIBUTING.md).
+
     Attributes:
         precision: of the products. None: what the engine's documentation says; `explain` returns the engine that runs,
             with the precision that it has.
@@ -64,7 +67,8 @@ class Engine:
     name: ClassVar[str] = "engine"
     in_xla: ClassVar[bool] = True  # without PyTorch
     alone: ClassVar[bool] = False  # in one program of XLA, without callbacks: what `jax.export` takes
-    anywhere: ClassVar[bool] = False  # takes all points, and need not look at them
+    anywhere: ClassVar[bool] = True  # takes all points, and need not look at them
+    rest: ClassVar[Any]  # the engine that does what another leaves out: `Clusters`
 
     def __init_subclass__(cls) -> None:
         """An engine's name is that of its class."""
@@ -131,34 +135,46 @@ class Engine:
         `reach`; None if that is unknown. The first `moments` channels are for gradients; on CUDA `with_log` asks for
         (sums, log Σ_n Φ).
         """
-        raise NotImplementedError
+        return self.rest.sums(plan, near, *operands)
 
     def pullback(self, plan: Any, near: bool | None, *operands: jax.Array) -> Any:
         """Gradients of Σ_m ⟨g_m, s_m⟩ with respect to queries, keys and values; the fifth operand is g."""
-        raise NotImplementedError
+        return self.rest.pullback(plan, near, *operands)
 
     def log_means(self, plan: Any, near: bool | None, *operands: jax.Array, kernel: Kernel = GAUSS) -> Any:
         """Σ_n w κ v / Σ_n w κ and log Σ_n w κ; the fifth operand are log-weights."""
-        raise NotImplementedError
+        return self.rest.log_means(plan, near, *operands, kernel=kernel)
 
-    def pair_sums(self, plan: Any, request: Any, *operands: jax.Array) -> Any:
-        """`PairSums` of any kernels, from queries, keys, values, τ, and the weights of both."""
-        raise NotImplementedError
+    def pair_sums(self, plan: Any, request: Request, *operands: jax.Array) -> PairSums:
+        """`PairSums` of any kernels, from queries, keys, values, τ, and the weights of both.
 
-    def pair_pullback(self, plan: Any, channels: Any, *operands: jax.Array, with_tau: bool = True) -> Any:
+        If the engine has `sums` of its own, those of Gaussians are by them.
+        """
+        if request.sums.kernels != (GAUSS,) or type(self).sums is Engine.sums:
+            return self.rest.pair_sums(plan, request, *operands)
+        queries, keys, values, *others = operands
+        own = as_sums(self, self.sums(plan, None, *operands[:4]), *operands)
+        request = request._replace(sums=NOTHING, repeats=False)
+        return self.rest.pair_sums(plan, request, queries, keys, values[..., :0], *others)._replace(sums=own[0])
+
+    def pair_pullback(self, plan: Any, channels: Channels, *operands: jax.Array, with_tau: bool = True) -> Any:
         """Gradients of Σ_m ⟨g_m, s_m⟩ of any kernels with respect to queries, keys, values and τ."""
-        raise NotImplementedError
+        return self.rest.pair_pullback(plan, channels, *operands, with_tau=with_tau)
 
 
 @dataclass(frozen=True, repr=False)
 class Auto(Engine):
     """The engine that is estimated to be fastest, in a precision."""
 
+    anywhere = False
+
 
 def as_precision(function: str, precision: Any) -> str | None:
-    """The name of a precision, also of `jax.lax.Precision`; ValueError if there is none of that name."""
+    """The name of a precision, also of a dtype or `jax.lax.Precision`; ValueError if there is none of that name."""
     if isinstance(precision, jax.lax.Precision):
         return precision.name.lower()
+    if isinstance(precision, np.dtype):
+        precision = precision.name
     if precision is not None:
         check_choice(function, "precision", precision, PRECISIONS)
     return precision

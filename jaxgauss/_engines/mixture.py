@@ -30,13 +30,20 @@ class Mixture(Engine):
     gaussians: Engine = AUTO
 
     in_xla = False
+    anywhere = False
 
     def __post_init__(self) -> None:
-        """Raise TypeError unless an engine sums the Gaussians."""
+        """Raise TypeError or ValueError unless an engine of Gaussians sums them, in the mixture's precision."""
         super().__post_init__()
-        if not isinstance(self.gaussians, Engine):
+        if not isinstance(self.gaussians, Engine) or isinstance(self.gaussians, Mixture):
             given = f"got {type(self.gaussians).__name__}. Pass jaxgauss.Attention(), for example."
-            raise TypeError(f"`jaxgauss.Mixture`: `gaussians` must be an engine; {given}")
+            raise TypeError(f"`jaxgauss.Mixture`: `gaussians` must be an engine that sums Gaussians; {given}")
+        own = self.gaussians.precision
+        if self.precision is None:
+            object.__setattr__(self, "precision", own)
+        elif own not in (None, self.precision):
+            given = f"got {self.precision!r} and {self.gaussians!r}. Leave it out."
+            raise ValueError(f"`jaxgauss.Mixture`: `precision` must be that of the engine; {given}")
 
     def refuses(self, problem: Problem) -> str | None:
         """Gaussians themselves, logarithms, kernels without a mixture, and what the engine of the Gaussians refuses."""

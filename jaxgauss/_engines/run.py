@@ -185,7 +185,8 @@ def _by_plan(
     """The operation by its plan. `near`: whether points are known to be near; None if the program must find out."""
     with scope("sum", operation.title, *sizes_of_each(*operands)):
         if near is False:
-            return operation.by(CLUSTERS, exact_plan_of(settings, platform, operands), near, *operands)
+            plan = exact_plan_of(settings, platform, operands)
+            return operation.by(plan.engine if plan.engine.anywhere else CLUSTERS, plan, near, *operands)
         plan = plan_there(settings, platform, operands)
         return operation.by(plan.engine, plan, near, *operands)
 

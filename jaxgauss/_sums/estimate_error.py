@@ -118,7 +118,7 @@ def estimate_error(
             f" {keys.shape}, values {values.shape}. An empty sum is exact."
         )
 
-    settings = Settings(as_engine("estimate_error", engine, precision), dtype)
+    settings = Settings(as_engine("estimate_error", engine, precision), dtype, "estimate_error")
     operands = queries, keys, values, as_operand(tau, dtype)
     if sums is None:
         settings, plan = checked(settings, queries, keys, values, tau)

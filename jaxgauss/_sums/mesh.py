@@ -64,9 +64,8 @@ def gauss_sum_sharded(
         mesh: the devices, as from `jax.make_mesh`.
         query_axis: the axis of the mesh, or several, that divide M. None: the queries are replicated.
         key_axis: the axis of the mesh, or several, that divide N. None: keys and values are replicated.
-        kernel, method, precision, backend: as for `kernel_sum`, on every device. With "fourier" the all-reduce adds
+        kernel, engine, precision: as for `kernel_sum`, on every device. With "fourier" the all-reduce adds
             coefficients, whose number does not depend on M.
-        tolerance: for "fourier", as for `gauss_sum`.
 
     Returns:
         s, (…, M, C), or (…, M) for values (N,), sharded along `query_axis`. Partial sums are added in float32 or

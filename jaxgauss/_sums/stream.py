@@ -64,8 +64,7 @@ def gauss_sum_streamed(
             chunks from the first. Chunks already summed are read and compared, not summed again; new chunks may follow.
             The result has the same bits as an uninterrupted run.
         progress: show a bar (needs tqdm).
-        kernel, method, precision, backend: as for `kernel_sum`. "fourier" takes one τ.
-        tolerance: for "fourier", as for `gauss_sum`.
+        kernel, engine, precision: as for `kernel_sum`. "fourier" takes one τ.
 
     Returns:
         s, (…, M, C), or (…, M) for values (n,), in the promoted dtype of queries, keys and values.

@@ -53,6 +53,7 @@ class Attention(Engine):
     kernel: str | None = None
 
     in_xla = False
+    anywhere = False
 
     def __post_init__(self) -> None:
         """Raise ValueError unless method and kernel exist."""

@@ -6,7 +6,7 @@ import jax
 
 from ..._arrays.devices import vary_like
 from ..._kernels.kernels import GAUSS, Kernel
-from ..engine import Engine, Problem, as_sums
+from ..engine import Engine, Problem
 from ..far import sums_anywhere
 from ..gradients import gradients_of
 from ..means import means_anywhere
@@ -14,14 +14,23 @@ from ..plan import Plan, in_precision
 from ..request import NOTHING, Channels, PairSums, Request
 
 
-class Anywhere(Engine):
-    """What engines have in common that take points wherever they lie; clusters do what they leave out.
+@dataclass(frozen=True, repr=False)
+class Clusters(Engine):
+    """Tiles of sorted points, each with its own center: accurate wherever the points lie, in XLA alone.
 
-    An engine that has `sums` of its own sums Gaussians by them, also where it is differentiated; the gradients, other
-    kernels and logarithms are those of clusters.
+    Points are sorted into clusters. A pair of clusters is summed by products about a center of its own, or from
+    differences of coordinates where these have not the digits; pairs between which the kernel is zero are left out.
+    Other engines hand their far points to this one.
+
+    Args:
+        precision: float32 or float64; None: the dtype of the points.
     """
 
-    anywhere = True
+    alone = True
+
+    def automatic(self, problem: Problem) -> bool:
+        """For logarithms of other kernels, which have no products."""
+        return problem.logs and problem.kernel != GAUSS
 
     def sums(self, plan: Plan, near: bool | None, *operands: jax.Array, **_: object) -> tuple[jax.Array, ...]:
         """Σ_n Φ v_n; nothing is kept for the pullback."""
@@ -39,14 +48,7 @@ class Anywhere(Engine):
 
     def pair_sums(self, plan: Plan, request: Request, *operands: jax.Array) -> PairSums:
         """`PairSums` of any kernels; those without columns, too, vary over a mesh."""
-        if request.sums.kernels == (GAUSS,) and type(self).sums is not Anywhere.sums:
-            queries, keys, values, *others = operands
-            found = as_sums(self, self.sums(plan, None, *operands[:4]), *operands)
-            request = request._replace(sums=NOTHING, repeats=False)
-            pulls = sums_anywhere([request], plan, queries, keys, values[..., :0], *others)[0]
-            found = pulls._replace(sums=found[0])
-        else:
-            found = sums_anywhere([request], plan, *operands)[0]
+        found = sums_anywhere([request], plan, *operands)[0]
         return jax.tree.map(lambda x: vary_like(x, operands), found)
 
     def pair_pullback(
@@ -71,23 +73,4 @@ def _gauss_pullback(plan: Plan, *operands: jax.Array) -> tuple[jax.Array, ...]:
     return CLUSTERS.pair_pullback(plan, channels, *operands[:5], with_tau=False)[:3]
 
 
-@dataclass(frozen=True, repr=False)
-class Clusters(Anywhere):
-    """Tiles of sorted points, each with its own center: accurate wherever the points lie, in XLA alone.
-
-    Points are sorted into clusters. A pair of clusters is summed by products about a center of its own, or from
-    differences of coordinates where these have not the digits; pairs between which the kernel is zero are left out.
-    Other engines hand their far points to this one.
-
-    Args:
-        precision: float32 or float64; None: the dtype of the points.
-    """
-
-    alone = True
-
-    def automatic(self, problem: Problem) -> bool:
-        """For logarithms of other kernels, which have no products."""
-        return problem.logs and problem.kernel != GAUSS
-
-
-CLUSTERS = Clusters()
+CLUSTERS = Engine.rest = Clusters()

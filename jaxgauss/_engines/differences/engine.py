@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass
 
-from ..clusters.engine import Anywhere
+from ..engine import Engine
 
 
 @dataclass(frozen=True, repr=False)
-class Differences(Anywhere):
+class Differences(Engine):
     """Sums from differences of coordinates, without a center: accurate for any points and any kernel, in XLA alone.
 
     It takes D subtractions and multiplications for each pair of points, where products take the same operations several

@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 
 from ..._kernels.kernels import GAUSS
-from ..clusters.engine import Anywhere
 from ..costs import time_of_waves_on_cuda
 from ..engine import Engine, Problem
 from .frequencies import DIMENSIONS, MOST
 
 
 @dataclass(frozen=True, repr=False)
-class Fourier(Anywhere):
+class Fourier(Engine):
     """A Fourier series of the Gaussian in up to three dimensions: O(M + N) operations, by nonuniform FFTs or products.
 
     On a CPU "auto" takes it where it is estimated to be faster. Queries whose digits it does not promise are summed

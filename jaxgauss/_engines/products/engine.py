@@ -45,6 +45,7 @@ class Blocked(Engine):
 
     dense: ClassVar[bool] = False
     alone = True
+    anywhere = False
 
     def refuses(self, problem: Problem) -> str | None:
         """Logarithms of other kernels, which are summed from differences."""
