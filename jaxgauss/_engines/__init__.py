@@ -1,1 +1,1 @@
-"""Engines, each the code of one method, and the plans that choose among them."""
+"""Engines, one folder each, the choice among them, and the programs in which they run."""
