@@ -41,6 +41,14 @@ def test_float64_by_blocks_needs_the_64_bit_mode():
         assert gauss_sum(*operands, engine="rescale", precision="float64").dtype == jnp.float32
 
 
+def test_a_remembered_plan_is_that_of_its_mode():
+    x = np.ones((4, 2), np.float32)
+    for function in (gauss_sum, lambda *x, **how: jaxgauss.mmd_squared(*x[:2], 1.0, **how)):
+        function(x, x, x, engine="dense", precision="float64")
+        with jax.enable_x64(False), pytest.raises(ValueError, match="float64 in XLA needs"):
+            function(x, x, x, engine="dense", precision="float64")
+
+
 def test_tau_is_checked_in_the_dtype_that_it_is_used_in():
     """And integers of any size are bandwidths."""
     points, values = np.linspace(0, 1e-5, 8, dtype=np.float32).reshape(4, 2), np.ones((4, 1), np.float32)
