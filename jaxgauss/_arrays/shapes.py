@@ -18,6 +18,11 @@ L = Float[Array, "*result m 1"]  # logarithms
 Numbers = Array | np.ndarray
 
 
+def working_dtype(dtype: Any) -> np.dtype:
+    """The dtype in which sums are computed: float64 for float64, else float32."""
+    return np.dtype("float64" if jnp.dtype(dtype) == np.float64 else "float32")
+
+
 def are_known(*sizes: Any) -> bool:
     """Whether sizes are numbers, not symbols of `jax.export`."""
     return all(isinstance(size, int | np.integer) for size in sizes)

@@ -37,6 +37,12 @@ def as_engine(function: str, engine: Any, precision: Any = None) -> Engine:
     return replace(engine, precision=precision)
 
 
+def with_engine(function: str, options: Any) -> dict[str, Any]:
+    """The options of a kernel method, with the engine that they name in place of its name and the precision."""
+    engine = as_engine(function, options.get("engine", "auto"), options.get("precision"))
+    return {"engine": engine} | {name: x for name, x in options.items() if name not in ("engine", "precision")}
+
+
 def as_kernel(function: str, kernel: Any) -> Kernel:
     """The kernel of a name; TypeError or ValueError, in the name of a public function, for anything else."""
     if isinstance(kernel, Kernel):

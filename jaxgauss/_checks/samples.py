@@ -13,7 +13,7 @@ from .._arrays.devices import visible
 from .._calls import check_choice, warn
 from .._kernels.kernels import GAUSS, Kernel
 from .arguments import floating_dtype
-from .names import as_engine, as_kernel
+from .names import as_kernel, with_engine
 from .operands import check_mesh, check_tau
 from .settings import MeshOptions, Settings, Weights, matmul_precision, working_dtype
 
@@ -49,7 +49,7 @@ def check_samples(
     """
     where = f"`jaxgauss.{function}`"
     check_options(function, options, allowed)
-    engine = as_engine(function, options.get("engine", "auto"), options.get("precision"))
+    asked = with_engine(function, options)
     given = {**samples, **{name: x for name, x in (weights or {}).items() if x is not None}}
     masks = [name for name, x in (weights or {}).items() if is_mask(x)]
     dtypes = {floating_dtype(where, name, x) for name, x in given.items() if name not in masks}
@@ -89,9 +89,8 @@ def check_samples(
                 f"{where}: `{name}` must be a number or one-dimensional; got {name} {shape}. Pass one number, or"
                 " several as (T,)."
             )
-    others: Any = {name: x for name, x in options.items() if name not in ("engine", "precision")}
-    asked = {"engine": engine, "kernel": kernel, "logs": logs, "matmul_precision": matmul_precision()}
-    return Settings(dtype=dtype.name, function=function, **asked, **others)
+    what = {"kernel": kernel, "logs": logs, "matmul_precision": matmul_precision()}
+    return Settings(dtype=dtype.name, function=function, **what, **asked)
 
 
 def _check_sums(where: str, normalize: Any, weights: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Branches of a program: one for each platform, with its plan; one for near points and one for any.
+"""Branches of a program: one for each platform; one for near points and one for any.
 
 Mapped axes of `vmap` become leading axes.
 """

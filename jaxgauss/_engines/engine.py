@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 import jax
 import numpy as np
 
-from .._arrays.shapes import are_known
+from .._arrays.shapes import are_known, working_dtype
 from .._calls import check_choice
 from .._kernels.kernels import GAUSS, Kernel
 from .request import NOTHING, Channels, PairSums, Request
@@ -44,7 +44,7 @@ class Problem(NamedTuple):
     @property
     def working(self) -> str:
         """The dtype in which sums are computed: float64 for float64, else float32."""
-        return "float64" if self.dtype == "float64" else "float32"
+        return working_dtype(self.dtype).name
 
     @property
     def known(self) -> bool:

@@ -1,6 +1,5 @@
 """All engines, and the plan of a sum: which of them sums it."""
 
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -31,22 +30,20 @@ def plan_of(settings: Settings, platform: str, pairs: Any, dim: Any, channels: A
         raise ValueError(f"`jaxgauss.{settings.function}`: {error}") from None
 
 
-def exact_plan(settings: Settings, platform: str, pairs: Any) -> Plan:
-    """The plan that evaluates κ itself in XLA, whatever the kernel. ValueError if its precision cannot run."""
-    engine, problem = settings.engine, settings.problem(platform, pairs, 0, 0)  # in XLA D and C do not matter
-    if not engine.in_xla or settings.automatic:
-        engine = (Dense if Dense().automatic(problem) else Blocked)(precision=engine.precision)
-    if (reason := engine.refuses(problem._replace(logs=False, kernel=GAUSS))) is not None:
-        raise ValueError(f"`jaxgauss.{settings.function}`: `engine` must be one of XLA that can sum this: {reason}.")
-    return Plan(platform, engine.fitted(problem), "XLA evaluates the kernel itself")
-
-
 def exact_plan_of(settings: Settings, platform: str, operands: tuple[jax.Array, ...]) -> Plan:
-    """`exact_plan`; for Gaussians in the working dtype, since the precision asked for may be an attention kernel's."""
-    if settings.kernel == GAUSS:
-        engine = AUTO if settings.automatic or not settings.engine.in_xla else settings.engine
-        settings = replace(settings, engine=engine)
-    return exact_plan(settings, platform, aligned_sizes(*operands[:4])[0]).with_findings(settings)
+    """The plan that evaluates κ itself in XLA, whatever the kernel. ValueError if its precision cannot run.
+
+    For Gaussians it is in the working dtype, since the precision asked for may be an attention kernel's.
+    """
+    engine, pairs = settings.engine, aligned_sizes(*operands[:4])[0]
+    problem = settings.problem(platform, pairs, 0, 0)._replace(logs=False)  # in XLA D and C do not matter
+    if not engine.in_xla or settings.automatic:
+        precision = None if settings.kernel == GAUSS else engine.precision
+        engine = (Dense if Dense().automatic(problem) else Blocked)(precision=precision)
+    if (reason := engine.refuses(problem._replace(kernel=GAUSS))) is not None:
+        raise ValueError(f"`jaxgauss.{settings.function}`: `engine` must be one of XLA that can sum this: {reason}.")
+    plan = Plan(platform, engine.fitted(problem), "XLA evaluates the kernel itself")
+    return plan.with_findings(settings)
 
 
 def plan_there(settings: Settings, platform: str, operands: tuple[jax.Array, ...]) -> Plan:

@@ -4,10 +4,9 @@ from dataclasses import dataclass
 from typing import Any, TypedDict
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax.sharding import AbstractMesh, Mesh
 
+from .._arrays.shapes import working_dtype as working_dtype
 from .._kernels.kernels import GAUSS, Kernel
 from .engine import AUTO, Auto, Engine, Problem
 
@@ -72,11 +71,6 @@ class Settings:
         """The problem that an engine is chosen for."""
         asked = self.logs, self.pulls, self.matmul_precision or "default"
         return Problem(platform, self.dtype, self.kernel, pairs, dim, channels, *asked)
-
-
-def working_dtype(dtype: Any) -> np.dtype:
-    """The dtype in which sums are computed: float64 for float64, else float32."""
-    return np.dtype("float64" if jnp.dtype(dtype) == np.float64 else "float32")
 
 
 def matmul_precision() -> str:

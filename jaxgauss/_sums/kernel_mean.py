@@ -13,7 +13,7 @@ from .._arrays.devices import replicated, vary_alike, visible
 from .._arrays.points import LOG_ZERO, align, for_sums
 from .._arrays.tracing import jitted
 from .._checks.arguments import public
-from .._checks.names import as_engine
+from .._checks.names import with_engine
 from .._checks.operands import as_operand, check_weights
 from .._checks.samples import check_kernel, check_options
 from .._checks.settings import (
@@ -108,9 +108,7 @@ def means_and_logs(
     check_options(function, options)
     of_weights = check_weights(function, "log_weights", log_weights, keys)
     kernel = check_kernel(function, kernel, positive=True)
-    where: Any = {name: x for name, x in options.items() if name not in ("engine", "precision")}
-    engine = as_engine(function, options.get("engine", "auto"), options.get("precision"))
-    asked = Settings(engine, function=function, kernel=kernel, logs=True, **where)
+    asked = Settings(function=function, kernel=kernel, logs=True, **with_engine(function, options))
     settings, _ = checked(asked, queries, keys, values, tau)
     checked(settings, queries, keys, of_weights, tau)
     if keys.shape[-2] == 0:
