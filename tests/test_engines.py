@@ -57,6 +57,8 @@ def test_values_and_gradients_are_those_of_differences(rng, engine, name):
         sizes = with_pullback(Differences(), *points, np.abs(v), np.abs(g))
         for x, y, size in zip(ours, exact, sizes, strict=True):
             assert np.linalg.norm(x - y) <= error * np.linalg.norm(size)
+        alone = jax.grad(lambda q, k, v, g: jnp.vdot(gauss_sum(q, k, v, 2.0, engine=engine), g))(*points, v, g)
+        assert np.linalg.norm(alone - exact[1]) <= error * np.linalg.norm(sizes[1])
         queries = np.stack([points[0], points[0]])
         batch = jax.vmap(functools.partial(gauss_sum, engine=engine), (0, None, None, None))(queries, points[1], v, 2.0)
         assert np.linalg.norm(batch[1] - exact[0]) <= error * np.linalg.norm(sizes[0])
