@@ -15,6 +15,12 @@ from ._engines.mixture import Mixture as Mixture
 from ._engines.plan import Plan as Plan
 from ._engines.products.engine import Blocked as Blocked
 from ._engines.products.engine import Dense as Dense
+from ._inspect.calibrate import Calibration as Calibration
+from ._inspect.calibrate import calibrate as calibrate
+from ._inspect.estimate_error import ErrorEstimate as ErrorEstimate
+from ._inspect.estimate_error import estimate_error as estimate_error
+from ._inspect.explain import explain as explain
+from ._inspect.explanation import Explanation as Explanation
 from ._kernels.kernels import Kernel as Kernel
 from ._kernels.kernels import rational_quadratic as rational_quadratic
 from ._methods.bandwidth import median_heuristic as median_heuristic
@@ -45,13 +51,7 @@ from ._methods.svgd import svgd as svgd
 from ._methods.svgd import svgd_direction as svgd_direction
 from ._methods.witness import mmd_flow_velocity as mmd_flow_velocity
 from ._methods.witness import mmd_witness as mmd_witness
-from ._sums.calibrate import Calibration as Calibration
-from ._sums.calibrate import calibrate as calibrate
 from ._sums.chunks import KeyChunks as KeyChunks
-from ._sums.estimate_error import ErrorEstimate as ErrorEstimate
-from ._sums.estimate_error import estimate_error as estimate_error
-from ._sums.explain import explain as explain
-from ._sums.explanation import Explanation as Explanation
 from ._sums.gauss_sum import gauss_sum as gauss_sum
 from ._sums.in_xla import gauss_sum_blocked as gauss_sum_blocked
 from ._sums.in_xla import gauss_sum_dense as gauss_sum_dense

@@ -10,9 +10,10 @@ import pytest
 
 import jaxgauss
 from jaxgauss._engines import bridge, costs
+from jaxgauss._engines.costs import forget_costs
 from jaxgauss._engines.fourier import nufft
-from jaxgauss._sums import calibrate as module
-from jaxgauss._sums.preparation import forget_all
+from jaxgauss._inspect import calibrate as module
+from jaxgauss._sums.preparation import forget_plans
 
 CHEAP, DEAR = costs.Cost(1.0, 1e-3, 1e-4), costs.Cost(1e6, 10.0, 1.0)
 WAVES = {f"waves in {dtype}": DEAR for dtype in ("float32", "float64")}
@@ -24,10 +25,12 @@ def here(monkeypatch, tmp_path):
     """A cache directory of this test's own, forgotten afterwards."""
     monkeypatch.setattr(costs, "calibrated_path", lambda: tmp_path / "new" / "costs.json")
     monkeypatch.delenv("JAXGAUSS_CPU_VENDOR", raising=False)
-    forget_all()
+    forget_costs()
+    forget_plans()
     yield tmp_path / "new" / "costs.json"
     monkeypatch.undo()
-    forget_all()
+    forget_costs()
+    forget_plans()
 
 
 def plan(num=300, dim=3):
@@ -73,7 +76,8 @@ def test_programs_compiled_before_are_dropped_and_rows_of_other_machines_stay(he
     np.testing.assert_allclose(jaxgauss.gauss_sum(*arguments), before, rtol=1e-5)
     assert seen
     here.unlink()
-    forget_all()
+    forget_costs()
+    forget_plans()
     assert plan().name == "dense"
 
 
@@ -91,7 +95,8 @@ def test_a_named_vendor_counts_more(here, monkeypatch):
     jaxgauss.calibrate()
     monkeypatch.setenv("JAXGAUSS_CPU_VENDOR", "GenuineIntel")
     costs.vendor.cache_clear()
-    forget_all()
+    forget_costs()
+    forget_plans()
     assert "(row GenuineIntel with jaxlib 0.1" in plan().reason
     monkeypatch.undo()
     costs.vendor.cache_clear()

@@ -63,7 +63,7 @@ def test_other_cards(callbacks, device, name, sizes):
 @pytest.mark.parametrize("num", [500, 20_000])
 def test_nothing_waits_where_the_cpu_is_a_platform_too(callbacks, monkeypatch, name, num):
     """Then a program has a branch for each, and what XLA decides for CUDA it knows when it compiles."""
-    for module in ("_arrays.devices", "_engines.run", "_engines.branches", "_engines.near", "_sums.rules"):
+    for module in ("_arrays.devices", "_engines.run", "_engines.branches", "_engines.near", "_engines.rules"):
         monkeypatch.setattr(f"jaxgauss.{module}.platforms", lambda: ["cpu", "cuda"])
     jax.clear_caches()
     assert examined(compile_for(name, num, 3)).waits == 0

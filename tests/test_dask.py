@@ -16,7 +16,7 @@ from test_anywhere import error, pairs
 
 import jaxgauss
 from jaxgauss import Kernel, fourier_sketch
-from jaxgauss._sums.sketch import in_frame
+from jaxgauss._engines.fourier.frame import in_frame
 from jaxgauss.dask import _sketch_of
 from oracle import gauss_sum64, relative_error
 

@@ -12,7 +12,7 @@ from jaxgauss import Fourier, FourierSketch, explain, fourier_sketch, gauss_sum,
 from jaxgauss._checks.settings import Settings
 from jaxgauss._engines.fourier import frequencies as nodes
 from jaxgauss._engines.fourier import series as fourier
-from jaxgauss._engines.inspection import examined
+from jaxgauss._engines.near import examined
 from oracle import relative_error, with_gradients
 
 pytestmark = pytest.mark.usefixtures("cuda")

@@ -10,12 +10,12 @@ from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
 from threadpoolctl import threadpool_limits
 
+from jaxgauss._engines.fourier.trigonometric import Modes, trigonometric_sums, trigonometric_values
 from jaxgauss._methods import gaussian_process
 from jaxgauss._methods.gaussian_process import Objective, box_of
 from jaxgauss._methods.process_by_matrix import ByMatrix, log_likelihood
 from jaxgauss._methods.process_by_transforms import ByTransforms
 from jaxgauss._methods.process_by_waves import ByWaves
-from jaxgauss._sums.trigonometric import Modes, trigonometric_sums, trigonometric_values
 from jaxgauss.sklearn import GaussianProcess
 
 CLOUDS = {  # points, and length scales

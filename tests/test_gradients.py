@@ -22,7 +22,7 @@ from jaxgauss import (
     mmd_squared,
 )
 from jaxgauss._checks.settings import Settings
-from jaxgauss._engines import branches
+from jaxgauss._engines import rules
 from jaxgauss._engines import run as dispatch
 from jaxgauss._engines.products import engine as products
 from oracle import assert_close, gauss_sum64, gradients64, problem, with_gradients
@@ -156,7 +156,7 @@ def test_number_of_sums(channels, wanted, expected):
 @pytest.mark.parametrize("num, dim, exponentials", [(30, 16, 1), (700, 16, 2)])
 def test_small_matrix_is_kept_for_the_gradients(rng, monkeypatch, num, dim, exponentials):
     """One matrix Φ for value and gradients, unless it is larger than sixteen times the operands; under vmap as well."""
-    for module in (branches, products):  # the program of near points alone
+    for module in (rules, products):  # the program of near points alone
         monkeypatch.setattr(module, "one_of_two", lambda is_near, near, anywhere, *x: near(*x))
     jax.clear_caches()
     operands = arrays(problem(rng, num, num, dim, 1))[:3]

@@ -10,8 +10,8 @@ import pytest
 
 from formulas import exact_gradients, kernel_matrix
 from jaxgauss import mmd_estimate, mmd_squared
+from jaxgauss._inspect.explanation import Explanation
 from jaxgauss._methods import mmd_estimate as module
-from jaxgauss._sums.explanation import Explanation
 from oracle import assert_close, relative_error
 
 REPETITIONS = 1000

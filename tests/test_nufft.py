@@ -12,7 +12,7 @@ from jaxgauss._engines.fourier import cost as few_dimensions
 from jaxgauss._engines.fourier import frequencies as nodes
 from jaxgauss._engines.fourier import series as fourier
 from jaxgauss._engines.fourier import sums as waves
-from jaxgauss._sums import calibrate
+from jaxgauss._inspect import calibrate
 
 pytest.importorskip("finufft")
 
@@ -207,12 +207,12 @@ def test_a_tolerance_makes_transforms_cheap(rng, monkeypatch, seen, tolerance=1e
 
 
 def test_calibrate_measures_both(monkeypatch):
-    found = calibrate.engines_of_cpu("float64", 64, 2, 1)
+    found = calibrate.trials("float64", 64, 2, 1)
     q = jnp.asarray(np.random.default_rng(0).normal(size=(64, 2)))
-    sums = {name: found[name][0](q, q, jnp.ones((64, 1))) for name in ("waves in float64", "nufft in float64")}
+    sums = {name: found[name].function(q, q, jnp.ones((64, 1))) for name in ("waves in float64", "nufft in float64")}
     assert 0 < relative(*sums.values()) < 1e-13
     monkeypatch.setattr(nufft, "is_installed", lambda: False)
-    assert "nufft in float64" not in calibrate.engines_of_cpu("float64", 64, 2, 1)
+    assert "nufft in float64" not in calibrate.trials("float64", 64, 2, 1)
 
 
 def test_most_blocks_are_more_where_it_is_installed(monkeypatch):

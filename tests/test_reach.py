@@ -12,12 +12,12 @@ from test_anywhere import cloud
 from formulas import flow, matrix, mmd, tensors
 from jaxgauss import explain, gauss_sum, hsic, log_gauss_sum, mmd_flow_velocity, mmd_squared
 from jaxgauss._checks.settings import Settings
-from jaxgauss._engines.inspection import examined
+from jaxgauss._engines import positive_kernels as means_of_any
+from jaxgauss._engines.near import examined
 from jaxgauss._engines.plan import NEAR, STRICTER
 from jaxgauss._engines.products.pair_sums import within
 from jaxgauss._kernels.kernels import GAUSS, KERNELS
 from jaxgauss._sums import gauss_sum as module
-from jaxgauss._sums import positive_kernels as means_of_any
 from oracle import gauss_sum64
 
 ONE, EQUAL = torch.ones(()), torch.full((300,), 1 / 300, dtype=torch.float64)

@@ -10,9 +10,9 @@ from test_mmd_test import KEY, aggregated, labels_of, naive
 
 from formulas import kernel_matrix
 from jaxgauss import mmd_test
+from jaxgauss._engines.fourier import forms as wave_forms
 from jaxgauss._engines.fourier import nufft
 from jaxgauss._methods import mmd_test as module
-from jaxgauss._sums import wave_forms
 
 TAUS = {1: 9.0, 2: 4.0, 3: 0.1}
 AS_EQUAL = 16 * 4 * float(np.finfo("float32").eps)  # statistics are equal if they differ by this times mean(K) / N

@@ -18,7 +18,7 @@ from jaxgauss._engines.fourier import cost as few_dimensions
 from jaxgauss._engines.fourier import frequencies as nodes
 from jaxgauss._engines.fourier import series as fourier
 from jaxgauss._engines.fourier import sums as waves
-from jaxgauss._engines.inspection import examined
+from jaxgauss._engines.near import examined
 from jaxgauss._engines.plan import Plan
 from jaxgauss._engines.request import Channels, Request
 from jaxgauss._kernels.kernels import GAUSS
@@ -81,7 +81,7 @@ def test_gradients_have_an_estimate_of_their_own(rng, monkeypatch):
 def test_the_share_of_tiles_is_estimated(rng, dim):
     for num, length in itertools.product((4096, 16384), (20, 200, 2000)):
         x = jnp.asarray(rng.uniform(0, length, (num, dim)), "float32")
-        found = sorted_tiles.share_of_tiles(GAUSS, CHOSEN, x, x, jnp.ones((), "float32"))
+        found = float(sorted_tiles.mean_share(GAUSS, x, x, jnp.ones((), "float32")))
         of = few_dimensions.Sizes(num, num, dim, 1)
         assert 0.4 < few_dimensions.share_within(np, of, np.full(dim, float(length))) / found < 2.5
 

@@ -192,7 +192,7 @@ def densities(sizes: SimpleNamespace) -> Iterator[Cell]:
 def costs(sizes: SimpleNamespace) -> Iterator[Task]:
     """Times of every engine by itself, of which `benchmarks.tools.fit_costs --rows` makes the numbers of `auto`."""
     calibrate = inside.calibrate
-    engines = {size: calibrate.engines_of_cuda("float32", *size) for size in sizes.costs}
+    engines = {size: calibrate.trials("float32", *size) for size in sizes.costs}
 
     def find(size: tuple, name: str, runs: int) -> list[dict]:
         return [{"row": calibrate.measured_rows({name: engines[size][name]}, *size, runs)[name]}]

@@ -78,25 +78,6 @@ def one_of_two(is_near: jax.Array | bool, near: Callable, anywhere: Callable, *o
     return lax.cond(is_near, near, anywhere, *operands)
 
 
-def near_or_anywhere(is_near: jax.Array | bool, near: Callable, anywhere: Callable, *operands: Any) -> Any:
-    """`one_of_two`, with the derivatives of `anywhere` for both."""
-    if is_near is False:
-        return anywhere(*operands)
-    return _with_derivatives(near, anywhere, None if is_near is True else is_near, *operands)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _with_derivatives(near: Callable, anywhere: Callable, is_near: jax.Array | None, *operands: Any) -> Any:
-    return near(*operands) if is_near is None else one_of_two(is_near, near, anywhere, *operands)
-
-
-def _backward(near: Callable, anywhere: Callable, operands: tuple[Any, ...], cotangents: Any) -> tuple[Any, ...]:
-    return None, *jax.vjp(anywhere, *operands)[1](cotangents)
-
-
-_with_derivatives.defvjp(lambda near, anywhere, *args: (_with_derivatives(near, anywhere, *args), args[1:]), _backward)
-
-
 def but_not(is_near: jax.Array | bool, waves: jax.Array | bool) -> jax.Array | bool:
     """Whether points are near and not summed by waves."""
     if isinstance(waves, bool):

@@ -89,6 +89,11 @@ def columns(engine: str, dim: int, channels: int) -> int:
     return 2 * max((dim + 1) * (3 if engine.endswith("x2") else 1), channels)
 
 
+def work_of_pairs(pairs: int, columns: int) -> tuple[float, float]:
+    """What a sum over pairs takes time for: pairs, and pairs · columns."""
+    return float(pairs), float(pairs * columns)
+
+
 def kernel_columns(kernel: "AttentionKernel", dim: int, channels: int) -> int:
     """Columns of both products by a kernel on CUDA, for all blocks of channels that it takes one by one."""
     at_once = kernel.channels(channels)

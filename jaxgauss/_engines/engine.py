@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
@@ -50,6 +51,22 @@ class Problem(NamedTuple):
     def known(self) -> bool:
         """Whether all sizes are numbers."""
         return are_known(self.pairs, self.dim, self.channels)
+
+
+class Trial(NamedTuple):
+    """A sum that `calibrate` times.
+
+    Attributes:
+        row: of the table of costs.
+        engine: that sums, in the precision that is expected of the result.
+        work: what the time is in proportion to: pairs, and pairs · columns of the products, or what stands for them.
+        function: of queries, keys and values, for τ = 1; None: `gauss_sum` by the engine.
+    """
+
+    row: str
+    engine: "Engine"
+    work: tuple[float, float]
+    function: Callable[..., jax.Array] | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -112,6 +129,10 @@ class Engine:
         """Estimated milliseconds of a sum by a fitted engine; infinite if they depend on the points."""
         return math.inf
 
+    def trials(self, problem: Problem) -> Iterable[Trial]:
+        """What `calibrate` measures, so that `cost` knows this machine; on CUDA for many points waves alone."""
+        return ()
+
     def handicap(self, problem: Problem) -> float:
         """The factor by which the cost must be less than that of another engine."""
         return 1.0
@@ -127,6 +148,18 @@ class Engine:
     def reach(self, platform: str, near: bool | None) -> float:
         """The largest R² at which the engine is accurate; points beyond it are handed on. `near`: if that is known."""
         return -math.inf
+
+    def seen(self, plan: Any, kernel: Kernel, *operands: jax.Array) -> Any:
+        """The plan of this engine for points that are seen, for `explain`: far ones are handed on to clusters.
+
+        Operands are queries, keys, values and τ, of equal rank in the working dtype.
+        """
+        if self.anywhere or plan.platform != "cpu":
+            return plan
+        reach, far = plan.distance(*operands)
+        if not kernel.kinked and reach <= plan.reach:
+            return plan
+        return self.rest.seen_far(plan, kernel, "distances need all digits" if kernel.kinked else far, *operands)
 
     def sums(self, plan: Any, near: bool | None, *operands: jax.Array, moments: int = 0, with_log: bool = False) -> Any:
         """Σ_n Φ v_n (…, M, C) of queries (…, M, D), keys (…, N, D), values (…, N, C) and τ (…), which broadcast.

@@ -4,15 +4,17 @@ from typing import Any
 
 import jax
 
+from .._arrays.devices import platforms
 from .._arrays.points import aligned_sizes
 from .._kernels.kernels import GAUSS
+from .._kernels.mixtures import Mixture as Gaussians
 from .attention.engine import METHODS, Attention
 from .choose import cheapest
 from .clusters.engine import CLUSTERS
 from .differences.engine import Differences
 from .engine import AUTO
 from .fourier.engine import Fourier
-from .mixture import Mixture
+from .mixture import Mixture, gaussians_of, of_gaussians
 from .plan import Plan
 from .products.engine import Blocked, Dense
 from .settings import Settings
@@ -53,3 +55,13 @@ def plan_there(settings: Settings, platform: str, operands: tuple[jax.Array, ...
     except ValueError:  # the arguments were checked for another platform: PyTorch refuses if the sum runs on this one
         engine = Attention(precision=settings.engine.precision) if settings.automatic else settings.engine
         return Plan(platform, engine, "asked for by name", waves=False)
+
+
+def mixture_of(settings: Settings, *operands: Any) -> tuple[Gaussians, Settings] | None:
+    """The mixture that stands for the kernel on a platform of JAX, for operands of such shapes; and its sums' settings.
+
+    None if no mixture stands for the kernel.
+    """
+    plans = [plan_there(settings, platform, operands) for platform in platforms()]
+    plan = next((x for x in plans if x.name == "mixture"), None)
+    return None if plan is None else (gaussians_of(settings.kernel, plan.precision), of_gaussians(settings))

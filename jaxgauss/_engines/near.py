@@ -8,23 +8,39 @@ behind a gate where half precision is not enough; XLA takes differences of coord
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import replace
 from typing import Any
 
 import jax
 import jax.core
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.custom_batching import custom_vmap
 
-from .._arrays.devices import platforms, vary_like
-from .._kernels.kernels import GAUSS
+from .._arrays.devices import expected_platform, platforms, vary_like
+from .._arrays.points import Scaled, center_indices, may_overflow
+from .._arrays.shapes import are_known
+from .._kernels.kernels import GAUSS, Kernel, evaluated
 from .branches import but_not, by_platform
+from .clusters.sorted_tiles import FEW, mean_share
 from .engines import plan_there
-from .fourier.cost import are_for_waves
+from .fourier.boxes import boxes
+from .fourier.cost import Sizes, are_for_waves, most_blocks, waves_pay
+from .fourier.frequencies import blocks_of, tolerance_of, with_blocks
 from .plan import NEAR, STRICTER, Plan
-from .products.pair_sums import within
-from .settings import Settings
+from .products.pair_sums import APART, separation_of, within
+from .settings import Settings, working_dtype
+
+# A program that examines the same points finds the same. If it examines others, such as part of a batch, the answer
+# here is used only if R² differs from its limit, and the separation of pairs from its own, by such a factor: about
+# another center among the points, R² is up to four times as large.
+SURE, SURE_APART = 4, 2
+SOME = 2**15  # points whose tiles are looked at
+_noted: ContextVar[dict[str, Any] | None] = ContextVar("_noted", default=None)
 
 
 def are_near(
@@ -90,3 +106,193 @@ def unbatched(look: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
 def tiles_are_near(queries: jax.Array, keys: jax.Array, tau: jax.Array) -> Any:
     """Whether points are near enough for derivatives of tiles from products, in their own dtype."""
     return within(NEAR[queries.dtype.name] / STRICTER, queries, keys, tau, GAUSS.slope)
+
+
+def examined(
+    settings: Settings,
+    tau: Any,
+    queries: Any,
+    keys: Any = None,
+    values: Any = None,
+    *,
+    pulls: bool = False,
+    second_order: bool | None = None,
+    logs: bool = False,
+) -> Settings:
+    """The settings, with `near` and `waves` found from arrays of points on a CPU, outside of `jit` and `vmap`.
+
+    Several arrays are one set of points or, if τ is a tuple, coordinates of the same points. Without keys, the queries
+    are the keys. `pulls`: whether the call forms pulls, as it does when differentiated. `second_order`: whether it
+    forms moments of second order; None: if τ is differentiated. `logs`: whether it forms logarithms, in float64. Few
+    points are not examined: that would take as long as their sum, and both ways compile quickly. On CUDA points are
+    examined for "fourier" alone, see `with_blocks`.
+    """
+    small = settings.engine.name != "fourier" and not isinstance(queries, tuple) and _are_few(queries, keys)
+    is_gauss, kinked = settings.kernel == GAUSS, settings.kernel.kinked
+    if settings.engine.anywhere or (kinked and not logs) or small:
+        return settings
+    given = tau, queries, keys, values
+    primals: Any = jax.tree.map(_differentiated, given)
+    arrays = jax.tree.leaves(primals)
+    if not all(map(_is_here, arrays)):
+        return settings
+    if (platform := expected_platform(*arrays)) != "cpu":
+        return (
+            with_blocks(settings, *primals[:3])
+            if platform == "cuda" and settings.engine.name == "fourier"
+            else settings
+        )
+    pulls = not kinked and (pulls or is_differentiated(*given))
+    if second_order is None:
+        second_order = settings.forward_mode or is_differentiated(tau)
+    tau, queries, keys, values = primals
+    if each := isinstance(tau, tuple):
+        if any(np.size(t) > 1 for t in tau):
+            return settings
+        tau = np.concatenate([np.full(x.shape[-1], t, "float32") for t, x in zip(tau, queries, strict=True)])
+        queries = np.concatenate([np.asarray(x, "float32") for x in queries], -1)
+    queries, values = _as_one(queries), None if values is None else _as_one(values)
+    keys = queries if keys is None else _as_one(keys)
+    if _are_few(queries, keys):
+        return settings
+    is_same = (is_gauss or logs) and settings.mesh is None and queries.ndim == keys.ndim == 2
+    strict = (second_order and not logs) if is_gauss else (logs and not kinked)
+    strictly = STRICTER if is_same and strict else 1
+    limit, seen = NEAR[working_dtype(settings.dtype).name] / strictly, math.inf
+    sure_near = 1 if is_same else SURE
+    sure_far, sure_apart = (1, 1) if is_same and not each else (SURE, SURE_APART)
+    with np.errstate(all="ignore"):
+        a, b = _about_a_center(np.sqrt(tau)[..., None, :] if each else np.sqrt(tau)[..., None, None], queries, keys)
+        _note("points", (settings, a.points, b.points))
+        squared = max(np.fmax.reduce(x.norms, None) for x in (a, b))
+        if pulls and squared <= limit * sure_far:
+            if values is not None:
+                values = np.abs(values[:, None] if values.ndim == 1 else values).max(-1, keepdims=True, initial=0)
+            slope = functools.partial(_slope_of, settings.kernel)
+            seen = separation_of(np, slope, a, b, values, each) / APART
+        waves = _summed_by_waves(settings, logs, pulls, primals, values, a, b)
+        large = values is not None and may_overflow(np, values, queries.shape[-2], keys.shape[-2])
+        large = large or np.isnan(b.norms).any()
+    if squared > limit * sure_far or seen < 1 / sure_apart or large:
+        return _with(settings, False, waves)
+    return _with(settings, True if squared <= limit / sure_near and seen >= sure_apart else None, waves)
+
+
+def _are_few(queries: Any, keys: Any) -> bool:
+    """Whether all points have so few pairs that a program with both ways compiles quickly."""
+    shapes = [x.shape for x in (queries, queries if keys is None else keys)]
+    return are_known(*sum(shapes, ())) and sum(math.prod(x[:-1]) for x in shapes) ** 2 * shapes[0][-1] <= 4 * FEW[True]
+
+
+def _summed_by_waves(
+    settings: Settings, logs: bool, pulls: bool, primals: Any, values: Any, a: Scaled, b: Scaled
+) -> bool | None:
+    """Whether waves sum Gaussians of these points, even of the smallest of several arrays; None if unknown."""
+    if settings.kernel != GAUSS or not settings.automatic:
+        return False
+    own = working_dtype(settings.dtype).name
+    if isinstance(primals[0], tuple):  # two variables have sums of their own, and one of both
+        parts, channels = np.split(a.points, [primals[1][0].shape[-1]], -1), 1 if values is None else 2
+        found = {_pay(own, pulls, channels, x, x) for x in (a.points, *parts)}
+        return found.pop() if len(found) == 1 else None
+    if np.size(primals[0]) > 1:
+        return None
+    channels = values.shape[-1] if np.ndim(values) > 1 else 1
+    nums = (min(map(len, x)) if isinstance(x, tuple) else None for x in primals[1:3])
+    return _pay("float64" if logs else own, pulls, channels, a.points, b.points, *nums)
+
+
+def _pay(
+    precision: str, pulls: bool, channels: int, a: Any, b: Any, num_queries: Any = None, num_keys: Any = None
+) -> bool:
+    """Whether waves sum scaled points, or the smallest of several arrays of them."""
+    sizes = Sizes(num_queries or a.shape[-2], num_keys or b.shape[-2], a.shape[-1], channels, pulls=pulls)
+    most = most_blocks(precision, sizes)
+    if not most:
+        return False
+    ends = boxes(np, *(x.reshape(-1, sizes.dim) for x in (a, b)))
+    does, around = waves_pay(np, most, precision, NEAR[precision], sizes, ends, np.ones_like(ends[0, 0]))
+    _note("extent", around.extent)
+    return bool(does)
+
+
+@functools.lru_cache(4096)
+def _with(settings: Settings, near: bool | None, waves: bool | None) -> Settings:
+    return replace(settings, near=near, waves=waves)
+
+
+def _slope_of(kernel: Kernel, u: np.ndarray) -> np.ndarray:
+    if kernel == GAUSS:
+        return np.exp(u / -2)
+    flat = np.ravel(u)
+    size = 1 << (flat.size - 1).bit_length()  # few sizes are compiled
+    return evaluated(kernel.slope, np.resize(flat, size))[: flat.size].reshape(u.shape)
+
+
+def is_differentiated(*arrays: Any) -> bool:
+    """Whether one of the arrays, or of tuples of them, is differentiated outside of `jit`."""
+    return any(is_differentiated(*x) if isinstance(x, tuple) else x is not _differentiated(x) for x in arrays)
+
+
+def _differentiated(x: Any) -> Any:
+    """The array that is differentiated outside of `jit`, or x itself."""
+    while isinstance(x, jax.core.Tracer) and hasattr(x, "primal"):
+        x = x.primal
+    return x
+
+
+def _is_here(x: Any) -> bool:
+    is_traced = isinstance(x, jax.core.Tracer) or not getattr(x, "is_fully_addressable", True)
+    return not is_traced and 0 not in np.shape(x)
+
+
+def _as_one(x: Any) -> Any:
+    """One array, or several concatenated, as a NumPy array of at least float32."""
+    arrays = [np.asarray(y) for y in (x if isinstance(x, tuple) else (x,))]
+    arrays = [y.astype("float32") if y.dtype.itemsize <= 2 else y for y in arrays]
+    return np.concatenate(arrays) if len(arrays) > 1 else arrays[0]
+
+
+def _about_a_center(scale: Any, queries: Any, keys: Any) -> list[Scaled]:
+    """Queries and keys about a center, in bandwidths, with their squared norms."""
+    some = keys.reshape(-1, keys.shape[-1])
+    some = some[list(center_indices(len(some)))]
+    center = np.add.reduce(some) / np.float32(len(some))
+    points = [((x - center) * scale).astype(keys.dtype) for x in ((queries, keys) if queries is not keys else (keys,))]
+    found = [Scaled(x, np.einsum("...d,...d->...", x, x)[..., None]) for x in points]
+    return found if len(found) > 1 else found * 2
+
+
+@contextmanager
+def noting() -> Iterator[dict[str, Any]]:
+    """What is found of points that are examined in the context, by name, for `explain`."""
+    token = _noted.set(found := {})
+    try:
+        yield found
+    finally:
+        _noted.reset(token)
+
+
+def _note(name: str, found: Any) -> None:
+    """Keep what the points have shown, in the context of `noting`."""
+    if (noted := _noted.get()) is not None:
+        noted[name] = found
+
+
+def shown(points: tuple[Settings, np.ndarray, np.ndarray] | None = None, extent: Any = None) -> tuple[Any, float]:
+    """What was noted of points, in bandwidths: the blocks of their waves, if known, and the share of tiles left.
+
+    `extent` is that of the box in which waves may sum them.
+    """
+    if points is None:
+        return None, 1.0
+    settings, *both = points
+    if settings.engine.name == "fourier":
+        every = np.concatenate([x.reshape(-1, x.shape[-1]) for x in both])
+        extent = np.maximum(np.ptp(every, 0), 1e-30)
+    blocks = None
+    if extent is not None:
+        error = settings.tolerance or tolerance_of(np, settings.precision, extent)
+        blocks = blocks_of(np, extent, error)
+    q, k = (jnp.asarray(x[..., :: -(-x.shape[-2] // SOME), :]) for x in both)
+    return blocks, float(mean_share(settings.kernel, q, k, jnp.ones((), q.dtype)))

@@ -10,6 +10,7 @@ from typing import Any
 import jax
 
 from .._arrays.devices import has_cuda
+from .._arrays.points import scaled_points, squared_radius, with_norms
 from .engine import HALF, Auto
 from .settings import Settings
 
@@ -72,6 +73,12 @@ class Plan:
     def reach(self) -> float:
         """The largest R² that the engine sums; points beyond it count as anywhere."""
         return -math.inf if self.near is False else self.engine.reach(self.platform, self.near)
+
+    def distance(self, queries: jax.Array, keys: jax.Array, _: jax.Array, tau: jax.Array) -> tuple[float, str]:
+        """R², and in words how far the points lie from their center."""
+        squared = float(squared_radius(*with_norms(*scaled_points(queries, keys, tau))))
+        size = f"points lie {math.sqrt(squared):.0f} bandwidths from their center"
+        return squared, f"{size}, farther than {self.precision} reaches"
 
 
 def takes_half(settings: Settings) -> bool:

@@ -1,4 +1,7 @@
-"""Functions as programs of their own: apart, in float64, or both; their derivatives and `vmap` of them, too."""
+"""Functions as programs of their own: apart, in float64, or both; their derivatives and `vmap` of them, too.
+
+Arguments and results are of the working dtype; the 64-bit mode is on wherever JAX traces a rule.
+"""
 
 import functools
 import itertools
@@ -12,7 +15,10 @@ from jax.custom_batching import custom_vmap
 from jaxtyping import Array
 
 from .._arrays.custom_rule import Wanted, with_rule
+from .._arrays.devices import has_cuda, platforms
+from .._arrays.shapes import are_known
 from .apart import apart
+from .settings import Settings
 
 
 @dataclass(frozen=True)
@@ -116,3 +122,32 @@ class _Mapped:
             return self.function(*options, *self.tree.unflatten(leaves))
 
         return jax.vmap(of_one, self.axes, axis_size=self.axis_size)(*leaves)
+
+
+def in_float64(settings: Settings, function: Callable, *operands: Any, far: bool = False) -> Any:
+    """function(settings, *operands) in float64; the results in the working dtype.
+
+    `far`: whether it is only for points that are far, and so computed `apart`. Equal functions are then one program.
+    """
+    is_known = are_known(*(x.size for x in jax.tree.leaves(operands)))
+    is_apart = far and is_known and platforms() == ["cpu"] and not settings.engine.alone
+    return as_program(How(is_apart, double=True), function, (settings,), *operands)
+
+
+def _differentiated(settings: Settings, function: Callable, far: bool, *operands: Array) -> Any:
+    """function(settings, *operands), which has all digits, and its derivatives `in_float64`; on CUDA as they are."""
+    return function(settings, *operands)
+
+
+def _pullback_in_float64(
+    settings: Settings, function: Callable, far: bool, wanted: Wanted, operands: Any, _: Any, cotangents: Any
+) -> Any:
+    return with_all_digits(settings, Some(Pullback(function), wanted), operands, cotangents, far=far)
+
+
+differentiated_in_float64 = with_rule(_differentiated, 3, _pullback_in_float64)
+
+
+def with_all_digits(settings: Settings, function: Callable, *operands: Any, far: bool = False) -> Any:
+    """`in_float64`; on CUDA in the working dtype, in which `relative_means` keeps the digits of differences."""
+    return function(settings, *operands) if has_cuda() else in_float64(settings, function, *operands, far=far)

@@ -16,14 +16,12 @@ import jax.numpy as jnp
 from .._arrays.devices import platforms
 from .._arrays.points import sizes_of_each
 from .._arrays.shapes import are_known
-from .._kernels.mixtures import Mixture
 from .attention.engine import Attention, kernel_of
 from .branches import lowered
 from .clusters.engine import CLUSTERS
 from .clusters.sorted_tiles import sorts
 from .engine import Engine, as_sums
 from .engines import exact_plan_of, plan_there
-from .mixture import gaussians_of
 from .plan import Plan, in_precision
 from .request import NOTHING, Channels, PairSums, Request
 from .scopes import scope
@@ -158,13 +156,6 @@ def sums_apart(settings: Settings, queries: jax.Array, keys: jax.Array, _: jax.A
     first, *others = platforms()
     plan = exact_plan_of(settings, first, (queries, keys, keys, tau))
     return plan.apart and not others and sorts(plan, queries.shape[-2], *keys.shape[-2:])
-
-
-def uses_mixture(settings: Settings, *operands: Any) -> Mixture | None:
-    """The mixture that stands for the kernel on a platform of JAX, for operands of such shapes; None without one."""
-    plans = [plan_there(settings, platform, operands) for platform in platforms()]
-    plan = next((x for x in plans if x.name == "mixture"), None)
-    return None if plan is None else gaussians_of(settings.kernel, plan.precision)
 
 
 def saves_log(settings: Settings, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array) -> bool:

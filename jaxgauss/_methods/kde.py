@@ -18,7 +18,6 @@ from .._checks.samples import check_kernel, check_samples, check_signs
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights, working_dtype
 from .._kernels.kernels import Kernel
 from .._sums.display import refuse_progress_in_a_trace
-from .._sums.explanation import explained
 from .._sums.kernel_mean import as_logs
 from .._sums.mesh import log_sum_over_mesh, relative_sum_over_mesh
 from .._sums.preparation import check_plan, examined
@@ -80,8 +79,7 @@ def kde_logpdf(
     if not progress:
         return _logpdf(settings, points, samples, operand, weights)
     refuse_progress_in_a_trace("kde_logpdf", points, samples, tau, weights)
-    expected = explained(kde_logpdf, points, samples, tau, kernel=kernel, weights=weights, **options)
-    return in_parts(expected, lambda x: _logpdf(settings, x, samples, operand, weights), points)
+    return in_parts(settings, lambda x: _logpdf(settings, x, samples, operand, weights), points, len(samples))
 
 
 @public()

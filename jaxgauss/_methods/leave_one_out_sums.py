@@ -12,8 +12,8 @@ from .._arrays.devices import has_cuda
 from .._arrays.exponential import exp
 from .._arrays.points import LOG_ZERO, difference_logits, dot
 from .._checks.settings import Settings, working_dtype
+from .._engines.programs import in_float64
 from .._kernels.kernels import GAUSS
-from .._sums.float64 import in_float64
 from .._sums.kernel_mean import as_logs, means_over_mesh
 from .._sums.log_gauss_sum import log_gauss_sum
 

@@ -18,11 +18,11 @@ from .._checks.arguments import as_array, floating_dtype, public, will_be_rounde
 from .._checks.operands import Traced
 from .._checks.samples import check_estimator, check_kernel, check_samples
 from .._checks.settings import MeshOptions, Options, Points, Settings, Taus, working_dtype
+from .._inspect.explanation import explained
 from .._kernels.kernels import Kernel
 from .._sums.chunks import give_back
 from .._sums.display import progress_bar, refuse_progress, refuse_progress_in_a_trace, short_repr
 from .._sums.distinct import are_sparse, mean_kernel, sums_of_others, usual_or_sparse
-from .._sums.explanation import explained
 from .._sums.moments import Reduction, as_gaussians, bandwidth_mean, prepare, with_reduction
 from .._sums.preparation import check_and_examine, check_plan, reverse_only
 from .._sums.stream import gauss_sum_streamed

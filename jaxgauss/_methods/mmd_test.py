@@ -17,11 +17,7 @@ from .._calls import check_choice
 from .._checks.arguments import public
 from .._checks.samples import check_estimator, check_kernel, check_number, check_rng_key, check_samples
 from .._checks.settings import MeshOptions, Points, Settings, Taus, working_dtype
-from .._kernels.kernels import GAUSS, Kernel
-from .._sums.display import refuse_progress_in_a_trace
-from .._sums.mesh import sum_over_mesh
-from .._sums.preparation import check_plan
-from .._sums.wave_forms import (
+from .._engines.fourier.forms import (
     WaveForms,
     blocks_needed,
     blocks_that_pay,
@@ -29,6 +25,10 @@ from .._sums.wave_forms import (
     num_coefficients,
     wave_forms,
 )
+from .._kernels.kernels import GAUSS, Kernel
+from .._sums.display import refuse_progress_in_a_trace
+from .._sums.mesh import sum_over_mesh
+from .._sums.preparation import check_plan
 from .labelings import Design, labels
 from .pair_forms import Forms, Groups, forms_of_pairs, group_pairs, groups_of, smallest_distance
 from .resampling import KernelTest, as_test, in_blocks, side_by_side, soft_maximum

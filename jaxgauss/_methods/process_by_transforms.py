@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import scipy.fft as transforms
 
-from .._sums.trigonometric import trigonometric_sums, trigonometric_values
+from .._engines.fourier.trigonometric import trigonometric_sums, trigonometric_values
 from .process_by_matrix import Corners
 from .process_by_waves import box_modes, log_weights
 

@@ -19,7 +19,7 @@ import numpy as np
 import scipy.linalg
 from jaxtyping import Complex, Float, Int
 
-from .._sums.trigonometric import Modes, trigonometric_sums, trigonometric_values
+from .._engines.fourier.trigonometric import Modes, trigonometric_sums, trigonometric_values
 from .process_by_matrix import Likelihood, count_nonzero, factored, inverted, lapack, log_determinant_of
 
 ERROR = 1e-4  # of the logarithm of the likelihood, by modes that are left out

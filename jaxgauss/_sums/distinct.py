@@ -19,8 +19,8 @@ from .._arrays.points import difference_logits, dot
 from .._arrays.shapes import are_known
 from .._checks.settings import Settings, working_dtype
 from .._engines.near import unbatched
+from .._engines.programs import in_float64
 from .._kernels.kernels import Kernel
-from .float64 import in_float64
 
 SHARE = 1 / 2  # if other pairs amount to less than this part of the pairs i = i, they are summed by themselves
 SAMPLED = 8  # points whose pairs are compared

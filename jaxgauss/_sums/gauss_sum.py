@@ -15,14 +15,13 @@ from .._checks.names import as_engine
 from .._checks.operands import as_operand
 from .._checks.settings import Keys, Queries, Segments, Settings, Sums, Tau, Values, working_dtype
 from .._engines.engine import Engine
-from .._engines.inspection import examined
+from .._engines.forward_mode import sum_in_both_modes
+from .._engines.near import examined
 from .._engines.plan import Plan, warn_once
+from .._engines.rules import gaussian_sum
 from .display import refuse_progress, refuse_progress_in_a_trace
-from .explanation import explained
-from .forward_mode import sum_in_both_modes
 from .preparation import checked, reverse_only
 from .progress import in_parts
-from .rules import gaussian_sum
 from .segments import by_segments
 
 
@@ -93,9 +92,8 @@ def gauss_sum(
     if not progress:
         return checked_gauss_sum(settings, plan, queries, keys, values, tau)
     refuse_progress_in_a_trace("gauss_sum", queries, keys, values, tau)
-    expected = explained(gauss_sum, queries, keys, values, tau, engine=asked.engine)
-    compute = functools.partial(checked_gauss_sum, settings, plan)
-    return in_parts(expected, lambda q: compute(q, keys, values, tau), queries, axis=-1 if values.ndim == 1 else -2)
+    compute, axis = functools.partial(checked_gauss_sum, settings, plan), -1 if values.ndim == 1 else -2
+    return in_parts(settings, lambda q: compute(q, keys, values, tau), queries, keys.shape[-2], axis)
 
 
 def checked_gauss_sum(settings: Settings, plan: Plan, queries, keys, values, tau) -> Array:

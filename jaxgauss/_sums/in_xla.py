@@ -4,8 +4,8 @@ from jaxtyping import Array
 
 from .._checks.arguments import public
 from .._checks.settings import Keys, Queries, Settings, Sums, Tau, Values
-from .._engines.inspection import examined
-from .._engines.products.engine import Blocked, Dense
+from .._engines.engines import Blocked, Dense
+from .._engines.near import examined
 from .gauss_sum import checked_gauss_sum
 from .preparation import checked
 

@@ -27,16 +27,11 @@ from .._checks.settings import (
     axis_names,
     working_dtype,
 )
-from .._engines.inspection import examined
-from .._kernels.kernels import GAUSS, Kernel
-from .float64 import by_rules
-from .log_gauss_sum import (
-    MEANS,
-    LogWeights,
-    near_by_logs,
-)
+from .._engines.log_rules import as_weights, softmax_means
+from .._engines.near import examined
+from .._kernels.kernels import Kernel
+from .log_gauss_sum import LogWeights
 from .mesh import added_over_devices, first_rows, over_mesh, without_mesh
-from .positive_kernels import as_weights, positive_means
 from .preparation import checked, none_are_zero, reverse_only
 
 
@@ -172,8 +167,5 @@ def _means(
     """Means and logarithms of operands of equal rank; sums of values do not overflow."""
     unit = for_sums(values, keys.shape[-2], axes=-2)
     operands = queries, keys, values * unit, tau, log_weights
-    if settings.kernel != GAUSS:
-        found, logs = positive_means(settings, *operands)
-    else:
-        found, logs = by_rules(MEANS, settings, *near_by_logs(settings, *operands), *operands)
+    found, logs = softmax_means(settings, *operands)
     return found / unit, logs

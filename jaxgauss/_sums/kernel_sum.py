@@ -16,16 +16,15 @@ from .._checks.names import as_engine, as_kernel
 from .._checks.operands import as_operand
 from .._checks.settings import Keys, Queries, Segments, Settings, Sums, Tau, Values, working_dtype
 from .._engines.engine import Engine
-from .._engines.inspection import examined
-from .._engines.mixture import of_gaussians
+from .._engines.engines import mixture_of
+from .._engines.forward_mode import radial_sum_in_both_modes
+from .._engines.near import examined
 from .._engines.request import Channels
-from .._engines.run import uses_mixture
+from .._engines.rules import radial_sum
 from .._kernels.kernels import GAUSS, Kernel
 from .._kernels.mixtures import Mixture
-from .forward_mode import radial_sum_in_both_modes
 from .gauss_sum import checked_gauss_sum, unrounded_gauss_sum
 from .preparation import checked, reverse_only
-from .rules import radial_sum
 from .segments import by_segments
 
 
@@ -114,9 +113,8 @@ def unrounded_kernel_sum(settings: Settings, queries: Array, keys: Array, values
     weights = values.ndim == 1
     queries, keys, values, tau = align(queries, keys, values[:, None] if weights else values, tau)
     operands = vary_alike(queries, without_hidden(keys, values), values, tau)
-    found = uses_mixture(settings, *operands)
-    if found is not None:
-        total = _sum_of_gaussians(settings, found, *operands)
+    if (found := mixture_of(settings, *operands)) is not None:
+        total = _sum_of_gaussians(*found, *operands)
     else:
         channels = Channels((settings.kernel,), (operands[2].shape[-1],))
         if settings.forward_mode:
@@ -127,13 +125,13 @@ def unrounded_kernel_sum(settings: Settings, queries: Array, keys: Array, values
 
 
 def _sum_of_gaussians(
-    settings: Settings, found: Mixture, queries: Array, keys: Array, values: Array, tau: Array
+    found: Mixture, settings: Settings, queries: Array, keys: Array, values: Array, tau: Array
 ) -> Array:
     """Σ_j w_j Σ_n exp(-τ s_j/2 ‖q_m - k_n‖²) v_n: one batch of Gauss sums over shared points."""
     taus, weights, factor, constant = as_bandwidths(found, tau, queries, keys)
     unit = for_sums(values, keys.shape[-2], axes=-2)
     values = unit * values
-    sums = unrounded_gauss_sum(of_gaussians(settings), queries[None], keys[None], values[None], taus)
+    sums = unrounded_gauss_sum(settings, queries[None], keys[None], values[None], taus)
     total = weighted_sum(weights, sums) - constant * values.sum(-2, keepdims=True)
     return factor[..., None, None] * total / unit
 

@@ -8,15 +8,14 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.lax import Precision
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from jaxtyping import Array, Bool
+from jaxtyping import Array
 
 from .._arrays.devices import has_cuda, vary_alike
-from .._arrays.points import LOG_ZERO, align, by_point, for_sums, small_unit
+from .._arrays.points import LOG_ZERO, align, for_sums, small_unit
 from .._arrays.shapes import padded_to_multiple
 from .._calls import also_called
 from .._checks.arguments import public
@@ -24,16 +23,14 @@ from .._checks.names import as_engine, as_kernel
 from .._checks.operands import as_operand, check_mesh
 from .._checks.settings import Keys, MeshAxis, Queries, Settings, Sums, Tau, Values, axis_names, working_dtype
 from .._engines.engine import AUTO, Engine
-from .._engines.fourier.boxes import box
-from .._engines.fourier.frequencies import MOST, nodes, spectrum, tolerance_of
-from .._engines.fourier.series import coefficients, values_at
-from .._engines.inspection import examined
-from .._engines.tiles import one_by_one
+from .._engines.fourier.devices import sums_over_devices
+from .._engines.log_rules import relative_sum
+from .._engines.near import examined
+from .._engines.rules import gaussian_sum
 from .._kernels.kernels import Kernel
 from .kernel_sum import unrounded_kernel_sum
-from .log_gauss_sum import relative_sum, unrounded_log_sum
+from .log_gauss_sum import unrounded_log_sum
 from .preparation import checked
-from .rules import gaussian_sum
 
 
 @public()
@@ -157,7 +154,8 @@ def _over_mesh(settings: Settings, summed: Callable, queries: Array, keys: Array
 
         if not by_waves:
             return by_parts(settings)
-        total, fits = _by_coefficients(settings, *operands)
+        every = axis_names(settings.query_axis) + axes
+        total, fits = sums_over_devices(settings.precision, settings.tolerance, axes, every, *operands)
         total = (total / unit.astype(total.dtype)).astype(values.dtype)
         if has_cuda():  # nothing may wait for the device
             return total
@@ -175,33 +173,6 @@ def _added_in_units(settings: Settings, total: Array, unit: Array, num_keys: int
     each = jnp.stack([jnp.where(unit == 1, total, 0), jnp.where(unit == 1, 0, total)])
     (most, large), small = added_over_devices(settings, each), small_unit(num_keys)
     return jnp.where(large == 0, most, (small * most + large) / small)
-
-
-def _by_coefficients(
-    settings: Settings, queries: Array, keys: Array, values: Array, tau: Array
-) -> tuple[Array, Bool[Array, ""]]:
-    """Sums by waves at this device's queries, from coefficients added up over devices; and whether the waves fit.
-
-    Operands are not cast to vary alike, so that JAX knows what is the same on every device.
-    """
-    axes = axis_names(settings.query_axis) + axis_names(settings.key_axis)
-    dtype = np.dtype(settings.precision)
-
-    def of_matrix(queries: Array, keys: Array, values: Array, scale: Array) -> tuple[Array, Array]:
-        around = box(*map(lax.stop_gradient, (queries, keys)), axes=axes)
-        center, extent = around.center, around.extent
-        scales = jnp.broadcast_to(scale[0], extent.shape)
-        length = extent * lax.stop_gradient(scales)
-        error = settings.tolerance or tolerance_of(jnp, dtype.name, length)
-        scales_of_waves = lax.stop_gradient(scales)
-        of, fits, _ = nodes(MOST[len(center)], center, extent, scales_of_waves, error, at_once=has_cuda())
-        found = added_over_devices(settings, coefficients(of, *vary_alike(keys, values.T)))
-        g = spectrum(of, scales[None], jnp.ones_like(scales[:1]))
-        return values_at(of, *vary_alike(queries, found * g[None])).T, fits[None, None]
-
-    queries, keys, values, tau = (x.astype(dtype) for x in (queries, keys, values, tau))
-    total, fits = one_by_one(of_matrix, queries, keys, values, by_point(jnp.sqrt(tau), queries))
-    return total, fits.all()
 
 
 def log_sum_over_mesh(settings: Settings, queries: Array, keys: Array, log_weights: Array, tau: Array) -> Array:

@@ -14,18 +14,17 @@ from jaxtyping import Array, Float
 from .._arrays.devices import replicated, vary_alike
 from .._arrays.points import align, center, weighted_sum
 from .._checks.settings import Settings, working_dtype
-from .._engines.branches import near_or_anywhere
-from .._engines.mixture import of_gaussians
+from .._engines.engines import mixture_of
 from .._engines.near import are_near
 from .._engines.plan import takes_half
 from .._engines.request import NOTHING, Channels, Request
-from .._engines.run import near_sum, uses_mixture
+from .._engines.rules import mixed_sums, near_or_anywhere, pair_sums
+from .._engines.run import near_sum
 from .._kernels.kernels import GAUSS
 from .._kernels.profiles import Energy
 from .kernel_sum import as_bandwidths
 from .mesh import added_over_devices, first_rows, over_mesh, replicated_over_mesh, without_mesh
 from .preparation import reverse_only
-from .rules import mixed_sums, pair_sums
 
 # Of points in their own unit, bandwidths from the origin: u stays below 2¹²⁰, which kernels take.
 LARGEST, FARTHEST = 2.0**50, 2.0**60
@@ -196,12 +195,11 @@ def as_gaussians(settings: Settings, tau: Array, *points: Array) -> tuple[Settin
         return settings, tau, None
     num, dtype = sum(x.shape[0] for x in points), working_dtype(settings.dtype)
     every, tau = jax.ShapeDtypeStruct((num, points[0].shape[1]), dtype), jnp.asarray(tau, dtype)
-    found = uses_mixture(settings, every, every, jax.ShapeDtypeStruct((num, 1), dtype), tau)
-    if found is None:
+    if (found := mixture_of(settings, every, every, jax.ShapeDtypeStruct((num, 1), dtype), tau)) is None:
         return settings, tau, None
-    taus, weights, factor, _ = as_bandwidths(found, tau, *replicated(*(jnp.asarray(x, dtype) for x in points)))
+    taus, weights, factor, _ = as_bandwidths(found[0], tau, *replicated(*(jnp.asarray(x, dtype) for x in points)))
     shares = jnp.expand_dims(weights, range(1, taus.ndim)) * factor[None] / max(1, tau.size)
-    return of_gaussians(settings), taus.ravel(), jnp.broadcast_to(shares, taus.shape).ravel()
+    return found[1], taus.ravel(), jnp.broadcast_to(shares, taus.shape).ravel()
 
 
 def shares_of(tau: Array, shares: Array | None) -> Array | None:

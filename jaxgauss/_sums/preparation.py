@@ -16,11 +16,10 @@ from .._arrays.points import sizes
 from .._arrays.shapes import are_known
 from .._checks.operands import as_operand, check_operands, check_tau
 from .._checks.settings import Settings, matmul_precision, working_dtype
-from .._engines import costs
 from .._engines.bridge import warn_of_earlier_sums
 from .._engines.engines import plan_of
-from .._engines.inspection import examined
-from .._engines.inspection import is_differentiated as is_differentiated
+from .._engines.near import examined
+from .._engines.near import is_differentiated as is_differentiated
 from .._engines.plan import Plan
 
 VALUES = jax.Array | np.ndarray | jax.ShapeDtypeStruct  # of weights the shape alone, see `check_weights`
@@ -98,9 +97,8 @@ def check_and_examine(
     return examined(settings, tau, points, values=values, pulls=pulls, second_order=second_order), operand
 
 
-def forget_all() -> None:
-    """Drop all costs, plans and compiled programs, so that sums are planned again by the present costs."""
-    costs.forget_costs()
+def forget_plans() -> None:
+    """Drop all plans and compiled programs, so that sums are planned again by the present costs."""
     for remembered in (_remembered, _planned):
         remembered.cache_clear()
     jax.clear_caches()

@@ -14,16 +14,20 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from .._arrays.compensated import compensated, two_sum
-from .._arrays.devices import vary_alike
+from .._arrays.compensated import two_sum
 from .._checks.arguments import as_array, center_of, floating_dtype, minus_center, public
 from .._checks.box import Bound, corners
 from .._checks.operands import check_operands, check_tau
 from .._checks.settings import Sums, working_dtype
-from .._engines.fourier.engine import check_tolerance
-from .._engines.fourier.frequencies import DIMENSIONS, WAVES, blocks_of, spectrum, tolerance_of
-from .._engines.fourier.series import coefficients, values_at
-from .frame import Frame
+from .._engines.fourier.frame import (
+    DIMENSIONS,
+    Frame,
+    check_tolerance,
+    coefficients_needed,
+    in_frame,
+    least_tolerance,
+    sums_in_frame,
+)
 
 LARGEST = 2**24  # the most coefficients of a channel
 STATIC = {"static": True}  # fields that programs are compiled for
@@ -271,9 +275,8 @@ def empty_sketch(
         raise ValueError(f"{where}: `tau` must be one number; got tau {shape}. Make a sketch for each.")
     lower, upper = corners(where, ends, keys, dtype)
     length = (np.float64(upper) - lower) * math.sqrt(tau)
-    tolerance = float(tolerance_of(np, dtype.name, np.maximum(length, 1e-30))) if tolerance is None else tolerance
-    with np.errstate(over="ignore"):
-        num = 2 * WAVES[dim] * blocks_of(np, length, tolerance).max()
+    tolerance = least_tolerance(dtype, length) if tolerance is None else tolerance
+    num = coefficients_needed(length, tolerance)
     if not num**dim <= LARGEST:
         size, most = " × ".join(f"{x:.3g}" for x in length), LARGEST ** (1 / dim)
         raise ValueError(
@@ -294,34 +297,6 @@ def sketched(empty: FourierSketch, keys: Any, values: Any, margin: Any = None) -
     return in_frame(empty.frame, empty.coefficients, empty.about(keys), values, margin)
 
 
-@jax.jit
-def in_frame(frame: Frame, empty: Array, keys: Any, values: Any, margin: Any) -> Array:
-    """`sketched` of keys about the origin."""
-    dtype = empty.dtype
-    if not len(keys):
-        return jnp.zeros_like(empty)
-    keys, values = vary_alike(*(jnp.asarray(x, dtype) for x in (keys, values)))
-    inside = frame.holds(keys, jnp.asarray(0 if margin is None else margin, dtype))
-    elsewhere = jnp.where(jnp.isnan(keys).any(-1) | (margin is None), jnp.nan, 0)
-    values = values[:, None] if values.ndim == 1 else values
-    values = jnp.where(inside[:, None], values, elsewhere[:, None].astype(dtype))
-    of = frame.nodes(empty)
-    return coefficients(of, jnp.where(inside[:, None], keys, of.center[None]), values.T)
-
-
 def sums_of(sketch: FourierSketch, queries: Any) -> Array:
     """The sums at queries (…, M, D); NaN outside of the box."""
-    return _sums_in_frame(sketch.one_weight, sketch.frame, sketch.coefficients, sketch.rounding, sketch.about(queries))
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _sums_in_frame(one_weight: bool, frame: Frame, found: Array, rounding: Array, queries: Array) -> Array:
-    points = jnp.asarray(queries, found.dtype).reshape(-1, len(frame.lower))
-    of, inside = frame.nodes(found), frame.holds(points)[:, None]
-    g = spectrum(of, jnp.asarray(frame.scale)[None], jnp.ones(1, found.dtype))
-    found = compensated(found, rounding) * g[None]
-    sums = jnp.zeros((0, len(found)), found.dtype)
-    if len(points):
-        sums = values_at(of, *vary_alike(jnp.where(inside, points, of.center[None]), found)).T
-    sums = jnp.where(inside, sums, jnp.nan).reshape(*queries.shape[:-1], len(found))
-    return sums[..., 0] if one_weight else sums
+    return sums_in_frame(sketch.one_weight, sketch.frame, sketch.coefficients, sketch.rounding, sketch.about(queries))

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -10,16 +10,17 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from ..._arrays.points import may_overflow, scaled_points
+from ..._arrays.points import aligned_sizes, may_overflow, scaled_points
 from ..._calls import check_choice
 from ..._kernels.kernels import GAUSS, Kernel
 from .. import bridge
 from ..branches import one_of_two
 from ..bridge import call, torch_backend
-from ..clusters.engine import CLUSTERS
-from ..costs import HALVES, WORTH, estimates, time_on_cuda
-from ..engine import GRADES, Auto, Engine, Problem
+from ..clusters.engine import CLUSTERS, Clusters
+from ..costs import HALVES, WORTH, columns, estimates, kernel_columns, kernel_engine, time_on_cuda, work_of_pairs
+from ..engine import GRADES, Auto, Engine, Problem, Trial
 from ..plan import NEAR, Plan
+from ..products.gaussian import blocked_sum
 from .reductions import attended_means, attended_pullback, attended_sum
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 METHODS = ("reweight", "prescale", "rescale")
 KERNELS = ("flash", "efficient", "cudnn", "cpu")
+ON_CUDA = (("flash", "float16"), ("cudnn", "float16"), ("efficient", "float16"), ("efficient", "float32"))  # measured
 PASSES = 3  # logarithms and means take so many times as long as a sum in XLA on CUDA: an estimate
 
 
@@ -120,9 +122,45 @@ class Attention(Engine):
         is_single = problem.platform == "cpu" and problem.working == "float32" and self.precision is None
         return (replace(self, precision="bfloat16"),) if is_single else ()
 
+    def trials(self, problem: Problem) -> Iterable[Trial]:
+        """On a CPU in the dtype of the points and in bfloat16, on CUDA every kernel that takes such points."""
+        if problem.platform == "cpu":
+            for own in dict.fromkeys((problem.dtype, problem.dtype if problem.dtype == "float64" else "bfloat16")):
+                row = f"kernel in {own}"
+                work = work_of_pairs(problem.pairs, columns(row, problem.dim, problem.channels))
+                yield Trial(row, Attention(precision=own), work)
+            return
+        for name, precision in ON_CUDA:
+            engine = Attention(kernel=name, precision=precision)
+            kernel = self._kernel(engine, problem)
+            if not isinstance(kernel, str):  # else too wide, or not on this card
+                work = work_of_pairs(problem.pairs, kernel_columns(kernel, problem.dim, problem.channels))
+                yield Trial(kernel_engine(kernel), engine, work)
+
     def reach(self, platform: str, near: bool | None) -> float:
         """Half precision has a guard of its own, and CUDA's kernels a gate."""
         return math.inf if near or platform == "cuda" else NEAR.get(self.precision or "", math.inf)
+
+    def seen(self, plan: Plan, kernel: Kernel, *operands: Array) -> Plan:
+        """Or the plan of what sums again, if the kernel's precision is too coarse for the points."""
+        queries, keys, _, tau = operands
+        guard, dtype = torch_backend().guard, queries.dtype.name
+        own = kernel_of(self, plan.platform, dtype, queries.shape[-1])
+        if isinstance(own, str):
+            return plan
+        points = scaled_points(queries, keys, tau, base_2=False, many=own.half)
+        reach = guard.squared_radius(*points)
+        is_far = reach > min(plan.reach, guard.REACH[self.method][self.precision])
+        if not is_far and not (own.half and guard.doubtful(self.method, own, points, _largest_sum(*operands))):
+            return plan
+        coarse = f"all sums are so small that {plan.precision} has lost their digits"
+        reason = plan.distance(*operands)[1] if is_far else coarse
+        if plan.platform != "cuda":
+            again = Attention(kernel="cpu", precision=dtype) if reach <= NEAR[dtype] else Clusters(precision=dtype)
+            return replace(plan, engine=again, reason=reason)
+        milliseconds, basis = time_on_cuda(guard.finest_kernel("cuda", "float32"), *aligned_sizes(*operands))
+        reason += f": a second kernel computes them again, in {milliseconds:.3g} ms more ({basis})"
+        return replace(plan, engine=Attention(kernel="efficient", precision="float32"), reason=reason)
 
     def sums(
         self, plan: Plan, near: bool | None, *operands: Array, moments: int = 0, with_log: bool = False
@@ -162,6 +200,13 @@ def kernel_of(engine: Attention, platform: str, dtype: str, dim: int) -> "Attent
         return torch_backend().select_kernel(*names, platform, dtype, dim)
     except ValueError as error:
         return str(error).partition("`: ")[2].replace("`backend`", "`kernel`").replace("backend", "kernel")
+
+
+def _largest_sum(queries: Array, keys: Array, values: Array, tau: Array) -> Array:
+    """The largest sum at 256 queries, for values scaled to at most one."""
+    sums = blocked_sum(queries[..., :: -(-queries.shape[-2] // 256), :], keys, values, tau)
+    largest = [jnp.abs(x).max((*range(x.ndim - 1),)) for x in (sums, values)]
+    return (largest[0] / jnp.where(largest[1] == 0, 1, largest[1])).max()
 
 
 def by_attention(

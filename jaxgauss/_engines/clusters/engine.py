@@ -1,6 +1,6 @@
 """Clusters: tiles of sorted points, each about a center of its own; tiles where the kernel is zero are left out."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import jax
 
@@ -12,6 +12,7 @@ from ..gradients import gradients_of
 from ..means import means_anywhere
 from ..plan import Plan, in_precision
 from ..request import NOTHING, Channels, PairSums, Request
+from .sorted_tiles import mean_share, sorts
 
 
 @dataclass(frozen=True, repr=False)
@@ -31,6 +32,15 @@ class Clusters(Engine):
     def automatic(self, problem: Problem) -> bool:
         """For logarithms of other kernels, which have no products."""
         return problem.logs and problem.kernel != GAUSS
+
+    def seen_far(self, plan: Plan, kernel: Kernel, reason: str, *operands: jax.Array) -> Plan:
+        """The plan for points that another engine hands on."""
+        reason, share = f"{reason}: tiles of sorted points use centers of their own", 1.0
+        queries, keys, _, tau = operands
+        if sorts(plan, queries.shape[-2], *keys.shape[-2:], pulls=False):
+            share = float(mean_share(kernel, queries, keys, tau))
+        reason += "" if share == 1 else f"; {share:.1%} of the tiles are summed, in the others the kernel is zero"
+        return replace(plan, engine=replace(self, precision=plan.precision), near=False, reason=reason)
 
     def sums(self, plan: Plan, near: bool | None, *operands: jax.Array, **_: object) -> tuple[jax.Array, ...]:
         """Σ_n Φ v_n; nothing is kept for the pullback."""

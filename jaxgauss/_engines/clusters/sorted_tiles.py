@@ -233,14 +233,8 @@ def _add_differences(
         return lax.while_loop(lambda state: state[0] < number, add, (start, total))[1]
 
 
-def share_of_tiles(kernel: Kernel, plan: Plan, queries: Q, keys: K, tau: T) -> float:
-    """The share of tiles that are summed for points that lie anywhere, or the mean share of a batch."""
-    if not sorts(plan, queries.shape[-2], *keys.shape[-2:], pulls=False):
-        return 1.0
-    return float(mean_share(kernel, queries, keys, tau))
-
-
 @functools.partial(jax.jit, static_argnums=0)
 def mean_share(kernel: Kernel, queries: Q, keys: K, tau: T) -> Array:
+    """The share of tiles that are summed for points that lie anywhere, or the mean share of a batch."""
     share = functools.partial(share_left, kernel)
     return one_by_one(share, queries, keys, by_point(jnp.sqrt(tau), queries)).mean()

@@ -1,15 +1,30 @@
 """Fourier: the fast Gauss transform, a Fourier series of the Gaussian in up to three dimensions."""
 
+import functools
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
+from ..._arrays.devices import has_cuda
+from ..._arrays.points import shared
 from ..._kernels.kernels import GAUSS
-from ..costs import time_of_waves_on_cuda
-from ..engine import Engine, Problem
-from .frequencies import DIMENSIONS, MOST
+from ..costs import time_of_waves_on_cuda, time_on_cuda
+from ..engine import Engine, Problem, Trial
+from ..plan import Plan
+from ..request import NOTHING, Channels, Request
+from . import nufft
+from .boxes import box
+from .cost import OF_SIGNS, Sizes, at_most, estimated, most_blocks, transform_work, waves_pay_here
+from .frame import check_tolerance
+from .frequencies import DIMENSIONS, MOST, WAVES
+from .sums import SUMS, Promise, WaveGrid, sums_by_waves, wave_grid
+
+ROWS = 1024  # sampled queries, for the share that is in doubt
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,6 +64,18 @@ class Fourier(Engine):
         """The cost on CUDA is that of all waves."""
         return "if it takes all of its waves" if problem.platform == "cuda" else ""
 
+    def trials(self, problem: Problem) -> Iterable[Trial]:
+        """One block of waves, by products; on a CPU also by fast transforms, if finufft is installed."""
+        dim, on_cuda = problem.dim, problem.platform == "cuda"
+        if dim not in DIMENSIONS or problem.channels != 1:
+            return
+        num, engine = math.isqrt(problem.pairs), Fourier(tolerance=1e-9, precision=problem.dtype)
+        work = 2.0 * num * dim * 2 * WAVES[dim], 2.0 * num * (2 * WAVES[dim]) ** dim  # waves, and coefficients
+        yield Trial("waves" if on_cuda else f"waves in {problem.dtype}", engine, work, _one_block)
+        if not on_cuda and nufft.is_installed():
+            work = transform_work(problem.dtype, Sizes(num, num, dim, 1))
+            yield Trial(f"nufft in {problem.dtype}", engine, work, functools.partial(_one_block, fast=True))
+
     def cost(self, problem: Problem) -> float:
         """On CUDA the time of all waves; on a CPU it depends on the points, see `cost`."""
         if problem.platform != "cuda" or problem.dim not in DIMENSIONS:
@@ -57,12 +84,53 @@ class Fourier(Engine):
         return time_of_waves_on_cuda(points, problem.dim, problem.channels, MOST[problem.dim])
 
 
-def check_tolerance(function: str, tolerance: Any) -> None:
-    """Raise TypeError or ValueError unless the tolerance is None or a number between 0 and 1."""
-    where = f"`jaxgauss.{function}`: `tolerance` must be"
-    if tolerance is None:
-        return
-    if isinstance(tolerance, bool) or not isinstance(tolerance, int | float | np.floating):
-        raise TypeError(f"{where} a number; got {type(tolerance).__name__}. Pass one such as 1e-4.")
-    if not 0 < tolerance < 1:
-        raise ValueError(f"{where} between 0 and 1; got {tolerance}. Pass one such as 1e-4.")
+def seen_by_waves(plan: Plan, queries: Array, keys: Array, values: Array, tau: Array) -> Plan | None:
+    """The plan if waves sum Gaussians of points that are seen, for `explain`; else None."""
+    if plan.waves is False or not shared(queries, keys, values, tau[..., None, None]):
+        return None
+    q, k, v, scale = (x.reshape(x.shape[-2:]) for x in (queries, keys, values, jnp.sqrt(tau)[..., None, None]))
+    sizes, by_name = Sizes(len(q), len(k), k.shape[1], v.shape[1]), plan.name == "fourier"
+    most = at_most(sizes.dim, plan) if by_name else most_blocks(plan.precision, sizes)
+    if not most:
+        return None
+    does, around = waves_pay_here(plan, most, plan.precision, sizes, scale, q, k)
+    if not does:
+        return None
+    some, promise = q[:: -(-len(q) // ROWS)], SUMS[plan.precision]
+    of = wave_grid(most, plan, promise, scale, sizes, around)
+    if not of.fits:
+        engine = replace(plan.engine.rest, precision=plan.precision)
+        return replace(plan, engine=engine, near=False, reason="too many waves: tiles of sorted points take it")
+    _, doubt = _by_grid(of, promise, some, k, v, scale)
+    found = np.asarray(of.nodes.counts) * WAVES[sizes.dim], np.round(np.asarray(scale[0] * around.extent), 1)
+    waves, size = (" × ".join(map(str, x)) for x in found)
+    if plan.platform == "cuda":
+        pairs = time_on_cuda("blocked", len(q) * len(k), sizes.dim, sizes.channels)[0]
+        milliseconds = [time_of_waves_on_cuda(len(q) + len(k), sizes.dim, sizes.channels, most), pairs]
+    else:
+        times = estimated(plan.precision, sizes, list(map(float, of.nodes.counts)))
+        signs = jnp.where(((v > 0).any(0) & (v < 0).any(0)).any(), 2, 1) / OF_SIGNS  # values of both take twice as many
+        milliseconds = [float(signs) * times[0] / 1e6, times[1] / 1e6]
+    way = "finufft" if of.nodes.eps else "products"
+    points = "nearly all points'" if around.error > 0 else "the points'"
+    reason = f"{waves} waves hold {points} box of {size} bandwidths to {float(of.error):.0e} of Σ|v|; by {way} an"
+    reason += f" estimated {milliseconds[0]:.3g} ms, all pairs {milliseconds[1]:.3g} ms; "
+    share = f"{float(doubt.mean()):.1%} of {len(some)} queries are in doubt"
+    reason += f"asked for by name, {share}" if by_name else f"{share}, and summed from differences or by tiles"
+    engine = plan.engine if by_name else Fourier(precision=plan.precision)
+    return replace(plan, engine=engine, waves=True, reason=reason)
+
+
+def _one_block(queries: Array, keys: Array, values: Array, fast: bool = False) -> Array:
+    """The sum by one block of waves, by fast transforms or by products."""
+    dtype, tau = queries.dtype.name, jnp.ones((1, 1), queries.dtype)
+    plan = Plan("cuda" if has_cuda() else "cpu", Fourier(tolerance=1e-9, precision=dtype), "")
+    of = wave_grid(1, plan, None, tau, Sizes(len(queries), len(keys), keys.shape[1], 1), box(queries, keys))
+    eps = jnp.full((), nufft.LEAST[dtype], dtype) if fast else None
+    of = of._replace(nodes=of.nodes._replace(eps=eps))
+    return _by_grid(of, None, queries, keys, values, tau)[0].sums
+
+
+def _by_grid(of: WaveGrid, promise: Promise | None, queries: Array, keys: Array, values: Array, scale: Array) -> Any:
+    request = Request(Channels((GAUSS,), values.shape[1:]), NOTHING)
+    return sums_by_waves(request, of, promise, queries, keys, values, scale, queries[:, :0], keys[:, :0])

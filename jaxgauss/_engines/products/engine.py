@@ -2,8 +2,8 @@
 
 import functools
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import jax
@@ -15,8 +15,8 @@ from ..._arrays.shapes import are_known
 from ..._kernels.kernels import GAUSS, Kernel
 from ..branches import but_not, one_of_two
 from ..clusters.engine import CLUSTERS
-from ..costs import estimates, time_on_cuda
-from ..engine import Engine, Problem
+from ..costs import columns, estimates, time_on_cuda, work_of_pairs
+from ..engine import Engine, Problem, Trial
 from ..fourier.cost import are_for_waves
 from ..gradients import in_shapes
 from ..means import blocked_means, means_in_one_pass
@@ -67,6 +67,15 @@ class Blocked(Engine):
         if problem.platform == "cuda":
             return times * time_on_cuda(self.name, *size, problem.gradients)[0]
         return times * estimates((f"xla in {self.precision}",), *size)[0][0]
+
+    def trials(self, problem: Problem) -> Iterable[Trial]:
+        """On a CPU the blocked sum; on CUDA also the dense one, where "auto" may take it."""
+        on_cuda = problem.platform == "cuda"
+        if self.dense and not (on_cuda and self.automatic(problem)):
+            return
+        row, precision = (self.name, "float32") if on_cuda else (f"xla in {problem.dtype}", problem.dtype)
+        work = work_of_pairs(problem.pairs, columns(row, problem.dim, problem.channels))
+        yield Trial(row, replace(self, precision=precision), work)
 
     def reach(self, platform: str, near: bool | None) -> float:
         """As far as products have digits; on CUDA, where nothing may wait for the device, XLA takes differences."""

@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Complex, Float, Int
 
-from .._arrays.points import padded
-from .._engines.fourier import nufft
-from .._engines.fourier.frequencies import WAVES, Nodes
-from .._engines.fourier.series import coefficients, values_at
+from ..._arrays.points import padded
+from . import nufft
+from .frequencies import WAVES, Nodes
+from .series import coefficients, values_at
 
 EPS = 1e-13  # the error that fast transforms are asked for, relative to all modes in L2
 

@@ -1,6 +1,7 @@
 """The derivative rules: gradients of radial kernel sums are sums of radial kernels, those of Gauss sums Gauss sums."""
 
 import functools
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -12,21 +13,21 @@ from .._arrays.custom_rule import Wanted, with_rule
 from .._arrays.devices import has_cuda, platforms, vary_like
 from .._arrays.hidden import without_hidden
 from .._arrays.points import by_point, center, of_coordinates, shared, unbroadcast
-from .._checks.settings import Settings
-from .._engines import run as dispatch
-from .._engines.branches import near_or_anywhere, one_of_two
-from .._engines.clusters.sorted_tiles import FEW_DIMENSIONS
-from .._engines.differences.all_pairs import sums_by_differences
-from .._engines.fourier.pullback import waves_pullback
-from .._engines.gradients import gradients_of, of_tau
-from .._engines.near import are_near, known_near, tiles_are_near
-from .._engines.plan import takes_half
-from .._engines.products.gaussian import sum_and_tile, tile_pullback
-from .._engines.products.pair_sums import sums_by_products
-from .._engines.programs import How, Some, as_program
-from .._engines.request import NOTHING, Channels, PairSums, Request
 from .._kernels.kernels import GAUSS
+from . import run as dispatch
+from .branches import one_of_two
 from .channels import cheaper_by_channels, gradient_of_pulls, keeps_pulls, own_points, sum_and_pulls
+from .clusters.sorted_tiles import FEW_DIMENSIONS
+from .differences.all_pairs import sums_by_differences
+from .fourier.pullback import waves_pullback
+from .gradients import gradients_of, of_tau
+from .near import are_near, known_near, tiles_are_near
+from .plan import takes_half
+from .products.gaussian import sum_and_tile, tile_pullback
+from .products.pair_sums import sums_by_products
+from .programs import How, Some, as_program
+from .request import NOTHING, Channels, PairSums, Request
+from .settings import Settings
 
 # Derivatives. With u = τ‖q_m - k_n‖², s_m = Σ_n κ(u) v_n, ψ = -2κ', a cotangent g and w_mn = ψ(u) ⟨g_m, v_n⟩, from
 # ∂κ/∂q = 2τ κ' (q - k) = τ ψ (k - q):
@@ -165,6 +166,25 @@ def _mixed_sums_backward(settings: Settings, request: Request, operands: tuple[A
 
 
 mixed_sums.defvjp(lambda *args: (mixed_sums(*args), args[2:]), _mixed_sums_backward)
+
+
+def near_or_anywhere(is_near: jax.Array | bool, near: Callable, anywhere: Callable, *operands: Any) -> Any:
+    """`one_of_two`, with the derivatives of `anywhere` for both."""
+    if is_near is False:
+        return anywhere(*operands)
+    return _with_derivatives(near, anywhere, None if is_near is True else is_near, *operands)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _with_derivatives(near: Callable, anywhere: Callable, is_near: jax.Array | None, *operands: Any) -> Any:
+    return near(*operands) if is_near is None else one_of_two(is_near, near, anywhere, *operands)
+
+
+def _backward(near: Callable, anywhere: Callable, operands: tuple[Any, ...], cotangents: Any) -> tuple[Any, ...]:
+    return None, *jax.vjp(anywhere, *operands)[1](cotangents)
+
+
+_with_derivatives.defvjp(lambda near, anywhere, *args: (_with_derivatives(near, anywhere, *args), args[1:]), _backward)
 
 
 def _gaussian_forward(settings: Settings, wanted: Wanted, *operands: Array) -> tuple[Array, Any]:

@@ -15,15 +15,15 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from .._arrays.points import dot
-from .._arrays.shapes import are_known
-from .._engines.costs import cpu_costs
-from .._engines.fourier import nufft
-from .._engines.fourier.boxes import box
-from .._engines.fourier.cost import OF_SIGNS, WORTH, Sizes, at_most, estimated, transforms_pay
-from .._engines.fourier.frequencies import DIMENSIONS, WAVES, Nodes, blocks_of, nodes, spectrum, tolerance_of
-from .._engines.fourier.series import POINTS, coefficients
-from .._engines.scopes import scope
+from ..._arrays.points import dot
+from ..._arrays.shapes import are_known
+from ..costs import cpu_costs
+from ..scopes import scope
+from . import nufft
+from .boxes import box
+from .cost import OF_SIGNS, WORTH, Sizes, at_most, estimated, transforms_pay
+from .frequencies import DIMENSIONS, WAVES, Nodes, blocks_of, nodes, spectrum, tolerance_of
+from .series import POINTS, coefficients
 
 # The error of Φ, relative to its mean over all pairs and to 1/N. Tests take statistics as equal if they differ by eight
 # times as much.

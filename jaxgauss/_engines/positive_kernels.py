@@ -14,14 +14,14 @@ from jax import lax
 from jaxtyping import Array
 
 from .._arrays.points import LOG_ZERO
-from .._checks.settings import Settings, working_dtype
-from .._engines.branches import one_of_two
-from .._engines.means import difference_means
-from .._engines.near import are_near
-from .._engines.request import Channels
-from .._engines.run import kernel_means
-from .float64 import differentiated_in_float64
+from .branches import one_of_two
+from .means import difference_means
+from .near import are_near
+from .programs import differentiated_in_float64
+from .request import Channels
 from .rules import radial_sum
+from .run import kernel_means
+from .settings import Settings
 
 
 def weights_of(log_weights: Any) -> Any:
@@ -31,12 +31,6 @@ def weights_of(log_weights: Any) -> Any:
 
 def _largest(log_weights: Any) -> Any:
     return lax.stop_gradient(jnp.max(log_weights, -2, keepdims=True, initial=LOG_ZERO))
-
-
-@jax.jit
-def as_weights(log_weights: Array) -> Array:
-    """`weights_of` (…, N) at once, (…, N, 1), of at least float32, which holds LOG_ZERO."""
-    return weights_of(log_weights.astype(working_dtype(log_weights.dtype.name))[..., None])
 
 
 def positive_means(

@@ -5,21 +5,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array
 
 from .._arrays.devices import expected_platform
 from .._checks.data import checked_data
 from .._checks.operands import Traced
-from .._checks.settings import Settings
 from .._engines.apart import inline
-from .._engines.clusters.sorted_tiles import mean_share
-from .._engines.fourier.frequencies import blocks_of, tolerance_of
-from .._engines.inspection import noting
+from .._engines.near import noting, shown
 from .program_cost import Counter
 
-SOME = 2**15  # points whose tiles are looked at
 FROM_PYTHON = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
@@ -106,7 +100,7 @@ def explained(function: Callable[..., Any], /, *arguments: Any, **options: Any) 
                 " of results. Explain what it calls: of a stream the sum of one chunk, of an estimator `kde_logpdf`,"
                 " `kernel_mean` or another function."
             ) from error
-    counter = Counter(expected_platform(*leaves), *_shown(**noted))
+    counter = Counter(expected_platform(*leaves), *shown(**noted))
     found, parts = counter(program), []
     for (kind, batch, queries, keys, dim, channels, engine), (number, time) in found.sums.items():
         each = int(batch) * int(queries), int(keys), int(dim), int(channels)
@@ -114,25 +108,6 @@ def explained(function: Callable[..., Any], /, *arguments: Any, **options: Any) 
     parts.sort(key=lambda x: -x.milliseconds)
     others = sum(found.engines.values()) / 1e6
     return Explanation(name, found.nanoseconds / 1e6, tuple(parts), others, counter.basis)
-
-
-def _shown(points: tuple[Settings, np.ndarray, np.ndarray] | None = None, extent: Any = None) -> tuple[Any, float]:
-    """What examined points, in bandwidths, show: the blocks of their waves, if known, and the share of tiles left.
-
-    `extent` is that of the box in which waves may sum them.
-    """
-    if points is None:
-        return None, 1.0
-    settings, *both = points
-    if settings.engine.name == "fourier":
-        every = np.concatenate([x.reshape(-1, x.shape[-1]) for x in both])
-        extent = np.maximum(np.ptp(every, 0), 1e-30)
-    blocks = None
-    if extent is not None:
-        error = settings.tolerance or tolerance_of(np, settings.precision, extent)
-        blocks = blocks_of(np, extent, error)
-    q, k = (jnp.asarray(x[..., :: -(-x.shape[-2] // SOME), :]) for x in both)
-    return blocks, float(mean_share(settings.kernel, q, k, jnp.ones((), q.dtype)))
 
 
 def _time(milliseconds: float) -> str:

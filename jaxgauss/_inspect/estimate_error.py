@@ -19,14 +19,14 @@ from .._checks.samples import check_number, check_rng_key
 from .._checks.settings import Keys, Queries, Settings, Tau, Values, working_dtype
 from .._engines.differences.all_pairs import difference_sums
 from .._engines.engine import Engine
-from .._engines.inspection import examined
+from .._engines.near import examined
 from .._engines.plan import warn_once
+from .._engines.programs import in_float64
 from .._engines.request import Channels
 from .._kernels.kernels import GAUSS
-from .display import short_repr
-from .float64 import in_float64
-from .gauss_sum import unrounded_gauss_sum
-from .preparation import checked
+from .._sums.display import short_repr
+from .._sums.gauss_sum import unrounded_gauss_sum
+from .._sums.preparation import checked
 
 
 class ErrorEstimate(NamedTuple):

@@ -4,9 +4,9 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from .._arrays.points import by_point, center, shared
-from .._checks.settings import Settings
-from .._engines.plan import takes_half
-from .._engines.run import keeps_tile, near_sum
+from .plan import takes_half
+from .run import keeps_tile, near_sum
+from .settings import Settings
 
 
 def cheaper_by_channels(points: Array, values: Array) -> bool:

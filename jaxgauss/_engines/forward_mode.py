@@ -17,16 +17,16 @@ from jaxtyping import Array
 
 from .._arrays.hidden import without_hidden
 from .._arrays.points import center, unbroadcast
-from .._checks.settings import Settings
-from .._engines.branches import one_of_two
-from .._engines.differences.all_pairs import difference_sums
-from .._engines.near import are_near
-from .._engines.plan import takes_half
-from .._engines.products.gaussian import blocked_sum
-from .._engines.request import Channels
-from .._engines.run import near_sum, planned_gaussian_sum, planned_kernel_sum
 from .._kernels.kernels import GAUSS
+from .branches import one_of_two
 from .channels import cheaper_by_channels, flat_channels
+from .differences.all_pairs import difference_sums
+from .near import are_near
+from .plan import takes_half
+from .products.gaussian import blocked_sum
+from .request import Channels
+from .run import near_sum, planned_gaussian_sum, planned_kernel_sum
+from .settings import Settings
 
 
 def sum_in_both_modes(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array) -> Array:

@@ -1,0 +1,1 @@
+"""Telling what sums do: explain, estimate_error, and calibrate."""
