@@ -44,7 +44,8 @@ def cloud(rng, num: int, dim: int, *, far: bool = True, dtype="float32"):
 @pytest.mark.parametrize("name", CALLS)
 def test_a_program_has_one_way_and_callbacks(rng, name, dim):
     """No points are sorted in it, whatever is differentiated, and few loops run; the results are those of float64."""
-    f, operands = jax.jit(CALLS[name]), cloud(rng, 800, dim)
+    num = 1500 if (name, dim) == ("gauss_sum", 2) else 800  # fewer differences of a sum alone stay in the program
+    f, operands = jax.jit(CALLS[name]), cloud(rng, num, dim)
     program = f.lower(*operands).compile()
     text = program.as_text()
     assert text.count("xla_buffer_python_cpu_callback") >= 1 and "sort(" not in text
@@ -53,7 +54,7 @@ def test_a_program_has_one_way_and_callbacks(rng, name, dim):
 
 
 def test_far_programs_are_compiled_when_they_are_met_and_once_for_a_shape(rng, programs):  # noqa: F811
-    near, (x, y, v) = cloud(rng, 710, 5, far=False), cloud(rng, 710, 5)
+    near, (x, y, v) = cloud(rng, 710, 10, far=False), cloud(rng, 710, 10)
     first, second = (jax.jit(lambda *z, c=c: c * jg.gauss_sum(*z)) for c in map(np.float32, (1, 2)))
     jax.block_until_ready([f(*near) for f in (first, second)])
     programs.clear()
@@ -122,7 +123,6 @@ MODES = {
     "disable_jit": lambda: jax.disable_jit(True),
     "checks": lambda: jax.enable_checks(True),
     "no transfer": lambda: jax.transfer_guard("disallow"),
-    "no tracer leaks": lambda: jax.checking_leaks(),
 }
 
 
@@ -139,7 +139,7 @@ def test_modes_of_the_caller(rng, mode):
 
 
 def test_a_failure_says_what_failed_and_the_next_call_works(rng, monkeypatch):
-    x, y, v = cloud(rng, 620, 3)
+    x, y, v = cloud(rng, 620, 11)
     f = jax.jit(jg.gauss_sum)
 
     def broken(*_):
@@ -147,7 +147,7 @@ def test_a_failure_says_what_failed_and_the_next_call_works(rng, monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(far, "_batch_by_tiles", broken)
-        with pytest.raises(Exception, match=r"`jaxgauss`: .*failed on float32\[620, 3\].*on strike"):
+        with pytest.raises(Exception, match=r"`jaxgauss`: .*failed on float32\[620, 11\].*on strike"):
             jax.block_until_ready(f(x, y, v))
     assert relative_error(f(x, y, v), gauss_sum64(x, y, v, np.asarray(1.0))) < 2e-6
 
@@ -198,6 +198,11 @@ waiting = [every(x, v * c) for c in range(40)]  # outstanding calls
 assert relative_error(waiting[39][0], 39 * waiting[1][0]) < 1e-6
 """
 
+LEAKS = """
+with jax.checking_leaks():
+    check(608)
+"""
+
 DEVICES = """
 x, v = cloud(4800)
 mesh = jax.make_mesh((8,), ("points",))
@@ -226,3 +231,8 @@ def test_many_threads_on_one_core():
 
 def test_eight_devices():
     run('os.environ["XLA_FLAGS"] += " --xla_force_host_platform_device_count=8"', CLOUDS, DEVICES)
+
+
+def test_no_tracer_leaks():
+    """In a process of its own: JAX looks for tracers among all objects."""
+    run(CLOUDS, LEAKS)

@@ -64,7 +64,7 @@ def test_the_plan_for_symbolic_shapes_says_why():
 def test_a_program_with_a_callback_is_refused():
     """To PyTorch, in `vmap` too, to finufft, or to what sums far points; the same functions run where they are."""
     points, values = np.ones((5, 3), "float32"), np.ones((5, 2), "float32")
-    many = np.ones((700, 3), "float32"), np.ones((700, 3), "float32"), np.ones((700, 2), "float32")
+    many = tuple(np.ones((1200, width), "float32") for width in (3, 3, 2))
     rescaled = functools.partial(gauss_sum, engine="rescale")
     calls = [
         (gauss_sum, many),

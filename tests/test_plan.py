@@ -250,7 +250,7 @@ def test_explain_lists_the_sums_of_a_function(rng):
     found = explain(jax.value_and_grad(lambda x: gauss_sum(x, y, y[:, 0], 0.1).sum()), x)
     assert listed(found) == [(1, "sum", 3600, 2800, 5, 6, blocked)]
     found = explain(lambda x: gauss_sum(x, y, y, 0.1, engine="rescale"), x)
-    assert listed(found) == [(1, "sum", 3600, 2800, 5, 5, "kernel in float32")]
+    assert listed(found) == [(1, "sum", 3600, 2800, 5, 5, "attention in float32")]
 
 
 def test_explain_knows_where_the_points_lie(rng):

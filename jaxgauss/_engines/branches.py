@@ -14,6 +14,7 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 
 from .._arrays.devices import platforms, replicated, shard_like, vary_like
+from .scopes import scope
 
 
 def lowered(
@@ -75,7 +76,7 @@ def one_of_two(is_near: jax.Array | bool, near: Callable, anywhere: Callable, *o
     """`near(*operands)` if they are near, else `anywhere(*operands)`; each has its own derivatives."""
     if isinstance(is_near, bool):
         return (near if is_near else anywhere)(*operands)
-    return lax.cond(is_near, near, anywhere, *operands)
+    return lax.cond(is_near, scope("near")(near), anywhere, *operands)
 
 
 def but_not(is_near: jax.Array | bool, waves: jax.Array | bool) -> jax.Array | bool:

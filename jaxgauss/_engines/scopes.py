@@ -8,7 +8,7 @@ PREFIX = "jaxgauss:"
 
 
 def scope(kind: str, *facts: Any) -> Any:
-    """A scope of a kind: "sum", "engine", "waves", "attention", a loop of so many "steps"; or a decorator."""
+    """A scope of a kind: "sum", "engine", "waves", "attention", "near", a loop of so many "steps"; or a decorator."""
     return jax.named_scope(PREFIX + ":".join(map(str, (kind, *facts))))
 
 

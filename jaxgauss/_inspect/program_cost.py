@@ -113,9 +113,9 @@ class Counter:
         name, params = equation.primitive.name, equation.params
         parts = list(_parts(params))
         if name == "cond":
-            each = [self(x) for x in parts]
-            makes = [y for x, y in zip(parts, each, strict=True) if not x.eqns or _computes(x)]
-            found.add_all(min(makes or each, key=lambda x: x.nanoseconds), 1, engine)
+            parts = [x for x in parts if any("near" in scopes_of(y) for y in x.eqns)] or parts
+            parts = [x for x in parts if not x.eqns or _computes(x)] or parts
+            found.add_all(min(map(self, parts), key=lambda x: x.nanoseconds), 1, engine)
         elif parts:
             times = params["length"] if name == "scan" else steps if name == "while" else 1
             for part in parts:
@@ -157,7 +157,8 @@ class Counter:
         return "fourier", int(sides) * float(estimated(precision, given, blocks)[0])
 
     def _of_attention(self, row: str, pairs: str, columns: str, passes: str) -> tuple[str, float]:
-        return row, float(passes) * self.rows[row].nanoseconds(int(pairs), int(columns))
+        name = row.replace("kernel", "attention") if self.platform != "cuda" else f"attention by {row}"
+        return name, float(passes) * self.rows[row].nanoseconds(int(pairs), int(columns))
 
 
 def _same(jaxpr: Any) -> dict[Any, Any]:
@@ -166,7 +167,9 @@ def _same(jaxpr: Any) -> dict[Any, Any]:
     for equation in jaxpr.eqns:
         operands = (repr(x.val) if hasattr(x, "val") else id(same.get(x, x)) for x in equation.invars)
         name = equation.params.get("name", "") if list(_parts(equation.params)) else str(equation.params)
-        known = first.setdefault((equation.primitive.name, name, *operands, str(equation.outvars[0].aval)), equation)
+        known = first.setdefault(
+            (equation.primitive.name, name, *operands, *(str(x.aval) for x in equation.outvars)), equation
+        )
         if known is not equation and (not name or equation.primitive.name not in ("scan", "while", "cond")):
             same |= dict(zip(equation.outvars, known.outvars, strict=True))
     return same

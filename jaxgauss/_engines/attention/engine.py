@@ -251,7 +251,7 @@ def by_attention(
     def unless_doubted(*operands: Array) -> tuple[Array, ...]:
         *results, largest = attended(plan, kernel, points, operands)
         doubted = guard.doubtful(plan.engine.method, kernel, points, largest)
-        return one_of_two(doubted, again, lambda *_: tuple(results), *operands)
+        return one_of_two(~doubted, lambda *_: tuple(results), again, *operands)
 
     within = guard.squared_radius(*points) <= guard.REACH[plan.engine.method][kernel.precision]
     return one_of_two(within & finite, unless_doubted if kernel.half else run, again, *operands)
