@@ -292,3 +292,8 @@ def test_parts_with_a_bar_give_the_same(rng, monkeypatch, capsys):
         assert_close([gauss_sum(*operands, tau, progress=True)], [exact if len(values) > 1 else exact[..., 0]], 1e-13)
     shown = capsys.readouterr().err
     assert seen[:3] == [(2, 17, 3)] * 3 and "gauss_sum: 100%" in shown and "50/50" in shown
+    monkeypatch.setattr(in_parts, "LEAST", 8)  # a Fourier series sums all keys for each part
+    q, k = rng.normal(size=(50, 2)), rng.normal(size=(40, 2))
+    found = gauss_sum(q, k, k[:, 0], 0.7, engine="fourier", progress=True)
+    assert_close([found], [gauss_sum64(q, k, k[:, :1], 0.7)[:, 0]], 1e-13)
+    assert seen[-2:] == [(40, 2)] * 2

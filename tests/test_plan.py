@@ -20,6 +20,7 @@ from jaxgauss._checks.settings import Settings
 from jaxgauss._engines import bridge
 from jaxgauss._engines import costs as models
 from jaxgauss._engines.engines import plan_of
+from jaxgauss._inspect import program_cost
 from jaxgauss._sums import preparation as checked
 from jaxgauss.sklearn import KernelDensity
 from torch_backend import devices, kernels
@@ -251,6 +252,17 @@ def test_explain_lists_the_sums_of_a_function(rng):
     assert listed(found) == [(1, "sum", 3600, 2800, 5, 6, blocked)]
     found = explain(lambda x: gauss_sum(x, y, y, 0.1, engine="rescale"), x)
     assert listed(found) == [(1, "sum", 3600, 2800, 5, 5, "attention in float32")]
+
+
+def test_explain_counts_points_as_near_where_they_are_not_seen(rng, monkeypatch):
+    """Also if by the table far ones cost less; few points, too, which take differences if they are far."""
+    rows = models.cpu_costs()[0]
+    dear = {"kernel in float32": rows["kernel in float32"]._replace(pair=100.0)}
+    monkeypatch.setattr(program_cost, "cpu_costs", lambda: (rows | dear, "row A"))
+    for num, engine, name in ((3000, "rescale", "attention in float32"), (200, "auto", "dense in float32")):
+        x = some_points(rng, num, 5)
+        (part,) = explain(lambda x, engine=engine: gauss_sum(x, x, x, 0.1, engine=engine), x).parts
+        assert part.engine == name
 
 
 def test_explain_knows_where_the_points_lie(rng):
