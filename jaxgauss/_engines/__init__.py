@@ -1,1 +1,1 @@
-"""Engines, one folder each, the choice among them, and the programs in which they run."""
+"""How sums and their derivatives are computed. `test_house` lists the modules that other rooms import."""

@@ -1,1 +1,1 @@
-"""The sums that users call, and their derivatives: sums, logarithms and means; sharded, streamed and sketched."""
+"""The sums that users call: sums, logarithms and means; sharded, streamed and sketched."""
