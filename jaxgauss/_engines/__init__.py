@@ -1,1 +1,1 @@
-"""How sums and their derivatives are computed. `test_house` lists the modules that other rooms import."""
+"""Engines, one folder each; the choice among them, the programs in which they run, and the derivatives of sums."""
