@@ -11,8 +11,11 @@ import pytest
 import jaxgauss
 from jaxgauss._engines import bridge, costs
 from jaxgauss._engines.costs import forget_costs
+from jaxgauss._engines.engine import Problem
 from jaxgauss._engines.fourier import nufft
+from jaxgauss._engines.fourier.cost import Sizes, _of_products, _of_transforms
 from jaxgauss._inspect import calibrate as module
+from jaxgauss._kernels.kernels import GAUSS
 from jaxgauss._sums.preparation import forget_plans
 
 CHEAP, DEAR = costs.Cost(1.0, 1e-3, 1e-4), costs.Cost(1e6, 10.0, 1.0)
@@ -55,6 +58,18 @@ def test_what_was_measured_is_kept_and_used(here, monkeypatch, capsys):
     for versions in ("jaxlib", "torch"):
         assert versions in found.machine
     assert costs.cpu_name() in found.machine
+
+
+@pytest.mark.parametrize("dtype, dim, channels", [("float32", 2, 1), ("float64", 3, 1), ("float32", 16, 4)])
+def test_the_work_of_a_trial_is_what_its_engine_is_estimated_by(dtype, dim, channels):
+    num, rows = 512, costs.cpu_costs()[0]
+    problem, sizes = Problem("cpu", dtype, GAUSS, num**2, dim, channels), Sizes(num, num, dim, channels)
+    found = module.trials(dtype, num, dim, channels)
+    assert len(found) >= (2 if channels > 1 else 3)
+    for row, trial in found.items():
+        own = {"waves": _of_products, "nufft": _of_transforms}.get(row.split()[0])
+        expected = own(dtype, sizes, [1.0] * dim) if own else 1e6 * trial.engine.cost(problem)
+        assert rows[row].call + np.dot(rows[row][1:], trial.work) == pytest.approx(expected, rel=1e-6)
 
 
 def test_programs_compiled_before_are_dropped_and_rows_of_other_machines_stay(here, monkeypatch, rng):

@@ -268,6 +268,7 @@ def test_explain_says_what_becomes_of_far_points(rng):
     moved = case._replace(tau=np.float32(1e4))
     plan = explain(*moved.operands, precision="float16")
     assert plan.engine == Clusters(precision="float32") and "bandwidths" in plan.reason
+    assert explain(*moved.operands).near is False
     for method in ("auto", "blocked"):
         plan = explain(*moved.operands, engine=method)
         assert plan.engine == Clusters(precision="float32")
