@@ -107,16 +107,14 @@ def measured_costs(
     """The costs of every engine on JAX's platform, and the largest factor by which each is off."""
     cuda = has_cuda()
     some = [(num, *size) for num, size in itertools.product(nums or NUMS, sizes or SIZES)]
-    problems = list(
-        itertools.product(
-            CUDA_DTYPES if cuda else CPU_DTYPES, CUDA_PROBLEMS if cuda and nums is sizes is None else some
-        )
-    )
+    every = CUDA_PROBLEMS if cuda and nums is sizes is None else some
+    problems = list(itertools.product(CUDA_DTYPES if cuda else CPU_DTYPES, every))
     rows: dict[str, list[Row]] = {}
     with progress_bar("calibrate", len(problems), "size") if progress else nullcontext() as bar:
-        for dtype, size in problems:
+        for dtype, (num, dim, channels) in problems:
             with jax.enable_x64(True) if dtype == "float64" else nullcontext():
-                for name, row in measured_rows(trials(dtype, *size), *size, runs, dtype).items():
+                found = trials(dtype, num, dim, channels)
+                for name, row in measured_rows(found, num, dim, channels, runs, dtype).items():
                     rows.setdefault(name, []).append(row)
             if bar is not None:
                 bar.update()

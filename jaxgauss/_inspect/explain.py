@@ -115,7 +115,7 @@ def _plan_of(
     if 0 in (*q.shape, *k.shape, *v.shape):
         return plan
     if kernel == GAUSS:
-        if plan.platform == "cuda":
+        if plan.platform == "cuda":  # where the points are examined for the number of waves alone
             settings = examined(settings, tau, queries, keys)
         exact = exact_plan_of(settings, plan.platform, (q, k, v, t))
         if (by_waves := seen_by_waves(exact, q, k, v, t)) is not None:

@@ -125,7 +125,7 @@ class Attention(Engine):
     def trials(self, problem: Problem) -> Iterable[Trial]:
         """On a CPU in the dtype of the points and in bfloat16, on CUDA every kernel that takes such points."""
         if problem.platform == "cpu":
-            for own in dict.fromkeys((problem.dtype, problem.dtype if problem.dtype == "float64" else "bfloat16")):
+            for own in (problem.dtype, *(["bfloat16"] if problem.dtype == "float32" else [])):
                 row = f"kernel in {own}"
                 work = work_of_pairs(problem.pairs, columns(row, problem.dim, problem.channels))
                 yield Trial(row, Attention(precision=own), work)
