@@ -81,7 +81,7 @@ class Mixture(Engine):
         return self.gaussians.reach(platform, near)
 
     def seen(self, plan: Any, kernel: Any, *operands: Any) -> Any:
-        """The same: the reason tells of the mixture."""
+        """The same plan, whose reason tells of the mixture."""
         return plan
 
     @property

@@ -142,7 +142,7 @@ class Attention(Engine):
         return math.inf if near or platform == "cuda" else NEAR.get(self.precision or "", math.inf)
 
     def seen(self, plan: Plan, kernel: Kernel, *operands: Array) -> Plan:
-        """Or the plan of what sums again, if the kernel's precision is too coarse for the points."""
+        """The plan, or that of what sums again if the kernel's precision is too coarse for the points."""
         queries, keys, _, tau = operands
         guard, dtype = torch_backend().guard, queries.dtype.name
         own = kernel_of(self, plan.platform, dtype, queries.shape[-1])
