@@ -39,8 +39,8 @@ FORMULAS = {  # of functions of points, keys, values and τ: by us, and of τ|x 
 def in_tiles(request, monkeypatch):
     """All pairs at once, or a few at a time."""
     if request.param:
-        for module in ("all_pairs", "cuda_tiles"):
-            monkeypatch.setattr(f"jaxgauss._engines.differences.{module}.CUDA_TILE", Tile(2**8, 16, 16, 2**8))
+        for name in ("CUDA_TILE", "SUMS_TILE", "PULLS_TILE"):
+            monkeypatch.setattr(f"jaxgauss._engines.differences.cuda_tiles.{name}", Tile(2**8, 16, 16, 2**8))
         jax.clear_caches()
         request.addfinalizer(jax.clear_caches)
 

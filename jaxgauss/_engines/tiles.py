@@ -149,20 +149,22 @@ def tiled_sum(
     dense: bool = False,
     tile: Tile | None = None,
     width: int | None = None,
+    laid: Callable = lambda x: x,
 ) -> Any:
     """The sums of tile_sum(a, b, v) over blocks of keys, for each block of queries; padding keys have the value 0.
 
     a and b are arrays or trees of several, and so are the sums of a tile (…, rows, ·), by products of `width` columns:
-    by default those of the values.
+    by default those of the values. Blocks are as `laid` makes them.
     """
     operands: list[Array] = jax.tree.leaves((a, b, v))
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in operands))
     sizes = operands[0].shape[-2], v.shape[-2]
     most = longest(v, width)
     rows, columns = block_sizes(math.prod(batch), *sizes, dense, tile, most)
-    key_blocks = _blocks(b, columns), blocks(v, columns)
+    num_tiles = -(-v.shape[-2] // columns)
+    key_blocks = jax.tree.map(laid, (_blocks(b, columns), blocks(v, columns)))
+    row_blocks = jax.tree.map(laid, _blocks(a, rows))
     tile_sum = tile_sum if (rows, columns) == sizes else jax.checkpoint(tile_sum)  # derivatives keep one tile at most
-    num_tiles = key_blocks[1].shape[0]
 
     def add_rows(_: None, a: Any):
         def add_columns(sums: RunningSum, block: tuple[Any, Array]):
@@ -178,7 +180,7 @@ def tiled_sum(
         sums, _ = scan(add_columns, _sum_of(num_tiles, zeros), key_blocks, FEW_TILES if dense else 1)
         return None, sums.value()
 
-    return jax.tree.map(lambda x: unblocks(x, sizes[0]), scan(add_rows, None, _blocks(a, rows))[1])
+    return jax.tree.map(lambda x: unblocks(x, sizes[0]), scan(add_rows, None, row_blocks)[1])
 
 
 def tiled_pullback(

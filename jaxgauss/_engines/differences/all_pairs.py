@@ -6,26 +6,24 @@ from ..._arrays.devices import has_cuda
 from ..._arrays.points import unit_and_ratio, with_axes_of
 from ..._arrays.shapes import K, Q, S, T, V
 from ..request import NOTHING, Channels, Columns, PairSums, Request, Rows
-from ..tiles import CUDA_TILE, DIFFERENCES_TILE, tiled_sum
-from .cuda_tiles import cuda_tile
+from ..tiles import DIFFERENCES_TILE, tiled_sum
+from .cuda_tiles import sums_on_cuda
 from .tile_sums import difference_tile, subtractable
 
 
 def sums_by_differences(request: Request, *operands: Array, forward_mode: bool = False) -> PairSums:
     """`PairSums` of all pairs from differences of coordinates; made of plain JAX functions."""
+    if has_cuda() and not forward_mode:  # whose rules are for reverse mode
+        return sums_on_cuda(request, *operands)
     queries, keys, values, tau, row_weights, weights = operands
     _, scale, ratio = unit_and_ratio(tau, queries)
 
-    cuda = has_cuda() and not forward_mode  # the rules of `cuda_tile` are for reverse mode
-    of_tile, tile = (cuda_tile, CUDA_TILE) if cuda else (difference_tile, DIFFERENCES_TILE)
-
     def tile_sum(rows: Rows, columns: tuple[Array, Array], values: Array) -> PairSums:
-        return of_tile(request, scale, rows, Columns(columns[0], values, columns[1]), ratio)
+        return difference_tile(request, scale, rows, Columns(columns[0], values, columns[1]), ratio)
 
-    if not cuda:
-        queries, keys = subtractable(queries), subtractable(keys)
+    queries, keys = subtractable(queries), subtractable(keys)
     rows = Rows(with_axes_of(tau, queries), row_weights)
-    return tiled_sum(tile_sum, rows, (keys, weights), values, tile=tile)
+    return tiled_sum(tile_sum, rows, (keys, weights), values, tile=DIFFERENCES_TILE)
 
 
 def difference_sums(channels: Channels, queries: Q, keys: K, values: V, tau: T) -> S:

@@ -1,12 +1,15 @@
-"""The engine of pairs on CUDA: differences of coordinates, in reductions that XLA fuses, wherever the points lie.
+"""Differences on CUDA: every pair from differences of its coordinates, in reductions that XLA fuses.
 
-A branch or a loop of unknown length would make the host wait for the device. So every pair takes the same way, and none
-is skipped. No array of M N D numbers is written. Sums over coordinates are over the first of three axes: an H200 takes
-half the time that it takes over the last one (1024 points of 64 dimensions).
+Every pair takes the same way, and none is skipped: no program depends on where the points lie. Each coordinate of the
+points is an array of its own, so that a loop reads it where it lies, and neighboring threads take neighboring points.
+Sums over up to `WRITTEN` coordinates and channels are written out: a step is then one kernel, which holds no pair in
+memory. More coordinates are summed by eights: XLA would compile a reduction over all of them for minutes.
 """
 
+import functools
 import math
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -14,36 +17,111 @@ from jax import lax
 from jaxtyping import Array
 
 from ..._arrays.devices import vary_like
-from ..._arrays.points import LOG_ZERO, dot, with_axes_of, with_rank
-from ..._arrays.shapes import K, L, Q, S, T, V, W
+from ..._arrays.points import LOG_ZERO, dot, unit_and_ratio, with_axes_of, with_rank
+from ..._arrays.shapes import G, K, L, Q, S, T, V, W
 from ..._kernels.kernels import GAUSS, Kernel
-from ..request import Columns, PairSums, Request, Rows, joined
-from ..tiles import CUDA_TILE, block_sizes, blocks, scan, tiled_sum, unblocks
+from ..request import Channels, PairSums, Request
+from ..tiles import CUDA_TILE, Tile, block_sizes, blocks, scan, tiled_sum, unblocks
 from .tile_sums import FARTHEST, cut_off, largest_coordinate
 
 CUT_OFF = FARTHEST**0.5  # bandwidths, of a coordinate
+WRITTEN, GROUP = 16, 8  # coordinates of which each is an array, and how many of more are one
 ONCE = 32  # coordinates from which distances take longer than to transpose them
+# For 65536 points 16 steps of one kernel, which holds no pair in memory; or with pulls 256, of which each holds 64 MiB.
+SUMS_TILE, PULLS_TILE = Tile(2**28, 2**16, 4096, 2**28), Tile(2**24, 2**16, 256, 2**24)
+STEEP = 2.0**40  # the largest √τ at which squares of unscaled differences keep their digits
+
+Rows: TypeAlias = tuple[Array, ...]  # (*batch, 1 or 8, N): coordinates or channels of points, see `in_rows`
 
 
-def cuda_tile(request: Request, scale: Array, rows: Rows, columns: Columns, ratio: Array) -> PairSums:
-    """`PairSums` of a tile from differences of unscaled points (*batch, N, D); `scale` is √τ (*batch, 1, 1 or D)."""
-    a, b = _subtractable(rows.points), _subtractable(columns.points)
-    scale = with_rank(scale, a)
-    once = request.at_keys and a.shape[-1] >= ONCE  # as at the queries: XLA then computes u once for both
-    u = squared_distances_on_cuda(scale, b, a).mT if once else squared_distances_on_cuda(scale, a, b)
-    of_kernels = request.of(ratio * u)
-    sums = [_summed(of_kernels[kernel], v) for kernel, v in request.sums.by_kernel(columns.values)]
-    weights, each = jnp.zeros_like(u), request.spread and scale.shape[-1] > 1
-    for kernel, g, w in request.pulls.by_kernel(rows.weights, columns.weights):
-        weights += of_kernels[kernel.slope] * (g * w.mT if w.shape[-1] == 1 else dot(g, w.mT))
-    batch = weights.shape[:-2]
-    a, b = (jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (a, b))
-    pulled, spread = pulls(weights, a, b) if request.pulls.kernels else a[..., :0], a[..., :0]
-    if each:
-        spread = (weights[..., None, :, :] * jnp.square(_differences(a, b))).sum(-1).mT
+def sums_on_cuda(request: Request, queries: Q, keys: K, values: V, tau: T, row_weights: G, weights: W) -> PairSums:
+    """`PairSums` of all pairs; made of plain JAX functions with derivatives of every order."""
+    _, scale, ratio = unit_and_ratio(tau, queries)
+    power, scale, queries, keys = _in_units(scale, queries, keys)
+    dim = queries.shape[-1]
+
+    def tile_sum(rows: tuple[Rows, Rows], columns: tuple[Rows, Rows], values: Rows) -> PairSums:
+        found = _tile(request, in_rows(scale, 1), ratio, *rows, *columns, values)
+        return PairSums(*(x[..., :width, :].mT for x, width in zip(found, widths, strict=True)))
+
+    widths = request.widths(dim, scale.shape[-1])
+    rows, columns = (with_axes_of(tau, queries), row_weights), (keys, weights)
+    tile = _tile_for(max(dim, weights.shape[-1]), values.shape[-1] + dim * bool(request.pulls.kernels))
+    found = tiled_sum(tile_sum, rows, columns, values, tile=tile, laid=in_rows)
+    pulls = found.pulls / power if request.pulls.kernels else found.pulls
+    return PairSums(found.sums, pulls, found.spread / jnp.square(power) if request.spread else found.spread)
+
+
+def _tile_for(dim: int, num_sums: int) -> Tile:
+    """The tile of so many sums over keys, each of which XLA would compute the tile for."""
+    if dim > WRITTEN or num_sums > 2 * WRITTEN:
+        return CUDA_TILE
+    return SUMS_TILE if num_sums == 1 else PULLS_TILE
+
+
+def _in_units(scale: Array, queries: Array, keys: Array) -> tuple[Array, Array, Array, Array]:
+    """A power of two p, √τ / p, and the points times p: differences of these are as exact, and do not overflow.
+
+    p is one for usual τ. It keeps squares of differences from overflow at a small τ, and from underflow at a large one.
+    """
+    rounded = lax.reduce_precision(lax.stop_gradient(scale), jnp.finfo(scale.dtype).nexp, 0)
+    power = with_rank(jnp.minimum(rounded, 1) * jnp.maximum(rounded / STEEP, 1), queries)
+    most = largest_coordinate(scale.dtype)
+    q, k = (jnp.clip(power * x, -most, most) for x in (queries, keys))  # a weight of 0 then makes a difference 0
+    return power, scale / power, q, k
+
+
+def in_rows(x: Array, fill: float = 0.0) -> Rows:
+    """(…, N, W) -> W arrays (…, 1, N); of more columns than `WRITTEN`, filled up, arrays (…, 8, N)."""
+    width = x.shape[-1]
+    size = 1 if width <= WRITTEN else GROUP
+    x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -width % size)], constant_values=fill)
+    x = lax.optimization_barrier(x.mT)  # in memory
+    return tuple(jnp.split(x, max(1, x.shape[-2] // size), -2))
+
+
+def _tile(
+    request: Request, scale: Rows, ratio: Array, a: Rows, g: Rows, b: Rows, w: Rows, values: Rows
+) -> tuple[Array, ...]:
+    """The sums, pulls and spread (*batch, ·, M) of a tile of queries a, with weights g, and keys b, with weights w."""
+    once = request.at_keys and sum(x.shape[-2] for x in a) >= ONCE  # as at the queries: XLA then computes u once
+    u = squared_distances(scale, b, a).mT if once else squared_distances(scale, a, b)
+    of_kernels, sums, spread = request.of(ratio * u), [], []
+    for kernel, own in zip(request.sums.kernels, _of_kernels(request.sums, values), strict=True):
+        sums += _sums(of_kernels[kernel], own)
+    weights, sides = jnp.zeros_like(u), (_of_kernels(request.pulls, x) for x in (g, w))
+    for kernel, *own in zip(request.pulls.kernels, *sides, strict=True):
+        weights += of_kernels[kernel.slope] * _products_of_channels(*own)
+    a, b = (tuple(jnp.broadcast_to(x, (*u.shape[:-2], *x.shape[-2:])) for x in rows) for rows in (a, b))
+    if request.spread and len(scale) > 1:
+        squares = (jnp.square(_difference(*x)) for x in zip(a, b, strict=True))
+        spread = [(weights[..., None, :, :] * x).sum(-1) for x in squares]
     elif request.spread:
-        spread = (weights * u).sum(-1, keepdims=True) / jnp.square(scale)
-    return PairSums(joined(sums, pulled), pulled, spread)
+        spread = [(weights * u).sum(-1)[..., None, :] / jnp.square(*scale)]
+    none = jnp.zeros((*u.shape[:-2], 0, u.shape[-2]), u.dtype)
+    pulled = pulls(weights, a, b) if request.pulls.kernels else ()
+    return tuple(jnp.concatenate([*x, none], -2) for x in (sums, pulled, spread))
+
+
+def _sums(tile: Array, values: Rows) -> list[Array]:
+    """Σ_n of a tile (*batch, M, N) and values, as arrays of channels (*batch, ·, M)."""
+    return [(tile * v).sum(-1)[..., None, :] if v.shape[-2] == 1 else dot(v, tile.mT) for v in values]
+
+
+def _of_kernels(channels: Channels, rows: Rows) -> list[Rows]:
+    """The channels of each kernel: arrays of one, or one array of many."""
+    ends = [sum(channels.widths[: i + 1]) for i in range(len(channels.widths))]
+    own = [slice(end - width, end) for end, width in zip(ends, channels.widths, strict=True)]
+    if not rows or rows[0].shape[-2] == 1:
+        return [rows[x] for x in own]
+    whole = jnp.concatenate(rows, -2)
+    return [(whole[..., x, :],) for x in own]
+
+
+def _products_of_channels(g: Rows, w: Rows) -> Array:
+    """⟨g_m, w_n⟩, (*batch, M, N)."""
+    products = (x.mT * y if x.shape[-2] == 1 else dot(x.mT, y) for x, y in zip(g, w, strict=True))
+    return functools.reduce(jnp.add, products)
 
 
 # Sums over coordinates or over keys. The derivatives of each are made of the others, so that no order of derivatives
@@ -54,84 +132,95 @@ def cuda_tile(request: Request, scale: Array, rows: Rows, columns: Columns, rati
 # For b = q this is u, with the same rule. But then b is no constant to the next derivative: u has its own function.
 
 
-def squared_distances_on_cuda(scale: Array, q: Array, k: Array) -> Array:
-    """The u of all pairs, (*batch, M, N), from unscaled points (*batch, N, D)."""
-    return cut_off(_squares(*_of_one_batch(scale, q, k)))
+def squared_distances(scale: Rows, q: Rows, k: Rows) -> Array:
+    """The u of all pairs, (*batch, M, N); `scale` is √τ, one number or one for each coordinate."""
+    return jnp.minimum(_squares(*_of_one_batch(scale, q, k)), FARTHEST)
 
 
-def products_of_differences(scale: Array, q: Array, b: Array, k: Array) -> Array:
+def products_of_differences(scale: Rows, q: Rows, b: Rows, k: Rows) -> Array:
     """Σ_d s² (k_n - b_m)((k_n - q_m) + (b_m - q_m)), (*batch, M, N), for a constant b."""
     return _products(*_of_one_batch(scale, q, b, k))
 
 
-def _of_one_batch(*operands: Array) -> list[Array]:
-    batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in operands))
-    return [jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in operands]
+def _of_one_batch(*operands: Rows) -> list[Rows]:
+    batch = jnp.broadcast_shapes(*(x[0].shape[:-2] for x in operands))
+    return [tuple(jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in rows) for rows in operands]
 
 
 @jax.custom_vjp
-def _squares(scale: Array, q: Array, k: Array) -> Array:
-    return _scaled_squares(scale, q, k).sum(-3)
+def _squares(scale: Rows, q: Rows, k: Rows) -> Array:
+    if len(scale) > 1:
+        return _added(_scaled_square, scale, q, k)
+    return jnp.square(*scale) * _added(lambda q, k: jnp.square(_difference(q, k)), q, k)
 
 
 @jax.custom_vjp
-def _products(scale: Array, q: Array, b: Array, k: Array) -> Array:
-    return _scaled_products(scale, q, b, k).sum(-3)
+def _products(scale: Rows, q: Rows, b: Rows, k: Rows) -> Array:
+    return _added(_scaled_product, scale, q, b, k)
 
 
-def _scaled_squares(scale: Array, q: Array, k: Array) -> Array:
-    return jnp.square(scale.mT[..., None] * _differences(q, k))
+def _scaled_square(scale: Array, q: Array, k: Array) -> Array:
+    return jnp.square(scale[..., None] * _difference(q, k))
 
 
-def _scaled_products(scale: Array, q: Array, b: Array, k: Array) -> Array:
-    scale = scale.mT[..., None]
-    factors = scale * _differences(b, k), scale * (_differences(q, k) + (b - q).mT[..., None])
+def _scaled_product(scale: Array, q: Array, b: Array, k: Array) -> Array:
+    scale = scale[..., None]
+    factors = scale * _difference(b, k), scale * (_difference(q, k) + (b - q)[..., None])
     # not by `jnp.clip`: where tiles are differentiated twice, JAX 0.10.2 gives its constants to the rule as operands
     first, second = (jnp.maximum(jnp.minimum(x, CUT_OFF), -CUT_OFF) for x in factors)
     return first * second
 
 
-def _squares_backward(operands: tuple[Array, ...], weights: Array) -> tuple[Array, ...]:
+def _squares_backward(operands: tuple[Rows, ...], weights: Array) -> tuple[Rows, ...]:
     scale, q, k = operands
-    return _gradients(weights, _scaled_squares(*operands), scale, q, q, k)
+    return _gradients(weights, _scaled_square, operands, scale, q, q, k)
 
 
-def _products_backward(operands: tuple[Array, ...], weights: Array) -> tuple[Array, ...]:
-    d_scale, d_queries, d_keys = _gradients(weights, _scaled_products(*operands), *operands)
-    return d_scale, d_queries, jnp.zeros_like(operands[2]), d_keys
+def _products_backward(operands: tuple[Rows, ...], weights: Array) -> tuple[Rows, ...]:
+    d_scale, d_queries, d_keys = _gradients(weights, _scaled_product, operands, *operands)
+    return d_scale, d_queries, tuple(map(jnp.zeros_like, operands[2])), d_keys
 
 
-def _gradients(weights: Array, terms: Array, scale: Array, q: Array, b: Array, k: Array) -> tuple[Array, Array, Array]:
-    """Those of √τ, queries and keys, from the terms of the sums (*batch, D, M, N), which XLA fuses."""
-    squares = -2 * jnp.square(scale)
-    d_queries, d_keys = squares * pulls(weights, b, k), squares * pulls(weights.mT, k, q)
-    if scale.shape[-1] == 1:
-        of_scale = (weights * terms.sum(-3)).sum((-2, -1), keepdims=True)
+def _gradients(
+    weights: Array, term: Callable, operands: tuple[Rows, ...], scale: Rows, q: Rows, b: Rows, k: Rows
+) -> tuple[Rows, Rows, Rows]:
+    """Those of √τ, queries and keys, from the terms of the sums, of the operands of each coordinate."""
+    pulled = pulls(weights, b, k), pulls(weights.mT, k, q)
+    d_queries, d_keys = (tuple(-2 * jnp.square(s) * x for s, x in _aligned(scale, rows)) for rows in pulled)
+    if len(scale) > 1:
+        sums = [(weights[..., None, :, :] * term(*x)).sum((-2, -1))[..., None] for x in _aligned(*operands)]
     else:
-        of_scale = (weights[..., None, :, :] * terms).sum((-2, -1))[..., None, :]
-    return 2 / scale * of_scale, d_queries, d_keys
+        sums = [(weights * _added(term, *operands)).sum((-2, -1), keepdims=True)]
+    return tuple(2 / s * x for s, x in zip(scale, sums, strict=True)), d_queries, d_keys
 
 
 @jax.custom_vjp
-def pulls(weights: Array, a: Array, b: Array) -> Array:
-    """Σ_n W (b_n - a_m), (*batch, M, D), from arrays of one batch."""
-    return (weights[..., None] * (b[..., None, :, :] - a[..., :, None, :])).sum(-2)
+def pulls(weights: Array, a: Rows, b: Rows) -> Rows:
+    """Σ_n W (b_n - a_m), (*batch, D, M), from arrays of one batch."""
+    return tuple((weights[..., None, :, :] * _difference(*x)).sum(-1) for x in zip(a, b, strict=True))
 
 
 @jax.custom_vjp
-def _inner(g: Array, a: Array, b: Array) -> Array:
+def _inner(g: Rows, a: Rows, b: Rows) -> Array:
     """Σ_d g_m (b_n - a_m), (*batch, M, N), from arrays of one batch."""
-    return (g.mT[..., None] * _differences(a, b)).sum(-3)
+    return _added(lambda g, a, b: g[..., None] * _difference(a, b), g, a, b)
 
 
-def _pulls_backward(operands: tuple[Array, Array, Array], g: Array) -> tuple[Array, ...]:
+def _pulls_backward(operands: tuple[Array, Rows, Rows], g: Rows) -> tuple[Array, Rows, Rows]:
     weights, a, b = operands
-    return _inner(g, a, b), -g * weights.sum(-1, keepdims=True), dot(weights.mT, g)
+    total = weights.sum(-1)[..., None, :]
+    return _inner(g, a, b), tuple(-x * total for x in g), _products_of_rows(g, weights)
 
 
-def _inner_backward(operands: tuple[Array, Array, Array], weights: Array) -> tuple[Array, ...]:
+def _inner_backward(operands: tuple[Rows, Rows, Rows], weights: Array) -> tuple[Rows, ...]:
     g, a, b = operands
-    return pulls(weights, a, b), -g * weights.sum(-1, keepdims=True), dot(weights.mT, g)
+    total = weights.sum(-1)[..., None, :]
+    return pulls(weights, a, b), tuple(-x * total for x in g), _products_of_rows(g, weights)
+
+
+def _products_of_rows(g: Rows, weights: Array) -> Rows:
+    """Σ_m g_m W of all coordinates."""
+    return tuple(jnp.split(dot(jnp.concatenate(g, -2), weights), len(g), -2))
 
 
 _squares.defvjp(lambda *operands: (_squares(*operands), operands), _squares_backward)
@@ -140,19 +229,20 @@ pulls.defvjp(lambda *operands: (pulls(*operands), operands), _pulls_backward)
 _inner.defvjp(lambda *operands: (_inner(*operands), operands), _inner_backward)
 
 
-def _differences(a: Array, b: Array) -> Array:
-    """b_n - a_m, (*batch, D, M, N)."""
-    return b.mT[..., :, None, :] - a.mT[..., :, :, None]
+def _added(term: Callable[..., Array], *rows: Rows) -> Array:
+    """Σ_d of terms (*batch, 1 or 8, M, N) of all coordinates."""
+    return functools.reduce(jnp.add, (term(*x) for x in _aligned(*rows))).sum(-3)
 
 
-def _subtractable(points: Array) -> Array:
-    """The points with finite differences, so that a weight of 0 makes them 0."""
-    most = largest_coordinate(points.dtype)
-    return jnp.clip(points, -most, most)
+def _aligned(*rows: Rows) -> list[tuple[Array, ...]]:
+    """The arrays of each coordinate; what has only one array has that for all coordinates."""
+    num = max(map(len, rows))
+    return list(zip(*(x * num if len(x) == 1 else x for x in rows), strict=True))
 
 
-def _summed(tile: Array, v: Array) -> Array:
-    return (tile * v.mT).sum(-1, keepdims=True) if v.shape[-1] == 1 else dot(tile, v)
+def _difference(a: Array, b: Array) -> Array:
+    """b_n - a_m, (*batch, 1 or 8, M, N)."""
+    return b[..., None, :] - a[..., :, None]
 
 
 class Largest(NamedTuple):
@@ -172,22 +262,24 @@ def relative_means(kernel: Kernel, queries: Q, keys: K, values: V, tau: T, log_w
 
     which errs by the unit times ‖k - b‖ ‖q - b‖, where the difference of the exponents would err by ‖q - b‖² times it.
     """
-    scale = with_rank(jnp.sqrt(tau)[..., None, None], queries)
-    q, k = with_axes_of(tau, _subtractable(queries)), _subtractable(keys)
+    _, scale, q, k = _in_units(jnp.sqrt(tau)[..., None, None], queries, keys)
+    q, root = with_axes_of(tau, q), (scale,)
     largest = jax.tree.map(lax.stop_gradient, _largest_terms(kernel, scale, q, k, log_weights))
 
-    def tile_sum(rows: tuple[Array, Largest], columns: tuple[Array, Array], values: Array) -> Array:
-        (q, largest), (k, log_weights) = rows, columns
+    def tile_sum(rows: tuple[Rows, Any], columns: tuple[Rows, Rows, Rows], values: Rows) -> Array:
+        (q, largest), (k, (log_weights,), ones) = rows, columns
         if kernel == GAUSS:
-            logs = products_of_differences(scale, q, largest.key, k) / -2 + log_weights.mT - largest.log_weight
+            logs = products_of_differences(root, q, largest.key, k) / -2 - largest.log_weight[0].mT
         else:
-            logs = kernel.log(squared_distances_on_cuda(scale, q, k)) + log_weights.mT - largest.log
+            logs = kernel.log(squared_distances(root, q, k)) - largest.log[0].mT
+        logs = logs + log_weights
         terms = jnp.exp(jnp.where(logs > 1, 0, logs))  # only rounding makes a term larger than the largest
-        of_ones = values[..., -1:]
-        return jnp.concatenate([_summed(terms, values[..., :-1]), _summed(terms, of_ones)], -1)
+        sums = jnp.concatenate(_sums(terms, values), -2)[..., :channels, :]
+        return jnp.concatenate([sums, *_sums(terms, ones)], -2).mT
 
-    ones = jnp.ones_like(values, shape=(*values.shape[:-1], 1))
-    sums = tiled_sum(tile_sum, (q, largest), (k, log_weights), jnp.concatenate([values, ones], -1), tile=CUDA_TILE)
+    channels, ones = values.shape[-1], jnp.ones_like(log_weights)  # zero where keys are filled up
+    columns, tile = (k, log_weights, ones), _tile_for(keys.shape[-1], channels + 1)
+    sums = tiled_sum(tile_sum, (q, largest), columns, values, tile=tile, laid=in_rows)
     total, log = sums[..., -1:], largest.log
     if kernel == GAUSS:
         squares = jnp.square(jnp.clip(scale * (q - largest.key), -CUT_OFF, CUT_OFF))
@@ -203,16 +295,18 @@ def _largest_terms(kernel: Kernel, scale: Array, queries: Array, keys: Array, lo
     key_blocks = blocks(keys, columns), blocks(log_weights, columns, -jnp.inf)
 
     def add_rows(_: None, q: Array) -> tuple[None, Largest]:
+        own = in_rows(q)
+
         def add_columns(largest: Largest, block: tuple[Array, Array]) -> tuple[Largest, None]:
             k, log_weights = block
-            logs = kernel.log(squared_distances_on_cuda(scale, q, k)) + log_weights.mT
+            logs = kernel.log(squared_distances((scale,), own, in_rows(k))) + log_weights.mT
             index, (k, w) = logs.argmax(-1)[..., None], (jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in block)
-            own = Largest(logs.max(-1, keepdims=True), *(jnp.take_along_axis(x, index, -2) for x in (w, k)))
-            is_larger = ~(own.log <= largest.log)  # true for NaN
-            return jax.tree.map(lambda x, y: jnp.where(is_larger, x, y), own, largest), None
+            new = Largest(logs.max(-1, keepdims=True), *(jnp.take_along_axis(x, index, -2) for x in (w, k)))
+            is_larger = ~(new.log <= largest.log)  # true for NaN
+            return jax.tree.map(lambda x, y: jnp.where(is_larger, x, y), new, largest), None
 
         widths = (1, -jnp.inf), (1, LOG_ZERO), (keys.shape[-1], 0)
-        none = Largest(*(jnp.full((*batch, rows, width), fill, queries.dtype) for width, fill in widths))
+        none = Largest(*(jnp.full((*batch, rows, width), fill, q.dtype) for width, fill in widths))
         return None, scan(add_columns, jax.tree.map(lambda x: vary_like(x, operands), none), key_blocks)[0]
 
     found = scan(add_rows, None, blocks(queries, rows))[1]
