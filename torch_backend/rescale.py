@@ -3,6 +3,7 @@
 Compare `prescale` and `reweight`, the paper's Algorithms 1 and 2.
 """
 
+import functools
 import math
 
 from array_api_compat import array_namespace
@@ -19,6 +20,7 @@ from .layout import (
     point_columns,
     signs_and_log_rows,
 )
+from .signed import signed_sum
 
 SMALL_ROWS = -12 * math.log(2)  # from this logarithm up, half precision can hold the sizes of rows in the values
 SMALLEST = 2.0**-126  # normal number of float32
@@ -29,7 +31,7 @@ def rescale(queries: Array, keys: Array, values: Array, kernel: AttentionKernel,
 
     attention([a, S, S], [b, -h, -l], v) · exp(lse - ½|a|²). Two columns hold ½|b|² = S (h + l), the norms of the
     *rounded* points, so this is the exact sum of the rounded points. In half precision the size of a row of v is a
-    weight in the logits, too; for one channel only signs are averaged.
+    weight in the logits, too; for one channel only signs are averaged, and of two-part points nothing: see `signed`.
     """
     return rescale_and_log(queries, keys, values, kernel, attend, of_all=False)[0]
 
@@ -46,6 +48,9 @@ def rescale_and_log(
         mean, log_sum = softmax_mean(queries, keys, values, kernel, attend)
         return _product(mean, xp.clip(log_sum, None, math.log(keys.shape[-2]))), log_sum  # log Σ_n Φ ≤ log N
 
+    if values.shape[-1] == 1 and kernel.parts == 2:
+        total = signed_sum(queries, keys, values, functools.partial(log_of_sum, kernel, attend))
+        return total, xp.full_like(total, math.inf)
     x, log_rows, scale = signs_and_log_rows(values)
     channels = x.shape[-1]
     if channels == 1:  # signs, and their sizes as a second channel, averaged with the same rounded weights
@@ -62,6 +67,12 @@ def rescale_and_log(
         mean = sum(mean[..., i * channels : (i + 1) * channels] for i in range(parts))
     total = _product(mean * scale, xp.clip(log_sum, None, math.log(keys.shape[-2])))  # weights are at most one
     return total, xp.where(is_small, math.inf, log_sum)
+
+
+def log_of_sum(kernel: AttentionKernel, attend: Attend, queries: Array, keys: Array, log_weights: Array) -> Array:
+    """log Σ_n w_n Φ (B, H, M, 1)."""
+    nothing = array_namespace(keys).zeros_like(keys[:1, :1, :, :1])
+    return softmax_mean(queries, keys, nothing, kernel, attend, log_weights)[1]
 
 
 def _product(mean: Array, log_sum: Array) -> Array:
