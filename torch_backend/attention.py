@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor
 
+from . import devices
 from .guard import report
 from .kernels import AttentionKernel, Engine
 from .layout import broadcast_shapes
@@ -25,10 +26,10 @@ def attention(
     values: Tensor,
     kernel: AttentionKernel,
     *,
-    bias: Tensor | None = None,
+    biases: tuple[Tensor, ...] = (),
     needs_lse: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """softmax(q·k + bias) v, (B, H, M, W), and the log-sum-exp of the logits, (B, H, M, 1), as the operator gives them.
+    """softmax(q·k + biases) v, (B, H, M, W), and the logits' log-sum-exp, (B, H, M, 1), as the operator gives them.
 
     Where autograd records, `needs_lse` raises an error: PyTorch differentiates only the means. If a `kernel.gate` is
     false, nothing is computed and the result is arbitrary.
@@ -36,7 +37,7 @@ def attention(
     if kernel.alarm is not None:
         report(kernel.alarm)
     recorded = torch.is_grad_enabled() and any(x.requires_grad for x in (queries, keys, values))
-    operands = _broadcast(queries, keys, values, *([] if bias is None else [bias]))
+    operands = _broadcast(queries, keys, values, *biases)
     if recorded and needs_lse:
         raise ValueError(
             "`torch_backend`: the log-sum-exp of a fused kernel has no derivative in PyTorch; got tensors that require"
@@ -70,6 +71,18 @@ def attention_pullback(
 ENGINE = Engine(attention, attention_pullback)
 
 
+@functools.cache
+def prepare(kernel: AttentionKernel, *shapes: tuple[int, ...]) -> None:
+    """Compile what `attention` of operands of these shapes runs, on every device, if the kernel is compiled at all."""
+    if not kernel.is_flex:
+        return
+    for device in devices.names():
+        with torch.inference_mode():
+            queries, keys, values, *biases = (torch.empty(shape, device=device) for shape in shapes)
+            attention(queries, keys, values, kernel, biases=tuple(biases))
+    torch.cuda.empty_cache()
+
+
 def _most_points(operand: Tensor) -> int:
     """The largest number of queries, and of keys, in one call."""
     return min(MAX_POINTS, max(1, MAX_ELEMENTS // operand.shape[-1]))
@@ -79,15 +92,17 @@ def _forward_in_parts(
     forward: Callable[[list[Tensor]], tuple[Tensor, ...]], most: int, operands: list[Tensor]
 ) -> tuple[Tensor, Tensor]:
     """Attention in parts of the queries (concatenated) and of the keys (weighted by their log-sum-exps)."""
-    queries, keys, values, *bias = operands
+    queries, keys, values, *biases = operands
+    of_keys, of_queries = biases[:1], biases[1:]
     if queries.shape[2] > most:
-        parts = (_forward_in_parts(forward, most, [x, keys, values, *bias]) for x in queries.split(most, 2))
+        split = zip(*(x.split(most, 2) for x in (queries, *of_queries)), strict=True)
+        parts = (_forward_in_parts(forward, most, [x, keys, values, *of_keys, *own]) for x, *own in split)
         outs, lses = zip(*parts, strict=True)
         return torch.cat(outs, 2), torch.cat(lses, 2)
     if keys.shape[2] <= most:
         return forward(operands)  # type: ignore[return-value]
-    parts = zip(keys.split(most, 2), values.split(most, 2), *(x.split(most, 3) for x in bias), strict=True)
-    outs, lses = zip(*(forward([queries, *part]) for part in parts), strict=True)
+    parts = zip(keys.split(most, 2), values.split(most, 2), *(x.split(most, 3) for x in of_keys), strict=True)
+    outs, lses = zip(*(forward([queries, *part, *of_queries]) for part in parts), strict=True)
     lse = functools.reduce(torch.logaddexp, (x.to(torch.promote_types(x.dtype, torch.float32)) for x in lses))
     return _total((own - lse).exp()[..., None] * out for out, own in zip(outs, lses, strict=True)), lse
 

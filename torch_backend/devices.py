@@ -1,11 +1,15 @@
 """Limits of CUDA devices. PyTorch's dispatcher checks them; its operators, which are called here directly, do not."""
 
 import functools
+import importlib.util
+import os
+import shutil
 from typing import NamedTuple
 
 FLASH = 8, 0  # the lowest compute capability with FlashAttention, cuDNN's attention and bfloat16
 SMALL = (8, 6), (8, 9)  # capabilities with little shared memory (also 12.0 and up): widths of 193 to 224 do not fit
 BLACKWELL = 10, 11  # major capabilities of its data centers' cards
+COMPILERS = "cc", "gcc", "clang"  # of C, which Triton calls
 FAULTY_CUDNN = 91500  # the last version that is wrong for lengths that are no multiple of 128
 
 
@@ -59,3 +63,24 @@ def card() -> Card:
     except RuntimeError:  # the loaded cuDNN is not the one that PyTorch was built for
         cudnn = 0
     return Card(least.name, (least.major, least.minor), cudnn)
+
+
+def names() -> list[str]:
+    """The CUDA devices, any of which a program may run on."""
+    import torch
+
+    return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+
+
+@functools.cache
+def lacking_for_flex() -> str:
+    """What keeps FlexAttention from being compiled here; empty if nothing does."""
+    import torch
+
+    if importlib.util.find_spec("triton") is None:
+        return "a machine without Triton"
+    if not os.environ.get("CC") and not any(map(shutil.which, COMPILERS)):
+        return "a machine without a C compiler (cc, gcc, clang or $CC)"
+    if not hasattr(importlib.import_module("torch.nn.attention.flex_attention"), "AuxRequest"):
+        return f"torch {torch.__version__}, whose FlexAttention does not return its log-sum-exp"
+    return ""

@@ -52,7 +52,7 @@ def gauss_sum(
         method: "rescale", "prescale" or "reweight". Autograd differentiates only "reweight".
         precision: "auto", "float16", "bfloat16", "float16x2", "bfloat16x2", "float32" or "float64"; see
             `select_kernel`.
-        backend: "auto", "cpu", "flash", "efficient" or "cudnn".
+        backend: "auto", "cpu", "flash", "efficient", "cudnn" or "flex", which is in float32.
         guard: whether to compute the sum again if the precision is too coarse for the data. It is off where autograd
             records.
 

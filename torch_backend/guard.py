@@ -51,6 +51,8 @@ REACH = {
         "float64": 2**9,
     },
 }
+# The largest R² of FlexAttention, whose errors are those of a sum in float32: it adds norms to products.
+REACH_OF_FLEX = 2**7
 REACH_AGAIN = {"cuda": exact.REACH**2, "cpu": 2**36}  # the largest R² of a sum computed again; on a CPU in float64
 # Root-mean-square errors of exponents beyond which a sum is computed again.
 DOUBT = {"float16": 5e-3, "bfloat16": 4e-2, "float16x2": 4e-4, "bfloat16x2": 2e-3}
@@ -69,7 +71,7 @@ def guarded(
         return gated(method, kernel, points, compute)
     result, reach = compute(kernel, method), squared_radius(*points)
     if method == "rescale" and kernel.dtype == "float64":  # there is nothing better
-        report(reach > REACH[method][kernel.precision])
+        report(reach > reach_of(method, kernel))
         return result
     if not is_doubted(method, kernel, points, reach, result[-1]):
         return result
@@ -91,11 +93,17 @@ def gated(method: str, kernel: AttentionKernel, points: tuple[Array, Array], com
     return tuple(xp.where(gate, x, y) for x, y in zip(again, result, strict=True))
 
 
+def reach_of(method: str, kernel: AttentionKernel) -> int:
+    """The largest R² at which the sums of a kernel are as accurate as it promises."""
+    reach = REACH[method][kernel.precision]
+    return min(reach, REACH_OF_FLEX) if kernel.is_flex else reach
+
+
 def is_doubted(
     method: str, kernel: AttentionKernel, points: tuple[Array, Array], reach: Array, largest: Array
 ) -> Array:
     """Whether R² is beyond the kernel's reach, or half precision has lost accuracy."""
-    beyond = reach > REACH[method][kernel.precision]
+    beyond = reach > reach_of(method, kernel)
     return beyond | doubtful(method, kernel, points, largest) if kernel.half else beyond
 
 

@@ -1,8 +1,9 @@
 """The attention kernels of PyTorch, what each of them takes, and how "auto" chooses among them.
 
 An engine runs a kernel. Its `attend` takes queries (B, H, M, W), keys and values (B, H, N, W) of one dtype and width,
-and perhaps a bias (B, H, 1, N). It returns softmax(q·k + bias) v in any floating dtype, and the log-sum-exp of the
-logits (B, H, M, 1) in float32 or better. B and H broadcast. PyTorch's engine is in `attention`.
+and perhaps biases: of keys (B, H, 1, N), and of queries (B, H, M, 1). It returns softmax(q·k + biases) v in any
+floating dtype, and the log-sum-exp of the logits (B, H, M, 1) in float32 or better. B and H broadcast. PyTorch's engine
+is in `attention`.
 """
 
 import functools
@@ -30,7 +31,7 @@ class Engine(NamedTuple):
     """The functions that run a kernel.
 
     Attributes:
-        attend: (queries, keys, values, kernel, *, bias=None, needs_lse=True) -> (out, lse); without `needs_lse`, lse
+        attend: (queries, keys, values, kernel, *, biases=(), needs_lse=True) -> (out, lse); without `needs_lse`, lse
             may be anything.
         pullback: (cotangent, queries, keys, values, lse, kernel) -> (S k, Sᵀ q, Pᵀ g), P = exp(q·k - lse), S = P ∘ (g
             vᵀ).
@@ -45,9 +46,10 @@ class AttentionKernel:
     """An attention kernel and the dtype it runs in, by name.
 
     Attributes:
-        name, device: cpu; flash, efficient or cudnn on cuda.
+        name, device: cpu; flash, efficient, cudnn or flex on cuda.
         dtypes: in which the kernel can compute.
-        multiple, max_width: operands must have a width that is a multiple of the first, and at most the second.
+        multiple, max_width: operands must have a width that is a multiple of the first, and at most the second; of
+            flex a power of two as well.
         gap: first and last width without a backward pass on the device; the next width above is used instead.
         dtype, parts: in use; with 2 parts each coordinate is the sum of two numbers of that dtype.
         exact: whether columns are those of `exact`, for points that lie anywhere.
@@ -82,14 +84,31 @@ class AttentionKernel:
         return self.dtype in HALF
 
     @property
+    def is_flex(self) -> bool:
+        """Whether it is FlexAttention, which is compiled at run time and adds any numbers to the logits."""
+        return self.name == "flex"
+
+    @property
     def takes_bias(self) -> bool:
-        """Whether it takes the norms as a bias that is not rounded to half precision."""
-        return self.name == "cpu" and not self.half
+        """Whether it takes the norms of the keys as a bias that is not rounded to half precision."""
+        return self.is_flex or (self.name == "cpu" and not self.half)
+
+    @property
+    def backward(self) -> "AttentionKernel":
+        """The kernel of the pullback: FlexAttention has none that takes our log-sum-exp."""
+        return replace(KERNELS["efficient"], dtype=self.dtype) if self.is_flex else self
 
     @property
     def norm_columns(self) -> int:
         """The number of columns for the norms of the keys where they are no bias: one more than the parts."""
+        if self.is_flex:
+            return 0
         return 1 + self.parts if self.half else 1
+
+    @property
+    def probes(self) -> int:
+        """The number of columns that its own pullback adds."""
+        return 0 if self.is_flex else PROBES
 
     def columns(self, dim: int) -> int:
         """The number of columns for points and norms."""
@@ -99,12 +118,14 @@ class AttentionKernel:
         """The width at which the kernel runs for this number of columns."""
         if self.name == "cpu":  # no limits, but narrow products are slow: 16 columns take less time than 2 to 15
             return columns if columns <= 1 or columns >= 16 else 16
+        if self.is_flex:
+            return max(self.multiple, 1 << (columns - 1).bit_length())
         width = -(-columns // self.multiple) * self.multiple
         return self.gap[1] + self.multiple if self.gap[0] <= width <= self.gap[1] else width
 
     def value_width(self, channels: int, width: int) -> int:
-        """The width of values for points of this width: the memory-efficient kernel's need not be the same."""
-        return self.width(channels) if self.name == "efficient" else width
+        """The width of values for points of this width: of two kernels it need not be the same."""
+        return self.width(channels) if self.name in ("efficient", "flex") else width
 
     def channels(self, channels: int) -> int:
         """The number of channels per call."""
@@ -120,6 +141,7 @@ KERNELS = {
     "flash": AttentionKernel("flash", "cuda", HALF, 8, 256),
     "efficient": AttentionKernel("efficient", "cuda", (*HALF, "float32"), 8, None),
     "cudnn": AttentionKernel("cudnn", "cuda", HALF, 8, 128),
+    "flex": AttentionKernel("flex", "cuda", ("float32",), 16, 128),
 }
 
 
@@ -127,10 +149,10 @@ KERNELS = {
 def select_kernel(backend: str, precision: str, device: str, dtype: Any, dim: int) -> AttentionKernel:
     """Choose the kernel for points of this dtype (or its name) and dimension on "cpu" or "cuda".
 
-    Precision "auto" is float32 or float64 on a CPU, and half precision on CUDA. Backend "auto" on CUDA is flash
-    attention if dtype, width and compute capability (8.0) allow it, else the memory-efficient kernel. Two-part points
-    too wide for flash attention take the memory-efficient kernel in float32, which costs the same and is more precise.
-    Below compute capability 8.0, bfloat16 becomes float16.
+    Precision "auto" is float32 or float64 on a CPU, float32 for FlexAttention, else half precision on CUDA. Backend
+    "auto" on CUDA is flash attention if dtype, width and compute capability (8.0) allow it, else the memory-efficient
+    kernel. Two-part points too wide for flash attention take the memory-efficient kernel in float32, which costs the
+    same and is more precise. Below compute capability 8.0, bfloat16 becomes float16.
 
     Raises:
         ValueError: the kernel or precision does not exist, or cannot run there.
@@ -145,7 +167,9 @@ def select_kernel(backend: str, precision: str, device: str, dtype: Any, dim: in
 
     if precision == "auto":
         precision = accumulation_dtype(dtype) if device == "cpu" else dtype
-        if device == "cuda" and precision == "float32":
+        if backend == "flex" and precision != "float64":
+            precision = "float32"
+        elif device == "cuda" and precision == "float32":
             precision = "float16"
     dtype, parts = PRECISIONS[precision], 2 if precision in TWO_PARTS else 1
     card = devices.card() if device == "cuda" else None
@@ -167,18 +191,23 @@ def select_kernel(backend: str, precision: str, device: str, dtype: Any, dim: in
             f"`torch_backend`: `backend` must be one for {device}, where the points are; got {backend!r}, which runs on"
             f" {kernel.device}. Use backend='auto'."
         )
-    if card is not None and not card.has_flash and (backend in ("flash", "cudnn") or dtype == "bfloat16"):
+    if card is not None and not card.has_flash and (backend in ("flash", "cudnn", "flex") or dtype == "bfloat16"):
         raise ValueError(
             f"`torch_backend`: backend {backend!r} in {dtype} needs compute capability 8.0; got {card}. Use"
             " backend='efficient', in float16 or float32."
         )
+    if kernel.is_flex and (lacking := devices.lacking_for_flex()):
+        raise ValueError(
+            f"`torch_backend`: backend 'flex' is compiled by Triton and a C compiler when it is first called; got"
+            f" {lacking}. Use backend='efficient'."
+        )
     if dtype not in kernel.dtypes:
         has = ", ".join(kernel.dtypes)
         raise ValueError(f"`torch_backend`: backend {backend!r} computes in {has}; got {dtype}. Choose one of these.")
-    if not kernel.fits(kernel.columns(dim) + PROBES):
+    if not kernel.fits(kernel.columns(dim) + kernel.probes):
         raise ValueError(
             f"`torch_backend`: backend {backend!r} takes at most {kernel.max_width} columns; got points of dimension"
-            f" {dim}, which take {kernel.columns(dim) + PROBES} in {precision}. Use backend='efficient'."
+            f" {dim}, which take {kernel.columns(dim) + kernel.probes} in {precision}. Use backend='efficient'."
         )
     return kernel
 

@@ -31,6 +31,12 @@ def _aten(name: str) -> Callable[..., tuple]:
         ) from error
 
 
+def _flex(*operands: Tensor) -> tuple[Tensor, Tensor]:
+    from . import flex
+
+    return flex.attend(*operands)
+
+
 def _cpu(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The CPU kernel, with rows filled up to fours: products of fewer rows add their terms one after the other."""
     num = q.shape[2]
@@ -186,7 +192,7 @@ def _padded_lse(lse: Tensor) -> Tensor:
     return torch.nn.functional.pad(lse[..., 0], (0, missing), value=math.inf) if missing else lse[..., 0].contiguous()
 
 
-FORWARD = {"cpu": _cpu, "flash": _flash, "efficient": _efficient, "cudnn": _cudnn}
+FORWARD = {"cpu": _cpu, "flash": _flash, "efficient": _efficient, "cudnn": _cudnn, "flex": _flex}
 BACKWARD = {
     "cpu": _cpu_backward_on_threads,
     "flash": _flash_backward,

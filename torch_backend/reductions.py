@@ -129,7 +129,7 @@ def fused_pullback(
     Unless exponents are `exact`, P is the softmax instead, which neither exceeds one nor underflows in a whole row; g
     is multiplied by the row sums of Φ. They come from `log_sum`, if the sum has returned it, else from another pass.
     """
-    fold, shapes = Fold(a, b, values), [x.shape for x in (a, b, values)]
+    fold, shapes, kernel = Fold(a, b, values), [x.shape for x in (a, b, values)], kernel.backward
     a, b = fold.fold(a), fold.fold(b)
     v, g = fold.fold(values, of_values=True), fold.fold(cotangent, of_values=True)
     log_sum = log_sum if log_sum is None else fold.fold(log_sum)

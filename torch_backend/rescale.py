@@ -90,19 +90,23 @@ def softmax_mean(
     log_weights: Array | float = 0.0,
 ) -> tuple[Array, Array]:
     """Σ_n w_n Φ v_n / Σ_n w_n Φ (B, H, M, C) and log Σ_n w_n Φ (B, H, M, 1), for values that the dtype holds."""
-    dim, channels, bias = queries.shape[-1], values.shape[-1], None
+    xp = array_namespace(queries)
+    dim, channels, biases = queries.shape[-1], values.shape[-1], ()
     if kernel.takes_bias:
         query_columns, query_norms = point_columns(queries, kernel)
         key_columns, key_norms = point_columns(keys, kernel)
-        bias = cast((log_weights - key_norms).mT, kernel.dtype)
+        biases = (cast((log_weights - key_norms).mT, kernel.dtype),)
+        if kernel.is_flex:  # takes those of queries, too, and so rounds small numbers
+            biases, query_norms = (*biases, cast(-query_norms, kernel.dtype)), xp.zeros_like(query_norms)
     else:
         query_columns, key_columns, query_norms = exponent_columns(queries, keys, kernel, log_weights)
-    columns = dim if kernel.takes_bias else kernel.columns(dim)
-    width, own_dtype = kernel.width(max(columns + (PROBES if kernel.exact else 0), channels)), kernel.dtype
-    if kernel.device == "cuda" and columns + PROBES <= width:  # as the pullback packs them: XLA then does it once
+    columns, own_dtype = dim if kernel.takes_bias else kernel.columns(dim), kernel.dtype
+    width = kernel.width(columns if kernel.is_flex else max(columns + (PROBES if kernel.exact else 0), channels))
+    is_shared = kernel.device == "cuda" and not kernel.is_flex
+    if is_shared and columns + PROBES <= width:  # as the pullback packs them: XLA then does it once
         query_columns, key_columns = [*query_columns, 0.0, 1.0], [*key_columns, 1.0, 0.0]
     points = (pack(*x, width=width, dtype=own_dtype) for x in (query_columns, key_columns))
     padded_values = pack(values, width=kernel.value_width(channels, width), dtype=own_dtype)
-    out, lse = attend(*points, padded_values, kernel, bias=bias)
+    out, lse = attend(*points, padded_values, kernel, biases=biases)
     dtype = dtype_of(query_norms)
     return cast(out[..., :channels], dtype), cast(lse, dtype) - query_norms

@@ -40,16 +40,23 @@ def serves(platform: str) -> bool:
 
 
 def call(
-    make: Callable, options: tuple[Any, ...], shapes: Shapes, operands: Sequence[jax.Array], dtype: Any = None
+    make: Callable,
+    options: tuple[Any, ...],
+    shapes: Shapes,
+    operands: Sequence[jax.Array],
+    dtype: Any = None,
+    *,
+    prepare: Callable[[], None] | None = None,
 ) -> tuple[jax.Array, ...]:
     """The results of make(*options), a function of tensors: arrays of these shapes, in `dtype` or that of the operands.
 
-    The function is made once for equal options, because XLA would compile the program again for a new one.
+    The function is made once for equal options, because XLA would compile the program again for a new one. `prepare` is
+    called where a program with the callback is lowered, so before any runs; not where it is only traced.
     """
     results = [jax.ShapeDtypeStruct(shape, dtype or operands[0].dtype) for shape in shapes]
     in_turn = "CONCURRENT" not in os.environ.get("XLA_FLAGS", "")  # the default; else two might share memory at once
     callback = buffer_callback.buffer_callback(buffered(make, options), results, command_buffer_compatible=in_turn)
-    return tuple(vary_like(x, operands) for x in callback(stay(operands[0]), *operands[1:]))
+    return tuple(vary_like(x, operands) for x in callback(stay(operands[0], prepare), *operands[1:]))
 
 
 @functools.cache
@@ -98,28 +105,35 @@ def call_numpy(write: Callable, options: tuple[Any, ...], shape: tuple[int, ...]
     return vary_like(callback(stay(operands[0]), *operands[1:]), operands)
 
 
-# A callback cannot leave the process. This primitive is an identity; its lowering for `jax.export` is an error.
+# A callback cannot leave the process. This primitive is an identity; its lowering for `jax.export` is an error. For
+# other programs it prepares what the callback runs.
 _stay_p = Primitive("jaxgauss_stay")
 
 
-def stay(x: jax.Array) -> jax.Array:
+def stay(x: jax.Array, prepare: Callable[[], None] | None = None) -> jax.Array:
     """The operand of a callback, which keeps its program in this process."""
-    return _stay_p.bind(x)
+    return _stay_p.bind(x, prepare=prepare)
 
 
-def _lowered(context: Any, x: Any) -> list[Any]:
+def _prepared(x: Any, *, prepare: Callable[[], None] | None) -> Any:
+    if prepare is not None:
+        prepare()
+    return x
+
+
+def _lowered(context: Any, x: Any, *, prepare: Callable[[], None] | None) -> list[Any]:
     if context.module_context.lowering_parameters.for_export:
         raise ValueError(
             "`jaxgauss`: a program for `jax.export` must run in XLA alone; got one with a callback, by which PyTorch or"
             " finufft sums, or XLA where points are far. Pass engine='blocked' to the sum."
         )
-    return [x]
+    return [_prepared(x, prepare=prepare)]
 
 
-_stay_p.def_impl(lambda x: x)
-_stay_p.def_abstract_eval(lambda x: x)
+_stay_p.def_impl(_prepared)
+_stay_p.def_abstract_eval(lambda x, **_: x)
 mlir.register_lowering(_stay_p, _lowered)
-batching.primitive_batchers[_stay_p] = lambda x, axes: (_stay_p.bind(*x), *axes)
+batching.primitive_batchers[_stay_p] = lambda x, axes, **options: (_stay_p.bind(*x, **options), *axes)
 
 
 @functools.cache

@@ -20,6 +20,7 @@ import functools
 import importlib.metadata
 import itertools
 import json
+import math
 import os
 import platform
 import time
@@ -49,6 +50,7 @@ WIDTHS = {
     "flash": (32, 64, 96, 128, 160, 192, 224, 256),
     "cudnn": (64, 128),
     "efficient": (64, 128),  # beyond, one form serves all widths
+    "flex": (16, 32, 64, 128),
 }
 DROPPED = 160, 224  # of flash attention, in PyTorch 2.14.1
 PULL = 10  # columns on CUDA, see `time_on_cuda`
@@ -96,8 +98,8 @@ def work_of_pairs(pairs: int, columns: int) -> tuple[float, float]:
 
 def kernel_columns(kernel: "AttentionKernel", dim: int, channels: int) -> int:
     """Columns of both products by a kernel on CUDA, for all blocks of channels that it takes one by one."""
-    at_once = kernel.channels(channels)
-    width = kernel.width(max(kernel.columns(dim), at_once))
+    at_once, own = kernel.channels(channels), kernel.columns(dim)
+    width = kernel.width(own if kernel.is_flex else max(own, at_once))
     widths = width, kernel.value_width(at_once, width)
     compiled = (next((x for x in widths_of(kernel.name) if x >= y), y) for y in widths)
     return sum(compiled) * -(-channels // at_once)
@@ -151,9 +153,12 @@ def time_on_cuda(
     """Milliseconds of a sum, with gradients if there are `pulls`, by a kernel or in XLA; and where the costs are from.
 
     In XLA, from differences of coordinates, pulls are no products: on an H200 a coordinate of them takes as long as ten
-    columns. By a kernel gradients are a second sum for one channel, and a backward pass for many.
+    columns. By a kernel gradients are a second sum for one channel, and a backward pass for many. Infinite for a kernel
+    that was never measured.
     """
     costs, are_measured = cuda_costs(bridge.card().name)
+    if not isinstance(engine, str) and kernel_engine(engine) not in costs:
+        return math.inf, "not measured"
     if isinstance(engine, str):
         nanoseconds = costs[engine].nanoseconds(pairs, columns(engine, dim, channels) + PULL * dim * pulls)
     else:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch_backend import AttentionKernel
 
 METHODS = ("reweight", "prescale", "rescale")
-KERNELS = ("flash", "efficient", "cudnn", "cpu")
+KERNELS = ("flash", "efficient", "cudnn", "flex", "cpu")
 ON_CUDA = (("flash", "float16"), ("cudnn", "float16"), ("efficient", "float16"), ("efficient", "float32"))  # measured
 PASSES = 3  # logarithms and means take so many times as long as a sum in XLA on CUDA: an estimate
 
@@ -43,9 +43,11 @@ class Attention(Engine):
 
     Args:
         method: "reweight" or "prescale", the paper's algorithms; "rescale", ours, which never overflows.
-        kernel: "flash", "efficient" or "cudnn" on CUDA, "cpu" on a CPU; None: the fastest that takes the points.
+        kernel: "flash", "efficient", "cudnn" or "flex" on CUDA, "cpu" on a CPU; None: the fastest that takes the
+            points. "flex" is FlexAttention, in float32 by tensor cores: PyTorch compiles it by Triton and a C compiler
+            where a program first has it, for some seconds.
         precision: "float16", "bfloat16", "float32", "float64"; "float16x2", "bfloat16x2" for coordinates that are sums
-            of two numbers. None: float32 or float64 on a CPU, half precision on CUDA.
+            of two numbers. None: float32 or float64 on a CPU, float32 by "flex", else half precision on CUDA.
 
     References:
         Rux & Neumayer, "Fast Gauss Sums via Flash Attention", 2026, arXiv:2609.04910: Algorithms 1 and 2.
@@ -60,6 +62,8 @@ class Attention(Engine):
     def __post_init__(self) -> None:
         """Raise ValueError unless method and kernel exist."""
         super().__post_init__()
+        if self.kernel == "flex" and self.precision in (None, *GRADES):  # computes in nothing else
+            object.__setattr__(self, "precision", "float32")
         check_choice("Attention", "method", self.method, METHODS)
         if self.kernel is not None:
             check_choice("Attention", "kernel", self.kernel, KERNELS)
@@ -95,8 +99,8 @@ class Attention(Engine):
         if problem.platform == "cpu":
             return replace(asked, kernel="cpu", precision=asked.precision or problem.working)
         kernels = [self._kernel(asked, problem)]
-        if self.kernel is None and kernels[0].half and bridge.card().prefers_cudnn:
-            other = kernel_of(replace(asked, kernel="cudnn"), "cuda", problem.dtype, problem.dim)
+        if self.kernel is None and (not kernels[0].half or bridge.card().prefers_cudnn):
+            other = self._kernel(replace(asked, kernel="cudnn" if kernels[0].half else "flex"), problem)
             kernels += [other] if not isinstance(other, str) and other.precision == kernels[0].precision else []
         best = min(kernels, key=lambda x: self._time(x, problem)) if len(kernels) > 1 else kernels[0]
         return replace(self, kernel=best.name, precision=best.precision)
@@ -150,7 +154,7 @@ class Attention(Engine):
             return plan
         points = scaled_points(queries, keys, tau, base_2=False, many=own.half)
         reach = guard.squared_radius(*points)
-        is_far = reach > min(plan.reach, guard.REACH[self.method][self.precision])
+        is_far = reach > min(plan.reach, guard.reach_of(self.method, own))
         if not is_far and not (own.half and guard.doubtful(self.method, own, points, _largest_sum(*operands))):
             return plan
         coarse = f"all sums are so small that {plan.precision} has lost their digits"
@@ -253,7 +257,7 @@ def by_attention(
         doubted = guard.doubtful(plan.engine.method, kernel, points, largest)
         return one_of_two(~doubted, lambda *_: tuple(results), again, *operands)
 
-    within = guard.squared_radius(*points) <= guard.REACH[plan.engine.method][kernel.precision]
+    within = guard.squared_radius(*points) <= guard.reach_of(plan.engine.method, kernel)
     return one_of_two(within & finite, unless_doubted if kernel.half else run, again, *operands)
 
 

@@ -4,6 +4,7 @@ XLA centers, scales, rounds and packs the points, and rescales the result. The f
 attention kernel, the scaled points a and b, and operands of equal rank; their last result is the largest sum.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -99,17 +100,19 @@ def _attend(
     values: Array,
     kernel: "AttentionKernel",
     *,
-    bias: Array | None = None,
+    biases: tuple[Array, ...] = (),
     needs_lse: bool = True,
 ) -> tuple[Array, Array]:
-    tensors = queries, keys, values, *([] if bias is None else [bias])
+    tensors = queries, keys, values, *biases
     batch = jnp.broadcast_shapes(*(x.shape[:2] for x in tensors))
     alarm = [] if kernel.alarm is None else [kernel.alarm]
-    options = replace(kernel, gate=None, alarm=None), bias is not None, bool(alarm)
+    own = replace(kernel, gate=None, alarm=None)
+    options = own, len(biases), bool(alarm)
+    prepare = functools.partial(torch_backend().attention.prepare, own, *(x.shape for x in tensors))
     operands = *tensors, *alarm, *_gate(kernel, batch, queries, keys)
     shapes = [(*batch, queries.shape[2], width) for width in (values.shape[3], 1)]
     with _mark_of(kernel, 1, *tensors[:3]):
-        out, lse = call(torch_attention, options, shapes, operands, working_dtype(kernel.dtype))
+        out, lse = call(torch_attention, options, shapes, operands, working_dtype(kernel.dtype), prepare=prepare)
     return out, lse
 
 
@@ -139,15 +142,15 @@ def _gate(kernel: "AttentionKernel", batch: Sequence[Any], queries: Array, keys:
     return torch_backend().guard.gate_starts(kernel.gate, batch[0], queries.shape[2], keys.shape[2])
 
 
-def torch_attention(kernel: "AttentionKernel", has_bias: bool, has_alarm: bool) -> Callable:
+def torch_attention(kernel: "AttentionKernel", num_biases: int, has_alarm: bool) -> Callable:
     """The attention that a callback runs, as a function of tensors."""
     attend = torch_backend().ENGINE.attend
 
     def run(queries: "Tensor", keys: "Tensor", values: "Tensor", *given: "Tensor") -> "Sequence[Tensor]":
-        bias, options = given[0] if has_bias else None, given[has_bias:]
+        biases, options = given[:num_biases], given[num_biases:]
         alarm, gate = options[0] if has_alarm else None, options[has_alarm:]
         its = replace(kernel, alarm=alarm, gate=gate or None) if options else kernel
-        return attend(queries, keys, values, its, bias=bias)
+        return attend(queries, keys, values, its, biases=biases)
 
     return run
 
