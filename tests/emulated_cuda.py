@@ -23,12 +23,12 @@ import torch_backend.guard
 from jaxgauss._arrays import devices as jax_devices
 from jaxgauss._engines import bridge, plan
 from jaxgauss._sums import preparation as checked
-from torch_backend import devices
+from torch_backend import devices, flex
 
 NAN = float("nan")
 BASE_2 = math.log2(math.e)
 MAX_GRID = 65535
-
+ROUNDED = 0x1000  # half of the last bit of TF32
 
 card = devices.Card("emulated", (9, 0), 91900)
 HAS_CUDA = any(device.platform == "gpu" for device in jax.devices())
@@ -62,22 +62,26 @@ def products(q: Tensor, k: Tensor) -> Tensor:
     staged = torch.zeros((), dtype=torch.float64)
     for i in range(0, q.shape[-1], 8):
         for x, y in ((1, 0), (0, 1), (0, 0)):
-            staged = staged + parts[0][x][..., i : i + 8].double() @ parts[1][y][..., i : i + 8].mT.double()
-            rounded = staged.float()
-            away = rounded.double().abs() > staged.abs()
-            staged = torch.where(away, torch.nextafter(rounded, torch.zeros(())), rounded).double()
+            staged = dropped(staged + parts[0][x][..., i : i + 8].double() @ parts[1][y][..., i : i + 8].mT.double())
         if i % 32 == 0:
             total, staged = total + staged.float(), torch.zeros((), dtype=torch.float64)
     return total + staged.float()
 
 
-def in_tf32(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The first 11 bits of x, and to 11 bits what that leaves."""
+def dropped(x: Tensor) -> Tensor:
+    """The first 24 bits of numbers in float64."""
+    rounded = x.float()
+    away = rounded.double().abs() > x.abs()
+    return torch.where(away, torch.nextafter(rounded, torch.zeros(())), rounded).double()
 
-    def cut(x: Tensor, added: int = 0) -> Tensor:
+
+def in_tf32(x: Tensor, added: int = 0) -> tuple[Tensor, Tensor]:
+    """The first 11 bits of x, dropped or `ROUNDED`, and to 11 bits what that leaves."""
+
+    def cut(x: Tensor, added: int) -> Tensor:
         return ((x.contiguous().view(torch.int32) + added) & ~0x1FFF).view(torch.float32)
 
-    return cut(x), cut(x - cut(x), 0x1000)
+    return cut(x, added), cut(x - cut(x, added), ROUNDED)
 
 
 def softmax(q: Tensor, k: Tensor, v: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -274,6 +278,40 @@ def cudnn(q, k, v, bias, wants_lse, dropout=0.0, causal=False, debug=False, *, s
     return laid_out_like(q, out), lse[..., None], empty, empty, q.shape[2], k.shape[2], empty, empty, empty
 
 
+# FlexAttention: torch/_inductor/kernel/flex/templates, flex_attention.py.jinja and common.py.jinja, and Triton's dot.
+
+
+def tf32x3(a: Tensor, b: Tensor) -> Tensor:
+    """A b, of which the products of small parts come first, each over all columns, from an accumulator of zero.
+
+    Triton 3.3 and later: lib/Dialect/TritonGPU/Transforms/F32DotTC.cpp; both parts are rounded.
+    """
+    (high, low), (top, rest) = in_tf32(a, ROUNDED), in_tf32(b, ROUNDED)
+    total = torch.zeros((), dtype=torch.float64)
+    for x, y in ((low, top), (high, rest), (high, top)):
+        for i in range(0, a.shape[-1], 8):
+            total = dropped(total + x[..., i : i + 8].double() @ y[..., i : i + 8, :].double())
+    return total.float()
+
+
+def flex_attention(q: Tensor, k: Tensor, v: Tensor, *biases: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits and their log-sum-exp to base 2; each block of keys makes a sum, and float32 adds it to the others."""
+    for width in (q.shape[-1], v.shape[-1]):
+        check(width >= 16 and width & (width - 1) == 0, "NYI: embedding dimension must be at least 16")
+    check(all(x.is_contiguous() and x.dtype == torch.float32 for x in (q, k, v, *biases)), "one kind of operands")
+    logits = tf32x3(q, k.mT)
+    if biases:
+        logits = logits + biases[0][..., None, :] + biases[1][..., None]
+    logits = logits * torch.tensor(BASE_2)
+    largest = logits.amax(-1, keepdim=True)
+    weights = (logits - largest).exp2()
+    size = 64 if q.shape[-1] == 16 else 32
+    blocks = zip(weights.split(size, -1), v.split(size, -2), strict=True)
+    totals, sums = zip(*((x.sum(-1, keepdim=True), tf32x3(x, y)) for x, y in blocks), strict=True)
+    total = functools.reduce(torch.add, totals)
+    return functools.reduce(torch.add, sums) / total, ((largest + total.log2()) * math.log(2))[..., 0]
+
+
 STAND_INS: dict[str, Callable] = {
     "_scaled_dot_product_flash_attention": flash,
     "_scaled_dot_product_flash_attention_backward": flash_backward,
@@ -282,6 +320,7 @@ STAND_INS: dict[str, Callable] = {
     "_scaled_dot_product_efficient_attention": sdpa_efficient,
     "_scaled_dot_product_efficient_attention_backward": sdpa_efficient_backward,
     "_scaled_dot_product_cudnn_attention": cudnn,
+    "flex_attention": flex_attention,  # which is no operator of aten
 }
 
 
@@ -341,7 +380,8 @@ def forget() -> None:
     jax.clear_caches()
     torch_backend.guard._raised.clear()
     torch_backend.guard._on_host().zero_()
-    for cached in (checked._remembered, checked._planned, bridge.buffered, plan.warn_once, torch_backend.select_kernel):
+    caches = bridge.buffered, plan.warn_once, torch_backend.select_kernel, torch_backend.attention.prepare
+    for cached in (checked._remembered, checked._planned, *caches):
         cached.cache_clear()
 
 
@@ -350,7 +390,7 @@ def emulated() -> Iterator[None]:
     """CUDA is JAX's platform, and its operators are `STAND_INS`."""
     library = torch.library.Library("aten", "IMPL")
     try:
-        for name in STAND_INS:
+        for name in set(STAND_INS) - {"flex_attention"}:
             library.impl(name, functools.partial(stand_in, name), "CPU")
         with pytest.MonkeyPatch.context() as patch:
             replace_platform(patch)
@@ -371,6 +411,9 @@ def replace_platform(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(bridge.buffer_callback, "buffer_callback", lambda f, *args, **_: real_callback(on_a_stream(f), *args))
     patch.setattr(jax, "devices", lambda name=None: real_devices())
     patch.setattr(devices, "card", lambda: card)
+    patch.setattr(devices, "names", lambda: ["cpu"])
+    patch.setattr(devices, "lacking_for_flex", lambda: "")
+    patch.setattr(flex, "compiled", lambda *_: functools.partial(stand_in, "flex_attention"))
     patch.setattr(torch_backend.attention, "report", torch_backend.guard.report_later)
     patch.setattr(torch.cuda, "ExternalStream", lambda stream, device: stream)
     patch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
