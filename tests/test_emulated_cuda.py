@@ -39,7 +39,8 @@ def operands(dtype, width=24, num_queries=70, num_keys=50):
 @pytest.mark.parametrize("name, dtype", [(name, x) for name, kernel in CUDA_KERNELS.items() for x in kernel.dtypes])
 def test_stand_ins_are_attention_and_its_slopes(name, dtype):
     """Against PyTorch's autograd of the formula in float64."""
-    g, *tensors = operands(dtype)
+    kernel = CUDA_KERNELS[name]
+    g, *tensors = operands(dtype, kernel.width(24))
     out, lse = operators.FORWARD[name](*tensors)
     q, k, v = (x.double().requires_grad_() for x in tensors)
     logits = q @ k.mT
@@ -47,7 +48,7 @@ def test_stand_ins_are_attention_and_its_slopes(name, dtype):
     assert_close([out.double(), lse], [exact.detach(), logits.logsumexp(-1).detach()], EPS[dtype])
     unnormalized = (logits - lse[..., None].double()).exp() @ v
     slopes = torch.autograd.grad((unnormalized * g.double()).sum(), (q, k, v))
-    gradients = operators.BACKWARD[name](g, *tensors, lse[..., None])
+    gradients = operators.BACKWARD[kernel.backward.name](g, *tensors, lse[..., None])
     assert_close([x.double() for x in gradients], slopes, 2 * EPS[dtype])
 
 
@@ -160,10 +161,11 @@ def test_every_card_has_a_kernel_that_it_runs(rng, tensors_on_cuda, capability, 
         assert_right_of_tensors(problem(rng, 60, 50, dim, 9, tau=1.0, dtype="float32"), precision=precision)
 
 
+@pytest.mark.parametrize("backend", ["auto", "flex"])
 @pytest.mark.parametrize("tau", [1.0, 3000.0])
-def test_tensors_take_the_same_kernels(rng, tensors_on_cuda, tau):
+def test_tensors_take_the_same_kernels(rng, tensors_on_cuda, tau, backend):
     """`torch_backend` by itself, its gate in PyTorch."""
-    assert_right_of_tensors(problem(rng, 60, 50, 3, 2, tau=tau, dtype="float32"))
+    assert_right_of_tensors(problem(rng, 60, 50, 3, 2, tau=tau, dtype="float32"), backend=backend)
 
 
 @pytest.mark.parametrize(
@@ -171,6 +173,7 @@ def test_tensors_take_the_same_kernels(rng, tensors_on_cuda, tau):
     [
         {"engine": Attention(kernel="flash")},
         {"engine": Attention(kernel="cudnn")},
+        {"engine": Attention(kernel="flex")},
         {"engine": Attention(kernel="efficient"), "precision": "bfloat16"},
     ],
 )
@@ -203,6 +206,8 @@ REFUSED = [
     (AMPERE, "cudnn", {"dtype": "float16", "width": 136}),
     (AMPERE, "efficient", {"dtype": "float64"}),
     (AMPERE, "efficient", {"dtype": "float16", "width": 12}),
+    (AMPERE, "flex", {"dtype": "float16", "width": 16}),
+    (AMPERE, "flex", {"dtype": "float32", "width": 24}),
 ]
 
 

@@ -246,10 +246,8 @@ def test_what_it_does_not_take_is_refused(rng, options, dim, message):
         gauss_sum(*case, engine=Attention(kernel="flex", **options))
 
 
-def test_it_needs_a_card_and_tensor_cores(rng):
+def test_it_needs_a_card(rng):
     case = [jnp.float32(x) for x in problem(rng).operands]
-    with emulated_cuda.on(capability=(7, 5)), pytest.raises(ValueError, match=r"needs compute capability 8\.0"):
-        gauss_sum(*case, engine=FLEX)
     with jax.default_device(jax.devices("cpu")[0]), pytest.raises(ValueError, match="'flex' is one for CUDA"):
         gauss_sum(*case, engine=FLEX)
 

@@ -87,6 +87,16 @@ def test_every_kernel_has_gradients(rng, kernel, precision, size):
     assert_gradients_close(ours, gradients64(*case), case, 2 * TOLERANCE[precision])
 
 
+@pytest.mark.parametrize("size", [(113, 203, 59, 1), (300, 400, 16, 33), (70, 1000, 128, 1)])
+def test_flex_attention_sums_and_has_gradients(rng, size):
+    """It is compiled for each of these, for seconds."""
+    case = problem(rng, *size, tau=1.0)
+    sums, ours = value_and_gradients(case, engine=Attention(kernel="flex"))
+    bound = gauss_sum64(*case[:2], np.abs(case.values), case.tau)
+    assert np.linalg.norm(np.float64(sums) - gauss_sum64(*case.operands)) <= 2e-6 * np.linalg.norm(bound)
+    assert_gradients_close(ours, gradients64(*case), case, 1e-5)
+
+
 @pytest.mark.parametrize(
     "kernel, precision, tolerance, channels",
     [
