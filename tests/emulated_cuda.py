@@ -305,8 +305,7 @@ def flex_attention(q: Tensor, k: Tensor, v: Tensor, *biases: Tensor) -> tuple[Te
     logits = logits * torch.tensor(BASE_2)
     largest = logits.amax(-1, keepdim=True)
     weights = (logits - largest).exp2()
-    size = 64 if q.shape[-1] == 16 else 32
-    blocks = zip(weights.split(size, -1), v.split(size, -2), strict=True)
+    blocks = zip(weights.split(card.keys_at_once, -1), v.split(card.keys_at_once, -2), strict=True)
     totals, sums = zip(*((x.sum(-1, keepdim=True), tf32x3(x, y)) for x, y in blocks), strict=True)
     total = functools.reduce(torch.add, totals)
     return functools.reduce(torch.add, sums) / total, ((largest + total.log2()) * math.log(2))[..., 0]

@@ -35,6 +35,11 @@ class Card(NamedTuple):
         """Whether cuDNN's attention is written for the card (FlashAttention-2 is for Ampere) and is correct."""
         return self.capability[0] in (9, 10) and self.cudnn > FAULTY_CUDNN
 
+    @property
+    def keys_at_once(self) -> int:
+        """The keys of a block of FlexAttention for which there are registers and shared memory at every width."""
+        return 32 if self.capability[0] == 9 else 16
+
     def cudnn_takes(self, num_queries: int, num_keys: int) -> bool:
         """Whether cuDNN gives right results for these numbers of queries and keys.
 

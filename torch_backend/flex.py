@@ -17,7 +17,12 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
-OPTIONS = {"cuda": {"FLOAT32_PRECISION": "'tf32x3'", "BACKEND": "TRITON"}}  # also for few queries
+from . import devices
+
+# One kernel for few queries as well. Of its blocks, and in the registers of a thread, no width spills as much as in
+# PyTorch's own: 80 bytes there by 64 x 64 for 16 and 128 columns, 8792 by 32 x 64 for 128 and 16, compiled for an H100.
+BLOCKS = {"BLOCK_M": 64, "BLOCK_N": devices.card().keys_at_once, "num_warps": 4, "num_stages": 2}
+OPTIONS = {"cuda": {"FLOAT32_PRECISION": "'tf32x3'", "BACKEND": "TRITON", **BLOCKS}}
 
 
 def flex(q: Tensor, k: Tensor, v: Tensor, *biases: Tensor) -> tuple[Tensor, Tensor]:
