@@ -83,6 +83,12 @@ def test_far_points_are_those_of_the_gate(rng, dim, channels):
             assert error(results[0], gauss_sum64(*case[:4]), bound) < 1e-5, name
 
 
+def test_explain_tells_of_far_points(rng):
+    for scale, engine in ((1, FLEX), (20, EFFICIENT)):
+        plan = explain(*(np.float32(scale * x) for x in problem(rng, 60, 70, 3, 1).operands), engine=FLEX)
+        assert plan.engine == engine and ("farther than float32 reaches" in plan.reason) == (scale > 1)
+
+
 @pytest.mark.parametrize("method", ["prescale", "reweight"])
 def test_the_papers_methods(rng, method):
     case = problem(rng, 45, 37, 5, 3, dtype="float32")
