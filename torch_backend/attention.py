@@ -73,9 +73,7 @@ ENGINE = Engine(attention, attention_pullback)
 
 @functools.cache
 def prepare(kernel: AttentionKernel, *shapes: tuple[int, ...]) -> None:
-    """Compile what `attention` of operands of these shapes runs, on every device, if the kernel is compiled at all."""
-    if not kernel.is_flex:
-        return
+    """Compile what `attention` of operands in float32 of these shapes runs, on every device: see `flex`."""
     for device in devices.names():
         with torch.inference_mode():
             queries, keys, values, *biases = (torch.empty(shape, device=device) for shape in shapes)

@@ -19,8 +19,9 @@ from torch.nn.attention.flex_attention import AuxRequest, flex_attention
 
 from . import devices
 
-# One kernel for few queries as well. Of its blocks, and in the registers of a thread, no width spills as much as in
-# PyTorch's own: 80 bytes there by 64 x 64 for 16 and 128 columns, 8792 by 32 x 64 for 128 and 16, compiled for an H100.
+# Compiled for an H100, blocks of 64 queries and 32 keys stay in registers at every width. PyTorch's own
+# spill up to 8792 bytes of a thread: for 128 columns of points and 16 of values. BACKEND: few queries
+# take the same kernel as many.
 BLOCKS = {"BLOCK_M": 64, "BLOCK_N": devices.card().keys_at_once, "num_warps": 4, "num_stages": 2}
 OPTIONS = {"cuda": {"FLOAT32_PRECISION": "'tf32x3'", "BACKEND": "TRITON", **BLOCKS}}
 

@@ -108,7 +108,9 @@ def _attend(
     alarm = [] if kernel.alarm is None else [kernel.alarm]
     own = replace(kernel, gate=None, alarm=None)
     options = own, len(biases), bool(alarm)
-    prepare = functools.partial(torch_backend().attention.prepare, own, *(x.shape for x in tensors))
+    prepare = None
+    if kernel.is_flex:
+        prepare = functools.partial(torch_backend().attention.prepare, own, *(x.shape for x in tensors))
     operands = *tensors, *alarm, *_gate(kernel, batch, queries, keys)
     shapes = [(*batch, queries.shape[2], width) for width in (values.shape[3], 1)]
     with _mark_of(kernel, 1, *tensors[:3]):
@@ -130,7 +132,7 @@ def _mark_of(kernel: "AttentionKernel", passes: float, queries: Array, keys: Arr
     """A scope that tells `explain` the kernel's row of costs, its pairs and columns, and how many passes it takes."""
     row = f"kernel in {kernel.dtype}" if kernel.device == "cpu" else kernel_engine(kernel)
     batch = jnp.broadcast_shapes(*(x.shape[:2] for x in (queries, keys, values)))
-    pairs, columns = math.prod((*batch, queries.shape[2], keys.shape[2])), 2 * max(queries.shape[3], values.shape[3])
+    pairs, columns = math.prod((*batch, queries.shape[2], keys.shape[2])), queries.shape[3] + values.shape[3]
     waits = kernel.gate is not None  # behind a gate it seldom computes
     return scope("attention", row, 0 if waits else pairs, columns, passes)
 
