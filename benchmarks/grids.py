@@ -4,8 +4,9 @@ The paper's sizes are those of a GPU; on a CPU they shrink, as the plots say.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import TypeAlias
 
 from . import plots
 from .plots import by_method, fastest, geometric_mean, having, milliseconds, pivot, prose, span, table, two
@@ -15,7 +16,13 @@ from .study import Cell, Cells
 HEADLINE = [(3, 1), (16, 1), (32, 32), (64, 64), (128, 1)]  # D, C
 WHAT = ("forward", "gradients")
 TOLERANCE = 2e-2  # an error beyond it is a bug, not a measurement: half precision has 7e-3 in gradients at most
+Curve: TypeAlias = tuple[str, Problem, tuple[str, ...], dict[str, int]]  # figure, problem, what, and its series
 EVERYTHING = [*OURS, *JAX_NATIVE, *OTHERS, BARE]
+FIGURES: dict[tuple[int, int], tuple[str, ...]] = {  # of the paper, over N: what is computed, by D and C
+    (3, 1): ("forward",),
+    (32, 32): ("forward",),
+    (32, 1): WHAT,
+}
 
 
 def cell(figure: str, problem: Problem, what: str, names: list[str], **series: object) -> Cell:
@@ -27,6 +34,7 @@ def cell(figure: str, problem: Problem, what: str, names: list[str], **series: o
         error=lambda results: problem.error(what, results),
         tolerance=TOLERANCE,
         series=f"{figure}, {what}, {problem.dtype}, {series}",
+        also=lambda results: {"error of terms": problem.error_of_terms(what, results)},
     )
 
 
@@ -34,7 +42,17 @@ def quick(device: str) -> Iterator[Cell]:
     """Whether jaxgauss is worth a try on this machine: the paper's figures in small."""
     for (dim, channels), what, num in itertools.product(((3, 1), (32, 32)), WHAT, (256, 1024, 4096)):
         problem = Problem(num, dim, channels, dtype=dtypes(device)[0], device=device)
-        yield cell(f"N, D = {dim}, C = {channels}", problem, what, _curves(device), d=dim, c=channels)
+        names = [name for name in _curves(device) if name not in ("prescale", "reweight")]
+        yield cell(f"N, D = {dim}, C = {channels}", problem, what, names, d=dim, c=channels)
+
+
+def figures(dtype: str, device: str, nums: Sequence[int], dims: Sequence[int], batch: int, num: int) -> Iterator[Curve]:
+    """The paper's figures in a dtype: over N, of four problems at a time, and over D, of a batch of N = `num`."""
+    for ((dim, channels), whats), size in itertools.product(FIGURES.items(), nums):
+        problem = Problem(size, dim, channels, 4, dtype, device)
+        yield f"N, D = {dim}, C = {channels}", problem, whats, {"d": dim, "c": channels}
+    for dim in dims:
+        yield "D", Problem(num, dim, 1, batch, dtype, device), WHAT, {}
 
 
 def paper(device: str) -> Iterator[Cell]:
@@ -42,22 +60,17 @@ def paper(device: str) -> Iterator[Cell]:
     gpu, curves, all_dtypes = device == "cuda", _curves(device), dtypes(device)
     for dtype, (dim, channels), what in itertools.product(all_dtypes, HEADLINE, WHAT):
         problem = Problem(65536 if gpu else 8192, dim, channels, 1, dtype, device)
-        names = EVERYTHING if what == "forward" else [*curves, "prescale", "reweight"]
+        names = EVERYTHING if what == "forward" else curves
         yield cell("headline", problem, what, names, d=dim, c=channels)
     for num in (4096, 8192, 16384, 32768):
         problem = Problem(num, 16, 1, 1, all_dtypes[0], device)
         yield cell("memory", problem, "gradients", ["auto", "rescale", "prescale", "reweight"])
     nums = [2**i for i in range(8, 18 if gpu else 13)]
     dims = (1, 3, 8, 16, 32, 64, 128, 256) if gpu else (1, 3, 8, 16, 32, 64, 128)
-    figures = [(3, 1, "forward"), (32, 32, "forward"), *((32, 1, what) for what in WHAT)]
     for dtype in all_dtypes:
-        for dim, channels, what in figures if dtype == all_dtypes[0] else figures[2:]:
-            for num in nums:
-                problem = Problem(num, dim, channels, 4, dtype, device)
-                yield cell(f"N, D = {dim}, C = {channels}", problem, what, curves, d=dim, c=channels)
-        batch, num = (64, 16384) if gpu else (2, 4096)
-        for what, dim in itertools.product(WHAT, dims):
-            yield cell("D", Problem(num, dim, 1, batch, dtype, device), what, curves)
+        for figure, problem, whats, series in figures(dtype, device, nums, dims, *((64, 16384) if gpu else (2, 4096))):
+            for what in whats:
+                yield cell(figure, problem, what, curves, **series)
 
 
 def jax(device: str) -> Iterator[Cell]:
@@ -82,8 +95,7 @@ def all_rates(device: str) -> dict:
 
 def _curves(device: str) -> list[str]:
     """What is drawn; split points, which are slow without tensor cores, are only in the table of a CPU."""
-    left_out = ("prescale", "reweight", *(["float16x2"] if device == "cpu" else []))
-    return [name for name in EVERYTHING if name not in left_out]
+    return [name for name in EVERYTHING if name != "float16x2" or device == "cuda"]
 
 
 def largest(cells: Cells, dtype: str = "float32") -> dict[tuple, dict[str, dict]]:

@@ -9,7 +9,7 @@ import importlib.util
 import itertools
 import os
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,25 +69,44 @@ class Problem:
         """Of all kernel matrices."""
         return self.batch * self.num**2 * np.dtype(np.float16 if self.dtype == "float16" else np.float32).itemsize
 
+    @property
+    def first(self) -> list[np.ndarray]:
+        """The first problem of the batch, in float64."""
+        return [np.asarray(x if self.batch == 1 else x[0], np.float64) for x in self.jax]
+
     @functools.cached_property
-    def exact(self) -> dict[str, list[np.ndarray]]:
-        """The first rows of the sum, and of it and the gradients of queries, keys and values, in float64."""
-        rounded = (np.asarray(x, np.float64) for x in self.jax)
-        q, k, v, g = (x if self.batch == 1 else x[0] for x in rounded)
+    def sums(self) -> tuple[np.ndarray, np.ndarray]:
+        """The first rows of the sum in float64, and of the sum of its terms' sizes."""
+        q, k, v, _ = self.first
+        rows = exact_matrix(q[:ROWS], k)  # (rows, N)
+        return rows @ v, rows @ np.abs(v)
+
+    @functools.cached_property
+    def gradients(self) -> list[np.ndarray]:
+        """The first rows of the gradients of queries, keys and values, in float64."""
+        q, k, v, g = self.first
         rows = exact_matrix(q[:ROWS], k)  # (rows, N)
         columns = exact_matrix(k[:ROWS], q)  # (rows, M): those of Φᵀ
-        s = rows @ v
         by_queries, by_keys = rows * (g[:ROWS] @ v.T), columns * (v[:ROWS] @ g.T)
         d_queries = by_queries @ k - by_queries.sum(1)[:, None] * q[:ROWS]
         d_keys = by_keys @ q - by_keys.sum(1)[:, None] * k[:ROWS]
-        return {"forward": [s], "gradients": [s, d_queries, d_keys, columns @ g]}
+        return [d_queries, d_keys, columns @ g]
 
     def error(self, what: str, results: Any) -> float:
-        """The largest relative L2 error of the results."""
-        results = [results] if what == "forward" else results
-        first = (np.asarray(x.cpu() if isinstance(x, torch.Tensor) else x) for x in results)
-        first = ((x if self.batch == 1 else x[0])[:ROWS] for x in first)
-        return max(relative(x, y) for x, y in zip(first, self.exact[what], strict=True))
+        """The largest L2 error of the results, relative to them."""
+        exact = [self.sums[0], *(self.gradients if what == "gradients" else [])]
+        return max(relative(x, y) for x, y in zip(self._rows(what, results), exact, strict=True))
+
+    def error_of_terms(self, what: str, results: Any) -> float:
+        """The L2 error of the sum, relative to Σ Φ|v|, the sum of its terms' sizes."""
+        (exact, sizes), found = self.sums, next(self._rows(what, results))
+        return float(np.linalg.norm(found - exact) / np.linalg.norm(sizes))
+
+    def _rows(self, what: str, results: Any) -> Iterator[np.ndarray]:
+        """What there is to compare of the sum, and of the gradients."""
+        for x in [results] if what == "forward" else results:
+            first = x if self.batch == 1 else x[0]
+            yield np.asarray(first.cpu() if isinstance(first, torch.Tensor) else first)[:ROWS]
 
 
 Method = Callable[[Problem, str], Call | str]
@@ -126,7 +145,7 @@ def in_torch(function: Callable) -> Callable[[Problem, str], Call]:
             value = function(*operands)
             return value.detach(), *torch.autograd.grad(value, operands, g)
 
-        return _waiting(forward if what == "forward" else gradients, problem.device)
+        return waiting(forward if what == "forward" else gradients, problem.device)
 
     return method
 
@@ -229,7 +248,7 @@ def bare_attention(problem: Problem, what: str) -> Call:
         with torch.inference_mode():
             return attention.attention(q, k, v, kernel)
 
-    return unchecked(_waiting(call, problem.device))
+    return unchecked(waiting(call, problem.device))
 
 
 def is_forward(problem: Problem, what: str) -> bool:
@@ -248,6 +267,7 @@ VARIANTS = {  # of ours, that are of interest on some devices or points; cuDNN's
     "float32": where(
         lambda p, what: p.dtype == "float32", "half-precision points", ours(engine="rescale", precision="float32")
     ),
+    "auto in float32": where(lambda p, what: p.dtype == "float32", "half-precision points", ours(precision="float32")),
     "cudnn": where(
         lambda p, what: max(p.dim + 4, p.channels) <= 128, "too wide", ours(engine=Attention(kernel="cudnn"))
     ),
@@ -280,13 +300,15 @@ def calls(names: Iterable[str], problem: Problem, what: str) -> dict[str, Callab
     return {name: functools.partial(KNOWN[name], problem, what) for name in names if is_installed(name)}
 
 
-def _waiting(call: Call, device: str) -> Call:
-    def waiting() -> Any:
+def waiting(call: Call, device: str) -> Call:
+    """The call of PyTorch that waits for its results."""
+
+    def waited() -> Any:
         results = call()
         torch.cuda.synchronize()
         return results
 
-    return waiting if device == "cuda" else call
+    return waited if device == "cuda" else call
 
 
 def rates(device: str, dtype: str, size: int = 2048, runs: int = 30) -> dict[str, float]:
@@ -295,7 +317,7 @@ def rates(device: str, dtype: str, size: int = 2048, runs: int = 30) -> dict[str
     x = torch.rand(size, size, device=device).to(getattr(torch, dtype))
     y = jnp.asarray(np.random.default_rng(0).random((size, size)), dtype)
     calls: dict[tuple, Call] = {
-        ("matmul", "torch"): _waiting(lambda: x @ x, device),
+        ("matmul", "torch"): waiting(lambda: x @ x, device),
         ("matmul", "jax"): JaxCall(lambda y: y @ y, y),
     }
     # sums, which need not be written to memory, of a matrix, and of one that is not read from memory either

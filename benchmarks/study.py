@@ -1,9 +1,9 @@
 """How everything here is measured: checked against float64, in turns, with its memory, and saved as it goes.
 
-A method's first call, with its compilation, is timed apart. Then come three calls to warm up, and repetitions in which
-the methods take turns, in changing order: untimed calls for 20 ms and at least one, then as many as last five
-milliseconds. For so long the idle threads of what ran before may keep a core busy; and the call after one that has
-freed a gigabyte takes up to 1.6 times as long as the next, which is not its own time, nor that of a loop.
+What prepares a method, and its first call, which compiles, are timed apart. Then come three calls to warm up, and
+repetitions in which the methods take turns, in changing order: untimed calls for 20 ms and at least one, then as many
+as last five milliseconds. For so long the idle threads of what ran before may keep a core busy; and the call after one
+that has freed a gigabyte takes up to 1.6 times as long as the next, which is not its own time, nor that of a loop.
 """
 
 import argparse
@@ -72,6 +72,8 @@ class Cell:
         tolerance: the largest error; beyond it a method of ours is a bug, and another's is not timed.
         series: cells in which the methods have to do ever more; "": it is in none.
         times: how many times as long all that is asked for takes, of methods that do a part of it.
+        also: what else is written of a call's results.
+        runs: repetitions, if not as many as of other cells.
     """
 
     about: dict[str, Any]
@@ -80,6 +82,8 @@ class Cell:
     tolerance: float = 0.0
     series: str = ""
     times: Mapping[str, float] = field(default_factory=dict)
+    also: Callable[[Any], dict[str, float]] = lambda results: {}
+    runs: int | None = None
 
     def found(self, runs: int, ours: Sequence[str], left_out: Sequence[str]) -> tuple[Cells, list[str]]:
         """What was measured of every method, and which are too slow. What fails of `ours` raises."""
@@ -91,14 +95,16 @@ class Cell:
                 call = self.methods[name]()
                 if isinstance(call, str):
                     continue
+                prepared = time.perf_counter()
                 results = call()
             except Exception as reason:  # another's library may not work with these versions, or be out of memory
                 if name in ours:
                     raise
                 rows[name] = failure(reason)
                 continue
-            row = rows[name] = {"first_call": time.perf_counter() - start}
+            row = rows[name] = {"preparation": prepared - start, "first_call": time.perf_counter() - prepared}
             row["error"] = error = None if results is None else self.error(results)
+            row |= {} if results is None else self.also(results)
             del results
             if (error or 0.0) <= self.tolerance:
                 row["mib"] = peak_mebibytes(call)
@@ -110,7 +116,7 @@ class Cell:
             elif name in ours:
                 raise AssertionError(f"{name}, {self.about}: error {error}")
         slow = [name for name, row in rows.items() if "seconds" in row and name not in calls]
-        for name, seconds in inside.costs.in_turns(calls, runs).items():
+        for name, seconds in inside.costs.in_turns(calls, self.runs or runs).items():
             rows[name]["seconds"] = seconds
         found = [{"method": name, "times": self.times.get(name, 1)} | row for name, row in rows.items()]
         return [row | quartiles(row) for row in found], slow
@@ -341,11 +347,12 @@ def commit() -> str:
         return "unknown"
 
 
-def elsewhere(function: Callable, *arguments: Any) -> Any:
-    """What the function returns in a process of its own, on the same platform."""
+def elsewhere(function: Callable, *arguments: Any, flags: str = "") -> Any:
+    """What the function returns in a process of its own, on the same platform, with more flags of XLA's."""
     code = f"import json; from {function.__module__} import {function.__name__} as f; "
     code += f"print(json.dumps(f{arguments!r}))"
     variables = os.environ | {"JAX_PLATFORMS": {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())}
+    variables["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, check=True, text=True)
     return json.loads(done.stdout.splitlines()[-1])
