@@ -8,7 +8,7 @@ stands beside a loop, in which sets are padded to one size by points without wei
 import functools
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,10 @@ from .study import Call, Cell, JaxCall, exact_matrix, relative
 ROWS = 256  # whose results are compared with float64
 TOLERANCES = {"cpu": 1e-3, "cuda": 1e-2}  # of gradients, in half precision on CUDA
 LARGEST = {"cpu": 8192, "cuda": 65536}  # points in a sample of dense methods
+DENSE = {  # by name: the precision of products, which by JAX's default is TF32 on CUDA
+    "cpu": {"dense JAX": "default"},
+    "cuda": {"dense JAX in TF32": "default", "dense JAX in float32": "highest"},
+}
 GROUPS, SETS = (100, 1000), (64, 50, 500)  # number and size; number, least size and largest
 NAMES = {"iteration": "Sinkhorn step", "sums": "sums within 100 groups", "mmd": "MMD² of all pairs of 64 sets"}
 
@@ -51,7 +55,29 @@ def mmd_dense(x: jax.Array, y: jax.Array, tau: float) -> jax.Array:
     return mean(x, x) - 2 * mean(x, y) + mean(y, y)
 
 
-def mmd_step(num: int, dim: int, device: str) -> Cell:
+def mmd_losses(num: int, device: str, dense: Mapping[str, str]) -> dict[str, Callable]:
+    """Ours, and the formula in every precision, where memory holds its matrices."""
+
+    def in_precision(precision: str) -> Callable:
+        def loss(x: jax.Array, y: jax.Array, tau: float) -> jax.Array:
+            with jax.default_matmul_precision(precision):
+                return mmd_dense(x, y, tau)
+
+        return loss
+
+    formulas = {name: in_precision(precision) for name, precision in dense.items()}
+    return {"mmd_squared": mmd_squared} | (formulas if num <= LARGEST[device] else {})
+
+
+def mmd_gradient(x: jax.Array, y: jax.Array) -> np.ndarray:
+    """The first rows of the loss's gradient for samples of one size, τ = 1, in float64."""
+    a, b = (np.asarray(z, np.float64) for z in (x, y))
+    among, beside = exact_matrix(a[:ROWS], a), exact_matrix(a[:ROWS], b)
+    pulled = among @ a - beside @ b - (among.sum(1) - beside.sum(1))[:, None] * a[:ROWS]
+    return 2 * pulled / len(a) ** 2
+
+
+def mmd_step(num: int, dim: int, device: str, dense: Mapping[str, str] | None = None) -> Cell:
     """Loss, gradient and Adam's update of a sample that moves onto another of the same size."""
     x, y = samples(num, dim)
     optimizer = optax.adam(1e-2)
@@ -65,15 +91,10 @@ def mmd_step(num: int, dim: int, device: str) -> Cell:
         return JaxCall(functools.partial(step, loss), x, optimizer.init(x), y)
 
     def error(found: tuple) -> float:
-        a, b = (np.asarray(z, np.float64) for z in (x, y))
-        among, beside = exact_matrix(a[:ROWS], a), exact_matrix(a[:ROWS], b)
-        pulled = among @ a - beside @ b - (among.sum(1) - beside.sum(1))[:, None] * a[:ROWS]
-        return relative(found[3][:ROWS], 2 * pulled / num**2)
+        return relative(found[3][:ROWS], mmd_gradient(x, y))
 
-    methods = {
-        "mmd_squared": lambda: call(mmd_squared),
-        "dense JAX": lambda: call(mmd_dense) if num <= LARGEST[device] else "matrices too large",
-    }
+    losses = mmd_losses(num, device, dense or DENSE[device])
+    methods = {name: functools.partial(call, loss) for name, loss in losses.items()}
     about = {"figure": "MMD step", "n": num, "d": dim}
     return Cell(about, methods, error, TOLERANCES[device], f"MMD step, D = {dim}")
 
@@ -292,10 +313,9 @@ def report(data: dict) -> str:
         figure = NAMES.get(first["figure"], first["figure"]) + " with gradients" * (first.get("what") == WHAT[1])
         rows.append(first | {"figure": figure, "ours": ours, "others": ", ".join(others)})
     text = listing(rows, {"": "{figure}", "N": "{n}", "D": "{d}", "ours": "{ours}", "others": "{others}"})
-    here, there = (
-        plots.ratios(plots.having(x["cells"], figure="MMD step"), "dense JAX", "mmd_squared", "n", "d")
-        for x in (data, data.get("beside", {"cells": []}))
-    )
+    steps = [plots.having(x["cells"], figure="MMD step") for x in (data, data.get("beside", {"cells": []}))]
+    dense = next((name for name in plots.names(steps[0]) if name not in OURS), "")
+    here, there = (plots.ratios(cells, dense, "mmd_squared", "n", "d") for cells in steps)
     if here:
         text += f"\nMMD step, dense / ours: {geometric_mean(here):.2f}x in the geometric mean"
     if there:
