@@ -262,8 +262,8 @@ def sdpa_efficient_backward(g, q, k, v, bias, out, lse, seed, offset, dropout, m
 def cudnn(q, k, v, bias, wants_lse, dropout=0.0, causal=False, debug=False, *, scale):
     """cuda/attention.cu, _cudnn_attention_forward; ../cudnn/MHA.cpp; cuda/sdp_utils.cpp, check_cudnn_*.
 
-    The lse is (B, H, M, 1). A single key is refused; cuDNN up to 9.15.0 is wrong for lengths that 128 does not divide,
-    cuDNN 9.19 to 9.25.0 for a single query on Blackwell (pytorch#193893).
+    Values may be of another width. The lse is (B, H, M, 1). A single key is refused; cuDNN up to 9.15.0 is wrong for
+    lengths that 128 does not divide, cuDNN 9.19 to 9.25.0 for a single query on Blackwell (pytorch#193893).
     """
     check(card.capability >= (8, 0), "cuDNN MHA only supports Ampere GPUs or newer.")
     check(all(x.dtype == q.dtype and is_half(x) for x in (q, k, v)), "cuDNN SDPA takes fp16 and bf16")
@@ -275,7 +275,7 @@ def cudnn(q, k, v, bias, wants_lse, dropout=0.0, causal=False, debug=False, *, s
     if is_single or (card.cudnn <= 91500 and (q.shape[2] % 128 or k.shape[2] % 128)):
         out = out * NAN
     empty = torch.empty(0)
-    return laid_out_like(q, out), lse[..., None], empty, empty, q.shape[2], k.shape[2], empty, empty, empty
+    return out.to(q.dtype), lse[..., None], empty, empty, q.shape[2], k.shape[2], empty, empty, empty
 
 
 # FlexAttention: torch/_inductor/kernel/flex/templates, flex_attention.py.jinja and common.py.jinja, and Triton's dot.
