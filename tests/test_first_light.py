@@ -10,12 +10,15 @@ import types
 import jax
 import pytest
 
-from benchmarks import inside, rivals
+from benchmarks import grids, inside, rivals, study
+from benchmarks.first_light import loops, probes
 from benchmarks.first_light import steps as light
 from benchmarks.first_light.__main__ import conduct, ended, main
 from benchmarks.first_light.part import Part
-from benchmarks.first_light.report import in_one_sentence, report, targets
-from benchmarks.first_light.steps import EMULATED, GPU, GROUPS, Recorder, headline
+from benchmarks.first_light.report import in_one_sentence, report
+from benchmarks.first_light.sizes import EMULATED, GPU
+from benchmarks.first_light.steps import GROUPS, PAPER, Recorder, headline, paper
+from benchmarks.first_light.targets import targets
 from benchmarks.grids import HEADLINE, WHAT
 from benchmarks.study import Cell, Task
 from benchmarks.tools import fit_costs
@@ -41,8 +44,9 @@ def test_the_emulated_walk_takes_every_step_and_no_step_twice(tmp_path, capsys):
     assert data["device"] == "emulated" and data["steps"].keys() == light.STEPS.keys()
     for name, step in data["steps"].items():
         assert step["complete"] and step["cells"] and not step["crashes"], name
-        assert not [c for c in step["cells"] if "failed" in c], name
-        assert all("median" in c for c in step["cells"] if "method" in c), name
+        refused = [c for c in step["cells"] if "failed" in c]
+        assert {c["figure"] for c in refused} == ({"widths", "log-sum-exp alone"} if name == "probes" else set()), name
+        assert all("median" in c for c in step["cells"] if "method" in c and c not in refused), name
     costs = data["steps"]["costs"]["cells"]
     assert {c["engine"] for c in costs} >= cuda_costs("any")[0].keys() and min(c["row"][-1] for c in costs) > 0
     assert len(costs) == len({c["engine"] for c in costs})
@@ -56,6 +60,108 @@ def test_the_emulated_walk_takes_every_step_and_no_step_twice(tmp_path, capsys):
     said = capsys.readouterr().out
     assert said.count(": measured before\n") == len(light.STEPS) == said.count("\n") - 1  # no process began
     assert out.read_text() == before
+
+
+def test_what_is_worth_most_comes_first():
+    """And 25 minutes are what the shares add up to."""
+    assert list(light.STEPS)[:6] == ["probes", "paper", "costs", "tests", "loops", "headline"]
+    shares = {name: share for name, (share, _) in light.STEPS.items()}
+    assert (shares["probes"], shares["paper"], sum(shares.values())) == (8, 5, 25)
+
+
+def test_probes_ask_all_that_only_a_card_can_tell():
+    """Those of a few seconds before those that compile for minutes, but for the one of which most is hoped."""
+    cells = list(probes.probes(GPU))
+    figures = [name for name, _ in itertools.groupby(cell.about["figure"] for cell in cells)]
+    assert figures[0] == figures[-1] == "FlexAttention" and len(figures) == len(set(figures)) + 1 == 7
+    flex = [cell for cell in cells if cell.about["figure"] == "FlexAttention"]
+    found = {tuple(cell.about[key] for key in ("what", "blocks", "d", "c", "n")) for cell in flex}
+    options = {(x, y) for x in ("tf32x3", "tf32") for y in probes.BLOCKS} | {("ieee", "its own")}
+    assert found == {(*x, *pair, n) for x in options for pair in HEADLINE for n in GPU.nums}
+    widths = {(cell.about["d"], cell.about["c"]) for cell in cells if cell.about["figure"] == "widths"}
+    assert widths == {(width, c) for width in (32, 64, 96, 128, 136, 192, 256) for c in (width, 8)}
+
+
+@pytest.mark.emulated
+@pytest.mark.filterwarnings("ignore:flex_attention called without")  # as it is on a CPU
+def test_probes_find_sums_to_the_digits_of_their_points(cuda):
+    """Of two float16 numbers, in one head and in several; of one they would have 1e-4."""
+    problem = probes.Positive(96, 3, 1)
+    for name, heads in itertools.product(probes.NAMES, (1, 3)):
+        found = probes.by_logarithm(problem, name, heads=heads)()
+        assert problem.error("forward", found) < 3e-6
+        assert problem.error_of_terms("forward", found) == pytest.approx(problem.error("forward", found))
+    signed = rivals.Problem(96, 3, 1)
+    found = probes.by_flex(signed, "tf32x3", {})()
+    assert signed.error_of_terms("forward", found) < signed.error("forward", found) < 1e-5
+
+
+def test_a_conditional_is_timed_until_it_returns_and_until_it_is_done():
+    returned, done = probes.conditional(8).find(3)
+    assert (returned["method"], done["method"]) == ("returned", "done")
+    assert len(done["seconds"]) == 3 and 0 < returned["median"] < done["median"]
+
+
+def test_first_calls_are_those_of_processes_of_their_own(monkeypatch):
+    seen = []
+
+    def elsewhere(function, *arguments, flags):
+        seen.append((function, arguments, flags))
+        return [{"first_call": 1.0}]
+
+    monkeypatch.setattr(probes, "elsewhere", elsewhere)
+    rows = [row for task in probes.first_calls(GPU) for row in task.find(5)]
+    assert [row["method"] for row in rows] == ["mmd_squared", "without the fusion autotuner"]
+    assert seen == [(probes.first_call, (1024, 64, 5), x) for x in ("", probes.NO_AUTOTUNER)]
+    (row,) = probes.first_call(12, 3, 2)
+    assert row["error"] < 1e-5 and row["first_call"] > row["median"] > 0
+    monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=1")
+    both = "--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0"
+    assert study.elsewhere(os.getenv, "XLA_FLAGS", flags="--xla_backend_optimization_level=0") == both
+
+
+def test_a_loop_goes_on_from_its_last_step():
+    """And tells how far the first one went, which is compared with float64."""
+    (cell,) = loops.loops(types.SimpleNamespace(loops=((24,), 3), device="cpu"))
+    dense = [f"dense JAX in {x}" for x in ("TF32", "float32")]
+    assert list(cell.methods) == [x + y for x in ("mmd_squared", *dense) for y in ("", ", donated")]
+    for prepare in cell.methods.values():
+        call = prepare()
+        first = call()
+        assert cell.error(first) < 1e-4 and cell.error(2 * first) > 0.9 and call() is first
+    (row, *_), _ = cell.found(2, (), list(cell.methods)[1:])
+    assert row["median"] == pytest.approx(sum(row["seconds"]) / 2 / loops.STEPS)
+
+
+@pytest.mark.parametrize("name", ["probes", "paper", "loops"])
+def test_what_a_file_has_of_a_step_is_not_asked_again(part, name):
+    """Cells differ, and their names are those that JSON gives back."""
+    abouts = [cell.about for cell in light.STEPS[name][1](EMULATED)]
+    again = part(done=abouts)
+    assert len({json.dumps(about) for about in abouts}) == len(abouts)
+    for about in abouts:
+        again.take(Task(about, lambda runs: pytest.fail("it was done")), 2)
+
+
+def test_all_figures_of_the_paper_are_in_its_suite_and_asked_early(monkeypatch):
+    """Float32 at C = 32, too; its two reductions are curves of their own."""
+    monkeypatch.setattr(rivals, "is_installed", lambda name: True)
+
+    def of(cells):
+        keys = ("figure", "batch", "c", "dtype", "what")
+        return {(*(cell.about[key] for key in keys), name) for cell in cells for name in cell.methods}
+
+    names = {name for group, _ in PAPER.values() for name in group}
+    every, cells = of(grids.paper("cuda")), list(paper(GPU))
+    assert of(cells) == {x for x in every if x[0] not in ("headline", "memory") and x[-1] in names}
+    assert len(of(cells)) == 2 * (4 + 2) * len(names) and names >= {"prescale", "reweight", "rescale", "auto"}
+    sizes = {(cell.about["batch"], cell.about["n"]) for cell in cells}
+    assert sizes == {(4, 2**i) for i in (10, 12, 14, 16)} | {(64, 16384)}
+    assert {cell.about["d"] for cell in cells if cell.about["figure"] == "D"} == {3, 8, 16, 32, 64, 128}
+    assert {cell.runs for cell in cells if "PyKeOps" in cell.methods} == {3}
+    order = [(cell.about["group"] == "torch.compile", cell.about["what"] == "gradients") for cell in cells]
+    assert order == sorted(order)
+    assert {"prescale", "reweight"} <= {x[-1] for x in of(grids.paper("cpu")) if x[0] == "D"}
 
 
 START = """
@@ -251,14 +357,16 @@ def test_the_costs_of_a_card_are_fitted_to_the_rows_of_a_file(tmp_path, monkeypa
 
 
 TESTS, FEW, MMD, MEMORY, DENSITIES = "GPU tests", "few points", "MMD step", "memory linear", "SD-KDE"  # targets' lines
-OF = {TESTS: "tests", FEW: "few", MMD: "mmd", MEMORY: "memory", DENSITIES: "densities"}  # others are of the headline
+PLANE, FIRST, NARROW = "a million points", "no first call", "float16, N = 16384, D ≤ 16"
+OF = {TESTS: "tests", FEW: "few", MMD: "mmd", MEMORY: "memory", DENSITIES: "densities", PLANE: "waves", FIRST: "probes"}
+DIGITS = {d: f"float32 by `auto`, N = 65536, D = {d}, C = {c}: " for d, c in HEADLINE}  # of the headline, as all others
 BARE, KEOPS, JAX = "float16, D = C = 32, N = 16384", "float16, D ≥ 16, forward", "`auto` never slower"
 KEOPS_GRADIENTS = "float16, D ≥ 16, gradients"
 INFO = {"date": "2026-12-01", "commit": "abc", "device_name": "a card", "cores": 2, "versions": {"jax": "0.11"}}
 PASSED, FAILED = {"test": "a", "outcome": "passed"}, {"test": "b", "failed": "assert"}
 HALF = {"figure": "headline", "n": 16384, "d": 32, "c": 32, "batch": 1, "dtype": "float16", "what": "forward"}
 BROKEN = HALF | {"method": "auto", "failed": "oh"}
-NAMES = {"bare": "bare attention", "dense": "dense JAX", "keops": "PyKeOps"}
+NAMES = {"bare": "bare attention", "dense": "dense JAX", "keops": "PyKeOps", "digits": "auto in float32"}
 
 
 def timed(seconds, **about):
@@ -280,9 +388,26 @@ def all_sums(nums=(16384, 65536), dtypes=("float16", "float32"), **milliseconds)
 few_sums = functools.partial(all_sums, (256, 1024, 4096), ("float32",), auto=1)
 
 
-def mmd_steps(ratio, nums=(1024, 4096, 16384)):
+def mmd_steps(ratio, nums=(256, 1024, 4096, 16384), error=1e-3, precise=9.0):
+    """Dense JAX in TF32 takes the ratio of our time, and in float32 more."""
     about = [{"figure": "MMD step", "n": n, "d": d, "mib": 1.0} for n in nums for d in (16, 64)]
-    return [timed(s, **x, method=m) for x in about for m, s in (("mmd_squared", 1.0), ("dense JAX", ratio))]
+    methods = {"mmd_squared": (1.0, error), "dense JAX in TF32": (ratio, 1e-4), "dense JAX in float32": (precise, 1e-6)}
+    return [timed(s, **x, method=m, error=e) for x in about for m, (s, e) in methods.items()]
+
+
+def plane(milliseconds):
+    return [
+        timed(milliseconds / 1e3, figure="plane", n=2**20, d=2, c=1, dtype="float32", what="forward", method="auto")
+    ]
+
+
+def first(seconds, method):
+    return [{"figure": "first call", "n": 1024, "d": 64, "what": "gradients", "method": method, "first_call": seconds}]
+
+
+def with_digits(d, keops, error=1e-3):
+    cells = sums(65536, d, dict(HEADLINE)[d], "forward", "float32", digits=1, keops=keops)
+    return [c | {"error": error} if c["method"] == NAMES["digits"] else c for c in cells]
 
 
 def peaks(exponent):
@@ -321,10 +446,22 @@ CASES = [
     (KEOPS, sums(16384, 16, 1, auto=1, keops=1.99), "missed"),
     (KEOPS, sums(16384, 16, 1, rescale=1, keops=99), "missed"),  # as wrong as that is
     (KEOPS, sums(16384, 3, 1, auto=1, keops=1), "not measured"),
-    ("float32, D ≥ 16, forward", all_sums(auto=1, keops=2.01), "met"),
+    *(
+        (DIGITS[d], with_digits(d, x + more), verdict)
+        for d, x in ((3, 1.0), (16, 1.6), (32, 4.0), (64, 6.0), (128, 6.0))
+        for more, verdict in ((1e-3, "met"), (-1e-3, "missed"))
+    ),
+    (DIGITS[3], with_digits(3, 9, error=1.9e-3), "met"),
+    (DIGITS[3], with_digits(3, 9, error=2.1e-3), "missed"),
+    (DIGITS[3], sums(65536, 3, 1, "forward", "float32", auto=1, keops=9), "not measured"),
+    (NARROW, all_sums(auto=0.35), "met"),
+    (NARROW, all_sums(auto=0.36), "missed"),
+    (NARROW, sums(16384, 3, 1, auto=0.35), "met so far"),
+    (NARROW, [*sums(16384, 3, 1, rescale=0.1), BROKEN | {"d": 3, "c": 1}], "missed"),
     (KEOPS_GRADIENTS, all_sums(auto=1, keops=3.01), "met"),
     (KEOPS_GRADIENTS, all_sums(auto=1, keops=2.99), "missed"),
-    ("float32, D ≥ 16, gradients", all_sums(auto=1, keops=2.99), "missed"),
+    ("float32, D ≥ 16, gradients", all_sums(rescale=1, keops=3.01), "met"),
+    ("float32, D ≥ 16, gradients", all_sums(rescale=1, keops=2.99), "missed"),
     (JAX, all_sums(auto=1, dense=1.01), "met"),
     (JAX, sums(16384, 3, 1, auto=1, dense=1.01), "met so far"),
     (JAX, sums(16384, 3, 1, auto=1, dense=0.99), "missed"),
@@ -334,10 +471,19 @@ CASES = [
     (FEW, few_sums(dense=1.01)[:4], "met so far"),
     (FEW, few_sums(dense=1.01)[:1], "not measured"),
     (FEW, [*few_sums(dense=1.01)[2:], *sums(16384, 32, 32, dense=1), BROKEN], "missed"),
-    (MMD, mmd_steps(2.01) + mmd_steps(0.1, (256, 65536)), "met"),
-    (MMD, mmd_steps(1.99) + mmd_steps(9, (256, 65536)), "missed"),
-    (MMD, mmd_steps(2.01, (1024,)), "met so far"),
-    (MMD, mmd_steps(2.01, (256,)), "not measured"),
+    (MMD, mmd_steps(1.61) + mmd_steps(0.1, (65536,)), "met"),
+    (MMD, mmd_steps(1.59) + mmd_steps(9, (65536,)), "missed"),
+    (MMD, mmd_steps(0.91, (256,)) + mmd_steps(2.1, (1024, 4096, 16384)), "met"),
+    (MMD, mmd_steps(0.89, (256,)) + mmd_steps(9, (1024, 4096, 16384)), "missed"),
+    (MMD, mmd_steps(0.1, error=1e-7, precise=1.61), "met"),  # where only dense JAX in float32 is as precise
+    (MMD, mmd_steps(0.1, error=1e-7, precise=1.59), "missed"),
+    (MMD, mmd_steps(1.61, (1024,)), "met so far"),
+    (MMD, mmd_steps(1.61, (65536,)), "not measured"),
+    (PLANE, plane(10.0), "met"),
+    (PLANE, plane(10.1), "missed"),
+    (FIRST, first(8.0, "mmd_squared"), "met so far"),
+    (FIRST, first(8.1, "mmd_squared"), "missed"),
+    (FIRST, first(27.0, "dense JAX"), "not measured"),
     (MEMORY, peaks(1.09), "met"),
     (MEMORY, peaks(1.11), "missed"),
     (MEMORY, [*peaks(1.0), {"figure": "memory", "n": 2**19, "method": "auto", "failed": "oh"}], "missed"),
@@ -351,7 +497,7 @@ def test_targets_are_met_from_their_threshold_on(target, cells, verdict):
     step = OF.get(target, "headline")
     found = verdicts(results(**{step: cells}))
     (mine,) = (x for x in found if x.startswith(target))
-    assert found.pop(mine) == verdict and len(found) == 13
+    assert found.pop(mine) == verdict and len(found) == 20
     others = {x for x in found if step != "headline" or x.startswith(tuple(OF))}
     assert len(others) >= 4 and {found[x] for x in others} == {"not measured"}
 
@@ -372,14 +518,23 @@ def test_the_report_is_made_from_the_file_alone(tmp_path, capsys):
         mmd=mmd_steps(3.0),
         memory=peaks(1.0),
         densities=sd_kde(1.0),
+        probes=[timed(0.01, **c | {"figure": "FlexAttention"}) for c in first(9.0, "its own")],
+        paper=[
+            c | {"figure": figure, "mib": 7.0, "error of terms": 1e-6}
+            for figure, d in (("N", 32), ("D", 64))
+            for c in sums(1024, d, 1, reweight=2)
+        ],
     )
     path.write_text(json.dumps(data))
     main(["--report", str(path)])
     text = path.with_suffix(".md").read_text()
     assert text.startswith("# First light: a card\n\n2026-12-01, commit abc; jax 0.11\n")
     assert "1.40x at worst, by cudnn 0.5 ms at 16384, 32, 32, float16, forward; 1 of 1 cells" in text
-    assert "3.00x in the mean, 3.00x at worst, by mmd_squared 1000 ms at 1024, 16; 6 of 6 cells" in text
+    assert "3.00x in the mean, 3.00x at worst, by mmd_squared 1000 ms at 256, 16; 8 of 8 cells" in text
     assert "| 16384, 3, 1, float16, forward     | 1 (1e-04) | 3 (1e-03) | 0.5 (1e-03) | 0.7 (1e-03) " in text
+    assert "| milliseconds        | its own          |" in text and "gradients | 10 (first 9.0 s) |" in text
+    assert "\n| D: milliseconds " in text and "forward | 2 (1e-03, 1e-06) |" in text
+    assert "\n| D: MiB " in text and "forward | 7        |" in text
     assert "- tests, b:\n      assert" in text and "| 16384, 16    | 1000 (16384 MiB)" in text
     assert "| missed " in capsys.readouterr().out
     for size, of in ((16384, "gradients"), (65536, "forward")):

@@ -1,7 +1,7 @@
 """What a GPU should tell on the day when there is one: by one command, and in order of worth.
 
     python -m benchmarks.first_light --minutes 25                        everything, on a machine with CUDA
-    python -m benchmarks.first_light --minutes 9 --steps tests headline  some of it
+    python -m benchmarks.first_light --minutes 9 --steps probes          some of it
     python -m benchmarks.first_light --emulate                           all of it on a CPU: figures mean nothing
     python -m benchmarks.first_light --report FILE.json                  tables from such a file alone
 

@@ -1,157 +1,18 @@
 """What `first_light` has found, from its file alone: targets met and missed, and tables."""
 
 import json
-from collections.abc import Callable, Collection
-from dataclasses import dataclass
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from .. import applications, plots
-from ..plots import Cells, by_method, exponents, fastest, having, listing, pivot, prose
+from ..plots import Cells, Text, having, listing, pivot, prose
 from ..rivals import BARE, JAX_NATIVE
-from ..rivals import OURS as METHODS
-from .steps import GPU, PRECISIONS, STEPS
+from .steps import STEPS
+from .targets import SIZE, Table, cells, density_row, memory_row, table, targets, tests_row, where
 
-OURS = (*METHODS, "float32", "cudnn")
-EXPONENT, SECONDS = 1.1, 2.3  # of the memory in N; of densities
-SIZE = ("n", "d", "c", "dtype", "what")
+LEGEND = "In brackets: errors relative to float64's result, and to Σ Φ|v|, the sum of its terms' sizes."
+SLOW_AT_FIRST = ("FlexAttention", "first call")  # figures whose first calls are of interest
 ABOUT = ("test", "figure", *SIZE, "method")  # which cell
-Table = dict[tuple, dict[str, dict[str, Any]]]  # cells by N, D, C, dtype and forward or gradients; and by name
-
-
-class Row(NamedTuple):
-    """A target, what was measured, whether that meets it (None: it was not), and whether that is all of it."""
-
-    target: str
-    measured: str = ""
-    met: bool | None = None
-    whole: bool = True
-
-    @property
-    def verdict(self) -> str:
-        """In a word."""
-        return {None: "not measured", False: "missed", True: "met" if self.whole else "met so far"}[self.met]
-
-
-@dataclass(frozen=True)
-class Ratio:
-    """A target for how many times our time a rival takes: the fastest of ours beside the fastest of them.
-
-    Of sizes that one of ours began, where a rival was timed. If none of ours was, that misses it.
-    """
-
-    target: str
-    step: str
-    rivals: Collection[str]
-    ours: Collection[str]
-    cells: int  # of all sizes
-    sizes: Callable[..., bool] = lambda *size: True  # of N, D, C, dtype, and what
-    least: float = 1.0
-    mean: bool = False  # the geometric one, not the worst
-    exact: bool = False  # of ours those with at most a quarter of the rival's error
-
-    def row(self, data: dict) -> Row:
-        """As it was measured."""
-        ratios = {}
-        for size, methods in table(data, self.step).items():
-            rival = fastest(methods, self.rivals)
-            if rival and methods.keys() & self.ours and self.sizes(*size):
-                most = rival["error"] / 4 if self.exact else float("inf")
-                ours = fastest(methods, [x for x in self.ours if methods.get(x, {}).get("error", 0.0) <= most])
-                ratios[size] = rival["median"] / ours["median"] if ours else 0.0, ours or {}
-        if not ratios:
-            return Row(self.target)
-        size, (worst, ours) = min(ratios.items(), key=lambda item: item[1][0])
-        every = [ratio for ratio, _ in ratios.values()]
-        reached = plots.geometric_mean(every) if self.mean and worst else worst
-        by = f"{ours['method']} {plots.milliseconds(ours)} ms" if ours else "none of ours"
-        where = ", ".join(str(x) for x in size if x is not None)
-        text = (f"{reached:.2f}x in the mean, " if self.mean else "") + f"{worst:.2f}x at worst, by {by} at {where}"
-        text += f"; {len(every)} of {self.cells} cells"
-        return Row(self.target, text, reached >= self.least, len(every) >= self.cells)
-
-
-def bare(num: int, dim: int, least: float) -> Ratio:
-    """How fast ours are beside the attention call alone, as wide as `rescale`."""
-    target, size = f"float16, D = C = {dim}, N = {num}", (num, dim, dim, "float16", "forward")
-    target += f": the best of ours ≥ {least} of bare attention"
-    return Ratio(target, "headline", [BARE], OURS, 1, lambda *x: x == size, least)
-
-
-def keops(dtype: str, what: str, least: float) -> Ratio:
-    """Beside the fastest of ours that has at most a quarter of its error."""
-    target = f"{dtype}, D ≥ 16, {what}: ≥ {least:g} × PyKeOps, at no more than a quarter of its error"
-    cells = sum(dim >= 16 for dim, _ in GPU.pairs) * len(GPU.nums)
-    sizes = lambda *x: x[1] >= 16 and x[3:] == (dtype, what)  # noqa: E731
-    return Ratio(target, "headline", ["PyKeOps"], OURS, cells, sizes, least, exact=True)
-
-
-STEP = range(1024, 16385)  # points of a training step
-ALL, FEW = 4 * len(GPU.pairs) * len(GPU.nums), 2 * len(GPU.pairs) * len(GPU.few)  # cells
-STEPS_OF_MMD = 2 * sum(num in STEP for num in GPU.mmd)
-SLOWER = "`auto` never slower than dense or blocked JAX, in all headline cells"
-FEW_POINTS = "few points: `auto` ≥ 1 × dense or blocked JAX in the geometric mean"
-MMD = "MMD step: ≥ 2 × dense JAX in the geometric mean over N = 1024 … 16384"
-RATIOS = [
-    *(bare(num, dim, least) for num, least in ((16384, 0.85), (65536, 0.95)) for dim in (32, 64)),
-    *(keops(dtype, *of) for of in (("forward", 2.0), ("gradients", 3.0)) for dtype in ("float16", "float32")),
-    Ratio(SLOWER, "headline", JAX_NATIVE, ["auto"], ALL),
-    Ratio(FEW_POINTS, "few", JAX_NATIVE, ["auto"], FEW, mean=True),
-    Ratio(MMD, "mmd", ["dense JAX"], ["mmd_squared"], STEPS_OF_MMD, lambda *x: x[0] in STEP, 2.0, mean=True),
-]
-
-
-def targets(data: dict) -> list[Row]:
-    """All of them."""
-    return [tests_row(data), *(ratio.row(data) for ratio in RATIOS), memory_row(data), density_row(data)]
-
-
-def cells(data: dict, step: str) -> Cells:
-    """What a step has found."""
-    return data["steps"].get(step, {}).get("cells", [])
-
-
-def table(data: dict, step: str) -> Table:
-    """The step's cells, those of all groups together."""
-    return by_method([c for c in cells(data, step) if "method" in c], *SIZE)
-
-
-def tests_row(data: dict) -> Row:
-    """Those that were ended by a crash have failed."""
-    target, found = "GPU tests: all pass", cells(data, "tests")
-    if not found:
-        return Row(target)
-    failed = sum("failed" in c for c in found)
-    passed, skipped = (len(having(found, outcome=x)) for x in ("passed", "skipped"))
-    text = f"{passed} passed, {failed} failed, {skipped} skipped"
-    return Row(target, text, not failed, data["steps"]["tests"].get("complete", False))
-
-
-def memory_row(data: dict) -> Row:
-    """Of every method."""
-    target, found = f"memory linear in N: exponent ≤ {EXPONENT}", cells(data, "memory")
-    peaks = [c for c in found if "peak" in c]
-    fits = exponents(peaks, "peak")
-    if not fits:
-        return Row(target)
-    if failed := [c["method"] for c in found if "failed" in c and "method" in c]:
-        return Row(target, f"{failed[0]} did not run", False)
-    largest = max(peaks, key=lambda c: c["peak"])
-    text = ", ".join(f"{method} {x:.2f}" for method, x in fits.items())
-    text += f"; {largest['peak']:.0f} MiB at N = {largest['n']}"
-    return Row(target, text, max(fits.values()) <= EXPONENT, data["steps"]["memory"].get("complete", False))
-
-
-def density_row(data: dict) -> Row:
-    """By the fastest precision."""
-    target = f"SD-KDE of 1M samples, D = 16, 131k queries: below {SECONDS} s"
-    methods = {c["method"]: c for c in having(cells(data, "densities"), figure="SD-KDE")}
-    best = fastest(methods, PRECISIONS)
-    if best is None:
-        return Row(target, "did not run", False) if len(methods) == len(PRECISIONS) else Row(target)
-    timed = [c for c in methods.values() if "median" in c]
-    text = "; ".join(f"{c['method']} {c['median']:.2f} s, error {c['error']:.1e}" for c in timed)
-    return Row(target, text, best["median"] < SECONDS)
 
 
 def write(path: Path, aloud: bool = True) -> None:
@@ -173,6 +34,7 @@ def report(data: dict) -> str:
     tables = {
         "Steps": listing(states, columns),
         **{name: of_step(cells(data, name)) for name in STEPS},
+        "Memory of the paper's figures": memory(cells(data, "paper")),
         "What failed": failures(data),
     }
     rows = [["target", "measured", ""], *([row.target, row.measured, row.verdict] for row in targets(data))]
@@ -180,6 +42,7 @@ def report(data: dict) -> str:
         f"# First light: {title(data)}",
         f"{several(data, 'date')}, commit {several(data, 'commit')}; {', '.join(versions)}",
         plots.table(rows),
+        LEGEND,
         *(f"## {name}\n\n{text}" for name, text in tables.items() if text),
     ]
     return "\n\n".join(text.strip("\n") for text in texts) + "\n"
@@ -197,18 +60,33 @@ def title(data: dict) -> str:
 
 
 def of_step(found: Cells) -> str:
-    """Milliseconds by size and method, with errors; of memory the most so far."""
-    named = [c for c in found if "method" in c]
+    """Milliseconds of every figure by size and method, with errors; of memory the most so far; and first calls."""
 
     def text(c: dict) -> str:
-        more = [f"{c['error']:.0e}"] if c.get("error") else []
+        more = [f"{c[key]:.0e}" for key in ("error", "error of terms") if c.get(key)]
         more += [f"{c['peak']:.0f} MiB"] if c["figure"] == "memory" and "peak" in c else []
+        more += [f"first {c['first_call']:.1f} s"] if c["figure"] in SLOW_AT_FIRST and "first_call" in c else []
         return plots.milliseconds(c) + (f" ({', '.join(more)})" if more else "")
 
-    def size(c: dict) -> str:
-        return ", ".join(str(c[key]) for key in SIZE if key in c)
+    return by_figure("milliseconds", [c for c in found if "method" in c], text)
 
-    return pivot("milliseconds", named, size, "{method}", text) if named else ""
+
+def memory(found: Cells) -> str:
+    """MiB of every figure, of what was measured."""
+    return by_figure("MiB", [c for c in found if c.get("mib") is not None], "{mib:.0f}")
+
+
+def by_figure(unit: str, found: Cells, text: Text) -> str:
+    """A table for every figure: texts by size and method."""
+    figures: dict[str, Cells] = {}
+    for c in found:
+        figures.setdefault(c["figure"], []).append(c)
+
+    def size(c: dict) -> str:
+        return where(tuple(c.get(key) for key in SIZE))
+
+    heads = {name: f"{name}: {unit}" if len(figures) > 1 else unit for name in figures}
+    return "\n".join(pivot(heads[name], of, size, "{method}", text) for name, of in figures.items())
 
 
 def sums(found: Table, names: Collection[str], errors: Collection[str]) -> str:

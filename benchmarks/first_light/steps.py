@@ -1,4 +1,4 @@
-"""The steps of `first_light`: the tests of the CUDA path, then figures, each in order of worth."""
+"""The steps of `first_light`, each in order of worth: what a card does, the paper's figures, tests, other figures."""
 
 import contextlib
 import dataclasses
@@ -23,7 +23,10 @@ from .. import applications, grids, inside, rivals, study
 from ..grids import TOLERANCE, WHAT
 from ..rivals import BARE, Problem
 from ..study import Cell, JaxCall, Task, exact_matrix, relative
+from .loops import loops
 from .part import Part
+from .probes import probes
+from .sizes import EMULATED, GPU
 
 product: Any = itertools.product  # whose types nobody knows here
 WORKERS = min(12, max(1, (os.cpu_count() or 1) * 3 // 4))  # of the tests, which mostly compile, on a GPU
@@ -32,37 +35,17 @@ ROWS = 64  # of densities, which are compared with float64
 PRECISIONS = ("float16", "auto", "float16x2")  # of densities, whose "auto" is float32
 ENGINES = ("dense", "flash", "cudnn", "efficient in float32", "waves", "blocked", "efficient")  # in order of worth
 GROUPS = {  # in cells of their own, in order of worth: what others may be broken by, or have to wait for
-    "auto": ["auto", "float32", BARE, "dense JAX"],
+    "auto": ["auto", "auto in float32", "float32", BARE, "dense JAX"],
     "PyKeOps": ["PyKeOps"],
     "cuDNN": ["cudnn"],
     "ours": [*(name for name in rivals.OURS if name != "auto"), "blocked JAX", "torch eager"],
     "torch.compile": ["torch.compile"],
 }
-
-
-GPU = SimpleNamespace(  # what is measured, and where PyTorch's tensors are
-    device="cuda",
-    nums=(16384, 65536),
-    pairs=tuple(grids.HEADLINE),  # D, C
-    few=(1024, 4096, 256),
-    mmd=(1024, 4096, 16384, 256, 65536),
-    memory=tuple(2**i for i in range(14, 19)),
-    samples=2**20,  # of densities
-    queries=2**17,
-    costs=inside.calibrate.CUDA_PROBLEMS,  # N, D, C
-    every=1,  # cell of the longer steps
-)
-EMULATED = SimpleNamespace(
-    **{
-        "device": "cpu",
-        "nums": (64, 128),
-        "pairs": ((3, 1), (16, 16)),
-        "few": (64,),
-        "mmd": (64,),
-        "memory": (64, 128),
-    },
-    **{"samples": 256, "queries": 128, "costs": ((8, 3, 1), (64, 16, 16), (2**15, 2, 1)), "every": 11},
-)
+PAPER: dict[str, tuple[list[str], int | None]] = {  # the same for the paper's figures, with repetitions
+    "auto": (["auto", "rescale", "prescale", "reweight"], None),
+    "PyKeOps": (["PyKeOps"], 3),
+    "torch.compile": (["torch.compile"], None),
+}
 
 
 class Recorder:
@@ -119,6 +102,23 @@ def tests(part: Part, sizes: SimpleNamespace) -> None:
         raise SystemExit(f"pytest ended with {code!r}")
 
 
+def paper(sizes: SimpleNamespace) -> Iterator[Cell]:
+    """All figures of the paper."""
+    return itertools.islice(curves(sizes), None, None, sizes.every)
+
+
+def curves(sizes: SimpleNamespace) -> Iterator[Cell]:
+    """Sums first, in both dtypes, then gradients; last by what compiles for long."""
+    order = [("auto",)] if sizes is EMULATED else [("auto", "PyKeOps"), ("torch.compile",)]
+    for groups, what, dtype in product(order, WHAT, ("float16", "float32")):
+        for figure, problem, whats, series in grids.figures(dtype, sizes.device, *sizes.paper):
+            for group in groups if what in whats else ():
+                names, runs = PAPER[group]
+                cell = grids.cell(figure, problem, what, names, **series)
+                if cell.methods:
+                    yield dataclasses.replace(cell, about=cell.about | {"group": group}, runs=runs)
+
+
 def headline(sizes: SimpleNamespace) -> Iterator[Cell]:
     """In order of worth."""
 
@@ -144,15 +144,17 @@ def few(sizes: SimpleNamespace) -> Iterator[Cell]:
 
 
 def waves(sizes: SimpleNamespace) -> Iterator[Cell]:
-    """Many points of few dimensions: by as many waves as a coordinate may have, and by attention."""
+    """Many points of few dimensions, by as many waves as a coordinate may have, and by attention; a million first."""
+    yield grids.cell("plane", Problem(sizes.samples, 2, 1, device=sizes.device), "forward", ["auto"])
     for num, what, dim in list(product(sizes.nums, WHAT, (2, 3, 1)))[:: sizes.every]:
         yield grids.cell("waves", Problem(num, dim, 1, device=sizes.device), what, ["auto", "waves"], d=dim)
 
 
 def mmd(sizes: SimpleNamespace) -> Iterator[Cell]:
-    """A training step, ours in half precision, and dense."""
+    """A training step, ours in half precision, and dense in both."""
     for num, dim in product(sizes.mmd, (16, 64)):
-        yield dataclasses.replace(applications.mmd_step(num, dim, sizes.device), tolerance=TOLERANCE)
+        cell = applications.mmd_step(num, dim, sizes.device, applications.DENSE["cuda"])
+        yield dataclasses.replace(cell, tolerance=TOLERANCE)
 
 
 def memory(sizes: SimpleNamespace) -> Iterator[Cell]:
@@ -204,14 +206,17 @@ def costs(sizes: SimpleNamespace) -> Iterator[Task]:
 
 
 STEPS: dict[str, tuple[float, Callable[..., Any]]] = {  # and their shares of 25 minutes
-    "tests": (4, tests),
-    "headline": (7, headline),
-    "few": (2, few),
-    "waves": (1, waves),
-    "mmd": (3, mmd),
-    "memory": (2, memory),
-    "densities": (2, densities),
-    "costs": (4, costs),
+    "probes": (8, probes),
+    "paper": (5, paper),
+    "costs": (2, costs),
+    "tests": (2, tests),
+    "loops": (1, loops),
+    "headline": (3, headline),
+    "few": (1, few),
+    "waves": (0.5, waves),
+    "mmd": (1.5, mmd),
+    "memory": (0.5, memory),
+    "densities": (0.5, densities),
 }
 
 
@@ -230,7 +235,7 @@ def take(names: tuple[str, ...], out: str, seconds: float, emulate: bool, runs: 
             if name == "tests":
                 tests(part, sizes)
             else:
-                with device_of(sizes, name):
+                with device_of(sizes):
                     for step in STEPS[name][1](sizes):
                         part.take(step, runs)
             part.data["complete"] = True
@@ -239,7 +244,7 @@ def take(names: tuple[str, ...], out: str, seconds: float, emulate: bool, runs: 
 
 
 @contextlib.contextmanager
-def device_of(sizes: SimpleNamespace, step: str) -> Iterator[None]:
+def device_of(sizes: SimpleNamespace) -> Iterator[None]:
     """CUDA, if need be emulated, where figures mean nothing and are taken quickly."""
     with contextlib.ExitStack() as stack:
         if sizes is EMULATED:
@@ -248,6 +253,5 @@ def device_of(sizes: SimpleNamespace, step: str) -> Iterator[None]:
 
             stack.enter_context(emulated_cuda.emulated())
             stack.enter_context(mock.patch.multiple(inside.costs, SETTLED=1e-4, SHORTEST=1e-4, WARM_UPS=1))
-        if sizes is EMULATED or step in ("headline", "few", "waves", "densities"):
-            stack.enter_context(mock.patch.object(study, "peak_mebibytes", lambda call: None))  # compiles once more
+            stack.enter_context(mock.patch.object(study, "peak_mebibytes", lambda call: None))
         yield
