@@ -292,8 +292,8 @@ def test_kernels_are_mixtures_or_evaluated():
     many, few = (jax.ShapeDtypeStruct((n, 16), "float32") for n in (50000, 100))
     weights = [jax.ShapeDtypeStruct(x.shape[:1], "float32") for x in (many, few)]
     chosen = explain(many, many, weights[0], kernel="matern52")
-    assert chosen.engine == jaxgauss.Mixture(Attention(kernel="cudnn", precision="float16"), precision="float16")
-    assert "; 5 Gaussians, maximal error 9.7e-05" in chosen.reason
+    assert chosen.engine == jaxgauss.Mixture(Attention(kernel="cudnn", precision="float32"), precision="float32")
+    assert "; 8 Gaussians, maximal error 9.6e-07" in chosen.reason
     assert explain(few, few, weights[1], kernel="matern52").name == "dense"
     assert explain(many, many, weights[0], kernel="energy").name == "blocked"
     assert "; 7 Gaussians" in explain(many, many, weights[0], kernel="imq", precision="bfloat16x2").reason

@@ -304,7 +304,7 @@ def test_wrong_arguments_are_named(change, error, message):
     [
         (("auto", "auto", "meta", torch.float32, 3), "got device meta"),
         (("cpu", "auto", "cuda", torch.float32, 3), "must be one for cuda, .*; got 'cpu'"),
-        (("flash", "float32", "cuda", torch.float32, 3), "got float32"),
+        (("flash", "float64", "cuda", torch.float32, 3), "got float64"),
         (("flex", "auto", "cpu", torch.float32, 3), "must be one for cpu, .*; got 'flex'"),
         (("auto", "auto", "cuda", torch.float64, 3), "got float64"),
         (("cudnn", "auto", "cuda", torch.float16, 200), "got points of dimension 200"),

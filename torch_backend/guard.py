@@ -10,6 +10,7 @@ independent; and the largest sum gives a lower bound of r.
 """
 
 import functools
+import math
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -51,11 +52,12 @@ REACH = {
         "float64": 2**9,
     },
 }
-# The largest R² of FlexAttention, whose errors are those of a sum in float32: it adds norms to products.
-REACH_OF_FLEX = 2**7
+# The largest R² at which CUDA's kernels keep float32's digits. Tensor cores drop bits of what they add: where one term
+# is nearly all of a sum, that errs by up to 2e-7 R² by products in TF32, and by twice as much by log-sum-exps alone.
+REACH_OF_CORES, REACH_OF_FINE = 2**6, 2**5
 REACH_AGAIN = {"cuda": exact.REACH**2, "cpu": 2**36}  # the largest R² of a sum computed again; on a CPU in float64
 # Root-mean-square errors of exponents beyond which a sum is computed again.
-DOUBT = {"float16": 5e-3, "bfloat16": 4e-2, "float16x2": 4e-4, "bfloat16x2": 2e-3}
+DOUBT = {"float16": 5e-3, "bfloat16": 4e-2, "float16x2": 4e-4, "bfloat16x2": 2e-3, "float32": 2e-5}
 LOOKED_AT = 16  # sampled queries, and sampled keys
 SMALLEST = 1e-37  # smaller sums have no accurate digits in float32
 
@@ -93,10 +95,11 @@ def gated(method: str, kernel: AttentionKernel, points: tuple[Array, Array], com
     return tuple(xp.where(gate, x, y) for x, y in zip(again, result, strict=True))
 
 
-def reach_of(method: str, kernel: AttentionKernel) -> int:
+def reach_of(method: str, kernel: AttentionKernel) -> float:
     """The largest R² at which the sums of a kernel are as accurate as it promises."""
-    reach = REACH[method][kernel.precision]
-    return min(reach, REACH_OF_FLEX) if kernel.is_flex else reach
+    on_cores = kernel.device == "cuda" and kernel.precision == "float32" and not kernel.exact
+    most = REACH_OF_FINE if kernel.fine else REACH_OF_CORES if on_cores else math.inf
+    return min(REACH[method][kernel.precision], most)
 
 
 def is_doubted(

@@ -52,6 +52,7 @@ class AttentionKernel:
             flex a power of two as well.
         gap: first and last width without a backward pass on the device; the next width above is used instead.
         dtype, parts: in use; with 2 parts each coordinate is the sum of two numbers of that dtype.
+        fine: whether sums and logarithms are made of log-sum-exps alone: then two parts have float32's digits.
         exact: whether columns are those of `exact`, for points that lie anywhere.
         gate: a boolean on the device, or its `gate_starts`; if it is false, the memory-efficient kernel computes
             nothing.
@@ -66,6 +67,7 @@ class AttentionKernel:
     gap: tuple[int, int] = (0, 0)
     dtype: str = "float32"
     parts: int = 1
+    fine: bool = False
     exact: bool = False
     gate: Array | None = None
     alarm: Array | None = None
@@ -76,7 +78,7 @@ class AttentionKernel:
     @property
     def precision(self) -> str:
         """The name of its precision."""
-        return self.dtype + ("x2" if self.parts == 2 else "")
+        return "float32" if self.fine else self.dtype + ("x2" if self.parts == 2 else "")
 
     @property
     def half(self) -> bool:
@@ -95,8 +97,8 @@ class AttentionKernel:
 
     @property
     def backward(self) -> "AttentionKernel":
-        """The kernel of the pullback: FlexAttention has none that takes our log-sum-exp."""
-        return replace(KERNELS["efficient"], dtype=self.dtype) if self.is_flex else self
+        """The kernel of the pullback and of means: some have none in float32, or none that takes our log-sum-exp."""
+        return replace(KERNELS["efficient"], dtype="float32") if self.is_flex or self.fine else self
 
     @property
     def norm_columns(self) -> int:
@@ -151,8 +153,9 @@ def select_kernel(backend: str, precision: str, device: str, dtype: Any, dim: in
 
     Precision "auto" is float32 or float64 on a CPU, float32 for FlexAttention, else half precision on CUDA. Backend
     "auto" on CUDA is flash attention if dtype, width and compute capability (8.0) allow it, else the memory-efficient
-    kernel. Two-part points too wide for flash attention take the memory-efficient kernel in float32, which costs the
-    same and is more precise. Below compute capability 8.0, bfloat16 becomes float16.
+    kernel. Flash attention and cuDNN have float32's digits by two-part points and log-sum-exps alone: see `signed`.
+    Two-part points too wide for flash attention take the memory-efficient kernel in float32, which costs the same and
+    is more precise. Below compute capability 8.0, bfloat16 becomes float16.
 
     Raises:
         ValueError: the kernel or precision does not exist, or cannot run there.
@@ -184,6 +187,8 @@ def select_kernel(backend: str, precision: str, device: str, dtype: Any, dim: in
             dtype = "float16" if dtype == "bfloat16" and not card.has_flash else dtype
 
     kernel = replace(KERNELS[backend], dtype=dtype, parts=parts)
+    if dtype == "float32" and backend in ("flash", "cudnn"):
+        kernel = replace(kernel, dtype="float16", parts=2, fine=True)
     if backend == "flash" and card is not None and card.is_small:
         kernel = replace(kernel, gap=GAP)
     if kernel.device != device:
@@ -201,7 +206,7 @@ def select_kernel(backend: str, precision: str, device: str, dtype: Any, dim: in
             f"`torch_backend`: backend 'flex' is compiled by Triton and a C compiler when it is first called; got"
             f" {lacking}. Use backend='efficient'."
         )
-    if dtype not in kernel.dtypes:
+    if kernel.dtype not in kernel.dtypes:
         has = ", ".join(kernel.dtypes)
         raise ValueError(f"`torch_backend`: backend {backend!r} computes in {has}; got {dtype}. Choose one of these.")
     if not kernel.fits(kernel.columns(dim) + kernel.probes):

@@ -5,6 +5,7 @@ NumPy. Dtypes are given by name.
 """
 
 import math
+from collections.abc import Sequence
 
 from array_api_compat import array_namespace, is_jax_array
 from torch import broadcast_shapes as _broadcast_shapes
@@ -14,8 +15,9 @@ from .dtypes import BITS, HALF, MAX, SUBNORMAL, Array
 from .kernels import AttentionKernel
 
 MOST = 2.0**15  # the largest weight or cotangent in half precision
-# S: ½|b|² exceeds 65504, the largest number of float16, beyond 362 bandwidths; so it is stored divided by S.
-SCALE = {"float16": 1024.0}
+# ½|b|² exceeds 65504, the largest number of float16, beyond 362 bandwidths; and what a part leaves of it may be below
+# 2⁻²⁴, the smallest. So each part is stored divided by a scale S of its own, which the queries have in that column.
+SCALES = {"float16": (2.0**10, 1.0, 2.0**-10)}
 LOG_ZERO = -1e4  # stands for log 0: its exponential is zero in every dtype, and its product with S is finite
 
 
@@ -148,12 +150,12 @@ def scales_for_sums(
     return s, xp.clip(largest / s, 1.0, MOST * least)
 
 
-def in_parts(x: Array, dtype: str, parts: int) -> list[Array]:
-    """Numbers of `dtype` whose sum is x: each rounds what the earlier ones leave."""
+def in_parts(x: Array, dtype: str, parts: int, scales: Sequence[float] = (1.0, 1.0, 1.0)) -> list[Array]:
+    """Numbers of `dtype` whose sum is x, times their scales: each rounds what the earlier ones leave."""
     found = []
-    for _ in range(parts):
-        found.append(held(x, dtype))
-        x = x - found[-1]
+    for scale in scales[:parts]:
+        found.append(held(x / scale, dtype))
+        x = x - scale * found[-1]
     return found
 
 
@@ -180,9 +182,9 @@ def exponent_columns(
         return *columns, array_namespace(queries).zeros_like(queries[..., :1])
     query_columns, query_norms = point_columns(queries, kernel)
     key_columns, key_norms = point_columns(keys, kernel, of_keys=True)
-    scale = SCALE.get(kernel.dtype, 1.0)
-    parts = in_parts((log_weights - key_norms) / scale, kernel.dtype, kernel.norm_columns)
-    return [*query_columns, *[scale] * len(parts)], [*key_columns, *parts], query_norms
+    scales = SCALES.get(kernel.dtype, (1.0,) * 3)[: kernel.norm_columns]
+    parts = in_parts(log_weights - key_norms, kernel.dtype, len(scales), scales)
+    return [*query_columns, *scales], [*key_columns, *parts], query_norms
 
 
 def from_columns(x: Array, dim: int, kernel: AttentionKernel, *, of_keys: bool = False) -> Array:

@@ -34,16 +34,16 @@ class Fold:
     """How leading axes become the kernel's (batch, heads) without copying what a batch shares.
 
     If keys and values are shared, the queries' batch becomes rows. If the points are shared, the values' batch becomes
-    channels, and all of it shares the exponentials. Otherwise there are two axes, of length 1 where an operand is
-    shared.
+    channels, and all of it shares the exponentials, unless each channel is summed `by_channel`. Otherwise there are two
+    axes, of length 1 where an operand is shared.
     """
 
-    def __init__(self, queries: Array, keys: Array, values: Array, *others: Array):
+    def __init__(self, queries: Array, keys: Array, values: Array, *others: Array, by_channel: bool = False):
         leading = [tuple(x.shape[:-2]) for x in (queries, keys, values, *others)]
         self.batch = broadcast_shapes(*leading)
         varies = [math.prod(axes) > 1 for axes in leading]
         self.rows = not any(varies[1:])
-        self.channels = not self.rows and not (varies[0] or varies[1] or any(varies[3:]))
+        self.channels = not (self.rows or by_channel or varies[0] or varies[1] or any(varies[3:]))
 
     def fold(self, operand: Array, *, of_values: bool = False) -> Array:
         """(…, N, W) -> (batch, heads, N, W); with `of_values` the last axis is the channels of the values."""
@@ -94,7 +94,8 @@ def fused_sum(
     With `with_log`, for `rescale` in one call, log Σ_n w_n Φ (…, M, 1) is returned between them, so that the pullback
     need not compute it again.
     """
-    fold, reduction, num_queries = Fold(a, b, values), METHODS[method], a.shape[-2]
+    fold, reduction = Fold(a, b, values, by_channel=kernel.fine), METHODS[method]
+    num_queries = a.shape[-2]
     a, b, v = fold.fold(a), fold.fold(b), fold.fold(values, of_values=True)
     most = kernel.channels(v.shape[-1])
     most -= method == "reweight" and most == kernel.max_width  # which adds a column of its own
@@ -149,7 +150,9 @@ def fused_pullback(
 def fused_means(
     a: Array, b: Array, values: Array, log_weights: Array, kernel: AttentionKernel, attend: Attend
 ) -> tuple[Array, Array, Array]:
-    """Σ_n w_n Φ v_n / Σ_n w_n Φ (…, M, C), log Σ_n w_n Φ (…, M, 1), and the largest Σ_n w_n Φ."""
+    """Σ_n w_n Φ v_n / Σ_n w_n Φ (…, M, C), log Σ_n w_n Φ (…, M, 1), and the largest Σ_n w_n Φ; C may be zero."""
+    channels, kernel = values.shape[-1], kernel.backward if values.shape[-1] else kernel
+    values = values if channels else array_namespace(values).zeros_like(log_weights)
     fold = Fold(a, b, values, log_weights)
     shape = *fold.batch, a.shape[-2]
     a, b, log_weights, v = *(fold.fold(x) for x in (a, b, log_weights)), fold.fold(values, of_values=True)
@@ -160,7 +163,7 @@ def fused_means(
     mean = cast((means[0] if len(means) == 1 else xp.concat(means, axis=-1)) * scale, dtype)
     log_sum = _in_batch(fold, cast(logs[0], dtype), shape[-1])
     largest = xp.exp(xp.max(log_sum))
-    return fold.unfold(mean, (*shape, values.shape[-1]), of_values=True), log_sum, largest
+    return fold.unfold(mean, (*shape, values.shape[-1]), of_values=True)[..., :channels], log_sum, largest
 
 
 def _pullback(

@@ -29,9 +29,9 @@ SMALLEST = 2.0**-126  # normal number of float32
 def rescale(queries: Array, keys: Array, values: Array, kernel: AttentionKernel, attend: Attend) -> Array:
     """Σ_n exp(-½‖a_m - b_n‖²) v_n for scaled points a (B, H, M, D), b (B, H, N, D) and v (B, H, N, C).
 
-    attention([a, S, S], [b, -h, -l], v) · exp(lse - ½|a|²). Two columns hold ½|b|² = S (h + l), the norms of the
+    attention([a, S, S'], [b, -h, -l], v) · exp(lse - ½|a|²). Two columns hold ½|b|² = S h + S' l, the norms of the
     *rounded* points, so this is the exact sum of the rounded points. In half precision the size of a row of v is a
-    weight in the logits, too; for one channel only signs are averaged, and of two-part points nothing: see `signed`.
+    weight in the logits, too; for one channel only signs are averaged, and for a `fine` kernel nothing.
     """
     return rescale_and_log(queries, keys, values, kernel, attend, of_all=False)[0]
 
@@ -48,9 +48,10 @@ def rescale_and_log(
         mean, log_sum = softmax_mean(queries, keys, values, kernel, attend)
         return _product(mean, xp.clip(log_sum, None, math.log(keys.shape[-2]))), log_sum  # log Σ_n Φ ≤ log N
 
-    if values.shape[-1] == 1 and kernel.parts == 2:
-        total = signed_sum(queries, keys, values, functools.partial(log_of_sum, kernel, attend))
-        return total, xp.full_like(total, math.inf)
+    if kernel.fine:
+        of_logs = functools.partial(log_of_sum, kernel, attend)
+        sums = [signed_sum(queries, keys, values[..., i : i + 1], of_logs) for i in range(values.shape[-1])]
+        return xp.concat(sums, axis=-1), xp.full_like(sums[0], math.inf)
     x, log_rows, scale = signs_and_log_rows(values)
     channels = x.shape[-1]
     if channels == 1:  # signs, and their sizes as a second channel, averaged with the same rounded weights

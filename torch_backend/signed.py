@@ -1,7 +1,7 @@
 """Sums of one channel from log-sum-exps alone, which kernels in half precision return in float32.
 
-With s = Σ_{v > 0} Φ |v| - Σ_{v < 0} Φ |v|, each of the two is the exponential of a log-sum-exp, in whose logits |v| is a
-weight. So neither weights nor results are rounded to half precision: points in two parts give float32's digits.
+With s = Σ_{v > 0} Φ |v| - Σ_{v < 0} Φ |v|, each of the two is the exponential of a log-sum-exp, with weights |v| in its
+logits. So neither weights nor results are rounded to half precision: points in two parts give float32's digits.
 
 Keys are put in the order of signs and divided into chunks. All but one have one sign, and that one is taken twice. So
 this takes 1 + 1/CHUNKS of the time of one call. Chunks are heads, which also fill a card that one head leaves idle.
@@ -38,7 +38,7 @@ def chunked_by_sign(keys: Array, values: Array) -> tuple[Array, Array, Array]:
         again = xp.take_along_axis(chunks, mixed, axis=-3) if num_chunks > 1 else chunks
         return xp.concat([chunks, again], axis=-3)
 
-    index = xp.reshape(xp.arange(num_chunks + 1, dtype=xp.int32), (-1, 1, 1))
+    index = xp.reshape(xp.arange(num_chunks + 1, dtype=xp.int32), (*(1 for _ in batch), -1, 1, 1))
     signs = xp.where((index <= mixed) & (index < num_chunks), 1.0, -1.0)
     return with_mixed(keys), with_mixed(values), cast(signs, dtype_of(values))
 
@@ -51,7 +51,7 @@ def signed_sum(queries: Array, keys: Array, values: Array, log_sum: Callable[...
     xp = array_namespace(values)
     largest = nonzero(xp.max(xp.abs(values), axis=-2, keepdims=True))
     keys, values, signs = chunked_by_sign(keys, values / largest)
-    *batch, heads, size, dim = keys.shape
+    *batch, heads, size, _ = keys.shape
     logs = xp.where(signs * values <= 0, LOG_ZERO, xp.clip(xp.log(xp.abs(values)), LOG_ZERO, None))
 
     def as_heads(x: Array) -> Array:

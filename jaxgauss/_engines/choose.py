@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from .._kernels.kernels import GAUSS
-from .costs import source_of
+from .costs import WORTH, source_of
 from .engine import Auto, Engine, Problem
 from .plan import Plan
 
@@ -44,6 +44,6 @@ def _reason(given: Sequence[Engine], best: Engine, costs: dict[Any, float], prob
     if costs and len(given) > 1:
         others = [y for x in given for y in x.by_name(problem) if y.refuses(problem) is None]
         times = {x: x.fitted(problem).cost(problem) for x in others}
-        faster = {x: time for x, time in times.items() if x.handicap(problem) * time < costs[best]}
+        faster = {x: time for x, time in times.items() if WORTH * time < costs[best]}
         parts += [f"{time:.3g} ms by engine={x!r} {x.note(problem)}".strip() for x, time in faster.items()]
     return "; ".join(parts) or f"{best.name} takes points wherever they lie"

@@ -43,8 +43,9 @@ CARD = "NVIDIA H200"  # for CUDA devices that are not in the table
 # On a CPU PyTorch's kernel must be estimated to be so many times as fast as XLA, which needs no PyTorch and can be
 # exported. If the table is wrong by a factor of 1.5, a sum by the kernel takes at most 1.2 times as long as in XLA.
 WORTH = 1.25
-# Sums of float32 in half precision lose digits, for which they must be so many times as fast as XLA.
-HALVES = 1.5
+# Sums of float32 points in half precision lose digits, for which they must be so many times as fast as others.
+HALVES = 4.0
+FINE = 1 + 1 / 8  # times of a call that a channel of a sum takes by log-sum-exps alone: see `torch_backend.signed`
 # The widths that attention kernels are compiled for.
 WIDTHS = {
     "flash": (32, 64, 96, 128, 160, 192, 224, 256),
@@ -98,6 +99,7 @@ def work_of_pairs(pairs: int, columns: int) -> tuple[float, float]:
 
 def kernel_columns(kernel: "AttentionKernel", dim: int, channels: int) -> int:
     """Columns of both products by a kernel on CUDA, for all blocks of channels that it takes one by one."""
+    channels = 1 if kernel.fine else max(1, channels)
     at_once, own = kernel.channels(channels), kernel.columns(dim)
     width = kernel.width(own if kernel.is_flex else max(own, at_once))
     widths = width, kernel.value_width(at_once, width)
@@ -162,7 +164,9 @@ def time_on_cuda(
     if isinstance(engine, str):
         nanoseconds = costs[engine].nanoseconds(pairs, columns(engine, dim, channels) + PULL * dim * pulls)
     else:
-        nanoseconds = costs[kernel_engine(engine)].nanoseconds(pairs, kernel_columns(engine, dim, channels))
+        by_channels = dim + 1 if pulls and channels == 1 else channels
+        nanoseconds = costs[kernel_engine(engine)].nanoseconds(pairs, kernel_columns(engine, dim, by_channels))
+        nanoseconds *= max(1, channels) * FINE if engine.fine else 1
         nanoseconds *= 1 if not pulls else 2 if channels == 1 else 3
     return nanoseconds / 1e6, "measured" if are_measured else f"measured on an {CARD}, not here"
 

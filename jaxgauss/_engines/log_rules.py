@@ -95,7 +95,8 @@ def _are_near(
 
 
 def _log_sum(settings: Settings, near: bool, queries: Array, keys: Array, tau: Array, log_weights: Array) -> Array:
-    nothing = vary_like(jnp.zeros_like(log_weights), [log_weights]) if near else log_weights[..., :0]
+    some = near and not has_cuda()  # on a CPU products take a column
+    nothing = vary_like(jnp.zeros_like(log_weights), [log_weights]) if some else log_weights[..., :0]
     return means(settings, near, queries, keys, nothing, tau, log_weights)[1]
 
 

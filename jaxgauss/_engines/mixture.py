@@ -72,6 +72,10 @@ class Mixture(Engine):
         terms = gaussians_of(problem.kernel, self.precision).terms
         return self.gaussians.cost(problem._replace(kernel=GAUSS, pairs=problem.pairs * terms))
 
+    def handicap(self, problem: Problem) -> float:
+        """That of the engine of the Gaussians."""
+        return self.gaussians.handicap(problem._replace(kernel=GAUSS))
+
     def note(self, problem: Problem) -> str:
         """How many Gaussians there are, and their error."""
         return str(gaussians_of(problem.kernel, self.precision))

@@ -167,7 +167,7 @@ def saves_log(settings: Settings, queries: jax.Array, keys: jax.Array, values: j
     if not isinstance(plan.engine, Attention) or plan.engine.method != "rescale":
         return False
     kernel, channels = kernel_of(plan.engine, "cuda", queries.dtype.name, queries.shape[-1]), values.shape[-1] * batch
-    return not isinstance(kernel, str) and kernel.channels(channels) == channels
+    return not isinstance(kernel, str) and not kernel.fine and kernel.channels(channels) == channels
 
 
 def _by_plan(

@@ -1,6 +1,7 @@
 """kernel_sum: the public function, and its two ways to sum a radial kernel: κ itself, or a mixture of Gaussians."""
 
 import functools
+from dataclasses import replace
 
 import jax.numpy as jnp
 from jax import lax
@@ -24,7 +25,7 @@ from .._engines.rules import radial_sum
 from .._kernels.kernels import GAUSS, Kernel
 from .._kernels.mixtures import Mixture
 from .gauss_sum import checked_gauss_sum, unrounded_gauss_sum
-from .preparation import checked, reverse_only
+from .preparation import checked, is_differentiated, reverse_only
 from .segments import by_segments
 
 
@@ -96,6 +97,7 @@ def kernel_sum(
     settings = examined(settings, tau, queries, keys, values)
     if kernel == GAUSS:
         return checked_gauss_sum(settings, plan, queries, keys, values, tau)
+    settings = replace(settings, pulls=is_differentiated(queries, keys, tau))  # a mixture is chosen here
     return _checked_sum(settings, queries, keys, values, as_operand(tau, settings.dtype))
 
 

@@ -21,6 +21,7 @@ from .._engines.engines import plan_of
 from .._engines.near import examined
 from .._engines.near import is_differentiated as is_differentiated
 from .._engines.plan import Plan
+from .._kernels.kernels import GAUSS
 
 VALUES = jax.Array | np.ndarray | jax.ShapeDtypeStruct  # of weights the shape alone, see `check_weights`
 TAUS = float | int | jax.Array | np.ndarray | np.generic
@@ -94,6 +95,7 @@ def check_and_examine(
             w if np.ndim(w) else np.full(len(x), alike[w](len(x)), "float32")
             for x, w in zip(points, weights, strict=True)
         )
+    settings = settings if settings.kernel == GAUSS else replace(settings, pulls=pulls)  # a mixture is chosen by them
     return examined(settings, tau, points, values=values, pulls=pulls, second_order=second_order), operand
 
 

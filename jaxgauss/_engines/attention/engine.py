@@ -18,7 +18,7 @@ from ..branches import one_of_two
 from ..bridge import call, torch_backend
 from ..clusters.engine import CLUSTERS, Clusters
 from ..costs import HALVES, WORTH, columns, estimates, kernel_columns, kernel_engine, time_on_cuda, work_of_pairs
-from ..engine import GRADES, Auto, Engine, Problem, Trial
+from ..engine import GRADES, HALF, Auto, Engine, Problem, Trial
 from ..plan import NEAR, Plan
 from ..products.gaussian import blocked_sum
 from .reductions import attended_means, attended_pullback, attended_sum
@@ -47,7 +47,8 @@ class Attention(Engine):
             points. "flex" is FlexAttention, in float32 by tensor cores: PyTorch compiles it by Triton and a C compiler
             where a program first has it, for some seconds.
         precision: "float16", "bfloat16", "float32", "float64"; "float16x2", "bfloat16x2" for coordinates that are sums
-            of two numbers. None: float32 or float64 on a CPU, float32 by "flex", else half precision on CUDA.
+            of two numbers. None: the dtype of the points; on CUDA half precision for float32 points if it is estimated
+            to be four times as fast.
 
     References:
         Rux & Neumayer, "Fast Gauss Sums via Flash Attention", 2026, arXiv:2609.04910: Algorithms 1 and 2.
@@ -85,7 +86,8 @@ class Attention(Engine):
             return "PyTorch has no fused attention in float64 on CUDA"
         found = self._kernel(replace(self, precision=asked), problem)
         if not isinstance(found, str):
-            return None
+            needs = found.fine and self.method != "rescale"
+            return "flash attention and cuDNN have float32's digits by the method 'rescale' alone" if needs else None
         required, _, here = found.rpartition(". ")[0].partition("; got ")
         return f"{required} (here {here})"
 
@@ -95,15 +97,34 @@ class Attention(Engine):
 
     def fitted(self, problem: Problem) -> "Attention":
         """With the kernel that is estimated to be fastest, and its precision."""
-        asked = replace(self, precision=self._asked(problem))
+        asked = self._asked(problem)
         if problem.platform == "cpu":
-            return replace(asked, kernel="cpu", precision=asked.precision or problem.working)
-        kernels = [self._kernel(asked, problem)]
-        if self.kernel is None and (not kernels[0].half or bridge.card().prefers_cudnn):
-            other = self._kernel(replace(asked, kernel="cudnn" if kernels[0].half else "flex"), problem)
-            kernels += [other] if not isinstance(other, str) and other.precision == kernels[0].precision else []
-        best = min(kernels, key=lambda x: self._time(x, problem)) if len(kernels) > 1 else kernels[0]
+            return replace(self, kernel="cpu", precision=asked or problem.working)
+        best = min(
+            self._kernels(asked, problem),
+            key=lambda x: (self._loss(x.precision, problem) * self._time(x, problem), -x.parts),
+        )
         return replace(self, kernel=best.name, precision=best.precision)
+
+    def _kernels(self, asked: str | None, problem: Problem) -> list[Any]:
+        """The kernels in the precision asked for; for float32 points without one in three."""
+        is_open = asked is None and problem.dtype == "float32" and self.method == "rescale"
+        precisions = (None, "float16x2", "float32") if is_open else (asked,)
+        own = [self._kernel(replace(self, precision=x), problem) for x in precisions]
+        if self.kernel is None:
+            others = [*["cudnn"] * bridge.card().prefers_cudnn, "flash", "flex"]
+            named = [Attention(self.method, name, precision=x.precision) for x in own for name in others]
+            own += [self._kernel(x, problem) for x in named]
+        found = [x for x in own if not isinstance(x, str)]
+        return [x for x in found if not x.fine or self._is_fine(problem)] or found
+
+    def _is_fine(self, problem: Problem) -> bool:
+        """Whether log-sum-exps alone are enough: for logarithms, and for a sum of one channel without gradients."""
+        return problem.channels == 0 if problem.logs else problem.channels == 1 and not problem.gradients
+
+    def _loss(self, precision: str | None, problem: Problem) -> float:
+        """By how much half precision must be faster than what keeps the digits of float32 points, if none is asked."""
+        return HALVES if (problem.dtype, problem.grade) == ("float32", "default") and precision in HALF else 1.0
 
     def cost(self, problem: Problem) -> float:
         """By the columns of both products, and on CUDA the width that the kernel is compiled for."""
@@ -117,14 +138,20 @@ class Attention(Engine):
         """More if it loses digits; less for logarithms on CUDA, for which XLA needs another pass."""
         if problem.platform != "cuda":
             return WORTH
-        if self.precision == "float32":  # which logarithms and means ask for
-            return 1 / PASSES
-        return HALVES if problem.dtype == "float32" and self.precision in ("float16", "bfloat16") else 1.0
+        return 1 / PASSES if problem.logs else self._loss(self.precision, problem)
 
     def by_name(self, problem: Problem) -> tuple[Engine, ...]:
-        """On a CPU in bfloat16, which is fast where there is AMX."""
-        is_single = problem.platform == "cpu" and problem.working == "float32" and self.precision is None
-        return (replace(self, precision="bfloat16"),) if is_single else ()
+        """Float32 points in half precision: on a CPU in bfloat16, which is fast where there is AMX."""
+        if problem.dtype != "float32" or self.precision is not None or problem.logs:
+            return ()
+        return (replace(self, precision="bfloat16" if problem.platform == "cpu" else "float16"),)
+
+    def note(self, problem: Problem) -> str:
+        """What half precision loses on CUDA, and what its digits would cost."""
+        if problem.platform != "cuda" or problem.dtype != "float32" or self.precision not in HALF:
+            return ""
+        exact = replace(self, kernel=None, precision="float32").fitted(problem)
+        return f"which errs by 4e-4 of Σ Φ|v|: {exact.cost(problem):.3g} ms by precision='float32'"
 
     def trials(self, problem: Problem) -> Iterable[Trial]:
         """On a CPU in the dtype of the points and in bfloat16, on CUDA every kernel that takes such points."""
@@ -223,7 +250,8 @@ def by_attention(
     dtype = operands[0].dtype
     kernel = kernel_of(plan.engine, plan.platform, dtype.name, operands[0].shape[-1])
     far = functools.partial(anywhere, replace(plan, engine=Auto(precision=dtype.name)), None)
-    if any(0 in x.shape for x in operands):
+    logs_alone = attended is attended_means and operands[2].shape[-1] == 0
+    if any(0 in x.shape for x in (*operands[:2], *operands[2 + logs_alone :])):
         return far(*operands)  # only its shapes matter
     if isinstance(kernel, str):
         shapes = [x.shape for x in jax.eval_shape(far, *operands)]

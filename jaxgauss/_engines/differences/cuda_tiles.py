@@ -92,15 +92,16 @@ def _tile(
     weights, sides = jnp.zeros_like(u), (_of_kernels(request.pulls, x) for x in (g, w))
     for kernel, *own in zip(request.pulls.kernels, *sides, strict=True):
         weights += of_kernels[kernel.slope] * _products_of_channels(*own)
-    a, b = (tuple(jnp.broadcast_to(x, (*u.shape[:-2], *x.shape[-2:])) for x in rows) for rows in (a, b))
+    batch = weights.shape[:-2]
+    a, b = (tuple(jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in rows) for rows in (a, b))
     if request.spread and len(scale) > 1:
         squares = (jnp.square(_difference(*x)) for x in zip(a, b, strict=True))
         spread = [(weights[..., None, :, :] * x).sum(-1) for x in squares]
     elif request.spread:
         spread = [(weights * u).sum(-1)[..., None, :] / jnp.square(*scale)]
-    none = jnp.zeros((*u.shape[:-2], 0, u.shape[-2]), u.dtype)
+    none = jnp.zeros((*batch, 0, u.shape[-2]), u.dtype)
     pulled = pulls(weights, a, b) if request.pulls.kernels else ()
-    return tuple(jnp.concatenate([*x, none], -2) for x in (sums, pulled, spread))
+    return tuple(jnp.concatenate(x, -2) if x else none for x in (sums, pulled, spread))
 
 
 def _sums(tile: Array, values: Rows) -> list[Array]:
