@@ -151,9 +151,33 @@ def examined(executable: Any) -> Compiled:
     )
 
 
-def compile_for(name: str, *sizes: int, device: str = "H100", channels: int = 1) -> Any:
-    """The program as XLA compiles it for a card."""
-    return lowered(name, *sizes, channels=channels, sharding=sharding(device)).compile()
+class Loop(NamedTuple):
+    """How many steps a loop has, what a step launches, by kind, and the numbers of its largest array."""
+
+    steps: int
+    kernels: list[str]
+    largest: int
+
+
+def loops(executable: Any) -> list[Loop]:
+    """Those of a compiled program."""
+    text, found = executable.as_text(), []
+    for body, count in re.findall(r" while\(.*body=%?([\w.\-]+).*known_trip_count\W+n\W+(\d+)", text):
+        lines = text[text.index(f"%{body} (") :].partition("\n}\n")[0].splitlines()
+        kernels = [
+            x[1]
+            for x in (re.match(r"\s+(?:ROOT )?%(\S+) = .* (?:fusion|custom-call|copy|reduce|dot)\(", y) for y in lines)
+            if x
+        ]
+        sizes = [math.prod(map(int, x.split(","))) for x in re.findall(r"\w+\[([\d,]+)\]", "\n".join(lines[1:]))]
+        found.append(Loop(int(count), kernels, max(sizes)))
+    return found
+
+
+def compile_for(name: str, *sizes: int, device: str = "H100", channels: int = 1, **options: Any) -> Any:
+    """The program as XLA compiles it for a card, with options of XLA."""
+    program = lowered(name, *sizes, channels=channels, sharding=sharding(device))
+    return program.compile(compiler_options=options or None)
 
 
 @contextlib.contextmanager

@@ -82,6 +82,7 @@ PROGRAMS = {
     "float16x2": Program(_partial("gauss_sum", precision="float16x2"), "xyvt"),
     "reweight": Program(_partial("gauss_sum", engine="reweight"), "xyvt"),
     "blocked": Program(_partial("gauss_sum", engine="blocked"), "xyvt"),
+    "differences": Program(_partial("gauss_sum", engine="differences"), "xyvt", False),
     "kernel_herding": Program(_partial("kernel_herding", num=8), "xt", False),
     "mean_shift": Program(lambda x, t: jaxgauss.mean_shift(x, x, t).points, "xt", False),
     "mmd_test": Program(_drawn("mmd_test", num_permutations=99), "xytr", False),

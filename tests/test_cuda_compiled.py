@@ -4,6 +4,7 @@ import functools
 import importlib.util
 import json
 import re
+import time
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +17,7 @@ from cuda_programs import PROGRAMS, WAVES
 if importlib.util.find_spec("jax_cuda12_plugin") is None:
     pytest.skip("JAX's CUDA plugin, which compiles for a card, is not installed", allow_module_level=True)
 
-from cuda_compiled import DEVICES, FACTS, compile_for, examined, replayed, without_callbacks
+from cuda_compiled import DEVICES, FACTS, compile_for, examined, loops, replayed, without_callbacks
 
 pytestmark = [pytest.mark.usefixtures("cuda"), pytest.mark.emulated]
 
@@ -44,11 +45,32 @@ def test_nothing_waits_and_little_is_written(callbacks, row):
     assert found.temporary <= 1.05 * 2**20 * row["mebibytes"]
 
 
-@pytest.mark.parametrize("name", ["gauss_sum", "kernel_sum of imq"])
-def test_gradients_of_both_sides_take_distances_once(callbacks, name):
+def test_gradients_of_both_sides_take_distances_once(callbacks):
     """Of few points; with those in the sum itself."""
-    text = compile_for(name, 500, 64).as_text()
+    text = compile_for("kernel_sum of imq", 500, 64).as_text()
     assert len(re.findall(r"= f32\[500,500\]\S* reduce\(", text)) == 1
+
+
+@pytest.mark.parametrize("dim", [3, 8, 16])
+def test_a_step_of_a_sum_is_one_kernel(callbacks, dim):
+    """Besides the block of keys, the running sum and the counter; it holds no pair in memory."""
+    (loop,) = loops(compile_for("differences", 65536, dim))
+    assert loop.steps == 16 and len(loop.kernels) == 4 and sum("reduce" in x for x in loop.kernels) == 1
+    assert loop.largest <= 65536 * dim
+
+
+def test_pulls_hold_one_tile(callbacks):
+    """With all queries in a step: the tile and its sums are two kernels."""
+    for loop in loops(compile_for("blocked", 16384, 16)):
+        assert loop.steps == 16 and len(loop.kernels) <= 9 and loop.largest <= 2**24
+
+
+@pytest.mark.parametrize("name", ["gauss_sum", "log_gauss_sum", "mmd_squared", "kernel_sum of imq", "hsic"])
+def test_first_calls_of_few_points(callbacks, name):
+    """Triton's compiler, which XLA tries on a card, took minutes for sums over 64 coordinates at once."""
+    start = time.perf_counter()
+    compile_for(name, 1000, 64, xla_gpu_experimental_enable_fusion_block_level_rewriter=True)
+    assert time.perf_counter() - start < 10
 
 
 @pytest.mark.parametrize("device", [x for x in DEVICES if x != "H100"])

@@ -17,7 +17,15 @@ CALLBACKS = {name: 4 for name in PROGRAMS} | {
     **dict.fromkeys(("estimate_error", "second derivatives", "kernel_herding", "mean_shift", "mmd_test"), 2),
     **dict.fromkeys(("mmd_squared", "mmd_squared of three τ", "mmd_squared of imq"), 2),  # gradients of both samples
     **dict.fromkeys(
-        ("energy_distance", "kernel_sum of matern12", "ksd_squared of imq", "log_kernel_sum of imq", "blocked"), 0
+        (
+            "energy_distance",
+            "kernel_sum of matern12",
+            "ksd_squared of imq",
+            "log_kernel_sum of imq",
+            "blocked",
+            "differences",
+        ),
+        0,
     ),
     **dict.fromkeys(("hsic_test", "ksd_test"), 0),
     **{"kde_score": 6, "kernel_mean": 6, "mmd_squared_matrix": 0, "leave_one_out_tau": 6, "hsic": 12},

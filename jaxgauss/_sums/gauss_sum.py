@@ -53,8 +53,8 @@ def gauss_sum(
         engine: "auto", another name, or an engine with options, such as `jaxgauss.Fourier(tolerance=1e-3)` or
             `jaxgauss.Attention("reweight", kernel="flash")`. docs/which_function.md compares them.
         precision: of the products: "float16", "bfloat16", "float32", "float64"; "float16x2", "bfloat16x2" for pairs of
-            half-precision numbers; or as `jnp.matmul` takes it, such as "highest". None: float32 or float64 on a CPU,
-            half precision on CUDA (docs/precision.md).
+            half-precision numbers; or as `jnp.matmul` takes it, such as "highest". None: that of the points; on CUDA
+            half precision for float32 points where it is four times as fast (docs/precision.md).
         forward_mode: whether forward mode, such as `jax.jvp` or `jax.hessian`, must work, too (docs/scale.md).
         segments: integer labels (M,) and (N,): only pairs of equal labels are summed, group by group (docs/ragged.md).
         progress: sum some queries at a time, with a bar (needs tqdm); not under transformations or with segments.

@@ -54,7 +54,7 @@ def sums_on_cuda(request: Request, queries: Q, keys: K, values: V, tau: T, row_w
 
 def _tile_for(dim: int, num_sums: int) -> Tile:
     """The tile of so many sums over keys, each of which XLA would compute the tile for."""
-    if dim > WRITTEN or num_sums > 2 * WRITTEN:
+    if dim > WRITTEN:
         return CUDA_TILE
     return SUMS_TILE if num_sums == 1 else PULLS_TILE
 
@@ -73,11 +73,13 @@ def _in_units(scale: Array, queries: Array, keys: Array) -> tuple[Array, Array, 
 
 def in_rows(x: Array, fill: float = 0.0) -> Rows:
     """(…, N, W) -> W arrays (…, 1, N); of more columns than `WRITTEN`, filled up, arrays (…, 8, N)."""
-    width = x.shape[-1]
-    size = 1 if width <= WRITTEN else GROUP
-    x = jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -width % size)], constant_values=fill)
-    x = lax.optimization_barrier(x.mT)  # in memory
-    return tuple(jnp.split(x, max(1, x.shape[-2] // size), -2))
+    width, in_memory = x.shape[-1], lax.optimization_barrier
+    if width <= 1:
+        return (x.mT,)
+    if width <= WRITTEN:
+        return in_memory(tuple(part.mT for part in jnp.split(x, width, -1)))
+    x = in_memory(jnp.pad(x, [(0, 0)] * (x.ndim - 1) + [(0, -width % GROUP)], constant_values=fill).mT)
+    return tuple(jnp.split(x, x.shape[-2] // GROUP, -2))
 
 
 def _tile(
@@ -88,7 +90,7 @@ def _tile(
     u = squared_distances(scale, b, a).mT if once else squared_distances(scale, a, b)
     of_kernels, sums, spread = request.of(ratio * u), [], []
     for kernel, own in zip(request.sums.kernels, _of_kernels(request.sums, values), strict=True):
-        sums += _sums(of_kernels[kernel], own)
+        sums += _sums_over(of_kernels[kernel], own)
     weights, sides = jnp.zeros_like(u), (_of_kernels(request.pulls, x) for x in (g, w))
     for kernel, *own in zip(request.pulls.kernels, *sides, strict=True):
         weights += of_kernels[kernel.slope] * _products_of_channels(*own)
@@ -104,7 +106,7 @@ def _tile(
     return tuple(jnp.concatenate(x, -2) if x else none for x in (sums, pulled, spread))
 
 
-def _sums(tile: Array, values: Rows) -> list[Array]:
+def _sums_over(tile: Array, values: Rows) -> list[Array]:
     """Σ_n of a tile (*batch, M, N) and values, as arrays of channels (*batch, ·, M)."""
     return [(tile * v).sum(-1)[..., None, :] if v.shape[-2] == 1 else dot(v, tile.mT) for v in values]
 
@@ -275,8 +277,8 @@ def relative_means(kernel: Kernel, queries: Q, keys: K, values: V, tau: T, log_w
             logs = kernel.log(squared_distances(root, q, k)) - largest.log[0].mT
         logs = logs + log_weights
         terms = jnp.exp(jnp.where(logs > 1, 0, logs))  # only rounding makes a term larger than the largest
-        sums = jnp.concatenate(_sums(terms, values), -2)[..., :channels, :]
-        return jnp.concatenate([sums, *_sums(terms, ones)], -2).mT
+        sums = jnp.concatenate(_sums_over(terms, values), -2)[..., :channels, :]
+        return jnp.concatenate([sums, *_sums_over(terms, ones)], -2).mT
 
     channels, ones = values.shape[-1], jnp.ones_like(log_weights)  # zero where keys are filled up
     columns, tile = (k, log_weights, ones), _tile_for(keys.shape[-1], channels + 1)
