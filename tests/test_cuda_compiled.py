@@ -59,9 +59,10 @@ def test_a_step_of_a_sum_is_one_kernel(callbacks, dim):
     assert loop.largest <= 65536 * dim
 
 
-def test_pulls_hold_one_tile(callbacks):
+@pytest.mark.parametrize("dim", [1, 16])
+def test_pulls_hold_one_tile(callbacks, dim):
     """With all queries in a step: the tile and its sums are two kernels."""
-    for loop in loops(compile_for("blocked", 16384, 16)):
+    for loop in loops(compile_for("blocked", 16384, dim)):
         assert loop.steps == 16 and len(loop.kernels) <= 9 and loop.largest <= 2**24
 
 

@@ -74,6 +74,7 @@ def test_auto_on_a_cpu(monkeypatch, size, intel, options, expected):
         ("float32", 300, {}, by("efficient", "float32")),
         ("float32", 16, {"precision": "float32"}, by("flash", "float32")),
         ("float32", 16, {"precision": "float32", "pulls": True}, by("efficient", "float32")),
+        ("float32", 16, {"engine": Attention("reweight", precision="float32")}, by("efficient", "float32", "reweight")),
         ("float64", 16, {}, Blocked(precision="float64")),
         ("float64", 16, {"precision": "float16"}, by("flash", "float16")),
         ("float32", 16, {"matmul_precision": "high"}, by("flash", "float16x2")),

@@ -33,7 +33,17 @@ WORKERS = min(12, max(1, (os.cpu_count() or 1) * 3 // 4))  # of the tests, which
 TESTS = "test_wrong_devices or test_float64_falls_back"  # that are quick to emulate
 ROWS = 64  # of densities, which are compared with float64
 PRECISIONS = ("float16", "auto", "float16x2")  # of densities, whose "auto" is float32
-ENGINES = ("dense", "flash", "cudnn", "efficient in float32", "waves", "blocked", "efficient")  # in order of worth
+FLEX = "flex in float32"
+ENGINES = (
+    "dense",
+    "flash",
+    "cudnn",
+    "efficient in float32",
+    FLEX,
+    "waves",
+    "blocked",
+    "efficient",
+)  # in order of worth
 GROUPS = {  # in cells of their own, in order of worth: what others may be broken by, or have to wait for
     "auto": ["auto", "auto in float32", "float32", BARE, "dense JAX"],
     "PyKeOps": ["PyKeOps"],

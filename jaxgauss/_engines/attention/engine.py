@@ -30,7 +30,10 @@ if TYPE_CHECKING:
 
 METHODS = ("reweight", "prescale", "rescale")
 KERNELS = ("flash", "efficient", "cudnn", "flex", "cpu")
-ON_CUDA = (("flash", "float16"), ("cudnn", "float16"), ("efficient", "float16"), ("efficient", "float32"))  # measured
+ON_CUDA = (  # kernels that are measured
+    *((x, "float16") for x in ("flash", "cudnn", "efficient")),
+    *((x, "float32") for x in ("efficient", "flex")),
+)
 PASSES = 3  # logarithms and means take so many times as long as a sum in XLA on CUDA: an estimate
 
 
@@ -113,14 +116,16 @@ class Attention(Engine):
         own = [self._kernel(replace(self, precision=x), problem) for x in precisions]
         if self.kernel is None:
             others = [*["cudnn"] * bridge.card().prefers_cudnn, "flash", "flex"]
-            named = [Attention(self.method, name, precision=x.precision) for x in own for name in others]
+            precisions = [x.precision for x in own if not isinstance(x, str)]
+            named = [Attention(self.method, name, precision=x) for x in precisions for name in others]
             own += [self._kernel(x, problem) for x in named]
         found = [x for x in own if not isinstance(x, str)]
         return [x for x in found if not x.fine or self._is_fine(problem)] or found
 
     def _is_fine(self, problem: Problem) -> bool:
         """Whether log-sum-exps alone are enough: for logarithms, and for a sum of one channel without gradients."""
-        return problem.channels == 0 if problem.logs else problem.channels == 1 and not problem.gradients
+        enough = problem.channels == 0 if problem.logs else problem.channels == 1 and not problem.gradients
+        return enough and self.method == "rescale"
 
     def _loss(self, precision: str | None, problem: Problem) -> float:
         """By how much half precision must be faster than what keeps the digits of float32 points, if none is asked."""

@@ -46,14 +46,14 @@ def sums_on_cuda(request: Request, queries: Q, keys: K, values: V, tau: T, row_w
 
     widths = request.widths(dim, scale.shape[-1])
     rows, columns = (with_axes_of(tau, queries), row_weights), (keys, weights)
-    tile = _tile_for(max(dim, weights.shape[-1]), values.shape[-1] + dim * bool(request.pulls.kernels))
+    tile = _tile_for(max(dim, weights.shape[-1]), sum(widths))
     found = tiled_sum(tile_sum, rows, columns, values, tile=tile, laid=in_rows)
     pulls = found.pulls / power if request.pulls.kernels else found.pulls
     return PairSums(found.sums, pulls, found.spread / jnp.square(power) if request.spread else found.spread)
 
 
 def _tile_for(dim: int, num_sums: int) -> Tile:
-    """The tile of so many sums over keys, each of which XLA would compute the tile for."""
+    """The tile for so many sums over keys. For one XLA computes each pair as it adds it; for more it writes a tile."""
     if dim > WRITTEN:
         return CUDA_TILE
     return SUMS_TILE if num_sums == 1 else PULLS_TILE
