@@ -68,3 +68,19 @@ def test_derivatives_of_higher_order(rng, in_tiles, name, order):
         slopes = torch.autograd.grad(exact, moving, create_graph=True)
         exact = sum((a * torch.from_numpy(b)).sum() for a, b in zip(slopes, directions, strict=True))
     assert max(map(relative_error, ours, torch.autograd.grad(exact, moving))) < 1e-10
+
+
+@pytest.mark.parametrize("tau", [2e-37, 1e-20, 1e20, 9e37])
+@pytest.mark.parametrize("dim", [3, 20])
+def test_squares_of_differences_neither_overflow_nor_vanish(rng, tau, dim):
+    """At the smallest and the largest τ, for points some bandwidths apart."""
+    q, k, v = (np.float32(rng.normal(size=x) * s) for x, s in (((40, dim), 4), ((50, dim), 4), ((50, 1), 1)))
+    unit = np.float32(tau**-0.5)
+    found = jax.value_and_grad(lambda *x: kernel_sum(*x, tau=np.float32(tau), kernel="imq").sum(), (0, 1))
+    total, slopes = found(q * unit, k * unit, v)
+    apart = (q.astype(float)[:, None] - k) * (np.float64(unit) * np.sqrt(np.float64(np.float32(tau))))
+    u = np.square(apart).sum(-1)
+    assert np.isclose(float(total), ((1 + u) ** -0.5 @ v).sum(), rtol=2e-5)
+    w = (1 + u)[..., None] ** -1.5 * apart * v[None]
+    for slope, exact in zip(slopes, (-w.sum(1), w.sum(0)), strict=True):
+        assert np.linalg.norm(np.asarray(slope, float) * unit - exact) < 1e-5 * np.linalg.norm(exact)
