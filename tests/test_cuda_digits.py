@@ -9,8 +9,10 @@ import pytest
 import torch
 
 from jaxgauss import Attention, explain, gauss_sum, kde_logpdf, log_gauss_sum
+from jaxgauss._checks.names import as_kernel
 from jaxgauss._engines.engines import plan_of
 from jaxgauss._engines.settings import Settings
+from oracle import attention_calls
 from torch_backend.signed import chunked_by_sign, signed_sum
 
 pytestmark = [pytest.mark.usefixtures("cuda"), pytest.mark.emulated]
@@ -139,6 +141,18 @@ def test_batches_and_several_channels(rng, shapes):
     by_differences = jax.grad(lambda *x: jnp.sin(gauss_sum(*x, engine="differences")).sum(), (0, 1, 2))(*operands)
     for x, y in zip(gradients, by_differences, strict=True):
         assert np.linalg.norm(x - y) < 2e-5 * np.linalg.norm(y)
+
+
+def test_values_of_a_batch_are_heads_of_one_call(rng):
+    """And another one, behind the gate."""
+    operands = [np.float32(rng.normal(size=x)) for x in ((30, 3), (50, 3), (6, 50, 1))]
+    assert attention_calls(functools.partial(gauss_sum, engine=FINE), *operands) == 2
+
+
+def test_mixtures_lose_digits_as_sums_do():
+    """Gradients of 4096 points are not four times as fast by Gaussians in half precision, but those of 100,000 are."""
+    settings = Settings(pulls=True, kernel=as_kernel("kernel_sum", "imq"))
+    assert [plan_of(settings, "cuda", n**2, 16, 1).name for n in (4096, 100_000)] == ["dense", "mixture"]
 
 
 def test_logarithms_and_densities_take_log_sum_exps_alone(rng):
