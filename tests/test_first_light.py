@@ -96,10 +96,11 @@ def test_probes_find_sums_to_the_digits_of_their_points(cuda):
     assert signed.error_of_terms("forward", found) < signed.error("forward", found) < 1e-5
 
 
-def test_a_conditional_is_timed_until_it_returns_and_until_it_is_done():
-    returned, done = probes.conditional(8).find(3)
+@pytest.mark.parametrize("by_torch", [False, True])
+def test_a_conditional_is_timed_until_it_returns_and_until_it_is_done(by_torch):
+    returned, done = probes.conditional(8, by_torch).find(3)
     assert (returned["method"], done["method"]) == ("returned", "done")
-    assert len(done["seconds"]) == 3 and 0 < returned["median"] < done["median"]
+    assert len(done["seconds"]) == 3 and 0 < returned["median"] < done["median"] and done["error"] < 1e-5
 
 
 def test_first_calls_are_those_of_processes_of_their_own(monkeypatch):

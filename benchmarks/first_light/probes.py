@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch.nn.functional import pad
 
-from jaxgauss import mmd_squared
+from jaxgauss import Attention, gauss_sum, mmd_squared
 from torch_backend import attention, layout
 from torch_backend.kernels import KERNELS, AttentionKernel
 
@@ -60,6 +60,7 @@ def probes(sizes: SimpleNamespace) -> Iterator[Cell | Task]:
     yield from splits(sizes)
     yield from first_calls(sizes)
     yield conditional(sizes.matrices)
+    yield conditional(sizes.matrices, by_torch=True)
     yield from widths(sizes)
     yield from flex(sizes, "tf32x3", others)
     yield from flex(sizes, "tf32", BLOCKS)
@@ -204,19 +205,27 @@ def first_call(num: int, dim: int, runs: int) -> list[dict]:
     return Cell({}, methods, error, grids.TOLERANCE).found(runs, [""], [])[0]
 
 
-def conditional(size: int) -> Task:
-    """Does a conditional make the host wait? Seconds until calls return, and until they are done."""
+def conditional(size: int, by_torch: bool = False) -> Task:
+    """Does a conditional make the host wait? Seconds until calls return, and until they are done.
 
-    def function(x: jax.Array, y: jax.Array) -> jax.Array:
+    With a call of PyTorch in the branch that is taken: can XLA record it there, and is it right?
+    """
+
+    def attended(y: jax.Array) -> jax.Array:
+        return y + gauss_sum(y[:, :3], y[:, :3], y[:, :1], engine=Attention(precision="float16"))
+
+    taken = attended if by_torch else jnp.exp
+
+    def function(x: jax.Array, y: jax.Array, branch: bool = True) -> jax.Array:
         for _ in range(4):
             y = jnp.sin(y @ y) / 64
-        y = jax.lax.cond(jnp.abs(x).max() > 3, lambda y: y @ y.T @ y, jnp.exp, y)
+        y = jax.lax.cond(jnp.abs(x).max() > 3, lambda y: y @ y.T @ y, taken, y) if branch else taken(y)
         for _ in range(4):
             y = jnp.cos(y @ y) / 64
         return y
 
     def find(runs: int) -> list[dict]:
-        x, y, jitted = jnp.ones((64, 64)), jnp.ones((size, size)), jax.jit(function)
+        x, y, jitted, found = jnp.ones((64, 64)), jnp.ones((size, size)), jax.jit(function), []
         seconds: dict[str, list[float]] = {"returned": [], "done": []}
         for _ in range(runs + 1):  # of which the first one compiles
             start = time.perf_counter()
@@ -224,7 +233,10 @@ def conditional(size: int) -> Task:
             seconds["returned"].append(time.perf_counter() - start)
             jax.block_until_ready(found)
             seconds["done"].append(time.perf_counter() - start)
-        rows = [{"method": name, "seconds": x[1:]} for name, x in seconds.items()]
+        alone = jax.jit(functools.partial(function, branch=False))(x, y)
+        error = relative(np.asarray(found[-1]), np.asarray(alone))
+        rows = [{"method": name, "seconds": x[1:], "error": error} for name, x in seconds.items()]
         return [row | quartiles(row) for row in rows]
 
-    return Task({"figure": "conditional", "n": size, "what": f"{CALLS} calls"}, find)
+    what = f"{CALLS} calls" + (", of PyTorch in a branch" if by_torch else "")
+    return Task({"figure": "conditional", "n": size, "what": what}, find)
