@@ -12,6 +12,7 @@ import functools
 import json
 import math
 import re
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -103,8 +104,8 @@ class Compiled(NamedTuple):
     """What XLA has made of a program.
 
     Attributes:
-        waits: conditionals, and loops of unknown length.
-        kernels, callbacks: how many a call launches, loops once.
+        waits: loops of unknown length.
+        kernels, callbacks: how many a call launches, loops once, without the branches of conditionals.
         temporary: bytes of arrays besides arguments and results.
         largest: numbers of the largest array.
         dtypes: of all arrays.
@@ -124,7 +125,7 @@ def examined(executable: Any) -> Compiled:
     """The facts of a compiled program, read from its text."""
     text = executable.as_text()
     fused = set(re.findall(r"(?:calls|to_apply)=%?([\w.\-]+)", text))
-    counts, largest = collections.Counter(), 0
+    in_branches, counts, largest = _in_branches(text), collections.Counter(), 0
     computation = ""
     for line in text.splitlines():
         if begins := re.match(r"(ENTRY )?%?([\w.\-]+) \(.*\{$", line):
@@ -133,7 +134,8 @@ def examined(executable: Any) -> Compiled:
         found = re.match(r"\s+(?:ROOT )?%?[\w.\-]+ = (\(.*?\)|\S+) ([\w\-]+)\(", line)
         if found is None or computation in fused:
             continue
-        counts["callback" if CALLBACK in line else found[2]] += 1
+        if computation not in in_branches:
+            counts["callback" if CALLBACK in line else found[2]] += 1
         for dims in re.findall(r"\w+\[([\d,]+)\]", found[1]):
             largest = max(largest, math.prod(map(int, dims.split(","))))
     loops = [x for x in text.splitlines() if re.search(r" while\(", x)]
@@ -141,7 +143,7 @@ def examined(executable: Any) -> Compiled:
         y for x in text.splitlines() if CALLBACK in x for y in re.findall(r"\]\{([\d,]+)\}", x.split("metadata=")[0])
     ]
     return Compiled(
-        waits=counts["conditional"] + sum("known_trip_count" not in x for x in loops),
+        waits=sum("known_trip_count" not in x for x in loops),
         kernels=sum(counts[x] for x in COUNTED),
         callbacks=counts["callback"],
         temporary=executable.memory_analysis().temp_size_in_bytes,
@@ -149,6 +151,31 @@ def examined(executable: Any) -> Compiled:
         dtypes=set(re.findall(r"\b([a-z]+\d+)\[", text)),
         layouts=[x for x in layouts if sorted(x.split(","), key=int, reverse=True) != x.split(",")],
     )
+
+
+def _in_branches(text: str) -> set[str]:
+    """The computations that only branches of conditionals call."""
+    bodies, computation = collections.defaultdict(list), ""
+    for line in text.splitlines():
+        if begins := re.match(r"(?:ENTRY )?%?([\w.\-]+) \(.*\{$", line):
+            computation = begins[1]
+        bodies[computation].append(line)
+    found: set[str] = set()
+    waiting = re.findall(r"(?:true|false)_computation=%?([\w.\-]+)", text)
+    for branches in re.findall(r"branch_computations=\{([^}]*)\}", text):
+        waiting += re.findall(r"[\w.\-]+", branches)
+    while waiting:
+        found.add(name := waiting.pop())
+        waiting += set(re.findall(r"(?:body|condition)=%?([\w.\-]+)", "\n".join(bodies[name]))) - found
+    return found
+
+
+def not_recorded(name: str, *sizes: int, **options: Any) -> list[str]:
+    """The conditionals, loops and callbacks that XLA leaves out of CUDA graphs."""
+    with tempfile.TemporaryDirectory() as folder:
+        compile_for(name, *sizes, xla_dump_to=folder, xla_dump_hlo_as_text=True, **options)
+        (thunks,) = Path(folder).glob("*thunk_sequence_after_thunk_passes.txt")
+        return re.findall(r"^\d+: (kConditional|kWhile|kCustomCall)", thunks.read_text(), re.MULTILINE)
 
 
 class Loop(NamedTuple):
@@ -211,7 +238,9 @@ def replayed(
         for function in list(opened.body.operations):
             for block in _blocks(function):
                 _open(block)
-        text = str(opened).replace("xla_buffer_python_gpu_callback", "xla_buffer_python_cpu_callback")
+        text = (
+            str(opened).replace(f"{CALLBACK}_cmd_buffer", CALLBACK).replace(CALLBACK, "xla_buffer_python_cpu_callback")
+        )
         text = re.sub(r"module @(\S+) attributes \{.*\} \{\n", r"module @\1 {\n", text, count=1)
         for unknown in (
             r" \{mhlo\.frontend_attributes = \{[^{}]*\}, mhlo\.sharding = \"\{replicated\}\"\}",

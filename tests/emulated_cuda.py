@@ -407,7 +407,8 @@ def replace_platform(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(jax_devices, "_lowering_name", lowering_name)
     patch.setattr(bridge, "serves", lambda platform: True)
     patch.setattr(bridge, "DLPACK_CUDA", 1)  # DLPack's number of the CPU
-    patch.setattr(bridge.buffer_callback, "buffer_callback", lambda f, *args, **_: real_callback(on_a_stream(f), *args))
+    emulated_callback = lambda f, *args, **options: real_callback(on_a_stream(f), *args, **options)  # noqa: E731
+    patch.setattr(bridge.buffer_callback, "buffer_callback", emulated_callback)
     patch.setattr(jax, "devices", lambda name=None: real_devices())
     patch.setattr(devices, "card", lambda: card)
     patch.setattr(devices, "names", lambda: ["cpu"])

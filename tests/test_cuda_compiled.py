@@ -17,7 +17,7 @@ from cuda_programs import PROGRAMS, WAVES
 if importlib.util.find_spec("jax_cuda12_plugin") is None:
     pytest.skip("JAX's CUDA plugin, which compiles for a card, is not installed", allow_module_level=True)
 
-from cuda_compiled import DEVICES, FACTS, compile_for, examined, loops, replayed, without_callbacks
+from cuda_compiled import DEVICES, FACTS, compile_for, examined, loops, not_recorded, replayed, without_callbacks
 
 pytestmark = [pytest.mark.usefixtures("cuda"), pytest.mark.emulated]
 
@@ -49,6 +49,13 @@ def test_gradients_of_both_sides_take_distances_once(callbacks):
     """Of few points; with those in the sum itself."""
     text = compile_for("kernel_sum of imq", 500, 64).as_text()
     assert len(re.findall(r"= f32\[500,500\]\S* reduce\(", text)) == 1
+
+
+@pytest.mark.parametrize("sizes", [(1000, 3), (16384, 16)], ids=str)
+@pytest.mark.parametrize("name", ["gauss_sum", "log_gauss_sum", "kernel_mean", "mmd_squared", "mmd_flow_velocity"])
+def test_graphs_hold_all_that_is_launched(callbacks, name, sizes):
+    """What the thunks of the program say after all of XLA's passes: PyTorch's calls are in graphs, too."""
+    assert not_recorded(name, *sizes) == []
 
 
 @pytest.mark.parametrize("dim", [3, 8, 16])
