@@ -1,4 +1,4 @@
-"""Waves on CUDA, by name: no float64, nothing waits, and the same sums as on a CPU."""
+"""Waves on CUDA: no float64, and the same sums as on a CPU; by name nothing waits, by "auto" the device looks."""
 
 import functools
 
@@ -6,10 +6,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from test_anywhere import cloud as anywhere
 from test_anywhere import error, errors, pairs
 
 from jaxgauss import Fourier, FourierSketch, explain, fourier_sketch, gauss_sum, gauss_sum_sharded, mmd_squared
 from jaxgauss._checks.settings import Settings
+from jaxgauss._engines.differences.all_pairs import sums_by_differences
+from jaxgauss._engines.fourier import cost, engine, fitting
 from jaxgauss._engines.fourier import frequencies as nodes
 from jaxgauss._engines.fourier import series as fourier
 from jaxgauss._engines.near import examined
@@ -102,13 +105,74 @@ def test_no_more_waves_than_points_need_where_they_can_be_seen():
     assert explain(x[:20], x[:20], x[:20, 0], 1e-3, engine="fourier").reason.startswith("20 × 20 × 20 waves hold")
 
 
-def test_auto_says_where_waves_would_take_less_time():
-    def reason(num, dim):
-        shapes = jax.ShapeDtypeStruct((num, dim), "float32"), jax.ShapeDtypeStruct((num, 1), "float32")
-        return explain(shapes[0], shapes[0], shapes[1]).reason
+@pytest.fixture
+def free_waves(monkeypatch):
+    """A card on which waves take no time, so that "auto" takes them for few points."""
+    for module in (cost, engine):
+        monkeypatch.setattr(module, "time_of_waves_on_cuda", lambda *_: 0.0)
 
-    assert all("ms by engine=Fourier() if" in reason(2**20, dim) for dim in (1, 2, 3))
-    assert not any("Fourier" in reason(*x) for x in ((1000, 1), (10_000, 3), (2**20, 4)))
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_auto_has_the_digits_wherever_points_lie(rng, free_waves, dim):
+    """Of one program: clouds that waves hold, those that they do not, and some of whose sums are small."""
+    ours, num = with_gradients(gauss_sum), 700
+    clouds = [rng.normal(size=(2 * num, dim)) * size for size in (0.01, 1.0, 20.0)]
+    for x in map(np.float32, [*clouds, clouds[1] + 1e4, *(anywhere(rng, 2 * num, dim) for _ in range(4))]):
+        v, g = rng.normal(size=num).astype("float32"), rng.uniform(size=num).astype("float32")
+        for values, cotangent in ((v, g), (g, np.ones_like(g))):
+            case = x[:num], x[num:], values, np.float32(0.7), cotangent
+            sums, gradients = ours(*case)
+            assert max(errors("gauss", *case, sums, *gradients)) < 4e-6
+
+
+def test_differences_are_for_what_waves_do_not_hold(rng, free_waves, monkeypatch):
+    """Those that are NaN show where they were taken: nowhere, at a few queries, or everywhere."""
+    nothing = lambda *given: jax.tree.map(lambda x: x * jnp.nan, sums_by_differences(*given))  # noqa: E731
+    monkeypatch.setattr(fitting, "sums_by_differences", nothing)
+    x, y = (np.float32(rng.normal(size=(5000, 2))) for _ in range(2))
+    summed = jax.jit(lambda x: gauss_sum(x, y, np.ones(5000, np.float32), 2.0))
+    assert np.isfinite(summed(x)).all()
+    assert 0 < np.isnan(summed(np.where(np.arange(5000)[:, None] % 1500 == 0, x * 0 + 500, x))).sum() <= 5000 // 32
+    assert np.isnan(summed(300 * x)).all()
+
+
+def test_auto_under_transformations(rng, free_waves):
+    """Second derivatives, batches, several τ and a mesh: each has a conditional of its own, or none."""
+    x, y = (np.float32(rng.normal(size=(300, 2))) for _ in range(2))
+    v, tau = np.float32(rng.normal(size=300)), np.float32([0.3, 1.0, 4.0])
+
+    def every(**options):
+        summed = functools.partial(gauss_sum, **options)
+
+        def product(x):
+            return jax.grad(lambda x: summed(x, y, v, 1.0)[:40].sum())(x)
+
+        several = jax.vmap(summed, (None, None, None, 0))(x, y, v, tau)
+        moved = jax.vmap(summed, (0, None, None, None))(jnp.stack([x, x + 1]), y, v, 1.0)
+        return (
+            several,
+            moved,
+            jax.grad(lambda x: jnp.vdot(product(x), y))(x),
+            jax.grad(mmd_squared)(x, y, tau, **options),
+        )
+
+    for ours, exact in zip(jax.jit(every)(), every(engine="differences"), strict=True):
+        assert relative_error(ours, exact) < 3e-6
+    mesh = jax.make_mesh((1,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    assert relative_error(gauss_sum_sharded(x, y, v, 1.0, mesh=mesh, key_axis="d"), gauss_sum(x, y, v, 1.0)) < 3e-6
+
+
+def test_auto_takes_waves_of_many_points(rng):
+    def plan(num, dim):
+        points, values = (jax.ShapeDtypeStruct((num, x), "float32") for x in (dim, 1))
+        return explain(points, points, values)
+
+    assert all("waves of each coordinate hold the points" in plan(2**20, dim).reason for dim in (1, 2, 3))
+    assert not any(plan(*x).name == "fourier" for x in ((1000, 1), (10_000, 3), (2**20, 4)))
+    x, v = np.float32(rng.normal(size=(30_000, 2))), np.ones((30_000, 1), np.float32)
+    assert explain(x, x, v).reason.startswith("40 × 40 waves hold the points' box of")
+    far = explain(x, x, v, 1e6)
+    assert far.name == "blocked" and "differences of coordinates sum all pairs" in far.reason
 
 
 @pytest.mark.parametrize("dim, blocks", [(1, 128), (2, 5), (3, 2)])

@@ -12,7 +12,7 @@ import pytest
 from test_given import FUNCTIONS as CALLS
 
 import jaxgauss
-from jaxgauss import Attention, Blocked, Dense, explain, gauss_sum
+from jaxgauss import Attention, Blocked, Dense, Fourier, explain, gauss_sum
 from jaxgauss._arrays import devices as jax_devices
 from jaxgauss._arrays.points import aligned_sizes
 from jaxgauss._checks.names import as_engine
@@ -80,7 +80,8 @@ def test_auto_on_a_cpu(monkeypatch, size, intel, options, expected):
         ("float32", 16, {"matmul_precision": "high"}, by("flash", "float16x2")),
         ("bfloat16", 16, {"matmul_precision": "high"}, by("flash", "bfloat16x2")),
         ("float32", 100, {"matmul_precision": "high"}, by("efficient", "float32")),
-        ("float32", 3, {"matmul_precision": "highest"}, by("flash", "float32")),
+        ("float32", 3, {"matmul_precision": "highest"}, Fourier(precision="float32")),
+        ("float32", 3, {"precision": "float16"}, by("flash", "float16")),
         ("float32", 16, {"matmul_precision": "highest", "pulls": True}, by("efficient", "float32")),
         ("float32", 16, {"matmul_precision": "highest", "precision": "float16"}, by("flash", "float16")),
     ],
@@ -107,7 +108,10 @@ def test_auto_on_cuda(monkeypatch, dtype, dim, options, expected):
         (100_000, 64, {"pulls": True}, HOPPER._replace(cudnn=91500), by("flash", "float16")),
         (100_000, 64, {"pulls": True}, HOPPER._replace(capability=(8, 0)), by("flash", "float16")),
         (100_000, 64, {}, HOPPER._replace(capability=(7, 5)), by("efficient", "float32")),
-        (100_000, 3, {"matmul_precision": "highest"}, HOPPER, by("cudnn", "float32")),
+        *((100_000, dim, {"matmul_precision": "highest"}, HOPPER, Fourier(precision="float32")) for dim in (1, 2, 3)),
+        (10_000, 3, {"matmul_precision": "highest"}, HOPPER, by("cudnn", "float32")),
+        (8000, 2, {}, HOPPER, Blocked(precision="float32")),  # waves are not twice as fast
+        (100_000, 3, {"pulls": True}, HOPPER, Fourier(precision="float32")),
         (100_000, 16, {"matmul_precision": "highest", "pulls": True}, HOPPER, by("efficient", "float32")),
         (100_000, 64, {"dtype": "float64"}, HOPPER, Blocked(precision="float64")),
     ],

@@ -23,6 +23,7 @@ from .differences.all_pairs import sums_by_differences
 from .engine import AUTO
 from .fourier.boxes import Box, box
 from .fourier.cost import Doubt, Sizes, at_most, doubt_resolved, most_blocks, waves_pay_here
+from .fourier.fitting import sums_that_fit
 from .fourier.sums import SUMS, Promise, sides, sums_of_sides
 from .plan import Plan
 from .request import PairSums, Request, shapes_of
@@ -59,7 +60,7 @@ def _are_few(requests: Sequence[Request], plan: Plan, operands: Sequence[Any]) -
     as_one = shared(keys, values, by_point(tau, queries), weights)  # the batch of the queries becomes more rows
     sizes = (as_rows(queries).shape[0] if as_one else len_of(queries)), *keys.shape[-2:]
     pulls = any(x.pulls.kernels for x in requests)
-    return 0 in sizes or (plan.name != "fourier" and not sorts(plan, *sizes, pulls=pulls))
+    return 0 in sizes or (not plan.by_waves and not sorts(plan, *sizes, pulls=pulls))
 
 
 def _in_xla(requests: Sequence[Request], plan: Plan, *operands: Array) -> list[PairSums]:
@@ -91,15 +92,25 @@ def _are_small(sizes: Sequence[int], *arrays: np.ndarray) -> bool:
 def _by_shapes(requests: Sequence[Request], plan: Plan, *operands: Array) -> list[PairSums]:
     """By waves if they are asked for, by tiles of sorted points if there are many, else from differences."""
     queries, keys, values, tau, row_weights, weights = operands
-    if _are_few(requests, plan, operands):
+    may_fit = plan.platform == "cuda" and _may_fit(requests, plan, operands)
+    if not may_fit and _are_few(requests, plan, operands):
         both = operands, (keys, queries, row_weights, tau, weights, row_weights)
         with scope("engine", "differences"):
             return [sums_by_differences(x, *side) for x, side in zip(requests, both, strict=False)]
-    summed = functools.partial(_by_waves if plan.waves else _by_tiles, requests, plan)
+    way = _by_waves_that_fit if may_fit else _by_waves if plan.waves else _by_tiles
+    summed = functools.partial(way, requests, plan)
     scale = by_point(jnp.sqrt(tau), queries)
     if not shared(keys, values, scale, weights):
         return one_by_one(summed, queries, keys, values, scale, row_weights, weights)
     return _of_one_matrix(summed, queries, keys, values, scale, row_weights, weights)
+
+
+def _may_fit(requests: Sequence[Request], plan: Plan, operands: Sequence[Any]) -> bool:
+    """Whether "auto" finds out on the device whether waves hold the points."""
+    queries, keys, values, tau, _, weights = operands
+    as_one = shared(keys, values, by_point(tau, queries), weights)
+    rows = as_rows(queries) if as_one else queries
+    return plan.waves is None and blocks_that_may_pay(requests, plan, rows, keys, values, weights)[0] > 0
 
 
 def _of_one_matrix(summed: Callable[..., list[PairSums]], *operands: Any) -> list[PairSums]:
@@ -127,6 +138,13 @@ def _by_waves(requests: Sequence[Request], plan: Plan, *operands: Array) -> list
     return [x for x, _ in found]
 
 
+def _by_waves_that_fit(requests: Sequence[Request], plan: Plan, *operands: Array) -> list[PairSums]:
+    """By waves on CUDA, if the device finds that these hold the points."""
+    queries, keys, values, _, _, weights = operands
+    most, sizes = blocks_that_may_pay(requests, plan, queries, keys, values, weights)
+    return sums_that_fit(requests, plan, most, sizes, operands)
+
+
 def _ways(requests: Sequence[Request], plan: Plan, operands: Sequence[Array]) -> list[Callable[..., list[PairSums]]]:
     """The ways of `_sums_apart`, as far as they are known without the points."""
     most, _ = blocks_that_may_pay(requests, plan, *(operands[i] for i in (0, 1, 2, -1)))
@@ -140,11 +158,12 @@ def blocks_that_may_pay(
 ) -> tuple[int, Sizes]:
     """The most blocks of waves that a coordinate may have, 0 if waves never pay; and the sizes."""
     pulls, channels = any(x.pulls.kernels for x in requests), max(x.shape[-1] for x in values)
-    sizes = Sizes(len_of(queries), len_of(keys), keys.shape[-1], channels, bandwidths, pulls)
+    sizes = Sizes(
+        len_of(queries), len_of(keys), keys.shape[-1], channels, bandwidths, pulls, on_cuda=plan.platform == "cuda"
+    )
     if plan.waves is False or {GAUSS} != {y for x in requests for y in x.kernels}:
         return 0, sizes
-    by_name = plan.name == "fourier"
-    return at_most(sizes.dim, plan) if by_name else most_blocks(plan.precision, sizes), sizes
+    return at_most(sizes.dim, plan) if plan.by_waves else most_blocks(plan.precision, sizes), sizes
 
 
 # What follows gets arrays of NumPy.
@@ -218,7 +237,7 @@ def waves_of_matrix(
     *operands: np.ndarray,
 ) -> tuple[list[PairSums], list[Doubt]]:
     """The sums of a matrix by waves, and the queries in doubt."""
-    promise = None if plan.name == "fourier" else SUMS[plan.precision]
+    promise = None if plan.by_waves else SUMS[plan.precision]
     return _waves(tuple(requests), most, plan, promise, operands, sizes, around, shares)
 
 

@@ -48,21 +48,27 @@ class Plan:
     apart: bool = False
 
     def with_findings(self, settings: Settings) -> "Plan":
-        """The plan with what the settings know of the points; waves are for "fourier", or for "auto" on a CPU."""
-        open_to = self.engine.in_xla and settings.automatic and self.platform == "cpu"
-        waves = self.name == "fourier" or (settings.waves if open_to else False)
+        """The plan with what the settings know of the points; waves are for "fourier", or for "auto"."""
+        open_to = self.engine.in_xla and settings.automatic and self.platform in ("cpu", "cuda")
+        waves = settings.waves if open_to else self.name == "fourier"
         apart = self.platform == "cpu" and not settings.engine.alone
         return replace(self, waves=waves, apart=apart, near=settings.near, blocks=settings.blocks)
 
     def bare(self) -> "Plan":
         """What a sum of points that lie anywhere needs of the plan, so that plans share its programs."""
-        engine = self.engine if self.name in ("differences", "fourier") else Auto(precision=self.precision)
+        by_name = self.name == "differences" or self.by_waves
+        engine = self.engine if by_name else Auto(precision=self.precision)
         return replace(self, engine=engine, reason="", stands_in=False, near=None, apart=False)
 
     @property
     def name(self) -> str:
         """The name of the engine."""
         return self.engine.name
+
+    @property
+    def by_waves(self) -> bool:
+        """Whether a Fourier series sums all points, as is asked for by name."""
+        return self.name == "fourier" and self.waves is True
 
     @property
     def precision(self) -> str:

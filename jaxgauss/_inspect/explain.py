@@ -114,7 +114,7 @@ def _plan_of(
     )
     if 0 in (*q.shape, *k.shape, *v.shape):
         return plan
-    if kernel == GAUSS:
+    if kernel == GAUSS and (plan.platform != "cuda" or plan.name == "fourier"):
         if plan.platform == "cuda":  # where the points are examined for the number of waves alone
             settings = examined(settings, tau, queries, keys)
         exact = exact_plan_of(settings, plan.platform, (q, k, v, t))

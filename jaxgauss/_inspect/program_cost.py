@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from .._engines.bridge import card
-from .._engines.costs import Cost, cpu_costs, cuda_costs, time_of_waves_on_cuda
+from .._engines.costs import Cost, cpu_costs, cuda_costs
 from .._engines.fourier.cost import OF_SIGNS, Sizes, estimated
 from .._engines.scopes import scopes_of
 
@@ -145,11 +145,10 @@ class Counter:
         return cost.pair * max(sizes, default=0) / share
 
     def _of_waves(self, precision: str, most: str, sides: str, *sizes: str) -> tuple[str, float]:
-        *numbers, pulls = sizes
-        given = Sizes(*map(int, numbers), pulls=pulls == "True")
-        if self.platform == "cuda":
-            points = given.queries + given.keys
-            return "fourier", int(sides) * 1e6 * time_of_waves_on_cuda(points, given.dim, given.channels, int(most))
+        *numbers, pulls, on_cuda = sizes
+        given = Sizes(*map(int, numbers), pulls=pulls == "True", on_cuda=on_cuda == "True")
+        if given.on_cuda:
+            return "fourier", int(sides) * float(estimated(precision, given, [int(most)])[0])
         if not given.queries:  # coefficients alone: of known blocks, two channels at a time, without those of |v|
             time = estimated(precision, given, [float(most)] * given.dim)[0] / (2 * OF_SIGNS)
             return "fourier", int(sides) * float(time)

@@ -15,7 +15,7 @@ from ..._arrays.points import as_rows, by_point, shared
 from ..._arrays.shapes import are_known
 from ..apart import apart
 from ..clusters.sorted_tiles import LEAF
-from ..costs import cpu_costs
+from ..costs import cpu_costs, time_of_waves_on_cuda, time_on_cuda
 from ..plan import NEAR, Plan
 from . import nufft
 from .boxes import Box, box, boxes, points_beyond
@@ -29,10 +29,12 @@ AROUND = 32  # bandwidths; the box of keys is wider than that of queries by less
 END = 2 * 13.2  # bandwidths over which a point has terms: a Gaussian in float32 ends at 13.2
 LONG = 4e6  # nanoseconds of all pairs from which a callback finds out whether waves pay: 0.15 ms, but less to compile
 WORTH = 0.8  # waves must take less than this share of the time of pairs
+WORTH_ON_CUDA = 0.5  # less, where it is not known whether they hold the points, and the host may wait for that
 # Gradients take so many times as long as a sum: of all pairs, and by waves, in float64. Values of both signs take twice
 # as many waves as others, for Σ Φ|v|: in between is a sum whose values are not known.
 PULLS_OF_PAIRS, PULLS_OF_WAVES, OF_SIGNS = 2.0, 3.0, 1.5
 MORE = MOST | {2: 12}  # most blocks of a coordinate with fast transforms
+CHOICES = {1: (8, 128), 2: (1, 3), 3: (1, 2)}  # blocks of a coordinate from which "auto" chooses on CUDA
 POINT = 60  # a coordinate of a point takes a fast transform as long as so many numbers of its grid
 # At most one query in so many is summed again by differences; of logarithms more, as their tiles are in float64.
 IN_DOUBT, IN_DOUBT_OF_LOGS = 32, 8
@@ -45,6 +47,7 @@ class Sizes(NamedTuple):
     Attributes:
         bandwidths: the number of Gaussians that the kernel is made of.
         pulls: whether gradients are asked for.
+        on_cuda: whether a GPU sums, where a program computes one of a few `CHOICES` of blocks.
     """
 
     queries: Any
@@ -53,6 +56,7 @@ class Sizes(NamedTuple):
     channels: int
     bandwidths: int = 1
     pulls: bool = False
+    on_cuda: bool = False
 
 
 def at_most(dim: int, plan: Plan | None = None) -> int:
@@ -63,13 +67,14 @@ def at_most(dim: int, plan: Plan | None = None) -> int:
 
 
 def most_blocks(precision: str, sizes: Sizes) -> int:
-    """The most blocks of waves of each coordinate that can pay for such sizes on a CPU; 0 if none can.
+    """The most blocks of waves of each coordinate that can pay for such sizes; 0 if none can.
 
-    All coefficients have room for as many, so that fewer take less time.
+    All coefficients have room for as many, so that fewer take less time on a CPU.
     """
     if sizes.dim not in DIMENSIONS or not are_known(*sizes) or 0 in sizes[:4]:
         return 0
-    of_pairs, some = TILES * sizes.bandwidths * _of_pairs(precision, sizes), range(at_most(sizes.dim), 0, -1)
+    some = CHOICES[sizes.dim][::-1] if sizes.on_cuda else range(at_most(sizes.dim), 0, -1)
+    of_pairs = (WORTH_ON_CUDA if sizes.on_cuda else TILES) * sizes.bandwidths * _of_pairs(precision, sizes)
     paying = (x for x in some if _of_waves(np, precision, sizes, [float(x)] * sizes.dim) < of_pairs)
     return next(paying, 0)
 
@@ -128,7 +133,7 @@ def waves_pay_here(
     xp: Any = np if isinstance(queries, np.ndarray) else jnp
     if xp is jnp:
         queries, keys, scale = map(lax.stop_gradient, (queries, keys, scale))
-    if plan.name == "fourier":
+    if plan.by_waves:
         return True, box(queries, keys)
     if sizes.bandwidths == 1:
         does, found = waves_pay(xp, most, precision, plan.reach, sizes, boxes(xp, queries, keys), scale[0])
@@ -176,9 +181,11 @@ def _times(
     blocks = blocks_of(xp, extent, tolerance_of(xp, precision, extent), ratio)
     of_pairs = _of_pairs(precision, sizes)
     of_tiles = TILES * of_pairs * share_within(xp, sizes, inner) + SORTING * (sizes.queries + sizes.keys)
-    otherwise = xp.where(xp.square(inner[0] / 2).sum() <= reach, of_pairs, of_tiles.max())
+    is_near = sizes.on_cuda or xp.square(inner[0] / 2).sum() <= reach
+    otherwise = xp.where(is_near, of_pairs, of_tiles.max())
     in_doubt = 2 * sizes.dim * points_beyond(len(extent))
-    of_doubt = np.where(OUTSIDE * in_doubt < sizes.queries, in_doubt / sizes.queries * DIFFERENCES * of_pairs, np.inf)
+    of_row = (1.0 if sizes.on_cuda else DIFFERENCES) * of_pairs / sizes.queries
+    of_doubt = np.where(OUTSIDE * in_doubt < sizes.queries, in_doubt * of_row, np.inf)
     of_waves = _of_waves(xp, precision, sizes, list(xp.moveaxis(blocks, -1, 0)))
     return xp.where(blocks.max(-1) <= most, of_waves + of_doubt.astype(extent.dtype), xp.inf), otherwise
 
@@ -195,14 +202,21 @@ def estimated(precision: str, sizes: Sizes, counts: Any) -> tuple[float, float]:
 
 
 def _of_pairs(precision: str, sizes: Sizes) -> float:
-    """Nanoseconds of all pairs, by products about one center."""
+    """Nanoseconds of all pairs: on a CPU by products about one center, on CUDA from differences."""
+    if sizes.on_cuda:
+        of_sum, _ = time_on_cuda("blocked", sizes.queries * sizes.keys, sizes.dim, sizes.channels, sizes.pulls)
+        return 1e6 * of_sum
     cost = cpu_costs()[0][f"xla in {precision}"]
     of_sum = cost.nanoseconds(sizes.queries * sizes.keys, sizes.dim + 2 + sizes.channels)
     return (PULLS_OF_PAIRS if sizes.pulls else 1) * of_sum
 
 
 def _of_waves(xp: Any, precision: str, sizes: Sizes, counts: Any) -> Any:
-    """Nanoseconds by waves, by products or by fast transforms, whichever take less."""
+    """Nanoseconds by waves, by products or by fast transforms, whichever take less; on CUDA by equally many of each."""
+    if sizes.on_cuda:
+        points, blocks = sizes.queries + sizes.keys, functools.reduce(xp.maximum, counts)
+        times = PULLS_OF_WAVES if sizes.pulls else 1.0
+        return times * 1e6 * time_of_waves_on_cuda(points, sizes.dim, sizes.channels, blocks)
     precision, factor = ("float64", PULLS_OF_WAVES) if sizes.pulls else (precision, OF_SIGNS)
     times = _of_products(precision, sizes, counts)
     if nufft.is_installed():

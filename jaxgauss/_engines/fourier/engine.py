@@ -19,9 +19,9 @@ from ..plan import Plan
 from ..request import NOTHING, Channels, Request
 from . import nufft
 from .boxes import box
-from .cost import OF_SIGNS, Sizes, at_most, estimated, most_blocks, transform_work, waves_pay_here
+from .cost import CHOICES, OF_SIGNS, WORTH_ON_CUDA, Sizes, at_most, estimated, most_blocks, transform_work, waves_pay_here
 from .frame import check_tolerance
-from .frequencies import DIMENSIONS, MOST, WAVES
+from .frequencies import DIMENSIONS, WAVES
 from .sums import SUMS, Promise, WaveGrid, sums_by_waves, wave_grid
 
 ROWS = 1024  # sampled queries, for the share that is in doubt
@@ -56,13 +56,19 @@ class Fourier(Engine):
             return f"a Fourier series has at most 3 dimensions, and the points {problem.dim}"
         return super().refuses(problem)
 
-    def by_name(self, problem: Problem) -> tuple[Engine, ...]:
-        """On CUDA, where "auto" does not look at points."""
-        return (self,) if problem.platform == "cuda" else ()
+    def automatic(self, problem: Problem) -> bool:
+        """On CUDA, where the device finds out whether waves hold the points: see `fitting`."""
+        return problem.platform == "cuda" and problem.dim in DIMENSIONS
+
+    def handicap(self, problem: Problem) -> float:
+        """More on CUDA, where the points may need more waves, or none may serve."""
+        return 1 / WORTH_ON_CUDA
 
     def note(self, problem: Problem) -> str:
-        """The cost on CUDA is that of all waves."""
-        return "if it takes all of its waves" if problem.platform == "cuda" else ""
+        """What the cost on CUDA takes for granted."""
+        if problem.platform != "cuda":
+            return ""
+        return f"if {CHOICES[problem.dim][0] * WAVES[problem.dim]} waves of each coordinate hold the points"
 
     def trials(self, problem: Problem) -> Iterable[Trial]:
         """One block of waves, by products; on a CPU also by fast transforms, if finufft is installed."""
@@ -77,11 +83,12 @@ class Fourier(Engine):
             yield Trial(f"nufft in {problem.dtype}", engine, work, functools.partial(_one_block, fast=True))
 
     def cost(self, problem: Problem) -> float:
-        """On CUDA the time of all waves; on a CPU it depends on the points, see `cost`."""
-        if problem.platform != "cuda" or problem.dim not in DIMENSIONS:
+        """On CUDA that of the fewest waves; on a CPU it depends on the points, see `cost`."""
+        if problem.platform != "cuda" or problem.dim not in DIMENSIONS or not problem.known:
             return math.inf
-        points = 2 * math.sqrt(problem.pairs)
-        return time_of_waves_on_cuda(points, problem.dim, problem.channels, MOST[problem.dim])
+        num = math.sqrt(problem.pairs)
+        sizes = Sizes(num, num, problem.dim, problem.channels, pulls=problem.gradients, on_cuda=True)
+        return estimated(problem.working, sizes, [CHOICES[problem.dim][0]])[0] / 1e6
 
 
 def seen_by_waves(plan: Plan, queries: Array, keys: Array, values: Array, tau: Array) -> Plan | None:
@@ -89,13 +96,15 @@ def seen_by_waves(plan: Plan, queries: Array, keys: Array, values: Array, tau: A
     if plan.waves is False or not shared(queries, keys, values, tau[..., None, None]):
         return None
     q, k, v, scale = (x.reshape(x.shape[-2:]) for x in (queries, keys, values, jnp.sqrt(tau)[..., None, None]))
-    sizes, by_name = Sizes(len(q), len(k), k.shape[1], v.shape[1]), plan.name == "fourier"
+    sizes, by_name = Sizes(len(q), len(k), k.shape[1], v.shape[1], on_cuda=plan.platform == "cuda"), plan.by_waves
     most = at_most(sizes.dim, plan) if by_name else most_blocks(plan.precision, sizes)
     if not most:
         return None
     does, around = waves_pay_here(plan, most, plan.precision, sizes, scale, q, k)
     if not does:
-        return None
+        size = " × ".join(f"{x:.0f}" for x in np.asarray(scale[0] * around.extent))
+        why = f"a box of {size} bandwidths takes more waves than pay: differences of coordinates sum all pairs"
+        return replace(plan, waves=False, reason=why) if sizes.on_cuda else None
     some, promise = q[:: -(-len(q) // ROWS)], SUMS[plan.precision]
     of = wave_grid(most, plan, promise, scale, sizes, around)
     if not of.fits:
@@ -106,7 +115,8 @@ def seen_by_waves(plan: Plan, queries: Array, keys: Array, values: Array, tau: A
     waves, size = (" × ".join(map(str, x)) for x in found)
     if plan.platform == "cuda":
         pairs = time_on_cuda("blocked", len(q) * len(k), sizes.dim, sizes.channels)[0]
-        milliseconds = [time_of_waves_on_cuda(len(q) + len(k), sizes.dim, sizes.channels, most), pairs]
+        blocks = most if by_name else next(x for x in CHOICES[sizes.dim] if x >= int(of.nodes.counts.max()))
+        milliseconds = [time_of_waves_on_cuda(len(q) + len(k), sizes.dim, sizes.channels, blocks), pairs]
     else:
         times = estimated(plan.precision, sizes, list(map(float, of.nodes.counts)))
         signs = jnp.where(((v > 0).any(0) & (v < 0).any(0)).any(), 2, 1) / OF_SIGNS  # values of both take twice as many
@@ -116,7 +126,8 @@ def seen_by_waves(plan: Plan, queries: Array, keys: Array, values: Array, tau: A
     reason = f"{waves} waves hold {points} box of {size} bandwidths to {float(of.error):.0e} of Σ|v|; by {way} an"
     reason += f" estimated {milliseconds[0]:.3g} ms, all pairs {milliseconds[1]:.3g} ms; "
     share = f"{float(doubt.mean()):.1%} of {len(some)} queries are in doubt"
-    reason += f"asked for by name, {share}" if by_name else f"{share}, and summed from differences or by tiles"
+    else_by = "" if sizes.on_cuda else " or by tiles"
+    reason += f"asked for by name, {share}" if by_name else f"{share}, and summed from differences{else_by}"
     engine = plan.engine if by_name else Fourier(precision=plan.precision)
     return replace(plan, engine=engine, waves=True, reason=reason)
 

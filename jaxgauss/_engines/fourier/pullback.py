@@ -19,9 +19,12 @@ from .sums import SUMS, Promise, in_64_bit_mode, sums_of_sides
 def waves_pullback(
     request: Request, plan: Plan, otherwise: Callable, operands: Sequence[Array], cotangents: PairSums
 ) -> tuple[Array, ...]:
-    """The gradients of `pair_sums` by waves, if these pay and no query is in doubt, else otherwise(*operands)."""
+    """The gradients of `pair_sums` by waves, if these pay and no query is in doubt, else otherwise(*operands).
+
+    On CUDA they are by waves where these are asked for by name.
+    """
     most, sizes = blocks_that_may_pay([request], plan, *(operands[i] for i in (0, 1, 2, -1)))
-    if not most:
+    if not most or (plan.platform == "cuda" and not plan.by_waves):
         return otherwise(*operands)
 
     def with_doubt(promise: Promise | None, *operands: Array) -> tuple[PairSums, Array]:
@@ -39,7 +42,7 @@ def waves_pullback(
 
     if plan.platform == "cuda":
         return of_waves(cotangents, *operands)
-    promise = None if plan.name == "fourier" else SUMS[plan.precision]
+    promise = None if plan.by_waves else SUMS[plan.precision]
     with jax.enable_x64(True):
         doubt = with_doubt(promise, *map(lax.stop_gradient, operands))[1]
         return lax.cond(doubt.any(), lambda _, *x: otherwise(*x), in_64_bit_mode(of_waves), cotangents, *operands)

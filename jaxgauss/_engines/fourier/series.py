@@ -35,6 +35,7 @@ from .frequencies import STEPS, WAVES, Nodes, sine_of
 POINTS = {1: 4096, 2: 4096, 3: 1024}  # points at a time, by dimension
 GROUP = 128  # points that one product adds: equal terms round the same way, so errors do not average
 AT_ONCE = 2**24  # numbers of points and waves at a time where all waves are computed at once
+TOGETHER = 1024  # points that one product adds there
 
 
 def derivative(of: Nodes, found: Float[Array, "c ..."], d: int) -> Array:
@@ -99,7 +100,8 @@ def _coefficients_by_products(of: Nodes, keys: Float[Array, "n d"], values: Floa
     points = _in_blocks(of, channels, keys, values.T)
 
     def add(total: Array, block: Array, indices: list[Array], waves: list[Array]) -> Array:
-        part = _products(_at(points[1], block).T, waves, not of.at_once).reshape(channels, *map(len, waves))
+        products = _products_at_once if of.at_once else _products
+        part = products(_at(points[1], block).T, waves).reshape(channels, *map(len, waves))
         before, lacking = _sliced(total, indices := [jnp.zeros_like(block), *indices], (2, *part.shape))
         after, rest = two_sum(before, part)
         return _updated(total, jnp.stack([after, lacking + rest]), indices)
@@ -108,7 +110,16 @@ def _coefficients_by_products(of: Nodes, keys: Float[Array, "n d"], values: Floa
     return compensated(*_over_waves(of, points[0], add, shape, [values]))
 
 
-def _products(values: Float[Array, "c b"], waves: list[Array], in_groups: bool) -> Float[Array, "r waves"]:
+def _products_at_once(values: Float[Array, "c b"], waves: list[Array]) -> Float[Array, "r waves"]:
+    """`_products`, all groups at once: a GPU needs many to be busy."""
+    for x in waves[:-1]:
+        values = (values[:, None] * x[None]).reshape(-1, values.shape[-1])
+    together = min(TOGETHER, values.shape[1])
+    groups = (x.reshape(len(x), -1, together) for x in (values, waves[-1]))
+    return jnp.einsum("rgb,wgb->grw", *groups, precision=lax.Precision.HIGHEST).sum(0)
+
+
+def _products(values: Float[Array, "c b"], waves: list[Array], in_groups: bool = True) -> Float[Array, "r waves"]:
     """Σ_n v_n T(k_n₁) ⊗ T(k_n₂) ⊗ … of a block of points, perhaps a group of them at a time."""
     if in_groups and values.shape[1] > GROUP:
         if len(values) == len(waves) == 1:
@@ -197,7 +208,8 @@ def _in_blocks(of: Nodes, channels: int, points: Array, *others: Array) -> list[
     num, dim = points.shape
     most = AT_ONCE // (channels * len(of.numbers) ** max(1, dim - 1)) if of.at_once else POINTS[dim]
     size = min(max(1, most), max(1, num))
-    size += 0 if of.at_once or size <= GROUP else -size % GROUP
+    group = TOGETHER if of.at_once else GROUP
+    size += -size % group if size > group else 0
     return [blocks(x, size) for x in (points, *others)]
 
 

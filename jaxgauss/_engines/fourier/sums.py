@@ -24,7 +24,7 @@ from . import nufft
 from .boxes import Box, outside
 from .cost import Doubt, Sizes, bandwidth_ratio, transforms_pay
 from .frequencies import Nodes, nodes, spectrum, tolerance_of
-from .series import coefficients, derivatives_at, values_at
+from .series import coefficients, derivative, derivatives_at, values_at
 
 
 class Promise(NamedTuple):
@@ -183,7 +183,7 @@ def _summed(
     keys: Array,
     values: Float[Array, "c n"],
 ) -> tuple[Float[Array, "m c"], Doubt]:
-    """Σ Φ v, and the queries in doubt. Σ Φ|v|, which tells these, is summed only for channels with both signs."""
+    """Σ Φ v, and the queries in doubt. Σ Φ|v| tells these: on a CPU it is summed only for channels with both signs."""
     phi, _ = _spectra(of, scale, shares)
 
     def of_one(v: Array) -> tuple[Array, Array]:
@@ -194,16 +194,23 @@ def _summed(
         zeros = jnp.zeros(len(queries), values.dtype), jnp.zeros((), values.dtype)
         return jax.tree.map(lambda x: vary_like(x, [scale, queries, keys, values]), zeros)
 
+    def of_both(v: Array) -> tuple[Array, Array]:
+        found = coefficients(of.nodes, keys, jnp.stack([v, jnp.abs(v)])) * phi
+        return values_at(of.nodes, queries, found), _errors(of, found, v)
+
     if promise is None:
         return lax.map(of_one, values)[0].T, jnp.zeros_like(queries[:, 0], bool)
+    in_doubt = jax.vmap(functools.partial(_are_in_doubt, promise))
+    if of.nodes.at_once:
+        found, errors = lax.map(of_both, values)
+        return found[:, 0].T, in_doubt(errors.max(1), found[:, 1]).any(0)
     mixed = (values > 0).any(1) & (values < 0).any(1)
     needed = jnp.concatenate([jnp.ones_like(mixed), mixed])
     columns = needed, jnp.concatenate([values, jnp.abs(values)])
     found, errors = lax.map(lambda x: lax.cond(x[0], of_one, of_none, x[1]), columns)
     (sums, sizes), errors = jnp.split(found, 2), jnp.split(errors, 2)
     sizes = jnp.where(mixed[:, None], sizes, jnp.abs(sums))
-    doubt = jax.vmap(functools.partial(_are_in_doubt, promise))(jnp.maximum(*errors), sizes).any(0)
-    return sums.T, doubt
+    return sums.T, in_doubt(jnp.maximum(*errors), sizes).any(0)
 
 
 def _pulled(
@@ -227,6 +234,7 @@ def _pulled(
     squares = (parts if scale.shape[1] > 1 else all_parts) if request.spread else parts[:0]
     of_terms = jnp.concatenate([all_parts, phi]) if request.repeats else all_parts
     unit = scale if shares is None else jnp.ones_like(scale[:1])
+    farthest = jnp.minimum(FARTHEST, jnp.linalg.norm(of.box.extent.astype(dtype) * scale.max(0)))
 
     def add(state: tuple[Array, ...], item: tuple[Any, ...]) -> tuple[tuple[Array, ...], Array]:
         pulls, spread, doubt = state
@@ -242,7 +250,8 @@ def _pulled(
             (error,), terms = _errors(of, waves[0][:1], v), values[-len(of_terms) :]
             terms = [x - y for x, y in zip(terms, _errors(of, waves[1], v), strict=True)]
             size, of_pulls = jnp.abs(rows), promise._replace(of_all=PULLS * promise.of_all)
-            doubt |= _are_in_doubt(of_pulls, bandwidth_ratio(scale) * size * error, size * terms[0] / FARTHEST)
+            own = _error_of_pulls(of, scale, waves[0][:1], phi, v) if of.nodes.at_once else error
+            doubt |= _are_in_doubt(of_pulls, bandwidth_ratio(scale) * size * own, size * terms[0] / farthest)
             if request.repeats:
                 doubt |= _are_in_doubt(promise, error, terms[1])
         return (pulls, spread, doubt), total
@@ -268,6 +277,18 @@ def _errors(of: WaveGrid, found: Float[Array, "s ..."], v: Float[Array, " n"]) -
     if of.nodes.eps is not None:
         rounding = jnp.maximum(rounding, OF_EPS * of.nodes.eps)
     return rounding * size + of.error * jnp.abs(v).sum()
+
+
+def _error_of_pulls(of: WaveGrid, scale: Array, found: Array, phi: Array, v: Float[Array, " n"]) -> Float[Array, ""]:
+    """The error of pulls in bandwidths that are formed in float32: the largest wave, the constant one, is not in them.
+
+    The coefficients, sums over keys, have errors as if these were independent.
+    """
+    both = jnp.concatenate([found, jnp.sqrt(jnp.square(v).sum()) * phi])
+    scales = jnp.broadcast_to(scale.max(0), of.nodes.period.shape)
+    each = jnp.concatenate([derivative(of.nodes, both, d) / scales[d] for d in range(len(scales))])
+    unit = jnp.asarray(ROUNDING * float(jnp.finfo(v.dtype).eps), v.dtype)
+    return unit * jnp.sqrt(jnp.square(each).sum()) + of.error * jnp.abs(v).sum()
 
 
 def _are_in_doubt(promise: Promise, error: Array, terms: Float[Array, " m"]) -> Doubt:
