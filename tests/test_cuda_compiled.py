@@ -13,6 +13,7 @@ import pytest
 
 import emulated_cuda
 from cuda_programs import PROGRAMS, WAVES
+from jaxgauss._engines.fourier import cost, engine
 
 if importlib.util.find_spec("jax_cuda12_plugin") is None:
     pytest.skip("JAX's CUDA plugin, which compiles for a card, is not installed", allow_module_level=True)
@@ -100,6 +101,19 @@ def test_nothing_waits_where_the_cpu_is_a_platform_too(callbacks, monkeypatch, n
     jax.clear_caches()
 
 
+@pytest.fixture
+def free_waves(monkeypatch):
+    """A card on which waves take no time, so that "auto" takes them for few points."""
+    for module in (cost, engine):
+        monkeypatch.setattr(module, "time_of_waves_on_cuda", lambda *_: 0.0)
+
+
+def test_the_host_waits_twice_at_most_for_waves(callbacks):
+    """For each sum: for how many hold the points, and for how many queries are in doubt."""
+    assert not_recorded("gauss_sum", 65536, 2) == ["kConditional"] * 4
+    assert examined(compile_for("gauss_sum", 65536, 2)).waits == 0
+
+
 def operands_of(rng, name, num, dim, far=0.0):
     """Points, values, …, in float32; `far`: how far apart two halves of the points lie."""
     made = {"v": lambda: rng.normal(size=(num, 1)), "w": lambda: rng.normal(size=num), "t": lambda: np.array(0.7)}
@@ -167,6 +181,14 @@ def compared(rng, callbacks, name, num, dim, change=str, far=0.0, of_terms=False
 def test_the_numbers_of_what_was_compiled(rng, callbacks, name, num, dim, most):
     found = compared(rng, callbacks, name, num, dim, of_terms=most in (HALF, COARSE))
     assert np.less(found, limits(name, most)).all()
+
+
+@pytest.mark.parametrize("far", [0.0, 300.0])
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_waves_by_auto(rng, callbacks, free_waves, dim, far):
+    """And differences where waves do not hold the points: branches of what was compiled."""
+    found = compared(rng, callbacks, "gauss_sum", 200, dim, far=far, of_terms=True)
+    assert np.less(found, limits("gauss_sum", EXACT)).all()
 
 
 @pytest.mark.parametrize("name, dim", [("float16x2", 3), ("float32", 40)])

@@ -19,7 +19,17 @@ from ..plan import Plan
 from ..request import NOTHING, Channels, Request
 from . import nufft
 from .boxes import box
-from .cost import CHOICES, OF_SIGNS, WORTH_ON_CUDA, Sizes, at_most, estimated, most_blocks, transform_work, waves_pay_here
+from .cost import (
+    CHOICES,
+    OF_SIGNS,
+    WORTH_ON_CUDA,
+    Sizes,
+    at_most,
+    estimated,
+    most_blocks,
+    transform_work,
+    waves_pay_here,
+)
 from .frame import check_tolerance
 from .frequencies import DIMENSIONS, WAVES
 from .sums import SUMS, Promise, WaveGrid, sums_by_waves, wave_grid
@@ -31,8 +41,8 @@ ROWS = 1024  # sampled queries, for the share that is in doubt
 class Fourier(Engine):
     """A Fourier series of the Gaussian in up to three dimensions: O(M + N) operations, by nonuniform FFTs or products.
 
-    On a CPU "auto" takes it where it is estimated to be faster. Queries whose digits it does not promise are summed
-    another way; by name all of them are summed by it.
+    On CPUs and on CUDA "auto" takes it where it is estimated to be faster. Queries whose digits it does not promise are
+    summed another way; by name all of them are summed by it.
 
     Args:
         tolerance: the largest error relative to Σ|v|, before rounding. None: below rounding.

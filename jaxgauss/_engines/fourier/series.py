@@ -207,9 +207,10 @@ for _function, _backward in (
 def _in_blocks(of: Nodes, channels: int, points: Array, *others: Array) -> list[Array]:
     num, dim = points.shape
     most = AT_ONCE // (channels * len(of.numbers) ** max(1, dim - 1)) if of.at_once else POINTS[dim]
-    size = min(max(1, most), max(1, num))
     group = TOGETHER if of.at_once else GROUP
-    size += -size % group if size > group else 0
+    size = min(max(1, most), max(1, num))
+    if size > group:  # all groups are full
+        size = min(most - most % group, size + -size % group)
     return [blocks(x, size) for x in (points, *others)]
 
 
