@@ -13,6 +13,8 @@ from jaxgauss._checks.names import as_kernel
 from jaxgauss._engines.engines import plan_of
 from jaxgauss._engines.settings import Settings
 from oracle import attention_calls
+from torch_backend.heads import num_heads
+from torch_backend.kernels import finest_kernel, select_kernel
 from torch_backend.signed import chunked_by_sign, signed_sum
 
 pytestmark = [pytest.mark.usefixtures("cuda"), pytest.mark.emulated]
@@ -180,3 +182,40 @@ def test_other_methods_have_no_digits_of_float32():
     points = jnp.ones((20, 3))
     with pytest.raises(ValueError, match="by the method 'rescale' alone; got Attention"):
         gauss_sum(points, points, points, engine=Attention("reweight", kernel="flash", precision="float32"))
+
+
+def test_keys_are_in_as_many_heads_as_fill_a_card():
+    """As a power of two that divides their number; other kernels, and many queries, take one."""
+    half, exact = select_kernel("flash", "float16", "cuda", "float32", 16), finest_kernel("cuda", "float32")
+    sizes = {(1, 16384, 16384): 4, (2, 16384, 16384): 2, (1, 65536, 65536): 1, (1, 100, 2**20): 16, (1, 4096, 4095): 1}
+    assert {x: num_heads(half, *x) for x in sizes} == sizes
+    assert num_heads(half, 1, 300, 4096) == 4 and num_heads(exact, 1, 300, 4096) == 1
+
+
+@pytest.mark.parametrize(
+    "precision, batch, num, heads",
+    [("float16", (), (300, 4096), 4), ("float32", (3,), (200, 2048), 6), ("float16x2", (2, 3), (50, 2048), 6)],
+    ids=str,
+)
+def test_heads_are_joined(rng, precision, batch, num, heads):
+    """Sums, logarithms and gradients of batches, some of whose heads hold only keys far away."""
+    queries, keys = (np.float32(rng.normal(size=(*batch, n, 8))) for n in num)
+    keys[..., : num[1] // 2, :] += 5
+    values = np.float32(rng.normal(size=(*batch, num[1], 3)))
+    operands, engine = (queries, keys, values), Attention(kernel="flash", precision=precision)
+
+    def results(**options):
+        sums, pullback = jax.vjp(lambda *x: gauss_sum(*x, 0.3, **options), *operands)
+        logs = log_gauss_sum(queries, keys, values[..., 0], 0.3, **options)
+        return sums, *pullback(jnp.ones_like(sums)), logs
+
+    text = jax.jit(functools.partial(results, engine=engine)).lower().as_text()
+    assert f"x{heads}x{num[0]}x" in text
+    exactly = results(engine="differences")
+    sizes = [
+        *jax.vjp(lambda *x: gauss_sum(*x, 0.3, engine="differences"), *operands[:2], np.abs(values))[:1],
+        *exactly[1:],
+    ]
+    for x, y, size in zip(results(engine=engine), exactly, sizes, strict=True):
+        most = 3e-6 if precision == "float32" else 3e-3
+        assert np.linalg.norm(np.asarray(x - y, float)) < most * np.linalg.norm(np.asarray(size, float))

@@ -9,6 +9,7 @@ import math
 from array_api_compat import array_namespace
 
 from .dtypes import Array
+from .heads import attend_in_heads
 from .kernels import PROBES, Attend, AttentionKernel
 from .layout import (
     LOG_ZERO,
@@ -108,6 +109,6 @@ def softmax_mean(
         query_columns, key_columns = [*query_columns, 0.0, 1.0], [*key_columns, 1.0, 0.0]
     points = (pack(*x, width=width, dtype=own_dtype) for x in (query_columns, key_columns))
     padded_values = pack(values, width=kernel.value_width(channels, width), dtype=own_dtype)
-    out, lse = attend(*points, padded_values, kernel, biases=biases)
+    out, lse = attend_in_heads(attend, *points, padded_values, kernel, biases)
     dtype = dtype_of(query_norms)
     return cast(out[..., :channels], dtype), cast(lse, dtype) - query_norms
