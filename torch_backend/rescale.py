@@ -107,8 +107,8 @@ def softmax_mean(
     is_shared = kernel.device == "cuda" and not kernel.is_flex
     if is_shared and columns + PROBES <= width:  # as the pullback packs them: XLA then does it once
         query_columns, key_columns = [*query_columns, 0.0, 1.0], [*key_columns, 1.0, 0.0]
-    points = (pack(*x, width=width, dtype=own_dtype) for x in (query_columns, key_columns))
+    a, b = (pack(*x, width=width, dtype=own_dtype) for x in (query_columns, key_columns))
     padded_values = pack(values, width=kernel.value_width(channels, width), dtype=own_dtype)
-    out, lse = attend_in_heads(attend, *points, padded_values, kernel, biases)
+    out, lse = attend_in_heads(attend, a, b, padded_values, kernel, biases)
     dtype = dtype_of(query_norms)
     return cast(out[..., :channels], dtype), cast(lse, dtype) - query_norms
