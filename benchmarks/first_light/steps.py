@@ -154,7 +154,7 @@ def few(sizes: SimpleNamespace) -> Iterator[Cell]:
 
 
 def waves(sizes: SimpleNamespace) -> Iterator[Cell]:
-    """Many points of few dimensions, by as many waves as a coordinate may have, and by attention; a million first."""
+    """Many points of few dimensions, by as many waves as a coordinate may have, and by "auto"; a million first."""
     yield grids.cell("plane", Problem(sizes.samples, 2, 1, device=sizes.device), "forward", ["auto"])
     for num, what, dim in list(product(sizes.nums, WHAT, (2, 3, 1)))[:: sizes.every]:
         yield grids.cell("waves", Problem(num, dim, 1, device=sizes.device), what, ["auto", "waves"], d=dim)

@@ -95,8 +95,8 @@ def are_for_waves(
     The answer is a Python boolean if the plan or the shapes decide. If not, the points are examined; with `known` they
     are not, and the answer is False. `precision` replaces that of the plan. `pulls`: whether gradients are asked for.
     """
-    if plan.waves is not None:
-        return plan.waves
+    if plan.waves is not None or plan.platform == "cuda":  # where "auto" finds out at the sum: see `fitting`
+        return plan.waves is not False
     scale, precision = by_point(jnp.sqrt(tau), queries), precision or plan.precision
     num_queries = math.prod(queries.shape[:-1]) if shared(keys, values, scale) else queries.shape[-2]
     sizes = Sizes(num_queries, keys.shape[-2], keys.shape[-1], values.shape[-1], pulls=pulls)
