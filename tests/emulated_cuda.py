@@ -379,7 +379,7 @@ def forget() -> None:
     jax.clear_caches()
     torch_backend.guard._raised.clear()
     torch_backend.guard._on_host().zero_()
-    caches = bridge.buffered, plan.warn_once, torch_backend.select_kernel, torch_backend.attention.prepare
+    caches = bridge.buffered, plan.warn_once, torch_backend.select_kernel, torch_backend.attention._run_once
     for cached in (checked._remembered, checked._planned, *caches):
         cached.cache_clear()
 

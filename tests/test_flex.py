@@ -159,10 +159,10 @@ def counter(monkeypatch):
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend=found))
     monkeypatch.setattr(flex, "compiled", COMPILED)
     COMPILED.cache_clear()
-    attention.prepare.cache_clear()
+    attention._run_once.cache_clear()
     yield found
     COMPILED.cache_clear()
-    attention.prepare.cache_clear()
+    attention._run_once.cache_clear()
 
 
 def shapes_of(num_queries, num_keys, width=16, value_width=16, batch=(1, 1)):

@@ -13,11 +13,12 @@ from . import devices
 from .guard import report
 from .kernels import AttentionKernel, Engine
 from .layout import broadcast_shapes
-from .operators import BACKWARD, FORWARD, Gate, efficient_gated, efficient_gated_backward, in_short_sums
+from .operators import BACKWARD, FORWARD, efficient_gated, efficient_gated_backward, in_short_sums
 
 MAX_GRID = 65535  # CUDA's limit on batch and on heads in one launch
 MAX_POINTS = 2**16  # in one call: kernels add blocks one after another, and millions of terms would lose accuracy
 MAX_ELEMENTS = 2**31 - 1  # of a matrix: some kernels index with 32 bits
+FEW = 256  # rows by which a kernel is loaded, in several blocks
 
 
 def attention(
@@ -28,11 +29,12 @@ def attention(
     *,
     biases: tuple[Tensor, ...] = (),
     needs_lse: bool = True,
+    most: int = MAX_POINTS,
 ) -> tuple[Tensor, Tensor]:
     """softmax(q·k + biases) v, (B, H, M, W), and the logits' log-sum-exp, (B, H, M, 1), as the operator gives them.
 
     Where autograd records, `needs_lse` raises an error: PyTorch differentiates only the means. If a `kernel.gate` is
-    false, nothing is computed and the result is arbitrary.
+    false, nothing is computed and the result is arbitrary. One call takes at most so many points.
     """
     if kernel.alarm is not None:
         report(kernel.alarm)
@@ -45,14 +47,21 @@ def attention(
         )
     forward = FORWARD[kernel.name]
     if kernel.gate is not None:
-        forward = functools.partial(efficient_gated, gate=_gate(kernel.gate, *operands[:2]))
+        forward = functools.partial(efficient_gated, gate=kernel.gate)
     over_grid = functools.partial(_over_grid, forward, kernel=kernel)
-    out, lse = over_grid(operands) if recorded else _forward_in_parts(over_grid, _most_points(queries), operands)
+    out, lse = over_grid(operands) if recorded else _forward_in_parts(over_grid, _most_points(queries, most), operands)
     return out, lse.unsqueeze(-1)
 
 
 def attention_pullback(
-    cotangent: Tensor, queries: Tensor, keys: Tensor, values: Tensor, lse: Tensor, kernel: AttentionKernel
+    cotangent: Tensor,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    lse: Tensor,
+    kernel: AttentionKernel,
+    *,
+    most: int = MAX_POINTS,
 ) -> tuple[Tensor, ...]:
     """(S k, Sᵀ q, Pᵀ g) for P = exp(q·k - lse) and S = P ∘ (g vᵀ), by the kernel's backward pass.
 
@@ -62,28 +71,43 @@ def attention_pullback(
     operands = _broadcast(cotangent, queries, keys, values, lse)
     backward = BACKWARD[kernel.name]
     if kernel.gate is not None:
-        backward = functools.partial(efficient_gated_backward, gate=_gate(kernel.gate, *operands[1:3]))
+        backward = functools.partial(efficient_gated_backward, gate=kernel.gate)
     elif kernel.name == "cpu" and kernel.half:
         backward = in_short_sums
-    return _backward_in_parts(functools.partial(_over_grid, backward, kernel=kernel), _most_points(queries), operands)
+    over_grid = functools.partial(_over_grid, backward, kernel=kernel)
+    return _backward_in_parts(over_grid, _most_points(queries, most), operands)
 
 
 ENGINE = Engine(attention, attention_pullback)
 
 
+def prepare(kernel: AttentionKernel, *shapes: tuple[int, ...], backward: bool = False) -> None:
+    """Run `attention` of operands in float32 of these shapes, or its pullback, on every device before XLA records it.
+
+    FlexAttention is compiled by that: see `flex`. What stands in a branch may be recorded before it has ever run, so
+    that CUDA had to load it meanwhile: for that few rows are enough, in parts as many are.
+    """
+    if not kernel.is_flex:
+        shapes = tuple((min(b, 2), min(h, 2), n if n <= FEW else FEW + n % 32, width) for b, h, n, width in shapes)
+    _run_once(kernel, backward, *shapes)
+
+
 @functools.cache
-def prepare(kernel: AttentionKernel, *shapes: tuple[int, ...]) -> None:
-    """Compile what `attention` of operands in float32 of these shapes runs, on every device: see `flex`."""
+def _run_once(kernel: AttentionKernel, backward: bool, *shapes: tuple[int, ...]) -> None:
+    most = MAX_POINTS if kernel.is_flex else FEW // 2
     for device in devices.names():
         with torch.inference_mode():
-            queries, keys, values, *biases = (torch.empty(shape, device=device) for shape in shapes)
-            attention(queries, keys, values, kernel, biases=tuple(biases))
+            operands = [torch.zeros(shape, device=device) for shape in shapes]
+            if backward:
+                attention_pullback(*operands, kernel, most=most)  # type: ignore[call-arg]
+            else:
+                attention(*operands[:3], kernel, biases=tuple(operands[3:]), most=most)  # type: ignore[call-arg]
     torch.cuda.empty_cache()
 
 
-def _most_points(operand: Tensor) -> int:
+def _most_points(operand: Tensor, most: int) -> int:
     """The largest number of queries, and of keys, in one call."""
-    return min(MAX_POINTS, max(1, MAX_ELEMENTS // operand.shape[-1]))
+    return min(most, max(1, MAX_ELEMENTS // operand.shape[-1]))
 
 
 def _forward_in_parts(
@@ -146,9 +170,3 @@ def _over_grid(
             results = zip(*(_over_grid(function, list(part), kernel=kernel) for part in parts), strict=True)
             return tuple(torch.cat(result, axis) for result in results)
     return function(*operands)
-
-
-def _gate(gate: Gate, q: Tensor, k: Tensor) -> Gate:
-    """The gate; as one boolean if several launches are needed, because its starts do not fit the parts."""
-    is_whole = max(q.shape[2], k.shape[2]) <= _most_points(q) and q.shape[0] <= MAX_GRID
-    return gate if is_whole or isinstance(gate, Tensor) else gate[0][1] > 0

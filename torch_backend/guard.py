@@ -23,7 +23,7 @@ from torch import Tensor
 from . import exact
 from .dtypes import EPS, Array
 from .kernels import AttentionKernel, finest_kernel
-from .layout import cast, held, nonzero, squared_radius, without_nan
+from .layout import held, nonzero, squared_radius, without_nan
 
 # The largest R² at which a reduction is as accurate as its precision promises.
 REACH = {
@@ -82,17 +82,26 @@ def guarded(
     return compute(finest_kernel("cpu", "float32" if holds else "float64"), "rescale")
 
 
-def gated(method: str, kernel: AttentionKernel, points: tuple[Array, Array], compute: Compute) -> tuple[Array, ...]:
+def gated(method: str, kernel: AttentionKernel, points: tuple[Tensor, Tensor], compute: Compute) -> tuple[Tensor, ...]:
     """`guarded` on CUDA without waiting: a second kernel, of `exact` columns, runs behind a gate that the device opens.
 
-    A later call warns of points that lie beyond its reach.
+    PyTorch has no conditional. XLA has one, and needs no gate.
+    """
+    result, doubted = judged(method, kernel, points, compute)
+    again = compute(replace(finest_kernel("cuda", "float32"), gate=doubted), "rescale")
+    return tuple(torch.where(doubted, x, y) for x, y in zip(again, result, strict=True))
+
+
+def judged(
+    method: str, kernel: AttentionKernel, points: tuple[Array, Array], compute: Compute
+) -> tuple[tuple[Array, ...], Array]:
+    """`compute(kernel, method)` on CUDA, and whether it must be computed again.
+
+    A later call warns of points that lie beyond the reach of the second kernel.
     """
     reach = squared_radius(*points)
-    result = compute(kernel, method)
-    gate = is_doubted(method, kernel, points, reach, result[-1])
-    again = compute(replace(finest_kernel("cuda", "float32"), gate=gate, alarm=reach > REACH_AGAIN["cuda"]), "rescale")
-    xp = array_namespace(reach)
-    return tuple(xp.where(gate, x, y) for x, y in zip(again, result, strict=True))
+    result = compute(replace(kernel, alarm=reach > REACH_AGAIN["cuda"]), method)
+    return result, is_doubted(method, kernel, points, reach, result[-1])
 
 
 def reach_of(method: str, kernel: AttentionKernel) -> float:
@@ -137,13 +146,6 @@ def relative_loss(a: Array, b: Array, kernel: AttentionKernel) -> Array:
     squared = nonzero(xp.sum(apart * apart, axis=-1))
     exponents = xp.sum(moved * (apart + moved / 2), axis=-1)
     return xp.sqrt(xp.max(xp.mean(exponents * exponents / squared, axis=(-2, -1))))
-
-
-def gate_starts(gate: Array, batch: int, num_queries: int, num_keys: int) -> tuple[Array, Array]:
-    """Starts of the sequences of queries and keys in a batch; at a shut gate all are 0, so that sequences are empty."""
-    xp = array_namespace(gate)
-    starts = xp.cumulative_sum(xp.broadcast_to(cast(gate, "int32"), (batch,)), dtype=xp.int32, include_initial=True)
-    return starts * num_queries, starts * num_keys
 
 
 def report(flag: Tensor) -> None:

@@ -54,8 +54,7 @@ class AttentionKernel:
         dtype, parts: in use; with 2 parts each coordinate is the sum of two numbers of that dtype.
         fine: whether sums and logarithms are made of log-sum-exps alone: then two parts have float32's digits.
         exact: whether columns are those of `exact`, for points that lie anywhere.
-        gate: a boolean on the device, or its `gate_starts`; if it is false, the memory-efficient kernel computes
-            nothing.
+        gate: a boolean on the device; if it is false, the memory-efficient kernel computes nothing.
         alarm: a boolean on the device: whether to warn that points lie beyond reach, see `guard`.
     """
 
@@ -98,7 +97,7 @@ class AttentionKernel:
     @property
     def backward(self) -> "AttentionKernel":
         """The kernel of the pullback and of means: some have none in float32, or none that takes our log-sum-exp."""
-        return replace(KERNELS["efficient"], dtype="float32") if self.is_flex or self.fine else self
+        return replace(KERNELS["efficient"], dtype="float32", alarm=self.alarm) if self.is_flex or self.fine else self
 
     @property
     def norm_columns(self) -> int:

@@ -7,17 +7,14 @@ import functools
 import itertools
 import math
 from collections.abc import Callable
-from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from . import devices
-from .guard import gate_starts
 
 SHORT = 512  # queries or keys in one half-precision sum
 IN_ORDER = 512  # terms that a gradient may add one after the other
-Gate: TypeAlias = Tensor | tuple[Tensor, Tensor]
 
 
 @functools.cache
@@ -67,12 +64,13 @@ def _cudnn(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return out, lse.reshape(q.shape[:-1])
 
 
-# If half precision is too coarse, the sum is computed again in float32. The device decides; the host does not wait. The
-# memory-efficient kernel reads the lengths of its sequences from the device, and skips queries beyond them: of a length
-# of zero it computes nothing. Its operands are packed, (1, B·M, H, W), with the B + 1 starts of sequences.
+# If half precision is too coarse, the sum is computed again in float32. The device decides; the host does not wait.
+# PyTorch has no conditional for that, as XLA has. But the memory-efficient kernel reads the lengths of its sequences
+# from the device, and skips queries beyond them: of a length of zero it computes nothing. Its operands are packed, (1,
+# B·M, H, W), with the B + 1 starts of sequences.
 
 
-def efficient_gated(q: Tensor, k: Tensor, v: Tensor, *, gate: Gate) -> tuple[Tensor, Tensor]:
+def efficient_gated(q: Tensor, k: Tensor, v: Tensor, *, gate: Tensor) -> tuple[Tensor, Tensor]:
     """The memory-efficient kernel behind a gate; where the gate is shut, the result is arbitrary."""
     starts = _starts(q, k, gate)
     packed, sizes = [_packed(x) for x in (q, k, v)], (q.shape[2], k.shape[2])
@@ -113,7 +111,7 @@ def _efficient_backward(g: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor)
     )[:3]
 
 
-def efficient_gated_backward(g: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, *, gate: Gate) -> tuple:
+def efficient_gated_backward(g: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor, *, gate: Tensor) -> tuple:
     """The backward pass of the memory-efficient kernel behind a gate; where it is shut, the result is arbitrary."""
     starts = _starts(q, k, gate)
     packed, sizes = [_packed(x) for x in (g, q, k, v)], (q.shape[2], k.shape[2])
@@ -167,9 +165,10 @@ def in_short_sums(g: Tensor, q: Tensor, k: Tensor, v: Tensor, lse: Tensor) -> tu
     return totals
 
 
-def _starts(q: Tensor, k: Tensor, gate: Gate) -> tuple[Tensor, Tensor]:
-    """Starts of the sequences of queries and of keys, as given or from one boolean."""
-    return gate if isinstance(gate, tuple) else gate_starts(gate, q.shape[0], q.shape[2], k.shape[2])
+def _starts(q: Tensor, k: Tensor, gate: Tensor) -> tuple[Tensor, Tensor]:
+    """Starts of the sequences of queries and keys in a batch; at a shut gate all are 0, so that sequences are empty."""
+    starts = gate.int() * torch.arange(q.shape[0] + 1, dtype=torch.int32, device=gate.device)
+    return starts * q.shape[2], starts * k.shape[2]
 
 
 def _packed(x: Tensor) -> Tensor:

@@ -79,6 +79,11 @@ def one_of_two(is_near: jax.Array | bool, near: Callable, anywhere: Callable, *o
     return lax.cond(is_near, scope("near")(near), anywhere, *operands)
 
 
+def as_vectors(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    """Columns as vectors: XLA lays a column out in one of two ways, and copies it after a `cond`."""
+    return [x[..., 0] if x.shape[-1] == 1 else x for x in arrays]
+
+
 def but_not(is_near: jax.Array | bool, waves: jax.Array | bool) -> jax.Array | bool:
     """Whether points are near and not summed by waves."""
     if isinstance(waves, bool):

@@ -11,9 +11,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array
 
 from ..._arrays.points import by_point, unbroadcast
+from ..branches import as_vectors
 from ..bridge import call, torch_backend
 from ..costs import kernel_engine
 from ..plan import Plan
@@ -83,10 +85,18 @@ def attended_means(
 
 
 def _computed(plan: Plan, kernel: "AttentionKernel", points: ScaledPoints, compute: Callable) -> tuple[Array, ...]:
-    """The results of `compute`; on CUDA a gate lets it run again where half precision is not enough."""
-    if plan.platform == "cuda":
-        return torch_backend().guard.gated(plan.engine.method, kernel, points, compute)
-    return compute(kernel, plan.engine.method)
+    """The results of `compute`; on CUDA by a second kernel, in a branch, where the first one's are not accurate enough.
+
+    The last result is that of the first kernel.
+    """
+    if plan.platform != "cuda":
+        return compute(kernel, plan.engine.method)
+    backend = torch_backend()
+    (*found, largest), doubted = backend.guard.judged(plan.engine.method, kernel, points, compute)
+    second, shapes = backend.kernels.finest_kernel("cuda", "float32"), [x.shape for x in found]
+    found = as_vectors(found)
+    found = lax.cond(doubted, lambda: as_vectors(compute(second, "rescale")[:-1]), lambda: found)
+    return *(x.reshape(shape) for x, shape in zip(found, shapes, strict=True)), largest
 
 
 def engine() -> "Engine":
@@ -105,14 +115,10 @@ def _attend(
 ) -> tuple[Array, Array]:
     tensors = queries, keys, values, *biases
     batch = jnp.broadcast_shapes(*(x.shape[:2] for x in tensors))
-    alarm = [] if kernel.alarm is None else [kernel.alarm]
-    own = replace(kernel, gate=None, alarm=None)
-    options = own, len(biases), bool(alarm)
-    prepare = None
-    if kernel.is_flex:
-        prepare = functools.partial(torch_backend().attention.prepare, own, *(x.shape for x in tensors))
-    operands = *tensors, *alarm, *_gate(kernel, batch, queries, keys)
+    own, alarm = replace(kernel, alarm=None), [] if kernel.alarm is None else [kernel.alarm]
+    options, operands = (own, len(biases)), (*tensors, *alarm)
     shapes = [(*batch, queries.shape[2], width) for width in (values.shape[3], 1)]
+    prepare = _preparation(own, tensors) if kernel.is_flex or kernel.exact else None
     with _mark_of(kernel, 1, *tensors[:3]):
         out, lse = call(torch_attention, options, shapes, operands, working_dtype(kernel.dtype), prepare=prepare)
     return out, lse
@@ -121,11 +127,16 @@ def _attend(
 def _pull_back(*operands: Any) -> tuple[Array, ...]:
     *tensors, kernel = operands
     batch = jnp.broadcast_shapes(*(x.shape[:2] for x in tensors))
-    gate = _gate(kernel, batch, *tensors[1:3])
-    options = replace(kernel, gate=None, alarm=None), bool(gate)
+    own = replace(kernel, alarm=None)
     shapes: Any = [(*batch, *x.shape[2:]) for x in tensors[1:4]]
+    prepare = _preparation(own, tensors, backward=True) if kernel.exact else None
     with _mark_of(kernel, PASSES, *tensors[1:4]):
-        return call(torch_pullback, options, shapes, [*tensors, *gate], working_dtype(kernel.dtype))
+        return call(torch_pullback, (own,), shapes, tensors, working_dtype(kernel.dtype), prepare=prepare)
+
+
+def _preparation(kernel: "AttentionKernel", operands: Sequence[Array], **options: bool) -> Callable[[], None]:
+    """What runs before a program is recorded."""
+    return functools.partial(torch_backend().attention.prepare, kernel, *(x.shape for x in operands), **options)
 
 
 def _mark_of(kernel: "AttentionKernel", passes: float, queries: Array, keys: Array, values: Array) -> Any:
@@ -133,36 +144,22 @@ def _mark_of(kernel: "AttentionKernel", passes: float, queries: Array, keys: Arr
     row = f"kernel in {kernel.dtype}" if kernel.device == "cpu" else kernel_engine(kernel)
     batch = jnp.broadcast_shapes(*(x.shape[:2] for x in (queries, keys, values)))
     pairs, columns = math.prod((*batch, queries.shape[2], keys.shape[2])), queries.shape[3] + values.shape[3]
-    waits = kernel.gate is not None  # behind a gate it seldom computes
-    return scope("attention", row, 0 if waits else pairs, columns, passes)
+    return scope("attention", row, pairs, columns, passes)
 
 
-def _gate(kernel: "AttentionKernel", batch: Sequence[Any], queries: Array, keys: Array) -> tuple[Array, ...]:
-    """A gate as operands of the operator, if there is one."""
-    if kernel.gate is None:
-        return ()
-    return torch_backend().guard.gate_starts(kernel.gate, batch[0], queries.shape[2], keys.shape[2])
-
-
-def torch_attention(kernel: "AttentionKernel", num_biases: int, has_alarm: bool) -> Callable:
+def torch_attention(kernel: "AttentionKernel", num_biases: int) -> Callable:
     """The attention that a callback runs, as a function of tensors."""
     attend = torch_backend().ENGINE.attend
 
     def run(queries: "Tensor", keys: "Tensor", values: "Tensor", *given: "Tensor") -> "Sequence[Tensor]":
-        biases, options = given[:num_biases], given[num_biases:]
-        alarm, gate = options[0] if has_alarm else None, options[has_alarm:]
-        its = replace(kernel, alarm=alarm, gate=gate or None) if options else kernel
-        return attend(queries, keys, values, its, biases=biases)
+        biases, alarm = given[:num_biases], given[num_biases:]
+        own = replace(kernel, alarm=alarm[0]) if alarm else kernel
+        return attend(queries, keys, values, own, biases=biases)
 
     return run
 
 
-def torch_pullback(kernel: "AttentionKernel", is_gated: bool) -> Callable:
+def torch_pullback(kernel: "AttentionKernel") -> Callable:
     """The pullback that a callback runs, as a function of tensors."""
     pullback = torch_backend().ENGINE.pullback
-
-    def run(*operands: "Tensor") -> "Sequence[Tensor]":
-        tensors, gate = operands[:5], operands[5:]
-        return pullback(*tensors, replace(kernel, gate=gate) if is_gated else kernel)
-
-    return run
+    return lambda *operands: pullback(*operands, kernel)
