@@ -2,12 +2,13 @@
 
 import functools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax._src.lib.mlir import ir
 
 import jaxgauss
 
@@ -118,3 +119,21 @@ def loops_of_unknown_length(text: str) -> int:
     of_counter = r"%\S+ = stablehlo\.compare +LT, %iterArg\S*, %c\S*,.*\n\s*stablehlo\.return .*"
     counts = re.compile(rf"\s*(%\S+ = stablehlo\.constant .*\n\s*)?{of_counter}")
     return sum(counts.fullmatch(x) is None for x in conditions)
+
+
+def operations_in_branches(program: jax.stages.Lowered) -> set[str]:
+    """The names of what branches of conditionals hold, and what they call: with a loop in a branch XLA records none."""
+    (module,) = program.compiler_ir("stablehlo").operation.regions[0].blocks
+    functions = {ir.StringAttr(x.attributes["sym_name"]).value: x.operation for x in module}
+
+    def inside(operation: Any) -> Iterator[Any]:
+        for block in (x for region in operation.regions for x in region.blocks):
+            for x in block.operations:
+                yield x.operation
+                called = x.operation.name == "func.call"
+                yield from inside(
+                    functions[ir.FlatSymbolRefAttr(x.attributes["callee"]).value] if called else x.operation
+                )
+
+    conditionals = [x for f in functions.values() for x in inside(f) if x.name in ("stablehlo.case", "stablehlo.if")]
+    return {x.name for conditional in conditionals for x in inside(conditional)}

@@ -100,7 +100,7 @@ def test_inputs_are_never_written(rng):
 def test_a_setting_has_one_callback_and_a_shape_is_compiled_once(rng):
     q, k, v, tau = (jnp.asarray(x) for x in problem(rng).operands)
     kernel = torch_backend.KERNELS["cpu"]
-    callbacks = [bridge.buffered(engine.torch_attention, (x, True, False)) for x in (kernel, replace(kernel))]
+    callbacks = [bridge.buffered(engine.torch_attention, (x, 1)) for x in (kernel, replace(kernel))]
     assert callbacks[0] is callbacks[1]
     count = []
     f = jax.jit(lambda *x: (count.append(1), gauss_sum(*x, engine="rescale"))[1])

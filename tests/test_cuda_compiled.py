@@ -193,7 +193,7 @@ def test_waves_by_auto(rng, callbacks, free_waves, dim, far):
 
 @pytest.mark.parametrize("name, dim", [("float16x2", 3), ("float32", 40)])
 def test_digits_of_points_far_apart(rng, callbacks, name, dim):
-    """Behind the gate, and from differences: XLA rounds to the grids of `exact` as they are written."""
+    """By the second kernel, and from differences: XLA rounds to the grids of `exact` as they are written."""
     assert np.less(compared(rng, callbacks, name, 300, dim, far=3000.0)[:4], [1e-4, 3e-3, 3e-3, 1e-4]).all()
 
 

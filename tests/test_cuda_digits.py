@@ -146,7 +146,7 @@ def test_batches_and_several_channels(rng, shapes):
 
 
 def test_values_of_a_batch_are_heads_of_one_call(rng):
-    """And another one, behind the gate."""
+    """And another one, in a branch."""
     operands = [np.float32(rng.normal(size=x)) for x in ((30, 3), (50, 3), (6, 50, 1))]
     assert attention_calls(functools.partial(gauss_sum, engine=FINE), *operands) == 2
 

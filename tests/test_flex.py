@@ -72,11 +72,11 @@ def test_sums_and_gradients_of_near_points(rng, dim, channels):
 
 
 @pytest.mark.parametrize("dim, channels", SIZES)
-def test_far_points_are_those_of_the_gate(rng, dim, channels):
+def test_far_points_are_those_of_the_second_kernel(rng, dim, channels):
     """The memory-efficient kernel sums them, from three numbers for each coordinate: the error is some 2⁻²⁸ R."""
     for name, case in cases(rng, dim, channels, far(rng, dim)):
-        results, by_gate = (jax.tree.leaves(compiled(engine)(*case)) for engine in (FLEX, EFFICIENT))
-        for ours, theirs in zip(results, by_gate, strict=True):
+        results, by_second = (jax.tree.leaves(compiled(engine)(*case)) for engine in (FLEX, EFFICIENT))
+        for ours, theirs in zip(results, by_second, strict=True):
             np.testing.assert_array_equal(ours, theirs)
         if not name[1]:
             bound = gauss_sum64(*case[:2], np.abs(case[2]), case[3])

@@ -29,7 +29,7 @@ def attention(
     *,
     biases: tuple[Tensor, ...] = (),
     needs_lse: bool = True,
-    most: int = MAX_POINTS,
+    most: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     """softmax(q·k + biases) v, (B, H, M, W), and the logits' log-sum-exp, (B, H, M, 1), as the operator gives them.
 
@@ -61,7 +61,7 @@ def attention_pullback(
     lse: Tensor,
     kernel: AttentionKernel,
     *,
-    most: int = MAX_POINTS,
+    most: int | None = None,
 ) -> tuple[Tensor, ...]:
     """(S k, Sᵀ q, Pᵀ g) for P = exp(q·k - lse) and S = P ∘ (g vᵀ), by the kernel's backward pass.
 
@@ -94,7 +94,7 @@ def prepare(kernel: AttentionKernel, *shapes: tuple[int, ...], backward: bool = 
 
 @functools.cache
 def _run_once(kernel: AttentionKernel, backward: bool, *shapes: tuple[int, ...]) -> None:
-    most = MAX_POINTS if kernel.is_flex else FEW // 2
+    most = None if kernel.is_flex else FEW // 2
     for device in devices.names():
         with torch.inference_mode():
             operands = [torch.zeros(shape, device=device) for shape in shapes]
@@ -105,9 +105,9 @@ def _run_once(kernel: AttentionKernel, backward: bool, *shapes: tuple[int, ...])
     torch.cuda.empty_cache()
 
 
-def _most_points(operand: Tensor, most: int) -> int:
+def _most_points(operand: Tensor, most: int | None = None) -> int:
     """The largest number of queries, and of keys, in one call."""
-    return min(most, max(1, MAX_ELEMENTS // operand.shape[-1]))
+    return min(most or MAX_POINTS, max(1, MAX_ELEMENTS // operand.shape[-1]))
 
 
 def _forward_in_parts(

@@ -1,4 +1,4 @@
-"""Points that lie anywhere, as columns of float32 whose products keep their digits: for the kernel behind a gate.
+"""Points that lie anywhere, as columns of float32 whose products keep their digits: for the second kernel.
 
 An exponent -½|a - b|² is made of products as large as R², which round to 2⁻²⁴ R². Here a = A + A' + a', where A lies on
 a grid of step COARSE and A' on one of step FINE. Products of numbers on grids, and their sums, are exact; what is left
