@@ -377,7 +377,7 @@ def lowering_name(device: Any) -> str:
 def forget() -> None:
     """What JAX and we have found out about the platform, and what was still to be reported."""
     jax.clear_caches()
-    torch_backend.guard._raised.clear()
+    torch_backend.guard._largest.clear()
     torch_backend.guard._on_host().zero_()
     caches = bridge.buffered, plan.warn_once, torch_backend.select_kernel, torch_backend.attention._run_once
     for cached in (checked._remembered, checked._planned, *caches):
@@ -414,7 +414,7 @@ def replace_platform(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(devices, "names", lambda: ["cpu"])
     patch.setattr(devices, "lacking_for_flex", lambda: "")
     patch.setattr(flex, "compiled", lambda *_: functools.partial(stand_in, "flex_attention"))
-    patch.setattr(torch_backend.attention, "report", torch_backend.guard.report_later)
+    patch.setattr(torch_backend.attention, "report", lambda reach, _: torch_backend.guard.report_later(reach))
     patch.setattr(torch.cuda, "ExternalStream", lambda stream, device: stream)
     patch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
     patch.setattr(torch.cuda, "MemPool", lambda: None)

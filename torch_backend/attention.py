@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from . import devices
-from .guard import report
+from .guard import REACH_AGAIN, report
 from .kernels import AttentionKernel, Engine
 from .layout import broadcast_shapes
 from .operators import BACKWARD, FORWARD, efficient_gated, efficient_gated_backward, in_short_sums
@@ -36,8 +36,8 @@ def attention(
     Where autograd records, `needs_lse` raises an error: PyTorch differentiates only the means. If a `kernel.gate` is
     false, nothing is computed and the result is arbitrary. One call takes at most so many points.
     """
-    if kernel.alarm is not None:
-        report(kernel.alarm)
+    if kernel.reported is not None:
+        report(kernel.reported, REACH_AGAIN["cuda"])
     recorded = torch.is_grad_enabled() and any(x.requires_grad for x in (queries, keys, values))
     operands = _broadcast(queries, keys, values, *biases)
     if recorded and needs_lse:

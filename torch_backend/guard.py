@@ -73,11 +73,11 @@ def guarded(
         return gated(method, kernel, points, compute)
     result, reach = compute(kernel, method), squared_radius(*points)
     if method == "rescale" and kernel.dtype == "float64":  # there is nothing better
-        report(reach > reach_of(method, kernel))
+        report(reach, reach_of(method, kernel))
         return result
     if not is_doubted(method, kernel, points, reach, result[-1]):
         return result
-    report(reach > REACH_AGAIN["cpu"])
+    report(reach, REACH_AGAIN["cpu"])
     holds = kernel.dtype != "float64" and reach <= REACH["rescale"]["float32"]
     return compute(finest_kernel("cpu", "float32" if holds else "float64"), "rescale")
 
@@ -100,7 +100,7 @@ def judged(
     A later call warns of points that lie beyond the reach of the second kernel.
     """
     reach = squared_radius(*points)
-    result = compute(replace(kernel, alarm=reach > REACH_AGAIN["cuda"]), method)
+    result = compute(replace(kernel, reported=reach), method)
     return result, is_doubted(method, kernel, points, reach, result[-1])
 
 
@@ -148,41 +148,41 @@ def relative_loss(a: Array, b: Array, kernel: AttentionKernel) -> Array:
     return xp.sqrt(xp.max(xp.mean(exponents * exponents / squared, axis=(-2, -1))))
 
 
-def report(flag: Tensor) -> None:
-    """Warn if the flag is true; for a flag on a device, `warn_of_earlier_sums` warns later."""
-    if flag.device.type != "cpu":
-        report_later(flag)
-    elif flag:
+def report(reach: Tensor, most: float) -> None:
+    """Warn if R² is larger than that; of R² on a device `warn_of_earlier_sums` warns later."""
+    if reach.device.type != "cpu":
+        report_later(reach)
+    elif reach > most:
         _warn()
 
 
-def report_later(flag: Tensor) -> None:
-    """Remember that a flag of a device was true, and tell the host without waiting; a CUDA graph may record this."""
-    index = flag.device.index or 0
-    if index not in _raised:
-        _raised[index] = torch.zeros_like(flag)
-    _raised[index].logical_or_(flag)
-    _on_host()[index].copy_(_raised[index], non_blocking=True)
+def report_later(reach: Tensor) -> None:
+    """Remember the largest R² of a device, and tell the host without waiting; a CUDA graph may record this."""
+    index = reach.device.index or 0
+    if index not in _largest:
+        _largest[index] = torch.zeros_like(reach, dtype=torch.float32)
+    torch.maximum(_largest[index], reach, out=_largest[index])
+    _on_host()[index].copy_(_largest[index], non_blocking=True)
 
 
-_raised: dict[int, Tensor] = {}  # whether a flag of the device was true
+_largest: dict[int, Tensor] = {}  # R² of the sums of a device
 
 
 @functools.cache
 def _on_host() -> Tensor:
-    """Copies of the flags on the host, in registered memory; PyTorch's own pinned memory is tied to streams."""
-    flags = torch.zeros(max(1, torch.cuda.device_count()), dtype=torch.bool)
+    """Copies of them on the host, in registered memory; PyTorch's own pinned memory is tied to streams."""
+    copies = torch.zeros(max(1, torch.cuda.device_count()))
     if runtime := torch.cuda.cudart() if torch.cuda.is_available() else None:
-        runtime.cudaHostRegister(flags.data_ptr(), flags.numel(), 0)
-    return flags
+        runtime.cudaHostRegister(copies.data_ptr(), copies.nbytes, 0)
+    return copies
 
 
 def warn_of_earlier_sums() -> None:
-    """Warn if a flag that has reached the host by now was true."""
-    if _raised and _on_host().any():
+    """Warn if an R² that has reached the host by now is larger than the second kernel's reach."""
+    if _largest and (_on_host() > REACH_AGAIN["cuda"]).any():
         with torch.inference_mode():
-            for flag in (_on_host(), *_raised.values()):
-                flag.zero_()
+            for x in (_on_host(), *_largest.values()):
+                x.zero_()
         _warn()
 
 

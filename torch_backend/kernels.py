@@ -55,7 +55,7 @@ class AttentionKernel:
         fine: whether sums and logarithms are made of log-sum-exps alone: then two parts have float32's digits.
         exact: whether columns are those of `exact`, for points that lie anywhere.
         gate: a boolean on the device; if it is false, the memory-efficient kernel computes nothing.
-        alarm: a boolean on the device: whether to warn that points lie beyond reach, see `guard`.
+        reported: R² of the points on the device, of which `guard` warns if it is too large for the second kernel.
     """
 
     name: str
@@ -69,7 +69,7 @@ class AttentionKernel:
     fine: bool = False
     exact: bool = False
     gate: Array | None = None
-    alarm: Array | None = None
+    reported: Array | None = None
 
     def __str__(self) -> str:
         return f"{self.name} in {self.precision}"
@@ -97,7 +97,11 @@ class AttentionKernel:
     @property
     def backward(self) -> "AttentionKernel":
         """The kernel of the pullback and of means: some have none in float32, or none that takes our log-sum-exp."""
-        return replace(KERNELS["efficient"], dtype="float32", alarm=self.alarm) if self.is_flex or self.fine else self
+        return (
+            replace(KERNELS["efficient"], dtype="float32", reported=self.reported)
+            if self.is_flex or self.fine
+            else self
+        )
 
     @property
     def norm_columns(self) -> int:

@@ -73,8 +73,9 @@ def half_squared_norms(points: Array) -> Array:
 def squared_radius(a: Array, b: Array) -> Array:
     """R²: the largest |a|² or |b|²."""
     xp = array_namespace(a, b)
-    norms = xp.concat([xp.reshape(half_squared_norms(x), (-1,)) for x in (a, b)])
-    return 2 * xp.max(without_nan(norms))
+    norms = [without_nan(xp.sum(x * x, axis=-1)) for x in (a, b)]
+    same = norms[0].shape == norms[1].shape  # then XLA finds R² once for both orders of the points
+    return xp.max(xp.maximum(*norms) if same else xp.concat([xp.reshape(x, (-1,)) for x in norms]))
 
 
 def broadcast_shapes(*shapes: tuple[int, ...]) -> tuple[int, ...]:
@@ -120,9 +121,10 @@ def signs_and_log_rows(values: Array) -> tuple[Array, Array, Array]:
     """
     xp = array_namespace(values)
     scale = nonzero(xp.max(xp.abs(values), axis=-2, keepdims=True))
-    logs = xp.log(xp.abs(values)) - xp.log(scale)
-    log_rows = xp.clip(xp.max(logs, axis=-1, keepdims=True), LOG_ZERO, None)
-    return xp.copysign(xp.exp(logs - log_rows), values), log_rows, scale
+    roots = xp.sqrt(xp.abs(values)) / xp.sqrt(scale)  # the quotient itself may be too small for float32
+    rows = xp.max(roots, axis=-1, keepdims=True)
+    ratios = roots / nonzero(rows)
+    return xp.copysign(ratios * ratios, values), xp.clip(2 * xp.log(rows), LOG_ZERO, None), scale
 
 
 def scales_for_sums(

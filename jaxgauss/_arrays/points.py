@@ -24,15 +24,18 @@ BASE_2 = math.log2(math.e)  # exponents are those of 2^x, which is faster than e
 
 
 def scaled_points(
-    queries: Q, keys: K, tau: T, centered: bool = False, base_2: bool = True, many: bool = False
+    queries: Q, keys: K, tau: T, centered: bool = False, base_2: bool = True, many: bool = False, of_both: bool = False
 ) -> tuple[Q, K]:
     """Scaled points a, b about a center, with Φ = 2^(-½‖a - b‖²), or exp without `base_2`.
 
     The center is that of the keys; or of the queries, if a batch shares them but not the keys, so that they stay
-    shared. With `centered`, points lie about the origin already.
+    shared. It is between the two with `of_both`, so that a sum over the queries has the same one. With `centered`,
+    points lie about the origin already.
     """
     of_queries = shared(queries) and not shared(keys)
     c = 0 if centered else center(queries if of_queries else keys, many)
+    if of_both and shared(queries) == shared(keys):
+        c = (center(queries, many) + c) / 2
     scale = by_point(jnp.sqrt(tau * (BASE_2 if base_2 else 1)), keys)
     return (queries - c) * scale, (keys - c) * scale
 

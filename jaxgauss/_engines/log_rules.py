@@ -111,7 +111,7 @@ def _log_sum_backward(settings: Settings, near: bool, wanted: Wanted, operands, 
     (queries, keys, tau, log_weights), (shifts, logs) = operands, kept
     c = _center(settings, near, keys)
     d_queries = tau[..., None, None] * h * shifts
-    (weight,), (first,) = _transposed(settings, near, queries - c, keys - c, tau, log_weights, logs, h)
+    (weight,), (first,) = _transposed(settings, near, c, queries, keys, tau, log_weights, logs, h)
     d_keys = tau[..., None, None] * (first - (keys - c) * weight)
     return [*itertools.compress(_collected(operands, c, d_queries, d_keys, weight), wanted)]
 
@@ -129,7 +129,7 @@ def _means_backward(settings: Settings, near: bool, wanted: Wanted, operands, ke
     batch = jnp.broadcast_shapes(products.shape[:-3], k.shape[:-2])
     flat = jnp.broadcast_to(products, (*batch, *products.shape[-3:])).reshape(*batch, k.shape[-2], -1)
     columns = jnp.concatenate([flat, jnp.broadcast_to(k, (*batch, *k.shape[-2:]))], -1)
-    moments, _ = means(settings, near, q, k, columns, tau, log_weights)
+    moments, _ = means(settings, near, queries, keys, columns, tau, log_weights)
     dim = k.shape[-1]
     mean_keys = moments[..., -dim:]
     mean_products = moments[..., :-dim].reshape(*moments.shape[:-1], -1, dim)  # (…, M, C, D)
@@ -137,7 +137,8 @@ def _means_backward(settings: Settings, near: bool, wanted: Wanted, operands, ke
     d_queries = tau[..., None, None] * (pulls + h * (mean_keys - q))
 
     remainder = h - (g * found).sum(-1, keepdims=True)
-    weights, firsts = _transposed(settings, near, q, k, tau, log_weights, logs, jnp.concatenate([remainder, g], -1))
+    g = jnp.concatenate([remainder, g], -1)
+    weights, firsts = _transposed(settings, near, c, queries, keys, tau, log_weights, logs, g)
     d_values = jnp.concatenate(weights[1:], -1)
     total = weights[0] + (values * d_values).sum(-1, keepdims=True)
     first = firsts[0] + sum(values[..., i : i + 1] * x for i, x in enumerate(firsts[1:]))
@@ -149,14 +150,22 @@ def _means_backward(settings: Settings, near: bool, wanted: Wanted, operands, ke
 
 
 def _transposed(
-    settings: Settings, near: bool, q: Array, k: Array, tau: Array, log_weights: Array, logs: Array, g: Array
+    settings: Settings,
+    near: bool,
+    c: Array,
+    queries: Array,
+    keys: Array,
+    tau: Array,
+    log_weights: Array,
+    logs: Array,
+    g: Array,
 ):
-    """Σ_m P_mn g_mc, (…, N, 1) for each channel c, and Σ_m P_mn g_mc q_m, (…, N, D)."""
-    num_queries, dim = q.shape[-2:]
+    """Σ_m P_mn g_mc, (…, N, 1) for each channel c, and Σ_m P_mn g_mc (q_m - c), (…, N, D)."""
+    q, (num_queries, dim) = queries - c, queries.shape[-2:]
     batch = jnp.broadcast_shapes(q.shape[:-2], g.shape[:-2])
     q1 = jnp.concatenate([q, jnp.ones_like(q[..., :1])], -1)
     products = jnp.broadcast_to(g[..., :, None] * q1[..., None, :], (*batch, num_queries, g.shape[-1], dim + 1))
-    found, log_sums = means(settings, near, k, q, products.reshape(*batch, num_queries, -1), tau, -logs)
+    found, log_sums = means(settings, near, keys, queries, products.reshape(*batch, num_queries, -1), tau, -logs)
     sums = found * jnp.exp(jnp.minimum(log_weights + log_sums, math.log(num_queries)))
     parts = [sums[..., i * (dim + 1) : (i + 1) * (dim + 1)] for i in range(g.shape[-1])]
     return [x[..., dim:] for x in parts], [x[..., :dim] for x in parts]

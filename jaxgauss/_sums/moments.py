@@ -107,7 +107,7 @@ class Reduction:
         firsts = weights * k if shifts is None or apart is not None else shifts + weights * k
         columns = _side_by_side([firsts[..., :dim], apart, weights, values])
         start = dim if apart is None else 2 * dim
-        total = near_sum(without_mesh(self.settings), *vary_alike(*align(q, k, columns, tau)), moments=start)
+        total = near_sum(without_mesh(self.settings), *vary_alike(*align(queries, keys, columns, tau)), moments=start)
         first, mass, sums = total[..., :dim], total[..., start : start + 1], total[..., start + 1 :]
         found = Moments(mass, first - q[..., :dim] * mass, sums)
         if shares is not None:

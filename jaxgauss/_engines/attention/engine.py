@@ -184,7 +184,7 @@ class Attention(Engine):
         own = kernel_of(self, plan.platform, dtype, queries.shape[-1])
         if isinstance(own, str):
             return plan
-        points = scaled_points(queries, keys, tau, base_2=False, many=own.half)
+        points = _points(plan, own, queries, keys, tau)
         reach = guard.squared_radius(*points)
         is_far = reach > min(plan.reach, guard.reach_of(self.method, own))
         if not is_far and not (own.half and guard.doubtful(self.method, own, points, _largest_sum(*operands))):
@@ -245,6 +245,12 @@ def _largest_sum(queries: Array, keys: Array, values: Array, tau: Array) -> Arra
     return (largest[0] / jnp.where(largest[1] == 0, 1, largest[1])).max()
 
 
+def _points(plan: Plan, kernel: "AttentionKernel", queries: Array, keys: Array, tau: Array) -> tuple[Array, Array]:
+    """Scaled points; on CUDA the gradients by a second sum, the other way round, have the same center."""
+    on_cuda = plan.platform == "cuda"
+    return scaled_points(queries, keys, tau, base_2=False, many=kernel.half, of_both=on_cuda)
+
+
 def by_attention(
     plan: Plan, attended: Callable, anywhere: Callable, operands: tuple[Array, ...], examines: bool
 ) -> tuple[Array, ...]:
@@ -267,7 +273,7 @@ def by_attention(
             return tuple(x.astype(dtype) for x in results)
 
     queries, keys, values, tau, *_ = operands
-    points = scaled_points(queries, keys, tau, base_2=False, many=kernel.half)
+    points = _points(plan, kernel, queries, keys, tau)
 
     def run(*_: Array) -> tuple[Array, ...]:
         return attended(plan, kernel, points, operands)[:-1]

@@ -115,8 +115,8 @@ def _attend(
 ) -> tuple[Array, Array]:
     tensors = queries, keys, values, *biases
     batch = jnp.broadcast_shapes(*(x.shape[:2] for x in tensors))
-    own, alarm = replace(kernel, alarm=None), [] if kernel.alarm is None else [kernel.alarm]
-    options, operands = (own, len(biases)), (*tensors, *alarm)
+    own, reported = replace(kernel, reported=None), [] if kernel.reported is None else [kernel.reported]
+    options, operands = (own, len(biases)), (*tensors, *reported)
     shapes = [(*batch, queries.shape[2], width) for width in (values.shape[3], 1)]
     prepare = _preparation(own, tensors) if kernel.is_flex or kernel.exact else None
     with _mark_of(kernel, 1, *tensors[:3]):
@@ -127,7 +127,7 @@ def _attend(
 def _pull_back(*operands: Any) -> tuple[Array, ...]:
     *tensors, kernel = operands
     batch = jnp.broadcast_shapes(*(x.shape[:2] for x in tensors))
-    own = replace(kernel, alarm=None)
+    own = replace(kernel, reported=None)
     shapes: Any = [(*batch, *x.shape[2:]) for x in tensors[1:4]]
     prepare = _preparation(own, tensors, backward=True) if kernel.exact else None
     with _mark_of(kernel, PASSES, *tensors[1:4]):
@@ -152,8 +152,8 @@ def torch_attention(kernel: "AttentionKernel", num_biases: int) -> Callable:
     attend = torch_backend().ENGINE.attend
 
     def run(queries: "Tensor", keys: "Tensor", values: "Tensor", *given: "Tensor") -> "Sequence[Tensor]":
-        biases, alarm = given[:num_biases], given[num_biases:]
-        own = replace(kernel, alarm=alarm[0]) if alarm else kernel
+        biases, reported = given[:num_biases], given[num_biases:]
+        own = replace(kernel, reported=reported[0]) if reported else kernel
         return attend(queries, keys, values, own, biases=biases)
 
     return run
