@@ -2,8 +2,8 @@
 
 Outside of `jit` many points are `examined` beforehand, and the program has one branch; else it has both.
 
-On CUDA, where nothing may wait for the device, the plan decides: attention takes all points as near, and sums again
-behind a gate where half precision is not enough; XLA takes differences of coordinates.
+On CUDA, where nothing may wait for the device, the plan decides: attention takes all points as near, and a second
+kernel sums again where the first is not accurate enough; XLA takes differences of coordinates.
 """
 
 import functools

@@ -174,7 +174,7 @@ class Attention(Engine):
                 yield Trial(kernel_engine(kernel), engine, work)
 
     def reach(self, platform: str, near: bool | None) -> float:
-        """Half precision has a guard of its own, and CUDA's kernels a gate."""
+        """Half precision has a guard of its own, and CUDA's kernels a second one behind them."""
         return math.inf if near or platform == "cuda" else NEAR.get(self.precision or "", math.inf)
 
     def seen(self, plan: Plan, kernel: Kernel, *operands: Array) -> Plan:
