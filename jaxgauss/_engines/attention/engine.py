@@ -246,9 +246,12 @@ def _largest_sum(queries: Array, keys: Array, values: Array, tau: Array) -> Arra
 
 
 def _points(plan: Plan, kernel: "AttentionKernel", queries: Array, keys: Array, tau: Array) -> tuple[Array, Array]:
-    """Scaled points; on CUDA the gradients by a second sum, the other way round, have the same center."""
-    on_cuda = plan.platform == "cuda"
-    return scaled_points(queries, keys, tau, base_2=False, many=kernel.half, of_both=on_cuda)
+    """Scaled points; on CUDA the gradients by a second sum, the other way round, have the same center.
+
+    Not in half precision of one part, whose errors are smaller about the center of the keys.
+    """
+    of_both = plan.platform == "cuda" and (kernel.parts == 2 or not kernel.half)
+    return scaled_points(queries, keys, tau, base_2=False, many=kernel.half, of_both=of_both)
 
 
 def by_attention(
