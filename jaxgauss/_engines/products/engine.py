@@ -13,7 +13,7 @@ from ..._arrays.devices import vary_like
 from ..._arrays.points import Scaled, aligned_sizes, are_within, by_point, scaled_points, with_norms
 from ..._arrays.shapes import are_known
 from ..._kernels.kernels import GAUSS, Kernel
-from ..branches import but_not, one_of_two
+from ..branches import as_vectors, but_not, one_of_two
 from ..clusters.engine import CLUSTERS
 from ..costs import columns, estimates, time_on_cuda, work_of_pairs
 from ..engine import Engine, Problem, Trial
@@ -159,7 +159,13 @@ def _by_points(
         return here(points, *operands)
     is_near = plan.reach == math.inf or are_within(plan.reach, points[0], points[1], operands[2])
     is_near = but_not(is_near, are_for_waves(plan, *operands[:4], pulls=pulls))
-    results = one_of_two(is_near, _flat(here), _flat(lambda _, *x: far(plan, None, *x)), points, *operands)
+    results = one_of_two(
+        is_near,
+        lambda *x: as_vectors(here(*x)),
+        lambda _, *x: as_vectors(far(plan, None, *x)),
+        points,
+        *operands,
+    )
     return tuple(x if x.ndim == queries.ndim else x[..., None] for x in results)
 
 
@@ -175,11 +181,6 @@ def _pairs(plan: Plan, request: Request, near: Callable, anywhere: Callable, *op
     pulling = jnp.abs(weights[1] if len(weights) > 1 else values).max(-1, keepdims=True, initial=0)
     limit, slope = plan.reach / STRICTER, lambda u: functools.reduce(jnp.add, [f(u) for f in slopes])
     return one_of_two(within(limit, queries, keys, tau, slope, pulling), near, anywhere, *operands)
-
-
-def _flat(function: Callable[..., tuple[jax.Array, ...]]) -> Callable[..., list[jax.Array]]:
-    """The function with columns as vectors: XLA lays a column out in one of two ways, and copies it after a `cond`."""
-    return lambda *x: [y[..., 0] if y.shape[-1] == 1 else y for y in function(*x)]
 
 
 def _near_sums(moments: int, plan: Plan, points: tuple[Scaled, Scaled], *operands: jax.Array) -> tuple[jax.Array, ...]:
