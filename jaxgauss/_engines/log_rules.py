@@ -160,7 +160,7 @@ def _transposed(
     logs: Array,
     g: Array,
 ):
-    """Σ_m P_mn g_mc, (…, N, 1) for each channel c, and Σ_m P_mn g_mc (q_m - c), (…, N, D)."""
+    """Σ_m P_mn g_m (…, N, 1) for each channel of g, and Σ_m P_mn g_m (q_m - c) (…, N, D)."""
     q, (num_queries, dim) = queries - c, queries.shape[-2:]
     batch = jnp.broadcast_shapes(q.shape[:-2], g.shape[:-2])
     q1 = jnp.concatenate([q, jnp.ones_like(q[..., :1])], -1)
