@@ -52,11 +52,14 @@ def test_gradients_of_both_sides_take_distances_once(callbacks):
     assert len(re.findall(r"= f32\[500,500\]\S* reduce\(", text)) == 1
 
 
-@pytest.mark.parametrize("sizes", [(1000, 3), (16384, 16)], ids=str)
-@pytest.mark.parametrize("name", ["gauss_sum", "log_gauss_sum", "kernel_mean", "mmd_squared", "mmd_flow_velocity"])
-def test_graphs_hold_all_that_is_launched(callbacks, name, sizes):
-    """What the thunks of the program say after all of XLA's passes: PyTorch's calls are in graphs, too."""
-    assert not_recorded(name, *sizes) == []
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_graphs_hold_all_conditionals_and_callbacks(callbacks, name):
+    """What the thunks of a program say after all of XLA's passes: only loops are outside, each step a graph of its own.
+
+    One call of `kernel_herding` stands alone, which XLA thinks too few for a graph.
+    """
+    alone = ["kCustomCall"] * (name == "kernel_herding")
+    assert [x for x in not_recorded(name, 16384, 16) if x != "kWhile"] == alone
 
 
 @pytest.mark.parametrize("dim", [3, 8, 16])

@@ -29,7 +29,7 @@ AROUND = 32  # bandwidths; the box of keys is wider than that of queries by less
 END = 2 * 13.2  # bandwidths over which a point has terms: a Gaussian in float32 ends at 13.2
 LONG = 4e6  # nanoseconds of all pairs from which a callback finds out whether waves pay: 0.15 ms, but less to compile
 WORTH = 0.8  # waves must take less than this share of the time of pairs
-WORTH_ON_CUDA = 0.5  # less, where it is not known whether they hold the points, and the host may wait for that
+WORTH_ON_CUDA = 0.4  # less, where it is not known whether they hold the points, and the host waits for that twice
 # Gradients take so many times as long as a sum: of all pairs, and by waves, in float64. Values of both signs take twice
 # as many waves as others, for Σ Φ|v|: in between is a sum whose values are not known.
 PULLS_OF_PAIRS, PULLS_OF_WAVES, OF_SIGNS = 2.0, 3.0, 1.5
