@@ -134,6 +134,10 @@ def test_differences_are_for_what_waves_do_not_hold(rng, free_waves, monkeypatch
     assert np.isfinite(summed(x)).all()
     assert 0 < np.isnan(summed(np.where(np.arange(5000)[:, None] % 1500 == 0, x * 0 + 500, x))).sum() <= 5000 // 32
     assert np.isnan(summed(300 * x)).all()
+    wide, weights = np.float32(rng.uniform(0, 45, (5000, 2))), np.ones(5000, np.float32)  # 120 waves, not 40
+    assert np.isfinite(jax.jit(lambda x: gauss_sum(x, wide, weights, 2.0))(wide)).all()
+    pulled = jax.jit(jax.grad(lambda x, tau: gauss_sum(x, y[:, :1], weights, tau).sum()))
+    assert np.isfinite(pulled(x[:, :1], 2.0)).all() and np.isnan(pulled(x[:, :1], 1e-4)).all()
 
 
 def test_auto_under_transformations(rng, free_waves):
