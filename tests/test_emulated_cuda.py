@@ -14,7 +14,7 @@ import emulated_cuda
 import jaxgauss
 import torch_backend
 from emulated_cuda import RefusedError
-from jaxgauss import Attention, explain, gauss_sum, log_gauss_sum, mmd_flow_velocity
+from jaxgauss import Attention, explain, gauss_sum, kernel_mean, log_gauss_sum, mmd_flow_velocity
 from jaxgauss._engines import bridge, costs, tiles
 from jaxgauss._engines.engine import Problem
 from jaxgauss._engines.fourier.frequencies import MOST
@@ -239,10 +239,14 @@ def test_widths_of_flash_backward(capability):
         operators.BACKWARD["flash"](g, q, k, v, lse)
 
 
-def test_a_warning_of_earlier_sums(rng):
+FINE = Attention(kernel="flash", precision="float32")  # whose values another kernel averages
+
+
+@pytest.mark.parametrize("function, engine", [(gauss_sum, "rescale"), (kernel_mean, FINE)], ids=["sum", "mean"])
+def test_a_warning_of_earlier_sums(rng, function, engine):
     """It comes with a later call, once; an error, if that is what the filters make of it, is not the callback's."""
     far, near = ([jnp.float32(x) for x in problem(rng, tau=tau).operands] for tau in (1e12, 1.0))
-    jax.block_until_ready(gauss_sum(*far, engine="rescale"))
+    jax.block_until_ready(function(*far, engine=engine))
     with pytest.raises(UserWarning, match="lie farther from their center"):
         gauss_sum(*near, engine="rescale")
     assert relative_error(gauss_sum(*near, engine="rescale"), gauss_sum64(*near)) < 3e-3
