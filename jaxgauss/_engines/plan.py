@@ -96,8 +96,8 @@ def takes_half(settings: Settings) -> bool:
 
 @functools.cache
 def warn_once(reason: str) -> None:
-    """Warn once for each reason that the blocked JAX sum stands in."""
-    warnings.warn(f"jaxgauss: {reason}; the blocked JAX sum stands in (engine='blocked').", stacklevel=4)
+    """Warn once for each reason that XLA stands in."""
+    warnings.warn(f"jaxgauss: {reason}; XLA sums instead. Ask for that by engine='blocked'.", stacklevel=4)
 
 
 def in_precision(function: Callable[..., tuple[jax.Array, ...]]) -> Callable[..., tuple[jax.Array, ...]]:
