@@ -13,6 +13,7 @@ from cuda_programs import operations_in_branches
 from emulated_cuda import HAS_CUDA
 from jaxgauss import Attention, explain, gauss_sum, kernel_sum, log_gauss_sum, mmd_squared
 from jaxgauss._engines import plan
+from jaxgauss._engines.fourier import cost, engine
 from oracle import (
     assert_close,
     assert_gradients_close,
@@ -229,6 +230,28 @@ def test_no_conditional_waits_for_the_host(rng, options):
     step = jax.jit(jax.value_and_grad(loss, (0, 1, 2, 3)))
     within = operations_in_branches(step.lower(*operands))
     assert "stablehlo.while" not in within and ("stablehlo.custom_call" in within) == bool(options)
+
+
+def test_waves_where_they_hold_the_points(rng, monkeypatch):
+    """One program for clouds that need few waves, more, or differences, in turn, and as often as graphs take."""
+    num = 32_768
+    if not HAS_CUDA:
+        num = 700
+        for module in (cost, engine):
+            monkeypatch.setattr(module, "time_of_waves_on_cuda", lambda *_: 0.0)
+    values, g = (rng.normal(size=num).astype("float32") for _ in range(2))
+    some, ours = slice(0, num, num // 50), jax.jit(lambda x: jax.vjp(lambda x: gauss_sum(x, x[::-1], values, 1.0), x))
+    pulled = jax.jit(lambda x: ours(x)[1](g)[0])
+    for scale in (1.0, 7.0, 300.0, 0.001) * 3:
+        x = np.float32(rng.normal(size=(num, 2)) * scale)
+        apart = np.float64(x[::-1])[None] - np.float64(x[some])[:, None]
+        phi = np.exp(np.square(apart).sum(-1) / -2)
+        sums, gradients = ours(*on_gpu([x]))[0], pulled(*on_gpu([x]))
+        size = np.linalg.norm(phi @ np.abs(values))
+        assert np.linalg.norm(np.float64(sums)[some] - phi @ values) < 4e-6 * size
+        weights = phi * (np.multiply.outer(g[some], values) + np.multiply.outer(values[::-1][some], g[::-1]))
+        exact, size = (np.einsum("mn,mnd->md", *f) for f in ((weights, apart), (np.abs(weights), np.abs(apart))))
+        assert np.linalg.norm(np.float64(gradients)[some] - exact) < 1e-5 * np.linalg.norm(size)
 
 
 def test_few_points_are_summed_by_xla_at_any_distance(rng):
