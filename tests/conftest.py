@@ -91,6 +91,13 @@ def cuda() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def free_waves(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Waves take no time in emulation, so that "auto" takes them for few points."""
+    if not HAS_CUDA:
+        monkeypatch.setattr("jaxgauss._engines.fourier.cost.time_of_waves_on_cuda", lambda *_: 0.0)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """The longest test first, for the sake of several workers, and those that emulate CUDA last, one after another.

@@ -13,7 +13,6 @@ import pytest
 
 import emulated_cuda
 from cuda_programs import PROGRAMS, WAVES
-from jaxgauss._engines.fourier import cost, engine
 
 if importlib.util.find_spec("jax_cuda12_plugin") is None:
     pytest.skip("JAX's CUDA plugin, which compiles for a card, is not installed", allow_module_level=True)
@@ -102,13 +101,6 @@ def test_nothing_waits_where_the_cpu_is_a_platform_too(callbacks, monkeypatch, n
     jax.clear_caches()
     assert examined(compile_for(name, num, 3)).waits == 0 and "kConditional" not in not_recorded(name, num, 3)
     jax.clear_caches()
-
-
-@pytest.fixture
-def free_waves(monkeypatch):
-    """A card on which waves take no time, so that "auto" takes them for few points."""
-    for module in (cost, engine):
-        monkeypatch.setattr(module, "time_of_waves_on_cuda", lambda *_: 0.0)
 
 
 def test_the_host_waits_twice_at_most_for_waves(callbacks):

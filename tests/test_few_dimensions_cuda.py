@@ -12,7 +12,7 @@ from test_anywhere import error, errors, pairs
 from jaxgauss import Fourier, FourierSketch, explain, fourier_sketch, gauss_sum, gauss_sum_sharded, mmd_squared
 from jaxgauss._checks.settings import Settings
 from jaxgauss._engines.differences.all_pairs import sums_by_differences
-from jaxgauss._engines.fourier import cost, engine, fitting
+from jaxgauss._engines.fourier import fitting
 from jaxgauss._engines.fourier import frequencies as nodes
 from jaxgauss._engines.fourier import series as fourier
 from jaxgauss._engines.near import examined
@@ -103,13 +103,6 @@ def test_no_more_waves_than_points_need_where_they_can_be_seen():
         assert np.max(np.abs(np.asarray(sums) - 1)) < 2 * tolerance
     assert examined(Settings(Fourier()), 1.0, x * np.nan, x, x[:, 0]).blocks is None
     assert explain(x[:20], x[:20], x[:20, 0], 1e-3, engine="fourier").reason.startswith("20 × 20 × 20 waves hold")
-
-
-@pytest.fixture
-def free_waves(monkeypatch):
-    """A card on which waves take no time, so that "auto" takes them for few points."""
-    for module in (cost, engine):
-        monkeypatch.setattr(module, "time_of_waves_on_cuda", lambda *_: 0.0)
 
 
 @pytest.mark.parametrize("dim", [1, 2, 3])

@@ -13,7 +13,6 @@ from cuda_programs import operations_in_branches
 from emulated_cuda import HAS_CUDA
 from jaxgauss import Attention, explain, gauss_sum, kernel_sum, log_gauss_sum, mmd_squared
 from jaxgauss._engines import plan
-from jaxgauss._engines.fourier import cost, engine
 from oracle import (
     assert_close,
     assert_gradients_close,
@@ -232,13 +231,9 @@ def test_no_conditional_waits_for_the_host(rng, options):
     assert "stablehlo.while" not in within and ("stablehlo.custom_call" in within) == bool(options)
 
 
-def test_waves_where_they_hold_the_points(rng, monkeypatch):
+def test_waves_where_they_hold_the_points(rng, free_waves):
     """One program for clouds that need few waves, more, or differences, in turn, and as often as graphs take."""
-    num = 32_768
-    if not HAS_CUDA:
-        num = 700
-        for module in (cost, engine):
-            monkeypatch.setattr(module, "time_of_waves_on_cuda", lambda *_: 0.0)
+    num = 32_768 if HAS_CUDA else 700
     values, g = (rng.normal(size=num).astype("float32") for _ in range(2))
     some, ours = slice(0, num, num // 50), jax.jit(lambda x: jax.vjp(lambda x: gauss_sum(x, x[::-1], values, 1.0), x))
     pulled = jax.jit(lambda x: ours(x)[1](g)[0])

@@ -14,7 +14,7 @@ from array_api_compat import array_namespace
 
 from .dtypes import Array
 from .kernels import Attend, AttentionKernel
-from .layout import broadcast_shapes, cast
+from .layout import broadcast_shapes, cast, in_every_head
 
 BLOCK, FULL = 128, 512  # queries of a block; blocks that fill a card
 MOST, LEAST = 16, 1024  # heads; keys of a head
@@ -35,9 +35,7 @@ def attend_in_heads(
             x = xp.broadcast_to(x, (x.shape[0], batch[1], *x.shape[2:]))
         return xp.reshape(x, (x.shape[0], -1, x.shape[2] // heads, x.shape[3]))
 
-    if batch[1] > 1:
-        shape = queries.shape[0], batch[1], heads, *queries.shape[2:]
-        queries = xp.reshape(xp.broadcast_to(queries[:, :, None], shape), (shape[0], -1, *shape[3:]))
+    queries = in_every_head(queries, batch[1], heads)
     found = attend(queries, in_heads(keys), in_heads(values), kernel)
     out, lse = (xp.reshape(cast(x, "float32"), (*batch, heads, *x.shape[2:])) for x in found)
     logs, means = ([x[:, :, i] for i in range(heads)] for x in (lse, out))  # without reductions XLA fuses all

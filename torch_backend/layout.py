@@ -152,6 +152,14 @@ def scales_for_sums(
     return s, xp.clip(largest / s, 1.0, MOST * least)
 
 
+def in_every_head(x: Array, batch: int, heads: int) -> Array:
+    """Rows (B, 1 or batch, M, W) for every one of so many heads of each element of a batch; one shares them."""
+    if batch == 1:
+        return x
+    xp, shape = array_namespace(x), (x.shape[0], batch, heads, *x.shape[2:])
+    return xp.reshape(xp.broadcast_to(x[:, :, None], shape), (shape[0], -1, *shape[3:]))
+
+
 def in_parts(x: Array, dtype: str, parts: int, scales: Sequence[float] = (1.0, 1.0, 1.0)) -> list[Array]:
     """Numbers of `dtype` whose sum is x, times their scales: each rounds what the earlier ones leave."""
     found = []

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from array_api_compat import array_namespace
 
 from .dtypes import Array
-from .layout import LOG_ZERO, broadcast_shapes, cast, dtype_of, nonzero
+from .layout import LOG_ZERO, broadcast_shapes, cast, dtype_of, in_every_head, nonzero
 
 CHUNKS, LEAST = 8, 1024  # of the keys, if each chunk has at least so many
 
@@ -57,8 +57,7 @@ def signed_sum(queries: Array, keys: Array, values: Array, log_sum: Callable[...
     def as_heads(x: Array) -> Array:
         return xp.reshape(x, (batch[0], batch[1] * heads, *x.shape[-2:]))
 
-    if batch[1] > 1:
-        queries = as_heads(xp.broadcast_to(queries[..., None, :, :], (*batch, heads, *queries.shape[-2:])))
+    queries = in_every_head(queries, batch[1], heads)
     found = log_sum(queries, as_heads(keys), as_heads(logs))
     found = xp.clip(found, None, math.log(size))
     half = xp.exp(xp.reshape(found, (*found.shape[:1], -1, heads, *found.shape[-2:])) / 2)  # may be finite alone

@@ -50,6 +50,11 @@ def by_point(tau: Numbers, points: Numbers) -> Any:
     return tau[..., None, :] if of_coordinates(tau, points) else tau[..., None, None]
 
 
+def tau_of(scale: Numbers) -> Any:
+    """τ, or τ of each coordinate, of one matrix of points, from its root (1, 1 or D)."""
+    return (scale[0] if scale.shape[1] > 1 else scale[0, 0]) ** 2
+
+
 # Derivatives with respect to τ do not go through the points: u = ρ u₀ with u₀ = τ₀ ‖k - q‖², where τ₀ = τ is a constant
 # to JAX, and ρ = τ/τ₀ is one. Otherwise derivatives of Σ W u / τ would have terms that nearly cancel for small u.
 def unit_and_ratio(tau: T, points: Q) -> tuple[T, Array, Array]:

@@ -158,7 +158,7 @@ def time_on_cuda(
     columns. By a kernel gradients are a second sum for one channel, and a backward pass for many. Infinite for a kernel
     that was never measured.
     """
-    costs, are_measured = cuda_costs(_card())
+    costs, are_measured = cuda_costs(bridge.card().name)
     if not isinstance(engine, str) and kernel_engine(engine) not in costs:
         return math.inf, "not measured"
     if isinstance(engine, str):
@@ -171,14 +171,9 @@ def time_on_cuda(
     return nanoseconds / 1e6, "measured" if are_measured else f"measured on an {CARD}, not here"
 
 
-def _card() -> str:
-    """The name of the card, or of a default where PyTorch does not run on it."""
-    return bridge.card().name if bridge.serves("cuda") else CARD
-
-
 def time_of_waves_on_cuda(points: float, dim: int, channels: int, blocks: int) -> float:
     """Milliseconds of a sum by waves, with so many blocks of each coordinate, at queries and keys together."""
-    costs, _ = cuda_costs(_card())
+    costs, _ = cuda_costs(bridge.card().name)
     cost, waves = costs["waves"], 2 * WAVES[dim] * blocks
     return (cost.call + channels * points * (cost.pair * dim * waves + cost.column * waves**dim)) / 1e6
 

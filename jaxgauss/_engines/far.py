@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array
 
 from .._arrays.hidden import without_hidden
-from .._arrays.points import as_rows, by_point, for_sums, largest_of_sums, shared, with_rank
+from .._arrays.points import as_rows, by_point, for_sums, largest_of_sums, shared, tau_of, with_rank
 from .._kernels.kernels import GAUSS
 from .apart import apart
 from .clusters.sorted_tiles import anywhere_sums, sorts
@@ -90,27 +90,23 @@ def _are_small(sizes: Sequence[int], *arrays: np.ndarray) -> bool:
 
 
 def _by_shapes(requests: Sequence[Request], plan: Plan, *operands: Array) -> list[PairSums]:
-    """By waves if they are asked for, by tiles of sorted points if there are many, else from differences."""
+    """By waves if they are asked for, or on CUDA may pay; from differences if points are few; else by sorted tiles."""
     queries, keys, values, tau, row_weights, weights = operands
-    may_fit = plan.platform == "cuda" and _may_fit(requests, plan, operands)
-    if not may_fit and _are_few(requests, plan, operands):
-        both = operands, (keys, queries, row_weights, tau, weights, row_weights)
-        with scope("engine", "differences"):
-            return [sums_by_differences(x, *side) for x, side in zip(requests, both, strict=False)]
-    way = _by_waves_that_fit if may_fit else _by_waves if plan.waves else _by_tiles
-    summed = functools.partial(way, requests, plan)
     scale = by_point(jnp.sqrt(tau), queries)
-    if not shared(keys, values, scale, weights):
-        return one_by_one(summed, queries, keys, values, scale, row_weights, weights)
-    return _of_one_matrix(summed, queries, keys, values, scale, row_weights, weights)
-
-
-def _may_fit(requests: Sequence[Request], plan: Plan, operands: Sequence[Any]) -> bool:
-    """Whether "auto" finds out on the device whether waves hold the points."""
-    queries, keys, values, tau, _, weights = operands
-    as_one = shared(keys, values, by_point(tau, queries), weights)
+    as_one = shared(keys, values, scale, weights)
     rows = as_rows(queries) if as_one else queries
-    return plan.waves is None and blocks_that_may_pay(requests, plan, rows, keys, values, weights)[0] > 0
+    most, sizes = blocks_that_may_pay(requests, plan, rows, keys, values, weights)
+    if most and plan.platform == "cuda" and not plan.by_waves:
+        summed = functools.partial(sums_that_fit, requests, plan, most, sizes)
+    elif _are_few(requests, plan, operands):
+        with scope("engine", "differences"):
+            return [sums_by_differences(x, *side) for x, side in zip(requests, sides(operands), strict=False)]
+    elif plan.waves:
+        summed = functools.partial(_by_waves, requests, plan, most, sizes)
+    else:
+        summed = scope("engine", "clusters")(functools.partial(anywhere_sums, requests))
+    given = queries, keys, values, scale, row_weights, weights
+    return _of_one_matrix(summed, *given) if as_one else one_by_one(summed, *given)
 
 
 def _of_one_matrix(summed: Callable[..., list[PairSums]], *operands: Any) -> list[PairSums]:
@@ -125,24 +121,10 @@ def _of_one_matrix(summed: Callable[..., list[PairSums]], *operands: Any) -> lis
     return [at_queries, *jax.tree.map(lambda x: with_rank(x, keys), at_keys)]
 
 
-@scope("engine", "clusters")
-def _by_tiles(requests: Sequence[Request], _: Plan, *operands: Array) -> list[PairSums]:
-    return anywhere_sums(requests, *operands)
-
-
-def _by_waves(requests: Sequence[Request], plan: Plan, *operands: Array) -> list[PairSums]:
+def _by_waves(requests: Sequence[Request], plan: Plan, most: int, sizes: Sizes, *operands: Array) -> list[PairSums]:
     """By as many waves as there may be: nothing waits to learn whether these are enough."""
-    queries, keys, values, _, _, weights = operands
-    most, sizes = blocks_that_may_pay(requests, plan, queries, keys, values, weights)
-    found = sums_of_sides(requests, most, plan, None, operands, sizes, box(queries, keys))
+    found = sums_of_sides(requests, most, plan, None, operands, sizes, box(*operands[:2]))
     return [x for x, _ in found]
-
-
-def _by_waves_that_fit(requests: Sequence[Request], plan: Plan, *operands: Array) -> list[PairSums]:
-    """By waves on CUDA, if the device finds that these hold the points."""
-    queries, keys, values, _, _, weights = operands
-    most, sizes = blocks_that_may_pay(requests, plan, queries, keys, values, weights)
-    return sums_that_fit(requests, plan, most, sizes, operands)
 
 
 def _ways(requests: Sequence[Request], plan: Plan, operands: Sequence[Array]) -> list[Callable[..., list[PairSums]]]:
@@ -206,7 +188,7 @@ def _of_matrix(
     requests: Sequence[Request], plan: Plan, most: int, sizes: Sizes, *operands: np.ndarray
 ) -> list[PairSums]:
     queries, keys, _, scale, *_ = operands
-    tau = np.square(scale[0] if scale.shape[1] > 1 else scale[0, 0])
+    tau = tau_of(scale)
 
     def by_tiles() -> list[PairSums]:
         return _batch_by_tiles(tuple(requests), TILES, *operands[:3], tau, *operands[4:])

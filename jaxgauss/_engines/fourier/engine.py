@@ -13,7 +13,6 @@ from jaxtyping import Array
 from ..._arrays.devices import has_cuda
 from ..._arrays.points import shared
 from ..._kernels.kernels import GAUSS
-from ..costs import time_of_waves_on_cuda, time_on_cuda
 from ..engine import Engine, Problem, Trial
 from ..plan import Plan
 from ..request import NOTHING, Channels, Request
@@ -123,14 +122,13 @@ def seen_by_waves(plan: Plan, queries: Array, keys: Array, values: Array, tau: A
     _, doubt = _by_grid(of, promise, some, k, v, scale)
     found = np.asarray(of.nodes.counts) * WAVES[sizes.dim], np.round(np.asarray(scale[0] * around.extent), 1)
     waves, size = (" × ".join(map(str, x)) for x in found)
-    if plan.platform == "cuda":
-        pairs = time_on_cuda("blocked", len(q) * len(k), sizes.dim, sizes.channels)[0]
-        blocks = most if by_name else next(x for x in CHOICES[sizes.dim] if x >= int(of.nodes.counts.max()))
-        milliseconds = [time_of_waves_on_cuda(len(q) + len(k), sizes.dim, sizes.channels, blocks), pairs]
-    else:
-        times = estimated(plan.precision, sizes, list(map(float, of.nodes.counts)))
-        signs = jnp.where(((v > 0).any(0) & (v < 0).any(0)).any(), 2, 1) / OF_SIGNS  # values of both take twice as many
-        milliseconds = [float(signs) * times[0] / 1e6, times[1] / 1e6]
+    counts, signs = list(map(float, of.nodes.counts)), 1.0
+    if sizes.on_cuda:
+        counts = [most if by_name else next(x for x in CHOICES[sizes.dim] if x >= max(counts))]
+    else:  # values of both signs take twice as many
+        signs = float(jnp.where(((v > 0).any(0) & (v < 0).any(0)).any(), 2, 1)) / OF_SIGNS
+    times = estimated(plan.precision, sizes, counts)
+    milliseconds = [signs * times[0] / 1e6, times[1] / 1e6]
     way = "finufft" if of.nodes.eps else "products"
     points = "nearly all points'" if around.error > 0 else "the points'"
     reason = f"{waves} waves hold {points} box of {size} bandwidths to {float(of.error):.0e} of Σ|v|; by {way} an"

@@ -14,6 +14,7 @@ from jax import lax
 from jaxtyping import Array
 
 from ..._arrays.devices import vary_like
+from ..._arrays.points import tau_of
 from ..differences.all_pairs import sums_by_differences
 from ..plan import Plan
 from ..request import PairSums, Request
@@ -26,14 +27,12 @@ from .sums import SUMS, sides, sums_of_sides
 Found = tuple[list[PairSums], list[Doubt]]
 
 
-def sums_that_fit(
-    requests: Sequence[Request], plan: Plan, most: int, sizes: Sizes, operands: Sequence[Array]
-) -> list[PairSums]:
+def sums_that_fit(requests: Sequence[Request], plan: Plan, most: int, sizes: Sizes, *operands: Array) -> list[PairSums]:
     """`sums_of_sides` by at most so many blocks of waves, or from differences; every sum as exact as is promised."""
     found, doubt = _by_waves(requests, plan, most, sizes, operands)
     num = jnp.stack([x.sum(dtype="int32") for x in doubt])
     room = [min(len(x), max(AT_A_TIME, len(x) // IN_DOUBT)) for x in doubt]
-    tau = jnp.square(operands[3][0] if operands[3].shape[1] > 1 else operands[3][0, 0])
+    tau = tau_of(operands[3])
 
     def from_differences(request: Request, side: Sequence[Array], some: Array | slice = slice(None)) -> PairSums:
         queries, keys, values, _, row_weights, weights = side
