@@ -351,12 +351,13 @@ FORMS = {  # of a sum and its gradients, of which near points take so many calls
 
 @pytest.mark.parametrize("name", FORMS)
 def test_the_second_kernel_runs_where_the_first_is_not_accurate_enough(rng, name):
-    """In a branch: a far cloud takes it, a near one does not, in one program."""
+    """In a branch: a far cloud takes it, a near one does not, wherever it lies; in one program."""
     calls, form = FORMS[name]
     near = [jnp.float32(x) for x in problem(rng, 70, 70, 8, 1).operands]
     far = [near[0].at[0].add(100), near[1].at[0].add(100), *near[2:]]
+    moved = [near[0] + 3000, near[1] + 3000, *near[2:]]
     program = jax.jit(form).lower(*near).compile()
-    for operands, times in ((near, 1), (far, 2), (near, 1)):
+    for operands, times in ((near, 1), (far, 2), (near, 1), (moved, 1 + (name == "a batch"))):  # which are then apart
         with emulated_cuda.counting() as launched:
             found = jax.block_until_ready(program(*operands))
         assert len(launched) == times * calls
