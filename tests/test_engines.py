@@ -100,9 +100,17 @@ def test_what_explain_returns_runs(rng, precision):
 def test_a_precision_may_be_as_for_matrix_products(rng):
     x = cloud(rng, "near", 50, 3)
     exact = gauss_sum(x, x, x, engine="attention")
-    for precision in (None, "default", "highest", jax.lax.Precision.HIGH):
+    for precision in (None, "default", "highest", "fastest", jax.lax.Precision.HIGH):
         np.testing.assert_array_equal(gauss_sum(x, x, x, engine="attention", precision=precision), exact)
-    assert Attention(precision=jax.lax.Precision.HIGHEST) == Attention(precision="highest")
+    preset = jax.lax.DotAlgorithmPreset
+    for grade, others in {
+        "default": ("fastest", "BF16_BF16_F32", jax.lax.Precision.DEFAULT, preset.DEFAULT),
+        "high": ("tensorfloat32", "bfloat16_3x", "TF32_TF32_F32_X3", jax.lax.Precision("high")),
+        "highest": (jax.lax.Precision.HIGHEST, jax.lax.Precision("float32"), preset.F32_F32_F32),
+    }.items():
+        for precision in others:
+            jax.eval_shape(functools.partial(jnp.matmul, precision=precision), x, x.T)  # takes it
+            assert Attention(precision=precision) == Attention(precision=grade)
 
 
 @pytest.mark.parametrize("engine", **names([*NAMES.values(), Fourier(1e-3), Mixture(Attention(kernel="cpu"))]))

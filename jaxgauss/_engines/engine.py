@@ -17,6 +17,7 @@ from .request import NOTHING, Channels, PairSums, Request
 HALF = ("float16", "bfloat16", "float16x2", "bfloat16x2")  # x2: each coordinate is the sum of two numbers
 GRADES = ("default", "high", "highest")  # what JAX calls the precision of matrix products
 PRECISIONS = (*HALF, "float32", "float64", *GRADES)
+NAMES_OF_JAX = ("fastest", "tensorfloat32", "bfloat16_3x", *(x.name for x in jax.lax.DotAlgorithmPreset))  # of grades
 
 
 class Problem(NamedTuple):
@@ -203,14 +204,23 @@ class Auto(Engine):
 
 
 def as_precision(function: str, precision: Any) -> str | None:
-    """The name of a precision, also of a dtype or `jax.lax.Precision`; ValueError if there is none of that name."""
+    """The name of a precision, also of a dtype or as `jnp.matmul` takes it; ValueError if there is none."""
     if isinstance(precision, jax.lax.Precision):
         return precision.name.lower()
-    if isinstance(precision, np.dtype):
+    if isinstance(precision, np.dtype | jax.lax.DotAlgorithmPreset):
         precision = precision.name
+    if isinstance(precision, str) and precision not in PRECISIONS and precision in NAMES_OF_JAX:
+        return grade_of(precision)
     if precision is not None:
         check_choice(function, "precision", precision, PRECISIONS)
     return precision
+
+
+def grade_of(name: str | None) -> str:
+    """The grade that JAX means: "default" (one product), "high" (three) or "highest" (float32)."""
+    if name in ("highest", "float32", "F32_F32_F32", "F64_F64_F64", "BF16_BF16_F32_X6", "BF16_BF16_F32_X9"):
+        return "highest"
+    return "high" if name in ("high", "tensorfloat32", "bfloat16_3x") or "_X3" in str(name) else "default"
 
 
 AUTO = Auto()

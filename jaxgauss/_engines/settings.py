@@ -8,7 +8,7 @@ from jax.sharding import AbstractMesh, Mesh
 
 from .._arrays.shapes import working_dtype as working_dtype
 from .._kernels.kernels import GAUSS, Kernel
-from .engine import AUTO, Auto, Engine, Problem
+from .engine import AUTO, Auto, Engine, Problem, grade_of
 
 MeshAxis = str | tuple[str, ...] | None
 
@@ -74,11 +74,8 @@ class Settings:
 
 
 def matmul_precision() -> str:
-    """What `jax.default_matmul_precision` asks for: "default" (one product), "high" (three) or "highest" (float32)."""
-    asked = jax.config.jax_default_matmul_precision  # type: ignore[attr-defined]
-    if asked in ("highest", "float32", "F32_F32_F32", "F64_F64_F64", "BF16_BF16_F32_X6", "BF16_BF16_F32_X9"):
-        return "highest"
-    return "high" if asked in ("high", "tensorfloat32", "bfloat16_3x") or "_X3" in str(asked) else "default"
+    """The grade that `jax.default_matmul_precision` asks for."""
+    return grade_of(jax.config.jax_default_matmul_precision)  # type: ignore[attr-defined]
 
 
 def axis_names(axis: MeshAxis) -> tuple[str, ...]:
