@@ -12,7 +12,7 @@ from jax.lax import Precision
 
 from ._arrays.compensated import compensated, two_sum
 from ._arrays.points import padded
-from ._checks.arguments import as_array, public
+from ._checks.arguments import as_arrays, public
 from ._checks.box import Bound
 from ._checks.names import as_engine, as_kernel
 from ._checks.operands import check_operands
@@ -136,7 +136,7 @@ def gauss_sum(
         [923.0]
     """
     function = "dask.gauss_sum"
-    queries = as_array(queries, function, "queries")
+    queries = as_arrays(function, {"queries": queries})["queries"]
     shapes = _shapes(function, keys, values)
     as_kernel(function, kernel)
     options = {"kernel": kernel, "engine": as_engine(function, engine, precision)}

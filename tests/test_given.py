@@ -52,7 +52,7 @@ FUNCTIONS = {
     "mmd_squared": lambda f, x, y, s, v, w: f(x, y, 1.0, x_weights=w),
     "embedding_norm_squared": lambda f, x, y, s, v, w: f(x, 1.0, weights=v),
     "energy_distance": lambda f, x, y, s, v, w: f(x, y, y_weights=w),
-    "mmd_squared_matrix": lambda f, x, y, s, v, w: f(x, 1.0, segments=np.arange(x.shape[0]) % 3),
+    "mmd_squared_matrix": lambda f, x, y, s, v, w: f(x, 1.0, segments=np.arange(24) % 3),
     "mmd_estimate": lambda f, x, y, s, v, w: (f(x, y, 1.0), f(chunks(x), chunks(y), 1.0)),
     "mmd_test": lambda f, x, y, s, v, w: f(x, y, 1.0, num_permutations=9, **KEY)[1:],
     "mmd_witness": lambda f, x, y, s, v, w: f(y, x, y, 1.0, y_weights=w),
@@ -253,6 +253,46 @@ def test_explain_checks_the_data(rng):
     explain(jax.jit(jaxgauss.mmd_squared), x, x + 1, 20.0)
     explain(x, x, x, 20.0)
     jaxgauss.mmd_squared(x, 1e4 + x, 20.0)  # which does not look
+
+
+@pytest.mark.parametrize("name", [name for name in FUNCTIONS if not name.startswith("dask.")])
+def test_integers_and_lists_are_numbers(name):
+    """They give what floating arrays give."""
+    x = np.stack(np.divmod(np.arange(24.0), 5), -1)
+    arrays = x, x[::-1] // 2, (3 * Z).round(), V.round(), np.eye(24)[5]
+    exact = found(name, *arrays)
+    for kind in (lambda x: x.astype(int), lambda x: jnp.asarray(x, "int16"), np.ndarray.tolist):
+        for given_, expected in zip(found(name, *map(kind, arrays)), exact, strict=True):
+            np.testing.assert_array_equal(given_, expected)
+
+
+@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("kind", ["bool", "uint8", "int16", "int32", "int64"])
+def test_integers_promote_as_in_jax(kind, x64):
+    """As in `jnp.mean`; with floating arrays as in `jnp.matmul`, or not at all in the strict mode."""
+    x, half = np.eye(3).astype(kind), jnp.eye(3, dtype="float16")
+    with jax.enable_x64(x64):
+        assert jaxgauss.gauss_sum(x, x, x).dtype == jnp.mean(x).dtype
+        assert jaxgauss.gauss_sum([[0.5]], [[0.0]], [1.0]).dtype == jnp.mean(1.0).dtype
+        with pytest.raises(TypeError, match=f"got queries {kind}. Convert with"):
+            jaxgauss.gauss_sum(x, half, half)
+        with jax.numpy_dtype_promotion("standard"):
+            for f in (jaxgauss.gauss_sum, jax.jit(jaxgauss.gauss_sum)):
+                assert f(x, half, x).dtype == jnp.float16
+            loss = lambda values: jaxgauss.gauss_sum(x, half, values, np.int64(2)).sum()  # noqa: E731
+            assert jax.grad(loss)(half).dtype == jnp.float16
+
+
+def test_integers_far_from_zero_keep_their_digits():
+    x = np.arange(6).reshape(3, 2)
+    with jax.enable_x64(False):
+        np.testing.assert_array_equal(*(jaxgauss.gauss_sum(y, y, x) for y in (x, x + 10**9)))
+
+
+def test_masks_are_no_numbers():
+    mask = (np.arange(24) < 9).tolist()
+    masked = jaxgauss.mmd_squared(Z, Z + 1, 1.0, y_weights=mask)
+    np.testing.assert_allclose(masked, jaxgauss.mmd_squared(Z, Z[:9] + 1, 1.0), rtol=1e-12)
 
 
 def test_mean_shift_comes_back(rng):

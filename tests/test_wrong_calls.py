@@ -32,7 +32,10 @@ gauss_sum(stack(q, q), stack(k, k), stack(w, w)) | values | queries (2, 5, 3) | 
 gauss_sum(stack(q, q), stack(k, k, k, k), v) | tau | queries (2, 5, 3), keys (4, 7, 3) | Add axes of length 1.
 gauss_sum(stack(q, q), k, v, np.ones(3)) | tau | queries (2, 5, 3), keys (7, 3) | Add axes of length 1. For one
 gauss_sum(stack(q, q), k, v, np.ones(4)) | tau | queries (2, 5, 3), keys (7, 3), values (7 | Add axes of length 1.
-gauss_sum([[1.0, 2.0]], k, v) | queries! | list | Convert with jnp.asarray(queries
+gauss_sum([[1.0, 2.0], [3.0]], k, v) | queries! | list | Convert with jnp.asarray(queries
+gauss_sum([["a", "b", "c"]], k, v) | queries! | list | Convert with jnp.asarray(queries
+gauss_sum([[1.0, 2.0]], k, v) | queries | queries (1, 2), keys (7, 3) | Their last axes must be equal.
+gauss_sum([[1.0, 2.0, 3j]], k, v) | queries! | queries complex128 | Complex coordinates are two real ones each:
 gauss_sum("points", k, v) | queries! | str | Convert with jnp.asarray(queries
 gauss_sum(None, k, v) | queries! | NoneType | Convert with jnp.asarray(queries
 gauss_sum(q, k, 1) | values! | int | For all alike jnp.full(number, 1).
@@ -127,7 +130,8 @@ log_gauss_sum(q, k, engine="reweight") | engine | Attention(method='reweight') |
 log_gauss_sum(q, k, kernel="imq", engine="rescale") | engine | Attention() | Use engine='auto'.
 log_gauss_sum(q, k, kernel="energy") | kernel | Kernel(energy) | Use kernel='matern12', or 'imq'.
 log_gauss_sum(q, k, w[0]) | log_weights | log_weights (), keys (7, 3) | Its last axis must be that of the keys.
-log_gauss_sum(q, k, [1.0] * 7) | log_weights! | list | Convert with jnp.asarray(log_weights, jnp.float32): only `tau` m
+log_gauss_sum(q, k, [1.0] * 5) | log_weights | log_weights (5,), keys (7, 3) | Its last axis must be that of the keys.
+log_gauss_sum(q, k, w > 0) | log_weights! | log_weights bool | Convert with log_weights.astype(jnp.float32).
 log_gauss_sum(q, k, w.astype(int)) | log_weights! | log_weights int64 | Convert with log_weights.astype(jnp.float32).
 log_kernel_sum(q, k, w[:5]) | log_weights | log_weights (5,), keys (7, 3) | Its last axis must be that of the keys.
 gauss_sum_sharded(q, k, v, mesh=mesh) | query_axis | query_axis None | Pass query_axis='i', for example.
@@ -144,7 +148,7 @@ gauss_sum_streamed(q, [(k, v), (k, w)]) | chunks | keys (7, 3) float64 | Sum oth
 gauss_sum_streamed(q, KeyChunks(k, v), saved=True) | saved! | True | Pass the name of a file.
 jax.jit(lambda q: gauss_sum_streamed(q, [(k, v)]))(q) | queries! | a tracer | Use `gauss_sum`
 gauss_sum_streamed(q, [(k, v), None]) | chunks! | (NoneType) as chunk 1 | Use jaxgauss.KeyChunks(keys, values).
-gauss_sum_streamed(q, [(k, [1.0] * 7)]) | chunks! | (ndarray, list) as chunk 0 | Use jaxgauss.KeyChunks(keys, values).
+gauss_sum_streamed(q, [(k, [None] * 7)]) | chunks! | (ndarray, list) as chunk 0 | Use jaxgauss.KeyChunks(keys, values).
 gauss_sum_streamed(q, [(k[:, :2], v)]) | queries | queries (5, 3), keys (7, 2), values (7, 2) | Their last axes must be
 gauss_sum_streamed(q, [(k.astype(int), v)]) | keys! | keys int64 | Convert with keys.astype(jnp.float32).
 gauss_sum_streamed(q, [(k[None], v)]) | chunks | keys (1, 7, 3), values (7, 2) | Leading axes are for queries and tau.
@@ -162,7 +166,7 @@ kernel_sum_streamed(q, [(k, v[:3])]) | values | queries (5, 3), keys (7, 3) | Th
 kernel_sum_streamed(q, [(k, v)], precision="fp16") | precision | 'fp16' | Did you mean 'float16'?
 KeyChunks(k, v[:3]) | values | keys (7, 3), values (3, 2) | The first axes must be equal.
 KeyChunks(k, v, 0) | size | size 0 | Pass None for 4 MiB.
-KeyChunks(k.tolist(), v) | keys! | list, ndarray | Use np.asarray.
+KeyChunks(["k"], v) | keys! | list, ndarray | Use np.asarray.
 KeyChunks(k, v, True) | size | size True | Pass None for 4 MiB.
 fourier_sketch(np.ones((5, 4)), a) | keys | keys (5, 4), values (5,) | `gauss_sum_streamed` takes more dimensions.
 fourier_sketch(x, a[:3]) | values | keys (5, 3), values (3,) | Row i belongs to key i.
@@ -225,13 +229,13 @@ mmd_squared(x[0], y, 1.0) | x | x (3,), y (4, 3) | One-dimensional points are x[
 mmd_squared(stack(x), stack(y), 1.0) | x | x (1, 5, 3), y (1, 4, 3) | One-dimensional points are x[:, None]
 mmd_squared(x, y[:0], 1.0) | y | x (5, 3), y (0, 3) | Pass more points.
 mmd_squared(x, y[:1], 1.0, estimator="unbiased") | y | x (5, 3), y (1, 3) | Pass more points.
-mmd_squared([[1.0]], y, 1.0) | x! | list | Convert with jnp.asarray(x, jnp.float32): only `tau` may be a list.
+mmd_squared([["1.0"]], y, 1.0) | x! | list | Convert with jnp.asarray(x
 mmd_squared(x.astype(int), y, 1.0) | x! | x int64 | Convert with x.astype(jnp.float32).
 mmd_squared(x, y, np.ones((2, 2))) | tau | tau (2, 2) | Pass one number, or several as (T,).
 mmd_squared(x, y, tau="median") | tau! | tau 'median' | Pass 1 / sigma**2.
 mmd_squared(x, y, 1.0, estimator="unbias") | estimator | 'unbias' | Did you mean 'unbiased'?
 mmd_squared(x, y, 1.0, x_weights=a[:3]) | x_weights | x (5, 3), y (4, 3), x_weights (3,) | Its shape must be (5,).
-mmd_squared(x, y, 1.0, y_weights=[1.0]) | y_weights! | list | Convert with jnp.asarray(y_weights
+mmd_squared(x, y, 1.0, y_weights=[1.0]) | y_weights | x (5, 3), y (4, 3), y_weights (1,) | Its shape must be (4,).
 mmd_squared(x, y, 1.0, y_weights=np.eye(4)[0], estimator="unbiased") | y_weights | 1 of 4 points | Use estimator='bi
 mmd_squared(x, y, 1.0, y_norm_squared=y) | y_norm_squared | ndarray (4, 3) | Pass embedding_norm_squared(y,
 mmd_squared(x, y, 1.0, kernel="energy", x_weights=a) | x_weights | sums 5 and 1 | Pass normalize=True.
@@ -249,10 +253,10 @@ mmd_estimate([], y, 1.0) | x | dimensions [] | Pass chunks (number, D).
 mmd_estimate([x, x[:, :2]], y, 1.0) | x | dimensions [2, 3] | Pass chunks (number, D).
 mmd_estimate([x[0]], y, 1.0) | x[0] | x[0] (3,) | One point is point[None].
 mmd_estimate([x[:1]], y, 1.0) | x | x (1, 3), y (4, 3) | Pass more points.
-mmd_estimate([x.tolist()], y, 1.0) | x[0]! | list | Convert with jnp.asarray(x[0]
+mmd_estimate([x.astype(str)], y, 1.0) | x[0]! | x[0] <U | Convert with x[0].astype(jnp.float32).
 mmd_estimate([x[:, :2]], y, 1.0) | x | x (5, 2), y (4, 3) | A point is a row: transpose columns.
 mmd_estimate([x], y, 0.0) | tau | tau 0.0 | Pass 1 / sigma**2.
-mmd_estimate([x], [y, y.astype(int)], 1.0) | y[1]! | y[1] int64 | Convert with y[1].astype(jnp.float32).
+mmd_estimate([x], [y, y.astype(complex)], 1.0) | y[1]! | y[1] complex128 | Complex coordinates are two real ones each:
 mmd_estimate([x], KeyChunks(y, y), 1.0) | y[0]! | a tuple | Pass the points alone, lambda: (keys for keys
 mmd_estimate(changing(), y, 1.0) | x must have the same chunks each time | others, or fewer, from chunk 0 | A function 
 mmd_estimate(changing(x), y, 1.0) | x | others, or fewer, from chunk 1 | A function must
@@ -335,7 +339,7 @@ svgd_direction({"a": x}, {"a": s}, 1.0) | particles! | dict | Convert with jnp.a
 svgd_direction(x, s, 1.0, kernel="energy") | kernel | Kernel(energy) | Use kernel='matern12', or 'imq'.
 # other libraries
 dask.gauss_sum(q, k, v) | keys! | ndarray | Use dask.array.from_array, or `jaxgauss.gauss_sum` for arrays in memory.
-dask.gauss_sum([[0.0]], K, V) | queries! | list | Convert with jnp.asarray(queries, jnp.float32): only `tau` may be a l
+dask.gauss_sum([[None]], K, V) | queries! | list | Convert with jnp.asarray(queries
 dask.gauss_sum(x[:, :2], K, V) | queries | queries (5, 2), keys (5, 3), values (5,) | Their last axes must be equal.
 dask.gauss_sum(x, K, V, kernel="box") | kernel | 'box' | Others are a jaxgauss.Kernel, such as jaxgauss.rational_quadra
 dask.gauss_sum(x, K, V, engine="fast") | engine | 'fast' | Pass 'auto', for example.
@@ -348,7 +352,7 @@ dask.fourier_sketch(K, V, lower=None, upper=1) | lower | lower None, upper 1 | d
 dask.fourier_sketch(K @ np.ones((3, 4)), V, lower=0, upper=1) | keys | keys (5, 4), values (5 | `gauss_sum_streamed` ta
 dask.fourier_sketch(K.astype(int), V, lower=0, upper=1) | keys! | keys int64 | Convert with keys.astype(jnp.float32).
 dask.fourier_sketch(K, V, -1.0, lower=0, upper=1) | tau | tau -1.0 | Pass 1 / sigma**2.
-lineax.gauss_operator(x.tolist()) | points! | list | Convert with jnp.asarray(points
+lineax.gauss_operator([[None]]) | points! | list | Convert with jnp.asarray(points
 lineax.gauss_operator(stack(x)) | points must be (N, D) | points (1, 5, 3) | Batches go by jax.vmap.
 lineax.gauss_operator(x, -1.0) | tau | tau -1.0 | Pass 1 / sigma**2.
 lineax.gauss_operator(x, [1.0, 2.0]) | tau must be one number | tau (2,) | Make one operator for each.
@@ -366,7 +370,7 @@ lineax.log_marginal_likelihood(x, x, rng_key=rng_key) | operator! | ndarray | Ma
 lineax.log_marginal_likelihood(operator, x[:2], rng_key=rng_key) | values | values (2, 3), points (5, 3) | Batches go b
 lineax.log_marginal_likelihood(operator, x, rng_key=rng_key, rtol=2) | rtol | rtol 2 | Pass rtol=1e-4.
 lineax.log_marginal_likelihood(operator, x, rng_key=0) | rng_key! | 0 | Make one with jax.random.key(0)
-lineax.log_marginal_likelihood(operator, [1.0], rng_key=rng_key) | values must be a JAX or NumPy array! | list | Convert
+lineax.log_marginal_likelihood(operator, None, rng_key=rng_key) | values must be a JAX or NumPy! | NoneType | Convert
 lineax.log_marginal_likelihood(operator, x, rng_key=rng_key, preconditioner="") | preconditioner! | str | Make one with
 lineax.log_marginal_likelihood(operator, x, rng_key=rng_key, num_samples=1) | num_samples | num_samples 1 | Pass num_sa
 lineax.log_marginal_likelihood(operator, x, rng_key=rng_key, rtol=0) | rtol | rtol 0 | Pass rtol=1e-4.

@@ -1,5 +1,6 @@
 """Preparation of public functions' arrays: converted or refused, and points far from the origin centered.
 
+Integers, booleans and lists of numbers become floating arrays, as in `jnp.mean`.
 Without its 64-bit mode JAX rounds NumPy's float64 to float32, which is coarse far from the origin. Sums depend on
 differences only, so a common center of all points is subtracted first, in float64. If there is no common center, a
 warning says so.
@@ -8,6 +9,7 @@ warning says so.
 import functools
 import inspect
 import math
+import numbers
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any, ParamSpec, TypeVar
@@ -40,7 +42,7 @@ _Result = TypeVar("_Result")
 
 
 def public(center: str | None = "common") -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
-    """Decorate a public function: tables and other byte orders are converted, points far from the origin centered.
+    """Decorate a public function: tables, lists and integers are converted, points far from the origin centered.
 
     Arrays are recognized by the names of their arguments. Errors of wrong arguments name the function. The `center` is
     "common" to all points, or each array's "own"; "none" leaves it to the function; None leaves all arrays as they are.
@@ -79,7 +81,7 @@ def _as_taken(
 ) -> tuple[Any, Any]:
     """The arguments, with arrays converted and centered; `names` are the parameters with their defaults."""
     given = dict(zip(names, args, strict=False)) | kwargs
-    found = {name: as_array(x, function, name) for name, x in given.items() if name in ARRAYS}
+    found = as_arrays(function, {name: x for name, x in given.items() if name in ARRAYS})
     found |= shown({name: rows for name, rows in weighed.items() if is_visible(found.get(name))}, found)
     points = [name for name in POINTS if name in found]
     for group in [points] if center == "common" else [[name] for name in points if center == "own"]:
@@ -109,21 +111,55 @@ _READY: set[type] = set()  # types met so far whose objects never need a convers
 
 
 def _is_ready(x: Any) -> bool:
-    """Whether an argument needs no conversion: an array of JAX, one of NumPy that JAX takes as it is, or no array."""
+    """Whether an argument needs no conversion: a floating array that JAX takes as it is, or no array."""
     kind = type(x)
     if kind is np.ndarray:
         return x.dtype is FLOAT32 or (x.dtype is FLOAT64 and not will_be_rounded(x))
-    if issubclass(kind, jax.Array | np.generic) or not hasattr(kind, "__array__"):
+    if isinstance(x, jax.Array):
+        return x.dtype in FLOATING
+    if kind not in (list, tuple) and (issubclass(kind, np.generic) or not hasattr(kind, "__array__")):
         _READY.add(kind)
         return True
-    return isinstance(x, jax.Array)  # a tracer
+    return False
+
+
+def as_arrays(function: str, given: dict[str, Any]) -> dict[str, Any]:
+    """The arguments by `as_array`, integers and booleans as floating numbers where JAX's mode promotes them.
+
+    Masks stay, and so do τ: these are converted to the working dtype later.
+    """
+    found = {name: as_array(x, function, name) for name, x in given.items()}
+    dtypes = {
+        name: jax.dtypes.canonicalize_dtype(x.dtype)
+        for name, x in found.items()
+        if isinstance(x, jax.Array | np.ndarray) and not name.startswith("tau")
+        if x.dtype in FLOATING or jnp.issubdtype(x.dtype, jnp.integer) or x.dtype == np.bool_
+        if not (x.dtype == np.bool_ and "weights" in name)
+    }
+    whole = [name for name, dtype in dtypes.items() if dtype not in FLOATING]
+    if not whole:
+        return found
+    try:
+        dtype = jnp.result_type(*dtypes.values())
+    except jax.dtypes.TypePromotionError:  # in the strict mode: they are refused later
+        return found
+    if dtype not in FLOATING:
+        dtype = jax.eval_shape(jnp.mean, jax.ShapeDtypeStruct((1,), dtype)).dtype
+    is_widest = dtype == jax.dtypes.canonicalize_dtype(FLOAT64)  # NumPy's keep the digits that a center needs
+    for name in whole:
+        x = found[name]
+        found[name] = x.astype(FLOAT64 if is_widest and isinstance(x, np.ndarray) else dtype)
+    return found
 
 
 def as_array(x: Any, function: str, name: str) -> Any:
-    """A table, or another object with `__array__`, as a NumPy array in native byte order; anything else as it is.
+    """A table, a list of numbers or another object with `__array__`, as an array; anything else as it is.
 
-    TypeError for an array of which elements are masked: JAX would compute with what lies under the mask.
+    NumPy's are in native byte order. TypeError for an array of which elements are masked: JAX would compute with what
+    lies under the mask.
     """
+    if isinstance(x, list | tuple):
+        return _of_numbers(x) if not name.startswith("tau") else x
     if isinstance(x, np.ma.MaskedArray):
         if np.ma.is_masked(x):
             raise TypeError(
@@ -132,16 +168,29 @@ def as_array(x: Any, function: str, name: str) -> Any:
             )
         x = x.data
     if not isinstance(x, np.ndarray):
-        if _is_ready(x) or hasattr(x, "__dlpack__"):
+        if isinstance(x, jax.Array) or not hasattr(type(x), "__array__") or hasattr(x, "__dlpack__"):
             return x
         x = np.asarray(x)
     return x if x.dtype.isnative else x.astype(x.dtype.newbyteorder("="))
 
 
+def _of_numbers(x: Any) -> Any:
+    """A list, or a list of lists, of numbers as an array, JAX's if one is traced; anything else as it is."""
+    leaves = x
+    while leaves and all(isinstance(y, list | tuple) for y in leaves):
+        leaves = [z for y in leaves for z in y]
+    if not (leaves and all(isinstance(y, numbers.Number | jax.Array) and np.ndim(y) == 0 for y in leaves)):
+        return x
+    try:
+        return (jnp if any(isinstance(y, jax.Array) for y in leaves) else np).asarray(x)
+    except (TypeError, ValueError):  # rows differ in length
+        return x
+
+
 def floating_dtype(where: str, name: str, x: Any) -> np.dtype:
     """The dtype of a floating array; TypeError for anything else."""
     if not (hasattr(x, "shape") and hasattr(x, "dtype")):
-        fix = f"Convert with jnp.asarray({name}, jnp.float32): only `tau` may be a list."
+        fix = f"Convert with jnp.asarray({name}, jnp.float32)."
         if isinstance(x, int | float | complex):
             fix = f"For all alike jnp.full(number, {x})."
         raise TypeError(f"{where}: `{name}` must be a JAX or NumPy array; got {type(x).__name__}. {fix}")

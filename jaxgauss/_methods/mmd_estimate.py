@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from .._arrays.points import padded_number
-from .._checks.arguments import as_array, floating_dtype, public, will_be_rounded
+from .._checks.arguments import as_arrays, floating_dtype, public, will_be_rounded
 from .._checks.operands import Traced
 from .._checks.samples import check_estimator, check_kernel, check_samples
 from .._checks.settings import MeshOptions, Options, Points, Settings, Taus, working_dtype
@@ -207,7 +207,7 @@ class _Sample:
                 f" again; got {type(given).__name__}. Pass a list, or a function that returns what is iterated over."
             )
         sizes, dims, dtypes, is_rounded = [], set(), set(), False
-        for number, chunk in enumerate(as_array(x, "mmd_estimate", name) for x in first):
+        for number, chunk in enumerate(_as_chunk(name, x) for x in first):
             which = f"{name}[{number}]"
             _check_chunk(which, chunk)
             sizes.append(chunk.shape[0])
@@ -230,7 +230,7 @@ class _Sample:
     def __iter__(self) -> Iterator[Any]:
         """The chunks; ValueError if they differ from those read before."""
         number = 0
-        for chunk in (as_array(x, "mmd_estimate", self.name) for x in self.chunks()):
+        for chunk in (_as_chunk(self.name, x) for x in self.chunks()):
             if chunk.shape != (*self.sizes[number : number + 1], self.dim):
                 break
             number += 1
@@ -242,6 +242,10 @@ class _Sample:
             f"{WHERE}: `{self.name}` must have the same chunks each time; got others, or fewer, from chunk {number} on."
             " A function must return a new iterator each time."
         )
+
+
+def _as_chunk(name: str, x: Any) -> Any:
+    return x if isinstance(x, tuple) else as_arrays("mmd_estimate", {name: x})[name]
 
 
 def _check_chunk(name: str, chunk: Any) -> None:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .._checks.arguments import as_array, minus_center
+from .._checks.arguments import as_array, as_arrays, minus_center
 from .checkpoint import WHERE, SavedSum, State
 
 CHUNK_BYTES = 2**22  # of keys and values in a chunk: measured best on CPUs, for ten queries and for thousands
@@ -132,9 +132,8 @@ def give_back(array: Any) -> None:
 
 def as_pair(chunk: Any, number: int) -> tuple[Any, Any]:
     """The keys and values of a chunk; TypeError if it is not a pair of arrays."""
-    pair = tuple(
-        as_array(x, "gauss_sum_streamed", "chunks") for x in (chunk if isinstance(chunk, tuple | list) else (chunk,))
-    )
+    parts = chunk if isinstance(chunk, tuple | list) else (chunk,)
+    pair = tuple(as_arrays("gauss_sum_streamed", {f"chunks[{i}]": x for i, x in enumerate(parts)}).values())
     if len(pair) != 2 or not all(hasattr(x, "dtype") and len(getattr(x, "shape", ())) > 0 for x in pair):
         given = ", ".join(type(x).__name__ for x in pair)
         raise TypeError(

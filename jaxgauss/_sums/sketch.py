@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from .._arrays.compensated import two_sum
-from .._checks.arguments import as_array, center_of, floating_dtype, minus_center, public
+from .._checks.arguments import as_arrays, center_of, floating_dtype, minus_center, public
 from .._checks.box import Bound, corners
 from .._checks.operands import check_operands, check_tau
 from .._checks.settings import Sums, working_dtype
@@ -83,7 +83,7 @@ class FourierSketch:
             TypeError: queries are not floating.
         """
         _check_mode(self.coefficients.dtype)
-        queries = as_array(queries, "FourierSketch", "queries")
+        queries = as_arrays("FourierSketch", {"queries": queries})["queries"]
         keys, values = (jax.ShapeDtypeStruct((0, x), getattr(queries, "dtype", "float32")) for x in (self.dim, 1))
         check_operands("FourierSketch", queries, keys, values, self.tau)
         self._check_inside("FourierSketch", "queries", queries)
