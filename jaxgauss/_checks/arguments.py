@@ -179,7 +179,9 @@ def _of_numbers(x: Any) -> Any:
     leaves = x
     while leaves and all(isinstance(y, list | tuple) for y in leaves):
         leaves = [z for y in leaves for z in y]
-    if not (leaves and all(isinstance(y, numbers.Number | jax.Array) and np.ndim(y) == 0 for y in leaves)):
+    if not (leaves and all(isinstance(y, numbers.Number | np.bool_ | jax.Array) for y in leaves)):
+        return x
+    if any(getattr(y, "ndim", 0) for y in leaves):
         return x
     try:
         return (jnp if any(isinstance(y, jax.Array) for y in leaves) else np).asarray(x)
