@@ -109,9 +109,9 @@ def test_a_mask_without_pairs_has_no_unbiased_estimate():
 def test_results_print_in_a_line():
     x, rng_key = jnp.linspace(0, 1, 40, dtype="float32").reshape(20, 2), jax.random.key(0)
     test = jaxgauss.mmd_test(x, x + 9, 1.0, rng_key=rng_key, num_permutations=99)
-    assert repr(test) == f"KernelTest(p_value=0.01, statistic={float(test.statistic):.4g}, null_statistics=float32[99])"
+    assert repr(test) == f"KernelTest(statistic={float(test.statistic):.4g}, p_value=0.01, null_statistics=float32[99])"
     both = jax.vmap(lambda x: jaxgauss.mmd_test(x, x, 1.0, rng_key=rng_key, num_permutations=99))(jnp.stack([x, x]))
-    assert repr(both) == "KernelTest(p_value=float32[2], statistic=float32[2], null_statistics=float32[2,99])"
+    assert repr(both) == "KernelTest(statistic=float32[2], p_value=float32[2], null_statistics=float32[2,99])"
     search = repr(jaxgauss.leave_one_out_tau(x, np.ones(3)))
     assert search == "BandwidthSearch(tau=1, taus=float32[3], scores=float32[3])"
     chosen = jaxgauss.kernel_herding(x[:1], 1.0, 1)
@@ -125,7 +125,7 @@ def test_results_print_in_a_line():
     assert repr(estimate) == "ErrorEstimate(relative_error=1e-06, standard_error=0, largest_ratio=0.5)"
     seen = []
     jax.jit(lambda *fields: seen.append(repr(jaxgauss.KernelTest(*fields))))(1.0, 2.0, x)
-    assert seen == ["KernelTest(p_value=float64[], statistic=float64[], null_statistics=float32[20,2])"]
+    assert seen == ["KernelTest(statistic=float64[], p_value=float64[], null_statistics=float32[20,2])"]
     chunks = jaxgauss.KeyChunks(np.ones((10, 3)), np.ones(10, "float32"), size=4)
     assert repr(chunks) == "KeyChunks(keys float64[10,3], values float32[10], size=4)"
 

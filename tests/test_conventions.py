@@ -6,7 +6,7 @@ import numpy as np
 import optax
 import pytest
 from scipy.spatial.distance import cdist
-from scipy.stats import gaussian_kde
+from scipy.stats import gaussian_kde, ttest_ind
 from sklearn.gaussian_process.kernels import Matern, RationalQuadratic
 from sklearn.metrics.pairwise import rbf_kernel
 
@@ -141,3 +141,16 @@ def test_conversions():
     assert [jaxgauss.tau_from_bandwidth(2.0, c) for c in ("sigma", "gamma", "h", "keops")] == [0.25, 4.0, 1.0, 0.5]
     assert {jaxgauss.tau_from_bandwidth(2.0, c) for c in ("lengthscale", "gpytorch", "pykeops kriging")} == {0.25}
     assert jax.jit(jaxgauss.tau_from_bandwidth)(jnp.asarray([1.0, 2.0])).tolist() == [1.0, 0.25]
+
+
+@pytest.mark.parametrize("name", ["mmd_test", "hsic_test", "ksd_test"])
+def test_tests_unpack_as_scipys_do(name, samples):
+    x, y = samples[0][:20], samples[1][:20]
+    theirs = ttest_ind(x[:, 0], y[:, 0])
+    taus, rng_key = (1.0,) * (1 + (name == "hsic_test")), jax.random.key(0)
+    ours = getattr(jaxgauss, name)(x, y, *taus, rng_key=rng_key)
+    for found in (ours, jax.jit(getattr(jaxgauss, name))(x, y, *taus, rng_key=rng_key), theirs):
+        statistic, p_value = found
+        assert (statistic, p_value) == (found.statistic, found.pvalue) == (found[0], found[1])
+    assert ours.statistic != ours.p_value
+    assert [x.shape for x in jax.tree.leaves(ours)] == [(), (), ours.null_statistics.shape]

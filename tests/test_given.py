@@ -33,6 +33,10 @@ def blocks(*arrays):
     return [da.from_array(np.asarray(x), chunks=(10, *np.shape(x)[1:])) for x in arrays]
 
 
+def statistics(test):
+    return test.statistic, test.null_statistics
+
+
 # Each function, of points x and y, other points s such as scores, values v and weights w.
 FUNCTIONS = {
     "gauss_sum": lambda f, x, y, s, v, w: f(x, y, v, 2.0),
@@ -54,14 +58,14 @@ FUNCTIONS = {
     "energy_distance": lambda f, x, y, s, v, w: f(x, y, y_weights=w),
     "mmd_squared_matrix": lambda f, x, y, s, v, w: f(x, 1.0, segments=np.arange(24) % 3),
     "mmd_estimate": lambda f, x, y, s, v, w: (f(x, y, 1.0), f(chunks(x), chunks(y), 1.0)),
-    "mmd_test": lambda f, x, y, s, v, w: f(x, y, 1.0, num_permutations=9, **KEY)[1:],
+    "mmd_test": lambda f, x, y, s, v, w: statistics(f(x, y, 1.0, num_permutations=9, **KEY)),
     "mmd_witness": lambda f, x, y, s, v, w: f(y, x, y, 1.0, y_weights=w),
     "mmd_flow_velocity": lambda f, x, y, s, v, w: f(x, y, 1.0),
     "hsic": lambda f, x, y, s, v, w: f(x, s, 1.0, 1.0, weights=w),
-    "hsic_test": lambda f, x, y, s, v, w: f(s, x, 1.0, 1.0, num_permutations=9, **KEY)[1:],
+    "hsic_test": lambda f, x, y, s, v, w: statistics(f(s, x, 1.0, 1.0, num_permutations=9, **KEY)),
     "svgd_direction": lambda f, x, y, s, v, w: f(x, s, 1.0),
     "ksd_squared": lambda f, x, y, s, v, w: f(x, s, 1.0, weights=w),
-    "ksd_test": lambda f, x, y, s, v, w: f(x, s, 1.0, num_bootstrap=9, **KEY)[1:],
+    "ksd_test": lambda f, x, y, s, v, w: statistics(f(x, s, 1.0, num_bootstrap=9, **KEY)),
     "kde_logpdf": lambda f, x, y, s, v, w: f(x, y, 1.0, weights=w),
     "kde_score": lambda f, x, y, s, v, w: f(x, y, 1.0),
     "kernel_herding": lambda f, x, y, s, v, w: f(x, 1.0, 3),

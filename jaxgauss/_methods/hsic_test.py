@@ -67,7 +67,7 @@ def hsic_test(
         **options: `mesh`, `query_axis` and `key_axis`, as for `mmd_squared`: both axes divide the tiles.
 
     Returns:
-        A `KernelTest`: p-value, statistic, and the statistics of the resamplings. No gradients: `hsic` has them.
+        A `KernelTest`: statistic, p-value, and the statistics of the resamplings. No gradients: `hsic` has them.
 
     Raises:
         ValueError: shapes do not fit, N < 4, tau or P is not positive, several bandwidths with "biased", an option has

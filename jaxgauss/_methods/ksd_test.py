@@ -73,7 +73,7 @@ def ksd_test(
         **options: `mesh`, `query_axis` and `key_axis`, as for `mmd_squared`: both axes divide the tiles.
 
     Returns:
-        A `KernelTest`: p-value, statistic, and the statistics of the bootstrap. No gradients: `ksd_squared` has them.
+        A `KernelTest`: statistic, p-value, and the statistics of the bootstrap. No gradients: `ksd_squared` has them.
 
     Raises:
         ValueError: shapes do not fit, N < 2, tau or P is not positive, the probability is not in (0, 1), several

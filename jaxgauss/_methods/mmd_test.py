@@ -77,7 +77,7 @@ def mmd_test(
             for `mmd_squared`.
 
     Returns:
-        A `KernelTest`: p-value, statistic, and the statistics of the labelings.
+        A `KernelTest`: statistic, p-value, and the statistics of the labelings.
 
     Raises:
         ValueError: shapes do not fit, a sample has fewer than two points, tau or P is not positive, "wild" with M ≠ N,

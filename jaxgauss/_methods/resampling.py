@@ -1,7 +1,8 @@
 """Common to all tests: their result, p-values, aggregated bandwidths, and resamplings in blocks."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
@@ -16,24 +17,41 @@ BYTES = 2**26  # of signs or indices in memory at a time
 FEW = 512  # points up to which terms are kept in float64; for more points, rounding errors average out
 
 
-class KernelTest(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True, repr=False)
+class KernelTest:
     """The result of a test by resampling: `mmd_test`, `hsic_test` or `ksd_test`.
 
+    It unpacks as SciPy's results do: `statistic, p_value = mmd_test(…)`; and it is a pytree of its three arrays.
+
     Attributes:
+        statistic: of the samples.
         p_value: (1 + #{null ≥ observed}) / (1 + P) of P resamplings. If the hypothesis holds, it is at most α with
             probability at most α (of a wild bootstrap, for many points). It is rounded down, so that `float(p_value) <=
             0.05` holds at exactly 0.05.
-        statistic: of the samples.
         null_statistics: of the P resamplings, in no particular order.
 
     References:
         Phipson & Smyth, "Permutation P-values Should Never Be Zero", 2010, arXiv:1603.05766.
     """
 
-    p_value: Float[Array, ""]
     statistic: Float[Array, ""]
+    p_value: Float[Array, ""]
     null_statistics: Float[Array, " p"]
     __repr__ = short_repr
+
+    def __iter__(self) -> Iterator[Array]:
+        """The statistic and the p-value."""
+        return iter((self.statistic, self.p_value))
+
+    def __getitem__(self, index: int) -> Array:
+        """The statistic, or the p-value."""
+        return (self.statistic, self.p_value)[index]
+
+    @property
+    def pvalue(self) -> Array:
+        """`p_value`, by SciPy's name."""
+        return self.p_value
 
 
 class Resamplings(NamedTuple):
@@ -88,7 +106,7 @@ def as_test(statistics: Float[Array, " p1"], rounding: Array, dtype: Any, workin
     observed, null = statistics[0], statistics[1:]
     p_value = _shares(len(null), working)[(null >= observed - rounding).sum()]
     p_value = jnp.where(jnp.isnan(observed), jnp.nan, p_value)  # NaN in the points gives no p-value
-    return KernelTest(p_value, *(x.astype(dtype) for x in (observed, null)))
+    return KernelTest(observed.astype(dtype), p_value, null.astype(dtype))
 
 
 def _shares(num: int, dtype: np.dtype) -> Array:

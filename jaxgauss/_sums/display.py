@@ -19,8 +19,8 @@ class _Text(str):
 
 
 def short_repr(self: Any) -> str:
-    """`__repr__` of a named tuple of pytrees."""
-    fields = (f"{name}={jax.tree.map(_short, x)!r}" for name, x in zip(self._fields, self, strict=True))
+    """`__repr__` of a named tuple or a dataclass of pytrees."""
+    fields = (f"{name}={jax.tree.map(_short, getattr(self, name))!r}" for name in type(self).__annotations__)
     return f"{type(self).__name__}({', '.join(fields)})"
 
 
