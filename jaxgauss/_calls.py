@@ -1,16 +1,21 @@
-"""Hints in errors of calls that do not fit a signature, choices among names, and warnings at the line of the caller."""
+"""Signatures as `help` shows them, hints in errors of calls that do not fit them, choices among names, and warnings."""
 
 import difflib
 import functools
 import inspect
 import re
 import sys
+import types
+import typing
 import warnings
 from collections.abc import Callable, Iterable
 from typing import Any, ParamSpec, TypeVar
 
+from jaxtyping import AbstractArray
+
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
+_Made = TypeVar("_Made")
 _BANDWIDTHS = {"sigma": "", "bandwidth": "", "lengthscale": "", "length_scale": ""} | {
     name: f", {name!r}" for name in ("gamma", "h", "epsilon")
 }  # other names of a bandwidth, and their conventions for `tau_from_bandwidth`
@@ -34,6 +39,43 @@ _MEANT = {  # other libraries' names that are spelled too differently to be reco
     "float64": ("double", "fp64", "f64"),
 }
 _OTHERS = {"kernel": "kernel_sum", "mesh": "gauss_sum_sharded", "segments": "gauss_sum"}  # sums that take these
+
+
+class _Name(str):
+    """The name of a type, which `help` shows without quotes."""
+
+    __slots__ = ()
+    __repr__ = str.__str__
+
+
+def readable(made: _Made) -> _Made:
+    """The function or class of results, with short names of types in its signature; annotations are as they were."""
+    function: Any = made
+    if isinstance(made, type):
+        function = made.__init__ if "__init__" in vars(made) else made.__new__
+    signature = inspect.signature(function)
+    parameters = [
+        p if p.annotation is p.empty else p.replace(annotation=_Name(_short(p.annotation)))
+        for p in signature.parameters.values()
+    ]
+    result = signature.return_annotation
+    result = result if result in (None, signature.empty) else _Name(_short(result))
+    function.__signature__ = signature.replace(parameters=parameters, return_annotation=result)
+    return made
+
+
+def _short(kind: Any) -> str:
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Unpack:
+        return _short(parts[0])
+    if origin in (typing.Union, types.UnionType):
+        return " | ".join(dict.fromkeys(_short(x) for x in parts if not (x is int and float in parts)))
+    if isinstance(kind, list) or origin:
+        inside = ", ".join(map(_short, parts if origin else kind))
+        return f"{origin.__name__ if origin else ''}[{inside}]"
+    if isinstance(kind, type) and issubclass(kind, AbstractArray):
+        return "Array"
+    return {types.NoneType: "None", ...: "..."}.get(kind) or getattr(kind, "__name__", str(kind)).rpartition(".")[2]
 
 
 def nearest(given: Any, names: Iterable[str]) -> str | None:

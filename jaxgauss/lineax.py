@@ -13,6 +13,7 @@ from jaxtyping import Array, Float
 
 from ._arrays.devices import visible
 from ._arrays.points import dot
+from ._calls import readable
 from ._checks.arguments import floating_dtype, public
 from ._checks.names import as_engine
 from ._checks.operands import check_weights
@@ -237,6 +238,7 @@ def nystrom_preconditioner(operator: GaussOperator, rank: int, *, rng_key: jax.A
     return NystromPreconditioner(vectors, jnp.maximum(jnp.square(roots) - shift, 0), scale)
 
 
+@readable
 class LogDeterminant(NamedTuple):
     """The result of `log_determinant`.
 

@@ -10,6 +10,7 @@ from jax.lax import Precision
 from jaxtyping import Array, Float
 
 from ._arrays.points import dot, squared_differences
+from ._calls import readable
 from ._checks.names import as_engine
 from ._checks.optional import needed
 from ._engines.engine import Engine
@@ -31,6 +32,7 @@ class _Options(TypedDict, total=False):
     scale_cost: Any
 
 
+@readable
 @jtu.register_pytree_node_class
 class PointCloud(pointcloud.PointCloud):
     """OTT-JAX's `PointCloud` for the squared Euclidean cost, whose kernel is applied by `log_gauss_sum` with τ = 2/ε.

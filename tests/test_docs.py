@@ -5,6 +5,7 @@ import hashlib
 import importlib
 import inspect
 import pkgutil
+import pydoc
 import re
 import runpy
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 import jaxgauss
 import torch_backend
 from benchmarks.tools import pages
+from jaxgauss._checks.settings import Queries
 
 ROOT = Path(__file__).parent.parent
 entries = SimpleNamespace(**runpy.run_path(str(ROOT / "docs" / "site" / "entries.py")))
@@ -140,3 +142,22 @@ def test_contributing_names_tests_that_exist():
     named = set(re.findall(r"`(test_\w+)`", (ROOT / "CONTRIBUTING.md").read_text()))
     there = set(re.findall(r"^def (test_\w+)", "".join(x.read_text() for x in (ROOT / "tests").glob("*.py")), re.M))
     assert len(named) >= 4 and named <= there
+
+
+def test_help_opens_with_a_signature_that_one_can_read():
+    modules = {
+        "jaxgauss": jaxgauss,
+        **{name: importlib.import_module(f"jaxgauss.{name}") for name in jaxgauss._WITH_OTHERS},
+    }
+    signatures = {
+        f"{module}.{name}": str(inspect.signature(value))
+        for module, names in modules.items()
+        for name, value in vars(names).items()
+        if name[0] != "_" and (inspect.isfunction(value) or inspect.isclass(value))
+        if names is jaxgauss or value.__module__ in (names.__name__, "jaxgauss._estimator")
+    }
+    unreadable = {name: text for name, text in signatures.items() if "jaxtyping" in text or len(text) > 320}
+    assert len(signatures) > 60 and not unreadable
+    opens = "gauss_sum(queries: Array, keys: Array, values: Array, tau: Array | float = 1.0, *, engine: str | Engine ="
+    assert pydoc.render_doc(jaxgauss.gauss_sum, renderer=pydoc.plaintext).splitlines()[2].startswith(opens)
+    assert jaxgauss.gauss_sum.__annotations__["queries"] is Queries  # for those who check types

@@ -91,7 +91,7 @@ def public():
     for prefix, module in (("", jaxgauss), ("dask.", jaxgauss.dask), ("lineax.", jaxgauss.lineax)):
         for name, value in vars(module).items():
             if name[0] != "_" and inspect.isfunction(value) and (not prefix or value.__module__ == module.__name__):
-                yield prefix + name, inspect.signature(value).parameters
+                yield prefix + name, inspect.signature(inspect.unwrap(value)).parameters
 
 
 def test_every_function_of_points_is_here():

@@ -21,7 +21,7 @@ import numpy as np
 
 from .._arrays.devices import is_visible
 from .._arrays.hidden import shown, weighed_by
-from .._calls import add_hint, public_name, warn
+from .._calls import add_hint, public_name, readable, warn
 from .data import are_checked, warn_of_mistakes
 from .settings import DTYPES, TAU_RANGE
 
@@ -71,7 +71,7 @@ def public(center: str | None = "common") -> Callable[[Callable[_Arguments, _Res
                 _look(function, defaults, args, kwargs)
             return result
 
-        return called
+        return readable(called)
 
     return decorate
 

@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Key
 
 from .._arrays.devices import replicated
 from .._arrays.points import align
+from .._calls import readable
 from .._checks.arguments import public
 from .._checks.names import as_engine
 from .._checks.operands import as_operand, check_operands
@@ -29,6 +30,7 @@ from .._sums.gauss_sum import unrounded_gauss_sum
 from .._sums.preparation import checked
 
 
+@readable
 class ErrorEstimate(NamedTuple):
     """The error of a sum, as `estimate_error` estimates it.
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from .._calls import readable
 from .profiles import COINCIDENT, Energy, Gauss, Matern, Own, RationalQuadratic
 
 LOG_ZERO = -1e27  # stands for log 0
@@ -19,6 +20,7 @@ STEEP = 1e6  # a kernel with a larger derivative at u = 0 or 1e-20 has a kink
 Profile = Callable[[Float[Array, "..."]], Float[Array, "..."]]
 
 
+@readable
 @dataclass(frozen=True)
 class Kernel:
     """A radial kernel k(x, y) = κ(u), u = τ‖x - y‖², for `kernel_sum` and the kernel methods.

@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from .._arrays.devices import replicated, vary_alike
 from .._arrays.points import difference_logits
+from .._calls import readable
 from .._checks.arguments import public
 from .._checks.samples import check_kernel, check_number, check_samples, check_signs
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights, working_dtype
@@ -27,6 +28,7 @@ from .weights import normalized
 RIDGE = 4
 
 
+@readable
 class Herding(NamedTuple):
     """The points that `kernel_herding` chose.
 

@@ -15,6 +15,7 @@ from jaxtyping import Array, Float
 
 from .._arrays.devices import expected_platform, has_cuda, is_visible, replicated, visible
 from .._arrays.points import LOG_ZERO
+from .._calls import readable
 from .._checks.arguments import floating_dtype, public
 from .._checks.samples import check_kernel, check_samples, check_signs, warn_of_ties
 from .._checks.settings import MeshOptions, Options, Points, Settings, Values, Weights, working_dtype
@@ -33,6 +34,7 @@ NEAREST, NUMBERS = 32, 2**22  # neighbors that are then summed instead; terms th
 DIMENSIONS = (1, 2, 3)
 
 
+@readable
 class BandwidthSearch(NamedTuple):
     """The result of `leave_one_out_tau`.
 

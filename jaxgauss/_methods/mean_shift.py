@@ -13,6 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from .._arrays.devices import replicated, vary_alike
 from .._arrays.points import common_center, dot
+from .._calls import readable
 from .._checks.arguments import centered, public
 from .._checks.samples import check_number, check_positive, check_samples, check_signs
 from .._checks.settings import MeshOptions, Points, Settings, Weights, working_dtype
@@ -25,6 +26,7 @@ from .weights import normalized
 MERGED = 0.5  # in bandwidths: final points nearer than this are at one mode
 
 
+@readable
 class MeanShift(NamedTuple):
     """The result of `mean_shift`.
 

@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from .._arrays.points import padded_number
+from .._calls import readable
 from .._checks.arguments import as_arrays, floating_dtype, public, will_be_rounded
 from .._checks.operands import Traced
 from .._checks.samples import check_estimator, check_kernel, check_samples
@@ -35,6 +36,7 @@ LITTLE, FEW = 0.1, 2**26
 Chunks = Iterable[Points] | Callable[[], Iterable[Points]]
 
 
+@readable
 class MMDEstimate(NamedTuple):
     """MMD² of two samples and its standard error, as `mmd_estimate` computes them.
 

@@ -11,12 +11,14 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int8
 
+from .._calls import readable
 from .._sums.display import progress_bar, short_repr
 
 BYTES = 2**26  # of signs or indices in memory at a time
 FEW = 512  # points up to which terms are kept in float64; for more points, rounding errors average out
 
 
+@readable
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, repr=False)
 class KernelTest:

@@ -11,6 +11,7 @@ from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
 from .._arrays.tracing import jitted
+from .._calls import readable
 from .._checks.arguments import floating_dtype, public
 from .._checks.operands import check_tau
 from .._checks.samples import check_kernel, check_options, check_samples, check_scores
@@ -92,6 +93,7 @@ def _direction(settings: Settings, particles: Array, scores: Array, tau: Array) 
     return found.reshape(particles.shape).astype(settings.dtype)
 
 
+@readable
 class SVGDState(NamedTuple):
     """The state of `svgd`.
 
@@ -107,6 +109,7 @@ class SVGDState(NamedTuple):
     __repr__ = short_repr
 
 
+@readable
 class SVGD(NamedTuple):
     """A sampler as `svgd` makes it: `state = init(particles)`, `state = step(state)`."""
 

@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from .._arrays.compensated import two_sum
+from .._calls import readable
 from .._checks.arguments import as_arrays, center_of, floating_dtype, minus_center, public
 from .._checks.box import Bound, corners
 from .._checks.operands import check_operands, check_tau
@@ -33,6 +34,7 @@ LARGEST = 2**24  # the most coefficients of a channel
 STATIC = {"static": True}  # fields that programs are compiled for
 
 
+@readable
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True, eq=False, repr=False)
 class FourierSketch:
