@@ -45,9 +45,14 @@ class KernelEstimator(BaseEstimator):
     def _name(self) -> str:
         return f"sklearn.{type(self).__name__}"
 
+    @property
+    def _tau(self) -> Any:
+        """τ as it was given, or what stands for it."""
+        return self.tau
+
     def _check_kernel(self) -> Kernel:
         """The kernel; ValueError or TypeError if it or τ cannot be used."""
-        where, tau = f"`jaxgauss.{self._name}`", self.tau
+        where, tau = f"`jaxgauss.{self._name}`", self._tau
         if not (self._searches and isinstance(tau, str) and tau == LEAVE_ONE_OUT):
             if isinstance(tau, bool) or not isinstance(tau, numbers.Real):
                 names = f" or {LEAVE_ONE_OUT!r}" if self._searches else ""
@@ -68,7 +73,7 @@ class KernelEstimator(BaseEstimator):
         """Store training points, their weights and τ."""
         self.X_fit_ = X
         self.weights_ = None if sample_weight is None else self._checked_weights(sample_weight)
-        if self.tau == LEAVE_ONE_OUT:
+        if self._tau == LEAVE_ONE_OUT:
             if len(X) < 2:
                 raise ValueError(
                     f"`jaxgauss.{self._name}`: `X` must have 2 rows at least; got X {X.shape}. Pass tau=1.0."
@@ -86,7 +91,7 @@ class KernelEstimator(BaseEstimator):
                     " Pass X in other units."
                 )
         else:
-            self.tau_ = float(self.tau)
+            self.tau_ = float(self._tau)
 
     def _checked_weights(self, sample_weight: Any) -> np.ndarray:
         X = self.X_fit_

@@ -13,10 +13,12 @@ from jaxtyping import Array
 
 from ._checks.optional import needed
 from ._checks.samples import check_kernel, check_number, check_positive
+from ._checks.settings import Settings
 from ._estimator import GaussianProcess as GaussianProcess
 from ._kernel_estimator import KernelEstimator, computed, exponent_of, scaled
 from ._kernels.kernels import GAUSS, Kernel
 from ._methods.kde import check_integral, kde_logpdf
+from ._methods.whitening import check_one_bandwidth, whitening_of
 from ._sums.display import counting, with_count
 from ._sums.kernel_mean import kernel_mean
 from ._sums.kernel_sum import kernel_sum
@@ -38,16 +40,20 @@ class KernelDensity(KernelEstimator):
 
     Args:
         tau: τ = 1/σ², positive; or "leave_one_out", which maximizes the likelihood of each point under the others.
+            None: 1, unless a bandwidth is named.
         kernel: a name or a `Kernel` with a known integral, as for `kde_logpdf`.
+        bandwidth: "scott" or "silverman", instead of τ: SciPy's `gaussian_kde`, as for `kde_logpdf`.
 
     Attributes:
         X_fit_: the points, (N, D).
         weights_: w, (N,), or None if all are equal.
-        tau_: the τ in use.
+        tau_: the τ in use; 1 if a bandwidth is named.
+        covariance_: of the kernel, (D, D), if a bandwidth is named; else None.
         n_features_in_: D.
 
     Raises:
-        ValueError: by `fit`, if τ, the kernel, the points or their weights are wrong.
+        ValueError: by `fit`, if τ, the kernel, the points or their weights are wrong, or a named bandwidth's covariance
+            is singular.
 
     Precision:
         Float32 points are summed in float32, all others in float64, whether or not `jax_enable_x64` is set.
@@ -66,22 +72,41 @@ class KernelDensity(KernelEstimator):
         Silverman, "Density Estimation for Statistics and Data Analysis", 1986.
     """
 
-    def __init__(self, tau: float | str = 1.0, kernel: str | Kernel = "gauss"):
+    def __init__(self, tau: float | str | None = None, kernel: str | Kernel = "gauss", bandwidth: str | None = None):
         self.tau = tau
         self.kernel = kernel
+        self.bandwidth = bandwidth
+
+    @property
+    def _tau(self) -> float | str:
+        return 1.0 if self.tau is None else self.tau
 
     def fit(self, X, y=None, sample_weight=None):
         """Store the points X (N, D) and their weights (N,), not negative; y is ignored."""
+        if self.tau is not None or self.bandwidth is not None:
+            check_one_bandwidth(self._name, self.tau, self.bandwidth)
         kernel = self._check_kernel()
         X, _ = self._validated(X)
         check_integral(self._name, kernel, X.shape[1])
         self._keep(X, sample_weight)
+        self.covariance_ = None
+        if self.bandwidth is not None:
+            weights = np.ones(len(X)) if self.weights_ is None else scaled(self.weights_, exponent_of(self.weights_))
+            whiten = functools.partial(whitening_of, Settings(dtype="float64", function=self._name), self.bandwidth)
+            found = computed(functools.partial(whiten, name="X"), X.astype(np.float64), weights)
+            self._spread = np.linalg.inv(found.matrix) * found.unit
+            self.covariance_ = self._spread.T @ self._spread
         return self
 
     def score_samples(self, X) -> np.ndarray:
         """Log-density of each row of X, (P,)."""
         check_is_fitted(self)
-        found = self._summed(kde_logpdf, X, weights=self._padded_weights())
+
+        def logpdf(x: Array, samples: Array, tau: float, **more: Any) -> Array:
+            given = {"tau": tau} if self.covariance_ is None else {"bandwidth": self.bandwidth}
+            return kde_logpdf(x, samples, **given, **more)
+
+        found = self._summed(logpdf, X, weights=self._padded_weights())
         return found - found.dtype.type(self._unit * self.X_fit_.shape[1] * math.log(2))
 
     def score(self, X, y=None) -> float:
@@ -99,7 +124,9 @@ class KernelDensity(KernelEstimator):
         rng = check_random_state(random_state)
         shares = None if self.weights_ is None else (w := scaled(self.weights_, exponent_of(self.weights_))) / w.sum()
         centers = self.X_fit_[rng.choice(len(self.X_fit_), n_samples, p=shares)]
-        return rng.normal(centers, self.tau_**-0.5).astype(centers.dtype)
+        if self.covariance_ is None:
+            return rng.normal(centers, self.tau_**-0.5).astype(centers.dtype)
+        return (centers + rng.normal(size=centers.shape) @ self._spread).astype(centers.dtype)
 
 
 class KernelMean(MultiOutputMixin, RegressorMixin, KernelEstimator):

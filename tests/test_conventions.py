@@ -1,5 +1,7 @@
 """Other libraries' conventions: their numbers from ours. Libraries that are not installed are skipped."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -67,11 +69,84 @@ def test_kernels_of(samples, convention):
     assert relative_error(ours, theirs(x, y).sum(1)) < tolerance
 
 
-def test_scipy_gaussian_kde(samples):
-    x, y = (z[:, :1] for z in samples)
-    theirs = gaussian_kde(y[:, 0])
-    tau = jaxgauss.tau_from_bandwidth(theirs.factor * y.std(ddof=1), "scipy")
-    assert relative_error(jaxgauss.kde_logpdf(x, y, tau), theirs.logpdf(x[:, 0])) < 1e-12
+@pytest.mark.parametrize("name", ["scott", "silverman"])
+@pytest.mark.parametrize("dim, weighted", [(1, False), (3, True), (6, False)])
+def test_densities_of_scipy_by_the_name_of_their_bandwidth(rng, name, dim, weighted):
+    """In units that differ, far from the origin; under jit; scores are the gradients."""
+    y = rng.normal(size=(90, dim)) @ rng.normal(size=(dim, dim)) * 10.0 ** np.arange(dim) + 1e3
+    x, weights = y[:40] + 0.1 * y[40:80] - 100, rng.integers(0, 4, 90).astype(float) if weighted else None
+    counted = np.ones(90, bool) if weights is None else weights > 0  # of a weight of zero SciPy's logarithms are NaN
+    theirs = gaussian_kde(y[counted].T, name, None if weights is None else weights[counted])
+    exact = theirs.logpdf(x.T)
+    ours = functools.partial(jaxgauss.kde_logpdf, bandwidth=name, weights=weights)
+    assert relative_error(ours(x, y), exact) < 1e-12 > relative_error(jax.jit(ours)(x, y), exact)
+    assert relative_error(jnp.exp(ours(x, y)), theirs.pdf(x.T)) < 1e-12
+    mask = np.arange(90) % 3 > 0
+    kept = gaussian_kde(y[mask].T, name).logpdf(x.T)
+    assert relative_error(ours(x, np.where(mask[:, None], y, np.nan), weights=mask), kept) < 1e-12
+    score = functools.partial(jaxgauss.kde_score, bandwidth=name, weights=weights)
+    differences = y[counted] - x[:, None]
+    logs = np.log(theirs.weights) - np.einsum("mnd,de,mne->mn", differences, theirs.inv_cov, differences) / 2
+    shares = np.exp(logs - logs.max(1, keepdims=True))
+    expected = np.einsum("mn,mnd->md", shares / shares.sum(1, keepdims=True), differences) @ theirs.inv_cov
+    for found in (score(x, y), jax.jit(score)(x, y)):
+        assert (np.abs(found - expected).max(0) < 1e-11 * np.abs(expected).max(0)).all()
+
+
+@pytest.mark.parametrize("function", [jaxgauss.kde_logpdf, jaxgauss.kde_score])
+def test_gradients_of_a_named_bandwidth_flow_through_the_covariance(rng, function):
+    x, y, w = rng.normal(size=(7, 3)), rng.normal(size=(20, 3)) * [1, 2, 30], rng.uniform(size=20)
+
+    def dense(x, y, w):
+        shares = w / w.sum()
+        squares = jnp.square(shares).sum()
+        apart = y - shares[None] @ y
+        covariance = (shares[:, None] * apart).T @ apart / (1 - squares) * squares ** (2 / 7)
+        z = x[:, None] - y[None]
+        u = jnp.einsum("mnd,de,mne->mn", z, jnp.linalg.inv(covariance), z)
+        factor = -jnp.linalg.slogdet(2 * jnp.pi * covariance)[1] / 2
+        return jax.nn.logsumexp(jnp.log(shares)[None] - u / 2, 1) + factor
+
+    def loss(function, *operands):
+        return jnp.sin(function(*operands)).sum()
+
+    def ours(x, y, w):
+        return function(x, y, bandwidth="scott", weights=w, engine="dense")
+
+    exact = dense if function is jaxgauss.kde_logpdf else lambda x, *z: jax.grad(lambda x: dense(x, *z).sum())(x)
+    expected = jax.grad(functools.partial(loss, exact), (0, 1, 2))(x, y, w)
+    gradients = jax.jit(jax.vmap(jax.grad(functools.partial(loss, ours), (0, 1, 2))))(x[None], y[None], w[None])
+    for found, one in zip(gradients, expected, strict=True):
+        assert relative_error(np.squeeze(found), one) < 1e-10
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+def test_a_named_bandwidth_keeps_the_digits_of_correlated_samples(rng, dtype):
+    """Of a correlation of 0.9999: not many fewer than points that are whitened in float64 and then rounded."""
+    y = rng.normal(size=(500, 2)) @ np.array([[1, 1], [0, 1e-2 if dtype == "float32" else 1]])
+    x, y = (jnp.asarray(z, dtype) for z in (y[:50] + 1e-2, y))
+    x64, y64 = (np.asarray(z, float) for z in (x, y))
+    theirs = gaussian_kde(y64.T)
+    exact, root = theirs.logpdf(x64.T), np.linalg.cholesky(theirs.covariance)
+    rounded = [(z.astype("float32") @ np.linalg.inv(root).T.astype("float32")).astype(dtype) for z in (x64, y64)]
+    naive = np.asarray(jaxgauss.kde_logpdf(*rounded, 1.0), float) - np.log(np.diag(root)).sum()
+    found = jaxgauss.kde_logpdf(x, y, bandwidth="scott")
+    assert found.dtype == dtype
+    assert np.abs(np.asarray(found, float) - exact).max() < 4 * np.abs(naive - exact).max()
+
+
+def test_a_singular_covariance_is_refused_or_nan():
+    """Where the host sees the samples it is an error; under jit NaN, as of a wrong τ."""
+    y = jnp.linspace(0, 1, 30)[:, None] * jnp.ones((1, 2)) * 1e3
+    for samples in (y, y.astype("float32"), y[:2, :1] * 0, y[:1, :1]):
+        with pytest.raises(ValueError, match="of a singular covariance"):
+            jaxgauss.kde_logpdf(samples, samples, bandwidth="scott")
+        if samples.size > 2:
+            score = jax.jit(functools.partial(jaxgauss.kde_score, bandwidth="scott", engine="dense"))
+            assert jnp.isnan(score(samples, samples)).all()
+    assert jnp.isnan(jaxgauss.kde_logpdf(y, y.at[0].set(jnp.nan), bandwidth="scott")).all()
+    outlier = jnp.asarray(np.random.default_rng(0).normal(size=(40, 2)), "float32").at[0, 0].set(3e38)
+    assert jnp.isfinite(jaxgauss.kde_logpdf(outlier[1:], outlier, bandwidth="scott")).all()
 
 
 def test_geomloss(samples):

@@ -6,6 +6,7 @@ import re
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import scipy.stats
 import sklearn.kernel_ridge
 import sklearn.neighbors
 from sklearn.base import clone
@@ -40,7 +41,9 @@ def data(rng):
     return points, values, rng.integers(0, 4, 307).astype(float), 2 * rng.normal(size=(71, 3))
 
 
-@pytest.mark.parametrize("model", [KernelDensity(), KernelMean(), GaussianProcess(), KernelRidge()])
+@pytest.mark.parametrize(
+    "model", [KernelDensity(), KernelDensity(bandwidth="scott"), KernelMean(), GaussianProcess(), KernelRidge()]
+)
 def test_scikit_learn_finds_nothing_wrong(model):
     found = check_estimator(model, on_fail="raise", on_skip=None)
     statuses = {one["check_name"]: one["status"] for one in found}
@@ -98,6 +101,25 @@ def test_other_kernels(data):
     np.testing.assert_allclose(mean, jaxgauss.kernel_mean(queries, points, values, 0.5, **options), rtol=1e-10)
     cross, gram = (jaxgauss.kernel_sum(x, points, np.eye(67), 0.5, **options) for x in (queries, points))
     np.testing.assert_allclose(ridge, cross @ np.linalg.solve(gram + np.eye(67), values), atol=1e-8)
+
+
+@pytest.mark.parametrize("dtype, error", [(np.float64, 1e-11), (np.float32, 3e-5)])
+def test_a_named_bandwidth_is_that_of_scipy(as_it_comes, data, dtype, error):
+    """In units of 1e100, with weights, with samples drawn from it, in a search."""
+    points, _, weights, queries = data
+    unit = 1e100 if dtype == np.float64 else 1e10
+    points, queries = ((unit * x @ np.triu(np.ones((3, 3)))).astype(dtype) for x in (points, queries))
+    kept = weights > 0
+    model = KernelDensity(bandwidth="silverman").fit(points, sample_weight=weights)
+    theirs = scipy.stats.gaussian_kde(points[kept].T.astype(float) / unit, "silverman", weights[kept])
+    expected = theirs.logpdf(queries.T.astype(float) / unit) - 3 * np.log(unit)
+    np.testing.assert_allclose(model.score_samples(queries), expected, rtol=0, atol=error * np.abs(expected).max())
+    np.testing.assert_allclose(model.covariance_ / unit**2, theirs.covariance, rtol=1e-12)
+    drawn = pickle.loads(pickle.dumps(model)).sample(20_000, random_state=0)
+    spread = np.cov(drawn.T.astype(float) / unit)
+    assert drawn.dtype == dtype and np.abs(spread / (theirs.covariance * (1 + theirs.factor**-2)) - 1).max() < 0.1
+    search = GridSearchCV(KernelDensity(), {"bandwidth": ["scott", None]}).fit(points / unit)
+    assert search.best_params_ == {"bandwidth": "scott"} and KernelDensity().fit(points / unit).covariance_ is None
 
 
 def test_bandwidths_are_chosen_by_leaving_one_out(data):

@@ -213,6 +213,7 @@ tau_from_bandwidth(-1.0) | bandwidth | -1.0 | Pass its absolute value.
 tau_from_bandwidth("1") | bandwidth! | '1' | Pass 0.5, for example.
 tau_from_bandwidth(1e-200) | bandwidth | 1e-200 | Pass its absolute value.
 tau_from_bandwidth(1.0, "scikit_learn") | convention | 'scikit_learn' | Did you mean 'scikit-learn'?
+tau_from_bandwidth(1.0, "scipy") | convention must be that of a bandwidth | 'scipy', whose `factor` | Use `kde_log
 tau_from_bandwidth(1.0, "foo") | convention | 'foo' | Pass 'sigma', for example.
 median_heuristic(a) | points | points (5,) | One-dimensional points are points[:, None]; batches go by jax.vmap.
 median_heuristic(x[:1]) | points | points (1, 3) | Pass more points.
@@ -314,6 +315,12 @@ kde_logpdf(a, y, 1.0) | points | samples (4, 3), points (5,) | One-dimensional p
 kde_logpdf(x, y, 1.0, kernel="imq") | kernel | Kernel(imq) in 3 dimensions | Use a Matérn kernel
 kde_logpdf(x, y, 1.0, weights=np.zeros(4)) | weights | weights from 0.0 to 0.0 | Pass positive ones.
 jax.grad(lambda x: kde_logpdf(x, y, 1.0, progress=True).sum())(x) | progress must be False | True | Leave it out.
+kde_logpdf(x, y) | tau must be given, or bandwidth | tau None, bandwidth None | Pass bandwidth='scott'.
+kde_logpdf(x, y, "silverman") | tau must be given | tau 'silverman', bandwidth None | Pass bandwidth='silverman'.
+kde_logpdf(x, y, 1.0, bandwidth="scott") | tau | tau 1.0, bandwidth 'scott' | Leave one out.
+kde_logpdf(x, y, bandwidth="scot") | bandwidth must be one of scott, silverman | 'scot' | Pass 'scott', for example.
+kde_score(x, y, bandwidth=0.5) | bandwidth | 0.5 | A number is tau=jaxgauss.tau_from_bandwidth(0.5).
+kde_score(x, y[:3], bandwidth="scott") | samples must vary in every direction | samples (3, 3) of a s | Pass tau, or few
 kde_score(x, y[:0], 1.0) | samples | samples (0, 3), points (5, 3) | Pass more points.
 kde_score(x, y, 1.0, kernel="laplacian") | kernel | 'laplacian' | Did you mean 'laplace'?
 mean_shift(x, y, [1.0, 2.0]) | tau | tau (2,) | Try each by itself.
@@ -395,7 +402,10 @@ optax.scale_by_svgd(1.0).update({"y": x}, (), {"x": x}) | updates | updates {'y'
 optax.scale_by_svgd(1.0).update(x.astype(int), (), x.astype(int)) | params! | params int64 | Convert with params.astype
 ott.PointCloud(x, y, engine="fast") | engine | 'fast' | Pass 'auto', for example.
 ott.PointCloud(x, y, cost_fn=ott.costs.PNormP(1.5)) | cost_fn must be the squared Euclidean | <ott | Leave it out, or u
-sklearn.KernelDensity(tau="scott").fit(x) | tau | tau 'scott' | Pass 1 / sigma**2.
+sklearn.KernelDensity(tau="scott").fit(x) | tau | tau 'scott', bandwidth None | Pass bandwidth='scott'.
+sklearn.KernelDensity(tau="wide").fit(x) | tau | tau 'wide' | Pass 1 / sigma**2.
+sklearn.KernelDensity(1.0, bandwidth="scott").fit(x) | tau | tau 1.0, bandwidth 'scott' | Leave one out.
+sklearn.KernelDensity(bandwidth="scott").fit(x[:3]) | X must vary in every direction | X (3, 3) of | Pass tau, or few
 sklearn.KernelDensity(-1.0).fit(x) | tau | tau -1.0 | Pass 1 / sigma**2.
 sklearn.KernelDensity(True).fit(x) | tau must be a positive number or 'leave_one_out' | tau True | Pass 1 / sigma**2.
 sklearn.KernelDensity(kernel="imq").fit(x) | kernel must have an integral | Kernel(imq) in 3 dimensions | Use a Matérn 

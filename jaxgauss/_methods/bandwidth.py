@@ -21,7 +21,7 @@ CONVENTIONS = {
     "exp(-d²/2p²)": (
         lambda p: 1 / p**2,
         (
-            *("sigma", "coreax", "geomloss", "alibi-detect", "torchdrift", "mmdfuse", "gpjax", "scipy"),
+            *("sigma", "coreax", "geomloss", "alibi-detect", "torchdrift", "mmdfuse", "gpjax"),
             *("lengthscale", "gpytorch", "pykeops kriging"),
         ),
     ),
@@ -44,7 +44,7 @@ def tau_from_bandwidth(bandwidth: Float[Array | np.ndarray, "*shape"] | float, c
 
     | convention | kernel | τ |
     |---|---|---|
-    | sigma, coreax, geomloss, alibi-detect, torchdrift, mmdfuse, scipy | exp(-d²/2p²) | 1/p² |
+    | sigma, coreax, geomloss, alibi-detect, torchdrift, mmdfuse | exp(-d²/2p²) | 1/p² |
     | lengthscale, gpytorch, gpjax, pykeops kriging (its tutorial) | exp(-d²/2p²) | 1/p² |
     | gamma, scikit-learn (sklearn), hyppo | exp(-p d²) | 2p |
     | h, blackjax, numpyro, epsilon, ott | exp(-d²/p) | 2/p |
@@ -55,9 +55,9 @@ def tau_from_bandwidth(bandwidth: Float[Array | np.ndarray, "*shape"] | float, c
     | coreax RationalQuadraticKernel | (1 + d²/2αp²)^-α | 1/p² |
     | coreax PCIMQKernel | (1 + d²/2p²)^(-½): imq | 1/2p² |
 
-    `scipy` and scikit-learn's `KernelDensity` call σ a bandwidth; for SciPy's `gaussian_kde`, σ is `factor` times the
-    standard deviation. geomloss's "gaussian" loss is ½ MMD². The Laplacian kernels of scikit-learn and coreax use the
-    distance |·|₁, and are none of these.
+    scikit-learn's `KernelDensity` calls σ a bandwidth. `factor` of SciPy's `gaussian_kde` is none: it multiplies the
+    standard deviation, and `kde_logpdf` has `bandwidth="scott"` for it. geomloss's "gaussian" loss is ½ MMD². The
+    Laplacian kernels of scikit-learn and coreax use the distance |·|₁, and are none of these.
 
     Args:
         bandwidth: p, positive: a number or an array of any shape.
@@ -75,6 +75,12 @@ def tau_from_bandwidth(bandwidth: Float[Array | np.ndarray, "*shape"] | float, c
         >>> jaxgauss.tau_from_bandwidth(0.5), jaxgauss.tau_from_bandwidth(0.5, "scikit-learn")
         (4.0, 1.0)
     """
+    if convention == "scipy":
+        raise ValueError(
+            "`jaxgauss.tau_from_bandwidth`: `convention` must be that of a bandwidth; got 'scipy', whose `factor`"
+            " multiplies the covariance of the samples. Use `kde_logpdf` with bandwidth='scott', or in one dimension"
+            " kde.covariance**0.5 as 'sigma'."
+        )
     check_choice("tau_from_bandwidth", "convention", convention, tuple(_FORMULAS))
     p = np.asarray(bandwidth) if isinstance(bandwidth, list | tuple) else bandwidth
     if not isinstance(p, jax.core.Tracer):

@@ -14,7 +14,7 @@ from .._arrays.devices import has_cuda
 from .._arrays.points import LOG_ZERO
 from .._arrays.tracing import jitted
 from .._checks.arguments import public
-from .._checks.samples import check_kernel, check_samples, check_signs
+from .._checks.samples import check_kernel, check_options, check_samples, check_signs
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights, working_dtype
 from .._kernels.kernels import Kernel
 from .._sums.display import refuse_progress_in_a_trace
@@ -23,14 +23,16 @@ from .._sums.mesh import log_sum_over_mesh, relative_sum_over_mesh
 from .._sums.preparation import check_plan, examined
 from .._sums.progress import in_parts
 from .weights import normalized
+from .whitening import Whitening, check_one_bandwidth, whitening_of
 
 
 @public()
 def kde_logpdf(
     points: Points,
     samples: Points,
-    tau: Taus,
+    tau: Taus | None = None,
     *,
+    bandwidth: str | None = None,
     kernel: str | Kernel = "gauss",
     weights: Weights | None = None,
     progress: bool = False,
@@ -45,6 +47,9 @@ def kde_logpdf(
         points: x where to evaluate, (P, D).
         samples: k, (N, D).
         tau: τ = 1/σ², positive; or several, (T,), whose densities are averaged.
+        bandwidth: "scott" or "silverman" instead of τ. τ ‖x - k‖² is then (x - k)ᵀ H⁻¹ (x - k), and the factor
+            (2π)^{-D/2} |H|^{-½}, as in SciPy's `gaussian_kde`: H is the covariance of the samples times the rule's
+            factor squared. Derivatives pass through H.
         kernel: "gauss", "matern12" ("laplace"), "matern32", "matern52"; or, in D < 2α dimensions,
             `rational_quadratic(alpha)`, which is Student's density with 2α - D degrees of freedom ("cauchy": α = 1).
         weights: w, (N,), not negative; they are divided by their sum. None: all are equal.
@@ -56,8 +61,8 @@ def kde_logpdf(
         (P,), in the promoted dtype.
 
     Raises:
-        ValueError: shapes do not fit, there are no samples, tau or weights are not positive, or an option has an
-            unknown value, or `progress` under a transformation.
+        ValueError: shapes do not fit, there are no samples, tau or weights are not positive, both or neither of tau and
+            bandwidth are given, H is singular (under `jit` the result is NaN), or an option has an unknown value.
         TypeError: points, samples or weights are not a floating array.
 
     Derivatives:
@@ -65,7 +70,7 @@ def kde_logpdf(
         weights of zero do not exceed 1e26.
 
     Precision:
-        As for `log_gauss_sum`.
+        As for `log_gauss_sum`. A named bandwidth loses digits as √H is ill conditioned.
 
     Example:
         >>> import jax.numpy as jnp, jaxgauss
@@ -75,19 +80,21 @@ def kde_logpdf(
     References:
         Silverman, "Density Estimation for Statistics and Data Analysis", 1986.
     """
-    settings, operand = _check("kde_logpdf", points, samples, tau, kernel, weights, options)
+    if progress:
+        refuse_progress_in_a_trace("kde_logpdf", points, samples, tau, weights)
+    settings, points, *others = _check("kde_logpdf", points, samples, tau, bandwidth, kernel, weights, options)
     if not progress:
-        return _logpdf(settings, points, samples, operand, weights)
-    refuse_progress_in_a_trace("kde_logpdf", points, samples, tau, weights)
-    return in_parts(settings, lambda x: _logpdf(settings, x, samples, operand, weights), points, len(samples))
+        return _logpdf(settings, points, *others)
+    return in_parts(settings, lambda x: _logpdf(settings, x, *others), points, len(samples))
 
 
 @public()
 def kde_score(
     points: Points,
     samples: Points,
-    tau: Taus,
+    tau: Taus | None = None,
     *,
+    bandwidth: str | None = None,
     kernel: str | Kernel = "gauss",
     weights: Weights | None = None,
     **options: Unpack[MeshOptions],
@@ -98,7 +105,7 @@ def kde_score(
     weighted by the densities.
 
     Args:
-        points, samples, tau, kernel, weights, **options: as for `kde_logpdf`.
+        points, samples, tau, bandwidth, kernel, weights, **options: as for `kde_logpdf`.
 
     Returns:
         (P, D): it points up the density. An Optax optimizer descends, so give it the negative.
@@ -117,14 +124,16 @@ def kde_score(
     References:
         Fukunaga & Hostetler, "The Estimation of the Gradient of a Density Function", 1975.
     """
-    settings, tau = _check("kde_score", points, samples, tau, kernel, weights, options, pulls=True)
-    return _score(settings, points, samples, tau, weights)
+    return _score(*_check("kde_score", points, samples, tau, bandwidth, kernel, weights, options, pulls=True))
 
 
 def _check(
-    function: str, points, samples, tau, kernel, weights, options: MeshOptions, *, pulls: bool = False
-) -> tuple[Settings, Any]:
-    """Check the arguments; return the settings and τ."""
+    function: str, points, samples, tau, bandwidth, kernel, weights, options: MeshOptions, *, pulls: bool = False
+) -> tuple[Settings, Any, Any, Any, Any, Whitening | None]:
+    """Check the arguments; return the settings, points, samples, τ, weights, and how points were whitened if so."""
+    check_options(function, options)
+    check_one_bandwidth(function, tau, bandwidth)
+    tau = 1.0 if tau is None else tau
     given = {"weights": weights}
     both = {"samples": samples, "points": points}
     kernel = check_kernel(function, kernel, positive=True)
@@ -132,10 +141,14 @@ def _check(
     settings = check_samples(function, both, tau, options, weights=given, may_be_empty="points", **how)
     check_integral(function, kernel, points.shape[1])
     check_signs(function, weights)
-    settings = as_logs(settings)
+    settings, found = as_logs(settings), None
+    if bandwidth is not None:
+        found = whitening_of(settings, bandwidth, samples, weights)
+        points, samples = found.points(points), found.points(samples)
     pairs = points.shape[0] * samples.shape[0] * math.prod(np.shape(tau))
     tau = check_plan(settings, tau, pairs, points.shape[1], 1, samples, points)
-    return examined(settings, tau, points, samples, weights, pulls=pulls, logs=True), tau
+    settings = examined(settings, tau, points, samples, weights, pulls=pulls, logs=True)
+    return settings, points, samples, tau, weights, found
 
 
 def check_integral(function: str, kernel: Kernel, dim: int) -> None:
@@ -148,7 +161,7 @@ def check_integral(function: str, kernel: Kernel, dim: int) -> None:
 
 
 @functools.partial(jitted, num_static=1)
-def _logpdf(settings: Settings, points, samples, tau, weights) -> Array:
+def _logpdf(settings: Settings, points, samples, tau, weights, whitening: Whitening | None) -> Array:
     dtype = working_dtype(settings.dtype)
     points, samples, tau = (jnp.asarray(x, dtype) for x in (points, samples, tau))
     w = normalized(settings, weights, samples)[:, None]
@@ -158,14 +171,17 @@ def _logpdf(settings: Settings, points, samples, tau, weights) -> Array:
     logs = logs[..., 0] + log_factor(settings.kernel, tau, points.shape[-1])[..., None]
     if tau.ndim:
         logs = jax.nn.logsumexp(logs, 0) - math.log(len(tau))
+    logs = logs if whitening is None else logs + whitening.log_det
     return logs.astype(settings.dtype)
 
 
 @functools.partial(jitted, num_static=1)
-def _score(settings: Settings, points, samples, tau, weights) -> Array:
+def _score(settings: Settings, points, samples, tau, weights, whitening: Whitening | None) -> Array:
     points = jnp.asarray(points, working_dtype(settings.dtype))
     # the rule of log_gauss_sum takes the means from the same call; XLA drops what is unused
-    return jax.grad(lambda x: _logpdf(settings, x, samples, tau, weights).sum())(points).astype(settings.dtype)
+    scores = jax.grad(lambda x: _logpdf(settings, x, samples, tau, weights, None).sum())(points)
+    scores = scores if whitening is None else whitening.gradient(scores)
+    return scores.astype(settings.dtype)
 
 
 def log_or_zero(weights: Array) -> Array:
