@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxgauss import hsic_test, ksd_test, median_heuristic, mmd_test
+from jaxgauss import hsic_test, ksd_test, median_tau, mmd_test
 
 from .plots import having, milliseconds, pivot
 from .study import Cell, Study, Task, unchecked
@@ -41,7 +41,7 @@ def p_value(x, y, key, problem: str, number: int, options: tuple) -> jax.Array:
     how: dict[str, Any] = dict(options) | {"rng_key": key}
 
     def spread(z: jax.Array) -> jax.Array:
-        tau = median_heuristic(z)
+        tau = median_tau(z)
         return tau if number == 1 else tau * jnp.geomspace(1 / 16, 16, number, dtype=tau.dtype)
 
     if problem == "two-sample":

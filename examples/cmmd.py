@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 from sklearn.neural_network import MLPClassifier
 from tqdm import tqdm
 
-from jaxgauss import median_heuristic, mmd_estimate
+from jaxgauss import median_tau, mmd_estimate
 
 SIZES = (50, 100, 200, 400, 800, 1600)  # of samples
 WRONG = {"noise {}": (0.1, 0.2, 0.4), "blur {}": (0.4, 0.6, 0.8), "{} classes": (9, 7, 4), "{} images": (100, 30, 10)}
@@ -78,7 +78,7 @@ def main(repetitions=30, picture="outputs/cmmd.png"):
     network = MLPClassifier((128, 32), activation="tanh", tol=1e-3, random_state=0).fit(images[:899] / 16, labels[:899])
     real, others, classes = embed(network, images[899:1348] / 16), images[1348:] / 16, labels[1348:]
     made = {"real": others} | {w.format(x): corrupt(others, classes, w, x) for w in WRONG for x in WRONG[w]}
-    tau, found = float(median_heuristic(real)), {name: embed(network, x) for name, x in made.items()}
+    tau, found = float(median_tau(real)), {name: embed(network, x) for name, x in made.items()}
     scores = {name: (*map(float, mmd_estimate(real, x, tau)), frechet(real, x)) for name, x in found.items()}
     rows = [f"{name:10} MMD² {value:8.5f} ± {error:.5f}, FID {fid:.4f}" for name, (value, error, fid) in scores.items()]
     print(f"accuracy of the network: {network.score(images[899:] / 16, labels[899:]):.1%}", *rows, sep="\n")

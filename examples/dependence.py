@@ -15,7 +15,7 @@ from scipy.stats import t as student
 from sklearn.datasets import load_digits
 from tqdm import tqdm, trange
 
-from jaxgauss import hsic_test, median_heuristic
+from jaxgauss import hsic_test, median_tau
 
 ALPHA = 0.05
 PIXEL = 6 * 8 + 4  # the one that is shown: row 6, column 4
@@ -87,7 +87,7 @@ def main(num=200, repetitions=200, permutations=999, picture="outputs/dependence
     print(f"2016 pairs of pixels, {num} digits: HSIC finds {by_hsic.sum() // 2} dependent, correlation", end=" ")
     print(f"{by_correlation.sum() // 2}, both {both}, either {either}; {seconds:.1f} s")
     rng_keys, level, power = jax.random.split(jax.random.key(2), repetitions), {}, {}
-    taus = median_heuristic(digits[..., 3]), median_heuristic(digits[..., 4])
+    taus = median_tau(digits[..., 3]), median_tau(digits[..., 4])
     for resampling in tqdm(STYLES, unit="kind of resampling"):
         for size in LEVEL_SIZES:
             level[resampling, size] = np.asarray(p_values(rng_keys, columns, digits, taus, size, resampling))

@@ -13,7 +13,7 @@ from compare_dense import peak_bytes
 from sklearn.datasets import load_digits
 from tqdm import tqdm
 
-from jaxgauss import embedding_norm_squared, kernel_herding, median_heuristic, mmd_squared
+from jaxgauss import embedding_norm_squared, kernel_herding, median_tau, mmd_squared
 
 RANDOM = 20  # choices
 SIZES = 6  # of the curves
@@ -48,7 +48,7 @@ def main(num=200, points=50000, chosen=500, picture="outputs/herding.png"):
     """Herd the digits and compare with random choices; herd many points; draw both."""
     data: Any = load_digits()
     digits = jnp.asarray(data.data / 16, jnp.float32)  # (1797, 64)
-    tau = median_heuristic(digits)
+    tau = median_tau(digits)
     herd = kernel_herding(digits, tau, num, precision=PRECISE)
     sizes = np.unique(np.geomspace(1, num, SIZES).astype(int))
     bar = tqdm(sizes, desc="optimal weights", unit="size")

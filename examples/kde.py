@@ -12,7 +12,7 @@ from sklearn.datasets import load_sample_image
 from sklearn.neighbors import KernelDensity
 from tqdm import tqdm, trange
 
-from jaxgauss import kde_logpdf, kde_score, leave_one_out_tau, median_heuristic
+from jaxgauss import kde_logpdf, kde_score, leave_one_out_tau, median_tau
 
 LUMA = np.array([0.299, 0.587, 0.114])  # how bright red, green and blue look
 GRID = 150  # points of the contours along an axis
@@ -66,7 +66,7 @@ def main(num=10000, steps=200, picture="outputs/kde.png"):
     search = jax.block_until_ready(leave_one_out_tau(train, progress=True))
     seconds = time.perf_counter() - start
     print(f"leave-one-out: {len(search.taus)} bandwidths, {num} points, {seconds:.1f} s with compiling")
-    rules = {"leave-one-out": search.tau, "Scott's rule": scott_tau(train), "median heuristic": median_heuristic(train)}
+    rules = {"leave-one-out": search.tau, "Scott's rule": scott_tau(train), "median heuristic": median_tau(train)}
     bar = tqdm(search.taus, desc="held out", unit="bandwidth")
     curve = [float(kde_logpdf(held_out, train, tau).mean()) for tau in bar]
     for name, tau in rules.items():

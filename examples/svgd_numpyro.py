@@ -16,7 +16,7 @@ from numpyro.infer.reparam import LocScaleReparam
 from numpyro.infer.util import initialize_model
 from tqdm import trange
 
-from jaxgauss import ksd_squared, median_heuristic
+from jaxgauss import ksd_squared, median_tau
 from jaxgauss.optax import scale_by_svgd
 
 # Rubin, "Estimation in Parallel Randomized Experiments", 1981: points that coaching added in eight schools' tests
@@ -76,8 +76,8 @@ def main(particles=2000, steps=1000, samples=2500, picture="outputs/svgd_numpyro
         moved = by_svgd(model.potential_fn, jax.vmap(unravel)(x), tau, steps)
         seconds = time.perf_counter() - start
         flat = jax.vmap(lambda particle: ravel_pytree(particle)[0])(moved)
-        ksd = float(ksd_squared(flat, scores(flat), median_heuristic(x), kernel="imq"))  # does not know NUTS
-        at = 2 * np.log(particles) * float(median_heuristic(flat)) if tau == "median" else tau
+        ksd = float(ksd_squared(flat, scores(flat), median_tau(x), kernel="imq"))  # does not know NUTS
+        at = 2 * np.log(particles) * float(median_tau(flat)) if tau == "median" else tau
         found[tau] = at, ksd, constrained(moved)
         shift, ratio = compared(found[tau][2], nuts)
         print(f"{tau:>6} {seconds:>9.0f} {ksd:>8.5f} {shift.max():>14.2f} sd   {ratio.min():.2f} to {ratio.max():.2f}")

@@ -14,7 +14,7 @@ from sklearn.model_selection import train_test_split
 from sklearn.preprocessing import StandardScaler
 from tqdm import trange
 
-from jaxgauss import ksd_squared, median_heuristic, svgd_direction
+from jaxgauss import ksd_squared, median_tau, svgd_direction
 
 PRIOR = 1.0  # variance of the Gaussian prior of every weight, the intercept's as well
 
@@ -80,11 +80,11 @@ def main(particles=10_000, steps=300, samples=1000, picture="outputs/svgd_poster
     x = jnp.sqrt(PRIOR) * jax.random.normal(jax.random.key(0), (particles, len(mode)))
     optimizer = optax.adam(optax.cosine_decay_schedule(0.2, steps))
     state = optimizer.init(x)
-    ksd_tau = median_heuristic(mcmc)
+    ksd_tau = median_tau(mcmc)
 
     @jax.jit
     def step(x, state, rng_key):
-        tau = 2 * jnp.log(particles) * median_heuristic(x, rng_key=rng_key, max_points=300)  # Liu & Wang's rule
+        tau = 2 * jnp.log(particles) * median_tau(x, rng_key=rng_key, max_points=300)  # Liu & Wang's rule
         direction = svgd_direction(x, scores(x), tau)
         updates, state = optimizer.update(-direction, state)  # minus: Optax descends, particles go up the density
         return optax.apply_updates(x, updates), state

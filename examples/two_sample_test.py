@@ -14,7 +14,7 @@ from scipy.ndimage import gaussian_filter
 from sklearn.datasets import load_sample_image
 from tqdm import tqdm
 
-from jaxgauss import median_heuristic, mmd_test
+from jaxgauss import median_tau, mmd_test
 
 ALPHA = 0.05
 WIDTH = 4  # patches are 4 × 4 pixels, points of 16 dimensions
@@ -57,7 +57,7 @@ def main(num=5000, repetitions=300, permutations=999, picture="outputs/two_sampl
     """One big test with each bandwidth, the level by sample size, the power by blur, and a picture of them."""
     image = load_sample_image("china.jpg").mean(-1) / 255
     blurred = {width: patches(gaussian_filter(image, width)) for width in BLURS}
-    sharp, tau = blurred[0.0], median_heuristic(blurred[0.0])
+    sharp, tau = blurred[0.0], median_tau(blurred[0.0])
     x, y = two_samples(jax.random.key(0), sharp, blurred[SLIGHT], num)
     big = {}
     for name in ("median heuristic", "six bandwidths"):

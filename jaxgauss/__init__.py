@@ -23,7 +23,7 @@ from ._inspect.explain import explain as explain
 from ._inspect.explanation import Explanation as Explanation
 from ._kernels.kernels import Kernel as Kernel
 from ._kernels.kernels import rational_quadratic as rational_quadratic
-from ._methods.bandwidth import median_heuristic as median_heuristic
+from ._methods.bandwidth import median_tau as median_tau
 from ._methods.bandwidth import tau_from_bandwidth as tau_from_bandwidth
 from ._methods.energy import energy_distance as energy_distance
 from ._methods.herding import Herding as Herding

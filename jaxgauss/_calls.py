@@ -127,7 +127,7 @@ def add_hint(error: TypeError, function: Callable[..., Any], kwargs: dict[str, A
         elif (found := nearest(name, names)) is not None:
             error.add_note(f"Did you mean {found}?")
     if "missing" in str(error) and "'tau" in str(error):
-        error.add_note("A tau is 1/σ²; jaxgauss.median_heuristic finds one.")
+        error.add_note("A tau is 1/σ²; jaxgauss.median_tau finds one.")
 
 
 def also_called(name: str, function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:

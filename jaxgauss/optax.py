@@ -14,7 +14,7 @@ from ._checks.optional import needed
 from ._checks.samples import check_kernel, check_options
 from ._checks.settings import MeshOptions, Taus, working_dtype
 from ._kernels.kernels import Kernel
-from ._methods.bandwidth import median_heuristic
+from ._methods.bandwidth import median_tau
 from ._methods.svgd import _flat, check_particles, svgd_direction
 
 with needed("jaxgauss.optax", "optax"):
@@ -98,7 +98,7 @@ def scale_by_svgd(
 def _liu_wang(particles: Array) -> Array:
     if len(particles) < 2:
         return jnp.ones((), working_dtype(particles.dtype))  # for one particle, τ does not matter
-    tau = median_heuristic(particles, max_points=MAX_POINTS)
+    tau = median_tau(particles, max_points=MAX_POINTS)
     return jnp.log(len(particles)).astype(tau.dtype) * 2 * tau
 
 

@@ -82,7 +82,8 @@ def others(x, y, **shares):
     test = jaxgauss.mmd_test(x, y, TAUS, rng_key=jax.random.key(0), num_permutations=20, **shares)
     score = jaxgauss.kde_score(x, y, TAUS, weights=WEIGHTS, **shares)
     by_weight = jax.grad(lambda w: jnp.sin(jaxgauss.kde_logpdf(x, y, TAUS, weights=w, **shares)).sum())(WEIGHTS)
-    return jaxgauss.mmd_flow_velocity(x, y, TAUS, **shares), score, by_weight, tuple(test)
+    named = jaxgauss.kde_score(x, y, bandwidth="scott", weights=WEIGHTS, **shares)
+    return jaxgauss.mmd_flow_velocity(x, y, TAUS, **shares), score, named, by_weight, tuple(test)
 
 
 def waves(x, y, **shares):
@@ -126,8 +127,9 @@ def plain(_x, _y, queries=QUERIES, keys=KEYS, values=VALUES, weights=VALUES[:, 0
         sampler.step(jaxgauss.SVGDState(queries, {"tau": 0.7}, optax.sgd(0.1).init(0))).particles,
         jaxgauss.ksd_squared(keys, -keys, TAUS, weights=weights),
         [f(*many, weights=weights) for f in (jaxgauss.kde_logpdf, jaxgauss.kde_score)],
+        jaxgauss.kde_logpdf(*both[:2], bandwidth="scott", weights=weights),
         jaxgauss.leave_one_out_tau(keys, weights=weights),
-        [jaxgauss.median_heuristic(queries, max_points=n, rng_key=rng_key) for n in (5, 50)],
+        [jaxgauss.median_tau(queries, max_points=n, rng_key=rng_key) for n in (5, 50)],
         jaxgauss.mmd_test(*many, rng_key=rng_key, num_permutations=20),
         jaxgauss.hsic(keys, values, 0.7, 0.5, weights=weights),
         jaxgauss.hsic_test(keys, values, 0.7, 0.5, rng_key=rng_key, num_permutations=20),

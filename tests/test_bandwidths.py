@@ -1,4 +1,4 @@
-"""Bandwidths of points with ties and outliers: `leave_one_out_tau` and `median_heuristic`."""
+"""Bandwidths of points with ties and outliers: `leave_one_out_tau` and `median_tau`."""
 
 import warnings
 from typing import Any
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxgauss import leave_one_out_tau, median_heuristic
+from jaxgauss import leave_one_out_tau, median_tau
 from jaxgauss.sklearn import KernelDensity
 
 JITTED = jax.jit(leave_one_out_tau)
@@ -81,7 +81,7 @@ def test_equal_points_count_as_of_variance_one(value, num):
     for array in (jnp.full((num, 1), value, "float32"), np.full((num, 1), value)):
         search = leave_one_out_tau(array)
         np.testing.assert_allclose([*search.taus[:1], *search.taus[-1:]], [scott / 16, scott * 4096], rtol=1e-5)
-        assert search.tau == search.taus[6] and median_heuristic(array) == 1
+        assert search.tau == search.taus[6] and median_tau(array) == 1
     varying = np.arange(num) * value * 1e-12
     columns = np.stack([np.full(num, value), varying], -1).astype("float32")
     expected = num ** (1 / 3) / (np.var(varying) / 2)
@@ -102,4 +102,4 @@ def test_an_outlier_moves_no_bandwidth_far(rng, outlier, where):
         assert best / 256 < search.tau < 4 * best
         z = y.astype(float)
         squared = np.square(z[:, None] - z[None]).sum(-1)[np.triu_indices(100, 1)]
-        assert float(median_heuristic(points)) == pytest.approx(1 / np.median(squared), rel=1e-5)
+        assert float(median_tau(points)) == pytest.approx(1 / np.median(squared), rel=1e-5)

@@ -86,7 +86,7 @@ def test_many_functions_take_tau():
 
 @pytest.mark.parametrize("rng_key", [jax.random.key(0), jax.random.PRNGKey(0), np.asarray(jax.random.PRNGKey(0))])
 def test_random_keys_of_either_kind_are_taken(rng_key):
-    assert jaxgauss.median_heuristic(jnp.ones((4, 2)), rng_key=rng_key, max_points=2) == 1
+    assert jaxgauss.median_tau(jnp.ones((4, 2)), rng_key=rng_key, max_points=2) == 1
 
 
 def test_a_mask_without_pairs_has_no_unbiased_estimate():

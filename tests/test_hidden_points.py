@@ -178,7 +178,7 @@ OF_ROWS = {
     "mmd_test": (False, lambda x, v, w: jg.mmd_test(x, Y, 0.7, rng_key=KEY, num_permutations=9).statistic),
     "hsic_test": (False, lambda x, v, w: jg.hsic_test(x, v, 0.7, 0.5, rng_key=KEY, num_permutations=9).statistic),
     "ksd_test": (False, lambda x, v, w: jg.ksd_test(x, v, 0.7, rng_key=KEY, num_bootstrap=9).statistic),
-    "median": (False, lambda x, v, w: jg.median_heuristic(x)),
+    "median": (False, lambda x, v, w: jg.median_tau(x)),
     "herding": (False, lambda x, v, w: x[jg.kernel_herding(x, 0.7, 3, weights=w).indices][:, 0]),
     "energy": (True, lambda x, v, w: jax.grad(jg.energy_distance)(x, Y)),
     "scores": (True, lambda x, v, w: jax.grad(lambda x: jnp.sin(jg.kde_logpdf(x, x, 0.7)).sum())(x)),

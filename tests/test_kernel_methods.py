@@ -23,7 +23,7 @@ from jaxgauss import (
     ksd_squared,
     leave_one_out_tau,
     log_gauss_sum,
-    median_heuristic,
+    median_tau,
     mmd_flow_velocity,
     mmd_squared,
     mmd_witness,
@@ -286,25 +286,25 @@ def test_parts_with_a_bar_give_the_same(rng, capsys):
 
 
 @pytest.mark.filterwarnings("ignore:.*got NaN among them")
-def test_median_heuristic(rng):
+def test_median_tau(rng):
     points = rng.normal(size=(40, 3))
     squared = np.square(points[:, None] - points).sum(-1)[np.triu_indices(40, 1)]
-    assert float(median_heuristic(points)) == pytest.approx(1 / np.median(squared), rel=1e-12)
-    assert float(jax.jit(median_heuristic)(points)) == pytest.approx(1 / np.median(squared), rel=1e-12)
+    assert float(median_tau(points)) == pytest.approx(1 / np.median(squared), rel=1e-12)
+    assert float(jax.jit(median_tau)(points)) == pytest.approx(1 / np.median(squared), rel=1e-12)
     many = jnp.asarray(rng.normal(size=(20000, 3)))
-    chosen = [float(median_heuristic(many, rng_key=jax.random.key(i), max_points=500)) for i in range(2)]
+    chosen = [float(median_tau(many, rng_key=jax.random.key(i), max_points=500)) for i in range(2)]
     assert chosen[0] != chosen[1] and np.allclose(chosen, 1 / 4.73, rtol=0.1)  # the median of 2χ²₃
-    assert float(median_heuristic(many)) == pytest.approx(1 / 4.73, rel=0.1)
-    assert float(median_heuristic(jnp.ones((5, 2)))) == 1
-    assert float(median_heuristic(jnp.asarray([[0.0], [0.0], [0.0], [0.0], [2.0]]))) == 0.25
-    assert np.isfinite(median_heuristic(1e30 * points.astype(np.float32)))
-    assert not np.any(jax.grad(lambda x: median_heuristic(x))(points))
+    assert float(median_tau(many)) == pytest.approx(1 / 4.73, rel=0.1)
+    assert float(median_tau(jnp.ones((5, 2)))) == 1
+    assert float(median_tau(jnp.asarray([[0.0], [0.0], [0.0], [0.0], [2.0]]))) == 0.25
+    assert np.isfinite(median_tau(1e30 * points.astype(np.float32)))
+    assert not np.any(jax.grad(lambda x: median_tau(x))(points))
     for scale in (1e-4, 1.0, 1e4):  # in float16 τ would be infinite, or zero
         half = jnp.asarray(scale * points, "float16")
-        expected = float(median_heuristic(half.astype(jnp.float64)))
-        assert float(median_heuristic(half)) == pytest.approx(expected, rel=1e-5)
+        expected = float(median_tau(half.astype(jnp.float64)))
+        assert float(median_tau(half)) == pytest.approx(expected, rel=1e-5)
     for value in (np.nan, np.inf):
-        assert np.isnan(median_heuristic(np.where(np.arange(40)[:, None] == 7, value, points)))
+        assert np.isnan(median_tau(np.where(np.arange(40)[:, None] == 7, value, points)))
 
 
 @pytest.mark.parametrize(
@@ -432,7 +432,7 @@ def test_svgd_takes_a_kernel(rng):
     particles = jnp.asarray(rng.normal(size=(40, 2)))
     sampler = svgd(lambda x: -(x - 1.0), optax.sgd(0.5), kernel="imq")
     state = sampler.init(particles)
-    tau = 2 * np.log(40) * median_heuristic(particles)
+    tau = 2 * np.log(40) * median_tau(particles)
     direction = svgd_direction(particles, 1 - particles, tau, kernel="imq")
     assert relative_error(state.kernel_parameters["tau"], tau) < 1e-12
     assert relative_error(sampler.step(state).particles, particles + 0.5 * direction) < 1e-12

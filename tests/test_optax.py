@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 
-from jaxgauss import median_heuristic, svgd_direction
+from jaxgauss import median_tau, svgd_direction
 from jaxgauss.optax import scale_by_svgd
 
 
@@ -31,7 +31,7 @@ def test_updates_are_minus_the_direction(particles, form, tau):
     gradients = jnp.sin(particles)
     update = jax.jit(scale_by_svgd(tau, kernel="imq").update)
     updates, state = update(form(gradients), optax.EmptyState(), form(particles))
-    as_number = 2 * np.log(37) * median_heuristic(particles) if isinstance(tau, str) else tau
+    as_number = 2 * np.log(37) * median_tau(particles) if isinstance(tau, str) else tau
     expected = form(-svgd_direction(particles, -gradients, as_number, kernel="imq"))
     assert state == optax.EmptyState() == scale_by_svgd(tau).init(particles)
     jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-12, atol=1e-14), updates, expected)

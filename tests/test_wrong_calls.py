@@ -215,10 +215,10 @@ tau_from_bandwidth(1e-200) | bandwidth | 1e-200 | Pass its absolute value.
 tau_from_bandwidth(1.0, "scikit_learn") | convention | 'scikit_learn' | Did you mean 'scikit-learn'?
 tau_from_bandwidth(1.0, "scipy") | convention must be that of a bandwidth | 'scipy', whose `factor` | Use `kde_log
 tau_from_bandwidth(1.0, "foo") | convention | 'foo' | Pass 'sigma', for example.
-median_heuristic(a) | points | points (5,) | One-dimensional points are points[:, None]; batches go by jax.vmap.
-median_heuristic(x[:1]) | points | points (1, 3) | Pass more points.
-median_heuristic(x, rng_key=0) | rng_key! | 0 | Make one with jax.random.key(0), several with jax.random.split.
-median_heuristic(x, max_points=1) | max_points | max_points 1 | Pass max_points=10, for example.
+median_tau(a) | points | points (5,) | One-dimensional points are points[:, None]; batches go by jax.vmap.
+median_tau(x[:1]) | points | points (1, 3) | Pass more points.
+median_tau(x, rng_key=0) | rng_key! | 0 | Make one with jax.random.key(0), several with jax.random.split.
+median_tau(x, max_points=1) | max_points | max_points 1 | Pass max_points=10, for example.
 leave_one_out_tau(x, 1.0) | taus | taus () | Pass candidates, such as np.geomspace(0.1, 100, 25).
 leave_one_out_tau(x, np.array([1.0, -1.0])) | taus | taus [ 1. -1.] | Pass 1 / sigma**2.
 leave_one_out_tau(x, values=a[:3]) | values | points (5, 3), values (3,) | Row i belongs to point i.
@@ -445,7 +445,7 @@ gauss_sum_streamed(q, [(k, v)], tolerance=0.1) | Pass engine=jaxgauss.Fourier(to
 kernel_mean(q, k, v, bandwidth=0.5) | Pass tau=jaxgauss.tau_from_bandwidth(bandwidth): τ is 1/σ².
 log_gauss_sum(q, k, weights=w) | Pass log_weights=jnp.log(weights).
 log_kernel_sum(q, k, length_scale=1.0) | Pass tau=jaxgauss.tau_from_bandwidth(length_scale): τ is 1/σ².
-mmd_squared(x, y) | A tau is 1/σ²; jaxgauss.median_heuristic finds one.
+mmd_squared(x, y) | A tau is 1/σ²; jaxgauss.median_tau finds one.
 mmd_test(x, y, 1.0, rng_key=rng_key, num_samples=99) | Did you mean num_permutations?
 mmd_test(x, y, 1.0, key=rng_key) | Did you mean rng_key?
 hsic(x, x, sigma=1.0) | Pass tau_x=jaxgauss.tau_from_bandwidth(sigma): τ is 1/σ².

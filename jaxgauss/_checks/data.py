@@ -75,5 +75,5 @@ def _look_at_pairs(function: str, arrays: list[np.ndarray], name: str, others: d
             warn(
                 f"`jaxgauss.{function}`: `{name}` should be 1/σ², and so large a one makes the kernel zero between all"
                 f" different points; got {name} {tau.min():.3g}, squared distances of about {np.median(squared):.3g}."
-                " jaxgauss.median_heuristic finds one."
+                " jaxgauss.median_tau finds one."
             )

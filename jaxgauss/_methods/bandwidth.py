@@ -100,14 +100,12 @@ def tau_from_bandwidth(bandwidth: Float[Array | np.ndarray, "*shape"] | float, c
 
 
 @public()
-def median_heuristic(
-    points: Points, *, rng_key: Key[Array, ""] | None = None, max_points: int = 1000
-) -> Float[Array, ""]:
+def median_tau(points: Points, *, rng_key: Key[Array, ""] | None = None, max_points: int = 1000) -> Float[Array, ""]:
     """Median heuristic: τ = 1/σ², where σ² is the median of ‖x_i - x_j‖² over i < j.
 
     At most `max_points` points are compared, so no N×N matrix is formed. For a two-sample test pool the samples:
-    `median_heuristic(jnp.concatenate([x, y]))`. Liu & Wang's rule for SVGD is 2 log N times this τ; Gretton's is this
-    τ.
+    `median_tau(jnp.concatenate([x, y]))`. Liu & Wang's rule for SVGD is 2 log N times this τ; Gretton's is this τ.
+    The median distance is σ = τ^-½.
 
     Args:
         points: x, (N, D), N ≥ 2.
@@ -124,16 +122,16 @@ def median_heuristic(
 
     Example:
         >>> import jax.numpy as jnp, jaxgauss
-        >>> float(jaxgauss.median_heuristic(jnp.array([[0.0], [2.0]])))
+        >>> float(jaxgauss.median_tau(jnp.array([[0.0], [2.0]])))
         0.25
 
     References:
         Garreau, Jitkrittum & Kanagawa, "Large sample analysis of the median heuristic", 2017, arXiv:1707.07269.
     """
-    settings = check_samples("median_heuristic", {"points": points}, 1.0, {}, min_points=2)
-    check_number("median_heuristic", "max_points", max_points, 2)
+    settings = check_samples("median_tau", {"points": points}, 1.0, {}, min_points=2)
+    check_number("median_tau", "max_points", max_points, 2)
     if rng_key is not None:
-        check_rng_key("median_heuristic", rng_key)
+        check_rng_key("median_tau", rng_key)
     num = len(points)
     if num <= max_points:
         chosen = jnp.arange(num)
@@ -141,11 +139,11 @@ def median_heuristic(
         chosen = np.linspace(0, num - 1, max_points).astype(int)
     else:
         chosen = jax.random.choice(rng_key, num, (max_points,), replace=False)
-    return _median_tau(settings.dtype, lax.stop_gradient(points), chosen)
+    return _of_median(settings.dtype, lax.stop_gradient(points), chosen)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _median_tau(dtype: str, points: Array, chosen: Array) -> Array:
+def _of_median(dtype: str, points: Array, chosen: Array) -> Array:
     (points,) = replicated(jnp.asarray(points, working_dtype(dtype)))
     x = points[chosen]
     scale = 1 / jnp.maximum(_usual_distance(x), jnp.finfo(x.dtype).tiny)

@@ -20,7 +20,7 @@ from .._kernels.kernels import Kernel
 from .._sums.display import short_repr
 from .._sums.moments import Reduction, as_gaussians, prepare, shares_of, with_reduction
 from .._sums.preparation import check_and_examine
-from .bandwidth import median_heuristic
+from .bandwidth import median_tau
 
 
 @public()
@@ -216,5 +216,5 @@ def _flat(particles: Any) -> Float[Array, "n d"]:
 def _liu_wang(points: Array) -> Array:
     if len(points) < 2:
         return jnp.ones((), working_dtype(points.dtype))  # for one particle, τ does not matter
-    tau = median_heuristic(points)
+    tau = median_tau(points)
     return 2 * jnp.log(len(points)).astype(tau.dtype) * tau
