@@ -18,7 +18,7 @@ from ._checks.arguments import floating_dtype, public
 from ._checks.names import as_engine
 from ._checks.operands import check_weights
 from ._checks.optional import needed
-from ._checks.samples import check_kernel, check_number, check_rng_key
+from ._checks.samples import check_kernel, check_number, check_rng_key, warn_if_indefinite
 from ._checks.settings import Points, Settings
 from ._engines.engine import Engine
 from ._kernels.kernels import Kernel
@@ -142,6 +142,7 @@ def gauss_operator(
         )
     settings = Settings(asked, function=function, forward_mode=True, kernel=kernel)
     checked(settings, points, points, check_weights(function, "weights", None, points), tau)
+    warn_if_indefinite(function, kernel, points.shape[1])
     points = jnp.asarray(points)
     try:
         noise = jnp.asarray(noise, points.dtype)

@@ -11,11 +11,19 @@ import numpy as np
 
 from .._arrays.devices import visible
 from .._calls import check_choice, warn
+from .._kernels.definite import indefinite
 from .._kernels.kernels import GAUSS, Kernel
 from .arguments import floating_dtype
 from .names import as_kernel, with_engine
 from .operands import check_mesh, check_tau
 from .settings import MeshOptions, Settings, Weights, matmul_precision, working_dtype
+
+OF_DEFINITE = frozenset(  # results that mean what they say of a positive definite kernel alone
+    {
+        *("mmd_squared", "embedding_norm_squared", "mmd_squared_matrix", "mmd_estimate", "mmd_test"),
+        *("mmd_flow_velocity", "ksd_squared", "ksd_test", "svgd_direction", "kernel_herding"),
+    }
+)
 
 
 def check_samples(
@@ -89,6 +97,8 @@ def check_samples(
                 f"{where}: `{name}` must be a number or one-dimensional; got {name} {shape}. Pass one number, or"
                 " several as (T,)."
             )
+    if function in OF_DEFINITE:
+        warn_if_indefinite(function, kernel, next(iter(samples.values())).shape[1])
     what = {"kernel": kernel, "logs": logs, "matmul_precision": matmul_precision()}
     return Settings(dtype=dtype.name, function=function, **what, **asked)
 
@@ -130,6 +140,21 @@ def check_kernel(function: str, kernel: Any, *, positive: bool = False, smooth: 
             " kernel='imq', or 'matern52'."
         )
     return found
+
+
+def warn_if_indefinite(function: str, kernel: Kernel, dim: int) -> None:
+    """Warn of a kernel of one's own that is known not to be positive definite, or not conditionally so if it should."""
+    if (found := indefinite(kernel, dim)) is not None:
+        be, fix = "positive definite", "`kernel_sum` takes any kernel."
+        if kernel.conditional:
+            be += " for weights that add up to zero"
+        elif found.is_conditional:
+            fix = "It may be so for weights that add up to zero: pass conditional=True to its `Kernel`."
+        warn(
+            f"`jaxgauss.{function}`: `kernel` should be {be}, or squared norms may be negative; got {kernel!r}, of"
+            f" which a matrix of points in {dim} dimensions has the eigenvalue {found.eigenvalue:.1g} times its norm."
+            f" {fix}"
+        )
 
 
 def is_mask(weights: Any) -> bool:

@@ -31,8 +31,9 @@ class Kernel:
     Args:
         profile: κ, a JAX function of an array u ≥ 0 of any shape that acts on each number.
         name: shown when printed.
-        conditional: whether κ is only conditionally positive definite, such as -√u: weights must then add up to zero.
-            Positive definiteness is not checked. Sums do not need it; most kernel methods do.
+        conditional: whether κ is positive definite only for weights that add up to zero, such as -√u. Kernel methods
+            that need it look at matrices of 64 points once for each kernel and dimension, and warn if one is not.
+            Sums do not need it.
 
     Raises:
         TypeError: profile is no JAX function of one array, or returns no array, or one of another dtype.
