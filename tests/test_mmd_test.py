@@ -47,6 +47,51 @@ def test_statistics_are_those_of_a_naive_loop(rng, m, n, estimator, resampling):
     assert result.p_value.dtype == jnp.float32
 
 
+@pytest.mark.parametrize("method, dim", [("auto", 3), ("blocked", 3), ("waves", 2)])
+@pytest.mark.parametrize("m, n, size", [(23, 17, 3), (30, 20, 4)])
+def test_bins_are_random_parts_of_the_samples_that_share_labels(rng, monkeypatch, request, method, dim, m, n, size):
+    """The last bin of a sample keeps its label if it has fewer points."""
+    if method == "waves":
+        request.getfixturevalue("free_waves")
+    monkeypatch.setattr(module, "BINS", 5)
+    x, y = (rng.normal(size=(k, dim)) + 0.3 * i for i, k in enumerate((m, n)))
+    engine = "auto" if method == "waves" else method
+    test = functools.partial(mmd_test, tau=0.7, rng_key=KEY, num_permutations=30, resampling="bins", engine=engine)
+    result = test(x, y)
+    design = labelings.Design(m, n, "bins", 1, 32, bin_size=size)
+    pool = labelings.shuffled(design, KEY, jnp.concatenate([x, y]))
+    of_bins = labelings.labels(design, KEY, 0)[:, 1:]
+    labels = np.asarray(labelings.of_points(design, of_bins))
+    exact = naive(*np.split(np.asarray(pool), [m]), 0.7, labels, "unbiased")
+    assert np.abs(np.append(result.statistic, result.null_statistics) - exact).max() < 1e-9
+    assert (labels.sum(0) == m).all() and len(of_bins) == -(-m // size) - (-n // size)
+    assert all(len({*z.T.tolist()}) == k for z, k in zip(np.split(np.asarray(pool).T[0], [m]), (m, n), strict=True))
+    assert labels[m - m % size : m].all() and not labels[m + n - n % size :].any()
+    if method == "auto":  # in several groups, with a bar, and in float32
+        monkeypatch.setattr("jaxgauss._methods.pair_forms.GROUP", 8)
+        monkeypatch.setattr("jaxgauss._methods.labelings.GROUP", 8)
+        monkeypatch.setattr(module, "FEW", 1)
+        jax.clear_caches()
+        several = test(x, y, progress=True)
+        assert (
+            relative_error(several.null_statistics, result.null_statistics) < 1e-5 and several.p_value == result.p_value
+        )
+
+
+def test_many_points_share_labels_in_bins_by_default(rng, monkeypatch):
+    """Where waves do not make labelings cheap. Sorted samples have the null distribution of any other order."""
+    monkeypatch.setattr(module, "BINS", 50)
+    monkeypatch.setattr(module, "MANY", 600)
+    x, y = (np.sort(rng.normal(size=(300, 4)), 0) for _ in range(2))
+    test = functools.partial(mmd_test, tau=0.2, rng_key=KEY, num_permutations=199)
+    auto, bins, points = (test(x, y, resampling=how) for how in ("auto", "bins", "permutation"))
+    assert np.array_equal(auto.null_statistics, bins.null_statistics)
+    assert 0.7 < float(bins.null_statistics.std() / points.null_statistics.std()) < 1.4
+    for fewer in ((x[:-1], y), (x[:, :3], y[:, :3])):
+        auto, points = (test(*fewer, resampling=how) for how in ("auto", "permutation"))
+        assert np.array_equal(auto.null_statistics, points.null_statistics)
+
+
 OTHERS = [("matern12", "biased"), ("energy", "unbiased"), (rational_quadratic(2.5), "unbiased")]
 
 

@@ -13,6 +13,7 @@ KEY = jax.random.key(7)
 TESTS = {
     "mmd": lambda x, y, tau, num, **o: mmd_test(x, y, tau, num_permutations=num, **o),
     "mmd, wild": lambda x, y, tau, num, **o: mmd_test(x, y, tau, num_permutations=num, resampling="wild", **o),
+    "mmd, bins": lambda x, y, tau, num, **o: mmd_test(x, y, tau, num_permutations=num, resampling="bins", **o),
     "hsic": lambda x, y, tau, num, **o: hsic_test(x, y, tau, tau, num_permutations=num, **o),
     "hsic, wild": lambda x, y, tau, num, **o: hsic_test(x, y, tau, tau, num_permutations=num, resampling="wild", **o),
     "ksd": lambda x, _, tau, num, **o: ksd_test(x, -x, tau, num_bootstrap=num, **o),
@@ -25,14 +26,16 @@ TESTS = {
         ("mmd", 15, 0.5, {}),
         ("mmd", 12, (0.3, 3.0), {"kernel": "energy"}),
         ("mmd, wild", 15, (0.2, 2.0), {"kernel": "imq"}),
+        ("mmd, bins", 43, 0.5, {}),
         ("hsic", 50, 0.5, {}),
         ("hsic, wild", 50, (0.5, 5.0), {}),
         ("ksd", 50, (0.1, 1.0, 10.0), {}),
     ],
     ids=str,
 )
-def test_p_values_are_uniform_under_the_null(name, num, tau, kernel):
+def test_p_values_are_uniform_under_the_null(monkeypatch, name, num, tau, kernel):
     """300 nulls; the shares of rejections at six levels lie in binomial intervals that hold 99.99 % each."""
+    monkeypatch.setattr("jaxgauss._methods.mmd_test.BINS", 10)
 
     def p_value(key):
         data, labels = jax.random.split(key)

@@ -29,13 +29,16 @@ from .._kernels.kernels import GAUSS, Kernel
 from .._sums.display import refuse_progress_in_a_trace
 from .._sums.mesh import sum_over_mesh
 from .._sums.preparation import check_plan
-from .labelings import Design, labels
+from .labelings import Design, labels, of_points, shuffled
 from .pair_forms import Forms, Groups, forms_of_pairs, group_pairs, groups_of, smallest_distance
 from .resampling import KernelTest, as_test, in_blocks, side_by_side, soft_maximum
 
 BYTES = 2**26  # of signs in memory at a time
 BYTES_OF_WAVES = 2**24  # of signs, or of coefficients, where waves compute the forms
-FEW = 1024  # pooled points up to which kernels are kept in float64; for more points, rounding errors average out
+COLUMNS = 2**14  # labelings in memory at a time
+BINS = 500  # of the smaller sample, at least; its points share labels bin by bin if there are so many
+MANY, OF_WAVES = 2**15, 3  # pooled points from which bins get the labels, and dimensions in which waves make them cheap
+FEW = 1024  # labels up to which kernels are kept in float64; for more, rounding errors average out
 SMALL = 4096  # pooled points up to which every platform computes the forms in float64
 KERNEL_CHANNELS = 240  # columns in one call of an attention kernel
 LEAST_NORM = 1024  # in units of the dtype: below it, rounding of sums with the diagonal hides ‖K‖
@@ -51,16 +54,16 @@ def mmd_test(
     kernel: str | Kernel = "gauss",
     num_permutations: int = 999,
     estimator: str = "unbiased",
-    resampling: str = "permutation",
+    resampling: str = "auto",
     progress: bool = False,
     **options: Unpack[MeshOptions],
 ) -> KernelTest:
     """Test whether x and y come from one distribution, by MMD² and random labelings of the pooled points.
 
-    With the kernel matrix K of the pooled points and a labeling σ (1 in x, -1 in y), MMD² is a combination of σᵀKσ,
-    σᵀK1 and 1ᵀK1. On CPUs, and elsewhere for several bandwidths or up to 4096 points, "auto" computes K once, in XLA
-    and float64: O((M + N)² (D + P)) operations. On CPUs a Fourier series replaces K for many points in D ≤ 3: O((M +
-    N) P). Otherwise labelings are channels of a `gauss_sum`. O((M + N)(D + P)) memory, at most 64 MiB for labelings.
+    With the kernel matrix K of the pooled points and a labeling σ (1 in x, -1 in y), MMD² is made of σᵀKσ, σᵀK1 and
+    1ᵀK1. On CPUs, and elsewhere for several bandwidths or up to 4096 points, "auto" computes K once, in XLA and
+    float64: O((M + N)² (D + P)) operations, with bins O((M + N)² D). On CPUs a Fourier series replaces K for many
+    points in D ≤ 3: O((M + N) P). Otherwise labelings are channels of a `gauss_sum`. At most 64 MiB for labelings.
 
     Args:
         x: points, (M, D).
@@ -70,11 +73,11 @@ def mmd_test(
         kernel: a name or a `Kernel`, as for `mmd_squared`. "energy" gives the energy test, which does not depend on τ.
         num_permutations: P. The p-value is at least 1/(P + 1).
         estimator: "unbiased" or "biased", as for `mmd_squared` (which is biased by default).
-        resampling: "permutation" of all labels; or "wild", a wild bootstrap that swaps x_i and y_i at random. It needs
-            M = N, and is also valid for paired samples.
+        resampling: "permutation" of all labels; "bins": of those of random bins of points (docs/which_function.md);
+            "wild": x_i and y_i swap at random, a wild bootstrap, which needs M = N, and is also valid for paired
+            samples; "auto": "bins" if M + N ≥ 32768 and D > 3, else "permutation".
         progress: show a bar (needs tqdm); not under `jit`.
-        **options: `engine` and `precision`, as for `gauss_sum`; and `mesh`, `query_axis` and `key_axis`, as
-            for `mmd_squared`.
+        **options: `engine`, `precision`, `mesh`, `query_axis` and `key_axis`, as for `mmd_squared`.
 
     Returns:
         A `KernelTest`: statistic, p-value, and the statistics of the labelings.
@@ -82,8 +85,7 @@ def mmd_test(
     Raises:
         ValueError: shapes do not fit, a sample has fewer than two points, tau or P is not positive, "wild" with M ≠ N,
             an option has an unknown value, or `progress` under `jit`.
-        TypeError: a sample is not a floating array.
-        ImportError: `progress` without tqdm.
+        TypeError: a sample is not a floating array. ImportError: `progress` without tqdm.
 
     Precision:
         In float64, p-values are right however narrow the bandwidths are. For more than 1024 points in float32,
@@ -100,6 +102,7 @@ def mmd_test(
         Gretton, Borgwardt, Rasch, Schölkopf & Smola, "A Kernel Two-Sample Test", JMLR 13, 2012.
         Biggs, Schrab & Gretton, "MMD-FUSE", 2023, arXiv:2306.08777.
         Schrab et al., "MMD Aggregated Two-Sample Test", 2023, arXiv:2110.15073 (the wild bootstrap).
+        Domingo-Enrich, Dwivedi & Mackey, "Cheap Permutation Testing", 2025, arXiv:2502.07672 (bins).
     """
     where = "`jaxgauss.mmd_test`"
     check_estimator("mmd_test", estimator)
@@ -107,7 +110,7 @@ def mmd_test(
     settings = check_samples("mmd_test", {"x": x, "y": y}, tau, options, min_points=2, kernel=kernel)
     check_rng_key("mmd_test", rng_key)
     check_number("mmd_test", "num_permutations", num_permutations)
-    check_choice("mmd_test", "resampling", resampling, ("permutation", "wild"))
+    check_choice("mmd_test", "resampling", resampling, ("permutation", "bins", "wild", "auto"))
     if resampling == "wild" and len(x) != len(y):
         raise ValueError(
             f"{where}: `x` and `y` must be of one size for resampling 'wild', which swaps x_i and y_i; got x {x.shape},"
@@ -117,10 +120,14 @@ def mmd_test(
         refuse_progress_in_a_trace("mmd_test", x, y, tau, rng_key)
 
     num, bandwidths = len(x) + len(y), max(1, math.prod(np.shape(tau)))
+    if resampling == "auto":
+        resampling = "bins" if num >= MANY and x.shape[1] > OF_WAVES else "permutation"
+    bin_size = max(1, min(len(x), len(y)) // BINS) if resampling == "bins" else 1
     on_cpu = expected_platform(x, y) == "cpu"
     exact = settings.automatic and (on_cpu or bandwidths > 1 or num <= SMALL)
-    largest = max(1, BYTES // ((8 if num <= FEW else 4) * num)) if exact else KERNEL_CHANNELS
-    design = _design(len(x), len(y), resampling, num_permutations, largest, estimator, exact)
+    rows = sum(-(-len(z) // bin_size) for z in (x, y))
+    largest = max(1, min(COLUMNS, BYTES // ((8 if rows <= FEW else 1) * rows))) if exact else KERNEL_CHANNELS
+    design = _design(len(x), len(y), resampling, num_permutations, largest, estimator, exact, 0, bin_size)
     tau = check_plan(settings, tau, num * num * bandwidths, x.shape[1], design.columns, x, y)
 
     def test(design: Design) -> KernelTest:
@@ -141,7 +148,7 @@ def mmd_test(
                 return test(design)
             most = int(needed)
         largest = max(1, BYTES_OF_WAVES // (8 * max(num, num_coefficients(dim, most))))
-        by_waves = _design(len(x), len(y), resampling, num_permutations, largest, estimator, exact, most)
+        by_waves = _design(len(x), len(y), resampling, num_permutations, largest, estimator, exact, most, bin_size)
         if isinstance(needed, float):
             return test(by_waves)
         return lax.cond(needed <= most, lambda: test(by_waves), lambda: test(design))
@@ -164,14 +171,15 @@ class _Pool(NamedTuple):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _pooled(settings: Settings, design: Design, x, y, tau) -> _Pool:
+def _pooled(settings: Settings, design: Design, x, y, tau, rng_key: Array) -> _Pool:
     dtype = np.dtype("float64") if design.exact else working_dtype(settings.dtype)
     points, tau = _as_pool(dtype, x, y, tau)
+    points = shuffled(design, rng_key, points)
     if design.most:
         return _Pool(points, tau, None, None, wave_forms(points, tau, design.most, design.columns))
     if not design.exact:
         return _Pool(points, tau, None, None)
-    groups = groups_of(points, tau)
+    groups = groups_of(points, tau, design.bin_size, design.num_x)
     # a common factor of all kernels cancels in MMD²/‖K‖; this one keeps them from underflowing
     can_vanish = tau.ndim and settings.kernel == GAUSS
     return _Pool(points, tau, groups, smallest_distance(groups) if can_vanish else jnp.zeros(()))
@@ -192,7 +200,7 @@ def _blocks_needed(x: Array, y: Array, tau: Array) -> Array:
 def _test(
     settings: Settings, design: Design, num_permutations: int, progress: bool, x, y, tau, rng_key: Array
 ) -> KernelTest:
-    pool = _pooled(settings, design, x, y, tau)
+    pool = _pooled(settings, design, x, y, tau, rng_key)
     make = functools.partial(_signs, design, pool, rng_key)
     part = functools.partial(_chunk, settings, design, pool)
     forms = _joined(in_blocks(settings.function, design.num_blocks, design.num_chunks, make, part, progress))
@@ -209,13 +217,15 @@ def _joined(blocks: Forms) -> Forms:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _signs(design: Design, pool: _Pool, rng_key: Array, block: Array | int) -> Array:
-    """The labelings of a block as ±1, padded with zeros to whole chunks; in groups if the points are."""
+    """The labelings of a block as ±1, of bins in groups, or of points; padded with zeros to whole groups or chunks."""
     groups = pool.groups
-    rounded = groups is not None and design.num > FEW
-    signs = jnp.where(labels(design, rng_key, block), 1, -1).astype("float32" if rounded else pool.points.dtype)
-    num_rows = design.num_chunks * design.rows if groups is None else groups.there.size
-    signs = jnp.pad(signs, ((0, num_rows - design.num), (0, 0)))
-    return signs if groups is None else signs.reshape(*groups.there.shape, -1)
+    rounded = groups is not None and design.num_bins > FEW
+    signs = jnp.where(labels(design, rng_key, block), 1, -1).astype("int8" if rounded else pool.points.dtype)
+    if groups is None:
+        return jnp.pad(of_points(design, signs), ((0, design.num_chunks * design.rows - design.num), (0, 0)))
+    num_groups, size = groups.there.shape
+    bins = size // design.bin_size
+    return jnp.pad(signs, ((0, num_groups * bins - design.num_bins), (0, 0))).reshape(num_groups, bins, -1)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -255,8 +265,8 @@ def _result(settings: Settings, design: Design, num_permutations: int, pool: _Po
     statistics = ((in_x + in_y - 2 * cross) * t + 2 * (in_x - in_y) * r + (in_x + in_y + 2 * cross) * s) / 4 + diagonal
     sizes = jnp.abs((in_x + in_y + 2 * cross) / 4 * t[..., 0] + diagonal) if design.exact else 1 / m + 1 / n
     unit = float(jnp.finfo(statistics.dtype).eps)
-    if design.exact and design.num > FEW:
-        unit = 4 / design.num * float(jnp.finfo("float32").eps)
+    if design.exact and design.num_bins > FEW:
+        unit = 4 / design.num_bins * float(jnp.finfo("float32").eps)
     rounding = 16 * unit * jnp.broadcast_to(sizes, pool.tau.shape)
     if pool.tau.ndim:
         statistics, rounding = _aggregated(design, _norms(settings, design, pool, squares), statistics, rounding)

@@ -19,6 +19,7 @@ from .._arrays.points import center, common_center, difference_logits, dot
 from .._checks.settings import Settings, axis_names
 
 GROUP = 512  # points; two groups make a tile of the kernel matrix
+LONG = 16  # pairs of groups, from which two are computed at a time
 PRODUCT_REACH = 2.0**22  # R² up to which a product gives exponents to 1e-10; beyond, differences do
 
 
@@ -44,13 +45,28 @@ class Groups(NamedTuple):
     by_product: Bool[Array, ""]  # whether products give their distances accurately
 
 
-def groups_of(points: Float[Array, "n d"], tau: Float[Array, "*bandwidths"]) -> Groups:
-    num_groups = -(-len(points) // GROUP)
-    size = -(-len(points) // num_groups)
+def groups_of(
+    points: Float[Array, "n d"], tau: Float[Array, "*bandwidths"], bin_size: int = 1, num_first: int = 0
+) -> Groups:
+    """Groups of whole bins of points; the first points, and the others, fill bins of their own."""
     x = points - common_center(points, center(points))
     by_product = ~(tau.max() * jnp.square(x).sum(-1).max() > PRODUCT_REACH)
-    there = (jnp.arange(num_groups * size) < len(points)).reshape(num_groups, size)
+    x, there = _filled(x, bin_size, num_first)
+    num_groups = -(-len(x) // GROUP)
+    size = bin_size * -(-len(x) // (num_groups * bin_size))
+    there = jnp.pad(there, (0, num_groups * size - len(x))).reshape(num_groups, size)
     return Groups(rows_in_groups(x, there), there, by_product)
+
+
+def _filled(x: Array, bin_size: int, num_first: int) -> tuple[Array, Bool[Array, " n"]]:
+    """Both parts of the rows, filled with zeros to whole bins; and which rows are not filling."""
+    if bin_size == 1:
+        return x, jnp.ones(len(x), bool)
+    parts = x[:num_first], x[num_first:]
+    filling = [-len(z) % bin_size for z in parts]
+    filled = [jnp.pad(z, ((0, more), (0, 0))) for z, more in zip(parts, filling, strict=True)]
+    there = [jnp.arange(len(z) + more) < len(z) for z, more in zip(parts, filling, strict=True)]
+    return jnp.concatenate(filled), jnp.concatenate(there)
 
 
 def rows_in_groups(x: Array, there: Bool[Array, "groups size"]) -> Array:
@@ -87,7 +103,8 @@ def scan_pairs(settings: Settings, add: Callable, zeros: Any, pairs: Array, *ope
         pairs, *arrays = vary_alike(pairs, *arrays)
         given = jax.tree.unflatten(structure, arrays)
         total = jax.tree.map(lambda x: vary_like(x, [pairs]), zeros)
-        return lax.scan(lambda total, pair: (add(total, pair, *given), None), total, pairs)[0]
+        two_at_once = 1 + (len(pairs) >= LONG)  # XLA computes them side by side; a second copy takes time to compile
+        return lax.scan(lambda total, pair: (add(total, pair, *given), None), total, pairs, unroll=two_at_once)[0]
 
     if settings.mesh is None:
         return local(pairs, *operands)
@@ -100,20 +117,24 @@ def scan_pairs(settings: Settings, add: Callable, zeros: Any, pairs: Array, *ope
 
 
 def forms_of_pairs(settings: Settings, groups: Groups, tau: Array, signs: Array, least: Array, pairs: Array) -> Forms:
-    """The forms of κ(τ (‖x_i - x_j‖² - least)) over some pairs of groups, for signs (groups, size, P).
+    """The forms of κ(τ (‖x_i - x_j‖² - least)) over some pairs of groups, for signs (groups, bins, P).
 
-    Kernels are rounded to the dtype of the signs; sums over groups are float64.
+    Kernels, or their sums over pairs of bins, are rounded to the dtype of the signs, or to float32 for integers; sums
+    over groups are float64.
     """
+    dtype = jnp.float32 if signs.dtype == jnp.int8 else signs.dtype
 
     def add(total: Forms, pair: Array, groups: Groups, tau: Array, signs: Array, least: Array) -> Forms:
         squared, counts = group_distances(groups, pair)
-        first, second = signs[pair[0]].astype(tau.dtype), signs[pair[1]]
-        ones = jnp.ones((signs.shape[1], 1), signs.dtype)
+        first, second = signs[pair[0]].astype(tau.dtype), signs[pair[1]].astype(dtype)
+        bins = signs.shape[1]
+        ones = jnp.ones((bins, 1), dtype)
         twice = multiplicity(pair)
 
         def of_tau(tau: Array) -> Forms:
             phi = jnp.where(counts, settings.kernel(tau * (squared - least)), 0)
-            rounded = phi.astype(signs.dtype)
+            of_bins = phi if bins == len(phi) else phi.reshape(bins, -1, bins, len(phi) // bins).sum((1, 3))
+            rounded = of_bins.astype(dtype)
             products, rows = (jnp.matmul(rounded, x, precision="highest").astype(tau.dtype) for x in (second, ones))
             quadratic, linear = (first * products).sum(0), dot(rows[:, 0], first) + products.sum(0)
             return Forms(twice * quadratic, twice / 2 * linear, twice * jnp.square(phi).sum())
