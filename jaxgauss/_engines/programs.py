@@ -5,12 +5,14 @@ Arguments and results are of the working dtype; the 64-bit mode is on wherever J
 
 import functools
 import itertools
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import numpy as np
+from jax import lax
 from jax.custom_batching import custom_vmap
 from jaxtyping import Array
 
@@ -19,6 +21,8 @@ from .._arrays.devices import has_cuda, platforms
 from .._arrays.shapes import are_known
 from .apart import apart
 from .settings import Settings
+
+POINTS = 4096  # of the elements of a batch that are computed at once: tiles of each may hold all of its pairs
 
 
 @dataclass(frozen=True)
@@ -121,7 +125,24 @@ class _Mapped:
         def of_one(*leaves: Array) -> Any:
             return self.function(*options, *self.tree.unflatten(leaves))
 
-        return jax.vmap(of_one, self.axes, axis_size=self.axis_size)(*leaves)
+        if (some := self._at_a_time(leaves)) == self.axis_size:
+            return jax.vmap(of_one, self.axes)(*leaves)
+        mapped = [x for x, axis in zip(leaves, self.axes, strict=True) if axis == 0]
+
+        def of_turn(own: list[Array]) -> Any:
+            given = iter(own)
+            return of_one(*(x if axis is None else next(given) for x, axis in zip(leaves, self.axes, strict=True)))
+
+        return lax.map(jax.checkpoint(of_turn), mapped, batch_size=some)
+
+    def _at_a_time(self, leaves: tuple[Array, ...]) -> int:
+        """How many elements are computed at once: a divisor of their number, of not many points in all."""
+        rows = max(math.prod(x.shape[slice(axis == 0, -1)]) for x, axis in zip(leaves, self.axes, strict=True))
+        if not are_known(rows, self.axis_size):
+            return self.axis_size
+        return next(
+            n for n in range(self.axis_size, 0, -1) if self.axis_size % n == 0 and (n == 1 or n * rows <= POINTS)
+        )
 
 
 def in_float64(settings: Settings, function: Callable, *operands: Any, far: bool = False) -> Any:
