@@ -193,9 +193,10 @@ def _of_matrix(
     def by_tiles() -> list[PairSums]:
         return _batch_by_tiles(tuple(requests), TILES, *operands[:3], tau, *operands[4:])
 
-    def of_rows(request: Request, side: Sequence[np.ndarray], some: np.ndarray) -> PairSums:
+    def of_rows(request: Request, side: Sequence[np.ndarray], some: np.ndarray, are_many: bool) -> PairSums:
         queries, keys, values, _, row_weights, weights = side
-        return _rows_by_differences(request, queries[some], keys, values, tau, row_weights[some], weights)
+        given = queries[some], keys, values, tau, row_weights[some], weights
+        return _batch_by_tiles((request,), TILES, *given)[0] if are_many else _rows_by_differences(request, *given)
 
     does, around = waves_pay_here(plan, most, plan.precision, sizes, scale, queries, keys)
     if not does:
@@ -218,9 +219,25 @@ def waves_of_matrix(
     shares: np.ndarray | None,
     *operands: np.ndarray,
 ) -> tuple[list[PairSums], list[Doubt]]:
-    """The sums of a matrix by waves, and the queries in doubt."""
+    """The sums of a matrix by waves, and the queries in doubt; in float64 if float32 leaves too many in doubt."""
     promise = None if plan.by_waves else SUMS[plan.precision]
-    return _waves(tuple(requests), most, plan, promise, operands, sizes, around, shares)
+    found, doubt = _waves(tuple(requests), most, plan, promise, operands, sizes, around, shares)
+    num = max(int(np.asarray(x).sum()) for x in doubt)
+    if promise is None or plan.precision == "float64" or not num:
+        return found, doubt
+    in_doubt = sizes._replace(queries=num)
+    most = most_blocks("float64", in_doubt)
+    if not most:
+        return found, doubt
+    with jax.enable_x64(True):
+        given = [x.astype("float64") for x in operands]
+        queries, keys, _, scale, *_ = given
+        does, around = waves_pay_here(replace(plan, waves=None), most, "float64", in_doubt, scale, queries, keys)
+        if not does:
+            return found, doubt
+        shares = None if shares is None else shares.astype("float64")
+        found, doubt = _waves(tuple(requests), most, plan, promise, given, sizes, around, shares)
+    return jax.tree.map(lambda x: np.asarray(x, plan.precision), found), doubt
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 5))

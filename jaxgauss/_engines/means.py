@@ -41,7 +41,7 @@ from .clusters.sorted_tiles import sorts
 from .differences.cuda_tiles import relative_means
 from .far import in_turn
 from .fourier.boxes import Box, box
-from .fourier.cost import IN_DOUBT_OF_LOGS, Sizes, doubt_resolved, most_blocks, waves_pay_here
+from .fourier.cost import Sizes, doubt_resolved, most_blocks, waves_pay_here
 from .fourier.sums import LOGS, sums_by_waves, wave_grid
 from .plan import NEAR, STRICTER, Plan
 from .products.gaussian import scaled_sum
@@ -209,17 +209,19 @@ def _means_apart(kernel: Kernel, plan: Plan, *operands: np.ndarray) -> tuple[S, 
 def _of_matrix(kernel: Kernel, plan: Plan, most: int, sizes: Sizes, *operands: np.ndarray) -> tuple[S, L]:
     queries, keys, values, tau, log_weights = operands
 
-    def by_tiles() -> list[tuple[S, L]]:
-        return [_batch_by_tiles(kernel, plan, queries, keys, values, tau[0, 0], log_weights)]
+    def by_tiles(some: Any = slice(None)) -> list[tuple[S, L]]:
+        return [_batch_by_tiles(kernel, plan, queries[some], keys, values, tau[0, 0], log_weights)]
 
-    def of_rows(some: np.ndarray) -> tuple[S, L]:
+    def of_rows(some: np.ndarray, are_many: bool) -> tuple[S, L]:
+        if are_many:
+            return by_tiles(some)[0]
         return _rows_by_differences(kernel, queries[some], keys, values, tau[0, 0], log_weights)
 
     does, around = waves_pay_here(plan, most, "float64", sizes, np.sqrt(tau), queries, keys)
     if not does:
         return by_tiles()[0]
     found, doubt = _waves_of_matrix(most, plan, sizes, around, *operands)
-    return doubt_resolved([found], [doubt], [of_rows], by_tiles, IN_DOUBT_OF_LOGS)[0]
+    return doubt_resolved([found], [doubt], [of_rows], by_tiles)[0]
 
 
 _batch_by_tiles = jax.jit(_by_shapes, static_argnums=(0, 1))

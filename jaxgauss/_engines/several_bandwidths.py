@@ -1,6 +1,7 @@
 """Sums of kernels that are made of several Gaussians: waves sum all at once, other engines sum each by itself."""
 
 import functools
+from typing import Any
 
 import jax
 import numpy as np
@@ -52,11 +53,13 @@ def _of_matrix(request: Request, plan: Plan, tau: np.ndarray, shares: np.ndarray
     most, sizes = blocks_that_may_pay([request], plan, *sizes_of, bandwidths=len(tau))
     given = queries, keys, values, scale, row_weights, weights
 
-    def by_each() -> list[PairSums]:
-        q, k, v, g, w = (x[None] for x in operands)
+    def by_each(some: Any = slice(None)) -> list[PairSums]:
+        q, k, v, g, w = (x[None] for x in (queries[some], keys, values, row_weights[some], weights))
         return [sums_by_points([request], plan, q, k, v, tau[:, 0], g, w)[0].mixed(tau[:, 0], shares[:, 0])]
 
-    def of_rows(some: np.ndarray) -> PairSums:
+    def of_rows(some: np.ndarray, are_many: bool) -> PairSums:
+        if are_many:
+            return by_each(some)[0]
         return _rows_of_mixture(
             request, tau[:, 0], shares[:, 0], queries[some], keys, values, row_weights[some], weights
         )

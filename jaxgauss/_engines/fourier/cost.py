@@ -36,9 +36,8 @@ PULLS_OF_PAIRS, PULLS_OF_WAVES, OF_SIGNS = 2.0, 3.0, 1.5
 MORE = MOST | {2: 12}  # most blocks of a coordinate with fast transforms
 CHOICES = {1: (8, 128), 2: (1, 3), 3: (1, 2)}  # blocks of a coordinate from which "auto" chooses on CUDA
 POINT = 60  # a coordinate of a point takes a fast transform as long as so many numbers of its grid
-# At most one query in so many is summed again by differences; of logarithms more, as their tiles are in float64.
-IN_DOUBT, IN_DOUBT_OF_LOGS = 32, 8
-AT_A_TIME = 64  # queries in doubt
+IN_DOUBT = 32  # at most one query in so many is summed again by differences
+AT_A_TIME, PARTS = 64, 8  # queries in doubt; if they are more, their number is rounded up to an eighth of all
 
 
 class Sizes(NamedTuple):
@@ -261,28 +260,30 @@ Doubt = Bool[Array, " m"]
 def doubt_resolved(
     found: Sequence[Any],
     doubt: Sequence[Doubt],
-    of_rows: Sequence[Callable[[np.ndarray], Any]],
+    of_rows: Sequence[Callable[[np.ndarray, bool], Any]],
     by_tiles: Callable[[], list[Any]],
-    one_in: int = IN_DOUBT,
 ) -> list[Any]:
-    """Results by waves, with the queries in doubt summed again; by tiles if these are more than one in `one_in`.
+    """Results by waves, with the queries in doubt summed again; if nearly all are, all of them by tiles.
 
-    Each of several results has its own queries: its function `of_rows` sums at those of given indices.
+    Each of several results has its own queries: its function `of_rows` sums at those of given indices, from differences
+    or, if they are many, by tiles.
     """
     flags = [np.asarray(x) for x in doubt]
-    if any(x.sum() > len(x) // one_in for x in flags):
+    if any(x.sum() > len(x) - len(x) // PARTS for x in flags):
         return by_tiles()
     return [_corrected(*x) for x in zip(flags, found, of_rows, strict=True)]
 
 
-def _corrected(doubt: np.ndarray, found: Any, of_rows: Callable[[np.ndarray], Any]) -> Any:
-    """The results, those in doubt replaced by sums of `of_rows`, so many at a time that one program is compiled."""
+def _corrected(doubt: np.ndarray, found: Any, of_rows: Callable[[np.ndarray, bool], Any]) -> Any:
+    """The results, those in doubt replaced by sums of `of_rows`, of few numbers of queries: each is a program."""
     if not doubt.any():
         return found
     total = jax.tree.map(np.array, found)
-    every = np.flatnonzero(doubt)
-    for start in range(0, len(every), AT_A_TIME):
-        some = np.resize(every[start : start + AT_A_TIME], AT_A_TIME)
-        for x, y in zip(jax.tree.leaves(total), jax.tree.leaves(of_rows(some)), strict=True):
+    every, num = np.flatnonzero(doubt), len(doubt)
+    are_many = len(every) > num // IN_DOUBT
+    at_a_time = -(-len(every) * PARTS // num) * -(-num // PARTS) if are_many else AT_A_TIME
+    for start in range(0, len(every), at_a_time):
+        some = np.resize(every[start : start + at_a_time], at_a_time)
+        for x, y in zip(jax.tree.leaves(total), jax.tree.leaves(of_rows(some, are_many)), strict=True):
             x[some] = y
     return total

@@ -69,7 +69,7 @@ def wave_grid(
     scale, extent = lax.stop_gradient(scale), around.extent
     scales, dtype, ratio = jnp.broadcast_to(scale.max(0), extent.shape), extent.dtype, bandwidth_ratio(scale)
     asked = getattr(plan.engine, "tolerance", None)
-    error = tolerance_of(jnp, plan.precision, extent * scales) if asked is None else jnp.asarray(asked, dtype)
+    error = tolerance_of(jnp, dtype.name, extent * scales) if asked is None else jnp.asarray(asked, dtype)
     found, fits, bound = nodes(most, around.center, extent, scales, error, ratio, at_once=plan.platform == "cuda")
     if promise is None:
         eps = error / OF_ERROR
