@@ -12,6 +12,7 @@ from test_anywhere import error, pairs
 import formulas
 import jaxgauss
 from jaxgauss._checks.settings import Settings
+from jaxgauss._engines import far, means
 from jaxgauss._engines.clusters import sorted_tiles
 from jaxgauss._engines.fourier import boxes
 from jaxgauss._engines.fourier import cost as few_dimensions
@@ -22,7 +23,7 @@ from jaxgauss._engines.near import examined
 from jaxgauss._engines.plan import Plan
 from jaxgauss._engines.request import Channels, Request
 from jaxgauss._kernels.kernels import GAUSS
-from oracle import relative_error, with_gradients
+from oracle import relative_error, squared64, with_gradients
 
 CHOSEN = Plan("cpu", jaxgauss.Blocked(precision="float32"), "")
 
@@ -182,3 +183,84 @@ def test_several_bandwidths_of_methods(rng, monkeypatch):
     assert relative_error(jaxgauss.mmd_witness(y + 1, x, y, tau), formulas.exact("witness", operands)) < 2e-5
     assert relative_error(jaxgauss.mmd_flow_velocity(x, y, tau), formulas.exact("flow", operands)) < 2e-5
     assert relative_error(jaxgauss.svgd_direction(y, x[:300], tau), formulas.exact("svgd", operands)) < 2e-5
+
+
+def a_map(half):
+    """Places of a map of the plane."""
+    sides = (np.linspace(-half, half, n, dtype="float32") for n in (100, 80))
+    return np.stack(np.meshgrid(*sides, indexing="ij"), -1).reshape(-1, 2)
+
+
+@pytest.fixture
+def doubts(monkeypatch):
+    """The shares of the queries that waves leave in doubt."""
+    shares = []
+
+    def noting(found, doubt, *rest):
+        shares.extend(float(np.mean(x)) for x in doubt)
+        return few_dimensions.doubt_resolved(found, doubt, *rest)
+
+    for module in (far, means):
+        monkeypatch.setattr(module, "doubt_resolved", noting)
+    return shares
+
+
+@pytest.mark.parametrize("half, sigma", [(3, 0.2), (5, 0.5)])
+def test_maps_leave_far_tails_in_doubt_and_nothing_else(rng, doubts, half, sigma):
+    """Logarithms, means and sums in float32: a place is in doubt only if its sum is tiny; all have their digits."""
+    q, k, tau = a_map(half), rng.normal(size=(20_000, 2)).astype("float32"), np.float32(1 / sigma**2)
+    k = k if half == 5 else rng.uniform(-3, 3, k.shape).astype("float32")
+    v, some = np.cos(k[:, 0]), rng.permutation(len(q))[:200]
+    exponents = -float(tau) / 2 * squared64(np.float64(q)[some], np.float64(k))
+    exact, phi = np.logaddexp.reduce(exponents, 1), np.exp(exponents)
+    p = np.exp(exponents - exact[:, None])
+    tails = np.mean(exact - exact.max() < -12)
+    for function, right in (
+        (jaxgauss.log_gauss_sum, lambda x: np.max(np.abs(x - exact) / np.maximum(1, np.abs(exact))) < 1e-5),
+        (lambda q, k, _, tau: jaxgauss.kernel_mean(q, k, v, tau), lambda x: error(x, p @ v, p @ np.abs(v)) < 1e-5),
+        (jaxgauss.gauss_sum, lambda x: error(x, phi.sum(1), phi.sum(1)) < 2e-6),
+    ):
+        doubts.clear()
+        ones = np.full(len(k), 0 if function is jaxgauss.log_gauss_sum else 1, "float32")
+        found = np.asarray(jax.jit(function)(q, k, ones, tau), float)
+        assert doubts and max(doubts) <= tails + 0.01 and right(found[some])
+
+
+@pytest.mark.parametrize("away", [5, 10, 40])
+def test_a_map_of_which_a_part_is_far_away(rng, doubts, away):
+    """Every row of a far tail has digits of its own, whether waves, differences or tiles sum it."""
+    k = rng.uniform(-8, 8, (4000, 2)).astype("float32")
+    q = np.concatenate([k[:2000], k[:500] + np.float32([16 + away, 0])])
+    exact = np.logaddexp.reduce(-squared64(np.float64(q), np.float64(k)) / 2, 1)
+    logs = np.asarray(jax.jit(jaxgauss.log_gauss_sum)(q, k), float)
+    assert np.max(np.abs(logs - exact) / np.maximum(1, np.abs(exact))) < 1e-5
+    sums, is_there = np.asarray(jax.jit(jaxgauss.gauss_sum)(q, k, np.ones(4000, "float32")), float), exact > -60
+    assert np.max(np.abs(sums[is_there] / np.exp(exact[is_there]) - 1)) < 1e-3
+    assert relative_error(sums, np.exp(exact)) < 2e-6
+    assert doubts and max(doubts) <= 0.21
+
+
+@pytest.mark.parametrize("num, way", [(0, []), (20, [(64, False)]), (40, [(100, True)]), (260, [(300, True)])])
+def test_queries_in_doubt_are_summed_again(num, way):
+    """Few from differences, more by tiles, so that few programs are compiled; nearly all with all others."""
+    doubt, found, ways = np.arange(800) < num, np.zeros((800, 1)), []
+
+    def of_rows(some, are_many):
+        ways.append((len(some), are_many))
+        return some[:, None] + 1.0
+
+    resolve = functools.partial(few_dimensions.doubt_resolved, [found], of_rows=[of_rows], by_tiles=lambda: ["all"])
+    (total,) = resolve(doubt=[doubt])
+    np.testing.assert_array_equal(total, np.where(doubt, np.arange(800) + 1, 0)[:, None])
+    assert ways == way and resolve(doubt=[np.arange(800) < 750]) == ["all"]
+
+
+@pytest.mark.parametrize("dim", [1, 2, 3])
+def test_the_share_in_tails(rng, dim):
+    keys = rng.uniform(-5, 5, (5000, dim)).astype("float32")
+    queries = np.concatenate([keys[:3000], keys[:1000] + 18])
+    queries[0], keys[0] = np.nan, np.nan
+    for scale in (0.1, 1.0, 10.0):
+        ends = np.stack([np.nanmin(queries, 0), np.nanmax(queries, 0)]) / scale
+        found = boxes.share_in_tails(np.full(dim, scale), ends, queries / scale, keys / scale)
+        assert abs(found - 0.25) < 0.01

@@ -22,7 +22,7 @@ from .clusters.sorted_tiles import anywhere_sums, sorts
 from .differences.all_pairs import sums_by_differences
 from .engine import AUTO
 from .fourier.boxes import Box, box
-from .fourier.cost import Doubt, Sizes, at_most, doubt_resolved, most_blocks, waves_pay_here
+from .fourier.cost import Doubt, Sizes, at_most, doubt_resolved, finer_waves, most_blocks, waves_pay_here
 from .fourier.fitting import sums_that_fit
 from .fourier.sums import SUMS, Promise, sides, sums_of_sides
 from .plan import Plan
@@ -219,23 +219,21 @@ def waves_of_matrix(
     shares: np.ndarray | None,
     *operands: np.ndarray,
 ) -> tuple[list[PairSums], list[Doubt]]:
-    """The sums of a matrix by waves, and the queries in doubt; in float64 if float32 leaves too many in doubt."""
+    """The sums of a matrix by waves, and the queries in doubt: by waves in float64 if that mends many of these.
+
+    Pulls are in float64 already, and of several Gaussians each may be summed by waves of its own.
+    """
     promise = None if plan.by_waves else SUMS[plan.precision]
     found, doubt = _waves(tuple(requests), most, plan, promise, operands, sizes, around, shares)
-    num = max(int(np.asarray(x).sum()) for x in doubt)
-    if promise is None or plan.precision == "float64" or not num:
+    share = max(float(np.asarray(x).mean()) for x in doubt)
+    if promise is None or plan.precision != "float32" or sizes.pulls or sizes.bandwidths > 1 or not share:
         return found, doubt
-    in_doubt = sizes._replace(queries=num)
-    most = most_blocks("float64", in_doubt)
-    if not most:
+    queries, keys, _, scale, *_ = operands
+    if (finer := finer_waves(plan, sizes, share, scale, queries, keys)) is None:
         return found, doubt
     with jax.enable_x64(True):
+        most, around = finer
         given = [x.astype("float64") for x in operands]
-        queries, keys, _, scale, *_ = given
-        does, around = waves_pay_here(replace(plan, waves=None), most, "float64", in_doubt, scale, queries, keys)
-        if not does:
-            return found, doubt
-        shares = None if shares is None else shares.astype("float64")
         found, doubt = _waves(tuple(requests), most, plan, promise, given, sizes, around, shares)
     return jax.tree.map(lambda x: np.asarray(x, plan.precision), found), doubt
 

@@ -15,6 +15,7 @@ from jaxtyping import Array, Bool, Float
 # Points are dealt out to groups, whose ends are sorted. Each end of a box leaves out the ends of BEYOND groups.
 GROUPS, BEYOND = 512, (0, 4, 32, 256)
 LEAST = 8 * GROUPS  # number of points from which a few may be left out
+TAIL, SOME = 5.0, 2**14  # bandwidths from all keys beyond which waves leave queries in doubt; points that are looked at
 
 
 class Box(NamedTuple):
@@ -57,6 +58,30 @@ def boxes(xp: Any, *points: Float[Array | np.ndarray, "_ d"]) -> Any:
 def points_beyond(num: int) -> np.ndarray:
     """The expected number of points beyond an end of each of the first `num` boxes, for points in random order."""
     return -GROUPS * np.log1p(-np.array(BEYOND[:num]) / GROUPS)
+
+
+def share_in_tails(scale: Any, ends: Any, queries: np.ndarray, keys: np.ndarray) -> float:
+    """The share of the queries in a box that have no key within TAIL bandwidths, or half as many again; of samples.
+
+    Keys mark the cells of a grid, and those around them. `scale` is √τ.
+    """
+    side = TAIL / 2 / scale
+    shape = np.floor((ends[1] - ends[0]) / side).astype(int) + 1
+
+    def cells(x: np.ndarray) -> tuple[np.ndarray, ...]:
+        places = np.floor((x[:: -(-len(x) // SOME)] - ends[0]) / side)
+        inside = ((places >= 0) & (places < shape)).all(1)  # false for NaN
+        return tuple(places[inside].astype(int).T)
+
+    marked, own = np.zeros(shape, bool), cells(queries)
+    marked[cells(keys)] = True
+    for axis, num in enumerate(shape):
+        before = np.moveaxis(marked.copy(), axis, 0)
+        after = np.moveaxis(marked, axis, 0)
+        for step in range(1, min(3, num)):
+            after[step:] |= before[:-step]
+            after[:-step] |= before[step:]
+    return 1 - float(marked[own].mean()) if own[0].size else 0.0
 
 
 def outside(ends: Float[Array, "2 d"], points: Float[Array, "n d"]) -> Bool[Array, " n"]:

@@ -18,7 +18,7 @@ from ..clusters.sorted_tiles import LEAF
 from ..costs import cpu_costs, time_of_waves_on_cuda, time_on_cuda
 from ..plan import NEAR, Plan
 from . import nufft
-from .boxes import Box, box, boxes, points_beyond
+from .boxes import Box, box, boxes, points_beyond, share_in_tails
 from .frequencies import DIMENSIONS, MOST, WAVES, blocks_of, tolerance_of
 
 # TILES, DIFFERENCES: time of a pair in tiles of points that lie anywhere, and by differences, relative to products
@@ -135,7 +135,12 @@ def waves_pay_here(
     if plan.by_waves:
         return True, box(queries, keys)
     if sizes.bandwidths == 1:
-        does, found = waves_pay(xp, most, precision, plan.reach, sizes, boxes(xp, queries, keys), scale[0])
+        options = plan.reach, sizes, boxes(xp, queries, keys), scale[0]
+        if xp is np:  # queries in far tails are summed twice
+            by_waves, otherwise, found = _fastest(np, most, precision, *options)
+            tails = share_in_tails(scale[0], found.of_queries, queries, keys) if np.isfinite(by_waves) else 0
+            return by_waves < (WORTH - tails) * otherwise, found
+        does, found = waves_pay(xp, most, precision, *options)
         return (does if plan.waves is None else plan.waves), found
     found = box(queries, keys)
 
@@ -154,7 +159,29 @@ def bandwidth_ratio(scale: Float[Array, "t _"]) -> Any:
 
 
 def waves_pay(xp: Any, most: int, precision: str, reach: float, sizes: Sizes, ends: Any, scale: Any) -> tuple[Any, Box]:
-    """Whether waves are estimated to take less time than pairs, for the best of several `boxes`; and that box.
+    """Whether waves are estimated to take less time than pairs, for the best of several `boxes`; and that box."""
+    by_waves, otherwise, found = _fastest(xp, most, precision, reach, sizes, ends, scale)
+    return by_waves < WORTH * otherwise, found
+
+
+def finer_waves(plan: Plan, sizes: Sizes, share: float, scale: Any, queries: Any, keys: Any) -> tuple[int, Box] | None:
+    """The most blocks and the box of waves in float64 for NumPy's points in float32, if that pays; else None.
+
+    It pays if they are estimated to take less time than pairs in float32 take for this share of the queries.
+    """
+    most, in_double = most_blocks("float64", sizes), [x.astype("float64") for x in (queries, keys)]
+    if not most:
+        return None
+    options = plan.reach, sizes
+    _, otherwise, _ = _fastest(np, most, "float32", *options, boxes(np, queries, keys), scale[0])
+    by_waves, _, found = _fastest(np, most, "float64", *options, boxes(np, *in_double), scale[0].astype("float64"))
+    return (most, found) if by_waves < WORTH * share * otherwise else None
+
+
+def _fastest(
+    xp: Any, most: int, precision: str, reach: float, sizes: Sizes, ends: Any, scale: Any
+) -> tuple[Any, Any, Box]:
+    """Nanoseconds by waves, for the best of several `boxes`, and by pairs; and that box.
 
     `reach` is the R² up to which products about one center sum all pairs. `xp` is NumPy or JAX.
     """
@@ -167,7 +194,7 @@ def waves_pay(xp: Any, most: int, precision: str, reach: float, sizes: Sizes, en
     best = xp.where(by_waves <= by_waves.min(), np.arange(len(ends), dtype="int32"), len(ends) - 1).min()
     error = xp.where(best > 0, (1 + sees) * xp.exp(xp.square(sees) / -2), 0)
     found = Box(ends[best], xp.stack([lower, upper], 1)[best], error[best])
-    return by_waves[best] < WORTH * otherwise, found
+    return by_waves[best], otherwise, found
 
 
 def _times(
@@ -269,7 +296,7 @@ def doubt_resolved(
     or, if they are many, by tiles.
     """
     flags = [np.asarray(x) for x in doubt]
-    if any(x.sum() > len(x) - len(x) // PARTS for x in flags):
+    if sum(x.mean() for x in flags) > 1 - 1 / PARTS:
         return by_tiles()
     return [_corrected(*x) for x in zip(flags, found, of_rows, strict=True)]
 

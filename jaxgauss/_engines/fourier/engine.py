@@ -109,7 +109,8 @@ def seen_by_waves(plan: Plan, queries: Array, keys: Array, values: Array, tau: A
     most = at_most(sizes.dim, plan) if by_name else most_blocks(plan.precision, sizes)
     if not most:
         return None
-    does, around = waves_pay_here(plan, most, plan.precision, sizes, scale, q, k)
+    given = (scale, q, k) if sizes.on_cuda else map(np.asarray, (scale, q, k))
+    does, around = waves_pay_here(plan, most, plan.precision, sizes, *given)
     if not does:
         size = " × ".join(f"{x:.0f}" for x in np.asarray(scale[0] * around.extent))
         why = f"a box of {size} bandwidths takes more waves than pay: differences of coordinates sum all pairs"
