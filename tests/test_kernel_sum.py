@@ -256,3 +256,11 @@ def test_export_takes_symbolic_sizes():
     exported = jax.export.export(jax.jit(functools.partial(kernel_sum, kernel="imq")))(*specs)
     x, y, v = np.ones((3, 6)), np.zeros((4, 6)), np.ones((4, 1))
     assert relative_error(exported.call(x, y, v), EXACT["imq"](x, y) @ v) < 1e-13
+
+
+def test_batches_of_several_tiles(rng):
+    """Of which the last lacks some elements: sums without pulls have arrays without columns."""
+    x, weights = rng.normal(size=(3, 1000, 12)).astype("float32") / 4, np.ones((3, 1000, 1), "float32")
+    found = jax.jit(lambda x: kernel_sum(x, x, weights, kernel="imq"))(x)
+    for own, points in zip(found, x.astype("float64"), strict=True):
+        assert relative_error(own, EXACT["imq"](points, points).sum(1, keepdims=True)) < 1e-6

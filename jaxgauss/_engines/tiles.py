@@ -108,18 +108,28 @@ def by_parts_of_batch(function: Callable, *operands: Any):
     known = are_known(size, entries)
     group = max(1, own_tile().entries // max(1, entries)) if known else 1
     together = size <= group if known else size == 1
-    is_mapped = [x.shape[:-2] == batch for x in arrays]
-    if together or not all(has_batch or shared(x) for has_batch, x in zip(is_mapped, arrays, strict=True)):
+    are_alike = [shared(x) or x.shape[-1] == 0 for x in arrays]
+    if together or not all(alike or x.shape[:-2] == batch for alike, x in zip(are_alike, arrays, strict=True)):
         return function(*operands)
+    is_mapped = [x.shape[:-2] == batch and x.shape[-1] > 0 for x in arrays]
 
     def of_element(elements: list[Array]):
         own = iter(elements)
-        every = [next(own) if m else as_rows(x) for m, x in zip(is_mapped, arrays, strict=True)]
+        every = [next(own) if m else x[(0,) * (x.ndim - 2)] for m, x in zip(is_mapped, arrays, strict=True)]
         return function(*tree.unflatten(every))
 
-    elements = [x.reshape(size, *x.shape[-2:]) for m, x in zip(is_mapped, arrays, strict=True) if m]
-    results = lax.map(of_element, elements, batch_size=group if group > 1 else None)
-    return jax.tree.map(lambda x: x.reshape(*batch, *x.shape[1:]), results)
+    steps = -(-size // group) if known else size
+    each = -(-size // steps) if known else 1
+    axes = (steps, each) if group > 1 else (steps,)  # batches of `lax.map` may not be without columns
+
+    def in_steps(x: Array) -> Array:
+        padding = ((0, steps * each - size), (0, 0), (0, 0))
+        return jnp.pad(x.reshape(size, *x.shape[-2:]), padding, mode="edge").reshape(*axes, *x.shape[-2:])
+
+    elements = [in_steps(x) for m, x in zip(is_mapped, arrays, strict=True) if m]
+    results = lax.map(jax.vmap(of_element) if group > 1 else of_element, elements)
+    of_each = jax.tree.map(lambda x: x.reshape(steps * each, *x.shape[len(axes) :])[:size], results)
+    return jax.tree.map(lambda x: x.reshape(*batch, *x.shape[1:]), of_each)
 
 
 def one_by_one(function: Callable, *operands: Array) -> Any:
@@ -172,7 +182,7 @@ def tiled_sum(
             return sums.plus(tile_sum(a, b, v)), None
 
         def of_one(a: Any, blocks: tuple[Any, Array]) -> Any:
-            b, v = jax.tree.map(lambda x: x.sum(0), blocks)  # the shape of a block, even if there is none
+            b, v = jax.tree.map(lambda x: x.sum(0, dtype=x.dtype), blocks)  # a block's shape, even if there is none
             return tile_sum(a, b, v)
 
         shapes = jax.eval_shape(of_one, a, key_blocks)
