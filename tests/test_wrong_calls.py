@@ -98,6 +98,10 @@ gauss_sum(x, x, x, segments=(labels, labels > 0)) | segments! | bool | Number th
 gauss_sum(q, k, v, engine="blocked", precision="float16") | engine | Blocked(precision='float16') | Use engine='auto'.
 gauss_sum(x, x, x, engine="fourier", precision="float16") | engine | Fourier(precision='float16') | Use engine='auto'.
 gauss_sum(x, x, x, segments=(labels, labels), progress=True) | progress | True | Leave it out.
+gauss_sum(q, k, v, exclude_self=True) | exclude_self | queries (5, 3), keys (7, 3) | Pass the same array as both.
+kernel_sum(q, k, v, exclude_self=True) | exclude_self | queries (5, 3), keys (7, 3) | Pass the same array as both.
+gauss_sum(x, x, x, exclude_self=True, progress=True) | progress | True | Leave it out.
+gauss_sum(x, x, x, segments=(labels, labels + 1), exclude_self=True) | segments | labels (5,) and (5,) that | Pass (l
 jax.jit(lambda q: gauss_sum(q, k, v, progress=True))(q) | progress | True | Leave it out.
 jax.grad(lambda q: gauss_sum(q, k, v, progress=True).sum())(q) | progress | True | Leave it out.
 jax.vmap(lambda q: gauss_sum(q, k, v, progress=True))(stack(q)) | progress | True | Leave it out.

@@ -87,6 +87,22 @@ def check_weights(function: str, name: str, weights: Any, keys: Any) -> Any:
     return jax.ShapeDtypeStruct((*weights.shape, 1), weights.dtype)
 
 
+def check_others(function: str, points: dict[str, Any], segments: Any = None) -> None:
+    """Raise ValueError unless pairs of equal index can be left out: of as many queries as keys, of equal labels."""
+    where, numbers = f"`jaxgauss.{function}`", [x.shape[-2] for x in points.values()]
+    if numbers[0] != numbers[1]:
+        shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in points.items())
+        raise ValueError(
+            f"{where}: `exclude_self` must be False unless {' and '.join(points)} are the same points; got {shapes}."
+            " Pass the same array as both."
+        )
+    if segments is not None and not np.array_equal(*segments):
+        raise ValueError(
+            f"{where}: `segments` must be the same labels twice with exclude_self; got labels {segments[0].shape} and"
+            f" {segments[1].shape} that differ. Pass (labels, labels)."
+        )
+
+
 def check_mesh(function: str, mesh: Any, query_axis: Any, key_axis: Any) -> None:
     """Raise unless the axes belong to the mesh and differ from each other, or there are neither mesh nor axes."""
     where = f"`jaxgauss.{function}`"

@@ -1,10 +1,11 @@
 """Records of what engines sum over pairs of points: what is wanted, the operands, the results."""
 
+import math
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float, Int
 
 from .._arrays.points import dot
 from .._arrays.shapes import G, Numbers, V
@@ -61,6 +62,7 @@ class Request(NamedTuple):
         one_sign: whether the weights are known to have one sign.
         repeats: whether the weights are also the first channels of the values.
         at_keys: whether the queries here are the keys of a sum, and the other way round.
+        others: whether pairs of equal index are left out: in tiles of all pairs, not in those of sorted points.
     """
 
     sums: Channels
@@ -69,6 +71,7 @@ class Request(NamedTuple):
     one_sign: bool = False
     repeats: bool = False
     at_keys: bool = False
+    others: bool = False
 
     @property
     def kernels(self) -> tuple[Kernel, ...]:
@@ -98,26 +101,44 @@ class Request(NamedTuple):
         """The columns of the three `PairSums`, for points of `dim` coordinates and one τ or one for each."""
         return sum(self.sums.widths), dim if self.pulls.kernels else 0, scales if self.spread else 0
 
-    def of(self, u: Array) -> dict[Kernel, Array]:
-        """κ(u) for the sums and ψ(u) for the pulls; what both need is computed once."""
+    def of(self, u: Array, keep: Array | None = None) -> dict[Kernel, Array]:
+        """κ(u) for the sums and ψ(u) for the pulls, zero but for pairs to `keep`; what both need is computed once.
+
+        XLA is faster if other pairs get a u beyond the end of all kernels than if their zeros are selected.
+        """
+        end = self.end(u.dtype.name) if keep is not None and self.kernels else math.inf
+        if end < math.inf:
+            u, keep = jnp.where(keep, u, 2 * end), None
         both = {kernel: kernel.with_slope(u) for kernel in self.pulls.kernels}
         values = {kernel: both[kernel][0] if kernel in both else kernel(u) for kernel in self.sums.kernels}
-        return values | {kernel.slope: psi for kernel, (_, psi) in both.items()}
+        tiles = values | {kernel.slope: psi for kernel, (_, psi) in both.items()}
+        return tiles if keep is None else {kernel: jnp.where(keep, x, 0) for kernel, x in tiles.items()}
+
+    def indices(self, num: Any) -> Int[Array, "num 1"] | None:
+        """Those of so many points, where pairs of equal index are left out."""
+        return jnp.arange(num, dtype="int32")[:, None] if self.others else None
 
 
 class Rows(NamedTuple):
-    """Queries, and their weights g."""
+    """Queries, their weights g, and their indices if pairs of equal index are left out."""
 
     points: Float[Array, "*batch m d"]
     weights: Float[Array, "*batch m e"]
+    indices: Int[Array, "*batch m 1"] | None = None
 
 
 class Columns(NamedTuple):
-    """Keys, their values v, and their weights w for the pulls."""
+    """Keys, their values v, their weights w for the pulls, and their indices."""
 
     points: Float[Array, "*batch n d"]
     values: Float[Array, "*batch n c"]
     weights: Float[Array, "*batch n e"]
+    indices: Int[Array, "*batch n 1"] | None = None
+
+
+def differ(rows: Array | None, columns: Array | None) -> Bool[Array, "*batch m n"] | None:
+    """Which pairs of a tile have different `indices`; None if those are None."""
+    return None if rows is None or columns is None else rows != columns.mT
 
 
 class PairSums(NamedTuple):

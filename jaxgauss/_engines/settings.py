@@ -39,6 +39,7 @@ class Settings:
     pulls: bool = False  # whether gradients of points or τ are computed, too
     logs: bool = False  # whether logarithms or means are computed
     normalize: bool = False  # whether weights are divided by their sum
+    exclude_self: bool = False  # whether queries are the keys, and pairs of equal index are left out
 
     @property
     def by_products(self) -> bool | None:

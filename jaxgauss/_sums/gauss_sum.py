@@ -12,14 +12,16 @@ from .._arrays.points import align
 from .._arrays.tracing import jitted
 from .._checks.arguments import public
 from .._checks.names import as_engine
-from .._checks.operands import as_operand
+from .._checks.operands import as_operand, check_others
 from .._checks.settings import Keys, Queries, Segments, Settings, Sums, Tau, Values, working_dtype
 from .._engines.engine import Engine
 from .._engines.forward_mode import sum_in_both_modes
 from .._engines.near import examined
+from .._engines.others import sums_of_others
 from .._engines.plan import Plan, warn_once
 from .._engines.rules import gaussian_sum
 from .display import refuse_progress, refuse_progress_in_a_trace
+from .others import over_others
 from .preparation import checked, reverse_only
 from .progress import in_parts
 from .segments import by_segments
@@ -34,6 +36,7 @@ def gauss_sum(
     *,
     engine: str | Engine = "auto",
     precision: str | Precision | None = None,
+    exclude_self: bool = False,
     forward_mode: bool = False,
     segments: Segments = None,
     progress: bool = False,
@@ -55,6 +58,7 @@ def gauss_sum(
         precision: of the products: "float16", "bfloat16", "float32", "float64"; "float16x2", "bfloat16x2" for pairs of
             half-precision numbers; or as `jnp.matmul` takes it, such as "highest". None: that of the points; on CUDA
             half precision for float32 points where it is four times as fast (docs/precision.md).
+        exclude_self: whether the pairs m = n are left out, where queries and keys are the same points.
         forward_mode: whether forward mode, such as `jax.jvp` or `jax.hessian`, must work, too (docs/scale.md).
         segments: integer labels (M,) and (N,): only pairs of equal labels are summed, group by group (docs/ragged.md).
         progress: sum some queries at a time, with a bar (needs tqdm); not under transformations or with segments.
@@ -83,8 +87,11 @@ def gauss_sum(
     References:
         Rux & Neumayer, "Fast Gauss Sums via Flash Attention", 2026, arXiv:2609.04910.
     """
-    asked = Settings(as_engine("gauss_sum", engine, precision), forward_mode=bool(forward_mode))
-    settings, plan = checked(asked, queries, keys, values, tau)
+    how = {"forward_mode": bool(forward_mode), "exclude_self": bool(exclude_self)}
+    settings, plan = checked(Settings(as_engine("gauss_sum", engine, precision), **how), queries, keys, values, tau)
+    if exclude_self:
+        check_others("gauss_sum", {"queries": queries, "keys": keys})
+        refuse_progress("gauss_sum", progress, "with exclude_self")
     if segments is not None:
         refuse_progress("gauss_sum", progress, "with segments")
         return by_segments(unrounded_gauss_sum, settings, segments, queries, keys, values, tau)
@@ -120,8 +127,11 @@ def unrounded_gauss_sum(settings: Settings, queries: Array, keys: Array, values:
     if has_cuda():  # on a CPU the ways of far points do this
         keys = without_hidden(keys, values)
     operands = vary_alike(queries, keys, values, tau)
-    if settings.forward_mode:
-        total = sum_in_both_modes(settings, *operands)
+    if not settings.forward_mode:
+        operands = reverse_only(settings.function, *operands)
+    summed = sum_in_both_modes if settings.forward_mode else gaussian_sum
+    if settings.exclude_self:
+        total = over_others(summed, sums_of_others, jnp.add, settings, *operands)
     else:
-        total = gaussian_sum(settings, *reverse_only(settings.function, *operands))
+        total = summed(settings, *operands)
     return total[..., 0] if weights else total

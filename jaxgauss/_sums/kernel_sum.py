@@ -14,17 +14,19 @@ from .._arrays.points import align, center, for_sums, weighted_sum
 from .._arrays.tracing import jitted
 from .._checks.arguments import public
 from .._checks.names import as_engine, as_kernel
-from .._checks.operands import as_operand
+from .._checks.operands import as_operand, check_others
 from .._checks.settings import Keys, Queries, Segments, Settings, Sums, Tau, Values, working_dtype
 from .._engines.engine import Engine
 from .._engines.engines import mixture_of
 from .._engines.forward_mode import radial_sum_in_both_modes
 from .._engines.near import examined
+from .._engines.others import sums_of_others
 from .._engines.request import Channels
 from .._engines.rules import radial_sum
 from .._kernels.kernels import GAUSS, Kernel
 from .._kernels.mixtures import Mixture
 from .gauss_sum import checked_gauss_sum, unrounded_gauss_sum
+from .others import over_others
 from .preparation import checked, is_differentiated, reverse_only
 from .segments import by_segments
 
@@ -39,6 +41,7 @@ def kernel_sum(
     kernel: str | Kernel = "gauss",
     engine: str | Engine = "auto",
     precision: str | Precision | None = None,
+    exclude_self: bool = False,
     forward_mode: bool = False,
     segments: Segments = None,
 ) -> Sums:
@@ -60,7 +63,7 @@ def kernel_sum(
     mixture of Gaussians may stand for a smooth kernel; `explain` tells whether, and its error (docs/kernels.md).
 
     Args:
-        queries, keys, values, tau, forward_mode, segments: as for `gauss_sum`.
+        queries, keys, values, tau, exclude_self, forward_mode, segments: as for `gauss_sum`.
         kernel: a name from the table, or a `Kernel`.
         engine: "auto"; "blocked", "dense", "clusters" or "differences" for κ itself; "mixture" for Gaussians, or
             `jaxgauss.Mixture` with an engine for them. For "gauss", the engines of `gauss_sum`.
@@ -90,8 +93,11 @@ def kernel_sum(
     """
     kernel = as_kernel("kernel_sum", kernel)
     asked = as_engine("kernel_sum", engine, precision)
-    asked = Settings(asked, function="kernel_sum", forward_mode=bool(forward_mode), kernel=kernel)
+    how = {"kernel": kernel, "forward_mode": bool(forward_mode), "exclude_self": bool(exclude_self)}
+    asked = Settings(asked, function="kernel_sum", **how)
     settings, plan = checked(asked, queries, keys, values, tau)
+    if exclude_self:
+        check_others("kernel_sum", {"queries": queries, "keys": keys})
     if segments is not None:
         return by_segments(unrounded_kernel_sum, settings, segments, queries, keys, values, tau)
     settings = examined(settings, tau, queries, keys, values)
@@ -115,15 +121,21 @@ def unrounded_kernel_sum(settings: Settings, queries: Array, keys: Array, values
     weights = values.ndim == 1
     queries, keys, values, tau = align(queries, keys, values[:, None] if weights else values, tau)
     operands = vary_alike(queries, without_hidden(keys, values), values, tau)
-    if (found := mixture_of(settings, *operands)) is not None:
-        total = _sum_of_gaussians(*found, *operands)
+    if not settings.forward_mode:
+        operands = reverse_only(settings.function, *operands)
+    if settings.exclude_self:
+        total = over_others(_summed, sums_of_others, jnp.add, settings, *operands)
     else:
-        channels = Channels((settings.kernel,), (operands[2].shape[-1],))
-        if settings.forward_mode:
-            total = radial_sum_in_both_modes(settings, channels, *operands)
-        else:
-            total = radial_sum(settings, channels, *reverse_only(settings.function, *operands))
+        total = _summed(settings, *operands)
     return total[..., 0] if weights else total
+
+
+def _summed(settings: Settings, *operands: Array) -> Array:
+    """The sum of operands of equal rank, by κ itself or by a mixture."""
+    if (found := mixture_of(settings, *operands)) is not None:
+        return _sum_of_gaussians(*found, *operands)
+    channels = Channels((settings.kernel,), (operands[2].shape[-1],))
+    return (radial_sum_in_both_modes if settings.forward_mode else radial_sum)(settings, channels, *operands)
 
 
 def _sum_of_gaussians(

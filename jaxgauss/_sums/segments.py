@@ -13,7 +13,7 @@ from jaxtyping import Array
 
 from .._arrays.points import center
 from .._checks.labels import check_segments
-from .._checks.operands import as_operand
+from .._checks.operands import as_operand, check_others
 from .._checks.settings import Settings, working_dtype
 from .._engines.plan import NEAR
 
@@ -114,6 +114,8 @@ def by_segments(
     `empty` is the value of padding, and the result of a query without keys.
     """
     labels = check_segments(settings.function, segments, queries.shape[-2], keys.shape[-2])
+    if settings.exclude_self:
+        check_others(settings.function, {"queries": queries, "keys": keys}, labels)
     operands = queries, keys, values, as_operand(tau, settings.dtype)
     return _by_groups(reduction, settings, empty, layout_of(*labels), *operands)
 

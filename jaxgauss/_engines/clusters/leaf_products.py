@@ -30,7 +30,7 @@ def sums_by_moments(
     The sums are at the queries, whose weights are `rows`; if `requests` has two items, also at the keys.
     """
     a, b = map(_for_products, (a, b))
-    shapes, g, (v, w) = (rows.shape[:2], columns.points.shape[:2]), as_rows(rows), map(as_rows, columns[1:])
+    shapes, g, (v, w) = (rows.shape[:2], columns.points.shape[:2]), as_rows(rows), map(as_rows, columns[1:3])
     if len(requests) == 1:
         found = [_at_queries(requests[0], scale, g, Columns(b.points, v, w), a, b, u, keep)]
     else:
@@ -65,7 +65,7 @@ def _at_queries(
     asked = Channels(kernels, tuple(x.shape[1] for x in values))
     of_products = Request(asked, NOTHING) if single else request._replace(sums=asked)
     columns = columns._replace(values=jnp.concatenate(values or [columns.values], 1))
-    found = by_products(of_products, scale, Rows(a.points, g), columns, u, keep)
+    found = by_products(of_products, scale, Rows(a.points, g), columns, u, of_leaves(keep, u))
     parts = asked.parts(found.sums)
     own, pulling, seen = parts[:num], parts[num : num + len(pulling)], parts[num + len(pulling) :]
     found = found._replace(sums=jnp.concatenate([found.sums[:, :0], *own], 1))

@@ -1,5 +1,7 @@
 """Sums over all pairs from differences, as plain JAX functions, of which derivatives of every order are formed."""
 
+from typing import Any
+
 from jaxtyping import Array
 
 from ..._arrays.devices import has_cuda
@@ -18,12 +20,14 @@ def sums_by_differences(request: Request, *operands: Array, forward_mode: bool =
     queries, keys, values, tau, row_weights, weights = operands
     _, scale, ratio = unit_and_ratio(tau, queries)
 
-    def tile_sum(rows: Rows, columns: tuple[Array, Array], values: Array) -> PairSums:
-        return difference_tile(request, scale, rows, Columns(columns[0], values, columns[1]), ratio)
+    def tile_sum(rows: Rows, columns: tuple[Any, ...], values: Array) -> PairSums:
+        keys, weights, indices = columns
+        return difference_tile(request, scale, rows, Columns(keys, values, weights, indices), ratio)
 
+    i, j = (request.indices(x.shape[-2]) for x in (queries, keys))
     queries, keys = subtractable(queries), subtractable(keys)
-    rows = Rows(with_axes_of(tau, queries), row_weights)
-    return tiled_sum(tile_sum, rows, (keys, weights), values, tile=DIFFERENCES_TILE)
+    rows = Rows(with_axes_of(tau, queries), row_weights, i)
+    return tiled_sum(tile_sum, rows, (keys, weights, j), values, tile=DIFFERENCES_TILE)
 
 
 def difference_sums(channels: Channels, queries: Q, keys: K, values: V, tau: T) -> S:

@@ -20,7 +20,7 @@ from ..._arrays.devices import vary_like
 from ..._arrays.points import LOG_ZERO, dot, unit_and_ratio, with_axes_of, with_rank
 from ..._arrays.shapes import G, K, L, Q, S, T, V, W
 from ..._kernels.kernels import GAUSS, Kernel
-from ..request import Channels, PairSums, Request
+from ..request import Channels, PairSums, Request, differ
 from ..tiles import CUDA_TILE, Tile, block_sizes, blocks, scan, tiled_sum, unblocks
 from .tile_sums import FARTHEST, cut_off, largest_coordinate
 
@@ -40,12 +40,15 @@ def sums_on_cuda(request: Request, queries: Q, keys: K, values: V, tau: T, row_w
     power, scale, queries, keys = _in_units(scale, queries, keys)
     dim = queries.shape[-1]
 
-    def tile_sum(rows: tuple[Rows, Rows], columns: tuple[Rows, Rows], values: Rows) -> PairSums:
-        found = _tile(request, in_rows(scale, 1), ratio, *rows, *columns, values)
+    def tile_sum(rows: tuple[Any, ...], columns: tuple[Any, ...], values: Rows) -> PairSums:
+        (a, g, i), (b, w, j) = rows, columns
+        keep = differ(i[0].mT, j[0].mT) if request.others else None
+        found = _tile(request, in_rows(scale, 1), ratio, a, g, b, w, values, keep)
         return PairSums(*(x[..., :width, :].mT for x, width in zip(found, widths, strict=True)))
 
     widths = request.widths(dim, scale.shape[-1])
-    rows, columns = (with_axes_of(tau, queries), row_weights), (keys, weights)
+    i, j = (request.indices(x.shape[-2]) for x in (queries, keys))
+    rows, columns = (with_axes_of(tau, queries), row_weights, i), (keys, weights, j)
     tile = _tile_for(max(dim, weights.shape[-1]), sum(widths))
     found = tiled_sum(tile_sum, rows, columns, values, tile=tile, laid=in_rows)
     pulls = found.pulls / power if request.pulls.kernels else found.pulls
@@ -83,12 +86,12 @@ def in_rows(x: Array, fill: float = 0.0) -> Rows:
 
 
 def _tile(
-    request: Request, scale: Rows, ratio: Array, a: Rows, g: Rows, b: Rows, w: Rows, values: Rows
+    request: Request, scale: Rows, ratio: Array, a: Rows, g: Rows, b: Rows, w: Rows, values: Rows, keep: Array | None
 ) -> tuple[Array, ...]:
     """The sums, pulls and spread (*batch, ·, M) of a tile of queries a, with weights g, and keys b, with weights w."""
     once = request.at_keys and sum(x.shape[-2] for x in a) >= ONCE  # as at the queries: XLA then computes u once
     u = squared_distances(scale, b, a).mT if once else squared_distances(scale, a, b)
-    of_kernels, sums, spread = request.of(ratio * u), [], []
+    of_kernels, sums, spread = request.of(ratio * u, keep), [], []
     for kernel, own in zip(request.sums.kernels, _of_kernels(request.sums, values), strict=True):
         sums += _sums_over(of_kernels[kernel], own)
     weights, sides = jnp.zeros_like(u), (_of_kernels(request.pulls, x) for x in (g, w))

@@ -15,7 +15,7 @@ from ..._arrays.points import dot, turned, with_rank
 from ..._arrays.shapes import are_known
 from ..._kernels.kernels import Kernel
 from ..products.short import longest, short_sum, summed_over_rows
-from ..request import Columns, PairSums, Request, Rows, joined
+from ..request import Columns, PairSums, Request, Rows, differ, joined
 from ..tiles import scan
 
 GROUP = 8  # coordinates whose differences are formed in one pass over a tile
@@ -34,11 +34,11 @@ def by_differences(
 ) -> PairSums:
     """`PairSums` of a tile from differences of unscaled points (*batch, D, N); `scale` is √τ (*batch, 1 or D, 1).
 
-    With `moments`, pulls may be moments in float64, which must not be differentiated. Tiles are (…, N, M): reductions
-    over keys are then vectorized over queries.
+    With `moments`, pulls may be moments in float64, which must not be
+    differentiated. Tiles are (…, N, M): reductions over keys are then vectorized over queries.
     """
     u = _squares(scale, rows.points, columns.points)
-    of_kernels = request.of(u if ratio is None else ratio * u)
+    of_kernels = request.of(u if ratio is None else ratio * u, differ(columns.indices, rows.indices))
     sums = [_summed(of_kernels[kernel], v) for kernel, v in request.sums.by_kernel(columns.values)]
     pulls, spread = _pulls(request, scale, u, of_kernels, rows, columns, moments)
     return PairSums(joined(sums, pulls), pulls, spread)
@@ -146,10 +146,8 @@ def difference_tile(request: Request, scale: Array, rows: Rows, columns: Columns
     def in_parts(x: Array) -> Array:
         return x.reshape(*x.shape[:-2], parts, num // parts, x.shape[-1])
 
-    a, g = map(in_parts, rows)
-    b, v, w = (x[..., None, :, :] for x in columns)
-    points = (lax.optimization_barrier(x.mT) for x in (a, b))
-    rows, columns = Rows(next(points), g), Columns(next(points), v, w)
+    rows, columns = jax.tree.map(in_parts, rows), jax.tree.map(lambda x: x[..., None, :, :], columns)
+    rows, columns = (x._replace(points=lax.optimization_barrier(x.points.mT)) for x in (rows, columns))
     found = by_differences(request, scale.mT[..., None, :, :], rows, columns, ratio[..., None, :, :])
     return jax.tree.map(lambda x: x.reshape(*x.shape[:-3], num, x.shape[-1]), found)
 

@@ -26,7 +26,7 @@ from ..._arrays.points import (
 )
 from ..._arrays.shapes import G, V, are_known
 from ..._kernels.kernels import Kernel
-from ..request import Channels, Columns, PairSums, Request, Rows, joined
+from ..request import Channels, Columns, PairSums, Request, Rows, differ, joined
 from ..tiles import by_parts_of_batch, tiled_pullback, tiled_sum
 from .short import longest, summed, summed_over_rows
 
@@ -44,12 +44,13 @@ def sums_by_products(request: Request, *operands: Array, dense: bool = False) ->
     def of_batch(*operands: Array) -> PairSums:
         a, first, g, b, second, w, v, scale, ratio = operands
 
-        def tile_sum(rows: tuple[Array, Array, Array], columns: tuple[Array, Array, Array], values: Array) -> PairSums:
-            (a, factors, g), (b, others, w) = rows, columns
+        def tile_sum(rows: tuple[Any, ...], columns: tuple[Any, ...], values: Array) -> PairSums:
+            (a, factors, g, i), (b, others, w, j) = rows, columns
             u = squared_distances_of(factors, others)
-            return by_products(request, scale, Rows(a, g), Columns(b, values, w), u, ratio=ratio)
+            return by_products(request, scale, Rows(a, g), Columns(b, values, w), u, differ(i, j), ratio)
 
-        return tiled_sum(tile_sum, (a, first, g), (b, second, w), v, dense=dense, width=width)
+        i, j = (request.indices(x.shape[-2]) for x in (a, b))
+        return tiled_sum(tile_sum, (a, first, g, i), (b, second, w, j), v, dense=dense, width=width)
 
     first, second = squares_factors(a, b)
     return by_parts_of_batch(of_batch, a.points, first, row_weights, b.points, second, weights, values, scale, ratio)
@@ -61,20 +62,17 @@ def by_products(
     rows: Rows,
     columns: Columns,
     u: Float[Array, "*batch m n"],
-    keep: Bool[Array, "rows columns"] | None = None,
+    keep: Bool[Array, "m n"] | None = None,
     ratio: Array | None = None,
 ) -> PairSums:
-    """`PairSums` of a tile over the pairs of leaves to `keep`, from points times √τ about a center and u.
+    """`PairSums` of a tile over the pairs to `keep`, from points times √τ about a center and u.
 
     `ratio` is one, and carries the derivatives of τ (see `unit_and_ratio`).
     """
     a, b = rows.points, columns.points
     scale, dim, each = with_rank(scale, a), b.shape[-1], request.spread and scale.shape[-1] > 1
     b1 = jnp.concatenate([b, jnp.ones_like(b[..., :1]), *([b * b] if each else [])], -1)
-    tiles = request.of(u if ratio is None else ratio * u)
-    if keep is not None:
-        kept = of_leaves(keep, u)
-        tiles = {f: jnp.where(kept, tile, 0) for f, tile in tiles.items()}
+    tiles = request.of(u if ratio is None else ratio * u, keep)
 
     def reduced(terms: list[tuple[Kernel, Array]]) -> list[Array]:
         """Σ_n f(u) r for each f and r, by one product for each f."""

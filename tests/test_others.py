@@ -1,0 +1,240 @@
+"""Sums over the others: pairs of equal index are left out exactly, against dense float64 without the diagonal."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxgauss
+from formulas import kernel_matrix
+from jaxgauss import Attention, Mixture, gauss_sum, kernel_sum
+from oracle import relative_error
+
+TAU = 0.7
+SUMS, SLOPES = {"float32": 2e-6, "float64": 1e-12}, {"float32": 1e-5, "float64": 1e-11}
+
+
+def near(rng, num, dim):
+    return rng.normal(size=(num, dim))
+
+
+def copies(rng, num, dim):
+    """Each point twice, or three times, and others so close that products do not tell them apart."""
+    x = np.resize(rng.normal(size=(num // 3 + 1, dim)), (num, dim))
+    x[::5] += 1e-5 * rng.normal(size=x[::5].shape)
+    return x
+
+
+def clusters(rng, num, dim):
+    return rng.normal(size=(num, dim)) + 1e4 * (np.arange(num) % 5)[:, None]
+
+
+def outlier(rng, num, dim):
+    """One whose terms with all others are about e-30."""
+    x = rng.normal(size=(num, dim)) / dim**0.5
+    x[num // 3] = np.eye(dim)[0] * (140 / TAU) ** 0.5
+    return x
+
+
+CLOUDS = [near, copies, clusters, outlier]
+
+
+@pytest.fixture(autouse=True)
+def small_groups(monkeypatch):
+    """Two groups of 60 points, three of 80; more of more."""
+    monkeypatch.setattr("jaxgauss._sums.others.SMALLEST", 30)
+    monkeypatch.setattr("jaxgauss._sums.others.SIBLINGS", 3)
+
+
+def others_of(x, tau, kernel="gauss"):
+    """The kernel matrix without its diagonal."""
+    found = kernel_matrix(x.astype("float64"), x.astype("float64"), tau, kernel)
+    np.fill_diagonal(found, 0)
+    return found
+
+
+def assert_right(found, matrix, values, tolerance):
+    """In L2 over the queries, relative to the sizes of the others' terms; and in each row."""
+    values, sizes = values.astype("float64"), np.abs(matrix) @ np.abs(values.astype("float64"))
+    error = np.abs(np.asarray(found, "float64") - matrix @ values)
+    assert np.linalg.norm(error) <= tolerance * np.linalg.norm(sizes)
+    assert (error <= 100 * tolerance * sizes).all()
+
+
+GAUSSIAN = ["auto", "blocked", "dense", "clusters", "differences", Attention(), Attention("reweight")]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("cloud", CLOUDS)
+@pytest.mark.parametrize("engine", GAUSSIAN, ids=str)
+def test_every_engine_leaves_out_the_diagonal(rng, engine, cloud, dtype):
+    x, values = cloud(rng, 80, 3).astype(dtype), rng.normal(size=(80, 2)).astype(dtype)
+    found = gauss_sum(x, x, values, TAU, engine=engine, exclude_self=True)
+    assert found.dtype == dtype
+    assert_right(found, others_of(x, TAU), values, SUMS[dtype])
+
+
+QUARTIC = jaxgauss.Kernel(lambda u: 1 / jnp.square(1 + u))
+EXACT = {  # of r², with the derivative zero where points coincide
+    "gauss": lambda u: jnp.exp(-u / 2),
+    "matern12": lambda u: jnp.exp(-root(u)),
+    "matern52": lambda u: (1 + 5**0.5 * root(u) + 5 / 3 * u) * jnp.exp(-(5**0.5) * root(u)),
+    "imq": lambda u: 1 / jnp.sqrt(1 + u),
+    "energy": lambda u: -root(u),
+    QUARTIC: lambda u: 1 / jnp.square(1 + u),
+}
+
+
+def root(u):
+    return jnp.where(u > 0, jnp.sqrt(jnp.where(u > 0, u, 1)), 0)
+
+
+def exact(queries, keys, values, tau, kernel="gauss"):
+    """The sum over the others in plain JAX, from differences."""
+    squared = jnp.square(queries[..., :, None, :] - keys[..., None, :, :]).sum(-1)
+    tau = tau.reshape((1,) * (squared.ndim - 2 - tau.ndim) + tau.shape + (1, 1))
+    diagonal = jnp.expand_dims(jnp.eye(keys.shape[-2], dtype=bool), range(squared.ndim - 2))
+    matrix = jnp.where(diagonal, 0, EXACT[kernel](tau * squared))
+    return jnp.matmul(matrix, values, precision="highest")
+
+
+@pytest.mark.parametrize("kernel", EXACT, ids=str)
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_every_kernel(rng, kernel, cloud):
+    x, values = cloud(rng, 80, 12).astype("float32"), rng.normal(size=(80, 1)).astype("float32")
+    found = kernel_sum(x, x, values[:, 0], TAU, kernel=kernel, exclude_self=True)[:, None]
+    given = (jnp.asarray(y, "float64") for y in (x, x))
+    matrix = np.asarray(exact(*given, jnp.eye(80), jnp.float64(np.float32(TAU)), kernel))
+    assert_right(found, matrix, values, 1e-5)
+
+
+def slopes(function, *operands):
+    """Those of Σ g s, in all operands; `function` of queries, keys, values and τ."""
+    *given, g = operands
+    return jax.grad(lambda *x: (g * function(*x)).sum(), range(len(given)))(*given)
+
+
+GRADIENTS = [
+    *(("gauss", cloud, 3, "float32") for cloud in CLOUDS),
+    *[("gauss", near, 12, "float64"), ("matern12", copies, 3, "float32"), ("matern52", outlier, 12, "float32")],
+    *[("imq", near, 12, "float32"), ("energy", copies, 3, "float64"), (QUARTIC, clusters, 3, "float32")],
+]
+
+
+@pytest.mark.parametrize("kernel, cloud, dim, dtype", GRADIENTS)
+def test_gradients_are_those_of_the_formula(rng, kernel, cloud, dim, dtype):
+    x, values, g = cloud(rng, 80, dim), rng.normal(size=(80, 2)), rng.normal(size=(80, 2))
+    operands = [jnp.asarray(y, dtype) for y in (x, x, values, TAU, g)]
+    found = slopes(jax.jit(functools.partial(kernel_sum, kernel=kernel, exclude_self=True)), *operands)
+    wide = [y.astype("float64") for y in operands]
+    dense = slopes(functools.partial(exact, kernel=kernel), *wide)
+    for own, right, terms in zip(found, dense, sizes_of_slopes(kernel, *wide), strict=True):
+        error = np.linalg.norm(np.asarray(own, "float64") - right)
+        assert error <= SLOPES[dtype] * np.linalg.norm(terms)
+
+
+def sizes_of_slopes(kernel, queries, keys, values, tau, g):
+    """Σ|terms| of each gradient."""
+    u = tau * jnp.square(queries[:, None] - keys[None]).sum(-1)
+    off = ~jnp.eye(len(keys), dtype=bool)
+    kappa, psi = (
+        jnp.where(off, jnp.abs(x), 0) for x in (EXACT[kernel](u), 2 * jax.vmap(jax.vmap(jax.grad(EXACT[kernel])))(u))
+    )
+    w = psi * jnp.abs(g @ values.T)
+    distances = jnp.sqrt(u / tau)
+    return (
+        tau * (w * distances).sum(1),
+        tau * (w * distances).sum(0),
+        kappa.T @ jnp.abs(g),
+        (w * u).sum() / (2 * tau),
+    )
+
+
+@pytest.mark.parametrize("engine", ["blocked", "clusters", "fourier", Attention()], ids=str)
+def test_gradients_of_every_engine(rng, engine):
+    x, values, g = near(rng, 80, 3), rng.normal(size=(80, 2)), rng.normal(size=(80, 2))
+    operands = [jnp.asarray(y, "float32") for y in (x, x, values, TAU, g)]
+    found = slopes(functools.partial(gauss_sum, engine=engine, exclude_self=True), *operands)
+    wide = [y.astype("float64") for y in operands]
+    for own, right in zip(found, slopes(exact, *wide), strict=True):
+        assert relative_error(own, right) < 1e-5
+
+
+def test_waves_and_mixtures(rng):
+    x, values = rng.normal(size=(80, 2)), rng.normal(size=(80, 2))
+    found = gauss_sum(x, x, values, TAU, engine="fourier", exclude_self=True)
+    assert_right(found, others_of(x, TAU), values, 1e-12)
+    found = kernel_sum(x, x, values, TAU, kernel="imq", engine=Mixture(), exclude_self=True)
+    assert_right(found, others_of(x, TAU, "imq"), values, 2e-6)
+
+
+def test_many_levels_of_groups(rng):
+    x, values = rng.normal(size=(700, 1)), rng.normal(size=(700, 1))
+    found = kernel_sum(x, x, values, TAU, kernel="matern12", exclude_self=True)
+    assert_right(found, others_of(x, TAU, "matern12"), values, 1e-13)
+
+
+@pytest.mark.parametrize("cloud", [near, outlier])
+@pytest.mark.parametrize("forward_mode", [False, True])
+def test_hessians(rng, forward_mode, cloud):
+    x, values = jnp.asarray(cloud(rng, 20, 9)), jnp.asarray(rng.normal(size=(20, 1)))
+    options = {"exclude_self": True, "forward_mode": forward_mode}
+
+    def hessian_of(function):
+        def loss(x):
+            return jnp.square(function(x, x, values, jnp.float64(TAU))).sum()
+
+        return (jax.hessian if forward_mode else lambda f: jax.jacrev(jax.grad(f)))(loss)(x)
+
+    assert relative_error(hessian_of(functools.partial(gauss_sum, **options)), hessian_of(exact)) < 1e-10
+
+
+def test_leading_axes_and_mapped_ones(rng):
+    x, values, taus = rng.normal(size=(2, 1, 40, 3)), rng.normal(size=(3, 40, 2)), np.array([0.3, 0.7, 2.0])
+    found = gauss_sum(x, x, values, taus, exclude_self=True)
+    right = exact(jnp.asarray(x), jnp.asarray(x), jnp.asarray(values), jnp.asarray(taus))
+    assert found.shape == (2, 3, 40, 2)
+    assert relative_error(found, right) < 1e-13
+    mapped = jax.vmap(jax.vmap(functools.partial(gauss_sum, exclude_self=True), (None, None, 0, 0)), (0, 0, None, None))
+    assert relative_error(jax.jit(mapped)(x[:, 0], x[:, 0], values, taus), right) < 1e-13
+
+
+@pytest.mark.parametrize("num", [0, 1, 2, 31])
+def test_any_number_of_points(rng, num):
+    x, weights = rng.normal(size=(num, 2)), rng.normal(size=num)
+    found = gauss_sum(x, x, weights, exclude_self=True)
+    assert found.shape == (num,)
+    assert np.allclose(found, others_of(x, 1.0) @ weights, rtol=1e-13) if num > 1 else not found.any()
+
+
+def test_the_pair_is_left_out_wherever_its_points_are(rng):
+    """Such as x and jax.lax.stop_gradient(x), or other keys."""
+    queries, keys, values = (rng.normal(size=(40, 3)) for _ in range(3))
+    right = exact(*map(jnp.asarray, (queries, keys, values)), jnp.float64(1))
+    assert relative_error(gauss_sum(queries, keys, values, exclude_self=True), right) < 1e-13
+    x, v, g = (jnp.asarray(y) for y in (queries, values, keys))
+    found = jax.grad(lambda x: (g * gauss_sum(x, jax.lax.stop_gradient(x), v, exclude_self=True)).sum())(x)
+    right = slopes(exact, x, x, v, jnp.float64(1), g)[0]
+    assert relative_error(found, right) < 1e-13
+
+
+def test_groups_of_labels(rng):
+    labels = np.arange(60) % 4
+    x, values = rng.normal(size=(60, 3)), rng.normal(size=(60, 2))
+    found = kernel_sum(x, x, values, TAU, kernel="energy", segments=(labels, labels), exclude_self=True)
+    matrix = np.where(labels[:, None] == labels, kernel_matrix(x, x, TAU, "energy"), 0)
+    assert relative_error(found, matrix @ values) < 1e-13  # the energy kernel is zero on the diagonal
+    found = gauss_sum(x, x, values, TAU, segments=(labels, labels), exclude_self=True)
+    assert relative_error(found, np.where(labels[:, None] == labels, others_of(x, TAU), 0) @ values) < 1e-13
+
+
+def test_half_precision_and_large_values(rng):
+    x, values = rng.normal(size=(40, 3)).astype("float16"), rng.normal(size=40).astype("float16")
+    found = gauss_sum(x, x, values, exclude_self=True)
+    assert found.dtype == "float16"
+    assert relative_error(found, others_of(x, 1.0) @ values.astype("float64")) < 1e-3
+    x = np.zeros((40, 3), "float32")
+    values = np.where(np.arange(40) % 2, 3e38, -3e38).astype("float32")
+    assert relative_error(gauss_sum(x, x, values, exclude_self=True), -values.astype("float64")) < 1e-6
