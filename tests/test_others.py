@@ -9,7 +9,7 @@ import pytest
 
 import jaxgauss
 from formulas import kernel_matrix
-from jaxgauss import Attention, Mixture, gauss_sum, kernel_sum
+from jaxgauss import Attention, Mixture, gauss_sum, kde_logpdf, kde_score, kernel_mean, kernel_sum, log_kernel_sum
 from oracle import relative_error
 
 TAU = 0.7
@@ -238,3 +238,80 @@ def test_half_precision_and_large_values(rng):
     x = np.zeros((40, 3), "float32")
     values = np.where(np.arange(40) % 2, 3e38, -3e38).astype("float32")
     assert relative_error(gauss_sum(x, x, values, exclude_self=True), -values.astype("float64")) < 1e-6
+
+
+def weighted(rng, cloud, dim, dtype):
+    """Points, values, and weights of which some are zero."""
+    x, values = cloud(rng, 80, dim).astype(dtype), rng.normal(size=(80, 2)).astype(dtype)
+    weights = rng.uniform(0.5, 2, size=80) * (np.arange(80) % 7 > 0)
+    return x, values, weights.astype(dtype)
+
+
+def exact_logits(x, weights, tau, kernel="gauss"):
+    """log w κ of all pairs in float64, -inf on the diagonal."""
+    squared = jnp.square(x[:, None] - x[None]).sum(-1)
+    logs = {"gauss": lambda u: -u / 2, "matern12": lambda u: -root(u)}[kernel](tau * squared)
+    positive = weights > 0
+    logs = logs + jnp.where(positive, jnp.log(jnp.where(positive, weights, 1)), -jnp.inf)[None]
+    return jnp.where(jnp.eye(len(x), dtype=bool), -jnp.inf, logs)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("cloud", CLOUDS)
+@pytest.mark.parametrize("kernel", ["gauss", "matern12"])
+def test_logarithms_and_means(rng, kernel, cloud, dtype):
+    x, values, weights = weighted(rng, cloud, 3, dtype)
+    logits = exact_logits(
+        *(jnp.asarray(y, "float64") for y in (x, weights)), np.float64(np.dtype(dtype).type(TAU)), kernel
+    )
+    with np.errstate(divide="ignore"):
+        how = {"kernel": kernel, "log_weights": np.log(weights), "exclude_self": True}
+    unit = {"float32": 1e-5, "float64": 1e-12}[dtype]
+    right = jax.nn.logsumexp(logits, -1)
+    found = log_kernel_sum(x, x, tau=TAU, **how)
+    assert (np.abs(np.asarray(found, "float64") - right) <= unit * np.maximum(1, np.abs(right))).all()
+    found = kernel_mean(x, x, values, TAU, **how)
+    assert np.abs(np.asarray(found, "float64") - jax.nn.softmax(logits, -1) @ values.astype("float64")).max() < 3 * unit
+
+
+@pytest.mark.parametrize("engine", ["blocked", "dense", "clusters", "differences", Attention()], ids=str)
+def test_logarithms_by_every_engine(rng, engine):
+    x, _, weights = weighted(rng, near, 3, "float64")
+    right = exact_logits(jnp.asarray(x), jnp.asarray(weights), TAU)
+    found = kde_logpdf(x, x, TAU, weights=weights, engine=engine, exclude_self=True)
+    density = 1.5 * np.log(TAU / 2 / np.pi) + jax.nn.logsumexp(right, -1) - np.log(weights.sum() - weights)
+    assert relative_error(found, density) < 1e-12
+    found = kde_score(x, x, TAU, weights=weights, engine=engine, exclude_self=True)
+    assert relative_error(found, TAU * (jax.nn.softmax(right, -1) @ x - x)) < 1e-12
+
+
+@pytest.mark.parametrize("cloud", [near, outlier])
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_gradients_of_densities(rng, cloud, dtype):
+    """In weights of zero, too."""
+    x, _, weights = weighted(rng, cloud, 3, dtype)
+    g = jnp.asarray(rng.normal(size=80))
+
+    def loss(x, weights, tau):
+        found = kde_logpdf(x, x, tau, weights=weights, exclude_self=True)
+        return (g.astype(x.dtype) * found).sum()
+
+    def formula(x, weights, tau):
+        squared = jnp.square(x[:, None] - x[None]).sum(-1)
+        logits = jnp.where(jnp.eye(80, dtype=bool), -1e30, -tau / 2 * squared)
+        largest = jax.lax.stop_gradient(logits.max(1, keepdims=True))
+        others = jnp.where(jnp.eye(80, dtype=bool), 0, 1.0) @ weights
+        logs = largest[:, 0] + jnp.log(jnp.exp(logits - largest) @ weights) - jnp.log(others)
+        return (g * (1.5 * jnp.log(tau / 2 / np.pi) + logs)).sum()
+
+    found = jax.jit(jax.grad(loss, (0, 1, 2)))(x, weights, jnp.asarray(TAU, dtype))
+    given = (jnp.asarray(y, "float64") for y in (x, weights, np.asarray(TAU, dtype)))
+    for own, right in zip(found, jax.grad(formula, (0, 1, 2))(*given), strict=True):
+        assert relative_error(own, right) < {"float32": 2e-5, "float64": 1e-11}[dtype]
+
+
+def test_of_one_point_there_are_no_others(rng):
+    assert log_kernel_sum(rng.normal(size=(1, 3)), rng.normal(size=(1, 3)), exclude_self=True).tolist() == [-np.inf]
+    x = rng.normal(size=(2, 3))
+    found = kernel_mean(x, x, np.array([3.0, 5.0]), exclude_self=True)
+    assert np.allclose(found, [5.0, 3.0])

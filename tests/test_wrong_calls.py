@@ -128,6 +128,15 @@ kernel_mean(q, k, v, kernel="energy") | kernel | Kernel(energy) | Use kernel='ma
 kernel_mean(q, k, v[:5]) | values | queries (5, 3), keys (7, 3), values (5, 2) | The last two axes of values are keys a
 kernel_mean(q, k, v, engine="prescale") | engine | Attention(method='prescale') | Use engine='auto'.
 kernel_mean(q, k, v, log_weights=w - np.inf) | log_weights | log_weights (7,) | There is no mean of nothing.
+log_kernel_sum(q, k, exclude_self=True) | exclude_self | queries (5, 3), keys (7, 3) | Pass the same array as both.
+kernel_mean(q, k, v, exclude_self=True) | exclude_self | queries (5, 3), keys (7, 3) | Pass the same array as both.
+kernel_mean(x[:1], x[:1], a[:1], exclude_self=True) | keys | queries (1, 3), keys (1, 3) | There is no mean of nothing.
+kernel_mean(x, x, x, log_weights=np.where(a.cumsum() > 1, -np.inf, 0), exclude_self=True) | log_weights | log_wei | The
+kernel_mean(x, x, x, mesh=mesh, query_axis="i", exclude_self=True) | mesh | a mesh of {'i': 1} | One device sums.
+kde_logpdf(x, y, 1.0, exclude_self=True) | exclude_self | points (5, 3), samples (4, 3) | Pass the same array as both.
+kde_score(x, x, 1.0, weights=np.eye(5)[0], exclude_self=True) | samples | 1 of 5 | Leave it out.
+kde_logpdf(x, x, 1.0, exclude_self=True, progress=True) | progress | True | Leave it out.
+kde_logpdf(x, x, 1.0, mesh=mesh, query_axis="i", exclude_self=True) | mesh | a mesh of {'i': 1} | One device sums.
 log_gauss_sum(q, k, v) | log_weights | log_weights (7, 2), keys (7, 3) | Its last axis must be that of the keys.
 log_gauss_sum(q, k, 1.0) | log_weights! | float | For all alike jnp.full(number, 1.0).
 log_gauss_sum(q, k, engine="reweight") | engine | Attention(method='reweight') | Use engine='auto'.

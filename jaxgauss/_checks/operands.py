@@ -87,8 +87,13 @@ def check_weights(function: str, name: str, weights: Any, keys: Any) -> Any:
     return jax.ShapeDtypeStruct((*weights.shape, 1), weights.dtype)
 
 
-def check_others(function: str, points: dict[str, Any], segments: Any = None) -> None:
+def check_others(function: str, points: dict[str, Any], *, segments: Any = None, mesh: Any = None) -> None:
     """Raise ValueError unless pairs of equal index can be left out: of as many queries as keys, of equal labels."""
+    if mesh is not None:
+        raise ValueError(
+            f"`jaxgauss.{function}`: `mesh` must be left out with exclude_self; got a mesh of {dict(mesh.shape)}."
+            " One device sums."
+        )
     where, numbers = f"`jaxgauss.{function}`", [x.shape[-2] for x in points.values()]
     if numbers[0] != numbers[1]:
         shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in points.items())

@@ -66,11 +66,14 @@ ROWS, COLUMNS = 1024, 512  # of a tile of sorted points
 REACH = {False: 2.0**33, True: 2.0**16}
 
 
-def blocked_means(queries: Q, keys: K, values: V, tau: T, log_weights: W, *, dense: bool = False) -> tuple[S, L]:
+def blocked_means(
+    queries: Q, keys: K, values: V, tau: T, log_weights: W, *, dense: bool = False, others: bool = False
+) -> tuple[S, L]:
     """Σ_n w Φ v / Σ_n w Φ and log Σ_n w Φ, from terms relative to the largest so far."""
     a, b = scaled_points(queries, keys, tau, base_2=False)
     a, b = logit_factors(*with_norms(a, b))
-    return by_parts_of_batch(functools.partial(tiled_means, logits, dense=dense), a, b, values, log_weights)
+    of_batch = functools.partial(tiled_means, logits, dense=dense, others=others)
+    return by_parts_of_batch(of_batch, a, b, values, log_weights)
 
 
 def means_in_one_pass(
@@ -161,16 +164,19 @@ def _by_shapes(kernel: Kernel, plan: Plan, *operands: Array) -> tuple[S, L]:
     return one_by_one(by_tiles, queries, keys, values, tau[..., None, None], log_weights)
 
 
-def difference_means(kernel: Kernel, queries: Q, keys: K, values: V, tau: T, log_weights: W) -> tuple[S, L]:
+def difference_means(
+    kernel: Kernel, queries: Q, keys: K, values: V, tau: T, log_weights: W, *, others: bool = False
+) -> tuple[S, L]:
     """`means_anywhere` from differences of coordinates; made of plain JAX functions."""
     if has_cuda():
-        return relative_means(kernel, queries, keys, values, tau, log_weights)
+        return relative_means(kernel, queries, keys, values, tau, log_weights, others=others)
     scale = jnp.sqrt(tau)[..., None, None]
 
     def tile_logits(queries: Array, keys: Array) -> Array:
         return kernel.log(-2 * difference_logits(scale, queries, keys))
 
-    return tiled_means(tile_logits, with_axes_of(tau, queries), keys, values, log_weights, tile=DIFFERENCES_TILE)
+    operands = with_axes_of(tau, queries), keys, values, log_weights
+    return tiled_means(tile_logits, *operands, tile=DIFFERENCES_TILE, others=others)
 
 
 def _ways(kernel: Kernel, plan: Plan, queries: Array, keys: Array, values: Array) -> list[Callable[..., tuple[S, L]]]:

@@ -5,6 +5,7 @@ gradients. Of others they are the engine's of means, and the derivatives those o
 """
 
 import functools
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -38,7 +39,7 @@ def positive_means(
 ) -> tuple[Array, Array]:
     """Σ_n w κ v / Σ_n w κ (…, M, C) and log Σ_n w κ (…, M, 1), of operands of equal rank with log w (…, N, 1)."""
     operands = queries, keys, values, tau, log_weights
-    near, is_near = functools.partial(_of_sums, settings), _are_near(settings, queries, keys, tau, log_weights)
+    near, is_near = functools.partial(_of_sums, settings), sums_are_near(settings, queries, keys, tau, log_weights)
     anywhere = functools.partial(differentiated_in_float64, settings, means_of_any, not isinstance(is_near, bool))
     return one_of_two(is_near, near, anywhere, *operands)
 
@@ -50,12 +51,12 @@ def positive_logs(settings: Settings, queries: Array, keys: Array, tau: Array, l
         return _of_sums(settings, queries, keys, log_weights[..., :0], tau, log_weights)[1]
 
     operands = queries, keys, tau, log_weights
-    is_near = _are_near(settings, *operands)
+    is_near = sums_are_near(settings, *operands)
     anywhere = functools.partial(differentiated_in_float64, settings, logs_of_any, not isinstance(is_near, bool))
     return one_of_two(is_near, near, anywhere, *operands)
 
 
-def _are_near(settings: Settings, queries: Array, keys: Array, tau: Array, log_weights: Array) -> Any:
+def sums_are_near(settings: Settings, queries: Array, keys: Array, tau: Array, log_weights: Array) -> Any:
     """Whether sums of the kernel do not underflow, and have accurate pulls; those with a kink have them anywhere."""
     if not settings.kernel.decays:
         return False
@@ -63,14 +64,25 @@ def _are_near(settings: Settings, queries: Array, keys: Array, tau: Array, log_w
     return are_near(settings, queries, keys, weights_of(log_weights), tau, pulls=pulls, second_order=pulls)
 
 
-def _of_sums(
-    settings: Settings, queries: Array, keys: Array, values: Array, tau: Array, log_weights: Array
+def _of_sums(settings: Settings, *operands: Array) -> tuple[Array, Array]:
+    def summed(queries: Array, keys: Array, columns: Array, tau: Array) -> Array:
+        channels, by_products = (
+            Channels((settings.kernel,), columns.shape[-1:]),
+            replace(settings, near=True, waves=False),
+        )
+        return radial_sum(by_products, channels, queries, keys, columns, tau)
+
+    return means_of_sums(summed, *operands)
+
+
+def means_of_sums(
+    summed: Callable[..., Array], queries: Array, keys: Array, values: Array, tau: Array, log_weights: Array
 ) -> tuple[Array, Array]:
-    """The means and logarithms of near points."""
-    weights, settings = weights_of(log_weights), replace(settings, near=True, waves=False)
+    """The means and logarithms of near points, from sums over columns of the keys."""
+    weights = weights_of(log_weights)
     products = weights * values
     columns = jnp.concatenate([products, jnp.broadcast_to(weights, (*products.shape[:-1], 1))], -1)
-    sums = radial_sum(settings, Channels((settings.kernel,), columns.shape[-1:]), queries, keys, columns, tau)
+    sums = summed(queries, keys, columns, tau)
     unit = lax.stop_gradient(sums[..., -1:])  # else a square in the derivative of the ratio may underflow
     sums = sums / unit
     return sums[..., :-1] / sums[..., -1:], _largest(log_weights) + jnp.log(unit) + jnp.log(sums[..., -1:])

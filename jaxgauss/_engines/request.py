@@ -116,7 +116,7 @@ class Request(NamedTuple):
 
     def indices(self, num: Any) -> Int[Array, "num 1"] | None:
         """Those of so many points, where pairs of equal index are left out."""
-        return jnp.arange(num, dtype="int32")[:, None] if self.others else None
+        return indices(num) if self.others else None
 
 
 class Rows(NamedTuple):
@@ -134,6 +134,11 @@ class Columns(NamedTuple):
     values: Float[Array, "*batch n c"]
     weights: Float[Array, "*batch n e"]
     indices: Int[Array, "*batch n 1"] | None = None
+
+
+def indices(num: Any) -> Int[Array, "num 1"]:
+    """The indices of so many points, a row for each."""
+    return jnp.arange(num, dtype="int32")[:, None]
 
 
 def differ(rows: Array | None, columns: Array | None) -> Bool[Array, "*batch m n"] | None:

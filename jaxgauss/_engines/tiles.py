@@ -236,20 +236,36 @@ def _blocks(arrays: Any, size: int) -> Any:
 
 
 def tiled_means(
-    tile_logits: Callable, a: Array, b: Array, v: Array, log_weights: Array, dense=False, tile: Tile | None = None
+    tile_logits: Callable,
+    a: Array,
+    b: Array,
+    v: Array,
+    log_weights: Array,
+    *,
+    dense: bool = False,
+    tile: Tile | None = None,
+    others: bool = False,
 ) -> tuple[Array, Array]:
-    """Softmax means of values, and the logarithms of their denominators, over blocks of queries and of keys."""
+    """Softmax means of values, and the logarithms of their denominators, over blocks of queries and of keys.
+
+    With `others`, pairs of equal index are left out.
+    """
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (a, b, v, log_weights)))
     num_queries, _ = sizes = a.shape[-2], b.shape[-2]
     rows, columns = block_sizes(math.prod(batch), *sizes, dense, tile)
-    key_blocks = blocks(b, columns), blocks(v, columns), blocks(log_weights, columns, least_log(a.dtype))
+    i, j = (jnp.arange(x, dtype="int32")[:, None] if others else None for x in sizes)
+    key_blocks = *_blocks((b, v, j), columns), blocks(log_weights, columns, least_log(a.dtype))
     operands = [a, b, v, log_weights]
 
-    def add_rows(_: None, a: Array):
-        def add_columns(carry: tuple[Array, Array, Array], block: tuple[Array, Array, Array]):
+    def add_rows(_: None, row_block: tuple[Array, Array | None]):
+        a, i = row_block
+
+        def add_columns(carry: tuple[Array, Array, Array], block: tuple[Array, Array, Array | None, Array]):
             largest, total, sums = carry
-            b, v, log_weights = block
+            b, v, j, log_weights = block
             logits = tile_logits(a, b) + log_weights.mT
+            if i is not None and j is not None:
+                logits = jnp.where(i != j.mT, logits, least_log(a.dtype))
             new = lax.stop_gradient(jnp.maximum(largest, logits.max(-1, keepdims=True)))
             weights, before = exp(logits - new), jnp.exp(largest - new)
             total = total * before + weights.sum(-1, keepdims=True)
@@ -263,7 +279,7 @@ def tiled_means(
         largest, total, sums = scan(jax.checkpoint(add_columns) if many else add_columns, carry, key_blocks)[0]
         return None, (sums / total, largest + jnp.log(total))
 
-    means, logs = scan(add_rows, None, blocks(a, rows))[1]
+    means, logs = scan(add_rows, None, _blocks((a, i), rows))[1]
     return unblocks(means, num_queries), unblocks(logs, num_queries)
 
 

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from dataclasses import replace
 from typing import Any, Unpack
 
 import jax
@@ -10,14 +11,15 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
-from .._arrays.devices import has_cuda
+from .._arrays.devices import has_cuda, visible
 from .._arrays.points import LOG_ZERO
 from .._arrays.tracing import jitted
 from .._checks.arguments import public
+from .._checks.operands import check_others
 from .._checks.samples import check_kernel, check_options, check_samples, check_signs
 from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights, working_dtype
 from .._kernels.kernels import Kernel
-from .._sums.display import refuse_progress_in_a_trace
+from .._sums.display import refuse_progress, refuse_progress_in_a_trace
 from .._sums.kernel_mean import as_logs
 from .._sums.mesh import log_sum_over_mesh, relative_sum_over_mesh
 from .._sums.preparation import check_plan, examined
@@ -35,6 +37,7 @@ def kde_logpdf(
     bandwidth: str | None = None,
     kernel: str | Kernel = "gauss",
     weights: Weights | None = None,
+    exclude_self: bool = False,
     progress: bool = False,
     **options: Unpack[MeshOptions],
 ) -> Float[Array, " p"]:
@@ -53,6 +56,8 @@ def kde_logpdf(
         kernel: "gauss", "matern12" ("laplace"), "matern32", "matern52"; or, in D < 2α dimensions,
             `rational_quadratic(alpha)`, which is Student's density with 2α - D degrees of freedom ("cauchy": α = 1).
         weights: w, (N,), not negative; they are divided by their sum. None: all are equal.
+        exclude_self: whether the points are the samples (N ≥ 2), and the density at each is that of the others, whose
+            weights are divided by their own sum. Not over a mesh.
         progress: take some points at a time and show a bar (needs tqdm); not under transformations.
         **options: `engine` and `precision`, as for `log_gauss_sum`; and `mesh`, `query_axis` and `key_axis`,
             as for `mmd_squared`.
@@ -81,8 +86,10 @@ def kde_logpdf(
         Silverman, "Density Estimation for Statistics and Data Analysis", 1986.
     """
     if progress:
+        refuse_progress("kde_logpdf", exclude_self, "with exclude_self")
         refuse_progress_in_a_trace("kde_logpdf", points, samples, tau, weights)
-    settings, points, *others = _check("kde_logpdf", points, samples, tau, bandwidth, kernel, weights, options)
+    given = tau, bandwidth, kernel, weights, bool(exclude_self), options
+    settings, points, *others = _check("kde_logpdf", points, samples, *given)
     if not progress:
         return _logpdf(settings, points, *others)
     return in_parts(settings, lambda x: _logpdf(settings, x, *others), points, len(samples))
@@ -97,6 +104,7 @@ def kde_score(
     bandwidth: str | None = None,
     kernel: str | Kernel = "gauss",
     weights: Weights | None = None,
+    exclude_self: bool = False,
     **options: Unpack[MeshOptions],
 ) -> Float[Array, "p d"]:
     """Score of a kernel density estimate, ∇ log p(x) = τ (Σ_n P_n(x) k_n - x), with the softmax weights P_n.
@@ -105,7 +113,7 @@ def kde_score(
     weighted by the densities.
 
     Args:
-        points, samples, tau, bandwidth, kernel, weights, **options: as for `kde_logpdf`.
+        points, samples, tau, bandwidth, kernel, weights, exclude_self, **options: as for `kde_logpdf`.
 
     Returns:
         (P, D): it points up the density. An Optax optimizer descends, so give it the negative.
@@ -124,11 +132,22 @@ def kde_score(
     References:
         Fukunaga & Hostetler, "The Estimation of the Gradient of a Density Function", 1975.
     """
-    return _score(*_check("kde_score", points, samples, tau, bandwidth, kernel, weights, options, pulls=True))
+    given = tau, bandwidth, kernel, weights, bool(exclude_self), options
+    return _score(*_check("kde_score", points, samples, *given, pulls=True))
 
 
 def _check(
-    function: str, points, samples, tau, bandwidth, kernel, weights, options: MeshOptions, *, pulls: bool = False
+    function: str,
+    points,
+    samples,
+    tau,
+    bandwidth,
+    kernel,
+    weights,
+    exclude_self: bool,
+    options: MeshOptions,
+    *,
+    pulls: bool = False,
 ) -> tuple[Settings, Any, Any, Any, Any, Whitening | None]:
     """Check the arguments; return the settings, points, samples, τ, weights, and how points were whitened if so."""
     check_options(function, options)
@@ -141,7 +160,10 @@ def _check(
     settings = check_samples(function, both, tau, options, weights=given, may_be_empty="points", **how)
     check_integral(function, kernel, points.shape[1])
     check_signs(function, weights)
-    settings, found = as_logs(settings), None
+    if exclude_self:
+        check_others(function, {"points": points, "samples": samples}, mesh=settings.mesh)
+        _check_two(function, samples, weights)
+    settings, found = replace(as_logs(settings), exclude_self=exclude_self), None
     if bandwidth is not None:
         found = whitening_of(settings, bandwidth, samples, weights)
         points, samples = found.points(points), found.points(samples)
@@ -149,6 +171,17 @@ def _check(
     tau = check_plan(settings, tau, pairs, points.shape[1], 1, samples, points)
     settings = examined(settings, tau, points, samples, weights, pulls=pulls, logs=True)
     return settings, points, samples, tau, weights, found
+
+
+def _check_two(function: str, samples, weights) -> None:
+    """Raise ValueError unless at least two samples are known to have weight."""
+    seen = None if weights is None else visible(weights)
+    num = samples.shape[0] if seen is None else np.count_nonzero(seen)
+    if num < 2:
+        raise ValueError(
+            f"`jaxgauss.{function}`: `samples` must hold at least two points that have weight with exclude_self; got"
+            f" {num} of {samples.shape[0]}. Leave it out."
+        )
 
 
 def check_integral(function: str, kernel: Kernel, dim: int) -> None:
@@ -169,6 +202,9 @@ def _logpdf(settings: Settings, points, samples, tau, weights, whitening: Whiten
     if weights is not None:
         logs = logs + jnp.log1p(_of_zero_weights(settings, points, samples, w, tau, logs))
     logs = logs[..., 0] + log_factor(settings.kernel, tau, points.shape[-1])[..., None]
+    if settings.exclude_self:
+        before, after = (jnp.pad(jnp.cumsum(x), (1, 0))[:-1] for x in (w[:, 0], w[::-1, 0]))  # no difference
+        logs = logs - jnp.expand_dims(log_or_zero(before + after[::-1]), range(logs.ndim - 1))
     if tau.ndim:
         logs = jax.nn.logsumexp(logs, 0) - math.log(len(tau))
     logs = logs if whitening is None else logs + whitening.log_det

@@ -17,11 +17,10 @@ from .._checks.settings import Keys, Queries, Segments, Settings, Sums, Tau, Val
 from .._engines.engine import Engine
 from .._engines.forward_mode import sum_in_both_modes
 from .._engines.near import examined
-from .._engines.others import sums_of_others
 from .._engines.plan import Plan, warn_once
 from .._engines.rules import gaussian_sum
 from .display import refuse_progress, refuse_progress_in_a_trace
-from .others import over_others
+from .others import sum_of_others
 from .preparation import checked, reverse_only
 from .progress import in_parts
 from .segments import by_segments
@@ -131,7 +130,6 @@ def unrounded_gauss_sum(settings: Settings, queries: Array, keys: Array, values:
         operands = reverse_only(settings.function, *operands)
     summed = sum_in_both_modes if settings.forward_mode else gaussian_sum
     if settings.exclude_self:
-        total = over_others(summed, sums_of_others, jnp.add, settings, *operands)
-    else:
-        total = summed(settings, *operands)
+        summed = functools.partial(sum_of_others, summed)
+    total = summed(settings, *operands)
     return total[..., 0] if weights else total

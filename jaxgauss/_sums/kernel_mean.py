@@ -14,7 +14,7 @@ from .._arrays.points import LOG_ZERO, align, for_sums
 from .._arrays.tracing import jitted
 from .._checks.arguments import public
 from .._checks.names import with_engine
-from .._checks.operands import as_operand, check_weights
+from .._checks.operands import as_operand, check_others, check_weights
 from .._checks.samples import check_kernel, check_options
 from .._checks.settings import (
     Keys,
@@ -32,6 +32,7 @@ from .._engines.near import examined
 from .._kernels.kernels import Kernel
 from .log_gauss_sum import LogWeights
 from .mesh import added_over_devices, first_rows, over_mesh, without_mesh
+from .others import softmax_means_of_others
 from .preparation import checked, none_are_zero, reverse_only
 
 
@@ -44,6 +45,7 @@ def kernel_mean(
     *,
     kernel: str | Kernel = "gauss",
     log_weights: LogWeights = None,
+    exclude_self: bool = False,
     **options: Unpack[MeshOptions],
 ) -> Sums:
     """Weighted mean of values, Σ_n w_n Φ_mn v_n / Σ_n w_n Φ_mn: kernel regression (Nadaraya-Watson).
@@ -59,6 +61,7 @@ def kernel_mean(
         kernel: a name or a `Kernel`, as for `log_gauss_sum`: not "energy".
         log_weights: log w of the keys, (…, N); -inf leaves a key out. None: all weights are equal. If all are -inf,
             the result under `jit` is the plain mean.
+        exclude_self: as for `gauss_sum`, with N ≥ 2: predictions by the other points. Not over a mesh.
         **options: `engine` and `precision`, as for `log_gauss_sum`; and `mesh`, `query_axis` and `key_axis`,
             as for `gauss_sum_sharded`, except that the mesh need not divide the numbers of points.
 
@@ -86,7 +89,8 @@ def kernel_mean(
     References:
         Nadaraya, "On Estimating Regression", 1964; Watson, "Smooth Regression Analysis", 1964.
     """
-    return means_and_logs("kernel_mean", queries, keys, values, log_weights, tau, kernel, options)[0]
+    how = {"exclude_self": bool(exclude_self)}
+    return means_and_logs("kernel_mean", queries, keys, values, log_weights, tau, kernel, options, **how)[0]
 
 
 def means_and_logs(
@@ -98,24 +102,29 @@ def means_and_logs(
     tau: Any,
     kernel: str | Kernel,
     options: MeshOptions,
+    *,
+    exclude_self: bool = False,
 ) -> tuple[Array, Array]:
     """`kernel_mean`, and the logarithms of its denominators (…, M), from one sum."""
     check_options(function, options)
     of_weights = check_weights(function, "log_weights", log_weights, keys)
     kernel = check_kernel(function, kernel, positive=True)
-    asked = Settings(function=function, kernel=kernel, logs=True, **with_engine(function, options))
-    settings, _ = checked(asked, queries, keys, values, tau)
+    how = {"logs": True, "exclude_self": exclude_self, **with_engine(function, options)}
+    settings, _ = checked(Settings(function=function, kernel=kernel, **how), queries, keys, values, tau)
     checked(settings, queries, keys, of_weights, tau)
-    if keys.shape[-2] == 0:
+    if exclude_self:
+        check_others(function, {"queries": queries, "keys": keys}, mesh=settings.mesh)
+    least = ("one point", "two points")[exclude_self]
+    if keys.shape[-2] <= exclude_self:
         raise ValueError(
-            f"`jaxgauss.{function}`: `keys` must hold at least one point; got queries {queries.shape}, keys"
+            f"`jaxgauss.{function}`: `keys` must hold at least {least}; got queries {queries.shape}, keys"
             f" {keys.shape}. There is no mean of nothing."
         )
     seen = None if log_weights is None else visible(log_weights)
-    if seen is not None and (seen.max(-1) == -np.inf).any():
+    if seen is not None and ((seen > -np.inf).sum(-1) <= exclude_self).any():
         raise ValueError(
-            f"`jaxgauss.{function}`: `log_weights` must not all be -inf; got log_weights {seen.shape}. There is no mean"
-            " of nothing."
+            f"`jaxgauss.{function}`: `log_weights` must be above -inf for at least {least}; got log_weights"
+            f" {seen.shape}. There is no mean of nothing."
         )
     given = None if log_weights is None else as_weights(log_weights)
     settings = examined(as_logs(settings), tau, queries, keys, given, logs=True)
@@ -167,5 +176,6 @@ def _means(
     """Means and logarithms of operands of equal rank; sums of values do not overflow."""
     unit = for_sums(values, keys.shape[-2], axes=-2)
     operands = queries, keys, values * unit, tau, log_weights
-    found, logs = softmax_means(settings, *operands)
+    means_of = softmax_means_of_others if settings.exclude_self else softmax_means
+    found, logs = means_of(settings, *operands)
     return found / unit, logs

@@ -20,13 +20,12 @@ from .._engines.engine import Engine
 from .._engines.engines import mixture_of
 from .._engines.forward_mode import radial_sum_in_both_modes
 from .._engines.near import examined
-from .._engines.others import sums_of_others
 from .._engines.request import Channels
 from .._engines.rules import radial_sum
 from .._kernels.kernels import GAUSS, Kernel
 from .._kernels.mixtures import Mixture
 from .gauss_sum import checked_gauss_sum, unrounded_gauss_sum
-from .others import over_others
+from .others import sum_of_others
 from .preparation import checked, is_differentiated, reverse_only
 from .segments import by_segments
 
@@ -123,10 +122,8 @@ def unrounded_kernel_sum(settings: Settings, queries: Array, keys: Array, values
     operands = vary_alike(queries, without_hidden(keys, values), values, tau)
     if not settings.forward_mode:
         operands = reverse_only(settings.function, *operands)
-    if settings.exclude_self:
-        total = over_others(_summed, sums_of_others, jnp.add, settings, *operands)
-    else:
-        total = _summed(settings, *operands)
+    summed = functools.partial(sum_of_others, _summed) if settings.exclude_self else _summed
+    total = summed(settings, *operands)
     return total[..., 0] if weights else total
 
 

@@ -15,13 +15,14 @@ from .._arrays.tracing import jitted
 from .._calls import also_called
 from .._checks.arguments import public
 from .._checks.names import as_engine
-from .._checks.operands import as_operand, check_weights
+from .._checks.operands import as_operand, check_others, check_weights
 from .._checks.samples import check_kernel
 from .._checks.settings import Keys, Queries, Segments, Settings, Tau, working_dtype
 from .._engines.engine import Engine
 from .._engines.log_rules import as_weights, log_sums
 from .._engines.near import examined
 from .._kernels.kernels import Kernel
+from .others import log_sums_of_others
 from .preparation import checked, none_are_zero, reverse_only
 from .segments import by_segments
 
@@ -38,6 +39,7 @@ def log_gauss_sum(
     kernel: str | Kernel = "gauss",
     engine: str | Engine = "auto",
     precision: str | Precision | None = None,
+    exclude_self: bool = False,
     segments: Segments = None,
 ) -> Float[Array, "*result m"]:
     """Logarithm of a sum of Gaussian kernels, log Σ_n w_n exp(-τ/2 ‖q_m - k_n‖²), also where the sum itself underflows.
@@ -54,10 +56,11 @@ def log_gauss_sum(
         engine: as for `gauss_sum`: "auto", "attention", "blocked", "dense", "clusters" or "differences". Kernels other
             than the Gaussian take "auto", "clusters" or "differences".
         precision: as for `gauss_sum`, except that None is float32 on CUDA.
-        segments: as for `gauss_sum`.
+        exclude_self, segments: as for `gauss_sum`.
 
     Returns:
-        (…, M) in the promoted dtype of queries, keys and log-weights. Without keys, or if all weights are zero: -inf.
+        (…, M) in the promoted dtype of queries, keys and log-weights. Without keys, or others, or if all weights are
+        zero: -inf.
 
     Raises:
         ValueError: shapes do not fit, tau is not positive, or an engine or a precision cannot run there.
@@ -85,8 +88,11 @@ def log_gauss_sum(
     function = "log_gauss_sum"
     values = check_weights(function, "log_weights", log_weights, keys)
     kernel = check_kernel(function, kernel, positive=True)
-    asked = Settings(as_engine(function, engine, precision), "", function, "highest", kernel=kernel, logs=True)
+    how = {"kernel": kernel, "logs": True, "exclude_self": bool(exclude_self)}
+    asked = Settings(as_engine(function, engine, precision), "", function, "highest", **how)
     settings, _ = checked(asked, queries, keys, values, tau)
+    if exclude_self:
+        check_others(function, {"queries": queries, "keys": keys})
     if segments is not None:
         operands = queries, keys, none_are_zero(log_weights, keys, settings)[..., None], tau
         return by_segments(unrounded_log_sum, settings, segments, *operands, empty=-math.inf)[..., 0]
@@ -110,8 +116,9 @@ def unrounded_log_sum(settings: Settings, queries: Array, keys: Array, log_weigh
     queries, keys, log_weights, tau = replicated(*(jnp.asarray(x, dtype) for x in (queries, keys, log_weights, tau)))
     operands = vary_alike(*align(queries, keys, log_weights, tau))
     queries, keys, log_weights, tau = reverse_only(settings.function, *operands)
-    if keys.shape[-2] == 0:
+    if keys.shape[-2] <= settings.exclude_self:
         batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (queries, keys, log_weights)), tau.shape)
         return jnp.full((*batch, queries.shape[-2], 1), -math.inf, dtype)
-    logs = log_sums(settings, queries, keys, tau, log_weights)
+    summed = log_sums_of_others if settings.exclude_self else log_sums
+    logs = summed(settings, queries, keys, tau, log_weights)
     return jnp.where(logs <= LOG_ZERO / 2, -math.inf, logs)

@@ -30,6 +30,7 @@ from .._engines.rules import gaussian_sum
 from .._kernels.kernels import Kernel
 from .kernel_sum import unrounded_kernel_sum
 from .log_gauss_sum import unrounded_log_sum
+from .others import relative_sum_of_others
 from .preparation import checked
 
 
@@ -201,8 +202,9 @@ def relative_sum_over_mesh(
 
     def local(tau: Array, queries: Array, logs: Array, keys: Array, values: Array, counts: Array) -> Array:
         log_weights = jnp.where(counts > 0, 0, LOG_ZERO).astype(values.dtype)
+        summed = relative_sum_of_others if settings.exclude_self else relative_sum
         return added_over_devices(
-            settings, relative_sum(without_mesh(settings), queries, keys, values, log_weights, tau, logs)
+            settings, summed(without_mesh(settings), queries, keys, values, log_weights, tau, logs)
         )
 
     if settings.mesh is None:

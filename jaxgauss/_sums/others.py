@@ -1,4 +1,4 @@
-"""Sums over the others, Σ_{n ≠ m}, of points that are their own keys: exactly, by every engine, to every order.
+"""Sums, logarithms and means over the others, n ≠ m, of points that are their own keys: exactly, by every engine.
 
 A difference of the whole sum and the own term would have no digits where that is large. Instead the points are divided
 into groups, which are divided again. At each level a group is summed with its siblings as keys: a batch of usual sums.
@@ -8,68 +8,144 @@ What remains are the pairs within the smallest groups, a dense matrix of each, w
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array
 
+from .._arrays.devices import has_cuda
+from .._arrays.points import LOG_ZERO
 from .._arrays.shapes import are_known
 from .._checks.settings import Settings
+from .._engines.branches import one_of_two
+from .._engines.log_rules import LARGEST, log_sums, relative_sum, softmax_means
+from .._engines.others import (
+    are_near_for_logs,
+    logs_of_others,
+    means_of_others,
+    near_logs_of_others,
+    near_means_of_others,
+    sums_of_others,
+)
+from .._engines.programs import in_float64, with_all_digits
 
 SMALLEST = 1024  # points of the smallest groups, at most
 SIBLINGS = 8  # groups into which one is divided, at most: their keys are repeated one time less
 
-Summed = Callable[..., Any]  # of settings, queries, keys, what belongs to the keys, and τ
 
+@dataclass(frozen=True)
+class Reduction:
+    """A function of settings and operands of equal rank: queries, keys, what belongs to the keys, and τ.
 
-def over_others(
-    summed: Summed,
-    within: Summed,
-    added: Callable[[Any, Any], Any],
-    settings: Settings,
-    queries: Array,
-    keys: Array,
-    *others: Array,
-    fills: tuple[float, ...] = (0.0,),
-) -> Any:
-    """`summed` without the pairs of equal index.
-
-    Args:
-        summed: (settings, queries, keys, *of keys, tau) -> a tree of (…, M, W), over all pairs.
-        within: the same without the pairs of equal index, for few points.
-        added: two such trees -> that of both sets of keys.
-        queries, keys, others: operands of equal rank; the others are what belongs to the keys, (…, N, W), and τ.
-        fills: the values of a key that adds nothing.
+    Attributes:
+        summed: the function, whose results are a tree of (…, M, W).
+        within: the same without the pairs of equal index, for few points that lie anywhere.
+        added: results for two sets of keys -> those for both.
+        fills: operands, after the keys, of a key that adds nothing; None for τ.
+        near: `within` for near points; None if `within` finds out.
     """
-    *of_keys, tau = others
-    num, settings = keys.shape[-2], replace(settings, exclude_self=False, near=None, waves=None)
+
+    summed: Callable[..., Any]
+    within: Callable[..., Any]
+    added: Callable[[Any, Any], Any]
+    fills: tuple[float | None, ...]
+    near: Callable[..., Any] | None = None
+
+    def __call__(self, settings: Settings, *operands: Array) -> Any:
+        """The results for points that lie anywhere; on a CPU in float64, see `in_float64`."""
+        if has_cuda():
+            return self.within(settings, *operands)
+        return over_others(self, self.within, replace(settings, dtype="float64"), *operands)
+
+
+def sum_of_others(summed: Callable[..., Array], settings: Settings, *operands: Array) -> Array:
+    """A sum of queries, keys, values and τ, without the pairs of equal index."""
+    reduction = Reduction(summed, sums_of_others, jnp.add, (0.0, None))
+    return over_others(reduction, sums_of_others, _of_groups(settings), *operands)
+
+
+def log_sums_of_others(settings: Settings, queries: Array, keys: Array, tau: Array, log_weights: Array) -> Array:
+    """`log_sums` without the pairs of equal index."""
+    return _near_or_anywhere(_LOGS, settings, queries, keys, tau, jnp.maximum(log_weights, LOG_ZERO))
+
+
+def softmax_means_of_others(settings: Settings, *operands: Array) -> tuple[Array, Array]:
+    """`softmax_means` without the pairs of equal index."""
+    return _near_or_anywhere(_MEANS, settings, *operands)
+
+
+def relative_sum_of_others(
+    settings: Settings, queries: Array, keys: Array, values: Array, log_weights: Array, tau: Array, logs: Array
+) -> Array:
+    """`relative_sum` without the pairs of equal index."""
+    rows = jnp.concatenate([queries, jnp.broadcast_to(logs, (*queries.shape[:-1], 1))], -1)
+    return over_others(_RELATIVE, _few_relative, _of_groups(settings), rows, keys, values, log_weights, tau)
+
+
+def _relative(settings: Settings, rows: Array, keys: Array, values: Array, log_weights: Array, tau: Array) -> Array:
+    queries, logs = rows[..., :-1], rows[..., -1:]
+    return relative_sum(settings, queries, keys, values, log_weights, tau, logs)
+
+
+def _few_relative(settings: Settings, *operands: Array) -> Array:
+    return with_all_digits(settings, _relative_within, *operands)
+
+
+def _relative_within(settings: Settings, rows, keys, values, log_weights, tau) -> Array:
+    found, own = means_of_others(settings, rows[..., :-1], keys, values, tau, log_weights)
+    return found * jnp.exp(jnp.minimum(own - rows[..., -1:], LARGEST))
+
+
+def _near_or_anywhere(reduction: Reduction, settings: Settings, *operands: Array) -> Any:
+    """In float64 unless points are near: exponents of different groups are compared."""
+    settings = _of_groups(settings)
+    if has_cuda():
+        return reduction(settings, *operands)
+    is_near = are_near_for_logs(settings, *operands[:2], operands[2 + reduction.fills.index(None)], operands[-1])
+
+    def near(*operands: Array) -> Any:
+        return over_others(reduction, reduction.near, replace(settings, near=True, waves=False), *operands)
+
+    def anywhere(*operands: Array) -> Any:
+        return in_float64(settings, reduction, *operands, far=not isinstance(is_near, bool))
+
+    return one_of_two(is_near, near, anywhere, *operands)
+
+
+def _of_groups(settings: Settings) -> Settings:
+    return replace(settings, exclude_self=False, near=None, waves=None)  # found for all points
+
+
+def over_others(reduction: Reduction, within: Any, settings: Settings, *operands: Array) -> Any:
+    """The reduction without the pairs of equal index, `within` the smallest groups by another function."""
+    num, fills = operands[1].shape[-2], (None, None, *reduction.fills)
     if not are_known(num) or num <= SMALLEST:
-        if num in (0, 1):
-            return summed(settings, queries, keys[..., :0, :], *(x[..., :0, :] for x in of_keys), tau)
-        return within(settings, queries, keys, *of_keys, tau)
+        if num not in (0, 1):
+            return within(settings, *operands)
+        nothing = (x[..., :0, :] if i == 1 or fills[i] is not None else x for i, x in enumerate(operands))
+        return reduction.summed(settings, *nothing)
     divisors, size = _levels(num)
-    padded = [
-        _padded(x, math.prod(divisors) * size - num, fill)
-        for x, fill in zip((queries, keys, *of_keys), (None, None, *fills), strict=True)
-    ]
+    tau = 2 + reduction.fills.index(None)
+    missing = math.prod(divisors) * size - num
+    every = [x[..., None] if i == tau else _padded(x, missing, fills[i]) for i, x in enumerate(operands)]
     parts, number = [], 1
     for divisor in divisors:
         number *= divisor
-        rows, *columns = (_groups(x, number) for x in padded)
-        parts.append(summed(settings, rows, *(_siblings(x, divisor) for x in columns), tau[..., None]))
-    parts.append(within(settings, *(_groups(x, number) for x in padded), tau[..., None]))
-    in_order = jax.tree.map(lambda x: x.reshape(*x.shape[:-3], -1, x.shape[-1])[..., :num, :], parts)
-    return functools.reduce(added, in_order)
+        groups = [x if i == tau else _groups(x, number) for i, x in enumerate(every)]
+        columns = (x if i == tau else _siblings(x, divisor) for i, x in enumerate(groups[1:], 1))
+        parts.append(reduction.summed(settings, groups[0], *columns))
+    parts.append(within(settings, *groups))
+    parts = jax.tree.map(lambda x: x.reshape(*x.shape[:-3], -1, x.shape[-1])[..., :num, :], parts)
+    return functools.reduce(reduction.added, parts)
 
 
 def _levels(num: int) -> tuple[list[int], int]:
     """The numbers of groups into which each group is divided, level by level, and the size of the smallest."""
     parts = -(-num // SMALLEST)
     number = math.ceil(math.log(parts, SIBLINGS))
-    divisor = next(x for x in range(2, SIBLINGS + 1) if x**number >= parts)
+    divisor = next(x for x in range(2, SIBLINGS + 2) if x**number >= parts)
     return [divisor] * number, -(-num // divisor**number)
 
 
@@ -81,13 +157,26 @@ def _padded(x: Array, missing: int, fill: float | None) -> Array:
 
 def _groups(x: Array, number: int) -> Array:
     """(…, N, W) -> (…, groups, size, W)."""
-    return x.reshape(*x.shape[:-2], number, -1, x.shape[-1])
+    return x.reshape(*x.shape[:-2], number, x.shape[-2] // number, x.shape[-1])
 
 
 def _siblings(x: Array, divisor: int) -> Array:
     """The rows of the siblings of each group, (…, groups, siblings · size, W)."""
     *batch, number, size, width = x.shape
     families = x.reshape(*batch, number // divisor, divisor, size, width)
-    turns = (np.arange(divisor)[:, None] + np.arange(1, divisor)) % divisor
-    found = jnp.take(families, turns, axis=-3, mode="clip")  # (…, families, divisor, siblings, size, W)
+    twice = jnp.concatenate([families, families], -3)
+    found = jnp.stack([twice[..., i + 1 : i + divisor, :, :] for i in range(divisor)], -4)
     return found.reshape(*batch, number, (divisor - 1) * size, width)
+
+
+def _mixed(x: tuple[Array, Array], y: tuple[Array, Array]) -> tuple[Array, Array]:
+    """Means and logarithms of sums over two sets of keys, for both."""
+    largest = jax.lax.stop_gradient(jnp.maximum(x[1], y[1]))
+    shares = [jnp.exp(logs - largest) for _, logs in (x, y)]
+    total = shares[0] + shares[1]
+    return (shares[0] * x[0] + shares[1] * y[0]) / total, largest + jnp.log(total)
+
+
+_LOGS = Reduction(log_sums, logs_of_others, jnp.logaddexp, (None, LOG_ZERO), near_logs_of_others)
+_RELATIVE = Reduction(_relative, _few_relative, jnp.add, (0.0, LOG_ZERO, None))
+_MEANS = Reduction(softmax_means, means_of_others, _mixed, (0.0, None, LOG_ZERO), near_means_of_others)

@@ -115,7 +115,7 @@ def by_segments(
     """
     labels = check_segments(settings.function, segments, queries.shape[-2], keys.shape[-2])
     if settings.exclude_self:
-        check_others(settings.function, {"queries": queries, "keys": keys}, labels)
+        check_others(settings.function, {"queries": queries, "keys": keys}, segments=labels)
     operands = queries, keys, values, as_operand(tau, settings.dtype)
     return _by_groups(reduction, settings, empty, layout_of(*labels), *operands)
 

@@ -20,7 +20,7 @@ from ..._arrays.devices import vary_like
 from ..._arrays.points import LOG_ZERO, dot, unit_and_ratio, with_axes_of, with_rank
 from ..._arrays.shapes import G, K, L, Q, S, T, V, W
 from ..._kernels.kernels import GAUSS, Kernel
-from ..request import Channels, PairSums, Request, differ
+from ..request import Channels, PairSums, Request, differ, indices
 from ..tiles import CUDA_TILE, Tile, block_sizes, blocks, scan, tiled_sum, unblocks
 from .tile_sums import FARTHEST, cut_off, largest_coordinate
 
@@ -259,10 +259,13 @@ class Largest(NamedTuple):
     key: Array
 
 
-def relative_means(kernel: Kernel, queries: Q, keys: K, values: V, tau: T, log_weights: W) -> tuple[S, L]:
+def relative_means(
+    kernel: Kernel, queries: Q, keys: K, values: V, tau: T, log_weights: W, *, others: bool = False
+) -> tuple[S, L]:
     """Σ_n w κ v / Σ_n w κ and log Σ_n w κ of a positive kernel; made of plain JAX functions.
 
-    Terms are relative to the largest of the query. For a Gaussian, whose key is b, the logarithm of such a term is
+    With `others`, pairs of equal index are left out. Terms are relative to the largest of the query. For a Gaussian,
+    whose key is b, the logarithm of such a term is
 
         -τ/2 (‖q - k‖² - ‖q - b‖²) = -τ/2 ⟨k - b, (k - q) + (b - q)⟩,
 
@@ -270,22 +273,25 @@ def relative_means(kernel: Kernel, queries: Q, keys: K, values: V, tau: T, log_w
     """
     _, scale, q, k = _in_units(jnp.sqrt(tau)[..., None, None], queries, keys)
     q, root = with_axes_of(tau, q), (scale,)
-    largest = jax.tree.map(lax.stop_gradient, _largest_terms(kernel, scale, q, k, log_weights))
+    i, j = (indices(x.shape[-2]) if others else None for x in (q, k))
+    largest = jax.tree.map(lax.stop_gradient, _largest_terms(kernel, scale, q, k, log_weights, i, j))
 
-    def tile_sum(rows: tuple[Rows, Any], columns: tuple[Rows, Rows, Rows], values: Rows) -> Array:
-        (q, largest), (k, (log_weights,), ones) = rows, columns
+    def tile_sum(rows: tuple[Any, ...], columns: tuple[Any, ...], values: Rows) -> Array:
+        (q, largest, i), (k, (log_weights,), ones, j) = rows, columns
         if kernel == GAUSS:
             logs = products_of_differences(root, q, largest.key, k) / -2 - largest.log_weight[0].mT
         else:
             logs = kernel.log(squared_distances(root, q, k)) - largest.log[0].mT
         logs = logs + log_weights
+        if others:
+            logs = jnp.where(differ(i[0].mT, j[0].mT), logs, -jnp.inf)
         terms = jnp.exp(jnp.where(logs > 1, 0, logs))  # only rounding makes a term larger than the largest
         sums = jnp.concatenate(_sums_over(terms, values), -2)[..., :channels, :]
         return jnp.concatenate([sums, *_sums_over(terms, ones)], -2).mT
 
     channels, ones = values.shape[-1], jnp.ones_like(log_weights)  # zero where keys are filled up
-    columns, tile = (k, log_weights, ones), _tile_for(keys.shape[-1], channels + 1)
-    sums = tiled_sum(tile_sum, (q, largest), columns, values, tile=tile, laid=in_rows)
+    columns, tile = (k, log_weights, ones, j), _tile_for(keys.shape[-1], channels + 1)
+    sums = tiled_sum(tile_sum, (q, largest, i), columns, values, tile=tile, laid=in_rows)
     total, log = sums[..., -1:], largest.log
     if kernel == GAUSS:
         squares = jnp.square(jnp.clip(scale * (q - largest.key), -CUT_OFF, CUT_OFF))
@@ -293,20 +299,30 @@ def relative_means(kernel: Kernel, queries: Q, keys: K, values: V, tau: T, log_w
     return sums[..., :-1] / total, log + jnp.log(total)
 
 
-def _largest_terms(kernel: Kernel, scale: Array, queries: Array, keys: Array, log_weights: Array) -> Largest:
-    """The largest term of each query, and its key, a tile at a time."""
+def _largest_terms(
+    kernel: Kernel, scale: Array, queries: Array, keys: Array, log_weights: Array, i: Array | None, j: Array | None
+) -> Largest:
+    """The largest term of each query, and its key, a tile at a time; `i` and `j`: indices that must differ."""
     operands = scale, queries, keys, log_weights
     batch, sizes = jnp.broadcast_shapes(*(x.shape[:-2] for x in operands)), (queries.shape[-2], keys.shape[-2])
     rows, columns = block_sizes(math.prod(batch), *sizes, False, CUDA_TILE)
-    key_blocks = blocks(keys, columns), blocks(log_weights, columns, -jnp.inf)
+    key_blocks = (
+        blocks(keys, columns),
+        blocks(log_weights, columns, -jnp.inf),
+        None if j is None else blocks(j, columns),
+    )
 
-    def add_rows(_: None, q: Array) -> tuple[None, Largest]:
+    def add_rows(_: None, row_block: tuple[Array, Array | None]) -> tuple[None, Largest]:
+        q, i = row_block
         own = in_rows(q)
 
-        def add_columns(largest: Largest, block: tuple[Array, Array]) -> tuple[Largest, None]:
-            k, log_weights = block
+        def add_columns(largest: Largest, block: tuple[Array, Array, Array | None]) -> tuple[Largest, None]:
+            k, log_weights, j = block
             logs = kernel.log(squared_distances((scale,), own, in_rows(k))) + log_weights.mT
-            index, (k, w) = logs.argmax(-1)[..., None], (jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in block)
+            if i is not None:
+                logs = jnp.where(differ(i, j), logs, -jnp.inf)
+            index = logs.argmax(-1)[..., None]
+            k, w = (jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in (k, log_weights))
             new = Largest(logs.max(-1, keepdims=True), *(jnp.take_along_axis(x, index, -2) for x in (w, k)))
             is_larger = ~(new.log <= largest.log)  # true for NaN
             return jax.tree.map(lambda x, y: jnp.where(is_larger, x, y), new, largest), None
@@ -315,5 +331,5 @@ def _largest_terms(kernel: Kernel, scale: Array, queries: Array, keys: Array, lo
         none = Largest(*(jnp.full((*batch, rows, width), fill, q.dtype) for width, fill in widths))
         return None, scan(add_columns, jax.tree.map(lambda x: vary_like(x, operands), none), key_blocks)[0]
 
-    found = scan(add_rows, None, blocks(queries, rows))[1]
+    found = scan(add_rows, None, (blocks(queries, rows), None if i is None else blocks(i, rows)))[1]
     return jax.tree.map(lambda x: unblocks(x, sizes[0]), found)
