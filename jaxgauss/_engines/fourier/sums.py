@@ -39,12 +39,12 @@ class Promise(NamedTuple):
     of_one: float
 
 
-# Which queries are in doubt. With coefficients c = g A, values err by r = 6 units of ‖c‖₂ (`ROUNDING`; their root mean
-# square is a sixth to two thirds of that), and c has, by Parseval, 2^(D/2) times the root mean square of the sums over
-# the period. In float32 r is 7e-7 ‖c‖₂: up to 1.0, 1.4 and 2.0e-6 of that mean, where 1e-6 is promised in L2, and rows
-# below 7e-4 ‖c‖₂ are in doubt by themselves. So float32 may doubt most places of a wide map. In float64 finufft is asked
-# for 1e-10, and rows of float32's sums are in doubt below 2¹⁰ · 5e-11 = 5e-8 ‖c‖₂. Logarithms, asked for 1e-14, are below
-# 2²⁴ · 5e-15 = 8e-8 ‖c‖₂. ε adds 2e-16 of the mean. Such sums are far tails: Φ is 8e-8 at 5.7 bandwidths.
+# Which queries are in doubt. With coefficients c = g A, values are taken to err by r = 6 units of ‖c‖₂ (`ROUNDING`; the
+# root mean square of the errors was 0.2 to 4.3 units), and by Parseval ‖c‖₂ is 2^(D/2) times the root mean square of
+# the sums over the period. In float32 r is 7e-7 ‖c‖₂: up to 1.0, 1.4 and 2.0e-6 of that mean, where 1e-6 is promised in
+# L2, and rows below 7e-4 ‖c‖₂ are in doubt by themselves. So float32 may doubt most places of a wide map. In float64
+# finufft is asked for 1e-10, and rows of float32's sums are in doubt below 2¹⁰ · 5e-11 = 5e-8 ‖c‖₂. Logarithms, asked
+# for 1e-14, are below 2²⁴ · 5e-15 = 8e-8 ‖c‖₂. ε adds 2e-16 of the mean. Such sums are far tails: Φ is 8e-8 at 5.7.
 SUMS = {"float32": Promise(2.0**-20, 2.0**-10), "float64": Promise(2.0**-41, 2.0**-30)}
 LOGS = {"float32": Promise(2.0**-24, 2.0**-24), "float64": Promise(2.0**-34, 2.0**-34)}  # by waves in float64
 PULLS = 4  # times as large an error is promised for pulls
