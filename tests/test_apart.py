@@ -40,11 +40,11 @@ def cloud(rng, num: int, dim: int, *, far: bool = True, dtype="float32"):
     return x, y, rng.normal(size=num).astype(dtype)
 
 
+@pytest.mark.parametrize("num", [40, 800])
 @pytest.mark.parametrize("dim", [2, 16])
 @pytest.mark.parametrize("name", CALLS)
-def test_a_program_has_one_way_and_callbacks(rng, name, dim):
+def test_a_program_has_one_way_and_callbacks(rng, name, dim, num):
     """No points are sorted in it, whatever is differentiated, and few loops run; the results are those of float64."""
-    num = 1500 if (name, dim) == ("gauss_sum", 2) else 800  # fewer differences of a sum alone stay in the program
     f, operands = jax.jit(CALLS[name]), cloud(rng, num, dim)
     program = f.lower(*operands).compile()
     text = program.as_text()
@@ -85,6 +85,35 @@ def test_points_decide_each_time(rng, monkeypatch):
         found = f(points, points, v)
         assert ways == expected
         assert relative_error(found, gauss_sum64(points, points, v, np.asarray(1.0))) < 2e-6
+
+
+@pytest.mark.parametrize("kernel", ["gauss", "imq"])
+def test_few_far_points_take_products_in_float64_while_these_have_the_digits(rng, monkeypatch, kernel):
+    ways = []
+    for name in ("_by_products", "_batch_by_tiles"):
+        way = getattr(far, name)
+        monkeypatch.setattr(far, name, lambda *x, way=way, name=name: (ways.append(name), way(*x))[1])
+    x, y, v = cloud(rng, 40, 5, far=False)
+    y[7] = x[3]
+
+    @jax.jit
+    def every(x, y, v):
+        return jax.value_and_grad(lambda *z: jnp.square(jg.kernel_sum(*z, kernel=kernel)).sum(), (0, 1, 2))(x, y, v)
+
+    def exact(x, y, v):
+        difference = x[:, None] - y[None]
+        u = jnp.square(difference).sum(-1)
+        kappa = jnp.exp(-u / 2) if kernel == "gauss" else (1 + u) ** -0.5
+        return jnp.square(kappa @ v).sum()
+
+    for distance, way in ((30.0, "_by_products"), (1e4, "_by_products"), (1e6, "_batch_by_tiles")):
+        x[0], y[1] = distance, -distance
+        ways.clear()
+        found = every(x, y, v)
+        assert {*ways} == {way}
+        with jax.enable_x64(True):
+            expected = jax.value_and_grad(exact, (0, 1, 2))(*(z.astype("float64") for z in (x, y, v)))
+        assert_close(*map(jax.tree.leaves, (found, expected)), 1e-5)
 
 
 def test_transformations(rng):

@@ -1,7 +1,8 @@
 """`PairSums` of points that lie anywhere: by waves, by tiles of sorted points, or from differences.
 
 In XLA alone, and on CUDA, the plan and the shapes decide. Else a CPU sums them `apart`: NumPy looks at the points, and
-one program after another sums them: waves if these pay, then the queries that waves leave in doubt, or tiles.
+one program after another sums them: waves if these pay, then the queries that waves leave in doubt, or tiles. Few
+points take products in float64.
 """
 
 import functools
@@ -16,6 +17,7 @@ from jaxtyping import Array
 
 from .._arrays.hidden import without_hidden
 from .._arrays.points import as_rows, by_point, for_sums, largest_of_sums, shared, tau_of, with_rank
+from .._arrays.shapes import are_known
 from .._kernels.kernels import GAUSS
 from .apart import apart
 from .clusters.sorted_tiles import anywhere_sums, sorts
@@ -26,9 +28,12 @@ from .fourier.cost import Doubt, Sizes, at_most, doubt_resolved, finer_waves, mo
 from .fourier.fitting import sums_that_fit
 from .fourier.sums import SUMS, Promise, sides, sums_of_sides
 from .plan import Plan
+from .products.pair_sums import sums_by_products
 from .request import PairSums, Request, shapes_of
 from .scopes import scope
 from .tiles import one_by_one
+
+REACH = 2.0**31  # squared extent in bandwidths at which products in float64 give exponents to 3e-7
 
 
 def sums_anywhere(requests: Sequence[Request], plan: Plan, *operands: Array) -> list[PairSums]:
@@ -37,9 +42,10 @@ def sums_anywhere(requests: Sequence[Request], plan: Plan, *operands: Array) -> 
     Values and weights whose sums might overflow are summed in a unit of their own. Keys without either may be NaN.
     """
     options = tuple(requests), plan.bare()
-    if not plan.apart or _are_few(requests, plan, operands):
-        return _in_xla(*options, *operands)
     queries, keys, _, tau, *_ = operands
+    few_always = any(x.kinked for x in requests) and _are_few(requests, plan, operands)
+    if few_always or in_program(plan, queries, keys):
+        return _in_xla(*options, *operands)
     scale = by_point(tau, queries)
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (*operands[:3], scale, *operands[4:])))
     shapes = [
@@ -52,6 +58,12 @@ def sums_anywhere(requests: Sequence[Request], plan: Plan, *operands: Array) -> 
 def len_of(points: Any) -> int:
     """The number of points (…, N, D)."""
     return points.shape[-2]
+
+
+def in_program(plan: Plan, queries: Any, keys: Any) -> bool:
+    """Whether a program sums points that lie anywhere itself: by differences, or none or an unknown number of them."""
+    sizes = *queries.shape, *keys.shape
+    return not plan.apart or plan.name == "differences" or not are_known(*sizes) or 0 in sizes
 
 
 def _are_few(requests: Sequence[Request], plan: Plan, operands: Sequence[Any]) -> bool:
@@ -163,6 +175,9 @@ def sums_by_points(requests: Sequence[Request], plan: Plan, *operands: np.ndarra
     as_one = shared(keys, values, scale, weights)
     rows = as_rows(queries) if as_one else queries
     most, sizes = blocks_that_may_pay(requests, plan, rows, keys, values, weights)
+    if not most and _are_for_products(requests, plan, *operands):
+        with jax.enable_x64(True):
+            return _by_products(tuple(requests), *operands)
     if not most:
         return _batch_by_tiles(tuple(requests), TILES, *operands)
     of_matrix = functools.partial(_of_matrix, requests, plan, most, sizes)
@@ -203,6 +218,23 @@ def _of_matrix(
         return by_tiles()
     each = [functools.partial(of_rows, *x) for x in zip(requests, sides(operands), strict=False)]
     return doubt_resolved(*waves_of_matrix(requests, plan, most, sizes, around, None, *operands), each, by_tiles)
+
+
+def _are_for_products(requests: Sequence[Request], plan: Plan, *operands: np.ndarray) -> bool:
+    """Whether points are few, and products about one center in float64 have all digits of float32."""
+    queries, keys, _, tau, *_ = operands
+    if queries.dtype != "float32" or any(x.kinked for x in requests) or not _are_few(requests, plan, operands):
+        return False
+    ends = [f(x, axis=(*range(x.ndim - 1),)) for x in (queries, keys) for f in (np.max, np.min)]
+    extent = np.maximum(ends[0], ends[2]) - np.minimum(ends[1], ends[3])
+    return bool(np.square(by_point(np.sqrt(tau), queries) * extent).sum(-1).max() <= REACH)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _by_products(requests: Sequence[Request], *operands: Array) -> list[PairSums]:
+    both = sides([x.astype("float64") for x in operands])
+    found = [sums_by_products(x, *side, dense=True) for x, side in zip(requests, both, strict=False)]
+    return jax.tree.map(lambda x: x.astype("float32"), found)
 
 
 TILES = Plan("cpu", AUTO, "", waves=False)

@@ -39,7 +39,7 @@ from .apart import apart
 from .clusters.leaves import in_given_order, in_leaves, leaf_order, ranges_of, squared_gaps
 from .clusters.sorted_tiles import sorts
 from .differences.cuda_tiles import relative_means
-from .far import in_turn
+from .far import in_program, in_turn
 from .fourier.boxes import Box, box
 from .fourier.cost import Sizes, doubt_resolved, most_blocks, waves_pay_here
 from .fourier.sums import LOGS, sums_by_waves, wave_grid
@@ -139,7 +139,7 @@ def means_anywhere(kernel: Kernel, plan: Plan, queries: Q, keys: K, values: V, t
     operands = queries, keys, values, tau, log_weights
     if plan.platform == "cuda":
         return relative_means(kernel, *operands)
-    if not plan.apart or not sorts(plan, queries.shape[-2], *keys.shape[-2:]):
+    if in_program(plan, queries, keys):
         return _in_float64(_by_shapes, kernel, plan, *operands)
     batch = jnp.broadcast_shapes(tau.shape, *(x.shape[:-2] for x in (queries, keys, values, log_weights)))
     shapes = tuple(
