@@ -228,7 +228,7 @@ tau_from_bandwidth(1e-200) | bandwidth | 1e-200 | Pass its absolute value.
 tau_from_bandwidth(1.0, "scikit_learn") | convention | 'scikit_learn' | Did you mean 'scikit-learn'?
 tau_from_bandwidth(1.0, "scipy") | convention must be that of a bandwidth | 'scipy', whose `factor` | Use `kde_log
 tau_from_bandwidth(1.0, "foo") | convention | 'foo' | Pass 'sigma', for example.
-median_tau(a) | points | points (5,) | One-dimensional points are points[:, None]; batches go by jax.vmap.
+median_tau(a) | points | points (5,) | One-dimensional points are points[:, None].
 median_tau(x[:1]) | points | points (1, 3) | Pass more points.
 median_tau(x, rng_key=0) | rng_key! | 0 | Make one with jax.random.key(0), several with jax.random.split.
 median_tau(x, max_points=1) | max_points | max_points 1 | Pass max_points=10, for example.
@@ -239,18 +239,28 @@ leave_one_out_tau(x, kernel=student) | kernel | Kernel(<lambda>) in 3 dimensions
 jax.jit(lambda x: leave_one_out_tau(x, progress=True))(x) | progress must be False | True | Leave it out.
 # MMD and energy
 mmd_squared(x, y.T, 1.0) | x | x (5, 3), y (3, 4) | A point is a row: transpose columns.
-mmd_squared(x[0], y, 1.0) | x | x (3,), y (4, 3) | One-dimensional points are x[:, None]; batches go by jax.vmap.
-mmd_squared(stack(x), stack(y), 1.0) | x | x (1, 5, 3), y (1, 4, 3) | One-dimensional points are x[:, None]
+mmd_squared(x[0], y, 1.0) | x | x (3,), y (4, 3) | One-dimensional points are x[:, None].
+mmd_squared(stack(x, x), stack(y, y, y), 1.0) | x | x (2, 5, 3), y (3, 4, 3) | Add axes of length 1.
+mmd_squared(stack(x, x), y, np.ones((3, 1))) | tau | x (2, 5, 3), y (4, 3), tau (3, 1) | Add axes of length 1. The last
+mmd_squared(stack(x, x), y, np.ones(2)) | tau | x (2, 5, 3), y (4, 3), tau (2,) | Pass tau[..., None] for one in each
+mmd_squared(stack(x, x), y, 1.0, x_weights=np.ones((3, 5))) | x_weights | x (2, 5, 3), y (4, 3), x_weights (3, 5) | Add
+mmd_squared(stack(x, x), y, 1.0, x_weights=a[:3]) | x_weights | x (2, 5, 3), y (4, 3), x_weights (3,) | Its shape
+mmd_squared(stack(x, x), y, 1.0, x_weights=stack(a > 0, a < 0)) | x_weights | False for all 5 points of an el | Change
+mmd_squared(stack(x, x), y, 1.0, y_norm_squared=a) | y_norm_squared must be one number, or of | ndarray (5,) | Pass
+mmd_squared(x, y, 1.0, x_weights=stack(a, a - 1), normalize=True) | x_weights | weights of the sum 0 | Leave `normal
 mmd_squared(x, y[:0], 1.0) | y | x (5, 3), y (0, 3) | Pass more points.
 mmd_squared(x, y[:1], 1.0, estimator="unbiased") | y | x (5, 3), y (1, 3) | Pass more points.
 mmd_squared([["1.0"]], y, 1.0) | x! | list | Convert with jnp.asarray(x
 mmd_squared(x.astype(int), y, 1.0) | x! | x int64 | Convert with x.astype(jnp.float32).
-mmd_squared(x, y, np.ones((2, 2))) | tau | tau (2, 2) | Pass one number, or several as (T,).
+mmd_squared(x, y, np.ones((2, 0))) | tau | tau (2, 0) | Pass one number, or several as (T,).
+mmd_test(x, y, np.ones((2, 2)), rng_key=rng_key) | tau | tau (2, 2) | Pass one number, or several as (T,).
+mmd_test(stack(x), y, 1.0, rng_key=rng_key) | x | x (1, 5, 3), y (4, 3) | One-dimensional points are x[:, None]
 mmd_squared(x, y, tau="median") | tau! | tau 'median' | Pass 1 / sigma**2.
 mmd_squared(x, y, 1.0, estimator="unbias") | estimator | 'unbias' | Did you mean 'unbiased'?
-mmd_squared(x, y, 1.0, x_weights=a[:3]) | x_weights | x (5, 3), y (4, 3), x_weights (3,) | Its shape must be (5,).
-mmd_squared(x, y, 1.0, y_weights=[1.0]) | y_weights | x (5, 3), y (4, 3), y_weights (1,) | Its shape must be (4,).
+mmd_squared(x, y, 1.0, x_weights=a[:3]) | x_weights | x (5, 3), y (4, 3), x_weights (3,) | Its shape must be (…, 5).
+mmd_squared(x, y, 1.0, y_weights=[1.0]) | y_weights | x (5, 3), y (4, 3), y_weights (1,) | Its shape must be (…, 4).
 mmd_squared(x, y, 1.0, y_weights=np.eye(4)[0], estimator="unbiased") | y_weights | 1 of 4 points | Use estimator='bi
+mmd_squared(x, y, 1.0, y_weights=np.tri(2, 4), estimator="unbiased") | y_weights | 1 of 4 points | Use estimator='bi
 mmd_squared(x, y, 1.0, y_norm_squared=y) | y_norm_squared | ndarray (4, 3) | Pass embedding_norm_squared(y,
 mmd_squared(x, y, 1.0, kernel="energy", x_weights=a) | x_weights | sums 5 and 1 | Pass normalize=True.
 mmd_squared(x, y, 1.0, kernel="imq", engine="prescale") | engine | Attention(method='prescale') | Use engine='auto'.
@@ -260,9 +270,11 @@ mmd_squared(x, y, 1.0, mesh=mesh, key_axis="rows") | query_axis | query_axis Non
 embedding_norm_squared(x, 1.0, kernel=3) | kernel! | int | Wrap a function of u = τ‖x - y‖²:
 energy_distance(x, y, estimator="best") | estimator | 'best' | Pass 'biased', for example.
 energy_distance(x, y, y_weights=np.ones(4)) | x_weights | sums 1 and 4 | Pass normalize=True.
+energy_distance(x, y, y_weights=np.tri(4) / 4) | x_weights | sums 1 and 0.25 | Pass normalize=True.
 mmd_estimate(3.0, y, 1.0) | x! | float | Pass a list, or a function that returns what is iterated over.
 mmd_estimate(iter([x]), y, 1.0) | x! | list_iterator | Pass a list, or a function that returns what is iterated over.
 mmd_estimate(lambda: None, y, 1.0) | x! | function | Pass a list, or a function that returns what is iterated over.
+mmd_estimate(stack(x), y, 1.0, progress=True) | progress | True | Leave it out.
 mmd_estimate([], y, 1.0) | x | dimensions [] | Pass chunks (number, D).
 mmd_estimate([x, x[:, :2]], y, 1.0) | x | dimensions [2, 3] | Pass chunks (number, D).
 mmd_estimate([x[0]], y, 1.0) | x[0] | x[0] (3,) | One point is point[None].
@@ -293,7 +305,7 @@ mmd_squared_matrix(x, 1.0, segments=labels, estimator="V") | estimator | 'V' | P
 mmd_squared_matrix(x, 1.0, segments=labels, weights=a, kernel="energy") | weights | sums from 2 | Divide those of each
 mmd_witness(x[:, :2], x, y, 1.0) | x | x (5, 3), y (4, 3), points (5, 2) | A point is a row: transpose columns.
 mmd_witness(x, x, y, 0) | tau | tau 0 | Pass 1 / sigma**2.
-mmd_flow_velocity(x, y, 1.0, x_weights=a[:3]) | x_weights | x (5, 3), y (4, 3) | Its shape must be (5,).
+mmd_flow_velocity(x, y, 1.0, x_weights=a[:3]) | x_weights | x (5, 3), y (4, 3) | Its shape must be (…, 5).
 # tests
 mmd_test(x, y[:1], 1.0, rng_key=rng_key) | y | x (5, 3), y (1, 3) | Pass more points.
 mmd_test(x, y, 1.0, rng_key=None) | rng_key! | None | Make one with jax.random.key(0), several with jax.random.split.
@@ -305,9 +317,10 @@ mmd_test(x, y, 1.0, rng_key=rng_key, resampling="wild") | x | x (5, 3), y (4, 3)
 mmd_test(x, y, 1.0, rng_key=rng_key, resampling="boot") | resampling | 'boot' | Pass 'permutation', for example.
 jax.jit(lambda x: mmd_test(x, x, 1.0, rng_key=rng_key, progress=True))(x) | progress | True | Leave it out.
 hsic(x, y, 1.0, 1.0) | x | x (5, 3), y (4, 3) | Row i of each is one pair.
-hsic(x, a, 1.0, 1.0) | y | x (5, 3), y (5,) | One-dimensional points are y[:, None]; batches go by jax.vmap.
-hsic(x, x, np.ones((2, 2)), 1.0) | tau_x | tau_x (2, 2) | Pass one number, or several as (T,).
+hsic(x, a, 1.0, 1.0) | y | x (5, 3), y (5,) | One-dimensional points are y[:, None].
+hsic(stack(x, x), x, 1.0, np.ones(2)) | tau_y | x (2, 5, 3), y (5, 3), tau_y (2,) | Pass tau_y[..., None] for one in
 hsic(x, x, -1.0, 1.0) | tau_x | tau_x -1.0 | Pass 1 / sigma**2.
+hsic(x, x, 1.0, 1.0, weights=stack(a, 0 * a)) | weights | weights from 0.0 to 0.0 | Pass positive ones.
 hsic(x, x, 1.0, 1.0, weights=-a) | weights | weights from -1.0 to -1.0 | Pass positive ones.
 hsic(x[:3], x[:3], 1.0, 1.0, estimator="unbiased") | x | x (3, 3), y (3, 3) | Pass more points.
 hsic(x, x, 1.0, 1.0, estimator="unbiased", weights=np.eye(5)[0]) | weights | 1 of 5 points | Use estimator='biased'.

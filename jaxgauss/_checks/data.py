@@ -60,6 +60,9 @@ def warn_of_mistakes(function: str, points: dict[str, Any], others: dict[str, An
 
 def _look_at_pairs(function: str, arrays: list[np.ndarray], name: str, others: dict[str, Any]) -> None:
     tau, kernel = visible(others[name]), as_kernel(function, others.get("kernel", "gauss"))
+    arrays = [
+        x.reshape(-1, *x.shape[-2:])[0] if x.size else x.reshape(-1, x.shape[-1]) for x in arrays
+    ]  # of a batch one
     size = sum(x.size for x in arrays)
     num = sum(len(x) for x in arrays)
     rows = np.arange(min(ROWS, num, PAIRS // max(1, num), PRODUCTS // max(1, size)))

@@ -1,5 +1,6 @@
 """Checks of the arguments of kernel methods: samples, weights, scores, estimators, random keys."""
 
+import functools
 import math
 import numbers
 from typing import Any
@@ -39,6 +40,7 @@ def check_samples(
     kernel: Kernel = GAUSS,
     logs: bool = False,
     paired: bool = False,
+    batches: bool = False,
 ) -> Settings:
     """Raise unless the samples are points (number, D) of one dimension, with one weight per point; return the settings.
 
@@ -54,6 +56,7 @@ def check_samples(
         kernel: of the sums.
         logs: whether logarithms or means are computed.
         paired: whether samples must have the same number of points, in any dimension.
+        batches: whether samples, weights and τ may have leading axes, which broadcast.
     """
     where = f"`jaxgauss.{function}`"
     check_options(function, options, allowed)
@@ -63,44 +66,82 @@ def check_samples(
     dtypes = {floating_dtype(where, name, x) for name, x in given.items() if name not in masks}
     shapes = ", ".join(f"{name} {tuple(x.shape)}" for name, x in given.items())
     for name, x in samples.items():
-        if len(x.shape) != 2 or x.shape[1] == 0:
+        if len(x.shape) < 2 or (len(x.shape) > 2 and not batches) or x.shape[-1] == 0:
+            what, how = (
+                ("(…, number, dimension)", "") if batches else ("(number, dimension)", "; batches go by jax.vmap")
+            )
             raise ValueError(
-                f"{where}: `{name}` must be points (number, dimension); got {shapes}. One-dimensional points are"
-                f" {name}[:, None]; batches go by jax.vmap."
+                f"{where}: `{name}` must be points {what}; got {shapes}. One-dimensional points are"
+                f" {name}[:, None]{how}."
             )
     alike = "number" if paired else "dimension"
-    if len({x.shape[0 if paired else 1] for x in samples.values()}) > 1:
-        names = ", ".join(f"`{name}`" for name in samples).rpartition(", ")
-        names = f"{names[0]} and {names[2]}"
+    if len({x.shape[-2 if paired else -1] for x in samples.values()}) > 1:
         fix = "Row i of each is one pair." if paired else "A point is a row: transpose columns."
-        raise ValueError(f"{where}: {names} must be points of the same {alike}; got {shapes}. {fix}")
+        raise ValueError(f"{where}: {listed(*samples)} must be points of the same {alike}; got {shapes}. {fix}")
     for name, x in samples.items():
-        if name != may_be_empty and x.shape[0] < min_points:
+        if name != may_be_empty and x.shape[-2] < min_points:
             number = f"{min_points} point{'s' * (min_points > 1)}"
             raise ValueError(f"{where}: `{name}` must hold at least {number}; got {shapes}. Pass more points.")
     for (name, x), points in zip((weights or {}).items(), samples, strict=False):
-        if x is not None and x.shape != samples[points].shape[:1]:
-            fix = f"Its shape must be ({samples[points].shape[0]},)."
+        num = samples[points].shape[-2]
+        if x is not None and (x.shape[-1:] != (num,) or (len(x.shape) > 1 and not batches)):
+            fix = f"Its shape must be ({'…, ' * batches}{num}{',' * (not batches)})."
             raise ValueError(
                 f"{where}: `{name}` must hold one weight for each point of `{points}`; got {shapes}. {fix}"
             )
     if (normalize := options.get("normalize", False)) is not False:
         _check_sums(where, normalize, weights or {})
     for name in masks:
-        if (seen := visible(given[name])) is not None and not seen.any():
-            raise ValueError(f"{where}: `{name}` must keep a point; got False for all {len(seen)}. Change the mask.")
+        if (seen := visible(given[name])) is not None and not seen.any(-1).all():
+            which = f"all {seen.shape[-1]}" + " points of an element of the batch" * (seen.ndim > 1)
+            raise ValueError(f"{where}: `{name}` must keep a point; got False for {which}. Change the mask.")
     dtype = dtypes.pop() if len(dtypes) == 1 else jnp.result_type(*dtypes)
-    for name, x in (tau if isinstance(tau, dict) else {"tau": tau}).items():
-        shape = check_tau(where, x, working_dtype(dtype), name)
-        if len(shape) > 1 or shape == (0,):
+    taus = tau if isinstance(tau, dict) else {"tau": tau}
+    of_taus = {name: check_tau(where, x, working_dtype(dtype), name) for name, x in taus.items()}
+    for name, shape in of_taus.items():
+        if (len(shape) > 1 and not batches) or shape[-1:] == (0,):
             raise ValueError(
                 f"{where}: `{name}` must be a number or one-dimensional; got {name} {shape}. Pass one number, or"
                 " several as (T,)."
             )
     if function in OF_DEFINITE:
-        warn_if_indefinite(function, kernel, next(iter(samples.values())).shape[1])
+        warn_if_indefinite(function, kernel, next(iter(samples.values())).shape[-1])
+    if batches:
+        leading = {name: tuple(x.shape[: -2 if name in samples else -1]) for name, x in given.items()}
+        _check_leading_axes(where, shapes, leading, of_taus)
     what = {"kernel": kernel, "logs": logs, "matmul_precision": matmul_precision()}
     return Settings(dtype=dtype.name, function=function, **what, **asked)
+
+
+def listed(*names: str) -> str:
+    """Names of arguments, for messages."""
+    quoted = [f"`{name}`" for name in names]
+    return " and ".join([", ".join(quoted[:-1]), quoted[-1]] if quoted[1:] else quoted)
+
+
+def _check_leading_axes(where: str, shapes: str, leading: dict[str, Any], taus: dict[str, Any]) -> None:
+    """Raise ValueError unless leading axes broadcast, and those of each τ against them, before its axis of bandwidths.
+
+    A τ whose last axis might be meant as that of the batch is refused.
+    """
+    of_taus = "".join(f", {name} {shape}" for name, shape in taus.items() if shape)
+    try:
+        batch = jnp.broadcast_shapes(*leading.values())
+        jnp.broadcast_shapes(batch, *(shape[:-1] for shape in taus.values()))
+    except ValueError:
+        fix = "Add axes of length 1." + " The last axis of τ is that of bandwidths, which are averaged." * bool(of_taus)
+        raise ValueError(
+            f"{where}: {listed(*leading, *taus)} must have leading axes that broadcast as in jnp.matmul; got"
+            f" {shapes}{of_taus}. {fix}"
+        ) from None
+    for name, shape in taus.items():
+        if 0 < len(shape) <= len(batch) and shape[-1] == batch[-1] != 1:
+            axes = "None, " * (len(batch) + 1 - len(shape))
+            raise ValueError(
+                f"{where}: `{name}` must have one axis more than the batch if it is as long; got {shapes}, {name}"
+                f" {shape}. Pass {name}[..., None] for one in each element, {name}[{axes}:] for bandwidths that are"
+                " averaged."
+            )
 
 
 def _check_sums(where: str, normalize: Any, weights: dict[str, Any]) -> None:
@@ -110,9 +151,10 @@ def _check_sums(where: str, normalize: Any, weights: dict[str, Any]) -> None:
         raise TypeError(f"{where}: `normalize` must be True or False; got {given}. Pass normalize=True.")
     for name, x in weights.items():
         seen = None if x is None else visible(x)
-        if seen is not None and not abs(seen.sum()) > 1e-6 * np.abs(seen).sum():
+        if seen is not None and not (np.abs(sums := seen.sum(-1)) > 1e-6 * np.abs(seen).sum(-1)).all():
+            least = sums.flat[np.abs(sums).argmin()]
             raise ValueError(
-                f"{where}: `{name}` must not add up to zero to be normalized; got weights of the sum {seen.sum():.3g}."
+                f"{where}: `{name}` must not add up to zero to be normalized; got weights of the sum {least:.3g}."
                 " Leave `normalize` out."
             )
 
@@ -171,17 +213,21 @@ def check_balance(settings: Settings, **weights: Any) -> None:
         return
     kernel, where = settings.kernel, f"`jaxgauss.{settings.function}`"
     seen = [np.ones(1) if a is None or is_mask(a) else visible(a) for a in weights.values()]
-    sums, sizes = ([f(a) for a in seen if a is not None] for f in (np.sum, lambda a: np.abs(a).sum()))
-    if kernel.conditional and sums and max(sums) - min(sums) > 1e-3 * max(sizes):
+    sums, sizes = ([f(a) for a in seen if a is not None] for f in (lambda a: a.sum(-1), lambda a: np.abs(a).sum(-1)))
+    unequal = (
+        np.ptp(np.broadcast_arrays(*sums), 0) > 1e-3 * functools.reduce(np.maximum, sizes) if sums else np.zeros(())
+    )
+    if kernel.conditional and unequal.any():
+        sums = [np.broadcast_to(x, unequal.shape).flat[unequal.argmax()] for x in sums]
         names, given = (" and ".join(x) for x in ((f"`{name}`" for name in weights), (f"{x:.6g}" for x in sums)))
         raise ValueError(
             f"{where}: {names} must have one sum for {kernel!r}, which is only conditionally positive"
             f" definite; got sums {given}. Pass normalize=True."
         )
     for name, a in zip(weights, seen, strict=True):
-        if a is not None and a.sum() > 2 and a.min() >= 0:
+        if a is not None and a.size and (largest := a.sum(-1).max()) > 2 and a.min() >= 0:
             warn(
-                f"{where}: `{name}` should have the sum 1, because they are not normalized; got {a.sum():.6g}. Pass"
+                f"{where}: `{name}` should have the sum 1, because they are not normalized; got {largest:.6g}. Pass"
                 " normalize=True, or a mask of booleans."
             )
 
@@ -189,10 +235,11 @@ def check_balance(settings: Settings, **weights: Any) -> None:
 def check_signs(function: str, weights: Weights | None) -> None:
     """Raise ValueError if known weights are negative or all zero."""
     seen = None if weights is None else visible(weights)
-    if seen is not None and not (seen.min() >= 0 and seen.sum() > 0):
+    if seen is not None and seen.size and not (seen.min() >= 0 and (seen.sum(-1) > 0).all()):
+        largest = seen.max(-1).min() if seen.min() >= 0 else seen.max()
         raise ValueError(
             f"`jaxgauss.{function}`: `weights` must not be negative, nor all zero; got weights from {seen.min()}"
-            f" to {seen.max()}. Pass positive ones."
+            f" to {largest}. Pass positive ones."
         )
 
 
@@ -209,10 +256,10 @@ def check_distinct_pairs(function: str, estimator: str, weights: dict[str, Any])
     """Raise ValueError if the unbiased estimate of known weights would be 0/0."""
     for name, a in weights.items():
         seen = None if a is None or estimator == "biased" else visible(a)
-        if seen is not None and np.square(seen.sum()) - np.square(seen).sum() == 0:
+        if seen is not None and (np.square(seen.sum(-1)) == np.square(seen).sum(-1)).any():
             raise ValueError(
                 f"`jaxgauss.{function}`: `{name}` must weigh pairs of distinct points for the unbiased estimator; got"
-                f" {np.count_nonzero(seen)} of {len(seen)} points with weight. Use estimator='biased'."
+                f" {np.count_nonzero(seen, -1).min()} of {seen.shape[-1]} points with weight. Use estimator='biased'."
             )
 
 
@@ -233,7 +280,7 @@ def check_rng_key(function: str, rng_key: Any) -> None:
 
 def check_scores(function: str, name: str, points: Any, scores: Any) -> None:
     """Raise ValueError unless there is one score per point."""
-    if scores.shape != points.shape:
+    if scores.shape[-2:] != points.shape[-2:]:
         raise ValueError(
             f"`jaxgauss.{function}`: `scores` must be of the shape of `{name}`; got {name} {points.shape}, scores"
             f" {scores.shape}. One for each: jax.vmap(jax.grad(log_density))({name})."

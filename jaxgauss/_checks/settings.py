@@ -23,7 +23,8 @@ Labels = Int[Array | np.ndarray, " _"]
 Segments = tuple[Labels, Labels] | None
 Sums = Float[Array, "*result m c"] | Float[Array, "*result m"]
 Points = Float[Array | np.ndarray, "n d"]
-Weights = Float[Array | np.ndarray, " n"] | Bool[Array | np.ndarray, " n"]
+Samples = Float[Array | np.ndarray, "*#batch n d"]  # points in batches
+Weights = Float[Array | np.ndarray, "*#batch n"] | Bool[Array | np.ndarray, "*#batch n"]
 Taus = Float[Array | np.ndarray, "*#bandwidths"] | float | int
 
 

@@ -14,7 +14,7 @@ from .._arrays.devices import replicated
 from .._calls import check_choice
 from .._checks.arguments import public
 from .._checks.samples import check_number, check_rng_key, check_samples
-from .._checks.settings import Points, working_dtype
+from .._checks.settings import Samples, working_dtype
 
 # τ as a function of the parameter p of each library's formula.
 CONVENTIONS = {
@@ -34,6 +34,7 @@ CONVENTIONS = {
     ),
     "(1 + d²/2p²)^(-1/2)": (lambda p: 1 / (2 * p**2), ("coreax PCIMQKernel",)),
 }
+PAIRS = 2**20  # of points, of the elements of a batch that are computed at once
 SHIFTS = 8  # distances for each point that a median's order is estimated from
 _FORMULAS = {name: formula for formula, (_, names) in CONVENTIONS.items() for name in names}
 
@@ -100,7 +101,9 @@ def tau_from_bandwidth(bandwidth: Float[Array | np.ndarray, "*shape"] | float, c
 
 
 @public()
-def median_tau(points: Points, *, rng_key: Key[Array, ""] | None = None, max_points: int = 1000) -> Float[Array, ""]:
+def median_tau(
+    points: Samples, *, rng_key: Key[Array, ""] | None = None, max_points: int = 1000
+) -> Float[Array, "*result"]:
     """Median heuristic: τ = 1/σ², where σ² is the median of ‖x_i - x_j‖² over i < j.
 
     At most `max_points` points are compared, so no N×N matrix is formed. For a two-sample test pool the samples:
@@ -108,13 +111,14 @@ def median_tau(points: Points, *, rng_key: Key[Array, ""] | None = None, max_poi
     The median distance is σ = τ^-½.
 
     Args:
-        points: x, (N, D), N ≥ 2.
+        points: x, (…, N, D), N ≥ 2. Leading axes are batches.
         rng_key: random key that chooses the points if there are more than `max_points`. None: evenly spaced ones.
         max_points: at least 2; `max_points`² / 2 pairs are compared.
 
     Returns:
-        τ, a scalar without a gradient, in float32, or in float64 for float64 points. If the median is zero, that of the
-        distances above zero replaces it; if all points are equal, τ is 1. NaN if a point is not finite.
+        τ without a gradient, in float32, or in float64 for float64 points: a scalar, or (…) for leading axes, which
+        kernel methods take as `tau[..., None]`. If the median is zero, that of the distances above zero replaces it; if
+        all points are equal, τ is 1. NaN if a point is not finite.
 
     Raises:
         ValueError: shapes do not fit, or N < 2.
@@ -128,11 +132,11 @@ def median_tau(points: Points, *, rng_key: Key[Array, ""] | None = None, max_poi
     References:
         Garreau, Jitkrittum & Kanagawa, "Large sample analysis of the median heuristic", 2017, arXiv:1707.07269.
     """
-    settings = check_samples("median_tau", {"points": points}, 1.0, {}, min_points=2)
+    settings = check_samples("median_tau", {"points": points}, 1.0, {}, min_points=2, batches=True)
     check_number("median_tau", "max_points", max_points, 2)
     if rng_key is not None:
         check_rng_key("median_tau", rng_key)
-    num = len(points)
+    num = points.shape[-2]
     if num <= max_points:
         chosen = jnp.arange(num)
     elif rng_key is None:
@@ -145,7 +149,14 @@ def median_tau(points: Points, *, rng_key: Key[Array, ""] | None = None, max_poi
 @functools.partial(jax.jit, static_argnums=0)
 def _of_median(dtype: str, points: Array, chosen: Array) -> Array:
     (points,) = replicated(jnp.asarray(points, working_dtype(dtype)))
-    x = points[chosen]
+    if points.ndim == 2:
+        return _median_tau_of(points[chosen])
+    some = points[..., chosen, :].reshape(-1, len(chosen), points.shape[-1])
+    at_once = max(1, min(len(some), PAIRS // len(chosen) ** 2))
+    return lax.map(_median_tau_of, some, batch_size=at_once).reshape(points.shape[:-2])
+
+
+def _median_tau_of(x: Array) -> Array:
     scale = 1 / jnp.maximum(_usual_distance(x), jnp.finfo(x.dtype).tiny)
     squared = jnp.square((x[:, None] - x[None]) * scale).sum(-1)
     squared = jnp.sort(squared[np.triu_indices(len(x), 1)])
@@ -157,7 +168,7 @@ def _of_median(dtype: str, points: Array, chosen: Array) -> Array:
     half = jnp.where(median(0) > 0, median(0), median(jnp.searchsorted(squared, 0, side="right")))
     limits = jnp.finfo(x.dtype)
     tau = jnp.where(squared[-1] > 0, jnp.clip(1 / half * scale * scale, limits.tiny, limits.max), 1)
-    return jnp.where(jnp.isfinite(points[chosen]).all(), tau, jnp.nan)
+    return jnp.where(jnp.isfinite(x).all(), tau, jnp.nan)
 
 
 def _usual_distance(x: Array) -> Array:

@@ -5,33 +5,34 @@ from typing import Unpack
 from jaxtyping import Array, Float
 
 from .._checks.arguments import public
-from .._checks.settings import Points, WeightOptions, Weights
+from .._checks.settings import Samples, WeightOptions, Weights
 from .mmd import checked_mmd
 
 
 @public()
 def energy_distance(
-    x: Points,
-    y: Points,
+    x: Samples,
+    y: Samples,
     *,
     x_weights: Weights | None = None,
     y_weights: Weights | None = None,
     estimator: str = "biased",
     **options: Unpack[WeightOptions],
-) -> Float[Array, ""]:
+) -> Float[Array, "*result"]:
     """Energy distance of two samples, 2 E‖X - Y‖ - E‖X - X'‖ - E‖Y - Y'‖, with its gradient from the same sums.
 
     It is `mmd_squared` with kernel="energy" and τ = 1, in linear memory, and needs no bandwidth.
 
     Args:
-        x: points, (M, D).
-        y: points, (N, D).
+        x: points, (…, M, D). Leading axes are batches, which broadcast.
+        y: points, (…, N, D).
         x_weights, y_weights, estimator, **options: as for `mmd_squared`. Both weights must have the same sum. If it is
             one, E is the weighted mean.
 
     Returns:
-        A scalar, at least zero with "biased": as `dcor.energy_distance`, the square of `scipy.stats.energy_distance`,
-        and twice geomloss's "energy" loss. Its square root has no gradient at zero. NaN if a coordinate is infinite.
+        A scalar, or (…) for leading axes, at least zero with "biased": as `dcor.energy_distance`, the square of
+        `scipy.stats.energy_distance`, and twice geomloss's "energy" loss. Its square root has no gradient at zero. NaN
+        if a coordinate is infinite.
 
     Raises:
         ValueError, TypeError: as `mmd_squared` does.

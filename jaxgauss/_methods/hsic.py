@@ -10,12 +10,13 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
+from .._arrays.batches import over_leading_axes
 from .._arrays.devices import replicated, vary_alike, visible
 from .._arrays.tracing import jitted
 from .._checks.arguments import public
 from .._checks.operands import as_operand
 from .._checks.samples import check_estimator, check_samples, check_signs
-from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights, working_dtype
+from .._checks.settings import MeshOptions, Samples, Settings, Taus, Weights, working_dtype
 from .._sums.distinct import are_hidden, mean_kernel, sums_of_others, usual_or_sparse
 from .._sums.mesh import product_over_mesh, replicated_over_mesh, sum_over_mesh
 from .._sums.preparation import check_plan, examined, reverse_only
@@ -26,15 +27,15 @@ FEWEST = {"biased": 1, "unbiased": 4}  # points; the unbiased estimate is a mean
 
 @public("own")
 def hsic(
-    x: Points,
-    y: Points,
+    x: Samples,
+    y: Samples,
     tau_x: Taus,
     tau_y: Taus,
     *,
     estimator: str = "biased",
     weights: Weights | None = None,
     **options: Unpack[MeshOptions],
-) -> Float[Array, ""]:
+) -> Float[Array, "*result"]:
     """Hilbert-Schmidt independence criterion of pairs (x_i, y_i): near zero if x and y are independent.
 
     It is the MMD² between the pairs and independent pairs. With K_ij = exp(-τ_x/2 ‖x_i - x_j‖²), L likewise for y and
@@ -45,18 +46,18 @@ def hsic(
     or tr(K H L H) / N² for a = 1/N. Three Gauss sums, or six with all gradients: O(N² (D_x + D_y)), in linear memory.
 
     Args:
-        x: points, (N, D_x).
-        y: points that are paired with them, (N, D_y).
-        tau_x: τ = 1/σ² of x, positive; or several, (T,), whose kernels are averaged.
-        tau_y: τ of y, likewise, (S,).
+        x: points, (…, N, D_x). Leading axes are batches, which broadcast: one criterion for each element.
+        y: points that are paired with them, (…, N, D_y).
+        tau_x: τ = 1/σ² of x, positive; or several, (…, T), whose kernels are averaged, as for `mmd_squared`.
+        tau_y: τ of y, likewise, (…, S).
         estimator: "biased", the formula above, at least 0; or "unbiased", over pairs, triples and quadruples of
             distinct points, weighted by the products of their weights (N ≥ 4).
-        weights: a, (N,), not negative; they are divided by their sum. None: all are equal.
+        weights: a, (…, N), not negative; they are divided by their sum. None: all are equal.
         **options: `engine` and `precision`, as for `gauss_sum`, except that None is float32 on CUDA; and
             `mesh`, `query_axis` and `key_axis`, as for `mmd_squared`.
 
     Returns:
-        A scalar in the promoted dtype.
+        A scalar, or (…) for leading axes, in the promoted dtype.
 
     Raises:
         ValueError: shapes do not fit, there are too few points, τ or weights are not positive, or an option has an
@@ -83,11 +84,11 @@ def hsic(
     """
     function = "hsic"
     check_estimator(function, estimator)
-    settings, taus = check_pairs(function, x, y, tau_x, tau_y, options, FEWEST[estimator], weights)
+    settings, taus = check_pairs(function, x, y, tau_x, tau_y, options, FEWEST[estimator], weights, batches=True)
     check_signs(function, weights)
     check_quadruples(function, estimator, weights)
-    dim = x.shape[1] + y.shape[1]
-    check_plan(settings, 1.0, len(x) ** 2 * math.prod(np.size(tau) for tau in taus), dim, 1, x, y)
+    dim, bandwidths = x.shape[-1] + y.shape[-1], math.prod(math.prod(np.shape(tau)[-1:]) for tau in taus)
+    check_plan(settings, 1.0, x.shape[-2] ** 2 * bandwidths, dim, 1, x, y)
     settings = examined(settings, tuple(taus), (x, y), values=weights)
     return _hsic(replace(settings, matmul_precision="highest"), estimator, x, y, *taus, weights)
 
@@ -114,10 +115,10 @@ def check_pairs(
 def check_quadruples(function: str, estimator: str, weights: Any) -> None:
     """Raise ValueError if the unbiased estimate of known weights would be 0/0."""
     seen = None if weights is None or estimator == "biased" else visible(weights)
-    if seen is not None and np.count_nonzero(seen) < FEWEST[estimator]:
+    if seen is not None and (np.count_nonzero(seen, -1) < FEWEST[estimator]).any():
         raise ValueError(
             f"`jaxgauss.{function}`: `weights` must weigh four points for the unbiased estimator; got"
-            f" {np.count_nonzero(seen)} of {len(seen)} points with weight. Use estimator='biased'."
+            f" {np.count_nonzero(seen, -1).min()} of {seen.shape[-1]} points with weight. Use estimator='biased'."
         )
 
 
@@ -137,6 +138,7 @@ def check_quadruples(function: str, estimator: str, weights: Any) -> None:
 
 
 @functools.partial(jitted, num_static=2)
+@over_leading_axes(2, 2, 1, 1, 1)
 def _hsic(settings: Settings, estimator: str, x, y, tau_x, tau_y, weights) -> Array:
     dtype, num = working_dtype(settings.dtype), len(x)
     x, y, tau_x, tau_y = replicated(*(jnp.asarray(z, dtype) for z in (x, y, tau_x, tau_y)))

@@ -11,13 +11,14 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Float
 
+from .._arrays.batches import over_leading_axes
 from .._arrays.devices import has_cuda, visible
 from .._arrays.points import LOG_ZERO
 from .._arrays.tracing import jitted
 from .._checks.arguments import public
 from .._checks.operands import check_others
 from .._checks.samples import check_kernel, check_options, check_samples, check_signs
-from .._checks.settings import MeshOptions, Points, Settings, Taus, Weights, working_dtype
+from .._checks.settings import MeshOptions, Samples, Settings, Taus, Weights, working_dtype
 from .._kernels.kernels import Kernel
 from .._sums.display import refuse_progress, refuse_progress_in_a_trace
 from .._sums.kernel_mean import as_logs
@@ -25,13 +26,13 @@ from .._sums.mesh import log_sum_over_mesh, relative_sum_over_mesh
 from .._sums.preparation import check_plan, examined
 from .._sums.progress import in_parts
 from .weights import normalized
-from .whitening import Whitening, check_one_bandwidth, whitening_of
+from .whitening import Whitening, check_one_bandwidth, unwhitened, whitening_of
 
 
 @public()
 def kde_logpdf(
-    points: Points,
-    samples: Points,
+    points: Samples,
+    samples: Samples,
     tau: Taus | None = None,
     *,
     bandwidth: str | None = None,
@@ -40,22 +41,23 @@ def kde_logpdf(
     exclude_self: bool = False,
     progress: bool = False,
     **options: Unpack[MeshOptions],
-) -> Float[Array, " p"]:
+) -> Float[Array, "*result p"]:
     """Log-density of a kernel density estimate: log Σ_n w_n (τ/2π)^{D/2} exp(-τ/2 ‖x - k_n‖²), or with another kernel.
 
     Another kernel κ(τ‖x - k_n‖²) is divided by its integral. One log-sum-exp: O(P N D) operations and O((P + N) D)
     memory. The result is finite at any distance from the samples.
 
     Args:
-        points: x where to evaluate, (P, D).
-        samples: k, (N, D).
-        tau: τ = 1/σ², positive; or several, (T,), whose densities are averaged.
+        points: x where to evaluate, (…, P, D). Leading axes are batches, which broadcast as in `jnp.matmul`.
+        samples: k, (…, N, D).
+        tau: τ = 1/σ², positive; or several, (…, T), whose densities are averaged over the last axis: τ of each element
+            of a batch is (…, 1).
         bandwidth: "scott" or "silverman" instead of τ. τ ‖x - k‖² is then (x - k)ᵀ H⁻¹ (x - k), and the factor
             (2π)^{-D/2} |H|^{-½}, as in SciPy's `gaussian_kde`: H is the covariance of the samples times the rule's
             factor squared. Derivatives pass through H.
         kernel: "gauss", "matern12" ("laplace"), "matern32", "matern52"; or, in D < 2α dimensions,
             `rational_quadratic(alpha)`, which is Student's density with 2α - D degrees of freedom ("cauchy": α = 1).
-        weights: w, (N,), not negative; they are divided by their sum. None: all are equal.
+        weights: w, (…, N), not negative; they are divided by their sum. None: all are equal.
         exclude_self: whether the points are the samples (N ≥ 2), and the density at each is that of the others, whose
             weights are divided by their own sum. Not over a mesh.
         progress: take some points at a time and show a bar (needs tqdm); not under transformations.
@@ -63,7 +65,7 @@ def kde_logpdf(
             as for `mmd_squared`.
 
     Returns:
-        (P,), in the promoted dtype.
+        (…, P), in the promoted dtype.
 
     Raises:
         ValueError: shapes do not fit, there are no samples, tau or weights are not positive, both or neither of tau and
@@ -89,16 +91,17 @@ def kde_logpdf(
         refuse_progress("kde_logpdf", exclude_self, "with exclude_self")
         refuse_progress_in_a_trace("kde_logpdf", points, samples, tau, weights)
     given = tau, bandwidth, kernel, weights, bool(exclude_self), options
-    settings, points, *others = _check("kde_logpdf", points, samples, *given)
+    settings, points, *others, whitening = _check("kde_logpdf", points, samples, *given)
+    others.append(None if whitening is None else whitening.log_det)
     if not progress:
         return _logpdf(settings, points, *others)
-    return in_parts(settings, lambda x: _logpdf(settings, x, *others), points, len(samples))
+    return in_parts(settings, lambda x: _logpdf(settings, x, *others), points, samples.shape[-2])
 
 
 @public()
 def kde_score(
-    points: Points,
-    samples: Points,
+    points: Samples,
+    samples: Samples,
     tau: Taus | None = None,
     *,
     bandwidth: str | None = None,
@@ -106,7 +109,7 @@ def kde_score(
     weights: Weights | None = None,
     exclude_self: bool = False,
     **options: Unpack[MeshOptions],
-) -> Float[Array, "p d"]:
+) -> Float[Array, "*result p d"]:
     """Score of a kernel density estimate, ∇ log p(x) = τ (Σ_n P_n(x) k_n - x), with the softmax weights P_n.
 
     One attention call. The mean shift is the score over τ. With several bandwidths it is the mean of their scores,
@@ -116,7 +119,7 @@ def kde_score(
         points, samples, tau, bandwidth, kernel, weights, exclude_self, **options: as for `kde_logpdf`.
 
     Returns:
-        (P, D): it points up the density. An Optax optimizer descends, so give it the negative.
+        (…, P, D): it points up the density. An Optax optimizer descends, so give it the negative.
 
     Raises:
         ValueError, TypeError: as `kde_logpdf` does.
@@ -133,7 +136,8 @@ def kde_score(
         Fukunaga & Hostetler, "The Estimation of the Gradient of a Density Function", 1975.
     """
     given = tau, bandwidth, kernel, weights, bool(exclude_self), options
-    return _score(*_check("kde_score", points, samples, *given, pulls=True))
+    *checked, whitening = _check("kde_score", points, samples, *given, pulls=True)
+    return _score(*checked, *((None, None) if whitening is None else (whitening.unit, whitening.matrix)))
 
 
 def _check(
@@ -156,9 +160,9 @@ def _check(
     given = {"weights": weights}
     both = {"samples": samples, "points": points}
     kernel = check_kernel(function, kernel, positive=True)
-    how = {"kernel": kernel, "logs": True}
+    how = {"kernel": kernel, "logs": True, "batches": True}
     settings = check_samples(function, both, tau, options, weights=given, may_be_empty="points", **how)
-    check_integral(function, kernel, points.shape[1])
+    check_integral(function, kernel, points.shape[-1])
     check_signs(function, weights)
     if exclude_self:
         check_others(function, {"points": points, "samples": samples}, mesh=settings.mesh)
@@ -167,20 +171,20 @@ def _check(
     if bandwidth is not None:
         found = whitening_of(settings, bandwidth, samples, weights)
         points, samples = found.points(points), found.points(samples)
-    pairs = points.shape[0] * samples.shape[0] * math.prod(np.shape(tau))
-    tau = check_plan(settings, tau, pairs, points.shape[1], 1, samples, points)
+    pairs = points.shape[-2] * samples.shape[-2] * math.prod(np.shape(tau)[-1:])
+    tau = check_plan(settings, tau, pairs, points.shape[-1], 1, samples, points)
     settings = examined(settings, tau, points, samples, weights, pulls=pulls, logs=True)
     return settings, points, samples, tau, weights, found
 
 
 def _check_two(function: str, samples, weights) -> None:
     """Raise ValueError unless at least two samples are known to have weight."""
-    seen = None if weights is None else visible(weights)
-    num = samples.shape[0] if seen is None else np.count_nonzero(seen)
-    if num < 2:
+    num, seen = samples.shape[-2], None if weights is None else visible(weights)
+    some = num if seen is None else np.count_nonzero(seen, -1).min()
+    if some < 2:
         raise ValueError(
             f"`jaxgauss.{function}`: `samples` must hold at least two points that have weight with exclude_self; got"
-            f" {num} of {samples.shape[0]}. Leave it out."
+            f" {some} of {num}. Leave it out."
         )
 
 
@@ -194,7 +198,8 @@ def check_integral(function: str, kernel: Kernel, dim: int) -> None:
 
 
 @functools.partial(jitted, num_static=1)
-def _logpdf(settings: Settings, points, samples, tau, weights, whitening: Whitening | None) -> Array:
+@over_leading_axes(2, 2, 1, 1, 0)
+def _logpdf(settings: Settings, points, samples, tau, weights, log_det) -> Array:
     dtype = working_dtype(settings.dtype)
     points, samples, tau = (jnp.asarray(x, dtype) for x in (points, samples, tau))
     w = normalized(settings, weights, samples)[:, None]
@@ -207,16 +212,17 @@ def _logpdf(settings: Settings, points, samples, tau, weights, whitening: Whiten
         logs = logs - jnp.expand_dims(log_or_zero(before + after[::-1]), range(logs.ndim - 1))
     if tau.ndim:
         logs = jax.nn.logsumexp(logs, 0) - math.log(len(tau))
-    logs = logs if whitening is None else logs + whitening.log_det
+    logs = logs if log_det is None else logs + log_det
     return logs.astype(settings.dtype)
 
 
 @functools.partial(jitted, num_static=1)
-def _score(settings: Settings, points, samples, tau, weights, whitening: Whitening | None) -> Array:
+@over_leading_axes(2, 2, 1, 1, 2, 2)
+def _score(settings: Settings, points, samples, tau, weights, unit, matrix) -> Array:
     points = jnp.asarray(points, working_dtype(settings.dtype))
     # the rule of log_gauss_sum takes the means from the same call; XLA drops what is unused
     scores = jax.grad(lambda x: _logpdf(settings, x, samples, tau, weights, None).sum())(points)
-    scores = scores if whitening is None else whitening.gradient(scores)
+    scores = scores if unit is None else unwhitened(unit, matrix, scores)
     return scores.astype(settings.dtype)
 
 

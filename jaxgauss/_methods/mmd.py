@@ -1,16 +1,17 @@
 """Maximum mean discrepancy: value and gradient from one pass over the pairs."""
 
 import functools
-from typing import NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from .._arrays.batches import over_leading_axes
 from .._arrays.tracing import jitted
 from .._checks.arguments import public
 from .._checks.samples import check_balance, check_distinct_pairs, check_estimator, check_kernel, check_samples
-from .._checks.settings import Points, Settings, Taus, WeightOptions, Weights
+from .._checks.settings import Samples, Settings, Taus, WeightOptions, Weights
 from .._kernels.kernels import Kernel
 from .._sums.distinct import are_sparse, mean_kernel, sums_of_others, usual_or_sparse
 from .._sums.moments import as_gaussians, in_own_unit, prepare, shares_of
@@ -21,17 +22,17 @@ from .weights import distinct_pairs_factor, weights_or_mean
 
 @public()
 def mmd_squared(
-    x: Points,
-    y: Points,
+    x: Samples,
+    y: Samples,
     tau: Taus,
     *,
     kernel: str | Kernel = "gauss",
     x_weights: Weights | None = None,
     y_weights: Weights | None = None,
     estimator: str = "biased",
-    y_norm_squared: Float[Array, ""] | float | None = None,
+    y_norm_squared: Float[Array, "*#batch"] | float | None = None,
     **options: Unpack[WeightOptions],
-) -> Float[Array, ""]:
+) -> Float[Array, "*result"]:
     """Squared maximum mean discrepancy (MMD²) of two samples, as a loss: one pass gives its value and its gradient.
 
     MMD² = Σ_ij a_i a_j k(x_i, x_j) - 2 Σ_ij a_i b_j k(x_i, y_j) + Σ_ij b_i b_j k(y_i, y_j), with k = exp(-τ/2 ‖x - y‖²)
@@ -39,23 +40,23 @@ def mmd_squared(
     memory.
 
     Args:
-        x: points, (M, D).
-        y: points, (N, D).
-        tau: τ = 1/σ², positive; or several, (T,), whose kernels are averaged. To learn τ, learn log τ: a negative τ
-            under `jit` gives NaN.
+        x: points, (…, M, D). Leading axes are batches, which broadcast as in `jnp.matmul`: one loss for each element.
+        y: points, (…, N, D).
+        tau: τ = 1/σ², positive; or several, (…, T), whose kernels are averaged over the last axis: τ of each element of
+            a batch is (…, 1). To learn τ, learn log τ: a negative τ under `jit` gives NaN.
         kernel: a name or a `Kernel`, as for `kernel_sum`. "energy" gives √τ times the energy distance, if the weights
             of x and of y have the same sum.
-        x_weights: a, (M,), of either sign; MMD is a distance only if Σa = Σb. None: 1/M. Or a mask of booleans.
-        y_weights: b, (N,), likewise.
+        x_weights: a, (…, M), of either sign; MMD is a distance only if Σa = Σb. None: 1/M. Or a mask of booleans.
+        y_weights: b, (…, N), likewise.
         estimator: "biased", the formula above, at least 0; or "unbiased", without the pairs i = i within x and within
             y, times (Σa)² / ((Σa)² - Σa²). It needs two points with weight on each side.
         y_norm_squared: the third term, if only x moves: `embedding_norm_squared(y, …)` with the same tau, kernel,
-            weights and estimator. It saves a sum per step. Given as a number, it has no gradient.
+            weights and estimator. It saves a sum per step. Given as a number or array, it has no gradient.
         **options: `normalize=True` divides weights by their sum; `engine`, `precision` as for `gauss_sum`;
             `mesh`, `query_axis` and `key_axis` as for `gauss_sum_sharded`, for any number of points.
 
     Returns:
-        A scalar in the promoted dtype of the samples and weights.
+        A scalar, or (…) for leading axes, in the promoted dtype of the samples and weights.
 
     Raises:
         ValueError: shapes do not fit, a sample is empty, tau is not positive, or an option has an unknown value.
@@ -96,19 +97,18 @@ def checked_mmd(function, kernel, x, y, tau, weights, estimator, y_norm_squared,
         min_points=smallest,
         kernel=kernel,
         allowed=WeightOptions,
+        batches=True,
     )
     check_balance(settings, **weights)
     check_distinct_pairs(function, estimator, weights)
-    if y_norm_squared is not None and (np.shape(y_norm_squared) != () or isinstance(y_norm_squared, str)):
-        given, fix = f"{type(y_norm_squared).__name__} {np.shape(y_norm_squared)}", "Pass embedding_norm_squared(y, …)."
-        raise ValueError(f"`jaxgauss.{function}`: `y_norm_squared` must be one number; got {given}. {fix}")
-    num = x.shape[0] + y.shape[0]
+    _check_norm(function, y_norm_squared, x, y, tau, *weights.values())
+    num, dim = x.shape[-2] + y.shape[-2], x.shape[-1]
     settings, tau = check_and_examine(
         settings,
         tau,
-        x.shape[0] * num,
-        x.shape[1],
-        x.shape[1] + 2,
+        x.shape[-2] * num,
+        dim,
+        dim + 2,
         (x, y),
         (*weights.values(),),
         second_order=all(is_differentiated(tau, z, a) for z, a in zip((x, y), weights.values(), strict=True)),
@@ -116,27 +116,39 @@ def checked_mmd(function, kernel, x, y, tau, weights, estimator, y_norm_squared,
     return _mmd_squared(settings, estimator, x, y, tau, *weights.values(), y_norm_squared)
 
 
+def _check_norm(function: str, given: Any, x: Any, y: Any, tau: Any, *weights: Any) -> None:
+    """Raise ValueError unless the norm of y is one number, or one for each element of the batch."""
+    shapes = *(z.shape[:-2] for z in (x, y)), *(np.shape(z)[:-1] for z in (tau, *weights))
+    batch = jnp.broadcast_shapes(*shapes)
+    if given is not None and (isinstance(given, str) or np.shape(given) not in ((), batch)):
+        what = f"one number, or of the shape {batch}" if batch else "one number"
+        raise ValueError(
+            f"`jaxgauss.{function}`: `y_norm_squared` must be {what}; got {type(given).__name__} {np.shape(given)}."
+            " Pass embedding_norm_squared(y, …)."
+        )
+
+
 @public()
 def embedding_norm_squared(
-    points: Points,
+    points: Samples,
     tau: Taus,
     *,
     kernel: str | Kernel = "gauss",
     weights: Weights | None = None,
     estimator: str = "biased",
     **options: Unpack[WeightOptions],
-) -> Float[Array, ""]:
+) -> Float[Array, "*result"]:
     """Squared norm of a kernel mean embedding, Σ_ij a_i a_j k(x_i, x_j): the first and the third term of `mmd_squared`.
 
     One Gauss sum, with or without the gradient.
 
     Args:
-        points: x, (N, D).
+        points: x, (…, N, D).
         tau, kernel, weights, estimator, **options: as for `mmd_squared`. With "energy" the result is negative, so it is
             not a norm.
 
     Returns:
-        A scalar.
+        A scalar, or (…) for leading axes.
 
     Raises:
         ValueError, TypeError: as `mmd_squared` does.
@@ -163,23 +175,26 @@ def embedding_norm_squared(
         min_points=smallest,
         kernel=check_kernel("embedding_norm_squared", kernel),
         allowed=WeightOptions,
+        batches=True,
     )
+    num, dim = points.shape[-2:]
     settings, tau = check_and_examine(
         settings,
         tau,
-        points.shape[0] ** 2,
-        points.shape[1],
-        points.shape[1] + 2,
+        num * num,
+        dim,
+        dim + 2,
         (points,),
         (weights,),
         second_order=is_differentiated(tau),
     )
     check_distinct_pairs("embedding_norm_squared", estimator, {"weights": weights})
-    nobody = np.zeros((0, points.shape[1]), points.dtype)
+    nobody = np.zeros((0, dim), points.dtype)
     return _mmd_squared(settings, estimator, points, nobody, tau, weights, None, 0.0)
 
 
 @functools.partial(jitted, num_static=2)
+@over_leading_axes(2, 2, 1, 1, 1, 0)
 def _mmd_squared(settings: Settings, estimator: str, x, y, tau, x_weights, y_weights, y_norm_squared) -> Array:
     a, b = weights_or_mean(x_weights, x.shape[0], settings), weights_or_mean(y_weights, y.shape[0], settings)
     given = y_norm_squared is not None

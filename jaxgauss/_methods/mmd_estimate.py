@@ -13,12 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from .._arrays.batches import over_leading_axes
 from .._arrays.points import padded_number
 from .._calls import readable
 from .._checks.arguments import as_arrays, floating_dtype, public, will_be_rounded
 from .._checks.operands import Traced
 from .._checks.samples import check_estimator, check_kernel, check_samples
-from .._checks.settings import MeshOptions, Options, Points, Settings, Taus, working_dtype
+from .._checks.settings import MeshOptions, Options, Points, Samples, Settings, Taus, working_dtype
 from .._inspect.explanation import explained
 from .._kernels.kernels import Kernel
 from .._sums.chunks import give_back
@@ -41,19 +42,19 @@ class MMDEstimate(NamedTuple):
     """MMD² of two samples and its standard error, as `mmd_estimate` computes them.
 
     Attributes:
-        mmd_squared: the estimate, in float32 or float64.
+        mmd_squared: the estimate, a scalar or (…) for leading axes, in float32 or float64.
         standard_error: its standard deviation over samples of these sizes, if the distributions differ.
     """
 
-    mmd_squared: Float[Array, ""]
-    standard_error: Float[Array, ""]
+    mmd_squared: Float[Array, "*batch"]
+    standard_error: Float[Array, "*batch"]
     __repr__ = short_repr
 
 
 @public()
 def mmd_estimate(
-    x: Points | Chunks,
-    y: Points | Chunks,
+    x: Samples | Chunks,
+    y: Samples | Chunks,
     tau: Taus,
     *,
     kernel: str | Kernel = "gauss",
@@ -69,11 +70,11 @@ def mmd_estimate(
     1000 times the biased estimate of CLIP embeddings of unit length with τ = 0.01.
 
     Args:
-        x: points, (M, D); or chunks of them, (n, D): a list, another iterable that can be read several times, or a
-            function that returns one, such as `lambda: np.array_split(x, 100)`. All chunks are read again for each
-            chunk; a few MiB each are best.
-        y: points, (N, D), or chunks, likewise.
-        tau: τ = 1/σ², positive; or several, (T,), whose kernels are averaged.
+        x: points, (…, M, D), with batches as for `mmd_squared`; or chunks of them, (n, D): a list, another iterable
+            that can be read several times, or a function that returns one, such as `lambda: np.array_split(x, 100)`.
+            All chunks are read again for each chunk; a few MiB each are best.
+        y: points, (…, N, D), or chunks, likewise.
+        tau: τ = 1/σ², positive; or several, (…, T), whose kernels are averaged.
         kernel: a name or a `Kernel`, as for `mmd_squared`.
         estimator: "unbiased", without the pairs i = i, may be negative; "biased", with them, is larger by about
             (1/M + 1/N)(k(0) - mean k).
@@ -114,13 +115,15 @@ def mmd_estimate(
     if progress and not in_chunks:
         refuse_progress_in_a_trace("mmd_estimate", x, y, tau)
         refuse_progress("mmd_estimate", options.get("mesh") is not None, "with a mesh")
+        refuse_progress("mmd_estimate", any(np.ndim(z) > 2 for z in samples.values()), "in batches")
         expected = explained(mmd_estimate, x, y, tau, kernel=kernel, estimator=estimator, **options)
         samples, in_chunks = {name: _divided(z, expected.milliseconds) for name, z in samples.items()}, True
     if in_chunks:
         _refuse_tracers(tau, jnp.zeros(()))
         samples, allowed = {name: _Sample.of(name, z) for name, z in samples.items()}, Options
-    settings = check_samples("mmd_estimate", samples, tau, options, min_points=2, allowed=allowed, kernel=kernel)
-    size = sum(z.shape[0] for z in samples.values()) ** 2, samples["x"].shape[1], 1
+    how = {"min_points": 2, "allowed": allowed, "kernel": kernel, "batches": not in_chunks}
+    settings = check_samples("mmd_estimate", samples, tau, options, **how)
+    size = sum(z.shape[-2] for z in samples.values()) ** 2, samples["x"].shape[-1], 1
     if in_chunks:
         tau = check_plan(settings, tau, *size)
         return _in_chunks(settings, estimator, samples["x"], samples["y"], tau, progress)
@@ -136,6 +139,7 @@ def mmd_estimate(
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
+@over_leading_axes(2, 2, 1)
 def _in_memory(settings: Settings, estimator: str, x, y, tau) -> MMDEstimate:
     dtype, samples = working_dtype(settings.dtype), (x, y)
     weights = tuple(weights_or_mean(None, z.shape[0], settings) for z in samples)

@@ -8,12 +8,13 @@ from typing import Unpack
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from .._arrays.batches import over_leading_axes
 from .._arrays.points import dot
 from .._arrays.tracing import jitted
 from .._checks.arguments import public
 from .._checks.names import as_engine
 from .._checks.samples import check_distinct_pairs, check_estimator, check_kernel, check_samples, check_scores
-from .._checks.settings import Points, Settings, Taus, WeightOptions, Weights
+from .._checks.settings import Samples, Settings, Taus, WeightOptions, Weights
 from .._kernels.kernels import GAUSS, Kernel
 from .._sums.distinct import are_sparse, sums_of_others, usual_or_sparse
 from .._sums.moments import Reduction, as_gaussians, bandwidth_mean, prepare, with_reduction
@@ -23,15 +24,15 @@ from .weights import distinct_pairs_factor, weights_or_mean
 
 @public()
 def ksd_squared(
-    points: Points,
-    scores: Points,
+    points: Samples,
+    scores: Samples,
     tau: Taus,
     *,
     kernel: str | Kernel = "gauss",
     weights: Weights | None = None,
     estimator: str = "biased",
     **options: Unpack[WeightOptions],
-) -> Float[Array, ""]:
+) -> Float[Array, "*result"]:
     """Squared kernel Stein discrepancy (KSD²) of weighted points from the density that has the given scores.
 
     KSD² = Σ_ij a_i a_j h(x_i, x_j), with the Langevin Stein kernel of κ(u), u = τ‖x - y‖²,
@@ -42,18 +43,18 @@ def ksd_squared(
     operations and O(N D) memory.
 
     Args:
-        points: x, (N, D).
-        scores: s_i = ∇ log p(x_i), (N, D).
-        tau: τ = 1/σ², positive; or several, (T,), whose kernels are averaged.
+        points: x, (…, N, D). Leading axes are batches, which broadcast: one KSD² for each element.
+        scores: s_i = ∇ log p(x_i), (…, N, D).
+        tau: τ = 1/σ², positive; or several, (…, T), whose kernels are averaged, as for `mmd_squared`.
         kernel: a name or a `Kernel` with second derivatives, as for `mmd_squared`: not "matern12" or "energy". A sample
             converges if KSD² of "imq" tends to 0; with "gauss" it need not.
-        weights: a, (N,), of either sign; None: 1/N. A mask of booleans, as for `mmd_squared`.
+        weights: a, (…, N), of either sign; None: 1/N. A mask of booleans, as for `mmd_squared`.
         estimator: "biased", over all pairs, or "unbiased", without the pairs i = i, as for `mmd_squared`.
         **options: `normalize=True` divides weights by their sum; `engine`, `precision` as for `gauss_sum`;
             `mesh`, `query_axis` and `key_axis` as for `gauss_sum_sharded`, for any number of points.
 
     Returns:
-        A scalar in the promoted dtype.
+        A scalar, or (…) for leading axes, in the promoted dtype.
 
     Raises:
         ValueError: shapes do not fit, there are too few points, tau is not positive, or an option has an unknown value.
@@ -91,6 +92,7 @@ def ksd_squared(
         min_points=smallest,
         kernel=kernel,
         allowed=WeightOptions,
+        batches=True,
     )
     if kernel != GAUSS and settings.automatic:
         settings = replace(
@@ -98,7 +100,7 @@ def ksd_squared(
         )  # second derivatives of a mixture are not accurate enough
     check_scores("ksd_squared", "points", points, scores)
     check_distinct_pairs("ksd_squared", estimator, given)
-    num, dim = points.shape
+    num, dim = points.shape[-2:]
     settings, tau = check_and_examine(settings, tau, num * num, dim, 2 * dim + 1, (points,), second_order=True)
     return _ksd_squared(settings, estimator, points, scores, tau, weights)
 
@@ -112,6 +114,7 @@ def ksd_squared(
 
 
 @functools.partial(jitted, num_static=2)
+@over_leading_axes(2, 2, 1, 1)
 def _ksd_squared(settings: Settings, estimator: str, points, scores, tau, weights) -> Array:
     a = weights_or_mean(weights, points.shape[0], settings)
     usual = functools.partial(_by_all_pairs, settings, estimator, weights is None)

@@ -10,12 +10,13 @@ import numpy as np
 from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Float
 
+from .._arrays.batches import over_leading_axes
 from .._arrays.tracing import jitted
 from .._calls import readable
 from .._checks.arguments import floating_dtype, public
 from .._checks.operands import check_tau
 from .._checks.samples import check_kernel, check_options, check_samples, check_scores
-from .._checks.settings import MeshOptions, Points, Settings, Taus, working_dtype
+from .._checks.settings import MeshOptions, Samples, Settings, Taus, working_dtype
 from .._kernels.kernels import Kernel
 from .._sums.display import short_repr
 from .._sums.moments import Reduction, as_gaussians, prepare, shares_of, with_reduction
@@ -25,29 +26,29 @@ from .bandwidth import median_tau
 
 @public()
 def svgd_direction(
-    particles: Points,
-    scores: Points,
+    particles: Samples,
+    scores: Samples,
     tau: Taus,
     *,
     kernel: str | Kernel = "gauss",
     **options: Unpack[MeshOptions],
-) -> Float[Array, "n d"]:
+) -> Float[Array, "*result n d"]:
     """Direction of Stein variational gradient descent, φ(x_i) = (1/N) Σ_j [k(x_j, x_i) s_j + ∇_{x_j} k(x_j, x_i)].
 
     The first term moves particles up the density; the second, τ Σ_j k(x_j, x_i)(x_i - x_j) / N for k = exp(-τ/2 ‖x -
     y‖²), keeps them apart. One Gauss sum of D + 1 channels: O(N² D) operations and O(N D) memory.
 
     Args:
-        particles: x, (N, D).
-        scores: s_j = ∇ log p(x_j), (N, D): `jax.vmap(jax.grad(log_density))(particles)`.
-        tau: τ = 1/σ², positive; or several, (T,), whose kernels are averaged.
+        particles: x, (…, N, D). Leading axes are batches, which broadcast: each has its own particles.
+        scores: s_j = ∇ log p(x_j), (…, N, D): `jax.vmap(jax.grad(log_density))(particles)`.
+        tau: τ = 1/σ², positive; or several, (…, T), whose kernels are averaged, as for `mmd_squared`.
         kernel: a name or a positive definite `Kernel`, as for `mmd_squared`: not "energy".
         **options: `engine` and `precision`, as for `gauss_sum`; and `mesh`, `query_axis` and `key_axis`, as
             for `gauss_sum_sharded`, except that the mesh need not divide the numbers of points.
 
     Returns:
-        φ, (N, D): particles move to x + step_size · φ. An Optax optimizer descends, so give it the negative: `updates,
-        state = optimizer.update(-direction, state)`.
+        φ, (…, N, D): particles move to x + step_size · φ. An Optax optimizer descends, so give it the negative:
+        `updates, state = optimizer.update(-direction, state)`.
 
     Raises:
         ValueError: shapes do not fit, there are no particles, tau is not positive, or an option has an unknown value.
@@ -71,14 +72,15 @@ def svgd_direction(
     """
     kernel = check_kernel("svgd_direction", kernel, positive=True)
     samples = {"particles": particles, "scores": scores}
-    settings = check_samples("svgd_direction", samples, tau, options, kernel=kernel)
+    settings = check_samples("svgd_direction", samples, tau, options, kernel=kernel, batches=True)
     check_scores("svgd_direction", "particles", particles, scores)
-    num, dim = particles.shape
+    num, dim = particles.shape[-2:]
     settings, tau = check_and_examine(settings, tau, num * num, dim, dim + 1, (particles,), pulls=True)
     return _direction(settings, particles, scores, tau)
 
 
 @functools.partial(jitted, num_static=1)
+@over_leading_axes(2, 2, 1)
 def _direction(settings: Settings, particles: Array, scores: Array, tau: Array) -> Array:
     settings, tau, shares = as_gaussians(settings, tau, particles)
     tau, x, s = prepare(settings, tau, particles, scores)

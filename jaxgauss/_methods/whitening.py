@@ -9,6 +9,7 @@ from jax import lax
 from jax.scipy.linalg import solve_triangular
 from jaxtyping import Array
 
+from .._arrays.batches import over_leading_axes
 from .._arrays.devices import replicated, visible
 from .._arrays.tracing import jitted
 from .._checks.settings import Settings, working_dtype
@@ -32,12 +33,18 @@ class Whitening(NamedTuple):
 
     def points(self, x: Array) -> Array:
         """Whitened points."""
-        x = jnp.asarray(x, self.center.dtype)
-        return jnp.matmul((x - self.center) / self.unit, self.matrix, precision=lax.Precision.HIGHEST)
+        return _whitened(self.center, self.unit, self.matrix, x)
 
-    def gradient(self, d_z: Array) -> Array:
-        """The gradient with respect to x of what has this one with respect to z."""
-        return jnp.matmul(d_z, self.matrix.mT, precision=lax.Precision.HIGHEST) / self.unit
+
+@over_leading_axes(2, 2, 2, 2)
+def _whitened(center: Array, unit: Array, matrix: Array, x: Array) -> Array:
+    x = jnp.asarray(x, center.dtype)
+    return jnp.matmul((x - center) / unit, matrix, precision=lax.Precision.HIGHEST)
+
+
+def unwhitened(unit: Array, matrix: Array, d_z: Array) -> Array:
+    """The gradient with respect to x of what has d_z with respect to z."""
+    return jnp.matmul(d_z, matrix.mT, precision=lax.Precision.HIGHEST) / unit
 
 
 def check_one_bandwidth(function: str, tau: Any, bandwidth: Any) -> None:
@@ -69,6 +76,7 @@ def whitening_of(settings: Settings, bandwidth: str, samples: Any, weights: Any,
 
 
 @functools.partial(jitted, num_static=2)
+@over_leading_axes(2, 1)
 def _whitening(settings: Settings, bandwidth: str, samples: Any, weights: Any) -> Whitening:
     (samples,) = replicated(jnp.asarray(samples, working_dtype(settings.dtype)))
     w, dim = normalized(settings, weights, samples), samples.shape[-1]

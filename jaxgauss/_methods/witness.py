@@ -6,10 +6,11 @@ from typing import Unpack
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from .._arrays.batches import over_leading_axes
 from .._arrays.tracing import jitted
 from .._checks.arguments import public
 from .._checks.samples import check_balance, check_kernel, check_samples
-from .._checks.settings import Points, Settings, Taus, WeightOptions, Weights
+from .._checks.settings import Samples, Settings, Taus, WeightOptions, Weights
 from .._kernels.kernels import Kernel
 from .._sums.moments import Reduction, as_gaussians, prepare, shares_of, with_reduction
 from .._sums.preparation import check_and_examine
@@ -18,26 +19,26 @@ from .weights import weights_or_mean
 
 @public()
 def mmd_witness(
-    points: Points,
-    x: Points,
-    y: Points,
+    points: Samples,
+    x: Samples,
+    y: Samples,
     tau: Taus,
     *,
     kernel: str | Kernel = "gauss",
     x_weights: Weights | None = None,
     y_weights: Weights | None = None,
     **options: Unpack[WeightOptions],
-) -> Float[Array, " p"]:
+) -> Float[Array, "*result p"]:
     """Witness function of the MMD, f(t) = Σ_i a_i k(x_i, t) - Σ_j b_j k(y_j, t): positive where x is denser than y.
 
     One Gauss sum of one channel.
 
     Args:
-        points: t, (P, D).
-        x, y, tau, kernel, x_weights, y_weights, **options: as for `mmd_squared`.
+        points: t, (…, P, D).
+        x, y, tau, kernel, x_weights, y_weights, **options: as for `mmd_squared`, leading axes, too.
 
     Returns:
-        (P,), not normalized: divide by the MMD for the witness of unit norm.
+        (…, P), not normalized: divide by the MMD for the witness of unit norm.
 
     Raises:
         ValueError, TypeError: as `mmd_squared` does.
@@ -66,25 +67,26 @@ def mmd_witness(
         may_be_empty="points",
         kernel=kernel,
         allowed=WeightOptions,
+        batches=True,
     )
     check_balance(settings, **weights)
-    num = x.shape[0] + y.shape[0]
+    pairs, dim = points.shape[-2] * (x.shape[-2] + y.shape[-2]), x.shape[-1]
     every, of_every = (points, x, y), (0, x_weights, y_weights)
-    settings, tau = check_and_examine(settings, tau, points.shape[0] * num, x.shape[1], x.shape[1] + 1, every, of_every)
+    settings, tau = check_and_examine(settings, tau, pairs, dim, dim + 1, every, of_every)
     return _witness(settings, False, points, x, y, tau, x_weights, y_weights)[0]
 
 
 @public()
 def mmd_flow_velocity(
-    x: Points,
-    y: Points,
+    x: Samples,
+    y: Samples,
     tau: Taus,
     *,
     kernel: str | Kernel = "gauss",
     x_weights: Weights | None = None,
     y_weights: Weights | None = None,
     **options: Unpack[WeightOptions],
-) -> Float[Array, "m d"]:
+) -> Float[Array, "*result m d"]:
     """Velocity of the MMD flow that carries x to y: -∇f(x_i), where f is the witness function.
 
     v_i = τ Σ_j a_j k(x_i, x_j) (x_i - x_j) - τ Σ_j b_j k(x_i, y_j) (x_i - y_j): particles repel one another, and y
@@ -92,12 +94,12 @@ def mmd_flow_velocity(
     over many bandwidths; "imq" and "energy" do.
 
     Args:
-        x: the particles, (M, D).
-        y: the target, (N, D).
-        tau, kernel, x_weights, y_weights, **options: as for `mmd_squared`.
+        x: the particles, (…, M, D).
+        y: the target, (…, N, D).
+        tau, kernel, x_weights, y_weights, **options: as for `mmd_squared`, leading axes, too.
 
     Returns:
-        (M, D): particles move to x + step_size · velocity. It is -1/(2 a_i) times the gradient of the biased
+        (…, M, D): particles move to x + step_size · velocity. It is -1/(2 a_i) times the gradient of the biased
         `mmd_squared`. An Optax optimizer descends, so give it the negative: `optimizer.update(-velocity, state)`.
 
     Raises:
@@ -118,18 +120,17 @@ def mmd_flow_velocity(
     weights = {"x_weights": x_weights, "y_weights": y_weights}
     kernel = check_kernel("mmd_flow_velocity", kernel)
     samples = {"x": x, "y": y}
-    settings = check_samples(
-        "mmd_flow_velocity", samples, tau, options, weights=weights, kernel=kernel, allowed=WeightOptions
-    )
+    how = {"weights": weights, "kernel": kernel, "allowed": WeightOptions, "batches": True}
+    settings = check_samples("mmd_flow_velocity", samples, tau, options, **how)
     check_balance(settings, **weights)
-    num = x.shape[0] + y.shape[0]
-    settings, tau = check_and_examine(
-        settings, tau, x.shape[0] * num, x.shape[1], x.shape[1] + 1, (x, x, y), (0, x_weights, y_weights), pulls=True
-    )
+    pairs, dim = x.shape[-2] * (x.shape[-2] + y.shape[-2]), x.shape[-1]
+    every, of_every = (x, x, y), (0, x_weights, y_weights)
+    settings, tau = check_and_examine(settings, tau, pairs, dim, dim + 1, every, of_every, pulls=True)
     return _witness(settings, True, x, x, y, tau, x_weights, y_weights)[1]
 
 
 @functools.partial(jitted, num_static=2)
+@over_leading_axes(2, 2, 2, 1, 1, 1)
 def _witness(settings: Settings, pulls: bool, points, x, y, tau, x_weights, y_weights) -> tuple[Array, Array]:
     """The witness function (P,) and, with `pulls`, minus its gradient (P, D)."""
     a, b = weights_or_mean(x_weights, x.shape[0], settings), weights_or_mean(y_weights, y.shape[0], settings)

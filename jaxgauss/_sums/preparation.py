@@ -18,7 +18,7 @@ from .._checks.operands import as_operand, check_operands, check_tau
 from .._checks.settings import Settings, matmul_precision, working_dtype
 from .._engines.bridge import warn_of_earlier_sums
 from .._engines.engines import plan_of
-from .._engines.near import examined
+from .._engines.near import examined as of_samples
 from .._engines.near import is_differentiated as is_differentiated
 from .._engines.plan import Plan
 from .._kernels.kernels import GAUSS
@@ -89,14 +89,22 @@ def check_and_examine(
     """
     operand = check_plan(settings, tau, pairs, dim, channels, *points)
     values, pulls = None, pulls or is_differentiated(tau, points, weights)
-    if pulls and any(x is not None for x in weights) and are_known(*(x.shape[0] for x in points)):
+    if pulls and any(x is not None for x in weights) and are_known(*(x.shape[-2] for x in points)):
         alike = {None: lambda n: 1 / max(1, n), 0: lambda n: 0}
         values = tuple(
-            w if np.ndim(w) else np.full(len(x), alike[w](len(x)), "float32")
+            w if np.ndim(w) else np.full(x.shape[-2], alike[w](x.shape[-2]), "float32")
             for x, w in zip(points, weights, strict=True)
         )
     settings = settings if settings.kernel == GAUSS else replace(settings, pulls=pulls)  # a mixture is chosen by them
     return examined(settings, tau, points, values=values, pulls=pulls, second_order=second_order), operand
+
+
+def examined(settings: Settings, tau: Any, queries: Any, keys: Any = None, values: Any = None, **how: Any) -> Settings:
+    """`examined` of the engines, for samples, weights and τ of a kernel method; batches are not, as under `vmap`."""
+    points, others = jax.tree.leaves((queries, keys)), jax.tree.leaves((tau, values))
+    if any(len(x.shape) > 2 for x in points) or any(np.ndim(x) > 1 for x in others):
+        return settings
+    return of_samples(settings, tau, queries, keys, values, **how)
 
 
 def forget_plans() -> None:
