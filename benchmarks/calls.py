@@ -34,6 +34,8 @@ FUNCTIONS: dict[str, tuple[str, dict, dict]] = {
     **{x: ("xy", {}, TAU) for x in ("log_gauss_sum", "kde_logpdf", "kde_score", "mmd_squared", "mmd_flow_velocity")},
     **{x: ("xy", {}, TAU) for x in ("ksd_squared", "svgd_direction", "mmd_estimate")},
     **{x: ("x", {}, {}) for x in ("median_tau", "leave_one_out_tau")},
+    **{x: ("x", {}, TAU) for x in ("mmd_squared_to_normal", "uniformity")},
+    "alignment": ("xy", {}, {}),
     "kernel_sum": ("xyv", {"kernel": "matern32"}, TAU),
     "log_kernel_sum": ("xy", {"kernel": "imq"}, TAU),
     "gauss_sum_sharded": ("xyv", {"mesh": True}, TAU),

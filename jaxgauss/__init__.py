@@ -43,12 +43,15 @@ from ._methods.mmd_estimate import MMDEstimate as MMDEstimate
 from ._methods.mmd_estimate import mmd_estimate as mmd_estimate
 from ._methods.mmd_matrix import mmd_squared_matrix as mmd_squared_matrix
 from ._methods.mmd_test import mmd_test as mmd_test
+from ._methods.normality import mmd_squared_to_normal as mmd_squared_to_normal
 from ._methods.resampling import KernelTest as KernelTest
 from ._methods.stein import ksd_squared as ksd_squared
 from ._methods.svgd import SVGD as SVGD
 from ._methods.svgd import SVGDState as SVGDState
 from ._methods.svgd import svgd as svgd
 from ._methods.svgd import svgd_direction as svgd_direction
+from ._methods.uniformity import alignment as alignment
+from ._methods.uniformity import uniformity as uniformity
 from ._methods.witness import mmd_flow_velocity as mmd_flow_velocity
 from ._methods.witness import mmd_witness as mmd_witness
 from ._sums.chunks import KeyChunks as KeyChunks

@@ -58,6 +58,8 @@ PROGRAMS = {
     "mmd_squared": Program(jaxgauss.mmd_squared, "xyt"),
     "mmd_squared of three τ": Program(jaxgauss.mmd_squared, "xyT"),
     "mmd_squared_matrix": Program(lambda x, t: jaxgauss.mmd_squared_matrix(x, t, segments=np.arange(len(x)) % 5), "xt"),
+    "mmd_squared_to_normal": Program(jaxgauss.mmd_squared_to_normal, "xt"),
+    "uniformity": Program(jaxgauss.uniformity, "xt"),
     "mmd_flow_velocity": Program(jaxgauss.mmd_flow_velocity, "xyt", False),
     "mmd_witness": Program(jaxgauss.mmd_witness, "xyyt"),
     "ksd_squared": Program(jaxgauss.ksd_squared, "xst"),

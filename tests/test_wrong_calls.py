@@ -271,6 +271,19 @@ embedding_norm_squared(x, 1.0, kernel=3) | kernel! | int | Wrap a function of u 
 energy_distance(x, y, estimator="best") | estimator | 'best' | Pass 'biased', for example.
 energy_distance(x, y, y_weights=np.ones(4)) | x_weights | sums 1 and 4 | Pass normalize=True.
 energy_distance(x, y, y_weights=np.tri(4) / 4) | x_weights | sums 1 and 0.25 | Pass normalize=True.
+energy_distance(x, y, y_norm_squared=y) | y_norm_squared | ndarray (4, 3) | Pass embedding_norm_squared(y,
+mmd_squared_to_normal(x[0]) | x | x (3,) | One-dimensional points are x[:, None].
+mmd_squared_to_normal(x, -1.0) | tau | tau -1.0 | Pass 1 / sigma**2.
+mmd_squared_to_normal(x[:1], estimator="unbiased") | x | x (1, 3) | Pass more points.
+mmd_squared_to_normal(x, estimator="unbiased", weights=np.eye(5)[0]) | weights | 1 of 5 points | Use estimator='biased'.
+uniformity(x[:1]) | x | x (1, 3) | Pass more points.
+uniformity(x, 0.0) | tau | tau 0.0 | Pass 1 / sigma**2.
+uniformity(x, weights=-a) | weights | weights from -1.0 to -1.0 | Pass positive ones.
+uniformity(x, weights=np.eye(5)[0]) | weights | 1 of 5 points with weight | Give two points a weight.
+alignment(x, y) | x | x (5, 3), y (4, 3) | Row i of each is one pair.
+alignment(x, x[:, :2]) | x | x (5, 3), y (5, 2) | Row i of each is one pair.
+alignment(x, x, power=0) | power | power 0 | Pass power=1.0.
+alignment(x, x, weights=-a) | weights | weights from -1.0 to -1.0 | Pass positive ones.
 mmd_estimate(3.0, y, 1.0) | x! | float | Pass a list, or a function that returns what is iterated over.
 mmd_estimate(iter([x]), y, 1.0) | x! | list_iterator | Pass a list, or a function that returns what is iterated over.
 mmd_estimate(lambda: None, y, 1.0) | x! | function | Pass a list, or a function that returns what is iterated over.

@@ -252,14 +252,16 @@ def warn_of_ties(function: str, num: int, different: int, best: Any, tau: Any) -
     )
 
 
-def check_distinct_pairs(function: str, estimator: str, weights: dict[str, Any]) -> None:
+def check_distinct_pairs(
+    function: str, estimator: str, weights: dict[str, Any], fix: str = "Use estimator='biased'."
+) -> None:
     """Raise ValueError if the unbiased estimate of known weights would be 0/0."""
     for name, a in weights.items():
         seen = None if a is None or estimator == "biased" else visible(a)
         if seen is not None and (np.square(seen.sum(-1)) == np.square(seen).sum(-1)).any():
             raise ValueError(
-                f"`jaxgauss.{function}`: `{name}` must weigh pairs of distinct points for the unbiased estimator; got"
-                f" {np.count_nonzero(seen, -1).min()} of {seen.shape[-1]} points with weight. Use estimator='biased'."
+                f"`jaxgauss.{function}`: `{name}` must weigh pairs of distinct points, because i = i is left out; got"
+                f" {np.count_nonzero(seen, -1).min()} of {seen.shape[-1]} points with weight. {fix}"
             )
 
 

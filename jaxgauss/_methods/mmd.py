@@ -113,7 +113,7 @@ def checked_mmd(function, kernel, x, y, tau, weights, estimator, y_norm_squared,
         (*weights.values(),),
         second_order=all(is_differentiated(tau, z, a) for z, a in zip((x, y), weights.values(), strict=True)),
     )
-    return _mmd_squared(settings, estimator, x, y, tau, *weights.values(), y_norm_squared)
+    return mmd_of_samples(settings, estimator, x, y, tau, *weights.values(), y_norm_squared)
 
 
 def _check_norm(function: str, given: Any, x: Any, y: Any, tau: Any, *weights: Any) -> None:
@@ -190,18 +190,19 @@ def embedding_norm_squared(
     )
     check_distinct_pairs("embedding_norm_squared", estimator, {"weights": weights})
     nobody = np.zeros((0, dim), points.dtype)
-    return _mmd_squared(settings, estimator, points, nobody, tau, weights, None, 0.0)
+    return mmd_of_samples(settings, estimator, points, nobody, tau, weights, None, 0.0)
 
 
 @functools.partial(jitted, num_static=2)
 @over_leading_axes(2, 2, 1, 1, 1, 0)
-def _mmd_squared(settings: Settings, estimator: str, x, y, tau, x_weights, y_weights, y_norm_squared) -> Array:
+def mmd_of_samples(settings: Settings, estimator: str, x, y, tau, x_weights, y_weights, y_norm_squared) -> Array:
+    """MMD² of checked arguments; without its third term, which is added, if y_norm_squared is given."""
     a, b = weights_or_mean(x_weights, x.shape[0], settings), weights_or_mean(y_weights, y.shape[0], settings)
     given = y_norm_squared is not None
     unit, (x, y) = in_own_unit(settings, tau, (x, y), (a, b))
 
     def usual(x: Array, y: Array, tau: Array, a: Array, b: Array) -> Array:
-        return _by_all_pairs(settings, estimator, given, x, y, tau, a, b)
+        return form_of_all_pairs(settings, estimator, given, x, y, tau, a, b)
 
     alike = x_weights is None and y_weights is None
     is_sparse = estimator == "unbiased" and are_sparse(settings, (x, y), (a, b), tau, alike)
@@ -211,7 +212,7 @@ def _mmd_squared(settings: Settings, estimator: str, x, y, tau, x_weights, y_wei
     return value.astype(settings.dtype)
 
 
-def _by_all_pairs(settings: Settings, estimator: str, given: bool, x, y, tau, a, b) -> Array:
+def form_of_all_pairs(settings: Settings, estimator: str, given: bool, x, y, tau, a, b) -> Array:
     """MMD² from sums over all pairs."""
     settings, tau, shares = as_gaussians(settings, tau, x, y)
     tau, x, y, a, b = prepare(settings, tau, x, y, a[:, None], b[:, None])

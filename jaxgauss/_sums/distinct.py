@@ -61,7 +61,12 @@ def are_sparse(settings: Settings, samples: tuple[Any, ...], weights: tuple[Any,
 
 def are_hidden(settings: Settings, num: Any, others: Array, own: Array) -> Any:
     """Whether the sums of other pairs are small beside those of the pairs i = i, (…)."""
-    return (jnp.abs(others) < SHARE * jnp.abs(own)).any() if are_looked_at(settings, num) else False
+    return _are_small(others, own) if are_looked_at(settings, num) else False
+
+
+@unbatched
+def _are_small(others: Array, own: Array) -> Array:
+    return (jnp.abs(others) < SHARE * jnp.abs(own)).any()
 
 
 @functools.cache
