@@ -28,7 +28,8 @@ CALLBACKS = {name: 4 for name in PROGRAMS} | {
         0,
     ),
     **dict.fromkeys(("hsic_test", "ksd_test"), 0),
-    **{"kde_score": 6, "kernel_mean": 6, "mmd_squared_matrix": 0, "leave_one_out_tau": 6, "hsic": 12},
+    **{"kde_score": 6, "kernel_mean": 6, "mmd_squared_matrix": 0, "leave_one_out_tau": 6, "uniformity": 6, "hsic": 12},
+    "mmd_squared_to_normal": 2,
 }
 
 
