@@ -109,7 +109,7 @@ def test_a_batch_of_hostile_points(rng, monkeypatch, name, estimator):
 
     It computes some elements of the batch at a time.
     """
-    monkeypatch.setattr("jaxgauss._engines.programs.POINTS", 25)
+    monkeypatch.setattr("jaxgauss._engines.programs.PAIRS", 300)
     leading, far = ((4,), (4,), (), (), (4,)), 3.0 if name == "ksd" else 1e3  # scores of KSD are points
     x, y, a, b, tau = batch(rng, leading)
     scale, offset = (jnp.asarray(z)[:, None, None] for z in ([1, 5, 0, 1.0], [0, 0, 1, far]))

@@ -22,7 +22,7 @@ from .._arrays.shapes import are_known
 from .apart import apart
 from .settings import Settings
 
-POINTS = 4096  # of the elements of a batch that are computed at once: tiles of each may hold all of its pairs
+PAIRS = 2**17  # of points of the elements of a batch that are computed at once, as a tile may hold all of each
 
 
 @dataclass(frozen=True)
@@ -136,12 +136,12 @@ class _Mapped:
         return lax.map(jax.checkpoint(of_turn), mapped, batch_size=some)
 
     def _at_a_time(self, leaves: tuple[Array, ...]) -> int:
-        """How many elements are computed at once: a divisor of their number, of not many points in all."""
+        """How many elements are computed at once: a divisor of their number, of not many pairs in all."""
         rows = max(math.prod(x.shape[slice(axis == 0, -1)]) for x, axis in zip(leaves, self.axes, strict=True))
         if not are_known(rows, self.axis_size):
             return self.axis_size
         return next(
-            n for n in range(self.axis_size, 0, -1) if self.axis_size % n == 0 and (n == 1 or n * rows <= POINTS)
+            n for n in range(self.axis_size, 0, -1) if self.axis_size % n == 0 and (n == 1 or n * rows**2 <= PAIRS)
         )
 
 
