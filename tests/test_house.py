@@ -25,8 +25,8 @@ STOREYS = (
 )  # from the ground up
 DOORS = {  # of the engines, for each room
     "_checks": "attention.engine engine engines settings",
-    "_sums": "branches bridge engine engines forward_mode fourier.devices fourier.frame log_rules near others plan"
-    " programs request rules run",
+    "_sums": "branches bridge engine engines forward_mode fourier.devices fourier.frame log_rules near plan programs"
+    " request rules run",
     "_inspect": "apart bridge costs differences.all_pairs engine engines fourier.cost fourier.engine near plan programs"
     " request scopes",
     "_methods": "fourier.forms fourier.trigonometric programs",

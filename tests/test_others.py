@@ -315,3 +315,29 @@ def test_of_one_point_there_are_no_others(rng):
     x = rng.normal(size=(2, 3))
     found = kernel_mean(x, x, np.array([3.0, 5.0]), exclude_self=True)
     assert np.allclose(found, [5.0, 3.0])
+
+
+@pytest.mark.parametrize("cloud", [near, clusters])
+def test_outside_of_the_64_bit_mode(rng, cloud):
+    x = cloud(rng, 80, 3).astype("float32")
+    with jax.enable_x64(False):
+        found = jax.jit(lambda x: kde_score(x, x, TAU, exclude_self=True))(x)
+    logits = exact_logits(jnp.asarray(x, "float64"), np.ones(80), np.float64(np.float32(TAU)))
+    right = TAU * (jax.nn.softmax(logits, -1) @ x.astype("float64") - x.astype("float64"))
+    assert relative_error(found, right) < 1e-5
+
+
+@pytest.mark.emulated
+@pytest.mark.parametrize("cloud", [near, outlier])
+def test_programs_of_cuda(cuda, rng, cloud):
+    x, values, weights = weighted(rng, cloud, 3, "float32")
+    found = gauss_sum(x, x, values, TAU, engine="differences", exclude_self=True)
+    assert_right(found, others_of(x, np.float32(TAU)), values, 1e-5)
+    found = jax.jit(functools.partial(kernel_sum, kernel="matern12", exclude_self=True))(x, x, values, np.float32(TAU))
+    assert_right(found, others_of(x, np.float32(TAU), "matern12"), values, 1e-5)
+    right = exact_logits(*(jnp.asarray(y, "float64") for y in (x, weights)), np.float64(np.float32(TAU)))
+    found = jax.grad(lambda x: kde_logpdf(x, x, TAU, weights=weights, exclude_self=True).sum())(jnp.asarray(x))
+    p = jax.nn.softmax(right, -1)
+    wide = x.astype("float64")
+    exact_slope = TAU * ((p @ wide - wide) + (p.T @ wide - p.sum(0)[:, None] * wide))
+    assert relative_error(found, exact_slope) < 3e-5

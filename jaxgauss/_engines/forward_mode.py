@@ -175,5 +175,6 @@ def radial_sum_in_both_modes(settings: Settings, channels: Channels, *operands: 
 
 @radial_sum_in_both_modes.defjvp
 def _tangent(settings: Settings, channels: Channels, primals: tuple[Array, ...], tangents: tuple[Array, ...]):
-    _, tangent = jax.jvp(functools.partial(difference_sums, channels), primals, tangents)
+    from_differences = functools.partial(difference_sums, channels, others=settings.exclude_self)
+    _, tangent = jax.jvp(from_differences, primals, tangents)
     return radial_sum_in_both_modes(settings, channels, *primals), tangent

@@ -1,11 +1,9 @@
-"""Sums, means and logarithms over the pairs of different index of few points, which are their own keys.
+"""Pairs of different index of few points, which are their own keys: sums, gradients and means, without derivatives.
 
-Their derivatives are those that JAX forms. On CUDA there may be many points.
+On CUDA there may be many points.
 """
 
 import functools
-from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,67 +14,50 @@ from .._kernels.kernels import GAUSS, Kernel
 from .branches import one_of_two
 from .differences.all_pairs import sums_by_differences
 from .far import without_overflow
+from .gradients import gradients_of
 from .means import blocked_means, difference_means
-from .near import are_near, unbatched
-from .plan import NEAR
-from .positive_kernels import means_of_sums, sums_are_near, weights_of
+from .plan import NEAR, STRICTER
 from .products.pair_sums import sums_by_products, within
 from .request import NOTHING, Channels, PairSums, Request
-from .settings import Settings
 
 
-def sums_of_others(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array) -> Array:
-    """Σ_{n ≠ m} κ v_n (…, M, C) of operands of equal rank: by products where these are accurate, else differences."""
-    kernel, nothing = settings.kernel, queries[..., :0]
-    request = Request(Channels((kernel,), values.shape[-1:]), NOTHING, others=True)
-    by_differences = functools.partial(sums_by_differences, request, forward_mode=settings.forward_mode)
+def pairs_of_others(request: Request, _: str, *operands: Array) -> PairSums:
+    """`PairSums` of a request for others: by products where these are accurate, else from differences."""
 
-    def by_pairs(*operands: Array) -> list[PairSums]:
-        if kernel.kinked or has_cuda():
+    def of_pairs(*operands: Array) -> list[PairSums]:
+        by_products, by_differences = (functools.partial(f, request) for f in (sums_by_products, sums_by_differences))
+        if request.kinked or has_cuda():
             return [by_differences(*operands)]
-        are_near = _look(kernel.slope)(*operands[:4])
-        return [one_of_two(are_near, functools.partial(sums_by_products, request), by_differences, *operands)]
+        return [one_of_two(_are_near(request, *operands), by_products, by_differences, *operands)]
 
-    return without_overflow(by_pairs, queries, keys, values, tau, nothing, keys[..., :0])[0].sums
+    return without_overflow(of_pairs, *operands)[0]
 
 
-def near_means_of_others(settings: Settings, *operands: Array) -> tuple[Array, Array]:
-    """Σ_{n ≠ m} w κ v / Σ_{n ≠ m} w κ and log Σ_{n ≠ m} w κ of near points; operands are as of `softmax_means`."""
-    if settings.kernel == GAUSS:
+def _are_near(request: Request, queries: Array, keys: Array, values: Array, tau: Array, _: Array, weights: Array):
+    reach = NEAR[queries.dtype.name]
+    if not request.pulls.kernels:
+        return within(reach, queries, keys, tau, weights=values)
+    (kernel,) = request.pulls.kernels
+    reach /= STRICTER if request.spread or kernel != GAUSS else 1
+    return within(reach, queries, keys, tau, kernel.slope, jnp.abs(weights).max(-1, keepdims=True, initial=0))
+
+
+def pullback_of_others(channels: Channels, with_tau: bool, platform: str, *operands: Array) -> tuple[Array, ...]:
+    """Gradients of Σ_m ⟨g_m, s_m⟩ with respect to queries, keys, values and τ."""
+    queries, keys, values, tau, g = operands
+    of_rows = Request(NOTHING, channels, with_tau, others=True)
+    of_columns = Request(channels, channels, repeats=True, at_keys=True, others=True)
+    at_queries = pairs_of_others(of_rows, platform, queries, keys, keys[..., :0], tau, g, values)
+    at_keys = pairs_of_others(of_columns, platform, keys, queries, g, tau, values, g)
+    return gradients_of(at_queries, at_keys, queries, keys, values, tau)
+
+
+def means_of_others(kernel: Kernel, near: bool, _: str, *operands: Array) -> tuple[Array, Array]:
+    """Σ w κ v / Σ w κ and log Σ w κ of queries, keys, values, τ and log-weights; in float64 if points may be far."""
+    if has_cuda():
+        return difference_means(kernel, *operands, others=True)
+    if near:
         return blocked_means(*operands, others=True)
-    return means_of_sums(functools.partial(sums_of_others, settings), *operands)
-
-
-def means_of_others(settings: Settings, *operands: Array) -> tuple[Array, Array]:
-    """`near_means_of_others` of points that lie anywhere, on a CPU in float64."""
-    return difference_means(settings.kernel, *operands, others=True)
-
-
-def near_logs_of_others(settings: Settings, queries: Array, keys: Array, tau: Array, log_weights: Array) -> Array:
-    """The logarithms alone."""
-    return near_means_of_others(settings, queries, keys, log_weights[..., :0], tau, log_weights)[1]
-
-
-def logs_of_others(settings: Settings, queries: Array, keys: Array, tau: Array, log_weights: Array) -> Array:
-    """The logarithms alone."""
-    return means_of_others(settings, queries, keys, log_weights[..., :0], tau, log_weights)[1]
-
-
-def are_near_for_logs(settings: Settings, queries: Array, keys: Array, tau: Array, log_weights: Array) -> Any:
-    """Whether points are near enough for logarithms and their gradients in the working dtype."""
-    if settings.engine.anywhere:
-        return False
-    if settings.kernel != GAUSS:
-        return sums_are_near(settings, queries, keys, tau, log_weights)
-    return are_near(settings, queries, keys, weights_of(log_weights), tau, pulls=True, logs=True)
-
-
-@functools.cache
-def _look(slope: Kernel) -> Callable[..., jax.Array]:
-    """Whether products give values and pulls of a kernel of this slope; one boolean, also under `vmap`."""
-
-    def are_near(queries: Array, keys: Array, values: Array, tau: Array) -> jax.Array | bool:
-        weights = jnp.abs(values).max(-1, keepdims=True, initial=0)
-        return within(NEAR[queries.dtype.name], queries, keys, tau, slope, weights)
-
-    return unbatched(are_near)
+    with jax.enable_x64(True):
+        found = difference_means(kernel, *(x.astype("float64") for x in operands), others=True)
+        return found[0].astype(operands[0].dtype), found[1].astype(operands[0].dtype)

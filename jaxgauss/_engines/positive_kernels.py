@@ -5,7 +5,6 @@ gradients. Of others they are the engine's of means, and the derivatives those o
 """
 
 import functools
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -64,25 +63,14 @@ def sums_are_near(settings: Settings, queries: Array, keys: Array, tau: Array, l
     return are_near(settings, queries, keys, weights_of(log_weights), tau, pulls=pulls, second_order=pulls)
 
 
-def _of_sums(settings: Settings, *operands: Array) -> tuple[Array, Array]:
-    def summed(queries: Array, keys: Array, columns: Array, tau: Array) -> Array:
-        channels, by_products = (
-            Channels((settings.kernel,), columns.shape[-1:]),
-            replace(settings, near=True, waves=False),
-        )
-        return radial_sum(by_products, channels, queries, keys, columns, tau)
-
-    return means_of_sums(summed, *operands)
-
-
-def means_of_sums(
-    summed: Callable[..., Array], queries: Array, keys: Array, values: Array, tau: Array, log_weights: Array
+def _of_sums(
+    settings: Settings, queries: Array, keys: Array, values: Array, tau: Array, log_weights: Array
 ) -> tuple[Array, Array]:
-    """The means and logarithms of near points, from sums over columns of the keys."""
-    weights = weights_of(log_weights)
+    """The means and logarithms of near points."""
+    weights, settings = weights_of(log_weights), replace(settings, near=True, waves=False)
     products = weights * values
     columns = jnp.concatenate([products, jnp.broadcast_to(weights, (*products.shape[:-1], 1))], -1)
-    sums = summed(queries, keys, columns, tau)
+    sums = radial_sum(settings, Channels((settings.kernel,), columns.shape[-1:]), queries, keys, columns, tau)
     unit = lax.stop_gradient(sums[..., -1:])  # else a square in the derivative of the ratio may underflow
     sums = sums / unit
     return sums[..., :-1] / sums[..., -1:], _largest(log_weights) + jnp.log(unit) + jnp.log(sums[..., -1:])
@@ -94,7 +82,7 @@ def _means_of_any(settings: Settings, *operands: Array) -> tuple[Array, Array]:
 
 def means_formula(settings: Settings, *operands: Array) -> tuple[Array, Array]:
     """The means and logarithms from differences of coordinates."""
-    return difference_means(settings.kernel, *operands)
+    return difference_means(settings.kernel, *operands, others=settings.exclude_self)
 
 
 means_of_any: Any = jax.custom_vjp(_means_of_any, nondiff_argnums=(0,))

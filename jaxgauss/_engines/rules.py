@@ -128,8 +128,9 @@ def _pair_sums_pullback(
     settings: Settings, request: Request, wanted: Wanted, operands: Any, _: Any, cotangents: PairSums
 ) -> list[Array]:
     """Of many points on a CPU by a program apart."""
+    request = request._replace(others=settings.exclude_self)
     some, options = Some(_pullback_of_pairs, wanted), (settings, request)
-    if dispatch.sums_apart(settings, *operands):
+    if not request.others and dispatch.sums_apart(settings, *operands):
         return as_program(How(apart=True, double=False), some, options, operands, cotangents)
     return some(*options, operands, cotangents)
 
@@ -146,7 +147,7 @@ def _pullback_of_pairs(settings: Settings, request: Request, operands: tuple[Arr
             return by_differences(*operands)
         return one_of_two(tiles_are_near(queries, keys, tau), by_products, by_differences, *operands)
 
-    if {*request.kernels} != {GAUSS} or len(platforms()) > 1:
+    if {*request.kernels} != {GAUSS} or len(platforms()) > 1 or request.others:
         return by_pairs(*operands)
     plan = dispatch.exact_plan_of(settings, platforms()[0], (queries, keys, keys, tau))
     return waves_pullback(request, plan, by_pairs, operands, cotangents)

@@ -22,6 +22,7 @@ from .clusters.engine import CLUSTERS
 from .clusters.sorted_tiles import sorts
 from .engine import Engine, as_sums
 from .engines import exact_plan_of, plan_there
+from .others import means_of_others, pairs_of_others, pullback_of_others
 from .plan import Plan, in_precision
 from .request import NOTHING, Channels, PairSums, Request
 from .scopes import scope
@@ -81,6 +82,9 @@ def kernel_means(settings: Settings, near: bool, *operands: jax.Array) -> tuple[
     `near`: whether points are known to be near, and the kernel is Gaussian; else they may lie anywhere, and values may
     have no columns.
     """
+    if settings.exclude_self:
+        means, logs = lowered(means_of_others, (settings.kernel, near), *operands, needed=2)
+        return means, logs
     operation = Operation("log_means", "mean", (("kernel", settings.kernel),))
     means, logs = lowered(_by_plan, (operation, settings, near), *operands, needed=2)
     return means, logs
@@ -106,6 +110,8 @@ def planned_pair_sums(
     """`PairSums` of operands of equal rank; `weights` are those of the queries and those of the keys."""
     values, *others = _of_request(request, values, weights)
     given = queries, keys, values, tau, *others
+    if settings.exclude_self:
+        return PairSums(*lowered(pairs_of_others, (request._replace(others=True),), *given, needed=2))
     return PairSums(*lowered(_exactly, (_pair_sums, request, settings), *given, needed=2))
 
 
@@ -137,6 +143,8 @@ def planned_pair_pullback(
     settings: Settings, channels: Channels, with_tau: bool, *operands: jax.Array
 ) -> tuple[jax.Array, ...]:
     """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of queries, keys, values and τ; these and g are of equal rank."""
+    if settings.exclude_self:
+        return lowered(pullback_of_others, (channels, with_tau), *operands, num_own=4)
     return lowered(_exactly, (_PAIR_PULLBACKS[with_tau], channels, settings), *operands, num_own=4)
 
 

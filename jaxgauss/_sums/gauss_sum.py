@@ -15,10 +15,11 @@ from .._checks.names import as_engine
 from .._checks.operands import as_operand, check_others
 from .._checks.settings import Keys, Queries, Segments, Settings, Sums, Tau, Values, working_dtype
 from .._engines.engine import Engine
-from .._engines.forward_mode import sum_in_both_modes
+from .._engines.forward_mode import radial_sum_in_both_modes, sum_in_both_modes
 from .._engines.near import examined
 from .._engines.plan import Plan, warn_once
-from .._engines.rules import gaussian_sum
+from .._engines.request import Channels
+from .._engines.rules import gaussian_sum, radial_sum
 from .display import refuse_progress, refuse_progress_in_a_trace
 from .others import sum_of_others
 from .preparation import checked, reverse_only
@@ -128,8 +129,17 @@ def unrounded_gauss_sum(settings: Settings, queries: Array, keys: Array, values:
     operands = vary_alike(queries, keys, values, tau)
     if not settings.forward_mode:
         operands = reverse_only(settings.function, *operands)
-    summed = sum_in_both_modes if settings.forward_mode else gaussian_sum
-    if settings.exclude_self:
-        summed = functools.partial(sum_of_others, summed)
-    total = summed(settings, *operands)
+    total = (sum_of_others(_summed, settings, *operands)) if settings.exclude_self else _summed(settings, *operands)
     return total[..., 0] if weights else total
+
+
+def _summed(settings: Settings, *operands: Array) -> Array:
+    if settings.exclude_self:
+        return summed_by_pairs(settings, *operands)
+    return (sum_in_both_modes if settings.forward_mode else gaussian_sum)(settings, *operands)
+
+
+def summed_by_pairs(settings: Settings, *operands: Array) -> Array:
+    """The sum of any kernel, of operands of equal rank."""
+    channels = Channels((settings.kernel,), (operands[2].shape[-1],))
+    return (radial_sum_in_both_modes if settings.forward_mode else radial_sum)(settings, channels, *operands)

@@ -18,13 +18,10 @@ from .._checks.operands import as_operand, check_others
 from .._checks.settings import Keys, Queries, Segments, Settings, Sums, Tau, Values, working_dtype
 from .._engines.engine import Engine
 from .._engines.engines import mixture_of
-from .._engines.forward_mode import radial_sum_in_both_modes
 from .._engines.near import examined
-from .._engines.request import Channels
-from .._engines.rules import radial_sum
 from .._kernels.kernels import GAUSS, Kernel
 from .._kernels.mixtures import Mixture
-from .gauss_sum import checked_gauss_sum, unrounded_gauss_sum
+from .gauss_sum import checked_gauss_sum, summed_by_pairs, unrounded_gauss_sum
 from .others import sum_of_others
 from .preparation import checked, is_differentiated, reverse_only
 from .segments import by_segments
@@ -122,17 +119,15 @@ def unrounded_kernel_sum(settings: Settings, queries: Array, keys: Array, values
     operands = vary_alike(queries, without_hidden(keys, values), values, tau)
     if not settings.forward_mode:
         operands = reverse_only(settings.function, *operands)
-    summed = functools.partial(sum_of_others, _summed) if settings.exclude_self else _summed
-    total = summed(settings, *operands)
+    total = sum_of_others(_summed, settings, *operands) if settings.exclude_self else _summed(settings, *operands)
     return total[..., 0] if weights else total
 
 
 def _summed(settings: Settings, *operands: Array) -> Array:
     """The sum of operands of equal rank, by κ itself or by a mixture."""
-    if (found := mixture_of(settings, *operands)) is not None:
+    if not settings.exclude_self and (found := mixture_of(settings, *operands)) is not None:
         return _sum_of_gaussians(*found, *operands)
-    channels = Channels((settings.kernel,), (operands[2].shape[-1],))
-    return (radial_sum_in_both_modes if settings.forward_mode else radial_sum)(settings, channels, *operands)
+    return summed_by_pairs(settings, *operands)
 
 
 def _sum_of_gaussians(

@@ -20,16 +20,8 @@ from .._arrays.points import LOG_ZERO
 from .._arrays.shapes import are_known
 from .._checks.settings import Settings
 from .._engines.branches import one_of_two
-from .._engines.log_rules import LARGEST, log_sums, relative_sum, softmax_means
-from .._engines.others import (
-    are_near_for_logs,
-    logs_of_others,
-    means_of_others,
-    near_logs_of_others,
-    near_means_of_others,
-    sums_of_others,
-)
-from .._engines.programs import in_float64, with_all_digits
+from .._engines.log_rules import are_near_for_pulls, log_sums, relative_sum, softmax_means
+from .._engines.programs import in_float64
 
 SMALLEST = 1024  # points of the smallest groups, at most
 SIBLINGS = 8  # groups into which one is divided, at most: their keys are repeated one time less
@@ -37,33 +29,29 @@ SIBLINGS = 8  # groups into which one is divided, at most: their keys are repeat
 
 @dataclass(frozen=True)
 class Reduction:
-    """A function of settings and operands of equal rank: queries, keys, what belongs to the keys, and τ.
+    """A reduction over keys.
 
     Attributes:
-        summed: the function, whose results are a tree of (…, M, W).
-        within: the same without the pairs of equal index, for few points that lie anywhere.
-        added: results for two sets of keys -> those for both.
+        of_pairs: settings and operands of equal rank -> a tree of (…, M, W). Operands are queries, keys, what belongs
+            to the keys, and τ. If the settings say so, pairs of equal index are left out; points are then few.
+        added: the results for two sets of keys -> those for both.
         fills: operands, after the keys, of a key that adds nothing; None for τ.
-        near: `within` for near points; None if `within` finds out.
     """
 
-    summed: Callable[..., Any]
-    within: Callable[..., Any]
+    of_pairs: Callable[..., Any]
     added: Callable[[Any, Any], Any]
     fills: tuple[float | None, ...]
-    near: Callable[..., Any] | None = None
 
     def __call__(self, settings: Settings, *operands: Array) -> Any:
-        """The results for points that lie anywhere; on a CPU in float64, see `in_float64`."""
+        """Without the pairs of equal index, of points that lie anywhere; on a CPU for operands in float64."""
         if has_cuda():
-            return self.within(settings, *operands)
-        return over_others(self, self.within, replace(settings, dtype="float64"), *operands)
+            return self.of_pairs(settings, *operands)
+        return over_others(self, replace(settings, dtype="float64"), *operands)
 
 
 def sum_of_others(summed: Callable[..., Array], settings: Settings, *operands: Array) -> Array:
-    """A sum of queries, keys, values and τ, without the pairs of equal index."""
-    reduction = Reduction(summed, sums_of_others, jnp.add, (0.0, None))
-    return over_others(reduction, sums_of_others, _of_groups(settings), *operands)
+    """The sum of queries, keys, values and τ, without the pairs of equal index."""
+    return over_others(Reduction(summed, jnp.add, (0.0, None)), _of_groups(settings), *operands)
 
 
 def log_sums_of_others(settings: Settings, queries: Array, keys: Array, tau: Array, log_weights: Array) -> Array:
@@ -81,21 +69,15 @@ def relative_sum_of_others(
 ) -> Array:
     """`relative_sum` without the pairs of equal index."""
     rows = jnp.concatenate([queries, jnp.broadcast_to(logs, (*queries.shape[:-1], 1))], -1)
-    return over_others(_RELATIVE, _few_relative, _of_groups(settings), rows, keys, values, log_weights, tau)
+    return over_others(_RELATIVE, _of_groups(settings), rows, keys, values, log_weights, tau)
 
 
 def _relative(settings: Settings, rows: Array, keys: Array, values: Array, log_weights: Array, tau: Array) -> Array:
-    queries, logs = rows[..., :-1], rows[..., -1:]
-    return relative_sum(settings, queries, keys, values, log_weights, tau, logs)
+    return relative_sum(settings, rows[..., :-1], keys, values, log_weights, tau, rows[..., -1:])
 
 
-def _few_relative(settings: Settings, *operands: Array) -> Array:
-    return with_all_digits(settings, _relative_within, *operands)
-
-
-def _relative_within(settings: Settings, rows, keys, values, log_weights, tau) -> Array:
-    found, own = means_of_others(settings, rows[..., :-1], keys, values, tau, log_weights)
-    return found * jnp.exp(jnp.minimum(own - rows[..., -1:], LARGEST))
+def _of_groups(settings: Settings) -> Settings:
+    return replace(settings, near=None, waves=None)  # found for all points
 
 
 def _near_or_anywhere(reduction: Reduction, settings: Settings, *operands: Array) -> Any:
@@ -103,10 +85,10 @@ def _near_or_anywhere(reduction: Reduction, settings: Settings, *operands: Array
     settings = _of_groups(settings)
     if has_cuda():
         return reduction(settings, *operands)
-    is_near = are_near_for_logs(settings, *operands[:2], operands[2 + reduction.fills.index(None)], operands[-1])
+    is_near = are_near_for_pulls(settings, *operands[:2], operands[2 + reduction.fills.index(None)], operands[-1])
 
     def near(*operands: Array) -> Any:
-        return over_others(reduction, reduction.near, replace(settings, near=True, waves=False), *operands)
+        return over_others(reduction, replace(settings, near=True, waves=False), *operands)
 
     def anywhere(*operands: Array) -> Any:
         return in_float64(settings, reduction, *operands, far=not isinstance(is_near, bool))
@@ -114,29 +96,24 @@ def _near_or_anywhere(reduction: Reduction, settings: Settings, *operands: Array
     return one_of_two(is_near, near, anywhere, *operands)
 
 
-def _of_groups(settings: Settings) -> Settings:
-    return replace(settings, exclude_self=False, near=None, waves=None)  # found for all points
-
-
-def over_others(reduction: Reduction, within: Any, settings: Settings, *operands: Array) -> Any:
-    """The reduction without the pairs of equal index, `within` the smallest groups by another function."""
-    num, fills = operands[1].shape[-2], (None, None, *reduction.fills)
-    if not are_known(num) or num <= SMALLEST:
-        if num not in (0, 1):
-            return within(settings, *operands)
-        nothing = (x[..., :0, :] if i == 1 or fills[i] is not None else x for i, x in enumerate(operands))
-        return reduction.summed(settings, *nothing)
-    divisors, size = _levels(num)
+def over_others(reduction: Reduction, settings: Settings, *operands: Array) -> Any:
+    """The reduction without the pairs of equal index."""
+    num, fills, all_pairs = operands[1].shape[-2], (None, None, *reduction.fills), replace(settings, exclude_self=False)
     tau = 2 + reduction.fills.index(None)
+    if num in (0, 1):
+        return reduction.of_pairs(all_pairs, *(x if i in (0, tau) else x[..., :0, :] for i, x in enumerate(operands)))
+    if not are_known(num) or num <= SMALLEST:
+        return reduction.of_pairs(settings, *operands)
+    divisors, size = _levels(num)
     missing = math.prod(divisors) * size - num
     every = [x[..., None] if i == tau else _padded(x, missing, fills[i]) for i, x in enumerate(operands)]
-    parts, number = [], 1
+    parts, number, groups = [], 1, every
     for divisor in divisors:
         number *= divisor
         groups = [x if i == tau else _groups(x, number) for i, x in enumerate(every)]
         columns = (x if i == tau else _siblings(x, divisor) for i, x in enumerate(groups[1:], 1))
-        parts.append(reduction.summed(settings, groups[0], *columns))
-    parts.append(within(settings, *groups))
+        parts.append(reduction.of_pairs(all_pairs, groups[0], *columns))
+    parts.append(reduction.of_pairs(settings, *groups))
     parts = jax.tree.map(lambda x: x.reshape(*x.shape[:-3], -1, x.shape[-1])[..., :num, :], parts)
     return functools.reduce(reduction.added, parts)
 
@@ -177,6 +154,6 @@ def _mixed(x: tuple[Array, Array], y: tuple[Array, Array]) -> tuple[Array, Array
     return (shares[0] * x[0] + shares[1] * y[0]) / total, largest + jnp.log(total)
 
 
-_LOGS = Reduction(log_sums, logs_of_others, jnp.logaddexp, (None, LOG_ZERO), near_logs_of_others)
-_RELATIVE = Reduction(_relative, _few_relative, jnp.add, (0.0, LOG_ZERO, None))
-_MEANS = Reduction(softmax_means, means_of_others, _mixed, (0.0, None, LOG_ZERO), near_means_of_others)
+_LOGS = Reduction(log_sums, jnp.logaddexp, (None, LOG_ZERO))
+_MEANS = Reduction(softmax_means, _mixed, (0.0, None, LOG_ZERO))
+_RELATIVE = Reduction(_relative, jnp.add, (0.0, LOG_ZERO, None))

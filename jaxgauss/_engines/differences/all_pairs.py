@@ -30,7 +30,7 @@ def sums_by_differences(request: Request, *operands: Array, forward_mode: bool =
     return tiled_sum(tile_sum, rows, (keys, weights, j), values, tile=DIFFERENCES_TILE)
 
 
-def difference_sums(channels: Channels, queries: Q, keys: K, values: V, tau: T) -> S:
+def difference_sums(channels: Channels, queries: Q, keys: K, values: V, tau: T, *, others: bool = False) -> S:
     """The sums of `sums_by_differences`, without pulls, for derivatives of either mode."""
     operands = queries, keys, values, tau, queries[..., :0], keys[..., :0]
-    return sums_by_differences(Request(channels, NOTHING), *operands, forward_mode=True).sums
+    return sums_by_differences(Request(channels, NOTHING, others=others), *operands, forward_mode=True).sums
