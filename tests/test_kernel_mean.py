@@ -153,7 +153,9 @@ def test_number_of_attention_calls():
 def test_there_is_no_mean_of_keys_that_are_all_left_out(case):
     *operands, log_weights = case
     nothing = jnp.full_like(log_weights, -jnp.inf)
-    with pytest.raises(ValueError, match=r"`log_weights` must not all be -inf; got log_weights \(7,\)"):
+    with pytest.raises(
+        ValueError, match=r"`log_weights` must be above -inf for at least one point; got log_weights \(7,\)"
+    ):
         kernel_mean(*operands, log_weights=nothing)
     plain = jax.jit(kernel_mean)(*operands, log_weights=nothing)
     assert_close([plain], [np.broadcast_to(operands[2].mean(0), plain.shape)], 1e-13)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from .._arrays.points import dot
 from .._arrays.shapes import G, Numbers, V
@@ -106,8 +106,7 @@ class Request(NamedTuple):
 
         XLA is faster if other pairs get a u beyond the end of all kernels than if their zeros are selected.
         """
-        end = self.end(u.dtype.name) if keep is not None and self.kernels else math.inf
-        if end < math.inf:
+        if keep is not None and self.kernels and (end := self.end(u.dtype.name)) < math.inf:
             u, keep = jnp.where(keep, u, 2 * end), None
         both = {kernel: kernel.with_slope(u) for kernel in self.pulls.kernels}
         values = {kernel: both[kernel][0] if kernel in both else kernel(u) for kernel in self.sums.kernels}
@@ -141,8 +140,8 @@ def indices(num: Any) -> Int[Array, "num 1"]:
     return jnp.arange(num, dtype="int32")[:, None]
 
 
-def differ(rows: Array | None, columns: Array | None) -> Bool[Array, "*batch m n"] | None:
-    """Which pairs of a tile have different `indices`; None if those are None."""
+def differ(rows: Array | None, columns: Array | None) -> Any:
+    """Which pairs of a tile have different `indices`, (*batch, M, N); None if those are None."""
     return None if rows is None or columns is None else rows != columns.mT
 
 

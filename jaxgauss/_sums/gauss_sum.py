@@ -1,6 +1,7 @@
 """gauss_sum: the public function, and the steps between its checks and the derivative rules."""
 
 import functools
+from dataclasses import replace
 
 import jax.numpy as jnp
 from jax.lax import Precision
@@ -87,8 +88,8 @@ def gauss_sum(
     References:
         Rux & Neumayer, "Fast Gauss Sums via Flash Attention", 2026, arXiv:2609.04910.
     """
-    how = {"forward_mode": bool(forward_mode), "exclude_self": bool(exclude_self)}
-    settings, plan = checked(Settings(as_engine("gauss_sum", engine, precision), **how), queries, keys, values, tau)
+    asked = Settings(as_engine("gauss_sum", engine, precision), exclude_self=bool(exclude_self))
+    settings, plan = checked(replace(asked, forward_mode=bool(forward_mode)), queries, keys, values, tau)
     if exclude_self:
         check_others("gauss_sum", {"queries": queries, "keys": keys})
         refuse_progress("gauss_sum", progress, "with exclude_self")
@@ -129,7 +130,7 @@ def unrounded_gauss_sum(settings: Settings, queries: Array, keys: Array, values:
     operands = vary_alike(queries, keys, values, tau)
     if not settings.forward_mode:
         operands = reverse_only(settings.function, *operands)
-    total = (sum_of_others(_summed, settings, *operands)) if settings.exclude_self else _summed(settings, *operands)
+    total = sum_of_others(_summed, settings, *operands) if settings.exclude_self else _summed(settings, *operands)
     return total[..., 0] if weights else total
 
 

@@ -89,9 +89,8 @@ def kernel_sum(
     """
     kernel = as_kernel("kernel_sum", kernel)
     asked = as_engine("kernel_sum", engine, precision)
-    how = {"kernel": kernel, "forward_mode": bool(forward_mode), "exclude_self": bool(exclude_self)}
-    asked = Settings(asked, function="kernel_sum", **how)
-    settings, plan = checked(asked, queries, keys, values, tau)
+    asked = Settings(asked, function="kernel_sum", forward_mode=bool(forward_mode), kernel=kernel)
+    settings, plan = checked(replace(asked, exclude_self=bool(exclude_self)), queries, keys, values, tau)
     if exclude_self:
         check_others("kernel_sum", {"queries": queries, "keys": keys})
     if segments is not None:

@@ -2,6 +2,7 @@
 
 import functools
 import math
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -88,9 +89,8 @@ def log_gauss_sum(
     function = "log_gauss_sum"
     values = check_weights(function, "log_weights", log_weights, keys)
     kernel = check_kernel(function, kernel, positive=True)
-    how = {"kernel": kernel, "logs": True, "exclude_self": bool(exclude_self)}
-    asked = Settings(as_engine(function, engine, precision), "", function, "highest", **how)
-    settings, _ = checked(asked, queries, keys, values, tau)
+    asked = Settings(as_engine(function, engine, precision), "", function, "highest", kernel=kernel, logs=True)
+    settings, _ = checked(replace(asked, exclude_self=bool(exclude_self)), queries, keys, values, tau)
     if exclude_self:
         check_others(function, {"queries": queries, "keys": keys})
     if segments is not None:

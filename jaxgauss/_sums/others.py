@@ -85,7 +85,8 @@ def _near_or_anywhere(reduction: Reduction, settings: Settings, *operands: Array
     settings = _of_groups(settings)
     if has_cuda():
         return reduction(settings, *operands)
-    is_near = are_near_for_pulls(settings, *operands[:2], operands[2 + reduction.fills.index(None)], operands[-1])
+    queries, keys, *_, log_weights = operands
+    is_near = are_near_for_pulls(settings, queries, keys, operands[2 + reduction.fills.index(None)], log_weights)
 
     def near(*operands: Array) -> Any:
         return over_others(reduction, replace(settings, near=True, waves=False), *operands)

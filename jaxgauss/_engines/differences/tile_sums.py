@@ -147,7 +147,8 @@ def difference_tile(request: Request, scale: Array, rows: Rows, columns: Columns
         return x.reshape(*x.shape[:-2], parts, num // parts, x.shape[-1])
 
     rows, columns = jax.tree.map(in_parts, rows), jax.tree.map(lambda x: x[..., None, :, :], columns)
-    rows, columns = (x._replace(points=lax.optimization_barrier(x.points.mT)) for x in (rows, columns))
+    a, b = (lax.optimization_barrier(x.points.mT) for x in (rows, columns))
+    rows, columns = rows._replace(points=a), columns._replace(points=b)
     found = by_differences(request, scale.mT[..., None, :, :], rows, columns, ratio[..., None, :, :])
     return jax.tree.map(lambda x: x.reshape(*x.shape[:-3], num, x.shape[-1]), found)
 
