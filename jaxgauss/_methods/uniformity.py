@@ -56,7 +56,7 @@ def uniformity(
 
     Example:
         >>> import jax.numpy as jnp, jaxgauss
-        >>> float(jaxgauss.uniformity(jnp.array([[1.0, 0.0], [-1.0, 0.0]])))
+        >>> round(float(jaxgauss.uniformity(jnp.array([[1.0, 0.0], [-1.0, 0.0]]))), 3)
         -8.0
 
     References:
