@@ -61,7 +61,7 @@ FUNCTIONS = {
     ),  # about zero
     "uniformity": lambda f, x, y, s, v, w: f(x, 1.0),
     "alignment": lambda f, x, y, s, v, w: f(x, y, power=1.0, weights=w),
-    "mmd_squared_matrix": lambda f, x, y, s, v, w: f(x, 1.0, segments=np.arange(len(x)) % 3),
+    "mmd_squared_matrix": lambda f, x, y, s, v, w: f(x, 1.0, segments=np.arange(np.shape(x)[0]) % 3),
     "mmd_estimate": lambda f, x, y, s, v, w: (f(x, y, 1.0), f(chunks(x), chunks(y), 1.0)),
     "mmd_test": lambda f, x, y, s, v, w: statistics(f(x, y, 1.0, num_permutations=9, **KEY)),
     "mmd_witness": lambda f, x, y, s, v, w: f(y, x, y, 1.0, y_weights=w),
