@@ -54,7 +54,8 @@ def with_rule(
         out = [np.zeros(x.shape, jax.dtypes.float0) for x in leaves]
         moving = [i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.inexact)]
         residuals, of = jax.tree.flatten((operands, kept))
-        avals, mode = tuple(jax.typeof(leaves[i]) for i in moving), jax.config.jax_enable_x64
+        avals = tuple(jax.typeof(leaves[i]) for i in moving)
+        mode = jax.config.jax_enable_x64  # type: ignore[attr-defined]
         tangents = _Tangents(keep, backward, tangent, tuple(static), wanted, of, tree, tuple(moving), avals, mode)
         moved = _tangents_p.bind(*residuals, *itertools.compress(given, wanted), rule=tangents, num=len(residuals))
         for i, x in zip(moving, moved, strict=True):

@@ -65,7 +65,7 @@ def hsic(
         TypeError: points or weights are not a floating array.
 
     Derivatives:
-        Any order, both modes with respect to x, y, both τ and weights. Minimizing it makes features independent.
+        Any order, both modes, with respect to x, y, both τ and weights. Minimizing it makes features independent.
 
     Precision:
         Within 2e-6 of (aᵀK a)(aᵀL a) in float32. Near zero, rounding may make the biased estimate negative.

@@ -74,7 +74,7 @@ def kde_logpdf(
         TypeError: points, samples or weights are not a floating array.
 
     Derivatives:
-        Any order, both modes with respect to points, samples, tau and weights. Derivatives with respect to
+        Any order, both modes, with respect to points, samples, tau and weights. Derivatives with respect to
         weights of zero do not exceed 1e26.
 
     Precision:
@@ -126,7 +126,7 @@ def kde_score(
         ValueError, TypeError: as `kde_logpdf` does.
 
     Derivatives:
-        Any order, both modes with respect to points, samples, tau and weights, as for `kde_logpdf`.
+        Any order, both modes, with respect to points, samples, tau and weights, as for `kde_logpdf`.
 
     Example:
         >>> import jax.numpy as jnp, jaxgauss

@@ -63,7 +63,7 @@ def mmd_squared(
         TypeError: a sample or its weights are not a floating array.
 
     Derivatives:
-        Any order, both modes with respect to x, y, both weights and tau.
+        Any order, both modes, with respect to x, y, both weights and tau.
 
     Precision:
         As for `gauss_sum`: in float32 within 1e-6 of the size of the three terms, if these have many summands, without
@@ -154,7 +154,7 @@ def embedding_norm_squared(
         ValueError, TypeError: as `mmd_squared` does.
 
     Derivatives:
-        Any order, both modes with respect to points, weights and tau.
+        Any order, both modes, with respect to points, weights and tau.
 
     Example:
         >>> import jax.numpy as jnp, jaxgauss

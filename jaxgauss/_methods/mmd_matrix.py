@@ -59,7 +59,7 @@ def mmd_squared_matrix(
         TypeError: points or weights are not a floating array, or labels are not known integers.
 
     Derivatives:
-        Any order, both modes with respect to points, weights and tau.
+        Any order, both modes, with respect to points, weights and tau.
 
     Precision:
         As for `mmd_squared`: within 1e-6 of the size of the three terms in float32; sparse points likewise.

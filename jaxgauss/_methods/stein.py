@@ -61,7 +61,7 @@ def ksd_squared(
         TypeError: points, scores or weights are not a floating array.
 
     Derivatives:
-        Any order, both modes with respect to points, scores, weights and tau. To differentiate through the scores,
+        Any order, both modes, with respect to points, scores, weights and tau. To differentiate through the scores,
         compute them inside the loss.
 
     Precision:

@@ -72,7 +72,7 @@ def gauss_sum(
         TypeError: an argument is not a floating array, or labels are not known integers.
 
     Derivatives:
-        Any order, both modes with respect to all four, in linear memory; for C = 1 the value and all gradients cost
+        Any order, both modes, with respect to all four, in linear memory; for C = 1 the value and all gradients cost
         two sums.
 
     Precision:

@@ -74,7 +74,7 @@ def kernel_mean(
         TypeError: an argument is not a floating array.
 
     Derivatives:
-        Any order, both modes with respect to queries, keys, values, tau and log-weights.
+        Any order, both modes, with respect to queries, keys, values, tau and log-weights.
 
     Precision:
         Within 1e-5 of the largest |v| in float32, wherever the points lie. On CUDA exponents err by 2⁻²⁴ τ‖q‖‖k‖, with
