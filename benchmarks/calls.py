@@ -54,6 +54,7 @@ FUNCTIONS: dict[str, tuple[str, dict, dict]] = {
     "hsic_test": ("xy", DRAWN | {"resampling": "wild"}, {"tau_x": 1.0, "tau_y": 1.0}),
     "ksd_test": ("xy", DRAWN, TAU | {"flip_probability": 0.4}),
     "mean_shift": ("xy", {}, TAU | {"tol": 1e-3, "max_steps": 500}),
+    "drift": ("xy", {}, TAU),
     "kernel_herding": ("x", {"num": 20}, TAU),
     "svgd": ("x", {}, TAU),
 }

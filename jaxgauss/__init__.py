@@ -25,6 +25,7 @@ from ._kernels.kernels import Kernel as Kernel
 from ._kernels.kernels import rational_quadratic as rational_quadratic
 from ._methods.bandwidth import median_tau as median_tau
 from ._methods.bandwidth import tau_from_bandwidth as tau_from_bandwidth
+from ._methods.drift import drift as drift
 from ._methods.energy import energy_distance as energy_distance
 from ._methods.herding import Herding as Herding
 from ._methods.herding import kernel_herding as kernel_herding

@@ -87,6 +87,7 @@ PROGRAMS = {
     "blocked": Program(_partial("gauss_sum", engine="blocked"), "xyvt"),
     "differences": Program(_partial("gauss_sum", engine="differences"), "xyvt", False),
     "kernel_herding": Program(_partial("kernel_herding", num=8), "xt", False),
+    "drift": Program(jaxgauss.drift, "xyt"),
     "mean_shift": Program(lambda x, t: jaxgauss.mean_shift(x, x, t).points, "xt", False),
     "mmd_test": Program(_drawn("mmd_test", num_permutations=99), "xytr", False),
     "hsic_test": Program(_drawn("hsic_test", num_permutations=99), "xyttr", False),

@@ -24,6 +24,7 @@ CALLBACKS = {name: 4 for name in PROGRAMS} | {
             "log_kernel_sum of imq",
             "blocked",
             "differences",
+            "drift",
         ),
         0,
     ),

@@ -77,6 +77,7 @@ FUNCTIONS = {
     "leave_one_out_tau": lambda f, x, y, s, v, w: (f(x), f(x, np.ones(2), values=v)),
     "mean_shift": lambda f, x, y, s, v, w: f(x, y, 1.0, max_steps=5, weights=w)[1:],
     "median_tau": lambda f, x, y, s, v, w: f(x),
+    "drift": lambda f, x, y, s, v, w: f(x, y, 1.0, self_weights=w),
     "dask.gauss_sum": lambda f, x, y, s, v, w: f(x, *blocks(y, v)).compute(scheduler="sync"),
     "dask.fourier_sketch": lambda f, x, y, s, v, w: f(
         *blocks(x, v), lower=np.asarray(x).min(0), upper=np.asarray(x).max(0)

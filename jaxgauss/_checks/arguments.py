@@ -25,9 +25,10 @@ from .._calls import add_hint, public_name, readable, warn
 from .data import are_checked, warn_of_mistakes
 from .settings import DTYPES, TAU_RANGE
 
-POINTS = ("queries", "keys", "points", "x", "y", "samples", "data", "particles")
+POINTS = ("queries", "keys", "points", "x", "y", "samples", "data", "particles", "positives", "negatives")
 OTHERS = (
     *("values", "weights", "x_weights", "y_weights", "log_weights", "scores", "sums", "noise"),
+    *("self_weights", "positive_weights", "negative_weights"),
     *("tau", "taus", "tau_x", "tau_y"),
 )
 ARRAYS = frozenset((*POINTS, *OTHERS))

@@ -232,13 +232,13 @@ def check_balance(settings: Settings, **weights: Any) -> None:
             )
 
 
-def check_signs(function: str, weights: Weights | None) -> None:
+def check_signs(function: str, weights: Weights | None, name: str = "weights") -> None:
     """Raise ValueError if known weights are negative or all zero."""
     seen = None if weights is None else visible(weights)
     if seen is not None and seen.size and not (seen.min() >= 0 and (seen.sum(-1) > 0).all()):
         largest = seen.max(-1).min() if seen.min() >= 0 else seen.max()
         raise ValueError(
-            f"`jaxgauss.{function}`: `weights` must not be negative, nor all zero; got weights from {seen.min()}"
+            f"`jaxgauss.{function}`: `{name}` must not be negative, nor all zero; got {name} from {seen.min()}"
             f" to {largest}. Pass positive ones."
         )
 
