@@ -122,6 +122,14 @@ def test_mmd_digits_learns_bandwidths_as_with_matrices(as_it_comes):
     assert jnp.allclose(ours["log_taus"], dense["log_taus"], rtol=1e-4)
 
 
+def test_drifting_learns_as_with_the_matrix(example, capsys):
+    constants = {"COMPARED": 5, "TIMED": {16: 1, 3000: 1}}
+    curve, apart, costs = example("drifting_digits", 60, 100, constants=constants)
+    assert curve[-1][0] == 60 and curve[-1][1] < curve[0][1] / 2 and 0 < apart < 1e-5
+    (_, memory), (_, dense) = costs[3000]
+    assert 3 * memory < dense and "60 steps of 100 images towards 1437 real ones" in capsys.readouterr().out
+
+
 def test_compare_dense_measures_and_draws(tmp_path, run_here):
     size = "--largest", "256", "--runs", "2", "--picture", str(tmp_path / "picture.png")
     output = run_here("compare_dense.py", *size)
