@@ -65,6 +65,9 @@ def assert_right(found, expected, dtype="float32", worse=1):
 def few_pairs(monkeypatch):
     """Several blocks of rows, the last of which is not full."""
     monkeypatch.setattr("jaxgauss._methods.drift.PAIRS", dict.fromkeys(("cpu", "cuda"), 1000))
+    jax.clear_caches()  # of programs with one block
+    yield
+    jax.clear_caches()
 
 
 WAYS = {
@@ -149,6 +152,16 @@ def test_hostile_points(rng, request, dtype, moved, blocks):
     near = np.abs(expected).max(1) < 1e4  # a point far from all others has a field of their distance
     assert_right(found[near], expected[near], dtype, worse=1 if moved is copies else 4e4 / np.abs(expected[near]).max())
     assert np.isfinite(found).all()
+
+
+@pytest.mark.parametrize("moved", [copies, clusters])
+def test_differences_of_coordinates_as_on_cuda(rng, monkeypatch, few_pairs, moved):
+    for module in ("_methods.drift", "_sums.pair_distances"):
+        monkeypatch.setattr(f"jaxgauss.{module}.has_cuda", lambda: True)
+    x, y = (moved(rng, z).astype("float32") for z in clouds(rng, 43, 31, 11))
+    assert "xf64>" not in jax.jit(lambda x, y: drift(x, y, RADII**-2)).lower(x, y).as_text()
+    expected = exact(x, y, RADII**-2)
+    assert_right(drift(x, y, RADII**-2), expected, worse=1 if moved is copies else 4e4 / np.abs(expected).max())
 
 
 def test_duplicates_are_at_distance_zero(rng):

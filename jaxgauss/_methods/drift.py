@@ -263,7 +263,7 @@ class _Matrix:
     def _blocks(self) -> tuple[Array, Array]:
         """Indices (steps, rows) of rows, the last one more than once; and what hides those in sums (steps, rows, 1)."""
         indices = jnp.arange(self.steps * -(-self.num // self.steps), dtype="int32").reshape(self.steps, -1)
-        mask = jnp.where(indices < self.num, 0, self.least).astype(self.x.dtype)
+        mask = self.least * (indices >= self.num).astype(self.x.dtype)
         return jnp.minimum(indices, self.num - 1), mask[..., None]
 
     def _joined(self, x: Array) -> Array:
