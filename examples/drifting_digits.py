@@ -4,6 +4,7 @@ import argparse
 import time
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -92,7 +93,7 @@ def measured(optimizer, real):
     for batch, num in TIMED.items():
         params = initial()
         given = params, optimizer.init(params), jax.random.key(0)
-        steps = {f: train_step(f, optimizer, real, batch).lower(*given).compile() for f in (field, field_dense)}
+        steps: Any = {f: train_step(f, optimizer, real, batch).lower(*given).compile() for f in (field, field_dense)}
         seconds = {f: [] for f in steps}
         for i in range(num + 1):
             for f, step in steps.items():
@@ -153,8 +154,8 @@ def draw(shown, curve, between, costs, path):
         ax.imshow(grid.reshape(60, 50), cmap="gray_r", vmin=0, vmax=1)
         ax.set(title=title, xticks=[], yticks=[])
     steps, mmd = zip(*curve[1:], strict=True)
-    axes[-2].semilogx(steps, mmd, ".-", label="generated digits")
-    axes[-2].axhline(between, color="gray", ls="--", label="real digits")
+    axes[-2].semilogx(steps, mmd, ".-", label="generated")
+    axes[-2].axhline(between, color="gray", ls="--", label="real")
     axes[-2].set(title="MMD from held-out digits", xlabel="step", ylim=0)
     for i, (name, marker, side) in enumerate((("drift", "o-", -14), ("dense", "s--", 6))):
         axes[-1].loglog([*costs], [x[i][1] for x in costs.values()], marker, label=name)
@@ -166,7 +167,7 @@ def draw(shown, curve, between, costs, path):
     axes[-1].set_xticks([*costs], [str(batch) for batch in costs])
     axes[-1].minorticks_off()
     axes[-1].margins(0.2)
-    for ax, loc in zip(axes[-2:], ("center right", "upper left"), strict=True):
+    for ax, loc in zip(axes[-2:], ("upper right", "upper left"), strict=True):
         ax.grid(alpha=0.3)
         ax.legend(fontsize=8, loc=loc)
     path.parent.mkdir(parents=True, exist_ok=True)
