@@ -73,7 +73,7 @@ def test_slopes_are_seen_to_have_their_digits(rng):
 @pytest.mark.parametrize("kernel", ["imq", "matern12"])
 def test_logarithms_of_other_kernels_see_what_the_program_decides(rng, kernel):
     settings, seen = Settings(kernel=KERNELS[kernel], dtype="float32"), []
-    ones, decided = np.ones((400, 1), np.float32), jax.jit(partial(means_of_any._are_near, settings))
+    ones, decided = np.ones((400, 1), np.float32), jax.jit(partial(means_of_any.sums_are_near, settings))
     for _ in range(30):
         x = cloud(rng, 600, 3)
         tau = np.float32(10 ** rng.uniform(-2, 4) / max(np.square(x - x[0]).sum(-1).mean(), 1e-6))
