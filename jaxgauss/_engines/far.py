@@ -227,7 +227,7 @@ def _are_for_products(requests: Sequence[Request], plan: Plan, *operands: np.nda
         return False
     ends = [f(x, axis=(*range(x.ndim - 1),)) for x in (queries, keys) for f in (np.max, np.min)]
     extent = np.maximum(ends[0], ends[2]) - np.minimum(ends[1], ends[3])
-    return bool(np.square(by_point(np.sqrt(tau), queries) * extent).sum(-1).max() <= REACH)
+    return bool(np.square(by_point(np.sqrt(tau)[...], queries) * extent).sum(-1).max() <= REACH)
 
 
 @functools.partial(jax.jit, static_argnums=0)
