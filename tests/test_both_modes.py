@@ -6,7 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
 from test_given import FUNCTIONS
 
 import jaxgauss
@@ -175,18 +174,3 @@ def test_hessians_in_any_mode(rng, name):
     forward, reverse, product = found(x)
     assert relative_error(forward, exact) < 1e-11 and relative_error(reverse, exact) < 1e-11
     assert relative_error(product, jnp.einsum("ijkl,kl->ij", exact, jnp.cos(y[:4]))) < 1e-11
-
-
-def test_rules_hold_in_a_loop_that_is_differentiated_twice(rng):
-    x, v = jnp.asarray(rng.normal(size=(9, 2))), jnp.asarray(rng.normal(size=9))
-
-    def summed(function, a):
-        def step(total, scale):
-            return total + jnp.sin(function(a * scale * x, x, v)).sum(), None
-
-        return lax.scan(step, 0.0, jnp.array([1.0, 2.0]))[0]
-
-    ours, dense = (functools.partial(summed, f) for f in (gauss_sum, in_plain_jax))
-    exact = jax.grad(jax.grad(dense))(1.1)
-    for second in (jax.grad(jax.grad(ours)), jax.jit(jax.grad(jax.grad(ours))), jax.jacfwd(jax.grad(ours))):
-        assert float(second(1.1)) == pytest.approx(float(exact), rel=1e-11)
