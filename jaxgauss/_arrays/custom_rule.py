@@ -1,20 +1,20 @@
 """Custom derivative rules that know which gradients are wanted, in reverse and forward mode and of every order.
 
-`jax.custom_vjp` refuses forward mode, and JAX 0.10.2 drops the rule of a `jax.custom_jvp` in a loop that is
-differentiated twice. So a function with a rule is a primitive. Its tangents are by another, linear in those of the
-operands. To transpose it is the rule for reverse mode; only where it is not transposed is it computed.
+`jax.custom_vjp` refuses forward mode, and `jax.custom_jvp` has no rule for reverse mode. So a function's `custom_jvp`
+gives its tangents by a primitive of their own, linear in those of the operands. To transpose it is the rule for reverse
+mode; only where it is not transposed is it computed.
 """
 
 import functools
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr, Primitive, jaxpr_as_fun
+import numpy as np
+from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array
 
@@ -40,41 +40,30 @@ def with_rule(
         tangent: (*static, wanted, operands, tangents of the wanted leaves) -> tangents of the results. None, or if it
             returns None: the transpose of `backward`, which is linear in cotangents.
     """
-
-    def ruled(*args: Any) -> Any:
-        static, (leaves, tree) = args[:num_static], jax.tree.flatten(args[num_static:])
-        if not any(isinstance(x, Tracer) for x in leaves):
-            return function(*args)
-        results: list[Any] = []  # their tree, as it was found last
-
-        def flat(of: Any) -> list[Array]:
-            found, results[:] = (both := jax.tree.flatten(of))[0], both[1:]
-            return found
-
-        def of_leaves(*leaves: Array) -> list[Array]:
-            return flat(function(*static, *tree.unflatten(leaves)))
-
-        def rule(leaves: Sequence[Array], given: Sequence[Array | None]) -> tuple[list[Array], list[Array | None]]:
-            wanted, operands = tuple(x is not None for x in given), tree.unflatten(leaves)
-            found, kept = keep(static, wanted, operands)
-            found = flat(found)
-            moving = [i for i, x in enumerate(found) if jnp.issubdtype(x.dtype, jnp.inexact)]
-            residuals, of = jax.tree.flatten((operands, kept))
-            avals = tuple(jax.typeof(found[i]) for i in moving)
-            tangents = _Tangents(
-                keep, backward, tangent, static, wanted, of, results[0], tuple(moving), avals, _is_64_bit()
-            )
-            moved = _tangents_p.bind(*residuals, *itertools.compress(given, wanted), rule=tangents, num=len(residuals))
-            by_number = dict(zip(moving, moved, strict=True))
-            return found, [by_number.get(i) for i in range(len(found))]
-
-        found = _function_p.bind(*leaves, call=_Call(of_leaves, rule, _is_64_bit()))
-        return results[0].unflatten(found)
+    ruled: Any = jax.custom_jvp(function, nondiff_argnums=tuple(range(num_static)))
 
     def keep(static: tuple[Any, ...], wanted: Wanted, operands: Any) -> tuple[Any, Any]:
         return (ruled(*static, *operands), ()) if forward is None else forward(*static, wanted, *operands)
 
-    return functools.wraps(function)(ruled)
+    def rule(*args: Any) -> tuple[Any, Any]:
+        *static, operands, given = args
+        given = jax.tree.leaves(given, is_leaf=_is_zero)
+        wanted = tuple(not _is_zero(x) for x in given)
+        results, kept = keep(tuple(static), wanted, operands)
+        leaves, tree = jax.tree.flatten(results)
+        out = [np.zeros(x.shape, jax.dtypes.float0) for x in leaves]
+        moving = [i for i, x in enumerate(leaves) if jnp.issubdtype(x.dtype, jnp.inexact)]
+        residuals, of = jax.tree.flatten((operands, kept))
+        avals = tuple(jax.typeof(leaves[i]) for i in moving)
+        mode = jax.config.jax_enable_x64  # type: ignore[attr-defined]
+        tangents = _Tangents(keep, backward, tangent, tuple(static), wanted, of, tree, tuple(moving), avals, mode)
+        moved = _tangents_p.bind(*residuals, *itertools.compress(given, wanted), rule=tangents, num=len(residuals))
+        for i, x in zip(moving, moved, strict=True):
+            out[i] = x
+        return results, tree.unflatten(out)
+
+    ruled.defjvp(rule, symbolic_zeros=True)
+    return ruled
 
 
 def with_pullback(function: Callable, num_static: int, pullback: Callable) -> Any:
@@ -89,12 +78,6 @@ def with_pullback(function: Callable, num_static: int, pullback: Callable) -> An
 
 def with_formula(function: Callable, num_static: int, formula: Callable) -> Any:
     """`with_rule` by a formula, which has the same arguments and derivatives, and to which JAX's own rules apply."""
-    backward, tangent = _by_formula(formula)
-    return with_rule(function, num_static, backward, tangent=tangent)
-
-
-def _by_formula(formula: Callable) -> tuple[Callable, Callable]:
-    """The rules `backward` and `tangent` of a formula, by JAX's own."""
 
     def backward(*args: Any) -> Any:
         *static, wanted, operands, _, cotangents = args
@@ -106,7 +89,7 @@ def _by_formula(formula: Callable) -> tuple[Callable, Callable]:
         of_moving, moving = of_wanted(functools.partial(formula, *static), wanted, operands)
         return jax.jvp(of_moving, moving, directions)[1]
 
-    return backward, tangent
+    return with_rule(function, num_static, backward, tangent=tangent)
 
 
 def of_wanted(function: Callable, wanted: Wanted, operands: Any) -> tuple[Callable, list[Array]]:
@@ -131,42 +114,8 @@ def chosen(wanted: Wanted, operands: Any, gradients: Any) -> list[Array]:
     return [*itertools.compress(jax.tree.leaves(found), wanted)]
 
 
-def _is_64_bit() -> bool:
-    return jax.config.jax_enable_x64  # type: ignore[attr-defined]
-
-
-@dataclass(frozen=True, eq=False)
-class _Call:
-    """A function of leaves, and its rule: (leaves, tangents) -> (results, tangents of these), None for no tangent."""
-
-    function: Callable
-    rule: Callable
-    x64: bool  # JAX's mode where it was called
-    traced: dict[Any, ClosedJaxpr] = field(default_factory=dict)
-
-    def __call__(self, *leaves: Array) -> list[Array]:
-        with jax.enable_x64(self.x64):
-            return self.function(*leaves)
-
-    def program(self, avals: tuple[Any, ...]) -> ClosedJaxpr:
-        """What the function does, traced once."""
-        if avals not in self.traced:
-            self.traced[avals] = jax.make_jaxpr(self)(*avals)
-        return self.traced[avals]
-
-    @property
-    def jaxpr(self) -> Any:
-        """The operations, for those who count them."""
-        return next(iter(self.traced.values())).jaxpr
-
-    def mapped(self, axes: tuple[int | None, ...], size: int) -> "_Call":
-        """It over axes of the leaves."""
-
-        def rule(leaves: Sequence[Array], given: Sequence[Array | None]) -> tuple[list[Array], list[Array | None]]:
-            of_given = [None if x is None else axis for x, axis in zip(given, axes, strict=True)]
-            return jax.vmap(self.rule, ([*axes], of_given), axis_size=size)([*leaves], [*given])
-
-        return _Call(jax.vmap(self.function, axes, axis_size=size), rule, self.x64)
+def _is_zero(x: Any) -> bool:
+    return isinstance(x, jax.custom_derivatives.SymbolicZero)
 
 
 @dataclass(frozen=True, eq=False)
@@ -252,37 +201,6 @@ class _Mapped:
         return self._over(self.rule.of_operands, self.of_directions, residuals, directions)
 
 
-_function_p = Primitive("jaxgauss_function")
-_function_p.multiple_results = True
-
-
-def _lowered(*leaves: Array, call: _Call) -> list[Array]:
-    with jax.enable_x64(call.x64):
-        return jaxpr_as_fun(call.program(tuple(map(jax.typeof, leaves))))(*leaves)
-
-
-def _first_tangents(leaves: Sequence[Any], tangents: Sequence[Any], *, call: _Call) -> tuple[Any, Any]:
-    found, moved = call.rule([*leaves], [None if type(x) is ad.Zero else x for x in tangents])
-    zeros = (ad.Zero(jax.typeof(x).to_tangent_aval()) for x in found)
-    return found, [zero if x is None else x for x, zero in zip(moved, zeros, strict=True)]
-
-
-def _function_batched(leaves: Sequence[Array], axes: Sequence[Any], *, call: _Call) -> tuple[Any, Any]:
-    found = _function_p.bind(*leaves, call=call.mapped(tuple(axes), _size(leaves, axes)))
-    return found, [0] * len(found)
-
-
-def _size(operands: Sequence[Array], axes: Sequence[Any]) -> int:
-    return next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None)
-
-
-_function_p.def_impl(lambda *leaves, call: call(*leaves))
-_function_p.def_abstract_eval(lambda *avals, call: call.program(avals).out_avals)
-ad.primitive_jvps[_function_p] = _first_tangents
-batching.primitive_batchers[_function_p] = _function_batched
-mlir.register_lowering(_function_p, mlir.lower_fun(_lowered, multiple_results=True))
-
-
 _tangents_p = Primitive("jaxgauss_tangents")
 _tangents_p.multiple_results = True
 
@@ -305,26 +223,24 @@ def _transposed(cotangents: Sequence[Any], *operands: Any, rule: Any, num: int) 
 
 
 def _second_tangents(operands: Sequence[Any], tangents: Sequence[Any], *, rule: Any, num: int) -> tuple[Any, Any]:
-    """Bound as tangents of their own: so no function with a rule is applied to tangents, which JAX may transpose."""
     found = _tangents_p.bind(*operands, rule=rule, num=num)
-    moves = tuple(type(x) is not ad.Zero for x in tangents)
+    moves = [type(x) is not ad.Zero for x in tangents]
     if not any(moves[:num]):
         directions = [x if does else ad.instantiate_zeros(x) for x, does in zip(tangents, moves, strict=True)][num:]
         return found, _tangents_p.bind(*operands[:num], *directions, rule=rule, num=num)
-    second = _of_formula(lambda *x: rule.of_operands(x[:num], x[num:]), moves, rule.avals)
-    return found, _tangents_p.bind(*operands, *itertools.compress(tangents, moves), rule=second, num=len(operands))
 
+    def of_moving(*moving: Array) -> list[Array]:
+        given = iter(moving)
+        whole = [next(given) if does else x for x, does in zip(operands, moves, strict=True)]
+        return rule.of_operands(whole[:num], whole[num:])
 
-def _of_formula(formula: Callable, wanted: Wanted, avals: tuple[Any, ...]) -> _Tangents:
-    """The tangents of a formula from arrays to a list of them."""
-    backward, tangent = _by_formula(formula)
-    of, tree = jax.tree.structure(((0,) * len(wanted), ())), jax.tree.structure([*avals])
-    moving = tuple(range(len(avals)))
-    return _Tangents(lambda *_: (None, ()), backward, tangent, (), wanted, of, tree, moving, avals, _is_64_bit())
+    primals, directions = ([x for x, does in zip(of, moves, strict=True) if does] for of in (operands, tangents))
+    return found, jax.jvp(of_moving, primals, directions)[1]
 
 
 def _batched(operands: Sequence[Array], axes: Sequence[Any], *, rule: Any, num: int) -> tuple[Any, Any]:
-    mapped = _Mapped(rule, tuple(axes[:num]), tuple(axes[num:]), _size(operands, axes))
+    size = next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None)
+    mapped = _Mapped(rule, tuple(axes[:num]), tuple(axes[num:]), size)
     found = _tangents_p.bind(*operands, rule=mapped, num=num)
     return found, [0] * len(found)
 
