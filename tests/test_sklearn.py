@@ -41,9 +41,7 @@ def data(rng):
     return points, values, rng.integers(0, 4, 307).astype(float), 2 * rng.normal(size=(71, 3))
 
 
-@pytest.mark.parametrize(
-    "model", [KernelDensity(), KernelMean(), GaussianProcess(), KernelRidge()]
-)
+@pytest.mark.parametrize("model", [KernelDensity(), KernelMean(), GaussianProcess(), KernelRidge()])
 def test_scikit_learn_finds_nothing_wrong(model):
     found = check_estimator(model, on_fail="raise", on_skip=None)
     statuses = {one["check_name"]: one["status"] for one in found}
