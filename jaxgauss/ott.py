@@ -55,7 +55,7 @@ class PointCloud(pointcloud.PointCloud):
         ValueError: another cost function, or an option that does not exist.
 
     Derivatives:
-        Reverse mode of any order with respect to x, y, ε and the potentials.
+        Any order, both modes, with respect to x, y, ε and the potentials.
 
     Precision:
         As for `log_gauss_sum`, at any ε: on a CPU exponents are float64 if points lie many bandwidths √(ε/2) from their

@@ -58,6 +58,13 @@ def second_derivative(x, y, **shares):
     return jax.grad(lambda x: jnp.square(jax.grad(jaxgauss.mmd_squared)(x, y, 1.0, **shares)).sum())(x)
 
 
+def tangents(x, y, **shares):
+    """Of a loss and of its gradient, and of a sum where it is the last thing that is differentiated."""
+    loss = functools.partial(jaxgauss.mmd_squared, y=y, tau=TAUS, **shares)
+    score = functools.partial(jaxgauss.kde_score, samples=y, tau=0.7, **shares)
+    return jax.jvp(jax.value_and_grad(loss), (x,), (jnp.sin(x),)), jax.linearize(score, x)[1](jnp.sin(x))
+
+
 def kernels(x, y, **shares):
     """Of every kind: smooth and with a kink, from products and by differences, evaluated and by a mixture."""
     wide = [jnp.concatenate([z, jnp.sin(z), jnp.cos(z)], -1) for z in (x, y)]
@@ -189,8 +196,8 @@ def results(num_processes: int) -> dict:
             pulled_back = jax.jit(functools.partial(gradients, **shares))(*placed)
             found[f"gradients, {name}, {axis_type.name}"] = numbers(mesh, pulled_back)
     mesh = make_mesh(auto, auto)
-    for function in (mmd, svgd, waves, second_derivative, others, kernels, dependence)[
-        : 7 if num_processes == 1 else 1
+    for function in (mmd, svgd, waves, second_derivative, tangents, others, kernels, dependence)[
+        : 8 if num_processes == 1 else 1
     ]:
         case = "keys" if function in (mmd, waves) else "queries and keys"
         shares = {"mesh": mesh} | dict(zip(("query_axis", "key_axis"), SHARES[case], strict=True))

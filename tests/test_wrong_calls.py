@@ -91,7 +91,6 @@ gauss_sum(q, k, v, segments=(labels, labels)) | segments | (5,) | All elements o
 gauss_sum(q, k, v, segments=([0] * 5, [0] * 7)) | segments! | list | Convert the labels with np.asarray.
 gauss_sum(q, k, v, segments=(a, w)) | segments! | float64 | Number the groups: np.unique(labels
 jax.jit(lambda labels: gauss_sum(q, q, q, segments=(labels, labels)))(labels) | segments! | a tracer, int64[ | Close
-jax.jvp(lambda q: gauss_sum(q, k, v), (q,), (q,)) | derivatives! | a tangent float64 | Use jax.jacrev(jax.grad(f))
 gauss_sum(q, k, v, segments=(labels,)) | segments | 1 of them | If both are the same points: (labels, labels).
 gauss_sum(x, x, x, segments=(labels, labels.astype("uint64"))) | segments! | uint64 | Number the groups: np.unique(labe
 gauss_sum(x, x, x, segments=(labels, labels > 0)) | segments! | bool | Number the groups: np.unique(labels, return_inve

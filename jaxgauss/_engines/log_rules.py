@@ -27,7 +27,7 @@ from .positive_kernels import (
     sums_are_near,
     weights_of,
 )
-from .programs import Pullback, Some, in_float64, with_all_digits
+from .programs import Pullback, Pushforward, Some, in_float64, with_all_digits
 from .run import kernel_means
 from .settings import Settings, working_dtype
 
@@ -223,15 +223,22 @@ class Rule:
         return has_cuda() or wanted[self.tau]
 
 
-means: Any = with_rule(kernel_means, 2, _means_backward, _means_forward)
-
-
 def _log_formula(settings: Settings, queries: Array, keys: Array, tau: Array, log_weights: Array) -> Array:
     return means_formula(settings, queries, keys, log_weights[..., :0], tau, log_weights)[1]
 
 
+def _by(formula: Callable) -> Callable:
+    """The tangents of a formula."""
+
+    def tangent(settings: Settings, near: bool, wanted: Wanted, operands: Any, directions: Any) -> Any:
+        return Pushforward(formula, wanted)(settings, operands, directions)
+
+    return tangent
+
+
+means: Any = with_rule(kernel_means, 2, _means_backward, _means_forward, _by(means_formula))
 LOGS = Rule(
-    with_rule(_log_sum, 2, _log_sum_backward, _log_sum_forward),
+    with_rule(_log_sum, 2, _log_sum_backward, _log_sum_forward, _by(_log_formula)),
     *(_log_sum_forward, _log_sum_backward, _log_formula, logs_of_any),
     tau=2,
 )
@@ -290,7 +297,13 @@ def _backward(rule: Rule, settings: Settings, wanted: Wanted, given: Any, parts:
     return _either(is_near, near, anywhere, tuple(operands), parts, cotangents)
 
 
-_of_either = with_rule(_by_points, 2, _backward, _forward)
+def _tangent(rule: Rule, settings: Settings, wanted: Wanted, given: Any, directions: Any) -> Any:
+    _, is_near, *operands = given
+    pushed = Pushforward(rule.formula, wanted[-len(operands) :])
+    return with_all_digits(settings, pushed, tuple(operands), directions, far=is_near is not None)
+
+
+_of_either = with_rule(_by_points, 2, _backward, _forward, _tangent)
 
 
 @dataclass(frozen=True)

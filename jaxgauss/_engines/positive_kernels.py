@@ -8,11 +8,11 @@ import functools
 from dataclasses import replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
+from .._arrays.custom_rule import with_formula
 from .._arrays.points import LOG_ZERO
 from .branches import one_of_two
 from .means import difference_means
@@ -85,14 +85,7 @@ def means_formula(settings: Settings, *operands: Array) -> tuple[Array, Array]:
     return difference_means(settings.kernel, *operands, others=settings.exclude_self)
 
 
-means_of_any: Any = jax.custom_vjp(_means_of_any, nondiff_argnums=(0,))
-
-
-def _means_of_any_backward(settings: Settings, operands: tuple[Array, ...], cotangents: Any):
-    return jax.vjp(functools.partial(means_formula, settings), *operands)[1](cotangents)
-
-
-means_of_any.defvjp(lambda *args: (means_of_any(*args), args[1:]), _means_of_any_backward)
+means_of_any = with_formula(_means_of_any, 1, means_formula)
 
 
 def logs_of_any(settings: Settings, queries: Array, keys: Array, tau: Array, log_weights: Array) -> Array:

@@ -16,7 +16,7 @@ from jax import lax
 from jax.custom_batching import custom_vmap
 from jaxtyping import Array
 
-from .._arrays.custom_rule import Wanted, with_rule
+from .._arrays.custom_rule import Wanted, of_wanted, with_rule
 from .._arrays.devices import has_cuda, platforms
 from .._arrays.shapes import are_known
 from .apart import apart
@@ -48,7 +48,13 @@ def _pullback(
     return as_program(how, Some(Pullback(function), wanted), options, operands, cotangents)
 
 
-as_program = with_rule(_as_program, 3, _pullback)
+def _tangent(
+    how: How, function: Callable, options: tuple[Any, ...], wanted: Wanted, operands: Any, directions: Any
+) -> Any:
+    return as_program(how, Pushforward(function, wanted), options, operands, directions)
+
+
+as_program = with_rule(_as_program, 3, _pullback, tangent=_tangent)
 
 
 def _of_leaves(how: How, function: Callable, options: tuple[Any, ...], tree: Any, *leaves: Array) -> Any:
@@ -96,6 +102,19 @@ class Pullback:
     def __call__(self, *given: Any) -> tuple[Any, ...]:
         *options, operands, cotangents = given
         return jax.vjp(functools.partial(self.function, *options), *operands)[1](cotangents)
+
+
+@dataclass(frozen=True)
+class Pushforward:
+    """The tangents of a function's results, from tangents of the leaves of its operands that are wanted."""
+
+    function: Callable
+    wanted: Wanted
+
+    def __call__(self, *given: Any) -> Any:
+        *options, operands, directions = given
+        of_moving, moving = of_wanted(functools.partial(self.function, *options), self.wanted, operands)
+        return jax.jvp(of_moving, moving, [*directions])[1]
 
 
 @dataclass(frozen=True)
@@ -166,7 +185,13 @@ def _pullback_in_float64(
     return with_all_digits(settings, Some(Pullback(function), wanted), operands, cotangents, far=far)
 
 
-differentiated_in_float64 = with_rule(_differentiated, 3, _pullback_in_float64)
+def _tangent_in_float64(
+    settings: Settings, function: Callable, far: bool, wanted: Wanted, operands: Any, directions: Any
+) -> Any:
+    return with_all_digits(settings, Pushforward(function, wanted), operands, directions, far=far)
+
+
+differentiated_in_float64 = with_rule(_differentiated, 3, _pullback_in_float64, tangent=_tangent_in_float64)
 
 
 def with_all_digits(settings: Settings, function: Callable, *operands: Any, far: bool = False) -> Any:

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from .._arrays.custom_rule import Wanted, with_rule
+from .._arrays.custom_rule import Wanted, with_formula, with_rule
 from .._arrays.devices import has_cuda, platforms, vary_like
 from .._arrays.hidden import without_hidden
 from .._arrays.points import by_point, center, of_coordinates, shared, unbroadcast
@@ -19,13 +19,14 @@ from .branches import one_of_two
 from .channels import cheaper_by_channels, gradient_of_pulls, keeps_pulls, own_points, sum_and_pulls
 from .clusters.sorted_tiles import FEW_DIMENSIONS
 from .differences.all_pairs import sums_by_differences
+from .fourier.frequencies import DIMENSIONS
 from .fourier.pullback import waves_pullback
 from .gradients import gradients_of, of_tau
 from .near import are_near, known_near, tiles_are_near
 from .plan import takes_half
 from .products.gaussian import sum_and_tile, tile_pullback
 from .products.pair_sums import sums_by_products
-from .programs import How, Some, as_program
+from .programs import How, Pushforward, Some, as_program
 from .request import NOTHING, Channels, PairSums, Request
 from .settings import Settings
 
@@ -58,10 +59,6 @@ class Which(NamedTuple):
     def pulls(self) -> bool:
         """Whether any of them is formed of pulls."""
         return self.queries or self.keys or self.tau
-
-
-mixed_sums: Any = jax.custom_vjp(dispatch.planned_mixed_sums, nondiff_argnums=(0, 1))
-radial_pullback: Any = jax.custom_vjp(dispatch.planned_pair_pullback, nondiff_argnums=(0, 1, 2))
 
 
 def _radial_forward(
@@ -109,7 +106,7 @@ def _radial_gradients(
 radial_sum = with_rule(dispatch.planned_kernel_sum, 2, _radial_gradients, _radial_forward)
 
 
-def _by_pairs(settings: Settings, channels: Channels, queries, keys, values, tau, g) -> tuple[Array, ...]:
+def _by_pairs(settings: Settings, channels: Channels, _: bool, queries, keys, values, tau, g) -> tuple[Array, ...]:
     """The rules above, by `pair_sums` at the queries and at the keys."""
     of_rows = pair_sums(settings, Request(NOTHING, channels, True), queries, keys, keys[..., :0], tau, g, values)
     request = Request(channels, channels, repeats=True, at_keys=True)
@@ -117,11 +114,21 @@ def _by_pairs(settings: Settings, channels: Channels, queries, keys, values, tau
     return gradients_of(of_rows, of_columns, queries, keys, values, tau)
 
 
-def _pullback_backward(settings: Settings, channels: Channels, _: bool, operands: tuple[Array, ...], cotangents: Any):
-    return jax.vjp(functools.partial(_by_pairs, settings, channels), *operands)[1](cotangents)
+radial_pullback = with_formula(dispatch.planned_pair_pullback, 3, _by_pairs)
 
 
-radial_pullback.defvjp(lambda *args: (radial_pullback(*args), args[3:]), _pullback_backward)
+def _pair_sums_tangent(settings: Settings, request: Request, wanted: Wanted, operands: Any, directions: Any) -> Any:
+    if {*request.kernels} == {GAUSS} and operands[0].shape[-1] in DIMENSIONS:
+        return None  # waves may do it
+    request = request._replace(others=settings.exclude_self)
+    pushed = Pushforward(_pairs_by_tiles, wanted)
+    if not request.others and dispatch.sums_apart(settings, *operands):
+        return as_program(How(apart=True, double=False), pushed, (request,), operands, directions)
+    return pushed(request, operands, directions)
+
+
+def _pairs_by_tiles(request: Request, *operands: Array) -> PairSums:
+    return _by_tiles(lambda function, *operands: function(*operands), request, *operands)
 
 
 def _pair_sums_pullback(
@@ -135,38 +142,37 @@ def _pair_sums_pullback(
     return some(*options, operands, cotangents)
 
 
+def _by_tiles(made_of: Callable, request: Request, *operands: Array) -> Any:
+    """What is made of the sums by products or by differences, which JAX differentiates."""
+    ways = (functools.partial(x, request) for x in (sums_by_products, sums_by_differences))
+    by_products, by_differences = (functools.partial(made_of, x) for x in ways)
+    queries, keys, _, tau, *_ = operands
+    if request.kinked or of_coordinates(tau, queries) or has_cuda() or queries.shape[-1] <= FEW_DIMENSIONS:
+        return by_differences(*operands)
+    return one_of_two(tiles_are_near(queries, keys, tau), by_products, by_differences, *operands)
+
+
 def _pullback_of_pairs(settings: Settings, request: Request, operands: tuple[Array, ...], cotangents: PairSums):
     def pullback(function: Any, *operands: Array) -> Any:
-        return jax.vjp(functools.partial(function, request), *operands)[1](cotangents)
+        return jax.vjp(function, *operands)[1](cotangents)
 
-    by_products, by_differences = (functools.partial(pullback, x) for x in (sums_by_products, sums_by_differences))
-    queries, keys, _, tau, *_ = operands
-
-    def by_pairs(*operands: Array) -> Any:
-        if request.kinked or of_coordinates(tau, queries) or has_cuda() or queries.shape[-1] <= FEW_DIMENSIONS:
-            return by_differences(*operands)
-        return one_of_two(tiles_are_near(queries, keys, tau), by_products, by_differences, *operands)
-
+    by_pairs, (queries, keys, _, tau, *_) = functools.partial(_by_tiles, pullback, request), operands
     if {*request.kernels} != {GAUSS} or len(platforms()) > 1 or request.others:
         return by_pairs(*operands)
     plan = dispatch.exact_plan_of(settings, platforms()[0], (queries, keys, keys, tau))
     return waves_pullback(request, plan, by_pairs, operands, cotangents)
 
 
-pair_sums = with_rule(dispatch.planned_pair_sums, 2, _pair_sums_pullback)
+pair_sums = with_rule(dispatch.planned_pair_sums, 2, _pair_sums_pullback, tangent=_pair_sums_tangent)
 
 
-def _mixed_sums_backward(settings: Settings, request: Request, operands: tuple[Array, ...], cotangents: PairSums):
-    """The gradients, from those of each Gaussian by itself."""
-
-    def one_by_one(queries: Array, keys: Array, values: Array, tau: Array, shares: Array, *weights: Array) -> PairSums:
-        found = pair_sums(settings, request, queries, keys, values, tau, *weights).mixed(tau, shares)
-        return jax.tree.map(lambda x: x[None], found)
-
-    return jax.vjp(one_by_one, *operands)[1](cotangents)
+def _one_by_one(settings: Settings, request: Request, queries, keys, values, tau, shares, *weights) -> PairSums:
+    """The sums of the mixture, from those of each Gaussian by itself."""
+    found = pair_sums(settings, request, queries, keys, values, tau, *weights).mixed(tau, shares)
+    return jax.tree.map(lambda x: x[None], found)
 
 
-mixed_sums.defvjp(lambda *args: (mixed_sums(*args), args[2:]), _mixed_sums_backward)
+mixed_sums = with_formula(dispatch.planned_mixed_sums, 2, _one_by_one)
 
 
 def near_or_anywhere(is_near: jax.Array | bool, near: Callable, anywhere: Callable, *operands: Any) -> Any:
@@ -176,16 +182,15 @@ def near_or_anywhere(is_near: jax.Array | bool, near: Callable, anywhere: Callab
     return _with_derivatives(near, anywhere, None if is_near is True else is_near, *operands)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _with_derivatives(near: Callable, anywhere: Callable, is_near: jax.Array | None, *operands: Any) -> Any:
+def _either(near: Callable, anywhere: Callable, is_near: jax.Array | None, *operands: Any) -> Any:
     return near(*operands) if is_near is None else one_of_two(is_near, near, anywhere, *operands)
 
 
-def _backward(near: Callable, anywhere: Callable, operands: tuple[Any, ...], cotangents: Any) -> tuple[Any, ...]:
-    return None, *jax.vjp(anywhere, *operands)[1](cotangents)
+def _anywhere(near: Callable, anywhere: Callable, is_near: jax.Array | None, *operands: Any) -> Any:
+    return anywhere(*operands)
 
 
-_with_derivatives.defvjp(lambda near, anywhere, *args: (_with_derivatives(near, anywhere, *args), args[1:]), _backward)
+_with_derivatives = with_formula(_either, 2, _anywhere)
 
 
 def _gaussian_forward(settings: Settings, wanted: Wanted, *operands: Array) -> tuple[Array, Any]:

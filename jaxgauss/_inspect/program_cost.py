@@ -25,7 +25,8 @@ POSITION, PLACE = 20.0, 2.0  # nanoseconds of a number that is sorted, and of on
 FASTER = 20  # times as fast a card does both: an estimate
 TRANSCENDENTAL = {"exp", "exp2", "expm1", "log", "log1p", "pow", "sin", "cos", "tanh", "logistic", "erf", "lgamma"}
 FREE = {"broadcast_in_dim", "reshape", "squeeze", "transpose", "slice", "convert_element_type", "iota", "copy", "pvary"}
-CALLS = {"jit", "pjit", "closed_call", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call", "custom_vmap_call"}
+CALLS = {"jit", "pjit", "closed_call", "remat2", "checkpoint", "custom_jvp_call", "custom_vmap_call"}
+CALLS |= {"custom_vjp_call", "jaxgauss_function"}
 
 
 @dataclass

@@ -41,7 +41,7 @@ def energy_distance(
         ValueError, TypeError: as `mmd_squared` does.
 
     Derivatives:
-        Reverse mode of any order with respect to x, y and both weights. Points that coincide exert no force on each
+        Any order, both modes, with respect to x, y and both weights. Points that coincide exert no force on each
         other.
 
     Example:

@@ -19,7 +19,7 @@ from .._checks.samples import check_estimator, check_samples, check_signs
 from .._checks.settings import MeshOptions, Samples, Settings, Taus, Weights, working_dtype
 from .._sums.distinct import are_hidden, mean_kernel, sums_of_others, usual_or_sparse
 from .._sums.mesh import product_over_mesh, replicated_over_mesh, sum_over_mesh
-from .._sums.preparation import check_plan, examined, reverse_only
+from .._sums.preparation import check_plan, examined
 from .weights import normalized
 
 FEWEST = {"biased": 1, "unbiased": 4}  # points; the unbiased estimate is a mean over quadruples
@@ -65,7 +65,7 @@ def hsic(
         TypeError: points or weights are not a floating array.
 
     Derivatives:
-        Reverse mode of any order with respect to x, y, both τ and weights. Minimizing it makes features independent.
+        Any order, both modes, with respect to x, y, both τ and weights. Minimizing it makes features independent.
 
     Precision:
         Within 2e-6 of (aᵀK a)(aᵀL a) in float32. Near zero, rounding may make the biased estimate negative.
@@ -143,7 +143,7 @@ def _hsic(settings: Settings, estimator: str, x, y, tau_x, tau_y, weights) -> Ar
     dtype, num = working_dtype(settings.dtype), len(x)
     x, y, tau_x, tau_y = replicated(*(jnp.asarray(z, dtype) for z in (x, y, tau_x, tau_y)))
     a = normalized(settings, weights, x)
-    x, y, tau_x, tau_y, a = reverse_only(settings.function, *vary_alike(x, y, tau_x, tau_y, a))
+    x, y, tau_x, tau_y, a = vary_alike(x, y, tau_x, tau_y, a)
     given = x, y, a[:, None]
     x, y, a = replicated(*given) if settings.mesh is None else replicated_over_mesh(settings, *given)
     tau_x, tau_y = tau_x.ravel(), tau_y.ravel()

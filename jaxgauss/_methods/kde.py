@@ -12,6 +12,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from .._arrays.batches import over_leading_axes
+from .._arrays.custom_rule import with_pullback
 from .._arrays.devices import has_cuda, visible
 from .._arrays.points import LOG_ZERO
 from .._arrays.tracing import jitted
@@ -73,7 +74,7 @@ def kde_logpdf(
         TypeError: points, samples or weights are not a floating array.
 
     Derivatives:
-        Reverse mode of any order with respect to points, samples, tau and weights. Derivatives with respect to
+        Any order, both modes, with respect to points, samples, tau and weights. Derivatives with respect to
         weights of zero do not exceed 1e26.
 
     Precision:
@@ -125,7 +126,7 @@ def kde_score(
         ValueError, TypeError: as `kde_logpdf` does.
 
     Derivatives:
-        Reverse mode of any order with respect to points, samples, tau and weights, as for `kde_logpdf`.
+        Any order, both modes, with respect to points, samples, tau and weights, as for `kde_logpdf`.
 
     Example:
         >>> import jax.numpy as jnp, jaxgauss
@@ -238,8 +239,7 @@ def log_or_zero(weights: Array) -> Array:
 # The last sum is zero, but its derivatives with respect to the weights are not. A mask needs them.
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _of_zero_weights(settings: Settings, points: Array, samples: Array, weights: Array, tau: Array, logs: Array):
+def _zeros_of_zero_weights(settings: Settings, points: Array, samples: Array, weights: Array, tau: Array, logs: Array):
     """Σ_{n in Z} w_n Φ exp(-logs_m) (…, M, 1), for weights (N, 1), where Z are the points of weight zero."""
     return jnp.zeros_like(logs)
 
@@ -259,8 +259,7 @@ def _of_zero_weights_backward(settings: Settings, operands: tuple[Array, ...], c
     return lax.cond(are_zero.any(), pullback, lambda *operands: jax.tree.map(jnp.zeros_like, operands), *operands)
 
 
-_of_zero_weights.defvjp(lambda settings, *operands: (_of_zero_weights(settings, *operands), operands),
-                        _of_zero_weights_backward)  # fmt: skip
+_of_zero_weights = with_pullback(_zeros_of_zero_weights, 1, _of_zero_weights_backward)
 
 
 def log_factor(kernel: Kernel, tau: Array, dim: int) -> Array:

@@ -22,7 +22,6 @@ from .._checks.settings import MeshOptions, Options, Points, Settings, Values, W
 from .._kernels.kernels import GAUSS, Kernel
 from .._sums.display import progress_bar, refuse_progress_in_a_trace, short_repr
 from .._sums.log_gauss_sum import log_gauss_sum
-from .._sums.preparation import reverse_only
 from .candidates import candidates, chosen, merged
 from .kde import check_integral, log_factor, log_or_zero
 from .leave_one_out_sums import over_others
@@ -94,7 +93,7 @@ def leave_one_out_tau(
         ImportError: `progress` without tqdm.
 
     Derivatives:
-        Reverse mode of any order, of the scores with respect to points, values, taus and positive weights. (The
+        Any order, both modes, of the scores with respect to points, values, taus and positive weights. (The
         derivative with respect to a weight of zero counts only that point's own score.) `tau` has none.
 
     Example:
@@ -199,14 +198,13 @@ def _merged(settings: Settings, points, weights, values) -> tuple[Array, Array]:
 def _search(settings: Settings, points, taus, weights, values) -> _Scores:
     (x,) = replicated(jnp.asarray(points, working_dtype(settings.dtype)))
     taus = candidates(x, x.dtype) if taus is None else taus
-    operands = replicated(x, jnp.asarray(taus, x.dtype), normalized(settings, weights, x))
-    x, taus, w = reverse_only(settings.function, *operands)
+    x, taus, w = replicated(x, jnp.asarray(taus, x.dtype), normalized(settings, weights, x))
     if values is None:
         logs, _ = over_others(settings, x, log_or_zero(w), taus, None)  # (T, N)
         others = jnp.log1p(-jnp.minimum(w, 1 - jnp.finfo(w.dtype).eps))
         each = logs + log_factor(settings.kernel, taus, x.shape[1])[:, None] - others[None]
     else:
-        (v,) = reverse_only(settings.function, *replicated(jnp.asarray(values, x.dtype).reshape(len(x), -1)))
+        (v,) = replicated(jnp.asarray(values, x.dtype).reshape(len(x), -1))
         means: Any = over_others(settings, x, log_or_zero(w), taus, v)[1]  # (T, N, C)
         each = -jnp.square(v[None] - means).sum(-1)
     return _Scores(taus, (w[None] * jnp.maximum(each, jnp.finfo(x.dtype).min)).sum(-1))

@@ -2,7 +2,7 @@
 
 import functools
 from dataclasses import replace
-from typing import NamedTuple, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ from jax import lax
 from jax.scipy.sparse.linalg import cg
 from jaxtyping import Array, Float, Int
 
+from .._arrays.custom_rule import Wanted, chosen, with_rule
 from .._arrays.devices import replicated, vary_alike
 from .._arrays.points import common_center, dot
 from .._calls import readable
@@ -19,7 +20,7 @@ from .._checks.samples import check_number, check_positive, check_samples, check
 from .._checks.settings import MeshOptions, Points, Settings, Weights, working_dtype
 from .._sums.display import progress_bar, refuse_progress_in_a_trace, short_repr
 from .._sums.kernel_mean import as_logs, means_over_mesh
-from .._sums.preparation import check_plan, examined, reverse_only
+from .._sums.preparation import check_plan, examined
 from .kde import log_or_zero
 from .weights import normalized
 
@@ -81,7 +82,7 @@ def mean_shift(
         ImportError: `progress` without tqdm.
 
     Derivatives:
-        Reverse mode of first order, of the final points with respect to data, tau and weights, by the implicit function
+        First order, both modes, of the final points with respect to data, tau and weights, by the implicit function
         theorem. With respect to the starting points it is zero. Gradients are meaningless for points that have not come
         to rest at a maximum.
 
@@ -178,8 +179,7 @@ _step_at_once = jax.jit(_step, static_argnums=0)
 # all points at once.
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _at_rest(settings: Settings, state: _State) -> _State:
+def _moved_to_rest(settings: Settings, state: _State) -> _State:
     return lax.while_loop(_goes_on, functools.partial(_step, settings), state)
 
 
@@ -187,31 +187,29 @@ def _goes_on(state: _State) -> Array:
     return (state.num_steps < state.max_steps) & (state.shift > state.tol)
 
 
-def _at_rest_forward(settings: Settings, state: _State):
+def _at_rest_forward(settings: Settings, _: Wanted, state: _State) -> tuple[_State, _State]:
     state = _at_rest(settings, state)
     return state, state
 
 
-def _at_rest_backward(settings: Settings, state: _State, cotangent: _State):
+def _at_rest_backward(settings: Settings, wanted: Wanted, begun: Any, state: _State, cotangent: _State) -> list[Array]:
     operands = state.points, state.data, state.tau, state.log_weights
     settings = settings if settings.near is False else replace(settings, near=None)  # gradients need nearer points
     pullback = jax.vjp(functools.partial(_moved, settings), *operands)[1]
     solved, _ = cg(lambda g: g - pullback(g)[0], cotangent.points, tol=float(jnp.finfo(state.points.dtype).eps))
     _, *gradients = pullback(solved)
-    nothing = jax.tree.map(jnp.zeros_like, cotangent)
-    return (nothing._replace(data=gradients[0], tau=gradients[1], log_weights=gradients[2]),)
+    nothing = _State(*[None] * len(state))  # type: ignore[arg-type]
+    found = nothing._replace(data=gradients[0], tau=gradients[1], log_weights=gradients[2])
+    return chosen(wanted, begun, (found,))
 
 
-_at_rest.defvjp(_at_rest_forward, _at_rest_backward)
+_at_rest = with_rule(_moved_to_rest, 1, _at_rest_backward, _at_rest_forward)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _mean_shift(settings: Settings, points, data, tau, weights, tol, max_steps) -> MeanShift:
     state = _begun(settings, points, data, tau, weights, tol, max_steps)
-    operands = reverse_only(settings.function, state.points, state.data, state.tau, state.log_weights)
-    points, data, tau, log_weights = operands
-    begun = state._replace(points=points, data=data, tau=tau, log_weights=log_weights)
-    return _result(settings, _at_rest(settings, begun))
+    return _result(settings, _at_rest(settings, state))
 
 
 @functools.partial(jax.jit, static_argnums=0)

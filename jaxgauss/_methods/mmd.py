@@ -15,7 +15,7 @@ from .._checks.settings import Samples, Settings, Taus, WeightOptions, Weights
 from .._kernels.kernels import Kernel
 from .._sums.distinct import are_sparse, mean_kernel, sums_of_others, usual_or_sparse
 from .._sums.moments import as_gaussians, in_own_unit, prepare, shares_of
-from .._sums.preparation import check_and_examine, is_differentiated, reverse_only
+from .._sums.preparation import check_and_examine, is_differentiated
 from .mmd_form import Side, Way, form
 from .weights import distinct_pairs_factor, weights_or_mean
 
@@ -63,7 +63,7 @@ def mmd_squared(
         TypeError: a sample or its weights are not a floating array.
 
     Derivatives:
-        Reverse mode of any order with respect to x, y, both weights and tau. A Hessian is `jax.jacrev(jax.grad(f))`.
+        Any order, both modes, with respect to x, y, both weights and tau.
 
     Precision:
         As for `gauss_sum`: in float32 within 1e-6 of the size of the three terms, if these have many summands, without
@@ -154,7 +154,7 @@ def embedding_norm_squared(
         ValueError, TypeError: as `mmd_squared` does.
 
     Derivatives:
-        Reverse mode of any order with respect to points, weights and tau.
+        Any order, both modes, with respect to points, weights and tau.
 
     Example:
         >>> import jax.numpy as jnp, jaxgauss
@@ -231,7 +231,6 @@ class _ByDistinctPairs(NamedTuple):
     given: bool
 
     def __call__(self, settings: Settings, x, y, tau, a, b) -> Array:
-        x, y, tau, a, b = reverse_only(settings.function, x, y, tau, a, b)
         f, h = distinct_pairs_factor(a[:, None]), 0 if self.given else distinct_pairs_factor(b[:, None])
         num, points = len(x), jnp.concatenate([x, y])
         columns = jnp.stack([jnp.pad(a, (0, len(b))), jnp.pad(b, (num, 0))], -1)

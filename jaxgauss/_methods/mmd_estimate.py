@@ -26,7 +26,7 @@ from .._sums.chunks import give_back
 from .._sums.display import progress_bar, refuse_progress, refuse_progress_in_a_trace, short_repr
 from .._sums.distinct import are_sparse, mean_kernel, sums_of_others, usual_or_sparse
 from .._sums.moments import Reduction, as_gaussians, bandwidth_mean, prepare, with_reduction
-from .._sums.preparation import check_and_examine, check_plan, reverse_only
+from .._sums.preparation import check_and_examine, check_plan
 from .._sums.stream import gauss_sum_streamed
 from .weights import weights_or_mean
 
@@ -150,7 +150,6 @@ def _in_memory(settings: Settings, estimator: str, x, y, tau) -> MMDEstimate:
 
 def _rows_of_distinct(settings: Settings, x: Array, y: Array, tau: Array) -> list[Array]:
     """The rows of x and of y, each without its own point."""
-    x, y, tau = reverse_only(settings.function, x, y, tau)
     m, n = len(x), len(y)
     columns = (jnp.arange(m + n) < m)[:, None] == jnp.array([[True, False]])
     sums = mean_kernel(settings.kernel, tau, jnp.concatenate([x, y]))

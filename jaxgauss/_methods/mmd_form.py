@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
+from .._arrays.custom_rule import Wanted, chosen, with_rule
 from .._arrays.devices import has_cuda
 from .._arrays.points import unbroadcast, weighted_sum
 from .._arrays.shapes import are_known
@@ -45,8 +46,7 @@ class Way(NamedTuple):
     biased: bool
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def form(settings: Settings, way: Way, tau: Array, shares: Array | None, x: Side, y: Side) -> Array:
+def _form(settings: Settings, way: Way, tau: Array, shares: Array | None, x: Side, y: Side) -> Array:
     """The form F, (1,) for several bandwidths."""
 
     def value(reduction: Reduction, points: tuple[Array, Array], tau: Array, *others: Array) -> Array:
@@ -55,9 +55,9 @@ def form(settings: Settings, way: Way, tau: Array, shares: Array | None, x: Side
     return with_reduction(settings, value, (x.points, y.points), tau, *x[1:], *y[1:], shares=shares, pulls=False)
 
 
-def _form_forward(settings: Settings, way: Way, tau, shares, x, y):
-    tau_moves, x_moves, y_moves = (any(z.perturbed for z in jax.tree.leaves(side)) for side in ((tau, shares), x, y))
-    tau, shares, x, y = jax.tree.map(lambda z: z.value, (tau, shares, x, y))
+def _form_forward(settings: Settings, way: Way, wanted: Wanted, tau, shares, x, y):
+    num = len(wanted) - len(x) - len(y)
+    tau_moves, x_moves, y_moves = map(any, (wanted[:num], wanted[num : num + len(x)], wanted[num + len(x) :]))
 
     def value_and_gradients(reduction: Reduction, points: tuple[Array, Array], tau: Array, *others: Array):
         x, y = _sides(points, *others)
@@ -88,17 +88,16 @@ def _form_forward(settings: Settings, way: Way, tau, shares, x, y):
     if tau_moves and shares is not None:
         d_tau, d_shares = shares * d_tau, value
         value, d_x, d_y = jax.tree.map(lambda z: weighted_sum(shares, z)[None], (value, d_x, d_y))
-    return value, (x, y, d_tau, d_shares, d_x, d_y)
+    return value, (d_tau, d_shares, d_x, d_y)
 
 
-def _form_backward(settings: Settings, way: Way, residuals, g):
-    x, y, *of_bandwidths, d_x, d_y = residuals
-    if isinstance(g, jax.custom_derivatives.SymbolicZero):
-        return None, None, None, None
-    return *(g * d if d.size else None for d in of_bandwidths), _times(d_x, g, x), _times(d_y, g, y)
+def _form_backward(settings: Settings, way: Way, wanted: Wanted, operands, kept, g) -> list[Array]:
+    (*_, x, y), (d_tau, d_shares, d_x, d_y) = operands, kept
+    of_bandwidths = (g * d if d.size else None for d in (d_tau, d_shares))
+    return chosen(wanted, operands, (*of_bandwidths, _times(d_x, g, x), _times(d_y, g, y)))
 
 
-form.defvjp(_form_forward, _form_backward, symbolic_zeros=True)
+form = with_rule(_form, 2, _form_backward, _form_forward)
 
 
 def _by_x(reduction: Reduction, tau: Array, x: Side, y: Side, with_y: bool, pulls: bool = True):

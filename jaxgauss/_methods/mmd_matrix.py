@@ -18,7 +18,7 @@ from .._kernels.kernels import Kernel
 from .._sums.distinct import are_hidden, mean_kernel, sums_of_others, usual_or_sparse
 from .._sums.kernel_sum import unrounded_kernel_sum
 from .._sums.moments import bandwidth_mean, in_own_unit
-from .._sums.preparation import check_plan, reverse_only
+from .._sums.preparation import check_plan
 
 WIDTHS, OVERHEAD = (8, 16, 32, 64), 16  # points of a chunk; a chunk costs as much as so many points more
 BLOCK, CUDA_BLOCK = 1024, 4096  # points: the pairs of two blocks fill a tile
@@ -59,7 +59,7 @@ def mmd_squared_matrix(
         TypeError: points or weights are not a floating array, or labels are not known integers.
 
     Derivatives:
-        Reverse mode of any order with respect to points, weights and tau.
+        Any order, both modes, with respect to points, weights and tau.
 
     Precision:
         As for `mmd_squared`: within 1e-6 of the size of the three terms in float32; sparse points likewise.
@@ -180,7 +180,6 @@ class _OfEachSet(NamedTuple):
     number: int
 
     def __call__(self, settings: Settings, points: Array, a: Array, tau: Array, sets: Array) -> Array:
-        points, a, tau = reverse_only(settings.function, points, a, tau)
         sums = sums_of_others(mean_kernel(settings.kernel, tau, points), a[:, None], sets)
         return jax.ops.segment_sum(a * sums[:, 0], sets.astype("int32"), self.number)
 

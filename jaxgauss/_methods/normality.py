@@ -13,7 +13,7 @@ from .._arrays.tracing import jitted
 from .._checks.arguments import centered, public
 from .._checks.samples import check_distinct_pairs, check_estimator, check_samples
 from .._checks.settings import Samples, Settings, Taus, WeightOptions, Weights, working_dtype
-from .._sums.preparation import check_and_examine, is_differentiated, reverse_only
+from .._sums.preparation import check_and_examine, is_differentiated
 from .mmd import mmd_of_samples
 from .weights import weights_or_mean
 
@@ -99,7 +99,7 @@ def _to_normal(settings: Settings, estimator: str, x: Any, tau: Any, weights: An
     unrounded = replace(settings, dtype=dtype.name)
     own = mmd_of_samples(unrounded, estimator, x, nobody, tau, weights, None, 0.0)
     a = jnp.asarray(weights_or_mean(weights, x.shape[0], settings), dtype)
-    points, tau, a = reverse_only(settings.function, jnp.asarray(x, dtype), jnp.ravel(jnp.asarray(tau, dtype)), a)
+    points, tau = jnp.asarray(x, dtype), jnp.ravel(jnp.asarray(tau, dtype))
     points = points if origin is None else points + jnp.asarray(origin, dtype)[None]
     squared = jnp.square(points).sum(-1)
     logs = -dim / 2 * jnp.log1p(tau)[:, None] - (tau / (1 + tau))[:, None] / 2 * squared[None]  # (T, N)

@@ -18,7 +18,7 @@ from .._checks.settings import Samples, Settings, Taus, WeightOptions, Weights
 from .._kernels.kernels import GAUSS, Kernel
 from .._sums.distinct import are_sparse, sums_of_others, usual_or_sparse
 from .._sums.moments import Reduction, as_gaussians, bandwidth_mean, prepare, with_reduction
-from .._sums.preparation import check_and_examine, reverse_only
+from .._sums.preparation import check_and_examine
 from .weights import distinct_pairs_factor, weights_or_mean
 
 
@@ -61,7 +61,7 @@ def ksd_squared(
         TypeError: points, scores or weights are not a floating array.
 
     Derivatives:
-        Reverse mode of any order with respect to points, scores, weights and tau. To differentiate through the scores,
+        Any order, both modes, with respect to points, scores, weights and tau. To differentiate through the scores,
         compute them inside the loss.
 
     Precision:
@@ -145,7 +145,6 @@ def _by_all_pairs(settings: Settings, estimator: str, one_sign: bool, points, sc
 
 def _by_distinct_pairs(settings: Settings, x: Array, s: Array, tau: Array, a: Array) -> Array:
     """The unbiased KSD² from h(x_i, x_j) of different points."""
-    x, s, tau, a = reverse_only(settings.function, x, s, tau, a)
     kernel, dim, at_points = settings.kernel, x.shape[1], (s * x).sum(-1)
 
     def tile(rows: Array, squared: Callable[[Array], Array]) -> Array:

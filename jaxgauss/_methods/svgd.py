@@ -55,7 +55,7 @@ def svgd_direction(
         TypeError: particles or scores are not a floating array.
 
     Derivatives:
-        Reverse mode of any order with respect to particles, scores and tau.
+        Any order, both modes, with respect to particles, scores and tau.
 
     Precision:
         That of a gradient of `gauss_sum`.

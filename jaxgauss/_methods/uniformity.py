@@ -16,7 +16,7 @@ from .._checks.arguments import public
 from .._checks.samples import check_distinct_pairs, check_positive, check_samples, check_signs
 from .._checks.settings import MeshOptions, Options, Samples, Settings, Taus, Weights, working_dtype
 from .._sums.distinct import are_hidden, are_looked_at, usual_or_sparse
-from .._sums.preparation import check_and_examine, is_differentiated, reverse_only
+from .._sums.preparation import check_and_examine, is_differentiated
 from .kde import log_or_zero
 from .leave_one_out_sums import over_others
 from .mmd import form_of_all_pairs
@@ -95,7 +95,6 @@ def _uniformity(settings: Settings, x: Any, tau: Any, weights: Any) -> Array:
 
 def _log_of_others(settings: Settings, x: Array, tau: Array, a: Array) -> Array:
     """log Σ_{i ≠ j} a_i a_j Φ, the mean over the bandwidths, from the logarithm of each point's sum."""
-    x, tau, a = reverse_only(settings.function, x, tau, a)
     taus, log_weights = tau.ravel(), log_or_zero(a)
     logs, _ = over_others(settings, x, log_weights, taus, None)  # (T, N)
     return jax.nn.logsumexp(logs + log_weights[None]) - jnp.log(jnp.asarray(len(taus), logs.dtype))

@@ -44,7 +44,7 @@ def mmd_witness(
         ValueError, TypeError: as `mmd_squared` does.
 
     Derivatives:
-        Reverse mode of any order with respect to points, x, y, weights and tau; -∇f at x is `mmd_flow_velocity`.
+        Any order, both modes, with respect to points, x, y, weights and tau; -∇f at x is `mmd_flow_velocity`.
 
     Example:
         >>> import jax.numpy as jnp, jaxgauss
@@ -106,7 +106,7 @@ def mmd_flow_velocity(
         ValueError, TypeError: as `mmd_squared` does.
 
     Derivatives:
-        Reverse mode of any order with respect to x, y, weights and tau.
+        Any order, both modes, with respect to x, y, weights and tau.
 
     Example:
         >>> import jax.numpy as jnp, jaxgauss

@@ -23,7 +23,7 @@ from .._engines.request import Channels
 from .._engines.rules import gaussian_sum, radial_sum
 from .display import refuse_progress, refuse_progress_in_a_trace
 from .others import sum_of_others
-from .preparation import checked, reverse_only
+from .preparation import checked
 from .progress import in_parts
 from .segments import by_segments
 
@@ -60,7 +60,7 @@ def gauss_sum(
             half-precision numbers; or as `jnp.matmul` takes it, such as "highest". None: that of the points; on CUDA
             half precision for float32 points where it is four times as fast (docs/precision.md).
         exclude_self: whether the pairs m = n are left out, where queries and keys are the same points.
-        forward_mode: whether forward mode, such as `jax.jvp` or `jax.hessian`, must work, too (docs/scale.md).
+        forward_mode: whether the rules are those of forward mode, which also works without (docs/scale.md).
         segments: integer labels (M,) and (N,): only pairs of equal labels are summed, group by group (docs/ragged.md).
         progress: sum some queries at a time, with a bar (needs tqdm); not under transformations or with segments.
 
@@ -72,8 +72,8 @@ def gauss_sum(
         TypeError: an argument is not a floating array, or labels are not known integers.
 
     Derivatives:
-        Reverse mode of any order with respect to all four, in linear memory; for C = 1 the value and all gradients cost
-        two sums. Without `forward_mode`, forward mode is an error.
+        Any order, both modes, with respect to all four, in linear memory; for C = 1 the value and all gradients cost
+        two sums.
 
     Precision:
         The error relative to Σ Φ|v|, in L2 over the queries, is 2e-6 in float32 (gradients 1e-5), wherever the points
@@ -128,8 +128,6 @@ def unrounded_gauss_sum(settings: Settings, queries: Array, keys: Array, values:
     if has_cuda():  # on a CPU the ways of far points do this
         keys = without_hidden(keys, values)
     operands = vary_alike(queries, keys, values, tau)
-    if not settings.forward_mode:
-        operands = reverse_only(settings.function, *operands)
     total = sum_of_others(_summed, settings, *operands) if settings.exclude_self else _summed(settings, *operands)
     return total[..., 0] if weights else total
 

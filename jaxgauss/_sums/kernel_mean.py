@@ -33,7 +33,7 @@ from .._kernels.kernels import Kernel
 from .log_gauss_sum import LogWeights
 from .mesh import added_over_devices, first_rows, over_mesh, without_mesh
 from .others import softmax_means_of_others
-from .preparation import checked, none_are_zero, reverse_only
+from .preparation import checked, none_are_zero
 
 
 @public()
@@ -74,7 +74,7 @@ def kernel_mean(
         TypeError: an argument is not a floating array.
 
     Derivatives:
-        Reverse mode of any order with respect to queries, keys, values, tau and log-weights.
+        Any order, both modes, with respect to queries, keys, values, tau and log-weights.
 
     Precision:
         Within 1e-5 of the largest |v| in float32, wherever the points lie. On CUDA exponents err by 2⁻²⁴ τ‖q‖‖k‖, with
@@ -149,7 +149,7 @@ def means_over_mesh(
     """Σ_n P_mn v_n (…, M, C) and log Σ_n w_n Φ (…, M, 1) in the working dtype, over the mesh if there is one."""
     dtype = working_dtype(settings.dtype)
     operands = replicated(*(jnp.asarray(x, dtype) for x in (queries, keys, values, log_weights[..., None], tau)))
-    queries, keys, values, log_weights, tau = reverse_only(settings.function, *vary_alike(*operands))
+    queries, keys, values, log_weights, tau = vary_alike(*operands)
     rank = max(queries.ndim, keys.ndim, values.ndim, log_weights.ndim, tau.ndim + 2)
     log_weights = jnp.maximum(lax.expand_dims(log_weights, range(rank - log_weights.ndim)), LOG_ZERO)
     queries, keys, values, tau = align(queries, keys, lax.expand_dims(values, range(rank - values.ndim)), tau)

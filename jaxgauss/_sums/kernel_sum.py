@@ -23,7 +23,7 @@ from .._kernels.kernels import GAUSS, Kernel
 from .._kernels.mixtures import Mixture
 from .gauss_sum import checked_gauss_sum, summed_by_pairs, unrounded_gauss_sum
 from .others import sum_of_others
-from .preparation import checked, is_differentiated, reverse_only
+from .preparation import checked, is_differentiated
 from .segments import by_segments
 
 
@@ -116,8 +116,6 @@ def unrounded_kernel_sum(settings: Settings, queries: Array, keys: Array, values
     weights = values.ndim == 1
     queries, keys, values, tau = align(queries, keys, values[:, None] if weights else values, tau)
     operands = vary_alike(queries, without_hidden(keys, values), values, tau)
-    if not settings.forward_mode:
-        operands = reverse_only(settings.function, *operands)
     total = sum_of_others(_summed, settings, *operands) if settings.exclude_self else _summed(settings, *operands)
     return total[..., 0] if weights else total
 

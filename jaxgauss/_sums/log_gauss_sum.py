@@ -24,7 +24,7 @@ from .._engines.log_rules import as_weights, log_sums
 from .._engines.near import examined
 from .._kernels.kernels import Kernel
 from .others import log_sums_of_others
-from .preparation import checked, none_are_zero, reverse_only
+from .preparation import checked, none_are_zero
 from .segments import by_segments
 
 LogWeights = Float[Array | np.ndarray, "*#batch n"] | None
@@ -68,10 +68,9 @@ def log_gauss_sum(
         TypeError: an argument is not a floating array, or labels are not known integers.
 
     Derivatives:
-        Reverse mode of any order. With P_mn = w_n Φ_mn / Σ_n w_n Φ_mn, ∂q = τ (Σ_n P_mn k_n - q_m), the score of a
+        Any order, both modes. With P_mn = w_n Φ_mn / Σ_n w_n Φ_mn, ∂q = τ (Σ_n P_mn k_n - q_m), the score of a
         mixture, comes from the same call. Gradients of other kernels take several times as long in
         many dimensions if points lie far apart.
-        Forward mode is an error; a Hessian is `jax.jacrev(jax.grad(f))`.
 
     Precision:
         In float32 within 1e-5 · max(1, |log|), wherever the points lie; gradients within 2e-5 of the sizes of their
@@ -114,8 +113,7 @@ def unrounded_log_sum(settings: Settings, queries: Array, keys: Array, log_weigh
     """log Σ_n w_n Φ (…, M, 1) in the working dtype, from checked arguments with log w (…, N, 1)."""
     dtype = working_dtype(settings.dtype)
     queries, keys, log_weights, tau = replicated(*(jnp.asarray(x, dtype) for x in (queries, keys, log_weights, tau)))
-    operands = vary_alike(*align(queries, keys, log_weights, tau))
-    queries, keys, log_weights, tau = reverse_only(settings.function, *operands)
+    queries, keys, log_weights, tau = vary_alike(*align(queries, keys, log_weights, tau))
     if keys.shape[-2] <= settings.exclude_self:
         batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (queries, keys, log_weights)), tau.shape)
         return jnp.full((*batch, queries.shape[-2], 1), -math.inf, dtype)

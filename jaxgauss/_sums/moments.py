@@ -24,7 +24,6 @@ from .._kernels.kernels import GAUSS
 from .._kernels.profiles import Energy
 from .kernel_sum import as_bandwidths
 from .mesh import added_over_devices, first_rows, over_mesh, replicated_over_mesh, without_mesh
-from .preparation import reverse_only
 
 # Of points in their own unit, bandwidths from the origin: u stays below 2¹²⁰, which kernels take.
 LARGEST, FARTHEST = 2.0**50, 2.0**60
@@ -159,8 +158,7 @@ def prepare(settings: Settings, tau: Any, *arrays: Any) -> tuple[Array, ...]:
     """τ and the arrays in the working dtype, varying alike over a mesh; the arrays get an axis for each axis of τ."""
     dtype = working_dtype(settings.dtype)
     (tau,) = replicated(jnp.asarray(tau, dtype))
-    operands = vary_alike(tau, *(jnp.asarray(x, dtype) for x in arrays))
-    tau, *given = reverse_only(settings.function, *operands)
+    tau, *given = vary_alike(tau, *(jnp.asarray(x, dtype) for x in arrays))
     given = replicated(*given) if settings.mesh is None else replicated_over_mesh(settings, *given)
     return tau, *(jnp.expand_dims(x, range(tau.ndim)) for x in given)
 

@@ -1,4 +1,4 @@
-"""The first steps of every public function: check the arguments, make the plan, refuse forward mode."""
+"""The first steps of every public function: check the arguments, make the plan."""
 
 import functools
 from dataclasses import replace
@@ -8,8 +8,6 @@ import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
 
 from .._arrays.devices import expected_platform
 from .._arrays.points import sizes
@@ -112,62 +110,6 @@ def forget_plans() -> None:
     for remembered in (_remembered, _planned):
         remembered.cache_clear()
     jax.clear_caches()
-
-
-# `jax.custom_vjp` refuses forward mode as well, but not in every program, and in JAX's own words. This primitive is an
-# identity. Its tangent can be transposed; to compute it is an error.
-_WAYS = {
-    name: f" `{name}` with forward_mode=True has tangents, and works under jax.hessian."
-    for name in ("gauss_sum", "kernel_sum")
-}
-
-
-def reverse_only(function: str, *operands: jax.Array) -> tuple[jax.Array, ...]:
-    """The operands; forward mode through them raises TypeError in the name of the public function."""
-    return tuple(_primal_p.bind(x, function=function) for x in operands)
-
-
-_primal_p, _tangent_p = Primitive("jaxgauss_reverse_only"), Primitive("jaxgauss_tangent")
-
-
-def _refuse(tangent, function: str):
-    raise TypeError(
-        f"`jaxgauss.{function}`: derivatives must be taken in reverse mode; got a tangent {tangent} by jax.jvp,"
-        " jax.jacfwd, jax.linearize or jax.hessian. Use jax.jacrev(jax.grad(f)) for a Hessian, jax.grad(lambda x:"
-        f" jnp.vdot(jax.grad(f)(x), v)) for its product with v.{_WAYS.get(function, '')}"
-    )
-
-
-def _primal_and_tangent(primals, tangents, *, function: str):
-    (x,), (d_x,) = primals, tangents
-    primal = _primal_p.bind(x, function=function)
-    return primal, d_x if type(d_x) is ad.Zero else _tangent_p.bind(d_x, function=function)
-
-
-for _primitive in (_primal_p, _tangent_p):
-    _primitive.def_abstract_eval(lambda x, *, function: x)
-
-
-_primal_p.def_impl(lambda x, *, function: x)
-
-
-_tangent_p.def_impl(lambda x, *, function: _refuse(jax.typeof(x), function))
-
-
-ad.primitive_jvps[_primal_p] = _primal_and_tangent
-
-
-ad.deflinear2(_tangent_p, lambda g, _, *, function: [g])
-
-
-batching.primitive_batchers[_primal_p] = lambda x, axes, *, function: (_primal_p.bind(*x, function=function), *axes)
-batching.primitive_batchers[_tangent_p] = lambda x, _, *, function: _refuse(jax.typeof(*x), function)
-
-
-mlir.register_lowering(_primal_p, lambda _, x, *, function: [x])
-
-
-mlir.register_lowering(_tangent_p, lambda context, _, *, function: _refuse(context.avals_in[0], function))
 
 
 def none_are_zero(log_weights: Any, keys: Any, settings: Settings) -> jax.Array:

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
+from ..._arrays.custom_rule import with_pullback
 from ..._arrays.devices import vary_like
 from ..._arrays.points import LOG_ZERO, dot, unit_and_ratio, with_axes_of, with_rank
 from ..._arrays.shapes import G, K, L, Q, S, T, V, W
@@ -153,15 +154,13 @@ def _of_one_batch(*operands: Rows) -> list[Rows]:
     return [tuple(jnp.broadcast_to(x, (*batch, *x.shape[-2:])) for x in rows) for rows in operands]
 
 
-@jax.custom_vjp
-def _squares(scale: Rows, q: Rows, k: Rows) -> Array:
+def _squares_of_one_batch(scale: Rows, q: Rows, k: Rows) -> Array:
     if len(scale) > 1:
         return _added(_scaled_square, scale, q, k)
     return jnp.square(*scale) * _added(lambda q, k: jnp.square(_difference(q, k)), q, k)
 
 
-@jax.custom_vjp
-def _products(scale: Rows, q: Rows, b: Rows, k: Rows) -> Array:
+def _products_of_one_batch(scale: Rows, q: Rows, b: Rows, k: Rows) -> Array:
     return _added(_scaled_product, scale, q, b, k)
 
 
@@ -200,14 +199,12 @@ def _gradients(
     return tuple(2 / s * x for s, x in zip(scale, sums, strict=True)), d_queries, d_keys
 
 
-@jax.custom_vjp
-def pulls(weights: Array, a: Rows, b: Rows) -> Rows:
+def _pulls(weights: Array, a: Rows, b: Rows) -> Rows:
     """Σ_n W (b_n - a_m), (*batch, D, M), from arrays of one batch."""
     return tuple((weights[..., None, :, :] * _difference(*x)).sum(-1) for x in zip(a, b, strict=True))
 
 
-@jax.custom_vjp
-def _inner(g: Rows, a: Rows, b: Rows) -> Array:
+def _inner_products(g: Rows, a: Rows, b: Rows) -> Array:
     """Σ_d g_m (b_n - a_m), (*batch, M, N), from arrays of one batch."""
     return _added(lambda g, a, b: g[..., None] * _difference(a, b), g, a, b)
 
@@ -229,10 +226,10 @@ def _products_of_rows(g: Rows, weights: Array) -> Rows:
     return tuple(jnp.split(dot(jnp.concatenate(g, -2), weights), len(g), -2))
 
 
-_squares.defvjp(lambda *operands: (_squares(*operands), operands), _squares_backward)
-_products.defvjp(lambda *operands: (_products(*operands), operands), _products_backward)
-pulls.defvjp(lambda *operands: (pulls(*operands), operands), _pulls_backward)
-_inner.defvjp(lambda *operands: (_inner(*operands), operands), _inner_backward)
+_squares = with_pullback(_squares_of_one_batch, 0, _squares_backward)
+_products = with_pullback(_products_of_one_batch, 0, _products_backward)
+pulls = with_pullback(_pulls, 0, _pulls_backward)
+_inner = with_pullback(_inner_products, 0, _inner_backward)
 
 
 def _added(term: Callable[..., Array], *rows: Rows) -> Array:

@@ -26,6 +26,7 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from ..._arrays.compensated import compensated, two_sum
+from ..._arrays.custom_rule import Wanted, chosen, with_rule
 from ..._arrays.devices import vary_like
 from ..._arrays.points import dot
 from ..tiles import blocks, scan
@@ -55,8 +56,7 @@ def _axes(dim: int) -> list[list[int]]:
     return [[1, *(-1 if e == d else 1 for e in range(dim))] for d in range(dim)]
 
 
-@jax.custom_vjp
-def coefficients(of: Nodes, keys: Float[Array, "n d"], values: Float[Array, "c n"]) -> Float[Array, "c ..."]:
+def _coefficients(of: Nodes, keys: Float[Array, "n d"], values: Float[Array, "c n"]) -> Float[Array, "c ..."]:
     """A = Σ_n v_n T(k_n₁) ⊗ T(k_n₂) ⊗ … (C, waves, waves, …); coefficients beyond the nodes' blocks are zero."""
     by_products = functools.partial(_coefficients_by_products, of, keys, values)
     return _one_of_two(
@@ -64,8 +64,7 @@ def coefficients(of: Nodes, keys: Float[Array, "n d"], values: Float[Array, "c n
     )
 
 
-@jax.custom_vjp
-def values_at(of: Nodes, queries: Float[Array, "m d"], found: Float[Array, "c ..."]) -> Float[Array, "c m"]:
+def _values_at(of: Nodes, queries: Float[Array, "m d"], found: Float[Array, "c ..."]) -> Float[Array, "c m"]:
     """Σ_j A_j T_j(q_m) of coefficients A."""
     by_products = functools.partial(_values_by_products, of, queries, found, False)
     return _one_of_two(
@@ -73,8 +72,7 @@ def values_at(of: Nodes, queries: Float[Array, "m d"], found: Float[Array, "c ..
     )
 
 
-@jax.custom_vjp
-def derivatives_at(of: Nodes, queries: Float[Array, "m d"], found: Float[Array, "c ..."]) -> Float[Array, "c+d m"]:
+def _derivatives_at(of: Nodes, queries: Float[Array, "m d"], found: Float[Array, "c ..."]) -> Float[Array, "c+d m"]:
     """Values of the first channel, its D derivatives, values of the others: one product more than `values_at`."""
     dim, derivatives = queries.shape[1], [derivative(of, found[:1], d) for d in range(queries.shape[1])]
 
@@ -193,15 +191,20 @@ def _no_gradient(of: Nodes) -> Nodes:
 
 # Residuals are behind a barrier: JAX 0.10.2 confuses those that are arguments with constants, where the rule is
 # differentiated again in a loop.
-for _function, _backward in (
-    (coefficients, _coefficients_backward),
-    (values_at, _values_backward),
-    (derivatives_at, _derivatives_backward),
-):
-    _function.defvjp(
-        lambda *args, function=_function: (function(*args), lax.optimization_barrier(args)),
-        _backward,
-    )
+def _with_pullback(function: Callable, pullback: Callable) -> Any:
+    def forward(_: Wanted, *operands: Any) -> tuple[Any, Any]:
+        return ruled(*operands), lax.optimization_barrier(operands)
+
+    def backward(wanted: Wanted, operands: Any, kept: Any, g: Array) -> list[Array]:
+        return chosen(wanted, operands, pullback(kept, g))
+
+    ruled = with_rule(function, 0, backward, forward)
+    return ruled
+
+
+coefficients = _with_pullback(_coefficients, _coefficients_backward)
+values_at = _with_pullback(_values_at, _values_backward)
+derivatives_at = _with_pullback(_derivatives_at, _derivatives_backward)
 
 
 def _in_blocks(of: Nodes, channels: int, points: Array, *others: Array) -> list[Array]:

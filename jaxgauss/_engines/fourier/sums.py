@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
+from ..._arrays.custom_rule import with_pullback
 from ..._arrays.devices import vary_like
 from ..._arrays.shapes import Numbers, are_known
 from ..plan import Plan
@@ -163,16 +164,14 @@ def sums_by_waves(
 def in_64_bit_mode(function: Callable) -> Callable:
     """`function`, traced in JAX's 64-bit mode, and so are its derivatives of every order."""
 
-    @jax.custom_vjp
     def traced(*operands: Any) -> Any:
         with jax.enable_x64(True):
             return function(*operands)
 
-    def backward(operands: tuple[Any, ...], cotangents: Any) -> Any:
+    def pullback(operands: tuple[Any, ...], cotangents: Any) -> Any:
         return in_64_bit_mode(lambda g, *x: jax.vjp(function, *x)[1](g))(cotangents, *operands)
 
-    traced.defvjp(lambda *operands: (traced(*operands), operands), backward)
-    return traced
+    return with_pullback(traced, 0, pullback)
 
 
 def _in(dtype: Any, of: Any) -> Any:
