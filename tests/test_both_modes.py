@@ -190,3 +190,18 @@ def test_rules_hold_in_a_loop_that_is_differentiated_twice(rng):
     exact = jax.grad(jax.grad(dense))(1.1)
     for second in (jax.grad(jax.grad(ours)), jax.jit(jax.grad(jax.grad(ours))), jax.jacfwd(jax.grad(ours))):
         assert float(second(1.1)) == pytest.approx(float(exact), rel=1e-11)
+
+
+@pytest.mark.parametrize("num", [9, 700])
+def test_what_is_linear_is_transposed(rng, num):
+    """A sum in its values, and the pullback of one in its cotangents: solvers of linear systems need that."""
+    x, y, g = (jnp.asarray(rng.normal(size=(n, 2))) for n in (num, num + 1, num))
+    v = jnp.sin(y[:, :1])
+    (transposed,) = jax.linear_transpose(jax.jit(lambda v: gauss_sum(x, y, v)), v)(g[:, :1])
+    assert relative_error(transposed, in_plain_jax(y, x, g[:, :1])) < 1e-12
+
+    def summed(x):
+        return gauss_sum(x, y, v)[:, 0]
+
+    (tangent,) = jax.linear_transpose(jax.vjp(summed, x)[1], g[:, 0])((g,))
+    assert relative_error(tangent, jax.jvp(lambda x: in_plain_jax(x, y, v)[:, 0], (x,), (g,))[1]) < 1e-12

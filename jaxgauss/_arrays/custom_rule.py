@@ -272,6 +272,19 @@ def _function_batched(leaves: Sequence[Array], axes: Sequence[Any], *, call: _Ca
     return found, [0] * len(found)
 
 
+def _function_transposed(cotangents: Sequence[Any], *leaves: Any, call: _Call, traced: Any) -> list[Any]:
+    """A function that is linear in some leaves is its own tangent: its rule at zero transposes it."""
+    linear = [ad.is_undefined_primal(x) for x in leaves]
+
+    def of_linear(*moving: Array) -> list[Array]:
+        given = iter(moving)
+        return call.bind([next(given) if is_linear else x for x, is_linear in zip(leaves, linear, strict=True)])
+
+    zeros = [jnp.zeros(x.aval.shape, x.aval.dtype) for x in itertools.compress(leaves, linear)]
+    found = iter(jax.vjp(of_linear, *zeros)[1]([*map(ad.instantiate_zeros, cotangents)]))
+    return [next(found) if is_linear else None for is_linear in linear]
+
+
 def _size(operands: Sequence[Array], axes: Sequence[Any]) -> int:
     return next(x.shape[axis] for x, axis in zip(operands, axes, strict=True) if axis is not None)
 
@@ -279,6 +292,7 @@ def _size(operands: Sequence[Array], axes: Sequence[Any]) -> int:
 _function_p.def_impl(_results)
 _function_p.def_abstract_eval(_results_avals)
 ad.primitive_jvps[_function_p] = _first_tangents
+ad.primitive_transposes[_function_p] = _function_transposed
 batching.primitive_batchers[_function_p] = _function_batched
 mlir.register_lowering(_function_p, mlir.lower_fun(_results, multiple_results=True))
 
