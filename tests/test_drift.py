@@ -156,7 +156,7 @@ def test_hostile_points(rng, request, dtype, moved, blocks):
 
 @pytest.mark.parametrize("moved", [copies, clusters])
 def test_differences_of_coordinates_as_on_cuda(rng, monkeypatch, few_pairs, moved):
-    for module in ("_methods.drift", "_sums.pair_distances"):
+    for module in ("_methods.drift", "_engines.pair_distances"):
         monkeypatch.setattr(f"jaxgauss.{module}.has_cuda", lambda: True)
     x, y = (moved(rng, z).astype("float32") for z in clouds(rng, 43, 31, 11))
     assert "xf64>" not in jax.jit(lambda x, y: drift(x, y, RADII**-2)).lower(x, y).as_text()

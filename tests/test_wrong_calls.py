@@ -320,12 +320,12 @@ mmd_witness(x, x, y, 0) | tau | tau 0 | Pass 1 / sigma**2.
 mmd_flow_velocity(x, y, 1.0, x_weights=a[:3]) | x_weights | x (5, 3), y (4, 3) | Its shape must be (…, 5).
 # drift
 drift(x[0], y, 1.0) | x | x (3,), positives (4, 3) | One-dimensional points are x[:, None].
-drift(x, y[:, :2], 1.0) | positives | x (5, 3), positives (4, 2) | Their last axes must be equal.
-drift(x, y, 1.0, negatives=y[:, :2]) | negatives | x (5, 3), positives (4, 3), negatives (4, 2) | Their last axes
+drift(x, y[:, :2], 1.0) | positives | x (5, 3), positives (4, 2) | A point is a row: transpose columns.
+drift(x, y, 1.0, negatives=y[:, :2]) | negatives | x (5, 3), positives (4, 3), negatives (4, 2) | A point is a row
 drift(x, y[:0], 1.0) | positives | x (5, 3), positives (0, 3) | Pass more points.
-drift(x[:1], y, 1.0) | x | x (1, 3), positives (4, 3) | Each is a negative for the others.
-drift(x, y, 1.0, positive_weights=a) | positive_weights | x (5, 3), positives (4, 3), positive_weights (5,) | Its last
-drift(x, y, 1.0, negative_weights=a) | negative_weights | x (5, 3), positives (4, 3), negative_weights (5,) | Those of x
+drift(x[:1], y, 1.0) | x | x (1, 3) | Each is a negative for the others.
+drift(x, y, 1.0, positive_weights=a) | positive_weights | x (5, 3), positives (4, 3), positive_weights (5,) | Its shape
+drift(x, y, 1.0, negative_weights=a) | negative_weights | negative_weights (5,) | Those of x are `self_weights`.
 drift(x, y, 1.0, self_weights=-a) | self_weights | self_weights from -1.0 to -1.0 | Pass positive ones.
 drift(stack(x, x), stack(y, y, y), 1.0) | x | x (2, 5, 3), positives (3, 4, 3) | Add axes of length 1.
 drift(x, y, np.ones((2, 2))) | tau | tau (2, 2) | Pass one number, or several as (T,).

@@ -1,31 +1,29 @@
 """The drifting field: generated points are drawn to data, and keep away from one another."""
 
 import functools
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from .._arrays.devices import has_cuda, vary_alike, vary_like
 from .._arrays.points import center, common_center, dot, least_log, with_rank
 from .._arrays.tracing import jitted
-from .._checks.arguments import floating_dtype, public
+from .._checks.arguments import public
 from .._checks.operands import as_operand, check_tau
-from .._checks.samples import check_kernel, check_signs, is_mask
-from .._checks.settings import Keys, Queries, Settings, Taus, working_dtype
+from .._checks.samples import check_kernel, check_samples, check_signs
+from .._checks.settings import Keys, Queries, Settings, Taus, Weights, working_dtype
+from .._engines.pair_distances import squared_distances
 from .._kernels.kernels import GAUSS, Kernel
-from .._sums.pair_distances import squared_distances
 
 PAIRS, LEAST_ROWS = {"cpu": 2**19, "cuda": 2**24}, 8  # pairs that are held at a time, in at least so many rows
 FARTHEST = 1e30  # the largest u; farther points are as far
 LARGEST = 60.0  # the largest exponent of a point of weight zero, relative to those of others
-
-GroupWeights = Float[Array | np.ndarray, "*#batch n"] | Bool[Array | np.ndarray, "*#batch n"] | None
 
 
 @public()
@@ -36,9 +34,9 @@ def drift(
     *,
     kernel: str | Kernel = "laplace",
     negatives: Keys | None = None,
-    self_weights: GroupWeights = None,
-    positive_weights: GroupWeights = None,
-    negative_weights: GroupWeights = None,
+    self_weights: Weights | None = None,
+    positive_weights: Weights | None = None,
+    negative_weights: Weights | None = None,
     unit_rms: bool = False,
 ) -> Float[Array, "*result g d"]:
     """Drifting field V(x_i): positives, which are data, attract; negatives, the other generated points, repel.
@@ -87,7 +85,7 @@ def drift(
     """
     function, kernel = "drift", check_kernel("drift", kernel, positive=True)
     points = {"x": x, "positives": positives} | ({} if negatives is None else {"negatives": negatives})
-    weights = {"x": self_weights, "positives": positive_weights, "negatives": negative_weights}
+    weights = {"self_weights": self_weights, "positive_weights": positive_weights, "negative_weights": negative_weights}
     settings = _check(function, points, weights, tau, kernel)
     own = negatives is None or self_weights is not None
     return _drift(
@@ -95,58 +93,27 @@ def drift(
     )
 
 
-NAMES = {"x": "self_weights", "positives": "positive_weights", "negatives": "negative_weights"}
-
-
 def _check(function: str, points: dict[str, Any], weights: dict[str, Any], tau: Any, kernel: Kernel) -> Settings:
-    """Raise unless points (…, number, D), weights (…, number) and τ fit together; return the settings."""
-    where = f"`jaxgauss.{function}`"
-    given = points | {NAMES[name]: w for name, w in weights.items() if w is not None}
-    dtypes = {floating_dtype(where, name, z) for name, z in given.items() if name in points or not is_mask(z)}
-    shapes = ", ".join(f"{name} {tuple(z.shape)}" for name, z in given.items())
-    for name, z in points.items():
-        if len(z.shape) < 2 or z.shape[-1] == 0:
-            raise ValueError(
-                f"{where}: `{name}` must be points (…, number, dimension); got {shapes}. One-dimensional points are"
-                f" {name}[:, None]."
-            )
-        least = 2 if name == "x" and ("negatives" not in points or weights["x"] is not None) else 1
-        if z.shape[-2] < least:
-            fix = " Each is a negative for the others." if least == 2 else " Pass more points."
-            number = f"{least} point{'s' * (least > 1)}"
-            raise ValueError(f"{where}: `{name}` must hold at least {number}; got {shapes}.{fix}")
-    if len({z.shape[-1] for z in points.values()}) > 1:
-        names = ", ".join(f"`{name}`" for name in points).rpartition(", ")
+    """Raise unless points (…, number, D), their weights (…, number) and τ fit together; return the settings."""
+    where, alone = f"`jaxgauss.{function}`", "negatives" not in points
+    if alone and (w := weights["negative_weights"]) is not None:
         raise ValueError(
-            f"{where}: {names[0]} and {names[2]} must be points of the same dimension; got {shapes}. Their last axes"
-            " must be equal."
+            f"{where}: `negative_weights` must be left out without `negatives`; got negative_weights {w.shape}. Those"
+            " of x are `self_weights`."
+        )
+    own = dict(itertools.islice(weights.items(), len(points)))
+    settings = check_samples(function, points, {}, {}, weights=own, kernel=kernel, batches=True)
+    if points["x"].shape[-2] < 2 and (alone or weights["self_weights"] is not None):
+        raise ValueError(
+            f"{where}: `x` must hold at least 2 points; got x {points['x'].shape}. Each is a negative for the others."
         )
     for name, w in weights.items():
-        if w is None:
-            continue
-        if name not in points:
-            raise ValueError(
-                f"{where}: `{NAMES[name]}` must be left out without `negatives`; got {shapes}. Those of x are"
-                " `self_weights`."
-            )
-        if len(w.shape) < 1 or w.shape[-1] != points[name].shape[-2]:
-            raise ValueError(
-                f"{where}: `{NAMES[name]}` must hold one weight for each point of `{name}`; got {shapes}. Its last axis"
-                f" must be {points[name].shape[-2]}."
-            )
-        check_signs(function, w, NAMES[name])
-    try:
-        jnp.broadcast_shapes(*(tuple(given[name].shape[: -2 if name in points else -1]) for name in given))
-    except ValueError:
-        raise ValueError(
-            f"{where}: `x` must have leading axes that broadcast with all others; got {shapes}. Add axes of length 1."
-        ) from None
-    dtype = dtypes.pop() if len(dtypes) == 1 else jnp.result_type(*dtypes)
-    if len(shape := check_tau(where, tau, working_dtype(dtype))) > 1 or shape == (0,):
+        check_signs(function, w, name)
+    if len(shape := check_tau(where, tau, working_dtype(settings.dtype))) > 1 or shape == (0,):
         raise ValueError(
             f"{where}: `tau` must be a number or one-dimensional; got tau {shape}. Pass one number, or several as (T,)."
         )
-    return Settings(dtype=dtype.name, function=function, kernel=kernel)
+    return settings
 
 
 @functools.partial(jitted, num_static=3)

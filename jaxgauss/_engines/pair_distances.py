@@ -9,10 +9,10 @@ from jaxtyping import Array, Bool, Float
 
 from .._arrays.devices import has_cuda
 from .._arrays.points import difference_logits, dot
-from .._checks.settings import Settings
-from .._engines.near import unbatched
-from .._engines.programs import in_float64
 from .._kernels.kernels import Kernel
+from .near import unbatched
+from .programs import in_float64
+from .settings import Settings
 
 ERRORS = {"float32": 1e-6, "float64": 3e-13}  # of exponents
 ROUNDING = 8 * float(jnp.finfo("float64").eps)  # of a squared distance by a product, relative to norms about a center
