@@ -184,16 +184,21 @@ class Engine:
 
         If the engine has `sums` of its own, those of Gaussians are by them.
         """
-        if request.sums.kernels != (GAUSS,) or type(self).sums is Engine.sums:
+        if request.others or request.sums.kernels != (GAUSS,) or type(self).sums is Engine.sums:
             return self.rest.pair_sums(plan, request, *operands)
         queries, keys, values, *others = operands
         own = as_sums(self, self.sums(plan, None, *operands[:4]), *operands)
         request = request._replace(sums=NOTHING, repeats=False)
         return self.rest.pair_sums(plan, request, queries, keys, values[..., :0], *others)._replace(sums=own[0])
 
-    def pair_pullback(self, plan: Any, channels: Channels, *operands: jax.Array, with_tau: bool = True) -> Any:
-        """Gradients of Σ_m ⟨g_m, s_m⟩ of any kernels with respect to queries, keys, values and τ."""
-        return self.rest.pair_pullback(plan, channels, *operands, with_tau=with_tau)
+    def pair_pullback(
+        self, plan: Any, channels: Channels, *operands: jax.Array, with_tau: bool = True, others: bool = False
+    ) -> Any:
+        """Gradients of Σ_m ⟨g_m, s_m⟩ of any kernels with respect to queries, keys, values and τ.
+
+        With `others`, pairs of equal index are left out.
+        """
+        return self.rest.pair_pullback(plan, channels, *operands, with_tau=with_tau, others=others)
 
 
 @dataclass(frozen=True, repr=False)

@@ -24,7 +24,6 @@ from .positive_kernels import (
     means_of_any,
     positive_logs,
     positive_means,
-    sums_are_near,
     weights_of,
 )
 from .programs import Pullback, Pushforward, Some, in_float64, with_all_digits
@@ -100,13 +99,6 @@ def _are_near(
         return False, False
     for_values = are_near(settings, queries, keys, values, tau, logs=True)
     return for_values, are_near(settings, queries, keys, weights_of(log_weights), tau, pulls=True, logs=True)
-
-
-def are_near_for_pulls(settings: Settings, queries: Array, keys: Array, tau: Array, log_weights: Array) -> Any:
-    """Whether points are near for logarithms of a kernel and their derivatives."""
-    if settings.kernel != GAUSS:
-        return False if settings.engine.anywhere else sums_are_near(settings, queries, keys, tau, log_weights)
-    return _are_near(settings, queries, keys, log_weights, tau, log_weights)[1]
 
 
 def _log_sum(settings: Settings, near: bool, queries: Array, keys: Array, tau: Array, log_weights: Array) -> Array:

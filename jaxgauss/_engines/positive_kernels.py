@@ -18,7 +18,7 @@ from .branches import one_of_two
 from .means import difference_means
 from .near import are_near
 from .programs import differentiated_in_float64
-from .request import Channels
+from .request import Channels, indices
 from .rules import radial_sum
 from .run import kernel_means
 from .settings import Settings
@@ -82,7 +82,8 @@ def _means_of_any(settings: Settings, *operands: Array) -> tuple[Array, Array]:
 
 def means_formula(settings: Settings, *operands: Array) -> tuple[Array, Array]:
     """The means and logarithms from differences of coordinates."""
-    return difference_means(settings.kernel, *operands, others=settings.exclude_self)
+    others = indices(operands[0].shape[-2]) if settings.exclude_self else None
+    return difference_means(settings.kernel, *operands, others=others)
 
 
 means_of_any = with_formula(_means_of_any, 1, means_formula)

@@ -62,7 +62,7 @@ class Request(NamedTuple):
         one_sign: whether the weights are known to have one sign.
         repeats: whether the weights are also the first channels of the values.
         at_keys: whether the queries here are the keys of a sum, and the other way round.
-        others: whether pairs of equal index are left out: in tiles of all pairs, not in those of sorted points.
+        others: whether pairs of equal index are left out.
     """
 
     sums: Channels

@@ -21,10 +21,10 @@ from .branches import lowered
 from .clusters.engine import CLUSTERS
 from .clusters.sorted_tiles import sorts
 from .engine import Engine, as_sums
-from .engines import exact_plan_of, plan_there
-from .others import means_of_others, pairs_of_others, pullback_of_others
+from .engines import ENGINES, exact_plan_of, plan_there
+from .means import blocked_means, means_anywhere
 from .plan import Plan, in_precision
-from .request import NOTHING, Channels, PairSums, Request
+from .request import NOTHING, Channels, PairSums, Request, indices
 from .scopes import scope
 from .settings import Settings, working_dtype
 from .several_bandwidths import mixed_sums
@@ -83,7 +83,7 @@ def kernel_means(settings: Settings, near: bool, *operands: jax.Array) -> tuple[
     have no columns.
     """
     if settings.exclude_self:
-        means, logs = lowered(means_of_others, (settings.kernel, near), *operands, needed=2)
+        means, logs = lowered(_means_of_others, (settings, near), *operands, needed=2)
         return means, logs
     operation = Operation("log_means", "mean", (("kernel", settings.kernel),))
     means, logs = lowered(_by_plan, (operation, settings, near), *operands, needed=2)
@@ -109,9 +109,7 @@ def planned_pair_sums(
 ) -> PairSums:
     """`PairSums` of operands of equal rank; `weights` are those of the queries and those of the keys."""
     values, *others = _of_request(request, values, weights)
-    given = queries, keys, values, tau, *others
-    if settings.exclude_self:
-        return PairSums(*lowered(pairs_of_others, (request._replace(others=True),), *given, needed=2))
+    given, request = (queries, keys, values, tau, *others), request._replace(others=settings.exclude_self)
     return PairSums(*lowered(_exactly, (_pair_sums, request, settings), *given, needed=2))
 
 
@@ -143,9 +141,8 @@ def planned_pair_pullback(
     settings: Settings, channels: Channels, with_tau: bool, *operands: jax.Array
 ) -> tuple[jax.Array, ...]:
     """Gradients of Σ_m ⟨g_m, s_m⟩ in the shapes of queries, keys, values and τ; these and g are of equal rank."""
-    if settings.exclude_self:
-        return lowered(pullback_of_others, (channels, with_tau), *operands, num_own=4)
-    return lowered(_exactly, (_PAIR_PULLBACKS[with_tau], channels, settings), *operands, num_own=4)
+    pullback = _PAIR_PULLBACKS[with_tau, settings.exclude_self]
+    return lowered(_exactly, (pullback, channels, settings), *operands, num_own=4)
 
 
 def keeps_tile(settings: Settings, queries: jax.Array, keys: jax.Array, values: jax.Array, tau: jax.Array) -> bool:
@@ -196,14 +193,30 @@ def _sum_and_log(settings: Settings, platform: str, *operands: jax.Array) -> tup
 
 
 def _pair_sums(request: Request, plan: Plan, *operands: jax.Array) -> PairSums:
-    return plan.engine.pair_sums(plan, request, *operands)
+    return _engine(plan, request.others).pair_sums(plan, request, *operands)
 
 
-def _pair_pullback(channels: Channels, plan: Plan, *operands: jax.Array, with_tau: bool) -> Any:
-    return plan.engine.pair_pullback(plan, channels, *operands, with_tau=with_tau)
+def _pair_pullback(channels: Channels, plan: Plan, *operands: jax.Array, with_tau: bool, others: bool) -> Any:
+    how = {"others": True} if others else {}  # engines of users need not know it
+    return _engine(plan, others).pair_pullback(plan, channels, *operands, with_tau=with_tau, **how)
 
 
-_PAIR_PULLBACKS = {x: functools.partial(_pair_pullback, with_tau=x) for x in (False, True)}
+def _engine(plan: Plan, others: bool) -> Engine:
+    """The engine of a plan; for sums over others one of ours."""
+    return plan.engine if not others or type(plan.engine) in map(type, ENGINES) else CLUSTERS
+
+
+_PAIR_PULLBACKS = {
+    (x, y): functools.partial(_pair_pullback, with_tau=x, others=y) for x in (False, True) for y in (False, True)
+}
+
+
+def _means_of_others(settings: Settings, near: bool, platform: str, *operands: jax.Array) -> tuple[jax.Array, ...]:
+    """`kernel_means` without the pairs of equal index."""
+    if near and platform != "cuda":
+        return blocked_means(*operands, others=indices(operands[0].shape[-2]))
+    plan = exact_plan_of(settings, platform, operands)
+    return means_anywhere(settings.kernel, plan, *operands, others=True)
 
 
 def _exactly(function: Callable[..., Any], what: Any, settings: Settings, platform: str, *operands: jax.Array) -> Any:

@@ -244,16 +244,16 @@ def tiled_means(
     *,
     dense: bool = False,
     tile: Tile | None = None,
-    others: bool = False,
+    others: Array | None = None,
 ) -> tuple[Array, Array]:
     """Softmax means of values, and the logarithms of their denominators, over blocks of queries and of keys.
 
-    With `others`, pairs of equal index are left out.
+    `others`: indices (M, 1) of the queries, which are keys; pairs of equal index are left out.
     """
     batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (a, b, v, log_weights)))
     num_queries, _ = sizes = a.shape[-2], b.shape[-2]
     rows, columns = block_sizes(math.prod(batch), *sizes, dense, tile)
-    i, j = (jnp.arange(x, dtype="int32")[:, None] if others else None for x in sizes)
+    i, j = others, None if others is None else jnp.arange(sizes[1], dtype="int32")[:, None]
     key_blocks = *_blocks((b, v, j), columns), blocks(log_weights, columns, least_log(a.dtype))
     operands = [a, b, v, log_weights]
 

@@ -1,8 +1,8 @@
 """Sums, logarithms and means over the others, n ≠ m, of points that are their own keys: exactly, by every engine.
 
-A difference of the whole sum and the own term would have no digits where that is large. Instead the points are divided
-into groups, which are divided again. At each level a group is summed with its siblings as keys: a batch of usual sums.
-What remains are the pairs within the smallest groups, a dense matrix of each, without its diagonal.
+On a CPU every tile leaves out its pairs of equal index. On CUDA, where attention is faster than such tiles, many points
+are divided into groups, which are divided again. At each level a group is summed with its siblings as keys: a batch of
+usual sums. What remains are the pairs within the smallest groups, a dense matrix of each, without its diagonal.
 """
 
 import functools
@@ -19,9 +19,7 @@ from .._arrays.devices import has_cuda
 from .._arrays.points import LOG_ZERO
 from .._arrays.shapes import are_known
 from .._checks.settings import Settings
-from .._engines.branches import one_of_two
-from .._engines.log_rules import are_near_for_pulls, log_sums, relative_sum, softmax_means
-from .._engines.programs import in_float64
+from .._engines.log_rules import log_sums, relative_sum, softmax_means
 
 SMALLEST = 1024  # points of the smallest groups, at most
 SIBLINGS = 8  # groups into which one is divided, at most: their keys are repeated one time less
@@ -33,7 +31,7 @@ class Reduction:
 
     Attributes:
         of_pairs: settings and operands of equal rank -> a tree of (…, M, W). Operands are queries, keys, what belongs
-            to the keys, and τ. If the settings say so, pairs of equal index are left out; points are then few.
+            to the keys, and τ. If the settings say so, pairs of equal index are left out.
         added: the results for two sets of keys -> those for both.
         fills: operands, after the keys, of a key that adds nothing; None for τ.
     """
@@ -42,26 +40,20 @@ class Reduction:
     added: Callable[[Any, Any], Any]
     fills: tuple[float | None, ...]
 
-    def __call__(self, settings: Settings, *operands: Array) -> Any:
-        """Without the pairs of equal index, of points that lie anywhere; on a CPU for operands in float64."""
-        if has_cuda():
-            return self.of_pairs(settings, *operands)
-        return over_others(self, replace(settings, dtype="float64"), *operands)
-
 
 def sum_of_others(summed: Callable[..., Array], settings: Settings, *operands: Array) -> Array:
     """The sum of queries, keys, values and τ, without the pairs of equal index."""
-    return over_others(Reduction(summed, jnp.add, (0.0, None)), _of_groups(settings), *operands)
+    return _over_others(Reduction(summed, jnp.add, (0.0, None)), settings, *operands)
 
 
 def log_sums_of_others(settings: Settings, queries: Array, keys: Array, tau: Array, log_weights: Array) -> Array:
     """`log_sums` without the pairs of equal index."""
-    return _near_or_anywhere(_LOGS, settings, queries, keys, tau, jnp.maximum(log_weights, LOG_ZERO))
+    return _over_others(_LOGS, settings, queries, keys, tau, jnp.maximum(log_weights, LOG_ZERO))
 
 
 def softmax_means_of_others(settings: Settings, *operands: Array) -> tuple[Array, Array]:
     """`softmax_means` without the pairs of equal index."""
-    return _near_or_anywhere(_MEANS, settings, *operands)
+    return _over_others(_MEANS, settings, *operands)
 
 
 def relative_sum_of_others(
@@ -69,42 +61,21 @@ def relative_sum_of_others(
 ) -> Array:
     """`relative_sum` without the pairs of equal index."""
     rows = jnp.concatenate([queries, jnp.broadcast_to(logs, (*queries.shape[:-1], 1))], -1)
-    return over_others(_RELATIVE, _of_groups(settings), rows, keys, values, log_weights, tau)
+    return _over_others(_RELATIVE, settings, rows, keys, values, log_weights, tau)
 
 
 def _relative(settings: Settings, rows: Array, keys: Array, values: Array, log_weights: Array, tau: Array) -> Array:
     return relative_sum(settings, rows[..., :-1], keys, values, log_weights, tau, rows[..., -1:])
 
 
-def _of_groups(settings: Settings) -> Settings:
-    return replace(settings, near=None, waves=None)  # found for all points
-
-
-def _near_or_anywhere(reduction: Reduction, settings: Settings, *operands: Array) -> Any:
-    """In float64 unless points are near: exponents of different groups are compared."""
-    settings = _of_groups(settings)
-    if has_cuda():
-        return reduction(settings, *operands)
-    queries, keys, *_, log_weights = operands
-    is_near = are_near_for_pulls(settings, queries, keys, operands[2 + reduction.fills.index(None)], log_weights)
-
-    def near(*operands: Array) -> Any:
-        return over_others(reduction, replace(settings, near=True, waves=False), *operands)
-
-    def anywhere(*operands: Array) -> Any:
-        return in_float64(settings, reduction, *operands, far=not isinstance(is_near, bool))
-
-    return one_of_two(is_near, near, anywhere, *operands)
-
-
-def over_others(reduction: Reduction, settings: Settings, *operands: Array) -> Any:
+def _over_others(reduction: Reduction, settings: Settings, *operands: Array) -> Any:
     """The reduction without the pairs of equal index."""
-    num, fills, all_pairs = operands[1].shape[-2], (None, None, *reduction.fills), replace(settings, exclude_self=False)
-    tau = 2 + reduction.fills.index(None)
+    num, tau, all_pairs = operands[1].shape[-2], 2 + reduction.fills.index(None), replace(settings, exclude_self=False)
     if num in (0, 1):
         return reduction.of_pairs(all_pairs, *(x if i in (0, tau) else x[..., :0, :] for i, x in enumerate(operands)))
-    if not are_known(num) or num <= SMALLEST:
+    if not has_cuda() or not are_known(num) or num <= SMALLEST:
         return reduction.of_pairs(settings, *operands)
+    fills = None, None, *reduction.fills
     divisors, size = _levels(num)
     missing = math.prod(divisors) * size - num
     every = [x[..., None] if i == tau else _padded(x, missing, fills[i]) for i, x in enumerate(operands)]

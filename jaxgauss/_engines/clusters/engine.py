@@ -62,11 +62,12 @@ class Clusters(Engine):
         return jax.tree.map(lambda x: vary_like(x, operands), found)
 
     def pair_pullback(
-        self, plan: Plan, channels: Channels, *operands: jax.Array, with_tau: bool = True
+        self, plan: Plan, channels: Channels, *operands: jax.Array, with_tau: bool = True, others: bool = False
     ) -> tuple[jax.Array, ...]:
         """From pulls at the queries and at the keys; the gradient of τ is valid only `with_tau`."""
         queries, keys, values, tau, g = operands
         requests = Request(NOTHING, channels, with_tau), Request(channels, channels, repeats=True, at_keys=True)
+        requests = [x._replace(others=others) for x in requests]
         at_queries, at_keys = sums_anywhere(requests, plan, queries, keys, keys[..., :0], tau, g, values)
         return gradients_of(at_queries, at_keys, queries, keys, values, tau)
 

@@ -14,7 +14,7 @@ from ..._arrays.points import Scaled, as_rows, dot, squared_distances_of, square
 from ..differences.tile_sums import FARTHEST
 from ..plan import NEAR, STRICTER
 from ..products.pair_sums import APART, by_products, of_leaves, powers, pulls_from_powers, separation
-from ..request import NOTHING, Channels, Columns, PairSums, Request, Rows
+from ..request import NOTHING, Channels, Columns, PairSums, Request, Rows, differ
 
 # The least u over ‖a‖² + ‖b‖² at which a product is accurate: its relative error is then at most the unit over this.
 TRUSTED = {"float32": 0.1, "float64": 1e-3}
@@ -23,18 +23,28 @@ Kept = Bool[Array, "rows columns"]
 
 
 def sums_by_moments(
-    requests: Sequence[Request], scale: Array, rows: Array, columns: Columns, a: Scaled, b: Scaled, u: Array, keep: Kept
+    requests: Sequence[Request],
+    scale: Array,
+    rows: Array,
+    columns: Columns,
+    a: Scaled,
+    b: Scaled,
+    u: Array,
+    keep: Kept,
+    of_both: tuple[Array, Array] | None,
 ) -> tuple[list[Kept], list[PairSums]]:
     """Which pairs of leaves to keep are far enough apart for pulls; and `PairSums` over these pairs, whose u is given.
 
-    The sums are at the queries, whose weights are `rows`; if `requests` has two items, also at the keys.
+    The sums are at the queries, whose weights are `rows`; if `requests` has two items, also at the keys. Pairs of equal
+    index are left out, if there are indices `of_both`.
     """
+    of_points = of_leaves(keep, u) if of_both is None else of_leaves(keep, u) & differ(*map(as_rows, of_both))
     a, b = map(_for_products, (a, b))
     shapes, g, (v, w) = (rows.shape[:2], columns.points.shape[:2]), as_rows(rows), map(as_rows, columns[1:3])
     if len(requests) == 1:
-        found = [_at_queries(requests[0], scale, g, Columns(b.points, v, w), a, b, u, keep)]
+        found = [_at_queries(requests[0], scale, g, Columns(b.points, v, w), a, b, u, of_points)]
     else:
-        found = _at_both(requests, scale, g, w, a, b, u, keep)
+        found = _at_both(requests, scale, g, w, a, b, u, of_points)
     kept, results = [], []
     for axis, shape, x, (sums, seen) in zip((1, 0), shapes, (a, b), found, strict=False):
         enough = jnp.ones(shape[0], bool) if seen is None else separation(jnp, x, seen, shape[0]) >= APART
@@ -49,7 +59,7 @@ def masked(sums: PairSums, keep: Bool[Array, " leaves"]) -> PairSums:
 
 
 def _at_queries(
-    request: Request, scale: Array, g: Array, columns: Columns, a: Scaled, b: Scaled, u: Array, keep: Kept
+    request: Request, scale: Array, g: Array, columns: Columns, a: Scaled, b: Scaled, u: Array, keep: Array
 ) -> tuple[PairSums, Array | None]:
     """`PairSums` at the queries, and what `separation` needs; both are further channels of the sums."""
     slopes, num, dim = [x.slope for x in request.pulls.kernels], len(request.sums.kernels), a.points.shape[1]
@@ -65,7 +75,7 @@ def _at_queries(
     asked = Channels(kernels, tuple(x.shape[1] for x in values))
     of_products = Request(asked, NOTHING) if single else request._replace(sums=asked)
     columns = columns._replace(values=jnp.concatenate(values or [columns.values], 1))
-    found = by_products(of_products, scale, Rows(a.points, g), columns, u, of_leaves(keep, u))
+    found = by_products(of_products, scale, Rows(a.points, g), columns, u, keep)
     parts = asked.parts(found.sums)
     own, pulling, seen = parts[:num], parts[num : num + len(pulling)], parts[num + len(pulling) :]
     found = found._replace(sums=jnp.concatenate([found.sums[:, :0], *own], 1))
@@ -77,13 +87,13 @@ def _at_queries(
 
 
 def _at_both(
-    requests: Sequence[Request], scale: Array, g: Array, v: Array, a: Scaled, b: Scaled, u: Array, keep: Kept
+    requests: Sequence[Request], scale: Array, g: Array, v: Array, a: Scaled, b: Scaled, u: Array, keep: Array
 ) -> list[tuple[PairSums, Array | None]]:
     """`PairSums` at queries and at keys from one u, and what `separation` needs: W gives the pulls, |W| the rest."""
     (of_queries, of_keys), each = requests, scale.shape[1] > 1
     needs_separation = _needs_separation(of_queries, scale, a)
     width = None if of_queries.spread else a.points.shape[1] + 1  # squares only where they are used
-    parts, of_values = of_queries.pulls.pull(u, v, g, of_leaves(keep, u))
+    parts, of_values = of_queries.pulls.pull(u, v, g, keep)
     at_queries, at_keys = [], []
     for (psi, left, right), channels in zip(parts, of_queries.pulls.widths, strict=True):
         sizes = psi if channels == 1 else jnp.abs(psi)

@@ -80,14 +80,16 @@ def anywhere_sums(
     channels = values.shape[1] + (dim if requests[-1].pulls.kernels else 0)
     each = COLUMNS[dim <= FEW_DIMENSIONS] // (1 if channels <= MANY else 2)
     tiles = _in_groups(columns, each)
+    of_rows, of_columns = (x[..., None] if requests[0].others else None for x in order)
+    of_tiles = _in_groups(of_columns, each)
 
-    def add(at_keys: list[PairSums], block: Array) -> tuple[list[PairSums], PairSums]:
-        at_queries, *at_keys = _block_sums(requests, scale, ends, block, tiles, at_keys)
+    def add(at_keys: list[PairSums], block: tuple[Array, Any]) -> tuple[list[PairSums], PairSums]:
+        at_queries, *at_keys = _block_sums(requests, scale, ends, *block, tiles, of_tiles, at_keys)
         return at_keys, at_queries
 
     at_keys = [zeros_of(x, *columns.shape[:2], scale=scale, points=points[1]) for x in requests[1:]]
     at_keys = jax.tree.map(lambda x: vary_like(x, [scale, rows, columns]), at_keys)
-    at_keys, at_queries = lax.scan(add, at_keys, _in_groups(rows, ROWS))
+    at_keys, at_queries = lax.scan(add, at_keys, _in_groups((rows, of_rows), ROWS))
     found = zip((at_queries, *at_keys), order, points, strict=False)
     return [in_given_order(sums, i, len(x)) for sums, i, x in found]
 
@@ -131,12 +133,20 @@ def _are_apart(
 
 
 def _block_sums(
-    requests: Sequence[Request], scale: Array, ends: Sequence[int], rows: Array, tiles: Array, at_keys: list[PairSums]
+    requests: Sequence[Request],
+    scale: Array,
+    ends: Sequence[int],
+    rows: Array,
+    of_rows: Array | None,
+    tiles: Array,
+    of_tiles: Array | None,
+    at_keys: list[PairSums],
 ) -> list[PairSums]:
     """`PairSums` of a block of rows: by products where these are accurate, a tile at a time, else from differences.
 
     The sums at the keys are added to `at_keys`, those of earlier blocks. Points and weights are side by side, because a
-    program of fewer arrays compiles in less time. `PairSums` are not: XLA leaves out those that nobody reads.
+    program of fewer arrays compiles in less time. `PairSums` are not: XLA leaves out those that nobody reads. Pairs of
+    equal index are left out, if there are indices of rows and of tiles.
     """
     num, each, dim = len(rows), tiles.shape[1], ends[0]
     columns = tiles.reshape(-1, *tiles.shape[2:])
@@ -156,6 +166,7 @@ def _block_sums(
         start, total, lacking, left = state
         index = indices[start]
         tile, here = Columns(*jnp.split(tiles[index], ends, 2)), left[0][index]
+        of_both = None if of_rows is None or of_tiles is None else (of_rows, of_tiles[index])
         a, b = about_center(scale, centers[index], rows[..., :dim], tile.points)
         known = known_by_norms(strict, a, b)
         u = None if few else distances(a, b)
@@ -166,7 +177,9 @@ def _block_sums(
         kept, found = lax.cond(
             keep.mean() > WORTH[few],
             lambda: varying(
-                sums_by_moments(requests, scale, rows[..., dim:], tile, a, b, distances(a, b) if u is None else u, keep)
+                sums_by_moments(
+                    requests, scale, rows[..., dim:], tile, a, b, distances(a, b) if u is None else u, keep, of_both
+                )
             ),
             lambda: varying(([jnp.zeros_like(keep)] * len(requests), none)),
         )
@@ -180,7 +193,8 @@ def _block_sums(
         _, total, lacking, left = lax.while_loop(lambda state: state[0] < number, add, state)
     total[0] = RunningSum(total[0], lacking).value()
     flags = [x.swapaxes(0, 1).reshape(num, -1) for x in left]
-    return _add_differences(total, flags, requests, scale, ends, rows, columns)
+    every = [None if x is None else x.reshape(-1, *x.shape[-2:]) for x in (of_rows, of_tiles)]
+    return _add_differences(total, flags, requests, scale, ends, rows, columns, every)
 
 
 def _added(total: PairSums, found: PairSums, indices: Array) -> PairSums:
@@ -206,6 +220,7 @@ def _add_differences(
     ends: Sequence[int],
     rows: Array,
     columns: Array,
+    every: Sequence[Array | None],
 ) -> list[PairSums]:
     """The total plus the pairs of leaves that are flagged for either side, from differences, some at a time."""
     (_, num_columns), size, few = flags[0].shape, flags[0].size, ends[0] <= FEW_DIMENSIONS
@@ -218,7 +233,8 @@ def _add_differences(
         index = lax.dynamic_slice(indices, (start,), (each,))
         i, j = index // num_columns, index % num_columns  # after the last pair, i is beyond the last leaf
         (a, g), (b, of_keys) = ([x[k] for x in side] for side, k in zip(sides, (i, j), strict=True))
-        pair = Rows(a, g), Columns(b, *jnp.split(of_keys, [ends[1] - ends[0]], 2))
+        of_pair = [None if x is None else x[k] for x, k in zip(every, (i, j), strict=True)]
+        pair = Rows(a, g, of_pair[0]), Columns(b, *jnp.split(of_keys, [ends[1] - ends[0]], 2), of_pair[1])
         # in few dimensions, forming the differences again takes as long as moments
         if len(requests) == 1:
             found = [by_differences(requests[0], scale.T, *pair, moments=not few)]

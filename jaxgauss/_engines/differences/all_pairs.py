@@ -13,8 +13,13 @@ from .cuda_tiles import sums_on_cuda
 from .tile_sums import difference_tile, subtractable
 
 
-def sums_by_differences(request: Request, *operands: Array, forward_mode: bool = False) -> PairSums:
-    """`PairSums` of all pairs from differences of coordinates; made of plain JAX functions."""
+def sums_by_differences(
+    request: Request, *operands: Array, forward_mode: bool = False, of_rows: Array | None = None
+) -> PairSums:
+    """`PairSums` of all pairs from differences of coordinates; made of plain JAX functions.
+
+    `of_rows`: the indices (M, 1) of queries that are some of the keys, where pairs of equal index are left out.
+    """
     if has_cuda() and not forward_mode:  # whose rules are for reverse mode
         return sums_on_cuda(request, *operands)
     queries, keys, values, tau, row_weights, weights = operands
@@ -26,7 +31,7 @@ def sums_by_differences(request: Request, *operands: Array, forward_mode: bool =
 
     i, j = (request.indices(x.shape[-2]) for x in (queries, keys))
     queries, keys = subtractable(queries), subtractable(keys)
-    rows = Rows(with_axes_of(tau, queries), row_weights, i)
+    rows = Rows(with_axes_of(tau, queries), row_weights, i if of_rows is None else of_rows)
     return tiled_sum(tile_sum, rows, (keys, weights, j), values, tile=DIFFERENCES_TILE)
 
 

@@ -50,7 +50,7 @@ def both_by_differences(
     """`PairSums` at the queries and at the keys, from weights g_m and v_n; u, κ and ψ are formed once for both."""
     of_queries, of_keys = requests
     u = _squares(scale, rows.points, columns.points)
-    of_kernels = of_keys.of(u)
+    of_kernels = of_keys.of(u, differ(columns.indices, rows.indices))
     sums = [dot(of_kernels[kernel], g) for kernel, g in of_keys.sums.by_kernel(rows.weights)]
     pulls, spread, at_keys = _pulls(of_queries, scale, u, of_kernels, rows, columns, moments, both=True)
     at_queries = PairSums(pulls[..., :0], pulls, spread)

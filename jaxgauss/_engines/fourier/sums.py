@@ -47,6 +47,7 @@ class Promise(NamedTuple):
 # finufft is asked for 1e-10, and rows of float32's sums are in doubt below 2¹⁰ · 5e-11 = 5e-8 ‖c‖₂. Logarithms, asked
 # for 1e-14, are below 2²⁴ · 5e-15 = 8e-8 ‖c‖₂. ε adds 2e-16 of the mean. Such sums are far tails: Φ is 8e-8 at 5.7.
 SUMS = {"float32": Promise(2.0**-20, 2.0**-10), "float64": Promise(2.0**-41, 2.0**-30)}
+OTHERS = {"float32": Promise(2.0**-20, 2.0**-14), "float64": Promise(2.0**-41, 2.0**-34)}  # in float64
 LOGS = {"float32": Promise(2.0**-24, 2.0**-24), "float64": Promise(2.0**-34, 2.0**-34)}  # by waves in float64
 PULLS = 4  # times as large an error is promised for pulls
 FARTHEST = 6  # bandwidths up to which terms of pulls count: Σ Φ|w| r is at least Σ Φ|w| r² over this, but for 1e-8
@@ -136,6 +137,8 @@ def sums_by_waves(
 
     With `shares`, sums of the kernel Σ_t share_t Φ_t, whose own τ is one; each row of `scale` is then one √τ. Without a
     promise, no error puts a query in doubt. JAX can differentiate the sums to every order.
+
+    Over others, the term of each query's own key is subtracted, and its error counts: beside Σ Φ|v| without that term.
     """
     known = weights.shape[1] if request.repeats and request.pulls.kernels else 0
     doubt, far = outside(of.box.of_queries, queries), outside(of.box.of_keys, keys)[:, None]
@@ -145,7 +148,7 @@ def sums_by_waves(
     cloud, others, nothing = (of, scale, shares, queries, keys), values[:, known:].T, queries[:, :0]
     sums, doubt = nothing, doubt | ~of.fits
     if len(others):
-        sums, own = _summed(promise, *cloud, others)
+        sums, own = _summed(promise, *cloud, others, leaves_out=request.others)
         doubt |= own
     if not request.pulls.kernels:
         return PairSums(sums, nothing, nothing), doubt
@@ -187,6 +190,7 @@ def _summed(
     queries: Array,
     keys: Array,
     values: Float[Array, "c n"],
+    leaves_out: bool = False,
 ) -> tuple[Float[Array, "m c"], Doubt]:
     """Σ Φ v, and the queries in doubt. Σ Φ|v| tells these: on a CPU it is summed only for channels with both signs."""
     phi, _ = _spectra(of, scale, shares)
@@ -214,8 +218,11 @@ def _summed(
     columns = needed, jnp.concatenate([values, jnp.abs(values)])
     found, errors = lax.map(lambda x: lax.cond(x[0], of_one, of_none, x[1]), columns)
     (sums, sizes), errors = jnp.split(found, 2), jnp.split(errors, 2)
-    sizes = jnp.where(mixed[:, None], sizes, jnp.abs(sums))
-    return sums.T, in_doubt(jnp.maximum(*errors), sizes).any(0)
+    sizes, errors = jnp.where(mixed[:, None], sizes, jnp.abs(sums)), jnp.maximum(*errors)
+    if leaves_out:
+        own = jnp.abs(values)
+        sums, sizes, errors = sums - values, sizes - own, errors[:, None] + float(jnp.finfo(own.dtype).eps) * own
+    return sums.T, in_doubt(errors, sizes).any(0)
 
 
 def _pulled(
@@ -258,8 +265,9 @@ def _pulled(
             own = _error_of_pulls(of, scale, waves[0][:1], phi, v) if of.nodes.at_once else error
             doubt |= _are_in_doubt(of_pulls, bandwidth_ratio(scale) * size * own, size * terms[0] / farthest)
             if request.repeats:
-                doubt |= _are_in_doubt(promise, error, terms[1])
-        return (pulls, spread, doubt), total
+                own = jnp.abs(v) if request.others else jnp.zeros_like(v)
+                doubt |= _are_in_doubt(promise, error + float(jnp.finfo(dtype).eps) * own, terms[1] - own)
+        return (pulls, spread, doubt), total - v if request.others else total
 
     zeros = [vary_like(jnp.zeros((x, num), dtype), operands) for x in (dim, len(squares))]
     state = *zeros, vary_like(jnp.zeros(num, bool), operands)
@@ -296,8 +304,8 @@ def _error_of_pulls(of: WaveGrid, scale: Array, found: Array, phi: Array, v: Flo
     return unit * jnp.sqrt(jnp.square(each).sum()) + of.error * jnp.abs(v).sum()
 
 
-def _are_in_doubt(promise: Promise, error: Array, terms: Float[Array, " m"]) -> Doubt:
-    """Whether errors may exceed the promise, relative to sums of terms; true for NaN."""
+def _are_in_doubt(promise: Promise, error: Float[Array, "*m"], terms: Float[Array, " m"]) -> Doubt:
+    """Whether errors may exceed the promise, relative to sums of terms; true for NaN. One error, or one of each."""
     size = jnp.where(jnp.isfinite(terms), jnp.maximum(terms, 0), 0)
     largest = size.max()
     mean = largest * jnp.sqrt(jnp.square(size / jnp.where(largest > 0, largest, 1)).mean())

@@ -110,21 +110,22 @@ class Blocked(Engine):
         return _pairs(plan, request, near, functools.partial(CLUSTERS.pair_sums, plan, request), *operands)
 
     def pair_pullback(
-        self, plan: Plan, channels: Channels, *operands: jax.Array, with_tau: bool = True
+        self, plan: Plan, channels: Channels, *operands: jax.Array, with_tau: bool = True, others: bool = False
     ) -> tuple[jax.Array, ...]:
         """With S_mn = Σ_κ ψ(u) ⟨g_m, v_n⟩, ψ = -2κ', all from one pass; the gradient of τ is valid only `with_tau`.
 
         dq = τ Σ_n S (k - q), dk = τ Σ_m S (q - k), dτ = -½ Σ S ‖q - k‖², and dv = Σ_m κ g_m.
         """
-        request, (queries, keys, values, tau, g) = Request(channels, channels, with_tau), operands
+        request, (queries, keys, values, tau, g) = Request(channels, channels, with_tau, others=others), operands
 
         def near(*_: jax.Array) -> tuple[jax.Array, ...]:
             a, b = with_norms(*scaled_points(queries, keys, tau, base_2=False))
-            da, db, dv, d_scale = product_pullback(channels, a, b, values, g, dense=self.dense, with_tau=with_tau)
+            how = {"dense": self.dense, "with_tau": with_tau, "others": others}
+            da, db, dv, d_scale = product_pullback(channels, a, b, values, g, **how)
             scale = by_point(jnp.sqrt(tau), queries)
             return in_shapes((scale * da, scale * db, dv, d_scale / (2 * tau)), operands)
 
-        anywhere = functools.partial(CLUSTERS.pair_pullback, plan, channels, with_tau=with_tau)
+        anywhere = functools.partial(CLUSTERS.pair_pullback, plan, channels, with_tau=with_tau, others=others)
         return _pairs(plan, request, near, anywhere, *operands)
 
 
@@ -170,17 +171,25 @@ def _by_points(
 
 
 def _pairs(plan: Plan, request: Request, near: Callable, anywhere: Callable, *operands: jax.Array) -> Any:
-    """One of two functions, by the points; for Gaussians `anywhere`, because near ones have engines of their own."""
+    """One of two functions, by the points; for Gaussians `anywhere`, because near ones have engines of their own.
+
+    Sums over others have none: they are by products unless waves take less time.
+    """
     queries, keys, values, tau, *weights = operands
     near = scope("engine", str(plan.engine))(near)
-    if request.kinked or GAUSS in request.kernels:
+    if request.kinked or (GAUSS in request.kernels and not request.others):
         return anywhere(*operands)
-    if not request.pulls.kernels:
-        return one_of_two(within(plan.reach, queries, keys, tau, weights=values), near, anywhere, *operands)
-    slopes = [kernel.slope for kernel in request.pulls.kernels]
-    pulling = jnp.abs(weights[1] if len(weights) > 1 else values).max(-1, keepdims=True, initial=0)
-    limit, slope = plan.reach / STRICTER, lambda u: functools.reduce(jnp.add, [f(u) for f in slopes])
-    return one_of_two(within(limit, queries, keys, tau, slope, pulling), near, anywhere, *operands)
+    reach, slope, weighed = plan.reach, None, values
+    if request.pulls.kernels:
+        slopes = [kernel.slope for kernel in request.pulls.kernels]
+        strict = request.spread or {*request.kernels} != {GAUSS}
+        reach, slope = reach / (STRICTER if strict else 1), lambda u: functools.reduce(jnp.add, [f(u) for f in slopes])
+        weighed = jnp.abs(weights[1] if len(weights) > 1 else values).max(-1, keepdims=True, initial=0)
+    is_near = within(reach, queries, keys, tau, slope, weighed)
+    if {*request.kernels} == {GAUSS} and is_near is not False:
+        given = queries, keys, weighed, tau
+        is_near = but_not(is_near, are_for_waves(plan, *given, precision="float64", pulls=slope is not None))
+    return one_of_two(is_near, near, anywhere, *operands)
 
 
 def _near_sums(moments: int, plan: Plan, points: tuple[Scaled, Scaled], *operands: jax.Array) -> tuple[jax.Array, ...]:

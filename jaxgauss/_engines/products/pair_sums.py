@@ -26,7 +26,7 @@ from ..._arrays.points import (
 )
 from ..._arrays.shapes import G, V, are_known
 from ..._kernels.kernels import Kernel
-from ..request import Channels, Columns, PairSums, Request, Rows, differ, joined
+from ..request import Channels, Columns, PairSums, Request, Rows, differ, indices, joined
 from ..tiles import by_parts_of_batch, tiled_pullback, tiled_sum
 from .short import longest, summed, summed_over_rows
 
@@ -114,27 +114,36 @@ def of_leaves(keep: Bool[Array, "rows columns"], tile: Array) -> Bool[Array, "m 
 
 
 def product_pullback(
-    channels: Channels, a: Scaled, b: Scaled, values: V, g: G, *, dense: bool, with_tau: bool
+    channels: Channels, a: Scaled, b: Scaled, values: V, g: G, *, dense: bool, with_tau: bool, others: bool = False
 ) -> tuple[Array, ...]:
-    """Gradients with respect to scaled points and values, and -Σ_mn S u (*batch,), for the whole batch."""
+    """Gradients with respect to scaled points and values, and -Σ_mn S u (*batch,), for the whole batch.
+
+    With `others`, pairs of equal index are left out.
+    """
     dim = a.points.shape[-1]
 
-    def pull(first: Array, second: Array, v: Array, g: Array) -> tuple[Array, ...]:
-        u = squared_distances_of(first, second)
-        return _pull(channels, first[..., :dim] / -2, second[..., :dim], u, v, g, with_tau)
+    def pull(rows: tuple[Array, Any], columns: tuple[Array, Any], v: Array, g: Array) -> tuple[Array, ...]:
+        (first, i), (second, j) = rows, columns
+        u, keep = squared_distances_of(first, second), differ(i, j)
+        return _pull(channels, first[..., :dim] / -2, second[..., :dim], u, v, g, with_tau, keep)
 
-    factors = squares_factors(a, b)
-    return by_parts_of_batch(functools.partial(tiled_pullback, pull, dim, dense=dense), *factors, values, g)
+    def of_batch(first: Array, second: Array, values: Array, g: Array) -> tuple[Array, ...]:
+        i, j = (indices(x.shape[-2]) if others else None for x in (first, second))
+        return tiled_pullback(pull, dim, (first, i), (second, j), values, g, dense=dense)
+
+    return by_parts_of_batch(of_batch, *squares_factors(a, b), values, g)
 
 
-def _pull(channels: Channels, x: Array, y: Array, u: Array, v: Array, g: Array, with_tau: bool) -> tuple[Array, ...]:
+def _pull(
+    channels: Channels, x: Array, y: Array, u: Array, v: Array, g: Array, with_tau: bool, keep: Array | None
+) -> tuple[Array, ...]:
     """The gradients of a tile: da (…, rows, D), dbᵀ (…, D, columns), dvᵀ (…, C, columns) and -Σ S u (…).
 
     For one channel g and v multiply the points, not ψ, so that no other array of a tile's size is formed.
     """
     batch = jnp.broadcast_shapes(*(z.shape[:-2] for z in (x, y, v, g)))
     x1, y1 = (jnp.concatenate([z, jnp.ones_like(z[..., :1])], -1) for z in (x, y))  # S [b, 1]: S b and its row sums
-    parts, dv = channels.pull(u, v, g)
+    parts, dv = channels.pull(u, v, g, keep)
     da = functools.reduce(jnp.add, (left * summed(s, right * y1, pull=True) for s, left, right in parts))
     db = functools.reduce(
         jnp.add, (right.mT * summed_over_rows(left * x1, s, longest(v, pull=True)) for s, left, right in parts)
