@@ -26,7 +26,7 @@ from .engine import AUTO
 from .fourier.boxes import Box, box
 from .fourier.cost import Doubt, Sizes, at_most, doubt_resolved, finer_waves, most_blocks, waves_pay_here
 from .fourier.fitting import sums_that_fit
-from .fourier.sums import OTHERS, SUMS, Promise, sides, sums_of_sides
+from .fourier.sums import SUMS, Promise, sides, sums_of_sides
 from .plan import Plan
 from .products.pair_sums import sums_by_products
 from .request import PairSums, Request, shapes_of
@@ -41,10 +41,9 @@ def sums_anywhere(requests: Sequence[Request], plan: Plan, *operands: Array) -> 
 
     Values and weights whose sums might overflow are summed in a unit of their own. Keys without either may be NaN.
     """
-    options = tuple(requests), plan.bare()
     queries, keys, _, tau, *_ = operands
-    if requests[0].others and in_program(plan, queries, keys):  # waves leave rows in doubt, which a callback sums
-        options = tuple(requests), replace(plan.bare(), waves=False)
+    without = requests[0].others and in_program(plan, queries, keys)  # of others, rows in doubt are always summed again
+    options = tuple(requests), replace(plan.bare(), waves=False) if without else plan.bare()
     few_always = any(x.kinked for x in requests) and _are_few(requests, plan, operands)
     if few_always or in_program(plan, queries, keys):
         return _in_xla(*options, *operands)
@@ -165,11 +164,9 @@ def blocks_that_may_pay(
     sizes = Sizes(
         len_of(queries), len_of(keys), keys.shape[-1], channels, bandwidths, pulls, on_cuda=plan.platform == "cuda"
     )
-    others = requests[0].others
-    if plan.waves is False or (others and sizes.on_cuda) or {GAUSS} != {y for x in requests for y in x.kernels}:
+    if plan.waves is False or {GAUSS} != {y for x in requests for y in x.kernels}:
         return 0, sizes
-    precision = "float64" if others else plan.precision
-    return at_most(sizes.dim, plan) if plan.by_waves else most_blocks(precision, sizes), sizes
+    return at_most(sizes.dim, plan) if plan.by_waves else most_blocks(plan.precision, sizes), sizes
 
 
 # What follows gets arrays of NumPy.
@@ -214,7 +211,8 @@ def matrices(batch: tuple[int, ...], *operands: np.ndarray) -> Iterator[tuple[np
 def _of_matrix(
     requests: Sequence[Request], plan: Plan, most: int, sizes: Sizes, *operands: np.ndarray
 ) -> list[PairSums]:
-    tau = tau_of(operands[3])
+    queries, keys, _, scale, *_ = operands
+    tau = tau_of(scale)
 
     def by_tiles() -> list[PairSums]:
         return _batch_by_tiles(tuple(requests), TILES, *operands[:3], tau, *operands[4:])
@@ -223,44 +221,17 @@ def _of_matrix(
         queries, keys, values, _, row_weights, weights = side
         if are_many and request.others:  # tiles leave out pairs of all queries
             every = _batch_by_tiles((request,), TILES, queries, keys, values, tau, row_weights, weights)[0]
-            return jax.tree.map(lambda x: x[some], every)
+            return jax.tree.map(lambda x: np.asarray(x)[some], every)
         given = queries[some], keys, values, tau, row_weights[some], weights
         if are_many:
             return _batch_by_tiles((request,), TILES, *given)[0]
-        return _rows_by_differences(request, *given, of_rows=some[:, None].astype("int32") if request.others else None)
+        return _rows_by_differences(request, *given, of_rows=some[:, None].astype("int32"))
 
-    found = _waves_that_pay(requests, plan, most, sizes, *operands)
-    if found is None:
+    does, around = waves_pay_here(plan, most, plan.precision, sizes, scale, queries, keys)
+    if not does:
         return by_tiles()
     each = [functools.partial(of_rows, *x) for x in zip(requests, sides(operands), strict=False)]
-    return doubt_resolved(*found, each, by_tiles)
-
-
-def _waves_that_pay(
-    requests: Sequence[Request], plan: Plan, most: int, sizes: Sizes, *operands: np.ndarray
-) -> tuple[list[PairSums], list[Doubt]] | None:
-    """The sums of a matrix by waves and the queries in doubt, if waves pay. Over others they are in float64."""
-    queries, keys, _, scale, *_ = operands
-    if not requests[0].others:
-        does, around = waves_pay_here(plan, most, plan.precision, sizes, scale, queries, keys)
-        return waves_of_matrix(requests, plan, most, sizes, around, None, *operands) if does else None
-    finer = (most, box(queries, keys)) if plan.by_waves else finer_waves(plan, sizes, 1.0, scale, queries, keys)
-    return None if finer is None else _waves_in_float64(requests, plan, OTHERS, *finer, sizes, *operands)
-
-
-def _waves_in_float64(
-    requests: Sequence[Request],
-    plan: Plan,
-    promises: dict[str, Promise],
-    most: int,
-    around: Box,
-    sizes: Sizes,
-    *operands: np.ndarray,
-) -> tuple[list[PairSums], list[Doubt]]:
-    with jax.enable_x64(True):
-        around, *given = jax.tree.map(lambda x: x.astype("float64"), (around, *operands))
-        found, doubt = _waves(tuple(requests), most, plan, promises[plan.precision], given, sizes, around, None)
-    return jax.tree.map(lambda x: np.asarray(x, plan.precision), found), doubt
+    return doubt_resolved(*waves_of_matrix(requests, plan, most, sizes, around, None, *operands), each, by_tiles)
 
 
 def _are_for_products(requests: Sequence[Request], plan: Plan, *operands: np.ndarray) -> bool:
@@ -298,14 +269,19 @@ def waves_of_matrix(
 
     Pulls are in float64 already, and of several Gaussians each may be summed by waves of its own.
     """
-    promise = None if plan.by_waves else SUMS[plan.precision]
+    promise = None if plan.by_waves and not requests[0].others else SUMS[plan.precision]
     found, doubt = _waves(tuple(requests), most, plan, promise, operands, sizes, around, shares)
     share = max(float(np.asarray(x).mean()) for x in doubt)
     if promise is None or plan.precision != "float32" or sizes.pulls or sizes.bandwidths > 1 or not share:
         return found, doubt
     queries, keys, _, scale, *_ = operands
-    finer = finer_waves(plan, sizes, share, scale, queries, keys)
-    return (found, doubt) if finer is None else _waves_in_float64(requests, plan, SUMS, *finer, sizes, *operands)
+    if (finer := finer_waves(plan, sizes, share, scale, queries, keys)) is None:
+        return found, doubt
+    with jax.enable_x64(True):
+        most, around = finer
+        given = [x.astype("float64") for x in operands]
+        found, doubt = _waves(tuple(requests), most, plan, promise, given, sizes, around, shares)
+    return jax.tree.map(lambda x: np.asarray(x, plan.precision), found), doubt
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 5))

@@ -31,7 +31,7 @@ def sums_by_differences(
 
     i, j = (request.indices(x.shape[-2]) for x in (queries, keys))
     queries, keys = subtractable(queries), subtractable(keys)
-    rows = Rows(with_axes_of(tau, queries), row_weights, i if of_rows is None else of_rows)
+    rows = Rows(with_axes_of(tau, queries), row_weights, i if of_rows is None else of_rows)  # j is None if all count
     return tiled_sum(tile_sum, rows, (keys, weights, j), values, tile=DIFFERENCES_TILE)
 
 

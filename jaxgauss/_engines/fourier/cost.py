@@ -165,15 +165,15 @@ def waves_pay(xp: Any, most: int, precision: str, reach: float, sizes: Sizes, en
 
 
 def finer_waves(plan: Plan, sizes: Sizes, share: float, scale: Any, queries: Any, keys: Any) -> tuple[int, Box] | None:
-    """The most blocks and the box of waves in float64 for NumPy's points, if that pays; else None.
+    """The most blocks and the box of waves in float64 for NumPy's points in float32, if that pays; else None.
 
-    It pays if they are estimated to take less time than pairs in the points' dtype take for this share of the queries.
+    It pays if they are estimated to take less time than pairs in float32 take for this share of the queries.
     """
     most, in_double = most_blocks("float64", sizes), [x.astype("float64") for x in (queries, keys)]
     if not most:
         return None
     options = plan.reach, sizes
-    _, otherwise, _ = _fastest(np, most, queries.dtype.name, *options, boxes(np, queries, keys), scale[0])
+    _, otherwise, _ = _fastest(np, most, "float32", *options, boxes(np, queries, keys), scale[0])
     by_waves, _, found = _fastest(np, most, "float64", *options, boxes(np, *in_double), scale[0].astype("float64"))
     return (most, found) if by_waves < WORTH * share * otherwise else None
 

@@ -47,7 +47,6 @@ class Promise(NamedTuple):
 # finufft is asked for 1e-10, and rows of float32's sums are in doubt below 2¹⁰ · 5e-11 = 5e-8 ‖c‖₂. Logarithms, asked
 # for 1e-14, are below 2²⁴ · 5e-15 = 8e-8 ‖c‖₂. ε adds 2e-16 of the mean. Such sums are far tails: Φ is 8e-8 at 5.7.
 SUMS = {"float32": Promise(2.0**-20, 2.0**-10), "float64": Promise(2.0**-41, 2.0**-30)}
-OTHERS = {"float32": Promise(2.0**-20, 2.0**-14), "float64": Promise(2.0**-41, 2.0**-34)}  # in float64
 LOGS = {"float32": Promise(2.0**-24, 2.0**-24), "float64": Promise(2.0**-34, 2.0**-34)}  # by waves in float64
 PULLS = 4  # times as large an error is promised for pulls
 FARTHEST = 6  # bandwidths up to which terms of pulls count: Σ Φ|w| r is at least Σ Φ|w| r² over this, but for 1e-8

@@ -188,7 +188,7 @@ def _pairs(plan: Plan, request: Request, near: Callable, anywhere: Callable, *op
     is_near = within(reach, queries, keys, tau, slope, weighed)
     if {*request.kernels} == {GAUSS} and is_near is not False:
         given = queries, keys, weighed, tau
-        is_near = but_not(is_near, are_for_waves(plan, *given, precision="float64", pulls=slope is not None))
+        is_near = but_not(is_near, are_for_waves(plan, *given, pulls=slope is not None))
     return one_of_two(is_near, near, anywhere, *operands)
 
 
