@@ -219,8 +219,7 @@ def _summed(
     (sums, sizes), errors = jnp.split(found, 2), jnp.split(errors, 2)
     sizes, errors = jnp.where(mixed[:, None], sizes, jnp.abs(sums)), jnp.maximum(*errors)
     if leaves_out:
-        own = jnp.abs(values)
-        sums, sizes, errors = sums - values, sizes - own, errors[:, None] + float(jnp.finfo(own.dtype).eps) * own
+        sums, (sizes, errors) = sums - values, _without_own(sizes, errors[:, None], values)
     return sums.T, in_doubt(errors, sizes).any(0)
 
 
@@ -264,8 +263,8 @@ def _pulled(
             own = _error_of_pulls(of, scale, waves[0][:1], phi, v) if of.nodes.at_once else error
             doubt |= _are_in_doubt(of_pulls, bandwidth_ratio(scale) * size * own, size * terms[0] / farthest)
             if request.repeats:
-                own = jnp.abs(v) if request.others else jnp.zeros_like(v)
-                doubt |= _are_in_doubt(promise, error + float(jnp.finfo(dtype).eps) * own, terms[1] - own)
+                size, errors = (terms[1], error) if not request.others else _without_own(terms[1], error, v)
+                doubt |= _are_in_doubt(promise, errors, size)
         return (pulls, spread, doubt), total - v if request.others else total
 
     zeros = [vary_like(jnp.zeros((x, num), dtype), operands) for x in (dim, len(squares))]
@@ -301,6 +300,11 @@ def _error_of_pulls(of: WaveGrid, scale: Array, found: Array, phi: Array, v: Flo
     each = jnp.concatenate([derivative(of.nodes, both, d) / scales[d] for d in range(len(scales))])
     unit = jnp.asarray(ROUNDING * float(jnp.finfo(v.dtype).eps), v.dtype)
     return unit * jnp.sqrt(jnp.square(each).sum()) + of.error * jnp.abs(v).sum()
+
+
+def _without_own(size: Array, error: Array, values: Array) -> tuple[Array, Array]:
+    """Σ Φ|v| without the own term of each query, and the error of a sum from which that is subtracted."""
+    return size - jnp.abs(values), error + float(jnp.finfo(values.dtype).eps) * jnp.abs(values)
 
 
 def _are_in_doubt(promise: Promise, error: Float[Array, "*m"], terms: Float[Array, " m"]) -> Doubt:
