@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from scipy.spatial.distance import cdist
 
 import jaxgauss
 from formulas import kernel_matrix
@@ -173,7 +174,7 @@ def test_gradients_of_every_engine(rng, engine, cloud):
 
 
 MANY = [
-    *[("gauss", clusters, 9, "float32"), ("gauss", copies, 3, "float64"), ("imq", clusters, 3, "float32")],
+    *[("gauss", clusters, 9, "float32"), ("imq", clusters, 3, "float32")],
     *[("matern12", near, 9, "float32"), ("matern12", copies, 3, "float64")],
 ]
 
@@ -223,7 +224,8 @@ def test_many_points_by_waves(rng):
     x, values = rng.normal(size=(4500, 2)).astype("float32"), rng.normal(size=(4500, 1)).astype("float32")
     x[::999] += np.float32(60) * np.arange(len(x[::999]))[:, None]
     x[1::999] = x[::999] + np.asarray([[7, 0]], "float32")
-    matrix, unit = others_of(x, np.float64(np.float32(TAU))), 1e-5
+    matrix, unit = np.exp(np.float32(TAU) / -2 * cdist(*2 * [x.astype("float64")], "sqeuclidean")), 1e-5
+    np.fill_diagonal(matrix, 0)
     found = jax.jit(functools.partial(gauss_sum, exclude_self=True))(x, x, values, TAU)
     assert_right(found, matrix, values, SUMS["float32"])
     total = matrix.sum(1)
@@ -248,7 +250,9 @@ def test_hessians(rng, forward_mode, cloud):
         def loss(x):
             return jnp.square(function(x, x, values, jnp.float64(TAU))).sum()
 
-        return jax.hessian(loss)(x) if forward_mode else jax.grad(lambda x: (jax.grad(loss)(x) * direction).sum())(x)
+        if forward_mode:
+            return jax.jvp(jax.grad(loss), (x,), (direction,))[1]
+        return jax.grad(lambda x: (jax.grad(loss)(x) * direction).sum())(x)
 
     assert relative_error(hessian_of(functools.partial(gauss_sum, **options)), hessian_of(exact)) < 1e-10
 
