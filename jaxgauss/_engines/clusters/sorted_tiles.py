@@ -233,8 +233,9 @@ def _add_differences(
         index = lax.dynamic_slice(indices, (start,), (each,))
         i, j = index // num_columns, index % num_columns  # after the last pair, i is beyond the last leaf
         (a, g), (b, of_keys) = ([x[k] for x in side] for side, k in zip(sides, (i, j), strict=True))
-        of_pair = [None if x is None else x[k] for x, k in zip(every, (i, j), strict=True)]
-        pair = Rows(a, g, of_pair[0]), Columns(b, *jnp.split(of_keys, [ends[1] - ends[0]], 2), of_pair[1])
+        (v, w), of_pair = jnp.split(of_keys, [ends[1] - ends[0]], 2), zip(every, (i, j), strict=True)
+        of_a, of_b = (None if x is None else x[k] for x, k in of_pair)
+        pair = Rows(a, g, of_a), Columns(b, v, w, of_b)
         # in few dimensions, forming the differences again takes as long as moments
         if len(requests) == 1:
             found = [by_differences(requests[0], scale.T, *pair, moments=not few)]
