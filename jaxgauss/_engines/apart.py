@@ -60,9 +60,10 @@ def inline() -> AbstractContextManager:
 
 
 def _one_of(ways: Sequence[Callable[..., Any]], operands: Sequence[jax.Array]) -> Any:
-    if len(ways) == 1:
-        return ways[0](*operands)
-    return jax.lax.switch(operands[0].ravel()[0].astype("int32"), ways, *operands)
+    with scope("apart"):
+        if len(ways) == 1:
+            return ways[0](*operands)
+        return jax.lax.switch(operands[0].ravel()[0].astype("int32"), ways, *operands)
 
 
 @functools.cache

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.core
@@ -27,9 +27,10 @@ from .._arrays.shapes import are_known
 from .._kernels.kernels import GAUSS, Kernel, evaluated
 from .branches import but_not, by_platform
 from .clusters.sorted_tiles import FEW, mean_share
-from .engines import plan_there
+from .engines import exact_plan_of, plan_there
 from .fourier.boxes import boxes
 from .fourier.cost import Sizes, are_for_waves, most_blocks, waves_pay
+from .fourier.engine import second_time
 from .fourier.frequencies import blocks_of, tolerance_of, with_blocks
 from .plan import NEAR, STRICTER, Plan
 from .products.pair_sums import APART, separation_of, within
@@ -163,7 +164,7 @@ def examined(
     sure_far, sure_apart = (1, 1) if is_same and not each else (SURE, SURE_APART)
     with np.errstate(all="ignore"):
         a, b = _about_a_center(np.sqrt(tau)[..., None, :] if each else np.sqrt(tau)[..., None, None], queries, keys)
-        _note("points", (settings, a.points, b.points))
+        _note("points", (settings, logs, a.points, b.points))
         squared = max(np.fmax.reduce(x.norms, None) for x in (a, b))
         if pulls and squared <= limit * sure_far:
             if values is not None:
@@ -279,20 +280,35 @@ def _note(name: str, found: Any) -> None:
         noted[name] = found
 
 
-def shown(points: tuple[Settings, np.ndarray, np.ndarray] | None = None, extent: Any = None) -> tuple[Any, float]:
-    """What was noted of points, in bandwidths: the blocks of their waves, if known, and the share of tiles left.
+class Shown(NamedTuple):
+    """What points have shown.
 
-    `extent` is that of the box in which waves may sum them.
+    Attributes:
+        blocks: of waves of each coordinate, if known.
+        share: of the tiles of sorted points that are not skipped.
+        again: the share of the queries that waves leave in doubt, and nanoseconds in which these are summed again.
     """
+
+    blocks: Any = None
+    share: float = 1.0
+    again: Callable[[Sizes], tuple[float, float]] = lambda sizes: (0.0, 0.0)
+
+
+def shown(points: tuple[Settings, bool, np.ndarray, np.ndarray] | None = None, extent: Any = None) -> Shown:
+    """What was noted of points, in bandwidths. `extent` is that of the box in which waves may sum them."""
     if points is None:
-        return None, 1.0
-    settings, *both = points
+        return Shown()
+    settings, logs, *both = points
+    both = [x.reshape(-1, *x.shape[-2:])[0] for x in both]  # of a batch the first
     if settings.engine.name == "fourier":
-        every = np.concatenate([x.reshape(-1, x.shape[-1]) for x in both])
-        extent = np.maximum(np.ptp(every, 0), 1e-30)
+        extent = np.maximum(np.ptp(np.concatenate(both), 0), 1e-30)
     blocks = None
     if extent is not None:
         error = settings.tolerance or tolerance_of(np, settings.precision, extent)
         blocks = blocks_of(np, extent, error)
-    q, k = (jnp.asarray(x[..., :: -(-x.shape[-2] // SOME), :]) for x in both)
-    return blocks, float(mean_share(settings.kernel, q, k, jnp.ones((), q.dtype)))
+    q, k = (jnp.asarray(x[:: -(-len(x) // SOME)]) for x in both)
+    share = float(mean_share(settings.kernel, q, k, jnp.ones((), q.dtype)))
+    if extent is None or settings.engine.name == "fourier":
+        return Shown(blocks, share)
+    plan = exact_plan_of(settings, "cpu", (q, k, k, jnp.ones((), q.dtype)))
+    return Shown(blocks, share, functools.cache(lambda sizes: second_time(plan, logs, sizes, *both)))

@@ -17,3 +17,8 @@ def scopes_of(equation: Any) -> dict[str, list[str]]:
     names = [getattr(scope, "name", "") for scope in equation.source_info.name_stack.stack]
     found = [name.removeprefix(PREFIX).split(":") for name in names if name.startswith(PREFIX)]
     return {kind: facts for kind, *facts in reversed(found)}
+
+
+def is_backward(equation: Any) -> bool:
+    """Whether an equation is of a pullback that JAX has made."""
+    return any(getattr(x, "name", "") == "transpose" for x in equation.source_info.name_stack.stack)

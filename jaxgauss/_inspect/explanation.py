@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 from jaxtyping import Array
 
 from .._arrays.devices import expected_platform
@@ -12,6 +13,7 @@ from .._checks.data import checked_data
 from .._checks.operands import Traced
 from .._engines.apart import inline
 from .._engines.near import noting, shown
+from .dense_form import SECONDS_OF_EQUATION, DenseForm, dense_form, memory, verdict
 from .program_cost import Counter
 
 FROM_PYTHON = (
@@ -32,6 +34,8 @@ class Part:
         queries, keys, dim, channels: M, N, D and C of each, of a batch together.
         engine: what computes them: "blocked in float32", "clusters", "fourier", …
         milliseconds: the estimated time of all.
+        doubt: the share of the queries that waves leave in doubt, and that are summed again; as far as points are seen.
+        backward: whether it is of a pullback.
     """
 
     number: int
@@ -42,34 +46,50 @@ class Part:
     channels: int
     engine: str
     milliseconds: float
+    doubt: float = 0.0
+    backward: bool = False
 
     def __str__(self) -> str:
         pairs = f"{self.queries} × {self.keys} pairs of points, {self.dim} dimensions, {self.channels} channels"
-        return f"{_time(self.milliseconds)}: {self.number} × {self.kind} of {pairs}: {self.engine}"
+        again = f", {self.doubt:.1%} of the queries are in doubt and summed again" if self.doubt else ""
+        return f"{_time(self.milliseconds)}: {self.number} × {self.kind} of {pairs}: {self.engine}{again}"
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What a function sums, and how long that is estimated to take.
+    """What a function sums, and what that is estimated to take. Print it.
 
     Attributes:
         function: its name.
         milliseconds: the estimated time of a call, once it is compiled.
+        mebibytes: the most memory that it takes at a time, besides its arguments and results.
+        seconds: of tracing and compiling it, with what is compiled at the first call.
         parts: the sums, those that take longest first; a sum that gradients take again is a part of its own.
         others: milliseconds of everything else.
         basis: where the costs are from.
+        dense: what it would take in plain JAX, with the full matrix of every sum; None if there are no sums.
+        worth_it: whether it is faster than that, or saves a gibibyte.
+        reason: why, in words.
     """
 
     function: str
     milliseconds: float
+    mebibytes: float
+    seconds: float
     parts: tuple[Part, ...]
     others: float
     basis: str
+    dense: DenseForm | None
+    worth_it: bool
+    reason: str
 
     def __str__(self) -> str:
-        lines = [f"{self.function}: an estimated {_time(self.milliseconds)} ({self.basis})", *map(str, self.parts)]
-        others = [f"{_time(self.others)}: everything else"] if self.parts else []
-        return "\n  ".join([*lines, *others])
+        lines = [f"{self.function}: an estimated {_all(self)} ({self.basis})", *(f"  {x}" for x in self.parts)]
+        if self.dense is not None:
+            lines.append(f"  {_time(self.others)}: everything else")
+            lines.append(f"in plain JAX, with the full matrix: {_all(self.dense)}")
+            lines.append(f"worth it: {'yes' if self.worth_it else 'no'}, because {self.reason}")
+        return "\n".join(lines)
 
     __repr__ = __str__
 
@@ -100,14 +120,27 @@ def explained(function: Callable[..., Any], /, *arguments: Any, **options: Any) 
                 " of results. Explain what it calls: of a stream the sum of one chunk, of an estimator `kde_logpdf`,"
                 " `kernel_mean` or another function."
             ) from error
-    counter = Counter(expected_platform(*leaves), *shown(**noted))
+    counter = Counter(expected_platform(*leaves), shown(**noted))
     found, parts = counter(program), []
-    for (kind, batch, queries, keys, dim, channels, engine), (number, time) in found.sums.items():
-        each = int(batch) * int(queries), int(keys), int(dim), int(channels)
-        parts.append(Part(round(number), kind, *each, engine, time / 1e6))
+    for (kind, *sizes, engine, doubt, backward), (number, time) in found.sums.items():
+        batch, queries, keys, dim, channels = map(int, sizes)
+        each = kind, batch * queries, keys, dim, channels
+        parts.append(Part(round(number), *each, engine, time / 1e6, doubt, backward))
     parts.sort(key=lambda x: -x.milliseconds)
-    others = sum(found.engines.values()) / 1e6
-    return Explanation(name, found.nanoseconds / 1e6, tuple(parts), others, counter.basis)
+    others = (sum(found.engines.values()) + counter.of["float32"].call) / 1e6
+    milliseconds, mebibytes = others + sum(x.milliseconds for x in parts), found.bytes / 2**20
+    seconds, dense = SECONDS_OF_EQUATION * found.equations, None
+    does, reason = False, "it has no sums"
+    if parts:
+        double = any(getattr(x, "dtype", None) == np.float64 for x in leaves)
+        dense = dense_form(parts, counter.gradients, counter.cost_of_dense(double), 8 if double else 4)
+        does, reason = verdict(milliseconds, mebibytes, seconds, dense)
+    everything = milliseconds, mebibytes, seconds, tuple(parts), others, counter.basis, dense, does, reason
+    return Explanation(name, *everything)
+
+
+def _all(x: Any) -> str:
+    return f"{_time(x.milliseconds)} a call, {memory(x.mebibytes)}, {x.seconds:.2g} s to compile"
 
 
 def _time(milliseconds: float) -> str:

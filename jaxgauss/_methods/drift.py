@@ -19,6 +19,7 @@ from .._checks.operands import as_operand, check_tau
 from .._checks.samples import check_kernel, check_samples, check_signs
 from .._checks.settings import Keys, Queries, Settings, Taus, Weights, working_dtype
 from .._engines.pair_distances import squared_distances
+from .._engines.scopes import scope
 from .._kernels.kernels import GAUSS, Kernel
 
 PAIRS, LEAST_ROWS = {"cpu": 2**19, "cuda": 2**24}, 8  # pairs that are held at a time, in at least so many rows
@@ -125,7 +126,8 @@ def _drift(settings: Settings, own: bool, unit_rms: bool, x, positives, negative
     x, *points = (jnp.broadcast_to(y, (*batch, *y.shape[-2:])).astype(dtype) for y in (x, *(y for y, _ in given)))
     w = jnp.concatenate([jnp.broadcast_to(w, (*batch, w.shape[-1])).astype(dtype) for _, w in given], -1)[..., None]
     matrix = _Matrix(settings.kernel, own, *vary_alike(x, jnp.concatenate(points, -2), w, taus.astype(dtype)))
-    fields = _fields(matrix, positives.shape[-2])
+    with scope("sum", "drift", math.prod(batch), x.shape[-2], *matrix.targets.shape[-2:], len(taus)):
+        fields = _fields(matrix, positives.shape[-2])
     return functools.reduce(jnp.add, [_scaled(*z, unit_rms) for z in fields]).astype(settings.dtype)
 
 

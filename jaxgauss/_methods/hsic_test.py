@@ -14,6 +14,7 @@ from .._calls import check_choice
 from .._checks.arguments import public
 from .._checks.samples import check_estimator, check_number, check_rng_key
 from .._checks.settings import MeshOnly, Points, Settings, Taus, working_dtype
+from .._engines.scopes import scope
 from .._sums.display import refuse_progress_in_a_trace
 from .hsic import FEWEST, check_pairs
 from .pair_forms import Groups, group_distances, group_pairs, groups_of, multiplicity, rows_in_groups, scan_pairs
@@ -176,7 +177,8 @@ def _test(
     sides = _centered(settings, design, x, y, tau_x, tau_y)
     make = functools.partial(_columns, design, wild, sides[0].groups.there, rng_key)
     part, chunks = functools.partial(_chunk, settings, design, sides), len(sides[0].groups.points)
-    blocks: _Forms = in_blocks(settings.function, design.num_blocks, chunks, make, part, progress)
+    with scope("sum", "labelings", 1, design.num, len(x), x.shape[1] + y.shape[1], design.number):
+        blocks: _Forms = in_blocks(settings.function, design.num_blocks, chunks, make, part, progress)
     forms = _Forms(side_by_side(blocks.products), blocks.squares_x[0], blocks.squares_y[0])
     return _result(settings, design, aggregated, forms)
 

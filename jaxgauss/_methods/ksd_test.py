@@ -23,6 +23,7 @@ from .._checks.samples import (
     check_scores,
 )
 from .._checks.settings import MeshOnly, MeshOptions, Points, Settings, Taus, working_dtype
+from .._engines.scopes import scope
 from .._kernels.kernels import Kernel
 from .._sums.display import refuse_progress_in_a_trace
 from .pair_forms import Groups, group_distances, group_pairs, groups_of, multiplicity, rows_in_groups, scan_pairs
@@ -145,7 +146,8 @@ def _test(
     sample = _sample(points, scores, tau)
     make = functools.partial(_signs, design, sample.groups.there, rng_key, chance)
     part, chunks = functools.partial(_chunk, settings, design, sample), len(sample.groups.points)
-    blocks: _Forms = in_blocks(settings.function, design.num_blocks, chunks, make, part, progress)
+    with scope("sum", "labelings", 1, design.num, *points.shape, design.number):
+        blocks: _Forms = in_blocks(settings.function, design.num_blocks, chunks, make, part, progress)
     return _result(settings, design, aggregated, _Forms(side_by_side(blocks.products), blocks.squares[0]))
 
 

@@ -25,6 +25,7 @@ from .._engines.fourier.forms import (
     num_coefficients,
     wave_forms,
 )
+from .._engines.scopes import scope
 from .._kernels.kernels import GAUSS, Kernel
 from .._sums.display import refuse_progress_in_a_trace
 from .._sums.mesh import sum_over_mesh
@@ -203,7 +204,8 @@ def _test(
     pool = _pooled(settings, design, x, y, tau, rng_key)
     make = functools.partial(_signs, design, pool, rng_key)
     part = functools.partial(_chunk, settings, design, pool)
-    forms = _joined(in_blocks(settings.function, design.num_blocks, design.num_chunks, make, part, progress))
+    with scope("sum", "labelings", 1, design.num, *pool.points.shape, num_permutations):
+        forms = _joined(in_blocks(settings.function, design.num_blocks, design.num_chunks, make, part, progress))
     return _result(settings, design, num_permutations, pool, forms)
 
 

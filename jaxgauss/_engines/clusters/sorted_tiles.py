@@ -44,6 +44,7 @@ ROWS = 4096  # queries of a tile of products
 COLUMNS, MANY = {True: 512, False: 256}, 96
 WORTH = {True: 0.4, False: 0}  # share of a tile's pairs of leaves above which a product takes less time
 CHUNK = {True: 2**18, False: 2**16}  # pairs of points whose differences are formed at a time
+OF_KINKED = 0.5  # share of the pairs of leaves that kernels with a kink sum from differences in many dimensions
 SORTED = 2**14  # flags that are listed by a sort, which compiles in half of the time; a million take 34 ms, counted 5
 # M N D up to which pulls, and sums, of points that lie anywhere take less time from differences than by sorting. A
 # branch that sorts costs time even where it is not taken: XLA takes 0.1 µs a call for each of its hundreds of buffers.
@@ -246,7 +247,9 @@ def _add_differences(
         return start + each, [_added(*x) for x in zip(total, found, (i, j), strict=False)]
 
     start = vary_like(jnp.zeros((), "int32"), flags)
-    with scope("steps", size / each if few else 1):  # in few dimensions products are seldom accurate enough
+    kinked = any(x.kinked for x in requests)
+    steps = size / each * (1.0 if few else OF_KINKED if kinked else 0.0)  # as products are seldom accurate enough
+    with scope("steps", steps):
         return lax.while_loop(lambda state: state[0] < number, add, (start, total))[1]
 
 

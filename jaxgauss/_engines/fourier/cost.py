@@ -301,6 +301,17 @@ def doubt_resolved(
     return [_corrected(*x) for x in zip(flags, found, of_rows, strict=True)]
 
 
+def time_of_doubt(precision: str, sizes: Sizes, share: float, extent: Any) -> float:
+    """Nanoseconds of `doubt_resolved`: a share of the queries, in a box of this size in bandwidths, is in doubt."""
+    of_pairs = _of_pairs(precision, sizes)
+    if share <= 1 / IN_DOUBT:
+        rows = AT_A_TIME * math.ceil(share * sizes.queries / AT_A_TIME)
+        return DIFFERENCES * of_pairs * rows / sizes.queries
+    share = math.ceil(share * PARTS) / PARTS
+    of_tiles = TILES * of_pairs * share * float(share_within(np, sizes, extent))
+    return of_tiles + SORTING * (share * sizes.queries + sizes.keys)
+
+
 def _corrected(doubt: np.ndarray, found: Any, of_rows: Callable[[np.ndarray, bool], Any]) -> Any:
     """The results, those in doubt replaced by sums of `of_rows`, of few numbers of queries: each is a program."""
     if not doubt.any():

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
@@ -17,7 +18,7 @@ from ..engine import Engine, Problem, Trial
 from ..plan import Plan
 from ..request import NOTHING, Channels, Request
 from . import nufft
-from .boxes import box
+from .boxes import Box, box
 from .cost import (
     CHOICES,
     OF_SIGNS,
@@ -25,13 +26,15 @@ from .cost import (
     Sizes,
     at_most,
     estimated,
+    finer_waves,
     most_blocks,
+    time_of_doubt,
     transform_work,
     waves_pay_here,
 )
 from .frame import check_tolerance
-from .frequencies import DIMENSIONS, WAVES
-from .sums import SUMS, Promise, WaveGrid, sums_by_waves, wave_grid
+from .frequencies import DIMENSIONS, WAVES, blocks_of, tolerance_of
+from .sums import LOGS, SUMS, Promise, WaveGrid, sums_by_waves, wave_grid
 
 ROWS = 1024  # sampled queries, for the share that is in doubt
 
@@ -135,10 +138,58 @@ def seen_by_waves(plan: Plan, queries: Array, keys: Array, values: Array, tau: A
     reason = f"{waves} waves hold {points} box of {size} bandwidths to {float(of.error):.0e} of Σ|v|; by {way} an"
     reason += f" estimated {milliseconds[0]:.3g} ms, all pairs {milliseconds[1]:.3g} ms; "
     share = f"{float(doubt.mean()):.1%} of {len(some)} queries are in doubt"
-    else_by = "" if sizes.on_cuda else " or by tiles"
-    reason += f"asked for by name, {share}" if by_name else f"{share}, and summed from differences{else_by}"
+    if by_name:
+        reason += f"asked for by name, {share}"
+    elif sizes.on_cuda or not doubt.any():
+        reason += f"{share}, and summed from differences"
+    else:
+        _, again = second_time(plan, False, sizes, *(np.asarray(x * scale) for x in (q, k)))
+        reason += f"{share}, and summed again, from differences or by tiles, in an estimated {again / 1e6:.3g} ms more"
     engine = plan.engine if by_name else Fourier(precision=plan.precision)
     return replace(plan, engine=engine, waves=True, reason=reason)
+
+
+def second_time(plan: Plan, logs: bool, sizes: Sizes, queries: np.ndarray, keys: np.ndarray) -> tuple[float, float]:
+    """The share of sampled queries that waves leave in doubt, and the nanoseconds in which these are summed again.
+
+    Points are in bandwidths, for `explain`; `sizes` are those of the sum. None of values of one sign.
+    """
+    precision = "float64" if logs or sizes.pulls else plan.precision
+    promise, scale = (LOGS if logs else SUMS)[plan.precision], np.ones((1, 1))
+    with jax.enable_x64(True):
+        given = [x.astype("float64" if logs else plan.precision) for x in (scale, queries, keys)]
+        most = most_blocks("float64" if logs else plan.precision, sizes)
+        does, around = waves_pay_here(plan, max(1, most), precision, sizes, *given)
+        if not (most and does):
+            return 0.0, 0.0
+        share = _share_in_doubt(plan, promise, sizes, most, around, *given)
+        if share and precision == "float32" and (finer := finer_waves(plan, sizes, share, *given)) is not None:
+            most, around = finer
+            blocks = blocks_of(np, around.extent, tolerance_of(np, "float64", around.extent))
+            time = estimated("float64", sizes, list(blocks))[0]
+            left = _share_in_doubt(plan, promise, sizes, most, around, *(x.astype("float64") for x in given))
+            return share, float(time) + time_of_doubt("float32", sizes, left, around.extent)
+        return share, time_of_doubt(precision, sizes, share, around.extent)
+
+
+def _share_in_doubt(
+    plan: Plan, promise: Promise, sizes: Sizes, most: int, around: Box, scale: Any, queries: Any, keys: Any
+) -> float:
+    """The share of up to ROWS queries that waves leave in doubt, of sums or pulls of ones."""
+    some = queries[:: -(-len(queries) // ROWS)]
+    return float(_doubt(plan, promise, sizes._replace(queries=len(some), channels=1), most, around, scale, some, keys))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def _doubt(
+    plan: Plan, promise: Promise, sizes: Sizes, most: int, around: Box, scale: Array, queries: Array, keys: Array
+) -> Array:
+    of, ones = wave_grid(most, plan, promise, scale, sizes, around), [jnp.ones_like(x[:, :1]) for x in (queries, keys)]
+    own, other = Channels((GAUSS,), (1,)), NOTHING
+    request = Request(other, own) if sizes.pulls else Request(own, other)
+    values, *weights = ones[1], *(x if sizes.pulls else x[:, :0] for x in ones)
+    values = values[:, :0] if sizes.pulls else values
+    return sums_by_waves(request, of, promise, queries, keys, values, scale, *weights)[1].mean()
 
 
 def _one_block(queries: Array, keys: Array, values: Array, fast: bool = False) -> Array:

@@ -21,11 +21,13 @@ from ..._arrays.points import (
     logits,
     scaled_points,
     shared,
+    sizes_of_each,
     squared_distances,
     unbroadcast,
     with_norms,
 )
 from ..._arrays.shapes import G, K, Q, S, T, V, are_known
+from ..scopes import scope
 from ..tiles import by_parts_of_batch, tiled_pullback, tiled_sum
 from .short import PIECE, longest, summed, summed_over_rows
 
@@ -130,9 +132,10 @@ def sum_and_tile(
     queries: Float[Array, "m d"], keys: Float[Array, "n d"], values: Float[Array, "n c"], tau: Float[Array, ""]
 ) -> tuple[Float[Array, "m c"], KeptTile]:
     """The Gauss sum, and Φ for `tile_pullback`; made of plain JAX functions."""
-    a, b = scaled_points(queries, keys, tau)
-    tile = _of_points(*with_norms(a, b))
-    return summed(tile, values), KeptTile(tile, a, b)
+    with scope("sum", "sum", *sizes_of_each(queries, keys, values)), scope("engine", f"dense in {queries.dtype}"):
+        a, b = scaled_points(queries, keys, tau)
+        tile = _of_points(*with_norms(a, b))
+        return summed(tile, values), KeptTile(tile, a, b)
 
 
 def tile_pullback(
