@@ -6,7 +6,7 @@ from . import applications, calls, grids
 from .rivals import OURS
 from .study import BOTH, Study
 
-OWN = ("compiling", "few_dimensions", "kernels", "clouds", "precision", "scaling", "resampling", "million")
+OWN = ("compiling", "foretold", "few_dimensions", "kernels", "clouds", "precision", "scaling", "resampling", "million")
 SUITES = {
     "quick": Study(grids.quick, grids.report, grids.draw, tuple(OURS), grids.all_rates, BOTH),
     "paper": Study(grids.paper, grids.report, grids.draw, tuple(OURS), grids.all_rates, BOTH),

@@ -37,6 +37,7 @@ SMALL: dict[str, tuple[int, dict]] = {  # of a suite, how many rows it finds wit
         3,
         {"SIZES": [(40, 3)], "PROCESSES": 1, "FUNCTIONS": lambda m: some(m.FUNCTIONS, *list(m.FUNCTIONS)[:3])},
     ),
+    "foretold": (3, {"SHARE": 0.01, "NUM_SAME": 40, "CALLS": lambda m: some(m.CALLS, *list(m.CALLS)[::13])}),
     "first_calls": (3, {"NUM": 40, "NAMES": ("gauss_sum", "gradients of hsic", "mmd_estimate of chunks")}),
     "few_dimensions": (
         2 * 4 + 7 + 2 + 6 * 2 + 2,

@@ -9,17 +9,18 @@ from typing import Any, NamedTuple
 
 from .._engines.costs import Cost
 
-# Nanoseconds of a byte of a matrix that is larger than the caches: pages that are new at every call.
-WRITTEN, CACHE = 0.33, 2**24
+# Nanoseconds of a byte of a matrix that is so large that the system takes its pages back after every call.
+WRITTEN, KEPT = 0.33, 2**25
 # Gradients take 12 `pair` more than the sum, and three products for its two; two more matrices exist at a time.
 OF_GRADIENTS, PRODUCTS, MORE = 12.0, 2.0, 2
 # The field of a drift takes the exponentials of softmaxes over rows and over columns, and three matrices at a time.
 OF_DRIFT, MATRICES_OF_DRIFT = 8.0, 3
-EQUATIONS = {False: 20, True: 60}  # of a sum, and with its gradients
+EQUATIONS = {False: 50, True: 150}  # of a sum, and with its gradients
 # Of tracing and compiling: `python -m benchmarks --suite compiling` took 0.24 s for a sum, a program of 103 equations,
 # 0.36 for a density of 177, and 1.4 for the gradient of HSIC, 742, on two cores with jax 0.10.
-SECONDS_OF_EQUATION = 2e-3
-FASTER, GIBIBYTE = 1.5, 1024.0  # estimates may be wrong by a factor of two
+SECONDS_OF_EQUATION = 2.5e-3
+FASTER, GIBIBYTE = 1.5, 1024.0  # times; estimates may be wrong by a factor of two
+MANY = 1000  # calls: what pays later is not worth the seconds of compiling
 
 
 class DenseForm(NamedTuple):
@@ -45,9 +46,10 @@ def dense_form(parts: Sequence[Any], gradients: bool, cost: Cost, size: int) -> 
         drifts = x.kind == "drift"
         pulled = gradients and (not drifts or x.kind in with_own)  # the field of a drift is seldom differentiated
         of_pair = cost.pair * (1 + OF_DRIFT * drifts + OF_GRADIENTS * pulled)
-        of_pair += cost.column * (x.dim + 2 + x.channels) * (1 + PRODUCTS * pulled)
+        channels = max(1, x.channels // (x.dim + 1)) if pulled else x.channels  # without those of moments
+        of_pair += cost.column * (x.dim + 2 + channels) * (1 + PRODUCTS * pulled)
         matrix, number = float(x.queries * x.keys * size), MATRICES_OF_DRIFT if drifts else 1
-        written = (number + MORE * pulled) * matrix * WRITTEN if matrix > CACHE else 0.0
+        written = (number + MORE * pulled) * matrix * WRITTEN if matrix > KEPT else 0.0
         time += x.number * (x.queries * x.keys * of_pair + written)
         largest = max(largest, (MORE if pulled else number) * matrix)
         kept += x.number * number * matrix * pulled
@@ -61,6 +63,8 @@ def verdict(milliseconds: float, mebibytes: float, seconds: float, dense: DenseF
     less = f", and takes {_share(saved)} of the memory" if saved >= 2 else ""
     if ratio >= FASTER:
         calls = int(1e3 * (seconds - dense.seconds) / (dense.milliseconds - milliseconds)) + 1
+        if calls > MANY:
+            return False, f"it is {ratio:.2g} times as fast, but makes up for compiling after {calls} calls"
         start = f", from {calls} calls on" if calls > 1 else ""
         return True, f"it is {ratio:.2g} times as fast{start}{less}"
     slower = "as fast" if ratio > 1 / FASTER else f"{1 / ratio:.2g} times as fast"

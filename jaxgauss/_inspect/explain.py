@@ -44,11 +44,12 @@ def explain(
 
 
 def explain(*arguments: Any, **options: Any) -> Plan | Explanation:
-    """Tell what a function sums, and how long that takes; or what `gauss_sum` or `kernel_sum` does, and why.
+    """Tell what a function takes, and whether it is worth it; or what `gauss_sum` or `kernel_sum` does, and why.
 
     `explain(function, *arguments, **options)` takes any function that JAX can trace, such as `mmd_flow_velocity` or
-    `jax.grad(loss)`, and does not run it. It lists all sums, each with its engine and estimated time. A loop whose
-    length depends on results counts as one step; points of which only shapes are known count as near.
+    `jax.grad(loss)`, and does not run it. It estimates time, memory and compiling, also of plain JAX with the full
+    matrix, and lists all sums with their engines and times. A loop whose length depends on results counts as one step;
+    points of which only shapes are known count as near.
 
     `explain(queries, keys, values, tau)` gives the engine of one sum, with all that it has chosen, and the reason.
     Shapes are enough (`jax.ShapeDtypeStruct`). The reason holds the time estimates by which "auto" chose, and where
@@ -56,7 +57,7 @@ def explain(*arguments: Any, **options: Any) -> Plan | Explanation:
     kernel, how many there are, and their error. If the arrays have values, the points are examined, too:
 
     - Points of up to three dimensions: whether a Fourier series sums them, with how many waves, what error and what
-      estimated time, and the share of 1024 sampled queries that must be summed another way.
+      estimated time, and the share of 1024 sampled queries that are summed again.
     - Other points: whether they lie near one another, and if not, how they are summed.
     - Half precision: whether the sums at 256 sampled queries are so small that rounding changes them. On CUDA a second
       kernel then runs; its cost is in the reason.
@@ -68,8 +69,8 @@ def explain(*arguments: Any, **options: Any) -> Plan | Explanation:
             precision, as for `kernel_sum`.
 
     Returns:
-        For a function an `Explanation`, with `milliseconds` and `parts`; print it. For a sum the `Plan` on the platform
-        of the arrays, or of JAX's default device if the arrays have none.
+        For a function an `Explanation`, with `milliseconds`, `parts`, `worth_it` and more; print it. For a sum the
+        `Plan` on the platform of the arrays, or of JAX's default device if the arrays have none.
 
     Raises:
         ValueError, TypeError: as `gauss_sum` or the function does; or the function cannot be traced.
@@ -80,8 +81,8 @@ def explain(*arguments: Any, **options: Any) -> Plan | Explanation:
         >>> weights = jax.ShapeDtypeStruct((8192,), "float32")
         >>> jaxgauss.explain(points, points, weights, engine="attention").engine
         Attention(kernel='cpu', precision='float32')
-        >>> jaxgauss.explain(jaxgauss.mmd_squared, points, points, 1.0).parts[0].kind
-        'sum'
+        >>> jaxgauss.explain(jaxgauss.mmd_squared, points, points, 1.0).worth_it
+        True
     """
     if arguments and callable(arguments[0]):
         return explained(*arguments, **options)

@@ -16,6 +16,8 @@ from .._engines.near import noting, shown
 from .dense_form import SECONDS_OF_EQUATION, DenseForm, dense_form, memory, verdict
 from .program_cost import Counter
 
+STARTED = 0.35  # share of a sum's `call` that any program takes
+AGAIN = 3  # times as many equations where queries are in doubt: finer waves and tiles are programs of their own
 FROM_PYTHON = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
@@ -127,9 +129,10 @@ def explained(function: Callable[..., Any], /, *arguments: Any, **options: Any) 
         each = kind, batch * queries, keys, dim, channels
         parts.append(Part(round(number), *each, engine, time / 1e6, doubt, backward))
     parts.sort(key=lambda x: -x.milliseconds)
-    others = (sum(found.engines.values()) + counter.of["float32"].call) / 1e6
+    others = (sum(found.engines.values()) + STARTED * counter.of["float32"].call) / 1e6
     milliseconds, mebibytes = others + sum(x.milliseconds for x in parts), found.bytes / 2**20
-    seconds, dense = SECONDS_OF_EQUATION * found.equations, None
+    equations = found.here.equations + found.apart.equations * (AGAIN if any(x.doubt for x in parts) else 1)
+    seconds, dense = SECONDS_OF_EQUATION * equations, None
     does, reason = False, "it has no sums"
     if parts:
         double = any(getattr(x, "dtype", None) == np.float64 for x in leaves)

@@ -24,7 +24,6 @@ from .._engines.scopes import is_backward, scopes_of
 # as long as a pass. It is that of two products and of our exponential, half of the operations. One of XLA's takes twice
 # as long. Terms of a batch of products take BATCHED times as long as those of one.
 OPERATIONS, FUNCTIONS, PASSES, BATCHED = 48, 1, 4, 2
-AGAIN = 3  # times as many equations where queries are in doubt
 ROOTS = {"sqrt", "rsqrt"}
 UNMEASURED = Cost(math.inf, 0.0, 0.0)  # kernels that no card has timed
 POSITION, PLACE = 20.0, 2.0  # nanoseconds of a number that is sorted, and of one that is gathered or scattered
@@ -80,11 +79,6 @@ class Counted:
     doubt: float = 0.0
     here: Size = NOTHING
     apart: Size = NOTHING
-
-    @property
-    def equations(self) -> int:
-        """All that are compiled."""
-        return self.here.equations + self.apart.equations
 
     @property
     def bytes(self) -> int:
@@ -246,8 +240,6 @@ class Counter:
         if given.queries and not given.on_cuda:
             found.doubt, again = self.shown.again(given)
             found.add("fourier", int(sides) * again)
-            if found.doubt:  # finer waves and tiles are programs of their own
-                found.here = found.here._replace(equations=AGAIN * found.here.equations)
 
     def _of_waves(self, precision: str, most: int, given: Sizes) -> float:
         if given.on_cuda:

@@ -37,6 +37,7 @@ MORE = MOST | {2: 12}  # most blocks of a coordinate with fast transforms
 CHOICES = {1: (8, 128), 2: (1, 3), 3: (1, 2)}  # blocks of a coordinate from which "auto" chooses on CUDA
 POINT = 60  # a coordinate of a point takes a fast transform as long as so many numbers of its grid
 IN_DOUBT = 32  # at most one query in so many is summed again by differences
+OF_TAILS = 0.5  # the share of the tiles that are not zero for queries in doubt, of those for all
 AT_A_TIME, PARTS = 64, 8  # queries in doubt; if they are more, their number is rounded up to an eighth of all
 
 
@@ -308,7 +309,7 @@ def time_of_doubt(precision: str, sizes: Sizes, share: float, extent: Any) -> fl
         rows = AT_A_TIME * math.ceil(share * sizes.queries / AT_A_TIME)
         return DIFFERENCES * of_pairs * rows / sizes.queries
     share = math.ceil(share * PARTS) / PARTS
-    of_tiles = TILES * of_pairs * share * float(share_within(np, sizes, extent))
+    of_tiles = OF_TAILS * TILES * of_pairs * share * float(share_within(np, sizes, extent))
     return of_tiles + SORTING * (share * sizes.queries + sizes.keys)
 
 
