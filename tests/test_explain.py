@@ -23,6 +23,10 @@ def shapes(*shape, dtype="float32"):
     return jax.ShapeDtypeStruct(shape, dtype)
 
 
+def found_by(samples, places):
+    return jaxgauss.kde_logpdf(places, samples, 25.0)
+
+
 @pytest.mark.parametrize("name", ["gauss_sum", "kde_logpdf"])
 def test_queries_in_doubt_are_told_and_priced(name):
     """Far tails of a map: waves sum them, and tiles sum them again. Near places, as many, are not in doubt."""
@@ -40,6 +44,9 @@ def test_queries_in_doubt_are_told_and_priced(name):
     assert far.parts[0].doubt > 0.1 and near.parts[0].doubt == 0
     assert far.milliseconds > 1.5 * near.milliseconds and far.seconds > near.seconds
     assert "of the queries are in doubt and summed again" in str(far) and "doubt" not in str(near)
+    if not ones:  # each sum by its own points
+        both = explain(lambda: [found_by(samples, x) for x in (places, places[1:] / 4)])
+        assert sorted(x.doubt for x in both.parts) == [0, far.parts[0].doubt]
     if ones:
         assert explain(places, samples, *ones, 25.0).reason.endswith("ms more")
         assert not explain(places / 4, samples, *ones, 25.0).reason.endswith("ms more")

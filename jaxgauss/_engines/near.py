@@ -11,8 +11,8 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any
 
 import jax
 import jax.core
@@ -41,7 +41,7 @@ from .settings import Settings, working_dtype
 # another center among the points, R² is up to four times as large.
 SURE, SURE_APART = 4, 2
 SOME = 2**15  # points whose tiles are looked at
-_noted: ContextVar[dict[str, Any] | None] = ContextVar("_noted", default=None)
+_noted: ContextVar["list[Shown] | None"] = ContextVar("_noted", default=None)
 
 
 def are_near(
@@ -164,7 +164,8 @@ def examined(
     sure_far, sure_apart = (1, 1) if is_same and not each else (SURE, SURE_APART)
     with np.errstate(all="ignore"):
         a, b = _about_a_center(np.sqrt(tau)[..., None, :] if each else np.sqrt(tau)[..., None, None], queries, keys)
-        _note("points", (settings, logs, a.points, b.points))
+        if (noted := _noted.get()) is not None:
+            noted.append(Shown(settings, logs, a.points, b.points))
         squared = max(np.fmax.reduce(x.norms, None) for x in (a, b))
         if pulls and squared <= limit * sure_far:
             if values is not None:
@@ -213,7 +214,8 @@ def _pay(
         return False
     ends = boxes(np, *(x.reshape(-1, sizes.dim) for x in (a, b)))
     does, around = waves_pay(np, most, precision, NEAR[precision], sizes, ends, np.ones_like(ends[0, 0]))
-    _note("extent", around.extent)
+    if noted := _noted.get():
+        noted[-1].extent = around.extent
     return bool(does)
 
 
@@ -264,51 +266,61 @@ def _about_a_center(scale: Any, queries: Any, keys: Any) -> list[Scaled]:
     return found if len(found) > 1 else found * 2
 
 
+@dataclass
+class Shown:
+    """What points that are examined show, for `explain`; they are in bandwidths, and of a batch the first are taken.
+
+    Attributes:
+        settings: of the call.
+        logs: whether it forms logarithms.
+        queries, keys: the points.
+        extent: of the box in which waves may sum them.
+    """
+
+    settings: Settings
+    logs: bool
+    queries: Any
+    keys: Any
+    extent: Any = None
+
+    def are(self, sizes: Sizes) -> bool:
+        """Whether there are as many points of as many dimensions."""
+        return (*(len(x) for x in self._points), self.keys.shape[-1]) == sizes[:3]
+
+    @functools.cached_property
+    def blocks(self) -> Any:
+        """Of waves of each coordinate, if they may sum the points."""
+        extent = self.extent
+        if self.settings.engine.name == "fourier":
+            extent = np.maximum(np.ptp(np.concatenate(self._points), 0), 1e-30)
+        if extent is None:
+            return None
+        return blocks_of(np, extent, self.settings.tolerance or tolerance_of(np, self.settings.precision, extent))
+
+    @functools.cached_property
+    def share(self) -> float:
+        """Of the tiles of sorted points, those that are not skipped."""
+        q, k = (jnp.asarray(x[:: -(-len(x) // SOME)]) for x in self._points)
+        return float(mean_share(self.settings.kernel, q, k, jnp.ones((), q.dtype)))
+
+    def again(self, sizes: Sizes) -> tuple[float, float]:
+        """The share of the queries that waves leave in doubt, and nanoseconds in which these are summed again."""
+        if self.extent is None or self.settings.engine.name == "fourier":
+            return 0.0, 0.0
+        q, k = map(jnp.asarray, self._points)
+        plan = exact_plan_of(self.settings, "cpu", (q, k, k, jnp.ones((), q.dtype)))
+        return second_time(plan, self.logs, sizes, *self._points)
+
+    @property
+    def _points(self) -> list[np.ndarray]:
+        return [x.reshape(-1, *x.shape[-2:])[0] for x in (self.queries, self.keys)]
+
+
 @contextmanager
-def noting() -> Iterator[dict[str, Any]]:
-    """What is found of points that are examined in the context, by name, for `explain`."""
-    token = _noted.set(found := {})
+def noting() -> Iterator[list[Shown]]:
+    """What is found of points that are examined in the context, for `explain`."""
+    token = _noted.set(found := [])
     try:
         yield found
     finally:
         _noted.reset(token)
-
-
-def _note(name: str, found: Any) -> None:
-    """Keep what the points have shown, in the context of `noting`."""
-    if (noted := _noted.get()) is not None:
-        noted[name] = found
-
-
-class Shown(NamedTuple):
-    """What points have shown.
-
-    Attributes:
-        blocks: of waves of each coordinate, if known.
-        share: of the tiles of sorted points that are not skipped.
-        again: the share of the queries that waves leave in doubt, and nanoseconds in which these are summed again.
-    """
-
-    blocks: Any = None
-    share: float = 1.0
-    again: Callable[[Sizes], tuple[float, float]] = lambda sizes: (0.0, 0.0)
-
-
-def shown(points: tuple[Settings, bool, np.ndarray, np.ndarray] | None = None, extent: Any = None) -> Shown:
-    """What was noted of points, in bandwidths. `extent` is that of the box in which waves may sum them."""
-    if points is None:
-        return Shown()
-    settings, logs, *both = points
-    both = [x.reshape(-1, *x.shape[-2:])[0] for x in both]  # of a batch the first
-    if settings.engine.name == "fourier":
-        extent = np.maximum(np.ptp(np.concatenate(both), 0), 1e-30)
-    blocks = None
-    if extent is not None:
-        error = settings.tolerance or tolerance_of(np, settings.precision, extent)
-        blocks = blocks_of(np, extent, error)
-    q, k = (jnp.asarray(x[:: -(-len(x) // SOME)]) for x in both)
-    share = float(mean_share(settings.kernel, q, k, jnp.ones((), q.dtype)))
-    if extent is None or settings.engine.name == "fourier":
-        return Shown(blocks, share)
-    plan = exact_plan_of(settings, "cpu", (q, k, k, jnp.ones((), q.dtype)))
-    return Shown(blocks, share, functools.cache(lambda sizes: second_time(plan, logs, sizes, *both)))

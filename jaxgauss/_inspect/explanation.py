@@ -12,7 +12,7 @@ from .._arrays.devices import expected_platform
 from .._checks.data import checked_data
 from .._checks.operands import Traced
 from .._engines.apart import inline
-from .._engines.near import noting, shown
+from .._engines.near import noting
 from .dense_form import SECONDS_OF_EQUATION, DenseForm, dense_form, memory, verdict
 from .program_cost import Counter
 
@@ -122,7 +122,7 @@ def explained(function: Callable[..., Any], /, *arguments: Any, **options: Any) 
                 " of results. Explain what it calls: of a stream the sum of one chunk, of an estimator `kde_logpdf`,"
                 " `kernel_mean` or another function."
             ) from error
-    counter = Counter(expected_platform(*leaves), shown(**noted))
+    counter = Counter(expected_platform(*leaves), noted)
     found, parts = counter(program), []
     for (kind, *sizes, engine, doubt, backward), (number, time) in found.sums.items():
         batch, queries, keys, dim, channels = map(int, sizes)

@@ -6,7 +6,7 @@ share of `pair`. Waves and attention kernels have costs of their own.
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -29,19 +29,8 @@ UNMEASURED = Cost(math.inf, 0.0, 0.0)  # kernels that no card has timed
 POSITION, PLACE = 20.0, 2.0  # nanoseconds of a number that is sorted, and of one that is gathered or scattered
 FASTER = 20  # times as fast a card does both: an estimate
 TRANSCENDENTAL = {"exp", "exp2", "expm1", "log", "log1p", "pow", "sin", "cos", "tanh", "logistic", "erf", "lgamma"}
-WRITTEN = {
-    "scan",
-    "while",
-    "cond",
-    "dot_general",
-    "sort",
-    "top_k",
-    "gather",
-    "scatter",
-    "scatter-add",
-    "dynamic_update_slice",
-    "cumsum",
-}
+LOOPS = {"scan", "while", "cond"}
+WRITTEN = LOOPS | {"dot_general", "sort", "top_k", "gather", "scatter", "scatter-add", "dynamic_update_slice", "cumsum"}
 FREE = {"broadcast_in_dim", "reshape", "squeeze", "transpose", "slice", "convert_element_type", "iota", "copy", "pvary"}
 CALLS = {"jit", "pjit", "closed_call", "remat2", "checkpoint", "custom_jvp_call", "custom_vmap_call"}
 CALLS |= {"custom_vjp_call", "jaxgauss_function"}
@@ -103,24 +92,24 @@ class Counted:
             self.sums[which] = before[0] + times * number, before[1] + times * time
         self.mark, self.doubt = self.mark or other.mark, max(self.doubt, other.doubt)
 
-    def as_sum(self, backward: bool) -> "Counted":
-        """The whole as one sum, if it is one."""
+    def as_sum(self, backward: bool, call: float) -> "Counted":
+        """The whole as one sum, if it is one; `call` is what that takes by itself."""
         if self.mark is None:
             return self
         engine = max((x for x in self.engines if x), key=self.engines.__getitem__, default="xla")
         which = *self.mark, engine, self.doubt, backward
-        sums = {which: (1.0, sum(self.engines.values())), **self.sums}
+        sums = {which: (1.0, sum(self.engines.values()) + call), **self.sums}
         return Counted({}, sums, here=self.here, apart=self.apart)
 
 
 class Counter:
     """Counts programs by the costs of a platform.
 
-    What examined points have `shown` gives the number of blocks of waves, the queries that these leave in doubt, and
-    the share of the tiles of sorted points that are not skipped.
+    Points that were seen give the number of blocks of waves, the queries that these leave in doubt, and the share of
+    the tiles of sorted points that are not skipped: those of as many points as a sum has, else the last.
     """
 
-    def __init__(self, platform: str, shown: Shown):
+    def __init__(self, platform: str, seen: Sequence[Shown]):
         if platform == "cuda":
             self.rows, measured = cuda_costs(card().name)
             self.basis = "measured" if measured else "measured on another card"
@@ -128,7 +117,8 @@ class Counter:
         else:
             self.rows, self.basis = cpu_costs()
             self.of = {name: self.rows[f"xla in {name}"] for name in ("float32", "float64")}
-        self.platform, self.shown = platform, shown
+        self.platform, self.seen = platform, seen
+        self.call = self.rows["blocked"].call if platform == "cuda" else 0.0  # a card launches kernels for each sum
         self.backward = self.gradients = self.is_part = False
 
     def cost_of_dense(self, double: bool) -> Cost:
@@ -173,7 +163,7 @@ class Counter:
                 here, apart = Size(0, there), here.plus(apart)
             found.here, found.apart = found.here.plus(here), found.apart.plus(apart)
         for (_, backward), of_sum in marked.items():
-            found.add_all(of_sum.as_sum(backward), 1, "")
+            found.add_all(of_sum.as_sum(backward, self.call), 1, "")
         return found
 
     def _of_equation(self, equation: Any, used: list[bool], scopes: dict[str, list[str]]) -> Counted:
@@ -190,7 +180,8 @@ class Counter:
             found.here = functools.reduce(Size.plus, (x.here for x in there), found.here)
             found.apart = chosen.apart
         elif parts:
-            steps = max(1.0, self.shown.share * float(scopes["steps"][0])) if "steps" in scopes else 1.0
+            steps = float(scopes["steps"][0]) if "steps" in scopes else 1.0
+            steps = max(1.0, steps * self.seen[-1].share) if self.seen and steps > 1 else max(1.0, steps)
             times = params["length"] if name == "scan" else steps if name == "while" else 1
             for part in parts:
                 of_part = self._of_part(equation, part, used if name in CALLS else None)
@@ -206,7 +197,7 @@ class Counter:
         self.backward |= is_backward(equation)
         self.is_part |= is_sum
         found = self(part, used)
-        found = found.as_sum(self.backward) if is_sum else found
+        found = found.as_sum(self.backward, self.call) if is_sum else found
         self.backward, self.is_part = before
         return found
 
@@ -236,18 +227,19 @@ class Counter:
         precision, most, sides, *sizes = facts
         *numbers, pulls, on_cuda = sizes
         given = Sizes(*map(int, numbers), pulls=pulls == "True", on_cuda=on_cuda == "True")
-        found.add("fourier", int(sides) * self._of_waves(precision, int(most), given))
-        if given.queries and not given.on_cuda:
-            found.doubt, again = self.shown.again(given)
+        shown = next((x for x in self.seen if x.are(given)), self.seen[-1] if self.seen else None)
+        found.add("fourier", int(sides) * self._of_waves(precision, int(most), given, shown and shown.blocks))
+        if shown and given.queries and not given.on_cuda:
+            found.doubt, again = shown.again(given)
             found.add("fourier", int(sides) * again)
 
-    def _of_waves(self, precision: str, most: int, given: Sizes) -> float:
+    def _of_waves(self, precision: str, most: int, given: Sizes, known: Any) -> float:
         if given.on_cuda:
             return float(estimated(precision, given, [most])[0])
         if not given.queries:  # coefficients alone: of known blocks, two channels at a time, without those of |v|
             return float(estimated(precision, given, [float(most)] * given.dim)[0] / (2 * OF_SIGNS))
         blocks = [most / (given.dim + 1) ** (1 / given.dim)] * given.dim  # as many as on average from 0 to most
-        blocks = blocks if self.shown.blocks is None else [*map(float, self.shown.blocks)]
+        blocks = blocks if known is None else [*map(float, known)]
         return float(estimated(precision, given, blocks)[0])
 
     def _of_attention(self, row: str, pairs: str, columns: str, passes: str) -> tuple[str, float]:
