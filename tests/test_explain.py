@@ -181,6 +181,7 @@ def test_many_points_are_worth_it_and_few_are_not():
         ((1.0, 10.0, 0.5), (1.0, 100.0, 0.1), False, "plain JAX is as fast, and its matrix takes 100 MiB"),
         ((3.0, 10.0, 0.5), (1.0, 0.02, 0.1), False, "plain JAX is 3 times as fast, and its matrix takes 20.5 KiB"),
         ((3.0, 10.0, 0.5), (1.0, 5000.0, 0.1), True, "the full matrix takes 4.88 GiB, though that is 3 times as fast"),
+        ((float("inf"), 10.0, 0.5), (1.0, 0.02, 0.1), False, "no card has timed its kernel"),
         ((3.0, 4000.0, 0.5), (1.0, 5000.0, 0.1), False, "plain JAX is 3 times as fast"),
     ],
 )

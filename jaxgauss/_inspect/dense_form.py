@@ -4,6 +4,7 @@ Nothing is traced for that: constants stand for the form that one writes, for XL
 `python -m benchmarks --suite jax`: dense sums of 64 to 8192 points in 3 to 128 dimensions, and their gradients.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -59,6 +60,8 @@ def dense_form(parts: Sequence[Any], gradients: bool, cost: Cost, size: int) -> 
 
 def verdict(milliseconds: float, mebibytes: float, seconds: float, dense: DenseForm) -> tuple[bool, str]:
     """Whether it is worth it, and why."""
+    if math.isinf(milliseconds):
+        return False, "no card has timed its kernel"
     ratio, saved = dense.milliseconds / milliseconds, dense.mebibytes / max(mebibytes, 1e-3)
     less = f", and takes {_share(saved)} of the memory" if saved >= 2 else ""
     if ratio >= FASTER:
