@@ -65,7 +65,7 @@ def test_the_share_in_doubt_is_that_of_the_sum(monkeypatch):
     samples, queries = normal(16000, 1), normal(5000, 1, 3.0)
     jaxgauss.gauss_sum(queries, samples, jnp.ones(16000, "float32"), 400.0).block_until_ready()
     found = explain(jaxgauss.gauss_sum, queries, samples, jnp.ones(16000, "float32"), 400.0).parts[0].doubt
-    assert len(shares) == 1 and shares[0] > 0.01 and abs(found - shares[0]) < 0.25
+    assert len(shares) == 1 and shares[0] > 0.01 and 0.6 < found / shares[0] < 1.6
 
 
 def with_labelings(resampling, num=4000, number=200):
