@@ -266,6 +266,33 @@ def test_gradients_of_all_operands(rng, request, kernel, blocks):
     check_grads(lambda x: field(x, y, jnp.asarray(0.4), n, a, b, c), (x,), 2, ["rev"], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("blocks", [False, True])
+def test_hessians(rng, request, blocks):
+    if blocks:
+        request.getfixturevalue("few_pairs")
+    x, y = (jnp.asarray(rng.normal(size=(n, 3)), "float32") for n in (20, 40))
+
+    def loss(field, x):
+        return jnp.sin(field(x)).sum()
+
+    def formula(x):
+        every = jnp.concatenate([x, wide])
+        squared = jnp.square(x[:, None] - every[None]).sum(-1)
+        own = jnp.eye(20, 60, dtype=bool)
+        logs = jnp.where(own, -1e30, -jnp.sqrt(jnp.where(own, 1, squared)))
+        rows, columns = (jax.nn.logsumexp(logs, axis, keepdims=True) for axis in (1, 0))
+        affinity = jnp.exp(logs - rows / 2 - columns / 2)
+        negative, positive = affinity[:, :20], affinity[:, 20:]
+        repelled, attracted = negative.sum(1)[:, None], positive.sum(1)[:, None]
+        return repelled * (positive @ wide) - attracted * (negative @ x)
+
+    wide = y.astype("float64")
+    right = jax.hessian(functools.partial(loss, formula))(x.astype("float64"))
+    gradient = jax.grad(functools.partial(loss, lambda x: drift(x, y, 1.0)))
+    for found in (jax.jacrev(gradient)(x), jax.jit(jax.jacfwd(gradient))(x)):
+        assert np.abs(np.asarray(found, "float64") - right).max() < 2e-5 * np.abs(right).max()
+
+
 def test_gradients_where_points_coincide(rng):
     x = jnp.asarray(np.repeat(rng.normal(size=(5, 3)), 2, 0))
     gradient = jax.grad(lambda x: jnp.sin(drift(x, x, 4.0)).sum())(x)

@@ -49,11 +49,22 @@ def _products(_: Settings, a: Array, b: Array) -> tuple[Array, Array]:
 
 @squared_distances.defjvp
 def _tangent(kernel: Kernel, primals: tuple[Array, ...], tangents: tuple[Array, ...]) -> tuple[Array, Array]:
+    """Of plain functions, so that derivatives of every order and mode are right, however JAX inlines them.
+
+    With x₀ = x and y₀ = y that are not differentiated, ‖x - y‖² - ‖x₀ - y₀‖² = ⟨x + x₀ - y - y₀, (x - x₀) - (y - y₀)⟩:
+    zero, with the derivatives of the first term.
+    """
     rows, columns, c, _, left_out = primals
-    (x, y), (d_x, d_y) = (rows - c, columns - c), tangents[:2]
-    own = [(z * d_z).sum(-1) for z, d_z in ((x, d_x), (y, d_y))]
-    d_u = 2 * (own[0][..., :, None] + own[1][..., None, :] - dot(d_x, y.mT) - dot(x, d_y.mT))
-    return squared_distances(kernel, *primals), jnp.where(left_out, 0, d_u)
+    u, c = squared_distances(kernel, *map(lax.stop_gradient, primals)), lax.stop_gradient(c)
+
+    def plain(rows: Array, columns: Array) -> Array:
+        x, y = rows - c, columns - c
+        (sum_x, d_x), (sum_y, d_y) = ((z + lax.stop_gradient(z), z - lax.stop_gradient(z)) for z in (x, y))
+        own = (sum_x * d_x).sum(-1)[..., :, None] + (sum_y * d_y).sum(-1)[..., None, :]
+        crossed = dot(jnp.concatenate([sum_x, d_x], -1), jnp.concatenate([d_y, sum_y], -1).mT)
+        return u + jnp.where(left_out, 0, own - crossed)
+
+    return jax.jvp(plain, (rows, columns), tangents[:2])
 
 
 @functools.cache

@@ -68,8 +68,8 @@ def drift(
         TypeError: an argument is not a floating array.
 
     Derivatives:
-        Reverse mode of any order, forward mode of the first, with respect to points, weights and tau. At points that
-        coincide, where "laplace" has a kink, they are zero.
+        Of every order, in reverse and forward mode, with respect to points, weights and tau. At points that coincide,
+        where "laplace" has a kink, they are zero.
 
     Precision:
         Within 1e-5 of the largest |V| in float32, 1e-12 in float64, plus 1e-7 and 1e-15 of the coordinates. Exponents
