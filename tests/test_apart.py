@@ -71,7 +71,7 @@ def test_points_decide_each_time(rng, monkeypatch):
     ways = []
     for name in ("_waves", "_batch_by_tiles", "_rows_by_differences"):
         way = getattr(far, name)
-        monkeypatch.setattr(far, name, lambda *x, way=way, name=name: (ways.append(name), way(*x))[1])
+        monkeypatch.setattr(far, name, lambda *x, way=way, name=name, **how: (ways.append(name), way(*x, **how))[1])
     f, v = jax.jit(jg.gauss_sum), rng.normal(size=6000).astype("float32")
     wide = rng.uniform(0, 60, (6000, 2)).astype("float32")
     doubtful, apart = wide.copy(), 1e5 * wide
