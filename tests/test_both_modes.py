@@ -112,10 +112,12 @@ def test_nothing_to_sum_has_no_tangent():
 
 
 CALLS = FUNCTIONS | {"mean_shift": lambda f, x, *_: f(x, x, 1.0).points}
+CALLS["mmd_squared_to_normal"] = lambda f, x, y, s, v, w: f(x, 1.0, weights=w)
 CALLS["leave_one_out_tau"] = lambda f, x, y, s, v, w: f(x, np.ones(2)).scores
 DIFFERENTIABLE = ["gauss_sum", "log_gauss_sum", "mmd_squared", "embedding_norm_squared", "mmd_witness"]
 DIFFERENTIABLE += ["mmd_flow_velocity", "svgd_direction", "ksd_squared", "kde_logpdf", "kde_score", "hsic"]
 DIFFERENTIABLE += ["kernel_mean", "kernel_sum", "log_kernel_sum", "energy_distance", "mean_shift", "leave_one_out_tau"]
+DIFFERENTIABLE += ["mmd_squared_to_normal", "uniformity", "alignment", "drift"]
 
 
 @pytest.mark.parametrize(

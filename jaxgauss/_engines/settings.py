@@ -28,7 +28,7 @@ class Settings:
     dtype: str = "float32"  # promoted from the arguments
     function: str = "gauss_sum"  # the public function, for messages
     matmul_precision: str = ""  # of `jax.default_matmul_precision`: default, high or highest
-    forward_mode: bool = False  # whether the sum must have tangents
+    forward_mode: bool = False  # whether the rules are those of forward mode
     mesh: Mesh | AbstractMesh | None = None  # of devices
     query_axis: MeshAxis = None
     key_axis: MeshAxis = None

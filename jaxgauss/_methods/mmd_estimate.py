@@ -83,7 +83,7 @@ def mmd_estimate(
             `key_axis`, as for `mmd_squared`.
 
     Returns:
-        An `MMDEstimate`, with reverse-mode gradients if x and y are arrays (`mmd_squared` is cheaper to train with).
+        An `MMDEstimate`, with derivatives of both modes if x and y are arrays (`mmd_squared` is cheaper to train with).
         Where the standard error is zero, so is its gradient.
 
     Raises:

@@ -50,7 +50,7 @@ def mmd_squared_to_normal(
         TypeError: points or weights are not a floating array.
 
     Derivatives:
-        Reverse mode of any order with respect to x, weights and tau.
+        Any order, both modes, with respect to x, weights and tau.
 
     Precision:
         As for `mmd_squared`: in float32 within 1e-6 of the size of the three terms.

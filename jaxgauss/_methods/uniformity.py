@@ -48,7 +48,7 @@ def uniformity(
         TypeError: points or weights are not a floating array.
 
     Derivatives:
-        Reverse mode of any order with respect to x, weights and tau.
+        Any order, both modes, with respect to x, weights and tau.
 
     Precision:
         In float32 within 2e-6, plus 1e-6 of the result. On CUDA, and of more than 16384 points, each point's sum over

@@ -225,7 +225,7 @@ def fourier_sketch(
         TypeError: keys or values are not floating, tau is not a number, or the box must be found under `jit`.
 
     Derivatives:
-        Sums have reverse mode of any order with respect to queries, keys and values, in O(M + N).
+        Sums have derivatives of any order, both modes, with respect to queries, keys and values, in O(M + N).
 
     Precision:
         Errors are relative to Σ|v|, not to Σ Φ|v| as in `gauss_sum`: at most the tolerance, plus about 1e-7 of rounding

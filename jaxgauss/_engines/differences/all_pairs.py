@@ -20,7 +20,7 @@ def sums_by_differences(
 
     `of_rows`: the indices (M, 1) of queries that are some of the keys, where pairs of equal index are left out.
     """
-    if has_cuda() and not forward_mode:  # whose rules are for reverse mode
+    if has_cuda() and not forward_mode:  # whose rules are those of reverse mode
         return sums_on_cuda(request, *operands)
     queries, keys, values, tau, row_weights, weights = operands
     _, scale, ratio = unit_and_ratio(tau, queries)
