@@ -18,7 +18,7 @@ from ..suites import SUITES
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n)(.*?)(<!-- end -->)", re.S)
 PAPER = "2026-11-27_cpu_5813c63_paper"
-GRID = "2026-11-27_cpu_5813c63_jax"
+GRID = "2026-11-30_cpu_7ad4890_jax"
 SCALING = "2026-11-28_cpu_e591790_scaling"
 H200, H200_BEFORE = (f"2026-11-{x}_first_light" for x in ("28_cuda_bc9542d", "27_cuda_bc68252"))
 

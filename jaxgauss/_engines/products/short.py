@@ -18,7 +18,7 @@ from ..._arrays.shapes import are_known
 LONGEST = {True: 1024, False: 192}  # terms of a product of one column, and of several, in a sum
 LONGEST_PULL = 1024  # in a gradient, which may err five times as much
 NO_LIMIT = 2**62
-FEW_PIECES = 4  # so few pieces of a product are products of their own; more are a batch, for which the tile is copied
+FEW_PIECES = 8  # so few pieces of a product are products of their own; more are a batch, for which the tile is copied
 PIECE = {True: 512, False: 128}  # terms of a piece of a longer product, of one column and of several
 
 
