@@ -61,8 +61,7 @@ def test_sums_of_equal_terms_keep_their_digits(method, sizes, cloud):
     values = np.float32([CONSTANTS[i % 2] for i in range(channels)])
     exact = (np.exp(-squared / 2) @ counts)[:, None] * np.float64(values)
     sums = jaxgauss.gauss_sum(queries, keys, np.broadcast_to(values, (num_keys, channels)), engine=method)
-    most = 3e-6 if method == "rescale" else 2e-6  # PyTorch's kernel adds terms as it does
-    assert (np.linalg.norm(np.float64(sums) - exact, axis=0) < most * np.linalg.norm(exact, axis=0)).all()
+    assert (np.linalg.norm(np.float64(sums) - exact, axis=0) < 2e-6 * np.linalg.norm(exact, axis=0)).all()
 
 
 KINDS = ("gauss", "auto"), ("gauss", "rescale"), ("imq", "auto")

@@ -46,8 +46,9 @@ def rescale_and_log(
     """
     xp = array_namespace(values)
     if not kernel.half:
-        mean, log_sum = softmax_mean(queries, keys, values, kernel, attend)
-        return _product(mean, xp.clip(log_sum, None, math.log(keys.shape[-2]))), log_sum  # log Σ_n Φ ≤ log N
+        own = _in_all(values) if kernel.device == "cpu" else 0.0
+        mean, log_sum = softmax_mean(queries, keys, values - own, kernel, attend)
+        return _product(mean + own, xp.clip(log_sum, None, math.log(keys.shape[-2]))), log_sum  # log Σ_n Φ ≤ log N
 
     if kernel.fine:
         of_logs = functools.partial(log_of_sum, kernel, attend)
@@ -69,6 +70,18 @@ def rescale_and_log(
         mean = sum(mean[..., i * channels : (i + 1) * channels] for i in range(parts))
     total = _product(mean * scale, xp.clip(log_sum, None, math.log(keys.shape[-2])))  # weights are at most one
     return total, xp.where(is_small, math.inf, log_sum)
+
+
+def _in_all(values: Array) -> Array:
+    """What all values of a channel (…, 1, C) have in common: the least in size, if all have one sign; else zero.
+
+    A mean of what is left, plus it, is the mean of the values. PyTorch's kernel on a CPU adds terms in order, and the
+    roundings of equal terms go one way.
+    """
+    xp = array_namespace(values)
+    low, high = (f(values, axis=-2, keepdims=True) for f in (xp.min, xp.max))
+    least = xp.where(low > 0, low, xp.clip(high, None, 0.0))
+    return xp.where(xp.isfinite(least), least, 0.0)
 
 
 def log_of_sum(kernel: AttentionKernel, attend: Attend, queries: Array, keys: Array, log_weights: Array) -> Array:

@@ -32,12 +32,15 @@ def scaled_points(
     shared. It is between the two with `of_both`, so that a sum over the queries has the same one. With `centered`,
     points lie about the origin already.
     """
-    of_queries = shared(queries) and not shared(keys)
-    c = 0 if centered else center(queries if of_queries else keys, many)
-    if of_both and shared(queries) == shared(keys):
-        c = (center(queries, many) + c) / 2
+    c = 0 if centered else _center_of(queries, keys, many, of_both)
     scale = by_point(jnp.sqrt(tau * (BASE_2 if base_2 else 1)), keys)
     return (queries - c) * scale, (keys - c) * scale
+
+
+def _center_of(queries: Q, keys: K, many: bool = False, of_both: bool = False) -> Float[Array, "*#batch 1 d"]:
+    """The center of `scaled_points`."""
+    c = center(queries if shared(queries) and not shared(keys) else keys, many)
+    return (center(queries, many) + c) / 2 if of_both and shared(queries) == shared(keys) else c
 
 
 def of_coordinates(tau: Numbers, points: Numbers) -> bool:
@@ -85,21 +88,35 @@ def squared_radius(a: Scaled, b: Scaled) -> Float[Array, ""]:
     return jnp.where(jnp.isnan(norms), 0, norms).max(initial=0) / BASE_2
 
 
-def are_within(reach: float, a: Scaled, b: Scaled, values: Array | None = None) -> Bool[Array, ""]:
+def squares_about_center(queries: Q, keys: K, tau: T) -> tuple[Array, Array]:
+    """Squared distances from the center in bandwidths, by programs that share nothing with a sum's.
+
+    XLA forms a tile in one step with the norms of its points, unless these are needed elsewhere.
+    """
+    c = _center_of(queries, keys)
+    if of_coordinates(tau, keys):
+        tau = tau[..., None, :]
+        return (tau * jnp.square(queries - c)).sum(-1), (tau * jnp.square(keys - c)).sum(-1)
+    tau = tau[..., None]
+    return tau * jnp.square(queries - c).sum(-1), tau * jnp.square(keys - c).sum(-1)
+
+
+def are_within(reach: float, a: Array, b: Array, values: Array | None = None) -> Bool[Array, ""]:
     """Whether R² is at most `reach`, no sum of values overflows, and no key is NaN. NaN in queries is ignored.
 
-    The program is one step shorter than a comparison of R².
+    a and b are squared distances of queries (…, M) and keys (…, N) from the center, in bandwidths. The program is one
+    step shorter than a comparison of R².
     """
-    limit, found = reach * BASE_2, [[a.norms.ravel(), jnp.where(jnp.isnan(b.norms), jnp.inf, b.norms).ravel()]]
+    found = [[a.ravel(), jnp.where(jnp.isnan(b), jnp.inf, b).ravel()]]
     if values is not None:
-        most = largest_of_sums(values.dtype, *(x.norms.shape[-2] for x in (a, b)))
-        sizes = jnp.where(jnp.isinf(values), 0, jnp.abs(values) * (limit / most)).ravel()
+        most = largest_of_sums(values.dtype, a.shape[-1], b.shape[-1])
+        sizes = jnp.where(jnp.isinf(values), 0, jnp.abs(values) * (reach / most)).ravel()
         if are_known(values.size) and values.size > JOINED:
             found.append([sizes])
         else:
             found[0].append(sizes)
     # A sum is one step on a CPU, where `any` of many takes several.
-    beyond = [(jnp.concatenate(replicated(*x)) > limit).astype("float32").sum() for x in found]
+    beyond = [(jnp.concatenate(replicated(*x)) > reach).astype("float32").sum() for x in found]
     return functools.reduce(jnp.add, beyond) == 0
 
 

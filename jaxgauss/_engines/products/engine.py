@@ -10,7 +10,16 @@ import jax
 import jax.numpy as jnp
 
 from ..._arrays.devices import vary_like
-from ..._arrays.points import Scaled, aligned_sizes, are_within, by_point, scaled_points, with_norms
+from ..._arrays.points import (
+    BASE_2,
+    Scaled,
+    aligned_sizes,
+    are_within,
+    by_point,
+    scaled_points,
+    squares_about_center,
+    with_norms,
+)
 from ..._arrays.shapes import are_known
 from ..._kernels.kernels import GAUSS, Kernel
 from ..branches import as_vectors, but_not, one_of_two
@@ -24,7 +33,7 @@ from ..plan import NEAR, STRICTER, Plan, in_precision
 from ..request import Channels, PairSums, Request
 from ..scopes import scope
 from ..tiles import CUDA_TILE, ONE_PASS, TILE
-from .gaussian import blocked_pullback, scaled_sum
+from .gaussian import blocked_pullback, scaled_sum, shares_norms
 from .pair_sums import product_pullback, sums_by_products, within
 
 # Another kernel takes so many times as long as a Gaussian, on CUDA more with gradients.
@@ -152,17 +161,23 @@ def _near_or_far(
 def _by_points(
     near: bool | None, summed: Callable, far: Callable, pulls: bool, plan: Plan, *operands: jax.Array
 ) -> tuple[jax.Array, ...]:
-    """The points are scaled once, to find out whether they are near, and for the sum."""
-    queries, keys, _, tau, *_ = operands
-    points = with_norms(*scaled_points(queries, keys, tau))
+    """The points are scaled to find out whether they are near, and again for the sum unless that `shares_norms`."""
+    queries, keys, values, tau, *_ = operands
     here = scope("engine", str(plan.engine))(functools.partial(summed, plan))
+
+    def scaled(*operands: jax.Array) -> tuple[Scaled, ...]:
+        queries, keys, _, tau, *_ = operands
+        return with_norms(*scaled_points(queries, keys, tau))
+
     if near:
-        return here(points, *operands)
-    is_near = plan.reach == math.inf or are_within(plan.reach, points[0], points[1], operands[2])
+        return here(scaled(*operands), *operands)
+    points = scaled(*operands) if shares_norms(queries.shape[-2], keys.shape[-2], values.shape[-1]) else None
+    a, b = (x.norms[..., 0] / BASE_2 for x in points) if points else squares_about_center(queries, keys, tau)
+    is_near = plan.reach == math.inf or are_within(plan.reach, a, b, values)
     is_near = but_not(is_near, are_for_waves(plan, *operands[:4], pulls=pulls))
     results = one_of_two(
         is_near,
-        lambda *x: as_vectors(here(*x)),
+        lambda points, *x: as_vectors(here(points or scaled(*x), *x)),
         lambda _, *x: as_vectors(far(plan, None, *x)),
         points,
         *operands,

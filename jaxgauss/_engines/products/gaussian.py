@@ -31,6 +31,8 @@ from ..scopes import scope
 from ..tiles import by_parts_of_batch, tiled_pullback, tiled_sum
 from .short import PIECE, longest, summed, summed_over_rows
 
+FEW_PAIRS = 2**14  # whose norms and tile are steps of their own
+WIDE = 32  # dimensions
 ALONE = 3  # so many channels beside moments are products by themselves: of one column they may be longer
 TURNED = 8, 128  # a long product of at most so many channels and at least so many rows takes less time as (vᵀ tileᵀ)ᵀ
 
@@ -46,16 +48,28 @@ def scaled_sum(a: Scaled, b: Scaled, values: V, *, dense: bool = False, moments:
 
     The first channels may be `moments` for gradients, of which longer products are accurate enough.
     """
-    kernel, first, second = _kernel_of(a, b, dense)
+    kernel, first, second = _kernel_of(a, b, values.shape[-1] - moments, dense)
     tile_sum, width = functools.partial(_tile_sum, kernel, moments), 1 if values.shape[-1] - moments <= ALONE else None
     return _sum_of_tiles(functools.partial(tiled_sum, tile_sum, dense=dense, width=width), first, second, values)
 
 
-def _kernel_of(a: Scaled, b: Scaled, dense: bool) -> tuple[Callable[..., Array], Any, Any]:
-    """The function that forms a tile of Φ, and its operands: few points themselves, or factors of the exponents."""
-    pairs = math.prod(x.norms.shape[-2] for x in (a, b))
-    if dense and are_known(pairs) and pairs <= SHORT:
-        return _of_points, a, b
+def shares_norms(num_queries: int, num_keys: int, channels: int) -> bool:
+    """Whether a tile of so few pairs is formed from norms that are known, not in one step of XLA with its points."""
+    pairs = num_queries * num_keys
+    return are_known(pairs) and pairs <= (SHORT if channels > ALONE else FEW_PAIRS)
+
+
+def _kernel_of(a: Scaled, b: Scaled, channels: int, dense: bool) -> tuple[Callable[..., Array], Any, Any]:
+    """The function that forms a tile of Φ, and its operands: few or wide points themselves, or factors of exponents.
+
+    With several channels XLA forms and multiplies tiles of wide points in one step on a CPU, without an array for them.
+    """
+    (num_queries, dim), num_keys = a.points.shape[-2:], b.points.shape[-2]
+    if dense and are_known(num_queries, num_keys):
+        if shares_norms(num_queries, num_keys, channels):
+            return _of_norms, a, b
+        if num_queries * num_keys <= SHORT or (channels > ALONE and dim >= WIDE):
+            return _of_points, a.points, b.points
     return _of_factors, *logit_factors(a, b)
 
 
@@ -80,7 +94,7 @@ def blocked_pullback(
     CPU than forming it.
     """
     shapes = queries.shape, keys.shape, values.shape
-    kernel, first, second = _kernel_of(a, b, dense)
+    kernel, first, second = _kernel_of(a, b, values.shape[-1], dense)
     operands = (first, a.points), (second, b.points), values, cotangent
     scale = by_point(jnp.sqrt(tau / BASE_2), keys)
     if shared(keys, values, scale):
@@ -134,7 +148,7 @@ def sum_and_tile(
     """The Gauss sum, and Φ for `tile_pullback`; made of plain JAX functions."""
     with scope("sum", "sum", *sizes_of_each(queries, keys, values)), scope("engine", f"dense in {queries.dtype}"):
         a, b = scaled_points(queries, keys, tau)
-        tile = _of_points(*with_norms(a, b))
+        tile = _of_points(a, b)
         return summed(tile, values), KeptTile(tile, a, b)
 
 
@@ -169,5 +183,9 @@ def _of_factors(a: Any, b: Any) -> Array:
     return exp2(logits(a, b))
 
 
-def _of_points(a: Scaled, b: Scaled) -> Array:
-    return exp2(squared_distances(a, b) / -2)
+def _of_norms(a: Scaled, b: Scaled) -> Array:
+    return jnp.exp2(squared_distances(a, b) / -2)
+
+
+def _of_points(a: Array, b: Array) -> Array:
+    return _of_norms(*with_norms(a, b))
