@@ -1,6 +1,6 @@
 """The sum as a primitive of JAX with a tangent and a transpose: forward mode, reverse mode, and one over the other.
 
-The default of `gauss_sum` has tangents, too, but its rules are those of reverse mode: see `rules`.
+Its tangent is also that of `rules`, whose other rules are those of reverse mode.
 """
 
 import functools
@@ -62,9 +62,14 @@ def _primal_and_tangent(
     primals: tuple[Array, ...], tangents: tuple[Array | ad.Zero, ...], *, settings: Settings, near: bool
 ):
     given = [None if isinstance(x, ad.Zero) else x for x in tangents]
-    by_moments = functools.partial(_by_moments, settings)
     if near or any(0 in x.shape for x in primals):
-        return by_moments(primals, given)
+        return _by_moments(settings, primals, given)
+    return sum_and_tangent(settings, primals, given)
+
+
+def sum_and_tangent(settings: Settings, primals: tuple[Array, ...], given: list[Array | None]) -> tuple[Array, Array]:
+    """The sum and its tangent, by moments for near points and by differences for others; None: no tangent."""
+    by_moments = functools.partial(_by_moments, settings)
     return one_of_two(
         are_near(replace(settings, waves=False), *primals, pulls=True, second_order=True),
         by_moments,

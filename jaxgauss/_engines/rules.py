@@ -9,16 +9,18 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from .._arrays.custom_rule import Wanted, with_formula, with_rule
+from .._arrays.custom_rule import Wanted, of_wanted, with_formula, with_rule
 from .._arrays.devices import has_cuda, platforms, vary_like
 from .._arrays.hidden import without_hidden
 from .._arrays.points import by_point, center, of_coordinates, shared, unbroadcast
+from .._arrays.shapes import are_known
 from .._kernels.kernels import GAUSS
 from . import run as dispatch
 from .branches import one_of_two
 from .channels import cheaper_by_channels, gradient_of_pulls, keeps_pulls, own_points, sum_and_pulls
 from .clusters.sorted_tiles import FEW_DIMENSIONS
-from .differences.all_pairs import sums_by_differences
+from .differences.all_pairs import difference_sums, sums_by_differences
+from .forward_mode import sum_and_tangent
 from .fourier.frequencies import DIMENSIONS
 from .fourier.pullback import waves_pullback
 from .gradients import gradients_of, of_tau
@@ -29,6 +31,8 @@ from .products.pair_sums import sums_by_products
 from .programs import How, Pushforward, Some, as_program
 from .request import NOTHING, Channels, PairSums, Request
 from .settings import Settings
+
+MANY_PAIRS = {1: 2**22, 2: 2**25, 3: 2**28}  # from which tangents of Gauss sums may be by waves
 
 # Derivatives. With u = τ‖q_m - k_n‖², s_m = Σ_n κ(u) v_n, ψ = -2κ', a cotangent g and w_mn = ψ(u) ⟨g_m, v_n⟩, from
 # ∂κ/∂q = 2τ κ' (q - k) = τ ψ (k - q):
@@ -103,7 +107,20 @@ def _radial_gradients(
     return [unbroadcast(d, x.shape) for d, is_wanted, x in gradients if is_wanted]  # type: ignore[arg-type]
 
 
-radial_sum = with_rule(dispatch.planned_kernel_sum, 2, _radial_gradients, _radial_forward)
+def _radial_tangent(settings: Settings, channels: Channels, wanted: Wanted, operands: Any, directions: Any) -> Any:
+    if {*channels.kernels} == {GAUSS} and _are_for_waves(*operands):
+        return None
+    function = functools.partial(difference_sums, channels, others=settings.exclude_self)
+    return jax.jvp(*of_wanted(function, wanted, operands), directions)[1]
+
+
+def _are_for_waves(queries: Array, keys: Array, *_: Array) -> bool:
+    """Whether waves may sum so many points of few dimensions: by them the rules of gradients take less time."""
+    num, dim = queries.shape[-2] * keys.shape[-2], queries.shape[-1]
+    return dim in DIMENSIONS and are_known(num) and num > MANY_PAIRS[dim]
+
+
+radial_sum = with_rule(dispatch.planned_kernel_sum, 2, _radial_gradients, _radial_forward, _radial_tangent)
 
 
 def _by_pairs(settings: Settings, channels: Channels, _: bool, queries, keys, values, tau, g) -> tuple[Array, ...]:
@@ -276,4 +293,13 @@ def _anywhere_gradients(which: Which, settings: Settings, *operands: Any):
     return tuple(_radial_gradients(settings, channels, which, primals, (pulls, nothing), g))
 
 
-gaussian_sum = with_rule(dispatch.planned_gaussian_sum, 1, _gaussian_gradients, _gaussian_forward)
+def _gaussian_tangent(settings: Settings, wanted: Wanted, operands: Any, directions: Any) -> Any:
+    if _are_for_waves(*operands):
+        return None
+    if of_coordinates(operands[3], operands[0]):
+        return _radial_tangent(settings, Channels((GAUSS,), operands[2].shape[-1:]), wanted, operands, directions)
+    moving = iter(directions)
+    return sum_and_tangent(settings, operands, [next(moving) if is_wanted else None for is_wanted in wanted])[1]
+
+
+gaussian_sum = with_rule(dispatch.planned_gaussian_sum, 1, _gaussian_gradients, _gaussian_forward, _gaussian_tangent)
