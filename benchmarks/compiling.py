@@ -21,12 +21,16 @@ SIZES = [(1024, 64), (4096, 3), (256, 32)]
 PROCESSES, CALLS, FAR = 2, 10, 1e4
 
 
-def dense_mmd(x: jax.Array, y: jax.Array) -> jax.Array:
-    """MMD² as one writes it."""
+def exponents(x: jax.Array, y: jax.Array, tau: float) -> jax.Array:
+    """-τ/2 ‖x - y‖² as one writes it."""
+    return -tau / 2 * (jnp.square(x).sum(-1)[..., None] + jnp.square(y).sum(-1)[..., None, :] - 2 * x @ y.mT)
 
-    def mean(a: jax.Array, b: jax.Array) -> jax.Array:
-        squared = jnp.square(a).sum(1)[:, None] + jnp.square(b).sum(1)[None] - 2 * a @ b.T
-        return jnp.exp(-squared / 2).mean()
+
+def dense_mmd(x: jax.Array, y: jax.Array, tau: float = 1.0) -> jax.Array:
+    """MMD² of samples, or of pairs of them, with its matrices."""
+
+    def mean(x: jax.Array, y: jax.Array) -> jax.Array:
+        return jnp.exp(exponents(x, y, tau)).mean((-2, -1))
 
     return mean(x, x) + mean(y, y) - 2 * mean(x, y)
 

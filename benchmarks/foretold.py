@@ -5,6 +5,7 @@ whose time is foretold, too (`SAME`), and which takes turns with the call: so a 
 that of the table of costs, changes nothing. A first call, with tracing, counts as compiling.
 """
 
+import functools
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -16,6 +17,7 @@ import numpy as np
 import jaxgauss as jg
 
 from . import inside
+from .compiling import dense_mmd, exponents, gradients
 from .plots import pivot
 from .study import Study, Task, peak_mebibytes
 
@@ -35,33 +37,14 @@ def places(num: int) -> jax.Array:
     return jnp.asarray(np.stack([x.ravel() for x in np.meshgrid(line, line)], 1))
 
 
-def exponents(x: jax.Array, y: jax.Array, tau: float) -> jax.Array:
-    """-τ/2 ‖x - y‖² as one writes it."""
-    return -tau / 2 * (jnp.square(x).sum(-1)[..., None] + jnp.square(y).sum(-1)[..., None, :] - 2 * x @ y.mT)
-
-
 def dense_sum(tau: float) -> Callable:
     """The Gauss sum with its matrix."""
     return lambda x, y, v: jnp.exp(exponents(x, y, tau)) @ v
 
 
-def dense_mmd(tau: float) -> Callable:
-    """MMD² with its matrices."""
-
-    def mean(x: jax.Array, y: jax.Array) -> jax.Array:
-        return jnp.exp(exponents(x, y, tau)).mean((-2, -1))
-
-    return lambda x, y: mean(x, x) + mean(y, y) - 2 * mean(x, y)
-
-
 def dense_logpdf(tau: float) -> Callable:
     """The logarithm of a density with its matrix, up to a constant."""
     return lambda x, y: jax.nn.logsumexp(exponents(x, y, tau), -1)
-
-
-def gradients(function: Callable) -> Callable:
-    """The gradients of the sum of squares of what it gives, with respect to all arguments."""
-    return lambda *x: jax.grad(lambda *x: jnp.square(function(*x)).sum(), (*range(len(x)),))(*x)
 
 
 def in_sum(num: int, dim: int, channels: int, *batch: int) -> tuple[jax.Array, ...]:
@@ -121,15 +104,19 @@ CALLS: dict[str, tuple[Callable, Callable | None, Callable[[], tuple[jax.Array, 
         lambda x, v: dense_sum(0.1)(x, x, v) - v,
         lambda: (points(4096, 8), points(4096, 1)),
     ),
-    "mmd_squared, 4096 × 10": (lambda *x: jg.mmd_squared(*x, tau=0.1), dense_mmd(0.1), lambda: two(4096, 10)),
+    "mmd_squared, 4096 × 10": (
+        lambda *x: jg.mmd_squared(*x, tau=0.1),
+        functools.partial(dense_mmd, tau=0.1),
+        lambda: two(4096, 10),
+    ),
     "gradients of mmd_squared, 2048 × 32": (
         gradients(lambda *x: jg.mmd_squared(*x, tau=0.03)),
-        gradients(dense_mmd(0.03)),
+        gradients(functools.partial(dense_mmd, tau=0.03)),
         lambda: two(2048, 32),
     ),
     "gradients of 128 mmd_squared, 64 × 8": (
         gradients(lambda *x: jg.mmd_squared(*x, tau=0.1)),
-        gradients(dense_mmd(0.1)),
+        gradients(functools.partial(dense_mmd, tau=0.1)),
         lambda: two(64, 8, 128),
     ),
     "kde_logpdf, 5000 × 8": (lambda *x: jg.kde_logpdf(*x, tau=1.0), dense_logpdf(1.0), lambda: two(5000, 8)),

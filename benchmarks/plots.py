@@ -11,7 +11,7 @@ mpl.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import LogFormatter, NullFormatter
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from .rivals import BARE, JAX_NATIVE, OTHERS, OURS, Problem, limit
 from .study import Cells, shown
@@ -200,8 +200,9 @@ def curves(axis: Axes, cells: Cells, quantity: str, rates: dict, **style: Any) -
     axis.set_yscale("log")
     if quantity == "ratio":  # of less than two decades, in plain numbers
         axis.axhline(1, color="#000000", lw=1, ls=":")
-        axis.yaxis.set_major_formatter(LogFormatter())
-        axis.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 0.5)))
+        axis.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        axis.yaxis.set_major_formatter("{x:g}")
+        axis.yaxis.set_minor_formatter(NullFormatter())
     axis.set_xlabel(ALONG[along])
     axis.set_ylabel(UNITS[quantity])
     axis.grid(alpha=0.25)

@@ -116,7 +116,8 @@ def mmd_estimate(
         refuse_progress_in_a_trace("mmd_estimate", x, y, tau)
         refuse_progress("mmd_estimate", options.get("mesh") is not None, "with a mesh")
         refuse_progress("mmd_estimate", any(np.ndim(z) > 2 for z in samples.values()), "in batches")
-        expected = explained(mmd_estimate, x, y, tau, kernel=kernel, estimator=estimator, **options)
+        shapes = (jax.eval_shape(jnp.asarray, z) for z in (x, y))  # of points, rows in doubt would be estimated as well
+        expected = explained(mmd_estimate, *shapes, tau, kernel=kernel, estimator=estimator, **options)
         samples, in_chunks = {name: _divided(z, expected.milliseconds) for name, z in samples.items()}, True
     if in_chunks:
         _refuse_tracers(tau, jnp.zeros(()))
