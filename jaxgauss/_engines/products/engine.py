@@ -171,7 +171,8 @@ def _by_points(
 
     if near:
         return here(scaled(*operands), *operands)
-    points = scaled(*operands) if shares_norms(queries.shape[-2], keys.shape[-2], values.shape[-1]) else None
+    pairs, *_ = aligned_sizes(queries, keys, values, tau)
+    points = scaled(*operands) if shares_norms(pairs, values) else None
     a, b = (x.norms[..., 0] / BASE_2 for x in points) if points else squares_about_center(queries, keys, tau)
     is_near = plan.reach == math.inf or are_within(plan.reach, a, b, values)
     is_near = but_not(is_near, are_for_waves(plan, *operands[:4], pulls=pulls))

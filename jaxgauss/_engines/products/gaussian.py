@@ -48,27 +48,28 @@ def scaled_sum(a: Scaled, b: Scaled, values: V, *, dense: bool = False, moments:
 
     The first channels may be `moments` for gradients, of which longer products are accurate enough.
     """
-    kernel, first, second = _kernel_of(a, b, values.shape[-1] - moments, dense)
+    kernel, first, second = _kernel_of(a, b, values, dense, moments)
     tile_sum, width = functools.partial(_tile_sum, kernel, moments), 1 if values.shape[-1] - moments <= ALONE else None
     return _sum_of_tiles(functools.partial(tiled_sum, tile_sum, dense=dense, width=width), first, second, values)
 
 
-def shares_norms(num_queries: int, num_keys: int, channels: int) -> bool:
-    """Whether a tile of so few pairs is formed from norms that are known, not in one step of XLA with its points."""
-    pairs = num_queries * num_keys
-    return are_known(pairs) and pairs <= (SHORT if channels > ALONE else FEW_PAIRS)
+def shares_norms(pairs: int, values: V, moments: int = 0) -> bool:
+    """Whether tiles of so few pairs are formed from norms that are known, not in one step of XLA with the points."""
+    several = values.shape[-1] - moments > ALONE and are_known(values.shape[-2]) and values.shape[-2] > longest(values)
+    return are_known(pairs) and pairs <= (SHORT if several else FEW_PAIRS)
 
 
-def _kernel_of(a: Scaled, b: Scaled, channels: int, dense: bool) -> tuple[Callable[..., Array], Any, Any]:
+def _kernel_of(a: Scaled, b: Scaled, values: V, dense: bool, moments: int = 0) -> tuple[Callable[..., Array], Any, Any]:
     """The function that forms a tile of Φ, and its operands: few or wide points themselves, or factors of exponents.
 
-    With several channels XLA forms and multiplies tiles of wide points in one step on a CPU, without an array for them.
+    With several channels XLA forms and multiplies tiles of points in one step on a CPU, without an array for them.
     """
-    (num_queries, dim), num_keys = a.points.shape[-2:], b.points.shape[-2]
-    if dense and are_known(num_queries, num_keys):
-        if shares_norms(num_queries, num_keys, channels):
+    batch = math.prod(jnp.broadcast_shapes(*(x.shape[:-2] for x in (a.points, b.points, values))))
+    pairs, dim = a.points.shape[-2] * b.points.shape[-2], b.points.shape[-1]
+    if dense and are_known(pairs):
+        if shares_norms(batch * pairs, values, moments):
             return _of_norms, a, b
-        if num_queries * num_keys <= SHORT or (channels > ALONE and dim >= WIDE):
+        if pairs <= SHORT or (values.shape[-1] - moments > ALONE and dim >= WIDE):
             return _of_points, a.points, b.points
     return _of_factors, *logit_factors(a, b)
 
@@ -94,7 +95,7 @@ def blocked_pullback(
     CPU than forming it.
     """
     shapes = queries.shape, keys.shape, values.shape
-    kernel, first, second = _kernel_of(a, b, values.shape[-1], dense)
+    kernel, first, second = _kernel_of(a, b, values, dense)
     operands = (first, a.points), (second, b.points), values, cotangent
     scale = by_point(jnp.sqrt(tau / BASE_2), keys)
     if shared(keys, values, scale):
