@@ -169,10 +169,10 @@ def within(
     """
     if math.isinf(reach):
         return reach > 0
-    is_near = are_within(reach, *squares_about_center(queries, keys, tau), weights)
     if slope is None or 0 in (*queries.shape, *keys.shape):
-        return is_near
+        return are_within(reach, *squares_about_center(queries, keys, tau), weights)
     a, b = with_norms(*scaled_points(queries, keys, tau, base_2=False))
+    is_near = are_within(reach, a.norms[..., 0], b.norms[..., 0], weights)
     return is_near & (separation_of(jnp, slope, a, b, weights, of_coordinates(tau, keys)) >= APART)
 
 
@@ -186,8 +186,10 @@ def separation_of(xp: Any, slope: Callable[..., Any], a: Scaled, b: Scaled, weig
         indices = (num * (0.618034 * jnp.arange(1, LEAST_ROWS + 1, dtype="float32") % 1)).astype("int32")
     a = Scaled(a.points[..., indices, :], a.norms[..., indices, :])
     psi = xp.abs(slope(xp.maximum(a.norms + b.norms.mT - 2 * a.points @ b.points.mT, 0)))
-    ones = xp.ones_like(b.norms)
-    return separation(xp, a, psi @ powers(xp, b, ones if weights is None else xp.abs(weights), each)).min()
+    psi = psi if weights is None else psi * xp.abs(weights).mT  # rather than `powers` of all keys
+    squares = b.points * b.points if each else b.norms
+    sums = xp.concatenate([psi @ b.points, psi.sum(-1, keepdims=True), psi @ squares], -1)
+    return separation(xp, a, sums).min()
 
 
 def separation(xp: Any, a: Scaled, sums: Any, groups: int = 1) -> Any:
