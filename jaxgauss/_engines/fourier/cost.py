@@ -74,7 +74,8 @@ def most_blocks(precision: str, sizes: Sizes) -> int:
     if sizes.dim not in DIMENSIONS or not are_known(*sizes) or 0 in sizes[:4]:
         return 0
     some = CHOICES[sizes.dim][::-1] if sizes.on_cuda else range(at_most(sizes.dim), 0, -1)
-    of_pairs = (WORTH_ON_CUDA if sizes.on_cuda else TILES) * sizes.bandwidths * _of_pairs(precision, sizes)
+    of_pairs = _of_pairs(precision, sizes) - _of_pairs(precision, sizes._replace(queries=0))  # without that of a call
+    of_pairs *= (WORTH_ON_CUDA if sizes.on_cuda else TILES) * sizes.bandwidths
     paying = (x for x in some if _of_waves(np, precision, sizes, [float(x)] * sizes.dim) < of_pairs)
     return next(paying, 0)
 
