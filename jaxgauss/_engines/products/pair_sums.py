@@ -186,10 +186,8 @@ def separation_of(xp: Any, slope: Callable[..., Any], a: Scaled, b: Scaled, weig
         indices = (num * (0.618034 * jnp.arange(1, LEAST_ROWS + 1, dtype="float32") % 1)).astype("int32")
     a = Scaled(a.points[..., indices, :], a.norms[..., indices, :])
     psi = xp.abs(slope(xp.maximum(a.norms + b.norms.mT - 2 * a.points @ b.points.mT, 0)))
-    psi = psi if weights is None else psi * xp.abs(weights).mT  # rather than `powers` of all keys
-    squares = b.points * b.points if each else b.norms
-    sums = xp.concatenate([psi @ b.points, psi.sum(-1, keepdims=True), psi @ squares], -1)
-    return separation(xp, a, sums).min()
+    ones = xp.ones_like(b.norms)
+    return separation(xp, a, psi @ powers(xp, b, ones if weights is None else xp.abs(weights), each)).min()
 
 
 def separation(xp: Any, a: Scaled, sums: Any, groups: int = 1) -> Any:
