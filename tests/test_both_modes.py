@@ -80,6 +80,22 @@ def test_tangents_of_points_far_from_their_center(rng, forward_mode):
 
 
 @MODES
+@pytest.mark.parametrize("size, outlier", [(3e37, 0), (1, 1e30), (1e-3, 1e15)])
+def test_tangents_of_large_values_and_of_an_outlier(rng, size, outlier, forward_mode):
+    """In float32 they are finite where the tangent is."""
+    given = problem(rng, 60, 130, 4, 5, dtype="float32")
+    queries, keys, values = (jnp.asarray(x) for x in (given.queries, given.keys, size * given.values))
+    keys = keys.at[2].add(outlier)
+
+    def tangent(function, *operands):
+        return jax.jvp(lambda q, v: function(q, operands[1], v, 0.5), operands[::2], tuple(map(jnp.sin, operands[::2])))
+
+    ours = jax.jit(functools.partial(tangent, functools.partial(gauss_sum, forward_mode=forward_mode)))
+    exact = tangent(in_plain_jax, *(x.astype("float64") for x in (queries, keys, values)))
+    assert_close(leaves(ours(queries, keys, values)), leaves(exact), 1e-5)
+
+
+@MODES
 @pytest.mark.parametrize(("dtype", "tolerance"), [("float32", 1e-5), ("float16", 4e-3)])
 def test_tangents_in_lower_precision(rng, dtype, tolerance, forward_mode):
     operands = [jnp.asarray(x, dtype) for x in problem(rng, 203, 113, 5, 1, positive=True).operands]

@@ -154,3 +154,13 @@ def test_explain_tells_what_is_left_of_clusters(rng, dim):
     found = np.asarray(gauss_sum(points, points, values.reshape(-1, 1), tau)).reshape(4, -1, 1)
     exact = np.stack([gauss_sum64(z, z, v, tau) for z, v in zip(x, values, strict=True)])
     assert np.abs(found - exact).max() < 1e-5 * np.abs(exact).max()
+
+
+@pytest.mark.parametrize("num", [9, 300])
+@pytest.mark.parametrize("size, tau", [(2e19, 2e-38), (1e-20, 1e37), (1e4, 1e-8), (1.0, 1.0)])
+def test_a_program_scales_points_of_any_size(rng, num, size, tau):
+    """As their squares, and tau, may not be in float32."""
+    x, y = (np.float32(size * rng.normal(size=(num, 4))) for _ in range(2))
+    v = np.float32(rng.normal(size=(num, 1)))
+    sums = np.asarray(jax.jit(gauss_sum)(x, y, v, jnp.float32(tau)))
+    assert np.abs(sums - gauss_sum64(x, y, v, np.float32(tau))).max() < 2e-6 * np.abs(v).sum()

@@ -92,12 +92,8 @@ def squares_about_center(queries: Q, keys: K, tau: T) -> tuple[Array, Array]:
 
     XLA forms a tile in one step with the norms of its points, unless these are needed elsewhere.
     """
-    c = _center_of(queries, keys)
-    if of_coordinates(tau, keys):
-        tau = tau[..., None, :]
-        return (tau * jnp.square(queries - c)).sum(-1), (tau * jnp.square(keys - c)).sum(-1)
-    tau = tau[..., None]
-    return tau * jnp.square(queries - c).sum(-1), tau * jnp.square(keys - c).sum(-1)
+    c, scale = _center_of(queries, keys), by_point(jnp.sqrt(tau), keys)
+    return jnp.square((queries - c) * scale).sum(-1), jnp.square((keys - c) * scale).sum(-1)
 
 
 def are_within(reach: float, a: Array, b: Array, values: Array | None = None) -> Bool[Array, ""]:

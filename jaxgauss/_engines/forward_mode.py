@@ -16,7 +16,7 @@ from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array
 
 from .._arrays.hidden import without_hidden
-from .._arrays.points import center, unbroadcast
+from .._arrays.points import center, for_sums, unbroadcast
 from .._kernels.kernels import GAUSS
 from .branches import one_of_two
 from .channels import cheaper_by_channels, flat_channels
@@ -69,20 +69,26 @@ def _primal_and_tangent(
 
 def sum_and_tangent(settings: Settings, primals: tuple[Array, ...], given: list[Array | None]) -> tuple[Array, Array]:
     """The sum and its tangent, by moments for near points and by differences for others; None: no tangent."""
-    by_moments = functools.partial(_by_moments, settings)
     return one_of_two(
         are_near(replace(settings, waves=False), *primals, pulls=True, second_order=True),
-        by_moments,
-        _by_differences,
+        functools.partial(_by_moments, settings),
+        functools.partial(by_differences, Channels((GAUSS,), primals[2].shape[-1:])),
         primals,
         given,
     )
 
 
-def _by_differences(primals: tuple[Array, ...], tangents: list[Array | None]) -> tuple[Array, Array]:
-    queries, keys, values, tau = primals
-    primals = queries, without_hidden(keys, values), values, tau
-    return _automatic(functools.partial(difference_sums, Channels((GAUSS,), primals[2].shape[-1:])), primals, tangents)
+def by_differences(
+    channels: Channels, primals: tuple[Array, ...], given: list[Array | None], *, others: bool = False
+) -> tuple[Array, Array]:
+    """`sum_and_tangent` of any kernels and points. Values are multiplied by a power of two if sums may overflow."""
+    (queries, keys, values, tau), (*of_points, d_values, d_tau) = primals, given
+    num, directions = (queries.shape[-2], keys.shape[-2]), [] if d_values is None else [d_values]
+    unit = functools.reduce(jnp.minimum, (for_sums(x, *num) for x in (values, *directions)))
+    primals = queries, without_hidden(keys, values), unit * values, tau
+    given = [*of_points, None if d_values is None else unit * d_values, d_tau]
+    total, tangent = _automatic(functools.partial(difference_sums, channels, others=others), primals, given)
+    return total / unit, tangent / unit
 
 
 def _by_moments(settings: Settings, primals: tuple[Array, ...], tangents: list[Array | None]) -> tuple[Array, Array]:
@@ -180,6 +186,5 @@ def radial_sum_in_both_modes(settings: Settings, channels: Channels, *operands: 
 
 @radial_sum_in_both_modes.defjvp
 def _tangent(settings: Settings, channels: Channels, primals: tuple[Array, ...], tangents: tuple[Array, ...]):
-    from_differences = functools.partial(difference_sums, channels, others=settings.exclude_self)
-    _, tangent = jax.jvp(from_differences, primals, tangents)
+    _, tangent = by_differences(channels, primals, [*tangents], others=settings.exclude_self)
     return radial_sum_in_both_modes(settings, channels, *primals), tangent

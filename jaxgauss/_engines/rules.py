@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from .._arrays.custom_rule import Wanted, of_wanted, with_formula, with_rule
+from .._arrays.custom_rule import Wanted, with_formula, with_rule
 from .._arrays.devices import has_cuda, platforms, vary_like
 from .._arrays.hidden import without_hidden
 from .._arrays.points import by_point, center, of_coordinates, shared, unbroadcast
@@ -19,8 +19,8 @@ from . import run as dispatch
 from .branches import one_of_two
 from .channels import cheaper_by_channels, gradient_of_pulls, keeps_pulls, own_points, sum_and_pulls
 from .clusters.sorted_tiles import FEW_DIMENSIONS
-from .differences.all_pairs import difference_sums, sums_by_differences
-from .forward_mode import sum_and_tangent
+from .differences.all_pairs import sums_by_differences
+from .forward_mode import by_differences, sum_and_tangent
 from .fourier.frequencies import DIMENSIONS
 from .fourier.pullback import waves_pullback
 from .gradients import gradients_of, of_tau
@@ -110,8 +110,13 @@ def _radial_gradients(
 def _radial_tangent(settings: Settings, channels: Channels, wanted: Wanted, operands: Any, directions: Any) -> Any:
     if {*channels.kernels} == {GAUSS} and _are_for_waves(*operands):
         return None
-    function = functools.partial(difference_sums, channels, others=settings.exclude_self)
-    return jax.jvp(*of_wanted(function, wanted, operands), directions)[1]
+    return by_differences(channels, operands, _given(wanted, directions), others=settings.exclude_self)[1]
+
+
+def _given(wanted: Wanted, directions: Any) -> list[Array | None]:
+    """The tangents of all operands, None where there is none."""
+    moving = iter(directions)
+    return [next(moving) if is_wanted else None for is_wanted in wanted]
 
 
 def _are_for_waves(queries: Array, keys: Array, *_: Array) -> bool:
@@ -298,8 +303,7 @@ def _gaussian_tangent(settings: Settings, wanted: Wanted, operands: Any, directi
         return None
     if of_coordinates(operands[3], operands[0]):
         return _radial_tangent(settings, Channels((GAUSS,), operands[2].shape[-1:]), wanted, operands, directions)
-    moving = iter(directions)
-    return sum_and_tangent(settings, operands, [next(moving) if is_wanted else None for is_wanted in wanted])[1]
+    return sum_and_tangent(settings, operands, _given(wanted, directions))[1]
 
 
 gaussian_sum = with_rule(dispatch.planned_gaussian_sum, 1, _gaussian_gradients, _gaussian_forward, _gaussian_tangent)
