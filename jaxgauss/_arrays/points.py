@@ -18,6 +18,7 @@ DIMENSIONS = 8  # coordinates per pass over a tile
 MANY = 2**30  # stands for an unknown number of points
 SAMPLE = 128  # points whose mean is the center in half precision: a GPU adds so many in one step
 LOG_ZERO = -1e27  # stands for log 0: finite in float32, and below every exponent
+JOINED = 2**13  # so many values are looked at together with points; more, in a step of their own
 BLOCK = 64  # sums of NumPy arrays are compiled for multiples of this number of points
 BASE_2 = math.log2(math.e)  # exponents are those of 2^x, which is faster than e^x
 
@@ -97,14 +98,23 @@ def squares_about_center(queries: Q, keys: K, tau: T) -> tuple[Array, Array]:
 
 
 def are_within(reach: float, a: Array, b: Array, values: Array | None = None) -> Bool[Array, ""]:
-    """Whether R² is at most `reach`, no key is NaN, and values are finite and squares of them do not overflow.
+    """Whether R² is at most `reach`, no sum of values overflows, and no key is NaN. NaN in queries is ignored.
 
-    a and b are squared distances of queries (…, M) and keys (…, N) from the center, in bandwidths. NaN in queries is
-    ignored. Sums are fewer steps on a CPU than the largest, or than `any`, of as many numbers.
+    a and b are squared distances of queries (…, M) and keys (…, N) from the center, in bandwidths. The program is one
+    step shorter than a comparison of R².
     """
-    squares = jnp.concatenate(replicated(a.ravel(), jnp.where(jnp.isnan(b), jnp.inf, b).ravel()))
-    is_near = (squares > reach).astype("float32").sum() == 0
-    return is_near if values is None else is_near & jnp.isfinite(jnp.square(values).sum())
+    found = [a.ravel(), jnp.where(jnp.isnan(b), jnp.inf, b).ravel()]
+    if values is None:
+        return _none_beyond(reach, found)
+    most = largest_of_sums(values.dtype, a.shape[-1], b.shape[-1])
+    if are_known(values.size) and values.size <= JOINED:
+        return _none_beyond(reach, [*found, (jnp.abs(values) * (reach / most)).ravel()])
+    return _none_beyond(reach, found) & (jnp.abs(values).max() <= most)
+
+
+def _none_beyond(limit: float, found: list[Array]) -> Bool[Array, ""]:
+    """Whether no number is larger. A sum is one step on a CPU, where `any` of many takes several."""
+    return (jnp.concatenate(replicated(*found)) > limit).astype("float32").sum() == 0
 
 
 def largest_of_sums(dtype: Any, *nums: int) -> float:

@@ -83,8 +83,7 @@ def by_differences(
 ) -> tuple[Array, Array]:
     """`sum_and_tangent` of any kernels and points. Values are multiplied by a power of two if sums may overflow."""
     (queries, keys, values, tau), (*of_points, d_values, d_tau) = primals, given
-    num, directions = (queries.shape[-2], keys.shape[-2]), [] if d_values is None else [d_values]
-    unit = functools.reduce(jnp.minimum, (for_sums(x, *num) for x in (values, *directions)))
+    unit = for_sums(values, queries.shape[-2], keys.shape[-2])  # not of tangents, in which tangents are linear
     primals = queries, without_hidden(keys, values), unit * values, tau
     given = [*of_points, None if d_values is None else unit * d_values, d_tau]
     total, tangent = _automatic(functools.partial(difference_sums, channels, others=others), primals, given)

@@ -54,7 +54,8 @@ def log_sums(settings: Settings, queries: Array, keys: Array, tau: Array, log_we
     operands = queries, keys, tau, jnp.maximum(log_weights, LOG_ZERO)
     if settings.kernel != GAUSS:
         return positive_logs(settings, *operands)
-    return _by_rules(LOGS, settings, *_are_near(settings, queries, keys, log_weights, tau, log_weights), *operands)
+    nothing = vary_like(jnp.zeros_like(log_weights), [log_weights])
+    return _by_rules(LOGS, settings, *_are_near(settings, queries, keys, nothing, tau, log_weights), *operands)
 
 
 def softmax_means(settings: Settings, *operands: Array) -> tuple[Array, Array]:
