@@ -32,15 +32,12 @@ def scaled_points(
     shared. It is between the two with `of_both`, so that a sum over the queries has the same one. With `centered`,
     points lie about the origin already.
     """
-    c = 0 if centered else _center_of(queries, keys, many, of_both)
+    of_queries = shared(queries) and not shared(keys)
+    c = 0 if centered else center(queries if of_queries else keys, many)
+    if of_both and shared(queries) == shared(keys):
+        c = (center(queries, many) + c) / 2
     scale = by_point(jnp.sqrt(tau * (BASE_2 if base_2 else 1)), keys)
     return (queries - c) * scale, (keys - c) * scale
-
-
-def _center_of(queries: Q, keys: K, many: bool = False, of_both: bool = False) -> Float[Array, "*#batch 1 d"]:
-    """The center of `scaled_points`."""
-    c = center(queries if shared(queries) and not shared(keys) else keys, many)
-    return (center(queries, many) + c) / 2 if of_both and shared(queries) == shared(keys) else c
 
 
 def of_coordinates(tau: Numbers, points: Numbers) -> bool:
@@ -88,28 +85,18 @@ def squared_radius(a: Scaled, b: Scaled) -> Float[Array, ""]:
     return jnp.where(jnp.isnan(norms), 0, norms).max(initial=0) / BASE_2
 
 
-def squares_about_center(queries: Q, keys: K, tau: T) -> tuple[Array, Array]:
-    """Squared distances from the center in bandwidths, by programs that share nothing with a sum's.
-
-    XLA forms a tile in one step with the norms of its points, unless these are needed elsewhere.
-    """
-    c, scale = _center_of(queries, keys), by_point(jnp.sqrt(tau), keys)
-    return jnp.square((queries - c) * scale).sum(-1), jnp.square((keys - c) * scale).sum(-1)
-
-
-def are_within(reach: float, a: Array, b: Array, values: Array | None = None) -> Bool[Array, ""]:
+def are_within(reach: float, a: Scaled, b: Scaled, values: Array | None = None) -> Bool[Array, ""]:
     """Whether R² is at most `reach`, no sum of values overflows, and no key is NaN. NaN in queries is ignored.
 
-    a and b are squared distances of queries (…, M) and keys (…, N) from the center, in bandwidths. The program is one
-    step shorter than a comparison of R².
+    The program is one step shorter than a comparison of R².
     """
-    found = [a.ravel(), jnp.where(jnp.isnan(b), jnp.inf, b).ravel()]
+    limit, found = reach * BASE_2, [a.norms.ravel(), jnp.where(jnp.isnan(b.norms), jnp.inf, b.norms).ravel()]
     if values is None:
-        return _none_beyond(reach, found)
-    most = largest_of_sums(values.dtype, a.shape[-1], b.shape[-1])
+        return _none_beyond(limit, found)
+    most = largest_of_sums(values.dtype, *(x.norms.shape[-2] for x in (a, b)))
     if are_known(values.size) and values.size <= JOINED:
-        return _none_beyond(reach, [*found, (jnp.abs(values) * (reach / most)).ravel()])
-    return _none_beyond(reach, found) & (jnp.abs(values).max() <= most)
+        return _none_beyond(limit, [*found, (jnp.abs(values) * (limit / most)).ravel()])
+    return _none_beyond(limit, found) & (jnp.abs(values).max() <= most)
 
 
 def _none_beyond(limit: float, found: list[Array]) -> Bool[Array, ""]:

@@ -11,13 +11,11 @@ import jax.numpy as jnp
 
 from ..._arrays.devices import vary_like
 from ..._arrays.points import (
-    BASE_2,
     Scaled,
     aligned_sizes,
     are_within,
     by_point,
     scaled_points,
-    squares_about_center,
     with_norms,
 )
 from ..._arrays.shapes import are_known
@@ -171,16 +169,15 @@ def _by_points(
 
     if near:
         return here(scaled(*operands), *operands)
-    pairs, *_ = aligned_sizes(queries, keys, values, tau)
-    points = scaled(*operands) if shares_norms(pairs, values) else None
-    a, b = (x.norms[..., 0] / BASE_2 for x in points) if points else squares_about_center(queries, keys, tau)
+    a, b = scaled(*operands)
     is_near = plan.reach == math.inf or are_within(plan.reach, a, b, values)
     is_near = but_not(is_near, are_for_waves(plan, *operands[:4], pulls=pulls))
+    pairs, *_ = aligned_sizes(queries, keys, values, tau)
     results = one_of_two(
         is_near,
         lambda points, *x: as_vectors(here(points or scaled(*x), *x)),
         lambda _, *x: as_vectors(far(plan, None, *x)),
-        points,
+        (a, b) if shares_norms(pairs, values) else None,
         *operands,
     )
     return tuple(x if x.ndim == queries.ndim else x[..., None] for x in results)

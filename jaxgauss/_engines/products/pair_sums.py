@@ -12,13 +12,13 @@ import numpy as np
 from jaxtyping import Array, Bool, Float
 
 from ..._arrays.points import (
+    BASE_2,
     Scaled,
     are_within,
     dot,
     of_coordinates,
     scaled_points,
     squared_distances_of,
-    squares_about_center,
     squares_factors,
     unit_and_ratio,
     with_norms,
@@ -169,10 +169,10 @@ def within(
     """
     if math.isinf(reach):
         return reach > 0
-    if slope is None or 0 in (*queries.shape, *keys.shape):
-        return are_within(reach, *squares_about_center(queries, keys, tau), weights)
     a, b = with_norms(*scaled_points(queries, keys, tau, base_2=False))
-    is_near = are_within(reach, a.norms[..., 0], b.norms[..., 0], weights)
+    is_near = are_within(reach / BASE_2, a, b, weights)
+    if slope is None or 0 in (*queries.shape, *keys.shape):
+        return is_near
     return is_near & (separation_of(jnp, slope, a, b, weights, of_coordinates(tau, keys)) >= APART)
 
 
