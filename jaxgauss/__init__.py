@@ -15,6 +15,7 @@ from ._engines.mixture import Mixture as Mixture
 from ._engines.plan import Plan as Plan
 from ._engines.products.engine import Blocked as Blocked
 from ._engines.products.engine import Dense as Dense
+from ._engines.sliced.engine import Sliced as Sliced
 from ._inspect.calibrate import Calibration as Calibration
 from ._inspect.calibrate import calibrate as calibrate
 from ._inspect.estimate_error import ErrorEstimate as ErrorEstimate

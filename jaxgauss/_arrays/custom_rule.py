@@ -44,7 +44,7 @@ def with_rule(
 
     def ruled(*args: Any) -> Any:
         static, (leaves, tree) = args[:num_static], jax.tree.flatten(args[num_static:])
-        if not any(isinstance(x, Tracer) for x in leaves):
+        if is_plain(static) or not any(isinstance(x, Tracer) for x in leaves):
             return function(*args)
         results: list[Any] = []  # their tree, as it was found last
 
@@ -76,6 +76,11 @@ def with_rule(
         return (ruled(*static, *operands), ()) if forward is None else forward(*static, wanted, *operands)
 
     return functools.wraps(function)(ruled)
+
+
+def is_plain(static: tuple[Any, ...]) -> bool:
+    """Whether settings among static arguments leave the derivatives to JAX."""
+    return any(getattr(x, "plain", False) for x in static)
 
 
 def with_pullback(function: Callable, num_static: int, pullback: Callable) -> Any:

@@ -21,7 +21,9 @@ import numpy as np
 
 from .._arrays.devices import is_visible
 from .._arrays.hidden import shown, weighed_by
+from .._arrays.tracing import with_arrays
 from .._calls import add_hint, public_name, readable, warn
+from .._engines.engine import Engine
 from .data import are_checked, warn_of_mistakes
 from .settings import DTYPES, TAU_RANGE
 
@@ -63,8 +65,11 @@ def public(center: str | None = "common") -> Callable[[Callable[_Arguments, _Res
             if weighed and (len(args) > first or not weighed.keys().isdisjoint(kwargs)):
                 found = shown(weighed, dict(zip(defaults, args, strict=False)) | kwargs)
                 args, kwargs = _with(found, defaults, args, kwargs) if found else (args, kwargs)
+            own = None
+            if isinstance(engine := kwargs.get("engine"), Engine):
+                kwargs["engine"], own = engine.without_arrays()
             try:
-                result = function(*args, **kwargs)
+                result = function(*args, **kwargs) if own is None else with_arrays(own)(function)(*args, **kwargs)
             except TypeError as error:
                 add_hint(error, function, kwargs)
                 raise

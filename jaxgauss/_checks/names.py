@@ -20,13 +20,16 @@ def as_engine(function: str, engine: Any, precision: Any = None) -> Engine:
             if engine in KERNELS_OF_ATTENTION:
                 fix = f"Pass jaxgauss.Attention(kernel={engine!r})."
             raise ValueError(f"{where} one of {', '.join(NAMES)}, or a jaxgauss.Engine; got {engine!r}. {fix}")
-        engine = NAMES[engine]
+        engine, _ = NAMES[engine].without_arrays()
     if not isinstance(engine, Engine):
         fix = (
             f"Pass {engine.__name__}()." if isinstance(engine, type) and issubclass(engine, Engine) else "Pass 'auto'."
         )
         given = f"the class {engine.__name__}" if isinstance(engine, type) else type(engine).__name__
         raise TypeError(f"{where} a name or a jaxgauss.Engine; got {given}. {fix}")
+    if engine.only_for and function not in engine.only_for:
+        takes = f"{type(engine).__name__} is for {', '.join(engine.only_for)}"
+        raise ValueError(f"{where} one that sums this: {takes}; got {engine!r}. Use engine='auto'.")
     if precision is None or precision == engine.precision:
         return engine
     if engine.precision is not None:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.custom_batching import custom_vmap
 
+from .._arrays.custom_rule import is_plain
 from .._arrays.devices import platforms, replicated, shard_like, vary_like
 from .scopes import scope
 
@@ -28,8 +29,10 @@ def lowered(
 
     A mapped axis becomes a leading axis, of length one for an operand that is not mapped. The first `num_own` operands
     get the whole axis, because results have their shapes. If one of the first `needed` operands (None: of all) is
-    empty, results are zero.
+    empty, results are zero. What settings say is plain is JAX's to map.
     """
+    if is_plain(options):
+        return tuple(by_platform(compute, options, *operands, needed=needed))
     return _batched(compute, options, num_own, needed)(*operands)
 
 

@@ -86,6 +86,8 @@ class Engine:
     in_xla: ClassVar[bool] = True  # without PyTorch
     alone: ClassVar[bool] = False  # in one program of XLA, without callbacks: what `jax.export` takes
     anywhere: ClassVar[bool] = True  # takes all points, and need not look at them
+    plain: ClassVar[bool] = False  # in plain JAX, which JAX differentiates and maps itself: no rule of ours applies
+    only_for: ClassVar[tuple[str, ...]] = ()  # the public functions that take it; none stands for all
     rest: ClassVar[Any]  # the engine that does what another leaves out: `Clusters`
 
     def __init_subclass__(cls) -> None:
@@ -98,13 +100,17 @@ class Engine:
 
     def __repr__(self) -> str:
         """The call that makes the engine, without defaults."""
-        fields = sorted(dataclasses.fields(self), key=lambda x: bool(x.kw_only))
+        fields = sorted((x for x in dataclasses.fields(self) if x.repr), key=lambda x: bool(x.kw_only))
         given = [(x.name, getattr(self, x.name), x.default) for x in fields]
         return f"{type(self).__name__}({', '.join(f'{name}={x!r}' for name, x, default in given if x != default)})"
 
     def __str__(self) -> str:
         """The name and the precision."""
         return self.name if self.precision is None else f"{self.name} in {self.precision}"
+
+    def without_arrays(self) -> tuple["Engine", Any]:
+        """The engine as settings hold it, and the arrays that it has besides, such as a random key; None if none."""
+        return self, None
 
     def refuses(self, problem: Problem) -> str | None:
         """Why the engine cannot sum this, in words for an error; None if it can."""
@@ -161,6 +167,10 @@ class Engine:
         if not kernel.kinked and reach <= plan.reach:
             return plan
         return self.rest.seen_far(plan, kernel, "distances need all digits" if kernel.kinked else far, *operands)
+
+    def error_of(self, kernel: Kernel, *operands: jax.Array) -> tuple[jax.Array, ...] | None:
+        """What an approximation knows of its error: as in `ErrorEstimate`; None of others."""
+        return None
 
     def sums(self, plan: Any, near: bool | None, *operands: jax.Array, moments: int = 0, with_log: bool = False) -> Any:
         """Σ_n Φ v_n (…, M, C) of queries (…, M, D), keys (…, N, D), values (…, N, C) and τ (…), which broadcast.

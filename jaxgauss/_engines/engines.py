@@ -18,8 +18,9 @@ from .mixture import Mixture, gaussians_of, of_gaussians
 from .plan import Plan
 from .products.engine import Blocked, Dense
 from .settings import Settings
+from .sliced.engine import Sliced
 
-ENGINES = (Dense(), Blocked(), Attention(), CLUSTERS, Fourier(), Differences(), Mixture())
+ENGINES = (Dense(), Blocked(), Attention(), CLUSTERS, Fourier(), Differences(), Mixture(), Sliced())
 NAMES = {x.name: x for x in (AUTO, *ENGINES)} | {name: Attention(name) for name in METHODS}
 
 

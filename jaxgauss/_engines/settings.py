@@ -59,6 +59,11 @@ class Settings:
         return isinstance(self.engine, Auto)
 
     @property
+    def plain(self) -> bool:
+        """Whether JAX differentiates and maps sums as they are."""
+        return self.engine.plain
+
+    @property
     def tolerance(self) -> float | None:
         """Of a Fourier series, relative to Σ|v|; None for the precision that sums promise."""
         return getattr(self.engine, "tolerance", None)

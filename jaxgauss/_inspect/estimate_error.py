@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Key
 
 from .._arrays.devices import replicated
 from .._arrays.points import align
+from .._arrays.tracing import jitted
 from .._calls import readable
 from .._checks.arguments import public
 from .._checks.names import as_engine
@@ -70,7 +71,8 @@ def estimate_error(
 
     The cost is that of the whole sum, unless `sums` are given, and O(num_queries · N · (D + C)) operations. All queries
     are summed, because a sum of few may be computed in another way, with other errors. It works under `jit`. With
-    leading axes the same queries are taken from every batch element.
+    leading axes the same queries are taken from every batch element. `Sliced` needs no exact sum: the spread of the
+    sums of its directions tells the error, and `largest_ratio` is then relative to Σ|v|.
 
     Args:
         queries, keys, values, tau: as for `gauss_sum`.
@@ -127,8 +129,18 @@ def estimate_error(
         if plan.stands_in:
             warn_once(plan.reason)
         settings = examined(settings, tau, queries, keys, values)
+    if settings.engine.plain and sums is None:
+        return ErrorEstimate(*_by_engine(settings, *operands))
     queries, sums = _sampled(settings, num_queries, rng_key, sums, *operands)
     return _estimate(dtype, expected[-1 if weights else -2], queries, *operands[1:], sums)
+
+
+@functools.partial(jitted, num_static=1)
+def _by_engine(settings: Settings, *operands: Any) -> Any:
+    """What the engine tells of its own error."""
+    queries, keys, values, tau = (lax.stop_gradient(jnp.asarray(x, working_dtype(settings.dtype))) for x in operands)
+    aligned = align(*replicated(queries, keys, values[:, None] if values.ndim == 1 else values, tau))
+    return settings.engine.error_of(GAUSS, *aligned)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

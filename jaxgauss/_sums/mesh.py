@@ -17,6 +17,7 @@ from jaxtyping import Array
 from .._arrays.devices import has_cuda, vary_alike
 from .._arrays.points import LOG_ZERO, align, for_sums, small_unit
 from .._arrays.shapes import padded_to_multiple
+from .._arrays.tracing import jitted
 from .._calls import also_called
 from .._checks.arguments import public
 from .._checks.names import as_engine, as_kernel
@@ -108,7 +109,7 @@ def gauss_sum_sharded(
 kernel_sum_sharded = public()(also_called("kernel_sum_sharded", gauss_sum_sharded))
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@functools.partial(jitted, num_static=1)
 def _checked_sum(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array) -> Array:
     weights = values.ndim == 1
     values = values[:, None] if weights else values

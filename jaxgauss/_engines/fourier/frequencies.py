@@ -23,9 +23,6 @@ WAVES, MOST = {1: 32, 2: 40, 3: 20}, {1: 128, 2: 6, 3: 3}
 DIMENSIONS = tuple(WAVES)
 STEPS = 2**12  # positions in a period, and waves, whose products are exact in float32
 LONGEST = 9.0  # bandwidths by which the period exceeds the box at most: the error is then below float64's
-# The number of terms of the sine of x turns, |x| ≤ ¼, relative to 2πx, in powers of x²: errors are below half of the
-# last digit.
-TERMS = {"float32": 5, "float64": 10}
 
 
 class Nodes(NamedTuple):
@@ -161,26 +158,3 @@ def spectrum(
     for d in range(dim - 1):
         total = (total[:, :, None] * factors[:, d, None]).reshape(len(shares), -1)
     return dot(total.T, factors[:, -1]).reshape([numbers.size] * dim)
-
-
-def sine_of(turns: Array) -> Array:
-    """The sine of turns, |turns| ≤ ½."""
-    half = jnp.where(turns > 0, 0.5, -0.5).astype(turns.dtype)
-    return sine(jnp.where(jnp.abs(turns) > 0.25, half - turns, turns))
-
-
-def sine(x: Array) -> Array:
-    """The sine of x turns, |x| ≤ ¼, in a fifth of the time of `jnp.sin`, which takes x of any size."""
-    y, angle, total = jnp.square(x), (2 * math.pi) * x, jnp.zeros_like(x)
-    for term in _terms(x.dtype.name)[::-1]:
-        total = total * y + term
-    return angle + angle * y * total
-
-
-@functools.cache
-def _terms(dtype: str) -> list[float]:
-    """Coefficients of (sin z / z - 1) / x², z = 2πx, in powers of x², interpolated at Chebyshev's points."""
-    num = TERMS[dtype]
-    y = (np.cos(math.pi * (np.arange(num) + 0.5) / num) + 1) / 32
-    z = 2 * math.pi * np.sqrt(y)
-    return np.polynomial.Polynomial.fit(y, (np.sin(z) / z - 1) / y, num - 1, domain=[0, 1 / 16]).convert().coef.tolist()

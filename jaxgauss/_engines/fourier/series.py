@@ -29,9 +29,10 @@ from ..._arrays.compensated import compensated, two_sum
 from ..._arrays.custom_rule import Wanted, chosen, with_rule
 from ..._arrays.devices import vary_like
 from ..._arrays.points import dot
+from ..._arrays.sine import sine_of
 from ..tiles import blocks, scan
 from . import nufft
-from .frequencies import STEPS, WAVES, Nodes, sine_of
+from .frequencies import STEPS, WAVES, Nodes
 
 POINTS = {1: 4096, 2: 4096, 3: 1024}  # points at a time, by dimension
 GROUP = 128  # points that one product adds: equal terms round the same way, so errors do not average

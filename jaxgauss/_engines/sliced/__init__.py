@@ -1,0 +1,1 @@
+"""Sliced: any dimension in O(M + N), as sums over random directions."""
