@@ -57,6 +57,8 @@ from ._methods.uniformity import uniformity as uniformity
 from ._methods.witness import mmd_flow_velocity as mmd_flow_velocity
 from ._methods.witness import mmd_witness as mmd_witness
 from ._sums.chunks import KeyChunks as KeyChunks
+from ._sums.fourier_sketch import FourierSketch as FourierSketch
+from ._sums.fourier_sketch import fourier_sketch as fourier_sketch
 from ._sums.gauss_sum import gauss_sum as gauss_sum
 from ._sums.in_xla import gauss_sum_blocked as gauss_sum_blocked
 from ._sums.in_xla import gauss_sum_dense as gauss_sum_dense
@@ -66,8 +68,7 @@ from ._sums.log_gauss_sum import log_gauss_sum as log_gauss_sum
 from ._sums.log_gauss_sum import log_kernel_sum as log_kernel_sum
 from ._sums.mesh import gauss_sum_sharded as gauss_sum_sharded
 from ._sums.mesh import kernel_sum_sharded as kernel_sum_sharded
-from ._sums.sketch import FourierSketch as FourierSketch
-from ._sums.sketch import fourier_sketch as fourier_sketch
+from ._sums.sliced_sketch import SlicedSketch as SlicedSketch
 from ._sums.stream import gauss_sum_streamed as gauss_sum_streamed
 from ._sums.stream import kernel_sum_streamed as kernel_sum_streamed
 

@@ -21,8 +21,9 @@ from ._checks.settings import Queries, Tau, working_dtype
 from ._engines.engine import Engine
 from ._kernels.kernels import Kernel
 from ._sums.chunks import KeyChunks
-from ._sums.sketch import FourierSketch, empty_sketch
-from ._sums.sketch import fourier_sketch as sketch_in_memory
+from ._sums.fourier_sketch import empty_sketch
+from ._sums.fourier_sketch import fourier_sketch as sketch_in_memory
+from ._sums.sketch import Sketch
 from ._sums.stream import gauss_sum_streamed
 
 with needed("jaxgauss.dask", "dask"):
@@ -39,9 +40,10 @@ def fourier_sketch(
     values: DaskArray,
     tau: float = 1.0,
     *,
-    lower: Bound,
-    upper: Bound,
+    lower: Bound = None,
+    upper: Bound = None,
     tolerance: float | None = None,
+    engine: str | Engine = "fourier",
 ) -> Delayed:
     """Reduce the weighted points of Dask arrays to Fourier coefficients, as `jaxgauss.fourier_sketch` does in memory.
 
@@ -50,15 +52,15 @@ def fourier_sketch(
     `dask.array.from_zarr` or `dask.dataframe.read_parquet(…).values`; docs/scale.md shows how.
 
     Args:
-        keys: points k, (N, D), D ≤ 3, in blocks of rows; their number may be unknown, as in a table. Blocks of a few
+        keys: points k, (N, D), in blocks of rows; their number may be unknown, as in a table. Blocks of a few
             MiB, of about equal lengths, are best.
         values: v, (N, C) or (N,), in the same blocks.
         tau: τ = 1/σ², a positive number.
-        lower, upper: corners of the box that holds all keys and queries: numbers, or (D,).
-        tolerance: as for `jaxgauss.fourier_sketch`.
+        lower, upper: corners of the box that holds all keys and queries: numbers, or (D,). "fourier" needs them.
+        tolerance, engine: as for `jaxgauss.fourier_sketch`.
 
     Returns:
-        A `dask.delayed.Delayed`. `compute()` returns the `FourierSketch`; under a `dask.distributed.Client`, that of a
+        A `dask.delayed.Delayed`. `compute()` returns the sketch; under a `dask.distributed.Client`, that of a
         cluster. The arrays of the sketch are NumPy's.
 
     Raises:
@@ -82,15 +84,15 @@ def fourier_sketch(
     """
     function = "dask.fourier_sketch"
     shapes = _shapes(function, keys, values)
-    if lower is None or upper is None:
+    of = as_engine(function, engine)
+    if not of.plain and (lower is None or upper is None):
         raise ValueError(
             f"`jaxgauss.{function}`: `lower` and `upper` must be given, because nothing holds all keys; got lower"
             f" {lower}, upper {upper}. dask.compute(keys.min(0), keys.max(0)) finds them."
         )
-    empty = empty_sketch(function, *shapes, tau, (lower, upper), tolerance)
-    kind = {"lower": empty.lower, "upper": empty.upper, "tolerance": empty.tolerance}
+    empty = empty_sketch(function, of, *shapes, tau, (lower, upper), tolerance)
     task = delayed(_sketch_of, pure=False)
-    return _tree([task(k, v, empty.tau, kind, _has_64_bits()) for k, v in _blocks(keys, values)], _add_sketches)
+    return _tree([task(k, v, empty.tau, empty.kind, _has_64_bits()) for k, v in _blocks(keys, values)], _add_sketches)
 
 
 @public(None)
@@ -200,18 +202,18 @@ def _has_64_bits() -> bool:
     return jax.config.jax_enable_x64  # type: ignore[attr-defined]
 
 
-def _sketch_of(keys: Any, values: Any, tau: float, kind: dict[str, Any], x64: bool) -> FourierSketch:
+def _sketch_of(keys: Any, values: Any, tau: float, kind: dict[str, Any], x64: bool) -> Sketch:
     """The sketch of a block, held by NumPy; it is padded, or a program would be compiled for every length."""
     keys, values = (np.asarray(x) for x in (keys, values))
     with jax.enable_x64(x64):
         return _in_numpy(sketch_in_memory(padded(keys), padded(values, "constant"), tau, **kind))
 
 
-def _in_numpy(sketch: FourierSketch) -> FourierSketch:
+def _in_numpy(sketch: Sketch) -> Sketch:
     return replace(sketch, coefficients=np.asarray(sketch.coefficients), rounding=np.asarray(sketch.rounding))
 
 
-def _add_sketches(sketches: list[FourierSketch]) -> FourierSketch:
+def _add_sketches(sketches: list[Sketch]) -> Sketch:
     return functools.reduce(operator.add, sketches)
 
 
@@ -237,7 +239,7 @@ def _rounded(pair: tuple, dtype: str, x64: bool) -> np.ndarray:
         return np.asarray(compensated(*pair).astype(dtype))
 
 
-@sizeof.register(FourierSketch)
-def _bytes(sketch: FourierSketch) -> int:
+@sizeof.register(Sketch)
+def _bytes(sketch: Sketch) -> int:
     """The memory of a sketch, as Dask should count it."""
     return sketch.coefficients.nbytes + sketch.rounding.nbytes

@@ -26,7 +26,7 @@ STOREYS = (
 DOORS = {  # of the engines, for each room
     "_checks": "attention.engine engine engines settings",
     "_sums": "branches bridge engine engines forward_mode fourier.devices fourier.frame log_rules near plan programs"
-    " request rules run",
+    " request rules run sliced.engine sliced.sums fourier.engine",
     "_inspect": "apart bridge costs differences.all_pairs engine engines forward_mode fourier.cost fourier.engine near"
     " plan programs request scopes",
     "_methods": "fourier.forms fourier.trigonometric pair_distances programs scopes",

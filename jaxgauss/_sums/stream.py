@@ -3,7 +3,6 @@
 import contextlib
 import functools
 import itertools
-import math
 import os
 from collections.abc import Iterable, Iterator, Sized
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +17,7 @@ from jax.lax import Precision
 from jaxtyping import Array
 
 from .._arrays.compensated import compensated, two_sum
+from .._arrays.tracing import own_arrays
 from .._calls import also_called
 from .._checks.arguments import center_of, minus_center, public, sampled, will_be_rounded
 from .._checks.names import as_engine, as_kernel
@@ -29,9 +29,10 @@ from .._kernels.kernels import GAUSS, Kernel
 from .checkpoint import SavedSum
 from .chunks import WHERE, State, as_pair, give_back, kind_of, read_chunk
 from .display import progress_bar
+from .fourier_sketch import empty_sketch
 from .kernel_sum import unrounded_kernel_sum
 from .preparation import checked
-from .sketch import FourierSketch, empty_sketch, sketched, sums_of
+from .sketch import Sketch
 
 SAVING_SHARE = 1 / 20  # the largest share of the time for saving
 
@@ -51,7 +52,7 @@ def gauss_sum_streamed(
     """Sum Gaussian kernels over chunks of keys, for more keys than memory holds: s_m = Σ_n exp(-τ/2 ‖q_m - k_n‖²) v_n.
 
     While one chunk is summed, a second thread reads the next one and sends it to the device. O(MN(D + C)) operations;
-    memory O(M(D + C)) and two chunks, on device and host. With "fourier" (D ≤ 3) chunks are added to a `FourierSketch`:
+    memory O(M(D + C)) and two chunks, on device and host. With "fourier" (D ≤ 3) or `Sliced` chunks go into a sketch:
     O(M + N) operations, in memory that depends on neither number. docs/scale.md has an example.
 
     Args:
@@ -82,7 +83,7 @@ def gauss_sum_streamed(
 
     Precision:
         As for `gauss_sum`, for each chunk about its own center. Compensated summation adds the chunks in float32, or in
-        float64 for float64 arguments: their number adds no error. For "fourier", as for `fourier_sketch`.
+        float64 for float64 arguments: their number adds no error. For "fourier" and `Sliced`, as for `fourier_sketch`.
 
     Example:
         >>> import numpy as np, jaxgauss
@@ -98,6 +99,8 @@ def gauss_sum_streamed(
     if not isinstance(chunks, Iterable):
         raise TypeError(f"{WHERE}: `chunks` must be an iterable of pairs; got {type(chunks).__name__}. Use KeyChunks.")
     options = repr(asked), matmul_precision(), jax.config.jax_enable_x64  # type: ignore[attr-defined]
+    if (own := own_arrays()) is not None:
+        options = *options, str(own)
     asked = Settings(asked, "", function, matmul_precision(), kernel=kernel)
     file = SavedSum(saved, (queries, tau, *options, *([] if kernel == GAUSS else [repr(kernel)])))
     settings, kind, empty, state, source, center = _begun(asked, queries, chunks, tau, file)
@@ -144,7 +147,7 @@ kernel_sum_streamed = public("none")(also_called("kernel_sum_streamed", gauss_su
 @functools.partial(jax.jit, static_argnums=0)
 def _added(
     settings: Settings,
-    empty: FourierSketch | None,
+    empty: Sketch | None,
     sums: Array,
     compensation: Array,
     queries: Array,
@@ -160,18 +163,16 @@ def _added(
         sums, lacking = two_sum(sums, unrounded_kernel_sum(settings, queries, keys, values, tau))
         compensation += lacking
         return sums, compensation, compensated(sums, compensation).astype(settings.dtype)
-    sums, lacking = two_sum(sums, sketched(empty, keys, values, _margin(empty)))
+    sums, lacking = two_sum(sums, empty.sketched(keys, values, empty.margin))
     return sums, compensation + lacking, None
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _total(
-    dtype: str, empty: FourierSketch | None, sums: Array, compensation: Array, queries: Array, unit: Any
-) -> Array:
+def _total(dtype: str, empty: Sketch | None, sums: Array, compensation: Array, queries: Array, unit: Any) -> Array:
     if empty is None:
         total = compensated(sums, compensation)
     else:
-        total = sums_of(replace(empty, coefficients=sums, rounding=compensation), queries)
+        total = replace(empty, coefficients=sums, rounding=compensation).sums_of(queries)
     return (total / jnp.asarray(unit, total.dtype)).astype(dtype)
 
 
@@ -179,7 +180,7 @@ def _times(factor: float, x: Any) -> Any:
     return x if factor == 1 else x * np.asarray(factor, x.dtype)
 
 
-def _sketch_around(settings: Settings, queries: Any, keys: Any, values: Any, tau: Any) -> FourierSketch:
+def _sketch_around(settings: Settings, queries: Any, keys: Any, values: Any, tau: Any) -> Sketch:
     """The empty sketch of a box that holds the queries, with a margin around them."""
     dtype = settings.precision
     keys, values = (jax.ShapeDtypeStruct(x.shape, dtype) for x in (keys, values))
@@ -188,21 +189,25 @@ def _sketch_around(settings: Settings, queries: Any, keys: Any, values: Any, tau
     rows = rows if len(rows) else np.zeros((1, rows.shape[1]), dtype)
     lower, upper = rows.min(0), rows.max(0)
 
-    def empty(box: Any) -> FourierSketch:
-        return empty_sketch("gauss_sum_streamed", keys, values, tau, box, settings.tolerance)
+    def empty(box: Any) -> Sketch:
+        return empty_sketch("gauss_sum_streamed", settings.engine, keys, values, tau, box, settings.tolerance)
 
-    margin = _margin(empty((lower, upper)))
+    margin = empty((lower, upper)).margin
     return empty((lower - margin, upper + margin))
 
 
-def _margin(empty: FourierSketch) -> float:
-    """Half of the distance at which the Gaussian equals the sketch's tolerance."""
-    return math.sqrt(-math.log(empty.tolerance) / (2 * empty.tau))
+def _sketch_of_directions(settings: Settings, keys: Any, values: Any, tau: Any) -> Sketch:
+    """The empty sketch of random directions."""
+    if settings.kernel != GAUSS:
+        fix = "Sum by `kernel_sum`, or without it."
+        raise ValueError(f"{WHERE}: `kernel` must be 'gauss' with {settings.engine!r}; got {settings.kernel!r}. {fix}")
+    keys, values = (jax.ShapeDtypeStruct(x.shape, settings.precision) for x in (keys, values))
+    return empty_sketch("gauss_sum_streamed", settings.engine, keys, values, tau, (None, None))
 
 
 def _begun(
     asked: Settings, queries: Any, chunks: Iterable, tau: Any, file: SavedSum
-) -> tuple[Settings, str, FourierSketch | None, State, Iterator, np.ndarray | None]:
+) -> tuple[Settings, str, Sketch | None, State, Iterator, np.ndarray | None]:
     """Check everything; return settings, kind of chunks, sketch if any, partial sum, chunks to sum, and center."""
     state, source = file.load(), iter(chunks)
     if state is None:
@@ -226,6 +231,8 @@ def _begun(
     if settings.engine.name == "fourier":
         around = queries if center is None else minus_center(center, queries)
         empty = _sketch_around(settings, around, keys, values, tau)
+    elif settings.plain:
+        empty = _sketch_of_directions(settings, keys, values, tau)
     if state is None:
         batch = np.broadcast_shapes(queries.shape[:-2], np.shape(tau))
         zeros = np.zeros((*batch, queries.shape[-2], *values.shape[1:]), working_dtype(settings.dtype))
