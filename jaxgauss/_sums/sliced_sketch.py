@@ -131,6 +131,6 @@ def _sums_of(engine: Sliced, rng_key: Array, tau: Any, one_weight: bool, found: 
         return jnp.zeros(queries.shape[:-1] + (() if one_weight else (len(found),)), found.dtype)
     with with_arrays(rng_key):
         of = engine.drawn(GAUSS, points.shape[-1], found.dtype)
-    points, found = vary_alike(points * jnp.sqrt(tau), compensated(found, rounding).T)
+    points, found = vary_alike(points * jnp.sqrt(tau), compensated(found, rounding).T / of.frequencies.size)
     sums = wave_values(of, points, found).reshape(*queries.shape[:-1], -1)
     return sums[..., 0] if one_weight else sums

@@ -41,11 +41,11 @@ class Directions(NamedTuple):
 
     Attributes:
         directions: ξ, (P, D).
-        frequencies: r/2π, (P, J).
+        frequencies: r/2π, (J, P).
     """
 
     directions: Float[Array, "p d"]
-    frequencies: Float[Array, "p j"]
+    frequencies: Float[Array, "j p"]
 
 
 def random_directions(key: Key[Array, ""], of: Mixture, num: int, frequencies: int, dim: int, dtype: Any) -> Directions:
@@ -62,7 +62,7 @@ def random_directions(key: Key[Array, ""], of: Mixture, num: int, frequencies: i
         order, shift = jax.random.split(of_radii)
         ranks = jax.random.permutation(order, num).astype(dtype)
         shifts = (ranks + jax.random.uniform(shift, (), dtype)) / num
-    parts = (jnp.arange(frequencies, dtype=dtype)[None] + shifts[:, None]) / frequencies
+    parts = (jnp.arange(frequencies, dtype=dtype)[:, None] + shifts[None]) / frequencies
     return Directions(found, _radii(of, dim, parts) / (2 * math.pi))
 
 
@@ -80,7 +80,7 @@ def _orthogonal(columns: Float[Array, "dim num"]) -> Float[Array, "dim num"]:
 @functools.lru_cache(64)
 def _sobol(num: int, columns: int) -> Float[np.ndarray, "num columns"]:
     """Directions of a Sobol sequence, and its last coordinate."""
-    size = 1 << max(0, num - 1).bit_length()
+    size = 1 << max(1, num - 1).bit_length()  # one point would be the center
     points = qmc.Sobol(columns, scramble=False).random(size)[:num] + 0.5 / size
     normal = ndtri(points[:, :-1])
     return np.concatenate([normal / np.linalg.norm(normal, axis=1, keepdims=True), points[:, -1:]], 1)

@@ -46,5 +46,5 @@ def _along(direction: Float[Array, " d"], queries: Array, keys: Array, values: A
     k, v = k[order], values[order]
     sums = jnp.pad(jnp.cumsum(jnp.concatenate([v, k[:, None] * v], 1), 0), ((1, 0), (0, 0)))
     below = sum(sums[jnp.searchsorted(k, q, side=side)] for side in ("left", "right")) / 2  # of equals one half
-    (mass, moment), (all_mass, all_moment) = (jnp.split(x, 2, -1) for x in (below, sums[-1]))
+    (mass, moment), (all_mass, all_moment) = (jnp.split(x, 2, -1) for x in (below, sums[-1:]))
     return q[:, None] * (2 * mass - all_mass) - (2 * moment - all_moment)

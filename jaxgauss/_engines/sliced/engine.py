@@ -19,6 +19,7 @@ from ..._kernels.mixtures import Mixture, mixture
 from ..._kernels.profiles import Energy
 from ..engine import Engine, Problem
 from ..request import PairSums, Request, joined
+from ..scopes import scope
 from .directions import Directions, random_directions
 from .distances import distance_sums
 from .sums import wave_sums, wave_values
@@ -167,7 +168,8 @@ class Sliced(Engine):
         of = self.drawn(kernel, queries.shape[-1], queries.dtype)
         c, scale = center(keys), jnp.sqrt(by_point(tau, queries))
         points = (queries - c) * scale, (keys - c) * scale, unit * values
-        return _of_distances(of, *points) / -unit if is_distance(kernel) else _of_waves(of, *points) / unit
+        with scope("engine", self.name):
+            return _of_distances(of, *points) / -unit if is_distance(kernel) else _of_waves(of, *points) / unit
 
     def error_of(self, kernel: Kernel, *operands: Array) -> tuple[Array, ...]:
         """The relative error of the sums in L2, its standard error, and the largest error relative to Σ|v|.
@@ -181,12 +183,13 @@ class Sliced(Engine):
             )
         of = self.drawn(kernel, queries.shape[-1], queries.dtype)
         num = self.directions // groups
-        of = jax.tree.map(lambda x: x[: groups * num].reshape(groups, num, -1), of)
+        parts = (x[: groups * num].reshape(groups, num, -1) for x in (of.directions, of.frequencies.T))
+        of = Directions(next(parts), jnp.moveaxis(next(parts), 1, 2))
         c, scale = center(keys), jnp.sqrt(by_point(tau, queries))
         points = (queries - c) * scale, (keys - c) * scale, values
         summed = _of_distances if is_distance(kernel) else _of_waves
         found = jax.vmap(lambda of: summed(of, *points))(of)
-        squared = jnp.square(found - found.mean(0)).sum(0) / (groups * (groups - 1))
+        squared = jnp.square(found - found.mean(0, keepdims=True)).sum(0) / (groups * (groups - 1))
         tiny = jnp.finfo(found.dtype).tiny
         relative = jnp.sqrt(squared.sum() / jnp.maximum(jnp.square(found.mean(0)).sum(), tiny))
         sizes = jnp.maximum(jnp.abs(values).sum(-2, keepdims=True), tiny)
@@ -214,7 +217,7 @@ def _spread(of_tau: Any, tau: Array, g: Array) -> Array:
 
 @over_leading_axes(2, 2, 2)
 def _of_waves(of: Directions, queries: Array, keys: Array, values: Array) -> Array:
-    return wave_values(of, queries, wave_sums(of, keys, values))
+    return wave_values(of, queries, wave_sums(of, keys, values) / of.frequencies.size)
 
 
 @over_leading_axes(2, 2, 2)
