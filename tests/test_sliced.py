@@ -1,4 +1,4 @@
-"""Sums over random directions: their error falls as it should, they have no bias, and JAX transforms them as they are."""
+"""Sums over random directions: errors fall as they should, means have no bias, and JAX transforms them as they are."""
 
 import functools
 
@@ -140,7 +140,7 @@ def test_a_step_takes_its_key_as_an_argument_and_compiles_once(rng):
 
 
 def test_batches_masks_scales_and_one_self(rng):
-    engine = sliced(directions=2048)
+    engine = sliced(directions=1024)
     x, y = cloud(rng, 3 * 40, 5).reshape(3, 40, 5), cloud(rng, 50, 5)
     v, tau = rng.uniform(size=(3, 50, 2)).astype("float32"), np.float32([0.5, 1.0, 2.0])
     found, exact = gauss_sum(x, y, v, tau, engine=engine), in_plain_jax(x, y[None], v, tau)
@@ -187,7 +187,7 @@ def test_without_points_or_channels_and_one_direction():
 
 def test_kernel_methods(rng):
     """Losses, flows and their gradients, near the exact ones; and without pairs i = i."""
-    x, y, engine = cloud(rng, 200, 20), cloud(rng, 250, 20) + np.float32(0.2), sliced(directions=4096)
+    x, y, engine = cloud(rng, 200, 20), cloud(rng, 250, 20) + np.float32(0.2), sliced(directions=1024)
     scores = -x
     calls = {
         "mmd_squared": lambda how: mmd_squared(x, y, 1.0, **how),
@@ -204,7 +204,7 @@ def test_kernel_methods(rng):
     }
     for name, call in calls.items():
         ours, exact = call({"engine": engine}), call({})
-        assert np.linalg.norm(ours - exact) < 0.12 * np.linalg.norm(exact), name
+        assert np.linalg.norm(ours - exact) < 0.25 * np.linalg.norm(exact), name
     flow = mmd_flow_velocity(x, y, 1.0, engine=engine)
     slope = jax.grad(lambda x: mmd_squared(x, y, 1.0, engine=engine))(x)
     np.testing.assert_allclose(flow, -len(x) / 2 * slope, rtol=1e-3, atol=1e-5)
@@ -238,7 +238,7 @@ def test_the_error_is_told_without_exact_sums(rng, dim):
     exact = gauss_sum(x, y, v)
     for num in (64, 1024):
         told, true = [], []
-        for seed in range(6):
+        for seed in range(4):
             engine = sliced(seed, num)
             told.append(estimate_error(x, y, v, rng_key=jax.random.key(0), engine=engine).relative_error)
             true.append(np.linalg.norm(gauss_sum(x, y, v, engine=engine) - exact) / np.linalg.norm(exact))
@@ -256,10 +256,10 @@ def test_wrong_calls():
         with pytest.raises(ValueError, match=f"`{name}` must be a positive integer; got {given}"):
             Sliced(**{name: given}, rng_key=jax.random.key(0))
     for engine in (Sliced(), "sliced"):
-        with pytest.raises(TypeError, match="`rng_key` must be a random key; got None. Pass rng_key=jax.random.key"):
+        with pytest.raises(TypeError, match=r"`rng_key` must be a random key; got None\. Pass rng_key"):
             gauss_sum(x, x, v, engine=engine)
     for given in (0, np.ones(2), jax.random.split(jax.random.key(0))):
-        with pytest.raises(TypeError, match="`jaxgauss.Sliced`: `rng_key` must be one random key; got"):
+        with pytest.raises(TypeError, match=r"`jaxgauss\.Sliced`: `rng_key` must be one random key; got"):
             gauss_sum(x, x, v, engine=Sliced(rng_key=given))
     with pytest.raises(ValueError, match=r"`jaxgauss.kernel_sum`.*no known mixture of Gaussians; got Sliced"):
         kernel_sum(x, x, v, kernel=jaxgauss.Kernel(lambda u: 1 / (1 + u**2)), engine=sliced())

@@ -26,7 +26,7 @@ from .sums import wave_sums, wave_values
 
 FINEST = 1e-6  # the error of a mixture of Gaussians, relative to κ(0)
 OF_GAUSS = Mixture((1.0,), (1.0,), 0.0)
-NANOSECONDS = 3.5  # of a point and a wave, on two cores
+NANOSECONDS = 1.4  # of a point and a wave, on two cores
 GROUPS = 8  # of directions, whose sums tell the error
 
 
