@@ -75,7 +75,7 @@ class Sliced(Engine):
     only_for: ClassVar[tuple[str, ...]] = (
         *("gauss_sum", "kernel_sum", "gauss_sum_sharded", "kernel_sum_sharded", "mmd_squared"),
         *("embedding_norm_squared", "mmd_witness", "mmd_flow_velocity", "svgd_direction", "energy_distance"),
-        *("mmd_test", "explain", "estimate_error"),
+        *("mmd_test", "hsic_test", "explain", "estimate_error"),
     )
 
     def __post_init__(self) -> None:

@@ -90,34 +90,40 @@ def slices(
     num_x: int,
 ) -> Slices:
     """Points of two samples, of which bins share labels, and the waves of all bandwidths."""
-    dtype, num, tau = of.directions.dtype, len(of.directions), tau.reshape(-1)
-    scale = jnp.sqrt(tau.max())
-    points = (points - common_center(points, center(points))) * scale
-    points = jnp.clip(points, -FARTHEST, FARTHEST).astype(dtype)
+    dtype, num = of.directions.dtype, len(of.directions)
+    points, ratios = scaled(points, tau.reshape(-1), dtype)
     samples = [_in_bins(z, bin_size) for z in (points[:num_x], points[num_x:])]
     points, there = (jnp.concatenate(z) for z in zip(*samples, strict=True))  # (bins, bin_size, d)
     sizes = there.sum(1, dtype=tau.dtype)
     cuts = -(-bin_size // ROWS)
     rows = -(-bin_size // cuts) if cuts > 1 else bin_size * max(1, ROWS // bin_size)
     if cuts > 1:
-        points, there = (_padded(z, 1, cuts * rows) for z in (points, there))
+        points, there = (padded(z, 1, cuts * rows) for z in (points, there))
     points, there = (z.reshape(-1, *z.shape[2:]) for z in (points, there))
-    points, there = (_padded(z, 0, -(-len(z) // rows) * rows).reshape(-1, rows, *z.shape[1:]) for z in (points, there))
+    points, there = (padded(z, 0, -(-len(z) // rows) * rows).reshape(-1, rows, *z.shape[1:]) for z in (points, there))
     some = -(-num // groups)
-    turns = of.frequencies[:, None] * (jnp.sqrt(tau) / scale).astype(dtype)[None, :, None]
+    turns = of.frequencies[:, None] * ratios[None, :, None]
     shares = jnp.full(num, 1 / of.frequencies.size, tau.dtype)
-    waves = (_padded(z, 0, groups * some).reshape(groups, some, *z.shape[1:]) for z in (of.directions, turns, shares))
+    waves = (padded(z, 0, groups * some).reshape(groups, some, *z.shape[1:]) for z in (of.directions, turns, shares))
     return Slices(points, there, sizes, *waves)
+
+
+def scaled(points: Array, tau: Float[Array, " t"], dtype: Any) -> tuple[Array, Float[Array, " t"]]:
+    """Points about a center in units of the narrowest bandwidth, and the frequencies of all in these units."""
+    scale = jnp.sqrt(tau.max())
+    points = (points - common_center(points, center(points))) * scale
+    return jnp.clip(points, -FARTHEST, FARTHEST).astype(dtype), (jnp.sqrt(tau) / scale).astype(dtype)
 
 
 def _in_bins(x: Array, bin_size: int) -> tuple[Array, Array]:
     """Rows in bins, and which of them are there."""
     num = -(-len(x) // bin_size) * bin_size
-    x, there = _padded(x, 0, num), jnp.arange(num) < len(x)
+    x, there = padded(x, 0, num), jnp.arange(num) < len(x)
     return x.reshape(-1, bin_size, x.shape[1]), there.reshape(-1, bin_size)
 
 
-def _padded(x: Array, axis: int, num: int) -> Array:
+def padded(x: Array, axis: int, num: int) -> Array:
+    """The array with zeros after it, so that an axis has a length."""
     return jnp.pad(x, [(0, (num - n) * (i == axis)) for i, n in enumerate(x.shape)])
 
 
@@ -130,7 +136,7 @@ def forms_of_slices(
     cuts = -(-bin_size // rows)
     together = rows // bin_size if cuts == 1 else 1
     with_ones = jnp.pad(signs, ((0, 0), (0, 1)), constant_values=1)
-    of_chunks = _padded(jnp.repeat(with_ones, cuts, 0), 0, chunks * together).reshape(chunks, together, -1)
+    of_chunks = padded(jnp.repeat(with_ones, cuts, 0), 0, chunks * together).reshape(chunks, together, -1)
     unit, dtype = of.sizes.dtype, directions.dtype
 
     def add(total: Array, part: tuple[Array, Array, Array]) -> tuple[Array, None]:
