@@ -57,9 +57,8 @@ def hsic_test(
     "permutation" pairs every x_i with another y_j, in P random orders: O(P N² D_y) operations. "wild" multiplies the
     centered kernels by random signs w, wᵀ(HKH ∘ HLH)w. All its resamplings share the same exponentials: O(N² (D + P))
     operations, which take a hundredth of the time for thousands of points. XLA computes both kernels of each pair once,
-    in float64. O(N (D + P)) memory, in blocks of at most 64 MiB. With `engine=Sliced(rng_key=…)` the kernels are those
-    of random waves, each paired with one of y: O(N P) for each pair, at exact levels; "bins" needs O(N), for many
-    points, with permutations of 256 to 511 random bins of them. Only power depends on the number of waves.
+    in float64. O(N (D + P)) memory, in blocks of at most 64 MiB. `engine=Sliced(rng_key=…)` pairs random waves of x and
+    y: O(N P) a pair, with "bins" O(N), at exact levels; only power depends on their number.
 
     Args:
         x: points, (N, D_x), N ≥ 4.
@@ -71,19 +70,18 @@ def hsic_test(
         num_permutations: P, for either kind of resampling. The p-value is at least 1/(P + 1).
         estimator: "unbiased", required for several bandwidths and better for few points; or "biased", as for `hsic`.
         resampling: "permutation", exact for every N; or "wild", valid for many points. With "biased" it rejects too
-            often if bandwidths are so narrow that a point has few others near it. With `Sliced` also "bins", exact too.
+            often if bandwidths are so narrow that a point has few others near it. `Sliced` takes "bins" in its place:
+            permutations of random bins of points, 256 to 511, exact.
         progress: show a bar (needs tqdm); not under `jit`.
-        **options: `engine`: "auto" or a `Sliced`, with its `precision`; or `mesh`, `query_axis` and `key_axis`, as for
-            `mmd_squared`: both axes divide the tiles.
+        **options: `engine`, "auto" or a `Sliced`; `mesh`, `query_axis` and `key_axis`: both axes divide the tiles.
 
     Returns:
         A `KernelTest`: statistic, p-value, and the statistics of the resamplings. No gradients: `hsic` has them.
 
     Raises:
         ValueError: shapes do not fit, N < 4, tau or P is not positive, several bandwidths with "biased", an option has
-            an unknown value, or `progress` under `jit`.
-        TypeError: points are not a floating array.
-        ImportError: `progress` without tqdm.
+            an unknown value, `progress` under `jit`, or a mesh with `Sliced`.
+        TypeError: points are not a floating array. ImportError: `progress` without tqdm.
 
     Precision:
         That of float64. For more than 512 points in float32, statistics are within 1e-7 √(HSIC(x, x) HSIC(y, y)).

@@ -77,8 +77,7 @@ def mmd_test(
     1ᵀK1. On CPUs, and elsewhere for several bandwidths or up to 4096 points, "auto" computes K once, in XLA and
     float64: O((M + N)² (D + P)) operations, with bins O((M + N)² D). On CPUs a Fourier series replaces K for many
     points in D ≤ 3: O((M + N) P). Otherwise labelings are channels of a `gauss_sum`. At most 64 MiB for labelings.
-    With `engine=Sliced(rng_key=…)` the kernel is one of random waves, in any dimension: O(M + N) for each wave, with
-    bins in one pass. Its level is exact, because waves do not know the labels; only power depends on their number.
+    `engine=Sliced(rng_key=…)` takes any D: O(M + N) a wave with bins, at exact levels; only power depends on waves.
 
     Args:
         x: points, (M, D).
@@ -89,8 +88,8 @@ def mmd_test(
         num_permutations: P. The p-value is at least 1/(P + 1).
         estimator: "unbiased" or "biased", as for `mmd_squared` (which is biased by default).
         resampling: "permutation" of all labels; "bins": of those of random bins of points (docs/which_function.md);
-            "wild": x_i and y_i swap at random, a wild bootstrap, which needs M = N, and is also valid for paired
-            samples; "auto": "bins" if M + N ≥ 32768 and D > 3, else "permutation".
+            "wild": x_i and y_i swap at random, which needs M = N, and is also valid for paired samples; "auto": "bins"
+            if M + N ≥ 32768 and D > 3, else "permutation".
         progress: show a bar (needs tqdm); not under `jit`.
         **options: `engine`, `precision`, `mesh`, `query_axis` and `key_axis`, as for `mmd_squared`.
 
@@ -99,12 +98,12 @@ def mmd_test(
 
     Raises:
         ValueError: shapes do not fit, a sample has fewer than two points, tau or P is not positive, "wild" with M ≠ N,
-            an option has an unknown value, or `progress` under `jit`.
+            an option has an unknown value, `progress` under `jit`, or "energy" or a mesh with `Sliced`.
         TypeError: a sample is not a floating array. ImportError: `progress` without tqdm.
 
     Precision:
-        In float64, p-values are right however narrow the bandwidths are. For more than 1024 points in float32,
-        statistics are within 1e-7; by `gauss_sum`, within 1e-6.
+        In float64, p-values are right for any bandwidth. In float32, statistics of more than 1024 points are within
+        1e-7; by `gauss_sum`, within 1e-6.
 
     Example:
         >>> import jax, jaxgauss
@@ -276,8 +275,8 @@ def _chunk(settings: Settings, design: Design, pool: _Pool, signs: Array, j: Arr
     """The forms of one chunk of rows, or of pairs of groups, (*bandwidths, columns)."""
     points, tau, groups, least, waves, of, _ = pool
     if of is not None:
-        forms = forms_of_slices(of, design.bin_size, signs, j)
-        return Forms(*(z.reshape(*tau.shape, -1) for z in forms), jnp.zeros(tau.shape))
+        quadratic, linear = (z.reshape(*tau.shape, -1) for z in forms_of_slices(of, design.bin_size, signs, j))
+        return Forms(quadratic, linear, jnp.zeros(tau.shape))
     if waves is not None:
         return Forms(*forms_of_waves(waves, points, tau, signs))
     if groups is not None and least is not None:

@@ -1,8 +1,8 @@
 """HSIC by pairs of random waves, for the independence test: a permutation of N points takes O(N) for each pair.
 
-A wave ω of x has the kernel cos⟨ω, x - x'⟩ = u·u' with u = (cos, sin), one of y likewise v·v'. HSIC is bilinear in both
-kernels, so the mean over independent pairs of waves has the mean HSIC. Each is of the 2 × 2 covariances of u and v: with
-C = Σ_i (u_i - ū)(v_i - v̄)ᵀ,
+A wave ω of x has the kernel cos⟨ω, x - x'⟩ = u·u' with u = (cos, sin); one of y has v·v'. HSIC is bilinear in both
+kernels, so its mean over independent pairs of waves is unbiased. That of one pair is made of 2 × 2 covariances, as with
+C = Σ_i (u_i - ū)(v_i - v̄)ᵀ
 
     biased: N² HSIC = ‖C‖²,   unbiased: N(N - 3) HSIC = ‖C‖² - 4N/(N - 2) ūᵀC v̄ - N²/(N - 1) (1 - ‖ū‖²)(1 - ‖v̄‖²)
 
@@ -129,17 +129,17 @@ def _by_points(x: Array, y: Array, bin_size: int, orders: Array) -> Float[Array,
 
 def _by_bins(x: Array, y: Array, bin_size: int, orders: Array) -> Float[Array, "2 2 q columns"]:
     """The same, where points of a bin move together."""
-    bins = len(orders)
-    whole, size = bins * bin_size, -(-bin_size // EXACT) * EXACT
+    bins, parts = len(orders), -(-bin_size // EXACT)
+    whole, size = bins * bin_size, -(-bin_size // parts)
     rest = (x[:, None, :, whole:] * y[None, :, :, whole:]).sum(-1, dtype="float64")
 
     def in_parts(z: Array) -> Array:
-        z = padded(z[..., :whole].reshape(*z.shape[:2], bins, bin_size), 3, size)
-        return jnp.moveaxis(z.reshape(2, -1, bins, size // EXACT, EXACT), (1, 3), (0, 1))  # (q, parts, 2, bins, EXACT)
+        z = padded(z[..., :whole].reshape(*z.shape[:2], bins, bin_size), 3, parts * size)
+        return jnp.moveaxis(z.reshape(2, -1, bins, parts, size), (1, 3), (0, 1))  # (q, parts, 2, bins, size)
 
     def of_wave(wave: tuple[Array, Array]) -> Array:
         def add(total: Array, part: tuple[Array, Array]) -> tuple[Array, None]:
-            a, b = (z.reshape(2 * bins, EXACT) for z in part)
+            a, b = (z.reshape(2 * bins, size) for z in part)
             return total + dot(a, b.T).astype("float64"), None
 
         found = lax.scan(add, jnp.zeros((2 * bins, 2 * bins)), wave)[0].reshape(2, bins, 2, bins)

@@ -23,6 +23,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
+from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Float, Key
 from scipy.special import gammainc, gammaincc, ndtri
 from scipy.stats import qmc
@@ -55,7 +57,7 @@ def random_directions(key: Key[Array, ""], of: Mixture, num: int, frequencies: i
         shifts = (jnp.asarray(points[:, dim], dtype) + jax.random.uniform(of_radii, (), dtype)) % 1
     else:
         keys = jax.random.split(of_directions, -(-num // dim))
-        bases = jax.vmap(lambda key: _basis(key, dim, min(num, dim), dtype))(keys)
+        bases = lax.map(lambda key: _basis(key, dim, min(num, dim), dtype), keys)
         found = jnp.moveaxis(bases, -1, -2).reshape(-1, dim)[:num]
         order, shift = jax.random.split(of_radii)
         ranks = jax.random.permutation(order, num).astype(dtype)
@@ -66,7 +68,13 @@ def random_directions(key: Key[Array, ""], of: Mixture, num: int, frequencies: i
 
 def _basis(key: Key[Array, ""], dim: int, num: int, dtype: Any) -> Float[Array, "dim num"]:
     """Orthogonal directions, as columns, of a random basis."""
-    return jnp.linalg.qr(jax.random.normal(key, (dim, num), dtype))[0]
+    return _orthogonal(jax.random.normal(key, (dim, num), dtype))
+
+
+@sequential_vmap
+def _orthogonal(columns: Float[Array, "dim num"]) -> Float[Array, "dim num"]:
+    """One matrix at a time: a batch of them waits for ever on a CPU if two programs run at once (jaxlib 0.10.2)."""
+    return jnp.linalg.qr(columns)[0]
 
 
 @functools.lru_cache(64)

@@ -144,7 +144,7 @@ def forms_of_slices(
         if bin_size < LARGE:
             weights = jnp.where(there[:, None], jnp.repeat(signs, bin_size, 0), 0).astype(dtype)
             return total + dot(weights.T, _features(directions, turns, points)).astype(unit), None
-        own = jnp.repeat(jnp.eye(together, dtype=dtype), rows // together, 1) * there.astype(dtype)
+        own = jnp.repeat(jnp.eye(together, dtype=dtype), rows // together, 1) * there[None].astype(dtype)
         of_bins = dot(own, _features(directions, turns, points))
         return total + dot(signs.astype(unit).T, of_bins.astype(unit)), None
 
@@ -180,10 +180,10 @@ def mean_squares(of: Slices, rng_key: Key[Array, ""]) -> Float[Array, " bandwidt
     def add(total: Array, part: tuple[Array, Array, Array]) -> tuple[Array, None]:
         directions, turns, shares = part
         phi = _features(directions, turns, points).reshape(len(index), 2, *turns.shape) * jnp.asarray(STEP, total.dtype)
-        weighed = phi * shares.astype(total.dtype)[:, None, None]
+        weighed = phi * shares.astype(total.dtype)[None, None, :, None, None]
         return total + jnp.einsum("nspti,mspti->tnm", weighed, phi), None
 
     zeros = jnp.zeros((of.turns.shape[2], len(index), len(index)), points.dtype)
     gram = lax.scan(add, zeros, (of.directions, of.turns, of.shares))[0]
     squares = jnp.where(counts, jnp.square(gram), 0).sum((1, 2), dtype=of.sizes.dtype)
-    return squares / counts.sum()
+    return squares / counts.sum(dtype=squares.dtype)
