@@ -74,10 +74,10 @@ def mmd_test(
     """Test whether x and y come from one distribution, by MMD² and random labelings of the pooled points.
 
     With the kernel matrix K of the pooled points and a labeling σ (1 in x, -1 in y), MMD² is made of σᵀKσ, σᵀK1 and
-    1ᵀK1. On CPUs, and elsewhere for several bandwidths or up to 4096 points, "auto" computes K once, in XLA and
-    float64: O((M + N)² (D + P)) operations, with bins O((M + N)² D). On CPUs a Fourier series replaces K for many
-    points in D ≤ 3: O((M + N) P). Otherwise labelings are channels of a `gauss_sum`. At most 64 MiB for labelings.
-    `engine=Sliced(rng_key=…)` takes any D: O(M + N) a wave with bins, at exact levels; only power depends on waves.
+    1ᵀK1. On CPUs, and elsewhere for several bandwidths or up to 4096 points, "auto" computes K once in float64:
+    O((M + N)² (D + P)) operations, with bins O((M + N)² D). On CPUs a Fourier series replaces K for many points in D ≤
+    3: O((M + N) P). Otherwise labelings are channels of a `gauss_sum`. At most 64 MiB for labelings. With
+    `engine=Sliced(rng_key=…)`, bins take O(M + N) a wave in any D. Levels are exact; waves decide on power.
 
     Args:
         x: points, (M, D).
@@ -102,8 +102,7 @@ def mmd_test(
         TypeError: a sample is not a floating array. ImportError: `progress` without tqdm.
 
     Precision:
-        In float64, p-values are right for any bandwidth. In float32, statistics of more than 1024 points are within
-        1e-7; by `gauss_sum`, within 1e-6.
+        P-values are right for any bandwidth in float64. In float32, beyond 1024 points, within 1e-7; by sums, 1e-6.
 
     Example:
         >>> import jax, jaxgauss
