@@ -104,11 +104,7 @@ def hsic_test(
     check_rng_key(function, rng_key)
     check_number(function, "num_permutations", num_permutations)
     sliced = isinstance(settings.engine, Sliced)
-    if (
-        not sliced
-        and options.keys() & {"engine", "precision"}
-        and (not settings.automatic or settings.engine.precision)
-    ):
+    if not sliced and (not settings.automatic or settings.engine.precision):
         raise ValueError(
             f"`jaxgauss.{function}`: `engine` must be 'auto', without a precision, or a jaxgauss.Sliced; got"
             f" {settings.engine!r}. Leave it out."
