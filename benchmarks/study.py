@@ -352,7 +352,7 @@ def elsewhere(function: Callable, *arguments: Any, flags: str = "") -> Any:
     code = f"import json; from {function.__module__} import {function.__name__} as f; "
     code += f"print(json.dumps(f{arguments!r}))"
     variables = os.environ | {"JAX_PLATFORMS": {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())}
-    variables["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
+    variables["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, check=True, text=True)
     return json.loads(done.stdout.splitlines()[-1])

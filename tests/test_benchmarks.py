@@ -57,10 +57,14 @@ SMALL: dict[str, tuple[int, dict]] = {  # of a suite, how many rows it finds wit
         {"DRAWS": 2, "NUM": 24, "RESAMPLINGS": 19, "SIZES": (24,), "METHODS": lambda m: firsts(m.METHODS)}
         | {"ALTERNATIVES": lambda m: firsts(m.ALTERNATIVES)},
     ),
+    "sliced_tests": (
+        5 + 6 + 2,
+        {"SHIFTS": [(40, 0.1, 2), (30, 0.1, 2)], "FEW": 35, "TIMES": [("mmd_test", 90), ("hsic_test", 90)]},
+    ),
     "scaling": (5 + 2, {"NUM": 40, "DIMS": (3,), "KEYS": 3000, "QUERIES": 20, "CHUNK": 1000}),
 }
 MODULES = {"mmd": "applications", "first_calls": "calls"}
-SLOW = ("few_dimensions", "kernels", "million", "mmd", "resampling", "scaling")
+SLOW = ("few_dimensions", "kernels", "million", "mmd", "resampling", "scaling", "sliced_tests")
 
 
 def firsts(of):

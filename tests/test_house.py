@@ -29,7 +29,8 @@ DOORS = {  # of the engines, for each room
     " request rules run sliced.engine sliced.sums fourier.engine",
     "_inspect": "apart bridge costs differences.all_pairs engine engines forward_mode fourier.cost fourier.engine near"
     " plan programs request scopes",
-    "_methods": "fourier.forms fourier.trigonometric pair_distances programs scopes",
+    "_methods": "fourier.forms fourier.trigonometric pair_distances programs scopes sliced.covariances"
+    " sliced.directions sliced.engine sliced.forms",
 }
 LONGEST = 400  # lines that are no docstring
 LONGEST_DOCSTRING = 45

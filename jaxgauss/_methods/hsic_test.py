@@ -13,9 +13,13 @@ from .._arrays.devices import replicated
 from .._calls import check_choice
 from .._checks.arguments import public
 from .._checks.samples import check_estimator, check_number, check_rng_key
-from .._checks.settings import MeshOnly, Points, Settings, Taus, working_dtype
+from .._checks.settings import MeshOptions, Points, Settings, Taus, working_dtype
 from .._engines.scopes import scope
+from .._engines.sliced.covariances import Pairs, forms_of_orders, groups_of_waves, paired_waves, pairs_of, squares_of
+from .._engines.sliced.engine import Sliced
+from .._engines.sliced.forms import check_sliced
 from .._sums.display import refuse_progress_in_a_trace
+from .._sums.preparation import check_plan
 from .hsic import FEWEST, check_pairs
 from .pair_forms import Groups, group_distances, group_pairs, groups_of, multiplicity, rows_in_groups, scan_pairs
 from .resampling import (
@@ -30,6 +34,8 @@ from .resampling import (
 )
 
 PERMUTATIONS = 64  # at a time
+OTHERS = 2**32 - 1  # folded into the random key, as the numbers of permutations are
+BINS = 256  # at least, whose points move together
 
 
 @public("own")
@@ -44,14 +50,15 @@ def hsic_test(
     estimator: str = "unbiased",
     resampling: str = "permutation",
     progress: bool = False,
-    **options: Unpack[MeshOnly],
+    **options: Unpack[MeshOptions],
 ) -> KernelTest:
     """Test whether y depends on x, by the HSIC of the pairs (x_i, y_i) and of random resamplings of them.
 
     "permutation" pairs every x_i with another y_j, in P random orders: O(P N² D_y) operations. "wild" multiplies the
     centered kernels by random signs w, wᵀ(HKH ∘ HLH)w. All its resamplings share the same exponentials: O(N² (D + P))
     operations, which take a hundredth of the time for thousands of points. XLA computes both kernels of each pair once,
-    in float64. O(N (D + P)) memory, in blocks of at most 64 MiB.
+    in float64. O(N (D + P)) memory, in blocks of at most 64 MiB. `engine=Sliced(rng_key=…)` pairs random waves of x and
+    y: O(N P) a pair, with "bins" O(N), at exact levels; only power depends on their number.
 
     Args:
         x: points, (N, D_x), N ≥ 4.
@@ -63,18 +70,18 @@ def hsic_test(
         num_permutations: P, for either kind of resampling. The p-value is at least 1/(P + 1).
         estimator: "unbiased", required for several bandwidths and better for few points; or "biased", as for `hsic`.
         resampling: "permutation", exact for every N; or "wild", valid for many points. With "biased" it rejects too
-            often if bandwidths are so narrow that a point has few others near it.
+            often if bandwidths are so narrow that a point has few others near it. `Sliced` takes "bins" in its place:
+            permutations of random bins of points, 256 to 511, exact.
         progress: show a bar (needs tqdm); not under `jit`.
-        **options: `mesh`, `query_axis` and `key_axis`, as for `mmd_squared`: both axes divide the tiles.
+        **options: `engine`, "auto" or a `Sliced`; `mesh`, `query_axis` and `key_axis`: both axes divide the tiles.
 
     Returns:
         A `KernelTest`: statistic, p-value, and the statistics of the resamplings. No gradients: `hsic` has them.
 
     Raises:
         ValueError: shapes do not fit, N < 4, tau or P is not positive, several bandwidths with "biased", an option has
-            an unknown value, or `progress` under `jit`.
-        TypeError: points are not a floating array.
-        ImportError: `progress` without tqdm.
+            an unknown value, `progress` under `jit`, or a mesh with `Sliced`.
+        TypeError: points are not a floating array. ImportError: `progress` without tqdm.
 
     Precision:
         That of float64. For more than 512 points in float32, statistics are within 1e-7 √(HSIC(x, x) HSIC(y, y)).
@@ -93,14 +100,28 @@ def hsic_test(
     """
     function = "hsic_test"
     check_estimator(function, estimator)
-    settings, (tau_x, tau_y) = check_pairs(function, x, y, tau_x, tau_y, options, FEWEST["unbiased"], allowed=MeshOnly)
+    settings, (tau_x, tau_y) = check_pairs(function, x, y, tau_x, tau_y, options, FEWEST["unbiased"])
     check_rng_key(function, rng_key)
     check_number(function, "num_permutations", num_permutations)
-    check_choice(function, "resampling", resampling, ("permutation", "wild"))
+    sliced = isinstance(settings.engine, Sliced)
+    if not sliced and (not settings.automatic or settings.engine.precision):
+        raise ValueError(
+            f"`jaxgauss.{function}`: `engine` must be 'auto', without a precision, or a jaxgauss.Sliced; got"
+            f" {settings.engine!r}. Leave it out."
+        )
+    check_choice(function, "resampling", resampling, ("permutation", "bins" if sliced else "wild"))
     aggregated = np.ndim(tau_x) + np.ndim(tau_y) > 0
     check_one_bandwidth(function, estimator, tau_x=tau_x, tau_y=tau_y)
     if progress:
         refuse_progress_in_a_trace(function, x, y, tau_x, tau_y, rng_key)
+    if sliced:
+        check_sliced(settings)
+        check_plan(settings, 1.0, len(x) ** 2, x.shape[1] + y.shape[1], num_permutations + 1, x, y)
+        bin_size = max(1, len(x) // BINS) if resampling == "bins" else 1
+        design = Resamplings.of(len(x) // bin_size, num_permutations, estimator, "float32")._replace(dtype="float64")
+        waves, how = paired_waves(settings, x.shape[1], y.shape[1]), (settings, design, bin_size, aggregated, progress)
+        with jax.enable_x64(True):
+            return (_test_by_waves if progress else _by_waves_at_once)(*how, waves, x, y, tau_x, tau_y, rng_key)
     largest = PERMUTATIONS if resampling == "permutation" else num_permutations + 1
     design = Resamplings.of(len(x), num_permutations, estimator, working_dtype(settings.dtype), largest=largest)
     how = settings, design, resampling == "wild", aggregated, progress
@@ -137,9 +158,13 @@ class _Forms(NamedTuple):
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _centered(settings: Settings, design: Resamplings, x, y, tau_x, tau_y) -> tuple[_Side, _Side]:
-    operands = (jnp.asarray(lax.stop_gradient(jnp.asarray(z)), "float64") for z in (x, y, tau_x, tau_y))
-    x, y, tau_x, tau_y = replicated(*operands)
+    x, y, tau_x, tau_y = _operands(x, y, tau_x, tau_y)
     return _side(settings, design, x, tau_x.reshape(-1)), _side(settings, design, y, tau_y.reshape(-1))
+
+
+def _operands(*given: Any) -> tuple[Array, ...]:
+    """In float64, without a gradient."""
+    return replicated(*(jnp.asarray(lax.stop_gradient(jnp.asarray(z)), "float64") for z in given))
 
 
 def _side(settings: Settings, design: Resamplings, points: Array, tau: Array) -> _Side:
@@ -189,14 +214,17 @@ _test_at_once = jax.jit(_test, static_argnums=(0, 1, 2, 3, 4))
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _columns(design: Resamplings, wild: bool, there: Array, rng_key: Array, block: Array | int) -> Array:
     """A block of resamplings (groups, size, columns): signs, or permutations as indices."""
-    column = design.indices(block)
-    if wild:
-        found = random_signs(rng_key, column, design.num)
-    else:
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(rng_key, column)
-        orders = jax.vmap(lambda key: jax.random.permutation(key, jnp.arange(design.num, dtype="int32")))(keys).T
-        found = jnp.where((column == 0)[None], jnp.arange(design.num, dtype="int32")[:, None], orders)
+    found = random_signs(rng_key, design.indices(block), design.num) if wild else _orders(design, rng_key, block)
     return rows_in_groups(found, there)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _orders(design: Resamplings, rng_key: Array, block: Array | int) -> Array:
+    """A block of permutations, as indices (n, columns); column 0 is none."""
+    column = design.indices(block)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(rng_key, column)
+    orders = jax.vmap(lambda key: jax.random.permutation(key, jnp.arange(design.num, dtype="int32")))(keys).T
+    return jnp.where((column == 0)[None], jnp.arange(design.num, dtype="int32")[:, None], orders)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -254,6 +282,48 @@ def _entries(settings: Settings, side: _Side, squared: Array, counts: Array, fir
     phi = settings.kernel(side.tau[:, None, None] * squared[None])
     centered = phi - first[:, :, None] - second[:, None, :] + side.mean[:, None, None]
     return jnp.where(counts[None], centered, 0)
+
+
+def _test_by_waves(
+    settings: Settings,
+    design: Resamplings,
+    bin_size: int,
+    aggregated: bool,
+    progress: bool,
+    waves: tuple[Array, Array],
+    x: Any,
+    y: Any,
+    tau_x: Any,
+    tau_y: Any,
+    rng_key: Array,
+) -> KernelTest:
+    groups = groups_of_waves(len(waves[0]), len(x))
+    pairs, squares = _pairs(groups, bin_size, waves, x, y, tau_x, tau_y, rng_key)
+    make, part = functools.partial(_orders, design, rng_key), functools.partial(_group, design, bin_size, pairs)
+    with scope("sum", "labelings", 1, len(x), len(x), x.shape[1] + y.shape[1], design.number):
+        products = side_by_side(in_blocks(settings.function, design.num_blocks, groups, make, part, progress))
+    return _result(settings, design._replace(num=len(x)), aggregated, _Forms(products, *squares))
+
+
+_by_waves_at_once = jax.jit(_test_by_waves, static_argnums=(0, 1, 2, 3, 4))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _pairs(groups: int, bin_size: int, waves: tuple[Array, Array], x, y, tau_x, tau_y, rng_key: Array) -> Any:
+    """Points and waves, and the squared norms of both sides; pairs are in random order if bins of them move."""
+    x, y, tau_x, tau_y = _operands(x, y, tau_x, tau_y)
+    *keys, key = jax.random.split(jax.random.fold_in(rng_key, OTHERS), 3)
+    if bin_size > 1:
+        order = jax.random.permutation(key, len(x))
+        x, y = x[order], y[order]
+    pairs = pairs_of(waves, groups, x, y, tau_x.reshape(-1), tau_y.reshape(-1))
+    return pairs, [squares_of(side, pairs.shares, key) for side, key in zip(pairs[:2], keys, strict=True)]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _group(design: Resamplings, bin_size: int, pairs: Pairs, orders: Array, j: Array | int) -> Array:
+    """What a group of waves adds."""
+    return forms_of_orders(pairs, design.biased, bin_size, orders, j)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))

@@ -10,14 +10,15 @@ from jaxtyping import Array, Bool, Key
 from .pair_forms import GROUP
 
 ROWS = 8192  # rows of the kernel matrix in one call of an attention kernel
-SHUFFLE = 2**32 - 1  # folded into the random key, as the numbers of labelings are
+SHUFFLE, NORM = 2**32 - 1, 2**32 - 2  # folded into the random key, as the numbers of labelings are
 
 
 class Design(NamedTuple):
     """The numbers of points and of labelings: column 0 is all ones, column 1 the actual labels, the others are random.
 
-    If waves compute the forms, `most` is their number of blocks for a coordinate, else 0. The points of a bin share a
-    label; the last bin of a sample, if it has fewer points than the others, keeps its own.
+    If waves compute the forms, `most` is their number of blocks for a coordinate, else 0; `slices` is the number of
+    groups of random directions. The points of a bin share a label; the last bin of a sample, if it has fewer points
+    than the others, keeps its own.
     """
 
     num_x: int
@@ -29,6 +30,7 @@ class Design(NamedTuple):
     exact: bool = True
     most: int = 0
     bin_size: int = 1
+    slices: int = 0
 
     @property
     def bins(self) -> tuple[int, int]:
@@ -54,7 +56,7 @@ class Design(NamedTuple):
 
     @property
     def num_chunks(self) -> int:
-        return -(-self.num // self.rows)
+        return self.slices or -(-self.num // self.rows)
 
 
 def labels(design: Design, rng_key: Key[Array, ""], block: Array | int) -> Bool[Array, "bins columns"]:

@@ -26,11 +26,23 @@ from .._engines.fourier.forms import (
     wave_forms,
 )
 from .._engines.scopes import scope
+from .._engines.sliced.directions import Directions
+from .._engines.sliced.engine import Sliced
+from .._engines.sliced.forms import (
+    LABELINGS,
+    Slices,
+    check_sliced,
+    forms_of_slices,
+    mean_squares,
+    num_groups,
+    slices,
+    waves_of,
+)
 from .._kernels.kernels import GAUSS, Kernel
 from .._sums.display import refuse_progress_in_a_trace
 from .._sums.mesh import sum_over_mesh
 from .._sums.preparation import check_plan
-from .labelings import Design, labels, of_points, shuffled
+from .labelings import NORM, Design, labels, of_points, shuffled
 from .pair_forms import Forms, Groups, forms_of_pairs, group_pairs, groups_of, smallest_distance
 from .resampling import KernelTest, as_test, in_blocks, side_by_side, soft_maximum
 
@@ -62,9 +74,10 @@ def mmd_test(
     """Test whether x and y come from one distribution, by MMD² and random labelings of the pooled points.
 
     With the kernel matrix K of the pooled points and a labeling σ (1 in x, -1 in y), MMD² is made of σᵀKσ, σᵀK1 and
-    1ᵀK1. On CPUs, and elsewhere for several bandwidths or up to 4096 points, "auto" computes K once, in XLA and
-    float64: O((M + N)² (D + P)) operations, with bins O((M + N)² D). On CPUs a Fourier series replaces K for many
-    points in D ≤ 3: O((M + N) P). Otherwise labelings are channels of a `gauss_sum`. At most 64 MiB for labelings.
+    1ᵀK1. On CPUs, and elsewhere for several bandwidths or up to 4096 points, "auto" computes K once in float64:
+    O((M + N)² (D + P)) operations, with bins O((M + N)² D). On CPUs a Fourier series replaces K for many points in D ≤
+    3: O((M + N) P). Otherwise labelings are channels of a `gauss_sum`. At most 64 MiB for labelings. With
+    `engine=Sliced(rng_key=…)`, bins take O(M + N) a wave in any D. Levels are exact; waves decide on power.
 
     Args:
         x: points, (M, D).
@@ -75,8 +88,8 @@ def mmd_test(
         num_permutations: P. The p-value is at least 1/(P + 1).
         estimator: "unbiased" or "biased", as for `mmd_squared` (which is biased by default).
         resampling: "permutation" of all labels; "bins": of those of random bins of points (docs/which_function.md);
-            "wild": x_i and y_i swap at random, a wild bootstrap, which needs M = N, and is also valid for paired
-            samples; "auto": "bins" if M + N ≥ 32768 and D > 3, else "permutation".
+            "wild": x_i and y_i swap at random, which needs M = N, and is also valid for paired samples; "auto": "bins"
+            if M + N ≥ 32768 and D > 3, else "permutation".
         progress: show a bar (needs tqdm); not under `jit`.
         **options: `engine`, `precision`, `mesh`, `query_axis` and `key_axis`, as for `mmd_squared`.
 
@@ -85,12 +98,11 @@ def mmd_test(
 
     Raises:
         ValueError: shapes do not fit, a sample has fewer than two points, tau or P is not positive, "wild" with M ≠ N,
-            an option has an unknown value, or `progress` under `jit`.
+            an option has an unknown value, `progress` under `jit`, or "energy" or a mesh with `Sliced`.
         TypeError: a sample is not a floating array. ImportError: `progress` without tqdm.
 
     Precision:
-        In float64, p-values are right however narrow the bandwidths are. For more than 1024 points in float32,
-        statistics are within 1e-7; by `gauss_sum`, within 1e-6.
+        P-values are right for any bandwidth in float64. In float32, beyond 1024 points, within 1e-7; by sums, 1e-6.
 
     Example:
         >>> import jax, jaxgauss
@@ -125,15 +137,22 @@ def mmd_test(
         resampling = "bins" if num >= MANY and x.shape[1] > OF_WAVES else "permutation"
     bin_size = max(1, min(len(x), len(y)) // BINS) if resampling == "bins" else 1
     on_cpu = expected_platform(x, y) == "cpu"
-    exact = settings.automatic and (on_cpu or bandwidths > 1 or num <= SMALL)
+    groups, of = 0, None
+    if isinstance(settings.engine, Sliced):
+        check_sliced(settings)
+        groups = num_groups(settings.engine, bandwidths)
+    exact = groups > 0 or (settings.automatic and (on_cpu or bandwidths > 1 or num <= SMALL))
     rows = sum(-(-len(z) // bin_size) for z in (x, y))
-    largest = max(1, min(COLUMNS, BYTES // ((8 if rows <= FEW else 1) * rows))) if exact else KERNEL_CHANNELS
-    design = _design(len(x), len(y), resampling, num_permutations, largest, estimator, exact, 0, bin_size)
+    largest = LABELINGS if groups else COLUMNS
+    largest = max(1, min(largest, BYTES // ((8 if rows <= FEW else 1) * rows))) if exact else KERNEL_CHANNELS
+    design = _design(len(x), len(y), resampling, num_permutations, largest, estimator, exact, 0, bin_size, groups)
     tau = check_plan(settings, tau, num * num * bandwidths, x.shape[1], design.columns, x, y)
+    if groups:
+        of = waves_of(settings, x.shape[1])
 
     def test(design: Design) -> KernelTest:
         test = _test if progress else _test_at_once
-        return test(settings, design, num_permutations, progress, x, y, tau, rng_key)
+        return test(settings, design, num_permutations, progress, of, x, y, tau, rng_key)
 
     with jax.enable_x64(True) if exact else contextlib.nullcontext():
         most, dim = 0, x.shape[1]
@@ -162,20 +181,30 @@ def _design(m: int, n: int, resampling: str, num_permutations: int, largest: int
 
 
 class _Pool(NamedTuple):
-    """The pooled points and τ; for an exact test also their waves, or groups and the smallest squared distance."""
+    """The pooled points and τ; for an exact test also their waves, or groups and the smallest squared distance.
+
+    With random waves also ‖K‖² of every bandwidth.
+    """
 
     points: Array
     tau: Array
     groups: Groups | None
     least: Array | None
     waves: WaveForms | None = None
+    slices: Slices | None = None
+    squares: Array | None = None
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _pooled(settings: Settings, design: Design, x, y, tau, rng_key: Array) -> _Pool:
+def _pooled(settings: Settings, design: Design, of: Directions | None, x, y, tau, rng_key: Array) -> _Pool:
     dtype = np.dtype("float64") if design.exact else working_dtype(settings.dtype)
     points, tau = _as_pool(dtype, x, y, tau)
     points = shuffled(design, rng_key, points)
+    if of is not None:
+        found = slices(of, design.slices, points, tau, design.bin_size, design.num_x)
+        pairs = design.num * (design.num - 1)
+        squares = pairs * mean_squares(found, jax.random.fold_in(rng_key, NORM)) if tau.ndim else None
+        return _Pool(points, tau, None, None, None, found, squares)
     if design.most:
         return _Pool(points, tau, None, None, wave_forms(points, tau, design.most, design.columns))
     if not design.exact:
@@ -199,9 +228,17 @@ def _blocks_needed(x: Array, y: Array, tau: Array) -> Array:
 
 
 def _test(
-    settings: Settings, design: Design, num_permutations: int, progress: bool, x, y, tau, rng_key: Array
+    settings: Settings,
+    design: Design,
+    num_permutations: int,
+    progress: bool,
+    of: Directions | None,
+    x: Any,
+    y: Any,
+    tau: Any,
+    rng_key: Array,
 ) -> KernelTest:
-    pool = _pooled(settings, design, x, y, tau, rng_key)
+    pool = _pooled(settings, design, of, x, y, tau, rng_key)
     make = functools.partial(_signs, design, pool, rng_key)
     part = functools.partial(_chunk, settings, design, pool)
     with scope("sum", "labelings", 1, design.num, *pool.points.shape, num_permutations):
@@ -221,8 +258,10 @@ def _joined(blocks: Forms) -> Forms:
 def _signs(design: Design, pool: _Pool, rng_key: Array, block: Array | int) -> Array:
     """The labelings of a block as ±1, of bins in groups, or of points; padded with zeros to whole groups or chunks."""
     groups = pool.groups
-    rounded = groups is not None and design.num_bins > FEW
+    rounded = design.slices > 0 or (groups is not None and design.num_bins > FEW)
     signs = jnp.where(labels(design, rng_key, block), 1, -1).astype("int8" if rounded else pool.points.dtype)
+    if design.slices:
+        return signs
     if groups is None:
         return jnp.pad(of_points(design, signs), ((0, design.num_chunks * design.rows - design.num), (0, 0)))
     num_groups, size = groups.there.shape
@@ -233,7 +272,10 @@ def _signs(design: Design, pool: _Pool, rng_key: Array, block: Array | int) -> A
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _chunk(settings: Settings, design: Design, pool: _Pool, signs: Array, j: Array | int) -> Forms:
     """The forms of one chunk of rows, or of pairs of groups, (*bandwidths, columns)."""
-    points, tau, groups, least, waves = pool
+    points, tau, groups, least, waves, of, _ = pool
+    if of is not None:
+        quadratic, linear = (z.reshape(*tau.shape, -1) for z in forms_of_slices(of, design.bin_size, signs, j))
+        return Forms(quadratic, linear, jnp.zeros(tau.shape))
     if waves is not None:
         return Forms(*forms_of_waves(waves, points, tau, signs))
     if groups is not None and least is not None:
@@ -267,7 +309,7 @@ def _result(settings: Settings, design: Design, num_permutations: int, pool: _Po
     statistics = ((in_x + in_y - 2 * cross) * t + 2 * (in_x - in_y) * r + (in_x + in_y + 2 * cross) * s) / 4 + diagonal
     sizes = jnp.abs((in_x + in_y + 2 * cross) / 4 * t[..., 0] + diagonal) if design.exact else 1 / m + 1 / n
     unit = float(jnp.finfo(statistics.dtype).eps)
-    if design.exact and design.num_bins > FEW:
+    if design.exact and design.num_bins > FEW and not design.slices:
         unit = 4 / design.num_bins * float(jnp.finfo("float32").eps)
     rounding = 16 * unit * jnp.broadcast_to(sizes, pool.tau.shape)
     if pool.tau.ndim:
@@ -278,6 +320,7 @@ def _result(settings: Settings, design: Design, num_permutations: int, pool: _Po
 def _norms(settings: Settings, design: Design, pool: _Pool, squares: Array) -> Array:
     """‖K‖ of every bandwidth (T,), up to the factor of the kernels; infinite if rounding hides it."""
     num, dtype = design.num, pool.points.dtype
+    squares = squares if pool.squares is None else pool.squares
     if not design.exact:
         with jax.enable_x64(True):
             points, tau = pool.points.astype("float64"), pool.tau.astype("float64")

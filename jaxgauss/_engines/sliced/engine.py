@@ -76,7 +76,8 @@ class Sliced(Engine):
     only_for: ClassVar[tuple[str, ...]] = (
         *("gauss_sum", "kernel_sum", "gauss_sum_sharded", "kernel_sum_sharded", "mmd_squared"),
         *("embedding_norm_squared", "mmd_witness", "mmd_flow_velocity", "svgd_direction", "energy_distance"),
-        *("explain", "estimate_error", "fourier_sketch", "dask.fourier_sketch", "gauss_sum_streamed"),
+        *("mmd_test", "hsic_test", "explain", "estimate_error", "fourier_sketch", "dask.fourier_sketch"),
+        "gauss_sum_streamed",
     )
 
     def __post_init__(self) -> None:
