@@ -34,7 +34,7 @@ def matrix(points, tau, kernel):
     with with_arrays(key):
         of = engine.drawn(kernel, points.shape[1], "float64")
     scaled, ratios = (np.asarray(z) for z in forms.scaled(points, jnp.atleast_1d(tau), "float64"))
-    turns = (scaled @ of.directions.T)[:, :, None] * of.frequencies[None] * ratios[0]
+    turns = (scaled @ of.directions.T)[:, :, None] * of.frequencies.T[None] * ratios[0]
     phi = steps(turns.reshape(len(points), -1), forms.STEP)
     return phi @ phi.T / of.frequencies.size
 

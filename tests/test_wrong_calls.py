@@ -86,6 +86,8 @@ gauss_sum(q, k, v, engine=jaxgauss.Attention(kernel="flash")) | engine | Attenti
 gauss_sum(np.ones((5, 4)), np.ones((7, 4)), v, engine="fourier") | engine | Fourier() | Use engine='auto'.
 Fourier(tolerance="1e-3") | tolerance! | str | Pass one such as 1e-4.
 Fourier(2) | tolerance | 2 | Pass one such as 1e-4.
+Sliced(0) | directions | 0 | Leave it out, for 256.
+Sliced(frequencies=1.5) | frequencies | 1.5 | Leave it out, for 4.
 gauss_sum(q, k, v, segments=labels) | segments | ndarray | If both are the same points: (labels, labels).
 gauss_sum(q, k, v, segments=(labels, labels)) | segments | (5,) | All elements of a batch share the labels.
 gauss_sum(q, k, v, segments=([0] * 5, [0] * 7)) | segments! | list | Convert the labels with np.asarray.
@@ -180,7 +182,7 @@ KeyChunks(k, v[:3]) | values | keys (7, 3), values (3, 2) | The first axes must 
 KeyChunks(k, v, 0) | size | size 0 | Pass None for 4 MiB.
 KeyChunks(["k"], v) | keys! | list, ndarray | Use np.asarray.
 KeyChunks(k, v, True) | size | size True | Pass None for 4 MiB.
-fourier_sketch(np.ones((5, 4)), a) | keys | keys (5, 4), values (5,) | `gauss_sum_streamed` takes more dimensions.
+fourier_sketch(np.ones((5, 4)), a) | keys | keys (5, 4), values (5,) | More dimensions take engine=jaxgauss.Sliced
 fourier_sketch(x, a[:3]) | values | keys (5, 3), values (3,) | Row i belongs to key i.
 fourier_sketch(x, a, [1.0, 2.0]) | tau | tau (2,) | Make a sketch for each.
 fourier_sketch(x, a, lower=2.0, upper=0.0) | lower | [2.0, 2.0, 2.0] and [0.0, 0.0, 0.0] | Swap them.
@@ -200,6 +202,7 @@ jax.jit(lambda tau: fourier_sketch(x, a, tau, lower=0, upper=1))(1.0) | tau! | a
 FourierSketch.__call__(sketch, 99 * x) | queries | [9.9, 15.5 | Make the sketch with `lower` and `upper`
 FourierSketch.__call__(sketch, x[:, :2]) | queries | queries (5, 2), keys (0, 3) | Their last axes must be equal.
 FourierSketch.__add__(sketch, fourier_sketch(x, a, 2.0)) | other | tau 1.0 and 2.0 | Give `fourier_sketch` the same
+SlicedSketch.load(__file__) | path | '/ | Write it again.
 FourierSketch.load(__file__) | path | '/ | Write it again.
 FourierSketch.__add__(sketch, fourier_sketch(x, x)) | other | one_weight True and False, chan | Give `fourier_sketch` t
 estimate_error(q, k, v, rng_key=0) | rng_key! | 0 | Make one with jax.random.key(0), several with jax.random.split.
@@ -409,7 +412,7 @@ dask.fourier_sketch(K[None], V, lower=0, upper=1) | keys | keys (1, 5, 3), value
 dask.fourier_sketch(K, V.rechunk(2), lower=0, upper=1) | values | keys ((3, 2), (3,)), values | Use keys.rechunk({1: -1
 dask.fourier_sketch(K.rechunk((3, 1)), V, lower=0, upper=1) | values | keys ((3, 2), (1, 1, 1 | Use keys.rechunk({1: -1
 dask.fourier_sketch(K, V, lower=None, upper=1) | lower | lower None, upper 1 | dask.compute(keys.min(0), keys.max(0)) f
-dask.fourier_sketch(K @ np.ones((3, 4)), V, lower=0, upper=1) | keys | keys (5, 4), values (5 | `gauss_sum_streamed` ta
+dask.fourier_sketch(K @ np.ones((3, 4)), V, lower=0, upper=1) | keys | keys (5, 4), values (5 | More dimensions take eng
 dask.fourier_sketch(K.astype(int), V, lower=0, upper=1) | keys! | keys int64 | Convert with keys.astype(jnp.float32).
 dask.fourier_sketch(K, V, -1.0, lower=0, upper=1) | tau | tau -1.0 | Pass 1 / sigma**2.
 lineax.gauss_operator([[None]]) | points! | list | Convert with jnp.asarray(points

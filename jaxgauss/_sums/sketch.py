@@ -4,7 +4,7 @@ import os
 import zipfile
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, TypeVar
 
 import jax
 import jax.core
@@ -17,6 +17,7 @@ from .._checks.arguments import as_arrays, floating_dtype
 from .._checks.operands import check_operands, check_tau
 from .._checks.settings import Sums, working_dtype
 
+_Sketch = TypeVar("_Sketch", bound="Sketch")
 STATIC = {"static": True}  # fields that programs are compiled for
 
 
@@ -60,7 +61,7 @@ class Sketch:
     def check_inside(self, function: str, name: str, points: Any) -> None:
         """Raise ValueError unless all points are in the box, if there is one; under `jit` they are not checked."""
 
-    def __add__(self, other: Self) -> Self:
+    def __add__(self: _Sketch, other: _Sketch) -> _Sketch:
         """Return the sketch of both sets of points; ValueError if they are not of one kind."""
         if type(other) is not type(self):
             return NotImplemented
@@ -90,7 +91,7 @@ class Sketch:
         part.replace(path)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
+    def load(cls: type[_Sketch], path: str | os.PathLike[str]) -> _Sketch:
         """Read a file that `save` wrote; ValueError if it holds something else."""
         try:
             with Path(path).open("rb") as file, np.load(file) as arrays:
