@@ -29,7 +29,7 @@ DIMS, DIRECTIONS = (4, 10, 64, 784), (16, 64, 256, 1024, 4096)
 KERNELS = ("gauss", "matern32", "imq", "energy")
 WITH_FEW = ("gauss", "imq")  # kernels of which one frequency a direction is measured, too
 WIDTHS = {"near": 1.5, "wide": 5.0}  # √D standard deviations, in bandwidths
-QUERIES, KEYS, OF_PAIRS, DRAWS = 256, 256, 16, 4  # points, keys whose pairs are told apart, and random keys
+QUERIES, KEYS, OF_PAIRS, DRAWS = 128, 128, 16, 4  # points, keys whose pairs are told apart, and random keys
 WAVES = 4  # frequencies of a direction by default
 MANY, FEW = "P directions, 4 frequencies", "4 P directions, 1 frequency"  # of as many waves
 OURS = (MANY, FEW, "Sliced", "all pairs")
@@ -96,7 +96,7 @@ def errors(kernel: str, dim: int) -> list[dict]:
     for num in DIRECTIONS:
         of = functools.partial(functools.partial, by_directions, kernel=kernel)
         methods = {MANY: of(directions=num, frequencies=WAVES)}
-        if kernel in WITH_FEW:
+        if kernel in WITH_FEW and WAVES * num <= max(DIRECTIONS):
             methods[FEW] = of(directions=WAVES * num, frequencies=1)
         if kernel == "gauss":
             methods[FEATURES] = functools.partial(by_features, num=WAVES * num)

@@ -58,8 +58,8 @@ SMALL: dict[str, tuple[int, dict]] = {  # of a suite, how many rows it finds wit
         | {"ALTERNATIVES": lambda m: firsts(m.ALTERNATIVES)},
     ),
     "sliced": (
-        2 * (3 + 2 + 1 + 1) * 2 + 6 + 2 * 2 * 2 + 2,
-        {"DIMS": (7,), "DIRECTIONS": (8, 16), "QUERIES": 20, "KEYS": 30, "OF_PAIRS": 5, "DRAWS": 2, "STEEP_DRAWS": 2}
+        2 * (2 * (2 + 1 + 1 + 1) + 2) + 6 + 2 * 2 * 2 + 2,
+        {"DIMS": (7,), "DIRECTIONS": (8, 32), "QUERIES": 20, "KEYS": 30, "OF_PAIRS": 5, "DRAWS": 2, "STEEP_DRAWS": 2}
         | {"STEEP_DIRECTIONS": 64, "NUMS": (50, 100), "LARGEST": 60, "PART": 40, "CHECKED": 8}
         | {"WIDER": (16,), "OF_WAVES": 100},
     ),
