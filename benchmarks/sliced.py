@@ -22,7 +22,7 @@ from jaxgauss import Sliced, gauss_sum, kernel_sum
 from . import plots
 from .grids import WHAT
 from .kernels import FORMULAS
-from .plots import by_method, having, listing, pivot, prose
+from .plots import by_method, having, listing, pivot, prose, span
 from .study import Cell, JaxCall, Study, Task, exact_matrix
 
 DIMS, DIRECTIONS = (4, 10, 64, 784), (16, 64, 256, 1024, 4096)
@@ -203,6 +203,18 @@ def breaks_even(cells: list[dict]) -> float:
     return float(np.exp(np.interp(0, -ratios, nums)))
 
 
+def beside_features(of_errors: list[dict]) -> str:
+    """The errors of Gaussians over those of random Fourier features, from the least to the largest over P."""
+    found: dict[tuple, list[float]] = {}
+    for (dim, name, _), x in by_method(having(of_errors, kernel="gauss"), "d", "cloud", "directions").items():
+        for method in (MANY, FEW):
+            if method in x:
+                found.setdefault((dim, name, method), []).append(x[method]["error"] / x[FEATURES]["error"])
+    cells = [{"d": d, "cloud": name, "method": x, "ratios": of} for (d, name, x), of in found.items()]
+    head = "error ÷ that of as many random Fourier features"
+    return pivot(head, cells, "{cloud}: {method}", "D = {d}", lambda c: span(c["ratios"]))
+
+
 def report(data: dict) -> str:
     """Errors, those of gradients, and times."""
     of_errors, steep, of_times, of_waves = (
@@ -220,8 +232,8 @@ def report(data: dict) -> str:
     of_slopes = listing(
         steep,
         {
-            "kernel": "{kernel}",
-            "sums": "{error:.3f}",
+            f"relative errors, D = {steep[0]['d']}, P = {steep[0]['directions']}": "{kernel}",
+            "sums": "{error:.4f}",
             "gradients": "{of gradients:.3f}",
             "gradients, the worst key": "{of gradients, largest:.3f}",
         },
@@ -233,7 +245,7 @@ def report(data: dict) -> str:
     )
     of_nums = pivot("N", of_times, "{n:,}", "{method}, {what}")
     as_many = pivot(f"N = {of_waves[0]['n']:,}, milliseconds", of_waves, "{method}", "D = {d}")
-    return "\n".join([of_kernels, of_slopes, device, of_nums, as_many])
+    return "\n".join([of_kernels, beside_features(of_errors), of_slopes, device, of_nums, as_many])
 
 
 def draw(data: dict, path: Path) -> None:
