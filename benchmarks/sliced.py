@@ -38,7 +38,7 @@ STEEP = ("gauss", "matern52", "matern32", "imq", "matern12", "energy")  # kernel
 STEEP_DIM, STEEP_DIRECTIONS, STEEP_DRAWS = 10, 256, 64
 NUMS, DIM, OF_TIMES = (1000, 3000, 10_000, 30_000, 100_000, 1_000_000), 16, 256
 WIDER, OF_WAVES = (16, 64, 784), 10_000  # dimensions in which waves are timed, and points
-LARGEST, PART, CHECKED = 30_000, 4096, 64  # points of which all pairs are timed, else queries; and those checked
+LARGEST, PART, CHECKED = 30_000, 1024, 64  # points of which all pairs are timed, else queries; and those checked
 KAPPA = {"gauss": lambda u: np.exp(-u / 2)} | FORMULAS
 SLOPES = {  # -κ'(r)/r of u = r²
     "gauss": lambda u: np.exp(-u / 2),
@@ -87,9 +87,9 @@ def by_directions(key: jax.Array, *operands: jax.Array, kernel: str, directions:
 
 def errors(kernel: str, dim: int) -> list[dict]:
     """Of pairs and of the mean over all keys, for every number of directions."""
-    rows, values = [], np.eye(KEYS, OF_PAIRS + 1, dtype=np.float32)
+    rows, values, sizes = [], np.eye(KEYS, OF_PAIRS + 1, dtype=np.float32), ((QUERIES, dim), (KEYS, dim))
     values[:, -1] = 1 / KEYS
-    q, k = (np.stack([cloud(num, dim, w, num) for w in WIDTHS.values()]) for num in (QUERIES, KEYS))
+    q, k = (np.stack([cloud(*of, w, seed=i) for w in WIDTHS.values()]) for i, of in enumerate(sizes))
     distances = np.stack([squared(*x) for x in zip(q, k, strict=True)])
     exact = KAPPA[kernel](distances) @ values
     scales = np.sqrt(distances).mean((1, 2)) if kernel == "energy" else np.ones(len(WIDTHS))
@@ -103,9 +103,9 @@ def errors(kernel: str, dim: int) -> list[dict]:
         keys = jax.random.split(jax.random.key(num), DRAWS)
         for method, function in methods.items():
             program = jax.jit(function)
+            wrong = np.stack([program(key, q, k, values) for key in keys]) - exact
             for i, (name, scale) in enumerate(zip(WIDTHS, scales, strict=True)):
-                wrong = np.stack([program(key, q[i], k[i], values) for key in keys]) - exact[i]
-                of_pairs, of_mean = (rms(wrong[:, :, part]) / scale for part in (slice(OF_PAIRS), slice(-1, None)))
+                of_pairs, of_mean = (rms(wrong[:, i, :, part]) / scale for part in (slice(OF_PAIRS), slice(-1, None)))
                 about = {"directions": num, "cloud": name, "method": method}
                 rows.append(about | {"error": of_pairs, "of the mean": of_mean})
     return rows
@@ -118,14 +118,16 @@ def rms(x: np.ndarray) -> float:
 
 def slopes(kernel: str) -> list[dict]:
     """The error of sums and of their gradients, relative to their size, over random keys."""
-    q, k = (cloud(num, STEEP_DIM, WIDTHS["near"], num) for num in (QUERIES, KEYS))
+    q, k = (cloud(num, STEEP_DIM, WIDTHS["near"], seed) for seed, num in enumerate((QUERIES, KEYS)))
     weights = np.full(KEYS, 1 / KEYS, np.float32)
     of = SLOPES[kernel](squared(q, k)) @ np.diag(weights.astype(np.float64))
     exact = KAPPA[kernel](squared(q, k)) @ weights, of @ k - of.sum(1, keepdims=True) * q
 
+    queries, keys, values = map(jnp.asarray, (q, k, weights))
+
     def found(key: jax.Array) -> tuple[jax.Array, jax.Array]:
         function = functools.partial(by_directions, kernel=kernel, directions=STEEP_DIRECTIONS, frequencies=WAVES)
-        sums, pull = jax.vjp(lambda q: function(key, q, k, weights), q)
+        sums, pull = jax.vjp(lambda x: function(key, x, keys, values), queries)
         return sums, pull(jnp.ones_like(sums))[0]
 
     drawn = jax.jit(lambda keys: jax.lax.map(found, keys))(jax.random.split(jax.random.key(0), STEEP_DRAWS))
