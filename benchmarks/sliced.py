@@ -255,7 +255,7 @@ def draw(data: dict, path: Path) -> None:
     of_errors, of_times = (having(data["cells"], figure=x) for x in ("errors", "times"))
     near: dict[str, list[dict]] = {}
     for c in having(of_errors, cloud="near"):
-        ours = f"{c['kernel']}: {c['method']}" if c["method"] != FEATURES else FEATURES
+        ours = {MANY: c["kernel"], FEW: f"{c['kernel']}, 4 P × 1", FEATURES: "Fourier features"}[c["method"]]
         near.setdefault(f"D = {c['d']}", []).append(c | {"method": ours})
     plots.panels(data, path, "", [("error", near)], "error of κ, near points")
     both = {x: [c | {"of": x} for c in having(of_times, what=x)] for x in WHAT}
