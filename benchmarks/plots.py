@@ -36,6 +36,7 @@ UNITS = {
     "ratio": "times the time of auto",
 }
 ALONG = {"squared_radius": "τ‖x‖² of the farthest point", "d": "dimension D", "n": "number of points, N = M"}
+ALONG |= {"directions": "directions P"}
 Text = str | Callable[[dict], str]  # of a cell: a format of its entries and of its time, `ms`, or a function
 PAGE = 2**-8  # MiB, in which the system counts memory: none is drawn as one page
 

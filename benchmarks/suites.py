@@ -7,7 +7,7 @@ from .rivals import OURS
 from .study import BOTH, Study
 
 OWN = ("compiling", "foretold", "few_dimensions", "kernels", "clouds", "precision", "scaling", "resampling", "million")
-OWN += ("sliced_tests",)
+OWN += ("sliced", "sliced_tests")
 SUITES = {
     "quick": Study(grids.quick, grids.report, grids.draw, tuple(OURS), grids.all_rates, BOTH),
     "paper": Study(grids.paper, grids.report, grids.draw, tuple(OURS), grids.all_rates, BOTH),

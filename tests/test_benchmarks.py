@@ -61,10 +61,16 @@ SMALL: dict[str, tuple[int, dict]] = {  # of a suite, how many rows it finds wit
         5 + 6 + 2,
         {"SHIFTS": [(40, 0.1, 2), (30, 0.1, 2)], "FEW": 35, "TIMES": [("mmd_test", 90), ("hsic_test", 90)]},
     ),
+    "sliced": (
+        2 * (2 * (2 + 1 + 1 + 1) + 2) + 6 + 2 * 2 * 2 + 2,
+        {"DIMS": (7,), "DIRECTIONS": (8, 32), "QUERIES": 20, "KEYS": 30, "OF_PAIRS": 5, "DRAWS": 2, "STEEP_DRAWS": 2}
+        | {"STEEP_DIRECTIONS": 64, "NUMS": (50, 100), "LARGEST": 60, "PART": 40, "CHECKED": 8}
+        | {"WIDER": (16,), "OF_WAVES": 100},
+    ),
     "scaling": (5 + 2, {"NUM": 40, "DIMS": (3,), "KEYS": 3000, "QUERIES": 20, "CHUNK": 1000}),
 }
 MODULES = {"mmd": "applications", "first_calls": "calls"}
-SLOW = ("few_dimensions", "kernels", "million", "mmd", "resampling", "scaling", "sliced_tests")
+SLOW = ("few_dimensions", "kernels", "million", "mmd", "resampling", "scaling", "sliced", "sliced_tests")
 
 
 def firsts(of):
@@ -107,6 +113,9 @@ METHODS = {  # of a suite's figure, or of its rows that have this
     ("mmd", "figure", "iteration"): {"jaxgauss", "OTT online", "OTT dense"},
     ("mmd", "figure", "sums"): {"segments", "one by one"},
     ("precision", "guard", False): {"reweight", "prescale", "rescale"},
+    ("sliced", "kernel", "gauss"): {"P directions, 4 frequencies", "4 P directions, 1 frequency", "Sliced"}
+    | {"random Fourier features"},
+    ("sliced", "figure", "times"): {"Sliced", "all pairs"},
     ("scaling", "figure", "streamed"): {"streamed", "in memory"},
 }
 SHOWN = {
@@ -114,6 +123,7 @@ SHOWN = {
     "kernels": ("| matern12 ", "| imq "),
     "mmd": ("MMD step, dense / ours: ", "| kde_logpdf "),
     "scaling": ("million keys of 16",),
+    "sliced": ("| gauss: random Fourier features ", "take less time from N = ", "| matern12 "),
 }
 LARGEST = {"kernels": 1e-5, "few_dimensions": 1e-3, "scaling": 2e-5, "mmd": 1e-3}  # errors
 
@@ -147,6 +157,7 @@ WRONG = {  # by suite and figure, what is put in the place of a function of ours
     ("kernels", "time"): ("kernel_sum", lambda q, k, v, kernel: jaxgauss.gauss_sum(q, k, v)),
     ("mmd", "MMD step"): ("mmd_squared", lambda x, y, tau: jaxgauss.mmd_squared(x, y, 1.1 * tau)),
     ("mmd", "sums"): ("gauss_sum", lambda *x, **how: jaxgauss.gauss_sum(*x)),
+    ("sliced", "times"): ("gauss_sum", lambda *x, **how: 2.0 * jaxgauss.gauss_sum(*x, **how)),
     ("few_dimensions", "methods"): ("METHODS", {"score": lambda x, y, tau: jaxgauss.kde_score(x, y, 1.1 * tau)}),
 }
 

@@ -157,6 +157,15 @@ def test_mmd_flow_in_the_plane_nears_the_letters(example, capsys):
     assert "300 particles, 300 points: 30 steps in" in output.out and "100%" in output.err
 
 
+def test_mmd_flow_in_any_dimension_makes_digits(example, capsys):
+    flows, scale = example("mmd_flow_any_dimension", num=1000, few=300, steps=100, directions=128)
+    for num, frames, curve, _ in flows.values():
+        assert list(frames) == [0, 12, 33, 100] and {x.shape for x in frames.values()} == {(num, 64)}
+        assert curve[-1][0] == 100 and abs(curve[-1][1] - scale) < curve[0][1] / 50
+    output = capsys.readouterr()
+    assert "1,000 by 128 directions: " in output.out and "times as long" in output.out and "100%" in output.err
+
+
 def test_svgd_in_the_plane_follows_the_density(example, capsys):
     import svgd_plane
 

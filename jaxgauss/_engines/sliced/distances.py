@@ -17,6 +17,7 @@ from ..._arrays.devices import vary_like
 from ..._arrays.points import dot
 
 PASSES = 2**21  # numbers of points and directions at a time
+FARTHEST = 1e17  # from the center; coordinates beyond it lie there, so that sums are finite
 
 
 def distance_sums(
@@ -26,6 +27,7 @@ def distance_sums(
     values: Float[Array, "n c"],
 ) -> Float[Array, "m c"]:
     """Σ_n ‖q_m - k_n‖ v_n, the mean over the directions of what each gives."""
+    queries, keys = (jnp.clip(x, -FARTHEST, FARTHEST) for x in (queries, keys))
     (num, dim), size = directions.shape, queries.shape[0] + keys.shape[0]
     some = max(1, min(num, PASSES // size))
     parts = jnp.pad(directions, ((0, -num % some), (0, 0))).reshape(-1, some, dim)  # zeros add nothing
