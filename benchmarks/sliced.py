@@ -27,12 +27,12 @@ from .study import Cell, JaxCall, Study, Task, exact_matrix
 
 DIMS, DIRECTIONS = (4, 10, 64, 784), (16, 64, 256, 1024, 4096)
 KERNELS = ("gauss", "matern32", "imq", "energy")
-WITH_FEW = ("gauss", "imq")  # kernels of which one frequency a direction is measured, too
+WITH_FOUR = ("gauss", "imq")  # kernels of which four frequencies a direction are measured, too
 WIDTHS = {"near": 1.5, "wide": 5.0}  # √D standard deviations, in bandwidths
 QUERIES, KEYS, OF_PAIRS, DRAWS = 128, 128, 16, 4  # points, keys whose pairs are told apart, and random keys
-WAVES = 4  # frequencies of a direction by default
-MANY, FEW = "P directions, 4 frequencies", "4 P directions, 1 frequency"  # of as many waves
-OURS = (MANY, FEW, "Sliced", "all pairs")
+WAVES = 4  # frequencies of a direction, instead of one
+ONE, FOUR = "P directions", "P/4 directions, 4 frequencies"  # of as many waves
+OURS = (ONE, FOUR, "Sliced", "all pairs")
 FEATURES = "random Fourier features"
 STEEP = ("gauss", "matern52", "matern32", "imq", "matern12", "energy")  # kernels whose gradients are compared
 STEEP_DIM, STEEP_DIRECTIONS, STEEP_DRAWS = 10, 256, 64
@@ -95,11 +95,11 @@ def errors(kernel: str, dim: int) -> list[dict]:
     scales = np.sqrt(distances).mean((1, 2)) if kernel == "energy" else np.ones(len(WIDTHS))
     for num in DIRECTIONS:
         of = functools.partial(functools.partial, by_directions, kernel=kernel)
-        methods = {MANY: of(directions=num, frequencies=WAVES)}
-        if kernel in WITH_FEW and WAVES * num <= max(DIRECTIONS):
-            methods[FEW] = of(directions=WAVES * num, frequencies=1)
+        methods = {ONE: of(directions=num, frequencies=1)}
+        if kernel in WITH_FOUR:
+            methods[FOUR] = of(directions=num // WAVES, frequencies=WAVES)
         if kernel == "gauss":
-            methods[FEATURES] = functools.partial(by_features, num=WAVES * num)
+            methods[FEATURES] = functools.partial(by_features, num=num)
         keys = jax.random.split(jax.random.key(num), DRAWS)
         for method, function in methods.items():
             program = jax.jit(function)
@@ -126,7 +126,7 @@ def slopes(kernel: str) -> list[dict]:
     queries, keys, values = map(jnp.asarray, (q, k, weights))
 
     def found(key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        function = functools.partial(by_directions, kernel=kernel, directions=STEEP_DIRECTIONS, frequencies=WAVES)
+        function = functools.partial(by_directions, kernel=kernel, directions=STEEP_DIRECTIONS, frequencies=1)
         sums, pull = jax.vjp(lambda x: function(key, x, keys, values), queries)
         return sums, pull(jnp.ones_like(sums))[0]
 
@@ -175,7 +175,7 @@ def times(num: int, what: str) -> Cell:
         )
 
     methods = {
-        "Sliced": lambda: call(lambda key: Sliced(OF_TIMES, WAVES, rng_key=key), q),
+        "Sliced": lambda: call(lambda key: Sliced(OF_TIMES, rng_key=key), q),
         "all pairs": lambda: call(lambda _: "auto", few),
     }
     about = {"figure": "times", "what": what, "n": num, "d": DIM, "c": 1, "directions": OF_TIMES}
@@ -186,7 +186,7 @@ def waves(dim: int) -> Cell:
     """As many waves of many directions or of few."""
     q, k = (cloud(OF_WAVES, dim, WIDTHS["near"], seed) for seed in (0, 1))
     operands = [jax.random.key(0), *map(jnp.asarray, (q, k, np.ones(OF_WAVES, np.float32)))]
-    numbers = {MANY: (OF_TIMES, WAVES), FEW: (WAVES * OF_TIMES, 1)}
+    numbers = {ONE: (WAVES * OF_TIMES, 1), FOUR: (OF_TIMES, WAVES)}
     methods: dict[str, Callable] = {
         name: functools.partial(
             JaxCall, functools.partial(by_directions, kernel="gauss", directions=p, frequencies=j), *operands
@@ -194,7 +194,7 @@ def waves(dim: int) -> Cell:
         for name, (p, j) in numbers.items()
     }
     exact = exact_matrix(q[:CHECKED], k).sum(1)
-    about = {"figure": "waves", "n": OF_WAVES, "d": dim, "c": 1, "directions": OF_TIMES}
+    about = {"figure": "waves", "n": OF_WAVES, "d": dim, "c": 1, "directions": WAVES * OF_TIMES}
     return Cell(about, methods, lambda x: rms(np.asarray(x[:CHECKED], np.float64) - exact) / OF_WAVES, OF_TIMES**-0.5)
 
 
@@ -209,7 +209,7 @@ def beside_features(of_errors: list[dict]) -> str:
     """The errors of Gaussians over those of random Fourier features, from the least to the largest over P."""
     found: dict[tuple, list[float]] = {}
     for (dim, name, _), x in by_method(having(of_errors, kernel="gauss"), "d", "cloud", "directions").items():
-        for method in (MANY, FEW):
+        for method in (ONE, FOUR):
             if method in x:
                 found.setdefault((dim, name, method), []).append(x[method]["error"] / x[FEATURES]["error"])
     cells = [{"d": d, "cloud": name, "method": x, "ratios": of} for (d, name, x), of in found.items()]
@@ -255,7 +255,7 @@ def draw(data: dict, path: Path) -> None:
     of_errors, of_times = (having(data["cells"], figure=x) for x in ("errors", "times"))
     near: dict[str, list[dict]] = {}
     for c in having(of_errors, cloud="near"):
-        ours = {MANY: c["kernel"], FEW: f"{c['kernel']}, 4 P × 1", FEATURES: "Fourier features"}[c["method"]]
+        ours = {ONE: c["kernel"], FOUR: f"{c['kernel']}, P/4 × 4", FEATURES: "Fourier features"}[c["method"]]
         near.setdefault(f"D = {c['d']}", []).append(c | {"method": ours})
     plots.panels(data, path, "", [("error", near)], "error of κ, near points")
     both = {x: [c | {"of": x} for c in having(of_times, what=x)] for x in WHAT}

@@ -27,7 +27,7 @@ from jaxgauss._engines.engines import ENGINES, NAMES
 from oracle import assert_close, in_plain_jax
 
 ERRORS = {"sliced": 0.02}  # of engines that promise less than 1e-5 of the terms, by name
-ALL = [Sliced(4096, rng_key=jax.random.key(0)) if isinstance(x, Sliced) else x for x in ENGINES]
+ALL = [Sliced(4096, 4, rng_key=jax.random.key(0)) if isinstance(x, Sliced) else x for x in ENGINES]
 GAUSSIAN = [x for x in ALL if not isinstance(x, Mixture)] + [Attention("reweight"), Attention("prescale")]
 CLOUDS = ("near", "outlier", "clusters", "copies", "far from the origin")
 

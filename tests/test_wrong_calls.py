@@ -87,7 +87,7 @@ gauss_sum(np.ones((5, 4)), np.ones((7, 4)), v, engine="fourier") | engine | Four
 Fourier(tolerance="1e-3") | tolerance! | str | Pass one such as 1e-4.
 Fourier(2) | tolerance | 2 | Pass one such as 1e-4.
 Sliced(0) | directions | 0 | Leave it out, for 256.
-Sliced(frequencies=1.5) | frequencies | 1.5 | Leave it out, for 4.
+Sliced(frequencies=1.5) | frequencies | 1.5 | Leave it out, for 1.
 gauss_sum(q, k, v, segments=labels) | segments | ndarray | If both are the same points: (labels, labels).
 gauss_sum(q, k, v, segments=(labels, labels)) | segments | (5,) | All elements of a batch share the labels.
 gauss_sum(q, k, v, segments=([0] * 5, [0] * 7)) | segments! | list | Convert the labels with np.asarray.

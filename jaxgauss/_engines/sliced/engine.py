@@ -14,6 +14,7 @@ from ..._arrays.batches import over_leading_axes
 from ..._arrays.hidden import without_hidden
 from ..._arrays.points import by_point, center, for_sums
 from ..._arrays.tracing import own_arrays
+from ..._calls import readable
 from ..._kernels.kernels import GAUSS, Kernel
 from ..._kernels.mixtures import Mixture, mixture
 from ..._kernels.profiles import Energy
@@ -30,11 +31,12 @@ NANOSECONDS = 1.4  # of a point and a wave, on two cores
 GROUPS = 8  # of directions, whose sums tell the error
 
 
+@readable
 @dataclass(frozen=True, repr=False)
 class Sliced(Engine):
     """Kernel sums in any dimension in O((M + N) P), P the directions: an approximation, which "auto" never takes.
 
-    κ(‖x - y‖²) is the mean of one-dimensional kernels of ⟨ξ, x - y⟩ over random directions ξ, each a few waves. The
+    κ(‖x - y‖²) is the mean of one-dimensional kernels of ⟨ξ, x - y⟩ over random directions ξ, each a wave or a few. The
     result is the exact sum of another kernel, whose mean over random keys is κ: losses and gradients are unbiased. Its
     error is at most about Σ|v| / √P in L2, in every dimension and wherever points lie; often it is a third of that, for
     "energy" it is relative to Σ‖q - k‖|v|. So it serves where an error of a few percent does: flows and training with a
@@ -47,8 +49,8 @@ class Sliced(Engine):
 
     Args:
         directions: P.
-        frequencies: waves along each direction. More help where kernels have heavy tails, and cost as much as so many
-            times as many directions do, except in hundreds of dimensions.
+        frequencies: waves along each direction. Several err less, but for the same time not less than as many times the
+            directions do, except in hundreds of dimensions for kernels with heavy tails.
         rng_key: random key of the directions. The same key gives the same sums.
         precision: float32 or float64; None: the dtype of the points.
 
@@ -69,7 +71,7 @@ class Sliced(Engine):
     """
 
     directions: int = 256
-    frequencies: int = 4
+    frequencies: int = 1
     rng_key: Key[Array, ""] | None = field(default=None, kw_only=True, compare=False, repr=False)
 
     plain: ClassVar[bool] = True
