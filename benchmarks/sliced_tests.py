@@ -23,6 +23,7 @@ from .plots import having, listing, pivot
 from .study import Study, Task, elsewhere, peak_bytes
 
 DIM, TAU, NUM = 10, 0.1, 199
+WAVES = 4  # frequencies of a direction
 SHIFTS = [(1000, 0.0, 200), (1000, 0.25, 200), (4**9, 0.012, 50)]  # n, ‖μ‖ and draws
 FEW = 10_000  # points up to which the full test is run
 TIMES = [("mmd_test", 10**5), ("mmd_test", 10**6), ("hsic_test", 10**5), ("hsic_test", 10**6)]
@@ -41,7 +42,7 @@ def steps(device: str) -> Iterator[Task]:
 def by_waves(directions: int, x: jax.Array, y: jax.Array, key: jax.Array) -> jax.Array:
     """Ours."""
     of_labels, of_waves = jax.random.split(key)
-    engine = Sliced(directions, rng_key=of_waves)
+    engine = Sliced(directions, WAVES, rng_key=of_waves)
     return mmd_test(x, y, TAU, rng_key=of_labels, num_permutations=NUM, engine=engine).p_value
 
 
@@ -111,7 +112,7 @@ def times(function: str, num: int) -> dict:
     x, noise = jax.block_until_ready(jax.random.normal(jax.random.key(0), (2, num, DIM)))
     before, seconds = peak_bytes() / 2**30, []
     for i in range(2):
-        how: dict[str, Any] = {"rng_key": jax.random.key(1), "engine": Sliced(rng_key=jax.random.key(2 + i))}
+        how: dict[str, Any] = {"rng_key": jax.random.key(1), "engine": Sliced(256, WAVES, rng_key=jax.random.key(2 + i))}
         how |= {"num_permutations": NUM}
         start = time.perf_counter()
         if function == "mmd_test":

@@ -281,3 +281,23 @@ def test_a_program_for_cuda_is_plain_xla(kernel):
     step = jax.jit(jax.grad(loss, (1, 2, 3))).trace(jax.random.key(0), *shapes)
     text = step.lower(lowering_platforms=("cuda",)).as_text()
     assert "callback" not in text and "cusolver" in text
+
+
+@pytest.mark.usefixtures("cuda")
+def test_on_an_emulated_card(rng):
+    """By products alone: sums, gradients, a loss, and sums without pairs i = i."""
+    x, y, v = cloud(rng, 70, 9), cloud(rng, 90, 9), rng.uniform(size=90).astype("float32")
+    engine = sliced(directions=4096)
+
+    def loss(summed, *given):
+        return jnp.square(summed(*given)).sum()
+
+    ours = jax.value_and_grad(functools.partial(loss, functools.partial(gauss_sum, engine=engine)), (0, 1, 2))(x, y, v)
+    exact = jax.value_and_grad(functools.partial(loss, lambda *z: in_plain_jax(*z[:2], z[2][:, None])), (0, 1, 2))(
+        x, y, v
+    )
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(exact), strict=True):
+        assert np.linalg.norm(a - b) < 0.05 * np.linalg.norm(b)
+    assert float(mmd_squared(x, y, 1.0, engine=engine)) == pytest.approx(float(mmd_squared(x, y, 1.0)), abs=3e-3)
+    others, exact = (gauss_sum(y, y, v, exclude_self=True, engine=x) for x in (engine, "blocked"))
+    assert np.linalg.norm(others - exact) < 0.05 * np.linalg.norm(exact)

@@ -53,7 +53,7 @@ class SlicedSketch(Sketch):
     alike = "tau, and the same engine and random key, for points of one dimension"
 
     def __repr__(self) -> str:
-        found, waves = self.coefficients, f"{self.directions} directions of {self.frequencies} frequencies"
+        found, waves = self.coefficients, f"{self.directions} directions × {self.frequencies}"
         return f"SlicedSketch({found.dtype}[{len(found)}], {waves}, tau={self.tau:.6g}, {self.dim} dimensions)"
 
     @property
