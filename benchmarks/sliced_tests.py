@@ -112,7 +112,10 @@ def times(function: str, num: int) -> dict:
     x, noise = jax.block_until_ready(jax.random.normal(jax.random.key(0), (2, num, DIM)))
     before, seconds = peak_bytes() / 2**30, []
     for i in range(2):
-        how: dict[str, Any] = {"rng_key": jax.random.key(1), "engine": Sliced(256, WAVES, rng_key=jax.random.key(2 + i))}
+        how: dict[str, Any] = {
+            "rng_key": jax.random.key(1),
+            "engine": Sliced(256, WAVES, rng_key=jax.random.key(2 + i)),
+        }
         how |= {"num_permutations": NUM}
         start = time.perf_counter()
         if function == "mmd_test":

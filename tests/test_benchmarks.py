@@ -62,7 +62,7 @@ SMALL: dict[str, tuple[int, dict]] = {  # of a suite, how many rows it finds wit
         {"SHIFTS": [(40, 0.1, 2), (30, 0.1, 2)], "FEW": 35, "TIMES": [("mmd_test", 90), ("hsic_test", 90)]},
     ),
     "sliced": (
-        2 * (2 * (2 + 1 + 1 + 1) + 2) + 6 + 2 * 2 * 2 + 2,
+        2 * 2 * (3 + 1 + 2 + 1) + 6 + 2 * 2 * 2 + 2,
         {"DIMS": (7,), "DIRECTIONS": (8, 32), "QUERIES": 20, "KEYS": 30, "OF_PAIRS": 5, "DRAWS": 2, "STEEP_DRAWS": 2}
         | {"STEEP_DIRECTIONS": 64, "NUMS": (50, 100), "LARGEST": 60, "PART": 40, "CHECKED": 8}
         | {"WIDER": (16,), "OF_WAVES": 100},
@@ -113,7 +113,7 @@ METHODS = {  # of a suite's figure, or of its rows that have this
     ("mmd", "figure", "iteration"): {"jaxgauss", "OTT online", "OTT dense"},
     ("mmd", "figure", "sums"): {"segments", "one by one"},
     ("precision", "guard", False): {"reweight", "prescale", "rescale"},
-    ("sliced", "kernel", "gauss"): {"P directions, 4 frequencies", "4 P directions, 1 frequency", "Sliced"}
+    ("sliced", "kernel", "gauss"): {"P directions", "P/4 directions, 4 frequencies", "Sliced"}
     | {"random Fourier features"},
     ("sliced", "figure", "times"): {"Sliced", "all pairs"},
     ("scaling", "figure", "streamed"): {"streamed", "in memory"},
