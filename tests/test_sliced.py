@@ -266,6 +266,9 @@ def test_wrong_calls():
     for call in (jaxgauss.kde_logpdf, jaxgauss.kernel_mean, jaxgauss.mean_shift):
         with pytest.raises(ValueError, match=rf"`jaxgauss.{call.__name__}`: `engine` must be one that .*Sliced is for"):
             call(x, x, *([x] if call is jaxgauss.kernel_mean else []), 1.0, engine=sliced())
+    static = jax.jit(lambda engine: gauss_sum(x, x, v, engine=engine), static_argnums=0)
+    with pytest.raises((TypeError, ValueError), match=r"`rng_key` must not be hashed"):  # it would never change
+        static(sliced())
     with pytest.raises(ValueError, match="must be at least 2 to tell an error; got 1"):
         estimate_error(x, x, v, rng_key=jax.random.key(0), engine=sliced(directions=1))
 

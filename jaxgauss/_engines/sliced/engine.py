@@ -91,6 +91,13 @@ class Sliced(Engine):
                 fix = f"Leave it out, for {type(self).__dataclass_fields__[name].default}."
                 raise ValueError(f"`jaxgauss.Sliced`: `{name}` must be a positive integer; got {given!r}. {fix}")
 
+    def __hash__(self) -> int:
+        """TypeError with a random key: as a static argument it would be a constant of the program."""
+        if self.rng_key is not None:
+            fix = "Pass it, or the engine, as an argument of the jitted function that is not static."
+            raise TypeError(f"`jaxgauss.Sliced`: `rng_key` must not be hashed; got {self.rng_key}. {fix}")
+        return hash((self.directions, self.frequencies, self.precision))
+
     def without_arrays(self) -> tuple[Engine, Any]:
         """The engine without its random key, and that; TypeError without one."""
         if self.rng_key is None:
