@@ -174,6 +174,8 @@ def test_outliers_copies_and_one_point(rng, kernel, place):
         exact = kernel_sum(x, x, v, kernel=kernel)
         assert np.abs(found - exact)[:30].max() < 31 * 4 / 1024**0.5
     np.testing.assert_allclose(total(x[:1], v[:1], 1.0), FORMULAS[kernel](np.zeros(1)), rtol=1e-5, atol=1e-5)
+    force = jax.grad(lambda q: kernel_sum(q, x[:1], v[:1], kernel=kernel, engine=engine).sum())(x[:1])
+    np.testing.assert_allclose(force, 0, atol=1e-6)  # a point exerts none on itself
 
 
 def test_without_points_or_channels_and_one_direction():
