@@ -74,3 +74,10 @@ def test_versions_follow_the_bounds():
     assert all("==" in x for x in oldest) and len(oldest) == len(newest) == len(default) - 1
     assert set(default) - set(newest) == {"torch<2.14"}  # by which README's commands take a small wheel
     assert "torch==2.11" in oldest and "torch>=2.11,<2.16" in newest
+
+
+def test_it_imports_no_library_that_few_functions_need():
+    """Each takes as long to import as all of jaxgauss."""
+    found = "import jaxgauss, sys; print(*({'scipy.stats', 'torch', 'matplotlib', 'pandas', 'dask'} & {*sys.modules}))"
+    run = subprocess.run([sys.executable, "-c", found], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == ""

@@ -27,7 +27,6 @@ from jax import lax
 from jax.custom_batching import sequential_vmap
 from jaxtyping import Array, Float, Key
 from scipy.special import gammainc, gammaincc, ndtri
-from scipy.stats import qmc
 
 from ..._kernels.mixtures import Mixture
 
@@ -80,6 +79,8 @@ def _orthogonal(columns: Float[Array, "dim num"]) -> Float[Array, "dim num"]:
 @functools.lru_cache(64)
 def _sobol(num: int, columns: int) -> Float[np.ndarray, "num columns"]:
     """Directions of a Sobol sequence, and its last coordinate."""
+    from scipy.stats import qmc  # here, because it takes a second to import
+
     size = 1 << max(1, num - 1).bit_length()  # one point would be the center
     points = qmc.Sobol(columns, scramble=False).random(size)[:num] + 0.5 / size
     normal = ndtri(points[:, :-1])
