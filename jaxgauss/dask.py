@@ -19,6 +19,7 @@ from ._checks.operands import check_operands
 from ._checks.optional import needed
 from ._checks.settings import Queries, Tau, working_dtype
 from ._engines.engine import Engine
+from ._engines.sliced.engine import Sliced
 from ._kernels.kernels import Kernel
 from ._sums.chunks import KeyChunks
 from ._sums.fourier_sketch import empty_sketch
@@ -85,7 +86,7 @@ def fourier_sketch(
     function = "dask.fourier_sketch"
     shapes = _shapes(function, keys, values)
     of = as_engine(function, engine)
-    if not of.plain and (lower is None or upper is None):
+    if not isinstance(of, Sliced) and (lower is None or upper is None):
         raise ValueError(
             f"`jaxgauss.{function}`: `lower` and `upper` must be given, because nothing holds all keys; got lower"
             f" {lower}, upper {upper}. dask.compute(keys.min(0), keys.max(0)) finds them."

@@ -185,3 +185,27 @@ def test_sums_of_another_shape_are_refused(rng):
     x = cloud(rng, "near", 6, 3)
     with pytest.raises(ValueError, match=r"`Transposed.sums` must return sums \(…, M, C\); got \(3, 6\) for queries"):
         gauss_sum(x, x, x, engine=Transposed())
+
+
+@dataclass(frozen=True, repr=False)
+class PlainFeatures(RandomFeatures):
+    """The same, whose derivatives are JAX's own."""
+
+    plain = True
+
+
+def test_a_plain_engine_of_ones_own(rng):
+    """Its gradients are those of its sums; it is streamed, and its error estimated, as that of others."""
+    x, v = cloud(rng, "near", 60, 3), rng.uniform(size=60).astype("float32")
+    sums = gauss_sum(x, x, v, engine=PlainFeatures())
+    np.testing.assert_allclose(sums, gauss_sum(x, x, v, engine=RandomFeatures()), rtol=1e-5)
+    slope = jax.grad(lambda x: gauss_sum(x, x[::-1], v, engine=PlainFeatures()).sum())(x)
+    ahead, back = (
+        np.float64(gauss_sum(x + s * slope, (x + s * slope)[::-1], v, engine=PlainFeatures())).sum()
+        for s in (1e-3, -1e-3)
+    )
+    assert (ahead - back) / 2e-3 == pytest.approx(float(jnp.square(slope).sum()), rel=1e-2)
+    chunks = jaxgauss.KeyChunks(x, v, size=20)
+    np.testing.assert_allclose(jaxgauss.gauss_sum_streamed(x, chunks, engine=PlainFeatures()), sums, rtol=1e-2)
+    estimate = jaxgauss.estimate_error(x, x, v, rng_key=jax.random.key(0), engine=PlainFeatures())
+    assert 1e-6 < estimate.relative_error < 0.03

@@ -31,8 +31,7 @@ def steps(turns, step):
 def matrix(points, tau, kernel):
     """Of the same waves. Its diagonal is one up to steps."""
     engine, key = ENGINE.without_arrays()
-    with with_arrays(key):
-        of = engine.drawn(kernel, points.shape[1], "float64")
+    of = engine.drawn(key, kernel, points.shape[1], "float64")
     scaled, ratios = (np.asarray(z) for z in forms.scaled(points, jnp.atleast_1d(tau), "float64"))
     turns = (scaled @ of.directions.T)[:, :, None] * of.frequencies.T[None] * ratios[0]
     phi = steps(turns.reshape(len(points), -1), forms.STEP)

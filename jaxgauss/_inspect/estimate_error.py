@@ -129,15 +129,15 @@ def estimate_error(
         if plan.stands_in:
             warn_once(plan.reason)
         settings = examined(settings, tau, queries, keys, values)
-    if settings.engine.plain and sums is None:
-        return ErrorEstimate(*_by_engine(settings, *operands))
+    if sums is None and settings.plain and (own := _by_engine(settings, *operands)) is not None:
+        return ErrorEstimate(*own)
     queries, sums = _sampled(settings, num_queries, rng_key, sums, *operands)
     return _estimate(dtype, expected[-1 if weights else -2], queries, *operands[1:], sums)
 
 
 @functools.partial(jitted, num_static=1)
 def _by_engine(settings: Settings, *operands: Any) -> Any:
-    """What the engine tells of its own error."""
+    """What the engine tells of its own error, or None."""
     queries, keys, values, tau = (lax.stop_gradient(jnp.asarray(x, working_dtype(settings.dtype))) for x in operands)
     aligned = align(*replicated(queries, keys, values[:, None] if values.ndim == 1 else values, tau))
     return settings.engine.error_of(GAUSS, *aligned)

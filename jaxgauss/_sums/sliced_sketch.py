@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from .._arrays.compensated import compensated
 from .._arrays.devices import vary_alike
-from .._arrays.tracing import own_arrays, with_arrays
+from .._arrays.tracing import own_arrays
 from .._calls import readable
 from .._engines.sliced.engine import Sliced
 from .._engines.sliced.sums import wave_sums, wave_values
@@ -118,8 +118,7 @@ def _sketched(engine: Sliced, rng_key: Array, tau: Any, like: Array, keys: Any, 
     keys, values = vary_alike(*(jnp.asarray(x, like.dtype) for x in (keys, values)))
     if not len(keys):
         return jnp.zeros_like(like)
-    with with_arrays(rng_key):
-        of = engine.drawn(GAUSS, keys.shape[-1], like.dtype)
+    of = engine.drawn(rng_key, GAUSS, keys.shape[-1], like.dtype)
     return wave_sums(of, keys * jnp.sqrt(tau), values[:, None] if values.ndim == 1 else values).T
 
 
@@ -129,8 +128,7 @@ def _sums_of(engine: Sliced, rng_key: Array, tau: Any, one_weight: bool, found: 
     points = jnp.asarray(queries, found.dtype).reshape(-1, queries.shape[-1])
     if not len(points):
         return jnp.zeros(queries.shape[:-1] + (() if one_weight else (len(found),)), found.dtype)
-    with with_arrays(rng_key):
-        of = engine.drawn(GAUSS, points.shape[-1], found.dtype)
+    of = engine.drawn(rng_key, GAUSS, points.shape[-1], found.dtype)
     points, found = vary_alike(points * jnp.sqrt(tau), compensated(found, rounding).T / of.frequencies.size)
     sums = wave_values(of, points, found).reshape(*queries.shape[:-1], -1)
     return sums[..., 0] if one_weight else sums

@@ -25,6 +25,7 @@ from .._checks.operands import Traced, as_operand
 from .._checks.settings import Keys, Queries, Settings, Sums, Tau, Values, matmul_precision, working_dtype
 from .._engines.engine import Engine
 from .._engines.plan import warn_once
+from .._engines.sliced.engine import Sliced
 from .._kernels.kernels import GAUSS, Kernel
 from .checkpoint import SavedSum
 from .chunks import WHERE, State, as_pair, give_back, kind_of, read_chunk
@@ -231,7 +232,7 @@ def _begun(
     if settings.engine.name == "fourier":
         around = queries if center is None else minus_center(center, queries)
         empty = _sketch_around(settings, around, keys, values, tau)
-    elif settings.plain:
+    elif isinstance(settings.engine, Sliced):
         empty = _sketch_of_directions(settings, keys, values, tau)
     if state is None:
         batch = np.broadcast_shapes(queries.shape[:-2], np.shape(tau))

@@ -27,7 +27,7 @@ from jaxtyping import Array, Float, Int, Key
 
 from ..._arrays.points import dot
 from ..._arrays.sine import circle
-from ..._arrays.tracing import jitted, own_arrays, with_arrays
+from ..._arrays.tracing import jitted, own_arrays
 from ..settings import Settings
 from .forms import SAMPLE, dtype_of, padded, scaled
 
@@ -57,8 +57,7 @@ def paired_waves(settings: Settings, dim_x: int, dim_y: int) -> tuple[Float[Arra
     *keys, order = jax.random.split(own_arrays(), 3)
     found = []
     for key, dim in zip(keys, (dim_x, dim_y), strict=True):
-        with with_arrays(key):
-            of = settings.engine.drawn(settings.kernel, dim, dtype_of(settings))  # type: ignore[attr-defined]
+        of = settings.engine.drawn(key, settings.kernel, dim, dtype_of(settings))  # type: ignore[attr-defined]
         found.append((of.directions[None] * of.frequencies[..., None]).reshape(-1, dim))
     return found[0], jax.random.permutation(order, found[1])
 

@@ -12,7 +12,7 @@ from jaxtyping import Array, Key
 
 from ..._arrays.batches import over_leading_axes
 from ..._arrays.hidden import without_hidden
-from ..._arrays.points import by_point, center, for_sums
+from ..._arrays.points import by_point, for_sums, scaled_points
 from ..._arrays.tracing import own_arrays
 from ..._calls import readable
 from ..._kernels.kernels import GAUSS, Kernel
@@ -134,10 +134,10 @@ class Sliced(Engine):
         """The Gaussians that stand for a kernel."""
         return OF_GAUSS if kernel == GAUSS else None if is_distance(kernel) else mixture(kernel, FINEST)
 
-    def drawn(self, kernel: Kernel, dim: int, dtype: Any) -> Directions:
-        """The directions of the random key."""
+    def drawn(self, rng_key: Any, kernel: Kernel, dim: int, dtype: Any) -> Directions:
+        """The directions of a random key."""
         of = self.mixture_of(kernel) or OF_GAUSS
-        return random_directions(own_arrays(), of, self.directions, self.frequencies, dim, dtype)
+        return random_directions(rng_key, of, self.directions, self.frequencies, dim, dtype)
 
     def seen(self, plan: Any, kernel: Kernel, *operands: Array) -> Any:
         """The plan, with what the directions tell of the error."""
@@ -175,9 +175,8 @@ class Sliced(Engine):
             batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (by_point(tau, queries), queries, keys, values)))
             return jnp.zeros((*batch, queries.shape[-2], 0), values.dtype)
         keys, unit = without_hidden(keys, values), for_sums(values, keys.shape[-2])
-        of = self.drawn(kernel, queries.shape[-1], queries.dtype)
-        c, scale = center(keys), jnp.sqrt(by_point(tau, queries))
-        points = (queries - c) * scale, (keys - c) * scale, unit * values
+        of = self.drawn(own_arrays(), kernel, queries.shape[-1], queries.dtype)
+        points = *scaled_points(queries, keys, tau, base_2=False), unit * values
         with scope("engine", self.name):
             return _of_distances(of, *points) / -unit if is_distance(kernel) else _of_waves(of, *points) / unit
 
@@ -191,12 +190,11 @@ class Sliced(Engine):
             raise ValueError(
                 "`jaxgauss.Sliced`: `directions` must be at least 2 to tell an error; got 1. 256 is a start."
             )
-        of = self.drawn(kernel, queries.shape[-1], queries.dtype)
+        of = self.drawn(own_arrays(), kernel, queries.shape[-1], queries.dtype)
         num = self.directions // groups
         parts = (x[: groups * num].reshape(groups, num, -1) for x in (of.directions, of.frequencies.T))
         of = Directions(next(parts), jnp.moveaxis(next(parts), 1, 2))
-        c, scale = center(keys), jnp.sqrt(by_point(tau, queries))
-        points = (queries - c) * scale, (keys - c) * scale, values
+        points = *scaled_points(queries, keys, tau, base_2=False), values
         summed = _of_distances if is_distance(kernel) else _of_waves
         found = jax.vmap(lambda of: summed(of, *points))(of)
         squared = jnp.square(found - found.mean(0, keepdims=True)).sum(0) / (groups * (groups - 1))

@@ -25,7 +25,7 @@ from jaxtyping import Array, Bool, Float, Int8, Key
 
 from ..._arrays.points import center, common_center, dot
 from ..._arrays.sine import circle
-from ..._arrays.tracing import jitted
+from ..._arrays.tracing import jitted, own_arrays
 from ..settings import Settings
 from .directions import Directions
 from .engine import Sliced, is_distance
@@ -67,7 +67,7 @@ def check_sliced(settings: Settings) -> None:
 @functools.partial(jitted, num_static=2)
 def waves_of(settings: Settings, dim: int) -> Directions:
     """The directions of the engine's random key."""
-    return settings.engine.drawn(settings.kernel, dim, dtype_of(settings))  # type: ignore[attr-defined]
+    return settings.engine.drawn(own_arrays(), settings.kernel, dim, dtype_of(settings))  # type: ignore[attr-defined]
 
 
 def dtype_of(settings: Settings) -> Any:
