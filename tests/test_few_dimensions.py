@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from test_anywhere import SIZES, clouds, error, errors, pairs
 
 import formulas
@@ -17,7 +18,7 @@ from jaxgauss._engines.fourier import sums as waves
 from jaxgauss._engines.plan import Plan
 from jaxgauss._engines.request import NOTHING, Channels, Request
 from jaxgauss._kernels.kernels import GAUSS
-from oracle import relative_error, squared64, with_gradients
+from oracle import in_plain_jax, relative_error, squared64, with_gradients
 
 CHOSEN = Plan("cpu", jaxgauss.Blocked(precision="float32"), "")
 
@@ -257,6 +258,21 @@ def test_rows_in_far_tails(rng, free):
     assert exact[:8].max() < 1e-20
     assert np.max(np.abs(sums / exact - 1)) < 1e-3
     assert np.max(np.abs(logs - np.log(exact)) / np.maximum(1, np.abs(np.log(exact)))) < 1e-5
+
+
+@pytest.mark.slow
+@by_products
+@pytest.mark.parametrize("mapped", [jax.vmap, lambda f: lambda t: lax.map(f, t, batch_size=2)])
+def test_second_derivatives_of_a_batch_in_jaxs_own_mode(rng, free, mapped):
+    """What JAX maps and differentiates after it was traced, where float64 is off but for the waves."""
+    x, taus = rng.normal(size=(200, 1)).astype("float32"), np.array([1, 2], "float32")
+
+    def second(f, x):
+        return mapped(jax.hessian(lambda t: f(x, x, jnp.ones_like(x[:, 0]), t).sum()))
+
+    with jax.enable_x64(False):
+        found = jax.jit(second(jaxgauss.gauss_sum, x))(taus)
+    assert relative_error(found, second(in_plain_jax, x.astype("float64"))(taus.astype("float64"))) < 1e-6
 
 
 @by_products

@@ -1,6 +1,6 @@
 """Functions as programs of their own: apart, in float64, or both; their derivatives and `vmap` of them, too.
 
-Arguments and results are of the working dtype; the 64-bit mode is on wherever JAX traces a rule.
+Arguments and results are of the working dtype.
 """
 
 import functools
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
 from jax import lax
 from jax.custom_batching import custom_vmap
 from jaxtyping import Array
@@ -27,7 +26,7 @@ PAIRS = 2**17  # of points of the elements of a batch that are computed at once,
 
 @dataclass(frozen=True)
 class How:
-    """Whether a function is computed `apart`, and in float64 in JAX's 64-bit mode, whatever the caller's mode is."""
+    """Whether a function is computed `apart`, and whether in float64."""
 
     apart: bool
     double: bool
@@ -64,7 +63,7 @@ def _of_leaves(how: How, function: Callable, options: tuple[Any, ...], tree: Any
     def computed(*leaves: Array) -> Any:
         if not how.apart:
             return run(*leaves)
-        return apart(_apart, run.args, jax.eval_shape(run, *leaves), *leaves, ways=lambda: [run])
+        return apart(_program, run.args, jax.eval_shape(run, *leaves), *leaves, ways=lambda: [run])
 
     @computed.def_vmap
     def _(axis_size: int, is_mapped: Any, *leaves: Array):
@@ -78,19 +77,11 @@ def _of_leaves(how: How, function: Callable, options: tuple[Any, ...], tree: Any
 def _run(double: bool, function: Callable, options: tuple[Any, ...], tree: Any, *leaves: Array) -> Any:
     if not double:
         return function(*options, *tree.unflatten(leaves))
-    with jax.enable_x64(True):
-        results = function(*options, *tree.unflatten([x.astype("float64") for x in leaves]))
-        return jax.tree.map(lambda x: x.astype(leaves[0].dtype), results)
+    results = function(*options, *tree.unflatten([x.astype("float64") for x in leaves]))
+    return jax.tree.map(lambda x: x.astype(leaves[0].dtype), results)
 
 
 _program = jax.jit(_run, static_argnums=(0, 1, 2, 3))
-
-
-def _apart(double: bool, function: Callable, options: tuple[Any, ...], tree: Any, *leaves: np.ndarray) -> Any:
-    if not double:
-        return _program(double, function, options, tree, *leaves)
-    with jax.enable_x64(True):
-        return _program(double, function, options, tree, *leaves)
 
 
 @dataclass(frozen=True)
@@ -146,13 +137,18 @@ class _Mapped:
 
         if (some := self._at_a_time(leaves)) == self.axis_size:
             return jax.vmap(of_one, self.axes)(*leaves)
-        mapped = [x for x, axis in zip(leaves, self.axes, strict=True) if axis == 0]
+        mapped = [
+            x.reshape(self.axis_size // some, some, *x.shape[1:])
+            for x, axis in zip(leaves, self.axes, strict=True)
+            if axis == 0
+        ]
 
         def of_turn(own: list[Array]) -> Any:
             given = iter(own)
             return of_one(*(x if axis is None else next(given) for x, axis in zip(leaves, self.axes, strict=True)))
 
-        return lax.map(jax.checkpoint(of_turn), mapped, batch_size=some)
+        found = lax.map(jax.checkpoint(jax.vmap(of_turn)), mapped)
+        return jax.tree.map(lambda x: x.reshape(self.axis_size, *x.shape[2:]), found)
 
     def _at_a_time(self, leaves: tuple[Array, ...]) -> int:
         """How many elements are computed at once: a divisor of their number, of not many pairs in all."""
