@@ -35,10 +35,10 @@ NAME = "jaxgauss.sklearn.GaussianProcess"
 class GaussianProcess(MultiOutputMixin, RegressorMixin, BaseEstimator):
     """Gaussian process (kriging) with learned length scales and noise, of up to millions of points in D ≤ 3 dimensions.
 
-    y is a mean, f and noise. f has covariance s² exp(-½ Σ_d ((x - x')_d / ℓ_d)²), the noise has variance α s². In D ≤ 3
-    the kernel matrix is a product of R waves: a likelihood with its gradient, the mean and all variances take O(N + R³)
-    operations. If the box of the points is so many length scales wide that R > 5000, conjugate gradients replace
-    factors (docs/gaussian_processes.md). For up to 2048 points, or 8192 if D > 3, the kernel matrix is factored.
+    y is a mean, f and noise. f has covariance s² exp(-½ Σ_d ((x - x')_d / ℓ_d)²), the noise has variance α s². Each
+    column of y has its own s². In D ≤ 3 the kernel matrix is a product of R waves: likelihood and gradient, mean and
+    variances take O(N + R³) operations. If the box of the points is so many length scales wide that R > 5000, conjugate
+    gradients replace factors (docs/gaussian_processes.md). Up to 2048 points, or 8192 if D > 3, take the matrix itself.
 
     Args:
         length_scale: ℓ, a number or (D,), where the search starts. None: one for all, at a distance of neighbors.
@@ -114,7 +114,7 @@ class GaussianProcess(MultiOutputMixin, RegressorMixin, BaseEstimator):
             else:
                 found = objective.at(theta, objective.fits(theta))
         self.length_scale_, self.noise_, self.exact_, self.n_iter_ = found.scale, found.noise, found.exact, found.steps
-        self._std, self.theta_ = math.sqrt(found.variance) * self._size, found.theta
+        self._std, self.theta_ = np.sqrt(found.variance) * self._size, found.theta
         self.log_marginal_likelihood_value_ = self._in_units(found.value, objective.num(found.exact))
         self._posterior = found.posterior or self._in_box(objective.box)
         self.std_error_ = (2 * self.num_samples) ** -0.5 if isinstance(self._posterior, ByTransforms) else 0.0

@@ -433,3 +433,34 @@ def test_what_is_computed_twice_is_told_with_its_price(rng, shift, reason):
     with emulated_cuda.counting() as launched:
         jax.block_until_ready(gauss_sum(*operands, engine="rescale", precision="float16"))
     assert len(launched) == 2
+
+
+@pytest.mark.parametrize("kernel", [*CUDA_KERNELS, None])
+@pytest.mark.parametrize("bad, channels", [(np.nan, 2), (np.inf, 33)])
+def test_a_bad_value_spoils_its_channel_alone(rng, kernel, channels, bad):
+    """In the precisions of the kernel, by name; without a name, by every method."""
+    case = problem(rng, 40, 30, 3, channels, dtype="float32")
+    exact, values = gauss_sum64(*case.operands), case.values.copy()
+    values[3, 0] = bad
+    for precision in ("float32", *(("float16", "bfloat16x2") if kernel != "flex" else ())):
+        for method in ("rescale", "prescale", "reweight")[: 3 if kernel is None and precision == "float16" else 1]:
+            engine = Attention(method, kernel, precision=precision)
+            found = gauss_sum(case.queries, case.keys, values, case.tau, engine=engine)
+            assert not jnp.isfinite(found[:, 0]).any()
+            assert_close([found[:, 1:]], [exact[:, 1:]], 2e-2 if precision == "bfloat16x2" else 6e-3)
+
+
+@pytest.mark.parametrize("name", CUDA_KERNELS)
+def test_a_kernel_without_a_table_of_widths_serves_all(monkeypatch, name):
+    """As a new one that "auto" considers, and that a calibration tries."""
+    monkeypatch.delitem(costs.WIDTHS, name)
+    costs.widths_of.cache_clear()
+    emulated_cuda.forget()
+    try:
+        points, values = (jax.ShapeDtypeStruct((50_000, x), "float32") for x in (20, 33))
+        for engine in ("auto", Attention(kernel=name)):
+            assert explain(points, points, values, engine=engine, precision="float32").engine
+        assert calibrate.trials("float32", 2048, 100, 3)
+    finally:
+        costs.widths_of.cache_clear()
+        emulated_cuda.forget()

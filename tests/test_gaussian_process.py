@@ -41,12 +41,11 @@ def matrix(x, y, scale):
 
 
 def dense(points, values, scale, queries):
-    """Mean and variance of f, and log-likelihood at the best s², by the formulas."""
+    """Mean and variance of f, and log-likelihood at the best s² of each channel, by the formulas."""
     gram, cross = matrix(points, points, scale) + NOISE * np.eye(len(points)), matrix(queries, points, scale)
-    quadratic = (values * np.linalg.solve(gram, values)).sum()
-    num, channels = values.shape
-    value = -num * channels / 2 * (1 + np.log(2 * np.pi * quadratic / values.size))
-    value -= channels * np.linalg.slogdet(gram)[1] / 2
+    variances = (values * np.linalg.solve(gram, values)).mean(0)
+    value = -len(values) / 2 * (1 + np.log(2 * np.pi * variances)).sum()
+    value -= len(variances) * np.linalg.slogdet(gram)[1] / 2
     variance = 1 - (cross * np.linalg.solve(gram, cross.T).T).sum(1)
     return cross @ np.linalg.solve(gram, values), variance, value
 
@@ -352,8 +351,40 @@ def test_a_constant_does_not_change_what_is_learned_beside_it(rng, monkeypatch):
         (mean, std), (means, stds) = (x.predict(points, return_std=True) for x in (one, two))
         np.testing.assert_allclose(means[:, 0], mean, atol=1e-6)
         assert (means[:, 1] == both[:, 1]).all()
-        np.testing.assert_allclose(stds, np.stack([std, std / values.std()], 1), rtol=1e-3)  # as solved for samples
+        relative = std / np.sqrt(one.variance_)
+        np.testing.assert_allclose(stds, np.stack([std, relative], 1), rtol=1e-3)  # as solved for samples
         assert two.log_marginal_likelihood_value_ == pytest.approx(one.log_marginal_likelihood_value_, abs=1e-6)
+
+
+def test_each_of_several_columns_is_what_it_is_alone(rng, monkeypatch):
+    """A nearly clean, a noisy and a constant column, and one of a single spike: all results but random numbers."""
+    points, values = wave(rng, 80)
+    clean = np.sin(9 * points[:, 0]) + 0.01 * rng.normal(size=80)
+    columns = [clean, values + rng.normal(size=80), np.full(80, 7.0), np.eye(80)[3]]
+    values, queries = np.stack(columns, 1), np.append(points[:9], [[1.2], [40.0]], 0)
+    for way in every_way(monkeypatch):
+        options, error = {"noise": 1e-3, "random_state": 0, "num_samples": 8}, 1e-4 if way is ByTransforms else 1e-6
+        learned = GaussianProcess([0.3], **options).fit(points, values)
+        same = options | {"noise": learned.noise_, "learn": False}
+        several = [learned, GaussianProcess(learned.length_scale_, **same).fit(points, values)]
+        alone = [GaussianProcess(learned.length_scale_, **same).fit(points, x) for x in columns]
+        assert {type(x._posterior) for x in (*several, *alone)} == {way}
+        expected = [x.predict(queries, return_std=True) for x in alone]
+        gradients = [x.log_marginal_likelihood(learned.theta_, eval_gradient=True) for x in alone]
+        likelihood, gradient = map(sum, zip(*gradients, strict=True))
+        for model in several:
+            found = model.predict(queries, return_std=True)
+            for x, of_each in zip(found, zip(*expected, strict=True), strict=True):
+                np.testing.assert_allclose(x, np.stack(of_each, 1), rtol=error, atol=error)
+            for name in ("variance_", "noise_variance_"):
+                np.testing.assert_allclose(getattr(model, name), [getattr(x, name) for x in alone], rtol=1e-6)
+            value, slopes = model.log_marginal_likelihood(learned.theta_, eval_gradient=True)
+            assert value == pytest.approx(likelihood, rel=1e-9) == model.log_marginal_likelihood_value_
+            np.testing.assert_allclose(slopes, gradient, rtol=1e-6, atol=1e-6)
+        apart = several[0].sample_y(points[:5], 400) - several[0].predict(points[:5])[..., None]
+        of_each = [x.sample_y(points[:5], 400) - x.predict(points[:5])[:, None] for x in alone]
+        spreads = np.square(apart).mean((0, 2)) / [np.square(x).mean() for x in of_each]
+        np.testing.assert_allclose(spreads, 1, atol=5 * 2 / np.sqrt(400))  # squares of 400 samples, twice
 
 
 def test_variances_beyond_the_range_are_told(rng):

@@ -108,7 +108,7 @@ def normalized(values: Array, dtype: str, axis: int | tuple[int, ...] = -2) -> t
 
 
 def _finite_sizes(x: Array) -> Array:
-    """|x|, with zero for NaN and infinities, so that they affect only their own rows."""
+    """|x|, with zero for NaN and infinities, so that they affect only their own rows and channels."""
     xp = array_namespace(x)
     return xp.where(xp.isfinite(x), xp.abs(x), xp.zeros_like(x))
 
@@ -120,11 +120,13 @@ def signs_and_log_rows(values: Array) -> tuple[Array, Array, Array]:
     sizes of rows become weights in the logits, which may be 1e-30.
     """
     xp = array_namespace(values)
-    scale = nonzero(xp.max(xp.abs(values), axis=-2, keepdims=True))
-    roots = xp.sqrt(xp.abs(values)) / xp.sqrt(scale)  # the quotient itself may be too small for float32
+    sizes = _finite_sizes(values)
+    scale = nonzero(xp.max(sizes, axis=-2, keepdims=True))
+    roots = xp.sqrt(sizes) / xp.sqrt(scale)  # the quotient itself may be too small for float32
     rows = xp.max(roots, axis=-1, keepdims=True)
     ratios = roots / nonzero(rows)
-    return xp.copysign(ratios * ratios, values), xp.clip(2 * xp.log(rows), LOG_ZERO, None), scale
+    x = xp.where(xp.isfinite(values), xp.copysign(ratios * ratios, values), math.nan)  # of its channel alone
+    return x, xp.clip(2 * xp.log(rows), LOG_ZERO, None), scale
 
 
 def scales_for_sums(

@@ -17,7 +17,8 @@ from .shapes import K, Numbers, Q, T, are_known
 DIMENSIONS = 8  # coordinates per pass over a tile
 MANY = 2**30  # stands for an unknown number of points
 SAMPLE = 128  # points whose mean is the center in half precision: a GPU adds so many in one step
-LOG_ZERO = -1e27  # stands for log 0: finite in float32, and below every exponent
+FARTHEST = 2.0**120  # the largest u of which all kernels, slopes and logarithms can be computed in float32
+LOG_ZERO = -(2.0**126)  # stands for log 0: finite in float32, and below the exponent of every u
 JOINED = 2**13  # so many values are looked at together with points; more, in a step of their own
 BLOCK = 64  # sums of NumPy arrays are compiled for multiples of this number of points
 BASE_2 = math.log2(math.e)  # exponents are those of 2^x, which is faster than e^x
@@ -262,18 +263,23 @@ def squared_distances(a: Scaled, b: Scaled) -> Array:
     return a.norms + b.norms.mT - 2 * dot(a.points, b.points.mT)
 
 
+def cut_off(u: Array) -> Array:
+    """The u, at most FARTHEST; NaN stays NaN, which XLA's minimum on a CPU would lose."""
+    return jnp.where(u > FARTHEST, FARTHEST, u)
+
+
 @jax.checkpoint  # else derivatives would store all differences
 def squared_differences(a: Array, b: Array) -> Array:
     """‖a - b‖² of all pairs, from differences of coordinates."""
-    return jnp.square(_cut_off(a[..., :, None, :] - b[..., None, :, :])).sum(-1)
+    return jnp.square(_clipped(a[..., :, None, :] - b[..., None, :, :])).sum(-1)
 
 
 def _scaled_difference(scale: Array, q: Array, k: Array) -> Array:
     """scale (q_m - k_n) for one coordinate (*batch, number)."""
-    return _cut_off(scale * (q[..., :, None] - k[..., None, :]))
+    return _clipped(scale * (q[..., :, None] - k[..., None, :]))
 
 
-def _cut_off(differences: Array) -> Array:
+def _clipped(differences: Array) -> Array:
     """Differences, clipped so that sums of their squares are finite."""
     far = math.sqrt(float(jnp.finfo(differences.dtype).max)) / 1e6
     return jnp.clip(differences, -far, far)

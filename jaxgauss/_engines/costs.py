@@ -46,7 +46,7 @@ WORTH = 1.25
 # Sums of float32 points in half precision lose digits, for which they must be so many times as fast as others.
 HALVES = 4.0
 FINE = 1 + 1 / 8  # times of a call that a channel of a sum takes by log-sum-exps alone: see `torch_backend.signed`
-# The widths that attention kernels are compiled for.
+# The widths that attention kernels are compiled for; without an entry, each serves all.
 WIDTHS = {
     "flash": (32, 64, 96, 128, 160, 192, 224, 256),
     "cudnn": (64, 128),
@@ -109,9 +109,9 @@ def kernel_columns(kernel: "AttentionKernel", dim: int, channels: int) -> int:
 
 @functools.cache
 def widths_of(name: str) -> tuple[int, ...]:
-    """The widths for which the installed PyTorch has a kernel."""
+    """The widths for which the installed PyTorch has a kernel; none if it serves all."""
     version = _numbers(importlib.metadata.version("torch"))
-    return tuple(x for x in WIDTHS[name] if name != "flash" or x not in DROPPED or version < (2, 14))
+    return tuple(x for x in WIDTHS.get(name, ()) if name != "flash" or x not in DROPPED or version < (2, 14))
 
 
 def kernel_engine(kernel: "AttentionKernel") -> str:

@@ -63,8 +63,9 @@ SOME_KEYS = 64  # keys whose exponents are formed first: a percent of a pass ove
 LARGER = 20.0  # logarithm of the largest weight over the second, up to which sums are relative to the largest
 FEW_ROWS = 8  # rows of a tile that may be far from its center and are summed by themselves
 ROWS, COLUMNS = 1024, 512  # of a tile of sorted points
-# R² of a tile up to which a product in float64 gives u accurately; far less with a kink, for functions of √u.
+# R² of a tile up to which a product in float64 gives float32's digits of u; far less with a kink, for functions of √u.
 REACH = {False: 2.0**33, True: 2.0**16}
+SHARE = 1 / 16  # the least part of ‖a‖² + ‖b‖², beyond what near points have, of which a product has float64's digits
 
 
 def blocked_means(
@@ -279,7 +280,8 @@ def _sorted_means(
     columns = points, in_leaves(_with_ones(values), j), weights, j[..., None]
     bounds = _bounds(kernel, scale, rows, points) + weights.max((1, 2))[None]
     rest = jnp.log(float(len(keys))) - math.log(float(jnp.finfo(digits).eps)) + 1
-    near, reach = NEAR[digits] / STRICTER if kernel.decays and not kernel.kinked else 0, REACH[kernel.kinked]
+    all_digits, reach = digits == "float64", REACH[kernel.kinked]
+    near = NEAR[digits] / STRICTER if kernel.decays and not kernel.kinked and not all_digits else 0
 
     def of_block(block: tuple[Array, Array, Array]) -> tuple[Array, Array]:
         queries, indices, bounds = block
@@ -312,9 +314,15 @@ def _sorted_means(
                 total = dot(weights, of_keys.astype(digits)).astype(values.dtype)
                 return total, dot(weights.astype(values.dtype), of_keys * values)
 
-            most, way = log_weights.max(), jnp.where(size <= reach, 0, 1)  # NaN goes to differences
+            most, is_accurate = log_weights.max(), size <= reach
+            product = functools.partial(squared_distances_of, *factors)
+            if all_digits:  # the product itself decides, wherever the points lie
+                u = product()
+                beyond = a.norms + b.norms.mT - (0 if kernel.kinked else NEAR[digits])
+                is_accurate, product = (kept(u, jnp.inf) >= SHARE * beyond).all(), lambda: u
+            way = jnp.where(is_accurate, 0, 1)  # NaN goes to differences
             ways = [
-                lambda: of_largest(squared_distances_of(*factors)),
+                lambda: of_largest(product()),
                 lambda: of_largest(-2 * difference_logits(scale, queries, keys)),
             ]
             if near:

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
+from .._arrays.points import LOG_ZERO
 from .._calls import readable
 from .profiles import COINCIDENT, Energy, Gauss, Matern, Own, RationalQuadratic
 
-LOG_ZERO = -1e27  # stands for log 0
 STEEP = 1e6  # a kernel with a larger derivative at u = 0 or 1e-20 has a kink
 Profile = Callable[[Float[Array, "..."]], Float[Array, "..."]]
 

@@ -8,7 +8,7 @@ import numpy as np
 import scipy.optimize
 from scipy.spatial import KDTree
 
-from .process_by_matrix import ByMatrix, Corners, count_nonzero, log_likelihood
+from .process_by_matrix import ByMatrix, Corners, log_likelihood
 from .process_by_transforms import ByTransforms
 from .process_by_waves import ByWaves, box_modes, negligible_from, number_of_modes
 from .process_starts import starts_of, units_of
@@ -65,7 +65,7 @@ class Learned(NamedTuple):
 
     Attributes:
         theta: the logarithms of one or D length scales and of the noise.
-        variance: s².
+        variance: s² of each channel, (C,).
         value: the logarithm of the likelihood of all points, or of parts of them if it is not `exact`.
         steps: evaluations of the likelihood.
         posterior: of all points if `exact`, else None.
@@ -74,7 +74,7 @@ class Learned(NamedTuple):
     theta: np.ndarray
     scale: np.ndarray
     noise: float
-    variance: float
+    variance: np.ndarray
     value: float
     exact: bool
     steps: int
@@ -159,7 +159,7 @@ class Objective:
 
     def best(self, start: np.ndarray, bounds: np.ndarray, exact: bool, max_iter: int) -> tuple[float, np.ndarray]:
         """The likeliest θ that L-BFGS visits from a start, after the logarithm of its likelihood."""
-        size, visited = max(1, count_nonzero(self.values)) * self.num(exact), []
+        size, visited = max(1, np.count_nonzero(self.values.any(0))) * self.num(exact), []
 
         def minus(theta: np.ndarray) -> tuple[float, np.ndarray]:
             value, gradient = self(theta, exact)

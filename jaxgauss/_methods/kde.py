@@ -46,7 +46,7 @@ def kde_logpdf(
     """Log-density of a kernel density estimate: log Σ_n w_n (τ/2π)^{D/2} exp(-τ/2 ‖x - k_n‖²), or with another kernel.
 
     Another kernel κ(τ‖x - k_n‖²) is divided by its integral. One log-sum-exp: O(P N D) operations and O((P + N) D)
-    memory. The result is finite at any distance from the samples.
+    memory. The result is finite at any distance from the samples; distances count up to 1e18 bandwidths.
 
     Args:
         points: x where to evaluate, (…, P, D). Leading axes are batches, which broadcast as in `jnp.matmul`.

@@ -1,11 +1,11 @@
 """Gaussian processes of few points: likelihood and posterior from the kernel matrix, in NumPy's float64.
 
-Values y = f + noise have covariance s² (K + αI), with K_mn = exp(-½ Σ_d ((x_m - x_n)_d / ℓ_d)²). The most likely s² is
-Q/N, Q = yᵀ(K + αI)⁻¹y, so the likelihood is a function of log ℓ and log α. Source: Rasmussen & Williams 2006, chapters
-2 and 5.
+Values y = f + noise have covariance s² (K + αI), with K_mn = exp(-½ Σ_d ((x_m - x_n)_d / ℓ_d)²). The most likely s² of
+a channel is Q/N, Q = yᵀ(K + αI)⁻¹y, so the likelihood is a function of log ℓ and log α. Source: Rasmussen & Williams
+2006, chapters 2 and 5.
 """
 
-import functools
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,31 +23,32 @@ class Likelihood(NamedTuple):
     """The terms of the likelihood of values (N, C), and their derivatives with respect to log ℓ (D) and log α.
 
     Attributes:
-        num: N C.
-        channels: C, without those that are zero: a constant tells nothing.
-        quadratic: Q, summed over channels.
+        num: N.
+        quadratic: Q of each channel, (C,); 0 of a channel of zeros.
         log_det: log det(K + αI).
-        d_quadratic: (D + 1,).
+        d_quadratic: (D + 1, C).
         d_log_det: (D + 1,).
     """
 
     num: int
-    channels: int
-    quadratic: float
+    quadratic: Float[np.ndarray, " c"]
     log_det: float
-    d_quadratic: Float[np.ndarray, " d1"]
+    d_quadratic: Float[np.ndarray, "d1 c"]
     d_log_det: Float[np.ndarray, " d1"]
 
 
-def log_likelihood(parts: list[Likelihood]) -> tuple[float, Float[np.ndarray, " d1"], float]:
-    """The logarithm of the likelihood of independent parts, at the best s²; its gradient; and s², one of no values."""
-    num, quadratic = sum(x.num for x in parts), sum(x.quadratic for x in parts)
-    variance = quadratic / num if num else 1.0
-    log_det = sum(x.channels * x.log_det for x in parts)
-    d_quadratic = functools.reduce(np.add, [x.d_quadratic for x in parts])
-    d_log_det = functools.reduce(np.add, [x.channels * x.d_log_det for x in parts])
-    value = -(num * np.log(2 * np.pi * variance) + num + log_det) / 2
-    return value, -(d_quadratic / variance + d_log_det) / 2, variance
+def log_likelihood(parts: list[Likelihood]) -> tuple[float, Float[np.ndarray, " d1"], Float[np.ndarray, " c"]]:
+    """The logarithm of the likelihood of independent parts, at the best s² of each channel; its gradient; and these s².
+
+    Zeros tell nothing: their s² is 1, and they are left out.
+    """
+    num, log_det = sum(x.num for x in parts), sum(x.log_det for x in parts)
+    d_log_det = np.sum([x.d_log_det for x in parts], 0)
+    quadratic, d_quadratic = np.sum([x.quadratic for x in parts], 0), np.sum([x.d_quadratic for x in parts], 0)
+    tells = quadratic > 0
+    variance, channels = np.where(tells, quadratic / num, 1.0), int(tells.sum())
+    value = -(channels * (num * (math.log(2 * math.pi) + 1) + log_det) + num * np.log(variance).sum()) / 2
+    return float(value), -((d_quadratic / variance).sum(1) + channels * d_log_det) / 2, variance
 
 
 class ByMatrix:
@@ -60,17 +61,17 @@ class ByMatrix:
 
     def likelihood(self, *, slopes: bool = True) -> Likelihood:
         """The terms of the likelihood of the values; derivatives are left zero unless `slopes` are wanted."""
-        channels, none = count_nonzero(self.values), np.zeros(len(self.scale) + 1)
-        quadratic, log_det = float((self.values * self.solution).sum()), log_determinant_of(self.factor)
-        found = Likelihood(len(self.values) * channels, channels, quadratic, log_det, none, none)
+        none = np.zeros(len(self.scale) + 1)
+        quadratic, log_det = (self.values * self.solution).sum(0), log_determinant_of(self.factor)
+        found = Likelihood(len(self.values), quadratic, log_det, np.outer(none, quadratic), none)
         if not slopes:
             return found
         inverse = inverted(self.factor)
         matrix = gauss_matrix(self.points, self.points, self.scale)
         apart = [squares(x, x, y) * matrix for x, y in zip(self.points.T, self.scale, strict=True)]
-        d_quadratic = [-(self.solution * (x @ self.solution)).sum() for x in apart]
+        d_quadratic = [-(self.solution * (x @ self.solution)).sum(0) for x in apart]
         d_log_det = [(inverse * x).sum() for x in apart]
-        of_noise = -self.noise * np.square(self.solution).sum(), self.noise * np.trace(inverse)
+        of_noise = -self.noise * np.square(self.solution).sum(0), self.noise * np.trace(inverse)
         return found._replace(
             d_quadratic=np.array([*d_quadratic, of_noise[0]]), d_log_det=np.array([*d_log_det, of_noise[1]])
         )
@@ -98,11 +99,6 @@ class ByMatrix:
         half = self._half(points)
         values, vectors = np.linalg.eigh(gauss_matrix(points, points, self.scale) - half.T @ half)
         return rng.normal(size=(num, len(points))) @ (vectors * np.sqrt(np.maximum(values, 0))).T
-
-
-def count_nonzero(values: np.ndarray) -> int:
-    """How many channels are not zero."""
-    return int(values.any(0).sum())
 
 
 def gauss_matrix(queries: np.ndarray, keys: np.ndarray, scale: np.ndarray) -> np.ndarray:

@@ -20,7 +20,7 @@ import scipy.linalg
 from jaxtyping import Complex, Float, Int
 
 from .._engines.fourier.trigonometric import Modes, trigonometric_sums, trigonometric_values
-from .process_by_matrix import Likelihood, count_nonzero, factored, inverted, lapack, log_determinant_of
+from .process_by_matrix import Likelihood, factored, inverted, lapack, log_determinant_of
 
 ERROR = 1e-4  # of the logarithm of the likelihood, by modes that are left out
 MOST = 2**40  # modes of a coordinate that are counted: no way takes as many
@@ -91,7 +91,7 @@ class ByWaves:
         matrix[np.diag_indices(len(matrix))] += 1
         self.factor = factored(matrix)
         self.solution = scipy.linalg.cho_solve((self.factor, True), self.right, check_finite=False)  # u
-        self.square, self.channels = float(np.square(values).sum()), count_nonzero(values)
+        self.square = np.square(values).sum(0)
 
     def _pairs(self) -> tuple[np.ndarray, np.ndarray]:
         """Indices, among modes up to twice as large, of the differences and the sums of all pairs of modes."""
@@ -113,11 +113,11 @@ class ByWaves:
 
     def likelihood(self, *, slopes: bool = True) -> Likelihood:
         """The terms of the likelihood of the values; derivatives are left zero unless `slopes` are wanted."""
-        noise, product = self.noise, float((self.right * self.solution).sum())
+        noise, product = self.noise, (self.right * self.solution).sum(0)
         quadratic = (self.square - product / noise) / noise
-        quadratic = max(quadratic, self.square / (self.num + noise))  # no eigenvalue of K exceeds N
+        quadratic = np.maximum(quadratic, self.square / (self.num + noise))  # no eigenvalue of K exceeds N
         log_det, none = self.num * math.log(noise) + log_determinant_of(self.factor), np.zeros(len(self.unit) + 1)
-        found = Likelihood(self.num * self.channels, self.channels, quadratic, log_det, none, none)
+        found = Likelihood(self.num, quadratic, log_det, np.outer(none, quadratic), none)
         if not slopes:
             return found
         inverse, _ = lapack.dtrtri(self.factor, lower=1)
@@ -126,8 +126,8 @@ class ByWaves:
         bends = np.append(bends, bends[1:], 0)
         squared = np.square(self.solution)
         d_log_det = np.append(bends.T @ (1 - diagonal), self.num - (1 - diagonal).sum())
-        of_noise = (product + squared.sum()) / noise**2 - self.square / noise
-        d_quadratic = np.append(-(bends.T @ squared.sum(1)) / noise**2, of_noise)
+        of_noise = (product + squared.sum(0)) / noise**2 - self.square / noise
+        d_quadratic = np.append(-(bends.T @ squared) / noise**2, of_noise[None], 0)
         return found._replace(d_quadratic=d_quadratic, d_log_det=d_log_det)
 
     def mean(self, points: np.ndarray) -> np.ndarray:

@@ -127,6 +127,8 @@ def _ksd_squared(settings: Settings, estimator: str, points, scores, tau, weight
 def _by_all_pairs(settings: Settings, estimator: str, one_sign: bool, points, scores, tau, a) -> Array:
     """KSD² from sums over all pairs."""
     settings, tau, shares = as_gaussians(settings, tau, points)
+    others = settings.kernel != GAUSS  # else the rounding of a point's own pair may exceed the gradient of all others
+    settings = replace(settings, exclude_self=others)
     tau, x, s, a = prepare(settings, tau, points, scores, a[:, None])
 
     def function(reduction: Reduction, points: tuple[Array], tau: Array, s: Array, a: Array) -> Array:
@@ -136,10 +138,12 @@ def _by_all_pairs(settings: Settings, estimator: str, one_sign: bool, points, sc
         return (a * stein).sum((-2, -1)) + tau * sums.trace
 
     value = with_reduction(settings, function, (x,), tau, s, a, pulls=False, second_order=True, one_sign=one_sign)
-    if estimator == "unbiased":
+    if others == (estimator == "biased"):
         own = settings.kernel.at_zero * jnp.square(s).sum(-1, keepdims=True)
         own = jnp.square(a) * (own + settings.kernel.slope.at_zero * tau[..., None, None] * x.shape[-1])
-        value = distinct_pairs_factor(a) * (value - own.sum((-2, -1)))
+        value = value + (own if others else -own).sum((-2, -1))
+    if estimator == "unbiased":
+        value = distinct_pairs_factor(a) * value
     return bandwidth_mean(value, tau, shares)
 
 

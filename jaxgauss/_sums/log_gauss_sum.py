@@ -75,7 +75,7 @@ def log_gauss_sum(
     Precision:
         In float32 within 1e-5 · max(1, |log|), wherever the points lie; gradients within 2e-5 of the sizes of their
         terms. On CUDA the error grows with the squared distance of the points from their center (docs/precision.md).
-        Logarithms below -1e26 saturate.
+        Distances count up to 1e18 bandwidths; logarithms below -4e37 saturate.
 
     Example:
         >>> import jax.numpy as jnp, jaxgauss
@@ -118,5 +118,6 @@ def unrounded_log_sum(settings: Settings, queries: Array, keys: Array, log_weigh
         batch = jnp.broadcast_shapes(*(x.shape[:-2] for x in (queries, keys, log_weights)), tau.shape)
         return jnp.full((*batch, queries.shape[-2], 1), -math.inf, dtype)
     summed = log_sums_of_others if settings.exclude_self else log_sums
-    logs = summed(settings, queries, keys, tau, log_weights)
-    return jnp.where(logs <= LOG_ZERO / 2, -math.inf, logs)
+    logs, count = summed(settings, queries, keys, tau, log_weights), (log_weights > LOG_ZERO / 2).astype(dtype)
+    some = count.sum(-2, keepdims=True) > (count if settings.exclude_self else 0)
+    return jnp.where(logs <= LOG_ZERO / 2, jnp.where(some, LOG_ZERO / 2, -math.inf), logs)

@@ -10,8 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from ..._arrays.points import Scaled, as_rows, dot, squared_distances_of, squares_factors, turned, with_norms
-from ..differences.tile_sums import FARTHEST
+from ..._arrays.points import FARTHEST, Scaled, as_rows, dot, squared_distances_of, squares_factors, turned, with_norms
 from ..plan import NEAR, STRICTER
 from ..products.pair_sums import APART, by_products, of_leaves, powers, pulls_from_powers, separation
 from ..request import NOTHING, Channels, Columns, PairSums, Request, Rows, differ

@@ -18,12 +18,12 @@ from jaxtyping import Array
 
 from ..._arrays.custom_rule import with_pullback
 from ..._arrays.devices import vary_like
-from ..._arrays.points import LOG_ZERO, dot, unit_and_ratio, with_axes_of, with_rank
+from ..._arrays.points import FARTHEST, LOG_ZERO, cut_off, dot, unit_and_ratio, with_axes_of, with_rank
 from ..._arrays.shapes import G, K, L, Q, S, T, V, W
 from ..._kernels.kernels import GAUSS, Kernel
 from ..request import Channels, PairSums, Request, differ, indices
 from ..tiles import CUDA_TILE, Tile, block_sizes, blocks, scan, tiled_sum, unblocks
-from .tile_sums import FARTHEST, cut_off, largest_coordinate
+from .tile_sums import largest_coordinate
 
 CUT_OFF = FARTHEST**0.5  # bandwidths, of a coordinate
 WRITTEN, GROUP = 16, 8  # coordinates of which each is an array, and how many of more are one

@@ -11,7 +11,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float
 
 from ..._arrays.devices import vary_like
-from ..._arrays.points import dot, turned, with_rank
+from ..._arrays.points import cut_off, dot, turned, with_rank
 from ..._arrays.shapes import are_known
 from ..._kernels.kernels import Kernel
 from ..products.short import longest, short_sum, summed_over_rows
@@ -21,7 +21,6 @@ from ..tiles import scan
 GROUP = 8  # coordinates whose differences are formed in one pass over a tile
 PARTS = 4  # into which the queries of a tile are divided
 ONE_SCALE = 2.0**30  # ratio of an extent to a distance at which float64 keeps 23 bits of the distance
-FARTHEST = 2.0**120  # the largest u of which all kernels and slopes can be computed in float32
 
 
 def by_differences(
@@ -161,11 +160,6 @@ def subtractable(x: Array) -> Array:
 def largest_coordinate(dtype: Any) -> float:
     """Of points that can be subtracted, and their differences added, without overflow."""
     return float(jnp.finfo(dtype).max) / 4
-
-
-def cut_off(u: Array) -> Array:
-    """The u, at most FARTHEST; NaN stays NaN, which XLA's minimum on a CPU would lose."""
-    return jnp.where(u > FARTHEST, FARTHEST, u)
 
 
 def _summed(tile: Float[Array, "*#batch n m"], v: Float[Array, "*#batch n c"]) -> Float[Array, "*sums m c"]:
