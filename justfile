@@ -13,6 +13,10 @@ test *arguments:
 test-slow *arguments:
     {{python}} -m pytest -q -n auto -m slow {{arguments}}
 
+# Random calls, compared with formulas in float64.
+fuzz *arguments="--minutes 10":
+    {{python}} tests/fuzz.py {{arguments}}
+
 # CUDA's programs, compiled and replayed without a GPU.
 cuda-programs *arguments:
     .ci/cuda-programs {{arguments}}

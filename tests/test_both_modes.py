@@ -250,3 +250,28 @@ def test_what_is_linear_is_transposed(rng, num):
 
     (tangent,) = jax.linear_transpose(jax.vjp(summed, x)[1], g[:, 0])((g,))
     assert relative_error(tangent, jax.jvp(lambda x: in_plain_jax(x, y, v)[:, 0], (x,), (g,))[1]) < 1e-12
+
+
+TRANSPOSED = {
+    "imq": lambda x, y, v: jaxgauss.kernel_sum(x, y, v, kernel="imq"),
+    "mixture": lambda x, y, v: jaxgauss.kernel_sum(x, y, v, kernel="imq", engine="mixture"),
+    "segments": lambda x, y, v: jaxgauss.kernel_sum(x, y, v, kernel="matern12", segments=(np.arange(9) % 3,) * 2),
+    "others": lambda x, y, v: jaxgauss.kernel_sum(x, y, v, kernel="energy", exclude_self=True),
+    "mean": lambda x, y, v: jaxgauss.kernel_mean(x, y, v),
+    "sharded": lambda x, y, v: jaxgauss.gauss_sum_sharded(x, y, v, mesh=MESH, key_axis="data"),
+    "gauss": lambda x, y, v: gauss_sum(x, y, v),
+}
+MESH = jax.make_mesh((1,), ("data",), devices=jax.devices()[:1], axis_types=(jax.sharding.AxisType.Auto,))
+
+
+@pytest.mark.parametrize("name", TRANSPOSED)
+def test_sums_are_transposed_in_their_values(rng, name):
+    """Outside of `jit`, inside, and a program of another: as by `jax.vjp`."""
+    x, y, v, g = jnp.asarray(rng.normal(size=(4, 9, 2)))
+    f = functools.partial(TRANSPOSED[name], x, y)
+    exact = jax.jit(lambda g: jax.vjp(f, v)[1](g))(g)
+    for program in (f, jax.jit(f)):
+        (found,) = jax.linear_transpose(program, v)(g)
+        assert relative_error(found, exact[0]) < 1e-12
+    (found,) = jax.linear_transpose(jax.vmap(f), jnp.stack([v, v]))(jnp.stack([g, 2 * g]))
+    assert relative_error(found[1], 2 * exact[0]) < 1e-12

@@ -2,6 +2,7 @@
 
 import inspect
 import typing
+import warnings
 
 import dask.array as da
 import jax
@@ -149,6 +150,21 @@ def far_points_tables_and_swapped_bytes(name):
             np.testing.assert_array_equal(given_, expected)
 
 
+SCALES = {"near": (1.0, 0.0), "far": (1e4, 1e6), "tiny": (1e-300, 0.0), "huge": (1e300, 0.0)}
+
+
+def errors_of_numpy_that_the_caller_raises(name):
+    """Under- and overflow of our own arithmetic are nobody's errors; refusals stay."""
+    for scale, offset in SCALES.values():
+        x, y = Z * scale + offset, np.sin(2 * Z) * scale + offset
+        with np.errstate(all="raise"), warnings.catch_warnings(action="ignore"):
+            try:
+                found(name, x, y, Z, V, W)
+            except (ValueError, TypeError) as error:
+                assert str(error).startswith("`jaxgauss.")
+            assert set(np.geterr().values()) == {"raise"}
+
+
 def warns_if_asked(name, said, *arrays):
     with pytest.warns(UserWarning, match=said) as seen, checked_data():
         found(name, *arrays)
@@ -173,6 +189,7 @@ def tau_by_which_no_two_points_meet(name):
 OF_PAIRS = {"mmd_squared", "mmd_flow_velocity", "mmd_witness", "mmd_test", "mmd_estimate", "hsic", "ksd_squared"}
 OF_PAIRS |= {"svgd_direction", "mean_shift", "kernel_herding"}
 CHECKS = {far_points_tables_and_swapped_bytes: FUNCTIONS.keys(), nan: FUNCTIONS.keys() - UNSEEN}
+CHECKS[errors_of_numpy_that_the_caller_raises] = {name for name in FUNCTIONS if not name.startswith("dask.")}
 CHECKS[tau_by_which_no_two_points_meet] = OF_PAIRS
 
 

@@ -76,6 +76,26 @@ def test_other_kernels(rng, kernel):
     assert relative_error(found, dense(queries, keys, values, 0.7, labels, kernel)) < 1e-12
 
 
+class Series:
+    """Labels as a column of a table, as in pandas."""
+
+    def __init__(self, labels):
+        self.labels = labels
+
+    def __array__(self, dtype=None, copy=None):
+        return np.asarray(self.labels, dtype)
+
+
+@pytest.mark.parametrize("kind", [Series, np.ndarray.tolist, jnp.asarray, lambda x: x.astype("uint64"), np.ma.asarray])
+def test_whatever_holds_integers_is_labels(rng, kind):
+    labels, points = np.arange(M) ** 2 % 7, rng.normal(size=(M, 2))
+    calls = [functools.partial(f, points, points) for f in (log_gauss_sum, log_kernel_sum)]
+    calls += [functools.partial(f, points, points, points) for f in (gauss_sum, kernel_sum)]
+    for call in calls:
+        np.testing.assert_array_equal(*(call(segments=(x, x)) for x in (labels, kind(labels))))
+    np.testing.assert_array_equal(*(mmd_squared_matrix(points, 1.0, segments=x) for x in (labels, kind(labels))))
+
+
 def test_a_wide_group_keeps_small_distances(rng):
     """Points a thousandth of a bandwidth apart, and one 1e5 bandwidths away, which must not move the center."""
     points = np.concatenate([rng.normal(size=(30, 2)) * 1e-3, np.full((10, 2), 1e5)]).astype("float32")

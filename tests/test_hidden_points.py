@@ -212,3 +212,15 @@ def test_masked_arrays_of_numpy_are_refused_also_after_others():
         with pytest.raises(TypeError, match=r"`x` must have no masked elements"):
             jg.mmd_squared(masked, Y, 0.7)
     assert jg.gauss_sum(P, np.ma.array(X), WEIGHTS, 0.7).shape == (5,)
+
+
+def test_no_points_have_no_weights():
+    """Under `jit`, where no weight is known to be zero."""
+    x, nobody, nothing = jnp.ones((3, 2)), jnp.ones((0, 2)), jnp.ones(0)
+    for function in (jg.log_gauss_sum, jg.log_kernel_sum):
+        assert jax.jit(function)(x, nobody, nothing).tolist() == [-np.inf] * 3
+        assert jax.jit(function)(nobody, nobody, nothing).shape == (0,)
+    assert jax.jit(lambda z, a: jg.kde_logpdf(z, x, 1.0, weights=a))(nobody, jnp.ones(3)).shape == (0,)
+    for function in (jg.embedding_norm_squared, jg.mmd_squared_to_normal, jg.uniformity):
+        with pytest.raises(ValueError, match=rf"^`jaxgauss.{function.__name__}`: .*at least"):
+            jax.jit(lambda z, a, f=function: f(z, 1.0, weights=a))(nobody, nothing)

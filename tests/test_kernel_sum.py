@@ -264,3 +264,22 @@ def test_batches_of_several_tiles(rng):
     found = jax.jit(lambda x: kernel_sum(x, x, weights, kernel="imq"))(x)
     for own, points in zip(found, x.astype("float64"), strict=True):
         assert relative_error(own, EXACT["imq"](points, points).sum(1, keepdims=True)) < 1e-6
+
+
+@pytest.mark.parametrize("setting", [jax.debug_nans, jax.debug_infs, jax.transfer_guard])
+def test_what_is_looked_for_in_a_kernel_is_no_error_of_the_callers(rng, setting):
+    """Infinite and missing slopes at zero, and overflow far away, which are looked for at the first call."""
+    x, y, tau = jax.device_put((*rng.normal(size=(2, 9, 2)), np.ones(())))
+    profiles = [
+        lambda u: jnp.exp(-jnp.sqrt(u)),
+        lambda u: jnp.where(u > 0, jnp.sin(jnp.sqrt(u)) / jnp.sqrt(u), 1.0),
+        lambda u: jnp.exp(u) * jnp.exp(-2 * u),
+    ]
+    with setting("disallow" if setting is jax.transfer_guard else True):
+        for profile in profiles:
+            own = Kernel(profile)
+            assert np.asarray(jaxgauss.mmd_squared(x, y, tau, kernel=own)) > 0
+            slope = jax.jit(jax.grad(lambda x, k=own: kernel_sum(x, y, y, tau, kernel=k).sum()))
+            assert np.isfinite(np.asarray(slope(x))).all()
+        with pytest.raises(ValueError, match="be finite at u = 0; got nan"):
+            Kernel(lambda u: jnp.sin(u) / u)

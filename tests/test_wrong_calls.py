@@ -90,11 +90,11 @@ Sliced(0) | directions | 0 | Leave it out, for 256.
 Sliced(frequencies=1.5) | frequencies | 1.5 | Leave it out, for 1.
 gauss_sum(q, k, v, segments=labels) | segments | ndarray | If both are the same points: (labels, labels).
 gauss_sum(q, k, v, segments=(labels, labels)) | segments | (5,) | All elements of a batch share the labels.
-gauss_sum(q, k, v, segments=([0] * 5, [0] * 7)) | segments! | list | Convert the labels with np.asarray.
+gauss_sum(q, k, v, segments=(["a"] * 5, ["b"] * 7)) | segments! | list | Convert the labels with np.asarray.
 gauss_sum(q, k, v, segments=(a, w)) | segments! | float64 | Number the groups: np.unique(labels
 jax.jit(lambda labels: gauss_sum(q, q, q, segments=(labels, labels)))(labels) | segments! | a tracer, int64[ | Close
 gauss_sum(q, k, v, segments=(labels,)) | segments | 1 of them | If both are the same points: (labels, labels).
-gauss_sum(x, x, x, segments=(labels, labels.astype("uint64"))) | segments! | uint64 | Number the groups: np.unique(labe
+gauss_sum(x, x, x, segments=(labels, labels.astype("uint64") + 2**63)) | segments! | uint64 | Number the groups: np.uni
 gauss_sum(x, x, x, segments=(labels, labels > 0)) | segments! | bool | Number the groups: np.unique(labels, return_inve
 gauss_sum(q, k, v, engine="blocked", precision="float16") | engine | Blocked(precision='float16') | Use engine='auto'.
 gauss_sum(x, x, x, engine="fourier", precision="float16") | engine | Fourier(precision='float16') | Use engine='auto'.
@@ -308,7 +308,7 @@ jax.jit(lambda tau: mmd_estimate([x], y, tau))(1.0) | tau! | a tracer | Pass arr
 jax.jit(lambda _: mmd_estimate([x], y, 1.0))(1.0) | x! | a tracer | Pass arrays.
 jax.jit(lambda x: mmd_estimate(x, y, 1.0, progress=True))(x) | progress must be False | True | Leave it out.
 mmd_squared_matrix(x, 1.0, segments=labels[:3]) | segments | (3,) | All elements of a batch share the labels.
-mmd_squared_matrix(x, 1.0, segments=[0, 0, 1, 1, 1]) | segments! | list | Convert the labels with np.asarray.
+mmd_squared_matrix(x, 1.0, segments=["a"] * 5) | segments! | list | Convert the labels with np.asarray.
 mmd_squared_matrix(x, 1.0, segments=np.arange(5), estimator="unbiased") | segments | 5 of 5 sets | Use estimator='bi
 mmd_squared_matrix(stack(x), 1.0, segments=labels) | points | points (1, 5, 3) | One-dimensional points are points[:, N
 mmd_squared_matrix(x[:0], 1.0, segments=labels[:0]) | points | points (0, 3) | Pass more points.

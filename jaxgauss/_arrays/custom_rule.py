@@ -130,6 +130,29 @@ def _by_formula(formula: Callable) -> tuple[Callable, Callable]:
     return backward, tangent
 
 
+def transposable(function: Callable, num_static: int, linear: int) -> Any:
+    """`function` with JAX's own derivatives, which `jax.linear_transpose` transposes in one operand.
+
+    It is linear in that, but looks at it as well: at units, and at weights of zero, which JAX cannot transpose.
+    """
+
+    def ruled(*args: Any) -> Any:
+        static, operands = args[:num_static], args[num_static:]
+        if not isinstance(operands[linear], Tracer):
+            return function(*args)
+        of = functools.partial(function, *static)
+
+        def rule(leaves: Sequence[Array], given: Sequence[Array | None]) -> tuple[list[Array], list[Array | None]]:
+            of_moving, moving = of_wanted(of, tuple(x is not None for x in given), tuple(leaves))
+            found, moved = jax.jvp(of_moving, moving, [x for x in given if x is not None])
+            return jax.tree.leaves(found), jax.tree.leaves(moved)
+
+        found = _Call(lambda *leaves: jax.tree.leaves(of(*leaves)), rule, _is_64_bit()).bind(operands)
+        return tuple(found) if len(found) > 1 else found[0]
+
+    return functools.wraps(function)(ruled)
+
+
 def of_wanted(function: Callable, wanted: Wanted, operands: Any) -> tuple[Callable, list[Array]]:
     """A function as one of the wanted leaves of its operands, and these."""
     leaves, tree = jax.tree.flatten(operands)

@@ -40,7 +40,7 @@ def shown(weighed: Mapping[str, Sequence[str]], given: Mapping[str, Any]) -> dic
         are_known, is_mask = is_visible(weights), weights.dtype == np.bool_
         hidden = np.asarray(weights) if are_known else weights
         hidden = ~hidden if is_mask else hidden == (-np.inf if name == "log_weights" else 0)
-        if are_known and not hidden.any():
+        if 0 in hidden.shape or (are_known and not hidden.any()):
             continue
         arrays = {row: given[row] for row in rows if given.get(row) is not None}
         if all(_fit(weights, x) for x in arrays.values()):

@@ -58,24 +58,26 @@ def public(center: str | None = "common") -> Callable[[Callable[_Arguments, _Res
 
         @functools.wraps(function)
         def called(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-            for x in () if center is None else (*args, *kwargs.values()) if kwargs else args:  # a loop: 0.1 µs for each
-                if not (type(x) in _READY or _is_ready(x)):
-                    args, kwargs = _as_taken(public_name(function), defaults, center, weighed, args, kwargs)
-                    break
-            if weighed and (len(args) > first or not weighed.keys().isdisjoint(kwargs)):
-                found = shown(weighed, dict(zip(defaults, args, strict=False)) | kwargs)
-                args, kwargs = _with(found, defaults, args, kwargs) if found else (args, kwargs)
-            own = None
-            if isinstance(engine := kwargs.get("engine"), Engine):
-                kwargs["engine"], own = engine.without_arrays()
-            try:
-                result = function(*args, **kwargs) if own is None else with_arrays(own)(function)(*args, **kwargs)
-            except TypeError as error:
-                add_hint(error, function, kwargs)
-                raise
-            if are_checked.get():
-                _look(function, defaults, args, kwargs)
-            return result
+            with np.errstate(all="ignore"):  # whatever the caller makes of under- and overflow: ours are meant
+                given = () if center is None else (*args, *kwargs.values()) if kwargs else args
+                for x in given:  # a loop: 0.1 µs for each
+                    if not (type(x) in _READY or _is_ready(x)):
+                        args, kwargs = _as_taken(public_name(function), defaults, center, weighed, args, kwargs)
+                        break
+                if weighed and (len(args) > first or not weighed.keys().isdisjoint(kwargs)):
+                    found = shown(weighed, dict(zip(defaults, args, strict=False)) | kwargs)
+                    args, kwargs = _with(found, defaults, args, kwargs) if found else (args, kwargs)
+                own = None
+                if isinstance(engine := kwargs.get("engine"), Engine):
+                    kwargs["engine"], own = engine.without_arrays()
+                try:
+                    result = function(*args, **kwargs) if own is None else with_arrays(own)(function)(*args, **kwargs)
+                except TypeError as error:
+                    add_hint(error, function, kwargs)
+                    raise
+                if are_checked.get():
+                    _look(function, defaults, args, kwargs)
+                return result
 
         return readable(called)
 

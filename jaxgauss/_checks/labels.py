@@ -6,6 +6,8 @@ import jax
 import jax.core
 import numpy as np
 
+from .arguments import as_array
+
 
 def check_segments(function: str, segments: Any, num_queries: int, num_keys: int) -> tuple[np.ndarray, np.ndarray]:
     """The labels of the queries and of the keys; TypeError or ValueError unless there is one for each."""
@@ -22,7 +24,7 @@ def check_segments(function: str, segments: Any, num_queries: int, num_keys: int
 
 def check_labels(function: str, labels: Any, points: str, number: int) -> np.ndarray:
     """The labels in int64; TypeError or ValueError unless they are known integers, one for each point."""
-    where = f"`jaxgauss.{function}`: `segments` must"
+    where, labels = f"`jaxgauss.{function}`: `segments` must", as_array(labels, function, "segments")
     if isinstance(labels, jax.core.Tracer):
         raise TypeError(
             f"{where} be known outside of transformations; got a tracer, {jax.typeof(labels)}. Close over the labels"
@@ -32,7 +34,10 @@ def check_labels(function: str, labels: Any, points: str, number: int) -> np.nda
         raise TypeError(
             f"{where} hold JAX or NumPy arrays; got {type(labels).__name__}. Convert the labels with np.asarray."
         )
-    if labels.dtype.kind not in "iu" or not np.can_cast(labels.dtype, "int64"):
+    fits = labels.dtype.kind in "iu"
+    if labels.dtype == np.uint64 and labels.size:
+        fits = np.asarray(labels).max() <= np.iinfo("int64").max
+    if not fits:
         raise TypeError(
             f"{where} hold integers that fit into int64; got {labels.dtype}. Number the groups:"
             " np.unique(labels, return_inverse=True)[1]."

@@ -251,9 +251,13 @@ def _kinked(profile: Profile) -> bool:
 
 
 def evaluated(function: Callable[[Array], Array], u: np.ndarray) -> np.ndarray:
-    """Evaluate a function of an array by a compiled program, even while JAX traces another."""
+    """Evaluate a function of an array by a compiled program, even while JAX traces another.
+
+    NaN and inf are what is looked for, so JAX's search for them does not apply, nor its guard of transfers.
+    """
     x64: Any = jax.config.jax_enable_x64  # type: ignore[attr-defined]
-    return np.asarray(_program(function, u.shape, u.dtype, x64)(u))
+    with jax.debug_nans(False), jax.debug_infs(False), jax.transfer_guard("allow"):
+        return np.asarray(_program(function, u.shape, u.dtype, x64)(u))
 
 
 @functools.lru_cache(256)

@@ -9,6 +9,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array
 
+from .._arrays.custom_rule import transposable
 from .._arrays.devices import replicated, vary_alike, visible
 from .._arrays.points import LOG_ZERO, align, for_sums
 from .._arrays.tracing import jitted
@@ -139,7 +140,8 @@ def as_logs(settings: Settings) -> Settings:
 @functools.partial(jitted, num_static=1)
 def _checked_mean(settings: Settings, queries, keys, values, log_weights, tau) -> tuple[Array, Array]:
     of_one, log_weights = values.ndim == 1, none_are_zero(log_weights, keys, settings)
-    found, logs = means_over_mesh(settings, queries, keys, values[:, None] if of_one else values, log_weights, tau)
+    operands = map(jnp.asarray, (queries, keys, values[:, None] if of_one else values, log_weights, tau))
+    found, logs = _transposable_means(settings, *operands)
     return (found[..., 0] if of_one else found).astype(settings.dtype), logs[..., 0].astype(settings.dtype)
 
 
@@ -168,6 +170,9 @@ def means_over_mesh(
     both = over_mesh(settings, local, (tau,), (queries,), (keys, values, log_weights), fill=LOG_ZERO)
     both = first_rows(settings, both, queries.shape[-2])
     return both[..., :-1], both[..., -1:]
+
+
+_transposable_means = transposable(means_over_mesh, 1, 2)
 
 
 def _means(

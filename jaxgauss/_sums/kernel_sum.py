@@ -8,6 +8,7 @@ from jax import lax
 from jax.lax import Precision
 from jaxtyping import Array
 
+from .._arrays.custom_rule import transposable
 from .._arrays.devices import replicated, vary_alike
 from .._arrays.hidden import without_hidden
 from .._arrays.points import align, center, for_sums, weighted_sum
@@ -94,7 +95,7 @@ def kernel_sum(
     if exclude_self:
         check_others("kernel_sum", {"queries": queries, "keys": keys})
     if segments is not None:
-        return by_segments(unrounded_kernel_sum, settings, segments, queries, keys, values, tau)
+        return by_segments(_transposable_sum, settings, segments, queries, keys, values, tau)
     settings = examined(settings, tau, queries, keys, values)
     if kernel == GAUSS:
         return checked_gauss_sum(settings, plan, queries, keys, values, tau)
@@ -104,7 +105,7 @@ def kernel_sum(
 
 @functools.partial(jitted, num_static=1)
 def _checked_sum(settings: Settings, *operands: Array) -> Array:
-    return unrounded_kernel_sum(settings, *operands).astype(settings.dtype)
+    return _transposable_sum(settings, *operands).astype(settings.dtype)
 
 
 def unrounded_kernel_sum(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array) -> Array:
@@ -118,6 +119,9 @@ def unrounded_kernel_sum(settings: Settings, queries: Array, keys: Array, values
     operands = vary_alike(queries, without_hidden(keys, values), values, tau)
     total = sum_of_others(_summed, settings, *operands) if settings.exclude_self else _summed(settings, *operands)
     return total[..., 0] if weights else total
+
+
+_transposable_sum = transposable(unrounded_kernel_sum, 1, 2)
 
 
 def _summed(settings: Settings, *operands: Array) -> Array:

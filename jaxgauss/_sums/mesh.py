@@ -14,6 +14,7 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 from jaxtyping import Array
 
+from .._arrays.custom_rule import transposable
 from .._arrays.devices import has_cuda, vary_alike
 from .._arrays.points import LOG_ZERO, align, for_sums, small_unit
 from .._arrays.shapes import padded_to_multiple
@@ -113,7 +114,8 @@ kernel_sum_sharded = public()(also_called("kernel_sum_sharded", gauss_sum_sharde
 def _checked_sum(settings: Settings, queries: Array, keys: Array, values: Array, tau: Array) -> Array:
     weights = values.ndim == 1
     values = values[:, None] if weights else values
-    total = sum_over_mesh(settings, queries, keys, values, tau).astype(settings.dtype)
+    operands = map(jnp.asarray, (queries, keys, values, tau))
+    total = transposable(sum_over_mesh, 1, 2)(settings, *operands).astype(settings.dtype)
     return total[..., 0] if weights else total
 
 
