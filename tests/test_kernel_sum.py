@@ -283,3 +283,36 @@ def test_what_is_looked_for_in_a_kernel_is_no_error_of_the_callers(rng, setting)
             assert np.isfinite(np.asarray(slope(x))).all()
         with pytest.raises(ValueError, match="be finite at u = 0; got nan"):
             Kernel(lambda u: jnp.sin(u) / u)
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e5])
+@pytest.mark.parametrize(
+    "rate",
+    [
+        lambda: np.sqrt(0.5),
+        lambda: jnp.array(0.5),
+        lambda: jnp.linspace(0, 1, 3)[1],
+        lambda: jax.jit(lambda: jnp.full((), 0.25))(),
+    ],
+)
+def test_numbers_in_a_profile_have_the_dtype_of_u(rng, as_it_comes, rate, scale):
+    """Without JAX's 64-bit mode, in which its rules are traced: near and far, with gradients."""
+    x, ones = np.float32(rng.normal(size=(40, 3)) * scale), np.ones(40, "float32")
+
+    def both(kernel, tau):
+        return jax.value_and_grad(lambda x: jaxgauss.kernel_sum(x, x, ones, tau, kernel=kernel).sum())(x)
+
+    ours = both(jaxgauss.Kernel(lambda u: jnp.exp(-rate() * u)), 1.0)
+    for found, expected in zip(ours, both("gauss", 2 * float(rate())), strict=True):
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_a_kernel_of_a_traced_number_is_an_error():
+    """Under each transformation: it would be a constant."""
+
+    def of(rate):
+        return jaxgauss.Kernel(lambda u: jnp.exp(-rate * u))(jnp.ones(2)).sum()
+
+    for transformed in (jax.jit(of), jax.grad(of), lambda x: jax.vmap(of)(x[None]), jax.jit(jax.grad(of))):
+        with pytest.raises(TypeError, match=r"numbers; got a traced float32.* in it\. Make the kernel outside of jit"):
+            transformed(jnp.ones((), "float32"))

@@ -147,7 +147,7 @@ def transposable(function: Callable, num_static: int, linear: int) -> Any:
             found, moved = jax.jvp(of_moving, moving, [x for x in given if x is not None])
             return jax.tree.leaves(found), jax.tree.leaves(moved)
 
-        found = _Call(lambda *leaves: jax.tree.leaves(of(*leaves)), rule, _is_64_bit()).bind(operands)
+        found = _Call(lambda *leaves: jax.tree.leaves(of(*leaves)), rule).bind(operands)
         return tuple(found) if len(found) > 1 else found[0]
 
     return functools.wraps(function)(ruled)

@@ -58,7 +58,8 @@ def public(center: str | None = "common") -> Callable[[Callable[_Arguments, _Res
 
         @functools.wraps(function)
         def called(*args: _Arguments.args, **kwargs: _Arguments.kwargs) -> _Result:
-            with np.errstate(all="ignore"):  # whatever the caller makes of under- and overflow: ours are meant
+            # Whatever callers guard, our under- and overflow is meant, and so are numbers and tables as arguments.
+            with np.errstate(all="ignore"), jax.transfer_guard_host_to_device("allow"):
                 given = () if center is None else (*args, *kwargs.values()) if kwargs else args
                 for x in given:  # a loop: 0.1 µs for each
                     if not (type(x) in _READY or _is_ready(x)):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -36,7 +37,8 @@ class Kernel:
             Sums do not need it.
 
     Raises:
-        TypeError: profile is no JAX function of one array, or returns no array, or one of another dtype.
+        TypeError: profile is no JAX function of one array, or returns no array, or one of another dtype, or uses a
+            value that JAX traces.
         ValueError: profile changes the shape, or κ(0) is not finite.
 
     Derivatives:
@@ -63,10 +65,12 @@ class Kernel:
 
     def __call__(self, u: Float[Array, "..."]) -> Float[Array, "..."]:
         """κ(u); all its derivatives are finite."""
-        if isinstance(self.profile, Own) or not self.kinked:
+        if isinstance(self.profile, Own):
             return self.profile(u)
+        if not self.kinked:
+            return _in_mode_of(u)(self.profile)(u)
         apart = ~(u <= COINCIDENT)  # so that NaN stays NaN
-        return jnp.where(apart, self.profile(jnp.where(apart, u, 1)), self.at_zero)
+        return jnp.where(apart, _in_mode_of(u)(self.profile)(jnp.where(apart, u, 1)), self.at_zero)
 
     def with_slope(self, u: Float[Array, "..."]) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
         """κ(u) and ψ(u) = -2κ'(u), which share intermediate results."""
@@ -210,13 +214,19 @@ def _check(profile: Any) -> None:
         raise TypeError(f"{where} be a function of u = τ‖x - y‖²; got {type(profile).__name__}. Pass lambda u: ….")
     u = jax.ShapeDtypeStruct((2, 3), jnp.float32)
     try:
-        found = jax.eval_shape(profile, u)
+        program, found = jax.make_jaxpr(profile, return_shape=True)(u)
     except (TypeError, ValueError) as error:  # what JAX and Python raise for a function of something else
         name = getattr(profile, "__name__", profile)
         given, fix = f"{name}, which raises {type(error).__name__}", "Use jax.numpy for numpy, and jnp.where for if."
         if not _takes_one(profile):
             given, fix = f"{name}{inspect.signature(profile)}", "Write k(x, y) as a function of u alone."
         raise TypeError(f"{where} be a JAX function of one array, u = τ‖x - y‖²; got {given}. {fix}") from error
+    if traced := [jax.typeof(x).str_short() for x in program.consts if isinstance(x, jax.core.Tracer)]:
+        given, fix = (
+            f"a traced {traced[0]} in it",
+            "Make the kernel outside of jit, grad and vmap; `tau` can be learned.",
+        )
+        raise TypeError(f"{where} be a function of u and of numbers; got {given}. {fix}")
     dtype = getattr(found, "dtype", type(found).__name__)
     if dtype != u.dtype:
         raise TypeError(f"{where} return an array of the dtype of u; got {dtype} for {u.dtype}. Use jax.numpy.")
@@ -239,8 +249,7 @@ def _takes_one(profile: Any) -> bool:
 
 @functools.lru_cache(1024)
 def _at_zero(profile: Profile) -> float:
-    with jax.enable_x64(True):
-        return float(evaluated(profile, np.zeros(1))[0])
+    return float(evaluated(profile, np.zeros(1))[0])
 
 
 @functools.lru_cache(1024)
@@ -251,15 +260,25 @@ def _kinked(profile: Profile) -> bool:
 
 
 def evaluated(function: Callable[[Array], Array], u: np.ndarray) -> np.ndarray:
-    """Evaluate a function of an array by a compiled program, even while JAX traces another.
+    """Evaluate a function of an array by a compiled program, in its mode, even while JAX traces another.
 
     NaN and inf are what is looked for, so JAX's search for them does not apply, nor its guard of transfers.
     """
-    x64: Any = jax.config.jax_enable_x64  # type: ignore[attr-defined]
-    with jax.debug_nans(False), jax.debug_infs(False), jax.transfer_guard("allow"):
-        return np.asarray(_program(function, u.shape, u.dtype, x64)(u))
+    with (
+        jax.debug_nans(False),
+        jax.debug_infs(False),
+        jax.transfer_guard("allow"),
+        jax.disable_jit(False),
+        _in_mode_of(u),
+    ):
+        return np.asarray(_program(function, u.shape, u.dtype)(u))
 
 
 @functools.lru_cache(256)
-def _program(function: Callable[[Array], Array], shape: tuple[int, ...], dtype: np.dtype, _: bool) -> Callable:
+def _program(function: Callable[[Array], Array], shape: tuple[int, ...], dtype: np.dtype) -> Callable:
     return jax.jit(lambda u: function(u)).lower(np.zeros(shape, dtype)).compile()
+
+
+def _in_mode_of(u: Any) -> Any:
+    """The context, or decorator, of JAX's mode for u: there what a profile makes of numbers has the dtype of u."""
+    return jax.enable_x64(u.dtype == np.float64)

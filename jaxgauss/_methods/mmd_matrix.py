@@ -156,7 +156,7 @@ def _chunk_table(labels: bytes, block: int) -> _ChunkTable:
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _matrix(settings: Settings, estimator: str, layout: _ChunkTable, points: Array, weights: Any, tau: Any) -> Array:
-    dtype = working_dtype(settings.dtype)
+    dtype, layout = working_dtype(settings.dtype), jax.tree.map(jnp.asarray, layout)
     tau, num_sets = jnp.asarray(tau, dtype), len(layout.sizes)
     a = (1 / layout.sizes.astype(dtype))[layout.sets] if weights is None else jnp.asarray(weights, dtype)
     unit, (points,) = in_own_unit(settings, tau, [points], [a])

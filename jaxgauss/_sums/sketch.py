@@ -39,7 +39,7 @@ class Sketch:
         queries = as_arrays(where, {"queries": queries})["queries"]
         keys, values = (jax.ShapeDtypeStruct((0, x), getattr(queries, "dtype", "float32")) for x in (self.dim, 1))
         check_operands(where, queries, keys, values, self.tau)
-        with np.errstate(all="ignore"):
+        with np.errstate(all="ignore"), jax.transfer_guard_host_to_device("allow"):
             self.check_inside(where, "queries", queries)
             return self.sums_of(queries)
 
