@@ -368,9 +368,13 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
 
 
 def destination(device: str, suffix: str, out: Path | None, keep: bool) -> Path:
-    """The file asked for; else one named by date, device and commit, in a folder that git ignores, or to be kept."""
-    name = f"{datetime.date.today().isoformat()}_{device}_{commit()}_{suffix}.json"
-    return out or (RESULTS if keep else OUTPUTS) / name
+    """The file asked for; else one named by date, device and commit, in a folder that git ignores, or to be kept.
+
+    A file of an earlier day goes on.
+    """
+    folder, name = RESULTS if keep else OUTPUTS, f"{device}_{commit()}_{suffix}.json"
+    earlier = sorted(folder.glob(f"????-??-??_{name}"))
+    return out or (earlier[-1] if earlier else folder / f"{datetime.date.today().isoformat()}_{name}")
 
 
 def save(data: dict, out: Path) -> None:

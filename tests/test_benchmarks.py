@@ -11,6 +11,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -288,6 +289,7 @@ IN_TURN = """#!{python}
 import sys
 sys.path[:0] = [{root!r}, {tests!r}]
 from pathlib import Path
+from types import SimpleNamespace
 from test_benchmarks import cell, info, logged, study
 assert sys.argv[1:10] == "-m benchmarks --suite test --device cpu --runs 2 --out".split()
 assert sys.argv[11:] == ["--in-turn"]
@@ -430,6 +432,20 @@ def test_calls_are_those_of_every_function():
     public = {name for name, x in vars(jaxgauss).items() if inspect.isfunction(x) and not name.startswith("_")}
     assert {x.partition(" of ")[0] for x in (*calls.FUNCTIONS, *calls.LEFT_OUT)} == public
     assert {x.rpartition(" of ")[2] for x in (*calls.NAMES, *clouds.FUNCTIONS)} <= {"chunks", *calls.FUNCTIONS}
+
+
+def test_all_suites_run_in_turn_and_go_on_the_day_after(monkeypatch, tmp_path):
+    commands = []
+    monkeypatch.setattr(program, "subprocess", SimpleNamespace(run=lambda command, check: commands.append(command)))
+    program.main(["--suite", "all", "--keep"])
+    assert [x[-1] for x in commands] == [x for x in suites.SUITES if x != "quick"]
+    assert all(x[2:5] == ["benchmarks", "--suite", "all"] and "--keep" in x for x in commands)
+    monkeypatch.setattr(study, "RESULTS", tmp_path)
+    path = study.destination("cpu", "mmd", None, True)
+    earlier = path.with_name(f"2000-01-01{path.name[10:]}")
+    earlier.write_text("{}")
+    assert study.destination("cpu", "mmd", None, True) == earlier
+    assert study.destination("cpu", "calls", None, True).name[:10] == path.name[:10]
 
 
 def test_suites_name_cells_that_differ_and_say_what_they_decide():

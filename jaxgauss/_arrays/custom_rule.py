@@ -138,7 +138,7 @@ def transposable(function: Callable, num_static: int, linear: int) -> Any:
 
     def ruled(*args: Any) -> Any:
         static, operands = args[:num_static], args[num_static:]
-        if not isinstance(operands[linear], Tracer):
+        if is_plain(static) or not isinstance(operands[linear], Tracer):
             return function(*args)
         of = functools.partial(function, *static)
 
