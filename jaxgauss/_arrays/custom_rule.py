@@ -3,14 +3,11 @@
 `jax.custom_vjp` refuses forward mode, and JAX 0.10.2 drops the rule of a `jax.custom_jvp` in a loop that is
 differentiated twice. So a function with a rule is a primitive. Its tangents are by another, linear in those of the
 operands. To transpose it is the rule for reverse mode; only where it is not transposed is it computed.
-
-Whatever the caller's mode is, JAX's 64-bit mode is on wherever the function and its rules are traced, and wherever JAX
-maps, differentiates or transposes what they consist of. So they may use float64 without entering a mode.
 """
 
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,11 +44,8 @@ def with_rule(
 
     def ruled(*args: Any) -> Any:
         static, (leaves, tree) = args[:num_static], jax.tree.flatten(args[num_static:])
-        if is_plain(static):
+        if is_plain(static) or not any(isinstance(x, Tracer) for x in leaves):
             return function(*args)
-        if not any(isinstance(x, Tracer) for x in leaves):
-            with jax.enable_x64(True):
-                return function(*args)
         results: list[Any] = []  # their tree, as it was found last
 
         def flat(of: Any) -> list[Array]:
@@ -68,18 +62,18 @@ def with_rule(
             moving = [i for i, x in enumerate(found) if jnp.issubdtype(x.dtype, jnp.inexact)]
             residuals, of = jax.tree.flatten((operands, kept))
             avals = tuple(jax.typeof(found[i]) for i in moving)
-            tangents = _Tangents(keep, backward, tangent, static, wanted, of, results[0], tuple(moving), avals)
+            tangents = _Tangents(
+                keep, backward, tangent, static, wanted, of, results[0], tuple(moving), avals, _is_64_bit()
+            )
             moved = _tangents_p.bind(*residuals, *itertools.compress(given, wanted), rule=tangents, num=len(residuals))
             by_number = dict(zip(moving, moved, strict=True))
             return found, [by_number.get(i) for i in range(len(found))]
 
-        found = _Call(of_leaves, rule).bind(leaves)
+        found = _Call(of_leaves, rule, _is_64_bit()).bind(leaves)
         return results[0].unflatten(found)
 
     def keep(static: tuple[Any, ...], wanted: Wanted, operands: Any) -> tuple[Any, Any]:
-        if forward is None:
-            return ruled(*static, *operands), ()
-        return forward(*static, wanted, *operands)
+        return (ruled(*static, *operands), ()) if forward is None else forward(*static, wanted, *operands)
 
     return functools.wraps(function)(ruled)
 
@@ -103,15 +97,6 @@ def with_formula(function: Callable, num_static: int, formula: Callable) -> Any:
     """`with_rule` by a formula, which has the same arguments and derivatives, and to which JAX's own rules apply."""
     backward, tangent = _by_formula(formula)
     return with_rule(function, num_static, backward, tangent=tangent)
-
-
-def as_one(function: Callable) -> Any:
-    """A function whose derivatives of every order are `with_rule` as well: JAX's own, but in its 64-bit mode."""
-
-    def pullback(operands: tuple[Any, ...], cotangents: Any) -> Any:
-        return as_one(lambda g, *x: jax.vjp(function, *x)[1](g))(cotangents, *operands)
-
-    return with_pullback(function, 0, pullback)
 
 
 def _by_formula(formula: Callable) -> tuple[Callable, Callable]:
@@ -147,7 +132,7 @@ def transposable(function: Callable, num_static: int, linear: int) -> Any:
             found, moved = jax.jvp(of_moving, moving, [x for x in given if x is not None])
             return jax.tree.leaves(found), jax.tree.leaves(moved)
 
-        found = _Call(lambda *leaves: jax.tree.leaves(of(*leaves)), rule).bind(operands)
+        found = _Call(lambda *leaves: jax.tree.leaves(of(*leaves)), rule, _is_64_bit()).bind(operands)
         return tuple(found) if len(found) > 1 else found[0]
 
     return functools.wraps(function)(ruled)
@@ -175,13 +160,8 @@ def chosen(wanted: Wanted, operands: Any, gradients: Any) -> list[Array]:
     return [*itertools.compress(jax.tree.leaves(found), wanted)]
 
 
-def _in_64_bit_mode(function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def call(*args: Any, **options: Any) -> Any:
-        with jax.enable_x64(True):
-            return function(*args, **options)
-
-    return call
+def _is_64_bit() -> bool:
+    return jax.config.jax_enable_x64  # type: ignore[attr-defined]
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,17 +170,18 @@ class _Call:
 
     function: Callable
     rule: Callable
+    x64: bool  # JAX's mode where it was called
 
     def bind(self, leaves: Sequence[Array]) -> list[Array]:
         """Its results, by the primitive. Where a program is traced, JAX sees what it does, and so its mesh."""
         is_program = all(isinstance(x, DynamicJaxprTracer) for x in leaves if isinstance(x, Tracer))
-        traced = self.traced(*map(jax.typeof, leaves)) if is_program else None
+        traced = self.traced(map(jax.typeof, leaves)) if is_program else None
         return _function_p.bind(*leaves, call=self, traced=traced)
 
-    @_in_64_bit_mode
-    def traced(self, *avals: Any) -> ClosedJaxpr:
+    def traced(self, avals: Iterable[Any]) -> ClosedJaxpr:
         """What the function does."""
-        return jax.make_jaxpr(self.function)(*avals)
+        with jax.enable_x64(self.x64):
+            return jax.make_jaxpr(self.function)(*avals)
 
     def mapped(self, axes: tuple[int | None, ...], size: int) -> "_Call":
         """It over axes of the leaves."""
@@ -209,7 +190,7 @@ class _Call:
             of_given = [None if x is None else axis for x, axis in zip(given, axes, strict=True)]
             return jax.vmap(self.rule, ([*axes], of_given), axis_size=size)([*leaves], [*given])
 
-        return _Call(jax.vmap(self.function, axes, axis_size=size), rule)
+        return _Call(jax.vmap(self.function, axes, axis_size=size), rule, self.x64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -225,6 +206,7 @@ class _Tangents:
     tree: Any  # of the results
     moving: tuple[int, ...]  # the numbers of their leaves that have tangents
     avals: tuple[Any, ...]  # of those
+    x64: bool  # JAX's mode where the rule was traced
 
     def pulled_back(self, residuals: Sequence[Array], cotangents: Sequence[Array]) -> list[Array]:
         """The gradients of the operands that are wanted."""
@@ -235,16 +217,18 @@ class _Tangents:
 
     def pushed_forward(self, residuals: Sequence[Array], directions: Sequence[Array]) -> list[Array]:
         """The tangents of the results."""
-        found = self._of_rule(residuals, directions)
-        return self._transposed(residuals, directions) if found is None else found
+        with jax.enable_x64(self.x64):
+            found = self._of_rule(residuals, directions)
+            return self._transposed(residuals, directions) if found is None else found
 
     def of_operands(self, residuals: Sequence[Array], directions: Sequence[Array]) -> list[Array]:
         """The tangents, in which what is kept is a function of the operands."""
-        if (found := self._of_rule(residuals, directions)) is not None:
-            return found
-        operands, _ = self.of.unflatten(residuals)
-        kept = self.keep(self.static, self.wanted, operands)[1]
-        return self._transposed(jax.tree.leaves((operands, kept)), directions)
+        with jax.enable_x64(self.x64):
+            if (found := self._of_rule(residuals, directions)) is not None:
+                return found
+            operands, _ = self.of.unflatten(residuals)
+            kept = self.keep(self.static, self.wanted, operands)[1]
+            return self._transposed(jax.tree.leaves((operands, kept)), directions)
 
     def _of_rule(self, residuals: Sequence[Array], directions: Sequence[Array]) -> list[Array] | None:
         if self.tangent is None:
@@ -296,29 +280,26 @@ _function_p = Primitive("jaxgauss_function")
 _function_p.multiple_results = True
 
 
-@_in_64_bit_mode
 def _results(*leaves: Array, call: _Call, traced: ClosedJaxpr | None) -> list[Array]:
-    return call.function(*leaves) if traced is None else jaxpr_as_fun(traced)(*leaves)
+    with jax.enable_x64(call.x64):
+        return call.function(*leaves) if traced is None else jaxpr_as_fun(traced)(*leaves)
 
 
 def _results_avals(*avals: Any, call: _Call, traced: ClosedJaxpr | None) -> list[Any]:
-    return (traced or call.traced(*avals)).out_avals
+    return (traced or call.traced(avals)).out_avals
 
 
-@_in_64_bit_mode
 def _first_tangents(leaves: Sequence[Any], tangents: Sequence[Any], *, call: _Call, traced: Any) -> tuple[Any, Any]:
     found, moved = call.rule([*leaves], [None if type(x) is ad.Zero else x for x in tangents])
     zeros = (ad.Zero(jax.typeof(x).to_tangent_aval()) for x in found)
     return found, [zero if x is None else x for x, zero in zip(moved, zeros, strict=True)]
 
 
-@_in_64_bit_mode
 def _function_batched(leaves: Sequence[Array], axes: Sequence[Any], *, call: _Call, traced: Any) -> tuple[Any, Any]:
     found = call.mapped(tuple(axes), _size(leaves, axes)).bind(leaves)
     return found, [0] * len(found)
 
 
-@_in_64_bit_mode
 def _function_transposed(cotangents: Sequence[Any], *leaves: Any, call: _Call, traced: Any) -> list[Any]:
     """A function that is linear in some leaves is its own tangent: its rule at zero transposes it."""
     linear = [ad.is_undefined_primal(x) for x in leaves]
@@ -348,12 +329,10 @@ _tangents_p = Primitive("jaxgauss_tangents")
 _tangents_p.multiple_results = True
 
 
-@_in_64_bit_mode
 def _computed(*operands: Array, rule: Any, num: int) -> list[Array]:
     return rule.pushed_forward(operands[:num], operands[num:])
 
 
-@_in_64_bit_mode
 def _transposed(cotangents: Sequence[Any], *operands: Any, rule: Any, num: int) -> list[Any]:
     residuals, directions = operands[:num], operands[num:]
     nothing = [None] * num
@@ -367,7 +346,6 @@ def _transposed(cotangents: Sequence[Any], *operands: Any, rule: Any, num: int) 
     return [*nothing, *(g if ad.is_undefined_primal(x) else None for g, x in zip(found, directions, strict=True))]
 
 
-@_in_64_bit_mode
 def _second_tangents(operands: Sequence[Any], tangents: Sequence[Any], *, rule: Any, num: int) -> tuple[Any, Any]:
     """Bound as tangents of their own: so no function with a rule is applied to tangents, which JAX may transpose."""
     found = _tangents_p.bind(*operands, rule=rule, num=num)
@@ -384,10 +362,9 @@ def _of_formula(formula: Callable, wanted: Wanted, avals: tuple[Any, ...]) -> _T
     backward, tangent = _by_formula(formula)
     of, tree = jax.tree.structure(((0,) * len(wanted), ())), jax.tree.structure([*avals])
     moving = tuple(range(len(avals)))
-    return _Tangents(lambda *_: (None, ()), backward, tangent, (), wanted, of, tree, moving, avals)
+    return _Tangents(lambda *_: (None, ()), backward, tangent, (), wanted, of, tree, moving, avals, _is_64_bit())
 
 
-@_in_64_bit_mode
 def _batched(operands: Sequence[Array], axes: Sequence[Any], *, rule: Any, num: int) -> tuple[Any, Any]:
     mapped = _Mapped(rule, tuple(axes[:num]), tuple(axes[num:]), _size(operands, axes))
     found = _tangents_p.bind(*operands, rule=mapped, num=num)

@@ -45,7 +45,7 @@ def apart(
     leaves, tree = jax.tree.flatten(shapes)
     there = [x for x in leaves if math.prod(x.shape)]
     if there:
-        callback = _callback(function, options, _level.value)
+        callback = _callback(function, options, _level.value, jax.config.jax_enable_x64)  # type: ignore[attr-defined]
         run = buffer_callback.buffer_callback(callback, [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in there])
         with scope("apart", function.__module__.rpartition(".")[2]):
             there = run(stay(operands[0]), *operands[1:])
@@ -67,14 +67,14 @@ def _one_of(ways: Sequence[Callable[..., Any]], operands: Sequence[jax.Array]) -
 
 
 @functools.cache
-def _callback(function: Callable[..., Any], options: tuple[Any, ...], level: int) -> Callable[..., None]:
+def _callback(function: Callable[..., Any], options: tuple[Any, ...], level: int, x64: bool) -> Callable[..., None]:
     finish_before_exit()
 
     def callback(_: Any, outputs: Sequence[Any], *inputs: Any) -> None:
         refuse_fork()
         try:
             with (
-                jax.enable_x64(True),
+                jax.enable_x64(x64),
                 jax.default_device(device(level)),
                 jax.disable_jit(False),
                 jax.debug_nans(False),

@@ -3,6 +3,7 @@
 Mapped axes of `vmap` become leading axes.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -41,19 +42,26 @@ def _batched(
 ) -> Callable[..., tuple[jax.Array, ...]]:
     @custom_vmap
     def batched(*operands: jax.Array) -> tuple[jax.Array, ...]:
-        return tuple(by_platform(compute, options, *operands, needed=needed))
+        with _mode_of(operands):
+            return tuple(by_platform(compute, options, *operands, needed=needed))
 
     @batched.def_vmap
     def _(axis_size: int, is_mapped: Sequence[bool], *operands: jax.Array):
         sizes = (axis_size if i < num_own else 1 for i in range(len(operands)))
-        stacked = [
-            x if has_axis else jnp.broadcast_to(x, (size, *x.shape))
-            for x, has_axis, size in zip(operands, is_mapped, sizes, strict=True)
-        ]
-        results = batched(*replicated(*stacked)) if stacked[0].dtype == jnp.float64 else batched(*stacked)
-        return tuple(shard_like(x, stacked) for x in results), (True,) * len(results)
+        with _mode_of(operands):
+            stacked = [
+                x if has_axis else jnp.broadcast_to(x, (size, *x.shape))
+                for x, has_axis, size in zip(operands, is_mapped, sizes, strict=True)
+            ]
+            results = batched(*replicated(*stacked)) if stacked[0].dtype == jnp.float64 else batched(*stacked)
+            return tuple(shard_like(x, stacked) for x in results), (True,) * len(results)
 
     return batched
+
+
+def _mode_of(operands: Sequence[jax.Array]) -> contextlib.AbstractContextManager:
+    """JAX's 64-bit mode for operands in float64: JAX may trace a rule after the caller has left that mode."""
+    return jax.enable_x64(True) if operands[0].dtype == jnp.float64 else contextlib.nullcontext()
 
 
 def by_platform(

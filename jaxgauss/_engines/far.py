@@ -185,7 +185,8 @@ def sums_by_points(requests: Sequence[Request], plan: Plan, *operands: np.ndarra
     rows = as_rows(queries) if as_one else queries
     most, sizes = blocks_that_may_pay(requests, plan, rows, keys, values, weights)
     if not most and _are_for_products(requests, plan, *operands):
-        return _by_products(tuple(requests), *operands)
+        with jax.enable_x64(True):
+            return _by_products(tuple(requests), *operands)
     if not most:
         return _batch_by_tiles(tuple(requests), TILES, *operands)
     of_matrix = functools.partial(_of_matrix, requests, plan, most, sizes)
@@ -276,9 +277,10 @@ def waves_of_matrix(
     queries, keys, _, scale, *_ = operands
     if (finer := finer_waves(plan, sizes, share, scale, queries, keys)) is None:
         return found, doubt
-    most, around = finer
-    given = [x.astype("float64") for x in operands]
-    found, doubt = _waves(tuple(requests), most, plan, promise, given, sizes, around, shares)
+    with jax.enable_x64(True):
+        most, around = finer
+        given = [x.astype("float64") for x in operands]
+        found, doubt = _waves(tuple(requests), most, plan, promise, given, sizes, around, shares)
     return jax.tree.map(lambda x: np.asarray(x, plan.precision), found), doubt
 
 

@@ -155,9 +155,10 @@ def means_anywhere(
 
 
 def _in_float64(function: Callable, options: tuple[Kernel, bool, Plan], *operands: Array) -> tuple[S, L]:
-    """The function of operands in float64; its results in their dtype."""
-    means, logs = function(*options, *(x.astype("float64") for x in operands))
-    return means.astype(operands[0].dtype), logs.astype(operands[0].dtype)
+    """The function of operands in float64, in JAX's 64-bit mode; its results in their dtype."""
+    with jax.enable_x64(True):
+        means, logs = function(*options, *(x.astype("float64") for x in operands))
+        return means.astype(operands[0].dtype), logs.astype(operands[0].dtype)
 
 
 def _by_shapes(kernel: Kernel, others: bool, plan: Plan, *operands: Array) -> tuple[S, L]:
@@ -215,10 +216,11 @@ def _means_apart(kernel: Kernel, others: bool, plan: Plan, *operands: np.ndarray
     """The means and logarithms of NumPy's arrays, for each element of a batch by the way that its points need."""
     queries, keys, values, tau, log_weights = (x.astype("float64") for x in operands)
     most, sizes = _blocks_that_may_pay(kernel, plan, queries, keys, values)
-    if not most:
-        return _batch_by_tiles(kernel, others, plan, queries, keys, values, tau, log_weights)
-    of_matrix = functools.partial(_of_matrix, kernel, others, plan, most, sizes)
-    return in_turn(of_matrix, queries, keys, values, tau[..., None, None], log_weights)
+    with jax.enable_x64(True):
+        if not most:
+            return _batch_by_tiles(kernel, others, plan, queries, keys, values, tau, log_weights)
+        of_matrix = functools.partial(_of_matrix, kernel, others, plan, most, sizes)
+        return in_turn(of_matrix, queries, keys, values, tau[..., None, None], log_weights)
 
 
 def _of_matrix(kernel: Kernel, others: bool, plan: Plan, most: int, sizes: Sizes, *operands: np.ndarray) -> tuple[S, L]:

@@ -1,6 +1,7 @@
 """Functions as programs of their own: apart, in float64, or both; their derivatives and `vmap` of them, too.
 
-Arguments and results are of the working dtype.
+Arguments and results are of the working dtype. JAX's 64-bit mode is on wherever it traces, maps or differentiates such
+a program, whatever the caller's mode is: parts of it are in float64, and a loop is mapped after it was traced.
 """
 
 import functools
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 from jax import lax
 from jax.custom_batching import custom_vmap
 from jaxtyping import Array
@@ -26,7 +28,7 @@ PAIRS = 2**17  # of points of the elements of a batch that are computed at once,
 
 @dataclass(frozen=True)
 class How:
-    """Whether a function is computed `apart`, and whether in float64."""
+    """Whether a function is computed `apart`, and in float64 in JAX's 64-bit mode, whatever the caller's mode is."""
 
     apart: bool
     double: bool
@@ -53,7 +55,13 @@ def _tangent(
     return as_program(how, Pushforward(function, wanted), options, operands, directions)
 
 
-as_program = with_rule(_as_program, 3, _pullback, tangent=_tangent)
+_with_rule = with_rule(_as_program, 3, _pullback, tangent=_tangent)
+
+
+def as_program(how: How, function: Callable, options: tuple[Any, ...], *operands: Any) -> Any:
+    """`_as_program` with rules, in JAX's 64-bit mode."""
+    with jax.enable_x64(True):
+        return _with_rule(how, function, options, *operands)
 
 
 def _of_leaves(how: How, function: Callable, options: tuple[Any, ...], tree: Any, *leaves: Array) -> Any:
@@ -63,7 +71,7 @@ def _of_leaves(how: How, function: Callable, options: tuple[Any, ...], tree: Any
     def computed(*leaves: Array) -> Any:
         if not how.apart:
             return run(*leaves)
-        return apart(_program, run.args, jax.eval_shape(run, *leaves), *leaves, ways=lambda: [run])
+        return apart(_apart, run.args, jax.eval_shape(run, *leaves), *leaves, ways=lambda: [run])
 
     @computed.def_vmap
     def _(axis_size: int, is_mapped: Any, *leaves: Array):
@@ -77,11 +85,19 @@ def _of_leaves(how: How, function: Callable, options: tuple[Any, ...], tree: Any
 def _run(double: bool, function: Callable, options: tuple[Any, ...], tree: Any, *leaves: Array) -> Any:
     if not double:
         return function(*options, *tree.unflatten(leaves))
-    results = function(*options, *tree.unflatten([x.astype("float64") for x in leaves]))
-    return jax.tree.map(lambda x: x.astype(leaves[0].dtype), results)
+    with jax.enable_x64(True):
+        results = function(*options, *tree.unflatten([x.astype("float64") for x in leaves]))
+        return jax.tree.map(lambda x: x.astype(leaves[0].dtype), results)
 
 
 _program = jax.jit(_run, static_argnums=(0, 1, 2, 3))
+
+
+def _apart(double: bool, function: Callable, options: tuple[Any, ...], tree: Any, *leaves: np.ndarray) -> Any:
+    if not double:
+        return _program(double, function, options, tree, *leaves)
+    with jax.enable_x64(True):
+        return _program(double, function, options, tree, *leaves)
 
 
 @dataclass(frozen=True)

@@ -271,8 +271,9 @@ def by_attention(
         shapes = [x.shape for x in jax.eval_shape(far, *operands)]
         return tuple(call(refusal, (kernel,), shapes, operands))
     if kernel.dtype == "float64" and dtype != jnp.float64:
-        results = by_attention(plan, attended, anywhere, tuple(x.astype("float64") for x in operands), examines)
-        return tuple(x.astype(dtype) for x in results)
+        with jax.enable_x64(True):
+            results = by_attention(plan, attended, anywhere, tuple(x.astype("float64") for x in operands), examines)
+            return tuple(x.astype(dtype) for x in results)
 
     queries, keys, values, tau, *_ = operands
     points = _points(plan, kernel, queries, keys, tau)

@@ -40,8 +40,9 @@ def _sorted_positions(x: Float[Array, "segments n"]) -> Int[Array, "segments n"]
     """The positions that sort each segment."""
     bits = lax.bitcast_convert_type(x, "int32")
     ordered = jnp.where(bits < 0, bits ^ INT_MAX, bits)  # in the order of the floats
-    both = (ordered.astype("int64") << 32) | jnp.arange(x.shape[1], dtype="int64")[None]
-    return (lax.sort(both, dimension=1) & INT_MAX).astype("int32")
+    with jax.enable_x64(True):
+        both = (ordered.astype("int64") << 32) | jnp.arange(x.shape[1], dtype="int64")[None]
+        return (lax.sort(both, dimension=1) & INT_MAX).astype("int32")
 
 
 def in_leaves(x: Array, order: Array, fill: float | None = 0.0) -> Array:

@@ -124,9 +124,10 @@ def _pulled_in_float64(both: bool, weights: Array, queries: Array, keys: Array) 
         moments = dot(jnp.concatenate([others, jnp.ones_like(others[..., :1, :])], -2), weights)
         return (moments[..., :-1, :] - own * moments[..., -1:, :]).astype(dtype)
 
-    weights, queries, keys, middle = (x.astype("float64") for x in (weights, queries, keys, middle))
-    q, k = queries - middle, keys - middle
-    return [pulled(q, k, weights), *([pulled(k, q, weights.mT)] if both else [])]
+    with jax.enable_x64(True):
+        weights, queries, keys, middle = (x.astype("float64") for x in (weights, queries, keys, middle))
+        q, k = queries - middle, keys - middle
+        return [pulled(q, k, weights), *([pulled(k, q, weights.mT)] if both else [])]
 
 
 def _are_of_one_scale(scale: Array, u: Array, queries: Array, keys: Array) -> Bool[Array, ""]:

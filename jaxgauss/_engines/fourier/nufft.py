@@ -13,6 +13,7 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
@@ -51,10 +52,11 @@ def values_by_transforms(
 
 def _angles(of: Any, points: Float[Array, "n d"]) -> tuple[Array, Array]:
     """Angles of the waves j = 1, from -π to π, (D, N), zero for points that are not finite; and which are, (N,)."""
-    x, center, period = (y.astype("float64") for y in (points.T, of.center, of.period))
-    turns = (x - center[:, None]) / period[:, None]
-    known = jnp.isfinite(turns).all(0)
-    return 2 * math.pi * jnp.where(known[None], turns - jnp.round(turns), 0), known
+    with jax.enable_x64(True):
+        x, center, period = (y.astype("float64") for y in (points.T, of.center, of.period))
+        turns = (x - center[:, None]) / period[:, None]
+        known = jnp.isfinite(turns).all(0)
+        return 2 * math.pi * jnp.where(known[None], turns - jnp.round(turns), 0), known
 
 
 def _write_coefficients(waves: int, out: Any, eps: Any, counts: Any, angles: Any, values: Any) -> None:

@@ -7,14 +7,13 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array
 
-from ..._arrays.custom_rule import as_one
 from ..._arrays.points import by_point
 from ..far import blocks_that_may_pay
 from ..plan import Plan
 from ..request import PairSums, Request
 from ..tiles import one_by_one
 from .cost import waves_pay_here
-from .sums import SUMS, Promise, sums_of_sides
+from .sums import SUMS, Promise, in_64_bit_mode, sums_of_sides
 
 
 def waves_pullback(
@@ -44,5 +43,6 @@ def waves_pullback(
     if plan.platform == "cuda":
         return of_waves(cotangents, *operands)
     promise = None if plan.by_waves else SUMS[plan.precision]
-    doubt = with_doubt(promise, *map(lax.stop_gradient, operands))[1]
-    return lax.cond(doubt.any(), lambda _, *x: otherwise(*x), as_one(of_waves), cotangents, *operands)
+    with jax.enable_x64(True):
+        doubt = with_doubt(promise, *map(lax.stop_gradient, operands))[1]
+        return lax.cond(doubt.any(), lambda _, *x: otherwise(*x), in_64_bit_mode(of_waves), cotangents, *operands)

@@ -272,9 +272,11 @@ def _waves(of: Nodes, points: Float[Array, "b d"], place: Int[Array, " d"]) -> F
     def of_coordinate(given: tuple[Array, ...]) -> Array:
         i, *rest = given
         number = (num * i + np.tile(np.arange(num, dtype="int32"), 2))[:, None]
-        x, center, period = (y.astype("float64") for y in rest)
-        phase = number.astype("float64") * ((x - center) / period)[None] + ahead
-        return sine_of((phase - jnp.round(phase)).astype(points.dtype))
+        with jax.enable_x64(True):
+            x, center, period = (y.astype("float64") for y in rest)
+            phase = number.astype("float64") * ((x - center) / period)[None] + ahead
+            turns = (phase - jnp.round(phase)).astype(points.dtype)
+        return sine_of(turns)
 
     return lax.map(of_coordinate, (place, points.T, of.center, of.period))
 

@@ -6,7 +6,7 @@ on CUDA, where few cards have it.
 """
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
+from ..._arrays.custom_rule import with_pullback
 from ..._arrays.devices import vary_like
 from ..._arrays.shapes import Numbers, are_known
 from ..plan import Plan
@@ -155,10 +156,24 @@ def sums_by_waves(
     if of.nodes.at_once:
         found, own = _pulled(request, promise, *given)
     else:
-        found, own = _pulled(request, promise, *_in("float64", given))
-        found = _in(queries.dtype, found)
+        with jax.enable_x64(True):
+            found, own = _pulled(request, promise, *_in("float64", given))
+            found = _in(queries.dtype, found)
     sums = jnp.concatenate([found.sums, sums], 1) if known else sums
     return found._replace(sums=sums), doubt | own
+
+
+def in_64_bit_mode(function: Callable) -> Callable:
+    """`function`, traced in JAX's 64-bit mode, and so are its derivatives of every order."""
+
+    def traced(*operands: Any) -> Any:
+        with jax.enable_x64(True):
+            return function(*operands)
+
+    def pullback(operands: tuple[Any, ...], cotangents: Any) -> Any:
+        return in_64_bit_mode(lambda g, *x: jax.vjp(function, *x)[1](g))(cotangents, *operands)
+
+    return with_pullback(traced, 0, pullback)
 
 
 def _in(dtype: Any, of: Any) -> Any:
