@@ -127,7 +127,8 @@ def _ksd_squared(settings: Settings, estimator: str, points, scores, tau, weight
 def _by_all_pairs(settings: Settings, estimator: str, one_sign: bool, points, scores, tau, a) -> Array:
     """KSD² from sums over all pairs."""
     settings, tau, shares = as_gaussians(settings, tau, points)
-    others = settings.kernel != GAUSS  # else the rounding of a point's own pair may exceed the gradient of all others
+    # The rounding of a point's own pair may exceed the gradient of all others. Over a mesh, no pair can be left out.
+    others = settings.kernel != GAUSS and settings.mesh is None
     settings = replace(settings, exclude_self=others)
     tau, x, s, a = prepare(settings, tau, points, scores, a[:, None])
 
