@@ -37,6 +37,8 @@ def main(given: list[str]) -> None:
             SUITES[read(path)["suite"]].show(path)
         return
     if options.suite == "all":
+        if options.out:
+            parser.error("all suites have a file each: leave out --out")
         measure_all(options.device, given)
         return
     study = SUITES[options.suite]

@@ -37,6 +37,7 @@ from . import inside
 ROOT = Path(__file__).parents[1]
 OUTPUTS = ROOT / "outputs" / "benchmarks"  # which git ignores
 RESULTS = ROOT / "benchmarks" / "results"  # which it keeps
+UNKNOWN = "unknown"  # the commit of an unpacked sdist, say
 BOTH = ("cpu", "cuda")
 TOO_SLOW = 1.0  # seconds: a method that takes them is timed once, and not at all at larger sizes
 LIBRARIES = ("jax", "jaxlib", "torch", "numpy", "pykeops", "ott-jax", "blackjax", "scikit-learn", "scipy", "optax")
@@ -344,7 +345,7 @@ def commit() -> str:
     try:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):  # no git, or no repository: an unpacked sdist, say
-        return "unknown"
+        return UNKNOWN
 
 
 def elsewhere(function: Callable, *arguments: Any, flags: str = "") -> Any:
@@ -370,10 +371,10 @@ def arguments(description: str | None) -> argparse.ArgumentParser:
 def destination(device: str, suffix: str, out: Path | None, keep: bool) -> Path:
     """The file asked for; else one named by date, device and commit, in a folder that git ignores, or to be kept.
 
-    A file of an earlier day goes on.
+    A file of an earlier day goes on, if its commit is known.
     """
     folder, name = RESULTS if keep else OUTPUTS, f"{device}_{commit()}_{suffix}.json"
-    earlier = sorted(folder.glob(f"????-??-??_{name}"))
+    earlier = sorted(folder.glob(f"????-??-??_{name}")) if commit() != UNKNOWN else []
     return out or (earlier[-1] if earlier else folder / f"{datetime.date.today().isoformat()}_{name}")
 
 

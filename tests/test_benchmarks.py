@@ -440,12 +440,17 @@ def test_all_suites_run_in_turn_and_go_on_the_day_after(monkeypatch, tmp_path):
     program.main(["--suite", "all", "--keep"])
     assert [x[-1] for x in commands] == [x for x in suites.SUITES if x != "quick"]
     assert all(x[2:5] == ["benchmarks", "--suite", "all"] and "--keep" in x for x in commands)
+    with pytest.raises(SystemExit):
+        program.main(["--suite", "all", "--out", "one.json"])
     monkeypatch.setattr(study, "RESULTS", tmp_path)
     path = study.destination("cpu", "mmd", None, True)
     earlier = path.with_name(f"2000-01-01{path.name[10:]}")
     earlier.write_text("{}")
     assert study.destination("cpu", "mmd", None, True) == earlier
     assert study.destination("cpu", "calls", None, True).name[:10] == path.name[:10]
+    monkeypatch.setattr(study, "commit", lambda: study.UNKNOWN)
+    earlier.with_name("2000-01-01_cpu_unknown_mmd.json").write_text("{}")
+    assert study.destination("cpu", "mmd", None, True).name[:10] == path.name[:10]
 
 
 def test_suites_name_cells_that_differ_and_say_what_they_decide():

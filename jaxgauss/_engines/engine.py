@@ -247,4 +247,4 @@ def as_sums(engine: Engine, results: Any, queries: jax.Array, _: jax.Array, valu
     if np.shape(found[0])[-2:] != (queries.shape[-2], values.shape[-1]):
         shapes = f"got {np.shape(found[0])} for queries {queries.shape}, values {values.shape}"
         raise ValueError(f"`{type(engine).__name__}.sums` must return sums (…, M, C); {shapes}.")
-    return tuple(x.astype(queries.dtype) if x.dtype == np.float64 else x for x in found)  # of JAX's default dtype
+    return found

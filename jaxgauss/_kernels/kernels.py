@@ -67,10 +67,11 @@ class Kernel:
         """κ(u); all its derivatives are finite."""
         if isinstance(self.profile, Own):
             return self.profile(u)
+        profile = _in_mode_of(u)(self.profile)
         if not self.kinked:
-            return _in_mode_of(u)(self.profile)(u)
+            return profile(u)
         apart = ~(u <= COINCIDENT)  # so that NaN stays NaN
-        return jnp.where(apart, _in_mode_of(u)(self.profile)(jnp.where(apart, u, 1)), self.at_zero)
+        return jnp.where(apart, profile(jnp.where(apart, u, 1)), self.at_zero)
 
     def with_slope(self, u: Float[Array, "..."]) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
         """κ(u) and ψ(u) = -2κ'(u), which share intermediate results."""

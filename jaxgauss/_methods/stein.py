@@ -139,7 +139,7 @@ def _by_all_pairs(settings: Settings, estimator: str, one_sign: bool, points, sc
         return (a * stein).sum((-2, -1)) + tau * sums.trace
 
     value = with_reduction(settings, function, (x,), tau, s, a, pulls=False, second_order=True, one_sign=one_sign)
-    if others == (estimator == "biased"):
+    if others != (estimator == "unbiased"):  # the pairs of points with themselves are missing, or too many
         own = settings.kernel.at_zero * jnp.square(s).sum(-1, keepdims=True)
         own = jnp.square(a) * (own + settings.kernel.slope.at_zero * tau[..., None, None] * x.shape[-1])
         value = value + (own if others else -own).sum((-2, -1))

@@ -115,7 +115,7 @@ def _checked_sum(settings: Settings, queries: Array, keys: Array, values: Array,
     weights = values.ndim == 1
     values = values[:, None] if weights else values
     operands = map(jnp.asarray, (queries, keys, values, tau))
-    total = transposable(sum_over_mesh, 1, 2)(settings, *operands).astype(settings.dtype)
+    total = _transposable_sum(settings, *operands).astype(settings.dtype)
     return total[..., 0] if weights else total
 
 
@@ -125,6 +125,9 @@ def sum_over_mesh(settings: Settings, queries: Array, keys: Array, values: Array
         return unrounded_kernel_sum(settings, queries, keys, values, tau)
     queries, keys, values, tau = align(queries, keys, values, jnp.asarray(tau))
     return _over_mesh(settings, unrounded_kernel_sum, queries, keys, values, tau)
+
+
+_transposable_sum = transposable(sum_over_mesh, 1, 2)
 
 
 def product_over_mesh(settings: Settings, x: Array, y: Array, values: Array, tau_x: Array, tau_y: Array) -> Array:
