@@ -264,8 +264,11 @@ def test_rows_in_far_tails(rng, free):
 @by_products
 @pytest.mark.parametrize("mapped", [jax.vmap, lambda f: lambda t: lax.map(f, t, batch_size=2)])
 def test_second_derivatives_of_a_batch_in_jaxs_own_mode(rng, free, mapped):
-    """What JAX maps and differentiates after it was traced, where float64 is off but for the waves."""
-    x, taus = rng.normal(size=(200, 1)).astype("float32"), np.array([1, 2], "float32")
+    """What JAX maps and differentiates after it was traced, where float64 is off but for the waves.
+
+    Of so many points that parts of a program for one element are in a loop of their own.
+    """
+    x, taus = rng.normal(size=(1000, 1)).astype("float32"), np.array([1, 2], "float32")
 
     def second(f, x):
         return mapped(jax.hessian(lambda t: f(x, x, jnp.ones_like(x[:, 0]), t).sum()))

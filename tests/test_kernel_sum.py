@@ -307,6 +307,18 @@ def test_numbers_in_a_profile_have_the_dtype_of_u(rng, as_it_comes, rate, scale)
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
 
 
+def test_numbers_in_a_profile_have_the_dtype_of_u_in_programs_apart(rng, as_it_comes):
+    """Gradients of velocities, of many points: JAX's 64-bit mode is on wherever these are traced."""
+    x = np.float32(rng.normal(size=(600, 3)) * 0.5)
+
+    def gradient(kernel, tau):
+        return jax.grad(lambda x: jaxgauss.mmd_flow_velocity(x, x[::-1] + 0.5, tau, kernel=kernel)[:9].sum())(x)
+
+    ours = gradient(jaxgauss.Kernel(lambda u: jnp.exp(-np.sqrt(0.5) * u)), 1.0)
+    exact = gradient("gauss", 2 * np.sqrt(0.5))  # u/2 of this τ; the velocity is not scaled by τ
+    np.testing.assert_allclose(ours, exact, rtol=1e-3, atol=1e-4 * np.abs(exact).max())
+
+
 def test_a_kernel_of_a_traced_number_is_an_error():
     """Under each transformation: it would be a constant."""
 
