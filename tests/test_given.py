@@ -165,6 +165,27 @@ def errors_of_numpy_that_the_caller_raises(name):
             assert set(np.geterr().values()) == {"raise"}
 
 
+def several_bandwidths_in_any_form(name):
+    """Of so many points that their distances are looked at."""
+    x = np.float32(np.random.default_rng(1).normal(size=(300, 24)))
+    arrays, call = (x, x[::-1] + 0.5, np.sin(x), np.cos(x[:, 0]), np.full(300, 1 / 300, "float32")), function(name)
+    signature = inspect.signature(inspect.unwrap(call))
+    taus = [p for p in signature.parameters if p in ("tau", "tau_x", "tau_y")]
+
+    def results(form):
+        def of_several(*args, **options):
+            given_ = signature.bind_partial(*args, **options)
+            given_.arguments.update({p: form([0.02, 0.05]) for p in taus})
+            return call(*given_.args, **given_.kwargs)
+
+        return [np.asarray(z) for z in jax.tree.leaves(FUNCTIONS[name](of_several, *arrays))]
+
+    expected = results(np.float32)
+    for form in (list, tuple):
+        for found_, right in zip(results(form), expected, strict=True):
+            np.testing.assert_allclose(found_, right, rtol=1e-5, atol=1e-6)
+
+
 def warns_if_asked(name, said, *arrays):
     with pytest.warns(UserWarning, match=said) as seen, checked_data():
         found(name, *arrays)
@@ -187,9 +208,14 @@ def tau_by_which_no_two_points_meet(name):
 
 # Whose results mean nothing if the kernel is zero between points.
 OF_PAIRS = {"mmd_squared", "mmd_flow_velocity", "mmd_witness", "mmd_test", "mmd_estimate", "hsic", "ksd_squared"}
+ONE_OR_FEW = {"mean_shift", "lineax.gauss_operator", "kernel_sum_streamed", "fourier_sketch", "dask.fourier_sketch"}
+ONE_OR_FEW |= {"estimate_error"}  # of one bandwidth, or in few dimensions
 OF_PAIRS |= {"svgd_direction", "mean_shift", "kernel_herding"}
 CHECKS = {far_points_tables_and_swapped_bytes: FUNCTIONS.keys(), nan: FUNCTIONS.keys() - UNSEEN}
 CHECKS[errors_of_numpy_that_the_caller_raises] = {name for name in FUNCTIONS if not name.startswith("dask.")}
+CHECKS[several_bandwidths_in_any_form] = {
+    name for name, parameters in public() if {"tau", "tau_x"} & set(parameters) and name not in ONE_OR_FEW
+}
 CHECKS[tau_by_which_no_two_points_meet] = OF_PAIRS
 
 

@@ -128,6 +128,8 @@ def examined(
     points are not examined: that would take as long as their sum, and both ways compile quickly. On CUDA points are
     examined for "fourier" alone, see `with_blocks`.
     """
+    if isinstance(tau, tuple) and not isinstance(queries, tuple):
+        tau = list(tau)  # bandwidths, not one for each of several coordinates
     small = settings.engine.name != "fourier" and not isinstance(queries, tuple) and _are_few(queries, keys)
     is_gauss, kinked = settings.kernel == GAUSS, settings.kernel.kinked
     if settings.engine.anywhere or (kinked and not logs) or small:

@@ -85,7 +85,7 @@ def check_and_examine(
     Weights are one array for each array of points, None for equal weights, or zero; `pulls` and `second_order`: whether
     the method forms them.
     """
-    operand = check_plan(settings, tau, pairs, dim, channels, *points)
+    tau = check_plan(settings, tau, pairs, dim, channels, *points)
     values, pulls = None, pulls or is_differentiated(tau, points, weights)
     if pulls and any(x is not None for x in weights) and are_known(*(x.shape[-2] for x in points)):
         alike = {None: lambda n: 1 / max(1, n), 0: lambda n: 0}
@@ -94,7 +94,7 @@ def check_and_examine(
             for x, w in zip(points, weights, strict=True)
         )
     settings = settings if settings.kernel == GAUSS else replace(settings, pulls=pulls)  # a mixture is chosen by them
-    return examined(settings, tau, points, values=values, pulls=pulls, second_order=second_order), operand
+    return examined(settings, tau, points, values=values, pulls=pulls, second_order=second_order), tau
 
 
 def examined(settings: Settings, tau: Any, queries: Any, keys: Any = None, values: Any = None, **how: Any) -> Settings:
