@@ -215,6 +215,13 @@ def with_axes_of(tau: Array, points: Array) -> Array:
     return jnp.broadcast_to(points, (*jnp.broadcast_shapes(points.shape[:-2], batch), *points.shape[-2:]))
 
 
+def side_by_side(columns: Sequence[Array | None]) -> Array:
+    """One array of the columns that are not None, broadcast to one batch."""
+    there = [x for x in columns if x is not None]
+    batch = jnp.broadcast_shapes(*(x.shape[:-1] for x in there))
+    return jnp.concatenate([jnp.broadcast_to(x, (*batch, x.shape[-1])) for x in there], -1)
+
+
 def shared(*operands: Numbers) -> bool:
     """Whether every operand is the same for the whole batch."""
     return all(math.prod(x.shape[:-2]) == 1 for x in operands)

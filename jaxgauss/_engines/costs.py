@@ -66,7 +66,7 @@ class Cost(NamedTuple):
     pair: float
     column: float
 
-    def nanoseconds(self, pairs: int, columns: int) -> float:
+    def nanoseconds(self, pairs: int, columns: float) -> float:
         """The estimated time of a sum."""
         return self.call + pairs * (self.pair + self.column * columns)
 

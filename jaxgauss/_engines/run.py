@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from .._arrays.devices import platforms
-from .._arrays.points import sizes_of_each
+from .._arrays.points import aligned_sizes, side_by_side, sizes_of_each
 from .._arrays.shapes import are_known
 from .attention.engine import Attention, kernel_of
 from .branches import lowered
@@ -27,7 +27,7 @@ from .plan import Plan, in_precision
 from .request import NOTHING, Channels, PairSums, Request, indices
 from .scopes import scope
 from .settings import Settings, working_dtype
-from .several_bandwidths import mixed_sums
+from .several_bandwidths import mixed_sums, several_in_turn, several_near, takes_several
 
 KEPT = 16  # a kept Φ has at most so many times the numbers of the operands: memory stays linear, under vmap as well
 
@@ -60,6 +60,16 @@ def near_sum(settings: Settings, *operands: jax.Array, moments: int = 0) -> jax.
     """`planned_gaussian_sum` of points that are known to be near; its first channels may be `moments` for gradients."""
     operation = SUM._replace(options=(("moments", moments),)) if moments else SUM
     return lowered(_by_plan, (operation, settings, True), *operands)[0]
+
+
+def near_mixed_sums(settings: Settings, with_pulls: bool, *operands: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Σ_n κ v_n (…, 1, M, C) of the one kernel κ = Σ_t share_t Φ_t, and Σ_n ψ w_n (k_n - q_m), without columns if not.
+
+    The operands are queries, keys, values, τ and shares (…, T); points are near, and about zero. w is the first column
+    of the values.
+    """
+    sums, pulls = lowered(_mixed_by_plan, (settings, with_pulls), *operands)
+    return sums, pulls
 
 
 def near_sum_and_log(settings: Settings, *operands: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -185,6 +195,17 @@ def _by_plan(
             return operation.by(plan.engine if plan.engine.anywhere else CLUSTERS, plan, near, *operands)
         plan = plan_there(settings, platform, operands)
         return operation.by(plan.engine, plan, near, *operands)
+
+
+def _mixed_by_plan(settings: Settings, with_pulls: bool, platform: str, *operands: jax.Array) -> tuple[jax.Array, ...]:
+    queries, keys, values, tau, _ = operands
+    columns = side_by_side([keys[..., : keys.shape[-1] * with_pulls] * values[..., :1], values])
+    given = queries, keys, columns, tau
+    plan, problem = plan_there(settings, platform, given), settings.problem(platform, *aligned_sizes(*given))
+    with scope("sum", "sum", *sizes_of_each(*given, tau)):
+        if takes_several(plan, problem, tau.shape[-1], settings.automatic):
+            return several_near(plan, with_pulls, *operands)
+        return several_in_turn(plan, columns, *operands)
 
 
 def _sum_and_log(settings: Settings, platform: str, *operands: jax.Array) -> tuple[jax.Array, jax.Array]:

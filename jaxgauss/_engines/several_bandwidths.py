@@ -1,18 +1,23 @@
-"""Sums of kernels that are made of several Gaussians: waves sum all at once, other engines sum each by itself."""
+"""Sums of kernels that are made of several Gaussians: tiles and waves sum all at once, other engines each by itself."""
 
 import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
 from .apart import apart
 from .differences.all_pairs import sums_by_differences
+from .engine import Problem, as_sums
 from .far import blocks_that_may_pay, in_turn, sums_by_points, waves_of_matrix, without_overflow
 from .fourier.cost import doubt_resolved, waves_pay_here
-from .plan import Plan
+from .plan import Plan, in_precision
+from .products.engine import Blocked
+from .products.several import MOST, milliseconds, sums_of_several
 from .request import PairSums, Request, shapes_of
+from .scopes import scope
 
 
 def mixed_sums(request: Request, plan: Plan, *operands: Array) -> PairSums:
@@ -32,6 +37,36 @@ def _by_each(request: Request, plan: Plan, *operands: Array) -> PairSums:
     queries, keys, values, tau, shares, *weights = operands
     found = plan.engine.pair_sums(plan, request, queries, keys, values, tau, *weights).mixed(tau, shares)
     return jax.tree.map(lambda x: x[..., None, :, :], found)
+
+
+def takes_several(plan: Plan, problem: Problem, num: int, automatic: bool) -> bool:
+    """Whether tiles of one product stand for sums of so many near Gaussians, in the plan's precision.
+
+    If the engine is `automatic`, also for kernels of attention that are estimated to take more time.
+    """
+    if plan.platform == "cuda" or num > MOST:
+        return False
+    if isinstance(plan.engine, Blocked) or not (automatic and problem.known and plan.precision == problem.working):
+        return isinstance(plan.engine, Blocked)
+    return milliseconds(problem, num) < plan.engine.cost(problem)
+
+
+def several_near(plan: Plan, with_pulls: bool, *operands: Array) -> tuple[Array, ...]:
+    """`sums_of_several` in the plan's precision."""
+    of_tiles = functools.partial(sums_of_several, with_pulls, dense=plan.name == "dense")
+    with scope("engine", f"{'dense' if plan.name == 'dense' else 'blocked'} in {plan.precision}"):
+        return in_precision(lambda _, *operands: of_tiles(*operands))(plan, *operands)
+
+
+def several_in_turn(
+    plan: Plan, columns: Array, queries: Array, keys: Array, values: Array, tau: Array, shares: Array
+) -> tuple[Array, ...]:
+    """The same, by a sum of the columns for each Gaussian: moments w k, if pulls are wanted, and the values."""
+    moments = columns.shape[-1] - values.shape[-1]
+    found = plan.engine.sums(plan, True, queries, keys, columns, tau, moments=moments)
+    first, sums = jnp.split(as_sums(plan.engine, found, queries, keys, columns)[0], [moments], -1)
+    pulls = first - sums[..., :1] * queries if moments else first
+    return tuple((w[..., None, None] * x).sum(-3, keepdims=True) for w, x in ((shares, sums), (shares * tau, pulls)))
 
 
 def _sums_apart(request: Request, plan: Plan, *operands: np.ndarray) -> PairSums:

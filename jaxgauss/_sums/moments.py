@@ -12,14 +12,14 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from .._arrays.devices import replicated, vary_alike
-from .._arrays.points import align, center, weighted_sum
+from .._arrays.points import align, center, side_by_side, weighted_sum
 from .._checks.settings import Settings, working_dtype
 from .._engines.engines import mixture_of
 from .._engines.near import are_near
 from .._engines.plan import takes_half
 from .._engines.request import NOTHING, Channels, Request
 from .._engines.rules import mixed_sums, near_or_anywhere, pair_sums
-from .._engines.run import near_sum
+from .._engines.run import near_mixed_sums, near_sum
 from .._kernels.kernels import GAUSS
 from .._kernels.profiles import Energy
 from .kernel_sum import as_bandwidths
@@ -100,20 +100,19 @@ class Reduction:
     def _of_gaussian(self, with_pulls: bool, form: str, *operands: Any) -> Moments:
         """One sum of D + 1 + C channels on each device: Σ Φ (u + w (k - c)) - (q - c) Σ Φ w."""
         c, tau, shares, queries, rows, keys, weights, values, shifts = operands
-        q, k = queries - c, keys - c
+        q, k, own = queries - c, keys - c, without_mesh(self.settings)
         dim = k.shape[-1] if with_pulls else 0
-        apart = None if shifts is None or shares is None else shifts[..., :dim]  # moments have each its τ, shifts none
-        firsts = weights * k if shifts is None or apart is not None else shifts + weights * k
-        columns = _side_by_side([firsts[..., :dim], apart, weights, values])
-        start = dim if apart is None else 2 * dim
-        total = near_sum(without_mesh(self.settings), *vary_alike(*align(queries, keys, columns, tau)), moments=start)
-        first, mass, sums = total[..., :dim], total[..., start : start + 1], total[..., start + 1 :]
-        found = Moments(mass, first - q[..., :dim] * mass, sums)
-        if shares is not None:
-            given = zip((shares, shares * tau, shares), found[:3], strict=True)
-            found = Moments(*(weighted_sum(weights, x)[None] for weights, x in given))
-            if apart is not None:
-                found = found._replace(pulls=found.pulls + weighted_sum(shares, total[..., dim:start])[None])
+        if shares is None:
+            firsts = weights * k if shifts is None else shifts + weights * k
+            columns = side_by_side([firsts[..., :dim], weights, values])
+            total = near_sum(own, *vary_alike(*align(queries, keys, columns, tau)), moments=dim)
+            first, mass, sums = jnp.split(total, [dim, dim + 1], -1)
+            found = Moments(mass, first - q[..., :dim] * mass, sums)
+        else:
+            columns = side_by_side([weights, values, shifts if with_pulls else None])
+            sums, pulls = near_mixed_sums(own, with_pulls, *vary_alike(q, k, columns, tau, shares))
+            mass, sums, moved = jnp.split(sums, [1, 1 + (0 if values is None else values.shape[-1])], -1)
+            found = Moments(mass, pulls + moved if moved.size else pulls, sums)
         if rows is None:
             return found
         # as Σ_mn c_m w_n Φ (k_n - q_m) = 0
@@ -128,13 +127,13 @@ class Reduction:
         kernel, settings = self.settings.kernel, without_mesh(self.settings)
         traces = rows is not None and form == "trace" and kernel != GAUSS  # a Gaussian's is made of mass and spread
         spreads = rows is not None and not traces
-        columns, kernels = [_side_by_side([weights, values, shifts if with_pulls else None])], [kernel]
+        columns, kernels = [side_by_side([weights, values, shifts if with_pulls else None])], [kernel]
         if traces:
             kernels.append(kernel.trace(queries.shape[-1]))
             columns.append(weights)
         channels = Channels(tuple(kernels), tuple(x.shape[-1] for x in columns))
         pulls = Channels((kernel,), (1,)) if with_pulls or spreads else NOTHING
-        ones, values_of_all = jnp.ones_like(queries[..., :1]), _side_by_side(list(columns))
+        ones, values_of_all = jnp.ones_like(queries[..., :1]), side_by_side(list(columns))
         request = Request(channels, pulls, spreads, self.one_sign, repeats=True)
         given = (tau,) if shares is None else (tau, shares)
         summed = pair_sums if shares is None else mixed_sums
@@ -249,10 +248,3 @@ def with_reduction(
     values = jnp.concatenate(weights, -2) if weights else jnp.ones_like(every[..., :1])
     is_near = are_near(without_mesh(settings), every, every, values, tau, pulls=pulls, second_order=second_order)
     return near_or_anywhere(is_near, near, anywhere, points, tau, shares, *others)
-
-
-def _side_by_side(columns: list[Array | None]) -> Array:
-    """One array of the columns that are not None."""
-    there = [x for x in columns if x is not None]
-    batch = jnp.broadcast_shapes(*(x.shape[:-1] for x in there))
-    return jnp.concatenate([jnp.broadcast_to(x, (*batch, x.shape[-1])) for x in there], -1)

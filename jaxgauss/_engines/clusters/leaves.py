@@ -27,6 +27,7 @@ def leaf_order(points: Float[Array, "n d"], largest: int, in_order: bool = False
     order = jnp.arange(size << levels, dtype="int32")[None]
     if in_order:
         return order.reshape(-1, size)
+    points = lax.optimization_barrier(points)  # XLA would sort constant points as it compiles, in many times as long
     points = padded_rows(jnp.where(jnp.isfinite(points), points, 0).astype("float32"), order.size)
     for level in range(0, levels, WAYS):
         segments = points[order] if level else points[None]  # (segments, each, D)

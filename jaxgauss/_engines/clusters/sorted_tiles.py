@@ -7,7 +7,7 @@ itself or beside u, and from differences of coordinates elsewhere.
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -71,9 +71,7 @@ def anywhere_sums(
     One pass gives both. `scale` is √τ, one or one for each coordinate.
     """
     points = [subtractable(x) for x in (queries, keys)]
-    order: Any = functools.partial(_order, requests[-1], scale)
-    alike = queries.shape == keys.shape  # one program for both compiles in half of the time
-    order = list(jax.vmap(order)(jnp.stack(points)) if alike else map(order, points))
+    order = _orders(functools.partial(_order, requests[-1], scale), *points)
     dim = queries.shape[1]
     rows = _with_weights(points[0], order[0], row_weights)
     columns = _with_weights(points[1], order[1], values, column_weights)
@@ -93,6 +91,21 @@ def anywhere_sums(
     at_keys, at_queries = lax.scan(add, at_keys, _in_groups((rows, of_rows), ROWS))
     found = zip((at_queries, *at_keys), order, points, strict=False)
     return [in_given_order(sums, i, len(x)) for sums, i, x in found]
+
+
+def _orders(order: Callable[[Array], Array], queries: Array, keys: Array) -> list[Array]:
+    """The indices of the points of each leaf, of queries and of keys.
+
+    As many keys as queries, and the halves of twice as many, are sorted like the queries: perhaps they are the same
+    points, as in MMD, and then only leaves of equal index have pairs of coinciding points.
+    """
+    num, parts = len(queries), len(keys) // max(1, len(queries))
+    if len(keys) != parts * num or parts > 2:
+        return [order(queries), order(keys)]
+    of_queries, *of_parts = jax.vmap(order)(jnp.stack([queries, *jnp.split(keys, parts)]))  # one program
+    padding = of_queries.size - num
+    shifted = [jnp.where(x < num, x + i * num, x + (parts - 1) * num + i * padding) for i, x in enumerate(of_parts)]
+    return [of_queries, jnp.concatenate(shifted)]
 
 
 def share_left(kernel: Kernel, queries: Array, keys: Array, scale: Array) -> Float[Array, ""]:
@@ -237,11 +250,10 @@ def _add_differences(
         (v, w), of_pair = jnp.split(of_keys, [ends[1] - ends[0]], 2), zip(every, (i, j), strict=True)
         of_a, of_b = (None if x is None else x[k] for x, k in of_pair)
         pair = Rows(a, g, of_a), Columns(b, v, w, of_b)
-        # in few dimensions, forming the differences again takes as long as moments
         if len(requests) == 1:
-            found = [by_differences(requests[0], scale.T, *pair, moments=not few)]
+            found = [by_differences(requests[0], scale.T, *pair, moments=True)]
         else:
-            found = both_by_differences(requests, scale.T, *pair, moments=not few)
+            found = both_by_differences(requests, scale.T, *pair, moments=True)
             are_flagged = (x.ravel().at[index].get(mode="fill", fill_value=False) for x in flags)
             found = map(masked, found, are_flagged)
         return start + each, [_added(*x) for x in zip(total, found, (i, j), strict=False)]
