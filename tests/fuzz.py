@@ -69,6 +69,7 @@ SETTINGS = {
     "disable_jit": lambda: jax.disable_jit(True),
     "seterr": lambda: np.errstate(all="raise"),
 }
+FORMS = {"list": list, "tuple": tuple}
 ENGINES = ["auto"] * 4 + ["blocked", "dense", "clusters", "differences", "rescale", "prescale", "reweight", "fourier"]
 PRIMAL = ["eager", "jit", "vmap", "scan"]
 GRADIENTS = ["grad", "jit grad", "vmap grad", "checkpoint", "jvp"]
@@ -88,6 +89,7 @@ class Case:
     unit: float = 1.0  # of the points; τ is 1/unit²
     tau: float = 1.0  # in these units
     taus: int = 0  # bandwidths; 0: a number
+    form: str = ""  # of several bandwidths, if they are no array
     weights: str = "normal"
     batch: int = 0
     options: tuple[tuple[str, object], ...] = ()
@@ -127,7 +129,8 @@ def drawn():
             draw(st.sampled_from([*CLOUDS])),
             draw(units),
             draw(st.sampled_from([1.0, 1.0, 0.3, 1e-4, 1e3])),
-            taus := draw(st.sampled_from([0, 0, 1, 2] if kinds.taus else [0])),
+            taus := draw(st.sampled_from([0, 0, 1, 2, 3] if kinds.taus else [0])),
+            draw(st.sampled_from(["", *FORMS])) if taus else "",
             draw(st.sampled_from([*WEIGHTS])),
             draw(st.sampled_from([0, 0, 0, 1, 3] if kinds.batches and not taus else [0])),
             tuple(options),
@@ -237,12 +240,18 @@ def described(error):
     return f"{type(error).__name__}{where}: {' '.join(str(error).split())[:300]}"
 
 
+def in_form(case, tau):
+    """Several bandwidths as they are given."""
+    return FORMS[case.form](lax.index_in_dim(tau, i, keepdims=False) for i in range(case.taus)) if case.form else tau
+
+
 def computed(case, kind, operands):
     """The results, or value and gradients at a cotangent, which comes with them."""
     options = dict(case.options)
 
     def call(*operands):
-        return kind.call(case, options, *operands)
+        given = zip(kind.operands, operands, strict=True)
+        return kind.call(case, options, *(in_form(case, x) if name == "tau" else x for name, x in given))
 
     def results(*operands):
         return [jnp.asarray(x) for x in jax.tree.leaves(call(*operands))]

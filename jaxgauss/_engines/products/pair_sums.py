@@ -182,7 +182,7 @@ def largest_tau(tau: Array, *points: Array) -> tuple[Array, Array | None]:
     """The largest τ of those that share their points, and each as a part (…, 1, 1) of it; None if none do."""
     if any(x.ndim - 2 != tau.ndim for x in points):
         return tau, None
-    axes = tuple(i for i, n in enumerate(tau.shape) if n > 1 and all(x.shape[i] == 1 for x in points))
+    axes = tuple(i for i, n in enumerate(tau.shape) if are_known(n) and n > 1 and all(x.shape[i] == 1 for x in points))
     largest = tau.max(axes, keepdims=True)
     return largest, (tau / jnp.maximum(largest, jnp.finfo(tau.dtype).tiny))[..., None, None] if axes else None
 
