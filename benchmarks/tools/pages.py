@@ -17,10 +17,19 @@ from ..suites import SUITES
 
 PAGES = [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]
 BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n)(.*?)(<!-- end -->)", re.S)
-PAPER = "2026-11-27_cpu_5813c63_paper"
-GRID, GRID_ON_INTEL = "2026-11-30_cpu_7ad4890_jax", "2026-11-30_cpu_a170e70_jax"
-SCALING = "2026-11-28_cpu_e591790_scaling"
-H200, H200_BEFORE = (f"2026-11-{x}_first_light" for x in ("28_cuda_bc9542d", "27_cuda_bc68252"))
+
+
+def stems(suite: str, device: str = "cpu", vendor: str = "") -> list[str]:
+    """The files of a suite, the newest first, on a device, or on the CPUs of a vendor."""
+    found = [x.stem for x in RESULTS.glob(f"*_{device}_*_{suite}.json") if x.stem.split("_", 3)[3] == suite]
+    return sorted(
+        (x for x in found if not vendor or vendor in read(RESULTS / f"{x}.json")["device_name"]), reverse=True
+    )
+
+
+PAPER, SCALING = stems("paper")[0], stems("scaling")[0]
+GRID, GRID_ON_INTEL = (stems("jax", vendor=x)[0] for x in ("AMD", "Intel"))
+H200, H200_BEFORE = stems("first_light", "cuda")
 
 
 def losses(paper: dict, grid: dict) -> str:
@@ -73,10 +82,9 @@ BLOCKS: dict[str, tuple[Callable[..., str], tuple[str, ...]]] = {
     "streamed": (scaling.files, (SCALING,)),
     "forward_mode": (scaling.tangents, (SCALING,)),
 }
-for stem in (
-    path.stem for path in RESULTS.glob("*_cpu_*.json") if path.stem not in (PAPER, GRID, GRID_ON_INTEL, SCALING)
-):
-    BLOCKS[stem.split("_", 3)[3]] = SUITES[stem.split("_", 3)[3]].report, (stem,)  # a page shows all of it
+for suite, study in SUITES.items():
+    if suite not in ("paper", "jax", "scaling") and (files := stems(suite)):
+        BLOCKS[suite] = study.report, (files[0],)  # a page shows all of it
 
 
 @functools.cache
