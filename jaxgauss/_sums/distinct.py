@@ -15,7 +15,7 @@ from jax import lax
 from jaxtyping import Array, Bool
 
 from .._arrays.devices import has_cuda, replicated, vary_alike, vary_like
-from .._arrays.points import difference_logits, dot
+from .._arrays.points import difference_logits, dot, squared_differences
 from .._arrays.shapes import are_known
 from .._checks.settings import Settings, working_dtype
 from .._engines.near import unbatched
@@ -25,6 +25,7 @@ from .._kernels.kernels import Kernel
 SHARE = 1 / 2  # if other pairs amount to less than this part of the pairs i = i, they are summed by themselves
 SAMPLED = 8  # points whose pairs are compared
 MOST = 2**14  # points of which all pairs are summed in float64
+AT_ONCE = 2**20  # differences of coordinates in one array: for more, a loop over coordinates takes less memory
 PAIRS, LEAST_ROWS = 2**16, 8  # pairs of points at a time, in at least so many rows
 
 
@@ -82,7 +83,9 @@ def _are_sparse(kernel: Kernel, alike: bool, points: Array, weights: Array, tau:
     w, num = jnp.abs(weights), weights.shape[-1]
     rows = _some_of_each(w, alike)
     x, own = jnp.take_along_axis(points, rows[..., None], -2), jnp.take_along_axis(w, rows, -1)
-    squared = -2 * difference_logits(jnp.ones_like(points[..., :1, :1]), x, points)  # (…, some, N)
+    at_once = are_known(points.size) and SAMPLED * points.size <= AT_ONCE
+    one = jnp.ones_like(points[..., :1, :1])
+    squared = squared_differences(x, points) if at_once else -2 * difference_logits(one, x, points)  # (…, some, N)
     are_others = rows[..., None] != jnp.expand_dims(jnp.arange(num, dtype="int32"), range(rows.ndim))
     kappa = [jnp.abs(kernel(t[..., None, None] * squared)) for t in jnp.moveaxis(tau, -1, 0)]
     mean = functools.reduce(jnp.add, kappa) / len(kappa)
