@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from test_both_modes import CALLS, DIFFERENTIABLE
-from test_given import FUNCTIONS, V, W, Z, chunks, function
+from test_given import FUNCTIONS, MESH, V, W, Z, chunks, function
 
 import jaxgauss
 
@@ -66,3 +66,20 @@ def test_gradients_run(operands, name, setting):
     with SETTINGS[setting]():
         found = jax.jit(jax.grad(lambda x: total(x)))(x)
     np.testing.assert_allclose(found, usual, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("queries, keys", [(3, 0), (0, 3)])
+@pytest.mark.parametrize("kernel", ["gauss", "imq", "matern12"])
+def test_sums_of_nothing_run_without_jit(queries, keys, kernel):
+    """A loop over no blocks has no types of its own there."""
+    x, y, v = jnp.ones((queries, 2), "float32"), jnp.ones((keys, 2), "float32"), jnp.ones((keys, 1), "float32")
+
+    def sums(x):
+        over_mesh = jaxgauss.kernel_sum_sharded(x, y, v, mesh=MESH, key_axis="data", kernel=kernel)
+        return jaxgauss.kernel_sum(x, y, v, kernel=kernel), over_mesh
+
+    with jax.disable_jit():
+        found, pullback = jax.vjp(sums, x)
+        assert [z.shape for z in found] == [(queries, 1)] * 2 and not any(z.any() for z in found)
+        (slope,) = pullback(jax.tree.map(jnp.ones_like, found))
+        assert slope.shape == x.shape and not slope.any()

@@ -298,8 +298,12 @@ def unblocks(x: Array, num: int) -> Array:
 
 
 def scan(body: Callable, carry, blocks, few: int = 1):
-    """`lax.scan`, without a loop for at most so `few` blocks."""
+    """`lax.scan`, without a loop for at most so `few` blocks; of no blocks, also without `jit`."""
     num = jax.tree.leaves(blocks)[0].shape[0]
+    if are_known(num) and num == 0:
+        shapes = jax.eval_shape(body, carry, jax.tree.map(lambda x: x.sum(0, dtype=x.dtype), blocks))[1]
+        like = jax.tree.leaves((carry, blocks))
+        return carry, jax.tree.map(lambda x: vary_like(jnp.zeros((0, *x.shape), x.dtype), like), shapes)
     if num != 1:
         return lax.scan(body, carry, blocks, unroll=num if are_known(num) and num <= few else 1)
     carry, out = body(carry, jax.tree.map(lambda x: x[0], blocks))
