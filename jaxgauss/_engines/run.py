@@ -202,7 +202,7 @@ def _mixed_by_plan(settings: Settings, with_pulls: bool, platform: str, *operand
     columns = side_by_side([keys[..., : keys.shape[-1] * with_pulls] * values[..., :1], values])
     given = queries, keys, columns, tau
     plan, problem = plan_there(settings, platform, given), settings.problem(platform, *aligned_sizes(*given))
-    with scope("sum", "sum", *sizes_of_each(*given, tau)):
+    with scope("sum", "sum", *sizes_of_each(*given)):
         if takes_several(plan, problem, tau.shape[-1], settings.automatic):
             return several_near(plan, with_pulls, *operands)
         return several_in_turn(plan, columns, *operands)
