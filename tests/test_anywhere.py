@@ -410,6 +410,19 @@ def test_leaves_hold_every_point_once_and_lie_apart(rng, num):
     assert all(a.max() <= b.min() for a, b in itertools.pairwise(leaves))
 
 
+@pytest.mark.parametrize("num", [2, 65, 300])
+def test_keys_that_are_the_queries_lie_in_the_same_leaves(rng, num):
+    """Alone or with as many others: only pairs of leaves of one index have points that coincide."""
+    x, others = (jnp.asarray(z) for z in rng.normal(size=(2, num, 3)).astype(np.float32))
+    order = functools.partial(leaf_order, largest=64)
+    for keys in (x, jnp.concatenate([x, others]), jnp.concatenate([x, others[:1]])):
+        own, leaves = map(np.asarray, anywhere._orders(order, x, keys))
+        assert (np.sort(leaves, axis=None) == np.arange(leaves.size)).all()
+        if len(keys) % num == 0:
+            first = leaves[: len(own)]
+            assert (first[own < num] == own[own < num]).all() and (first[own >= num] >= len(keys)).all()
+
+
 @pytest.mark.parametrize(
     "kernel, rate, dtype, decays",
     [("matern12", 1, "float32", 70), ("matern52", 5, "float32", 70), ("matern52", 5, "float64", 150)],
