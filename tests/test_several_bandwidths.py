@@ -99,18 +99,3 @@ def test_gaussians_share_their_products(rng):
 
     one = operations(1)
     assert operations(3) < 1.5 * one and operations(MOST + 1) > MOST / 2 * one
-
-
-def test_constants_are_not_sorted_by_the_compiler(rng):
-    """Data in a closure take no longer to compile than as an argument: as many sorts are left in the program."""
-    x, y = (jnp.asarray(rng.normal(size=(600, 8)), "float32") for _ in range(2))
-
-    def sorts(compiled):
-        return compiled.as_text().count(" sort(")
-
-    def total(x, y):
-        return jaxgauss.kernel_sum(x, y, jnp.ones(600, "float32"), kernel="matern12", engine="clusters").sum()
-
-    as_argument = jax.jit(jax.grad(total)).lower(x, y).compile()
-    in_closure = jax.jit(jax.grad(lambda x: total(x, y))).lower(x).compile()
-    assert sorts(in_closure) == sorts(as_argument) > 0
