@@ -272,8 +272,8 @@ def test_constants_are_not_sorted_by_the_compiler(rng):
     x, v = (jnp.asarray(rng.normal(size=(600, n)), "float32") for n in (8, 1))
 
     def total(x, v):
-        return jaxgauss.kernel_sum(x, x, v, kernel="matern12", engine="clusters").sum()
+        return jg.kernel_sum(x, x, v, kernel="matern12", engine="clusters").sum()
 
-    programs = jax.jit(total).lower(x, v), jax.jit(lambda v: total(x, v)).lower(v)
-    as_argument, in_closure = (program.compile().as_text().count(" sort(") for program in programs)
+    lowered = jax.jit(total).lower(x, v), jax.jit(lambda v: total(x, v)).lower(v)
+    as_argument, in_closure = (program.compile().as_text().count(" sort(") for program in lowered)
     assert in_closure == as_argument > 0
