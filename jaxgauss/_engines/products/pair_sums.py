@@ -169,22 +169,22 @@ def within(
     """
     if math.isinf(reach):
         return reach > 0
-    largest, part = largest_tau(tau, queries, keys)
-    a, b = with_norms(*scaled_points(queries, keys, largest, base_2=False))
+    tau = largest_tau(
+        tau, queries, keys
+    )  # smaller ones reach farther pairs, which are farther apart beside their norms
+    a, b = with_norms(*scaled_points(queries, keys, tau, base_2=False))
     is_near = are_within(reach / BASE_2, a, b, weights)
     if slope is None or 0 in (*queries.shape, *keys.shape):
         return is_near
-    of_u: Any = slope if part is None else lambda u: slope(part * u)
-    return is_near & (separation_of(jnp, of_u, a, b, weights, of_coordinates(tau, keys)) >= APART)
+    return is_near & (separation_of(jnp, slope, a, b, weights, of_coordinates(tau, keys)) >= APART)
 
 
-def largest_tau(tau: Array, *points: Array) -> tuple[Array, Array | None]:
-    """The largest τ of those that share their points, and each as a part (…, 1, 1) of it; None if none do."""
+def largest_tau(tau: Array, *points: Array) -> Array:
+    """The largest τ of those that share their points."""
     if any(x.ndim - 2 != tau.ndim for x in points):
-        return tau, None
-    axes = tuple(i for i, n in enumerate(tau.shape) if are_known(n) and n > 1 and all(x.shape[i] == 1 for x in points))
-    largest = tau.max(axes, keepdims=True)
-    return largest, (tau / jnp.maximum(largest, jnp.finfo(tau.dtype).tiny))[..., None, None] if axes else None
+        return tau
+    axes = (i for i, n in enumerate(tau.shape) if are_known(n) and n > 1 and all(x.shape[i] == 1 for x in points))
+    return tau.max(tuple(axes), keepdims=True)
 
 
 def separation_of(xp: Any, slope: Callable[..., Any], a: Scaled, b: Scaled, weights: Any, each: bool) -> Any:
