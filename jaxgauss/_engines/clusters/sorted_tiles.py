@@ -250,10 +250,11 @@ def _add_differences(
         (v, w), of_pair = jnp.split(of_keys, [ends[1] - ends[0]], 2), zip(every, (i, j), strict=True)
         of_a, of_b = (None if x is None else x[k] for x, k in of_pair)
         pair = Rows(a, g, of_a), Columns(b, v, w, of_b)
+        # in few dimensions, forming the differences again takes as long as moments
         if len(requests) == 1:
-            found = [by_differences(requests[0], scale.T, *pair, moments=True)]
+            found = [by_differences(requests[0], scale.T, *pair, moments=not few)]
         else:
-            found = both_by_differences(requests, scale.T, *pair, moments=True)
+            found = both_by_differences(requests, scale.T, *pair, moments=not few)
             are_flagged = (x.ravel().at[index].get(mode="fill", fill_value=False) for x in flags)
             found = map(masked, found, are_flagged)
         return start + each, [_added(*x) for x in zip(total, found, (i, j), strict=False)]
