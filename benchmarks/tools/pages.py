@@ -21,10 +21,8 @@ BLOCK = re.compile(r"(<!-- figures: (\w+) -->\n)(.*?)(<!-- end -->)", re.S)
 
 def stems(suite: str, device: str = "cpu", vendor: str = "") -> list[str]:
     """The files of a suite, the newest first, on a device, or on the CPUs of a vendor."""
-    found = [x.stem for x in RESULTS.glob(f"*_{device}_*_{suite}.json") if x.stem.split("_", 3)[3] == suite]
-    return sorted(
-        (x for x in found if not vendor or vendor in read(RESULTS / f"{x}.json")["device_name"]), reverse=True
-    )
+    found = (x for x in RESULTS.glob(f"*_{device}_*.json") if x.stem.split("_", 3)[3] == suite)
+    return sorted((x.stem for x in found if not vendor or vendor in read(x)["device_name"]), reverse=True)
 
 
 PAPER, SCALING = stems("paper")[0], stems("scaling")[0]

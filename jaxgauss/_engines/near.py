@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.core
@@ -42,6 +42,13 @@ from .settings import Settings, working_dtype
 SURE, SURE_APART = 4, 2
 SOME = 2**15  # points whose tiles are looked at
 _noted: ContextVar["list[Shown] | None"] = ContextVar("_noted", default=None)
+
+
+class OfEach(NamedTuple):
+    """The bandwidths of two variables, whose coordinates are those of one point."""
+
+    first: Any
+    second: Any
 
 
 def are_near(
@@ -122,14 +129,12 @@ def examined(
 ) -> Settings:
     """The settings, with `near` and `waves` found from arrays of points on a CPU, outside of `jit` and `vmap`.
 
-    Several arrays are one set of points or, if τ is a tuple, coordinates of the same points. Without keys, the queries
+    Several arrays are one set of points or, if τ is `OfEach`, coordinates of the same points. Without keys, the queries
     are the keys. `pulls`: whether the call forms pulls, as it does when differentiated. `second_order`: whether it
     forms moments of second order; None: if τ is differentiated. `logs`: whether it forms logarithms, in float64. Few
     points are not examined: that would take as long as their sum, and both ways compile quickly. On CUDA points are
     examined for "fourier" alone, see `with_blocks`.
     """
-    if isinstance(tau, tuple) and not isinstance(queries, tuple):
-        tau = list(tau)  # bandwidths, not one for each of several coordinates
     small = settings.engine.name != "fourier" and not isinstance(queries, tuple) and _are_few(queries, keys)
     is_gauss, kinked = settings.kernel == GAUSS, settings.kernel.kinked
     if settings.engine.anywhere or (kinked and not logs) or small:
@@ -149,7 +154,7 @@ def examined(
     if second_order is None:
         second_order = settings.forward_mode or is_differentiated(tau)
     tau, queries, keys, values = primals
-    if each := isinstance(tau, tuple):
+    if each := isinstance(tau, OfEach):
         if any(np.size(t) > 1 for t in tau):
             return settings
         tau = np.concatenate([np.full(x.shape[-1], t, "float32") for t, x in zip(tau, queries, strict=True)])
@@ -195,7 +200,7 @@ def _summed_by_waves(
     if settings.kernel != GAUSS or not settings.automatic:
         return False
     own = working_dtype(settings.dtype).name
-    if isinstance(primals[0], tuple):  # two variables have sums of their own, and one of both
+    if isinstance(primals[0], OfEach):  # two variables have sums of their own, and one of both
         parts, channels = np.split(a.points, [primals[1][0].shape[-1]], -1), 1 if values is None else 2
         found = {_pay(own, pulls, channels, x, x) for x in (a.points, *parts)}
         return found.pop() if len(found) == 1 else None
@@ -235,8 +240,8 @@ def _slope_of(kernel: Kernel, u: np.ndarray) -> np.ndarray:
 
 
 def is_differentiated(*arrays: Any) -> bool:
-    """Whether one of the arrays, or of tuples of them, is differentiated outside of `jit`."""
-    return any(is_differentiated(*x) if isinstance(x, tuple) else x is not _differentiated(x) for x in arrays)
+    """Whether one of the arrays, or of trees of them, is differentiated outside of `jit`."""
+    return any(x is not _differentiated(x) for x in jax.tree.leaves(arrays))
 
 
 def _differentiated(x: Any) -> Any:

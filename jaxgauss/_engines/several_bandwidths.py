@@ -46,16 +46,17 @@ def takes_several(plan: Plan, problem: Problem, num: int, automatic: bool) -> bo
     """
     if plan.platform == "cuda" or num > MOST:
         return False
-    if isinstance(plan.engine, Blocked) or not (automatic and problem.known and plan.precision == problem.working):
-        return isinstance(plan.engine, Blocked)
-    return milliseconds(problem, num) < plan.engine.cost(problem)
+    if isinstance(plan.engine, Blocked):
+        return True
+    may_choose = automatic and problem.known and plan.precision == problem.working
+    return may_choose and milliseconds(problem, num) < plan.engine.cost(problem)
 
 
 def several_near(plan: Plan, with_pulls: bool, *operands: Array) -> tuple[Array, ...]:
     """`sums_of_several` in the plan's precision."""
-    of_tiles = functools.partial(sums_of_several, with_pulls, dense=plan.name == "dense")
-    with scope("engine", f"{'dense' if plan.name == 'dense' else 'blocked'} in {plan.precision}"):
-        return in_precision(lambda _, *operands: of_tiles(*operands))(plan, *operands)
+    dense = plan.name == "dense"
+    with scope("engine", f"{'dense' if dense else 'blocked'} in {plan.precision}"):
+        return in_precision(lambda _, *x: sums_of_several(with_pulls, *x, dense=dense))(plan, *operands)
 
 
 def several_in_turn(
@@ -66,7 +67,8 @@ def several_in_turn(
     found = plan.engine.sums(plan, True, queries, keys, columns, tau, moments=moments)
     first, sums = jnp.split(as_sums(plan.engine, found, queries, keys, columns)[0], [moments], -1)
     pulls = first - sums[..., :1] * queries if moments else first
-    return tuple((w[..., None, None] * x).sum(-3, keepdims=True) for w, x in ((shares, sums), (shares * tau, pulls)))
+    sums, pulls, _ = PairSums(sums, pulls, pulls[..., :0]).mixed(tau, shares)
+    return sums[..., None, :, :], pulls[..., None, :, :]
 
 
 def _sums_apart(request: Request, plan: Plan, *operands: np.ndarray) -> PairSums:

@@ -182,8 +182,7 @@ def tiled_sum(
             return sums.plus(tile_sum(a, b, v)), None
 
         def of_one(a: Any, blocks: tuple[Any, Array]) -> Any:
-            b, v = jax.tree.map(lambda x: x.sum(0, dtype=x.dtype), blocks)  # a block's shape, even if there is none
-            return tile_sum(a, b, v)
+            return tile_sum(a, *_any_block(blocks))
 
         shapes = jax.eval_shape(of_one, a, key_blocks)
         zeros = jax.tree.map(lambda x: vary_like(jnp.zeros((*batch, *x.shape[-2:]), x.dtype), operands), shapes)
@@ -301,10 +300,15 @@ def scan(body: Callable, carry, blocks, few: int = 1):
     """`lax.scan`, without a loop for at most so `few` blocks; of no blocks, also without `jit`."""
     num = jax.tree.leaves(blocks)[0].shape[0]
     if are_known(num) and num == 0:
-        shapes = jax.eval_shape(body, carry, jax.tree.map(lambda x: x.sum(0, dtype=x.dtype), blocks))[1]
+        shapes = jax.eval_shape(lambda carry, blocks: body(carry, _any_block(blocks))[1], carry, blocks)
         like = jax.tree.leaves((carry, blocks))
         return carry, jax.tree.map(lambda x: vary_like(jnp.zeros((0, *x.shape), x.dtype), like), shapes)
     if num != 1:
         return lax.scan(body, carry, blocks, unroll=num if are_known(num) and num <= few else 1)
     carry, out = body(carry, jax.tree.map(lambda x: x[0], blocks))
     return carry, jax.tree.map(lambda x: x[None], out)
+
+
+def _any_block(blocks: Any) -> Any:
+    """Stands for a block where only shapes are asked for, even if there is none."""
+    return jax.tree.map(lambda x: x.sum(0, dtype=x.dtype), blocks)

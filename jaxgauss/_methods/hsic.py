@@ -19,7 +19,7 @@ from .._checks.samples import check_estimator, check_samples, check_signs
 from .._checks.settings import MeshOptions, Samples, Settings, Taus, Weights, working_dtype
 from .._sums.distinct import are_hidden, mean_kernel, sums_of_others, usual_or_sparse
 from .._sums.mesh import product_over_mesh, replicated_over_mesh, sum_over_mesh
-from .._sums.preparation import check_plan, examined
+from .._sums.preparation import OfEach, check_plan, examined
 from .weights import normalized
 
 FEWEST = {"biased": 1, "unbiased": 4}  # points; the unbiased estimate is a mean over quadruples
@@ -89,7 +89,7 @@ def hsic(
     check_quadruples(function, estimator, weights)
     dim, bandwidths = x.shape[-1] + y.shape[-1], math.prod(math.prod(np.shape(tau)[-1:]) for tau in taus)
     check_plan(settings, 1.0, x.shape[-2] ** 2 * bandwidths, dim, 1, x, y)
-    settings = examined(settings, tuple(taus), (x, y), values=weights)
+    settings = examined(settings, OfEach(*taus), (x, y), values=weights)
     return _hsic(replace(settings, matmul_precision="highest"), estimator, x, y, *taus, weights)
 
 

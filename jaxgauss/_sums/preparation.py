@@ -16,6 +16,7 @@ from .._checks.operands import as_operand, check_operands, check_tau
 from .._checks.settings import Settings, matmul_precision, working_dtype
 from .._engines.bridge import warn_of_earlier_sums
 from .._engines.engines import plan_of
+from .._engines.near import OfEach as OfEach
 from .._engines.near import examined as of_samples
 from .._engines.near import is_differentiated as is_differentiated
 from .._engines.plan import Plan

@@ -18,6 +18,7 @@ from ..._arrays.points import (
     dot,
     of_coordinates,
     scaled_points,
+    side_by_side,
     squared_distances_of,
     squares_factors,
     unit_and_ratio,
@@ -79,10 +80,8 @@ def by_products(
         found = {}
         for f in dict.fromkeys(f for f, _ in terms):
             rights = [right for g, right in terms if g == f]
-            batch = jnp.broadcast_shapes(*(x.shape[:-1] for x in rights))
-            rights = [jnp.broadcast_to(x, (*batch, x.shape[-1])) for x in rights]
             ends = list(itertools.accumulate(x.shape[-1] for x in rights))[:-1]
-            found[f] = iter(jnp.split(summed(tiles[f], jnp.concatenate(rights, -1)), ends, -1))
+            found[f] = iter(jnp.split(summed(tiles[f], side_by_side(rights)), ends, -1))
         return [next(found[f]) for f, _ in terms]
 
     pulling = [(kernel.slope, g, w) for kernel, g, w in request.pulls.by_kernel(rows.weights, columns.weights)]
@@ -169,9 +168,7 @@ def within(
     """
     if math.isinf(reach):
         return reach > 0
-    tau = largest_tau(
-        tau, queries, keys
-    )  # smaller ones reach farther pairs, which are farther apart beside their norms
+    tau = largest_tau(tau, queries, keys)
     a, b = with_norms(*scaled_points(queries, keys, tau, base_2=False))
     is_near = are_within(reach / BASE_2, a, b, weights)
     if slope is None or 0 in (*queries.shape, *keys.shape):
@@ -180,7 +177,10 @@ def within(
 
 
 def largest_tau(tau: Array, *points: Array) -> Array:
-    """The largest τ of those that share their points."""
+    """The largest τ of those that share their points: if products are accurate for it, they are for the others.
+
+    Smaller ones reach farther pairs as well, whose u is larger beside their norms.
+    """
     if any(x.ndim - 2 != tau.ndim for x in points):
         return tau
     axes = (i for i, n in enumerate(tau.shape) if are_known(n) and n > 1 and all(x.shape[i] == 1 for x in points))
