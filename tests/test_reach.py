@@ -13,7 +13,7 @@ from formulas import flow, matrix, mmd, tensors
 from jaxgauss import explain, gauss_sum, hsic, log_gauss_sum, mmd_flow_velocity, mmd_squared
 from jaxgauss._checks.settings import Settings
 from jaxgauss._engines import positive_kernels as means_of_any
-from jaxgauss._engines.near import examined
+from jaxgauss._engines.near import OfEach, examined
 from jaxgauss._engines.plan import NEAR, STRICTER
 from jaxgauss._engines.products.pair_sums import within
 from jaxgauss._kernels.kernels import GAUSS, KERNELS
@@ -65,7 +65,7 @@ def test_slopes_are_seen_to_have_their_digits(rng):
         x, y, v = x[:200], x[200:], np.float32(10 ** rng.uniform(-3, 0, 400))
         seen.append(examined(Settings(), 1.0, x, y, v, pulls=True).near)
         assert seen[-1] == bool(inside(NEAR["float32"], x, y, jnp.float32(1), GAUSS.slope, v[:, None]))
-        if examined(Settings(), (1.0, 4.0), (y[:, :1], y[:, 1:]), pulls=True).near:
+        if examined(Settings(), OfEach(1.0, 4.0), (y[:, :1], y[:, 1:]), pulls=True).near:
             assert inside(NEAR["float32"], y, y, jnp.float32([1, 4, 4]), GAUSS.slope)
     assert set(seen) == {True, False}
 
