@@ -43,7 +43,7 @@ TOO_SLOW = 1.0  # seconds: a method that takes them is timed once, and not at al
 LIBRARIES = ("jax", "jaxlib", "torch", "numpy", "pykeops", "ott-jax", "blackjax", "scikit-learn", "scipy", "optax")
 LIBRARIES += ("finufft", "kerneltests", "hyppo")
 
-NOTHING = {"complete": False, "done": [], "slow": [], "cells": []}  # of results
+NOTHING = {"complete": False, "took": 0.0, "done": [], "slow": [], "cells": []}  # of results; seconds
 
 Call = Callable[[], Any]  # computes, waits for the results, and returns them
 Cells = list[dict[str, Any]]  # rows of results
@@ -136,7 +136,9 @@ class Results:
     def take(self, step: Cell | Task, runs: int, ours: Sequence[str] = ()) -> None:
         """Find what the file does not hold yet, and write it."""
         if step.about not in self.data["done"]:
+            start = time.perf_counter()
             rows, slow = step.found(runs, ours, self.left_out(step))
+            self.data["took"] += time.perf_counter() - start
             self.data["slow"] += [[step.series, name] for name in slow]
             self.add(step.about, rows)
 
@@ -335,8 +337,17 @@ def environment(device: str) -> dict:
         "device": device,
         "device_name": torch.cuda.get_device_name() if device == "cuda" else inside.costs.cpu_name(),
         "cores": os.cpu_count(),
+        "vectors": vectors(),
         "versions": versions,
     }
+
+
+def vectors() -> str:
+    """The widest vectors, or tiles, that this CPU computes with; "" where Linux does not say."""
+    cpus = Path("/proc/cpuinfo")
+    flags = cpus.read_text().split() if cpus.exists() else []
+    known = {"amx_tile": "AMX", "avx512f": "AVX-512", "avx2": "AVX2"}
+    return next((name for flag, name in known.items() if flag in flags), "")
 
 
 def commit() -> str:

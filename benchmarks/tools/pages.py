@@ -1,17 +1,19 @@
 """The measured figures of README and docs, from the JSON files alone: `python -m benchmarks.tools.pages` writes them.
 
 A page marks where a block of figures stands: `<!-- figures: everything -->` … `<!-- end -->`. What is between is made
-by the function of that name in BLOCKS, so that no number is typed. The tests compare the pages with what it gives.
+by the function of that name in BLOCKS, so that no number is typed, and links lead to the newest file of their suite and
+vendor. The tests compare the pages with what it gives.
 """
 
 import functools
 import json
+import math
 import re
 from collections.abc import Callable
 
 from .. import grids, scaling
 from ..first_light import report as first_light
-from ..plots import Text, listing, prose, span
+from ..plots import Text, listing, prose, span, table
 from ..study import RESULTS, ROOT, read
 from ..suites import SUITES
 
@@ -25,9 +27,44 @@ def stems(suite: str, device: str = "cpu", vendor: str = "") -> list[str]:
     return sorted((x.stem for x in found if not vendor or vendor in read(x)["device_name"]), reverse=True)
 
 
-PAPER, SCALING = stems("paper")[0], stems("scaling")[0]
-GRID, GRID_ON_INTEL = (stems("jax", vendor=x)[0] for x in ("AMD", "Intel"))
+VENDORS = {"paper": ("AMD",), "jax": ("AMD", "Intel")}  # whose CPUs the pages show; of other suites, the newest file
+FOUND = {x: [stems(x, vendor=vendor) for vendor in VENDORS.get(x, ("",))] for x in SUITES if x != "quick"}
+MEASURED = {x: tuple(files[0] for files in found) for x, found in FOUND.items()}
+OLDER = {old: files[0] for found in FOUND.values() for files in found for old in files[1:]}
+PAPER, SCALING, (GRID, GRID_ON_INTEL) = MEASURED["paper"][0], MEASURED["scaling"][0], MEASURED["jax"]
 H200, H200_BEFORE = stems("first_light", "cuda")
+
+
+def made(*files: dict) -> str:
+    """Where figures are from: files, machines, versions, minutes, and the command."""
+    texts = []
+    for data in files:
+        cpu = " with ".join(filter(None, (data["device_name"].replace("(R)", ""), data.get("vectors"))))
+        about = [f"{cpu}, {data['cores']} cores", f"jax {data['versions']['jax']}"]
+        about += [f"beside it {data['beside']['versions']['jax']}"] if "beside" in data else []
+        about += [f"{minutes(data)} minutes"] if "took" in data else []
+        path = f"benchmarks/results/{name(data)}.json"
+        texts.append(f"[`{name(data)}.json`](../{path}) ({'; '.join(about)})")
+    command = f".venv/bin/python -m benchmarks --suite {files[0]['suite']} --keep"
+    command += " --beside .venv-other/bin/python" if "beside" in files[0] else ""
+    return prose(f"Data: {' and '.join(texts)}, made by") + f"\n```bash\n{command}\n```\n"
+
+
+def suites(*files: dict) -> str:
+    """What each decides, how long it takes, and all of them."""
+    rows = [[f"`{x['suite']}`", str(SUITES[x["suite"]].steps.__doc__), minutes(x)] for x in files]
+    took = {"took": sum(x["took"] for x in files)} if all("took" in x for x in files) else {}
+    return table([["`--suite`", "decides", "minutes"], *rows, ["`all`", "All of that.", minutes(took)]])
+
+
+def name(data: dict) -> str:
+    """Of a file of results, without its ending."""
+    return "_".join(data[x] for x in ("date", "device", "commit", "suite"))
+
+
+def minutes(data: dict) -> str:
+    """That it took."""
+    return f"{math.ceil(data['took'] / 60)}" if "took" in data else "–"
 
 
 def losses(paper: dict, grid: dict) -> str:
@@ -80,9 +117,11 @@ BLOCKS: dict[str, tuple[Callable[..., str], tuple[str, ...]]] = {
     "streamed": (scaling.files, (SCALING,)),
     "forward_mode": (scaling.tangents, (SCALING,)),
 }
-for suite, study in SUITES.items():
-    if suite not in ("paper", "jax", "scaling") and (files := stems(suite)):
-        BLOCKS[suite] = study.report, (files[0],)  # a page shows all of it
+for suite, files in MEASURED.items():
+    BLOCKS[f"{suite}_data"] = made, files
+    if suite not in ("paper", "jax", "scaling"):
+        BLOCKS[suite] = SUITES[suite].report, files  # a page shows all of it
+BLOCKS["suites"] = suites, tuple(files[0] for files in MEASURED.values())
 
 
 @functools.cache
@@ -93,7 +132,9 @@ def block(name: str) -> str:
 
 
 def filled(text: str) -> str:
-    """A page with its blocks made anew."""
+    """A page with its blocks made anew, and the newest files instead of older ones."""
+    for old in sorted(OLDER, key=len, reverse=True):  # one name may begin with another
+        text = text.replace(old, OLDER[old])
     return BLOCK.sub(lambda match: f"{match[1]}\n{block(match[2])}\n{match[4]}", text)
 
 
