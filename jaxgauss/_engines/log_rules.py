@@ -16,7 +16,7 @@ from .._arrays.devices import has_cuda, replicated, vary_alike, vary_like
 from .._arrays.points import LOG_ZERO, center, common_center, unbroadcast
 from .._kernels.kernels import GAUSS
 from .branches import one_of_two
-from .near import are_near, tiles_are_near
+from .near import are_near
 from .plan import takes_half
 from .positive_kernels import (
     logs_of_any,
@@ -121,8 +121,7 @@ def _log_sum_backward(settings: Settings, near: bool, wanted: Wanted, operands, 
     d_queries = tau[..., None, None] * h * shifts
     (weight,), (first,) = _transposed(settings, near, c, queries, keys, tau, log_weights, logs, h)
     d_keys = tau[..., None, None] * (first - (keys - c) * weight)
-    gradients = _collected(operands, c, d_queries, d_keys, weight)
-    return _with_tau(LOGS, settings, near, wanted, operands, h, gradients)
+    return [*itertools.compress(_collected(operands, c, d_queries, d_keys, weight), wanted)]
 
 
 def _means_forward(settings: Settings, near: bool, _: Wanted, *operands: Array):
@@ -155,7 +154,7 @@ def _means_backward(settings: Settings, near: bool, wanted: Wanted, operands, ke
     of_logs = queries, keys, tau, log_weights
     d_queries, d_keys, d_tau, d_log_weights = _collected(of_logs, c, d_queries, d_keys, total)
     gradients = d_queries, d_keys, unbroadcast(d_values, values.shape), d_tau, d_log_weights
-    return _with_tau(MEANS, settings, near, wanted, operands, cotangents, gradients)
+    return [*itertools.compress(gradients, wanted)]
 
 
 def _transposed(
@@ -187,24 +186,6 @@ def _collected(operands: tuple[Array, ...], c: Array, d_queries: Array, d_keys: 
     d_tau = sum(unbroadcast(x, tau.shape) for x in moments) / (2 * tau)
     gradients = (d_queries, queries), (d_keys, keys), (d_tau, tau), (d_log_weights, log_weights)
     return tuple(unbroadcast(gradient, x.shape) for gradient, x in gradients)
-
-
-def _with_tau(
-    rule: "Rule", settings: Settings, near: bool, wanted: Wanted, operands: Any, cotangents: Any, gradients: Sequence
-) -> list[Array]:
-    """The gradients that are wanted; on CUDA that of τ is the formula's where moments would lose its digits."""
-    found = list(gradients)
-    if near and has_cuda() and wanted[rule.tau]:
-        of_tau = Some(Pullback(rule.formula), tuple(i == rule.tau for i in range(len(found))))
-        queries, keys, tau = operands[0], operands[1], operands[rule.tau]
-        found[rule.tau] = one_of_two(
-            tiles_are_near(queries, keys, tau),
-            lambda *_: found[rule.tau],
-            lambda *x: of_tau(settings, *x)[0],
-            operands,
-            cotangents,
-        )
-    return [*itertools.compress(found, wanted)]
 
 
 def _center(settings: Settings, near: bool, keys: Array) -> Array:

@@ -40,7 +40,6 @@ from .settings import Settings, working_dtype
 # here is used only if R² differs from its limit, and the separation of pairs from its own, by such a factor: about
 # another center among the points, R² is up to four times as large.
 SURE, SURE_APART = 4, 2
-FARTHEST = 2.0**32  # R² that CUDA's second kernel reaches
 SOME = 2**15  # points whose tiles are looked at
 _noted: ContextVar["list[Shown] | None"] = ContextVar("_noted", default=None)
 
@@ -60,26 +59,19 @@ def are_near(
     `pulls`: near enough for pulls from moments; `second_order`: for moments of second order. False where waves sum the
     points; waves of `logs` are in float64.
     """
-    known = known_near(settings, *operands, pulls=pulls, second_order=second_order, logs=logs)
+    known = known_near(settings, *operands, pulls=pulls, logs=logs)
     return _look(settings, pulls, second_order, logs)(*operands) if known is None else known
 
 
-def known_near(
-    settings: Settings, *operands: jax.Array, pulls: bool = False, second_order: bool = False, logs: bool = False
-) -> bool | None:
+def known_near(settings: Settings, *operands: jax.Array, pulls: bool = False, logs: bool = False) -> bool | None:
     """`are_near` where the settings or the shapes alone decide it; else None."""
     if settings.by_products is not None or len(platforms()) > 1:
         return settings.by_products
     plan, precision = plan_there(settings, platforms()[0], operands), "float64" if logs else None
     reach = _reach(plan, pulls)
     if math.isinf(reach):
-        return None if _second_moments_on_cuda(plan, second_order) else reach > 0
+        return reach > 0
     return False if are_for_waves(plan, *operands, precision=precision, pulls=pulls, known=True) is True else None
-
-
-def _second_moments_on_cuda(plan: Plan, second_order: bool) -> bool:
-    """Whether attention would form moments of second order: Φ has its digits wherever points lie, but they may not."""
-    return second_order and plan.platform == "cuda" and plan.reach == math.inf
 
 
 def _reach(plan: Plan, pulls: bool) -> float:
@@ -99,10 +91,7 @@ def _are_near(
     queries, keys, values, tau = operands
     plan = plan_there(settings, platform, operands)
     reach, slope = _reach(plan, pulls) / (STRICTER if second_order else 1), settings.kernel.slope if pulls else None
-    weights = jnp.abs(values).max(-1, keepdims=True, initial=0)
-    if _second_moments_on_cuda(plan, second_order):  # pairs must be far enough apart, but points may be far away
-        return vary_like(jnp.asarray(within(FARTHEST, queries, keys, tau, GAUSS.slope, weights)), [queries, keys, tau])
-    is_near = within(reach, queries, keys, tau, slope, weights)
+    is_near = within(reach, queries, keys, tau, slope, jnp.abs(values).max(-1, keepdims=True, initial=0))
     is_near = but_not(is_near, are_for_waves(plan, *operands, precision="float64" if logs else None, pulls=pulls))
     return vary_like(jnp.full((), is_near), [queries, keys, tau]) if isinstance(is_near, bool) else is_near
 
