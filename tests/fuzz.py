@@ -300,6 +300,7 @@ def compared(case, kind, operands, found, cotangent):
     narrow = "float64" if case.dtype == "float64" else "float32" if case.dtype == "float32" else case.dtype
     limits = {"float64": (1e-280, 1e280), "float32": (1e-36, 1e36), "float16": (1e-6, 1e4), "bfloat16": (1e-36, 1e36)}
     tiny, largest = limits[narrow]
+    tiny *= 1 if cotangent is None else max(1, case.tau / case.unit)  # slopes are τ (k - q) times what may underflow
     elements = elements_of(case, operands)
     g = None if cotangent is None else np.asarray(cotangent, np.float64)
     parts = [exact_of(case, x, None if g is None else g if case.batch == 0 else g[i]) for i, x in enumerate(elements)]
