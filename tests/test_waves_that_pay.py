@@ -54,6 +54,7 @@ def test_waves_are_taken_where_they_pay(rng):
     assert examined(Settings(), 1.0, x, x, v).waves
     assert not examined(Settings(), 1e8, x, x, v).waves  # so narrow that tiles leave nearly all out
     assert examined(Settings(), 1.0, x[:600], x[:600], v[:600]).waves is not True
+    assert not examined(Settings(), 1.0, x[:1024, :1], x[:1024, :1], v[:1024]).waves  # less than a callback takes
     assert not examined(Settings(jaxgauss.Blocked()), 1.0, x, x, v).waves
     assert not examined(Settings(), 1.0, np.repeat(x, 2, 1), np.repeat(x, 2, 1), v).waves  # four dimensions
 

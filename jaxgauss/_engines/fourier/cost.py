@@ -28,6 +28,7 @@ OUTSIDE = 64  # at most one query in OUTSIDE may lie outside of a box
 AROUND = 32  # bandwidths; the box of keys is wider than that of queries by less
 END = 2 * 13.2  # bandwidths over which a point has terms: a Gaussian in float32 ends at 13.2
 LONG = 4e6  # nanoseconds of all pairs from which a callback finds out whether waves pay: 0.15 ms, but less to compile
+APART = 1.5e6  # nanoseconds of a callback, in which waves and tiles sum: Python looks at the points first
 WORTH = 0.8  # waves must take less than this share of the time of pairs
 WORTH_ON_CUDA = 0.4  # less, where it is not known whether they hold the points, and the host waits for that twice
 # Gradients take so many times as long as a sum: of all pairs, and by waves, in float64. Values of both signs take twice
@@ -208,13 +209,14 @@ def _times(
     """
     blocks = blocks_of(xp, extent, tolerance_of(xp, precision, extent), ratio)
     of_pairs = _of_pairs(precision, sizes)
-    of_tiles = TILES * of_pairs * share_within(xp, sizes, inner) + SORTING * (sizes.queries + sizes.keys)
+    of_call = 0.0 if sizes.on_cuda else APART
+    of_tiles = TILES * of_pairs * share_within(xp, sizes, inner) + SORTING * (sizes.queries + sizes.keys) + of_call
     is_near = sizes.on_cuda or xp.square(inner[0] / 2).sum() <= reach
     otherwise = xp.where(is_near, of_pairs, of_tiles.max())
     in_doubt = 2 * sizes.dim * points_beyond(len(extent))
     of_row = (1.0 if sizes.on_cuda else DIFFERENCES) * of_pairs / sizes.queries
     of_doubt = np.where(OUTSIDE * in_doubt < sizes.queries, in_doubt * of_row, np.inf)
-    of_waves = _of_waves(xp, precision, sizes, list(xp.moveaxis(blocks, -1, 0)))
+    of_waves = _of_waves(xp, precision, sizes, list(xp.moveaxis(blocks, -1, 0))) + of_call
     return xp.where(blocks.max(-1) <= most, of_waves + of_doubt.astype(extent.dtype), xp.inf), otherwise
 
 
