@@ -17,7 +17,7 @@ from .study import Cell, JaxCall, Study, Task, exact_matrix, relative
 
 NUM, DIMS = 8192, (3, 16, 64)
 KEYS, QUERIES, DIM, CHUNK = 5_000_000, 2000, 16, None  # of the streamed sum
-OURS = ("blocked JAX", "forward mode", "reverse", "streamed", "in memory")
+OURS = ("forward mode", "reverse", "streamed", "in memory")
 
 
 def steps(device: str) -> Iterator[Cell | Task]:
